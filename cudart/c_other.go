@@ -1,0 +1,11 @@
+//go:build !(linux && !android && (amd64 || arm64))
+
+package cudart
+
+const platformSupported = false
+
+func callC(uintptr, []uintptr) uintptr { return uintptr(uint32(ErrNotSupported)) }
+
+func loadLibrary(string) (Source, error) { return nil, ErrUnsupported }
+
+func newHostFuncEntry(func(uintptr)) uintptr { return 0 }

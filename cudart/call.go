@@ -1,0 +1,101 @@
+package cudart
+
+import (
+	"runtime"
+	"sync"
+	"unsafe"
+)
+
+// A frame carries the arguments of one C call and takes its results. Frames
+// are pooled heap memory: a call allocates nothing, and C never writes through
+// a pointer into a goroutine's stack, which may move.
+type frame struct {
+	args   [9]uintptr
+	device [1]uintptr     // argument of the calls that the guard makes
+	out    [4]uint64      // what C writes: sizes, handles, numbers
+	host   unsafe.Pointer // keeps host memory alive, and on the heap, during the call
+}
+
+// outPtr is the address of result i, as an argument.
+func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
+
+// outInt is the C int that was written to result i.
+func (f *frame) outInt(i int) int { return int(*(*int32)(unsafe.Pointer(&f.out[i]))) }
+
+// A binding is a loaded library: the address of each function, and how it
+// takes its arguments.
+type binding struct {
+	entry  [numFunctions]uintptr
+	abi    [numFunctions]abi
+	frames sync.Pool
+}
+
+func newBinding() *binding {
+	b := &binding{}
+	b.frames.New = func() any { return new(frame) }
+	return b
+}
+
+func (b *binding) frame() *frame { return b.frames.Get().(*frame) }
+
+func (b *binding) put(f *frame) {
+	f.host = nil
+	b.frames.Put(f)
+}
+
+// call is the one place that calls the library. It makes no promise about
+// which thread, so which device, it runs on: that is guard's work.
+func (b *binding) call(fn function, args []uintptr) Code {
+	entry := b.entry[fn]
+	if entry == 0 {
+		return codeMissing
+	}
+	return Code(int32(callC(entry, args)))
+}
+
+// clear takes the pending error off the calling thread, so that it cannot
+// surface at a later, unrelated call.
+func (b *binding) clear() { b.call(fnGetLastError, nil) }
+
+// guard makes a call with the device current, and is the only way by which
+// methods of devices, streams and events reach the library. The current device
+// and the last error belong to the OS thread while goroutines move, so it
+// locks the thread, selects the device, calls, takes the error and unlocks.
+//
+// On a host with one device nothing needs to be selected: a fresh thread has
+// device 0 as current. With several, asking which is current costs less than
+// half of setting it, and after a first call it mostly is the right one.
+func (d *Device) guard(l *lifetime, fn function, f *frame, n int) Code {
+	if l != nil && !l.enter() {
+		return codeClosed
+	}
+	b := d.rt.binding
+	runtime.LockOSThread()
+	code := Success
+	if d.rt.several {
+		code = d.makeCurrent(b, f)
+	}
+	if code == Success {
+		code = b.call(fn, f.args[:n])
+	}
+	if code != Success && code != codeMissing {
+		b.clear()
+	}
+	runtime.UnlockOSThread()
+	if l != nil {
+		l.leave()
+	}
+	return code
+}
+
+func (d *Device) makeCurrent(b *binding, f *frame) Code {
+	f.device[0] = f.outPtr(3)
+	if code := b.call(fnGetDevice, f.device[:]); code != Success {
+		return code
+	}
+	if f.outInt(3) == d.ordinal {
+		return Success
+	}
+	f.device[0] = uintptr(d.ordinal)
+	return b.call(fnSetDevice, f.device[:])
+}

@@ -1,0 +1,100 @@
+package cudart
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrUnsupported is returned by calls that the library found does not
+	// offer, and by everything on platforms without CUDA on Linux. It wraps
+	// [errors.ErrUnsupported].
+	ErrUnsupported = fmt.Errorf("cudart: %w", errors.ErrUnsupported)
+
+	// ErrClosed is returned by methods of a [Runtime], [Stream] or [Event]
+	// that was closed.
+	ErrClosed = errors.New("cudart: already closed")
+
+	// ErrNoLibrary is returned by [Open] when no usable libcudart was found.
+	ErrNoLibrary = errors.New("cudart: no usable libcudart found")
+
+	// ErrNoDriver is returned by [Open] when a libcudart was found but no
+	// NVIDIA driver that it can talk to.
+	ErrNoDriver = errors.New("cudart: no NVIDIA driver")
+)
+
+// An Error is a CUDA call that failed. Most callers should inspect it with
+// [errors.Is] and a [Code]:
+//
+//	if errors.Is(err, cudart.ErrMemoryAllocation) { … }
+type Error struct {
+	Op     string // the C function, such as "cudaHostRegister"
+	Code   Code   // what it returned
+	Detail string // what it was asked to do
+}
+
+// Error tells call, detail and code.
+func (e *Error) Error() string {
+	s := e.Op
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	s += ": " + e.Code.Error()
+	if e.Code.sticky() {
+		s += " (the error may come from earlier asynchronous work, and the CUDA context cannot be used any more: restart the process)"
+	}
+	return s
+}
+
+// Unwrap returns the Code.
+func (e *Error) Unwrap() error { return e.Code }
+
+// sticky tells whether the code stays with the context until the process ends.
+func (c Code) sticky() bool {
+	switch c {
+	case ErrIllegalAddress, ErrLaunchFailure, ErrLaunchTimeout, ErrHardwareStackError,
+		ErrIllegalInstruction, ErrMisalignedAddress, ErrInvalidAddressSpace, ErrInvalidPc,
+		ErrECCUncorrectable, ErrContextIsDestroyed:
+		return true
+	}
+	return false
+}
+
+// Codes that no library returns: why a call was not made.
+const (
+	codeMissing Code = -1 - iota // the library does not export the function
+	codeClosed                   // the object was closed
+)
+
+// errorf makes the error of a call that returned a code other than Success.
+func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) error {
+	detail := fmt.Sprintf(format, args...)
+	switch code {
+	case codeMissing:
+		return rt.missing(fn)
+	case codeClosed:
+		return fmt.Errorf("%s: %s: %w", fn.name(), detail, ErrClosed)
+	}
+	return &Error{Op: fn.name(), Code: code, Detail: detail}
+}
+
+// missing says which library lacks a function and which version would have it.
+func (rt *Runtime) missing(fn function) error {
+	var since Version
+	for _, s := range symbols {
+		if s.fn == fn && (since == 0 || s.since < since) {
+			since = s.since
+		}
+	}
+	need := "another build of the library"
+	if since > rt.lib.Runtime {
+		need = "CUDA " + since.String() + " or later"
+	}
+	return fmt.Errorf("%s: not exported by %s (runtime %s), needs %s: %w",
+		fn.name(), rt.lib.Path, rt.lib.Runtime, need, ErrUnsupported)
+}
+
+// invalid is the error of arguments that were refused before any call.
+func invalid(fn function, format string, args ...any) error {
+	return &Error{Op: fn.name(), Code: ErrInvalidValue, Detail: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,156 @@
+package cudart
+
+// A function is one entry of the CUDA runtime that this package calls.
+type function uint8
+
+const (
+	fnRuntimeGetVersion function = iota
+	fnDriverGetVersion
+	fnGetDeviceCount
+	fnSetDevice
+	fnGetDevice
+	fnGetDeviceProperties
+	fnDeviceGetAttribute
+	fnDeviceGetPCIBusID
+	fnDeviceGetStreamPriorityRange
+	fnDeviceSynchronize
+	fnMemGetInfo
+	fnMalloc
+	fnFree
+	fnMallocAsync
+	fnFreeAsync
+	fnMallocManaged
+	fnMemPrefetch
+	fnMemAdvise
+	fnHostAlloc
+	fnFreeHost
+	fnHostRegister
+	fnHostUnregister
+	fnHostGetFlags
+	fnHostGetDevicePointer
+	fnPointerGetAttributes
+	fnMemcpy
+	fnMemcpyAsync
+	fnMemcpy2D
+	fnMemcpy2DAsync
+	fnMemset
+	fnMemsetAsync
+	fnMemset2D
+	fnMemset2DAsync
+	fnStreamCreate
+	fnStreamDestroy
+	fnStreamQuery
+	fnStreamSynchronize
+	fnStreamWaitEvent
+	fnEventCreate
+	fnEventDestroy
+	fnEventRecord
+	fnEventQuery
+	fnEventSynchronize
+	fnEventElapsedTime
+	fnLaunchHostFunc
+	fnGetLastError
+	fnGetErrorName
+	fnGetErrorString
+	numFunctions
+)
+
+// An abi says how a function takes its arguments, where that changed between
+// versions.
+type abi uint8
+
+const (
+	abiStable   abi = iota // the same from 11.x to 13.x
+	abiOrdinal             // a place is an int: a device, or -1 for the host
+	abiLocation            // a place is a cudaMemLocation by value
+)
+
+// A symbol is one exported name, for the range of versions in which this
+// package uses it. The runtime's version decides, never the presence of a
+// name: 12.x exports plain names with the old signature beside _v2, and 13.x
+// the same plain names with the new one.
+type symbol struct {
+	fn       function
+	name     string
+	required bool
+	since    Version // the first version that has it so
+	until    Version // the first that has it no more, 0 for none
+	abi      abi
+}
+
+// symbols is every name that is bound. The first rows are needed to tell
+// versions and come before the personality is known.
+var symbols = [...]symbol{
+	{fn: fnRuntimeGetVersion, name: "cudaRuntimeGetVersion", required: true},
+	{fn: fnDriverGetVersion, name: "cudaDriverGetVersion", required: true},
+	{fn: fnGetLastError, name: "cudaGetLastError", required: true},
+	{fn: fnGetErrorName, name: "cudaGetErrorName", required: true},
+	{fn: fnGetErrorString, name: "cudaGetErrorString", required: true},
+
+	{fn: fnGetDeviceCount, name: "cudaGetDeviceCount", required: true},
+	{fn: fnSetDevice, name: "cudaSetDevice", required: true},
+	{fn: fnGetDevice, name: "cudaGetDevice", required: true},
+	{fn: fnGetDeviceProperties, name: "cudaGetDeviceProperties", required: true},
+	{fn: fnDeviceGetAttribute, name: "cudaDeviceGetAttribute", required: true},
+	{fn: fnDeviceGetPCIBusID, name: "cudaDeviceGetPCIBusId", required: true},
+	{fn: fnDeviceGetStreamPriorityRange, name: "cudaDeviceGetStreamPriorityRange", required: true},
+	{fn: fnDeviceSynchronize, name: "cudaDeviceSynchronize", required: true},
+
+	{fn: fnMemGetInfo, name: "cudaMemGetInfo", required: true},
+	{fn: fnMalloc, name: "cudaMalloc", required: true},
+	{fn: fnFree, name: "cudaFree", required: true},
+	{fn: fnMallocAsync, name: "cudaMallocAsync", since: 11020},
+	{fn: fnFreeAsync, name: "cudaFreeAsync", since: 11020},
+	{fn: fnMallocManaged, name: "cudaMallocManaged"},
+	{fn: fnMemPrefetch, name: "cudaMemPrefetchAsync", until: 12020, abi: abiOrdinal},
+	{fn: fnMemPrefetch, name: "cudaMemPrefetchAsync_v2", since: 12020, until: 13000, abi: abiLocation},
+	{fn: fnMemPrefetch, name: "cudaMemPrefetchAsync", since: 13000, abi: abiLocation},
+	{fn: fnMemAdvise, name: "cudaMemAdvise", until: 12020, abi: abiOrdinal},
+	{fn: fnMemAdvise, name: "cudaMemAdvise_v2", since: 12020, until: 13000, abi: abiLocation},
+	{fn: fnMemAdvise, name: "cudaMemAdvise", since: 13000, abi: abiLocation},
+
+	{fn: fnHostAlloc, name: "cudaHostAlloc", required: true},
+	{fn: fnFreeHost, name: "cudaFreeHost", required: true},
+	{fn: fnHostRegister, name: "cudaHostRegister", required: true},
+	{fn: fnHostUnregister, name: "cudaHostUnregister", required: true},
+	{fn: fnHostGetFlags, name: "cudaHostGetFlags", required: true},
+	{fn: fnHostGetDevicePointer, name: "cudaHostGetDevicePointer", required: true},
+	{fn: fnPointerGetAttributes, name: "cudaPointerGetAttributes", required: true},
+
+	{fn: fnMemcpy, name: "cudaMemcpy", required: true},
+	{fn: fnMemcpyAsync, name: "cudaMemcpyAsync", required: true},
+	{fn: fnMemcpy2D, name: "cudaMemcpy2D", required: true},
+	{fn: fnMemcpy2DAsync, name: "cudaMemcpy2DAsync", required: true},
+	{fn: fnMemset, name: "cudaMemset", required: true},
+	{fn: fnMemsetAsync, name: "cudaMemsetAsync", required: true},
+	{fn: fnMemset2D, name: "cudaMemset2D", required: true},
+	{fn: fnMemset2DAsync, name: "cudaMemset2DAsync", required: true},
+
+	{fn: fnStreamCreate, name: "cudaStreamCreateWithPriority", required: true},
+	{fn: fnStreamDestroy, name: "cudaStreamDestroy", required: true},
+	{fn: fnStreamQuery, name: "cudaStreamQuery", required: true},
+	{fn: fnStreamSynchronize, name: "cudaStreamSynchronize", required: true},
+	{fn: fnStreamWaitEvent, name: "cudaStreamWaitEvent", required: true},
+	{fn: fnEventCreate, name: "cudaEventCreateWithFlags", required: true},
+	{fn: fnEventDestroy, name: "cudaEventDestroy", required: true},
+	{fn: fnEventRecord, name: "cudaEventRecord", required: true},
+	{fn: fnEventQuery, name: "cudaEventQuery", required: true},
+	{fn: fnEventSynchronize, name: "cudaEventSynchronize", required: true},
+	{fn: fnEventElapsedTime, name: "cudaEventElapsedTime", required: true},
+	{fn: fnLaunchHostFunc, name: "cudaLaunchHostFunc", required: true},
+}
+
+// serves tells whether the row is the one to use with a runtime of version v.
+func (s *symbol) serves(v Version) bool {
+	return v >= s.since && (s.until == 0 || v < s.until)
+}
+
+// name is the C name of a function, for messages.
+func (fn function) name() string {
+	for i := range symbols {
+		if symbols[i].fn == fn {
+			return symbols[i].name
+		}
+	}
+	return "unknown function"
+}
