@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# The project's checks. `scripts/check.sh` makes all of them, `scripts/check.sh lint race` these two;
+# `make check` and CI are the first form. A failing step does not stop the ones after it: the
+# summary at the end names every step with its time, and the exit status is 1 when any failed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+exec </dev/null
+
+all=(format tidy vet lint test race arm64 libcudart gpuscript)
+
+# Every target that must build and vet, with no C toolchain. The first two run, the others are
+# stubs that return errors.ErrUnsupported.
+targets=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 freebsd/amd64)
+
+staticcheck_version=v0.8.2
+
+host=$(go env GOHOSTARCH)
+out=$PWD/.build/check # logs of this run
+notes=$out/notes      # what must not be overlooked, said again at the end
+
+banner() {
+	local rule='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
+	printf '%s\n!! %s\n%s\n' "$rule" "$*" "$rule"
+}
+
+# gotest NAME ARGUMENT... runs `go test ARGUMENT...`, keeps the whole output in NAME.log and shows
+# a line a package, or everything about the failures.
+gotest() {
+	local log=$out/$1.log status=0
+	shift
+	echo "go test $*"
+	go test -v "$@" 2>&1 | tee "$log" | { grep -E --line-buffered '^(ok|FAIL|\?|panic:) ' || true; } || status=1
+	if ((status != 0)); then
+		grep -vE '^ *(=== (RUN|PAUSE|CONT|NAME)|--- PASS)' "$log" || true
+		return 1
+	fi
+	echo "$(grep -cE '^ *--- PASS' "$log" || true) passed, $(grep -cE '^ *--- SKIP' "$log" || true) skipped"
+	if ! grep -qE '^--- PASS' "$log"; then
+		echo "no test ran: go test $*" >&2
+		return 1
+	fi
+}
+
+check_format() {
+	local files
+	files=$(gofmt -l .)
+	[[ -z $files ]] || { printf 'gofmt would change:\n%s\n' "$files"; return 1; }
+	for script in .ci/run scripts/*.sh; do bash -n "$script"; done
+}
+
+check_tidy() {
+	go mod tidy -diff
+	go mod verify
+}
+
+# go vet compiles the tests too, so what passes here builds with its tests.
+check_vet() {
+	local target
+	for target in "${targets[@]}"; do
+		echo "$target"
+		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build ./...
+		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go vet ./...
+	done
+	echo "$(go env GOHOSTOS)/$host with cgo"
+	CGO_ENABLED=1 go vet ./...
+}
+
+check_lint() {
+	local bin=$PWD/.build/tools/staticcheck-$staticcheck_version target
+	if [[ ! -x $bin ]]; then
+		CGO_ENABLED=0 GOBIN=$PWD/.build/tools go install "honnef.co/go/tools/cmd/staticcheck@$staticcheck_version"
+		mv "$PWD/.build/tools/staticcheck" "$bin"
+	fi
+	for target in linux/amd64 linux/arm64 windows/amd64; do # both real ones and one stub
+		echo "$target"
+		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 "$bin" ./...
+	done
+}
+
+check_test() {
+	CGO_ENABLED=0 gotest test -shuffle=on -count=1 -timeout=5m ./...
+}
+
+check_race() {
+	CGO_ENABLED=1 gotest race -race -shuffle=on -count=1 -timeout=10m ./...
+}
+
+# -exec gives every package's test binary to qemu, in the package's own folder. PINNED_TEST_EXEC
+# tells tests that start a program they built how to start it.
+check_arm64() {
+	scripts/arm64-tools.sh
+	local run=$PWD/.build/arm64/run
+	PINNED_TEST_EXEC=$run GOARCH=arm64 CGO_ENABLED=0 \
+		gotest arm64 -exec "$run" -shuffle=on -count=1 -timeout=10m ./...
+}
+
+# The tests that ask for PINNED_TEST_LIBCUDART, with NVIDIA's own libraries. A library that cannot
+# be had is no failure of this tree; everything else here is.
+check_libcudart() {
+	if ! scripts/fetch-libcudart.sh; then
+		banner "libcudart could not be fetched: NOT TESTED against the real libraries" | tee -a "$notes"
+		return 0
+	fi
+	local users
+	mapfile -t users < <(grep -rl --include='*_test.go' PINNED_TEST_LIBCUDART . | xargs -r dirname | sort -u)
+	((${#users[@]} > 0)) || { echo "no test reads PINNED_TEST_LIBCUDART" >&2; return 1; }
+
+	local libraries run=$PWD/.build/arm64/run
+	libraries=$(libcudarts "$host")
+	echo "linux/$host: $libraries"
+	PINNED_TEST_LIBCUDART=$libraries CGO_ENABLED=0 \
+		gotest libcudart -count=1 -timeout=5m "${users[@]}"
+	if [[ $host != arm64 ]]; then
+		libraries=$(libcudarts arm64)
+		echo "linux/arm64 under qemu: $libraries"
+		scripts/arm64-tools.sh
+		PINNED_TEST_LIBCUDART=$libraries PINNED_TEST_EXEC=$run GOARCH=arm64 CGO_ENABLED=0 \
+			gotest libcudart-arm64 -exec "$run" -count=1 -timeout=10m "${users[@]}"
+	fi
+}
+
+# libcudarts ARCH prints the fetched libraries for this architecture, colon-separated.
+libcudarts() {
+	local files
+	files=$(find "$PWD/.libcudart/$1" -name 'libcudart.so.*' -type f | sort)
+	[[ -n $files ]] || { echo "no libcudart.so.* in .libcudart/$1" >&2; return 1; }
+	paste -sd: <<<"$files"
+}
+
+# The bundle that goes to a GPU host, unpacked and run here without a GPU: the tests must pass away
+# from the source tree and without Go.
+check_gpuscript() {
+	scripts/gpu-test.sh build
+	local place
+	place=$(mktemp -d)
+	tar -xf .build/gpu/bundle.tar.xz -C "$place"
+	local status=0
+	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/gpu-test.sh" run -no-gpu -out "$out/gpuscript" || status=1
+	rm -rf "$place"
+	return $status
+}
+
+for step in "$@"; do
+	[[ " ${all[*]} " == *" $step "* ]] || { echo "no step $step; there are: ${all[*]}" >&2; exit 2; }
+done
+steps=("$@")
+((${#steps[@]} > 0)) || steps=("${all[@]}")
+
+rm -rf "$out"
+mkdir -p "$out"
+go version
+summary=() failed=0 began=$SECONDS
+for step in "${steps[@]}"; do
+	printf '\n=== %s\n' "$step"
+	start=$SECONDS verdict=ok
+	# In a subshell that is not a condition, so that errexit holds inside the step.
+	set +e
+	(set -e; "check_$step") 2>&1
+	status=$?
+	set -e
+	((status == 0)) || { verdict=FAILED failed=1; }
+	summary+=("$(printf '%-10s %-7s %4d s' "$step" "$verdict" $((SECONDS - start)))")
+	echo "=== ${summary[-1]}"
+done
+
+printf '\n=== summary\n'
+if compgen -G "$out/*.log" >/dev/null; then
+	skipped=$(grep -hE -A1 '^ *--- SKIP' "$out"/*.log | grep -v '^--$' | sed -E 's/ \([0-9.]+s\)$//; s/^ +/    /' | awk '!seen[$0]++' || true)
+	[[ -z $skipped ]] || printf 'skipped here:\n%s\n\n' "$skipped"
+fi
+printf '%s\n' "${summary[@]}"
+printf '%-10s %-7s %4d s\n' all "$( ((failed)) && echo FAILED || echo ok)" $((SECONDS - began))
+[[ ! -e $notes ]] || cat "$notes"
+exit $failed
