@@ -1,0 +1,348 @@
+package verify
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"strings"
+)
+
+// poison is what lay in a target before its copy.
+type poison struct {
+	at   string
+	mask byte
+}
+
+// Places that a stale byte can have been left at.
+const (
+	StaleDevice = "device"
+	StaleHop    = "second device buffer"
+	StaleReturn = "returning host buffer"
+)
+
+// poisons differ from the expected byte and from each other at every place, so
+// a stale byte tells which copy it did not get. No mask makes one pattern's
+// bytes into another's, as the complement would.
+var poisons = [...]poison{
+	{StaleDevice, 0x93},
+	{StaleHop, 0x36},
+	{StaleReturn, 0xC9},
+}
+
+// origin is an address that offset 0 of the copy had.
+type origin struct {
+	of   string
+	addr uintptr
+}
+
+const (
+	shownBytes  = 16      // expected and found bytes shown
+	keptRegions = 1024    // regions looked at again when a shift is searched
+	nearShift   = 4 << 10 // shifts up to this are tried one by one where the bytes do not tell
+)
+
+var pageSizes = [...]int{2 << 20, 64 << 10, 4 << 10} // the largest that fits is told
+
+// diff compares found with want's bytes from offset 0 on and tells how they
+// differ; ok is true when they do not.
+func diff(found []byte, want content, origins []origin) (d Difference, ok bool) {
+	s := scan{size: len(found)}
+	s.pages = make([]paging, 0, len(pageSizes)*len(origins))
+	for _, size := range pageSizes {
+		for _, o := range origins {
+			s.pages = append(s.pages, paging{size: size, origin: o, fits: true})
+		}
+	}
+	var block [blockBytes]byte
+	for off := 0; off < len(found); off += blockBytes {
+		got := found[off:min(off+blockBytes, len(found))]
+		expected := block[:len(got)]
+		want.fill(expected, off)
+		s.block(got, expected, off)
+	}
+	s.endRun()
+	s.endRegion()
+	if s.bad == 0 {
+		return Difference{}, true
+	}
+	return s.conclude(found, want), false
+}
+
+// span is [from, to) in offsets of the copy.
+type span struct{ from, to int }
+
+// scan gathers what the wrong bytes tell in one pass.
+type scan struct {
+	size        int
+	bad, bits   int
+	first, last int
+	stale       [len(poisons)]int
+	constant    byte
+	varies      bool // the wrong bytes are not all the same
+	run         span // exact stretch in progress
+	region      span // stretch in progress, small gaps included
+	runs        strides
+	regions     strides
+	kept        []span
+	pages       []paging
+}
+
+func (s *scan) block(found, want []byte, off int) {
+	for ; len(found) >= wordBytes; off += wordBytes {
+		x := binary.LittleEndian.Uint64(found) ^ binary.LittleEndian.Uint64(want)
+		if x != 0 {
+			s.word(x, found[:wordBytes], off)
+		}
+		found, want = found[wordBytes:], want[wordBytes:]
+	}
+	if len(found) > 0 {
+		var f, w [wordBytes]byte
+		copy(f[:], found)
+		copy(w[:], want)
+		if x := binary.LittleEndian.Uint64(f[:]) ^ binary.LittleEndian.Uint64(w[:]); x != 0 {
+			s.word(x, f[:], off)
+		}
+	}
+}
+
+// word takes 8 bytes at off of which some are wrong: x is found ^ expected.
+func (s *scan) word(x uint64, found []byte, off int) {
+	if s.bad == 0 {
+		s.first = off + bits.TrailingZeros64(x)/8
+		s.constant = found[s.first-off]
+		s.run, s.region = span{s.first, s.first}, span{s.first, s.first}
+	}
+	s.last = off + (63-bits.LeadingZeros64(x))/8
+	bad := wordBytes - zeroBytes(x)
+	s.bad += bad
+	s.bits += bits.OnesCount64(x)
+	for i, p := range poisons {
+		s.stale[i] += zeroBytes(x ^ uint64(p.mask)*lowBytes)
+	}
+	if bad == wordBytes {
+		s.stretch(off, off+wordBytes)
+		s.varies = s.varies || binary.LittleEndian.Uint64(found) != uint64(s.constant)*lowBytes
+		return
+	}
+	for i := range wordBytes {
+		if byte(x>>(8*i)) != 0 {
+			s.stretch(off+i, off+i+1)
+			s.varies = s.varies || found[i] != s.constant
+		}
+	}
+}
+
+// zeroBytes counts the bytes of x that are 0.
+func zeroBytes(x uint64) int {
+	const low7 = 0x7F7F7F7F7F7F7F7F
+	return bits.OnesCount64(^((x&low7 + low7) | x | low7))
+}
+
+func (s *scan) stretch(from, to int) {
+	if from > s.run.to {
+		s.endRun()
+		s.run.from = from
+	}
+	s.run.to = to
+	if from >= s.region.to+wordBytes {
+		s.endRegion()
+		s.region.from = from
+	}
+	s.region.to = to
+}
+
+func (s *scan) endRun() {
+	if s.run.to > s.run.from {
+		s.runs.add(s.run)
+	}
+}
+
+func (s *scan) endRegion() {
+	r := s.region
+	if r.to <= r.from {
+		return
+	}
+	if len(s.kept) < keptRegions {
+		s.kept = append(s.kept, r)
+	}
+	// Words hide that a wrong byte at an edge may be right by chance.
+	s.regions.add(span{r.from &^ (wordBytes - 1), min((r.to+wordBytes-1)&^(wordBytes-1), s.size)})
+	for i := range s.pages {
+		s.pages[i].add(r, s.size)
+	}
+}
+
+// strides tells whether spans lie evenly and are of one length.
+type strides struct {
+	n            int
+	start        int // of the last one
+	step, length int
+	uneven       bool
+}
+
+func (s *strides) add(r span) {
+	switch s.n {
+	case 0:
+		s.length = r.to - r.from
+	case 1:
+		s.step = r.from - s.start
+		s.uneven = s.length != r.to-r.from
+	default:
+		s.uneven = s.uneven || r.from-s.start != s.step || s.length != r.to-r.from
+	}
+	s.start = r.from
+	s.n++
+}
+
+func (s *strides) found() bool { return s.n >= 3 && !s.uneven }
+
+// paging tells whether spans start and end at the edges of pages.
+type paging struct {
+	size   int
+	origin origin
+	inner  bool // an edge that is not the copy's own was seen
+	fits   bool
+}
+
+// add takes a wrong span of a copy of n bytes. Its edges may lie up to a word
+// inside the page's: a byte or two there may be right by chance.
+func (p *paging) add(r span, n int) {
+	if r.from > 0 {
+		p.inner = true
+		p.fits = p.fits && p.past(r.from) < wordBytes
+	}
+	if r.to < n {
+		p.inner = true
+		p.fits = p.fits && (p.size-p.past(r.to))%p.size < wordBytes
+	}
+}
+
+func (p *paging) past(off int) int {
+	return int((p.origin.addr + uintptr(off)) % uintptr(p.size))
+}
+
+func (s *scan) conclude(found []byte, want content) Difference {
+	shown := found[s.first:min(s.first+shownBytes, len(found))]
+	d := Difference{
+		FirstBadOffsetBytes: s.first,
+		LastBadOffsetBytes:  s.last,
+		Expected:            make(Hex, len(shown)),
+		Found:               append(Hex(nil), shown...),
+		BadBytes:            s.bad,
+		BadBits:             s.bits,
+		Regions:             s.regions.n,
+	}
+	want.fill(d.Expected, s.first)
+	for _, p := range s.pages {
+		if p.fits && p.inner {
+			d.PageBytes, d.PageOf = p.size, p.origin.of
+			break
+		}
+	}
+	for _, st := range []strides{s.runs, s.regions} {
+		if st.found() {
+			d.StrideBytes, d.StrideRunBytes = st.step, st.length
+			break
+		}
+	}
+	if at := s.staleAt(); at != "" {
+		d.Cause, d.StaleAt = CauseStale, at
+	} else if k := shift(found, want, s.kept); k != 0 {
+		d.Cause, d.ShiftBytes = CauseShifted, k
+	} else if !s.varies && s.bad >= shownBytes {
+		d.Cause = CauseConstant
+	}
+	return d
+}
+
+// staleAt names the poisons when every wrong byte is one of theirs.
+func (s *scan) staleAt() string {
+	var at []string
+	sum := 0
+	for i, p := range poisons {
+		if s.stale[i] > 0 {
+			at = append(at, p.at)
+			sum += s.stale[i]
+		}
+	}
+	if sum != s.bad {
+		return ""
+	}
+	return strings.Join(at, ", ")
+}
+
+// shift returns k when every wrong region holds the expected bytes of k bytes
+// before, 0 when there is no such k or the pattern repeats too soon to tell.
+func shift(found []byte, want content, regions []span) int {
+	if !want.pattern.tells() {
+		return 0
+	}
+	for _, r := range regions {
+		if r.to-r.from < shownBytes {
+			continue
+		}
+		if want.pattern == Counter {
+			return counterShift(found, want, r.from, regions)
+		}
+		return nearbyShift(found, want, r.from, regions)
+	}
+	return 0
+}
+
+// counterShift reads from the bytes at off where they belong.
+func counterShift(found []byte, want content, off int, regions []span) int {
+	for i := off; i < off+wordBytes && i+2*wordBytes <= len(found); i++ {
+		v := binary.LittleEndian.Uint64(found[i:])
+		next := binary.LittleEndian.Uint64(found[i+wordBytes:])
+		if v%wordBytes != 0 || next != v+wordBytes || v >= uint64(len(found)) {
+			continue
+		}
+		if k := i - int(v); k != 0 && shifted(found, want, k, regions) {
+			return k
+		}
+	}
+	return 0
+}
+
+// nearbyShift tries shifts of up to nearShift bytes, then powers of two.
+func nearbyShift(found []byte, want content, off int, regions []span) int {
+	try := func(k int) bool {
+		return startsShifted(found, want, k, off) && shifted(found, want, k, regions)
+	}
+	for k, step := 1, 1; k < len(found); k += step {
+		if try(k) {
+			return k
+		}
+		if try(-k) {
+			return -k
+		}
+		if k >= nearShift {
+			step = k
+		}
+	}
+	return 0
+}
+
+// startsShifted is a cheap look at the bytes around off before all are compared.
+// The bytes just behind off may belong before the copy's start: it looks behind those.
+func startsShifted(found []byte, want content, k, off int) bool {
+	from := max(off, k)
+	to := min(from+shownBytes, len(found), len(found)+k)
+	return to-from == shownBytes && shifted(found, want, k, []span{{from, to}})
+}
+
+// shifted reports whether the regions hold the expected bytes of k before, as
+// far as those lie in the copy; at least a few must.
+func shifted(found []byte, want content, k int, regions []span) bool {
+	compared := 0
+	for _, r := range regions {
+		from, to := max(r.from, k), min(r.to, len(found)+k)
+		if from >= to {
+			continue
+		}
+		if !want.equals(found[from:to], from-k) {
+			return false
+		}
+		compared += to - from
+	}
+	return compared >= shownBytes
+}

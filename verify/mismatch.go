@@ -1,0 +1,136 @@
+package verify
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// ErrMismatch is what [Report.Err] wraps when bytes came back wrong.
+var ErrMismatch = errors.New("verify: bytes came back wrong")
+
+// Mismatch is a case whose bytes came back wrong, with all that they tell.
+type Mismatch struct {
+	Case
+	Difference
+}
+
+// String tells the mismatch in one line.
+func (m Mismatch) String() string {
+	return m.Case.String() + ": " + m.Difference.describe(m.SizeBytes)
+}
+
+// Cause is what the wrong bytes look like.
+type Cause string
+
+// The causes. Unknown is the empty string.
+const (
+	CauseStale    Cause = "stale"    // the poison laid before the copy: the copy did not arrive
+	CauseShifted  Cause = "shifted"  // the right bytes of another offset
+	CauseConstant Cause = "constant" // one value everywhere
+	CauseOverrun  Cause = "overrun"  // bytes outside the target were written
+)
+
+// Difference tells how found bytes differ from expected ones.
+type Difference struct {
+	// FirstBadOffsetBytes is where the first wrong byte lies in the copy. In an
+	// overrun it is negative before the target, and the size or more behind it.
+	FirstBadOffsetBytes int `json:"first_bad_offset_bytes"`
+	// LastBadOffsetBytes is where the last wrong byte lies.
+	LastBadOffsetBytes int `json:"last_bad_offset_bytes"`
+	// Expected and Found are up to 16 bytes from the first wrong one on.
+	Expected Hex `json:"expected_hex"`
+	Found    Hex `json:"found_hex"`
+	BadBytes int `json:"bad_bytes"`
+	BadBits  int `json:"bad_bits"`
+	// Regions counts the wrong stretches; stretches less than 8 bytes apart are one.
+	Regions int `json:"bad_regions"`
+	// PageBytes is the page size at whose edges every region starts and ends
+	// (4 KiB, 64 KiB or 2 MiB), 0 when there is none, and PageOf the address it
+	// counts from: PageOfSource, PageOfDevice or PageOfReturn.
+	PageBytes int    `json:"page_bytes,omitempty"`
+	PageOf    string `json:"page_of,omitempty"`
+	// StrideBytes is the distance between the starts of wrong stretches that lie
+	// evenly and have one length, StrideRunBytes; 0 when they do not.
+	StrideBytes    int   `json:"stride_bytes,omitempty"`
+	StrideRunBytes int   `json:"stride_run_bytes,omitempty"`
+	Cause          Cause `json:"cause,omitempty"`
+	// StaleAt says whose poison the stale bytes are: StaleDevice (an upload did
+	// not arrive), StaleHop (a copy on the device), StaleReturn (a download), or
+	// several of them joined by commas.
+	StaleAt string `json:"stale_at,omitempty"`
+	// ShiftBytes is how much later than it belongs every wrong byte lies:
+	// found[i] = expected[i-ShiftBytes].
+	ShiftBytes int `json:"shift_bytes,omitempty"`
+}
+
+// Addresses that a page can be counted from.
+const (
+	PageOfSource = "source host address"
+	PageOfDevice = "device address"
+	PageOfReturn = "returning host address"
+)
+
+// Hex is a few bytes, in JSON as hexadecimal digits.
+type Hex []byte
+
+// String returns the bytes as pairs of digits with spaces between.
+func (h Hex) String() string { return fmt.Sprintf("% x", []byte(h)) }
+
+// MarshalText returns hexadecimal digits.
+func (h Hex) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h), nil }
+
+// UnmarshalText reads hexadecimal digits.
+func (h *Hex) UnmarshalText(text []byte) (err error) {
+	*h, err = hex.AppendDecode(nil, text)
+	return err
+}
+
+func (d Difference) describe(size int) string {
+	var b strings.Builder
+	if d.Cause == CauseOverrun {
+		fmt.Fprintf(&b, "%d bytes outside the target written, from offset %d", d.BadBytes, d.FirstBadOffsetBytes)
+	} else {
+		fmt.Fprintf(&b, "%d of %d bytes wrong, the first at offset %d", d.BadBytes, size, d.FirstBadOffsetBytes)
+	}
+	fmt.Fprintf(&b, ": expected %v, found %v", d.Expected, d.Found)
+	switch {
+	case d.BadBits == 1:
+		b.WriteString("; a single bit")
+	case d.Regions > 1:
+		fmt.Fprintf(&b, "; %d stretches", d.Regions)
+	}
+	if d.StrideBytes > 0 {
+		fmt.Fprintf(&b, "; %s every %s", bytesText(d.StrideRunBytes), bytesText(d.StrideBytes))
+	}
+	if d.PageBytes > 0 {
+		fmt.Fprintf(&b, "; follows %s pages of the %s", bytesText(d.PageBytes), d.PageOf)
+	}
+	switch d.Cause {
+	case CauseStale:
+		fmt.Fprintf(&b, "; stale: %s did not arrive", staleText(d.StaleAt))
+	case CauseShifted:
+		way, k := "later", d.ShiftBytes
+		if k < 0 {
+			way, k = "earlier", -k
+		}
+		fmt.Fprintf(&b, "; the right bytes, but %s %s than they belong", bytesText(k), way)
+	case CauseConstant:
+		fmt.Fprintf(&b, "; every wrong byte is 0x%02x", d.Found[0])
+	}
+	return b.String()
+}
+
+func staleText(at string) string {
+	switch at {
+	case StaleDevice:
+		return "the upload"
+	case StaleHop:
+		return "the copy on the device"
+	case StaleReturn:
+		return "the download"
+	default:
+		return "copies (" + at + ")"
+	}
+}

@@ -1,0 +1,65 @@
+package verify
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	segmentBytes = 4 << 20 // one goroutine's portion of a large buffer
+	maxWorkers   = 8       // more do not raise a host's memory bandwidth
+)
+
+// inSegments calls work for every segment of [0, n), from several goroutines
+// when n is large, and stops early when ctx is done or work returns false.
+// It returns ctx's error.
+func inSegments(ctx context.Context, n int, work func(lo, hi int) bool) error {
+	segments := (n + segmentBytes - 1) / segmentBytes
+	var next atomic.Int64
+	loop := func() {
+		for ctx.Err() == nil {
+			lo := int(next.Add(1)-1) * segmentBytes
+			if lo >= n {
+				return
+			}
+			if !work(lo, min(lo+segmentBytes, n)) {
+				next.Store(int64(segments))
+				return
+			}
+		}
+	}
+	workers := min(runtime.GOMAXPROCS(0), maxWorkers, segments)
+	if workers <= 1 {
+		loop()
+		return ctx.Err()
+	}
+	var group sync.WaitGroup
+	for range workers {
+		group.Go(loop)
+	}
+	group.Wait()
+	return ctx.Err()
+}
+
+// fillAll is content.fill over a large buffer.
+func fillAll(ctx context.Context, c content, dst []byte) error {
+	return inSegments(ctx, len(dst), func(lo, hi int) bool {
+		c.fill(dst[lo:hi], lo)
+		return true
+	})
+}
+
+// equalAll is content.equals over a large buffer.
+func equalAll(ctx context.Context, c content, found []byte) (bool, error) {
+	var differs atomic.Bool
+	err := inSegments(ctx, len(found), func(lo, hi int) bool {
+		if !c.equals(found[lo:hi], lo) {
+			differs.Store(true)
+			return false
+		}
+		return true
+	})
+	return err == nil && !differs.Load(), err
+}

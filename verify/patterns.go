@@ -1,0 +1,143 @@
+package verify
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+)
+
+// Pattern names the bytes that a round trip carries. Every pattern gives the
+// byte at any offset by arithmetic alone, so what comes back is compared with
+// the pattern itself and never with a second copy of what was sent.
+type Pattern string
+
+// The patterns.
+const (
+	Zeros       Pattern = "zeros"
+	Ones        Pattern = "ones"        // every bit set
+	Alternating Pattern = "alternating" // 0x55 at even offsets, 0xAA at odd ones
+	WalkingBit  Pattern = "walking_bit" // one bit of each 8-byte word, moving up
+	Counter     Pattern = "counter"     // each 8-byte word holds its own byte offset, so a misplaced one tells where it belongs
+	Random      Pattern = "random"      // seeded, and different in every case
+	wordBytes           = 8
+	blockBytes          = 32 << 10 // generated and compared at a time: stays in the first cache
+	lowBytes            = 0x0101010101010101
+	goldenGamma         = 0x9E3779B97F4A7C15
+)
+
+// Patterns returns all patterns.
+func Patterns() []Pattern {
+	return []Pattern{Zeros, Ones, Alternating, WalkingBit, Counter, Random}
+}
+
+func (p Pattern) check() error {
+	for _, known := range Patterns() {
+		if p == known {
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown pattern %q; patterns are %v", string(p), Patterns())
+}
+
+// tells reports whether a run of the pattern's bytes says where it belongs.
+func (p Pattern) tells() bool { return p == Counter || p == Random }
+
+// content is a pattern with its seed: a function from offset to byte. mask is
+// exclusive-ored into every byte; a mask other than 0 gives bytes which differ
+// from the pattern's at every place, which is what poison is made of.
+type content struct {
+	pattern Pattern
+	seed    uint64
+	mask    byte
+}
+
+func (c content) masked(mask byte) content {
+	c.mask = mask
+	return c
+}
+
+// word returns the 8 bytes at offset 8*i, little endian.
+func (c content) word(i uint64) uint64 {
+	x := uint64(c.mask) * lowBytes
+	switch c.pattern {
+	case Ones:
+		return ^x
+	case Alternating:
+		return 0xAA55AA55AA55AA55 ^ x
+	case WalkingBit:
+		return bits.RotateLeft64(1, int(i&63)) ^ x
+	case Counter:
+		return i*wordBytes ^ x
+	case Random:
+		return mix(c.seed+i*goldenGamma) ^ x
+	default:
+		return x
+	}
+}
+
+// mix is the finaliser of splitmix64: a bijection whose outputs look random
+// even for inputs in sequence, so any offset can be generated on its own.
+func mix(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
+	z = (z ^ z>>27) * 0x94D049BB133111EB
+	return z ^ z>>31
+}
+
+// fill writes the bytes at offsets [off, off+len(dst)). off must not be negative.
+func (c content) fill(dst []byte, off int) {
+	var word [wordBytes]byte
+	if r := off % wordBytes; r != 0 {
+		binary.LittleEndian.PutUint64(word[:], c.word(uint64(off/wordBytes)))
+		n := copy(dst, word[r:])
+		dst, off = dst[n:], off+n
+	}
+	i := uint64(off / wordBytes)
+	whole := len(dst) &^ (wordBytes - 1)
+	c.fillWords(dst[:whole], i)
+	if tail := dst[whole:]; len(tail) > 0 {
+		binary.LittleEndian.PutUint64(word[:], c.word(i+uint64(whole/wordBytes)))
+		copy(tail, word[:])
+	}
+}
+
+// fillWords writes whole words from word i on. The choice of pattern stays
+// outside the loops: they run at several GB/s a core.
+func (c content) fillWords(dst []byte, i uint64) {
+	x := uint64(c.mask) * lowBytes
+	switch c.pattern {
+	case Counter:
+		for v := i * wordBytes; len(dst) >= wordBytes; v += wordBytes {
+			binary.LittleEndian.PutUint64(dst, v^x)
+			dst = dst[wordBytes:]
+		}
+	case Random:
+		for z := c.seed + i*goldenGamma; len(dst) >= wordBytes; z += goldenGamma {
+			binary.LittleEndian.PutUint64(dst, mix(z)^x)
+			dst = dst[wordBytes:]
+		}
+	case WalkingBit:
+		for v := c.masked(0).word(i); len(dst) >= wordBytes; v = bits.RotateLeft64(v, 1) {
+			binary.LittleEndian.PutUint64(dst, v^x)
+			dst = dst[wordBytes:]
+		}
+	default:
+		for v := c.word(i); len(dst) >= wordBytes; dst = dst[wordBytes:] {
+			binary.LittleEndian.PutUint64(dst, v)
+		}
+	}
+}
+
+// equals reports whether found holds the bytes at offsets [off, off+len(found)).
+func (c content) equals(found []byte, off int) bool {
+	var block [blockBytes]byte
+	for len(found) > 0 {
+		want := block[:min(len(found), blockBytes)]
+		c.fill(want, off)
+		if !bytes.Equal(want, found[:len(want)]) {
+			return false
+		}
+		found, off = found[len(want):], off+len(want)
+	}
+	return true
+}
