@@ -59,17 +59,16 @@ func (f finder) candidates() (list []candidate, looked []string) {
 	mapped, note := f.mapped(libcudartName)
 	looked = append(looked, "libraries loaded already (/proc/self/maps)"+note)
 	for _, m := range mapped {
-		c := candidate{path: m.path, found: "loaded already", version: libcudartVersion(path.Base(m.path))}
-		if m.deleted {
-			// The loader still knows it by its soname; the path is gone or is another file.
-			c.found = "loaded already, its file deleted since"
-			if c.path = libcudartSoname(c.version); c.path == "" {
-				continue
-			}
-			add(c, c.path)
+		if !m.deleted {
+			real := f.resolve(m.path)
+			add(candidate{m.path, "loaded already", f.fileVersion(real)}, real)
 			continue
 		}
-		add(c, f.resolve(m.path))
+		// The path is gone or another file by now, the loader still has the soname.
+		version := libcudartVersion(path.Base(m.path))
+		if soname := libcudartSoname(version); soname != "" {
+			add(candidate{soname, "loaded already, its file deleted since", version}, soname)
+		}
 	}
 
 	for _, p := range f.places() {
@@ -124,11 +123,7 @@ func (f finder) librariesIn(dir string) (libs []library, note string) {
 			notes = append(notes, file+": not a file")
 		default:
 			real := f.resolve(file)
-			version := libcudartVersion(path.Base(real))
-			if version.Minor() == 0 {
-				version = max(version, f.wheelVersion(dir, version.Major()))
-			}
-			libs = append(libs, library{file, real, version})
+			libs = append(libs, library{file, real, f.fileVersion(real)})
 		}
 	}
 	return libs, strings.Join(notes, "; ")
