@@ -1,0 +1,111 @@
+package hostinfo
+
+import (
+	"strconv"
+	"strings"
+)
+
+// CPU is the processors of the host, and what of them this process may use.
+type CPU struct {
+	Model   string `json:"model,omitempty"`
+	Sockets int    `json:"sockets,omitempty"`
+	Cores   int    `json:"cores,omitempty"`   // physical cores
+	Threads int    `json:"threads,omitempty"` // logical CPUs that are online
+
+	Allowed        string  `json:"allowed,omitempty"`       // Cpus_allowed_list, such as 0-7,16
+	AllowedCount   int     `json:"allowed_count,omitempty"` // how many it names
+	AllowedMems    string  `json:"allowed_mems,omitempty"`  // NUMA nodes memory may come from
+	Quota          float64 `json:"quota_cpus,omitempty"`    // the cgroup's limit in CPUs, 0 without one
+	HypervisorFlag bool    `json:"hypervisor_flag,omitempty"`
+}
+
+// Usable is how many CPUs' worth of time the process can have: the allowed
+// CPUs, or the quota where it is lower. 0 is unknown.
+func (c CPU) Usable() float64 {
+	n := float64(c.AllowedCount)
+	if n == 0 {
+		n = float64(c.Threads)
+	}
+	if c.Quota > 0 && (n == 0 || c.Quota < n) {
+		return c.Quota
+	}
+	return n
+}
+
+func readCPU(f files, g Cgroup) CPU {
+	c := parseCPUInfo(f.text("proc/cpuinfo"))
+	if n := countCPUs(f.line("sys/devices/system/cpu/online")); n > 0 {
+		c.Threads = n
+	}
+	status := parseColons(f.text("proc/self/status"))
+	c.Allowed = status["Cpus_allowed_list"]
+	c.AllowedCount = countCPUs(c.Allowed)
+	c.AllowedMems = status["Mems_allowed_list"]
+	c.Quota = g.CPUQuota
+	return c
+}
+
+// parseCPUInfo reads /proc/cpuinfo of x86 and arm64. The latter has no model
+// name: there it is the implementer and part numbers.
+func parseCPUInfo(text string) CPU {
+	var c CPU
+	type core struct{ socket, core string }
+	sockets, cores := map[string]bool{}, map[core]bool{}
+	var here core
+	var implementer, part string
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok {
+			continue
+		}
+		value = strings.TrimSpace(value)
+		switch strings.TrimSpace(name) {
+		case "processor":
+			// On 32-bit arm "Processor" is a model; lower case is always a number.
+			if _, err := strconv.Atoi(value); err == nil {
+				c.Threads++
+				here = core{}
+			}
+		case "model name":
+			c.Model = value
+		case "physical id":
+			here.socket = value
+			sockets[value] = true
+		case "core id":
+			here.core = value
+			cores[here] = true
+		case "flags":
+			for flag := range strings.FieldsSeq(value) {
+				c.HypervisorFlag = c.HypervisorFlag || flag == "hypervisor"
+			}
+		case "CPU implementer":
+			implementer = value
+		case "CPU part":
+			part = value
+		}
+	}
+	c.Sockets, c.Cores = len(sockets), len(cores)
+	if c.Model == "" && implementer != "" {
+		c.Model = strings.TrimSpace("arm64 implementer " + implementer + " part " + part)
+	}
+	return c
+}
+
+// parseColons reads "Name:<space>value" lines; of a name that comes again
+// the first counts.
+func parseColons(text string) map[string]string {
+	out := map[string]string{}
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok {
+			continue
+		}
+		if name = strings.TrimSpace(name); name == "" {
+			continue
+		}
+		if _, seen := out[name]; !seen {
+			out[name] = strings.TrimSpace(value)
+		}
+	}
+	return out
+}

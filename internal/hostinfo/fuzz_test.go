@@ -1,0 +1,91 @@
+package hostinfo
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// Whatever a file holds, reading a host of which every file holds it must
+// neither panic nor hang, and give something that JSON can carry.
+func FuzzRead(f *testing.F) {
+	for _, seed := range []string{
+		"", "0x10de", "0x030200", "-1", "16", "32.0 GT/s PCIe", "0-3,8", "max 100000", "150000 100000",
+		"0::/a/b\n4:memory:/x\n", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n32 31 0:29 /x /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory,cpu\n",
+		"MemTotal: 24682416 kB\n", "Node 0 MemTotal: 12 kB\n", "always [madvise] never",
+		"Max locked memory         8388608              8388608              bytes\n",
+		"NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  x\n", "processor\t: 0\nflags\t: hypervisor\n",
+		"GNU C Library (x) stable release version 2.39", "ID=\"x\nVERSION_ID='\n", "9223372036854775807",
+		"nvidia_uvm 1 2\n", "99999999999999999999999-1",
+	} {
+		f.Add(seed)
+	}
+	files := []string{
+		"dev/nvidia0", "etc/os-release", "lib64/ld-linux-x86-64.so.2", "lib64/libc.so.6",
+		"proc/cpuinfo", "proc/meminfo", "proc/modules", "proc/driver/nvidia/version",
+		"proc/driver/nvidia/gpus/0000:00:06.0/information",
+		"proc/self/cgroup", "proc/self/limits", "proc/self/mountinfo", "proc/self/status",
+		"proc/sys/kernel/osrelease", "proc/sys/vm/overcommit_memory",
+		"sys/bus/pci/devices/0000:00:06.0/current_link_speed", "sys/bus/pci/devices/0000:00:06.0/current_link_width",
+		"sys/bus/pci/devices/0000:00:06.0/numa_node", "sys/devices/system/cpu/online",
+		"sys/devices/system/node/node0/meminfo", "sys/devices/system/node/node0/distance",
+		"sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",
+		"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory.stat", "sys/fs/cgroup/cpu.max",
+		"sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes",
+		"sys/fs/cgroup/memory/cpu.cfs_quota_us", "sys/fs/cgroup/memory/cpu.cfs_period_us",
+		"sys/kernel/mm/transparent_hugepage/enabled",
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		host := fstest.MapFS{
+			"sys/bus/pci/devices/0000:00:06.0/vendor": {Data: []byte("0x10de")},
+			"sys/bus/pci/devices/0000:00:06.0/class":  {Data: []byte("0x030200")},
+		}
+		for _, name := range files {
+			host[name] = &fstest.MapFile{Data: []byte(text)}
+		}
+		check(t, host)
+		// The same with groups and mounts that make sense, so that what lies
+		// behind them is reached.
+		host["proc/self/cgroup"] = &fstest.MapFile{Data: []byte("0::/\n")}
+		host["proc/self/mountinfo"] = &fstest.MapFile{Data: []byte("31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")}
+		check(t, host)
+		host["proc/self/cgroup"] = &fstest.MapFile{Data: []byte("2:memory,cpu:/\n")}
+		host["proc/self/mountinfo"] = &fstest.MapFile{Data: []byte("31 23 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory,cpu\n")}
+		check(t, host)
+	})
+}
+
+func check(t *testing.T, host fstest.MapFS) {
+	t.Helper()
+	h := Read(host, nil)
+	if _, err := json.Marshal(h); err != nil {
+		t.Fatal(err)
+	}
+	if n, ok := h.Cgroup.Headroom.Finite(); ok && n < 0 {
+		t.Fatalf("headroom %d", n)
+	}
+	for _, g := range h.GPUs {
+		if r := g.Link.Current(); r < 0 || r != r {
+			t.Fatalf("link rate %v", r)
+		}
+	}
+}
+
+func FuzzParseCPUList(f *testing.F) {
+	for _, s := range []string{"0-3,8", "", "1-", "0-99999", "7-2", "0-65535,1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		list, err := ParseCPUList(s)
+		if err != nil && list != nil {
+			t.Fatal("a list beside an error")
+		}
+		if len(list) > maxCPU {
+			t.Fatalf("%d entries", len(list))
+		}
+		if err == nil && strings.TrimSpace(s) != "" && len(list) == 0 {
+			t.Fatalf("%q read as empty", s)
+		}
+	})
+}

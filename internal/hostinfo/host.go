@@ -1,0 +1,76 @@
+package hostinfo
+
+import (
+	"io/fs"
+	"strings"
+)
+
+// Host is everything found. See the package comment for what zero means.
+type Host struct {
+	Kernel Kernel `json:"kernel"`
+	Distro Distro `json:"distro"`
+	Libc   Libc   `json:"libc"`
+	Virt   Virt   `json:"virtualization"`
+	CPU    CPU    `json:"cpu"`
+	Memory Memory `json:"memory"`
+	Cgroup Cgroup `json:"cgroup"`
+	// MemLock is the soft RLIMIT_MEMLOCK. It binds mlock and RDMA, not CUDA.
+	MemLock Limit             `json:"memlock_bytes"`
+	NUMA    []NUMANode        `json:"numa_nodes,omitempty"`
+	NVIDIA  NVIDIA            `json:"nvidia"`
+	GPUs    []PCIDevice       `json:"pci_gpus,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+}
+
+// Read reads the host whose root folder is fsys, os.DirFS("/") for the one
+// this process runs on. environ is in the form of os.Environ; of it only the
+// variables that bear on CUDA are kept. Read never fails: what cannot be read
+// is unknown.
+func Read(fsys fs.FS, environ []string) *Host {
+	f := files{fsys}
+	h := &Host{
+		Kernel:  readKernel(f),
+		Distro:  readDistro(f),
+		Libc:    readLibc(f),
+		Memory:  readMemory(f),
+		Cgroup:  readCgroup(f),
+		MemLock: parseLimits(f.text("proc/self/limits"))["Max locked memory"],
+		NUMA:    readNUMA(f),
+		NVIDIA:  readNVIDIA(f),
+		GPUs:    readGPUs(f),
+		Env:     keepEnv(environ),
+	}
+	h.CPU = readCPU(f, h.Cgroup)
+	h.Virt = readVirt(f, environ)
+	return h
+}
+
+// kept names the variables worth telling. None of them holds a secret.
+var kept = []string{
+	"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
+	"CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
+	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+}
+
+func keepEnv(environ []string) map[string]string {
+	var out map[string]string
+	for _, name := range kept {
+		if v, ok := lookupEnv(environ, name); ok {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[name] = v
+		}
+	}
+	return out
+}
+
+// lookupEnv finds a variable; as in os.Environ the last entry counts.
+func lookupEnv(environ []string, name string) (value string, ok bool) {
+	for _, entry := range environ {
+		if n, v, isPair := strings.Cut(entry, "="); isPair && n == name {
+			value, ok = v, true
+		}
+	}
+	return value, ok
+}

@@ -1,0 +1,134 @@
+package hosttest
+
+import (
+	"bytes"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"sync"
+	"testing/fstest"
+)
+
+// Record wraps the root folder of a host and keeps what is read through it.
+func Record(fsys fs.FS) *Recorder {
+	return &Recorder{fsys: fsys, host: fstest.MapFS{}}
+}
+
+// Recorder is a file system that remembers. It implements fs.FS, fs.StatFS,
+// fs.ReadDirFS and fs.ReadLinkFS.
+type Recorder struct {
+	fsys fs.FS
+	mu   sync.Mutex
+	host fstest.MapFS
+}
+
+// Host is what was read so far.
+func (r *Recorder) Host() fstest.MapFS {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := fstest.MapFS{}
+	for name, entry := range r.host {
+		out[name] = entry
+	}
+	return out
+}
+
+func (r *Recorder) keep(name string, entry *fstest.MapFile) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.host[name]; !ok || len(entry.Data) > 0 {
+		r.host[name] = entry
+	}
+}
+
+// Open implements fs.FS. It reads a file at once, and hands out the whole of
+// it while keeping the part that matters.
+func (r *Recorder) Open(name string) (fs.File, error) {
+	file, err := r.fsys.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return file, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(file)
+	if err != nil {
+		return nil, err
+	}
+	r.keep(name, &fstest.MapFile{Mode: 0o444, Data: reduce(name, data)})
+	return fstest.MapFS{name: {Mode: 0o444, Data: data}}.Open(name)
+}
+
+// Stat implements fs.StatFS.
+func (r *Recorder) Stat(name string) (fs.FileInfo, error) {
+	info, err := fs.Stat(r.fsys, name)
+	if err != nil || info.IsDir() {
+		return info, err
+	}
+	mode := info.Mode() & (fs.ModeDevice | fs.ModeCharDevice | fs.ModePerm)
+	r.keep(name, &fstest.MapFile{Mode: mode})
+	return info, nil
+}
+
+// ReadDir implements fs.ReadDirFS. What a folder lists is kept only once it is
+// looked at.
+func (r *Recorder) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(r.fsys, name) }
+
+// ReadLink implements fs.ReadLinkFS.
+func (r *Recorder) ReadLink(name string) (string, error) {
+	target, err := fs.ReadLink(r.fsys, name)
+	if err == nil {
+		r.keep(name, &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte(target)})
+	}
+	return target, err
+}
+
+// Lstat implements fs.ReadLinkFS.
+func (r *Recorder) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(r.fsys, name) }
+
+// partial names the files of which only some lines are kept, by what the
+// lines contain. A path counts before a file's bare name.
+var partial = map[string][]string{
+	"proc/cpuinfo":        {"processor\t", "model name\t", "physical id\t", "core id\t", "CPU implementer\t", "CPU part\t"},
+	"proc/self/status":    {"Cpus_allowed_list:", "Mems_allowed_list:"},
+	"proc/self/mountinfo": {" - cgroup"},
+	"proc/modules":        {"nvidia", "nouveau"},
+	"proc/self/limits":    {"Limit", "Max locked memory"},
+	"meminfo":             {"MemTotal:", "MemFree:", "MemAvailable:", "SwapTotal:", "HugePages_", "Hugepagesize:"},
+	"memory.stat":         {"active_file "},
+}
+
+func reduce(name string, data []byte) []byte {
+	if bytes.IndexByte(data, 0) >= 0 { // libc.so.6: its banner is all that is read
+		var out []byte
+		for line := range bytes.FieldsFuncSeq(data, func(c rune) bool { return c == 0 || c == '\n' }) {
+			if bytes.Contains(line, []byte("GNU C Library (")) {
+				out = append(append(out, line...), '\n')
+			}
+		}
+		return out
+	}
+	words := partial[name]
+	if words == nil {
+		words = partial[path.Base(name)]
+	}
+	if words == nil {
+		return data
+	}
+	var out []byte
+	for line := range strings.Lines(string(data)) {
+		for _, w := range words {
+			if strings.Contains(line, w) {
+				out = append(out, line...)
+				break
+			}
+		}
+		if name == "proc/cpuinfo" && strings.HasPrefix(line, "flags") && strings.Contains(line, " hypervisor ") {
+			out = append(out, "flags\t\t: hypervisor\n"...)
+		}
+	}
+	return out
+}

@@ -1,0 +1,180 @@
+package hostinfo
+
+import (
+	"io/fs"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// PCIDevice is one NVIDIA GPU on the PCI bus, bound to a driver or not.
+type PCIDevice struct {
+	Address  string `json:"address"`             // 0000:00:06.0
+	DeviceID string `json:"device_id,omitempty"` // 0x2335
+	Class    string `json:"class"`               // 0x030200
+	Driver   string `json:"driver,omitempty"`    // nvidia, nouveau, vfio-pci
+	NUMANode *int   `json:"numa_node"`           // null where the firmware does not say (-1)
+	CPUs     string `json:"local_cpus,omitempty"`
+	Link     Link   `json:"link"`
+	// Upstream is the links from the device's slot up to the root port, the
+	// nearest first. Virtual machines mostly show none.
+	Upstream []Link `json:"upstream,omitempty"`
+}
+
+// Link is one PCI Express link. An idle GPU trains its link down to save
+// power, so Current may be low until there is work.
+type Link struct {
+	Address      string  `json:"address,omitempty"` // of the bridge, for upstream links
+	CurrentSpeed float64 `json:"current_gt_per_s,omitempty"`
+	CurrentWidth int     `json:"current_width,omitempty"`
+	MaxSpeed     float64 `json:"max_gt_per_s,omitempty"`
+	MaxWidth     int     `json:"max_width,omitempty"`
+}
+
+// Current is the rate of the link as it is trained now, in GB/s each way.
+// 0 is unknown.
+func (l Link) Current() float64 { return LinkRate(l.CurrentSpeed, l.CurrentWidth) }
+
+// Max is the rate that the device could train to, in GB/s each way.
+func (l Link) Max() float64 { return LinkRate(l.MaxSpeed, l.MaxWidth) }
+
+// Generation is the PCI Express generation of a speed in GT/s, 0 for one that
+// is none.
+func Generation(speed float64) int {
+	for i, s := range []float64{2.5, 5, 8, 16, 32, 64} {
+		if speed == s {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// LinkRate is what a link of this speed (GT/s a lane) and width (lanes) can
+// carry each way in GB/s, after the encoding of its generation and before
+// packet headers: 8b/10b up to generation 2, 128b/130b up to 5, and flits of
+// 242 in 256 bytes from 6 on. 32 GT/s x16 is 63.0 GB/s.
+func LinkRate(speed float64, width int) float64 {
+	if speed <= 0 || width <= 0 {
+		return 0
+	}
+	encoding := 128.0 / 130
+	switch {
+	case speed <= 5:
+		encoding = 8.0 / 10
+	case speed >= 64:
+		encoding = 242.0 / 256
+	}
+	return speed * float64(width) * encoding / 8
+}
+
+const (
+	pciDevices   = "sys/bus/pci/devices"
+	vendorNVIDIA = "0x10de"
+)
+
+// pciAddress is domain:bus:device.function. Domains may have 8 digits.
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// NormalPCIAddress gives the form that sysfs uses for an address as CUDA or
+// nvidia-smi write it ("00000000:00:06.0", "0000:0A:00.0"), so that both can
+// be compared. What is no address comes back in lower case.
+func NormalPCIAddress(s string) string {
+	s = strings.ToLower(strings.TrimSpace(s))
+	domain, rest, ok := strings.Cut(s, ":")
+	if !ok || strings.Count(rest, ":") != 1 {
+		return s
+	}
+	for len(domain) > 4 && domain[0] == '0' {
+		domain = domain[1:]
+	}
+	return domain + ":" + rest
+}
+
+func readGPUs(f files) []PCIDevice {
+	var out []PCIDevice
+	for _, address := range f.names(pciDevices) {
+		dir := pciDevices + "/" + address
+		if f.line(dir+"/vendor") != vendorNVIDIA {
+			continue
+		}
+		class := f.line(dir + "/class")
+		if !strings.HasPrefix(class, "0x03") { // display controller; audio and bridges are others
+			continue
+		}
+		d := PCIDevice{
+			Address:  address,
+			Class:    class,
+			DeviceID: f.line(dir + "/device"),
+			CPUs:     f.line(dir + "/local_cpulist"),
+			Link:     readLink(f, dir),
+			Upstream: readUpstream(f, dir),
+		}
+		if driver, err := fs.ReadLink(f.fsys, dir+"/driver"); err == nil {
+			d.Driver = path.Base(driver)
+		}
+		if n, ok := f.number(dir + "/numa_node"); ok && n >= 0 {
+			d.NUMANode = &n
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// readUpstream walks from the device's real folder, .../0000:00:01.0/0000:01:00.0,
+// up through the bridges it hangs from.
+func readUpstream(f files, dir string) []Link {
+	var out []Link
+	for p := path.Dir(f.realPath(dir)); pciAddress.MatchString(path.Base(p)); p = path.Dir(p) {
+		l := readLink(f, p)
+		l.Address = path.Base(p)
+		if l.Current() > 0 || l.Max() > 0 {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+func readLink(f files, dir string) Link {
+	return Link{
+		CurrentSpeed: parseSpeed(f.line(dir + "/current_link_speed")),
+		CurrentWidth: parseWidth(f.line(dir + "/current_link_width")),
+		MaxSpeed:     parseSpeed(f.line(dir + "/max_link_speed")),
+		MaxWidth:     parseWidth(f.line(dir + "/max_link_width")),
+	}
+}
+
+// parseSpeed reads "32.0 GT/s PCIe", and "8 GT/s" of older kernels. "Unknown"
+// and everything else is 0.
+func parseSpeed(s string) float64 {
+	fields := strings.Fields(s)
+	if len(fields) < 2 || fields[1] != "GT/s" {
+		return 0
+	}
+	speed, err := strconv.ParseFloat(fields[0], 64)
+	if err != nil || !(speed > 0 && speed < 1e4) {
+		return 0
+	}
+	return speed
+}
+
+// parseWidth reads a number of lanes. 0 and 255 are how devices without a
+// link answer.
+func parseWidth(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 || n > 32 {
+		return 0
+	}
+	return n
+}
+
+// GPU finds a device by its PCI address, in the form of CUDA or of sysfs.
+func (h *Host) GPU(address string) (PCIDevice, bool) {
+	want := NormalPCIAddress(address)
+	for _, d := range h.GPUs {
+		if NormalPCIAddress(d.Address) == want {
+			return d, true
+		}
+	}
+	return PCIDevice{}, false
+}

@@ -1,0 +1,127 @@
+package hostinfo
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Kernel is the running kernel.
+type Kernel struct {
+	Release string `json:"release,omitempty"` // as uname -r: 6.8.0-45-generic
+}
+
+// Distro is the distribution of the root folder, the container's own inside
+// one.
+type Distro struct {
+	ID      string `json:"id,omitempty"`      // debian, alpine
+	Version string `json:"version,omitempty"` // 12, 3.20.3
+	Name    string `json:"name,omitempty"`    // Debian GNU/Linux 12 (bookworm)
+}
+
+// Libc is the C library that programs get. The CUDA libraries need glibc 2.17
+// or later; on musl they cannot load.
+type Libc struct {
+	Kind    string `json:"kind,omitempty"`    // glibc or musl
+	Version string `json:"version,omitempty"` // 2.39, glibc only
+	Loader  string `json:"loader,omitempty"`  // /lib64/ld-linux-x86-64.so.2
+}
+
+func readKernel(f files) Kernel {
+	return Kernel{Release: f.line("proc/sys/kernel/osrelease")}
+}
+
+func readDistro(f files) Distro {
+	text := f.text("etc/os-release")
+	if text == "" {
+		text = f.text("usr/lib/os-release")
+	}
+	fields := parseAssignments(text)
+	return Distro{ID: fields["ID"], Version: fields["VERSION_ID"], Name: fields["PRETTY_NAME"]}
+}
+
+// parseAssignments reads NAME=value and NAME="value" lines.
+func parseAssignments(text string) map[string]string {
+	out := map[string]string{}
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), "=")
+		if !ok || name == "" || name[0] == '#' {
+			continue
+		}
+		if n := len(value); n >= 2 && (value[0] == '"' || value[0] == '\'') && value[n-1] == value[0] {
+			value = value[1 : n-1]
+		}
+		out[name] = value
+	}
+	return out
+}
+
+// loaders are the dynamic loaders of both processors this project runs on.
+// glibc comes first: a musl loader beside it is an extra, as a glibc loader
+// on Alpine is not (there gcompat puts its own file in that place, which
+// readLibc tells by the distribution's own loader).
+var loaders = []struct{ path, kind string }{
+	{"lib64/ld-linux-x86-64.so.2", "glibc"},
+	{"lib/ld-linux-aarch64.so.1", "glibc"},
+	{"lib/ld-musl-x86_64.so.1", "musl"},
+	{"lib/ld-musl-aarch64.so.1", "musl"},
+}
+
+// libcs is where libc.so.6 lies on the usual distributions.
+var libcs = []string{
+	"lib/x86_64-linux-gnu/libc.so.6", "lib/aarch64-linux-gnu/libc.so.6",
+	"lib64/libc.so.6", "usr/lib/libc.so.6", "lib/libc.so.6",
+}
+
+// glibcBanner is what libc.so.6 prints when it is run.
+var glibcBanner = regexp.MustCompile(`GNU C Library \([^)\n]{0,100}\) (?:stable|development) release version (\d+\.\d+)`)
+
+func readLibc(f files) Libc {
+	for _, l := range loaders {
+		if !f.exists(l.path) {
+			continue
+		}
+		out := Libc{Kind: l.kind, Loader: "/" + l.path}
+		if l.kind != "glibc" {
+			return out
+		}
+		for _, name := range libcs {
+			if m := glibcBanner.FindStringSubmatch(f.text(name)); m != nil {
+				out.Version = m[1]
+				return out
+			}
+		}
+		if m := f.muslLoader(); m != "" {
+			return Libc{Kind: "musl", Loader: m} // a glibc shim on a musl system
+		}
+		return out
+	}
+	return Libc{}
+}
+
+// muslLoader is the path of musl's loader, "" where there is none.
+func (f files) muslLoader() string {
+	for _, l := range loaders {
+		if l.kind == "musl" && f.exists(l.path) {
+			return "/" + l.path
+		}
+	}
+	return ""
+}
+
+// parseLimits reads /proc/<pid>/limits and gives the soft limits by name.
+func parseLimits(text string) map[string]Limit {
+	out := map[string]Limit{}
+	for line := range strings.Lines(text) {
+		// The name ends where two or more spaces begin.
+		name, rest, ok := strings.Cut(line, "  ")
+		if !ok {
+			continue
+		}
+		if fields := strings.Fields(rest); len(fields) >= 2 {
+			if l := parseLimit(fields[0]); l.Known {
+				out[name] = l
+			}
+		}
+	}
+	return out
+}

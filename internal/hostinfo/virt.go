@@ -1,0 +1,87 @@
+package hostinfo
+
+import "strings"
+
+// Virt is what hints at a virtual machine and at a container.
+type Virt struct {
+	// VM is false where nothing says that this is one.
+	VM bool `json:"vm,omitempty"`
+	// Hypervisor is what the firmware calls the machine: "QEMU Standard PC",
+	// "Amazon EC2", "wsl", "xen".
+	Hypervisor string `json:"hypervisor,omitempty"`
+	// Container is docker, podman, kubernetes, lxc, containerd or another
+	// name that the runtime left; empty where nothing says so.
+	Container string `json:"container,omitempty"`
+	WSL       bool   `json:"wsl,omitempty"`
+}
+
+func readVirt(f files, environ []string) Virt {
+	release := strings.ToLower(f.line("proc/sys/kernel/osrelease"))
+	v := Virt{
+		WSL:       strings.Contains(release, "microsoft") || f.exists("dev/dxg"),
+		Container: readContainer(f, environ),
+	}
+	v.Hypervisor = readHypervisor(f)
+	if v.WSL {
+		v.Hypervisor = "wsl"
+	}
+	v.VM = v.WSL || v.Hypervisor != "" || parseCPUInfo(f.text("proc/cpuinfo")).HypervisorFlag
+	return v
+}
+
+// virtualVendors are words in the firmware's vendor or product that mean a
+// virtual machine. Bare metal of the same vendors says something else.
+var virtualVendors = []string{
+	"QEMU", "KVM", "VMware", "VirtualBox", "innotek", "Xen", "OpenStack",
+	"Google Compute Engine", "Virtual Machine", "Bochs", "Firecracker", "Cloud Hypervisor",
+}
+
+func readHypervisor(f files) string {
+	vendor, product := f.line("sys/class/dmi/id/sys_vendor"), f.line("sys/class/dmi/id/product_name")
+	name := strings.TrimSpace(vendor + " " + product)
+	// Amazon's metal instances have the same vendor and ".metal" types.
+	if strings.HasPrefix(vendor, "Amazon EC2") && !strings.Contains(product, "metal") {
+		return name
+	}
+	for _, word := range virtualVendors {
+		if strings.Contains(name, word) {
+			return name
+		}
+	}
+	return f.line("sys/hypervisor/type")
+}
+
+// cgroupRuntimes are parts of control group paths and the runtime they tell.
+var cgroupRuntimes = []struct{ part, name string }{
+	{"kubepods", "kubernetes"},
+	{"docker", "docker"},
+	{"libpod", "podman"},
+	{"lxc", "lxc"},
+	{"containerd", "containerd"},
+}
+
+func readContainer(f files, environ []string) string {
+	if _, ok := lookupEnv(environ, "KUBERNETES_SERVICE_HOST"); ok {
+		return "kubernetes"
+	}
+	switch {
+	case f.exists("run/.containerenv"):
+		return "podman"
+	case f.exists(".dockerenv"):
+		return "docker"
+	}
+	if name := f.line("run/systemd/container"); name != "" {
+		return name
+	}
+	groups := f.text("proc/self/cgroup")
+	for _, m := range parseCgroupMounts(f.text("proc/self/mountinfo")) {
+		groups += m.root + "\n" // tells where the namespace hides the group's path
+	}
+	for _, r := range cgroupRuntimes {
+		if strings.Contains(groups, r.part) {
+			return r.name
+		}
+	}
+	name, _ := lookupEnv(environ, "container")
+	return name
+}
