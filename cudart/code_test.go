@@ -14,7 +14,7 @@ import (
 func TestCodeSaysWhatCUDASays(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		code              Code
+		code                Code
 		name, text, message string
 	}{
 		{Success, "cudaSuccess", "no error", "cudaSuccess (0): no error"},

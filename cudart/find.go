@@ -72,11 +72,6 @@ func (f finder) candidates() (list []candidate, looked []string) {
 	}
 
 	for _, p := range f.places() {
-		if p.loader {
-			for _, soname := range libcudartSonames {
-				add(candidate{soname, p.found, libcudartVersion(soname)}, soname)
-			}
-		}
 		var notes []string
 		for _, dir := range p.dirs {
 			libs, note := f.librariesIn(dir)
@@ -85,6 +80,11 @@ func (f finder) candidates() (list []candidate, looked []string) {
 			}
 			if note != "" {
 				notes = append(notes, note)
+			}
+		}
+		if p.loader {
+			for _, soname := range libcudartSonames {
+				add(candidate{soname, p.found, libcudartVersion(soname)}, soname)
 			}
 		}
 		if len(notes) > 0 {

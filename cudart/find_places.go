@@ -26,12 +26,15 @@ func (f finder) places() []place {
 		list = append(list, place{found: found, looked: looked, dirs: dirs})
 	}
 	addEnv := func(found, name, below string, dirs func(prefix string) []string) {
-		prefix := f.envPath(name)
-		if prefix == "" {
+		switch prefix := f.env(name); {
+		case prefix == "":
 			add(found, "$"+name+" (not set)", nil)
-			return
+		case !path.IsAbs(prefix):
+			add(found, "$"+name+" (not an absolute path: "+prefix+")", nil)
+		default:
+			prefix = path.Clean(prefix)
+			add(found, "$"+name+" = "+prefix+below, dirs(prefix))
 		}
-		add(found, "$"+name+" = "+prefix+below, dirs(prefix))
 	}
 
 	addEnv("wheel in $VIRTUAL_ENV", "VIRTUAL_ENV", "/lib/python3*"+wheels, f.wheelDirs)
@@ -59,10 +62,13 @@ func (f finder) places() []place {
 	if dirs := f.loaderDirs(); len(dirs) > 0 {
 		add("$LD_LIBRARY_PATH", "$LD_LIBRARY_PATH = "+strings.Join(dirs, ":"), dirs)
 	} else {
-		add("", "$LD_LIBRARY_PATH (not set)", nil)
+		add("", "$LD_LIBRARY_PATH (no absolute folder in it)", nil)
 	}
 	list = append(list, place{
-		found: "loader path", looked: "the loader's own path, for " + strings.Join(libcudartSonames[:], ", "), loader: true,
+		found:  "loader path",
+		looked: "the loader's own path, for " + strings.Join(libcudartSonames[:], ", "),
+		dirs:   f.ldsoDirs(),
+		loader: true,
 	})
 
 	addEnv("$CUDA_PATH", "CUDA_PATH", "/{lib64,lib,targets/*/lib}", f.toolkitDirs)
@@ -168,12 +174,4 @@ func (f finder) pythonPrefixes(file string) []string {
 		}
 	}
 	return prefixes
-}
-
-// envPath returns a variable that names a folder, "" when it is not an absolute path.
-func (f finder) envPath(name string) string {
-	if dir := f.env(name); path.IsAbs(dir) {
-		return path.Clean(dir)
-	}
-	return ""
 }

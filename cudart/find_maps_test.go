@@ -1,0 +1,49 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package cudart
+
+import (
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+const mapsOfTwoLibraries = `55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 1311 /usr/bin/app
+7f3c00000000-7f3c00021000 rw-p 00000000 00:00 0
+7f3c10000000-7f3c10010000 rw-s 00000000 00:01 77                         /memfd:libcudart.so.12 (deleted)
+7f3c20000000-7f3c20010000 rw-p 00000000 00:00 0                          [anon:x/libcudart.so.12]
+7f3c30000000-7f3c30080000 r-xp 00000000 08:01 1400                       /opt/my libs/libcudart.so.12.4.127
+7f3c30080000-7f3c30090000 r--p 00080000 08:01 1400                       /opt/my libs/libcudart.so.12.4.127
+7f3c40000000-7f3c40080000 r-xp 00000000 08:01 1401                       /v/nvidia/cu13/lib/libcudart.so.13 (deleted)
+7f3c50000000-7f3c50080000 r-xp 00000000 08:01 1402                       /usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
+`
+
+func TestMappedFiles(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, []mappedFile{
+		{"/opt/my libs/libcudart.so.12.4.127", false},
+		{"/v/nvidia/cu13/lib/libcudart.so.13", true},
+	}, mappedFiles(mapsOfTwoLibraries, libcudartName))
+	assert.Empty(t, mappedFiles("", libcudartName))
+	assert.Empty(t, mappedFiles("/libcudart.so.12", libcudartName), "a line that is cut off is no mapping")
+}
+
+func FuzzMappedFiles(f *testing.F) {
+	f.Add(mapsOfTwoLibraries)
+	f.Add("7f00-7f10 r-xp 0 08:01 1 /libcudart.so (deleted) (deleted)\n")
+	f.Add(" /\n /libcudart.so.12\r\n\x00 /a/../libcudart.so.13")
+	f.Fuzz(func(t *testing.T, text string) {
+		seen := map[mappedFile]bool{}
+		for _, m := range mappedFiles(text, libcudartName) {
+			assert.True(t, path.IsAbs(m.path), "%q", m.path)
+			assert.True(t, libcudartName(path.Base(m.path)), "%q", m.path)
+			assert.Contains(t, text, m.path)
+			assert.False(t, strings.Contains(m.path, "\n"), "%q", m.path)
+			assert.False(t, seen[m], "%q twice", m.path)
+			seen[m] = true
+		}
+	})
+}

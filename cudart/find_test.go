@@ -1,0 +1,340 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package cudart
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// makeTree makes a host's files below a new root: "/a/b" is a file, "/a/b/" a
+// folder, "/a/b -> c" a link and "/a/b = text" a file with contents. Links to
+// absolute paths stay inside the root.
+func makeTree(t *testing.T, entries ...string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for _, entry := range entries {
+		name, target, isLink := strings.Cut(entry, " -> ")
+		name, text, _ := strings.Cut(name, " = ")
+		file := root + name
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		switch {
+		case isLink && strings.HasPrefix(target, "/"):
+			require.NoError(t, os.Symlink(root+target, file))
+		case isLink:
+			require.NoError(t, os.Symlink(target, file))
+		case strings.HasSuffix(name, "/"):
+			require.NoError(t, os.MkdirAll(file, 0o755))
+		default:
+			require.NoError(t, os.WriteFile(file, []byte(text), 0o755))
+		}
+	}
+	return root
+}
+
+// fakeFinder looks at a tree, in a process with that environment and maps.
+func fakeFinder(root string, env map[string]string, maps string) finder {
+	return finder{
+		root: root,
+		arch: "amd64",
+		env:  func(name string) string { return env[name] },
+		home: "/home/gopher",
+		maps: func() ([]byte, error) { return []byte(maps), nil },
+	}
+}
+
+// The loader is asked on every host.
+var fromLoader = []candidate{
+	{"libcudart.so.13", "loader path", 13000},
+	{"libcudart.so.12", "loader path", 12000},
+	{"libcudart.so.11.0", "loader path", 11000},
+}
+
+func TestCandidates(t *testing.T) {
+	t.Parallel()
+	type env = map[string]string
+	for name, tt := range map[string]struct {
+		tree   []string
+		env    env
+		maps   string
+		before []candidate // ahead of the loader's
+		after  []candidate
+		looked []string // must be among the places looked at
+	}{
+		"nothing at all": {
+			looked: []string{
+				"libraries loaded already (/proc/self/maps)",
+				"$VIRTUAL_ENV (not set)",
+				"$CONDA_PREFIX (not set)",
+				"python3 (not on $PATH)",
+				"/home/gopher/.local/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib",
+				"/usr/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib",
+				"$LD_LIBRARY_PATH (no absolute folder in it)",
+				"the loader's own path, for libcudart.so.13, libcudart.so.12, libcudart.so.11.0",
+				"$CUDA_PATH (not set)",
+				"$CUDA_HOME (not set)",
+				"/usr/local/cuda/{lib64,lib,targets/*/lib}",
+				"/usr/local/cuda-* (none)",
+				"/opt/cuda/{lib64,lib,targets/*/lib}",
+				"/usr/lib/x86_64-linux-gnu",
+				"/usr/lib/wsl/lib",
+			},
+		},
+		"PyTorch's CUDA 13 wheel in a virtualenv": {
+			tree: []string{
+				"/app/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13",
+				"/app/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcublas.so.13",
+				"/app/venv/lib/python3.12/site-packages/nvidia_cuda_runtime-13.0.96.dist-info/",
+				"/app/venv/lib64 -> lib",
+			},
+			env:    env{"VIRTUAL_ENV": "/app/venv/"},
+			before: []candidate{{"/app/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $VIRTUAL_ENV", 13000}},
+			looked: []string{"$VIRTUAL_ENV = /app/venv/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib"},
+		},
+		"cuda_runtime wheel, its minor version from the wheel's description": {
+			tree: []string{
+				"/app/venv/lib/python3.11/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
+				"/app/venv/lib/python3.11/site-packages/nvidia_cuda_runtime_cu11-11.8.89.dist-info/",
+				"/app/venv/lib/python3.11/site-packages/nvidia_cuda_runtime_cu12-12.8.90.dist-info/",
+			},
+			env:    env{"VIRTUAL_ENV": "/app/venv"},
+			before: []candidate{{"/app/venv/lib/python3.11/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel in $VIRTUAL_ENV", 12080}},
+		},
+		"old PyTorch with a renamed copy, user and system packages": {
+			tree: []string{
+				"/home/gopher/.local/lib/python3.9/site-packages/torch/lib/libcudart-d0da41ae.so.11.0",
+				"/usr/local/lib/python3.11/dist-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
+				"/usr/lib/python3/dist-packages/nvidia/cu13/lib/libcudart.so.13",
+			},
+			before: []candidate{
+				{"/home/gopher/.local/lib/python3.9/site-packages/torch/lib/libcudart-d0da41ae.so.11.0", "wheel in ~/.local", 11000},
+				{"/usr/local/lib/python3.11/dist-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel in /usr/local", 12000},
+				{"/usr/lib/python3/dist-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in /usr", 13000},
+			},
+		},
+		"packages of the first python3 on PATH and of the one it was made from": {
+			tree: []string{
+				"/empty/",
+				"/broken/python3 -> nowhere",
+				"/work/env/bin/python3 -> /opt/py/bin/python3.12",
+				"/work/env/pyvenv.cfg = home = /opt/copied/bin\nversion = 3.12.1\n",
+				"/opt/py/bin/python3.12",
+				"/usr/bin/python3",
+				"/work/env/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13",
+				"/opt/py/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
+				"/opt/copied/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.11.0",
+			},
+			env: env{"PATH": ":relative:/empty:/broken:/work/env/bin:/usr/bin"},
+			before: []candidate{
+				{"/work/env/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel of /work/env/bin/python3", 13000},
+				{"/opt/py/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel of /work/env/bin/python3", 12000},
+				{"/opt/copied/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.11.0", "wheel of /work/env/bin/python3", 11000},
+			},
+			looked: []string{"wheels of /work/env/bin/python3 (/work/env, /opt/py, /opt/copied)"},
+		},
+		"conda: one file behind links in two folders, and a wheel": {
+			tree: []string{
+				"/conda/envs/x/targets/x86_64-linux/lib/libcudart.so.12.4.127",
+				"/conda/envs/x/lib/libcudart.so.12.4.127 -> ../targets/x86_64-linux/lib/libcudart.so.12.4.127",
+				"/conda/envs/x/lib/libcudart.so.12 -> libcudart.so.12.4.127",
+				"/conda/envs/x/lib/libcudart.so -> libcudart.so.12.4.127",
+				"/conda/envs/x/lib/python3.10/site-packages/nvidia/cu13/lib/libcudart.so.13",
+			},
+			env: env{"CONDA_PREFIX": "/conda/envs/x"},
+			before: []candidate{
+				{"/conda/envs/x/lib/python3.10/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $CONDA_PREFIX", 13000},
+				{"/conda/envs/x/lib/libcudart.so.12.4.127", "$CONDA_PREFIX", 12040},
+			},
+		},
+		"several toolkits, one the default through two links": {
+			tree: []string{
+				"/usr/local/cuda-11.8/targets/x86_64-linux/lib/libcudart.so.11.8.89",
+				"/usr/local/cuda-11.8/lib64 -> targets/x86_64-linux/lib",
+				"/usr/local/cuda-12.4/targets/x86_64-linux/lib/libcudart.so.12.4.127",
+				"/usr/local/cuda-12.4/targets/x86_64-linux/lib/libcudart.so.12 -> libcudart.so.12.4.127",
+				"/usr/local/cuda-12.4/targets/x86_64-linux/lib/libcudart.so -> libcudart.so.12",
+				"/usr/local/cuda-12.4/targets/sbsa-linux/lib/libcudart.so.12.4.127",
+				"/usr/local/cuda-12.4/lib64 -> targets/x86_64-linux/lib",
+				"/usr/local/cuda-13.0/lib64/libcudart.so.13.0.96",
+				"/etc/alternatives/cuda -> /usr/local/cuda-12.4",
+				"/usr/local/cuda -> /etc/alternatives/cuda",
+				"/opt/cuda/lib64/libcudart.so.13.1.80",
+			},
+			after: []candidate{
+				{"/usr/local/cuda/lib64/libcudart.so.12.4.127", "/usr/local/cuda", 12040},
+				{"/usr/local/cuda-11.8/lib64/libcudart.so.11.8.89", "/usr/local/cuda-11.8", 11080},
+				{"/usr/local/cuda-13.0/lib64/libcudart.so.13.0.96", "/usr/local/cuda-13.0", 13000},
+				{"/opt/cuda/lib64/libcudart.so.13.1.80", "/opt/cuda", 13010},
+			},
+			looked: []string{"/usr/local/cuda-12.4/{lib64,lib,targets/*/lib}"},
+		},
+		"CUDA_PATH before CUDA_HOME, and characters that mean something to a glob": {
+			tree: []string{
+				"/opt/[a]*/lib64/libcudart.so.12",
+				"/opt/home/lib/libcudart.so.11.0",
+			},
+			env: env{"CUDA_HOME": "/opt/home", "CUDA_PATH": "/opt/[a]*", "CONDA_PREFIX": "envs/x"},
+			after: []candidate{
+				{"/opt/[a]*/lib64/libcudart.so.12", "$CUDA_PATH", 12000},
+				{"/opt/home/lib/libcudart.so.11.0", "$CUDA_HOME", 11000},
+			},
+			looked: []string{"$CONDA_PREFIX (not an absolute path: envs/x)"},
+		},
+		"LD_LIBRARY_PATH with empty and relative entries, twice the same": {
+			tree: []string{
+				"/a/libcudart.so.12.2.140",
+				"/b/libcudart.so.13",
+				"/link -> /a",
+				"/libcudart.so.11.0",
+			},
+			env: env{"LD_LIBRARY_PATH": ":/a/::lib:/link;/b:"},
+			before: []candidate{
+				{"/a/libcudart.so.12.2.140", "$LD_LIBRARY_PATH", 12020},
+				{"/b/libcudart.so.13", "$LD_LIBRARY_PATH", 13000},
+			},
+			looked: []string{"$LD_LIBRARY_PATH = /a:/link:/b"},
+		},
+		"Debian's two versions side by side, WSL": {
+			tree: []string{
+				"/usr/lib/x86_64-linux-gnu/libcudart.so.11.8.89",
+				"/usr/lib/x86_64-linux-gnu/libcudart.so.11.0 -> libcudart.so.11.8.89",
+				"/usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127",
+				"/usr/lib/x86_64-linux-gnu/libcudart.so.12 -> libcudart.so.12.4.127",
+				"/usr/lib/x86_64-linux-gnu/libcudart_static.a",
+				"/usr/lib/aarch64-linux-gnu/libcudart.so.12.4.127",
+				"/usr/lib/wsl/lib/libcudart.so.12",
+			},
+			after: []candidate{
+				{"/usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127", "/usr/lib/x86_64-linux-gnu", 12040},
+				{"/usr/lib/x86_64-linux-gnu/libcudart.so.11.8.89", "/usr/lib/x86_64-linux-gnu", 11080},
+				{"/usr/lib/wsl/lib/libcudart.so.12", "/usr/lib/wsl/lib", 12000},
+			},
+		},
+		"broken links, a folder named as the library, a loop instead of a folder": {
+			tree: []string{
+				"/usr/local/cuda/lib64/libcudart.so -> libcudart.so.12",
+				"/usr/local/cuda/lib64/libcudart.so.13/",
+				"/opt/cuda/lib64 -> lib64",
+				"/opt/cuda/lib",
+			},
+			looked: []string{
+				"/usr/local/cuda/{lib64,lib,targets/*/lib} (/usr/local/cuda/lib64/libcudart.so.13: not a file; /usr/local/cuda/lib64/libcudart.so: broken link)",
+				"/opt/cuda/{lib64,lib,targets/*/lib} (/opt/cuda/lib64: too many levels of symbolic links)",
+			},
+		},
+		"loaded already, the same file as a toolkit's": {
+			tree: []string{
+				"/usr/local/cuda-12.4/lib64/libcudart.so.12.4.127",
+				"/usr/local/cuda -> cuda-12.4",
+			},
+			maps: "7f00-7f10 r-xp 00000000 08:01 42    /usr/local/cuda-12.4/lib64/libcudart.so.12.4.127\n" +
+				"7f10-7f20 r--p 00010000 08:01 42    /usr/local/cuda-12.4/lib64/libcudart.so.12.4.127\n",
+			before: []candidate{{"/usr/local/cuda-12.4/lib64/libcudart.so.12.4.127", "loaded already", 12040}},
+		},
+		"loaded already, then replaced by an upgrade": {
+			tree: []string{"/usr/local/cuda/lib64/libcudart.so.13"},
+			maps: "7f00-7f10 r-xp 00000000 08:01 42    /usr/local/cuda/lib64/libcudart.so.13 (deleted)\n" +
+				"7f20-7f30 r-xp 00000000 08:01 43    /old/libcudart.so.10.2 (deleted)\n",
+			before: []candidate{{"libcudart.so.13", "loaded already, its file deleted since", 13000}},
+			after:  []candidate{{"/usr/local/cuda/lib64/libcudart.so.13", "/usr/local/cuda", 13000}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			list, looked := fakeFinder(makeTree(t, tt.tree...), tt.env, tt.maps).candidates()
+			want := append([]candidate{}, tt.before...)
+			for _, c := range fromLoader {
+				if len(tt.before) == 0 || tt.before[0].path != c.path {
+					want = append(want, c)
+				}
+			}
+			assert.Equal(t, append(want, tt.after...), list)
+			for _, l := range tt.looked {
+				assert.Contains(t, looked, l)
+			}
+		})
+	}
+}
+
+func TestCandidatesOfArm64(t *testing.T) {
+	t.Parallel()
+	f := fakeFinder(makeTree(t,
+		"/usr/local/cuda/targets/sbsa-linux/lib/libcudart.so.13.0.96",
+		"/usr/local/cuda/targets/x86_64-linux/lib/libcudart.so.13.0.96",
+		"/opt/cuda/targets/aarch64-linux/lib/libcudart.so.12.6.68",
+		"/usr/lib/aarch64-linux-gnu/libcudart.so.12.4.127",
+		"/usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127",
+	), nil, "")
+	f.arch = "arm64"
+	list, _ := f.candidates()
+	assert.Equal(t, append(append([]candidate{}, fromLoader...),
+		candidate{"/usr/local/cuda/targets/sbsa-linux/lib/libcudart.so.13.0.96", "/usr/local/cuda", 13000},
+		candidate{"/opt/cuda/targets/aarch64-linux/lib/libcudart.so.12.6.68", "/opt/cuda", 12060},
+		candidate{"/usr/lib/aarch64-linux-gnu/libcudart.so.12.4.127", "/usr/lib/aarch64-linux-gnu", 12040},
+	), list)
+}
+
+// What cannot be read is told: it may be why nothing was found.
+func TestUnreadablePlacesAreTold(t *testing.T) {
+	t.Parallel()
+	root := makeTree(t, "/opt/cuda/lib64/libcudart.so.12")
+	require.NoError(t, os.Chmod(root+"/opt/cuda/lib64", 0))
+	t.Cleanup(func() { _ = os.Chmod(root+"/opt/cuda/lib64", 0o755) })
+	f := fakeFinder(root, nil, "")
+	f.maps = func() ([]byte, error) {
+		return nil, &fs.PathError{Op: "open", Path: "/proc/self/maps", Err: fs.ErrPermission}
+	}
+	list, looked := f.candidates()
+	assert.Contains(t, looked, "libraries loaded already (/proc/self/maps) (permission denied)")
+	if os.Geteuid() == 0 { // root reads it all the same
+		assert.Contains(t, list, candidate{"/opt/cuda/lib64/libcudart.so.12", "/opt/cuda", 12000})
+		return
+	}
+	assert.Equal(t, fromLoader, list)
+	assert.Contains(t, looked, "/opt/cuda/{lib64,lib,targets/*/lib} (/opt/cuda/lib64: permission denied)")
+}
+
+// A user without a home, as in many containers, is no reason to look in /.local.
+func TestNoHomeMeansNoUserPackages(t *testing.T) {
+	t.Parallel()
+	f := fakeFinder(makeTree(t, "/.local/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13"), nil, "")
+	f.home = ""
+	list, looked := f.candidates()
+	assert.Equal(t, fromLoader, list)
+	assert.NotContains(t, strings.Join(looked, "\n"), "/.local")
+}
+
+func TestFinderOfThisHost(t *testing.T) {
+	t.Parallel()
+	list, looked := newFinder().candidates()
+	assert.NotEmpty(t, looked)
+	seen := map[string]bool{}
+	for _, c := range list {
+		assert.NotEmpty(t, c.found, c.path)
+		assert.False(t, seen[c.path], c.path)
+		seen[c.path] = true
+		if !filepath.IsAbs(c.path) {
+			assert.Contains(t, libcudartSonames, c.path)
+			continue
+		}
+		info, err := os.Stat(c.path)
+		require.NoError(t, err)
+		assert.True(t, info.Mode().IsRegular(), c.path)
+	}
+	for _, c := range fromLoader {
+		assert.True(t, seen[c.path], c.path)
+	}
+}
+
+func TestWhyLeavesOutThePath(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, "permission denied", why(&fs.PathError{Op: "open", Path: "/x", Err: fs.ErrPermission}))
+	assert.Equal(t, "odd", why(errors.New("odd")))
+}
