@@ -1,0 +1,78 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pages
+
+import (
+	"math/bits"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func realCalls() Calls {
+	return Calls{
+		Map: mapAnon, Unmap: unmap, Advise: advise, Name: name,
+		Bind: bind, Where: where, Resident: resident, Touch: touch,
+	}
+}
+
+func mapAnon(n, hugetlb int) (unsafe.Pointer, error) {
+	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	if hugetlb > 0 {
+		flags |= unix.MAP_HUGETLB | (bits.Len(uint(hugetlb))-1)<<unix.MAP_HUGE_SHIFT
+	}
+	return unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, flags)
+}
+
+func unmap(p unsafe.Pointer, n int) error { return unix.MunmapPtr(p, uintptr(n)) }
+
+func advise(p unsafe.Pointer, n int, a Advice) error {
+	how := [...]int{
+		AdviseHuge: unix.MADV_HUGEPAGE, AdviseNoHuge: unix.MADV_NOHUGEPAGE,
+		AdviseDontFork: unix.MADV_DONTFORK, AdviseDontDump: unix.MADV_DONTDUMP,
+		AdvisePopulate: unix.MADV_POPULATE_WRITE,
+	}[a]
+	return unix.Madvise(unsafe.Slice((*byte)(p), n), how)
+}
+
+func name(p unsafe.Pointer, n int, name string) error {
+	text, err := unix.BytePtrFromString(name)
+	if err != nil {
+		return err
+	}
+	err = unix.Prctl(unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME, uintptr(p), uintptr(n), uintptr(unsafe.Pointer(text)))
+	runtime.KeepAlive(text)
+	return err
+}
+
+func bind(p unsafe.Pointer, n, node int, strict bool) error {
+	mode := uintptr(unix.MPOL_PREFERRED)
+	if strict {
+		mode = unix.MPOL_BIND
+	}
+	// The kernel reads one bit less than it is told.
+	mask := make([]uint64, node/64+1)
+	mask[node/64] = 1 << (node % 64)
+	return errno(unix.Syscall6(unix.SYS_MBIND, uintptr(p), uintptr(n), mode,
+		uintptr(unsafe.Pointer(&mask[0])), uintptr(len(mask)*64+1), 0))
+}
+
+func where(pages []unsafe.Pointer, nodes []int32) error {
+	if len(pages) == 0 {
+		return nil
+	}
+	return errno(unix.Syscall6(unix.SYS_MOVE_PAGES, 0, uintptr(len(pages)),
+		uintptr(unsafe.Pointer(&pages[0])), 0, uintptr(unsafe.Pointer(&nodes[0])), 0))
+}
+
+func resident(p unsafe.Pointer, n int, vec []byte) error {
+	return errno(unix.Syscall(unix.SYS_MINCORE, uintptr(p), uintptr(n), uintptr(unsafe.Pointer(&vec[0]))))
+}
+
+func errno(_, _ uintptr, e unix.Errno) error {
+	if e != 0 {
+		return e
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package pages
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+)
+
+// readNodes lists the NUMA nodes that have memory.
+func readNodes(files fs.FS) []int {
+	for _, name := range []string{"has_memory", "online"} {
+		if nodes, err := parseList(readFile(files, nodeFolder+"/"+name)); err == nil && len(nodes) > 0 {
+			return nodes
+		}
+	}
+	return nil
+}
+
+var errList = errors.New("not a list of numbers and ranges")
+
+// maxNode bounds what parseList believes: Linux knows at most 1024 nodes.
+const maxNode = 1 << 12
+
+// parseList reads "0-1,4", ascending and without doubles.
+func parseList(text string) ([]int, error) {
+	var list []int
+	text = strings.TrimSpace(text)
+	if text == "" {
+		return nil, nil
+	}
+	for field := range strings.SplitSeq(text, ",") {
+		low, high, isRange := strings.Cut(field, "-")
+		a, err := strconv.Atoi(low)
+		b := a
+		if err == nil && isRange {
+			b, err = strconv.Atoi(high)
+		}
+		if err != nil || a < 0 || b < a || b > maxNode {
+			return nil, fmt.Errorf("pages: %q: %w", field, errList)
+		}
+		for ; a <= b; a++ {
+			list = append(list, a)
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list), nil
+}
+
+// bind asks for the region's pages from one node. Only a host with several nodes
+// has something to choose; what it refuses is a note.
+func (r *Region) bind(o Options) {
+	if !o.NodeSet || len(r.sys.Nodes) < 2 {
+		return
+	}
+	if !slices.Contains(r.sys.Nodes, o.Node) {
+		r.note("numa: node %d has no memory (nodes %v have), not bound", o.Node, r.sys.Nodes)
+		return
+	}
+	if err := r.sys.Calls.Bind(r.base, r.mapped, o.Node, o.NodeStrict); err != nil {
+		r.note("numa: binding to node %d failed (%v), pages come from wherever the kernel takes them", o.Node, err)
+		return
+	}
+	r.node = o.Node
+}
+
+// samples is how many pages checkNode looks at.
+const samples = 64
+
+// checkNode notes when pages lie on other nodes than the one they were bound to.
+func (r *Region) checkNode() {
+	if r.node < 0 {
+		return
+	}
+	at, err := r.where(samples)
+	if err != nil {
+		r.note("numa: where the pages lie is unknown: %v", err)
+		return
+	}
+	if here := at[r.node]; here < total(at) {
+		r.note("numa: of %d pages looked at %d lie on node %d, where they should, the others on %s", total(at), here, r.node, others(at, r.node))
+	}
+}
+
+func total(at map[int]int) (n int) {
+	for _, count := range at {
+		n += count
+	}
+	return n
+}
+
+func others(at map[int]int, node int) string {
+	var list []int
+	for n := range at {
+		if n != node {
+			list = append(list, n)
+		}
+	}
+	slices.Sort(list)
+	return strings.Trim(fmt.Sprint(list), "[]")
+}
+
+// NodeOf looks at up to n pages, evenly spread over the region, and counts them
+// by the NUMA node they lie on (move_pages). Pages that are not resident do not
+// count.
+func (r *Region) NodeOf(n int) (map[int]int, error) {
+	r.life.RLock()
+	defer r.life.RUnlock()
+	if r.base == nil {
+		return nil, ErrUnmapped
+	}
+	return r.where(n)
+}
+
+func (r *Region) where(n int) (map[int]int, error) {
+	count := min(max(n, 1), r.mapped/r.sys.Page)
+	stride := roundDown(r.mapped/count, r.sys.Page)
+	list := make([]unsafe.Pointer, count)
+	for i := range list {
+		list[i] = unsafe.Add(r.base, i*stride)
+	}
+	nodes := make([]int32, count)
+	if err := r.sys.Calls.Where(list, nodes); err != nil {
+		return nil, fmt.Errorf("pages: node of %d pages: %w", count, err)
+	}
+	at := make(map[int]int)
+	for _, node := range nodes {
+		if node >= 0 {
+			at[int(node)]++
+		}
+	}
+	return at, nil
+}

@@ -1,0 +1,118 @@
+package pages
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+)
+
+// HugeMode says which pages a region is made of.
+type HugeMode int
+
+const (
+	// HugeAuto advises transparent huge pages for regions that can hold one.
+	HugeAuto HugeMode = iota
+	// HugeNever keeps the region on base pages.
+	HugeNever
+	// HugeTLB takes pages from the hugetlb pool, 2 MiB each on most hosts, and
+	// falls back to HugeAuto with a note when the pool has too few.
+	HugeTLB
+	// HugeTLB1G is HugeTLB with pages of 1 GiB; it falls back to HugeTLB.
+	HugeTLB1G
+)
+
+// Options of Map. The zero value maps ordinary memory, advises huge pages from
+// 2 MiB on and populates nothing.
+type Options struct {
+	// Align of the first byte, a power of two in bytes. 0 means a page, or a huge
+	// page where the region can hold one.
+	Align int
+	// HugePages chooses the pages.
+	HugePages HugeMode
+	// Populate makes the region resident before Map returns; nil leaves that to
+	// Region.Populate or to the first touch.
+	Populate *Populate
+	// Node is the NUMA node the memory should come from, if NodeSet.
+	Node    int
+	NodeSet bool
+	// NodeStrict forbids other nodes (MPOL_BIND instead of MPOL_PREFERRED). The
+	// kernel kills a process for want of memory on one node, so it is not the
+	// default: without it a full node costs speed only, and a note says so.
+	NodeStrict bool
+	// Fork lets a forked child have the region too. By default it has not
+	// (MADV_DONTFORK): copying the page tables of pinned memory is slow, and the
+	// child has no use for it.
+	Fork bool
+	// Dump includes the region in core dumps (by default MADV_DONTDUMP).
+	Dump bool
+	// System is the host; nil reads it anew. Callers that map often keep one.
+	System *System
+}
+
+// Method says how pages are made resident.
+type Method int
+
+const (
+	// Auto touches huge pages and advises base pages: for a huge page both take
+	// the time that zeroing takes, and touching never collapsed with many threads;
+	// for base pages one call for many saves an exception each, which is half of
+	// the time.
+	Auto Method = iota
+	// Touch writes to a byte of every page, which leaves its value alone.
+	Touch
+	// Advise asks the kernel by MADV_POPULATE_WRITE (Linux 5.14), and touches
+	// where it cannot. Pages of 32 MiB and more always go this way.
+	Advise
+)
+
+// Populate says how a region is made resident. The zero value adapts to the host.
+type Populate struct {
+	// Threads at work: 0 starts with up to four and grows while that helps.
+	Threads int
+	// Item is the size in bytes that a thread takes at a time, rounded up to
+	// whole huge pages: 0 means up to 16 MiB.
+	Item int
+	// Method of making pages resident.
+	Method Method
+	// Done, if set, is called by the thread that made [off, off+n) resident, right
+	// after it did so: several at a time, in no order, each item once. n is Item
+	// (the last may be shorter), counted in mapped bytes. An error ends populating
+	// and is returned.
+	Done func(off, n int) error
+}
+
+// plan is what Options come to for n bytes with one kind of page.
+type plan struct {
+	n, mapped int // bytes asked for, bytes to keep
+	page      int // the unit of mapped
+	align     int
+	hugetlb   bool
+	thp       bool // advise huge pages
+}
+
+var (
+	errSize  = errors.New("size must be positive and fit the address space")
+	errAlign = errors.New("alignment must be a power of two")
+)
+
+func newPlan(n, page, align, huge int, mode HugeMode, hugetlb bool) (plan, error) {
+	if align < 0 || bits.OnesCount(uint(align)) > 1 {
+		return plan{}, fmt.Errorf("pages: map %d bytes aligned to %d: %w", n, align, errAlign)
+	}
+	p := plan{n: n, page: page, hugetlb: hugetlb}
+	p.thp = !hugetlb && mode != HugeNever && huge > page && n >= huge
+	p.align = max(align, page)
+	if align == 0 && p.thp {
+		p.align = huge
+	}
+	if n <= 0 || n > math.MaxInt-p.page-p.align {
+		return plan{}, fmt.Errorf("pages: map %d bytes aligned to %d: %w", n, p.align, errSize)
+	}
+	p.mapped = roundUp(n, page)
+	return p, nil
+}
+
+func roundUp(n, unit int) int { return (n + unit - 1) &^ (unit - 1) }
+
+func roundDown(n, unit int) int { return n &^ (unit - 1) }

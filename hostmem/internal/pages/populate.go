@@ -1,0 +1,167 @@
+package pages
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+)
+
+// Populate makes the bytes [from, to) of the mapped region resident, rounded out
+// to whole pages, and leaves their values alone. A huge page cannot always be
+// had; base pages then take its place, so nothing is left out. When ctx ends, it
+// stops within a page or so and returns the cause; what is resident stays so.
+func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
+	r.life.RLock()
+	defer r.life.RUnlock()
+	if r.base == nil {
+		return ErrUnmapped
+	}
+	if from < 0 || to < from || to > r.mapped {
+		return fmt.Errorf("pages: populate [%d, %d) of %d bytes: out of range", from, to, r.mapped)
+	}
+	unit := r.block()
+	size := p.Item
+	if size <= 0 {
+		size = maxItem
+		// Enough items for everybody, also in a small region.
+		size = min(size, (to-from)/(4*runtime.GOMAXPROCS(0)))
+	}
+	size = roundUp(max(size, 1), unit)
+	c := &crew{
+		from: roundDown(from, r.plan.page), to: roundUp(to, r.plan.page), size: size,
+		want: p.Threads,
+		work: func(ctx context.Context, off, n int) error {
+			if err := r.fill(ctx, off, n, p.Method); err != nil {
+				return err
+			}
+			if p.Done != nil {
+				return p.Done(off, n)
+			}
+			return nil
+		},
+	}
+	if err := c.run(ctx); err != nil {
+		return fmt.Errorf("pages: populate %d bytes: %w", to-from, err)
+	}
+	if n := r.holes.Swap(0); n > 0 {
+		r.note("%d of %d huge pages could not be had, base pages took their place", n, r.mapped/r.sys.HugePage)
+	}
+	r.checkNode()
+	return nil
+}
+
+// maxItem is the largest piece of work by default. 16 to 64 MiB were measured
+// alike with two to eight threads; smaller ones end together.
+const maxItem = 16 << 20
+
+// block is what populating does between two looks at the context: a huge page's
+// worth.
+func (r *Region) block() int { return max(r.plan.page, r.sys.HugePage, 2<<20) }
+
+// longFault is the page size from which a fault would hold up a stop of the
+// world too long for touching: a page of 1 GiB takes 100 ms.
+const longFault = 32 << 20
+
+// errFault is a page that the kernel could not give: no hugetlb page left on the
+// node that the memory is bound to, or broken memory.
+var errFault = errors.New("no page could be had (SIGBUS)")
+
+// fill makes [off, off+n) resident.
+func (r *Region) fill(ctx context.Context, off, n int, m Method) error {
+	if r.plan.page >= longFault {
+		m = Advise
+	}
+	unit := r.block()
+	var vec []byte
+	if r.plan.thp {
+		vec = make([]byte, unit/r.sys.Page)
+	}
+	for end := off + n; off < end; {
+		if err := ended(ctx); err != nil {
+			return err
+		}
+		// Blocks end where huge pages do.
+		p := unsafe.Add(r.base, off)
+		size := min(unit-int(uintptr(p)&uintptr(unit-1)), end-off)
+		huge := r.plan.thp && size == r.sys.HugePage && !r.gave.Load()
+		start := time.Now()
+		if err := r.fault(p, size, m, huge, vec); err != nil {
+			return fmt.Errorf("%d bytes at offset %d: %w", size, off, err)
+		}
+		if huge {
+			r.watch(size, time.Since(start))
+		}
+		off += size
+	}
+	return nil
+}
+
+// fault makes one block resident.
+func (r *Region) fault(p unsafe.Pointer, n int, m Method, huge bool, vec []byte) error {
+	if !huge || m == Advise {
+		return r.faultEach(p, n, m)
+	}
+	if err := r.sys.Calls.Touch(p, n, n); err != nil {
+		return err
+	}
+	// One touch brought a huge page, or else a single base page.
+	err := r.sys.Calls.Resident(p, n, vec)
+	if err == nil && allResident(vec) {
+		return nil
+	}
+	if err == nil {
+		r.holes.Add(1)
+	}
+	return r.faultEach(p, n, m)
+}
+
+// faultEach makes every page of a block resident, whatever their kind.
+func (r *Region) faultEach(p unsafe.Pointer, n int, m Method) error {
+	// Kernels before 5.14 do not know the advice; any other trouble is touch's to find.
+	if m != Touch && r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
+		return nil
+	}
+	return r.sys.Calls.Touch(p, n, r.plan.page)
+}
+
+func allResident(vec []byte) bool {
+	for _, page := range vec {
+		if page&1 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// A huge page can take the kernel seconds when memory is in pieces and it moves
+// pages about to make one. So each block of a region with huge pages is timed:
+// slower than 10 ns a byte (100 MB/s for a thread, 20 ms for 2 MiB) is what base
+// pages never are, not even where a VM gets its memory from the host first.
+// Single slow blocks mean nothing, a thread may have been put aside; only when
+// they outweigh the fast ones does the rest go without huge pages.
+const (
+	slowByte  = 10 * time.Nanosecond
+	slowScore = 4  // a slow block weighs as much as this many fast ones
+	slowLimit = 16 // four slow blocks in a row
+)
+
+func (r *Region) watch(n int, took time.Duration) {
+	if took < time.Duration(n)*slowByte {
+		if r.slow.Load() > 0 {
+			r.slow.Add(-1)
+		}
+		return
+	}
+	if r.slow.Add(slowScore) < slowLimit || r.gave.Swap(true) {
+		return
+	}
+	state := fmt.Sprintf("huge pages come too slowly (the last took %v; %s/defrag is %q)", took.Round(time.Millisecond), "/"+thpFolder, r.sys.Defrag)
+	if err := r.sys.Calls.Advise(r.base, r.mapped, AdviseNoHuge); err != nil {
+		r.note("%s, and giving them up failed: %v", state, err)
+		return
+	}
+	r.note("%s: the rest has base pages", state)
+}

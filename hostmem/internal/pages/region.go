@@ -1,0 +1,253 @@
+package pages
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// ErrUnmapped is what a region answers after Unmap.
+var ErrUnmapped = errors.New("pages: the region is unmapped")
+
+// Region is anonymous memory that was mapped, trimmed, advised and perhaps
+// populated. Its methods may be called from any goroutine.
+type Region struct {
+	sys  *System
+	plan plan
+	node int // bound to, or -1
+
+	// life is held for reading while pages are populated or looked at, so that
+	// they are never unmapped underneath.
+	life   sync.RWMutex
+	base   unsafe.Pointer // nil once unmapped
+	mapped int
+
+	mu    sync.Mutex
+	notes []string
+
+	slow  atomic.Int32 // see watch
+	gave  atomic.Bool  // huge pages given up
+	holes atomic.Int64 // huge pages that base pages had to stand in for
+}
+
+// Map maps n bytes, as o wants them. After an error, ctx's included, nothing
+// stays mapped, unless the error says that unmapping failed.
+func Map(ctx context.Context, n int, o Options) (*Region, error) {
+	sys := o.System
+	if sys == nil {
+		sys = NewSystem(os.DirFS("/"))
+	}
+	if err := ended(ctx); err != nil {
+		return nil, fmt.Errorf("pages: map %d bytes: %w", n, err)
+	}
+	var notes []string
+	for _, size := range hugetlbSizes(o.HugePages) {
+		r, err := mapHugetlb(ctx, sys, n, size, o)
+		if err == nil {
+			r.notes = slices.Concat(notes, r.notes)
+			return r, nil
+		}
+		if !errors.Is(err, errPool) {
+			return nil, err
+		}
+		notes = append(notes, err.Error())
+	}
+	p, err := newPlan(n, sys.Page, o.Align, sys.HugePage, o.HugePages, false)
+	if err != nil {
+		return nil, err
+	}
+	r, err := sys.mapTrimmed(p)
+	if err != nil {
+		return nil, err
+	}
+	r.notes = notes
+	return r.prepare(ctx, o)
+}
+
+func hugetlbSizes(m HugeMode) []int {
+	switch m {
+	case HugeTLB:
+		return []int{2 << 20}
+	case HugeTLB1G:
+		return []int{1 << 30, 2 << 20}
+	default:
+		return nil
+	}
+}
+
+// errPool says that the hugetlb pool could not serve, and something else can.
+var errPool = errors.New("hugetlb")
+
+func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Region, error) {
+	p, err := newPlan(n, size, o.Align, sys.HugePage, o.HugePages, true)
+	if err != nil {
+		return nil, err
+	}
+	want := p.mapped / size
+	// The kernel promises pages by the host's count, and a fault that its node
+	// cannot serve kills: look there first.
+	if o.NodeSet && len(sys.Nodes) > 1 {
+		if free := sys.freeHuge(size, o.Node); free < want {
+			return nil, fmt.Errorf("%w: node %d has %d pages of %s free, %d wanted", errPool, o.Node, free, sizeName(size), want)
+		}
+	}
+	r, err := sys.mapTrimmed(p)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %d pages of %s free, %d wanted (%w)", errPool, sys.freeHuge(size, -1), sizeName(size), want, err)
+	}
+	r, err = r.prepare(ctx, o)
+	if errors.Is(err, errFault) && o.Populate.Done == nil {
+		return nil, fmt.Errorf("%w: the pool gave out on the way: %w", errPool, err)
+	}
+	return r, err
+}
+
+func sizeName(n int) string {
+	if n >= 1<<30 {
+		return fmt.Sprintf("%d GiB", n>>30)
+	}
+	return fmt.Sprintf("%d MiB", n>>20)
+}
+
+// mapTrimmed maps enough for p's alignment anywhere and gives back what lies
+// before and behind.
+func (s *System) mapTrimmed(p plan) (*Region, error) {
+	whole := p.mapped + p.align - p.page
+	base, err := s.Calls.Map(whole, p.hugetlbPage())
+	if err != nil {
+		return nil, fmt.Errorf("pages: map %d bytes (%d for %d aligned to %d): %w", whole, p.mapped, p.n, p.align, err)
+	}
+	head := int(-uintptr(base) & uintptr(p.align-1))
+	tail := whole - head - p.mapped
+	keep := unsafe.Add(base, head)
+	if tail > 0 {
+		if err := s.Calls.Unmap(unsafe.Add(keep, p.mapped), tail); err != nil {
+			return nil, s.undo(base, whole, fmt.Errorf("pages: trim %d bytes behind %d: %w", tail, p.mapped, err))
+		}
+	}
+	if head > 0 {
+		if err := s.Calls.Unmap(base, head); err != nil {
+			return nil, s.undo(base, head+p.mapped, fmt.Errorf("pages: trim %d bytes before %d: %w", head, p.mapped, err))
+		}
+	}
+	return &Region{sys: s, plan: p, base: keep, mapped: p.mapped, node: -1}, nil
+}
+
+// undo unmaps what a failed step leaves, and says so if even that fails.
+func (s *System) undo(base unsafe.Pointer, n int, cause error) error {
+	if err := s.Calls.Unmap(base, n); err != nil {
+		return errors.Join(cause, fmt.Errorf("pages: %d bytes at %p stay mapped: %w", n, base, err))
+	}
+	return cause
+}
+
+func (p plan) hugetlbPage() int {
+	if p.hugetlb {
+		return p.page
+	}
+	return 0
+}
+
+// prepare does to a new region all that o asks for, or unmaps it.
+func (r *Region) prepare(ctx context.Context, o Options) (*Region, error) {
+	r.advise(o)
+	r.bind(o)
+	if o.Populate != nil {
+		if err := r.Populate(ctx, 0, r.mapped, *o.Populate); err != nil {
+			return nil, r.sys.undo(r.base, r.mapped, err)
+		}
+	}
+	return r, nil
+}
+
+// advise tells the kernel what the region is for. Advice that it does not take
+// costs speed, so it is noted and no error.
+func (r *Region) advise(o Options) {
+	take := func(a Advice, why string) bool {
+		err := r.sys.Calls.Advise(r.base, r.mapped, a)
+		if err != nil {
+			r.note("madvise %s failed (%v): %s", a, err, why)
+		}
+		return err == nil
+	}
+	// Names are not in every kernel, and for people only.
+	_ = r.sys.Calls.Name(r.base, r.mapped, "pinned")
+	if !o.Fork {
+		take(AdviseDontFork, "forks of this process are slow while the region is pinned")
+	}
+	if !o.Dump {
+		take(AdviseDontDump, "core dumps hold the region")
+	}
+	switch {
+	case r.plan.hugetlb:
+	case r.plan.thp && r.sys.THP != "never":
+		r.plan.thp = take(AdviseHuge, "4 KiB pages, slower to pin")
+	case r.plan.thp:
+		r.plan.thp = false
+		r.note("transparent huge pages are switched off (%s/enabled), pinning is slower", "/"+thpFolder)
+	case r.sys.THP == "always":
+		// Small neighbours are one mapping to the kernel, and a huge page for one
+		// of them would be paid by all.
+		take(AdviseNoHuge, "the region may be given a huge page")
+	}
+}
+
+func (r *Region) note(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notes = append(r.notes, fmt.Sprintf(format, args...))
+}
+
+// Notes tell in words what the host refused, in the order it did.
+func (r *Region) Notes() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.notes)
+}
+
+// Bytes is the memory, exactly as long as asked for, and nil once unmapped. It
+// must not be used after Unmap.
+func (r *Region) Bytes() []byte {
+	r.life.RLock()
+	defer r.life.RUnlock()
+	if r.base == nil {
+		return nil
+	}
+	return unsafe.Slice((*byte)(r.base), r.plan.n)
+}
+
+// Pointer is the first byte's address, nil once unmapped.
+func (r *Region) Pointer() unsafe.Pointer {
+	r.life.RLock()
+	defer r.life.RUnlock()
+	return r.base
+}
+
+// Len is the bytes asked for.
+func (r *Region) Len() int { return r.plan.n }
+
+// Mapped is the bytes kept: Len rounded up to a page.
+func (r *Region) Mapped() int { return r.mapped }
+
+// Page is the unit of Mapped: a base page, or a page of the hugetlb pool.
+func (r *Region) Page() int { return r.plan.page }
+
+// Unmap gives the memory back, once populating has ended. A second call does
+// nothing. After an error the memory is still there and Unmap may be tried again.
+func (r *Region) Unmap() error {
+	r.life.Lock()
+	defer r.life.Unlock()
+	if r.base == nil {
+		return nil
+	}
+	if err := r.sys.Calls.Unmap(r.base, r.mapped); err != nil {
+		return fmt.Errorf("pages: unmap %d bytes at %p: %w", r.mapped, r.base, err)
+	}
+	r.base = nil
+	return nil
+}

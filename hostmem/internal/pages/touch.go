@@ -1,0 +1,33 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pages
+
+import (
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"unsafe"
+)
+
+// touch adds zero to the first word of every step bytes. That is a write fault
+// for the kernel and leaves the bytes as they are.
+//
+// A fault blocks the goroutine without the scheduler knowing, so a stop of the
+// world waits for it: 50 to 100 us a huge page of 2 MiB. Between faults the loop
+// can be preempted like any other.
+func touch(p unsafe.Pointer, n, step int) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			err = fmt.Errorf("%w at %#x", errFault, r.Addr())
+		default:
+			panic(r)
+		}
+	}()
+	for off := 0; off < n; off += step {
+		atomic.AddUint32((*uint32)(unsafe.Add(p, off)), 0)
+	}
+	return nil
+}
