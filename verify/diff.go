@@ -12,20 +12,23 @@ type poison struct {
 	mask byte
 }
 
-// Places that a stale byte can have been left at.
-const (
-	StaleDevice = "device"
-	StaleHop    = "second device buffer"
-	StaleReturn = "returning host buffer"
-)
+// poisonAt returns the poison of a target.
+func (c content) poisonAt(at string) content {
+	for _, p := range poisons {
+		if p.at == at {
+			return c.masked(p.mask)
+		}
+	}
+	return c
+}
 
 // poisons differ from the expected byte and from each other at every place, so
 // a stale byte tells which copy it did not get. No mask makes one pattern's
 // bytes into another's, as the complement would.
 var poisons = [...]poison{
-	{StaleDevice, 0x93},
-	{StaleHop, 0x36},
-	{StaleReturn, 0xC9},
+	{AtDevice, 0x93},
+	{AtHop, 0x36},
+	{AtReturn, 0xC9},
 }
 
 // origin is an address that offset 0 of the copy had.
@@ -245,7 +248,7 @@ func (s *scan) conclude(found []byte, want content) Difference {
 		}
 	}
 	if at := s.staleAt(); at != "" {
-		d.Cause, d.StaleAt = CauseStale, at
+		d.Cause, d.At = CauseStale, at
 	} else if k := shift(found, want, s.kept); k != 0 {
 		d.Cause, d.ShiftBytes = CauseShifted, k
 	} else if !s.varies && s.bad >= shownBytes {

@@ -56,14 +56,21 @@ type Difference struct {
 	StrideBytes    int   `json:"stride_bytes,omitempty"`
 	StrideRunBytes int   `json:"stride_run_bytes,omitempty"`
 	Cause          Cause `json:"cause,omitempty"`
-	// StaleAt says whose poison the stale bytes are: StaleDevice (an upload did
-	// not arrive), StaleHop (a copy on the device), StaleReturn (a download), or
-	// several of them joined by commas.
-	StaleAt string `json:"stale_at,omitempty"`
+	// At names the target that kept its stale bytes or was overrun: AtDevice (by
+	// an upload), AtHop (by a copy on the device) or AtReturn (by a download);
+	// stale bytes of several are joined by commas.
+	At string `json:"at,omitempty"`
 	// ShiftBytes is how much later than it belongs every wrong byte lies:
 	// found[i] = expected[i-ShiftBytes].
 	ShiftBytes int `json:"shift_bytes,omitempty"`
 }
+
+// The targets of copies.
+const (
+	AtDevice = "device"
+	AtHop    = "second device buffer"
+	AtReturn = "returning host buffer"
+)
 
 // Addresses that a page can be counted from.
 const (
@@ -90,7 +97,7 @@ func (h *Hex) UnmarshalText(text []byte) (err error) {
 func (d Difference) describe(size int) string {
 	var b strings.Builder
 	if d.Cause == CauseOverrun {
-		fmt.Fprintf(&b, "%d bytes outside the target written, from offset %d", d.BadBytes, d.FirstBadOffsetBytes)
+		fmt.Fprintf(&b, "%d bytes outside the %s's target written, from offset %d", d.BadBytes, d.At, d.FirstBadOffsetBytes)
 	} else {
 		fmt.Fprintf(&b, "%d of %d bytes wrong, the first at offset %d", d.BadBytes, size, d.FirstBadOffsetBytes)
 	}
@@ -109,7 +116,7 @@ func (d Difference) describe(size int) string {
 	}
 	switch d.Cause {
 	case CauseStale:
-		fmt.Fprintf(&b, "; stale: %s did not arrive", staleText(d.StaleAt))
+		fmt.Fprintf(&b, "; stale: %s did not arrive", staleText(d.At))
 	case CauseShifted:
 		way, k := "later", d.ShiftBytes
 		if k < 0 {
@@ -124,11 +131,11 @@ func (d Difference) describe(size int) string {
 
 func staleText(at string) string {
 	switch at {
-	case StaleDevice:
+	case AtDevice:
 		return "the upload"
-	case StaleHop:
+	case AtHop:
 		return "the copy on the device"
-	case StaleReturn:
+	case AtReturn:
 		return "the download"
 	default:
 		return "copies (" + at + ")"

@@ -19,13 +19,7 @@ func corrupt(p Pattern, n int, spoil func(b []byte, c content)) ([]byte, content
 }
 
 func stale(b []byte, c content, at string, from, to int) {
-	for _, p := range poisons {
-		if p.at == at {
-			whole := make([]byte, len(b))
-			c.masked(p.mask).fill(whole, 0)
-			copy(b[from:to], whole[from:to])
-		}
-	}
+	c.poisonAt(at).fill(b[from:to], from)
 }
 
 func TestDiffTellsWhatIsWrong(t *testing.T) {
@@ -138,27 +132,27 @@ func TestDiffTellsWhatIsWrong(t *testing.T) {
 		},
 		{
 			name: "the download did nothing", pattern: Counter, size: 4099,
-			spoil: func(b []byte, c content) { stale(b, c, StaleReturn, 0, len(b)) },
+			spoil: func(b []byte, c content) { stale(b, c, AtReturn, 0, len(b)) },
 			want: Difference{LastBadOffsetBytes: 4098, BadBytes: 4099, BadBits: 4 * 4099, Regions: 1,
-				Cause: CauseStale, StaleAt: StaleReturn},
+				Cause: CauseStale, At: AtReturn},
 			text: "stale: the download did not arrive",
 		},
 		{
 			name: "the tail of the upload did not arrive", pattern: Zeros, size: 100000,
 			origins: []origin{{PageOfSource, 0}},
-			spoil:   func(b []byte, c content) { stale(b, c, StaleDevice, 65536, len(b)) },
+			spoil:   func(b []byte, c content) { stale(b, c, AtDevice, 65536, len(b)) },
 			want: Difference{FirstBadOffsetBytes: 65536, LastBadOffsetBytes: 99999, BadBytes: 34464, BadBits: 4 * 34464, Regions: 1,
-				PageBytes: 64 * kib, PageOf: PageOfSource, Cause: CauseStale, StaleAt: StaleDevice},
+				PageBytes: 64 * kib, PageOf: PageOfSource, Cause: CauseStale, At: AtDevice},
 			text: "stale: the upload did not arrive",
 		},
 		{
 			name: "two copies missing in parts", pattern: Random, size: 3000,
 			spoil: func(b []byte, c content) {
-				stale(b, c, StaleDevice, 0, 1000)
-				stale(b, c, StaleHop, 2000, 2500)
+				stale(b, c, AtDevice, 0, 1000)
+				stale(b, c, AtHop, 2000, 2500)
 			},
 			want: Difference{LastBadOffsetBytes: 2499, BadBytes: 1500, BadBits: 4 * 1500, Regions: 2,
-				Cause: CauseStale, StaleAt: StaleDevice + ", " + StaleHop},
+				Cause: CauseStale, At: AtDevice + ", " + AtHop},
 			text: "stale: copies (device, second device buffer) did not arrive",
 		},
 	}

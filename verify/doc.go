@@ -1,0 +1,33 @@
+// Package verify proves that bytes survive the way to the GPU and back.
+//
+// [Run] sends patterns through every kind of host memory that programs use:
+// hostmem's pinned buffers, registered memory, cudaHostAlloc, Go heap memory,
+// memory that the device maps, and managed memory; in sizes from one byte over
+// odd ones and page edges to gigabytes, with unaligned ends, on one and on
+// several streams.
+//
+//	report, err := verify.Run(ctx, dev, verify.Plan{Full: true})
+//	if err == nil {
+//		err = report.Err()
+//	}
+//
+// # What makes it a proof
+//
+// The bytes expected are worked out from the pattern at each offset, not taken
+// from a copy of what was sent. Before each round trip the memory on the device
+// and the memory that receives are filled with bytes which are wrong at every
+// place, with a different value for each, so a copy that did nothing is seen
+// and known. Guards around every target show bytes written outside.
+//
+// # What a mismatch tells
+//
+// A [Mismatch] says where the first wrong byte lies, how many are wrong,
+// whether they start and end at pages of one of the addresses or lie at even
+// distances, and what they look like: the old bytes of a target that a copy did
+// not reach, the right bytes of another place, or one value.
+//
+// # Synchronising
+//
+// [StaleRead] shows what reading the target of an asynchronous copy before
+// synchronising gives: old bytes, with no error from anyone.
+package verify

@@ -1,0 +1,150 @@
+package verify
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
+	t.Parallel()
+	for _, full := range []bool{false, true} {
+		plan, err := Plan{Full: full}.normal()
+		require.NoError(t, err)
+		assert.Equal(t, Paths(), plan.Paths)
+		total := 0
+		for _, path := range plan.Paths {
+			cases := plan.cases(path)
+			total += len(cases)
+			type pair struct {
+				Pattern
+				Offset
+			}
+			pairs := make(map[pair]int)
+			sizes := make(map[int]int)
+			streams := make(map[int]int)
+			for _, c := range cases {
+				require.Equal(t, path, c.Path)
+				pairs[pair{c.Pattern, c.Offset}]++
+				sizes[c.SizeBytes]++
+				streams[c.Streams]++
+				require.LessOrEqual(t, c.Streams, c.SizeBytes)
+			}
+			assert.Len(t, pairs, len(Patterns())*len(allOffsets), "%s full=%v: every pattern with every offset", path, full)
+			for _, n := range []int{1, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, 2*mib - 1, 2*mib + 1} {
+				assert.Positive(t, sizes[n], "%s full=%v: size %d", path, full, n)
+			}
+			if path == PathPageable {
+				assert.Equal(t, map[int]int{0: len(cases)}, streams)
+			} else {
+				assert.Positive(t, streams[1])
+				assert.Positive(t, streams[4])
+				assert.Len(t, streams, 2)
+			}
+			if full && path == PathPinned {
+				assert.Positive(t, sizes[4*gib+4097])
+			}
+		}
+		t.Logf("full=%v: %d cases", full, total)
+	}
+}
+
+func TestLargeCasesTellPlaces(t *testing.T) {
+	t.Parallel()
+	plan, err := Plan{Full: true}.normal()
+	require.NoError(t, err)
+	for _, c := range plan.cases(PathPinned) {
+		if c.SizeBytes >= largeBytes {
+			assert.True(t, c.Pattern.tells(), "%v", c)
+		}
+	}
+	plan.Patterns = []Pattern{Zeros}
+	assert.NotEmpty(t, plan.cases(PathPinned), "a plan of zeros alone keeps its large sizes")
+}
+
+func TestCasesOfAPlanOfOnesOwn(t *testing.T) {
+	t.Parallel()
+	plan, err := Plan{
+		Paths: []Path{PathPinned}, Sizes: []int{9, 3, 3, 5000}, Streams: []int{2}, MaxBytes: 4096,
+		Patterns: []Pattern{Counter, Random}, Offsets: []Offset{{}, {1, 2, 3}}, Variants: 100,
+	}.normal()
+	require.NoError(t, err)
+	cases := plan.cases(PathPinned)
+	var want []Case
+	for _, size := range []int{3, 9} {
+		for _, p := range []struct {
+			Pattern
+			Offset
+		}{{Counter, Offset{}}, {Random, Offset{1, 2, 3}}, {Counter, Offset{1, 2, 3}}, {Random, Offset{}}} {
+			want = append(want, Case{PathPinned, p.Pattern, size, p.Offset, 2})
+		}
+	}
+	assert.Equal(t, want, cases)
+}
+
+func TestWrongPlans(t *testing.T) {
+	t.Parallel()
+	for name, plan := range map[string]Plan{
+		`unknown path "cloud"`:                            {Paths: []Path{"cloud"}},
+		`unknown pattern "noise"`:                         {Patterns: []Pattern{"noise"}},
+		"size 0: must be positive":                        {Sizes: []int{5, 0}},
+		"0 streams: must be 1 to 64":                      {Streams: []int{0}},
+		"65 streams":                                      {Streams: []int{65}},
+		"Device:-1 Return:0}: must be 0 to 1048576 bytes": {Offsets: []Offset{{0, -1, 0}}},
+		"Return:1048577":                                  {Offsets: []Offset{{0, 0, mib + 1}}},
+	} {
+		_, err := plan.normal()
+		require.ErrorContains(t, err, name)
+		r, err := Run(t.Context(), nil, plan)
+		require.ErrorContains(t, err, name)
+		assert.Nil(t, r)
+	}
+}
+
+func TestPartsOfTheWayBack(t *testing.T) {
+	t.Parallel()
+	for k := 1; k <= 8; k++ {
+		for n := k; n < 200; n++ {
+			assert.Zero(t, backPart(n, 0, k))
+			assert.Equal(t, n, backPart(n, k, k))
+			var starts []int
+			for i := range k + 1 {
+				starts = append(starts, backPart(n, i, k))
+			}
+			assert.True(t, slices.IsSorted(starts), "%d bytes in %d parts: %v", n, k, starts)
+		}
+	}
+	assert.Equal(t, []int{0, 100, 300, 500, 800}, []int{backPart(800, 0, 4), backPart(800, 1, 4), backPart(800, 2, 4), backPart(800, 3, 4), backPart(800, 4, 4)})
+}
+
+func TestOverrunTellsSideAndPlace(t *testing.T) {
+	t.Parallel()
+	guard := slices.Repeat([]byte{guardByte}, guardBytes)
+	_, ok := overrun(AtDevice, guard, guard, 100)
+	assert.True(t, ok)
+
+	after := slices.Clone(guard)
+	after[3], after[4] = 0, 1
+	d, ok := overrun(AtDevice, guard, after, 100)
+	assert.False(t, ok)
+	assert.Equal(t, []any{103, 104, 2, CauseOverrun, AtDevice},
+		[]any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.Cause, d.At})
+	assert.Equal(t, byte(0), d.Found[0])
+	assert.Equal(t, byte(guardByte), d.Expected[0])
+	assert.Contains(t, d.describe(100), "2 bytes outside the device's target written, from offset 103")
+
+	before := slices.Clone(guard)
+	before[guardBytes-1] = 9
+	d, ok = overrun(AtReturn, before, after, 100)
+	assert.False(t, ok)
+	assert.Equal(t, []any{-1, 104, 3, AtReturn}, []any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.At})
+}
+
+func TestBytesText(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 B", 1: "1 B", 1023: "1023 B", 4096: "4 KiB", 4097: "4097 B", 2 * mib: "2 MiB", 5 * gib: "5 GiB"} {
+		assert.Equal(t, want, bytesText(n))
+	}
+}

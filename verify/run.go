@@ -1,0 +1,306 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// pathFailures in a row end a path.
+const pathFailures = 3
+
+// Run does the plan's round trips on dev and reports what came back wrong,
+// what failed and what was skipped. None of that is an error of Run's: it
+// returns one when the plan makes no sense, or when ctx ends, with the report
+// so far and everything released. [Report.Err] judges the report.
+func Run(ctx context.Context, dev *cudart.Device, plan Plan) (*Report, error) {
+	return run(ctx, dev, plan, nil)
+}
+
+func run(ctx context.Context, dev *cudart.Device, plan Plan, tamper func(Case, []byte)) (*Report, error) {
+	plan, err := plan.normal()
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	r := &runner{dev: dev, plan: plan, tamper: tamper, report: &Report{Full: plan.Full}}
+	err = r.run(ctx)
+	r.report.Duration = time.Since(start)
+	r.report.VerifiedGBPerS = float64(r.report.VerifiedBytes) / 1e9 / r.report.Duration.Seconds()
+	return r.report, err
+}
+
+type runner struct {
+	dev      *cudart.Device
+	plan     Plan
+	tamper   func(Case, []byte)
+	report   *Report
+	progress Progress
+}
+
+func (r *runner) run(ctx context.Context) error {
+	cases := make([][]Case, len(r.plan.Paths))
+	for i, path := range r.plan.Paths {
+		cases[i] = r.plan.cases(path)
+		r.report.CasesPlanned += len(cases[i])
+		r.progress.BytesTotal += totalBytes(cases[i])
+	}
+	r.progress.CasesTotal = r.report.CasesPlanned
+	r.tell()
+	for i, path := range r.plan.Paths {
+		p := &pathRun{runner: r, PathReport: PathReport{Path: path, CasesPlanned: len(cases[i])}}
+		start := time.Now()
+		err := p.run(ctx, cases[i])
+		p.Duration = time.Since(start)
+		r.add(p.PathReport)
+		if err != nil {
+			return err
+		}
+	}
+	if r.plan.NoStale {
+		return nil
+	}
+	stale, err := StaleRead(ctx, r.dev)
+	switch {
+	case ctx.Err() != nil:
+		return stopped(ctx)
+	case err != nil:
+		r.fail(Case{Path: PathPinned}, err)
+		r.report.FailureCount++
+	default:
+		r.report.Stale = &stale
+	}
+	return nil
+}
+
+func (r *runner) add(p PathReport) {
+	r.report.Paths = append(r.report.Paths, p)
+	r.report.Cases += p.Cases
+	r.report.VerifiedBytes += p.VerifiedBytes
+	r.report.MismatchCount += p.MismatchCount
+	r.report.FailureCount += p.FailureCount
+	r.report.SkippedCases += p.SkippedCases
+}
+
+// fail keeps a failure, as far as details are kept.
+func (r *runner) fail(c Case, err error) {
+	if len(r.report.Failures) < r.plan.MaxDetails {
+		r.report.Failures = append(r.report.Failures, Failure{Case: c, Error: err.Error(), Err: err})
+	}
+}
+
+func (r *runner) tell() {
+	if r.plan.Progress != nil {
+		r.plan.Progress(r.progress)
+	}
+}
+
+func stopped(ctx context.Context) error {
+	return fmt.Errorf("verify: stopped: %w", context.Cause(ctx))
+}
+
+// pathRun does the cases of one path.
+type pathRun struct {
+	*runner
+	PathReport
+}
+
+// run returns an error only when ctx ended.
+func (p *pathRun) run(ctx context.Context, cases []Case) error {
+	if reason := unsupported(p.dev, p.Path); reason != "" {
+		p.skip(cases, reason)
+		return nil
+	}
+	cases = p.affordable(cases)
+	t, cases := p.allocate(ctx, cases)
+	if t == nil {
+		if ctx.Err() != nil {
+			return stopped(ctx)
+		}
+		return nil
+	}
+	t.tamper = p.tamper
+	p.trips(ctx, t, cases)
+	if err := t.release(ctx); err != nil {
+		p.failed(Case{Path: p.Path}, fmt.Errorf("release: %w", err))
+	}
+	if ctx.Err() != nil {
+		return stopped(ctx)
+	}
+	return nil
+}
+
+// unsupported tells why the device cannot do the path, "" when it can.
+func unsupported(dev *cudart.Device, path Path) string {
+	var attr cudart.Attr
+	var what string
+	switch path {
+	case PathManaged:
+		attr, what = cudart.AttrManagedMemory, "managed memory"
+	case PathMapped:
+		attr, what = cudart.AttrCanMapHostMemory, "mapped host memory"
+	case PathRegistered:
+		attr, what = cudart.AttrHostRegisterSupported, "registering host memory"
+	default:
+		return ""
+	}
+	// A library too old to know the attribute leaves the answer to the call itself.
+	if v, err := dev.Attribute(attr); err == nil && v == 0 {
+		return fmt.Sprintf("%s is not supported by %v: attribute %d is 0", what, dev, attr)
+	}
+	return ""
+}
+
+// affordable skips the cases whose memory would be more than a fair share of
+// what is free.
+func (p *pathRun) affordable(cases []Case) []Case {
+	const maxManaged = 256 * mib
+	free, _, err := p.dev.MemInfo()
+	if err != nil {
+		return cases // the next call will tell
+	}
+	host := availableHost()
+	return p.keep(cases, func(c Case) string {
+		n := c.SizeBytes
+		switch {
+		case p.Path == PathManaged && n > maxManaged:
+			return fmt.Sprintf("managed memory is verified up to %s", bytesText(maxManaged))
+		case p.Path == PathManaged && 3*n > free/4:
+			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
+		case p.Path == PathHop && 2*n > free/2, n > free/2:
+			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
+		case host > 0 && 2*n > host/2:
+			return fmt.Sprintf("takes at most half of the %d bytes free on the host", host)
+		}
+		return ""
+	})
+}
+
+// keep returns the cases that reason says nothing about, and skips the others.
+func (p *pathRun) keep(cases []Case, reason func(Case) string) []Case {
+	var kept []Case
+	var reasons []string // in the order met
+	left := make(map[string][]Case)
+	for _, c := range cases {
+		why := reason(c)
+		if why == "" {
+			kept = append(kept, c)
+			continue
+		}
+		if left[why] == nil {
+			reasons = append(reasons, why)
+		}
+		left[why] = append(left[why], c)
+	}
+	for _, why := range reasons {
+		p.skip(left[why], why)
+	}
+	return kept
+}
+
+// allocate gets memory for the largest case, or as large a one as can be had.
+// It returns nil when there is nothing to run.
+func (p *pathRun) allocate(ctx context.Context, cases []Case) (*trip, []Case) {
+	for len(cases) > 0 && ctx.Err() == nil {
+		size, offset, streams := 0, 0, 1
+		for _, c := range cases {
+			size = max(size, c.SizeBytes)
+			offset = max(offset, c.Source, c.Device, c.Return)
+			streams = max(streams, c.Streams)
+		}
+		t, err := newTrip(ctx, p.dev, p.Path, size+offset, streams)
+		switch {
+		case err == nil:
+			return t, cases
+		case ctx.Err() != nil:
+			return nil, nil
+		case errors.Is(err, errors.ErrUnsupported), errors.Is(err, cudart.ErrNotSupported):
+			p.skip(cases, err.Error())
+			return nil, nil
+		case errors.Is(err, cudart.ErrMemoryAllocation) && size > mib:
+			cases = p.keep(cases, func(c Case) string {
+				if c.SizeBytes > size/2 {
+					return fmt.Sprintf("no memory for %s: %v", bytesText(size), err)
+				}
+				return ""
+			})
+		default:
+			p.failed(Case{Path: p.Path}, err)
+			p.skip(cases, "memory or streams could not be had")
+			return nil, nil
+		}
+	}
+	return nil, nil
+}
+
+// trips runs the cases until ctx ends or the path fails too often.
+func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
+	failures := 0
+	for i, c := range cases {
+		if ctx.Err() != nil {
+			return
+		}
+		want := content{pattern: c.Pattern, seed: mix(p.plan.Seed + uint64(i))}
+		wrong, err := t.run(ctx, c, want)
+		if err != nil && ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			p.failed(c, err)
+			if failures++; failures == pathFailures || errors.Is(err, errHangs) {
+				p.done(c)
+				p.skip(cases[i+1:], fmt.Sprintf("the path was given up after %d failures in a row", failures))
+				return
+			}
+		} else {
+			failures = 0
+			p.Cases++
+			p.VerifiedBytes += c.SizeBytes
+			p.LargestBytes = max(p.LargestBytes, c.SizeBytes)
+		}
+		if len(wrong) > 0 {
+			p.MismatchCount++
+		}
+		for _, d := range wrong {
+			if len(p.report.Mismatches) < p.plan.MaxDetails {
+				p.report.Mismatches = append(p.report.Mismatches, Mismatch{c, d})
+			}
+		}
+		p.done(c)
+	}
+}
+
+func (p *pathRun) failed(c Case, err error) {
+	p.FailureCount++
+	p.fail(c, err)
+}
+
+func (p *pathRun) done(c Case) {
+	p.progress.CasesDone++
+	p.progress.BytesDone += c.SizeBytes
+	p.progress.Case = c
+	p.tell()
+}
+
+func (p *pathRun) skip(cases []Case, reason string) {
+	if len(cases) == 0 {
+		return
+	}
+	p.SkippedCases += len(cases)
+	p.report.Skipped = append(p.report.Skipped, Skip{Path: p.Path, Cases: len(cases), Reason: reason})
+	p.progress.CasesDone += len(cases)
+	p.progress.BytesDone += totalBytes(cases)
+	p.progress.Case = cases[len(cases)-1]
+	p.tell()
+}
+
+func totalBytes(cases []Case) int {
+	n := 0
+	for _, c := range cases {
+		n += c.SizeBytes
+	}
+	return n
+}

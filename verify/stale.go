@@ -1,0 +1,97 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// StaleResult shows the classic mistake with asynchronous copies: reading the
+// target before synchronising.
+type StaleResult struct {
+	SizeBytes    int `json:"size_bytes"`
+	SampledBytes int `json:"sampled_bytes"` // read before synchronising, spread over the buffer
+	StaleBefore  int `json:"stale_before"`  // of those, how many were still the old ones
+	BadAfter     int `json:"bad_after"`     // of all, how many were wrong after synchronising: must be 0
+}
+
+// Shown reports whether old bytes were seen. They may not be, on a busy host
+// that runs the reader late.
+func (r StaleResult) Shown() bool { return r.StaleBefore > 0 }
+
+// String tells the result in one line.
+func (r StaleResult) String() string {
+	return fmt.Sprintf("%s from the device: %d of %d bytes read before synchronising were old, %d of all wrong afterwards",
+		bytesText(r.SizeBytes), r.StaleBefore, r.SampledBytes, r.BadAfter)
+}
+
+const (
+	staleFirstBytes = 64 * mib // takes a millisecond, long enough to be overtaken
+	staleLastBytes  = 256 * mib
+	staleSamples    = 256
+)
+
+// StaleRead queues a large copy from the device into pinned memory, reads some
+// of it at once, synchronises, and compares all of it. Where no old byte is
+// seen it tries again with a larger buffer, up to 256 MiB.
+func StaleRead(ctx context.Context, dev *cudart.Device) (r StaleResult, err error) {
+	for n := staleFirstBytes; n <= staleLastBytes; n *= 2 {
+		if r, err = staleRead(ctx, dev, n); err != nil {
+			return r, fmt.Errorf("verify: stale read of %s: %w", bytesText(n), err)
+		}
+		if r.Shown() || r.BadAfter > 0 {
+			break
+		}
+	}
+	return r, nil
+}
+
+func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, err error) {
+	t, err := newTrip(ctx, dev, PathPinned, n, 1)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, t.release(ctx)) }()
+
+	c := Case{Path: PathPinned, Pattern: Random, SizeBytes: n, Streams: 1}
+	want := content{pattern: Random, seed: uint64(n)}
+	if err := t.poison(ctx, c, want); err != nil {
+		return r, err
+	}
+	device := t.device + cudart.DevPtr(t.deviceAt(c))
+	if err := t.source.upload(t.streams[0], device, t.sourceAt(c), n); err != nil {
+		return r, err
+	}
+	if err := t.synchronize(ctx); err != nil {
+		return r, err
+	}
+
+	// The old bytes are worked out beforehand, so that the reads below, the end
+	// of the buffer first, race with nothing but the copy.
+	var old [staleSamples]byte
+	at := func(i int) int { return n - 1 - i*(n/staleSamples) }
+	for i := range old {
+		want.poisonAt(AtReturn).fill(old[i:i+1], at(i))
+	}
+	came := t.back.memory()[t.backAt(c):][:n]
+	if err := t.back.download(t.streams[0], t.backAt(c), device, n); err != nil {
+		return r, err
+	}
+	r = StaleResult{SizeBytes: n, SampledBytes: staleSamples}
+	for i, b := range old {
+		if came[at(i)] == b {
+			r.StaleBefore++
+		}
+	}
+	if err := t.synchronize(ctx); err != nil {
+		return r, err
+	}
+	ok, err := equalAll(ctx, want, came)
+	if err == nil && !ok {
+		d, _ := diff(came, want, nil)
+		r.BadAfter = d.BadBytes
+	}
+	return r, err
+}

@@ -1,0 +1,339 @@
+package verify
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+const (
+	leadBytes  = 4096 // before a target with offset 0, which so starts a page
+	guardBytes = 64   // watched on both sides of a target
+	guardByte  = 0xD6
+
+	// A copy that does not end in this time after a cancellation or an error is
+	// taken to hang, and the memory that it uses is not given back.
+	drainTimeout = 20 * time.Second
+)
+
+// errHangs says that memory was kept because the GPU may still use it.
+var errHangs = errors.New("verify: copies are still under way; the memory that they use is kept")
+
+// trip holds what the cases of one path use: both ends, the memory on the
+// device between them, and streams.
+type trip struct {
+	dev     *cudart.Device
+	path    Path
+	source  end
+	back    end
+	device  cudart.DevPtr
+	hop     cudart.DevPtr // only on PathHop
+	streams []*cudart.Stream
+	events  []*cudart.Event
+	// tamper lets a test spoil what came back before it is compared.
+	tamper func(c Case, came []byte)
+}
+
+// newTrip allocates for cases with up to n bytes, offsets included, on so many
+// streams. On an error everything is released.
+func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int) (t *trip, err error) {
+	t = &trip{dev: dev, path: path}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.release(ctx))
+			t = nil
+		}
+	}()
+	n += leadBytes + guardBytes
+	if t.device, err = dev.Malloc(n); err != nil {
+		return t, err
+	}
+	if path == PathHop {
+		if t.hop, err = dev.Malloc(n); err != nil {
+			return t, err
+		}
+	}
+	for range streams {
+		s, err := dev.NewStream(cudart.StreamOptions{})
+		if err != nil {
+			return t, err
+		}
+		t.streams = append(t.streams, s)
+		e, err := dev.NewEvent(cudart.EventOptions{})
+		if err != nil {
+			return t, err
+		}
+		t.events = append(t.events, e)
+	}
+	if t.source, err = newEnd(ctx, dev, path, n); err != nil {
+		return t, err
+	}
+	t.back, err = newEnd(ctx, dev, path, n)
+	return t, err
+}
+
+// release waits for copies under way and gives everything back. It goes on
+// after an error.
+func (t *trip) release(ctx context.Context) error {
+	if err := t.drain(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range []end{t.back, t.source} {
+		if e != nil {
+			errs = append(errs, e.release())
+		}
+	}
+	for _, e := range t.events {
+		errs = append(errs, e.Close())
+	}
+	for _, s := range t.streams {
+		errs = append(errs, s.Close())
+	}
+	for _, p := range []cudart.DevPtr{t.hop, t.device} {
+		if p != 0 {
+			errs = append(errs, t.dev.Free(p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// drain waits for the streams even when ctx has ended. What the copies report
+// does not matter here: one that failed has ended too.
+func (t *trip) drain(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	for _, s := range t.streams {
+		if err := s.Synchronize(ctx); err != nil && ctx.Err() != nil {
+			return errors.Join(errHangs, err)
+		}
+	}
+	return nil
+}
+
+// run does the case and returns what is wrong, which is at most one difference
+// in the bytes themselves and one overrun a target.
+func (t *trip) run(ctx context.Context, c Case, want content) ([]Difference, error) {
+	if err := t.poison(ctx, c, want); err != nil {
+		return nil, err
+	}
+	if err := t.copies(c); err != nil {
+		return nil, errors.Join(err, t.drain(ctx))
+	}
+	if err := t.synchronize(ctx); err != nil {
+		return nil, err
+	}
+	came := t.back.memory()[t.backAt(c):][:c.SizeBytes]
+	if t.tamper != nil {
+		t.tamper(c, t.back.memory()[t.backAt(c)-guardBytes:][:c.SizeBytes+2*guardBytes])
+	}
+	var wrong []Difference
+	ok, err := equalAll(ctx, want, came)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		d, _ := diff(came, want, []origin{
+			{PageOfSource, t.addr(t.source, t.sourceAt(c))},
+			{PageOfDevice, uintptr(t.device) + uintptr(t.deviceAt(c))},
+			{PageOfReturn, t.addr(t.back, t.backAt(c))},
+		})
+		wrong = append(wrong, d)
+	}
+	overruns, err := t.overruns(c)
+	return append(wrong, overruns...), err
+}
+
+// target is memory on the device that a copy writes to.
+type target struct {
+	at string
+	p  cudart.DevPtr
+}
+
+func (t *trip) targets() []target {
+	all := []target{{AtDevice, t.device}}
+	if t.hop != 0 {
+		all = append(all, target{AtHop, t.hop})
+	}
+	return all
+}
+
+func (t *trip) sourceAt(c Case) int { return leadBytes + c.Source }
+func (t *trip) deviceAt(c Case) int { return leadBytes + c.Device }
+func (t *trip) backAt(c Case) int   { return leadBytes + c.Return }
+
+func (t *trip) addr(e end, off int) uintptr {
+	return uintptr(unsafe.Pointer(&e.memory()[off]))
+}
+
+// poison fills every target with bytes that are nowhere the expected ones, with
+// guards around, and the source with the expected ones.
+func (t *trip) poison(ctx context.Context, c Case, want content) error {
+	source, back := t.sourceAt(c), t.backAt(c)
+	sent := t.source.memory()[source-guardBytes:][:c.SizeBytes+2*guardBytes]
+	for _, target := range t.targets() {
+		if err := fillGuarded(ctx, want.poisonAt(target.at), sent); err != nil {
+			return err
+		}
+		p := target.p + cudart.DevPtr(t.deviceAt(c)-guardBytes)
+		if err := t.source.upload(t.streams[0], p, source-guardBytes, len(sent)); err != nil {
+			return errors.Join(err, t.drain(ctx))
+		}
+		if err := t.synchronize(ctx); err != nil {
+			return err
+		}
+	}
+	if err := fillAll(ctx, want, sent[guardBytes:][:c.SizeBytes]); err != nil {
+		return err
+	}
+	return fillGuarded(ctx, want.poisonAt(AtReturn), t.back.memory()[back-guardBytes:][:len(sent)])
+}
+
+func fillGuarded(ctx context.Context, c content, b []byte) error {
+	for i := range guardBytes {
+		b[i], b[len(b)-1-i] = guardByte, guardByte
+	}
+	return fillAll(ctx, c, b[guardBytes:len(b)-guardBytes])
+}
+
+// copies queues the way to the device and back. With several streams each
+// takes a part, and the parts of the way back differ from those of the way
+// there, so that events have to keep the order.
+func (t *trip) copies(c Case) error {
+	n, k := c.SizeBytes, max(c.Streams, 1)
+	device := t.device + cudart.DevPtr(t.deviceAt(c))
+	for i := range k {
+		from, to := n*i/k, n*(i+1)/k
+		if err := t.source.upload(t.streams[i], device+cudart.DevPtr(from), t.sourceAt(c)+from, to-from); err != nil {
+			return err
+		}
+	}
+	if t.hop != 0 {
+		if err := t.allBefore(t.streams[:1], k); err != nil {
+			return err
+		}
+		hop := t.hop + cudart.DevPtr(t.deviceAt(c))
+		if err := t.streams[0].CopyOnDevice(hop, device, n); err != nil {
+			return err
+		}
+		device = hop
+	}
+	if err := t.allBefore(t.streams[:k], k); err != nil {
+		return err
+	}
+	for i := range k {
+		from, to := backPart(n, i, k), backPart(n, i+1, k)
+		if from == to {
+			continue
+		}
+		s := t.streams[(i+1)%k]
+		if err := t.back.download(s, t.backAt(c)+from, device+cudart.DevPtr(from), to-from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// backPart is where part i of k of the way back starts: the first part is half
+// as long as the others, the last one and a half times.
+func backPart(n, i, k int) int {
+	switch i {
+	case 0:
+		return 0
+	case k:
+		return n
+	default:
+		return n * (2*i - 1) / (2 * k)
+	}
+}
+
+// allBefore makes what is queued on waiting later wait for all that the first
+// k streams have queued so far.
+func (t *trip) allBefore(waiting []*cudart.Stream, k int) error {
+	if k == 1 {
+		return nil
+	}
+	for i, s := range t.streams[:k] {
+		if err := s.Record(t.events[i]); err != nil {
+			return err
+		}
+	}
+	for i, s := range waiting {
+		for j, e := range t.events[:k] {
+			if i == j {
+				continue
+			}
+			if err := s.Wait(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// synchronize waits for all streams. When ctx ends it still waits for the
+// copies under way, which memory depends on.
+func (t *trip) synchronize(ctx context.Context) error {
+	for _, s := range t.streams {
+		if err := s.Synchronize(ctx); err != nil {
+			return errors.Join(err, t.drain(ctx))
+		}
+	}
+	return nil
+}
+
+// overruns looks at the guards around every target.
+func (t *trip) overruns(c Case) ([]Difference, error) {
+	var wrong []Difference
+	look := func(at string, before, after []byte) {
+		if d, ok := overrun(at, before, after, c.SizeBytes); !ok {
+			wrong = append(wrong, d)
+		}
+	}
+	back := t.back.memory()[t.backAt(c)-guardBytes:][:c.SizeBytes+2*guardBytes]
+	look(AtReturn, back[:guardBytes], back[len(back)-guardBytes:])
+
+	var before, after [guardBytes]byte
+	for _, target := range t.targets() {
+		p := target.p + cudart.DevPtr(t.deviceAt(c))
+		if err := t.dev.CopyToHost(unsafe.Pointer(&before), p-guardBytes, guardBytes); err != nil {
+			return wrong, err
+		}
+		if err := t.dev.CopyToHost(unsafe.Pointer(&after), p+cudart.DevPtr(c.SizeBytes), guardBytes); err != nil {
+			return wrong, err
+		}
+		look(target.at, before[:], after[:])
+	}
+	return wrong, nil
+}
+
+// overrun compares the guards around a target of n bytes.
+func overrun(at string, before, after []byte, n int) (d Difference, ok bool) {
+	guard := bytes.Repeat([]byte{guardByte}, guardBytes)
+	d = Difference{Cause: CauseOverrun, At: at}
+	for _, side := range []struct {
+		found []byte
+		off   int
+	}{{before, -guardBytes}, {after, n}} {
+		if bytes.Equal(side.found, guard) {
+			continue
+		}
+		s := scan{size: guardBytes}
+		s.block(side.found, guard, 0)
+		s.endRegion()
+		if d.BadBytes == 0 {
+			d.FirstBadOffsetBytes = side.off + s.first
+			d.Found = append(Hex(nil), side.found[s.first:min(s.first+shownBytes, guardBytes)]...)
+			d.Expected = append(Hex(nil), guard[:len(d.Found)]...)
+		}
+		d.LastBadOffsetBytes = side.off + s.last
+		d.BadBytes += s.bad
+		d.BadBits += s.bits
+		d.Regions += s.regions.n
+	}
+	return d, d.BadBytes == 0
+}
