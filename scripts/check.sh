@@ -137,7 +137,7 @@ check_gpuscript() {
 	local status=0
 	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/gpu-test.sh" run -no-gpu -out "$out/gpuscript" || status=1
 	rm -rf "$place"
-	return $status
+	return "$status"
 }
 
 for step in "$@"; do
@@ -165,7 +165,7 @@ done
 
 printf '\n=== summary\n'
 if compgen -G "$out/*.log" >/dev/null; then
-	skipped=$(grep -hE -A1 '^ *--- SKIP' "$out"/*.log | grep -v '^--$' | sed -E 's/ \([0-9.]+s\)$//; s/^ +/    /' | awk '!seen[$0]++' || true)
+	skipped=$(awk -f scripts/skips.awk "$out"/*.log)
 	[[ -z $skipped ]] || printf 'skipped here:\n%s\n\n' "$skipped"
 fi
 printf '%s\n' "${summary[@]}"

@@ -81,7 +81,7 @@ build() {
 		[[ ! -e $tree/libcudart/$(basename "$library") ]] || die "two libraries named $(basename "$library")"
 		cp -L "$library" "$tree/libcudart/"
 	done
-	cp "${BASH_SOURCE[0]}" "$tree/gpu-test.sh"
+	cp scripts/gpu-test.sh scripts/skips.awk "$tree/"
 
 	# One dictionary over all of it: the test binaries have most of their code in common.
 	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 -6 --lzma2=preset=6,dict=64MiB >"$dir/bundle.tar.xz"
@@ -154,7 +154,7 @@ run() {
 	{
 		printf '\n%-30s %-44s %-6s %6s %6s %6s %6s\n' library what result passed failed skipped seconds
 		printf '%s\n' "${rows[@]}"
-		skipped=$(grep -hE -A1 '^ *--- SKIP' "$results"/*.log | grep -v '^--$' | sed -E 's/ \([0-9.]+s\)$//; s/^ +/    /' | awk '!seen[$0]++' || true)
+		skipped=$(awk -f skips.awk "$results"/*.log)
 		[[ -z $skipped ]] || printf '\nskipped:\n%s\n' "$skipped"
 		if ((failed)); then printf '\nFAILED: %d of %d\n' "$failed" "$total"; else printf '\nall %d passed\n' "$total"; fi
 	} | tee "$results/summary.txt"
@@ -205,9 +205,9 @@ there() {
 	[[ $place == /*/* ]] || die "$host gave no folder to work in"
 	ssh "$host" "tar -xJ -C '$place'" <.build/gpu/bundle.tar.xz
 	ssh "$host" "cd '$place' && ./gpu-test.sh run $(printf '%q ' "$@") -out results" </dev/null || status=$?
-	ssh "$host" "tar -c -C '$place' results; rm -rf '$place'" </dev/null | tar -x -C .build/gpu
-	echo "logs: .build/gpu/results"
-	return $status
+	ssh "$host" "tar -c -C '$place' results; rm -rf '$place'" </dev/null | tar -x -C .build/gpu &&
+		echo "logs: .build/gpu/results"
+	return "$status"
 }
 
 case ${1:-} in

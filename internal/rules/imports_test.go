@@ -29,6 +29,9 @@ type room struct {
 	// import in turn, unless only is set.
 	imports []string
 	only    bool
+	// helper marks a room for tests: every test may import it, other files only where imports
+	// names it.
+	helper bool
 	// modules names the modules of others that it may import.
 	modules []string
 }
@@ -49,15 +52,18 @@ var rooms = []room{
 	{folder: "internal/report", imports: []string{"internal/doctor", "internal/measure", "internal/hostinfo", "verify", "cudart"}, only: true},
 	{folder: "internal/doctor", imports: []string{"internal/hostinfo", "internal/measure", "verify"}},
 	{folder: "internal/measure", imports: []string{"loader", "managed", "verify"}, modules: []string{xsys}},
-	{folder: "internal/hostinfo", modules: []string{xsys}},
 	{folder: "internal/rules"},
+	{folder: "internal/hostinfo/hosttest", imports: []string{"internal/hostinfo"}, helper: true, modules: []string{testify}},
+	{folder: "internal/hostinfo", modules: []string{xsys}},
 	{folder: "verify", imports: []string{"hostmem", "transfer"}, modules: []string{xsys}},
 	{folder: "loader", imports: []string{"transfer", "hostmem"}},
 	{folder: "transfer", imports: []string{"hostmem"}, modules: []string{xsys}},
 	{folder: "managed", imports: []string{"cudart"}, modules: []string{xsys}},
 	{folder: "hostmem", imports: []string{"cudart"}, modules: []string{xsys}},
+	{folder: "internal/testgpu", imports: []string{"cudart", cudasim}, helper: true, modules: []string{testify}},
+	{folder: "internal/smaps", helper: true},
+	{folder: cudasim, imports: []string{"cudart"}, helper: true, modules: []string{purego, xsys}},
 	{folder: "cudart", modules: []string{purego, xsys}},
-	{folder: cudasim, modules: []string{purego, xsys}},
 }
 
 // linuxOnly is the constraint of every file that loads a C library, as it must stand in the file.
@@ -145,18 +151,10 @@ func complaint(f source, home room, imported string) string {
 		switch {
 		case !strings.Contains(first, "."), slices.ContainsFunc(home.modules, within):
 			return ""
-		case within(testify) && (f.test || isTestHelper(f.folder)):
-			return ""
-		case within(xsys) && f.test:
+		case f.test && (within(testify) || within(xsys)):
 			return ""
 		}
 		return "a module that " + home.folder + " may not import"
-	}
-	if isTestHelper(inside) {
-		if f.test || isTestHelper(f.folder) {
-			return ""
-		}
-		return "a test helper, and this is no test"
 	}
 	target, ok := roomOf(inside)
 	switch {
@@ -164,14 +162,11 @@ func complaint(f source, home room, imported string) string {
 		return "a folder that is in no room"
 	case target.folder == home.folder, slices.Contains(below(home), target.folder):
 		return ""
-	case target.folder == cudasim && f.test:
+	case target.helper && f.test:
 		return ""
 	}
 	return "imports go down: " + home.folder + " may import " + strings.Join(below(home), ", ")
 }
-
-// isTestHelper tells whether a folder is there for tests, as net/http/httptest is.
-func isTestHelper(folder string) bool { return strings.HasSuffix(path.Base(folder), "test") }
 
 // roomOf finds the innermost room that holds the folder.
 func roomOf(folder string) (room, bool) {
