@@ -1,0 +1,69 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package cudart
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// Every name and text of the real libraries is ours, and the other way round
+// but for the codes that came after the library. None of it needs a driver.
+func TestCodesAgreeWithRealLibraries(t *testing.T) {
+	named := os.Getenv("PINNED_TEST_LIBCUDART")
+	if named == "" {
+		t.Skip("PINNED_TEST_LIBCUDART names no libraries: scripts/check.sh libcudart does")
+	}
+	after124 := []Code{ErrContained, ErrTensorMemoryLeak, ErrFunctionNotLoaded, ErrInvalidResourceType, ErrInvalidResourceConfiguration}
+	after118 := append([]Code{ErrUnsupportedDevSideSync, ErrLossyQuery, ErrCdpNotSupported, ErrCdpVersionMismatch}, after124...)
+	for _, file := range filepath.SplitList(named) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			library, err := loadLibrary(file)
+			require.NoError(t, err)
+			text := func(function string, c Code) string {
+				entry := library.Symbol(function)
+				require.NotZero(t, entry, function)
+				address := callC(entry, []uintptr{uintptr(c)})
+				require.NotZero(t, address, "%s(%d)", function, c)
+				return unix.BytePtrToString(*(**byte)(unsafe.Pointer(&address)))
+			}
+			version := newFinder().fileVersion(newFinder().resolve(file))
+			var known int
+			var missing []Code
+			check := func(c Code) {
+				name := text("cudaGetErrorName", c)
+				if name == unrecognizedText { // this library's word for names too
+					assert.Equal(t, unrecognizedText, text("cudaGetErrorString", c))
+					if c.Name() != unrecognizedName {
+						missing = append(missing, c)
+					}
+					return
+				}
+				known++
+				if c.Name() == unrecognizedName && version > 13000 {
+					t.Logf("newer than this package: %d %s: %s", c, name, text("cudaGetErrorString", c))
+					return
+				}
+				assert.Equal(t, name, c.Name())
+				assert.Equal(t, text("cudaGetErrorString", c), c.Text(), name)
+			}
+			for c := Code(0); c < 2000; c++ {
+				check(c)
+			}
+			check(ErrApiFailureBase)
+			assert.Greater(t, known, 120)
+			switch version {
+			case 11080:
+				assert.ElementsMatch(t, after118, missing)
+			case 12040:
+				assert.ElementsMatch(t, after124, missing)
+			}
+		})
+	}
+}
