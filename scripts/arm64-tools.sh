@@ -25,7 +25,7 @@ fetch() {
 		return 1
 	fi
 	mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial"
-	local apt=(apt-get -qq -o "Dir::State::Lists=$lists/lists" -o "Dir::Cache=$lists/cache" -o APT::Sandbox::User=)
+	local apt=(apt-get -qq -o "Dir::State::Lists=$lists/lists" -o "Dir::Cache=$lists/cache" -o APT::Sandbox::User= -o APT::Update::Error-Mode=any)
 	[[ -e $lists/updated ]] || "${apt[@]}" update
 	touch "$lists/updated"
 	(cd "$lists" && rm -f "$package"_*.deb && "${apt[@]}" download "$package")
