@@ -1,0 +1,77 @@
+// Package testgpu gives tests a device: a simulated one, or the machine's own
+// when PINNED_TEST_GPU=1 says so. Nothing falls back from one to the other.
+package testgpu
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// Env is the environment variable that asks for a real GPU when it is 1.
+const Env = "PINNED_TEST_GPU"
+
+// Real reports whether tests are to use a real GPU.
+func Real() bool { return os.Getenv(Env) == "1" }
+
+// Device opens device 0: of a simulated library, or with [Real] of the
+// machine's, where having none fails the test. The end of the test closes it
+// and, when it is simulated, fails the test if anything was not given back.
+func Device(tb testing.TB) *cudart.Device {
+	tb.Helper()
+	if !Real() {
+		_, rt := Sim(tb, cudasim.Config{})
+		return first(tb, rt)
+	}
+	return first(tb, open(tb, cudart.Options{}))
+}
+
+// Sim opens a simulated library, whatever [Real] says. The end of the test
+// closes it, and fails the test if anything was not given back or misused.
+func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
+	tb.Helper()
+	sim, err := cudasim.New(cfg)
+	if errors.Is(err, errors.ErrUnsupported) {
+		tb.Skipf("no simulated GPU on this platform: %v", err)
+	}
+	if err != nil {
+		tb.Fatalf("start the simulated GPU: %v", err)
+	}
+	tb.Cleanup(func() {
+		tb.Helper()
+		err := sim.Check()
+		if closing := sim.Close(); err == nil { // else it would say the same again
+			err = closing
+		}
+		if err != nil {
+			tb.Errorf("%v at the end of the test: %v", sim, err)
+		}
+	})
+	return sim, open(tb, cudart.Options{Source: sim})
+}
+
+func open(tb testing.TB, o cudart.Options) *cudart.Runtime {
+	tb.Helper()
+	rt, err := cudart.Open(o)
+	if err != nil {
+		tb.Fatalf("open CUDA: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := rt.Close(); err != nil {
+			tb.Errorf("close CUDA: %v", err)
+		}
+	})
+	return rt
+}
+
+func first(tb testing.TB, rt *cudart.Runtime) *cudart.Device {
+	tb.Helper()
+	dev, err := rt.Device(0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return dev
+}

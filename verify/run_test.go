@@ -1,0 +1,505 @@
+package verify
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// small is a plan of a few cases on every path.
+func small() Plan {
+	return Plan{Sizes: []int{1, 7, 4097, 65537}, Variants: 2, NoStale: true}
+}
+
+// simulated opens device 0 of a simulated library.
+func simulated(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, *cudart.Device) {
+	t.Helper()
+	sim, rt := testgpu.Sim(t, cfg)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	return sim, dev
+}
+
+// requireClean checks a report of a run where nothing was to go wrong.
+func requireClean(t *testing.T, r *Report) {
+	t.Helper()
+	require.NoError(t, r.Err())
+	assert.True(t, r.OK())
+	assert.Equal(t, r.CasesPlanned, r.Cases+r.SkippedCases)
+	cases, verified := 0, 0
+	for _, p := range r.Paths {
+		cases += p.Cases
+		verified += p.VerifiedBytes
+		assert.Equal(t, p.CasesPlanned, p.Cases+p.SkippedCases, "%s", p.Path)
+	}
+	assert.Equal(t, r.Cases, cases)
+	assert.Equal(t, r.VerifiedBytes, verified)
+	assert.Positive(t, r.VerifiedGBPerS)
+}
+
+func TestQuickPlan(t *testing.T) {
+	r, err := Run(t.Context(), testgpu.Device(t), Plan{})
+	require.NoError(t, err)
+	requireClean(t, r)
+	for _, s := range r.Skipped {
+		t.Log(s)
+		assert.True(t, testgpu.Real(), "the simulated GPU can do everything: %v", s)
+	}
+	require.NotNil(t, r.Stale)
+	assert.Zero(t, r.Stale.BadAfter)
+	assert.True(t, r.Stale.Shown(), "%v", r.Stale)
+	t.Logf("%d cases, %.3f GB verified in %v, %.2f GB/s; %v", r.Cases, float64(r.VerifiedBytes)/1e9, r.Duration, r.VerifiedGBPerS, r.Stale)
+	for _, p := range r.Paths {
+		t.Logf("%-10s %5d cases %12d bytes %v", p.Path, p.Cases, p.VerifiedBytes, p.Duration)
+	}
+}
+
+// TestFullPlan does everything on a real GPU, and what takes a moment on the simulated one.
+func TestFullPlan(t *testing.T) {
+	plan := Plan{Full: true, Progress: func(p Progress) {
+		require.LessOrEqual(t, p.CasesDone, p.CasesTotal)
+	}}
+	if !testgpu.Real() {
+		plan.Sizes = []int{1, 63, 4097, 65536}
+	}
+	r, err := Run(t.Context(), testgpu.Device(t), plan)
+	require.NoError(t, err)
+	requireClean(t, r)
+	t.Logf("%d cases, %.1f GB verified in %v, %.2f GB/s", r.Cases, float64(r.VerifiedBytes)/1e9, r.Duration, r.VerifiedGBPerS)
+	for _, p := range r.Paths {
+		t.Logf("%-10s %6d cases %14d bytes, up to %d, %v", p.Path, p.Cases, p.VerifiedBytes, p.LargestBytes, p.Duration)
+	}
+	for _, s := range r.Skipped {
+		t.Log(s)
+	}
+}
+
+func TestEveryVersion(t *testing.T) {
+	t.Parallel()
+	for _, v := range []cudart.Version{11080, 12040, 12080, 13000} {
+		t.Run(v.String(), func(t *testing.T) {
+			t.Parallel()
+			_, dev := simulated(t, cudasim.Config{Version: v})
+			r, err := Run(t.Context(), dev, small())
+			require.NoError(t, err)
+			requireClean(t, r)
+			assert.Empty(t, r.Skipped)
+		})
+	}
+}
+
+func TestSecondDevice(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	dev, err := rt.Device(1)
+	require.NoError(t, err)
+	r, err := Run(t.Context(), dev, small())
+	require.NoError(t, err)
+	requireClean(t, r)
+}
+
+func TestCorruptionOnTheWayIsFound(t *testing.T) {
+	t.Parallel()
+	const n = 65537
+	tests := []struct {
+		name  string
+		spoil func(came []byte) // guards included
+		check func(t *testing.T, m Mismatch)
+	}{
+		{"a bit", func(b []byte) { b[guardBytes+777] ^= 4 }, func(t *testing.T, m Mismatch) {
+			assert.Equal(t, []int{777, 777, 1, 1}, []int{m.FirstBadOffsetBytes, m.LastBadOffsetBytes, m.BadBytes, m.BadBits})
+			assert.Contains(t, m.String(), "a single bit")
+		}},
+		{"the last byte", func(b []byte) { b[guardBytes+n-1] ^= 0xF0 }, func(t *testing.T, m Mismatch) {
+			assert.Equal(t, []int{n - 1, 1}, []int{m.FirstBadOffsetBytes, m.BadBytes})
+		}},
+		{"every 512th byte", func(b []byte) {
+			for i := guardBytes; i < guardBytes+n; i += 512 {
+				b[i] ^= 0x81
+			}
+		}, func(t *testing.T, m Mismatch) {
+			assert.Equal(t, []int{512, 1, 129}, []int{m.StrideBytes, m.StrideRunBytes, m.BadBytes})
+		}},
+		{"one byte late", func(b []byte) {
+			copy(b[guardBytes+1:guardBytes+n], slices.Clone(b[guardBytes:guardBytes+n-1]))
+		}, func(t *testing.T, m Mismatch) {
+			assert.Equal(t, CauseShifted, m.Cause)
+			assert.Equal(t, 1, m.ShiftBytes)
+		}},
+		{"a byte too many behind", func(b []byte) { b[guardBytes+n] = 1 }, func(t *testing.T, m Mismatch) {
+			assert.Equal(t, CauseOverrun, m.Cause)
+			assert.Equal(t, AtReturn, m.At)
+			assert.Equal(t, n, m.FirstBadOffsetBytes)
+		}},
+		{"a byte too many before", func(b []byte) { b[guardBytes-1] = 1 }, func(t *testing.T, m Mismatch) {
+			assert.Equal(t, CauseOverrun, m.Cause)
+			assert.Equal(t, -1, m.FirstBadOffsetBytes)
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			_, dev := simulated(t, cudasim.Config{})
+			plan := Plan{Sizes: []int{n}, Patterns: []Pattern{Counter}, Offsets: []Offset{{3, 5, 7}}, Streams: []int{2}, NoStale: true}
+			r, err := run(t.Context(), dev, plan, func(c Case, came []byte) {
+				if c.Path != PathRegistered { // which stays right
+					tt.spoil(came)
+				}
+			})
+			require.NoError(t, err)
+			require.ErrorIs(t, r.Err(), ErrMismatch)
+			assert.Equal(t, len(Paths()), r.Cases)
+			assert.Equal(t, len(Paths())-1, r.MismatchCount)
+			require.Len(t, r.Mismatches, len(Paths())-1)
+			for _, m := range r.Mismatches {
+				assert.NotEqual(t, PathRegistered, m.Path)
+				assert.Equal(t, Case{m.Path, Counter, n, Offset{3, 5, 7}, m.Streams}, m.Case)
+				tt.check(t, m)
+			}
+			assert.Contains(t, r.Err().Error(), r.Mismatches[0].String())
+		})
+	}
+}
+
+func TestPageOfTheReturningMemoryIsTold(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	plan := Plan{Paths: []Path{PathPinned}, Sizes: []int{65537}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{1}, NoStale: true}
+	r, err := run(t.Context(), dev, plan, func(_ Case, came []byte) {
+		clear(came[guardBytes-3:][2*4096 : 3*4096]) // the target begins 3 bytes into a page
+	})
+	require.NoError(t, err)
+	require.Len(t, r.Mismatches, 1)
+	assert.Equal(t, 4096, r.Mismatches[0].PageBytes)
+	assert.Equal(t, PageOfReturn, r.Mismatches[0].PageOf)
+	assert.Equal(t, CauseConstant, r.Mismatches[0].Cause)
+}
+
+func TestDetailsAreBounded(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	plan := Plan{Paths: []Path{PathPinned}, Sizes: []int{64}, Variants: 100, Streams: []int{1}, MaxDetails: 3, NoStale: true}
+	r, err := run(t.Context(), dev, plan, func(_ Case, came []byte) { came[guardBytes] ^= 1 })
+	require.NoError(t, err)
+	assert.Equal(t, 48, r.MismatchCount)
+	assert.Len(t, r.Mismatches, 3)
+}
+
+// lazyEnd is host memory whose copies after the first few do nothing.
+type lazyEnd struct {
+	end
+	uploads, downloads int
+}
+
+func (e *lazyEnd) upload(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	if e.uploads--; e.uploads < 0 {
+		return nil
+	}
+	return e.end.upload(s, dst, off, n)
+}
+
+func (e *lazyEnd) download(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	if e.downloads--; e.downloads < 0 {
+		return nil
+	}
+	return e.end.download(s, off, src, n)
+}
+
+func TestCopiesThatDoNothingCannotPass(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	const n = 10000
+	for _, path := range []Path{PathPinned, PathPageable, PathMapped, PathManaged, PathHop} {
+		for _, pattern := range Patterns() {
+			tr, err := newTrip(t.Context(), dev, path, n+8, 2)
+			require.NoError(t, err)
+			source, back := tr.source, tr.back
+			c := Case{Path: path, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}, Streams: 1}
+			want := content{pattern: pattern, seed: 11}
+			poisonings := len(tr.targets())
+			for _, tt := range []struct {
+				uploads, downloads int
+				at                 string
+			}{
+				{poisonings, 1, AtDevice},
+				{poisonings + 1, 0, AtReturn},
+			} {
+				tr.source, tr.back = &lazyEnd{source, tt.uploads, 0}, &lazyEnd{back, 0, tt.downloads}
+				wrong, err := tr.run(t.Context(), c, want)
+				require.NoError(t, err)
+				require.Len(t, wrong, 1, "%s %s: no %s", path, pattern, tt.at)
+				assert.Equal(t, []any{n, CauseStale, tt.at}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, "%s %s", path, pattern)
+			}
+			tr.source, tr.back = source, back
+			wrong, err := tr.run(t.Context(), c, want)
+			require.NoError(t, err)
+			assert.Empty(t, wrong)
+			require.NoError(t, tr.release(t.Context()))
+		}
+	}
+}
+
+func TestFailingCallIsReportedWithItsCase(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Config{})
+	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 5, Code: cudart.ErrInvalidValue})
+	plan := small()
+	plan.Paths = []Path{PathHostAlloc}
+	r, err := Run(t.Context(), dev, plan)
+	require.NoError(t, err)
+	require.ErrorIs(t, r.Err(), cudart.ErrInvalidValue)
+	assert.Equal(t, 1, r.FailureCount)
+	require.Len(t, r.Failures, 1)
+	assert.Equal(t, plan.caseAt(t, PathHostAlloc, 1), r.Failures[0].Case)
+	assert.Contains(t, r.Failures[0].String(), "cudaMemcpyAsync")
+	assert.Equal(t, r.CasesPlanned-1, r.Cases, "all others were run")
+	assert.Zero(t, r.MismatchCount)
+}
+
+func (p Plan) caseAt(t *testing.T, path Path, i int) Case {
+	p, err := p.normal()
+	require.NoError(t, err)
+	return p.cases(path)[i]
+}
+
+func TestPathIsGivenUpAfterFailuresInARow(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Config{})
+	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Times: -1, Code: cudart.ErrInvalidValue})
+	plan := small()
+	plan.Paths = []Path{PathRegistered, PathPageable}
+	var last Progress
+	plan.Progress = func(p Progress) { last = p }
+	r, err := Run(t.Context(), dev, plan)
+	require.NoError(t, err)
+	assert.Equal(t, pathFailures, r.FailureCount)
+	require.Len(t, r.Skipped, 1)
+	assert.Contains(t, r.Skipped[0].String(), "registered")
+	assert.Contains(t, r.Skipped[0].Reason, "given up after 3 failures")
+	assert.Equal(t, r.CasesPlanned, r.Cases+r.SkippedCases+r.FailureCount)
+	assert.Equal(t, r.Paths[1].CasesPlanned, r.Paths[1].Cases, "synchronous copies still work")
+	assert.Equal(t, last.CasesTotal, last.CasesDone)
+	assert.Equal(t, last.BytesTotal, last.BytesDone)
+}
+
+func TestAsynchronousFailure(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{}) // the device is lost with all it holds
+	require.NoError(t, err)
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 40, Async: true, Code: cudart.ErrLaunchFailure})
+	r, err := Run(t.Context(), dev, small())
+	require.NoError(t, err)
+	require.ErrorIs(t, r.Err(), cudart.ErrLaunchFailure)
+	assert.Positive(t, r.Cases)
+	assert.Less(t, r.Cases, r.CasesPlanned)
+	assert.Zero(t, r.MismatchCount)
+	_, _ = rt.Close(), sim.Close() // tell what the lost device held
+}
+
+func TestCancelBetweenCases(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	plan := small()
+	plan.Progress = func(p Progress) {
+		if p.CasesDone == 10 {
+			cancel()
+		}
+	}
+	r, err := Run(ctx, dev, plan)
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Equal(t, 10, r.Cases)
+	assert.Zero(t, r.FailureCount, "a cancellation is no failure")
+}
+
+func TestCancelWaitsForCopiesUnderWay(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex // the hook is called from several threads
+	queries := -1     // since copies were held
+	sim.OnCall(func(fn string, n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case fn == "cudaMemcpyAsync" && n == 20:
+			sim.Hold()
+			cancel()
+			queries = 0
+		case queries >= 0 && strings.HasSuffix(fn, "Query"):
+			// So many queries are made only by a wait that outlasts the cancelled one.
+			if queries++; queries == 100 {
+				sim.Release()
+			}
+		case queries >= 0 && queries < 100:
+			assert.NotContains(t, []string{"cudaHostUnregister", "cudaFreeHost", "cudaFree"}, fn, "memory given back while copies are held")
+		}
+	})
+	_, err := Run(ctx, dev, small())
+	require.ErrorIs(t, err, context.Canceled)
+	sim.OnCall(nil)
+	mu.Lock()
+	defer mu.Unlock()
+	assert.GreaterOrEqual(t, queries, 100)
+}
+
+func TestNothingIsSkippedSilently(t *testing.T) {
+	t.Parallel()
+	t.Run("no managed or mapped memory", func(t *testing.T) {
+		t.Parallel()
+		_, dev := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{
+			cudart.AttrManagedMemory: 0, cudart.AttrCanMapHostMemory: 0,
+		}}}})
+		r, err := Run(t.Context(), dev, small())
+		require.NoError(t, err)
+		requireClean(t, r)
+		require.Len(t, r.Skipped, 2)
+		assert.Contains(t, r.Skipped[0].Reason, "mapped host memory is not supported by device 0 (Simulated GPU): attribute 19 is 0")
+		assert.Contains(t, r.Skipped[1].Reason, "managed memory is not supported by device 0 (Simulated GPU): attribute 83 is 0")
+		assert.Equal(t, PathManaged, r.Skipped[1].Path)
+	})
+	t.Run("little device memory", func(t *testing.T) {
+		t.Parallel()
+		_, dev := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 4 * mib}}})
+		plan := Plan{Sizes: []int{4096, mib, 3 * mib}, Variants: 1, NoStale: true}
+		r, err := Run(t.Context(), dev, plan)
+		require.NoError(t, err)
+		requireClean(t, r)
+		for _, p := range r.Paths {
+			assert.Positive(t, p.Cases, "%s", p.Path)
+			assert.Positive(t, p.SkippedCases, "%s", p.Path)
+		}
+		for _, s := range r.Skipped {
+			assert.Regexp(t, "takes at most (half|a quarter) of the [0-9]+ bytes free on the device", s.Reason)
+		}
+	})
+	t.Run("memory that cannot be had", func(t *testing.T) {
+		t.Parallel()
+		sim, dev := simulated(t, cudasim.Config{})
+		sim.Fail("cudaHostAlloc", cudasim.Fault{Times: 2, Code: cudart.ErrMemoryAllocation})
+		plan := Plan{Paths: []Path{PathHostAlloc}, Sizes: []int{4096, 2 * mib, 3 * mib, 9 * mib}, Streams: []int{1}, Variants: 1, NoStale: true}
+		r, err := Run(t.Context(), dev, plan)
+		require.NoError(t, err)
+		requireClean(t, r)
+		assert.Equal(t, 1, r.Cases)
+		require.Len(t, r.Skipped, 2)
+		assert.Contains(t, r.Skipped[0].Reason, "no memory for 9 MiB: ")
+		assert.Contains(t, r.Skipped[1].Reason, "no memory for 3 MiB: ")
+		assert.Equal(t, 2, r.Skipped[1].Cases)
+	})
+	t.Run("hosts that cannot register", func(t *testing.T) {
+		t.Parallel()
+		sim, dev := simulated(t, cudasim.Config{})
+		sim.Fail("cudaHostRegister", cudasim.Fault{Times: -1, Code: cudart.ErrNotSupported})
+		r, err := Run(t.Context(), dev, small())
+		require.NoError(t, err)
+		requireClean(t, r)
+		var paths []Path
+		for _, s := range r.Skipped {
+			paths = append(paths, s.Path)
+			assert.Contains(t, s.Reason, "cudaHostRegister")
+		}
+		assert.Equal(t, []Path{PathPinned, PathRegistered, PathHop}, paths)
+	})
+}
+
+// TestEveryCallCanFail makes each call of a small run fail in turn.
+func TestEveryCallCanFail(t *testing.T) {
+	t.Parallel()
+	plan := Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{2}, NoStale: true}
+	// A run can go on without what the first ones tell. The second ones are how
+	// memory is given back: where they fail it stays.
+	asks := []string{"cudaDeviceGetAttribute", "cudaMemGetInfo"}
+	gives := []string{"cudaFree", "cudaFreeHost", "cudaHostUnregister", "cudaStreamDestroy", "cudaEventDestroy"}
+
+	sim, dev := simulated(t, cudasim.Config{})
+	var mu sync.Mutex // the hook is called from several threads
+	calls := make(map[string]int)
+	sim.OnCall(func(fn string, _ int) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls[fn]++
+	})
+	_, err := Run(t.Context(), dev, plan)
+	require.NoError(t, err)
+	sim.OnCall(nil)
+	mu.Lock()
+	defer mu.Unlock()
+	delete(calls, "cudaGetLastError") // cannot fail
+	delete(calls, "cudaSetDevice")    // is not needed on a host with one device
+	for _, fn := range slices.Sorted(maps.Keys(calls)) {
+		t.Run(fn, func(t *testing.T) {
+			times := calls[fn]
+			if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
+				times = min(times, 2)
+			}
+			for nth := 1; nth <= times; nth++ {
+				sim, err := cudasim.New(cudasim.Config{})
+				require.NoError(t, err)
+				rt, err := cudart.Open(cudart.Options{Source: sim})
+				require.NoError(t, err)
+				dev, err := rt.Device(0)
+				require.NoError(t, err)
+				sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrInvalidValue})
+				r, err := Run(t.Context(), dev, plan)
+				require.NoError(t, err)
+				assert.Zero(t, r.MismatchCount)
+				if slices.Contains(asks, fn) {
+					assert.NoError(t, r.Err(), "call %d", nth)
+				} else {
+					assert.ErrorIs(t, r.Err(), cudart.ErrInvalidValue, "call %d", nth)
+					assert.Contains(t, r.Err().Error(), fn, "call %d", nth)
+				}
+				require.NoError(t, rt.Close())
+				if slices.Contains(gives, fn) {
+					_ = sim.Close() // tells what could not be given back
+				} else {
+					assert.NoError(t, sim.Close(), "call %d", nth)
+				}
+			}
+		})
+	}
+}
+
+func TestReportAsJSON(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	plan := small()
+	plan.Paths = []Path{PathPinned}
+	r, err := run(t.Context(), dev, plan, func(c Case, came []byte) {
+		if c.SizeBytes == 7 {
+			came[guardBytes] ^= 1
+		}
+	})
+	require.NoError(t, err)
+	text, err := json.Marshal(r)
+	require.NoError(t, err)
+	for _, key := range []string{"cases_planned", "verified_bytes", "duration_ns", "verified_gb_per_s", "mismatches", "expected_hex", "size_bytes"} {
+		assert.Contains(t, string(text), `"`+key+`":`)
+	}
+	var back Report
+	require.NoError(t, json.Unmarshal(text, &back))
+	assert.Equal(t, *r, back)
+}
+
+func TestReportOfNothingIsNotOK(t *testing.T) {
+	t.Parallel()
+	assert.Error(t, (&Report{}).Err())
+	assert.False(t, (&Report{}).OK())
+	assert.ErrorIs(t, (&Report{Cases: 1, Stale: &StaleResult{BadAfter: 1}}).Err(), ErrMismatch)
+}
