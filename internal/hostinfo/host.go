@@ -15,11 +15,14 @@ type Host struct {
 	Memory Memory `json:"memory"`
 	Cgroup Cgroup `json:"cgroup"`
 	// MemLock is the soft RLIMIT_MEMLOCK. It binds mlock and RDMA, not CUDA.
-	MemLock Limit             `json:"memlock_bytes"`
-	NUMA    []NUMANode        `json:"numa_nodes,omitempty"`
-	NVIDIA  NVIDIA            `json:"nvidia"`
-	GPUs    []PCIDevice       `json:"pci_gpus,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
+	MemLock Limit      `json:"memlock_bytes"`
+	NUMA    []NUMANode `json:"numa_nodes,omitempty"`
+	// PCICount is how many devices of any kind the PCI bus shows. At 0 the bus
+	// is hidden, or there is none, and no GPU on it means nothing.
+	PCICount int               `json:"pci_devices,omitempty"`
+	NVIDIA   NVIDIA            `json:"nvidia"`
+	GPUs     []PCIDevice       `json:"pci_gpus,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
 }
 
 // Read reads the host whose root folder is fsys, os.DirFS("/") for the one
@@ -29,16 +32,17 @@ type Host struct {
 func Read(fsys fs.FS, environ []string) *Host {
 	f := files{fsys}
 	h := &Host{
-		Kernel:  readKernel(f),
-		Distro:  readDistro(f),
-		Libc:    readLibc(f),
-		Memory:  readMemory(f),
-		Cgroup:  readCgroup(f),
-		MemLock: parseLimits(f.text("proc/self/limits"))["Max locked memory"],
-		NUMA:    readNUMA(f),
-		NVIDIA:  readNVIDIA(f),
-		GPUs:    readGPUs(f),
-		Env:     keepEnv(environ),
+		Kernel:   readKernel(f),
+		Distro:   readDistro(f),
+		Libc:     readLibc(f),
+		Memory:   readMemory(f),
+		Cgroup:   readCgroup(f),
+		MemLock:  parseLimits(f.text("proc/self/limits"))["Max locked memory"],
+		NUMA:     readNUMA(f),
+		NVIDIA:   readNVIDIA(f),
+		PCICount: len(f.names(pciDevices)),
+		GPUs:     readGPUs(f),
+		Env:      keepEnv(environ),
 	}
 	h.CPU = readCPU(f, h.Cgroup)
 	h.Virt = readVirt(f, environ)

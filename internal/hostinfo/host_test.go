@@ -193,6 +193,7 @@ func TestHostWithoutGPU(t *testing.T) {
 	assert.Empty(t, h.NVIDIA.Nodes)
 	assert.Empty(t, h.NVIDIA.DriverVersion)
 	assert.Empty(t, h.GPUs)
+	assert.Equal(t, 6, h.PCICount, "the bus can be seen, and has none")
 	assert.Equal(t, 2, h.CPU.AllowedCount)
 	assert.Zero(t, h.CPU.Quota, "-1 is no quota")
 	assert.Equal(t, "2.36", h.Libc.Version)

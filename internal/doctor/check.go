@@ -1,0 +1,260 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/measure"
+)
+
+// Severity tells what a finding means for the verdict.
+type Severity string
+
+// The severities.
+const (
+	Problem Severity = "problem" // something is wrong, or slower than it should be
+	Note    Severity = "note"    // worth knowing
+)
+
+// Finding is one thing that a check found.
+type Finding struct {
+	ID       string   `json:"id"`
+	Severity Severity `json:"severity"`
+	Device   *int     `json:"device,omitempty"` // absent where it is about the host
+	Summary  string   `json:"summary"`          // what is wrong
+	Cause    string   `json:"cause,omitempty"`  // why, as far as is known
+	Remedy   string   `json:"remedy,omitempty"`
+}
+
+// Verdict is the conclusion of a run.
+type Verdict string
+
+// The verdicts.
+const (
+	Healthy  Verdict = "healthy"
+	Problems Verdict = "problems"
+	NoGPU    Verdict = "no_gpu"
+)
+
+const (
+	// fairShare of the link's rate is what pinned copies reach where nothing
+	// is wrong: 88 % on PCIe 5.0, and 76 to 80 % on links and hosts with small
+	// packets (128 bytes of payload, as PCIe 3.0 hosts mostly have).
+	fairShare = 0.75
+	// unsteady is the spread of samples, relative to their median, above which
+	// something disturbs the copies.
+	unsteady = 0.15
+)
+
+// Check judges the facts. Where requirements were looked into there is no
+// usable GPU, and the findings are those that are missing.
+func Check(f *Facts) (Verdict, []Finding) {
+	if len(f.Devices) == 0 {
+		return NoGPU, noGPU(f)
+	}
+	var all []Finding
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		for _, check := range deviceChecks {
+			for _, finding := range check(d) {
+				finding.Device = &d.Ordinal
+				all = append(all, finding)
+			}
+		}
+	}
+	verdict := Healthy
+	for _, finding := range all {
+		if finding.Severity == Problem {
+			verdict = Problems
+		}
+	}
+	return verdict, all
+}
+
+// deviceChecks are made on each device, those about wrong bytes first.
+var deviceChecks = []func(*Device) []Finding{
+	wrongBytes, failedRoundTrips, errorsOf, trainedDown, upstream, slowCopies, unsteadyCopies,
+}
+
+func noGPU(f *Facts) []Finding {
+	var out []Finding
+	for _, r := range f.Requirements {
+		if r.State == Missing {
+			out = append(out, Finding{
+				ID: "no_" + r.ID, Severity: Problem,
+				Summary: r.Name + " missing", Cause: r.Detail, Remedy: r.Remedy,
+			})
+		}
+	}
+	if f.Host != nil {
+		if v, ok := f.Host.Env["CUDA_VISIBLE_DEVICES"]; ok && hidesDevices(v) {
+			out = append(out, Finding{
+				ID: "hidden_gpu", Severity: Problem,
+				Summary: "CUDA_VISIBLE_DEVICES hides GPUs from this process",
+				Cause:   fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", v),
+				Remedy:  "unset it, or name devices that exist",
+			})
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, Finding{
+			ID: "no_device", Severity: Problem,
+			Summary: "everything is there, and yet CUDA shows no device",
+			Remedy:  "run nvidia-smi, look into dmesg for NVRM messages, and see whether a MIG instance or another user's exclusive mode holds the GPU",
+		})
+	}
+	return out
+}
+
+// hidesDevices tells values that leave no device: empty, or one that begins
+// with an ordinal below 0.
+func hidesDevices(v string) bool {
+	v = strings.TrimSpace(v)
+	return v == "" || strings.HasPrefix(v, "-") || strings.EqualFold(v, "NoDevFiles")
+}
+
+func wrongBytes(d *Device) []Finding {
+	v := d.Verify
+	if v == nil {
+		return nil
+	}
+	stale := v.Stale != nil && v.Stale.BadAfter > 0
+	if v.MismatchCount == 0 && !stale {
+		return nil
+	}
+	f := Finding{
+		ID: "wrong_bytes", Severity: Problem,
+		Summary: fmt.Sprintf("bytes came back wrong in %d of %d round trips", v.MismatchCount, v.Cases),
+		Remedy:  "trust no result of this machine: test its memory and the GPU (nvidia-smi -q -d ECC), reseat the card, check risers and cables",
+	}
+	if len(v.Mismatches) > 0 {
+		f.Cause = v.Mismatches[0].String()
+	} else if stale {
+		f.Cause = v.Stale.String()
+	}
+	return []Finding{f}
+}
+
+func failedRoundTrips(d *Device) []Finding {
+	v := d.Verify
+	if v == nil || v.FailureCount == 0 && v.Cases > 0 {
+		return nil
+	}
+	f := Finding{
+		ID: "failed_round_trips", Severity: Problem,
+		Summary: fmt.Sprintf("%d round trips failed", v.FailureCount),
+		Remedy:  "see the error; where it speaks of memory, free some on the host or the GPU, or raise the container's limit",
+	}
+	if v.Cases == 0 && v.FailureCount == 0 {
+		f.Summary = "no round trip was made"
+	}
+	if len(v.Failures) > 0 {
+		f.Cause = v.Failures[0].String()
+	}
+	return []Finding{f}
+}
+
+func errorsOf(d *Device) []Finding {
+	var out []Finding
+	for _, e := range d.Errors {
+		out = append(out, Finding{
+			ID: "failed_call", Severity: Problem, Summary: "could not be examined in full", Cause: e,
+			Remedy: "see the error, and run nvidia-smi",
+		})
+	}
+	return out
+}
+
+// trainedDown looks at the device's own link. Its width is the same idle or
+// loaded; its speed counts only after a measurement has woken it.
+func trainedDown(d *Device) []Finding {
+	l := d.Link
+	if l == nil {
+		return nil
+	}
+	var out []Finding
+	if l.Width > 0 && l.Width < l.MaxWidth {
+		out = append(out, Finding{
+			ID: "narrow_link", Severity: Problem,
+			Summary: fmt.Sprintf("the PCIe link runs at x%d of x%d", l.Width, l.MaxWidth),
+			Cause:   fmt.Sprintf("%.1f GB/s are left of %.1f GB/s each way", l.Rate, hostinfo.LinkRate(l.Speed, l.MaxWidth)),
+			Remedy:  "put the card into a slot with all lanes wired, reseat it, and look for lane sharing (bifurcation) in the firmware's setup",
+		})
+	}
+	if d.Bandwidth != nil && l.Speed > 0 && l.Speed < l.MaxSpeed {
+		out = append(out, Finding{
+			ID: "slow_link", Severity: Problem,
+			Summary: fmt.Sprintf("under load the PCIe link runs at %s of %s", Generation(l.Speed), Generation(l.MaxSpeed)),
+			Cause:   fmt.Sprintf("%.1f GB/s are left of %.1f GB/s each way", l.Rate, hostinfo.LinkRate(l.MaxSpeed, l.Width)),
+			Remedy:  "look for a slower slot or riser, a speed limit in the firmware's setup, and PCIe errors in dmesg (AER)",
+		})
+	}
+	return out
+}
+
+// Generation names the generation of a link speed: "PCIe 5.0".
+func Generation(speed float64) string {
+	if g := hostinfo.Generation(speed); g > 0 {
+		return fmt.Sprintf("PCIe %d.0", g)
+	}
+	return fmt.Sprintf("%g GT/s", speed)
+}
+
+func upstream(d *Device) []Finding {
+	if d.Link == nil || d.Link.Bottleneck == nil || d.Bandwidth == nil {
+		return nil
+	}
+	b := d.Link.Bottleneck
+	return []Finding{{
+		ID: "narrow_upstream", Severity: Problem,
+		Summary: fmt.Sprintf("the bridge above the GPU, %s, carries %.1f GB/s, less than the GPU's own link", b.Address, b.Rate),
+		Cause:   fmt.Sprintf("it runs at %s x%d", Generation(b.Speed), b.Width),
+		Remedy:  "move the card to a slot of the processor itself, or the bridge to a wider one",
+	}}
+}
+
+func slowCopies(d *Device) []Finding {
+	rate := d.Link.PathRate()
+	if d.Bandwidth == nil || rate == 0 {
+		return nil
+	}
+	var slow []string
+	for _, s := range d.Bandwidth.Series {
+		if s.Median < fairShare*rate {
+			slow = append(slow, fmt.Sprintf("%s %.1f GB/s (%.0f %%)", directionText(s.Direction), s.Median, 100*s.Median/rate))
+		}
+	}
+	if len(slow) == 0 {
+		return nil
+	}
+	return []Finding{{
+		ID: "slow_copies", Severity: Problem,
+		Summary: fmt.Sprintf("pinned copies reach less than %.0f %% of the link's %.1f GB/s", 100*fairShare, rate),
+		Cause:   strings.Join(slow, ", "),
+		Remedy: "stop other users of the GPU and of the link; bind the process to the GPU's NUMA node (numactl --cpunodebind --membind); " +
+			"look at the IOMMU (iommu=pt), power limits and PCIe errors in dmesg (AER)",
+	}}
+}
+
+func unsteadyCopies(d *Device) []Finding {
+	if d.Bandwidth == nil {
+		return nil
+	}
+	var out []Finding
+	for _, s := range d.Bandwidth.Series {
+		if s.Spread > unsteady {
+			out = append(out, Finding{
+				ID: "unsteady_copies", Severity: Note,
+				Summary: fmt.Sprintf("%s: samples spread over %.0f %% of their median", directionText(s.Direction), 100*s.Spread),
+				Cause:   fmt.Sprintf("%.1f to %.1f GB/s", s.Min, s.Max),
+				Remedy:  "something else uses the GPU, the link or the memory: measure again on a quiet machine",
+			})
+		}
+	}
+	return out
+}
+
+func directionText(d measure.Direction) string {
+	return strings.ReplaceAll(string(d), "_", " ")
+}

@@ -1,0 +1,372 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/verify"
+)
+
+const (
+	labelWidth = 10 // of the left column
+	textWidth  = 92 // of what stands right of it
+)
+
+// page collects the text. A row is a label and what it labels.
+type page struct {
+	bytes.Buffer
+	style Style
+}
+
+func (p *page) row(label, format string, args ...any) {
+	p.painted(label, bold, plainf(format, args...), "")
+}
+
+// note is a row whose text is dim.
+func (p *page) note(label, format string, args ...any) {
+	p.painted(label, bold, plainf(format, args...), dim)
+}
+
+func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format, args...)) }
+
+func (p *page) painted(label string, labelColor color, text string, textColor color) {
+	for i, line := range wrap(text, textWidth) {
+		if i > 0 {
+			label = ""
+		}
+		pad := strings.Repeat(" ", max(1, labelWidth-len([]rune(label))))
+		if textColor != "" {
+			line = p.style.paint(textColor, line)
+		}
+		p.WriteString(strings.TrimRight(p.style.paint(labelColor, label)+pad+line, " ") + "\n")
+	}
+}
+
+// cells is one line of a table below a row: columns of given widths, negative
+// for those that are flush left.
+func (p *page) cells(widths []int, cells ...string) {
+	var b strings.Builder
+	b.WriteString(strings.Repeat(" ", labelWidth))
+	for i, c := range cells {
+		fmt.Fprintf(&b, "%*s  ", widths[i], plain(c))
+	}
+	p.WriteString(strings.TrimRight(b.String(), " ") + "\n")
+}
+
+func (p *page) gap() { p.WriteByte('\n') }
+
+func writeText(w io.Writer, r *Result, s Style) error {
+	p := &page{style: s}
+	p.tool(r)
+	if r.Facts != nil {
+		if r.Simulated {
+			p.painted("SIMULATED", yellow, "a simulated GPU: nothing below was measured on hardware", yellow)
+		}
+		p.gap()
+		p.library(r.Library)
+		p.host(r.Host)
+		p.requirements(r.Requirements)
+		for i := range r.Devices {
+			p.gap()
+			p.device(&r.Devices[i], r.Command == "verify")
+		}
+		p.findings(r.Findings)
+		p.verdict(r)
+	}
+	_, err := w.Write(p.Bytes())
+	return err
+}
+
+func (p *page) tool(r *Result) {
+	line := plain(fmt.Sprintf("%s %s", r.Tool.Name, r.Tool.Version))
+	p.WriteString(p.style.paint(bold, line))
+	if r.Command == "version" {
+		p.WriteString("\n")
+		if r.Tool.Revision != "" {
+			p.row("revision", "%s", r.Tool.Revision)
+		}
+		p.row("go", "%s", r.Tool.Go)
+		p.row("platform", "%s", r.Tool.Platform)
+		return
+	}
+	p.WriteString("  " + p.style.paint(dim, plain(r.Tool.Platform)) + "\n")
+}
+
+func (p *page) library(l *doctor.Library) {
+	if l == nil {
+		return
+	}
+	p.row("Library", "%s (%s)", l.Path, l.Found)
+	p.row("", "CUDA runtime %s, driver for CUDA up to %s", l.RuntimeVersion, l.DriverVersion)
+	for _, a := range l.Attempts {
+		if a.Error != "" {
+			p.note("", "not %s (%s): %s", a.Path, a.Found, a.Error)
+		}
+	}
+}
+
+func (p *page) host(h *hostinfo.Host) {
+	if h == nil {
+		return
+	}
+	system := []string{h.Distro.Name, prefixed("Linux ", h.Kernel.Release), strings.TrimSpace(h.Libc.Kind + " " + h.Libc.Version)}
+	switch {
+	case h.Virt.WSL:
+		system = append(system, "WSL")
+	case h.Virt.VM:
+		system = append(system, "virtual machine")
+	}
+	system = append(system, prefixed("container: ", h.Virt.Container), prefixed("NVIDIA kernel module ", h.NVIDIA.DriverVersion))
+	label := "Host"
+	if text := joined(system...); text != "" {
+		p.row(label, "%s", text)
+		label = ""
+	}
+	var machine []string
+	if h.CPU.Threads > 0 {
+		cpus := plural(h.CPU.Threads, "CPU", "CPUs")
+		if u := h.CPU.Usable(); u > 0 && u < float64(h.CPU.Threads) {
+			cpus += fmt.Sprintf(" (%g usable)", u)
+		}
+		machine = append(machine, joinedWith(" ", cpus, h.CPU.Model))
+	}
+	if n := len(h.NUMA); n > 0 {
+		machine = append(machine, plural(n, "NUMA node", "NUMA nodes"))
+	}
+	if h.Memory.Total > 0 {
+		memory := binary(h.Memory.Total) + " memory"
+		if h.Memory.Available > 0 {
+			memory += ", " + binary(h.Memory.Available) + " available"
+		}
+		machine = append(machine, memory)
+	}
+	if n, ok := h.Cgroup.Headroom.Finite(); ok {
+		machine = append(machine, fmt.Sprintf("%s of them left by the cgroup", binary(n)))
+	}
+	if text := joined(machine...); text != "" {
+		p.row(label, "%s", text)
+	}
+}
+
+// joined puts commas between what is not empty.
+func joined(parts ...string) string { return joinedWith(", ", parts...) }
+
+func joinedWith(sep string, parts ...string) string {
+	var out []string
+	for _, s := range parts {
+		if s != "" {
+			out = append(out, s)
+		}
+	}
+	return strings.Join(out, sep)
+}
+
+func prefixed(prefix, s string) string {
+	if s == "" {
+		return ""
+	}
+	return prefix + s
+}
+
+func (p *page) requirements(all []doctor.Requirement) {
+	if len(all) == 0 {
+		return
+	}
+	p.gap()
+	p.row("Needed", "what a GPU needs of this machine")
+	width := 0
+	for _, r := range all {
+		width = max(width, len(r.Name))
+	}
+	for _, r := range all {
+		mark, c := "ok", green
+		switch r.State {
+		case doctor.Missing:
+			mark, c = "MISSING", red
+		case doctor.Uncertain:
+			mark, c = "unknown", yellow
+		}
+		head := fmt.Sprintf("%-*s  ", width, plain(r.Name)) + p.style.paint(c, mark) + strings.Repeat(" ", 9-len(mark))
+		for i, line := range wrap(plain(r.Detail), textWidth-width-11) {
+			if i > 0 {
+				head = strings.Repeat(" ", width+11)
+			}
+			p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+head+line, " ") + "\n")
+		}
+	}
+}
+
+func (p *page) device(d *doctor.Device, detailed bool) {
+	p.row(fmt.Sprintf("GPU %d", d.Ordinal), "%s", joined(d.Name, prefixed("compute capability ", d.ComputeCapability)))
+	p.row("", "%s, PCI %s", d.UUID, joined(d.PCIBusID, numaText(d)))
+	if d.MemoryTotal > 0 {
+		p.row("", "memory %s, %s free", binary(d.MemoryTotal), binary(d.MemoryFree))
+	}
+	p.row("", "%s", linkText(d.Link))
+	if d.Verify != nil {
+		p.roundTrips(d.Verify, detailed)
+	}
+	if d.Bandwidth != nil {
+		p.bandwidth(d)
+	}
+	for _, e := range d.Errors {
+		p.painted("", bold, plain("error: "+e), red)
+	}
+}
+
+func numaText(d *doctor.Device) string {
+	if d.NUMANode == nil {
+		return ""
+	}
+	return fmt.Sprintf("NUMA node %d", *d.NUMANode)
+}
+
+func linkText(l *doctor.Link) string {
+	if l == nil {
+		return "link unknown: the host does not show it"
+	}
+	best := fmt.Sprintf("%s x%d, %.1f GB/s each way", doctor.Generation(l.MaxSpeed), l.MaxWidth, l.MaxRate)
+	now := fmt.Sprintf("%s x%d, %.1f GB/s each way", doctor.Generation(l.Speed), l.Width, l.Rate)
+	text := "link " + now
+	switch {
+	case l.Rate == 0:
+		text = "link unknown now, at best " + best
+	case l.MaxRate == 0 || l.Rate == l.MaxRate:
+	case l.Width == l.MaxWidth:
+		text += ", trained down from " + best + " (as idle GPUs are)"
+	default:
+		text += ", at best " + best
+	}
+	if b := l.Bottleneck; b != nil {
+		text += fmt.Sprintf("; behind bridge %s with %s x%d, %.1f GB/s", b.Address, doctor.Generation(b.Speed), b.Width, b.Rate)
+	}
+	return text
+}
+
+func (p *page) roundTrips(v *verify.Report, detailed bool) {
+	wrong := plural(v.MismatchCount, "mismatch", "mismatches")
+	text := fmt.Sprintf("round trips: %s, %s verified in %s, %s", count(v.Cases), decimal(v.VerifiedBytes), duration(v.Duration), wrong)
+	if v.FailureCount > 0 {
+		text += ", " + plural(v.FailureCount, "failure", "failures")
+	}
+	p.row("", "%s", text)
+	if detailed {
+		widths := []int{-12, 8, 10, 10, 8, 10, 8}
+		p.cells(widths, "path", "cases", "largest", "verified", "time", "mismatches", "failures")
+		for _, path := range v.Paths {
+			p.cells(widths, string(path.Path), count(path.Cases), binary(path.LargestBytes), decimal(path.VerifiedBytes),
+				duration(path.Duration), count(path.MismatchCount), count(path.FailureCount))
+		}
+		if v.Stale != nil {
+			p.note("", "%s", staleText(v.Stale))
+		}
+		for _, m := range v.Mismatches {
+			p.painted("", bold, plain("wrong: "+m.String()), red)
+		}
+		for _, f := range v.Failures {
+			p.painted("", bold, plain("failed: "+f.String()), red)
+		}
+	}
+	for _, s := range v.Skipped {
+		p.note("", "skipped %s: %s", plural(s.Cases, "case", "cases")+" of "+string(s.Path), s.Reason)
+	}
+}
+
+func staleText(s *verify.StaleResult) string {
+	if !s.Shown() {
+		return fmt.Sprintf("reading before synchronising: no old byte seen this time, %s wrong afterwards", count(s.BadAfter))
+	}
+	return fmt.Sprintf("reading before synchronising: %d of %d bytes looked at were still old; afterwards %s of %s wrong",
+		s.StaleBefore, s.SampledBytes, count(s.BadAfter), binary(s.SizeBytes))
+}
+
+func (p *page) bandwidth(d *doctor.Device) {
+	rate := d.Link.PathRate()
+	for _, s := range d.Bandwidth.Series {
+		text := fmt.Sprintf("pinned %s %5.1f GB/s", directionText(s.Direction), s.Median)
+		if rate > 0 {
+			text += fmt.Sprintf(", %.0f %% of the link", 100*s.Median/rate)
+		}
+		p.row("", "%s (median of %d, %.1f to %.1f)", text, len(s.Samples), s.Min, s.Max)
+	}
+}
+
+func directionText(d measure.Direction) string {
+	return strings.ReplaceAll(string(d), "_", " ")
+}
+
+func (p *page) findings(all []doctor.Finding) {
+	for _, f := range all {
+		p.gap()
+		label, c := "Problem", red
+		if f.Severity == doctor.Note {
+			label, c = "Note", yellow
+		}
+		subject := ""
+		if f.Device != nil {
+			subject = fmt.Sprintf("GPU %d: ", *f.Device)
+		}
+		p.painted(label, c, plain(subject+f.Summary), "")
+		if f.Cause != "" {
+			p.row("", "why: %s", f.Cause)
+		}
+		if f.Remedy != "" {
+			p.row("", "do:  %s", f.Remedy)
+		}
+	}
+}
+
+func (p *page) verdict(r *Result) {
+	var label, text string
+	c := green
+	problems := 0
+	for _, f := range r.Findings {
+		if f.Severity == doctor.Problem {
+			problems++
+		}
+	}
+	switch r.Verdict {
+	case doctor.Healthy:
+		label, text = "Healthy", healthyText(r)
+	case doctor.Problems:
+		label, text, c = "Unhealthy", plural(problems, "problem", "problems")+" found, see above", red
+	case doctor.NoGPU:
+		label, text, c = "No GPU", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
+	default:
+		return
+	}
+	if r.Simulated {
+		text += " (simulated)"
+	}
+	p.gap()
+	p.painted(label, c, text, "")
+}
+
+// healthyText says what the verdict rests on.
+func healthyText(r *Result) string {
+	bytes, least := 0, 0.0
+	measured := false
+	for _, d := range r.Devices {
+		if d.Verify != nil {
+			bytes += d.Verify.VerifiedBytes
+		}
+		if d.Bandwidth == nil {
+			continue
+		}
+		for _, s := range d.Bandwidth.Series {
+			if rate := d.Link.PathRate(); rate > 0 && (!measured || s.Median/rate < least) {
+				least, measured = s.Median/rate, true
+			}
+		}
+	}
+	text := decimal(bytes) + " came back right"
+	if measured {
+		text += fmt.Sprintf(", copies reach %.0f %% of the link", 100*least)
+	}
+	return text
+}
