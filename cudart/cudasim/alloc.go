@@ -1,0 +1,188 @@
+package cudasim
+
+import "github.com/gopinned/pinned/cudart"
+
+// reserve makes a device block for cudaMalloc and cudaMallocAsync and returns
+// its address.
+func (c *call) reserve(d *device, size int) cudart.Code {
+	switch {
+	case c.ptr(0) == 0:
+		return cudart.ErrInvalidValue
+	case size == 0:
+		return put(c, 0, uintptr(0))
+	case size < 0 || size > d.cfg.Memory-d.used:
+		return cudart.ErrMemoryAllocation
+	}
+	b, err := c.blocks.newDevice(c.Sim, size, d)
+	if err != nil {
+		return cudart.ErrMemoryAllocation
+	}
+	return put(c, 0, b.addr)
+}
+
+func (c *call) malloc() cudart.Code { return c.reserve(c.dev, c.num(1)) }
+
+// free waits for the device.
+func (c *call) free() cudart.Code {
+	if c.ptr(0) == 0 {
+		return cudart.Success
+	}
+	b, code := c.exact(c.ptr(0), deviceBlock, managedBlock)
+	if code != cudart.Success {
+		return code
+	}
+	c.on(b.dev, "memory", b.addr)
+	if code := c.drain(b.dev); code != cudart.Success {
+		return code
+	}
+	if b.gone {
+		return cudart.ErrInvalidValue // freed by another thread meanwhile
+	}
+	c.blocks.release(b)
+	return cudart.Success
+}
+
+// exact is the block of one of two kinds that begins at addr.
+func (c *call) exact(addr uintptr, kind, or blockKind) (*block, cudart.Code) {
+	b := c.blocks.find(addr)
+	switch {
+	case b == nil || b.addr != addr || b.kind != kind && b.kind != or:
+		return nil, cudart.ErrInvalidValue
+	case b.freeing:
+		c.misuse(FreedMemory, -1, "memory %#x was freed by cudaFreeAsync", addr)
+		return nil, cudart.ErrInvalidValue
+	}
+	return b, cudart.Success
+}
+
+func (c *call) mallocAsync() cudart.Code {
+	st, code := c.stream(c.ptr(2))
+	if code != cudart.Success {
+		return code
+	}
+	if st.dev.cfg.Attributes[cudart.AttrMemoryPoolsSupported] == 0 {
+		return cudart.ErrNotSupported
+	}
+	code = c.reserve(st.dev, c.num(1))
+	if code == cudart.Success {
+		c.enqueue(st, &operation{})
+	}
+	return code
+}
+
+func (c *call) freeAsync() cudart.Code {
+	st, code := c.stream(c.ptr(1))
+	if code != cudart.Success {
+		return code
+	}
+	if c.ptr(0) == 0 {
+		return cudart.Success
+	}
+	b, code := c.exact(c.ptr(0), deviceBlock, deviceBlock)
+	if code != cudart.Success {
+		return code
+	}
+	b.freeing = true
+	c.enqueue(st, &operation{finish: func() {
+		if !b.gone {
+			c.blocks.release(b)
+		}
+	}})
+	return cudart.Success
+}
+
+// hostAllocFlags are portable, mapped and write-combined.
+const hostAllocFlags = 0x7
+
+func (c *call) hostAlloc() cudart.Code {
+	switch {
+	case c.ptr(0) == 0 || c.u32(2)&^hostAllocFlags != 0:
+		return cudart.ErrInvalidValue
+	case c.num(1) == 0:
+		return put(c, 0, uintptr(0))
+	case c.num(1) < 0:
+		return cudart.ErrMemoryAllocation
+	}
+	b, err := c.blocks.newHost(hostBlock, c.num(1), c.dev, c.u32(2))
+	if err != nil {
+		return cudart.ErrMemoryAllocation
+	}
+	return put(c, 0, b.addr)
+}
+
+// freeHost waits for the device.
+func (c *call) freeHost() cudart.Code {
+	if c.ptr(0) == 0 {
+		return cudart.Success
+	}
+	b, code := c.exact(c.ptr(0), hostBlock, hostBlock)
+	if code != cudart.Success {
+		return code
+	}
+	c.on(b.dev, "host memory", b.addr)
+	if code := c.drain(b.dev); code != cudart.Success {
+		return code
+	}
+	if b.gone {
+		return cudart.ErrInvalidValue
+	}
+	c.blocks.release(b)
+	return cudart.Success
+}
+
+func (c *call) hostGetFlags() cudart.Code {
+	b := c.pinned(c.ptr(1))
+	if b == nil {
+		return cudart.ErrInvalidValue
+	}
+	return put(c, 0, b.flags)
+}
+
+func (c *call) hostGetDevicePointer() cudart.Code {
+	if c.u32(2) != 0 || c.pinned(c.ptr(1)) == nil {
+		return cudart.ErrInvalidValue
+	}
+	return put(c, 0, c.ptr(1))
+}
+
+// pinned is the block of pinned host memory at an address, or nil.
+func (c *call) pinned(addr uintptr) *block {
+	if b := c.blocks.find(addr); b != nil && (b.kind == hostBlock || b.kind == registeredBlock) {
+		return b
+	}
+	return nil
+}
+
+// invalidDevice is cudaInvalidDeviceId.
+const invalidDevice = -2
+
+// pointerAttributes is cudaPointerAttributes of 11.x and 12.x; 13.x has eight
+// reserved words more.
+type pointerAttributes struct {
+	kind, device int32
+	devicePtr    uintptr
+	hostPtr      uintptr
+	reserved     [8]int64
+}
+
+func (c *call) pointerGetAttributes() cudart.Code {
+	if c.ptr(0) == 0 {
+		return cudart.ErrInvalidValue
+	}
+	p := c.ptr(1)
+	a := pointerAttributes{device: invalidDevice, hostPtr: p}
+	if b := c.blocks.find(p); b != nil {
+		a = pointerAttributes{device: int32(b.dev.ordinal), devicePtr: p, hostPtr: p}
+		switch b.kind {
+		case deviceBlock:
+			a.kind, a.hostPtr = 2, 0
+		case managedBlock:
+			a.kind = 3
+		default:
+			a.kind = 1
+		}
+	}
+	n := c.StructSize("cudaPointerGetAttributes")
+	copy(bytesAt(c.ptr(0), n), bytesAt(address(&a), n))
+	return cudart.Success
+}

@@ -1,0 +1,172 @@
+package cudasim
+
+import (
+	"slices"
+)
+
+// blockKind is what a range of addresses is.
+type blockKind uint8
+
+const (
+	deviceBlock blockKind = iota
+	managedBlock
+	hostBlock       // cudaHostAlloc
+	registeredBlock // cudaHostRegister
+)
+
+// A block is one allocation or registration.
+type block struct {
+	addr  uintptr
+	size  int
+	kind  blockKind
+	dev   *device // on which it lies, or that was current when it was made
+	flags uint32
+	mem   []byte // what holds the bytes, nil for registered memory
+
+	uses    int  // operations enqueued that touch it
+	gone    bool // freed while in use
+	freeing bool // cudaFreeAsync was called
+	managed managedState
+}
+
+func (b *block) end() uintptr { return b.addr + uintptr(b.size) }
+
+// bytes is a part of the block, as the process can touch it.
+func (b *block) bytes(addr uintptr, n int) []byte {
+	if b.kind == registeredBlock {
+		return bytesAt(addr, n)
+	}
+	off := int(addr - b.addr)
+	return b.mem[off : off+n]
+}
+
+// Device addresses lie above what a process can have mapped on amd64 and
+// arm64, so that the CPU faults on them.
+const (
+	deviceAddresses  = 1 << 48
+	addressSpaceSize = 1 << 44 // for one Sim
+	deviceAlignment  = 512
+)
+
+// addressSpace is where the nth Sim of the process has its addresses.
+func addressSpace(n uint64) uintptr {
+	return uintptr(deviceAddresses + n%4000*addressSpaceSize)
+}
+
+// heapBlock is up to which size a device block lies in Go's heap: mappings
+// have a limit.
+const heapBlock = 64 << 10
+
+// blocks are all blocks of a Sim by address.
+type blocks struct {
+	list        []*block // sorted, disjoint
+	next, limit uintptr  // of device addresses
+}
+
+func (bs *blocks) all() []*block { return slices.Clone(bs.list) }
+
+// search is the index of the first block that ends above addr.
+func (bs *blocks) search(addr uintptr) int {
+	i, _ := slices.BinarySearchFunc(bs.list, addr, func(b *block, addr uintptr) int {
+		if b.end() <= addr {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// find is the block that contains addr, or nil.
+func (bs *blocks) find(addr uintptr) *block {
+	if i := bs.search(addr); i < len(bs.list) && bs.list[i].addr <= addr {
+		return bs.list[i]
+	}
+	return nil
+}
+
+// overlap is a block that shares bytes with the range, or nil.
+func (bs *blocks) overlap(addr uintptr, n int) *block {
+	if i := bs.search(addr); i < len(bs.list) && bs.list[i].addr < addr+uintptr(n) {
+		return bs.list[i]
+	}
+	return nil
+}
+
+func (bs *blocks) insert(b *block) {
+	bs.list = slices.Insert(bs.list, bs.search(b.addr), b)
+}
+
+// newDevice makes a device block at an address that was not used lately.
+func (bs *blocks) newDevice(s *Sim, size int, d *device) (*block, error) {
+	b := &block{size: size, kind: deviceBlock, dev: d}
+	if size <= heapBlock {
+		b.mem = make([]byte, size)
+	} else {
+		m, err := mapMemory(size)
+		if err != nil {
+			return nil, err
+		}
+		b.mem = m
+	}
+	room := (size + 2*deviceAlignment - 1) &^ (deviceAlignment - 1) // with a gap behind
+	if bs.next+uintptr(room) > bs.limit {
+		bs.next = s.base
+	}
+	for o := bs.overlap(bs.next, room); o != nil; o = bs.overlap(bs.next, room) {
+		bs.next = (o.end() + 2*deviceAlignment - 1) &^ (deviceAlignment - 1)
+	}
+	b.addr = bs.next
+	bs.next += uintptr(room)
+	bs.insert(b)
+	d.used += size
+	return b, nil
+}
+
+// newHost makes a block of memory that the process can touch.
+func (bs *blocks) newHost(kind blockKind, size int, d *device, flags uint32) (*block, error) {
+	m, err := mapMemory(size)
+	if err != nil {
+		return nil, err
+	}
+	b := &block{addr: address(&m[0]), size: size, kind: kind, dev: d, flags: flags, mem: m}
+	bs.insert(b)
+	return b, nil
+}
+
+// release forgets a block; its bytes go once no operation uses them.
+func (bs *blocks) release(b *block) {
+	if i := bs.search(b.addr); i < len(bs.list) && bs.list[i] == b {
+		bs.list = slices.Delete(bs.list, i, i+1)
+	}
+	if b.kind == deviceBlock {
+		b.dev.used -= b.size
+	}
+	b.gone = true
+	bs.unmap(b)
+}
+
+// unmap frees the bytes of a block that is gone and unused.
+func (bs *blocks) unmap(b *block) {
+	if !b.gone || b.uses > 0 || b.mem == nil {
+		return
+	}
+	if b.kind != deviceBlock || b.size > heapBlock {
+		_ = unmapMemory(b.mem) // it was mapped so: this cannot fail
+	}
+	b.mem = nil
+}
+
+// drop frees device memory that was never freed. Host memory stays mapped,
+// with its pages given back: the process may still hold the address.
+func (bs *blocks) drop() {
+	for _, b := range bs.list {
+		switch {
+		case b.kind == deviceBlock:
+			b.gone, b.uses = true, 0
+			bs.unmap(b)
+		case b.mem != nil:
+			_ = dropMemory(b.mem)
+		}
+	}
+	bs.list = nil
+}

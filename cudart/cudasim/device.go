@@ -1,0 +1,235 @@
+package cudasim
+
+import (
+	"encoding/binary"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A device is one simulated GPU. Its Sim's mu guards it.
+type device struct {
+	sim     *Sim
+	ordinal int
+	cfg     *DeviceConfig
+	context bool
+	broken  cudart.Code // what every call returns once the device or its context is lost
+	used    int         // bytes of device memory
+	flags   uint32
+
+	streams   map[*stream]struct{} // all that live or still work, default ones included
+	legacy    *stream
+	perThread map[uint64]*stream
+
+	toDevice, toHost, onDevice engine
+}
+
+func newDevice(s *Sim, ordinal int, cfg *DeviceConfig) *device {
+	return &device{sim: s, ordinal: ordinal, cfg: cfg,
+		streams: make(map[*stream]struct{}), perThread: make(map[uint64]*stream)}
+}
+
+// makeContext gives the device its primary context.
+func (d *device) makeContext() cudart.Code {
+	if d.broken != cudart.Success {
+		return d.broken
+	}
+	d.context = true
+	return cudart.Success
+}
+
+// Contexts returns the ordinals of the devices on which a call made a context.
+func (s *Sim) Contexts() []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var have []int
+	for _, d := range s.devices {
+		if d.context {
+			have = append(have, d.ordinal)
+		}
+	}
+	return have
+}
+
+// device is the one with an ordinal, nil when there is none.
+func (s *Sim) device(ordinal int) *device {
+	if ordinal < 0 || ordinal >= len(s.devices) {
+		return nil
+	}
+	return s.devices[ordinal]
+}
+
+func (c *call) runtimeGetVersion() cudart.Code {
+	if c.driverTooOld() && c.cfg.Version.Major() < 12 {
+		return cudart.ErrInsufficientDriver
+	}
+	return put(c, 0, int32(c.cfg.Version))
+}
+
+func (c *call) driverGetVersion() cudart.Code { return put(c, 0, int32(c.cfg.DriverVersion)) }
+
+func (c *call) getDeviceCount() cudart.Code { return put(c, 0, int32(len(c.devices))) }
+
+// setDevice makes a context from 12.0 on.
+func (c *call) setDevice() cudart.Code {
+	d := c.device(c.i32(0))
+	if d == nil {
+		return cudart.ErrInvalidDevice
+	}
+	if c.cfg.Version.Major() >= 12 {
+		if code := d.makeContext(); code != cudart.Success {
+			return code
+		}
+	}
+	c.thread.device = d.ordinal
+	return cudart.Success
+}
+
+func (c *call) getDevice() cudart.Code { return put(c, 0, int32(c.thread.device)) }
+
+// Offsets in cudaDeviceProp, the same in every version.
+const (
+	propertiesUUID   = 256
+	propertiesMemory = 288
+)
+
+// StructSize returns how many bytes the simulator, like the real library of
+// its version, writes through the struct pointer of cudaGetDeviceProperties,
+// cudaGetDeviceProperties_v2 or cudaPointerGetAttributes: a test puts a canary
+// behind. It is 0 for other functions.
+func (s *Sim) StructSize(fn string) int {
+	if _, ok := s.names[fn]; !ok {
+		return 0
+	}
+	switch fn {
+	case "cudaGetDeviceProperties":
+		if s.cfg.Version.Major() >= 13 {
+			return 784
+		}
+		return 728
+	case "cudaGetDeviceProperties_v2":
+		return 792
+	case "cudaPointerGetAttributes":
+		if s.cfg.Version.Major() >= 13 {
+			return 88
+		}
+		return 24
+	}
+	return 0
+}
+
+func (c *call) getDeviceProperties() cudart.Code   { return c.properties("cudaGetDeviceProperties") }
+func (c *call) getDevicePropertiesV2() cudart.Code { return c.properties("cudaGetDeviceProperties_v2") }
+
+// properties fills in name, UUID and memory, and zeros for the rest.
+func (c *call) properties(fn string) cudart.Code {
+	d := c.device(c.i32(1))
+	switch {
+	case c.ptr(0) == 0:
+		return cudart.ErrInvalidValue
+	case d == nil:
+		return cudart.ErrInvalidDevice
+	}
+	b := make([]byte, c.StructSize(fn))
+	copy(b[:propertiesUUID-1], d.cfg.Name)
+	copy(b[propertiesUUID:], d.cfg.UUID[:])
+	binary.NativeEndian.PutUint64(b[propertiesMemory:], uint64(d.cfg.Memory))
+	copy(bytesAt(c.ptr(0), len(b)), b)
+	return cudart.Success
+}
+
+func (c *call) deviceGetAttribute() cudart.Code {
+	d, attr := c.device(c.i32(2)), c.i32(1)
+	switch {
+	case d == nil:
+		return cudart.ErrInvalidDevice
+	case attr < 1 || attr > maxAttribute:
+		return cudart.ErrInvalidValue
+	}
+	return put(c, 0, int32(d.cfg.Attributes[cudart.Attr(attr)]))
+}
+
+func (c *call) deviceGetPCIBusID() cudart.Code {
+	d := c.device(c.i32(2))
+	switch {
+	case d == nil:
+		return cudart.ErrInvalidDevice
+	case c.ptr(0) == 0 || c.i32(1) <= len(d.cfg.PCIBusID):
+		return cudart.ErrInvalidValue
+	}
+	copy(bytesAt(c.ptr(0), c.i32(1)), append([]byte(d.cfg.PCIBusID), 0))
+	return cudart.Success
+}
+
+func (c *call) deviceCanAccessPeer() cudart.Code {
+	d, peer := c.device(c.i32(1)), c.device(c.i32(2))
+	if d == nil || peer == nil {
+		return cudart.ErrInvalidDevice
+	}
+	var can int32
+	if d != peer {
+		can = 1
+	}
+	return put(c, 0, can)
+}
+
+// deviceFlags are those that cudaSetDeviceFlags takes.
+const deviceFlags = 0x9f
+
+func (c *call) setDeviceFlags() cudart.Code {
+	if c.u32(0)&^deviceFlags != 0 {
+		return cudart.ErrInvalidValue
+	}
+	c.devices[c.thread.device].flags = c.u32(0)
+	return cudart.Success
+}
+
+func (c *call) getDeviceFlags() cudart.Code { return put(c, 0, c.devices[c.thread.device].flags) }
+
+// Priorities of streams: lower numbers go first.
+const (
+	leastPriority    = 0
+	greatestPriority = -5
+)
+
+func (c *call) deviceGetStreamPriorityRange() cudart.Code {
+	if c.ptr(0) != 0 {
+		put(c, 0, int32(leastPriority))
+	}
+	if c.ptr(1) != 0 {
+		put(c, 1, int32(greatestPriority))
+	}
+	return cudart.Success
+}
+
+func (c *call) deviceSynchronize() cudart.Code { return c.drain(c.dev) }
+
+// deviceReset destroys the current device's context with all that is in it.
+func (c *call) deviceReset() cudart.Code {
+	d := c.devices[c.thread.device]
+	for h, st := range c.streams {
+		if st.dev == d {
+			st.destroy()
+			delete(c.streams, h)
+		}
+	}
+	for h, e := range c.events {
+		if e.dev == d {
+			delete(c.events, h)
+		}
+	}
+	for _, b := range c.blocks.all() {
+		if b.dev == d {
+			c.blocks.release(b)
+		}
+	}
+	d.context, d.broken, d.flags = false, cudart.Success, 0
+	return cudart.Success
+}
+
+func (c *call) memGetInfo() cudart.Code {
+	if c.ptr(0) == 0 || c.ptr(1) == 0 {
+		return cudart.ErrInvalidValue
+	}
+	put(c, 0, uint64(c.dev.cfg.Memory-c.dev.used))
+	return put(c, 1, uint64(c.dev.cfg.Memory))
+}

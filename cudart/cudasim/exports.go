@@ -1,0 +1,110 @@
+package cudasim
+
+import "github.com/gopinned/pinned/cudart"
+
+// traits tell what a call needs before it runs.
+type traits uint8
+
+const (
+	withoutDriver  traits = 1 << iota // works with no usable driver
+	withoutContext                    // makes no context on the current device
+	infallible                        // cannot fail, so is not counted for FailCall
+	keepsLast                         // does not set the thread's last error
+)
+
+// An export is one C function. Names that changed their signature between
+// versions have a row for each.
+type export struct {
+	name   string
+	args   int
+	since  cudart.Version // the first version that has it so
+	until  cudart.Version // the first that has it no more, 0 for none
+	traits traits
+	run    func(*call) cudart.Code
+	text   func(cudart.Code) uintptr // instead of run, for those that return a string
+}
+
+// nameIn is the name under which a version exports the function, "" for none.
+func (e *export) nameIn(v cudart.Version) string {
+	if v < e.since || e.until != 0 && v >= e.until {
+		return ""
+	}
+	return e.name
+}
+
+// exports are all functions of all versions. A slot has an entry for each.
+var exports []export
+
+// The table refers to methods which refer to the table, so it is filled here.
+func init() {
+	exports = []export{
+		{name: "cudaRuntimeGetVersion", args: 1, traits: withoutDriver, run: (*call).runtimeGetVersion},
+		{name: "cudaDriverGetVersion", args: 1, traits: withoutDriver, run: (*call).driverGetVersion},
+		{name: "cudaGetLastError", args: 0, traits: withoutDriver | infallible | keepsLast, run: (*call).getLastError},
+		{name: "cudaPeekAtLastError", args: 0, traits: withoutDriver | infallible | keepsLast, run: (*call).peekAtLastError},
+		{name: "cudaGetErrorName", args: 1, traits: withoutDriver | infallible, text: errorName},
+		{name: "cudaGetErrorString", args: 1, traits: withoutDriver | infallible, text: errorText},
+
+		{name: "cudaGetDeviceCount", args: 1, traits: withoutContext, run: (*call).getDeviceCount},
+		{name: "cudaSetDevice", args: 1, traits: withoutContext, run: (*call).setDevice},
+		{name: "cudaGetDevice", args: 1, traits: withoutContext, run: (*call).getDevice},
+		{name: "cudaGetDeviceProperties", args: 2, traits: withoutContext, run: (*call).getDeviceProperties},
+		{name: "cudaGetDeviceProperties_v2", args: 2, since: 12000, until: 13000, traits: withoutContext, run: (*call).getDevicePropertiesV2},
+		{name: "cudaDeviceGetAttribute", args: 3, traits: withoutContext, run: (*call).deviceGetAttribute},
+		{name: "cudaDeviceGetPCIBusId", args: 3, traits: withoutContext, run: (*call).deviceGetPCIBusID},
+		{name: "cudaDeviceCanAccessPeer", args: 3, traits: withoutContext, run: (*call).deviceCanAccessPeer},
+		{name: "cudaSetDeviceFlags", args: 1, traits: withoutContext, run: (*call).setDeviceFlags},
+		{name: "cudaGetDeviceFlags", args: 1, traits: withoutContext, run: (*call).getDeviceFlags},
+		{name: "cudaDeviceGetStreamPriorityRange", args: 2, run: (*call).deviceGetStreamPriorityRange},
+		{name: "cudaDeviceSynchronize", args: 0, run: (*call).deviceSynchronize},
+		{name: "cudaDeviceReset", args: 0, traits: withoutContext, run: (*call).deviceReset},
+		{name: "cudaMemGetInfo", args: 2, run: (*call).memGetInfo},
+
+		{name: "cudaMalloc", args: 2, run: (*call).malloc},
+		{name: "cudaFree", args: 1, run: (*call).free},
+		{name: "cudaMallocAsync", args: 3, run: (*call).mallocAsync},
+		{name: "cudaFreeAsync", args: 2, run: (*call).freeAsync},
+		{name: "cudaHostAlloc", args: 3, run: (*call).hostAlloc},
+		{name: "cudaFreeHost", args: 1, run: (*call).freeHost},
+		{name: "cudaHostRegister", args: 3, run: (*call).hostRegister},
+		{name: "cudaHostUnregister", args: 1, run: (*call).hostUnregister},
+		{name: "cudaHostGetFlags", args: 2, run: (*call).hostGetFlags},
+		{name: "cudaHostGetDevicePointer", args: 3, run: (*call).hostGetDevicePointer},
+		{name: "cudaPointerGetAttributes", args: 2, run: (*call).pointerGetAttributes},
+
+		{name: "cudaMallocManaged", args: 3, run: (*call).mallocManaged},
+		{name: "cudaMemPrefetchAsync", args: 4, until: 13000, run: (*call).prefetchToOrdinal},
+		{name: "cudaMemPrefetchAsync_v2", args: 5, since: 12020, until: 13000, run: (*call).prefetchToLocation},
+		{name: "cudaMemPrefetchAsync", args: 5, since: 13000, run: (*call).prefetchToLocation},
+		{name: "cudaMemAdvise", args: 4, until: 13000, run: (*call).adviseOrdinal},
+		{name: "cudaMemAdvise_v2", args: 4, since: 12020, until: 13000, run: (*call).adviseLocation},
+		{name: "cudaMemAdvise", args: 4, since: 13000, run: (*call).adviseLocation},
+
+		{name: "cudaMemcpy", args: 4, run: (*call).memcpy},
+		{name: "cudaMemcpyAsync", args: 5, run: (*call).memcpyAsync},
+		{name: "cudaMemcpy2D", args: 7, run: (*call).memcpy2D},
+		{name: "cudaMemcpy2DAsync", args: 8, run: (*call).memcpy2DAsync},
+		{name: "cudaMemset", args: 3, run: (*call).memset},
+		{name: "cudaMemsetAsync", args: 4, run: (*call).memsetAsync},
+		{name: "cudaMemset2D", args: 5, run: (*call).memset2D},
+		{name: "cudaMemset2DAsync", args: 6, run: (*call).memset2DAsync},
+		{name: "cudaMemcpyBatchAsync", args: 9, since: 12080, until: 13000, run: (*call).memcpyBatchFailIndex},
+		{name: "cudaMemcpyBatchAsync", args: 8, since: 13000, run: (*call).memcpyBatch},
+
+		{name: "cudaStreamCreateWithPriority", args: 3, run: (*call).streamCreateWithPriority},
+		{name: "cudaStreamDestroy", args: 1, run: (*call).streamDestroy},
+		{name: "cudaStreamQuery", args: 1, run: (*call).streamQuery},
+		{name: "cudaStreamSynchronize", args: 1, run: (*call).streamSynchronize},
+		{name: "cudaStreamWaitEvent", args: 3, run: (*call).streamWaitEvent},
+		{name: "cudaStreamGetPriority", args: 2, run: (*call).streamGetPriority},
+		{name: "cudaStreamGetFlags", args: 2, run: (*call).streamGetFlags},
+		{name: "cudaLaunchHostFunc", args: 3, run: (*call).launchHostFunc},
+
+		{name: "cudaEventCreateWithFlags", args: 2, run: (*call).eventCreateWithFlags},
+		{name: "cudaEventDestroy", args: 1, run: (*call).eventDestroy},
+		{name: "cudaEventRecord", args: 2, run: (*call).eventRecord},
+		{name: "cudaEventQuery", args: 1, run: (*call).eventQuery},
+		{name: "cudaEventSynchronize", args: 1, run: (*call).eventSynchronize},
+		{name: "cudaEventElapsedTime", args: 3, run: (*call).eventElapsedTime},
+	}
+}

@@ -1,0 +1,37 @@
+package cudasim
+
+import (
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"unsafe"
+)
+
+// pointer turns an address that came from C into a pointer.
+func pointer[T any](addr uintptr) *T { return *(**T)(unsafe.Pointer(&addr)) }
+
+// address is the address of a value, as a C argument.
+func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
+
+// bytesAt is n bytes of the process's memory.
+func bytesAt(addr uintptr, n int) []byte { return unsafe.Slice(pointer[byte](addr), n) }
+
+// guarded runs f, which touches memory of the caller's, and tells whether all
+// of that was there.
+func guarded(f func()) (ok bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch r := recover(); {
+		case r == nil:
+		case strings.Contains(fmt.Sprint(r), "invalid memory address"):
+			ok = false
+		default:
+			panic(r)
+		}
+	}()
+	f()
+	return true
+}
+
+// array is n values that C passed.
+func array[T any](addr uintptr, n int) []T { return unsafe.Slice(pointer[T](addr), n) }

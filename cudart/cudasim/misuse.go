@@ -1,0 +1,86 @@
+package cudasim
+
+import "fmt"
+
+// maxMisuses bounds what is kept of each kind of record.
+const maxMisuses = 1000
+
+// A MisuseKind tells what was wrong.
+type MisuseKind int
+
+const (
+	// WrongDevice is a call that used a stream, an event or memory of a device
+	// that was not the thread's current one. CUDA accepts most of these and
+	// makes a context on the current device.
+	WrongDevice MisuseKind = iota + 1
+	// StaleHandle is a call with a stream or event that was destroyed or never
+	// made; the real library may crash.
+	StaleHandle
+	// FreedMemory is a use of device memory after cudaFreeAsync.
+	FreedMemory
+	// UnmappedMemory is host memory that was unmapped while registered or
+	// while a copy was to use it.
+	UnmappedMemory
+	// BusyMemory is host memory unregistered, or device memory freed, while a
+	// copy was to use it.
+	BusyMemory
+	// DriverHang is a call that never returns with a real driver.
+	DriverHang
+	// CallFromHostFunction is a CUDA call inside a host function.
+	CallFromHostFunction
+)
+
+// String names the kind: "wrong device".
+func (k MisuseKind) String() string {
+	switch k {
+	case WrongDevice:
+		return "wrong device"
+	case StaleHandle:
+		return "stale handle"
+	case FreedMemory:
+		return "freed memory"
+	case UnmappedMemory:
+		return "unmapped memory"
+	case BusyMemory:
+		return "busy memory"
+	case DriverHang:
+		return "driver hang"
+	case CallFromHostFunction:
+		return "call from host function"
+	}
+	return "unknown misuse"
+}
+
+// A Misuse is something that a caller did wrong, whether or not the call
+// failed.
+type Misuse struct {
+	Kind    MisuseKind
+	Call    string // the C function
+	Thread  uint64 // a number that no other OS thread of the process has or had
+	Current int    // the thread's current device
+	Want    int    // the device it should have been, -1 where that is not the point
+	Detail  string
+}
+
+// String tells it in one line.
+func (m Misuse) String() string {
+	return fmt.Sprintf("%s: %s: %s (thread %d, current device %d)", m.Kind, m.Call, m.Detail, m.Thread, m.Current)
+}
+
+// Misuses returns what callers did wrong so far, the first 1000.
+func (s *Sim) Misuses() []Misuse {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]Misuse(nil), s.misuses...)
+}
+
+// WrongDevice returns the misuses of that kind.
+func (s *Sim) WrongDevice() []Misuse {
+	var wrong []Misuse
+	for _, m := range s.Misuses() {
+		if m.Kind == WrongDevice {
+			wrong = append(wrong, m)
+		}
+	}
+	return wrong
+}

@@ -1,0 +1,97 @@
+package cudasim
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Outstanding is what was not given back yet.
+type Outstanding struct {
+	DeviceAllocs, DeviceBytes      int // cudaMalloc, cudaMallocAsync
+	HostAllocs, HostBytes          int // cudaHostAlloc
+	Registrations, RegisteredBytes int // cudaHostRegister
+	ManagedAllocs, ManagedBytes    int // cudaMallocManaged
+	Streams, Events                int
+	PendingOps                     int // enqueued and not run, in destroyed streams too
+}
+
+// String lists what is not zero: "1 stream, 2 registrations (8192 bytes)".
+func (o Outstanding) String() string {
+	var parts []string
+	add := func(n int, what string, bytes int) {
+		if n == 0 {
+			return
+		}
+		part := fmt.Sprintf("%d %s", n, what)
+		if n != 1 {
+			part += "s"
+		}
+		if bytes > 0 {
+			part += fmt.Sprintf(" (%d bytes)", bytes)
+		}
+		parts = append(parts, part)
+	}
+	add(o.DeviceAllocs, "device allocation", o.DeviceBytes)
+	add(o.HostAllocs, "host allocation", o.HostBytes)
+	add(o.Registrations, "registration", o.RegisteredBytes)
+	add(o.ManagedAllocs, "managed allocation", o.ManagedBytes)
+	add(o.Streams, "stream", 0)
+	add(o.Events, "event", 0)
+	add(o.PendingOps, "pending operation", 0)
+	if len(parts) == 0 {
+		return "nothing"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Outstanding counts what was not given back yet.
+func (s *Sim) Outstanding() Outstanding {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.outstanding()
+}
+
+func (s *Sim) outstanding() Outstanding {
+	o := Outstanding{Streams: len(s.streams), Events: len(s.events), PendingOps: s.pendingOperations()}
+	for _, b := range s.blocks.list {
+		count, bytes := &o.DeviceAllocs, &o.DeviceBytes
+		switch b.kind {
+		case hostBlock:
+			count, bytes = &o.HostAllocs, &o.HostBytes
+		case registeredBlock:
+			count, bytes = &o.Registrations, &o.RegisteredBytes
+		case managedBlock:
+			count, bytes = &o.ManagedAllocs, &o.ManagedBytes
+		}
+		if b.freeing {
+			continue
+		}
+		*count++
+		*bytes += b.size
+	}
+	return o
+}
+
+// detailed is how many outstanding things an error tells one by one.
+const detailed = 5
+
+// outstandingError is nil when everything was given back. It needs mu.
+func (s *Sim) outstandingError() error {
+	o := s.outstanding()
+	if o == (Outstanding{}) {
+		return nil
+	}
+	var parts []string
+	for _, b := range s.blocks.list {
+		if len(parts) < detailed && !b.freeing {
+			what := [...]string{"device memory", "managed memory", "host memory", "registration"}[b.kind]
+			parts = append(parts, fmt.Sprintf("%s of device %d at %#x, %d bytes", what, b.dev.ordinal, b.addr, b.size))
+		}
+	}
+	msg := fmt.Sprintf("%s: not given back: %s", s, o)
+	if len(parts) > 0 {
+		msg += ": " + strings.Join(parts, "; ")
+	}
+	return errors.New(msg)
+}

@@ -1,0 +1,238 @@
+package cudasim
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A Sim is one simulated CUDA runtime library with its driver and devices. It
+// is a [cudart.Source]. Its methods may be called by several goroutines.
+type Sim struct {
+	cfg      Config
+	slot     *slot
+	start    time.Time
+	names    map[string]int // exported name -> export
+	exported []string       // export -> name, "" where not exported
+	threads  *threadKey
+	base     uintptr // of the device addresses and handles
+
+	closed  atomic.Bool
+	closing chan struct{}
+	active  atomic.Int64  // calls and streams under way
+	idle    chan struct{} // told when active falls to 0 after closing
+
+	faults faults
+
+	// Below is the simulated machine, under mu. Whoever waits for it to
+	// change waits on the condition of a stream, or on gate.
+	mu         sync.Mutex
+	gate       *sync.Cond // held or running changed
+	held       bool
+	running    int // operations that move data now
+	devices    []*device
+	contexts   map[uint64]*thread
+	blocks     blocks
+	streams    map[uintptr]*stream
+	events     map[uintptr]*event
+	lastHandle uintptr
+	hostClock  time.Duration // virtual time that the host has seen
+	misuses    []Misuse
+	misused    int
+	internal   []error
+}
+
+// sims counts the simulators of the process, so that each has addresses and
+// handles that no other takes for its own.
+var sims atomic.Uint64
+
+// New starts a simulator. Close it at the end. At most 16 can be open in one
+// process.
+func New(cfg Config) (*Sim, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	key, err := threads()
+	if err != nil {
+		return nil, err
+	}
+	s := &Sim{
+		cfg:      cfg,
+		start:    time.Now(),
+		names:    make(map[string]int),
+		exported: make([]string, len(exports)),
+		threads:  key,
+		closing:  make(chan struct{}),
+		idle:     make(chan struct{}, 1),
+		contexts: make(map[uint64]*thread),
+		streams:  make(map[uintptr]*stream),
+		events:   make(map[uintptr]*event),
+	}
+	s.base = addressSpace(sims.Add(1))
+	s.blocks.next = s.base
+	s.blocks.limit = s.base + addressSpaceSize/2
+	s.lastHandle = s.blocks.limit
+	s.gate = sync.NewCond(&s.mu)
+	for i := range exports {
+		if name := exports[i].nameIn(cfg.Version); name != "" {
+			s.names[name] = i
+			s.exported[i] = name
+		}
+	}
+	s.faults.init(len(exports))
+	for i := range cfg.Devices {
+		s.devices = append(s.devices, newDevice(s, i, &cfg.Devices[i]))
+	}
+	if s.slot, err = takeSlot(s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Symbol returns the C function pointer of a name that the version exports,
+// or 0.
+func (s *Sim) Symbol(name string) uintptr {
+	i, ok := s.names[name]
+	if !ok || s.closed.Load() {
+		return 0
+	}
+	return s.slot.entries[i]
+}
+
+// String tells what is simulated: "simulated libcudart 13.0".
+func (s *Sim) String() string { return "simulated libcudart " + s.cfg.Version.String() }
+
+// Version returns the simulated runtime's version.
+func (s *Sim) Version() cudart.Version { return s.cfg.Version }
+
+// closeTimeout bounds how long Close waits for host functions and calls.
+const closeTimeout = 10 * time.Second
+
+// Close stops the streams, makes every later and waiting call fail, and frees
+// the simulator's place in the process. It returns an error that lists what is
+// still allocated, registered, recorded or pending, and what went wrong inside
+// the simulator. Host and managed memory that is still allocated stays mapped,
+// so that a late access finds zeros and does not crash. Closing twice returns
+// nil.
+func (s *Sim) Close() error {
+	if !s.closed.CompareAndSwap(false, true) {
+		return nil
+	}
+	s.slot.giveBack()
+	s.mu.Lock()
+	left := s.outstandingError()
+	close(s.closing)
+	s.wakeAll()
+	s.mu.Unlock()
+
+	timeout := time.NewTimer(closeTimeout)
+	defer timeout.Stop()
+	for s.active.Load() > 0 {
+		select {
+		case <-s.idle:
+			continue
+		case <-timeout.C:
+		}
+		return errors.Join(left, s.internalErrors(),
+			fmt.Errorf("%s: a host function or a call is still running %v after Close", s, closeTimeout))
+	}
+	s.mu.Lock()
+	s.blocks.drop()
+	s.mu.Unlock()
+	return errors.Join(left, s.internalErrors())
+}
+
+// Check returns an error that lists what is outstanding, each misuse that was
+// recorded, and what went wrong inside the simulator; nil when all is well.
+// It is meant for the end of a test:
+//
+//	t.Cleanup(func() { require.NoError(t, sim.Check()); require.NoError(t, sim.Close()) })
+func (s *Sim) Check() error {
+	s.mu.Lock()
+	errs := []error{s.outstandingError()}
+	for _, m := range s.misuses {
+		errs = append(errs, errors.New(m.String()))
+	}
+	if more := s.misused - len(s.misuses); more > 0 {
+		errs = append(errs, fmt.Errorf("and %d more misuses", more))
+	}
+	s.mu.Unlock()
+	return errors.Join(append(errs, s.internalErrors())...)
+}
+
+// enter marks a call or a stream as under way; false when the Sim is closed.
+func (s *Sim) enter() bool {
+	s.active.Add(1)
+	if s.closed.Load() {
+		s.leave()
+		return false
+	}
+	return true
+}
+
+func (s *Sim) leave() {
+	if s.active.Add(-1) == 0 && s.closed.Load() {
+		select {
+		case s.idle <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// wakeAll makes everything that waits look again. It needs mu.
+func (s *Sim) wakeAll() {
+	s.gate.Broadcast()
+	for _, d := range s.devices {
+		for st := range d.streams {
+			st.changed.Broadcast()
+		}
+	}
+}
+
+// now is the time since the simulator's start.
+func (s *Sim) now() time.Duration { return time.Since(s.start) }
+
+// handle makes a handle that was never used before. It needs mu.
+func (s *Sim) handle() uintptr {
+	s.lastHandle += 64
+	return s.lastHandle
+}
+
+// fail records an error of the simulator itself. It needs mu.
+func (s *Sim) fail(format string, args ...any) {
+	if len(s.internal) < maxMisuses {
+		s.internal = append(s.internal, fmt.Errorf(format, args...))
+	}
+}
+
+func (s *Sim) internalErrors() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Join(s.internal...)
+}
+
+// Hold stops all streams: what is enqueued from its return on until
+// [Sim.Release] does not run, so that a test can look at the time before.
+// Operations under way finish first. Calls that wait for the device, such as
+// synchronous copies, wait for Release.
+func (s *Sim) Hold() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = true
+	for s.running > 0 {
+		s.gate.Wait()
+	}
+}
+
+// Release lets the streams run again after [Sim.Hold].
+func (s *Sim) Release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = false
+	s.gate.Broadcast()
+}

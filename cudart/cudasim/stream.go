@@ -1,0 +1,441 @@
+package cudasim
+
+import (
+	"runtime"
+	"runtime/debug"
+
+	"sync"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// Handles that every device has.
+const (
+	streamLegacy    = 1 // also 0
+	streamPerThread = 2
+)
+
+const streamNonBlocking = 1
+
+// A stream runs its operations later and in order. Its Sim's mu guards it.
+type stream struct {
+	dev       *device
+	flags     uint32
+	priority  int
+	changed   *sync.Cond // done grew, or the Sim was closed or the device lost
+	queue     []*operation
+	issued    uint64 // operations enqueued so far
+	done      uint64 // and run
+	working   bool   // a goroutine runs the queue
+	destroyed bool
+
+	clock   timeline      // when the last operation that began ends
+	reached time.Duration // virtual time at which the last that is done ended
+}
+
+// A timeline is a point in virtual and in real time. Virtual time knows the
+// link model only and gives events their times: operations that wait in a
+// queue begin where the one before ended, and the host takes no time. Real
+// time, since the Sim's start, is before which no operation lands.
+type timeline struct{ virtual, real time.Duration }
+
+func (t timeline) max(o timeline) timeline {
+	return timeline{max(t.virtual, o.virtual), max(t.real, o.real)}
+}
+
+func (t timeline) add(d time.Duration) timeline { return timeline{t.virtual + d, t.real + d} }
+
+// An engine does one thing at a time, for all streams of its device.
+type engine struct{ free timeline }
+
+// An operation is one entry of a stream.
+type operation struct {
+	seq    uint64
+	engine *engine       // that it occupies, or nil
+	took   time.Duration // by the link model
+	issued timeline
+	after  []mark  // what other streams must have done
+	event  *record // that it waits for, or nil
+	uses   []*block
+
+	move     func() cudart.Code // moves the data, without mu
+	host     uintptr            // host function, or 0
+	hostData uintptr
+	record   *record // that it completes, or nil
+	finish   func()  // runs with mu when it is done
+
+	fail cudart.Code // what it is to fail with
+	code cudart.Code // how it ended
+}
+
+// A mark is a place in a stream.
+type mark struct {
+	stream *stream
+	seq    uint64
+}
+
+func (d *device) newStream(flags uint32, priority int) *stream {
+	st := &stream{dev: d, flags: flags, priority: priority, changed: sync.NewCond(&d.sim.mu)}
+	d.streams[st] = struct{}{}
+	return st
+}
+
+// stream is the one with a handle.
+func (c *call) stream(h uintptr) (*stream, cudart.Code) {
+	switch h {
+	case 0, streamLegacy:
+		if c.dev.legacy == nil {
+			c.dev.legacy = c.dev.newStream(0, leastPriority)
+		}
+		return c.dev.legacy, cudart.Success
+	case streamPerThread:
+		st := c.dev.perThread[c.thread.id]
+		if st == nil {
+			st = c.dev.newStream(0, leastPriority)
+			c.dev.perThread[c.thread.id] = st
+		}
+		return st, cudart.Success
+	}
+	st := c.streams[h]
+	if st == nil {
+		c.misuse(StaleHandle, -1, "no stream %#x", h)
+		return nil, cudart.ErrInvalidResourceHandle
+	}
+	c.on(st.dev, "stream", h)
+	return st, st.dev.makeContext()
+}
+
+// enqueue gives the stream an operation.
+func (c *call) enqueue(st *stream, o *operation) {
+	st.issued++
+	o.seq = st.issued
+	o.issued = timeline{c.hostClock, c.now()}
+	o.fail = c.async
+	o.after = st.mustFollow()
+	for _, b := range o.uses {
+		b.uses++
+	}
+	st.queue = append(st.queue, o)
+	if !st.working {
+		st.working = true
+		c.active.Add(1)
+		go st.work()
+	}
+}
+
+// mustFollow are the other streams' operations that CUDA's implicit order puts
+// before the next one: between the legacy default stream and all streams that
+// do not opt out.
+func (st *stream) mustFollow() []mark {
+	if st != st.dev.legacy {
+		if l := st.dev.legacy; l != nil && st.blocking() && l.pending() {
+			return []mark{{l, l.issued}}
+		}
+		return nil
+	}
+	var marks []mark
+	for o := range st.dev.streams {
+		if o != st && o.blocking() && o.pending() {
+			marks = append(marks, mark{o, o.issued})
+		}
+	}
+	return marks
+}
+
+func (st *stream) blocking() bool { return st.flags&streamNonBlocking == 0 }
+func (st *stream) pending() bool  { return st.done < st.issued }
+
+// waiting tells whether someone who waits for a place in the stream must go on
+// waiting.
+func (st *stream) waiting(seq uint64) bool {
+	return st.done < seq && st.dev.broken == cudart.Success && !st.dev.sim.closed.Load()
+}
+
+// work runs the queue until it is empty.
+func (st *stream) work() {
+	s := st.dev.sim
+	defer s.leave()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(st.queue) > 0 {
+		o := st.queue[0]
+		if !st.run(o) {
+			return // the Sim was closed
+		}
+		st.queue[0] = nil
+		st.queue = st.queue[1:]
+		st.done, st.reached = o.seq, st.clock.virtual
+		if r := o.record; r != nil {
+			r.done, r.at = true, st.reached
+		}
+		for _, b := range o.uses {
+			b.uses--
+			s.blocks.unmap(b)
+		}
+		if o.finish != nil {
+			o.finish()
+		}
+		st.changed.Broadcast()
+	}
+	st.queue = nil
+	st.working = false
+	st.drop()
+}
+
+// drop forgets a stream that was destroyed and has no work left.
+func (st *stream) drop() {
+	if st.destroyed && !st.working {
+		delete(st.dev.streams, st)
+	}
+}
+
+func (st *stream) destroy() {
+	st.destroyed = true
+	st.drop()
+}
+
+// run does one operation, at its time. It is called with mu, which it leaves
+// while it waits and works. It is false when the Sim was closed meanwhile.
+func (st *stream) run(o *operation) bool {
+	s := st.dev.sim
+	for _, m := range o.after {
+		for m.stream.waiting(m.seq) {
+			m.stream.changed.Wait()
+		}
+		st.clock.virtual = max(st.clock.virtual, m.stream.reached)
+	}
+	if r := o.event; r != nil {
+		for !r.done && r.stream.waiting(r.seq) {
+			r.stream.changed.Wait()
+		}
+		st.clock.virtual = max(st.clock.virtual, r.at)
+	}
+	if !st.unheld() {
+		return false
+	}
+	begin := st.clock.max(o.issued)
+	if o.engine != nil {
+		begin = begin.max(o.engine.free)
+	}
+	st.clock = begin.add(o.took)
+	if o.engine != nil {
+		o.engine.free = st.clock
+	}
+	if s.now() < st.clock.real {
+		until := st.clock.real
+		s.mu.Unlock()
+		s.sleepUntil(until)
+		s.mu.Lock()
+		if !st.unheld() {
+			return false
+		}
+	}
+	switch {
+	case st.dev.broken != cudart.Success:
+		o.code = st.dev.broken
+	case o.fail != cudart.Success:
+		o.code = o.fail
+		st.dev.broken = o.fail
+		s.wakeAll()
+	case o.host != 0:
+		st.callHost(o)
+	case o.move != nil:
+		s.runMove(o)
+	}
+	return !s.closed.Load()
+}
+
+// runMove moves the data of an operation, without mu.
+func (s *Sim) runMove(o *operation) {
+	s.running++
+	s.mu.Unlock()
+	defer func() {
+		r := recover()
+		s.mu.Lock()
+		if r != nil {
+			s.fail("%s: panic in a stream: %v\n%s", s, r, debug.Stack())
+			o.code = cudart.ErrUnknown
+		}
+		if s.running--; s.running == 0 {
+			s.gate.Broadcast()
+		}
+	}()
+	o.code = o.move()
+}
+
+// unheld waits for [Sim.Release]. It is false when the Sim was closed.
+func (st *stream) unheld() bool {
+	s := st.dev.sim
+	for s.held && st.dev.broken == cudart.Success && !s.closed.Load() {
+		s.gate.Wait()
+	}
+	return !s.closed.Load()
+}
+
+// callHost runs a host function, on a thread on which CUDA calls are refused.
+func (st *stream) callHost(o *operation) {
+	s := st.dev.sim
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	id := s.threads.current()
+	t := s.contexts[id]
+	if t == nil {
+		t = &thread{id: id}
+		s.contexts[id] = t
+	}
+	s.hostClock = max(s.hostClock, st.clock.virtual)
+	t.inHost = true
+	s.mu.Unlock()
+	callHostFunction(o.host, o.hostData)
+	s.mu.Lock()
+	t.inHost = false
+}
+
+// shortSleep is below what timers are too coarse for.
+const shortSleep = 100 * time.Microsecond
+
+func (s *Sim) sleepUntil(t time.Duration) {
+	if d := t - s.now(); d > shortSleep {
+		s.pause(d)
+	}
+	for s.now() < t && !s.closed.Load() {
+		runtime.Gosched()
+	}
+}
+
+// wait waits for a place in a stream.
+func (c *call) wait(m mark) cudart.Code {
+	for m.stream.waiting(m.seq) {
+		m.stream.changed.Wait()
+	}
+	switch {
+	case m.stream.dev.broken != cudart.Success:
+		return m.stream.dev.broken
+	case m.stream.done < m.seq:
+		return cudart.ErrCudartUnloading
+	}
+	c.hostClock = max(c.hostClock, m.stream.reached)
+	return cudart.Success
+}
+
+// finish waits for an operation and returns how it ended.
+func (c *call) finish(st *stream, o *operation) cudart.Code {
+	if code := c.wait(mark{st, o.seq}); code != cudart.Success {
+		return code
+	}
+	return o.code
+}
+
+// drain waits for all streams of a device.
+func (c *call) drain(d *device) cudart.Code {
+	var marks []mark
+	for st := range d.streams {
+		marks = append(marks, mark{st, st.issued})
+	}
+	return c.waitAll(marks)
+}
+
+func (c *call) waitAll(marks []mark) cudart.Code {
+	for _, m := range marks {
+		if code := c.wait(m); code != cudart.Success {
+			return code
+		}
+	}
+	return cudart.Success
+}
+
+// marks are what waiting for the stream, or asking it, is about: for the
+// legacy default stream, the streams that it is in order with as well.
+func (st *stream) marks() []mark {
+	own := mark{st, st.issued}
+	if st == st.dev.legacy {
+		return append(st.mustFollow(), own)
+	}
+	return []mark{own}
+}
+
+func (c *call) streamCreateWithPriority() cudart.Code {
+	if c.ptr(0) == 0 || c.u32(1)&^streamNonBlocking != 0 {
+		return cudart.ErrInvalidValue
+	}
+	priority := min(max(c.i32(2), greatestPriority), leastPriority)
+	h := c.handle()
+	c.streams[h] = c.dev.newStream(c.u32(1), priority)
+	return put(c, 0, h)
+}
+
+// streamDestroy returns at once; the work still completes.
+func (c *call) streamDestroy() cudart.Code {
+	h := c.ptr(0)
+	if h <= streamPerThread {
+		return cudart.ErrInvalidResourceHandle
+	}
+	st, code := c.stream(h)
+	if code != cudart.Success {
+		return code
+	}
+	delete(c.streams, h)
+	st.destroy()
+	return cudart.Success
+}
+
+func (c *call) streamQuery() cudart.Code {
+	st, code := c.stream(c.ptr(0))
+	if code != cudart.Success {
+		return code
+	}
+	for _, m := range st.marks() {
+		if m.stream.waiting(m.seq) {
+			return cudart.ErrNotReady
+		}
+	}
+	return c.waitAll(st.marks())
+}
+
+func (c *call) streamSynchronize() cudart.Code {
+	st, code := c.stream(c.ptr(0))
+	if code != cudart.Success {
+		return code
+	}
+	return c.waitAll(st.marks())
+}
+
+func (c *call) streamGetPriority() cudart.Code {
+	st, code := c.stream(c.ptr(0))
+	if code != cudart.Success {
+		return code
+	}
+	return put(c, 1, int32(st.priority))
+}
+
+func (c *call) streamGetFlags() cudart.Code {
+	st, code := c.stream(c.ptr(0))
+	if code != cudart.Success {
+		return code
+	}
+	return put(c, 1, st.flags)
+}
+
+func (c *call) launchHostFunc() cudart.Code {
+	st, code := c.stream(c.ptr(0))
+	switch {
+	case code != cudart.Success:
+		return code
+	case c.ptr(1) == 0:
+		return cudart.ErrInvalidValue
+	}
+	c.enqueue(st, &operation{host: c.ptr(1), hostData: c.ptr(2)})
+	return cudart.Success
+}
+
+// pendingOperations needs mu.
+func (s *Sim) pendingOperations() int {
+	n := 0
+	for _, d := range s.devices {
+		for st := range d.streams {
+			n += len(st.queue)
+		}
+	}
+	return n
+}
