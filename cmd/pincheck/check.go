@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/verify"
+)
+
+// steps are what a command does with each GPU.
+type steps struct {
+	verify, full, bandwidth bool
+	progress                bool // shown while round trips are made
+	judge                   bool
+}
+
+// check finds the GPUs, does the steps, writes the result and returns how it
+// was judged.
+func (o *options) check(cmd *cobra.Command, sys system, name string, s steps) (err error) {
+	format, err := report.ParseFormat(o.format)
+	if err != nil {
+		return usageError{err}
+	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done after %v (--timeout)", o.timeout))
+		defer cancel()
+	}
+	facts, err := o.examine(ctx, cmd, sys, s)
+	if err != nil {
+		return err
+	}
+	r := &report.Result{Command: name, Tool: tool(), Facts: facts}
+	verdict := doctor.Healthy
+	if s.judge || len(facts.Devices) == 0 {
+		verdict, r.Findings = doctor.Check(facts)
+		r.Verdict = verdict
+	}
+	out := cmd.OutOrStdout()
+	if err := report.Write(out, r, format, report.StyleFor(out, sys.getenv)); err != nil {
+		return err
+	}
+	return judged{verdict}
+}
+
+// validate refuses what can be seen to be wrong before anything is loaded.
+func (o *options) validate() error {
+	if o.timeout < 0 {
+		return usagef("--timeout %v: must not be negative", o.timeout)
+	}
+	if n, err := strconv.Atoi(o.device); o.device != "all" && (err != nil || n < 0) {
+		return usagef("--device %q: must be all, or a number from 0 on", o.device)
+	}
+	if o.library == "" {
+		return nil
+	}
+	if o.sim {
+		return usagef("--library and --sim exclude each other: the simulated GPU has its own library")
+	}
+	// A bare name is for the system's loader to find; a path must be there.
+	if strings.ContainsRune(o.library, os.PathSeparator) {
+		if info, err := os.Stat(o.library); err != nil {
+			return usagef("--library: %w", err)
+		} else if info.IsDir() {
+			return usagef("--library %s: is a folder, not a library", o.library)
+		}
+	}
+	return nil
+}
+
+// examine collects the facts. That there is no GPU is a fact too.
+func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s steps) (facts *doctor.Facts, err error) {
+	library, plan := cudart.Options{Library: o.library}, measure.Plan{}
+	readHost := func() *hostinfo.Host { return hostinfo.Read(sys.root, sys.environ) }
+	if o.sim {
+		sim, err := newSimulation()
+		if err != nil {
+			return nil, noGPUError{err}
+		}
+		// After rt.Close below. What it still counts would be pincheck's leak.
+		defer closing(&err, sim.Close)
+		library, plan = cudart.Options{Source: sim}, simulatedPlan
+		readHost = func() *hostinfo.Host { return simulatedHost(sys) }
+	}
+	rt, err := sys.open(library)
+	switch failed := (*cudart.OpenError)(nil); {
+	case errors.As(err, &failed):
+		host := readHost()
+		return &doctor.Facts{Simulated: o.sim, Host: host, Requirements: doctor.Require(host, failed), Devices: []doctor.Device{}}, nil
+	case err != nil:
+		return nil, noGPUError{err}
+	}
+	defer closing(&err, rt.Close)
+
+	devices, err := o.choose(rt)
+	if err != nil {
+		return nil, err
+	}
+	facts = doctor.Gather(rt, devices, readHost())
+	if len(devices) == 0 {
+		facts.Requirements = doctor.Require(facts.Host, nil)
+		return facts, nil
+	}
+	for i, d := range devices {
+		if err := examineDevice(ctx, cmd, d, &facts.Devices[i], s, plan); err != nil {
+			return nil, err
+		}
+	}
+	if s.bandwidth {
+		facts.Relink(readHost())
+	}
+	return facts, nil
+}
+
+// closing adds what close says to err.
+func closing(err *error, close func() error) { *err = errors.Join(*err, close()) }
+
+// choose gives the GPUs that --device names; none where there are none.
+func (o *options) choose(rt *cudart.Runtime) ([]*cudart.Device, error) {
+	all := rt.Devices()
+	if o.device == "all" || len(all) == 0 {
+		return all, nil
+	}
+	n, err := strconv.Atoi(o.device)
+	if err != nil {
+		return nil, usagef("--device %q: %w", o.device, err)
+	}
+	if n >= len(all) {
+		return nil, usagef("--device %d: there is no such GPU; this process sees %s", n, ordinals(len(all)))
+	}
+	return all[n : n+1], nil
+}
+
+func ordinals(n int) string {
+	if n == 1 {
+		return "only GPU 0"
+	}
+	return fmt.Sprintf("GPUs 0 to %d", n-1)
+}
+
+// examineDevice does the steps on one GPU. What fails is noted with the GPU;
+// only an interruption is an error.
+func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, out *doctor.Device, s steps, plan measure.Plan) error {
+	if s.verify {
+		p := verify.Plan{Full: s.full}
+		if s.progress {
+			stderr := cmd.ErrOrStderr()
+			progress := report.NewProgress(stderr, report.IsTerminal(stderr), fmt.Sprintf("GPU %d", d.Ordinal()))
+			defer progress.Close()
+			p.Progress = progress.Show
+		}
+		var err error
+		if out.Verify, err = verify.Run(ctx, d, p); err != nil {
+			return note(ctx, cmd, out, err)
+		}
+	}
+	if s.bandwidth {
+		var err error
+		if out.Bandwidth, err = measure.Bandwidth(ctx, d, plan); err != nil {
+			return note(ctx, cmd, out, err)
+		}
+	}
+	return nil
+}
+
+// note keeps an error with the GPU, and returns it when the user interrupted.
+func note(ctx context.Context, cmd *cobra.Command, out *doctor.Device, err error) error {
+	if cmd.Context().Err() != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = fmt.Errorf("%w: %w", cause, err)
+	}
+	out.Errors = append(out.Errors, err.Error())
+	return nil
+}
+
+// simulatedPlan keeps the simulated GPU, whose copies cost the host's own
+// time, to a moment.
+var simulatedPlan = measure.Plan{SizeBytes: 8 << 20, Copies: 2, Samples: 3, WarmUp: 1, Budget: time.Second}

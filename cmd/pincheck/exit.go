@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/gopinned/pinned/internal/doctor"
+)
+
+// The exit codes.
+const (
+	exitHealthy     = 0
+	exitProblems    = 1
+	exitUsage       = 2
+	exitNoGPU       = 3
+	exitInterrupted = 130
+)
+
+const exitHelp = `Exit codes:
+  0    healthy
+  1    problems found
+  2    wrong usage
+  3    no usable GPU
+  130  interrupted`
+
+// usageError is a mistake in how the command was called.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// judged is how a command that wrote its result ends.
+type judged struct{ verdict doctor.Verdict }
+
+func (j judged) Error() string { return string(j.verdict) }
+
+// noGPUError is an end with no result to write, for lack of a platform.
+type noGPUError struct{ err error }
+
+func (e noGPUError) Error() string { return e.err.Error() }
+func (e noGPUError) Unwrap() error { return e.err }
+
+// exitCode tells the exit code for what a command returned, and says on stderr
+// what the command itself did not.
+func exitCode(ctx context.Context, err error, stderr io.Writer) int {
+	var (
+		verdict judged
+		usage   usageError
+		noGPU   noGPUError
+	)
+	switch {
+	case err == nil:
+		return exitHealthy
+	case errors.As(err, &verdict):
+		switch verdict.verdict {
+		case doctor.Healthy:
+			return exitHealthy
+		case doctor.NoGPU:
+			return exitNoGPU
+		}
+		return exitProblems
+	case ctx.Err() != nil:
+		fmt.Fprintln(stderr, "pincheck: interrupted; everything was given back")
+		return exitInterrupted
+	case errors.As(err, &noGPU):
+		fmt.Fprintf(stderr, "pincheck: %v\n", err)
+		return exitNoGPU
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "pincheck: %v\nTry 'pincheck --help'.\n", err)
+		return exitUsage
+	}
+	fmt.Fprintf(stderr, "pincheck: %v\n", err)
+	return exitProblems
+}

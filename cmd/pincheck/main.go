@@ -1,0 +1,29 @@
+// Pincheck tells what a machine's CPU-to-GPU transfers are like: it finds the
+// CUDA runtime, proves that bytes survive the round trip, measures pinned
+// copies, and says what is wrong and what to do about it.
+//
+// Exit codes: 0 healthy, 1 problems found, 2 wrong usage, 3 no usable GPU,
+// 130 interrupted.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// The first signal lets everything be given back; a second one ends the
+	// process at once.
+	context.AfterFunc(ctx, stop)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, system{
+		environ: os.Environ(),
+		root:    os.DirFS("/"),
+		open:    cudart.Open,
+	})
+	os.Exit(code)
+}

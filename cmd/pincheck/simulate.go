@@ -1,0 +1,26 @@
+package main
+
+import (
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hostinfo"
+)
+
+// simulatedPCI is where the simulated GPU sits.
+const simulatedPCI = "0000:06:00.0"
+
+func newSimulation() (*cudasim.Sim, error) {
+	return cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: simulatedPCI}}})
+}
+
+// simulatedHost is the host's facts with the simulated GPU, and nothing else of
+// NVIDIA's. Its link is what cudasim's copies are timed for: PCIe 5.0 x16.
+func simulatedHost(sys system) *hostinfo.Host {
+	h := hostinfo.Read(sys.root, sys.environ)
+	h.NVIDIA = hostinfo.NVIDIA{}
+	h.GPUs = []hostinfo.PCIDevice{{
+		Address: simulatedPCI,
+		Class:   "0x030200",
+		Link:    hostinfo.Link{CurrentSpeed: 32, CurrentWidth: 16, MaxSpeed: 32, MaxWidth: 16},
+	}}
+	return h
+}
