@@ -4,27 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"time"
 )
 
 // crew does work on [from, to) in items of size bytes with several goroutines.
 //
-// How many? Making pages resident is the kernel writing zeros. Threads that touch
-// pages share nothing but the page allocator (faults lock their page table, not
-// the address space), so speed grows with them until memory bandwidth or the
-// host's cores end. Measured: 4 / 6 / 8 threads on 16 cores 30 / 42 / 50 GB/s, 1 / 2
-// on 2 cores as in RATIONALE.md. Where it ends nobody can tell beforehand, and
-// past that point more threads can be slower than fewer, by 4x in the worst case
-// measured (MADV_POPULATE_WRITE: 49 GB/s with 6 threads, 12 with 8). So the crew
-// starts with few, doubles, and keeps the larger number only if it raised the rate
-// by gain. It never has more than GOMAXPROCS threads, which follows the cores that
-// the process may use and its cgroup's quota; on hosts with more than eight, no
-// more than half of them, so that a server goes on serving.
+// How many? Making pages resident is the kernel writing zeros, so speed grows with
+// the threads until cores or memory bandwidth end. Where that is nobody can tell
+// beforehand, and past it more threads may be slower than fewer, by 4x in the
+// worst case measured (MADV_POPULATE_WRITE in large pieces on 16 cores: 49 GB/s
+// with six threads, 12 with eight). So the crew starts with few, grows by half,
+// and keeps the larger number only if it raised the rate by gain. There are never
+// more threads than GOMAXPROCS, which follows the cores that the process may use
+// and its cgroup's quota. Above eight they are no more than half of it, and
+// sixteen at the most: by then registering takes longer than populating, and the
+// program has other things to do.
+//
+// Items are small, so that threads end together and a wrong number is found out
+// soon; handing one out costs nothing beside the millisecond it takes.
 type crew struct {
 	from, to, size int
 	want           int // threads wanted; 0 to adapt
+	procs          int // threads that the host runs at once
 	work           func(ctx context.Context, off, n int) error
 
 	cancel context.CancelFunc
@@ -60,7 +62,7 @@ func (c *crew) run(parent context.Context) error {
 	items := (c.to - c.from + c.size - 1) / c.size
 	c.limit = c.want
 	if c.want <= 0 {
-		c.limit = mostThreads(runtime.GOMAXPROCS(0))
+		c.limit = mostThreads(c.procs)
 		c.want = min(firstThreads, c.limit)
 	}
 	c.limit = min(c.limit, items)
@@ -94,7 +96,7 @@ func mostThreads(procs int) int {
 	if procs <= 8 {
 		return procs
 	}
-	return max(8, procs/2)
+	return min(max(8, procs/2), 16)
 }
 
 // start brings running up to want. The caller holds mu.
@@ -154,7 +156,7 @@ func (c *crew) finish(ctx context.Context, n int, err error) {
 			c.fewer = 0
 			return
 		}
-		c.want = min(2*c.want, c.limit)
+		c.want = min(c.want+c.want/2, c.limit)
 		c.start(ctx)
 	case c.poor+1 < poorWindows:
 		c.poor++

@@ -71,13 +71,13 @@ type Populate struct {
 	// Threads at work: 0 starts with up to four and grows while that helps.
 	Threads int
 	// Item is the size in bytes that a thread takes at a time, rounded up to
-	// whole huge pages: 0 means up to 16 MiB.
+	// whole huge pages: 0 means up to 4 MiB.
 	Item int
 	// Method of making pages resident.
 	Method Method
-	// Done, if set, is called by the thread that made [off, off+n) resident, right
-	// after it did so: several at a time, in no order, each item once. n is Item
-	// (the last may be shorter), counted in mapped bytes. An error ends populating
+	// Done is for Region.Populate. If set, it is called by the thread that made [off, off+n) resident, right
+	// after it did so: several at a time, in no order, each item once. n is Item,
+	// counted in mapped bytes, and less at the ends. An error ends populating
 	// and is returned.
 	Done func(off, n int) error
 }

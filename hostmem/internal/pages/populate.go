@@ -22,17 +22,16 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 	if from < 0 || to < from || to > r.mapped {
 		return fmt.Errorf("pages: populate [%d, %d) of %d bytes: out of range", from, to, r.mapped)
 	}
-	unit := r.block()
+	unit, procs := r.block(), runtime.GOMAXPROCS(0)
 	size := p.Item
 	if size <= 0 {
-		size = maxItem
 		// Enough items for everybody, also in a small region.
-		size = min(size, (to-from)/(4*runtime.GOMAXPROCS(0)))
+		size = min(maxItem, (to-from)/(4*procs))
 	}
 	size = roundUp(max(size, 1), unit)
 	c := &crew{
 		from: roundDown(from, r.plan.page), to: roundUp(to, r.plan.page), size: size,
-		want: p.Threads,
+		want: p.Threads, procs: procs,
 		work: func(ctx context.Context, off, n int) error {
 			if err := r.fill(ctx, off, n, p.Method); err != nil {
 				return err
@@ -53,9 +52,9 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 	return nil
 }
 
-// maxItem is the largest piece of work by default. 16 to 64 MiB were measured
-// alike with two to eight threads; smaller ones end together.
-const maxItem = 16 << 20
+// maxItem is the largest piece of work by default. Pieces of 2 to 64 MiB are
+// equally fast; see crew for why small ones are better.
+const maxItem = 4 << 20
 
 // block is what populating does between two looks at the context: a huge page's
 // worth.

@@ -35,6 +35,9 @@ type Region struct {
 	holes atomic.Int64 // huge pages that base pages had to stand in for
 }
 
+// errDone: Map unmaps after an error, whatever Done made of the pages until then.
+var errDone = errors.New("Populate.Done is for Region.Populate only")
+
 // Map maps n bytes, as o wants them. After an error, ctx's included, nothing
 // stays mapped, unless the error says that unmapping failed.
 func Map(ctx context.Context, n int, o Options) (*Region, error) {
@@ -44,6 +47,9 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 	}
 	if err := ended(ctx); err != nil {
 		return nil, fmt.Errorf("pages: map %d bytes: %w", n, err)
+	}
+	if o.Populate != nil && o.Populate.Done != nil {
+		return nil, fmt.Errorf("pages: map %d bytes: %w", n, errDone)
 	}
 	var notes []string
 	for _, size := range hugetlbSizes(o.HugePages) {
@@ -55,7 +61,7 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 		if !errors.Is(err, errPool) {
 			return nil, err
 		}
-		notes = append(notes, err.Error())
+		notes = append(notes, fmt.Sprintf("%v: took other pages", err))
 	}
 	p, err := newPlan(n, sys.Page, o.Align, sys.HugePage, o.HugePages, false)
 	if err != nil {
@@ -93,15 +99,15 @@ func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Regi
 	// cannot serve kills: look there first.
 	if o.NodeSet && len(sys.Nodes) > 1 {
 		if free := sys.freeHuge(size, o.Node); free < want {
-			return nil, fmt.Errorf("%w: node %d has %d pages of %s free, %d wanted", errPool, o.Node, free, sizeName(size), want)
+			return nil, fmt.Errorf("%w: %d of %d pages of %s free on node %d", errPool, free, want, sizeName(size), o.Node)
 		}
 	}
 	r, err := sys.mapTrimmed(p)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %d pages of %s free, %d wanted (%w)", errPool, sys.freeHuge(size, -1), sizeName(size), want, err)
+		return nil, fmt.Errorf("%w: %d of %d pages of %s free (%w)", errPool, sys.freeHuge(size, -1), want, sizeName(size), err)
 	}
 	r, err = r.prepare(ctx, o)
-	if errors.Is(err, errFault) && o.Populate.Done == nil {
+	if errors.Is(err, errFault) {
 		return nil, fmt.Errorf("%w: the pool gave out on the way: %w", errPool, err)
 	}
 	return r, err
@@ -120,7 +126,7 @@ func (s *System) mapTrimmed(p plan) (*Region, error) {
 	whole := p.mapped + p.align - p.page
 	base, err := s.Calls.Map(whole, p.hugetlbPage())
 	if err != nil {
-		return nil, fmt.Errorf("pages: map %d bytes (%d for %d aligned to %d): %w", whole, p.mapped, p.n, p.align, err)
+		return nil, fmt.Errorf("pages: map %d bytes aligned to %d: %w", p.n, p.align, err)
 	}
 	head := int(-uintptr(base) & uintptr(p.align-1))
 	tail := whole - head - p.mapped

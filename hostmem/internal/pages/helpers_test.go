@@ -1,0 +1,129 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pages
+
+import (
+	"os"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/smaps"
+)
+
+// ledger stands between a System and its calls and knows what is mapped.
+type ledger struct {
+	mu     sync.Mutex
+	mapped map[uintptr]int // bytes by page address' start; trimmed as the kernel does
+	ever   []span          // all that Map returned
+}
+
+type span struct {
+	base uintptr
+	n    int
+}
+
+// newLedger puts a ledger under s's calls.
+func newLedger(s *System) *ledger {
+	l := &ledger{mapped: make(map[uintptr]int)}
+	real := s.Calls
+	s.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
+		p, err := real.Map(n, hugetlb)
+		if err == nil {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.mapped[uintptr(p)] = n
+			l.ever = append(l.ever, span{uintptr(p), n})
+		}
+		return p, err
+	}
+	s.Calls.Unmap = func(p unsafe.Pointer, n int) error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		err := real.Unmap(p, n)
+		if err == nil {
+			l.remove(uintptr(p), n)
+		}
+		return err
+	}
+	return l
+}
+
+func (l *ledger) remove(from uintptr, n int) {
+	to := from + uintptr(n)
+	for base, size := range l.mapped {
+		end := base + uintptr(size)
+		if base >= to || end <= from {
+			continue
+		}
+		delete(l.mapped, base)
+		if base < from {
+			l.mapped[base] = int(from - base)
+		}
+		if end > to {
+			l.mapped[to] = int(end - to)
+		}
+	}
+}
+
+func (l *ledger) bytes() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, size := range l.mapped {
+		n += size
+	}
+	return n
+}
+
+// requireNothingLeft asks the ledger and the kernel.
+func (l *ledger) requireNothingLeft(t *testing.T) {
+	t.Helper()
+	require.Zero(t, l.bytes(), "bytes still mapped")
+	for _, s := range l.ever {
+		u, err := smaps.Of(s.base, s.n)
+		require.NoError(t, err)
+		// The Go runtime may have mapped memory of its own there since; ours is not dumped.
+		require.False(t, u.Has("dd"), "%#x is still mapped: %+v", s.base, u)
+	}
+	l.ever = nil
+}
+
+func hostSystem() *System { return NewSystem(os.DirFS("/")) }
+
+// twoNodes is this host, said to have NUMA nodes 0 and 1.
+func twoNodes() *System {
+	s := hostSystem()
+	s.Nodes = []int{0, 1}
+	s.files = fstest.MapFS{}
+	return s
+}
+
+// requireAccount skips where /proc/self/smaps tells nothing, as under user-mode
+// emulation, for then the kernel's account cannot be asked.
+func requireAccount(t testing.TB) {
+	t.Helper()
+	b := make([]byte, 1<<20)
+	for i := range b {
+		b[i] = 1
+	}
+	u, err := smaps.Of(uintptr(unsafe.Pointer(&b[0])), len(b))
+	require.NoError(t, err)
+	if u.Rss == 0 {
+		t.Skip("/proc/self/smaps tells nothing here (user-mode emulation?)")
+	}
+}
+
+func mustMap(t testing.TB, n int, o Options) *Region {
+	t.Helper()
+	r, err := Map(t.Context(), n, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, r.Unmap()) })
+	return r
+}
+
+// all is every byte that is mapped, those behind the last that was asked for too.
+func (r *Region) all() []byte { return unsafe.Slice((*byte)(r.base), r.mapped) }

@@ -1,0 +1,266 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pages
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// resident counts the pages of [from, to) that are there.
+func (r *Region) resident(t testing.TB, from, to int) (n int) {
+	t.Helper()
+	vec := make([]byte, (to-from)/r.sys.Page)
+	require.NoError(t, r.sys.Calls.Resident(unsafe.Add(r.base, from), to-from, vec))
+	for _, v := range vec {
+		n += int(v & 1)
+	}
+	return n
+}
+
+// requireResidency skips where mincore does not tell, as under user-mode emulation.
+func requireResidency(t testing.TB) {
+	t.Helper()
+	r := mustMap(t, 8*4096, Options{System: hostSystem()})
+	r.Bytes()[0] = 1
+	if r.resident(t, 0, 8*4096) != 1 {
+		t.Skip("mincore tells nothing here (user-mode emulation?)")
+	}
+}
+
+func TestPopulateByAnyWayLeavesNothingOutAndChangesNothing(t *testing.T) {
+	requireResidency(t)
+	for _, mode := range []HugeMode{HugeAuto, HugeNever} {
+		for _, method := range []Method{Auto, Touch, Advise} {
+			for _, threads := range []int{0, 1, 2, 7} {
+				t.Run(fmt.Sprintf("mode %d method %d threads %d", mode, method, threads), func(t *testing.T) {
+					r := mustMap(t, 9*mib+4097, Options{System: hostSystem(), HugePages: mode, Align: 4096})
+					r.Bytes()[5*mib+123] = 42
+					require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: threads, Method: method, Item: 2 * mib}))
+					assert.Equal(t, r.Mapped()/4096, r.resident(t, 0, r.Mapped()))
+					assert.Equal(t, byte(42), r.Bytes()[5*mib+123])
+					assert.Equal(t, 1, 256-strings.Count(string(r.Bytes()[5*mib:5*mib+256]), "\x00"), "bytes changed")
+				})
+			}
+		}
+	}
+}
+
+func TestPopulateARange(t *testing.T) {
+	requireResidency(t)
+	r := mustMap(t, 64*kib, Options{System: hostSystem()})
+	require.NoError(t, r.Populate(t.Context(), 5000, 8192+1, Populate{}))
+	assert.Equal(t, 2, r.resident(t, 0, r.Mapped()))
+	assert.Equal(t, 2, r.resident(t, 4096, 3*4096))
+	require.NoError(t, r.Populate(t.Context(), 7, 7, Populate{}))
+	for _, c := range [][2]int{{-1, 1}, {0, 64*kib + 1}, {2, 1}} {
+		assert.ErrorContains(t, r.Populate(t.Context(), c[0], c[1], Populate{}), "out of range")
+	}
+}
+
+func TestDoneSeesEveryItemOnce(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ n, from, to, item, threads int }{
+		{64*mib + 1, 0, 64*mib + 4096, 16 * mib, 3},
+		{64*mib + 1, 0, 64*mib + 4096, 1, 0},
+		{10 * mib, 3 * mib, 10 * mib, 4 * mib, 2},
+		{4096, 0, 4096, 64 * mib, 8},
+		{4096, 0, 4096, 0, 0},
+	} {
+		t.Run(fmt.Sprintf("%+v", tc), func(t *testing.T) {
+			t.Parallel()
+			sys := hostSystem()
+			sys.Calls.Touch = func(unsafe.Pointer, int, int) error { return nil }
+			sys.Calls.Advise = func(unsafe.Pointer, int, Advice) error { return nil }
+			r := mustMap(t, tc.n, Options{System: sys, HugePages: HugeNever})
+			var mu sync.Mutex
+			var got []span
+			require.NoError(t, r.Populate(t.Context(), tc.from, tc.to, Populate{Item: tc.item, Threads: tc.threads, Done: func(off, n int) error {
+				mu.Lock()
+				defer mu.Unlock()
+				got = append(got, span{uintptr(off), n})
+				return nil
+			}}))
+			slices.SortFunc(got, func(a, b span) int { return int(a.base) - int(b.base) })
+			at := tc.from
+			for _, s := range got {
+				assert.Equal(t, at, int(s.base))
+				at += s.n
+				if tc.item > 0 {
+					assert.LessOrEqual(t, s.n, roundUp(tc.item, 2*mib))
+				}
+			}
+			assert.Equal(t, tc.to, at)
+		})
+	}
+}
+
+func TestDonesErrorEndsPopulating(t *testing.T) {
+	t.Parallel()
+	r := mustMap(t, 64*mib, Options{System: hostSystem(), HugePages: HugeNever})
+	boom := errors.New("boom")
+	var calls atomic.Int32
+	err := r.Populate(t.Context(), 0, r.Mapped(), Populate{Item: 2 * mib, Threads: 2, Done: func(off, n int) error {
+		if calls.Add(1) == 3 {
+			return boom
+		}
+		return nil
+	}})
+	require.ErrorIs(t, err, boom)
+	assert.NotErrorIs(t, err, context.Canceled)
+	assert.LessOrEqual(t, calls.Load(), int32(4), "the other thread may have been at its item")
+}
+
+func TestCancellationUnmapsEverything(t *testing.T) {
+	t.Parallel()
+	why := errors.New("somebody changed their mind")
+	for at := range 5 {
+		t.Run(fmt.Sprint("at block ", at), func(t *testing.T) {
+			t.Parallel()
+			sys := hostSystem()
+			l := newLedger(sys)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			blocks := 0
+			real := sys.Calls.Touch
+			sys.Calls.Touch = func(p unsafe.Pointer, n, step int) error {
+				if blocks++; blocks >= at {
+					cancel(why)
+				}
+				return real(p, n, step)
+			}
+			if at == 0 {
+				cancel(why)
+			}
+			_, err := Map(ctx, 64*mib, Options{System: sys, Populate: &Populate{Threads: 1, Method: Touch}})
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, err, why)
+			assert.LessOrEqual(t, blocks, at+1, "went on")
+			l.requireNothingLeft(t)
+		})
+	}
+	t.Run("deadline", func(t *testing.T) {
+		t.Parallel()
+		sys := hostSystem()
+		l := newLedger(sys)
+		ctx, cancel := context.WithTimeout(t.Context(), 0)
+		defer cancel()
+		_, err := Map(ctx, 64*mib, Options{System: sys, Populate: &Populate{}})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		l.requireNothingLeft(t)
+	})
+}
+
+// Fragmented memory: each huge page takes the kernel 40 ms, in a bubble's time.
+func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
+	t.Parallel()
+	slowFrom := func(t *testing.T, slow func(block int) bool) (notes []string, took time.Duration, huge, given int) {
+		synctest.Test(t, func(t *testing.T) {
+			sys := hostSystem()
+			sys.THP, sys.Defrag, sys.HugePage = "madvise", "madvise", 2*mib
+			real := sys.Calls
+			blocks := 0
+			sys.Calls.Advise = func(p unsafe.Pointer, n int, a Advice) error {
+				if a == AdviseNoHuge {
+					given++
+				}
+				return nil
+			}
+			sys.Calls.Resident = func(p unsafe.Pointer, n int, vec []byte) error {
+				for i := range vec {
+					vec[i] = 1
+				}
+				return nil
+			}
+			sys.Calls.Touch = func(p unsafe.Pointer, n, step int) error {
+				if step < n {
+					time.Sleep(500 * time.Microsecond)
+					return nil
+				}
+				huge++
+				blocks++
+				if slow(blocks) {
+					time.Sleep(40 * time.Millisecond)
+				} else {
+					time.Sleep(100 * time.Microsecond)
+				}
+				return nil
+			}
+			_ = real
+			start := time.Now()
+			r, err := Map(t.Context(), 256*mib, Options{System: sys, Populate: &Populate{Threads: 1, Method: Touch}})
+			require.NoError(t, err)
+			took, notes = time.Since(start), r.Notes()
+			require.NoError(t, r.Unmap())
+		})
+		return notes, took, huge, given
+	}
+	t.Run("always", func(t *testing.T) {
+		t.Parallel()
+		notes, took, huge, given := slowFrom(t, func(int) bool { return true })
+		assert.Equal(t, 4, huge)
+		assert.Equal(t, 1, given)
+		assert.Less(t, took, 300*time.Millisecond)
+		require.Len(t, notes, 1)
+		assert.Contains(t, notes[0], "huge pages come too slowly (the last took 40ms")
+	})
+	t.Run("from the middle on", func(t *testing.T) {
+		t.Parallel()
+		_, _, huge, given := slowFrom(t, func(block int) bool { return block > 64 })
+		assert.Equal(t, 64+4, huge)
+		assert.Equal(t, 1, given)
+	})
+	t.Run("once in a while, as under a CPU quota", func(t *testing.T) {
+		t.Parallel()
+		notes, _, huge, given := slowFrom(t, func(block int) bool { return block%10 == 0 })
+		assert.Equal(t, 128, huge)
+		assert.Zero(t, given)
+		assert.Empty(t, notes)
+	})
+}
+
+func TestBasePagesStandInForHugePagesThatCannotBeHad(t *testing.T) {
+	requireResidency(t)
+	sys := hostSystem()
+	sys.HugePage, sys.THP = 2*mib, "madvise"
+	real := sys.Calls.Advise
+	sys.Calls.Advise = func(p unsafe.Pointer, n int, a Advice) error {
+		if a == AdviseHuge {
+			return nil // said, not done: so none is to be had
+		}
+		return real(p, n, a)
+	}
+	r := mustMap(t, 8*mib+1, Options{System: sys, Populate: &Populate{Method: Touch}})
+	assert.Equal(t, r.Mapped()/sys.Page, r.resident(t, 0, r.Mapped()))
+	if sys := hostSystem(); sys.THP != "always" {
+		assert.Equal(t, []string{"4 of 4 huge pages could not be had, base pages took their place"}, r.Notes())
+	}
+}
+
+func TestAPageThatCannotBeHadIsAnErrorOfMap(t *testing.T) {
+	t.Parallel()
+	sys := hostSystem()
+	l := newLedger(sys)
+	sys.Calls = sys.Calls.Before(func(call string) error {
+		if call == "Touch" || call == "Advise populate" {
+			return unix.EFAULT
+		}
+		return nil
+	})
+	_, err := Map(t.Context(), 10*mib, Options{System: sys, Populate: &Populate{}})
+	require.ErrorIs(t, err, unix.EFAULT)
+	assert.ErrorContains(t, err, "at offset")
+	l.requireNothingLeft(t)
+}

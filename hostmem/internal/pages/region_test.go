@@ -1,0 +1,254 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pages
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/internal/smaps"
+)
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// The kernel's own account: a region keeps its bytes rounded up to a page, and is
+// resident to the last of them.
+func TestARegionKeepsWhatWasAskedRoundedUpToAPage(t *testing.T) {
+	requireAccount(t)
+	sys := hostSystem()
+	type wanted struct {
+		n, align int
+		mode     HugeMode
+	}
+	var list []wanted
+	for _, n := range []int{1, 2, 4095, 4096, 4097, 64 * kib, 64*kib + 1, mib, 2*mib - 1, 2 * mib, 2*mib + 1, 3*mib + 5, 4 * mib, 16*mib + 4097, 64 * mib, 64*mib + 1} {
+		for _, align := range []int{0, 1, 4096, 64 * kib, 2 * mib, gib} {
+			for _, mode := range []HugeMode{HugeAuto, HugeNever} {
+				list = append(list, wanted{n, align, mode})
+			}
+		}
+	}
+	if !testing.Short() {
+		list = append(list, wanted{gib + 1, 0, HugeAuto}, wanted{gib + 1, gib, HugeAuto}, wanted{513*mib + 1, 0, HugeNever})
+	}
+	for _, w := range list {
+		t.Run(fmt.Sprintf("%d aligned to %d mode %d", w.n, w.align, w.mode), func(t *testing.T) {
+			o := Options{System: sys, Align: w.align, HugePages: w.mode, Populate: &Populate{}}
+			r := mustMap(t, w.n, o)
+			kept := roundUp(w.n, sys.Page)
+			assert.Len(t, r.Bytes(), w.n)
+			assert.Equal(t, w.n, r.Len())
+			assert.Equal(t, kept, r.Mapped())
+			assert.Equal(t, sys.Page, r.Page())
+			align := max(w.align, sys.Page)
+			if w.align == 0 && w.mode == HugeAuto && sys.HugePage > 0 && w.n >= sys.HugePage {
+				align = sys.HugePage
+			}
+			addr := uintptr(r.Pointer())
+			assert.Zero(t, addr%uintptr(align), "%#x is not aligned to %d", addr, align)
+
+			u, err := smaps.Of(addr, kept)
+			require.NoError(t, err)
+			assert.Equal(t, addr, u.Start)
+			assert.Equal(t, addr+uintptr(kept), u.End)
+			assert.Equal(t, kept, u.Size)
+			assert.Equal(t, kept, u.Rss, "resident")
+			assert.Less(t, u.Rss-w.n, sys.Page, "kept beyond what was asked")
+			assert.True(t, u.Has("dc") && u.Has("dd"), "flags %v: forks or core dumps would have it", u.Flags)
+			if w.mode == HugeNever || w.n < 2*mib {
+				assert.Zero(t, u.AnonHuge, "a huge page where none should be")
+			}
+
+			// Advice goes to the whole mapping; what huge pages there are lie within.
+			assert.Equal(t, u.Has("hg"), w.mode == HugeAuto && sys.THP != "" && sys.THP != "never" && w.n >= sys.HugePage)
+			r.Bytes()[0], r.Bytes()[w.n-1] = 1, 2
+
+			require.NoError(t, r.Unmap())
+			u, err = smaps.Of(addr, kept)
+			require.NoError(t, err)
+			assert.False(t, u.Has("dd"), "still mapped after Unmap: %+v", u)
+		})
+	}
+}
+
+func TestHugePagesFillARegion(t *testing.T) {
+	requireAccount(t)
+	sys := hostSystem()
+	if sys.THP == "never" || sys.THP == "" {
+		t.Skip("transparent huge pages are switched off on this host")
+	}
+	n := 8*sys.HugePage + sys.Page + 1
+	r := mustMap(t, n, Options{System: sys, Populate: &Populate{}})
+	u, err := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+	require.NoError(t, err)
+	assert.Equal(t, r.Mapped(), u.Rss)
+	// A host short of memory in one piece says so.
+	assert.True(t, u.AnonHuge == 8*sys.HugePage || len(r.Notes()) > 0, "%d bytes of huge pages and no note: %+v", u.AnonHuge, u)
+}
+
+func TestMapRefuses(t *testing.T) {
+	t.Parallel()
+	sys := hostSystem()
+	for _, tc := range []struct {
+		name string
+		n    int
+		o    Options
+		want error
+	}{
+		{"nothing", 0, Options{}, errSize},
+		{"less than nothing", -1, Options{}, errSize},
+		{"more than there are addresses", 1<<63 - 1, Options{}, errSize},
+		{"an alignment that is no power of two", 1, Options{Align: 3 * kib}, errAlign},
+		{"a negative alignment", 1, Options{Align: -4096}, errAlign},
+		{"an alignment beyond the addresses", 1, Options{Align: 1 << 62}, unix.ENOMEM},
+		{"more than there is", 1 << 50, Options{}, unix.ENOMEM},
+		{"hugetlb of nothing", 0, Options{HugePages: HugeTLB}, errSize},
+		{"Done", 1, Options{Populate: &Populate{Done: func(int, int) error { return nil }}}, errDone},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			tc.o.System = sys
+			_, err := Map(t.Context(), tc.n, tc.o)
+			require.ErrorIs(t, err, tc.want)
+			assert.Contains(t, err.Error(), fmt.Sprintf("pages: map %d bytes", tc.n))
+		})
+	}
+}
+
+func TestUnmapTwiceAndUseAfter(t *testing.T) {
+	t.Parallel()
+	r, err := Map(t.Context(), 5000, Options{System: hostSystem()})
+	require.NoError(t, err)
+	require.NoError(t, r.Unmap())
+	require.NoError(t, r.Unmap())
+	assert.Nil(t, r.Bytes())
+	assert.Nil(t, r.Pointer())
+	assert.Equal(t, 5000, r.Len())
+	assert.ErrorIs(t, r.Populate(t.Context(), 0, 1, Populate{}), ErrUnmapped)
+	_, err = r.NodeOf(1)
+	assert.ErrorIs(t, err, ErrUnmapped)
+}
+
+func TestUnmapMayBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	sys := hostSystem()
+	l := newLedger(sys)
+	var refuse bool
+	sys.Calls = sys.Calls.Before(func(call string) error {
+		if refuse && call == "Unmap" {
+			return unix.ENOMEM
+		}
+		return nil
+	})
+	r := mustMap(t, 3*mib, Options{System: sys})
+	refuse = true
+	require.ErrorIs(t, r.Unmap(), unix.ENOMEM)
+	assert.Equal(t, r.Mapped(), l.bytes())
+	r.Bytes()[0] = 1
+	refuse = false
+	require.NoError(t, r.Unmap())
+	l.requireNothingLeft(t)
+}
+
+// Everything at once on one region, for the race detector.
+func TestARegionServesManyGoroutines(t *testing.T) {
+	t.Parallel()
+	sys := hostSystem()
+	l := newLedger(sys)
+	r, err := Map(t.Context(), 16*mib+1, Options{System: sys})
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			from := i * 2 * mib
+			err := r.Populate(t.Context(), from, from+2*mib, Populate{Threads: 2})
+			if err != nil {
+				assert.ErrorIs(t, err, ErrUnmapped)
+			}
+			_, err = r.NodeOf(4)
+			_ = err // unmapped by then, or not to be asked here
+			r.Notes()
+			r.Mapped()
+		})
+	}
+	for range 4 {
+		wg.Go(func() { assert.NoError(t, r.Unmap()) })
+	}
+	wg.Wait()
+	l.requireNothingLeft(t)
+}
+
+func TestMappingFromManyGoroutines(t *testing.T) {
+	t.Parallel()
+	sys := hostSystem()
+	l := newLedger(sys)
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for j := range 20 {
+				n := 1 + (i*20+j)*5003
+				r, err := Map(t.Context(), n, Options{System: sys, Populate: &Populate{}})
+				if !assert.NoError(t, err) {
+					return
+				}
+				for k := 0; k < n; k += 4096 {
+					r.Bytes()[k] = byte(i)
+				}
+				assert.Equal(t, byte(i), r.Bytes()[0])
+				assert.NoError(t, r.Unmap())
+			}
+		})
+	}
+	wg.Wait()
+	l.requireNothingLeft(t)
+}
+
+func TestForkAndDumpOnRequest(t *testing.T) {
+	requireAccount(t)
+	r := mustMap(t, 5*mib, Options{System: hostSystem(), Fork: true, Dump: true, Populate: &Populate{}})
+	u, err := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+	require.NoError(t, err)
+	assert.False(t, u.Has("dc") || u.Has("dd"), "flags %v", u.Flags)
+}
+
+func TestTheKernelShowsTheNameWhereItCan(t *testing.T) {
+	requireAccount(t)
+	sys := hostSystem()
+	r := mustMap(t, 64*kib, Options{System: sys})
+	err := sys.Calls.Name(r.base, r.mapped, "pinned")
+	u, smapsErr := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+	require.NoError(t, smapsErr)
+	if err == nil {
+		assert.Equal(t, "[anon:pinned]", u.Name)
+	} else {
+		assert.ErrorIs(t, err, unix.EINVAL, "kernels without names say so")
+		assert.Empty(t, u.Name)
+	}
+}
+
+func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
+	t.Parallel()
+	// A page behind the end of a file is what a hugetlb page that is not there is: SIGBUS.
+	fd, err := unix.MemfdCreate("short", 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Ftruncate(fd, 4096))
+	mem, err := unix.Mmap(fd, 0, 4*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, unix.Munmap(mem)) }()
+	p := unsafe.Pointer(unsafe.SliceData(mem))
+	assert.NoError(t, touch(p, 4096, 4096))
+	err = touch(p, 4*4096, 4096)
+	require.ErrorIs(t, err, errFault)
+	assert.ErrorContains(t, err, fmt.Sprintf("%#x", uintptr(p)+4096))
+}
