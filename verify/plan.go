@@ -207,7 +207,7 @@ func (p Plan) variants(size, all int) int {
 	case p.Full && size <= gib+1:
 		n = 2
 	case size <= 65537:
-		n = 6
+		n = 3
 	case size <= 2*mib+1:
 		n = 2
 	default:

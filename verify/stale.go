@@ -28,7 +28,7 @@ func (r StaleResult) String() string {
 }
 
 const (
-	staleFirstBytes = 64 * mib // takes a millisecond, long enough to be overtaken
+	staleFirstBytes = 32 * mib // takes half a millisecond, long enough to be overtaken
 	staleLastBytes  = 256 * mib
 	staleSamples    = 256
 )
