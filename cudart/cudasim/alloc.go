@@ -1,6 +1,10 @@
 package cudasim
 
-import "github.com/gopinned/pinned/cudart"
+import (
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+)
 
 // reserve makes a device block for cudaMalloc and cudaMallocAsync and returns
 // its address.
@@ -183,6 +187,6 @@ func (c *call) pointerGetAttributes() cudart.Code {
 		}
 	}
 	n := c.StructSize("cudaPointerGetAttributes")
-	copy(bytesAt(c.ptr(0), n), bytesAt(address(&a), n))
+	copy(bytesAt(c.ptr(0), n), unsafe.Slice((*byte)(unsafe.Pointer(&a)), n))
 	return cudart.Success
 }

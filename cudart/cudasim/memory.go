@@ -10,7 +10,8 @@ import (
 // pointer turns an address that came from C into a pointer.
 func pointer[T any](addr uintptr) *T { return *(**T)(unsafe.Pointer(&addr)) }
 
-// address is the address of a value, as a C argument.
+// address is the address of memory that does not move: never of a variable on
+// a stack.
 func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
 
 // bytesAt is n bytes of the process's memory.

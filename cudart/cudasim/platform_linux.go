@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/ebitengine/purego"
 	"golang.org/x/sys/unix"
@@ -60,7 +61,7 @@ var threads = sync.OnceValues(func() (*threadKey, error) {
 		*s.to = p
 	}
 	key := new(uint32)
-	if rc, _, _ := purego.SyscallN(create, address(key), 0); int32(rc) != 0 {
+	if rc, _, _ := purego.SyscallN(create, uintptr(unsafe.Pointer(key)), 0); int32(rc) != 0 {
 		return nil, fmt.Errorf("cudasim: pthread_key_create: %w", unix.Errno(rc))
 	}
 	k.key = uintptr(*key)
@@ -93,6 +94,6 @@ func dropMemory(m []byte) error { return unix.Madvise(m, unix.MADV_DONTNEED) }
 func mapped(addr uintptr) bool {
 	var vec [1]byte
 	page := uintptr(unix.Getpagesize())
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, addr&^(page-1), page, address(&vec[0]))
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, addr&^(page-1), page, uintptr(unsafe.Pointer(&vec[0])))
 	return errno != unix.ENOMEM
 }

@@ -51,7 +51,7 @@ type Sim struct {
 var sims atomic.Uint64
 
 // New starts a simulator. Close it at the end. At most 16 can be open in one
-// process.
+// process: New waits up to a minute for one to be closed.
 func New(cfg Config) (*Sim, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

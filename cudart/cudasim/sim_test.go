@@ -4,6 +4,7 @@ package cudasim_test
 
 import (
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -65,7 +66,14 @@ func get[T any](l *lib, fn string, args ...uintptr) T {
 	return *v
 }
 
-func addr[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
+// addr is an address for C to write to. What it points to must not be on a
+// goroutine's stack, which can move: the store makes it escape.
+func addr[T any](p *T) uintptr {
+	atomic.StorePointer(&escaped, unsafe.Pointer(p))
+	return uintptr(unsafe.Pointer(p))
+}
+
+var escaped unsafe.Pointer
 
 // pinned is registered memory outside Go's heap.
 func (l *lib) pinned(n int) []byte {
@@ -147,5 +155,22 @@ func TestRoundTrip(t *testing.T) {
 			assert.EqualValues(t, v, get[int32](l, "cudaRuntimeGetVersion"))
 			assert.Equal(t, []int{0}, l.Contexts())
 		})
+	}
+}
+
+// raw calls a function and returns all of its result.
+func (l *lib) raw(fn string, args ...uintptr) uintptr {
+	r, _, _ := purego.SyscallN(l.Symbol(fn), args...)
+	return r
+}
+
+func goString(p uintptr) string {
+	var b []byte
+	for ; ; p++ {
+		c := **(**byte)(unsafe.Pointer(&p))
+		if c == 0 {
+			return string(b)
+		}
+		b = append(b, c)
 	}
 }

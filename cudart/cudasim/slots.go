@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -26,34 +27,40 @@ type slot struct {
 // slots are the process's tables. They are made when needed and used again,
 // the longest unused one first, so that a stray call to a closed Sim has the
 // best chance to fail.
-var slots struct {
+var slots = struct {
+	used chan struct{} // one for each slot in use
 	mu   sync.Mutex
 	made int
 	free []*slot
-}
+}{used: make(chan struct{}, maxSlots)}
+
+// slotTimeout bounds how long New waits for another Sim to be closed: tests
+// that run in parallel on a large machine can be more than there are slots.
+const slotTimeout = time.Minute
 
 // takeSlot gives the Sim a table of entries.
 func takeSlot(s *Sim) (*slot, error) {
+	timeout := time.NewTimer(slotTimeout)
+	defer timeout.Stop()
+	select {
+	case slots.used <- struct{}{}:
+	case <-timeout.C:
+		return nil, fmt.Errorf("cudasim: all %d simulators of this process were in use for %v: close one", maxSlots, slotTimeout)
+	}
 	slots.mu.Lock()
 	defer slots.mu.Unlock()
 	var t *slot
-	switch {
-	case slots.made < maxSlots:
+	if slots.made < maxSlots {
 		made, err := newSlot()
-		if err != nil && len(slots.free) == 0 {
+		if err != nil {
+			<-slots.used
 			return nil, err
 		}
-		if err == nil {
-			slots.made++
-			t = made
-			break
-		}
-		fallthrough
-	case len(slots.free) > 0:
+		slots.made++
+		t = made
+	} else {
 		t = slots.free[0]
 		slots.free = slots.free[1:]
-	default:
-		return nil, fmt.Errorf("cudasim: all %d simulators of this process are in use: close one", maxSlots)
 	}
 	t.sim.Store(s)
 	return t, nil
@@ -64,6 +71,7 @@ func (t *slot) giveBack() {
 	defer slots.mu.Unlock()
 	t.sim.Store(nil)
 	slots.free = append(slots.free, t)
+	<-slots.used
 }
 
 func newSlot() (*slot, error) {

@@ -6,17 +6,40 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// cStrings are the texts that C got pointers to: like the real library's they
-// live as long as the process.
-var cStrings sync.Map // string -> *[]byte
+// cStrings are the texts that C got pointers to. Like the real library's they
+// live as long as the process and outside Go's heap.
+var cStrings struct {
+	mu   sync.Mutex
+	at   map[string]uintptr
+	room []byte
+}
 
+// textRoom is memory for strings: all names and texts need a third of it.
+const textRoom = 64 << 10
+
+// cString is the address of a copy that ends with a NUL, 0 when there is no
+// memory for it.
 func cString(s string) uintptr {
-	v, ok := cStrings.Load(s)
-	if !ok {
-		b := append([]byte(s), 0)
-		v, _ = cStrings.LoadOrStore(s, &b)
+	cStrings.mu.Lock()
+	defer cStrings.mu.Unlock()
+	if p, ok := cStrings.at[s]; ok {
+		return p
 	}
-	return address(&(*v.(*[]byte))[0])
+	if len(cStrings.room) <= len(s) {
+		room, err := mapMemory(textRoom)
+		if err != nil {
+			return 0
+		}
+		cStrings.room = room
+	}
+	if cStrings.at == nil {
+		cStrings.at = make(map[string]uintptr)
+	}
+	copy(cStrings.room, s) // the byte behind is 0
+	p := address(&cStrings.room[0])
+	cStrings.room = cStrings.room[len(s)+1:]
+	cStrings.at[s] = p
+	return p
 }
 
 func errorName(c cudart.Code) uintptr { return cString(c.Name()) }
