@@ -18,7 +18,7 @@ import (
 // ledger stands between a System and its calls and knows what is mapped.
 type ledger struct {
 	mu     sync.Mutex
-	mapped map[uintptr]int // bytes by page address' start; trimmed as the kernel does
+	mapped map[uintptr]int // bytes by address, trimmed as the kernel does it
 	ever   []span          // all that Map returned
 }
 
@@ -79,14 +79,20 @@ func (l *ledger) bytes() (n int) {
 	return n
 }
 
-// requireNothingLeft asks the ledger and the kernel.
 func (l *ledger) requireNothingLeft(t *testing.T) {
 	t.Helper()
 	require.Zero(t, l.bytes(), "bytes still mapped")
+}
+
+// requireKernelAgrees asks /proc/self/smaps too. Only for tests that do not run
+// in parallel, for others may have been given the same addresses since. So may the
+// Go runtime, but its memory is not kept out of core dumps.
+func (l *ledger) requireKernelAgrees(t *testing.T) {
+	t.Helper()
+	l.requireNothingLeft(t)
 	for _, s := range l.ever {
 		u, err := smaps.Of(s.base, s.n)
 		require.NoError(t, err)
-		// The Go runtime may have mapped memory of its own there since; ours is not dumped.
 		require.False(t, u.Has("dd"), "%#x is still mapped: %+v", s.base, u)
 	}
 	l.ever = nil
@@ -124,6 +130,3 @@ func mustMap(t testing.TB, n int, o Options) *Region {
 	t.Cleanup(func() { assert.NoError(t, r.Unmap()) })
 	return r
 }
-
-// all is every byte that is mapped, those behind the last that was asked for too.
-func (r *Region) all() []byte { return unsafe.Slice((*byte)(r.base), r.mapped) }

@@ -116,11 +116,11 @@ func (r *Region) NodeOf(n int) (map[int]int, error) {
 }
 
 func (r *Region) where(n int) (map[int]int, error) {
-	count := min(max(n, 1), r.mapped/r.sys.Page)
-	stride := roundDown(r.mapped/count, r.sys.Page)
+	pages := r.mapped / r.sys.Page
+	count := min(max(n, 1), pages)
 	list := make([]unsafe.Pointer, count)
 	for i := range list {
-		list[i] = unsafe.Add(r.base, i*stride)
+		list[i] = unsafe.Add(r.base, i*pages/count*r.sys.Page)
 	}
 	nodes := make([]int32, count)
 	if err := r.sys.Calls.Where(list, nodes); err != nil {

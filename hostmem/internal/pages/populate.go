@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 )
@@ -85,7 +87,7 @@ func (r *Region) fill(ctx context.Context, off, n int, m Method) error {
 		// Blocks end where huge pages do.
 		p := unsafe.Add(r.base, off)
 		size := min(unit-int(uintptr(p)&uintptr(unit-1)), end-off)
-		huge := r.plan.thp && size == r.sys.HugePage && !r.gave.Load()
+		huge := r.plan.thp && size == r.sys.HugePage && !r.stalls.gave.Load()
 		start := time.Now()
 		if err := r.fault(p, size, m, huge, vec); err != nil {
 			return fmt.Errorf("%d bytes at offset %d: %w", size, off, err)
@@ -136,31 +138,61 @@ func allResident(vec []byte) bool {
 }
 
 // A huge page can take the kernel seconds when memory is in pieces and it moves
-// pages about to make one. So each block of a region with huge pages is timed:
-// slower than 10 ns a byte (100 MB/s for a thread, 20 ms for 2 MiB) is what base
-// pages never are, not even where a VM gets its memory from the host first.
-// Single slow blocks mean nothing, a thread may have been put aside; only when
-// they outweigh the fast ones does the rest go without huge pages.
+// pages about to make one. So each huge page is timed: 10 ns a byte (100 MB/s for
+// a thread, 20 ms for 2 MiB) is slow. One alone means nothing, a thread may have
+// been put aside; only when slow ones outweigh the fast ones, and the kernel has
+// counted stalls for compaction meanwhile, does the rest go without huge pages.
+// Without such stalls the memory itself is slow to come, as in a virtual machine
+// whose host has none ready, and small pages would be slower still.
 const (
 	slowByte  = 10 * time.Nanosecond
-	slowScore = 4  // a slow block weighs as much as this many fast ones
-	slowLimit = 16 // four slow blocks in a row
+	slowScore = 4  // a slow huge page weighs as much as this many fast ones
+	slowLimit = 16 // four slow ones in a row
 )
 
+// stalls is what watch remembers.
+type stalls struct {
+	score atomic.Int32
+	gave  atomic.Bool // huge pages given up
+
+	mu    sync.Mutex
+	known bool
+	count int // the kernel's stalls when the first slow page was seen
+}
+
 func (r *Region) watch(n int, took time.Duration) {
+	s := &r.stalls
 	if took < time.Duration(n)*slowByte {
-		if r.slow.Load() > 0 {
-			r.slow.Add(-1)
+		if s.score.Load() > 0 {
+			s.score.Add(-1)
 		}
 		return
 	}
-	if r.slow.Add(slowScore) < slowLimit || r.gave.Swap(true) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	count := r.sys.compactionStalls()
+	if !s.known {
+		s.known, s.count = true, count
+	}
+	if s.score.Add(slowScore) < slowLimit || s.gave.Load() {
 		return
 	}
-	state := fmt.Sprintf("huge pages come too slowly (the last took %v; %s/defrag is %q)", took.Round(time.Millisecond), "/"+thpFolder, r.sys.Defrag)
+	if count == s.count {
+		s.score.Store(0)
+		return
+	}
+	s.gave.Store(true)
+	state := fmt.Sprintf("huge pages come too slowly (the last took %v, compaction stalls: %d, %s/defrag is %q)",
+		took.Round(time.Millisecond), count-s.count, "/"+thpFolder, r.sys.Defrag)
 	if err := r.sys.Calls.Advise(r.base, r.mapped, AdviseNoHuge); err != nil {
 		r.note("%s, and giving them up failed: %v", state, err)
 		return
 	}
 	r.note("%s: the rest has base pages", state)
+}
+
+// compactionStalls counts, on the whole host, how often somebody who wanted
+// memory in one piece had to make it first.
+func (s *System) compactionStalls() int {
+	return statistic(readFile(s.files, "proc/vmstat"), "compact_stall")
 }

@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 	"unsafe"
@@ -163,72 +165,85 @@ func TestCancellationUnmapsEverything(t *testing.T) {
 	})
 }
 
-// Fragmented memory: each huge page takes the kernel 40 ms, in a bubble's time.
+// Huge pages that take 40 ms each, in a bubble's time.
 func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 	t.Parallel()
-	slowFrom := func(t *testing.T, slow func(block int) bool) (notes []string, took time.Duration, huge, given int) {
-		synctest.Test(t, func(t *testing.T) {
-			sys := hostSystem()
-			sys.THP, sys.Defrag, sys.HugePage = "madvise", "madvise", 2*mib
-			real := sys.Calls
-			blocks := 0
-			sys.Calls.Advise = func(p unsafe.Pointer, n int, a Advice) error {
-				if a == AdviseNoHuge {
-					given++
-				}
-				return nil
-			}
-			sys.Calls.Resident = func(p unsafe.Pointer, n int, vec []byte) error {
-				for i := range vec {
-					vec[i] = 1
-				}
-				return nil
-			}
-			sys.Calls.Touch = func(p unsafe.Pointer, n, step int) error {
-				if step < n {
-					time.Sleep(500 * time.Microsecond)
+	const pages = 128
+	for _, tc := range []struct {
+		name       string
+		threads    int
+		slow       func(page int) bool
+		compaction bool // the kernel says why
+		huge       int  // huge pages touched until given up
+	}{
+		{"always", 1, func(int) bool { return true }, true, 4},
+		{"always, several threads", 4, func(int) bool { return true }, true, 9},
+		{"from the middle on", 1, func(page int) bool { return page > 64 }, true, 64 + 4},
+		{"once in a while, as under a CPU quota", 1, func(page int) bool { return page%10 == 0 }, true, pages},
+		{"always, because the host itself has no memory ready", 1, func(int) bool { return true }, false, pages},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				sys := hostSystem()
+				sys.THP, sys.Defrag, sys.HugePage = "madvise", "madvise", 2*mib
+				var huge, given, stalls atomic.Int32
+				sys.files = fsFunc(func(name string) string {
+					assert.Equal(t, "proc/vmstat", name)
+					return fmt.Sprintf("compact_fail 7\ncompact_stall %d\n", 1000+stalls.Load())
+				})
+				sys.Calls.Advise = func(p unsafe.Pointer, n int, a Advice) error {
+					if a == AdviseNoHuge {
+						given.Add(1)
+					}
 					return nil
 				}
-				huge++
-				blocks++
-				if slow(blocks) {
-					time.Sleep(40 * time.Millisecond)
-				} else {
-					time.Sleep(100 * time.Microsecond)
+				sys.Calls.Resident = func(p unsafe.Pointer, n int, vec []byte) error {
+					for i := range vec {
+						vec[i] = 1
+					}
+					return nil
 				}
-				return nil
-			}
-			_ = real
-			start := time.Now()
-			r, err := Map(t.Context(), 256*mib, Options{System: sys, Populate: &Populate{Threads: 1, Method: Touch}})
-			require.NoError(t, err)
-			took, notes = time.Since(start), r.Notes()
-			require.NoError(t, r.Unmap())
+				sys.Calls.Touch = func(p unsafe.Pointer, n, step int) error {
+					if step < n {
+						time.Sleep(500 * time.Microsecond)
+						return nil
+					}
+					if !tc.slow(int(huge.Add(1))) {
+						time.Sleep(100 * time.Microsecond)
+						return nil
+					}
+					time.Sleep(40 * time.Millisecond)
+					if tc.compaction {
+						stalls.Add(1)
+					}
+					return nil
+				}
+				start := time.Now()
+				r, err := Map(t.Context(), pages*2*mib, Options{System: sys, Populate: &Populate{Threads: tc.threads, Method: Touch}})
+				require.NoError(t, err)
+				// Threads that were at a page together may each see it to its end.
+				assert.InDelta(t, tc.huge, huge.Load(), float64(tc.threads-1))
+				if tc.huge < pages {
+					assert.Equal(t, int32(1), given.Load())
+					assert.Less(t, time.Since(start), 300*time.Millisecond)
+					require.Len(t, r.Notes(), 1)
+					assert.Contains(t, r.Notes()[0], "huge pages come too slowly (the last took 40ms")
+				} else {
+					assert.Zero(t, given.Load())
+					assert.Empty(t, r.Notes())
+				}
+				require.NoError(t, r.Unmap())
+			})
 		})
-		return notes, took, huge, given
 	}
-	t.Run("always", func(t *testing.T) {
-		t.Parallel()
-		notes, took, huge, given := slowFrom(t, func(int) bool { return true })
-		assert.Equal(t, 4, huge)
-		assert.Equal(t, 1, given)
-		assert.Less(t, took, 300*time.Millisecond)
-		require.Len(t, notes, 1)
-		assert.Contains(t, notes[0], "huge pages come too slowly (the last took 40ms")
-	})
-	t.Run("from the middle on", func(t *testing.T) {
-		t.Parallel()
-		_, _, huge, given := slowFrom(t, func(block int) bool { return block > 64 })
-		assert.Equal(t, 64+4, huge)
-		assert.Equal(t, 1, given)
-	})
-	t.Run("once in a while, as under a CPU quota", func(t *testing.T) {
-		t.Parallel()
-		notes, _, huge, given := slowFrom(t, func(block int) bool { return block%10 == 0 })
-		assert.Equal(t, 128, huge)
-		assert.Zero(t, given)
-		assert.Empty(t, notes)
-	})
+}
+
+// fsFunc is a file system whose files say what the function says.
+type fsFunc func(name string) string
+
+func (f fsFunc) Open(name string) (fs.File, error) {
+	return fstest.MapFS{name: file(f(name))}.Open(name)
 }
 
 func TestBasePagesStandInForHugePagesThatCannotBeHad(t *testing.T) {

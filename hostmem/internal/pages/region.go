@@ -30,9 +30,8 @@ type Region struct {
 	mu    sync.Mutex
 	notes []string
 
-	slow  atomic.Int32 // see watch
-	gave  atomic.Bool  // huge pages given up
-	holes atomic.Int64 // huge pages that base pages had to stand in for
+	stalls stalls
+	holes  atomic.Int64 // huge pages that base pages had to stand in for
 }
 
 // errDone: Map unmaps after an error, whatever Done made of the pages until then.
