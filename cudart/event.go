@@ -1,6 +1,7 @@
 package cudart
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -99,8 +100,9 @@ func (e *Event) Close() error {
 
 // An eventPool keeps the device's events that the package itself uses to wait.
 type eventPool struct {
-	mu   sync.Mutex
-	free []*Event
+	mu     sync.Mutex
+	free   []*Event
+	closed bool
 }
 
 func (d *Device) takeEvent() (*Event, error) {
@@ -119,19 +121,24 @@ func (d *Device) takeEvent() (*Event, error) {
 // allowed at any time.
 func (d *Device) giveEvent(e *Event) {
 	d.events.mu.Lock()
-	d.events.free = append(d.events.free, e)
+	closed := d.events.closed
+	if !closed {
+		d.events.free = append(d.events.free, e)
+	}
 	d.events.mu.Unlock()
+	if closed {
+		_ = e.Close() // the runtime is closed already: nobody is left to tell
+	}
 }
 
 func (d *Device) closeEvents() error {
 	d.events.mu.Lock()
 	free := d.events.free
-	d.events.free = nil
+	d.events.free, d.events.closed = nil, true
 	d.events.mu.Unlock()
+	var errs []error
 	for _, e := range free {
-		if err := e.Close(); err != nil {
-			return err
-		}
+		errs = append(errs, e.Close())
 	}
-	return nil
+	return errors.Join(errs...)
 }

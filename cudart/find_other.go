@@ -2,6 +2,8 @@
 
 package cudart
 
+import "os"
+
 type candidate struct {
 	path, found string
 	version     Version
@@ -14,3 +16,5 @@ func newFinder() finder { return finder{} }
 func (finder) candidates() (list []candidate, looked []string) { return nil, nil }
 
 func (finder) driver() DriverFacts { return DriverFacts{} }
+
+func getenv(name string) string { return os.Getenv(name) }

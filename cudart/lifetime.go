@@ -24,8 +24,6 @@ func (l *lifetime) enter() bool {
 
 func (l *lifetime) leave() { l.state.Add(-1) }
 
-func (l *lifetime) closed() bool { return l.state.Load() >= closing }
-
 // close ends the lifetime and waits for the calls under way, which are short:
 // nothing waits for the GPU inside one. It is false when it was closed before.
 func (l *lifetime) close() bool {

@@ -3,7 +3,6 @@ package cudart
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -49,7 +48,7 @@ func (e *OpenError) Error() string {
 	for _, a := range e.Attempts {
 		fmt.Fprintf(&b, "\n\ttried %s (%s): %v", a.Path, a.Found, a.Err)
 	}
-	if len(e.Attempts) == 0 && len(e.Looked) > 0 {
+	if errors.Is(e.Err, ErrNoLibrary) && len(e.Looked) > 0 {
 		fmt.Fprintf(&b, "\n\tlooked in %s", strings.Join(e.Looked, ", "))
 	}
 	fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)
@@ -78,7 +77,7 @@ func Open(o Options) (*Runtime, error) {
 	if !platformSupported {
 		return nil, fmt.Errorf("open: CUDA's runtime is reached on Linux (amd64, arm64) only: %w", ErrUnsupported)
 	}
-	debug := o.Debug || os.Getenv(DebugEnv) == "1"
+	debug := o.Debug || getenv(DebugEnv) == "1"
 	if o.Source != nil {
 		rt, err := load(o.Source)
 		if err != nil {
@@ -90,7 +89,7 @@ func Open(o Options) (*Runtime, error) {
 	system := newFinder()
 	var candidates []candidate
 	var looked []string
-	switch named := os.Getenv(LibraryEnv); {
+	switch named := getenv(LibraryEnv); {
 	case o.Library != "":
 		candidates = []candidate{{path: o.Library, found: "Options.Library"}}
 	case named != "":

@@ -2,6 +2,7 @@ package cudart
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -45,6 +46,7 @@ type waits struct {
 type waitQueue struct {
 	record      sync.Mutex // keeps the order of records and waiters the same
 	first, last *waiter
+	listed      bool // in waits.queues
 }
 
 type waiter struct {
@@ -175,9 +177,12 @@ func (w *waits) enqueue(q *waitQueue, e *Event) (*waiter, error) {
 	}
 	if q.first == nil {
 		q.first, q.last = me, me
-		w.queues = append(w.queues, q)
 	} else {
 		q.last.next, q.last = me, me
+	}
+	if !q.listed {
+		q.listed = true
+		w.queues = append(w.queues, q)
 	}
 	w.bell.ring()
 	return me, nil
@@ -238,7 +243,7 @@ func (w *waits) run() {
 		}
 		kept := w.queues[:0]
 		for _, q := range w.queues {
-			if q.first != nil {
+			if q.listed = q.first != nil; q.listed {
 				kept = append(kept, q)
 				heads, queues = append(heads, q.first), append(queues, q)
 			}
@@ -291,7 +296,7 @@ func (w *waits) failAll() {
 			me.done <- fmt.Errorf("cudart: wait for %v: %w", me.event, ErrClosed)
 			me = next
 		}
-		q.first, q.last = nil, nil
+		q.first, q.last, q.listed = nil, nil, false
 	}
 	w.queues = nil
 }
@@ -308,10 +313,9 @@ func (w *waits) close() error {
 	if running {
 		<-w.stopped
 	}
+	var errs []error
 	for _, d := range w.rt.devices {
-		if err := d.closeEvents(); err != nil {
-			return err
-		}
+		errs = append(errs, d.closeEvents())
 	}
-	return nil
+	return errors.Join(errs...)
 }

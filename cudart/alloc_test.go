@@ -1,0 +1,64 @@
+//go:build linux && !android && (amd64 || arm64) && !race
+
+package cudart
+
+import (
+	"context"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// stubRuntime is bound to a C function that does next to nothing: abs, which
+// returns success for a first argument of 0. What is left is our own cost.
+func stubRuntime(tb testing.TB) (*Stream, *Event) {
+	tb.Helper()
+	libc, err := loadLibrary("libc.so.6")
+	require.NoError(tb, err)
+	abs := libc.Symbol("abs")
+	require.NotZero(tb, abs)
+	rt := &Runtime{binding: newBinding()}
+	rt.waits = newWaits(rt)
+	for i := range rt.entry {
+		rt.entry[i] = abs
+	}
+	d := &Device{rt: rt}
+	return &Stream{dev: d}, &Event{dev: d}
+}
+
+func stubCalls(s *Stream, e *Event) map[string]func() error {
+	ctx := context.Background()
+	host := unsafe.Pointer(new([64]byte))
+	return map[string]func() error{
+		"copy to device": func() error { return s.CopyToDevice(0, host, 64) },
+		"memset":         func() error { return s.Memset(0, 1, 64) },
+		"record":         func() error { return s.Record(e) },
+		"wait":           func() error { return s.Wait(e) },
+		"query":          func() error { _, err := s.Query(); return err },
+		"event query":    func() error { _, err := e.Query(); return err },
+		"synchronize":    func() error { return s.Synchronize(ctx) },
+	}
+}
+
+func TestCallsDoNotAllocate(t *testing.T) {
+	s, e := stubRuntime(t)
+	for what, call := range stubCalls(s, e) {
+		require.NoError(t, call(), what)
+		assert.Zero(t, testing.AllocsPerRun(1000, func() { _ = call() }), what)
+	}
+}
+
+// What a call costs besides the C function itself.
+func BenchmarkOverhead(b *testing.B) {
+	s, e := stubRuntime(b)
+	for what, call := range stubCalls(s, e) {
+		b.Run(what, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = call()
+			}
+		})
+	}
+}

@@ -1,0 +1,112 @@
+package cudart_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A call on a device's stream from a thread that has another device current
+// mostly works, and makes a context on that other device. None may happen,
+// however goroutines and threads come and go.
+func TestEveryCallRunsOnItsDevice(t *testing.T) {
+	t.Parallel()
+	const goroutines, rounds = 300, 12
+	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 4)})
+	ctx := context.Background()
+
+	var wg sync.WaitGroup
+	for i := range goroutines {
+		dev, err := rt.Device(1 + i%3) // never device 0, which fresh threads have
+		require.NoError(t, err)
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(i)))
+			if random.IntN(3) == 0 {
+				// The thread dies with this goroutine: later ones get fresh threads.
+				runtime.LockOSThread()
+			}
+			for range rounds {
+				assert.NoError(t, useDevice(ctx, dev), "goroutine %d", i)
+				runtime.Gosched()
+			}
+		})
+	}
+	wg.Wait()
+	assert.Empty(t, sim.WrongDevice())
+	assert.Equal(t, []int{1, 2, 3}, sim.Contexts(), "devices with a context: not 0, which nobody asked for")
+}
+
+// useDevice makes one call of every kind that depends on the current device.
+func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
+	check := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	_, _, e := dev.MemInfo()
+	check(e)
+	s, e := dev.NewStream(cudart.StreamOptions{})
+	check(e)
+	marker, e := dev.NewEvent(cudart.EventOptions{Timing: true})
+	check(e)
+	mem, e := dev.Malloc(256)
+	check(e)
+	host, e := dev.HostAlloc(256, cudart.HostAllocPortable)
+	check(e)
+	if err != nil {
+		return err
+	}
+	check(s.CopyToDevice(mem, host, 256))
+	check(s.Memset(mem, 1, 128))
+	check(s.Record(marker))
+	check(s.Wait(marker))
+	check(s.CopyToHost(host, mem, 256))
+	_, e = s.Query()
+	check(e)
+	check(marker.Synchronize(ctx))
+	check(s.Synchronize(ctx))
+	_, e = marker.Query()
+	check(e)
+	_, e = marker.Since(marker)
+	check(e)
+	check(dev.CopyToDevice(mem, host, 256))
+	check(dev.FreeHost(host))
+	check(dev.Free(mem))
+	check(marker.Close())
+	check(s.Close())
+	return err
+}
+
+func TestErrorsDoNotStayPending(t *testing.T) {
+	t.Parallel()
+	forEachLibrary(t, func(t *testing.T, dev *cudart.Device) {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		rt := dev.Runtime()
+		_, err := dev.Malloc(1 << 50)
+		require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
+		require.Equal(t, cudart.Success, rt.PendingError())
+		require.Error(t, dev.HostRegister(nil, 0, 0))
+		require.Equal(t, cudart.Success, rt.PendingError())
+
+		s, e := stream(t, dev), event(t, dev, cudart.EventOptions{})
+		mem, host := device(t, dev, 64<<20), pinned(t, dev, 64<<20)
+		require.NoError(t, s.CopyToHost(pointer(host), mem, len(host)))
+		require.NoError(t, s.Record(e))
+		done, err := s.Query()
+		require.NoError(t, err)
+		require.False(t, done, "64 MiB take more than a millisecond")
+		require.Equal(t, cudart.Success, rt.PendingError(), "not ready is no error to leave behind")
+		require.NoError(t, s.Synchronize(context.Background()))
+		require.Equal(t, cudart.Success, rt.PendingError())
+	})
+}

@@ -1,0 +1,214 @@
+package cudart_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func TestEventsTimeTheLink(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	const n = 64 << 20
+	s := stream(t, dev)
+	start, end := event(t, dev, cudart.EventOptions{Timing: true}), event(t, dev, cudart.EventOptions{Timing: true})
+	mem, host := device(t, dev, n), pinned(t, dev, n)
+	require.NoError(t, s.Record(start))
+	require.NoError(t, s.CopyToDevice(mem, pointer(host), n))
+	require.NoError(t, s.Record(end))
+	require.NoError(t, end.Synchronize(context.Background()))
+	took, err := end.Since(start)
+	require.NoError(t, err)
+	rate := n / took.Seconds() / 1e9
+	if testgpu.Real() {
+		assert.Greater(t, rate, 1.0, "GB/s")
+	} else {
+		assert.InDelta(t, 55.4, rate, 1.5, "GB/s of the simulated link")
+	}
+	_, err = end.Since(event(t, dev, cudart.EventOptions{}))
+	require.ErrorIs(t, err, cudart.ErrInvalidValue)
+}
+
+func TestStreamsWaitForEvents(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	const n = 16 << 20
+	first, second := stream(t, dev), stream(t, dev)
+	e := event(t, dev, cudart.EventOptions{})
+	mem := device(t, dev, n)
+	src, dst := pinned(t, dev, n), pinned(t, dev, n)
+	fill(src, 8)
+	require.NoError(t, first.CopyToDevice(mem, pointer(src), n))
+	require.NoError(t, first.Record(e))
+	require.NoError(t, second.Wait(e))
+	require.NoError(t, second.CopyToHost(pointer(dst), mem, n))
+	require.NoError(t, second.Synchronize(context.Background()))
+	require.Equal(t, src, dst)
+}
+
+func TestHostFuncsRunInOrder(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	var mu sync.Mutex
+	var got []int
+	for i := range 50 {
+		require.NoError(t, s.LaunchHostFunc(func() {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, i)
+		}))
+	}
+	require.NoError(t, s.Synchronize(context.Background()))
+	mu.Lock()
+	defer mu.Unlock()
+	require.Len(t, got, 50)
+	assert.IsIncreasing(t, got)
+}
+
+func TestPriorities(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	lowest, highest, err := dev.StreamPriorities()
+	require.NoError(t, err)
+	require.LessOrEqual(t, highest, lowest)
+	s, err := dev.NewStream(cudart.StreamOptions{Priority: highest, Blocking: true})
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+}
+
+func TestUseAfterClose(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	require.NoError(t, err)
+	open := stream(t, dev)
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close(), "a second Close does nothing")
+	require.NoError(t, e.Close())
+	require.NoError(t, e.Close())
+	mem, host := device(t, dev, 64), pinned(t, dev, 64)
+	_, queryErr := s.Query()
+	_, eventErr := e.Query()
+	_, mallocErr := s.Malloc(1)
+	_, sinceErr := e.Since(e)
+	for what, err := range map[string]error{
+		"copy": s.CopyToDevice(mem, pointer(host), 64), "memset": s.Memset(mem, 0, 64),
+		"query": queryErr, "synchronize": s.Synchronize(context.Background()), "malloc": mallocErr,
+		"record": open.Record(e), "wait": open.Wait(e), "event query": eventErr, "since": sinceErr,
+		"event synchronize": e.Synchronize(context.Background()),
+		"host function":     s.LaunchHostFunc(func() { t.Error("must not run") }),
+	} {
+		assert.ErrorIs(t, err, cudart.ErrClosed, what)
+	}
+}
+
+// Close must not destroy a handle that another goroutine is giving to CUDA.
+func TestCloseWhileInUse(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	mem, host := device(t, dev, 64), pinned(t, dev, 64)
+	for range 20 {
+		s, err := dev.NewStream(cudart.StreamOptions{})
+		require.NoError(t, err)
+		e, err := dev.NewEvent(cudart.EventOptions{})
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for {
+					err := s.CopyToDevice(mem, pointer(host), 64)
+					if err == nil {
+						err = s.Record(e)
+					}
+					if err == nil {
+						_, err = e.Query()
+					}
+					if err == nil {
+						err = s.Synchronize(context.Background())
+					}
+					if err != nil {
+						assert.ErrorIs(t, err, cudart.ErrClosed)
+						return
+					}
+				}
+			})
+		}
+		assert.NoError(t, e.Close())
+		assert.NoError(t, s.Close())
+		wg.Wait()
+	}
+	require.NoError(t, dev.Synchronize(context.Background()))
+	for _, m := range sim.Misuses() {
+		assert.NotEqual(t, cudasim.StaleHandle, m.Kind, "%v", m)
+	}
+}
+
+func TestLostStreamsAndEventsAreDestroyed(t *testing.T) {
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	for range 10 {
+		_, err := dev.NewStream(cudart.StreamOptions{})
+		require.NoError(t, err)
+		_, err = dev.NewEvent(cudart.EventOptions{})
+		require.NoError(t, err)
+	}
+	assert.Eventually(t, func() bool {
+		runtime.GC()
+		o := sim.Outstanding()
+		return o.Streams == 0 && o.Events == 0
+	}, 10*time.Second, 10*time.Millisecond)
+}
+
+func TestFailedCloseCanBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	sim.Fail("cudaStreamDestroy", cudasim.Fault{Code: cudart.ErrUnknown})
+	require.ErrorIs(t, s.Close(), cudart.ErrUnknown)
+	require.NoError(t, s.Close())
+}
+
+func TestAsynchronousErrors(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	defer func() { _ = sim.Close() }() // the device is lost, so nothing can be given back
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	defer func() { _ = rt.Close() }()
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	mem, err := dev.Malloc(64)
+	require.NoError(t, err)
+	sim.Fail("cudaMemsetAsync", cudasim.Fault{Async: true, Code: cudart.ErrIllegalAddress})
+	require.NoError(t, s.Memset(mem, 0, 64))
+	err = s.Synchronize(context.Background())
+	require.ErrorIs(t, err, cudart.ErrIllegalAddress)
+	require.ErrorContains(t, err, "restart the process")
+	_, err = dev.Malloc(1)
+	require.ErrorIs(t, err, cudart.ErrIllegalAddress, "it stays")
+}

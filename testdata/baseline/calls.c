@@ -1,0 +1,54 @@
+// The loops of cudart's BenchmarkCalls in C, printed in the format of Go
+// benchmarks, so that benchstat can set both side by side.
+//
+//	cc -O2 -I$CUDA/include calls.c -L$CUDA/lib64 -lcudart -o calls && ./calls 10
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define CHECK(x) do { cudaError_t code_ = (x); if (code_ != cudaSuccess) { \
+	fprintf(stderr, "%s: %s\n", #x, cudaGetErrorName(code_)); exit(1); } } while (0)
+
+static double now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1e9 + t.tv_nsec;
+}
+
+#define LOOP(name, n, body) do { \
+	CHECK(cudaStreamSynchronize(s)); \
+	for (int i = 0; i < (n) / 10; i++) { body; } \
+	CHECK(cudaStreamSynchronize(s)); \
+	double start = now(); \
+	for (int i = 0; i < (n); i++) { body; } \
+	double took = now() - start; \
+	CHECK(cudaStreamSynchronize(s)); \
+	printf("BenchmarkCalls/%s\t%d\t%.1f ns/op\n", name, (n), took / (n)); \
+} while (0)
+
+int main(int argc, char **argv) {
+	int samples = argc > 1 ? atoi(argv[1]) : 5;
+	cudaStream_t s;
+	cudaEvent_t e;
+	void *host, *mem;
+	CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+	CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+	CHECK(cudaHostAlloc(&host, 4096, 0));
+	CHECK(cudaMalloc(&mem, 4096));
+	char *page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	page[0] = 1;
+	CHECK(cudaEventRecord(e, s));
+	for (int k = 0; k < samples; k++) {
+		LOOP("copy64_issue", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)));
+		LOOP("copy64_sync", 50000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaStreamSynchronize(s)));
+		LOOP("event_record", 500000, CHECK(cudaEventRecord(e, s)));
+		LOOP("event_query", 500000, (void)cudaEventQuery(e));
+		LOOP("event_record_query", 500000, CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
+		LOOP("stream_query", 500000, (void)cudaStreamQuery(s));
+		LOOP("stream_wait_event", 500000, CHECK(cudaStreamWaitEvent(s, e, 0)));
+		LOOP("register_4KiB", 2000, CHECK(cudaHostRegister(page, 4096, 0)); CHECK(cudaHostUnregister(page)));
+	}
+	return 0;
+}
