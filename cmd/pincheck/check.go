@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,6 +23,12 @@ type steps struct {
 	verify, full, bandwidth bool
 	progress                bool // shown while round trips are made
 	judge                   bool
+}
+
+// plans are how the steps are done.
+type plans struct {
+	verify    verify.Plan
+	bandwidth measure.Plan
 }
 
 // check finds the GPUs, does the steps, writes the result and returns how it
@@ -86,7 +91,8 @@ func (o *options) validate() error {
 
 // examine collects the facts. That there is no GPU is a fact too.
 func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s steps) (facts *doctor.Facts, err error) {
-	library, plan := cudart.Options{Library: o.library}, measure.Plan{}
+	library := cudart.Options{Library: o.library}
+	plans := plans{verify: verify.Plan{Full: s.full}}
 	readHost := func() *hostinfo.Host { return hostinfo.Read(sys.root, sys.environ) }
 	if o.sim {
 		sim, err := newSimulation()
@@ -95,14 +101,13 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 		}
 		// After rt.Close below. What it still counts would be pincheck's leak.
 		defer closing(&err, sim.Close)
-		library, plan = cudart.Options{Source: sim}, simulatedPlan
+		library, plans = cudart.Options{Source: sim}, simulatedPlans(s)
 		readHost = func() *hostinfo.Host { return simulatedHost(sys) }
 	}
 	rt, err := sys.open(library)
 	switch failed := (*cudart.OpenError)(nil); {
 	case errors.As(err, &failed):
-		host := readHost()
-		return &doctor.Facts{Simulated: o.sim, Host: host, Requirements: doctor.Require(host, failed), Devices: []doctor.Device{}}, nil
+		return doctor.WithoutLibrary(failed, readHost()), nil
 	case err != nil:
 		return nil, noGPUError{err}
 	}
@@ -113,12 +118,8 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 		return nil, err
 	}
 	facts = doctor.Gather(rt, devices, readHost())
-	if len(devices) == 0 {
-		facts.Requirements = doctor.Require(facts.Host, nil)
-		return facts, nil
-	}
 	for i, d := range devices {
-		if err := examineDevice(ctx, cmd, d, &facts.Devices[i], s, plan); err != nil {
+		if err := examineDevice(ctx, cmd, d, &facts.Devices[i], s, plans); err != nil {
 			return nil, err
 		}
 	}
@@ -156,9 +157,9 @@ func ordinals(n int) string {
 
 // examineDevice does the steps on one GPU. What fails is noted with the GPU;
 // only an interruption is an error.
-func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, out *doctor.Device, s steps, plan measure.Plan) error {
+func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, out *doctor.Device, s steps, plans plans) error {
 	if s.verify {
-		p := verify.Plan{Full: s.full}
+		p := plans.verify
 		if s.progress {
 			stderr := cmd.ErrOrStderr()
 			progress := report.NewProgress(stderr, report.IsTerminal(stderr), fmt.Sprintf("GPU %d", d.Ordinal()))
@@ -172,7 +173,7 @@ func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, ou
 	}
 	if s.bandwidth {
 		var err error
-		if out.Bandwidth, err = measure.Bandwidth(ctx, d, plan); err != nil {
+		if out.Bandwidth, err = measure.Bandwidth(ctx, d, plans.bandwidth); err != nil {
 			return note(ctx, cmd, out, err)
 		}
 	}
@@ -184,13 +185,9 @@ func note(ctx context.Context, cmd *cobra.Command, out *doctor.Device, err error
 	if cmd.Context().Err() != nil {
 		return err
 	}
-	if cause := context.Cause(ctx); cause != nil {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	out.Errors = append(out.Errors, err.Error())
 	return nil
 }
-
-// simulatedPlan keeps the simulated GPU, whose copies cost the host's own
-// time, to a moment.
-var simulatedPlan = measure.Plan{SizeBytes: 8 << 20, Copies: 2, Samples: 3, WarmUp: 1, Budget: time.Second}

@@ -64,7 +64,7 @@ func exitCode(ctx context.Context, err error, stderr io.Writer) int {
 		}
 		return exitProblems
 	case ctx.Err() != nil:
-		fmt.Fprintln(stderr, "pincheck: interrupted; everything was given back")
+		fmt.Fprintf(stderr, "pincheck: interrupted: %v\n", err)
 		return exitInterrupted
 	case errors.As(err, &noGPU):
 		fmt.Fprintf(stderr, "pincheck: %v\n", err)

@@ -3,6 +3,8 @@ package main
 import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/verify"
 )
 
 // simulatedPCI is where the simulated GPU sits.
@@ -10,6 +12,20 @@ const simulatedPCI = "0000:06:00.0"
 
 func newSimulation() (*cudasim.Sim, error) {
 	return cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: simulatedPCI}}})
+}
+
+// simulatedPlans are smaller: simulated copies cost the time and the memory of
+// the host, device memory included.
+func simulatedPlans(s steps) plans {
+	p := plans{
+		verify:    verify.Plan{Full: s.full, MaxBytes: 64<<20 + 7},
+		bandwidth: measure.Plan{SizeBytes: 8 << 20, Copies: 2, Samples: 3, WarmUp: 1},
+	}
+	if !s.full {
+		p.verify.Variants = 1
+		p.verify.MaxBytes = 2<<20 + 1
+	}
+	return p
 }
 
 // simulatedHost is the host's facts with the simulated GPU, and nothing else of

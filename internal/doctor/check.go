@@ -143,7 +143,7 @@ func failedRoundTrips(d *Device) []Finding {
 	}
 	f := Finding{
 		ID: "failed_round_trips", Severity: Problem,
-		Summary: fmt.Sprintf("%d round trips failed", v.FailureCount),
+		Summary: fmt.Sprintf("round trips that failed: %d", v.FailureCount),
 		Remedy:  "see the error; where it speaks of memory, free some on the host or the GPU, or raise the container's limit",
 	}
 	if v.Cases == 0 && v.FailureCount == 0 {
@@ -206,10 +206,14 @@ func upstream(d *Device) []Finding {
 		return nil
 	}
 	b := d.Link.Bottleneck
+	cause := fmt.Sprintf("it runs at %s x%d", Generation(b.Speed), b.Width)
+	if b.Width < b.MaxWidth {
+		cause += fmt.Sprintf(", and could at x%d", b.MaxWidth)
+	}
 	return []Finding{{
 		ID: "narrow_upstream", Severity: Problem,
 		Summary: fmt.Sprintf("the bridge above the GPU, %s, carries %.1f GB/s, less than the GPU's own link", b.Address, b.Rate),
-		Cause:   fmt.Sprintf("it runs at %s x%d", Generation(b.Speed), b.Width),
+		Cause:   cause,
 		Remedy:  "move the card to a slot of the processor itself, or the bridge to a wider one",
 	}}
 }

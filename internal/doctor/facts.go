@@ -17,7 +17,15 @@ type Facts struct {
 	// Requirements tell what a GPU needs of the host. They are looked into
 	// only where no GPU can be used.
 	Requirements []Requirement `json:"requirements,omitempty"`
-	Devices      []Device      `json:"devices"`
+	// Search tells how a library was looked for, where none could be used.
+	Search  *Search  `json:"search,omitempty"`
+	Devices []Device `json:"devices"`
+}
+
+// Search is a search for a library that ended without one.
+type Search struct {
+	Attempts []Attempt `json:"attempts"`
+	Looked   []string  `json:"looked"` // places
 }
 
 // Library is the CUDA runtime library in use. Versions are "13.0".
@@ -92,6 +100,16 @@ func (l *Link) PathRate() float64 {
 	return l.Rate
 }
 
+// WithoutLibrary are the facts after opening a library failed.
+func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
+	return &Facts{
+		Host:         host,
+		Requirements: Require(host, failed),
+		Search:       &Search{Attempts: attempts(failed.Attempts), Looked: append([]string{}, failed.Looked...)},
+		Devices:      []Device{},
+	}
+}
+
 // Gather describes the library and the devices of rt. What a device does not
 // tell is in its Errors.
 func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *Facts {
@@ -109,12 +127,15 @@ func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *
 	for _, d := range devices {
 		f.Devices = append(f.Devices, describe(d))
 	}
+	if len(devices) == 0 {
+		f.Requirements = Require(host, nil)
+	}
 	f.Relink(host)
 	return f
 }
 
 func attempts(all []cudart.Attempt) []Attempt {
-	var out []Attempt
+	out := make([]Attempt, 0, len(all))
 	for _, a := range all {
 		b := Attempt{Path: a.Path, Found: a.Found, RuntimeVersion: a.Runtime.String()}
 		if a.Err != nil {

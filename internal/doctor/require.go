@@ -33,18 +33,16 @@ type Requirement struct {
 // device (opening is nil then). They come in the order in which they depend on
 // each other, so the first that is missing is the one to mend first.
 func Require(host *hostinfo.Host, opening error) []Requirement {
-	var failed cudart.OpenError
-	if e := (*cudart.OpenError)(nil); errors.As(opening, &e) {
-		failed = *e
-	}
+	failed := &cudart.OpenError{}
+	explained := errors.As(opening, &failed)
 	container := host.Virt.Container != ""
 	all := []Requirement{
 		requireLibc(host),
 		requireGPU(host, container),
 		requireModule(host, container),
 		requireNodes(host, container),
-		requireDriverLibrary(failed.Driver, opening, container),
-		requireRuntime(failed, opening),
+		requireDriverLibrary(failed.Driver, opening == nil, explained, container),
+		requireRuntime(failed.Attempts, opening),
 	}
 	for i := range all {
 		if all[i].State != Missing {
@@ -174,12 +172,14 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	return r
 }
 
-func requireDriverLibrary(d cudart.DriverFacts, opening error, container bool) Requirement {
+func requireDriverLibrary(d cudart.DriverFacts, inUse, explained, container bool) Requirement {
 	r := Requirement{ID: "driver_library", Name: "driver library", State: Present, Detail: d.LibPath}
 	switch {
 	case d.LibPath != "":
-	case opening == nil:
+	case inUse:
 		r.Detail = "in use"
+	case !explained:
+		r.State, r.Detail = Uncertain, "not looked for"
 	default:
 		r.State = Missing
 		r.Detail = "no libcuda.so.1"
@@ -191,12 +191,12 @@ func requireDriverLibrary(d cudart.DriverFacts, opening error, container bool) R
 	return r
 }
 
-func requireRuntime(failed cudart.OpenError, opening error) Requirement {
+func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
 	r := Requirement{ID: "runtime_library", Name: "runtime library", State: Present, Detail: "in use"}
 	if opening == nil {
 		return r
 	}
-	for _, a := range failed.Attempts {
+	for _, a := range attempts {
 		// A library that got as far as a CUDA call is there, whatever it said.
 		if ce := (*cudart.Error)(nil); errors.Is(a.Err, cudart.ErrNoDriver) || errors.As(a.Err, &ce) {
 			r.Detail = a.Path
@@ -212,7 +212,7 @@ func requireRuntime(failed cudart.OpenError, opening error) Requirement {
 	}
 	r.State = Missing
 	r.Detail = "no libcudart.so of version 11 to 13 that loads"
-	for _, a := range failed.Attempts {
+	for _, a := range attempts {
 		if path.IsAbs(a.Path) {
 			r.Detail = fmt.Sprintf("%s does not load: %v", a.Path, a.Err)
 			break

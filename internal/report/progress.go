@@ -47,7 +47,7 @@ func (p *Progress) Show(at verify.Progress) {
 	if at.BytesTotal > 0 {
 		share = float64(at.BytesDone) / float64(at.BytesTotal)
 	}
-	line := plain(fmt.Sprintf("%s: %3.0f %%  %s of %s round trips, %s of %s", p.label, 100*share,
+	line := plain(fmt.Sprintf("%s: %.0f %%, %s of %s round trips, %s of %s", p.label, 100*share,
 		count(at.CasesDone), count(at.CasesTotal), decimal(at.BytesDone), decimal(at.BytesTotal)))
 	if at.CasesDone > 0 && at.CasesDone < at.CasesTotal {
 		line += "  " + plain(at.Case.String())

@@ -32,6 +32,17 @@ func (p *page) note(label, format string, args ...any) {
 	p.painted(label, bold, plainf(format, args...), dim)
 }
 
+// sub is a paragraph with a small label of its own, below a row.
+func (p *page) sub(label, text string) {
+	indent := strings.Repeat(" ", labelWidth)
+	for i, line := range wrap(plain(text), textWidth-len(label)-2) {
+		if i > 0 {
+			label = strings.Repeat(" ", len(label))
+		}
+		p.WriteString(indent + p.style.paint(dim, label) + "  " + line + "\n")
+	}
+}
+
 func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format, args...)) }
 
 func (p *page) painted(label string, labelColor color, text string, textColor color) {
@@ -68,7 +79,7 @@ func writeText(w io.Writer, r *Result, s Style) error {
 			p.painted("SIMULATED", yellow, "a simulated GPU: nothing below was measured on hardware", yellow)
 		}
 		p.gap()
-		p.library(r.Library)
+		p.library(r.Library, r.Simulated)
 		p.host(r.Host)
 		p.requirements(r.Requirements)
 		for i := range r.Devices {
@@ -76,6 +87,7 @@ func writeText(w io.Writer, r *Result, s Style) error {
 			p.device(&r.Devices[i], r.Command == "verify")
 		}
 		p.findings(r.Findings)
+		p.search(r.Search)
 		p.verdict(r)
 	}
 	_, err := w.Write(p.Bytes())
@@ -97,16 +109,38 @@ func (p *page) tool(r *Result) {
 	p.WriteString("  " + p.style.paint(dim, plain(r.Tool.Platform)) + "\n")
 }
 
-func (p *page) library(l *doctor.Library) {
+func (p *page) library(l *doctor.Library, simulated bool) {
 	if l == nil {
 		return
 	}
-	p.row("Library", "%s (%s)", l.Path, l.Found)
+	if simulated {
+		p.row("Library", "%s", l.Path)
+	} else {
+		p.row("Library", "%s (found: %s)", l.Path, l.Found)
+	}
 	p.row("", "CUDA runtime %s, driver for CUDA up to %s", l.RuntimeVersion, l.DriverVersion)
-	for _, a := range l.Attempts {
+	p.attempts(l.Attempts)
+}
+
+// attempts tells the libraries that were not taken, and why.
+func (p *page) attempts(all []doctor.Attempt) {
+	for _, a := range all {
 		if a.Error != "" {
-			p.note("", "not %s (%s): %s", a.Path, a.Found, a.Error)
+			p.note("", "not %s (found: %s): %s", a.Path, a.Found, a.Error)
 		}
+	}
+}
+
+// search tells how a library was looked for in vain.
+func (p *page) search(s *doctor.Search) {
+	if s == nil || len(s.Attempts) == 0 && len(s.Looked) == 0 {
+		return
+	}
+	p.gap()
+	p.row("Search", "libraries that were tried, and where they were looked for")
+	p.attempts(s.Attempts)
+	if len(s.Looked) > 0 {
+		p.note("", "looked in: %s", strings.Join(s.Looked, "; "))
 	}
 }
 
@@ -250,7 +284,7 @@ func linkText(l *doctor.Link) string {
 
 func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	wrong := plural(v.MismatchCount, "mismatch", "mismatches")
-	text := fmt.Sprintf("round trips: %s, %s verified in %s, %s", count(v.Cases), decimal(v.VerifiedBytes), duration(v.Duration), wrong)
+	text := fmt.Sprintf("%s, %s verified in %s, %s", plural(v.Cases, "round trip", "round trips"), decimal(v.VerifiedBytes), duration(v.Duration), wrong)
 	if v.FailureCount > 0 {
 		text += ", " + plural(v.FailureCount, "failure", "failures")
 	}
@@ -313,10 +347,10 @@ func (p *page) findings(all []doctor.Finding) {
 		}
 		p.painted(label, c, plain(subject+f.Summary), "")
 		if f.Cause != "" {
-			p.row("", "why: %s", f.Cause)
+			p.sub("why", f.Cause)
 		}
 		if f.Remedy != "" {
-			p.row("", "do:  %s", f.Remedy)
+			p.sub("do ", f.Remedy)
 		}
 	}
 }

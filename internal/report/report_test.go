@@ -1,0 +1,341 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/verify"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+var testdata = filepath.Join("..", "..", "testdata")
+
+// golden compares with a file below testdata, or writes it with -update.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join(testdata, name)
+	if *update {
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
+		return
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err, "run the test with -update to make it")
+	assert.Equal(t, string(want), got, "%s differs; run the test with -update if that is meant", name)
+}
+
+func host(t *testing.T, name string) *hostinfo.Host {
+	t.Helper()
+	fsys, err := hosttest.Load(filepath.Join(testdata, "hosts", name+".txtar"))
+	require.NoError(t, err)
+	return hostinfo.Read(fsys, nil)
+}
+
+var testTool = Tool{Name: "pincheck", Version: "v0.1.0", Revision: "0123456789ab", Go: "go1.26.0", Platform: "linux/amd64"}
+
+func series(d measure.Direction, samples ...float64) measure.Series {
+	return measure.Series{Direction: d, Samples: samples, Stats: measure.Summarize(samples)}
+}
+
+// h200 is a device as it would be found and measured, on the host h.
+func h200(h *hostinfo.Host) *doctor.Facts {
+	f := &doctor.Facts{
+		Host: h,
+		Library: &doctor.Library{
+			Path: "/usr/local/cuda-13.0/lib64/libcudart.so.13.0.96", Found: "/usr/local/cuda-*", RuntimeVersion: "13.0", DriverVersion: "13.0",
+			Attempts: []doctor.Attempt{
+				{Path: "/opt/venv/lib/libcudart.so.13.2", Found: "wheel in $VIRTUAL_ENV", RuntimeVersion: "13.2", Error: "cudaGetDeviceCount: cudaErrorInsufficientDriver (35): CUDA driver version is insufficient for CUDA runtime version"},
+				{Path: "/usr/local/cuda-13.0/lib64/libcudart.so.13.0.96", Found: "/usr/local/cuda-*", RuntimeVersion: "13.0"},
+			},
+		},
+		Devices: []doctor.Device{{
+			Name: "NVIDIA H200", UUID: "GPU-00000000-1111-2222-3333-444444444444", PCIBusID: "0000:00:06.0",
+			ComputeCapability: "9.0", MemoryTotal: 150109880320, MemoryFree: 149571567616,
+			Verify: &verify.Report{
+				CasesPlanned: 3233, Cases: 3200, VerifiedBytes: 318_900_000, SkippedCases: 33, Duration: 910 * time.Millisecond, VerifiedGBPerS: 0.35,
+				Paths: []verify.PathReport{
+					{Path: verify.PathPinned, CasesPlanned: 2000, Cases: 2000, LargestBytes: 6<<20 + 3, VerifiedBytes: 200_000_000, Duration: 300 * time.Millisecond},
+					{Path: verify.PathManaged, CasesPlanned: 1233, Cases: 1200, SkippedCases: 33, LargestBytes: 2 << 20, VerifiedBytes: 118_900_000, Duration: 610 * time.Millisecond},
+				},
+				Skipped: []verify.Skip{{Path: verify.PathManaged, Cases: 33, Reason: "managed memory is verified up to 256 MiB"}},
+				Stale:   &verify.StaleResult{SizeBytes: 64 << 20, SampledBytes: 256, StaleBefore: 251},
+			},
+			Bandwidth: &measure.Result{SizeBytes: 64 << 20, CopiesPerSample: 8, WarmUpCopies: 4, Pin: 5 * time.Millisecond, Series: []measure.Series{
+				series(measure.HostToDevice, 55.41, 55.38, 55.44),
+				series(measure.DeviceToHost, 55.35, 55.31, 55.36),
+			}},
+		}},
+	}
+	f.Relink(h)
+	return f
+}
+
+func results(t *testing.T) map[string]*Result {
+	t.Helper()
+	judged := func(command string, f *doctor.Facts) *Result {
+		r := &Result{Command: command, Tool: testTool, Facts: f}
+		r.Verdict, r.Findings = doctor.Check(f)
+		return r
+	}
+
+	bad := h200(host(t, "epyc-dual-cgroup-v2"))
+	bad.Devices[0].PCIBusID = "0000:C3:00.0"
+	bad.Devices[0].Name = "NVIDIA L40S\x1b[31m"
+	bad.Relink(bad.Host)
+	d := &bad.Devices[0]
+	c := verify.Case{Path: verify.PathPinned, Pattern: "counter", SizeBytes: 4097, Offset: verify.Offset{Source: 1, Return: 513}, Streams: 4}
+	d.Verify.MismatchCount, d.Verify.Paths[0].MismatchCount = 3, 3
+	d.Verify.Mismatches = []verify.Mismatch{{Case: c, Difference: verify.Difference{
+		FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 7, Regions: 1, Expected: verify.Hex{1}, Found: verify.Hex{0xff},
+	}}}
+	d.Verify.FailureCount = 1
+	d.Verify.Failures = []verify.Failure{{Case: c, Error: "cudaMemcpyAsync: cudaErrorInvalidValue (1): invalid argument", Err: errors.New("x")}}
+	d.Bandwidth.Series = []measure.Series{series(measure.HostToDevice, 6.1, 6.2, 9.1), series(measure.DeviceToHost, 13.1, 13.2, 13.2)}
+	d.Errors = []string{"cudaMemGetInfo: cudaErrorUnknown (999): unknown error\n\tsee above"}
+
+	sim := h200(host(t, "no-gpu-cgroup-v1"))
+	sim.Simulated = true
+	sim.Library = &doctor.Library{Path: "simulated libcudart 13.0", Found: "Options.Source", RuntimeVersion: "13.0", DriverVersion: "13.0"}
+	sim.Devices[0].Name = "Simulated GPU"
+
+	none := &doctor.Facts{
+		Host: host(t, "container-cgroup-v1"),
+		Search: &doctor.Search{
+			Attempts: []doctor.Attempt{{Path: "libcudart.so.13", Found: "loader path", RuntimeVersion: "13.0", Error: "dlopen: libcudart.so.13: cannot open shared object file"}},
+			Looked:   []string{"$CUDA_PATH (not set)", "/usr/local/cuda/lib64"},
+		},
+		Requirements: doctor.Require(host(t, "container-cgroup-v1"), errors.New("not an OpenError")),
+		Devices:      []doctor.Device{},
+	}
+	return map[string]*Result{
+		"healthy":   judged("check", h200(host(t, "h200-vm"))),
+		"unhealthy": judged("verify", bad),
+		"simulated": judged("check", sim),
+		"no-gpu":    judged("check", none),
+		"devices":   {Command: "devices", Tool: testTool, Facts: h200(host(t, "h200-vm"))},
+		"version":   {Command: "version", Tool: testTool},
+	}
+}
+
+func render(t *testing.T, r *Result, f Format, s Style) string {
+	t.Helper()
+	var b bytes.Buffer
+	require.NoError(t, Write(&b, r, f, s))
+	return b.String()
+}
+
+func TestGolden(t *testing.T) {
+	t.Parallel()
+	for name, r := range results(t) {
+		golden(t, "golden/report-"+name+".txt", render(t, r, Text, Style{}))
+		golden(t, "golden/report-"+name+".json", render(t, r, JSON, Style{}))
+	}
+}
+
+// Results kept as JSON, real ones among them, must still be understood in full
+// and read well.
+func TestKeptResults(t *testing.T) {
+	t.Parallel()
+	made, err := filepath.Glob(filepath.Join(testdata, "golden", "report-*.json"))
+	require.NoError(t, err)
+	assert.NotEmpty(t, made)
+	kept, err := filepath.Glob(filepath.Join(testdata, "results", "*.json"))
+	require.NoError(t, err)
+	for _, file := range append(made, kept...) {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		r := new(Result)
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.DisallowUnknownFields()
+		require.NoError(t, d.Decode(r), file)
+		assert.Equal(t, SchemaVersion, r.SchemaVersion, file)
+		assert.Equal(t, string(text), render(t, r, JSON, Style{}), file)
+		rel, err := filepath.Rel(testdata, strings.TrimSuffix(file, ".json")+".txt")
+		require.NoError(t, err)
+		golden(t, rel, render(t, r, Text, Style{}))
+	}
+}
+
+func TestSimulatedIsMarked(t *testing.T) {
+	t.Parallel()
+	r := results(t)["simulated"]
+	text := render(t, r, Text, Style{})
+	assert.Contains(t, text, "SIMULATED")
+	assert.Contains(t, text, "(simulated)")
+	assert.Contains(t, render(t, r, JSON, Style{}), `"simulated": true`)
+	real := render(t, results(t)["healthy"], Text, Style{})
+	assert.NotContains(t, strings.ToLower(real), "simulated")
+	assert.Contains(t, render(t, results(t)["healthy"], JSON, Style{}), `"simulated": false`)
+}
+
+var escape = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+func TestColorChangesNothingElse(t *testing.T) {
+	t.Parallel()
+	for name, r := range results(t) {
+		text := render(t, r, Text, Style{})
+		colored := render(t, r, Text, Style{Color: true})
+		assert.NotContains(t, text, "\x1b", name)
+		assert.Contains(t, colored, "\x1b[", name)
+		assert.Equal(t, text, escape.ReplaceAllString(colored, ""), name)
+	}
+}
+
+func TestNamesInJSON(t *testing.T) {
+	t.Parallel()
+	snake := regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
+	var walk func(path string, v any)
+	walk = func(path string, v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for name, inner := range v {
+				if path != ".host.env" {
+					assert.Regexp(t, snake, name, path)
+				}
+				walk(path+"."+name, inner)
+			}
+		case []any:
+			for _, inner := range v {
+				walk(path+"[]", inner)
+			}
+		}
+	}
+	for _, r := range results(t) {
+		var v any
+		require.NoError(t, json.Unmarshal([]byte(render(t, r, JSON, Style{})), &v))
+		walk("", v)
+	}
+}
+
+func TestLinesAreShort(t *testing.T) {
+	t.Parallel()
+	for name, r := range results(t) {
+		for line := range strings.Lines(render(t, r, Text, Style{})) {
+			line = strings.TrimSuffix(line, "\n")
+			assert.LessOrEqual(t, len([]rune(line)), labelWidth+textWidth, "%s: %q", name, line)
+			assert.Equal(t, strings.TrimRight(line, " "), line, "%s: trailing space", name)
+		}
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, errors.New("no space") }
+
+func TestWriteErrors(t *testing.T) {
+	t.Parallel()
+	for _, f := range Formats() {
+		assert.ErrorContains(t, Write(failing{}, results(t)["healthy"], f, Style{}), "no space")
+	}
+	assert.ErrorContains(t, Write(&bytes.Buffer{}, &Result{}, "xml", Style{}), `"xml"`)
+}
+
+func TestParseFormat(t *testing.T) {
+	t.Parallel()
+	for _, f := range Formats() {
+		got, err := ParseFormat(string(f))
+		require.NoError(t, err)
+		assert.Equal(t, f, got)
+	}
+	_, err := ParseFormat("xml")
+	assert.EqualError(t, err, `unknown format "xml": formats are text and json`)
+}
+
+func TestStyleFor(t *testing.T) {
+	t.Parallel()
+	device, err := os.Open(os.DevNull) // a character device, as a terminal is
+	require.NoError(t, err)
+	defer device.Close()
+	for _, c := range []struct {
+		name     string
+		env      map[string]string
+		terminal bool
+		want     bool
+	}{
+		{"terminal", nil, true, true},
+		{"pipe", nil, false, false},
+		{"NO_COLOR", map[string]string{"NO_COLOR": "1"}, true, false},
+		{"NO_COLOR empty", map[string]string{"NO_COLOR": ""}, true, true},
+		{"dumb", map[string]string{"TERM": "dumb"}, true, false},
+		{"forced", map[string]string{"CLICOLOR_FORCE": "1"}, false, true},
+		{"not forced", map[string]string{"CLICOLOR_FORCE": "0"}, false, false},
+		{"NO_COLOR before force", map[string]string{"NO_COLOR": "1", "CLICOLOR_FORCE": "1"}, true, false},
+	} {
+		getenv := func(name string) string { return c.env[name] }
+		if c.terminal {
+			assert.Equal(t, c.want, StyleFor(device, getenv).Color, c.name)
+		} else {
+			assert.Equal(t, c.want, StyleFor(&bytes.Buffer{}, getenv).Color, c.name)
+		}
+	}
+}
+
+func TestUnits(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 64 << 20: "64 MiB", 150109880320: "139.8 GiB", 1 << 50: "1024 TiB"} {
+		assert.Equal(t, want, binary(n))
+	}
+	for n, want := range map[int]string{0: "0 B", 999: "999 B", 1500: "1.5 kB", 318_900_000: "318.9 MB", 31_200_000_000: "31.2 GB"} {
+		assert.Equal(t, want, decimal(n))
+	}
+	for d, want := range map[time.Duration]string{0: "0 µs", 1500: "1 µs", 410 * time.Millisecond: "410 ms", 1900 * time.Millisecond: "1.9 s", 75 * time.Second: "1m15s"} {
+		assert.Equal(t, want, duration(d))
+	}
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -5: "-5"} {
+		assert.Equal(t, want, count(n))
+	}
+	assert.Equal(t, "1 case", plural(1, "case", "cases"))
+	assert.Equal(t, "a b? c", plain("a\n\tb\x1b c"))
+	assert.Equal(t, []string{"aa bb", "cccccccc", "d"}, wrap("aa bb cccccccc d", 5))
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	at := func(done int) verify.Progress {
+		return verify.Progress{CasesDone: done, CasesTotal: 1000, BytesDone: done * 1000, BytesTotal: 1_000_000,
+			Case: verify.Case{Path: verify.PathPinned, Pattern: "random", SizeBytes: 4097}}
+	}
+	show := func(terminal bool, step time.Duration) string {
+		var b bytes.Buffer
+		p := NewProgress(&b, terminal, "GPU 0")
+		now := time.Unix(1e9, 0)
+		p.now = func() time.Time { return now }
+		for done := range 1001 {
+			p.Show(at(done))
+			now = now.Add(step)
+		}
+		p.Close()
+		return b.String()
+	}
+
+	lines := strings.Split(strings.TrimSuffix(show(false, 10*time.Millisecond), "\n"), "\n")
+	assert.Len(t, lines, 3, "at the start, after 5 s, at the end")
+	assert.Equal(t, "GPU 0: 0 %, 0 of 1,000 round trips, 0 B of 1.0 MB", lines[0])
+	assert.Equal(t, "GPU 0: 50 %, 500 of 1,000 round trips, 500.0 kB of 1.0 MB  pinned random 4097 B", lines[1])
+	assert.Equal(t, "GPU 0: 100 %, 1,000 of 1,000 round trips, 1.0 MB of 1.0 MB", lines[2])
+
+	onTerminal := show(true, 10*time.Millisecond)
+	assert.NotContains(t, onTerminal, "\n")
+	parts := strings.Split(onTerminal, "\r")
+	assert.Equal(t, 1+101+2, len(parts), "every 100 ms, and cleared at the end")
+	for _, part := range parts {
+		assert.LessOrEqual(t, len([]rune(part)), terminalWidth+terminalWidth)
+	}
+	assert.Empty(t, strings.TrimSpace(parts[len(parts)-1]))
+}
