@@ -1,0 +1,68 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package cudart
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// realLibraries are the libcudarts that PINNED_TEST_LIBCUDART names.
+func realLibraries(t *testing.T) []string {
+	t.Helper()
+	named := os.Getenv("PINNED_TEST_LIBCUDART")
+	if named == "" {
+		t.Skip("PINNED_TEST_LIBCUDART names no libraries: scripts/check.sh libcudart does")
+	}
+	return filepath.SplitList(named)
+}
+
+// Every entry that we bind is in the real library of that version, or its row
+// says that it may be missing.
+func TestRealLibrariesExportWhatWeBind(t *testing.T) {
+	for _, file := range realLibraries(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			source, err := loadLibrary(file)
+			require.NoError(t, err)
+			version := newFinder().fileVersion(newFinder().resolve(file))
+			require.NotZero(t, version, "the version in the file's name")
+			bound := 0
+			for i := range symbols {
+				s := &symbols[i]
+				if !s.serves(version) {
+					continue
+				}
+				if !assert.NotZero(t, source.Symbol(s.name), "%s in %v", s.name, version) {
+					continue
+				}
+				bound++
+			}
+			assert.Equal(t, int(numFunctions), bound, "each function has one row for this version")
+			assert.Zero(t, source.Symbol("cudaNoSuchFunction"))
+		})
+	}
+}
+
+// Without a driver a real library must lead to a clear error, and with one to
+// a runtime. Nothing crashes either way.
+func TestRealLibrariesOpen(t *testing.T) {
+	for _, file := range realLibraries(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			rt, err := Open(Options{Library: file})
+			if err == nil {
+				assert.Equal(t, newFinder().fileVersion(newFinder().resolve(file)), rt.Library().Runtime)
+				require.NoError(t, rt.Close())
+				return
+			}
+			var open *OpenError
+			require.ErrorAs(t, err, &open)
+			if open.Driver.LibPath == "" {
+				require.ErrorIs(t, err, ErrNoDriver)
+			}
+		})
+	}
+}

@@ -1,0 +1,188 @@
+package cudart_test
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// newSim starts a simulated library that Open is expected to refuse.
+func newSim(t *testing.T, cfg cudasim.Config) *cudasim.Sim {
+	t.Helper()
+	sim, err := cudasim.New(cfg)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	return sim
+}
+
+func TestOpenTellsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	forEachLibrary(t, func(t *testing.T, dev *cudart.Device) {
+		rt := dev.Runtime()
+		lib := rt.Library()
+		assert.NotEmpty(t, lib.Path)
+		assert.NotEmpty(t, lib.Found)
+		assert.Equal(t, !testgpu.Real(), lib.Simulated)
+		assert.GreaterOrEqual(t, lib.Runtime, cudart.Version(11000))
+		assert.GreaterOrEqual(t, lib.Driver.Major(), lib.Runtime.Major())
+		require.NotEmpty(t, lib.Attempts)
+		last := lib.Attempts[len(lib.Attempts)-1]
+		assert.NoError(t, last.Err)
+		assert.Equal(t, lib.Runtime, last.Runtime)
+
+		assert.NotEmpty(t, dev.Name())
+		assert.Regexp(t, `^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`, dev.UUID())
+		assert.Regexp(t, `^[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]$`, dev.PCIBusID())
+		free, total, err := dev.MemInfo()
+		require.NoError(t, err)
+		assert.Positive(t, free)
+		assert.GreaterOrEqual(t, total, free)
+		major, err := dev.Attribute(cudart.AttrComputeCapabilityMajor)
+		require.NoError(t, err)
+		assert.Positive(t, major)
+		_, err = dev.Attribute(9999)
+		require.ErrorIs(t, err, cudart.ErrInvalidValue)
+
+		for _, i := range []int{-1, rt.DeviceCount()} {
+			_, err := rt.Device(i)
+			require.ErrorIs(t, err, cudart.ErrInvalidDevice)
+			require.ErrorContains(t, err, "this process sees")
+		}
+		assert.Len(t, rt.Devices(), rt.DeviceCount())
+		require.NoError(t, rt.Close())
+		require.NoError(t, rt.Close())
+	})
+}
+
+func TestNoDriver(t *testing.T) {
+	t.Parallel()
+	for _, v := range []cudart.Version{11080, 12040, 13000} {
+		_, err := cudart.Open(cudart.Options{Source: newSim(t, cudasim.Config{Version: v, NoDriver: true})})
+		require.ErrorIs(t, err, cudart.ErrNoDriver, "%v", v)
+		var open *cudart.OpenError
+		require.ErrorAs(t, err, &open)
+		assert.Contains(t, open.Remedy(), "driver")
+	}
+}
+
+func TestDriverTooOld(t *testing.T) {
+	t.Parallel()
+	_, err := cudart.Open(cudart.Options{Source: newSim(t, cudasim.Config{Version: 13000, DriverVersion: 12040})})
+	require.ErrorIs(t, err, cudart.ErrInsufficientDriver)
+	require.ErrorContains(t, err, "runtime 13.0")
+	require.ErrorContains(t, err, "12.4", "what the driver supports")
+}
+
+func TestNoDevices(t *testing.T) {
+	t.Parallel()
+	rt, err := cudart.Open(cudart.Options{Source: newSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})})
+	require.NoError(t, err, "no device is an answer")
+	assert.Zero(t, rt.DeviceCount())
+	_, err = rt.Device(0)
+	require.ErrorIs(t, err, cudart.ErrInvalidDevice)
+	require.ErrorContains(t, err, "CUDA_VISIBLE_DEVICES")
+}
+
+func TestNamedLibraryThatIsNone(t *testing.T) {
+	for what, named := range map[string]string{
+		"absent":          filepath.Join(t.TempDir(), "libcudart.so.12"),
+		"another library": "libc.so.6",
+	} {
+		_, err := cudart.Open(cudart.Options{Library: named})
+		if errors.Is(err, cudart.ErrUnsupported) {
+			t.Skip(err)
+		}
+		require.ErrorIs(t, err, cudart.ErrNoLibrary, what)
+		require.ErrorContains(t, err, named, what)
+		var open *cudart.OpenError
+		require.ErrorAs(t, err, &open)
+		require.Len(t, open.Attempts, 1, "a library that was named is the only one tried")
+		t.Setenv(cudart.LibraryEnv, named)
+		_, again := cudart.Open(cudart.Options{})
+		require.EqualError(t, errors.Unwrap(again), errors.Unwrap(err).Error(), what)
+	}
+}
+
+// Each failing call of Open is an error, and nothing is left behind.
+func TestOpenWithEveryCallFailing(t *testing.T) {
+	t.Parallel()
+	ok := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	_, err := cudart.Open(cudart.Options{Source: ok})
+	require.NoError(t, err)
+	calls := ok.TotalCalls()
+	require.Greater(t, calls, 5)
+	for k := 1; k <= calls; k++ {
+		sim := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		sim.FailCall(k, cudart.ErrUnknown)
+		_, err := cudart.Open(cudart.Options{Source: sim})
+		require.ErrorIs(t, err, cudart.ErrUnknown, "call %d of %d", k, calls)
+	}
+}
+
+// lacking is a library without some functions.
+type lacking struct {
+	cudart.Source
+	names map[string]bool
+}
+
+func (l lacking) Symbol(name string) uintptr {
+	if l.names[name] {
+		return 0
+	}
+	return l.Source.Symbol(name)
+}
+
+func TestMissingFunctions(t *testing.T) {
+	t.Parallel()
+	sim := newSim(t, cudasim.Config{Version: 12040})
+	rt, err := cudart.Open(cudart.Options{Source: lacking{sim, map[string]bool{"cudaMallocAsync": true, "cudaMemAdvise_v2": true}}})
+	require.NoError(t, err, "optional ones are missed at the call that needs them")
+	assert.ElementsMatch(t, []string{"cudaMallocAsync", "cudaMemAdvise_v2"}, rt.Library().Missing)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s := stream(t, dev)
+	_, err = s.Malloc(1)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorContains(t, err, "cudaMallocAsync")
+	require.ErrorContains(t, err, "12.4")
+	require.ErrorIs(t, dev.MemAdvise(0, 1, cudart.AdviseReadMostly, dev.Location()), cudart.ErrUnsupported,
+		"never the old signature in its place")
+
+	_, err = cudart.Open(cudart.Options{Source: lacking{sim, map[string]bool{"cudaHostRegister": true}}})
+	require.ErrorIs(t, err, cudart.ErrNoLibrary)
+	require.ErrorContains(t, err, "cudaHostRegister")
+}
+
+func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
+	t.Parallel()
+	sim := newSim(t, cudasim.Config{})
+	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true})
+	require.NoError(t, err)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s := stream(t, dev)
+	mem, good, heap := device(t, dev, 4096), pinned(t, dev, 4096), make([]byte, 4096)
+	require.NoError(t, s.CopyToDevice(mem, pointer(good), 4096))
+	shape := cudart.Pitched{Width: 64, Height: 64, DstPitch: 64, SrcPitch: 64}
+	for what, err := range map[string]error{
+		"to device":      s.CopyToDevice(mem, pointer(heap), 4096),
+		"to host":        s.CopyToHost(pointer(heap), mem, 4096),
+		"behind the end": s.CopyToDevice(mem, pointer(good), 2*4096),
+		"2D":             s.Copy2DToHost(pointer(heap), mem, shape),
+	} {
+		require.ErrorIs(t, err, cudart.ErrInvalidValue, what)
+		require.ErrorContains(t, err, "not pinned", what)
+	}
+	require.NoError(t, dev.CopyToDevice(mem, pointer(heap), 4096), "synchronous copies take any memory")
+	require.NoError(t, dev.Synchronize(t.Context()))
+}

@@ -1,0 +1,177 @@
+package hostmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+)
+
+// ErrClosed is returned by methods of a buffer that was closed.
+var ErrClosed = errors.New("hostmem: already closed")
+
+// host is what mapping needs to know of this machine, read once.
+var host = sync.OnceValue(func() *pages.System { return pages.NewSystem(os.DirFS("/")) })
+
+// A Buffer is pinned host memory of exactly the size asked for. Its methods
+// may be called from any goroutine; what they do to its bytes is the callers'
+// to order.
+type Buffer struct {
+	dev    *cudart.Device
+	region *pages.Region
+	pinned *pinning
+	label  string
+
+	use     sync.RWMutex // copies are issued under it shared, Close has it alone
+	closed  bool
+	spans   []Span
+	streams streamSet
+	cleanup runtime.Cleanup
+}
+
+// Alloc maps n bytes, makes them resident and registers them for all devices
+// (cudaHostRegister, on dev). The memory is zero. The buffer keeps n bytes
+// rounded up to a page. After an error nothing is mapped or registered; only
+// if unregistering fails on the way back the memory has to stay, and the error
+// says so.
+//
+// When ctx ends while pages are made resident, Alloc stops soon, undoes its
+// work and returns ctx's error.
+func Alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, error) {
+	start := time.Now()
+	b, err := alloc(ctx, dev, n, o)
+	if err != nil {
+		account.failures.Add(1)
+		return nil, fmt.Errorf("hostmem: allocate %d bytes: %w", n, err)
+	}
+	account.pinned(b.Len(), b.Kept(), time.Since(start))
+	return b, nil
+}
+
+func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	system := o.system
+	if system == nil {
+		system = host()
+	}
+	r, err := pages.Map(ctx, n, o.pages(system))
+	if err != nil {
+		return nil, err
+	}
+	p := &pinning{dev: dev, base: r.Pointer()}
+	if err := p.populateAndPin(ctx, r, o); err != nil {
+		return nil, giveUp(p, r, err)
+	}
+	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
+	b := &Buffer{dev: dev, region: r, pinned: p, label: o.Label, spans: p.spans}
+	b.cleanup = runtime.AddCleanup(b, account.lose, lost{bytes: b.Kept(), label: o.Label})
+	return b, nil
+}
+
+// giveUp undoes a failed allocation. Memory that is still registered must stay
+// mapped: the GPU could still reach it.
+func giveUp(p *pinning, r *pages.Region, cause error) error {
+	if err := p.undo(); err != nil {
+		account.strand(r.Mapped())
+		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", r.Mapped(), p.base, err))
+	}
+	if err := r.Unmap(); err != nil {
+		account.strand(r.Mapped())
+		return errors.Join(cause, err)
+	}
+	return cause
+}
+
+// Bytes returns the memory, exactly as long as asked for, and nil after Close.
+// The slice must not be used after Close: the memory is unmapped then.
+func (b *Buffer) Bytes() []byte { return b.region.Bytes() }
+
+// Slice returns the buffer as a slice of T, as many as fit whole. T must not
+// hold Go pointers: the garbage collector does not look here.
+func Slice[T any](b *Buffer) []T {
+	var zero T
+	size := int(unsafe.Sizeof(zero))
+	mem := b.Bytes()
+	if size == 0 || len(mem) < size {
+		return nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/size)
+}
+
+// Len returns the bytes asked for.
+func (b *Buffer) Len() int { return b.region.Len() }
+
+// Kept returns the bytes that the buffer keeps resident: Len rounded up to a
+// page.
+func (b *Buffer) Kept() int { return b.region.Mapped() }
+
+// Pointer returns the address of the first byte, nil after Close.
+func (b *Buffer) Pointer() unsafe.Pointer { return b.region.Pointer() }
+
+// Device returns the device on which the memory was registered.
+func (b *Buffer) Device() *cudart.Device { return b.dev }
+
+// Label returns Options.Label.
+func (b *Buffer) Label() string { return b.label }
+
+// Spans returns the buffer's registrations in order. There is one, unless the
+// buffer is larger than what can be registered at once or Options.Chunk asked
+// for more. Buffer's own copies take no notice of them.
+func (b *Buffer) Spans() []Span { return slices.Clone(b.spans) }
+
+// Notes tell what the host refused, in words: huge pages that could not be
+// had, for instance.
+func (b *Buffer) Notes() []string { return b.region.Notes() }
+
+// String names the buffer in messages.
+func (b *Buffer) String() string {
+	if b.label != "" {
+		return fmt.Sprintf("buffer %q of %d bytes", b.label, b.Len())
+	}
+	return fmt.Sprintf("buffer of %d bytes", b.Len())
+}
+
+// Close waits for the copies that were queued by the buffer's methods,
+// unregisters the memory and unmaps it. A second Close does nothing. If
+// unregistering fails, the memory stays mapped, the error says so, and Close
+// may be called again.
+func (b *Buffer) Close() error { return b.CloseContext(context.Background()) }
+
+// CloseContext is Close that gives up waiting when ctx ends: the buffer is
+// then as it was.
+func (b *Buffer) CloseContext(ctx context.Context) error {
+	b.use.Lock()
+	defer b.use.Unlock()
+	if b.closed {
+		return nil
+	}
+	start := time.Now()
+	// Work that failed does not use the memory any more; only work that was not
+	// waited for does.
+	if err := b.streams.wait(ctx, b.dev); err != nil && ctx.Err() != nil {
+		return fmt.Errorf("hostmem: close %v: %w", b, err)
+	}
+	if err := b.pinned.undo(); err != nil {
+		account.failures.Add(1)
+		return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped: %w", b, err)
+	}
+	n, kept := b.Len(), b.Kept()
+	if err := b.region.Unmap(); err != nil {
+		account.failures.Add(1)
+		return fmt.Errorf("hostmem: close %v: %w", b, err)
+	}
+	b.closed = true
+	b.cleanup.Stop()
+	account.unpinned(n, kept, time.Since(start))
+	return nil
+}

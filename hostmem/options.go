@@ -1,0 +1,77 @@
+package hostmem
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+)
+
+// HugePages says which pages a buffer is made of.
+type HugePages int
+
+const (
+	// HugePagesAuto uses transparent huge pages where they fit: from 2 MiB on.
+	// They pin about twice as fast, and copy at the same speed.
+	HugePagesAuto HugePages = iota
+	// HugePagesNever keeps to base pages, for hosts whose kernel stalls while
+	// it makes huge ones.
+	HugePagesNever
+	// HugeTLB takes 2 MiB pages that the administrator reserved, HugeTLB1G
+	// those of 1 GiB. What the reserve cannot give comes as with
+	// HugePagesAuto, and Buffer.Notes says so. Such a buffer keeps its size
+	// rounded up to the reserved page.
+	HugeTLB
+	HugeTLB1G
+)
+
+// Options shape a buffer. The zero value is what most programs want.
+type Options struct {
+	// Align of the first byte, a power of two in bytes, up to any size. 0 means
+	// a page, or 2 MiB for buffers that huge pages fit into.
+	Align int
+	// HugePages chooses the pages.
+	HugePages HugePages
+	// Chunk makes every registration at most that many bytes, a multiple of
+	// 2 MiB, each pinned as soon as its pages are there. Pinning many chunks at
+	// once is faster than one large registration (64 MiB chunks: 31 to 35
+	// against 26 to 28 GB/s on an H200 host), but a copy by other means than
+	// Buffer's must then not cross from one span to the next. 0 means one
+	// registration wherever that is possible.
+	Chunk int
+	// Label is shown where memory is accounted for.
+	Label string
+	// Threads that make pages resident; 0 adapts to the host.
+	Threads int
+	// Fork lets forked children have the memory too. It makes every fork of
+	// the process slower by half a second a GiB.
+	Fork bool
+	// Dump includes the memory in core dumps.
+	Dump bool
+
+	system *pages.System // of tests
+}
+
+const chunkUnit = 2 << 20
+
+var errChunk = errors.New("must be a multiple of 2 MiB")
+
+func (o Options) check() error {
+	if o.Chunk < 0 || o.Chunk%chunkUnit != 0 {
+		return fmt.Errorf("Options.Chunk of %d bytes: %w", o.Chunk, errChunk)
+	}
+	if o.HugePages < HugePagesAuto || o.HugePages > HugeTLB1G {
+		return fmt.Errorf("Options.HugePages: no such value: %d", o.HugePages)
+	}
+	return nil
+}
+
+func (o Options) pages(system *pages.System) pages.Options {
+	return pages.Options{
+		Align:     o.Align,
+		HugePages: pages.HugeMode(o.HugePages),
+		Fork:      o.Fork,
+		Dump:      o.Dump,
+		System:    system,
+	}
+}
