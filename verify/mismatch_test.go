@@ -195,7 +195,7 @@ func TestDiffOfEqualBytes(t *testing.T) {
 func TestDiffCountsAsByteByByte(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
+	for range 100 {
 		p := Patterns()[r.IntN(len(Patterns()))]
 		n := 1 + r.IntN(3*blockBytes)
 		b, c := corrupt(p, n, func(b []byte, _ content) {

@@ -49,7 +49,11 @@ func requireClean(t *testing.T, r *Report) {
 }
 
 func TestQuickPlan(t *testing.T) {
-	r, err := Run(t.Context(), testgpu.Device(t), Plan{})
+	plan := Plan{}
+	if raceEnabled {
+		plan.MaxBytes = 65537
+	}
+	r, err := Run(t.Context(), testgpu.Device(t), plan)
 	require.NoError(t, err)
 	requireClean(t, r)
 	for _, s := range r.Skipped {
@@ -71,7 +75,7 @@ func TestFullPlan(t *testing.T) {
 		require.LessOrEqual(t, p.CasesDone, p.CasesTotal)
 	}}
 	if !testgpu.Real() {
-		plan.Sizes = []int{1, 63, 4097, 65536}
+		plan.Sizes = []int{63, 4097}
 	}
 	r, err := Run(t.Context(), testgpu.Device(t), plan)
 	require.NoError(t, err)
@@ -455,14 +459,16 @@ func TestEveryCallCanFail(t *testing.T) {
 				require.NoError(t, err)
 				dev, err := rt.Device(0)
 				require.NoError(t, err)
+				before := sim.Calls(fn)
 				sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrInvalidValue})
 				r, err := Run(t.Context(), dev, plan)
 				require.NoError(t, err)
 				assert.Zero(t, r.MismatchCount)
-				if slices.Contains(asks, fn) {
+				// How long the GPU takes decides how often a wait asks and records.
+				reached := sim.Calls(fn)-before >= nth
+				if slices.Contains(asks, fn) || !reached {
 					assert.NoError(t, r.Err(), "call %d", nth)
-				} else {
-					assert.ErrorIs(t, r.Err(), cudart.ErrInvalidValue, "call %d", nth)
+				} else if assert.ErrorIs(t, r.Err(), cudart.ErrInvalidValue, "call %d", nth) {
 					assert.Contains(t, r.Err().Error(), fn, "call %d", nth)
 				}
 				require.NoError(t, rt.Close())
