@@ -104,6 +104,9 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 		library, plans = cudart.Options{Source: sim}, simulatedPlans(s)
 		readHost = func() *hostinfo.Host { return simulatedHost(sys) }
 	}
+	if sys.adjust != nil {
+		plans = sys.adjust(plans)
+	}
 	rt, err := sys.open(library)
 	switch failed := (*cudart.OpenError)(nil); {
 	case errors.As(err, &failed):

@@ -17,6 +17,8 @@ type system struct {
 	environ []string
 	root    fs.FS
 	open    func(cudart.Options) (*cudart.Runtime, error)
+	// adjust changes the plans, where it is not nil: tests make them small.
+	adjust func(plans) plans
 }
 
 func (s system) getenv(name string) string {
@@ -48,7 +50,7 @@ one, and says so.`
 // run is the whole program, apart from the process around it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys system) int {
 	root := newRoot(sys)
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // nil would mean those of the process
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	return exitCode(ctx, root.ExecuteContext(ctx), stderr)

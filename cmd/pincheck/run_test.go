@@ -1,0 +1,499 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/verify"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func testdata(elem ...string) string {
+	return filepath.Join(append([]string{"..", "..", "testdata"}, elem...)...)
+}
+
+func capturedHost(t *testing.T, name string) fs.FS {
+	t.Helper()
+	fsys, err := hosttest.Load(testdata("hosts", name+".txtar"))
+	require.NoError(t, err)
+	return fsys
+}
+
+// on is a machine whose host is a captured one; libraries are the real ones of
+// the machine that the test runs on.
+func on(t *testing.T, host string, environ ...string) system {
+	t.Helper()
+	return system{environ: environ, root: capturedHost(t, host), open: cudart.Open, adjust: small}
+}
+
+// small keeps what a run copies to what tests have time for.
+func small(p plans) plans {
+	p.verify.Variants = 1
+	p.verify.MaxBytes = 65537
+	p.verify.NoStale = true
+	p.bandwidth = measure.Plan{SizeBytes: 8 << 20, Copies: 2, Samples: 3, WarmUp: 1}
+	return p
+}
+
+// failing is the same machine where opening a library fails.
+func failing(t *testing.T, host string, err error, environ ...string) system {
+	t.Helper()
+	s := on(t, host, environ...)
+	s.open = func(cudart.Options) (*cudart.Runtime, error) { return nil, err }
+	return s
+}
+
+type outcome struct {
+	stdout, stderr string
+	code           int
+}
+
+func call(t *testing.T, sys system, args ...string) outcome {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := run(t.Context(), args, &stdout, &stderr, sys)
+	return outcome{stdout.String(), stderr.String(), code}
+}
+
+func needsSim(t *testing.T) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("the simulated GPU runs on Linux only")
+	}
+}
+
+// volatile are the parts of outputs that differ from run to run.
+var volatile = []struct {
+	pattern *regexp.Regexp
+	with    string
+}{
+	{regexp.MustCompile(`("(?:duration_ns|pin_ns|verified_gb_per_s|median_gb_per_s|min_gb_per_s|max_gb_per_s|spread|stale_before)": )[-+.0-9e]+`), "${1}0"},
+	{regexp.MustCompile(`("samples_gb_per_s": \[)[^\]]*\]`), "${1}]"},
+	{regexp.MustCompile(`("(?:version|revision|go|platform)": )"(?:devel|v[0-9][^"]*|go[0-9][^"]*|[0-9a-f]{12}(?:\+dirty)?|[a-z]+/[a-z0-9]+)"`), `${1}"X"`},
+	{regexp.MustCompile(`(?m)^ *"revision": "X",\n`), ""},
+	{regexp.MustCompile(`(?m)^pincheck \S+  \S+$`), "pincheck X  X/X"},
+	{regexp.MustCompile(`verified in [0-9.]+ (µs|ms|s)`), "verified in T"},
+	{regexp.MustCompile(`( (?:[KMG]?i?B|[kMG]B)) +[0-9.]+ (µs|ms|s) `), "${1} T "},
+	{regexp.MustCompile(`[0-9.]+ GB/s, [0-9]+ % of the link \(median of 3, [0-9.]+ to [0-9.]+\)`), "R GB/s, P % of the link (median of 3, R to R)"},
+	{regexp.MustCompile(`copies reach [0-9]+ %`), "copies reach P %"},
+	{regexp.MustCompile(`synchronising: [0-9]+ of`), "synchronising: N of"},
+}
+
+func normal(s string) string {
+	for _, v := range volatile {
+		s = v.pattern.ReplaceAllString(s, v.with)
+	}
+	return s
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := testdata("golden", name)
+	got = normal(got)
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
+		return
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err, "run the test with -update to make it")
+	assert.Equal(t, string(want), got, "%s differs; run the test with -update if that is meant", name)
+}
+
+func TestSimulatedCheck(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	got := call(t, on(t, "no-gpu-cgroup-v1"), "--sim")
+	assert.Equal(t, exitHealthy, got.code, got.stdout)
+	assert.Empty(t, got.stderr)
+	assert.Contains(t, got.stdout, "SIMULATED")
+	golden(t, "pincheck-sim.txt", got.stdout)
+}
+
+func TestSimulatedCheckJSON(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	got := call(t, on(t, "no-gpu-cgroup-v1"), "--sim", "--format", "json", "--device", "0")
+	assert.Equal(t, exitHealthy, got.code, got.stdout)
+	assert.Empty(t, got.stderr)
+	golden(t, "pincheck-sim.json", got.stdout)
+
+	var r report.Result
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &r))
+	assert.True(t, r.Simulated)
+	assert.Equal(t, "check", r.Command)
+	assert.Equal(t, doctor.Healthy, r.Verdict)
+	require.Len(t, r.Devices, 1)
+	d := r.Devices[0]
+	require.NotNil(t, d.Verify)
+	assert.True(t, d.Verify.OK())
+	require.NotNil(t, d.Bandwidth)
+	for _, s := range d.Bandwidth.Series {
+		assert.Len(t, s.Samples, 3)
+		assert.InDelta(t, 54, s.Median, 4, "the simulated link moves 55 GB/s: %s", s.Direction)
+	}
+	require.NotNil(t, d.Link)
+	assert.InDelta(t, 63.0, d.Link.Rate, 0.05)
+}
+
+func TestSimulatedVerify(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	sys.adjust = func(p plans) plans { // small, but for the stale read
+		p.verify = small(p).verify
+		p.verify.NoStale = false
+		return p
+	}
+	got := call(t, sys, "verify", "--sim")
+	assert.Equal(t, exitHealthy, got.code, got.stdout)
+	golden(t, "pincheck-verify-sim.txt", got.stdout)
+	assert.Contains(t, got.stderr, "GPU 0: 100 %", "progress goes to stderr")
+	assert.NotContains(t, got.stdout, "pinned host to device", "verify measures no bandwidth")
+}
+
+func TestSimulatedDevices(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	got := call(t, on(t, "h200-vm"), "devices", "--sim")
+	assert.Equal(t, exitHealthy, got.code)
+	assert.Empty(t, got.stderr)
+	assert.Contains(t, got.stdout, "SIMULATED")
+	assert.NotContains(t, got.stdout, "580.159.04", "nothing of the host's own GPU is shown beside a simulated one")
+	golden(t, "pincheck-devices-sim.txt", got.stdout)
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	sys := failing(t, "h200-vm", errors.New("version must not open a library"))
+	got := call(t, sys, "version")
+	assert.Equal(t, exitHealthy, got.code)
+	assert.Regexp(t, `(?s)^pincheck \S+\n.*go +go1\.\S+\nplatform +\S+/\S+\n$`, got.stdout)
+
+	got = call(t, sys, "version", "--format=json")
+	var r report.Result
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &r))
+	assert.Equal(t, report.SchemaVersion, r.SchemaVersion)
+	assert.Equal(t, runtime.Version(), r.Tool.Go)
+	assert.Nil(t, r.Facts)
+}
+
+func TestWrongUsage(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	sys := failing(t, "h200-vm", errors.New("a wrong call must not open a library"))
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--format", "xml"}, `unknown format "xml": formats are text and json`},
+		{[]string{"version", "--format", "xml"}, `unknown format "xml"`},
+		{[]string{"devices", "--format", ""}, `unknown format ""`},
+		{[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
+		{[]string{"verify", "--no-such-flag"}, "unknown flag: --no-such-flag"},
+		{[]string{"--full"}, "unknown flag: --full"},
+		{[]string{"-x"}, "unknown shorthand flag"},
+		{[]string{"frobnicate"}, `"frobnicate"`},
+		{[]string{"verify", "extra"}, `pincheck verify takes no argument, and got "extra"`},
+		{[]string{"--device", "x"}, `--device "x": must be all, or a number`},
+		{[]string{"--device", "-1"}, `--device "-1"`},
+		{[]string{"--device", ""}, `--device ""`},
+		{[]string{"--device", "99999999999999999999"}, `--device "99999999999999999999"`},
+		{[]string{"--timeout", "-1s"}, "--timeout -1s: must not be negative"},
+		{[]string{"--timeout", "soon"}, "invalid argument"},
+		{[]string{"--library", "/nonexistent"}, "--library: stat /nonexistent"},
+		{[]string{"--library", folder}, "is a folder, not a library"},
+		{[]string{"--library", "libcudart.so.13", "--sim"}, "--library and --sim exclude each other"},
+	} {
+		if runtime.GOOS == "windows" && c.args[0] == "--library" {
+			continue // other paths, other messages
+		}
+		got := call(t, sys, c.args...)
+		assert.Equal(t, exitUsage, got.code, c.args)
+		assert.Empty(t, got.stdout, c.args)
+		assert.Contains(t, got.stderr, c.says, c.args)
+		assert.Contains(t, got.stderr, "Try 'pincheck --help'", c.args)
+	}
+}
+
+func TestNoSuchDevice(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, args := range [][]string{{"--device", "7", "--sim"}, {"verify", "--device=7", "--sim"}, {"devices", "--device", "7", "--sim"}} {
+		got := call(t, on(t, "no-gpu-cgroup-v1"), args...)
+		assert.Equal(t, exitUsage, got.code, args)
+		assert.Empty(t, got.stdout, args)
+		assert.Contains(t, got.stderr, "--device 7: there is no such GPU; this process sees only GPU 0", args)
+	}
+}
+
+func noLibrary(d cudart.DriverFacts) error {
+	return &cudart.OpenError{
+		Err:    cudart.ErrNoLibrary,
+		Driver: d,
+		Looked: []string{"$CUDA_PATH (not set)", "/usr/local/cuda/{lib64,lib,targets/*/lib}"},
+		Attempts: []cudart.Attempt{{
+			Path: "libcudart.so.13", Found: "loader path", Runtime: 13000,
+			Err: errors.New("dlopen: libcudart.so.13: cannot open shared object file: No such file or directory"),
+		}},
+	}
+}
+
+func TestNoGPU(t *testing.T) {
+	t.Parallel()
+	libcuda := cudart.DriverFacts{LibPath: "/usr/lib/x86_64-linux-gnu/libcuda.so.1"}
+	for _, c := range []struct {
+		name, host string
+		err        error
+		environ    []string
+		says       []string
+	}{
+		{"nothing", "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{}), nil,
+			[]string{"NVIDIA GPU missing", "kernel module missing", "device nodes missing", "driver library missing", "runtime library missing"}},
+		{"no-libcudart", "h200-vm", noLibrary(libcuda), nil, []string{"runtime library missing", "looked in: $CUDA_PATH (not set)"}},
+		{"musl", "alpine-musl", noLibrary(cudart.DriverFacts{}), nil, []string{"C library missing"}},
+		{"wsl", "wsl2", noLibrary(libcuda), nil, []string{"not needed under WSL"}},
+		{"no-uvm", "container-cgroup-v1", &cudart.OpenError{Err: cudart.ErrNoDriver, Driver: libcuda, Attempts: []cudart.Attempt{
+			{Path: "/usr/lib64/libcudart.so.11.0", Found: "/usr/lib64", Runtime: 11080, Err: cudart.ErrNoDriver},
+		}}, nil, []string{"no /dev/nvidia-uvm", "/usr/lib64/libcudart.so.11.0 (11.8)"}},
+	} {
+		for _, format := range report.Formats() {
+			got := call(t, failing(t, c.host, c.err, c.environ...), "--format", string(format))
+			assert.Equal(t, exitNoGPU, got.code, c.name)
+			assert.Empty(t, got.stderr, c.name)
+			if format == report.Text {
+				golden(t, "pincheck-nogpu-"+c.name+".txt", got.stdout)
+				assert.Contains(t, got.stdout, "--sim", "%s: the way out", c.name)
+				for _, part := range c.says {
+					assert.Contains(t, got.stdout, part, c.name)
+				}
+				continue
+			}
+			var r report.Result
+			require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), c.name)
+			assert.Equal(t, doctor.NoGPU, r.Verdict, c.name)
+			assert.NotEmpty(t, r.Requirements, c.name)
+			assert.NotEmpty(t, r.Findings, c.name)
+			assert.Contains(t, got.stdout, `"devices": []`, c.name)
+		}
+		for _, command := range []string{"verify", "devices"} {
+			got := call(t, failing(t, c.host, c.err), command)
+			assert.Equal(t, exitNoGPU, got.code, "%s: %s", c.name, command)
+			assert.Contains(t, got.stdout, "No GPU", "%s: %s", c.name, command)
+		}
+	}
+}
+
+// A file that is no library goes all the way through the real Open.
+func TestLibraryThatIsNone(t *testing.T) {
+	t.Parallel()
+	needsSim(t) // where the simulated GPU runs, libraries can be opened
+	file := filepath.Join(t.TempDir(), "libcudart.so.12")
+	require.NoError(t, os.WriteFile(file, []byte("not a library"), 0o644))
+	got := call(t, on(t, "h200-vm"), "--library", file)
+	assert.Equal(t, exitNoGPU, got.code)
+	assert.Contains(t, got.stdout, "runtime library missing")
+	assert.Contains(t, got.stdout, "--library PATH")
+}
+
+// A library that shows no device is told from one that is not there.
+func TestNoDevices(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm", "CUDA_VISIBLE_DEVICES=")
+	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})
+	}
+	got := call(t, sys, "--device", "3")
+	assert.Equal(t, exitNoGPU, got.code)
+	assert.Contains(t, got.stdout, `CUDA_VISIBLE_DEVICES=""`)
+	assert.Contains(t, got.stdout, "unset it, or name devices that exist")
+}
+
+func openSim(t *testing.T, cfg cudasim.Config) (*cudart.Runtime, error) {
+	sim, err := cudasim.New(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, sim.Close()) })
+	return cudart.Open(cudart.Options{Source: sim})
+}
+
+// A GPU whose copies are slower than its link allows is a problem with a
+// remedy. The GPU sits where the host's own does.
+func TestSlowGPUIsAProblem(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	slow := cudasim.Way{Rate: 20}
+	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
+			PCIBusID: "0000:00:06.0", Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
+		}}})
+	}
+	got := call(t, sys, "--format", "json")
+	assert.Equal(t, exitProblems, got.code)
+	var r report.Result
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &r))
+	assert.Equal(t, doctor.Problems, r.Verdict)
+	require.NotEmpty(t, r.Findings)
+	assert.Equal(t, "slow_copies", r.Findings[0].ID)
+	assert.NotEmpty(t, r.Findings[0].Remedy)
+}
+
+func TestSeveralDevices(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+		return openSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
+	}
+	got := call(t, sys, "devices")
+	assert.Equal(t, exitHealthy, got.code)
+	assert.Equal(t, 3, strings.Count(got.stdout, "Simulated GPU"))
+	got = call(t, sys, "devices", "--device", "2")
+	assert.Equal(t, 1, strings.Count(got.stdout, "Simulated GPU"))
+	assert.Contains(t, got.stdout, "GPU 2")
+	got = call(t, sys, "devices", "--device", "3")
+	assert.Equal(t, exitUsage, got.code)
+	assert.Contains(t, got.stderr, "this process sees GPUs 0 to 2")
+}
+
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	got := call(t, on(t, "h200-vm"), "--sim", "--timeout", "1ms")
+	assert.Equal(t, exitProblems, got.code, got.stdout)
+	assert.Contains(t, got.stdout, "not done after 1ms (--timeout)")
+}
+
+// An interruption in the midst of the copies gives everything back: openSim's
+// cleanup would tell what is left.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, after := range []int{0, 1, 7, 100} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		sys := on(t, "h200-vm")
+		sys.open = func(cudart.Options) (*cudart.Runtime, error) { return openSim(t, cudasim.Config{}) }
+		reached := -1
+		sys.adjust = func(p plans) plans {
+			p = small(p)
+			p.verify.Progress = func(at verify.Progress) {
+				reached = at.CasesDone
+				if reached == after {
+					cancel()
+				}
+			}
+			return p
+		}
+		var stdout, stderr bytes.Buffer
+		code := run(ctx, nil, &stdout, &stderr, sys)
+		assert.Equal(t, exitInterrupted, code, "after %d cases", after)
+		assert.Equal(t, after, reached, "no case is begun after the interruption")
+		assert.Empty(t, stdout.String())
+		assert.Contains(t, stderr.String(), "interrupted")
+	}
+}
+
+func TestInterruptedBeforeItBegan(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var stdout, stderr bytes.Buffer
+	assert.Equal(t, exitInterrupted, run(ctx, []string{"--sim"}, &stdout, &stderr, on(t, "h200-vm")))
+	assert.Empty(t, stdout.String())
+}
+
+// What is left over is told, and is no success.
+func TestLeakIsTold(t *testing.T) {
+	t.Parallel()
+	var err error
+	closing(&err, func() error { return errors.New("1 stream left") })
+	var stderr bytes.Buffer
+	assert.Equal(t, exitProblems, exitCode(t.Context(), err, &stderr))
+	assert.Contains(t, stderr.String(), "1 stream left")
+}
+
+func TestUnsupportedPlatform(t *testing.T) {
+	t.Parallel()
+	got := call(t, failing(t, "no-gpu-cgroup-v1", fmt.Errorf("open: Linux only: %w", cudart.ErrUnsupported)))
+	assert.Equal(t, exitNoGPU, got.code)
+	assert.Contains(t, got.stderr, "Linux only")
+	if runtime.GOOS != "linux" {
+		for _, args := range [][]string{nil, {"--sim"}, {"verify"}, {"devices"}} {
+			got := call(t, on(t, "no-gpu-cgroup-v1"), args...)
+			assert.Equal(t, exitNoGPU, got.code, args)
+			assert.Contains(t, got.stderr, "unsupported", args)
+		}
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	var stderr bytes.Buffer
+	code := run(t.Context(), []string{"devices"}, fullDisk{}, &stderr, failing(t, "h200-vm", noLibrary(cudart.DriverFacts{})))
+	assert.Equal(t, exitProblems, code)
+	assert.Contains(t, stderr.String(), "no space left on device")
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	sys := failing(t, "h200-vm", errors.New("help must not open a library"))
+	for _, args := range [][]string{{"--help"}, {"verify", "--help"}, {"devices", "--help"}} {
+		got := call(t, sys, args...)
+		assert.Equal(t, exitHealthy, got.code, args)
+		assert.Empty(t, got.stderr, args)
+		for _, part := range []string{"0    healthy", "1    problems found", "2    wrong usage", "3    no usable GPU", "130  interrupted", "--sim", "--format", "--device", "--library", "--timeout"} {
+			assert.Contains(t, got.stdout, part, args)
+		}
+	}
+	golden(t, "pincheck-help.txt", call(t, sys, "--help").stdout)
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	sys := failing(t, "h200-vm", errors.New("completion must not open a library"))
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		got := call(t, sys, "completion", shell)
+		assert.Equal(t, exitHealthy, got.code, shell)
+		assert.Contains(t, got.stdout, "pincheck", shell)
+	}
+	got := call(t, sys, "__complete", "--format", "")
+	assert.Contains(t, got.stdout, "text\njson\n")
+	got = call(t, sys, "__complete", "devices", "--device", "")
+	assert.Contains(t, got.stdout, "all\n")
+}
+
+func TestColorIsForcedOrNot(t *testing.T) {
+	t.Parallel()
+	err := noLibrary(cudart.DriverFacts{})
+	assert.NotContains(t, call(t, failing(t, "h200-vm", err)).stdout, "\x1b")
+	assert.Contains(t, call(t, failing(t, "h200-vm", err, "CLICOLOR_FORCE=1")).stdout, "\x1b[")
+	assert.NotContains(t, call(t, failing(t, "h200-vm", err, "CLICOLOR_FORCE=1", "NO_COLOR=1")).stdout, "\x1b")
+	assert.NotContains(t, call(t, failing(t, "h200-vm", err, "CLICOLOR_FORCE=1"), "--format=json").stdout, "\x1b")
+}
