@@ -54,8 +54,12 @@ type Case struct {
 	Streams int `json:"streams"`
 }
 
-// String names the case, such as "pinned counter 4097 B offsets 1/3/0 4 streams".
+// String names the case, such as "pinned counter 4097 B offsets 1/3/0 4 streams",
+// or the path alone where there is no more.
 func (c Case) String() string {
+	if c.SizeBytes == 0 {
+		return string(c.Path)
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s %s", c.Path, c.Pattern, bytesText(c.SizeBytes))
 	if c.Offset != (Offset{}) {

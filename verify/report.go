@@ -47,12 +47,7 @@ type Failure struct {
 }
 
 // String tells the failure in one line.
-func (f Failure) String() string {
-	if f.SizeBytes == 0 {
-		return fmt.Sprintf("%s: %s", f.Path, f.Error)
-	}
-	return fmt.Sprintf("%v: %s", f.Case, f.Error)
-}
+func (f Failure) String() string { return f.Case.String() + ": " + f.Error }
 
 // Skip is a part of the plan that was left out, with the reason.
 type Skip struct {

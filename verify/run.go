@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -162,7 +163,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 	if err != nil {
 		return cases // the next call will tell
 	}
-	host := availableHost()
+	host := availableHost(os.DirFS("/"))
 	return p.keep(cases, func(c Case) string {
 		n := c.SizeBytes
 		switch {

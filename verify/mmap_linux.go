@@ -4,9 +4,6 @@ package verify
 
 import (
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,23 +21,4 @@ func mapMemory(n int) (p unsafe.Pointer, unmap func() error, err error) {
 		}
 		return nil
 	}, nil
-}
-
-// availableHost is the host memory that can be had without swapping, 0 when
-// the system does not tell.
-func availableHost() int {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	_, after, _ := strings.Cut(string(text), "MemAvailable:")
-	fields := strings.Fields(after)
-	if len(fields) == 0 {
-		return 0
-	}
-	n, err := strconv.Atoi(fields[0])
-	if err != nil {
-		return 0
-	}
-	return n * kib
 }

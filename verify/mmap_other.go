@@ -9,5 +9,3 @@ import (
 )
 
 func mapMemory(int) (unsafe.Pointer, func() error, error) { return nil, nil, cudart.ErrUnsupported }
-
-func availableHost() int { return 0 }
