@@ -109,7 +109,7 @@ func others(at map[int]int, node int) string {
 func (r *Region) NodeOf(n int) (map[int]int, error) {
 	r.life.RLock()
 	defer r.life.RUnlock()
-	if r.base == nil {
+	if r.gone.Load() {
 		return nil, ErrUnmapped
 	}
 	return r.where(n)

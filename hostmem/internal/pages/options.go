@@ -78,7 +78,7 @@ type Populate struct {
 	// Done is for Region.Populate. If set, it is called by the thread that made [off, off+n) resident, right
 	// after it did so: several at a time, in no order, each item once. n is Item,
 	// counted in mapped bytes, and less at the ends. An error ends populating
-	// and is returned.
+	// and is returned. It must not call Unmap, which waits for populating to end.
 	Done func(off, n int) error
 }
 

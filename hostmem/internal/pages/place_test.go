@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/internal/smaps"
 )
 
 // The calls themselves, on whatever nodes this host has.
@@ -119,6 +121,9 @@ func TestHugetlbOrANote(t *testing.T) {
 		t.Logf("the pool had %d pages", free)
 		assert.Equal(t, 4*mib, r.Mapped())
 		assert.Empty(t, r.Notes())
+		u, err := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+		require.NoError(t, err)
+		assert.Equal(t, 4*mib, u.Hugetlb)
 	} else {
 		t.Logf("fell back: %v", r.Notes())
 		assert.Equal(t, 3*mib+4096, r.Mapped())

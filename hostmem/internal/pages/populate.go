@@ -18,7 +18,7 @@ import (
 func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 	r.life.RLock()
 	defer r.life.RUnlock()
-	if r.base == nil {
+	if r.gone.Load() {
 		return ErrUnmapped
 	}
 	if from < 0 || to < from || to > r.mapped {
@@ -122,7 +122,7 @@ func (r *Region) fault(p unsafe.Pointer, n int, m Method, huge bool, vec []byte)
 // faultEach makes every page of a block resident, whatever their kind.
 func (r *Region) faultEach(p unsafe.Pointer, n int, m Method) error {
 	// Kernels before 5.14 do not know the advice; any other trouble is touch's to find.
-	if m != Touch && r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
+	if (m == Advise || m == Auto && !r.plan.hugetlb) && r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
 		return nil
 	}
 	return r.sys.Calls.Touch(p, n, r.plan.page)

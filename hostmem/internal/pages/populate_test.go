@@ -33,18 +33,8 @@ func (r *Region) resident(t testing.TB, from, to int) (n int) {
 	return n
 }
 
-// requireResidency skips where mincore does not tell, as under user-mode emulation.
-func requireResidency(t testing.TB) {
-	t.Helper()
-	r := mustMap(t, 8*4096, Options{System: hostSystem()})
-	r.Bytes()[0] = 1
-	if r.resident(t, 0, 8*4096) != 1 {
-		t.Skip("mincore tells nothing here (user-mode emulation?)")
-	}
-}
-
 func TestPopulateByAnyWayLeavesNothingOutAndChangesNothing(t *testing.T) {
-	requireResidency(t)
+	requireAccount(t)
 	for _, mode := range []HugeMode{HugeAuto, HugeNever} {
 		for _, method := range []Method{Auto, Touch, Advise} {
 			for _, threads := range []int{0, 1, 2, 7} {
@@ -62,7 +52,7 @@ func TestPopulateByAnyWayLeavesNothingOutAndChangesNothing(t *testing.T) {
 }
 
 func TestPopulateARange(t *testing.T) {
-	requireResidency(t)
+	requireAccount(t)
 	r := mustMap(t, 64*kib, Options{System: hostSystem()})
 	require.NoError(t, r.Populate(t.Context(), 5000, 8192+1, Populate{}))
 	assert.Equal(t, 2, r.resident(t, 0, r.Mapped()))
@@ -247,7 +237,7 @@ func (f fsFunc) Open(name string) (fs.File, error) {
 }
 
 func TestBasePagesStandInForHugePagesThatCannotBeHad(t *testing.T) {
-	requireResidency(t)
+	requireAccount(t)
 	sys := hostSystem()
 	sys.HugePage, sys.THP = 2*mib, "madvise"
 	real := sys.Calls.Advise

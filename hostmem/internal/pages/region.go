@@ -21,11 +21,12 @@ type Region struct {
 	plan plan
 	node int // bound to, or -1
 
+	base   unsafe.Pointer
+	mapped int
+	gone   atomic.Bool
 	// life is held for reading while pages are populated or looked at, so that
 	// they are never unmapped underneath.
-	life   sync.RWMutex
-	base   unsafe.Pointer // nil once unmapped
-	mapped int
+	life sync.RWMutex
 
 	mu    sync.Mutex
 	notes []string
@@ -94,8 +95,8 @@ func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Regi
 		return nil, err
 	}
 	want := p.mapped / size
-	// The kernel promises pages by the host's count, and a fault that its node
-	// cannot serve kills: look there first.
+	// The kernel promises pages by the host's count, and what the node then has
+	// not fails only when it is touched: look there first.
 	if o.NodeSet && len(sys.Nodes) > 1 {
 		if free := sys.freeHuge(size, o.Node); free < want {
 			return nil, fmt.Errorf("%w: %d of %d pages of %s free on node %d", errPool, free, want, sizeName(size), o.Node)
@@ -218,9 +219,7 @@ func (r *Region) Notes() []string {
 // Bytes is the memory, exactly as long as asked for, and nil once unmapped. It
 // must not be used after Unmap.
 func (r *Region) Bytes() []byte {
-	r.life.RLock()
-	defer r.life.RUnlock()
-	if r.base == nil {
+	if r.gone.Load() {
 		return nil
 	}
 	return unsafe.Slice((*byte)(r.base), r.plan.n)
@@ -228,8 +227,9 @@ func (r *Region) Bytes() []byte {
 
 // Pointer is the first byte's address, nil once unmapped.
 func (r *Region) Pointer() unsafe.Pointer {
-	r.life.RLock()
-	defer r.life.RUnlock()
+	if r.gone.Load() {
+		return nil
+	}
 	return r.base
 }
 
@@ -247,12 +247,12 @@ func (r *Region) Page() int { return r.plan.page }
 func (r *Region) Unmap() error {
 	r.life.Lock()
 	defer r.life.Unlock()
-	if r.base == nil {
+	if r.gone.Load() {
 		return nil
 	}
 	if err := r.sys.Calls.Unmap(r.base, r.mapped); err != nil {
 		return fmt.Errorf("pages: unmap %d bytes at %p: %w", r.mapped, r.base, err)
 	}
-	r.base = nil
+	r.gone.Store(true)
 	return nil
 }

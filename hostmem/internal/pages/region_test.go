@@ -237,7 +237,6 @@ func TestTheKernelShowsTheNameWhereItCan(t *testing.T) {
 }
 
 func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
-	t.Parallel()
 	// A page behind the end of a file is what a hugetlb page that is not there is: SIGBUS.
 	fd, err := unix.MemfdCreate("short", 0)
 	require.NoError(t, err)
@@ -250,5 +249,7 @@ func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
 	assert.NoError(t, touch(p, 4096, 4096))
 	err = touch(p, 4*4096, 4096)
 	require.ErrorIs(t, err, errFault)
-	assert.ErrorContains(t, err, fmt.Sprintf("%#x", uintptr(p)+4096))
+	if !emulated(t) { // which does not tell the address
+		assert.ErrorContains(t, err, fmt.Sprintf("%#x", uintptr(p)+4096))
+	}
 }

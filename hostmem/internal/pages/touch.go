@@ -22,8 +22,8 @@ func touch(p unsafe.Pointer, n, step int) (err error) {
 		case nil:
 		case interface{ Addr() uintptr }:
 			err = fmt.Errorf("%w at %#x", errFault, r.Addr())
-		default:
-			panic(r)
+		default: // where the fault's address is not told
+			err = fmt.Errorf("%w: %v", errFault, r)
 		}
 	}()
 	for off := 0; off < n; off += step {
