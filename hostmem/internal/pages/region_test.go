@@ -253,3 +253,38 @@ func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
 		assert.ErrorContains(t, err, fmt.Sprintf("%#x", uintptr(p)+4096))
 	}
 }
+
+func TestAdviceFollowsTheHostsMode(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		thp   string
+		n     int
+		mode  HugeMode
+		want  []Advice
+		notes int
+	}{
+		{"madvise", 4 * mib, HugeAuto, []Advice{AdviseHuge}, 0},
+		{"always", 4 * mib, HugeAuto, []Advice{AdviseHuge}, 0},
+		{"never", 4 * mib, HugeAuto, nil, 1},
+		{"never", 4 * kib, HugeAuto, nil, 0},
+		{"madvise", 4 * kib, HugeAuto, nil, 0},
+		{"always", 4 * kib, HugeAuto, []Advice{AdviseNoHuge}, 0},
+		{"always", 4 * mib, HugeNever, []Advice{AdviseNoHuge}, 0},
+		{"madvise", 4 * mib, HugeNever, nil, 0},
+	} {
+		t.Run(fmt.Sprintf("%s %d mode %d", tc.thp, tc.n, tc.mode), func(t *testing.T) {
+			t.Parallel()
+			sys := hostSystem()
+			sys.THP, sys.HugePage = tc.thp, 2*mib
+			var got []Advice
+			sys.Calls.Advise = func(_ unsafe.Pointer, n int, a Advice) error {
+				assert.Equal(t, tc.n, n)
+				got = append(got, a)
+				return nil
+			}
+			r := mustMap(t, tc.n, Options{System: sys, HugePages: tc.mode, Fork: true, Dump: true})
+			assert.Equal(t, tc.want, got)
+			assert.Len(t, r.Notes(), tc.notes)
+		})
+	}
+}
