@@ -24,6 +24,7 @@ import (
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -330,11 +331,10 @@ func TestNoDevices(t *testing.T) {
 	assert.Contains(t, got.stdout, "unset it, or name devices that exist")
 }
 
+// openSim opens a simulated library whose test fails if anything is left over.
 func openSim(t *testing.T, cfg cudasim.Config) (*cudart.Runtime, error) {
-	sim, err := cudasim.New(cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, sim.Close()) })
-	return cudart.Open(cudart.Options{Source: sim})
+	_, rt := testgpu.Sim(t, cfg)
+	return rt, nil
 }
 
 // A GPU whose copies are slower than its link allows is a problem with a
