@@ -174,3 +174,5 @@ func goString(p uintptr) string {
 		b = append(b, c)
 	}
 }
+
+func bytesOf(p uintptr, n int) []byte { return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), n) }

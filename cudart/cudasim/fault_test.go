@@ -1,0 +1,289 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package cudasim_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+func TestFail(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{})
+	v := new(int32)
+	get := func() cudart.Code { return l.call("cudaGetDevice", addr(v)) }
+	assert.Equal(t, cudart.Success, get())
+	var after []string
+	l.Fail("cudaGetDevice", cudasim.Fault{Nth: 2, Times: 2, Code: cudart.ErrLaunchTimeout, After: func() { after = append(after, "x") }})
+	var got []cudart.Code
+	for range 4 {
+		got = append(got, get())
+	}
+	assert.Equal(t, []cudart.Code{0, cudart.ErrLaunchTimeout, cudart.ErrLaunchTimeout, 0}, got)
+	assert.Equal(t, []string{"x", "x"}, after)
+	assert.Equal(t, cudart.ErrLaunchTimeout, l.call("cudaGetLastError"))
+	assert.Equal(t, 5, l.Calls("cudaGetDevice"))
+	assert.Equal(t, 5, l.TotalCalls(), "without cudaGetLastError")
+
+	l.Fail("cudaGetDevice", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	for range 5 {
+		assert.Equal(t, cudart.ErrUnknown, get())
+	}
+	l.ResetFaults()
+	assert.Equal(t, cudart.Success, get())
+
+	l.FailCall(l.TotalCalls()+2, cudart.ErrNotSupported)
+	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.ErrNotSupported, get())
+	assert.Equal(t, cudart.Success, get())
+
+	begin := time.Now()
+	l.Stall("cudaGetDevice", 1, 20*time.Millisecond)
+	assert.Equal(t, cudart.Success, get())
+	assert.GreaterOrEqual(t, time.Since(begin), 20*time.Millisecond)
+}
+
+func TestFailUnknownFunction(t *testing.T) {
+	t.Parallel()
+	l := openDirty(t, cudasim.Config{Version: 11080})
+	l.Fail("cudaMemAdvise_v2", cudasim.Fault{Code: 1})
+	assert.ErrorContains(t, l.Check(), `Fail("cudaMemAdvise_v2"): no such function`)
+	assert.ErrorContains(t, l.Close(), `no such function`)
+}
+
+// work is a small program that gives back what it took, come what may.
+func work(l *lib) (failed bool) {
+	p, s := new(uintptr), new(uintptr)
+	if l.call("cudaMalloc", addr(p), 100) != cudart.Success {
+		return true
+	}
+	if l.call("cudaStreamCreateWithPriority", addr(s), 1, 0) == cudart.Success {
+		failed = l.call("cudaMemsetAsync", *p, 1, 100, *s) != cudart.Success ||
+			l.call("cudaStreamSynchronize", *s) != cudart.Success
+		for l.call("cudaStreamDestroy", *s) != cudart.Success {
+			failed = true
+		}
+	} else {
+		failed = true
+	}
+	for l.call("cudaFree", *p) != cudart.Success {
+		failed = true
+	}
+	return failed
+}
+
+func TestEveryCallCanFail(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	first := open(t, cudasim.Config{})
+	assert.False(t, work(first))
+	require.Equal(t, 6, first.TotalCalls())
+	for k := range first.TotalCalls() {
+		l := open(t, cudasim.Config{})
+		l.FailCall(k+1, cudart.ErrUnknown)
+		assert.True(t, work(l), k)
+		require.NoError(t, l.Check(), k)
+		require.NoError(t, l.Close())
+	}
+}
+
+func TestOnCall(t *testing.T) {
+	t.Parallel()
+	l := open(t, cudasim.Config{})
+	var calls []string
+	l.OnCall(func(fn string, n int) { calls = append(calls, fmt.Sprint(fn, " ", n)) })
+	get[int32](l, "cudaGetDevice")
+	get[int32](l, "cudaGetDevice")
+	l.OnCall(nil)
+	get[int32](l, "cudaGetDevice")
+	assert.Equal(t, []string{"cudaGetDevice 1", "cudaGetDevice 2"}, calls)
+}
+
+func TestPanicInsideIsReported(t *testing.T) {
+	t.Parallel()
+	l := openDirty(t, cudasim.Config{})
+	l.OnCall(func(string, int) { panic("oops") })
+	get[int32](l, "cudaGetDevice")
+	l.OnCall(nil)
+	assert.ErrorContains(t, l.Close(), "panic in the OnCall function at cudaGetDevice: oops")
+}
+
+func TestLoseDevice(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := openDirty(t, twoDevices)
+	l.ok("cudaSetDevice", 1)
+	h, d, s := l.pinned(64), get[uintptr](l, "cudaMalloc", 64), get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0)
+	l.ok("cudaSetDevice", 0)
+	assert.ErrorContains(t, l.LoseDevice(2), "there are 2 devices")
+	l.Hold()
+	l.ok("cudaSetDevice", 1)
+	l.ok("cudaMemcpyAsync", addr(&h[0]), d, 64, d2h, s)
+	waiting := make(chan struct{})
+	l.OnCall(func(fn string, _ int) {
+		if fn == "cudaStreamSynchronize" {
+			close(waiting)
+		}
+	})
+	result := make(chan cudart.Code, 1)
+	go onFreshThread(func() {
+		l.raw("cudaSetDevice", 1)
+		result <- cudart.Code(int32(l.raw("cudaStreamSynchronize", s)))
+	})
+	<-waiting
+	require.NoError(t, l.LoseDevice(1))
+	assert.Equal(t, cudart.ErrLaunchFailure, <-result)
+	for range 2 { // it stays
+		assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaStreamQuery", s))
+		assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaFree", d))
+		assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaDeviceSynchronize"))
+	}
+	l.Release()
+	l.ok("cudaSetDevice", 0)
+	l.ok("cudaDeviceSynchronize")
+	assert.Equal(t, 1, l.Outstanding().DeviceAllocs)
+}
+
+func TestAsyncFailure(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := openDirty(t, cudasim.Config{})
+	h, d, s := l.pinned(64), get[uintptr](l, "cudaMalloc", 64), get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0)
+	l.Fail("cudaMemcpyAsync", cudasim.Fault{Code: cudart.ErrIllegalAddress, Async: true})
+	l.ok("cudaMemcpyAsync", d, addr(&h[0]), 64, h2d, s)
+	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaStreamSynchronize", s))
+	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaMalloc", addr(new(uintptr)), 1))
+	l.ok("cudaDeviceReset")
+	assert.Empty(t, l.Contexts())
+	m := mapped(t, 64)
+	l.ok("cudaHostRegister", addr(&m[0]), 64, 0)
+	l.ok("cudaHostUnregister", addr(&m[0]))
+	l.ok("cudaHostRegister", addr(&h[0]), 64, 0) // for its cleanup: the reset dropped it
+	assert.Equal(t, cudasim.Outstanding{Registrations: 1, RegisteredBytes: 64}, l.Outstanding())
+}
+
+func TestClose(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := openDirty(t, cudasim.Config{})
+	h := mapped(t, 64)
+	l.ok("cudaHostRegister", addr(&h[0]), 64, 0)
+	d := get[uintptr](l, "cudaMalloc", 1<<20)
+	a := get[uintptr](l, "cudaHostAlloc", 64, 0)
+	s := get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0)
+	e := get[uintptr](l, "cudaEventCreateWithFlags", 0)
+	malloc, text := l.Symbol("cudaMalloc"), l.Symbol("cudaGetErrorName")
+	l.Hold()
+	l.ok("cudaMemcpyAsync", d, addr(&h[0]), 64, h2d, s)
+	l.ok("cudaEventRecord", e, s)
+	waiting := make(chan cudart.Code)
+	l.OnCall(func(fn string, _ int) { // the call below is inside
+		if fn == "cudaStreamSynchronize" {
+			close(waiting)
+		}
+	})
+	result := make(chan cudart.Code, 1)
+	go onFreshThread(func() { result <- cudart.Code(int32(l.raw("cudaStreamSynchronize", s))) })
+	<-waiting
+	err := l.Close()
+	assert.ErrorContains(t, err, "simulated libcudart 13.0: not given back: 1 device allocation (1048576 bytes), "+
+		"1 host allocation (64 bytes), 1 registration (64 bytes), 1 stream, 1 event, 2 pending operations: ")
+	assert.ErrorContains(t, err, fmt.Sprintf("device memory of device 0 at %#x, 1048576 bytes", d))
+	assert.Equal(t, cudart.ErrCudartUnloading, <-result)
+	assert.NoError(t, l.Close())
+	assert.Zero(t, l.Symbol("cudaMalloc"))
+	assert.Zero(t, bytesOf(a, 64)[63], "leaked host memory can still be read")
+	r, _, _ := purego.SyscallN(malloc, addr(new(uintptr)), 1)
+	assert.Equal(t, cudart.ErrCudartUnloading, cudart.Code(int32(r)))
+	r, _, _ = purego.SyscallN(text, 2)
+	assert.Zero(t, r)
+}
+
+// Not parallel: it needs all slots.
+func TestSlotsAreUsedAgain(t *testing.T) {
+	var sims []*cudasim.Sim
+	for range 16 {
+		s, err := cudasim.New(cudasim.Config{})
+		require.NoError(t, err)
+		sims = append(sims, s)
+	}
+	next := make(chan *cudasim.Sim)
+	go func() {
+		s, err := cudasim.New(cudasim.Config{Version: 11080})
+		assert.NoError(t, err)
+		next <- s
+	}()
+	old := (&lib{sims[3], t}).Symbol("cudaMemPrefetchAsync")
+	require.NoError(t, sims[3].Close())
+	s := <-next
+	assert.NotZero(t, s.Symbol("cudaMalloc"))
+	r, _, _ := purego.SyscallN(old, 0, 0, 0, 0, 0)
+	assert.Equal(t, cudart.ErrCudartUnloading, cudart.Code(int32(r)), "another version's entry in the same slot")
+	require.NoError(t, s.Close())
+	for _, s := range sims {
+		require.NoError(t, s.Close())
+	}
+	for range 100 {
+		s, err := cudasim.New(cudasim.Config{})
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+	}
+}
+
+func TestManyGoroutinesAndSims(t *testing.T) {
+	t.Parallel()
+	var sims sync.WaitGroup
+	for range 2 {
+		l := open(t, twoDevices)
+		sims.Add(1)
+		go func() {
+			defer sims.Done()
+			var workers sync.WaitGroup
+			for i := range 20 {
+				workers.Add(1)
+				go func() {
+					defer workers.Done()
+					onFreshThread(func() {
+						l.ok("cudaSetDevice", uintptr(i%2))
+						for range 20 {
+							assert.False(t, work(l))
+						}
+					})
+				}()
+			}
+			workers.Wait()
+			assert.NoError(t, l.Check())
+		}()
+	}
+	sims.Wait()
+}
+
+func BenchmarkTrivialCall(b *testing.B) {
+	l := open(b, cudasim.Config{})
+	v := new(int32)
+	entry, p := l.Symbol("cudaGetDevice"), addr(v)
+	b.ReportAllocs()
+	for b.Loop() {
+		purego.SyscallN(entry, p)
+	}
+}
+
+func BenchmarkCopyAndSynchronize(b *testing.B) {
+	l := open(b, cudasim.Config{})
+	h, d, s := l.pinned(64), l.device(64), l.stream()
+	b.ReportAllocs()
+	for b.Loop() {
+		l.ok("cudaMemcpyAsync", d, addr(&h[0]), 64, h2d, s)
+		l.ok("cudaStreamSynchronize", s)
+	}
+}
