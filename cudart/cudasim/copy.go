@@ -207,11 +207,11 @@ func (c *call) copy(dst, src rect, kind int, stream uintptr, async bool) cudart.
 		c.elsewhere(m.dst, m.src)
 	}
 	o := c.operation(m)
-	c.enqueue(st, o)
 	if async && !m.pageable() {
+		c.enqueue(st, o)
 		return cudart.Success
 	}
-	return c.finish(st, o)
+	return c.do(st, o)
 }
 
 // line is n bytes in a row.
@@ -268,11 +268,11 @@ func (c *call) fill(dst rect, value byte, stream uintptr, async bool) cudart.Cod
 			return cudart.Success
 		},
 	}
-	c.enqueue(st, o)
 	if async {
+		c.enqueue(st, o)
 		return cudart.Success
 	}
-	return c.finish(st, o)
+	return c.do(st, o)
 }
 
 // set fills b, as fast as it can be copied.
@@ -353,11 +353,10 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	}
 	for i, m := range copies {
 		o := c.operation(m)
-		c.enqueue(st, o)
-		if m.pageable() {
-			if code := c.finish(st, o); code != cudart.Success {
-				return uintptr(i), code
-			}
+		if !m.pageable() {
+			c.enqueue(st, o)
+		} else if code := c.do(st, o); code != cudart.Success {
+			return uintptr(i), code
 		}
 	}
 	return noIndex, cudart.Success

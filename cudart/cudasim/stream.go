@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"math"
 	"runtime"
 	"runtime/debug"
 
@@ -106,8 +107,8 @@ func (c *call) stream(h uintptr) (*stream, cudart.Code) {
 	return st, st.dev.makeContext()
 }
 
-// enqueue gives the stream an operation.
-func (c *call) enqueue(st *stream, o *operation) {
+// add gives the stream an operation. Someone must run it: see enqueue.
+func (c *call) add(st *stream, o *operation) {
 	st.issued++
 	o.seq = st.issued
 	o.issued = timeline{c.hostClock, c.now()}
@@ -117,11 +118,43 @@ func (c *call) enqueue(st *stream, o *operation) {
 		b.uses++
 	}
 	st.queue = append(st.queue, o)
+}
+
+// enqueue gives the stream an operation, which runs later.
+func (c *call) enqueue(st *stream, o *operation) {
+	c.add(st, o)
+	st.wake()
+}
+
+// do gives the stream an operation, waits for it, and returns how it ended. An
+// idle stream works on the calling thread, which saves two switches.
+func (c *call) do(st *stream, o *operation) cudart.Code {
+	c.add(st, o)
 	if !st.working {
 		st.working = true
-		c.active.Add(1)
-		go st.work()
+		st.work(o.seq)
 	}
+	st.wake() // for what others added meanwhile
+	if code := c.wait(mark{st, o.seq}); code != cudart.Success {
+		return code
+	}
+	return o.code
+}
+
+// wake starts work on the queue if there is any and nobody does it.
+func (st *stream) wake() {
+	if st.working || len(st.queue) == 0 {
+		return
+	}
+	st.working = true
+	s := st.dev.sim
+	s.active.Add(1) // by a call, so the Sim is not done yet
+	go func() {
+		defer s.leave()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		st.work(math.MaxUint64)
+	}()
 }
 
 // mustFollow are the other streams' operations that CUDA's implicit order puts
@@ -152,16 +185,13 @@ func (st *stream) waiting(seq uint64) bool {
 	return st.done < seq && st.dev.broken == cudart.Success && !st.dev.sim.closed.Load()
 }
 
-// work runs the queue until it is empty.
-func (st *stream) work() {
+// work runs the queue until it is empty, or up to a place.
+func (st *stream) work(upTo uint64) {
 	s := st.dev.sim
-	defer s.leave()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for len(st.queue) > 0 {
+	for len(st.queue) > 0 && st.done < upTo {
 		o := st.queue[0]
 		if !st.run(o) {
-			return // the Sim was closed
+			return // the Sim was closed: the stream keeps what it has
 		}
 		st.queue[0] = nil
 		st.queue = st.queue[1:]
@@ -178,14 +208,16 @@ func (st *stream) work() {
 		}
 		st.changed.Broadcast()
 	}
-	st.queue = nil
+	if len(st.queue) == 0 {
+		st.queue = nil
+	}
 	st.working = false
 	st.drop()
 }
 
 // drop forgets a stream that was destroyed and has no work left.
 func (st *stream) drop() {
-	if st.destroyed && !st.working {
+	if st.destroyed && !st.working && len(st.queue) == 0 {
 		delete(st.dev.streams, st)
 	}
 }
@@ -317,14 +349,6 @@ func (c *call) wait(m mark) cudart.Code {
 	}
 	c.hostClock = max(c.hostClock, m.stream.reached)
 	return cudart.Success
-}
-
-// finish waits for an operation and returns how it ended.
-func (c *call) finish(st *stream, o *operation) cudart.Code {
-	if code := c.wait(mark{st, o.seq}); code != cudart.Success {
-		return code
-	}
-	return o.code
 }
 
 // drain waits for all streams of a device.
