@@ -318,9 +318,9 @@ func (c *call) memcpyBatch() cudart.Code {
 
 // copyAttributes is cudaMemcpyAttributes.
 type copyAttributes struct {
-	order            int32 // 1 stream, 2 during the call, 3 any
-	srcHint, dstHint [2]int32
-	flags            uint32
+	order int32    // 1 stream, 2 during the call, 3 any
+	_     [4]int32 // hints for source and destination
+	_     uint32   // flags
 }
 
 // batch checks all copies before it makes any.

@@ -133,7 +133,7 @@ func TestHostMemory(t *testing.T) {
 type pointerAttributes struct {
 	kind, device int32
 	dev, host    uintptr
-	reserved     [8]int64
+	_            [8]int64
 }
 
 func attributes(l *lib, p uintptr) pointerAttributes {
