@@ -4,6 +4,7 @@ package cudasim_test
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -172,8 +173,8 @@ func TestAsyncFailure(t *testing.T) {
 	assert.Equal(t, cudasim.Outstanding{Registrations: 1, RegisteredBytes: 64}, l.Outstanding())
 }
 
+// Not parallel: another Sim must not get the slot before the late calls.
 func TestClose(t *testing.T) {
-	t.Parallel()
 	locked(t)
 	l := openDirty(t, cudasim.Config{})
 	h := mapped(t, 64)
@@ -266,6 +267,31 @@ func TestManyGoroutinesAndSims(t *testing.T) {
 		}()
 	}
 	sims.Wait()
+}
+
+// Not parallel: it looks at the heap.
+func TestCallsDoNotLeak(t *testing.T) {
+	locked(t)
+	l := open(t, cudasim.Config{})
+	h, d, s, e := l.pinned(64), l.device(64), l.stream(), l.event()
+	round := func(n int) uint64 {
+		for i := range n {
+			get[int32](l, "cudaGetDevice")
+			if i%20 != 0 {
+				continue
+			}
+			l.ok("cudaMemcpyAsync", d, addr(&h[0]), 64, h2d, s)
+			l.ok("cudaEventRecord", e, s)
+			l.ok("cudaStreamSynchronize", s)
+			require.False(t, work(l))
+		}
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := round(1000)
+	assert.Less(t, round(20_000), before+200<<10)
 }
 
 func BenchmarkTrivialCall(b *testing.B) {

@@ -79,8 +79,21 @@ type mappings struct {
 	privateFile bool // some of it is a file's private mapping
 }
 
-// mappingsOf reads /proc/self/maps.
-func mappingsOf(addr uintptr, n int) (mappings, error) {
+// mapReads is how often /proc/self/maps is read until a range is found: where
+// it is emulated (qemu-user), a read while other threads map memory misses some.
+const mapReads = 5
+
+// mappingsOf looks a range up in /proc/self/maps.
+func mappingsOf(addr uintptr, n int) (m mappings, err error) {
+	for range mapReads {
+		if m, err = readMappings(addr, n); err != nil || m.readable {
+			break
+		}
+	}
+	return m, err
+}
+
+func readMappings(addr uintptr, n int) (mappings, error) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {
 		return mappings{}, err

@@ -113,8 +113,9 @@ func (s *Sim) Version() cudart.Version { return s.cfg.Version }
 // closeTimeout bounds how long Close waits for host functions and calls.
 const closeTimeout = 10 * time.Second
 
-// Close stops the streams, makes every later and waiting call fail, and frees
-// the simulator's place in the process. It returns an error that lists what is
+// Close stops the streams, makes every later and waiting call fail with
+// cudaErrorCudartUnloading, and frees the simulator's place in the process: the
+// function pointers serve another Sim one day. It returns an error that lists what is
 // still allocated, registered, recorded or pending, and what went wrong inside
 // the simulator. Host and managed memory that is still allocated stays mapped,
 // so that a late access finds zeros and does not crash. Closing twice returns
