@@ -6,18 +6,27 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"unsafe"
 
 	"github.com/ebitengine/purego"
 )
 
 const platformSupported = true
 
-// callC calls a C function of up to nine integer arguments. The slice must be
-// heap memory: spread from there it costs no allocation.
-func callC(entry uintptr, args []uintptr) uintptr {
-	r, _, _ := purego.SyscallN(entry, args...)
-	return r
-}
+// callEntryABI0 is the address of callEntry, in call_*.s.
+var callEntryABI0 uintptr
+
+// cgocall leaves Go's scheduler for a C function, as purego does it. What
+// purego has set up (its own C runtime, where there is no cgo) serves here too.
+//
+//go:linkname cgocall runtime.cgocall
+//go:noescape
+func cgocall(entry uintptr, c unsafe.Pointer) int32
+
+// callC makes a call. It is what purego.SyscallN does, less the copying of 32
+// arguments and 8 floats back and forth, which costs as much as all the rest
+// (RATIONALE.md). c must be heap memory: C writes to it from another stack.
+func callC(c *cCall) { cgocall(callEntryABI0, unsafe.Pointer(c)) }
 
 // A dynamicLibrary is a library that the system's loader loaded. It is never
 // unloaded: CUDA leaves threads and exit handlers behind.

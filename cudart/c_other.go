@@ -4,7 +4,7 @@ package cudart
 
 const platformSupported = false
 
-func callC(uintptr, []uintptr) uintptr { return uintptr(uint32(ErrNotSupported)) }
+func callC(c *cCall) { c.result = uintptr(uint32(ErrNotSupported)) }
 
 func loadLibrary(string) (Source, error) { return nil, ErrUnsupported }
 

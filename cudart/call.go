@@ -6,14 +6,23 @@ import (
 	"unsafe"
 )
 
-// A frame carries the arguments of one C call and takes its results. Frames
-// are pooled heap memory: a call allocates nothing, and C never writes through
-// a pointer into a goroutine's stack, which may move.
-type frame struct {
+// A cCall is one call of a C function: its address, up to nine arguments that
+// are integers or pointers, and what it returned. Arguments that the function
+// does not take may be anything.
+type cCall struct {
+	entry  uintptr
 	args   [9]uintptr
-	device [1]uintptr     // argument of the calls that the guard makes
-	out    [4]uint64      // what C writes: sizes, handles, numbers
-	host   unsafe.Pointer // keeps host memory alive, and on the heap, during the call
+	result uintptr
+}
+
+// A frame carries a call's arguments and takes its results. Frames are pooled
+// heap memory: a call allocates nothing, and C never writes through a pointer
+// into a goroutine's stack, which may move.
+type frame struct {
+	cCall
+	own  cCall          // of the calls that guard makes for itself
+	out  [4]uint64      // what C writes: sizes, handles, numbers
+	host unsafe.Pointer // keeps host memory alive, and on the heap, during the call
 }
 
 // outPtr is the address of result i, as an argument.
@@ -45,17 +54,17 @@ func (b *binding) put(f *frame) {
 
 // call is the one place that calls the library. It makes no promise about
 // which thread, so which device, it runs on: that is guard's work.
-func (b *binding) call(fn function, args []uintptr) Code {
-	entry := b.entry[fn]
-	if entry == 0 {
+func (b *binding) call(fn function, c *cCall) Code {
+	if c.entry = b.entry[fn]; c.entry == 0 {
 		return codeMissing
 	}
-	return Code(int32(callC(entry, args)))
+	callC(c)
+	return Code(int32(c.result))
 }
 
 // clear takes the pending error off the calling thread, so that it cannot
 // surface at a later, unrelated call.
-func (b *binding) clear() { b.call(fnGetLastError, nil) }
+func (b *binding) clear(f *frame) { b.call(fnGetLastError, &f.own) }
 
 // guard makes a call with the device current, and is the only way by which
 // methods of devices, streams and events reach the library. The current device
@@ -65,7 +74,7 @@ func (b *binding) clear() { b.call(fnGetLastError, nil) }
 // On a host with one device nothing needs to be selected: a fresh thread has
 // device 0 as current. With several, asking which is current costs less than
 // half of setting it, and after a first call it mostly is the right one.
-func (d *Device) guard(l *lifetime, fn function, f *frame, n int) Code {
+func (d *Device) guard(l *lifetime, fn function, f *frame) Code {
 	if l != nil && !l.enter() {
 		return codeClosed
 	}
@@ -76,10 +85,10 @@ func (d *Device) guard(l *lifetime, fn function, f *frame, n int) Code {
 		code = d.makeCurrent(b, f)
 	}
 	if code == Success {
-		code = b.call(fn, f.args[:n])
+		code = b.call(fn, &f.cCall)
 	}
 	if code != Success && code != codeMissing {
-		b.clear()
+		b.clear(f)
 	}
 	runtime.UnlockOSThread()
 	if l != nil {
@@ -89,13 +98,13 @@ func (d *Device) guard(l *lifetime, fn function, f *frame, n int) Code {
 }
 
 func (d *Device) makeCurrent(b *binding, f *frame) Code {
-	f.device[0] = f.outPtr(3)
-	if code := b.call(fnGetDevice, f.device[:]); code != Success {
+	f.own.args[0] = f.outPtr(3)
+	if code := b.call(fnGetDevice, &f.own); code != Success {
 		return code
 	}
 	if f.outInt(3) == d.ordinal {
 		return Success
 	}
-	f.device[0] = uintptr(d.ordinal)
-	return b.call(fnSetDevice, f.device[:])
+	f.own.args[0] = uintptr(d.ordinal)
+	return b.call(fnSetDevice, &f.own)
 }

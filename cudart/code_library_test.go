@@ -29,7 +29,9 @@ func TestCodesAgreeWithRealLibraries(t *testing.T) {
 			text := func(function string, c Code) string {
 				entry := library.Symbol(function)
 				require.NotZero(t, entry, function)
-				address := callC(entry, []uintptr{uintptr(c)})
+				call := &cCall{entry: entry, args: [9]uintptr{uintptr(c)}}
+				callC(call)
+				address := call.result
 				require.NotZero(t, address, "%s(%d)", function, c)
 				return unix.BytePtrToString(*(**byte)(unsafe.Pointer(&address)))
 			}

@@ -68,9 +68,9 @@ func (s *Stream) CopyOnDevice(dst, src DevPtr, n int) error {
 
 // copy is every one-dimensional copy: queued on s, or synchronous if s is nil.
 func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, kind copyKind) error {
-	fn, argc := fnMemcpy, 4
+	fn := fnMemcpy
 	if s != nil {
-		fn, argc = fnMemcpyAsync, 5
+		fn = fnMemcpyAsync
 	}
 	if n < 0 {
 		return invalid(fn, "size %d: must not be negative", n)
@@ -83,7 +83,7 @@ func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, k
 	f := d.rt.frame()
 	f.host = host
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4] = dst, src, uintptr(n), uintptr(kind), s.arg()
-	code := d.guard(s.life(), fn, f, argc)
+	code := d.guard(s.life(), fn, f)
 	d.rt.put(f)
 	if code != Success {
 		return d.rt.errorf(fn, code, "%d bytes %v, from %#x to %#x on %v", n, kind, src, dst, d)
@@ -133,9 +133,9 @@ func (s *Stream) Copy2DOnDevice(dst, src DevPtr, shape Pitched) error {
 }
 
 func (d *Device) copy2D(s *Stream, dst, src uintptr, host unsafe.Pointer, p Pitched, kind copyKind) error {
-	fn, argc := fnMemcpy2D, 7
+	fn := fnMemcpy2D
 	if s != nil {
-		fn, argc = fnMemcpy2DAsync, 8
+		fn = fnMemcpy2DAsync
 	}
 	if p.Width < 0 || p.Height < 0 || p.DstPitch < p.Width || p.SrcPitch < p.Width {
 		return invalid(fn, "%v: sizes must not be negative, a pitch not less than the width", p)
@@ -152,7 +152,7 @@ func (d *Device) copy2D(s *Stream, dst, src uintptr, host unsafe.Pointer, p Pitc
 	f := d.rt.frame()
 	f.host = host
 	f.args = [9]uintptr{dst, uintptr(p.DstPitch), src, uintptr(p.SrcPitch), uintptr(p.Width), uintptr(p.Height), uintptr(kind), s.arg()}
-	code := d.guard(s.life(), fn, f, argc)
+	code := d.guard(s.life(), fn, f)
 	d.rt.put(f)
 	if code != Success {
 		return d.rt.errorf(fn, code, "%v %v, from %#x to %#x on %v", p, kind, src, dst, d)
@@ -186,16 +186,16 @@ func (d *Device) Memset(p DevPtr, v byte, n int) error { return d.memset(nil, p,
 func (s *Stream) Memset(p DevPtr, v byte, n int) error { return s.dev.memset(s, p, v, n) }
 
 func (d *Device) memset(s *Stream, p DevPtr, v byte, n int) error {
-	fn, argc := fnMemset, 3
+	fn := fnMemset
 	if s != nil {
-		fn, argc = fnMemsetAsync, 4
+		fn = fnMemsetAsync
 	}
 	if n < 0 {
 		return invalid(fn, "size %d: must not be negative", n)
 	}
 	f := d.rt.frame()
 	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(v), uintptr(n), s.arg()
-	code := d.guard(s.life(), fn, f, argc)
+	code := d.guard(s.life(), fn, f)
 	d.rt.put(f)
 	if code != Success {
 		return d.rt.errorf(fn, code, "%d bytes at %#x on %v", n, uintptr(p), d)
@@ -216,16 +216,16 @@ func (s *Stream) Memset2D(p DevPtr, pitch int, v byte, width, height int) error 
 }
 
 func (d *Device) memset2D(s *Stream, p DevPtr, pitch int, v byte, width, height int) error {
-	fn, argc := fnMemset2D, 5
+	fn := fnMemset2D
 	if s != nil {
-		fn, argc = fnMemset2DAsync, 6
+		fn = fnMemset2DAsync
 	}
 	if width < 0 || height < 0 || pitch < width {
 		return invalid(fn, "%d rows of %d bytes, pitch %d: sizes must not be negative, the pitch not less than the width", height, width, pitch)
 	}
 	f := d.rt.frame()
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4], f.args[5] = uintptr(p), uintptr(pitch), uintptr(v), uintptr(width), uintptr(height), s.arg()
-	code := d.guard(s.life(), fn, f, argc)
+	code := d.guard(s.life(), fn, f)
 	d.rt.put(f)
 	if code != Success {
 		return d.rt.errorf(fn, code, "%d rows of %d bytes at %#x on %v", height, width, uintptr(p), d)

@@ -68,7 +68,7 @@ func (rt *Runtime) newDevice(i int) (*Device, error) {
 	properties := make([]byte, propertiesSize)
 	f.host = unsafe.Pointer(&properties[0])
 	f.args[0], f.args[1] = uintptr(f.host), uintptr(i)
-	if code := rt.ask(fnGetDeviceProperties, f, 2); code != Success {
+	if code := rt.ask(fnGetDeviceProperties, f); code != Success {
 		return nil, rt.errorf(fnGetDeviceProperties, code, "device %d", i)
 	}
 	d.name = cString(properties[:nameSize])
@@ -78,7 +78,7 @@ func (rt *Runtime) newDevice(i int) (*Device, error) {
 	id := make([]byte, 32)
 	f.host = unsafe.Pointer(&id[0])
 	f.args[0], f.args[1], f.args[2] = uintptr(f.host), uintptr(len(id)), uintptr(i)
-	if code := rt.ask(fnDeviceGetPCIBusID, f, 3); code != Success {
+	if code := rt.ask(fnDeviceGetPCIBusID, f); code != Success {
 		return nil, rt.errorf(fnDeviceGetPCIBusID, code, "device %d", i)
 	}
 	d.pciBusID = cString(id)
@@ -116,7 +116,7 @@ func (d *Device) Attribute(a Attr) (int, error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(a), uintptr(d.ordinal)
-	if code := d.rt.ask(fnDeviceGetAttribute, f, 3); code != Success {
+	if code := d.rt.ask(fnDeviceGetAttribute, f); code != Success {
 		return 0, d.rt.errorf(fnDeviceGetAttribute, code, "attribute %d of %v", a, d)
 	}
 	return f.outInt(0), nil
@@ -128,7 +128,7 @@ func (d *Device) MemInfo() (free, total int, err error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
-	if code := d.guard(nil, fnMemGetInfo, f, 2); code != Success {
+	if code := d.guard(nil, fnMemGetInfo, f); code != Success {
 		return 0, 0, d.rt.errorf(fnMemGetInfo, code, "memory of %v", d)
 	}
 	return int(f.out[0]), int(f.out[1]), nil
@@ -141,7 +141,7 @@ func (d *Device) StreamPriorities() (lowest, highest int, err error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
-	if code := d.guard(nil, fnDeviceGetStreamPriorityRange, f, 2); code != Success {
+	if code := d.guard(nil, fnDeviceGetStreamPriorityRange, f); code != Success {
 		return 0, 0, d.rt.errorf(fnDeviceGetStreamPriorityRange, code, "%v", d)
 	}
 	return f.outInt(0), f.outInt(1), nil
@@ -159,7 +159,7 @@ func (d *Device) Synchronize(ctx context.Context) error {
 	go func() {
 		f := d.rt.frame()
 		defer d.rt.put(f)
-		if code := d.guard(nil, fnDeviceSynchronize, f, 0); code != Success {
+		if code := d.guard(nil, fnDeviceSynchronize, f); code != Success {
 			done <- d.rt.errorf(fnDeviceSynchronize, code, "%v", d)
 			return
 		}

@@ -41,7 +41,7 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1] = f.outPtr(0), flags
-	if code := d.guard(nil, fnEventCreate, f, 2); code != Success {
+	if code := d.guard(nil, fnEventCreate, f); code != Success {
 		return nil, d.rt.errorf(fnEventCreate, code, "%+v on %v", o, d)
 	}
 	e := &Event{dev: d, handle: EventHandle(f.out[0]), timing: o.Timing}
@@ -78,7 +78,7 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	f := e.dev.rt.frame()
 	defer e.dev.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(start.handle), uintptr(e.handle)
-	if code := e.dev.guard(&e.alive, fnEventElapsedTime, f, 3); code != Success {
+	if code := e.dev.guard(&e.alive, fnEventElapsedTime, f); code != Success {
 		return 0, e.dev.rt.errorf(fnEventElapsedTime, code, "from %v to %v", start, e)
 	}
 	milliseconds := math.Float32frombits(uint32(f.out[0]))

@@ -35,7 +35,7 @@ func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) 
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
-	if code := d.guard(nil, fnHostAlloc, f, 3); code != Success {
+	if code := d.guard(nil, fnHostAlloc, f); code != Success {
 		return nil, d.rt.errorf(fnHostAlloc, code, "%d bytes, flags %#x, for %v", n, uint32(flags), d)
 	}
 	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
@@ -50,7 +50,7 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0] = uintptr(p)
-	if code := d.guard(nil, fnFreeHost, f, 1); code != Success {
+	if code := d.guard(nil, fnFreeHost, f); code != Success {
 		return d.rt.errorf(fnFreeHost, code, "%p", p)
 	}
 	return nil
@@ -64,7 +64,7 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(flags)
-	if code := d.guard(nil, fnHostRegister, f, 3); code != Success {
+	if code := d.guard(nil, fnHostRegister, f); code != Success {
 		return d.rt.errorf(fnHostRegister, code, "%d bytes at %p, flags %#x, for %v", n, p, uint32(flags), d)
 	}
 	return nil
@@ -76,7 +76,7 @@ func (d *Device) HostUnregister(p unsafe.Pointer) error {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0] = uintptr(p)
-	if code := d.guard(nil, fnHostUnregister, f, 1); code != Success {
+	if code := d.guard(nil, fnHostUnregister, f); code != Success {
 		return d.rt.errorf(fnHostUnregister, code, "%p", p)
 	}
 	return nil
@@ -88,7 +88,7 @@ func (d *Device) HostFlags(p unsafe.Pointer) (uint32, error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1] = f.outPtr(0), uintptr(p)
-	if code := d.guard(nil, fnHostGetFlags, f, 2); code != Success {
+	if code := d.guard(nil, fnHostGetFlags, f); code != Success {
 		return 0, d.rt.errorf(fnHostGetFlags, code, "%p", p)
 	}
 	return uint32(f.outInt(0)), nil
@@ -100,7 +100,7 @@ func (d *Device) HostDevicePointer(p unsafe.Pointer) (DevPtr, error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(p), 0
-	if code := d.guard(nil, fnHostGetDevicePointer, f, 3); code != Success {
+	if code := d.guard(nil, fnHostGetDevicePointer, f); code != Success {
 		return 0, d.rt.errorf(fnHostGetDevicePointer, code, "%p", p)
 	}
 	return DevPtr(f.out[0]), nil

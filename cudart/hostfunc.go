@@ -49,7 +49,7 @@ func (s *Stream) LaunchHostFunc(fn func()) error {
 	id := t.add(fn)
 	f := s.dev.rt.frame()
 	f.args[0], f.args[1], f.args[2] = uintptr(s.handle), t.entry, id
-	code := s.dev.guard(&s.alive, fnLaunchHostFunc, f, 3)
+	code := s.dev.guard(&s.alive, fnLaunchHostFunc, f)
 	s.dev.rt.put(f)
 	if code != Success {
 		t.take(id)

@@ -73,7 +73,7 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
-	if code := d.guard(nil, fnMallocManaged, f, 3); code != Success {
+	if code := d.guard(nil, fnMallocManaged, f); code != Success {
 		return nil, d.rt.errorf(fnMallocManaged, code, "%d bytes on %v", n, d)
 	}
 	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
@@ -86,10 +86,8 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	f := rt.frame()
 	defer rt.put(f)
 	f.args[0], f.args[1] = uintptr(p), uintptr(n)
-	argc := 4
 	if rt.abi[fnMemPrefetch] == abiLocation {
 		f.args[2], f.args[3], f.args[4] = to.word(), 0, s.arg()
-		argc = 5
 	} else {
 		device, err := to.ordinal()
 		if err != nil {
@@ -97,7 +95,7 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 		}
 		f.args[2], f.args[3] = uintptr(device), s.arg()
 	}
-	if code := s.dev.guard(s.life(), fnMemPrefetch, f, argc); code != Success {
+	if code := s.dev.guard(s.life(), fnMemPrefetch, f); code != Success {
 		return rt.errorf(fnMemPrefetch, code, "%d bytes at %#x to %+v", n, uintptr(p), to)
 	}
 	return nil
@@ -117,7 +115,7 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 		}
 		f.args[3] = uintptr(device)
 	}
-	if code := d.guard(nil, fnMemAdvise, f, 4); code != Success {
+	if code := d.guard(nil, fnMemAdvise, f); code != Success {
 		return d.rt.errorf(fnMemAdvise, code, "%d bytes at %#x, advice %d, place %+v", n, uintptr(p), advice, at)
 	}
 	return nil

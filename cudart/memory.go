@@ -24,9 +24,9 @@ func (s *Stream) Malloc(n int) (DevPtr, error) { return s.dev.malloc(s, n) }
 func (s *Stream) Free(p DevPtr) error { return s.dev.free(s, p) }
 
 func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
-	fn, argc := fnMalloc, 2
+	fn := fnMalloc
 	if s != nil {
-		fn, argc = fnMallocAsync, 3
+		fn = fnMallocAsync
 	}
 	if n <= 0 {
 		return 0, invalid(fn, "size %d: must be positive", n)
@@ -34,7 +34,7 @@ func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), s.arg()
-	if code := d.guard(s.life(), fn, f, argc); code != Success {
+	if code := d.guard(s.life(), fn, f); code != Success {
 		return 0, d.rt.errorf(fn, code, "%d bytes on %v", n, d)
 	}
 	return DevPtr(f.out[0]), nil
@@ -44,14 +44,14 @@ func (d *Device) free(s *Stream, p DevPtr) error {
 	if p == 0 {
 		return nil
 	}
-	fn, argc := fnFree, 1
+	fn := fnFree
 	if s != nil {
-		fn, argc = fnFreeAsync, 2
+		fn = fnFreeAsync
 	}
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1] = uintptr(p), s.arg()
-	if code := d.guard(s.life(), fn, f, argc); code != Success {
+	if code := d.guard(s.life(), fn, f); code != Success {
 		return d.rt.errorf(fn, code, "%#x on %v", uintptr(p), d)
 	}
 	return nil
@@ -109,7 +109,7 @@ func (d *Device) PointerAttributes(address uintptr) (PointerAttributes, error) {
 	defer d.rt.put(f)
 	f.host = unsafe.Pointer(&c)
 	f.args[0], f.args[1] = uintptr(f.host), address
-	if code := d.guard(nil, fnPointerGetAttributes, f, 2); code != Success {
+	if code := d.guard(nil, fnPointerGetAttributes, f); code != Success {
 		return PointerAttributes{}, d.rt.errorf(fnPointerGetAttributes, code, "address %#x", address)
 	}
 	return PointerAttributes{

@@ -219,13 +219,13 @@ func bind(source Source) (*Runtime, int, error) {
 }
 
 // ask makes a call that does not depend on the current device.
-func (rt *Runtime) ask(fn function, f *frame, n int) Code {
+func (rt *Runtime) ask(fn function, f *frame) Code {
 	// The pending error belongs to the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	code := rt.call(fn, f.args[:n])
+	code := rt.call(fn, &f.cCall)
 	if code != Success && code != codeMissing {
-		rt.clear()
+		rt.clear(f)
 	}
 	return code
 }
@@ -235,7 +235,7 @@ func (rt *Runtime) version(fn function) (Version, error) {
 	defer rt.put(f)
 	f.out[0] = 0
 	f.args[0] = f.outPtr(0)
-	if code := rt.ask(fn, f, 1); code != Success {
+	if code := rt.ask(fn, f); code != Success {
 		return 0, rt.errorf(fn, code, "%s", rt.lib.Path)
 	}
 	return Version(f.outInt(0)), nil
@@ -247,7 +247,7 @@ func (rt *Runtime) count() (int, error) {
 	defer rt.put(f)
 	f.out[0] = 0
 	f.args[0] = f.outPtr(0)
-	switch code := rt.ask(fnGetDeviceCount, f, 1); code {
+	switch code := rt.ask(fnGetDeviceCount, f); code {
 	case Success:
 		return f.outInt(0), nil
 	case ErrNoDevice:

@@ -40,7 +40,7 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), flags, uintptr(o.Priority)
-	if code := d.guard(nil, fnStreamCreate, f, 3); code != Success {
+	if code := d.guard(nil, fnStreamCreate, f); code != Success {
 		return nil, d.rt.errorf(fnStreamCreate, code, "%+v on %v", o, d)
 	}
 	s := &Stream{dev: d, handle: StreamHandle(f.out[0])}
@@ -54,7 +54,7 @@ func (d *Device) destroy(fn function, handle uintptr) error {
 	f := d.rt.frame()
 	defer d.rt.put(f)
 	f.args[0] = handle
-	if code := d.guard(nil, fn, f, 1); code != Success {
+	if code := d.guard(nil, fn, f); code != Success {
 		return d.rt.errorf(fn, code, "handle %#x on %v", handle, d)
 	}
 	return nil
@@ -96,7 +96,7 @@ func (s *Stream) Query() (done bool, err error) {
 func (d *Device) query(l *lifetime, fn function, handle uintptr) (bool, error) {
 	f := d.rt.frame()
 	f.args[0] = handle
-	code := d.guard(l, fn, f, 1)
+	code := d.guard(l, fn, f)
 	d.rt.put(f)
 	switch code {
 	case Success:
@@ -116,7 +116,7 @@ func (s *Stream) Wait(e *Event) error {
 	defer e.alive.leave()
 	f := s.dev.rt.frame()
 	f.args[0], f.args[1], f.args[2] = uintptr(s.handle), uintptr(e.handle), 0
-	code := s.dev.guard(&s.alive, fnStreamWaitEvent, f, 3)
+	code := s.dev.guard(&s.alive, fnStreamWaitEvent, f)
 	s.dev.rt.put(f)
 	if code != Success {
 		return s.dev.rt.errorf(fnStreamWaitEvent, code, "%v waits for %v", s, e)
@@ -133,7 +133,7 @@ func (s *Stream) Record(e *Event) error {
 	defer e.alive.leave()
 	f := s.dev.rt.frame()
 	f.args[0], f.args[1] = uintptr(e.handle), uintptr(s.handle)
-	code := s.dev.guard(&s.alive, fnEventRecord, f, 2)
+	code := s.dev.guard(&s.alive, fnEventRecord, f)
 	s.dev.rt.put(f)
 	if code != Success {
 		return s.dev.rt.errorf(fnEventRecord, code, "%v on %v", e, s)

@@ -15,22 +15,22 @@ import (
 // CUDA's own waits keep a thread each, and by default a core. Here a wait asks
 // for a few microseconds itself, which is all that small copies need. After
 // that it leaves an event with one goroutine that asks for all waits of the
-// runtime, the oldest one of each stream, and sleeps in between: for an eighth
-// of the time that the youngest of them has waited already, so that a wait
-// ends at most about an eighth late, and never less than asking took, so that
-// a thousand waits use at most half a core. RATIONALE.md has the alternatives
-// (blocking-sync events, host functions) with figures.
+// runtime, the oldest one of each stream, and sleeps in between: for a
+// sixteenth of the time that the youngest of them has waited already, so that
+// a wait ends some percent late at most, and never less than asking took, so
+// that a thousand waits use half a core at most. RATIONALE.md has the
+// alternatives (blocking-sync events, host functions) with figures.
 const (
 	spinFor  = 25 * time.Microsecond
 	minSleep = 5 * time.Microsecond
-	maxSleep = time.Millisecond
+	maxSleep = 200 * time.Microsecond
 )
 
 // waits are the waits of a runtime.
 type waits struct {
-	rt       *Runtime
-	spinners atomic.Int32 // goroutines that ask for themselves just now
-	pool     sync.Pool    // of *waiter
+	rt    *Runtime
+	pool  sync.Pool // of *waiter
+	first turns
 
 	mu      sync.Mutex
 	queues  []*waitQueue // those with waiters
@@ -57,7 +57,7 @@ type waiter struct {
 }
 
 func newWaits(rt *Runtime) *waits {
-	w := &waits{rt: rt, stopped: make(chan struct{})}
+	w := &waits{rt: rt, stopped: make(chan struct{}), first: newTurns()}
 	w.pool.New = func() any { return &waiter{done: make(chan error, 1)} }
 	return w
 }
@@ -73,28 +73,19 @@ func waitCancelled(what string, err error) error {
 // A wait does not occupy a thread.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	w := s.dev.rt.waits
-	done, err := w.spin(ctx, s.dev, &s.alive, fnStreamQuery, uintptr(s.handle))
+	turn := w.first.take()
+	done, err := w.look(ctx, s.dev, &s.alive, fnStreamQuery, uintptr(s.handle), turn)
 	if done || err != nil {
+		w.first.leave(turn)
 		return err
 	}
-	if err := ctx.Err(); err != nil {
-		return waitCancelled(s.String(), err)
-	}
-	e, err := s.dev.takeEvent()
+	me, err := w.record(s)
+	w.first.leave(turn)
 	if err != nil {
 		return err
 	}
-	s.waiting.record.Lock()
-	if err := s.Record(e); err != nil {
-		s.waiting.record.Unlock()
-		s.dev.giveEvent(e)
-		return err
-	}
-	me, err := w.enqueue(&s.waiting, e)
-	s.waiting.record.Unlock()
-	if err == nil {
-		err = w.await(ctx, &s.waiting, me, s)
-	}
+	e := me.event
+	err = w.await(ctx, &s.waiting, me, s)
 	s.dev.giveEvent(e)
 	return err
 }
@@ -103,12 +94,11 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 // said of [Stream.Synchronize] goes for it.
 func (e *Event) Synchronize(ctx context.Context) error {
 	w := e.dev.rt.waits
-	done, err := w.spin(ctx, e.dev, &e.alive, fnEventQuery, uintptr(e.handle))
+	turn := w.first.take()
+	done, err := w.look(ctx, e.dev, &e.alive, fnEventQuery, uintptr(e.handle), turn)
+	w.first.leave(turn)
 	if done || err != nil {
 		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return waitCancelled(e.String(), err)
 	}
 	me, err := w.enqueue(&e.waiting, e)
 	if err != nil {
@@ -117,14 +107,47 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return w.await(ctx, &e.waiting, me, e)
 }
 
-// spin asks for a few microseconds, if not too many do. Their number is what
-// bounds the cores that short waits can use.
-func (w *waits) spin(ctx context.Context, d *Device, l *lifetime, fn function, handle uintptr) (bool, error) {
-	limit := time.Duration(0)
-	if int(w.spinners.Add(1)) <= max(1, runtime.GOMAXPROCS(0)/8) {
-		limit = spinFor
+// turns bound how many goroutines ask at once. It is what bounds the cores
+// that short waits can use, and the threads that a crowd of them makes: each
+// goroutine in a C function needs one.
+type turns struct {
+	spinning *atomic.Int32
+	spinners int32         // that many may ask again and again
+	crowd    chan struct{} // others queue here, and ask once
+}
+
+// A turn is what take gave and leave takes back.
+type turn bool
+
+const (
+	spins turn = true
+	queue turn = false
+)
+
+func newTurns() turns {
+	procs := runtime.GOMAXPROCS(0)
+	return turns{spinning: new(atomic.Int32), spinners: int32(max(1, procs/8)), crowd: make(chan struct{}, max(1, procs/8))}
+}
+
+func (t turns) take() turn {
+	if t.spinning.Add(1) <= t.spinners {
+		return spins
 	}
-	defer w.spinners.Add(-1)
+	t.spinning.Add(-1)
+	t.crowd <- struct{}{}
+	return queue
+}
+
+func (t turns) leave(k turn) {
+	if k == spins {
+		t.spinning.Add(-1)
+		return
+	}
+	<-t.crowd
+}
+
+// look asks once, or for a few microseconds.
+func (w *waits) look(ctx context.Context, d *Device, l *lifetime, fn function, handle uintptr, turn turn) (bool, error) {
 	if !l.enter() {
 		return false, w.rt.errorf(fn, codeClosed, "wait")
 	}
@@ -136,15 +159,15 @@ func (w *waits) spin(ctx context.Context, d *Device, l *lifetime, fn function, h
 		code = d.makeCurrent(w.rt.binding, f)
 	}
 	if code == Success {
-		code = w.rt.call(fn, f.args[:1])
-		if code == ErrNotReady && limit > 0 {
-			for start := time.Now(); code == ErrNotReady && time.Since(start) < limit && ctx.Err() == nil; {
-				code = w.rt.call(fn, f.args[:1])
+		code = w.rt.call(fn, &f.cCall)
+		if code == ErrNotReady && turn == spins {
+			for start := time.Now(); code == ErrNotReady && time.Since(start) < spinFor && ctx.Err() == nil; {
+				code = w.rt.call(fn, &f.cCall)
 			}
 		}
 	}
 	if code != Success {
-		w.rt.clear()
+		w.rt.clear(f)
 	}
 	runtime.UnlockOSThread()
 	l.leave()
@@ -153,9 +176,30 @@ func (w *waits) spin(ctx context.Context, d *Device, l *lifetime, fn function, h
 	case Success:
 		return true, nil
 	case ErrNotReady:
+		if err := ctx.Err(); err != nil {
+			return false, waitCancelled(fmt.Sprintf("handle %#x of %v", handle, d), err)
+		}
 		return false, nil
 	}
 	return false, w.rt.errorf(fn, code, "handle %#x on %v", handle, d)
+}
+
+// record leaves a wait for all that is queued on s just now.
+func (w *waits) record(s *Stream) (*waiter, error) {
+	e, err := s.dev.takeEvent()
+	if err != nil {
+		return nil, err
+	}
+	s.waiting.record.Lock()
+	defer s.waiting.record.Unlock()
+	if err = s.Record(e); err == nil {
+		var me *waiter
+		if me, err = w.enqueue(&s.waiting, e); err == nil {
+			return me, nil
+		}
+	}
+	s.dev.giveEvent(e)
+	return nil, err
 }
 
 // enqueue leaves the wait for e with the goroutine that asks for all.
@@ -274,7 +318,7 @@ func (w *waits) run() {
 		if ended {
 			continue // who waited goes on, and others may be done by now
 		}
-		sleep := min(max(youngest/8, minSleep, time.Since(begin)), maxSleep)
+		sleep := max(min(max(youngest/16, minSleep), maxSleep), time.Since(begin))
 		w.bell.wait(sleep)
 	}
 }
