@@ -107,9 +107,6 @@ func (s *Sim) Symbol(name string) uintptr {
 // String tells what is simulated: "simulated libcudart 13.0".
 func (s *Sim) String() string { return "simulated libcudart " + s.cfg.Version.String() }
 
-// Version returns the simulated runtime's version.
-func (s *Sim) Version() cudart.Version { return s.cfg.Version }
-
 // closeTimeout bounds how long Close waits for host functions and calls.
 const closeTimeout = 10 * time.Second
 
