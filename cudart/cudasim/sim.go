@@ -46,6 +46,8 @@ type Sim struct {
 	internal   []error
 }
 
+var _ cudart.Source = (*Sim)(nil)
+
 // sims counts the simulators of the process, so that each has addresses and
 // handles that no other takes for its own.
 var sims atomic.Uint64
