@@ -122,12 +122,13 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 	}
 	facts = doctor.Gather(rt, devices, readHost())
 	for i, d := range devices {
-		if err := examineDevice(ctx, cmd, d, &facts.Devices[i], s, plans); err != nil {
+		out := &facts.Devices[i]
+		if err := examineDevice(ctx, cmd, d, out, s, plans); err != nil {
 			return nil, err
 		}
-	}
-	if s.bandwidth {
-		facts.Relink(readHost())
+		if s.bandwidth {
+			out.Relink(readHost())
+		}
 	}
 	return facts, nil
 }

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -496,4 +497,30 @@ func TestColorIsForcedOrNot(t *testing.T) {
 	assert.Contains(t, call(t, failing(t, "h200-vm", err, "CLICOLOR_FORCE=1")).stdout, "\x1b[")
 	assert.NotContains(t, call(t, failing(t, "h200-vm", err, "CLICOLOR_FORCE=1", "NO_COLOR=1")).stdout, "\x1b")
 	assert.NotContains(t, call(t, failing(t, "h200-vm", err, "CLICOLOR_FORCE=1"), "--format=json").stdout, "\x1b")
+}
+
+// On a real GPU the whole check is right, and done in time.
+func TestRealGPU(t *testing.T) {
+	if !testgpu.Real() {
+		t.Skipf("needs a real GPU: set %s=1", testgpu.Env)
+	}
+	sys := system{environ: os.Environ(), root: os.DirFS("/"), open: cudart.Open}
+	start := time.Now()
+	got := call(t, sys, "--format", "json")
+	took := time.Since(start)
+	var r report.Result
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), got.stderr)
+	assert.False(t, r.Simulated)
+	require.NotEmpty(t, r.Devices)
+	for _, d := range r.Devices {
+		require.NotNil(t, d.Verify)
+		assert.NoError(t, d.Verify.Err())
+		assert.NotNil(t, d.Bandwidth)
+		assert.Empty(t, d.Errors)
+	}
+	assert.Contains(t, []int{exitHealthy, exitProblems}, got.code)
+	assert.Less(t, took, time.Duration(len(r.Devices))*5*time.Second)
+	for _, f := range r.Findings {
+		t.Logf("%s: %s (%s)", f.ID, f.Summary, f.Cause)
+	}
 }

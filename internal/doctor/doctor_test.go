@@ -222,8 +222,8 @@ func TestCheckDevice(t *testing.T) {
 		if c.change != nil {
 			c.change(&d, &h.GPUs[0])
 		}
+		d.Relink(h)
 		f := &Facts{Host: h, Devices: []Device{d}}
-		f.Relink(h)
 		verdict, found := Check(f)
 		assert.Equal(t, c.want, ids(found), c.name)
 		assert.Equal(t, c.healthy, verdict == Healthy, c.name)
@@ -240,10 +240,10 @@ func TestCheckDevice(t *testing.T) {
 func TestBottleneck(t *testing.T) {
 	t.Parallel()
 	h := host(t, "epyc-dual-cgroup-v2")
-	f := &Facts{Devices: []Device{{PCIBusID: "0000:01:00.0"}, {PCIBusID: "00000000:C3:00.0"}, {PCIBusID: "0000:99:00.0"}}}
-	f.Relink(h)
-	assert.Same(t, h, f.Host)
-	h100, l40s, unknown := f.Devices[0], f.Devices[1], f.Devices[2]
+	h100, l40s, unknown := Device{PCIBusID: "0000:01:00.0"}, Device{PCIBusID: "00000000:C3:00.0"}, Device{PCIBusID: "0000:99:00.0"}
+	for _, d := range []*Device{&h100, &l40s, &unknown} {
+		d.Relink(h)
+	}
 	assert.Nil(t, h100.Link.Bottleneck)
 	assert.InDelta(t, 4, h100.Link.PathRate(), 0.01)
 	require.NotNil(t, l40s.Link.Bottleneck)

@@ -125,12 +125,13 @@ func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *
 		Devices: make([]Device, 0, len(devices)),
 	}
 	for _, d := range devices {
-		f.Devices = append(f.Devices, describe(d))
+		described := describe(d)
+		described.Relink(host)
+		f.Devices = append(f.Devices, described)
 	}
 	if len(devices) == 0 {
 		f.Requirements = Require(host, nil)
 	}
-	f.Relink(host)
 	return f
 }
 
@@ -160,17 +161,11 @@ func describe(d *cudart.Device) Device {
 	return out
 }
 
-// Relink takes the links from a later look at the host. A GPU trains its link
-// down while it is idle and up under load, so the look right after measuring
-// is the one that counts.
-func (f *Facts) Relink(host *hostinfo.Host) {
-	f.Host = host
-	for i := range f.Devices {
-		d := &f.Devices[i]
-		pci, ok := host.GPU(d.PCIBusID)
-		if !ok {
-			continue
-		}
+// Relink takes the link from a look at the host. A GPU trains its link down
+// while it is idle and up under load, so the look right after measuring is the
+// one that counts.
+func (d *Device) Relink(host *hostinfo.Host) {
+	if pci, ok := host.GPU(d.PCIBusID); ok {
 		d.NUMANode, d.LocalCPUs = pci.NUMANode, pci.CPUs
 		d.Link = newLink(pci)
 	}

@@ -82,7 +82,7 @@ func h200(h *hostinfo.Host) *doctor.Facts {
 			}},
 		}},
 	}
-	f.Relink(h)
+	f.Devices[0].Relink(h)
 	return f
 }
 
@@ -97,8 +97,8 @@ func results(t *testing.T) map[string]*Result {
 	bad := h200(host(t, "epyc-dual-cgroup-v2"))
 	bad.Devices[0].PCIBusID = "0000:C3:00.0"
 	bad.Devices[0].Name = "NVIDIA L40S\x1b[31m"
-	bad.Relink(bad.Host)
 	d := &bad.Devices[0]
+	d.Relink(bad.Host)
 	c := verify.Case{Path: verify.PathPinned, Pattern: "counter", SizeBytes: 4097, Offset: verify.Offset{Source: 1, Return: 513}, Streams: 4}
 	d.Verify.MismatchCount, d.Verify.Paths[0].MismatchCount = 3, 3
 	d.Verify.Mismatches = []verify.Mismatch{{Case: c, Difference: verify.Difference{
