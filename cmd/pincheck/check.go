@@ -95,9 +95,9 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 	plans := plans{verify: verify.Plan{Full: s.full}}
 	readHost := func() *hostinfo.Host { return hostinfo.Read(sys.root, sys.environ) }
 	if o.sim {
-		sim, err := newSimulation()
-		if err != nil {
-			return nil, noGPUError{err}
+		sim, unsupported := newSimulation()
+		if unsupported != nil {
+			return nil, noGPUError{unsupported}
 		}
 		// After rt.Close below. What it still counts would be pincheck's leak.
 		defer closing(&err, sim.Close)
@@ -110,6 +110,7 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 	rt, err := sys.open(library)
 	switch failed := (*cudart.OpenError)(nil); {
 	case errors.As(err, &failed):
+		// Not having a GPU is what was found, not an error of this run.
 		return doctor.WithoutLibrary(failed, readHost()), nil
 	case err != nil:
 		return nil, noGPUError{err}

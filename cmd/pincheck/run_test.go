@@ -524,3 +524,21 @@ func TestRealGPU(t *testing.T) {
 		t.Logf("%s: %s (%s)", f.ID, f.Summary, f.Cause)
 	}
 }
+
+// Closing is the last thing that examine does, so its error must reach the
+// caller: here the runtime is left with an event that cannot be destroyed.
+func TestLeakReachesTheExitCode(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sim, err := cudasim.New(cudasim.Config{})
+	require.NoError(t, err)
+	defer sim.Close() // tells of the event, which is meant
+	sys := on(t, "h200-vm")
+	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+		return cudart.Open(cudart.Options{Source: sim})
+	}
+	sim.Fail("cudaEventDestroy", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	got := call(t, sys)
+	assert.Equal(t, exitProblems, got.code)
+	assert.Contains(t, got.stdout+got.stderr, "cudaEventDestroy")
+}
