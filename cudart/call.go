@@ -15,14 +15,15 @@ type cCall struct {
 	result uintptr
 }
 
-// A frame carries a call's arguments and takes its results. Frames are pooled
-// heap memory: a call allocates nothing, and C never writes through a pointer
-// into a goroutine's stack, which may move.
+// A frame carries a call's arguments and takes its results. Frames are heap
+// memory, pooled or part of a handle: a call allocates nothing, and C never
+// writes through a pointer into a goroutine's stack, which may move.
 type frame struct {
 	cCall
-	own  cCall          // of the calls that guard makes for itself
-	out  [4]uint64      // what C writes: sizes, handles, numbers
-	host unsafe.Pointer // keeps host memory alive, and on the heap, during the call
+	own   cCall          // of the calls that guard makes for itself
+	out   [4]uint64      // what C writes: sizes, handles, numbers
+	host  unsafe.Pointer // keeps host memory alive, and on the heap, during the call
+	owner *handle        // whose frame it is, nil for one of the pool
 }
 
 // outPtr is the address of result i, as an argument.
@@ -43,13 +44,6 @@ func newBinding() *binding {
 	b := &binding{}
 	b.frames.New = func() any { return new(frame) }
 	return b
-}
-
-func (b *binding) frame() *frame { return b.frames.Get().(*frame) }
-
-func (b *binding) put(f *frame) {
-	f.host = nil
-	b.frames.Put(f)
 }
 
 // call is the one place that calls the library. It makes no promise about
@@ -74,8 +68,8 @@ func (b *binding) clear(f *frame) { b.call(fnGetLastError, &f.own) }
 // On a host with one device nothing needs to be selected: a fresh thread has
 // device 0 as current. With several, asking which is current costs less than
 // half of setting it, and after a first call it mostly is the right one.
-func (d *Device) guard(l *lifetime, fn function, f *frame) Code {
-	if l != nil && !l.enter() {
+func (d *Device) guard(fn function, f *frame) Code {
+	if f.owner != nil && f.owner.closed {
 		return codeClosed
 	}
 	b := d.rt.binding
@@ -91,9 +85,6 @@ func (d *Device) guard(l *lifetime, fn function, f *frame) Code {
 		b.clear(f)
 	}
 	runtime.UnlockOSThread()
-	if l != nil {
-		l.leave()
-	}
 	return code
 }
 

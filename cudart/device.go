@@ -62,8 +62,8 @@ const (
 // newDevice reads what identifies device i. None of it makes a context.
 func (rt *Runtime) newDevice(i int) (*Device, error) {
 	d := &Device{rt: rt, ordinal: i}
-	f := rt.frame()
-	defer rt.put(f)
+	f := rt.begin(nil)
+	defer rt.end(f)
 
 	properties := make([]byte, propertiesSize)
 	f.host = unsafe.Pointer(&properties[0])
@@ -113,8 +113,8 @@ func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordina
 
 // Attribute returns a property of the device (cudaDeviceGetAttribute).
 func (d *Device) Attribute(a Attr) (int, error) {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(a), uintptr(d.ordinal)
 	if code := d.rt.ask(fnDeviceGetAttribute, f); code != Success {
 		return 0, d.rt.errorf(fnDeviceGetAttribute, code, "attribute %d of %v", a, d)
@@ -125,10 +125,10 @@ func (d *Device) Attribute(a Attr) (int, error) {
 // MemInfo returns the device's free and total memory in bytes
 // (cudaMemGetInfo).
 func (d *Device) MemInfo() (free, total int, err error) {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
-	if code := d.guard(nil, fnMemGetInfo, f); code != Success {
+	if code := d.guard(fnMemGetInfo, f); code != Success {
 		return 0, 0, d.rt.errorf(fnMemGetInfo, code, "memory of %v", d)
 	}
 	return int(f.out[0]), int(f.out[1]), nil
@@ -138,10 +138,10 @@ func (d *Device) MemInfo() (free, total int, err error) {
 // the device can have; higher priorities are smaller numbers
 // (cudaDeviceGetStreamPriorityRange).
 func (d *Device) StreamPriorities() (lowest, highest int, err error) {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
-	if code := d.guard(nil, fnDeviceGetStreamPriorityRange, f); code != Success {
+	if code := d.guard(fnDeviceGetStreamPriorityRange, f); code != Success {
 		return 0, 0, d.rt.errorf(fnDeviceGetStreamPriorityRange, code, "%v", d)
 	}
 	return f.outInt(0), f.outInt(1), nil
@@ -157,9 +157,9 @@ func (d *Device) Synchronize(ctx context.Context) error {
 	}
 	done := make(chan error, 1)
 	go func() {
-		f := d.rt.frame()
-		defer d.rt.put(f)
-		if code := d.guard(nil, fnDeviceSynchronize, f); code != Success {
+		f := d.rt.begin(nil)
+		defer d.rt.end(f)
+		if code := d.guard(fnDeviceSynchronize, f); code != Success {
 			done <- d.rt.errorf(fnDeviceSynchronize, code, "%v", d)
 			return
 		}

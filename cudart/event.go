@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"time"
+	"unsafe"
 )
 
 // An EventHandle is a cudaEvent_t, for other libraries that take one.
@@ -23,9 +24,8 @@ type EventOptions struct {
 // goroutine.
 type Event struct {
 	dev     *Device
-	handle  EventHandle
+	handle  handle
 	timing  bool
-	alive   lifetime
 	waiting waitQueue
 	cleanup runtime.Cleanup
 }
@@ -38,14 +38,14 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	if o.Timing {
 		flags = 0
 	}
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), flags
-	if code := d.guard(nil, fnEventCreate, f); code != Success {
+	if code := d.guard(fnEventCreate, f); code != Success {
 		return nil, d.rt.errorf(fnEventCreate, code, "%+v on %v", o, d)
 	}
-	e := &Event{dev: d, handle: EventHandle(f.out[0]), timing: o.Timing}
-	e.cleanup = runtime.AddCleanup(e, func(h EventHandle) { _ = d.destroy(fnEventDestroy, uintptr(h)) }, e.handle)
+	e := &Event{dev: d, handle: handle{value: uintptr(f.out[0])}, timing: o.Timing}
+	e.cleanup = runtime.AddCleanup(e, func(value uintptr) { d.destroy(fnEventDestroy, value) }, e.handle.value)
 	return e, nil
 }
 
@@ -53,16 +53,14 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 func (e *Event) Device() *Device { return e.dev }
 
 // Handle returns the cudaEvent_t. It is valid until Close.
-func (e *Event) Handle() EventHandle { return e.handle }
+func (e *Event) Handle() EventHandle { return EventHandle(e.handle.value) }
 
 // String names the event in messages.
-func (e *Event) String() string { return fmt.Sprintf("event %#x of %v", uintptr(e.handle), e.dev) }
+func (e *Event) String() string { return fmt.Sprintf("event %#x of %v", e.handle.value, e.dev) }
 
 // Query tells whether the work that the event recorded is done; an event that
 // was never recorded is (cudaEventQuery).
-func (e *Event) Query() (done bool, err error) {
-	return e.dev.query(&e.alive, fnEventQuery, uintptr(e.handle))
-}
+func (e *Event) Query() (done bool, err error) { return e.dev.query(fnEventQuery, &e.handle) }
 
 // Since returns the time on the GPU from start to e, with a resolution of
 // about half a microsecond (cudaEventElapsedTime). Both must be made with
@@ -71,14 +69,24 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	if !e.timing || !start.timing {
 		return 0, invalid(fnEventElapsedTime, "both events must be made with EventOptions.Timing")
 	}
-	if !start.alive.enter() {
-		return 0, e.dev.rt.errorf(fnEventElapsedTime, codeClosed, "start event")
+	// In the order of their addresses, as another goroutine may ask for the
+	// time between the same two the other way round.
+	first, second := &start.handle, &e.handle
+	if uintptr(unsafe.Pointer(first)) > uintptr(unsafe.Pointer(second)) {
+		first, second = second, first
 	}
-	defer start.alive.leave()
-	f := e.dev.rt.frame()
-	defer e.dev.rt.put(f)
-	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(start.handle), uintptr(e.handle)
-	if code := e.dev.guard(&e.alive, fnEventElapsedTime, f); code != Success {
+	f := e.dev.rt.begin(first)
+	defer e.dev.rt.end(f)
+	if second != first {
+		second.mu.Lock()
+		defer second.mu.Unlock()
+	}
+	f.args[0], f.args[1], f.args[2] = f.outPtr(0), start.handle.value, e.handle.value
+	code := codeClosed
+	if !second.closed {
+		code = e.dev.guard(fnEventElapsedTime, f)
+	}
+	if code != Success {
 		return 0, e.dev.rt.errorf(fnEventElapsedTime, code, "from %v to %v", start, e)
 	}
 	milliseconds := math.Float32frombits(uint32(f.out[0]))
@@ -87,11 +95,7 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 
 // Close destroys the event (cudaEventDestroy). A second Close does nothing.
 func (e *Event) Close() error {
-	if !e.alive.close() {
-		return nil
-	}
-	if err := e.dev.destroy(fnEventDestroy, uintptr(e.handle)); err != nil {
-		e.alive.reopen()
+	if err := e.dev.close(fnEventDestroy, &e.handle); err != nil {
 		return err
 	}
 	e.cleanup.Stop()

@@ -32,10 +32,10 @@ func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) 
 	if n <= 0 {
 		return nil, invalid(fnHostAlloc, "size %d: must be positive", n)
 	}
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
-	if code := d.guard(nil, fnHostAlloc, f); code != Success {
+	if code := d.guard(fnHostAlloc, f); code != Success {
 		return nil, d.rt.errorf(fnHostAlloc, code, "%d bytes, flags %#x, for %v", n, uint32(flags), d)
 	}
 	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
@@ -47,10 +47,10 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 	if p == nil {
 		return nil
 	}
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0] = uintptr(p)
-	if code := d.guard(nil, fnFreeHost, f); code != Success {
+	if code := d.guard(fnFreeHost, f); code != Success {
 		return d.rt.errorf(fnFreeHost, code, "%p", p)
 	}
 	return nil
@@ -61,10 +61,10 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 // [Device.HostUnregister], and must not be Go heap memory: the garbage
 // collector would give it back while the GPU still writes there.
 func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) error {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(flags)
-	if code := d.guard(nil, fnHostRegister, f); code != Success {
+	if code := d.guard(fnHostRegister, f); code != Success {
 		return d.rt.errorf(fnHostRegister, code, "%d bytes at %p, flags %#x, for %v", n, p, uint32(flags), d)
 	}
 	return nil
@@ -73,10 +73,10 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 // HostUnregister undoes [Device.HostRegister]; p is the exact address that was
 // registered (cudaHostUnregister).
 func (d *Device) HostUnregister(p unsafe.Pointer) error {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0] = uintptr(p)
-	if code := d.guard(nil, fnHostUnregister, f); code != Success {
+	if code := d.guard(fnHostUnregister, f); code != Success {
 		return d.rt.errorf(fnHostUnregister, code, "%p", p)
 	}
 	return nil
@@ -85,10 +85,10 @@ func (d *Device) HostUnregister(p unsafe.Pointer) error {
 // HostFlags returns the flags with which pinned memory was made
 // (cudaHostGetFlags).
 func (d *Device) HostFlags(p unsafe.Pointer) (uint32, error) {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), uintptr(p)
-	if code := d.guard(nil, fnHostGetFlags, f); code != Success {
+	if code := d.guard(fnHostGetFlags, f); code != Success {
 		return 0, d.rt.errorf(fnHostGetFlags, code, "%p", p)
 	}
 	return uint32(f.outInt(0)), nil
@@ -97,10 +97,10 @@ func (d *Device) HostFlags(p unsafe.Pointer) (uint32, error) {
 // HostDevicePointer returns the address by which the device reaches pinned
 // memory (cudaHostGetDevicePointer).
 func (d *Device) HostDevicePointer(p unsafe.Pointer) (DevPtr, error) {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(p), 0
-	if code := d.guard(nil, fnHostGetDevicePointer, f); code != Success {
+	if code := d.guard(fnHostGetDevicePointer, f); code != Success {
 		return 0, d.rt.errorf(fnHostGetDevicePointer, code, "%p", p)
 	}
 	return DevPtr(f.out[0]), nil

@@ -47,10 +47,10 @@ func (t *hostFuncTable) run(id uintptr) {
 func (s *Stream) LaunchHostFunc(fn func()) error {
 	t := hostFuncs()
 	id := t.add(fn)
-	f := s.dev.rt.frame()
-	f.args[0], f.args[1], f.args[2] = uintptr(s.handle), t.entry, id
-	code := s.dev.guard(&s.alive, fnLaunchHostFunc, f)
-	s.dev.rt.put(f)
+	f := s.dev.rt.begin(&s.handle)
+	f.args[0], f.args[1], f.args[2] = s.handle.value, t.entry, id
+	code := s.dev.guard(fnLaunchHostFunc, f)
+	s.dev.rt.end(f)
 	if code != Success {
 		t.take(id)
 		return s.dev.rt.errorf(fnLaunchHostFunc, code, "%v", s)

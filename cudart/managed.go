@@ -70,10 +70,10 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 	if n <= 0 {
 		return nil, invalid(fnMallocManaged, "size %d: must be positive", n)
 	}
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
-	if code := d.guard(nil, fnMallocManaged, f); code != Success {
+	if code := d.guard(fnMallocManaged, f); code != Success {
 		return nil, d.rt.errorf(fnMallocManaged, code, "%d bytes on %v", n, d)
 	}
 	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
@@ -83,8 +83,8 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 // (cudaMemPrefetchAsync).
 func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	rt := s.dev.rt
-	f := rt.frame()
-	defer rt.put(f)
+	f := rt.begin(s.own())
+	defer rt.end(f)
 	f.args[0], f.args[1] = uintptr(p), uintptr(n)
 	if rt.abi[fnMemPrefetch] == abiLocation {
 		f.args[2], f.args[3], f.args[4] = to.word(), 0, s.arg()
@@ -95,7 +95,7 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 		}
 		f.args[2], f.args[3] = uintptr(device), s.arg()
 	}
-	if code := s.dev.guard(s.life(), fnMemPrefetch, f); code != Success {
+	if code := s.dev.guard(fnMemPrefetch, f); code != Success {
 		return rt.errorf(fnMemPrefetch, code, "%d bytes at %#x to %+v", n, uintptr(p), to)
 	}
 	return nil
@@ -103,8 +103,8 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 
 // MemAdvise tells the driver how managed memory will be used (cudaMemAdvise).
 func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(advice)
 	if d.rt.abi[fnMemAdvise] == abiLocation {
 		f.args[3] = at.word()
@@ -115,7 +115,7 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 		}
 		f.args[3] = uintptr(device)
 	}
-	if code := d.guard(nil, fnMemAdvise, f); code != Success {
+	if code := d.guard(fnMemAdvise, f); code != Success {
 		return d.rt.errorf(fnMemAdvise, code, "%d bytes at %#x, advice %d, place %+v", n, uintptr(p), advice, at)
 	}
 	return nil

@@ -31,10 +31,10 @@ func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
 	if n <= 0 {
 		return 0, invalid(fn, "size %d: must be positive", n)
 	}
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(s.own())
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), s.arg()
-	if code := d.guard(s.life(), fn, f); code != Success {
+	if code := d.guard(fn, f); code != Success {
 		return 0, d.rt.errorf(fn, code, "%d bytes on %v", n, d)
 	}
 	return DevPtr(f.out[0]), nil
@@ -48,10 +48,10 @@ func (d *Device) free(s *Stream, p DevPtr) error {
 	if s != nil {
 		fn = fnFreeAsync
 	}
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(s.own())
+	defer d.rt.end(f)
 	f.args[0], f.args[1] = uintptr(p), s.arg()
-	if code := d.guard(s.life(), fn, f); code != Success {
+	if code := d.guard(fn, f); code != Success {
 		return d.rt.errorf(fn, code, "%#x on %v", uintptr(p), d)
 	}
 	return nil
@@ -105,11 +105,11 @@ type cPointerAttributes struct {
 // MemoryUnregistered.
 func (d *Device) PointerAttributes(address uintptr) (PointerAttributes, error) {
 	var c cPointerAttributes
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.host = unsafe.Pointer(&c)
 	f.args[0], f.args[1] = uintptr(f.host), address
-	if code := d.guard(nil, fnPointerGetAttributes, f); code != Success {
+	if code := d.guard(fnPointerGetAttributes, f); code != Success {
 		return PointerAttributes{}, d.rt.errorf(fnPointerGetAttributes, code, "address %#x", address)
 	}
 	return PointerAttributes{

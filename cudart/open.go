@@ -231,8 +231,8 @@ func (rt *Runtime) ask(fn function, f *frame) Code {
 }
 
 func (rt *Runtime) version(fn function) (Version, error) {
-	f := rt.frame()
-	defer rt.put(f)
+	f := rt.begin(nil)
+	defer rt.end(f)
 	f.out[0] = 0
 	f.args[0] = f.outPtr(0)
 	if code := rt.ask(fn, f); code != Success {
@@ -243,8 +243,8 @@ func (rt *Runtime) version(fn function) (Version, error) {
 
 // count asks for the devices. None at all is an answer.
 func (rt *Runtime) count() (int, error) {
-	f := rt.frame()
-	defer rt.put(f)
+	f := rt.begin(nil)
+	defer rt.end(f)
 	f.out[0] = 0
 	f.args[0] = f.outPtr(0)
 	switch code := rt.ask(fnGetDeviceCount, f); code {

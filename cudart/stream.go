@@ -23,8 +23,7 @@ type StreamOptions struct {
 // order in which their calls were made.
 type Stream struct {
 	dev     *Device
-	handle  StreamHandle
-	alive   lifetime
+	handle  handle
 	waiting waitQueue
 	cleanup runtime.Cleanup
 }
@@ -37,43 +36,31 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	if o.Blocking {
 		flags = 0
 	}
-	f := d.rt.frame()
-	defer d.rt.put(f)
+	f := d.rt.begin(nil)
+	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), flags, uintptr(o.Priority)
-	if code := d.guard(nil, fnStreamCreate, f); code != Success {
+	if code := d.guard(fnStreamCreate, f); code != Success {
 		return nil, d.rt.errorf(fnStreamCreate, code, "%+v on %v", o, d)
 	}
-	s := &Stream{dev: d, handle: StreamHandle(f.out[0])}
-	s.cleanup = runtime.AddCleanup(s, func(h StreamHandle) { _ = d.destroy(fnStreamDestroy, uintptr(h)) }, s.handle)
+	s := &Stream{dev: d, handle: handle{value: uintptr(f.out[0])}}
+	s.cleanup = runtime.AddCleanup(s, func(value uintptr) { d.destroy(fnStreamDestroy, value) }, s.handle.value)
 	return s, nil
 }
 
-// destroy ends a stream or an event. Either may have work under way: CUDA
-// releases what it uses when that is done.
-func (d *Device) destroy(fn function, handle uintptr) error {
-	f := d.rt.frame()
-	defer d.rt.put(f)
-	f.args[0] = handle
-	if code := d.guard(nil, fn, f); code != Success {
-		return d.rt.errorf(fn, code, "handle %#x on %v", handle, d)
+// own is the stream's handle, and arg the handle as an argument. Both serve the
+// calls that exist with and without a stream, so nil is allowed.
+func (s *Stream) own() *handle {
+	if s == nil {
+		return nil
 	}
-	return nil
+	return &s.handle
 }
 
-// arg is the stream as an argument, and life what a call on it enters. Both
-// serve the calls that exist with and without a stream, so nil is allowed.
 func (s *Stream) arg() uintptr {
 	if s == nil {
 		return 0
 	}
-	return uintptr(s.handle)
-}
-
-func (s *Stream) life() *lifetime {
-	if s == nil {
-		return nil
-	}
-	return &s.alive
+	return s.handle.value
 }
 
 // Device returns the stream's device.
@@ -81,62 +68,41 @@ func (s *Stream) Device() *Device { return s.dev }
 
 // Handle returns the cudaStream_t, to queue work by other means. It is valid
 // until Close.
-func (s *Stream) Handle() StreamHandle { return s.handle }
+func (s *Stream) Handle() StreamHandle { return StreamHandle(s.handle.value) }
 
 // String names the stream in messages.
-func (s *Stream) String() string { return fmt.Sprintf("stream %#x of %v", uintptr(s.handle), s.dev) }
+func (s *Stream) String() string { return fmt.Sprintf("stream %#x of %v", s.handle.value, s.dev) }
 
 // Query tells whether all work queued so far is done (cudaStreamQuery). An
 // error is one of the stream's work.
-func (s *Stream) Query() (done bool, err error) {
-	return s.dev.query(&s.alive, fnStreamQuery, uintptr(s.handle))
-}
-
-// query is cudaStreamQuery or cudaEventQuery, where "not ready" is an answer.
-func (d *Device) query(l *lifetime, fn function, handle uintptr) (bool, error) {
-	f := d.rt.frame()
-	f.args[0] = handle
-	code := d.guard(l, fn, f)
-	d.rt.put(f)
-	switch code {
-	case Success:
-		return true, nil
-	case ErrNotReady:
-		return false, nil
-	}
-	return false, d.rt.errorf(fn, code, "handle %#x on %v", handle, d)
-}
+func (s *Stream) Query() (done bool, err error) { return s.dev.query(fnStreamQuery, &s.handle) }
 
 // Wait makes work that is queued later wait for what e recorded, which may be
 // on another stream or device (cudaStreamWaitEvent). The caller does not wait.
 func (s *Stream) Wait(e *Event) error {
-	if !e.alive.enter() {
-		return s.dev.rt.errorf(fnStreamWaitEvent, codeClosed, "event")
-	}
-	defer e.alive.leave()
-	f := s.dev.rt.frame()
-	f.args[0], f.args[1], f.args[2] = uintptr(s.handle), uintptr(e.handle), 0
-	code := s.dev.guard(&s.alive, fnStreamWaitEvent, f)
-	s.dev.rt.put(f)
-	if code != Success {
-		return s.dev.rt.errorf(fnStreamWaitEvent, code, "%v waits for %v", s, e)
-	}
-	return nil
+	return s.with(e, fnStreamWaitEvent, s.handle.value, e.handle.value)
 }
 
 // Record makes e stand for all work queued so far (cudaEventRecord). The event
 // must be of the same device.
 func (s *Stream) Record(e *Event) error {
-	if !e.alive.enter() {
-		return s.dev.rt.errorf(fnEventRecord, codeClosed, "event")
+	return s.with(e, fnEventRecord, e.handle.value, s.handle.value)
+}
+
+// with makes a call that takes both a stream and an event. Locks are taken in
+// that order.
+func (s *Stream) with(e *Event, fn function, first, second uintptr) error {
+	f := s.dev.rt.begin(&s.handle)
+	f.args[0], f.args[1], f.args[2] = first, second, 0
+	e.handle.mu.Lock()
+	code := codeClosed
+	if !e.handle.closed {
+		code = s.dev.guard(fn, f)
 	}
-	defer e.alive.leave()
-	f := s.dev.rt.frame()
-	f.args[0], f.args[1] = uintptr(e.handle), uintptr(s.handle)
-	code := s.dev.guard(&s.alive, fnEventRecord, f)
-	s.dev.rt.put(f)
+	e.handle.mu.Unlock()
+	s.dev.rt.end(f)
 	if code != Success {
-		return s.dev.rt.errorf(fnEventRecord, code, "%v on %v", e, s)
+		return s.dev.rt.errorf(fn, code, "%v and %v", s, e)
 	}
 	return nil
 }
@@ -145,11 +111,7 @@ func (s *Stream) Record(e *Event) error {
 // its end (cudaStreamDestroy): synchronise first if memory that the work uses
 // is to be released. A second Close does nothing.
 func (s *Stream) Close() error {
-	if !s.alive.close() {
-		return nil
-	}
-	if err := s.dev.destroy(fnStreamDestroy, uintptr(s.handle)); err != nil {
-		s.alive.reopen()
+	if err := s.dev.close(fnStreamDestroy, &s.handle); err != nil {
 		return err
 	}
 	s.cleanup.Stop()

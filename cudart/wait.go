@@ -74,7 +74,7 @@ func waitCancelled(what string, err error) error {
 func (s *Stream) Synchronize(ctx context.Context) error {
 	w := s.dev.rt.waits
 	turn := w.first.take()
-	done, err := w.look(ctx, s.dev, &s.alive, fnStreamQuery, uintptr(s.handle), turn)
+	done, err := w.look(ctx, s.dev, fnStreamQuery, &s.handle, turn)
 	if done || err != nil {
 		w.first.leave(turn)
 		return err
@@ -95,7 +95,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 func (e *Event) Synchronize(ctx context.Context) error {
 	w := e.dev.rt.waits
 	turn := w.first.take()
-	done, err := w.look(ctx, e.dev, &e.alive, fnEventQuery, uintptr(e.handle), turn)
+	done, err := w.look(ctx, e.dev, fnEventQuery, &e.handle, turn)
 	w.first.leave(turn)
 	if done || err != nil {
 		return err
@@ -146,42 +146,54 @@ func (t turns) leave(k turn) {
 	<-t.crowd
 }
 
-// look asks once, or for a few microseconds.
-func (w *waits) look(ctx context.Context, d *Device, l *lifetime, fn function, handle uintptr, turn turn) (bool, error) {
-	if !l.enter() {
-		return false, w.rt.errorf(fn, codeClosed, "wait")
-	}
-	f := w.rt.frame()
-	f.args[0] = handle
+// look asks once, or for a few microseconds. It is guard with a call that is
+// repeated: the pending "not ready" is taken away once, at the end.
+func (w *waits) look(ctx context.Context, d *Device, fn function, h *handle, turn turn) (done bool, err error) {
+	f := w.rt.begin(nil)
+	f.args[0] = h.value
 	runtime.LockOSThread()
 	code := Success
 	if w.rt.several {
 		code = d.makeCurrent(w.rt.binding, f)
 	}
 	if code == Success {
-		code = w.rt.call(fn, &f.cCall)
-		if code == ErrNotReady && turn == spins {
-			for start := time.Now(); code == ErrNotReady && time.Since(start) < spinFor && ctx.Err() == nil; {
-				code = w.rt.call(fn, &f.cCall)
+		code = w.ask(fn, h, f)
+	}
+	if code == ErrNotReady && turn == spins {
+		// The clock and the context are looked at now and then only: that takes
+		// as long as the question.
+		const questions = 8
+		for start := time.Now(); code == ErrNotReady && time.Since(start) < spinFor && ctx.Err() == nil; {
+			for i := 0; i < questions && code == ErrNotReady; i++ {
+				code = w.ask(fn, h, f)
 			}
 		}
 	}
-	if code != Success {
+	if code != Success && code != codeClosed {
 		w.rt.clear(f)
 	}
 	runtime.UnlockOSThread()
-	l.leave()
-	w.rt.put(f)
+	w.rt.end(f)
 	switch code {
 	case Success:
 		return true, nil
 	case ErrNotReady:
 		if err := ctx.Err(); err != nil {
-			return false, waitCancelled(fmt.Sprintf("handle %#x of %v", handle, d), err)
+			return false, waitCancelled(fmt.Sprintf("handle %#x of %v", h.value, d), err)
 		}
 		return false, nil
 	}
-	return false, w.rt.errorf(fn, code, "handle %#x on %v", handle, d)
+	return false, w.rt.errorf(fn, code, "handle %#x on %v", h.value, d)
+}
+
+// ask asks once. Others may use the handle between two questions.
+func (w *waits) ask(fn function, h *handle, f *frame) Code {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return codeClosed
+	}
+	return w.rt.call(fn, &f.cCall)
 }
 
 // record leaves a wait for all that is queued on s just now.
