@@ -15,9 +15,6 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// ErrClosed is returned by methods of a buffer that was closed.
-var ErrClosed = errors.New("hostmem: already closed")
-
 // host is what mapping needs to know of this machine, read once.
 var host = sync.OnceValue(func() *pages.System { return pages.NewSystem(os.DirFS("/")) })
 
@@ -25,15 +22,8 @@ var host = sync.OnceValue(func() *pages.System { return pages.NewSystem(os.DirFS
 // may be called from any goroutine; what they do to its bytes is the callers'
 // to order.
 type Buffer struct {
-	dev    *cudart.Device
-	region *pages.Region
-	pinned *pinning
-	label  string
-
-	use     sync.RWMutex // copies are issued under it shared, Close has it alone
-	closed  bool
-	spans   []Span
-	streams streamSet
+	pinnedMem
+	region  *pages.Region
 	cleanup runtime.Cleanup
 }
 
@@ -73,7 +63,10 @@ func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, 
 		return nil, giveUp(p, r, err)
 	}
 	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
-	b := &Buffer{dev: dev, region: r, pinned: p, label: o.Label, spans: p.spans}
+	b := &Buffer{
+		pinnedMem: pinnedMem{dev: dev, pinned: p, spans: slices.Clone(p.spans), n: n, kind: "buffer", label: o.Label},
+		region:    r,
+	}
 	b.cleanup = runtime.AddCleanup(b, account.lose, lost{bytes: b.Kept(), label: o.Label})
 	return b, nil
 }
@@ -108,38 +101,13 @@ func Slice[T any](b *Buffer) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/size)
 }
 
-// Len returns the bytes asked for.
-func (b *Buffer) Len() int { return b.region.Len() }
-
 // Kept returns the bytes that the buffer keeps resident: Len rounded up to a
 // page.
 func (b *Buffer) Kept() int { return b.region.Mapped() }
 
-// Pointer returns the address of the first byte, nil after Close.
-func (b *Buffer) Pointer() unsafe.Pointer { return b.region.Pointer() }
-
-// Device returns the device on which the memory was registered.
-func (b *Buffer) Device() *cudart.Device { return b.dev }
-
-// Label returns Options.Label.
-func (b *Buffer) Label() string { return b.label }
-
-// Spans returns the buffer's registrations in order. There is one, unless the
-// buffer is larger than what can be registered at once or Options.Chunk asked
-// for more. Buffer's own copies take no notice of them.
-func (b *Buffer) Spans() []Span { return slices.Clone(b.spans) }
-
 // Notes tell what the host refused, in words: huge pages that could not be
 // had, for instance.
 func (b *Buffer) Notes() []string { return b.region.Notes() }
-
-// String names the buffer in messages.
-func (b *Buffer) String() string {
-	if b.label != "" {
-		return fmt.Sprintf("buffer %q of %d bytes", b.label, b.Len())
-	}
-	return fmt.Sprintf("buffer of %d bytes", b.Len())
-}
 
 // Close waits for the copies that were queued by the buffer's methods,
 // unregisters the memory and unmaps it. A second Close does nothing. If
@@ -150,28 +118,11 @@ func (b *Buffer) Close() error { return b.CloseContext(context.Background()) }
 // CloseContext is Close that gives up waiting when ctx ends: the buffer is
 // then as it was.
 func (b *Buffer) CloseContext(ctx context.Context) error {
-	b.use.Lock()
-	defer b.use.Unlock()
-	if b.closed {
-		return nil
-	}
 	start := time.Now()
-	// Work that failed does not use the memory any more; only work that was not
-	// waited for does.
-	if err := b.streams.wait(ctx, b.dev); err != nil && ctx.Err() != nil {
-		return fmt.Errorf("hostmem: close %v: %w", b, err)
+	closed, err := b.close(ctx, b.region.Unmap)
+	if closed {
+		b.cleanup.Stop()
+		account.unpinned(b.Len(), b.Kept(), time.Since(start))
 	}
-	if err := b.pinned.undo(); err != nil {
-		account.failures.Add(1)
-		return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped: %w", b, err)
-	}
-	n, kept := b.Len(), b.Kept()
-	if err := b.region.Unmap(); err != nil {
-		account.failures.Add(1)
-		return fmt.Errorf("hostmem: close %v: %w", b, err)
-	}
-	b.closed = true
-	b.cleanup.Stop()
-	account.unpinned(n, kept, time.Since(start))
-	return nil
+	return err
 }

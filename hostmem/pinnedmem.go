@@ -1,0 +1,137 @@
+package hostmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+var (
+	// ErrClosed is returned by methods of a buffer, registration or file that
+	// was closed.
+	ErrClosed = errors.New("hostmem: already closed")
+
+	// ErrReadOnly is returned by copies into memory that the GPU may only read.
+	ErrReadOnly = errors.New("hostmem: registered read-only")
+)
+
+// pinnedMem is what a buffer, a registration and a mapped file have in common:
+// pinned memory that copies use until it is closed. Who mapped it, and who
+// unmaps it, is theirs to know.
+type pinnedMem struct {
+	dev      *cudart.Device
+	pinned   *pinning
+	spans    []Span // sorted
+	n        int    // bytes that copies may touch
+	kind     string // "buffer", in messages
+	label    string
+	readOnly bool
+
+	use     sync.RWMutex // copies are issued under it shared, close has it alone
+	closed  atomic.Bool  // set under use
+	streams streamSet
+}
+
+// Len returns the bytes asked for.
+func (m *pinnedMem) Len() int { return m.n }
+
+// Pointer returns the address of the first byte, nil after Close.
+func (m *pinnedMem) Pointer() unsafe.Pointer {
+	if m.closed.Load() {
+		return nil
+	}
+	return m.pinned.base
+}
+
+// Device returns the device on which the memory was registered.
+func (m *pinnedMem) Device() *cudart.Device { return m.dev }
+
+// Label returns the Label of the options.
+func (m *pinnedMem) Label() string { return m.label }
+
+// Spans returns the registrations in order. There is one, unless the memory is
+// larger than what can be registered at once or the Chunk of the options asked
+// for more. CopyToDevice and CopyFromDevice take no notice of them.
+func (m *pinnedMem) Spans() []Span { return slices.Clone(m.spans) }
+
+// String names the memory in messages.
+func (m *pinnedMem) String() string {
+	if m.label != "" {
+		return fmt.Sprintf("%s %q of %d bytes", m.kind, m.label, m.n)
+	}
+	return fmt.Sprintf("%s of %d bytes", m.kind, m.n)
+}
+
+// CopyToDevice queues a copy of n bytes at offset off to the device
+// (cudaMemcpyAsync, once for each span that it touches). The bytes must not
+// change before the stream has passed the copy.
+func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return m.copy(s, "to device", off, n, func(at unsafe.Pointer, skip, n int) error {
+		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
+	})
+}
+
+// CopyFromDevice queues a copy of n bytes from the device to offset off
+// (cudaMemcpyAsync, once for each span that it touches). Until the stream has
+// passed the copy the memory holds old bytes, or some of each: synchronise
+// before reading. Memory that was registered read-only gives [ErrReadOnly].
+func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	if m.readOnly {
+		return fmt.Errorf("hostmem: copy from device: %v: %w", m, ErrReadOnly)
+	}
+	return m.copy(s, "from device", off, n, func(at unsafe.Pointer, skip, n int) error {
+		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
+	})
+}
+
+func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
+	if off < 0 || n < 0 || off > m.n-n {
+		return fmt.Errorf("hostmem: copy %s: bytes %d to %d are not all within %v", what, off, off+n, m)
+	}
+	m.use.RLock()
+	defer m.use.RUnlock()
+	if m.closed.Load() {
+		return fmt.Errorf("hostmem: copy %s: %v: %w", what, m, ErrClosed)
+	}
+	m.streams.add(s)
+	base := m.pinned.base
+	if len(m.spans) == 1 {
+		return one(unsafe.Add(base, off), 0, n)
+	}
+	return pieces(m.spans, off, n, func(at, n int) error {
+		return one(unsafe.Add(base, at), at-off, n)
+	})
+}
+
+// close waits for the copies that were queued here, unregisters the memory and
+// calls unmap. It is false when the memory was closed before. After an error
+// the memory is as it was, except that part of it may be unregistered, and
+// close may be tried again.
+func (m *pinnedMem) close(ctx context.Context, unmap func() error) (bool, error) {
+	m.use.Lock()
+	defer m.use.Unlock()
+	if m.closed.Load() {
+		return false, nil
+	}
+	// Work that failed does not use the memory any more; only work that was not
+	// waited for does.
+	if err := m.streams.wait(ctx, m.dev); err != nil && ctx.Err() != nil {
+		return false, fmt.Errorf("hostmem: close %v: %w", m, err)
+	}
+	if err := m.pinned.undo(); err != nil {
+		account.failures.Add(1)
+		return false, fmt.Errorf("hostmem: close %v: its memory stays registered and mapped: %w", m, err)
+	}
+	if err := unmap(); err != nil {
+		account.failures.Add(1)
+		return false, fmt.Errorf("hostmem: close %v: %w", m, err)
+	}
+	m.closed.Store(true)
+	return true, nil
+}
