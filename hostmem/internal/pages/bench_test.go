@@ -13,18 +13,18 @@ import (
 )
 
 // BenchmarkPopulate maps and populates 1 GiB with every number of threads, way
-// and kind of page. "adaptive" is what Map does by itself. Unmapping is not timed.
+// and kind of page. "auto" is what Map does by itself. Unmapping is not timed.
 func BenchmarkPopulate(b *testing.B) {
 	sys := pages.NewSystem(os.DirFS("/"))
 	const n = 1<<30 + 1
 	for _, huge := range []pages.HugeMode{pages.HugeAuto, pages.HugeNever} {
-		for _, method := range []pages.Method{pages.Auto, pages.Touch, pages.Advise} {
+		for _, method := range []pages.Method{pages.Touch, pages.Advise} {
 			for _, threads := range []int{0, 1, 2, 3, 4, 6, 8, 12, 16} {
 				for _, item := range []int{0, 16 << 20, 64 << 20} {
-					if item != 0 && (threads%2 == 1 || method == pages.Auto) {
+					if item != 0 && threads%2 == 1 {
 						continue
 					}
-					b.Run(fmt.Sprintf("%s/%s/threads=%s/item=%s", kindName(huge), methodName(method), orAdaptive(threads), orAdaptive(item>>20)), func(b *testing.B) {
+					b.Run(fmt.Sprintf("%s/%s/threads=%s/item=%s", kindName(huge), methodName(method), orAuto(threads), orAuto(item>>20)), func(b *testing.B) {
 						o := pages.Options{System: sys, HugePages: huge, Populate: &pages.Populate{Threads: threads, Item: item, Method: method}}
 						b.SetBytes(n)
 						for b.Loop() {
@@ -65,12 +65,12 @@ func kindName(m pages.HugeMode) string {
 }
 
 func methodName(m pages.Method) string {
-	return [...]string{pages.Auto: "auto", pages.Touch: "touch", pages.Advise: "madvise"}[m]
+	return [...]string{pages.Touch: "touch", pages.Advise: "madvise"}[m]
 }
 
-func orAdaptive(n int) string {
+func orAuto(n int) string {
 	if n == 0 {
-		return "adaptive"
+		return "auto"
 	}
 	return fmt.Sprint(n)
 }

@@ -54,29 +54,28 @@ type Options struct {
 type Method int
 
 const (
-	// Auto touches huge pages and advises base pages: for a huge page both take
-	// the time that zeroing takes, and touching never collapsed with many threads;
-	// for base pages one call for many saves an exception each, which is half of
-	// the time.
-	Auto Method = iota
-	// Touch writes to a byte of every page, which leaves its value alone.
+	// Advise asks the kernel by MADV_POPULATE_WRITE, a huge page's worth at a
+	// time, and touches where it cannot (before Linux 5.14). It is a system call,
+	// so that the garbage collector need not wait for it, and it takes half the
+	// time of touching for base pages.
+	Advise Method = iota
+	// Touch writes to a byte of every page, which leaves its value alone. Pages
+	// of 32 MiB and more go the other way.
 	Touch
-	// Advise asks the kernel by MADV_POPULATE_WRITE (Linux 5.14), and touches
-	// where it cannot. Pages of 32 MiB and more always go this way.
-	Advise
 )
 
 // Populate says how a region is made resident. The zero value adapts to the host.
 type Populate struct {
-	// Threads at work: 0 starts with up to four and grows while that helps.
+	// Threads at work: 0 means one for each core that the process may use, 16 at
+	// the most.
 	Threads int
 	// Item is the size in bytes that a thread takes at a time, rounded up to
 	// whole huge pages: 0 means up to 4 MiB.
 	Item int
 	// Method of making pages resident.
 	Method Method
-	// Done is for Region.Populate. If set, it is called by the thread that made [off, off+n) resident, right
-	// after it did so: several at a time, in no order, each item once. n is Item,
+	// Done is for Region.Populate. If set, it is called by the thread that made
+	// [off, off+n) resident, right after it did so: several at a time, in no order, each item once. n is Item,
 	// counted in mapped bytes, and less at the ends. An error ends populating
 	// and is returned. It must not call Unmap, which waits for populating to end.
 	Done func(off, n int) error

@@ -24,16 +24,19 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 	if from < 0 || to < from || to > r.mapped {
 		return fmt.Errorf("pages: populate [%d, %d) of %d bytes: out of range", from, to, r.mapped)
 	}
-	unit, procs := r.block(), runtime.GOMAXPROCS(0)
+	unit, threads := r.block(), p.Threads
+	if threads <= 0 {
+		threads = min(runtime.GOMAXPROCS(0), mostThreads)
+	}
 	size := p.Item
 	if size <= 0 {
 		// Enough items for everybody, also in a small region.
-		size = min(maxItem, (to-from)/(4*procs))
+		size = min(maxItem, (to-from)/(4*threads))
 	}
 	size = roundUp(max(size, 1), unit)
 	c := &crew{
 		from: roundDown(from, r.plan.page), to: roundUp(to, r.plan.page), size: size,
-		want: p.Threads, procs: procs,
+		threads: threads,
 		work: func(ctx context.Context, off, n int) error {
 			if err := r.fill(ctx, off, n, p.Method); err != nil {
 				return err
@@ -55,7 +58,7 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 }
 
 // maxItem is the largest piece of work by default. Pieces of 2 to 64 MiB are
-// equally fast; see crew for why small ones are better.
+// equally fast, and with small ones all threads end together.
 const maxItem = 4 << 20
 
 // block is what populating does between two looks at the context: a huge page's
@@ -102,7 +105,7 @@ func (r *Region) fill(ctx context.Context, off, n int, m Method) error {
 
 // fault makes one block resident.
 func (r *Region) fault(p unsafe.Pointer, n int, m Method, huge bool, vec []byte) error {
-	if !huge || m == Advise {
+	if !huge || m != Touch {
 		return r.faultEach(p, n, m)
 	}
 	if err := r.sys.Calls.Touch(p, n, n); err != nil {
@@ -122,7 +125,7 @@ func (r *Region) fault(p unsafe.Pointer, n int, m Method, huge bool, vec []byte)
 // faultEach makes every page of a block resident, whatever their kind.
 func (r *Region) faultEach(p unsafe.Pointer, n int, m Method) error {
 	// Kernels before 5.14 do not know the advice; any other trouble is touch's to find.
-	if (m == Advise || m == Auto && !r.plan.hugetlb) && r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
+	if m != Touch && r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
 		return nil
 	}
 	return r.sys.Calls.Touch(p, n, r.plan.page)
