@@ -23,15 +23,25 @@ type Recorder struct {
 	host fstest.MapFS
 }
 
-// Host is what was read so far.
+// Host is what was read so far. What was read through a folder that is a link,
+// as devices in /sys are, lies where the link leads.
 func (r *Recorder) Host() fstest.MapFS {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := fstest.MapFS{}
 	for name, entry := range r.host {
-		out[name] = entry
+		out[r.real(name)] = entry
 	}
 	return out
+}
+
+func (r *Recorder) real(name string) string {
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if link, ok := r.host[dir]; ok && link.Mode&fs.ModeSymlink != 0 {
+			return path.Join(path.Dir(dir), string(link.Data), strings.TrimPrefix(name, dir))
+		}
+	}
+	return name
 }
 
 func (r *Recorder) keep(name string, entry *fstest.MapFile) {
