@@ -19,14 +19,15 @@ const registerFlags = cudart.HostRegisterPortable
 type pinning struct {
 	dev   *cudart.Device
 	base  unsafe.Pointer
-	limit int        // the largest registration, 0 for the usual one
-	mu    sync.Mutex // chunks are pinned by several goroutines
+	flags cudart.HostRegisterFlags // besides registerFlags
+	limit int                      // the largest registration, 0 for the usual one
+	mu    sync.Mutex               // chunks are pinned by several goroutines
 	spans []Span
 }
 
 // register pins one span.
-func (p *pinning) register(s Span, flags cudart.HostRegisterFlags) error {
-	if err := p.dev.HostRegister(unsafe.Add(p.base, s.Off), s.Len, flags); err != nil {
+func (p *pinning) register(s Span) error {
+	if err := p.dev.HostRegister(unsafe.Add(p.base, s.Off), s.Len, registerFlags|p.flags); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -86,7 +87,7 @@ func refused(err error) bool {
 }
 
 // registerAll pins the first n bytes in as few registrations as possible.
-func (p *pinning) registerAll(ctx context.Context, n int, flags cudart.HostRegisterFlags) error {
+func (p *pinning) registerAll(ctx context.Context, n int) error {
 	size := p.limit
 	if size == 0 {
 		size = maxSpan
@@ -97,7 +98,7 @@ func (p *pinning) registerAll(ctx context.Context, n int, flags cudart.HostRegis
 			return fmt.Errorf("pin %d bytes: %w", n, context.Cause(ctx))
 		}
 		s := Span{Off: off, Len: min(size, n-off)}
-		err := p.register(s, flags)
+		err := p.register(s)
 		if err == nil {
 			off += s.Len
 			continue
@@ -107,22 +108,11 @@ func (p *pinning) registerAll(ctx context.Context, n int, flags cudart.HostRegis
 			if len(tried) > 1 {
 				err = fmt.Errorf("registrations of %s were refused: %w", strings.Join(tried, ", "), err)
 			}
-			return explain(err)
+			return err
 		}
 		size = max(minSpan, s.Len/2&^(chunkUnit-1))
 	}
 	return nil
-}
-
-// explain adds what CUDA's code does not tell.
-func explain(err error) error {
-	switch {
-	case errors.Is(err, cudart.ErrNotSupported):
-		return fmt.Errorf("this host cannot pin memory, as hosts with confidential computing cannot: %w", err)
-	case errors.Is(err, cudart.ErrHostMemoryAlreadyRegistered):
-		return fmt.Errorf("part of it is registered already: %w", err)
-	}
-	return err
 }
 
 // populateAndPin makes a region resident and registers it.
@@ -135,12 +125,12 @@ func (p *pinning) populateAndPin(ctx context.Context, r *pages.Region, o Options
 		populate.Item = o.Chunk
 		populate.Done = func(off, n int) error {
 			// The bytes behind the last page's end are not the caller's.
-			return p.register(Span{Off: off, Len: min(n, r.Len()-off)}, registerFlags)
+			return p.register(Span{Off: off, Len: min(n, r.Len()-off)})
 		}
 		return r.Populate(ctx, 0, r.Mapped(), populate)
 	}
 	if err := r.Populate(ctx, 0, r.Mapped(), populate); err != nil {
 		return err
 	}
-	return p.registerAll(ctx, r.Len(), registerFlags)
+	return p.registerAll(ctx, r.Len())
 }
