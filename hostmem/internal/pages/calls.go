@@ -1,6 +1,9 @@
 package pages
 
-import "unsafe"
+import (
+	"os"
+	"unsafe"
+)
 
 // Advice is what Calls.Advise can ask of the kernel.
 type Advice int
@@ -11,6 +14,7 @@ const (
 	AdviseDontFork
 	AdviseDontDump
 	AdvisePopulate
+	AdvisePopulateRead
 )
 
 // Calls are the system calls that a region makes, as a table so that tests can
@@ -19,6 +23,8 @@ type Calls struct {
 	// Map maps n bytes of private, anonymous, readable and writable memory, from
 	// the hugetlb pool with pages of hugetlb bytes unless that is 0.
 	Map func(n, hugetlb int) (unsafe.Pointer, error)
+	// MapFile maps n bytes of a file from off on, shared and for reading only.
+	MapFile func(f *os.File, off int64, n int) (unsafe.Pointer, error)
 	// Unmap unmaps.
 	Unmap func(p unsafe.Pointer, n int) error
 	// Advise is madvise.
@@ -50,6 +56,12 @@ func (c Calls) Before(hook func(call string) error) Calls {
 				return nil, err
 			}
 			return c.Map(n, hugetlb)
+		},
+		MapFile: func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
+			if err := hook("MapFile"); err != nil {
+				return nil, err
+			}
+			return c.MapFile(f, off, n)
 		},
 		Unmap: func(p unsafe.Pointer, n int) error {
 			if err := hook("Unmap"); err != nil {
@@ -106,6 +118,8 @@ func (a Advice) String() string {
 		return "dontfork"
 	case AdviseDontDump:
 		return "dontdump"
+	case AdvisePopulateRead:
+		return "populate read"
 	default:
 		return "populate"
 	}

@@ -4,6 +4,7 @@ package pages
 
 import (
 	"math/bits"
+	"os"
 	"runtime"
 	"unsafe"
 
@@ -12,7 +13,7 @@ import (
 
 func realCalls() Calls {
 	return Calls{
-		Map: mapAnon, Unmap: unmap, Advise: advise, Name: name,
+		Map: mapAnon, MapFile: mapFile, Unmap: unmap, Advise: advise, Name: name,
 		Bind: bind, Where: where, Resident: resident, Touch: touch,
 	}
 }
@@ -25,13 +26,19 @@ func mapAnon(n, hugetlb int) (unsafe.Pointer, error) {
 	return unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, flags)
 }
 
+func mapFile(f *os.File, off int64, n int) (unsafe.Pointer, error) {
+	p, err := unix.MmapPtr(int(f.Fd()), off, nil, uintptr(n), unix.PROT_READ, unix.MAP_SHARED)
+	runtime.KeepAlive(f)
+	return p, err
+}
+
 func unmap(p unsafe.Pointer, n int) error { return unix.MunmapPtr(p, uintptr(n)) }
 
 func advise(p unsafe.Pointer, n int, a Advice) error {
 	how := [...]int{
 		AdviseHuge: unix.MADV_HUGEPAGE, AdviseNoHuge: unix.MADV_NOHUGEPAGE,
 		AdviseDontFork: unix.MADV_DONTFORK, AdviseDontDump: unix.MADV_DONTDUMP,
-		AdvisePopulate: unix.MADV_POPULATE_WRITE,
+		AdvisePopulate: unix.MADV_POPULATE_WRITE, AdvisePopulateRead: unix.MADV_POPULATE_READ,
 	}[a]
 	return unix.Madvise(unsafe.Slice((*byte)(p), n), how)
 }

@@ -124,6 +124,9 @@ func (r *Region) fault(p unsafe.Pointer, n int, m Method, huge bool, vec []byte)
 
 // faultEach makes every page of a block resident, whatever their kind.
 func (r *Region) faultEach(p unsafe.Pointer, n int, m Method) error {
+	if r.guest != nil {
+		return r.guest.fault(r, p, n)
+	}
 	// Kernels before 5.14 do not know the advice; any other trouble is touch's to find.
 	if m != Touch && r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
 		return nil

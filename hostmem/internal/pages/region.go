@@ -23,6 +23,7 @@ type Region struct {
 
 	base   unsafe.Pointer
 	mapped int
+	guest  *guest // nil for memory that Map mapped
 	gone   atomic.Bool
 	// life is held for reading while pages are populated or looked at, so that
 	// they are never unmapped underneath.
@@ -250,9 +251,16 @@ func (r *Region) Unmap() error {
 	if r.gone.Load() {
 		return nil
 	}
-	if err := r.sys.Calls.Unmap(r.base, r.mapped); err != nil {
+	if err := r.giveBack(); err != nil {
 		return fmt.Errorf("pages: unmap %d bytes at %p: %w", r.mapped, r.base, err)
 	}
 	r.gone.Store(true)
 	return nil
+}
+
+func (r *Region) giveBack() error {
+	if r.guest != nil {
+		return r.guest.giveBack(r.sys)
+	}
+	return r.sys.Calls.Unmap(r.base, r.mapped)
 }
