@@ -49,6 +49,9 @@ type Runtime struct {
 // Library tells which library was loaded and how it was found.
 func (rt *Runtime) Library() Library { return rt.lib }
 
+// Debug tells whether Options.Debug, or PINNED_DEBUG=1, was set at Open.
+func (rt *Runtime) Debug() bool { return rt.debug }
+
 // DeviceCount returns the number of devices that CUDA shows this process,
 // which CUDA_VISIBLE_DEVICES may limit (cudaGetDeviceCount, asked at Open).
 func (rt *Runtime) DeviceCount() int { return len(rt.devices) }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -23,51 +22,58 @@ var host = sync.OnceValue(func() *pages.System { return pages.NewSystem(os.DirFS
 // to order.
 type Buffer struct {
 	pinnedMem
-	region  *pages.Region
-	cleanup runtime.Cleanup
+	region *pages.Region
+	notes  []string
 }
 
 // Alloc maps n bytes, makes them resident and registers them for all devices
 // (cudaHostRegister, on dev). The memory is zero. The buffer keeps n bytes
 // rounded up to a page. After an error nothing is mapped or registered; only
 // if unregistering fails on the way back the memory has to stay, and the error
-// says so.
+// says so. What the host cannot spare, or [SetLimits] forbids, is [ErrLimit].
 //
-// When ctx ends while pages are made resident, Alloc stops soon, undoes its
-// work and returns ctx's error.
+// When ctx ends while Alloc waits for a limit or makes pages resident, it
+// undoes its work and returns ctx's error.
 func Alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, error) {
-	start := time.Now()
 	b, err := alloc(ctx, dev, n, o)
 	if err != nil {
 		account.failures.Add(1)
 		return nil, fmt.Errorf("hostmem: allocate %d bytes: %w", n, err)
 	}
-	account.pinned(b.Len(), b.Kept(), time.Since(start))
 	return b, nil
 }
 
 func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, error) {
+	start := time.Now()
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	system := o.system
-	if system == nil {
-		system = host()
-	}
-	r, err := pages.Map(ctx, n, o.pages(system))
+	system := o.host()
+	node, onNode, note := o.Node.pick(dev, system)
+	want := o.pages()
+	want.Node, want.NodeSet = node, onNode
+	r, err := pages.Map(ctx, n, want)
 	if err != nil {
 		return nil, err
 	}
-	p := &pinning{dev: dev, base: r.Pointer()}
+	// Address space costs nothing. What follows does, and is bounded.
+	if err := limits.take(ctx, r.Mapped()); err != nil {
+		return nil, errors.Join(err, r.Unmap())
+	}
+	p := &pinning{dev: dev, base: r.Pointer(), limit: spanLimit(system.Kernel)}
 	if err := p.populateAndPin(ctx, r, o); err != nil {
-		return nil, giveUp(p, r, err)
+		return nil, giveUp(p, r, explain(err))
 	}
 	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
 	b := &Buffer{
 		pinnedMem: pinnedMem{dev: dev, pinned: p, spans: slices.Clone(p.spans), n: n, kind: "buffer", label: o.Label},
 		region:    r,
 	}
-	b.cleanup = runtime.AddCleanup(b, account.lose, lost{bytes: b.Kept(), label: o.Label})
+	if note != "" {
+		b.notes = []string{note}
+	}
+	account.asked.add(1, n)
+	b.enter(&account.kept, r.Mapped(), start)
 	return b, nil
 }
 
@@ -78,6 +84,7 @@ func giveUp(p *pinning, r *pages.Region, cause error) error {
 		account.strand(r.Mapped())
 		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", r.Mapped(), p.base, err))
 	}
+	limits.give(r.Mapped())
 	if err := r.Unmap(); err != nil {
 		account.strand(r.Mapped())
 		return errors.Join(cause, err)
@@ -107,7 +114,7 @@ func (b *Buffer) Kept() int { return b.region.Mapped() }
 
 // Notes tell what the host refused, in words: huge pages that could not be
 // had, for instance.
-func (b *Buffer) Notes() []string { return b.region.Notes() }
+func (b *Buffer) Notes() []string { return slices.Concat(b.notes, b.region.Notes()) }
 
 // Close waits for the copies that were queued by the buffer's methods,
 // unregisters the memory and unmaps it. A second Close does nothing. If
@@ -118,11 +125,11 @@ func (b *Buffer) Close() error { return b.CloseContext(context.Background()) }
 // CloseContext is Close that gives up waiting when ctx ends: the buffer is
 // then as it was.
 func (b *Buffer) CloseContext(ctx context.Context) error {
-	start := time.Now()
-	closed, err := b.close(ctx, b.region.Unmap)
-	if closed {
-		b.cleanup.Stop()
-		account.unpinned(b.Len(), b.Kept(), time.Since(start))
-	}
-	return err
+	return b.close(ctx, func() error {
+		if err := b.region.Unmap(); err != nil {
+			return err
+		}
+		account.asked.add(-1, -b.n)
+		return nil
+	})
 }

@@ -39,6 +39,8 @@ type Options struct {
 	// Buffer's must then not cross from one span to the next. 0 means one
 	// registration wherever that is possible.
 	Chunk int
+	// Node chooses the NUMA node. The zero value is the device's own.
+	Node Node
 	// Label is shown where memory is accounted for.
 	Label string
 	// Threads that make pages resident; 0 adapts to the host.
@@ -66,12 +68,19 @@ func (o Options) check() error {
 	return nil
 }
 
-func (o Options) pages(system *pages.System) pages.Options {
+func (o Options) host() *pages.System {
+	if o.system != nil {
+		return o.system
+	}
+	return host()
+}
+
+func (o Options) pages() pages.Options {
 	return pages.Options{
 		Align:     o.Align,
 		HugePages: pages.HugeMode(o.HugePages),
 		Fork:      o.Fork,
 		Dump:      o.Dump,
-		System:    system,
+		System:    o.host(),
 	}
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -33,8 +35,15 @@ type pinnedMem struct {
 	label    string
 	readOnly bool
 
+	// What the books say of it, from enter to leave.
+	tally   *tally
+	held    int // bytes
+	id      uint64
+	cleanup runtime.Cleanup
+
 	use     sync.RWMutex // copies are issued under it shared, close has it alone
-	closed  atomic.Bool  // set under use
+	closed  atomic.Bool  // to use; set under use
+	gone    bool         // unregistered and unmapped
 	streams streamSet
 }
 
@@ -109,29 +118,51 @@ func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at 
 	})
 }
 
-// close waits for the copies that were queued here, unregisters the memory and
-// calls unmap. It is false when the memory was closed before. After an error
-// the memory is as it was, except that part of it may be unregistered, and
-// close may be tried again.
-func (m *pinnedMem) close(ctx context.Context, unmap func() error) (bool, error) {
+// enter puts on the books what was pinned just now, since start.
+func (m *pinnedMem) enter(t *tally, held int, start time.Time) {
+	m.tally, m.held = t, held
+	t.add(1, held)
+	m.id = holdings.add(Holding{Kind: m.kind, Label: m.label, Bytes: held}, m.dev.Runtime().Debug())
+	account.open(time.Since(start))
+	m.cleanup = runtime.AddCleanup(m, account.lose, lost{id: m.id, bytes: held})
+}
+
+// leave takes it off them.
+func (m *pinnedMem) leave(start time.Time) {
+	m.cleanup.Stop()
+	holdings.remove(m.id)
+	m.tally.add(-1, -m.held)
+	limits.give(m.held)
+	account.close(time.Since(start))
+}
+
+// close waits for the copies that were queued here, unregisters the memory,
+// calls unmap and takes it off the books. A second close does nothing. When ctx
+// ends before the copies have, the memory is as it was. When unregistering or
+// unmapping fails, it can be used no more, stays on the books, and close may be
+// tried again.
+func (m *pinnedMem) close(ctx context.Context, unmap func() error) error {
+	start := time.Now()
 	m.use.Lock()
 	defer m.use.Unlock()
-	if m.closed.Load() {
-		return false, nil
+	if m.gone {
+		return nil
 	}
 	// Work that failed does not use the memory any more; only work that was not
 	// waited for does.
 	if err := m.streams.wait(ctx, m.dev); err != nil && ctx.Err() != nil {
-		return false, fmt.Errorf("hostmem: close %v: %w", m, err)
+		return fmt.Errorf("hostmem: close %v: %w", m, err)
 	}
+	m.closed.Store(true)
 	if err := m.pinned.undo(); err != nil {
 		account.failures.Add(1)
-		return false, fmt.Errorf("hostmem: close %v: its memory stays registered and mapped: %w", m, err)
+		return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped, Close may be tried again: %w", m, err)
 	}
 	if err := unmap(); err != nil {
 		account.failures.Add(1)
-		return false, fmt.Errorf("hostmem: close %v: %w", m, err)
+		return fmt.Errorf("hostmem: close %v: %w", m, err)
 	}
-	m.closed.Store(true)
-	return true, nil
+	m.gone = true
+	m.leave(start)
+	return nil
 }

@@ -20,6 +20,8 @@ type System struct {
 	// THP and Defrag are the modes in use, "madvise" for instance, and empty
 	// where the kernel has no transparent huge pages.
 	THP, Defrag string
+	// Kernel is the release, "6.18.44" for instance, empty where unknown.
+	Kernel string
 	// Nodes are the NUMA nodes that have memory, ascending.
 	Nodes []int
 	// Calls are the system calls.
@@ -40,6 +42,7 @@ func NewSystem(files fs.FS) *System {
 		Page:   os.Getpagesize(),
 		THP:    chosen(readFile(files, thpFolder+"/enabled")),
 		Defrag: chosen(readFile(files, thpFolder+"/defrag")),
+		Kernel: strings.TrimSpace(readFile(files, "proc/sys/kernel/osrelease")),
 		Nodes:  readNodes(files),
 		Calls:  realCalls(),
 		files:  files,

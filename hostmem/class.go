@@ -1,0 +1,33 @@
+package hostmem
+
+import "math/bits"
+
+// Classes group sizes so that a block which comes back serves another request:
+// multiples of 64 bytes up to 512, then eight steps to each doubling. A request
+// is rounded up by less than 64 bytes, or by less than an eighth of itself.
+const (
+	granule  = 64 // the least block, and its alignment: what a CPU caches at once
+	steps    = 8  // to a doubling
+	minShift = 9  // steps of granule up to 1 << minShift
+	maxShift = 46 // 64 TiB: more than an address space has
+	classes  = steps * (maxShift - minShift + 1)
+	maxBlock = 1 << maxShift
+)
+
+// classOf returns the class of n bytes, from 1 to maxBlock.
+func classOf(n int) int {
+	if n <= 1<<minShift {
+		return (n+granule-1)/granule - 1
+	}
+	shift := bits.Len(uint(n-1)) - 1 - 3
+	return (shift-minShift+4)*steps + (n-1)>>shift&(steps-1)
+}
+
+// classSize returns the most bytes that are of a class.
+func classSize(class int) int {
+	if class < steps {
+		return (class + 1) * granule
+	}
+	octave := class/steps - 1
+	return (steps + class%steps + 1) << (minShift - 3 + octave)
+}

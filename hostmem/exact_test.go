@@ -1,0 +1,169 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/internal/smaps"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// requireAccount skips where the kernel's account cannot be asked: user-mode emulation takes
+// advice without following it, and then tells of other memory.
+func requireAccount(t testing.TB) {
+	t.Helper()
+	if emulated(t) {
+		t.Skip("/proc/self/smaps and madvise do not tell the truth here (user-mode emulation?)")
+	}
+}
+
+func emulated(t testing.TB) bool {
+	t.Helper()
+	n := 4 * os.Getpagesize()
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, unix.Munmap(mem)) }()
+	require.NoError(t, unix.Madvise(mem, unix.MADV_DONTDUMP))
+	for i := 0; i < n/2; i += os.Getpagesize() {
+		mem[i] = 1
+	}
+	u, err := smaps.Of(uintptr(unsafe.Pointer(unsafe.SliceData(mem))), n)
+	require.NoError(t, err)
+	return u.Rss != n/2 || !u.Has("dd")
+}
+
+// The kernel's own account: a buffer keeps at most a page more than was asked for. Not parallel,
+// like all tests that read it: the kernel counts neighbours as one.
+func TestABufferKeepsAtMostAPageMoreThanAsked(t *testing.T) {
+	requireAccount(t)
+	g := newRig(t)
+	type wanted struct {
+		n, align int
+		huge     HugePages
+	}
+	var list []wanted
+	for _, n := range []int{1, 2, 4095, 4096, 4097, 64 * kib, 64*kib + 1, mib - 1, 2*mib - 1, 2 * mib, 2*mib + 1, 3*mib + 5, 17*mib + 4097, 64*mib + 1} {
+		for _, align := range []int{0, 1, 4096, 64 * kib, 2 * mib, gib} {
+			for _, huge := range []HugePages{HugePagesAuto, HugePagesNever} {
+				list = append(list, wanted{n, align, huge})
+			}
+		}
+	}
+	list = append(list, wanted{gib + 1, 0, HugePagesAuto})
+	if testgpu.Real() {
+		list = append(list, wanted{gib + 1, gib, HugePagesAuto}, wanted{gib + 1, 0, HugePagesNever}, wanted{4*gib + 1, 0, HugePagesAuto})
+	}
+	page := os.Getpagesize()
+	for _, w := range list {
+		t.Run(fmt.Sprintf("%d aligned to %d huge %d", w.n, w.align, w.huge), func(t *testing.T) {
+			b, err := Alloc(t.Context(), g.dev, w.n, Options{Align: w.align, HugePages: w.huge})
+			require.NoError(t, err)
+			kept := b.Kept()
+			addr := uintptr(b.Pointer())
+			t.Cleanup(func() { assert.NoError(t, b.Close()) })
+			assert.Equal(t, (w.n+page-1)/page*page, kept)
+			assert.Zero(t, addr%uintptr(max(w.align, page)), "%#x is not aligned to %d", addr, w.align)
+			if w.align == 0 && w.huge == HugePagesAuto && w.n >= 2*mib {
+				assert.Zero(t, addr%(2*mib), "%#x is not where a huge page can be", addr)
+			}
+
+			u, err := smaps.Of(addr, w.n)
+			require.NoError(t, err)
+			assert.Equal(t, addr, u.Start)
+			assert.Equal(t, addr+uintptr(kept), u.End)
+			assert.Equal(t, kept, u.Size)
+			assert.Equal(t, kept, u.Rss, "resident")
+			assert.Less(t, u.Rss-w.n, page, "kept beyond what was asked for")
+			assert.True(t, u.Has("dc") && u.Has("dd"), "flags %v: forks or core dumps would have it", u.Flags)
+			if w.huge == HugePagesNever {
+				assert.Zero(t, u.AnonHuge, "huge pages where none should be")
+			}
+
+			require.NoError(t, b.Close())
+			assert.Equal(t, kept, b.Kept(), "what it kept")
+			u, err = smaps.Of(addr, w.n)
+			require.NoError(t, err)
+			// The Go runtime may have the addresses by now; its memory is not kept out of dumps.
+			assert.False(t, u.Has("dd"), "still mapped after Close: %+v", u)
+		})
+	}
+}
+
+// Chunks are registrations, not mappings: they keep nothing more.
+func TestChunksKeepNothingMore(t *testing.T) {
+	requireAccount(t)
+	g := newRig(t)
+	b := g.alloc(9*mib+1, Options{Chunk: 2 * mib})
+	assert.Len(t, b.Spans(), 5)
+	u, err := smaps.Of(uintptr(b.Pointer()), b.Len())
+	require.NoError(t, err)
+	assert.Equal(t, 9*mib+os.Getpagesize(), u.Rss)
+	assert.Equal(t, u.Rss, b.Kept())
+	assert.Equal(t, 1, u.Maps)
+}
+
+// A reserve that has no pages is a note, and costs nothing but speed.
+func TestHugeTLBKeepsItsPagesOrFallsBack(t *testing.T) {
+	requireAccount(t)
+	g := newRig(t)
+	for _, huge := range []HugePages{HugeTLB, HugeTLB1G} {
+		b := g.alloc(3*mib+1, Options{HugePages: huge})
+		u, err := smaps.Of(uintptr(b.Pointer()), b.Len())
+		require.NoError(t, err)
+		assert.Equal(t, b.Kept(), u.Rss+u.Hugetlb)
+		if u.Hugetlb == 0 {
+			assert.Equal(t, 3*mib+os.Getpagesize(), b.Kept())
+			require.NotEmpty(t, b.Notes())
+			assert.Contains(t, b.Notes()[0], "took other pages")
+		} else {
+			assert.Zero(t, b.Kept()%u.PageSize)
+			assert.Less(t, b.Kept()-b.Len(), u.PageSize)
+		}
+		require.NoError(t, b.Close())
+	}
+}
+
+// Forks of the process are slow, and its core dumps large, if they have to take pinned memory
+// with them.
+func TestForksAndDumpsHaveTheMemoryOnRequest(t *testing.T) {
+	requireAccount(t)
+	g := newRig(t)
+	p := g.device(3 * mib)
+	for _, tc := range []struct {
+		o                  Options
+		keepsOut, skipDump bool
+	}{
+		{Options{}, true, true},
+		{Options{Fork: true}, false, true},
+		{Options{Dump: true}, true, false},
+		{Options{Fork: true, Dump: true}, false, false},
+	} {
+		t.Run(fmt.Sprintf("fork=%v dump=%v", tc.o.Fork, tc.o.Dump), func(t *testing.T) {
+			b, err := Alloc(t.Context(), g.dev, 3*mib, tc.o)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, b.Close()) }()
+			u, err := smaps.Of(uintptr(b.Pointer()), b.Len())
+			require.NoError(t, err)
+			assert.Equal(t, tc.keepsOut, u.Has("dc"), "kept out of forks: %v", u.Flags)
+			assert.Equal(t, tc.skipDump, u.Has("dd"), "kept out of dumps: %v", u.Flags)
+
+			// A child that comes and goes takes nothing away, neither before nor between copies.
+			fill(b.Bytes(), 9)
+			require.NoError(t, exec.Command("true").Run())
+			require.NoError(t, b.CopyToDevice(g.stream, p, 0, b.Len()))
+			require.NoError(t, exec.Command("true").Run())
+			g.synchronize()
+			assert.True(t, bytes.Equal(filled(3*mib, 9), g.download(p, 3*mib)))
+		})
+	}
+}

@@ -1,0 +1,113 @@
+package hostmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+)
+
+// ErrLimit is returned when memory is not pinned because a limit forbids it.
+var ErrLimit = errors.New("hostmem: limit on pinned memory")
+
+// Limits bound how much memory this process pins through this package. The
+// zero value is what a process starts with.
+type Limits struct {
+	// MaxBytes is the most that may be pinned at a time. Who asks for more
+	// waits until enough was given back, in the order of asking, as long as
+	// the context lets it. 0 is no limit.
+	MaxBytes int
+	// MaxShare is the share that one allocation may take of what the host, or
+	// the cgroup that the process is in, can spare at that moment: pinned
+	// memory cannot be swapped out, and a host without any left kills
+	// processes. 0 means 0.9; more than 1 switches the guard off.
+	MaxShare float64
+}
+
+const defaultShare = 0.9
+
+// SetLimits sets the limits of the process. What is pinned already stays so.
+func SetLimits(l Limits) error {
+	if l.MaxBytes < 0 || l.MaxShare < 0 {
+		return fmt.Errorf("hostmem: set limits %+v: must not be negative", l)
+	}
+	limits.set(l)
+	return nil
+}
+
+// limits are those of the process.
+var limits = newLimiter(os.DirFS("/"))
+
+// A limiter holds the limits, and what was learnt of the host last.
+type limiter struct {
+	files fs.FS
+	bytes *quota
+
+	mu      sync.Mutex
+	share   float64
+	spare   pages.Spare
+	read    time.Time // when spare was
+	granted int       // since then
+}
+
+func newLimiter(files fs.FS) *limiter {
+	return &limiter{files: files, bytes: newQuota(0), share: defaultShare}
+}
+
+func (l *limiter) set(to Limits) {
+	l.bytes.setMax(to.MaxBytes)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.share = to.MaxShare; l.share == 0 {
+		l.share = defaultShare
+	}
+}
+
+// take allows n bytes to be pinned, or says why not. give takes them back.
+func (l *limiter) take(ctx context.Context, n int) error {
+	if err := l.bytes.acquire(ctx, n); err != nil {
+		return fmt.Errorf("%w of the process: %w", ErrLimit, err)
+	}
+	if err := l.guard(n); err != nil {
+		l.bytes.release(n)
+		return err
+	}
+	return nil
+}
+
+func (l *limiter) give(n int) { l.bytes.release(n) }
+
+// What was read of the host serves for so long, and so many bytes, without
+// another look: reading takes as long as pinning 64 KiB.
+const (
+	freshFor   = time.Second
+	freshBytes = 64 << 20
+)
+
+// guard refuses what host or cgroup cannot spare.
+func (l *limiter) guard(n int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.share > 1 {
+		return nil
+	}
+	if l.granted+n > freshBytes || time.Since(l.read) > freshFor {
+		spare, err := pages.ReadSpare(l.files)
+		if err != nil {
+			return nil // nothing to compare with: the kernel decides
+		}
+		l.spare, l.read, l.granted = spare, time.Now(), 0
+	}
+	room := l.spare.Least()
+	if allowed := int(l.share * float64(room.Available)); n > allowed-l.granted {
+		return fmt.Errorf("%w: %d bytes are more than %.0f%% of what can be spared, %v; give memory back, or raise Limits.MaxShare",
+			ErrLimit, n, 100*l.share, room)
+	}
+	l.granted += n
+	return nil
+}

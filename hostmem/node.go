@@ -1,0 +1,66 @@
+package hostmem
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+)
+
+// A Node says on which NUMA node memory should lie. Memory on the GPU's own
+// node is worth 30 % to 200 % of a copy's speed on hosts with several.
+type Node int
+
+const (
+	// DeviceNode is the node that the device is attached to.
+	DeviceNode Node = 0
+	// AnyNode leaves it to the kernel.
+	AnyNode Node = -1
+)
+
+// OnNode is the node with that number, as in /sys/devices/system/node.
+func OnNode(n int) Node { return Node(n + 1) }
+
+// pick is the node for memory of dev, if there is one to choose. A host with
+// one node has no choice, and what firmware does not tell nobody can choose.
+func (n Node) pick(dev *cudart.Device, system *pages.System) (node int, ok bool, note string) {
+	switch {
+	case n == AnyNode || len(system.Nodes) < 2:
+		return 0, false, ""
+	case n != DeviceNode:
+		return int(n) - 1, true, ""
+	}
+	node, err := nodeOf(os.DirFS("/"), dev.PCIBusID())
+	if err == nil {
+		return node, true, ""
+	}
+	if id, attrErr := dev.Attribute(cudart.AttrHostNumaID); attrErr == nil && id >= 0 {
+		return id, true, ""
+	}
+	return 0, false, fmt.Sprintf("numa: the node of %v is unknown (%v), pages come from wherever the kernel takes them", dev, err)
+}
+
+// nodeOf reads the node of a PCI device.
+func nodeOf(files fs.FS, busID string) (int, error) {
+	domain, rest, _ := strings.Cut(strings.ToLower(busID), ":")
+	if len(domain) > 4 {
+		domain = domain[len(domain)-4:] // CUDA may give eight digits, the kernel has four
+	}
+	name := "sys/bus/pci/devices/" + domain + ":" + rest + "/numa_node"
+	text, err := fs.ReadFile(files, name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0, fmt.Errorf("/%s: %w", name, err)
+	}
+	if n < 0 {
+		return 0, fmt.Errorf("/%s: the firmware does not say", name)
+	}
+	return n, nil
+}

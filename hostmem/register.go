@@ -1,0 +1,111 @@
+package hostmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+)
+
+// RegisterOptions shape a registration. The zero value is what most programs
+// want.
+type RegisterOptions struct {
+	// Label is shown where memory is accounted for.
+	Label string
+	// Chunk is as Options.Chunk.
+	Chunk int
+	// Threads that make pages resident; 0 adapts to the host.
+	Threads int
+
+	system *pages.System // of tests
+}
+
+// A Registration is pinned memory that somebody else mapped, and will unmap
+// after Close. Its methods may be called from any goroutine; what they do to
+// its bytes is the callers' to order.
+type Registration struct{ foreign }
+
+// Register pins memory that somebody else mapped: a slice, at any offset and
+// of any length, of what mmap, a memfd or shared memory gave. It makes the
+// pages resident and registers exactly these bytes for all devices
+// (cudaHostRegister, on dev). Pages at its ends may be shared with other
+// registrations.
+//
+// The memory must stay mapped until Close has returned nil. Nothing tells when
+// it did not: to CUDA all is well then, and the GPU goes on reading and writing
+// pages that the process has lost.
+//
+// Memory that cannot be written is registered read-only if it is mapped
+// shared: CopyFromDevice then gives [ErrReadOnly]. A device that cannot do that
+// gives an error that wraps [errors.ErrUnsupported]. Refused before CUDA sees
+// it are: memory of the Go heap ([ErrGoMemory]); a range that is not mapped as a
+// whole, or cannot be read; private mappings that cannot be written, on which
+// the driver hangs. Memory of which some is registered already, as a [Buffer]
+// is, gives [cudart.ErrHostMemoryAlreadyRegistered]. After an error nothing is
+// registered; only if unregistering fails on the way back something is, and
+// the error says so.
+//
+// When ctx ends while pages are made resident, Register stops soon, undoes its
+// work and returns ctx's error.
+func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
+	r, err := register(ctx, dev, mem, o)
+	if err != nil {
+		account.failures.Add(1)
+		return nil, fmt.Errorf("hostmem: register %d bytes at %p: %w", len(mem), unsafe.SliceData(mem), err)
+	}
+	return r, nil
+}
+
+func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
+	began := time.Now()
+	if len(mem) == 0 {
+		return nil, errors.New("there are no bytes")
+	}
+	pin := Options{Label: o.Label, Chunk: o.Chunk, Threads: o.Threads, system: o.system}
+	if err := pin.check(); err != nil {
+		return nil, err
+	}
+	all, err := readMappings()
+	if err != nil {
+		return nil, err
+	}
+	if goMemory(all, mem) {
+		return nil, ErrGoMemory
+	}
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	readOnly, err := access(all, start, start+uintptr(len(mem)))
+	if err != nil {
+		return nil, err
+	}
+	region, err := pages.Borrow(pin.host(), mem, readOnly)
+	if err != nil {
+		return nil, err
+	}
+	can, err := askDevice(dev, readOnly)
+	if err != nil {
+		return nil, err
+	}
+	r := &Registration{}
+	if err := r.pin(ctx, dev, region, "registration", can, pin); err != nil {
+		return nil, err
+	}
+	r.enter(&account.foreign, r.n, began)
+	return r, nil
+}
+
+// ReadOnly tells whether the GPU may only read the memory.
+func (r *Registration) ReadOnly() bool { return r.readOnly }
+
+// Close waits for the copies that were queued by the registration's methods and
+// unregisters what Register registered. It unmaps nothing. A second Close does
+// nothing. If unregistering fails, the error says so, Close may be called again,
+// and the memory must stay mapped.
+func (r *Registration) Close() error { return r.closeContext(context.Background()) }
+
+// CloseContext is Close that gives up waiting when ctx ends: the registration
+// is then as it was.
+func (r *Registration) CloseContext(ctx context.Context) error { return r.closeContext(ctx) }
