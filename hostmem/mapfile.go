@@ -53,7 +53,8 @@ const insteadOfMapping = "copy it through pinned memory instead, by package tran
 // nothing is mapped or registered; only if unregistering fails on the way back
 // the mapping has to stay, and the error says so.
 //
-// When ctx ends while the file is read, MapFile stops soon, undoes its work and
+// What the host cannot spare, or [SetLimits] forbids, is [ErrLimit]. When ctx
+// ends while MapFile waits for a limit or reads the file, it undoes its work and
 // returns ctx's error.
 func MapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
 	f, err := mapFile(ctx, dev, path, o)
@@ -88,7 +89,7 @@ func mapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOpti
 	if err != nil {
 		return nil, err
 	}
-	can, err := askDevice(dev, true)
+	flags, notes, err := askDevice(dev, true)
 	if err != nil {
 		return nil, instead(err)
 	}
@@ -99,8 +100,8 @@ func mapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOpti
 	if err != nil {
 		return nil, instead(err)
 	}
-	f := &File{}
-	if err := f.pin(ctx, dev, region, "file", can, pin); err != nil {
+	f := &File{foreign{region: region, notes: notes}}
+	if err := f.pin(ctx, dev, region, "file", flags, pin); err != nil {
 		return nil, instead(err)
 	}
 	// A byte that went missing until now is found here; later nobody looks.
@@ -156,16 +157,3 @@ func instead(err error) error {
 	}
 	return err
 }
-
-// ReadOnly is always true: the GPU may only read the file.
-func (f *File) ReadOnly() bool { return f.readOnly }
-
-// Close waits for the copies that were queued by the file's methods,
-// unregisters its pages and unmaps them. A second Close does nothing. If
-// unregistering fails, the pages stay mapped, the error says so, and Close may
-// be called again.
-func (f *File) Close() error { return f.closeContext(context.Background()) }
-
-// CloseContext is Close that gives up waiting when ctx ends: the file is then
-// as it was.
-func (f *File) CloseContext(ctx context.Context) error { return f.closeContext(ctx) }

@@ -47,10 +47,11 @@ type Registration struct{ foreign }
 // the driver hangs. Memory of which some is registered already, as a [Buffer]
 // is, gives [cudart.ErrHostMemoryAlreadyRegistered]. After an error nothing is
 // registered; only if unregistering fails on the way back something is, and
-// the error says so.
+// the error says so. What the host cannot spare, or [SetLimits] forbids, is
+// [ErrLimit].
 //
-// When ctx ends while pages are made resident, Register stops soon, undoes its
-// work and returns ctx's error.
+// When ctx ends while Register waits for a limit or makes pages resident, it
+// undoes its work and returns ctx's error.
 func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
 	r, err := register(ctx, dev, mem, o)
 	if err != nil {
@@ -85,27 +86,14 @@ func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 	if err != nil {
 		return nil, err
 	}
-	can, err := askDevice(dev, readOnly)
+	flags, notes, err := askDevice(dev, readOnly)
 	if err != nil {
 		return nil, err
 	}
-	r := &Registration{}
-	if err := r.pin(ctx, dev, region, "registration", can, pin); err != nil {
+	r := &Registration{foreign{region: region, notes: notes}}
+	if err := r.pin(ctx, dev, region, "registration", flags, pin); err != nil {
 		return nil, err
 	}
 	r.enter(&account.foreign, r.n, began)
 	return r, nil
 }
-
-// ReadOnly tells whether the GPU may only read the memory.
-func (r *Registration) ReadOnly() bool { return r.readOnly }
-
-// Close waits for the copies that were queued by the registration's methods and
-// unregisters what Register registered. It unmaps nothing. A second Close does
-// nothing. If unregistering fails, the error says so, Close may be called again,
-// and the memory must stay mapped.
-func (r *Registration) Close() error { return r.closeContext(context.Background()) }
-
-// CloseContext is Close that gives up waiting when ctx ends: the registration
-// is then as it was.
-func (r *Registration) CloseContext(ctx context.Context) error { return r.closeContext(ctx) }
