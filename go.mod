@@ -1,12 +1,12 @@
 module github.com/gopinned/pinned
 
-go 1.26.0
+go 1.25.0
 
 require (
 	github.com/ebitengine/purego v0.11.3
 	github.com/spf13/cobra v1.10.2
 	github.com/stretchr/testify v1.12.1
-	golang.org/x/sys v0.49.0
+	golang.org/x/sys v0.44.0
 )
 
 require (
