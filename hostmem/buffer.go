@@ -2,7 +2,6 @@ package hostmem
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -48,26 +47,16 @@ func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, 
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	system := o.host()
-	node, onNode, note := o.Node.pick(dev, system)
+	node, onNode, note := o.Node.pick(dev, o.host())
 	want := o.pages()
 	want.Node, want.NodeSet = node, onNode
 	r, err := pages.Map(ctx, n, want)
 	if err != nil {
 		return nil, err
 	}
-	// Address space costs nothing. What follows does, and is bounded.
-	if err := limits.take(ctx, r.Mapped()); err != nil {
-		return nil, errors.Join(err, r.Unmap())
-	}
-	p := &pinning{dev: dev, base: r.Pointer(), limit: spanLimit(system.Kernel)}
-	if err := p.populateAndPin(ctx, r, o); err != nil {
-		return nil, giveUp(p, r, explain(err))
-	}
-	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
-	b := &Buffer{
-		pinnedMem: pinnedMem{dev: dev, pinned: p, spans: slices.Clone(p.spans), n: n, kind: "buffer", label: o.Label},
-		region:    r,
+	b := &Buffer{region: r}
+	if err := b.pin(ctx, dev, r, "buffer", 0, o); err != nil {
+		return nil, err
 	}
 	if note != "" {
 		b.notes = []string{note}
@@ -75,21 +64,6 @@ func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, 
 	account.asked.add(1, n)
 	b.enter(&account.kept, r.Mapped(), start)
 	return b, nil
-}
-
-// giveUp undoes a failed allocation. Memory that is still registered must stay
-// mapped: the GPU could still reach it.
-func giveUp(p *pinning, r *pages.Region, cause error) error {
-	if err := p.undo(); err != nil {
-		account.strand(r.Mapped())
-		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", r.Mapped(), p.base, err))
-	}
-	limits.give(r.Mapped())
-	if err := r.Unmap(); err != nil {
-		account.strand(r.Mapped())
-		return errors.Join(cause, err)
-	}
-	return cause
 }
 
 // Bytes returns the memory, exactly as long as asked for, and nil after Close.

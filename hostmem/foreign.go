@@ -41,34 +41,6 @@ func (f *foreign) CloseContext(ctx context.Context) error {
 	return f.close(ctx, f.region.Unmap)
 }
 
-// pin makes a region resident and registers it, within the limits. After an
-// error it is neither registered nor mapped.
-func (m *pinnedMem) pin(ctx context.Context, dev *cudart.Device, r *pages.Region, kind string, flags cudart.HostRegisterFlags, o Options) error {
-	// Address space costs nothing. What follows does, and is bounded.
-	if err := limits.take(ctx, r.Mapped()); err != nil {
-		return errors.Join(err, r.Unmap())
-	}
-	p := &pinning{dev: dev, base: r.Pointer(), flags: flags, limit: spanLimit(o.host().Kernel)}
-	if err := p.populateAndPin(ctx, r, o); err != nil {
-		return giveUp(p, r, explain(err))
-	}
-	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
-	m.dev, m.pinned, m.spans, m.n = dev, p, slices.Clone(p.spans), r.Len()
-	m.kind, m.label, m.readOnly = kind, o.Label, flags&cudart.HostRegisterReadOnly != 0
-	return nil
-}
-
-// explain says what a refusal of cudaHostRegister means here.
-func explain(err error) error {
-	switch {
-	case errors.Is(err, cudart.ErrHostMemoryAlreadyRegistered):
-		return fmt.Errorf("some of it is registered already, by Register, as a Buffer or by other code: %w", err)
-	case errors.Is(err, cudart.ErrNotSupported):
-		return fmt.Errorf("registering is %w here (confidential computing refuses it, for one): %w", errors.ErrUnsupported, err)
-	}
-	return err
-}
-
 // askDevice tells how a device registers memory that is not hostmem's, with
 // notes, or why it cannot.
 func askDevice(dev *cudart.Device, readOnly bool) (flags cudart.HostRegisterFlags, notes []string, err error) {

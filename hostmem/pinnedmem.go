@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
 var (
@@ -45,6 +46,49 @@ type pinnedMem struct {
 	closed  atomic.Bool  // to use; set under use
 	gone    bool         // unregistered and unmapped
 	streams streamSet
+}
+
+// pin makes a region resident and registers it, within the limits. After an
+// error it is neither registered nor mapped.
+func (m *pinnedMem) pin(ctx context.Context, dev *cudart.Device, r *pages.Region, kind string, flags cudart.HostRegisterFlags, o Options) error {
+	// Address space costs nothing. What follows does, and is bounded.
+	if err := limits.take(ctx, r.Mapped()); err != nil {
+		return errors.Join(err, r.Unmap())
+	}
+	p := &pinning{dev: dev, base: r.Pointer(), flags: flags, limit: spanLimit(o.host().Kernel)}
+	if err := p.populateAndPin(ctx, r, o); err != nil {
+		return giveUp(p, r, explain(err))
+	}
+	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
+	m.dev, m.pinned, m.spans, m.n = dev, p, slices.Clone(p.spans), r.Len()
+	m.kind, m.label, m.readOnly = kind, o.Label, flags&cudart.HostRegisterReadOnly != 0
+	return nil
+}
+
+// giveUp undoes what an attempt that failed has done. Memory that is still
+// registered must stay mapped: the GPU could still reach it.
+func giveUp(p *pinning, r *pages.Region, cause error) error {
+	if err := p.undo(); err != nil {
+		account.strand(r.Mapped())
+		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", r.Mapped(), p.base, err))
+	}
+	limits.give(r.Mapped())
+	if err := r.Unmap(); err != nil {
+		account.strand(r.Mapped())
+		return errors.Join(cause, err)
+	}
+	return cause
+}
+
+// explain says what a refusal of cudaHostRegister means here.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, cudart.ErrHostMemoryAlreadyRegistered):
+		return fmt.Errorf("some of it is registered already, by Register, as a Buffer or by other code: %w", err)
+	case errors.Is(err, cudart.ErrNotSupported):
+		return fmt.Errorf("registering is %w here (confidential computing refuses it, for one): %w", errors.ErrUnsupported, err)
+	}
+	return err
 }
 
 // Len returns the bytes asked for.
