@@ -1,0 +1,300 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+)
+
+func (g *rig) mapFile(path string, o MapFileOptions) *File {
+	g.Helper()
+	f, err := MapFile(g.Context(), g.dev, path, o)
+	require.NoError(g, err)
+	g.Cleanup(func() { assert.NoError(g, f.Close()) })
+	return f
+}
+
+func TestMapFile(t *testing.T) {
+	t.Parallel()
+	const size = 5*mib + 123
+	path, _ := diskFile(t, size)
+	want := filled(size, 7)
+	for name, tc := range map[string]struct {
+		o        MapFileOptions
+		from, to int
+		spans    int
+	}{
+		"all":            {to: size, spans: 1},
+		"in chunks":      {o: MapFileOptions{Chunk: 2 * mib}, to: size, spans: 3},
+		"from a page on": {o: MapFileOptions{Offset: 8192}, from: 8192, to: size, spans: 1},
+		"from the midst": {o: MapFileOptions{Offset: 4099, Chunk: 2 * mib}, from: 4099, to: size, spans: 3},
+		"a part":         {o: MapFileOptions{Offset: mib + 1, Length: 10_000}, from: mib + 1, to: mib + 10_001, spans: 1},
+		"the first byte": {o: MapFileOptions{Length: 1}, to: 1, spans: 1},
+		"the last byte":  {o: MapFileOptions{Offset: size - 1}, from: size - 1, to: size, spans: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newRig(t)
+			f := g.mapFile(path, tc.o)
+			assert.Equal(t, tc.to-tc.from, f.Len())
+			assert.Len(t, f.Spans(), tc.spans)
+			assert.True(t, f.ReadOnly())
+			assert.Equal(t, path, f.Label())
+			assert.Empty(t, f.Notes())
+			require.Equal(t, want[tc.from:tc.to], f.Bytes())
+			g.requireCopies(&f.foreign)
+			require.NoError(t, f.Close())
+			require.NoError(t, f.Close())
+			assert.Nil(t, f.Bytes())
+			require.ErrorIs(t, f.CopyToDevice(g.stream, 0, 0, 1), ErrClosed)
+		})
+	}
+}
+
+func TestAMappedFileShowsWhatIsWritten(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	path, fd := diskFile(t, 10_000)
+	f := g.mapFile(path, MapFileOptions{Label: "weights"})
+	assert.Equal(t, `file "weights" of 10000 bytes`, f.String())
+	_, err := unix.Pwrite(fd, []byte("changed"), 5000)
+	require.NoError(t, err)
+	dst := g.device(7)
+	require.NoError(t, f.CopyToDevice(g.stream, dst, 5000, 7))
+	g.synchronize()
+	assert.Equal(t, "changed", string(g.download(dst, 7)))
+	// The name may go: the mapping keeps the file.
+	require.NoError(t, os.Remove(path))
+	g.requireCopies(&f.foreign)
+}
+
+func TestMapFileRefusesWithoutAskingCUDA(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	empty, pipe := filepath.Join(dir, "empty"), filepath.Join(dir, "pipe")
+	require.NoError(t, os.WriteFile(empty, nil, 0o600))
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
+	path, _ := diskFile(t, 10_000)
+	for _, tc := range []struct {
+		name, path string
+		o          MapFileOptions
+		want       string
+		is         error
+	}{
+		{name: "no such file", path: filepath.Join(dir, "none"), is: os.ErrNotExist},
+		{name: "empty", path: empty, want: "it is empty"},
+		{name: "of /proc", path: "/proc/self/status", want: "it is empty, or its file system does not tell its size"},
+		{name: "directory", path: dir, want: "it is a directory"},
+		{name: "pipe", path: pipe, is: errors.ErrUnsupported, want: "UploadFrom"},
+		{name: "device", path: "/dev/zero", is: errors.ErrUnsupported, want: "UploadFrom"},
+		{name: "offset at the end", path: path, o: MapFileOptions{Offset: 10_000}, want: "not all within the 10000"},
+		{name: "offset past the end", path: path, o: MapFileOptions{Offset: 1 << 40}, want: "not all within"},
+		{name: "too long", path: path, o: MapFileOptions{Offset: 1, Length: 10_000}, want: "10000 bytes from 1 on are not all within the 10000"},
+		{name: "negative offset", path: path, o: MapFileOptions{Offset: -1}, want: "negative"},
+		{name: "negative length", path: path, o: MapFileOptions{Length: -1}, want: "negative"},
+		{name: "a wrong chunk", path: path, o: MapFileOptions{Chunk: 1}, is: errChunk},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			g := newSimRig(t, cudasim.Config{})
+			sys, mapped := watchedSystem()
+			tc.o.system = sys
+			_, err := MapFile(t.Context(), g.dev, tc.path, tc.o)
+			require.ErrorContains(t, err, "hostmem: map file "+tc.path+": ")
+			require.ErrorContains(t, err, tc.want)
+			if tc.is != nil {
+				require.ErrorIs(t, err, tc.is)
+			}
+			assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+			assert.Zero(t, mapped.Load())
+		})
+	}
+}
+
+func TestMapFileOnDevicesThatCannot(t *testing.T) {
+	t.Parallel()
+	path, _ := diskFile(t, 10_000)
+	for _, a := range []cudart.Attr{cudart.AttrHostRegisterReadOnlySupported, cudart.AttrHostRegisterSupported} {
+		g := withAttribute(t, a, 0)
+		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{})
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.ErrorContains(t, err, "transfer")
+		assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+	}
+	g := withAttribute(t, cudart.AttrPageableMemoryAccessUsesHostPageTables, 1)
+	f := g.mapFile(path, MapFileOptions{})
+	require.Len(t, f.Notes(), 1)
+	assert.Contains(t, f.Notes()[0], "does not lock pages")
+}
+
+func TestMapFileOnFileSystemsThatRefuse(t *testing.T) {
+	t.Parallel()
+	path, _ := diskFile(t, 10_000)
+	for errno, unsupported := range map[unix.Errno]bool{unix.ENODEV: true, unix.EOPNOTSUPP: true, unix.ENOMEM: false, unix.EPERM: false} {
+		g := newSimRig(t, cudasim.Config{})
+		sys := pages.NewSystem(os.DirFS("/"))
+		sys.Calls = sys.Calls.Before(func(call string) error {
+			if call == "MapFile" {
+				return errno
+			}
+			return nil
+		})
+		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{system: sys})
+		require.ErrorIs(t, err, errno)
+		assert.Equal(t, unsupported, errors.Is(err, errors.ErrUnsupported), "%v", err)
+	}
+	// What the driver refuses can still be copied.
+	g := newSimRig(t, cudasim.Config{})
+	g.sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrInvalidValue})
+	_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{})
+	require.ErrorIs(t, err, cudart.ErrInvalidValue)
+	require.ErrorContains(t, err, "UploadFrom")
+}
+
+// A kernel before 5.14 knows no MADV_POPULATE_READ.
+func TestMapFileOnAnOldKernel(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	path, _ := diskFile(t, 5*mib)
+	sys, mapped := watchedSystem()
+	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return unix.EINVAL }
+	f := g.mapFile(path, MapFileOptions{system: sys})
+	require.Len(t, f.Notes(), 1)
+	assert.Contains(t, f.Notes()[0], "slower")
+	g.requireCopies(&f.foreign)
+	require.NoError(t, f.Close())
+	assert.Zero(t, mapped.Load())
+}
+
+func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
+	t.Parallel()
+	t.Run("before its pages are read", func(t *testing.T) {
+		g := newSimRig(t, cudasim.Config{})
+		path, _ := diskFile(t, 64*kib)
+		sys, mapped := watchedSystem()
+		mapFile := sys.Calls.MapFile
+		sys.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
+			p, err := mapFile(f, off, n)
+			require.NoError(t, os.Truncate(path, 5000))
+			return p, err
+		}
+		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{system: sys})
+		require.Error(t, err)
+		assert.Zero(t, mapped.Load())
+		assert.Zero(t, g.registrations())
+	})
+	t.Run("while it is registered", func(t *testing.T) {
+		g := newSimRig(t, cudasim.Config{})
+		path, _ := diskFile(t, 64*kib)
+		sys, mapped := watchedSystem()
+		g.sim.OnCall(func(fn string, _ int) {
+			if fn == "cudaHostRegister" {
+				assert.NoError(t, os.Truncate(path, 5000))
+			}
+		})
+		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{Offset: 10, system: sys})
+		require.ErrorContains(t, err, "it shrank meanwhile")
+		require.ErrorContains(t, err, "within the 5000 that it has")
+		assert.Equal(t, 1, g.sim.Calls("cudaHostUnregister"))
+		assert.Zero(t, mapped.Load())
+	})
+}
+
+func TestEveryCUDACallOfAFileFails(t *testing.T) {
+	path, _ := diskFile(t, 2*mib+8*kib)
+	for name, o := range map[string]MapFileOptions{
+		"one": {Offset: 3}, "chunks": {Chunk: 2 * mib, Threads: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sys, mapped := watchedSystem()
+			o.system = sys
+			sweep(t, func(g *rig) error {
+				defer func() { require.Zero(t, mapped.Load()) }()
+				f, err := MapFile(t.Context(), g.dev, path, o)
+				if err != nil {
+					return err
+				}
+				return use(g, &f.foreign)
+			})
+		})
+	}
+}
+
+func TestEverySystemCallOfAFileFails(t *testing.T) {
+	path, _ := diskFile(t, 2*mib+8*kib)
+	g := newSimRig(t, cudasim.Config{})
+	for _, errno := range []unix.Errno{unix.ENOMEM, unix.EFAULT, unix.EINVAL} {
+		for nth := int32(1); ; nth++ {
+			sys, mapped := watchedSystem()
+			var calls atomic.Int32
+			var fault string
+			sys.Calls = sys.Calls.Before(func(call string) error {
+				if calls.Add(1) == nth {
+					fault = call
+					return errno
+				}
+				return nil
+			})
+			before := ReadStats()
+			f, err := MapFile(t.Context(), g.dev, path, MapFileOptions{Threads: 1, system: sys})
+			if err == nil {
+				if err = f.Close(); err != nil {
+					require.Equal(t, "Unmap", fault)
+					require.NotNil(t, f.Bytes())
+					require.NoError(t, f.Close())
+				}
+			}
+			if err != nil {
+				require.ErrorIs(t, err, errno, fault)
+			}
+			requireNoForeign(t, before)
+			require.Zero(t, mapped.Load(), fault)
+			require.Zero(t, g.registrations(), fault)
+			if fault == "" {
+				break
+			}
+		}
+	}
+}
+
+func TestALostFileIsCountedAndStays(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	path, _ := diskFile(t, 10_000)
+	before := ReadStats()
+	base := loseFile(t, g, path)
+	requireLost(t, before, Holding{Kind: "file", Label: "lost file", Bytes: 10_000})
+	assert.Equal(t, 1, g.registrations())
+	require.NoError(t, g.dev.HostUnregister(base))
+	require.NoError(t, unix.MunmapPtr(base, 12*kib))
+}
+
+//go:noinline
+func loseFile(t *testing.T, g *rig, path string) unsafe.Pointer {
+	f, err := MapFile(t.Context(), g.dev, path, MapFileOptions{Label: "lost file"})
+	require.NoError(t, err)
+	return f.Pointer()
+}
+
+func TestMapFileEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	path, _ := diskFile(t, 10_000)
+	g := newSimRig(t, cudasim.Config{})
+	sys, mapped := watchedSystem()
+	_, err := MapFile(ended(), g.dev, path, MapFileOptions{system: sys})
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Zero(t, mapped.Load())
+	assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+}

@@ -1,0 +1,438 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// memfd is a file descriptor of n bytes of memory.
+func memfd(tb testing.TB, n int) int {
+	tb.Helper()
+	fd, err := unix.MemfdCreate("pinned-test", unix.MFD_CLOEXEC)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { assert.NoError(tb, unix.Close(fd)) })
+	require.NoError(tb, unix.Ftruncate(fd, int64(n)))
+	return fd
+}
+
+// diskFile is a file of n bytes with its descriptor.
+func diskFile(tb testing.TB, n int) (path string, fd int) {
+	tb.Helper()
+	path = filepath.Join(tb.TempDir(), "weights")
+	require.NoError(tb, os.WriteFile(path, filled(n, 7), 0o600))
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { assert.NoError(tb, unix.Close(fd)) })
+	return path, fd
+}
+
+// register registers memory until the end.
+func (g *rig) register(mem []byte, o RegisterOptions) *Registration {
+	g.Helper()
+	r, err := Register(g.Context(), g.dev, mem, o)
+	require.NoError(g, err)
+	g.Cleanup(func() { assert.NoError(g, r.Close()) })
+	return r
+}
+
+// requireCopies proves that all bytes go to the device and, where they may,
+// come back.
+func (g *rig) requireCopies(m *foreign) {
+	g.Helper()
+	n := m.Len()
+	dst := g.device(n)
+	want := append([]byte(nil), m.Bytes()...)
+	require.NoError(g, m.CopyToDevice(g.stream, dst, 0, n))
+	g.synchronize()
+	require.Equal(g, want, g.download(dst, n))
+	if m.ReadOnly() {
+		require.ErrorIs(g, m.CopyFromDevice(g.stream, 0, dst, n), ErrReadOnly)
+		return
+	}
+	back := filled(n, 99)
+	require.NoError(g, g.dev.CopyToDevice(dst, unsafe.Pointer(&back[0]), n))
+	require.NoError(g, m.CopyFromDevice(g.stream, 0, dst, n))
+	g.synchronize()
+	require.Equal(g, back, m.Bytes())
+}
+
+var globalBytes [3 * 4096]byte
+
+func TestRegisterMemoryOfOthers(t *testing.T) {
+	t.Parallel()
+	const n = 3*mib + 123
+	of := func(prot, flags int) func(testing.TB) []byte {
+		return func(tb testing.TB) []byte { return mapped(tb, memfd(tb, n), n, prot, flags) }
+	}
+	for name, tc := range map[string]struct {
+		memory   func(testing.TB) []byte
+		readOnly bool
+	}{
+		"memfd":                    {memory: of(readWrite, shared)},
+		"memfd, private, writable": {memory: of(readWrite, private)},
+		"memfd, for reading":       {memory: of(unix.PROT_READ, shared), readOnly: true},
+		"anonymous":                {memory: func(tb testing.TB) []byte { return mapped(tb, -1, n, readWrite, private) }},
+		"anonymous, shared":        {memory: func(tb testing.TB) []byte { return mapped(tb, -1, n, readWrite, shared) }},
+		"a global":                 {memory: func(testing.TB) []byte { return globalBytes[:] }},
+		"a file": {memory: func(tb testing.TB) []byte {
+			_, fd := diskFile(tb, n)
+			return mapped(tb, fd, n, readWrite, shared)
+		}},
+		"a file, for reading": {readOnly: true, memory: func(tb testing.TB) []byte {
+			_, fd := diskFile(tb, n)
+			return mapped(tb, fd, n, unix.PROT_READ, shared)
+		}},
+		"a memfd's second mapping": {memory: func(tb testing.TB) []byte {
+			fd := memfd(tb, n)
+			first := mapped(tb, fd, n, readWrite, shared)
+			copy(first, filled(n, 3))
+			second := mapped(tb, fd, n, readWrite, shared)
+			require.Equal(tb, filled(n, 3), second)
+			return second
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newRig(t)
+			mem := tc.memory(t)
+			if !tc.readOnly {
+				copy(mem, filled(len(mem), 5))
+			}
+			for _, bounds := range [][2]int{{0, len(mem)}, {1, len(mem) - 1}, {4095, 4097}, {4096, 8192}, {77, 78}} {
+				before := append([]byte(nil), mem...)
+				part := mem[bounds[0]:bounds[1]]
+				r, err := Register(t.Context(), g.dev, part, RegisterOptions{Label: name})
+				require.NoError(t, err)
+				assert.Equal(t, tc.readOnly, r.ReadOnly())
+				assert.Equal(t, len(part), r.Len())
+				assert.Equal(t, unsafe.Pointer(&part[0]), r.Pointer())
+				assert.Equal(t, []Span{{Len: len(part)}}, r.Spans())
+				assert.Empty(t, r.Notes())
+				assert.Equal(t, fmt.Sprintf("registration %q of %d bytes", name, len(part)), r.String())
+				g.requireCopies(&r.foreign)
+				require.NoError(t, r.Close())
+				require.Equal(t, before[:bounds[0]], mem[:bounds[0]], "bytes before")
+				require.Equal(t, before[bounds[1]:], mem[bounds[1]:], "bytes behind")
+			}
+		})
+	}
+}
+
+func TestRegistrationsMayShareAPage(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	mem := mapped(t, memfd(t, 16*kib), 16*kib, readWrite, shared)
+	copy(mem, filled(len(mem), 1))
+	ends := []int{0, 5000, 5001, 8192, 16 * kib}
+	for i := range len(ends) - 1 {
+		r := g.register(mem[ends[i]:ends[i+1]], RegisterOptions{})
+		g.requireCopies(&r.foreign)
+	}
+}
+
+func TestRegisterInChunks(t *testing.T) {
+	t.Parallel()
+	const n = 7*mib + 1234
+	g := newRig(t)
+	mem := mapped(t, memfd(t, n+17), n+17, readWrite, shared)[17:]
+	copy(mem, filled(n, 2))
+	r := g.register(mem, RegisterOptions{Chunk: 2 * mib})
+	spans := r.Spans()
+	require.Len(t, spans, 4)
+	at := 0
+	for _, s := range spans {
+		assert.Equal(t, at, s.Off)
+		at += s.Len
+	}
+	assert.Equal(t, n, at)
+	g.requireCopies(&r.foreign)
+}
+
+func TestRegisterOverlap(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	mem := mapped(t, memfd(t, 64*kib), 64*kib, readWrite, shared)
+	g.register(mem[100:5000], RegisterOptions{})
+	buf := g.alloc(64*kib, Options{})
+	for name, part := range map[string][]byte{
+		"the same": mem[100:5000], "inside": mem[200:300], "around": mem, "its end": mem[4999:6000], "a buffer": buf.Bytes()[1:100],
+	} {
+		_, err := Register(t.Context(), g.dev, part, RegisterOptions{})
+		require.ErrorIs(t, err, cudart.ErrHostMemoryAlreadyRegistered, name)
+		require.ErrorContains(t, err, "registered already", name)
+	}
+	r := g.register(mem[5000:], RegisterOptions{})
+	g.requireCopies(&r.foreign)
+}
+
+func TestRegisterRefusesWithoutAskingCUDA(t *testing.T) {
+	t.Parallel()
+	_, fd := diskFile(t, 64*kib)
+	twoPages := mapped(t, -1, 8*kib, readWrite, private)
+	require.NoError(t, unix.Mprotect(twoPages[4*kib:], unix.PROT_NONE))
+	low := uintptr(0x8000) // where the kernel maps nothing
+	for _, tc := range []struct {
+		name string
+		mem  []byte
+		o    RegisterOptions
+		want string
+		is   error
+	}{
+		{name: "nil", want: "no bytes"},
+		{name: "empty", mem: []byte{}, want: "no bytes"},
+		{name: "Go heap", mem: make([]byte, mib), is: ErrGoMemory},
+		{name: "a little of the Go heap", mem: new([3]byte)[:], is: ErrGoMemory},
+		{name: "a file's private mapping, for reading", mem: mapped(t, fd, 64*kib, unix.PROT_READ, private), want: "the driver hangs"},
+		{name: "the same, a slice", mem: mapped(t, fd, 64*kib, unix.PROT_READ, private)[100:200], want: "the driver hangs"},
+		{name: "anonymous, for reading", mem: mapped(t, -1, 64*kib, unix.PROT_READ, private), want: "mapped privately"},
+		{name: "no access", mem: mapped(t, -1, 64*kib, unix.PROT_NONE, private), want: "cannot be read"},
+		{name: "no access to the end", mem: twoPages[1:], want: "cannot be read"},
+		{name: "nothing there", mem: unsafe.Slice(*(**byte)(unsafe.Pointer(&low)), 100), want: "nothing is mapped at 0x8000"},
+		{name: "a wrong chunk", mem: twoPages[:1], o: RegisterOptions{Chunk: 1000}, is: errChunk},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			g := newSimRig(t, cudasim.Config{})
+			_, err := Register(t.Context(), g.dev, tc.mem, tc.o)
+			require.ErrorContains(t, err, fmt.Sprintf("hostmem: register %d bytes", len(tc.mem)))
+			require.ErrorContains(t, err, tc.want)
+			if tc.is != nil {
+				require.ErrorIs(t, err, tc.is)
+			}
+			assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+		})
+	}
+}
+
+// withAttribute has a device with one attribute changed.
+func withAttribute(tb testing.TB, a cudart.Attr, value int) *rig {
+	return newSimRig(tb, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{a: value}}}})
+}
+
+func TestRegisterOnDevicesThatCannot(t *testing.T) {
+	t.Parallel()
+	mem := mapped(t, memfd(t, 4*kib), 4*kib, readWrite, shared)
+	frozen := mapped(t, memfd(t, 4*kib), 4*kib, unix.PROT_READ, shared)
+
+	g := withAttribute(t, cudart.AttrHostRegisterReadOnlySupported, 0)
+	_, err := Register(t.Context(), g.dev, frozen, RegisterOptions{})
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorContains(t, err, "for reading only (attribute 113")
+	g.register(mem, RegisterOptions{})
+	assert.Equal(t, 1, g.sim.Calls("cudaHostRegister"))
+
+	g = withAttribute(t, cudart.AttrHostRegisterSupported, 0)
+	_, err = Register(t.Context(), g.dev, mem, RegisterOptions{})
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorContains(t, err, "attribute 99")
+	assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+
+	g = newSimRig(t, cudasim.Config{})
+	g.sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrNotSupported})
+	_, err = Register(t.Context(), g.dev, mem, RegisterOptions{})
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, err, cudart.ErrNotSupported)
+
+	g = withAttribute(t, cudart.AttrPageableMemoryAccessUsesHostPageTables, 1)
+	r := g.register(mem, RegisterOptions{})
+	require.Len(t, r.Notes(), 1)
+	assert.Contains(t, r.Notes()[0], "does not lock pages")
+}
+
+func TestRegistrationBoundsAndClose(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	mem := mapped(t, memfd(t, 8*kib), 8*kib, readWrite, shared)
+	r := g.register(mem[10:5010], RegisterOptions{})
+	dst := g.device(8 * kib)
+	for _, bounds := range [][2]int{{-1, 1}, {0, 5001}, {5000, 1}, {1, -1}, {5001, 0}, {1, int(^uint(0) >> 1)}} {
+		require.ErrorContains(t, r.CopyToDevice(g.stream, dst, bounds[0], bounds[1]), "not all within registration of 5000 bytes")
+		require.ErrorContains(t, r.CopyFromDevice(g.stream, bounds[0], dst, bounds[1]), "not all within")
+	}
+	assert.Equal(t, mem[10:5010], r.Bytes())
+	require.NoError(t, r.Close())
+	require.NoError(t, r.Close())
+	require.NoError(t, r.CloseContext(ended()))
+	assert.Nil(t, r.Bytes())
+	assert.Nil(t, r.Pointer())
+	require.ErrorIs(t, r.CopyToDevice(g.stream, dst, 0, 1), ErrClosed)
+	require.ErrorIs(t, r.CopyFromDevice(g.stream, 0, dst, 1), ErrClosed)
+	mem[10] = 1 // still mapped
+	g.register(mem[10:5010], RegisterOptions{})
+}
+
+func TestCloseOfARegistrationWaitsForCopies(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
+	r := g.register(mem, RegisterOptions{})
+	src := g.device(mib)
+	want := filled(mib, 8)
+	require.NoError(t, g.dev.CopyToDevice(src, unsafe.Pointer(&want[0]), mib))
+	g.sim.Hold()
+	require.NoError(t, r.CopyFromDevice(g.stream, 0, src, mib))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, r.CloseContext(ctx), context.DeadlineExceeded)
+	require.Equal(t, 1, g.registrations())
+	require.Equal(t, make([]byte, mib), r.Bytes(), "not copied yet, and usable")
+
+	closed := make(chan error)
+	go func() { closed <- r.Close() }()
+	g.sim.Release()
+	require.NoError(t, <-closed)
+	assert.Zero(t, g.registrations())
+	assert.Equal(t, want, mem)
+}
+
+// sweep makes every CUDA call of an operation fail, one at a time. The
+// operation pins, copies and closes.
+func sweep(t *testing.T, operate func(g *rig) error) {
+	t.Helper()
+	count := func(g *rig) int { return g.sim.TotalCalls() }
+	g := newSimRig(t, cudasim.Config{})
+	before := count(g)
+	require.NoError(t, operate(g))
+	calls := count(g) - before
+	require.Greater(t, calls, 5)
+	for k := 1; k <= calls; k++ {
+		for _, code := range []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrNotSupported} {
+			g.sim.FailCall(count(g)+k, code)
+			begin := ReadStats()
+			err := operate(g)
+			g.sim.ResetFaults()
+			if err != nil {
+				require.ErrorIs(t, err, code, "call %d", k)
+			}
+			requireSettled(t, begin)
+			requireNoForeign(t, begin)
+			require.Zero(t, g.registrations(), "call %d: %v", k, err)
+			require.NoError(t, operate(g), "after call %d: %v", k, err)
+		}
+	}
+}
+
+// requireNoForeign requires that registrations and files are as many as before.
+func requireNoForeign(t testing.TB, before Stats) {
+	t.Helper()
+	now := ReadStats()
+	require.Equal(t, before.Registrations, now.Registrations, "registrations")
+	require.Equal(t, before.RegisteredBytes, now.RegisteredBytes, "bytes registered")
+	require.Equal(t, before.Files, now.Files, "files")
+	require.Equal(t, before.FileBytes, now.FileBytes, "bytes of files")
+}
+
+func TestEveryCUDACallOfARegistrationFails(t *testing.T) {
+	mem := mapped(t, memfd(t, 2*mib+8*kib), 2*mib+8*kib, readWrite, shared)[3:]
+	frozen := mapped(t, memfd(t, 2*mib+8*kib), 2*mib+8*kib, unix.PROT_READ, shared)[3:]
+	for name, tc := range map[string]struct {
+		mem []byte
+		o   RegisterOptions
+	}{
+		"one": {mem: mem}, "chunks": {mem, RegisterOptions{Chunk: 2 * mib, Threads: 1}}, "read-only": {mem: frozen},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sweep(t, func(g *rig) error {
+				r, err := Register(t.Context(), g.dev, tc.mem, tc.o)
+				if err != nil {
+					return err
+				}
+				return use(g, &r.foreign)
+			})
+		})
+	}
+}
+
+// use copies and closes, and closes again if that failed.
+func use(g *rig, f *foreign) error {
+	g.Helper()
+	dst, err := g.dev.Malloc(f.Len())
+	if err == nil {
+		err = f.CopyToDevice(g.stream, dst, 0, f.Len())
+		err = errors.Join(err, g.stream.Synchronize(context.Background()))
+	}
+	if closing := f.Close(); closing != nil {
+		err = errors.Join(err, closing)
+		require.NotNil(g, f.Bytes(), "it stays mapped")
+		require.NoError(g, f.Close())
+	}
+	if freeing := g.dev.Free(dst); freeing != nil {
+		err = errors.Join(err, freeing)
+		require.NoError(g, g.dev.Free(dst))
+	}
+	return err
+}
+
+func TestALostRegistrationIsCountedAndStays(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	mem := mapped(t, memfd(t, 8*kib), 8*kib, readWrite, shared)
+	before := ReadStats()
+	_, err := Register(t.Context(), g.dev, mem[1:], RegisterOptions{Label: "lost registration"})
+	require.NoError(t, err)
+	requireLost(t, before, Holding{Kind: "registration", Label: "lost registration", Bytes: 8*kib - 1})
+	assert.Equal(t, 1, g.registrations())
+	require.NoError(t, g.dev.HostUnregister(unsafe.Pointer(&mem[1])))
+}
+
+// requireLost waits until the garbage collector has found what was dropped.
+func requireLost(t *testing.T, before Stats, want Holding) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return ReadStats().LostObjects > before.LostObjects
+	}, 10*time.Second, time.Millisecond)
+	assert.Equal(t, want.Bytes, ReadStats().LostBytes-before.LostBytes)
+	for _, h := range Outstanding() {
+		if h.Label == want.Label {
+			assert.True(t, h.Lost)
+			assert.Equal(t, []any{want.Kind, want.Bytes}, []any{h.Kind, h.Bytes})
+			return
+		}
+	}
+	t.Fatal("not among what is outstanding")
+}
+
+func TestStatisticsOfRegistrations(t *testing.T) {
+	g := newRig(t)
+	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
+	before := ReadStats()
+	r, err := Register(t.Context(), g.dev, mem[1:], RegisterOptions{})
+	require.NoError(t, err)
+	now := ReadStats()
+	assert.Equal(t, 1, now.Registrations-before.Registrations)
+	assert.Equal(t, mib-1, now.RegisteredBytes-before.RegisteredBytes)
+	assert.Equal(t, before.KeptBytes, now.KeptBytes)
+	assert.Equal(t, 1, now.Opened-before.Opened)
+	assert.Greater(t, now.PinTime, before.PinTime)
+	require.NoError(t, r.Close())
+	requireNoForeign(t, before)
+
+	_, err = Register(t.Context(), g.dev, make([]byte, 1), RegisterOptions{})
+	require.Error(t, err)
+	assert.Equal(t, before.Failures+1, ReadStats().Failures)
+}
+
+func TestRegisterEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
+	_, err := Register(ended(), g.dev, mem, RegisterOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+}
