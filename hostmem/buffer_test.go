@@ -101,6 +101,12 @@ func (g *rig) synchronize() {
 	require.NoError(g, g.stream.Synchronize(context.Background()))
 }
 
+// hold stops the simulated GPU, at the latest until the end of the test.
+func (g *rig) hold() {
+	g.sim.Hold()
+	g.Cleanup(g.sim.Release)
+}
+
 // registrations is how many there are, on a simulated GPU.
 func (g *rig) registrations() int { return g.sim.Outstanding().Registrations }
 
@@ -271,7 +277,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 				require.NoError(t, g.dev.CopyToDevice(p, unsafe.Pointer(unsafe.SliceData(content)), n))
 				b := g.alloc(n, o)
 				registered := g.registrations()
-				g.sim.Hold()
+				g.hold()
 				if way == "to device" {
 					fill(b.Bytes(), 4)
 					require.NoError(t, b.CopyToDevice(other, p, 0, n))
@@ -314,7 +320,7 @@ func TestClosesAndCopiesDoNotWaitForAWaitingClose(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	p := g.device(4096)
 	b := g.alloc(4096, Options{})
-	g.sim.Hold()
+	g.hold()
 	require.NoError(t, b.CopyToDevice(g.stream, p, 0, 4096))
 	queries := g.sim.Calls("cudaStreamQuery")
 	closed := make(chan error)
@@ -342,7 +348,7 @@ func TestCloseAfterTheStreamWasClosed(t *testing.T) {
 	b := g.alloc(mib, Options{})
 	fill(b.Bytes(), 5)
 	s := g.newStream()
-	g.sim.Hold()
+	g.hold()
 	require.NoError(t, b.CopyToDevice(s, p, 0, mib))
 	require.NoError(t, s.Close(), "its work goes on")
 	require.ErrorIs(t, b.CloseContext(ended()), context.Canceled)
@@ -366,7 +372,7 @@ func TestCloseKeepsMemoryWhenItCannotWait(t *testing.T) {
 			p := g.device(4096)
 			b := g.alloc(4096, Options{})
 			fill(b.Bytes(), 6)
-			g.sim.Hold()
+			g.hold()
 			require.NoError(t, b.CopyToDevice(g.stream, p, 0, 4096))
 			g.sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
 			g.sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
@@ -400,7 +406,7 @@ func TestAFailedUnregisterKeepsTheMapping(t *testing.T) {
 			for range 2 {
 				err := b.Close()
 				require.ErrorIs(t, err, cudart.ErrUnknown)
-				require.ErrorContains(t, err, "hostmem: close buffer of 5242880 bytes: its memory stays registered and mapped")
+				require.ErrorContains(t, err, "hostmem: close buffer of 5242880 bytes: its memory stays registered and mapped, Close may be tried again")
 				g.sim.Fail("cudaHostUnregister", cudasim.Fault{Code: cudart.ErrUnknown})
 			}
 			assert.Equal(t, 1, g.registrations(), "of %d, those that could be were undone", registered)
@@ -500,7 +506,7 @@ func TestALostBufferIsCountedAndStays(t *testing.T) {
 	mem := lose(t, g)
 	require.Eventually(t, func() bool {
 		runtime.GC()
-		return ReadStats().LostBuffers == before.LostBuffers+1
+		return ReadStats().LostObjects == before.LostObjects+1
 	}, 10*time.Second, time.Millisecond)
 	now := ReadStats()
 	assert.Equal(t, before.LostBytes+3*os.Getpagesize(), now.LostBytes)
@@ -589,7 +595,7 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	assert.Equal(t, before.KeptBytes+kept, now.KeptBytes)
 	assert.Equal(t, now.KeptBytes, now.PeakKeptBytes)
 	assert.Equal(t, before.Buffers+2, now.Buffers)
-	assert.Equal(t, before.Allocs+2, now.Allocs)
+	assert.Equal(t, before.Opened+2, now.Opened)
 	assert.Greater(t, now.PinTime, before.PinTime)
 
 	require.NoError(t, second.Close())
@@ -598,7 +604,7 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	require.NoError(t, first.Close())
 	after := ReadStats()
 	assert.Equal(t, now.PeakKeptBytes, after.PeakKeptBytes, "what was there at the same time, not the sum")
-	assert.Equal(t, before.Closes+4, after.Closes)
+	assert.Equal(t, before.Closed+4, after.Closed)
 	assert.Greater(t, after.UnpinTime, before.UnpinTime)
 	assert.Equal(t, before.Failures, after.Failures)
 	requireSettled(t, before)

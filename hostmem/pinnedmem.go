@@ -152,7 +152,7 @@ func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at 
 	if m.closed.Load() {
 		return fmt.Errorf("hostmem: copy %s: %v: %w", what, m, ErrClosed)
 	}
-	m.streams.add(s)
+	defer m.streams.add(s) // when they are queued, the part of them that could be
 	base := m.pinned.base
 	if len(m.spans) == 1 {
 		return one(unsafe.Add(base, off), 0, n)
@@ -182,20 +182,28 @@ func (m *pinnedMem) leave(start time.Time) {
 
 // close waits for the copies that were queued here, unregisters the memory,
 // calls unmap and takes it off the books. A second close does nothing. When ctx
-// ends before the copies have, the memory is as it was. When unregistering or
-// unmapping fails, it can be used no more, stays on the books, and close may be
-// tried again.
+// ends before the copies have, or it cannot be learnt whether they have, the
+// memory is as it was. When unregistering or unmapping fails, it can be used no
+// more, stays on the books, and close may be tried again.
 func (m *pinnedMem) close(ctx context.Context, unmap func() error) error {
 	start := time.Now()
-	m.use.Lock()
+	// Others may go on copying, or give up closing, while this waits.
+	for {
+		if err := m.streams.wait(ctx); err != nil {
+			if ctx.Err() == nil {
+				account.failures.Add(1)
+			}
+			return fmt.Errorf("hostmem: close %v: its copies may still be under way: %w", m, err)
+		}
+		m.use.Lock()
+		if m.streams.empty() {
+			break
+		}
+		m.use.Unlock()
+	}
 	defer m.use.Unlock()
 	if m.gone {
 		return nil
-	}
-	// Work that failed does not use the memory any more; only work that was not
-	// waited for does.
-	if err := m.streams.wait(ctx, m.dev); err != nil && ctx.Err() != nil {
-		return fmt.Errorf("hostmem: close %v: %w", m, err)
 	}
 	m.closed.Store(true)
 	if err := m.pinned.undo(); err != nil {
