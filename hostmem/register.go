@@ -39,6 +39,9 @@ type Registration struct{ foreign }
 // it did not: to CUDA all is well then, and the GPU goes on reading and writing
 // pages that the process has lost.
 //
+// Unlike a Buffer's, the memory is copied into forked children when it is mapped
+// privately, which makes forks slow: advise MADV_DONTFORK where that matters.
+//
 // Memory that cannot be written is registered read-only if it is mapped
 // shared: CopyFromDevice then gives [ErrReadOnly]. A device that cannot do that
 // gives an error that wraps [errors.ErrUnsupported]. Refused before CUDA sees

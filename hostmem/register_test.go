@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -299,6 +300,35 @@ func TestCloseOfARegistrationWaitsForCopies(t *testing.T) {
 	require.NoError(t, <-closed)
 	assert.Zero(t, g.registrations())
 	assert.Equal(t, want, mem)
+}
+
+func TestManyGoroutinesRegister(t *testing.T) {
+	t.Parallel()
+	const each, goroutines, rounds = 10_000, 8, 20
+	g := newRig(t)
+	mem := mapped(t, memfd(t, goroutines*each), goroutines*each, readWrite, shared)
+	copy(mem, filled(len(mem), 4))
+	dst := g.device(len(mem))
+	var wg sync.WaitGroup
+	for i := range goroutines {
+		wg.Go(func() {
+			part, at := mem[i*each:(i+1)*each], dst+cudart.DevPtr(i*each)
+			for range rounds {
+				r, err := Register(t.Context(), g.dev, part, RegisterOptions{})
+				if !assert.NoError(t, err) {
+					return
+				}
+				assert.NoError(t, r.CopyToDevice(g.stream, at, 0, each))
+				var closers sync.WaitGroup
+				for range 2 {
+					closers.Go(func() { assert.NoError(t, r.Close()) })
+				}
+				closers.Wait()
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, filled(len(mem), 4), g.download(dst, len(mem)))
 }
 
 // sweep makes every CUDA call of an operation fail, one at a time. The

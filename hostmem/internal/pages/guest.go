@@ -52,9 +52,10 @@ func (g *guest) giveBack(s *System) error {
 	return s.Calls.Unmap(g.whole, g.size)
 }
 
-// fault makes the pages of a block resident that are within the region. Memory
-// that is for reading only cannot be touched from here: a kernel that knows no
-// MADV_POPULATE_READ (before 5.14) leaves the work to whoever comes next.
+// fault makes the pages of a block resident that are within the region. It only
+// advises: other people's memory may be a device's, where a touch does things.
+// A kernel that does not know the advice (before 5.14) leaves the work to
+// whoever comes next.
 func (g *guest) fault(r *Region, p unsafe.Pointer, n int) error {
 	// Work is rounded out to whole pages, which may be one too many here.
 	n = min(n, r.mapped-int(uintptr(p)-uintptr(r.base)))
@@ -70,16 +71,14 @@ func (g *guest) fault(r *Region, p unsafe.Pointer, n int) error {
 		how = AdvisePopulateRead
 	}
 	err := r.sys.Calls.Advise(page, n, how)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, syscall.EFAULT):
-		return fmt.Errorf("%w: %w", errFault, err)
-	case g.readOnly:
-		g.slow.Do(func() {
-			r.note("madvise %s failed (%v): the pages come one by one, slower", how, err)
-		})
+	if err == nil {
 		return nil
 	}
-	return r.sys.Calls.Touch(page, n, r.sys.Page)
+	if errors.Is(err, syscall.EFAULT) {
+		return fmt.Errorf("%w: %w", errFault, err)
+	}
+	g.slow.Do(func() {
+		r.note("madvise %s failed (%v): pages that are not there come one by one, slower", how, err)
+	})
+	return nil
 }

@@ -27,38 +27,46 @@ func residentPages(t *testing.T, mem []byte) (n int) {
 func TestBorrowedMemoryIsPopulatedAndStays(t *testing.T) {
 	t.Parallel()
 	page := os.Getpagesize()
-	for name, calls := range map[string]func(Calls) Calls{
-		"by advice": func(c Calls) Calls { return c },
-		"by touch": func(c Calls) Calls {
-			c.Advise = func(unsafe.Pointer, int, Advice) error { return unix.EINVAL }
-			return c
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, bounds := range [][2]int{{0, 5 * mib}, {page - 1, page + 1}, {2*page - 1, 5*mib - 1}, {page, page + 1}, {3*page + 5, 4*mib + 7}} {
-				mem, err := unix.Mmap(-1, 0, 5*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-				require.NoError(t, err)
-				require.NoError(t, unix.Madvise(mem, unix.MADV_NOHUGEPAGE))
-				sys := hostSystem()
-				sys.Calls = calls(sys.Calls)
-				part := mem[bounds[0]:bounds[1]]
-				r, err := Borrow(sys, part, false)
-				require.NoError(t, err)
-				assert.Equal(t, unsafe.Pointer(&part[0]), r.Pointer())
-				assert.Equal(t, []int{len(part), len(part)}, []int{r.Len(), r.Mapped()})
-				require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: 2}))
-				if !emulated(t) {
-					want := (bounds[1]+page-1)/page - bounds[0]/page
-					assert.Equal(t, want, residentPages(t, mem), "%v: its pages and no others", bounds)
-				}
-				require.NoError(t, r.Unmap())
-				require.NoError(t, r.Unmap())
-				assert.Nil(t, r.Bytes())
-				mem[0] = 1 // still mapped
-				require.NoError(t, unix.Munmap(mem))
-			}
+	for _, bounds := range [][2]int{{0, 5 * mib}, {page - 1, page + 1}, {2*page - 1, 5*mib - 1}, {page, page + 1}, {3*page + 5, 4*mib + 7}} {
+		mem, err := unix.Mmap(-1, 0, 5*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		require.NoError(t, err)
+		require.NoError(t, unix.Madvise(mem, unix.MADV_NOHUGEPAGE))
+		part := mem[bounds[0]:bounds[1]]
+		r, err := Borrow(hostSystem(), part, false)
+		require.NoError(t, err)
+		assert.Equal(t, unsafe.Pointer(&part[0]), r.Pointer())
+		assert.Equal(t, []int{len(part), len(part)}, []int{r.Len(), r.Mapped()})
+		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: 2}))
+		assert.Empty(t, r.Notes())
+		if !emulated(t) {
+			want := (bounds[1]+page-1)/page - bounds[0]/page
+			assert.Equal(t, want, residentPages(t, mem), "%v: its pages and no others", bounds)
+		}
+		require.NoError(t, r.Unmap())
+		require.NoError(t, r.Unmap())
+		assert.Nil(t, r.Bytes())
+		mem[0] = 1 // still mapped
+		require.NoError(t, unix.Munmap(mem))
+	}
+}
+
+// Memory of others may be a device's: it is never touched.
+func TestBorrowedMemoryIsNotTouchedWhereAdviceIsUnknown(t *testing.T) {
+	t.Parallel()
+	mem, err := unix.Mmap(-1, 0, 5*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, unix.Munmap(mem)) }()
+	for _, readOnly := range []bool{false, true} {
+		sys := hostSystem()
+		sys.Calls = sys.Calls.Before(func(call string) error {
+			assert.NotEqual(t, "Touch", call)
+			return unix.EINVAL
 		})
+		r, err := Borrow(sys, mem, readOnly)
+		require.NoError(t, err)
+		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
+		require.Len(t, r.Notes(), 1)
+		assert.Contains(t, r.Notes()[0], "slower")
 	}
 }
 
