@@ -59,15 +59,8 @@ func (l Lease) Pointer() unsafe.Pointer {
 // (cudaMemcpyAsync). The bytes must not change before the stream has passed
 // the copy. The lease may be released at once: it remembers the stream.
 func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	if err := l.start("to device", s, off, n); err != nil {
-		return err
-	}
-	defer l.b.leave()
-	if l.b.spans == nil {
-		return s.CopyToDevice(dst, unsafe.Add(l.b.base, off), n)
-	}
-	return pieces(l.b.spans, off, n, func(at, n int) error {
-		return s.CopyToDevice(dst+cudart.DevPtr(at-off), unsafe.Add(l.b.base, at), n)
+	return l.copy("to device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
+		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
 	})
 }
 
@@ -76,16 +69,28 @@ func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) err
 // bytes, or some of each: synchronise before reading. The lease remembers the
 // stream.
 func (l Lease) CopyFromDevice(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	if err := l.start("from device", s, off, n); err != nil {
+	return l.copy("from device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
+		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
+	})
+}
+
+func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
+	if err := l.start(what, s, off, n); err != nil {
 		return err
 	}
 	defer l.b.leave()
+	var err error
 	if l.b.spans == nil {
-		return s.CopyToHost(unsafe.Add(l.b.base, off), src, n)
+		err = one(unsafe.Add(l.b.base, off), 0, n)
+	} else {
+		err = pieces(l.b.spans, off, n, func(at, n int) error {
+			return one(unsafe.Add(l.b.base, at), at-off, n)
+		})
 	}
-	return pieces(l.b.spans, off, n, func(at, n int) error {
-		return s.CopyToHost(unsafe.Add(l.b.base, at), src+cudart.DevPtr(at-off), n)
-	})
+	if err != nil {
+		return fmt.Errorf("hostmem: copy %s: %v: %w", what, l, err)
+	}
+	return nil
 }
 
 // start checks a copy, keeps the lease from ending until leave, and remembers

@@ -145,12 +145,22 @@ func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, off int, src cudart.DevPtr,
 
 func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
 	if off < 0 || n < 0 || off > m.n-n {
-		return fmt.Errorf("hostmem: copy %s: bytes %d to %d are not all within %v", what, off, off+n, m)
+		return fmt.Errorf("hostmem: copy %s: %d bytes at offset %d are not all within %v", what, n, off, m)
+	}
+	if err := m.queue(s, off, n, one); err != nil {
+		return fmt.Errorf("hostmem: copy %s: %v: %w", what, m, err)
+	}
+	return nil
+}
+
+func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
+	if s == nil {
+		return errNoStream
 	}
 	m.use.RLock()
 	defer m.use.RUnlock()
 	if m.closed.Load() {
-		return fmt.Errorf("hostmem: copy %s: %v: %w", what, m, ErrClosed)
+		return ErrClosed
 	}
 	defer m.streams.add(s) // when they are queued, the part of them that could be
 	base := m.pinned.base

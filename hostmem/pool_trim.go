@@ -56,8 +56,8 @@ func (p *poolCore) trim(pick func(*block) bool, enough func(freed int) bool) (fr
 		case enough(freed):
 			back = append(back, b)
 		default:
-			size := b.size
-			if err := p.freeLarge(b); err != nil {
+			size, err := b.size, p.freeLarge(b)
+			if err != nil {
 				size = 0
 			}
 			count(size, err)
