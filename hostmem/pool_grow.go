@@ -162,7 +162,7 @@ func (p *poolCore) growLarge(ctx context.Context, class, n int) (b *block, isHit
 		if b.size >= n {
 			return b, true, nil
 		}
-		_ = p.freeLarge(b) // Trim and Close try again, and tell
+		_, _ = p.freeLarge(b) // Trim and Close try again, and tell
 	}
 	buf, err := p.alloc(ctx, p.least(class, n))
 	if err != nil {

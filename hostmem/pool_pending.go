@@ -168,7 +168,8 @@ func (s *shard) popLost(class int) *block {
 	return nil
 }
 
-// closeEvents closes the events that no block holds.
+// closeEvents closes the events that no block holds. Those that cannot be
+// closed stay for the next try.
 func (p *poolCore) closeEvents() error {
 	var errs []error
 	for i := range p.shards {
@@ -180,6 +181,7 @@ func (p *poolCore) closeEvents() error {
 		for _, e := range events {
 			if err := e.Close(); err != nil {
 				errs = append(errs, err)
+				p.giveEvent(e)
 			}
 		}
 	}

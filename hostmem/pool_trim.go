@@ -33,10 +33,10 @@ func (p *poolCore) trim(pick func(*block) bool, enough func(freed int) bool) (fr
 	p.sweep.Lock()
 	defer p.sweep.Unlock()
 	var errs []error
-	count := func(n int, err error) {
+	count := func(n int, failed error) {
 		freed += n
-		if err != nil {
-			errs = append(errs, err)
+		if failed != nil {
+			errs = append(errs, failed)
 		}
 	}
 	count(p.freeStuck())
@@ -56,11 +56,7 @@ func (p *poolCore) trim(pick func(*block) bool, enough func(freed int) bool) (fr
 		case enough(freed):
 			back = append(back, b)
 		default:
-			size, err := b.size, p.freeLarge(b)
-			if err != nil {
-				size = 0
-			}
-			count(size, err)
+			count(p.freeLarge(b))
 		}
 	}
 	for _, s := range order {
@@ -123,12 +119,11 @@ func (p *poolCore) putBack(blocks []*block) {
 }
 
 // freeLarge gives back a block that is a buffer.
-func (p *poolCore) freeLarge(b *block) error {
+func (p *poolCore) freeLarge(b *block) (freed int, err error) {
 	p.mu.Lock()
 	delete(p.large, b)
 	p.mu.Unlock()
-	_, err := p.freeBuffer(b.buf)
-	return err
+	return p.freeBuffer(b.buf)
 }
 
 // freeArenas gives back the arenas that nothing is cut from.

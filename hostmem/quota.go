@@ -63,9 +63,10 @@ func (q *quota) acquire(ctx context.Context, n int) error {
 		q.serve()
 		return fmt.Errorf("wait for %d bytes: %w", n, ctx.Err())
 	}
+	used := q.used
 	q.waiters = slices.Delete(q.waiters, ahead, ahead+1)
 	q.serve()
-	return fmt.Errorf("wait for %d bytes: %d of %d are in use, %d requests came before: %w", n, q.used, q.max, ahead, ctx.Err())
+	return fmt.Errorf("wait for %d bytes: %d of %d are in use, %d requests came before: %w", n, used, q.max, ahead, ctx.Err())
 }
 
 // tryAcquire takes n bytes if there are as many and nobody waits.

@@ -1,0 +1,97 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+func TestReleasedLeasesReachNothing(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	dst := g.device(mib)
+	old := get(t, p, mib)
+	copyOfIt := old
+	require.NoError(t, old.Release())
+	next := get(t, p, mib) // the same block
+	for _, l := range []Lease{old, copyOfIt} {
+		assert.Nil(t, l.Bytes())
+		assert.Nil(t, l.Pointer())
+		assert.ErrorIs(t, l.CopyToDevice(g.stream, dst, 0, 1), ErrReleased)
+		assert.ErrorIs(t, l.CopyFromDevice(g.stream, 0, dst, 1), ErrReleased)
+		err := l.Release()
+		assert.ErrorIs(t, err, ErrReleased)
+		assert.ErrorContains(t, err, "lease of 1048576 bytes from pool \"pool\" of device 0")
+		assert.ErrorIs(t, l.Release(g.stream), ErrReleased)
+	}
+	assert.NotNil(t, next.Bytes(), "what others do with an old handle does not end the new lease")
+	require.NoError(t, next.Release())
+
+	var none Lease
+	assert.ErrorIs(t, none.Release(), errNoLease)
+	assert.ErrorIs(t, none.CopyToDevice(g.stream, dst, 0, 1), errNoLease)
+	assert.Nil(t, none.Bytes())
+	assert.Nil(t, none.Pointer())
+	assert.Equal(t, "no lease", none.String())
+}
+
+func TestLeaseChecksItsCopies(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	dst := g.device(mib)
+	l := get(t, p, 1000) // of a block of 1024
+	for _, c := range []struct{ off, n int }{{-1, 1}, {0, 1001}, {1000, 1}, {1, -1}, {1 << 62, 1 << 62}} {
+		assert.Error(t, l.CopyToDevice(g.stream, dst, c.off, c.n), "%+v", c)
+		assert.Error(t, l.CopyFromDevice(g.stream, c.off, dst, c.n), "%+v", c)
+	}
+	assert.ErrorIs(t, l.CopyToDevice(nil, dst, 0, 1), errNoStream)
+	assert.ErrorIs(t, l.Release(g.stream, nil), errNoStream)
+	assert.NotNil(t, l.Bytes(), "a Release that was refused is none")
+	fill(l.Bytes(), 1)
+	require.NoError(t, l.CopyToDevice(g.stream, dst, 100, 900))
+	require.NoError(t, l.CopyFromDevice(g.stream, 0, dst, 100))
+	g.synchronize()
+	assert.Equal(t, l.Bytes()[100:200], l.Bytes()[:100])
+	require.NoError(t, l.Release())
+}
+
+// Of many Releases of one lease one counts, and copies that race with it are
+// either refused or waited for.
+func TestReleaseCountsOnce(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	dst := g.device(kib)
+	for range 50 {
+		l := get(t, p, kib)
+		var released, copied atomic.Int32
+		var group sync.WaitGroup
+		for range 4 {
+			group.Go(func() {
+				if err := l.CopyToDevice(g.stream, dst, 0, kib); err == nil {
+					copied.Add(1)
+				} else {
+					assert.ErrorIs(t, err, ErrReleased)
+				}
+				if err := l.Release(); err == nil {
+					released.Add(1)
+				} else {
+					assert.ErrorIs(t, err, ErrReleased)
+				}
+			})
+		}
+		group.Wait()
+		assert.Equal(t, int32(1), released.Load())
+		assert.Positive(t, copied.Load())
+	}
+	assert.Zero(t, p.Stats().Leases)
+}

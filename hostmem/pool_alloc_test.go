@@ -1,0 +1,72 @@
+//go:build linux && !android && (amd64 || arm64) && !race
+
+package hostmem
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// Not parallel: AllocsPerRun counts what others allocate, too.
+func TestPoolHitDoesNotAllocate(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	for _, n := range poolSizes {
+		cycle := func() {
+			l, err := p.Get(t.Context(), n)
+			if err == nil {
+				err = l.Release()
+			}
+			require.NoError(t, err)
+		}
+		cycle()
+		assert.Zero(t, testing.AllocsPerRun(1000, cycle), "%d bytes", n)
+	}
+}
+
+// leastAllocs is how often f allocates when nothing else does just then: the
+// simulated GPU works on goroutines of its own.
+func leastAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
+	least := ^uint64(0)
+	for range 200 {
+		require.NoError(t, s.Synchronize(t.Context()))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := f()
+		runtime.ReadMemStats(&after)
+		require.NoError(t, err)
+		least = min(least, after.Mallocs-before.Mallocs)
+	}
+	return least
+}
+
+// The simulated calls allocate; what the pool makes of them must not.
+func TestStreamReleaseDoesNotAllocate(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	e, err := g.dev.NewEvent(cudart.EventOptions{})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, e.Close()) }()
+	calls := leastAllocs(t, g.stream, func() error {
+		_, err := e.Query()
+		if err == nil {
+			err = g.stream.Record(e)
+		}
+		return err
+	})
+	require.NoError(t, get(t, p, mib).Release(g.stream))
+	assert.Equal(t, calls, leastAllocs(t, g.stream, func() error {
+		l, err := p.Get(t.Context(), mib)
+		if err == nil {
+			err = l.Release(g.stream)
+		}
+		return err
+	}))
+	assert.Equal(t, 1, p.Stats().Misses)
+}

@@ -1,0 +1,297 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+func TestPoolServesInOrder(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{MaxBytes: 8 * mib})
+	held := []Lease{get(t, p, 4*mib), get(t, p, 4*mib)}
+	sizes := []int{8 * mib, 4 * mib, 8 * mib, 1, 7 * mib, 4 * mib}
+	var order []int
+	var group sync.WaitGroup
+	for i, n := range sizes {
+		group.Go(func() {
+			l, err := p.Get(t.Context(), n)
+			if !assert.NoError(t, err) {
+				return
+			}
+			order = append(order, i) // the leases exclude each other, all but 1 and 5 with one of their neighbours
+			assert.NoError(t, l.Release())
+		})
+		eventually(t, "the request waits", func() bool { return p.Stats().Waiting == i+1 })
+	}
+	require.NoError(t, held[0].Release())
+	assert.Equal(t, len(sizes), p.Stats().Waiting, "the first needs all of it, and is not overtaken")
+	require.NoError(t, held[1].Release())
+	group.Wait()
+	assert.Equal(t, []int{0, 1, 2, 3, 4, 5}, order)
+	assert.LessOrEqual(t, p.Stats().PeakKeptBytes, 8*mib)
+	assert.Equal(t, len(sizes), p.Stats().Waits)
+}
+
+// A Get at the limit ends when the GPU is done, whichever stream is first, with
+// nobody there to release anything.
+func TestPoolWaitsForTheGPU(t *testing.T) {
+	t.Parallel()
+	for first := range 3 {
+		t.Run(fmt.Sprint(first), func(t *testing.T) {
+			t.Parallel()
+			g := newSimRig(t, cudasim.Config{})
+			p := g.pool(PoolOptions{MaxBytes: 12 * mib})
+			var open []func()
+			var streams []*cudart.Stream
+			var leases []Lease
+			for range 3 {
+				s := g.newStream()
+				streams = append(streams, s)
+				open = append(open, stall(t, s))
+				leases = append(leases, get(t, p, 4*mib))
+			}
+			at := leases[first].Pointer()
+			for i, l := range leases {
+				require.NoError(t, l.Release(streams[i]))
+			}
+			lent := make(chan Lease)
+			go func() {
+				l, err := p.Get(t.Context(), 4*mib)
+				assert.NoError(t, err)
+				lent <- l
+			}()
+			eventually(t, "the Get waits", func() bool { return p.Stats().Waiting == 1 })
+			open[first]()
+			l := <-lent
+			assert.Equal(t, at, l.Pointer())
+			for i, f := range open {
+				if i != first {
+					f()
+				}
+			}
+			require.NoError(t, l.Release())
+		})
+	}
+}
+
+// Small blocks of one size that the GPU is done with make room for another.
+func TestPoolWaitsForTheGPUToMakeRoom(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{MaxBytes: 2 * mib})
+	open := stall(t, g.stream)
+	for range 32 {
+		require.NoError(t, get(t, p, 64*kib).Release(g.stream))
+	}
+	assert.Equal(t, 2*mib, p.Stats().PendingBytes)
+	lent := make(chan Lease)
+	go func() {
+		l, err := p.Get(t.Context(), mib)
+		assert.NoError(t, err)
+		lent <- l
+	}()
+	eventually(t, "the Get waits", func() bool { return p.Stats().Waiting == 1 })
+	open()
+	require.NoError(t, (<-lent).Release())
+	balanced(t, p)
+}
+
+func TestPoolGivesUpWithItsContext(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{MaxBytes: 8 * mib})
+	busy, held := get(t, p, 4*mib), get(t, p, 4*mib-8*kib)
+	open := stall(t, g.stream)
+	require.NoError(t, busy.Release(g.stream))
+
+	type result struct {
+		who int
+		err error
+	}
+	results := make(chan result)
+	var cancels []context.CancelFunc
+	for i := range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancels = append(cancels, cancel)
+		go func() {
+			_, err := p.Get(ctx, 8*mib)
+			results <- result{i, err}
+		}()
+		eventually(t, "the Get waits", func() bool { return p.Stats().Waiting == i+1 })
+	}
+	for _, i := range []int{1, 0, 2} { // in the queue; with the turn; with the turn after another
+		cancels[i]()
+		r := <-results
+		assert.Equal(t, i, r.who)
+		assert.ErrorIs(t, r.err, context.Canceled)
+		assert.ErrorContains(t, r.err, "limit of 8388608 bytes reached: 4186112 in use by 1 leases, 4194304 released but waiting for the GPU, 0 cached")
+	}
+	assert.Zero(t, p.Stats().Waiting)
+	open()
+	require.NoError(t, held.Release())
+	require.NoError(t, get(t, p, 8*mib).Release())
+}
+
+// While memory is pinned a context can end, too.
+func TestPoolGivesUpPinningWithItsContext(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	require.NoError(t, p.core.making.acquire(t.Context(), 1)) // another makes an arena
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	go func() { _, err := p.Get(ctx, 100); failed <- err }()
+	eventually(t, "the Get waits", func() bool { return p.core.making.waiting() == 1 })
+	cancel()
+	require.ErrorIs(t, <-failed, context.Canceled)
+	p.core.making.release(1)
+
+	ctx, cancel = context.WithCancel(t.Context())
+	g.sim.OnCall(func(fn string, _ int) {
+		if fn == "cudaHostRegister" {
+			cancel()
+		}
+	})
+	l, err := p.Get(ctx, 4*mib)
+	g.sim.OnCall(nil)
+	if err == nil { // it was too late
+		require.NoError(t, l.Release())
+	}
+	balanced(t, p)
+}
+
+func TestCloseEndsWaits(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{MaxBytes: 4 * mib})
+	l := get(t, p, 4*mib)
+	failed := make(chan error)
+	for i := range 3 {
+		go func() { _, err := p.Get(t.Context(), 4*mib); failed <- err }()
+		eventually(t, "the Get waits", func() bool { return p.Stats().Waiting == i+1 })
+	}
+	require.ErrorIs(t, p.Close(), ErrLeased)
+	for range 3 {
+		require.ErrorIs(t, <-failed, ErrClosed)
+	}
+	require.NoError(t, l.Release())
+	require.NoError(t, p.Close())
+}
+
+// Trim makes room for one who waits, and so does a tick.
+func TestPoolFlushesWhenTheSystemIsShort(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	var leases []Lease
+	for range 3 {
+		leases = append(leases, get(t, p, 4*mib))
+	}
+	for _, l := range leases {
+		require.NoError(t, l.Release())
+	}
+	g.sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
+	l := get(t, p, 16*mib)
+	assert.Equal(t, 1, g.registrations(), "all that was idle is given back")
+	require.NoError(t, l.Release())
+
+	g.sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation, Times: 2})
+	_, err := p.Get(t.Context(), 32*mib)
+	assert.ErrorIs(t, err, cudart.ErrMemoryAllocation, "once only")
+	assert.Zero(t, p.Stats().KeptBytes)
+
+}
+
+// An arena is smaller where there is no memory for a large one.
+func TestArenasShrinkWhenTheSystemIsShort(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(PoolOptions{})
+	var leases []Lease
+	for range 8 * mib / minArena * 2 { // two blocks of an arena that small
+		leases = append(leases, get(t, p, mib))
+	}
+	kept := p.Stats().KeptBytes
+	require.Equal(t, 8*mib, kept)
+	g.sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation, Times: 2})
+	leases = append(leases, get(t, p, mib))
+	assert.Equal(t, kept+minArena, p.Stats().KeptBytes, "8 and 4 MiB were refused")
+	for _, l := range leases {
+		require.NoError(t, l.Release())
+	}
+	balanced(t, p)
+}
+
+// A call that fails, whichever it is, leaves the pool whole: the next Get
+// works, and Close gives everything back.
+func TestPoolFaultSweep(t *testing.T) {
+	t.Parallel()
+	scenario := func(g *rig, p *Pool, dst cudart.DevPtr) error {
+		var errs []error
+		note := func(err error) { errs = append(errs, err) }
+		for _, n := range []int{100, 2 * mib, 64 * kib, 3 * mib, 2*mib + 100_000, 3 * mib} {
+			l, err := p.Get(g.Context(), n)
+			if err != nil {
+				note(err)
+				continue
+			}
+			note(l.CopyToDevice(g.stream, dst, 0, n))
+			note(l.Release())
+		}
+		_, err := p.Trim(0)
+		note(err)
+		note(p.Close())
+		return errors.Join(errs...)
+	}
+	functions := []string{
+		"cudaHostRegister", "cudaHostUnregister", "cudaMemcpyAsync", "cudaEventCreateWithFlags",
+		"cudaEventRecord", "cudaEventQuery", "cudaEventDestroy", "cudaDeviceSynchronize",
+	}
+	run := func(t *testing.T, fn string, fault cudasim.Fault) (calls map[string]int) {
+		g := newSimRig(t, cudasim.Config{})
+		dst := g.device(3 * mib)
+		p, err := NewPool(g.dev, PoolOptions{MaxBytes: 5 * mib})
+		require.NoError(t, err)
+		if fn != "" {
+			g.sim.Fail(fn, fault)
+		}
+		err = scenario(g, p, dst)
+		if fn == "" {
+			require.NoError(t, err)
+		}
+		g.sim.ResetFaults()
+		require.NoError(t, p.Close(), "the next try works; before: %v", err)
+		assert.Zero(t, g.registrations())
+		st := p.Stats()
+		assert.Zero(t, [5]int{st.Leases, st.InUseBytes, st.PendingBytes, st.CachedBytes, st.KeptBytes}, "%+v after %v", st, err)
+		calls = make(map[string]int)
+		for _, f := range functions {
+			calls[f] = g.sim.Calls(f)
+		}
+		return calls
+	}
+	calls := run(t, "", cudasim.Fault{})
+	t.Log(calls)
+	for _, code := range []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrUnknown} {
+		for _, fn := range functions {
+			for nth := 1; nth <= min(calls[fn]+1, 15); nth++ { // queries are repeated as often as time passes
+				t.Run(fmt.Sprintf("%s %d %s", fn, nth, code.Name()), func(t *testing.T) {
+					t.Parallel()
+					run(t, fn, cudasim.Fault{Nth: nth, Code: code})
+				})
+			}
+		}
+	}
+}
