@@ -80,12 +80,25 @@ func (d *Device) guard(fn function, f *frame) Code {
 	}
 	if code == Success {
 		code = b.call(fn, &f.cCall)
+		if code == ErrDeviceUninitialized && b.attach(f) {
+			code = b.call(fn, &f.cCall)
+		}
 	}
 	if code != Success && code != codeMissing {
 		b.clear(f)
 	}
 	runtime.UnlockOSThread()
 	return code
+}
+
+// attach gives the calling thread the context of its current device. Before 12.0
+// selecting a device does not, and some calls (cudaMemAdvise of 11.8, for one)
+// then fail on a fresh thread with "invalid device context" where others attach
+// it themselves. Freeing nothing is the customary way.
+func (b *binding) attach(f *frame) bool {
+	b.clear(f)
+	f.own.args[0] = 0
+	return b.call(fnFree, &f.own) == Success
 }
 
 func (d *Device) makeCurrent(b *binding, f *frame) Code {

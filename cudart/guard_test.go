@@ -116,3 +116,20 @@ func TestErrorsDoNotStayPending(t *testing.T) {
 		require.Equal(t, cudart.Success, rt.PendingError())
 	})
 }
+
+// As 11.8 does on a thread that no other call has given the device's context.
+func TestThreadsWithoutContextGetOne(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{Version: 11080})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	p, err := dev.MallocManaged(4096, cudart.ManagedGlobal)
+	require.NoError(t, err)
+	mem := cudart.DevPtr(uintptr(p))
+	sim.Fail("cudaMemAdvise", cudasim.Fault{Code: cudart.ErrDeviceUninitialized})
+	require.NoError(t, dev.MemAdvise(mem, 4096, cudart.AdviseReadMostly, dev.Location()))
+	require.Equal(t, 2, sim.Calls("cudaMemAdvise"))
+	sim.Fail("cudaMemAdvise", cudasim.Fault{Times: 2, Code: cudart.ErrDeviceUninitialized})
+	require.ErrorIs(t, dev.MemAdvise(mem, 4096, cudart.AdviseReadMostly, dev.Location()), cudart.ErrDeviceUninitialized, "tried twice, not for ever")
+	require.NoError(t, dev.Free(mem))
+}

@@ -143,3 +143,15 @@ func access(all []mapping, start, end uintptr) (readOnly bool, err error) {
 	}
 	return readOnly, nil
 }
+
+// writesThrough returns a mapping of the range that is shared, writable and a
+// file's, if there is one. Memory that only looks like a file does not count.
+func writesThrough(all []mapping, start, end uintptr) (mapping, bool) {
+	for _, m := range within(all, start, end) {
+		onDisk := m.file && !strings.HasPrefix(m.name, "/memfd:") && !strings.HasPrefix(m.name, "/dev/")
+		if m.shared && m.write && onDisk {
+			return m, true
+		}
+	}
+	return mapping{}, false
+}

@@ -95,6 +95,9 @@ func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 	}
 	r := &Registration{foreign{region: region, notes: notes}}
 	if err := r.pin(ctx, dev, region, "registration", flags, pin); err != nil {
+		if m, ok := writesThrough(all, start, start+uintptr(len(mem))); ok && errors.Is(err, cudart.ErrInvalidValue) {
+			err = fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) lets nobody pin such pages, as it could not tell when they change (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
+		}
 		return nil, err
 	}
 	r.enter(&account.foreign, r.n, began)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // memfd is a file descriptor of n bytes of memory.
@@ -84,6 +85,7 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		memory   func(testing.TB) []byte
 		readOnly bool
+		onDisk   bool
 	}{
 		"memfd":                    {memory: of(readWrite, shared)},
 		"memfd, private, writable": {memory: of(readWrite, private)},
@@ -91,7 +93,7 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 		"anonymous":                {memory: func(tb testing.TB) []byte { return mapped(tb, -1, n, readWrite, private) }},
 		"anonymous, shared":        {memory: func(tb testing.TB) []byte { return mapped(tb, -1, n, readWrite, shared) }},
 		"a global":                 {memory: func(testing.TB) []byte { return globalBytes[:] }},
-		"a file": {memory: func(tb testing.TB) []byte {
+		"a file": {onDisk: true, memory: func(tb testing.TB) []byte {
 			_, fd := diskFile(tb, n)
 			return mapped(tb, fd, n, readWrite, shared)
 		}},
@@ -119,6 +121,10 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 				before := append([]byte(nil), mem...)
 				part := mem[bounds[0]:bounds[1]]
 				r, err := Register(t.Context(), g.dev, part, RegisterOptions{Label: name})
+				if testgpu.Real() && errors.Is(err, errors.ErrUnsupported) && tc.onDisk {
+					require.ErrorContains(t, err, "writes through to a file") // Linux 6.5 and later
+					continue
+				}
 				require.NoError(t, err)
 				assert.Equal(t, tc.readOnly, r.ReadOnly())
 				assert.Equal(t, len(part), r.Len())
@@ -465,4 +471,20 @@ func TestRegisterEndsWithItsContext(t *testing.T) {
 	_, err := Register(ended(), g.dev, mem, RegisterOptions{})
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+}
+
+// Linux refuses to pin a file's pages that are written to; CUDA says no more of
+// it than InvalidValue.
+func TestRegisteringWhatWritesThroughToAFileIsExplained(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	g.sim.Fail("cudaHostRegister", cudasim.Fault{Times: 2, Code: cudart.ErrInvalidValue})
+	_, fd := diskFile(t, 4096)
+	_, err := Register(t.Context(), g.dev, mapped(t, fd, 4096, readWrite, shared), RegisterOptions{})
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, err, cudart.ErrInvalidValue)
+	require.ErrorContains(t, err, "writes through to a file")
+	_, err = Register(t.Context(), g.dev, mapped(t, memfd(t, 4096), 4096, readWrite, shared), RegisterOptions{})
+	require.ErrorIs(t, err, cudart.ErrInvalidValue)
+	require.NotErrorIs(t, err, errors.ErrUnsupported, "a memfd only looks like a file")
 }
