@@ -134,7 +134,6 @@ func (l Lease) Release(streams ...*cudart.Stream) error {
 		return fmt.Errorf("release: %v: %w", l, ErrReleased)
 	}
 	b, p := l.b, l.b.pool
-	p.inUse.now.Add(-int64(b.size))
 	if l.token != nil {
 		b.trace.Store(nil)
 	}

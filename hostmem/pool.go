@@ -69,9 +69,9 @@ type poolCore struct {
 	ticking atomic.Bool
 	timer   *time.Timer
 
-	_     [64]byte
-	inUse gauge // every Get and Release writes here
-	_     [64]byte
+	_ [64]byte // what is above is read by every Get and Release, and rarely written
+
+	peakInUse int // guarded by the locks of all shards, to read by any
 
 	kept                           gauge
 	trimmed, waits, failures, lost atomic.Int64
@@ -157,7 +157,6 @@ func (p *poolCore) get(ctx context.Context, n int) (Lease, error) {
 			return Lease{}, fmt.Errorf("hostmem: get %d bytes from %v: %w", n, p, err)
 		}
 	}
-	p.inUse.add(b.size)
 	l := Lease{b: b, gen: b.generation(), n: n}
 	if p.debug {
 		l.watch()
@@ -172,11 +171,12 @@ func (p *poolCore) hit(class, n int) *block {
 	s.mu.Lock()
 	b := s.popFree(class, n)
 	if b != nil {
-		b.home = s
-		s.leases++
-		s.asked += n
 		s.hits++
+		reserved := s.lend(b, n)
 		s.mu.Unlock()
+		if !reserved {
+			p.reserve(b.size)
+		}
 		return b
 	}
 	b = s.popPending(class, n, nil)
@@ -195,16 +195,17 @@ func (p *poolCore) hit(class, n int) *block {
 // lent makes the near shard a block's home, and counts the lease.
 func (p *poolCore) lent(b *block, n int, hit bool) {
 	s := p.shard()
-	b.home = s
 	s.mu.Lock()
-	s.leases++
-	s.asked += n
 	if hit {
 		s.hits++
 	} else {
 		s.misses++
 	}
+	reserved := s.lend(b, n)
 	s.mu.Unlock()
+	if !reserved {
+		p.reserve(b.size)
+	}
 }
 
 // put takes a block back that nothing uses any more. It goes where it came
@@ -213,8 +214,7 @@ func (p *poolCore) put(b *block, n int) error {
 	b.epoch = p.epoch.Load()
 	s := b.home
 	s.mu.Lock()
-	s.leases--
-	s.asked -= n
+	s.takeBack(b, n)
 	s.pushFree(b)
 	s.mu.Unlock()
 	return p.returned()
@@ -229,8 +229,7 @@ func (p *poolCore) putMarked(b *block, n int, err error) error {
 	b.epoch = p.epoch.Load()
 	s := b.home
 	s.mu.Lock()
-	s.leases--
-	s.asked -= n
+	s.takeBack(b, n)
 	s.pushPending(b)
 	s.mu.Unlock()
 	if after := p.returned(); after != nil {

@@ -114,10 +114,8 @@ func (p *poolCore) settleAll(ctx context.Context) error {
 }
 
 // settleLost settles blocks whose events cannot tell, by waiting for all work
-// of the devices.
-//
-// An error of the device means that its context is broken: nothing of what was
-// queued there uses the memory any more.
+// of the devices. When that fails too, nothing tells whether the memory is in
+// use: it stays as it is.
 func (p *poolCore) settleLost(ctx context.Context) error {
 	for i := range p.shards {
 		s := &p.shards[i]
@@ -133,10 +131,7 @@ func (p *poolCore) settleLost(ctx context.Context) error {
 					if !m.lost {
 						break
 					}
-					if err = m.stream.Device().Synchronize(ctx); err != nil && ctx.Err() == nil {
-						err = nil
-					}
-					if err == nil {
+					if err = drain(ctx, m.stream.Device()); err == nil {
 						m.lost, m.stream = false, nil
 						b.live--
 					}

@@ -17,9 +17,8 @@ type shard struct {
 	pending [classes]blockList // released while work is queued; the oldest is first
 	events  []*cudart.Event
 
-	// What went through this shard. Leases may come back to another one than
-	// they went out from: only the sum over all means something.
-	leases, asked   int
+	leases, asked   int // of blocks that were lent from here and are out
+	inUse, slack    int // bytes of these blocks; of the peak, see poolCore.reserve
 	cached, waiting int // bytes in free, in pending
 	hits, misses    int
 
@@ -124,6 +123,62 @@ func (b *block) waitsFor(streams []*cudart.Stream) bool {
 		}
 	}
 	return false
+}
+
+// lend counts a block that goes out, with s locked. If it returns false, the
+// caller must reserve the block's bytes once s is unlocked.
+func (s *shard) lend(b *block, n int) (reserved bool) {
+	b.home = s
+	s.leases++
+	s.asked += n
+	s.inUse += b.size
+	if s.slack < b.size {
+		return false
+	}
+	s.slack -= b.size
+	return true
+}
+
+// takeBack undoes lend, with b's home locked.
+func (s *shard) takeBack(b *block, n int) {
+	s.leases--
+	s.asked -= n
+	s.inUse -= b.size
+	s.slack += b.size
+}
+
+// reserve accounts for bytes that go into use, so that the peak is the true
+// one of all shards though each counts alone: one counter for all would cost
+// more, when every processor writes to it, than the rest of Get and Release.
+//
+// What was in use at the peak and is not now is slack, which the shards hold
+// in parts. Whoever lends uses slack of its own shard up, or of others. Only
+// if all of them together have too little, this is a new peak.
+func (p *poolCore) reserve(bytes int) {
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		took := min(s.slack, bytes)
+		s.slack -= took
+		s.mu.Unlock()
+		if bytes -= took; bytes == 0 {
+			return
+		}
+	}
+	// Slack may have come up behind: the answer takes all shards at once.
+	for i := range p.shards {
+		p.shards[i].mu.Lock()
+	}
+	for i := range p.shards {
+		s := &p.shards[i]
+		took := min(s.slack, bytes)
+		s.slack -= took
+		bytes -= took
+	}
+	p.peakInUse += bytes
+	for i := range p.shards {
+		p.shards[i].mu.Unlock()
+	}
 }
 
 // shard returns one that probably nobody else uses just now.

@@ -45,7 +45,6 @@ func (p *Pool) Stats() PoolStats { return p.core.stats() }
 
 func (p *poolCore) stats() PoolStats {
 	st := PoolStats{
-		InUseBytes: p.inUse.value(), PeakInUseBytes: int(p.inUse.peak.Load()),
 		KeptBytes: p.kept.value(), PeakKeptBytes: int(p.kept.peak.Load()),
 		MaxBytes: p.o.MaxBytes,
 		Waits:    int(p.waits.Load()), Waiting: int(p.gate.Load() % gateClosed),
@@ -56,6 +55,8 @@ func (p *poolCore) stats() PoolStats {
 		s.mu.Lock()
 		st.Leases += s.leases
 		st.AskedBytes += s.asked
+		st.InUseBytes += s.inUse
+		st.PeakInUseBytes = p.peakInUse
 		st.PendingBytes += s.waiting
 		st.CachedBytes += s.cached
 		st.Hits += s.hits
