@@ -460,6 +460,37 @@ func requireSettled(t testing.TB, before Stats) {
 	require.Equal(t, before.LostBytes, now.LostBytes, "lost")
 }
 
+// What a device that fell off the bus was doing nobody can tell, so the memory stays.
+func TestCloseOnABrokenDevice(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	require.NoError(t, err)
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	p, err := dev.Malloc(4096)
+	require.NoError(t, err)
+	b, err := Alloc(t.Context(), dev, 4096, Options{})
+	require.NoError(t, err)
+	sim.Hold()
+	require.NoError(t, b.CopyToDevice(s, p, 0, 4096))
+	require.NoError(t, sim.LoseDevice(0))
+	sim.Release()
+	for range 2 {
+		err = b.Close()
+		require.ErrorIs(t, err, cudart.ErrLaunchFailure)
+		require.ErrorContains(t, err, "stays registered and mapped")
+	}
+	assert.Equal(t, 1, sim.Outstanding().Registrations)
+	assert.Len(t, b.Bytes(), 4096)
+	_ = s.Close()
+	_ = rt.Close()
+	_ = sim.Close() // tells of what cannot be given back
+}
+
 // When even rolling back fails, the memory is counted as stranded and stays mapped.
 func TestAnAllocationThatCannotBeRolledBackIsStranded(t *testing.T) {
 	sim, err := cudasim.New(cudasim.Config{})

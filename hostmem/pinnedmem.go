@@ -203,7 +203,7 @@ func (m *pinnedMem) close(ctx context.Context, unmap func() error) error {
 			if ctx.Err() == nil {
 				account.failures.Add(1)
 			}
-			return fmt.Errorf("hostmem: close %v: its copies may still be under way: %w", m, err)
+			return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped, copies may be under way: %w", m, err)
 		}
 		m.use.Lock()
 		if m.streams.empty() {

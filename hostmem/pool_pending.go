@@ -131,7 +131,7 @@ func (p *poolCore) settleLost(ctx context.Context) error {
 					if !m.lost {
 						break
 					}
-					if err = drain(ctx, m.stream.Device()); err == nil {
+					if err = m.stream.Device().Synchronize(ctx); err == nil {
 						m.lost, m.stream = false, nil
 						b.live--
 					}
