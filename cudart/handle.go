@@ -50,8 +50,12 @@ func (d *Device) close(fn function, h *handle) error {
 	return nil
 }
 
-// destroy destroys a handle that was lost.
+// destroy destroys a handle that was lost, unless the runtime is closed: its
+// library may be another one by then, if it was a simulated one.
 func (d *Device) destroy(fn function, value uintptr) {
+	if d.rt.closed.Load() {
+		return
+	}
 	f := d.rt.begin(nil)
 	defer d.rt.end(f)
 	f.args[0] = value
