@@ -73,7 +73,8 @@ func (rt *Runtime) Devices() []*Device { return append([]*Device(nil), rt.device
 
 // Close ends waits that are under way, with [ErrClosed], and releases what the
 // Runtime itself made. Streams, events and memory are the caller's to release
-// first: none that is lost is destroyed afterwards. The library stays loaded: it cannot be unloaded safely.
+// first: none that is lost is destroyed afterwards. The library stays loaded: it
+// cannot be unloaded safely.
 func (rt *Runtime) Close() error {
 	if rt.closed.Swap(true) {
 		return nil
