@@ -195,8 +195,8 @@ func TestSlice(t *testing.T) {
 	assert.Equal(t, []byte{0, 0, 0, 0, 0, 1, 2}, b.Bytes()[4092:])
 
 	type sample struct {
-		x float32
-		y [3]int16
+		_ float32
+		_ [3]int16
 	}
 	assert.Len(t, Slice[sample](b), 4099/int(unsafe.Sizeof(sample{})))
 	assert.Len(t, Slice[byte](b), 4099)
