@@ -70,12 +70,13 @@ func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, 
 // The slice must not be used after Close: the memory is unmapped then.
 func (b *Buffer) Bytes() []byte { return b.region.Bytes() }
 
-// Slice returns the buffer as a slice of T, as many as fit whole. T must not
-// hold Go pointers: the garbage collector does not look here.
-func Slice[T any](b *Buffer) []T {
+// Slice returns memory as a slice of T, as many as fit whole: a buffer's, a
+// lease's, a registration's or a file's. T must not hold Go pointers: the
+// garbage collector does not look here.
+func Slice[T any](m interface{ Bytes() []byte }) []T {
 	var zero T
 	size := int(unsafe.Sizeof(zero))
-	mem := b.Bytes()
+	mem := m.Bytes()
 	if size == 0 || len(mem) < size {
 		return nil
 	}

@@ -96,18 +96,35 @@ func (l *limiter) guard(n int) error {
 	if l.share > 1 {
 		return nil
 	}
+	fresh := false
 	if l.granted+n > freshBytes || time.Since(l.read) > freshFor {
-		spare, err := pages.ReadSpare(l.files)
-		if err != nil {
+		if fresh = l.look(); !fresh {
 			return nil // nothing to compare with: the kernel decides
 		}
-		l.spare, l.read, l.granted = spare, time.Now(), 0
 	}
-	room := l.spare.Least()
-	if allowed := int(l.share * float64(room.Available)); n > allowed-l.granted {
+	// Memory may have been given back since the last look.
+	if n > l.allowed() && !fresh && !l.look() {
+		return nil
+	}
+	if n > l.allowed() {
 		return fmt.Errorf("%w: %d bytes are more than %.0f%% of what can be spared, %v; give memory back, or raise Limits.MaxShare",
-			ErrLimit, n, 100*l.share, room)
+			ErrLimit, n, 100*l.share, l.spare.Least())
 	}
 	l.granted += n
 	return nil
+}
+
+// look reads what can be spared just now, if that is to be learnt.
+func (l *limiter) look() bool {
+	spare, err := pages.ReadSpare(l.files)
+	if err != nil {
+		return false
+	}
+	l.spare, l.read, l.granted = spare, time.Now(), 0
+	return true
+}
+
+// allowed is what may be granted until the next look.
+func (l *limiter) allowed() int {
+	return int(l.share*float64(l.spare.Least().Available)) - l.granted
 }

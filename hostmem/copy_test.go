@@ -1,0 +1,239 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+func TestCopiesStayWithinTheBuffer(t *testing.T) {
+	t.Parallel()
+	const n = 10_000
+	g := newRig(t)
+	p := g.device(n)
+	b := g.alloc(n, Options{})
+	fill(b.Bytes(), 1)
+	for _, tc := range []struct{ off, n int }{
+		{-1, 1}, {0, -1}, {-1, -1}, {-1, 2}, {0, n + 1}, {1, n}, {n, 1}, {n + 1, 0}, {n + 1, -1},
+		{math.MaxInt, 1}, {1, math.MaxInt}, {math.MaxInt, math.MaxInt}, {math.MinInt, 0}, {0, math.MinInt},
+		{math.MinInt, math.MinInt}, {math.MaxInt, math.MinInt}, {math.MinInt, math.MaxInt},
+	} {
+		err := b.CopyToDevice(g.stream, p, tc.off, tc.n)
+		require.EqualError(t, err, fmt.Sprintf("hostmem: copy to device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
+		err = b.CopyFromDevice(g.stream, tc.off, p, tc.n)
+		require.EqualError(t, err, fmt.Sprintf("hostmem: copy from device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
+	}
+	if g.sim != nil {
+		assert.Zero(t, g.sim.Calls("cudaMemcpyAsync"))
+	}
+	for _, tc := range []struct{ off, n int }{{0, n}, {n - 1, 1}, {n, 0}, {0, 0}, {1, n - 1}} {
+		require.NoError(t, b.CopyToDevice(g.stream, p+cudart.DevPtr(tc.off), tc.off, tc.n), "%+v", tc)
+	}
+	g.synchronize()
+	assert.Equal(t, filled(n, 1), g.download(p, n))
+}
+
+func TestCopiesNeedAStream(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	p := g.device(1)
+	b := g.alloc(1, Options{})
+	require.ErrorContains(t, b.CopyToDevice(nil, p, 0, 1), "copy to device: buffer of 1 bytes: hostmem: the stream is nil")
+	require.ErrorContains(t, b.CopyFromDevice(nil, 0, p, 1), "copy from device: buffer of 1 bytes: hostmem: the stream is nil")
+}
+
+// A copy may begin and end anywhere about the seams between registrations. CUDA itself takes
+// none that crosses one.
+func TestCopiesAcrossSeams(t *testing.T) {
+	t.Parallel()
+	const chunk, n = 2 * mib, 3*2*mib + 12_345
+	g := newRig(t)
+	up, down := g.alloc(n, Options{Chunk: chunk}), g.alloc(n, Options{Chunk: chunk})
+	require.Equal(t, []Span{{0, chunk}, {chunk, chunk}, {2 * chunk, chunk}, {3 * chunk, n - 3*chunk}}, up.Spans())
+	p := g.device(n)
+	fill(up.Bytes(), 2)
+	require.NoError(t, up.CopyToDevice(g.stream, p, 0, n))
+	g.synchronize()
+	require.True(t, bytes.Equal(up.Bytes(), g.download(p, n)))
+
+	var points []int
+	for _, seam := range []int{chunk, 3 * chunk} {
+		for _, by := range []int{-4097, -4096, -1, 0, 1, 4095, 4096} {
+			points = append(points, seam+by)
+		}
+	}
+	points = append(points, 0, 1, n-1)
+	var copied int
+	for i, off := range points {
+		for _, size := range []int{1, 2, 4095, 4097, chunk - 1, chunk, chunk + 1, 2*chunk + 2, n - off} {
+			if off+size > n {
+				continue
+			}
+			t.Run(fmt.Sprintf("%d at %d", size, off), func(t *testing.T) {
+				calls := g.copies()
+				// The device's place for it has another offset than the buffer's.
+				from := cudart.DevPtr(i % (n - size + 1))
+				want := up.Bytes()[from : int(from)+size]
+				clear(down.Bytes()[max(0, off-64):min(n, off+size+64)])
+				require.NoError(t, down.CopyFromDevice(g.stream, off, p+from, size))
+				g.synchronize()
+				require.True(t, bytes.Equal(want, down.Bytes()[off:off+size]), "from the device")
+				require.Equal(t, make([]byte, off-max(0, off-64)), down.Bytes()[max(0, off-64):off], "before")
+				require.Equal(t, make([]byte, min(n, off+size+64)-off-size), down.Bytes()[off+size:min(n, off+size+64)], "behind")
+				if g.sim != nil {
+					require.Equal(t, (off+size-1)/chunk-off/chunk+1, g.copies()-calls, "one copy a registration that it touches")
+				}
+				copied++
+			})
+		}
+	}
+	assert.Greater(t, copied, 100)
+
+	// The other way, where every copy leaves its trace.
+	for i, off := range points {
+		size := min(n-off, 4097+i*chunk/4)
+		fill(up.Bytes()[off:off+size], byte(i))
+		require.NoError(t, up.CopyToDevice(g.stream, p+cudart.DevPtr(off), off, size))
+		g.synchronize()
+	}
+	assert.True(t, bytes.Equal(up.Bytes(), g.download(p, n)))
+}
+
+// copies is how many copies CUDA was given, on a simulated GPU.
+func (g *rig) copies() int {
+	if g.sim == nil {
+		return 0
+	}
+	return g.sim.Calls("cudaMemcpyAsync")
+}
+
+// CUDA refuses what Buffer's copies take apart: were it otherwise, nothing would be hidden.
+func TestCUDARefusesACopyAcrossASeam(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	b := g.alloc(4*mib, Options{Chunk: 2 * mib})
+	p := g.device(4 * mib)
+	assert.ErrorIs(t, g.stream.CopyToDevice(p, b.Pointer(), 4*mib), cudart.ErrInvalidValue)
+	assert.NoError(t, g.stream.CopyToDevice(p, b.Pointer(), 2*mib))
+	g.synchronize()
+}
+
+// A registration that is refused for its size is made of smaller ones, and copies hide it.
+func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
+	const n = 200*mib + 1
+	g := newSimRig(t, cudasim.Config{MaxRegister: 64 * mib})
+	b := g.alloc(n, Options{})
+	spans := b.Spans()
+	require.Greater(t, len(spans), 3)
+	end := 0
+	for _, s := range spans {
+		assert.Equal(t, end, s.Off)
+		assert.LessOrEqual(t, s.Len, 64*mib)
+		end += s.Len
+	}
+	assert.Equal(t, n, end)
+	p := g.device(3 * mib)
+	at := spans[1].Off - mib
+	fill(b.Bytes()[at:at+3*mib], 3)
+	require.NoError(t, b.CopyToDevice(g.stream, p, at, 3*mib))
+	g.synchronize()
+	assert.True(t, bytes.Equal(b.Bytes()[at:at+3*mib], g.download(p, 3*mib)))
+
+	// When even small ones are, it tells what it tried.
+	small := newSimRig(t, cudasim.Config{MaxRegister: mib})
+	_, err := Alloc(t.Context(), small.dev, n, Options{})
+	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
+	assert.ErrorContains(t, err, "registrations of 200 MiB, 100 MiB, 64 MiB were refused")
+}
+
+// A buffer is every device's, and knows on whose streams it is in use.
+func TestABufferServesAllDevices(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
+	b := g.alloc(mib, Options{})
+	fill(b.Bytes(), 4)
+	var places []cudart.DevPtr
+	g.hold()
+	for _, dev := range g.dev.Runtime().Devices() {
+		one := (&rig{TB: t, sim: g.sim, dev: dev}).withStream()
+		p := one.device(mib)
+		require.NoError(t, b.CopyToDevice(one.stream, p, 0, mib))
+		places = append(places, p)
+	}
+	require.ErrorIs(t, b.CloseContext(ended()), context.Canceled)
+	closed := make(chan error)
+	go func() { closed <- b.Close() }()
+	g.sim.Release()
+	require.NoError(t, <-closed)
+	assert.Empty(t, g.sim.Misuses())
+	for i, dev := range g.dev.Runtime().Devices() {
+		one := &rig{TB: t, sim: g.sim, dev: dev}
+		assert.True(t, bytes.Equal(filled(mib, 4), one.download(places[i], mib)), "device %d", i)
+	}
+}
+
+func TestCopiesFromManyGoroutines(t *testing.T) {
+	t.Parallel()
+	const each, chunk = 300_000, 2 * mib
+	g := newRig(t)
+	const n = 16 * each
+	b := g.alloc(n, Options{Chunk: chunk})
+	p := g.device(n)
+	streams := []*cudart.Stream{g.stream, g.newStream(), g.newStream()}
+	fill(b.Bytes(), 5)
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			s := streams[i%len(streams)]
+			off := i * each
+			assert.NoError(t, b.CopyToDevice(s, p+cudart.DevPtr(off), off, each))
+			assert.NoError(t, s.Synchronize(context.Background()))
+			clear(b.Bytes()[off : off+each])
+			assert.NoError(t, b.CopyFromDevice(s, off, p+cudart.DevPtr(off), each))
+		})
+	}
+	wg.Wait()
+	for _, s := range streams {
+		require.NoError(t, s.Synchronize(context.Background()))
+	}
+	assert.True(t, bytes.Equal(filled(n, 5), b.Bytes()))
+}
+
+func TestPieces(t *testing.T) {
+	t.Parallel()
+	spans := []Span{{0, 10}, {10, 10}, {20, 5}}
+	for _, tc := range []struct {
+		off, n int
+		want   []Span
+	}{
+		{0, 25, spans},
+		{9, 1, []Span{{9, 1}}},
+		{9, 2, []Span{{9, 1}, {10, 1}}},
+		{10, 10, []Span{{10, 10}}},
+		{19, 6, []Span{{19, 1}, {20, 5}}},
+		{5, 0, nil},
+		{25, 0, nil},
+	} {
+		var got []Span
+		require.NoError(t, pieces(spans, tc.off, tc.n, func(off, n int) error {
+			got = append(got, Span{off, n})
+			return nil
+		}))
+		assert.Equal(t, tc.want, got, "%d bytes at %d", tc.n, tc.off)
+	}
+	calls := 0
+	err := pieces(spans, 0, 25, func(int, int) error { calls++; return ErrClosed })
+	assert.ErrorIs(t, err, ErrClosed)
+	assert.Equal(t, 1, calls, "the first error ends it")
+}

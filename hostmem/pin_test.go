@@ -1,0 +1,124 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+)
+
+func TestSpanLimit(t *testing.T) {
+	t.Parallel()
+	for release, want := range map[string]int{
+		"6.10.0": maxSpan, "6.11.0-9-generic": maxSpanLinux6, "6.13.12": maxSpanLinux6, "6.14": maxSpan,
+		"6.8.0-49-generic": maxSpan, "5.11.0": maxSpan, "7.12.1": maxSpan, "": maxSpan, "unknown": maxSpan,
+	} {
+		assert.Equal(t, want, spanLimit(release), release)
+	}
+}
+
+// Where a registration is refused for its size, smaller ones are made, and
+// copies across their seams are right.
+func TestRefusedRegistrationsAreMadeSmaller(t *testing.T) {
+	t.Parallel()
+	const n = 200<<20 + 1
+	g := newSimRig(t, cudasim.Config{MaxRegister: 100 << 20}).withStream()
+	b := g.alloc(n, Options{})
+	require.Greater(t, len(b.Spans()), 1)
+	end := 0
+	for _, s := range b.Spans() {
+		require.Equal(t, end, s.Off, "spans follow each other")
+		require.LessOrEqual(t, s.Len, 100<<20)
+		end += s.Len
+	}
+	require.Equal(t, n, end)
+
+	seam := b.Spans()[1].Off
+	p := g.device(8192)
+	want := filled(8192, 3)
+	copy(b.Bytes()[seam-4000:], want)
+	require.NoError(t, b.CopyToDevice(g.stream, p, seam-4000, 8192))
+	g.synchronize()
+	assert.True(t, bytes.Equal(want, g.download(p, 8192)))
+
+	_, err := Alloc(context.Background(), newSimRig(t, cudasim.Config{MaxRegister: 1 << 20}).dev, n, Options{})
+	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
+	require.ErrorContains(t, err, "registrations of 200 MiB, 100 MiB, 64 MiB were refused")
+}
+
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	files := fstest.MapFS{
+		"sys/bus/pci/devices/0000:06:00.0/numa_node": {Data: []byte("1\n")},
+		"sys/bus/pci/devices/0000:07:00.0/numa_node": {Data: []byte("-1\n")},
+		"sys/bus/pci/devices/0000:08:00.0/numa_node": {Data: []byte("many\n")},
+	}
+	for _, id := range []string{"0000:06:00.0", "00000000:06:00.0"} {
+		n, err := nodeOf(files, id)
+		require.NoError(t, err, id)
+		assert.Equal(t, 1, n)
+	}
+	for _, id := range []string{"0000:07:00.0", "0000:08:00.0", "0000:09:00.0", ""} {
+		_, err := nodeOf(files, id)
+		require.Error(t, err, id)
+	}
+
+	g := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: 1}}}})
+	several, single := &pages.System{Nodes: []int{0, 1}}, &pages.System{Nodes: []int{0}}
+	for _, tc := range []struct {
+		node Node
+		sys  *pages.System
+		want int
+		ok   bool
+	}{
+		{DeviceNode, single, 0, false}, {OnNode(1), single, 0, false}, {AnyNode, several, 0, false},
+		{OnNode(0), several, 0, true}, {OnNode(1), several, 1, true}, {DeviceNode, several, 1, true},
+	} {
+		node, ok, note := tc.node.pick(g.dev, tc.sys)
+		assert.Equal(t, tc.ok, ok, "%+v", tc)
+		assert.Equal(t, tc.want, node, "%+v", tc)
+		assert.Empty(t, note)
+	}
+	unknown := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: -1}}}})
+	_, ok, note := DeviceNode.pick(unknown.dev, several)
+	assert.False(t, ok)
+	assert.Contains(t, note, "node of device 0")
+}
+
+func TestOutstandingTellsWhatIsOpen(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true})
+	require.NoError(t, err)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	b, err := Alloc(t.Context(), dev, 5000, Options{Label: "TestOutstanding"})
+	require.NoError(t, err)
+	find := func() (found []Holding) {
+		for _, h := range Outstanding() {
+			if h.Label == "TestOutstanding" {
+				found = append(found, h)
+			}
+		}
+		return found
+	}
+	open := find()
+	require.Len(t, open, 1)
+	assert.Equal(t, "buffer", open[0].Kind)
+	assert.Equal(t, b.Kept(), open[0].Bytes)
+	assert.Contains(t, open[0].Stack, "TestOutstandingTellsWhatIsOpen", "in debug mode")
+	assert.Contains(t, open[0].String(), `"TestOutstanding"`)
+	require.NoError(t, b.Close())
+	assert.Empty(t, find())
+}

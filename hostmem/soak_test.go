@@ -1,0 +1,201 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// residentBytes is VmRSS, where pinned pages show.
+func residentBytes(tb testing.TB) int {
+	tb.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	require.NoError(tb, err)
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	kib, err := strconv.Atoi(strings.Fields(rest)[0])
+	require.NoError(tb, err)
+	return kib << 10
+}
+
+// TestSoak lends and takes back, copies and compares, from many goroutines,
+// with random faults on the simulated GPU, for soakOperations or as long as
+// PINNED_SOAK says. Nobody may ever see somebody else's bytes, every error must
+// be one that was injected, and at the end everything is back.
+func TestSoak(t *testing.T) {
+	const workers = 16
+	long, _ := time.ParseDuration(os.Getenv("PINNED_SOAK"))
+	g := newRig(t)
+	limit := 256 * mib
+	if testgpu.Real() {
+		limit = 2 << 30
+	}
+	books := ReadStats()
+	p, err := NewPool(g.dev, PoolOptions{MaxBytes: limit, IdleTime: 50 * time.Millisecond})
+	require.NoError(t, err)
+
+	var operations, failures, copies atomic.Int64
+	begin := time.Now()
+	over := func() bool {
+		if long > 0 {
+			return time.Since(begin) > long
+		}
+		return operations.Load() >= soakOperations || time.Since(begin) > time.Minute
+	}
+	expected := func(err error) bool {
+		if err == nil {
+			return true
+		}
+		failures.Add(1)
+		var call *cudart.Error
+		return assert.False(t, testgpu.Real(), "%v", err) && assert.ErrorAs(t, err, &call, "an error that was not injected")
+	}
+	stop := make(chan struct{})
+	var injecting sync.WaitGroup
+	if g.sim != nil {
+		injecting.Go(func() { injectFaults(g.sim, stop) })
+	}
+
+	resident := atomic.Int64{} // when all is warm
+	var working sync.WaitGroup
+	for w := range workers {
+		s, area := g.newStream(), g.device(64*kib)
+		working.Go(func() {
+			random := rand.New(rand.NewPCG(7, uint64(w)))
+			for i := 0; !over(); i++ {
+				n := 1 + random.IntN(64*kib)
+				if random.IntN(500) == 0 {
+					n = 1 + random.IntN(4*mib)
+				}
+				var err error
+				if random.IntN(100) == 0 {
+					copies.Add(1)
+					err = soakCopy(t, p, s, area, min(n, 64*kib), uint64(w)<<32|uint64(i))
+				} else {
+					err = soakLease(t, p, n, uint64(w)<<32|uint64(i))
+				}
+				if !expected(err) {
+					return
+				}
+				operations.Add(1)
+				if w == 0 && i == 2000 {
+					resident.Store(int64(residentBytes(t)))
+				}
+			}
+		})
+	}
+	working.Wait()
+	close(stop)
+	injecting.Wait()
+	if g.sim != nil {
+		g.sim.ResetFaults()
+	}
+	atEnd := residentBytes(t)
+	require.NoError(t, g.dev.Synchronize(context.Background()))
+	if err := p.Close(); err != nil {
+		require.NoError(t, p.Close(), "after %v", err)
+	}
+	debug.FreeOSMemory()
+	st := p.Stats()
+	t.Logf("%d operations, %d with copies, %d failed, %v; resident %d MiB when warm, %d MiB at the end, %d MiB after Close; %+v",
+		operations.Load(), copies.Load(), failures.Load(), time.Since(begin).Round(time.Millisecond), resident.Load()>>20, atEnd>>20, residentBytes(t)>>20, st)
+	assert.Equal(t, books.KeptBytes, ReadStats().KeptBytes)
+	assert.Zero(t, st.KeptBytes)
+	if resident.Load() > 0 {
+		assert.Less(t, int64(atEnd), resident.Load()+int64(limit)+64*mib, "resident memory grew")
+	}
+	if g.sim != nil && long == 0 && time.Since(begin) < time.Minute {
+		assert.Positive(t, failures.Load(), "no fault was met")
+	}
+}
+
+// injectFaults makes a random call fail now and then.
+func injectFaults(sim *cudasim.Sim, stop chan struct{}) {
+	random := rand.New(rand.NewPCG(11, 13))
+	calls := []string{"cudaHostRegister", "cudaHostUnregister", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery", "cudaMemcpyAsync", "cudaStreamQuery"}
+	codes := []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrUnknown, cudart.ErrOperatingSystem}
+	for {
+		select {
+		case <-stop:
+			return
+		case <-time.After(2 * time.Millisecond):
+			sim.Fail(calls[random.IntN(len(calls))], cudasim.Fault{Nth: 1 + random.IntN(3), Code: codes[random.IntN(len(codes))]})
+		}
+	}
+}
+
+// soakLease marks both ends of a lease and finds its marks again.
+func soakLease(t *testing.T, p *Pool, n int, mark uint64) error {
+	l, err := p.Get(context.Background(), n)
+	if err != nil {
+		return err
+	}
+	b := l.Bytes()
+	if n >= 16 {
+		binary.NativeEndian.PutUint64(b, mark)
+		binary.NativeEndian.PutUint64(b[n-8:], ^mark)
+		if binary.NativeEndian.Uint64(b) != mark || binary.NativeEndian.Uint64(b[n-8:]) != ^mark {
+			t.Errorf("a lease of %d bytes is somebody else's too", n)
+		}
+	}
+	return l.Release()
+}
+
+// soakCopy sends a lease's bytes to the device and back into another lease,
+// releasing the first before the copy is done.
+func soakCopy(t *testing.T, p *Pool, s *cudart.Stream, area cudart.DevPtr, n int, mark uint64) (err error) {
+	up, err := p.Get(context.Background(), n)
+	if err != nil {
+		return err
+	}
+	b := up.Bytes()
+	for i := range b {
+		b[i] = byte(mark) + byte(i)*3
+	}
+	err = up.CopyToDevice(s, area, 0, n)
+	if released := up.Release(); err == nil {
+		err = released
+	}
+	if err != nil {
+		return err
+	}
+	down, err := p.Get(context.Background(), n)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if released := down.Release(); err == nil {
+			err = released
+		}
+	}()
+	if err := down.CopyFromDevice(s, 0, area, n); err != nil {
+		return err
+	}
+	if err := s.Synchronize(context.Background()); err != nil {
+		return err
+	}
+	for i, v := range down.Bytes() {
+		if want := byte(mark) + byte(i)*3; v != want {
+			t.Errorf("byte %d of %d came back as %#x, not %#x", i, n, v, want)
+			return errors.New("wrong bytes")
+		}
+	}
+	return nil
+}
