@@ -3,7 +3,6 @@ package hostmem
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,8 +22,11 @@ func benchSizes() []int {
 }
 
 func sizeName(n int) string {
-	if n > 1<<30 {
+	switch {
+	case n > 1<<30:
 		return fmt.Sprintf("%dGiB+1", n>>30)
+	case n == 1<<30:
+		return "1GiB"
 	}
 	return fmt.Sprintf("%dKiB", n>>10)
 }
@@ -83,25 +85,4 @@ func benchBuffers(b *testing.B, run func(b *testing.B, alloc func() *Buffer, n i
 			})
 		}
 	}
-}
-
-// BenchmarkFork starts a program, and waits for it, while 1 GiB is pinned.
-func BenchmarkFork(b *testing.B) {
-	program, err := exec.LookPath("true")
-	if err != nil {
-		b.Skip(err)
-	}
-	dev := testgpu.Device(b)
-	n := 16 << 20
-	if testgpu.Real() {
-		n = 1 << 30
-	}
-	buf, err := Alloc(context.Background(), dev, n, Options{})
-	require.NoError(b, err)
-	defer func() { require.NoError(b, buf.Close()) }()
-	b.Run(fmt.Sprintf("%dMiB", n>>20), func(b *testing.B) {
-		for b.Loop() {
-			require.NoError(b, exec.Command(program).Run())
-		}
-	})
 }

@@ -1,0 +1,221 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
+// cudart.Open(cudart.Options{}).
+func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if dev, err = rt.Device(0); err != nil {
+		log.Fatal(err)
+	}
+	if s, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
+		log.Fatal(err)
+	}
+	return dev, s, func() {
+		if err := errors.Join(s.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// A million numbers go to the GPU and come back into the same memory.
+func Example() {
+	dev, s, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	buf, err := hostmem.Alloc(ctx, dev, 4_000_000, hostmem.Options{Label: "numbers"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer buf.Close()
+	numbers := hostmem.Slice[float32](buf)
+	for i := range numbers {
+		numbers[i] = float32(i)
+	}
+
+	place, err := dev.Malloc(buf.Len())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Free(place)
+	if err := buf.CopyToDevice(s, place, 0, buf.Len()); err != nil {
+		log.Fatal(err)
+	}
+	if err := s.Synchronize(ctx); err != nil { // the copy has run only now
+		log.Fatal(err)
+	}
+	clear(numbers)
+	if err := buf.CopyFromDevice(s, 0, place, buf.Len()); err != nil {
+		log.Fatal(err)
+	}
+	if err := s.Synchronize(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(buf, "keeps", buf.Kept())
+	fmt.Println(len(numbers), numbers[999_999])
+	// Output:
+	// buffer "numbers" of 4000000 bytes keeps 4001792
+	// 1000000 999999
+}
+
+// Chunks pin faster. Buffer's own copies take no notice of the seams; copies by other means
+// must not cross them.
+func ExampleBuffer_Spans() {
+	dev, _, done := openGPU()
+	defer done()
+	buf, err := hostmem.Alloc(context.Background(), dev, 5<<20, hostmem.Options{Chunk: 2 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer buf.Close()
+	for _, span := range buf.Spans() {
+		fmt.Println(span.Len, "bytes at", span.Off)
+	}
+	// Output:
+	// 2097152 bytes at 0
+	// 2097152 bytes at 2097152
+	// 1048576 bytes at 4194304
+}
+
+// Close waits for the buffer's copies. A context bounds the wait.
+func ExampleBuffer_CloseContext() {
+	dev, s, done := openGPU()
+	defer done()
+	buf, err := hostmem.Alloc(context.Background(), dev, 4096, hostmem.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := buf.CloseContext(ctx); err != nil {
+		log.Fatal(err) // the buffer is as it was, and can be closed later
+	}
+	err = buf.CopyToDevice(s, 0, 0, 4096)
+	fmt.Println(err)
+	fmt.Println(errors.Is(err, hostmem.ErrClosed), buf.Bytes() == nil)
+	// Output:
+	// hostmem: copy to device: buffer of 4096 bytes: hostmem: already closed
+	// true true
+}
+
+// A pool lends memory without asking the system each time. What a copy still reads is not lent
+// to others before the copy is done.
+func ExamplePool() {
+	dev, s, done := openGPU()
+	defer done()
+	ctx := context.Background()
+	pool, err := hostmem.NewPool(dev, hostmem.PoolOptions{MaxBytes: 64 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	place, err := dev.Malloc(1 << 20)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Free(place)
+
+	for i := range 100 {
+		lease, err := pool.Get(ctx, 10_000)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for j := range lease.Bytes() {
+			lease.Bytes()[j] = byte(i)
+		}
+		if err := lease.CopyToDevice(s, place+cudart.DevPtr(i*10_000), 0, lease.Len()); err != nil {
+			log.Fatal(err)
+		}
+		if err := lease.Release(); err != nil { // at once: it waits for the copy by itself
+			log.Fatal(err)
+		}
+	}
+	if err := s.Synchronize(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(pool.Stats().InUseBytes, "bytes in use, kept no more than", pool.Stats().MaxBytes)
+	if err := pool.Close(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(pool.Stats().KeptBytes, "kept")
+	// Output:
+	// 0 bytes in use, kept no more than 67108864
+	// 0 kept
+}
+
+// The GPU reads a file where the kernel keeps it.
+func ExampleMapFile() {
+	dev, s, done := openGPU()
+	defer done()
+	ctx := context.Background()
+	folder, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	path := filepath.Join(folder, "weights.bin")
+	if err := os.WriteFile(path, make([]byte, 1000), 0o600); err != nil {
+		log.Fatal(err)
+	}
+
+	file, err := hostmem.MapFile(ctx, dev, path, hostmem.MapFileOptions{Label: "weights"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	place, err := dev.Malloc(file.Len())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Free(place)
+	if err := file.CopyToDevice(s, place, 0, file.Len()); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(file.CopyFromDevice(s, 0, place, 1))
+	if err := file.Close(); err != nil { // waits for the copy
+		log.Fatal(err)
+	}
+	// Output:
+	// hostmem: copy from device: file "weights" of 1000 bytes: hostmem: registered read-only
+}
+
+// What a program pins, and who has it.
+func ExampleOutstanding() {
+	dev, _, done := openGPU()
+	defer done()
+	buf, err := hostmem.Alloc(context.Background(), dev, 10_000, hostmem.Options{Label: "batch"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, h := range hostmem.Outstanding() {
+		if h.Label == "batch" {
+			fmt.Println(h.Kind, h.Label, h.Bytes)
+		}
+	}
+	if err := buf.Close(); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// buffer batch 12288
+}
