@@ -1,5 +1,7 @@
 package cudart
 
+import "unsafe"
+
 // What the tests need to compare our waits with CUDA's own.
 
 // WaitInC is cudaStreamSynchronize: it keeps the thread, and mostly a core.
@@ -38,3 +40,9 @@ func (e *Event) WaitInC() error {
 
 // PendingError is the calling thread's cudaGetLastError.
 func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin(nil).cCall) }
+
+// The room that calls give C to write to.
+const (
+	PointerAttributesSize = int(unsafe.Sizeof(cPointerAttributes{}))
+	PropertiesSize        = propertiesSize
+)

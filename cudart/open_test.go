@@ -186,3 +186,18 @@ func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 	require.NoError(t, dev.CopyToDevice(mem, pointer(heap), 4096), "synchronous copies take any memory")
 	require.NoError(t, dev.Synchronize(t.Context()))
 }
+
+// C writes structs of other sizes in every version; none may be larger than
+// what it is given.
+func TestStructsHaveRoom(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[cudart.Version]struct{ pointer, properties int }{
+		11080: {24, 728}, 12040: {24, 728}, 13000: {88, 784},
+	} {
+		sim := newSim(t, cudasim.Config{Version: version})
+		assert.Equal(t, want.pointer, sim.StructSize("cudaPointerGetAttributes"), "%v", version)
+		assert.Equal(t, want.properties, sim.StructSize("cudaGetDeviceProperties"), "%v", version)
+		assert.LessOrEqual(t, want.pointer, cudart.PointerAttributesSize)
+		assert.Less(t, 2*want.properties, cudart.PropertiesSize, "with room for versions to come")
+	}
+}
