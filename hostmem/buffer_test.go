@@ -449,7 +449,8 @@ func TestAFailedUnmapMayBeTriedAgain(t *testing.T) {
 	requireSettled(t, before)
 }
 
-// requireSettled requires that the process pins what it did before.
+// requireSettled requires that the process pins what it did before. What other tests lost on
+// purpose may be found at any time.
 func requireSettled(t testing.TB, before Stats) {
 	t.Helper()
 	now := ReadStats()
@@ -457,7 +458,6 @@ func requireSettled(t testing.TB, before Stats) {
 	require.Equal(t, before.KeptBytes, now.KeptBytes, "bytes kept")
 	require.Equal(t, before.Buffers, now.Buffers, "buffers")
 	require.Equal(t, before.StrandedBytes, now.StrandedBytes, "stranded")
-	require.Equal(t, before.LostBytes, now.LostBytes, "lost")
 }
 
 // What a device that fell off the bus was doing nobody can tell, so the memory stays.
