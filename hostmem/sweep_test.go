@@ -214,7 +214,7 @@ type holding struct {
 
 func (s *stage) holding() holding {
 	h := holding{cuda: s.sim.Outstanding(), mapped: s.mapped.Load(), stats: ReadStats(), holdings: len(Outstanding()), room: limits.bytes.room()}
-	h.cuda.PendingOps, h.cuda.Events = 0, 0 // a runtime keeps events for the next wait
+	h.cuda.PendingOps, h.cuda.Events = 0, 0       // a runtime keeps events for the next wait
 	h.stats.LostObjects, h.stats.LostBytes = 0, 0 // other tests' are found at any time
 	// These only grow.
 	h.stats.Opened, h.stats.Closed, h.stats.Failures, h.stats.PinTime, h.stats.UnpinTime = 0, 0, 0, 0, 0
