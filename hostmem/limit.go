@@ -40,6 +40,14 @@ func SetLimits(l Limits) error {
 	return nil
 }
 
+// Available returns the bytes of host memory that can be had without swapping,
+// and without passing a limit of the process's cgroup; ok is false where the
+// system does not tell. It reads the host's state anew each time.
+func Available() (bytes int, ok bool) {
+	spare, err := pages.ReadSpare(os.DirFS("/"))
+	return spare.Least().Available, err == nil
+}
+
 // limits are those of the process.
 var limits = newLimiter(os.DirFS("/"))
 

@@ -5,6 +5,7 @@ package hostmem
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -107,4 +108,16 @@ func TestTheProcessLimitWaits(t *testing.T) {
 	require.NoError(t, first.Close())
 	require.NoError(t, <-got)
 	require.Error(t, SetLimits(Limits{MaxBytes: -1}))
+}
+
+func TestAvailable(t *testing.T) {
+	t.Parallel()
+	n, ok := Available()
+	if runtime.GOOS != "linux" {
+		require.False(t, ok)
+		return
+	}
+	require.True(t, ok)
+	require.Positive(t, n)
+	require.Less(t, n, 1<<50, "no host has that much: a missing limit was taken for one")
 }

@@ -49,7 +49,7 @@ func leastAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
 // The simulated calls allocate; what the pool makes of them must not.
 func TestStreamReleaseDoesNotAllocate(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
-	p := g.pool(PoolOptions{})
+	p := g.pool(PoolOptions{IdleTime: -1})
 	e, err := g.dev.NewEvent(cudart.EventOptions{})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, e.Close()) }()
@@ -61,12 +61,12 @@ func TestStreamReleaseDoesNotAllocate(t *testing.T) {
 		return err
 	})
 	require.NoError(t, get(t, p, mib).Release(g.stream))
-	assert.Equal(t, calls, leastAllocs(t, g.stream, func() error {
+	assert.LessOrEqual(t, leastAllocs(t, g.stream, func() error {
 		l, err := p.Get(t.Context(), mib)
 		if err == nil {
 			err = l.Release(g.stream)
 		}
 		return err
-	}))
+	}), calls)
 	assert.Equal(t, 1, p.Stats().Misses)
 }

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
 )
 
 // pathFailures in a row end a path.
@@ -163,7 +163,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 	if err != nil {
 		return cases // the next call will tell
 	}
-	host := availableHost(os.DirFS("/"))
+	host, known := hostmem.Available()
 	return p.keep(cases, func(c Case) string {
 		n := c.SizeBytes
 		switch {
@@ -173,7 +173,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
 		case p.Path == PathHop && 2*n > free/2, n > free/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
-		case host > 0 && 2*n > host/2:
+		case known && 2*n > host/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the host", host)
 		}
 		return ""

@@ -467,7 +467,7 @@ func TestEveryCallCanFail(t *testing.T) {
 				// How long the GPU takes decides how often a wait asks and records.
 				reached := sim.Calls(fn)-before >= nth
 				if slices.Contains(asks, fn) || !reached {
-					assert.NoError(t, r.Err(), "call %d", nth)
+					assert.NoError(t, r.Err(), "call %d, skipped: %v", nth, r.Skipped)
 				} else if assert.ErrorIs(t, r.Err(), cudart.ErrInvalidValue, "call %d", nth) {
 					assert.Contains(t, r.Err().Error(), fn, "call %d", nth)
 				}
