@@ -44,6 +44,14 @@ func (n Node) pick(dev *cudart.Device, system *pages.System) (node int, ok bool,
 	return 0, false, fmt.Sprintf("numa: the node of %v is unknown (%v), pages come from wherever the kernel takes them", dev, err)
 }
 
+// NodeOf returns the NUMA node on which memory for the device lies by default,
+// as in /sys/devices/system/node; ok is false where there is one node only, or
+// nothing tells which.
+func NodeOf(dev *cudart.Device) (node int, ok bool) {
+	node, ok, _ = DeviceNode.pick(dev, host())
+	return node, ok
+}
+
 // nodeOf reads the node of a PCI device.
 func nodeOf(files fs.FS, busID string) (int, error) {
 	domain, rest, _ := strings.Cut(strings.ToLower(busID), ":")

@@ -179,6 +179,7 @@ func (m *pinnedMem) enter(t *tally, held int, start time.Time) {
 	m.id = holdings.add(Holding{Kind: m.kind, Label: m.label, Bytes: held}, m.dev.Runtime().Debug())
 	account.open(time.Since(start))
 	m.cleanup = runtime.AddCleanup(m, account.lose, lost{id: m.id, bytes: held})
+	atlas.add(m)
 }
 
 // leave takes it off them.
@@ -215,7 +216,9 @@ func (m *pinnedMem) close(ctx context.Context, unmap func() error) error {
 	if m.gone {
 		return nil
 	}
-	m.closed.Store(true)
+	if !m.closed.Swap(true) {
+		atlas.remove(m)
+	}
 	if err := m.pinned.undo(); err != nil {
 		account.failures.Add(1)
 		return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped, Close may be tried again: %w", m, err)
