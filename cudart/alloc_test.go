@@ -24,6 +24,9 @@ func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	for i := range rt.entry {
 		rt.entry[i] = abs
 	}
+	// The one that takes a pointer first: a function that returns 0 for any.
+	rt.entry[fnMemcpyBatch] = libc.Symbol("pthread_condattr_destroy")
+	require.NotZero(tb, rt.entry[fnMemcpyBatch])
 	d := &Device{rt: rt}
 	return &Stream{dev: d}, &Event{dev: d}
 }
@@ -31,14 +34,22 @@ func stubRuntime(tb testing.TB) (*Stream, *Event) {
 func stubCalls(s *Stream, e *Event) map[string]func() error {
 	ctx := context.Background()
 	host := unsafe.Pointer(new([64]byte))
+	var batch CopyBatch
 	return map[string]func() error{
 		"copy to device": func() error { return s.CopyToDevice(0, host, 64) },
-		"memset":         func() error { return s.Memset(0, 1, 64) },
-		"record":         func() error { return s.Record(e) },
-		"wait":           func() error { return s.Wait(e) },
-		"query":          func() error { _, err := s.Query(); return err },
-		"event query":    func() error { _, err := e.Query(); return err },
-		"synchronize":    func() error { return s.Synchronize(ctx) },
+		"batch": func() error {
+			batch.Reset()
+			for range 100 {
+				batch.ToDevice(1, host, 64)
+			}
+			return s.CopyBatch(&batch)
+		},
+		"memset":      func() error { return s.Memset(0, 1, 64) },
+		"record":      func() error { return s.Record(e) },
+		"wait":        func() error { return s.Wait(e) },
+		"query":       func() error { _, err := s.Query(); return err },
+		"event query": func() error { _, err := e.Query(); return err },
+		"synchronize": func() error { return s.Synchronize(ctx) },
 	}
 }
 

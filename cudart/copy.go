@@ -76,7 +76,7 @@ func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, k
 		return invalid(fn, "size %d: must not be negative", n)
 	}
 	if s != nil && d.rt.debug {
-		if err := d.checkPinned(fn, host, n); err != nil {
+		if err := d.checkPinned(fn, uintptr(host), n); err != nil {
 			return err
 		}
 	}
@@ -145,7 +145,7 @@ func (d *Device) copy2D(s *Stream, dst, src uintptr, host unsafe.Pointer, p Pitc
 		if kind == deviceToHost {
 			pitch = p.DstPitch
 		}
-		if err := d.checkPinned(fn, host, (p.Height-1)*pitch+p.Width); err != nil {
+		if err := d.checkPinned(fn, uintptr(host), (p.Height-1)*pitch+p.Width); err != nil {
 			return err
 		}
 	}
@@ -162,17 +162,17 @@ func (d *Device) copy2D(s *Stream, dst, src uintptr, host unsafe.Pointer, p Pitc
 
 // checkPinned refuses host memory that CUDA does not know as pinned, at its
 // first and at its last byte. It serves the debug mode.
-func (d *Device) checkPinned(fn function, host unsafe.Pointer, n int) error {
-	if host == nil || n == 0 {
+func (d *Device) checkPinned(fn function, host uintptr, n int) error {
+	if host == 0 || n == 0 {
 		return nil
 	}
 	for _, at := range [2]uintptr{0, uintptr(n - 1)} {
-		a, err := d.PointerAttributes(uintptr(host) + at)
+		a, err := d.PointerAttributes(host + at)
 		if err != nil {
 			return err
 		}
 		if a.Type == MemoryUnregistered {
-			return invalid(fn, "debug: %d bytes of host memory at %p are not pinned (byte %d is not), so the copy would not be asynchronous: use a hostmem.Buffer, or Device.CopyToDevice and CopyToHost for any memory", n, host, at)
+			return invalid(fn, "debug: %d bytes of host memory at %#x are not pinned (byte %d is not), so the copy would not be asynchronous: use a hostmem.Buffer, or Device.CopyToDevice and CopyToHost for any memory", n, host, at)
 		}
 	}
 	return nil

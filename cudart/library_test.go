@@ -30,18 +30,20 @@ func TestRealLibrariesExportWhatWeBind(t *testing.T) {
 			require.NoError(t, err)
 			version := newFinder().fileVersion(newFinder().resolve(file))
 			require.NotZero(t, version, "the version in the file's name")
-			bound := 0
+			var rows [numFunctions]int
 			for i := range symbols {
-				s := &symbols[i]
-				if !s.serves(version) {
-					continue
+				if s := &symbols[i]; s.serves(version) {
+					assert.NotZero(t, source.Symbol(s.name), "%s in %v", s.name, version)
+					rows[s.fn]++
 				}
-				if !assert.NotZero(t, source.Symbol(s.name), "%s in %v", s.name, version) {
-					continue
-				}
-				bound++
 			}
-			assert.Equal(t, int(numFunctions), bound, "each function has one row for this version")
+			for fn, n := range rows {
+				want := 1
+				if function(fn) == fnMemcpyBatch && version < batchSince {
+					want = 0
+				}
+				assert.Equal(t, want, n, "rows for %s in %v", function(fn).name(), version)
+			}
 			assert.Zero(t, source.Symbol("cudaNoSuchFunction"))
 		})
 	}

@@ -174,7 +174,16 @@ func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 	mem, good, heap := device(t, dev, 4096), pinned(t, dev, 4096), make([]byte, 4096)
 	require.NoError(t, s.CopyToDevice(mem, pointer(good), 4096))
 	shape := cudart.Pitched{Width: 64, Height: 64, DstPitch: 64, SrcPitch: 64}
+	var up, down, fine cudart.CopyBatch
+	fine.ToDevice(mem, pointer(good), 2048)
+	fine.ToHost(pointer(good[2048:]), mem+2048, 2048)
+	require.NoError(t, s.CopyBatch(&fine))
+	up.ToDevice(mem, pointer(good), 2048)
+	up.ToDevice(mem+2048, pointer(heap), 2048)
+	down.ToHost(pointer(good[1:]), mem, 4096)
 	for what, err := range map[string]error{
+		"batch":          s.CopyBatch(&up),
+		"batch, its end": s.CopyBatch(&down),
 		"to device":      s.CopyToDevice(mem, pointer(heap), 4096),
 		"to host":        s.CopyToHost(pointer(heap), mem, 4096),
 		"behind the end": s.CopyToDevice(mem, pointer(good), 2*4096),
@@ -183,6 +192,7 @@ func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 		require.ErrorIs(t, err, cudart.ErrInvalidValue, what)
 		require.ErrorContains(t, err, "not pinned", what)
 	}
+	require.ErrorContains(t, s.CopyBatch(&up), "copy 1 of 2")
 	require.NoError(t, dev.CopyToDevice(mem, pointer(heap), 4096), "synchronous copies take any memory")
 	require.NoError(t, dev.Synchronize(t.Context()))
 }

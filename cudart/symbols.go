@@ -33,6 +33,7 @@ const (
 	fnMemcpyAsync
 	fnMemcpy2D
 	fnMemcpy2DAsync
+	fnMemcpyBatch
 	fnMemset
 	fnMemsetAsync
 	fnMemset2D
@@ -60,9 +61,11 @@ const (
 type abi uint8
 
 const (
-	abiStable   abi = iota // the same from 11.x to 13.x
-	abiOrdinal             // a place is an int: a device, or -1 for the host
-	abiLocation            // a place is a cudaMemLocation by value
+	abiStable      abi = iota // the same from 11.x to 13.x
+	abiOrdinal                // a place is an int: a device, or -1 for the host
+	abiLocation               // a place is a cudaMemLocation by value
+	abiFailIndex              // there is an argument for the index of what failed
+	abiNoFailIndex            // there is none
 )
 
 // A symbol is one exported name, for the range of versions in which this
@@ -121,6 +124,8 @@ var symbols = [...]symbol{
 	{fn: fnMemcpyAsync, name: "cudaMemcpyAsync", required: true},
 	{fn: fnMemcpy2D, name: "cudaMemcpy2D", required: true},
 	{fn: fnMemcpy2DAsync, name: "cudaMemcpy2DAsync", required: true},
+	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: batchSince, until: 13000, abi: abiFailIndex},
+	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: 13000, abi: abiNoFailIndex},
 	{fn: fnMemset, name: "cudaMemset", required: true},
 	{fn: fnMemsetAsync, name: "cudaMemsetAsync", required: true},
 	{fn: fnMemset2D, name: "cudaMemset2D", required: true},
