@@ -1,0 +1,139 @@
+package transfer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// testdata/baseline/transfer.c and transfer.py measure the same, under the same
+// names.
+
+// benchSize is what is copied; on a real host that much is worth measuring.
+func benchSize(n int) int {
+	if testgpu.Real() {
+		return n
+	}
+	return n >> 5
+}
+
+func benchName(n int) string {
+	if n >= 1<<30 {
+		return fmt.Sprintf("%dGiB", n>>30)
+	}
+	return fmt.Sprintf("%dMiB", n>>20)
+}
+
+// rate runs one, which copies n bytes.
+func rate(b *testing.B, n int, one func()) {
+	one() // warm up
+	for b.Loop() {
+		one()
+	}
+	b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GB/s")
+}
+
+// touched gives memory with all its pages.
+func touched(n int) []byte {
+	b := make([]byte, n)
+	copyFresh(b, b)
+	for i := 0; i < n; i += 4096 {
+		b[i] = byte(i >> 12)
+	}
+	return b
+}
+
+func BenchmarkUpload(b *testing.B) {
+	r := newRig(b, Options{})
+	n := benchSize(2 << 30)
+	dst, src := r.device(n), touched(n)
+	b.Run("pageable/"+benchName(n), func(b *testing.B) {
+		rate(b, n, func() { require.NoError(b, r.c.Upload(b.Context(), dst, src)) })
+	})
+	for _, n := range []int{64, 4 * kib, 64 * kib, 256 * kib, mib, 4 * mib, 16 * mib, 64 * mib} {
+		b.Run(fmt.Sprintf("pageable/%dB", n), func(b *testing.B) {
+			rate(b, n, func() { require.NoError(b, r.c.Upload(b.Context(), dst, src[:n])) })
+		})
+	}
+	b.Run("pinned/"+benchName(n), func(b *testing.B) {
+		buf, err := hostmem.Alloc(b.Context(), r.dev, n, hostmem.Options{})
+		require.NoError(b, err)
+		defer func() { require.NoError(b, buf.Close()) }()
+		rate(b, n, func() { require.NoError(b, r.c.Upload(b.Context(), dst, buf.Bytes())) })
+	})
+}
+
+func BenchmarkDownload(b *testing.B) {
+	r := newRig(b, Options{})
+	n := benchSize(2 << 30)
+	src, dst := r.device(n), touched(n)
+	b.Run("pageable/"+benchName(n), func(b *testing.B) {
+		rate(b, n, func() { require.NoError(b, r.c.Download(b.Context(), dst, src)) })
+	})
+	for _, n := range []int{64, 4 * kib, 64 * kib, 256 * kib, mib, 4 * mib, 16 * mib, 64 * mib} {
+		b.Run(fmt.Sprintf("pageable/%dB", n), func(b *testing.B) {
+			rate(b, n, func() { require.NoError(b, r.c.Download(b.Context(), dst[:n], src)) })
+		})
+	}
+	n = benchSize(1 << 30)
+	b.Run("new/"+benchName(n), func(b *testing.B) {
+		rate(b, n, func() {
+			mem, err := r.c.DownloadNew(b.Context(), src, n)
+			require.NoError(b, err)
+			b.StopTimer()
+			require.NoError(b, mem.Close())
+			b.StartTimer()
+		})
+	})
+	b.Run("make/"+benchName(n), func(b *testing.B) {
+		rate(b, n, func() { require.NoError(b, r.c.Download(b.Context(), make([]byte, n), src)) })
+	})
+}
+
+func BenchmarkFile(b *testing.B) {
+	r := newRig(b, Options{})
+	n := benchSize(4 << 30)
+	mem := r.device(n)
+	for _, folder := range []string{"/dev/shm", os.TempDir()} {
+		name := filepath.Join(folder, "pinned-bench")
+		b.Cleanup(func() { _ = os.Remove(name) })
+		open := func(b *testing.B) *os.File {
+			f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+			require.NoError(b, err)
+			return f
+		}
+		b.Run("download"+folder+"/new/"+benchName(n), func(b *testing.B) {
+			rate(b, n, func() {
+				b.StopTimer()
+				_ = os.Remove(name)
+				f := open(b)
+				b.StartTimer()
+				_, err := r.c.DownloadTo(b.Context(), f, 0, mem, n)
+				require.NoError(b, err)
+				require.NoError(b, f.Close())
+			})
+		})
+		b.Run("download"+folder+"/again/"+benchName(n), func(b *testing.B) {
+			f := open(b)
+			defer f.Close()
+			rate(b, n, func() {
+				_, err := r.c.DownloadTo(b.Context(), f, 0, mem, n)
+				require.NoError(b, err)
+			})
+		})
+		b.Run("upload"+folder+"/"+benchName(n), func(b *testing.B) {
+			f := open(b)
+			defer f.Close()
+			rate(b, n, func() {
+				_, err := r.c.UploadFrom(b.Context(), mem, f, 0, n)
+				require.NoError(b, err)
+			})
+		})
+	}
+}

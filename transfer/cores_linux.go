@@ -1,0 +1,76 @@
+package transfer
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// cores are those of a NUMA node, none where there is nothing to choose.
+type cores struct{ set *unix.CPUSet }
+
+// coresOf are the cores near the device that this process may use.
+func coresOf(dev *cudart.Device) cores {
+	node, ok := hostmem.NodeOf(dev)
+	if !ok {
+		return cores{}
+	}
+	list, err := os.ReadFile(fmt.Sprintf("/sys/devices/system/node/node%d/cpulist", node))
+	var allowed unix.CPUSet
+	if err != nil || unix.SchedGetaffinity(0, &allowed) != nil {
+		return cores{}
+	}
+	return cores{set: near(string(list), allowed)}
+}
+
+// near are the cores of a list such as "0-7,16-23" that are allowed, nil if none
+// is.
+func near(list string, allowed unix.CPUSet) *unix.CPUSet {
+	var set unix.CPUSet
+	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
+		first, last, span := strings.Cut(part, "-")
+		if !span {
+			last = first
+		}
+		from, errFrom := strconv.Atoi(first)
+		to, errTo := strconv.Atoi(last)
+		if errFrom != nil || errTo != nil {
+			return nil
+		}
+		for cpu := from; cpu <= to; cpu++ {
+			if allowed.IsSet(cpu) {
+				set.Set(cpu)
+			}
+		}
+	}
+	if set.Count() == 0 {
+		return nil
+	}
+	return &set
+}
+
+// enter keeps the calling goroutine on these cores until leave.
+func (c cores) enter() (leave func()) {
+	var before unix.CPUSet
+	if c.set == nil {
+		return func() {}
+	}
+	runtime.LockOSThread()
+	if unix.SchedGetaffinity(0, &before) != nil || unix.SchedSetaffinity(0, c.set) != nil {
+		return runtime.UnlockOSThread
+	}
+	return func() {
+		// A thread that stays bound must not serve others: it ends with the
+		// goroutine if it stays locked.
+		if unix.SchedSetaffinity(0, &before) == nil {
+			runtime.UnlockOSThread()
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package transfer
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// folders of a disk's file system and, where there is one, of memory's.
+func folders(t *testing.T) map[string]string {
+	all := map[string]string{"disk": t.TempDir()}
+	if shm, err := os.MkdirTemp("/dev/shm", "pinned-test-"); err == nil {
+		t.Cleanup(func() { require.NoError(t, os.RemoveAll(shm)) })
+		all["memory"] = shm
+	}
+	return all
+}
+
+func TestFilesArrive(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	for where, folder := range folders(t) {
+		for _, direct := range []bool{false, true} {
+			for _, n := range sizes {
+				for _, off := range []int{0, 4096, 777} {
+					t.Run(fmt.Sprintf("%s/direct=%t/%d at %d", where, direct, n, off), func(t *testing.T) {
+						c := r.c.With(Call{DirectIO: direct})
+						want := bytesOf(uint64(n), n)
+						name := filepath.Join(folder, "from")
+						require.NoError(t, os.WriteFile(name, append(make([]byte, off), want...), 0o600))
+						from, err := os.Open(name)
+						require.NoError(t, err)
+						defer from.Close()
+						dst := r.device(n)
+						done, err := c.UploadFrom(t.Context(), dst, from, int64(off), n)
+						require.NoError(t, err)
+						require.Equal(t, n, done)
+						require.True(t, bytes.Equal(want, r.onDevice(dst, n)), "bytes on the device")
+
+						to, err := os.Create(filepath.Join(folder, "to"))
+						require.NoError(t, err)
+						defer to.Close()
+						done, err = c.DownloadTo(t.Context(), to, int64(off), dst, n)
+						require.NoError(t, err)
+						require.Equal(t, n, done)
+						got, err := os.ReadFile(to.Name())
+						require.NoError(t, err)
+						if n == 0 {
+							require.Empty(t, got)
+							return
+						}
+						require.Len(t, got, off+n)
+						require.Equal(t, make([]byte, off), got[:off], "before the bytes")
+						require.True(t, bytes.Equal(want, got[off:]), "bytes in the file")
+					})
+				}
+			}
+		}
+	}
+}
+
+func TestReadersAndWriters(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	for _, n := range sizes {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			want := bytesOf(uint64(n), n+10)
+			from := bytes.NewReader(want)
+			dst := r.device(n)
+			done, err := r.c.UploadReader(t.Context(), dst, from, n)
+			require.NoError(t, err)
+			require.Equal(t, n, done)
+			require.Equal(t, 10, from.Len(), "no more than n bytes are read")
+			require.True(t, bytes.Equal(want[:n], r.onDevice(dst, n)))
+			var to bytes.Buffer
+			done, err = r.c.DownloadWriter(t.Context(), &to, dst, n)
+			require.NoError(t, err)
+			require.Equal(t, n, done)
+			require.True(t, bytes.Equal(want[:n], to.Bytes()))
+		})
+	}
+}
+
+func TestReadersThatEndEarly(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	const n = 5*mib + 3
+	want := bytesOf(1, n)
+	for _, has := range []int{0, 1, mib - 1, mib, 3*mib + 5, n - 1} {
+		dst := r.device(n)
+		for how, upload := range map[string]func() (int, error){
+			"reader":   func() (int, error) { return r.c.UploadReader(t.Context(), dst, bytes.NewReader(want[:has]), n) },
+			"readerAt": func() (int, error) { return r.c.UploadFrom(t.Context(), dst, bytes.NewReader(want[:has]), 0, n) },
+		} {
+			r.fill(dst, make([]byte, n))
+			done, err := upload()
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF, "%s of %d", how, has)
+			require.ErrorContains(t, err, fmt.Sprintf("at byte %d of %d", has, n))
+			require.Equal(t, has, done, "%s of %d", how, has)
+			require.True(t, bytes.Equal(want[:has], r.onDevice(dst, has)), "%s of %d", how, has)
+		}
+	}
+}

@@ -1,0 +1,34 @@
+package transfer
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sizes around everything that makes a difference, for a chunk of 1 MiB.
+var sizes = []int{0, 1, 63, 4096, smallCopy - 1, smallCopy, smallCopy + 1, leastChunk, leastChunk + 1, mib, mib + 1, 9*mib + 13}
+
+func TestMemoryArrives(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	for _, n := range sizes {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			const skip = 5
+			want := bytesOf(uint64(n), n+2*skip)
+			dst := r.device(n + 2*skip)
+			r.fill(dst, make([]byte, n+2*skip))
+			require.NoError(t, r.c.Upload(t.Context(), dst+skip, want[skip:skip+n]))
+			there := r.onDevice(dst, n+2*skip)
+			require.True(t, bytes.Equal(want[skip:skip+n], there[skip:skip+n]), "bytes on the device")
+			require.Equal(t, make([]byte, skip), there[:skip], "before them")
+			require.Equal(t, make([]byte, skip), there[skip+n:], "behind them")
+
+			back := make([]byte, n+2*skip)
+			require.NoError(t, r.c.Download(t.Context(), back[skip:skip+n], dst+skip))
+			require.True(t, bytes.Equal(there, back), "bytes back, and those around them")
+		})
+	}
+}

@@ -1,0 +1,65 @@
+package transfer
+
+import (
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A rig is a copier on a device, with memory there.
+type rig struct {
+	testing.TB
+	dev *cudart.Device
+	c   *Copier
+}
+
+func newRig(t testing.TB, o Options) *rig { return rigOn(t, testgpu.Device(t), o) }
+
+func rigOn(t testing.TB, dev *cudart.Device, o Options) *rig {
+	t.Helper()
+	c, err := NewCopier(t.Context(), dev, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return &rig{TB: t, dev: dev, c: c}
+}
+
+// device allocates n bytes on the device until the test ends.
+func (r *rig) device(n int) cudart.DevPtr {
+	r.Helper()
+	p, err := r.dev.Malloc(max(n, 1))
+	require.NoError(r, err)
+	r.Cleanup(func() { require.NoError(r, r.dev.Free(p)) })
+	return p
+}
+
+// bytesOf gives n bytes that differ from those of other seeds, and from each
+// other.
+func bytesOf(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	src := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
+	_, _ = src.Read(b)
+	return b
+}
+
+// onDevice reads n bytes of the device by CUDA's own means.
+func (r *rig) onDevice(p cudart.DevPtr, n int) []byte {
+	r.Helper()
+	b := make([]byte, n)
+	if n > 0 {
+		require.NoError(r, r.dev.CopyToHost(unsafe.Pointer(&b[0]), p, n))
+	}
+	return b
+}
+
+// fill writes bytes to the device by CUDA's own means.
+func (r *rig) fill(p cudart.DevPtr, b []byte) {
+	r.Helper()
+	if len(b) > 0 {
+		require.NoError(r, r.dev.CopyToDevice(p, unsafe.Pointer(&b[0]), len(b)))
+	}
+}

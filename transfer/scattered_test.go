@@ -1,0 +1,92 @@
+package transfer
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// cutUp gives the n bytes of host and device as parts of sizes in turn, in
+// another order on either side, with a gap behind each on the device if gap.
+func cutUp(host []byte, dev cudart.DevPtr, gap int, sizes ...int) []Part {
+	var parts []Part
+	at := 0
+	for i := 0; len(host) > 0; i++ {
+		n := min(sizes[i%len(sizes)], len(host))
+		parts = append(parts, Part{Device: dev + cudart.DevPtr(at), Host: host[:n:n]})
+		host, at = host[n:], at+n+gap
+	}
+	return parts
+}
+
+func TestScatteredParts(t *testing.T) {
+	t.Parallel()
+	for _, v := range []cudart.Version{11080, 12080, 13000} {
+		t.Run(v.String(), func(t *testing.T) {
+			t.Parallel()
+			dev := testgpu.Device(t)
+			if !testgpu.Real() {
+				_, rt := testgpu.Sim(t, cudasim.Config{Version: v})
+				var err error
+				dev, err = rt.Device(0)
+				require.NoError(t, err)
+			}
+			r := rigOn(t, dev, Options{Workers: 3, Chunk: mib})
+			for _, gap := range []int{0, 3} {
+				for _, cut := range [][]int{{4096}, {1, 0, 100, 65536}, {3 * mib}, {mib, 7}} {
+					t.Run(fmt.Sprintf("gap %d, %v", gap, cut), func(t *testing.T) {
+						const n = 5*mib + 5
+						want := bytesOf(9, n)
+						room := 2*n + 1000 // for the gaps
+						if gap > 0 && cut[0] == 1 {
+							room = n + 4*gap*(n/65536+4)
+						}
+						mem := r.device(room)
+						r.fill(mem, make([]byte, room))
+						parts := cutUp(want, mem, gap, cut...)
+						rand.New(rand.NewPCG(1, 2)).Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+						require.NoError(t, r.c.UploadAll(t.Context(), parts))
+						there := r.onDevice(mem, room)
+						back := make([]Part, len(parts))
+						for i, p := range parts {
+							at := int(p.Device - mem)
+							if !bytes.Equal(p.Host, there[at:at+len(p.Host)]) {
+								t.Fatalf("part %d of %d bytes differs on the device", i, len(p.Host))
+							}
+							clear(there[at : at+len(p.Host)])
+							back[i] = Part{Device: p.Device, Host: make([]byte, len(p.Host))}
+						}
+						require.True(t, bytes.Equal(make([]byte, room), there), "nothing between the parts is touched")
+						require.NoError(t, r.c.DownloadAll(t.Context(), back))
+						for i, p := range parts {
+							if !bytes.Equal(p.Host, back[i].Host) {
+								t.Fatalf("part %d of %d bytes differs when it is back", i, len(p.Host))
+							}
+						}
+					})
+				}
+			}
+		})
+	}
+}
+
+func TestNeighboursBecomeOneCopy(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{Version: 12040}) // which copies them one by one
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 1, Chunk: mib})
+	mem := r.device(mib)
+	for gap, want := range map[int]int{0: 1, 1: 100} {
+		before := sim.Calls("cudaMemcpyAsync")
+		require.NoError(t, r.c.UploadAll(t.Context(), cutUp(make([]byte, 100*4096), mem, gap, 4096)))
+		require.Equal(t, want, sim.Calls("cudaMemcpyAsync")-before, "gap %d", gap)
+	}
+}
