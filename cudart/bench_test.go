@@ -76,7 +76,7 @@ func BenchmarkScattered(b *testing.B) {
 	const room = 2 * copies * size // so that no two are neighbours for long
 	host, mem := pinned(b, dev, room), device(b, dev, room)
 	random := rand.New(rand.NewPCG(1, 2))
-	from, to := random.Perm(2*copies)[:copies], random.Perm(2*copies)[:copies]
+	from, to := random.Perm(2 * copies)[:copies], random.Perm(2 * copies)[:copies]
 	src := func(i int) unsafe.Pointer { return unsafe.Pointer(&host[from[i]*size]) }
 	dst := func(i int) cudart.DevPtr { return mem + cudart.DevPtr(to[i]*size) }
 
