@@ -1,13 +1,19 @@
 package transfer
 
 import (
+	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -91,9 +97,18 @@ func BenchmarkDownload(b *testing.B) {
 			b.StartTimer()
 		})
 	})
+	// All are kept: what the runtime makes of memory that was in use it has to
+	// clear first.
+	var kept [][]byte
 	b.Run("make/"+benchName(n), func(b *testing.B) {
-		rate(b, n, func() { require.NoError(b, r.c.Download(b.Context(), make([]byte, n), src)) })
+		rate(b, n, func() {
+			b.StopTimer()
+			kept = append(kept, make([]byte, n))
+			b.StartTimer()
+			require.NoError(b, r.c.Download(b.Context(), kept[len(kept)-1], src))
+		})
 	})
+	runtime.KeepAlive(kept)
 }
 
 func BenchmarkFile(b *testing.B) {
@@ -134,6 +149,50 @@ func BenchmarkFile(b *testing.B) {
 				_, err := r.c.UploadFrom(b.Context(), mem, f, 0, n)
 				require.NoError(b, err)
 			})
+		})
+	}
+}
+
+// BenchmarkBothWays is an upload and a download at once, and the sum of both.
+func BenchmarkBothWays(b *testing.B) {
+	r := newRig(b, Options{})
+	n := benchSize(2 << 30)
+	there, back := r.device(n), r.device(n)
+	both := func(b *testing.B, src, dst []byte) {
+		rate(b, 2*n, func() {
+			var group sync.WaitGroup
+			group.Go(func() { assert.NoError(b, r.c.Upload(b.Context(), there, src)) })
+			group.Go(func() { assert.NoError(b, r.c.Download(b.Context(), dst, back)) })
+			group.Wait()
+		})
+	}
+	b.Run("pinned/"+benchName(n), func(b *testing.B) {
+		var mem [2][]byte
+		for i := range mem {
+			buf, err := hostmem.Alloc(b.Context(), r.dev, n, hostmem.Options{})
+			require.NoError(b, err)
+			defer func() { require.NoError(b, buf.Close()) }()
+			mem[i] = buf.Bytes()
+		}
+		both(b, mem[0], mem[1])
+	})
+	b.Run("pageable/"+benchName(n), func(b *testing.B) { both(b, touched(n), touched(n)) })
+}
+
+// BenchmarkScattered is 10,000 copies of 4 KiB, scattered on both sides.
+func BenchmarkScattered(b *testing.B) {
+	const count, n = 10_000, 4096
+	r := newRig(b, Options{})
+	mem, host := r.device(2*count*n), touched(2*count*n)
+	order := rand.New(rand.NewPCG(1, 2)).Perm(count)
+	parts := make([]Part, count)
+	for i, at := range rand.New(rand.NewPCG(3, 4)).Perm(count) {
+		parts[i] = Part{Device: mem + cudart.DevPtr(2*at*n), Host: host[2*order[i]*n:][:n]}
+	}
+	for name, all := range map[string]func(context.Context, []Part) error{"upload": r.c.UploadAll, "download": r.c.DownloadAll} {
+		b.Run(name, func(b *testing.B) {
+			rate(b, count*n, func() { require.NoError(b, all(b.Context(), parts)) })
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*count), "ns/copy")
 		})
 	}
 }

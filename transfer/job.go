@@ -19,6 +19,7 @@ type job struct {
 	moved  *atomic.Int64 // of the statistics
 
 	n       int
+	unit    int // of chunks' sizes, in bytes
 	least   int // bytes of a chunk
 	chunk   int // at most
 	workers int // at most
@@ -42,7 +43,7 @@ type sink func(from []byte, off int) error
 // newJob plans a copy by way of a ring.
 func (c *Copier) newJob(n int, w way) *job {
 	j := &job{engine: c.engine, call: c.call, ring: c.large, moved: &c.stats.stagedBytes,
-		n: n, least: leastChunk, chunk: c.o.Chunk, workers: min(c.o.Workers, (n+leastChunk-1)/leastChunk), at: math.MaxInt}
+		n: n, unit: chunkUnit, least: leastChunk, chunk: c.o.Chunk, workers: min(c.o.Workers, (n+leastChunk-1)/leastChunk), at: math.MaxInt}
 	j.idle.L = &j.mu
 	lane := bulk
 	if n <= smallCopy {
@@ -247,7 +248,7 @@ func (j *job) claim(ctx context.Context) (off, n int, ok bool) {
 		j.failed(off, context.Cause(ctx))
 		return 0, 0, false
 	}
-	n = min(off, j.n-off) / j.workers / chunkUnit * chunkUnit
+	n = min(off, j.n-off) / j.workers / j.unit * j.unit
 	n = min(max(n, j.least), j.chunk, j.n-off)
 	j.claimed += n
 	return off, n, true

@@ -10,7 +10,7 @@ import (
 // resident tells whether the first page that begins in mem is in memory, true
 // where that cannot be told.
 func resident(mem []byte) bool {
-	page, ok := wholePages(mem)
+	page, ok := innerPages(mem)
 	if !ok {
 		return true
 	}
@@ -22,13 +22,21 @@ func resident(mem []byte) bool {
 // populate makes the pages of mem resident for writing. It is a hint: what it
 // leaves out is faulted in by whoever writes.
 func populate(mem []byte) {
-	if pages, ok := wholePages(mem); ok {
+	if pages, ok := innerPages(mem); ok {
 		_ = unix.Madvise(pages, unix.MADV_POPULATE_WRITE)
 	}
 }
 
-// wholePages is the part of mem that is whole pages.
-func wholePages(mem []byte) ([]byte, bool) {
+// forget takes the pages of a file's mapping out of it, while they stay in the
+// file. Workers do that side by side; unmapping does it all at once, alone.
+func forget(mem []byte) {
+	if pages, ok := innerPages(mem); ok {
+		_ = unix.Madvise(pages, unix.MADV_DONTNEED)
+	}
+}
+
+// innerPages is the part of mem that is whole pages.
+func innerPages(mem []byte) ([]byte, bool) {
 	page := os.Getpagesize()
 	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) & (page - 1)
 	if skip+page > len(mem) {

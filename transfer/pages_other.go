@@ -5,3 +5,5 @@ package transfer
 func resident([]byte) bool { return true }
 
 func populate([]byte) {}
+
+func forget([]byte) {}

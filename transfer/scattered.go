@@ -22,8 +22,7 @@ type Part struct {
 // driver are of CUDA 12.8 or later). No two parts may overlap on the device.
 func (c *Copier) UploadAll(ctx context.Context, parts []Part) error {
 	return c.all(ctx, "upload", parts, func(p *partList) (int, error) {
-		j := c.newJob(p.n(), up)
-		j.moved = &c.stats.batchedBytes
+		j := p.newJob(c, up)
 		return j.upload(ctx, p.gather, func(s *slot, off, skip, n int) error {
 			return p.send(j.stream, s, off, n)
 		})
@@ -34,8 +33,7 @@ func (c *Copier) UploadAll(ctx context.Context, parts []Part) error {
 // way. No two parts may overlap on the host.
 func (c *Copier) DownloadAll(ctx context.Context, parts []Part) error {
 	return c.all(ctx, "download", parts, func(p *partList) (int, error) {
-		j := c.newJob(p.n(), down)
-		j.moved = &c.stats.batchedBytes
+		j := p.newJob(c, down)
 		return j.download(ctx, func(s *slot, off, n int) error {
 			return p.receive(j.stream, s, off, n)
 		}, p.spread)
@@ -63,6 +61,16 @@ func newPartList(parts []Part) *partList {
 		p.starts[i+1] = p.starts[i] + len(part.Host)
 	}
 	return p
+}
+
+// newJob plans chunks of as many copies as a batch should have.
+func (p *partList) newJob(c *Copier, w way) *job {
+	j := c.newJob(p.n(), w)
+	j.moved = &c.stats.batchedBytes
+	even := p.n() / len(p.parts) * mostInBatch / chunkUnit * chunkUnit
+	j.chunk = min(max(even, j.least), j.chunk)
+	j.least = j.chunk
+	return j
 }
 
 func (p *partList) n() int { return p.starts[len(p.parts)] }

@@ -2,7 +2,7 @@ package transfer
 
 // piece is how much is copied at a time. From 1 MiB on Go's copy writes past the
 // caches, from which the GPU's copy engine, or the caller, reads next.
-var piece = 256 * kib
+const piece = 256 * kib
 
 // copyPieces copies all of from.
 func copyPieces(to, from []byte) {

@@ -25,6 +25,7 @@ func (c *Copier) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src c
 			case err == nil:
 				done, err := j.downloadFrom(ctx, src, func(from []byte, at int) error {
 					copyFresh(mem[at:at+len(from)], from)
+					forget(mem[at : at+len(from)])
 					return nil
 				})
 				return done, errors.Join(err, unmap())
