@@ -49,6 +49,7 @@ const (
 // rooms goes from top to bottom: imports go down only. CONTRIBUTING.md shows the same as a map.
 var rooms = []room{
 	{folder: "cmd/pincheck", imports: []string{"internal/report", "internal/doctor", "loader", "managed", cudasim}, modules: []string{cobra, pflag, xsys, xterm}},
+	{folder: "examples", imports: []string{"loader", cudasim}},
 	{folder: "internal/report", imports: []string{"internal/doctor", "internal/measure", "internal/hostinfo", "verify", "cudart"}, only: true},
 	{folder: "internal/doctor", imports: []string{"internal/hostinfo", "internal/measure", "verify"}},
 	{folder: "internal/measure", imports: []string{"loader", "managed", "verify"}, modules: []string{xsys}},
