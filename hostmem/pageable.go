@@ -15,7 +15,7 @@ type Pageable struct{ region *pages.Region }
 
 // AllocPageable maps n bytes.
 func AllocPageable(n int) (*Pageable, error) {
-	r, err := pages.Map(context.Background(), n, pages.Options{System: host()})
+	r, err := pages.Map(context.Background(), n, pages.Options{Fork: true, Dump: true, System: host()})
 	if err != nil {
 		return nil, fmt.Errorf("hostmem: allocate %d pageable bytes: %w", n, err)
 	}

@@ -24,6 +24,7 @@ func TestPageable(t *testing.T) {
 	u, err := smaps.Of(uintptr(p.region.Pointer()), n)
 	require.NoError(t, err)
 	assert.Zero(t, u.Rss, "nothing is resident before it is touched")
+	assert.False(t, u.Has("dc") || u.Has("dd"), "ordinary memory: forked children and core dumps have it: %v", u.Flags)
 	assert.Zero(t, mem[0])
 	mem[n-1] = 1
 	require.NoError(t, p.Close())
