@@ -34,7 +34,8 @@ func Find(mem []byte) (p Pinned, off int, ok bool) {
 // atlas is where pinned memory of the process is.
 var atlas placeList
 
-// A placeList is sorted by address, and keeps nothing from being lost.
+// A placeList is sorted by address, and keeps nothing from being lost. What is
+// lost leaves it: nobody can say any more what becomes of its addresses.
 type placeList struct {
 	mu  sync.RWMutex
 	all []place
@@ -42,6 +43,7 @@ type placeList struct {
 
 type place struct {
 	start, end uintptr
+	id         uint64 // of the holding
 	owner      weak.Pointer[pinnedMem]
 }
 
@@ -52,14 +54,18 @@ func (l *placeList) add(m *pinnedMem) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i, _ := slices.BinarySearchFunc(l.all, start, byStart)
-	l.all = slices.Insert(l.all, i, place{start: start, end: start + uintptr(m.n), owner: weak.Make(m)})
+	l.all = slices.Insert(l.all, i, place{start: start, end: start + uintptr(m.n), id: m.id, owner: weak.Make(m)})
 }
 
-func (l *placeList) remove(m *pinnedMem) {
+func (l *placeList) remove(start uintptr, id uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if i, ok := slices.BinarySearchFunc(l.all, uintptr(m.pinned.base), byStart); ok {
-		l.all = slices.Delete(l.all, i, i+1)
+	i, _ := slices.BinarySearchFunc(l.all, start, byStart)
+	for ; i < len(l.all) && l.all[i].start == start; i++ {
+		if l.all[i].id == id {
+			l.all = slices.Delete(l.all, i, i+1)
+			return
+		}
 	}
 }
 

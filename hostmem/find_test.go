@@ -4,6 +4,7 @@ package hostmem
 
 import (
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -111,6 +112,12 @@ func TestFindForgets(t *testing.T) {
 		_, _, ok := Find(mem)
 		return !ok
 	}, 10*time.Second, 10*time.Millisecond)
+	assert.Eventually(t, func() bool {
+		atlas.mu.RLock()
+		defer atlas.mu.RUnlock()
+		_, listed := slices.BinarySearchFunc(atlas.all, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), byStart)
+		return !listed
+	}, 10*time.Second, time.Millisecond, "or it would hide what comes to lie there later")
 	_ = rt.Close()
 	_ = sim.Close() // tells of what was lost
 }

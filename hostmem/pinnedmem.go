@@ -178,8 +178,8 @@ func (m *pinnedMem) enter(t *tally, held int, start time.Time) {
 	t.add(1, held)
 	m.id = holdings.add(Holding{Kind: m.kind, Label: m.label, Bytes: held}, m.dev.Runtime().Debug())
 	account.open(time.Since(start))
-	m.cleanup = runtime.AddCleanup(m, account.lose, lost{id: m.id, bytes: held})
 	atlas.add(m)
+	m.cleanup = runtime.AddCleanup(m, account.lose, lost{id: m.id, start: uintptr(m.pinned.base), bytes: held})
 }
 
 // leave takes it off them.
@@ -217,7 +217,7 @@ func (m *pinnedMem) close(ctx context.Context, unmap func() error) error {
 		return nil
 	}
 	if !m.closed.Swap(true) {
-		atlas.remove(m)
+		atlas.remove(uintptr(m.pinned.base), m.id)
 	}
 	if err := m.pinned.undo(); err != nil {
 		account.failures.Add(1)

@@ -67,12 +67,14 @@ func (a *accounting) strand(bytes int) { a.strands.Add(int64(bytes)) }
 // lost describes an object that was garbage collected without Close.
 type lost struct {
 	id    uint64
+	start uintptr // the first byte's address
 	bytes int
 }
 
 // lose counts one. Its memory is not given back: slices of it may be in use,
 // and so may copies be.
 func (a *accounting) lose(l lost) {
+	atlas.remove(l.start, l.id)
 	a.lostObjects.Add(1)
 	a.lostBytes.Add(int64(l.bytes))
 	holdings.lose(l.id)
