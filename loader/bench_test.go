@@ -1,0 +1,125 @@
+package loader
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// testdata/baseline/loader.py measures the same with PyTorch's DataLoader.
+
+const features = 1024 // float32 of a sample
+
+// benchSamples is the size of the data set: on a real host more than caches
+// hold.
+func benchSamples() int {
+	if testgpu.Real() {
+		return 1 << 20
+	}
+	return 1 << 12
+}
+
+// consume runs epochs until b.N samples came, and reports the rate.
+func consume(b *testing.B, src Source, o Options) {
+	dev := testgpu.Device(b)
+	l := newLoaderFor(b, dev, src, o)
+	s := stream(b, dev)
+	epoch := func(most int) (n int) {
+		for batch, err := range l.Batches(b.Context()) {
+			require.NoError(b, err)
+			require.NoError(b, batch.Use(s))
+			if n += batch.Len(); n >= most {
+				break
+			}
+		}
+		return n
+	}
+	epoch(src.Len() / 4) // warm up
+	before := l.Stats()
+	b.ReportAllocs()
+	b.ResetTimer()
+	for n := 0; n < b.N; {
+		n += epoch(b.N - n)
+	}
+	require.NoError(b, s.Synchronize(b.Context()))
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
+	st := l.Stats()
+	b.Logf("N %d: bottleneck %s; reading %v, computing %v, turns %v, slots %v, copying %v, waits %v, consuming %v", b.N, st.Bottleneck(),
+		st.Reading-before.Reading, st.Computing-before.Computing, st.TurnWaiting-before.TurnWaiting, st.SlotWaiting-before.SlotWaiting,
+		st.Copying-before.Copying, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
+}
+
+func floats(b []byte) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
+}
+
+// data is a data set in memory.
+func data(n int) []float32 {
+	all := make([]float32, n*features)
+	for i := range all {
+		all[i] = float32(i%1000) / 1000
+	}
+	return all
+}
+
+// BenchmarkMemory is samples in memory, shuffled.
+func BenchmarkMemory(b *testing.B) {
+	n := benchSamples()
+	all := data(n)
+	src := Func(n, []int{4 * features}, func(_ context.Context, i int, sample [][]byte) error {
+		copy(floats(sample[0]), all[i*features:])
+		return nil
+	})
+	consume(b, src, Options{BatchSize: 256, Shuffle: true})
+}
+
+// slow is a data set behind something that takes 2 ms to answer, normalised.
+type slow struct {
+	all []float32
+	n   int
+}
+
+func (s slow) Len() int      { return s.n }
+func (s slow) Fields() []int { return []int{4 * features} }
+
+func (s slow) Read(ctx context.Context, i int, sample [][]byte) error {
+	time.Sleep(2 * time.Millisecond)
+	copy(floats(sample[0]), s.all[i*features:(i+1)*features])
+	return nil
+}
+
+func (s slow) Transform(_ context.Context, _ int, sample [][]byte) error {
+	x := floats(sample[0])
+	var sum, squares float32
+	for _, v := range x {
+		sum += v
+	}
+	mean := sum / features
+	for _, v := range x {
+		squares += (v - mean) * (v - mean)
+	}
+	scale := 1.1 / (float32(math.Sqrt(float64(squares/(features-1)))) + 1e-6)
+	for i, v := range x {
+		x[i] = (v-mean)*scale + 0.1
+	}
+	return nil
+}
+
+// BenchmarkIO is samples that take 2 ms each, and some computing.
+func BenchmarkIO(b *testing.B) {
+	n := benchSamples()
+	consume(b, slow{data(n), n}, Options{BatchSize: 256, Workers: 2048, Shuffle: true})
+}
+
+// BenchmarkOverhead is samples that take no time, of 4 bytes.
+func BenchmarkOverhead(b *testing.B) {
+	src := Func(1<<22, []int{4}, func(context.Context, int, [][]byte) error { return nil })
+	consume(b, src, Options{BatchSize: 256, Shuffle: true})
+}

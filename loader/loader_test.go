@@ -1,0 +1,81 @@
+package loader
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func TestBatchesHoldTheirSamples(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	const n = 103
+	fields := []int{100, 1, 257}
+	for _, o := range []Options{
+		{BatchSize: 10},
+		{BatchSize: 10, DropLast: true},
+		{BatchSize: 10, Shuffle: true, Seed: 3},
+		{BatchSize: 10, Shuffle: true, Unordered: true, Workers: 20},
+		{BatchSize: 1, Workers: 3},
+		{BatchSize: 103, Workers: 3},
+		{BatchSize: 1000, Workers: 200},
+		{BatchSize: 7, Workers: 1, Prefetch: 1},
+	} {
+		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
+			l := newLoaderFor(t, dev, numbered(n, fields...), o)
+			var orders [][]int
+			for range 3 {
+				batches := epochOf(t, l, s, fields...)
+				size := min(o.BatchSize, n)
+				whole := n / size
+				for i, b := range batches {
+					if i < whole || o.Unordered {
+						assert.LessOrEqual(t, len(b), size)
+					}
+				}
+				order := slices.Concat(batches...)
+				orders = append(orders, order)
+				want := n
+				if o.DropLast {
+					want = whole * size
+				}
+				require.Len(t, order, want)
+				sorted := slices.Sorted(slices.Values(order))
+				require.Equal(t, want, len(slices.Compact(sorted)), "no sample comes twice")
+				if !o.Shuffle && !o.Unordered {
+					require.IsIncreasing(t, order)
+				}
+			}
+			if o.Shuffle {
+				require.NotEqual(t, orders[0], orders[1], "epochs differ")
+			}
+			st := l.Stats()
+			assert.Equal(t, 3*len(orders[0]), st.Samples)
+			assert.Equal(t, st.Samples*(100+1+257), st.Bytes)
+		})
+	}
+}
+
+func TestPermutations(t *testing.T) {
+	t.Parallel()
+	for n := range 300 {
+		if n == 0 {
+			continue
+		}
+		for seed := range uint64(3) {
+			p := newPermutation(n, seed, 0)
+			seen := make([]bool, n)
+			for i := range n {
+				at := p.at(i)
+				require.False(t, seen[at], "%d of %d", i, n)
+				seen[at] = true
+			}
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package loader
+
+import (
+	"context"
+	"encoding/binary"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A numbered source has samples that tell which they are, in fields of the
+// given sizes, and in every byte.
+func numbered(n int, fields ...int) Source {
+	return Func(n, fields, func(_ context.Context, i int, sample [][]byte) error {
+		for f, b := range sample {
+			writeSample(b, i, f)
+		}
+		return nil
+	})
+}
+
+func writeSample(b []byte, i, field int) {
+	var tag [8]byte
+	binary.LittleEndian.PutUint64(tag[:], uint64(i)*0x9e3779b97f4a7c15+uint64(field))
+	for at := range b {
+		b[at] = tag[at%8] + byte(at/8)
+	}
+}
+
+// requireBatch requires that a batch on the device is that of its indices, read
+// by means of the stream that uses it.
+func requireBatch(t testing.TB, b *Batch, s *cudart.Stream, fields ...int) {
+	t.Helper()
+	require.NoError(t, b.Use(s))
+	require.NoError(t, s.Synchronize(t.Context()))
+	for f, size := range fields {
+		got := make([]byte, b.Len()*size)
+		if len(got) == 0 {
+			continue
+		}
+		require.NoError(t, s.Device().CopyToHost(unsafe.Pointer(&got[0]), b.Field(f), len(got)))
+		want := make([]byte, size)
+		for at, i := range b.Indices() {
+			writeSample(want, i, f)
+			require.Equal(t, want, got[at*size:(at+1)*size], "%v: sample %d, place %d, field %d", b, i, at, f)
+		}
+		require.Equal(t, got, b.Host(f), "the same in pinned memory")
+	}
+}
+
+func newLoaderFor(t testing.TB, dev *cudart.Device, src Source, o Options) *Loader {
+	t.Helper()
+	l, err := New(t.Context(), dev, src, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	return l
+}
+
+func stream(t testing.TB, dev *cudart.Device) *cudart.Stream {
+	t.Helper()
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// epochOf is the indices of the batches of an epoch, each verified.
+func epochOf(t testing.TB, l *Loader, s *cudart.Stream, fields ...int) [][]int {
+	t.Helper()
+	var all [][]int
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		requireBatch(t, b, s, fields...)
+		all = append(all, append([]int(nil), b.Indices()...))
+	}
+	return all
+}
