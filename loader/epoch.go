@@ -21,8 +21,8 @@ type epoch struct {
 
 	// What is being claimed. Who waits for a free slot holds the lock: the
 	// others would wait for it too.
+	open   atomic.Pointer[slot]
 	claims sync.Mutex
-	open   *slot
 	next   int // batch to be opened
 
 	arrived chan *slot // filled, the copy under way
@@ -44,7 +44,7 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
 	if l.o.Shuffle {
-		e.order = newPermutation(l.src.Len(), l.o.Seed, start.Epoch)
+		e.order = newPermutation(l.n, l.o.Seed, start.Epoch)
 	}
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	for i := range l.workers {
@@ -59,8 +59,8 @@ func (e *epoch) end() {
 	e.cancel(context.Canceled)
 	e.workers.Wait()
 	l := e.l
-	if e.open != nil {
-		l.free <- e.open
+	if s := e.open.Load(); s != nil && s.claimable(l.sizeOf) {
+		l.free <- s
 	}
 	for _, s := range e.waiting {
 		l.free <- s

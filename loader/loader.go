@@ -24,6 +24,7 @@ var (
 type Loader struct {
 	dev    *cudart.Device
 	src    Source
+	n      int         // samples
 	comp   Transformer // src, or nil
 	o      Options
 	layout layout
@@ -62,7 +63,7 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 		return nil, err
 	}
 	l := &Loader{
-		dev: dev, src: src, o: o, layout: layout, next: o.Start.tidy(),
+		dev: dev, src: src, n: src.Len(), o: o, layout: layout, next: o.Start.tidy(),
 		free: make(chan *slot, o.slots()), turns: make(chan struct{}, o.Computing),
 		workers: make([]workerCounters, o.Workers),
 	}
@@ -220,9 +221,14 @@ func (l *Loader) giveUp(err error) {
 
 // batches of an epoch.
 func (l *Loader) batches() int {
-	n := l.src.Len() / l.o.BatchSize
-	if l.src.Len()%l.o.BatchSize > 0 && !l.o.DropLast {
+	n := l.n / l.o.BatchSize
+	if l.n%l.o.BatchSize > 0 && !l.o.DropLast {
 		n++
 	}
 	return n
+}
+
+// sizeOf is the samples of a batch.
+func (l *Loader) sizeOf(batch int) int {
+	return min(l.o.BatchSize, l.n-batch*l.o.BatchSize)
 }

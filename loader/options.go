@@ -18,7 +18,8 @@ type Options struct {
 	// GOMAXPROCS.
 	Computing int
 	// Prefetch is how many batches are filled ahead of the consumer. 0 means
-	// three, and as many more as the workers can be at.
+	// three, or up to eight where they are small, and as many more as the
+	// workers can be at.
 	Prefetch int
 	// MaxBytes bounds the pinned memory, and the device's: fewer batches are
 	// then filled ahead, two at least. 0 is no bound.
@@ -49,6 +50,9 @@ type Options struct {
 // fieldAlign is what every field of a batch is aligned to on the device, as
 // cudaMalloc aligns.
 const fieldAlign = 256
+
+// smallBatches are bytes that nobody misses.
+const smallBatches = 64 << 20
 
 // A layout is where the fields of a batch lie.
 type layout struct {
@@ -91,7 +95,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		}
 	}
 	if o.BatchSize <= 0 {
-		return o, layout{}, fmt.Errorf("BatchSize %d: must be positive", o.BatchSize)
+		return o, layout{}, fmt.Errorf("batch size %d: must be positive", o.BatchSize)
 	}
 	if src.Len() <= 0 {
 		return o, layout{}, errors.New("the source has no samples")
@@ -108,12 +112,12 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		o.Computing = runtime.GOMAXPROCS(0)
 	}
 	if o.Prefetch == 0 {
-		o.Prefetch = 3 + o.Workers*o.grain()/o.BatchSize
+		o.Prefetch = min(max(smallBatches/l.bytes, 3), 8) + o.Workers*o.grain()/o.BatchSize
 	}
 	if o.MaxBytes > 0 {
 		fit := o.MaxBytes / l.bytes
 		if fit < 2 {
-			return o, l, fmt.Errorf("MaxBytes %d: two batches of %d bytes do not fit", o.MaxBytes, l.bytes)
+			return o, l, fmt.Errorf("limit of %d bytes: two batches of %d bytes do not fit", o.MaxBytes, l.bytes)
 		}
 		o.Prefetch = min(o.Prefetch, fit-1)
 	}

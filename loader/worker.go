@@ -10,7 +10,9 @@ import (
 // A grain is samples of one batch that a worker has claimed.
 type grain struct {
 	s        *slot
+	number   int // of the batch
 	from, to int // positions in the batch
+	last     bool
 }
 
 // work is one worker.
@@ -20,6 +22,9 @@ func (e *epoch) work(c *workerCounters) {
 		g, ok := e.claim(c)
 		if !ok {
 			return
+		}
+		if g.last {
+			e.openNext(c, false) // before the others come for it
 		}
 		e.fill(c, g, places)
 		n := int32(g.to - g.from)
@@ -33,25 +38,35 @@ func (e *epoch) work(c *workerCounters) {
 // claim gives the next samples, and false when there are no more or the epoch
 // ends.
 func (e *epoch) claim(c *workerCounters) (grain, bool) {
-	e.claims.Lock()
-	defer e.claims.Unlock()
-	if e.broken.Load() || e.ctx.Err() != nil {
-		return grain{}, false
+	for !e.broken.Load() && e.ctx.Err() == nil {
+		if s := e.open.Load(); s != nil {
+			if g, ok := s.claim(e.l.o.grain(), e.l.sizeOf); ok {
+				return g, true
+			}
+		}
+		if !e.openNext(c, true) {
+			break
+		}
 	}
-	if e.open == nil && !e.openNext(c) {
-		return grain{}, false
-	}
-	s := e.open
-	g := grain{s: s, from: s.claimed, to: min(s.claimed+e.l.o.grain(), len(s.indices))}
-	if s.claimed = g.to; s.claimed == len(s.indices) {
-		e.open = nil
-	}
-	return g, true
+	return grain{}, false
 }
 
-// openNext takes a free slot for the next batch.
-func (e *epoch) openNext(c *workerCounters) bool {
+// openNext takes a free slot for the next batch, unless another worker has done
+// so meanwhile. Where none is free it waits, if it may. It is false when there
+// is no next batch, or none can be opened.
+func (e *epoch) openNext(c *workerCounters, wait bool) bool {
 	l := e.l
+	// Who has samples in hand must not wait for somebody who waits for a slot:
+	// it might be the one that they are for.
+	if wait {
+		e.claims.Lock()
+	} else if !e.claims.TryLock() {
+		return false
+	}
+	defer e.claims.Unlock()
+	if s := e.open.Load(); s != nil && s.claimable(l.sizeOf) {
+		return true
+	}
 	number := e.next
 	for e.start.has(number) {
 		number++
@@ -59,12 +74,8 @@ func (e *epoch) openNext(c *workerCounters) bool {
 	if number >= l.batches() {
 		return false
 	}
-	asked := time.Now()
-	defer func() { c.slot.Add(int64(time.Since(asked))) }()
-	var s *slot
-	select {
-	case s = <-l.free:
-	case <-e.ctx.Done():
+	s := e.freeSlot(c, wait)
+	if s == nil {
 		return false
 	}
 	if err := l.settle(e.ctx, s); err != nil {
@@ -74,9 +85,30 @@ func (e *epoch) openNext(c *workerCounters) bool {
 		}
 		return false
 	}
-	s.begin(number, min(l.o.BatchSize, l.src.Len()-number*l.o.BatchSize))
-	e.open, e.next = s, number+1
+	s.begin(number, l.sizeOf(number))
+	e.next = number + 1
+	e.open.Store(s)
 	return true
+}
+
+// freeSlot returns a slot that is free, nil if there is none or the epoch ends.
+func (e *epoch) freeSlot(c *workerCounters, wait bool) *slot {
+	select {
+	case s := <-e.l.free:
+		return s
+	default:
+		if !wait {
+			return nil
+		}
+	}
+	asked := time.Now()
+	defer func() { c.slot.Add(int64(time.Since(asked))) }()
+	select {
+	case s := <-e.l.free:
+		return s
+	case <-e.ctx.Done():
+		return nil
+	}
 }
 
 // fill reads and computes the samples of a grain.
@@ -84,7 +116,7 @@ func (e *epoch) fill(c *workerCounters, g grain, places [][]byte) {
 	l := e.l
 	start := time.Now()
 	for at := g.from; at < g.to; at++ {
-		i := g.s.number*l.o.BatchSize + at
+		i := g.number*l.o.BatchSize + at
 		if l.o.Shuffle {
 			i = e.order.at(i)
 		}

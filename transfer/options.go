@@ -43,7 +43,7 @@ const (
 
 func (o Options) resolve() (Options, error) {
 	if o.Workers < 0 || o.Chunk < 0 || o.Chunk%chunkUnit != 0 || o.Chunk != 0 && o.Chunk < leastChunk {
-		return o, fmt.Errorf("Workers %d, Chunk %d: must not be negative, the chunk a multiple of %d and no less than %d", o.Workers, o.Chunk, chunkUnit, leastChunk)
+		return o, fmt.Errorf("%d workers, chunks of %d bytes: must not be negative, chunks a multiple of %d and no less than %d", o.Workers, o.Chunk, chunkUnit, leastChunk)
 	}
 	if o.Workers == 0 {
 		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0))
