@@ -19,10 +19,11 @@ type epoch struct {
 	order   permutation
 	workers sync.WaitGroup
 
-	// What is being claimed. Who waits for a free slot holds the lock: the
-	// others would wait for it too.
-	open   atomic.Pointer[slot]
+	// What is being claimed, from which the way leads to what is open behind it.
+	// Who waits for a free slot holds the lock: the others would wait for it too.
+	open   atomic.Pointer[opening]
 	claims sync.Mutex
+	last   *opening
 	next   int // batch to be opened
 
 	arrived chan *slot // filled, the copy under way
@@ -43,6 +44,8 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 		l: l, began: time.Now(), start: start, next: start.Batch, position: start,
 		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
+	e.last = new(opening) // a batch of nothing, behind which the first one is opened
+	e.open.Store(e.last)
 	if l.o.Shuffle {
 		e.order = newPermutation(l.n, l.o.Seed, start.Epoch)
 	}
@@ -59,8 +62,10 @@ func (e *epoch) end() {
 	e.cancel(context.Canceled)
 	e.workers.Wait()
 	l := e.l
-	if s := e.open.Load(); s != nil && s.claimable(l.sizeOf) {
-		l.free <- s
+	for o := e.open.Load(); o != nil; o = o.next.Load() {
+		if int(o.claimed.Load()) < o.size {
+			l.free <- o.s // nobody will complete it
+		}
 	}
 	for _, s := range e.waiting {
 		l.free <- s

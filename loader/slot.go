@@ -24,9 +24,8 @@ type slot struct {
 	number  int   // of the batch
 	indices []int // of the samples, in order
 	skipped []bool
-	holes   atomic.Int32  // of skipped
-	left    atomic.Int32  // samples that are not there yet
-	claims  atomic.Uint64 // the batch's number, and below it how many samples are claimed
+	holes   atomic.Int32 // of skipped
+	left    atomic.Int32 // samples that are not there yet
 }
 
 // begin readies the slot for a batch of n samples.
@@ -36,23 +35,6 @@ func (s *slot) begin(number, n int) {
 	clear(s.skipped)
 	s.holes.Store(0)
 	s.left.Store(int32(n))
-	s.claims.Store(uint64(number) << 32)
-}
-
-// claim takes up to n samples of the batch that the slot is for just then: a
-// worker that is late may find another one than it came for.
-func (s *slot) claim(n int, sizeOf func(batch int) int) (grain, bool) {
-	after := s.claims.Add(uint64(n))
-	number, to := int(after>>32), int(uint32(after))
-	size := sizeOf(number)
-	g := grain{s: s, number: number, from: to - n, to: min(to, size), last: to >= size}
-	return g, g.from < size
-}
-
-// claimable tells whether there is something left to claim.
-func (s *slot) claimable(sizeOf func(batch int) int) bool {
-	claims := s.claims.Load()
-	return int(uint32(claims)) < sizeOf(int(claims>>32))
 }
 
 // sample are the places of the sample at a position of the batch.

@@ -4,15 +4,30 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 )
 
+// An opening is a batch whose samples are being claimed. It is made anew for
+// each, since a worker may come late, when its slot is already another's.
+type opening struct {
+	s       *slot
+	number  int // of the batch
+	size    int // samples
+	claimed atomic.Int64
+	next    atomic.Pointer[opening]
+}
+
 // A grain is samples of one batch that a worker has claimed.
 type grain struct {
-	s        *slot
-	number   int // of the batch
+	*opening
 	from, to int // positions in the batch
-	last     bool
+}
+
+// claim takes up to n samples; there are none left if it is false.
+func (o *opening) claim(n int) (grain, bool) {
+	to := int(o.claimed.Add(int64(n)))
+	return grain{o, to - n, min(to, o.size)}, to-n < o.size
 }
 
 // work is one worker.
@@ -23,8 +38,8 @@ func (e *epoch) work(c *workerCounters) {
 		if !ok {
 			return
 		}
-		if g.last {
-			e.openNext(c, false) // before the others come for it
+		if g.from == 0 {
+			e.openAhead(g.opening)
 		}
 		e.fill(c, g, places)
 		n := int32(g.to - g.from)
@@ -39,34 +54,65 @@ func (e *epoch) work(c *workerCounters) {
 // ends.
 func (e *epoch) claim(c *workerCounters) (grain, bool) {
 	for !e.broken.Load() && e.ctx.Err() == nil {
-		if s := e.open.Load(); s != nil {
-			if g, ok := s.claim(e.l.o.grain(), e.l.sizeOf); ok {
-				return g, true
-			}
+		o := e.open.Load()
+		if g, ok := o.claim(e.l.o.grain()); ok {
+			return g, true
 		}
-		if !e.openNext(c, true) {
+		if next := o.next.Load(); next != nil {
+			e.open.CompareAndSwap(o, next)
+		} else if !e.openNext(c, o) {
 			break
 		}
 	}
 	return grain{}, false
 }
 
-// openNext takes a free slot for the next batch, unless another worker has done
-// so meanwhile. Where none is free it waits, if it may. It is false when there
-// is no next batch, or none can be opened.
-func (e *epoch) openNext(c *workerCounters, wait bool) bool {
-	l := e.l
-	// Who has samples in hand must not wait for somebody who waits for a slot:
-	// it might be the one that they are for.
-	if wait {
-		e.claims.Lock()
-	} else if !e.claims.TryLock() {
-		return false
+// openAhead opens the batch behind o, if that is the last one and a slot is free
+// for it: workers that have to wait for it take long to wake. Who calls
+// it has samples in hand, and must not wait for anybody.
+func (e *epoch) openAhead(o *opening) {
+	if !e.claims.TryLock() {
+		return
 	}
 	defer e.claims.Unlock()
-	if s := e.open.Load(); s != nil && s.claimable(l.sizeOf) {
+	if e.last != o {
+		return
+	}
+	select {
+	case free := <-e.l.free:
+		if done, err := free.copied.Query(); !done || err != nil || !e.openOn(free) {
+			e.l.free <- free
+		}
+	default:
+	}
+}
+
+// openNext opens the batch behind o, of which nothing is left, unless another
+// worker has. It waits for a free slot, and is false when there are no
+// more batches, or the epoch ends.
+func (e *epoch) openNext(c *workerCounters, o *opening) bool {
+	asked := time.Now()
+	defer func() { c.slot.Add(int64(time.Since(asked))) }()
+	e.claims.Lock()
+	defer e.claims.Unlock()
+	if e.last != o {
 		return true
 	}
+	select {
+	case free := <-e.l.free:
+		if !e.openOn(free) {
+			e.l.free <- free
+			return false
+		}
+		return true
+	case <-e.ctx.Done():
+		return false
+	}
+}
+
+// openOn opens the next batch on a free slot, when the slot's copy is done.
+func (e *epoch) openOn(s *slot) bool {
+	l := e.l
 	number := e.next
 	for e.start.has(number) {
 		number++
@@ -74,41 +120,17 @@ func (e *epoch) openNext(c *workerCounters, wait bool) bool {
 	if number >= l.batches() {
 		return false
 	}
-	s := e.freeSlot(c, wait)
-	if s == nil {
-		return false
-	}
 	if err := l.settle(e.ctx, s); err != nil {
-		l.free <- s
 		if e.ctx.Err() == nil {
 			e.fail(number, fmt.Errorf("loader: batch %d of epoch %d: %w", number, e.start.Epoch, err))
 		}
 		return false
 	}
-	s.begin(number, l.sizeOf(number))
-	e.next = number + 1
-	e.open.Store(s)
+	o := &opening{s: s, number: number, size: l.sizeOf(number)}
+	s.begin(number, o.size)
+	e.last.next.Store(o)
+	e.last, e.next = o, number+1
 	return true
-}
-
-// freeSlot returns a slot that is free, nil if there is none or the epoch ends.
-func (e *epoch) freeSlot(c *workerCounters, wait bool) *slot {
-	select {
-	case s := <-e.l.free:
-		return s
-	default:
-		if !wait {
-			return nil
-		}
-	}
-	asked := time.Now()
-	defer func() { c.slot.Add(int64(time.Since(asked))) }()
-	select {
-	case s := <-e.l.free:
-		return s
-	case <-e.ctx.Done():
-		return nil
-	}
 }
 
 // fill reads and computes the samples of a grain.
