@@ -10,16 +10,16 @@ import (
 type Options struct {
 	// BatchSize is the samples of a batch.
 	BatchSize int
-	// Workers is how many goroutines read samples. 0 means GOMAXPROCS, which is
-	// right for samples in memory; sources that wait want as many as they can
-	// have in flight, hundreds or thousands.
+	// Workers is how many goroutines read samples. 0 means three quarters of
+	// GOMAXPROCS, which is right for samples in memory; sources that wait want as
+	// many as they can have in flight, hundreds or thousands.
 	Workers int
 	// Computing is how many of them run [Transformer].Transform at once. 0 means
 	// GOMAXPROCS.
 	Computing int
-	// Prefetch is how many batches are filled ahead of the consumer. 0 means
-	// three, or up to eight where they are small, and as many more as the
-	// workers can be at.
+	// Prefetch is how many batches are filled or copied ahead of the consumer. 0
+	// means as many as the workers can be at and 64 MiB more, but three more at
+	// least and 64 at most.
 	Prefetch int
 	// MaxBytes bounds the pinned memory, and the device's: fewer batches are
 	// then filled ahead, two at least. 0 is no bound.
@@ -51,8 +51,8 @@ type Options struct {
 // cudaMalloc aligns.
 const fieldAlign = 256
 
-// smallBatches are bytes that nobody misses.
-const smallBatches = 64 << 20
+// aheadBytes keep a link full in spite of all that has to wake up for a batch.
+const aheadBytes = 64 << 20
 
 // A layout is where the fields of a batch lie.
 type layout struct {
@@ -106,13 +106,13 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		return o, l, err
 	}
 	if o.Workers == 0 {
-		o.Workers = runtime.GOMAXPROCS(0)
+		o.Workers = max(runtime.GOMAXPROCS(0)*3/4, 1)
 	}
 	if o.Computing == 0 {
 		o.Computing = runtime.GOMAXPROCS(0)
 	}
 	if o.Prefetch == 0 {
-		o.Prefetch = min(max(smallBatches/l.bytes, 3), 8) + o.Workers*o.grain()/o.BatchSize
+		o.Prefetch = o.Workers*o.grain()/o.BatchSize + min(max(aheadBytes/l.bytes, 3), 64)
 	}
 	if o.MaxBytes > 0 {
 		fit := o.MaxBytes / l.bytes

@@ -28,7 +28,7 @@ type Stats struct {
 	Computing   time.Duration // workers in Transform
 	TurnWaiting time.Duration // workers waiting for their turn to compute
 	SlotWaiting time.Duration // workers waiting for a batch to be given back
-	Copying     time.Duration // the copy engine
+	Copying     time.Duration // the copy engine, from the time of one batch in eight
 	BatchWaits  time.Duration // the consumer waiting for a batch
 	Consuming   time.Duration // the consumer at work between two batches
 

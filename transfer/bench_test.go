@@ -145,6 +145,8 @@ func BenchmarkFile(b *testing.B) {
 		b.Run("upload"+folder+"/"+benchName(n), func(b *testing.B) {
 			f := open(b)
 			defer f.Close()
+			_, err := r.c.DownloadTo(b.Context(), f, 0, mem, n)
+			require.NoError(b, err)
 			rate(b, n, func() {
 				_, err := r.c.UploadFrom(b.Context(), mem, f, 0, n)
 				require.NoError(b, err)
