@@ -37,11 +37,8 @@ func requireBatch(t testing.TB, b *Batch, s *cudart.Stream, fields ...int) {
 	require.NoError(t, b.Use(s))
 	require.NoError(t, s.Synchronize(t.Context()))
 	for f, size := range fields {
-		got := make([]byte, b.Len()*size)
-		if len(got) == 0 {
-			continue
-		}
-		require.NoError(t, s.Device().CopyToHost(unsafe.Pointer(&got[0]), b.Field(f), len(got)))
+		got, err := download(s.Device(), b.Field(f), b.Len()*size)
+		require.NoError(t, err)
 		want := make([]byte, size)
 		for at, i := range b.Indices() {
 			writeSample(want, i, f)
@@ -49,6 +46,14 @@ func requireBatch(t testing.TB, b *Batch, s *cudart.Stream, fields ...int) {
 		}
 		require.Equal(t, got, b.Host(f), "the same in pinned memory")
 	}
+}
+
+func download(dev *cudart.Device, p cudart.DevPtr, n int) ([]byte, error) {
+	b := make([]byte, n)
+	if n == 0 {
+		return b, nil
+	}
+	return b, dev.CopyToHost(unsafe.Pointer(&b[0]), p, n)
 }
 
 func newLoaderFor(t testing.TB, dev *cudart.Device, src Source, o Options) *Loader {

@@ -80,9 +80,14 @@ func (e *epoch) openAhead(o *opening) {
 	}
 	select {
 	case free := <-e.l.free:
-		if done, err := free.copied.Query(); !done || err != nil || !e.openOn(free) {
-			e.l.free <- free
+		if done, err := free.copied.Query(); err == nil && done {
+			// A failure is for whoever opens the batch when it is needed: as long
+			// as there are samples left before it, they come first.
+			if opened, _ := e.openOn(free); opened {
+				return
+			}
 		}
+		e.l.free <- free
 	default:
 	}
 }
@@ -100,37 +105,38 @@ func (e *epoch) openNext(c *workerCounters, o *opening) bool {
 	}
 	select {
 	case free := <-e.l.free:
-		if !e.openOn(free) {
+		opened, err := e.openOn(free)
+		if !opened {
 			e.l.free <- free
-			return false
 		}
-		return true
+		if err != nil && e.ctx.Err() == nil {
+			e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.start.Epoch, err))
+		}
+		return opened
 	case <-e.ctx.Done():
 		return false
 	}
 }
 
-// openOn opens the next batch on a free slot, when the slot's copy is done.
-func (e *epoch) openOn(s *slot) bool {
+// openOn opens the next batch on a free slot, when the slot's copy is done. It
+// does not where there are no more batches.
+func (e *epoch) openOn(s *slot) (opened bool, err error) {
 	l := e.l
 	number := e.next
 	for e.start.has(number) {
 		number++
 	}
 	if number >= l.batches() {
-		return false
+		return false, nil
 	}
 	if err := l.settle(e.ctx, s); err != nil {
-		if e.ctx.Err() == nil {
-			e.fail(number, fmt.Errorf("loader: batch %d of epoch %d: %w", number, e.start.Epoch, err))
-		}
-		return false
+		return false, err
 	}
 	o := &opening{s: s, number: number, size: l.sizeOf(number)}
 	s.begin(number, o.size)
 	e.last.next.Store(o)
 	e.last, e.next = o, number+1
-	return true
+	return true, nil
 }
 
 // fill reads and computes the samples of a grain.
