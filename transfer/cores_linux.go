@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,7 @@ func near(list string, allowed unix.CPUSet) *unix.CPUSet {
 		if errFrom != nil || errTo != nil {
 			return nil
 		}
-		for cpu := from; cpu <= to; cpu++ {
+		for cpu := max(from, 0); cpu <= min(to, 8*int(unsafe.Sizeof(set))); cpu++ {
 			if allowed.IsSet(cpu) {
 				set.Set(cpu)
 			}

@@ -227,10 +227,15 @@ func (j *job) leave() {
 	j.idle.Signal()
 }
 
-// settle waits for what was queued.
+// settle waits for what was queued. Where the stream cannot tell, the device
+// can.
 func (j *job) settle() {
-	if err := j.stream.Synchronize(context.Background()); err != nil {
-		j.fail(0, err) // which of the bytes are there nobody can tell
+	ctx := context.Background()
+	if j.stream.Synchronize(ctx) == nil {
+		return
+	}
+	if err := j.engine.dev.Synchronize(ctx); err != nil {
+		j.fail(0, err) // which of the bytes are there nobody knows
 	}
 }
 

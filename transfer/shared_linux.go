@@ -31,7 +31,10 @@ func mapInMemory(f *os.File, off int64, n int) (mem []byte, unmap func() error, 
 		}
 		base, err = unix.MmapPtr(int(fd), off-int64(skip), nil, uintptr(skip+n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	})
-	if err = errors.Join(ctlErr, err); err != nil {
+	if ctlErr != nil {
+		return nil, nil, errors.ErrUnsupported // a file that was closed: writing to it says so
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	unmap = func() error { return unix.MunmapPtr(base, uintptr(skip+n)) }

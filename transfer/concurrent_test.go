@@ -1,0 +1,112 @@
+package transfer
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// Many copies of all kinds at once share few slots, and every byte is right.
+func TestCopiesAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const goroutines, rounds, most = 8, 8, 3*mib + 3
+	var group sync.WaitGroup
+	for g := range goroutines {
+		mem := r.device(most)
+		s := r.stream()
+		group.Go(func() {
+			for i := range rounds {
+				n := []int{100, smallCopy, 700 * kib, most}[(g+i)%4]
+				want, got := bytesOf(uint64(g*100+i), n), make([]byte, n)
+				c := r.c
+				if i%2 == 1 {
+					c = c.With(Call{Stream: s})
+				}
+				var err error
+				switch (g + i) % 3 {
+				case 0:
+					err = c.Upload(t.Context(), mem, want)
+				case 1:
+					_, err = c.UploadFrom(t.Context(), mem, bytes.NewReader(want), 0, n)
+				case 2:
+					err = c.UploadAll(t.Context(), cutUp(want, mem, 0, 3000))
+				}
+				if !assert.NoError(t, err) {
+					return
+				}
+				switch i % 3 {
+				case 0:
+					err = c.Download(t.Context(), got, mem)
+				case 1:
+					var w bytes.Buffer
+					_, err = c.DownloadWriter(t.Context(), &w, mem, n)
+					got = w.Bytes()
+				case 2:
+					err = c.DownloadAll(t.Context(), cutUp(got, mem, 0, 7000))
+				}
+				if !assert.NoError(t, err) || !assert.True(t, bytes.Equal(want, got), "goroutine %d, round %d, %d bytes", g, i, n) {
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	st := r.c.Stats()
+	assert.Equal(t, 2*goroutines*rounds, st.Copies)
+	assert.Zero(t, st.Failures)
+}
+
+func TestCloseWaitsForCopies(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	c, err := NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
+	require.NoError(t, err)
+	r := &rig{TB: t, dev: dev, c: c}
+	const n = 4 * mib
+	mem, want := r.device(n), bytesOf(1, n)
+	var once sync.Once
+	closing := make(chan error)
+	err = c.With(Call{Progress: func(int, int) {
+		once.Do(func() { go func() { closing <- c.Close() }() })
+	}}).Upload(t.Context(), mem, want)
+	require.NoError(t, err, "a copy that runs is not disturbed")
+	require.NoError(t, <-closing)
+	require.True(t, bytes.Equal(want, r.onDevice(mem, n)))
+	require.ErrorIs(t, c.Upload(t.Context(), mem, want), ErrClosed)
+	require.ErrorIs(t, c.With(Call{}).Download(t.Context(), want, mem), ErrClosed)
+	_, err = c.DownloadNew(t.Context(), mem, n)
+	require.ErrorIs(t, err, ErrClosed)
+	require.NoError(t, c.Close())
+}
+
+// A warm copier makes little garbage, and keeps what it has.
+func TestCopiesStayWithinBounds(t *testing.T) {
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	mem, host := r.device(mib), make([]byte, mib)
+	pinned := hostmem.ReadStats().KeptBytes
+	for _, n := range []int{4096, mib} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			var before, after runtime.MemStats
+			const copies = 300
+			runtime.ReadMemStats(&before)
+			for range copies {
+				require.NoError(t, r.c.Upload(t.Context(), mem, host[:n]))
+				require.NoError(t, r.c.Download(t.Context(), host[:n], mem))
+			}
+			runtime.ReadMemStats(&after)
+			t.Logf("%d bytes and %d objects a copy", (after.TotalAlloc-before.TotalAlloc)/(2*copies), (after.Mallocs-before.Mallocs)/(2*copies))
+			assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/(2*copies), uint64(16*kib), "bytes a copy, the simulated GPU's included")
+		})
+	}
+	require.Equal(t, pinned, hostmem.ReadStats().KeptBytes)
+	require.Equal(t, r.c.Stats().RingBytes, 6*512*kib+smallSlots*smallCopy)
+}

@@ -1,0 +1,103 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package transfer
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// requireWay copies mem there and back, and requires that it went by the way
+// named, right.
+func (r *rig) requireWay(direct bool, mem []byte, what string) {
+	r.Helper()
+	n := len(mem)
+	dev := r.device(n)
+	want := bytesOf(uint64(n), n)
+	copy(mem, want)
+	before := r.c.Stats()
+	require.NoError(r, r.c.Upload(r.Context(), dev, mem), what)
+	require.True(r, bytes.Equal(want, r.onDevice(dev, n)), "%s: on the device", what)
+	clear(mem)
+	require.NoError(r, r.c.Download(r.Context(), mem, dev), what)
+	require.True(r, bytes.Equal(want, mem), "%s: back", what)
+	after := r.c.Stats()
+	staged, straight := after.StagedBytes-before.StagedBytes, after.DirectBytes-before.DirectBytes
+	if direct {
+		assert.Equal(r, 2*n, straight, what)
+		assert.Zero(r, staged, what)
+	} else {
+		assert.Equal(r, 2*n, staged, what)
+	}
+}
+
+func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	ctx := t.Context()
+	for name, o := range map[string]hostmem.Options{"buffer": {}, "chunks": {Chunk: 2 * mib}} {
+		buf, err := hostmem.Alloc(ctx, r.dev, 7*mib+5, o)
+		require.NoError(t, err)
+		r.requireWay(true, buf.Bytes(), name)
+		r.requireWay(true, buf.Bytes()[mib+1:5*mib], name+", a part")
+		r.requireWay(true, buf.Bytes()[2*mib-1:2*mib+1], name+", two bytes at a seam")
+		require.NoError(t, buf.Close())
+	}
+	pool, err := hostmem.NewPool(r.dev, hostmem.PoolOptions{})
+	require.NoError(t, err)
+	for _, n := range []int{100, 5 * mib} {
+		l, err := pool.Get(ctx, n)
+		require.NoError(t, err)
+		r.requireWay(true, l.Bytes(), "lease")
+		require.NoError(t, l.Release())
+	}
+	require.NoError(t, pool.Close())
+
+	// Not hostmem's: CUDA is asked.
+	const n = 3 * mib
+	p, err := r.dev.HostAlloc(n, cudart.HostAllocDefault)
+	require.NoError(t, err)
+	r.requireWay(true, unsafe.Slice((*byte)(p), n), "cudaHostAlloc")
+	require.NoError(t, r.dev.FreeHost(p))
+
+	r.requireWay(false, make([]byte, n), "the Go heap")
+	mem, err := hostmem.AllocPageable(n)
+	require.NoError(t, err)
+	r.requireWay(false, mem.Bytes(), "pageable")
+
+	// Two registrations side by side, which one copy cannot cross.
+	both := mem.Bytes()
+	defer func() { require.NoError(t, mem.Close()) }()
+	for _, half := range [][]byte{both[:2*mib], both[2*mib:]} {
+		at := unsafe.Pointer(&half[0])
+		require.NoError(t, r.dev.HostRegister(at, len(half), cudart.HostRegisterDefault))
+		defer func() { require.NoError(t, r.dev.HostUnregister(at)) }()
+	}
+	r.requireWay(true, both[:2*mib], "one registration")
+	r.requireWay(false, both, "two registrations")
+}
+
+func TestAMappedFileIsASource(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	want := bytesOf(4, 3*mib)
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, want, 0o600))
+	f, err := hostmem.MapFile(t.Context(), r.dev, path, hostmem.MapFileOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	dev := r.device(len(want))
+	require.NoError(t, r.c.Upload(t.Context(), dev, f.Bytes()))
+	require.True(t, bytes.Equal(want, r.onDevice(dev, len(want))))
+	assert.Equal(t, len(want), r.c.Stats().DirectBytes)
+	require.ErrorIs(t, r.c.Download(t.Context(), f.Bytes(), dev), hostmem.ErrReadOnly)
+}

@@ -1,0 +1,218 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func (r *rig) stream() *cudart.Stream {
+	r.Helper()
+	s, err := r.dev.NewStream(cudart.StreamOptions{})
+	require.NoError(r, err)
+	r.Cleanup(func() { require.NoError(r, s.Close()) })
+	return s
+}
+
+// blocked makes a stream wait until open is called.
+func blocked(t testing.TB, s *cudart.Stream) (open func()) {
+	gate := make(chan struct{})
+	require.NoError(t, s.LaunchHostFunc(func() { <-gate }))
+	return func() { close(gate) }
+}
+
+// An upload on a stream returns when its source may be changed, comes behind
+// what was queued before, and before what is queued then.
+func TestUploadsInTheOrderOfAStream(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	s := r.stream()
+	for _, n := range []int{1000, smallCopy, 3*mib + 1} { // less than the ring
+		dst, other := r.device(n), r.device(n)
+		src := bytesOf(1, n)
+		want := bytes.Clone(src)
+		open := blocked(t, s)
+		require.NoError(t, s.Memset(dst, 7, n))
+		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), dst, src))
+		clear(src)
+		require.NoError(t, s.CopyOnDevice(other, dst, n))
+		done, err := s.Query()
+		require.NoError(t, err)
+		require.False(t, done, "nobody waited for the stream")
+		open()
+		require.NoError(t, s.Synchronize(t.Context()))
+		require.True(t, bytes.Equal(want, r.onDevice(other, n)), "%d bytes", n)
+	}
+}
+
+func TestDownloadsInTheOrderOfAStream(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	s := r.stream()
+	buf, err := hostmem.Alloc(t.Context(), r.dev, 9*mib, hostmem.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, buf.Close()) }()
+	for _, n := range []int{1000, 9 * mib} {
+		for name, dst := range map[string][]byte{"pageable": make([]byte, n), "pinned": buf.Bytes()[:n]} {
+			src := r.device(n)
+			open := blocked(t, s)
+			require.NoError(t, s.Memset(src, 7, n))
+			time.AfterFunc(20*time.Millisecond, open)
+			require.NoError(t, r.c.With(Call{Stream: s}).Download(t.Context(), dst, src))
+			require.True(t, bytes.Equal(bytes.Repeat([]byte{7}, n), dst), "%s, %d bytes", name, n)
+		}
+	}
+}
+
+func TestAPinnedSourceMayBeChangedToo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	s := r.stream()
+	const n = 2 * mib
+	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, buf.Close()) }()
+	want := bytesOf(2, n)
+	copy(buf.Bytes(), want)
+	dst := r.device(n)
+	open := blocked(t, s)
+	time.AfterFunc(20*time.Millisecond, open)
+	require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), dst, buf.Bytes()))
+	clear(buf.Bytes())
+	require.NoError(t, s.Synchronize(t.Context()))
+	require.True(t, bytes.Equal(want, r.onDevice(dst, n)))
+}
+
+func TestStreamsOfOtherDevicesAreRefused(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	other, err := rt.Device(1)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 1, Chunk: mib})
+	s, err := other.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	require.ErrorContains(t, r.c.With(Call{Stream: s}).Upload(t.Context(), r.device(1), []byte{1}), "is not of the copier's device 0")
+}
+
+func TestProgressEndsAtTheTotal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	const n = 5*mib + 7
+	mem := r.device(n)
+	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, buf.Close()) }()
+	host := make([]byte, n)
+	for name, call := range map[string]func(c *Copier) error{
+		"upload":          func(c *Copier) error { return c.Upload(t.Context(), mem, host) },
+		"download":        func(c *Copier) error { return c.Download(t.Context(), host, mem) },
+		"upload pinned":   func(c *Copier) error { return c.Upload(t.Context(), mem, buf.Bytes()) },
+		"download pinned": func(c *Copier) error { return c.Download(t.Context(), buf.Bytes(), mem) },
+		"reader": func(c *Copier) error {
+			_, err := c.UploadReader(t.Context(), mem, bytes.NewReader(host), n)
+			return err
+		},
+		"readerAt": func(c *Copier) error {
+			_, err := c.UploadFrom(t.Context(), mem, bytes.NewReader(host), 0, n)
+			return err
+		},
+		"writer": func(c *Copier) error {
+			_, err := c.DownloadWriter(t.Context(), new(bytes.Buffer), mem, n)
+			return err
+		},
+		"parts": func(c *Copier) error { return c.UploadAll(t.Context(), cutUp(host, mem, 0, 5000)) },
+	} {
+		var seen []int
+		require.NoError(t, call(r.c.With(Call{Progress: func(done, total int) {
+			assert.Equal(t, n, total)
+			seen = append(seen, done)
+		}})), name)
+		assert.IsIncreasing(t, append([]int{0}, seen...), name)
+		assert.Equal(t, n, seen[len(seen)-1], name)
+	}
+}
+
+// Whatever is cancelled, wherever: the error is the cause, nothing is in flight
+// afterwards, and the next copy works.
+func TestCancelledCopies(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 2, Chunk: 512 * kib})
+	const n = 9 * mib
+	mem, host := r.device(n), bytesOf(1, n)
+	cause := assert.AnError
+	for name, call := range map[string]func(ctx context.Context, c *Copier) error{
+		"upload":   func(ctx context.Context, c *Copier) error { return c.Upload(ctx, mem, host) },
+		"download": func(ctx context.Context, c *Copier) error { return c.Download(ctx, make([]byte, n), mem) },
+		"new": func(ctx context.Context, c *Copier) error {
+			m, err := c.DownloadNew(ctx, mem, n)
+			if err == nil {
+				return m.Close()
+			}
+			return err
+		},
+		"reader": func(ctx context.Context, c *Copier) error {
+			_, err := c.UploadReader(ctx, mem, bytes.NewReader(host), n)
+			return err
+		},
+		"writer": func(ctx context.Context, c *Copier) error {
+			_, err := c.DownloadWriter(ctx, new(bytes.Buffer), mem, n)
+			return err
+		},
+		"parts": func(ctx context.Context, c *Copier) error {
+			return c.DownloadAll(ctx, cutUp(make([]byte, n), mem, 0, 4096))
+		},
+	} {
+		for _, after := range []int{0, 1, 3} { // calls of Progress
+			ctx, cancel := context.WithCancelCause(t.Context())
+			if after == 0 {
+				cancel(cause)
+			}
+			calls := 0
+			err := call(ctx, r.c.With(Call{Progress: func(int, int) {
+				if calls++; calls == after {
+					cancel(cause)
+				}
+			}}))
+			require.ErrorIs(t, err, cause, "%s, after %d chunks", name, after)
+			require.Zero(t, sim.Outstanding().PendingOps, "%s, after %d chunks", name, after)
+			cancel(nil)
+			require.NoError(t, r.c.Upload(t.Context(), mem, host))
+			require.True(t, bytes.Equal(host, r.onDevice(mem, n)))
+		}
+	}
+}
+
+// Waiting for a slot ends with the context; what is queued on the caller's
+// stream is waited for all the same.
+func TestCancelledWhileTheRingIsFull(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 2, Chunk: 512 * kib})
+	s := r.stream()
+	const n = 16 * mib
+	dst := r.device(n)
+	open := blocked(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	time.AfterFunc(60*time.Millisecond, open)
+	err = r.c.With(Call{Stream: s}).Upload(ctx, dst, make([]byte, n))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Zero(t, sim.Outstanding().PendingOps)
+}
