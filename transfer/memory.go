@@ -17,7 +17,7 @@ func (c *Copier) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) erro
 			return done, err
 		}
 		return c.newJob(len(src), up).uploadTo(ctx, dst, func(_ context.Context, to []byte, off, n int) (int, int, error) {
-			copyPieces(to, src[off:off+n])
+			copy(to, src[off:off+n])
 			return 0, n, nil
 		})
 	})
@@ -58,7 +58,7 @@ func (c *Copier) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*ho
 		j := c.newJob(n, down)
 		j.wholePages(runtime.GOMAXPROCS(0))
 		return j.downloadFrom(ctx, src, func(from []byte, off int) error {
-			copyPieces(dst[off:off+len(from)], from)
+			copy(dst[off:off+len(from)], from)
 			return nil
 		})
 	})

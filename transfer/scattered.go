@@ -101,7 +101,7 @@ func (p *partList) each(off, n int, f func(piece Part, at int) error) error {
 // gather is a source.
 func (p *partList) gather(_ context.Context, to []byte, off, n int) (skip, got int, err error) {
 	err = p.each(off, n, func(piece Part, at int) error {
-		copyPieces(to[at:], piece.Host)
+		copy(to[at:], piece.Host)
 		return nil
 	})
 	return 0, n, err
