@@ -64,10 +64,13 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	}
 	l := &Loader{
 		dev: dev, src: src, n: src.Len(), o: o, layout: layout, next: o.Start.tidy(),
-		free: make(chan *slot, o.slots()), turns: make(chan struct{}, o.Computing),
+		turns:   make(chan struct{}, o.Computing),
 		workers: make([]workerCounters, o.Workers),
 	}
 	l.comp, _ = src.(Transformer)
+	if last := l.next.last(); last > l.batches() {
+		return nil, fmt.Errorf("cannot start behind batch %d: an epoch has %d", last-1, l.batches())
+	}
 	if err := l.allocate(ctx); err != nil {
 		return nil, errors.Join(err, l.release(context.WithoutCancel(ctx)))
 	}
@@ -86,6 +89,7 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 	if l.stream, err = l.dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
+	l.free = make(chan *slot, count)
 	for i := range count {
 		off := i * size
 		s := &slot{
@@ -203,8 +207,6 @@ func (l *Loader) begin(ctx context.Context) (*epoch, error) {
 		return nil, ErrRunning
 	case l.broken != nil:
 		return nil, l.broken
-	case l.next.Batch > l.batches():
-		return nil, fmt.Errorf("loader: cannot start at batch %d: an epoch has %d", l.next.Batch, l.batches())
 	}
 	e := newEpoch(ctx, l, l.next)
 	l.cancel = e.cancel
@@ -212,10 +214,14 @@ func (l *Loader) begin(ctx context.Context) (*epoch, error) {
 	return e, nil
 }
 
-// giveUp says that some of the memory may be in use for good.
+// giveUp says that some of the memory may be in use for good. The loop that is
+// running could wait for it forever.
 func (l *Loader) giveUp(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.cancel != nil {
+		l.cancel(err)
+	}
 	l.broken = fmt.Errorf("loader: the device cannot tell what it is done with: %w", err)
 }
 

@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 )
 
@@ -19,7 +20,7 @@ type Options struct {
 	Computing int
 	// Prefetch is how many batches are filled or copied ahead of the consumer. 0
 	// means as many as the workers can be at and 64 MiB more, but three more at
-	// least and 64 at most.
+	// least and 64 at most, and no more than an epoch has.
 	Prefetch int
 	// MaxBytes bounds the pinned memory, and the device's: fewer batches are
 	// then filled ahead, two at least. 0 is no bound.
@@ -70,6 +71,9 @@ func newLayout(sizes []int, batch int) (layout, error) {
 		if n <= 0 {
 			return l, fmt.Errorf("field %d of the source has %d bytes: must be positive", i, n)
 		}
+		if n > (math.MaxInt-fieldAlign-l.bytes)/batch {
+			return l, fmt.Errorf("field %d of the source has %d bytes: too many for a batch of %d samples", i, n, batch)
+		}
 		l.offsets = append(l.offsets, l.bytes)
 		l.bytes += (n*batch + fieldAlign - 1) / fieldAlign * fieldAlign
 	}
@@ -108,11 +112,17 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 	if o.Workers == 0 {
 		o.Workers = max(runtime.GOMAXPROCS(0)*3/4, 1)
 	}
+	o.Workers = min(o.Workers, src.Len())
 	if o.Computing == 0 {
 		o.Computing = runtime.GOMAXPROCS(0)
 	}
+	o.Computing = min(o.Computing, o.Workers)
 	if o.Prefetch == 0 {
-		o.Prefetch = o.Workers*o.grain()/o.BatchSize + min(max(aheadBytes/l.bytes, 3), 64)
+		ahead := o.Workers*o.grain()/o.BatchSize + min(max(aheadBytes/l.bytes, 3), 64)
+		o.Prefetch = min(ahead, src.Len()/o.BatchSize+1)
+	}
+	if o.Prefetch > math.MaxInt/l.bytes-1 {
+		return o, l, fmt.Errorf("Prefetch %d: too many batches of %d bytes", o.Prefetch, l.bytes)
 	}
 	if o.MaxBytes > 0 {
 		fit := o.MaxBytes / l.bytes

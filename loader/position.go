@@ -35,7 +35,10 @@ func (p Position) after(batch int) Position {
 	for len(done) > 0 && done[0] == next {
 		done, next = done[1:], next+1
 	}
-	return Position{Epoch: p.Epoch, Batch: next, Done: slices.Clip(done)}
+	if len(done) == 0 {
+		done = nil // as in a position that never had any
+	}
+	return Position{Epoch: p.Epoch, Batch: next, Done: done}
 }
 
 // has tells whether a batch was given before the position.
@@ -45,4 +48,12 @@ func (p Position) has(batch int) bool {
 	}
 	_, found := slices.BinarySearch(p.Done, batch)
 	return found
+}
+
+// last is the batch behind all that were given.
+func (p Position) last() int {
+	if n := len(p.Done); n > 0 {
+		return p.Done[n-1] + 1
+	}
+	return p.Batch
 }
