@@ -17,6 +17,7 @@ var ErrReleased = errors.New("loader: batch already released")
 type Batch struct {
 	l        *Loader
 	s        *slot
+	indices  []int
 	epoch    int
 	number   int
 	position Position
@@ -54,11 +55,11 @@ func (b *Batch) Wait(ctx context.Context) error {
 
 // Len returns the number of samples: BatchSize, or fewer where samples were
 // skipped and at an epoch's end.
-func (b *Batch) Len() int { return len(b.s.indices) }
+func (b *Batch) Len() int { return len(b.indices) }
 
 // Indices returns which samples these are, in the order of the batch. The slice
 // is the batch's, until it is released.
-func (b *Batch) Indices() []int { return b.s.indices }
+func (b *Batch) Indices() []int { return b.indices }
 
 // Field returns where field f of the samples lies on the device, back to back,
 // aligned to 256 bytes. It may be used by streams after Use, and on the host
@@ -67,11 +68,14 @@ func (b *Batch) Field(f int) cudart.DevPtr {
 	return b.s.mem + cudart.DevPtr(b.l.layout.offsets[f])
 }
 
-// Host returns the same bytes in pinned memory, until the batch is released.
-// They must not be changed.
+// Host returns the same bytes in pinned memory, until the batch is released,
+// and nil afterwards. They must not be changed.
 func (b *Batch) Host(f int) []byte {
+	if b.released {
+		return nil
+	}
 	from := b.l.layout.offsets[f]
-	return b.s.host[from : from+len(b.s.indices)*b.l.layout.sizes[f]]
+	return b.s.host[from : from+len(b.indices)*b.l.layout.sizes[f]]
 }
 
 // Epoch returns the number of the epoch, from 0 on.

@@ -14,7 +14,6 @@ type epoch struct {
 	l       *Loader
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
-	began   time.Time
 	start   Position
 	order   permutation
 	workers sync.WaitGroup
@@ -41,7 +40,7 @@ type epoch struct {
 
 func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 	e := &epoch{
-		l: l, began: time.Now(), start: start, next: start.Batch, position: start,
+		l: l, start: start, next: start.Batch, position: start,
 		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
 	e.last = new(opening) // a batch of nothing, behind which the first one is opened
@@ -75,7 +74,6 @@ func (e *epoch) end() {
 	}
 	// An error of the copies is the device's, which every later call tells.
 	_ = l.stream.Synchronize(context.Background())
-	l.stats.elapsed.Add(int64(time.Since(e.began)))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cancel = nil
@@ -147,7 +145,7 @@ func (e *epoch) get() (*slot, error) {
 func (e *epoch) give(s *slot, yield func(*Batch, error) bool) (more bool, err error) {
 	e.position = e.position.after(s.number)
 	e.l.stats.batches.Add(1)
-	b := &Batch{l: e.l, s: s, epoch: e.start.Epoch, number: s.number, position: e.position}
+	b := &Batch{l: e.l, s: s, indices: s.indices, epoch: e.start.Epoch, number: s.number, position: e.position}
 	given := time.Now()
 	defer func() { // the loop may panic
 		e.l.stats.consuming.Add(int64(time.Since(given)))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -120,7 +121,10 @@ func (l *Loader) settle(ctx context.Context, s *slot) error {
 	if !s.flying {
 		return nil
 	}
-	if err := s.copied.Synchronize(ctx); err != nil {
+	asked := time.Now()
+	err := s.copied.Synchronize(ctx)
+	l.stats.held.Add(int64(time.Since(asked)))
+	if err != nil {
 		return err
 	}
 	s.flying = false
@@ -134,14 +138,20 @@ func (l *Loader) settle(ctx context.Context, s *slot) error {
 }
 
 // mark makes the next copy into the slot wait for what was queued on a stream.
+// An event serves the streams of its own device only.
 func (s *slot) mark(on *cudart.Stream) error {
-	if s.pending == len(s.done) {
+	at := s.pending
+	for at < len(s.done) && s.done[at].Device() != on.Device() {
+		at++
+	}
+	if at == len(s.done) {
 		e, err := on.Device().NewEvent(cudart.EventOptions{})
 		if err != nil {
 			return err
 		}
 		s.done = append(s.done, e)
 	}
+	s.done[at], s.done[s.pending] = s.done[s.pending], s.done[at]
 	if err := on.Record(s.done[s.pending]); err != nil {
 		return err
 	}

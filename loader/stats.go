@@ -22,12 +22,14 @@ type Stats struct {
 	Samples, Batches, Bytes int
 	Skipped, Retried        int // samples that failed
 
-	Elapsed time.Duration // in loops over Batches
+	// Elapsed is the time in loops over Batches: BatchWaits and Consuming.
+	Elapsed time.Duration
 
 	Reading     time.Duration // workers in Read
 	Computing   time.Duration // workers in Transform
 	TurnWaiting time.Duration // workers waiting for their turn to compute
-	SlotWaiting time.Duration // workers waiting for a batch to be given back
+	SlotWaiting time.Duration // workers waiting for a batch to be given back, and written to again
+	Held        time.Duration // of that, the time in which memory was given back, and its last copy not done
 	Copying     time.Duration // the copy engine, from the time of one batch in eight
 	BatchWaits  time.Duration // the consumer waiting for a batch
 	Consuming   time.Duration // the consumer at work between two batches
@@ -38,19 +40,24 @@ type Stats struct {
 
 // Bottleneck names the stage that the others wait for.
 //
-// Where the consumer hardly waits it is the consumer. Otherwise the copy engine
-// is, if it is busy nearly all the time; computing is, if workers wait for
-// their turn more than they read, or are busy computing nearly all the time on
-// as many cores as they may have; and else the source.
+// Where the loop hardly waits for batches it is the consumer. The copies are,
+// where the copy engine is busy nearly all the time. Where memory that was given
+// back mostly cannot be written again, its last copy is late: because of the
+// engine if that is busy half of the time, and else because the consumer's
+// streams still use what was there. Otherwise it is computing, if samples
+// spend more time there than in the source, or if nearly all that may compute
+// do; and else the source.
 func (s Stats) Bottleneck() Stage {
-	const nearly, hardly = 0.8, 0.1
-	elapsed := float64(s.Elapsed)
+	const hardly, mostly, nearly = 0.1, 0.5, 0.8
+	share := func(d time.Duration) float64 { return float64(d) / float64(max(s.Elapsed, 1)) }
 	switch {
-	case float64(s.BatchWaits) < hardly*elapsed:
+	case share(s.BatchWaits) < hardly:
 		return StageConsumer
-	case float64(s.Copying) > nearly*elapsed:
+	case share(s.Copying) > nearly, share(s.Held) > mostly && share(s.Copying) > mostly:
 		return StageCopy
-	case s.TurnWaiting > s.Reading, float64(s.Computing) > nearly*elapsed*float64(s.computing), s.Computing > s.Reading && s.TurnWaiting > 0:
+	case share(s.Held) > mostly:
+		return StageConsumer
+	case s.TurnWaiting+s.Computing > s.Reading, share(s.Computing) > nearly*float64(s.computing):
 		return StageCompute
 	}
 	return StageSource
@@ -58,8 +65,8 @@ func (s Stats) Bottleneck() Stage {
 
 // counters of the loader as a whole.
 type counters struct {
-	batches, bytes, skipped, retried   atomic.Int64
-	elapsed, copying, waits, consuming atomic.Int64
+	batches, bytes, skipped, retried atomic.Int64
+	copying, held, waits, consuming  atomic.Int64
 }
 
 // workerCounters are one worker's: none shares a cache line with another's.
@@ -73,10 +80,11 @@ func (l *Loader) Stats() Stats {
 	s := Stats{
 		Batches: int(l.stats.batches.Load()), Bytes: int(l.stats.bytes.Load()),
 		Skipped: int(l.stats.skipped.Load()), Retried: int(l.stats.retried.Load()),
-		Elapsed: time.Duration(l.stats.elapsed.Load()), Copying: time.Duration(l.stats.copying.Load()),
+		Copying: time.Duration(l.stats.copying.Load()), Held: time.Duration(l.stats.held.Load()),
 		BatchWaits: time.Duration(l.stats.waits.Load()), Consuming: time.Duration(l.stats.consuming.Load()),
 		PinnedBytes: l.o.slots() * l.layout.bytes, computing: l.o.Computing,
 	}
+	s.Elapsed = s.BatchWaits + s.Consuming
 	for i := range l.workers {
 		w := &l.workers[i]
 		s.Samples += int(w.samples.Load())

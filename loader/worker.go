@@ -143,14 +143,14 @@ func (e *epoch) openOn(s *slot) (opened bool, err error) {
 func (e *epoch) fill(c *workerCounters, g grain, places [][]byte) {
 	l := e.l
 	start := time.Now()
-	for at := g.from; at < g.to; at++ {
+	for at := g.from; at < g.to && e.ctx.Err() == nil; at++ {
 		i := g.number*l.o.BatchSize + at
 		if l.o.Shuffle {
 			i = e.order.at(i)
 		}
 		g.s.indices[at] = i
 		g.s.sample(&l.layout, at, places)
-		e.try(g.s, at, places, l.src.Read)
+		e.try(g.s, at, places, l.src.Read, l.src.Read)
 	}
 	read := time.Now()
 	c.reading.Add(int64(read.Sub(start)))
@@ -161,43 +161,56 @@ func (e *epoch) fill(c *workerCounters, g grain, places [][]byte) {
 	defer func() { <-l.turns }()
 	turn := time.Now()
 	c.turn.Add(int64(turn.Sub(read)))
-	for at := g.from; at < g.to; at++ {
+	for at := g.from; at < g.to && e.ctx.Err() == nil; at++ {
 		if g.s.skipped[at] {
 			continue
 		}
 		g.s.sample(&l.layout, at, places)
-		e.try(g.s, at, places, l.comp.Transform)
+		e.try(g.s, at, places, l.comp.Transform, l.readAndTransform)
 	}
 	c.computing.Add(int64(time.Since(turn)))
 }
 
+// readAndTransform is what a Transform that failed needs: it may have changed
+// some of the sample.
+func (l *Loader) readAndTransform(ctx context.Context, i int, places [][]byte) error {
+	if err := l.src.Read(ctx, i, places); err != nil {
+		return err
+	}
+	return l.comp.Transform(ctx, i, places)
+}
+
+// A stage is what is done to one sample.
+type stage func(ctx context.Context, i int, places [][]byte) error
+
 // try does one stage of one sample, and what Options say of errors.
-func (e *epoch) try(s *slot, at int, places [][]byte, stage func(context.Context, int, [][]byte) error) {
+func (e *epoch) try(s *slot, at int, places [][]byte, first, again stage) {
 	l, i := e.l, s.indices[at]
-	err := safely(e.ctx, i, places, stage)
+	err := safely(e.ctx, i, places, first)
 	for n := 0; err != nil && n < l.o.Retries && e.ctx.Err() == nil; n++ {
 		l.stats.retried.Add(1)
 		s.sample(&l.layout, at, places)
-		err = safely(e.ctx, i, places, stage)
+		err = safely(e.ctx, i, places, again)
 	}
-	switch {
-	case err == nil:
-	case l.o.SkipErrors && e.ctx.Err() == nil:
-		s.skip(at)
+	if err == nil {
+		return
+	}
+	s.skip(at)
+	if l.o.SkipErrors && e.ctx.Err() == nil {
 		l.stats.skipped.Add(1)
-	default:
+	} else {
 		e.fail(s.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", i, s.number, e.start.Epoch, err))
 	}
 }
 
 // safely makes an error of a panic, whose stack no caller of ours is on.
-func safely(ctx context.Context, i int, places [][]byte, stage func(context.Context, int, [][]byte) error) (err error) {
+func safely(ctx context.Context, i int, places [][]byte, do stage) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	return stage(ctx, i, places)
+	return do(ctx, i, places)
 }
 
 // complete sends a batch whose samples are all there on its way. One that an
