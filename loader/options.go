@@ -122,7 +122,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		o.Prefetch = min(ahead, src.Len()/o.BatchSize+1)
 	}
 	if o.Prefetch > math.MaxInt/l.bytes-1 {
-		return o, l, fmt.Errorf("Prefetch %d: too many batches of %d bytes", o.Prefetch, l.bytes)
+		return o, l, fmt.Errorf("prefetch of %d: too many batches of %d bytes", o.Prefetch, l.bytes)
 	}
 	if o.MaxBytes > 0 {
 		fit := o.MaxBytes / l.bytes
