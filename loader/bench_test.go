@@ -123,3 +123,12 @@ func BenchmarkOverhead(b *testing.B) {
 	src := Func(1<<22, []int{4}, func(context.Context, int, [][]byte) error { return nil })
 	consume(b, src, Options{BatchSize: 256, Shuffle: true})
 }
+
+// BenchmarkPermutation is the cost of a place in a shuffled order.
+func BenchmarkPermutation(b *testing.B) {
+	p := newPermutation(1_000_000, 1, 2)
+	i := 0
+	for b.Loop() {
+		i = p.at(i)
+	}
+}
