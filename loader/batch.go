@@ -33,6 +33,9 @@ func (b *Batch) Use(s *cudart.Stream) error {
 	if b.released {
 		return ErrReleased
 	}
+	if s == nil {
+		return fmt.Errorf("loader: use %v: the stream is nil", b)
+	}
 	if err := s.Wait(b.s.copied); err != nil {
 		return fmt.Errorf("loader: use %v: %w", b, err)
 	}

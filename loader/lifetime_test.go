@@ -1,0 +1,372 @@
+package loader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// requireIdle requires that no goroutine of a loader is left, and that all its
+// memory but that of so many kept batches is free.
+func requireIdle(t *testing.T, l *Loader, kept int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		stacks := make([]byte, 1<<20)
+		return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "loader.(*epoch)")
+	}, time.Minute, time.Millisecond, "goroutines are left")
+	require.Len(t, l.free, len(l.slots)-kept)
+}
+
+// Not parallel, as the other tests here: they look at the process's goroutines.
+func TestLeavingAtEveryBatch(t *testing.T) {
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	for _, o := range []Options{
+		{BatchSize: 4, Workers: 3, Prefetch: 2},
+		{BatchSize: 4, Workers: 30, Prefetch: 2, Unordered: true, Shuffle: true},
+	} {
+		l := newLoaderFor(t, dev, numbered(30, 8), o)
+		for at := range 8 {
+			for _, ending := range []string{"break", "panic", "cancel"} {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				gone := errors.New("gone")
+				n := 0
+				loop := func() (err error) {
+					for b, err := range l.Batches(ctx) {
+						if err != nil {
+							require.Nil(t, b)
+							require.Equal(t, at+1, n, "%v", err)
+							n = -1 // nothing follows
+							return err
+						}
+						require.GreaterOrEqual(t, n, 0)
+						requireBatch(t, b, s, 8)
+						if n++; n == at+1 {
+							switch ending {
+							case "break":
+								return nil
+							case "panic":
+								panic(gone)
+							case "cancel":
+								cancel(gone)
+							}
+						}
+					}
+					return nil
+				}
+				switch ending {
+				case "break":
+					require.NoError(t, loop())
+				case "panic":
+					require.PanicsWithValue(t, gone, func() { _ = loop() })
+				case "cancel":
+					require.ErrorIs(t, loop(), gone)
+				}
+				cancel(nil)
+				requireIdle(t, l, 0)
+			}
+		}
+		require.Len(t, epochOf(t, l, s, 8), 8, "the next epoch is whole")
+	}
+}
+
+// A blocking source waits in Read, or in Transform, until its context ends.
+type blocking struct {
+	Source
+	inTransform bool
+	entered     atomic.Int64
+}
+
+func (s *blocking) block(ctx context.Context) error {
+	s.entered.Add(1)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s *blocking) Read(ctx context.Context, i int, sample [][]byte) error {
+	if !s.inTransform {
+		return s.block(ctx)
+	}
+	return s.Source.Read(ctx, i, sample)
+}
+
+func (s *blocking) Transform(ctx context.Context, _ int, _ [][]byte) error { return s.block(ctx) }
+
+func TestCancellationReachesTheSource(t *testing.T) {
+	dev := testgpu.Device(t)
+	for _, inTransform := range []bool{false, true} {
+		for _, skip := range []bool{false, true} {
+			src := &blocking{Source: numbered(100, 8), inTransform: inTransform}
+			l := newLoaderFor(t, dev, src, Options{BatchSize: 4, Workers: 9, Computing: 2, SkipErrors: skip, Retries: 3})
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				for src.entered.Load() < 2 {
+					time.Sleep(time.Millisecond)
+				}
+				cancel()
+			}()
+			errs := 0
+			for b, err := range l.Batches(ctx) {
+				require.Nil(t, b)
+				require.ErrorIs(t, err, context.Canceled)
+				require.ErrorContains(t, err, "loader: epoch 0")
+				errs++
+			}
+			require.Equal(t, 1, errs)
+			requireIdle(t, l, 0)
+			require.Zero(t, l.Stats().Skipped, "samples that nobody wants have not failed")
+			require.Zero(t, l.Stats().Retried)
+		}
+	}
+}
+
+func TestCancelledBefore(t *testing.T) {
+	dev := testgpu.Device(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := New(ctx, dev, numbered(10, 8), Options{BatchSize: 4})
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "loader: ")
+
+	l := newLoaderFor(t, dev, numbered(10, 8), Options{BatchSize: 4})
+	errs := 0
+	for b, err := range l.Batches(ctx) {
+		require.Nil(t, b)
+		require.ErrorIs(t, err, context.Canceled)
+		errs++
+	}
+	require.Equal(t, 1, errs)
+	requireIdle(t, l, 0)
+}
+
+// Workers that wait for memory end too.
+func TestCancelledWhileWorkersWaitForMemory(t *testing.T) {
+	var reads atomic.Int64
+	src := Func(100, []int{8}, func(context.Context, int, [][]byte) error {
+		reads.Add(1)
+		return nil
+	})
+	l := newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 20, Prefetch: 2})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var last error
+	for _, err := range l.Batches(ctx) {
+		if last = err; err == nil {
+			require.Eventually(t, func() bool { return reads.Load() == 3*4 }, time.Minute, time.Millisecond)
+			cancel()
+		}
+	}
+	require.ErrorIs(t, last, context.Canceled)
+	requireIdle(t, l, 0)
+}
+
+// A loop does not end before its copies: afterwards the memory may go.
+func TestEndWaitsForCopies(t *testing.T) {
+	sim, dev := simulated(t, cudasim.Link{})
+	l := newLoaderFor(t, dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
+	ended := make(chan struct{})
+	sim.Hold()
+	go func() {
+		defer close(ended)
+		for range l.Batches(t.Context()) {
+			break
+		}
+	}()
+	select {
+	case <-ended:
+		t.Error("the loop ended, and copies were under way")
+	case <-time.After(20 * time.Millisecond):
+	}
+	sim.Release()
+	<-ended
+	require.Zero(t, sim.Outstanding().PendingOps)
+	requireIdle(t, l, 0)
+}
+
+func TestKeptBatches(t *testing.T) {
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	l, err := New(t.Context(), dev, numbered(40, 8), Options{BatchSize: 4, Prefetch: 3, Shuffle: true})
+	require.NoError(t, err)
+	var kept []*Batch
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		require.NoError(t, b.Use(s))
+		if b.Number()%3 == 0 && len(kept) < 2 {
+			b.Keep()
+			kept = append(kept, b)
+		}
+	}
+	require.Len(t, kept, 2)
+	requireIdle(t, l, 2)
+	require.Len(t, epochOf(t, l, s, 8), 10, "an epoch with the memory that is left")
+	for _, b := range kept {
+		require.Zero(t, b.Epoch())
+		requireBatch(t, b, s, 8) // as they were
+	}
+
+	require.ErrorContains(t, l.Close(), "2 batches are kept")
+	for _, b := range kept {
+		require.NoError(t, b.Release())
+		require.ErrorIs(t, b.Release(), ErrReleased)
+		require.ErrorIs(t, b.Use(s), ErrReleased)
+		require.ErrorIs(t, b.Wait(t.Context()), ErrReleased)
+		require.Nil(t, b.Host(0))
+		require.Equal(t, 4, b.Len())
+	}
+	require.NoError(t, l.Close())
+	require.NoError(t, l.Close())
+}
+
+// A loop that has kept all the memory goes on when some comes back.
+func TestAllKept(t *testing.T) {
+	l := newLoaderFor(t, testgpu.Device(t), numbered(40, 8), Options{BatchSize: 4, Prefetch: 2})
+	given := make(chan *Batch, 10)
+	released := make(chan error)
+	go func() {
+		var all []*Batch
+		for b := range given {
+			if all = append(all, b); len(all) == len(l.slots) {
+				for _, b := range all {
+					released <- b.Release()
+				}
+				all = nil
+			}
+		}
+		for _, b := range all {
+			released <- b.Release()
+		}
+		close(released)
+	}()
+	errs := make(chan error, 1)
+	go func() {
+		n := 0
+		for err := range released {
+			if err != nil {
+				errs <- err
+				return
+			}
+			n++
+		}
+		if n != 10 {
+			errs <- fmt.Errorf("%d batches released, not 10", n)
+			return
+		}
+		errs <- nil
+	}()
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		b.Keep()
+		given <- b
+	}
+	close(given)
+	require.NoError(t, <-errs)
+	requireIdle(t, l, 0)
+}
+
+// Who has done with a batch before the turn ends may say so.
+func TestReleaseWithinTheLoop(t *testing.T) {
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	l := newLoaderFor(t, dev, numbered(40, 8), Options{BatchSize: 4, Prefetch: 1})
+	n := 0
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		requireBatch(t, b, s, 8)
+		require.NoError(t, b.Release())
+		require.ErrorIs(t, b.Release(), ErrReleased)
+		n++
+	}
+	require.Equal(t, 10, n)
+	requireIdle(t, l, 0)
+}
+
+func TestBatchesWithinBatches(t *testing.T) {
+	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4})
+	outer := 0
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		require.Zero(t, b.Epoch())
+		outer++
+		inner := 0
+		for b, err := range l.Batches(t.Context()) {
+			require.Nil(t, b)
+			require.ErrorIs(t, err, ErrRunning)
+			inner++
+		}
+		require.Equal(t, 1, inner)
+	}
+	require.Equal(t, 3, outer)
+	require.Equal(t, 1, gaveEpoch(t, l), "a loop that could not begin took no epoch")
+}
+
+func gaveEpoch(t *testing.T, l *Loader) int {
+	t.Helper()
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		return b.Epoch()
+	}
+	t.Fatal("no batch")
+	return 0
+}
+
+func TestCloseEndsTheLoop(t *testing.T) {
+	dev := testgpu.Device(t)
+	l, err := New(t.Context(), dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
+	require.NoError(t, err)
+	n := 0
+	var last error
+	for _, last = range l.Batches(t.Context()) {
+		if n++; n == 2 {
+			require.ErrorIs(t, l.Close(), ErrRunning)
+		}
+	}
+	require.Equal(t, 3, n)
+	require.ErrorIs(t, last, ErrClosed)
+	requireIdle(t, l, 0)
+	require.NoError(t, l.Close())
+	require.NoError(t, l.Close())
+	for b, err := range l.Batches(t.Context()) {
+		require.Nil(t, b)
+		require.ErrorIs(t, err, ErrClosed)
+	}
+}
+
+// Close by another goroutine ends a loop whose source would wait forever.
+func TestCloseEndsABlockedLoop(t *testing.T) {
+	src := &blocking{Source: numbered(100, 8)}
+	l, err := New(t.Context(), testgpu.Device(t), src, Options{BatchSize: 4, Workers: 5})
+	require.NoError(t, err)
+	closing := make(chan error)
+	go func() {
+		for src.entered.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		closing <- l.Close()
+	}()
+	var last error
+	for _, last = range l.Batches(t.Context()) {
+	}
+	require.ErrorIs(t, last, ErrClosed)
+	require.ErrorIs(t, <-closing, ErrRunning)
+	requireIdle(t, l, 0)
+	require.NoError(t, l.Close())
+}
+
+func TestNoStream(t *testing.T) {
+	l := newLoaderFor(t, testgpu.Device(t), numbered(4, 8), Options{BatchSize: 4})
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		require.ErrorContains(t, b.Use(nil), "the stream is nil")
+	}
+}
