@@ -1,0 +1,160 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package loader_test
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"strconv"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/loader"
+)
+
+// openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
+// cudart.Open(cudart.Options{}).
+func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if dev, err = rt.Device(0); err != nil {
+		log.Fatal(err)
+	}
+	if s, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
+		log.Fatal(err)
+	}
+	return dev, s, func() {
+		if err := errors.Join(s.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// squares are samples of one number each.
+var squares = loader.Func(10, []int{8}, func(_ context.Context, i int, sample [][]byte) error {
+	binary.LittleEndian.PutUint64(sample[0], uint64(i*i))
+	return nil
+})
+
+// An epoch of three batches.
+func Example() {
+	dev, stream, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	l, err := loader.New(ctx, dev, squares, loader.Options{BatchSize: 4})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	for batch, err := range l.Batches(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := batch.Use(stream); err != nil {
+			log.Fatal(err)
+		}
+		// Here a program launches kernels on stream, with batch.Field(0).
+		fmt.Println(batch, batch.Indices())
+	}
+	fmt.Println(l.Stats().Bytes, "bytes")
+
+	// Output:
+	// batch 0 of epoch 0 [0 1 2 3]
+	// batch 1 of epoch 0 [4 5 6 7]
+	// batch 2 of epoch 0 [8 9]
+	// 80 bytes
+}
+
+// A program that ends after two batches goes on with the third.
+func ExamplePosition() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+	options := loader.Options{BatchSize: 3, Shuffle: true, Seed: 42}
+
+	run := func(most int) (at loader.Position) {
+		l, err := loader.New(ctx, dev, squares, options)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer l.Close()
+		for batch, err := range l.Batches(ctx) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(batch, batch.Indices())
+			at = batch.Position()
+			if most--; most == 0 {
+				break
+			}
+		}
+		return at
+	}
+	saved, err := json.Marshal(run(2))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(string(saved))
+	if err := json.Unmarshal(saved, &options.Start); err != nil {
+		log.Fatal(err)
+	}
+	run(0)
+
+	// Output:
+	// batch 0 of epoch 0 [1 9 5]
+	// batch 1 of epoch 0 [3 0 2]
+	// {"epoch":0,"batch":2}
+	// batch 2 of epoch 0 [8 4 7]
+	// batch 3 of epoch 0 [6]
+}
+
+// A few samples that cannot be read are left out.
+func ExampleOptions_errors() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	lines := []string{"1", "2", "three", "4", "5", "6"}
+	numbers := loader.Func(len(lines), []int{8}, func(_ context.Context, i int, sample [][]byte) error {
+		n, err := strconv.ParseUint(lines[i], 10, 64)
+		binary.LittleEndian.PutUint64(sample[0], n)
+		return err
+	})
+	for _, skip := range []bool{false, true} {
+		l, err := loader.New(ctx, dev, numbers, loader.Options{BatchSize: 2, SkipErrors: skip})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range l.Batches(ctx) {
+			if err != nil {
+				fmt.Println(err)
+				break
+			}
+			fmt.Println(batch, batch.Indices())
+		}
+		fmt.Println(l.Stats().Skipped, "skipped")
+		if err := l.Close(); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	// Output:
+	// batch 0 of epoch 0 [0 1]
+	// loader: sample 2, batch 1 of epoch 0: strconv.ParseUint: parsing "three": invalid syntax
+	// 0 skipped
+	// batch 0 of epoch 0 [0 1]
+	// batch 1 of epoch 0 [3]
+	// batch 2 of epoch 0 [4 5]
+	// 1 skipped
+}
