@@ -2,7 +2,6 @@ package loader
 
 import (
 	"encoding/json"
-	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -157,5 +156,5 @@ func TestOrdersAreMixed(t *testing.T) {
 	// 63 x 63 degrees of freedom: the mean is 3969, the deviation 89.
 	assert.InDelta(t, 63*63, chi, 5*89, "chi squared")
 	// Of 63 pairs one in 64 follows on the other.
-	assert.InDelta(t, epochs*63.0/64, together, 5*math.Sqrt(epochs), fmt.Sprint("neighbours that stayed so"))
+	assert.InDelta(t, epochs*63.0/64, together, 5*math.Sqrt(epochs), "neighbours that stayed so")
 }

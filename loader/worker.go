@@ -196,9 +196,11 @@ func (e *epoch) try(s *slot, at int, places [][]byte, first, again stage) {
 		return
 	}
 	s.skip(at)
-	if l.o.SkipErrors && e.ctx.Err() == nil {
+	switch {
+	case e.ctx.Err() != nil: // which may be why it failed, and is told anyway
+	case l.o.SkipErrors:
 		l.stats.skipped.Add(1)
-	} else {
+	default:
 		e.fail(s.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", i, s.number, e.start.Epoch, err))
 	}
 }
