@@ -12,8 +12,9 @@ type Options struct {
 	// BatchSize is the samples of a batch.
 	BatchSize int
 	// Workers is how many goroutines read samples. 0 means three quarters of
-	// GOMAXPROCS, which is right for samples in memory; sources that wait want as
-	// many as they can have in flight, hundreds or thousands.
+	// GOMAXPROCS, and all where that is four or less, which is right for samples in
+	// memory; sources that wait want as many as they can have in flight, hundreds
+	// or thousands.
 	Workers int
 	// Computing is how many of them run [Transformer].Transform at once. 0 means
 	// GOMAXPROCS.
@@ -110,7 +111,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		return o, l, err
 	}
 	if o.Workers == 0 {
-		o.Workers = max(runtime.GOMAXPROCS(0)*3/4, 1)
+		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0))
 	}
 	o.Workers = min(o.Workers, src.Len())
 	if o.Computing == 0 {
@@ -143,3 +144,10 @@ func (o Options) grain() int { return max(1, o.BatchSize/(2*o.Workers)) }
 
 // slots are batches in memory at once: one is the consumer's.
 func (o Options) slots() int { return o.Prefetch + 1 }
+
+func defaultWorkers(procs int) int {
+	if procs <= 4 {
+		return procs
+	}
+	return procs * 3 / 4
+}

@@ -281,8 +281,8 @@ func TestCopiesMustStayInOneRegistration(t *testing.T) {
 		}
 	}
 	l.ok("cudaMemcpyAsync", d, p+4096, 4096, h2d, s)
-	l.ok("cudaMemcpy", d, p+8192, 4096, h2d)
 	l.ok("cudaStreamSynchronize", s)
+	l.ok("cudaMemcpy", d, p+8192, 4096, h2d)
 	l.ok("cudaHostUnregister", p)
 	l.ok("cudaHostUnregister", p+4096)
 }
