@@ -108,5 +108,5 @@ func TestCopiesStayWithinBounds(t *testing.T) {
 		})
 	}
 	require.Equal(t, pinned, hostmem.ReadStats().KeptBytes)
-	require.Equal(t, r.c.Stats().RingBytes, 6*512*kib+smallSlots*smallCopy)
+	require.Equal(t, r.c.Stats().RingBytes, 2*slotsAWorker*512*kib+smallSlots*smallCopy)
 }

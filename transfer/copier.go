@@ -61,7 +61,7 @@ func (c *Copier) pick(l lane, w way) *cudart.Stream {
 	return c.lanes[l][w]
 }
 
-// NewCopier allocates a ring of pinned memory, of (Workers + 4) x Chunk bytes, and
+// NewCopier allocates a ring of pinned memory, of Workers x 2 x Chunk bytes, and
 // one MiB for small copies.
 func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	e, err := newEngine(ctx, dev, o)
@@ -84,7 +84,7 @@ func newEngine(ctx context.Context, dev *cudart.Device, o Options) (*engine, err
 }
 
 func (e *engine) allocate(ctx context.Context) (err error) {
-	if e.large, err = newRing(ctx, e.dev, e.o.Workers+moreSlots, e.o.Chunk, e.o.Label); err != nil {
+	if e.large, err = newRing(ctx, e.dev, slotsAWorker*e.o.Workers, e.o.Chunk, e.o.Label); err != nil {
 		return err
 	}
 	if e.small, err = newRing(ctx, e.dev, smallSlots, smallCopy, e.o.Label); err != nil {

@@ -13,7 +13,7 @@ type Options struct {
 	// GOMAXPROCS, 16 at most, and all where that is four or less.
 	Workers int
 	// Chunk is the bytes of a slot of the ring, a multiple of 64 KiB from 512 KiB
-	// on. 0 means 6 MiB. There are four slots more than workers.
+	// on. 0 means 6 MiB. There are two slots a worker.
 	Chunk int
 	// Label is shown where pinned memory is accounted for.
 	Label string
@@ -29,8 +29,8 @@ const (
 	leastChunk   = 512 * kib
 	chunkUnit    = 64 * kib
 
-	// Slots beside those that workers are at, for the copy engine.
-	moreSlots = 4
+	// One that the worker is at, and one for the copy engine.
+	slotsAWorker = 2
 
 	// A link is full with a dozen.
 	mostWorkers = 16
