@@ -34,7 +34,7 @@ func blocked(t testing.TB, s *cudart.Stream) (open func()) {
 // what was queued before, and before what is queued then.
 func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	r := newRig(t, Options{Workers: 4, Chunk: mib})
 	s := r.stream()
 	for _, n := range []int{1000, smallCopy, 3*mib + 1} { // less than the ring
 		dst, other := r.device(n), r.device(n)
