@@ -82,5 +82,5 @@ func (j *job) wholePages(workers int) {
 		return
 	}
 	j.unit, j.least, j.chunk = hugePage, hugePage, min(j.chunk/hugePage*hugePage, newChunk)
-	j.workers = min(workers, len(j.ring.free), (j.n+hugePage-1)/hugePage)
+	j.workers = min(workers, cap(j.ring.free), (j.n+hugePage-1)/hugePage)
 }
