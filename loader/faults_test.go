@@ -182,8 +182,58 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			}
 		}
 	}
+	require.NoError(t, w.s.Synchronize(t.Context()))
 	t.Logf("%d calls failed: %d lives told so, %d went on all the same", w.lives, w.failed, w.absorbed)
 	assert.Greater(t, w.failed, 100)
+}
+
+// Nobody can tell when the memory of a batch is free again: a loop that waits for
+// it ends, and no other begins.
+func TestReleaseThatCannotTell(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	s := stream(t, dev)
+	l := newLoaderFor(t, dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
+	given := make(chan *Batch, len(l.slots))
+	released := make(chan error, 1)
+	go func() {
+		for range l.slots { // all memory is kept
+			b := <-given
+			if b.Number() == len(l.slots)-1 {
+				for _, fn := range []string{"cudaEventRecord", "cudaEventCreateWithFlags", "cudaStreamQuery", "cudaDeviceSynchronize"} {
+					sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+				}
+				released <- b.Release()
+			}
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var all []*Batch
+	var last error
+	for b, err := range l.Batches(ctx) {
+		if last = err; err == nil {
+			require.NoError(t, b.Use(s))
+			require.NoError(t, s.Synchronize(ctx))
+			b.Keep()
+			all = append(all, b)
+			given <- b
+		}
+	}
+	require.ErrorIs(t, last, cudart.ErrUnknown)
+	require.NoError(t, ctx.Err(), "it hung")
+	err := <-released
+	require.ErrorIs(t, err, cudart.ErrUnknown)
+	require.ErrorContains(t, err, "loader: release batch 2 of epoch 0: ")
+	sim.ResetFaults()
+	for _, err := range l.Batches(ctx) {
+		require.ErrorContains(t, err, "loader: the device cannot tell what it is done with: ")
+	}
+	require.ErrorIs(t, all[2].Release(), ErrReleased)
+	for _, b := range all[:2] {
+		require.NoError(t, b.Release())
+	}
+	// Close waits for the device as a whole.
 }
 
 // A device that is lost for good is told, and nobody hangs.

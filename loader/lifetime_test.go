@@ -149,6 +149,33 @@ func TestCancelledBefore(t *testing.T) {
 	requireIdle(t, l, 0)
 }
 
+// A worker that has many samples to read leaves those that nobody wants.
+func TestCancelledWithinAClaim(t *testing.T) {
+	dev := testgpu.Device(t)
+	for _, inTransform := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		calls := 0 // of one worker
+		src := staged{Source: Func(1000, []int{8}, func(context.Context, int, [][]byte) error { return nil })}
+		src.each = func(transforms bool) {
+			if transforms != inTransform {
+				return
+			}
+			if calls++; calls == 3 {
+				cancel()
+			}
+		}
+		o := Options{BatchSize: 1000, Workers: 1}
+		require.Greater(t, o.grain(), 100)
+		l := newLoaderFor(t, dev, src, o)
+		for _, err := range l.Batches(ctx) {
+			require.ErrorIs(t, err, context.Canceled)
+		}
+		require.Equal(t, 3, calls)
+		requireIdle(t, l, 0)
+	}
+}
+
 // Workers that wait for memory end too.
 func TestCancelledWhileWorkersWaitForMemory(t *testing.T) {
 	var reads atomic.Int64

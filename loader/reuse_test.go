@@ -200,6 +200,9 @@ func TestStreamsOfTwoDevices(t *testing.T) {
 	}
 	require.Len(t, one.done, 4)
 	one.pending = 0
+	for _, s := range streams {
+		require.NoError(t, s.Synchronize(t.Context()))
+	}
 	require.Empty(t, sim.Misuses())
 }
 
@@ -272,19 +275,26 @@ func TestReadingAheadIsBounded(t *testing.T) {
 	}
 }
 
-// A waiting source has Transform too.
+// A staged source takes its time in Read and in Transform.
 type staged struct {
 	Source
 	reading, computing time.Duration
+	each               func(transforms bool) // if it is set
 }
 
 func (s staged) Read(ctx context.Context, i int, sample [][]byte) error {
 	time.Sleep(s.reading)
+	if s.each != nil {
+		s.each(false)
+	}
 	return s.Source.Read(ctx, i, sample)
 }
 
 func (s staged) Transform(context.Context, int, [][]byte) error {
 	time.Sleep(s.computing)
+	if s.each != nil {
+		s.each(true)
+	}
 	return nil
 }
 
