@@ -39,7 +39,7 @@ type Options struct {
 	// Start is where to go on: the Position of the last batch that was used.
 	Start Position
 
-	// Retries is how often reading a sample that failed is tried again.
+	// Retries is how often a sample that failed is tried again, from reading on.
 	Retries int
 	// SkipErrors leaves out samples that fail, and counts them; their batches
 	// are shorter. Otherwise the first one ends the epoch.
