@@ -23,6 +23,15 @@ func (r *rig) stream() *cudart.Stream {
 	return s
 }
 
+// newSimRig is for tests that block streams by host functions: with a real GPU
+// the calls of other tests that wait for the device would wait for them.
+func newSimRig(t testing.TB, o Options) *rig {
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	return rigOn(t, dev, o)
+}
+
 // blocked makes a stream wait until open is called.
 func blocked(t testing.TB, s *cudart.Stream) (open func()) {
 	gate := make(chan struct{})
@@ -34,7 +43,7 @@ func blocked(t testing.TB, s *cudart.Stream) (open func()) {
 // what was queued before, and before what is queued then.
 func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 4, Chunk: mib})
+	r := newSimRig(t, Options{Workers: 4, Chunk: mib})
 	s := r.stream()
 	for _, n := range []int{1000, smallCopy, 3*mib + 1} { // less than the ring
 		dst, other := r.device(n), r.device(n)
@@ -56,7 +65,7 @@ func TestUploadsInTheOrderOfAStream(t *testing.T) {
 
 func TestDownloadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	r := newSimRig(t, Options{Workers: 2, Chunk: mib})
 	s := r.stream()
 	buf, err := hostmem.Alloc(t.Context(), r.dev, 9*mib, hostmem.Options{})
 	require.NoError(t, err)
@@ -75,7 +84,7 @@ func TestDownloadsInTheOrderOfAStream(t *testing.T) {
 
 func TestAPinnedSourceMayBeChangedToo(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	r := newSimRig(t, Options{Workers: 2, Chunk: mib})
 	s := r.stream()
 	const n = 2 * mib
 	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
