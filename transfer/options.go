@@ -13,7 +13,8 @@ type Options struct {
 	// GOMAXPROCS, 16 at most, and all where that is four or less.
 	Workers int
 	// Chunk is the bytes of a slot of the ring, a multiple of 64 KiB from 512 KiB
-	// on. 0 means 6 MiB. There are two slots a worker.
+	// on. 0 means 6 MiB, and 2 MiB for up to four workers. There are two slots a
+	// worker.
 	Chunk int
 	// Label is shown where pinned memory is accounted for.
 	Label string
@@ -26,6 +27,8 @@ const (
 	// A copy's start costs the link as much as 300 KiB: on an H200 chunks of 2,
 	// 4, 6 and 8 MiB reach 43, 50, 51.5 and 52 GB/s.
 	defaultChunk = 6 * mib
+	// A few workers cannot fill the link, and gain by what stays in their caches.
+	fewWorkers, fewChunk = 4, 2 * mib
 	leastChunk   = 512 * kib
 	chunkUnit    = 64 * kib
 
@@ -50,6 +53,9 @@ func (o Options) resolve() (Options, error) {
 	}
 	if o.Chunk == 0 {
 		o.Chunk = defaultChunk
+		if o.Workers <= fewWorkers {
+			o.Chunk = fewChunk
+		}
 	}
 	if o.Label == "" {
 		o.Label = "transfer ring"
