@@ -29,8 +29,8 @@ const (
 	defaultChunk = 6 * mib
 	// A few workers cannot fill the link, and gain by what stays in their caches.
 	fewWorkers, fewChunk = 4, 2 * mib
-	leastChunk   = 512 * kib
-	chunkUnit    = 64 * kib
+	leastChunk           = 512 * kib
+	chunkUnit            = 64 * kib
 
 	// One that the worker is at, and one for the copy engine.
 	slotsAWorker = 2
