@@ -28,7 +28,7 @@ func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	rt.entry[fnMemcpyBatch] = libc.Symbol("pthread_condattr_destroy")
 	require.NotZero(tb, rt.entry[fnMemcpyBatch])
 	d := &Device{rt: rt}
-	return &Stream{dev: d}, &Event{dev: d}
+	return &Stream{dev: d, line: newTimeline(d, 0)}, &Event{dev: d, handle: handle{frame: rt.newFrame()}}
 }
 
 func stubCalls(s *Stream, e *Event) map[string]func() error {
@@ -46,7 +46,7 @@ func stubCalls(s *Stream, e *Event) map[string]func() error {
 		},
 		"memset":      func() error { return s.Memset(0, 1, 64) },
 		"record":      func() error { return s.Record(e) },
-		"wait":        func() error { return s.Wait(e) },
+		"wait":        func() error { return s.WaitEvent(e) },
 		"query":       func() error { _, err := s.Query(); return err },
 		"event query": func() error { _, err := e.Query(); return err },
 		"synchronize": func() error { return s.Synchronize(ctx) },

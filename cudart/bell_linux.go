@@ -4,7 +4,6 @@ package cudart
 
 import (
 	"encoding/binary"
-	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,40 +11,62 @@ import (
 
 // A bell is a sleep of microseconds that can be cut short. Go's timers wake an
 // idle program to the millisecond only.
-type bell struct{ fd int }
+type bell struct {
+	fd   int           // an eventfd, or -1 where none was to be had, and then
+	rung chan struct{} // this, with Go's timers
+}
 
-func newBell() (*bell, error) {
+func newBell() *bell {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("eventfd: %w", err)
+		return &bell{fd: -1, rung: make(chan struct{}, 1)}
 	}
-	return &bell{fd: fd}, nil
+	return &bell{fd: fd}
 }
 
 // precise makes the calling thread's sleeps end within a microsecond instead
 // of the usual 50. Where that is refused, sleeps are just longer.
 func (b *bell) precise() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) }
 
-// wait sleeps for d, or until rung if d is negative.
-func (b *bell) wait(d time.Duration) {
-	var timeout *unix.Timespec
-	if d >= 0 {
-		t := unix.NsecToTimespec(int64(d))
-		timeout = &t
+// wait sleeps for d, and returns whether it was rung meanwhile.
+func (b *bell) wait(d time.Duration) (rung bool) {
+	if b.fd < 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-b.rung:
+			return true
+		case <-t.C:
+			return false
+		}
 	}
+	timeout := unix.NsecToTimespec(int64(d))
 	fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
-	n, _ := unix.Ppoll(fds[:], timeout, nil)
-	if n > 0 {
-		var count [8]byte
-		_, _ = unix.Read(b.fd, count[:])
+	n, _ := unix.Ppoll(fds[:], &timeout, nil)
+	if n <= 0 {
+		return false
 	}
+	var count [8]byte
+	_, _ = unix.Read(b.fd, count[:])
+	return true
 }
 
 // ring ends the sleep under way, or the next one.
 func (b *bell) ring() {
+	if b.fd < 0 {
+		select {
+		case b.rung <- struct{}{}:
+		default:
+		}
+		return
+	}
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(b.fd, one[:])
 }
 
-func (b *bell) close() { _ = unix.Close(b.fd) }
+func (b *bell) close() {
+	if b.fd >= 0 {
+		_ = unix.Close(b.fd)
+	}
+}

@@ -64,7 +64,7 @@ func BenchmarkCalls(b *testing.B) {
 		return err
 	})
 	run("stream_query", func() error { _, err := s.Query(); return err })
-	run("stream_wait_event", func() error { return s.Wait(e) })
+	run("stream_wait_event", func() error { return s.WaitEvent(e) })
 }
 
 // BenchmarkScattered is many small copies from scattered places to scattered

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"sync"
 	"unsafe"
+	"weak"
 )
 
 // A cCall is one call of a C function: its address, up to nine arguments that
@@ -13,6 +14,13 @@ type cCall struct {
 	entry  uintptr
 	args   [9]uintptr
 	result uintptr
+
+	// Which call it is, for [Runtime.Stuck]: its number, the device, the
+	// function. callEntry puts it into inside as long as the call is inside the
+	// library, with plain stores, as atomic ones would cost as much as the rest.
+	name, inside uint64
+	device       int32 // ordinal
+	calls        uint32
 }
 
 // A frame carries a call's arguments and takes its results. Frames are heap
@@ -20,10 +28,16 @@ type cCall struct {
 // writes through a pointer into a goroutine's stack, which may move.
 type frame struct {
 	cCall
-	own   cCall          // of the calls that guard makes for itself
-	out   [4]uint64      // what C writes: sizes, handles, numbers
-	host  unsafe.Pointer // keeps host memory alive, and on the heap, during the call
-	owner *handle        // whose frame it is, nil for one of the pool
+	own  cCall          // of the calls that guard makes for itself
+	out  [4]uint64      // what C writes: sizes, handles, numbers
+	host unsafe.Pointer // keeps host memory alive, and on the heap, during the call
+
+	// What the call uses: a stream or an event, or neither.
+	line    *Timeline
+	event   *Event
+	pooled  bool
+	refused bool // what it uses was closed
+	queues  bool // it may queue work on line
 }
 
 // outPtr is the address of result i, as an argument.
@@ -38,12 +52,87 @@ type binding struct {
 	entry  [numFunctions]uintptr
 	abi    [numFunctions]abi
 	frames sync.Pool
+
+	mu   sync.Mutex
+	made []weak.Pointer[frame] // those that may be in use
 }
 
 func newBinding() *binding {
 	b := &binding{}
-	b.frames.New = func() any { return new(frame) }
+	b.frames.New = func() any {
+		f := b.newFrame()
+		f.pooled = true
+		return f
+	}
 	return b
+}
+
+func (b *binding) newFrame() *frame {
+	f := new(frame)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.made) == cap(b.made) {
+		b.forgetFrames()
+	}
+	b.made = append(b.made, weak.Make(f))
+	return f
+}
+
+// begin starts a call that uses neither a stream nor an event.
+func (b *binding) begin() *frame { return b.frames.Get().(*frame) }
+
+// begin starts a call that queues work on a stream. A nil stream stands for
+// none: the calls that exist with and without a stream share their code.
+func (d *Device) begin(s *Stream) *frame {
+	if s == nil {
+		return d.rt.begin()
+	}
+	f := s.line.begin()
+	f.queues = true
+	return f
+}
+
+// begin starts a call that uses the stream and queues no work.
+func (t *Timeline) begin() *frame {
+	f := t.dev.rt.enter(&t.handle)
+	if !f.refused {
+		f.line = t
+	}
+	return f
+}
+
+// begin starts a call that uses the event.
+func (e *Event) begin() *frame {
+	f := e.dev.rt.enter(&e.handle)
+	if !f.refused {
+		f.event = e
+	}
+	return f
+}
+
+func (b *binding) enter(h *handle) *frame {
+	alone, ok := h.enter()
+	if alone {
+		return h.frame
+	}
+	f := b.begin()
+	f.refused = !ok
+	return f
+}
+
+// end ends what begin started.
+func (b *binding) end(f *frame) {
+	line, event, queues := f.line, f.event, f.queues
+	f.host, f.line, f.event, f.queues, f.refused = nil, nil, nil, false, false
+	if f.pooled {
+		b.frames.Put(f)
+	}
+	switch {
+	case line != nil:
+		line.leave(queues)
+	case event != nil:
+		event.leave()
+	}
 }
 
 // call is the one place that calls the library. It makes no promise about
@@ -52,6 +141,8 @@ func (b *binding) call(fn function, c *cCall) Code {
 	if c.entry = b.entry[fn]; c.entry == 0 {
 		return codeMissing
 	}
+	c.calls++
+	c.name = nameCall(c.calls, c.device, fn)
 	callC(c)
 	return Code(int32(c.result))
 }
@@ -60,7 +151,20 @@ func (b *binding) call(fn function, c *cCall) Code {
 // surface at a later, unrelated call.
 func (b *binding) clear(f *frame) { b.call(fnGetLastError, &f.own) }
 
-// guard makes a call with the device current, and is the only way by which
+// ask makes a call that does not depend on the current device.
+func (rt *Runtime) ask(fn function, f *frame) Code {
+	f.device = noDevice
+	// The pending error belongs to the thread.
+	runtime.LockOSThread()
+	code := rt.call(fn, &f.cCall)
+	if code != Success && code != codeMissing {
+		rt.clear(f)
+	}
+	runtime.UnlockOSThread()
+	return code
+}
+
+// guard makes a call with the device current. It is the only way by which
 // methods of devices, streams and events reach the library. The current device
 // and the last error belong to the OS thread while goroutines move, so it
 // locks the thread, selects the device, calls, takes the error and unlocks.
@@ -69,13 +173,18 @@ func (b *binding) clear(f *frame) { b.call(fnGetLastError, &f.own) }
 // device 0 as current. With several, asking which is current costs less than
 // half of setting it, and after a first call it mostly is the right one.
 func (d *Device) guard(fn function, f *frame) Code {
-	if f.owner != nil && f.owner.closed {
+	rt := d.rt
+	switch {
+	case f.refused:
 		return codeClosed
+	case rt.closed.Load() && !worksAfterClose[fn]:
+		return codeRuntimeClosed
 	}
-	b := d.rt.binding
+	b := rt.binding
+	f.device, f.own.device = int32(d.ordinal), int32(d.ordinal)
 	runtime.LockOSThread()
 	code := Success
-	if d.rt.several {
+	if rt.several {
 		code = d.makeCurrent(b, f)
 	}
 	if code == Success {
@@ -101,14 +210,29 @@ func (b *binding) attach(f *frame) bool {
 	return b.call(fnFree, &f.own) == Success
 }
 
+// makeCurrent selects the device on the calling thread. Its errors are marked
+// as those of the selection, not of the call that it was for.
 func (d *Device) makeCurrent(b *binding, f *frame) Code {
 	f.own.args[0] = f.outPtr(3)
 	if code := b.call(fnGetDevice, &f.own); code != Success {
-		return code
+		return code.of(fnGetDevice)
 	}
 	if f.outInt(3) == d.ordinal {
 		return Success
 	}
 	f.own.args[0] = uintptr(d.ordinal)
-	return b.call(fnSetDevice, &f.own)
+	if code := b.call(fnSetDevice, &f.own); code != Success {
+		return code.of(fnSetDevice)
+	}
+	return Success
+}
+
+// worksAfterClose are the functions that a closed runtime still calls: those
+// that release what the caller has, and those that tell whether it may be
+// released.
+var worksAfterClose = [numFunctions]bool{
+	fnFree: true, fnFreeAsync: true, fnFreeHost: true, fnHostUnregister: true,
+	fnStreamDestroy: true, fnStreamQuery: true,
+	fnEventDestroy: true, fnEventQuery: true, fnEventRecord: true,
+	fnDeviceSynchronize: true, fnPointerGetAttributes: true,
 }

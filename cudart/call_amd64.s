@@ -24,10 +24,13 @@ TEXT callEntry(SB), NOSPLIT, $32
 	MOVQ (cCall_args+24)(R11), CX
 	MOVQ (cCall_args+32)(R11), R8
 	MOVQ (cCall_args+40)(R11), R9
+	MOVQ cCall_name(R11), R10
+	MOVQ R10, cCall_inside(R11)
 	MOVQ cCall_entry(R11), R10
 	XORL AX, AX
 	CALL R10
 
 	MOVQ 24(SP), R11
 	MOVQ AX, cCall_result(R11)
+	MOVQ $0, cCall_inside(R11)
 	RET

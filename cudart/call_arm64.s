@@ -23,10 +23,13 @@ TEXT callEntry(SB), NOSPLIT, $0
 	MOVD (cCall_args+40)(R9), R5
 	MOVD (cCall_args+48)(R9), R6
 	MOVD (cCall_args+56)(R9), R7
+	MOVD cCall_name(R9), R10
+	MOVD R10, cCall_inside(R9)
 	MOVD cCall_entry(R9), R10
 	BL   (R10)
 
 	MOVD 16(RSP), R9
 	ADD  $32, RSP
 	MOVD R0, cCall_result(R9)
+	MOVD ZR, cCall_inside(R9)
 	RET

@@ -80,7 +80,7 @@ func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, k
 			return err
 		}
 	}
-	f := d.rt.begin(s.own())
+	f := d.begin(s)
 	f.host = host
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4] = dst, src, uintptr(n), uintptr(kind), s.arg()
 	code := d.guard(fn, f)
@@ -149,7 +149,7 @@ func (d *Device) copy2D(s *Stream, dst, src uintptr, host unsafe.Pointer, p Pitc
 			return err
 		}
 	}
-	f := d.rt.begin(s.own())
+	f := d.begin(s)
 	f.host = host
 	f.args = [9]uintptr{dst, uintptr(p.DstPitch), src, uintptr(p.SrcPitch), uintptr(p.Width), uintptr(p.Height), uintptr(kind), s.arg()}
 	code := d.guard(fn, f)
@@ -193,7 +193,7 @@ func (d *Device) memset(s *Stream, p DevPtr, v byte, n int) error {
 	if n < 0 {
 		return invalid(fn, "size %d: must not be negative", n)
 	}
-	f := d.rt.begin(s.own())
+	f := d.begin(s)
 	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(v), uintptr(n), s.arg()
 	code := d.guard(fn, f)
 	d.rt.end(f)
@@ -223,7 +223,7 @@ func (d *Device) memset2D(s *Stream, p DevPtr, pitch int, v byte, width, height 
 	if width < 0 || height < 0 || pitch < width {
 		return invalid(fn, "%d rows of %d bytes, pitch %d: sizes must not be negative, the pitch not less than the width", height, width, pitch)
 	}
-	f := d.rt.begin(s.own())
+	f := d.begin(s)
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4], f.args[5] = uintptr(p), uintptr(pitch), uintptr(v), uintptr(width), uintptr(height), s.arg()
 	code := d.guard(fn, f)
 	d.rt.end(f)

@@ -102,7 +102,7 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 			return err
 		}
 	}
-	f := rt.begin(&s.handle)
+	f := s.dev.begin(s)
 	b.attributes.order = streamOrder
 	f.host = unsafe.Pointer(b)
 	f.args = [9]uintptr{

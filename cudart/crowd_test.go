@@ -90,7 +90,7 @@ func TestWaitingCostsLittle(t *testing.T) {
 			wg.Go(func() { assert.NoError(t, s.Synchronize(context.Background())) })
 		}
 	}
-	require.Eventually(t, func() bool { return sim.Calls("cudaEventRecord") == 200 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return rt.Waiting() == 200 }, 10*time.Second, time.Millisecond)
 	time.Sleep(100 * time.Millisecond) // the older the waits, the rarer they are asked for
 	cpu, begin := cpuTime(t), time.Now()
 	time.Sleep(200 * time.Millisecond)

@@ -2,7 +2,6 @@ package cudart
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"unsafe"
 )
@@ -16,6 +15,7 @@ type Device struct {
 	uuid     string
 	pciBusID string
 	events   eventPool
+	drainer  drainer
 }
 
 // An Attr is a cudaDeviceAttr: a number that tells a property of a device.
@@ -62,7 +62,8 @@ const (
 // newDevice reads what identifies device i. None of it makes a context.
 func (rt *Runtime) newDevice(i int) (*Device, error) {
 	d := &Device{rt: rt, ordinal: i}
-	f := rt.begin(nil)
+	d.drainer.dev = d
+	f := rt.begin()
 	defer rt.end(f)
 
 	properties := make([]byte, propertiesSize)
@@ -113,7 +114,7 @@ func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordina
 
 // Attribute returns a property of the device (cudaDeviceGetAttribute).
 func (d *Device) Attribute(a Attr) (int, error) {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(a), uintptr(d.ordinal)
 	if code := d.rt.ask(fnDeviceGetAttribute, f); code != Success {
@@ -125,7 +126,7 @@ func (d *Device) Attribute(a Attr) (int, error) {
 // MemInfo returns the device's free and total memory in bytes
 // (cudaMemGetInfo).
 func (d *Device) MemInfo() (free, total int, err error) {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
 	if code := d.guard(fnMemGetInfo, f); code != Success {
@@ -138,37 +139,11 @@ func (d *Device) MemInfo() (free, total int, err error) {
 // the device can have; higher priorities are smaller numbers
 // (cudaDeviceGetStreamPriorityRange).
 func (d *Device) StreamPriorities() (lowest, highest int, err error) {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
 	if code := d.guard(fnDeviceGetStreamPriorityRange, f); code != Success {
 		return 0, 0, d.rt.errorf(fnDeviceGetStreamPriorityRange, code, "%v", d)
 	}
 	return f.outInt(0), f.outInt(1), nil
-}
-
-// Synchronize waits for all work of the device (cudaDeviceSynchronize). When
-// ctx ends first it returns ctx's error at once, while the GPU's work goes on.
-// It occupies a thread, and mostly a core, as long as it waits: prefer
-// [Stream.Synchronize].
-func (d *Device) Synchronize(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return waitCancelled(fmt.Sprint(d), err)
-	}
-	done := make(chan error, 1)
-	go func() {
-		f := d.rt.begin(nil)
-		defer d.rt.end(f)
-		if code := d.guard(fnDeviceSynchronize, f); code != Success {
-			done <- d.rt.errorf(fnDeviceSynchronize, code, "%v", d)
-			return
-		}
-		done <- nil
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return waitCancelled(fmt.Sprint(d), ctx.Err())
-	}
 }

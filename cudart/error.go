@@ -3,17 +3,20 @@ package cudart
 import (
 	"errors"
 	"fmt"
+	"os"
+
+	"github.com/gopinned/pinned/internal/sentinel"
 )
 
 var (
-	// ErrUnsupported is returned by calls that the library found does not
-	// offer, and by everything on platforms without CUDA on Linux. It wraps
-	// [errors.ErrUnsupported].
-	ErrUnsupported = fmt.Errorf("cudart: %w", errors.ErrUnsupported)
+	// ErrUnsupported is returned by calls that the loaded library does not
+	// export, and by everything on platforms other than Linux. errors.Is
+	// reports that it is [errors.ErrUnsupported].
+	ErrUnsupported = sentinel.New("not supported", errors.ErrUnsupported)
 
 	// ErrClosed is returned by methods of a [Runtime], [Stream] or [Event]
-	// that was closed.
-	ErrClosed = errors.New("cudart: already closed")
+	// that was closed. errors.Is reports that it is [os.ErrClosed].
+	ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 	// ErrNoLibrary is returned by [Open] when no usable libcudart was found.
 	ErrNoLibrary = errors.New("cudart: no usable libcudart found")
@@ -21,6 +24,10 @@ var (
 	// ErrNoDriver is returned by [Open] when a libcudart was found but no
 	// NVIDIA driver that it can talk to.
 	ErrNoDriver = errors.New("cudart: no NVIDIA driver")
+
+	errNilContext = errors.New("the context is nil")
+	errNilStream  = errors.New("the stream is nil")
+	errNilEvent   = errors.New("the event is nil")
 )
 
 // An Error is a CUDA call that failed. Most callers should inspect it with
@@ -62,20 +69,42 @@ func (c Code) sticky() bool {
 
 // Codes that no library returns: why a call was not made.
 const (
-	codeMissing Code = -1 - iota // the library does not export the function
-	codeClosed                   // the object was closed
+	codeMissing       Code = -1 - iota // the library does not export the function
+	codeClosed                         // the object was closed
+	codeRuntimeClosed                  // the runtime was closed
 )
+
+// of marks the code of a call that another one needed first, so that errorf
+// names the call that failed.
+func (c Code) of(fn function) Code { return c | Code(fn+1)<<codeBits }
+
+// codeBits are those of a code that the library returned.
+const codeBits = 20
+
+// call takes apart what of put together; fn is the call that was meant.
+func (c Code) call(fn function) (function, Code) {
+	if of := c >> codeBits; c > 0 && of > 0 {
+		return function(of - 1), c & (1<<codeBits - 1)
+	}
+	return fn, c
+}
 
 // errorf makes the error of a call that returned a code other than Success.
 func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) error {
 	detail := fmt.Sprintf(format, args...)
+	failed, code := code.call(fn)
 	switch code {
 	case codeMissing:
 		return rt.missing(fn)
 	case codeClosed:
 		return fmt.Errorf("%s: %s: %w", fn.name(), detail, ErrClosed)
+	case codeRuntimeClosed:
+		return fmt.Errorf("%s: %s: the Runtime was closed: %w", fn.name(), detail, ErrClosed)
 	}
-	return &Error{Op: fn.name(), Code: code, Detail: detail}
+	if failed != fn {
+		detail = fmt.Sprintf("for %s: %s", fn.name(), detail)
+	}
+	return &Error{Op: failed.name(), Code: code, Detail: detail}
 }
 
 // missing says which library lacks a function and which version would have it.

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
-	"unsafe"
+	"weak"
 )
 
 // An EventHandle is a cudaEvent_t, for other libraries that take one.
@@ -15,38 +17,54 @@ type EventHandle uintptr
 
 // EventOptions shape an event.
 type EventOptions struct {
-	// Timing makes the event remember when the GPU reached it, for
+	// Timing makes the event store when the GPU reached it, for
 	// [Event.Since]. Events without are cheaper.
 	Timing bool
 }
 
-// An Event marks a point in a stream. Methods may be called from any
-// goroutine.
+// An Event stands for the work that was queued on a stream when it was
+// recorded. Methods may be called from any goroutine.
 type Event struct {
 	dev     *Device
 	handle  handle
 	timing  bool
-	waiting waitQueue
 	cleanup runtime.Cleanup
+
+	last    atomic.Pointer[Timeline] // on which Stream.Record recorded it last
+	waits   atomic.Int32             // callers of Synchronize
+	waiting waitQueue                // guarded by waits.mu
 }
 
 // NewEvent makes an event (cudaEventCreateWithFlags). Close it; one that is
-// lost is destroyed when the garbage collector finds it.
+// garbage collected without is destroyed then.
 func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	const disableTiming = 2
 	var flags uintptr = disableTiming
 	if o.Timing {
 		flags = 0
 	}
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), flags
 	if code := d.guard(fnEventCreate, f); code != Success {
 		return nil, d.rt.errorf(fnEventCreate, code, "%+v on %v", o, d)
 	}
-	e := &Event{dev: d, handle: handle{value: uintptr(f.out[0])}, timing: o.Timing}
-	e.cleanup = runtime.AddCleanup(e, func(value uintptr) { d.destroy(fnEventDestroy, value) }, e.handle.value)
+	e := &Event{dev: d, handle: handle{value: uintptr(f.out[0]), frame: d.rt.newFrame()}, timing: o.Timing}
+	e.waiting.event = e
+	e.cleanup = runtime.AddCleanup(e, func(value uintptr) { go d.collectEvent(value) }, e.handle.value)
 	return e, nil
+}
+
+// collectEvent destroys an event that was garbage collected: see
+// Timeline.collect.
+func (d *Device) collectEvent(value uintptr) {
+	if d.rt.closed.Load() {
+		return
+	}
+	f := d.rt.begin()
+	defer d.rt.end(f)
+	f.args[0] = value
+	d.guard(fnEventDestroy, f) // no caller is left to report to
 }
 
 // Device returns the event's device.
@@ -58,33 +76,33 @@ func (e *Event) Handle() EventHandle { return EventHandle(e.handle.value) }
 // String names the event in messages.
 func (e *Event) String() string { return fmt.Sprintf("event %#x of %v", e.handle.value, e.dev) }
 
-// Query tells whether the work that the event recorded is done; an event that
+// Query reports whether the work that the event recorded is done; an event that
 // was never recorded is (cudaEventQuery).
-func (e *Event) Query() (done bool, err error) { return e.dev.query(fnEventQuery, &e.handle) }
+func (e *Event) Query() (done bool, err error) {
+	f := e.begin()
+	f.args[0] = e.handle.value
+	code := e.dev.guard(fnEventQuery, f)
+	e.dev.rt.end(f)
+	return e.dev.answer(fnEventQuery, code, e)
+}
 
 // Since returns the time on the GPU from start to e, with a resolution of
 // about half a microsecond (cudaEventElapsedTime). Both must be made with
 // Timing, recorded, and done.
 func (e *Event) Since(start *Event) (time.Duration, error) {
+	if start == nil {
+		return 0, fmt.Errorf("cudaEventElapsedTime: to %v: %w", e, errNilEvent)
+	}
 	if !e.timing || !start.timing {
 		return 0, invalid(fnEventElapsedTime, "both events must be made with EventOptions.Timing")
 	}
-	// In the order of their addresses, as another goroutine may ask for the
-	// time between the same two the other way round.
-	first, second := &start.handle, &e.handle
-	if uintptr(unsafe.Pointer(first)) > uintptr(unsafe.Pointer(second)) {
-		first, second = second, first
-	}
-	f := e.dev.rt.begin(first)
+	f := e.begin()
 	defer e.dev.rt.end(f)
-	if second != first {
-		second.mu.Lock()
-		defer second.mu.Unlock()
-	}
-	f.args[0], f.args[1], f.args[2] = f.outPtr(0), start.handle.value, e.handle.value
 	code := codeClosed
-	if !second.closed {
+	if _, ok := start.handle.enter(); ok {
+		f.args[0], f.args[1], f.args[2] = f.outPtr(0), start.handle.value, e.handle.value
 		code = e.dev.guard(fnEventElapsedTime, f)
+		start.leave()
 	}
 	if code != Success {
 		return 0, e.dev.rt.errorf(fnEventElapsedTime, code, "from %v to %v", start, e)
@@ -93,19 +111,56 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), nil
 }
 
-// Close destroys the event (cudaEventDestroy). A second Close does nothing.
+// leave ends a call on the event, and destroys the event if it was closed
+// meanwhile.
+func (e *Event) leave() {
+	if !e.handle.leave(false) {
+		return
+	}
+	if e.destroy() != nil {
+		e.dev.rt.undone(e.Close)
+	}
+}
+
+// Close destroys the event (cudaEventDestroy). Calls in progress on other
+// goroutines come to their end first: the last of them then destroys the event.
+// A second Close does nothing; after an error Close may be called again.
 func (e *Event) Close() error {
-	if err := e.dev.close(fnEventDestroy, &e.handle); err != nil {
-		return err
+	if e.handle.close() {
+		if err := e.destroy(); err != nil {
+			return err
+		}
 	}
 	e.cleanup.Stop()
 	return nil
 }
 
-// An eventPool keeps the device's events that the package itself uses to wait.
+func (e *Event) destroy() error { return e.dev.destroy(fnEventDestroy, &e.handle, e) }
+
+// destroy destroys a handle that was closed. An error of earlier asynchronous
+// work comes from a context that is lost, with all its handles; after any other
+// one the caller may try again.
+func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
+	f := d.rt.begin()
+	defer d.rt.end(f)
+	f.args[0] = h.value
+	code := d.guard(fn, f)
+	if code == Success || code.sticky() {
+		h.destroyed()
+	} else {
+		h.unclaim()
+	}
+	if code != Success {
+		return d.rt.errorf(fn, code, "%v", what)
+	}
+	return nil
+}
+
+// An eventPool keeps the device's events that the package itself uses.
 type eventPool struct {
 	mu     sync.Mutex
 	free   []*Event
+	made   []weak.Pointer[Event] // those that streams may have
 	closed bool
 }
 
@@ -118,31 +173,40 @@ func (d *Device) takeEvent() (*Event, error) {
 		return e, nil
 	}
 	d.events.mu.Unlock()
-	return d.NewEvent(EventOptions{})
+	e, err := d.NewEvent(EventOptions{})
+	if err != nil {
+		return nil, err
+	}
+	d.events.mu.Lock()
+	defer d.events.mu.Unlock()
+	if len(d.events.made) == cap(d.events.made) {
+		d.events.made = slices.DeleteFunc(d.events.made, func(w weak.Pointer[Event]) bool { return w.Value() == nil })
+	}
+	d.events.made = append(d.events.made, weak.Make(e))
+	return e, nil
 }
 
-// giveEvent puts an event back. It may still be pending: recording it anew is
-// allowed at any time.
-func (d *Device) giveEvent(e *Event) {
+// putEvent makes an event available again. It may still be pending: recording
+// it anew is allowed at any time.
+func (d *Device) putEvent(e *Event) {
 	d.events.mu.Lock()
-	closed := d.events.closed
-	if !closed {
+	defer d.events.mu.Unlock()
+	if !d.events.closed {
 		d.events.free = append(d.events.free, e)
 	}
-	d.events.mu.Unlock()
-	if closed {
-		_ = e.Close() // the runtime is closed already: nobody is left to tell
-	}
 }
 
+// closeEvents destroys all events that takeEvent made, in use or not.
 func (d *Device) closeEvents() error {
 	d.events.mu.Lock()
-	free := d.events.free
-	d.events.free, d.events.closed = nil, true
+	made := d.events.made
+	d.events.free, d.events.made, d.events.closed = nil, nil, true
 	d.events.mu.Unlock()
 	var errs []error
-	for _, e := range free {
-		errs = append(errs, e.Close())
+	for _, w := range made {
+		if e := w.Value(); e != nil {
+			errs = append(errs, e.Close())
+		}
 	}
 	return errors.Join(errs...)
 }

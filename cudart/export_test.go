@@ -6,9 +6,9 @@ import "unsafe"
 
 // WaitInC is cudaStreamSynchronize: it keeps the thread, and mostly a core.
 func (s *Stream) WaitInC() error {
-	f := s.dev.rt.begin(&s.handle)
+	f := s.line.begin()
 	defer s.dev.rt.end(f)
-	f.args[0] = s.handle.value
+	f.args[0] = s.arg()
 	if code := s.dev.guard(fnStreamSynchronize, f); code != Success {
 		return s.dev.rt.errorf(fnStreamSynchronize, code, "%v", s)
 	}
@@ -18,18 +18,18 @@ func (s *Stream) WaitInC() error {
 // NewBlockingEvent makes an event whose WaitInC sleeps instead of spinning.
 func (d *Device) NewBlockingEvent() (*Event, error) {
 	const blockingSync, disableTiming = 1, 2
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), blockingSync|disableTiming
 	if code := d.guard(fnEventCreate, f); code != Success {
 		return nil, d.rt.errorf(fnEventCreate, code, "%v", d)
 	}
-	return &Event{dev: d, handle: handle{value: uintptr(f.out[0])}}, nil
+	return &Event{dev: d, handle: handle{value: uintptr(f.out[0]), frame: d.rt.newFrame()}}, nil
 }
 
 // WaitInC is cudaEventSynchronize.
 func (e *Event) WaitInC() error {
-	f := e.dev.rt.begin(&e.handle)
+	f := e.begin()
 	defer e.dev.rt.end(f)
 	f.args[0] = e.handle.value
 	if code := e.dev.guard(fnEventSynchronize, f); code != Success {
@@ -39,10 +39,24 @@ func (e *Event) WaitInC() error {
 }
 
 // PendingError is the calling thread's cudaGetLastError.
-func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin(nil).cCall) }
+func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin().cCall) }
 
 // The room that calls give C to write to.
 const (
 	PointerAttributesSize = int(unsafe.Sizeof(cPointerAttributes{}))
 	PropertiesSize        = propertiesSize
 )
+
+// Waiting is the number of waits that were left with the goroutine that asks
+// for all.
+func (rt *Runtime) Waiting() int {
+	rt.waits.mu.Lock()
+	defer rt.waits.mu.Unlock()
+	n := 0
+	for _, q := range rt.waits.queues {
+		for me := q.first; me != nil; me = me.next {
+			n++
+		}
+	}
+	return n
+}

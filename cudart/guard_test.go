@@ -68,7 +68,7 @@ func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
 	check(s.CopyToDevice(mem, host, 256))
 	check(s.Memset(mem, 1, 128))
 	check(s.Record(marker))
-	check(s.Wait(marker))
+	check(s.WaitEvent(marker))
 	check(s.CopyToHost(host, mem, 256))
 	_, e = s.Query()
 	check(e)

@@ -1,78 +1,85 @@
 package cudart
 
-import "sync"
+import (
+	"runtime"
+	"sync/atomic"
+)
 
-// A handle is a stream or an event of the library. Its lock is held during
-// every call that is given the handle, so that none is destroyed meanwhile;
-// CUDA takes the calls on one stream one after the other anyway. With the lock
-// comes a frame for the call.
+// A handle is a stream or an event of the library, shared by any number of
+// goroutines. No lock is held while C works with it: calls in progress are
+// counted, and a handle that is closed meanwhile is destroyed when the last of
+// them returns.
+//
+// state holds, from the low bits up, the calls in progress, what became of the
+// handle, and how many calls have queued work. So one addition ends a call and
+// counts it.
 type handle struct {
-	mu     sync.Mutex
-	value  uintptr
-	closed bool
-	frame  frame
+	value uintptr
+	state atomic.Uint64
+	frame *frame // for the call that found no other in progress
 }
 
-// begin starts a call: on a handle, or on none if h is nil.
-func (rt *Runtime) begin(h *handle) *frame {
-	if h == nil {
-		return rt.frames.Get().(*frame)
+const (
+	handleUsers      = 1<<16 - 1 // calls in progress
+	handleClosed     = 1 << 16   // refuses calls
+	handleDestroying = 1 << 17   // a goroutine is about to destroy it
+	handleDestroyed  = 1 << 18
+	handleQueued     = 1 << 19 // one call that queued work
+)
+
+// enter starts a call that uses the handle. ok is false if it was closed;
+// alone says that no other call was in progress, so that the handle's own frame
+// is the caller's until leave.
+func (h *handle) enter() (alone, ok bool) {
+	for {
+		s := h.state.Load()
+		switch {
+		case s&handleClosed != 0:
+			return false, false
+		case s&handleUsers == handleUsers:
+			runtime.Gosched()
+		case h.state.CompareAndSwap(s, s+1):
+			return s&handleUsers == 0, true
+		}
 	}
-	h.mu.Lock()
-	h.frame.owner = h
-	return &h.frame
 }
 
-// end ends what begin started.
-func (rt *Runtime) end(f *frame) {
-	f.host = nil
-	if f.owner == nil {
-		rt.frames.Put(f)
-		return
+// leave ends a call; queued says that it may have queued work. When it returns
+// true the handle was closed meanwhile, and the caller must destroy it.
+func (h *handle) leave(queued bool) (destroy bool) {
+	end := ^uint64(0) // -1
+	if queued {
+		end += handleQueued
 	}
-	f.owner.mu.Unlock()
+	s := h.state.Add(end)
+	return s&handleClosed != 0 && h.claim()
 }
 
-// close destroys the handle by fn. A second close does nothing; one that
-// failed may be tried again. Either kind of handle may have work under way:
-// CUDA releases what it uses when that is done.
-func (d *Device) close(fn function, h *handle) error {
-	f := d.rt.begin(h)
-	defer d.rt.end(f)
-	if h.closed {
-		return nil
-	}
-	f.args[0] = h.value
-	if code := d.guard(fn, f); code != Success {
-		return d.rt.errorf(fn, code, "handle %#x on %v", h.value, d)
-	}
-	h.closed = true
-	return nil
+// close refuses calls from now on. When it returns true no call is in
+// progress, and the caller must destroy the handle.
+func (h *handle) close() (destroy bool) {
+	h.state.Or(handleClosed)
+	return h.claim()
 }
 
-// destroy destroys a handle that was lost, unless the runtime is closed: its
-// library may be another one by then, if it was a simulated one.
-func (d *Device) destroy(fn function, value uintptr) {
-	if d.rt.closed.Load() {
-		return
+// claim makes the caller the one that destroys a closed handle.
+func (h *handle) claim() bool {
+	for {
+		s := h.state.Load()
+		if s&handleUsers != 0 || s&(handleDestroying|handleDestroyed) != 0 {
+			return false
+		}
+		if h.state.CompareAndSwap(s, s|handleDestroying) {
+			return true
+		}
 	}
-	f := d.rt.begin(nil)
-	defer d.rt.end(f)
-	f.args[0] = value
-	d.guard(fn, f) // nobody is left to tell
 }
 
-// query is cudaStreamQuery or cudaEventQuery, where "not ready" is an answer.
-func (d *Device) query(fn function, h *handle) (done bool, err error) {
-	f := d.rt.begin(h)
-	f.args[0] = h.value
-	code := d.guard(fn, f)
-	d.rt.end(f)
-	switch code {
-	case Success:
-		return true, nil
-	case ErrNotReady:
-		return false, nil
-	}
-	return false, d.rt.errorf(fn, code, "handle %#x on %v", h.value, d)
-}
+// unclaim undoes claim after an attempt that failed and can be repeated.
+func (h *handle) unclaim() { h.state.And(^uint64(handleDestroying)) }
+
+func (h *handle) destroyed() { h.state.Or(handleDestroyed) }
+
+// queued is the number of calls that have queued work. It has changed before
+// such a call returns.
+func (h *handle) queued() uint64 { return h.state.Load() / handleQueued }

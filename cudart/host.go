@@ -32,7 +32,7 @@ func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) 
 	if n <= 0 {
 		return nil, invalid(fnHostAlloc, "size %d: must be positive", n)
 	}
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
 	if code := d.guard(fnHostAlloc, f); code != Success {
@@ -47,7 +47,7 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 	if p == nil {
 		return nil
 	}
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0] = uintptr(p)
 	if code := d.guard(fnFreeHost, f); code != Success {
@@ -61,7 +61,7 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 // [Device.HostUnregister], and must not be Go heap memory: the garbage
 // collector would give it back while the GPU still writes there.
 func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) error {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(flags)
 	if code := d.guard(fnHostRegister, f); code != Success {
@@ -73,7 +73,7 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 // HostUnregister undoes [Device.HostRegister]; p is the exact address that was
 // registered (cudaHostUnregister).
 func (d *Device) HostUnregister(p unsafe.Pointer) error {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0] = uintptr(p)
 	if code := d.guard(fnHostUnregister, f); code != Success {
@@ -85,7 +85,7 @@ func (d *Device) HostUnregister(p unsafe.Pointer) error {
 // HostFlags returns the flags with which pinned memory was made
 // (cudaHostGetFlags).
 func (d *Device) HostFlags(p unsafe.Pointer) (uint32, error) {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), uintptr(p)
 	if code := d.guard(fnHostGetFlags, f); code != Success {
@@ -97,7 +97,7 @@ func (d *Device) HostFlags(p unsafe.Pointer) (uint32, error) {
 // HostDevicePointer returns the address by which the device reaches pinned
 // memory (cudaHostGetDevicePointer).
 func (d *Device) HostDevicePointer(p unsafe.Pointer) (DevPtr, error) {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(p), 0
 	if code := d.guard(fnHostGetDevicePointer, f); code != Success {

@@ -47,8 +47,8 @@ func (t *hostFuncTable) run(id uintptr) {
 func (s *Stream) LaunchHostFunc(fn func()) error {
 	t := hostFuncs()
 	id := t.add(fn)
-	f := s.dev.rt.begin(&s.handle)
-	f.args[0], f.args[1], f.args[2] = s.handle.value, t.entry, id
+	f := s.dev.begin(s)
+	f.args[0], f.args[1], f.args[2] = s.arg(), t.entry, id
 	code := s.dev.guard(fnLaunchHostFunc, f)
 	s.dev.rt.end(f)
 	if code != Success {

@@ -70,7 +70,7 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 	if n <= 0 {
 		return nil, invalid(fnMallocManaged, "size %d: must be positive", n)
 	}
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
 	if code := d.guard(fnMallocManaged, f); code != Success {
@@ -83,7 +83,7 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 // (cudaMemPrefetchAsync).
 func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	rt := s.dev.rt
-	f := rt.begin(s.own())
+	f := s.dev.begin(s)
 	defer rt.end(f)
 	f.args[0], f.args[1] = uintptr(p), uintptr(n)
 	if rt.abi[fnMemPrefetch] == abiLocation {
@@ -103,7 +103,7 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 
 // MemAdvise tells the driver how managed memory will be used (cudaMemAdvise).
 func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(advice)
 	if d.rt.abi[fnMemAdvise] == abiLocation {

@@ -31,7 +31,7 @@ func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
 	if n <= 0 {
 		return 0, invalid(fn, "size %d: must be positive", n)
 	}
-	f := d.rt.begin(s.own())
+	f := d.begin(s)
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), s.arg()
 	if code := d.guard(fn, f); code != Success {
@@ -48,7 +48,7 @@ func (d *Device) free(s *Stream, p DevPtr) error {
 	if s != nil {
 		fn = fnFreeAsync
 	}
-	f := d.rt.begin(s.own())
+	f := d.begin(s)
 	defer d.rt.end(f)
 	f.args[0], f.args[1] = uintptr(p), s.arg()
 	if code := d.guard(fn, f); code != Success {
@@ -105,7 +105,7 @@ type cPointerAttributes struct {
 // MemoryUnregistered.
 func (d *Device) PointerAttributes(address uintptr) (PointerAttributes, error) {
 	var c cPointerAttributes
-	f := d.rt.begin(nil)
+	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.host = unsafe.Pointer(&c)
 	f.args[0], f.args[1] = uintptr(f.host), address

@@ -3,7 +3,6 @@ package cudart
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 )
@@ -218,20 +217,8 @@ func bind(source Source) (*Runtime, int, error) {
 	return rt, count, err
 }
 
-// ask makes a call that does not depend on the current device.
-func (rt *Runtime) ask(fn function, f *frame) Code {
-	// The pending error belongs to the thread.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	code := rt.call(fn, &f.cCall)
-	if code != Success && code != codeMissing {
-		rt.clear(f)
-	}
-	return code
-}
-
 func (rt *Runtime) version(fn function) (Version, error) {
-	f := rt.begin(nil)
+	f := rt.begin()
 	defer rt.end(f)
 	f.out[0] = 0
 	f.args[0] = f.outPtr(0)
@@ -243,7 +230,7 @@ func (rt *Runtime) version(fn function) (Version, error) {
 
 // count asks for the devices. None at all is an answer.
 func (rt *Runtime) count() (int, error) {
-	f := rt.begin(nil)
+	f := rt.begin()
 	defer rt.end(f)
 	f.out[0] = 0
 	f.args[0] = f.outPtr(0)

@@ -1,7 +1,9 @@
 package cudart
 
 import (
+	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 )
 
@@ -44,6 +46,9 @@ type Runtime struct {
 	debug   bool
 	closed  atomic.Bool
 	waits   *waits
+
+	mu   sync.Mutex
+	left []func() error // see undone
 }
 
 // Library tells which library was loaded and how it was found.
@@ -71,13 +76,41 @@ func (rt *Runtime) Device(i int) (*Device, error) {
 // Devices returns all devices in CUDA's order.
 func (rt *Runtime) Devices() []*Device { return append([]*Device(nil), rt.devices...) }
 
-// Close ends waits that are under way, with [ErrClosed], and releases what the
-// Runtime itself made. Streams, events and memory are the caller's to release
-// first: none that is lost is destroyed afterwards. The library stays loaded: it
-// cannot be unloaded safely.
+// Close ends waits in progress with [ErrClosed] and destroys what the Runtime
+// itself made. From then on methods that queue work or create something return
+// ErrClosed; those that release something, and queries, work on, so that
+// deferred calls may come in any order. Streams, events and memory are the
+// caller's to release: none that is lost is destroyed afterwards. The library
+// stays loaded: it cannot be unloaded safely. A second Close does nothing.
+//
+// Close does not wait for calls that are inside the library: see
+// [Runtime.Stuck].
 func (rt *Runtime) Close() error {
 	if rt.closed.Swap(true) {
 		return nil
 	}
-	return rt.waits.close()
+	rt.waits.close()
+	var errs []error
+	for _, d := range rt.devices {
+		errs = append(errs, d.closeEvents())
+	}
+	for _, retry := range rt.takeLeft() {
+		errs = append(errs, retry())
+	}
+	return errors.Join(errs...)
+}
+
+// undone keeps what failed without a caller to report to: Close tries again.
+func (rt *Runtime) undone(retry func() error) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	rt.left = append(rt.left, retry)
+}
+
+func (rt *Runtime) takeLeft() []func() error {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	left := rt.left
+	rt.left = nil
+	return left
 }

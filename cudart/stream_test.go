@@ -50,7 +50,7 @@ func TestStreamsWaitForEvents(t *testing.T) {
 	fill(src, 8)
 	require.NoError(t, first.CopyToDevice(mem, pointer(src), n))
 	require.NoError(t, first.Record(e))
-	require.NoError(t, second.Wait(e))
+	require.NoError(t, second.WaitEvent(e))
 	require.NoError(t, second.CopyToHost(pointer(dst), mem, n))
 	require.NoError(t, second.Synchronize(context.Background()))
 	require.Equal(t, src, dst)
@@ -107,7 +107,7 @@ func TestUseAfterClose(t *testing.T) {
 	for what, err := range map[string]error{
 		"copy": s.CopyToDevice(mem, pointer(host), 64), "memset": s.Memset(mem, 0, 64),
 		"query": queryErr, "synchronize": s.Synchronize(context.Background()), "malloc": mallocErr,
-		"record": open.Record(e), "wait": open.Wait(e), "event query": eventErr, "since": sinceErr,
+		"record": open.Record(e), "wait": open.WaitEvent(e), "event query": eventErr, "since": sinceErr,
 		"event synchronize": e.Synchronize(context.Background()),
 		"host function":     s.LaunchHostFunc(func() { t.Error("must not run") }),
 	} {

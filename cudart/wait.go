@@ -14,364 +14,435 @@ import (
 //
 // CUDA's own waits keep a thread each, and by default a core. Here a wait asks
 // for a few microseconds itself, which is all that small copies need. After
-// that it leaves an event with one goroutine that asks for all waits of the
-// runtime, the oldest one of each stream, and sleeps in between: for a
+// that it leaves its place with a goroutine that asks for all waits of the
+// runtime, the first one of each stream, and sleeps in between: for a
 // sixteenth of the time that the youngest of them has waited already, so that
 // a wait ends some percent late at most, and never less than asking took, so
 // that a thousand waits use half a core at most. RATIONALE.md has the
 // alternatives (blocking-sync events, host functions) with figures.
+//
+// Any call into the library may block: a stream blocks its caller when about a
+// thousand entries are queued, and drivers have locks and bugs. So a wait whose
+// context can end makes its calls on another goroutine, which costs half a
+// microsecond, and the goroutine that asks for all is replaced by another while
+// it is stuck inside the library.
 const (
 	spinFor  = 25 * time.Microsecond
 	minSleep = 5 * time.Microsecond
 	maxSleep = 200 * time.Microsecond
+
+	stuckAfter = 5 * time.Millisecond // inside the library
 )
 
 // waits are the waits of a runtime.
 type waits struct {
-	rt    *Runtime
-	pool  sync.Pool // of *waiter
-	first turns
+	rt      *Runtime
+	pool    sync.Pool // of *wait
+	turns   turns
+	closing chan struct{} // closed by close
 
-	mu      sync.Mutex
-	queues  []*waitQueue // those with waiters
-	closed  bool
-	running bool
-	stopped chan struct{}
-	bell    *bell
+	mu     sync.Mutex
+	queues []*waitQueue // those with waits
+	closed bool
+	poller *poller // that asks, nil if none does
+	stuck  int     // pollers that were replaced while they were inside the library
 }
 
-// A waitQueue holds the waits for one stream, or for one event. What is
-// recorded on a stream is done in order, so only the first has to be asked
-// for.
+// A waitQueue holds the waits for points of one stream, or for one event.
 type waitQueue struct {
-	record      sync.Mutex // keeps the order of records and waiters the same
-	first, last *waiter
+	line  *Timeline // or
+	event *Event
+
+	// Guarded by waits.mu. Waits for points are in the points' order.
+	first, last *wait
 	listed      bool // in waits.queues
+	asking      bool // of an event: a goroutine is inside cudaEventQuery
 }
 
-type waiter struct {
-	next  *waiter
+type waitKind uint8
+
+const (
+	waitStream waitKind = iota // for all that is queued on line
+	waitPoint                  // for point n of line
+	waitEvent                  // for event
+	waitPeek                   // not at all: look at point n once
+)
+
+// A wait is one goroutine's. It is reused once its outcome was received.
+type wait struct {
+	kind  waitKind
+	line  *Timeline
 	event *Event
-	since time.Time
-	done  chan error
+	n     uint64
+
+	begin    func() // made once, so that starting a goroutine allocates nothing
+	done     chan error
+	patience *time.Timer // releases the turn of a call that blocks
+	turn     atomic.Int32
+
+	// Guarded by waits.mu.
+	queue      *waitQueue
+	prev, next *wait
+	since      time.Time
+	abandoned  bool
 }
+
+// errNotReached is the outcome of a look.
+var errNotReached = errors.New("not reached")
 
 func newWaits(rt *Runtime) *waits {
-	w := &waits{rt: rt, stopped: make(chan struct{}), first: newTurns()}
-	w.pool.New = func() any { return &waiter{done: make(chan error, 1)} }
+	w := &waits{rt: rt, turns: newTurns(), closing: make(chan struct{})}
+	w.pool.New = func() any {
+		me := &wait{done: make(chan error, 1)}
+		me.begin = func() { w.begin(me) }
+		me.patience = time.AfterFunc(time.Hour, func() { w.turns.leave(me) })
+		me.patience.Stop()
+		return me
+	}
 	return w
 }
 
-// waitCancelled says that a wait ended before the work did.
-func waitCancelled(what string, err error) error {
-	return fmt.Errorf("cudart: wait for %s given up, its work on the GPU goes on: %w", what, err)
+func (w *waits) get(kind waitKind) *wait {
+	me := w.pool.Get().(*wait)
+	me.kind, me.line, me.event, me.n = kind, nil, nil, 0
+	return me
+}
+
+// waitCanceled says that a wait ended before the work did.
+func waitCanceled(what fmt.Stringer, ctx context.Context) error {
+	return fmt.Errorf("wait for %v canceled, its work on the GPU goes on: %w", what, ctx.Err())
 }
 
 // Synchronize waits until all work queued on the stream so far is done, and
 // returns the work's error if it failed. When ctx ends first it returns ctx's
 // error, while the GPU's work goes on: memory that it uses must stay.
-// A wait does not occupy a thread.
+// A wait occupies no thread.
 func (s *Stream) Synchronize(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("synchronize %v: %w", s, errNilContext)
+	}
 	w := s.dev.rt.waits
-	turn := w.first.take()
-	done, err := w.look(ctx, s.dev, fnStreamQuery, &s.handle, turn)
-	if done || err != nil {
-		w.first.leave(turn)
+	if ctx.Done() == nil && w.turns.spin() {
+		// Nothing can end the wait early: the caller may ask itself.
+		over, err := spin(s.line.query)
+		w.turns.spinning.Add(-1)
+		if over {
+			return errors.Join(err, s.line.report())
+		}
+	}
+	me := w.get(waitStream)
+	me.line = s.line
+	if err := w.await(ctx, me); err != nil {
 		return err
 	}
-	me, err := w.record(s)
-	w.first.leave(turn)
-	if err != nil {
-		return err
-	}
-	e := me.event
-	err = w.await(ctx, &s.waiting, me, s)
-	s.dev.giveEvent(e)
-	return err
+	return s.line.report()
 }
 
-// Synchronize waits until the work that the event recorded is done. What is
-// said of [Stream.Synchronize] goes for it.
+// report returns an error of the stream's work that was found by others, once.
+func (t *Timeline) report() error {
+	if t.unreported.Load() == nil {
+		return nil
+	}
+	if err := t.unreported.Swap(nil); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Synchronize waits until the work that the event recorded is done; an event
+// that was never recorded is. If the event is recorded anew meanwhile, through
+// [Stream.Record], the wait is still for the work before. The requirements of
+// [Stream.Synchronize] apply.
 func (e *Event) Synchronize(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("synchronize %v: %w", e, errNilContext)
+	}
+	e.waits.Add(1)
+	defer e.waits.Add(-1)
 	w := e.dev.rt.waits
-	turn := w.first.take()
-	done, err := w.look(ctx, e.dev, fnEventQuery, &e.handle, turn)
-	w.first.leave(turn)
+	me := w.get(waitEvent)
+	me.event = e
+	return w.await(ctx, me)
+}
+
+// await begins a wait and waits for its outcome, or until ctx ends.
+func (w *waits) await(ctx context.Context, me *wait) error {
+	what := me.what()
+	if ctx.Err() != nil {
+		w.pool.Put(me)
+		return waitCanceled(what, ctx)
+	}
+	if ctx.Done() == nil {
+		me.begin()
+	} else {
+		go me.begin()
+	}
+	select {
+	case err := <-me.done:
+		w.pool.Put(me)
+		return err
+	case <-ctx.Done():
+	}
+	// Another goroutine may hold me just now: it is not reused.
+	w.mu.Lock()
+	me.abandoned = true
+	w.remove(me)
+	w.mu.Unlock()
+	return waitCanceled(what, ctx)
+}
+
+// what is waited for, in messages.
+func (me *wait) what() fmt.Stringer {
+	if me.event != nil {
+		return me.event
+	}
+	return me.line
+}
+
+// begin looks whether the wait is over already, and else leaves it with the
+// poller.
+func (w *waits) begin(me *wait) {
+	if me.kind == waitPeek {
+		over, _ := me.ask()
+		if over {
+			me.done <- nil
+		} else {
+			me.done <- errNotReached
+		}
+		return
+	}
+	if err := w.turns.take(me, w.closing); err != nil {
+		me.done <- fmt.Errorf("wait for %v: %w", me.what(), err)
+		return
+	}
+	over, err := me.look()
+	if !over && me.kind == waitStream {
+		p, fresh := me.line.next()
+		if fresh {
+			me.line.record(false)
+		}
+		me.n = p.n
+	}
+	w.turns.leave(me)
+	if over {
+		me.done <- err
+	} else {
+		w.enqueue(me)
+	}
+}
+
+// look asks once, or for a few microseconds if the turn allows it.
+func (me *wait) look() (over bool, err error) {
+	if me.turn.Load() == turnSpins {
+		return spin(me.ask)
+	}
+	over, err = me.ask()
+	return over || err != nil, err
+}
+
+// spin asks for a few microseconds, until it is done or fails.
+func spin(ask func() (done bool, err error)) (over bool, _ error) {
+	// The clock is read now and then only: that takes as long as a question.
+	const questions = 8
+	done, err := ask()
 	if done || err != nil {
-		return err
+		return true, err
 	}
-	me, err := w.enqueue(&e.waiting, e)
-	if err != nil {
-		return err
+	for start := time.Now(); time.Since(start) < spinFor; {
+		for range questions {
+			if done, err := ask(); done || err != nil {
+				return true, err
+			}
+		}
 	}
-	return w.await(ctx, &e.waiting, me, e)
+	return false, nil
+}
+
+// ask asks the library once. An error of a stream or event ends the wait.
+func (me *wait) ask() (done bool, err error) {
+	switch me.kind {
+	case waitStream:
+		return me.line.query()
+	case waitEvent:
+		return me.event.Query()
+	}
+	return me.line.reached(me.n), nil
 }
 
 // turns bound how many goroutines ask at once. It is what bounds the cores
 // that short waits can use, and the threads that a crowd of them makes: each
-// goroutine in a C function needs one.
+// goroutine inside the library needs one.
 type turns struct {
 	spinning *atomic.Int32
 	spinners int32         // that many may ask again and again
 	crowd    chan struct{} // others queue here, and ask once
 }
 
-// A turn is what take gave and leave takes back.
-type turn bool
-
+// The values of wait.turn.
 const (
-	spins turn = true
-	queue turn = false
+	turnNone int32 = iota
+	turnSpins
+	turnCrowd
 )
 
 func newTurns() turns {
-	procs := runtime.GOMAXPROCS(0)
-	return turns{spinning: new(atomic.Int32), spinners: int32(max(1, procs/8)), crowd: make(chan struct{}, max(1, procs/8))}
+	n := max(1, runtime.GOMAXPROCS(0)/8)
+	return turns{spinning: new(atomic.Int32), spinners: int32(n), crowd: make(chan struct{}, n)}
 }
 
-func (t turns) take() turn {
+// spin takes a turn of those that spin, if there is one. Who has it adds -1 to
+// spinning at the end.
+func (t turns) spin() bool {
 	if t.spinning.Add(1) <= t.spinners {
-		return spins
+		return true
 	}
 	t.spinning.Add(-1)
-	t.crowd <- struct{}{}
-	return queue
+	return false
 }
 
-func (t turns) leave(k turn) {
-	if k == spins {
+// take waits for a turn. One of the crowd whose call blocks loses it to the
+// next, and goes on without.
+func (t turns) take(me *wait, closing <-chan struct{}) error {
+	if t.spin() {
+		me.turn.Store(turnSpins)
+		return nil
+	}
+	select {
+	case t.crowd <- struct{}{}:
+	case <-closing:
+		return ErrClosed
+	}
+	me.turn.Store(turnCrowd)
+	me.patience.Reset(stuckAfter)
+	return nil
+}
+
+func (t turns) leave(me *wait) {
+	switch me.turn.Swap(turnNone) {
+	case turnSpins:
 		t.spinning.Add(-1)
-		return
+	case turnCrowd:
+		me.patience.Stop()
+		<-t.crowd
 	}
-	<-t.crowd
 }
 
-// look asks once, or for a few microseconds. It is guard with a call that is
-// repeated: the pending "not ready" is taken away once, at the end.
-func (w *waits) look(ctx context.Context, d *Device, fn function, h *handle, turn turn) (done bool, err error) {
-	f := w.rt.begin(nil)
-	f.args[0] = h.value
-	runtime.LockOSThread()
-	code := Success
-	if w.rt.several {
-		code = d.makeCurrent(w.rt.binding, f)
+// enqueue leaves a wait with the poller.
+func (w *waits) enqueue(me *wait) {
+	var q *waitQueue
+	if me.line != nil {
+		q = &me.line.waiting
+	} else {
+		q = &me.event.waiting
 	}
-	if code == Success {
-		code = w.ask(fn, h, f)
-	}
-	if code == ErrNotReady && turn == spins {
-		// The clock and the context are looked at now and then only: that takes
-		// as long as the question.
-		const questions = 8
-		for start := time.Now(); code == ErrNotReady && time.Since(start) < spinFor && ctx.Err() == nil; {
-			for i := 0; i < questions && code == ErrNotReady; i++ {
-				code = w.ask(fn, h, f)
-			}
-		}
-	}
-	if code != Success && code != codeClosed {
-		w.rt.clear(f)
-	}
-	runtime.UnlockOSThread()
-	w.rt.end(f)
-	switch code {
-	case Success:
-		return true, nil
-	case ErrNotReady:
-		if err := ctx.Err(); err != nil {
-			return false, waitCancelled(fmt.Sprintf("handle %#x of %v", h.value, d), err)
-		}
-		return false, nil
-	}
-	return false, w.rt.errorf(fn, code, "handle %#x on %v", h.value, d)
-}
-
-// ask asks once. Others may use the handle between two questions.
-func (w *waits) ask(fn function, h *handle, f *frame) Code {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return codeClosed
-	}
-	return w.rt.call(fn, &f.cCall)
-}
-
-// record leaves a wait for all that is queued on s just now.
-func (w *waits) record(s *Stream) (*waiter, error) {
-	e, err := s.dev.takeEvent()
-	if err != nil {
-		return nil, err
-	}
-	s.waiting.record.Lock()
-	defer s.waiting.record.Unlock()
-	if err = s.Record(e); err == nil {
-		var me *waiter
-		if me, err = w.enqueue(&s.waiting, e); err == nil {
-			return me, nil
-		}
-	}
-	s.dev.giveEvent(e)
-	return nil, err
-}
-
-// enqueue leaves the wait for e with the goroutine that asks for all.
-func (w *waits) enqueue(q *waitQueue, e *Event) (*waiter, error) {
-	me := w.pool.Get().(*waiter)
-	me.next, me.event, me.since = nil, e, time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
-		return nil, fmt.Errorf("cudart: wait for %v: %w", e, ErrClosed)
+	switch {
+	case me.abandoned:
+		return
+	case w.closed:
+		me.done <- fmt.Errorf("wait for %v: %w", me.what(), ErrClosed)
+		return
 	}
-	if !w.running {
-		b, err := newBell()
-		if err != nil {
-			return nil, fmt.Errorf("cudart: wait for %v: %w", e, err)
-		}
-		w.bell, w.running = b, true
-		go w.run()
-	}
-	if q.first == nil {
-		q.first, q.last = me, me
-	} else {
-		q.last.next, q.last = me, me
-	}
+	me.since = time.Now()
+	w.insert(q, me)
 	if !q.listed {
 		q.listed = true
 		w.queues = append(w.queues, q)
 	}
-	w.bell.ring()
-	return me, nil
-}
-
-func (w *waits) await(ctx context.Context, q *waitQueue, me *waiter, what fmt.Stringer) error {
-	select {
-	case err := <-me.done:
-		me.event = nil
-		w.pool.Put(me)
-		return err
-	case <-ctx.Done():
+	if w.poller == nil {
+		w.startPoller()
 	}
-	// The asking goroutine may hold me just now: it is not reused.
-	w.mu.Lock()
-	w.remove(q, me)
-	w.mu.Unlock()
-	return waitCancelled(what.String(), ctx.Err())
+	w.poller.bell.ring()
 }
 
-// remove takes a waiter out of its queue, if it is still there. The queue
-// itself leaves w.queues at the next round.
-func (w *waits) remove(q *waitQueue, me *waiter) bool {
-	var before *waiter
-	for at := q.first; at != nil; before, at = at, at.next {
-		if at != me {
-			continue
-		}
-		if before == nil {
-			q.first = me.next
-		} else {
-			before.next = me.next
-		}
-		if q.last == me {
-			q.last = before
-		}
-		return true
+// insert puts a wait behind those for earlier points.
+func (w *waits) insert(q *waitQueue, me *wait) {
+	before := q.last
+	for before != nil && before.n > me.n {
+		before = before.prev
 	}
-	return false
-}
-
-// run asks for all waits until the runtime is closed. It keeps its thread,
-// which dies with it, because the precision of sleep is the thread's.
-func (w *waits) run() {
-	defer close(w.stopped)
-	runtime.LockOSThread()
-	w.bell.precise()
-	defer w.bell.close()
-	var heads []*waiter
-	var queues []*waitQueue
-	for {
-		heads, queues = heads[:0], queues[:0]
-		w.mu.Lock()
-		if w.closed {
-			w.failAll()
-			w.mu.Unlock()
-			return
-		}
-		kept := w.queues[:0]
-		for _, q := range w.queues {
-			if q.listed = q.first != nil; q.listed {
-				kept = append(kept, q)
-				heads, queues = append(heads, q.first), append(queues, q)
-			}
-		}
-		clear(w.queues[len(kept):])
-		w.queues = kept
-		w.mu.Unlock()
-
-		if len(heads) == 0 {
-			w.bell.wait(-1)
-			continue
-		}
-		begin := time.Now()
-		youngest := time.Duration(1<<63 - 1)
-		ended := false
-		for i, me := range heads {
-			for me != nil {
-				done, err := me.event.Query()
-				if !done && err == nil {
-					youngest = min(youngest, begin.Sub(me.since))
-					break
-				}
-				ended = true
-				me = w.end(queues[i], me, err)
-			}
-		}
-		clear(heads)
-		if ended {
-			continue // who waited goes on, and others may be done by now
-		}
-		sleep := max(min(max(youngest/16, minSleep), maxSleep), time.Since(begin))
-		w.bell.wait(sleep)
+	me.queue, me.prev = q, before
+	if before == nil {
+		me.next, q.first = q.first, me
+	} else {
+		me.next, before.next = before.next, me
+	}
+	if me.next == nil {
+		q.last = me
+	} else {
+		me.next.prev = me
 	}
 }
 
-// end tells a waiter the outcome and returns the next one of its queue.
-func (w *waits) end(q *waitQueue, me *waiter, err error) *waiter {
+// remove takes a wait out of its queue, if it is in one. The queue itself
+// leaves w.queues at the next round.
+func (w *waits) remove(me *wait) {
+	q := me.queue
+	if q == nil {
+		return
+	}
+	if me.prev == nil {
+		q.first = me.next
+	} else {
+		me.prev.next = me.next
+	}
+	if me.next == nil {
+		q.last = me.prev
+	} else {
+		me.next.prev = me.prev
+	}
+	me.queue, me.prev, me.next = nil, nil, nil
+}
+
+// end ends the waits of a queue for points up to n.
+func (w *waits) end(q *waitQueue, n uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.remove(q, me) {
+	for me := q.first; me != nil && me.n <= n; me = q.first {
+		w.remove(me)
 		me.done <- err
 	}
-	return q.first
 }
 
-func (w *waits) failAll() {
+// rerecorded lets waits for an event wait for the stream's present end instead,
+// because the event is about to be recorded anew.
+func (w *waits) rerecorded(e *Event) {
+	t := e.last.Load()
+	if t == nil {
+		return // other code recorded it: nothing tells on which stream
+	}
+	p := t.Point()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for me := e.waiting.first; me != nil; me = e.waiting.first {
+		w.remove(me)
+		me.line, me.n = t, p.n
+		w.insert(&t.waiting, me)
+	}
+	if t.waiting.first != nil && !t.waiting.listed {
+		t.waiting.listed = true
+		w.queues = append(w.queues, &t.waiting)
+	}
+}
+
+// close ends all waits.
+func (w *waits) close() {
+	w.mu.Lock()
+	if !w.closed {
+		w.closed = true
+		close(w.closing)
+	}
 	for _, q := range w.queues {
-		for me := q.first; me != nil; {
-			next := me.next
-			me.done <- fmt.Errorf("cudart: wait for %v: %w", me.event, ErrClosed)
-			me = next
+		for me := q.first; me != nil; me = q.first {
+			w.remove(me)
+			me.done <- fmt.Errorf("wait for %v: %w", me.what(), ErrClosed)
 		}
-		q.first, q.last, q.listed = nil, nil, false
+		q.listed = false
 	}
 	w.queues = nil
-}
-
-// close ends all waits and the goroutine that asks for them.
-func (w *waits) close() error {
-	w.mu.Lock()
-	w.closed = true
-	running := w.running
-	if running {
-		w.bell.ring()
+	if w.poller != nil {
+		w.poller.bell.ring()
 	}
 	w.mu.Unlock()
-	if running {
-		<-w.stopped
-	}
-	var errs []error
-	for _, d := range w.rt.devices {
-		errs = append(errs, d.closeEvents())
-	}
-	return errors.Join(errs...)
 }

@@ -46,7 +46,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 // Waits on one stream end in the order of the work, each when its own is done.
 func TestWaitsOfOneStream(t *testing.T) {
 	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	s := stream(t, dev)
@@ -58,7 +58,7 @@ func TestWaitsOfOneStream(t *testing.T) {
 		wg.Go(func() { assert.NoError(t, s.Synchronize(context.Background())) })
 	}
 	go func() { wg.Wait(); close(first) }()
-	require.Eventually(t, func() bool { return sim.Calls("cudaEventRecord") == 8 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return rt.Waiting() == 8 }, 10*time.Second, time.Millisecond)
 	require.NoError(t, s.LaunchHostFunc(func() { <-unblock }))
 	late := make(chan error, 1)
 	go func() { late <- s.Synchronize(context.Background()) }()
@@ -95,6 +95,7 @@ func TestCloseEndsWaits(t *testing.T) {
 	require.ErrorIs(t, <-ended, cudart.ErrClosed)
 	require.NoError(t, <-closed)
 	require.ErrorIs(t, s.Synchronize(context.Background()), cudart.ErrClosed)
+	require.ErrorIs(t, dev.Synchronize(context.Background()), cudart.ErrClosed)
 	sim.Release()
-	require.NoError(t, dev.Synchronize(context.Background()))
+	require.Eventually(t, func() bool { done, err := s.Query(); return done && err == nil }, 10*time.Second, time.Millisecond, "queries work on")
 }

@@ -56,7 +56,7 @@ func BenchmarkWait(b *testing.B) {
 			if err := s.Record(plain); err != nil {
 				return err
 			}
-			if err := notify.Wait(plain); err != nil {
+			if err := notify.WaitEvent(plain); err != nil {
 				return err
 			}
 			if err := notify.LaunchHostFunc(call); err != nil {

@@ -36,7 +36,7 @@ func (b *Batch) Use(s *cudart.Stream) error {
 	if s == nil {
 		return fmt.Errorf("loader: use %v: the stream is nil", b)
 	}
-	if err := s.Wait(b.s.copied); err != nil {
+	if err := s.WaitEvent(b.s.copied); err != nil {
 		return fmt.Errorf("loader: use %v: %w", b, err)
 	}
 	if !slices.Contains(b.used, s) {

@@ -81,7 +81,7 @@ func (l *Loader) upload(s *slot) error {
 	for s.pending > 0 {
 		e := s.done[s.pending-1]
 		if done, err := e.Query(); err != nil || !done { // the stream would lose time over one that is
-			if err := l.stream.Wait(e); err != nil {
+			if err := l.stream.WaitEvent(e); err != nil {
 				return err
 			}
 		}

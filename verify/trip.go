@@ -267,7 +267,7 @@ func (t *trip) allBefore(waiting []*cudart.Stream, k int) error {
 			if i == j {
 				continue
 			}
-			if err := s.Wait(e); err != nil {
+			if err := s.WaitEvent(e); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,96 @@
+package cudart
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// A drainer waits for all work of a device (cudaDeviceSynchronize). One
+// goroutine, so one thread, serves all who need that: requests that come while
+// it waits are served by the next call, because the one in progress may not
+// cover their work.
+type drainer struct {
+	dev     *Device
+	mu      sync.Mutex
+	running bool
+	next    []drainRequest
+}
+
+// A drainRequest is a timeline, or a caller of Device.Synchronize.
+type drainRequest struct {
+	line      *Timeline
+	n, queued uint64
+	done      chan<- error
+}
+
+func (d *drainer) add(r drainRequest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.next = append(d.next, r)
+	if !d.running {
+		d.running = true
+		go d.run()
+	}
+}
+
+func (d *drainer) take() []drainRequest {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	requests := d.next
+	d.next = nil
+	d.running = len(requests) > 0
+	return requests
+}
+
+func (d *drainer) run() {
+	for requests := d.take(); len(requests) > 0; requests = d.take() {
+		for i := range requests {
+			if r := &requests[i]; r.line != nil {
+				r.n, r.queued = r.line.beginAnswer()
+			}
+		}
+		err := d.dev.synchronize()
+		for _, r := range requests {
+			if r.line != nil {
+				r.line.drained(r.n, r.queued, err)
+			} else {
+				r.done <- err
+			}
+		}
+	}
+}
+
+func (d *Device) synchronize() error {
+	f := d.rt.begin()
+	defer d.rt.end(f)
+	if code := d.guard(fnDeviceSynchronize, f); code != Success {
+		return d.rt.errorf(fnDeviceSynchronize, code, "%v", d)
+	}
+	return nil
+}
+
+// Synchronize waits for all work of the device that was queued so far
+// (cudaDeviceSynchronize). When ctx ends first it returns ctx's error at once,
+// while the GPU's work goes on. All callers together occupy one thread, and
+// mostly a core: prefer [Stream.Synchronize].
+func (d *Device) Synchronize(ctx context.Context) error {
+	switch {
+	case ctx == nil:
+		return fmt.Errorf("cudaDeviceSynchronize: %v: %w", d, errNilContext)
+	case d.rt.closed.Load():
+		return d.rt.errorf(fnDeviceSynchronize, codeRuntimeClosed, "%v", d)
+	case ctx.Err() != nil:
+		return waitCanceled(d, ctx)
+	}
+	done := make(chan error, 1)
+	d.drainer.add(drainRequest{done: done})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return waitCanceled(d, ctx)
+	case <-d.rt.waits.closing:
+		return d.rt.errorf(fnDeviceSynchronize, codeRuntimeClosed, "%v", d)
+	}
+}

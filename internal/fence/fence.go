@@ -1,0 +1,235 @@
+// Package fence answers one question, for everything in this module that has
+// memory which a GPU uses: is the GPU done with it?
+package fence
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A Fence stands between memory and its reuse. It remembers the streams that
+// use the memory, and where their work on it ends. No memory is reused,
+// unregistered or unmapped unless Done has returned true, or Wait nil. The zero
+// Fence is of memory that no stream uses.
+//
+// Each stream it knows is in one of these states:
+//
+//	state     entered by              | Done, Wait
+//	open      Add                     | as after Record
+//	recorded  Record, Done or Wait    | ask the device: see cudart.Point, which
+//	                                  | says what happens when calls fail, block
+//	                                  | or never return, the stream is closed or
+//	                                  | lost, or the device is lost
+//	removed   the point was reached   | true, nil
+//
+// A stream that is added again is open again. An answer that cannot be had
+// leaves the stream where it is, and the next question is asked anew: a Fence
+// forgets nothing. No method but Record, and Done and Wait with a context that
+// cannot end, makes calls into the library on the caller's goroutine.
+//
+// Methods may be called from any goroutine.
+type Fence struct {
+	last atomic.Pointer[cudart.Timeline] // added last, and open
+
+	mu      sync.Mutex // not held during calls into the library
+	uses    []use
+	err     error
+	pruneAt int // len(uses)
+}
+
+// A use is a stream and the end of its work on the memory.
+type use struct {
+	line  *cudart.Timeline
+	point cudart.Point // unless open
+	open  bool
+}
+
+// Add remembers that s uses the memory. It is to be called after work was
+// queued there, even if that failed, because some of it may have been queued.
+func (f *Fence) Add(s *cudart.Stream) {
+	line := s.Timeline()
+	if f.last.Load() == line {
+		return
+	}
+	f.mu.Lock()
+	i := slices.IndexFunc(f.uses, func(u use) bool { return u.line == line })
+	if i < 0 {
+		i = len(f.uses)
+		f.uses = append(f.uses, use{line: line})
+	}
+	f.uses[i].open = true
+	f.last.Store(line)
+	prune := len(f.uses) > max(f.pruneAt, leastPrune)
+	f.mu.Unlock()
+	if prune {
+		f.prune()
+	}
+}
+
+// Empty reports whether the memory is known to be unused. It makes no calls.
+func (f *Fence) Empty() bool {
+	if f.last.Load() != nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.uses) == 0
+}
+
+// Record fixes the end of the work on the memory: what is queued on the streams
+// later is not waited for. It records an event on each stream that has queued
+// work since its last one (cudaEventRecord).
+func (f *Fence) Record() {
+	var room [usual]cudart.Point
+	for _, p := range f.points(room[:0]) {
+		p.Record()
+	}
+}
+
+// usual is how many streams there are at the most, nearly always.
+const usual = 4
+
+// points fixes all streams and returns their points.
+func (f *Fence) points(list []cudart.Point) []cudart.Point {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fix()
+	for _, u := range f.uses {
+		list = append(list, u.point)
+	}
+	return list
+}
+
+// fix ends the open state of all streams.
+func (f *Fence) fix() {
+	f.last.Store(nil)
+	for i := range f.uses {
+		if u := &f.uses[i]; u.open {
+			u.point, u.open = u.line.End(), false
+		}
+	}
+}
+
+// first fixes all streams and returns the point of one.
+func (f *Fence) first() (p cudart.Point, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fix()
+	if len(f.uses) == 0 {
+		return p, false
+	}
+	return f.uses[len(f.uses)-1].point, true
+}
+
+// remove forgets a stream whose point was reached, unless it was added again.
+func (f *Fence) remove(p cudart.Point) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drop(func(u use) bool { return !u.open && u.point == p })
+}
+
+func (f *Fence) drop(reached func(use) bool) {
+	f.uses = slices.DeleteFunc(f.uses, func(u use) bool {
+		if !reached(u) {
+			return false
+		}
+		if f.err == nil {
+			f.err = u.point.Err()
+		}
+		return true
+	})
+}
+
+// Done reports whether the device is done with the memory. It asks each stream
+// once at most (cudaEventQuery). A call that blocks, or an answer that cannot be
+// had, counts as false; ctx bounds the call, not the work.
+func (f *Fence) Done(ctx context.Context) bool {
+	for {
+		p, ok := f.first()
+		switch {
+		case !ok:
+			return true
+		case !p.Done(ctx):
+			return false
+		}
+		f.remove(p)
+	}
+}
+
+// Wait waits until the device is done with the memory, also with what streams
+// that are added meanwhile do to it. An error says that the memory may be in
+// use: ctx's, when that ends first, or why it cannot be known.
+func (f *Fence) Wait(ctx context.Context) error {
+	for {
+		p, ok := f.first()
+		if !ok {
+			return nil
+		}
+		if err := p.Wait(ctx); err != nil {
+			return err
+		}
+		f.remove(p)
+	}
+}
+
+// Before makes work that is queued on s later wait for the work on the memory
+// (cudaStreamWaitEvent). The caller does not wait, and the Fence stays as it is.
+// After an error some of the work may not be waited for.
+func (f *Fence) Before(s *cudart.Stream) error {
+	var room [usual]cudart.Point
+	for _, p := range f.points(room[:0]) {
+		p.Record()
+		if err := s.WaitPoint(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Err returns the first error that CUDA reported for the work on the memory
+// since the last call, once the device is done with it. What was copied may be
+// wrong then.
+func (f *Fence) Err() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.err
+	f.err = nil
+	return err
+}
+
+const (
+	leastPrune   = 8
+	pruneTimeout = 10 * time.Millisecond
+)
+
+// prune forgets streams that were closed or are idle, so that memory which many
+// short-lived streams have used does not remember them all.
+func (f *Fence) prune() {
+	f.mu.Lock()
+	var quiet []cudart.Point
+	for _, u := range f.uses {
+		if p, ok := u.line.Quiet(); ok {
+			quiet = append(quiet, p)
+		}
+	}
+	f.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), pruneTimeout)
+	defer cancel()
+	for _, p := range quiet {
+		p.Done(ctx)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drop(func(u use) bool {
+		// Nothing was queued since its last point: that is the end, open or not.
+		p, ok := u.line.Quiet()
+		return ok && p.Known()
+	})
+	f.last.Store(nil) // it may have been dropped
+	f.pruneAt = 2 * len(f.uses)
+}
