@@ -517,6 +517,27 @@ func (p Point) Wait(ctx context.Context) error {
 	return w.await(ctx, me)
 }
 
+// Notify sends to c once the point is reached, or it turns out that this cannot
+// be known just now: Known tells which. It does not block: where nothing can be
+// sent, c has a message already. stop withdraws it.
+func (p Point) Notify(c chan<- struct{}) (stop func()) {
+	if p.Known() {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+		return func() {}
+	}
+	w := p.line.dev.rt.waits
+	me := &wait{kind: waitNotify, line: p.line, n: p.n, notify: c}
+	w.enqueue(me)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.remove(me)
+	}
+}
+
 // Err returns the error that the stream reported while the point was not known
 // to be reached: what was copied before the point may be wrong. It is to be
 // asked after Done or Wait, and before many more errors.

@@ -66,6 +66,7 @@ const (
 	waitPoint                  // for point n of line
 	waitEvent                  // for event
 	waitPeek                   // not at all: look at point n once
+	waitNotify                 // for point n of line, with no goroutine waiting
 )
 
 // A wait is one goroutine's. It is reused once its outcome was received.
@@ -77,7 +78,8 @@ type wait struct {
 
 	begin    func() // made once, so that starting a goroutine allocates nothing
 	done     chan error
-	patience *time.Timer // releases the turn of a call that blocks
+	notify   chan<- struct{} // in place of done
+	patience *time.Timer     // releases the turn of a call that blocks
 	turn     atomic.Int32
 
 	// Guarded by waits.mu.
@@ -341,7 +343,7 @@ func (w *waits) enqueue(me *wait) {
 	case me.abandoned:
 		return
 	case w.closed:
-		me.done <- fmt.Errorf("wait for %v: %w", me.what(), ErrClosed)
+		me.end(fmt.Errorf("wait for %v: %w", me.what(), ErrClosed))
 		return
 	}
 	me.since = time.Now()
@@ -401,7 +403,19 @@ func (w *waits) end(q *waitQueue, n uint64, err error) {
 	defer w.mu.Unlock()
 	for me := q.first; me != nil && me.n <= n; me = q.first {
 		w.remove(me)
+		me.end(err)
+	}
+}
+
+// end reports the outcome.
+func (me *wait) end(err error) {
+	if me.notify == nil {
 		me.done <- err
+		return
+	}
+	select {
+	case me.notify <- struct{}{}:
+	default:
 	}
 }
 
@@ -436,7 +450,7 @@ func (w *waits) close() {
 	for _, q := range w.queues {
 		for me := q.first; me != nil; me = q.first {
 			w.remove(me)
-			me.done <- fmt.Errorf("wait for %v: %w", me.what(), ErrClosed)
+			me.end(fmt.Errorf("wait for %v: %w", me.what(), ErrClosed))
 		}
 		q.listed = false
 	}

@@ -44,7 +44,10 @@ func Alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, 
 
 func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, error) {
 	start := time.Now()
-	if err := o.check(); err != nil {
+	if err := checkArguments(ctx, dev); err != nil {
+		return nil, err
+	}
+	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	node, onNode, note := o.Node.pick(dev, o.host())
@@ -74,8 +77,7 @@ func (b *Buffer) Bytes() []byte { return b.region.Bytes() }
 // lease's, a registration's or a file's. T must not hold Go pointers: the
 // garbage collector does not look here.
 func Slice[T any](m interface{ Bytes() []byte }) []T {
-	var zero T
-	size := int(unsafe.Sizeof(zero))
+	size := int(unsafe.Sizeof(*(*T)(nil)))
 	mem := m.Bytes()
 	if size == 0 || len(mem) < size {
 		return nil

@@ -24,8 +24,9 @@ type MapFileOptions struct {
 	Label string
 	// Chunk is as Options.Chunk.
 	Chunk int
-	// Threads that read the file; 0 adapts to the host.
-	Threads int
+	// Workers is how many goroutines read the file, 1024 at most; 0 adapts to
+	// the host.
+	Workers int
 
 	system *pages.System // of tests
 }
@@ -67,11 +68,14 @@ func MapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOpti
 
 func mapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
 	start := time.Now()
-	pin := Options{Label: o.Label, Chunk: o.Chunk, Threads: o.Threads, system: o.system}
+	if err := checkArguments(ctx, dev); err != nil {
+		return nil, err
+	}
+	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers, system: o.system}
 	if pin.Label == "" {
 		pin.Label = path
 	}
-	if err := pin.check(); err != nil {
+	if err := pin.Validate(); err != nil {
 		return nil, err
 	}
 	// Opening a pipe would wait, and opening a device may do anything.
@@ -107,7 +111,7 @@ func mapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOpti
 	// A byte that went missing until now is found here; later nobody looks.
 	o.Length = n
 	if _, err := o.length(file); err != nil {
-		return nil, giveUp(f.pinned, region, fmt.Errorf("it shrank meanwhile: %w", err))
+		return nil, giveUp(f.pinned, region, f.grant, fmt.Errorf("it shrank meanwhile: %w", err))
 	}
 	f.enter(&account.files, f.n, start)
 	return f, nil

@@ -1,7 +1,6 @@
 package hostmem
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/gopinned/pinned/hostmem/internal/pages"
@@ -43,8 +42,9 @@ type Options struct {
 	Node Node
 	// Label is shown where memory is accounted for.
 	Label string
-	// Threads that make pages resident; 0 adapts to the host.
-	Threads int
+	// Workers is how many goroutines make pages resident, 1024 at most; 0
+	// adapts to the host.
+	Workers int
 	// Fork lets forked children have the memory too. It makes every fork of
 	// the process slower by half a second a GiB.
 	Fork bool
@@ -54,19 +54,37 @@ type Options struct {
 	system *pages.System // of tests
 }
 
+// PageSize returns the size in bytes of the reserved pages that are asked for, 0
+// for ordinary ones.
+func (h HugePages) PageSize() int {
+	switch h {
+	case HugeTLB:
+		return 2 << 20
+	case HugeTLB1G:
+		return 1 << 30
+	}
+	return 0
+}
+
 const chunkUnit = 2 << 20
 
-var errChunk = errors.New("must be a multiple of 2 MiB")
-
-func (o Options) check() error {
-	if o.Chunk < 0 || o.Chunk%chunkUnit != 0 {
-		return fmt.Errorf("Options.Chunk of %d bytes: %w", o.Chunk, errChunk)
-	}
-	if o.HugePages < HugePagesAuto || o.HugePages > HugeTLB1G {
-		return fmt.Errorf("Options.HugePages: no such value: %d", o.HugePages)
+// Validate returns an error that names the option which cannot be, nil if all
+// can. Every function that takes Options calls it.
+func (o Options) Validate() error {
+	switch {
+	case o.Align < 0 || o.Align&(o.Align-1) != 0:
+		return fmt.Errorf("Options.Align of %d bytes: must be a power of two", o.Align)
+	case o.Chunk < 0 || o.Chunk%chunkUnit != 0:
+		return fmt.Errorf("Options.Chunk of %d bytes: must be a multiple of 2 MiB", o.Chunk)
+	case o.HugePages < HugePagesAuto || o.HugePages > HugeTLB1G:
+		return fmt.Errorf("Options.HugePages of %d: there is no such value", o.HugePages)
+	case o.Workers < 0 || o.Workers > mostWorkers:
+		return fmt.Errorf("Options.Workers of %d: must be from 0 to %d", o.Workers, mostWorkers)
 	}
 	return nil
 }
+
+const mostWorkers = 1024
 
 func (o Options) host() *pages.System {
 	if o.system != nil {

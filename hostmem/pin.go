@@ -120,7 +120,7 @@ func (p *pinning) registerAll(ctx context.Context, n int) error {
 // Pages are there before they are registered: registering memory that is not
 // makes the driver fault it in on one thread, at 4 to 7 GB/s.
 func (p *pinning) populateAndPin(ctx context.Context, r *pages.Region, o Options) error {
-	populate := pages.Populate{Threads: o.Threads}
+	populate := pages.Populate{Threads: o.Workers}
 	if o.Chunk > 0 {
 		populate.Item = o.Chunk
 		populate.Done = func(off, n int) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -12,17 +13,35 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/sentinel"
 )
 
 var (
 	// ErrClosed is returned by methods of a buffer, registration or file that
-	// was closed.
-	ErrClosed = errors.New("hostmem: already closed")
+	// was closed. errors.Is reports that it is [os.ErrClosed].
+	ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 	// ErrReadOnly is returned by copies into memory that the GPU may only read.
-	ErrReadOnly = errors.New("hostmem: registered read-only")
+	ErrReadOnly = errors.New("registered read-only")
+
+	errNilContext = errors.New("the context is nil")
+	errNilDevice  = errors.New("the device is nil")
+	errNilStream  = errors.New("the stream is nil")
 )
+
+// checkArguments refuses what every function here needs.
+func checkArguments(ctx context.Context, dev *cudart.Device) error {
+	switch {
+	case ctx == nil:
+		return errNilContext
+	case dev == nil:
+		return errNilDevice
+	}
+	return nil
+}
 
 // pinnedMem is what a buffer, a registration and a mapped file have in common:
 // pinned memory that copies use until it is closed. Who mapped it, and who
@@ -36,29 +55,33 @@ type pinnedMem struct {
 	label    string
 	readOnly bool
 
-	// What the books say of it, from enter to leave.
+	// How it is accounted for, from record to unrecord.
+	grant   *budget.Grant
 	tally   *tally
 	held    int // bytes
 	id      uint64
 	cleanup runtime.Cleanup
 
-	use     sync.RWMutex // copies are issued under it shared, close has it alone
-	closed  atomic.Bool  // to use; set under use
-	gone    bool         // unregistered and unmapped
-	streams streamSet
+	use    sync.RWMutex // copies are issued under it shared, close has it alone
+	closed atomic.Bool  // to use; set under use
+	gone   bool         // unregistered and unmapped
+	fence  fence.Fence  // of the copies that were queued here
 }
 
 // pin makes a region resident and registers it, within the limits. After an
 // error it is neither registered nor mapped.
 func (m *pinnedMem) pin(ctx context.Context, dev *cudart.Device, r *pages.Region, kind string, flags cudart.HostRegisterFlags, o Options) error {
 	// Address space costs nothing. What follows does, and is bounded.
-	if err := limits.take(ctx, r.Mapped()); err != nil {
+	grant, err := limits.Acquire(ctx, r.Mapped(), kind == "file")
+	if err != nil {
 		return errors.Join(err, r.Unmap())
 	}
 	p := &pinning{dev: dev, base: r.Pointer(), flags: flags, limit: spanLimit(o.host().Kernel)}
 	if err := p.populateAndPin(ctx, r, o); err != nil {
-		return giveUp(p, r, explain(err))
+		return giveUp(p, r, grant, explain(err))
 	}
+	grant.Resident()
+	m.grant = grant
 	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
 	m.dev, m.pinned, m.spans, m.n = dev, p, slices.Clone(p.spans), r.Len()
 	m.kind, m.label, m.readOnly = kind, o.Label, flags&cudart.HostRegisterReadOnly != 0
@@ -67,12 +90,12 @@ func (m *pinnedMem) pin(ctx context.Context, dev *cudart.Device, r *pages.Region
 
 // giveUp undoes what an attempt that failed has done. Memory that is still
 // registered must stay mapped: the GPU could still reach it.
-func giveUp(p *pinning, r *pages.Region, cause error) error {
+func giveUp(p *pinning, r *pages.Region, grant *budget.Grant, cause error) error {
 	if err := p.undo(); err != nil {
 		account.strand(r.Mapped())
 		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", r.Mapped(), p.base, err))
 	}
-	limits.give(r.Mapped())
+	grant.Release()
 	if err := r.Unmap(); err != nil {
 		account.strand(r.Mapped())
 		return errors.Join(cause, err)
@@ -155,19 +178,19 @@ func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at 
 
 func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
 	if s == nil {
-		return errNoStream
+		return errNilStream
 	}
 	m.use.RLock()
 	defer m.use.RUnlock()
 	if m.closed.Load() {
 		return ErrClosed
 	}
-	defer m.streams.add(s) // when they are queued, the part of them that could be
+	defer m.fence.Add(s) // when they are queued, the part of them that could be
 	base := m.pinned.base
 	if len(m.spans) == 1 {
 		return one(unsafe.Add(base, off), 0, n)
 	}
-	return pieces(m.spans, off, n, func(at, n int) error {
+	return Pieces(m.spans, off, n, func(at, n int) error {
 		return one(unsafe.Add(base, at), at-off, n)
 	})
 }
@@ -187,7 +210,7 @@ func (m *pinnedMem) leave(start time.Time) {
 	m.cleanup.Stop()
 	holdings.remove(m.id)
 	m.tally.add(-1, -m.held)
-	limits.give(m.held)
+	m.grant.Release()
 	account.close(time.Since(start))
 }
 
@@ -200,14 +223,14 @@ func (m *pinnedMem) close(ctx context.Context, unmap func() error) error {
 	start := time.Now()
 	// Others may go on copying, or give up closing, while this waits.
 	for {
-		if err := m.streams.wait(ctx); err != nil {
+		if err := m.fence.Wait(ctx); err != nil {
 			if ctx.Err() == nil {
 				account.failures.Add(1)
 			}
 			return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped, copies may be under way: %w", m, err)
 		}
 		m.use.Lock()
-		if m.streams.empty() {
+		if m.fence.Empty() {
 			break
 		}
 		m.use.Unlock()

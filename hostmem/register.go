@@ -18,8 +18,8 @@ type RegisterOptions struct {
 	Label string
 	// Chunk is as Options.Chunk.
 	Chunk int
-	// Threads that make pages resident; 0 adapts to the host.
-	Threads int
+	// Workers is as Options.Workers.
+	Workers int
 
 	system *pages.System // of tests
 }
@@ -66,11 +66,14 @@ func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 
 func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
 	began := time.Now()
+	if err := checkArguments(ctx, dev); err != nil {
+		return nil, err
+	}
 	if len(mem) == 0 {
 		return nil, errors.New("there are no bytes")
 	}
-	pin := Options{Label: o.Label, Chunk: o.Chunk, Threads: o.Threads, system: o.system}
-	if err := pin.check(); err != nil {
+	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers, system: o.system}
+	if err := pin.Validate(); err != nil {
 		return nil, err
 	}
 	all, err := readMappings()

@@ -34,7 +34,8 @@ import (
 //
 // Methods may be called from any goroutine.
 type Fence struct {
-	last atomic.Pointer[cudart.Timeline] // added last, and open
+	last  atomic.Pointer[cudart.Timeline] // added last, and open
+	count atomic.Int32                    // len(uses)
 
 	mu      sync.Mutex // not held during calls into the library
 	uses    []use
@@ -61,6 +62,7 @@ func (f *Fence) Add(s *cudart.Stream) {
 	if i < 0 {
 		i = len(f.uses)
 		f.uses = append(f.uses, use{line: line})
+		f.count.Add(1)
 	}
 	f.uses[i].open = true
 	f.last.Store(line)
@@ -72,14 +74,7 @@ func (f *Fence) Add(s *cudart.Stream) {
 }
 
 // Empty reports whether the memory is known to be unused. It makes no calls.
-func (f *Fence) Empty() bool {
-	if f.last.Load() != nil {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.uses) == 0
-}
+func (f *Fence) Empty() bool { return f.count.Load() == 0 }
 
 // Record fixes the end of the work on the memory: what is queued on the streams
 // later is not waited for. It records an event on each stream that has queued
@@ -143,6 +138,7 @@ func (f *Fence) drop(reached func(use) bool) {
 		}
 		return true
 	})
+	f.count.Store(int32(len(f.uses)))
 }
 
 // Done reports whether the device is done with the memory. It asks each stream
@@ -232,4 +228,36 @@ func (f *Fence) prune() {
 	})
 	f.last.Store(nil) // it may have been dropped
 	f.pruneAt = 2 * len(f.uses)
+}
+
+// Known reports whether the device is known to be done with the memory, without
+// a call into the library.
+func (f *Fence) Known() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drop(func(u use) bool { return !u.open && u.point.Known() })
+	return len(f.uses) == 0
+}
+
+// Only returns the one stream that uses the memory, nil if there are several,
+// or none.
+func (f *Fence) Only() *cudart.Timeline {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.uses) != 1 {
+		return nil
+	}
+	return f.uses[0].line
+}
+
+// Points appends the recorded ends of the work on the memory to list.
+func (f *Fence) Points(list []cudart.Point) []cudart.Point {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, u := range f.uses {
+		if !u.open {
+			list = append(list, u.point)
+		}
+	}
+	return list
 }

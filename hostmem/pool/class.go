@@ -1,4 +1,4 @@
-package hostmem
+package pool
 
 import "math/bits"
 

@@ -1,11 +1,16 @@
-package hostmem
+package pool
 
-import "unsafe"
+import (
+	"math/bits"
+	"unsafe"
+
+	"github.com/gopinned/pinned/hostmem"
+)
 
 // Small blocks are cut from runs of pages, a run for blocks of one class, and
 // runs from arenas, each one registration. So a small block costs neither a
 // registration nor a huge page, and none crosses from one registration to the
-// next. All of this is guarded by poolCore.mu.
+// next. All of this is guarded by core.mu.
 const (
 	smallLimit = 2 << 20 // blocks of less are cut from arenas
 	minArena   = 2 << 20 // a huge page
@@ -15,7 +20,7 @@ const (
 	maxRun     = 128 << 10
 )
 
-// isSmall tells whether blocks of the class are cut from arenas.
+// isSmall reports whether blocks of the class are cut from arenas.
 func isSmall(class int) bool { return classSize(class) < smallLimit }
 
 // runSize returns the bytes that blocks of a small class are cut from: all of
@@ -34,10 +39,15 @@ func runSize(class int) int {
 
 // An arena is a registration that runs are cut from.
 type arena struct {
-	buf   *Buffer
-	used  []bool // by unit
-	free  int    // units
+	buf   *hostmem.Buffer
+	used  []uint64 // a bit for each unit, set also behind the last one
+	units int
+	free  int // units
 	slabs map[*slab]struct{}
+
+	// fits is at least the units of the longest free run: longer ones need not
+	// be looked for.
+	fits int
 }
 
 // A slab is a run and the blocks that were cut from it.
@@ -49,42 +59,64 @@ type slab struct {
 	blocks []*block
 }
 
-func newArena(buf *Buffer) *arena {
+func newArena(buf *hostmem.Buffer) *arena {
 	units := buf.Len() / runUnit
-	return &arena{buf: buf, used: make([]bool, units), free: units, slabs: make(map[*slab]struct{})}
+	a := &arena{buf: buf, used: make([]uint64, (units+63)/64), units: units, free: units, fits: units, slabs: make(map[*slab]struct{})}
+	if rest := units % 64; rest > 0 {
+		a.used[len(a.used)-1] = ^uint64(0) << rest
+	}
+	return a
 }
 
 // cut takes a run, the first that is long enough; nil if there is none.
 func (a *arena) cut(class int) *slab {
 	units := runSize(class) / runUnit
-	if a.free < units {
+	if a.fits < units {
 		return nil
 	}
-	length := 0
-	for i, used := range a.used {
-		if length++; used {
-			length = 0
-		}
-		if length < units {
-			continue
-		}
-		s := &slab{arena: a, first: i + 1 - units, units: units, total: runSize(class) / classSize(class)}
-		a.mark(s, true)
-		a.slabs[s] = struct{}{}
-		return s
+	first := a.find(units)
+	if first < 0 {
+		a.fits = units - 1
+		return nil
 	}
-	return nil
+	s := &slab{arena: a, first: first, units: units, total: runSize(class) / classSize(class)}
+	a.mark(s, true)
+	a.slabs[s] = struct{}{}
+	return s
 }
 
-// join gives a run back.
+// find returns the first unit of the first free run of so many units, or -1.
+func (a *arena) find(units int) int {
+	start := 0 // of the run that unit i may belong to
+	for i := 0; i < len(a.used)*64; {
+		word := a.used[i/64] >> (i % 64)
+		if word&1 == 0 {
+			free := min(bits.TrailingZeros64(word), 64-i%64)
+			if i += free; i-start >= units {
+				return start
+			}
+			continue
+		}
+		i += min(bits.TrailingZeros64(^word), 64-i%64)
+		start = i
+	}
+	return -1
+}
+
+// join makes a run free again.
 func (a *arena) join(s *slab) {
 	a.mark(s, false)
 	delete(a.slabs, s)
+	a.fits = a.units
 }
 
 func (a *arena) mark(s *slab, used bool) {
 	for i := s.first; i < s.first+s.units; i++ {
-		a.used[i] = used
+		if used {
+			a.used[i/64] |= 1 << (i % 64)
+		} else {
+			a.used[i/64] &^= 1 << (i % 64)
+		}
 	}
 	if used {
 		a.free -= s.units
@@ -93,8 +125,8 @@ func (a *arena) mark(s *slab, used bool) {
 	}
 }
 
-// carve makes a new block of a small class; nil if no arena has room.
-func (p *poolCore) carve(class int) *block {
+// cut makes a new block of a small class; nil if no arena has room.
+func (p *core) cut(class int) *block {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.partial[class]
@@ -106,7 +138,8 @@ func (p *poolCore) carve(class int) *block {
 	}
 	size := classSize(class)
 	base := unsafe.Add(s.arena.buf.Pointer(), s.first*runUnit+len(s.blocks)*size)
-	b := &block{pool: p, base: base, size: size, class: class, slab: s}
+	b := p.newBlock(base, size, class)
+	b.slab = s
 	s.blocks = append(s.blocks, b)
 	p.partial[class] = s
 	if len(s.blocks) == s.total {
@@ -115,9 +148,21 @@ func (p *poolCore) carve(class int) *block {
 	return b
 }
 
-// dissolve gives a run back whose blocks are all idle and in the caller's
+// hasRun reports whether an arena has room for blocks of a class.
+func (p *core) hasRun(class int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.arenas {
+		if units := runSize(class) / runUnit; a.fits >= units && a.find(units) >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// dissolve makes a run free whose blocks are all idle and in the caller's
 // hands; false if some are not.
-func (p *poolCore) dissolve(s *slab, idle []*block) bool {
+func (p *core) dissolve(s *slab, idle []*block) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(idle) < len(s.blocks) {

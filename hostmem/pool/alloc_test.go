@@ -1,6 +1,6 @@
 //go:build linux && !android && (amd64 || arm64) && !race
 
-package hostmem
+package pool
 
 import (
 	"runtime"

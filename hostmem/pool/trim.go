@@ -1,35 +1,44 @@
-package hostmem
+package pool
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"slices"
+	"time"
+
+	"github.com/gopinned/pinned/hostmem"
 )
 
-// Trim gives memory that nobody leased back to the system, the longest unused
-// first, until at most keep bytes of it are left, and returns how many bytes it
-// gave back. It does not wait: memory that the GPU may still use stays. An
-// arena of small blocks is given back when none of them is leased.
+// Trim unmaps idle memory, the longest unused first, until at most keep bytes
+// of it are left, and returns how many bytes it has unmapped. It does not wait
+// for the GPU: memory that may be in use stays. An arena of small blocks is
+// unmapped when none of them is leased.
 func (p *Pool) Trim(keep int) (int, error) {
 	c := p.core
-	c.reapAll()
+	ctx := context.Background()
+	c.reclaimAll(ctx)
 	st := c.stats()
-	goal := st.KeptBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
-	freed, err := c.trim(func(*block) bool { return true }, func(freed int) bool { return freed >= goal })
-	c.wakeFirst()
+	goal := st.ReservedBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
+	freed, err := c.trim(everything, func(freed int) bool { return freed >= goal })
+	c.wakeUp()
 	runtime.KeepAlive(p)
 	if err != nil {
-		err = fmt.Errorf("hostmem: trim %v: %w", c, err)
+		err = fmt.Errorf("pool: trim %v: %w", c, err)
 	}
 	return freed, err
 }
 
-// trim gives idle blocks that pick chooses back to the system until enough
-// says so. It takes no lock that a Get which finds memory, or a Release, waits
-// for while it unregisters.
-func (p *poolCore) trim(pick func(*block) bool, enough func(freed int) bool) (freed int, err error) {
+func everything(*block) bool { return true }
+
+func never(int) bool { return false }
+
+// trim unmaps idle blocks that pick chooses until enough returns true. It holds
+// no lock that a Get which finds memory, or a Release, waits for while it
+// unregisters.
+func (p *core) trim(pick func(*block) bool, enough func(freed int) bool) (freed int, err error) {
 	p.sweep.Lock()
 	defer p.sweep.Unlock()
 	var errs []error
@@ -68,19 +77,32 @@ func (p *poolCore) trim(pick func(*block) bool, enough func(freed int) bool) (fr
 			count(p.freeArenas())
 		}
 	}
-	p.putBack(back)
+	p.pushBack(back)
 	return freed, errors.Join(errs...)
 }
 
-// trimAll gives back all that the GPU is done with.
-func (p *poolCore) trimAll() (freed int, err error) {
-	p.reapAll()
-	return p.trim(func(*block) bool { return true }, func(int) bool { return false })
+// trimAll unmaps all that the GPU is done with.
+func (p *core) trimAll(ctx context.Context) (freed int, err error) {
+	p.reclaimAll(ctx)
+	return p.trim(everything, never)
 }
+
+// relieve unmaps idle memory because requests of the process wait for as much.
+func (p *core) relieve(need int) {
+	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	defer cancel()
+	p.reclaimAll(ctx)
+	if p.idle() > 0 {
+		_, _ = p.trim(everything, func(freed int) bool { return freed >= need }) // Trim and Close try again, and report
+	}
+}
+
+// lookTimeout bounds the looks that no caller waits for.
+const lookTimeout = time.Second
 
 // gather takes the idle blocks that pick chooses out of the lists, the longest
 // unused and the largest first.
-func (p *poolCore) gather(pick func(*block) bool) []*block {
+func (p *core) gather(pick func(*block) bool) []*block {
 	var found []*block
 	for i := range p.shards {
 		s := &p.shards[i]
@@ -109,7 +131,8 @@ func (p *poolCore) gather(pick func(*block) bool) []*block {
 	return found
 }
 
-func (p *poolCore) putBack(blocks []*block) {
+// pushBack puts blocks back that gather took, and stay.
+func (p *core) pushBack(blocks []*block) {
 	s := p.shard()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,17 +141,17 @@ func (p *poolCore) putBack(blocks []*block) {
 	}
 }
 
-// freeLarge gives back a block that is a buffer.
-func (p *poolCore) freeLarge(b *block) (freed int, err error) {
+// freeLarge unmaps a block that is a buffer.
+func (p *core) freeLarge(b *block) (freed int, err error) {
 	p.mu.Lock()
 	delete(p.large, b)
 	p.mu.Unlock()
 	return p.freeBuffer(b.buf)
 }
 
-// freeArenas gives back the arenas that nothing is cut from.
-func (p *poolCore) freeArenas() (freed int, err error) {
-	var empty []*Buffer
+// freeArenas unmaps the arenas that nothing is cut from.
+func (p *core) freeArenas() (freed int, err error) {
+	var empty []*hostmem.Buffer
 	p.mu.Lock()
 	p.arenas = slices.DeleteFunc(p.arenas, func(a *arena) bool {
 		if len(a.slabs) > 0 {
@@ -141,8 +164,8 @@ func (p *poolCore) freeArenas() (freed int, err error) {
 	return p.freeBuffers(empty)
 }
 
-// freeStuck tries again what could not be given back before.
-func (p *poolCore) freeStuck() (freed int, err error) {
+// freeStuck tries again what could not be unmapped before.
+func (p *core) freeStuck() (freed int, err error) {
 	p.mu.Lock()
 	stuck := p.stuck
 	p.stuck = nil
@@ -150,7 +173,7 @@ func (p *poolCore) freeStuck() (freed int, err error) {
 	return p.freeBuffers(stuck)
 }
 
-func (p *poolCore) freeBuffers(buffers []*Buffer) (freed int, err error) {
+func (p *core) freeBuffers(buffers []*hostmem.Buffer) (freed int, err error) {
 	var errs []error
 	for _, b := range buffers {
 		n, err := p.freeBuffer(b)
@@ -162,10 +185,10 @@ func (p *poolCore) freeBuffers(buffers []*Buffer) (freed int, err error) {
 	return freed, errors.Join(errs...)
 }
 
-// freeBuffer gives a buffer back. One that cannot be unregistered is kept for
-// the next try, and stays within the limit's account.
-func (p *poolCore) freeBuffer(buf *Buffer) (freed int, err error) {
-	size := buf.Len()
+// freeBuffer unmaps a buffer. One that cannot be unregistered is kept for the
+// next try, and counts as reserved.
+func (p *core) freeBuffer(buf *hostmem.Buffer) (freed int, err error) {
+	size := buf.Kept()
 	if err := buf.Close(); err != nil {
 		p.failures.Add(1)
 		p.mu.Lock()
@@ -173,8 +196,7 @@ func (p *poolCore) freeBuffer(buf *Buffer) (freed int, err error) {
 		p.mu.Unlock()
 		return 0, err
 	}
-	p.limit.release(size)
-	p.kept.add(-size)
+	p.reserved.add(-size)
 	p.trimmed.Add(int64(size))
 	return size, nil
 }
@@ -182,26 +204,28 @@ func (p *poolCore) freeBuffer(buf *Buffer) (freed int, err error) {
 // idleTicks is how many ticks end in any time of IdleTime, and one more.
 const idleTicks = 3
 
-// startTicking starts the timer, that runs while there is something idle.
-func (p *poolCore) startTicking() {
+// startTicking starts the timer, which runs while there is idle memory.
+func (p *core) startTicking() {
 	if p.ticking.CompareAndSwap(false, true) {
 		p.timer.Reset(p.o.IdleTime / (idleTicks - 1))
 	}
 }
 
-// tick gives back what was idle for IdleTime. It counts time in ticks, because
+// tick unmaps what was idle for IdleTime. It counts time in ticks, because
 // reading a clock at each Release would take as long as all the rest of it.
-func (p *poolCore) tick() {
+func (p *core) tick() {
 	if p.closed() {
 		return
 	}
 	now := p.epoch.Add(1)
-	p.reapAll()
-	_, _ = p.trim(func(b *block) bool { return now-b.epoch >= idleTicks }, func(int) bool { return false })
-	p.wakeFirst()
+	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	defer cancel()
+	p.reclaimAll(ctx)
+	_, _ = p.trim(func(b *block) bool { return now-b.epoch >= idleTicks }, never)
+	p.wakeUp()
 	p.ticking.Store(false)
 	// A Release that saw it ticking put its block into a list before.
-	if st := p.stats(); st.KeptBytes > st.InUseBytes {
+	if st := p.stats(); st.ReservedBytes > st.InUseBytes {
 		p.startTicking()
 	}
 }

@@ -1,6 +1,6 @@
 //go:build linux && !android && (amd64 || arm64)
 
-package hostmem
+package pool
 
 import (
 	"bytes"

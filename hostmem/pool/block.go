@@ -1,0 +1,157 @@
+package pool
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/fence"
+)
+
+// A block is a piece of a pool's memory. It is, at any time, leased, or idle in
+// a shard, or pending, or in the hands of the one goroutine that moves it.
+type block struct {
+	pool  *core
+	base  unsafe.Pointer
+	size  int // bytes that it can hold
+	class int
+	slab  *slab           // that it was cut from, or
+	buf   *hostmem.Buffer // that it is all of
+	spans []hostmem.Span  // of buf, where it has several
+
+	// state is a generation and, in its low bits, the users of the block: the
+	// lease, or whatever else has it, and the calls that use it just now. A lease
+	// of another generation than the block's is over.
+	state atomic.Uint64
+	fence fence.Fence // of the lease's work
+	trace atomic.Pointer[leaseTrace]
+
+	// What follows belongs to the one goroutine that has the block; home and
+	// requested are written under home's lock.
+	home      *shard // that counts the lease, and gets the block back
+	requested int    // bytes, of the lease, 0 for none
+	next      *block // in a list
+	epoch     uint32 // when it became idle
+}
+
+const (
+	usersMask  = 1<<16 - 1
+	generation = 1 << 16 // one generation in block.state
+)
+
+func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {
+	b := &block{pool: p, base: base, size: size, class: class, home: p.shard()}
+	b.state.Store(1)
+	return b
+}
+
+// is reports whether a lease of that generation is not over.
+func (b *block) is(gen uint64) bool { s := b.state.Load(); return s/generation == gen }
+
+// generation is the one of the lease that begins now.
+func (b *block) generation() uint64 { return b.state.Load() / generation }
+
+// enter starts a call that uses the block; false means that the lease is over.
+func (b *block) enter(gen uint64) bool {
+	for {
+		s := b.state.Load()
+		switch {
+		case s/generation != gen:
+			return false
+		case s&usersMask == usersMask:
+			runtime.Gosched()
+		case b.state.CompareAndSwap(s, s+1):
+			return true
+		}
+	}
+}
+
+// retire ends a lease once. The last one to leave it returns the block to the
+// pool: the caller, unless a call uses the block just now.
+func (b *block) retire(gen uint64) bool {
+	for {
+		s := b.state.Load()
+		if s/generation != gen {
+			return false
+		}
+		after := s + generation
+		last := s&usersMask == 1
+		if !last {
+			after--
+		}
+		if !b.state.CompareAndSwap(s, after) {
+			continue
+		}
+		if last {
+			b.pool.put(b)
+		}
+		return true
+	}
+}
+
+// leave ends a call that uses the block.
+func (b *block) leave() {
+	if b.state.Add(^uint64(0))&usersMask == 0 {
+		b.state.Add(1)
+		b.pool.put(b)
+	}
+}
+
+// copy calls one for each part of [off, off+n) that lies within one
+// registration.
+func (b *block) copy(off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
+	if b.spans == nil {
+		return one(unsafe.Add(b.base, off), 0, n)
+	}
+	return hostmem.Pieces(b.spans, off, n, func(at, n int) error {
+		return one(unsafe.Add(b.base, at), at-off, n)
+	})
+}
+
+// done asks whether the work that was queued before Release is done.
+func (b *block) done(ctx context.Context) bool { return b.fence.Done(ctx) }
+
+// A blockList is a list of blocks, linked by next.
+type blockList struct{ first, last *block }
+
+func (l *blockList) pushFront(b *block) {
+	b.next = l.first
+	l.first = b
+	if l.last == nil {
+		l.last = b
+	}
+}
+
+func (l *blockList) pushBack(b *block) {
+	b.next = nil
+	if l.last == nil {
+		l.first = b
+	} else {
+		l.last.next = b
+	}
+	l.last = b
+}
+
+// pop takes the first block, nil if there is none.
+func (l *blockList) pop() *block {
+	b := l.first
+	if b != nil {
+		l.remove(nil, b)
+	}
+	return b
+}
+
+// remove takes b out, which comes behind before, or first if that is nil.
+func (l *blockList) remove(before, b *block) {
+	if before == nil {
+		l.first = b.next
+	} else {
+		before.next = b.next
+	}
+	if l.last == b {
+		l.last = before
+	}
+	b.next = nil
+}

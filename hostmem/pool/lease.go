@@ -1,0 +1,180 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/sentinel"
+)
+
+var (
+	// ErrReleased is returned by methods of a lease that was released. errors.Is
+	// reports that it is [os.ErrClosed].
+	ErrReleased = sentinel.New("lease already released", os.ErrClosed)
+
+	errNoLease   = errors.New("the zero Lease")
+	errNilStream = errors.New("the stream is nil")
+)
+
+// A Lease is pinned memory of a [Pool], in use until Release. It is a handle:
+// copies of it are the same lease, and none of them reaches the memory once one
+// was released. The memory holds at first what earlier leases have left.
+//
+// Blocks are aligned to 64 bytes, those of 32 KiB and more to 4 KiB.
+//
+// Its methods may be called from any goroutine.
+type Lease struct {
+	b     *block
+	gen   uint64
+	n     int
+	token *leaseToken // in debug mode
+}
+
+// Len returns the bytes requested.
+func (l Lease) Len() int { return l.n }
+
+// Bytes returns the memory, exactly as long as requested, and nil after
+// Release. The slice must not be used after Release: the memory is another
+// lease's then.
+func (l Lease) Bytes() []byte {
+	if l.b == nil || !l.b.is(l.gen) {
+		return nil
+	}
+	return unsafe.Slice((*byte)(l.b.base), l.n)
+}
+
+// Pointer returns the address of the first byte, nil after Release.
+func (l Lease) Pointer() unsafe.Pointer {
+	if l.b == nil || !l.b.is(l.gen) {
+		return nil
+	}
+	return l.b.base
+}
+
+// CopyToDevice queues a copy of n bytes at offset off to the device
+// (cudaMemcpyAsync). The bytes must not change before the stream has passed
+// the copy. The lease may be released at once.
+func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return l.copy("to device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
+		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
+	})
+}
+
+// CopyToHost queues a copy of n bytes from the device to offset off
+// (cudaMemcpyAsync). Until the stream has passed the copy the memory holds old
+// bytes, or some of each: synchronise before reading.
+func (l Lease) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return l.copy("to host", s, off, n, func(at unsafe.Pointer, skip, n int) error {
+		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
+	})
+}
+
+func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
+	err := l.enter(s, off, n)
+	if err == nil {
+		err = l.b.copy(off, n, one)
+		l.b.fence.Add(s) // when they are queued, the part of them that could be
+		l.b.leave()
+	}
+	if err != nil {
+		return fmt.Errorf("pool: copy %s: %v: %w", what, l, err)
+	}
+	return nil
+}
+
+// enter checks a copy, and keeps the block the lease's until leave.
+func (l Lease) enter(s *cudart.Stream, off, n int) error {
+	switch {
+	case l.b == nil:
+		return errNoLease
+	case s == nil:
+		return errNilStream
+	case off < 0 || n < 0 || off > l.n-n:
+		return fmt.Errorf("%d bytes at offset %d are not all within it", n, off)
+	case !l.b.enter(l.gen):
+		return ErrReleased
+	}
+	return nil
+}
+
+// Release returns the memory to its pool. It is reused when the GPU has done
+// the work of the lease's own copies, and all that was queued so far on the
+// streams given (cudaEventRecord on each). So streams need to be given only for
+// work that was queued by other means. They may be of any device.
+//
+// A second Release returns [ErrReleased]. A nil stream is an error that leaves
+// the lease as it is. Release does not wait: a copy that another goroutine is
+// just queueing completes it. An error of the pool's Close, after which Release
+// unmaps the memory, is returned by another Close.
+func (l Lease) Release(streams ...*cudart.Stream) error {
+	err := l.release(streams)
+	if err != nil {
+		return fmt.Errorf("pool: release: %v: %w", l, err)
+	}
+	return nil
+}
+
+func (l Lease) release(streams []*cudart.Stream) error {
+	if l.b == nil {
+		return errNoLease
+	}
+	for _, s := range streams {
+		if s == nil {
+			return errNilStream
+		}
+	}
+	if len(streams) > 0 {
+		if !l.b.enter(l.gen) {
+			return ErrReleased
+		}
+		defer l.b.leave()
+		for _, s := range streams {
+			l.b.fence.Add(s)
+		}
+	}
+	if l.token != nil && l.b.is(l.gen) {
+		l.b.trace.Store(nil)
+	}
+	if !l.b.retire(l.gen) {
+		return ErrReleased
+	}
+	return nil
+}
+
+// String names the lease in messages.
+func (l Lease) String() string {
+	if l.b == nil {
+		return "no lease"
+	}
+	return fmt.Sprintf("lease of %d bytes from %v", l.n, l.b.pool)
+}
+
+// A leaseToken is reachable as long as a handle of a lease is, in debug mode.
+type leaseToken struct{ of *block }
+
+// A leaseTrace says where a lease was made, in debug mode.
+type leaseTrace struct {
+	since time.Time
+	stack string
+	lost  atomic.Bool
+}
+
+// watch records where a lease is made, and when it is lost.
+func (l *Lease) watch() {
+	trace := &leaseTrace{since: time.Now(), stack: string(debug.Stack())}
+	l.b.trace.Store(trace)
+	l.token = &leaseToken{of: l.b}
+	runtime.AddCleanup(l.token, func(lost Lease) {
+		if lost.b.is(lost.gen) {
+			trace.lost.Store(true)
+			lost.b.pool.lost.Add(1)
+		}
+	}, Lease{b: l.b, gen: l.gen})
+}

@@ -1,0 +1,379 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/internal/budget"
+)
+
+var (
+	// ErrClosed is returned by methods of a pool that was closed. errors.Is
+	// reports that it is [os.ErrClosed].
+	ErrClosed = hostmem.ErrClosed
+
+	// ErrTooLarge is returned for requests that are larger than a limit.
+	ErrTooLarge = hostmem.ErrTooLarge
+
+	// ErrLeased is returned by Close of a pool with leases that are not released.
+	ErrLeased = errors.New("leases are not released")
+
+	errBlockSize  = errors.New("size must be positive and fit the address space")
+	errNilDevice  = errors.New("the device is nil")
+	errNilContext = errors.New("the context is nil")
+)
+
+// DefaultIdleTime is the Options.IdleTime of pools that set none.
+const DefaultIdleTime = time.Minute
+
+// Options shape a pool. The zero value has no limit.
+type Options struct {
+	// MaxBytes is the most that the pool has pinned, in bytes; 0 means no limit.
+	// Get waits when it is reached.
+	MaxBytes int
+	// IdleTime after which idle memory is unmapped, a little later at most by
+	// half. 0 means DefaultIdleTime, less means never.
+	IdleTime time.Duration
+	// Buffer shapes the memory itself. Its Label names the pool, "pool" if
+	// empty. Its Chunk must be 0. All memory of a pool is of one NUMA node, that
+	// of its device unless Buffer.Node says otherwise: use one pool a node.
+	Buffer hostmem.Options
+}
+
+// A Pool keeps pinned memory for reuse. Its methods may be called from any
+// goroutine.
+//
+// A pool that is garbage collected without Close is closed then: idle memory
+// cannot be in use. Memory of leases that are not released by then is unmapped
+// when they are.
+type Pool struct {
+	core    *core
+	cleanup runtime.Cleanup
+}
+
+// core is a pool without its handle, so that a lost handle can be noticed while
+// leases and the timer refer to the rest.
+type core struct {
+	dev    *cudart.Device
+	o      Options
+	debug  bool
+	unit   int // bytes that memory comes in
+	budget *budget.Budget
+	shards []shard
+	local  sync.Pool // of *shard, only as a way to find the near one
+	next   atomic.Uint32
+
+	gate    atomic.Int64 // the Gets that wait for memory, plus gateClosed
+	epoch   atomic.Uint32
+	ticking atomic.Bool
+	timer   *time.Timer
+
+	_ [64]byte // what is above is read by every Get and Release, and rarely written
+
+	peakInUse int // guarded by the locks of all shards, to read by any
+
+	pending                        pending
+	reserved                       gauge
+	trimmed, waits, failures, lost atomic.Int64
+
+	turn    chan struct{} // of the Get that waits and is next to have memory
+	wake    chan struct{} // for it
+	making  chan struct{} // of the Get that makes an arena
+	closing chan struct{} // closed by Close
+	relief  func()        // stops what the budget calls
+	sweep   sync.Mutex    // of the one that goes through all lists
+
+	mu       sync.Mutex
+	arenas   []*arena
+	partial  [classes]*slab // that has blocks left to cut
+	large    map[*block]struct{}
+	stuck    []*hostmem.Buffer // could not be closed
+	flushing bool              // a goroutine unmaps what leases released after Close
+}
+
+// gateClosed in core.gate means that the pool is closed.
+const gateClosed = 1 << 40
+
+// New makes a pool. It pins nothing yet. Close it.
+func New(dev *cudart.Device, o Options) (*Pool, error) {
+	c, err := newCore(dev, o)
+	if err != nil {
+		return nil, fmt.Errorf("pool: new: %w", err)
+	}
+	p := &Pool{core: c}
+	p.cleanup = runtime.AddCleanup(p, func(c *core) { go func() { _ = c.close(context.Background()) }() }, c)
+	return p, nil
+}
+
+func newCore(dev *cudart.Device, o Options) (*core, error) {
+	switch {
+	case dev == nil:
+		return nil, errNilDevice
+	case o.MaxBytes < 0:
+		return nil, fmt.Errorf("Options.MaxBytes of %d: must not be negative", o.MaxBytes)
+	case o.Buffer.Chunk != 0:
+		return nil, errors.New("Options.Buffer.Chunk: must be 0, as a block is one registration")
+	}
+	if err := o.Buffer.Validate(); err != nil {
+		return nil, fmt.Errorf("Options.Buffer: %w", err)
+	}
+	if o.IdleTime == 0 {
+		o.IdleTime = DefaultIdleTime
+	}
+	if o.Buffer.Label == "" {
+		o.Buffer.Label = "pool"
+	}
+	c := &core{
+		dev: dev, o: o, debug: dev.Runtime().Debug(), unit: max(os.Getpagesize(), o.Buffer.HugePages.PageSize()),
+		budget:  budget.Process(),
+		shards:  make([]shard, runtime.GOMAXPROCS(0)),
+		turn:    make(chan struct{}, 1),
+		wake:    make(chan struct{}, 1),
+		making:  make(chan struct{}, 1),
+		closing: make(chan struct{}),
+		large:   make(map[*block]struct{}),
+	}
+	c.pending.init()
+	c.local.New = func() any { return &c.shards[int(c.next.Add(1))%len(c.shards)] }
+	c.timer = time.AfterFunc(time.Hour, c.tick)
+	c.timer.Stop()
+	c.relief = c.budget.Relief(c.relieve)
+	return c, nil
+}
+
+// Get returns n bytes. It waits when a limit is reached, in the order of the
+// calls, until leases are released or the GPU is done with memory, or ctx ends;
+// the error then says what is in use, and wraps ctx's. A request that is larger
+// than the limit returns [ErrTooLarge]. When the host has no memory left, Get
+// unmaps what the pool has idle and tries once more; the error then wraps
+// [hostmem.ErrLimit] or the system's.
+//
+// While a Get waits, all others queue behind it: a large request is not
+// overtaken by small ones for ever. So a goroutine that has one lease and
+// requests another can wait for itself: use ctx.
+func (p *Pool) Get(ctx context.Context, n int) (Lease, error) {
+	l, err := p.core.get(ctx, n)
+	runtime.KeepAlive(p)
+	if err != nil {
+		err = fmt.Errorf("pool: get %d bytes from %v: %w", n, p, err)
+	}
+	return l, err
+}
+
+func (p *core) get(ctx context.Context, n int) (Lease, error) {
+	switch {
+	case n <= 0 || n > maxBlock:
+		return Lease{}, errBlockSize
+	case ctx == nil:
+		return Lease{}, errNilContext
+	case ctx.Err() != nil:
+		return Lease{}, ctx.Err()
+	}
+	class := classOf(n)
+	var b *block
+	if p.gate.Load() == 0 {
+		b = p.near(class, n)
+	}
+	if b == nil {
+		var err error
+		if b, err = p.miss(ctx, class, n); err != nil {
+			return Lease{}, err
+		}
+	}
+	l := Lease{b: b, gen: b.generation(), n: n}
+	// Close raises the gate before it counts leases: one of the two sees the
+	// other.
+	if p.closed() {
+		return Lease{}, errors.Join(ErrClosed, l.Release())
+	}
+	if p.debug {
+		l.watch()
+	}
+	return l, nil
+}
+
+// near takes an idle block of the nearest shard.
+func (p *core) near(class, n int) *block {
+	s := p.shard()
+	s.mu.Lock()
+	b := s.popFree(class, n)
+	if b == nil {
+		s.mu.Unlock()
+		return nil
+	}
+	s.hits++
+	reserved := s.lend(b, n)
+	s.mu.Unlock()
+	if !reserved {
+		p.reserve(b.size)
+	}
+	return b
+}
+
+// lent makes the near shard a block's home, and counts the lease.
+func (p *core) lent(b *block, n int, hit bool) {
+	s := p.shard()
+	s.mu.Lock()
+	if hit {
+		s.hits++
+	} else {
+		s.misses++
+	}
+	reserved := s.lend(b, n)
+	s.mu.Unlock()
+	if !reserved {
+		p.reserve(b.size)
+	}
+}
+
+// put takes a block whose lease is over. It returns to the shard that it came
+// from, where the same goroutine asks again, whichever released it.
+func (p *core) put(b *block) {
+	b.epoch = p.epoch.Load()
+	s := b.home
+	idle := b.fence.Empty()
+	if !idle {
+		b.fence.Record()
+		idle = b.fence.Known()
+	}
+	s.mu.Lock()
+	s.takeBack(b)
+	if idle {
+		s.pushFree(b)
+	}
+	s.mu.Unlock()
+	if !idle {
+		p.pending.push(b)
+	}
+	p.returned()
+}
+
+// putIdle takes a block whose work is done.
+func (p *core) putIdle(b *block) {
+	s := b.home
+	s.mu.Lock()
+	s.pushFree(b)
+	s.mu.Unlock()
+	p.returned()
+}
+
+// putBack takes a block that turned out not to be done.
+func (p *core) putBack(of *cudart.Timeline, b *block) {
+	p.pending.unpop(of, b)
+	p.returned()
+}
+
+// returned is called after blocks were put into a list. A Get that waits, or
+// Close, raised the gate before looking at the lists: either it sees the block
+// there, or the gate is seen here.
+func (p *core) returned() {
+	if !p.ticking.Load() && p.o.IdleTime > 0 {
+		p.startTicking()
+	}
+	switch g := p.gate.Load(); {
+	case g == 0:
+	case g >= gateClosed:
+		p.flushLater()
+	default:
+		p.wakeUp()
+	}
+}
+
+// wakeUp wakes the Get whose turn it is to wait, if there is one.
+func (p *core) wakeUp() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (p *core) closed() bool { return p.gate.Load() >= gateClosed }
+
+// String names the pool in messages.
+func (p *core) String() string { return fmt.Sprintf("%q of %v", p.o.Buffer.Label, p.dev) }
+
+// String names the pool in messages.
+func (p *Pool) String() string { return p.core.String() }
+
+// Close waits for the work on released blocks and unmaps all idle memory. From
+// then on Get returns [ErrClosed], also where it waits. While there are leases,
+// Close returns an error that counts them and wraps [ErrLeased]: they stay
+// valid, and their memory is unmapped when they are released. Any other error
+// says that memory may be in use, or could not be unregistered, and stays
+// pinned. Close may be called again; when all is unmapped it returns nil.
+func (p *Pool) Close() error { return p.CloseContext(context.Background()) }
+
+// CloseContext is Close that stops waiting for work when ctx ends. The pool is
+// closed all the same, and Close may be called again for the rest.
+func (p *Pool) CloseContext(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("pool: close %v: %w", p, errNilContext)
+	}
+	p.cleanup.Stop()
+	err := p.core.close(ctx)
+	runtime.KeepAlive(p)
+	if err != nil {
+		return fmt.Errorf("pool: close %v: %w", p, err)
+	}
+	return nil
+}
+
+func (p *core) close(ctx context.Context) error {
+	for {
+		g := p.gate.Load()
+		if g >= gateClosed {
+			break
+		}
+		if p.gate.CompareAndSwap(g, g+gateClosed) {
+			close(p.closing)
+			p.relief()
+			break
+		}
+	}
+	p.timer.Stop()
+	if err := p.flush(ctx); err != nil {
+		return err
+	}
+	if st := p.stats(); st.Leases > 0 {
+		return fmt.Errorf("%w: %d with %d bytes%s", ErrLeased, st.Leases, st.InUseBytes, p.whose())
+	}
+	return nil
+}
+
+// flush unmaps all that is not leased.
+func (p *core) flush(ctx context.Context) error {
+	err := p.drain(ctx)
+	_, trimErr := p.trim(everything, never)
+	return errors.Join(err, trimErr)
+}
+
+// flushLater unmaps what a lease released after Close, once its work is done.
+// One goroutine does so, however many leases there are.
+func (p *core) flushLater() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.flushing {
+		return
+	}
+	p.flushing = true
+	go func() {
+		for again := true; again; {
+			err := p.flush(context.Background()) // Close reports what stays
+			p.mu.Lock()
+			again = err == nil && p.unflushed()
+			p.flushing = again
+			p.mu.Unlock()
+		}
+	}()
+}
+
+// unflushed reports whether there is something to flush.
+func (p *core) unflushed() bool { return p.idle() > 0 || p.pending.any() }

@@ -1,0 +1,147 @@
+package pool
+
+import "sync"
+
+// A shard keeps idle blocks. There is one for each processor that Go uses, and
+// goroutines mostly meet the one of the processor they run on, so that its
+// lock is free and its memory in that processor's cache. Blocks move to where
+// they are requested.
+type shard struct {
+	mu   sync.Mutex
+	free [classes]blockList // the last released is first, the others grow old
+
+	leases, requested int // of leases that were made here and are not over
+	inUse, slack      int // bytes of their blocks; of the peak, see core.reserve
+	cached            int // bytes in free
+	hits, misses      int
+
+	_ [128]byte // shards do not share a cache line
+}
+
+// popFree takes an idle block that holds n bytes. Only large blocks of a class
+// differ in size.
+func (s *shard) popFree(class, n int) *block {
+	var before *block
+	for b := s.free[class].first; b != nil; before, b = b, b.next {
+		if b.size >= n {
+			s.free[class].remove(before, b)
+			s.cached -= b.size
+			return b
+		}
+	}
+	return nil
+}
+
+func (s *shard) pushFree(b *block) {
+	s.free[b.class].pushFront(b)
+	s.cached += b.size
+}
+
+// lend counts a lease, with s locked. If it returns false, the caller must
+// reserve the block's bytes once s is unlocked.
+func (s *shard) lend(b *block, n int) (reserved bool) {
+	b.home, b.requested = s, n
+	s.leases++
+	s.requested += n
+	s.inUse += b.size
+	if s.slack < b.size {
+		return false
+	}
+	s.slack -= b.size
+	return true
+}
+
+// takeBack undoes lend, with b's home locked.
+func (s *shard) takeBack(b *block) {
+	s.leases--
+	s.requested -= b.requested
+	s.inUse -= b.size
+	s.slack += b.size
+	b.requested = 0
+}
+
+// reserve accounts for bytes that go into use, so that the peak is the true
+// one of all shards though each counts alone: one counter for all would cost
+// more, when every processor writes to it, than the rest of Get and Release.
+//
+// What was in use at the peak and is not now is slack, which the shards hold
+// in parts. A lease uses slack of its own shard, or of others. Only if all of
+// them together have too little, this is a new peak.
+func (p *core) reserve(bytes int) {
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		took := min(s.slack, bytes)
+		s.slack -= took
+		s.mu.Unlock()
+		if bytes -= took; bytes == 0 {
+			return
+		}
+	}
+	// Slack may have come up behind: the answer takes all shards at once.
+	for i := range p.shards {
+		p.shards[i].mu.Lock()
+	}
+	for i := range p.shards {
+		s := &p.shards[i]
+		took := min(s.slack, bytes)
+		s.slack -= took
+		bytes -= took
+	}
+	p.peakInUse += bytes
+	for i := range p.shards {
+		p.shards[i].mu.Unlock()
+	}
+}
+
+// shard returns one that probably no other goroutine uses just now.
+func (p *core) shard() *shard {
+	s := p.local.Get().(*shard)
+	p.local.Put(s)
+	return s
+}
+
+// stealMost is how many small blocks move to the near shard at once, so that
+// goroutines which only get blocks do not search all shards each time.
+const stealMost = 8
+
+// steal takes an idle block from any shard.
+func (p *core) steal(class, n int) *block {
+	near := p.shard()
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		b := s.popFree(class, n)
+		var more blockList
+		if b != nil && s != near && isSmall(class) {
+			for range stealMost - 1 {
+				if m := s.popFree(class, n); m != nil {
+					more.pushBack(m)
+				}
+			}
+		}
+		s.mu.Unlock()
+		if more.first != nil {
+			near.mu.Lock()
+			for m := more.pop(); m != nil; m = more.pop() {
+				near.pushFree(m)
+			}
+			near.mu.Unlock()
+		}
+		if b != nil {
+			return b
+		}
+	}
+	return nil
+}
+
+// idle are the bytes of idle blocks.
+func (p *core) idle() (bytes int) {
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		bytes += s.cached
+		s.mu.Unlock()
+	}
+	return bytes
+}

@@ -1,0 +1,137 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// Stats account for a pool's memory. ReservedBytes is the sum of InUseBytes,
+// PendingBytes, CachedBytes and SlackBytes.
+type Stats struct {
+	Leases            int // not released
+	RequestedBytes    int // by these leases
+	InUseBytes        int // of their blocks
+	PeakInUseBytes    int // most that InUseBytes ever was
+	PendingBytes      int // released, and not known to be unused by the GPU
+	CachedBytes       int // idle
+	SlackBytes        int // of arenas and not cut into blocks, or what could not be unmapped
+	ReservedBytes     int // pinned
+	PeakReservedBytes int // most that ReservedBytes ever was
+	MaxBytes          int // Options.MaxBytes
+	Hits, Misses      int // leases that found a block, and that needed a new one
+	Waits             int // Gets that met a limit
+	Waiting           int // of these, those that wait now
+	TrimmedBytes      int // unmapped so far
+	Failures          int // of pinning and unmapping
+	Lost              int // leases that no handle can release any more, in debug mode
+}
+
+// A gauge is a number and the most that it ever was.
+type gauge struct{ now, peak atomic.Int64 }
+
+func (g *gauge) add(n int) { g.rose(g.now.Add(int64(n))) }
+
+// addUpTo adds n unless that is more than limit.
+func (g *gauge) addUpTo(n, limit int) bool {
+	for {
+		now := g.now.Load()
+		if now+int64(n) > int64(limit) {
+			return false
+		}
+		if g.now.CompareAndSwap(now, now+int64(n)) {
+			g.rose(now + int64(n))
+			return true
+		}
+	}
+}
+
+func (g *gauge) rose(to int64) {
+	for peak := g.peak.Load(); to > peak && !g.peak.CompareAndSwap(peak, to); peak = g.peak.Load() {
+	}
+}
+
+func (g *gauge) value() int { return int(g.now.Load()) }
+
+// Stats returns the present account. Its numbers are read one after the other
+// while others work on.
+func (p *Pool) Stats() Stats { return p.core.stats() }
+
+func (p *core) stats() Stats {
+	st := Stats{
+		ReservedBytes: p.reserved.value(), PeakReservedBytes: int(p.reserved.peak.Load()),
+		MaxBytes: p.o.MaxBytes, PendingBytes: p.pending.size(),
+		Waits: int(p.waits.Load()), Waiting: int(p.gate.Load() % gateClosed),
+		TrimmedBytes: int(p.trimmed.Load()), Failures: int(p.failures.Load()), Lost: int(p.lost.Load()),
+	}
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		st.Leases += s.leases
+		st.RequestedBytes += s.requested
+		st.InUseBytes += s.inUse
+		st.PeakInUseBytes = p.peakInUse
+		st.CachedBytes += s.cached
+		st.Hits += s.hits
+		st.Misses += s.misses
+		s.mu.Unlock()
+	}
+	st.SlackBytes = max(0, st.ReservedBytes-st.InUseBytes-st.PendingBytes-st.CachedBytes)
+	return st
+}
+
+// Outstanding lists the leases that are not released, the largest first, by the
+// bytes of their blocks. A lease that was lost stays in the list: its memory may
+// be in use and is never reused. In debug mode (PINNED_DEBUG=1, or
+// cudart.Options.Debug) the list says since when, who, and which are lost.
+func (p *Pool) Outstanding() []hostmem.Holding { return p.core.outstanding() }
+
+func (p *core) outstanding() []hostmem.Holding {
+	var out []hostmem.Holding
+	add := func(b *block) {
+		if b.requested == 0 {
+			return
+		}
+		h := hostmem.Holding{Kind: "lease", Label: p.o.Buffer.Label, Bytes: b.size}
+		if t := b.trace.Load(); t != nil {
+			h.Since, h.Stack, h.Lost = t.since, t.stack, t.lost.Load()
+		}
+		out = append(out, h)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.shards { // so that no lease begins or ends
+		p.shards[i].mu.Lock()
+		defer p.shards[i].mu.Unlock()
+	}
+	for b := range p.large {
+		add(b)
+	}
+	for _, a := range p.arenas {
+		for s := range a.slabs {
+			for _, b := range s.blocks {
+				add(b)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b hostmem.Holding) int { return b.Bytes - a.Bytes })
+	for i := range out {
+		out[i].ID = uint64(i + 1)
+	}
+	return out
+}
+
+// whose says where the largest outstanding lease was made, in debug mode.
+func (p *core) whose() string {
+	if !p.debug {
+		return " (PINNED_DEBUG=1 shows whose)"
+	}
+	out := p.outstanding()
+	if len(out) == 0 || out[0].Stack == "" {
+		return ""
+	}
+	return fmt.Sprintf(", such as %v since %v, made by\n%s", out[0], out[0].Since.Format(time.RFC3339), out[0].Stack)
+}
