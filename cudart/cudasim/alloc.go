@@ -6,25 +6,28 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// reserve makes a device block for cudaMalloc and cudaMallocAsync and returns
-// its address.
-func (c *call) reserve(d *device, size int) cudart.Code {
+// reserve makes a device block for cudaMalloc and cudaMallocAsync. It is nil for
+// 0 bytes.
+func (c *call) reserve(d *device, size int) (*block, cudart.Code) {
 	switch {
 	case c.ptr(0) == 0:
-		return cudart.ErrInvalidValue
+		return nil, cudart.ErrInvalidValue
 	case size == 0:
-		return put(c, 0, uintptr(0))
+		return nil, put(c, 0, uintptr(0))
 	case size < 0 || size > d.cfg.Memory-d.used:
-		return cudart.ErrMemoryAllocation
+		return nil, cudart.ErrMemoryAllocation
 	}
 	b, err := c.blocks.newDevice(c.Sim, size, d)
 	if err != nil {
-		return cudart.ErrMemoryAllocation
+		return nil, cudart.ErrMemoryAllocation
 	}
-	return put(c, 0, b.addr)
+	return b, put(c, 0, b.addr)
 }
 
-func (c *call) malloc() cudart.Code { return c.reserve(c.dev, c.num(1)) }
+func (c *call) malloc() cudart.Code {
+	_, code := c.reserve(c.dev, c.num(1))
+	return code
+}
 
 // free waits for the device.
 func (c *call) free() cudart.Code {
@@ -46,7 +49,7 @@ func (c *call) free() cudart.Code {
 	return cudart.Success
 }
 
-// exact is the block of one of two kinds that begins at addr.
+// exact returns the block of one of two kinds that starts at addr.
 func (c *call) exact(addr uintptr, kind, or blockKind) (*block, cudart.Code) {
 	b := c.blocks.find(addr)
 	switch {
@@ -67,11 +70,15 @@ func (c *call) mallocAsync() cudart.Code {
 	if st.dev.cfg.Attributes[cudart.AttrMemoryPoolsSupported] == 0 {
 		return cudart.ErrNotSupported
 	}
-	code = c.reserve(st.dev, c.num(1))
-	if code == cudart.Success {
-		c.enqueue(st, &operation{})
+	b, code := c.reserve(st.dev, c.num(1))
+	if b == nil {
+		return code
 	}
-	return code
+	if code := c.enqueue(st, &operation{}); code != cudart.Success {
+		c.blocks.release(b)
+		return code
+	}
+	return cudart.Success
 }
 
 func (c *call) freeAsync() cudart.Code {
@@ -87,12 +94,13 @@ func (c *call) freeAsync() cudart.Code {
 		return code
 	}
 	b.freeing = true
-	c.enqueue(st, &operation{finish: func() {
+	code = c.enqueue(st, &operation{finish: func() {
 		if !b.gone {
 			c.blocks.release(b)
 		}
 	}})
-	return cudart.Success
+	b.freeing = code == cudart.Success
+	return code
 }
 
 // hostAllocFlags are portable, mapped and write-combined.
@@ -104,7 +112,7 @@ func (c *call) hostAlloc() cudart.Code {
 		return cudart.ErrInvalidValue
 	case c.num(1) == 0:
 		return put(c, 0, uintptr(0))
-	case c.num(1) < 0:
+	case c.num(1) < 0, !c.canPin(c.num(1)):
 		return cudart.ErrMemoryAllocation
 	}
 	b, err := c.blocks.newHost(hostBlock, c.num(1), c.dev, c.u32(2))
@@ -149,7 +157,7 @@ func (c *call) hostGetDevicePointer() cudart.Code {
 	return put(c, 0, c.ptr(1))
 }
 
-// pinned is the block of pinned host memory at an address, or nil.
+// pinned returns the block of pinned host memory at an address, or nil.
 func (c *call) pinned(addr uintptr) *block {
 	if b := c.blocks.find(addr); b != nil && (b.kind == hostBlock || b.kind == registeredBlock) {
 		return b
@@ -160,8 +168,7 @@ func (c *call) pinned(addr uintptr) *block {
 // invalidDevice is cudaInvalidDeviceId.
 const invalidDevice = -2
 
-// pointerAttributes is cudaPointerAttributes of 11.x and 12.x; 13.x has eight
-// reserved words more.
+// pointerAttributes is cudaPointerAttributes. The reserved words are 13.x's.
 type pointerAttributes struct {
 	kind, device int32
 	devicePtr    uintptr
