@@ -93,7 +93,6 @@ func (c *call) freeAsync() cudart.Code {
 	if code != cudart.Success {
 		return code
 	}
-	b.freeing = true
 	code = c.enqueue(st, &operation{finish: func() {
 		if !b.gone {
 			c.blocks.release(b)

@@ -108,7 +108,7 @@ func (bs *blocks) newDevice(s *Sim, size int, d *device) (*block, error) {
 		}
 		b.mem = m
 	}
-	room := (size + 2*deviceAlignment - 1) &^ (deviceAlignment - 1) // with a gap behind
+	room := (size + 2*deviceAlignment - 1) &^ (deviceAlignment - 1) // with a gap after it
 	if bs.next+uintptr(room) > bs.limit {
 		bs.next = s.base
 	}

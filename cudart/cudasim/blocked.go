@@ -37,7 +37,7 @@ func (s *Sim) AwaitBlocked(ctx context.Context, fn string, n int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.blockedCalls(fn) < n {
-		err := context.Cause(ctx)
+		err := ctx.Err()
 		if s.closed.Load() {
 			err = os.ErrClosed
 		}

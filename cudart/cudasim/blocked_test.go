@@ -248,6 +248,32 @@ func TestAwaitBlockedErrors(t *testing.T) {
 	assert.Equal(t, cudart.Success, <-done)
 }
 
+// An askedContext sends when it is asked for its error, which is just before a
+// wait.
+type askedContext struct {
+	context.Context
+	asked chan struct{}
+}
+
+func (c askedContext) Err() error {
+	select {
+	case c.asked <- struct{}{}:
+	default: // asked before
+	}
+	return nil
+}
+
+func TestAwaitBlockedEndsWithTheSim(t *testing.T) {
+	t.Parallel()
+	l := openDirty(t, cudasim.Config{})
+	ctx := askedContext{context.Background(), make(chan struct{}, 1)}
+	waiting := make(chan error, 1)
+	go func() { waiting <- l.AwaitBlocked(ctx, "", 1) }()
+	<-ctx.asked
+	require.NoError(t, l.Close())
+	assert.ErrorIs(t, <-waiting, os.ErrClosed)
+}
+
 // Many calls can be blocked at once, each on a thread of its own.
 func TestManyBlockedCalls(t *testing.T) {
 	t.Parallel()

@@ -80,7 +80,7 @@ type DeviceConfig struct {
 }
 
 // Link is the speed of each kind of copy. Zero fields take the defaults. Copies
-// of one direction on one device queue behind each other, as on a copy engine.
+// of one direction on one device wait for each other, as on a copy engine.
 type Link struct {
 	HostToDevice, DeviceToHost                 Way // pinned host memory
 	PageableHostToDevice, PageableDeviceToHost Way // host memory that is not pinned

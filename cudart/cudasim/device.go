@@ -98,7 +98,7 @@ const (
 // cudaGetDeviceProperties, cudaGetDeviceProperties_v2 or
 // cudaPointerGetAttributes fills in this version, and 0 for other functions. The
 // simulator writes exactly that much, as the real library does: a test can put a
-// canary behind it.
+// canary after it.
 func (s *Sim) StructSize(fn string) int {
 	if _, ok := s.names[fn]; !ok {
 		return 0

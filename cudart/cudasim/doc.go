@@ -41,13 +41,13 @@
 // cudaEventRecord, cudaStreamWaitEvent, cudaMallocAsync and cudaFreeAsync. Other
 // streams and calls go on. The wait ends with cudaErrorInvalidResourceHandle when
 // the stream is destroyed, with the device's error when that is lost, and with
-// cudaErrorCudartUnloading when the Sim is closed. On a Sim that is held, or behind
-// a host function that does not return, a stream stays full.
+// cudaErrorCudartUnloading when the Sim is closed. A stream stays full while the
+// Sim is held, or while a host function in it runs.
 //
 // # Memory
 //
-// Device memory is host memory, allocated as it is accessed, behind addresses on
-// which the CPU faults. Copies are checked against allocations and registrations:
+// Device memory is host memory, allocated as it is accessed. Its addresses are not
+// mapped, so the CPU faults on them. Copies are checked against allocations and registrations:
 // a copy that spans two of them fails. cudaHostRegister follows the driver's rules
 // for overlap, protection and limits, but pins nothing. Managed memory is host
 // memory; [Sim.Managed] returns what prefetches and advice did to it.
@@ -92,7 +92,7 @@
 //
 // [Sim.FailCall] makes one call of a run fail, whichever function it is. A test
 // that counts the calls of a run ([Sim.TotalCalls]) and repeats it with each of them
-// failing has seen every error path.
+// failing has seen every path that one error takes.
 //
 // # Blocked calls
 //

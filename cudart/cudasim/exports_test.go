@@ -67,7 +67,7 @@ func TestStructsAndCanaries(t *testing.T) {
 			l.ok(tt.fn, addr(&buf[0]), second)
 			assert.NotEqual(t, byte(canary), buf[tt.size-1], "all of it is written")
 			for _, b := range buf[tt.size:] {
-				require.Equal(t, byte(canary), b, "and nothing behind")
+				require.Equal(t, byte(canary), b, "and nothing after it")
 			}
 			if tt.fn == "cudaPointerGetAttributes" {
 				assert.Equal(t, []byte{2, 0, 0, 0, 0, 0, 0, 0}, buf[:8], "device memory of device 0")

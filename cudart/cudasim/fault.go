@@ -43,7 +43,7 @@ type Fault struct {
 	// Transient, with Async, makes the device recover: Code is returned once,
 	// by the next call that reports how the operation ended. Those calls are
 	// cudaStreamQuery and cudaStreamSynchronize of its stream, cudaEventQuery
-	// and cudaEventSynchronize of an event that was recorded behind it, and
+	// and cudaEventSynchronize of an event that was recorded after it, and
 	// cudaDeviceSynchronize.
 	Transient bool
 
@@ -77,7 +77,7 @@ func (s *Sim) Block(fn string, f Fault) (unblock func()) {
 func (s *Sim) FailCall(k int, code cudart.Code) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.faults.add(&armedFault{Fault: Fault{Nth: 1, Times: 1, Code: code}, export: anyExport, call: int64(k)})
+	s.faults.add(&armedFault{Fault: Fault{Times: 1, Code: code}, export: anyExport, call: int64(k)})
 }
 
 // ResetFaults disarms all faults, and lets go on the calls that [Sim.Block]
@@ -174,7 +174,6 @@ func (s *Sim) arm(method, fn string, f Fault, block chan struct{}) *armedFault {
 		s.fail("%s: %s(%q): %s", s, method, fn, problem)
 		return nil
 	}
-	a.Nth = max(a.Nth, 1)
 	if a.Times == 0 {
 		a.Times = 1
 	}

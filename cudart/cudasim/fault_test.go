@@ -43,6 +43,13 @@ func TestFail(t *testing.T) {
 	l.ResetFaults()
 	assert.Equal(t, cudart.Success, get())
 
+	l.call("cudaGetLastError") // clears it
+	l.Fail("", cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
+	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.Success, l.call("cudaGetLastError"), "it cannot fail, so it is not the second call")
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaDeviceSynchronize"))
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaGetLastError"))
+
 	l.FailCall(l.TotalCalls()+2, cudart.ErrNotSupported)
 	assert.Equal(t, cudart.Success, get())
 	assert.Equal(t, cudart.ErrNotSupported, get())
@@ -211,7 +218,7 @@ func TestFailUnknownFunction(t *testing.T) {
 	assert.ErrorContains(t, l.Close(), `no such function`)
 }
 
-// work is a small program that gives back what it took, come what may.
+// work is a small program that releases what it took, also when calls fail.
 func work(l *lib) (failed bool) {
 	p, s := new(uintptr), new(uintptr)
 	if l.call("cudaMalloc", addr(p), 100) != cudart.Success {
@@ -333,13 +340,13 @@ func TestTransientAsyncFailure(t *testing.T) {
 			locked(t)
 			l := open(t, cudasim.Config{})
 			h, d, a, b := l.pinned(64), l.device(64), l.stream(), l.stream()
-			before, behind, elsewhere := l.event(), l.event(), l.event()
+			before, after, elsewhere := l.event(), l.event(), l.event()
 			l.Fail("cudaMemcpyAsync", cudasim.Fault{Stream: handle(a), Code: code, Async: true, Transient: true})
 			h[0] = 1
 			l.Hold()
 			l.ok("cudaEventRecord", before, a)
 			l.ok("cudaMemcpyAsync", addr(&h[0]), d, 64, d2h, a)
-			l.ok("cudaEventRecord", behind, a)
+			l.ok("cudaEventRecord", after, a)
 			l.ok("cudaEventRecord", elsewhere, b)
 			assert.Equal(t, cudart.ErrNotReady, l.call("cudaStreamQuery", a))
 			l.Release()
@@ -350,17 +357,43 @@ func TestTransientAsyncFailure(t *testing.T) {
 			l.ok("cudaEventQuery", elsewhere)
 			l.ok("cudaStreamSynchronize", b)
 
-			args := map[string][]uintptr{"cudaStreamQuery": {a}, "cudaStreamSynchronize": {a}, "cudaEventQuery": {behind}, "cudaEventSynchronize": {behind}}[reporter]
+			args := map[string][]uintptr{"cudaStreamQuery": {a}, "cudaStreamSynchronize": {a}, "cudaEventQuery": {after}, "cudaEventSynchronize": {after}}[reporter]
 			assert.Equal(t, code, l.call(reporter, args...))
 			l.ok(reporter, args...)
 			l.ok("cudaDeviceSynchronize")
 			l.ok("cudaStreamQuery", a)
-			l.ok("cudaEventQuery", behind)
+			l.ok("cudaEventQuery", after)
 			l.ok("cudaMemcpyAsync", addr(&h[0]), d, 64, d2h, a)
 			l.ok("cudaStreamSynchronize", a)
 			assert.Zero(t, h[0])
 		})
 	}
+}
+
+// Of several operations that fail, the first is reported.
+func TestTransientFailuresOfOneStream(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{})
+	d, s, h := l.device(64), l.stream(), l.pinned(64)
+	l.Fail("cudaMemsetAsync", cudasim.Fault{Code: cudart.ErrIllegalAddress, Async: true, Transient: true})
+	l.Fail("cudaMemsetAsync", cudasim.Fault{Nth: 2, Code: cudart.ErrLaunchFailure, Async: true, Transient: true})
+	l.ok("cudaMemsetAsync", d, 1, 64, s)
+	l.ok("cudaMemsetAsync", d, 1, 64, s)
+	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaStreamSynchronize", s))
+	l.ok("cudaStreamSynchronize", s)
+
+	// Of the two copies of a batch, one fails.
+	m := mapped(t, 4096)
+	copy(array[uintptr](m), []uintptr{d, d + 8, addr(&h[0]), addr(&h[8]), 8, 8, 1, 0, 0, 0})
+	p := addr(&m[0])
+	l.ok("cudaMemset", d, 7, 64)
+	l.Fail("cudaMemcpyBatchAsync", cudasim.Fault{Code: cudart.ErrLaunchFailure, Async: true, Transient: true})
+	l.ok("cudaMemcpyBatchAsync", p, p+16, p+32, 2, p+48, p+72, 1, s)
+	assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaStreamSynchronize", s))
+	l.ok("cudaMemcpy", addr(&h[0]), d, 64, d2h)
+	assert.EqualValues(t, 7, h[0], "the first copy moved nothing")
+	assert.Zero(t, h[8], "the second copied")
 }
 
 // Several streams report their errors in the order in which they were made.

@@ -359,7 +359,7 @@ func TestUnmappedWhileRegistered(t *testing.T) {
 	l.ok("cudaHostRegister", p, 4096, 0)
 	l.Hold()
 	l.ok("cudaMemcpyAsync", d, p, 4096, h2d, s)
-	// Nobody else may get the address meanwhile: take the access away instead.
+	// No other mapping may get the address meanwhile: remove the access instead.
 	require.NoError(t, unix.Mprotect(m, unix.PROT_NONE))
 	l.Release()
 	l.ok("cudaStreamSynchronize", s)

@@ -157,12 +157,18 @@ func TestFullStreamThatEnds(t *testing.T) {
 			s := get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0)
 			d, e := get[uintptr](l, "cudaMalloc", 64), get[uintptr](l, "cudaEventCreateWithFlags", 0)
 			freed := get[uintptr](l, "cudaMalloc", 64)
-			out := mapped(t, 8)
-			l.Hold()
-			l.ok("cudaEventRecord", e, s)
+			m := mapped(t, 4096)
+			p := addr(&m[0])
+			l.ok("cudaHostRegister", p+64, 64, 0)
+			copy(array[uintptr](m), []uintptr{d, p + 64, 64, 1, 0, 0, 0}) // as above
+			stuck, running := make(chan struct{}), make(chan struct{})
+			l.ok("cudaLaunchHostFunc", s, purego.NewCallback(func(uintptr) { close(running); <-stuck }), 0)
+			<-running
 			calls := []<-chan cudart.Code{
+				l.begin("cudaMemcpyAsync", d, p+64, 64, h2d, s),
+				l.begin("cudaMemcpyBatchAsync", p, p+8, p+16, 1, p+24, p+48, 1, s),
 				l.begin("cudaMemsetAsync", d, 1, 64, s),
-				l.begin("cudaMallocAsync", addr(&out[0]), 64, s),
+				l.begin("cudaMallocAsync", p+56, 64, s),
 				l.begin("cudaFreeAsync", freed, s),
 				l.begin("cudaEventRecord", e, s),
 			}
@@ -176,8 +182,9 @@ func TestFullStreamThatEnds(t *testing.T) {
 				want = 0
 			}
 			assert.Equal(t, want, l.Outstanding().DeviceAllocs)
-			l.Release()
+			close(stuck)
 			if name == "destroyed" {
+				l.ok("cudaHostUnregister", p+64) // no copy is pending
 				l.ok("cudaMemset", freed, 1, 64) // it was not
 				l.ok("cudaFree", freed)
 				l.ok("cudaFree", d)

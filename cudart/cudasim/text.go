@@ -35,7 +35,7 @@ func cString(s string) uintptr {
 	if cStrings.at == nil {
 		cStrings.at = make(map[string]uintptr)
 	}
-	copy(cStrings.room, s) // the byte behind is 0
+	copy(cStrings.room, s) // the byte after it is 0
 	p := address(&cStrings.room[0])
 	cStrings.room = cStrings.room[len(s)+1:]
 	cStrings.at[s] = p
