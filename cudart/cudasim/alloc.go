@@ -6,28 +6,25 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// reserve makes a device block for cudaMalloc and cudaMallocAsync. It is nil for
-// 0 bytes.
-func (c *call) reserve(d *device, size int) (*block, cudart.Code) {
+// reserve makes a device block for cudaMalloc and cudaMallocAsync and returns its
+// address to the caller.
+func (c *call) reserve(d *device, size int) cudart.Code {
 	switch {
 	case c.ptr(0) == 0:
-		return nil, cudart.ErrInvalidValue
+		return cudart.ErrInvalidValue
 	case size == 0:
-		return nil, put(c, 0, uintptr(0))
+		return put(c, 0, uintptr(0))
 	case size < 0 || size > d.cfg.Memory-d.used:
-		return nil, cudart.ErrMemoryAllocation
+		return cudart.ErrMemoryAllocation
 	}
 	b, err := c.blocks.newDevice(c.Sim, size, d)
 	if err != nil {
-		return nil, cudart.ErrMemoryAllocation
+		return cudart.ErrMemoryAllocation
 	}
-	return b, put(c, 0, b.addr)
+	return put(c, 0, b.addr)
 }
 
-func (c *call) malloc() cudart.Code {
-	_, code := c.reserve(c.dev, c.num(1))
-	return code
-}
+func (c *call) malloc() cudart.Code { return c.reserve(c.dev, c.num(1)) }
 
 // free waits for the device.
 func (c *call) free() cudart.Code {
@@ -70,15 +67,13 @@ func (c *call) mallocAsync() cudart.Code {
 	if st.dev.cfg.Attributes[cudart.AttrMemoryPoolsSupported] == 0 {
 		return cudart.ErrNotSupported
 	}
-	b, code := c.reserve(st.dev, c.num(1))
-	if b == nil {
+	if code := c.room(st); code != cudart.Success { // before there is memory to free again
 		return code
 	}
-	if code := c.enqueue(st, &operation{}); code != cudart.Success {
-		c.blocks.release(b)
+	if code := c.reserve(st.dev, c.num(1)); code != cudart.Success {
 		return code
 	}
-	return cudart.Success
+	return c.enqueue(st, &operation{})
 }
 
 func (c *call) freeAsync() cudart.Code {

@@ -183,6 +183,11 @@ func TestFullStreamThatEnds(t *testing.T) {
 			}
 			assert.Equal(t, want, l.Outstanding().DeviceAllocs)
 			close(stuck)
+			if name == "reset" {
+				free, total := new(uint64), new(uint64)
+				l.ok("cudaMemGetInfo", addr(free), addr(total))
+				assert.Equal(t, *total, *free)
+			}
 			if name == "destroyed" {
 				l.ok("cudaHostUnregister", p+64) // no copy is pending
 				l.ok("cudaMemset", freed, 1, 64) // it was not
