@@ -14,6 +14,9 @@ const (
 	fnDeviceGetPCIBusID
 	fnDeviceGetStreamPriorityRange
 	fnDeviceSynchronize
+	fnDeviceCanAccessPeer
+	fnDeviceEnablePeerAccess
+	fnDeviceDisablePeerAccess
 	fnMemGetInfo
 	fnMalloc
 	fnFree
@@ -33,6 +36,7 @@ const (
 	fnMemcpyAsync
 	fnMemcpy2D
 	fnMemcpy2DAsync
+	fnMemcpyPeerAsync
 	fnMemcpyBatch
 	fnMemset
 	fnMemsetAsync
@@ -98,6 +102,9 @@ var symbols = [...]symbol{
 	{fn: fnDeviceGetPCIBusID, name: "cudaDeviceGetPCIBusId", required: true},
 	{fn: fnDeviceGetStreamPriorityRange, name: "cudaDeviceGetStreamPriorityRange", required: true},
 	{fn: fnDeviceSynchronize, name: "cudaDeviceSynchronize", required: true},
+	{fn: fnDeviceCanAccessPeer, name: "cudaDeviceCanAccessPeer"},
+	{fn: fnDeviceEnablePeerAccess, name: "cudaDeviceEnablePeerAccess"},
+	{fn: fnDeviceDisablePeerAccess, name: "cudaDeviceDisablePeerAccess"},
 
 	{fn: fnMemGetInfo, name: "cudaMemGetInfo", required: true},
 	{fn: fnMalloc, name: "cudaMalloc", required: true},
@@ -124,6 +131,7 @@ var symbols = [...]symbol{
 	{fn: fnMemcpyAsync, name: "cudaMemcpyAsync", required: true},
 	{fn: fnMemcpy2D, name: "cudaMemcpy2D", required: true},
 	{fn: fnMemcpy2DAsync, name: "cudaMemcpy2DAsync", required: true},
+	{fn: fnMemcpyPeerAsync, name: "cudaMemcpyPeerAsync"},
 	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: batchSince, until: 13000, abi: abiFailIndex},
 	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: 13000, abi: abiNoFailIndex},
 	{fn: fnMemset, name: "cudaMemset", required: true},

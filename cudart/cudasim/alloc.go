@@ -6,8 +6,8 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// reserve makes a device block for cudaMalloc and cudaMallocAsync and returns
-// its address.
+// reserve makes a device block for cudaMalloc and cudaMallocAsync and returns its
+// address to the caller.
 func (c *call) reserve(d *device, size int) cudart.Code {
 	switch {
 	case c.ptr(0) == 0:
@@ -46,7 +46,7 @@ func (c *call) free() cudart.Code {
 	return cudart.Success
 }
 
-// exact is the block of one of two kinds that begins at addr.
+// exact returns the block of one of two kinds that starts at addr.
 func (c *call) exact(addr uintptr, kind, or blockKind) (*block, cudart.Code) {
 	b := c.blocks.find(addr)
 	switch {
@@ -67,11 +67,13 @@ func (c *call) mallocAsync() cudart.Code {
 	if st.dev.cfg.Attributes[cudart.AttrMemoryPoolsSupported] == 0 {
 		return cudart.ErrNotSupported
 	}
-	code = c.reserve(st.dev, c.num(1))
-	if code == cudart.Success {
-		c.enqueue(st, &operation{})
+	if code := c.room(st); code != cudart.Success { // before there is memory to free again
+		return code
 	}
-	return code
+	if code := c.reserve(st.dev, c.num(1)); code != cudart.Success {
+		return code
+	}
+	return c.enqueue(st, &operation{})
 }
 
 func (c *call) freeAsync() cudart.Code {
@@ -86,13 +88,13 @@ func (c *call) freeAsync() cudart.Code {
 	if code != cudart.Success {
 		return code
 	}
-	b.freeing = true
-	c.enqueue(st, &operation{finish: func() {
+	code = c.enqueue(st, &operation{finish: func() {
 		if !b.gone {
 			c.blocks.release(b)
 		}
 	}})
-	return cudart.Success
+	b.freeing = code == cudart.Success
+	return code
 }
 
 // hostAllocFlags are portable, mapped and write-combined.
@@ -104,7 +106,7 @@ func (c *call) hostAlloc() cudart.Code {
 		return cudart.ErrInvalidValue
 	case c.num(1) == 0:
 		return put(c, 0, uintptr(0))
-	case c.num(1) < 0:
+	case c.num(1) < 0, !c.canPin(c.num(1)):
 		return cudart.ErrMemoryAllocation
 	}
 	b, err := c.blocks.newHost(hostBlock, c.num(1), c.dev, c.u32(2))
@@ -149,7 +151,7 @@ func (c *call) hostGetDevicePointer() cudart.Code {
 	return put(c, 0, c.ptr(1))
 }
 
-// pinned is the block of pinned host memory at an address, or nil.
+// pinned returns the block of pinned host memory at an address, or nil.
 func (c *call) pinned(addr uintptr) *block {
 	if b := c.blocks.find(addr); b != nil && (b.kind == hostBlock || b.kind == registeredBlock) {
 		return b
@@ -160,8 +162,7 @@ func (c *call) pinned(addr uintptr) *block {
 // invalidDevice is cudaInvalidDeviceId.
 const invalidDevice = -2
 
-// pointerAttributes is cudaPointerAttributes of 11.x and 12.x; 13.x has eight
-// reserved words more.
+// pointerAttributes is cudaPointerAttributes. The reserved words are 13.x's.
 type pointerAttributes struct {
 	kind, device int32
 	devicePtr    uintptr

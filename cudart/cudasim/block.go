@@ -19,9 +19,9 @@ type block struct {
 	addr  uintptr
 	size  int
 	kind  blockKind
-	dev   *device // on which it lies, or that was current when it was made
+	dev   *device // that holds it, or that was current when it was made
 	flags uint32
-	mem   []byte // what holds the bytes, nil for registered memory
+	mem   []byte // the bytes, nil for registered memory
 
 	uses    int  // operations enqueued that touch it
 	gone    bool // freed while in use
@@ -31,7 +31,7 @@ type block struct {
 
 func (b *block) end() uintptr { return b.addr + uintptr(b.size) }
 
-// bytes is a part of the block, as the process can touch it.
+// bytes returns n bytes of the block, as memory that the process can access.
 func (b *block) bytes(addr uintptr, n int) []byte {
 	if b.kind == registeredBlock {
 		return bytesAt(addr, n)
@@ -40,21 +40,21 @@ func (b *block) bytes(addr uintptr, n int) []byte {
 	return b.mem[off : off+n]
 }
 
-// Device addresses lie above what a process can have mapped on amd64 and
-// arm64, so that the CPU faults on them.
+// Device addresses lie above those that a process can map on amd64 and arm64, so
+// that the CPU faults on them.
 const (
 	deviceAddresses  = 1 << 48
 	addressSpaceSize = 1 << 44 // for one Sim
 	deviceAlignment  = 512
 )
 
-// addressSpace is where the nth Sim of the process has its addresses.
+// addressSpace is the first address of the nth Sim of the process.
 func addressSpace(n uint64) uintptr {
 	return uintptr(deviceAddresses + n%4000*addressSpaceSize)
 }
 
-// heapBlock is up to which size a device block lies in Go's heap: mappings
-// have a limit.
+// heapBlock is the size up to which a device block lies in Go's heap: the number
+// of mappings is limited.
 const heapBlock = 64 << 10
 
 // blocks are all blocks of a Sim by address.
@@ -65,7 +65,7 @@ type blocks struct {
 
 func (bs *blocks) all() []*block { return slices.Clone(bs.list) }
 
-// search is the index of the first block that ends above addr.
+// search returns the index of the first block that ends above addr.
 func (bs *blocks) search(addr uintptr) int {
 	i, _ := slices.BinarySearchFunc(bs.list, addr, func(b *block, addr uintptr) int {
 		if b.end() <= addr {
@@ -76,7 +76,7 @@ func (bs *blocks) search(addr uintptr) int {
 	return i
 }
 
-// find is the block that contains addr, or nil.
+// find returns the block that contains addr, or nil.
 func (bs *blocks) find(addr uintptr) *block {
 	if i := bs.search(addr); i < len(bs.list) && bs.list[i].addr <= addr {
 		return bs.list[i]
@@ -84,7 +84,7 @@ func (bs *blocks) find(addr uintptr) *block {
 	return nil
 }
 
-// overlap is a block that shares bytes with the range, or nil.
+// overlap returns a block that shares bytes with the range, or nil.
 func (bs *blocks) overlap(addr uintptr, n int) *block {
 	if i := bs.search(addr); i < len(bs.list) && bs.list[i].addr < addr+uintptr(n) {
 		return bs.list[i]
@@ -96,7 +96,7 @@ func (bs *blocks) insert(b *block) {
 	bs.list = slices.Insert(bs.list, bs.search(b.addr), b)
 }
 
-// newDevice makes a device block at an address that was not used lately.
+// newDevice makes a device block at an address that has been unused for long.
 func (bs *blocks) newDevice(s *Sim, size int, d *device) (*block, error) {
 	b := &block{size: size, kind: deviceBlock, dev: d}
 	if size <= heapBlock {
@@ -108,7 +108,7 @@ func (bs *blocks) newDevice(s *Sim, size int, d *device) (*block, error) {
 		}
 		b.mem = m
 	}
-	room := (size + 2*deviceAlignment - 1) &^ (deviceAlignment - 1) // with a gap behind
+	room := (size + 2*deviceAlignment - 1) &^ (deviceAlignment - 1) // with a gap after it
 	if bs.next+uintptr(room) > bs.limit {
 		bs.next = s.base
 	}
@@ -122,7 +122,7 @@ func (bs *blocks) newDevice(s *Sim, size int, d *device) (*block, error) {
 	return b, nil
 }
 
-// newHost makes a block of memory that the process can touch.
+// newHost makes a block of memory that the process can access.
 func (bs *blocks) newHost(kind blockKind, size int, d *device, flags uint32) (*block, error) {
 	m, err := mapMemory(size)
 	if err != nil {
@@ -133,7 +133,7 @@ func (bs *blocks) newHost(kind blockKind, size int, d *device, flags uint32) (*b
 	return b, nil
 }
 
-// release forgets a block; its bytes go once no operation uses them.
+// release removes a block. Its bytes are freed once no operation uses them.
 func (bs *blocks) release(b *block) {
 	if i := bs.search(b.addr); i < len(bs.list) && bs.list[i] == b {
 		bs.list = slices.Delete(bs.list, i, i+1)
@@ -157,7 +157,7 @@ func (bs *blocks) unmap(b *block) {
 }
 
 // drop frees device memory that was never freed. Host memory stays mapped,
-// with its pages given back: the process may still hold the address.
+// without its pages: the process may still have the address.
 func (bs *blocks) drop() {
 	for _, b := range bs.list {
 		switch {

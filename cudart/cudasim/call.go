@@ -7,22 +7,22 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A thread is what CUDA keeps for one OS thread.
+// A thread is the state that CUDA has for one OS thread.
 type thread struct {
 	id     uint64
-	device int
+	device int         // the current one
 	last   cudart.Code // last error
 	inHost bool        // inside a host function
 }
 
-// A call is one call from C under way. Handlers run with the Sim's mu held.
+// A call is one call from C. Its methods run with the Sim's mu held.
 type call struct {
 	*Sim
 	name   string
 	a      *arguments
 	thread *thread
-	dev    *device     // the current one, for exports that need a context
-	async  cudart.Code // what the operation that it enqueues is to fail with
+	dev    *device // the current one, for exports that need a context
+	async  failure // of the first operation that it enqueues
 }
 
 // ptr, num and i32 are argument i.
@@ -41,7 +41,7 @@ func put[T any](c *call, i int, v T) cudart.Code {
 }
 
 // dispatch runs a call of an export.
-func (s *Sim) dispatch(export int, a *arguments) (r uintptr) {
+func (s *Sim) dispatch(export int, a *arguments) uintptr {
 	if !s.enter() {
 		return closedResult(export)
 	}
@@ -49,47 +49,70 @@ func (s *Sim) dispatch(export int, a *arguments) (r uintptr) {
 	e := &exports[export]
 	name := s.exported[export]
 	if name == "" {
-		return closedResult(export) // an entry that another version exported
+		return closedResult(export) // an entry of another version
 	}
-	injected := s.faults.next(s, export, name, e.traits&infallible == 0)
+	in := s.strike(export, name, a)
+	if !s.suffer(name, in.early) {
+		return closedResult(export)
+	}
 	if e.text != nil {
 		return e.text(cudart.Code(int32(a[0])))
 	}
-	code := s.run(e, name, a, injected)
-	for _, after := range injected.after {
+	id := s.threads.current()
+	code := s.run(e, name, a, id, in)
+	if !s.suffer(name, in.late) {
+		return closedResult(export)
+	}
+	if code == cudart.Success && in.late.code != cudart.Success {
+		code = in.late.code
+		s.mu.Lock()
+		s.thread(id).keep(e, code)
+		s.mu.Unlock()
+	}
+	for _, after := range in.after {
 		after()
 	}
 	return result(code)
 }
 
-// run makes the call and keeps the thread's last error.
-func (s *Sim) run(e *export, name string, a *arguments, injected injection) (code cudart.Code) {
-	id := s.threads.current()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// thread is the state of the thread with a number. It needs mu.
+func (s *Sim) thread(id uint64) *thread {
 	t := s.contexts[id]
 	if t == nil {
 		t = &thread{id: id}
 		s.contexts[id] = t
 	}
+	return t
+}
+
+// keep makes the result of a call the thread's last error, if it is an error.
+func (t *thread) keep(e *export, code cudart.Code) {
+	if code != cudart.Success && e.traits&keepsLast == 0 {
+		t.last = code
+	}
+}
+
+// run does the work of a call.
+func (s *Sim) run(e *export, name string, a *arguments, id uint64, in injection) (code cudart.Code) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.thread(id)
 	defer func() {
 		if r := recover(); r != nil {
 			s.fail("%s: panic in %s: %v\n%s", s, name, r, debug.Stack())
 			code = cudart.ErrUnknown
 		}
-		if code != cudart.Success && e.traits&keepsLast == 0 {
-			t.last = code
-		}
+		t.keep(e, code)
 	}()
 	if t.inHost {
-		s.record(Misuse{Kind: CallFromHostFunction, Call: name, Thread: id, Current: t.device, Want: -1,
+		s.record(Misuse{Kind: CallFromHostFunction, Call: name, Thread: t.id, Current: t.device, Want: -1,
 			Detail: "host functions must not call CUDA"})
 		return cudart.ErrNotPermitted
 	}
-	if injected.code != cudart.Success {
-		return injected.code
+	if in.early.code != cudart.Success {
+		return in.early.code
 	}
-	c := &call{Sim: s, name: name, a: a, thread: t, async: injected.async}
+	c := &call{Sim: s, name: name, a: a, thread: t, async: in.async}
 	if code := c.ready(e); code != cudart.Success {
 		return code
 	}
@@ -114,8 +137,7 @@ func (c *call) ready(e *export) cudart.Code {
 
 func (s *Sim) driverTooOld() bool { return s.cfg.DriverVersion.Major() < s.cfg.Version.Major() }
 
-// record keeps something that real CUDA lets pass, or punishes badly. It
-// needs mu.
+// record keeps a misuse. It needs mu.
 func (s *Sim) record(m Misuse) {
 	s.misused++
 	if len(s.misuses) < maxMisuses {
@@ -123,14 +145,14 @@ func (s *Sim) record(m Misuse) {
 	}
 }
 
-// misuse records what this call did wrong.
+// misuse records a misuse by this call.
 func (c *call) misuse(kind MisuseKind, want int, format string, args ...any) {
 	c.record(Misuse{Kind: kind, Call: c.name, Thread: c.thread.id, Current: c.thread.device, Want: want,
 		Detail: fmt.Sprintf(format, args...)})
 }
 
-// on notes that the call used something of a device: real CUDA mostly accepts
-// it, and makes a context on the thread's current device.
+// on records a misuse if the call used something of another device than the
+// current one.
 func (c *call) on(d *device, what string, h uintptr) {
 	if d != c.dev {
 		c.misuse(WrongDevice, d.ordinal, "%s %#x belongs to device %d", what, h, d.ordinal)

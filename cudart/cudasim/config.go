@@ -11,65 +11,96 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// Config says what library, driver and devices to simulate. The zero Config is
-// CUDA 13.0 with one device.
+// Config describes the library, the driver, the host and the devices to
+// simulate. The zero Config is CUDA 13.0 with one device, on a host that refuses
+// nothing.
 type Config struct {
 	// Version is the runtime to imitate: 11080, 12040, 12080 or 13000. It
-	// decides which names are exported, with which signatures, and how many
-	// bytes structs have. Zero is 13000.
+	// decides which names are exported, their signatures, and the sizes of
+	// structs. 0 is 13000.
 	Version cudart.Version
 
-	// DriverVersion is what the driver supports; zero is Version. With an
-	// older major version than the runtime's, nearly every call fails with
-	// cudaErrorInsufficientDriver, as the real library's do.
+	// DriverVersion is the newest CUDA version that the driver supports; 0 is
+	// Version. With an older major version than the runtime's, nearly every
+	// call fails with cudaErrorInsufficientDriver, as in the real library.
 	DriverVersion cudart.Version
 
-	// NoDriver imitates a machine without a driver: cudaDriverGetVersion gives
-	// 0 and nearly every other call fails with cudaErrorInsufficientDriver.
+	// NoDriver imitates a machine without a driver: cudaDriverGetVersion
+	// returns version 0 and nearly every other call fails with
+	// cudaErrorInsufficientDriver.
 	NoDriver bool
 
-	// Devices are the GPUs; nil is one with every default, and an empty slice
-	// none (calls fail with cudaErrorNoDevice).
+	// Devices are the GPUs. Nil is one GPU with every default; an empty slice
+	// is none, and calls fail with cudaErrorNoDevice.
 	Devices []DeviceConfig
 
-	// MaxRegister is the most bytes that one cudaHostRegister call can pin,
-	// 0 for no limit. Larger ones fail with cudaErrorMemoryAllocation.
+	// NoPeerAccess lists pairs of device ordinals. The devices of a pair cannot
+	// access each other's memory; all others can.
+	NoPeerAccess [][2]int
+
+	// QueueDepth is the number of operations that a stream holds until they are
+	// done. A call that enqueues one more blocks until there is room. 0 is 1024,
+	// which is about what real drivers have; negative is no limit.
+	QueueDepth int
+
+	// NoRegister makes every cudaHostRegister fail with cudaErrorNotSupported
+	// (801), as hosts with confidential computing do although the attribute
+	// HostRegisterSupported is 1. cudaHostAlloc works.
+	NoRegister bool
+
+	// MaxRegister is the largest registration in bytes, 0 for no limit. A larger
+	// one fails with cudaErrorMemoryAllocation.
 	MaxRegister int
+
+	// MaxRegistrations is the largest number of registrations at a time, 0 for
+	// no limit. One more fails with cudaErrorMemoryAllocation.
+	MaxRegistrations int
+
+	// LeakAbove imitates Linux 6.11 to 6.13, where it would be 2 GiB: a
+	// registration of more bytes fails with cudaErrorInvalidValue, and its memory
+	// stays pinned (see [Sim.LeakedBytes]). 0 is a kernel without that defect.
+	LeakAbove int
+
+	// HostMemory is the number of bytes that cudaHostAlloc and cudaHostRegister
+	// can pin together, 0 for no limit. Leaked bytes count. Beyond it
+	// cudaHostAlloc fails with cudaErrorMemoryAllocation, and cudaHostRegister
+	// with cudaErrorInvalidValue, as on a host that is short of memory.
+	HostMemory int
 }
 
 // DeviceConfig describes one GPU. Zero fields take the defaults, which are
 // those of an H200 on PCIe 5.0 x16.
 type DeviceConfig struct {
 	Name       string              // "Simulated GPU"
-	UUID       [16]byte            // one that tells the ordinal
+	UUID       [16]byte            // its last byte is the ordinal
 	PCIBusID   string              // "0000:06:00.0" for device 0, then 07 and so on
 	Memory     int                 // bytes of device memory, 16 GiB
-	Attributes map[cudart.Attr]int // added to, or in place of, the defaults
-	Link       Link
+	Attributes map[cudart.Attr]int // replace single defaults
+	Link       Link                // speed of copies
 }
 
-// Link is how fast bytes move, by way. Zero ways take the defaults. Copies of
-// one way on one device queue behind each other, as they do for a copy engine.
+// Link is the speed of each kind of copy. Zero fields take the defaults. Copies
+// of one direction on one device wait for each other, as on a copy engine.
 type Link struct {
 	HostToDevice, DeviceToHost                 Way // pinned host memory
-	PageableHostToDevice, PageableDeviceToHost Way
-	OnDevice                                   Way // copies and memset
-	Peer                                       Way // device to device
+	PageableHostToDevice, PageableDeviceToHost Way // host memory that is not pinned
+	OnDevice                                   Way // copies within a device, and memset
+	Peer                                       Way // between devices with peer access
 	PrefetchToDevice, PrefetchToHost           Way // managed memory
 }
 
-// A Way is one kind of copy: a copy of n bytes takes Latency + n/Rate.
+// A Way is the speed of one kind of copy: n bytes take Latency + n/Rate.
 type Way struct {
-	Rate    float64 // GB/s, 1e9 bytes a second
+	Rate    float64 // GB/s, 1 GB = 1e9 bytes
 	Latency time.Duration
 }
 
-// time is how long n bytes take.
+// time is the duration of a copy of n bytes.
 func (w Way) time(n int) time.Duration {
 	return w.Latency + time.Duration(float64(n)/w.Rate)
 }
 
-// defaultLink is what one H200 on PCIe 5.0 x16 measured.
+// defaultLink was measured on one H200 on PCIe 5.0 x16.
 var defaultLink = Link{
 	HostToDevice:         Way{55.4, 3650 * time.Nanosecond},
 	DeviceToHost:         Way{55.3, 2850 * time.Nanosecond},
@@ -81,15 +112,16 @@ var defaultLink = Link{
 	PrefetchToHost:       Way{15.9, 10 * time.Microsecond},
 }
 
-// eventTime is what recording an event takes on a stream.
+// eventTime is the duration of cudaEventRecord on a stream.
 const eventTime = 500 * time.Nanosecond
 
 const (
 	defaultVersion = cudart.Version(13000)
 	defaultMemory  = 16 << 30
+	defaultDepth   = 1024
 )
 
-// maxAttribute is the last attribute that cudaDeviceGetAttribute answers.
+// maxAttribute is the last attribute that cudaDeviceGetAttribute accepts.
 const maxAttribute = 145
 
 // defaultAttributes are an H200's. Attributes that are not here are 0.
@@ -119,7 +151,7 @@ var defaultAttributes = map[cudart.Attr]int{
 	cudart.AttrMemoryPoolsSupported:              1,
 }
 
-// withDefaults fills the zero fields, or says what is wrong with the rest.
+// withDefaults fills the zero fields and checks the others.
 func (c Config) withDefaults() (Config, error) {
 	if c.Version == 0 {
 		c.Version = defaultVersion
@@ -135,8 +167,19 @@ func (c Config) withDefaults() (Config, error) {
 	if c.NoDriver {
 		c.DriverVersion = 0
 	}
-	if c.DriverVersion < 0 || c.MaxRegister < 0 {
-		return c, errors.New("cudasim: Config: DriverVersion and MaxRegister cannot be negative")
+	for _, f := range []struct {
+		name  string
+		value int
+	}{
+		{"DriverVersion", int(c.DriverVersion)}, {"MaxRegister", c.MaxRegister}, {"MaxRegistrations", c.MaxRegistrations},
+		{"LeakAbove", c.LeakAbove}, {"HostMemory", c.HostMemory},
+	} {
+		if f.value < 0 {
+			return c, fmt.Errorf("cudasim: Config.%s %d: cannot be negative", f.name, f.value)
+		}
+	}
+	if c.QueueDepth == 0 {
+		c.QueueDepth = defaultDepth
 	}
 	if c.Devices == nil {
 		c.Devices = make([]DeviceConfig, 1)
@@ -149,6 +192,13 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	c.Devices = devices
+	for _, pair := range c.NoPeerAccess {
+		for _, ordinal := range pair {
+			if ordinal < 0 || ordinal >= len(devices) {
+				return c, fmt.Errorf("cudasim: Config.NoPeerAccess %v: there are %d devices", pair, len(devices))
+			}
+		}
+	}
 	return c, nil
 }
 
@@ -197,7 +247,7 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 	return d, nil
 }
 
-// parsePCI takes "0000:06:00.0" apart.
+// parsePCI splits "0000:06:00.0".
 func parsePCI(id string) (domain, bus, slot int, err error) {
 	var n [4]uint64
 	fields := strings.FieldsFunc(id, func(r rune) bool { return r == ':' || r == '.' })

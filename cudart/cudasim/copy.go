@@ -19,8 +19,8 @@ type rect struct {
 	width, height, pitch int
 }
 
-// size is the bytes from the first to behind the last, -1 when there is no
-// such number.
+// size is the number of bytes from the first to the end of the last row, -1 if it
+// overflows.
 func (r rect) size() int {
 	rows := r.height - 1
 	if rows > 0 && r.pitch > (int(^uint(0)>>1)-r.width)/rows {
@@ -29,15 +29,15 @@ func (r rect) size() int {
 	return rows*r.pitch + r.width
 }
 
-// A span is a rect that was found to be all in one block, or in memory that
-// CUDA knows nothing of.
+// A span is a rect that lies in one block, or in memory that CUDA has neither
+// allocated nor registered.
 type span struct {
 	rect
 	block *block // nil for pageable memory
 }
 
-// span looks up where a rect lies. A range that only begins or ends in a block
-// is refused, as CUDA refuses it.
+// span looks up the block of a rect. A range of which only a part lies in a block
+// is an error, as in CUDA.
 func (c *call) span(r rect) (span, cudart.Code) {
 	n := r.size()
 	if r.addr == 0 || n < 0 || r.addr+uintptr(n) < r.addr {
@@ -55,7 +55,7 @@ func (c *call) span(r rect) (span, cudart.Code) {
 	return span{rect: r, block: b}, cudart.Success
 }
 
-// device is where the bytes are, nil for the host.
+// device is the device that holds the bytes, nil for the host.
 func (s span) device() *device {
 	switch {
 	case s.block == nil:
@@ -68,7 +68,7 @@ func (s span) device() *device {
 	return nil
 }
 
-// row is the bytes of one row.
+// row returns the bytes of one row.
 func (s span) row(i int) []byte {
 	addr := s.addr + uintptr(i*s.pitch)
 	if s.block == nil {
@@ -77,7 +77,7 @@ func (s span) row(i int) []byte {
 	return s.block.bytes(addr, s.width)
 }
 
-// fits tells whether the memory can be what the direction says of it.
+// fits reports whether the memory can be what the direction says it is.
 func (s span) fits(onDevice bool) bool {
 	if onDevice {
 		return s.block != nil // device, managed and pinned memory
@@ -88,8 +88,7 @@ func (s span) fits(onDevice bool) bool {
 // A copying is one copy to make.
 type copying struct{ dst, src span }
 
-// copying checks the arguments of a copy; it is nil when there is nothing to
-// copy.
+// copying checks the arguments of a copy. It is nil for a copy of no bytes.
 func (c *call) copying(dst, src rect, kind int) (*copying, cudart.Code) {
 	switch {
 	case kind < hostToHost || kind > anyDirection:
@@ -119,7 +118,7 @@ func (c *call) copying(dst, src rect, kind int) (*copying, cudart.Code) {
 	return &m, cudart.Success
 }
 
-// pageable tells whether CUDA would stage the copy through its own memory.
+// pageable reports whether CUDA would stage the copy through memory of its own.
 func (m *copying) pageable() bool { return m.dst.block == nil || m.src.block == nil }
 
 // operation is the copy as work for a stream.
@@ -135,8 +134,11 @@ func (c *call) operation(m *copying) *operation {
 	switch {
 	case to != nil && from == to:
 		o.engine, o.took = &to.onDevice, to.cfg.Link.OnDevice.time(n)
-	case to != nil && from != nil:
+	case to != nil && from != nil && to.peersWith(from):
 		o.engine, o.took = &to.onDevice, to.cfg.Link.Peer.time(n)
+	case to != nil && from != nil: // staged through the host
+		o.engine = &to.toDevice
+		o.took = max(from.cfg.Link.DeviceToHost.time(n), to.cfg.Link.HostToDevice.time(n))
 	case to != nil && m.src.block == nil:
 		o.engine, o.took = &to.toDevice, to.cfg.Link.PageableHostToDevice.time(n)
 	case to != nil:
@@ -149,8 +151,8 @@ func (c *call) operation(m *copying) *operation {
 	return o
 }
 
-// move copies the bytes. Pinned memory that the process unmapped is not
-// missed: a real GPU still has its pages.
+// move copies the bytes. A copy of pinned memory that the process has unmapped
+// succeeds and moves nothing: a real GPU still has its pages.
 func (s *Sim) move(m *copying) cudart.Code {
 	dst, src := m.dst, m.src
 	if dst.pitch == dst.width && src.pitch == src.width {
@@ -174,8 +176,8 @@ func (s *Sim) move(m *copying) cudart.Code {
 	return cudart.Success
 }
 
-// elsewhere notes a synchronous call for memory of other devices only: it
-// makes a context on the current one.
+// elsewhere records a misuse if a call on a default stream is about memory of
+// other devices only: it makes a context on the current one.
 func (c *call) elsewhere(spans ...span) {
 	var other *device
 	for _, s := range spans {
@@ -192,8 +194,8 @@ func (c *call) elsewhere(spans ...span) {
 	}
 }
 
-// copy makes a copy in the order of a stream, and waits for it when the call
-// is synchronous or the memory pageable.
+// copy enqueues a copy, and waits for it if the call is synchronous or the memory
+// pageable.
 func (c *call) copy(dst, src rect, kind int, stream uintptr, async bool) cudart.Code {
 	st, code := c.stream(stream)
 	if code != cudart.Success {
@@ -208,8 +210,7 @@ func (c *call) copy(dst, src rect, kind int, stream uintptr, async bool) cudart.
 	}
 	o := c.operation(m)
 	if async && !m.pageable() {
-		c.enqueue(st, o)
-		return cudart.Success
+		return c.enqueue(st, o)
 	}
 	return c.do(st, o)
 }
@@ -269,13 +270,12 @@ func (c *call) fill(dst rect, value byte, stream uintptr, async bool) cudart.Cod
 		},
 	}
 	if async {
-		c.enqueue(st, o)
-		return cudart.Success
+		return c.enqueue(st, o)
 	}
 	return c.do(st, o)
 }
 
-// set fills b, as fast as it can be copied.
+// set fills b at the speed of copies.
 func set(b []byte, value byte) {
 	b[0] = value
 	for n := 1; n < len(b); n *= 2 {
@@ -299,10 +299,10 @@ func (c *call) memset2DAsync() cudart.Code {
 	return c.fill(rect{c.ptr(0), c.num(3), c.num(4), c.num(1)}, byte(c.ptr(2)), c.ptr(5), true)
 }
 
-// noIndex is the failIdx of an error that is not one copy's.
+// noIndex is the failIdx of an error that is not of one copy.
 const noIndex = ^uintptr(0)
 
-// memcpyBatchFailIndex is the form of 12.8, which tells which copy was wrong.
+// memcpyBatchFailIndex is the form of 12.8, which returns which copy was wrong.
 func (c *call) memcpyBatchFailIndex() cudart.Code {
 	index, code := c.batch(c.ptr(8))
 	if code != cudart.Success && c.ptr(7) != 0 {
@@ -353,9 +353,11 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	}
 	for i, m := range copies {
 		o := c.operation(m)
-		if !m.pageable() {
-			c.enqueue(st, o)
-		} else if code := c.do(st, o); code != cudart.Success {
+		run := c.enqueue
+		if m.pageable() {
+			run = c.do
+		}
+		if code := run(st, o); code != cudart.Success {
 			return uintptr(i), code
 		}
 	}

@@ -34,7 +34,7 @@ func TestCopy2D(t *testing.T) {
 	assert.EqualValues(t, 5, dst[99])
 	assert.Equal(t, cudart.ErrInvalidPitchValue, l.call("cudaMemcpy2D", d, 3, addr(&src[0]), 10, 4, 3, h2d))
 	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemcpy2D", d, 49, addr(&src[0]), 10, 4, 3, h2d), "past the end")
-	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemcpy2D", d, 1<<62, addr(&src[0]), 10, 4, 3, h2d), "too large to tell")
+	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemcpy2D", d, 1<<62, addr(&src[0]), 10, 4, 3, h2d), "the size overflows")
 	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemset2D", d, 49, 1, 4, 3), "past the end")
 	l.ok("cudaMemcpy2D", d, 3, addr(&src[0]), 10, 0, 3, h2d)
 }

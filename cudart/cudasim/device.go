@@ -15,8 +15,9 @@ type device struct {
 	broken  cudart.Code // what every call returns once the device or its context is lost
 	used    int         // bytes of device memory
 	flags   uint32
+	peers   []*device // whose memory it has been enabled to access
 
-	streams   map[*stream]struct{} // all that live or still work, default ones included
+	streams   map[*stream]struct{} // with default streams, and destroyed ones that still work
 	legacy    *stream
 	perThread map[uint64]*stream
 
@@ -28,7 +29,7 @@ func newDevice(s *Sim, ordinal int, cfg *DeviceConfig) *device {
 		streams: make(map[*stream]struct{}), perThread: make(map[uint64]*stream)}
 }
 
-// makeContext gives the device its primary context.
+// makeContext makes the device's primary context.
 func (d *device) makeContext() cudart.Code {
 	if d.broken != cudart.Success {
 		return d.broken
@@ -37,7 +38,8 @@ func (d *device) makeContext() cudart.Code {
 	return cudart.Success
 }
 
-// Contexts returns the ordinals of the devices on which a call made a context.
+// Contexts returns the ordinals of the devices that have a context, in order. Most
+// calls make one on the current device of their thread.
 func (s *Sim) Contexts() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,7 +52,7 @@ func (s *Sim) Contexts() []int {
 	return have
 }
 
-// device is the one with an ordinal, nil when there is none.
+// device returns the device with an ordinal, nil if there is none.
 func (s *Sim) device(ordinal int) *device {
 	if ordinal < 0 || ordinal >= len(s.devices) {
 		return nil
@@ -92,10 +94,11 @@ const (
 	propertiesMemory = 288
 )
 
-// StructSize returns how many bytes the simulator, like the real library of
-// its version, writes through the struct pointer of cudaGetDeviceProperties,
-// cudaGetDeviceProperties_v2 or cudaPointerGetAttributes: a test puts a canary
-// behind. It is 0 for other functions.
+// StructSize returns the size in bytes of the struct that
+// cudaGetDeviceProperties, cudaGetDeviceProperties_v2 or
+// cudaPointerGetAttributes fills in this version, and 0 for other functions. The
+// simulator writes exactly that much, as the real library does: a test can put a
+// canary after it.
 func (s *Sim) StructSize(fn string) int {
 	if _, ok := s.names[fn]; !ok {
 		return 0
@@ -160,19 +163,7 @@ func (c *call) deviceGetPCIBusID() cudart.Code {
 	return cudart.Success
 }
 
-func (c *call) deviceCanAccessPeer() cudart.Code {
-	d, peer := c.device(c.i32(1)), c.device(c.i32(2))
-	if d == nil || peer == nil {
-		return cudart.ErrInvalidDevice
-	}
-	var can int32
-	if d != peer {
-		can = 1
-	}
-	return put(c, 0, can)
-}
-
-// deviceFlags are those that cudaSetDeviceFlags takes.
+// deviceFlags are the flags that cudaSetDeviceFlags accepts.
 const deviceFlags = 0x9f
 
 func (c *call) setDeviceFlags() cudart.Code {
@@ -185,7 +176,7 @@ func (c *call) setDeviceFlags() cudart.Code {
 
 func (c *call) getDeviceFlags() cudart.Code { return put(c, 0, c.devices[c.thread.device].flags) }
 
-// Priorities of streams: lower numbers go first.
+// Priorities of streams: the lower number is the more urgent.
 const (
 	leastPriority    = 0
 	greatestPriority = -5
@@ -201,7 +192,7 @@ func (c *call) deviceGetStreamPriorityRange() cudart.Code {
 	return cudart.Success
 }
 
-func (c *call) deviceSynchronize() cudart.Code { return c.drain(c.dev) }
+func (c *call) deviceSynchronize() cudart.Code { return c.report(c.dev.marks()...) }
 
 // deviceReset destroys the current device's context with all that is in it.
 func (c *call) deviceReset() cudart.Code {
@@ -222,7 +213,10 @@ func (c *call) deviceReset() cudart.Code {
 			c.blocks.release(b)
 		}
 	}
-	d.context, d.broken, d.flags = false, cudart.Success, 0
+	for _, o := range c.devices {
+		o.disablePeer(d)
+	}
+	d.context, d.broken, d.flags, d.peers = false, cudart.Success, 0, nil
 	return cudart.Success
 }
 

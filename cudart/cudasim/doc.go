@@ -1,67 +1,117 @@
-// Package cudasim simulates a CUDA runtime library with its driver and
-// devices, for tests on machines without a GPU, as net/http/httptest does for
-// servers.
+// Package cudasim simulates a CUDA runtime library with its driver and devices,
+// for tests on machines without a GPU, as net/http/httptest does for servers.
 //
 //	sim, err := cudasim.New(cudasim.Config{})
 //	rt, err := cudart.Open(cudart.Options{Source: sim})
 //	…
-//	err = sim.Check() // all given back, nothing misused?
+//	err = sim.Check() // is everything released, was nothing misused?
 //	err = sim.Close()
 //
-// A [Sim] is a [cudart.Source]: what it hands out are C function pointers, so
-// that package cudart calls it just as it calls libcudart, and any other code
-// that takes function pointers can too. It needs no C compiler, and runs on
-// Linux (amd64 and arm64); elsewhere [New] returns an error that wraps
+// A [Sim] is a [cudart.Source]. Its symbols are C function pointers, so package
+// cudart calls it exactly as it calls libcudart, and other code that takes
+// function pointers can use it too. It needs no C compiler. It runs on Linux
+// (amd64 and arm64); on other platforms [New] returns an error that wraps
 // [errors.ErrUnsupported]. Several can be open at once, in parallel tests.
 //
 // # Versions
 //
-// Config.Version chooses the personality: which names are exported and which
-// signatures they have, how many bytes structs take ([Sim.StructSize]), what
-// works without a driver. Memory behind a struct stays untouched, so that a
-// canary there proves that the caller made enough room.
+// Config.Version selects the runtime to imitate: which names are exported, their
+// signatures, the sizes of structs ([Sim.StructSize]), and what works without a
+// driver. Memory after a struct is not written, so a canary there shows whether
+// the caller's struct is large enough.
 //
 // # Streams and time
 //
-// Streams run later and in order, on goroutines. Data lands no earlier than
-// the link model ([Link]) says, and no earlier than it can be copied here, and
-// a read before synchronising sees the old bytes. [Sim.Hold] and [Sim.Release]
-// make that certain. Copies of one direction share an engine. Pageable memory
-// is staged: the call returns when the copy is done.
+// Streams run their operations later and in order, on goroutines. Data lands no
+// earlier than the link model ([Link]) says, and a read before synchronising
+// finds the old bytes. [Sim.Hold] and [Sim.Release] make the order certain.
+// Copies in one direction share an engine. Copies of pageable memory are staged:
+// the call returns when the copy is done.
 //
-// Events tell the time of a virtual clock that knows the link model only: work
-// that waits in a queue begins where the work before it ended, and the host
-// takes no time. So cudaEventElapsedTime gives the model's figures whatever
-// the machine is doing, while wall time is the machine's.
+// Events have times of a virtual clock, which follows the link model alone: an
+// operation in a queue begins where the one before it ended, and the host takes
+// no time. cudaEventElapsedTime therefore returns the figures of the model,
+// whatever the load on the machine. Wall time is the machine's.
+//
+// # Full queues
+//
+// A stream holds 1024 operations that are not done, as many as real drivers do or
+// nearly so (Config.QueueDepth). On a full stream every call that enqueues one
+// more blocks until there is room: copies, memsets, prefetches, host functions,
+// cudaEventRecord, cudaStreamWaitEvent, cudaMallocAsync and cudaFreeAsync. Other
+// streams and calls go on. The wait ends with cudaErrorInvalidResourceHandle when
+// the stream is destroyed, with the device's error when that is lost, and with
+// cudaErrorCudartUnloading when the Sim is closed. A stream stays full while the
+// Sim is held, or while a host function in it runs.
 //
 // # Memory
 //
-// Device memory is memory of the host, taken as it is touched, behind
-// addresses on which the CPU faults. Copies are checked against allocations
-// and registrations: a copy that spans two of them fails. cudaHostRegister
-// follows the rules of the driver for overlap, protection and limits, and pins
-// nothing. Managed memory is host memory; [Sim.Managed] tells what prefetch
-// and advice did to it.
+// Device memory is host memory, allocated as it is accessed. Its addresses are not
+// mapped, so the CPU faults on them. Copies are checked against allocations and registrations:
+// a copy that spans two of them fails. cudaHostRegister follows the driver's rules
+// for overlap, protection and limits, but pins nothing. Managed memory is host
+// memory; [Sim.Managed] returns what prefetches and advice did to it.
+//
+// # Hosts that refuse to pin
+//
+// Config imitates hosts on which pinning fails: NoRegister is a host with
+// confidential computing, MaxRegister and MaxRegistrations are limits of drivers,
+// HostMemory is a host that is short of memory, and LeakAbove is Linux 6.11 to
+// 6.13, where a large registration fails and its memory stays pinned. A test that
+// [Sim.LeakedBytes] is 0 shows that a program does not try. For integrated GPUs
+// set the attributes PageableMemoryAccessUsesHostPageTables and
+// HostRegisterSupported in DeviceConfig.
+//
+// # Peers
+//
+// Copies between devices go at Link.Peer once one device has been enabled to
+// access the other (cudaDeviceEnablePeerAccess). Otherwise they are staged through
+// the host, at the speed of the slower of the two links. Config.NoPeerAccess lists
+// devices that cannot be enabled. Peer access that is not disabled is outstanding.
+// Kernels that read a peer's memory are not simulated.
 //
 // # Threads
 //
-// The current device and the last error belong to the OS thread, and a new
-// thread starts at device 0. Nearly every call makes a context on the current
-// device, as with CUDA: [Sim.Contexts] tells where. [Sim.WrongDevice] tells of
-// calls that used something of another device than the current one.
+// The current device and the last error belong to the OS thread, and a new thread
+// has device 0. Nearly every call makes a context on the current device, as in
+// CUDA: see [Sim.Contexts]. [Sim.WrongDevice] returns the calls that used something
+// of another device than the current one.
 //
-// # Mistakes and faults
+// # Misuse
 //
-// [Sim.Misuses] lists what a real driver would let pass, or punish with a
-// crash or a hang. [Sim.Fail], [Sim.FailCall], [Sim.Stall] and
-// [Sim.LoseDevice] make calls fail: a test that counts the calls of a run
-// ([Sim.TotalCalls]) and repeats it with each of them failing has seen every
-// error path. [Sim.Outstanding] counts what was not given back.
+// [Sim.Misuses] lists what callers did that a real driver lets pass, or punishes
+// with a crash or a hang. [Sim.Outstanding] counts what has not been released.
+// [Sim.Check] returns both as an error.
+//
+// # Faults
+//
+// [Sim.Fail] makes calls of a function fail, once, several times or always, on all
+// streams or on one ([Fault]). The error can be the call's own, one that it returns
+// after its work, or one of the work that it enqueued, which either stays with the
+// device or is returned once. [Sim.LoseDevice] loses a device.
+//
+// [Sim.FailCall] makes one call of a run fail, whichever function it is. A test
+// that counts the calls of a run ([Sim.TotalCalls]) and repeats it with each of them
+// failing has seen every path that one error takes.
+//
+// # Blocked calls
+//
+// [Sim.Block] makes calls block until the test lets them go on, which may be never.
+// For a stream on which no call returns:
+//
+//	unblock := sim.Block("", cudasim.Fault{Stream: stream.Handle(), Times: -1})
+//	defer unblock()
+//
+// [Sim.AwaitBlocked] waits for the moment at which a call is blocked, so that a test
+// needs no sleep. A blocked call keeps no other call from running, but it occupies
+// an OS thread, as every call from C does: a thousand blocked calls are a thousand
+// threads, and Go ends a process that has ten thousand. Close makes blocked calls
+// return cudaErrorCudartUnloading.
 //
 // # What is not simulated
 //
-// Kernels, graphs, arrays, IPC and peer mappings; contention between the two
-// directions of a link; page faults and migration of managed memory; priorities;
-// the time that calls themselves, pinning and host functions take. Properties
-// of devices other than name, UUID and memory are zero: read attributes.
+// Kernels, graphs, arrays and IPC; contention between the two directions of a link;
+// page faults and migration of managed memory; stream priorities; the time that
+// calls themselves, pinning and host functions take. Properties of devices other
+// than name, UUID and memory are zero: read attributes.
 package cudasim

@@ -13,15 +13,15 @@ const (
 	eventFlags         = 0x7
 )
 
-// An event points to its last record.
+// An event refers to its last record.
 type event struct {
 	dev    *device
 	flags  uint32
 	record *record // nil before the first
 }
 
-// A record is one call of cudaEventRecord. Streams that wait for an event wait
-// for the record it had then.
+// A record is one call of cudaEventRecord. cudaStreamWaitEvent waits for the
+// event's last record at that time.
 type record struct {
 	mark
 	done bool
@@ -37,7 +37,7 @@ func (c *call) event(h uintptr) (*event, cudart.Code) {
 	return e, e.dev.makeContext()
 }
 
-// eventHere is event, for calls that mind the current device.
+// eventHere is event for calls that should be made with its device current.
 func (c *call) eventHere(h uintptr) (*event, cudart.Code) {
 	e, code := c.event(h)
 	if e != nil {
@@ -80,7 +80,9 @@ func (c *call) eventRecord() cudart.Code {
 		return cudart.ErrInvalidResourceHandle
 	}
 	o := &operation{took: eventTime, record: &record{}}
-	c.enqueue(st, o)
+	if code := c.enqueue(st, o); code != cudart.Success {
+		return code
+	}
 	o.record.mark = mark{st, o.seq}
 	e.record = o.record
 	return cudart.Success
@@ -97,7 +99,7 @@ func (c *call) eventQuery() cudart.Code {
 		return cudart.ErrNotReady
 	}
 	c.hostClock = max(c.hostClock, e.record.at)
-	return cudart.Success
+	return e.record.takeError()
 }
 
 func (c *call) eventSynchronize() cudart.Code {
@@ -105,10 +107,10 @@ func (c *call) eventSynchronize() cudart.Code {
 	if code != cudart.Success || e.record == nil {
 		return code
 	}
-	return c.wait(e.record.mark)
+	return c.report(e.record.mark)
 }
 
-// eventElapsedTime gives milliseconds of the virtual clock.
+// eventElapsedTime returns milliseconds of the virtual clock.
 func (c *call) eventElapsedTime() cudart.Code {
 	begin, code := c.eventHere(c.ptr(1))
 	if code != cudart.Success {
@@ -127,7 +129,7 @@ func (c *call) eventElapsedTime() cudart.Code {
 	return put(c, 0, float32(float64(end.record.at-begin.record.at)/float64(time.Millisecond)))
 }
 
-// streamWaitEvent takes events of any device.
+// streamWaitEvent accepts events of any device.
 func (c *call) streamWaitEvent() cudart.Code {
 	st, code := c.stream(c.ptr(0))
 	if code != cudart.Success {
@@ -140,7 +142,7 @@ func (c *call) streamWaitEvent() cudart.Code {
 	case c.u32(2) > 1:
 		return cudart.ErrInvalidValue
 	case e.record != nil && !(e.record.done && !st.pending()):
-		c.enqueue(st, &operation{event: e.record})
+		return c.enqueue(st, &operation{event: e.record})
 	}
 	return cudart.Success
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -91,4 +92,49 @@ func ExampleSim_Fail() {
 	// Output:
 	// <nil>
 	// true
+}
+
+// A call that blocks holds up no other. The stream's work goes on.
+func ExampleSim_Block() {
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	dev, err := rt.Device(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	unblock := sim.Block("cudaStreamQuery", cudasim.Fault{Stream: s.Handle()})
+	answer := make(chan bool)
+	go func() {
+		done, err := s.Query()
+		if err != nil {
+			log.Fatal(err)
+		}
+		answer <- done
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := sim.AwaitBlocked(ctx, "cudaStreamQuery", 1); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("blocked:", sim.Blocked())
+	fmt.Println("device:", dev.Synchronize(ctx))
+	unblock()
+	fmt.Println("stream:", <-answer)
+	if err := errors.Join(s.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// blocked: map[cudaStreamQuery:1]
+	// device: <nil>
+	// stream: true
 }

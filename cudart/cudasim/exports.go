@@ -2,7 +2,7 @@ package cudasim
 
 import "github.com/gopinned/pinned/cudart"
 
-// traits tell what a call needs before it runs.
+// traits are what a call needs before it runs.
 type traits uint8
 
 const (
@@ -12,16 +12,18 @@ const (
 	keepsLast                         // does not set the thread's last error
 )
 
-// An export is one C function. Names that changed their signature between
-// versions have a row for each.
+// An export is one C function. A name that changed its signature between
+// versions has a row for each signature.
 type export struct {
 	name   string
-	args   int
-	since  cudart.Version // the first version that has it so
-	until  cudart.Version // the first that has it no more, 0 for none
+	args   int            // number of arguments
+	stream int            // the argument that is a stream, counted from 1; 0 for none
+	event  int            // the argument that is an event, counted from 1; 0 for none
+	since  cudart.Version // the first version with this signature
+	until  cudart.Version // the first version without it, 0 for none
 	traits traits
 	run    func(*call) cudart.Code
-	text   func(cudart.Code) uintptr // instead of run, for those that return a string
+	text   func(cudart.Code) uintptr // instead of run, for functions that return a string
 }
 
 // nameIn is the name under which a version exports the function, "" for none.
@@ -32,7 +34,7 @@ func (e *export) nameIn(v cudart.Version) string {
 	return e.name
 }
 
-// exports are all functions of all versions. A slot has an entry for each.
+// exports are the functions of all versions. A slot has an entry for each.
 var exports []export
 
 // The table refers to methods which refer to the table, so it is filled here.
@@ -53,6 +55,8 @@ func init() {
 		{name: "cudaDeviceGetAttribute", args: 3, traits: withoutContext, run: (*call).deviceGetAttribute},
 		{name: "cudaDeviceGetPCIBusId", args: 3, traits: withoutContext, run: (*call).deviceGetPCIBusID},
 		{name: "cudaDeviceCanAccessPeer", args: 3, traits: withoutContext, run: (*call).deviceCanAccessPeer},
+		{name: "cudaDeviceEnablePeerAccess", args: 2, run: (*call).deviceEnablePeerAccess},
+		{name: "cudaDeviceDisablePeerAccess", args: 1, run: (*call).deviceDisablePeerAccess},
 		{name: "cudaSetDeviceFlags", args: 1, traits: withoutContext, run: (*call).setDeviceFlags},
 		{name: "cudaGetDeviceFlags", args: 1, traits: withoutContext, run: (*call).getDeviceFlags},
 		{name: "cudaDeviceGetStreamPriorityRange", args: 2, run: (*call).deviceGetStreamPriorityRange},
@@ -62,8 +66,8 @@ func init() {
 
 		{name: "cudaMalloc", args: 2, run: (*call).malloc},
 		{name: "cudaFree", args: 1, run: (*call).free},
-		{name: "cudaMallocAsync", args: 3, run: (*call).mallocAsync},
-		{name: "cudaFreeAsync", args: 2, run: (*call).freeAsync},
+		{name: "cudaMallocAsync", args: 3, stream: 3, run: (*call).mallocAsync},
+		{name: "cudaFreeAsync", args: 2, stream: 2, run: (*call).freeAsync},
 		{name: "cudaHostAlloc", args: 3, run: (*call).hostAlloc},
 		{name: "cudaFreeHost", args: 1, run: (*call).freeHost},
 		{name: "cudaHostRegister", args: 3, run: (*call).hostRegister},
@@ -73,38 +77,40 @@ func init() {
 		{name: "cudaPointerGetAttributes", args: 2, run: (*call).pointerGetAttributes},
 
 		{name: "cudaMallocManaged", args: 3, run: (*call).mallocManaged},
-		{name: "cudaMemPrefetchAsync", args: 4, until: 13000, run: (*call).prefetchToOrdinal},
-		{name: "cudaMemPrefetchAsync_v2", args: 5, since: 12020, until: 13000, run: (*call).prefetchToLocation},
-		{name: "cudaMemPrefetchAsync", args: 5, since: 13000, run: (*call).prefetchToLocation},
+		{name: "cudaMemPrefetchAsync", args: 4, stream: 4, until: 13000, run: (*call).prefetchToOrdinal},
+		{name: "cudaMemPrefetchAsync_v2", args: 5, stream: 5, since: 12020, until: 13000, run: (*call).prefetchToLocation},
+		{name: "cudaMemPrefetchAsync", args: 5, stream: 5, since: 13000, run: (*call).prefetchToLocation},
 		{name: "cudaMemAdvise", args: 4, until: 13000, run: (*call).adviseOrdinal},
 		{name: "cudaMemAdvise_v2", args: 4, since: 12020, until: 13000, run: (*call).adviseLocation},
 		{name: "cudaMemAdvise", args: 4, since: 13000, run: (*call).adviseLocation},
 
 		{name: "cudaMemcpy", args: 4, run: (*call).memcpy},
-		{name: "cudaMemcpyAsync", args: 5, run: (*call).memcpyAsync},
+		{name: "cudaMemcpyAsync", args: 5, stream: 5, run: (*call).memcpyAsync},
 		{name: "cudaMemcpy2D", args: 7, run: (*call).memcpy2D},
-		{name: "cudaMemcpy2DAsync", args: 8, run: (*call).memcpy2DAsync},
+		{name: "cudaMemcpy2DAsync", args: 8, stream: 8, run: (*call).memcpy2DAsync},
+		{name: "cudaMemcpyPeer", args: 5, run: (*call).memcpyPeer},
+		{name: "cudaMemcpyPeerAsync", args: 6, stream: 6, run: (*call).memcpyPeerAsync},
 		{name: "cudaMemset", args: 3, run: (*call).memset},
-		{name: "cudaMemsetAsync", args: 4, run: (*call).memsetAsync},
+		{name: "cudaMemsetAsync", args: 4, stream: 4, run: (*call).memsetAsync},
 		{name: "cudaMemset2D", args: 5, run: (*call).memset2D},
-		{name: "cudaMemset2DAsync", args: 6, run: (*call).memset2DAsync},
-		{name: "cudaMemcpyBatchAsync", args: 9, since: 12080, until: 13000, run: (*call).memcpyBatchFailIndex},
-		{name: "cudaMemcpyBatchAsync", args: 8, since: 13000, run: (*call).memcpyBatch},
+		{name: "cudaMemset2DAsync", args: 6, stream: 6, run: (*call).memset2DAsync},
+		{name: "cudaMemcpyBatchAsync", args: 9, stream: 9, since: 12080, until: 13000, run: (*call).memcpyBatchFailIndex},
+		{name: "cudaMemcpyBatchAsync", args: 8, stream: 8, since: 13000, run: (*call).memcpyBatch},
 
 		{name: "cudaStreamCreateWithPriority", args: 3, run: (*call).streamCreateWithPriority},
-		{name: "cudaStreamDestroy", args: 1, run: (*call).streamDestroy},
-		{name: "cudaStreamQuery", args: 1, run: (*call).streamQuery},
-		{name: "cudaStreamSynchronize", args: 1, run: (*call).streamSynchronize},
-		{name: "cudaStreamWaitEvent", args: 3, run: (*call).streamWaitEvent},
-		{name: "cudaStreamGetPriority", args: 2, run: (*call).streamGetPriority},
-		{name: "cudaStreamGetFlags", args: 2, run: (*call).streamGetFlags},
-		{name: "cudaLaunchHostFunc", args: 3, run: (*call).launchHostFunc},
+		{name: "cudaStreamDestroy", args: 1, stream: 1, run: (*call).streamDestroy},
+		{name: "cudaStreamQuery", args: 1, stream: 1, run: (*call).streamQuery},
+		{name: "cudaStreamSynchronize", args: 1, stream: 1, run: (*call).streamSynchronize},
+		{name: "cudaStreamWaitEvent", args: 3, stream: 1, event: 2, run: (*call).streamWaitEvent},
+		{name: "cudaStreamGetPriority", args: 2, stream: 1, run: (*call).streamGetPriority},
+		{name: "cudaStreamGetFlags", args: 2, stream: 1, run: (*call).streamGetFlags},
+		{name: "cudaLaunchHostFunc", args: 3, stream: 1, run: (*call).launchHostFunc},
 
 		{name: "cudaEventCreateWithFlags", args: 2, run: (*call).eventCreateWithFlags},
-		{name: "cudaEventDestroy", args: 1, run: (*call).eventDestroy},
-		{name: "cudaEventRecord", args: 2, run: (*call).eventRecord},
-		{name: "cudaEventQuery", args: 1, run: (*call).eventQuery},
-		{name: "cudaEventSynchronize", args: 1, run: (*call).eventSynchronize},
-		{name: "cudaEventElapsedTime", args: 3, run: (*call).eventElapsedTime},
+		{name: "cudaEventDestroy", args: 1, event: 1, run: (*call).eventDestroy},
+		{name: "cudaEventRecord", args: 2, stream: 2, event: 1, run: (*call).eventRecord},
+		{name: "cudaEventQuery", args: 1, event: 1, run: (*call).eventQuery},
+		{name: "cudaEventSynchronize", args: 1, event: 1, run: (*call).eventSynchronize},
+		{name: "cudaEventElapsedTime", args: 3, event: 3, run: (*call).eventElapsedTime},
 	}
 }

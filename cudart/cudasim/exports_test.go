@@ -22,6 +22,8 @@ func TestExports(t *testing.T) {
 		"cudaMemPrefetchAsync_v2":    {12040: true, 12080: true},
 		"cudaMemAdvise_v2":           {12040: true, 12080: true},
 		"cudaMemcpyBatchAsync":       {12080: true, 13000: true},
+		"cudaDeviceEnablePeerAccess": {11080: true, 12040: true, 12080: true, 13000: true},
+		"cudaMemcpyPeerAsync":        {11080: true, 12040: true, 12080: true, 13000: true},
 		"cudaNoSuchFunction":         {},
 	}
 	for _, v := range []cudart.Version{11080, 12040, 12080, 13000} {
@@ -65,7 +67,7 @@ func TestStructsAndCanaries(t *testing.T) {
 			l.ok(tt.fn, addr(&buf[0]), second)
 			assert.NotEqual(t, byte(canary), buf[tt.size-1], "all of it is written")
 			for _, b := range buf[tt.size:] {
-				require.Equal(t, byte(canary), b, "and nothing behind")
+				require.Equal(t, byte(canary), b, "and nothing after it")
 			}
 			if tt.fn == "cudaPointerGetAttributes" {
 				assert.Equal(t, []byte{2, 0, 0, 0, 0, 0, 0, 0}, buf[:8], "device memory of device 0")
@@ -190,6 +192,11 @@ func TestConfigErrors(t *testing.T) {
 		"version":  {Version: 12345},
 		"driver":   {DriverVersion: -1},
 		"register": {MaxRegister: -1},
+		"number":   {MaxRegistrations: -1},
+		"leak":     {LeakAbove: -1},
+		"host":     {HostMemory: -1},
+		"peer":     {NoPeerAccess: [][2]int{{0, 1}}},
+		"peer -1":  {NoPeerAccess: [][2]int{{-1, 0}}},
 		"memory":   {Devices: []cudasim.DeviceConfig{{Memory: -1}}},
 		"PCI":      {Devices: []cudasim.DeviceConfig{{PCIBusID: "6"}}},
 		"PCI hex":  {Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:xx:00.0"}}},

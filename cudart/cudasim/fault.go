@@ -2,70 +2,95 @@ package cudasim
 
 import (
 	"fmt"
-	"sync"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A Fault is what a coming call of a function is to suffer.
+// A Fault describes what happens to coming calls of a function. [Sim.Fail] and
+// [Sim.Block] arm it. The fields from Stream to Times select the calls, the
+// others say what happens to them.
 type Fault struct {
-	Nth   int           // which call of the function from now on; 0 and 1 are the next
-	Times int           // how many calls from there; 0 is 1, negative all
-	Stall time.Duration // the call takes this much longer
-	Code  cudart.Code   // the call does nothing but return this; Success lets it work
-	Async bool          // the call succeeds, and the work it enqueued fails with Code, which stays with the device
-	After func()        // runs at the end of the call, on the calling thread
+	// Stream selects calls with this stream as argument, and calls with an event
+	// that was last recorded in it. 1 is the legacy default stream, also for
+	// calls that name it 0; 0 selects all calls.
+	Stream cudart.StreamHandle
+
+	// Event selects calls with this event as argument; 0 selects all calls.
+	Event cudart.EventHandle
+
+	Nth   int // the first of the selected calls to fail, counted from now on; 0 and 1 are the next
+	Times int // how many selected calls from there on; 0 is 1, negative is all
+
+	// Code is what the call returns instead of doing its work. cudaSuccess lets
+	// it work.
+	Code cudart.Code
+
+	// Stall is how much longer the call takes.
+	Stall time.Duration
+
+	// Late lets the call do its work first; Stall, Block and Code come after it.
+	// Code then takes the place of cudaSuccess only: this is how a call returns
+	// an error of earlier work although it did its own.
+	Late bool
+
+	// Async lets the call succeed. The first operation that it enqueues fails
+	// with Code instead, and every later call on that device fails with it too.
+	Async bool
+
+	// Transient, with Async, makes the device recover: Code is returned once,
+	// by the next call that reports how the operation ended. Those calls are
+	// cudaStreamQuery and cudaStreamSynchronize of its stream, cudaEventQuery
+	// and cudaEventSynchronize of an event that was recorded after it, and
+	// cudaDeviceSynchronize.
+	Transient bool
+
+	// After runs at the end of the call, on its thread.
+	After func()
 }
 
-// Fail arms a fault for a function, by its exported name. A name that the
-// version does not export is an error which [Sim.Check] and [Sim.Close]
-// report.
-func (s *Sim) Fail(fn string, f Fault) {
-	export, ok := s.names[fn]
-	if !ok {
+// Fail arms a fault for the C function fn. An empty fn stands for every function
+// that can fail. A name that the version does not export, and a fault that
+// cannot happen to the function, are errors that [Sim.Check] and [Sim.Close]
+// return.
+func (s *Sim) Fail(fn string, f Fault) { s.arm("Fail", fn, f, nil) }
+
+// Block arms a fault as [Sim.Fail] does, which also stops the calls: they do not
+// return until unblock is called or the Sim is closed. With f.Late they have done
+// their work by then, otherwise they have yet to begin. Other calls go on.
+// unblock disarms the fault; calling it again does nothing. Each blocked call
+// occupies an OS thread.
+func (s *Sim) Block(fn string, f Fault) (unblock func()) {
+	a := s.arm("Block", fn, f, make(chan struct{}))
+	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.fail("%s: Fail(%q): no such function in this version", s, fn)
-		return
+		s.disarm(a)
 	}
-	if f.Nth <= 0 {
-		f.Nth = 1
-	}
-	if f.Times == 0 {
-		f.Times = 1
-	}
-	s.faults.mu.Lock()
-	defer s.faults.mu.Unlock()
-	s.faults.byExport[export] = append(s.faults.byExport[export], &f)
-	s.faults.armed.Add(1)
 }
 
-// Stall makes the nth coming call of a function take d longer.
-func (s *Sim) Stall(fn string, nth int, d time.Duration) { s.Fail(fn, Fault{Nth: nth, Stall: d}) }
-
-// FailCall makes the kth call since New fail with a code, whichever function
-// it is. Calls are counted as [Sim.TotalCalls] does, so that a test can run
-// once to learn the count and then once for every k.
+// FailCall makes call number k since New return a code instead of doing its
+// work, whichever function it is. Calls are numbered from 1 as [Sim.TotalCalls]
+// counts them: a test can run once to get the count, and then once for each k.
 func (s *Sim) FailCall(k int, code cudart.Code) {
-	s.faults.mu.Lock()
-	defer s.faults.mu.Unlock()
-	s.faults.byCall[int64(k)] = code
-	s.faults.armed.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults.add(&armedFault{Fault: Fault{Times: 1, Code: code}, export: anyExport, call: int64(k)})
 }
 
-// ResetFaults disarms what Fail, Stall and FailCall armed. A lost device stays
-// lost.
+// ResetFaults disarms all faults, and lets go on the calls that [Sim.Block]
+// stopped. A lost device stays lost.
 func (s *Sim) ResetFaults() {
-	s.faults.mu.Lock()
-	defer s.faults.mu.Unlock()
-	clear(s.faults.byExport)
-	clear(s.faults.byCall)
-	s.faults.armed.Store(0)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.faults.list) > 0 {
+		s.disarm(s.faults.list[0])
+	}
 }
 
-// Calls returns how often a function was called.
+// Calls returns how often a C function was called.
 func (s *Sim) Calls(fn string) int {
 	if i, ok := s.names[fn]; ok {
 		return int(s.faults.calls[i].Load())
@@ -73,14 +98,14 @@ func (s *Sim) Calls(fn string) int {
 	return 0
 }
 
-// TotalCalls returns the number of calls of all functions but those that
-// cannot fail: cudaGetLastError, cudaPeekAtLastError, cudaGetErrorName and
+// TotalCalls returns the number of calls of all functions that can fail, which
+// are all but cudaGetLastError, cudaPeekAtLastError, cudaGetErrorName and
 // cudaGetErrorString.
 func (s *Sim) TotalCalls() int { return int(s.faults.total.Load()) }
 
-// OnCall sets a function that runs at the start of every call, on the calling
-// thread, with the C name and the count of that function's calls. It may use
-// the Sim. Nil removes it.
+// OnCall sets a function that runs at the start of every call, on the thread of
+// the call, with the C name and the number of this call among those of the
+// function. It may use the Sim. Nil removes it.
 func (s *Sim) OnCall(f func(fn string, n int)) {
 	if f == nil {
 		s.faults.hook.Store(nil)
@@ -89,71 +114,223 @@ func (s *Sim) OnCall(f func(fn string, n int)) {
 	s.faults.hook.Store(&f)
 }
 
-// faults counts the calls and knows which are to fail.
+// LoseDevice makes a device fall off the bus: its pending work, and every later
+// call that needs it, fail with cudaErrorLaunchFailure. What was allocated there
+// stays outstanding. It returns an error if there is no such device.
+func (s *Sim) LoseDevice(ordinal int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ordinal < 0 || ordinal >= len(s.devices) {
+		return fmt.Errorf("%s: LoseDevice(%d): there are %d devices", s, ordinal, len(s.devices))
+	}
+	s.devices[ordinal].broken = cudart.ErrLaunchFailure
+	s.wakeAll()
+	return nil
+}
+
+// faults counts the calls and holds the armed faults.
 type faults struct {
 	calls []atomic.Int64 // by export
 	total atomic.Int64
 	hook  atomic.Pointer[func(string, int)]
-	armed atomic.Int64 // more than 0 when there may be faults
-
-	mu       sync.Mutex
-	byExport map[int][]*Fault
-	byCall   map[int64]cudart.Code
+	armed atomic.Bool   // the list is not empty
+	list  []*armedFault // under the Sim's mu
 }
 
-func (f *faults) init(exports int) {
-	f.calls = make([]atomic.Int64, exports)
-	f.byExport = make(map[int][]*Fault)
-	f.byCall = make(map[int64]cudart.Code)
+// anyExport is the export of a fault for every function that can fail.
+const anyExport = -1
+
+// An armedFault is a fault that waits for its calls, or that blocks some.
+type armedFault struct {
+	Fault
+	export int           // index of the function, or anyExport
+	call   int64         // number of the only call that it is for, 0 for any
+	block  chan struct{} // closed to let calls go on; nil for a fault that does not block
 }
 
-// An injection is what the faults do to one call.
+// arm checks a fault and adds it to the list. method is for errors.
+func (s *Sim) arm(method, fn string, f Fault, block chan struct{}) *armedFault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := &armedFault{Fault: f, export: anyExport, block: block}
+	var problem string
+	if fn != "" {
+		export, ok := s.names[fn]
+		if ok {
+			a.export = export
+			problem = exports[export].misfit(f)
+		} else {
+			problem = "no such function in this version"
+		}
+	}
+	switch {
+	case problem != "":
+	case f.Async && f.Code == cudart.Success:
+		problem = "Fault.Async needs a Code"
+	case f.Transient && !f.Async:
+		problem = "Fault.Transient needs Async"
+	}
+	if problem != "" {
+		s.fail("%s: %s(%q): %s", s, method, fn, problem)
+		return nil
+	}
+	if a.Times == 0 {
+		a.Times = 1
+	}
+	s.faults.add(a)
+	return a
+}
+
+// misfit says why a fault cannot happen to the function, "" where it can.
+func (e *export) misfit(f Fault) string {
+	switch {
+	case f.Stream != 0 && e.stream == 0 && e.event == 0:
+		return "Fault.Stream: the function takes no stream and no event"
+	case f.Event != 0 && e.event == 0:
+		return "Fault.Event: the function takes no event"
+	}
+	return ""
+}
+
+func (f *faults) add(a *armedFault) {
+	f.list = append(f.list, a)
+	f.armed.Store(true)
+}
+
+// disarm removes a fault and lets the calls go on that it blocks. It needs mu.
+func (s *Sim) disarm(a *armedFault) {
+	i := slices.Index(s.faults.list, a)
+	if i < 0 {
+		return
+	}
+	s.faults.list = slices.Delete(s.faults.list, i, i+1)
+	s.faults.armed.Store(len(s.faults.list) > 0)
+	if a.block != nil {
+		close(a.block)
+	}
+}
+
+// selects reports whether the fault is for a call.
+func (a *armedFault) selects(export int, call int64, stream, event uintptr) bool {
+	switch {
+	case a.export == anyExport && call == 0, a.export != anyExport && a.export != export:
+		return false
+	case a.call != 0 && a.call != call:
+		return false
+	}
+	return (a.Stream == 0 || uintptr(a.Stream) == stream) && (a.Event == 0 || uintptr(a.Event) == event)
+}
+
+// An injection is what faults do to one call: a hit before its work, one after
+// it, and an error for the operation that it enqueues.
 type injection struct {
-	code, async cudart.Code
+	early, late hit
+	async       failure
 	after       []func()
 }
 
-// next counts a call, and waits through its stalls.
-func (f *faults) next(s *Sim, export int, name string, fallible bool) injection {
+// A hit delays a call, and decides what it returns.
+type hit struct {
+	stall  time.Duration
+	blocks []chan struct{}
+	code   cudart.Code
+}
+
+// A failure is how an operation is to fail.
+type failure struct {
+	code      cudart.Code
+	transient bool
+}
+
+// strike counts a call and returns what the armed faults do to it.
+func (s *Sim) strike(export int, name string, a *arguments) (in injection) {
+	f := &s.faults
 	n := f.calls[export].Add(1)
-	var total int64
-	if fallible {
-		total = f.total.Add(1)
+	var call int64
+	if exports[export].traits&infallible == 0 {
+		call = f.total.Add(1)
 	}
 	if hook := f.hook.Load(); hook != nil {
 		s.callHook(*hook, name, int(n))
 	}
-	var in injection
-	if f.armed.Load() == 0 {
+	if !f.armed.Load() {
 		return in
 	}
-	f.mu.Lock()
-	var stall time.Duration
-	if fallible {
-		in.code = f.byCall[total]
-	}
-	for _, fault := range f.byExport[export] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stream, event := s.subject(&exports[export], a)
+	for _, fault := range slices.Clone(f.list) {
+		if !fault.selects(export, call, stream, event) {
+			continue
+		}
 		if fault.Nth--; fault.Nth > 0 || fault.Times == 0 {
 			continue
 		}
 		fault.Times--
-		stall += fault.Stall
-		if fault.Async {
-			in.async = fault.Code
-		} else if fault.Code != cudart.Success {
-			in.code = fault.Code
-		}
-		if fault.After != nil {
-			in.after = append(in.after, fault.After)
+		in.add(fault)
+		if fault.Times == 0 && fault.block == nil {
+			s.disarm(fault)
 		}
 	}
-	f.mu.Unlock()
-	s.pause(stall)
 	return in
 }
 
-// callHook keeps a panic of a test's function from ending the process with
-// nothing said.
+func (in *injection) add(f *armedFault) {
+	h := &in.early
+	if f.Late {
+		h = &in.late
+	}
+	h.stall += f.Stall
+	if f.block != nil {
+		h.blocks = append(h.blocks, f.block)
+	}
+	switch {
+	case f.Async:
+		in.async = failure{f.Code, f.Transient}
+	case f.Code != cudart.Success:
+		h.code = f.Code
+	}
+	if f.After != nil {
+		in.after = append(in.after, f.After)
+	}
+}
+
+// subject returns the stream and the event that a call is about, 0 for none. It
+// needs mu.
+func (s *Sim) subject(e *export, a *arguments) (stream, event uintptr) {
+	if e.event > 0 {
+		event = a[e.event-1]
+		if ev := s.events[event]; ev != nil && ev.record != nil {
+			stream = ev.record.stream.handle
+		}
+	}
+	if e.stream > 0 {
+		stream = max(a[e.stream-1], streamLegacy)
+	}
+	return stream, event
+}
+
+// suffer stalls and blocks the calling thread, without mu. It is false when the
+// Sim was closed meanwhile.
+func (s *Sim) suffer(name string, h hit) bool {
+	s.pause(h.stall)
+	for _, block := range h.blocks {
+		s.mu.Lock()
+		s.addBlocked(name, 1)
+		s.mu.Unlock()
+		select {
+		case <-block:
+		case <-s.closing:
+		}
+		s.mu.Lock()
+		s.addBlocked(name, -1)
+		s.mu.Unlock()
+	}
+	return !s.closed.Load()
+}
+
+// callHook turns a panic of the test's function into an error of the Sim, since
+// a panic on a thread of C's ends the process without a word.
 func (s *Sim) callHook(hook func(string, int), name string, n int) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -165,7 +342,7 @@ func (s *Sim) callHook(hook func(string, int), name string, n int) {
 	hook(name, n)
 }
 
-// pause waits, but not past Close.
+// pause sleeps, but not past Close.
 func (s *Sim) pause(d time.Duration) {
 	if d <= 0 {
 		return
@@ -176,18 +353,4 @@ func (s *Sim) pause(d time.Duration) {
 	case <-t.C:
 	case <-s.closing:
 	}
-}
-
-// LoseDevice makes a device fall off the bus: work that is pending on it and
-// every later call that needs it fail with cudaErrorLaunchFailure. What it
-// held stays outstanding.
-func (s *Sim) LoseDevice(ordinal int) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if ordinal < 0 || ordinal >= len(s.devices) {
-		return fmt.Errorf("%s: LoseDevice(%d): there are %d devices", s, ordinal, len(s.devices))
-	}
-	s.devices[ordinal].broken = cudart.ErrLaunchFailure
-	s.wakeAll()
-	return nil
 }

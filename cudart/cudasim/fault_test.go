@@ -43,15 +43,171 @@ func TestFail(t *testing.T) {
 	l.ResetFaults()
 	assert.Equal(t, cudart.Success, get())
 
+	l.call("cudaGetLastError") // clears it
+	l.Fail("", cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
+	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.Success, l.call("cudaGetLastError"), "it cannot fail, so it is not the second call")
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaDeviceSynchronize"))
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaGetLastError"))
+
 	l.FailCall(l.TotalCalls()+2, cudart.ErrNotSupported)
 	assert.Equal(t, cudart.Success, get())
 	assert.Equal(t, cudart.ErrNotSupported, get())
 	assert.Equal(t, cudart.Success, get())
 
 	begin := time.Now()
-	l.Stall("cudaGetDevice", 1, 20*time.Millisecond)
+	l.Fail("cudaGetDevice", cudasim.Fault{Stall: 20 * time.Millisecond})
 	assert.Equal(t, cudart.Success, get())
 	assert.GreaterOrEqual(t, time.Since(begin), 20*time.Millisecond)
+}
+
+// Query and record fail on the stream that the fault names, once, several times
+// or always, and work on others.
+func TestFailOnOneStream(t *testing.T) {
+	t.Parallel()
+	const code = cudart.ErrLaunchTimeout
+	for name, tt := range map[string]struct {
+		fault cudasim.Fault
+		want  []cudart.Code
+	}{
+		"once":       {cudasim.Fault{}, []cudart.Code{code, 0, 0, 0}},
+		"the second": {cudasim.Fault{Nth: 2}, []cudart.Code{0, code, 0, 0}},
+		"twice":      {cudasim.Fault{Nth: 2, Times: 2}, []cudart.Code{0, code, code, 0}},
+		"always":     {cudasim.Fault{Times: -1}, []cudart.Code{code, code, code, code}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			locked(t)
+			l := open(t, cudasim.Config{})
+			a, b := l.stream(), l.stream()
+			onA, onB := l.event(), l.event()
+			l.ok("cudaEventRecord", onA, a)
+			l.ok("cudaEventRecord", onB, b)
+			l.ok("cudaDeviceSynchronize")
+			for _, c := range []struct {
+				fn             string
+				suffers, other []uintptr
+			}{
+				{"cudaStreamQuery", []uintptr{a}, []uintptr{b}},
+				{"cudaStreamSynchronize", []uintptr{a}, []uintptr{b}},
+				{"cudaEventQuery", []uintptr{onA}, []uintptr{onB}},
+				{"cudaEventSynchronize", []uintptr{onA}, []uintptr{onB}},
+				{"cudaStreamWaitEvent", []uintptr{a, onB, 0}, []uintptr{b, onA, 0}},
+				{"cudaEventRecord", []uintptr{onA, a}, []uintptr{onB, b}},
+			} {
+				tt.fault.Stream, tt.fault.Code = handle(a), code
+				l.Fail(c.fn, tt.fault)
+				for i, want := range tt.want {
+					l.ok(c.fn, c.other...)
+					assert.Equal(t, want, l.call(c.fn, c.suffers...), "%s, call %d", c.fn, i+1)
+				}
+				l.ResetFaults()
+				l.ok(c.fn, c.suffers...)
+				l.ok("cudaDeviceSynchronize")
+			}
+		})
+	}
+}
+
+// An event belongs to the stream in which it was recorded last, also when that
+// is destroyed.
+func TestFailEventOfAStream(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{})
+	a, b := get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0), l.stream()
+	e, other := l.event(), l.event()
+	l.Fail("cudaEventQuery", cudasim.Fault{Stream: handle(a), Times: -1, Code: cudart.ErrUnknown})
+	l.ok("cudaEventQuery", e)
+	l.ok("cudaEventRecord", e, a)
+	l.ok("cudaStreamDestroy", a)
+	l.ok("cudaDeviceSynchronize")
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaEventQuery", e))
+	l.ok("cudaEventRecord", e, b)
+	l.ok("cudaEventSynchronize", e)
+	l.ok("cudaEventQuery", e)
+
+	l.Fail("", cudasim.Fault{Event: cudart.EventHandle(e), Times: -1, Code: cudart.ErrUnknown})
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaEventQuery", e))
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaEventRecord", e, b))
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaStreamWaitEvent", b, e, 0))
+	l.ok("cudaEventRecord", other, b)
+	l.ok("cudaStreamSynchronize", b)
+	l.ResetFaults()
+}
+
+func TestFailOnDefaultStreams(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{})
+	d, e := l.device(64), l.event()
+	l.Fail("", cudasim.Fault{Stream: 1, Times: -1, Code: cudart.ErrUnknown})
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaMemsetAsync", d, 0, 64, 0))
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaMemsetAsync", d, 0, 64, 1))
+	l.ok("cudaMemsetAsync", d, 0, 64, 2)
+	l.ResetFaults()
+	l.Fail("cudaEventSynchronize", cudasim.Fault{Stream: 2, Code: cudart.ErrUnknown})
+	l.ok("cudaEventRecord", e, 0)
+	l.ok("cudaEventSynchronize", e)
+	l.ok("cudaEventRecord", e, 2)
+	assert.Equal(t, cudart.ErrUnknown, l.call("cudaEventSynchronize", e))
+	l.ok("cudaEventSynchronize", e)
+}
+
+// A call that does its work and yet returns an error, as cudaStreamDestroy and
+// cudaHostUnregister may for earlier asynchronous work.
+func TestFailLate(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := openDirty(t, cudasim.Config{})
+	late := cudasim.Fault{Code: cudart.ErrIllegalAddress, Late: true}
+	s, m := get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0), mapped(t, 4096)
+	l.ok("cudaHostRegister", addr(&m[0]), 4096, 0)
+
+	l.Fail("cudaStreamQuery", late)
+	l.Hold()
+	l.ok("cudaLaunchHostFunc", s, purego.NewCallback(func(uintptr) {}), 0)
+	assert.Equal(t, cudart.ErrNotReady, l.call("cudaStreamQuery", s), "its own error stays")
+	l.Release()
+	l.ok("cudaStreamSynchronize", s)
+	l.ok("cudaStreamQuery", s)
+
+	l.Fail("cudaStreamDestroy", late)
+	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaStreamDestroy", s))
+	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaGetLastError"))
+	assert.Zero(t, l.Outstanding().Streams)
+	assert.Empty(t, l.Misuses())
+	assert.Equal(t, cudart.ErrInvalidResourceHandle, l.call("cudaStreamDestroy", s))
+	require.Len(t, l.Misuses(), 1)
+	assert.Equal(t, cudasim.StaleHandle, l.Misuses()[0].Kind)
+
+	l.Fail("cudaHostUnregister", late)
+	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaHostUnregister", addr(&m[0])))
+	assert.Zero(t, l.Outstanding().Registrations)
+	assert.Equal(t, cudart.ErrHostMemoryNotRegistered, l.call("cudaHostUnregister", addr(&m[0])))
+}
+
+// A fault that cannot happen is an error of the test, and no call suffers it.
+func TestFailRefusesFaults(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		fn    string
+		fault cudasim.Fault
+		want  string
+	}{
+		"stream":    {"cudaMalloc", cudasim.Fault{Stream: 5, Code: 1}, `Fail("cudaMalloc"): Fault.Stream: the function takes no stream`},
+		"event":     {"cudaStreamQuery", cudasim.Fault{Event: 5, Code: 1}, `Fail("cudaStreamQuery"): Fault.Event: the function takes no event`},
+		"async":     {"cudaMemcpyAsync", cudasim.Fault{Async: true}, `Fail("cudaMemcpyAsync"): Fault.Async needs a Code`},
+		"transient": {"", cudasim.Fault{Transient: true, Code: 1}, `Fail(""): Fault.Transient needs Async`},
+	} {
+		l := openDirty(t, cudasim.Config{})
+		l.Fail(tt.fn, tt.fault)
+		assert.ErrorContains(t, l.Check(), tt.want, name)
+		get[int32](l, "cudaGetDevice")
+	}
+	l := openDirty(t, cudasim.Config{})
+	l.Block("cudaNothing", cudasim.Fault{})()
+	assert.ErrorContains(t, l.Check(), `Block("cudaNothing"): no such function`)
 }
 
 func TestFailUnknownFunction(t *testing.T) {
@@ -62,7 +218,7 @@ func TestFailUnknownFunction(t *testing.T) {
 	assert.ErrorContains(t, l.Close(), `no such function`)
 }
 
-// work is a small program that gives back what it took, come what may.
+// work is a small program that releases what it took, also when calls fail.
 func work(l *lib) (failed bool) {
 	p, s := new(uintptr), new(uintptr)
 	if l.call("cudaMalloc", addr(p), 100) != cudart.Success {
@@ -173,6 +329,112 @@ func TestAsyncFailure(t *testing.T) {
 	assert.Equal(t, cudasim.Outstanding{Registrations: 1, RegisteredBytes: 64}, l.Outstanding())
 }
 
+// Each call that reports how work ended returns a transient error once, and then
+// all is well.
+func TestTransientAsyncFailure(t *testing.T) {
+	t.Parallel()
+	const code = cudart.ErrLaunchFailure
+	for _, reporter := range []string{"cudaStreamQuery", "cudaStreamSynchronize", "cudaEventQuery", "cudaEventSynchronize", "cudaDeviceSynchronize"} {
+		t.Run(reporter, func(t *testing.T) {
+			t.Parallel()
+			locked(t)
+			l := open(t, cudasim.Config{})
+			h, d, a, b := l.pinned(64), l.device(64), l.stream(), l.stream()
+			before, after, elsewhere := l.event(), l.event(), l.event()
+			l.Fail("cudaMemcpyAsync", cudasim.Fault{Stream: handle(a), Code: code, Async: true, Transient: true})
+			h[0] = 1
+			l.Hold()
+			l.ok("cudaEventRecord", before, a)
+			l.ok("cudaMemcpyAsync", addr(&h[0]), d, 64, d2h, a)
+			l.ok("cudaEventRecord", after, a)
+			l.ok("cudaEventRecord", elsewhere, b)
+			assert.Equal(t, cudart.ErrNotReady, l.call("cudaStreamQuery", a))
+			l.Release()
+			l.ok("cudaFree", get[uintptr](l, "cudaMalloc", 1)) // waits, and reports nothing
+			assert.EqualValues(t, 1, h[0], "the copy moved nothing")
+			l.ok("cudaEventQuery", before)
+			l.ok("cudaEventSynchronize", before)
+			l.ok("cudaEventQuery", elsewhere)
+			l.ok("cudaStreamSynchronize", b)
+
+			args := map[string][]uintptr{"cudaStreamQuery": {a}, "cudaStreamSynchronize": {a}, "cudaEventQuery": {after}, "cudaEventSynchronize": {after}}[reporter]
+			assert.Equal(t, code, l.call(reporter, args...))
+			l.ok(reporter, args...)
+			l.ok("cudaDeviceSynchronize")
+			l.ok("cudaStreamQuery", a)
+			l.ok("cudaEventQuery", after)
+			l.ok("cudaMemcpyAsync", addr(&h[0]), d, 64, d2h, a)
+			l.ok("cudaStreamSynchronize", a)
+			assert.Zero(t, h[0])
+		})
+	}
+}
+
+// Of several operations that fail, the first is reported.
+func TestTransientFailuresOfOneStream(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{})
+	d, s, h := l.device(64), l.stream(), l.pinned(64)
+	l.Fail("cudaMemsetAsync", cudasim.Fault{Code: cudart.ErrIllegalAddress, Async: true, Transient: true})
+	l.Fail("cudaMemsetAsync", cudasim.Fault{Nth: 2, Code: cudart.ErrLaunchFailure, Async: true, Transient: true})
+	l.ok("cudaMemsetAsync", d, 1, 64, s)
+	l.ok("cudaMemsetAsync", d, 1, 64, s)
+	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaStreamSynchronize", s))
+	l.ok("cudaStreamSynchronize", s)
+
+	// Of the two copies of a batch, one fails.
+	m := mapped(t, 4096)
+	copy(array[uintptr](m), []uintptr{d, d + 8, addr(&h[0]), addr(&h[8]), 8, 8, 1, 0, 0, 0})
+	p := addr(&m[0])
+	l.ok("cudaMemset", d, 7, 64)
+	l.Fail("cudaMemcpyBatchAsync", cudasim.Fault{Code: cudart.ErrLaunchFailure, Async: true, Transient: true})
+	l.ok("cudaMemcpyBatchAsync", p, p+16, p+32, 2, p+48, p+72, 1, s)
+	assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaStreamSynchronize", s))
+	l.ok("cudaMemcpy", addr(&h[0]), d, 64, d2h)
+	assert.EqualValues(t, 7, h[0], "the first copy moved nothing")
+	assert.Zero(t, h[8], "the second copied")
+}
+
+// Several streams report their errors in the order in which they were made.
+func TestTransientFailuresOfSeveralStreams(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{})
+	d := l.device(64)
+	var want []cudart.Code
+	for i := range 8 {
+		s, code := l.stream(), cudart.ErrLaunchFailure-cudart.Code(i)
+		l.Fail("cudaMemsetAsync", cudasim.Fault{Stream: handle(s), Code: code, Async: true, Transient: true})
+		l.ok("cudaMemsetAsync", d, 1, 64, s)
+		want = append(want, code)
+	}
+	var got []cudart.Code
+	for range want {
+		got = append(got, l.call("cudaDeviceSynchronize"))
+	}
+	assert.Equal(t, want, got)
+	l.ok("cudaDeviceSynchronize")
+}
+
+// A call that waits for its own work returns the work's error, and no later call
+// does.
+func TestTransientFailureOfASynchronousCall(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{})
+	d, s, h := l.device(64), l.stream(), make([]byte, 64)
+	transient := cudasim.Fault{Code: cudart.ErrLaunchFailure, Async: true, Transient: true}
+	l.Fail("cudaMemcpy", transient)
+	l.Fail("cudaMemcpyAsync", transient)
+	assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaMemcpy", d, addr(&h[0]), 64, h2d))
+	assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaMemcpyAsync", d, addr(&h[0]), 64, h2d, s), "pageable")
+	l.ok("cudaDeviceSynchronize")
+	l.ok("cudaStreamSynchronize", s)
+	l.ok("cudaStreamSynchronize", 0)
+	l.ok("cudaMemcpy", d, addr(&h[0]), 64, h2d)
+}
+
 // Not parallel: another Sim must not get the slot before the late calls.
 func TestClose(t *testing.T) {
 	locked(t)
@@ -197,7 +459,7 @@ func TestClose(t *testing.T) {
 	go onFreshThread(func() { result <- cudart.Code(int32(l.raw("cudaStreamSynchronize", s))) })
 	<-waiting
 	err := l.Close()
-	assert.ErrorContains(t, err, "simulated libcudart 13.0: not given back: 1 device allocation (1048576 bytes), "+
+	assert.ErrorContains(t, err, "simulated libcudart 13.0: not released: 1 device allocation (1048576 bytes), "+
 		"1 host allocation (64 bytes), 1 registration (64 bytes), 1 stream, 1 event, 2 pending operations: ")
 	assert.ErrorContains(t, err, fmt.Sprintf("device memory of device 0 at %#x, 1048576 bytes", d))
 	assert.Equal(t, cudart.ErrCudartUnloading, <-result)

@@ -6,7 +6,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// managedState is where managed memory was told to be.
+// managedState is the state of managed memory after prefetches and advice.
 type managedState struct {
 	resident   *device // nil is the host
 	readMostly bool
@@ -14,23 +14,24 @@ type managedState struct {
 	accessedBy []int
 }
 
-// Places of managed memory that are no device.
+// Places of managed memory that are not a device.
 const (
 	hostPlace = -1 // cudaCpuDeviceId
 	noPlace   = -2
 )
 
-// ManagedState tells what prefetches and advice did to managed memory.
+// ManagedState is the state of a managed allocation after prefetches and advice.
 type ManagedState struct {
 	Bytes             int
-	Location          int // device ordinal, -1 for the host: where the last prefetch that ran put it
+	Location          int // where the last prefetch that ran put it: device ordinal, -1 for the host
 	ReadMostly        bool
 	PreferredLocation int   // device ordinal, -1 for the host, -2 for none
 	AccessedBy        []int // device ordinals and -1 for the host, sorted
 }
 
-// Managed returns the state of the managed allocation that contains an
-// address, false when none does. It is kept for whole allocations.
+// Managed returns the state of the managed allocation that contains an address,
+// and false if there is none. A prefetch or advice for a part of an allocation
+// changes the state of all of it.
 func (s *Sim) Managed(addr uintptr) (ManagedState, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +64,7 @@ func (c *call) mallocManaged() cudart.Code {
 	return put(c, 0, b.addr)
 }
 
-// managedRange is the managed block that holds the range of the first two
+// managedRange returns the managed block that contains the range of the first two
 // arguments.
 func (c *call) managedRange() (*block, cudart.Code) {
 	s, code := c.span(line(c.ptr(0), c.num(1)))
@@ -76,7 +77,7 @@ func (c *call) managedRange() (*block, cudart.Code) {
 	return s.block, cudart.Success
 }
 
-// place checks an ordinal as the ABI up to 12.1 has it.
+// place checks a place as an ordinal, which is how the ABI up to 12.1 passes it.
 func (c *call) place(ordinal int) (int, cudart.Code) {
 	if ordinal != hostPlace && c.device(ordinal) == nil {
 		return noPlace, cudart.ErrInvalidDevice
@@ -92,7 +93,7 @@ const (
 	locationHostNUMACurrent = 4
 )
 
-// location unpacks a cudaMemLocation, two ints that travel in one register.
+// location unpacks a cudaMemLocation, two ints in one register.
 func (c *call) location(i int) (int, cudart.Code) {
 	id := int(int32(uint64(c.ptr(i)) >> 32))
 	switch c.i32(i) {
@@ -155,8 +156,7 @@ func (c *call) prefetch(place int, stream uintptr) cudart.Code {
 	default:
 		o.took = at.cfg.Link.PrefetchToHost.time(c.num(1))
 	}
-	c.enqueue(st, o)
-	return cudart.Success
+	return c.enqueue(st, o)
 }
 
 func (c *call) adviseOrdinal() cudart.Code {
@@ -179,7 +179,7 @@ const (
 	unsetAccessedBy
 )
 
-// advise ignores the place for the advice that has none.
+// advise ignores the place for advice that needs none.
 func (c *call) advise(place int, placed cudart.Code) cudart.Code {
 	b, code := c.managedRange()
 	if code != cudart.Success {

@@ -199,6 +199,67 @@ func TestRegister(t *testing.T) {
 	}
 }
 
+func TestHostsThatRefuseToPin(t *testing.T) {
+	t.Parallel()
+	const page = 4096
+	register := func(l *lib, at uintptr, n int) cudart.Code { return l.call("cudaHostRegister", at, uintptr(n), 0) }
+	t.Run("confidential computing", func(t *testing.T) {
+		t.Parallel()
+		l := open(t, cudasim.Config{NoRegister: true})
+		p := addr(&mapped(t, page)[0])
+		assert.Equal(t, cudart.ErrNotSupported, register(l, p, 1))
+		assert.Equal(t, cudart.ErrNotSupported, register(l, p, page))
+		assert.EqualValues(t, 1, get[int32](l, "cudaDeviceGetAttribute", uintptr(cudart.AttrHostRegisterSupported), 0))
+		l.ok("cudaFreeHost", get[uintptr](l, "cudaHostAlloc", page, 0))
+	})
+	t.Run("number of registrations", func(t *testing.T) {
+		t.Parallel()
+		l := open(t, cudasim.Config{MaxRegistrations: 2})
+		p := addr(&mapped(t, 3*page)[0])
+		h := get[uintptr](l, "cudaHostAlloc", page, 0) // is no registration
+		assert.Equal(t, cudart.Success, register(l, p, page))
+		assert.Equal(t, cudart.Success, register(l, p+page, page))
+		assert.Equal(t, cudart.ErrMemoryAllocation, register(l, p+2*page, 1))
+		l.ok("cudaHostUnregister", p)
+		assert.Equal(t, cudart.Success, register(l, p+2*page, 1))
+		l.ok("cudaHostUnregister", p+page)
+		l.ok("cudaHostUnregister", p+2*page)
+		l.ok("cudaFreeHost", h)
+	})
+	t.Run("short of memory", func(t *testing.T) {
+		t.Parallel()
+		l := open(t, cudasim.Config{HostMemory: 3 * page})
+		p := addr(&mapped(t, 4*page)[0])
+		assert.Equal(t, cudart.ErrInvalidValue, register(l, p, 3*page+1))
+		assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cudaHostAlloc", addr(new(uintptr)), 3*page+1, 0))
+		assert.Equal(t, cudart.Success, register(l, p, 2*page))
+		assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cudaHostAlloc", addr(new(uintptr)), page+1, 0))
+		h := get[uintptr](l, "cudaHostAlloc", page, 0)
+		assert.Equal(t, cudart.ErrInvalidValue, register(l, p+3*page, 1))
+		l.ok("cudaFreeHost", h)
+		assert.Equal(t, cudart.Success, register(l, p+3*page, page))
+		l.ok("cudaHostUnregister", p)
+		l.ok("cudaHostUnregister", p+3*page)
+		assert.Zero(t, l.LeakedBytes())
+	})
+	t.Run("Linux 6.11", func(t *testing.T) {
+		t.Parallel()
+		l := open(t, cudasim.Config{LeakAbove: 2 * page, HostMemory: 8 * page})
+		p := addr(&mapped(t, 4*page)[0])
+		assert.Equal(t, cudart.Success, register(l, p, 2*page))
+		l.ok("cudaHostUnregister", p)
+		assert.Zero(t, l.LeakedBytes())
+		assert.Equal(t, cudart.ErrInvalidValue, register(l, p, 2*page+1))
+		assert.Equal(t, 2*page+1, l.LeakedBytes())
+		assert.Equal(t, cudart.ErrInvalidValue, register(l, p, 3*page), "the address is not taken")
+		assert.Equal(t, 5*page+1, l.LeakedBytes())
+		assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cudaHostAlloc", addr(new(uintptr)), 3*page, 0), "what leaked is pinned")
+		assert.Equal(t, cudart.ErrInvalidValue, register(l, p, 3*page))
+		assert.Equal(t, 5*page+1, l.LeakedBytes(), "there was no memory to pin")
+		assert.Zero(t, l.Outstanding())
+	})
+}
+
 func TestRegisterMindsProtection(t *testing.T) {
 	t.Parallel()
 	const n = 4 * 4096
@@ -298,7 +359,7 @@ func TestUnmappedWhileRegistered(t *testing.T) {
 	l.ok("cudaHostRegister", p, 4096, 0)
 	l.Hold()
 	l.ok("cudaMemcpyAsync", d, p, 4096, h2d, s)
-	// Nobody else may get the address meanwhile: take the access away instead.
+	// No other mapping may get the address meanwhile: remove the access instead.
 	require.NoError(t, unix.Mprotect(m, unix.PROT_NONE))
 	l.Release()
 	l.ok("cudaStreamSynchronize", s)

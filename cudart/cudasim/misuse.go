@@ -2,29 +2,30 @@ package cudasim
 
 import "fmt"
 
-// maxMisuses bounds what is kept of each kind of record.
+// maxMisuses bounds the misuses that are kept, and the internal errors.
 const maxMisuses = 1000
 
-// A MisuseKind tells what was wrong.
+// A MisuseKind says what was wrong.
 type MisuseKind int
 
 const (
-	// WrongDevice is a call that used a stream, an event or memory of a device
-	// that was not the thread's current one. CUDA accepts most of these and
-	// makes a context on the current device.
+	// WrongDevice is a call that used a stream, an event or memory of another
+	// device than the thread's current one. CUDA accepts most of these and makes
+	// a context on the current device.
 	WrongDevice MisuseKind = iota + 1
 	// StaleHandle is a call with a stream or event that was destroyed or never
-	// made; the real library may crash.
+	// made. The real library may crash.
 	StaleHandle
 	// FreedMemory is a use of device memory after cudaFreeAsync.
 	FreedMemory
-	// UnmappedMemory is host memory that was unmapped while registered or
-	// while a copy was to use it.
+	// UnmappedMemory is host memory that was unmapped while it was registered, or
+	// before a copy of it ran.
 	UnmappedMemory
-	// BusyMemory is host memory unregistered, or device memory freed, while a
-	// copy was to use it.
+	// BusyMemory is host memory that was unregistered while copies of it were
+	// pending.
 	BusyMemory
-	// DriverHang is a call that never returns with a real driver.
+	// DriverHang is a call that never returns with a real driver. Here it returns
+	// cudaErrorInvalidValue; see [Sim.Block] for calls that do not return.
 	DriverHang
 	// CallFromHostFunction is a CUDA call inside a host function.
 	CallFromHostFunction
@@ -51,23 +52,22 @@ func (k MisuseKind) String() string {
 	return "unknown misuse"
 }
 
-// A Misuse is something that a caller did wrong, whether or not the call
-// failed.
+// A Misuse is something that a caller did wrong, whether the call failed or not.
 type Misuse struct {
 	Kind    MisuseKind
 	Call    string // the C function
-	Thread  uint64 // a number that no other OS thread of the process has or had
+	Thread  uint64 // number of the OS thread, unique in the process
 	Current int    // the thread's current device
-	Want    int    // the device it should have been, -1 where that is not the point
+	Want    int    // the device that should have been current, -1 if that does not matter
 	Detail  string
 }
 
-// String tells it in one line.
+// String describes the misuse in one line.
 func (m Misuse) String() string {
 	return fmt.Sprintf("%s: %s: %s (thread %d, current device %d)", m.Kind, m.Call, m.Detail, m.Thread, m.Current)
 }
 
-// Misuses returns what callers did wrong so far, the first 1000.
+// Misuses returns what callers did wrong so far, the first 1000 misuses.
 func (s *Sim) Misuses() []Misuse {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,17 +6,19 @@ import (
 	"strings"
 )
 
-// Outstanding is what was not given back yet.
+// Outstanding counts what has not been freed, unregistered, destroyed, disabled or
+// run.
 type Outstanding struct {
 	DeviceAllocs, DeviceBytes      int // cudaMalloc, cudaMallocAsync
 	HostAllocs, HostBytes          int // cudaHostAlloc
 	Registrations, RegisteredBytes int // cudaHostRegister
 	ManagedAllocs, ManagedBytes    int // cudaMallocManaged
 	Streams, Events                int
-	PendingOps                     int // enqueued and not run, in destroyed streams too
+	PeerAccesses                   int // cudaDeviceEnablePeerAccess
+	PendingOps                     int // operations enqueued and not run, in destroyed streams too
 }
 
-// String lists what is not zero: "1 stream, 2 registrations (8192 bytes)".
+// String lists the counts that are not zero: "1 stream, 2 registrations (8192 bytes)".
 func (o Outstanding) String() string {
 	var parts []string
 	add := func(n int, what string, bytes int) {
@@ -38,6 +40,7 @@ func (o Outstanding) String() string {
 	add(o.ManagedAllocs, "managed allocation", o.ManagedBytes)
 	add(o.Streams, "stream", 0)
 	add(o.Events, "event", 0)
+	add(o.PeerAccesses, "enabled peer", 0)
 	add(o.PendingOps, "pending operation", 0)
 	if len(parts) == 0 {
 		return "nothing"
@@ -45,7 +48,7 @@ func (o Outstanding) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Outstanding counts what was not given back yet.
+// Outstanding counts what has not been released yet.
 func (s *Sim) Outstanding() Outstanding {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,6 +57,9 @@ func (s *Sim) Outstanding() Outstanding {
 
 func (s *Sim) outstanding() Outstanding {
 	o := Outstanding{Streams: len(s.streams), Events: len(s.events), PendingOps: s.pendingOperations()}
+	for _, d := range s.devices {
+		o.PeerAccesses += len(d.peers)
+	}
 	for _, b := range s.blocks.list {
 		count, bytes := &o.DeviceAllocs, &o.DeviceBytes
 		switch b.kind {
@@ -73,10 +79,10 @@ func (s *Sim) outstanding() Outstanding {
 	return o
 }
 
-// detailed is how many outstanding things an error tells one by one.
+// detailed is the number of blocks that an error lists one by one.
 const detailed = 5
 
-// outstandingError is nil when everything was given back. It needs mu.
+// outstandingError is nil if nothing is outstanding. It needs mu.
 func (s *Sim) outstandingError() error {
 	o := s.outstanding()
 	if o == (Outstanding{}) {
@@ -89,7 +95,7 @@ func (s *Sim) outstandingError() error {
 			parts = append(parts, fmt.Sprintf("%s of device %d at %#x, %d bytes", what, b.dev.ordinal, b.addr, b.size))
 		}
 	}
-	msg := fmt.Sprintf("%s: not given back: %s", s, o)
+	msg := fmt.Sprintf("%s: not released: %s", s, o)
 	if len(parts) > 0 {
 		msg += ": " + strings.Join(parts, "; ")
 	}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newEntry makes a C function pointer of up to nine integer arguments. It can
-// never be freed. Fewer arguments make a faster call.
+// newEntry makes a C function pointer of up to nine integer arguments. It cannot
+// be freed. A call is faster with fewer arguments.
 func newEntry(args int, f func(*arguments) uintptr) (entry uintptr, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -38,15 +38,15 @@ func newEntry(args int, f func(*arguments) uintptr) (entry uintptr, err error) {
 func callHostFunction(fn, arg uintptr) { purego.SyscallN(fn, arg) }
 
 // A threadKey numbers OS threads. Thread ids of the kernel are used again when
-// a thread ends, so a new thread would inherit the state of an old one; the C
-// library's thread-specific data begins empty on every thread.
+// a thread has ended, and the new thread would inherit the state of the old one;
+// the C library's thread-specific data is empty on every new thread.
 type threadKey struct {
 	key      uintptr
 	get, set uintptr
 	last     atomic.Uint64
 }
 
-// threads is the process's one key: keys are scarce and never worth freeing.
+// threads is the only key of the process: keys are scarce.
 var threads = sync.OnceValues(func() (*threadKey, error) {
 	k := &threadKey{}
 	var create uintptr
@@ -68,8 +68,8 @@ var threads = sync.OnceValues(func() (*threadKey, error) {
 	return k, nil
 })
 
-// current is the number of the calling thread, which must be locked, as it is
-// in a call from C.
+// current returns the number of the calling thread, which must be locked, as it
+// is in a call from C.
 func (k *threadKey) current() uint64 {
 	id, _, _ := purego.SyscallN(k.get, k.key)
 	if id == 0 {
@@ -80,17 +80,17 @@ func (k *threadKey) current() uint64 {
 }
 
 // mapMemory returns n bytes of zeros at a page boundary, outside Go's heap.
-// They take memory only once touched.
+// They occupy memory only once they are accessed.
 func mapMemory(n int) ([]byte, error) {
 	return unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 }
 
 func unmapMemory(m []byte) error { return unix.Munmap(m) }
 
-// dropMemory gives the pages back and keeps the addresses readable.
+// dropMemory releases the pages. The addresses stay readable.
 func dropMemory(m []byte) error { return unix.Madvise(m, unix.MADV_DONTNEED) }
 
-// mapped tells whether the page of an address is mapped at all.
+// mapped reports whether the page of an address is mapped.
 func mapped(addr uintptr) bool {
 	var vec [1]byte
 	page := uintptr(unix.Getpagesize())

@@ -17,7 +17,7 @@ const (
 	registerFlags    = 0xf
 )
 
-// hostRegister pins memory of the process.
+// hostRegister registers memory of the process. Nothing is pinned.
 func (c *call) hostRegister() cudart.Code {
 	addr, n, flags := c.ptr(0), c.num(1), c.u32(2)
 	readOnly := flags&registerReadOnly != 0
@@ -27,12 +27,13 @@ func (c *call) hostRegister() cudart.Code {
 		return cudart.ErrInvalidValue
 	case flags&^registerFlags != 0 || flags&registerIOMemory != 0:
 		return cudart.ErrInvalidValue
-	case attributes[cudart.AttrHostRegisterSupported] == 0,
+	case c.cfg.NoRegister, attributes[cudart.AttrHostRegisterSupported] == 0,
 		readOnly && attributes[cudart.AttrHostRegisterReadOnlySupported] == 0:
 		return cudart.ErrNotSupported
 	case c.blocks.overlap(addr, n) != nil:
 		return cudart.ErrHostMemoryAlreadyRegistered
-	case c.cfg.MaxRegister > 0 && n > c.cfg.MaxRegister:
+	case c.cfg.MaxRegister > 0 && n > c.cfg.MaxRegister,
+		c.cfg.MaxRegistrations > 0 && c.outstanding().Registrations >= c.cfg.MaxRegistrations:
 		return cudart.ErrMemoryAllocation
 	}
 	m, err := mappingsOf(addr, n)
@@ -45,9 +46,31 @@ func (c *call) hostRegister() cudart.Code {
 	case !m.writable && m.privateFile:
 		c.misuse(DriverHang, -1, "%#x, %d bytes: a read-only private mapping of a file hangs in the driver", addr, n)
 		return cudart.ErrInvalidValue
+	case !c.canPin(n):
+		return cudart.ErrInvalidValue
+	case c.cfg.LeakAbove > 0 && n > c.cfg.LeakAbove:
+		c.leaked += n
+		return cudart.ErrInvalidValue
 	}
 	c.blocks.insert(&block{addr: addr, size: n, kind: registeredBlock, dev: c.dev, flags: flags})
 	return cudart.Success
+}
+
+// canPin reports whether the host has memory to pin n more bytes. It needs mu.
+func (s *Sim) canPin(n int) bool {
+	if s.cfg.HostMemory == 0 {
+		return true
+	}
+	o := s.outstanding()
+	return n <= s.cfg.HostMemory-o.HostBytes-o.RegisteredBytes-s.leaked
+}
+
+// LeakedBytes returns how many bytes of host memory failed registrations left
+// pinned (see Config.LeakAbove). [Sim.Check] does not mention them.
+func (s *Sim) LeakedBytes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leaked
 }
 
 func (c *call) hostUnregister() cudart.Code {
@@ -72,7 +95,7 @@ func (c *call) hostUnregister() cudart.Code {
 	return cudart.Success
 }
 
-// mappings sums up what the process has mapped in a range.
+// mappings summarises what the process has mapped in a range.
 type mappings struct {
 	readable    bool // all of it
 	writable    bool // all of it
@@ -83,7 +106,7 @@ type mappings struct {
 // it is emulated (qemu-user), a read while other threads map memory misses some.
 const mapReads = 5
 
-// mappingsOf looks a range up in /proc/self/maps.
+// mappingsOf finds a range in /proc/self/maps.
 func mappingsOf(addr uintptr, n int) (m mappings, err error) {
 	for range mapReads {
 		if m, err = readMappings(addr, n); err != nil || m.readable {
@@ -124,7 +147,7 @@ func readMappings(addr uintptr, n int) (mappings, error) {
 	return m, lines.Err()
 }
 
-// parseMapping takes a line of /proc/self/maps apart:
+// parseMapping splits a line of /proc/self/maps:
 // "7f00-7f10 r--p 00000000 08:01 1234 /path".
 func parseMapping(line string) (first, last uint64, perms, inode string, err error) {
 	fields := strings.Fields(line)

@@ -11,7 +11,7 @@ import (
 )
 
 // A Sim is one simulated CUDA runtime library with its driver and devices. It
-// is a [cudart.Source]. Its methods may be called by several goroutines.
+// is a [cudart.Source]. Its methods may be called from several goroutines.
 type Sim struct {
 	cfg      Config
 	slot     *slot
@@ -23,37 +23,43 @@ type Sim struct {
 
 	closed  atomic.Bool
 	closing chan struct{}
-	active  atomic.Int64  // calls and streams under way
-	idle    chan struct{} // told when active falls to 0 after closing
+	active  atomic.Int64  // calls and streams that run
+	idle    chan struct{} // receives when active falls to 0 after Close
 
 	faults faults
 
-	// Below is the simulated machine, under mu. Whoever waits for it to
-	// change waits on the condition of a stream, or on gate.
-	mu         sync.Mutex
-	gate       *sync.Cond // held or running changed
-	held       bool
-	running    int // operations that move data now
-	devices    []*device
-	contexts   map[uint64]*thread
-	blocks     blocks
-	streams    map[uintptr]*stream
-	events     map[uintptr]*event
-	lastHandle uintptr
-	hostClock  time.Duration // virtual time that the host has seen
-	misuses    []Misuse
-	misused    int
-	internal   []error
+	// mu guards the simulated machine below. What waits for it to change waits
+	// on the condition of a stream, on gate or on blockedMore.
+	mu          sync.Mutex
+	gate        *sync.Cond // held or running changed
+	held        bool
+	running     int            // operations that move data now
+	blocked     map[string]int // calls that are blocked, by function
+	blockedMore *sync.Cond     // blocked changed
+	devices     []*device
+	contexts    map[uint64]*thread
+	blocks      blocks
+	streams     map[uintptr]*stream
+	events      map[uintptr]*event
+	lastHandle  uintptr
+	lastStream  uint64        // number of the last stream
+	leaked      int           // bytes that failed registrations left pinned
+	hostClock   time.Duration // virtual time that the host has seen
+	misuses     []Misuse
+	misused     int
+	internal    []error
 }
 
 var _ cudart.Source = (*Sim)(nil)
 
 // sims counts the simulators of the process, so that each has addresses and
-// handles that no other takes for its own.
+// handles of its own.
 var sims atomic.Uint64
 
-// New starts a simulator. Close it at the end. At most 16 can be open in one
-// process: New waits up to a minute for one to be closed.
+// New starts a simulator. The caller must close it. At most 16 can be open in
+// one process: New waits up to a minute for one to be closed, and then fails. It
+// also fails for a Config with values out of range, and with an error that
+// wraps [errors.ErrUnsupported] on platforms other than Linux on amd64 and arm64.
 func New(cfg Config) (*Sim, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -71,6 +77,7 @@ func New(cfg Config) (*Sim, error) {
 		threads:  key,
 		closing:  make(chan struct{}),
 		idle:     make(chan struct{}, 1),
+		blocked:  make(map[string]int),
 		contexts: make(map[uint64]*thread),
 		streams:  make(map[uintptr]*stream),
 		events:   make(map[uintptr]*event),
@@ -79,14 +86,14 @@ func New(cfg Config) (*Sim, error) {
 	s.blocks.next = s.base
 	s.blocks.limit = s.base + addressSpaceSize/2
 	s.lastHandle = s.blocks.limit
-	s.gate = sync.NewCond(&s.mu)
+	s.gate, s.blockedMore = sync.NewCond(&s.mu), sync.NewCond(&s.mu)
 	for i := range exports {
 		if name := exports[i].nameIn(cfg.Version); name != "" {
 			s.names[name] = i
 			s.exported[i] = name
 		}
 	}
-	s.faults.init(len(exports))
+	s.faults.calls = make([]atomic.Int64, len(exports))
 	for i := range cfg.Devices {
 		s.devices = append(s.devices, newDevice(s, i, &cfg.Devices[i]))
 	}
@@ -96,8 +103,8 @@ func New(cfg Config) (*Sim, error) {
 	return s, nil
 }
 
-// Symbol returns the C function pointer of a name that the version exports,
-// or 0.
+// Symbol returns the address of a C function, 0 for a name that the version does
+// not export and after Close.
 func (s *Sim) Symbol(name string) uintptr {
 	i, ok := s.names[name]
 	if !ok || s.closed.Load() {
@@ -106,24 +113,26 @@ func (s *Sim) Symbol(name string) uintptr {
 	return s.slot.entries[i]
 }
 
-// String tells what is simulated: "simulated libcudart 13.0".
+// String names what is simulated: "simulated libcudart 13.0".
 func (s *Sim) String() string { return "simulated libcudart " + s.cfg.Version.String() }
 
 // closeTimeout bounds how long Close waits for host functions and calls.
 const closeTimeout = 10 * time.Second
 
-// Close stops the streams, makes every later and waiting call fail with
-// cudaErrorCudartUnloading, and frees the simulator's place in the process: the
-// function pointers serve another Sim one day. It returns an error that lists what is
-// still allocated, registered, recorded or pending, and what went wrong inside
-// the simulator. Host and managed memory that is still allocated stays mapped,
-// so that a late access finds zeros and does not crash. Closing twice returns
-// nil.
+// Close stops the streams. Calls that wait or are blocked, and all later ones,
+// return cudaErrorCudartUnloading. A later Sim may use the same function
+// pointers.
+//
+// Close returns an error that lists what is outstanding (see [Outstanding]) and
+// what went wrong inside the simulator. Host and managed memory that is still
+// allocated stays mapped and reads as zeros, so that a late access does not
+// crash. Close waits up to 10 seconds for host functions and calls that run, and
+// fails if one does not end. A second Close returns nil.
 func (s *Sim) Close() error {
 	if !s.closed.CompareAndSwap(false, true) {
 		return nil
 	}
-	s.slot.giveBack()
+	s.slot.release()
 	s.mu.Lock()
 	left := s.outstandingError()
 	close(s.closing)
@@ -147,9 +156,9 @@ func (s *Sim) Close() error {
 	return errors.Join(left, s.internalErrors())
 }
 
-// Check returns an error that lists what is outstanding, each misuse that was
-// recorded, and what went wrong inside the simulator; nil when all is well.
-// It is meant for the end of a test:
+// Check returns an error that lists what is outstanding (see [Outstanding]),
+// each misuse that was recorded, and what went wrong inside the simulator; nil
+// if there is nothing of the kind. It is meant for the end of a test:
 //
 //	t.Cleanup(func() { require.NoError(t, sim.Check()); require.NoError(t, sim.Close()) })
 func (s *Sim) Check() error {
@@ -165,7 +174,7 @@ func (s *Sim) Check() error {
 	return errors.Join(append(errs, s.internalErrors())...)
 }
 
-// enter marks a call or a stream as under way; false when the Sim is closed.
+// enter counts a call that runs. It is false when the Sim is closed.
 func (s *Sim) enter() bool {
 	s.active.Add(1)
 	if s.closed.Load() {
@@ -187,6 +196,7 @@ func (s *Sim) leave() {
 // wakeAll makes everything that waits look again. It needs mu.
 func (s *Sim) wakeAll() {
 	s.gate.Broadcast()
+	s.blockedMore.Broadcast()
 	for _, d := range s.devices {
 		for st := range d.streams {
 			st.changed.Broadcast()
@@ -216,10 +226,10 @@ func (s *Sim) internalErrors() error {
 	return errors.Join(s.internal...)
 }
 
-// Hold stops all streams: what is enqueued from its return on until
-// [Sim.Release] does not run, so that a test can look at the time before.
-// Operations under way finish first. Calls that wait for the device, such as
-// synchronous copies, wait for Release.
+// Hold stops all streams after the operations that run now. What is enqueued
+// waits for [Sim.Release], so that a test can examine the state before it runs.
+// Calls that wait for a device, such as synchronous copies, wait for Release
+// too, and a stream that is held fills (see Config.QueueDepth).
 func (s *Sim) Hold() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

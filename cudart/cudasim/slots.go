@@ -10,11 +10,11 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// arguments are what C passed, those beyond the function's own are garbage.
+// arguments are what C passed. Those beyond the function's own are garbage.
 type arguments [9]uintptr
 
-// maxSlots bounds the callbacks that this package takes: a process has 2000
-// and can free none.
+// maxSlots bounds the callbacks that this package makes: a process can have 2000
+// and free none.
 const maxSlots = 16
 
 // A slot is a table of C function pointers, one for each export, which serves
@@ -24,9 +24,9 @@ type slot struct {
 	sim     atomic.Pointer[Sim]
 }
 
-// slots are the process's tables. They are made when needed and used again,
-// the longest unused one first, so that a stray call to a closed Sim has the
-// best chance to fail.
+// slots are the process's tables. They are made when needed and reused, the one
+// that has been unused for longest first: a stray call to a closed Sim then
+// fails for as long as possible, and does not reach another Sim.
 var slots = struct {
 	used chan struct{} // one for each slot in use
 	mu   sync.Mutex
@@ -38,7 +38,7 @@ var slots = struct {
 // that run in parallel on a large machine can be more than there are slots.
 const slotTimeout = time.Minute
 
-// takeSlot gives the Sim a table of entries.
+// takeSlot returns a table of entries that call the Sim.
 func takeSlot(s *Sim) (*slot, error) {
 	timeout := time.NewTimer(slotTimeout)
 	defer timeout.Stop()
@@ -66,7 +66,8 @@ func takeSlot(s *Sim) (*slot, error) {
 	return t, nil
 }
 
-func (t *slot) giveBack() {
+// release makes the entries fail, and the table available to another Sim.
+func (t *slot) release() {
 	slots.mu.Lock()
 	defer slots.mu.Unlock()
 	t.sim.Store(nil)
@@ -102,5 +103,5 @@ func closedResult(export int) uintptr {
 	return result(cudart.ErrCudartUnloading)
 }
 
-// result is a code as a C function returns it.
+// result is the code as a C function returns it.
 func result(c cudart.Code) uintptr { return uintptr(uint32(c)) }

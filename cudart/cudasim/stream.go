@@ -1,10 +1,11 @@
 package cudasim
 
 import (
+	"cmp"
 	"math"
 	"runtime"
 	"runtime/debug"
-
+	"slices"
 	"sync"
 	"time"
 
@@ -22,23 +23,28 @@ const streamNonBlocking = 1
 // A stream runs its operations later and in order. Its Sim's mu guards it.
 type stream struct {
 	dev       *device
+	handle    uintptr
+	number    uint64 // in the order in which streams were made
 	flags     uint32
 	priority  int
-	changed   *sync.Cond // done grew, or the Sim was closed or the device lost
+	changed   *sync.Cond // done grew, the stream was destroyed, the device lost or the Sim closed
 	queue     []*operation
 	issued    uint64 // operations enqueued so far
-	done      uint64 // and run
+	done      uint64 // operations that have run
 	working   bool   // a goroutine runs the queue
 	destroyed bool
 
-	clock   timeline      // when the last operation that began ends
-	reached time.Duration // virtual time at which the last that is done ended
+	clock   timeline      // end of the last operation that began
+	reached time.Duration // virtual time at which the last operation that is done ended
+
+	lost   cudart.Code // transient error that no call has returned yet
+	lostAt uint64      // the operation that it is of
 }
 
-// A timeline is a point in virtual and in real time. Virtual time knows the
-// link model only and gives events their times: operations that wait in a
-// queue begin where the one before ended, and the host takes no time. Real
-// time, since the Sim's start, is before which no operation lands.
+// A timeline is a point in virtual and in real time. Virtual time follows the
+// link model alone, and events have their times from it: operations in a queue
+// begin where the one before ended, and the host takes no time. Real time, since
+// the Sim's start, is the earliest at which an operation lands.
 type timeline struct{ virtual, real time.Duration }
 
 func (t timeline) max(o timeline) timeline {
@@ -54,19 +60,19 @@ type engine struct{ free timeline }
 type operation struct {
 	seq    uint64
 	engine *engine       // that it occupies, or nil
-	took   time.Duration // by the link model
+	took   time.Duration // duration by the link model
 	issued timeline
-	after  []mark  // what other streams must have done
+	after  []mark  // places in other streams that it waits for
 	event  *record // that it waits for, or nil
 	uses   []*block
 
 	move     func() cudart.Code // moves the data, without mu
-	host     uintptr            // host function, or 0
+	host     uintptr            // host function that it calls, or 0
 	hostData uintptr
 	record   *record // that it completes, or nil
 	finish   func()  // runs with mu when it is done
 
-	fail cudart.Code // what it is to fail with
+	fail failure     // how it is to fail
 	code cudart.Code // how it ended
 }
 
@@ -76,24 +82,26 @@ type mark struct {
 	seq    uint64
 }
 
-func (d *device) newStream(flags uint32, priority int) *stream {
-	st := &stream{dev: d, flags: flags, priority: priority, changed: sync.NewCond(&d.sim.mu)}
+func (d *device) newStream(handle uintptr, flags uint32, priority int) *stream {
+	d.sim.lastStream++
+	st := &stream{dev: d, handle: handle, number: d.sim.lastStream, flags: flags, priority: priority,
+		changed: sync.NewCond(&d.sim.mu)}
 	d.streams[st] = struct{}{}
 	return st
 }
 
-// stream is the one with a handle.
+// stream returns the stream with a handle.
 func (c *call) stream(h uintptr) (*stream, cudart.Code) {
 	switch h {
 	case 0, streamLegacy:
 		if c.dev.legacy == nil {
-			c.dev.legacy = c.dev.newStream(0, leastPriority)
+			c.dev.legacy = c.dev.newStream(streamLegacy, 0, leastPriority)
 		}
 		return c.dev.legacy, cudart.Success
 	case streamPerThread:
 		st := c.dev.perThread[c.thread.id]
 		if st == nil {
-			st = c.dev.newStream(0, leastPriority)
+			st = c.dev.newStream(streamPerThread, 0, leastPriority)
 			c.dev.perThread[c.thread.id] = st
 		}
 		return st, cudart.Success
@@ -107,41 +115,89 @@ func (c *call) stream(h uintptr) (*stream, cudart.Code) {
 	return st, st.dev.makeContext()
 }
 
-// add gives the stream an operation. Someone must run it: see enqueue.
-func (c *call) add(st *stream, o *operation) {
+// add appends an operation to the stream's queue, once there is room. The caller
+// must see to it that it runs: see enqueue.
+func (c *call) add(st *stream, o *operation) cudart.Code {
+	for _, b := range o.uses {
+		b.uses++ // now: the memory may be freed while the call waits for room
+	}
+	if code := c.room(st); code != cudart.Success {
+		c.unuse(o)
+		return code
+	}
 	st.issued++
 	o.seq = st.issued
 	o.issued = timeline{c.hostClock, c.now()}
-	o.fail = c.async
+	o.fail, c.async = c.async, failure{}
 	o.after = st.mustFollow()
-	for _, b := range o.uses {
-		b.uses++
-	}
 	st.queue = append(st.queue, o)
+	return cudart.Success
 }
 
-// enqueue gives the stream an operation, which runs later.
-func (c *call) enqueue(st *stream, o *operation) {
-	c.add(st, o)
+// unuse ends an operation's use of its memory.
+func (s *Sim) unuse(o *operation) {
+	for _, b := range o.uses {
+		b.uses--
+		s.blocks.unmap(b)
+	}
+}
+
+// room waits until the stream's queue has room for an operation.
+func (c *call) room(st *stream) cudart.Code {
+	if st.full() {
+		c.addBlocked(c.name, 1)
+		for st.full() {
+			st.changed.Wait()
+		}
+		c.addBlocked(c.name, -1)
+	}
+	switch {
+	case c.closed.Load():
+		return cudart.ErrCudartUnloading
+	case st.dev.broken != cudart.Success:
+		return st.dev.broken
+	case st.destroyed:
+		return cudart.ErrInvalidResourceHandle
+	}
+	return cudart.Success
+}
+
+// full reports whether a call that enqueues must wait for room.
+func (st *stream) full() bool {
+	s := st.dev.sim
+	return s.cfg.QueueDepth > 0 && len(st.queue) >= s.cfg.QueueDepth &&
+		!st.destroyed && st.dev.broken == cudart.Success && !s.closed.Load()
+}
+
+// enqueue appends an operation, which runs later.
+func (c *call) enqueue(st *stream, o *operation) cudart.Code {
+	code := c.add(st, o)
 	st.wake()
+	return code
 }
 
-// do gives the stream an operation, waits for it, and returns how it ended. An
-// idle stream works on the calling thread, which saves two switches.
+// do appends an operation, waits for it, and returns how it ended. An idle
+// stream works on the calling thread, which saves two switches.
 func (c *call) do(st *stream, o *operation) cudart.Code {
-	c.add(st, o)
+	if code := c.add(st, o); code != cudart.Success {
+		return code
+	}
 	if !st.working {
 		st.working = true
 		st.work(o.seq)
 	}
-	st.wake() // for what others added meanwhile
-	if code := c.wait(mark{st, o.seq}); code != cudart.Success {
+	st.wake() // for what other threads added meanwhile
+	m := mark{st, o.seq}
+	if code := c.wait(m); code != cudart.Success {
 		return code
+	}
+	if o.fail.transient {
+		m.takeError() // this call returns it
 	}
 	return o.code
 }
 
-// wake starts work on the queue if there is any and nobody does it.
+// wake starts a goroutine for the queue if it has operations and none runs them.
 func (st *stream) wake() {
 	if st.working || len(st.queue) == 0 {
 		return
@@ -157,9 +213,9 @@ func (st *stream) wake() {
 	}()
 }
 
-// mustFollow are the other streams' operations that CUDA's implicit order puts
-// before the next one: between the legacy default stream and all streams that
-// do not opt out.
+// mustFollow returns the places in other streams that CUDA's implicit order puts
+// before the next operation: between the legacy default stream and all streams
+// that are not non-blocking.
 func (st *stream) mustFollow() []mark {
 	if st != st.dev.legacy {
 		if l := st.dev.legacy; l != nil && st.blocking() && l.pending() {
@@ -179,7 +235,7 @@ func (st *stream) mustFollow() []mark {
 func (st *stream) blocking() bool { return st.flags&streamNonBlocking == 0 }
 func (st *stream) pending() bool  { return st.done < st.issued }
 
-// waiting tells whether someone who waits for a place in the stream must go on
+// waiting reports whether a call that waits for a place in the stream must go on
 // waiting.
 func (st *stream) waiting(seq uint64) bool {
 	return st.done < seq && st.dev.broken == cudart.Success && !st.dev.sim.closed.Load()
@@ -191,7 +247,7 @@ func (st *stream) work(upTo uint64) {
 	for len(st.queue) > 0 && st.done < upTo {
 		o := st.queue[0]
 		if !st.run(o) {
-			return // the Sim was closed: the stream keeps what it has
+			return // the Sim was closed: what is queued stays pending
 		}
 		st.queue[0] = nil
 		st.queue = st.queue[1:]
@@ -199,10 +255,7 @@ func (st *stream) work(upTo uint64) {
 		if r := o.record; r != nil {
 			r.done, r.at = true, st.reached
 		}
-		for _, b := range o.uses {
-			b.uses--
-			s.blocks.unmap(b)
-		}
+		s.unuse(o)
 		if o.finish != nil {
 			o.finish()
 		}
@@ -215,7 +268,7 @@ func (st *stream) work(upTo uint64) {
 	st.drop()
 }
 
-// drop forgets a stream that was destroyed and has no work left.
+// drop removes a stream that was destroyed and has no work left.
 func (st *stream) drop() {
 	if st.destroyed && !st.working && len(st.queue) == 0 {
 		delete(st.dev.streams, st)
@@ -224,10 +277,11 @@ func (st *stream) drop() {
 
 func (st *stream) destroy() {
 	st.destroyed = true
+	st.changed.Broadcast()
 	st.drop()
 }
 
-// run does one operation, at its time. It is called with mu, which it leaves
+// run does one operation, at its time. It is called with mu, which it unlocks
 // while it waits and works. It is false when the Sim was closed meanwhile.
 func (st *stream) run(o *operation) bool {
 	s := st.dev.sim
@@ -266,9 +320,14 @@ func (st *stream) run(o *operation) bool {
 	switch {
 	case st.dev.broken != cudart.Success:
 		o.code = st.dev.broken
-	case o.fail != cudart.Success:
-		o.code = o.fail
-		st.dev.broken = o.fail
+	case o.fail.transient:
+		o.code = o.fail.code
+		if st.lost == cudart.Success {
+			st.lost, st.lostAt = o.code, o.seq
+		}
+	case o.fail.code != cudart.Success:
+		o.code = o.fail.code
+		st.dev.broken = o.code
 		s.wakeAll()
 	case o.host != 0:
 		st.callHost(o)
@@ -310,12 +369,7 @@ func (st *stream) callHost(o *operation) {
 	s := st.dev.sim
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	id := s.threads.current()
-	t := s.contexts[id]
-	if t == nil {
-		t = &thread{id: id}
-		s.contexts[id] = t
-	}
+	t := s.thread(s.threads.current())
 	s.hostClock = max(s.hostClock, st.clock.virtual)
 	t.inHost = true
 	s.mu.Unlock()
@@ -324,7 +378,7 @@ func (st *stream) callHost(o *operation) {
 	t.inHost = false
 }
 
-// shortSleep is below what timers are too coarse for.
+// shortSleep is the longest sleep for which timers are too coarse.
 const shortSleep = 100 * time.Microsecond
 
 func (s *Sim) sleepUntil(t time.Duration) {
@@ -351,14 +405,43 @@ func (c *call) wait(m mark) cudart.Code {
 	return cudart.Success
 }
 
-// drain waits for all streams of a device.
-func (c *call) drain(d *device) cudart.Code {
+// takeError returns the transient error of the operations up to a place in a
+// stream, and forgets it.
+func (m mark) takeError() cudart.Code {
+	st := m.stream
+	if st.lost == cudart.Success || st.lostAt > m.seq {
+		return cudart.Success
+	}
+	code := st.lost
+	st.lost = cudart.Success
+	return code
+}
+
+// report waits for places in streams and returns how the work before them ended.
+func (c *call) report(marks ...mark) cudart.Code {
+	if code := c.waitAll(marks); code != cudart.Success {
+		return code
+	}
+	for _, m := range marks {
+		if code := m.takeError(); code != cudart.Success {
+			return code
+		}
+	}
+	return cudart.Success
+}
+
+// marks returns the ends of all streams of a device.
+func (d *device) marks() []mark {
 	var marks []mark
 	for st := range d.streams {
 		marks = append(marks, mark{st, st.issued})
 	}
-	return c.waitAll(marks)
+	slices.SortFunc(marks, func(a, b mark) int { return cmp.Compare(a.stream.number, b.stream.number) })
+	return marks
 }
+
+// drain waits for all streams of a device.
+func (c *call) drain(d *device) cudart.Code { return c.waitAll(d.marks()) }
 
 func (c *call) waitAll(marks []mark) cudart.Code {
 	for _, m := range marks {
@@ -369,8 +452,8 @@ func (c *call) waitAll(marks []mark) cudart.Code {
 	return cudart.Success
 }
 
-// marks are what waiting for the stream, or asking it, is about: for the
-// legacy default stream, the streams that it is in order with as well.
+// marks returns what cudaStreamSynchronize waits for: the end of the stream and,
+// for the legacy default stream, the ends of the streams that it is in order with.
 func (st *stream) marks() []mark {
 	own := mark{st, st.issued}
 	if st == st.dev.legacy {
@@ -385,7 +468,7 @@ func (c *call) streamCreateWithPriority() cudart.Code {
 	}
 	priority := min(max(c.i32(2), greatestPriority), leastPriority)
 	h := c.handle()
-	c.streams[h] = c.dev.newStream(c.u32(1), priority)
+	c.streams[h] = c.dev.newStream(h, c.u32(1), priority)
 	return put(c, 0, h)
 }
 
@@ -414,7 +497,7 @@ func (c *call) streamQuery() cudart.Code {
 			return cudart.ErrNotReady
 		}
 	}
-	return c.waitAll(st.marks())
+	return c.report(st.marks()...)
 }
 
 func (c *call) streamSynchronize() cudart.Code {
@@ -422,7 +505,7 @@ func (c *call) streamSynchronize() cudart.Code {
 	if code != cudart.Success {
 		return code
 	}
-	return c.waitAll(st.marks())
+	return c.report(st.marks()...)
 }
 
 func (c *call) streamGetPriority() cudart.Code {
@@ -449,8 +532,7 @@ func (c *call) launchHostFunc() cudart.Code {
 	case c.ptr(1) == 0:
 		return cudart.ErrInvalidValue
 	}
-	c.enqueue(st, &operation{host: c.ptr(1), hostData: c.ptr(2)})
-	return cudart.Success
+	return c.enqueue(st, &operation{host: c.ptr(1), hostData: c.ptr(2)})
 }
 
 // pendingOperations needs mu.

@@ -6,18 +6,18 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// cStrings are the texts that C got pointers to. Like the real library's they
-// live as long as the process and outside Go's heap.
+// cStrings are the strings that were returned to C. They live outside Go's heap as
+// long as the process, like those of the real library.
 var cStrings struct {
 	mu   sync.Mutex
 	at   map[string]uintptr
 	room []byte
 }
 
-// textRoom is memory for strings: all names and texts need a third of it.
+// textRoom is the size of a block for strings: all names and texts need a third of it.
 const textRoom = 64 << 10
 
-// cString is the address of a copy that ends with a NUL, 0 when there is no
+// cString returns the address of a copy that ends with a NUL, 0 if there is no
 // memory for it.
 func cString(s string) uintptr {
 	cStrings.mu.Lock()
@@ -35,7 +35,7 @@ func cString(s string) uintptr {
 	if cStrings.at == nil {
 		cStrings.at = make(map[string]uintptr)
 	}
-	copy(cStrings.room, s) // the byte behind is 0
+	copy(cStrings.room, s) // the byte after it is 0
 	p := address(&cStrings.room[0])
 	cStrings.room = cStrings.room[len(s)+1:]
 	cStrings.at[s] = p

@@ -1,0 +1,110 @@
+package cudasim
+
+import (
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// canAccess reports whether a device can be enabled to access the memory of
+// another.
+func (s *Sim) canAccess(d, peer *device) bool {
+	a, b := d.ordinal, peer.ordinal
+	return d != peer && !slices.Contains(s.cfg.NoPeerAccess, [2]int{a, b}) && !slices.Contains(s.cfg.NoPeerAccess, [2]int{b, a})
+}
+
+// peersWith reports whether copies between two devices go directly. One of them
+// must have been enabled to access the other.
+func (d *device) peersWith(o *device) bool {
+	return slices.Contains(d.peers, o) || slices.Contains(o.peers, d)
+}
+
+// disablePeer is false if access was not enabled.
+func (d *device) disablePeer(peer *device) bool {
+	n := len(d.peers)
+	d.peers = slices.DeleteFunc(d.peers, func(o *device) bool { return o == peer })
+	return len(d.peers) < n
+}
+
+func (c *call) deviceCanAccessPeer() cudart.Code {
+	d, peer := c.device(c.i32(1)), c.device(c.i32(2))
+	if d == nil || peer == nil {
+		return cudart.ErrInvalidDevice
+	}
+	var can int32
+	if c.canAccess(d, peer) {
+		can = 1
+	}
+	return put(c, 0, can)
+}
+
+func (c *call) deviceEnablePeerAccess() cudart.Code {
+	peer := c.device(c.i32(0))
+	switch {
+	case peer == nil || peer == c.dev:
+		return cudart.ErrInvalidDevice
+	case c.u32(1) != 0:
+		return cudart.ErrInvalidValue
+	case !c.canAccess(c.dev, peer):
+		return cudart.ErrPeerAccessUnsupported
+	case slices.Contains(c.dev.peers, peer):
+		return cudart.ErrPeerAccessAlreadyEnabled
+	}
+	if code := peer.makeContext(); code != cudart.Success {
+		return code
+	}
+	c.dev.peers = append(c.dev.peers, peer)
+	return cudart.Success
+}
+
+func (c *call) deviceDisablePeerAccess() cudart.Code {
+	peer := c.device(c.i32(0))
+	switch {
+	case peer == nil || peer == c.dev:
+		return cudart.ErrInvalidDevice
+	case !c.dev.disablePeer(peer):
+		return cudart.ErrPeerAccessNotEnabled
+	}
+	return cudart.Success
+}
+
+// onDevice checks that a range is memory of a device, or managed memory.
+func (c *call) onDevice(r rect, d *device) cudart.Code {
+	s, code := c.span(r)
+	switch {
+	case code != cudart.Success:
+		return code
+	case s.block == nil, s.block.kind != deviceBlock && s.block.kind != managedBlock,
+		s.block.kind == deviceBlock && s.block.dev != d:
+		return cudart.ErrInvalidValue
+	}
+	return cudart.Success
+}
+
+// copyPeer is both forms of cudaMemcpyPeer: cudaMemcpy between devices that the
+// caller names.
+func (c *call) copyPeer(stream uintptr, async bool) cudart.Code {
+	to, from, n := c.device(c.i32(1)), c.device(c.i32(3)), c.num(4)
+	switch {
+	case to == nil || from == nil:
+		return cudart.ErrInvalidDevice
+	case n == 0:
+		return cudart.Success
+	}
+	dst, src := line(c.ptr(0), n), line(c.ptr(2), n)
+	if code := c.onDevice(dst, to); code != cudart.Success {
+		return code
+	}
+	if code := c.onDevice(src, from); code != cudart.Success {
+		return code
+	}
+	if !async { // it is in order with all work of both devices
+		if code := c.waitAll(append(to.marks(), from.marks()...)); code != cudart.Success {
+			return code
+		}
+	}
+	return c.copy(dst, src, deviceToDevice, stream, async)
+}
+
+func (c *call) memcpyPeer() cudart.Code      { return c.copyPeer(0, false) }
+func (c *call) memcpyPeerAsync() cudart.Code { return c.copyPeer(c.ptr(5), true) }
