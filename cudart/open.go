@@ -54,7 +54,7 @@ func Open(o Options) (*Runtime, error) {
 	var attempts []Attempt
 	for _, c := range candidates {
 		attempt := Attempt{Path: c.Path, Found: c.Found, Runtime: versionInName(c.Version)}
-		rt := attempt.try(loadLibrary(c.Path))
+		rt := attempt.try(loadChecked(host, c.Path))
 		attempts = append(attempts, attempt)
 		if rt != nil {
 			return rt.ready(o, attempts), nil
@@ -88,6 +88,15 @@ func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, looked
 		return cmp.Compare(versionInName(b.Version), versionInName(a.Version))
 	})
 	return list, looked
+}
+
+// loadChecked loads a library after a check of its file: a file that is cut off
+// would end the process in dlopen.
+func loadChecked(host findlib.Host, path string) (Source, error) {
+	if err := host.Check(path); err != nil {
+		return nil, err
+	}
+	return loadLibrary(path)
 }
 
 // try binds a loaded library and asks it for the devices. It completes the

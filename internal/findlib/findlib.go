@@ -1,5 +1,6 @@
 // Package findlib finds NVIDIA's libraries on a host: which files may be a
-// library, and of which version each is. It loads and runs nothing.
+// library, of which version each is, and whether the file is whole. It loads
+// and runs nothing.
 package findlib
 
 import (
