@@ -46,3 +46,6 @@ const (
 	PointerAttributesSize = int(unsafe.Sizeof(cPointerAttributes{}))
 	PropertiesSize        = propertiesSize
 )
+
+// Verdict chooses the error of Open among those of its attempts.
+var Verdict = verdict

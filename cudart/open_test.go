@@ -81,6 +81,9 @@ func TestDriverTooOld(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInsufficientDriver)
 	require.ErrorContains(t, err, "runtime 13.0")
 	require.ErrorContains(t, err, "12.4", "what the driver supports")
+	var open *cudart.OpenError
+	require.ErrorAs(t, err, &open)
+	assert.Equal(t, cudart.Version(13000), open.Attempts[0].Runtime, "the library said so before it failed")
 }
 
 func TestNoDevices(t *testing.T) {
