@@ -6,6 +6,8 @@ import (
 	"strconv"
 )
 
+//go:generate go run ../internal/gencodes codes.txt codes.go
+
 // Code is a cudaError_t. It is an error whose name and text are built in, so
 // that errors.Is(err, ErrMemoryAllocation) and messages work with no library.
 // A library newer than this package may return codes that it does not know:

@@ -54,6 +54,7 @@ var rooms = []room{
 	{folder: "internal/doctor", imports: []string{"internal/hostinfo", "internal/measure", "verify"}},
 	{folder: "internal/measure", imports: []string{"loader", "managed", "verify"}, modules: []string{xsys}},
 	{folder: "internal/rules"},
+	{folder: "internal/gencodes"},
 	{folder: "internal/hostinfo/hosttest", imports: []string{"internal/hostinfo"}, helper: true, modules: []string{testify}},
 	{folder: "internal/hostinfo", modules: []string{xsys}},
 	{folder: "verify", imports: []string{"hostmem", "transfer"}, modules: []string{xsys}},
