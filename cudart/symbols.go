@@ -81,8 +81,8 @@ type symbol struct {
 	abi      abi
 }
 
-// versionRows is the number of rows in symbols that bind needs before it knows
-// the runtime's version.
+// versionRows is the number of rows in symbols that bind needs to ask for the
+// runtime's version. They come first.
 const versionRows = 3
 
 // symbols is every name that is bound.
