@@ -41,12 +41,12 @@ func Open(o Options) (*Runtime, error) {
 	}
 	o.Debug = o.Debug || findlib.Getenv(DebugEnv) == "1"
 	if o.Source != nil {
-		attempt := Attempt{Path: o.Source.String(), Found: "Options.Source"}
-		rt := attempt.try(o.Source, nil)
+		attempts := []Attempt{{Path: o.Source.String(), Found: "Options.Source"}}
+		rt := attempts[0].try(o.Source, nil)
 		if rt == nil {
-			return nil, &OpenError{Err: attempt.Err, Attempts: []Attempt{attempt}}
+			return nil, &OpenError{Err: verdict(attempts), Attempts: attempts}
 		}
-		return rt.ready(o, []Attempt{attempt}), nil
+		return rt.ready(o, attempts), nil
 	}
 
 	host := findlib.This()
@@ -157,7 +157,7 @@ func (rt *Runtime) bind(source Source) (err error) {
 			address := source.Symbol(s.name)
 			if address == 0 {
 				if s.required {
-					return fmt.Errorf("no function %s in it, so not a CUDA runtime library of version 11 to 13: %w", s.name, ErrNoLibrary)
+					return fmt.Errorf("no function %s in it: not a CUDA runtime library of version 11 to 13", s.name)
 				}
 				rt.lib.Missing = append(rt.lib.Missing, s.name)
 			}
