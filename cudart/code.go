@@ -6,10 +6,12 @@ import (
 	"strconv"
 )
 
+//go:generate go run ../internal/gencodes codes.txt codes.go
+
 // Code is a cudaError_t. It is an error whose name and text are built in, so
 // that errors.Is(err, ErrMemoryAllocation) and messages work with no library.
-// A library newer than this package may return codes that it does not know:
-// they keep their number and are marked as unrecognized.
+// A code of a library newer than this package keeps its number and is marked as
+// unrecognized.
 type Code int32
 
 const (
@@ -18,7 +20,7 @@ const (
 )
 
 // Name returns the C name, as cudaGetErrorName does: "cudaErrorMemoryAllocation".
-// For a code that is not known it is a phrase with spaces, never like a name.
+// For an unrecognized code it is a phrase with spaces, which no name has.
 func (c Code) Name() string {
 	if info, ok := c.info(); ok {
 		return info.name

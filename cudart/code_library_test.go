@@ -35,7 +35,7 @@ func TestCodesAgreeWithRealLibraries(t *testing.T) {
 				require.NotZero(t, address, "%s(%d)", function, c)
 				return unix.BytePtrToString(*(**byte)(unsafe.Pointer(&address)))
 			}
-			version := newFinder().fileVersion(newFinder().resolve(file))
+			version := versionOfFile(file)
 			var known int
 			var missing []Code
 			check := func(c Code) {

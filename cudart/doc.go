@@ -13,16 +13,31 @@
 //
 // # Loading
 //
-// [Open] takes, in this order: Options.Source; the library that
-// Options.Library names; the one that the environment variable PINNED_CUDART
-// names; or else, of all that it finds, the newest that the driver supports.
-// It looks at what the process has loaded already, in wheels in $VIRTUAL_ENV
-// and in the user's and the system's site-packages, in $CONDA_PREFIX, along
-// the loader's own path, in $CUDA_PATH and $CUDA_HOME, /usr/local/cuda and its
-// versioned siblings, /opt/cuda, Debian's multiarch folders and WSL's.
-// [Runtime.Library] tells what was taken and why not the others. Versions
-// 11.x, 12.x and 13.x are known, with their differences; a function that a
-// version lacks is [ErrUnsupported] at the call that needs it.
+// [Open] uses Options.Source if it is set, else the library that
+// Options.Library names, else the one that the environment variable
+// PINNED_CUDART names. Otherwise it searches, and of all libraries that it
+// finds it takes the newest that the driver supports. It searches, in this
+// order:
+//
+//   - the libraries that the process has loaded already
+//   - Python packages in $VIRTUAL_ENV, $CONDA_PREFIX, of the first python3 on
+//     $PATH, in ~/.local, /usr/local and /usr
+//   - $CONDA_PREFIX
+//   - $LD_LIBRARY_PATH, and the path of the dynamic loader
+//   - $CUDA_PATH, $CUDA_HOME, /usr/local/cuda, /usr/local/cuda-*, /opt/cuda
+//   - the directories of the system's packages, and WSL's
+//
+// A file is checked before it is loaded, because the dynamic loader ends the
+// process on a file that is cut off. A process that has more rights than its
+// caller (setuid) ignores the environment. A library that was loaded is never
+// unloaded.
+//
+// [Runtime.Library] returns the library in use and every one tried before it,
+// with the reason why it was not taken. If none works, the error is an
+// [OpenError] with the same, and with what to do ([OpenError.Remedy]).
+//
+// Versions 11.x, 12.x and 13.x are supported, with their differences. The call
+// of a function that the library's version lacks returns [ErrUnsupported].
 //
 // # Threads
 //

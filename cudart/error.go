@@ -107,20 +107,27 @@ func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) er
 	return &Error{Op: failed.name(), Code: code, Detail: detail}
 }
 
-// missing says which library lacks a function and which version would have it.
+// missing is the error of a call of a function that the library does not
+// export. It names the symbol of the library's version, and the version that
+// brings one where that has none.
 func (rt *Runtime) missing(fn function) error {
-	var since Version
-	for _, s := range symbols {
-		if s.fn == fn && (since == 0 || s.since < since) {
-			since = s.since
+	name, need := fn.name(), "another build of the library"
+	for i := range symbols {
+		s := &symbols[i]
+		if s.fn != fn {
+			continue
+		}
+		if s.serves(rt.lib.Runtime) {
+			name = s.name
+			break
+		}
+		if s.since > rt.lib.Runtime {
+			name, need = s.name, "CUDA "+s.since.String()+" or later"
+			break
 		}
 	}
-	need := "another build of the library"
-	if since > rt.lib.Runtime {
-		need = "CUDA " + since.String() + " or later"
-	}
 	return fmt.Errorf("%s: not exported by %s (runtime %s), needs %s: %w",
-		fn.name(), rt.lib.Path, rt.lib.Runtime, need, ErrUnsupported)
+		name, rt.lib.Path, rt.lib.Runtime, need, ErrUnsupported)
 }
 
 // invalid is the error of arguments that were refused before any call.

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/findlib"
 )
 
 // realLibraries are the libcudarts that PINNED_TEST_LIBCUDART names.
@@ -21,6 +23,12 @@ func realLibraries(t *testing.T) []string {
 	return filepath.SplitList(named)
 }
 
+// versionOfFile is the version of a libcudart that names contain: that of the
+// file, or of the wheel that it is in.
+func versionOfFile(file string) Version {
+	return versionInName(findlib.This().Version(libcudart, file))
+}
+
 // Every entry that we bind is in the real library of that version, or its row
 // says that it may be missing.
 func TestRealLibrariesExportWhatWeBind(t *testing.T) {
@@ -28,7 +36,7 @@ func TestRealLibrariesExportWhatWeBind(t *testing.T) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			source, err := loadLibrary(file)
 			require.NoError(t, err)
-			version := newFinder().fileVersion(newFinder().resolve(file))
+			version := versionOfFile(file)
 			require.NotZero(t, version, "the version in the file's name")
 			var rows [numFunctions]int
 			for i := range symbols {
@@ -56,7 +64,7 @@ func TestRealLibrariesOpen(t *testing.T) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			rt, err := Open(Options{Library: file})
 			if err == nil {
-				assert.Equal(t, newFinder().fileVersion(newFinder().resolve(file)), rt.Library().Runtime)
+				assert.Equal(t, versionOfFile(file), rt.Library().Runtime)
 				require.NoError(t, rt.Close())
 				return
 			}

@@ -1,10 +1,12 @@
 package cudart
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
+
+	"github.com/gopinned/pinned/internal/findlib"
 )
 
 // LibraryEnv is the environment variable that names the libcudart to load,
@@ -17,7 +19,7 @@ const DebugEnv = "PINNED_DEBUG"
 // Options choose the library. The zero value finds one.
 type Options struct {
 	// Library is the path of the libcudart to load, or a bare name which the
-	// system's loader looks for. Empty means: what PINNED_CUDART names, else
+	// dynamic loader looks for. Empty means: what PINNED_CUDART names, else
 	// the newest of those found that the driver supports.
 	Library string
 	// Source, if not nil, is used instead of a library of the system.
@@ -27,194 +29,174 @@ type Options struct {
 	Debug bool
 }
 
-// An OpenError says why [Open] found nothing to work with. It unwraps to
-// [ErrNoLibrary] or [ErrNoDriver], or to the error of the library which all
-// depends on, which errors.Is tells.
-type OpenError struct {
-	Err      error
-	Attempts []Attempt   // libraries that were tried
-	Looked   []string    // places where libraries were looked for
-	Driver   DriverFacts // what there is of a driver
-}
-
-// Unwrap returns the reason.
-func (e *OpenError) Unwrap() error { return e.Err }
-
-// Error tells what was tried, where, and what would help.
-func (e *OpenError) Error() string {
-	var b strings.Builder
-	b.WriteString(e.Err.Error())
-	for _, a := range e.Attempts {
-		fmt.Fprintf(&b, "\n\ttried %s (%s): %v", a.Path, a.Found, a.Err)
-	}
-	if errors.Is(e.Err, ErrNoLibrary) && len(e.Looked) > 0 {
-		fmt.Fprintf(&b, "\n\tlooked in %s", strings.Join(e.Looked, ", "))
-	}
-	fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)
-	fmt.Fprintf(&b, "\n\twhat helps: %s", e.Remedy())
-	return b.String()
-}
-
-// Remedy says what to do about it.
-func (e *OpenError) Remedy() string {
-	switch {
-	case errors.Is(e.Err, ErrNoDriver):
-		return "install an NVIDIA driver or, in a container, start it with the GPU (--gpus all, or the nvidia runtime class)"
-	case errors.Is(e.Err, ErrInsufficientDriver):
-		return "update the driver, or name an older libcudart with " + LibraryEnv
-	case errors.Is(e.Err, ErrNoLibrary):
-		return "install CUDA's runtime library (package cuda-cudart, or pip install nvidia-cuda-runtime), or name one with " + LibraryEnv + "=/path/to/libcudart.so.12"
-	}
-	return "see the error, and run nvidia-smi"
-}
-
 // Open finds a CUDA runtime library, loads it, and asks it for the devices. It
-// makes no context on any of them. Where it looks is told in the package's
-// documentation under Loading. The error is an [*OpenError] unless the
-// platform itself is unsupported.
+// makes no context on any of them. The package's documentation lists, under
+// Loading, where it searches. A host without a device is not an error: the
+// Runtime has none then. The error is an [*OpenError], or wraps
+// [ErrUnsupported] where the platform itself is unsupported.
 func Open(o Options) (*Runtime, error) {
 	if !platformSupported {
 		return nil, fmt.Errorf("open: CUDA's runtime is reached on Linux (amd64, arm64) only: %w", ErrUnsupported)
 	}
-	debug := o.Debug || getenv(DebugEnv) == "1"
+	o.Debug = o.Debug || findlib.Getenv(DebugEnv) == "1"
 	if o.Source != nil {
-		rt, err := load(o.Source)
-		if err != nil {
-			return nil, &OpenError{Err: err, Attempts: []Attempt{{Path: o.Source.String(), Found: "Options.Source", Err: err}}}
+		attempts := []Attempt{{Path: o.Source.String(), Found: "Options.Source"}}
+		rt := attempts[0].try(o.Source, nil)
+		if rt == nil {
+			return nil, &OpenError{Err: verdict(attempts), Attempts: attempts}
 		}
-		return rt.ready(Library{Found: "Options.Source", Simulated: true, Attempts: []Attempt{{Path: o.Source.String(), Found: "Options.Source", Runtime: rt.lib.Runtime}}}, debug)
+		return rt.ready(o, attempts), nil
 	}
 
-	system := newFinder()
-	var candidates []candidate
-	var looked []string
-	switch named := getenv(LibraryEnv); {
-	case o.Library != "":
-		candidates = []candidate{{path: o.Library, found: "Options.Library"}}
-	case named != "":
-		candidates = []candidate{{path: named, found: LibraryEnv}}
-	default:
-		candidates, looked = system.candidates()
-		// The newest first; equal ones stay in the order of the search.
-		slices.SortStableFunc(candidates, func(a, b candidate) int { return int(b.version) - int(a.version) })
-	}
-
-	lib := Library{}
+	host := findlib.This()
+	candidates, looked := o.candidates(host)
+	var attempts []Attempt
 	for _, c := range candidates {
-		attempt := Attempt{Path: c.path, Found: c.found, Runtime: c.version}
-		rt, err := openCandidate(c)
-		if err == nil {
-			attempt.Runtime = rt.lib.Runtime
-			lib.Found, lib.Attempts = c.found, append(lib.Attempts, attempt)
-			return rt.ready(lib, debug)
+		attempt := Attempt{Path: c.Path, Found: c.Found, Runtime: versionInName(c.Version)}
+		rt := attempt.try(loadChecked(host, c.Path))
+		attempts = append(attempts, attempt)
+		if rt != nil {
+			return rt.ready(o, attempts), nil
 		}
-		attempt.Err = err
-		lib.Attempts = append(lib.Attempts, attempt)
 	}
-	return nil, &OpenError{Err: verdict(lib.Attempts), Attempts: lib.Attempts, Looked: looked, Driver: system.driver()}
+	return nil, &OpenError{Err: verdict(attempts), Attempts: attempts, Looked: looked, Driver: DriverFacts(host.Driver())}
+}
+
+// libcudart describes the library to the search.
+var libcudart = findlib.Library{
+	Name:      "libcudart",
+	Sonames:   []string{"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"},
+	Wheel:     "nvidia_cuda_runtime",
+	WheelDirs: []string{"nvidia/cu*", "torch"}, // NVIDIA's own wheels, and PyTorch's before it used them
+	Toolkit:   true,
+}
+
+// candidates returns the libraries to try, in order, and the places that were
+// searched for them. A library that is named is the only one.
+func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, looked []string) {
+	named, by := o.Library, "Options.Library"
+	if named == "" {
+		named, by = findlib.Getenv(LibraryEnv), LibraryEnv
+	}
+	if named != "" {
+		return []findlib.Candidate{{Path: named, Found: by, Version: host.Version(libcudart, named)}}, nil
+	}
+	list, looked = host.Find(libcudart)
+	// The newest first; equal ones stay in the order of the search.
+	slices.SortStableFunc(list, func(a, b findlib.Candidate) int {
+		return cmp.Compare(versionInName(b.Version), versionInName(a.Version))
+	})
+	return list, looked
+}
+
+// loadChecked loads a library after a check of its file: a file that is cut off
+// would end the process in dlopen.
+func loadChecked(host findlib.Host, path string) (Source, error) {
+	if err := host.Check(path); err != nil {
+		return nil, err
+	}
+	return loadLibrary(path)
+}
+
+// try binds a loaded library and asks it for the devices. It completes the
+// attempt, and returns nil if that failed.
+func (a *Attempt) try(source Source, err error) *Runtime {
+	if a.Err = err; err != nil {
+		return nil
+	}
+	rt := &Runtime{binding: newBinding(), lib: Library{Path: source.String()}}
+	rt.waits = newWaits(rt)
+	if a.Err = rt.bind(source); a.Err == nil {
+		a.Err = rt.addDevices()
+	}
+	if rt.lib.Runtime != 0 { // otherwise the version in the file's name has to do
+		a.Runtime = rt.lib.Runtime
+	}
+	if a.Err != nil {
+		return nil
+	}
+	return rt
+}
+
+// ready completes a runtime that works. The last attempt led to it.
+func (rt *Runtime) ready(o Options, attempts []Attempt) *Runtime {
+	rt.lib.Attempts, rt.lib.Found = attempts, attempts[len(attempts)-1].Found
+	rt.lib.Simulated, rt.debug = o.Source != nil, o.Debug
+	return rt
 }
 
 // verdict is the reason that matters most of all attempts: a library that
-// loads and works but for the driver outweighs files that are none.
+// loads and works but for the driver outweighs files that are not one. Of
+// several libraries, the newest counts.
 func verdict(attempts []Attempt) error {
-	var insufficient, driver, other error
-	for _, a := range attempts {
-		var ce *Error
-		switch {
-		case errors.Is(a.Err, ErrNoDriver):
-			driver = a.Err
-		case errors.Is(a.Err, ErrInsufficientDriver):
-			insufficient = a.Err
-		case errors.As(a.Err, &ce):
-			other = a.Err
-		}
+	reasons := []func(err error) bool{
+		func(err error) bool { return errors.Is(err, ErrNoDriver) },
+		func(err error) bool {
+			var called *Error
+			return errors.As(err, &called) && called.Code != ErrInsufficientDriver
+		},
+		func(err error) bool { return errors.Is(err, ErrInsufficientDriver) },
 	}
-	for _, err := range []error{driver, other, insufficient} {
-		if err != nil {
-			return err
+	for _, reason := range reasons {
+		if i := slices.IndexFunc(attempts, func(a Attempt) bool { return reason(a.Err) }); i >= 0 {
+			return attempts[i].Err
 		}
 	}
 	return ErrNoLibrary
 }
 
-func openCandidate(c candidate) (*Runtime, error) {
-	source, err := loadLibrary(c.path)
-	if err != nil {
-		return nil, err
+// bind asks for the versions and resolves the functions.
+func (rt *Runtime) bind(source Source) (err error) {
+	resolve := func(rows []symbol) error {
+		for i := range rows {
+			s := &rows[i]
+			if !s.serves(rt.lib.Runtime) {
+				continue
+			}
+			address := source.Symbol(s.name)
+			if address == 0 {
+				if s.required {
+					return fmt.Errorf("no function %s in it: not a CUDA runtime library of version 11 to 13", s.name)
+				}
+				rt.lib.Missing = append(rt.lib.Missing, s.name)
+			}
+			rt.entry[s.fn], rt.abi[s.fn] = address, s.abi
+		}
+		return nil
 	}
-	return load(source)
+	if err := resolve(symbols[:versionRows]); err != nil {
+		return err
+	}
+	if rt.lib.Driver, err = rt.version(fnDriverGetVersion); err != nil {
+		return err
+	}
+	if rt.lib.Driver == 0 {
+		return fmt.Errorf("%w that %s can use", ErrNoDriver, rt.lib.Path)
+	}
+	if rt.lib.Runtime, err = rt.version(fnRuntimeGetVersion); err != nil {
+		return err
+	}
+	if major := rt.lib.Runtime.Major(); major < 11 || major > 13 {
+		return fmt.Errorf("runtime %s: only 11.x to 13.x are known: %w", rt.lib.Runtime, ErrUnsupported)
+	}
+	return resolve(symbols[versionRows:])
 }
 
-// load binds a source and asks whether it works with the driver.
-func load(source Source) (*Runtime, error) {
-	rt, count, err := bind(source)
+// addDevices asks for the devices and adds each to the runtime.
+func (rt *Runtime) addDevices() error {
+	count, err := rt.count()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for i := range count {
 		d, err := rt.newDevice(i)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		rt.devices = append(rt.devices, d)
 	}
 	rt.several = count > 1
-	return rt, nil
-}
-
-// ready completes a runtime that works.
-func (rt *Runtime) ready(lib Library, debug bool) (*Runtime, error) {
-	lib.Path, lib.Runtime, lib.Driver, lib.Missing = rt.lib.Path, rt.lib.Runtime, rt.lib.Driver, rt.lib.Missing
-	rt.lib, rt.debug = lib, debug
-	return rt, nil
-}
-
-// bind resolves the symbols and returns the number of devices.
-func bind(source Source) (*Runtime, int, error) {
-	rt := &Runtime{binding: newBinding(), lib: Library{Path: source.String()}}
-	rt.waits = newWaits(rt)
-	resolve := func(s *symbol) error {
-		address := source.Symbol(s.name)
-		if address == 0 {
-			if s.required {
-				return fmt.Errorf("no function %s in it, so not a CUDA runtime library of version 11 to 13: %w", s.name, ErrNoLibrary)
-			}
-			rt.lib.Missing = append(rt.lib.Missing, s.name)
-		}
-		rt.entry[s.fn], rt.abi[s.fn] = address, s.abi
-		return nil
-	}
-	// The version decides which rows serve, so what tells it comes first.
-	const versionRows = 3
-	for i := range symbols[:versionRows] {
-		if err := resolve(&symbols[i]); err != nil {
-			return nil, 0, err
-		}
-	}
-	var err error
-	if rt.lib.Driver, err = rt.version(fnDriverGetVersion); err != nil {
-		return nil, 0, err
-	}
-	if rt.lib.Driver == 0 {
-		return nil, 0, fmt.Errorf("%w that %s can use", ErrNoDriver, rt.lib.Path)
-	}
-	if rt.lib.Runtime, err = rt.version(fnRuntimeGetVersion); err != nil {
-		return nil, 0, err
-	}
-	if major := rt.lib.Runtime.Major(); major < 11 || major > 13 {
-		return nil, 0, fmt.Errorf("runtime %s: only 11.x to 13.x are known: %w", rt.lib.Runtime, ErrUnsupported)
-	}
-	for i := range symbols[versionRows:] {
-		s := &symbols[versionRows+i]
-		if !s.serves(rt.lib.Runtime) {
-			continue
-		}
-		if err := resolve(s); err != nil {
-			return nil, 0, err
-		}
-	}
-	count, err := rt.count()
-	return rt, count, err
+	return nil
 }
 
 func (rt *Runtime) version(fn function) (Version, error) {
@@ -228,7 +210,7 @@ func (rt *Runtime) version(fn function) (Version, error) {
 	return Version(f.outInt(0)), nil
 }
 
-// count asks for the devices. None at all is an answer.
+// count returns the number of devices. That there is none is not an error.
 func (rt *Runtime) count() (int, error) {
 	f := rt.begin()
 	defer rt.end(f)

@@ -81,6 +81,9 @@ func TestDriverTooOld(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInsufficientDriver)
 	require.ErrorContains(t, err, "runtime 13.0")
 	require.ErrorContains(t, err, "12.4", "what the driver supports")
+	var open *cudart.OpenError
+	require.ErrorAs(t, err, &open)
+	assert.Equal(t, cudart.Version(13000), open.Attempts[0].Runtime, "the library said so before it failed")
 }
 
 func TestNoDevices(t *testing.T) {
@@ -155,8 +158,9 @@ func TestMissingFunctions(t *testing.T) {
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "cudaMallocAsync")
 	require.ErrorContains(t, err, "12.4")
-	require.ErrorIs(t, dev.MemAdvise(0, 1, cudart.AdviseReadMostly, dev.Location()), cudart.ErrUnsupported,
-		"never the old signature in its place")
+	err = dev.MemAdvise(0, 1, cudart.AdviseReadMostly, dev.Location())
+	require.ErrorIs(t, err, cudart.ErrUnsupported, "never the old signature in its place")
+	require.ErrorContains(t, err, "cudaMemAdvise_v2: not exported", "the name that 12.4 has")
 
 	_, err = cudart.Open(cudart.Options{Source: lacking{sim, map[string]bool{"cudaHostRegister": true}}})
 	require.ErrorIs(t, err, cudart.ErrNoLibrary)

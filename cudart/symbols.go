@@ -85,8 +85,11 @@ type symbol struct {
 	abi      abi
 }
 
-// symbols is every name that is bound. The first rows are needed to tell
-// versions and come before the personality is known.
+// versionRows is the number of rows in symbols that bind needs to ask for the
+// runtime's version. They come first.
+const versionRows = 3
+
+// symbols is every name that is bound.
 var symbols = [...]symbol{
 	{fn: fnRuntimeGetVersion, name: "cudaRuntimeGetVersion", required: true},
 	{fn: fnDriverGetVersion, name: "cudaDriverGetVersion", required: true},
@@ -153,7 +156,7 @@ var symbols = [...]symbol{
 	{fn: fnLaunchHostFunc, name: "cudaLaunchHostFunc", required: true},
 }
 
-// serves tells whether the row is the one to use with a runtime of version v.
+// serves reports whether the row is the one to use with a runtime of version v.
 func (s *symbol) serves(v Version) bool {
 	return v >= s.since && (s.until == 0 || v < s.until)
 }

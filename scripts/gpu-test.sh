@@ -31,7 +31,7 @@ die() { echo "gpu-test: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set -/{/^set -/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
 # Packages whose tests read the source tree, which a bundle has not.
-needs_source=(internal/rules)
+needs_source=(internal/rules internal/gencodes)
 
 build() {
 	local arch="" carry=()

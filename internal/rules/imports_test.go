@@ -54,6 +54,7 @@ var rooms = []room{
 	{folder: "internal/doctor", imports: []string{"internal/hostinfo", "internal/measure", "verify"}},
 	{folder: "internal/measure", imports: []string{"loader", "managed", "verify"}, modules: []string{xsys}},
 	{folder: "internal/rules"},
+	{folder: "internal/gencodes"},
 	{folder: "internal/hostinfo/hosttest", imports: []string{"internal/hostinfo"}, helper: true, modules: []string{testify}},
 	{folder: "internal/hostinfo", modules: []string{xsys}},
 	{folder: "verify", imports: []string{"hostmem", "transfer"}, modules: []string{xsys}},
@@ -64,7 +65,8 @@ var rooms = []room{
 	{folder: "internal/testgpu", imports: []string{"cudart", cudasim}, helper: true, modules: []string{testify}},
 	{folder: "internal/smaps", helper: true},
 	{folder: cudasim, imports: []string{"cudart"}, helper: true, modules: []string{purego, xsys}},
-	{folder: "cudart", modules: []string{purego, xsys}},
+	{folder: "cudart", imports: []string{"internal/findlib"}, modules: []string{purego, xsys}},
+	{folder: "internal/findlib", modules: []string{xsys}},
 }
 
 // linuxOnly is the constraint of every file that loads a C library, as it must stand in the file.
@@ -112,6 +114,8 @@ func TestComplaints(t *testing.T) {
 		{file: "hostmem/map.go", imports: module + "/hostmem/internal/pages", fine: true},
 		{file: "loader/loader.go", imports: module + "/cudart", fine: true}, // through transfer and hostmem
 		{file: "cudart/open.go", imports: module + "/hostmem"},
+		{file: "cudart/open.go", imports: module + "/internal/findlib", fine: true},
+		{file: "internal/findlib/findlib.go", imports: module + "/cudart"},
 		{file: "transfer/copier.go", imports: module + "/verify"},
 		{file: "hostmem/map.go", imports: module + "/" + cudasim},
 		{file: "hostmem/map_test.go", imports: module + "/" + cudasim, test: true, fine: true},

@@ -1,6 +1,6 @@
-//go:build linux && !android && (amd64 || arm64)
+//go:build linux
 
-package cudart
+package findlib
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 )
 
 // makeTree makes a host's files below a new root: "/a/b" is a file, "/a/b/" a
-// folder, "/a/b -> c" a link and "/a/b = text" a file with contents. Links to
+// directory, "/a/b -> c" a link and "/a/b = text" a file with contents. Links to
 // absolute paths stay inside the root.
 func makeTree(t *testing.T, entries ...string) (root string) {
 	t.Helper()
@@ -39,9 +39,9 @@ func makeTree(t *testing.T, entries ...string) (root string) {
 	return root
 }
 
-// fakeFinder looks at a tree, in a process with that environment and maps.
-func fakeFinder(root string, env map[string]string, maps string) finder {
-	return finder{
+// fakeHost is a tree of files, seen by a process with that environment and maps.
+func fakeHost(root string, env map[string]string, maps string) Host {
+	return Host{
 		root: root,
 		arch: "amd64",
 		env:  func(name string) string { return env[name] },
@@ -51,21 +51,21 @@ func fakeFinder(root string, env map[string]string, maps string) finder {
 }
 
 // The loader is asked on every host.
-var fromLoader = []candidate{
-	{"libcudart.so.13", "loader path", 13000},
-	{"libcudart.so.12", "loader path", 12000},
-	{"libcudart.so.11.0", "loader path", 11000},
+var fromLoader = []Candidate{
+	{"libcudart.so.13", "loader path", Version{13, 0}},
+	{"libcudart.so.12", "loader path", Version{12, 0}},
+	{"libcudart.so.11.0", "loader path", Version{11, 0}},
 }
 
-func TestCandidates(t *testing.T) {
+func TestFind(t *testing.T) {
 	t.Parallel()
 	type env = map[string]string
 	for name, tt := range map[string]struct {
 		tree   []string
 		env    env
 		maps   string
-		before []candidate // ahead of the loader's
-		after  []candidate
+		before []Candidate // ahead of the loader's
+		after  []Candidate
 		looked []string // must be among the places looked at
 	}{
 		"nothing at all": {
@@ -76,7 +76,7 @@ func TestCandidates(t *testing.T) {
 				"python3 (not on $PATH)",
 				"/home/gopher/.local/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib",
 				"/usr/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib",
-				"$LD_LIBRARY_PATH (no absolute folder in it)",
+				"$LD_LIBRARY_PATH (no absolute directory in it)",
 				"the loader's own path, for libcudart.so.13, libcudart.so.12, libcudart.so.11.0",
 				"$CUDA_PATH (not set)",
 				"$CUDA_HOME (not set)",
@@ -95,7 +95,7 @@ func TestCandidates(t *testing.T) {
 				"/app/venv/lib64 -> lib",
 			},
 			env:    env{"VIRTUAL_ENV": "/app/venv/"},
-			before: []candidate{{"/app/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $VIRTUAL_ENV", 13000}},
+			before: []Candidate{{"/app/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $VIRTUAL_ENV", Version{13, 0}}},
 			looked: []string{"$VIRTUAL_ENV = /app/venv/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib"},
 		},
 		"cuda_runtime wheel, its minor version from the wheel's description": {
@@ -105,7 +105,7 @@ func TestCandidates(t *testing.T) {
 				"/app/venv/lib/python3.11/site-packages/nvidia_cuda_runtime_cu12-12.8.90.dist-info/",
 			},
 			env:    env{"VIRTUAL_ENV": "/app/venv"},
-			before: []candidate{{"/app/venv/lib/python3.11/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel in $VIRTUAL_ENV", 12080}},
+			before: []Candidate{{"/app/venv/lib/python3.11/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel in $VIRTUAL_ENV", Version{12, 8}}},
 		},
 		"old PyTorch with a renamed copy, user and system packages": {
 			tree: []string{
@@ -113,10 +113,10 @@ func TestCandidates(t *testing.T) {
 				"/usr/local/lib/python3.11/dist-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
 				"/usr/lib/python3/dist-packages/nvidia/cu13/lib/libcudart.so.13",
 			},
-			before: []candidate{
-				{"/home/gopher/.local/lib/python3.9/site-packages/torch/lib/libcudart-d0da41ae.so.11.0", "wheel in ~/.local", 11000},
-				{"/usr/local/lib/python3.11/dist-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel in /usr/local", 12000},
-				{"/usr/lib/python3/dist-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in /usr", 13000},
+			before: []Candidate{
+				{"/home/gopher/.local/lib/python3.9/site-packages/torch/lib/libcudart-d0da41ae.so.11.0", "wheel in ~/.local", Version{11, 0}},
+				{"/usr/local/lib/python3.11/dist-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel in /usr/local", Version{12, 0}},
+				{"/usr/lib/python3/dist-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in /usr", Version{13, 0}},
 			},
 		},
 		"packages of the first python3 on PATH and of the one it was made from": {
@@ -132,14 +132,14 @@ func TestCandidates(t *testing.T) {
 				"/opt/copied/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.11.0",
 			},
 			env: env{"PATH": ":relative:/empty:/broken:/srv/env/bin:/usr/bin"},
-			before: []candidate{
-				{"/srv/env/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel of /srv/env/bin/python3", 13000},
-				{"/opt/py/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel of /srv/env/bin/python3", 12000},
-				{"/opt/copied/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.11.0", "wheel of /srv/env/bin/python3", 11000},
+			before: []Candidate{
+				{"/srv/env/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel of /srv/env/bin/python3", Version{13, 0}},
+				{"/opt/py/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel of /srv/env/bin/python3", Version{12, 0}},
+				{"/opt/copied/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.11.0", "wheel of /srv/env/bin/python3", Version{11, 0}},
 			},
 			looked: []string{"wheels of /srv/env/bin/python3 (/srv/env, /opt/py, /opt/copied)"},
 		},
-		"conda: one file behind links in two folders, and a wheel": {
+		"conda: one file behind links in two directories, and a wheel": {
 			tree: []string{
 				"/conda/envs/x/targets/x86_64-linux/lib/libcudart.so.12.4.127",
 				"/conda/envs/x/lib/libcudart.so.12.4.127 -> ../targets/x86_64-linux/lib/libcudart.so.12.4.127",
@@ -148,9 +148,9 @@ func TestCandidates(t *testing.T) {
 				"/conda/envs/x/lib/python3.10/site-packages/nvidia/cu13/lib/libcudart.so.13",
 			},
 			env: env{"CONDA_PREFIX": "/conda/envs/x"},
-			before: []candidate{
-				{"/conda/envs/x/lib/python3.10/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $CONDA_PREFIX", 13000},
-				{"/conda/envs/x/lib/libcudart.so.12.4.127", "$CONDA_PREFIX", 12040},
+			before: []Candidate{
+				{"/conda/envs/x/lib/python3.10/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $CONDA_PREFIX", Version{13, 0}},
+				{"/conda/envs/x/lib/libcudart.so.12.4.127", "$CONDA_PREFIX", Version{12, 4}},
 			},
 		},
 		"several toolkits, one the default through two links": {
@@ -167,11 +167,11 @@ func TestCandidates(t *testing.T) {
 				"/usr/local/cuda -> /etc/alternatives/cuda",
 				"/opt/cuda/lib64/libcudart.so.13.1.80",
 			},
-			after: []candidate{
-				{"/usr/local/cuda/lib64/libcudart.so.12.4.127", "/usr/local/cuda", 12040},
-				{"/usr/local/cuda-11.8/lib64/libcudart.so.11.8.89", "/usr/local/cuda-11.8", 11080},
-				{"/usr/local/cuda-13.0/lib64/libcudart.so.13.0.96", "/usr/local/cuda-13.0", 13000},
-				{"/opt/cuda/lib64/libcudart.so.13.1.80", "/opt/cuda", 13010},
+			after: []Candidate{
+				{"/usr/local/cuda/lib64/libcudart.so.12.4.127", "/usr/local/cuda", Version{12, 4}},
+				{"/usr/local/cuda-11.8/lib64/libcudart.so.11.8.89", "/usr/local/cuda-11.8", Version{11, 8}},
+				{"/usr/local/cuda-13.0/lib64/libcudart.so.13.0.96", "/usr/local/cuda-13.0", Version{13, 0}},
+				{"/opt/cuda/lib64/libcudart.so.13.1.80", "/opt/cuda", Version{13, 1}},
 			},
 			looked: []string{"/usr/local/cuda-12.4/{lib64,lib,targets/*/lib}"},
 		},
@@ -181,9 +181,9 @@ func TestCandidates(t *testing.T) {
 				"/opt/home/lib/libcudart.so.11.0",
 			},
 			env: env{"CUDA_HOME": "/opt/home", "CUDA_PATH": "/opt/[a]*", "CONDA_PREFIX": "envs/x"},
-			after: []candidate{
-				{"/opt/[a]*/lib64/libcudart.so.12", "$CUDA_PATH", 12000},
-				{"/opt/home/lib/libcudart.so.11.0", "$CUDA_HOME", 11000},
+			after: []Candidate{
+				{"/opt/[a]*/lib64/libcudart.so.12", "$CUDA_PATH", Version{12, 0}},
+				{"/opt/home/lib/libcudart.so.11.0", "$CUDA_HOME", Version{11, 0}},
 			},
 			looked: []string{"$CONDA_PREFIX (not an absolute path: envs/x)"},
 		},
@@ -195,9 +195,9 @@ func TestCandidates(t *testing.T) {
 				"/libcudart.so.11.0",
 			},
 			env: env{"LD_LIBRARY_PATH": ":/a/::lib:/link;/b:"},
-			before: []candidate{
-				{"/a/libcudart.so.12.2.140", "$LD_LIBRARY_PATH", 12020},
-				{"/b/libcudart.so.13", "$LD_LIBRARY_PATH", 13000},
+			before: []Candidate{
+				{"/a/libcudart.so.12.2.140", "$LD_LIBRARY_PATH", Version{12, 2}},
+				{"/b/libcudart.so.13", "$LD_LIBRARY_PATH", Version{13, 0}},
 			},
 			looked: []string{"$LD_LIBRARY_PATH = /a:/link:/b"},
 		},
@@ -211,13 +211,13 @@ func TestCandidates(t *testing.T) {
 				"/usr/lib/aarch64-linux-gnu/libcudart.so.12.4.127",
 				"/usr/lib/wsl/lib/libcudart.so.12",
 			},
-			after: []candidate{
-				{"/usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127", "/usr/lib/x86_64-linux-gnu", 12040},
-				{"/usr/lib/x86_64-linux-gnu/libcudart.so.11.8.89", "/usr/lib/x86_64-linux-gnu", 11080},
-				{"/usr/lib/wsl/lib/libcudart.so.12", "/usr/lib/wsl/lib", 12000},
+			after: []Candidate{
+				{"/usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127", "/usr/lib/x86_64-linux-gnu", Version{12, 4}},
+				{"/usr/lib/x86_64-linux-gnu/libcudart.so.11.8.89", "/usr/lib/x86_64-linux-gnu", Version{11, 8}},
+				{"/usr/lib/wsl/lib/libcudart.so.12", "/usr/lib/wsl/lib", Version{12, 0}},
 			},
 		},
-		"broken links, a folder named as the library, a loop instead of a folder": {
+		"broken links, a directory named as the library, a loop in place of a directory": {
 			tree: []string{
 				"/usr/local/cuda/lib64/libcudart.so -> libcudart.so.12",
 				"/usr/local/cuda/lib64/libcudart.so.13/",
@@ -236,22 +236,22 @@ func TestCandidates(t *testing.T) {
 			},
 			maps: "7f00-7f10 r-xp 00000000 08:01 42    /usr/local/cuda-12.4/lib64/libcudart.so.12.4.127\n" +
 				"7f10-7f20 r--p 00010000 08:01 42    /usr/local/cuda-12.4/lib64/libcudart.so.12.4.127\n",
-			before: []candidate{{"/usr/local/cuda-12.4/lib64/libcudart.so.12.4.127", "loaded already", 12040}},
+			before: []Candidate{{"/usr/local/cuda-12.4/lib64/libcudart.so.12.4.127", "loaded already", Version{12, 4}}},
 		},
 		"loaded already, then replaced by an upgrade": {
 			tree: []string{"/usr/local/cuda/lib64/libcudart.so.13"},
 			maps: "7f00-7f10 r-xp 00000000 08:01 42    /usr/local/cuda/lib64/libcudart.so.13 (deleted)\n" +
 				"7f20-7f30 r-xp 00000000 08:01 43    /old/libcudart.so.10.2 (deleted)\n",
-			before: []candidate{{"libcudart.so.13", "loaded already, its file deleted since", 13000}},
-			after:  []candidate{{"/usr/local/cuda/lib64/libcudart.so.13", "/usr/local/cuda", 13000}},
+			before: []Candidate{{"libcudart.so.13", "loaded already, its file deleted since", Version{13, 0}}},
+			after:  []Candidate{{"/usr/local/cuda/lib64/libcudart.so.13", "/usr/local/cuda", Version{13, 0}}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			list, looked := fakeFinder(makeTree(t, tt.tree...), tt.env, tt.maps).candidates()
-			want := append([]candidate{}, tt.before...)
+			list, looked := fakeHost(makeTree(t, tt.tree...), tt.env, tt.maps).Find(libcudart)
+			want := append([]Candidate{}, tt.before...)
 			for _, c := range fromLoader {
-				if len(tt.before) == 0 || tt.before[0].path != c.path {
+				if len(tt.before) == 0 || tt.before[0].Path != c.Path {
 					want = append(want, c)
 				}
 			}
@@ -263,9 +263,9 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-func TestCandidatesOfArm64(t *testing.T) {
+func TestFindOnArm64(t *testing.T) {
 	t.Parallel()
-	f := fakeFinder(makeTree(t,
+	f := fakeHost(makeTree(t,
 		"/usr/local/cuda/targets/sbsa-linux/lib/libcudart.so.13.0.96",
 		"/usr/local/cuda/targets/x86_64-linux/lib/libcudart.so.13.0.96",
 		"/opt/cuda/targets/aarch64-linux/lib/libcudart.so.12.6.68",
@@ -273,28 +273,87 @@ func TestCandidatesOfArm64(t *testing.T) {
 		"/usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127",
 	), nil, "")
 	f.arch = "arm64"
-	list, _ := f.candidates()
-	assert.Equal(t, append(append([]candidate{}, fromLoader...),
-		candidate{"/usr/local/cuda/targets/sbsa-linux/lib/libcudart.so.13.0.96", "/usr/local/cuda", 13000},
-		candidate{"/opt/cuda/targets/aarch64-linux/lib/libcudart.so.12.6.68", "/opt/cuda", 12060},
-		candidate{"/usr/lib/aarch64-linux-gnu/libcudart.so.12.4.127", "/usr/lib/aarch64-linux-gnu", 12040},
+	list, _ := f.Find(libcudart)
+	assert.Equal(t, append(append([]Candidate{}, fromLoader...),
+		Candidate{"/usr/local/cuda/targets/sbsa-linux/lib/libcudart.so.13.0.96", "/usr/local/cuda", Version{13, 0}},
+		Candidate{"/opt/cuda/targets/aarch64-linux/lib/libcudart.so.12.6.68", "/opt/cuda", Version{12, 6}},
+		Candidate{"/usr/lib/aarch64-linux-gnu/libcudart.so.12.4.127", "/usr/lib/aarch64-linux-gnu", Version{12, 4}},
 	), list)
 }
 
-// What cannot be read is told: it may be why nothing was found.
-func TestUnreadablePlacesAreTold(t *testing.T) {
+func TestFindOtherLibraries(t *testing.T) {
+	t.Parallel()
+	h := fakeHost(makeTree(t,
+		"/app/venv/lib/python3.12/site-packages/nvidia/cublas/lib/libcublas.so.12",
+		"/app/venv/lib/python3.12/site-packages/nvidia/cublas/lib/libcublasLt.so.12",
+		"/app/venv/lib/python3.12/site-packages/nvidia_cuda_runtime_cu12-12.8.90.dist-info/",
+		"/app/venv/lib/python3.12/site-packages/nvidia_cublas_cu12-12.4.5.8.dist-info/",
+		"/app/venv/lib/python3.12/site-packages/torch/lib/libcublas.so.11",
+		"/usr/local/cuda/lib64/libcublas.so.13.0.0.19",
+		"/usr/local/cuda/lib64/stubs/libnvidia-ml.so",
+		"/usr/local/cuda/lib64/libnvidia-ml.so.1",
+		"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04",
+		"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 -> libnvidia-ml.so.580.159.04",
+		"/usr/local/nvidia/lib64/libnvidia-ml.so.1",
+	), map[string]string{"VIRTUAL_ENV": "/app/venv"}, "")
+
+	list, looked := h.Find(libcublas)
+	assert.Equal(t, []Candidate{
+		{"/app/venv/lib/python3.12/site-packages/nvidia/cublas/lib/libcublas.so.12", "wheel in $VIRTUAL_ENV", Version{12, 4}},
+		{"libcublas.so.13", "loader path", Version{13, 0}},
+		{"libcublas.so.12", "loader path", Version{12, 0}},
+		{"/usr/local/cuda/lib64/libcublas.so.13.0.0.19", "/usr/local/cuda", Version{13, 0}},
+	}, list)
+	assert.Contains(t, looked, "$VIRTUAL_ENV = /app/venv/lib/python3*/{site,dist}-packages/{nvidia/cu*}/lib")
+
+	list, looked = h.Find(nvml)
+	assert.Equal(t, []Candidate{
+		{"libnvidia-ml.so.1", "loader path", Version{1, 0}},
+		{"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04", "/usr/lib/x86_64-linux-gnu", Version{580, 159}},
+		{"/usr/local/nvidia/lib64/libnvidia-ml.so.1", "/usr/local/nvidia/lib64", Version{1, 0}},
+	}, list)
+	assert.Equal(t, []string{
+		"libraries loaded already (/proc/self/maps)",
+		"$LD_LIBRARY_PATH (no absolute directory in it)",
+		"the loader's own path, for libnvidia-ml.so.1",
+		"/usr/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib", "/usr/lib64", "/usr/lib",
+		"/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/.singularity.d/libs", "/run/opengl-driver/lib",
+	}, looked, "a library of the driver is in no wheel and no toolkit")
+}
+
+func TestVersionOfOneFile(t *testing.T) {
+	t.Parallel()
+	h := fakeHost(makeTree(t,
+		"/lib/libcudart.so.12.4.127",
+		"/lib/libcudart.so -> libcudart.so.12.4.127",
+		"/v/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
+		"/v/site-packages/nvidia_cuda_runtime_cu12-12.8.90.dist-info/",
+	), nil, "")
+	for p, want := range map[string]Version{
+		"/lib/libcudart.so": {12, 4},
+		"/v/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12": {12, 8},
+		"libcudart.so.11.0":            {11, 0},
+		"/absent/libcudart.so.13.1.80": {13, 1},
+		"/lib/libc.so.6":               {},
+	} {
+		assert.Equal(t, want, h.Version(libcudart, p), p)
+	}
+}
+
+// A place that cannot be read may be why nothing was found.
+func TestUnreadablePlacesAreReported(t *testing.T) {
 	t.Parallel()
 	root := makeTree(t, "/opt/cuda/lib64/libcudart.so.12")
 	require.NoError(t, os.Chmod(root+"/opt/cuda/lib64", 0))
 	t.Cleanup(func() { _ = os.Chmod(root+"/opt/cuda/lib64", 0o755) })
-	f := fakeFinder(root, nil, "")
+	f := fakeHost(root, nil, "")
 	f.maps = func() ([]byte, error) {
 		return nil, &fs.PathError{Op: "open", Path: "/proc/self/maps", Err: fs.ErrPermission}
 	}
-	list, looked := f.candidates()
+	list, looked := f.Find(libcudart)
 	assert.Contains(t, looked, "libraries loaded already (/proc/self/maps) (permission denied)")
 	if os.Geteuid() == 0 { // root reads it all the same
-		assert.Contains(t, list, candidate{"/opt/cuda/lib64/libcudart.so.12", "/opt/cuda", 12000})
+		assert.Contains(t, list, Candidate{"/opt/cuda/lib64/libcudart.so.12", "/opt/cuda", Version{12, 0}})
 		return
 	}
 	assert.Equal(t, fromLoader, list)
@@ -304,37 +363,37 @@ func TestUnreadablePlacesAreTold(t *testing.T) {
 // A user without a home, as in many containers, is no reason to look in /.local.
 func TestNoHomeMeansNoUserPackages(t *testing.T) {
 	t.Parallel()
-	f := fakeFinder(makeTree(t, "/.local/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13"), nil, "")
+	f := fakeHost(makeTree(t, "/.local/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13"), nil, "")
 	f.home = ""
-	list, looked := f.candidates()
+	list, looked := f.Find(libcudart)
 	assert.Equal(t, fromLoader, list)
 	assert.NotContains(t, strings.Join(looked, "\n"), "/.local")
 }
 
-func TestFinderOfThisHost(t *testing.T) {
+func TestFindOnThisHost(t *testing.T) {
 	t.Parallel()
-	list, looked := newFinder().candidates()
+	list, looked := This().Find(libcudart)
 	assert.NotEmpty(t, looked)
 	seen := map[string]bool{}
 	for _, c := range list {
-		assert.NotEmpty(t, c.found, c.path)
-		assert.False(t, seen[c.path], c.path)
-		seen[c.path] = true
-		if !filepath.IsAbs(c.path) {
-			assert.Contains(t, libcudartSonames, c.path)
+		assert.NotEmpty(t, c.Found, c.Path)
+		assert.False(t, seen[c.Path], c.Path)
+		seen[c.Path] = true
+		if !filepath.IsAbs(c.Path) {
+			assert.Contains(t, libcudart.Sonames, c.Path)
 			continue
 		}
-		info, err := os.Stat(c.path)
+		info, err := os.Stat(c.Path)
 		require.NoError(t, err)
-		assert.True(t, info.Mode().IsRegular(), c.path)
+		assert.True(t, info.Mode().IsRegular(), c.Path)
 	}
 	for _, c := range fromLoader {
-		assert.True(t, seen[c.path], c.path)
+		assert.True(t, seen[c.Path], c.Path)
 	}
 }
 
-func TestWhyLeavesOutThePath(t *testing.T) {
+func TestCauseLeavesOutThePath(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, "permission denied", why(&fs.PathError{Op: "open", Path: "/x", Err: fs.ErrPermission}))
-	assert.Equal(t, "odd", why(errors.New("odd")))
+	assert.Equal(t, fs.ErrPermission, cause(&fs.PathError{Op: "open", Path: "/x", Err: fs.ErrPermission}))
+	assert.EqualError(t, cause(errors.New("odd")), "odd")
 }

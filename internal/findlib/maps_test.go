@@ -1,6 +1,4 @@
-//go:build linux && !android && (amd64 || arm64)
-
-package cudart
+package findlib
 
 import (
 	"path"
@@ -21,14 +19,16 @@ const mapsOfTwoLibraries = `55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 1311 /
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
 `
 
+var libcudartNames = Host{}.search(libcudart).names
+
 func TestMappedFiles(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, []mappedFile{
 		{"/opt/my libs/libcudart.so.12.4.127", false},
 		{"/v/nvidia/cu13/lib/libcudart.so.13", true},
-	}, mappedFiles(mapsOfTwoLibraries, libcudartName))
-	assert.Empty(t, mappedFiles("", libcudartName))
-	assert.Empty(t, mappedFiles("/libcudart.so.12", libcudartName), "a line that is cut off is no mapping")
+	}, mappedFiles(mapsOfTwoLibraries, libcudartNames))
+	assert.Empty(t, mappedFiles("", libcudartNames))
+	assert.Empty(t, mappedFiles("/libcudart.so.12", libcudartNames), "a line that is cut off is not a mapping")
 }
 
 func FuzzMappedFiles(f *testing.F) {
@@ -37,9 +37,9 @@ func FuzzMappedFiles(f *testing.F) {
 	f.Add(" /\n /libcudart.so.12\r\n\x00 /a/../libcudart.so.13")
 	f.Fuzz(func(t *testing.T, text string) {
 		seen := map[mappedFile]bool{}
-		for _, m := range mappedFiles(text, libcudartName) {
+		for _, m := range mappedFiles(text, libcudartNames) {
 			assert.True(t, path.IsAbs(m.path), "%q", m.path)
-			assert.True(t, libcudartName(path.Base(m.path)), "%q", m.path)
+			assert.True(t, libcudartNames(path.Base(m.path)), "%q", m.path)
 			assert.Contains(t, text, m.path)
 			assert.False(t, strings.Contains(m.path, "\n"), "%q", m.path)
 			assert.False(t, seen[m], "%q twice", m.path)

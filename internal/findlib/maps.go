@@ -1,6 +1,4 @@
-//go:build linux && !android && (amd64 || arm64)
-
-package cudart
+package findlib
 
 import (
 	"path"
@@ -12,19 +10,19 @@ type mappedFile struct {
 	deleted bool // removed, or replaced, since it was mapped
 }
 
-// mapped returns the files mapped into the process whose base name matches,
-// and a note when that could not be learnt.
-func (f finder) mapped(match func(base string) bool) (files []mappedFile, note string) {
-	text, err := f.maps()
+// mapped returns the files mapped into the process whose base name matches, or
+// a note why they cannot be listed.
+func (h Host) mapped(match func(base string) bool) (files []mappedFile, note string) {
+	text, err := h.maps()
 	if err != nil {
-		return nil, " (" + why(err) + ")"
+		return nil, " (" + cause(err).Error() + ")"
 	}
 	return mappedFiles(string(text), match), ""
 }
 
 // mappedFiles reads the text of /proc/PID/maps, whose lines are
-// "start-end perms offset major:minor inode   /path", the path often missing.
-// Each path comes once, in order.
+// "start-end perms offset major:minor inode   /path", often without a path.
+// It returns each path once, in order.
 func mappedFiles(text string, match func(base string) bool) []mappedFile {
 	var files []mappedFile
 	seen := map[mappedFile]bool{}

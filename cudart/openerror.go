@@ -1,0 +1,106 @@
+package cudart
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// An OpenError is why [Open] found no library that works. It unwraps to
+// [ErrNoLibrary], to [ErrNoDriver], or to the failed call of the library that
+// got furthest, so that errors.Is finds its [Code].
+type OpenError struct {
+	Err      error
+	Attempts []Attempt   // libraries that were tried
+	Looked   []string    // places that were searched, none where a library was named
+	Driver   DriverFacts // parts of the driver on this host
+}
+
+// DriverFacts are the parts of NVIDIA's driver that this process can see.
+// libcudart needs all of them. A container may lack any.
+type DriverFacts struct {
+	LibPath             string   // libcuda.so.1, "" if it was not found
+	KernelModuleVersion string   // "580.159.04", "" if no module is loaded
+	DeviceNodes         []string // /dev/nvidiactl, /dev/nvidia0, /dev/dxg, …
+}
+
+// String returns each part, or that it is missing.
+func (d DriverFacts) String() string {
+	part := func(what, have string) string {
+		if have == "" {
+			have = "none"
+		}
+		return what + " " + have
+	}
+	return strings.Join([]string{
+		part("libcuda", d.LibPath),
+		part("kernel module", d.KernelModuleVersion),
+		part("device nodes", strings.Join(d.DeviceNodes, " ")),
+	}, ", ")
+}
+
+// Unwrap returns Err.
+func (e *OpenError) Unwrap() error { return e.Err }
+
+// Error returns what failed, what was tried and where, and the remedy.
+func (e *OpenError) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Err.Error())
+	for _, a := range e.Attempts {
+		fmt.Fprintf(&b, "\n\ttried %s (%s): %v", a.Path, a.Found, a.Err)
+	}
+	if errors.Is(e.Err, ErrNoLibrary) && len(e.Looked) > 0 {
+		fmt.Fprintf(&b, "\n\tlooked in %s", strings.Join(e.Looked, ", "))
+	}
+	fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)
+	fmt.Fprintf(&b, "\n\twhat helps: %s", e.Remedy())
+	return b.String()
+}
+
+// Remedy returns what Err means on this host, where the error itself does not
+// say it, and what to do about it.
+func (e *OpenError) Remedy() string {
+	for _, r := range remedies {
+		if errors.Is(e.Err, r.err) {
+			if r.means == "" {
+				return r.do
+			}
+			return r.means + ": " + r.do
+		}
+	}
+	return "see the error, and whether nvidia-smi works"
+}
+
+// remedies are the ways in which opening a library fails on hosts that are not
+// set up right.
+var remedies = []struct {
+	err       error
+	means, do string
+}{
+	{ErrNoLibrary, "",
+		"install CUDA's runtime library (package cuda-cudart, or pip install nvidia-cuda-runtime), or name one with " + LibraryEnv + "=/path/to/libcudart.so.12"},
+	{ErrNoDriver, "",
+		"install an NVIDIA driver or, in a container, start it with the GPU (--gpus all, or the nvidia runtime class)"},
+	{ErrInsufficientDriver, "the driver is older than the library",
+		"update the driver (CUDA 13 needs 580 or later, CUDA 12 525, CUDA 11 450), or name an older libcudart with " + LibraryEnv},
+	{ErrStubLibrary, "the libcuda.so.1 that the dynamic loader found is the toolkit's stub, which is for linking only",
+		"remove the stubs directory from LD_LIBRARY_PATH and /etc/ld.so.conf.d, so that the driver's own libcuda.so.1 is found"},
+	{ErrSystemNotReady, "the driver waits for a part of the system that is not running, on hosts with NVSwitch mostly the fabric manager",
+		"install nvidia-fabricmanager in exactly the driver's version and start it (systemctl start nvidia-fabricmanager); with confidential computing set the GPUs ready (nvidia-smi conf-compute -srs 1)"},
+	{ErrSystemDriverMismatch, "the loaded kernel module and the driver's libcuda.so.1 have different versions, as after an upgrade of the driver",
+		"reboot, or stop all GPU processes and reload the nvidia modules; restart a container that was started before the upgrade"},
+	{ErrCompatNotSupportedOnDevice, "libcuda.so.1 is newer than the kernel module, and this GPU does not support that (forward compatibility is for data center GPUs)",
+		"remove the compat directory (/usr/local/cuda/compat, package cuda-compat) from LD_LIBRARY_PATH and /etc/ld.so.conf.d, or update the driver; after an upgrade of the driver reboot"},
+	{ErrDevicesUnavailable, "every GPU is busy or closed to this process",
+		"see nvidia-smi: another process holds a GPU whose compute mode is exclusive, the mode is prohibited (sudo nvidia-smi -c DEFAULT resets it), or MIG is on without an instance"},
+	{ErrMemoryAllocation, "the GPU's memory, or the host's or container's, is full",
+		"see nvidia-smi for the processes that hold GPU memory, and free -m and the container's limit for the host's"},
+	{ErrInitializationError, "the driver could not be initialized",
+		"see whether nvidia-smi works and whether this user may open /dev/nvidia*; a process forked after its parent used CUDA must be started anew (exec)"},
+	{ErrNoDevice, "CUDA shows this process no GPU",
+		"see CUDA_VISIBLE_DEVICES: unset it, or name GPUs that nvidia-smi -L lists; start a container with the GPU (--gpus all)"},
+	{ErrInvalidDevice, "a GPU that was asked for does not exist",
+		"see CUDA_VISIBLE_DEVICES: unset it, or name GPUs and MIG instances that nvidia-smi -L lists"},
+	{ErrUnknown, "the driver failed and gives no reason",
+		"see dmesg for lines with NVRM and Xid; see that the module nvidia_uvm is loaded and /dev/nvidia-uvm exists (sudo nvidia-modprobe -c 0 -u); after a suspend reload nvidia_uvm; otherwise reboot"},
+}

@@ -1,0 +1,116 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package cudart
+
+import (
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// aLibrary returns the contents of a shared library of this machine, for this
+// architecture, and where its last segment ends.
+func aLibrary(t *testing.T) (contents []byte, end int) {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	libc := regexp.MustCompile(`/\S*/libc\.so\.6`).Find(maps)
+	require.NotEmpty(t, libc, "this process has the C library loaded")
+	file := filepath.Join(filepath.Dir(string(libc)), "libm.so.6")
+	contents, err = os.ReadFile(file)
+	require.NoError(t, err)
+	library, err := elf.Open(file)
+	require.NoError(t, err)
+	defer library.Close()
+	for _, p := range library.Progs {
+		if p.Type == elf.PT_LOAD {
+			end = max(end, int(p.Off+p.Filesz))
+		}
+	}
+	return contents, end
+}
+
+// The dynamic loader ends the process with SIGBUS on most of these files.
+func TestLibraryThatIsCutOffIsRefused(t *testing.T) {
+	t.Parallel()
+	contents, end := aLibrary(t)
+	lengths := []int{1, 10, 64, 1000, 4096, 8192, len(contents) / 2, end - 4096, end - 1}
+	for n, want := range map[int]string{
+		0:             "an empty file",
+		1:             "not an ELF file",
+		end:           "no function cudaRuntimeGetVersion", // whole, as far as the loader reads it
+		len(contents): "no function cudaRuntimeGetVersion",
+	} {
+		lengths = append(lengths, n)
+		requireRefused(t, contents[:n], want)
+	}
+	slices.Sort(lengths)
+	for _, n := range slices.Compact(lengths) {
+		if n >= 4 && n < end {
+			requireRefused(t, contents[:n], "truncated: ")
+		}
+	}
+}
+
+func TestRealLibrariesThatAreCutOffAreRefused(t *testing.T) {
+	for _, file := range realLibraries(t) {
+		contents, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, n := range []int{1000, len(contents) / 4, len(contents) / 2} {
+			requireRefused(t, contents[:n], "truncated: ")
+		}
+	}
+}
+
+func requireRefused(t *testing.T, contents []byte, want string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "libcudart.so.12.4.127")
+	require.NoError(t, os.WriteFile(file, contents, 0o644))
+	_, err := Open(Options{Library: file})
+	require.ErrorIs(t, err, ErrNoLibrary, "%d bytes", len(contents))
+	var open *OpenError
+	require.ErrorAs(t, err, &open)
+	require.Len(t, open.Attempts, 1)
+	require.ErrorContains(t, open.Attempts[0].Err, want, "%d bytes", len(contents))
+	require.Equal(t, Version(12040), open.Attempts[0].Runtime, "as the file's name says")
+}
+
+// The same where the dynamic loader finds the file by its bare name, which
+// needs a process that starts with its directory in LD_LIBRARY_PATH.
+func TestLibraryThatIsCutOffOnTheLoadersPath(t *testing.T) {
+	const child = "PINNED_TEST_CUT_OFF"
+	if dir := os.Getenv(child); dir != "" {
+		for _, soname := range libcudart.Sonames {
+			_, err := Open(Options{Library: soname})
+			require.ErrorIs(t, err, ErrNoLibrary)
+			require.ErrorContains(t, err, "tried "+soname+" (Options.Library): "+filepath.Join(dir, soname)+": truncated: ")
+		}
+		if rt, err := Open(Options{}); err == nil { // of another directory, on a host with a GPU
+			require.NoError(t, rt.Close())
+		} else {
+			require.ErrorContains(t, err, "truncated: ")
+		}
+		return
+	}
+
+	contents, end := aLibrary(t)
+	dir := t.TempDir()
+	for _, soname := range libcudart.Sonames {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, soname), contents[:end-4096], 0o644))
+	}
+	args := []string{os.Args[0], "-test.run=^" + t.Name() + "$", "-test.v", "-test.timeout=2m"}
+	if run := os.Getenv("PINNED_TEST_EXEC"); run != "" {
+		args = append([]string{run}, args...)
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), child+"="+dir, "LD_LIBRARY_PATH="+dir, LibraryEnv+"=")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: "+t.Name())
+}

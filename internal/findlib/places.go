@@ -1,0 +1,165 @@
+package findlib
+
+import (
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+// A place is somewhere to look for a library.
+type place struct {
+	found   string   // says of a library how it was found
+	looked  string   // describes the place
+	dirs    []string // directories that may hold the library
+	sonames []string // names for the dynamic loader, whose turn comes after the directories
+}
+
+const toolkitBelow = "/{lib64,lib,targets/*/lib}"
+
+// places returns all places except the process itself. The ones that a user
+// chose most deliberately come first.
+func (s search) places() []place {
+	var list []place
+	add := func(found, looked string, dirs []string) {
+		list = append(list, place{found: found, looked: looked, dirs: dirs})
+	}
+	addEnv := func(found, name, below string, dirs func(prefix string) []string) {
+		switch prefix := s.env(name); {
+		case prefix == "":
+			add(found, "$"+name+" (not set)", nil)
+		case !path.IsAbs(prefix):
+			add(found, "$"+name+" (not an absolute path: "+prefix+")", nil)
+		default:
+			prefix = path.Clean(prefix)
+			add(found, "$"+name+" = "+prefix+below, dirs(prefix))
+		}
+	}
+
+	if len(s.lib.WheelDirs) > 0 {
+		below := "/lib/python3*/{site,dist}-packages/{" + strings.Join(s.lib.WheelDirs, ",") + "}/lib"
+		addEnv("wheel in $VIRTUAL_ENV", "VIRTUAL_ENV", below, s.wheelDirs)
+		addEnv("wheel in $CONDA_PREFIX", "CONDA_PREFIX", below, s.wheelDirs)
+		if python, prefixes := s.python(); python == "" {
+			add("", "python3 (not on $PATH)", nil)
+		} else {
+			var dirs []string
+			for _, prefix := range prefixes {
+				dirs = append(dirs, s.wheelDirs(prefix)...)
+			}
+			add("wheel of "+python, "wheels of "+python+" ("+strings.Join(prefixes, ", ")+")", dirs)
+		}
+		if s.home != "" {
+			user := s.home + "/.local"
+			add("wheel in ~/.local", user+below, s.wheelDirs(user))
+		}
+		for _, prefix := range []string{"/usr/local", "/usr"} {
+			add("wheel in "+prefix, prefix+below, s.wheelDirs(prefix))
+		}
+	}
+	if s.lib.Toolkit {
+		addEnv("$CONDA_PREFIX", "CONDA_PREFIX", "/{lib,targets/*/lib}", s.toolkitDirs)
+	}
+
+	if dirs := s.loaderEnvDirs(); len(dirs) > 0 {
+		add("$LD_LIBRARY_PATH", "$LD_LIBRARY_PATH = "+strings.Join(dirs, ":"), dirs)
+	} else {
+		add("", "$LD_LIBRARY_PATH (no absolute directory in it)", nil)
+	}
+	list = append(list, place{
+		found:   "loader path",
+		looked:  "the loader's own path, for " + strings.Join(s.lib.Sonames, ", "),
+		dirs:    s.loaderConfigDirs(),
+		sonames: s.lib.Sonames,
+	})
+
+	if s.lib.Toolkit {
+		addEnv("$CUDA_PATH", "CUDA_PATH", toolkitBelow, s.toolkitDirs)
+		addEnv("$CUDA_HOME", "CUDA_HOME", toolkitBelow, s.toolkitDirs)
+		add("/usr/local/cuda", "/usr/local/cuda"+toolkitBelow, s.toolkitDirs("/usr/local/cuda"))
+		siblings := s.expand("/usr/local", "cuda-*")
+		if len(siblings) == 0 {
+			add("", "/usr/local/cuda-* (none)", nil)
+		}
+		for _, toolkit := range siblings {
+			add(toolkit, toolkit+toolkitBelow, s.toolkitDirs(toolkit))
+		}
+		add("/opt/cuda", "/opt/cuda"+toolkitBelow, s.toolkitDirs("/opt/cuda"))
+	}
+	dirs := s.systemDirs()
+	if s.lib.Driver {
+		dirs = append(dirs, driverDirs...)
+	}
+	for _, dir := range dirs {
+		add(dir, dir, []string{dir})
+	}
+	return list
+}
+
+// toolkitDirs returns the library directories of a CUDA toolkit. Those for
+// other architectures, which serve cross builds, are left out.
+func (h Host) toolkitDirs(prefix string) []string {
+	dirs := []string{prefix + "/lib64", prefix + "/lib"}
+	targets := []string{"x86_64-linux"}
+	if h.arch == "arm64" {
+		targets = []string{"sbsa-linux", "aarch64-linux"}
+	}
+	for _, target := range targets {
+		dirs = append(dirs, prefix+"/targets/"+target+"/lib")
+	}
+	return dirs
+}
+
+// wheelDirs returns the directories of the library in the Python packages
+// installed below prefix.
+func (s search) wheelDirs(prefix string) []string {
+	var dirs []string
+	for _, lib := range []string{"lib", "lib64"} {
+		for _, packages := range []string{"site-packages", "dist-packages"} {
+			for _, site := range s.expand(prefix, lib, "python3*", packages) {
+				for _, pattern := range s.lib.WheelDirs {
+					dirs = append(dirs, s.expand(site, append(strings.Split(pattern, "/"), "lib")...)...)
+				}
+			}
+		}
+	}
+	return dirs
+}
+
+// python returns the python3 that a shell would run, "" if there is none, and
+// the directories below which its packages are installed. It runs nothing.
+func (h Host) python() (file string, prefixes []string) {
+	for _, dir := range strings.Split(h.env("PATH"), ":") {
+		if !path.IsAbs(dir) {
+			continue
+		}
+		file = path.Join(dir, "python3")
+		info, err := os.Stat(h.root + file)
+		if err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+			return file, h.pythonPrefixes(file)
+		}
+	}
+	return "", nil
+}
+
+func (h Host) pythonPrefixes(file string) []string {
+	own := path.Dir(path.Dir(file))
+	prefixes := []string{own}
+	if base := path.Dir(path.Dir(h.resolve(file))); base != own {
+		prefixes = append(prefixes, base)
+	}
+	// A virtualenv made with copies names its base only here: home = /usr/bin
+	config, err := os.ReadFile(h.root + own + "/pyvenv.cfg")
+	if err != nil {
+		return prefixes // not a virtualenv
+	}
+	for line := range strings.Lines(string(config)) {
+		key, value, _ := strings.Cut(line, "=")
+		if home := strings.TrimSpace(value); strings.TrimSpace(key) == "home" && path.IsAbs(home) {
+			if base := path.Dir(path.Clean(home)); !slices.Contains(prefixes, base) {
+				prefixes = append(prefixes, base)
+			}
+		}
+	}
+	return prefixes
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package findlib
+
+func elevated() bool { return false }
