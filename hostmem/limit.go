@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // ErrLimit is returned when memory is not pinned because a limit forbids it.
@@ -44,8 +44,27 @@ func SetLimits(l Limits) error {
 // and without passing a limit of the process's cgroup; ok is false where the
 // system does not tell. It reads the host's state anew each time.
 func Available() (bytes int, ok bool) {
-	spare, err := pages.ReadSpare(os.DirFS("/"))
-	return spare.Least().Available, err == nil
+	left, err := headroom(os.DirFS("/"))
+	return left.Available, err == nil
+}
+
+// headroom returns what the host, or the control group that binds tighter, has
+// left. A control group that cannot be read counts as no limit: there is nothing
+// to compare with.
+func headroom(files fs.FS) (linux.Headroom, error) {
+	info, err := linux.ReadMeminfo(files)
+	if err != nil {
+		return linux.Headroom{}, err
+	}
+	left, ok := info.Headroom(0)
+	if !ok {
+		return linux.Headroom{}, errors.New("/proc/meminfo has no MemTotal or no MemAvailable")
+	}
+	groups, _ := linux.ReadCgroupMemory(files)
+	if group, ok := linux.Tightest(groups, 0); ok && group.Headroom(0).Available < left.Available {
+		left = group.Headroom(0)
+	}
+	return left, nil
 }
 
 // limits are those of the process.
@@ -58,8 +77,8 @@ type limiter struct {
 
 	mu      sync.Mutex
 	share   float64
-	spare   pages.Spare
-	read    time.Time // when spare was
+	left    linux.Headroom
+	read    time.Time // when left was
 	granted int       // since then
 }
 
@@ -116,23 +135,23 @@ func (l *limiter) guard(n int) error {
 	}
 	if n > l.allowed() {
 		return fmt.Errorf("%w: %d bytes are more than %.0f%% of what can be spared, %v; give memory back, or raise Limits.MaxShare",
-			ErrLimit, n, 100*l.share, l.spare.Least())
+			ErrLimit, n, 100*l.share, l.left)
 	}
 	l.granted += n
 	return nil
 }
 
-// look reads what can be spared just now, if that is to be learnt.
+// look reads what is left just now, if the host reports it.
 func (l *limiter) look() bool {
-	spare, err := pages.ReadSpare(l.files)
+	left, err := headroom(l.files)
 	if err != nil {
 		return false
 	}
-	l.spare, l.read, l.granted = spare, time.Now(), 0
+	l.left, l.read, l.granted = left, time.Now(), 0
 	return true
 }
 
 // allowed is what may be granted until the next look.
 func (l *limiter) allowed() int {
-	return int(l.share*float64(l.spare.Least().Available)) - l.granted
+	return int(l.share*float64(l.left.Available)) - l.granted
 }

@@ -62,7 +62,6 @@ var rooms = []room{
 	{folder: "managed", imports: []string{"cudart"}, modules: []string{xsys}},
 	{folder: "hostmem", imports: []string{"cudart", "internal/linux"}, modules: []string{xsys}},
 	{folder: "internal/testgpu", imports: []string{"cudart", cudasim}, helper: true, modules: []string{testify}},
-	{folder: "internal/smaps", helper: true},
 	{folder: cudasim, imports: []string{"cudart", "internal/linux"}, helper: true, modules: []string{purego, xsys}},
 	{folder: "cudart", modules: []string{purego, xsys}},
 	{folder: "internal/linux", modules: []string{xsys}},
