@@ -42,7 +42,7 @@ func SetLimits(l Limits) error {
 
 // Available returns the bytes of host memory that can be had without swapping,
 // and without passing a limit of the process's cgroup; ok is false where the
-// system does not tell. It reads the host's state anew each time.
+// system does not report it. It reads the host's state anew each time.
 func Available() (bytes int, ok bool) {
 	left, err := headroom(os.DirFS("/"))
 	return left.Available, err == nil
