@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gopinned/pinned/internal/smaps"
+	"github.com/gopinned/pinned/internal/linux"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -37,9 +37,9 @@ func emulated(t testing.TB) bool {
 	for i := 0; i < n/2; i += os.Getpagesize() {
 		mem[i] = 1
 	}
-	u, err := smaps.Of(uintptr(unsafe.Pointer(unsafe.SliceData(mem))), n)
+	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(unsafe.Pointer(unsafe.SliceData(mem))), n)
 	require.NoError(t, err)
-	return u.Rss != n/2 || !u.Has("dd")
+	return u.Rss != n/2 || !u.HasFlag("dd")
 }
 
 // The kernel's own account: a buffer keeps at most a page more than was asked for. Not parallel,
@@ -77,26 +77,26 @@ func TestABufferKeepsAtMostAPageMoreThanAsked(t *testing.T) {
 				assert.Zero(t, addr%(2*mib), "%#x is not where a huge page can be", addr)
 			}
 
-			u, err := smaps.Of(addr, w.n)
+			u, err := linux.ReadSMaps(os.DirFS("/"), addr, w.n)
 			require.NoError(t, err)
-			assert.True(t, u.Has("dc") && u.Has("dd"), "flags %v: forks or core dumps would have it", u.Flags)
+			assert.True(t, u.HasFlag("dc") && u.HasFlag("dd"), "flags %v: forks or core dumps would have it", u.Flags)
 			if w.huge == HugePagesNever {
-				assert.Zero(t, u.AnonHuge, "huge pages where none should be")
+				assert.Zero(t, u.AnonHugePages, "huge pages where none should be")
 			}
 
 			require.NoError(t, b.Close())
 			assert.Equal(t, kept, b.Kept(), "what it kept")
-			left, err := smaps.Of(addr, w.n)
+			left, err := linux.ReadSMaps(os.DirFS("/"), addr, w.n)
 			require.NoError(t, err)
 			// The Go runtime may have the addresses by now; its memory is not kept out of dumps.
-			assert.False(t, left.Has("dd"), "still mapped after Close: %+v", left)
+			assert.False(t, left.HasFlag("dd"), "still mapped after Close: %+v", left)
 
 			// The kernel counts neighbours of the same kind as one, such as what other tests lost
 			// on purpose: what they have is there after Close too.
-			around, err := smaps.Of(u.Start, int(u.End-u.Start))
+			around, err := linux.ReadSMaps(os.DirFS("/"), u.Start, int(u.End-u.Start))
 			require.NoError(t, err)
 			if u.Start == addr && u.End == addr+uintptr(kept) {
-				around = smaps.Usage{}
+				around = linux.SMaps{}
 			}
 			assert.Equal(t, kept, u.Size-around.Size)
 			assert.Equal(t, kept, u.Rss-around.Rss, "resident")
@@ -111,7 +111,7 @@ func TestChunksKeepNothingMore(t *testing.T) {
 	g := newRig(t)
 	b := g.alloc(9*mib+1, Options{Chunk: 2 * mib})
 	assert.Len(t, b.Spans(), 5)
-	u, err := smaps.Of(uintptr(b.Pointer()), b.Len())
+	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 	require.NoError(t, err)
 	assert.Equal(t, 9*mib+os.Getpagesize(), u.Rss)
 	assert.Equal(t, u.Rss, b.Kept())
@@ -124,7 +124,7 @@ func TestHugeTLBKeepsItsPagesOrFallsBack(t *testing.T) {
 	g := newRig(t)
 	for _, huge := range []HugePages{HugeTLB, HugeTLB1G} {
 		b := g.alloc(3*mib+1, Options{HugePages: huge})
-		u, err := smaps.Of(uintptr(b.Pointer()), b.Len())
+		u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 		require.NoError(t, err)
 		assert.Equal(t, b.Kept(), u.Rss+u.Hugetlb)
 		if u.Hugetlb == 0 {
@@ -158,10 +158,10 @@ func TestForksAndDumpsHaveTheMemoryOnRequest(t *testing.T) {
 			b, err := Alloc(t.Context(), g.dev, 3*mib, tc.o)
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, b.Close()) }()
-			u, err := smaps.Of(uintptr(b.Pointer()), b.Len())
+			u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 			require.NoError(t, err)
-			assert.Equal(t, tc.keepsOut, u.Has("dc"), "kept out of forks: %v", u.Flags)
-			assert.Equal(t, tc.skipDump, u.Has("dd"), "kept out of dumps: %v", u.Flags)
+			assert.Equal(t, tc.keepsOut, u.HasFlag("dc"), "kept out of forks: %v", u.Flags)
+			assert.Equal(t, tc.skipDump, u.HasFlag("dd"), "kept out of dumps: %v", u.Flags)
 
 			// A child that comes and goes takes nothing away, neither before nor between copies.
 			fill(b.Bytes(), 9)

@@ -4,52 +4,61 @@ import (
 	"errors"
 	"reflect"
 	"runtime"
-	"slices"
 	"strings"
 	"unsafe"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // ErrGoMemory is returned for memory of the Go heap: the garbage collector
 // would hand it out anew while it is registered.
 var ErrGoMemory = errors.New("hostmem: memory of the Go heap cannot be registered: use Alloc, or map it with the mmap call")
 
-// goMemory tells whether part of mem, which lies in the given mappings, belongs
-// to the Go heap or a goroutine's stack.
+// goMemory reports whether part of mem belongs to the Go heap or a goroutine's
+// stack. covered are the mappings that overlap mem.
 //
 // The heap is private anonymous memory, so a file's pages and shared memory
 // never are. For the rest no documented call answers, and addresses have no
-// fixed place (Go 1.26 chooses them at random). Three things do tell, any of
-// which suffices:
+// fixed place (Go 1.26 chooses them at random). Three signs do, any of which
+// suffices:
 //
 //   - The runtime names its mappings, "[anon: Go: heap]", where the kernel can
 //     (CONFIG_ANON_VMA_NAME).
 //   - runtime.Pinner records a pointer that it pinned and ignores one that is
-//     none of Go's; the record is a field that reflection can count. It knows
+//     none of Go's; the record is a field that reflection can count. It finds
 //     every arena, but no freed memory and no stacks. A Go release that names
 //     the field differently takes this one away, which a test notices.
 //   - The heap grows by arenas without gaps for as long as nothing is in its
 //     way, at an address where the kernel puts nothing unasked. So memory in the
 //     same row of mappings as a new object is the heap's. A second row, begun
-//     because something was in the way, is missed by this rule; somebody else's
-//     memory that was placed right beside the heap on purpose is refused.
+//     because something was in the way, is missed by this rule; memory of
+//     another owner that was placed right beside the heap on purpose is refused.
 //
 // Globals are not the heap's: they stay where they are and may be registered.
-func goMemory(all []mapping, mem []byte) bool {
+func goMemory(maps *linux.Maps, covered []linux.Mapping, mem []byte) (bool, error) {
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	low, high := heapRow(all)
-	for _, m := range within(all, start, start+uintptr(len(mem))) {
-		if m.shared || m.file {
+	object := new([64]byte) // wherever it is, a stack is part of the heap as well
+	var outside uintptr     // a row that is not the heap's goes on until here
+	for _, m := range covered {
+		if !inRow(m) {
 			continue
 		}
-		at := max(m.start, start) - start
-		if strings.HasPrefix(m.name, "[anon: Go: ") || m.start < high && low < m.end || pinnable(unsafe.Pointer(&mem[at])) {
-			return true
+		at := max(m.Start, start) - start
+		if strings.HasPrefix(m.Name, "[anon: Go: ") || pinnable(unsafe.Pointer(&mem[at])) {
+			return true, nil
 		}
+		if m.Start != outside {
+			heap, err := sameRow(maps, m.Start, uintptr(unsafe.Pointer(object)))
+			if heap || err != nil {
+				return heap, err
+			}
+		}
+		outside = m.End
 	}
-	return false
+	return false, nil
 }
 
-// pinnable tells whether the runtime takes p for a pointer into a heap object.
+// pinnable reports whether the runtime takes p for a pointer into a heap object.
 func pinnable(p unsafe.Pointer) (heap bool) {
 	// Pin panics for memory of the runtime's arena experiment, which is heap too.
 	defer func() { heap = heap || recover() != nil }()
@@ -64,27 +73,21 @@ func pinnable(p unsafe.Pointer) (heap bool) {
 	return refs.Kind() == reflect.Slice && refs.Len() > 0
 }
 
-// heapRow returns the bounds of the anonymous mappings that follow on each
-// other around something of Go's, 0 and 0 if that is not found.
-func heapRow(all []mapping) (low, high uintptr) {
-	object := new([64]byte) // wherever it is, a stack is part of the heap as well
-	return rowAround(all, uintptr(unsafe.Pointer(object)))
+// sameRow reports whether both addresses lie in one row: in private anonymous
+// mappings that follow on each other without a gap.
+func sameRow(maps *linux.Maps, a, b uintptr) (bool, error) {
+	at, last := min(a, b), max(a, b)
+	for {
+		m, ok, err := maps.Find(at)
+		switch {
+		case err != nil, !ok, m.Start > at, !inRow(m):
+			return false, err
+		case m.End > last:
+			return true, nil
+		}
+		at = m.End
+	}
 }
 
-func rowAround(all []mapping, at uintptr) (low, high uintptr) {
-	i := slices.IndexFunc(all, func(m mapping) bool { return m.start <= at && at < m.end })
-	if i < 0 {
-		return 0, 0
-	}
-	joined := func(a, b mapping) bool {
-		return a.end == b.start && !a.shared && !b.shared && !a.file && !b.file
-	}
-	from, to := i, i
-	for from > 0 && joined(all[from-1], all[from]) {
-		from--
-	}
-	for to+1 < len(all) && joined(all[to], all[to+1]) {
-		to++
-	}
-	return all[from].start, all[to].end
-}
+// inRow reports whether the mapping can be part of the Go heap's row.
+func inRow(m linux.Mapping) bool { return !m.Shared && !m.File }

@@ -2,6 +2,7 @@ package hostmem
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 )
@@ -52,7 +53,7 @@ func SetLimits(l Limits) error {
 // and without passing a limit of the process's cgroup; ok is false where the
 // system does not report it. It reads the host's state anew each time.
 func Available() (bytes int, ok bool) {
-	reading, err := budget.ReadHost(0)
+	reading, err := budget.ReadHost(os.DirFS("/"), 0)
 	return reading.Available, err == nil
 }
 

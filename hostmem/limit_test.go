@@ -5,6 +5,7 @@ package hostmem
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"runtime"
 	"testing"
 	"testing/fstest"
@@ -14,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // hostWith is a host with so many GiB of memory and so many to spare.
@@ -71,9 +74,46 @@ func TestTheGuardKnowsTheTighterCgroup(t *testing.T) {
 	require.ErrorContains(t, err, "memory.max")
 }
 
+// What pincheck reports of these hosts is tested in internal/hostinfo: both must say
+// the same.
+func TestTheGuardOnCapturedHosts(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		host string
+		left linux.Headroom
+	}{
+		{"cgroup-v2-high", linux.Headroom{Available: 30 * mib, Total: 60 * mib, Source: "/sys/fs/cgroup/kubepods.slice/pod1/ctr memory.high"}},
+		{"cgroup-v2-nested", linux.Headroom{Available: gib + gib/2, Total: 8 * gib, Source: "/sys/fs/cgroup/slurm/job_7 memory.max"}},
+		{"no-gpu-cgroup-v1", linux.Headroom{Available: 24219608 * kib, Total: 24682416 * kib, Source: "/proc/meminfo MemAvailable"}},
+	} {
+		fsys, err := hosttest.Load(filepath.Join("..", "testdata", "hosts", tc.host+".txtar"))
+		require.NoError(t, err)
+		left, err := headroom(fsys)
+		require.NoError(t, err)
+		assert.Equal(t, tc.left, left, tc.host)
+		l := newLimiter(fsys)
+		l.set(Limits{MaxShare: 1})
+		require.NoError(t, l.take(t.Context(), tc.left.Available), tc.host)
+		require.ErrorIs(t, l.take(t.Context(), tc.left.Available+1), ErrLimit, tc.host)
+	}
+}
+
 func TestAHostThatTellsNothingIsNotGuarded(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, newLimiter(fstest.MapFS{}).take(context.Background(), 1<<40))
+	old, err := hosttest.Load(filepath.Join("..", "testdata", "hosts", "container-cgroup-v1.txtar"))
+	require.NoError(t, err)
+	_, err = headroom(old)
+	require.EqualError(t, err, "/proc/meminfo has no MemTotal or no MemAvailable")
+	require.NoError(t, newLimiter(old).take(context.Background(), 1<<40))
+}
+
+// A control group that cannot be read is no limit; the host's own still is.
+func TestTheGuardWithoutAReadableCgroup(t *testing.T) {
+	t.Parallel()
+	files := hostWith(64, 10)
+	files["proc/self/cgroup"] = &fstest.MapFile{Data: []byte("what?\n")}
+	require.ErrorIs(t, newLimiter(files).take(context.Background(), 10<<30), ErrLimit)
 }
 
 // The process's own limit makes Alloc wait, in turn, until enough is given back.

@@ -4,11 +4,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
-	"strings"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // A Node says on which NUMA node memory should lie. Memory on the GPU's own
@@ -26,7 +25,7 @@ const (
 func OnNode(n int) Node { return Node(n + 1) }
 
 // pick is the node for memory of dev, if there is one to choose. A host with
-// one node has no choice, and what firmware does not tell nobody can choose.
+// one node has no choice, and firmware may not report the device's node.
 func (n Node) pick(dev *cudart.Device, system *pages.System) (node int, ok bool, note string) {
 	switch {
 	case n == AnyNode || len(system.Nodes) < 2:
@@ -52,23 +51,15 @@ func NodeOf(dev *cudart.Device) (node int, ok bool) {
 	return node, ok
 }
 
-// nodeOf reads the node of a PCI device.
+// nodeOf reads the node of a PCI device, which is named as CUDA names it.
 func nodeOf(files fs.FS, busID string) (int, error) {
-	domain, rest, _ := strings.Cut(strings.ToLower(busID), ":")
-	if len(domain) > 4 {
-		domain = domain[len(domain)-4:] // CUDA may give eight digits, the kernel has four
-	}
-	name := "sys/bus/pci/devices/" + domain + ":" + rest + "/numa_node"
-	text, err := fs.ReadFile(files, name)
+	address, err := linux.ParsePCIAddress(busID)
 	if err != nil {
 		return 0, err
 	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return 0, fmt.Errorf("/%s: %w", name, err)
+	node, err := address.NUMANode(files)
+	if err == nil && node < 0 {
+		err = fmt.Errorf("the firmware names none for PCI device %v", address)
 	}
-	if n < 0 {
-		return 0, fmt.Errorf("/%s: the firmware does not say", name)
-	}
-	return n, nil
+	return int(node), err
 }

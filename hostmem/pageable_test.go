@@ -3,12 +3,13 @@
 package hostmem
 
 import (
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/internal/smaps"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 func TestPageable(t *testing.T) {
@@ -21,10 +22,10 @@ func TestPageable(t *testing.T) {
 	require.Equal(t, n, p.Len())
 	_, _, pinned := Find(mem)
 	assert.False(t, pinned)
-	u, err := smaps.Of(uintptr(p.region.Pointer()), n)
+	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(p.region.Pointer()), n)
 	require.NoError(t, err)
 	assert.Zero(t, u.Rss, "nothing is resident before it is touched")
-	assert.False(t, u.Has("dc") || u.Has("dd"), "ordinary memory: forked children and core dumps have it: %v", u.Flags)
+	assert.False(t, u.HasFlag("dc") || u.HasFlag("dd"), "ordinary memory: forked children and core dumps have it: %v", u.Flags)
 	assert.Zero(t, mem[0])
 	mem[n-1] = 1
 	require.NoError(t, p.Close())

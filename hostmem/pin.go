@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // registerFlags makes buffers pinned for every device of the process.
@@ -72,9 +73,8 @@ const (
 )
 
 // spanLimit is the largest registration on a kernel of this release.
-func spanLimit(release string) int {
-	var major, minor int
-	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && major == 6 && 11 <= minor && minor <= 13 {
+func spanLimit(kernel linux.Release) int {
+	if kernel.AtLeast(6, 11) && !kernel.AtLeast(6, 14) {
 		return maxSpanLinux6
 	}
 	return maxSpan

@@ -14,15 +14,16 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 func TestSpanLimit(t *testing.T) {
 	t.Parallel()
-	for release, want := range map[string]int{
-		"6.10.0": maxSpan, "6.11.0-9-generic": maxSpanLinux6, "6.13.12": maxSpanLinux6, "6.14": maxSpan,
-		"6.8.0-49-generic": maxSpan, "5.11.0": maxSpan, "7.12.1": maxSpan, "": maxSpan, "unknown": maxSpan,
+	for release, want := range map[linux.Release]int{
+		{Major: 6, Minor: 10}: maxSpan, {Major: 6, Minor: 11}: maxSpanLinux6, {Major: 6, Minor: 13}: maxSpanLinux6, {Major: 6, Minor: 14}: maxSpan,
+		{Major: 6, Minor: 8}: maxSpan, {Major: 5, Minor: 12}: maxSpan, {Major: 7, Minor: 12}: maxSpan, {}: maxSpan,
 	} {
-		assert.Equal(t, want, spanLimit(release), release)
+		assert.Equal(t, want, spanLimit(release), "%v", release)
 	}
 }
 
@@ -58,15 +59,21 @@ func TestRefusedRegistrationsAreMadeSmaller(t *testing.T) {
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	files := fstest.MapFS{
-		"sys/bus/pci/devices/0000:06:00.0/numa_node": {Data: []byte("1\n")},
-		"sys/bus/pci/devices/0000:07:00.0/numa_node": {Data: []byte("-1\n")},
-		"sys/bus/pci/devices/0000:08:00.0/numa_node": {Data: []byte("many\n")},
+		"sys/bus/pci/devices/0000:06:00.0/numa_node":  {Data: []byte("1\n")},
+		"sys/bus/pci/devices/0000:07:00.0/numa_node":  {Data: []byte("-1\n")},
+		"sys/bus/pci/devices/0000:08:00.0/numa_node":  {Data: []byte("many\n")},
+		"sys/bus/pci/devices/10000:06:00.0/numa_node": {Data: []byte("0\n")},
 	}
 	for _, id := range []string{"0000:06:00.0", "00000000:06:00.0"} {
 		n, err := nodeOf(files, id)
 		require.NoError(t, err, id)
 		assert.Equal(t, 1, n)
 	}
+	n, err := nodeOf(files, "10000:06:00.0")
+	require.NoError(t, err)
+	assert.Equal(t, 0, n, "a device of another domain")
+	_, err = nodeOf(files, "0000:07:00.0")
+	require.EqualError(t, err, "the firmware names none for PCI device 0000:07:00.0")
 	for _, id := range []string{"0000:07:00.0", "0000:08:00.0", "0000:09:00.0", ""} {
 		_, err := nodeOf(files, id)
 		require.Error(t, err, id)

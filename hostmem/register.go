@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // RegisterOptions shape a registration. The zero value is what most programs
@@ -76,15 +77,7 @@ func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 	if err := pin.Validate(); err != nil {
 		return nil, err
 	}
-	all, err := readMappings()
-	if err != nil {
-		return nil, err
-	}
-	if goMemory(all, mem) {
-		return nil, ErrGoMemory
-	}
-	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	readOnly, err := access(all, start, start+uintptr(len(mem)))
+	maps, readOnly, err := inspect(mem)
 	if err != nil {
 		return nil, err
 	}
@@ -98,11 +91,35 @@ func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 	}
 	r := &Registration{foreign{region: region, notes: notes}}
 	if err := r.pin(ctx, dev, region, "registration", flags, pin); err != nil {
-		if m, ok := writesThrough(all, start, start+uintptr(len(mem))); ok && errors.Is(err, cudart.ErrInvalidValue) {
+		if m, ok := writesThrough(maps); ok && errors.Is(err, cudart.ErrInvalidValue) {
 			err = fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) lets nobody pin such pages, as it could not tell when they change (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
 		}
 		return nil, err
 	}
 	r.enter(&account.foreign, r.n, began)
 	return r, nil
+}
+
+// inspect looks mem up among the mappings of the process. It returns those that
+// mem lies in and how CUDA can register it, or why it cannot.
+func inspect(mem []byte) (covered []linux.Mapping, readOnly bool, err error) {
+	maps, err := openMaps()
+	if err != nil {
+		return nil, false, fmt.Errorf("see what is mapped: %w", err)
+	}
+	defer maps.Close()
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	end := start + uintptr(len(mem))
+	if covered, err = maps.Within(start, end); err != nil {
+		return nil, false, fmt.Errorf("see what is mapped: %w", err)
+	}
+	heap, err := goMemory(maps, covered, mem)
+	if err != nil {
+		return nil, false, fmt.Errorf("see what is mapped: %w", err)
+	}
+	if heap {
+		return nil, false, ErrGoMemory
+	}
+	readOnly, err = access(covered, start, end)
+	return covered, readOnly, err
 }

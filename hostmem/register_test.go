@@ -488,3 +488,27 @@ func TestRegisteringWhatWritesThroughToAFileIsExplained(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.NotErrorIs(t, err, errors.ErrUnsupported, "a memfd only looks like a file")
 }
+
+// BenchmarkRegisterAmongMappings registers a page of a process with 40,000 other
+// mappings, which Register must not all read. BenchmarkMaps in internal/linux
+// measures the lookups alone, also as kernels before 6.11 have to make them.
+func BenchmarkRegisterAmongMappings(b *testing.B) {
+	for _, n := range []int{0, 40_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			g := newSimRig(b, cudasim.Config{})
+			others := mapped(b, -1, (n+1)*4*kib, unix.PROT_READ, private|unix.MAP_NORESERVE)
+			for i := 0; i < n; i += 2 {
+				if err := unix.Mprotect(others[i*4*kib:][:4*kib], unix.PROT_NONE); err != nil {
+					b.Skipf("%d mappings are more than this host allows (vm.max_map_count): %v", n, err)
+				}
+			}
+			mem := mapped(b, -1, 4*kib, readWrite, private)
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := Register(b.Context(), g.dev, mem, RegisterOptions{})
+				require.NoError(b, err)
+				require.NoError(b, r.Close())
+			}
+		})
+	}
+}

@@ -1,17 +1,14 @@
 package transfer
 
 import (
-	"fmt"
 	"os"
 	"runtime"
-	"strconv"
-	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // cores are those of a NUMA node, none where there is nothing to choose.
@@ -23,32 +20,20 @@ func coresOf(dev *cudart.Device) cores {
 	if !ok {
 		return cores{}
 	}
-	list, err := os.ReadFile(fmt.Sprintf("/sys/devices/system/node/node%d/cpulist", node))
+	list, err := linux.NUMANode(node).CPUs(os.DirFS("/"))
 	var allowed unix.CPUSet
 	if err != nil || unix.SchedGetaffinity(0, &allowed) != nil {
 		return cores{}
 	}
-	return cores{set: near(string(list), allowed)}
+	return cores{set: near(list, allowed)}
 }
 
-// near are the cores of a list such as "0-7,16-23" that are allowed, nil if none
-// is.
-func near(list string, allowed unix.CPUSet) *unix.CPUSet {
+// near are the cores of the list that are allowed, nil if none is.
+func near(list linux.CPUList, allowed unix.CPUSet) *unix.CPUSet {
 	var set unix.CPUSet
-	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
-		first, last, span := strings.Cut(part, "-")
-		if !span {
-			last = first
-		}
-		from, errFrom := strconv.Atoi(first)
-		to, errTo := strconv.Atoi(last)
-		if errFrom != nil || errTo != nil {
-			return nil
-		}
-		for cpu := max(from, 0); cpu <= min(to, 8*int(unsafe.Sizeof(set))); cpu++ {
-			if allowed.IsSet(cpu) {
-				set.Set(cpu)
-			}
+	for _, cpu := range list {
+		if allowed.IsSet(cpu) {
+			set.Set(cpu)
 		}
 	}
 	if set.Count() == 0 {

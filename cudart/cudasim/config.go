@@ -4,11 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Config describes the library, the driver, the host and the devices to
@@ -213,9 +212,9 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 	if d.PCIBusID == "" {
 		d.PCIBusID = fmt.Sprintf("0000:%02x:00.0", 6+ordinal)
 	}
-	domain, bus, slot, err := parsePCI(d.PCIBusID)
+	pci, err := linux.ParsePCIAddress(d.PCIBusID)
 	if err != nil {
-		return d, err
+		return d, fmt.Errorf("PCIBusID: %w", err)
 	}
 	switch {
 	case d.Memory == 0:
@@ -224,7 +223,9 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 		return d, errors.New("memory is negative")
 	}
 	attributes := maps.Clone(defaultAttributes)
-	attributes[cudart.AttrPCIDomain], attributes[cudart.AttrPCIBus], attributes[cudart.AttrPCIDevice] = domain, bus, slot
+	attributes[cudart.AttrPCIDomain] = int(pci.Domain)
+	attributes[cudart.AttrPCIBus] = int(pci.Bus)
+	attributes[cudart.AttrPCIDevice] = int(pci.Device)
 	maps.Copy(attributes, d.Attributes)
 	d.Attributes = attributes
 	for _, w := range []struct{ way, def *Way }{
@@ -245,19 +246,4 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 		}
 	}
 	return d, nil
-}
-
-// parsePCI splits "0000:06:00.0".
-func parsePCI(id string) (domain, bus, slot int, err error) {
-	var n [4]uint64
-	fields := strings.FieldsFunc(id, func(r rune) bool { return r == ':' || r == '.' })
-	if len(fields) != len(n) {
-		return 0, 0, 0, fmt.Errorf("PCI bus id %q is not like 0000:06:00.0", id)
-	}
-	for i, f := range fields {
-		if n[i], err = strconv.ParseUint(f, 16, 31); err != nil {
-			return 0, 0, 0, fmt.Errorf("PCI bus id %q: %w", id, err)
-		}
-	}
-	return int(n[0]), int(n[1]), int(n[2]), nil
 }

@@ -1,13 +1,10 @@
 package cudasim
 
 import (
-	"bufio"
-	"fmt"
 	"os"
-	"strconv"
-	"strings"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Flags of cudaHostRegister.
@@ -102,64 +99,30 @@ type mappings struct {
 	privateFile bool // some of it is a file's private mapping
 }
 
-// mapReads is how often /proc/self/maps is read until a range is found: where
-// it is emulated (qemu-user), a read while other threads map memory misses some.
-const mapReads = 5
-
-// mappingsOf finds a range in /proc/self/maps.
-func mappingsOf(addr uintptr, n int) (m mappings, err error) {
-	for range mapReads {
-		if m, err = readMappings(addr, n); err != nil || m.readable {
-			break
-		}
-	}
-	return m, err
-}
-
-func readMappings(addr uintptr, n int) (mappings, error) {
-	f, err := os.Open("/proc/self/maps")
+// mappingsOf sums up what the process has mapped in [addr, addr+n).
+func mappingsOf(addr uintptr, n int) (mappings, error) {
+	maps, err := linux.OpenMaps(os.DirFS("/"))
 	if err != nil {
 		return mappings{}, err
 	}
-	defer f.Close()
-	m := mappings{readable: true, writable: true}
-	at, end := uint64(addr), uint64(addr)+uint64(n)
-	lines := bufio.NewScanner(f)
-	for at < end && lines.Scan() {
-		first, last, perms, inode, err := parseMapping(lines.Text())
-		if err != nil {
-			return m, err
-		}
-		if last <= at {
-			continue
-		}
-		if first > at {
+	defer maps.Close()
+	covered, err := maps.Within(addr, addr+uintptr(n))
+	if err != nil {
+		return mappings{}, err
+	}
+	sum := mappings{readable: true, writable: true}
+	at := addr
+	for _, m := range covered {
+		if m.Start > at {
 			break
 		}
-		m.readable = m.readable && strings.Contains(perms, "r")
-		m.writable = m.writable && strings.Contains(perms, "w")
-		m.privateFile = m.privateFile || inode != "0" && strings.Contains(perms, "p")
-		at = last
+		sum.readable = sum.readable && m.Read
+		sum.writable = sum.writable && m.Write
+		sum.privateFile = sum.privateFile || m.File && !m.Shared
+		at = m.End
 	}
-	if at < end { // a hole
-		m.readable, m.writable = false, false
+	if at < addr+uintptr(n) { // a hole
+		sum.readable, sum.writable = false, false
 	}
-	return m, lines.Err()
-}
-
-// parseMapping splits a line of /proc/self/maps:
-// "7f00-7f10 r--p 00000000 08:01 1234 /path".
-func parseMapping(line string) (first, last uint64, perms, inode string, err error) {
-	fields := strings.Fields(line)
-	if len(fields) < 5 {
-		return 0, 0, "", "", fmt.Errorf("/proc/self/maps: %q", line)
-	}
-	low, high, _ := strings.Cut(fields[0], "-")
-	if first, err = strconv.ParseUint(low, 16, 64); err == nil {
-		last, err = strconv.ParseUint(high, 16, 64)
-	}
-	if err != nil {
-		err = fmt.Errorf("/proc/self/maps: %q: %w", line, err)
-	}
-	return first, last, fields[1], fields[4], err
+	return sum, nil
 }

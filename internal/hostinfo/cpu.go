@@ -3,6 +3,8 @@ package hostinfo
 import (
 	"strconv"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // CPU is the processors of the host, and what of them this process may use.
@@ -34,12 +36,12 @@ func (c CPU) Usable() float64 {
 
 func readCPU(f files, g Cgroup) CPU {
 	c := parseCPUInfo(f.text("proc/cpuinfo"))
-	if n := countCPUs(f.line("sys/devices/system/cpu/online")); n > 0 {
-		c.Threads = n
+	if online, err := linux.ReadCPUList(f.fsys, "sys/devices/system/cpu/online"); err == nil && len(online) > 0 {
+		c.Threads = len(online)
 	}
 	status := parseColons(f.text("proc/self/status"))
-	c.Allowed = status["Cpus_allowed_list"]
-	c.AllowedCount = countCPUs(c.Allowed)
+	allowed, _ := linux.ParseCPUList(status["Cpus_allowed_list"])
+	c.Allowed, c.AllowedCount = allowed.String(), len(allowed)
 	c.AllowedMems = status["Mems_allowed_list"]
 	c.Quota = g.CPUQuota
 	return c

@@ -38,12 +38,6 @@ func (f files) line(name string) string {
 	return strings.TrimSpace(first)
 }
 
-// number is the decimal number in a file's first line.
-func (f files) number(name string) (int, bool) {
-	n, err := strconv.Atoi(f.line(name))
-	return n, err == nil
-}
-
 // exists reports whether something has this name. A name that may not be
 // looked at exists.
 func (f files) exists(name string) bool {

@@ -3,6 +3,8 @@ package hostinfo
 import (
 	"io/fs"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Host is everything found. See the package comment for what zero means.
@@ -40,7 +42,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 		MemLock:  parseLimits(f.text("proc/self/limits"))["Max locked memory"],
 		NUMA:     readNUMA(f),
 		NVIDIA:   readNVIDIA(f),
-		PCICount: len(f.names(pciDevices)),
+		PCICount: len(f.names(linux.PCIDevices)),
 		GPUs:     readGPUs(f),
 		Env:      keepEnv(environ),
 	}

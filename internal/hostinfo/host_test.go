@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -205,22 +206,68 @@ func TestHostWithoutGPU(t *testing.T) {
 	assert.NotEqual(t, h.Memory.Total, h.NUMA[0].Total, "here the node knows less than the host")
 }
 
-func TestNestedGroupsTightestWins(t *testing.T) {
+// What the allocator's guard makes of the same hosts is tested in hostmem: both must
+// say the same.
+func TestTheGroupThatBinds(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		host, path            string
+		limit, used, headroom int
+	}{
+		{"cgroup-v2-high", "/sys/fs/cgroup/kubepods.slice/pod1/ctr", 60 << 20, 40 << 20, 30 << 20},
+		{"cgroup-v2-nested", "/sys/fs/cgroup/slurm/job_7", 8 * gib, 7*gib + gib/2, gib + gib/2},
+	} {
+		h := captured(t, tc.host)
+		assert.Equal(t, tc.path, h.Cgroup.Path)
+		assert.Equal(t, 2, h.Cgroup.Version)
+		assert.Equal(t, tc.limit, finite(t, h.Cgroup.MemoryLimit), tc.host)
+		assert.Equal(t, tc.used, finite(t, h.Cgroup.MemoryUsed), tc.host)
+		assert.Equal(t, tc.headroom, finite(t, h.Cgroup.Headroom), tc.host)
+	}
+}
+
+func TestTheSmallestCPUQuota(t *testing.T) {
 	t.Parallel()
 	fsys := fstest.MapFS{}
 	put := func(name, text string) { fsys[name] = &fstest.MapFile{Data: []byte(text)} }
-	put("proc/self/cgroup", "0::/outer/inner\n")
+	put("proc/self/cgroup", "0::/outer/middle/inner\n")
 	put("proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
-	put("sys/fs/cgroup/outer/memory.max", "1000000\n")
-	put("sys/fs/cgroup/outer/memory.current", "900000\n")
 	put("sys/fs/cgroup/outer/cpu.max", "150000 100000\n")
-	put("sys/fs/cgroup/outer/inner/memory.max", "500000\n")
-	put("sys/fs/cgroup/outer/inner/memory.current", "100000\n")
-	put("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n")
+	put("sys/fs/cgroup/outer/middle/cpu.max", "250000 100000\n")
+	put("sys/fs/cgroup/outer/middle/inner/cpu.max", "max 100000\n")
 	h := hostinfo.Read(fsys, nil)
-	assert.Equal(t, "/sys/fs/cgroup/outer", h.Cgroup.Path)
-	assert.Equal(t, 100000, finite(t, h.Cgroup.Headroom))
 	assert.InDelta(t, 1.5, h.Cgroup.CPUQuota, 0)
+	assert.Zero(t, h.Cgroup.Version, "no group has a memory account")
+}
+
+// GPUs at the same bus and device of two PCI domains are two GPUs.
+func TestGPUsOfTwoPCIDomains(t *testing.T) {
+	t.Parallel()
+	h := captured(t, "vmd-cxl")
+	require.Len(t, h.GPUs, 2)
+	for address, node := range map[string]int{"0000:01:00.0": 0, "00000000:01:00.0": 0, "10000:01:00.0": 1, "00010000:01:00.0": 1} {
+		d, ok := h.GPU(address)
+		require.True(t, ok, address)
+		require.NotNil(t, d.NUMANode)
+		assert.Equal(t, node, *d.NUMANode, address)
+		assert.Equal(t, h.NUMA[node].CPUs, d.CPUs, address)
+	}
+	_, ok := h.GPU("01:00.0")
+	assert.False(t, ok, "not a whole address")
+	require.Len(t, h.NUMA, 3)
+	assert.Empty(t, h.NUMA[2].CPUs, "it has memory alone")
+	assert.Equal(t, 128*gib, h.NUMA[2].Total)
+}
+
+// What is damaged is unknown.
+func TestDamagedFilesAreUnknown(t *testing.T) {
+	t.Parallel()
+	h := captured(t, "damaged")
+	assert.Zero(t, h.Memory)
+	assert.Zero(t, h.Cgroup)
+	assert.Zero(t, h.CPU)
+	assert.Equal(t, []hostinfo.NUMANode{{ID: 0}}, h.NUMA)
+	assert.Equal(t, "experimental", h.Kernel.Release)
 }
 
 // refusing is a host that lets nothing be read.
@@ -241,7 +288,11 @@ func TestNothingReadableIsUnknown(t *testing.T) {
 
 func TestHostJSONRoundTrip(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"h200-vm", "epyc-dual-cgroup-v2", "container-cgroup-v1", "wsl2", "alpine-musl", "no-gpu-cgroup-v1"} {
+	files, err := filepath.Glob(filepath.Join("..", "..", "testdata", "hosts", "*.txtar"))
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(files), 6)
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".txtar")
 		h := captured(t, name)
 		b, err := json.Marshal(h)
 		require.NoError(t, err)

@@ -3,8 +3,9 @@ package hostinfo
 import (
 	"bytes"
 	"encoding/json"
-	"math"
 	"strconv"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Limit is a number of bytes (or pages, where a field says so) that may be
@@ -15,8 +16,13 @@ type Limit struct {
 	N         int // meaningful when Known and not Unlimited
 }
 
-// limitOf is a known, finite limit.
-func limitOf(n int) Limit { return Limit{Known: true, N: n} }
+// limitOf is a known limit of n; linux.NoLimit is a known absence of one.
+func limitOf(n int) Limit {
+	if n == linux.NoLimit {
+		return unlimited()
+	}
+	return Limit{Known: true, N: n}
+}
 
 // unlimited is a known absence of a limit.
 func unlimited() Limit { return Limit{Known: true, Unlimited: true} }
@@ -53,23 +59,14 @@ func (l *Limit) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseLimit reads one limit as the kernel writes it: a number, "max",
-// "unlimited" or "-1". Numbers near 2^63 are how control groups of version 1
-// write that there is none.
+// parseLimit reads a number or "unlimited", as /proc/PID/limits has it.
 func parseLimit(s string) Limit {
-	switch s {
-	case "max", "unlimited", "-1":
+	if s == "unlimited" {
 		return unlimited()
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
 		return Limit{}
 	}
-	if n >= math.MaxInt64-1<<20 {
-		return unlimited()
-	}
-	if n > math.MaxInt {
-		return unlimited() // more than this process could address
-	}
-	return limitOf(int(n))
+	return limitOf(int(min(n, linux.NoLimit))) // what this process could not address is no limit
 }

@@ -1,10 +1,6 @@
 package hostinfo
 
-import (
-	"math"
-	"strconv"
-	"strings"
-)
+import "github.com/gopinned/pinned/internal/linux"
 
 // Memory is the host's memory, whatever a control group leaves of it.
 type Memory struct {
@@ -45,115 +41,61 @@ type HugePool struct {
 }
 
 func readMemory(f files) Memory {
-	info := parseColons(f.text("proc/meminfo"))
+	info, _ := linux.ReadMeminfo(f.fsys)
+	thp, _ := linux.ReadTransparentHugePages(f.fsys)
 	m := Memory{
-		Total:        parseKiB(info["MemTotal"]),
-		Available:    parseKiB(info["MemAvailable"]),
-		Swap:         parseKiB(info["SwapTotal"]),
-		HugePageSize: parseKiB(info["Hugepagesize"]),
-		HugeTotal:    parseLimit(info["HugePages_Total"]),
-		HugeFree:     parseLimit(info["HugePages_Free"]),
+		Total:        info["MemTotal"],
+		Available:    info["MemAvailable"],
+		Swap:         info["SwapTotal"],
+		HugePageSize: info["Hugepagesize"],
+		HugeTotal:    pagesOf(info, "HugePages_Total"),
+		HugeFree:     pagesOf(info, "HugePages_Free"),
+		THP:          THP{Enabled: thp.Enabled, Defrag: thp.Defrag, Shmem: thp.Shmem, PageSize: thp.PageSize},
 	}
-	if n, ok := f.number("proc/sys/vm/overcommit_memory"); ok {
+	if n, err := linux.ReadInt(f.fsys, "proc/sys/vm/overcommit_memory"); err == nil {
 		m.Overcommit = &n
-	}
-	const dir = "sys/kernel/mm/transparent_hugepage/"
-	m.THP = THP{
-		Enabled: chosen(f.line(dir + "enabled")),
-		Defrag:  chosen(f.line(dir + "defrag")),
-		Shmem:   chosen(f.line(dir + "shmem_enabled")),
-	}
-	if n, ok := f.number(dir + "hpage_pmd_size"); ok && n > 0 {
-		m.THP.PageSize = n
 	}
 	return m
 }
 
-// parseKiB reads "24682416 kB" as bytes, 0 for anything else.
-func parseKiB(s string) int {
-	number, ok := strings.CutSuffix(s, " kB")
+// pagesOf is a number of pages in meminfo, of which 0 is one too.
+func pagesOf(info linux.Meminfo, name string) Limit {
+	n, ok := info[name]
 	if !ok {
-		return 0
+		return Limit{}
 	}
-	n, err := strconv.Atoi(strings.TrimSpace(number))
-	if err != nil || n < 0 || n > math.MaxInt/1024 {
-		return 0
-	}
-	return n * 1024
-}
-
-// chosen is the word in brackets of "always [madvise] never".
-func chosen(s string) string {
-	_, rest, ok := strings.Cut(s, "[")
-	if !ok {
-		return ""
-	}
-	word, _, ok := strings.Cut(rest, "]")
-	if !ok {
-		return ""
-	}
-	return word
+	return limitOf(n)
 }
 
 func readNUMA(f files) []NUMANode {
-	const dir = "sys/devices/system/node"
+	nodes, _ := linux.ReadNUMANodes(f.fsys)
 	var out []NUMANode
-	for _, name := range f.names(dir) {
-		id, ok := numbered(name, "node")
-		if !ok {
-			continue
-		}
-		base := dir + "/" + name
-		n := NUMANode{ID: id, CPUs: f.line(base + "/cpulist")}
-		n.Total, n.Free = parseNodeMemory(f.text(base + "/meminfo"))
-		for d := range strings.FieldsSeq(f.line(base + "/distance")) {
-			v, err := strconv.Atoi(d)
-			if err != nil {
-				n.Distances = nil
-				break
-			}
-			n.Distances = append(n.Distances, v)
-		}
-		n.Huge = readHugePools(f, base+"/hugepages")
-		out = append(out, n)
+	for _, node := range nodes {
+		cpus, _ := node.CPUs(f.fsys)
+		info, _ := node.Meminfo(f.fsys)
+		distances, _ := node.Distances(f.fsys)
+		out = append(out, NUMANode{
+			ID:        int(node),
+			CPUs:      cpus.String(),
+			Total:     info["MemTotal"],
+			Free:      info["MemFree"],
+			Distances: distances,
+			Huge:      readHugePools(f, node),
+		})
 	}
 	return out
 }
 
-// parseNodeMemory reads a node's meminfo: "Node 0 MemTotal: 24682416 kB".
-func parseNodeMemory(text string) (total, free int) {
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		switch {
-		case strings.HasSuffix(name, " MemTotal"):
-			total = parseKiB(strings.TrimSpace(value))
-		case strings.HasSuffix(name, " MemFree"):
-			free = parseKiB(strings.TrimSpace(value))
-		}
-	}
-	return total, free
-}
-
-// readHugePools reads hugepages-2048kB and its siblings. Sizes with no page
-// reserved are left out.
-func readHugePools(f files, dir string) []HugePool {
+// readHugePools reads a node's pools. Sizes with no page reserved are left out.
+func readHugePools(f files, node linux.NUMANode) []HugePool {
+	sizes, _ := node.HugetlbSizes(f.fsys)
 	var out []HugePool
-	for _, name := range f.names(dir) {
-		rest, ok := strings.CutPrefix(name, "hugepages-")
-		if !ok {
+	for _, size := range sizes {
+		pool, err := node.HugetlbPool(f.fsys, size)
+		if err != nil || pool.Total == 0 {
 			continue
 		}
-		kib, ok := strings.CutSuffix(rest, "kB")
-		if !ok {
-			continue
-		}
-		size := parseKiB(kib + " kB")
-		total, ok := f.number(dir + "/" + name + "/nr_hugepages")
-		if size == 0 || !ok || total <= 0 {
-			continue
-		}
-		free, _ := f.number(dir + "/" + name + "/free_hugepages")
-		out = append(out, HugePool{PageSize: size, Total: total, Free: free})
+		out = append(out, HugePool{PageSize: size, Total: pool.Total, Free: pool.Free})
 	}
 	return out
 }

@@ -3,9 +3,10 @@ package hostinfo
 import (
 	"io/fs"
 	"path"
-	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // PCIDevice is one NVIDIA GPU on the PCI bus, bound to a driver or not.
@@ -68,52 +69,34 @@ func LinkRate(speed float64, width int) float64 {
 	return speed * float64(width) * encoding / 8
 }
 
-const (
-	pciDevices   = "sys/bus/pci/devices"
-	vendorNVIDIA = "0x10de"
-)
-
-// pciAddress is domain:bus:device.function. Domains may have 8 digits.
-var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
-
-// NormalPCIAddress gives the form that sysfs uses for an address as CUDA or
-// nvidia-smi write it ("00000000:00:06.0", "0000:0A:00.0"), so that both can
-// be compared. What is no address comes back in lower case.
-func NormalPCIAddress(s string) string {
-	s = strings.ToLower(strings.TrimSpace(s))
-	domain, rest, ok := strings.Cut(s, ":")
-	if !ok || strings.Count(rest, ":") != 1 {
-		return s
-	}
-	for len(domain) > 4 && domain[0] == '0' {
-		domain = domain[1:]
-	}
-	return domain + ":" + rest
-}
+const vendorNVIDIA = "0x10de"
 
 func readGPUs(f files) []PCIDevice {
 	var out []PCIDevice
-	for _, address := range f.names(pciDevices) {
-		dir := pciDevices + "/" + address
-		if f.line(dir+"/vendor") != vendorNVIDIA {
+	for _, name := range f.names(linux.PCIDevices) {
+		address, err := linux.ParsePCIAddress(name)
+		dir := address.Dir()
+		if err != nil || f.line(dir+"/vendor") != vendorNVIDIA {
 			continue
 		}
 		class := f.line(dir + "/class")
 		if !strings.HasPrefix(class, "0x03") { // display controller; audio and bridges are others
 			continue
 		}
+		cpus, _ := address.LocalCPUs(f.fsys)
 		d := PCIDevice{
-			Address:  address,
+			Address:  name,
 			Class:    class,
 			DeviceID: f.line(dir + "/device"),
-			CPUs:     f.line(dir + "/local_cpulist"),
+			CPUs:     cpus.String(),
 			Link:     readLink(f, dir),
 			Upstream: readUpstream(f, dir),
 		}
 		if driver, err := fs.ReadLink(f.fsys, dir+"/driver"); err == nil {
 			d.Driver = path.Base(driver)
 		}
-		if n, ok := f.number(dir + "/numa_node"); ok && n >= 0 {
+		if node, err := address.NUMANode(f.fsys); err == nil && node != linux.NoNode {
+			n := int(node)
 			d.NUMANode = &n
 		}
 		out = append(out, d)
@@ -121,18 +104,20 @@ func readGPUs(f files) []PCIDevice {
 	return out
 }
 
-// readUpstream walks from the device's real folder, .../0000:00:01.0/0000:01:00.0,
+// readUpstream walks from the device's real directory, .../0000:00:01.0/0000:01:00.0,
 // up through the bridges it hangs from.
 func readUpstream(f files, dir string) []Link {
 	var out []Link
-	for p := path.Dir(f.realPath(dir)); pciAddress.MatchString(path.Base(p)); p = path.Dir(p) {
+	for p := path.Dir(f.realPath(dir)); ; p = path.Dir(p) {
+		if _, err := linux.ParsePCIAddress(path.Base(p)); err != nil {
+			return out
+		}
 		l := readLink(f, p)
 		l.Address = path.Base(p)
 		if l.Current() > 0 || l.Max() > 0 {
 			out = append(out, l)
 		}
 	}
-	return out
 }
 
 func readLink(f files, dir string) Link {
@@ -170,9 +155,12 @@ func parseWidth(s string) int {
 
 // GPU finds a device by its PCI address, in the form of CUDA or of sysfs.
 func (h *Host) GPU(address string) (PCIDevice, bool) {
-	want := NormalPCIAddress(address)
+	want, err := linux.ParsePCIAddress(address)
+	if err != nil {
+		return PCIDevice{}, false
+	}
 	for _, d := range h.GPUs {
-		if NormalPCIAddress(d.Address) == want {
+		if got, err := linux.ParsePCIAddress(d.Address); err == nil && got == want {
 			return d, true
 		}
 	}

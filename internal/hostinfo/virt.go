@@ -1,6 +1,10 @@
 package hostinfo
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
+)
 
 // Virt is what hints at a virtual machine and at a container.
 type Virt struct {
@@ -73,9 +77,16 @@ func readContainer(f files, environ []string) string {
 	if name := f.line("run/systemd/container"); name != "" {
 		return name
 	}
-	groups := f.text("proc/self/cgroup")
-	for _, m := range parseCgroupMounts(f.text("proc/self/mountinfo")) {
-		groups += m.root + "\n" // tells where the namespace hides the group's path
+	var groups string
+	members, _ := linux.ReadCgroupMembers(f.fsys)
+	for _, m := range members {
+		groups += m.Path + "\n"
+	}
+	mounts, _ := linux.ReadMounts(f.fsys)
+	for _, m := range mounts {
+		if m.Type == "cgroup" || m.Type == "cgroup2" {
+			groups += m.Root + "\n" // a namespace hides the group's path, not the mount's root
+		}
 	}
 	for _, r := range cgroupRuntimes {
 		if strings.Contains(groups, r.part) {

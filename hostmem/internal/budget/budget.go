@@ -27,6 +27,8 @@ import (
 	"runtime/metrics"
 	"sync"
 	"time"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 var (
@@ -38,22 +40,9 @@ var (
 	ErrTooLarge = errors.New("larger than the limit")
 )
 
-// A Reading is what the kernel reports.
-type Reading struct {
-	Available int    // bytes that can be had without swapping or reclaiming pinned memory
-	Total     int    // bytes in all
-	Source    string // names the figures: "/proc/meminfo MemAvailable"
-}
-
-// String is "3.1 of 8.0 GiB (/proc/meminfo MemAvailable)".
-func (r Reading) String() string {
-	const gib = 1 << 30
-	return fmt.Sprintf("%.1f of %.1f GiB (%s)", float64(r.Available)/gib, float64(r.Total)/gib, r.Source)
-}
-
 // A Budget is what one process may pin.
 type Budget struct {
-	read func(pinnedFiles int) (Reading, error)
+	read func(pinnedFiles int) (linux.Headroom, error)
 	heap func() int // bytes that the Go heap may still grow by
 
 	mu    sync.Mutex
@@ -69,7 +58,7 @@ type Budget struct {
 	// one is not overtaken by small ones for ever.
 	first, last *Grant
 
-	reading  Reading
+	reading  linux.Headroom
 	readings uint64    // number of the last one, 0 for none
 	readAt   time.Time // its time
 	since    int       // bytes granted since then
@@ -84,7 +73,7 @@ const DefaultShare = 0.9
 
 // New returns a budget without a limit. read returns the kernel's figures,
 // corrected for page cache that is pinned: the kernel takes it for reclaimable.
-func New(read func(pinnedFiles int) (Reading, error)) *Budget {
+func New(read func(pinnedFiles int) (linux.Headroom, error)) *Budget {
 	return &Budget{read: read, heap: heapGrowth, share: DefaultShare, relief: make(map[*reliever]struct{})}
 }
 

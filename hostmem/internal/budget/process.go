@@ -1,20 +1,35 @@
 package budget
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"sync"
 
-	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Process returns the budget of this process. Pinned memory is the host's, so
 // all that this module pins shares one.
-var Process = sync.OnceValue(func() *Budget { return New(ReadHost) })
+var Process = sync.OnceValue(func() *Budget {
+	return New(func(pinnedFiles int) (linux.Headroom, error) { return ReadHost(os.DirFS("/"), pinnedFiles) })
+})
 
-// ReadHost reads the kernel's figures: of the host or of the process's cgroup,
-// whichever has less available.
-func ReadHost(pinnedFiles int) (Reading, error) {
-	spare, err := pages.ReadSpare(os.DirFS("/"))
-	least := spare.Least()
-	return Reading{Available: max(0, least.Available-pinnedFiles), Total: least.Total, Source: least.Source}, err
+// ReadHost returns what the host, or the control group that binds tighter, has
+// left. A control group that cannot be read counts as no limit: there is nothing
+// to compare with.
+func ReadHost(files fs.FS, pinnedFiles int) (linux.Headroom, error) {
+	info, err := linux.ReadMeminfo(files)
+	if err != nil {
+		return linux.Headroom{}, err
+	}
+	left, ok := info.Headroom(pinnedFiles)
+	if !ok {
+		return linux.Headroom{}, errors.New("/proc/meminfo has no MemTotal or no MemAvailable")
+	}
+	groups, _ := linux.ReadCgroupMemory(files)
+	if group, ok := linux.Tightest(groups, pinnedFiles); ok && group.Headroom(pinnedFiles).Available < left.Available {
+		left = group.Headroom(pinnedFiles)
+	}
+	return left, nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/internal/smaps"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // ledger stands between a System and its calls and knows what is mapped.
@@ -91,9 +91,9 @@ func (l *ledger) requireKernelAgrees(t *testing.T) {
 	t.Helper()
 	l.requireNothingLeft(t)
 	for _, s := range l.ever {
-		u, err := smaps.Of(s.base, s.n)
+		u, err := linux.ReadSMaps(os.DirFS("/"), s.base, s.n)
 		require.NoError(t, err)
-		require.False(t, u.Has("dd"), "%#x is still mapped: %+v", s.base, u)
+		require.False(t, u.HasFlag("dd"), "%#x is still mapped: %+v", s.base, u)
 	}
 	l.ever = nil
 }
@@ -126,9 +126,9 @@ func emulated(t testing.TB) bool {
 	defer func() { assert.NoError(t, calls.Unmap(p, n)) }()
 	require.NoError(t, calls.Advise(p, n, AdviseDontDump))
 	require.NoError(t, touch(p, n/2, 4096))
-	u, err := smaps.Of(uintptr(p), n)
+	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(p), n)
 	require.NoError(t, err)
-	return u.Rss != n/2 || !u.Has("dd")
+	return u.Rss != n/2 || !u.HasFlag("dd")
 }
 
 func mustMap(t testing.TB, n int, o Options) *Region {

@@ -1,54 +1,11 @@
 package pages
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
-	"strconv"
 	"strings"
 	"unsafe"
 )
-
-// readNodes lists the NUMA nodes that have memory.
-func readNodes(files fs.FS) []int {
-	for _, name := range []string{"has_memory", "online"} {
-		if nodes, err := parseList(readFile(files, nodeFolder+"/"+name)); err == nil && len(nodes) > 0 {
-			return nodes
-		}
-	}
-	return nil
-}
-
-var errList = errors.New("not a list of numbers and ranges")
-
-// maxNode bounds what parseList believes: Linux knows at most 1024 nodes.
-const maxNode = 1 << 12
-
-// parseList reads "0-1,4", ascending and without doubles.
-func parseList(text string) ([]int, error) {
-	var list []int
-	text = strings.TrimSpace(text)
-	if text == "" {
-		return nil, nil
-	}
-	for field := range strings.SplitSeq(text, ",") {
-		low, high, isRange := strings.Cut(field, "-")
-		a, err := strconv.Atoi(low)
-		b := a
-		if err == nil && isRange {
-			b, err = strconv.Atoi(high)
-		}
-		if err != nil || a < 0 || b < a || b > maxNode {
-			return nil, fmt.Errorf("pages: %q: %w", field, errList)
-		}
-		for ; a <= b; a++ {
-			list = append(list, a)
-		}
-	}
-	slices.Sort(list)
-	return slices.Compact(list), nil
-}
 
 // bind asks for the region's pages from one node. Only a host with several nodes
 // has something to choose; what it refuses is a note.

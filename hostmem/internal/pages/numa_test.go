@@ -1,49 +1,14 @@
 package pages
 
 import (
-	"slices"
 	"testing"
 	"testing/fstest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
-
-func TestParseList(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		text string
-		want []int
-	}{
-		{"", nil},
-		{"0\n", []int{0}},
-		{"0-1\n", []int{0, 1}},
-		{"0-2,8,4-5", []int{0, 1, 2, 4, 5, 8}},
-		{"1,0,1", []int{0, 1}},
-	} {
-		got, err := parseList(tc.text)
-		require.NoError(t, err, tc.text)
-		assert.Equal(t, tc.want, got, tc.text)
-	}
-	for _, text := range []string{"a", "1-", "-1", "2-1", "1,,2", "0-99999999999", "0-5000"} {
-		_, err := parseList(text)
-		assert.ErrorIs(t, err, errList, text)
-	}
-}
-
-func FuzzParseList(f *testing.F) {
-	f.Add("0-1,4")
-	f.Add("4095-4096,,")
-	f.Fuzz(func(t *testing.T, text string) {
-		list, err := parseList(text)
-		if err != nil {
-			assert.ErrorIs(t, err, errList)
-			return
-		}
-		assert.True(t, slices.IsSorted(list))
-		assert.LessOrEqual(t, len(list), maxNode+1)
-	})
-}
 
 func file(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
 
@@ -55,15 +20,20 @@ func TestNewSystemReadsAHost(t *testing.T) {
 		"sys/kernel/mm/transparent_hugepage/hpage_pmd_size":                          file("536870912\n"),
 		"sys/devices/system/node/has_memory":                                         file("0,2\n"),
 		"sys/devices/system/node/online":                                             file("0-3\n"),
+		"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages":                      file("20\n"),
 		"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages":                    file("10\n"),
 		"sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages":                    file("3\n"),
+		"sys/devices/system/node/node2/hugepages/hugepages-2048kB/nr_hugepages":      file("20\n"),
 		"sys/devices/system/node/node2/hugepages/hugepages-2048kB/free_hugepages":    file("4\n"),
+		"sys/devices/system/node/node2/hugepages/hugepages-1048576kB/nr_hugepages":   file("2\n"),
+		"proc/sys/kernel/osrelease":                                                  file("6.12.9-arch1-1\n"),
 		"sys/devices/system/node/node2/hugepages/hugepages-1048576kB/free_hugepages": file("no number\n"),
 	})
 	assert.Equal(t, "madvise", s.THP)
 	assert.Equal(t, "defer+madvise", s.Defrag)
 	assert.Equal(t, 512<<20, s.HugePage)
 	assert.Equal(t, []int{0, 2}, s.Nodes)
+	assert.Equal(t, linux.Release{Major: 6, Minor: 12}, s.Kernel)
 	assert.Equal(t, 7, s.freeHuge(2<<20, -1))
 	assert.Equal(t, 4, s.freeHuge(2<<20, 2))
 	assert.Zero(t, s.freeHuge(2<<20, 0))
@@ -76,6 +46,7 @@ func TestNewSystemOnAHostThatTellsNothing(t *testing.T) {
 	assert.Empty(t, s.THP)
 	assert.Zero(t, s.HugePage)
 	assert.Empty(t, s.Nodes)
+	assert.Zero(t, s.Kernel)
 	assert.Positive(t, s.Page)
 
 	s = NewSystem(fstest.MapFS{

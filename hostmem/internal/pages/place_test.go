@@ -4,6 +4,7 @@ package pages
 
 import (
 	"errors"
+	"os"
 	"testing"
 	"testing/fstest"
 	"unsafe"
@@ -12,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gopinned/pinned/internal/smaps"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // The calls themselves, on whatever nodes this host has.
@@ -121,7 +122,7 @@ func TestHugetlbOrANote(t *testing.T) {
 		t.Logf("the pool had %d pages", free)
 		assert.Equal(t, 4*mib, r.Mapped())
 		assert.Empty(t, r.Notes())
-		u, err := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+		u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(r.Pointer()), r.Mapped())
 		require.NoError(t, err)
 		assert.Equal(t, 4*mib, u.Hugetlb)
 	} else {
@@ -139,6 +140,7 @@ func TestHugetlbOnANodeWithoutFreePages(t *testing.T) {
 	t.Parallel()
 	sys := twoNodes()
 	sys.files = fstest.MapFS{
+		"sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages":   file("8\n"),
 		"sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages": file("1\n"),
 	}
 	sys.Calls.Bind = func(unsafe.Pointer, int, int, bool) error { return nil }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Populate makes the bytes [from, to) of the mapped region resident, rounded out
@@ -188,8 +190,8 @@ func (r *Region) watch(n int, took time.Duration) {
 		return
 	}
 	s.gave.Store(true)
-	state := fmt.Sprintf("huge pages come too slowly (the last took %v, compaction stalls: %d, %s/defrag is %q)",
-		took.Round(time.Millisecond), count-s.count, "/"+thpFolder, r.sys.Defrag)
+	state := fmt.Sprintf("huge pages come too slowly (the last took %v, compaction stalls: %d, /sys/kernel/mm/transparent_hugepage/defrag is %q)",
+		took.Round(time.Millisecond), count-s.count, r.sys.Defrag)
 	if err := r.sys.Calls.Advise(r.base, r.mapped, AdviseNoHuge); err != nil {
 		r.note("%s, and giving them up failed: %v", state, err)
 		return
@@ -200,5 +202,6 @@ func (r *Region) watch(n int, took time.Duration) {
 // compactionStalls counts, on the whole host, how often somebody who wanted
 // memory in one piece had to make it first.
 func (s *System) compactionStalls() int {
-	return statistic(readFile(s.files, "proc/vmstat"), "compact_stall")
+	counters, _ := linux.ReadVMStat(s.files) // none where it cannot be read
+	return counters["compact_stall"]
 }

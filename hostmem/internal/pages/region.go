@@ -196,7 +196,7 @@ func (r *Region) advise(o Options) {
 		r.plan.thp = take(AdviseHuge, "4 KiB pages, slower to pin")
 	case r.plan.thp:
 		r.plan.thp = false
-		r.note("transparent huge pages are switched off (%s/enabled), pinning is slower", "/"+thpFolder)
+		r.note("transparent huge pages are switched off (/sys/kernel/mm/transparent_hugepage/enabled), pinning is slower")
 	case r.sys.THP == "always":
 		// Small neighbours are one mapping to the kernel, and a huge page for one
 		// of them would be paid by all.

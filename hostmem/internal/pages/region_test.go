@@ -4,6 +4,7 @@ package pages
 
 import (
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"unsafe"
@@ -12,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gopinned/pinned/internal/smaps"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 const (
@@ -57,26 +58,26 @@ func TestARegionKeepsWhatWasAskedRoundedUpToAPage(t *testing.T) {
 			addr := uintptr(r.Pointer())
 			assert.Zero(t, addr%uintptr(align), "%#x is not aligned to %d", addr, align)
 
-			u, err := smaps.Of(addr, kept)
+			u, err := linux.ReadSMaps(os.DirFS("/"), addr, kept)
 			require.NoError(t, err)
 			assert.Equal(t, addr, u.Start)
 			assert.Equal(t, addr+uintptr(kept), u.End)
 			assert.Equal(t, kept, u.Size)
 			assert.Equal(t, kept, u.Rss, "resident")
 			assert.Less(t, u.Rss-w.n, sys.Page, "kept beyond what was asked")
-			assert.True(t, u.Has("dc") && u.Has("dd"), "flags %v: forks or core dumps would have it", u.Flags)
+			assert.True(t, u.HasFlag("dc") && u.HasFlag("dd"), "flags %v: forks or core dumps would have it", u.Flags)
 			if w.mode == HugeNever || w.n < 2*mib {
-				assert.Zero(t, u.AnonHuge, "a huge page where none should be")
+				assert.Zero(t, u.AnonHugePages, "a huge page where none should be")
 			}
 
 			// Advice goes to the whole mapping; what huge pages there are lie within.
-			assert.Equal(t, u.Has("hg"), w.mode == HugeAuto && sys.THP != "" && sys.THP != "never" && w.n >= sys.HugePage)
+			assert.Equal(t, u.HasFlag("hg"), w.mode == HugeAuto && sys.THP != "" && sys.THP != "never" && w.n >= sys.HugePage)
 			r.Bytes()[0], r.Bytes()[w.n-1] = 1, 2
 
 			require.NoError(t, r.Unmap())
-			u, err = smaps.Of(addr, kept)
+			u, err = linux.ReadSMaps(os.DirFS("/"), addr, kept)
 			require.NoError(t, err)
-			assert.False(t, u.Has("dd"), "still mapped after Unmap: %+v", u)
+			assert.False(t, u.HasFlag("dd"), "still mapped after Unmap: %+v", u)
 		})
 	}
 }
@@ -89,11 +90,11 @@ func TestHugePagesFillARegion(t *testing.T) {
 	}
 	n := 8*sys.HugePage + sys.Page + 1
 	r := mustMap(t, n, Options{System: sys, Populate: &Populate{}})
-	u, err := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(r.Pointer()), r.Mapped())
 	require.NoError(t, err)
 	assert.Equal(t, r.Mapped(), u.Rss)
 	// A host short of memory in one piece says so.
-	assert.True(t, u.AnonHuge == 8*sys.HugePage || len(r.Notes()) > 0, "%d bytes of huge pages and no note: %+v", u.AnonHuge, u)
+	assert.True(t, u.AnonHugePages == 8*sys.HugePage || len(r.Notes()) > 0, "%d bytes of huge pages and no note: %+v", u.AnonHugePages, u)
 }
 
 func TestMapRefuses(t *testing.T) {
@@ -216,9 +217,9 @@ func TestMappingFromManyGoroutines(t *testing.T) {
 func TestForkAndDumpOnRequest(t *testing.T) {
 	requireAccount(t)
 	r := mustMap(t, 5*mib, Options{System: hostSystem(), Fork: true, Dump: true, Populate: &Populate{}})
-	u, err := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(r.Pointer()), r.Mapped())
 	require.NoError(t, err)
-	assert.False(t, u.Has("dc") || u.Has("dd"), "flags %v", u.Flags)
+	assert.False(t, u.HasFlag("dc") || u.HasFlag("dd"), "flags %v", u.Flags)
 }
 
 func TestTheKernelShowsTheNameWhereItCan(t *testing.T) {
@@ -226,7 +227,7 @@ func TestTheKernelShowsTheNameWhereItCan(t *testing.T) {
 	sys := hostSystem()
 	r := mustMap(t, 64*kib, Options{System: sys})
 	err := sys.Calls.Name(r.base, r.mapped, "pinned")
-	u, smapsErr := smaps.Of(uintptr(r.Pointer()), r.Mapped())
+	u, smapsErr := linux.ReadSMaps(os.DirFS("/"), uintptr(r.Pointer()), r.Mapped())
 	require.NoError(t, smapsErr)
 	if err == nil {
 		assert.Equal(t, "[anon:pinned]", u.Name)

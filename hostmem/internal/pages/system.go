@@ -1,12 +1,10 @@
 package pages
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
-	"path"
-	"strconv"
-	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // System is the host as far as mapping needs it: facts read once by NewSystem,
@@ -20,8 +18,8 @@ type System struct {
 	// THP and Defrag are the modes in use, "madvise" for instance, and empty
 	// where the kernel has no transparent huge pages.
 	THP, Defrag string
-	// Kernel is the release, "6.18.44" for instance, empty where unknown.
-	Kernel string
+	// Kernel is the release, the zero Release where unknown.
+	Kernel linux.Release
 	// Nodes are the NUMA nodes that have memory, ascending.
 	Nodes []int
 	// Calls are the system calls.
@@ -30,68 +28,42 @@ type System struct {
 	files fs.FS
 }
 
-const (
-	thpFolder  = "sys/kernel/mm/transparent_hugepage"
-	nodeFolder = "sys/devices/system/node"
-)
-
 // NewSystem reads a host's /sys below files, which is os.DirFS("/") outside
 // tests. What is not there leaves its field empty.
 func NewSystem(files fs.FS) *System {
+	// What cannot be read is unknown, and its zero value the answer.
+	thp, err := linux.ReadTransparentHugePages(files)
+	kernel, _ := linux.ReadRelease(files)
+	nodes, _ := linux.ReadMemoryNodes(files)
 	s := &System{
 		Page:   os.Getpagesize(),
-		THP:    chosen(readFile(files, thpFolder+"/enabled")),
-		Defrag: chosen(readFile(files, thpFolder+"/defrag")),
-		Kernel: strings.TrimSpace(readFile(files, "proc/sys/kernel/osrelease")),
-		Nodes:  readNodes(files),
+		THP:    thp.Enabled,
+		Defrag: thp.Defrag,
+		Kernel: kernel,
 		Calls:  realCalls(),
 		files:  files,
 	}
-	if s.THP == "" {
-		return s
+	for _, node := range nodes {
+		s.Nodes = append(s.Nodes, int(node))
 	}
-	s.HugePage = 2 << 20
-	if n, err := strconv.Atoi(strings.TrimSpace(readFile(files, thpFolder+"/hpage_pmd_size"))); err == nil && isPower(n) && n >= s.Page {
-		s.HugePage = n
+	switch {
+	case err != nil:
+	case thp.PageSize < s.Page: // Linux before 4.10 does not say
+		s.HugePage = 2 << 20
+	default:
+		s.HugePage = thp.PageSize
 	}
 	return s
 }
 
-// chosen takes the word in brackets out of "always [madvise] never".
-func chosen(line string) string {
-	_, rest, _ := strings.Cut(line, "[")
-	word, _, ok := strings.Cut(rest, "]")
-	if !ok {
-		return ""
-	}
-	return word
-}
-
 // freeHuge counts the free pages of a hugetlb pool: on one node, or, with a
-// negative node, on the host less those promised to mappings already.
+// negative node, on the host less those promised to mappings already. It is 0
+// where there is no such pool.
 func (s *System) freeHuge(size, node int) int {
-	pool := fmt.Sprintf("hugepages/hugepages-%dkB", size>>10)
 	if node >= 0 {
-		return s.number(path.Join(nodeFolder, fmt.Sprintf("node%d", node), pool, "free_hugepages"))
+		pool, _ := linux.NUMANode(node).HugetlbPool(s.files, size)
+		return pool.Available()
 	}
-	pool = path.Join("sys/kernel/mm", pool)
-	return max(0, s.number(pool+"/free_hugepages")-s.number(pool+"/resv_hugepages"))
+	pool, _ := linux.ReadHugetlbPool(s.files, size)
+	return pool.Available()
 }
-
-func (s *System) number(name string) int {
-	n, err := strconv.Atoi(strings.TrimSpace(readFile(s.files, name)))
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
-func readFile(files fs.FS, name string) string {
-	b, err := fs.ReadFile(files, name)
-	if err != nil {
-		return ""
-	}
-	return string(b)
-}
-
-func isPower(n int) bool { return n > 0 && n&(n-1) == 0 }

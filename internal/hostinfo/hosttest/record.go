@@ -107,7 +107,7 @@ var partial = map[string][]string{
 	"proc/self/mountinfo": {" - cgroup"},
 	"proc/modules":        {"nvidia", "nouveau"},
 	"proc/self/limits":    {"Limit", "Max locked memory"},
-	"meminfo":             {"MemTotal:", "MemFree:", "MemAvailable:", "SwapTotal:", "HugePages_", "Hugepagesize:"},
+	"meminfo":             {"MemTotal:", "MemFree:", "MemAvailable:", "Active(file):", "Inactive(file):", "SwapTotal:", "HugePages_", "Hugepagesize:"},
 	"memory.stat":         {"active_file "},
 }
 

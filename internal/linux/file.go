@@ -1,0 +1,132 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// A SyntaxError is a line that is not of the form that the kernel documents.
+type SyntaxError struct {
+	File string // "/proc/meminfo", empty for text that came from no file
+	Line int    // counted from 1, 0 for a text that is no line of a file
+	Text string // the line
+	Want string // the documented form
+}
+
+func (e *SyntaxError) Error() string {
+	where := ""
+	switch {
+	case e.File != "":
+		where = fmt.Sprintf("%s:%d: ", e.File, e.Line)
+	case e.Line > 0:
+		where = fmt.Sprintf("line %d: ", e.Line)
+	}
+	return fmt.Sprintf("%s%.200q is not %s", where, e.Text, e.Want)
+}
+
+// read parses the file of this name below fsys.
+func read[T any](fsys fs.FS, name string, parse func(text string) (T, error)) (value T, err error) {
+	text, err := fs.ReadFile(fsys, name)
+	if err == nil {
+		value, err = parse(string(text))
+	}
+	return value, inFile(name, err)
+}
+
+// optional is read for a file that not every kernel has: where it is missing, the
+// value is zero.
+func optional[T any](fsys fs.FS, name string, parse func(text string) (T, error)) (T, error) {
+	value, err := read(fsys, name, parse)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return value, err
+}
+
+// inFile makes err name the file by its absolute path.
+func inFile(name string, err error) error {
+	name = "/" + name
+	if syntax := (*SyntaxError)(nil); errors.As(err, &syntax) {
+		syntax.File = name
+		return err
+	}
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		return &fs.PathError{Op: path.Op, Path: name, Err: path.Err}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// ReadInt reads a file that holds one decimal number and nothing else, as most of
+// /proc/sys and /sys do.
+func ReadInt(fsys fs.FS, name string) (int, error) { return read(fsys, name, parseInt) }
+
+func parseInt(text string) (int, error) {
+	n, err := strconv.Atoi(strings.TrimSpace(text))
+	if err != nil {
+		return 0, &SyntaxError{Line: 1, Text: strings.TrimSpace(text), Want: "a number"}
+	}
+	return n, nil
+}
+
+// parseSize reads a decimal number of units.
+func parseSize(digits string, unit uint64) (bytes int, ok bool) {
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil {
+		return 0, false
+	}
+	if n > math.MaxInt/unit {
+		return math.MaxInt, true
+	}
+	return int(n * unit), true
+}
+
+// sumSizes adds sizes, math.MaxInt at most.
+func sumSizes(a, b int) int {
+	if a > math.MaxInt-b {
+		return math.MaxInt
+	}
+	return a + b
+}
+
+// Counters are the fields of a file of "name number" lines, by name.
+type Counters map[string]int
+
+// ReadVMStat reads /proc/vmstat: the kernel's counts of what its memory management
+// has done since boot, such as "compact_stall".
+func ReadVMStat(fsys fs.FS) (Counters, error) { return read(fsys, "proc/vmstat", ParseCounters) }
+
+// ParseCounters parses /proc/vmstat or a control group's memory.stat.
+func ParseCounters(text string) (Counters, error) {
+	counters := make(Counters, strings.Count(text, "\n"))
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSuffix(line, "\n")
+		name, digits, _ := strings.Cut(line, " ")
+		n, ok := parseSize(digits, 1)
+		if !ok || name == "" {
+			return nil, &SyntaxError{Line: number, Text: line, Want: `"name number"`}
+		}
+		counters[name] = n
+	}
+	return counters, nil
+}
+
+// ParseChoice parses a file that shows all settings and marks the chosen one, such
+// as "always [madvise] never", and returns the chosen one.
+func ParseChoice(text string) (string, error) {
+	_, rest, _ := strings.Cut(text, "[")
+	chosen, _, ok := strings.Cut(rest, "]")
+	if !ok || chosen == "" || strings.ContainsAny(chosen, " \n") {
+		first, _, _ := strings.Cut(text, "\n")
+		return "", &SyntaxError{Line: 1, Text: first, Want: `a choice, such as "always [madvise] never"`}
+	}
+	return chosen, nil
+}

@@ -1,0 +1,33 @@
+package linux
+
+import (
+	"fmt"
+)
+
+// Headroom is how much more memory can be pinned before something gives way: the
+// host has none left, or a control group reaches its limit.
+type Headroom struct {
+	Available int    // bytes free, or used by page cache that can be reclaimed
+	Total     int    // bytes in all: the host's memory, or the group's limit
+	Source    string // "/proc/meminfo MemAvailable", "/sys/fs/cgroup/job memory.max"; empty without a limit
+}
+
+// String returns the headroom in GiB with its source: "3.1 of 8.0 GiB
+// (/proc/meminfo MemAvailable)".
+func (h Headroom) String() string {
+	const gib = 1 << 30
+	return fmt.Sprintf("%.1f of %.1f GiB (%s)", float64(h.Available)/gib, float64(h.Total)/gib, h.Source)
+}
+
+// Headroom returns what the host has left. pinnedFile is how many bytes of the page
+// cache of files the caller has pinned: MemAvailable counts them as reclaimable. ok
+// is false where the file lacks MemTotal or MemAvailable, as on kernels before 3.14.
+func (m Meminfo) Headroom(pinnedFile int) (h Headroom, ok bool) {
+	available, hasAvailable := m["MemAvailable"]
+	total, hasTotal := m["MemTotal"]
+	return Headroom{
+		Available: max(0, available-min(pinnedFile, m.FileCache())),
+		Total:     total,
+		Source:    "/proc/meminfo MemAvailable",
+	}, hasAvailable && hasTotal
+}
