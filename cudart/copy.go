@@ -2,6 +2,7 @@ package cudart
 
 import (
 	"fmt"
+	"math"
 	"unsafe"
 )
 
@@ -139,6 +140,9 @@ func (d *Device) copy2D(s *Stream, dst, src uintptr, host unsafe.Pointer, p Pitc
 	}
 	if p.Width < 0 || p.Height < 0 || p.DstPitch < p.Width || p.SrcPitch < p.Width {
 		return invalid(fn, "%v: sizes must not be negative, a pitch not less than the width", p)
+	}
+	if p.Height > 0 && max(p.DstPitch, p.SrcPitch) > math.MaxInt/p.Height {
+		return invalid(fn, "%v: more than an address space", p)
 	}
 	if s != nil && d.rt.debug && host != nil && p.Height > 0 {
 		pitch := p.SrcPitch

@@ -63,3 +63,10 @@ func (rt *Runtime) Waiting() int {
 
 // Verdict chooses the error of Open among those of its attempts.
 var Verdict = verdict
+
+// Polling reports whether a goroutine asks for waits.
+func (rt *Runtime) Polling() bool {
+	rt.waits.mu.Lock()
+	defer rt.waits.mu.Unlock()
+	return rt.waits.poller != nil
+}

@@ -1,6 +1,9 @@
 package cudart
 
-import "sync"
+import (
+	"fmt"
+	"sync"
+)
 
 // hostFuncs holds what waits to be called by the library, which can be given
 // one C function and a number. The C function is made once a process: such
@@ -43,8 +46,12 @@ func (t *hostFuncTable) run(id uintptr) {
 // LaunchHostFunc queues a call of fn, on a thread of CUDA's, once the work
 // queued so far is done; work queued later waits until fn returns
 // (cudaLaunchHostFunc). fn must not call CUDA, nor this package, and should be
-// short. If the stream's work fails before, fn is never called.
+// short. If the stream's work fails before, fn is never called, and stays
+// referenced: nothing reports that.
 func (s *Stream) LaunchHostFunc(fn func()) error {
+	if fn == nil {
+		return fmt.Errorf("cudaLaunchHostFunc: %v: the function is nil", s)
+	}
 	t := hostFuncs()
 	id := t.add(fn)
 	f := s.dev.begin(s)

@@ -61,8 +61,12 @@ func (rt *Runtime) Debug() bool { return rt.debug }
 // which CUDA_VISIBLE_DEVICES may limit (cudaGetDeviceCount, asked at Open).
 func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
 
-// Device returns device i, counted from 0 in CUDA's order.
+// Device returns device i, counted from 0 in CUDA's order. The error wraps
+// [ErrInvalidDevice], or [ErrClosed].
 func (rt *Runtime) Device(i int) (*Device, error) {
+	if rt.closed.Load() {
+		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
+	}
 	if i < 0 || i >= len(rt.devices) {
 		have := fmt.Sprintf("this process sees devices 0 to %d", len(rt.devices)-1)
 		if len(rt.devices) == 0 {

@@ -45,6 +45,9 @@ func (c StuckCall) String() string {
 // A call that never returns occupies its goroutine and one thread. Other
 // streams and all waits go on.
 func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
+	if ctx == nil {
+		ctx = context.Background()
+	}
 	before := rt.inside()
 	if len(before) == 0 {
 		return nil

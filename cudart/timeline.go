@@ -2,7 +2,6 @@ package cudart
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -189,9 +188,12 @@ func (t *Timeline) current() bool {
 // record records events until all points that were asked for have one, or it
 // fails. Only one goroutine records at a time; others return, as it goes on for
 // them. The end of a stream that is closed is recorded with end set.
+//
+// A stream whose events have failed gets no more of them until the device as a
+// whole has answered: they would fill its queue.
 func (t *Timeline) record(end bool) {
 	t.mu.Lock()
-	for !t.recording && !t.ended && t.latest < t.wanted {
+	for !t.recording && !t.ended && t.latest < t.wanted && (end || t.failures < drainAfter) {
 		t.recording = true
 		t.begun++
 		n, queued := t.begun, t.handle.queued()
@@ -210,7 +212,7 @@ func (t *Timeline) record(end bool) {
 		case e != nil:
 			t.recorded.spare = append(t.recorded.spare, e)
 		}
-		if !errors.Is(err, ErrClosed) { // finish records the end
+		if end || t.handle.state.Load()&handleClosed == 0 { // else finish records the end
 			t.fail(err)
 		}
 		break
@@ -487,10 +489,12 @@ func (p Point) Known() bool { return p.line == nil || p.n <= p.line.done.Load() 
 // the library is asked on another goroutine, so that a call which blocks does
 // not keep the caller; Done is false then.
 func (p Point) Done(ctx context.Context) bool {
-	if p.Known() {
+	switch {
+	case p.Known():
 		return true
-	}
-	if ctx.Done() == nil {
+	case ctx == nil:
+		return false
+	case ctx.Done() == nil:
 		return p.line.reached(p.n)
 	}
 	w := p.line.dev.rt.waits

@@ -184,13 +184,21 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 		w.pool.Put(me)
 		return err
 	case <-ctx.Done():
+		w.abandon(me)
+		return waitCanceled(what, ctx)
+	case <-w.closing:
+		w.abandon(me)
+		return fmt.Errorf("wait for %v: the Runtime was closed: %w", what, ErrClosed)
 	}
-	// Another goroutine may hold me just now: it is not reused.
+}
+
+// abandon ends a wait whose outcome is not wanted any more. Another goroutine
+// may hold it just now: it is not reused.
+func (w *waits) abandon(me *wait) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	me.abandoned = true
 	w.remove(me)
-	w.mu.Unlock()
-	return waitCanceled(what, ctx)
 }
 
 // what is waited for, in messages.

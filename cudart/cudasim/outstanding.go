@@ -15,7 +15,7 @@ type Outstanding struct {
 	ManagedAllocs, ManagedBytes    int // cudaMallocManaged
 	Streams, Events                int
 	PeerAccesses                   int // cudaDeviceEnablePeerAccess
-	PendingOps                     int // operations enqueued and not run, in destroyed streams too
+	PendingOps                     int // operations enqueued and not run; of destroyed streams, all but records of events
 }
 
 // String lists the counts that are not zero: "1 stream, 2 registrations (8192 bytes)".

@@ -1,0 +1,415 @@
+package cudart_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A bench is a simulated device with a stream and memory to copy.
+type bench struct {
+	testing.TB
+	sim  *cudasim.Sim
+	rt   *cudart.Runtime
+	dev  *cudart.Device
+	s    *cudart.Stream
+	mem  cudart.DevPtr
+	host []byte
+}
+
+func newBench(tb testing.TB) *bench {
+	tb.Helper()
+	sim, rt := testgpu.Sim(tb, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(tb, err)
+	return &bench{TB: tb, sim: sim, rt: rt, dev: dev, s: stream(tb, dev), mem: device(tb, dev, 64), host: pinned(tb, dev, 64)}
+}
+
+func (b *bench) queue(s *cudart.Stream) {
+	b.Helper()
+	require.NoError(b, s.CopyToHost(pointer(b.host), b.mem, 64))
+}
+
+// done waits, by looks only, until a point is reached.
+func (b *bench) done(p cudart.Point) {
+	b.Helper()
+	require.Eventually(b, func() bool { return p.Done(context.Background()) }, 20*time.Second, 100*time.Microsecond)
+}
+
+func TestPointsShareAnEventUntilWorkIsQueued(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.True(t, b.s.Point().Known(), "nothing was ever queued")
+	require.Zero(t, b.sim.Calls("cudaEventRecord"))
+	open := gate(t, b.s)
+	first := b.s.Point()
+	for range 10 {
+		assert.Equal(t, first, b.s.Point())
+	}
+	assert.Equal(t, 1, b.sim.Calls("cudaEventRecord"))
+	b.queue(b.s)
+	second := b.s.Point()
+	assert.NotEqual(t, first, second)
+	assert.Equal(t, 2, b.sim.Calls("cudaEventRecord"))
+	for _, p := range []cudart.Point{first, second} {
+		assert.False(t, p.Done(context.Background()))
+	}
+	open()
+	require.NoError(t, second.Wait(t.Context()))
+	queries := b.sim.Calls("cudaEventQuery")
+	assert.True(t, first.Known(), "a later point is reached later")
+	assert.Equal(t, queries, b.sim.Calls("cudaEventQuery"))
+	assert.Equal(t, second, b.s.Point())
+	assert.Equal(t, 1, b.sim.Calls("cudaEventCreateWithFlags")-1, "two events at a time")
+}
+
+// Work that others queue by way of the handle is not seen here: each point
+// records.
+func TestPointsOfAnExposedStream(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	_ = b.s.Handle()
+	for range 3 {
+		require.NoError(t, b.s.Point().Wait(t.Context()))
+	}
+	assert.Equal(t, 3, b.sim.Calls("cudaEventRecord"))
+}
+
+// Whatever call fails once, or always, a point is reached when the work before
+// it is done, not earlier, and the device is asked only if nothing else tells.
+func TestPointsSurviveFailedCalls(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		fn     string
+		times  int
+		device bool
+	}{
+		{"cudaEventRecord", 1, false},
+		{"cudaEventQuery", 1, false},
+		{"cudaEventCreateWithFlags", 1, false},
+		{"cudaEventRecord", -1, true},
+		{"cudaEventQuery", -1, true},
+		{"cudaEventCreateWithFlags", -1, true},
+	} {
+		for _, by := range []string{"Done", "Wait", "Notify"} {
+			t.Run(tt.fn+" fails for "+by, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t)
+				open := gate(t, b.s)
+				b.queue(b.s)
+				b.sim.Fail(tt.fn, cudasim.Fault{Code: cudart.ErrUnknown, Times: tt.times})
+				p := b.s.Point()
+				for range 5 {
+					require.False(t, p.Done(context.Background()))
+				}
+				require.ErrorIs(t, p.Wait(soon(t)), context.DeadlineExceeded)
+				open()
+				switch by {
+				case "Done":
+					b.done(p)
+				case "Wait":
+					require.NoError(t, p.Wait(t.Context()))
+				case "Notify":
+					c := make(chan struct{}, 1)
+					for !p.Known() {
+						p.Notify(c)
+						<-c
+					}
+				}
+				require.True(t, p.Known())
+				if !tt.device {
+					assert.Zero(t, b.sim.Calls("cudaDeviceSynchronize"))
+				}
+				assert.ErrorIs(t, p.Err(), cudart.ErrUnknown, "the error may be one of the work")
+				b.sim.ResetFaults()
+				b.queue(b.s)
+				p = b.s.Point()
+				require.NoError(t, p.Wait(t.Context()))
+				assert.ErrorIs(t, b.s.Synchronize(t.Context()), cudart.ErrUnknown, "reported once")
+			})
+		}
+	}
+}
+
+// One wait for the device serves all streams that need it.
+func TestDeviceIsAskedOnceForAllStreams(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const n = 50
+	b.sim.Fail("cudaEventRecord", cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+	open := gate(t, b.s)
+	points := []cudart.Point{b.s.Point()}
+	for range n {
+		s := stream(t, b.dev)
+		b.queue(s)
+		points = append(points, s.Point())
+	}
+	for range 5 {
+		for _, p := range points {
+			require.False(t, p.Done(context.Background()), "the device is busy")
+		}
+	}
+	open()
+	for _, p := range points {
+		require.NoError(t, p.Wait(t.Context()))
+	}
+	assert.LessOrEqual(t, b.sim.Calls("cudaDeviceSynchronize"), 3)
+	b.sim.ResetFaults()
+}
+
+func TestPointsOfClosedAndLostStreams(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		lose, fail bool
+	}{"closed": {}, "lost": {lose: true}, "closed, without an event": {fail: true}, "lost, without an event": {true, true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			hold := make(chan struct{})
+			line := func() *cudart.Timeline {
+				s, err := b.dev.NewStream(cudart.StreamOptions{})
+				require.NoError(t, err)
+				line := s.Timeline()
+				require.NoError(t, s.LaunchHostFunc(func() { <-hold }))
+				b.queue(s)
+				if tt.fail {
+					b.sim.Fail("cudaEventRecord", cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+				}
+				if !tt.lose {
+					require.NoError(t, s.Close())
+				}
+				return line
+			}()
+			require.Eventually(t, func() bool {
+				runtime.GC()
+				return b.sim.Outstanding().Streams == 1
+			}, 20*time.Second, 10*time.Millisecond)
+			p := line.Point()
+			require.False(t, p.Done(context.Background()))
+			close(hold)
+			require.NoError(t, p.Wait(t.Context()))
+			require.Equal(t, p, line.End(), "nothing can be queued any more")
+			if quiet, ok := line.Quiet(); assert.True(t, ok) {
+				assert.Equal(t, p, quiet)
+			}
+			if !tt.fail {
+				assert.Zero(t, b.sim.Calls("cudaDeviceSynchronize"))
+			}
+			b.sim.ResetFaults()
+		})
+	}
+}
+
+// A stream whose end nobody can ask for is closed without an event.
+func TestCloseRecordsNothingForNobody(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s, err := b.dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	b.queue(s)
+	require.NoError(t, s.Close())
+	assert.Zero(t, b.sim.Calls("cudaEventRecord"))
+	require.NoError(t, b.dev.Synchronize(t.Context()))
+}
+
+// On a lost device nothing tells what is done: that is an error, not a guess,
+// and asking does not go on for ever.
+func TestPointsOfALostDevice(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	require.NoError(t, err)
+	defer func() { _ = sim.Close() }() // what the device held stays
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	defer func() { _ = rt.Close() }()
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	open := gate(t, s)
+	p := s.Point()
+	waits := make(chan error, 1)
+	go func() { waits <- p.Wait(context.Background()) }()
+	require.NoError(t, sim.LoseDevice(0))
+	open()
+	err = <-waits
+	if err == nil {
+		// The host function ended, and the event with it: that was before.
+		t.Skip("the work ended before the device was lost")
+	}
+	require.ErrorIs(t, err, cudart.ErrLaunchFailure)
+	require.False(t, p.Done(context.Background()))
+	require.ErrorIs(t, p.Wait(t.Context()), cudart.ErrLaunchFailure)
+	require.ErrorIs(t, p.Err(), cudart.ErrLaunchFailure)
+	calls := sim.TotalCalls()
+	require.ErrorIs(t, p.Wait(t.Context()), cudart.ErrLaunchFailure)
+	assert.Less(t, sim.TotalCalls()-calls, 50)
+}
+
+// An error of asynchronous work is that of the points which were not reached
+// when it was found, and of no others.
+func TestErrorsOfWorkArePointsErrors(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.queue(b.s)
+	before := b.s.Point()
+	require.NoError(t, before.Wait(t.Context()))
+	b.sim.Fail("cudaMemcpyAsync", cudasim.Fault{Async: true, Transient: true, Code: cudart.ErrIllegalAddress})
+	b.queue(b.s)
+	failed := b.s.Point()
+	require.NoError(t, failed.Wait(t.Context()), "the memory is not used any more")
+	b.queue(b.s)
+	after := b.s.Point()
+	require.NoError(t, after.Wait(t.Context()))
+	assert.NoError(t, before.Err())
+	assert.ErrorIs(t, failed.Err(), cudart.ErrIllegalAddress)
+	assert.NoError(t, after.Err())
+	done, err := b.s.Query()
+	assert.ErrorIs(t, err, cudart.ErrIllegalAddress, "it was not seen by the stream's owner")
+	assert.False(t, done)
+	done, err = b.s.Query()
+	assert.NoError(t, err)
+	assert.True(t, done)
+}
+
+// However many points are pending, there are not as many events.
+func TestManyPendingPointsShareEvents(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	open := gate(t, b.s)
+	var points []cudart.Point
+	for range 900 {
+		if len(points)%2 == 0 {
+			b.queue(b.s)
+		}
+		points = append(points, b.s.Point())
+	}
+	assert.Less(t, b.sim.Outstanding().Events, 150)
+	for _, p := range points {
+		require.False(t, p.Done(context.Background()))
+	}
+	open()
+	for i := range points {
+		b.done(points[i])
+		for _, earlier := range points[:i] {
+			require.True(t, earlier.Known())
+		}
+	}
+}
+
+func TestStreamsWaitForPoints(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	other := stream(t, b.dev)
+	fill(b.host, 1)
+	back := pinned(t, b.dev, 64)
+	open := gate(t, b.s)
+	require.NoError(t, b.s.CopyToDevice(b.mem, pointer(b.host), 64))
+	require.NoError(t, other.WaitPoint(b.s.Timeline().End()), "which records an event")
+	require.NoError(t, other.CopyToHost(pointer(back), b.mem, 64))
+	require.ErrorIs(t, other.Synchronize(soon(t)), context.DeadlineExceeded)
+	open()
+	require.NoError(t, other.Synchronize(t.Context()))
+	assert.Equal(t, b.host, back)
+	p := b.s.Point()
+	require.NoError(t, p.Wait(t.Context()))
+	calls := b.sim.Calls("cudaStreamWaitEvent")
+	require.NoError(t, other.WaitPoint(p))
+	require.NoError(t, other.WaitPoint(cudart.Point{}))
+	require.NoError(t, b.s.WaitPoint(b.s.Point()), "a stream is in order with itself")
+	assert.Equal(t, calls, b.sim.Calls("cudaStreamWaitEvent"))
+
+	b.sim.Fail("cudaEventRecord", cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+	open = gate(t, b.s)
+	require.ErrorIs(t, other.WaitPoint(b.s.Point()), cudart.ErrUnknown)
+	open()
+	b.sim.ResetFaults()
+	_ = b.s.Synchronize(t.Context())
+}
+
+// An event that is recorded again and again does not keep those who wait for
+// what it recorded first.
+func TestWaitForAnEventThatIsRecordedAnew(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	e := event(t, b.dev, cudart.EventOptions{})
+	open := gate(t, b.s)
+	require.NoError(t, b.s.Record(e))
+	wait := make(chan error, 1)
+	go func() { wait <- e.Synchronize(t.Context()) }()
+	require.Eventually(t, func() bool { return b.rt.Waiting() == 1 }, 20*time.Second, time.Millisecond)
+	later := stream(t, b.dev)
+	openLater := gate(t, later)
+	require.NoError(t, later.Record(e), "which never gets there on its own")
+	open()
+	require.NoError(t, <-wait)
+	done, err := e.Query()
+	require.NoError(t, err)
+	assert.False(t, done)
+	openLater()
+	require.NoError(t, e.Synchronize(t.Context()))
+}
+
+// A destruction that reports an error of earlier work is not tried again: the
+// handle is gone.
+func TestDestroyThatReportsAnEarlierError(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s, err := b.dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	e, err := b.dev.NewEvent(cudart.EventOptions{})
+	require.NoError(t, err)
+	b.sim.Fail("cudaStreamDestroy", cudasim.Fault{Code: cudart.ErrLaunchFailure, Late: true})
+	b.sim.Fail("cudaEventDestroy", cudasim.Fault{Code: cudart.ErrLaunchFailure, Late: true})
+	require.ErrorIs(t, s.Close(), cudart.ErrLaunchFailure)
+	require.ErrorIs(t, e.Close(), cudart.ErrLaunchFailure)
+	require.NoError(t, s.Close())
+	require.NoError(t, e.Close())
+	assert.Empty(t, b.sim.Misuses())
+}
+
+// The last call in progress destroys a stream that was closed meanwhile; what
+// fails then is tried again when the runtime is closed.
+func TestCloseDuringACall(t *testing.T) {
+	t.Parallel()
+	for _, times := range []int{0, 1} {
+		b := newBench(t)
+		s, err := b.dev.NewStream(cudart.StreamOptions{})
+		require.NoError(t, err)
+		unblock := b.sim.Block("cudaMemcpyAsync", cudasim.Fault{})
+		copied := make(chan error, 1)
+		go func() { copied <- s.CopyToHost(pointer(b.host), b.mem, 64) }()
+		require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaMemcpyAsync", 1))
+		line := s.Timeline()
+		if times > 0 {
+			b.sim.Fail("cudaStreamDestroy", cudasim.Fault{Code: cudart.ErrUnknown, Times: times})
+		}
+		require.NoError(t, s.Close())
+		require.ErrorIs(t, s.Memset(b.mem, 0, 1), cudart.ErrClosed)
+		unblock()
+		require.NoError(t, <-copied)
+		require.NoError(t, line.End().Wait(t.Context()))
+		assert.Equal(t, 1+times, b.sim.Outstanding().Streams)
+	}
+}
+
+func TestPointsAreCheap(t *testing.T) {
+	b := newBench(t)
+	b.queue(b.s)
+	p := b.s.Point()
+	require.NoError(t, p.Wait(t.Context()))
+	ctx := context.Background()
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if q := b.s.Point(); !q.Done(ctx) || q.Err() != nil || b.s.WaitPoint(q) != nil {
+			t.Error("not reached")
+		}
+	}))
+}
