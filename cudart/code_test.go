@@ -75,6 +75,9 @@ func TestCodeIsFoundThroughWrapping(t *testing.T) {
 	err := fmt.Errorf("allocate 1 GiB: %w", ErrMemoryAllocation)
 	require.ErrorIs(t, err, ErrMemoryAllocation)
 	require.NotErrorIs(t, err, ErrInvalidValue)
+	require.NotErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, &Error{Op: "cudaHostRegister", Code: ErrNotSupported}, errors.ErrUnsupported)
+	require.ErrorIs(t, &Error{Op: "cudaMemcpyBatchAsync", Code: ErrCallRequiresNewerDriver}, errors.ErrUnsupported)
 	var code Code
 	require.True(t, errors.As(err, &code))
 	assert.Equal(t, ErrMemoryAllocation, code)

@@ -1,6 +1,11 @@
 package cudart
 
-import "unsafe"
+import (
+	"context"
+	"unsafe"
+
+	"github.com/gopinned/pinned/internal/findlib"
+)
 
 // What the tests need to compare our waits with CUDA's own.
 
@@ -59,6 +64,11 @@ func (rt *Runtime) Waiting() int {
 		}
 	}
 	return n
+}
+
+// OpenHere is OpenContext on the caller's goroutine: it returns when the call does.
+func OpenHere(ctx context.Context, o Options) (*Runtime, error) {
+	return (&opening{o: o, host: findlib.This()}).run(ctx)
 }
 
 // Verdict chooses the error of Open among those of its attempts.

@@ -56,7 +56,7 @@ func TestOpenWithoutDevices(t *testing.T) {
 	sim.Fail("cudaGetDeviceCount", cudasim.Fault{Code: cudart.ErrNoDevice})
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)
-	assert.Zero(t, rt.DeviceCount())
+	assert.Empty(t, rt.Devices())
 	require.NoError(t, rt.Close())
 
 	sim.Fail("cudaGetDeviceProperties", cudasim.Fault{Code: cudart.ErrNoDevice})

@@ -29,14 +29,14 @@ func usedMemory(tb testing.TB, dev *cudart.Device) int {
 	return mib << 20
 }
 
-// On a real host with several GPUs the same, as far as it can be seen: work on
-// device 1 only leaves device 0 without a context, so its free memory as it was.
+// The same on a real host with several GPUs: work on device 1 alone makes no context
+// on device 0, whose free memory stays as it was.
 func TestRealDevicesStayApart(t *testing.T) {
 	if !testgpu.Real() {
 		t.Skip("needs PINNED_TEST_GPU=1: the simulated form is TestEveryCallRunsOnItsDevice")
 	}
 	rt := testgpu.Device(t).Runtime()
-	if rt.DeviceCount() < 2 {
+	if len(rt.Devices()) < 2 {
 		t.Skip("needs two GPUs")
 	}
 	dev, err := rt.Device(1)
