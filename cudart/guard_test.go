@@ -42,7 +42,7 @@ func TestEveryCallRunsOnItsDevice(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Empty(t, sim.WrongDevice())
-	assert.Equal(t, []int{1, 2, 3}, sim.Contexts(), "devices with a context: not 0, which nobody asked for")
+	assert.Equal(t, []int{1, 2, 3}, sim.Contexts(), "devices with a context: not 0, which no call was for")
 }
 
 // useDevice makes one call of every kind that depends on the current device.
@@ -60,7 +60,7 @@ func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
 	check(e)
 	mem, e := dev.Malloc(256)
 	check(e)
-	host, e := dev.HostAlloc(256, cudart.HostAllocPortable)
+	host, e := dev.HostAlloc(256, cudart.HostAllocDefault)
 	check(e)
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func TestErrorsDoNotStayPending(t *testing.T) {
 		done, err := s.Query()
 		require.NoError(t, err)
 		require.False(t, done, "the copies take longer than this")
-		require.Equal(t, cudart.Success, rt.PendingError(), "not ready is no error to leave behind")
+		require.Equal(t, cudart.Success, rt.PendingError(), "cudaErrorNotReady does not stay on the thread")
 		require.NoError(t, s.Synchronize(context.Background()))
 		require.Equal(t, cudart.Success, rt.PendingError())
 	})

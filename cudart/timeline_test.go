@@ -83,8 +83,8 @@ func TestPointsOfAnExposedStream(t *testing.T) {
 	assert.Equal(t, 3, b.sim.Calls("cudaEventRecord"))
 }
 
-// Whatever call fails once, or always, a point is reached when the work before
-// it is done, not earlier, and the device is asked only if nothing else tells.
+// Any call may fail once, or always: a point is reached when the work before it is done,
+// not earlier, and the device is asked only if no event answers.
 func TestPointsSurviveFailedCalls(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -208,7 +208,7 @@ func TestPointsOfClosedAndLostStreams(t *testing.T) {
 	}
 }
 
-// A stream whose end nobody can ask for is closed without an event.
+// A stream without points is closed without an event.
 func TestCloseRecordsNothingForNobody(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -220,7 +220,7 @@ func TestCloseRecordsNothingForNobody(t *testing.T) {
 	require.NoError(t, b.dev.Synchronize(t.Context()))
 }
 
-// On a lost device nothing tells what is done: that is an error, not a guess,
+// On a lost device no call reports what is done: that is an error, not a guess,
 // and asking does not go on for ever.
 func TestPointsOfALostDevice(t *testing.T) {
 	t.Parallel()
@@ -335,8 +335,8 @@ func TestStreamsWaitForPoints(t *testing.T) {
 	_ = b.s.Synchronize(t.Context())
 }
 
-// An event that is recorded again and again does not keep those who wait for
-// what it recorded first.
+// An event that is recorded again and again does not hold up waits for what it recorded
+// first.
 func TestWaitForAnEventThatIsRecordedAnew(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
