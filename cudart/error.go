@@ -26,7 +26,7 @@ var (
 	ErrNoDriver = errors.New("cudart: no NVIDIA driver")
 
 	errNilContext = errors.New("the context is nil")
-	errNilStream  = errors.New("the stream is nil")
+	errNilDevice  = errors.New("the device is nil")
 	errNilEvent   = errors.New("the event is nil")
 )
 
