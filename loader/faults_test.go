@@ -63,12 +63,7 @@ func (w *sweep) live(shape func(*Options)) (err error) {
 		}
 	}
 	if err != nil { // the fault is over
-		next := w.consume(ctx, l, fields)
-		if l.broken == nil {
-			require.NoError(w, next, "the next epoch after %v", err)
-		} else {
-			require.ErrorContains(w, next, "the device cannot tell")
-		}
+		require.NoError(w, w.consume(ctx, l, fields), "the next epoch after %v", err)
 	}
 	return err
 }
@@ -187,53 +182,174 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	assert.Greater(t, w.failed, 100)
 }
 
-// Nobody can tell when the memory of a batch is free again: a loop that waits for
-// it ends, and no other begins.
-func TestReleaseThatCannotTell(t *testing.T) {
+// unanswered are the calls by which CUDA says whether work is done.
+var unanswered = []string{"cudaEventRecord", "cudaEventQuery", "cudaStreamQuery", "cudaStreamWaitEvent", "cudaDeviceSynchronize"}
+
+func failAlways(sim *cudasim.Sim, functions []string) {
+	for _, fn := range functions {
+		sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	}
+}
+
+// Release neither fails nor waits when no event can be recorded, and the memory
+// waits for the stream all the same.
+func TestReleaseWithoutAnEvent(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	const batch, width = 4, 64
+	l := newLoaderFor(t, dev, numbered(6*batch, width), Options{BatchSize: batch, Prefetch: 1})
+	all := newLog(t, stream(t, dev), 6, batch*width)
+	sim.Hold()
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		all.add(b)
+		if b.Number() < 2 { // both slots are filled, and no worker can go on
+			require.Eventually(t, func() bool { return l.Stats().Samples == 2*batch }, time.Minute, time.Millisecond)
+			failAlways(sim, []string{"cudaEventRecord", "cudaEventCreateWithFlags"})
+			require.NoError(t, b.Release(), "its work has not begun")
+			sim.ResetFaults()
+		}
+		if b.Number() == 1 {
+			require.Positive(t, sim.Outstanding().PendingOps)
+			sim.Release()
+		}
+	}
+	// The stream reports that an event could not be recorded, to its owner, once.
+	require.ErrorIs(t, all.s.Synchronize(t.Context()), cudart.ErrUnknown)
+	all.requireAll()
+}
+
+// Where the device cannot be made to wait for the consumer's streams, the host
+// waits for them.
+func TestTheHostWaitsIfTheDeviceCannot(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{OnDevice: late(2 * time.Millisecond)})
+	const batch, width = 4, 64
+	l := newLoaderFor(t, dev, numbered(12*batch, width), Options{BatchSize: batch, Prefetch: 2})
+	all := newLog(t, stream(t, dev), 12, batch*width)
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		if b.Number() == 0 {
+			// From now on only the streams' own order is left. The batches are
+			// on the device when their work is queued.
+			sim.Fail("cudaStreamWaitEvent", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+		}
+		require.NoError(t, b.Wait(t.Context()))
+		all.add(b)
+	}
+	sim.ResetFaults()
+	all.requireAll()
+}
+
+// Memory of which it cannot be known whether the consumer's streams still use it
+// is not written.
+func TestUnknownMemoryIsNotWritten(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	l := newLoaderFor(t, dev, numbered(8, 8), Options{BatchSize: 4, Prefetch: 1})
+	all := newLog(t, stream(t, dev), 2, 32)
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		all.add(b)
+	}
+	s := l.slots[0]
+	sim.Hold()
+	require.NoError(t, all.s.CopyOnDevice(all.mem, s.mem, 32))
+	s.using.Add(all.s)
+	s.using.Record()
+	failAlways(sim, unanswered)
+	before := sim.Calls("cudaMemcpyAsync")
+	err := l.upload(t.Context(), s)
+	require.ErrorIs(t, err, cudart.ErrUnknown)
+	require.ErrorContains(t, err, "the GPU may be using the memory: ")
+	require.Equal(t, before, sim.Calls("cudaMemcpyAsync"))
+
+	// Until the context ends, it is waited for.
+	sim.ResetFaults()
+	sim.Fail("cudaStreamWaitEvent", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, l.upload(ctx, s), context.DeadlineExceeded)
+	require.Equal(t, before, sim.Calls("cudaMemcpyAsync"))
+	sim.ResetFaults()
+	sim.Release()
+	require.NoError(t, l.upload(t.Context(), s))
+	require.Equal(t, before+1, sim.Calls("cudaMemcpyAsync"))
+}
+
+// A batch of which some was queued when its copy failed keeps its pinned memory
+// until that is done.
+func TestMemoryOfABatchThatFailed(t *testing.T) {
 	t.Parallel()
 	sim, dev := simulated(t, cudasim.Link{})
 	s := stream(t, dev)
-	l := newLoaderFor(t, dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
-	given := make(chan *Batch, len(l.slots))
-	released := make(chan error, 1)
-	go func() {
-		for range l.slots { // all memory is kept
-			b := <-given
-			if b.Number() == len(l.slots)-1 {
-				for _, fn := range []string{"cudaEventRecord", "cudaEventCreateWithFlags", "cudaStreamQuery", "cudaDeviceSynchronize"} {
-					sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
-				}
-				released <- b.Release()
-			}
-		}
-	}()
+	l := newLoaderFor(t, dev, numbered(6, 8, 300), Options{BatchSize: 4, Prefetch: 1, Workers: 1})
+	sim.Hold()
+	// The first batch is one copy, the second, which is short, one for each field.
+	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 3, Code: cudart.ErrInvalidValue})
+	var last error
+	for _, last = range l.Batches(t.Context()) {
+	}
+	require.ErrorIs(t, last, cudart.ErrInvalidValue)
+	require.ErrorContains(t, last, "loader: copy batch 1 of epoch 0: ")
+	require.Len(t, l.free, 2)
+	for _, slot := range l.slots {
+		require.False(t, slot.copying.Done(t.Context()), "batch %d", slot.number)
+	}
+	sim.Release()
+	require.Len(t, slices.Concat(epochOf(t, l, s, 8, 300)...), 6)
+}
+
+// As long as CUDA cannot say what it is done with, epochs end with the error and
+// Close returns it. When it can, all goes on.
+func TestCUDACannotSay(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	s := stream(t, dev)
+	l, err := New(t.Context(), dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
+	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	var all []*Batch
 	var last error
 	for b, err := range l.Batches(ctx) {
-		if last = err; err == nil {
+		if last = err; err == nil && b.Number() == 2 {
 			require.NoError(t, b.Use(s))
-			require.NoError(t, s.Synchronize(ctx))
-			b.Keep()
-			all = append(all, b)
-			given <- b
+			sim.Hold()
+			failAlways(sim, unanswered)
 		}
 	}
 	require.ErrorIs(t, last, cudart.ErrUnknown)
+	for range 2 {
+		for _, last = range l.Batches(ctx) {
+		}
+		require.ErrorIs(t, last, cudart.ErrUnknown)
+		require.ErrorContains(t, last, "the GPU may be using the memory: ")
+	}
 	require.NoError(t, ctx.Err(), "it hung")
-	err := <-released
-	require.ErrorIs(t, err, cudart.ErrUnknown)
-	require.ErrorContains(t, err, "loader: release batch 2 of epoch 0: ")
+
 	sim.ResetFaults()
-	for _, err := range l.Batches(ctx) {
-		require.ErrorContains(t, err, "loader: the device cannot tell what it is done with: ")
+	sim.Release()
+	require.ErrorIs(t, s.Synchronize(ctx), cudart.ErrUnknown, "reported to the stream's owner, once")
+	require.Len(t, epochOf(t, l, s, 8), 25)
+
+	sim.Hold()
+	for b, err := range l.Batches(ctx) {
+		require.NoError(t, err)
+		require.NoError(t, b.Use(s))
+		break
 	}
-	require.ErrorIs(t, all[2].Release(), ErrReleased)
-	for _, b := range all[:2] {
-		require.NoError(t, b.Release())
+	failAlways(sim, unanswered)
+	before := sim.Outstanding()
+	for range 2 {
+		err := l.Close()
+		require.ErrorIs(t, err, cudart.ErrUnknown)
+		require.ErrorContains(t, err, "loader: close: all memory stays allocated, the GPU may be using it: ")
 	}
-	// Close waits for the device as a whole.
+	require.Equal(t, before.Registrations, sim.Outstanding().Registrations)
+	require.Equal(t, before.DeviceAllocs, sim.Outstanding().DeviceAllocs)
+	sim.ResetFaults()
+	sim.Release()
+	require.NoError(t, l.Close())
 }
 
 // A device that is lost for good is told, and nobody hangs.
