@@ -106,8 +106,8 @@ func (w *sweep) consume(ctx context.Context, l *Loader, fields []int) (err error
 	return nil
 }
 
-// learn counts the calls of a life.
-func (w *sweep) learn(shape func(*Options)) map[string]int {
+// count counts the calls of a life.
+func (w *sweep) count(shape func(*Options)) map[string]int {
 	var mu sync.Mutex
 	calls := make(map[string]int)
 	w.sim.OnCall(func(fn string, _ int) {
@@ -144,7 +144,7 @@ func (w *sweep) suffer(fn string, nth int, code cudart.Code, shape func(*Options
 	} else {
 		w.absorbed++
 	}
-	require.Equal(w, before, w.holding(), "not given back after %v", err)
+	require.Equal(w, before, w.holding(), "not released after %v", err)
 	require.Empty(w, w.sim.Misuses())
 }
 
@@ -159,7 +159,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 		"unordered": func(o *Options) { o.Unordered, o.Workers = true, 9 },
 	}
 	for _, name := range slices.Sorted(maps.Keys(shapes)) {
-		calls := w.learn(shapes[name])
+		calls := w.count(shapes[name])
 		for _, fn := range slices.Sorted(maps.Keys(calls)) {
 			if strings.HasPrefix(fn, "cudaGetLastError") {
 				continue // it cannot fail
@@ -178,7 +178,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 		}
 	}
 	require.NoError(t, w.s.Synchronize(t.Context()))
-	t.Logf("%d calls failed: %d lives told so, %d went on all the same", w.lives, w.failed, w.absorbed)
+	t.Logf("%d calls failed: %d lives reported it, %d went on all the same", w.lives, w.failed, w.absorbed)
 	assert.Greater(t, w.failed, 100)
 }
 
@@ -352,7 +352,7 @@ func TestCUDACannotSay(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-// A device that is lost for good is told, and nobody hangs.
+// A device that is lost for good is reported, and nothing hangs.
 func TestLostDevice(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(cudasim.Config{})

@@ -148,7 +148,7 @@ func TestHammerEnds(t *testing.T) {
 		case i == -bad:
 			panic("very bad")
 		case i%50 == 7:
-			select { // who waits is told to end
+			select { // those that wait see ctx end
 			case <-time.After(time.Millisecond):
 			case <-ctx.Done():
 				return ctx.Err()

@@ -125,7 +125,7 @@ func TestCancellationReachesTheSource(t *testing.T) {
 			}
 			require.Equal(t, 1, errs)
 			requireIdle(t, l, 0)
-			require.Zero(t, l.Stats().Skipped, "samples that nobody wants have not failed")
+			require.Zero(t, l.Stats().Skipped, "samples that are not wanted have not failed")
 			require.Zero(t, l.Stats().Retried)
 		}
 	}
@@ -150,7 +150,7 @@ func TestCancelledBefore(t *testing.T) {
 	requireIdle(t, l, 0)
 }
 
-// A worker that has many samples to read leaves those that nobody wants.
+// A worker that has many samples to read leaves those that are not wanted.
 func TestCancelledWithinAClaim(t *testing.T) {
 	dev := testgpu.Device(t)
 	for _, inTransform := range []bool{false, true} {

@@ -206,8 +206,8 @@ func (l *Loader) release(ctx context.Context) error {
 // The error is that of a sample or of a copy; ctx's, when that ends; [ErrClosed];
 // or [ErrRunning], because one loop runs at a time.
 //
-// When the loop ends, by whatever means, so do all workers: it waits until calls
-// of the source return. Copies of batches that the loop did not get may go on
+// When the loop ends, also by break or panic, so do all workers: it waits until
+// calls of the source return. Copies of batches that the loop did not get may go on
 // then, Close waits for them.
 //
 // If all batches are kept when the loop asks for another, it waits, because

@@ -120,7 +120,7 @@ func TestDeviceMemoryWaitsForEachStream(t *testing.T) {
 	}
 }
 
-// Batches are given back before their copies have begun: what is to be copied
+// Batches are released before their copies have begun: what is to be copied
 // is not overwritten.
 func TestPinnedMemoryWaitsForItsCopy(t *testing.T) {
 	t.Parallel()

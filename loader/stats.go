@@ -9,12 +9,15 @@ import (
 // A Stage is a part of the way of a batch.
 type Stage string
 
-// The stages of a loader.
 const (
-	StageSource    Stage = "source"    // Read
-	StageTransform Stage = "transform" // Transform
-	StageCopy      Stage = "copy"      // to the device
-	StageConsumer  Stage = "consumer"  // the loop's body, and work on its streams
+	// StageSource is Source.Read.
+	StageSource Stage = "source"
+	// StageTransform is Transformer.Transform.
+	StageTransform Stage = "transform"
+	// StageCopy is the copy to the device.
+	StageCopy Stage = "copy"
+	// StageConsumer is the loop's body, and the work on its streams.
+	StageConsumer Stage = "consumer"
 )
 
 // Stats are what a loader did so far, and where its time went. Times of workers
