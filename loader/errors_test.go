@@ -379,6 +379,28 @@ func TestASourceThatEndsItsGoroutine(t *testing.T) {
 	}
 }
 
+// A loop waits for workers that went on on another goroutine.
+func TestTheLoopWaitsAfterAnEndedGoroutine(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var returned atomic.Bool
+	src := Func(4, []int{8}, func(_ context.Context, i int, _ [][]byte) error {
+		if i == 0 {
+			runtime.Goexit()
+		}
+		cancel()
+		time.Sleep(10 * time.Millisecond) // in which a loop that does not wait ends
+		returned.Store(true)
+		return nil
+	})
+	l := newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 1, SkipErrors: true})
+	for _, err := range l.Batches(ctx) {
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.True(t, returned.Load())
+}
+
 // A retry may be what ends the goroutine, or what works.
 func TestRetryAfterAnEndedGoroutine(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -32,7 +33,7 @@ type sweep struct {
 }
 
 // patience is how long a life may take before it counts as hung.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // live makes a loader, consumes two epochs, and closes it. A batch that comes
 // without an error holds what it should. It returns the first error.
@@ -298,6 +299,61 @@ func TestMemoryOfABatchThatFailed(t *testing.T) {
 	}
 	sim.Release()
 	require.Len(t, slices.Concat(epochOf(t, l, s, 8, 300)...), 6)
+}
+
+// What CUDA reports while a copy is waited for may be the copy's: the epoch ends
+// with it, although the copy is done.
+func TestACopyThatMayHaveFailed(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	s := stream(t, dev)
+	l := newLoaderFor(t, dev, numbered(40, 8), Options{BatchSize: 4, Workers: 1, Prefetch: 1})
+	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown})
+	var last error
+	for _, last = range l.Batches(t.Context()) {
+	}
+	require.ErrorIs(t, last, cudart.ErrUnknown)
+	require.Regexp(t, "^loader: (batch [0-9]+|end) of epoch 0: copy of batch [0-9]+: cudaEventQuery: ", last.Error())
+	require.Len(t, epochOf(t, l, s, 8), 10, "which is that epoch's error, not the next one's")
+
+	// It is reported to those that wait for the batch.
+	sim.Hold()
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		var met atomic.Bool
+		sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown, After: func() { met.Store(true) }})
+		for !met.Load() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			require.ErrorIs(t, b.Wait(ctx), context.DeadlineExceeded)
+			cancel()
+		}
+		sim.Release()
+		require.ErrorIs(t, b.Wait(t.Context()), cudart.ErrUnknown)
+		require.ErrorContains(t, b.Wait(t.Context()), "loader: wait for batch 0 of epoch 2: cudaEventQuery: ")
+		break
+	}
+}
+
+// Opening a batch ahead is an attempt: its error is for the worker that needs the
+// batch, when none of the samples before it are left.
+func TestAnErrorOfOpeningAhead(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	l := newLoaderFor(t, dev, numbered(8, 8), Options{BatchSize: 4, Workers: 1, Prefetch: 1})
+	e := &epoch{l: l, ctx: t.Context(), badly: math.MaxInt, failed: make(chan struct{}, 1), last: new(opening)}
+	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown})
+	slot := l.slots[0]
+	require.NoError(t, l.upload(t.Context(), slot))
+	require.NoError(t, slot.copying.Wait(t.Context()))
+	e.openAhead(e.last)
+	require.ErrorIs(t, e.ahead, cudart.ErrUnknown)
+	require.NoError(t, e.err, "there may be samples before the batch")
+	require.Len(t, l.free, 2)
+	w := &worker{e: e, c: &l.workers[0]}
+	require.False(t, w.openNext(e.last))
+	require.ErrorIs(t, e.err, cudart.ErrUnknown)
+	require.ErrorContains(t, e.err, "loader: batch 0 of epoch 0: copy of batch 0: ")
+	require.Len(t, l.free, 2)
 }
 
 // As long as CUDA cannot say what it is done with, epochs end with the error and

@@ -233,6 +233,35 @@ func TestCloseWaitsForCopies(t *testing.T) {
 	require.Zero(t, sim.Outstanding().DeviceAllocs)
 }
 
+// Close waits for the consumer's streams too, which were given batches.
+func TestCloseWaitsForTheConsumersStreams(t *testing.T) {
+	sim, dev := simulated(t, cudasim.Link{})
+	l, err := New(t.Context(), dev, numbered(8, 8), Options{BatchSize: 4, Prefetch: 2})
+	require.NoError(t, err)
+	all := newLog(t, stream(t, dev), 1, 32)
+	var kept *Batch
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		b.Keep()
+		if kept == nil {
+			kept = b
+		} else {
+			require.NoError(t, b.Release())
+		}
+	}
+	sim.Hold() // all copies are done
+	all.add(kept)
+	require.NoError(t, kept.Release())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, l.CloseContext(ctx), context.DeadlineExceeded)
+	require.Equal(t, 2, sim.Outstanding().DeviceAllocs, "the loader's and the log's")
+	sim.Release()
+	require.NoError(t, l.Close())
+	all.requireAll()
+	require.Empty(t, sim.Misuses())
+}
+
 // A loop that has given all batches ends when they are on the device.
 func TestTheEndOfAnEpochWaitsForCopies(t *testing.T) {
 	sim, dev := simulated(t, cudasim.Link{})
