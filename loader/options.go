@@ -104,11 +104,11 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		name string
 		n    int
 	}{
-		{"Workers", o.Workers}, {"MaxTransforms", o.MaxTransforms}, {"Prefetch", o.Prefetch},
-		{"MaxBytes", o.MaxBytes}, {"Retries", o.Retries},
+		{"Options.Workers", o.Workers}, {"Options.MaxTransforms", o.MaxTransforms}, {"Options.Prefetch", o.Prefetch},
+		{"Options.MaxBytes", o.MaxBytes}, {"Options.Retries", o.Retries},
 	} {
 		if option.n < 0 {
-			return o, layout{}, fmt.Errorf("Options.%s is %d: must not be negative", option.name, option.n)
+			return o, layout{}, fmt.Errorf("%s is %d: must not be negative", option.name, option.n)
 		}
 	}
 	if o.BatchSize <= 0 {

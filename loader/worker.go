@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-
 	"sync/atomic"
 	"time"
 )

@@ -695,11 +695,12 @@ func TestProgressThatPanics(t *testing.T) {
 func TestNil(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
-	_, err := Run(nil, dev, Plan{}) //nolint:staticcheck // that is what is tested
+	var none context.Context
+	_, err := Run(none, dev, Plan{})
 	require.EqualError(t, err, "verify: run: the context is nil")
 	_, err = Run(t.Context(), nil, Plan{})
 	require.EqualError(t, err, "verify: run: the device is nil")
-	_, err = StaleRead(nil, dev) //nolint:staticcheck
+	_, err = StaleRead(none, dev)
 	require.EqualError(t, err, "verify: stale read: the context is nil")
 	_, err = StaleRead(t.Context(), nil)
 	require.EqualError(t, err, "verify: stale read: the device is nil")
