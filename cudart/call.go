@@ -234,5 +234,5 @@ var worksAfterClose = [numFunctions]bool{
 	fnFree: true, fnFreeAsync: true, fnFreeHost: true, fnHostUnregister: true,
 	fnStreamDestroy: true, fnStreamQuery: true,
 	fnEventDestroy: true, fnEventQuery: true, fnEventRecord: true,
-	fnDeviceSynchronize: true, fnPointerGetAttributes: true,
+	fnDeviceSynchronize: true, fnPointerGetAttributes: true, fnDeviceDisablePeerAccess: true,
 }

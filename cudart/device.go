@@ -3,6 +3,7 @@ package cudart
 import (
 	"bytes"
 	"fmt"
+	"sync"
 	"unsafe"
 )
 
@@ -16,6 +17,9 @@ type Device struct {
 	pciBusID string
 	events   eventPool
 	drainer  drainer
+
+	peersMu sync.Mutex
+	peers   map[*Device]*peerAccess
 }
 
 // An Attr is a cudaDeviceAttr: the number of a property of a device, for

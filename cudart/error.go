@@ -31,7 +31,7 @@ var (
 	ErrNoDriver = errors.New("no NVIDIA driver")
 
 	errNilContext = errors.New("the context is nil")
-	errNilStream  = errors.New("the stream is nil")
+	errNilDevice  = errors.New("the device is nil")
 	errNilEvent   = errors.New("the event is nil")
 )
 

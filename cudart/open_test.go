@@ -53,11 +53,12 @@ func TestOpenReportsLibraryAndDevices(t *testing.T) {
 		_, err = dev.Attribute(9999)
 		require.ErrorIs(t, err, cudart.ErrInvalidValue)
 
-		for _, i := range []int{-1, len(rt.Devices())} {
+		for _, i := range []int{-1, rt.DeviceCount()} {
 			_, err := rt.Device(i)
 			require.ErrorIs(t, err, cudart.ErrInvalidDevice)
 			require.ErrorContains(t, err, "this process sees")
 		}
+		assert.Len(t, rt.Devices(), rt.DeviceCount())
 		require.NoError(t, rt.Close())
 		require.NoError(t, rt.Close())
 	})

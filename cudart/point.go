@@ -118,8 +118,17 @@ func (s *Stream) WaitPoint(p Point) error {
 	if p.Known() || p.line == s.line {
 		return nil
 	}
-	e, err := p.line.eventFor(p.n)
-	if err != nil || e == nil {
+	if e := p.line.eventFor(p.n); e != nil {
+		return s.WaitEvent(e)
+	}
+	// One that is recorded now stands for the Point too. It is not the timeline's:
+	// another goroutine may be recording there.
+	e, err := p.line.recordOne(nil, false)
+	if e == nil {
+		return err
+	}
+	defer p.line.dev.putEvent(e)
+	if err != nil {
 		return err
 	}
 	return s.WaitEvent(e)

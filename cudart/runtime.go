@@ -92,8 +92,11 @@ func (rt *Runtime) Device(i int) (*Device, error) {
 	return rt.devices[i], nil
 }
 
-// Devices returns all devices that CUDA showed this process at Open, in CUDA's
-// order (cudaGetDeviceCount). CUDA_VISIBLE_DEVICES may limit and reorder them.
+// DeviceCount returns the number of devices that CUDA showed this process at Open
+// (cudaGetDeviceCount). CUDA_VISIBLE_DEVICES may limit and reorder them.
+func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
+
+// Devices returns all devices, in CUDA's order.
 func (rt *Runtime) Devices() []*Device { return append([]*Device(nil), rt.devices...) }
 
 // Close ends waits in progress with [ErrClosed] and destroys the events that the

@@ -447,26 +447,17 @@ func (t *Timeline) err(n uint64) error {
 	return nil
 }
 
-// eventFor returns an event that stands for Point n, or nil if the Point is reached.
+// eventFor returns an event that stands for Point n, or nil if there is none.
 //
 // Another goroutine may record the event again before the caller uses it. Then Point n
 // is reached, or the new recording is a later one of the same stream, for which to wait
 // is right as well.
-func (t *Timeline) eventFor(n uint64) (*Event, error) {
-	for range drainAfter {
-		t.mu.Lock()
-		if i := t.events.standsFor(n); i >= 0 {
-			defer t.mu.Unlock()
-			return t.events.pending[i].event, nil
-		}
-		t.mu.Unlock()
-		if n <= t.done.Load() {
-			return nil, nil
-		}
-		t.record(false)
+func (t *Timeline) eventFor(n uint64) *Event {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := t.events.standsFor(n)
+	if i < 0 {
+		return nil
 	}
-	if err := t.err(n); err != nil {
-		return nil, err
-	}
-	return nil, fmt.Errorf("cudaEventRecord: %v: %w", t, ErrClosed)
+	return t.events.pending[i].event
 }

@@ -153,7 +153,7 @@ func check(rooms []room, t tree) (wrong []string) {
 				case to < 0:
 					complain("%s imports %s, which is in no room", f.path, inside)
 				case to != home && !slices.Contains(r.imports, rooms[to].dir):
-					complain("%s imports %s, which %s does not", f.path, inside, r.dir)
+					complain("%s imports %s, which the row of %s does not list", f.path, inside, r.dir)
 				default:
 					imports[arrow{r.dir, rooms[to].dir}] = true
 				}
@@ -165,7 +165,7 @@ func check(rooms []room, t tree) (wrong []string) {
 				}
 				name := slices.IndexFunc(r.modules, func(m string) bool { return strings.HasSuffix(t.requires[at], "/"+m) })
 				if name < 0 {
-					complain("%s imports %s, which %s does not", f.path, imported, r.dir)
+					complain("%s imports %s, which the row of %s does not list", f.path, imported, r.dir)
 					continue
 				}
 				modules[arrow{r.dir, r.modules[name]}] = true
@@ -252,12 +252,12 @@ func TestMapsThatAreWrong(t *testing.T) {
 		{want: "lib imports lib/part, which is not below it", old: "a library | –", new: "a library | `lib/part/`"},
 		{want: "lib imports internal/helper, which is for tests only", old: "a library | –", new: "a library | `internal/helper/`"},
 		{want: "no file of lib/part imports module x/sys", old: "a part | `lib/` | –", new: "a part | `lib/` | `x/sys`"},
-		{want: "cmd/tool/main.go imports lib/part, which cmd/tool does not", old: "`lib/`, `lib/part/`", new: "`lib/`"},
-		{want: "lib/lib.go imports golang.org/x/sys/unix, which lib does not", old: "a library | – | `x/sys`", new: "a library | – | –"},
+		{want: "cmd/tool/main.go imports lib/part, which the row of cmd/tool does not list", old: "`lib/`, `lib/part/`", new: "`lib/`"},
+		{want: "lib/lib.go imports golang.org/x/sys/unix, which the row of lib does not list", old: "a library | – | `x/sys`", new: "a library | – | –"},
 		{want: "no file of lib/part imports lib", change: func(t *tree) { t.files[1].imports = nil }},
 		{want: "other/other.go is in no room", change: func(t *tree) { t.files = append(t.files, file{path: "other/other.go"}) }},
 		{want: "lib/lib.go imports other, which is in no room", change: func(t *tree) { t.files[2].imports[2] = "example.org/m/other" }},
-		{want: "lib/lib.go imports internal/helper, which lib does not", change: func(t *tree) { t.files[2].imports[2] = "example.org/m/internal/helper" }},
+		{want: "lib/lib.go imports internal/helper, which the row of lib does not list", change: func(t *tree) { t.files[2].imports[2] = "example.org/m/internal/helper" }},
 		{want: "lib/lib.go imports example.org/other, which go.mod does not require", change: func(t *tree) { t.files[2].imports[2] = "example.org/other" }},
 		{want: "lib/lib_test.go uses cgo", change: func(t *tree) { t.files[4].imports[0] = "C" }},
 	} {

@@ -1,0 +1,137 @@
+package cudart
+
+import (
+	"fmt"
+	"sync"
+)
+
+// A peerAccess is the access of one device to another. Its lock is held during the
+// calls that change it, so a call that blocks holds up only callers that need the same
+// access.
+type peerAccess struct {
+	mu      sync.Mutex
+	uses    int
+	foreign bool // other code of the process has enabled it
+}
+
+// peer returns the access to another device.
+func (d *Device) peer(to *Device) *peerAccess {
+	d.peersMu.Lock()
+	defer d.peersMu.Unlock()
+	if d.peers == nil {
+		d.peers = make(map[*Device]*peerAccess)
+	}
+	if d.peers[to] == nil {
+		d.peers[to] = new(peerAccess)
+	}
+	return d.peers[to]
+}
+
+// CanAccessPeer reports whether the device can access the memory of another one
+// directly, over NVLink or PCI Express (cudaDeviceCanAccessPeer). If it cannot, copies
+// between the two go through the host. The error wraps [ErrInvalidValue] if peer is of
+// another library; a nil peer is an error.
+func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
+	if err := d.checkPeer(peer, fnDeviceCanAccessPeer); err != nil {
+		return false, err
+	}
+	f := d.rt.begin()
+	defer d.rt.end(f)
+	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(d.ordinal), uintptr(peer.ordinal)
+	if code := d.rt.ask(fnDeviceCanAccessPeer, f); code != Success {
+		return false, d.rt.errorf(fnDeviceCanAccessPeer, code, "%v to %v", d, peer)
+	}
+	return f.outInt(0) != 0, nil
+}
+
+// EnablePeerAccess lets the device access the memory of another one directly
+// (cudaDeviceEnablePeerAccess): kernels and copies of d may then use addresses of peer.
+// Calls are counted: access ends with the last [Device.DisablePeerAccess]. Access that
+// other code of the process has enabled is used, and left enabled.
+//
+// The error wraps [ErrPeerAccessUnsupported] if the devices cannot access each other,
+// [ErrInvalidDevice] if peer is d, and [ErrInvalidValue] if peer is of another library;
+// a nil peer is an error.
+func (d *Device) EnablePeerAccess(peer *Device) error {
+	if err := d.checkPeer(peer, fnDeviceEnablePeerAccess); err != nil {
+		return err
+	}
+	access := d.peer(peer)
+	access.mu.Lock()
+	defer access.mu.Unlock()
+	if access.uses == 0 {
+		f := d.rt.begin()
+		defer d.rt.end(f)
+		f.args[0], f.args[1] = uintptr(peer.ordinal), 0
+		switch code := d.guard(fnDeviceEnablePeerAccess, f); code {
+		case Success:
+		case ErrPeerAccessAlreadyEnabled:
+			access.foreign = true
+		default:
+			return d.rt.errorf(fnDeviceEnablePeerAccess, code, "%v to %v", d, peer)
+		}
+	}
+	access.uses++
+	return nil
+}
+
+// DisablePeerAccess undoes one [Device.EnablePeerAccess]
+// (cudaDeviceDisablePeerAccess). Work that uses the access must be done. The error wraps
+// [ErrPeerAccessNotEnabled] if there is none to undo. After any other error it may be
+// called again.
+func (d *Device) DisablePeerAccess(peer *Device) error {
+	if err := d.checkPeer(peer, fnDeviceDisablePeerAccess); err != nil {
+		return err
+	}
+	access := d.peer(peer)
+	access.mu.Lock()
+	defer access.mu.Unlock()
+	switch {
+	case access.uses == 0:
+		return d.rt.errorf(fnDeviceDisablePeerAccess, ErrPeerAccessNotEnabled, "%v to %v", d, peer)
+	case access.uses == 1 && !access.foreign:
+		f := d.rt.begin()
+		defer d.rt.end(f)
+		f.args[0] = uintptr(peer.ordinal)
+		if code := d.guard(fnDeviceDisablePeerAccess, f); code != Success {
+			return d.rt.errorf(fnDeviceDisablePeerAccess, code, "%v to %v", d, peer)
+		}
+	}
+	access.uses--
+	return nil
+}
+
+// CopyPeer queues a copy of n bytes from the memory of one device to that of another
+// (cudaMemcpyPeerAsync). The stream may be of either device. The copy is direct if peer
+// access is enabled between the two, and else goes through the host. A copy of 0 bytes
+// is ignored. The error wraps [ErrInvalidValue] if n < 0, or if either range runs past
+// its allocation; a nil device is an error.
+func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n int) error {
+	switch {
+	case to == nil || from == nil:
+		return fmt.Errorf("cudaMemcpyPeerAsync: %v: %w", s, errNilDevice)
+	case n < 0:
+		return invalid(fnMemcpyPeerAsync, "size %d: must not be negative", n)
+	case n == 0:
+		return nil
+	}
+	f := s.dev.begin(s)
+	f.args = [9]uintptr{uintptr(dst), uintptr(to.ordinal), uintptr(src), uintptr(from.ordinal), uintptr(n), s.arg()}
+	code := s.dev.guard(fnMemcpyPeerAsync, f)
+	s.dev.rt.end(f)
+	if code != Success {
+		return s.dev.rt.errorf(fnMemcpyPeerAsync, code, "%d bytes from %#x on %v to %#x on %v", n, uintptr(src), from, uintptr(dst), to)
+	}
+	return nil
+}
+
+// checkPeer refuses a peer that is nil, or a device of another library.
+func (d *Device) checkPeer(peer *Device, fn function) error {
+	switch {
+	case peer == nil:
+		return fmt.Errorf("%s: %v: %w", fn.name(), d, errNilDevice)
+	case peer.rt != d.rt:
+		return invalid(fn, "%v and %v are of different libraries", d, peer)
+	}
+	return nil
+}
