@@ -47,7 +47,8 @@ func TestUnknownCodesKeepTheirNumberAndLookLikeNoName(t *testing.T) {
 	}
 }
 
-// The binary search needs the order; names must be C's, texts plain.
+// The binary search needs the order; names must be C's, and texts without spaces around
+// them.
 func TestCodeTableIsSortedAndWhole(t *testing.T) {
 	t.Parallel()
 	names := map[string]Code{}

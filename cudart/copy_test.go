@@ -14,7 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// pinned gives a test n bytes of pinned memory until its end.
+// pinned returns n bytes of pinned memory, until the end of the test.
 func pinned(tb testing.TB, dev *cudart.Device, n int) []byte {
 	tb.Helper()
 	p, err := dev.HostAlloc(n, cudart.HostAllocDefault)
@@ -23,7 +23,7 @@ func pinned(tb testing.TB, dev *cudart.Device, n int) []byte {
 	return unsafe.Slice((*byte)(p), n)
 }
 
-// device gives a test n bytes of device memory until its end.
+// device returns n bytes of device memory, until the end of the test.
 func device(tb testing.TB, dev *cudart.Device, n int) cudart.DevPtr {
 	tb.Helper()
 	p, err := dev.Malloc(n)
@@ -56,8 +56,8 @@ func fill(b []byte, seed byte) {
 
 func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
-// forEachLibrary runs a test on the machine's own library when a GPU was asked
-// for, and on every simulated version otherwise.
+// forEachLibrary runs a test with every simulated version, or with the machine's library
+// if a real GPU is requested.
 func forEachLibrary(t *testing.T, test func(t *testing.T, dev *cudart.Device)) {
 	if testgpu.Real() {
 		test(t, testgpu.Device(t))

@@ -24,7 +24,7 @@ type scatter struct {
 
 type piece struct{ host, mem, n int }
 
-// newScatter lays pieces of 1 to most bytes out in different orders on both sides.
+// newScatter places pieces of 1 to most bytes, in different orders on both sides.
 func newScatter(t *testing.T, dev *cudart.Device, pieces, most int) *scatter {
 	slot := most + 3
 	s := &scatter{host: pinned(t, dev, pieces*slot), mem: device(t, dev, pieces*slot)}

@@ -199,8 +199,8 @@ func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 	require.NoError(t, dev.CopyToDevice(mem, pointer(heap), 4096), "synchronous copies take any memory")
 }
 
-// C writes structs of other sizes in every version; none may be larger than
-// what it is given.
+// C writes structs of other sizes in every version. None may be larger than the memory
+// that it gets.
 func TestStructsHaveRoom(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[cudart.Version]struct{ pointer, properties int }{
@@ -210,6 +210,6 @@ func TestStructsHaveRoom(t *testing.T) {
 		assert.Equal(t, want.pointer, sim.StructSize("cudaPointerGetAttributes"), "%v", version)
 		assert.Equal(t, want.properties, sim.StructSize("cudaGetDeviceProperties"), "%v", version)
 		assert.LessOrEqual(t, want.pointer, cudart.PointerAttributesSize)
-		assert.Less(t, 2*want.properties, cudart.PropertiesSize, "with room for versions to come")
+		assert.Less(t, 2*want.properties, cudart.PropertiesSize, "with room for later versions")
 	}
 }

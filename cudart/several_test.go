@@ -18,7 +18,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// usedMemory is the driver's own account of a GPU's memory in use, in bytes:
+// usedMemory returns the bytes of a GPU's memory in use, as nvidia-smi reports them:
 // cudaMemGetInfo would make a context.
 func usedMemory(tb testing.TB, dev *cudart.Device) int {
 	tb.Helper()
@@ -41,8 +41,6 @@ func TestRealDevicesStayApart(t *testing.T) {
 	}
 	dev, err := rt.Device(1)
 	require.NoError(t, err)
-	// cudaMemGetInfo would make the context that must not be there, so the
-	// driver's own account is asked.
 	before := usedMemory(t, rt.Devices()[0])
 	var wg sync.WaitGroup
 	for range 64 {

@@ -115,7 +115,7 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
-// Close must not destroy a handle that another goroutine is giving to CUDA.
+// Close must not destroy a handle that another goroutine is passing to CUDA.
 func TestCloseWhileInUse(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})

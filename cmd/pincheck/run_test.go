@@ -427,7 +427,7 @@ func TestInterruptedBeforeItBegan(t *testing.T) {
 }
 
 // What is not released is reported, and is not a success.
-func TestLeakIsTold(t *testing.T) {
+func TestLeakIsReported(t *testing.T) {
 	t.Parallel()
 	var err error
 	closing(&err, func() error { return errors.New("1 stream left") })
