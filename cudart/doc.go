@@ -64,17 +64,16 @@
 //
 // An asynchronous copy returns before it has run. Its host memory must be pinned,
 // must not be Go heap memory, and must stay mapped and unchanged until the stream
-// has passed the copy. Package cudart checks this only in debug mode; packages
-// hostmem and transfer ensure it. Device addresses, streams and events are integers
-// in Go, never pointers.
+// has passed the copy. Packages hostmem and transfer ensure that; package cudart
+// checks, in debug mode, that the memory is pinned. Device addresses, streams and
+// events are integers in Go, never pointers.
 //
 // The garbage collector destroys streams and events that are lost. It does not free
 // memory, because it cannot know whether the GPU still uses it.
 //
 // # Sizes
 //
-// Sizes, offsets and pitches are bytes. Copies and memsets take 0 bytes or more,
-// and do nothing for 0. Allocations, registrations, prefetches and advice take 1
+// Sizes are bytes. Copies and memsets take 0 bytes or more, and do nothing for 0. Allocations, registrations, prefetches and advice take 1
 // byte or more. Any other size is [ErrInvalidValue], and the library is not called.
 //
 // # Errors
