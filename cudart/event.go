@@ -163,6 +163,7 @@ type eventPool struct {
 	mu     sync.Mutex
 	free   []*Event
 	made   []*Event // all of them; some are with streams
+	broken []*Event // that could not be queried, to be destroyed
 	closed bool
 }
 
@@ -174,7 +175,12 @@ func (d *Device) takeEvent() (*Event, error) {
 		d.events.mu.Unlock()
 		return e, nil
 	}
+	broken := d.events.broken
+	d.events.broken = nil
 	d.events.mu.Unlock()
+	for _, e := range broken {
+		_ = e.Close() // closeEvents tries again
+	}
 	e, err := d.NewEvent(EventOptions{})
 	if err != nil {
 		return nil, err
@@ -198,11 +204,19 @@ func (d *Device) putEvent(e *Event) {
 	}
 }
 
+// discardEvent takes an event out of use. It is destroyed before another one is
+// created, not here: the caller holds locks.
+func (d *Device) discardEvent(e *Event) {
+	d.events.mu.Lock()
+	defer d.events.mu.Unlock()
+	d.events.broken = append(d.events.broken, e)
+}
+
 // closeEvents destroys all events that takeEvent created, also those in use.
 func (d *Device) closeEvents() error {
 	d.events.mu.Lock()
 	made := d.events.made
-	d.events.free, d.events.made, d.events.closed = nil, nil, true
+	d.events.free, d.events.made, d.events.broken, d.events.closed = nil, nil, nil, true
 	d.events.mu.Unlock()
 	var errs []error
 	for _, e := range made {

@@ -299,8 +299,8 @@ func (t *Timeline) reached(n uint64) bool {
 	return n <= t.done.Load()
 }
 
-// discard destroys an event that cannot be queried and was removed from the pending
-// ones. A new event has to stand for its Points.
+// discard takes an event out of use that cannot be queried and was removed from the
+// pending ones. A new event has to stand for its Points.
 func (t *Timeline) discard(e *Event) {
 	if t.latest = t.done.Load(); len(t.events.pending) > 0 {
 		t.latest = t.events.pending[len(t.events.pending)-1].n
@@ -308,7 +308,7 @@ func (t *Timeline) discard(e *Event) {
 	// The number of calls before that older recording is not known any more.
 	t.latestAt = ^uint64(0)
 	t.wanted = max(t.wanted, t.begun)
-	go func() { _ = e.Close() }() // the call may block; a lost event costs a few bytes
+	t.dev.discardEvent(e)
 	if t.failures >= drainAfter {
 		t.drain()
 	}
