@@ -484,8 +484,9 @@ func (p Point) Known() bool { return p.line == nil || p.n <= p.line.done.Load() 
 
 // Done reports whether the point was reached: all work before it is done, or
 // has failed, and uses no memory any more (cudaEventQuery). When ctx can end,
-// the library is asked on another goroutine, so that a call which blocks does
-// not keep the caller; Done is false then.
+// the library is asked on another goroutine, so that a call which blocks keeps the
+// caller for a second at most; Done is false then, and also for others that ask for
+// the stream meanwhile, at once.
 func (p Point) Done(ctx context.Context) bool {
 	if p.Known() {
 		return true

@@ -32,6 +32,7 @@ const (
 	maxSleep = 200 * time.Microsecond
 
 	stuckAfter = 5 * time.Millisecond // inside the library
+	peekFor    = time.Second          // the longest look that a caller waits for
 )
 
 // waits are the waits of a runtime.
@@ -80,6 +81,7 @@ type wait struct {
 	done     chan error
 	notify   chan<- struct{} // in place of done
 	patience *time.Timer     // releases the turn of a call that blocks
+	peek     *time.Timer     // ends a look whose call blocks
 	turn     atomic.Int32
 
 	// Guarded by waits.mu.
@@ -99,6 +101,8 @@ func newWaits(rt *Runtime) *waits {
 		me.begin = func() { w.begin(me) }
 		me.patience = time.AfterFunc(time.Hour, func() { w.turns.leave(me) })
 		me.patience.Stop()
+		me.peek = time.NewTimer(time.Hour)
+		me.peek.Stop()
 		return me
 	}
 	return w
@@ -174,18 +178,29 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 		w.pool.Put(me)
 		return waitCanceled(what, ctx)
 	}
+	var late <-chan time.Time
 	if ctx.Done() == nil {
 		me.begin()
 	} else {
 		go me.begin()
+		if me.kind == waitPeek {
+			me.peek.Reset(peekFor)
+			late = me.peek.C
+		}
 	}
 	select {
 	case err := <-me.done:
+		me.peek.Stop()
 		w.pool.Put(me)
 		return err
 	case <-ctx.Done():
+	case <-late:
 	}
 	// Another goroutine may hold me just now: it is not reused.
+	me.peek.Stop()
+	if me.kind == waitPeek {
+		return errNotReached
+	}
 	w.mu.Lock()
 	me.abandoned = true
 	w.remove(me)
