@@ -9,65 +9,76 @@ import (
 	"unsafe"
 )
 
-// A guest is what a region knows of memory that it did not make itself. It
-// begins and ends anywhere in a page.
-type guest struct {
+// external describes a region that Map did not make: memory that other code mapped,
+// or a file. It starts and ends anywhere in a page.
+type external struct {
 	readOnly bool
-	whole    unsafe.Pointer // the mapping to give back, nil for memory that is only borrowed
+	shared   bool
+	whole    unsafe.Pointer // the mapping that Unmap unmaps, nil for memory of another owner
 	size     int
 	slow     sync.Once // noted
 }
 
-// Borrow makes a region of memory that somebody else mapped, to populate it.
-// Unmap leaves it mapped. The memory must stay until then.
-func Borrow(s *System, mem []byte, readOnly bool) (*Region, error) {
-	if s.Calls.Advise == nil {
-		return nil, fmt.Errorf("pages: %w here", errors.ErrUnsupported)
-	}
-	return s.host(unsafe.Pointer(unsafe.SliceData(mem)), len(mem), &guest{readOnly: readOnly}), nil
+// Memory describes memory that other code mapped.
+type Memory struct {
+	Bytes    []byte
+	Backing  Backing
+	ReadOnly bool // it cannot be written
+	Shared   bool // it was mapped shared
 }
 
-// MapFile maps n bytes of a file from off on, which need not be a page's
-// begin, shared and for reading only. The region keeps the file's pages in the
-// mapping, not the file: f may be closed. Bytes that the file loses later are a
-// SIGBUS to whoever reads them.
+// Borrow makes a region of memory that other code mapped, to populate it. Unmap
+// leaves it mapped. The memory must stay mapped until then.
+func Borrow(s *System, m Memory) (*Region, error) {
+	if s.Calls.Advise == nil {
+		return nil, fmt.Errorf("populating is %w", errors.ErrUnsupported)
+	}
+	base := unsafe.Pointer(unsafe.SliceData(m.Bytes))
+	return s.external(base, len(m.Bytes), s.Page, m.Backing, &external{readOnly: m.ReadOnly, shared: m.Shared}), nil
+}
+
+// MapFile maps n bytes of a file from off on, which need not be the start of a page,
+// shared and for reading only. The region keeps the file's pages in the mapping, not
+// the file: f may be closed. Reading bytes that the file loses later is a SIGBUS.
 func MapFile(s *System, f *os.File, off int64, n int) (*Region, error) {
-	skip := int(off & int64(s.Page-1))
-	size := roundUp(skip+n, s.Page)
+	on, _ := s.Calls.FileSystem(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // else it is taken for a plain one
+	page := max(s.Page, on.Page)
+	skip := int(off & int64(page-1))
+	size := roundUp(skip+n, page)
 	whole, err := s.Calls.MapFile(f, off-int64(skip), size)
 	if err != nil {
-		return nil, fmt.Errorf("pages: map %d bytes of %s at %d: %w", n, f.Name(), off, err)
+		return nil, fmt.Errorf("map %d bytes of %s at %d: %w", n, f.Name(), off, err)
 	}
-	return s.host(unsafe.Add(whole, skip), n, &guest{readOnly: true, whole: whole, size: size}), nil
+	e := &external{readOnly: true, shared: true, whole: whole, size: size}
+	return s.external(unsafe.Add(whole, skip), n, page, on.Backing(), e), nil
 }
 
-func (s *System) host(base unsafe.Pointer, n int, g *guest) *Region {
-	return &Region{sys: s, plan: plan{n: n, mapped: n, page: s.Page}, base: base, mapped: n, node: -1, guest: g}
+func (s *System) external(base unsafe.Pointer, n, page int, backing Backing, e *external) *Region {
+	return &Region{sys: s, plan: plan{n: n, mapped: n, page: page}, base: base, mapped: n, node: -1, backing: backing, external: e}
 }
 
-func (g *guest) giveBack(s *System) error {
-	if g.whole == nil {
+func (e *external) unmap(s *System) error {
+	if e.whole == nil {
 		return nil
 	}
-	return s.Calls.Unmap(g.whole, g.size)
+	return s.Calls.Unmap(e.whole, e.size)
 }
 
-// fault makes the pages of a block resident that are within the region. It only
-// advises: other people's memory may be a device's, where a touch does things.
-// A kernel that does not know the advice (before 5.14) leaves the work to
-// whoever comes next.
-func (g *guest) fault(r *Region, p unsafe.Pointer, n int) error {
+// fault makes the pages of a block resident that are within the region. It gives
+// advice only: the memory may be a device's, where a touch has effects. On kernels
+// that do not know the advice (before 5.14) pages become resident later, one by one.
+func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
 	// Work is rounded out to whole pages, which may be one too many here.
 	n = min(n, r.mapped-int(uintptr(p)-uintptr(r.base)))
 	if n <= 0 {
 		return nil
 	}
-	// The kernel wants a page's begin; it rounds the end itself.
+	// The kernel wants the start of a page; it rounds the end itself.
 	skip := int(uintptr(p) & uintptr(r.sys.Page-1))
 	page := unsafe.Add(p, -skip)
 	n += skip
 	how := AdvisePopulate
-	if g.readOnly {
+	if e.readOnly {
 		how = AdvisePopulateRead
 	}
 	err := r.sys.Calls.Advise(page, n, how)
@@ -77,8 +88,8 @@ func (g *guest) fault(r *Region, p unsafe.Pointer, n int) error {
 	if errors.Is(err, syscall.EFAULT) {
 		return fmt.Errorf("%w: %w", errFault, err)
 	}
-	g.slow.Do(func() {
-		r.note("madvise %s failed (%v): pages that are not there come one by one, slower", how, err)
+	e.slow.Do(func() {
+		r.note("madvise %s failed (%v): pages that are not resident become so one by one, which is slower", how, err)
 	})
 	return nil
 }

@@ -3,6 +3,7 @@
 package pages
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,7 +15,7 @@ import (
 )
 
 // residentPages is how many pages of mem, which begins a page, are there.
-func residentPages(t *testing.T, mem []byte) (n int) {
+func countResident(t *testing.T, mem []byte) (n int) {
 	t.Helper()
 	vec := make([]byte, len(mem)/os.Getpagesize())
 	require.NoError(t, realCalls().Resident(unsafe.Pointer(&mem[0]), len(mem), vec))
@@ -32,7 +33,7 @@ func TestBorrowedMemoryIsPopulatedAndStays(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, unix.Madvise(mem, unix.MADV_NOHUGEPAGE))
 		part := mem[bounds[0]:bounds[1]]
-		r, err := Borrow(hostSystem(), part, false)
+		r, err := Borrow(hostSystem(), Memory{Bytes: part})
 		require.NoError(t, err)
 		assert.Equal(t, unsafe.Pointer(&part[0]), r.Pointer())
 		assert.Equal(t, []int{len(part), len(part)}, []int{r.Len(), r.Mapped()})
@@ -40,7 +41,7 @@ func TestBorrowedMemoryIsPopulatedAndStays(t *testing.T) {
 		assert.Empty(t, r.Notes())
 		if !emulated(t) {
 			want := (bounds[1]+page-1)/page - bounds[0]/page
-			assert.Equal(t, want, residentPages(t, mem), "%v: its pages and no others", bounds)
+			assert.Equal(t, want, countResident(t, mem), "%v: its pages and no others", bounds)
 		}
 		require.NoError(t, r.Unmap())
 		require.NoError(t, r.Unmap())
@@ -50,7 +51,7 @@ func TestBorrowedMemoryIsPopulatedAndStays(t *testing.T) {
 	}
 }
 
-// Memory of others may be a device's: it is never touched.
+// External memory may be a device's: it is never touched.
 func TestBorrowedMemoryIsNotTouchedWhereAdviceIsUnknown(t *testing.T) {
 	t.Parallel()
 	mem, err := unix.Mmap(-1, 0, 5*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -62,7 +63,7 @@ func TestBorrowedMemoryIsNotTouchedWhereAdviceIsUnknown(t *testing.T) {
 			assert.NotEqual(t, "Touch", call)
 			return unix.EINVAL
 		})
-		r, err := Borrow(sys, mem, readOnly)
+		r, err := Borrow(sys, Memory{Bytes: mem, ReadOnly: readOnly})
 		require.NoError(t, err)
 		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
 		require.Len(t, r.Notes(), 1)
@@ -76,7 +77,7 @@ func TestItemsOfBorrowedMemoryCoverItOnce(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, unix.Munmap(mem)) }()
 	part := mem[123 : 6*mib+500]
-	r, err := Borrow(hostSystem(), part, false)
+	r, err := Borrow(hostSystem(), Memory{Bytes: part})
 	require.NoError(t, err)
 	covered := 0
 	require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: 1, Item: 2 * mib, Done: func(off, n int) error {
@@ -123,7 +124,7 @@ func TestMapFile(t *testing.T) {
 	}
 }
 
-// A page behind a file's end is an error, not a signal.
+// A page past a file's end is an error, not a signal.
 func TestAFilesMissingPage(t *testing.T) {
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
@@ -139,4 +140,130 @@ func TestAFilesMissingPage(t *testing.T) {
 		return // advice does nothing there
 	}
 	require.ErrorIs(t, err, errFault)
+}
+
+// Of a hugetlbfs the kernel maps and unmaps whole huge pages only, at offsets that are
+// multiples of their size: with any other size munmap fails for ever. The file system
+// here is a plain one that says that it has huge pages, so that no reserve is needed.
+func TestMapFileOfAPartOfAHugetlbfs(t *testing.T) {
+	t.Parallel()
+	const huge = 64 << 10 // any size larger than a base page will do
+	name := filepath.Join(t.TempDir(), "file")
+	want := make([]byte, 4*huge)
+	for i := range want {
+		want[i] = byte(i * 5 >> 4)
+	}
+	require.NoError(t, os.WriteFile(name, want, 0o600))
+	f, err := os.Open(name)
+	require.NoError(t, err)
+	defer f.Close()
+	for _, bounds := range [][2]int{{0, 1}, {0, 4 * huge}, {1, huge}, {huge - 1, huge + 1}, {2*huge + 5000, 3 * huge}, {huge, 2 * huge}} {
+		sys := hostSystem()
+		real := sys.Calls
+		var path string
+		mapped := 0
+		sys.Calls.FileSystem = func(p string) (FileSystem, error) {
+			path = p
+			return FileSystem{Page: huge, Memory: true}, nil
+		}
+		sys.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
+			if off%huge != 0 {
+				return nil, unix.EINVAL
+			}
+			mapped = (n + huge - 1) / huge * huge
+			return real.MapFile(f, off, n)
+		}
+		sys.Calls.Unmap = func(p unsafe.Pointer, n int) error {
+			if n%huge != 0 {
+				return unix.EINVAL
+			}
+			mapped -= n
+			return real.Unmap(p, n)
+		}
+		r, err := MapFile(sys, f, int64(bounds[0]), bounds[1]-bounds[0])
+		require.NoError(t, err, "%v", bounds)
+		assert.Equal(t, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path)
+		assert.Equal(t, Reserved, r.Backing())
+		assert.Equal(t, r.Len(), r.InUse(), "hugetlb pages come out of their reserve")
+		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
+		require.Equal(t, want[bounds[0]:bounds[1]], r.Bytes())
+		require.NoError(t, r.Unmap(), "%v", bounds)
+		assert.Zero(t, mapped, "%v", bounds)
+	}
+}
+
+func TestFileSystemsAndTheirPages(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]FileSystem{"/dev": {Memory: true}, "/proc": {}} {
+		got, err := fileSystem(path)
+		require.NoError(t, err)
+		assert.Equal(t, want, got, path)
+	}
+	_, err := fileSystem("/no/such/file")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	assert.Equal(t, []Backing{PageCache, Ordinary, Reserved}, []Backing{FileSystem{}.Backing(), FileSystem{Memory: true}.Backing(), FileSystem{Page: 2 * mib, Memory: true}.Backing()})
+}
+
+// What is in use already does not come out of what the host has available.
+func TestBytesInUse(t *testing.T) {
+	if emulated(t) {
+		t.Skip("/proc/self/pagemap is another process's here (user-mode emulation?)")
+	}
+	const n = 1 * mib
+	page := os.Getpagesize()
+	fd, err := unix.MemfdCreate("pinned-test", unix.MFD_CLOEXEC)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Ftruncate(fd, n))
+	name := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(name, make([]byte, n), 0o600))
+	file, err := os.OpenFile(name, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer file.Close()
+	const private, shared = unix.MAP_PRIVATE, unix.MAP_SHARED
+	write := func(mem []byte, upTo int) {
+		for i := 0; i < upTo; i += page {
+			mem[i] = 1
+		}
+	}
+	read := func(mem []byte, upTo int) {
+		for i := 0; i < upTo; i += page {
+			_ = mem[i]
+		}
+	}
+	for _, tc := range []struct {
+		name  string
+		fd    int
+		flags int
+		touch func(mem []byte, upTo int)
+		upTo  int
+		kind  Backing
+		want  int
+	}{
+		{"nothing is resident", -1, private | unix.MAP_ANONYMOUS, write, 0, Ordinary, 0},
+		{"all is", -1, private | unix.MAP_ANONYMOUS, write, n, Ordinary, n},
+		{"half of it", -1, private | unix.MAP_ANONYMOUS, write, n / 2, Ordinary, n / 2},
+		{"read only, so of the zero page", -1, private | unix.MAP_ANONYMOUS, read, n, Ordinary, 0},
+		{"shared", -1, shared | unix.MAP_ANONYMOUS, write, n / 4, Ordinary, n / 4},
+		{"a memfd", fd, shared, write, n, Ordinary, n},
+		{"a file that is mapped privately, read", int(file.Fd()), private, read, n, Ordinary, 0},
+		{"the same, written to", int(file.Fd()), private, write, n / 2, Ordinary, n / 2},
+		{"page cache", int(file.Fd()), shared, read, n, PageCache, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			mem, err := unix.Mmap(tc.fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, tc.flags)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, unix.Munmap(mem)) }()
+			_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE) // it would bring more than was touched
+			tc.touch(mem, tc.upTo)
+			r, err := Borrow(hostSystem(), Memory{Bytes: mem[5:], Backing: tc.kind, Shared: tc.flags&shared != 0})
+			require.NoError(t, err)
+			assert.InDelta(t, tc.want, r.InUse(), n/samples)
+		})
+	}
+	sys := hostSystem()
+	sys.Calls = sys.Calls.Before(func(call string) error { return unix.EPERM })
+	r, err := Borrow(sys, Memory{Bytes: make([]byte, n)})
+	require.NoError(t, err)
+	assert.Zero(t, r.InUse(), "what cannot be found out counts as not in use")
 }

@@ -129,7 +129,7 @@ func TestHugetlbOrANote(t *testing.T) {
 		t.Logf("fell back: %v", r.Notes())
 		assert.Equal(t, 3*mib+4096, r.Mapped())
 		require.NotEmpty(t, r.Notes())
-		assert.Regexp(t, `^hugetlb: \d+ of 2 pages of 2 MiB free .*: took other pages$`, r.Notes()[0])
+		assert.Regexp(t, `^hugetlb: \d+ of 2 pages of 2 MiB free .*: other pages were taken$`, r.Notes()[0])
 	}
 	requireUsable(t, r, 3*mib+1)
 	require.NoError(t, r.Unmap())
@@ -146,7 +146,7 @@ func TestHugetlbOnANodeWithoutFreePages(t *testing.T) {
 	sys.Calls.Bind = func(unsafe.Pointer, int, int, bool) error { return nil }
 	r := mustMap(t, 4*mib, Options{System: sys, HugePages: HugeTLB, NodeSet: true, Node: 1})
 	assert.Equal(t, sys.Page, r.Page())
-	assert.Equal(t, "hugetlb: 1 of 2 pages of 2 MiB free on node 1: took other pages", r.Notes()[0])
+	assert.Equal(t, "hugetlb: 1 of 2 pages of 2 MiB free on node 1: other pages were taken", r.Notes()[0])
 }
 
 // A pool that promised pages and cannot give them: the fault is met on the way.
@@ -191,7 +191,7 @@ func TestHugetlbThatGivesOutOnTheWay(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, sys.Page, r.Page())
 	require.NotEmpty(t, r.Notes())
-	assert.Contains(t, r.Notes()[0], "hugetlb: the pool gave out on the way")
+	assert.Contains(t, r.Notes()[0], "hugetlb: the pool ran out of pages")
 	require.NoError(t, r.Unmap())
 	l.requireNothingLeft(t)
 }

@@ -121,7 +121,7 @@ func TestMapRefuses(t *testing.T) {
 			tc.o.System = sys
 			_, err := Map(t.Context(), tc.n, tc.o)
 			require.ErrorIs(t, err, tc.want)
-			assert.Contains(t, err.Error(), fmt.Sprintf("pages: map %d bytes", tc.n))
+			assert.Contains(t, err.Error(), fmt.Sprintf("map %d bytes", tc.n))
 		})
 	}
 }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 )
 
-// crew does work on [from, to) in items of size bytes with several goroutines.
+// workers do work on [from, to) in items of size bytes, with several goroutines.
 //
 // How many? Making pages resident is the kernel writing zeros, and its speed
 // grows with the threads: on 16 cores 16, 30, 40, 48, 58, 67 GB/s with 2, 4, 6,
@@ -19,8 +20,8 @@ import (
 // What collapses, from 49 to 12 GB/s at eight threads, is MADV_POPULATE_WRITE in
 // large pieces: each call keeps the address space locked for long. In pieces of
 // a huge page, as fill does it, no number of threads measured was slower than a
-// smaller one. That is why nothing here looks for the best number on the way.
-type crew struct {
+// smaller one. That is why nothing here searches for the best number.
+type workers struct {
 	from, to, size int
 	threads        int
 	work           func(ctx context.Context, off, n int) error
@@ -33,29 +34,29 @@ type crew struct {
 
 const mostThreads = 16
 
-// run works until all is done, ctx ends or work fails, and waits for everyone.
-func (c *crew) run(parent context.Context) error {
+// run works until all is done, ctx ends or work fails, and waits for all workers.
+func (w *workers) run(parent context.Context) error {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
-	c.cancel = cancel
-	c.next = c.from
-	items := (c.to - c.from + c.size - 1) / c.size
-	if threads := min(c.threads, items); threads <= 1 {
-		c.worker(ctx)
+	w.cancel = cancel
+	w.next = w.from
+	items := (w.to - w.from + w.size - 1) / w.size
+	if threads := min(w.threads, items); threads <= 1 {
+		w.worker(ctx)
 	} else {
-		var wg sync.WaitGroup
+		var group sync.WaitGroup
 		for range threads {
-			wg.Go(func() { c.worker(ctx) })
+			group.Go(func() { w.worker(ctx) })
 		}
-		wg.Wait()
+		group.Wait()
 	}
 	if err := ended(parent); err != nil {
 		return err
 	}
-	return c.err
+	return w.err
 }
 
-// ended is nil while ctx goes on, and afterwards both its error and its cause.
+// ended returns nil while ctx goes on, and afterwards both its error and its cause.
 func ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if err == nil || errors.Is(cause, err) {
@@ -64,36 +65,43 @@ func ended(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-func (c *crew) worker(ctx context.Context) {
+// worker works on item after item. A panic is an error like any other, so that the
+// memory is released.
+func (w *workers) worker(ctx context.Context) {
+	defer func() {
+		if r := recover(); r != nil {
+			w.fail(fmt.Errorf("panic: %v\n%s", r, debug.Stack()))
+		}
+	}()
 	for {
-		off, n := c.take(ctx)
+		off, n := w.take(ctx)
 		if n == 0 {
 			return
 		}
-		if err := c.work(ctx, off, n); err != nil {
-			c.fail(err)
+		if err := w.work(ctx, off, n); err != nil {
+			w.fail(err)
 		}
 	}
 }
 
-// take hands out the next item, of no bytes when there is none.
-func (c *crew) take(ctx context.Context) (off, n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.next >= c.to || ctx.Err() != nil {
+// take returns the next item, of no bytes when there is none.
+func (w *workers) take(ctx context.Context) (off, n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.next >= w.to || ctx.Err() != nil {
 		return 0, 0
 	}
 	// Items end at multiples of size, whatever from is.
-	off = c.next
-	c.next = min(off-off%c.size+c.size, c.to)
-	return off, c.next - off
+	off = w.next
+	w.next = min(off-off%w.size+w.size, w.to)
+	return off, w.next - off
 }
 
-func (c *crew) fail(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err == nil {
-		c.err = err
+func (w *workers) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.err = err
 	}
-	c.cancel()
+	w.cancel()
 }
