@@ -17,7 +17,7 @@ func benchmarkPool(b *testing.B, run func(b *testing.B, p *Pool, s *cudart.Strea
 	dev := testgpu.Device(b)
 	for _, n := range poolSizes {
 		b.Run(fmt.Sprintf("%dKiB", n>>10), func(b *testing.B) {
-			p, err := NewPool(dev, PoolOptions{})
+			p, err := New(dev, Options{})
 			require.NoError(b, err)
 			s, err := dev.NewStream(cudart.StreamOptions{})
 			require.NoError(b, err)

@@ -1,5 +1,5 @@
 //go:build linux && !android && (amd64 || arm64) && !race
 
-package hostmem
+package pool
 
 const soakOperations = 1_000_000
