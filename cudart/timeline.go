@@ -116,7 +116,8 @@ func (r *recorded) release() {
 //	                    | may be in use, and the next look asks anew
 //	stream closed, lost | an event is recorded before the stream is destroyed
 //	call blocks         | looks by others see "not reached" and go on
-//	runtime closed      | reached if that is known; else Wait is ErrClosed
+//	runtime closed      | reached if cudaDeviceSynchronize succeeds at once; else
+//	                    | Wait is ErrClosed
 //
 // An error of the work itself does not keep a point from being reached: see Err.
 type Point struct {
@@ -485,7 +486,7 @@ func (p Point) Known() bool { return p.line == nil || p.n <= p.line.done.Load() 
 // Done reports whether the point was reached: all work before it is done, or
 // has failed, and uses no memory any more (cudaEventQuery). When ctx can end,
 // the library is asked on another goroutine, so that a call which blocks keeps the
-// caller for a second at most; Done is false then, and also for others that ask for
+// caller for 200 ms at most; Done is false then, and also for others that ask for
 // the stream meanwhile, at once.
 func (p Point) Done(ctx context.Context) bool {
 	if p.Known() {
@@ -511,6 +512,9 @@ func (p Point) Wait(ctx context.Context) error {
 	}
 	if p.Known() {
 		return nil
+	}
+	if p.line.dev.rt.closed.Load() && ctx.Err() == nil {
+		return p.line.waitClosed(ctx)
 	}
 	w := p.line.dev.rt.waits
 	me := w.get(waitPoint)

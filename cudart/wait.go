@@ -31,8 +31,8 @@ const (
 	minSleep = 5 * time.Microsecond
 	maxSleep = 200 * time.Microsecond
 
-	stuckAfter = 5 * time.Millisecond // inside the library
-	peekFor    = time.Second          // the longest look that a caller waits for
+	stuckAfter = 5 * time.Millisecond   // inside the library
+	peekFor    = 200 * time.Millisecond // the longest look that a caller waits for
 )
 
 // waits are the waits of a runtime.
@@ -195,6 +195,12 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 		return err
 	case <-ctx.Done():
 	case <-late:
+		select { // on a busy host both may be true
+		case err := <-me.done:
+			w.pool.Put(me)
+			return err
+		default:
+		}
 	}
 	// Another goroutine may hold me just now: it is not reused.
 	me.peek.Stop()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
@@ -19,7 +20,7 @@ func Real() bool { return os.Getenv(Env) == "1" }
 
 // Device opens device 0: of a simulated library, or with [Real] of the
 // machine's, where having none fails the test. The end of the test closes it
-// and, when it is simulated, fails the test if anything was not given back.
+// and, when it is simulated, fails the test if anything was not released.
 func Device(tb testing.TB) *cudart.Device {
 	tb.Helper()
 	if !Real() {
@@ -30,7 +31,7 @@ func Device(tb testing.TB) *cudart.Device {
 }
 
 // Sim opens a simulated library, whatever [Real] says. The end of the test
-// closes it, and fails the test if anything was not given back or misused.
+// closes it, and fails the test if anything was not released, or was misused.
 func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	tb.Helper()
 	sim, err := cudasim.New(cfg)
@@ -42,7 +43,11 @@ func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	}
 	tb.Cleanup(func() {
 		tb.Helper()
+		// An event that could not be queried is destroyed by a goroutine of its own.
 		err := sim.Check()
+		for end := time.Now().Add(2 * time.Second); err != nil && time.Now().Before(end); err = sim.Check() {
+			time.Sleep(time.Millisecond)
+		}
 		if closing := sim.Close(); err == nil { // else it would say the same again
 			err = closing
 		}
