@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"testing"
 
@@ -229,4 +230,65 @@ func TestPieces(t *testing.T) {
 	err := Pieces(spans, 0, 25, func(int, int) error { calls++; return ErrClosed })
 	assert.ErrorIs(t, err, ErrClosed)
 	assert.Equal(t, 1, calls, "the first error ends it")
+}
+
+// The pieces of a copy are found by binary search: the same as by going through all.
+func TestPiecesOfManySpans(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	var spans []Span
+	end := 0
+	for range 300 {
+		n := 1 + random.IntN(9)
+		spans = append(spans, Span{end, n})
+		end += n + random.IntN(2)*random.IntN(3) // also with gaps
+	}
+	for range 20_000 {
+		off := random.IntN(end + 5)
+		n := random.IntN(end)
+		var want, got []Span
+		for _, s := range spans {
+			if from, to := max(off, s.Off), min(off+n, s.Off+s.Len); from < to {
+				want = append(want, Span{from, to - from})
+			}
+		}
+		require.NoError(t, Pieces(spans, off, n, func(off, n int) error {
+			got = append(got, Span{off, n})
+			return nil
+		}))
+		require.Equal(t, want, got, "%d bytes at %d", n, off)
+	}
+	require.NoError(t, Pieces(nil, 0, 10, nil))
+}
+
+// BenchmarkPieces finds the span of a byte among others: it must not take longer for
+// more of them.
+func BenchmarkPieces(b *testing.B) {
+	for _, n := range []int{1, 64, 4096} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			var spans []Span
+			for i := range n {
+				spans = append(spans, Span{i * 2 * mib, 2 * mib})
+			}
+			at := spans[n-1].Off
+			b.ReportAllocs()
+			for b.Loop() {
+				if Pieces(spans, at, 1, func(int, int) error { return nil }) != nil {
+					b.Fatal("it returns do's error")
+				}
+			}
+		})
+	}
+}
+
+// A slice of a type of many bytes costs no more than one of bytes.
+func TestSliceAllocatesNothing(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	b := g.alloc(4*mib, Options{})
+	type large [2 * mib]byte
+	assert.Zero(t, testing.AllocsPerRun(10, func() {
+		if len(Slice[large](b)) != 2 || len(Slice[uint64](b)) != mib/2 {
+			t.Error("not as many as fit")
+		}
+	}))
 }

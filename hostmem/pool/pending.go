@@ -207,7 +207,7 @@ const (
 	usualLines = 16
 	// lookPatience is how long one look at all streams goes on asking: it is longer only
 	// if calls into CUDA block.
-	lookPatience = time.Second
+	lookPatience = 500 * time.Millisecond
 )
 
 // reclaim looks for a pending block of a class that holds n bytes and whose

@@ -173,9 +173,9 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 // overtaken by small ones for ever. So a goroutine that has one lease and
 // requests another can wait for itself: use ctx.
 //
-// A call into CUDA that does not return keeps a Get for a second at most, past the end
-// of its context or in place of asking other streams, and no other Get. That is so for
-// contexts that can end: with one that cannot, calls are made on the caller's goroutine.
+// A call into CUDA that does not return keeps a Get for a second or so, past the end of
+// its context or before it goes on otherwise, and no other Get. That is so for contexts
+// that can end: with one that cannot, calls are made on the caller's goroutine.
 func (p *Pool) Get(ctx context.Context, n int) (Lease, error) {
 	l, err := p.core.get(ctx, n)
 	runtime.KeepAlive(p)
@@ -193,6 +193,8 @@ func (p *core) get(ctx context.Context, n int) (Lease, error) {
 		return Lease{}, errNilContext
 	case ctx.Err() != nil:
 		return Lease{}, ctx.Err()
+	case p.dev.Runtime().Closed():
+		return Lease{}, fmt.Errorf("the Runtime of %v: %w", p.dev, cudart.ErrClosed)
 	}
 	class := classOf(n)
 	var b *block
@@ -289,7 +291,7 @@ func (p *core) putBack(of *cudart.Timeline, b *block) {
 // Close, raised the gate before looking at the lists: either it sees the block
 // there, or the gate is seen here.
 func (p *core) returned() {
-	if !p.ticking.Load() && p.o.IdleTime > 0 {
+	if !p.ticking.Load() {
 		p.startTicking()
 	}
 	switch g := p.gate.Load(); {

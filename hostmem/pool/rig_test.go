@@ -109,8 +109,9 @@ func balanced(tb testing.TB, p *Pool) {
 	assert.GreaterOrEqual(tb, st.PeakReservedBytes, st.ReservedBytes)
 }
 
-// copyOut queues a copy of the lease's first n bytes.
-func copyOut(tb testing.TB, l Lease, s *cudart.Stream, dst cudart.DevPtr, n int) {
+// queueCopy queues a copy of n bytes from device memory, which several streams may
+// read at once, to the lease.
+func queueCopy(tb testing.TB, l Lease, s *cudart.Stream, src cudart.DevPtr, n int) {
 	tb.Helper()
-	require.NoError(tb, l.CopyToDevice(s, dst, 0, n))
+	require.NoError(tb, l.CopyToHost(s, 0, src, n))
 }

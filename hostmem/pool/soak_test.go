@@ -20,15 +20,20 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // TestSoak acquires and releases, copies and compares, from many goroutines,
-// with random faults on the simulated GPU, for soakOperations or as long as
+// with random faults on the simulated GPU, for so many operations or as long as
 // PINNED_SOAK says. None may ever find another's bytes, every error must be one that
 // was injected, and at the end everything is unmapped.
 func TestSoak(t *testing.T) {
 	const workers = 16
+	soakOperations := 1_000_000
+	if hostmemtest.Race {
+		soakOperations = 50_000
+	}
 	long, _ := time.ParseDuration(os.Getenv("PINNED_SOAK"))
 	g := newRig(t)
 	limit := 256 * mib
@@ -45,7 +50,7 @@ func TestSoak(t *testing.T) {
 		if long > 0 {
 			return time.Since(begin).Seconds() / long.Seconds()
 		}
-		return max(float64(operations.Load())/soakOperations, time.Since(begin).Minutes())
+		return max(float64(operations.Load())/float64(soakOperations), time.Since(begin).Minutes())
 	}
 	expected := func(err error) bool {
 		if err == nil {

@@ -169,7 +169,7 @@ func TestCallsOfAStreamRelease(t *testing.T) {
 			l, err := p.Get(ctx, mib)
 			require.NoError(t, err)
 			if queue {
-				copyOut(t, l, g.Stream, dst, 64)
+				queueCopy(t, l, g.Stream, dst, 64)
 			}
 			all = append(all, l)
 		}
@@ -273,7 +273,7 @@ func TestBrokenDeviceKeepsItsMemory(t *testing.T) {
 	dst, err := g.Dev.Malloc(1)
 	require.NoError(t, err)
 	l := get(t, p, 4*mib)
-	copyOut(t, l, g.Stream, dst, 1)
+	queueCopy(t, l, g.Stream, dst, 1)
 	require.NoError(t, l.Release())
 	require.NoError(t, g.Sim.LoseDevice(0))
 	g.Sim.Release()
@@ -371,11 +371,4 @@ func hammer(ctx context.Context, p *Pool, streams []*cudart.Stream, dst cudart.D
 		}
 	}
 	return nil
-}
-
-// pattern is fill, cheaper.
-func pattern(mem []byte, stamp uint64) {
-	for i := range mem {
-		mem[i] = byte(stamp >> (8 * (i % 8)))
-	}
 }

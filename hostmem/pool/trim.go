@@ -45,10 +45,14 @@ func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(fre
 	return p.unmap(ctx, chosen)
 }
 
-// relieve unmaps idle memory because other requests of the process need as much.
+// relieve unmaps idle memory because other requests of the process need as much. A Get
+// that waits here knows best what it can use, and unmaps the rest itself.
 func (p *core) relieve(need int) (freed int) {
 	p.moving.begin()
 	defer p.moving.end()
+	if p.gate.Load() > 0 {
+		return 0
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
 	defer cancel()
 	p.reclaimAll(ctx)
@@ -287,7 +291,7 @@ const idleTicks = 3
 
 // startTicking starts the timer, which runs while there is idle memory.
 func (p *core) startTicking() {
-	if p.ticking.CompareAndSwap(false, true) {
+	if p.o.IdleTime > 0 && p.ticking.CompareAndSwap(false, true) {
 		p.timer.Reset(p.o.IdleTime / (idleTicks - 1))
 	}
 }

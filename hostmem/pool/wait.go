@@ -109,12 +109,17 @@ func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err erro
 	return nil, false, r, err
 }
 
-// makeRoom unmaps idle memory until the pool's limit allows the request, if it can.
-// Going through all lists in vain takes time for each idle block, so that after it
+// makeRoom unmaps idle memory until the limit of the pool, or of the process, allows the
+// request, if it can. Going through all lists in vain takes time for each idle block, so that after it
 // about as many have to be released before the next time, or some time has to pass.
 func (w *waiter) makeRoom(ctx context.Context) error {
 	st := w.stats()
-	if w.o.MaxBytes == 0 || w.o.MaxBytes-st.InUseBytes-st.PendingBytes < w.least {
+	unused := st.ReservedBytes - st.InUseBytes - st.PendingBytes
+	missing := w.least // of the process's limit
+	if w.grant == nil {
+		missing = st.ReservedBytes + w.least - w.o.MaxBytes // of the pool's
+	}
+	if unused == 0 || w.grant == nil && unused < missing {
 		return nil
 	}
 	if w.pause > 0 {
@@ -122,7 +127,7 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 		return nil
 	}
 	chosen, left := w.plan(everything, func(freed int) bool {
-		return w.o.MaxBytes-w.reserved.value()+freed >= w.least || isSmall(w.class) && w.hasRun(w.class)
+		return freed >= missing || isSmall(w.class) && w.hasRun(w.class)
 	})
 	w.pause = 1 + left/8 // at least one, because plan wakes this Get
 	_, err := w.unmapSoon(ctx, chosen)

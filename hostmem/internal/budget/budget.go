@@ -62,7 +62,7 @@ func New(read func(pinnedFiles int) (linux.Headroom, error)) *Budget {
 	return &Budget{
 		read: read, heap: heapGrowth,
 		guard:  guard{share: DefaultShare},
-		relief: relief{all: make(map[*reliever]struct{})},
+		relief: relief{all: make(map[*reliever]struct{}), more: make(chan struct{}, 1)},
 	}
 }
 
@@ -334,7 +334,8 @@ type reliever struct {
 
 type relief struct {
 	all     map[*reliever]struct{}
-	running bool // a goroutine calls the relievers for requests that wait
+	running bool          // a goroutine calls the relievers for requests that wait
+	more    chan struct{} // sent to when another request waits
 }
 
 // Relief registers a function that unmaps unused memory: at least need bytes, if it
@@ -360,10 +361,18 @@ const (
 
 // startRelief needs b.mu.
 func (b *Budget) startRelief() {
-	if len(b.relief.all) > 0 && !b.relief.running {
-		b.relief.running = true
-		go b.relieveWaiting()
+	if len(b.relief.all) == 0 {
+		return
 	}
+	if b.relief.running {
+		select {
+		case b.relief.more <- struct{}{}:
+		default:
+		}
+		return
+	}
+	b.relief.running = true
+	go b.relieveWaiting()
 }
 
 // relieveWaiting calls the relievers for as long as requests wait for the limit.
@@ -382,7 +391,10 @@ func (b *Budget) relieveWaiting() {
 			}
 			return b.limit.first.n - b.limit.room()
 		})
-		time.Sleep(reliefEvery)
+		select {
+		case <-b.relief.more:
+		case <-time.After(reliefEvery): // what was in use may be idle by now
+		}
 	}
 }
 

@@ -80,7 +80,12 @@ func (g *Rig) NewStream() *cudart.Stream {
 	g.Helper()
 	s, err := g.Dev.NewStream(cudart.StreamOptions{})
 	require.NoError(g, err)
-	g.Cleanup(func() { assert.NoError(g, s.Close()) })
+	g.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		_ = s.Synchronize(ctx) // else its end is recorded, and pending
+		assert.NoError(g, s.Close())
+	})
 	return s
 }
 
