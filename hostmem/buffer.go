@@ -22,7 +22,7 @@ type Buffer struct{ pinnedMem }
 // host has no room for or [SetLimits] forbids; [cudart.ErrClosed] for a Runtime that
 // was closed; those of the system and of CUDA. After an error nothing is mapped or
 // registered, unless unregistering failed as well: the error says so then, and the
-// memory stays (Stats.StrandedBytes).
+// memory stays (Stats.LeakedBytes).
 //
 // When ctx ends while Alloc waits for a limit or makes pages resident, it undoes its
 // work and returns ctx's error. When ctx ends while a call into CUDA does not return,
@@ -76,5 +76,6 @@ func Slice[T any](m interface{ Bytes() []byte }) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/size)
 }
 
-// Kept returns the bytes that the buffer has resident: Len rounded up to a page.
-func (b *Buffer) Kept() int { return b.region.Mapped() }
+// Reserved returns the bytes that the buffer has mapped, resident and pinned: Len
+// rounded up to a page. It stays the same after Close.
+func (b *Buffer) Reserved() int { return b.region.Mapped() }

@@ -35,7 +35,7 @@ func TestABufferIsTheMemoryAskedFor(t *testing.T) {
 			require.NoError(t, err)
 			mem := b.Bytes()
 			require.Len(t, mem, n)
-			assert.Equal(t, n, cap(mem), "appending must not write behind the end")
+			assert.Equal(t, n, cap(mem), "appending must not write past the end")
 			assert.Equal(t, make([]byte, n), mem, "zero at first")
 			assert.Equal(t, n, b.Len())
 			assert.Equal(t, unsafe.Pointer(unsafe.SliceData(mem)), b.Pointer())
@@ -123,19 +123,19 @@ func TestCloseTwiceAndUseAfterClose(t *testing.T) {
 	err := b.CopyToDevice(g.Stream, p, 0, 4096)
 	require.ErrorIs(t, err, ErrClosed)
 	assert.ErrorContains(t, err, `copy to device: buffer "weights" of 4096 bytes`)
-	require.ErrorIs(t, b.CopyFromDevice(g.Stream, 0, p, 4096), ErrClosed)
+	require.ErrorIs(t, b.CopyToHost(g.Stream, 0, p, 4096), ErrClosed)
 	if g.Sim != nil {
 		assert.Equal(t, 1, g.Sim.Calls("cudaHostUnregister"))
 		assert.Equal(t, 1, g.Sim.Calls("cudaMemcpyAsync"))
 	}
 }
 
-// While a copy is under way the memory stays registered and mapped, whatever closes it. The
-// simulated GPU notes it if not.
+// While a copy is in progress the memory stays registered and mapped. The simulated GPU reports it
+// if not.
 func TestCloseWaitsForCopies(t *testing.T) {
 	t.Parallel()
 	for _, o := range []Options{{}, {Chunk: 2 * mib}} {
-		for _, way := range []string{"to device", "from device"} {
+		for _, way := range []string{"to device", "to host"} {
 			t.Run(fmt.Sprintf("%s chunk=%d", way, o.Chunk), func(t *testing.T) {
 				t.Parallel()
 				const n = 5*mib + 1
@@ -151,7 +151,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 					fill(b.Bytes(), 4)
 					require.NoError(t, b.CopyToDevice(other, p, 0, n))
 				} else {
-					require.NoError(t, b.CopyFromDevice(other, 0, p, n))
+					require.NoError(t, b.CopyToHost(other, 0, p, n))
 				}
 
 				err := b.CloseContext(hostmemtest.Ended())
@@ -162,7 +162,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 				require.ErrorIs(t, b.CloseContext(short), context.DeadlineExceeded)
 				assert.Equal(t, registered, g.Registrations())
 				assert.Len(t, b.Bytes(), n)
-				if way == "from device" {
+				if way == "to host" {
 					assert.Equal(t, make([]byte, n), b.Bytes(), "the copy did not run yet")
 				}
 				require.NoError(t, b.CopyToDevice(g.Stream, p, 0, 100), "it is still in use")
@@ -285,7 +285,7 @@ func TestAFailedUnregisterKeepsTheMapping(t *testing.T) {
 			assert.True(t, bytes.Equal(filled(n, 7), b.Bytes()))
 			now := ReadStats()
 			assert.Equal(t, before.Buffers+1, now.Buffers)
-			assert.Equal(t, before.KeptBytes+n, now.KeptBytes)
+			assert.Equal(t, before.ReservedBytes+n, now.ReservedBytes)
 			assert.Equal(t, before.Failures+2, now.Failures)
 
 			g.Sim.ResetFaults()
@@ -313,7 +313,7 @@ func TestAFailedUnmapMayBeTriedAgain(t *testing.T) {
 	require.ErrorIs(t, b.Close(), unix.ENOMEM)
 	assert.Zero(t, g.Registrations())
 	assert.Equal(t, int64(mib), sys.Mapped.Load())
-	assert.Equal(t, before.KeptBytes+mib, ReadStats().KeptBytes, "it is still kept")
+	assert.Equal(t, before.ReservedBytes+mib, ReadStats().ReservedBytes, "it still counts")
 	refuse.Store(false)
 	require.NoError(t, b.Close())
 	assert.Zero(t, sys.Mapped.Load())
@@ -325,10 +325,10 @@ func TestAFailedUnmapMayBeTriedAgain(t *testing.T) {
 func requireSettled(t testing.TB, before Stats) {
 	t.Helper()
 	now := ReadStats()
-	require.Equal(t, before.AskedBytes, now.AskedBytes, "bytes asked for")
-	require.Equal(t, before.KeptBytes, now.KeptBytes, "bytes kept")
+	require.Equal(t, before.RequestedBytes, now.RequestedBytes, "bytes requested")
+	require.Equal(t, before.ReservedBytes, now.ReservedBytes, "bytes reserved")
 	require.Equal(t, before.Buffers, now.Buffers, "buffers")
-	require.Equal(t, before.StrandedBytes, now.StrandedBytes, "leaked")
+	require.Equal(t, before.LeakedBytes, now.LeakedBytes, "leaked")
 }
 
 // What a device that fell off the bus was doing cannot be known, so the memory stays.
@@ -374,7 +374,7 @@ func TestAnAllocationThatCannotBeRolledBackIsLeaked(t *testing.T) {
 	assert.Equal(t, int64(4*mib), sys.Mapped.Load())
 	assert.Equal(t, 1, g.Registrations())
 	now := ReadStats()
-	assert.Equal(t, before.StrandedBytes+4*mib, now.StrandedBytes)
+	assert.Equal(t, before.LeakedBytes+4*mib, now.LeakedBytes)
 	assert.Equal(t, before.PinnedBytes+4*mib, now.PinnedBytes)
 	assert.Equal(t, before.Failures+1, now.Failures)
 	assert.Equal(t, before.Buffers, now.Buffers)
@@ -471,14 +471,14 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return nil }
 	page := os.Getpagesize()
 	before := ReadStats()
-	room := before.PeakKeptBytes - before.KeptBytes
+	room := before.PeakReservedBytes - before.ReservedBytes
 	first := g.alloc(room+1, Options{HugePages: HugePagesNever})
 	second := g.alloc(10*page, Options{})
 	now := ReadStats()
-	kept := first.Kept() + 10*page
-	assert.Equal(t, before.AskedBytes+room+1+10*page, now.AskedBytes)
-	assert.Equal(t, before.KeptBytes+kept, now.KeptBytes)
-	assert.Equal(t, now.KeptBytes, now.PeakKeptBytes)
+	reserved := first.Reserved() + 10*page
+	assert.Equal(t, before.RequestedBytes+room+1+10*page, now.RequestedBytes)
+	assert.Equal(t, before.ReservedBytes+reserved, now.ReservedBytes)
+	assert.Equal(t, now.ReservedBytes, now.PeakReservedBytes)
 	assert.Equal(t, before.Buffers+2, now.Buffers)
 	assert.Equal(t, before.Opened+2, now.Opened)
 	assert.Greater(t, now.PinTime, before.PinTime)
@@ -488,7 +488,7 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	require.NoError(t, g.alloc(page, Options{}).Close())
 	require.NoError(t, first.Close())
 	after := ReadStats()
-	assert.Equal(t, now.PeakKeptBytes, after.PeakKeptBytes, "what was there at the same time, not the sum")
+	assert.Equal(t, now.PeakReservedBytes, after.PeakReservedBytes, "what was there at the same time, not the sum")
 	assert.Equal(t, before.Closed+4, after.Closed)
 	assert.Greater(t, after.UnpinTime, before.UnpinTime)
 	assert.Equal(t, before.Failures, after.Failures)
@@ -522,7 +522,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 				assert.NoError(t, shared.CopyToDevice(s, mine+8*mib-4096, random.IntN(3*mib-4096), 4096))
 				assert.NoError(t, s.Synchronize(context.Background()))
 				clear(b.Bytes())
-				assert.NoError(t, b.CopyFromDevice(s, 0, mine, n))
+				assert.NoError(t, b.CopyToHost(s, 0, mine, n))
 				// Several close it and look at it at once. One of them does the work.
 				var closers sync.WaitGroup
 				for range 3 {
@@ -532,7 +532,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 						b.Spans()
 						b.Notes()
 						ReadStats()
-						if err := b.CopyFromDevice(s, 0, mine, n); err != nil {
+						if err := b.CopyToHost(s, 0, mine, n); err != nil {
 							assert.ErrorIs(t, err, ErrClosed)
 						}
 						assert.NoError(t, b.Close())

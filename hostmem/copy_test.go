@@ -33,8 +33,8 @@ func TestCopiesStayWithinTheBuffer(t *testing.T) {
 	} {
 		err := b.CopyToDevice(g.Stream, p, tc.off, tc.n)
 		require.EqualError(t, err, fmt.Sprintf("hostmem: copy to device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
-		err = b.CopyFromDevice(g.Stream, tc.off, p, tc.n)
-		require.EqualError(t, err, fmt.Sprintf("hostmem: copy from device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
+		err = b.CopyToHost(g.Stream, tc.off, p, tc.n)
+		require.EqualError(t, err, fmt.Sprintf("hostmem: copy to host: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
 	}
 	if g.Sim != nil {
 		assert.Zero(t, g.Sim.Calls("cudaMemcpyAsync"))
@@ -52,11 +52,11 @@ func TestCopiesNeedAStream(t *testing.T) {
 	p := g.Device(1)
 	b := g.alloc(1, Options{})
 	require.ErrorContains(t, b.CopyToDevice(nil, p, 0, 1), "copy to device: buffer of 1 bytes: the stream is nil")
-	require.ErrorContains(t, b.CopyFromDevice(nil, 0, p, 1), "copy from device: buffer of 1 bytes: the stream is nil")
+	require.ErrorContains(t, b.CopyToHost(nil, 0, p, 1), "copy to host: buffer of 1 bytes: the stream is nil")
 }
 
-// A copy may begin and end anywhere about the seams between registrations. CUDA itself takes
-// none that crosses one.
+// A copy may start and end anywhere near the ends of registrations. CUDA itself refuses one that
+// crosses from one to the next.
 func TestCopiesAcrossSeams(t *testing.T) {
 	t.Parallel()
 	const chunk, n = 2 * mib, 3*2*mib + 12_345
@@ -88,11 +88,11 @@ func TestCopiesAcrossSeams(t *testing.T) {
 				from := cudart.DevPtr(i % (n - size + 1))
 				want := up.Bytes()[from : int(from)+size]
 				clear(down.Bytes()[max(0, off-64):min(n, off+size+64)])
-				require.NoError(t, down.CopyFromDevice(g.Stream, off, p+from, size))
+				require.NoError(t, down.CopyToHost(g.Stream, off, p+from, size))
 				g.Synchronize()
 				require.True(t, bytes.Equal(want, down.Bytes()[off:off+size]), "from the device")
 				require.Equal(t, make([]byte, off-max(0, off-64)), down.Bytes()[max(0, off-64):off], "before")
-				require.Equal(t, make([]byte, min(n, off+size+64)-off-size), down.Bytes()[off+size:min(n, off+size+64)], "behind")
+				require.Equal(t, make([]byte, min(n, off+size+64)-off-size), down.Bytes()[off+size:min(n, off+size+64)], "after")
 				if g.Sim != nil {
 					require.Equal(t, (off+size-1)/chunk-off/chunk+1, g.Copies()-calls, "one copy a registration that it touches")
 				}
@@ -112,7 +112,7 @@ func TestCopiesAcrossSeams(t *testing.T) {
 	assert.True(t, bytes.Equal(up.Bytes(), g.Download(p, n)))
 }
 
-// CUDA refuses what Buffer's copies take apart: were it otherwise, nothing would be hidden.
+// CUDA refuses what Buffer's copies split: were it otherwise, splitting would be of no use.
 func TestCUDARefusesACopyAcrossASeam(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
@@ -144,14 +144,14 @@ func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 	g.Synchronize()
 	assert.True(t, bytes.Equal(b.Bytes()[at:at+3*mib], g.Download(p, 3*mib)))
 
-	// When even small ones are, it tells what it tried.
+	// When even small ones are, the error lists them.
 	small := newSimRig(t, cudasim.Config{MaxRegister: mib})
 	_, err := Alloc(t.Context(), small.Dev, n, Options{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	assert.ErrorContains(t, err, "registrations of 200 MiB, 100 MiB, 64 MiB were refused")
 }
 
-// A buffer is every device's, and knows on whose streams it is in use.
+// A buffer is every device's, and Close waits for the streams of all of them.
 func TestABufferServesAllDevices(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
@@ -194,7 +194,7 @@ func TestCopiesFromManyGoroutines(t *testing.T) {
 			assert.NoError(t, b.CopyToDevice(s, p+cudart.DevPtr(off), off, each))
 			assert.NoError(t, s.Synchronize(context.Background()))
 			clear(b.Bytes()[off : off+each])
-			assert.NoError(t, b.CopyFromDevice(s, off, p+cudart.DevPtr(off), each))
+			assert.NoError(t, b.CopyToHost(s, off, p+cudart.DevPtr(off), each))
 		})
 	}
 	wg.Wait()

@@ -68,16 +68,16 @@ func Example() {
 		log.Fatal(err)
 	}
 	clear(numbers)
-	if err := buf.CopyFromDevice(s, 0, place, buf.Len()); err != nil {
+	if err := buf.CopyToHost(s, 0, place, buf.Len()); err != nil {
 		log.Fatal(err)
 	}
 	if err := s.Synchronize(ctx); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(buf, "keeps", buf.Kept())
+	fmt.Println(buf, "reserves", buf.Reserved())
 	fmt.Println(len(numbers), numbers[999_999])
 	// Output:
-	// buffer "numbers" of 4000000 bytes keeps 4001792
+	// buffer "numbers" of 4000000 bytes reserves 4001792
 	// 1000000 999999
 }
 
@@ -148,12 +148,12 @@ func ExampleMapFile() {
 	if err := file.CopyToDevice(s, place, 0, file.Len()); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(file.CopyFromDevice(s, 0, place, 1))
+	fmt.Println(file.CopyToHost(s, 0, place, 1))
 	if err := file.Close(); err != nil { // waits for the copy
 		log.Fatal(err)
 	}
 	// Output:
-	// hostmem: copy from device: file "weights" of 1000 bytes: registered read-only
+	// hostmem: copy to host: file "weights" of 1000 bytes: registered read-only
 }
 
 // What a program has pinned.

@@ -44,7 +44,7 @@ func TestFind(t *testing.T) {
 	assert.False(t, ok, "after Close")
 }
 
-// Neighbours are two, whatever the kernel makes of them.
+// Neighbours are two, although the kernel may report one mapping.
 func TestFindStaysWithinOne(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
@@ -104,7 +104,7 @@ func TestFindForgets(t *testing.T) {
 		return !listed
 	}, 10*time.Second, time.Millisecond, "or it would hide what comes to lie there later")
 	_ = rt.Close()
-	_ = sim.Close() // tells of what was lost
+	_ = sim.Close() // an error of what was lost
 }
 
 func TestFindDoesNotAllocate(t *testing.T) {

@@ -37,7 +37,7 @@ var ErrGoMemory = errors.New("memory of the Go heap cannot be registered (use Al
 // Globals are not part of the heap: they stay where they are and may be registered.
 func goMemory(maps *linux.Maps, covered []linux.Mapping, mem []byte) (bool, error) {
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	object := new([64]byte) // wherever it is, a stack is part of the heap as well
+	object := new([64]byte) // on a stack or not: stacks are part of the heap as well
 	var outside uintptr     // a row that is not the heap's goes on until here
 	for _, m := range covered {
 		if !inRow(m) {

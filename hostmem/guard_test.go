@@ -257,7 +257,7 @@ func pinUntilRefused(t *testing.T) {
 			continue
 		}
 		all = append(all, b)
-		pinned += b.Kept()
+		pinned += b.Reserved()
 	}
 	heap := make([][]byte, 40)
 	for i := range heap {

@@ -38,7 +38,7 @@ type Options struct {
 	// chunks at once is faster than one large registration (64 MiB chunks: 31 to 35
 	// against 26 to 28 GB/s on an H200 host), but a copy by other means than
 	// Buffer's must then not cross from one span to the next. 0 means one
-	// registration wherever that is possible.
+	// registration where that is possible.
 	Chunk int
 	// Node chooses the NUMA node. The zero value is the device's own.
 	Node Node

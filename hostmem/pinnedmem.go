@@ -144,7 +144,7 @@ func (m *pinnedMem) Label() string { return m.label }
 
 // Spans returns the registrations in order. There is one, unless the memory is
 // larger than what can be registered at once or the Chunk of the options asked
-// for more. CopyToDevice and CopyFromDevice split copies at their ends.
+// for more. CopyToDevice and CopyToHost split copies at their ends.
 func (m *pinnedMem) Spans() []Span { return slices.Clone(m.spans) }
 
 // Notes returns, in words, what the host refused and costs speed, such as huge
@@ -172,16 +172,16 @@ func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int
 	})
 }
 
-// CopyFromDevice queues a copy of n bytes from the device to offset off
+// CopyToHost queues a copy of n bytes from the device to offset off
 // (cudaMemcpyAsync, once for each span that it touches). Until the stream has
 // passed the copy the memory holds old bytes, or some of each: synchronise before
 // reading. Errors are those of CopyToDevice, and [ErrReadOnly] for memory that was
 // registered read-only.
-func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (m *pinnedMem) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	if m.readOnly {
-		return fmt.Errorf("hostmem: copy from device: %v: %w", m, ErrReadOnly)
+		return fmt.Errorf("hostmem: copy to host: %v: %w", m, ErrReadOnly)
 	}
-	return m.copy(s, "from device", off, n, func(at unsafe.Pointer, skip, n int) error {
+	return m.copy(s, "to host", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
 	})
 }

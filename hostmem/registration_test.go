@@ -123,7 +123,7 @@ func TestOutstandingTellsWhatIsOpen(t *testing.T) {
 	open := find()
 	require.Len(t, open, 1)
 	assert.Equal(t, "buffer", open[0].Kind)
-	assert.Equal(t, b.Kept(), open[0].Bytes)
+	assert.Equal(t, b.Reserved(), open[0].Bytes)
 	assert.Contains(t, open[0].Stack, "TestOutstandingTellsWhatIsOpen", "in debug mode")
 	assert.Contains(t, open[0].String(), `"TestOutstanding"`)
 	require.NoError(t, b.Close())

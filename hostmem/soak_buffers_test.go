@@ -24,8 +24,8 @@ import (
 )
 
 // Many goroutines make, use and close buffers, with random faults of CUDA and of the system on the
-// simulated GPU, for a second or as long as PINNED_SOAK says. Nobody may see somebody else's
-// bytes, every error must be one that was made, and resident memory stays flat.
+// simulated GPU, for a second or as long as PINNED_SOAK says. None may find another's bytes,
+// every error must be one that was made, and resident memory stays flat.
 func TestSoakBuffers(t *testing.T) {
 	total, err := time.ParseDuration(os.Getenv("PINNED_SOAK"))
 	if err != nil {
@@ -37,7 +37,7 @@ func TestSoakBuffers(t *testing.T) {
 	var faults, met, cycles atomic.Int64
 	errFault := errors.New("fault of the soak")
 	sys.Calls = sys.Calls.Before(func(call string) error {
-		// Where unmapping fails while Alloc undoes its work, memory is stranded for good.
+		// If unmapping fails while Alloc undoes its work, memory is leaked for good.
 		if g.Sim == nil || call == "Unmap" || rand.IntN(300) != 0 {
 			return nil
 		}
@@ -69,7 +69,7 @@ func TestSoakBuffers(t *testing.T) {
 			return
 		}
 		s := streams[random.IntN(len(streams))]
-		insist(func() error { return b.CopyFromDevice(s, 0, place, n) })
+		insist(func() error { return b.CopyToHost(s, 0, place, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		assert.Zero(t, b.Bytes()[n-1], "what was left there")
 		seed := byte(1 + random.IntN(255))
@@ -79,7 +79,7 @@ func TestSoakBuffers(t *testing.T) {
 		insist(func() error { return b.CopyToDevice(s, place, 0, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		clear(b.Bytes())
-		insist(func() error { return b.CopyFromDevice(s, 0, place, n) })
+		insist(func() error { return b.CopyToHost(s, 0, place, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		for i, v := range b.Bytes() {
 			if v != byte(i)^seed {

@@ -18,10 +18,10 @@ import (
 //
 //	expvar.Publish("hostmem", expvar.Func(func() any { return hostmem.ReadStats() }))
 type Stats struct {
-	AskedBytes    int // of buffers that are open
-	KeptBytes     int // that these have mapped, resident and pinned
-	PeakKeptBytes int // most that KeptBytes ever was
-	Buffers       int // that are open
+	RequestedBytes    int // of buffers that are open
+	ReservedBytes     int // that these have mapped, resident and pinned
+	PeakReservedBytes int // most that ReservedBytes ever was
+	Buffers           int // that are open
 
 	RegisteredBytes     int // of memory mapped by others, through Register, that is registered now
 	PeakRegisteredBytes int
@@ -37,9 +37,9 @@ type Stats struct {
 	UnpinTime      time.Duration // spent closing, by all goroutines
 	LostObjects    int           // garbage collected without Close: their memory stays pinned
 	LostBytes      int
-	// StrandedBytes are leaked on purpose: opening failed and its memory could not be
+	// LeakedBytes are leaked on purpose: opening failed and its memory could not be
 	// unregistered, so that it has to stay mapped, and stays pinned.
-	StrandedBytes int
+	LeakedBytes int
 }
 
 // A Holding is memory that is pinned at the moment.
@@ -71,13 +71,13 @@ func ReadStats() Stats {
 	p := &process
 	n := func(v *atomic.Int64) int { return int(v.Load()) }
 	return Stats{
-		AskedBytes: n(&p.buffers.requested), KeptBytes: n(&p.buffers.bytes), PeakKeptBytes: n(&p.buffers.peak), Buffers: n(&p.buffers.objects),
+		RequestedBytes: n(&p.buffers.requested), ReservedBytes: n(&p.buffers.bytes), PeakReservedBytes: n(&p.buffers.peak), Buffers: n(&p.buffers.objects),
 		RegisteredBytes: n(&p.registrations.bytes), PeakRegisteredBytes: n(&p.registrations.peak), Registrations: n(&p.registrations.objects),
 		FileBytes: n(&p.files.bytes), PeakFileBytes: n(&p.files.peak), Files: n(&p.files.objects),
 		PinnedBytes: limits.Used(),
 		Opened:      n(&p.opened), Closed: n(&p.closed), Failures: n(&p.failures),
 		PinTime: time.Duration(p.pinTime.Load()), UnpinTime: time.Duration(p.unpinTime.Load()),
-		LostObjects: n(&p.lostObjects), LostBytes: n(&p.lostBytes), StrandedBytes: n(&p.leaked),
+		LostObjects: n(&p.lostObjects), LostBytes: n(&p.lostBytes), LeakedBytes: n(&p.leaked),
 	}
 }
 

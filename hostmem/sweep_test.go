@@ -35,10 +35,10 @@ var theLedger = hostmemtest.Ledger{
 		f := figures{stats: ReadStats(), holdings: len(Outstanding())}
 		f.stats.LostObjects, f.stats.LostBytes = 0, 0
 		f.stats.Opened, f.stats.Closed, f.stats.Failures, f.stats.PinTime, f.stats.UnpinTime = 0, 0, 0, 0, 0
-		f.stats.PeakKeptBytes, f.stats.PeakRegisteredBytes, f.stats.PeakFileBytes = 0, 0, 0
+		f.stats.PeakReservedBytes, f.stats.PeakRegisteredBytes, f.stats.PeakFileBytes = 0, 0, 0
 		return f
 	},
-	Reserved: func() int { return ReadStats().KeptBytes },
+	Reserved: func() int { return ReadStats().ReservedBytes },
 }
 
 // Not parallel, for it looks at the process's ledger.
@@ -72,7 +72,7 @@ func operations() []hostmemtest.Operation {
 				require.NoError(s, stream.Close())
 			}),
 			copyingToDevice("copy to device "+name, o),
-			copyingFromDevice("copy from device "+name, o),
+			copyingFromDevice("copy to host "+name, o),
 		)
 	}
 	return slices.Concat(ops, foreignOperations())
@@ -161,13 +161,13 @@ func copyingToDevice(name string, o Options) hostmemtest.Operation {
 func copyingFromDevice(name string, o Options) hostmemtest.Operation {
 	const off, n = seam - 100, 300
 	return hostmemtest.Operation{
-		Name: name, Tried: "copy from device: buffer of 5242881 bytes",
+		Name: name, Tried: "copy to host: buffer of 5242881 bytes",
 		Start: func(s *hostmemtest.Stage) hostmemtest.Act {
 			b := mustAlloc(s, 5*mib+1, o)
 			content := filled(n, 12)
 			s.Upload(s.Mem, content)
 			return hostmemtest.Act{
-				Do: func() error { return b.CopyFromDevice(s.Stream, off, s.Mem, n) },
+				Do: func() error { return b.CopyToHost(s.Stream, off, s.Mem, n) },
 				Check: func() {
 					s.Synchronize()
 					require.Equal(s, content, b.Bytes()[off:off+n])
@@ -278,13 +278,13 @@ func newFile(s *hostmemtest.Stage) string {
 	return path
 }
 
-// Work that cannot be waited for may still use the memory: nobody else may get it, and it stays
-// registered, whatever call fails, once or always.
+// Work that cannot be waited for may still use the memory: it stays registered, whichever call
+// fails, once or always.
 func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 	calls := []string{"cudaStreamQuery", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery"}
 	for _, tc := range []struct {
 		name string
-		take func(s *hostmemtest.Stage, ctx context.Context) (settle func())
+		take func(s *hostmemtest.Stage, ctx context.Context) (finish func())
 	}{
 		{"close a buffer", func(s *hostmemtest.Stage, ctx context.Context) func() {
 			b := mustAlloc(s, 4096, Options{})
@@ -294,7 +294,7 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 		}},
 	} {
 		for _, fn := range calls {
-			for _, device := range []string{"", " and the device cannot tell"} {
+			for _, device := range []string{"", " and cudaDeviceSynchronize too"} {
 				for _, times := range []int{1, -1} {
 					t.Run(fmt.Sprintf("%s/%s fails %d times%s", tc.name, fn, times, device), func(t *testing.T) {
 						s := hostmemtest.NewStage(t, cudasim.Config{}, theLedger)
@@ -306,13 +306,13 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 						}
 						ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond)
 						defer cancel()
-						settle := tc.take(s, ctx)
+						finish := tc.take(s, ctx)
 						for _, m := range s.Sim.Misuses() {
 							t.Error(m)
 						}
 						s.Disarm()
 						s.Sim.Release()
-						settle()
+						finish()
 						require.Equal(t, start, s.Holding())
 					})
 				}

@@ -24,7 +24,7 @@ import (
 )
 
 // When Close returns nil, no Get has returned a lease that is not released, none does
-// later, and all is unmapped, whatever Gets, Releases and Trims run beside it.
+// later, and all is unmapped, with Gets, Releases and Trims running beside it.
 func TestCloseBesideGets(t *testing.T) {
 	t.Parallel()
 	rounds := 400
@@ -77,7 +77,7 @@ func TestCloseBesideGets(t *testing.T) {
 		assert.Zero(t, g.Registrations())
 		closed.Store(true)
 		group.Wait()
-		settled(t, p)
+		atRest(t, p)
 		requireEmpty(t, p)
 	}
 	assert.Empty(t, g.Sim.Misuses())
@@ -106,7 +106,7 @@ func TestClosesAtOnce(t *testing.T) {
 	group.Wait()
 }
 
-// After Runtime.Close a pool can be closed, in whatever order programs defer, and
+// After Runtime.Close a pool can be closed, in any order that programs defer, and
 // nothing spins where it cannot.
 func TestCloseAfterTheRuntime(t *testing.T) {
 	t.Parallel()
@@ -145,7 +145,7 @@ func TestCloseAfterTheRuntime(t *testing.T) {
 				require.Error(t, err, "it cannot be known whether the copy is done")
 				assert.Equal(t, 1, g.Registrations())
 				assert.Equal(t, 4*mib, p.Stats().ReservedBytes)
-				settled(t, p)
+				atRest(t, p)
 			}
 			assert.Less(t, g.Sim.TotalCalls()-calls, 2000, "nothing asks again and again")
 		})
@@ -247,7 +247,7 @@ func TestMemoryThatCouldNotBeUnregisteredIsTriedAgain(t *testing.T) {
 	}
 }
 
-// The failures that Stats counts are the pool's: not a Get whose caller has given up,
+// The failures that Stats counts are the pool's: not a Get that was canceled,
 // nor one of a closed pool.
 func TestFailuresAreThePools(t *testing.T) {
 	t.Parallel()

@@ -230,7 +230,7 @@ func (p *core) make(ctx context.Context, class int, r room) (*block, error) {
 		p.unreserve(r.size)
 		return nil, err
 	}
-	p.reserved.add(buf.Kept() - r.size)
+	p.reserved.add(buf.Reserved() - r.size)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if isSmall(class) {

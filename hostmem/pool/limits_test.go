@@ -44,8 +44,8 @@ func waiting(t *testing.T, p *Pool, ctx context.Context, n int) <-chan got {
 	return result
 }
 
-// A Get that the process's limit makes wait is served by whatever returns memory to
-// its pool or to the process.
+// A Get that the process's limit makes wait is served by all that returns memory to its
+// pool or to the process.
 func TestGetsThatTheProcessLimitMakesWait(t *testing.T) {
 	for name, wake := range map[string]func(t *testing.T, g *rig, p *Pool, held Lease, buf *hostmem.Buffer) (hit bool){
 		"a release to its own pool": func(t *testing.T, _ *rig, _ *Pool, held Lease, _ *hostmem.Buffer) bool {
@@ -127,7 +127,7 @@ func TestIdleMemoryOfOnePoolServesAnother(t *testing.T) {
 	require.ErrorIs(t, err, hostmem.ErrLimit)
 }
 
-// The guard refuses a Get only when nothing idle is left, in whatever pool.
+// The guard refuses a Get only when nothing idle is left in any pool.
 func TestTheGuardRefusesWhenNothingIdleIsLeft(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	p, q := g.pool(Options{IdleTime: -1}), g.pool(Options{IdleTime: -1})
@@ -144,9 +144,9 @@ func TestTheGuardRefusesWhenNothingIdleIsLeft(t *testing.T) {
 	assert.Equal(t, 1, p.Stats().Failures)
 }
 
-// Requests that wait for the process's limit and are served otherwise, or give up,
-// leave nothing of it behind.
-func TestWaitsForTheProcessLimitLeaveNothingBehind(t *testing.T) {
+// Requests that wait for the process's limit and are served otherwise, or canceled,
+// keep nothing of it.
+func TestWaitsForTheProcessLimitKeepNothingOfIt(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	before := hostmem.ReadStats().PinnedBytes
 	pools := []*Pool{g.pool(Options{}), g.pool(Options{MaxBytes: 6 * mib}), g.pool(Options{IdleTime: 1000})}

@@ -194,7 +194,7 @@ func TestPoolRefusesOptionsAndSizes(t *testing.T) {
 	assert.Zero(t, g.Registrations())
 }
 
-// Sizes of one class that grow must not leave their smaller forerunners behind.
+// Sizes of one class that grow must replace the smaller ones.
 func TestGrowingSizesReplaceSmallerBlocks(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
@@ -362,13 +362,13 @@ func TestLeasesReleasedAfterCloseAreUnmapped(t *testing.T) {
 	small, neighbour, large := get(t, p, 100), get(t, p, 100), get(t, p, 3*mib)
 	require.ErrorIs(t, p.Close(), ErrLeased)
 	require.NoError(t, small.Release())
-	settled(t, p) // it does not look for ever at what it cannot unmap
+	atRest(t, p) // it does not look for ever at what it cannot unmap
 	assert.Equal(t, 2, g.Registrations())
 	require.NoError(t, large.Release())
-	settled(t, p)
+	atRest(t, p)
 	assert.Equal(t, 1, g.Registrations())
 	require.NoError(t, neighbour.Release())
-	settled(t, p)
+	atRest(t, p)
 	assert.Zero(t, g.Registrations())
 	requireEmpty(t, p)
 }

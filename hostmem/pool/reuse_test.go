@@ -29,8 +29,8 @@ type reuse struct {
 
 type reuseRig struct {
 	*rig
-	fast  *cudart.Stream
-	dst   cudart.DevPtr
+	fast          *cudart.Stream
+	dst           cudart.DevPtr
 	idle, streams int // operations that are pending when the fast streams have none; streams beside these
 	ended         chan struct{}
 }
@@ -54,8 +54,8 @@ func onANewStream(end func(r *reuseRig, l Lease, s *cudart.Stream)) func(r *reus
 	}
 }
 
-// However many streams are busy, whatever call fails, and whatever becomes of the
-// stream, one lease at a time needs a handful of blocks: those that are done are found.
+// However many streams are busy, whichever call fails, and also if the stream is
+// closed or lost, one lease at a time needs a handful of blocks: those that are done are found.
 // Not parallel, because it sets GOMAXPROCS.
 func TestOneLeaseAtATimeNeedsAHandfulOfBlocks(t *testing.T) {
 	rounds, processors, busy := 200, []int{1, 2, 8, 16}, []int{0, 1, 8, 32, 64}

@@ -65,8 +65,8 @@ func get(tb testing.TB, p *Pool, n int) Lease {
 	return l
 }
 
-// settled waits until no goroutine of the pool moves memory.
-func settled(tb testing.TB, p *Pool) {
+// atRest waits until no goroutine of the pool moves memory.
+func atRest(tb testing.TB, p *Pool) {
 	tb.Helper()
 	require.NoError(tb, p.core.moving.wait(tb.Context()))
 }
@@ -74,13 +74,13 @@ func settled(tb testing.TB, p *Pool) {
 // balanced checks that every byte reserved is counted, when nothing uses the pool.
 func balanced(tb testing.TB, p *Pool) {
 	tb.Helper()
-	settled(tb, p)
+	atRest(tb, p)
 	st := p.Stats()
 	assert.Equal(tb, st.ReservedBytes, st.InUseBytes+st.PendingBytes+st.CachedBytes+st.SlackBytes, "%+v", st)
 	reserved := 0
 	p.core.mu.Lock()
 	for _, a := range p.core.arenas {
-		reserved += a.buf.Kept()
+		reserved += a.buf.Reserved()
 		used := 0
 		for _, word := range a.used {
 			used += bits.OnesCount64(word)
@@ -95,7 +95,7 @@ func balanced(tb testing.TB, p *Pool) {
 		reserved += b.size
 	}
 	for _, buf := range p.core.failed {
-		reserved += buf.Kept()
+		reserved += buf.Reserved()
 	}
 	assert.Empty(tb, p.core.victims)
 	p.core.mu.Unlock()

@@ -21,9 +21,9 @@ import (
 var theLedger = hostmemtest.Ledger{
 	Figures: func() any {
 		st := hostmem.ReadStats()
-		return [4]int{st.AskedBytes, st.KeptBytes, st.PinnedBytes, len(hostmem.Outstanding())}
+		return [4]int{st.RequestedBytes, st.ReservedBytes, st.PinnedBytes, len(hostmem.Outstanding())}
 	},
-	Reserved: func() int { return hostmem.ReadStats().KeptBytes },
+	Reserved: func() int { return hostmem.ReadStats().ReservedBytes },
 }
 
 // Not parallel, for it looks at the process's ledger.
@@ -190,7 +190,7 @@ func requireUsable(s *hostmemtest.Stage, l Lease) {
 }
 
 // Work that cannot be waited for may still use the memory: it is not reused, and stays
-// registered, whatever call fails, once or always.
+// registered, whichever call fails, once or always.
 func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 	calls := []string{"cudaStreamQuery", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery"}
 	for _, tc := range []struct {

@@ -74,12 +74,12 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 	p.mu.Unlock()
 	freed := 0
 	for _, buf := range chosen {
-		freed += buf.Kept()
+		freed += buf.Reserved()
 	}
 	choose := func(buffers ...*hostmem.Buffer) {
 		chosen = append(chosen, buffers...)
 		for _, buf := range buffers {
-			freed += buf.Kept()
+			freed += buf.Reserved()
 		}
 	}
 	if !enough(freed) {
@@ -245,7 +245,7 @@ func (p *core) unmapper() {
 	go func() {
 		defer p.moving.end()
 		for v, ok := p.nextVictim(); ok; v, ok = p.nextVictim() {
-			size := v.buf.Kept()
+			size := v.buf.Reserved()
 			p.unmapped(v, size, v.buf.Close())
 		}
 	}()

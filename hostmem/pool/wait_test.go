@@ -61,8 +61,8 @@ func TestPoolServesInOrder(t *testing.T) {
 	assert.Equal(t, len(sizes), p.Stats().Waits)
 }
 
-// A Get at the limit ends when the GPU is done, whichever stream is first, with
-// nobody there to release anything.
+// A Get at the limit ends when the GPU is done, whichever stream is first, although
+// nothing is released then.
 func TestPoolWaitsForTheGPU(t *testing.T) {
 	t.Parallel()
 	for first := range 3 {

@@ -8,7 +8,7 @@
 // any left kills processes. The kernel's figures lag behind: memory that was
 // granted and is being made resident is not in them yet. So what was granted
 // counts as taken from what is available, until a reading of the figures that was
-// made after its pages were resident. Whatever the order, and however many ask at
+// made after its pages were resident. In any order, and however many ask at
 // once, a grant that takes n bytes needs
 //
 //	taken + n <= share x (taken + available)   and   n <= available - reserve
@@ -98,8 +98,8 @@ type Need struct {
 	InUse func() int
 }
 
-// A Grant is a request for memory, and then the right to it. Release it, whatever
-// becomes of it.
+// A Grant is a request for memory, and then the right to it. Release it, granted or
+// not.
 type Grant struct {
 	b    *Budget
 	n    int

@@ -335,7 +335,7 @@ func TestWhatIsInUseIsNotRefusedForWantOfRoom(t *testing.T) {
 	h.used, looked = 0, 0
 	g, err = b.Acquire(t.Context(), need(10*mib, 10*mib))
 	require.NoError(t, err)
-	assert.Zero(t, looked, "nobody looks while there is room")
+	assert.Zero(t, looked, "not asked while there is room")
 	g.Release()
 }
 

@@ -82,7 +82,7 @@ func NewStage(t *testing.T, cfg cudasim.Config, l Ledger) *Stage {
 	}
 	s := &Stage{Rig: g, Sys: NewSystem(), ledger: l, owed: make(map[int]string)}
 	s.Mem = s.Device(StageMem)
-	s.Sys.THP, s.Sys.HugePage = "madvise", 2<<20 // whatever this host has
+	s.Sys.THP, s.Sys.HugePage = "madvise", 2<<20 // on every host
 	s.Sys.Unpopulated()                          // a sweep makes thousands of buffers
 	s.Sys.Calls = s.Sys.Calls.Before(s.beforeSystemCall)
 	s.Sim.OnCall(s.onCall)
@@ -279,7 +279,7 @@ var (
 )
 
 // Sweep makes every call of CUDA and of the system fail, at every position, for every
-// operation. Whatever comes of it: a clear error, with this prefix, and everything as
+// operation. The outcome is a clear error, with this prefix, and everything as
 // before, or all that was requested. The faults that are met must be more than these,
 // for one code and one errno. The test must not be parallel, because the ledger is
 // the process's.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// residentPages is how many pages of mem, which begins a page, are there.
+// countResident returns how many pages of mem, which starts a page, are resident.
 func countResident(t *testing.T, mem []byte) (n int) {
 	t.Helper()
 	vec := make([]byte, len(mem)/os.Getpagesize())

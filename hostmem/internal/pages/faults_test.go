@@ -40,7 +40,7 @@ func sweepOperations() map[string]struct {
 }
 
 // Every call fails at every position with every errno that may be seen there.
-// Whatever comes of it, either the region works in full or nothing is left.
+// Either the region works in full or nothing is left.
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	errnos := []unix.Errno{unix.ENOMEM, unix.EAGAIN, unix.EINVAL, unix.EPERM, unix.ENOSYS, unix.EFAULT}
 	if emulated(t) {
@@ -111,8 +111,8 @@ func TestACallThatNeverWorks(t *testing.T) {
 		{"Touch", true, ""},
 		{"Resident", false, ""},
 		{"Name", false, ""},
-		{"Bind", false, "numa: binding to node 1 failed (function not implemented), pages come from wherever the kernel takes them"},
-		{"Where", false, "numa: where the pages lie is unknown: node of 64 pages: function not implemented"},
+		{"Bind", false, "numa: binding to node 1 failed (function not implemented), pages come from any node"},
+		{"Where", false, "numa: the nodes of the pages are unknown: node of 64 pages: function not implemented"},
 	} {
 		t.Run(tc.call, func(t *testing.T) {
 			sys := twoNodes()

@@ -17,7 +17,7 @@ func (r *Region) bind(o Options) {
 		return
 	}
 	if err := r.sys.Calls.Bind(r.base, r.mapped, o.Node, o.NodeStrict); err != nil {
-		r.note("numa: binding to node %d failed (%v), pages come from wherever the kernel takes them", o.Node, err)
+		r.note("numa: binding to node %d failed (%v), pages come from any node", o.Node, err)
 		return
 	}
 	r.node = o.Node
@@ -30,11 +30,11 @@ func (r *Region) checkNode() {
 	}
 	at, err := r.where(samples)
 	if err != nil {
-		r.note("numa: where the pages lie is unknown: %v", err)
+		r.note("numa: the nodes of the pages are unknown: %v", err)
 		return
 	}
 	if here := at[r.node]; here < total(at) {
-		r.note("numa: of %d pages looked at %d lie on node %d, where they should, the others on %s", total(at), here, r.node, others(at, r.node))
+		r.note("numa: of %d pages looked at %d lie on node %d, as they should, the others on %s", total(at), here, r.node, others(at, r.node))
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// The calls themselves, on whatever nodes this host has.
+// The calls themselves, on this host's nodes.
 func TestBindingToARealNode(t *testing.T) {
 	t.Parallel()
 	sys := hostSystem()
@@ -52,13 +52,13 @@ func TestPlacement(t *testing.T) {
 		bound  int // -1: Bind not called
 		notes  []string
 	}{
-		{name: "nobody asked", bound: -1},
+		{name: "not requested", bound: -1},
 		{name: "as asked", o: Options{Node: 1, NodeSet: true}, bound: 1},
 		{name: "strictly", o: Options{Node: 1, NodeSet: true, NodeStrict: true}, bound: 1, strict: true},
 		{name: "no such node", o: Options{Node: 7, NodeSet: true}, bound: -1,
 			notes: []string{"numa: node 7 has no memory (nodes [0 1] have), not bound"}},
 		{name: "refused", o: Options{Node: 1, NodeSet: true}, bound: 1, bind: unix.EPERM,
-			notes: []string{"numa: binding to node 1 failed (operation not permitted), pages come from wherever the kernel takes them"}},
+			notes: []string{"numa: binding to node 1 failed (operation not permitted), pages come from any node"}},
 		{name: "a full node", o: Options{Node: 1, NodeSet: true}, bound: 1,
 			where: func(nodes []int32) error {
 				for i := range nodes {
@@ -67,7 +67,7 @@ func TestPlacement(t *testing.T) {
 				nodes[1] = -int32(unix.ENOENT)
 				return nil
 			},
-			notes: []string{"numa: of 63 pages looked at 31 lie on node 1, where they should, the others on 0"}},
+			notes: []string{"numa: of 63 pages looked at 31 lie on node 1, as they should, the others on 0"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

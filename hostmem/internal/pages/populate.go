@@ -124,7 +124,7 @@ func (r *Region) fault(p unsafe.Pointer, n int, m Method, huge bool, vec []byte)
 	return r.faultEach(p, n, m)
 }
 
-// faultEach makes every page of a block resident, whatever their kind.
+// faultEach makes every page of a block resident, huge or not.
 func (r *Region) faultEach(p unsafe.Pointer, n int, m Method) error {
 	if r.external != nil {
 		return r.external.fault(r, p, n)

@@ -118,7 +118,7 @@ func TestDonesErrorEndsPopulating(t *testing.T) {
 
 func TestCancellationUnmapsEverything(t *testing.T) {
 	t.Parallel()
-	why := errors.New("somebody changed their mind")
+	why := errors.New("the caller changed its mind")
 	for at := range 5 {
 		t.Run(fmt.Sprint("at block ", at), func(t *testing.T) {
 			t.Parallel()
@@ -164,7 +164,7 @@ func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 		threads    int
 		slow       func(page int) bool
 		compaction bool // the kernel says why
-		huge       int  // huge pages touched until given up
+		huge       int  // huge pages touched until base pages are taken
 	}{
 		{"always", 1, func(int) bool { return true }, true, 4},
 		{"always, several threads", 4, func(int) bool { return true }, true, 9},

@@ -36,7 +36,8 @@ type Region struct {
 	holes  atomic.Int64 // huge pages that base pages had to stand in for
 }
 
-// errDone: Map unmaps after an error, whatever Done made of the pages until then.
+// errDone is returned because Map unmaps after an error, although Done may have used
+// the pages by then.
 var errDone = errors.New("Populate.Done is for Region.Populate only")
 
 // Map maps n bytes, as o wants them. After an error, ctx's included, nothing

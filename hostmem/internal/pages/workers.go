@@ -91,7 +91,7 @@ func (w *workers) take(ctx context.Context) (off, n int) {
 	if w.next >= w.to || ctx.Err() != nil {
 		return 0, 0
 	}
-	// Items end at multiples of size, whatever from is.
+	// Items end at multiples of size, also if from is none.
 	off = w.next
 	w.next = min(off-off%w.size+w.size, w.to)
 	return off, w.next - off
