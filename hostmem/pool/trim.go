@@ -110,7 +110,9 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 			choose(p.emptyArenas()...)
 		}
 	}
-	p.pushBack(back)
+	for _, b := range back {
+		b.home.put(b)
+	}
 	if len(back) > 0 {
 		p.wakeUp() // a Get that waits may have missed them
 	}
@@ -146,16 +148,6 @@ func (p *core) gather(pick func(*block) bool) []*block {
 		return cmp.Or(cmp.Compare(now-b.epoch, now-a.epoch), cmp.Compare(b.size, a.size))
 	})
 	return found
-}
-
-// pushBack puts blocks back that gather took, and stay.
-func (p *core) pushBack(blocks []*block) {
-	s := p.shard()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, b := range blocks {
-		s.pushFree(b)
-	}
 }
 
 // forget returns the memory of a large block, which is no block from then on.

@@ -110,8 +110,9 @@ func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err erro
 }
 
 // makeRoom unmaps idle memory until the limit of the pool, or of the process, allows the
-// request, if it can. Going through all lists in vain takes time for each idle block, so that after it
-// about as many have to be released before the next time, or some time has to pass.
+// request, if it can. Going through all lists in vain takes time for each idle block:
+// after it a part of as many have to be released before the next time, or some time has
+// to pass.
 func (w *waiter) makeRoom(ctx context.Context) error {
 	st := w.stats()
 	unused := st.ReservedBytes - st.InUseBytes - st.PendingBytes
