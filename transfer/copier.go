@@ -249,6 +249,6 @@ func (v *View) Stats() Stats {
 		StagedBytes:  int(v.stats.stagedBytes.Load()),
 		DirectBytes:  int(v.stats.directBytes.Load()),
 		BatchedBytes: int(v.stats.batchedBytes.Load()),
-		RingBytes:    v.large.buf.Kept() + v.small.buf.Kept(),
+		RingBytes:    v.large.buf.Reserved() + v.small.buf.Reserved(),
 	}
 }

@@ -35,7 +35,7 @@ func (v *View) uploadPinned(ctx context.Context, dst cudart.DevPtr, src []byte) 
 func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr) (done int, ok bool, err error) {
 	if p, at, ok := hostmem.Find(dst); ok {
 		done, err = v.direct(ctx, len(dst), down, func(s *cudart.Stream, off, n int) error {
-			return p.CopyFromDevice(s, at+off, src+cudart.DevPtr(off), n)
+			return p.CopyToHost(s, at+off, src+cudart.DevPtr(off), n)
 		})
 		return done, true, err
 	}
