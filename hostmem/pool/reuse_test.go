@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,6 +18,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // A reuse is a loop that has one lease at a time, and waits until the GPU is idle
@@ -169,4 +173,59 @@ func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
 		})
 	})
 	return made
+}
+
+// The same on a real GPU. The loop sees that a copy is done by what a later one writes
+// into host memory, so that no call finds the pool's events done before it asks.
+func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
+	if !testgpu.Real() {
+		t.Skip("needs PINNED_TEST_GPU=1: the simulated form is TestOneLeaseAtATimeNeedsAHandfulOfBlocks")
+	}
+	const rounds, n = 2000, 4 * mib
+	ctx := t.Context()
+	r := newRig(t)
+	dst := r.Device(64)
+	host, err := hostmem.Alloc(ctx, r.Dev, 4096, hostmem.Options{})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, host.Close()) }()
+	seen := (*uint32)(unsafe.Pointer(unsafe.SliceData(host.Bytes())))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	var table strings.Builder
+	for _, processors := range []int{1, 2, 8, 16} {
+		runtime.GOMAXPROCS(processors)
+		fmt.Fprintf(&table, "\n%2d processors:", processors)
+		for _, busy := range []int{0, 1, 8, 32, 64} {
+			p, err := New(r.Dev, Options{IdleTime: -1})
+			require.NoError(t, err)
+			// One stream waits for a channel, the busy ones for that stream.
+			open := r.Stall(r.Stream)
+			stalled := r.Stream.Point()
+			for range busy {
+				s := r.NewStream()
+				require.NoError(t, s.WaitPoint(stalled))
+				l := get(t, p, n)
+				queueCopy(t, l, s, dst, 64)
+				require.NoError(t, l.Release())
+			}
+			s := r.NewStream()
+			began := time.Now()
+			for i := range rounds {
+				l := get(t, p, n)
+				queueCopy(t, l, s, dst, 64)
+				require.NoError(t, l.Release())
+				value := byte(i%255 + 1)
+				require.NoError(t, s.Memset(dst, value, 4))
+				require.NoError(t, host.CopyToHost(s, 0, dst, 4))
+				for atomic.LoadUint32(seen) != 0x01010101*uint32(value) {
+					require.Less(t, time.Since(began), time.Minute, "a copy takes long")
+				}
+			}
+			made := p.Stats().Misses - busy
+			fmt.Fprintf(&table, " %3d beside %d", made, busy)
+			assert.LessOrEqual(t, made, 4, "%d processors, %d busy streams: blocks made in %d rounds", processors, busy, rounds)
+			open()
+			require.NoError(t, p.Close())
+		}
+	}
+	t.Logf("blocks made in %d rounds, beside those of busy streams:%s", rounds, &table)
 }
