@@ -176,7 +176,9 @@ func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
 }
 
 // The same on a real GPU. The loop sees that a copy is done by what a later one writes
-// into host memory, so that no call finds the pool's events done before it asks.
+// into host memory, so that no call finds the pool's events done before it asks. CUDA
+// maps streams onto 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, and a
+// stream that waits holds up the others of its queue, so there are few busy ones.
 func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 	if !testgpu.Real() {
 		t.Skip("needs PINNED_TEST_GPU=1: the simulated form is TestOneLeaseAtATimeNeedsAHandfulOfBlocks")
@@ -191,18 +193,20 @@ func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 	seen := (*uint32)(unsafe.Pointer(unsafe.SliceData(host.Bytes())))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	var table strings.Builder
+	defer func() { t.Logf("blocks made in %d rounds, beside those of busy streams:%s", rounds, &table) }()
 	for _, processors := range []int{1, 2, 8, 16} {
 		runtime.GOMAXPROCS(processors)
 		fmt.Fprintf(&table, "\n%2d processors:", processors)
-		for _, busy := range []int{0, 1, 8, 32, 64} {
+		for _, busy := range []int{0, 1, 3, 5} {
 			p, err := New(r.Dev, Options{IdleTime: -1})
 			require.NoError(t, err)
 			// One stream waits for a channel, the busy ones for that stream.
-			open := r.Stall(r.Stream)
-			stalled := r.Stream.Point()
+			stalled := r.NewStream()
+			open := r.Stall(stalled)
+			end := stalled.Point()
 			for range busy {
 				s := r.NewStream()
-				require.NoError(t, s.WaitPoint(stalled))
+				require.NoError(t, s.WaitPoint(end))
 				l := get(t, p, n)
 				queueCopy(t, l, s, dst, 64)
 				require.NoError(t, l.Release())
@@ -217,7 +221,10 @@ func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 				require.NoError(t, s.Memset(dst, value, 4))
 				require.NoError(t, host.CopyToHost(s, 0, dst, 4))
 				for atomic.LoadUint32(seen) != 0x01010101*uint32(value) {
-					require.Less(t, time.Since(began), time.Minute, "a copy takes long")
+					if time.Since(began) > 20*time.Second {
+						open() // else nothing ends
+						require.FailNow(t, "the copies take long", "%d processors, %d busy streams, round %d", processors, busy, i)
+					}
 				}
 			}
 			made := p.Stats().Misses - busy
@@ -227,5 +234,4 @@ func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 			require.NoError(t, p.Close())
 		}
 	}
-	t.Logf("blocks made in %d rounds, beside those of busy streams:%s", rounds, &table)
 }
