@@ -251,8 +251,12 @@ func TestTheGuardUnderManyGoroutines(t *testing.T) {
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	held, granted, refused := 0, 0, 0
+	var ready sync.WaitGroup
+	ready.Add(16)
 	for i := range 16 {
 		group.Go(func() {
+			ready.Done()
+			ready.Wait()
 			random := rand.New(rand.NewPCG(3, uint64(i)))
 			for range 300 {
 				n := 1 + random.IntN(200*mib)
