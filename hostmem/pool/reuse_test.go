@@ -200,18 +200,23 @@ func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 		for _, busy := range []int{0, 1, 2, 3} {
 			p, err := New(r.Dev, Options{IdleTime: -1})
 			require.NoError(t, err)
-			// One stream waits for a channel, the busy ones for that stream.
-			stalled := r.NewStream()
+			// One stream waits for a channel, the busy ones for that stream. While it does,
+			// cudaStreamCreate may block, so all is made before.
+			stalled, s := r.NewStream(), r.NewStream()
+			var streams []*cudart.Stream
+			var leases []Lease
+			for range busy {
+				streams, leases = append(streams, r.NewStream()), append(leases, get(t, p, n))
+			}
+			first := get(t, p, n)
 			open := r.Stall(stalled)
 			end := stalled.Point()
-			for range busy {
-				s := r.NewStream()
-				require.NoError(t, s.WaitPoint(end))
-				l := get(t, p, n)
-				queueCopy(t, l, s, dst, 64)
+			for i, l := range leases {
+				require.NoError(t, streams[i].WaitPoint(end))
+				queueCopy(t, l, streams[i], dst, 64)
 				require.NoError(t, l.Release())
 			}
-			s := r.NewStream()
+			require.NoError(t, first.Release())
 			began := time.Now()
 			for i := range rounds {
 				l := get(t, p, n)
