@@ -2,6 +2,7 @@ package hostmem
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 	"unsafe"
@@ -47,20 +48,52 @@ func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, 
 	stack := callerStack(dev)
 	return bounded(ctx, func() (*Buffer, error) {
 		b := &Buffer{}
+		if err := b.open(ctx, dev, n, o); err != nil {
+			return nil, err
+		}
+		b.addToLedger(&process.buffers, b.region.Mapped(), start, stack)
+		return b, nil
+	}, func(b *Buffer) { _ = b.Close() }) // what stays is in the ledger
+}
+
+// open maps and registers n bytes, or has cudaHostAlloc allocate them.
+func (b *Buffer) open(ctx context.Context, dev *cudart.Device, n int, o Options) error {
+	h, err := hostOf(dev)
+	if err != nil {
+		return err
+	}
+	refused := h.refused()
+	if refused == nil {
 		how, note := o.pages(ctx, dev)
 		r, err := pages.Map(ctx, n, how)
 		if err != nil {
-			return nil, err
-		}
-		if err := b.pin(ctx, dev, r, "buffer", 0, o); err != nil {
-			return nil, err
+			return err
 		}
 		if note != "" {
 			b.notes = []string{note}
 		}
-		b.addToLedger(&process.buffers, r.Mapped(), start, stack)
-		return b, nil
-	}, func(b *Buffer) { _ = b.Close() }) // what stays is in the ledger
+		if err := b.acquire(ctx, needOf(r)); err != nil {
+			return errors.Join(err, r.Unmap())
+		}
+		err = b.register(ctx, h, dev, r, 0, o)
+		if err == nil {
+			b.opened("buffer", o)
+			return nil
+		}
+		var final *refusal
+		if !errors.As(err, &final) {
+			return b.abort(explain(err))
+		}
+		if err := b.undo(); err != nil {
+			return errors.Join(final, err)
+		}
+		refused = final
+	}
+	if err := b.hostAlloc(ctx, h, dev, n, o, refused); err != nil {
+		return b.abort(err)
+	}
+	b.opened("buffer", o)
+	return nil
 }
 
 // Slice returns memory as a slice of T, as many as fit whole: a buffer's, a

@@ -99,7 +99,7 @@ func (f *File) open(ctx context.Context, dev *cudart.Device, file *os.File, o Ma
 	if err != nil {
 		return err
 	}
-	flags, notes, err := registering(dev, true)
+	flags, err := registering(dev, true)
 	if err != nil {
 		return instead(err)
 	}
@@ -110,7 +110,6 @@ func (f *File) open(ctx context.Context, dev *cudart.Device, file *os.File, o Ma
 	if err != nil {
 		return instead(err)
 	}
-	f.notes = notes
 	if err := f.pin(ctx, dev, region, "file", flags, pin); err != nil {
 		return instead(err)
 	}
