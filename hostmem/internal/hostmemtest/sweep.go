@@ -298,8 +298,9 @@ func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, mor
 	} {
 		for _, op := range ops {
 			t.Run(host.name+"/"+op.Name, func(t *testing.T) {
-				s := NewStage(t, host.cfg, l)
-				calls, sysCalls := s.observe(op)
+				// Each fault has a stage of its own: what hostmem has found out about
+				// a device is not remembered from one to the next.
+				calls, sysCalls := NewStage(t, host.cfg, l).observe(op)
 				counts := make(map[string]int)
 				for _, fn := range calls {
 					counts[fn]++
@@ -308,7 +309,7 @@ func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, mor
 					}
 					for _, code := range codes {
 						f := cudaFault(fn, counts[fn], code)
-						if !t.Run(f.name, func(t *testing.T) { s.on(t).suffer(op, prefix, f, &cuda) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.cfg, l).suffer(op, prefix, f, &cuda) }) {
 							return
 						}
 					}
@@ -319,7 +320,7 @@ func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, mor
 				for i, call := range sysCalls {
 					for _, errno := range errnos {
 						f := systemFault(call, i+1, errno)
-						if !t.Run(f.name, func(t *testing.T) { s.on(t).suffer(op, prefix, f, &system) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.cfg, l).suffer(op, prefix, f, &system) }) {
 							return
 						}
 					}
@@ -332,14 +333,6 @@ func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, mor
 	assert.Greater(t, cuda.met/len(codes), moreCUDA)
 	assert.Greater(t, system.met/len(errnos), moreSystem)
 	assert.Equal(t, cuda.met, cuda.failed+cuda.absorbed)
-}
-
-// on lets a subtest use the stage.
-func (s *Stage) on(t *testing.T) *Stage {
-	outer := s.TB
-	s.TB = t
-	t.Cleanup(func() { s.TB = outer })
-	return s
 }
 
 // Context returns a context with which hostmem maps memory by the stage's system
