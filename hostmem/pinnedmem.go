@@ -133,20 +133,23 @@ func (m *pinnedMem) undo() error {
 	if m.regs == nil {
 		return nil
 	}
-	// No caller can try again, so it is tried twice: see unregister.
-	err := m.regs.release()
-	if err != nil {
-		err = m.regs.release()
-	}
-	if err != nil {
+	if err := twice(m.regs.release); err != nil {
 		process.leaked.Add(int64(m.region.Mapped()))
 		return fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", m.region.Mapped(), m.regs.base, err)
 	}
-	if err := m.region.Unmap(); err != nil {
+	if err := twice(m.region.Unmap); err != nil {
 		process.leaked.Add(int64(m.region.Mapped()))
 		return err
 	}
 	return nil
+}
+
+// twice tries again what no caller can: see unregister.
+func twice(try func() error) error {
+	if try() == nil {
+		return nil
+	}
+	return try()
 }
 
 // explain adds what a refusal of cudaHostRegister means here.

@@ -167,7 +167,10 @@ func (p *registrations) note(format string, args ...any) {
 func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options) error {
 	if o.Chunk > 0 && !p.host.shared {
 		err := p.registerChunks(ctx, r, o)
-		if !tooLarge(err) {
+		switch {
+		case errors.Is(err, cudart.ErrNotSupported):
+			return &refusal{[]int{min(o.Chunk, p.limit)}, err}
+		case !tooLarge(err):
 			return err
 		}
 		// There may be too many of them.
