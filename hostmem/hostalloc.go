@@ -21,8 +21,8 @@ func (b *Buffer) hostAlloc(ctx context.Context, h *host, dev *cudart.Device, n i
 		return err
 	}
 	b.dev, b.region, b.regs = dev, nil, nil
-	if err := b.allocateAligned(ctx, system, h, n, size, align); err != nil {
-		return fmt.Errorf("%w; %w", refused, err)
+	if err := b.allocateAligned(ctx, system, h, n, size, align, refused); err != nil {
+		return err
 	}
 	if err := b.region.Clear(ctx, o.Workers); err != nil { // CUDA does not
 		return err
@@ -37,11 +37,11 @@ func (b *Buffer) hostAlloc(ctx context.Context, h *host, dev *cudart.Device, n i
 
 // allocateAligned allocates size bytes, and, if CUDA's address is not aligned, as
 // many more as the alignment needs.
-func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, h *host, n, size, align int) error {
+func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, h *host, n, size, align int, refused error) error {
 	for _, extra := range []int{0, align} {
 		if n := size + extra; n > maxAllocLinux6 && leaksRefused(system.Kernel) {
-			return fmt.Errorf("cudaHostAlloc of %d bytes was not tried: Linux %d.%d leaks the memory of a refused call of more than 2 GiB until the next boot (update the kernel, or allocate less at once)",
-				n, system.Kernel.Major, system.Kernel.Minor)
+			return fmt.Errorf("%w; cudaHostAlloc of %d bytes was not tried: Linux %d.%d leaks the memory of a refused call of more than 2 GiB until the next boot (update the kernel, or allocate less at once)",
+				refused, n, system.Kernel.Major, system.Kernel.Minor)
 		}
 		if err := b.take(ctx, size+extra); err != nil {
 			return err
@@ -49,7 +49,7 @@ func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, h *h
 		p, err := b.dev.HostAlloc(size+extra, cudart.HostAllocDefault)
 		if err != nil {
 			h.forget()
-			return fmt.Errorf("in its place %w (%s)", err, headroom())
+			return fmt.Errorf("%w; in its place %w (%s)", refused, err, headroom())
 		}
 		skip := int(-uintptr(p) & uintptr(align-1))
 		b.regs = &registrations{dev: b.dev, host: h, base: unsafe.Add(p, skip), allocated: p}

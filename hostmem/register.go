@@ -88,18 +88,14 @@ func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 		}
 		flags, err := registering(dev, memory.ReadOnly)
 		if err != nil {
-			return nil, err
+			return nil, copyInstead(err)
 		}
 		r := &Registration{}
 		if err := r.pin(ctx, dev, region, "registration", flags, pin); err != nil {
 			if m, ok := writesThrough(covered); ok && errors.Is(err, cudart.ErrInvalidValue) {
 				return nil, fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) refuses to pin such pages, as it could not detect changes (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
 			}
-			var final *refusal
-			if errors.As(err, &final) {
-				err = copyInstead(err)
-			}
-			return nil, err
+			return nil, copyInstead(err)
 		}
 		r.addToLedger(&process.registrations, r.n, start, stack)
 		return r, nil
@@ -111,6 +107,10 @@ func (r *Registration) ReadOnly() bool { return r.readOnly }
 
 // copyInstead adds what to do where memory cannot be registered at its addresses.
 func copyInstead(err error) error {
+	var final *refusal
+	if !errors.As(err, &final) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
 	return fmt.Errorf("%w; copy it by package transfer, or keep it in memory from Alloc, which has other methods", err)
 }
 
@@ -122,7 +122,7 @@ func registering(dev *cudart.Device, readOnly bool) (cudart.HostRegisterFlags, e
 		return 0, err
 	}
 	if err := h.never(); err != nil {
-		return 0, copyInstead(err) // before pages are made resident
+		return 0, err // before pages are made resident
 	}
 	if !readOnly {
 		return 0, nil

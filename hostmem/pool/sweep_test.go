@@ -37,7 +37,7 @@ func TestEveryCallFailsAtEveryPositionOnHostsThatRefuse(t *testing.T) {
 		{Name: "confidential computing", Config: cudasim.ConfidentialComputing()},
 		{Name: "shared page tables", Config: cudasim.SharedPageTables()},
 	}
-	hostmemtest.Sweep(t, "pool: ", hosts, operations(), theLedger, 60, 35)
+	hostmemtest.Sweep(t, "pool: ", hosts, operations(), theLedger, 40, 35)
 }
 
 // operations are those on pools.
