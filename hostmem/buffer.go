@@ -16,12 +16,16 @@ import (
 type Buffer struct{ pinnedMem }
 
 // Alloc maps n bytes, makes them resident and registers them for all devices
-// (cudaHostRegister, on dev). The memory is zero. It reserves n bytes rounded up to a
+// (cudaHostRegister, on dev). Where registering is refused it makes smaller
+// registrations, or has cudaHostAlloc allocate the memory; where the GPU uses the
+// host's page tables it registers nothing: [Method] says when, Buffer.Method what was
+// done, and Buffer.Notes why. The memory is zero. It reserves n bytes rounded up to a
 // page. n must be positive.
 //
 // Errors are of arguments that cannot be, naming the option; [ErrLimit] for what the
 // host has no room for or [SetLimits] forbids; [cudart.ErrClosed] for a Runtime that
-// was closed; those of the system and of CUDA. After an error nothing is mapped or
+// was closed; those of the system and of CUDA. An error of CUDA names every attempt, and
+// if the host is short of memory, what is available. After an error nothing is mapped or
 // registered, unless unregistering failed as well: the error says so then, and the
 // memory stays (Stats.LeakedBytes).
 //
@@ -110,5 +114,6 @@ func Slice[T any](m interface{ Bytes() []byte }) []T {
 }
 
 // Reserved returns the bytes that the buffer has mapped, resident and pinned: Len
-// rounded up to a page. It stays the same after Close.
+// rounded up to a page, and with [HostAllocated] up to Options.Align more if CUDA's
+// address was not aligned. It stays the same after Close.
 func (b *Buffer) Reserved() int { return b.region.Mapped() }

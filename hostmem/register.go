@@ -30,7 +30,8 @@ type Registration struct{ pinnedMem }
 // Register pins memory that other code mapped: a slice, at any offset and of any
 // length but 0, of mapped memory, a memfd or shared memory. It makes the pages
 // resident and registers exactly these bytes for all devices (cudaHostRegister, on
-// dev). Pages at its ends may be shared with other registrations.
+// dev). Pages at its ends may be shared with other registrations. Where the GPU uses the
+// host's page tables, nothing is registered: see [Method].
 //
 // The memory must stay mapped until Close has returned nil. CUDA does not detect
 // when it was unmapped: the GPU then goes on reading and writing pages that the
@@ -44,8 +45,9 @@ type Registration struct{ pinnedMem }
 //
 // Errors, before CUDA sees the memory, are of memory of the Go heap ([ErrGoMemory]);
 // of a range that is not mapped as a whole, or cannot be read; of private mappings
-// that cannot be written, on which the driver hangs; of devices that cannot register
-// memory for reading only ([errors.ErrUnsupported]). Memory that is registered
+// that cannot be written, on which the driver hangs; of devices and hosts that cannot
+// register memory, or not for reading only ([errors.ErrUnsupported]). No error makes
+// Register move the memory elsewhere, as Alloc can. Memory that is registered
 // already, all or some of it, as a [Buffer] is, returns
 // [cudart.ErrHostMemoryAlreadyRegistered]. Otherwise errors, and what they leave, are
 // those of [Alloc]. Memory that is resident is never refused for want of room.
