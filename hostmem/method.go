@@ -21,6 +21,7 @@ package hostmem
 // Where the GPU uses the host's page tables (the attribute
 // PageableMemoryAccessUsesHostPageTables is 1), as on GH200, it accesses all memory of
 // the process directly. Registering would not page-lock it, so nothing is registered.
+// To a device of the same host that does not use them, such memory is pageable.
 //
 // [Register] and [MapFile] make smaller registrations, too, but never move memory to
 // other addresses: what cudaHostAlloc would be needed for is an error.
