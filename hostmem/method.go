@@ -13,6 +13,9 @@ package hostmem
 //     with confidential computing and on some integrated GPUs: cudaHostAlloc, of the
 //     bytes rounded up to a page.
 //
+// Buffers from cudaHostAlloc are used as others are. But cudaFreeHost waits for all
+// work of the device, so Close takes as long, and no context ends that wait.
+//
 // What worked is remembered for the device, so that the next Alloc does not try the
 // rest again. It is forgotten when it fails, and a refusal for size or number also
 // when memory of the device is unregistered. A host that is short of memory gets an
@@ -27,7 +30,7 @@ package hostmem
 // other addresses: what cudaHostAlloc would be needed for is an error.
 type Method int
 
-// The methods. What differs from Registered has a note: see Buffer.Notes.
+// The methods. What the options did not ask for has a note: see Buffer.Notes.
 const (
 	Registered        Method = iota // by one call of cudaHostRegister
 	RegisteredInSpans               // by several: see Buffer.Spans
