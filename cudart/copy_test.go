@@ -130,9 +130,10 @@ func TestReadBeforeSynchronisingIsStale(t *testing.T) {
 	mem, host := device(t, dev, 64), pinned(t, dev, 64)
 	require.NoError(t, dev.Memset(mem, 7, 64))
 	require.NoError(t, dev.Synchronize(context.Background()))
+	host[63] = 1
 	sim.Hold()
 	require.NoError(t, s.CopyToHost(pointer(host), mem, 64))
-	assert.Equal(t, byte(0), host[63], "before the copy ran")
+	assert.Equal(t, byte(1), host[63], "before the copy ran")
 	done, err := s.Query()
 	require.NoError(t, err)
 	assert.False(t, done)

@@ -21,8 +21,8 @@ const (
 	HostRegisterReadOnly HostRegisterFlags = 8 // devices only read: for memory that cannot be written
 )
 
-// HostAlloc allocates n bytes of pinned host memory (cudaHostAlloc). Release it with
-// [Device.FreeHost]. Package hostmem pins several times as fast, and allocates no
+// HostAlloc allocates n bytes of pinned host memory (cudaHostAlloc), which CUDA does not
+// promise to be zero. Release it with [Device.FreeHost]. Package hostmem pins several times as fast, and allocates no
 // more than n rounded up to a page. The error wraps [ErrInvalidValue] if n <= 0, and
 // [ErrMemoryAllocation] if the host has no room.
 func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) {

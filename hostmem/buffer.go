@@ -2,6 +2,7 @@ package hostmem
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 	"unsafe"
@@ -15,12 +16,16 @@ import (
 type Buffer struct{ pinnedMem }
 
 // Alloc maps n bytes, makes them resident and registers them for all devices
-// (cudaHostRegister, on dev). The memory is zero. It reserves n bytes rounded up to a
+// (cudaHostRegister, on dev). Where registering is refused it makes smaller
+// registrations, or has cudaHostAlloc allocate the memory; where the GPU uses the
+// host's page tables it registers nothing: [Method] says when, Buffer.Method what was
+// done, and Buffer.Notes why. The memory is zero. It reserves n bytes rounded up to a
 // page. n must be positive.
 //
 // Errors are of arguments that cannot be, naming the option; [ErrLimit] for what the
 // host has no room for or [SetLimits] forbids; [cudart.ErrClosed] for a Runtime that
-// was closed; those of the system and of CUDA. After an error nothing is mapped or
+// was closed; those of the system and of CUDA. An error of CUDA names every attempt, and
+// if the host is short of memory, what is available. After an error nothing is mapped or
 // registered, unless unregistering failed as well: the error says so then, and the
 // memory stays (Stats.LeakedBytes).
 //
@@ -47,20 +52,52 @@ func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, 
 	stack := callerStack(dev)
 	return bounded(ctx, func() (*Buffer, error) {
 		b := &Buffer{}
+		if err := b.open(ctx, dev, n, o); err != nil {
+			return nil, err
+		}
+		b.addToLedger(&process.buffers, b.region.Mapped(), start, stack)
+		return b, nil
+	}, func(b *Buffer) { _ = b.Close() }) // what stays is in the ledger
+}
+
+// open maps and registers n bytes, or has cudaHostAlloc allocate them.
+func (b *Buffer) open(ctx context.Context, dev *cudart.Device, n int, o Options) error {
+	h, err := hostOf(dev)
+	if err != nil {
+		return err
+	}
+	refused := h.refused()
+	if refused == nil {
 		how, note := o.pages(ctx, dev)
 		r, err := pages.Map(ctx, n, how)
 		if err != nil {
-			return nil, err
-		}
-		if err := b.pin(ctx, dev, r, "buffer", 0, o); err != nil {
-			return nil, err
+			return err
 		}
 		if note != "" {
 			b.notes = []string{note}
 		}
-		b.addToLedger(&process.buffers, r.Mapped(), start, stack)
-		return b, nil
-	}, func(b *Buffer) { _ = b.Close() }) // what stays is in the ledger
+		if err := b.acquire(ctx, needOf(r)); err != nil {
+			return errors.Join(err, r.Unmap())
+		}
+		err = b.register(ctx, h, dev, r, 0, o)
+		if err == nil {
+			b.opened("buffer", o)
+			return nil
+		}
+		var final *refusal
+		if !errors.As(err, &final) {
+			return b.abort(explain(err))
+		}
+		if err := b.undo(); err != nil {
+			return errors.Join(final, err)
+		}
+		refused = final
+	}
+	if err := b.hostAlloc(ctx, h, dev, n, o, refused); err != nil {
+		return b.abort(err)
+	}
+	b.opened("buffer", o)
+	return nil
 }
 
 // Slice returns memory as a slice of T, as many as fit whole: a buffer's, a
@@ -77,5 +114,6 @@ func Slice[T any](m interface{ Bytes() []byte }) []T {
 }
 
 // Reserved returns the bytes that the buffer has mapped, resident and pinned: Len
-// rounded up to a page. It stays the same after Close.
+// rounded up to a page, and with [HostAllocated] up to Options.Align more if CUDA's
+// address was not aligned. It stays the same after Close.
 func (b *Buffer) Reserved() int { return b.region.Mapped() }

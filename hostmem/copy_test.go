@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 
@@ -144,11 +145,14 @@ func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 	g.Synchronize()
 	assert.True(t, bytes.Equal(b.Bytes()[at:at+3*mib], g.Download(p, 3*mib)))
 
-	// When even small ones are, the error lists them.
+	// When even small ones are, and cudaHostAlloc too, the error lists them all.
 	small := newSimRig(t, cudasim.Config{MaxRegister: mib})
+	small.Sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err := Alloc(t.Context(), small.Dev, n, Options{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	assert.ErrorContains(t, err, "registrations of 200 MiB, 100 MiB, 64 MiB were refused")
+	assert.ErrorContains(t, err, "in its place cudaHostAlloc: 209719296 bytes")
+	assert.Equal(t, 1, strings.Count(err.Error(), "hostmem: "))
 }
 
 // A buffer is every device's, and Close waits for the streams of all of them.

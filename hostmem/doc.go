@@ -8,7 +8,8 @@
 //	err = buf.Close()
 //
 // [Alloc] maps exactly what is requested, to a page, makes it resident with several
-// threads, and registers it once (cudaHostRegister). Package hostmem/pool keeps such
+// threads, and registers it once (cudaHostRegister). Hosts that refuse this get memory
+// from cudaHostAlloc instead: see [Method]. Package hostmem/pool keeps such
 // memory for reuse. [Register] pins memory that other code mapped, and [MapFile] lets
 // the GPU read a file's page cache without a copy.
 //

@@ -39,16 +39,18 @@ const insteadOfMapping = "copy it through pinned memory instead, by package tran
 
 // MapFile maps a file shared and for reading only (mmap), reads it into the page
 // cache, and registers that read-only for all devices (cudaHostRegister with
-// cudaHostRegisterReadOnly, on dev). What other processes write to the file
+// cudaHostRegisterReadOnly, on dev). Where the GPU uses the host's page tables, nothing
+// is registered: see [Method]. What other processes write to the file
 // shows in the File's bytes, and in copies.
 //
 // The file must not lose bytes while it is mapped: reading the lost ones
 // through Bytes ends the process (SIGBUS), and the GPU goes on reading the old
 // pages. A file that shrinks while MapFile works returns an error.
 //
-// Only regular files with at least a byte can be mapped. A device that does not
-// support the flag (attribute 113), and file systems that do not map their files,
-// return an error that wraps [errors.ErrUnsupported]. A range that is not within the
+// Only regular files with at least a byte can be mapped. A host that does not
+// register memory, a device that does not support the flag (attribute 113), and file
+// systems that do not map their files, return an error that wraps
+// [errors.ErrUnsupported]. A range that is not within the
 // file is an error. Otherwise errors, and what they leave, are those of [Alloc], and
 // so is what happens when ctx ends.
 func MapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
@@ -99,7 +101,7 @@ func (f *File) open(ctx context.Context, dev *cudart.Device, file *os.File, o Ma
 	if err != nil {
 		return err
 	}
-	flags, notes, err := registering(dev, true)
+	flags, err := registering(dev, true)
 	if err != nil {
 		return instead(err)
 	}
@@ -110,7 +112,6 @@ func (f *File) open(ctx context.Context, dev *cudart.Device, file *os.File, o Ma
 	if err != nil {
 		return instead(err)
 	}
-	f.notes = notes
 	if err := f.pin(ctx, dev, region, "file", flags, pin); err != nil {
 		return instead(err)
 	}

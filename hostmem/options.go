@@ -26,15 +26,18 @@ const (
 	HugeTLB1G
 )
 
-// Options shape a buffer. The zero value is what most programs want.
+// Options shape a buffer. The zero value is what most programs want. For a buffer that
+// cudaHostAlloc allocates (see [Method]) only Align, Label and Workers apply: what else
+// is set has a note.
 type Options struct {
 	// Align of the first byte in bytes, a power of two of any size. 0 means a page,
-	// or 2 MiB for buffers of that size or more.
+	// or 2 MiB for buffers of that size or more that are not [HostAllocated].
 	Align int
 	// HugePages chooses the pages.
 	HugePages HugePages
 	// Chunk makes every registration at most that many bytes, a multiple of
-	// 2 MiB, each registered as soon as its pages are resident. Registering many
+	// 2 MiB, each registered as soon as its pages are resident. Where so many are
+	// refused, there are fewer and larger ones, and a note. Registering many
 	// chunks at once is faster than one large registration (64 MiB chunks: 31 to 35
 	// against 26 to 28 GB/s on an H200 host), but a copy by other means than
 	// Buffer's must then not cross from one span to the next. 0 means one
@@ -44,8 +47,8 @@ type Options struct {
 	Node Node
 	// Label is shown by Outstanding and in messages.
 	Label string
-	// Workers is how many goroutines make pages resident, 1024 at most; 0
-	// adapts to the host.
+	// Workers is how many goroutines make pages resident, or clear them, 1024 at
+	// most; 0 adapts to the host.
 	Workers int
 	// Fork lets forked children have the memory too (no MADV_DONTFORK). It makes every
 	// fork of the process slower by half a second a GiB.

@@ -70,44 +70,86 @@ type pinnedMem struct {
 // pin makes a region resident and registers it, within the limits. After an error
 // it is neither registered nor mapped, unless the error says so.
 func (m *pinnedMem) pin(ctx context.Context, dev *cudart.Device, r *pages.Region, kind string, flags cudart.HostRegisterFlags, o Options) error {
-	// Address space costs nothing. What follows does, and is bounded.
-	grant, err := limits.Acquire(ctx, budget.Need{
-		Bytes: r.Mapped(), File: r.Backing() == pages.PageCache, Reserved: r.Backing() == pages.Reserved, InUse: r.InUse,
-	})
+	h, err := hostOf(dev)
+	if err == nil {
+		err = m.acquire(ctx, needOf(r))
+	}
 	if err != nil {
 		return errors.Join(err, r.Unmap())
 	}
-	regs := &registrations{dev: dev, base: r.Pointer(), flags: flags, limit: spanLimit(pages.SystemOf(ctx).Kernel)}
-	m.dev, m.region, m.regs, m.grant = dev, r, regs, grant
-	if err := regs.populate(ctx, r, o); err != nil {
+	if err := m.register(ctx, h, dev, r, flags, o); err != nil {
 		return m.abort(explain(err))
 	}
-	grant.Resident()
-	m.n, m.kind, m.label, m.readOnly = r.Len(), kind, o.Label, flags&cudart.HostRegisterReadOnly != 0
-	m.spans = regs.sorted()
-	m.closing = make(chan struct{}, 1)
-	m.use.init()
+	m.opened(kind, o)
 	return nil
 }
 
-// abort undoes what pin has done until then. Memory that stays registered stays
-// mapped, because the GPU can still access it.
+// needOf returns what a region that is not pinned takes of the limits.
+func needOf(r *pages.Region) budget.Need {
+	return budget.Need{
+		Bytes: r.Mapped(), File: r.Backing() == pages.PageCache, Reserved: r.Backing() == pages.Reserved, InUse: r.InUse,
+	}
+}
+
+// acquire waits for the limits. Address space costs nothing; what follows does.
+func (m *pinnedMem) acquire(ctx context.Context, need budget.Need) (err error) {
+	m.grant, err = limits.Acquire(ctx, need)
+	return err
+}
+
+func (m *pinnedMem) register(ctx context.Context, h *host, dev *cudart.Device, r *pages.Region, flags cudart.HostRegisterFlags, o Options) error {
+	m.dev, m.region = dev, r
+	m.readOnly = flags&cudart.HostRegisterReadOnly != 0
+	m.regs = &registrations{dev: dev, host: h, base: r.Pointer(), flags: flags, limit: h.limit(pages.SystemOf(ctx).Kernel)}
+	return m.regs.populate(ctx, r, o)
+}
+
+// opened completes memory that is resident and pinned.
+func (m *pinnedMem) opened(kind string, o Options) {
+	m.grant.Resident()
+	m.n, m.kind, m.label = m.region.Len(), kind, o.Label
+	m.notes = append(m.notes, m.regs.notes...)
+	if m.spans = m.regs.sorted(); len(m.spans) == 0 {
+		m.spans = []Span{{Off: 0, Len: m.n}} // nothing was registered, and copies may run through
+	}
+	m.closing = make(chan struct{}, 1)
+	m.use.init()
+}
+
+// abort undoes what opening has done until then.
 func (m *pinnedMem) abort(cause error) error {
-	// No caller can try again, so it is tried twice: see unregister.
-	err := m.regs.unregister()
-	if err != nil {
-		err = m.regs.unregister()
-	}
-	if err != nil {
-		process.leaked.Add(int64(m.region.Mapped()))
-		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", m.region.Mapped(), m.regs.base, err))
-	}
-	if err := m.region.Unmap(); err != nil {
-		process.leaked.Add(int64(m.region.Mapped()))
+	if err := m.undo(); err != nil {
 		return errors.Join(cause, err)
 	}
-	m.grant.Release()
+	if m.grant != nil {
+		m.grant.Release()
+	}
 	return cause
+}
+
+// undo unregisters and unmaps. Memory that stays registered stays mapped, because the
+// GPU can still access it.
+func (m *pinnedMem) undo() error {
+	if m.regs == nil {
+		return nil
+	}
+	if err := twice(m.regs.release); err != nil {
+		process.leaked.Add(int64(m.region.Mapped()))
+		return fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", m.region.Mapped(), m.regs.base, err)
+	}
+	if err := twice(m.region.Unmap); err != nil {
+		process.leaked.Add(int64(m.region.Mapped()))
+		return err
+	}
+	return nil
+}
+
+// twice tries again what no caller can: see unregister.
+func twice(try func() error) error {
+	if try() == nil {
+		return nil
+	}
+	return try()
 }
 
 // explain adds what a refusal of cudaHostRegister means here.
@@ -115,8 +157,8 @@ func explain(err error) error {
 	switch {
 	case errors.Is(err, cudart.ErrHostMemoryAlreadyRegistered):
 		return fmt.Errorf("some of it is registered already, by Register, as a Buffer or by other code: %w", err)
-	case errors.Is(err, cudart.ErrNotSupported):
-		return fmt.Errorf("registering is %w here (confidential computing refuses it, for one): %w", errors.ErrUnsupported, err)
+	case errors.Is(err, cudart.ErrInvalidValue):
+		return fmt.Errorf("CUDA cannot pin such memory, or memory is short (%s): %w", headroom(), err)
 	}
 	return err
 }
@@ -144,11 +186,13 @@ func (m *pinnedMem) Label() string { return m.label }
 
 // Spans returns the registrations in order. There is one, unless the memory is
 // larger than what can be registered at once or the Chunk of the options asked
-// for more. CopyToDevice and CopyToHost split copies at their ends.
+// for more. CopyToDevice and CopyToHost split copies at their ends. Memory that is not
+// registered (see [Method]) is one span.
 func (m *pinnedMem) Spans() []Span { return slices.Clone(m.spans) }
 
 // Notes returns, in words, what the host refused and costs speed, such as huge
-// pages, and what the device does differently.
+// pages or registering, options that do not apply, and what the device does
+// differently.
 func (m *pinnedMem) Notes() []string { return slices.Concat(m.notes, m.region.Notes()) }
 
 // String names the memory in messages.
@@ -223,8 +267,8 @@ func (m *pinnedMem) addToLedger(t *tally, bytes int, start time.Time, stack stri
 }
 
 // Close waits for the copies that were queued by the methods here, unregisters the
-// memory (cudaHostUnregister) and unmaps what this package has mapped: memory of
-// [Register] stays mapped. A second Close does nothing.
+// memory (cudaHostUnregister) and unmaps what this package has mapped, or frees it
+// (cudaFreeHost): memory of [Register] stays mapped. A second Close does nothing.
 //
 // After an error Close may be called again. If it cannot be known whether the copies
 // are done, the memory is as it was. If unregistering or unmapping failed, it cannot
@@ -265,7 +309,7 @@ func (m *pinnedMem) close(ctx context.Context) error {
 		}
 		return fmt.Errorf("its memory stays registered and mapped, copies may be in progress: %w", err)
 	}
-	if err := m.regs.unregister(); err != nil {
+	if err := m.regs.release(); err != nil {
 		process.failures.Add(1)
 		return fmt.Errorf("its memory stays registered and mapped, Close may be tried again: %w", err)
 	}

@@ -30,7 +30,8 @@ type Registration struct{ pinnedMem }
 // Register pins memory that other code mapped: a slice, at any offset and of any
 // length but 0, of mapped memory, a memfd or shared memory. It makes the pages
 // resident and registers exactly these bytes for all devices (cudaHostRegister, on
-// dev). Pages at its ends may be shared with other registrations.
+// dev). Pages at its ends may be shared with other registrations. Where the GPU uses the
+// host's page tables, nothing is registered: see [Method].
 //
 // The memory must stay mapped until Close has returned nil. CUDA does not detect
 // when it was unmapped: the GPU then goes on reading and writing pages that the
@@ -44,8 +45,9 @@ type Registration struct{ pinnedMem }
 //
 // Errors, before CUDA sees the memory, are of memory of the Go heap ([ErrGoMemory]);
 // of a range that is not mapped as a whole, or cannot be read; of private mappings
-// that cannot be written, on which the driver hangs; of devices that cannot register
-// memory for reading only ([errors.ErrUnsupported]). Memory that is registered
+// that cannot be written, on which the driver hangs; of devices and hosts that cannot
+// register memory, or not for reading only ([errors.ErrUnsupported]). No error makes
+// Register move the memory elsewhere, as Alloc can. Memory that is registered
 // already, all or some of it, as a [Buffer] is, returns
 // [cudart.ErrHostMemoryAlreadyRegistered]. Otherwise errors, and what they leave, are
 // those of [Alloc]. Memory that is resident is never refused for want of room.
@@ -86,16 +88,16 @@ func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 		if err != nil {
 			return nil, err
 		}
-		flags, notes, err := registering(dev, memory.ReadOnly)
+		flags, err := registering(dev, memory.ReadOnly)
 		if err != nil {
-			return nil, err
+			return nil, copyInstead(err)
 		}
-		r := &Registration{pinnedMem{notes: notes}}
+		r := &Registration{}
 		if err := r.pin(ctx, dev, region, "registration", flags, pin); err != nil {
 			if m, ok := writesThrough(covered); ok && errors.Is(err, cudart.ErrInvalidValue) {
-				err = fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) refuses to pin such pages, as it could not detect changes (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
+				return nil, fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) refuses to pin such pages, as it could not detect changes (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
 			}
-			return nil, err
+			return nil, copyInstead(err)
 		}
 		r.addToLedger(&process.registrations, r.n, start, stack)
 		return r, nil
@@ -105,33 +107,31 @@ func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOpt
 // ReadOnly reports whether the GPU may only read the memory.
 func (r *Registration) ReadOnly() bool { return r.readOnly }
 
-// registering returns how a device registers memory that Alloc has not mapped, with
-// notes, or why it cannot (cudaDeviceGetAttribute).
-func registering(dev *cudart.Device, readOnly bool) (flags cudart.HostRegisterFlags, notes []string, err error) {
-	if err := need(dev, cudart.AttrHostRegisterSupported, "host memory"); err != nil {
-		return 0, nil, err
+// copyInstead adds what to do where memory cannot be registered at its addresses.
+func copyInstead(err error) error {
+	var final *refusal
+	if !errors.As(err, &final) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
 	}
-	if readOnly {
-		if err := need(dev, cudart.AttrHostRegisterReadOnlySupported, "memory that is mapped for reading only"); err != nil {
-			return 0, nil, err
-		}
-		flags = cudart.HostRegisterReadOnly
-	}
-	tables, err := dev.Attribute(cudart.AttrPageableMemoryAccessUsesHostPageTables)
-	if err != nil {
-		return 0, nil, err
-	}
-	if tables == 1 {
-		notes = []string{fmt.Sprintf("%v uses the host's page tables (attribute %d): registering does not lock pages there, the kernel may still move them or swap them out",
-			dev, cudart.AttrPageableMemoryAccessUsesHostPageTables)}
-	}
-	return flags, notes, nil
+	return fmt.Errorf("%w; copy it by package transfer, or keep it in memory from Alloc, which has other methods", err)
 }
 
-func need(dev *cudart.Device, a cudart.Attr, what string) error {
-	can, err := dev.Attribute(a)
-	if err == nil && can == 0 {
-		err = fmt.Errorf("%v cannot register %s (attribute %d is 0): %w", dev, what, a, errors.ErrUnsupported)
+// registering returns how a device registers memory that Alloc has not mapped, or why
+// it cannot (cudaDeviceGetAttribute).
+func registering(dev *cudart.Device, readOnly bool) (cudart.HostRegisterFlags, error) {
+	h, err := hostOf(dev)
+	if err != nil {
+		return 0, err
 	}
-	return err
+	if err := h.never(); err != nil {
+		return 0, err // before pages are made resident
+	}
+	if !readOnly {
+		return 0, nil
+	}
+	can, err := dev.Attribute(cudart.AttrHostRegisterReadOnlySupported)
+	if err == nil && can == 0 && !h.shared {
+		err = cannotRegister(dev, cudart.AttrHostRegisterReadOnlySupported, "memory that is mapped for reading only")
+	}
+	return cudart.HostRegisterReadOnly, err
 }

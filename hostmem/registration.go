@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
-	"github.com/gopinned/pinned/internal/linux"
 )
 
 // A Span is one registration of a buffer: CUDA takes a copy only if it lies
@@ -44,12 +42,15 @@ func Pieces(spans []Span, off, n int, do func(off, n int) error) error {
 // registerFlags makes memory pinned for every device of the process.
 const registerFlags = cudart.HostRegisterPortable
 
-// registrations are those of one piece of memory.
+// registrations are those of one piece of memory, if it has any.
 type registrations struct {
-	dev   *cudart.Device
-	base  unsafe.Pointer
-	flags cudart.HostRegisterFlags // besides registerFlags
-	limit int                      // the largest registration
+	dev       *cudart.Device
+	host      *host
+	base      unsafe.Pointer
+	flags     cudart.HostRegisterFlags // besides registerFlags
+	limit     int                      // the largest registration
+	allocated unsafe.Pointer           // of cudaHostAlloc, in place of registrations
+	notes     []string
 
 	mu    sync.Mutex // not held during calls into CUDA
 	spans []Span
@@ -75,9 +76,18 @@ func (p *registrations) sorted() []Span {
 	return slices.Clone(p.spans)
 }
 
-// unregister unregisters everything, the last first (cudaHostUnregister). Spans that
-// could not be unregistered stay, so that it can be called again and the memory is
-// not unmapped. It is for one goroutine at a time.
+// release unregisters everything (cudaHostUnregister), or frees what cudaHostAlloc has
+// allocated. After an error it can be called again, and the memory must not be
+// unmapped. It is for one goroutine at a time.
+func (p *registrations) release() error {
+	if p.allocated != nil {
+		return freeHost(p.dev, p.allocated)
+	}
+	return p.unregister()
+}
+
+// unregister unregisters the spans, the last first. Those that could not be
+// unregistered stay.
 //
 // CUDA's calls may return an error of earlier asynchronous work although they have
 // done their own. So "not registered" after an error means that the memory was
@@ -91,6 +101,7 @@ func (p *registrations) unregister() error {
 	for _, s := range slices.Backward(spans) {
 		err := p.dev.HostUnregister(unsafe.Add(p.base, s.Off))
 		if err == nil || errors.Is(err, cudart.ErrHostMemoryNotRegistered) && slices.Contains(tried, s) {
+			p.host.unregistered()
 			continue
 		}
 		left = append(left, s)
@@ -103,40 +114,12 @@ func (p *registrations) unregister() error {
 	return errors.Join(errs...)
 }
 
-// How much one registration can hold. Copies by other means need few of them, so it
-// is as much as possible:
-//
-//   - the GPU stands still while a call pins: 94 GB in one call stopped one for
-//     11.6 s, the same in calls of 1 GB for 2.0 s in all;
-//   - drivers from 580 on refuse 512 GiB and more, for want of one piece of
-//     kernel memory;
-//   - Linux 6.11 to 6.13 refuse more than 2 GB.
-//
-// Where a call is refused all the same, ever smaller ones are tried.
-const (
-	maxSpan       = 16 << 30
-	maxSpanLinux6 = 1 << 30 // of Linux 6.11 to 6.13
-	minSpan       = 64 << 20
-)
-
-// spanLimit returns the largest registration on a kernel of this release.
-func spanLimit(kernel linux.Release) int {
-	if kernel.AtLeast(6, 11) && !kernel.AtLeast(6, 14) {
-		return maxSpanLinux6
-	}
-	return maxSpan
-}
-
-// tooLarge reports whether a smaller registration may succeed where one failed with
-// this error.
-func tooLarge(err error) bool {
-	return errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, cudart.ErrOperatingSystem) || errors.Is(err, cudart.ErrUnknown)
-}
-
-// registerAll registers the first n bytes in as few registrations as possible.
+// registerAll registers the first n bytes in as few registrations as possible. The
+// error is a *refusal if smaller ones are refused as well.
 func (p *registrations) registerAll(ctx context.Context, n int) error {
 	size := p.limit
-	var tried []string
+	var tried []int // and refused
+	var refused error
 	for off := 0; off < n; {
 		if ctx.Err() != nil {
 			return fmt.Errorf("register %d bytes: %w", n, context.Cause(ctx))
@@ -147,34 +130,74 @@ func (p *registrations) registerAll(ctx context.Context, n int) error {
 			off += s.Len
 			continue
 		}
-		tried = append(tried, fmt.Sprintf("%d MiB", s.Len>>20))
-		if !tooLarge(err) || s.Len <= minSpan {
-			if len(tried) > 1 {
-				err = fmt.Errorf("registrations of %s were refused: %w", strings.Join(tried, ", "), err)
-			}
+		tried = append(tried, s.Len)
+		if errors.Is(err, cudart.ErrNotSupported) {
+			return &refusal{tried, err}
+		}
+		if !tooLarge(err) {
 			return err
 		}
+		if short := shortage(s.Len, err); short != nil {
+			return short
+		}
+		if s.Len <= minSpan {
+			return &refusal{tried, err}
+		}
+		refused = err
 		size = max(minSpan, s.Len/2&^(chunkUnit-1))
+	}
+	if refused != nil {
+		p.host.accepted(size)
+		p.note("%s refused (%v): there are registrations of at most %d MiB", sizes(tried), refused, size>>20)
+	} else if size < n {
+		p.note("registrations are of at most %d MiB here", size>>20)
 	}
 	return nil
 }
 
-// populate makes a region resident and registers it.
+func (p *registrations) note(format string, args ...any) {
+	p.notes = append(p.notes, fmt.Sprintf(format, args...))
+}
+
+// populate makes a region resident and registers it, unless the device uses the
+// host's page tables.
 //
 // Pages are resident before they are registered: registering memory that is not
 // makes the driver fault it in on one thread, at 4 to 7 GB/s.
 func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options) error {
-	how := pages.Populate{Threads: o.Workers}
-	if o.Chunk > 0 {
-		how.Item = o.Chunk
-		how.Done = func(off, n int) error {
-			// The bytes past the end of the last page are not the caller's.
-			return p.register(Span{Off: off, Len: min(n, r.Len()-off)})
+	if o.Chunk > 0 && !p.host.shared {
+		err := p.registerChunks(ctx, r, o)
+		switch {
+		case errors.Is(err, cudart.ErrNotSupported):
+			return &refusal{[]int{min(o.Chunk, p.limit)}, err}
+		case !tooLarge(err):
+			return err
 		}
-		return r.Populate(ctx, 0, r.Mapped(), how)
+		// There may be too many of them.
+		if left := p.unregister(); left != nil {
+			return errors.Join(err, left)
+		}
+		p.note("registering chunks of %d MiB was refused: %v", min(o.Chunk, p.limit)>>20, err)
 	}
-	if err := r.Populate(ctx, 0, r.Mapped(), how); err != nil {
+	if err := r.Populate(ctx, 0, r.Mapped(), pages.Populate{Threads: o.Workers}); err != nil {
 		return err
 	}
+	if p.host.shared {
+		p.note("%v uses the host's page tables (attribute %d): nothing was registered, the kernel may still move pages or swap them out",
+			p.dev, cudart.AttrPageableMemoryAccessUsesHostPageTables)
+		return nil
+	}
 	return p.registerAll(ctx, r.Len())
+}
+
+// registerChunks registers chunks, each as soon as its pages are resident.
+func (p *registrations) registerChunks(ctx context.Context, r *pages.Region, o Options) error {
+	return r.Populate(ctx, 0, r.Mapped(), pages.Populate{
+		Threads: o.Workers,
+		Item:    min(o.Chunk, p.limit),
+		Done: func(off, n int) error {
+			// The bytes past the end of the last page are not the caller's.
+			return p.register(Span{Off: off, Len: min(n, r.Len()-off)})
+		},
+	})
 }

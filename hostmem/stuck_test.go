@@ -136,6 +136,26 @@ func TestCallsThatDoNotReturn(t *testing.T) {
 	}
 }
 
+// The same where cudaHostAlloc does not return.
+func TestHostAllocThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.ConfidentialComputing())
+	unblock := g.Sim.Block("cudaHostAlloc", cudasim.Fault{Late: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	go func() { _, err := Alloc(ctx, g.Dev, mib, Options{}); failed <- err }()
+	g.AwaitBlocked("cudaHostAlloc", 1)
+	cancel()
+	within(t, "Alloc", func() {
+		err := <-failed
+		assert.ErrorIs(t, err, context.Canceled)
+		assert.ErrorIs(t, err, errStuck)
+	})
+	require.Equal(t, 1, g.Sim.Outstanding().HostAllocs)
+	unblock()
+	eventually(t, "the work is undone", func() bool { return g.Sim.Outstanding().HostAllocs == 0 && stuck.Load() == 0 })
+}
+
 // Calls that never return occupy a bounded number of threads.
 func TestCallsThatNeverReturnAreFew(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})

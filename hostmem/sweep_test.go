@@ -43,7 +43,35 @@ var theLedger = hostmemtest.Ledger{
 
 // Not parallel, for it looks at the process's ledger.
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
-	hostmemtest.Sweep(t, "hostmem: ", operations(), theLedger, 100, 90)
+	hostmemtest.Sweep(t, "hostmem: ", hostmemtest.GPUs, operations(), theLedger, 100, 90)
+}
+
+// The same on hosts that pin in other ways, or not.
+func TestEveryCallFailsAtEveryPositionOnHostsThatRefuse(t *testing.T) {
+	few := cudasim.MaxMapCount()
+	few.MaxRegistrations = 1 // of five
+	wsl := cudasim.WSL()
+	wsl.MaxPinned = 8 * mib
+	hosts := []cudasim.Host{
+		{Name: "confidential computing", Config: cudasim.ConfidentialComputing()},
+		{Name: "no cudaHostRegister", Config: cudasim.NoHostRegister()},
+		{Name: "few registrations", Config: few},
+		{Name: "WSL", Config: wsl},
+		{Name: "shared page tables", Config: cudasim.SharedPageTables()},
+	}
+	chunks := Options{Chunk: 2 * mib}
+	hostmemtest.Sweep(t, "hostmem: ", hosts, []hostmemtest.Operation{
+		allocating("alloc small", 5000, func(*hostmemtest.Stage, *Options) {}),
+		allocating("alloc in chunks", 5*mib+1, func(_ *hostmemtest.Stage, o *Options) { o.Chunk = 2 * mib }),
+		allocating("alloc aligned", 3*mib+1, func(_ *hostmemtest.Stage, o *Options) { o.Align = 64 * mib }),
+		allocating("alloc hugetlb", 3*mib, func(_ *hostmemtest.Stage, o *Options) { o.HugePages = HugeTLB }),
+		closing("close after a copy", Options{}, func(s *hostmemtest.Stage, b *Buffer) {
+			require.NoError(s, b.CopyToDevice(s.Stream, s.Mem, seam-100, 300))
+		}),
+		copyingToDevice("copy to device", chunks),
+		copyingFromDevice("copy to host", chunks),
+	}, theLedger, 80, 100)
+	hostmemtest.Sweep(t, "hostmem: ", hosts[len(hosts)-1:], foreignOperations(), theLedger, 15, 10)
 }
 
 func operations() []hostmemtest.Operation {

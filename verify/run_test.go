@@ -426,8 +426,7 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 	})
 	t.Run("hosts that cannot register", func(t *testing.T) {
 		t.Parallel()
-		sim, dev := simulated(t, cudasim.Config{})
-		sim.Fail("cudaHostRegister", cudasim.Fault{Times: -1, Code: cudart.ErrNotSupported})
+		_, dev := simulated(t, cudasim.ConfidentialComputing())
 		r, err := Run(t.Context(), dev, small())
 		require.NoError(t, err)
 		requireClean(t, r)
@@ -436,9 +435,16 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 			paths = append(paths, s.Path)
 			assert.Contains(t, s.Reason, "cudaHostRegister")
 		}
-		assert.Equal(t, []Path{
-			PathPinned, PathRegistered, PathHop, PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew,
-		}, paths)
+		assert.Equal(t, []Path{PathRegistered}, paths, "all else has memory from cudaHostAlloc")
+	})
+	t.Run("hosts that need not register", func(t *testing.T) {
+		t.Parallel()
+		_, dev := simulated(t, cudasim.SharedPageTables())
+		r, err := Run(t.Context(), dev, small())
+		require.NoError(t, err)
+		requireClean(t, r)
+		assert.Empty(t, r.Skipped)
+		assert.Positive(t, r.Cases)
 	})
 }
 

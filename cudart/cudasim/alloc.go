@@ -106,15 +106,25 @@ func (c *call) hostAlloc() cudart.Code {
 		return cudart.ErrInvalidValue
 	case c.num(1) == 0:
 		return put(c, 0, uintptr(0))
-	case c.num(1) < 0, !c.canPin(c.num(1)):
+	case c.num(1) < 0, !c.canPin(c.num(1), c.cfg.HostMemory), !c.canPin(c.num(1), c.cfg.MaxPinned):
 		return cudart.ErrMemoryAllocation
+	case c.leak(c.num(1)):
+		return cudart.ErrInvalidValue
 	}
 	b, err := c.blocks.newHost(hostBlock, c.num(1), c.dev, c.u32(2))
 	if err != nil {
 		return cudart.ErrMemoryAllocation
 	}
+	// CUDA does not promise zeros. Both ends are enough to detect a caller that
+	// expects them, and leave large memory unpopulated.
+	n := min(4096, len(b.mem))
+	set(b.mem[:n], hostJunk)
+	set(b.mem[len(b.mem)-n:], hostJunk)
 	return put(c, 0, b.addr)
 }
+
+// hostJunk is what new memory of cudaHostAlloc has in it.
+const hostJunk = 0xa5
 
 // freeHost waits for the device.
 func (c *call) freeHost() cudart.Code {

@@ -55,9 +55,15 @@ type Config struct {
 	// no limit. One more fails with cudaErrorMemoryAllocation.
 	MaxRegistrations int
 
+	// MaxPinned is the number of bytes that cudaHostAlloc and cudaHostRegister can
+	// pin together, 0 for no limit. Beyond it both fail with
+	// cudaErrorMemoryAllocation, as in WSL, whatever memory the host has.
+	MaxPinned int
+
 	// LeakAbove imitates Linux 6.11 to 6.13, where it would be 2 GiB: a
-	// registration of more bytes fails with cudaErrorInvalidValue, and its memory
-	// stays pinned (see [Sim.LeakedBytes]). 0 is a kernel without that defect.
+	// registration or cudaHostAlloc of more bytes fails with cudaErrorInvalidValue,
+	// and its memory stays pinned (see [Sim.LeakedBytes]). 0 is a kernel without that
+	// defect.
 	LeakAbove int
 
 	// HostMemory is the number of bytes that cudaHostAlloc and cudaHostRegister
@@ -171,7 +177,7 @@ func (c Config) withDefaults() (Config, error) {
 		value int
 	}{
 		{"DriverVersion", int(c.DriverVersion)}, {"MaxRegister", c.MaxRegister}, {"MaxRegistrations", c.MaxRegistrations},
-		{"LeakAbove", c.LeakAbove}, {"HostMemory", c.HostMemory},
+		{"MaxPinned", c.MaxPinned}, {"LeakAbove", c.LeakAbove}, {"HostMemory", c.HostMemory},
 	} {
 		if f.value < 0 {
 			return c, fmt.Errorf("cudasim: Config.%s %d: cannot be negative", f.name, f.value)

@@ -97,8 +97,17 @@ func (c *call) copying(dst, src uintptr, n, kind int) (*copying, cudart.Code) {
 	return &m, cudart.Success
 }
 
+// usesHostTables reports whether the device accesses all host memory by the host's
+// page tables, so that none is staged.
+func (d *device) usesHostTables() bool {
+	return d != nil && d.cfg.Attributes[cudart.AttrPageableMemoryAccessUsesHostPageTables] == 1
+}
+
 // pageable reports whether CUDA would stage the copy through memory of its own.
-func (m *copying) pageable() bool { return m.dst.block == nil || m.src.block == nil }
+func (m *copying) pageable() bool {
+	return m.dst.block == nil && !m.src.device().usesHostTables() ||
+		m.src.block == nil && !m.dst.device().usesHostTables()
+}
 
 // operation is the copy as work for a stream.
 func (c *call) operation(m *copying) *operation {
@@ -118,11 +127,11 @@ func (c *call) operation(m *copying) *operation {
 	case to != nil && from != nil: // staged through the host
 		o.engine = &to.toDevice
 		o.took = max(from.cfg.Link.DeviceToHost.time(n), to.cfg.Link.HostToDevice.time(n))
-	case to != nil && m.src.block == nil:
+	case to != nil && m.pageable():
 		o.engine, o.took = &to.toDevice, to.cfg.Link.PageableHostToDevice.time(n)
 	case to != nil:
 		o.engine, o.took = &to.toDevice, to.cfg.Link.HostToDevice.time(n)
-	case from != nil && m.dst.block == nil:
+	case from != nil && m.pageable():
 		o.engine, o.took = &from.toHost, from.cfg.Link.PageableDeviceToHost.time(n)
 	case from != nil:
 		o.engine, o.took = &from.toHost, from.cfg.Link.DeviceToHost.time(n)
@@ -140,7 +149,7 @@ func (s *Sim) move(m *copying) cudart.Code {
 	defer s.mu.Unlock()
 	s.record(Misuse{Kind: UnmappedMemory, Call: "copy", Current: -1, Want: -1,
 		Detail: "host memory was unmapped, or protected, before the copy ran"})
-	if m.pageable() {
+	if dst.block == nil || src.block == nil {
 		return cudart.ErrInvalidValue
 	}
 	return cudart.Success

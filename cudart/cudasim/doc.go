@@ -54,13 +54,13 @@
 //
 // # Hosts that refuse to pin
 //
-// Config imitates hosts on which pinning fails: NoRegister is a host with
-// confidential computing, MaxRegister and MaxRegistrations are limits of drivers,
-// HostMemory is a host that is short of memory, and LeakAbove is Linux 6.11 to
-// 6.13, where a large registration fails and its memory stays pinned. A test that
-// [Sim.LeakedBytes] is 0 shows that a program does not try. For integrated GPUs
-// set the attributes PageableMemoryAccessUsesHostPageTables and
-// HostRegisterSupported in DeviceConfig.
+// [Hosts] lists hosts on which pinning fails, is limited, or is not needed, each of
+// them a Config: [ConfidentialComputing], [WSL], [Linux611], [SharedPageTables] and
+// others. A test can scale their limits down. HostMemory is a host that is short of
+// memory. On Linux 6.11 to 6.13 a large registration fails and its memory stays
+// pinned: a test that [Sim.LeakedBytes] is 0 shows that a program does not try.
+//
+// Memory of cudaHostAlloc does not start as zeros.
 //
 // # Peers
 //

@@ -43,6 +43,7 @@ func Example() {
 	}
 
 	first := unsafe.Slice((*byte)(host), n)
+	clear(first) // CUDA does not
 	sim.Hold()
 	if err := errors.Join(s.Memset(mem, 7, n), s.CopyToHost(host, mem, n)); err != nil {
 		log.Fatal(err)

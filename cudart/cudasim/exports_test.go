@@ -189,6 +189,7 @@ func TestConfigErrors(t *testing.T) {
 		"driver":   {DriverVersion: -1},
 		"register": {MaxRegister: -1},
 		"number":   {MaxRegistrations: -1},
+		"pinned":   {MaxPinned: -1},
 		"leak":     {LeakAbove: -1},
 		"host":     {HostMemory: -1},
 		"peer":     {NoPeerAccess: [][2]int{{0, 1}}},

@@ -242,6 +242,35 @@ func TestHostsThatRefuseToPin(t *testing.T) {
 		l.ok("cudaHostUnregister", p+3*page)
 		assert.Zero(t, l.LeakedBytes())
 	})
+	t.Run("WSL", func(t *testing.T) {
+		t.Parallel()
+		host := cudasim.WSL()
+		host.MaxPinned = 3 * page
+		l := open(t, host)
+		p := addr(&mapped(t, 4*page)[0])
+		assert.Equal(t, cudart.ErrMemoryAllocation, register(l, p, 3*page+1))
+		assert.Equal(t, cudart.Success, register(l, p, 2*page))
+		assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cudaHostAlloc", addr(new(uintptr)), page+1, 0), "both count together")
+		h := get[uintptr](l, "cudaHostAlloc", page, 0)
+		assert.Equal(t, cudart.ErrMemoryAllocation, register(l, p+2*page, 1))
+		l.ok("cudaFreeHost", h)
+		l.ok("cudaHostUnregister", p)
+		assert.Zero(t, get[int32](l, "cudaDeviceGetAttribute", uintptr(cudart.AttrCanUseHostPointerForRegisteredMem), 0))
+	})
+	t.Run("no cudaHostRegister", func(t *testing.T) {
+		t.Parallel()
+		l := open(t, cudasim.NoHostRegister())
+		assert.Equal(t, cudart.ErrNotSupported, register(l, addr(&mapped(t, page)[0]), page))
+		l.ok("cudaFreeHost", get[uintptr](l, "cudaHostAlloc", page, 0))
+	})
+	t.Run("Linux 6.11, cudaHostAlloc", func(t *testing.T) {
+		t.Parallel()
+		l := open(t, cudasim.Config{LeakAbove: 2 * page})
+		assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaHostAlloc", addr(new(uintptr)), 2*page+1, 0))
+		assert.Equal(t, 2*page+1, l.LeakedBytes())
+		l.ok("cudaFreeHost", get[uintptr](l, "cudaHostAlloc", 2*page, 0))
+		assert.Equal(t, 2*page+1, l.LeakedBytes())
+	})
 	t.Run("Linux 6.11", func(t *testing.T) {
 		t.Parallel()
 		l := open(t, cudasim.Config{LeakAbove: 2 * page, HostMemory: 8 * page})
@@ -258,6 +287,52 @@ func TestHostsThatRefuseToPin(t *testing.T) {
 		assert.Equal(t, 5*page+1, l.LeakedBytes(), "there was no memory to pin")
 		assert.Zero(t, l.Outstanding())
 	})
+}
+
+// A device that uses the host's page tables copies memory that is not registered as it
+// does other memory: at the same speed, later, and in the order of the stream.
+func TestSharedPageTablesCopyWithoutStaging(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	const n = 1 << 20
+	host := cudasim.SharedPageTables()
+	host.Devices[0].Link.PageableHostToDevice.Rate = 1e-6 // a quarter of an hour for these copies
+	l := openDirty(t, host)
+	m := mapped(t, n)
+	m[n-1] = 7
+	d, s := l.device(n), l.stream()
+	l.Hold()
+	l.ok("cudaMemcpyAsync", d, addr(&m[0]), n, 1, s) // does not wait
+	m[n-1] = 8
+	l.Release()
+	l.ok("cudaStreamSynchronize", s)
+	back := mapped(t, n)
+	l.ok("cudaMemcpy", addr(&back[0]), d, n, 2)
+	assert.Equal(t, byte(8), back[n-1], "read when the stream came to it")
+	assert.Zero(t, l.Outstanding().Registrations)
+
+	unmapped := mapped(t, n)
+	at := addr(&unmapped[0])
+	l.Hold()
+	l.ok("cudaMemcpyAsync", d, at, n, 1, s)
+	require.NoError(t, unix.Mprotect(unmapped, unix.PROT_NONE))
+	l.Release()
+	l.ok("cudaStreamSynchronize", s)
+	require.Len(t, l.Misuses(), 1)
+	assert.Equal(t, cudasim.UnmappedMemory, l.Misuses()[0].Kind)
+}
+
+func TestHostsAreSimulated(t *testing.T) {
+	t.Parallel()
+	names := make(map[string]bool)
+	for _, h := range cudasim.Hosts() {
+		require.False(t, names[h.Name], h.Name)
+		names[h.Name] = true
+		sim, err := cudasim.New(h.Config)
+		require.NoError(t, err, h.Name)
+		require.NoError(t, sim.Close())
+	}
+	require.Len(t, names, 7)
 }
 
 func TestRegisterMindsProtection(t *testing.T) {

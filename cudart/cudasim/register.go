@@ -30,7 +30,8 @@ func (c *call) hostRegister() cudart.Code {
 	case c.blocks.overlap(addr, n) != nil:
 		return cudart.ErrHostMemoryAlreadyRegistered
 	case c.cfg.MaxRegister > 0 && n > c.cfg.MaxRegister,
-		c.cfg.MaxRegistrations > 0 && c.outstanding().Registrations >= c.cfg.MaxRegistrations:
+		c.cfg.MaxRegistrations > 0 && c.outstanding().Registrations >= c.cfg.MaxRegistrations,
+		!c.canPin(n, c.cfg.MaxPinned):
 		return cudart.ErrMemoryAllocation
 	}
 	m, err := mappingsOf(addr, n)
@@ -43,27 +44,34 @@ func (c *call) hostRegister() cudart.Code {
 	case !m.writable && m.privateFile:
 		c.misuse(DriverHang, -1, "%#x, %d bytes: a read-only private mapping of a file hangs in the driver", addr, n)
 		return cudart.ErrInvalidValue
-	case !c.canPin(n):
-		return cudart.ErrInvalidValue
-	case c.cfg.LeakAbove > 0 && n > c.cfg.LeakAbove:
-		c.leaked += n
+	case !c.canPin(n, c.cfg.HostMemory), c.leak(n):
 		return cudart.ErrInvalidValue
 	}
 	c.blocks.insert(&block{addr: addr, size: n, kind: registeredBlock, dev: c.dev, flags: flags})
 	return cudart.Success
 }
 
-// canPin reports whether the host has memory to pin n more bytes. It needs mu.
-func (s *Sim) canPin(n int) bool {
-	if s.cfg.HostMemory == 0 {
+// canPin reports whether n more bytes can be pinned within a limit, of which 0 is
+// none. It needs mu.
+func (s *Sim) canPin(n, limit int) bool {
+	if limit == 0 {
 		return true
 	}
 	o := s.outstanding()
-	return n <= s.cfg.HostMemory-o.HostBytes-o.RegisteredBytes-s.leaked
+	return n <= limit-o.HostBytes-o.RegisteredBytes-s.leaked
 }
 
-// LeakedBytes returns how many bytes of host memory failed registrations left
-// pinned (see Config.LeakAbove). [Sim.Check] does not mention them.
+// leak reports whether pinning n bytes fails and leaves them pinned. It needs mu.
+func (s *Sim) leak(n int) bool {
+	if s.cfg.LeakAbove == 0 || n <= s.cfg.LeakAbove {
+		return false
+	}
+	s.leaked += n
+	return true
+}
+
+// LeakedBytes returns how many bytes of host memory stayed pinned when pinning them
+// failed (see Config.LeakAbove). [Sim.Check] does not mention them.
 func (s *Sim) LeakedBytes() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,7 +28,16 @@ var theLedger = hostmemtest.Ledger{
 
 // Not parallel, for it looks at the process's ledger.
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
-	hostmemtest.Sweep(t, "pool: ", operations(), theLedger, 60, 35)
+	hostmemtest.Sweep(t, "pool: ", hostmemtest.GPUs, operations(), theLedger, 60, 35)
+}
+
+// The same where registering is refused, and where it is not needed.
+func TestEveryCallFailsAtEveryPositionOnHostsThatRefuse(t *testing.T) {
+	hosts := []cudasim.Host{
+		{Name: "confidential computing", Config: cudasim.ConfidentialComputing()},
+		{Name: "shared page tables", Config: cudasim.SharedPageTables()},
+	}
+	hostmemtest.Sweep(t, "pool: ", hosts, operations(), theLedger, 40, 35)
 }
 
 // operations are those on pools.

@@ -206,6 +206,13 @@ func TestCloseEndsWaits(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
+// short makes a number of attempts to pin memory fail.
+func (g *rig) short(times int) {
+	for _, fn := range []string{"cudaHostRegister", "cudaHostAlloc"} {
+		g.Sim.Fail(fn, cudasim.Fault{Code: cudart.ErrMemoryAllocation, Times: times})
+	}
+}
+
 // A Get that the host has no memory for has idle memory unmapped, and tries once more.
 func TestPoolFlushesWhenTheSystemIsShort(t *testing.T) {
 	t.Parallel()
@@ -218,12 +225,12 @@ func TestPoolFlushesWhenTheSystemIsShort(t *testing.T) {
 	for _, l := range leases {
 		require.NoError(t, l.Release())
 	}
-	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
+	g.short(1)
 	l := get(t, p, 16*mib)
 	assert.Equal(t, 1, g.Registrations(), "all that was idle is unmapped")
 	require.NoError(t, l.Release())
 
-	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation, Times: 2})
+	g.short(2)
 	_, err := p.Get(t.Context(), 32*mib)
 	assert.ErrorIs(t, err, cudart.ErrMemoryAllocation, "once only")
 	assert.Zero(t, p.Stats().ReservedBytes)
@@ -240,7 +247,7 @@ func TestArenasShrinkWhenTheSystemIsShort(t *testing.T) {
 	}
 	kept := p.Stats().ReservedBytes
 	require.Equal(t, 8*mib, kept)
-	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation, Times: 2})
+	g.short(2)
 	leases = append(leases, get(t, p, mib))
 	assert.Equal(t, kept+minArena, p.Stats().ReservedBytes, "8 and 4 MiB were refused")
 	for _, l := range leases {

@@ -218,6 +218,25 @@ func (g *Grant) claim(n int) error {
 	return nil
 }
 
+// Change makes a grant that was acquired one for other memory, whose pages are not
+// resident yet: the old memory is unmapped. It does not wait: more than the limit has
+// room for is refused. After an error the grant is still to be released.
+func (g *Grant) Change(ctx context.Context, need Need) error {
+	b := g.b
+	b.mu.Lock()
+	if more := need.Bytes - g.n; b.limit.max > 0 && more > max(0, b.limit.room()) {
+		defer b.mu.Unlock()
+		return fmt.Errorf("%w of the process: %d more bytes, of which %d are left", ErrLimit, more, b.limit.room())
+	}
+	b.guard.remove(g)
+	g.passed, g.resident, g.taken = false, false, 0
+	b.limit.used += need.Bytes - g.n
+	g.n = need.Bytes
+	b.limit.serve()
+	b.mu.Unlock()
+	return b.admit(ctx, g, need)
+}
+
 // Withdraw releases a grant that no Acquire has used.
 func (g *Grant) Withdraw() {
 	g.b.mu.Lock()

@@ -165,6 +165,19 @@ func (b *Budget) Headroom() (linux.Headroom, error) {
 	return b.read(files)
 }
 
+// Short reports whether so little memory is available that pinning n bytes, which are
+// resident, may fail for it: less than what is left to the process, and what the
+// driver and the kernel need to list the pages. ok is false where the system does not
+// report what is available.
+func (b *Budget) Short(n int) (h linux.Headroom, short, ok bool) {
+	h, err := b.Headroom()
+	return h, err == nil && h.Available < min(leastReserve, h.Total/8)+n/pagesPerList, err == nil
+}
+
+// pagesPerList is how many bytes need a byte in lists of pages: 16 bytes for each page
+// of 4 KiB.
+const pagesPerList = 4096 / 16
+
 // heapGrowth returns how much memory the Go heap may take from the kernel until the
 // next garbage collection ends.
 func heapGrowth() int {

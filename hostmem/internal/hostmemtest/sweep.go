@@ -254,7 +254,8 @@ func (s *Stage) suffer(op Operation, prefix string, f fault, o *outcome) {
 		case Everything:
 			require.Equal(s, before, after, "not rolled back: %v", err)
 		case Less:
-			require.Equal(s, s.ledger.Reserved()-reserved, int(after.Mapped-start.Mapped), "what is mapped and what the ledger has of it")
+			allocated := after.CUDA.HostBytes - start.CUDA.HostBytes
+			require.Equal(s, s.ledger.Reserved()-reserved, int(after.Mapped-start.Mapped)+allocated, "what is mapped and what the ledger has of it")
 		}
 		if !op.Once {
 			require.NoError(s, a.Do(), "the next try")
@@ -278,28 +279,29 @@ var (
 	sweepErrnos = []unix.Errno{unix.ENOMEM, unix.EAGAIN, unix.EINVAL, unix.ENOSYS}
 )
 
+// GPUs are hosts that pin without ado: with one GPU, and with two.
+var GPUs = []cudasim.Host{
+	{Name: "one GPU"},
+	{Name: "two GPUs", Config: cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}},
+}
+
 // Sweep makes every call of CUDA and of the system fail, at every position, for every
-// operation. The outcome is a clear error, with this prefix, and everything as
+// operation, on each of the hosts. The outcome is a clear error, with this prefix, and everything as
 // before, or all that was requested. The faults that are met must be more than these,
 // for one code and one errno. The test must not be parallel, because the ledger is
 // the process's.
-func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, moreSystem int) {
+func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l Ledger, moreCUDA, moreSystem int) {
 	codes, errnos := sweepCodes, sweepErrnos
 	if Emulated(t) { // slow there, and it makes no difference to our side
 		codes, errnos = codes[:1], errnos[:1]
 	}
 	var cuda, system outcome
-	for _, host := range []struct {
-		name string
-		cfg  cudasim.Config
-	}{
-		{"one GPU", cudasim.Config{}},
-		{"two GPUs", cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}},
-	} {
+	for _, host := range hosts {
 		for _, op := range ops {
-			t.Run(host.name+"/"+op.Name, func(t *testing.T) {
-				s := NewStage(t, host.cfg, l)
-				calls, sysCalls := s.observe(op)
+			t.Run(host.Name+"/"+op.Name, func(t *testing.T) {
+				// Each fault has a stage of its own: what hostmem has found out about
+				// a device is not remembered from one to the next.
+				calls, sysCalls := NewStage(t, host.Config, l).observe(op)
 				counts := make(map[string]int)
 				for _, fn := range calls {
 					counts[fn]++
@@ -308,18 +310,18 @@ func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, mor
 					}
 					for _, code := range codes {
 						f := cudaFault(fn, counts[fn], code)
-						if !t.Run(f.name, func(t *testing.T) { s.on(t).suffer(op, prefix, f, &cuda) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).suffer(op, prefix, f, &cuda) }) {
 							return
 						}
 					}
 				}
-				if len(host.cfg.Devices) > 1 {
-					return // the system calls are the same
+				if len(host.Config.Devices) > 1 {
+					return // the system calls are those with one
 				}
 				for i, call := range sysCalls {
 					for _, errno := range errnos {
 						f := systemFault(call, i+1, errno)
-						if !t.Run(f.name, func(t *testing.T) { s.on(t).suffer(op, prefix, f, &system) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).suffer(op, prefix, f, &system) }) {
 							return
 						}
 					}
@@ -332,14 +334,6 @@ func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, mor
 	assert.Greater(t, cuda.met/len(codes), moreCUDA)
 	assert.Greater(t, system.met/len(errnos), moreSystem)
 	assert.Equal(t, cuda.met, cuda.failed+cuda.absorbed)
-}
-
-// on lets a subtest use the stage.
-func (s *Stage) on(t *testing.T) *Stage {
-	outer := s.TB
-	s.TB = t
-	t.Cleanup(func() { s.TB = outer })
-	return s
 }
 
 // Context returns a context with which hostmem maps memory by the stage's system

@@ -4,6 +4,7 @@ package pages
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"os"
 	"runtime"
@@ -17,6 +18,16 @@ func realCalls() Calls {
 		Map: mapAnon, MapFile: mapFile, Unmap: unmap, Advise: advise, Name: name,
 		Bind: bind, Where: where, Resident: resident, Private: private, FileSystem: fileSystem, Touch: touch,
 	}
+}
+
+// MemlockLimit returns RLIMIT_MEMLOCK in bytes, math.MaxInt for none. ok is false where
+// there is no such limit.
+func MemlockLimit() (limit int, ok bool) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil {
+		return 0, false
+	}
+	return int(min(l.Cur, math.MaxInt)), true
 }
 
 func mapAnon(n, hugetlb int) (unsafe.Pointer, error) {

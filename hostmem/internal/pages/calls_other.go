@@ -16,3 +16,6 @@ func realCalls() Calls {
 		FileSystem: func(string) (FileSystem, error) { return FileSystem{}, errors.ErrUnsupported },
 	}
 }
+
+// MemlockLimit returns RLIMIT_MEMLOCK, which is looked up on Linux only.
+func MemlockLimit() (limit int, ok bool) { return 0, false }

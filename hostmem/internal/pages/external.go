@@ -1,9 +1,11 @@
 package pages
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -35,6 +37,14 @@ func Borrow(s *System, m Memory) (*Region, error) {
 	}
 	base := unsafe.Pointer(unsafe.SliceData(m.Bytes))
 	return s.external(base, len(m.Bytes), s.Page, m.Backing, &external{readOnly: m.ReadOnly, shared: m.Shared}), nil
+}
+
+// Allocated makes a region of n bytes at base, with size bytes reserved, that other
+// code allocated, is resident, and frees: Unmap does nothing to it.
+func Allocated(s *System, base unsafe.Pointer, n, size int) *Region {
+	r := s.external(base, n, s.Page, Ordinary, &external{})
+	r.mapped = size
+	return r
 }
 
 // MapFile maps n bytes of a file from off on, which need not be the start of a page,
@@ -92,4 +102,24 @@ func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
 		r.note("madvise %s failed (%v): pages that are not resident become so one by one, which is slower", how, err)
 	})
 	return nil
+}
+
+// Clear writes zeros to the memory with several threads, 0 for one for each core that
+// the process may use. The memory must be resident. An error is ctx's.
+func (r *Region) Clear(ctx context.Context, threads int) error {
+	if threads <= 0 {
+		threads = min(runtime.GOMAXPROCS(0), mostThreads)
+	}
+	mem := r.Bytes()
+	w := &workers{from: 0, to: len(mem), size: maxItem, threads: threads, work: func(_ context.Context, off, n int) error {
+		clear(mem[off : off+n])
+		return nil
+	}}
+	return w.run(ctx)
+}
+
+// Sizes returns the bytes that n bytes take in base pages, and their alignment.
+func (s *System) Sizes(n, align int) (size, aligned int, err error) {
+	p, err := newPlan(n, s.Page, align, 0, HugeNever, false)
+	return p.mapped, p.align, err
 }

@@ -3,7 +3,10 @@
 package pages
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -266,4 +269,49 @@ func TestBytesInUse(t *testing.T) {
 	r, err := Borrow(sys, Memory{Bytes: make([]byte, n)})
 	require.NoError(t, err)
 	assert.Zero(t, r.InUse(), "what cannot be found out counts as not in use")
+}
+
+// Memory that other code allocated is cleared, all of it and nothing else, and not
+// unmapped.
+func TestAllocatedMemoryIsCleared(t *testing.T) {
+	t.Parallel()
+	page := os.Getpagesize()
+	const n = 9*mib + 5
+	mem, err := unix.Mmap(-1, 0, 10*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	for threads := range 4 {
+		for i := range mem {
+			mem[i] = 0xa5
+		}
+		size, align, err := hostSystem().Sizes(n, 0)
+		require.NoError(t, err)
+		require.Equal(t, []int{9*mib + page, page}, []int{size, align})
+		r := Allocated(hostSystem(), unsafe.Pointer(&mem[page]), n, size)
+		require.Equal(t, []int{n, size, int(Ordinary)}, []int{r.Len(), r.Mapped(), int(r.Backing())})
+		require.NoError(t, r.Clear(t.Context(), threads))
+		require.Equal(t, n, bytes.Count(mem, []byte{0}))
+		require.Equal(t, []byte{0xa5, 0, 0, 0xa5}, []byte{mem[page-1], mem[page], mem[page+n-1], mem[page+n]})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, r.Clear(ctx, threads), context.Canceled)
+		require.NoError(t, r.Unmap())
+		require.Nil(t, r.Bytes())
+	}
+	require.NoError(t, unix.Munmap(mem))
+	for _, bad := range [][2]int{{0, 0}, {-1, 0}, {1, 3}, {1 << 62, 1 << 62}} {
+		_, _, err := hostSystem().Sizes(bad[0], bad[1])
+		require.Error(t, err, "%v", bad)
+	}
+	_, align, err := hostSystem().Sizes(1, 64*mib)
+	require.NoError(t, err)
+	require.Equal(t, 64*mib, align)
+}
+
+func TestMemlockLimit(t *testing.T) {
+	t.Parallel()
+	var l unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l))
+	n, ok := MemlockLimit()
+	require.True(t, ok)
+	require.Equal(t, min(l.Cur, math.MaxInt), uint64(n))
 }

@@ -1,0 +1,86 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"math"
+	"runtime"
+	"testing"
+	"weak"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/linux"
+)
+
+// What is remembered of limits ends when something is unregistered. What is not
+// supported stays so.
+func TestWhatEndsARefusal(t *testing.T) {
+	t.Parallel()
+	kernel := linux.Release{Major: 6, Minor: 8}
+	limit := &refusal{[]int{mib}, cudart.ErrMemoryAllocation}
+	never := &refusal{[]int{mib}, cudart.ErrNotSupported}
+	h := &host{}
+	h.accepted(mib)
+	require.Equal(t, mib, h.limit(kernel))
+	h.remember(limit)
+	require.Equal(t, error(limit), h.refused())
+	require.NoError(t, h.never())
+	require.Equal(t, maxSpan, h.limit(kernel))
+	h.unregistered()
+	require.NoError(t, h.refused())
+	h.remember(never)
+	h.unregistered()
+	require.Equal(t, error(never), h.refused())
+	require.Equal(t, error(never), h.never())
+	h.forget()
+	require.NoError(t, h.refused())
+	h.accepted(math.MaxInt)
+	require.Equal(t, maxSpanLinux6, h.limit(linux.Release{Major: 6, Minor: 12}), "the kernel's limit stays")
+	h.shared = true
+	h.remember(never)
+	require.NoError(t, h.refused(), "nothing is to be registered")
+}
+
+// What is known of a device does not outlive it.
+func TestADeviceIsForgottenWithItsRuntime(t *testing.T) {
+	t.Parallel()
+	known := func(key weak.Pointer[cudart.Device]) bool {
+		hosts.mu.Lock()
+		defer hosts.mu.Unlock()
+		return hosts.of[key] != nil
+	}
+	use := func() weak.Pointer[cudart.Device] {
+		sim, err := cudasim.New(cudasim.Config{})
+		require.NoError(t, err)
+		rt, err := cudart.Open(cudart.Options{Source: sim})
+		require.NoError(t, err)
+		dev, err := rt.Device(0)
+		require.NoError(t, err)
+		b, err := Alloc(t.Context(), dev, kib, Options{})
+		require.NoError(t, err)
+		require.NoError(t, b.Close())
+		key := weak.Make(dev)
+		require.True(t, known(key))
+		require.NoError(t, rt.Close())
+		require.NoError(t, sim.Close())
+		return key
+	}
+	key := use()
+	eventually(t, "the device is forgotten", func() bool {
+		runtime.GC()
+		return !known(key)
+	})
+}
+
+func TestSizesInMessages(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 bytes", mib - 1: "1048575 bytes", mib: "1 MiB", 5*gib + 1: "5120 MiB", math.MaxInt: "unlimited"} {
+		assert.Equal(t, want, size(n))
+	}
+	assert.Equal(t, "a registration of 1 MiB was", sizes([]int{mib}))
+	assert.Equal(t, "registrations of 2 MiB, 1 MiB were", sizes([]int{2 * mib, mib}))
+}

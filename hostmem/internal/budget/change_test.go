@@ -1,0 +1,77 @@
+package budget
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/linux"
+)
+
+// A grant changes its size in place: what it returns serves others, and it grows only
+// as far as the limit has room.
+func TestAGrantChanges(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	g := b.grant(t, 8)
+	waits := b.Ask(5)
+	require.False(t, granted(waits))
+	require.NoError(t, g.Change(t.Context(), Need{Bytes: 5}))
+	require.True(t, granted(waits))
+	require.Equal(t, 10, b.Used())
+
+	err := g.Change(t.Context(), Need{Bytes: 6})
+	require.ErrorIs(t, err, ErrLimit)
+	require.ErrorContains(t, err, "1 more bytes, of which 0 are left")
+	require.Equal(t, 10, b.Used())
+	require.NoError(t, g.Change(t.Context(), Need{Bytes: 5}))
+	waits.Release()
+	require.NoError(t, g.Change(t.Context(), Need{Bytes: 10}))
+	require.Equal(t, 10, b.Used())
+	b.Set(4, DefaultShare)
+	require.ErrorIs(t, g.Change(t.Context(), Need{Bytes: 11}), ErrLimit)
+	require.NoError(t, g.Change(t.Context(), Need{Bytes: 9}), "less is never refused")
+	g.Release()
+	g.Release()
+	assert.Zero(t, b.Used())
+}
+
+// The guard is asked for the new memory, and forgets the old.
+func TestTheGuardIsAskedWhenAGrantChanges(t *testing.T) {
+	t.Parallel()
+	b := guardOf(hostWith(64, 10))
+	g, err := b.Acquire(t.Context(), Need{Bytes: 20 * gib, Reserved: true})
+	require.NoError(t, err, "these pages are not among those available")
+	g.Resident()
+	require.ErrorIs(t, g.Change(t.Context(), Need{Bytes: 20 * gib}), ErrLimit)
+	require.NoError(t, g.Change(t.Context(), Need{Bytes: 8 * gib}))
+	require.ErrorIs(t, take(b, 2*gib), ErrLimit)
+	g.Resident()
+	g.Release()
+	require.NoError(t, take(b, 8*gib), "nothing is left of it")
+	require.Equal(t, 8*gib, b.guard.taken)
+	require.Equal(t, 8*gib, b.guard.arriving)
+	require.Zero(t, b.guard.unseen)
+}
+
+// Memory is short where less is available than the process keeps for itself and than
+// lists of the pages take.
+func TestShort(t *testing.T) {
+	t.Parallel()
+	h := linux.Headroom{Total: 64 * gib, Source: "here"}
+	b := New(func(int) (linux.Headroom, error) { return h, nil })
+	for available, want := range map[int]bool{0: true, 68*mib - 1: true, 68 * mib: false, gib: false} {
+		h.Available = available
+		seen, short, ok := b.Short(gib)
+		require.True(t, ok)
+		require.Equal(t, h, seen)
+		require.Equal(t, want, short, "%d bytes", available)
+	}
+	h = linux.Headroom{Available: 20 * mib, Total: 128 * mib}
+	_, short, ok := b.Short(gib)
+	require.True(t, ok)
+	require.False(t, short, "a small cgroup keeps an eighth")
+	_, _, ok = withLimit(0).Short(1)
+	require.False(t, ok)
+}
