@@ -55,7 +55,10 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 	places := make([][]byte, fields*len(workers))
 	for i := range workers {
 		workers[i] = worker{e: e, c: &l.workers[i], places: places[i*fields : (i+1)*fields]}
-		e.workers.Go(workers[i].run)
+		if l.batch != nil {
+			workers[i].asked = make([]int, l.layout.run(len(workers)))
+		}
+		e.workers.Go(workers[i].work)
 	}
 	return e
 }

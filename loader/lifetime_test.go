@@ -168,7 +168,7 @@ func TestCancelledWithinAClaim(t *testing.T) {
 		}
 		o := Options{BatchSize: 1000, Workers: 1}
 		l := newLoaderFor(t, dev, src, o)
-		require.Greater(t, l.layout.grain(o.Workers), 100)
+		require.Greater(t, l.layout.run(o.Workers), 100)
 		for _, err := range l.Batches(ctx) {
 			require.ErrorIs(t, err, context.Canceled)
 		}

@@ -31,6 +31,7 @@ type Loader struct {
 	dev       *cudart.Device
 	src       Source
 	n         int         // samples
+	batch     BatchSource // src, or nil
 	transform Transformer // src, or nil
 	o         Options
 	layout    layout
@@ -89,6 +90,7 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 		workers:   make([]workerCounters, o.Workers),
 		releasing: make(chan struct{}, 1),
 	}
+	l.batch, _ = src.(BatchSource)
 	l.transform, _ = src.(Transformer)
 	l.order = o.order(l.n)
 	if err := o.Start.check(l.order, l.batches()); err != nil {

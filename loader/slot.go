@@ -41,11 +41,12 @@ func (s *slot) begin(epoch, number, n int) {
 	s.left.Store(int32(n))
 }
 
-// sample sets places to those of the sample at a position of the batch.
-func (s *slot) sample(l *layout, at int, places [][]byte) {
+// samples sets places to those of the samples from one position of the batch to
+// another.
+func (s *slot) samples(l *layout, from, to int, places [][]byte) {
 	for f, n := range l.sizes {
-		from := l.offsets[f] + at*n
-		places[f] = s.host[from : from+n : from+n]
+		start, end := l.offsets[f]+from*n, l.offsets[f]+to*n
+		places[f] = s.host[start:end:end]
 	}
 }
 
