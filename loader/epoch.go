@@ -1,9 +1,11 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -25,9 +27,8 @@ type epoch struct {
 	next   int   // batch to be opened
 	ahead  error // why openAhead could not open it
 
-	filled  chan *slot   // for the worker that queues copies
-	unsent  atomic.Int32 // those, and the one that it is at
-	arrived chan *slot   // filled, and the copy queued
+	sender  *sender
+	arrived chan *slot // filled, and the copy queued
 
 	failing sync.Mutex
 	failed  chan struct{} // something has
@@ -43,8 +44,10 @@ type epoch struct {
 func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 	e := &epoch{
 		l: l, start: start, next: start.Batch, position: start,
-		filled: make(chan *slot, len(l.slots)), arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
+		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
+	e.sender = newSender(e)
+	l.sortFree()
 	e.last = new(opening) // a batch of nothing, after which the first one is opened
 	e.open.Store(e.last)
 	if l.o.Shuffle {
@@ -61,6 +64,20 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 		e.workers.Go(workers[i].work)
 	}
 	return e
+}
+
+// sortFree puts the free slots in the order of their memory, so that batches which
+// follow one another are neighbours there, and one copy can take several. No epoch
+// runs yet.
+func (l *Loader) sortFree() {
+	slots := make([]*slot, 0, len(l.slots))
+	for len(l.free) > 0 {
+		slots = append(slots, <-l.free)
+	}
+	slices.SortFunc(slots, func(a, b *slot) int { return cmp.Compare(a.off, b.off) })
+	for _, s := range slots {
+		l.free <- s
+	}
 }
 
 // sample returns which sample is at a position of a batch.

@@ -78,12 +78,15 @@ func (s *slot) compact(l *layout) {
 	s.indices = s.indices[:to]
 }
 
-// upload queues the copy of what the slot holds, after the consumer's work on
-// what it held before. The device waits for that work, or the host if the device
-// cannot be made to. One goroutine at a time uploads.
-func (l *Loader) upload(ctx context.Context, s *slot) error {
-	m := l.meter.begin(l.stream, s)
-	if !s.using.Done(ctx) { // to wait for what is done costs the stream time
+// upload queues one copy of what the slots hold, which are neighbours in memory,
+// after the consumer's work on what they held before. The device waits for that
+// work, or the host if the device cannot be made to. One goroutine at a time uploads.
+func (l *Loader) upload(ctx context.Context, slots ...*slot) error {
+	m := l.meter.begin(l.stream, slots)
+	for _, s := range slots {
+		if s.using.Done(ctx) { // to wait for what is done costs the stream time
+			continue
+		}
 		if err := s.using.Before(l.stream); err != nil {
 			if err := s.using.Wait(ctx); err != nil {
 				return fmt.Errorf("the GPU may be using the memory: %w", err)
@@ -91,24 +94,30 @@ func (l *Loader) upload(ctx context.Context, s *slot) error {
 		}
 	}
 	m.ordered()
-	err := l.queue(s)
-	s.copied = l.stream.Point()
-	s.copying.Add(l.stream)
-	s.copying.Record()
+	err := l.queue(slots)
+	copied, samples := l.stream.Point(), 0
+	for _, s := range slots {
+		s.copied = copied
+		s.copying.Add(l.stream)
+		s.copying.Record()
+		samples += len(s.indices)
+	}
 	if err == nil {
-		m.queued(len(s.indices) * l.layout.sample())
+		m.queued(samples * l.layout.sample())
 	}
 	return err
 }
 
-// queue queues the copies of the slot's samples.
-func (l *Loader) queue(s *slot) error {
+// queue queues the copy of slots. One slot that is not full takes a copy for each
+// field; of several all bytes are copied.
+func (l *Loader) queue(slots []*slot) error {
+	s := slots[0]
 	n := len(s.indices)
-	switch n {
-	case 0: // all were skipped
+	switch {
+	case len(slots) > 1 || n == l.layout.samples:
+		return l.buf.CopyToDevice(l.stream, s.mem, s.off, len(slots)*l.layout.bytes)
+	case n == 0: // all were skipped
 		return nil
-	case l.layout.samples:
-		return l.buf.CopyToDevice(l.stream, s.mem, s.off, l.layout.bytes)
 	}
 	for f, size := range l.layout.sizes {
 		at := l.layout.offsets[f]

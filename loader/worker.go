@@ -312,36 +312,6 @@ func (w *worker) finish() {
 	r := w.run
 	w.run = run{}
 	if r.s.left.Add(-int32(r.to-r.from)) == 0 {
-		w.e.complete(r.s)
+		w.e.sender.complete(r.s)
 	}
-}
-
-// complete sends a batch whose samples are all there on its way. One worker at a
-// time queues copies; others leave it their batches and go on.
-func (e *epoch) complete(s *slot) {
-	e.filled <- s
-	if e.unsent.Add(1) > 1 {
-		return
-	}
-	for more := true; more; more = e.unsent.Add(-1) > 0 {
-		e.send(<-e.filled)
-	}
-}
-
-// send queues the copy of a batch. After an error that ends the epoch before it,
-// its slot is free again.
-func (e *epoch) send(s *slot) {
-	l := e.l
-	if e.ctx.Err() != nil || e.failedBefore(s.number) != nil {
-		l.free <- s
-		return
-	}
-	s.compact(&l.layout)
-	if err := l.upload(e.ctx, s); err != nil {
-		e.fail(s.number, fmt.Errorf("loader: copy batch %d of epoch %d: %w", s.number, e.start.Epoch, err))
-		l.free <- s
-		return
-	}
-	l.stats.samples.Add(int64(len(s.indices)))
-	e.arrived <- s
 }
