@@ -95,15 +95,18 @@ func (l *Loader) upload(ctx context.Context, slots ...*slot) error {
 	}
 	m.ordered()
 	err := l.queue(slots)
-	copied, samples := l.stream.Point(), 0
+	if err == nil {
+		n := 0
+		for _, s := range slots {
+			n += len(s.indices) * l.layout.sample()
+		}
+		m.queued(n)
+	}
+	copied := l.stream.Point()
 	for _, s := range slots {
 		s.copied = copied
 		s.copying.Add(l.stream)
 		s.copying.Record()
-		samples += len(s.indices)
-	}
-	if err == nil {
-		m.queued(samples * l.layout.sample())
 	}
 	return err
 }

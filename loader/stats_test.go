@@ -180,7 +180,7 @@ func TestCopiesThatStandForOthers(t *testing.T) {
 	for number := range 20 {
 		upload(number, 100)
 		require.Equal(t, number < 8 || number%8 == 0, one.timing.bytes == 100, "batch %d", number)
-		require.NoError(t, s.Synchronize(t.Context()))
+		require.NoError(t, one.timing.ended.Synchronize(t.Context()))
 		m.read(one)
 	}
 	require.EqualValues(t, 17*100, m.measured.Load(), "8, and 1 for 1, and 1 for 8")
