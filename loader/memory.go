@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 )
 
 // Memory returns a [BatchSource] of samples in memory: the bytes of data[f] are field
@@ -14,7 +15,7 @@ import (
 // An error says which field is not a whole number of samples, or has another number
 // of them than the first one.
 func Memory(fields []int, data ...[]byte) (BatchSource, error) {
-	m := memory{fields: fields, data: data}
+	m := memory{fields: slices.Clone(fields), data: slices.Clone(data)}
 	if err := m.check(); err != nil {
 		return nil, fmt.Errorf("loader: memory: %w", err)
 	}
