@@ -1,11 +1,9 @@
 package loader
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -47,7 +45,6 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
 	e.sender = newSender(e)
-	l.sortFree()
 	e.last = new(opening) // a batch of nothing, after which the first one is opened
 	e.open.Store(e.last)
 	if l.o.Shuffle {
@@ -64,20 +61,6 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 		e.workers.Go(workers[i].work)
 	}
 	return e
-}
-
-// sortFree puts the free slots in the order of their memory, so that batches which
-// follow one another are neighbours there, and one copy can take several. No epoch
-// runs yet.
-func (l *Loader) sortFree() {
-	slots := make([]*slot, 0, len(l.slots))
-	for len(l.free) > 0 {
-		slots = append(slots, <-l.free)
-	}
-	slices.SortFunc(slots, func(a, b *slot) int { return cmp.Compare(a.off, b.off) })
-	for _, s := range slots {
-		l.free <- s
-	}
 }
 
 // sample returns which sample is at a position of a batch.
@@ -112,14 +95,14 @@ func (e *epoch) end() {
 	e.workers.Wait()
 	for o := e.open.Load(); o != nil; o = o.next.Load() {
 		if int(o.claimed.Load()) < o.size {
-			l.free <- o.s // no worker will complete it
+			l.free.put(o.s) // no worker will complete it
 		}
 	}
 	for _, s := range e.waiting {
-		l.free <- s
+		l.free.put(s)
 	}
 	for len(e.arrived) > 0 {
-		l.free <- <-e.arrived
+		l.free.put(<-e.arrived)
 	}
 	l.loops.enter(idle)
 	l.mu.Lock()

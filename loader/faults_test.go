@@ -293,7 +293,7 @@ func TestMemoryOfABatchThatFailed(t *testing.T) {
 	}
 	require.ErrorIs(t, last, cudart.ErrInvalidValue)
 	require.ErrorContains(t, last, "loader: copy batch 1 of epoch 0: ")
-	require.Len(t, l.free, 2)
+	require.Len(t, l.free.list, 2)
 	for _, slot := range l.slots {
 		require.False(t, slot.copying.Done(t.Context()), "batch %d", slot.number)
 	}
@@ -348,12 +348,12 @@ func TestAnErrorOfOpeningAhead(t *testing.T) {
 	e.openAhead(e.last)
 	require.ErrorIs(t, e.ahead, cudart.ErrUnknown)
 	require.NoError(t, e.err, "there may be samples before the batch")
-	require.Len(t, l.free, 2)
+	require.Len(t, l.free.list, 2)
 	w := &worker{e: e, c: &l.workers[0]}
 	require.False(t, w.openNext(e.last))
 	require.ErrorIs(t, e.err, cudart.ErrUnknown)
 	require.ErrorContains(t, e.err, "loader: batch 0 of epoch 0: copy of batch 0: ")
-	require.Len(t, l.free, 2)
+	require.Len(t, l.free.list, 2)
 }
 
 // As long as CUDA cannot say what it is done with, epochs end with the error and

@@ -199,7 +199,7 @@ func TestHammerEnds(t *testing.T) {
 			}
 			cancel()
 			<-went
-			require.Len(t, l.free, len(l.slots), "all is free again")
+			require.Len(t, l.free.list, len(l.slots), "all is free again")
 		}
 		bad = 1000
 		require.NotEmpty(t, epochOf(t, l, s, 8))

@@ -40,8 +40,9 @@ type Loader struct {
 	buf    *hostmem.Buffer
 	mem    cudart.DevPtr
 	stream *cudart.Stream // of all copies
+	copies int            // queued there
 	slots  []*slot
-	free   chan *slot
+	free   freeSlots
 	turns  chan struct{} // one for each worker that may transform
 	kept   atomic.Int32  // batches
 
@@ -88,6 +89,7 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 		dev: dev, src: src, n: src.Len(), o: o, layout: layout,
 		turns:     make(chan struct{}, o.MaxTransforms),
 		workers:   make([]workerCounters, o.Workers),
+		free:      freeSlots{added: make(chan struct{}, 1)},
 		releasing: make(chan struct{}, 1),
 	}
 	l.batch, _ = src.(BatchSource)
@@ -116,7 +118,6 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 	if l.stream, err = l.dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
-	l.free = make(chan *slot, count)
 	for i := range count {
 		off := i * size
 		s := &slot{
@@ -125,7 +126,7 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 			timing: newTiming(l.dev),
 		}
 		l.slots = append(l.slots, s)
-		l.free <- s
+		l.free.put(s)
 	}
 	return nil
 }

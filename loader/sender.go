@@ -73,7 +73,7 @@ func (q *sender) sendHeld() {
 		n := 1
 		switch {
 		case !q.wanted(q.held[0]):
-			q.e.l.free <- q.held[0]
+			q.e.l.free.put(q.held[0])
 		case !due && q.hold():
 			return
 		default:
@@ -143,7 +143,7 @@ func (q *sender) copy(slots []*slot) {
 	}
 	for _, s := range slots {
 		if err != nil {
-			l.free <- s
+			l.free.put(s)
 			continue
 		}
 		l.stats.samples.Add(int64(len(s.indices)))

@@ -35,7 +35,7 @@ func newSending(t *testing.T, batches, batch int) *sending {
 	e.sender = newSender(e)
 	e.sender.holdFor = time.Hour
 	for range batches {
-		<-l.free
+		l.free.take(t.Context())
 	}
 	s := &sending{T: t, sim: sim, l: l, e: e, q: e.sender}
 	t.Cleanup(func() {
@@ -251,10 +251,10 @@ func TestBatchesThatWaitAndAreNotWanted(t *testing.T) {
 		}
 		s.e.workers.Wait()
 		if canceled {
-			require.Len(t, s.l.free, 3)
+			require.Len(t, s.l.free.list, 3)
 			require.Equal(t, 2, s.copies())
 		} else {
-			require.Len(t, s.l.free, 2)
+			require.Len(t, s.l.free.list, 2)
 			s.requireArrived(0, 1, 2)
 		}
 	}
@@ -274,7 +274,7 @@ func TestACopyOfSeveralBatchesThatFails(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "loader: copy batches 1 to 3 of epoch 0: ")
 	require.NoError(t, s.e.failedBefore(0))
-	require.Len(t, s.l.free, 3)
+	require.Len(t, s.l.free.list, 3)
 	for _, one := range s.l.slots[1:4] {
 		require.False(t, one.copying.Done(t.Context()), "batch %d", one.number)
 	}
@@ -328,25 +328,5 @@ func TestEpochsOfBatchesThatGoTogether(t *testing.T) {
 			}
 			t.Logf("%d copies of %d batches", sim.Calls("cudaMemcpyAsync"), l.Stats().Batches)
 		})
-	}
-}
-
-// An epoch begins with the free memory in order, in whichever order it was released.
-func TestAnEpochBeginsWithMemoryInOrder(t *testing.T) {
-	t.Parallel()
-	_, dev := simulated(t, cudasim.Link{})
-	l := newLoaderFor(t, dev, numbered(40, 8), Options{BatchSize: 4, Prefetch: 9, Workers: 1})
-	var kept []*Batch
-	for b, err := range l.Batches(t.Context()) {
-		require.NoError(t, err)
-		b.Keep()
-		kept = append(kept, b)
-	}
-	for _, at := range []int{3, 9, 0, 7, 1, 2, 8, 4, 6, 5} {
-		require.NoError(t, kept[at].Release())
-	}
-	for b, err := range l.Batches(t.Context()) {
-		require.NoError(t, err)
-		require.Equal(t, l.mem+cudart.DevPtr(b.Number()*l.layout.bytes), b.Field(0))
 	}
 }

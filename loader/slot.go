@@ -21,6 +21,7 @@ type slot struct {
 	copying fence.Fence  // of its copies: host is filled again after them
 	using   fence.Fence  // of the consumer's streams: mem is written again after them
 	copied  cudart.Point // the end of the last copy
+	turn    int          // of that copy, of all
 	timing  timing       // of that copy
 
 	// What it is filled with.
@@ -103,8 +104,9 @@ func (l *Loader) upload(ctx context.Context, slots ...*slot) error {
 		m.queued(n)
 	}
 	copied := l.stream.Point()
+	l.copies++
 	for _, s := range slots {
-		s.copied = copied
+		s.copied, s.turn = copied, l.copies
 		s.copying.Add(l.stream)
 		s.copying.Record()
 	}
@@ -143,6 +145,13 @@ func (e *epoch) reclaim(s *slot) error {
 	}
 	return nil
 }
+
+// done reports whether the GPU is done with all of the slot's memory, which it may be
+// asked about.
+func (s *slot) done(ctx context.Context) bool { return s.copying.Done(ctx) && s.using.Done(ctx) }
+
+// knownDone is done without asking.
+func (s *slot) knownDone() bool { return s.copying.Known() && s.using.Known() }
 
 // wait waits until the GPU is done with all of the slot's memory.
 func (s *slot) wait(ctx context.Context) error {

@@ -124,18 +124,18 @@ func (e *epoch) openAhead(o *opening) {
 	if e.last != o || !e.more() {
 		return
 	}
-	select {
-	case free := <-e.l.free:
-		if free.copying.Done(e.ctx) {
-			// An error is for the worker that needs the batch: as long as there are
-			// samples left before it, they come first.
-			if e.ahead = e.openOn(free); e.ahead == nil {
-				return
-			}
-		}
-		e.l.free <- free
-	default:
+	free := e.l.free.take(e.ctx)
+	if free == nil {
+		return
 	}
+	if free.copying.Done(e.ctx) {
+		// An error is for the worker that needs the batch: as long as there are
+		// samples left before it, they come first.
+		if e.ahead = e.openOn(free); e.ahead == nil {
+			return
+		}
+	}
+	e.l.free.put(free)
 }
 
 // openNext opens the batch after o, of which nothing is left, unless another
@@ -155,13 +155,11 @@ func (w *worker) openNext(o *opening) bool {
 	}
 	err := e.ahead
 	if err == nil {
-		select {
-		case free := <-e.l.free:
+		if free := e.l.free.wait(e.ctx); free != nil {
 			if err = e.openOn(free); err == nil {
 				return true
 			}
-			e.l.free <- free
-		case <-e.ctx.Done():
+			e.l.free.put(free)
 		}
 	}
 	if e.ctx.Err() == nil {
