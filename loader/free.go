@@ -3,6 +3,7 @@ package loader
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"sync"
 )
@@ -34,39 +35,36 @@ func (f *freeSlots) put(s *slot) {
 // one another are neighbours. If the GPU is done with none, it is the one whose copy
 // was queued first.
 func (f *freeSlots) take(ctx context.Context) *slot {
-	first := f.first()
-	switch {
-	case first == nil:
-		return nil
-	case first.done(ctx): // which shows of others that they are done
-		return f.remove(first)
-	}
-	f.mu.Lock()
-	at := slices.IndexFunc(f.list, (*slot).knownDone)
-	if at < 0 {
-		first = slices.MinFunc(f.list, func(a, b *slot) int { return cmp.Compare(a.turn, b.turn) })
-	} else {
-		first = f.list[at]
-	}
-	f.mu.Unlock()
-	return f.remove(first)
-}
-
-func (f *freeSlots) first() *slot {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.list) == 0 {
 		return nil
 	}
-	return f.list[0]
-}
-
-func (f *freeSlots) remove(s *slot) *slot {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	at := slices.Index(f.list, s)
+	if !f.list[0].knownDone() {
+		oldest := f.list[f.oldest()]
+		f.mu.Unlock()
+		oldest.done(ctx) // so that it is known
+		f.mu.Lock()
+	}
+	at := slices.IndexFunc(f.list, (*slot).knownDone)
+	if at < 0 {
+		at = f.oldest()
+	}
+	s := f.list[at]
 	f.list = slices.Delete(f.list, at, at+1)
 	return s
+}
+
+// oldest returns which slot the GPU is done with next, of those with which it is not
+// known to be done.
+func (f *freeSlots) oldest() (at int) {
+	turn := math.MaxInt
+	for i, s := range f.list {
+		if s.turn < turn && !s.knownDone() {
+			at, turn = i, s.turn
+		}
+	}
+	return at
 }
 
 // wait is take that waits for a slot, and returns nil when ctx ends.

@@ -55,6 +55,17 @@ func TestTheSlotThatIsFilledNext(t *testing.T) {
 		require.NoError(t, s.wait(t.Context()))
 	}
 	require.Equal(t, []int{0, 1, 2, 3, 4}, takeAll())
+
+	// The GPU is done with 2, which is not known yet.
+	require.NoError(t, user.CopyOnDevice(mem, l.slots[2].mem, 8))
+	l.slots[2].using.Add(user)
+	l.slots[2].using.Record()
+	done := make(chan struct{})
+	require.NoError(t, user.LaunchHostFunc(func() { close(done) }))
+	<-done
+	require.False(t, l.slots[2].knownDone())
+	put(4, 2)
+	require.Equal(t, []int{2, 4}, takeAll())
 	put(0, 1, 2, 3, 4)
 	require.NoError(t, dev.Free(mem))
 }

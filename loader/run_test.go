@@ -164,9 +164,9 @@ func TestABatchSourceThatFails(t *testing.T) {
 		"an index too high": func(_ context.Context, indices []int, _ [][]byte) error {
 			return fmt.Errorf("%d", indices[len(indices)])
 		},
-		"bytes past the run":  func(_ context.Context, _ []int, run [][]byte) error { run[0][len(run[0])] = 1; return nil },
-		"a field too many":    func(_ context.Context, _ []int, run [][]byte) error { run[2][0] = 1; return nil },
-		"an error and nobody": func(_ context.Context, indices []int, run [][]byte) error { clear(indices); clear(run); return errBad },
+		"bytes past the run":         func(_ context.Context, _ []int, run [][]byte) error { run[0][len(run[0])] = 1; return nil },
+		"a field too many":           func(_ context.Context, _ []int, run [][]byte) error { run[2][0] = 1; return nil },
+		"an error, with all cleared": func(_ context.Context, indices []int, run [][]byte) error { clear(indices); clear(run); return errBad },
 	} {
 		for _, workers := range []int{1, 3} {
 			src := newTogether(n, 8, 300)
