@@ -9,7 +9,7 @@ import (
 
 // Options shape a loader. Only BatchSize has to be set.
 type Options struct {
-	// BatchSize is the number of samples of a batch.
+	// BatchSize is the number of samples of a batch, 1 at least.
 	BatchSize int
 	// Workers is how many goroutines read samples. 0 means three quarters of
 	// GOMAXPROCS, and all if that is four or less, which is right for samples in
