@@ -18,7 +18,6 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // A sweep makes CUDA calls of a loader's life fail, one at a time.
@@ -151,13 +150,13 @@ func (w *sweep) suffer(fn string, nth int, code cudart.Code, shape func(*Options
 
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
+	// The link takes its time, so that small batches are copied together.
+	sim, dev := simulated(t, cudasim.Link{HostToDevice: late(50 * time.Microsecond)})
 	w := &sweep{T: t, outer: t, sim: sim, dev: dev, s: stream(t, dev)}
 	shapes := map[string]func(*Options){
 		"ordered":   func(*Options) {},
 		"unordered": func(o *Options) { o.Unordered, o.Workers = true, 9 },
+		"small":     func(o *Options) { o.BatchSize, o.Prefetch = 1, 9 },
 	}
 	for _, name := range slices.Sorted(maps.Keys(shapes)) {
 		calls := w.count(shapes[name])
