@@ -113,6 +113,10 @@ func TestNeighboursAreOneCopy(t *testing.T) {
 		require.Equal(t, test.copies, s.copies()-before, "%+v", test)
 		s.requireArrived(slices.Sorted(slices.Values(test.numbers))...)
 		require.Equal(t, len(test.slots)*4, s.l.Stats().Samples)
+		for _, one := range slots {
+			s.l.meter.read(one)
+		}
+		require.EqualValues(t, len(test.slots)*4*300, s.l.meter.measured.Load()+s.l.meter.unmeasured.Load())
 	}
 }
 
