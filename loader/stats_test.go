@@ -186,6 +186,12 @@ func TestCopiesThatStandForOthers(t *testing.T) {
 	require.EqualValues(t, 17*100, m.measured.Load(), "8, and 1 for 1, and 1 for 8")
 	require.EqualValues(t, 3*100, m.unmeasured.Load())
 
+	// A copy of several batches is measured for any of them.
+	for number, on := range map[int]bool{17: false, 23: true} {
+		c := m.begin(s, []*slot{{number: number, timing: one.timing}, {number: number + 1}})
+		require.Equal(t, on, c.on, "batches %d and %d", number, number+1)
+	}
+
 	// What was not measured takes as long as the rest, byte by byte.
 	m = meter{}
 	m.copying.Store(int64(time.Second))
