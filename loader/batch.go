@@ -130,7 +130,7 @@ func (b *Batch) Release() error {
 	if b.kept {
 		b.l.kept.Add(-1)
 	}
-	b.l.free <- b.s // never full
+	b.l.free.put(b.s)
 	return nil
 }
 

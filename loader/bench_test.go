@@ -1,18 +1,23 @@
+//go:build linux && !android && (amd64 || arm64)
+
 package loader
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
 	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// testdata/baseline/loader.py measures the same with PyTorch's DataLoader.
+// testdata/baseline/loader.c measures BenchmarkLoader in C, and loader.py the same with
+// PyTorch's DataLoader.
 
 const features = 1024 // float32 of a sample
 
@@ -44,16 +49,26 @@ func consume(b *testing.B, src Source, o Options) {
 	before := l.Stats()
 	b.ReportAllocs()
 	b.ResetTimer()
+	cpu := cpuTime(b)
 	for n := 0; n < b.N; {
 		n += epoch(b.N - n)
 	}
 	require.NoError(b, s.Synchronize(b.Context()))
 	b.StopTimer()
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
 	st := l.Stats()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
+	b.ReportMetric((cpuTime(b)-cpu).Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
 	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v, waits %v, consuming %v", b.N, st.Bottleneck(),
 		st.Reading-before.Reading, st.Transforming-before.Transforming, st.TransformWaits-before.TransformWaits, st.SlotWaits-before.SlotWaits,
 		st.Copying-before.Copying, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
+}
+
+// cpuTime is what the process has used, of all cores.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func floats(b []byte) []float32 {
@@ -69,15 +84,74 @@ func data(n int) []float32 {
 	return all
 }
 
-// BenchmarkMemory is samples in memory, shuffled.
-func BenchmarkMemory(b *testing.B) {
+// BenchmarkLoader is samples in memory, in random order and in order: of a
+// [BatchSource], and read one at a time.
+func BenchmarkLoader(b *testing.B) {
 	n := benchSamples()
 	all := data(n)
-	src := Func(n, []int{4 * features}, func(_ context.Context, i int, sample [][]byte) error {
+	together, err := Memory([]int{4 * features}, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(all))), 4*len(all)))
+	require.NoError(b, err)
+	single := Func(n, together.Fields(), func(_ context.Context, i int, sample [][]byte) error {
 		copy(floats(sample[0]), all[i*features:])
 		return nil
 	})
-	consume(b, src, Options{BatchSize: 256, Shuffle: true})
+	for _, c := range []struct {
+		name    string
+		src     Source
+		batch   int
+		shuffle bool
+	}{
+		{"shuffled/batch=16", together, 16, true},
+		{"shuffled/batch=256", together, 256, true},
+		{"shuffled/batch=4096", together, 4096, true},
+		{"ordered/batch=16", together, 16, false},
+		{"ordered/batch=256", together, 256, false},
+		{"ordered/batch=4096", together, 4096, false},
+		{"shuffled/batch=256/one-at-a-time", single, 256, true},
+	} {
+		b.Run(c.name, func(b *testing.B) { consume(b, c.src, Options{BatchSize: c.batch, Shuffle: c.shuffle}) })
+	}
+}
+
+// BenchmarkGather is what one core copies of samples in random order, of a data set
+// that no cache holds.
+func BenchmarkGather(b *testing.B) {
+	const run = 10
+	from, to := data(1<<18), make([]float32, 1<<14*features)
+	clear(to)
+	for _, size := range []int{256, 1024, 4096, 16384} {
+		src := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(from))), 4*len(from))
+		dst := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(to))), 4*len(to))
+		p := newPermutation(len(src)/size, 1, 0)
+		for _, way := range []struct {
+			name   string
+			gather func(to, from []byte, size int, indices []int)
+		}{
+			{"gather", gather},
+			{"one-by-one", func(to, from []byte, size int, indices []int) {
+				for k, i := range indices {
+					copy(to[k*size:], from[i*size:(i+1)*size])
+				}
+			}},
+		} {
+			b.Run(fmt.Sprintf("%s/%d", way.name, size), func(b *testing.B) {
+				b.SetBytes(int64(size * run))
+				var indices [run]int
+				next, off := 0, 0
+				for b.Loop() {
+					for k := range indices {
+						indices[k] = p.at(next)
+						next = (next + 1) % int(p.n)
+					}
+					if off+run*size > len(dst) {
+						off = 0
+					}
+					way.gather(dst[off:off+run*size], src, size, indices[:])
+					off += run * size
+				}
+			})
+		}
+	}
 }
 
 // slow is a data set behind something that takes 2 ms to answer, normalised.

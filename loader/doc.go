@@ -16,7 +16,9 @@
 //
 // A [Source] writes a sample straight into its place in a batch. Waiting for
 // disks and networks belongs in its Read, of which thousands may run at once;
-// computing belongs in Transform, of which as many run as there are cores.
+// computing belongs in Transform, of which as many run as there are cores. A
+// [BatchSource] reads many samples in one call; [Memory] is one, of samples in memory
+// or in a mapped file.
 //
 // # Memory lifetime
 //
@@ -29,8 +31,18 @@
 //     have done what was queued on them until the release. The device waits for
 //     that (cudaStreamWaitEvent), the host does not.
 //
+// What the GPU is done with is filled again from the first batch in memory on, so that
+// no more memory is in use at a time than the pace needs.
+//
 // Memory of which CUDA cannot say that it is unused is not used again: the
 // epoch ends with the error, and Close returns it, until CUDA can.
+//
+// # Copies
+//
+// A batch is copied as soon as its last sample is there, in one copy. While two copies
+// are on their way, batches of 2 MiB or less wait for the next ones, so that
+// neighbours in memory go in one copy of 4 MiB or less: until the link has room for
+// another copy, and no longer than a millisecond.
 //
 // # Order
 //
@@ -44,7 +56,8 @@
 // tried again (Options.Retries), or left out (Options.SkipErrors). These fail as
 // well: a source that panics, one that ends its goroutine (runtime.Goexit, which
 // testing.T.FailNow calls), and one that reads a mapped file which was cut short
-// (SIGBUS).
+// (SIGBUS). If that happens to a BatchSource in a call for many samples, they are read
+// one at a time, which shows which of them it was.
 //
 // # What is slow
 //

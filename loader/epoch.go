@@ -25,9 +25,8 @@ type epoch struct {
 	next   int   // batch to be opened
 	ahead  error // why openAhead could not open it
 
-	filled  chan *slot   // for the worker that queues copies
-	unsent  atomic.Int32 // those, and the one that it is at
-	arrived chan *slot   // filled, and the copy queued
+	sender  *sender
+	arrived chan *slot // filled, and the copy queued
 
 	failing sync.Mutex
 	failed  chan struct{} // something has
@@ -43,8 +42,9 @@ type epoch struct {
 func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 	e := &epoch{
 		l: l, start: start, next: start.Batch, position: start,
-		filled: make(chan *slot, len(l.slots)), arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
+		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
+	e.sender = newSender(e)
 	e.last = new(opening) // a batch of nothing, after which the first one is opened
 	e.open.Store(e.last)
 	if l.o.Shuffle {
@@ -55,7 +55,10 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 	places := make([][]byte, fields*len(workers))
 	for i := range workers {
 		workers[i] = worker{e: e, c: &l.workers[i], places: places[i*fields : (i+1)*fields]}
-		e.workers.Go(workers[i].run)
+		if l.batch != nil {
+			workers[i].asked = make([]int, l.layout.run(len(workers)))
+		}
+		e.workers.Go(workers[i].work)
 	}
 	return e
 }
@@ -92,14 +95,14 @@ func (e *epoch) end() {
 	e.workers.Wait()
 	for o := e.open.Load(); o != nil; o = o.next.Load() {
 		if int(o.claimed.Load()) < o.size {
-			l.free <- o.s // no worker will complete it
+			l.free.put(o.s) // no worker will complete it
 		}
 	}
 	for _, s := range e.waiting {
-		l.free <- s
+		l.free.put(s)
 	}
 	for len(e.arrived) > 0 {
-		l.free <- <-e.arrived
+		l.free.put(<-e.arrived)
 	}
 	l.loops.enter(idle)
 	l.mu.Lock()

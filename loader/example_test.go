@@ -76,6 +76,37 @@ func Example() {
 	// 80 bytes
 }
 
+// Samples in memory: the pixels of images, and their labels.
+func ExampleMemory() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	const pixels, label = 784, 1
+	images, labels := make([]byte, 1000*pixels), make([]byte, 1000*label)
+	source, err := loader.Memory([]int{pixels, label}, images, labels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := loader.New(ctx, dev, source, loader.Options{BatchSize: 256, Shuffle: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	for batch, err := range l.Batches(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch, len(batch.Host(0)), "bytes of pixels", len(batch.Host(1)), "of labels")
+	}
+
+	// Output:
+	// batch 0 of epoch 0 200704 bytes of pixels 256 of labels
+	// batch 1 of epoch 0 200704 bytes of pixels 256 of labels
+	// batch 2 of epoch 0 200704 bytes of pixels 256 of labels
+	// batch 3 of epoch 0 181888 bytes of pixels 232 of labels
+}
+
 // A program that ends after two batches goes on with the third.
 func ExamplePosition() {
 	dev, _, done := openGPU()

@@ -18,7 +18,6 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // A sweep makes CUDA calls of a loader's life fail, one at a time.
@@ -151,13 +150,13 @@ func (w *sweep) suffer(fn string, nth int, code cudart.Code, shape func(*Options
 
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
+	// The link takes its time, so that small batches are copied together.
+	sim, dev := simulated(t, cudasim.Link{HostToDevice: late(50 * time.Microsecond)})
 	w := &sweep{T: t, outer: t, sim: sim, dev: dev, s: stream(t, dev)}
 	shapes := map[string]func(*Options){
 		"ordered":   func(*Options) {},
 		"unordered": func(o *Options) { o.Unordered, o.Workers = true, 9 },
+		"small":     func(o *Options) { o.BatchSize, o.Prefetch = 1, 9 },
 	}
 	for _, name := range slices.Sorted(maps.Keys(shapes)) {
 		calls := w.count(shapes[name])
@@ -293,7 +292,7 @@ func TestMemoryOfABatchThatFailed(t *testing.T) {
 	}
 	require.ErrorIs(t, last, cudart.ErrInvalidValue)
 	require.ErrorContains(t, last, "loader: copy batch 1 of epoch 0: ")
-	require.Len(t, l.free, 2)
+	require.Len(t, l.free.list, 2)
 	for _, slot := range l.slots {
 		require.False(t, slot.copying.Done(t.Context()), "batch %d", slot.number)
 	}
@@ -348,12 +347,12 @@ func TestAnErrorOfOpeningAhead(t *testing.T) {
 	e.openAhead(e.last)
 	require.ErrorIs(t, e.ahead, cudart.ErrUnknown)
 	require.NoError(t, e.err, "there may be samples before the batch")
-	require.Len(t, l.free, 2)
+	require.Len(t, l.free.list, 2)
 	w := &worker{e: e, c: &l.workers[0]}
 	require.False(t, w.openNext(e.last))
 	require.ErrorIs(t, e.err, cudart.ErrUnknown)
 	require.ErrorContains(t, e.err, "loader: batch 0 of epoch 0: copy of batch 0: ")
-	require.Len(t, l.free, 2)
+	require.Len(t, l.free.list, 2)
 }
 
 // As long as CUDA cannot say what it is done with, epochs end with the error and

@@ -199,7 +199,7 @@ func TestHammerEnds(t *testing.T) {
 			}
 			cancel()
 			<-went
-			require.Len(t, l.free, len(l.slots), "all is free again")
+			require.Len(t, l.free.list, len(l.slots), "all is free again")
 		}
 		bad = 1000
 		require.NotEmpty(t, epochOf(t, l, s, 8))
@@ -213,6 +213,7 @@ func TestSamplesAllocateNothing(t *testing.T) {
 	const n, batch = 100_000, 1000
 	for name, src := range map[string]Source{
 		"read":      Func(n, []int{4, 1}, func(context.Context, int, [][]byte) error { return nil }),
+		"together":  memoryOf(t, n, 4, 1),
 		"transform": inverted{Func(n, []int{4, 1}, func(context.Context, int, [][]byte) error { return nil })},
 	} {
 		for _, workers := range []int{4, 600} { // many samples a claim, and one

@@ -25,7 +25,7 @@ func requireIdle(t *testing.T, l *Loader, kept int) {
 		stacks := make([]byte, 1<<20)
 		return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "loader.(*epoch)")
 	}, time.Minute, time.Millisecond, "goroutines are left")
-	require.Len(t, l.free, len(l.slots)-kept)
+	require.Len(t, l.free.list, len(l.slots)-kept)
 }
 
 // Not parallel, as the other tests here: they look at the process's goroutines.
@@ -168,7 +168,7 @@ func TestCancelledWithinAClaim(t *testing.T) {
 		}
 		o := Options{BatchSize: 1000, Workers: 1}
 		l := newLoaderFor(t, dev, src, o)
-		require.Greater(t, l.layout.grain(o.Workers), 100)
+		require.Greater(t, l.layout.run(o.Workers), 100)
 		for _, err := range l.Batches(ctx) {
 			require.ErrorIs(t, err, context.Canceled)
 		}

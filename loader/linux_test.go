@@ -34,15 +34,20 @@ func TestAMappedDataSetThatIsCutShort(t *testing.T) {
 	for i := range n {
 		writeSample(mem[i*page:(i+1)*page], i, 0)
 	}
-	src := Func(n, []int{page}, func(_ context.Context, i int, sample [][]byte) error {
+	oneByOne := Func(n, []int{page}, func(_ context.Context, i int, sample [][]byte) error {
 		copy(sample[0], mem[i*page:])
 		return nil
 	})
+	together, err := Memory([]int{page}, mem)
+	require.NoError(t, err)
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
-	for _, workers := range []int{1, 5} {
-		l := newLoaderFor(t, dev, src, Options{BatchSize: batch, Workers: workers})
-		skipping := newLoaderFor(t, dev, src, Options{BatchSize: batch, Workers: workers, SkipErrors: true, Retries: 1})
+	for _, c := range []struct {
+		src     Source
+		workers int
+	}{{oneByOne, 1}, {oneByOne, 5}, {together, 1}, {together, 5}} {
+		l := newLoaderFor(t, dev, c.src, Options{BatchSize: batch, Workers: c.workers})
+		skipping := newLoaderFor(t, dev, c.src, Options{BatchSize: batch, Workers: c.workers, SkipErrors: true, Retries: 1})
 		require.Len(t, slices.Concat(epochOf(t, l, s, page)...), n)
 
 		require.NoError(t, f.Truncate(int64(left*page)))

@@ -31,6 +31,7 @@ type Loader struct {
 	dev       *cudart.Device
 	src       Source
 	n         int         // samples
+	batch     BatchSource // src, or nil
 	transform Transformer // src, or nil
 	o         Options
 	layout    layout
@@ -39,8 +40,9 @@ type Loader struct {
 	buf    *hostmem.Buffer
 	mem    cudart.DevPtr
 	stream *cudart.Stream // of all copies
+	copies int            // queued there
 	slots  []*slot
-	free   chan *slot
+	free   freeSlots
 	turns  chan struct{} // one for each worker that may transform
 	kept   atomic.Int32  // batches
 
@@ -87,8 +89,10 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 		dev: dev, src: src, n: src.Len(), o: o, layout: layout,
 		turns:     make(chan struct{}, o.MaxTransforms),
 		workers:   make([]workerCounters, o.Workers),
+		free:      freeSlots{added: make(chan struct{}, 1)},
 		releasing: make(chan struct{}, 1),
 	}
+	l.batch, _ = src.(BatchSource)
 	l.transform, _ = src.(Transformer)
 	l.order = o.order(l.n)
 	if err := o.Start.check(l.order, l.batches()); err != nil {
@@ -114,7 +118,6 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 	if l.stream, err = l.dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
-	l.free = make(chan *slot, count)
 	for i := range count {
 		off := i * size
 		s := &slot{
@@ -123,7 +126,7 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 			timing: newTiming(l.dev),
 		}
 		l.slots = append(l.slots, s)
-		l.free <- s
+		l.free.put(s)
 	}
 	return nil
 }

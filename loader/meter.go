@@ -2,6 +2,7 @@ package loader
 
 import (
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -24,8 +25,9 @@ const (
 	measuredEvery = 8
 )
 
-// A timing holds the events of a slot: asked, before the copy waits for the
-// consumer's streams, and began and ended, around the copy.
+// A timing holds the events of a slot: asked, before a copy waits for the
+// consumer's streams, and began and ended, around the copy. A copy of several slots
+// uses those of the first.
 type timing struct {
 	asked, began, ended *cudart.Event // or nil
 	bytes               int           // of the copy that they were recorded for, or 0
@@ -62,11 +64,14 @@ type measurement struct {
 }
 
 // begin is called before the copy waits for the consumer's streams.
-func (m *meter) begin(stream *cudart.Stream, s *slot) measurement {
-	c := measurement{m: m, stream: stream, t: &s.timing, on: s.number < measuredFirst || s.number%measuredEvery == 0}
-	c.record(s.timing.asked)
+func (m *meter) begin(stream *cudart.Stream, slots []*slot) measurement {
+	c := measurement{m: m, stream: stream, t: &slots[0].timing, on: slices.ContainsFunc(slots, (*slot).measured)}
+	c.record(c.t.asked)
 	return c
 }
+
+// measured reports whether a copy of the slot is measured.
+func (s *slot) measured() bool { return s.number < measuredFirst || s.number%measuredEvery == 0 }
 
 func (c *measurement) record(e *cudart.Event) {
 	c.on = c.on && e != nil && c.stream.Record(e) == nil

@@ -9,7 +9,7 @@ import (
 
 // Options shape a loader. Only BatchSize has to be set.
 type Options struct {
-	// BatchSize is the number of samples of a batch.
+	// BatchSize is the number of samples of a batch, 1 at least.
 	BatchSize int
 	// Workers is how many goroutines read samples. 0 means three quarters of
 	// GOMAXPROCS, and all if that is four or less, which is right for samples in
@@ -94,9 +94,9 @@ func (l layout) sample() int {
 	return n
 }
 
-// grain is how many samples a worker claims at a time: one if there are many
-// workers, and a share of a batch if a few would meet all the time.
-func (l layout) grain(workers int) int { return max(1, l.samples/(2*workers)) }
+// run is how many samples a worker claims at a time: one if there are many workers,
+// and a share of a batch if a few would meet all the time.
+func (l layout) run(workers int) int { return max(1, l.samples/(2*workers)) }
 
 // resolve checks the options and sets those that are 0.
 func (o Options) resolve(src Source) (Options, layout, error) {
@@ -131,7 +131,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 	}
 	o.MaxTransforms = min(o.MaxTransforms, o.Workers)
 	if o.Prefetch == 0 {
-		ahead := o.Workers*l.grain(o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), 64)
+		ahead := o.Workers*l.run(o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), 64)
 		o.Prefetch = min(ahead, n/l.samples+1)
 	}
 	if o.Prefetch > math.MaxInt/l.bytes-1 {

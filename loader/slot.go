@@ -21,6 +21,7 @@ type slot struct {
 	copying fence.Fence  // of its copies: host is filled again after them
 	using   fence.Fence  // of the consumer's streams: mem is written again after them
 	copied  cudart.Point // the end of the last copy
+	turn    int          // of that copy, of all
 	timing  timing       // of that copy
 
 	// What it is filled with.
@@ -41,11 +42,12 @@ func (s *slot) begin(epoch, number, n int) {
 	s.left.Store(int32(n))
 }
 
-// sample sets places to those of the sample at a position of the batch.
-func (s *slot) sample(l *layout, at int, places [][]byte) {
+// samples sets places to those of the samples from one position of the batch to
+// another.
+func (s *slot) samples(l *layout, from, to int, places [][]byte) {
 	for f, n := range l.sizes {
-		from := l.offsets[f] + at*n
-		places[f] = s.host[from : from+n : from+n]
+		start, end := l.offsets[f]+from*n, l.offsets[f]+to*n
+		places[f] = s.host[start:end:end]
 	}
 }
 
@@ -77,12 +79,15 @@ func (s *slot) compact(l *layout) {
 	s.indices = s.indices[:to]
 }
 
-// upload queues the copy of what the slot holds, after the consumer's work on
-// what it held before. The device waits for that work, or the host if the device
-// cannot be made to. One goroutine at a time uploads.
-func (l *Loader) upload(ctx context.Context, s *slot) error {
-	m := l.meter.begin(l.stream, s)
-	if !s.using.Done(ctx) { // to wait for what is done costs the stream time
+// upload queues one copy of what the slots hold, which are neighbours in memory,
+// after the consumer's work on what they held before. The device waits for that
+// work, or the host if the device cannot be made to. One goroutine at a time uploads.
+func (l *Loader) upload(ctx context.Context, slots ...*slot) error {
+	m := l.meter.begin(l.stream, slots)
+	for _, s := range slots {
+		if s.using.Done(ctx) { // to wait for what is done costs the stream time
+			continue
+		}
 		if err := s.using.Before(l.stream); err != nil {
 			if err := s.using.Wait(ctx); err != nil {
 				return fmt.Errorf("the GPU may be using the memory: %w", err)
@@ -90,24 +95,34 @@ func (l *Loader) upload(ctx context.Context, s *slot) error {
 		}
 	}
 	m.ordered()
-	err := l.queue(s)
-	s.copied = l.stream.Point()
-	s.copying.Add(l.stream)
-	s.copying.Record()
+	err := l.queue(slots)
 	if err == nil {
-		m.queued(len(s.indices) * l.layout.sample())
+		n := 0
+		for _, s := range slots {
+			n += len(s.indices) * l.layout.sample()
+		}
+		m.queued(n)
+	}
+	copied := l.stream.Point()
+	l.copies++
+	for _, s := range slots {
+		s.copied, s.turn = copied, l.copies
+		s.copying.Add(l.stream)
+		s.copying.Record()
 	}
 	return err
 }
 
-// queue queues the copies of the slot's samples.
-func (l *Loader) queue(s *slot) error {
+// queue queues the copy of slots. One slot that is not full takes a copy for each
+// field; of several all bytes are copied.
+func (l *Loader) queue(slots []*slot) error {
+	s := slots[0]
 	n := len(s.indices)
-	switch n {
-	case 0: // all were skipped
+	switch {
+	case len(slots) > 1 || n == l.layout.samples:
+		return l.buf.CopyToDevice(l.stream, s.mem, s.off, len(slots)*l.layout.bytes)
+	case n == 0: // all were skipped
 		return nil
-	case l.layout.samples:
-		return l.buf.CopyToDevice(l.stream, s.mem, s.off, l.layout.bytes)
 	}
 	for f, size := range l.layout.sizes {
 		at := l.layout.offsets[f]
@@ -130,6 +145,13 @@ func (e *epoch) reclaim(s *slot) error {
 	}
 	return nil
 }
+
+// done reports whether the GPU is done with all of the slot's memory, which it may be
+// asked about.
+func (s *slot) done(ctx context.Context) bool { return s.copying.Done(ctx) && s.using.Done(ctx) }
+
+// knownDone is done without asking.
+func (s *slot) knownDone() bool { return s.copying.Known() && s.using.Known() }
 
 // wait waits until the GPU is done with all of the slot's memory.
 func (s *slot) wait(ctx context.Context) error {

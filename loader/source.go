@@ -19,6 +19,24 @@ type Source interface {
 	Read(ctx context.Context, i int, sample [][]byte) error
 }
 
+// A BatchSource is a Source that reads many samples in one call, which saves a call
+// for each sample, and is how requests can be sent together.
+type BatchSource interface {
+	Source
+
+	// ReadBatch writes the samples of the given numbers into their places in pinned
+	// memory. It is called in place of Read, with the samples that a worker claims at
+	// a time: BatchSize / (2 * Workers) or fewer, and one at least. run has one slice
+	// for each field, with the samples of the call back to back, in the order of
+	// indices: len(indices) times the size of the field. Neither slice may be used
+	// after ReadBatch returns. The contexts are those of Read.
+	//
+	// If ReadBatch returns an error, panics or ends its goroutine, its samples are
+	// read again one at a time, by Read: then an error is that of a sample, and the
+	// others are not affected. [Stats].Retried counts them.
+	ReadBatch(ctx context.Context, indices []int, run [][]byte) error
+}
+
 // A Transformer is a Source whose samples need computing. Waiting belongs in
 // Read, of which Options.Workers run at once, and computing in Transform, of
 // which Options.MaxTransforms do.

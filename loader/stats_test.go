@@ -134,10 +134,24 @@ func TestCopyingIsWhatTheCopiesTake(t *testing.T) {
 	const batch, width = 4, 2500 // 10 µs at 1 GB/s
 	for _, batches := range []int{1, 2, 3, 7, 8, 9, 16, 17, 40} {
 		for _, workers := range []int{1, 3} {
-			l := newLoaderFor(t, dev, numbered(batches*batch, width), Options{BatchSize: batch, Workers: workers, Prefetch: 3})
+			// Each batch is complete after the copy of the one before, so that none
+			// are copied together.
+			one := make(chan struct{}, 1)
+			src := numbered(batches*batch, width)
+			l := newLoaderFor(t, dev, Func(src.Len(), src.Fields(), func(ctx context.Context, i int, sample [][]byte) error {
+				if i%batch == 0 {
+					<-one
+				}
+				return src.Read(ctx, i, sample)
+			}), Options{BatchSize: batch, Workers: workers, Prefetch: 3})
 			for epoch := range 2 {
-				for _, err := range l.Batches(t.Context()) {
+				one <- struct{}{}
+				for b, err := range l.Batches(t.Context()) {
 					require.NoError(t, err)
+					require.NoError(t, b.Wait(t.Context()))
+					if b.Number() < batches-1 {
+						one <- struct{}{}
+					}
 				}
 				st := l.Stats()
 				require.Equal(t, (epoch+1)*batches*batch*width, st.Bytes)
@@ -155,22 +169,28 @@ func TestCopiesThatStandForOthers(t *testing.T) {
 	_, dev := simulated(t, cudasim.Link{})
 	var m meter
 	s := stream(t, dev)
-	slot := &slot{timing: newTiming(dev)}
-	defer func() { require.NoError(t, slot.timing.close()) }()
+	one := &slot{timing: newTiming(dev)}
+	defer func() { require.NoError(t, one.timing.close()) }()
 	upload := func(number, n int) {
-		slot.number = number
-		c := m.begin(s, slot)
+		one.number = number
+		c := m.begin(s, []*slot{one})
 		c.ordered()
 		c.queued(n)
 	}
 	for number := range 20 {
 		upload(number, 100)
-		require.Equal(t, number < 8 || number%8 == 0, slot.timing.bytes == 100, "batch %d", number)
-		require.NoError(t, s.Synchronize(t.Context()))
-		m.read(slot)
+		require.Equal(t, number < 8 || number%8 == 0, one.timing.bytes == 100, "batch %d", number)
+		require.NoError(t, one.timing.ended.Synchronize(t.Context()))
+		m.read(one)
 	}
 	require.EqualValues(t, 17*100, m.measured.Load(), "8, and 1 for 1, and 1 for 8")
 	require.EqualValues(t, 3*100, m.unmeasured.Load())
+
+	// A copy of several batches is measured for any of them.
+	for number, on := range map[int]bool{17: false, 23: true} {
+		c := m.begin(s, []*slot{{number: number, timing: one.timing}, {number: number + 1}})
+		require.Equal(t, on, c.on, "batches %d and %d", number, number+1)
+	}
 
 	// What was not measured takes as long as the rest, byte by byte.
 	m = meter{}

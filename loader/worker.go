@@ -19,35 +19,45 @@ type opening struct {
 	next    atomic.Pointer[opening]
 }
 
-// A grain is samples of one batch that a worker has claimed.
-type grain struct {
+// A run is samples of one batch that a worker has claimed.
+type run struct {
 	*opening
 	from, to int // positions in the batch
 }
 
 // claim takes up to n samples; there are none left if it is false.
-func (o *opening) claim(n int) (grain, bool) {
+func (o *opening) claim(n int) (run, bool) {
 	to := int(o.claimed.Add(int64(n)))
-	return grain{o, to - n, min(to, o.size)}, to-n < o.size
+	return run{o, to - n, min(to, o.size)}, to-n < o.size
 }
 
-// A worker fills grains, one after another. What it is at is kept apart from
-// its goroutine, which the source may end (runtime.Goexit): the worker goes on
-// from there on another.
+// A worker fills runs, one after another. What it is at is kept apart from its
+// goroutine, which the source may end (runtime.Goexit): the worker goes on from
+// there on another.
 type worker struct {
 	e      *epoch
 	c      *workerCounters
 	places [][]byte
+	asked  []int // what a BatchSource is asked for, if the source is one
 
-	grain
-	at           int  // position in the batch
-	transforming bool // rather than reading
-	tries        int  // that failed, of the sample at this position
-	calling      bool // the source
+	run
+	stage   stage
+	at      int  // position in the batch
+	tries   int  // that failed, of the sample at this position
+	calling bool // the source
 }
 
-// run works until there is nothing left to claim.
-func (w *worker) run() {
+// A stage is what a worker does with the samples of its run.
+type stage int
+
+const (
+	readingAll   stage = iota // in one call of ReadBatch
+	reading                   // one at a time
+	transforming              // one at a time
+)
+
+// work works until there is nothing left to claim.
+func (w *worker) work() {
 	// A source that reads a mapped file which was cut short then panics, where
 	// the process would end otherwise. This is the goroutine's setting.
 	debug.SetPanicOnFault(true)
@@ -64,10 +74,8 @@ func (w *worker) replace() {
 		return
 	}
 	w.calling = false
-	if w.tried(errGoexit) {
-		w.at++
-	}
-	w.e.workers.Go(w.run)
+	w.failed(errGoexit)
+	w.e.workers.Go(w.work)
 }
 
 var errGoexit = errors.New("the source ended its goroutine (runtime.Goexit)")
@@ -78,9 +86,9 @@ func (w *worker) claim() bool {
 	e := w.e
 	for !e.broken.Load() && e.ctx.Err() == nil {
 		o := e.open.Load()
-		if g, ok := o.claim(e.l.layout.grain(e.l.o.Workers)); ok {
-			w.grain, w.at = g, g.from
-			if g.from == 0 {
+		if r, ok := o.claim(e.l.layout.run(e.l.o.Workers)); ok {
+			w.begin(r)
+			if r.from == 0 {
 				e.openAhead(o)
 			}
 			return true
@@ -94,6 +102,17 @@ func (w *worker) claim() bool {
 	return false
 }
 
+// begin readies the worker for the samples of a run.
+func (w *worker) begin(r run) {
+	w.run, w.at, w.stage = r, r.from, reading
+	if w.e.l.batch != nil {
+		w.stage = readingAll
+	}
+	for at := r.from; at < r.to; at++ {
+		r.s.indices[at] = w.e.sample(r.number, at)
+	}
+}
+
 // openAhead opens the batch after o, if that is the last one and a slot is free
 // for it: workers that have to wait for it take long to wake. The caller has
 // samples in hand, and must not wait for other workers.
@@ -105,18 +124,18 @@ func (e *epoch) openAhead(o *opening) {
 	if e.last != o || !e.more() {
 		return
 	}
-	select {
-	case free := <-e.l.free:
-		if free.copying.Done(e.ctx) {
-			// An error is for the worker that needs the batch: as long as there are
-			// samples left before it, they come first.
-			if e.ahead = e.openOn(free); e.ahead == nil {
-				return
-			}
-		}
-		e.l.free <- free
-	default:
+	free := e.l.free.take(e.ctx)
+	if free == nil {
+		return
 	}
+	if free.copying.Done(e.ctx) {
+		// An error is for the worker that needs the batch: as long as there are
+		// samples left before it, they come first.
+		if e.ahead = e.openOn(free); e.ahead == nil {
+			return
+		}
+	}
+	e.l.free.put(free)
 }
 
 // openNext opens the batch after o, of which nothing is left, unless another
@@ -136,13 +155,11 @@ func (w *worker) openNext(o *opening) bool {
 	}
 	err := e.ahead
 	if err == nil {
-		select {
-		case free := <-e.l.free:
+		if free := e.l.free.wait(e.ctx); free != nil {
 			if err = e.openOn(free); err == nil {
 				return true
 			}
-			e.l.free <- free
-		case <-e.ctx.Done():
+			e.l.free.put(free)
 		}
 	}
 	if e.ctx.Err() == nil {
@@ -171,17 +188,17 @@ func (e *epoch) openOn(s *slot) error {
 	return nil
 }
 
-// fill reads and transforms the samples of the grain, from where it is.
+// fill reads and transforms the samples of the run, from where it is.
 func (w *worker) fill() {
 	l := w.e.l
 	start := time.Now()
-	if !w.transforming {
+	if w.stage != transforming {
 		w.samples()
-		w.at, w.transforming = w.from, l.transform != nil
+		w.at, w.stage = w.from, transforming
 	}
 	read := time.Now()
 	w.c.reading.Add(int64(read.Sub(start)))
-	if !w.transforming {
+	if l.transform == nil {
 		return
 	}
 	l.turns <- struct{}{}
@@ -189,33 +206,24 @@ func (w *worker) fill() {
 	turn := time.Now()
 	w.c.transformWaits.Add(int64(turn.Sub(read)))
 	w.samples()
-	w.transforming = false
 	w.c.transforming.Add(int64(time.Since(turn)))
 }
 
 // samples reads, or transforms, the samples from where the worker is.
 func (w *worker) samples() {
-	e, s := w.e, w.s
-	for ; w.at < w.to && e.ctx.Err() == nil; w.at++ {
-		if w.transforming && s.skipped[w.at] {
-			continue
-		}
-		if !w.transforming {
-			s.indices[w.at] = e.sample(w.number, w.at)
-		}
-		for done := false; !done; {
-			s.sample(&e.l.layout, w.at, w.places)
-			w.calling = true
-			err := w.try(s.indices[w.at])
-			w.calling = false
-			done = w.tried(err)
+	for w.at < w.to && w.e.ctx.Err() == nil {
+		w.calling = true
+		err := w.guarded()
+		w.calling = false
+		if err != nil {
+			w.failed(err)
 		}
 	}
 }
 
-// try reads, or transforms, sample i. Before a Transform is repeated, the sample
-// is read again, because the one that failed may have changed some of it.
-func (w *worker) try(i int) (err error) {
+// guarded calls the source until it fails: a panic is an error too. Guarding each
+// sample by itself would cost more than reading a small one.
+func (w *worker) guarded() (err error) {
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
@@ -228,78 +236,80 @@ func (w *worker) try(i int) (err error) {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	e := w.e
-	if !w.transforming || w.tries > 0 {
+	if w.stage == readingAll {
+		return w.readAll()
+	}
+	for ; w.at < w.to && w.e.ctx.Err() == nil; w.at++ {
+		if err := w.try(); err != nil {
+			return err
+		}
+		w.tries = 0
+	}
+	return nil
+}
+
+// readAll reads the samples of the run in one call. The source gets a copy of their
+// numbers, because it may change that.
+func (w *worker) readAll() error {
+	e, s := w.e, w.s
+	n := copy(w.asked, s.indices[w.from:w.to])
+	s.samples(&e.l.layout, w.from, w.to, w.places)
+	if err := e.l.batch.ReadBatch(e.ctx, w.asked[:n], w.places); err != nil {
+		return err
+	}
+	w.at = w.to
+	return nil
+}
+
+// try reads, or transforms, the sample that the worker is at. Before a Transform is
+// repeated, the sample is read again, because the one that failed may have changed
+// some of it.
+func (w *worker) try() error {
+	e, s := w.e, w.s
+	if w.stage == transforming && s.skipped[w.at] {
+		return nil
+	}
+	i := s.indices[w.at]
+	s.samples(&e.l.layout, w.at, w.at+1, w.places)
+	if w.stage == reading || w.tries > 0 {
 		if err := e.l.src.Read(e.ctx, i, w.places); err != nil {
 			return err
 		}
 	}
-	if w.transforming {
+	if w.stage == transforming {
 		return e.l.transform.Transform(e.ctx, i, w.places)
 	}
 	return nil
 }
 
-// tried takes the outcome of a try, and reports whether it was the last one of
-// this sample.
-func (w *worker) tried(err error) (last bool) {
+// failed takes an error of the source, and decides what the worker goes on with.
+func (w *worker) failed(err error) {
 	e := w.e
-	if err != nil && w.tries < e.l.o.Retries && e.ctx.Err() == nil {
-		w.tries++
-		e.l.stats.retried.Add(1)
-		return false
-	}
-	w.tries = 0
-	if err == nil {
-		return true
-	}
-	w.s.skip(w.at)
 	switch {
 	case e.ctx.Err() != nil: // which may be why it failed, and is reported anyway
-	case e.l.o.SkipErrors:
-		e.l.stats.skipped.Add(1)
+	case w.stage == readingAll:
+		w.stage = reading // which finds the sample that fails
+		e.l.stats.retried.Add(int64(w.to - w.from))
+	case w.tries < e.l.o.Retries:
+		w.tries++
+		e.l.stats.retried.Add(1)
 	default:
-		e.fail(w.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", w.s.indices[w.at], w.number, e.start.Epoch, err))
+		w.s.skip(w.at)
+		if e.l.o.SkipErrors {
+			e.l.stats.skipped.Add(1)
+		} else {
+			e.fail(w.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", w.s.indices[w.at], w.number, e.start.Epoch, err))
+		}
+		w.tries = 0
+		w.at++
 	}
-	return true
 }
 
-// finish hands in the grain.
+// finish hands in the run.
 func (w *worker) finish() {
-	g := w.grain
-	w.grain = grain{}
-	n := int32(g.to - g.from)
-	if g.s.left.Add(-n) == 0 {
-		w.e.complete(g.s)
+	r := w.run
+	w.run = run{}
+	if r.s.left.Add(-int32(r.to-r.from)) == 0 {
+		w.e.sender.complete(r.s)
 	}
-}
-
-// complete sends a batch whose samples are all there on its way. One worker at a
-// time queues copies; others leave it their batches and go on.
-func (e *epoch) complete(s *slot) {
-	e.filled <- s
-	if e.unsent.Add(1) > 1 {
-		return
-	}
-	for more := true; more; more = e.unsent.Add(-1) > 0 {
-		e.send(<-e.filled)
-	}
-}
-
-// send queues the copy of a batch. After an error that ends the epoch before it,
-// its slot is free again.
-func (e *epoch) send(s *slot) {
-	l := e.l
-	if e.ctx.Err() != nil || e.failedBefore(s.number) != nil {
-		l.free <- s
-		return
-	}
-	s.compact(&l.layout)
-	if err := l.upload(e.ctx, s); err != nil {
-		e.fail(s.number, fmt.Errorf("loader: copy batch %d of epoch %d: %w", s.number, e.start.Epoch, err))
-		l.free <- s
-		return
-	}
-	l.stats.samples.Add(int64(len(s.indices)))
-	e.arrived <- s
 }

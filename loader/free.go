@@ -1,0 +1,82 @@
+package loader
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"sync"
+)
+
+// freeSlots are the slots that no batch is in. The GPU may still be using their
+// memory.
+type freeSlots struct {
+	mu    sync.Mutex    // not held during calls into the library
+	list  []*slot       // in the order of their memory
+	added chan struct{} // holds a token if a slot was put since the last look
+}
+
+func (f *freeSlots) put(s *slot) {
+	f.mu.Lock()
+	at, _ := slices.BinarySearchFunc(f.list, s, func(a, b *slot) int { return cmp.Compare(a.off, b.off) })
+	f.list = slices.Insert(f.list, at, s)
+	f.mu.Unlock()
+	select {
+	case f.added <- struct{}{}:
+	default:
+	}
+}
+
+// take removes the slot that is to be filled next, nil if there is none. One
+// goroutine at a time takes.
+//
+// It is the first one in memory that the GPU is done with. So only as many are used as
+// the pace needs, which then stay in the processors' caches, and batches that follow
+// one another are neighbours. If the GPU is done with none, it is the one whose copy
+// was queued first.
+func (f *freeSlots) take(ctx context.Context) *slot {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.list) == 0 {
+		return nil
+	}
+	if !f.list[0].knownDone() {
+		oldest := f.list[f.oldest()]
+		f.mu.Unlock()
+		oldest.done(ctx) // so that it is known
+		f.mu.Lock()
+	}
+	at := slices.IndexFunc(f.list, (*slot).knownDone)
+	if at < 0 {
+		at = f.oldest()
+	}
+	s := f.list[at]
+	f.list = slices.Delete(f.list, at, at+1)
+	return s
+}
+
+// oldest returns which slot the GPU is done with next, of those with which it is not
+// known to be done.
+func (f *freeSlots) oldest() (at int) {
+	turn := math.MaxInt
+	for i, s := range f.list {
+		if s.turn < turn && !s.knownDone() {
+			at, turn = i, s.turn
+		}
+	}
+	return at
+}
+
+// wait is take that waits for a slot, and returns nil when ctx ends.
+func (f *freeSlots) wait(ctx context.Context) *slot {
+	for {
+		if s := f.take(ctx); s != nil {
+			return s
+		}
+		select {
+		case <-f.added:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

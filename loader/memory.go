@@ -1,0 +1,96 @@
+package loader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+)
+
+// Memory returns a [BatchSource] of samples in memory: the bytes of data[f] are field
+// f of all samples, back to back, with fields[f] bytes each. The memory may be a
+// mapped file, and must not change during an epoch.
+//
+// An error says which field is not a whole number of samples, or has another number
+// of them than the first one.
+func Memory(fields []int, data ...[]byte) (BatchSource, error) {
+	m := memory{fields: slices.Clone(fields), data: slices.Clone(data)}
+	if err := m.check(); err != nil {
+		return nil, fmt.Errorf("loader: memory: %w", err)
+	}
+	return m, nil
+}
+
+// memory is a data set in memory.
+type memory struct {
+	fields []int
+	data   [][]byte
+}
+
+func (m memory) check() error {
+	switch {
+	case len(m.fields) == 0:
+		return errors.New("there are no fields")
+	case len(m.fields) != len(m.data):
+		return fmt.Errorf("%d sizes of fields, and data of %d", len(m.fields), len(m.data))
+	}
+	for f, size := range m.fields {
+		switch bytes := len(m.data[f]); {
+		case size <= 0:
+			return fmt.Errorf("field %d has %d bytes: must be positive", f, size)
+		case bytes%size != 0:
+			return fmt.Errorf("field %d: %d bytes are not a whole number of samples of %d bytes", f, bytes, size)
+		case bytes/size != m.Len():
+			return fmt.Errorf("field %d has %d samples, and field 0 has %d", f, bytes/size, m.Len())
+		}
+	}
+	return nil
+}
+
+func (m memory) Len() int      { return len(m.data[0]) / m.fields[0] }
+func (m memory) Fields() []int { return m.fields }
+
+// Read implements Source.
+func (m memory) Read(_ context.Context, i int, sample [][]byte) error {
+	for f, size := range m.fields {
+		copy(sample[f], m.data[f][i*size:])
+	}
+	return nil
+}
+
+// ReadBatch implements BatchSource.
+func (m memory) ReadBatch(_ context.Context, indices []int, run [][]byte) error {
+	for f, size := range m.fields {
+		gather(run[f], m.data[f], size, indices)
+	}
+	return nil
+}
+
+// touched is how many samples are read from before they are copied: as many cache
+// misses as a core can wait for at once, with some to follow.
+const touched = 16
+
+// gather copies the samples of the given numbers to one place, back to back.
+//
+// Samples in random order are in no cache, and a core that copies them one after
+// another waits for the first bytes of each. So it asks for those of several first.
+func gather(to, from []byte, size int, indices []int) {
+	for len(indices) > 0 {
+		group := indices[:min(touched, len(indices))]
+		indices = indices[len(group):]
+		var sum byte
+		for _, i := range group {
+			sum += from[i*size]
+		}
+		runtime.KeepAlive(sum)
+		for len(group) > 0 {
+			n := 1
+			for n < len(group) && group[n] == group[n-1]+1 {
+				n++
+			}
+			to = to[copy(to, from[group[0]*size:(group[0]+n)*size]):]
+			group = group[n:]
+		}
+	}
+}
