@@ -149,7 +149,7 @@ func (s *Sim) move(m *copying) cudart.Code {
 	defer s.mu.Unlock()
 	s.record(Misuse{Kind: UnmappedMemory, Call: "copy", Current: -1, Want: -1,
 		Detail: "host memory was unmapped, or protected, before the copy ran"})
-	if dst.block == nil || src.block == nil {
+	if m.dst.block == nil || m.src.block == nil {
 		return cudart.ErrInvalidValue
 	}
 	return cudart.Success
