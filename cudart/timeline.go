@@ -597,3 +597,10 @@ func (t *Timeline) eventFor(n uint64) (*Event, error) {
 	}
 	return nil, fmt.Errorf("cudaEventRecord: %v: %w", t, ErrClosed)
 }
+
+// Line returns the point's timeline, nil for the zero Point.
+func (p Point) Line() *Timeline { return p.line }
+
+// After reports whether the point is no earlier than another one of the same
+// timeline.
+func (p Point) After(other Point) bool { return p.line == other.line && p.n >= other.n }

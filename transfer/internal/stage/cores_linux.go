@@ -1,0 +1,57 @@
+package stage
+
+import (
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/linux"
+)
+
+// cores are the CPUs of a NUMA node, none where there is nothing to choose.
+type cores struct{ set *unix.CPUSet }
+
+// coresOf returns the CPUs near the device that this process may use, and their
+// node.
+func coresOf(dev *cudart.Device) (node int, c cores) {
+	node, ok := hostmem.NodeOf(dev)
+	if !ok {
+		return 0, cores{}
+	}
+	near, err := linux.NUMANode(node).CPUs(os.DirFS("/"))
+	var allowed, set unix.CPUSet
+	if err != nil || unix.SchedGetaffinity(0, &allowed) != nil {
+		return node, cores{}
+	}
+	for _, cpu := range near {
+		if allowed.IsSet(cpu) {
+			set.Set(cpu)
+		}
+	}
+	if set.Count() == 0 {
+		return node, cores{}
+	}
+	return node, cores{set: &set}
+}
+
+// enter keeps the calling goroutine on these CPUs until leave.
+func (c cores) enter() (leave func()) {
+	var before unix.CPUSet
+	if c.set == nil {
+		return func() {}
+	}
+	runtime.LockOSThread()
+	if unix.SchedGetaffinity(0, &before) != nil || unix.SchedSetaffinity(0, c.set) != nil {
+		return runtime.UnlockOSThread
+	}
+	return func() {
+		// A thread that stays bound must not serve others: it ends with the
+		// goroutine if it stays locked.
+		if unix.SchedSetaffinity(0, &before) == nil {
+			runtime.UnlockOSThread()
+		}
+	}
+}

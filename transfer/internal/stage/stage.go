@@ -1,0 +1,217 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A Stage is what all copies of a device share: its rings, its streams and the
+// workers.
+type Stage struct {
+	dev  *cudart.Device
+	crew *crew
+	ring *ring // of large copies
+	few  *ring // of small ones, which would wait behind those
+
+	// Chunks follow on each other on one stream each way, without the gap that a
+	// change of streams makes. Small copies have their own, so as not to queue
+	// behind chunks.
+	up, down           *cudart.Stream
+	briefUp, briefDown *cudart.Stream
+}
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+
+	ringUnit  = 512 * kib
+
+	// alone is how many bytes the calling goroutine copies without workers: it
+	// is done before they come.
+	alone = 64 * kib
+	// Small copies have a ring of so many units of that size.
+	fewUnits = 16
+)
+
+var (
+	chunkMost  = 8 * mib
+	ringChunks = 4
+)
+
+// stages are those of the process, with a count of users.
+var stages struct {
+	sync.Mutex
+	all   map[*cudart.Device]*shared
+	crews map[int]*crew // by NUMA node
+}
+
+// A shared stage is made by the first who needs it, and released by the last.
+type shared struct {
+	users int
+	ready chan struct{} // closed when stage or err is there
+	stage *Stage
+	err   error
+}
+
+// Acquire returns the device's stage, which it makes if this is the first use.
+// Release it.
+func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
+	stages.Lock()
+	s := stages.all[dev]
+	first := s == nil
+	if first {
+		if stages.all == nil {
+			stages.all, stages.crews = make(map[*cudart.Device]*shared), make(map[int]*crew)
+		}
+		s = &shared{ready: make(chan struct{})}
+		stages.all[dev] = s
+	}
+	s.users++
+	stages.Unlock()
+	if first {
+		s.stage, s.err = newStage(ctx, dev)
+		close(s.ready)
+	}
+	select {
+	case <-s.ready:
+	case <-ctx.Done():
+		drop(dev, s)
+		return nil, context.Cause(ctx)
+	}
+	if s.err != nil {
+		drop(dev, s)
+		return nil, s.err
+	}
+	return s.stage, nil
+}
+
+// drop ends one use, and returns whether it was the last one.
+func drop(dev *cudart.Device, s *shared) (last bool) {
+	stages.Lock()
+	defer stages.Unlock()
+	if s.users--; s.users == 0 {
+		delete(stages.all, dev)
+		return true
+	}
+	return false
+}
+
+// Release ends a use. The last one waits until the GPU is done with the rings,
+// and unmaps them. After an error, ctx's included, it may be called again.
+func (s *Stage) Release(ctx context.Context) error {
+	stages.Lock()
+	of := stages.all[s.dev]
+	if of == nil || of.stage != s {
+		stages.Unlock()
+		return s.close(ctx) // the last one tries again
+	}
+	stages.Unlock()
+	if drop(s.dev, of) {
+		return s.close(ctx)
+	}
+	return nil
+}
+
+func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
+	s := &Stage{dev: dev, crew: crewOf(dev)}
+	if err := s.open(ctx); err != nil {
+		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
+	}
+	return s, nil
+}
+
+func (s *Stage) open(ctx context.Context) (err error) {
+	units := ringBytes(s.crew.most) / ringUnit
+	if s.ring, err = newRing(ctx, s.dev, units, ringUnit, min(chunkMost/ringUnit, units/2), "transfer ring"); err != nil {
+		return err
+	}
+	if s.few, err = newRing(ctx, s.dev, fewUnits, alone, 1, "transfer ring"); err != nil {
+		return err
+	}
+	for _, stream := range []**cudart.Stream{&s.up, &s.down, &s.briefUp, &s.briefDown} {
+		if *stream, err = s.dev.NewStream(cudart.StreamOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ringBytes is the size of a ring that so many workers fill. Four chunks of 8
+// MiB keep a link busy, and stay in the caches. A few workers cannot fill the
+// link, and gain by what stays in their own caches.
+func ringBytes(workers int) int {
+	if workers <= 4 {
+		return 4 * 2 * mib
+	}
+	return ringChunks * chunkMost
+}
+
+// close releases what open made, as far as it came.
+func (s *Stage) close(ctx context.Context) error {
+	for _, r := range []**ring{&s.ring, &s.few} {
+		if *r == nil {
+			continue
+		}
+		if err := (*r).close(ctx); err != nil {
+			return err
+		}
+		*r = nil
+	}
+	for _, stream := range []*cudart.Stream{s.up, s.down, s.briefUp, s.briefDown} {
+		if stream == nil {
+			continue
+		}
+		if err := stream.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Device returns the device.
+func (s *Stage) Device() *cudart.Device { return s.dev }
+
+// Bytes returns how much memory the rings have.
+func (s *Stage) Bytes() int { return s.ring.buf.Kept() + s.few.buf.Kept() }
+
+// crewOf returns the workers for devices of the NUMA node that a device is on.
+func crewOf(dev *cudart.Device) *crew {
+	node, cores := coresOf(dev)
+	stages.Lock()
+	defer stages.Unlock()
+	c := stages.crews[node]
+	if c == nil {
+		c = &crew{most: defaultWorkers(runtime.GOMAXPROCS(0)), cores: cores}
+		stages.crews[node] = c
+	}
+	return c
+}
+
+// defaultWorkers leaves a quarter of the cores to others, where that is one.
+func defaultWorkers(procs int) int {
+	if procs <= 4 {
+		return procs
+	}
+	return procs * 3 / 4
+}
+
+// A Pick chooses the stream for n bytes: chunks and small copies have their own.
+func (s *Stage) pick(n int, down bool) (r *ring, on *cudart.Stream) {
+	switch {
+	case n <= alone && down:
+		return s.few, s.briefDown
+	case n <= alone:
+		return s.few, s.briefUp
+	case down:
+		return s.ring, s.down
+	}
+	return s.ring, s.up
+}
+
+// String names the stage in messages.
+func (s *Stage) String() string { return fmt.Sprintf("stage of %v", s.dev) }
