@@ -566,36 +566,35 @@ func (s *Stream) WaitPoint(p Point) error {
 	if p.Known() || p.line == s.line {
 		return nil
 	}
-	e, err := p.line.eventFor(p.n)
-	if err != nil || e == nil {
+	if e := p.line.eventFor(p.n); e != nil {
+		return s.WaitEvent(e)
+	}
+	// One that is recorded now stands for the point too. It is not the
+	// timeline's: another goroutine may be recording there just now.
+	e, err := p.line.recordOne(nil, false)
+	if e == nil {
+		return err
+	}
+	defer p.line.dev.putEvent(e)
+	if err != nil {
 		return err
 	}
 	return s.WaitEvent(e)
 }
 
-// eventFor returns an event that stands for a point, nil if it was reached.
+// eventFor returns an event that stands for a point, nil if there is none.
 //
 // Others may take the event for a later point before the caller uses it: then
 // this point was reached, or it is of the same stream, and waiting for the later
 // one does no harm.
-func (t *Timeline) eventFor(n uint64) (*Event, error) {
-	for range drainAfter {
-		t.mu.Lock()
-		i := slices.IndexFunc(t.recorded.marks, func(m mark) bool { return m.n >= n })
-		if i >= 0 {
-			defer t.mu.Unlock()
-			return t.recorded.marks[i].event, nil
-		}
-		t.mu.Unlock()
-		if n <= t.done.Load() {
-			return nil, nil
-		}
-		t.record(false)
+func (t *Timeline) eventFor(n uint64) *Event {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.IndexFunc(t.recorded.marks, func(m mark) bool { return m.n >= n })
+	if i < 0 {
+		return nil
 	}
-	if err := t.err(n); err != nil {
-		return nil, err
-	}
-	return nil, fmt.Errorf("cudaEventRecord: %v: %w", t, ErrClosed)
+	return t.recorded.marks[i].event
 }
 
 // Line returns the point's timeline, nil for the zero Point.

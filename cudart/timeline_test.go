@@ -3,6 +3,7 @@ package cudart_test
 import (
 	"context"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -412,4 +413,24 @@ func TestPointsAreCheap(t *testing.T) {
 			t.Error("not reached")
 		}
 	}))
+}
+
+// Streams wait for points that another goroutine is just recording.
+func TestStreamsWaitForPointsFromManyGoroutines(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var all sync.WaitGroup
+	for range 8 {
+		other := stream(t, b.dev)
+		all.Go(func() {
+			for range 200 {
+				b.queue(b.s)
+				assert.NoError(t, other.WaitPoint(b.s.Point()))
+			}
+			assert.NoError(t, other.Synchronize(t.Context()))
+		})
+	}
+	all.Wait()
+	require.NoError(t, b.s.Synchronize(t.Context()))
+	drained(t, b.sim)
 }

@@ -4,16 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"os"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/sentinel"
 )
 
-// ErrReleased is returned by methods of a batch that was released.
-var ErrReleased = errors.New("loader: batch already released")
+// ErrReleased is returned by methods of a batch that was released. It matches
+// [os.ErrClosed].
+var ErrReleased = sentinel.New("already released", os.ErrClosed)
 
-// A Batch is samples on the device, lent by a [Loader] until it is released.
-// It is for one goroutine at a time.
+var errNoStream = errors.New("the stream is nil")
+
+// A Batch is samples on the device, in memory of a [Loader], until it is
+// released. It is for one goroutine at a time.
 type Batch struct {
 	l        *Loader
 	s        *slot
@@ -21,108 +26,112 @@ type Batch struct {
 	epoch    int
 	number   int
 	position Position
-	used     []*cudart.Stream
 	kept     bool
-	released bool
+	released atomic.Bool
 }
 
-// Use makes work that is queued on s from now on wait until the batch is there
-// (cudaStreamWaitEvent), and the memory of the batch wait for s when it is
-// released. Call it once for each stream that uses the batch.
+// Use makes work that is queued on s from now on wait until the batch is on the
+// device (cudaStreamWaitEvent). The batch's memory is then not written again
+// before s has done what is queued on it until Release. Call it once for each
+// stream that uses the batch; s may be of another device, and may be closed
+// before Release.
+//
+// The error is [ErrReleased], or CUDA's: work that is queued on s then does not
+// wait for the batch, and Wait can be tried instead.
 func (b *Batch) Use(s *cudart.Stream) error {
-	if b.released {
-		return ErrReleased
+	switch {
+	case b.released.Load():
+		return b.failed("use", ErrReleased)
+	case s == nil:
+		return b.failed("use", errNoStream)
 	}
-	if s == nil {
-		return fmt.Errorf("loader: use %v: the stream is nil", b)
-	}
-	if err := s.WaitEvent(b.s.copied); err != nil {
-		return fmt.Errorf("loader: use %v: %w", b, err)
-	}
-	if !slices.Contains(b.used, s) {
-		b.used = append(b.used, s)
+	err := s.WaitPoint(b.s.copied)
+	b.s.using.Add(s)
+	if err != nil {
+		return b.failed("use", err)
 	}
 	return nil
 }
 
-// Wait waits on the host until the batch is there.
+// Wait waits until the batch is on the device. It returns ctx's error if that
+// ends first, [ErrReleased], or the copy's error if it failed.
 func (b *Batch) Wait(ctx context.Context) error {
-	if b.released {
-		return ErrReleased
+	if b.released.Load() {
+		return b.failed("wait for", ErrReleased)
 	}
-	if err := b.s.copied.Synchronize(ctx); err != nil {
-		return fmt.Errorf("loader: wait for %v: %w", b, err)
+	err := b.s.copied.Wait(ctx)
+	if err == nil {
+		err = b.s.copied.Err()
+	}
+	if err != nil {
+		return b.failed("wait for", err)
 	}
 	return nil
 }
 
-// Len returns the number of samples: BatchSize, or fewer where samples were
-// skipped and at an epoch's end.
+func (b *Batch) failed(doing string, err error) error {
+	return fmt.Errorf("loader: %s %v: %w", doing, b, err)
+}
+
+// Len returns the number of samples: BatchSize, or fewer if samples were skipped
+// and at an epoch's end.
 func (b *Batch) Len() int { return len(b.indices) }
 
 // Indices returns which samples these are, in the order of the batch. The slice
-// is the batch's, until it is released.
+// must not be changed, nor used after Release.
 func (b *Batch) Indices() []int { return b.indices }
 
-// Field returns where field f of the samples lies on the device, back to back,
-// aligned to 256 bytes. It may be used by streams after Use, and on the host
-// after Wait.
+// Field returns the device address of field f, counted from 0: that of the
+// samples back to back, aligned to 256 bytes. It may be used by streams after
+// Use, by the host after Wait, and not after Release.
 func (b *Batch) Field(f int) cudart.DevPtr {
 	return b.s.mem + cudart.DevPtr(b.l.layout.offsets[f])
 }
 
-// Host returns the same bytes in pinned memory, until the batch is released,
-// and nil afterwards. They must not be changed.
+// Host returns the bytes of field f in pinned memory until the batch is
+// released, and nil afterwards. They must not be changed.
 func (b *Batch) Host(f int) []byte {
-	if b.released {
+	if b.released.Load() {
 		return nil
 	}
 	from := b.l.layout.offsets[f]
 	return b.s.host[from : from+len(b.indices)*b.l.layout.sizes[f]]
 }
 
-// Epoch returns the number of the epoch, from 0 on.
+// Epoch returns the number of the epoch, from 0.
 func (b *Batch) Epoch() int { return b.epoch }
 
-// Number returns the number of the batch in its epoch, from 0 on.
+// Number returns the number of the batch in its epoch, from 0.
 func (b *Batch) Number() int { return b.number }
 
 // Position returns where to go on after this batch: see [Options.Start].
 func (b *Batch) Position() Position { return b.position }
 
-// Keep keeps the batch beyond the loop's turn, until Release. It is one less to
-// be filled meanwhile.
-func (b *Batch) Keep() { b.kept = true }
-
-// Release gives the batch back. Its memory on the device is written again when
-// the streams that it was given to by Use have done what was queued so far. The
-// loop does so itself for batches that were not kept. A second Release gives
-// [ErrReleased].
-func (b *Batch) Release() error {
-	if b.released {
-		return ErrReleased
+// Keep keeps the batch beyond the loop's turn, until Release, which any
+// goroutine may call. Meanwhile the loader has one batch less to fill. If all
+// (Prefetch + 1) batches are kept, the loop waits until one is released.
+func (b *Batch) Keep() {
+	if !b.kept && !b.released.Load() {
+		b.kept = true
+		b.l.kept.Add(1)
 	}
-	b.released = true
-	for _, s := range b.used {
-		if err := b.l.leave(b.s, s); err != nil {
-			b.l.giveUp(err)
-			return fmt.Errorf("loader: release %v: %w", b, err)
-		}
-	}
-	b.l.free <- b.s
-	return nil
 }
 
-// leave makes the slot's next copy wait for a stream, or, where that cannot be
-// marked, waits itself.
-func (l *Loader) leave(s *slot, on *cudart.Stream) error {
-	if s.mark(on) == nil {
-		return nil
+// Release ends the use of the batch. Its device memory is written again when
+// the streams that were passed to Use have done what is queued on them now
+// (cudaEventRecord); Release does not wait for that, and an event that cannot be
+// recorded is recorded later. The loop releases batches that were not kept. A
+// second Release returns [ErrReleased].
+func (b *Batch) Release() error {
+	if b.released.Swap(true) {
+		return b.failed("release", ErrReleased)
 	}
-	if on.Synchronize(context.Background()) == nil {
-		return nil
+	b.s.using.Record()
+	if b.kept {
+		b.l.kept.Add(-1)
 	}
-	return on.Device().Synchronize(context.Background())
+	b.l.free <- b.s // never full
+	return nil
 }
 
 // String names the batch in messages.

@@ -51,8 +51,8 @@ func consume(b *testing.B, src Source, o Options) {
 	b.StopTimer()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
 	st := l.Stats()
-	b.Logf("N %d: bottleneck %s; reading %v, computing %v, turns %v, slots %v, copying %v, waits %v, consuming %v", b.N, st.Bottleneck(),
-		st.Reading-before.Reading, st.Computing-before.Computing, st.TurnWaiting-before.TurnWaiting, st.SlotWaiting-before.SlotWaiting,
+	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v, waits %v, consuming %v", b.N, st.Bottleneck(),
+		st.Reading-before.Reading, st.Transforming-before.Transforming, st.TransformWaits-before.TransformWaits, st.SlotWaits-before.SlotWaits,
 		st.Copying-before.Copying, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
 }
 

@@ -14,29 +14,37 @@
 //	}
 //	err = l.Close()
 //
-// A [Source] writes a sample straight into its place in a batch. What waits for
-// disks and networks belongs into its Read, of which thousands may run at once,
-// and what computes into Transform, of which as many run as there are cores.
+// A [Source] writes a sample straight into its place in a batch. Waiting for
+// disks and networks belongs in its Read, of which thousands may run at once;
+// computing belongs in Transform, of which as many run as there are cores.
 //
 // # Memory lifetime
 //
-// All memory is allocated by [New]: (Prefetch + 1) batches, pinned and on the
-// device. A batch is lent for a turn of the loop, or until Release if it is
-// kept. Its memory on the device is written again only when the streams it was
-// given to by Use have done what was queued by then; nobody on the host waits
-// for that.
+// [New] allocates all memory: (Prefetch + 1) batches, pinned and on the device.
+// A batch belongs to the loop's body for one turn, or until Release if the body
+// calls Keep. After that the loader uses its memory again:
+//
+//   - pinned memory is filled again when the batch's copy is done;
+//   - device memory is written again when the streams that were passed to Use
+//     have done what was queued on them until the release. The device waits for
+//     that (cudaStreamWaitEvent), the host does not.
+//
+// Memory of which CUDA cannot say that it is unused is not used again: the
+// epoch ends with the error, and Close returns it, until CUDA can.
 //
 // # Order
 //
 // Batches come in the order of their numbers, unless Options.Unordered is set.
 // With Shuffle each epoch has an order of its own, which depends on the seed
-// and the epoch only, and takes no memory. [Batch.Position] is where another
-// process can go on.
+// and the epoch only. [Batch.Position] is where another process can go on.
 //
 // # Errors
 //
-// A sample that fails ends the epoch, after the batches before it; or it is
-// tried again, or left out (Options). A source that panics fails.
+// A sample that fails ends the epoch, after the batches before its own; or it is
+// tried again (Options.Retries), or left out (Options.SkipErrors). These fail as
+// well: a source that panics, one that ends its goroutine (runtime.Goexit, which
+// testing.T.FailNow calls), and one that reads a mapped file which was cut short
+// (SIGBUS).
 //
 // # What is slow
 //

@@ -6,7 +6,6 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // An epoch is one loop over the batches.
@@ -18,20 +17,23 @@ type epoch struct {
 	order   permutation
 	workers sync.WaitGroup
 
-	// What is being claimed, from which the way leads to what is open behind it.
-	// Who waits for a free slot holds the lock: the others would wait for it too.
+	// What is being claimed, which leads to what was opened after it. A worker
+	// that waits for a free slot holds claims: the others would wait for it too.
 	open   atomic.Pointer[opening]
 	claims sync.Mutex
 	last   *opening
-	next   int // batch to be opened
+	next   int   // batch to be opened
+	ahead  error // why openAhead could not open it
 
-	arrived chan *slot // filled, the copy under way
+	filled  chan *slot   // for the worker that queues copies
+	unsent  atomic.Int32 // those, and the one that it is at
+	arrived chan *slot   // filled, and the copy queued
 
 	failing sync.Mutex
 	failed  chan struct{} // something has
 	broken  atomic.Bool
 	err     error // of the first batch that failed
-	badly   int   // its number, 0 if it is nobody's fault
+	badly   int   // its number, 0 if the error is no batch's
 
 	// The consumer's.
 	position Position
@@ -41,29 +43,56 @@ type epoch struct {
 func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 	e := &epoch{
 		l: l, start: start, next: start.Batch, position: start,
-		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
+		filled: make(chan *slot, len(l.slots)), arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
-	e.last = new(opening) // a batch of nothing, behind which the first one is opened
+	e.last = new(opening) // a batch of nothing, after which the first one is opened
 	e.open.Store(e.last)
 	if l.o.Shuffle {
 		e.order = newPermutation(l.n, l.o.Seed, start.Epoch)
 	}
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
-	for i := range l.workers {
-		e.workers.Go(func() { e.work(&l.workers[i]) })
+	workers, fields := make([]worker, len(l.workers)), len(l.layout.sizes)
+	places := make([][]byte, fields*len(workers))
+	for i := range workers {
+		workers[i] = worker{e: e, c: &l.workers[i], places: places[i*fields : (i+1)*fields]}
+		e.workers.Go(workers[i].run)
 	}
 	return e
 }
 
-// end ends the workers, waits for copies that are under way, and takes back what
-// nobody was given.
+// sample returns which sample is at a position of a batch.
+func (e *epoch) sample(batch, at int) int {
+	i := batch*e.l.o.BatchSize + at
+	if e.l.o.Shuffle {
+		i = e.order.at(i)
+	}
+	return i
+}
+
+// finish waits for the copies of an epoch that has given all its batches, and
+// returns the error of one that failed.
+func (e *epoch) finish() error {
+	l := e.l
+	l.loops.enter(ending)
+	e.workers.Wait() // they have nothing left to claim
+	for _, s := range l.slots {
+		if err := e.reclaim(s); err != nil {
+			return fmt.Errorf("loader: end of epoch %d: %w", e.start.Epoch, err)
+		}
+	}
+	return nil
+}
+
+// end ends the workers, and frees the slots that the loop did not get. Copies
+// may still be under way.
 func (e *epoch) end() {
+	l := e.l
+	l.loops.enter(ending)
 	e.cancel(context.Canceled)
 	e.workers.Wait()
-	l := e.l
 	for o := e.open.Load(); o != nil; o = o.next.Load() {
 		if int(o.claimed.Load()) < o.size {
-			l.free <- o.s // nobody will complete it
+			l.free <- o.s // no worker will complete it
 		}
 	}
 	for _, s := range e.waiting {
@@ -72,8 +101,7 @@ func (e *epoch) end() {
 	for len(e.arrived) > 0 {
 		l.free <- <-e.arrived
 	}
-	// An error of the copies is the device's, which every later call tells.
-	_ = l.stream.Synchronize(context.Background())
+	l.loops.enter(idle)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cancel = nil
@@ -94,7 +122,7 @@ func (e *epoch) fail(batch int, err error) {
 	}
 }
 
-// failedBefore is the error that ends the epoch before a batch.
+// failedBefore returns the error that ends the epoch before a batch.
 func (e *epoch) failedBefore(batch int) error {
 	e.failing.Lock()
 	defer e.failing.Unlock()
@@ -104,11 +132,23 @@ func (e *epoch) failedBefore(batch int) error {
 	return e.err
 }
 
+// canceled returns why the epoch's context ended.
+func (e *epoch) canceled() error {
+	cause := context.Cause(e.ctx)
+	if n := len(e.l.slots); e.allKept() {
+		return fmt.Errorf("loader: epoch %d: all %d batches are kept, and none was released: %w", e.start.Epoch, n, cause)
+	}
+	return fmt.Errorf("loader: epoch %d: %w", e.start.Epoch, cause)
+}
+
+// allKept reports whether there is no memory left to fill.
+func (e *epoch) allKept() bool { return int(e.l.kept.Load()) == len(e.l.slots) }
+
 // get returns the next batch for the consumer, nil when there are no more.
 func (e *epoch) get() (*slot, error) {
 	for {
 		if e.ctx.Err() != nil {
-			e.fail(0, fmt.Errorf("loader: epoch %d: %w", e.start.Epoch, context.Cause(e.ctx)))
+			e.fail(0, e.canceled())
 			return nil, e.failedBefore(0)
 		}
 		want := e.position.Batch
@@ -141,17 +181,21 @@ func (e *epoch) get() (*slot, error) {
 	}
 }
 
-// give lends a batch for a turn of the loop, or longer if it is kept.
-func (e *epoch) give(s *slot, yield func(*Batch, error) bool) (more bool, err error) {
+// give gives a batch to the loop for a turn, or longer if it is kept. It is
+// false when the loop was left.
+func (e *epoch) give(s *slot, yield func(*Batch, error) bool) (more bool) {
+	l := e.l
 	e.position = e.position.after(s.number)
-	e.l.stats.batches.Add(1)
-	b := &Batch{l: e.l, s: s, indices: s.indices, epoch: e.start.Epoch, number: s.number, position: e.position}
-	given := time.Now()
-	defer func() { // the loop may panic
-		e.l.stats.consuming.Add(int64(time.Since(given)))
-		if !b.kept && !b.released {
-			err = b.Release()
+	l.stats.batches.Add(1)
+	b := &Batch{l: l, s: s, indices: s.indices, epoch: e.start.Epoch, number: s.number, position: e.position}
+	l.loops.enter(consuming)
+	defer func() { // the body may panic
+		if !b.kept {
+			_ = b.Release() // the body may have
+		}
+		if !e.allKept() {
+			l.loops.enter(waiting)
 		}
 	}()
-	return yield(b, nil), nil
+	return yield(b, nil)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -331,27 +332,121 @@ func TestPanicsAreErrors(t *testing.T) {
 	}
 }
 
+// A source that ends its goroutine, as t.FailNow does, fails like one that returns
+// an error: the batch's other samples come, later epochs do, and Close works.
+func TestASourceThatEndsItsGoroutine(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	for _, stage := range []string{"read", "transform"} {
+		for _, o := range []Options{
+			{BatchSize: 6, Workers: 1},
+			{BatchSize: 6, Workers: 2, SkipErrors: true},
+			{BatchSize: 6, Workers: 1, SkipErrors: true, MaxTransforms: 1},
+			{BatchSize: 6, Workers: 3, SkipErrors: true, Retries: 2},
+		} {
+			src := newFailing(20, 8)
+			var exits atomic.Int32
+			exit := func(_ context.Context, i int) error {
+				if i%5 == 3 {
+					exits.Add(1)
+					runtime.Goexit()
+				}
+				return nil
+			}
+			if stage == "read" {
+				src.read = exit
+			} else {
+				src.transform = exit
+			}
+			l := newLoaderFor(t, dev, src, o)
+			if o.SkipErrors {
+				require.Len(t, slices.Concat(epochOf(t, l, s, 8)...), 16)
+				require.Equal(t, 4, l.Stats().Skipped)
+				require.Equal(t, 4*o.Retries, l.Stats().Retried)
+				require.EqualValues(t, 4*(1+o.Retries), exits.Load())
+			} else {
+				var last error
+				for _, last = range l.Batches(t.Context()) {
+				}
+				require.EqualError(t, last, "loader: sample 3, batch 0 of epoch 0: the source ended its goroutine (runtime.Goexit)")
+			}
+			src.read, src.transform = only(), only()
+			require.Len(t, slices.Concat(epochOf(t, l, s, 8)...), 20)
+			require.Len(t, l.free, len(l.slots))
+			require.Empty(t, l.turns, "all turns to transform are free")
+		}
+	}
+}
+
+// A loop waits for workers that went on on another goroutine.
+func TestTheLoopWaitsAfterAnEndedGoroutine(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var returned atomic.Bool
+	src := Func(4, []int{8}, func(_ context.Context, i int, _ [][]byte) error {
+		if i == 0 {
+			runtime.Goexit()
+		}
+		cancel()
+		time.Sleep(10 * time.Millisecond) // in which a loop that does not wait ends
+		returned.Store(true)
+		return nil
+	})
+	l := newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 1, SkipErrors: true})
+	for _, err := range l.Batches(ctx) {
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.True(t, returned.Load())
+}
+
+// A retry may be what ends the goroutine, or what works.
+func TestRetryAfterAnEndedGoroutine(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	var tries [20]atomic.Int32
+	src := newFailing(len(tries), 8)
+	src.transform = func(_ context.Context, i int) error {
+		switch tries[i].Add(1) {
+		case 1:
+			return errBad
+		case 2:
+			runtime.Goexit()
+		case 3:
+			panic("once more")
+		}
+		return nil
+	}
+	l := newLoaderFor(t, dev, src, Options{BatchSize: 6, Workers: 2, Retries: 3})
+	require.Len(t, slices.Concat(epochOf(t, l, s, 8)...), 20)
+	require.Equal(t, 3*20, l.Stats().Retried)
+}
+
 func TestBadOptions(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	huge := math.MaxInt / 4
+	const by2 = "10 samples in batches of 2"
 	for _, test := range []struct {
 		want string
 		src  Source
 		o    Options
 	}{
-		{"batch size 0: must be positive", numbered(10, 8), Options{}},
-		{"batch size -1: must be positive", numbered(10, 8), Options{BatchSize: -1}},
-		{"Workers -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Workers: -1}},
-		{"Computing -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Computing: -1}},
-		{"Prefetch -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Prefetch: -1}},
-		{"MaxBytes -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, MaxBytes: -1}},
-		{"Retries -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Retries: -1}},
-		{"Start.Epoch -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Start: Position{Epoch: -1}}},
-		{"Start.Batch -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: -1}}},
-		{"cannot start behind batch 5: an epoch has 5", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: 6}}},
-		{"cannot start behind batch 5: an epoch has 5", numbered(11, 8), Options{BatchSize: 2, DropLast: true, Start: Position{Batch: 6}}},
-		{"cannot start behind batch 7: an epoch has 5", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: 2, Done: []int{7, 3}}}},
+		{"Options.BatchSize is 0: must be positive", numbered(10, 8), Options{}},
+		{"Options.BatchSize is -1: must be positive", numbered(10, 8), Options{BatchSize: -1}},
+		{"Options.Workers is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Workers: -1}},
+		{"Options.MaxTransforms is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, MaxTransforms: -1}},
+		{"Options.Prefetch is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Prefetch: -1}},
+		{"Options.MaxBytes is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, MaxBytes: -1}},
+		{"Options.Retries is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Retries: -1}},
+		{"Options.Start.Epoch is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Start: Position{Epoch: -1}}},
+		{"Options.Start.Batch is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: -1}}},
+		{"Options.Start is after batch 5: an epoch has 5", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: 6, Order: by2}}},
+		{"Options.Start is after batch 5: an epoch has 5", numbered(11, 8), Options{BatchSize: 2, DropLast: true,
+			Start: Position{Batch: 6, Order: "11 samples in batches of 2, full ones only"}}},
+		{"Options.Start is after batch 7: an epoch has 5", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: 2, Done: []int{7, 3}, Order: by2}}},
 		{"the source has no samples", numbered(0, 8), Options{BatchSize: 2}},
 		{"the source has no samples", numbered(-5, 8), Options{BatchSize: 2}},
 		{"the source has no fields", numbered(10), Options{BatchSize: 2}},
@@ -359,12 +454,12 @@ func TestBadOptions(t *testing.T) {
 		{"field 0 of the source has -8 bytes: must be positive", numbered(10, -8), Options{BatchSize: 2}},
 		{fmt.Sprintf("field 0 of the source has %d bytes: too many for a batch of 10 samples", huge), numbered(10, huge), Options{BatchSize: 100}},
 		{fmt.Sprintf("field 4 of the source has %d bytes: too many for a batch of 1 samples", huge), numbered(10, huge, huge, huge, huge-2000, huge), Options{BatchSize: 1}},
-		{fmt.Sprintf("prefetch of %d: too many batches of 256 bytes", huge), numbered(10, 8), Options{BatchSize: 2, Prefetch: huge}},
-		{"limit of 511 bytes: two batches of 256 bytes do not fit", numbered(10, 8), Options{BatchSize: 2, MaxBytes: 511}},
-		{"limit of 1 bytes: two batches of 512 bytes do not fit", numbered(10, 8, 1), Options{BatchSize: 2, MaxBytes: 1}},
+		{fmt.Sprintf("Options.Prefetch is %d: too many batches of 256 bytes", huge), numbered(10, 8), Options{BatchSize: 2, Prefetch: huge}},
+		{"Options.MaxBytes is 511: two batches of 256 bytes do not fit", numbered(10, 8), Options{BatchSize: 2, MaxBytes: 511}},
+		{"Options.MaxBytes is 1: two batches of 512 bytes do not fit", numbered(10, 8, 1), Options{BatchSize: 2, MaxBytes: 1}},
 	} {
 		l, err := New(t.Context(), dev, test.src, test.o)
-		if assert.ErrorContains(t, err, "loader: "+test.want) {
+		if assert.ErrorContains(t, err, "loader: new: "+test.want) {
 			assert.Nil(t, l)
 		} else if l != nil {
 			require.NoError(t, l.Close())
@@ -372,13 +467,43 @@ func TestBadOptions(t *testing.T) {
 	}
 
 	// At the very end of an epoch nothing is left of it, and the next one follows.
-	l := newLoaderFor(t, dev, numbered(10, 8), Options{BatchSize: 2, Start: Position{Epoch: 3, Batch: 5}})
+	l := newLoaderFor(t, dev, numbered(10, 8), Options{BatchSize: 2, Start: Position{Epoch: 3, Batch: 5, Order: by2}})
 	for range l.Batches(t.Context()) {
 		t.Error("nothing is left")
 	}
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
 		require.Equal(t, 4, b.Epoch())
+		break
+	}
+}
+
+// Nil arguments are errors.
+func TestNil(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	src, o := numbered(10, 8), Options{BatchSize: 4}
+	var none context.Context
+	_, err := New(none, dev, src, o)
+	require.ErrorContains(t, err, "loader: new: the context is nil")
+	_, err = New(t.Context(), nil, src, o)
+	require.ErrorContains(t, err, "loader: new: the device is nil")
+	_, err = New(t.Context(), dev, nil, o)
+	require.ErrorContains(t, err, "loader: new: the source is nil")
+
+	l := newLoaderFor(t, dev, src, o)
+	require.ErrorContains(t, l.CloseContext(none), "loader: close: the context is nil")
+	errs := 0
+	for b, err := range l.Batches(none) {
+		require.Nil(t, b)
+		require.ErrorContains(t, err, "loader: batches: the context is nil")
+		errs++
+	}
+	require.Equal(t, 1, errs)
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		require.ErrorContains(t, b.Use(nil), "loader: use batch 0 of epoch 0: the stream is nil")
+		require.ErrorContains(t, b.Wait(none), "loader: wait for batch 0 of epoch 0: ")
 		break
 	}
 }
@@ -391,6 +516,6 @@ func TestDeviceTooSmall(t *testing.T) {
 	require.NoError(t, err)
 	_, err = New(t.Context(), dev, numbered(1000, 1024), Options{BatchSize: 256, Prefetch: 4})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-	require.ErrorContains(t, err, "loader: 5 batches of 262144 bytes: ")
+	require.ErrorContains(t, err, "loader: new: 5 batches of 262144 bytes: ")
 	// The simulator says at the end that nothing is left.
 }

@@ -112,11 +112,11 @@ func ExamplePosition() {
 	run(0)
 
 	// Output:
-	// batch 0 of epoch 0 [1 9 5]
-	// batch 1 of epoch 0 [3 0 2]
-	// {"epoch":0,"batch":2}
-	// batch 2 of epoch 0 [8 4 7]
-	// batch 3 of epoch 0 [6]
+	// batch 0 of epoch 0 [1 8 6]
+	// batch 1 of epoch 0 [9 2 7]
+	// {"epoch":0,"batch":2,"order":"10 samples in batches of 3, shuffled with seed 42"}
+	// batch 2 of epoch 0 [4 3 0]
+	// batch 3 of epoch 0 [5]
 }
 
 // A few samples that cannot be read are left out.

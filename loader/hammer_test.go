@@ -51,8 +51,8 @@ func TestHammer(t *testing.T) {
 	for _, o := range []Options{
 		{BatchSize: 1, Workers: 50, Prefetch: 3},
 		{BatchSize: 3, Workers: 100, Unordered: true, Shuffle: true},
-		{BatchSize: 16, Workers: 4, Computing: 1, Shuffle: true, DropLast: true},
-		{BatchSize: 64, Workers: 7, Computing: 3, Unordered: true, Prefetch: 2},
+		{BatchSize: 16, Workers: 4, MaxTransforms: 1, Shuffle: true, DropLast: true},
+		{BatchSize: 64, Workers: 7, MaxTransforms: 3, Unordered: true, Prefetch: 2},
 	} {
 		loaders.Go(func() {
 			l, err := New(t.Context(), dev, inverted{numbered(n, fields...)}, o)
@@ -148,7 +148,7 @@ func TestHammerEnds(t *testing.T) {
 		case i == -bad:
 			panic("very bad")
 		case i%50 == 7:
-			select { // who waits is told to end
+			select { // those that wait see ctx end
 			case <-time.After(time.Millisecond):
 			case <-ctx.Done():
 				return ctx.Err()

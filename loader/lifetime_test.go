@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -107,7 +108,7 @@ func TestCancellationReachesTheSource(t *testing.T) {
 	for _, inTransform := range []bool{false, true} {
 		for _, skip := range []bool{false, true} {
 			src := &blocking{Source: numbered(100, 8), inTransform: inTransform}
-			l := newLoaderFor(t, dev, src, Options{BatchSize: 4, Workers: 9, Computing: 2, SkipErrors: skip, Retries: 3})
+			l := newLoaderFor(t, dev, src, Options{BatchSize: 4, Workers: 9, MaxTransforms: 2, SkipErrors: skip, Retries: 3})
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				for src.entered.Load() < 2 {
@@ -124,7 +125,7 @@ func TestCancellationReachesTheSource(t *testing.T) {
 			}
 			require.Equal(t, 1, errs)
 			requireIdle(t, l, 0)
-			require.Zero(t, l.Stats().Skipped, "samples that nobody wants have not failed")
+			require.Zero(t, l.Stats().Skipped, "samples that are not wanted have not failed")
 			require.Zero(t, l.Stats().Retried)
 		}
 	}
@@ -149,7 +150,7 @@ func TestCancelledBefore(t *testing.T) {
 	requireIdle(t, l, 0)
 }
 
-// A worker that has many samples to read leaves those that nobody wants.
+// A worker that has many samples to read leaves those that are not wanted.
 func TestCancelledWithinAClaim(t *testing.T) {
 	dev := testgpu.Device(t)
 	for _, inTransform := range []bool{false, true} {
@@ -166,8 +167,8 @@ func TestCancelledWithinAClaim(t *testing.T) {
 			}
 		}
 		o := Options{BatchSize: 1000, Workers: 1}
-		require.Greater(t, o.grain(), 100)
 		l := newLoaderFor(t, dev, src, o)
+		require.Greater(t, l.layout.grain(o.Workers), 100)
 		for _, err := range l.Batches(ctx) {
 			require.ErrorIs(t, err, context.Canceled)
 		}
@@ -197,26 +198,101 @@ func TestCancelledWhileWorkersWaitForMemory(t *testing.T) {
 	requireIdle(t, l, 0)
 }
 
-// A loop does not end before its copies: afterwards the memory may go.
-func TestEndWaitsForCopies(t *testing.T) {
+// A loop that is left does not wait for copies: Close does, and its memory stays
+// until they are done.
+func TestCloseWaitsForCopies(t *testing.T) {
 	sim, dev := simulated(t, cudasim.Link{})
-	l := newLoaderFor(t, dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
-	ended := make(chan struct{})
+	l, err := New(t.Context(), dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
+	require.NoError(t, err)
 	sim.Hold()
-	go func() {
-		defer close(ended)
-		for range l.Batches(t.Context()) {
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		require.NotNil(t, b)
+		break
+	}
+	requireIdle(t, l, 0)
+	before := sim.Outstanding()
+	require.Positive(t, before.PendingOps)
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	err = l.CloseContext(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "loader: close: all memory stays allocated, the GPU may be using it: ")
+	after := sim.Outstanding()
+	require.Equal(t, before.Registrations, after.Registrations)
+	require.Equal(t, before.DeviceAllocs, after.DeviceAllocs)
+	for _, err := range l.Batches(t.Context()) {
+		require.ErrorIs(t, err, ErrClosed)
+	}
+
+	sim.Release()
+	require.NoError(t, l.Close())
+	require.NoError(t, l.Close())
+	require.Zero(t, sim.Outstanding().Registrations)
+	require.Zero(t, sim.Outstanding().DeviceAllocs)
+}
+
+// Close waits for the consumer's streams too, which were given batches.
+func TestCloseWaitsForTheConsumersStreams(t *testing.T) {
+	sim, dev := simulated(t, cudasim.Link{})
+	l, err := New(t.Context(), dev, numbered(8, 8), Options{BatchSize: 4, Prefetch: 2})
+	require.NoError(t, err)
+	all := newLog(t, stream(t, dev), 1, 32)
+	var kept *Batch
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		b.Keep()
+		if kept == nil {
+			kept = b
+		} else {
+			require.NoError(t, b.Release())
+		}
+	}
+	sim.Hold() // all copies are done
+	all.add(kept)
+	require.NoError(t, kept.Release())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, l.CloseContext(ctx), context.DeadlineExceeded)
+	require.Equal(t, 2, sim.Outstanding().DeviceAllocs, "the loader's and the log's")
+	sim.Release()
+	require.NoError(t, l.Close())
+	all.requireAll()
+	require.Empty(t, sim.Misuses())
+}
+
+// A loop that has given all batches ends when they are on the device.
+func TestTheEndOfAnEpochWaitsForCopies(t *testing.T) {
+	sim, dev := simulated(t, cudasim.Link{})
+	l := newLoaderFor(t, dev, numbered(12, 8), Options{BatchSize: 4, Prefetch: 3})
+	sim.Hold()
+	n := 0
+	for _, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		if n++; n == 3 { // the next turn waits
+			require.Positive(t, sim.Outstanding().PendingOps)
+			sim.Release()
+		}
+	}
+	require.Zero(t, sim.Outstanding().PendingOps)
+
+	// It ends with its context.
+	sim.Hold()
+	defer sim.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	n = 0
+	var last error
+	for _, err := range l.Batches(ctx) {
+		if last = err; err != nil {
 			break
 		}
-	}()
-	select {
-	case <-ended:
-		t.Error("the loop ended, and copies were under way")
-	case <-time.After(20 * time.Millisecond):
+		if n++; n == 3 {
+			cancel()
+		}
 	}
-	sim.Release()
-	<-ended
-	require.Zero(t, sim.Outstanding().PendingOps)
+	require.ErrorIs(t, last, context.Canceled)
 	requireIdle(t, l, 0)
 }
 
@@ -242,17 +318,77 @@ func TestKeptBatches(t *testing.T) {
 		requireBatch(t, b, s, 8) // as they were
 	}
 
-	require.ErrorContains(t, l.Close(), "2 batches are kept")
+	require.Equal(t, 2, l.Stats().Kept)
+	require.ErrorContains(t, l.Close(), "loader: close: 2 batches are kept: Close again when they are released")
 	for _, b := range kept {
 		require.NoError(t, b.Release())
 		require.ErrorIs(t, b.Release(), ErrReleased)
+		require.ErrorIs(t, b.Release(), os.ErrClosed)
+		b.Keep() // too late
 		require.ErrorIs(t, b.Use(s), ErrReleased)
 		require.ErrorIs(t, b.Wait(t.Context()), ErrReleased)
 		require.Nil(t, b.Host(0))
 		require.Equal(t, 4, b.Len())
 	}
+	require.Zero(t, l.Stats().Kept)
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())
+}
+
+// A loop that keeps all batches and asks for another waits, and says why when its
+// context ends, or when another goroutine closes the loader.
+func TestAllKeptSaysSo(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		l, err := New(t.Context(), testgpu.Device(t), numbered(40, 8), Options{BatchSize: 4, Prefetch: 2})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var all []*Batch
+		var last error
+		for b, err := range l.Batches(ctx) {
+			if last = err; err != nil {
+				require.Nil(t, b)
+				continue
+			}
+			b.Keep()
+			if all = append(all, b); len(all) == 3 {
+				require.Equal(t, 3, l.Stats().Kept)
+				if closes {
+					require.ErrorIs(t, l.Close(), ErrRunning)
+				} else {
+					cancel()
+				}
+			}
+		}
+		require.Len(t, all, 3)
+		require.ErrorContains(t, last, "loader: epoch 0: all 3 batches are kept, and none was released: ")
+		if closes {
+			require.ErrorIs(t, last, ErrClosed)
+		} else {
+			require.ErrorIs(t, last, context.Canceled)
+		}
+		for _, b := range all {
+			require.NoError(t, b.Release())
+		}
+		requireIdle(t, l, 0)
+		require.NoError(t, l.Close())
+	}
+}
+
+// An epoch whose batches are all kept ends all the same.
+func TestAllKeptAtTheEnd(t *testing.T) {
+	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4, Prefetch: 2, Workers: 5})
+	var all []*Batch
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		b.Keep()
+		all = append(all, b)
+	}
+	require.Len(t, all, 3)
+	requireIdle(t, l, 3)
+	for _, b := range all {
+		require.NoError(t, b.Release())
+	}
 }
 
 // A loop that has kept all the memory goes on when some comes back.
@@ -366,6 +502,8 @@ func TestCloseEndsTheLoop(t *testing.T) {
 	for b, err := range l.Batches(t.Context()) {
 		require.Nil(t, b)
 		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, os.ErrClosed)
+		require.EqualError(t, err, "loader: batches: already closed")
 	}
 }
 
@@ -388,12 +526,4 @@ func TestCloseEndsABlockedLoop(t *testing.T) {
 	require.ErrorIs(t, <-closing, ErrRunning)
 	requireIdle(t, l, 0)
 	require.NoError(t, l.Close())
-}
-
-func TestNoStream(t *testing.T) {
-	l := newLoaderFor(t, testgpu.Device(t), numbered(4, 8), Options{BatchSize: 4})
-	for b, err := range l.Batches(t.Context()) {
-		require.NoError(t, err)
-		require.ErrorContains(t, b.Use(nil), "the stream is nil")
-	}
 }

@@ -5,72 +5,97 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"os"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/sentinel"
 )
 
 var (
-	// ErrClosed is returned by methods of a loader that was closed.
-	ErrClosed = errors.New("loader: already closed")
+	// ErrClosed is returned by methods of a loader that was closed. It matches
+	// [os.ErrClosed].
+	ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
-	// ErrRunning is returned where a loop over Batches must end first.
-	ErrRunning = errors.New("loader: a loop over its batches is running")
+	// ErrRunning is returned by what must wait until a loop over Batches ends.
+	ErrRunning = errors.New("a loop over its batches is running")
+
+	errNilContext = errors.New("the context is nil")
 )
 
-// A Loader fills batches with samples and puts them onto a device.
+// A Loader fills batches with samples and copies them to a device. Its methods
+// may be called from any goroutine.
 type Loader struct {
-	dev    *cudart.Device
-	src    Source
-	n      int         // samples
-	comp   Transformer // src, or nil
-	o      Options
-	layout layout
+	dev       *cudart.Device
+	src       Source
+	n         int         // samples
+	transform Transformer // src, or nil
+	o         Options
+	layout    layout
+	order     string // of the samples: see Position.Order
 
 	buf    *hostmem.Buffer
 	mem    cudart.DevPtr
 	stream *cudart.Stream // of all copies
 	slots  []*slot
 	free   chan *slot
-	turns  chan struct{} // one for each that may compute
+	turns  chan struct{} // one for each worker that may transform
+	kept   atomic.Int32  // batches
 
+	meter   meter
+	loops   stopwatch
 	stats   counters
 	workers []workerCounters
 
-	mu     sync.Mutex
+	mu     sync.Mutex // not held during calls into the library
 	next   Position
 	cancel context.CancelCauseFunc // of the loop that is running
-	broken error                   // memory is out of use for good
-	closed bool
-	gone   bool
+	closed bool                    // to loops
+
+	releasing chan struct{} // holds a token while a goroutine is in release
 }
 
-// New makes a loader, with all the pinned memory, device memory and streams
-// that it will ever use: (Prefetch + 1) batches of both.
+// New returns a loader with all the pinned memory, device memory and streams
+// that it will ever use: (Prefetch + 1) batches of both. The context bounds New
+// only. Errors are those of [hostmem.Alloc] and [cudart.Device.Malloc], or name
+// what is wrong with the source or the options. After an error nothing stays
+// allocated, unless the error says so.
 func New(ctx context.Context, dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	l, err := newLoader(ctx, dev, src, o)
 	if err != nil {
-		return nil, fmt.Errorf("loader: %w", err)
+		return nil, fmt.Errorf("loader: new: %w", err)
 	}
 	return l, nil
 }
 
 func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (*Loader, error) {
+	switch {
+	case ctx == nil:
+		return nil, errNilContext
+	case dev == nil:
+		return nil, errors.New("the device is nil")
+	case src == nil:
+		return nil, errors.New("the source is nil")
+	}
 	o, layout, err := o.resolve(src)
 	if err != nil {
 		return nil, err
 	}
 	l := &Loader{
-		dev: dev, src: src, n: src.Len(), o: o, layout: layout, next: o.Start.tidy(),
-		turns:   make(chan struct{}, o.Computing),
-		workers: make([]workerCounters, o.Workers),
+		dev: dev, src: src, n: src.Len(), o: o, layout: layout,
+		turns:     make(chan struct{}, o.MaxTransforms),
+		workers:   make([]workerCounters, o.Workers),
+		releasing: make(chan struct{}, 1),
 	}
-	l.comp, _ = src.(Transformer)
-	if last := l.next.last(); last > l.batches() {
-		return nil, fmt.Errorf("cannot start behind batch %d: an epoch has %d", last-1, l.batches())
+	l.transform, _ = src.(Transformer)
+	l.order = o.order(l.n)
+	if err := o.Start.check(l.order, l.batches()); err != nil {
+		return nil, err
 	}
+	l.next = o.Start.tidy()
+	l.next.Order = l.order
 	if err := l.allocate(ctx); err != nil {
 		return nil, errors.Join(err, l.release(context.WithoutCancel(ctx)))
 	}
@@ -94,102 +119,119 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 		off := i * size
 		s := &slot{
 			host: l.buf.Bytes()[off : off+size], off: off, mem: l.mem + cudart.DevPtr(off),
-			indices: make([]int, l.o.BatchSize), skipped: make([]bool, l.o.BatchSize),
+			indices: make([]int, l.layout.samples), skipped: make([]bool, l.layout.samples),
+			timing: newTiming(l.dev),
 		}
 		l.slots = append(l.slots, s)
-		for _, e := range []**cudart.Event{&s.began, &s.copied} {
-			if *e, err = l.dev.NewEvent(cudart.EventOptions{Timing: true}); err != nil {
-				return err
-			}
-		}
 		l.free <- s
 	}
 	return nil
 }
 
-// Close gives everything back. A second Close does nothing. While a loop over
-// Batches runs, it ends the loop and returns [ErrRunning], and where batches are
-// kept it returns an error: Close again when they are not. The same goes for
-// other errors.
-func (l *Loader) Close() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	switch {
-	case l.gone:
-		return nil
-	case l.cancel != nil:
-		l.cancel(ErrClosed)
-		return fmt.Errorf("loader: close: %w: it is told to end, Close again when it has", ErrRunning)
-	case l.broken == nil && len(l.free) < len(l.slots):
-		return fmt.Errorf("loader: close: %d batches are kept: Close again when they are released", len(l.slots)-len(l.free))
+// Close waits for the copies and for the consumer's streams, as far as they use
+// batches, and releases all memory. A second Close does nothing. After an error
+// Close may be called again; memory is then still allocated if the GPU may be
+// using it. While a loop over Batches runs, Close ends the loop and returns
+// [ErrRunning]. While batches are kept, it returns an error that says how many.
+func (l *Loader) Close() error { return l.CloseContext(context.Background()) }
+
+// CloseContext is Close that stops waiting when ctx ends. The loader is closed
+// to loops then, and its memory stays allocated.
+func (l *Loader) CloseContext(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("loader: close: %w", errNilContext)
 	}
-	if err := l.release(context.Background()); err != nil {
+	if err := l.shut(); err != nil {
 		return fmt.Errorf("loader: close: %w", err)
 	}
-	l.gone = true
+	select {
+	case l.releasing <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("loader: close: %w", context.Cause(ctx))
+	}
+	defer func() { <-l.releasing }()
+	if err := l.release(ctx); err != nil {
+		return fmt.Errorf("loader: close: %w", err)
+	}
 	return nil
 }
 
-// release gives back what allocate got, as far as it got. Work of the consumer
-// may still use the batches, so the device is waited for.
-func (l *Loader) release(ctx context.Context) error {
-	if l.mem != 0 {
-		if err := l.dev.Synchronize(ctx); err != nil {
-			return err
-		}
-		if err := l.dev.Free(l.mem); err != nil {
-			return err
-		}
-		l.mem = 0
+// shut refuses loops from now on, and returns why the memory is in use.
+func (l *Loader) shut() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	if l.cancel != nil {
+		l.cancel(ErrClosed)
+		return fmt.Errorf("%w: it ends now, Close again when it has", ErrRunning)
 	}
-	for _, s := range l.slots {
-		if err := s.close(); err != nil {
-			return err
-		}
+	if kept := l.kept.Load(); kept > 0 {
+		return fmt.Errorf("%d batches are kept: Close again when they are released", kept)
 	}
-	if l.stream != nil {
-		if err := l.stream.Close(); err != nil {
-			return err
-		}
-	}
-	if l.buf == nil {
-		return nil
-	}
-	return l.buf.CloseContext(ctx)
+	return nil
 }
 
-// Batches gives the batches of an epoch, the first call those of the first
-// epoch, or what is left of it after Options.Start, and each call the next
-// epoch. A batch is the loop's until its next turn, unless it is kept. An error
-// ends the loop; the epoch is not begun again.
+// release undoes allocate, as far as that came. It may be called again.
+func (l *Loader) release(ctx context.Context) error {
+	for _, s := range l.slots {
+		if err := s.wait(ctx); err != nil {
+			return fmt.Errorf("all memory stays allocated, the GPU may be using it: %w", err)
+		}
+	}
+	var errs []error
+	if l.mem != 0 {
+		err := l.dev.Free(l.mem)
+		if err == nil {
+			l.mem = 0
+		}
+		errs = append(errs, err)
+	}
+	for _, s := range l.slots {
+		errs = append(errs, s.timing.close())
+	}
+	if l.stream != nil {
+		errs = append(errs, l.stream.Close())
+	}
+	if l.buf != nil {
+		errs = append(errs, l.buf.CloseContext(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Batches returns the batches of an epoch: the first call those of the first
+// epoch, or what is left of it after Options.Start, and each call those of the
+// next epoch. A batch belongs to the loop's body for one turn, unless it is kept.
+// An error ends the loop; the epoch is not begun again.
 //
-// When the loop ends, by whatever means, so do all workers, and nothing is in
-// flight any more.
+// The error is that of a sample or of a copy; ctx's, when that ends; [ErrClosed];
+// or [ErrRunning], because one loop runs at a time.
+//
+// When the loop ends, also by break or panic, so do all workers: it waits until
+// calls of the source return. Copies of batches that the loop did not get may go on
+// then, Close waits for them.
+//
+// If all batches are kept when the loop asks for another, it waits, because
+// other goroutines may release one. Nothing can show that none will: the wait
+// ends with ctx, or when another goroutine calls Close, and the error says that
+// all are kept. [Stats].Kept shows how many are.
 func (l *Loader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		e, err := l.begin(ctx)
 		if err != nil {
-			yield(nil, err)
+			yield(nil, fmt.Errorf("loader: batches: %w", err))
 			return
 		}
 		defer e.end()
 		for {
-			asked := time.Now()
 			s, err := e.get()
-			l.stats.waits.Add(int64(time.Since(asked)))
-			more := s != nil
-			if more {
-				more, err = e.give(s, yield)
+			if s == nil && err == nil {
+				err = e.finish()
 			}
-			if err != nil {
-				// A loop that was left cannot be told any more.
-				if s == nil || more {
-					yield(nil, err)
-				}
+			switch {
+			case err != nil:
+				yield(nil, err)
 				return
-			}
-			if !more {
+			case s == nil || !e.give(s, yield):
 				return
 			}
 		}
@@ -201,31 +243,21 @@ func (l *Loader) begin(ctx context.Context) (*epoch, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
+	case ctx == nil:
+		return nil, errNilContext
 	case l.closed:
 		return nil, ErrClosed
 	case l.cancel != nil:
 		return nil, ErrRunning
-	case l.broken != nil:
-		return nil, l.broken
 	}
+	l.loops.enter(starting)
 	e := newEpoch(ctx, l, l.next)
 	l.cancel = e.cancel
-	l.next = Position{Epoch: l.next.Epoch + 1}
+	l.next = Position{Epoch: l.next.Epoch + 1, Order: l.order}
 	return e, nil
 }
 
-// giveUp says that some of the memory may be in use for good. The loop that is
-// running could wait for it forever.
-func (l *Loader) giveUp(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.cancel != nil {
-		l.cancel(err)
-	}
-	l.broken = fmt.Errorf("loader: the device cannot tell what it is done with: %w", err)
-}
-
-// batches of an epoch.
+// batches returns how many an epoch has.
 func (l *Loader) batches() int {
 	n := l.n / l.o.BatchSize
 	if l.n%l.o.BatchSize > 0 && !l.o.DropLast {
@@ -234,7 +266,7 @@ func (l *Loader) batches() int {
 	return n
 }
 
-// sizeOf is the samples of a batch.
+// sizeOf returns how many samples a batch has.
 func (l *Loader) sizeOf(batch int) int {
 	return min(l.o.BatchSize, l.n-batch*l.o.BatchSize)
 }

@@ -32,18 +32,18 @@ func TestBatchesHoldTheirSamples(t *testing.T) {
 			var orders [][]int
 			for range 3 {
 				batches := epochOf(t, l, s, fields...)
-				size := min(o.BatchSize, n)
-				whole := n / size
+				whole := n / o.BatchSize
 				for i, b := range batches {
-					if i < whole || o.Unordered {
-						assert.LessOrEqual(t, len(b), size)
+					if i < whole && !o.Unordered {
+						require.Len(t, b, o.BatchSize)
 					}
+					require.LessOrEqual(t, len(b), o.BatchSize)
 				}
 				order := slices.Concat(batches...)
 				orders = append(orders, order)
 				want := n
 				if o.DropLast {
-					want = whole * size
+					want = whole * o.BatchSize
 				}
 				require.Len(t, order, want)
 				sorted := slices.Sorted(slices.Values(order))

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
@@ -121,7 +120,7 @@ func TestDeviceMemoryWaitsForEachStream(t *testing.T) {
 	}
 }
 
-// Batches are given back before their copies have begun: what is to be copied
+// Batches are released before their copies have begun: what is to be copied
 // is not overwritten.
 func TestPinnedMemoryWaitsForItsCopy(t *testing.T) {
 	t.Parallel()
@@ -148,18 +147,14 @@ func TestUseWaitsForTheCopy(t *testing.T) {
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
 		all.add(b)
-		done, err := b.s.copied.Query()
-		require.NoError(t, err)
-		require.False(t, done, "the batch was given before its copy")
+		require.False(t, b.s.copied.Done(t.Context()), "the batch was given before its copy")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, b.Wait(ctx), context.Canceled)
 		if n++; n == 3 {
 			sim.Release()
 			require.NoError(t, b.Wait(t.Context()))
-			done, err = b.s.copied.Query()
-			require.NoError(t, err)
-			require.True(t, done)
+			require.True(t, b.s.copied.Known())
 		}
 	}
 	all.requireAll()
@@ -189,17 +184,6 @@ func TestStreamsOfTwoDevices(t *testing.T) {
 			requireBatch(t, b, streams[0], 8)
 		}
 	}
-	// Whichever comes first, there is an event for it.
-	one := l.slots[0]
-	for _, order := range [][]int{{0, 1}, {1, 0}, {1, 1}, {0, 0}} {
-		one.pending = 0
-		for _, i := range order {
-			require.NoError(t, one.mark(streams[i]))
-			require.Same(t, streams[i].Device(), one.done[one.pending-1].Device())
-		}
-	}
-	require.Len(t, one.done, 4)
-	one.pending = 0
 	for _, s := range streams {
 		require.NoError(t, s.Synchronize(t.Context()))
 	}
@@ -296,52 +280,4 @@ func (s staged) Transform(context.Context, int, [][]byte) error {
 		s.each(true)
 	}
 	return nil
-}
-
-func TestBottleneck(t *testing.T) {
-	t.Parallel()
-	const slow = 10 * time.Millisecond
-	const batches, batch = 24, 2
-	for _, test := range []struct {
-		name    string
-		want    Stage
-		src     staged
-		o       Options
-		link    cudasim.Link
-		consume time.Duration
-		use     bool // work on the device
-	}{
-		{name: "source", want: StageSource, src: staged{reading: slow}, o: Options{Workers: 2}},
-		{name: "source with many workers", want: StageSource, src: staged{reading: 2 * slow}, o: Options{Workers: 30, Prefetch: 1}},
-		{name: "source that also computes", want: StageSource, src: staged{reading: slow, computing: slow / 10}, o: Options{Workers: 4}},
-		{name: "compute, one at a time", want: StageCompute, src: staged{computing: slow / 2}, o: Options{Workers: 4, Computing: 1}},
-		{name: "compute, all", want: StageCompute, src: staged{reading: slow / 10, computing: slow}, o: Options{Workers: 3, Computing: 3}},
-		{name: "compute that many reads wait for", want: StageCompute, src: staged{reading: slow, computing: slow / 2}, o: Options{Workers: 16, Computing: 1}},
-		{name: "copy", want: StageCopy, link: cudasim.Link{HostToDevice: late(slow)}, o: Options{Prefetch: 2}},
-		{name: "consumer", want: StageConsumer, consume: slow},
-		{name: "consumer with a source that could be faster", want: StageConsumer, src: staged{reading: slow / 10}, consume: slow, o: Options{Workers: 2}},
-		{name: "consumer's streams", want: StageConsumer, link: cudasim.Link{OnDevice: late(slow)}, use: true, o: Options{Prefetch: 2}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			_, dev := simulated(t, test.link)
-			test.src.Source = numbered(batches*batch, 64)
-			test.o.BatchSize = batch
-			l := newLoaderFor(t, dev, test.src, test.o)
-			all := newLog(t, stream(t, dev), batches, batch*64)
-			for b, err := range l.Batches(t.Context()) {
-				require.NoError(t, err)
-				if test.use {
-					all.add(b)
-				}
-				time.Sleep(test.consume)
-				if b.Number() == batches/2 {
-					assert.Equal(t, test.want, l.Stats().Bottleneck(), "in the middle: %+v", l.Stats())
-				}
-			}
-			assert.Equal(t, test.want, l.Stats().Bottleneck(), "%+v", l.Stats())
-			all.requireAll()
-		})
-	}
-	assert.Equal(t, StageConsumer, Stats{Elapsed: time.Second}.Bottleneck())
 }

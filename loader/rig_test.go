@@ -11,7 +11,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A numbered source has samples that tell which they are, in fields of the
+// A numbered source has samples that show which they are, in fields of the
 // given sizes, and in every byte.
 func numbered(n int, fields ...int) Source {
 	return Func(n, fields, func(_ context.Context, i int, sample [][]byte) error {

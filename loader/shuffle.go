@@ -2,30 +2,43 @@ package loader
 
 import "math/bits"
 
-// A permutation of [0, n) that needs no memory: a Feistel network over the next
-// power of two, walked until it is back within n. It is the same on every
-// machine.
+// A permutation is the order of the samples of one epoch. It is the same on
+// every machine and with every version of Go, since programs store positions in
+// it; a change of it needs another description in order.String.
 type permutation struct {
+	list []uint16 // of a short one
+
+	// A longer one needs no memory: it is a Feistel network over the next power
+	// of two, walked until it is back within n. With few samples that would show
+	// in how often samples are neighbours.
 	n           uint64
 	left, right uint // bits of the halves
 	keys        [rounds]uint64
 }
 
-const rounds = 6 // even, so that the halves are in place again
+const (
+	mostListed = 4096 // samples
+	rounds     = 6    // even, so that the halves are in place again
+)
 
 func newPermutation(n int, seed uint64, epoch int) permutation {
+	random := random{mix(seed) ^ mix(^uint64(epoch))}
+	if n <= mostListed {
+		return permutation{list: random.shuffled(n)}
+	}
 	b := uint(bits.Len64(uint64(n - 1)))
 	p := permutation{n: uint64(n), left: b / 2, right: b - b/2}
-	state := mix(seed) ^ mix(^uint64(epoch))
 	for i := range p.keys {
-		state += 0x9e3779b97f4a7c15
-		p.keys[i] = mix(state)
+		p.keys[i] = random.next()
 	}
 	return p
 }
 
-// at is where position i goes.
+// at returns the sample at position i.
 func (p *permutation) at(i int) int {
+	if p.list != nil {
+		return int(p.list[i])
+	}
 	x := uint64(i)
 	for {
 		left, right := p.left, p.right
@@ -38,6 +51,36 @@ func (p *permutation) at(i int) int {
 			return int(x)
 		}
 	}
+}
+
+// random is SplitMix64: a sequence of 64-bit numbers that one of them starts.
+type random struct{ state uint64 }
+
+func (r *random) next() uint64 {
+	r.state += 0x9e3779b97f4a7c15
+	return mix(r.state)
+}
+
+// below returns a number from 0 to n-1, each as likely as any other (Lemire's
+// method: numbers that would make some more likely are drawn again).
+func (r *random) below(n uint64) uint64 {
+	for {
+		high, low := bits.Mul64(r.next(), n)
+		if low >= -n%n {
+			return high
+		}
+	}
+}
+
+// shuffled returns the numbers from 0 to n-1 in random order (Fisher and Yates).
+func (r *random) shuffled(n int) []uint16 {
+	list := make([]uint16, n)
+	for i := range list {
+		j := r.below(uint64(i) + 1)
+		list[i] = list[j]
+		list[j] = uint16(i)
+	}
+	return list
 }
 
 // mix is the finaliser of SplitMix64: every bit of x changes half of the

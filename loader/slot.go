@@ -2,28 +2,30 @@ package loader
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"sync/atomic"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/fence"
 )
 
 // A slot is room for one batch, in pinned memory and on the device. It goes
-// from the free ones to the workers, to the consumer, and back.
+// from Loader.free to the workers, to the consumer, and back. It may go back at
+// any time, also after errors: whether its memory may be used again is up to its
+// fences.
 type slot struct {
 	host []byte
 	off  int // of host in the loader's buffer
 	mem  cudart.DevPtr
 
-	began, copied *cudart.Event   // around its copy
-	flying        bool            // copied was recorded, and not waited for
-	timed         bool            // began was recorded too
-	done          []*cudart.Event // recorded where the consumer used it
-	pending       int             // of done: the next copy waits for them
+	copying fence.Fence  // of its copies: host is filled again after them
+	using   fence.Fence  // of the consumer's streams: mem is written again after them
+	copied  cudart.Point // the end of the last copy
+	timing  timing       // of that copy
 
 	// What it is filled with.
-	number  int   // of the batch
+	epoch, number int // of the batch
+
 	indices []int // of the samples, in order
 	skipped []bool
 	holes   atomic.Int32 // of skipped
@@ -31,15 +33,15 @@ type slot struct {
 }
 
 // begin readies the slot for a batch of n samples.
-func (s *slot) begin(number, n int) {
-	s.number = number
+func (s *slot) begin(epoch, number, n int) {
+	s.epoch, s.number = epoch, number
 	s.indices, s.skipped = s.indices[:n], s.skipped[:n]
 	clear(s.skipped)
 	s.holes.Store(0)
 	s.left.Store(int32(n))
 }
 
-// sample are the places of the sample at a position of the batch.
+// sample sets places to those of the sample at a position of the batch.
 func (s *slot) sample(l *layout, at int, places [][]byte) {
 	for f, n := range l.sizes {
 		from := l.offsets[f] + at*n
@@ -53,7 +55,7 @@ func (s *slot) skip(at int) {
 	s.holes.Add(1)
 }
 
-// compact closes the holes that samples left which were skipped.
+// compact closes the holes that skipped samples left.
 func (s *slot) compact(l *layout) {
 	if s.holes.Load() == 0 {
 		return
@@ -75,96 +77,64 @@ func (s *slot) compact(l *layout) {
 	s.indices = s.indices[:to]
 }
 
-// upload queues the copy of what the slot holds, behind the consumer's use of
-// what it held before.
-func (l *Loader) upload(s *slot) error {
-	for s.pending > 0 {
-		e := s.done[s.pending-1]
-		if done, err := e.Query(); err != nil || !done { // the stream would lose time over one that is
-			if err := l.stream.WaitEvent(e); err != nil {
-				return err
-			}
-		}
-		s.pending--
-	}
-	if s.timed = s.number%timedBatches == 0; s.timed {
-		if err := l.stream.Record(s.began); err != nil {
-			return err
-		}
-	}
-	if n := len(s.indices); n == l.o.BatchSize {
-		if err := l.buf.CopyToDevice(l.stream, s.mem, s.off, l.layout.bytes); err != nil {
-			return err
-		}
-	} else {
-		for f, size := range l.layout.sizes {
-			at := l.layout.offsets[f]
-			if err := l.buf.CopyToDevice(l.stream, s.mem+cudart.DevPtr(at), s.off+at, n*size); err != nil {
-				return err
+// upload queues the copy of what the slot holds, after the consumer's work on
+// what it held before. The device waits for that work, or the host if the device
+// cannot be made to. One goroutine at a time uploads.
+func (l *Loader) upload(ctx context.Context, s *slot) error {
+	m := l.meter.begin(l.stream, s)
+	if !s.using.Done(ctx) { // to wait for what is done costs the stream time
+		if err := s.using.Before(l.stream); err != nil {
+			if err := s.using.Wait(ctx); err != nil {
+				return fmt.Errorf("the GPU may be using the memory: %w", err)
 			}
 		}
 	}
-	if err := l.stream.Record(s.copied); err != nil {
-		return err
+	m.ordered()
+	err := l.queue(s)
+	s.copied = l.stream.Point()
+	s.copying.Add(l.stream)
+	s.copying.Record()
+	if err == nil {
+		m.queued(len(s.indices) * l.layout.sample())
 	}
-	s.flying = true
-	return nil
+	return err
 }
 
-// timedBatches is how many share one time on the GPU, which costs the copy
-// engine a pause.
-const timedBatches = 8
-
-// settle waits until the slot's copy is done, after which its pinned memory may
-// be written.
-func (l *Loader) settle(ctx context.Context, s *slot) error {
-	if !s.flying {
+// queue queues the copies of the slot's samples.
+func (l *Loader) queue(s *slot) error {
+	n := len(s.indices)
+	switch n {
+	case 0: // all were skipped
 		return nil
+	case l.layout.samples:
+		return l.buf.CopyToDevice(l.stream, s.mem, s.off, l.layout.bytes)
 	}
-	asked := time.Now()
-	err := s.copied.Synchronize(ctx)
-	l.stats.held.Add(int64(time.Since(asked)))
-	if err != nil {
-		return err
-	}
-	s.flying = false
-	if !s.timed {
-		return nil
-	}
-	if took, err := s.copied.Since(s.began); err == nil { // else it counts as nothing
-		l.stats.copying.Add(timedBatches * int64(took))
-	}
-	return nil
-}
-
-// mark makes the next copy into the slot wait for what was queued on a stream.
-// An event serves the streams of its own device only.
-func (s *slot) mark(on *cudart.Stream) error {
-	at := s.pending
-	for at < len(s.done) && s.done[at].Device() != on.Device() {
-		at++
-	}
-	if at == len(s.done) {
-		e, err := on.Device().NewEvent(cudart.EventOptions{})
-		if err != nil {
+	for f, size := range l.layout.sizes {
+		at := l.layout.offsets[f]
+		if err := l.buf.CopyToDevice(l.stream, s.mem+cudart.DevPtr(at), s.off+at, n*size); err != nil {
 			return err
 		}
-		s.done = append(s.done, e)
 	}
-	s.done[at], s.done[s.pending] = s.done[s.pending], s.done[at]
-	if err := on.Record(s.done[s.pending]); err != nil {
-		return err
-	}
-	s.pending++
 	return nil
 }
 
-func (s *slot) close() error {
-	var errs []error
-	for _, e := range append([]*cudart.Event{s.began, s.copied}, s.done...) {
-		if e != nil {
-			errs = append(errs, e.Close())
-		}
+// reclaim waits until the slot's pinned memory may be filled again. It returns
+// the error of its copy, if that was of this epoch and failed.
+func (e *epoch) reclaim(s *slot) error {
+	if err := s.copying.Wait(e.ctx); err != nil {
+		return fmt.Errorf("the GPU may be using the memory: %w", err)
 	}
-	return errors.Join(errs...)
+	e.l.meter.read(s)
+	if err := s.copying.Err(); err != nil && s.epoch == e.start.Epoch {
+		return fmt.Errorf("copy of batch %d: %w", s.number, err)
+	}
+	return nil
+}
+
+// wait waits until the GPU is done with all of the slot's memory.
+func (s *slot) wait(ctx context.Context) error {
+	if err := s.copying.Wait(ctx); err != nil {
+		return err
+	}
+	return s.using.Wait(ctx)
 }

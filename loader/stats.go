@@ -1,97 +1,169 @@
 package loader
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// A Stage is where time goes.
+// A Stage is a part of the way of a batch.
 type Stage string
 
-// The stages of a loader.
 const (
-	StageSource   Stage = "source"   // Read
-	StageCompute  Stage = "compute"  // Transform
-	StageCopy     Stage = "copy"     // to the device
-	StageConsumer Stage = "consumer" // what the loop does with a batch
+	// StageSource is Source.Read.
+	StageSource Stage = "source"
+	// StageTransform is Transformer.Transform.
+	StageTransform Stage = "transform"
+	// StageCopy is the copy to the device.
+	StageCopy Stage = "copy"
+	// StageConsumer is the loop's body, and the work on its streams.
+	StageConsumer Stage = "consumer"
 )
 
-// Stats tell what a loader did so far, and where its time went. Times of workers
-// are sums over all of them.
+// Stats are what a loader did so far, and where its time went. Times of workers
+// are sums over all of them, of samples that they have done.
 type Stats struct {
-	Samples, Batches, Bytes int
-	Skipped, Retried        int // samples that failed
+	// Samples and Bytes were queued to be copied to the device.
+	Samples, Bytes int
+	// Batches were given to the loop. Kept of them are kept just now.
+	Batches, Kept int
+	// Skipped are samples that failed and were left out, Retried the attempts
+	// after the first.
+	Skipped, Retried int
 
-	// Elapsed is the time in loops over Batches: BatchWaits and Consuming.
+	// Elapsed is the time in loops over Batches, up to now.
 	Elapsed time.Duration
+	// BatchWaits is the part of Elapsed in which the loop waited for a batch, and
+	// FirstWaits the part of that for the first batch of an epoch.
+	BatchWaits, FirstWaits time.Duration
+	// Consuming is the part of Elapsed in the loop's body. While all batches are
+	// kept, waiting for one counts as Consuming too.
+	Consuming time.Duration
 
-	Reading     time.Duration // workers in Read
-	Computing   time.Duration // workers in Transform
-	TurnWaiting time.Duration // workers waiting for their turn to compute
-	SlotWaiting time.Duration // workers waiting for a batch to be given back, and written to again
-	Held        time.Duration // of that, the time in which memory was given back, and its last copy not done
-	Copying     time.Duration // the copy engine, from the time of one batch in eight
-	BatchWaits  time.Duration // the consumer waiting for a batch
-	Consuming   time.Duration // the consumer at work between two batches
+	// Reading is the time of workers in Read, and Transforming that in Transform.
+	Reading, Transforming time.Duration
+	// TransformWaits is the time of workers that waited because MaxTransforms
+	// others were in Transform.
+	TransformWaits time.Duration
+	// SlotWaits is the time of workers that waited for memory to fill: for a batch
+	// to be released, or for its last copy.
+	SlotWaits time.Duration
 
+	// Copying is the time that copies took, and CopyWaits how long they waited
+	// for the consumer's streams, which still used the memory. Both are from
+	// events (cudaEventElapsedTime) around some of the copies; without events
+	// they are 0.
+	Copying, CopyWaits time.Duration
+
+	// PinnedBytes is the pinned memory of the loader.
 	PinnedBytes int
-	computing   int // at once
+
+	maxTransforms int
 }
 
-// Bottleneck names the stage that the others wait for.
+// Bottleneck returns the stage that the others wait for.
 //
-// Where the loop hardly waits for batches it is the consumer. The copies are,
-// where the copy engine is busy nearly all the time. Where memory that was given
-// back mostly cannot be written again, its last copy is late: because of the
-// engine if that is busy half of the time, and else because the consumer's
-// streams still use what was there. Otherwise it is computing, if samples
-// spend more time there than in the source, or if nearly all that may compute
-// do; and else the source.
+// What the loop waits for before the first batch of an epoch is left out, unless
+// it is most of the time. The copy is the bottleneck if copies are under way
+// nearly all the time and do not wait for the consumer. The consumer is, if the
+// loop hardly waits for batches, or copies wait for its streams. Otherwise it is
+// the transform, if samples spend more time there than in the source, or if
+// nearly all of MaxTransforms are at work; and else the source.
 func (s Stats) Bottleneck() Stage {
-	const hardly, mostly, nearly = 0.1, 0.5, 0.8
-	share := func(d time.Duration) float64 { return float64(d) / float64(max(s.Elapsed, 1)) }
+	const hardly, nearly = 0.1, 0.9
+	steady := s.Elapsed - s.FirstWaits
+	exceeds := func(d time.Duration, share float64) bool { return float64(d) > share*float64(steady) }
+	waits := exceeds(s.BatchWaits-s.FirstWaits, hardly)
+	late := exceeds(s.CopyWaits, hardly)
 	switch {
-	case share(s.BatchWaits) < hardly:
-		return StageConsumer
-	case share(s.Copying) > nearly, share(s.Held) > mostly && share(s.Copying) > mostly:
+	case exceeds(s.Copying, nearly) && s.Copying > s.FirstWaits && !late:
 		return StageCopy
-	case share(s.Held) > mostly:
+	case !waits && s.Consuming > s.FirstWaits, waits && late:
 		return StageConsumer
-	case s.TurnWaiting+s.Computing > s.Reading, share(s.Computing) > nearly*float64(s.computing):
-		return StageCompute
+	case s.TransformWaits+s.Transforming > s.Reading,
+		float64(s.Transforming) > nearly*float64(s.Elapsed)*float64(s.maxTransforms) && s.Transforming > 0:
+		return StageTransform
 	}
 	return StageSource
 }
 
 // counters of the loader as a whole.
 type counters struct {
-	batches, bytes, skipped, retried atomic.Int64
-	copying, held, waits, consuming  atomic.Int64
+	batches, samples, skipped, retried atomic.Int64
 }
 
 // workerCounters are one worker's: none shares a cache line with another's.
 type workerCounters struct {
-	samples, reading, computing, turn, slot atomic.Int64
-	_                                       [128 - 5*8]byte
+	reading, transforming, transformWaits, slotWaits atomic.Int64
+	_                                                [128 - 4*8]byte
 }
 
 // Stats returns what was done so far. It may be called at any time.
 func (l *Loader) Stats() Stats {
+	spent := l.loops.read()
+	samples := int(l.stats.samples.Load())
 	s := Stats{
-		Batches: int(l.stats.batches.Load()), Bytes: int(l.stats.bytes.Load()),
+		Samples: samples, Bytes: samples * l.layout.sample(),
+		Batches: int(l.stats.batches.Load()), Kept: int(l.kept.Load()),
 		Skipped: int(l.stats.skipped.Load()), Retried: int(l.stats.retried.Load()),
-		Copying: time.Duration(l.stats.copying.Load()), Held: time.Duration(l.stats.held.Load()),
-		BatchWaits: time.Duration(l.stats.waits.Load()), Consuming: time.Duration(l.stats.consuming.Load()),
-		PinnedBytes: l.o.slots() * l.layout.bytes, computing: l.o.Computing,
+		Elapsed:    spent[starting] + spent[waiting] + spent[consuming] + spent[ending],
+		BatchWaits: spent[starting] + spent[waiting], FirstWaits: spent[starting], Consuming: spent[consuming],
+		PinnedBytes: l.o.slots() * l.layout.bytes, maxTransforms: l.o.MaxTransforms,
 	}
-	s.Elapsed = s.BatchWaits + s.Consuming
+	s.Copying, s.CopyWaits = l.meter.times()
 	for i := range l.workers {
 		w := &l.workers[i]
-		s.Samples += int(w.samples.Load())
 		s.Reading += time.Duration(w.reading.Load())
-		s.Computing += time.Duration(w.computing.Load())
-		s.TurnWaiting += time.Duration(w.turn.Load())
-		s.SlotWaiting += time.Duration(w.slot.Load())
+		s.Transforming += time.Duration(w.transforming.Load())
+		s.TransformWaits += time.Duration(w.transformWaits.Load())
+		s.SlotWaits += time.Duration(w.slotWaits.Load())
 	}
 	return s
+}
+
+// A stopwatch divides the time of loops into phases.
+type stopwatch struct {
+	clock func() time.Time // or nil for the real one
+
+	mu    sync.Mutex
+	phase phase
+	since time.Time
+	spent [phases]time.Duration // before since
+}
+
+// A phase is what a loop does.
+type phase int
+
+const (
+	idle      phase = iota // there is none
+	starting               // waits for its first batch
+	waiting                // waits for another
+	consuming              // is in its body
+	ending
+	phases
+)
+
+// enter begins a phase.
+func (w *stopwatch) enter(p phase) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	w.spent[w.phase] += now.Sub(w.since)
+	w.phase, w.since = p, now
+}
+
+// read returns the time in each phase up to now.
+func (w *stopwatch) read() [phases]time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	spent := w.spent
+	spent[w.phase] += w.now().Sub(w.since)
+	return spent
+}
+
+func (w *stopwatch) now() time.Time {
+	if w.clock != nil {
+		return w.clock()
+	}
+	return time.Now()
 }

@@ -1,8 +1,9 @@
 package loader
 
 import (
-	"context"
+	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -30,60 +31,86 @@ func (o *opening) claim(n int) (grain, bool) {
 	return grain{o, to - n, min(to, o.size)}, to-n < o.size
 }
 
-// work is one worker.
-func (e *epoch) work(c *workerCounters) {
-	places := make([][]byte, len(e.l.layout.sizes))
-	for {
-		g, ok := e.claim(c)
-		if !ok {
-			return
-		}
-		if g.from == 0 {
-			e.openAhead(g.opening)
-		}
-		e.fill(c, g, places)
-		n := int32(g.to - g.from)
-		c.samples.Add(int64(n))
-		if g.s.left.Add(-n) == 0 {
-			e.complete(g.s)
-		}
+// A worker fills grains, one after another. What it is at is kept apart from
+// its goroutine, which the source may end (runtime.Goexit): the worker goes on
+// from there on another.
+type worker struct {
+	e      *epoch
+	c      *workerCounters
+	places [][]byte
+
+	grain
+	at           int  // position in the batch
+	transforming bool // rather than reading
+	tries        int  // that failed, of the sample at this position
+	calling      bool // the source
+}
+
+// run works until there is nothing left to claim.
+func (w *worker) run() {
+	// A source that reads a mapped file which was cut short then panics, where
+	// the process would end otherwise. This is the goroutine's setting.
+	debug.SetPanicOnFault(true)
+	defer w.replace()
+	for w.opening != nil || w.claim() {
+		w.fill()
+		w.finish()
 	}
 }
 
-// claim gives the next samples, and false when there are no more or the epoch
+// replace goes on on another goroutine if the source is ending this one.
+func (w *worker) replace() {
+	if !w.calling {
+		return
+	}
+	w.calling = false
+	if w.tried(errGoexit) {
+		w.at++
+	}
+	w.e.workers.Go(w.run)
+}
+
+var errGoexit = errors.New("the source ended its goroutine (runtime.Goexit)")
+
+// claim takes the next samples. It is false when there are no more or the epoch
 // ends.
-func (e *epoch) claim(c *workerCounters) (grain, bool) {
+func (w *worker) claim() bool {
+	e := w.e
 	for !e.broken.Load() && e.ctx.Err() == nil {
 		o := e.open.Load()
-		if g, ok := o.claim(e.l.o.grain()); ok {
-			return g, true
+		if g, ok := o.claim(e.l.layout.grain(e.l.o.Workers)); ok {
+			w.grain, w.at = g, g.from
+			if g.from == 0 {
+				e.openAhead(o)
+			}
+			return true
 		}
 		if next := o.next.Load(); next != nil {
 			e.open.CompareAndSwap(o, next)
-		} else if !e.openNext(c, o) {
+		} else if !w.openNext(o) {
 			break
 		}
 	}
-	return grain{}, false
+	return false
 }
 
-// openAhead opens the batch behind o, if that is the last one and a slot is free
-// for it: workers that have to wait for it take long to wake. Who calls
-// it has samples in hand, and must not wait for anybody.
+// openAhead opens the batch after o, if that is the last one and a slot is free
+// for it: workers that have to wait for it take long to wake. The caller has
+// samples in hand, and must not wait for other workers.
 func (e *epoch) openAhead(o *opening) {
 	if !e.claims.TryLock() {
 		return
 	}
 	defer e.claims.Unlock()
-	if e.last != o {
+	if e.last != o || !e.more() {
 		return
 	}
 	select {
 	case free := <-e.l.free:
-		if done, err := free.copied.Query(); err == nil && done {
-			// A failure is for whoever opens the batch when it is needed: as long
-			// as there are samples left before it, they come first.
-			if opened, _ := e.openOn(free); opened {
+		if free.copying.Done(e.ctx) {
+			// An error is for the worker that needs the batch: as long as there are
+			// samples left before it, they come first.
+			if e.ahead = e.openOn(free); e.ahead == nil {
 				return
 			}
 		}
@@ -92,147 +119,187 @@ func (e *epoch) openAhead(o *opening) {
 	}
 }
 
-// openNext opens the batch behind o, of which nothing is left, unless another
+// openNext opens the batch after o, of which nothing is left, unless another
 // worker has. It waits for a free slot, and is false when there are no
 // more batches, or the epoch ends.
-func (e *epoch) openNext(c *workerCounters, o *opening) bool {
+func (w *worker) openNext(o *opening) bool {
+	e := w.e
 	asked := time.Now()
-	defer func() { c.slot.Add(int64(time.Since(asked))) }()
+	defer func() { w.c.slotWaits.Add(int64(time.Since(asked))) }()
 	e.claims.Lock()
 	defer e.claims.Unlock()
-	if e.last != o {
+	switch {
+	case e.last != o:
 		return true
-	}
-	select {
-	case free := <-e.l.free:
-		opened, err := e.openOn(free)
-		if !opened {
-			e.l.free <- free
-		}
-		if err != nil && e.ctx.Err() == nil {
-			e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.start.Epoch, err))
-		}
-		return opened
-	case <-e.ctx.Done():
+	case !e.more():
 		return false
 	}
-}
-
-// openOn opens the next batch on a free slot, when the slot's copy is done. It
-// does not where there are no more batches.
-func (e *epoch) openOn(s *slot) (opened bool, err error) {
-	l := e.l
-	number := e.next
-	for e.start.has(number) {
-		number++
-	}
-	if number >= l.batches() {
-		return false, nil
-	}
-	if err := l.settle(e.ctx, s); err != nil {
-		return false, err
-	}
-	o := &opening{s: s, number: number, size: l.sizeOf(number)}
-	s.begin(number, o.size)
-	e.last.next.Store(o)
-	e.last, e.next = o, number+1
-	return true, nil
-}
-
-// fill reads and computes the samples of a grain.
-func (e *epoch) fill(c *workerCounters, g grain, places [][]byte) {
-	l := e.l
-	start := time.Now()
-	for at := g.from; at < g.to && e.ctx.Err() == nil; at++ {
-		i := g.number*l.o.BatchSize + at
-		if l.o.Shuffle {
-			i = e.order.at(i)
+	err := e.ahead
+	if err == nil {
+		select {
+		case free := <-e.l.free:
+			if err = e.openOn(free); err == nil {
+				return true
+			}
+			e.l.free <- free
+		case <-e.ctx.Done():
 		}
-		g.s.indices[at] = i
-		g.s.sample(&l.layout, at, places)
-		e.try(g.s, at, places, l.src.Read, l.src.Read)
+	}
+	if e.ctx.Err() == nil {
+		e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.start.Epoch, err))
+	}
+	return false
+}
+
+// more reports whether there is a batch to be opened, and sets next to it.
+func (e *epoch) more() bool {
+	for e.start.has(e.next) {
+		e.next++
+	}
+	return e.next < e.l.batches()
+}
+
+// openOn opens the next batch on a free slot, when the slot's copy is done.
+func (e *epoch) openOn(s *slot) error {
+	if err := e.reclaim(s); err != nil {
+		return err
+	}
+	o := &opening{s: s, number: e.next, size: e.l.sizeOf(e.next)}
+	s.begin(e.start.Epoch, o.number, o.size)
+	e.last.next.Store(o)
+	e.last, e.next = o, o.number+1
+	return nil
+}
+
+// fill reads and transforms the samples of the grain, from where it is.
+func (w *worker) fill() {
+	l := w.e.l
+	start := time.Now()
+	if !w.transforming {
+		w.samples()
+		w.at, w.transforming = w.from, l.transform != nil
 	}
 	read := time.Now()
-	c.reading.Add(int64(read.Sub(start)))
-	if l.comp == nil {
+	w.c.reading.Add(int64(read.Sub(start)))
+	if !w.transforming {
 		return
 	}
 	l.turns <- struct{}{}
 	defer func() { <-l.turns }()
 	turn := time.Now()
-	c.turn.Add(int64(turn.Sub(read)))
-	for at := g.from; at < g.to && e.ctx.Err() == nil; at++ {
-		if g.s.skipped[at] {
+	w.c.transformWaits.Add(int64(turn.Sub(read)))
+	w.samples()
+	w.transforming = false
+	w.c.transforming.Add(int64(time.Since(turn)))
+}
+
+// samples reads, or transforms, the samples from where the worker is.
+func (w *worker) samples() {
+	e, s := w.e, w.s
+	for ; w.at < w.to && e.ctx.Err() == nil; w.at++ {
+		if w.transforming && s.skipped[w.at] {
 			continue
 		}
-		g.s.sample(&l.layout, at, places)
-		e.try(g.s, at, places, l.comp.Transform, l.readAndTransform)
-	}
-	c.computing.Add(int64(time.Since(turn)))
-}
-
-// readAndTransform is what a Transform that failed needs: it may have changed
-// some of the sample.
-func (l *Loader) readAndTransform(ctx context.Context, i int, places [][]byte) error {
-	if err := l.src.Read(ctx, i, places); err != nil {
-		return err
-	}
-	return l.comp.Transform(ctx, i, places)
-}
-
-// A stage is what is done to one sample.
-type stage func(ctx context.Context, i int, places [][]byte) error
-
-// try does one stage of one sample, and what Options say of errors.
-func (e *epoch) try(s *slot, at int, places [][]byte, first, again stage) {
-	l, i := e.l, s.indices[at]
-	err := safely(e.ctx, i, places, first)
-	for n := 0; err != nil && n < l.o.Retries && e.ctx.Err() == nil; n++ {
-		l.stats.retried.Add(1)
-		s.sample(&l.layout, at, places)
-		err = safely(e.ctx, i, places, again)
-	}
-	if err == nil {
-		return
-	}
-	s.skip(at)
-	switch {
-	case e.ctx.Err() != nil: // which may be why it failed, and is told anyway
-	case l.o.SkipErrors:
-		l.stats.skipped.Add(1)
-	default:
-		e.fail(s.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", i, s.number, e.start.Epoch, err))
+		if !w.transforming {
+			s.indices[w.at] = e.sample(w.number, w.at)
+		}
+		for done := false; !done; {
+			s.sample(&e.l.layout, w.at, w.places)
+			w.calling = true
+			err := w.try(s.indices[w.at])
+			w.calling = false
+			done = w.tried(err)
+		}
 	}
 }
 
-// safely makes an error of a panic, whose stack no caller of ours is on.
-func safely(ctx context.Context, i int, places [][]byte, do stage) (err error) {
+// try reads, or transforms, sample i. Before a Transform is repeated, the sample
+// is read again, because the one that failed may have changed some of it.
+func (w *worker) try(i int) (err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		switch p := recover().(type) {
+		case nil:
+		case interface {
+			runtime.Error
+			Addr() uintptr
+		}:
+			err = fmt.Errorf("no memory at %#x: it was unmapped, or the file behind it cut short: %w\n%s", p.Addr(), p, debug.Stack())
+		default:
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	return do(ctx, i, places)
+	e := w.e
+	if !w.transforming || w.tries > 0 {
+		if err := e.l.src.Read(e.ctx, i, w.places); err != nil {
+			return err
+		}
+	}
+	if w.transforming {
+		return e.l.transform.Transform(e.ctx, i, w.places)
+	}
+	return nil
 }
 
-// complete sends a batch whose samples are all there on its way. One that an
-// error ended is nobody's any more.
+// tried takes the outcome of a try, and reports whether it was the last one of
+// this sample.
+func (w *worker) tried(err error) (last bool) {
+	e := w.e
+	if err != nil && w.tries < e.l.o.Retries && e.ctx.Err() == nil {
+		w.tries++
+		e.l.stats.retried.Add(1)
+		return false
+	}
+	w.tries = 0
+	if err == nil {
+		return true
+	}
+	w.s.skip(w.at)
+	switch {
+	case e.ctx.Err() != nil: // which may be why it failed, and is reported anyway
+	case e.l.o.SkipErrors:
+		e.l.stats.skipped.Add(1)
+	default:
+		e.fail(w.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", w.s.indices[w.at], w.number, e.start.Epoch, err))
+	}
+	return true
+}
+
+// finish hands in the grain.
+func (w *worker) finish() {
+	g := w.grain
+	w.grain = grain{}
+	n := int32(g.to - g.from)
+	if g.s.left.Add(-n) == 0 {
+		w.e.complete(g.s)
+	}
+}
+
+// complete sends a batch whose samples are all there on its way. One worker at a
+// time queues copies; others leave it their batches and go on.
 func (e *epoch) complete(s *slot) {
+	e.filled <- s
+	if e.unsent.Add(1) > 1 {
+		return
+	}
+	for more := true; more; more = e.unsent.Add(-1) > 0 {
+		e.send(<-e.filled)
+	}
+}
+
+// send queues the copy of a batch. After an error that ends the epoch before it,
+// its slot is free again.
+func (e *epoch) send(s *slot) {
 	l := e.l
 	if e.ctx.Err() != nil || e.failedBefore(s.number) != nil {
 		l.free <- s
 		return
 	}
 	s.compact(&l.layout)
-	err := l.upload(s)
-	if err == nil {
-		l.stats.bytes.Add(int64(len(s.indices) * l.layout.sample()))
-		e.arrived <- s
+	if err := l.upload(e.ctx, s); err != nil {
+		e.fail(s.number, fmt.Errorf("loader: copy batch %d of epoch %d: %w", s.number, e.start.Epoch, err))
+		l.free <- s
 		return
 	}
-	e.fail(s.number, fmt.Errorf("loader: copy batch %d of epoch %d: %w", s.number, e.start.Epoch, err))
-	if err := l.stream.Synchronize(context.Background()); err != nil {
-		l.giveUp(err)
-	}
-	l.free <- s
+	l.stats.samples.Add(int64(len(s.indices)))
+	e.arrived <- s
 }

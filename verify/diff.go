@@ -23,7 +23,7 @@ func (c content) poisonAt(at string) content {
 }
 
 // poisons differ from the expected byte and from each other at every place, so
-// a stale byte tells which copy it did not get. No mask makes one pattern's
+// a stale byte shows which copy it did not get. No mask makes one pattern's
 // bytes into another's, as the complement would.
 var poisons = [...]poison{
 	{AtDevice, 0x93},
@@ -40,12 +40,12 @@ type origin struct {
 const (
 	shownBytes  = 16      // expected and found bytes shown
 	keptRegions = 1024    // regions looked at again when a shift is searched
-	nearShift   = 4 << 10 // shifts up to this are tried one by one where the bytes do not tell
+	nearShift   = 4 << 10 // shifts up to this are tried one by one if the bytes do not show it
 )
 
-var pageSizes = [...]int{2 << 20, 64 << 10, 4 << 10} // the largest that fits is told
+var pageSizes = [...]int{2 << 20, 64 << 10, 4 << 10} // the largest that fits is reported
 
-// diff compares found with want's bytes from offset 0 on and tells how they
+// diff compares found with want's bytes from offset 0 and returns how they
 // differ; ok is true when they do not.
 func diff(found []byte, want content, origins []origin) (d Difference, ok bool) {
 	s := scan{size: len(found)}
@@ -73,7 +73,7 @@ func diff(found []byte, want content, origins []origin) (d Difference, ok bool) 
 // span is [from, to) in offsets of the copy.
 type span struct{ from, to int }
 
-// scan gathers what the wrong bytes tell in one pass.
+// scan gathers what the wrong bytes show in one pass.
 type scan struct {
 	size        int
 	bad, bits   int
@@ -174,7 +174,7 @@ func (s *scan) endRegion() {
 	}
 }
 
-// strides tells whether spans lie evenly and are of one length.
+// strides finds out whether spans lie evenly and are of one length.
 type strides struct {
 	n            int
 	start        int // of the last one
@@ -198,7 +198,7 @@ func (s *strides) add(r span) {
 
 func (s *strides) found() bool { return s.n >= 3 && !s.uneven }
 
-// paging tells whether spans start and end at the edges of pages.
+// paging finds out whether spans start and end at the edges of pages.
 type paging struct {
 	size   int
 	origin origin
@@ -274,9 +274,9 @@ func (s *scan) staleAt() string {
 }
 
 // shift returns k when every wrong region holds the expected bytes of k bytes
-// before, 0 when there is no such k or the pattern repeats too soon to tell.
+// before, 0 when there is no such k or the pattern repeats too soon to show it.
 func shift(found []byte, want content, regions []span) int {
-	if !want.pattern.tells() {
+	if !want.pattern.positional() {
 		return 0
 	}
 	for _, r := range regions {
@@ -326,7 +326,7 @@ func nearbyShift(found []byte, want content, off int, regions []span) int {
 }
 
 // startsShifted is a cheap look at the bytes around off before all are compared.
-// The bytes just behind off may belong before the copy's start: it looks behind those.
+// The bytes just after off may belong before the copy's start: it looks after those.
 func startsShifted(found []byte, want content, k, off int) bool {
 	from := max(off, k)
 	to := min(from+shownBytes, len(found), len(found)+k)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/transfer"
 )
 
 // end is host memory at one end of a path.
@@ -15,15 +16,18 @@ type end interface {
 	// memory is the memory as the CPU sees it. It must not be touched while
 	// copies that use it are under way.
 	memory() []byte
-	// upload copies n bytes from off on to the device, download n bytes from the
-	// device to off on: on the stream, or at once where the path has none.
-	upload(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
-	download(s *cudart.Stream, off int, src cudart.DevPtr, n int) error
-	release() error
+	// upload copies n bytes from off to the device, download n bytes from the
+	// device to off: queued on the stream, or done on return if s is nil. Around
+	// the n bytes at off there is room for guards.
+	upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error
+	download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+	// release may be called again after an error. No copy uses the memory.
+	release(ctx context.Context) error
 }
 
-// newEnd allocates n bytes of the path's kind of host memory.
-func newEnd(ctx context.Context, dev *cudart.Device, path Path, n int) (end, error) {
+// newEnd allocates n bytes of the path's kind of host memory. c is the copier of
+// paths that use one.
+func newEnd(ctx context.Context, dev *cudart.Device, c *transfer.Copier, path Path, n int) (end, error) {
 	switch path {
 	case PathPageable:
 		return pageable{dev, make([]byte, n)}, nil
@@ -39,12 +43,15 @@ func newEnd(ctx context.Context, dev *cudart.Device, path Path, n int) (end, err
 		return newMapped(dev, n)
 	case PathManaged:
 		return newManaged(dev, n)
-	default:
+	case PathPinned, PathHop:
 		return newPinned(ctx, dev, n)
+	default:
+		return newCopied(c, path, n)
 	}
 }
 
-// pinned is a hostmem buffer, whose own copies find their way over its seams.
+// pinned is a hostmem buffer, whose own copies split at the seams of
+// registrations.
 type pinned struct{ buf *hostmem.Buffer }
 
 func newPinned(ctx context.Context, dev *cudart.Device, n int) (end, error) {
@@ -57,15 +64,15 @@ func newPinned(ctx context.Context, dev *cudart.Device, n int) (end, error) {
 
 func (p pinned) memory() []byte { return p.buf.Bytes() }
 
-func (p pinned) upload(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+func (p pinned) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return p.buf.CopyToDevice(s, dst, off, n)
 }
 
-func (p pinned) download(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (p pinned) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	return p.buf.CopyFromDevice(s, off, src, n)
 }
 
-func (p pinned) release() error { return p.buf.Close() }
+func (p pinned) release(ctx context.Context) error { return p.buf.CloseContext(ctx) }
 
 // direct is memory that streams copy from and to by its host address.
 type direct struct {
@@ -76,15 +83,15 @@ type direct struct {
 
 func (d direct) memory() []byte { return unsafe.Slice((*byte)(d.p), d.n) }
 
-func (d direct) upload(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+func (d direct) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return s.CopyToDevice(dst, unsafe.Add(d.p, off), n)
 }
 
-func (d direct) download(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (d direct) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	return s.CopyToHost(unsafe.Add(d.p, off), src, n)
 }
 
-func (d direct) release() error { return d.free() }
+func (d direct) release(context.Context) error { return d.free() }
 
 func newHostAlloc(dev *cudart.Device, n int, flags cudart.HostAllocFlags) (direct, error) {
 	p, err := dev.HostAlloc(n, flags)
@@ -94,7 +101,7 @@ func newHostAlloc(dev *cudart.Device, n int, flags cudart.HostAllocFlags) (direc
 	return direct{p, n, func() error { return dev.FreeHost(p) }}, nil
 }
 
-// newRegistered maps memory, as a caller who brings his own does, and registers it.
+// newRegistered maps memory, as a caller does who brings memory, and registers it.
 func newRegistered(dev *cudart.Device, n int) (end, error) {
 	p, unmap, err := mapMemory(n)
 	if err != nil {
@@ -103,9 +110,13 @@ func newRegistered(dev *cudart.Device, n int) (end, error) {
 	if err := dev.HostRegister(p, n, cudart.HostRegisterDefault); err != nil {
 		return nil, errors.Join(err, unmap())
 	}
+	registered := true
 	return direct{p, n, func() error {
-		if err := dev.HostUnregister(p); err != nil {
-			return fmt.Errorf("%w (its memory stays mapped)", err)
+		if registered {
+			if err := dev.HostUnregister(p); err != nil {
+				return err // memory that is registered must stay mapped
+			}
+			registered = false
 		}
 		return unmap()
 	}}, nil
@@ -132,16 +143,16 @@ func newMapped(dev *cudart.Device, n int) (end, error) {
 	}
 	view, err := dev.HostDevicePointer(d.p)
 	if err != nil {
-		return nil, errors.Join(err, d.release())
+		return nil, errors.Join(err, releaseStep{fmt.Sprintf("%d bytes of host memory", n), d.free}.run())
 	}
 	return mapped{d, view}, nil
 }
 
-func (m mapped) upload(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+func (m mapped) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return s.CopyOnDevice(dst, m.view+cudart.DevPtr(off), n)
 }
 
-func (m mapped) download(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (m mapped) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	return s.CopyOnDevice(m.view+cudart.DevPtr(off), src, n)
 }
 
@@ -153,12 +164,12 @@ type pageable struct {
 
 func (p pageable) memory() []byte { return p.mem }
 
-func (p pageable) upload(_ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+func (p pageable) upload(_ context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return p.dev.CopyToDevice(dst, unsafe.Pointer(&p.mem[off]), n)
 }
 
-func (p pageable) download(_ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (p pageable) download(_ context.Context, _ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	return p.dev.CopyToHost(unsafe.Pointer(&p.mem[off]), src, n)
 }
 
-func (p pageable) release() error { return nil }
+func (p pageable) release(context.Context) error { return nil }

@@ -8,54 +8,65 @@ import (
 )
 
 // ErrMismatch is what [Report.Err] wraps when bytes came back wrong.
-var ErrMismatch = errors.New("verify: bytes came back wrong")
+var ErrMismatch = errors.New("bytes came back wrong")
 
-// Mismatch is a case whose bytes came back wrong, with all that they tell.
+// Mismatch is a case whose bytes came back wrong, with all that they show.
 type Mismatch struct {
+	// Case is the round trip.
 	Case
+	// Difference is how the bytes differ.
 	Difference
 }
 
-// String tells the mismatch in one line.
+// String returns the mismatch in one line.
 func (m Mismatch) String() string {
 	return m.Case.String() + ": " + m.Difference.describe(m.SizeBytes)
 }
 
-// Cause is what the wrong bytes look like.
+// Cause is what the wrong bytes look like. Unknown is the empty string.
 type Cause string
 
-// The causes. Unknown is the empty string.
 const (
-	CauseStale    Cause = "stale"    // the poison laid before the copy: the copy did not arrive
-	CauseShifted  Cause = "shifted"  // the right bytes of another offset
-	CauseConstant Cause = "constant" // one value everywhere
-	CauseOverrun  Cause = "overrun"  // bytes outside the target were written
+	// CauseStale is the poison laid before the copy: the copy did not arrive.
+	CauseStale Cause = "stale"
+	// CauseShifted is the right bytes of another offset.
+	CauseShifted Cause = "shifted"
+	// CauseConstant is one value everywhere.
+	CauseConstant Cause = "constant"
+	// CauseOverrun is bytes outside the target that were written.
+	CauseOverrun Cause = "overrun"
 )
 
-// Difference tells how found bytes differ from expected ones.
+// Difference is how found bytes differ from expected ones.
 type Difference struct {
 	// FirstBadOffsetBytes is where the first wrong byte lies in the copy. In an
-	// overrun it is negative before the target, and the size or more behind it.
+	// overrun it is negative before the target, and the size or more after it.
 	FirstBadOffsetBytes int `json:"first_bad_offset_bytes"`
 	// LastBadOffsetBytes is where the last wrong byte lies.
 	LastBadOffsetBytes int `json:"last_bad_offset_bytes"`
-	// Expected and Found are up to 16 bytes from the first wrong one on.
+	// Expected is what up to 16 bytes from the first wrong one should be.
 	Expected Hex `json:"expected_hex"`
-	Found    Hex `json:"found_hex"`
+	// Found is what they are.
+	Found Hex `json:"found_hex"`
+	// BadBytes counts the wrong bytes.
 	BadBytes int `json:"bad_bytes"`
-	BadBits  int `json:"bad_bits"`
+	// BadBits counts the wrong bits.
+	BadBits int `json:"bad_bits"`
 	// Regions counts the wrong stretches; stretches less than 8 bytes apart are one.
 	Regions int `json:"bad_regions"`
 	// PageBytes is the page size at whose edges every region starts and ends
-	// (4 KiB, 64 KiB or 2 MiB), 0 when there is none, and PageOf the address it
-	// counts from: PageOfSource, PageOfDevice or PageOfReturn.
-	PageBytes int    `json:"page_bytes,omitempty"`
-	PageOf    string `json:"page_of,omitempty"`
+	// (4 KiB, 64 KiB or 2 MiB), 0 when there is none.
+	PageBytes int `json:"page_bytes,omitempty"`
+	// PageOf is the address that PageBytes counts from: PageOfSource,
+	// PageOfDevice or PageOfReturn.
+	PageOf string `json:"page_of,omitempty"`
 	// StrideBytes is the distance between the starts of wrong stretches that lie
-	// evenly and have one length, StrideRunBytes; 0 when they do not.
-	StrideBytes    int   `json:"stride_bytes,omitempty"`
-	StrideRunBytes int   `json:"stride_run_bytes,omitempty"`
-	Cause          Cause `json:"cause,omitempty"`
+	// evenly and have one length; 0 when they do not.
+	StrideBytes int `json:"stride_bytes,omitempty"`
+	// StrideRunBytes is that length.
+	StrideRunBytes int `json:"stride_run_bytes,omitempty"`
+	// Cause is what the wrong bytes look like.
+	Cause Cause `json:"cause,omitempty"`
 	// At names the target that kept its stale bytes or was overrun: AtDevice (by
 	// an upload), AtHop (by a copy on the device) or AtReturn (by a download);
 	// stale bytes of several are joined by commas.
@@ -65,17 +76,21 @@ type Difference struct {
 	ShiftBytes int `json:"shift_bytes,omitempty"`
 }
 
-// The targets of copies.
 const (
+	// AtDevice is the memory on the device that an upload writes.
 	AtDevice = "device"
-	AtHop    = "second device buffer"
+	// AtHop is the memory on the device that a copy on the device writes.
+	AtHop = "second device buffer"
+	// AtReturn is the host memory that a download writes.
 	AtReturn = "returning host buffer"
 )
 
-// Addresses that a page can be counted from.
 const (
+	// PageOfSource is the address of the host memory that is sent.
 	PageOfSource = "source host address"
+	// PageOfDevice is the address of the memory on the device.
 	PageOfDevice = "device address"
+	// PageOfReturn is the address of the host memory that receives.
 	PageOfReturn = "returning host address"
 )
 

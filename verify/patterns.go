@@ -12,18 +12,27 @@ import (
 // the pattern itself and never with a second copy of what was sent.
 type Pattern string
 
-// The patterns.
 const (
-	Zeros       Pattern = "zeros"
-	Ones        Pattern = "ones"        // every bit set
-	Alternating Pattern = "alternating" // 0x55 at even offsets, 0xAA at odd ones
-	WalkingBit  Pattern = "walking_bit" // one bit of each 8-byte word, moving up
-	Counter     Pattern = "counter"     // each 8-byte word holds its own byte offset, so a misplaced one tells where it belongs
-	Random      Pattern = "random"      // seeded, and different in every case
-	wordBytes           = 8
-	blockBytes          = 32 << 10 // generated and compared at a time: stays in the first cache
-	lowBytes            = 0x0101010101010101
-	goldenGamma         = 0x9E3779B97F4A7C15
+	// Zeros has no bit set.
+	Zeros Pattern = "zeros"
+	// Ones has every bit set.
+	Ones Pattern = "ones"
+	// Alternating is 0x55 at even offsets and 0xAA at odd ones.
+	Alternating Pattern = "alternating"
+	// WalkingBit is one bit of each 8-byte word, moving up.
+	WalkingBit Pattern = "walking_bit"
+	// Counter has its own byte offset in each 8-byte word, so that a misplaced
+	// one shows where it belongs.
+	Counter Pattern = "counter"
+	// Random is seeded, and different in every case.
+	Random Pattern = "random"
+)
+
+const (
+	wordBytes   = 8
+	blockBytes  = 32 << 10 // generated and compared at a time: stays in the first cache
+	lowBytes    = 0x0101010101010101
+	goldenGamma = 0x9E3779B97F4A7C15
 )
 
 // Patterns returns all patterns.
@@ -37,11 +46,11 @@ func (p Pattern) check() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("unknown pattern %q; patterns are %v", string(p), Patterns())
+	return fmt.Errorf("Plan.Patterns has unknown pattern %q; patterns are %v", string(p), Patterns())
 }
 
-// tells reports whether a run of the pattern's bytes says where it belongs.
-func (p Pattern) tells() bool { return p == Counter || p == Random }
+// positional reports whether a run of the pattern's bytes shows where it belongs.
+func (p Pattern) positional() bool { return p == Counter || p == Random }
 
 // content is a pattern with its seed: a function from offset to byte. mask is
 // exclusive-ored into every byte; a mask other than 0 gives bytes which differ

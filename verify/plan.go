@@ -10,52 +10,103 @@ import (
 // Path is a way for bytes to travel to the device and back.
 type Path string
 
-// The paths.
 const (
-	PathPinned     Path = "pinned"     // hostmem buffers, asynchronous copies
-	PathRegistered Path = "registered" // ordinary mapped memory under cudaHostRegister, asynchronous copies
-	PathHostAlloc  Path = "host_alloc" // cudaHostAlloc, asynchronous copies
-	PathPageable   Path = "pageable"   // Go heap memory, synchronous copies
-	PathMapped     Path = "mapped"     // cudaHostAllocMapped: copies on the device to and from the device's view of host memory
-	PathManaged    Path = "managed"    // cudaMallocManaged, written and read by the CPU
-	PathHop        Path = "device_hop" // as pinned, with a copy to a second device buffer on the way
+	// PathPinned is hostmem buffers, with asynchronous copies.
+	PathPinned Path = "pinned"
+	// PathRegistered is ordinary mapped memory under cudaHostRegister, with
+	// asynchronous copies.
+	PathRegistered Path = "registered"
+	// PathHostAlloc is memory of cudaHostAlloc, with asynchronous copies.
+	PathHostAlloc Path = "host_alloc"
+	// PathPageable is Go heap memory, with synchronous copies.
+	PathPageable Path = "pageable"
+	// PathMapped is memory of cudaHostAlloc that the device maps
+	// (cudaHostAllocMapped): copies on the device, to and from its address of
+	// that memory.
+	PathMapped Path = "mapped"
+	// PathManaged is memory of cudaMallocManaged, which the CPU writes and reads.
+	PathManaged Path = "managed"
+	// PathHop is PathPinned with a copy to a second device buffer on the way.
+	PathHop Path = "device_hop"
+	// PathCopier is Go heap memory by a Copier's Upload and Download.
+	PathCopier Path = "copier"
+	// PathCopierFile is a file in memory by a Copier's UploadFrom and DownloadTo.
+	PathCopierFile Path = "copier_file"
+	// PathCopierIO is a reader and a writer by a Copier's UploadReader and
+	// DownloadWriter.
+	PathCopierIO Path = "copier_io"
+	// PathCopierParts is many pieces of Go heap memory, of odd sizes, by a
+	// Copier's UploadAll and DownloadAll.
+	PathCopierParts Path = "copier_parts"
+	// PathCopierNew is Go heap memory by a Copier's Upload, and new memory by its
+	// DownloadNew. As nothing wrong can be put into new memory, which is zero, this
+	// path carries Ones in place of Zeros.
+	PathCopierNew Path = "copier_new"
 )
 
 // Paths returns all paths.
 func Paths() []Path {
-	return []Path{PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathHop}
+	return []Path{
+		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathHop,
+		PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew,
+	}
 }
 
 func (p Path) check() error {
 	if slices.Contains(Paths(), p) {
 		return nil
 	}
-	return fmt.Errorf("unknown path %q; paths are %v", string(p), Paths())
+	return fmt.Errorf("Plan.Paths has unknown path %q; paths are %v", string(p), Paths())
 }
 
-// streams reports whether the path's copies are queued on streams.
-func (p Path) streams() bool { return p != PathPageable }
+// copier reports whether the path is through a transfer.Copier.
+func (p Path) copier() bool {
+	switch p {
+	case PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew:
+		return true
+	}
+	return false
+}
 
-// Offset is how far the ends of a copy lie behind a page boundary, in bytes.
+// hostCopies returns how many times a case's bytes are in host memory.
+func (p Path) hostCopies() int {
+	switch p {
+	case PathCopierFile:
+		return 4
+	case PathCopierNew:
+		return 3
+	}
+	return 2
+}
+
+// Offset is how far the ends of a copy lie past a page boundary, in bytes.
 type Offset struct {
-	Source int `json:"source_offset_bytes"` // of the host memory that is sent
+	// Source is of the host memory that is sent.
+	Source int `json:"source_offset_bytes"`
+	// Device is of the memory on the device.
 	Device int `json:"device_offset_bytes"`
-	Return int `json:"return_offset_bytes"` // of the host memory that receives
+	// Return is of the host memory that receives.
+	Return int `json:"return_offset_bytes"`
 }
 
 // Case is one round trip.
 type Case struct {
-	Path      Path    `json:"path"`
-	Pattern   Pattern `json:"pattern"`
-	SizeBytes int     `json:"size_bytes"`
+	// Path is the way of the bytes.
+	Path Path `json:"path"`
+	// Pattern is what the bytes are.
+	Pattern Pattern `json:"pattern"`
+	// SizeBytes is how many there are.
+	SizeBytes int `json:"size_bytes"`
+	// Offset is where they lie.
 	Offset
-	// Streams is the number of streams that share the copies, 0 where the path
-	// uses none.
+	// Streams is the number of streams that share the copies, and 0 if the path
+	// uses none. Through a Copier it is 0 for the copier's own streams, and 1 for
+	// a stream of the caller (transfer.Call).
 	Streams int `json:"streams"`
 }
 
 // String names the case, such as "pinned counter 4097 B offsets 1/3/0 4 streams",
-// or the path alone where there is no more.
+// or the path alone if there is no more.
 func (c Case) String() string {
 	if c.SizeBytes == 0 {
 		return string(c.Path)
@@ -65,35 +116,44 @@ func (c Case) String() string {
 	if c.Offset != (Offset{}) {
 		fmt.Fprintf(&b, " offsets %d/%d/%d", c.Source, c.Device, c.Return)
 	}
-	if c.Streams > 1 {
+	switch {
+	case c.Streams > 1:
 		fmt.Fprintf(&b, " %d streams", c.Streams)
+	case c.Streams == 1 && c.Path.copier():
+		b.WriteString(" caller's stream")
 	}
 	return b.String()
 }
 
 // Plan says what [Run] does. The zero value is a quick plan that takes about a
-// second; Full makes it thorough, up to 4 GiB a copy. A field that is set
-// replaces the preset's.
+// second. A field that is set replaces the preset's.
 type Plan struct {
+	// Full makes the plan thorough: up to 4 GiB a copy, and 64 MiB through a
+	// Copier.
 	Full bool
-	// Paths, Sizes and Streams are all combined. Sizes are in bytes. Streams are
-	// numbers of streams that share a copy; a copy never has more than bytes.
-	Paths   []Path
-	Sizes   []int
+	// Paths are the ways to try. Each is combined with all Sizes and Streams.
+	Paths []Path
+	// Sizes are the bytes of copies, each at least 1.
+	Sizes []int
+	// Streams are numbers of streams, from 1 to 64, that share a copy; a copy has
+	// no more than bytes. PathPageable uses none; paths through a Copier are tried
+	// on its own streams and on one of the caller.
 	Streams []int
-	// Patterns and Offsets are combined as far as Variants allows.
+	// Patterns are what the bytes are. They are combined with Offsets as far as
+	// Variants allows.
 	Patterns []Pattern
-	Offsets  []Offset
+	// Offsets are where the bytes lie, each from 0 to 1 MiB.
+	Offsets []Offset
 	// Variants is how many combinations of Patterns and Offsets each size gets on
 	// each path. The next size goes on with the next ones. 0 is the preset: many
-	// for small sizes, few for large ones; more than there are is all.
+	// for small sizes, few for large ones. More than there are is all.
 	Variants int
 	// MaxBytes leaves out larger sizes. 0 is no limit.
 	MaxBytes int
-	// Seed makes the random pattern; the same seed gives the same bytes.
+	// Seed makes the random pattern. The same seed gives the same bytes.
 	Seed uint64
-	// MaxDetails is how many mismatches and how many failures are kept in the
-	// report, all being counted. 0 is 16.
+	// MaxDetails is how many mismatches, and how many failures, the report lists.
+	// It counts all. 0 is 16.
 	MaxDetails int
 	// NoStale leaves [StaleRead] out.
 	NoStale bool
@@ -101,13 +161,18 @@ type Plan struct {
 	Progress func(Progress)
 }
 
-// Progress tells how far a run is.
+// Progress is how far a run is.
 type Progress struct {
-	CasesDone  int  `json:"cases_done"` // run or skipped
-	CasesTotal int  `json:"cases_total"`
-	BytesDone  int  `json:"bytes_done"`
-	BytesTotal int  `json:"bytes_total"`
-	Case       Case `json:"case"` // the last one done, zero at the start
+	// CasesDone were run or skipped, of CasesTotal.
+	CasesDone int `json:"cases_done"`
+	// CasesTotal are those of the plan.
+	CasesTotal int `json:"cases_total"`
+	// BytesDone are those of the cases that were run or skipped.
+	BytesDone int `json:"bytes_done"`
+	// BytesTotal are those of all cases.
+	BytesTotal int `json:"bytes_total"`
+	// Case is the last one done, and zero at the start.
+	Case Case `json:"case"`
 }
 
 const (
@@ -115,7 +180,7 @@ const (
 	mib = 1 << 20
 	gib = 1 << 30
 
-	largeBytes        = 16 * mib // from here on, only patterns that tell a place
+	largeBytes        = 16 * mib // from here on, only patterns that show a place
 	defaultMaxDetails = 16
 	maxOffsetBytes    = mib
 	maxStreams        = 64
@@ -129,7 +194,9 @@ var (
 	quickSizes = append(slices.Clone(smallSizes), mib-1, mib+1, 2*mib-1, 2*mib, 2*mib+1, 6*mib+3)
 	fullSizes  = append(slices.Clone(smallSizes), mib-1, mib, mib+1, 2*mib-1, 2*mib, 2*mib+1, 4*mib+4096,
 		16*mib-1, 16*mib, 16*mib+1, 64*mib+7, 256*mib-1, 256*mib)
-	// Sizes around what 32 bits hold, for the paths whose memory is quickly had.
+	// A Copier's sizes: of several chunks, with a part of one.
+	fullCopierSizes = append(slices.Clone(smallSizes), mib-1, mib, mib+1, 2*mib-1, 2*mib, 2*mib+1, 16*mib-1, 16*mib+1, 64*mib+7)
+	// Sizes around what 32 bits hold, for the paths whose memory is quickly allocated.
 	fullLargeSizes = []int{gib, gib + 1, 2*gib - 1, 2*gib + 1, 4*gib - 1, 4 * gib, 4*gib + 4097}
 	allOffsets     = []Offset{{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {3, 5, 7}, {8, 16, 4}, {4095, 1, 513}, {64, 4096, 4097}}
 )
@@ -160,23 +227,20 @@ func (p Plan) normal() (Plan, error) {
 	}
 	for _, n := range p.Sizes {
 		if n <= 0 {
-			errs = append(errs, fmt.Errorf("size %d: must be positive", n))
+			errs = append(errs, fmt.Errorf("Plan.Sizes has %d: must be positive", n))
 		}
 	}
 	for _, n := range p.Streams {
 		if n <= 0 || n > maxStreams {
-			errs = append(errs, fmt.Errorf("%d streams: must be 1 to %d", n, maxStreams))
+			errs = append(errs, fmt.Errorf("Plan.Streams has %d: must be 1 to %d", n, maxStreams))
 		}
 	}
 	for _, o := range p.Offsets {
 		if least, most := min(o.Source, o.Device, o.Return), max(o.Source, o.Device, o.Return); least < 0 || most > maxOffsetBytes {
-			errs = append(errs, fmt.Errorf("offsets %+v: must be 0 to %d bytes", o, maxOffsetBytes))
+			errs = append(errs, fmt.Errorf("Plan.Offsets has %+v: must be 0 to %d bytes", o, maxOffsetBytes))
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return p, fmt.Errorf("verify: plan: %w", err)
-	}
-	return p, nil
+	return p, errors.Join(errs...)
 }
 
 // sizes returns the path's sizes in rising order.
@@ -184,11 +248,13 @@ func (p Plan) sizes(path Path) []int {
 	sizes := p.Sizes
 	if len(sizes) == 0 {
 		sizes = quickSizes
-		if p.Full {
+		switch {
+		case p.Full && (path == PathPinned || path == PathRegistered):
+			sizes = slices.Concat(fullSizes, fullLargeSizes)
+		case p.Full && path.copier():
+			sizes = fullCopierSizes
+		case p.Full:
 			sizes = fullSizes
-			if path == PathPinned || path == PathRegistered {
-				sizes = slices.Concat(fullSizes, fullLargeSizes)
-			}
 		}
 	}
 	sizes = slices.Sorted(slices.Values(sizes))
@@ -198,10 +264,12 @@ func (p Plan) sizes(path Path) []int {
 	return slices.Compact(sizes)
 }
 
-func (p Plan) variants(size, all int) int {
+func (p Plan) variants(path Path, size, all int) int {
 	n := p.Variants
 	switch {
 	case n > 0:
+	case path.copier() && !p.Full:
+		n = 1
 	case p.Full && size <= 65537:
 		n = all
 	case p.Full && size <= largeBytes+1:
@@ -220,16 +288,34 @@ func (p Plan) variants(size, all int) int {
 	return min(n, all)
 }
 
+// patterns returns those for a path.
+func (p Plan) patterns(path Path) []Pattern {
+	if path != PathCopierNew {
+		return p.Patterns
+	}
+	all := slices.Clone(p.Patterns)
+	for i := range all {
+		if all[i] == Zeros {
+			all[i] = Ones
+		}
+	}
+	return all
+}
+
 // cases lists the plan's cases of one path. Every pair of a pattern and an
 // offset comes round in turn, whatever the number of variants.
 func (p Plan) cases(path Path) []Case {
-	telling := slices.DeleteFunc(slices.Clone(p.Patterns), func(q Pattern) bool { return !q.tells() })
-	if len(telling) == 0 {
-		telling = p.Patterns
+	all := p.patterns(path)
+	positional := slices.DeleteFunc(slices.Clone(all), func(q Pattern) bool { return !q.positional() })
+	if len(positional) == 0 {
+		positional = all
 	}
 	streams := p.Streams
-	if !path.streams() {
+	switch {
+	case path == PathPageable:
 		streams = []int{0}
+	case path.copier():
+		streams = []int{0, 1}
 	}
 	var cases []Case
 	turn := 0
@@ -238,11 +324,11 @@ func (p Plan) cases(path Path) []Case {
 			if s > size {
 				continue
 			}
-			patterns := p.Patterns
+			patterns := all
 			if size >= largeBytes {
-				patterns = telling
+				patterns = positional
 			}
-			for range p.variants(size, len(patterns)*len(p.Offsets)) {
+			for range p.variants(path, size, len(patterns)*len(p.Offsets)) {
 				i := turn % len(patterns)
 				o := (turn/len(patterns) + i) % len(p.Offsets)
 				cases = append(cases, Case{Path: path, Pattern: patterns[i], SizeBytes: size, Offset: p.Offsets[o], Streams: s})

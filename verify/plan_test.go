@@ -1,11 +1,14 @@
 package verify
 
 import (
+	"maps"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
 func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
@@ -32,13 +35,21 @@ func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
 				streams[c.Streams]++
 				require.LessOrEqual(t, c.Streams, c.SizeBytes)
 			}
-			assert.Len(t, pairs, len(Patterns())*len(allOffsets), "%s full=%v: every pattern with every offset", path, full)
+			patterns := len(Patterns())
+			if path == PathCopierNew {
+				assert.NotContains(t, slices.Collect(maps.Keys(pairs)), pair{Zeros, Offset{}})
+				patterns-- // no zeros
+			}
+			assert.Len(t, pairs, patterns*len(allOffsets), "%s full=%v: every pattern with every offset", path, full)
 			for _, n := range []int{1, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, 2*mib - 1, 2*mib + 1} {
 				assert.Positive(t, sizes[n], "%s full=%v: size %d", path, full, n)
 			}
-			if path == PathPageable {
+			switch {
+			case path == PathPageable:
 				assert.Equal(t, map[int]int{0: len(cases)}, streams)
-			} else {
+			case path.copier():
+				assert.Equal(t, map[int]int{0: len(cases) / 2, 1: len(cases) / 2}, streams)
+			default:
 				assert.Positive(t, streams[1])
 				assert.Positive(t, streams[4])
 				assert.Len(t, streams, 2)
@@ -51,13 +62,13 @@ func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
 	}
 }
 
-func TestLargeCasesTellPlaces(t *testing.T) {
+func TestLargeCasesShowPlaces(t *testing.T) {
 	t.Parallel()
 	plan, err := Plan{Full: true}.normal()
 	require.NoError(t, err)
 	for _, c := range plan.cases(PathPinned) {
 		if c.SizeBytes >= largeBytes {
-			assert.True(t, c.Pattern.tells(), "%v", c)
+			assert.True(t, c.Pattern.positional(), "%v", c)
 		}
 	}
 	plan.Patterns = []Pattern{Zeros}
@@ -86,18 +97,20 @@ func TestCasesOfAPlanOfOnesOwn(t *testing.T) {
 
 func TestWrongPlans(t *testing.T) {
 	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
 	for name, plan := range map[string]Plan{
-		`unknown path "cloud"`:                            {Paths: []Path{"cloud"}},
-		`unknown pattern "noise"`:                         {Patterns: []Pattern{"noise"}},
-		"size 0: must be positive":                        {Sizes: []int{5, 0}},
-		"0 streams: must be 1 to 64":                      {Streams: []int{0}},
-		"65 streams":                                      {Streams: []int{65}},
+		`Plan.Paths has unknown path "cloud"`:             {Paths: []Path{"cloud"}},
+		`Plan.Patterns has unknown pattern "noise"`:       {Patterns: []Pattern{"noise"}},
+		"Plan.Sizes has 0: must be positive":              {Sizes: []int{5, 0}},
+		"Plan.Streams has 0: must be 1 to 64":             {Streams: []int{0}},
+		"Plan.Streams has 65":                             {Streams: []int{65}},
 		"Device:-1 Return:0}: must be 0 to 1048576 bytes": {Offsets: []Offset{{0, -1, 0}}},
 		"Return:1048577":                                  {Offsets: []Offset{{0, 0, mib + 1}}},
 	} {
 		_, err := plan.normal()
 		require.ErrorContains(t, err, name)
-		r, err := Run(t.Context(), nil, plan)
+		r, err := Run(t.Context(), dev, plan)
+		require.ErrorContains(t, err, "verify: run: Plan.")
 		require.ErrorContains(t, err, name)
 		assert.Nil(t, r)
 	}

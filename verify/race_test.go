@@ -2,6 +2,6 @@
 
 package verify
 
-// raceEnabled tells that these tests run under the race detector, tens of
+// raceEnabled says that these tests run under the race detector, tens of
 // times as slow where bytes are touched one by one.
 const raceEnabled = true

@@ -15,34 +15,57 @@ const pathFailures = 3
 
 // Run does the plan's round trips on dev and reports what came back wrong,
 // what failed and what was skipped. None of that is an error of Run's: it
-// returns one when the plan makes no sense, or when ctx ends, with the report
-// so far and everything released. [Report.Err] judges the report.
+// returns one if an argument is nil or the plan makes no sense, or when ctx
+// ends, with the report so far. [Report.Err] judges the report.
+//
+// Everything is released before Run returns, also when Plan.Progress panics. A
+// failure in the report says what could not be.
 func Run(ctx context.Context, dev *cudart.Device, plan Plan) (*Report, error) {
-	return run(ctx, dev, plan, nil)
+	r, err := newRunner(ctx, dev, plan)
+	if err != nil {
+		return nil, fmt.Errorf("verify: run: %w", err)
+	}
+	return r.report, r.run(ctx)
 }
 
-func run(ctx context.Context, dev *cudart.Device, plan Plan, tamper func(Case, []byte)) (*Report, error) {
+var (
+	errNilContext = errors.New("the context is nil")
+	errNilDevice  = errors.New("the device is nil")
+)
+
+func newRunner(ctx context.Context, dev *cudart.Device, plan Plan) (*runner, error) {
+	switch {
+	case ctx == nil:
+		return nil, errNilContext
+	case dev == nil:
+		return nil, errNilDevice
+	}
 	plan, err := plan.normal()
 	if err != nil {
 		return nil, err
 	}
-	start := time.Now()
-	r := &runner{dev: dev, plan: plan, tamper: tamper, report: &Report{Full: plan.Full}}
-	err = r.run(ctx)
-	r.report.Duration = time.Since(start)
-	r.report.VerifiedGBPerS = float64(r.report.VerifiedBytes) / 1e9 / r.report.Duration.Seconds()
-	return r.report, err
+	return &runner{dev: dev, plan: plan, patience: drainTimeout, report: &Report{Full: plan.Full}}, nil
 }
 
+// runner does the cases of all paths.
 type runner struct {
 	dev      *cudart.Device
 	plan     Plan
-	tamper   func(Case, []byte)
 	report   *Report
 	progress Progress
+	patience time.Duration      // with copies that do not end
+	tamper   func(Case, []byte) // of tests, see trip
 }
 
 func (r *runner) run(ctx context.Context) error {
+	start := time.Now()
+	err := r.paths(ctx)
+	r.report.Duration = time.Since(start)
+	r.report.VerifiedGBPerS = float64(r.report.VerifiedBytes) / 1e9 / r.report.Duration.Seconds()
+	return err
+}
+
+func (r *runner) paths(ctx context.Context) error {
 	cases := make([][]Case, len(r.plan.Paths))
 	for i, path := range r.plan.Paths {
 		cases[i] = r.plan.cases(path)
@@ -50,15 +73,15 @@ func (r *runner) run(ctx context.Context) error {
 		r.progress.BytesTotal += totalBytes(cases[i])
 	}
 	r.progress.CasesTotal = r.report.CasesPlanned
-	r.tell()
+	r.showProgress()
 	for i, path := range r.plan.Paths {
 		p := &pathRun{runner: r, PathReport: PathReport{Path: path, CasesPlanned: len(cases[i])}}
 		start := time.Now()
-		err := p.run(ctx, cases[i])
+		p.run(ctx, cases[i])
 		p.Duration = time.Since(start)
 		r.add(p.PathReport)
-		if err != nil {
-			return err
+		if ctx.Err() != nil {
+			return canceled(ctx)
 		}
 	}
 	if r.plan.NoStale {
@@ -67,7 +90,7 @@ func (r *runner) run(ctx context.Context) error {
 	stale, err := StaleRead(ctx, r.dev)
 	switch {
 	case ctx.Err() != nil:
-		return stopped(ctx)
+		return canceled(ctx)
 	case err != nil:
 		r.fail(Case{Path: PathPinned}, err)
 		r.report.FailureCount++
@@ -86,21 +109,21 @@ func (r *runner) add(p PathReport) {
 	r.report.SkippedCases += p.SkippedCases
 }
 
-// fail keeps a failure, as far as details are kept.
+// fail adds a failure to the report, up to MaxDetails of them.
 func (r *runner) fail(c Case, err error) {
 	if len(r.report.Failures) < r.plan.MaxDetails {
 		r.report.Failures = append(r.report.Failures, Failure{Case: c, Error: err.Error(), Err: err})
 	}
 }
 
-func (r *runner) tell() {
+func (r *runner) showProgress() {
 	if r.plan.Progress != nil {
 		r.plan.Progress(r.progress)
 	}
 }
 
-func stopped(ctx context.Context) error {
-	return fmt.Errorf("verify: stopped: %w", context.Cause(ctx))
+func canceled(ctx context.Context) error {
+	return fmt.Errorf("verify: run: %w", context.Cause(ctx))
 }
 
 // pathRun does the cases of one path.
@@ -109,32 +132,27 @@ type pathRun struct {
 	PathReport
 }
 
-// run returns an error only when ctx ended.
-func (p *pathRun) run(ctx context.Context, cases []Case) error {
+// run does the cases, or as many of them as memory and failures allow, until ctx
+// ends.
+func (p *pathRun) run(ctx context.Context, cases []Case) {
 	if reason := unsupported(p.dev, p.Path); reason != "" {
 		p.skip(cases, reason)
-		return nil
+		return
 	}
-	cases = p.affordable(cases)
-	t, cases := p.allocate(ctx, cases)
+	t, cases := p.allocate(ctx, p.affordable(cases))
 	if t == nil {
-		if ctx.Err() != nil {
-			return stopped(ctx)
+		return
+	}
+	defer func() { // Progress may panic
+		if err := t.release(ctx); err != nil {
+			p.failed(Case{Path: p.Path}, err)
 		}
-		return nil
-	}
-	t.tamper = p.tamper
+	}()
+	t.tamper, t.patience = p.tamper, p.patience
 	p.trips(ctx, t, cases)
-	if err := t.release(ctx); err != nil {
-		p.failed(Case{Path: p.Path}, fmt.Errorf("release: %w", err))
-	}
-	if ctx.Err() != nil {
-		return stopped(ctx)
-	}
-	return nil
 }
 
-// unsupported tells why the device cannot do the path, "" when it can.
+// unsupported returns why the device cannot do the path, "" when it can.
 func unsupported(dev *cudart.Device, path Path) string {
 	var attr cudart.Attr
 	var what string
@@ -148,7 +166,7 @@ func unsupported(dev *cudart.Device, path Path) string {
 	default:
 		return ""
 	}
-	// A library too old to know the attribute leaves the answer to the call itself.
+	// With a library that is too old for the attribute, the call itself shows it.
 	if v, err := dev.Attribute(attr); err == nil && v == 0 {
 		return fmt.Sprintf("%s is not supported by %v: attribute %d is 0", what, dev, attr)
 	}
@@ -161,7 +179,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 	const maxManaged = 256 * mib
 	free, _, err := p.dev.MemInfo()
 	if err != nil {
-		return cases // the next call will tell
+		return cases // the next call fails as well, and is reported
 	}
 	host, known := hostmem.Available()
 	return p.keep(cases, func(c Case) string {
@@ -173,7 +191,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
 		case p.Path == PathHop && 2*n > free/2, n > free/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
-		case known && 2*n > host/2:
+		case known && p.Path.hostCopies()*n > host/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the host", host)
 		}
 		return ""
@@ -221,7 +239,10 @@ func (p *pathRun) allocate(ctx context.Context, cases []Case) (*trip, []Case) {
 		case errors.Is(err, errors.ErrUnsupported), errors.Is(err, cudart.ErrNotSupported):
 			p.skip(cases, err.Error())
 			return nil, nil
-		case errors.Is(err, cudart.ErrMemoryAllocation) && size > mib:
+		case errors.Is(err, hostmem.ErrLimit) && size <= mib:
+			p.skip(cases, err.Error())
+			return nil, nil
+		case (errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, hostmem.ErrLimit)) && size > mib:
 			cases = p.keep(cases, func(c Case) string {
 				if c.SizeBytes > size/2 {
 					return fmt.Sprintf("no memory for %s: %v", bytesText(size), err)
@@ -230,7 +251,7 @@ func (p *pathRun) allocate(ctx context.Context, cases []Case) (*trip, []Case) {
 			})
 		default:
 			p.failed(Case{Path: p.Path}, err)
-			p.skip(cases, "memory or streams could not be had")
+			p.skip(cases, "memory or streams could not be allocated")
 			return nil, nil
 		}
 	}
@@ -251,9 +272,9 @@ func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
 		}
 		if err != nil {
 			p.failed(c, err)
-			if failures++; failures == pathFailures || errors.Is(err, errHangs) {
+			if failures++; failures == pathFailures || errors.Is(err, errBusy) {
 				p.done(c)
-				p.skip(cases[i+1:], fmt.Sprintf("the path was given up after %d failures in a row", failures))
+				p.skip(cases[i+1:], fmt.Sprintf("the path was ended after %d failures in a row", failures))
 				return
 			}
 		} else {
@@ -283,7 +304,7 @@ func (p *pathRun) done(c Case) {
 	p.progress.CasesDone++
 	p.progress.BytesDone += c.SizeBytes
 	p.progress.Case = c
-	p.tell()
+	p.showProgress()
 }
 
 func (p *pathRun) skip(cases []Case, reason string) {
@@ -295,7 +316,7 @@ func (p *pathRun) skip(cases []Case, reason string) {
 	p.progress.CasesDone += len(cases)
 	p.progress.BytesDone += totalBytes(cases)
 	p.progress.Case = cases[len(cases)-1]
-	p.tell()
+	p.showProgress()
 }
 
 func totalBytes(cases []Case) int {

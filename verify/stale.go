@@ -11,17 +11,21 @@ import (
 // StaleResult shows the classic mistake with asynchronous copies: reading the
 // target before synchronising.
 type StaleResult struct {
-	SizeBytes    int `json:"size_bytes"`
-	SampledBytes int `json:"sampled_bytes"` // read before synchronising, spread over the buffer
-	StaleBefore  int `json:"stale_before"`  // of those, how many were still the old ones
-	BadAfter     int `json:"bad_after"`     // of all, how many were wrong after synchronising: must be 0
+	// SizeBytes is the size of the copy.
+	SizeBytes int `json:"size_bytes"`
+	// SampledBytes were read before synchronising, spread over the copy.
+	SampledBytes int `json:"sampled_bytes"`
+	// StaleBefore is how many of those were still the old ones.
+	StaleBefore int `json:"stale_before"`
+	// BadAfter is how many of all were wrong after synchronising. It must be 0.
+	BadAfter int `json:"bad_after"`
 }
 
 // Shown reports whether old bytes were seen. They may not be, on a busy host
 // that runs the reader late.
 func (r StaleResult) Shown() bool { return r.StaleBefore > 0 }
 
-// String tells the result in one line.
+// String returns the result in one line.
 func (r StaleResult) String() string {
 	return fmt.Sprintf("%s from the device: %d of %d bytes read before synchronising were old, %d of all wrong afterwards",
 		bytesText(r.SizeBytes), r.StaleBefore, r.SampledBytes, r.BadAfter)
@@ -34,9 +38,16 @@ const (
 )
 
 // StaleRead queues a large copy from the device into pinned memory, reads some
-// of it at once, synchronises, and compares all of it. Where no old byte is
-// seen it tries again with a larger buffer, up to 256 MiB.
+// of it at once, synchronises, and compares all of it. If no old byte is
+// seen it tries again with a larger buffer, up to 256 MiB. An error is ctx's, or
+// CUDA's, or that of a nil argument.
 func StaleRead(ctx context.Context, dev *cudart.Device) (r StaleResult, err error) {
+	switch {
+	case ctx == nil:
+		return r, fmt.Errorf("verify: stale read: %w", errNilContext)
+	case dev == nil:
+		return r, fmt.Errorf("verify: stale read: %w", errNilDevice)
+	}
 	for n := staleFirstBytes; n <= staleLastBytes; n *= 2 {
 		if r, err = staleRead(ctx, dev, n); err != nil {
 			return r, fmt.Errorf("verify: stale read of %s: %w", bytesText(n), err)
@@ -61,14 +72,14 @@ func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, e
 		return r, err
 	}
 	device := t.device + cudart.DevPtr(t.deviceAt(c))
-	if err := t.source.upload(t.streams[0], device, t.sourceAt(c), n); err != nil {
+	if err := t.upload(ctx, t.streams[0], device, t.sourceAt(c), n); err != nil {
 		return r, err
 	}
 	if err := t.synchronize(ctx); err != nil {
 		return r, err
 	}
 
-	// The old bytes are worked out beforehand, so that the reads below, the end
+	// The old bytes are computed beforehand, so that the reads below, the end
 	// of the buffer first, race with nothing but the copy.
 	var old [staleSamples]byte
 	at := func(i int) int { return n - 1 - i*(n/staleSamples) }
@@ -76,7 +87,7 @@ func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, e
 		want.poisonAt(AtReturn).fill(old[i:i+1], at(i))
 	}
 	came := t.back.memory()[t.backAt(c):][:n]
-	if err := t.back.download(t.streams[0], t.backAt(c), device, n); err != nil {
+	if err := t.download(ctx, t.streams[0], t.backAt(c), device, n); err != nil {
 		return r, err
 	}
 	r = StaleResult{SizeBytes: n, SampledBytes: staleSamples}

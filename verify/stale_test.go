@@ -7,12 +7,21 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 func TestStaleRead(t *testing.T) {
-	r, err := StaleRead(t.Context(), testgpu.Device(t))
+	var dev *cudart.Device
+	if testgpu.Real() {
+		dev = testgpu.Device(t)
+	} else {
+		var sim *cudasim.Sim
+		sim, dev = simulated(t, cudasim.Config{})
+		holdDownload(sim)
+	}
+	r, err := StaleRead(t.Context(), dev)
 	require.NoError(t, err)
 	t.Log(r)
 	assert.True(t, r.Shown(), "%v", r)
@@ -20,10 +29,9 @@ func TestStaleRead(t *testing.T) {
 	assert.Equal(t, staleSamples, r.SampledBytes)
 }
 
-// TestStaleReadBeforeTheCopyRuns holds the copy back until the wait for it begins.
-func TestStaleReadBeforeTheCopyRuns(t *testing.T) {
-	t.Parallel()
-	sim, dev := simulated(t, cudasim.Config{})
+// holdDownload holds the download of a stale read until the wait for it begins,
+// so that however late this goroutine runs, it reads before the copy.
+func holdDownload(sim *cudasim.Sim) {
 	var mu sync.Mutex // the hook is called from several threads
 	copies, held := 0, false
 	sim.OnCall(func(fn string, _ int) {
@@ -31,7 +39,7 @@ func TestStaleReadBeforeTheCopyRuns(t *testing.T) {
 		defer mu.Unlock()
 		switch {
 		case fn == "cudaMemcpyAsync":
-			if copies++; copies == 3 { // behind the poison and the upload
+			if copies++; copies == 3 { // after the poison and the upload
 				sim.Hold()
 				held = true
 			}
@@ -40,6 +48,12 @@ func TestStaleReadBeforeTheCopyRuns(t *testing.T) {
 			sim.Release()
 		}
 	})
+}
+
+func TestStaleReadBeforeTheCopyRuns(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Config{})
+	holdDownload(sim)
 	r, err := staleRead(t.Context(), dev, mib)
 	require.NoError(t, err)
 	assert.Equal(t, StaleResult{SizeBytes: mib, SampledBytes: staleSamples, StaleBefore: staleSamples}, r)

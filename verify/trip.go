@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/transfer"
 )
 
 const (
@@ -16,24 +19,32 @@ const (
 	guardByte  = 0xD6
 
 	// A copy that does not end in this time after a cancellation or an error is
-	// taken to hang, and the memory that it uses is not given back.
+	// taken to hang, and the memory that it uses stays allocated.
 	drainTimeout = 20 * time.Second
+	// After that, and for releasing, no more time is given than this.
+	lookTimeout = 100 * time.Millisecond
 )
 
-// errHangs says that memory was kept because the GPU may still use it.
-var errHangs = errors.New("verify: copies are still under way; the memory that they use is kept")
+// errBusy says that the GPU may be using memory, which must not be touched then.
+var errBusy = errors.New("copies may be under way")
 
 // trip holds what the cases of one path use: both ends, the memory on the
 // device between them, and streams.
 type trip struct {
 	dev     *cudart.Device
 	path    Path
+	bytes   int              // of each memory
+	copier  *transfer.Copier // of paths that use one
 	source  end
 	back    end
 	device  cudart.DevPtr
 	hop     cudart.DevPtr // only on PathHop
 	streams []*cudart.Stream
 	events  []*cudart.Event
+
+	fence    fence.Fence   // of all the memory
+	patience time.Duration // with copies that do not end
+
 	// tamper lets a test spoil what came back before it is compared.
 	tamper func(c Case, came []byte)
 }
@@ -41,19 +52,18 @@ type trip struct {
 // newTrip allocates for cases with up to n bytes, offsets included, on so many
 // streams. On an error everything is released.
 func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int) (t *trip, err error) {
-	t = &trip{dev: dev, path: path}
+	t = &trip{dev: dev, path: path, bytes: n + leadBytes + guardBytes, patience: drainTimeout}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, t.release(ctx))
 			t = nil
 		}
 	}()
-	n += leadBytes + guardBytes
-	if t.device, err = dev.Malloc(n); err != nil {
+	if t.device, err = dev.Malloc(t.bytes); err != nil {
 		return t, err
 	}
 	if path == PathHop {
-		if t.hop, err = dev.Malloc(n); err != nil {
+		if t.hop, err = dev.Malloc(t.bytes); err != nil {
 			return t, err
 		}
 	}
@@ -69,50 +79,128 @@ func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int)
 		}
 		t.events = append(t.events, e)
 	}
-	if t.source, err = newEnd(ctx, dev, path, n); err != nil {
+	if path.copier() {
+		if t.copier, err = transfer.NewCopier(ctx, dev, transfer.Options{Label: "verify"}); err != nil {
+			return t, err
+		}
+	}
+	if t.source, err = newEnd(ctx, dev, t.copier, path, t.bytes); err != nil {
 		return t, err
 	}
-	t.back, err = newEnd(ctx, dev, path, n)
+	t.back, err = newEnd(ctx, dev, t.copier, path, t.bytes)
 	return t, err
 }
 
-// release waits for copies under way and gives everything back. It goes on
-// after an error.
+// A releaseStep releases something. do may be called again after an error.
+type releaseStep struct {
+	what string
+	do   func() error
+}
+
+// run tries twice. What cannot be released then stays.
+func (s releaseStep) run() error {
+	if s.do() == nil {
+		return nil
+	}
+	if err := s.do(); err != nil {
+		return fmt.Errorf("%s stays: %w", s.what, err)
+	}
+	return nil
+}
+
+// release waits for copies under way, and then releases everything. It goes on
+// after an error of CUDA. If copies may still be under way, also those of the
+// copier, everything stays that they may be using.
 func (t *trip) release(ctx context.Context) error {
 	if err := t.drain(ctx); err != nil {
-		return err
+		return fmt.Errorf("release: %s stay allocated: %w", t.memory(), err)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.patience)
+	defer cancel()
+	if t.copier != nil {
+		closing := releaseStep{"the pinned memory of a copier", func() error { return t.copier.CloseContext(ctx) }}
+		if err := closing.run(); err != nil {
+			return fmt.Errorf("release: %s stay allocated: %w: %w", t.memory(), errBusy, err)
+		}
 	}
 	var errs []error
+	for _, step := range t.releaseSteps(ctx) {
+		errs = append(errs, step.run())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	return nil
+}
+
+func (t *trip) releaseSteps(ctx context.Context) (steps []releaseStep) {
 	for _, e := range []end{t.back, t.source} {
 		if e != nil {
-			errs = append(errs, e.release())
+			steps = append(steps, releaseStep{bytesText(t.bytes) + " of host memory", func() error { return e.release(ctx) }})
 		}
 	}
 	for _, e := range t.events {
-		errs = append(errs, e.Close())
+		steps = append(steps, releaseStep{"an event", e.Close})
 	}
 	for _, s := range t.streams {
-		errs = append(errs, s.Close())
+		steps = append(steps, releaseStep{"a stream", s.Close})
 	}
 	for _, p := range []cudart.DevPtr{t.hop, t.device} {
 		if p != 0 {
-			errs = append(errs, t.dev.Free(p))
+			steps = append(steps, releaseStep{bytesText(t.bytes) + " of device memory", func() error { return t.dev.Free(p) }})
 		}
 	}
-	return errors.Join(errs...)
+	return steps
 }
 
-// drain waits for the streams even when ctx has ended. What the copies report
-// does not matter here: one that failed has ended too.
-func (t *trip) drain(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-	defer cancel()
-	for _, s := range t.streams {
-		if err := s.Synchronize(ctx); err != nil && ctx.Err() != nil {
-			return errors.Join(errHangs, err)
+// memory names what release would release.
+func (t *trip) memory() string {
+	host := 0
+	for _, e := range []end{t.back, t.source} {
+		if e != nil {
+			host += t.bytes
 		}
 	}
+	return fmt.Sprintf("%s of host memory and %s of device memory", bytesText(host), bytesText(t.bytes*len(t.targets())))
+}
+
+// drain waits until no copy uses the memory, even when ctx has ended. What the
+// copies report does not matter here: one that failed has ended too. After an
+// error, errBusy among others, the memory must not be touched.
+func (t *trip) drain(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.patience)
+	defer cancel()
+	if err := t.fence.Wait(ctx); err != nil {
+		t.patience = min(t.patience, lookTimeout)
+		return fmt.Errorf("%w: %w", errBusy, err)
+	}
 	return nil
+}
+
+// stream returns the case's stream i, nil for a case that uses none.
+func (t *trip) stream(c Case, i int) *cudart.Stream {
+	if c.Streams == 0 {
+		return nil
+	}
+	return t.streams[i]
+}
+
+// upload and download are those of the ends. Also a call that failed may have
+// queued something.
+func (t *trip) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	defer t.uses(s)
+	return t.source.upload(ctx, s, dst, off, n)
+}
+
+func (t *trip) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	defer t.uses(s)
+	return t.back.download(ctx, s, off, src, n)
+}
+
+func (t *trip) uses(s *cudart.Stream) {
+	if s != nil {
+		t.fence.Add(s)
+	}
 }
 
 // run does the case and returns what is wrong, which is at most one difference
@@ -121,7 +209,7 @@ func (t *trip) run(ctx context.Context, c Case, want content) ([]Difference, err
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
-	if err := t.copies(c); err != nil {
+	if err := t.copies(ctx, c); err != nil {
 		return nil, errors.Join(err, t.drain(ctx))
 	}
 	if err := t.synchronize(ctx); err != nil {
@@ -180,7 +268,7 @@ func (t *trip) poison(ctx context.Context, c Case, want content) error {
 			return err
 		}
 		p := target.p + cudart.DevPtr(t.deviceAt(c)-guardBytes)
-		if err := t.source.upload(t.streams[0], p, source-guardBytes, len(sent)); err != nil {
+		if err := t.upload(ctx, t.stream(c, 0), p, source-guardBytes, len(sent)); err != nil {
 			return errors.Join(err, t.drain(ctx))
 		}
 		if err := t.synchronize(ctx); err != nil {
@@ -203,12 +291,12 @@ func fillGuarded(ctx context.Context, c content, b []byte) error {
 // copies queues the way to the device and back. With several streams each
 // takes a part, and the parts of the way back differ from those of the way
 // there, so that events have to keep the order.
-func (t *trip) copies(c Case) error {
+func (t *trip) copies(ctx context.Context, c Case) error {
 	n, k := c.SizeBytes, max(c.Streams, 1)
 	device := t.device + cudart.DevPtr(t.deviceAt(c))
 	for i := range k {
 		from, to := n*i/k, n*(i+1)/k
-		if err := t.source.upload(t.streams[i], device+cudart.DevPtr(from), t.sourceAt(c)+from, to-from); err != nil {
+		if err := t.upload(ctx, t.stream(c, i), device+cudart.DevPtr(from), t.sourceAt(c)+from, to-from); err != nil {
 			return err
 		}
 	}
@@ -217,7 +305,9 @@ func (t *trip) copies(c Case) error {
 			return err
 		}
 		hop := t.hop + cudart.DevPtr(t.deviceAt(c))
-		if err := t.streams[0].CopyOnDevice(hop, device, n); err != nil {
+		err := t.streams[0].CopyOnDevice(hop, device, n)
+		t.uses(t.streams[0])
+		if err != nil {
 			return err
 		}
 		device = hop
@@ -230,8 +320,8 @@ func (t *trip) copies(c Case) error {
 		if from == to {
 			continue
 		}
-		s := t.streams[(i+1)%k]
-		if err := t.back.download(s, t.backAt(c)+from, device+cudart.DevPtr(from), to-from); err != nil {
+		s := t.stream(c, (i+1)%k)
+		if err := t.download(ctx, s, t.backAt(c)+from, device+cudart.DevPtr(from), to-from); err != nil {
 			return err
 		}
 	}
@@ -275,8 +365,8 @@ func (t *trip) allBefore(waiting []*cudart.Stream, k int) error {
 	return nil
 }
 
-// synchronize waits for all streams. When ctx ends it still waits for the
-// copies under way, which memory depends on.
+// synchronize waits for all streams, and returns the error of a copy. When ctx
+// ends it still waits for the copies under way, which memory depends on.
 func (t *trip) synchronize(ctx context.Context) error {
 	for _, s := range t.streams {
 		if err := s.Synchronize(ctx); err != nil {

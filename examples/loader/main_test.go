@@ -28,7 +28,7 @@ func TestLoader(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, run(ctx, o, &out), context.Canceled)
 	o.batch = 0
-	require.ErrorContains(t, run(t.Context(), o, &out), "batch size 0")
+	require.ErrorContains(t, run(t.Context(), o, &out), "Options.BatchSize is 0: must be positive")
 }
 
 func TestVectorsAreNormalised(t *testing.T) {
