@@ -34,12 +34,12 @@ type Timeline struct {
 	begun     uint64     // the newest recording that was begun
 	wanted    uint64     // the newest point that was asked for
 	recording bool       // a goroutine is inside cudaEventRecord
-	asking    bool       // a goroutine is inside cudaEventQuery
 	draining  bool       // the device-wide answer is on its way
 	ended     bool       // the stream is destroyed
 	failures  int        // of recording or asking, since the last success
 	failed    []failure
 	failing   atomic.Bool // failed is not empty
+	asking    atomic.Bool // a goroutine is inside cudaEventQuery
 
 	// latest is the newest recording that can be asked for, or is done, and
 	// latestAt what handle.queued was before it.
@@ -292,6 +292,9 @@ func (t *Timeline) reached(n uint64) bool {
 	if n <= t.done.Load() {
 		return true
 	}
+	if t.asking.Load() {
+		return false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.latest < n {
@@ -303,15 +306,15 @@ func (t *Timeline) reached(n uint64) bool {
 		}
 	}
 	i := slices.IndexFunc(t.recorded.marks, func(m mark) bool { return m.n >= n })
-	if i < 0 || t.asking {
+	if i < 0 || t.asking.Load() {
 		return n <= t.done.Load()
 	}
 	m := t.recorded.marks[i]
-	t.asking = true
+	t.asking.Store(true)
 	t.mu.Unlock()
 	done, err := m.event.Query()
 	t.mu.Lock()
-	t.asking = false
+	t.asking.Store(false)
 	// Others may have added, thinned or dropped marks meanwhile.
 	i = slices.Index(t.recorded.marks, m)
 	switch {
@@ -516,6 +519,12 @@ func (p Point) Wait(ctx context.Context) error {
 		return nil
 	}
 	w := p.line.dev.rt.waits
+	if ctx.Done() == nil {
+		// Nothing can end the wait early: the caller may ask itself.
+		if over, _ := spin(func() (bool, error) { return p.line.reached(p.n), nil }); over {
+			return nil
+		}
+	}
 	me := w.get(waitPoint)
 	me.line, me.n = p.line, p.n
 	return w.await(ctx, me)

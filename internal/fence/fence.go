@@ -262,21 +262,19 @@ func (f *Fence) Points(list []cudart.Point) []cudart.Point {
 	return list
 }
 
-// Join adds the recorded ends of the work on other memory: this fence is done
-// when that one is as well.
-func (f *Fence) Join(other *Fence) {
-	var room [usual]cudart.Point
-	points := other.Points(room[:0])
+// AddPoint adds a recorded end of work on the memory.
+func (f *Fence) AddPoint(p cudart.Point) {
+	line := p.Line()
+	if line == nil {
+		return
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, p := range points {
-		line := p.Line()
-		i := slices.IndexFunc(f.uses, func(u use) bool { return u.line == line })
-		if i < 0 {
-			f.uses = append(f.uses, use{line: line, point: p})
-			f.count.Add(1)
-		} else if !f.uses[i].open && p.After(f.uses[i].point) {
-			f.uses[i].point = p
-		}
+	i := slices.IndexFunc(f.uses, func(u use) bool { return u.line == line })
+	if i < 0 {
+		f.uses = append(f.uses, use{line: line, point: p})
+		f.count.Add(1)
+	} else if !f.uses[i].open && p.After(f.uses[i].point) {
+		f.uses[i].point = p
 	}
 }

@@ -12,16 +12,16 @@ import (
 // Goroutines begin when there is work for them and end when there was none for a
 // while.
 type crew struct {
-	most  int // workers, and goroutines that copy for themselves
+	most  int32 // goroutines that copy, those that copy for themselves included
 	cores cores
 
-	posted atomic.Uint64 // changes when a job has more to do
+	jobs     atomic.Pointer[[]*Job] // never changed in place
+	posted   atomic.Uint64          // changes when a job has more to do
+	copying  atomic.Int32           // goroutines
+	spinning atomic.Int32           // workers that look for work
 
 	mu      sync.Mutex
-	jobs    []*Job
-	callers int // goroutines that copy for themselves
-	workers int
-	busy    int // of the workers, those that have a job
+	workers int32
 	parked  []*worker
 }
 
@@ -32,115 +32,135 @@ type worker struct {
 }
 
 var (
-	// A worker that has no work looks for more as long as it has worked, but
-	// not longer than this, before it parks: waking it takes some tens of
-	// microseconds. So looking costs at most as much as copying.
-	mostSpin = 100 * time.Microsecond
+	// A worker without work looks for more for that long before it parks: waking
+	// it takes some tens of microseconds.
+	mostSpin = 50 * time.Microsecond
 	// parkFor is after what time a parked worker ends.
 	parkFor = time.Second
-	// A woken worker wakes others, so that one that posts work is not kept by it.
-	wakeAtOnce = 2
+	// fewPieces is how many pieces a worker does until it looks which job has the
+	// fewest workers.
+	fewPieces = 4
 )
 
-// add makes a job known to the workers. The caller copies too.
-func (c *crew) add(j *Job) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.jobs = append(c.jobs, j)
-	c.callers++
+func newCrew(procs int, c cores) *crew {
+	n := &crew{most: int32(defaultWorkers(procs)), cores: c}
+	n.jobs.Store(new([]*Job))
+	return n
 }
 
-func (c *crew) remove(j *Job) {
+// join makes a job known to the workers. The caller copies too.
+func (c *crew) join(j *Job) {
+	c.copying.Add(1)
+	if j.n <= alone {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.jobs = slices.DeleteFunc(c.jobs, func(x *Job) bool { return x == j })
-	c.callers--
+	jobs := append(slices.Clone(*c.jobs.Load()), j)
+	c.jobs.Store(&jobs)
 }
 
-// post says that a job has work for so many more.
-func (c *crew) post(pieces int) {
+func (c *crew) leave(j *Job) {
+	c.copying.Add(-1)
+	if j.n <= alone {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
+	c.jobs.Store(&jobs)
+}
+
+// post says that a job has work for others. Waking a worker takes the caller a
+// microsecond, so a few are woken, which wake others.
+func (c *crew) post(j *Job) {
 	c.posted.Add(1)
+	wake := min(j.limit-j.helpers.Load(), c.most-c.copying.Load(), j.pieces.Load(), wakeMost) - c.spinning.Load()
+	if wake <= 0 {
+		return
+	}
+	var woken [8]*worker
+	n := 0
 	c.mu.Lock()
-	wake := min(pieces, wakeAtOnce, c.most-c.callers-c.busy)
-	var woken []*worker
 	for ; wake > 0; wake-- {
-		if n := len(c.parked); n > 0 {
-			woken = append(woken, c.parked[n-1])
-			c.parked = c.parked[:n-1]
+		if last := len(c.parked) - 1; last >= 0 {
+			woken[n], c.parked = c.parked[last], c.parked[:last]
+			n++
 		} else if c.workers < c.most {
 			c.workers++
-			go c.run(&worker{wake: make(chan struct{}, 1), turn: c.workers})
+			go c.run(&worker{wake: make(chan struct{}, 1), turn: int(c.workers)})
 		}
 	}
 	c.mu.Unlock()
-	for _, w := range woken {
+	for _, w := range woken[:n] {
 		w.wake <- struct{}{}
 	}
 }
 
-// take assigns a worker to a job that wants one, and has fewer than others.
-func (c *crew) take(w *worker) *Job {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.busy+c.callers >= c.most && c.busy > 0 {
+// wakeMost is how many workers are woken at once.
+var wakeMost int32 = 3
+
+// find assigns a worker to a job that wants one, and has fewer than others.
+func (c *crew) find(w *worker) *Job {
+	if c.copying.Load() >= c.most {
 		return nil
 	}
 	var best *Job
-	for i := range c.jobs {
-		j := c.jobs[(w.turn+i)%len(c.jobs)]
-		if j.helpers < j.limit && (best == nil || j.helpers < best.helpers) && j.wants() {
-			best = j
+	var least int32
+	jobs := *c.jobs.Load()
+	for i := range jobs {
+		j := jobs[(w.turn+i)%len(jobs)]
+		if j.pieces.Load() <= 0 {
+			continue
+		}
+		if n := j.helpers.Load(); n < j.limit && (best == nil || n < least) {
+			best, least = j, n
 		}
 	}
-	if best != nil {
-		best.helpers++
-		c.busy++
-		w.turn++
+	if best == nil || best.helpers.Add(1) > best.limit {
+		if best != nil {
+			best.helpers.Add(-1)
+		}
+		return nil
 	}
+	w.turn++
 	return best
-}
-
-// leave ends what take began.
-func (c *crew) leave(j *Job) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	j.helpers--
-	c.busy--
-	if j.helpers == 0 {
-		j.poke()
-	}
-}
-
-// share is how many workers a job may keep while others want some too.
-func (c *crew) crowded(j *Job) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.jobs) > 1 && j.helpers > max(1, c.most/len(c.jobs))
 }
 
 func (c *crew) run(w *worker) {
 	defer c.cores.enter()()
-	var worked time.Duration
-	seen := c.posted.Load()
 	for {
-		if j := c.take(w); j != nil {
-			began := time.Now()
-			j.help()
-			worked = min(worked+time.Since(began), mostSpin)
-			c.leave(j)
+		seen := c.posted.Load()
+		if j := c.find(w); j != nil {
+			c.copying.Add(1)
+			if j.pieces.Load() > 1 {
+				c.post(j)
+			}
+			j.help(fewPieces)
+			c.copying.Add(-1)
+			j.helpers.Add(-1)
 			continue
 		}
-		if worked > 0 {
-			began := time.Now()
-			for n := 0; c.posted.Load() == seen && n < 16; n++ {
-				runtime.Gosched()
-			}
-			worked -= max(time.Since(began), time.Microsecond)
-		} else if !c.park(w, seen) {
+		if !c.spin(seen) && !c.park(w, seen) {
 			return
 		}
-		seen = c.posted.Load()
 	}
+}
+
+// spin looks whether there is something to do, for a while.
+func (c *crew) spin(seen uint64) bool {
+	defer c.spinning.Add(-1)
+	if procs := int32(runtime.GOMAXPROCS(0)); c.spinning.Add(1) > procs/4 {
+		return false
+	}
+	for begin := time.Now(); time.Since(begin) < mostSpin; {
+		for range 64 {
+			if c.posted.Load() != seen {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // park sleeps until there is work, and is false when the worker is to end.

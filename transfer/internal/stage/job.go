@@ -15,49 +15,59 @@ import (
 // A Job is one copy of n bytes. The goroutine that runs it conducts: it opens
 // chunks, asks the GPU what is done, and calls the caller's callbacks. It and
 // workers of the crew fill or drain the chunks' pieces, and the one that is last
-// with a chunk queues its copy.
+// with a chunk passes it on: to the link, or back to the ring.
 type Job struct {
 	n        int
-	limit    int // workers at most
+	down     bool
+	limit    int32 // workers at most
 	crew     *crew
-	route    func(chunk int) (*ring, *cudart.Stream) // where a chunk passes through
-	send     func(c *chunk) error                    // queues its copy, up or down
-	feed     Feed                                    // of an upload
-	sink     Sink                                    // of a download
+	route    func(chunk int) (*ring, *link)                     // where a chunk passes through
+	copy     func(on *cudart.Stream, mem []byte, off int) error // queues the copy of a chunk
+	feed     Feed                                               // of an upload
+	sink     Sink                                               // of a download
 	progress func(done, total int)
 
 	// The conductor's.
 	chunks  int
-	opened  int         // bytes
-	landing []*chunk    // whose copy from the device is under way, in order
-	waiter  *waiter     // for memory of a ring
-	ring    *ring       // that one
-	queued  fence.Fence // of all copies to the device
-	told    int         // bytes that progress was called for
+	opened  int      // bytes
+	landing []*chunk // whose copy from the device is queued, in order
+	waiter  *waiter  // for memory of a ring
+	ring    *ring    // that one
+	told    int      // bytes that progress was called for
+	ended   time.Time
 
-	helpers int // guarded by crew.mu
+	helpers atomic.Int32
 	wake    chan struct{}
-	pieces  atomic.Int32 // that can be claimed
+	pieces  atomic.Int32          // that can be claimed
+	first   atomic.Pointer[chunk] // that has some
 
 	mu     sync.Mutex
-	open   []*chunk // that have pieces to claim
-	active int      // pieces that are worked on
-	passed int      // bytes of chunks that are done with
-	done   ranges   // these chunks
-	err    error    // the one with the least offset
-	at     int      // that offset
+	more   []*chunk    // behind first
+	out    int         // chunks that are worked on
+	queue  int         // chunks that are about to be queued
+	passed int         // bytes of chunks that are done with
+	done   ranges      // these chunks
+	ends   fence.Fence // of all copies to the device
+	failed atomic.Bool
+	err    error // the one with the least offset
+	at     int   // that offset
 }
 
 // A chunk is a part of a job that passes through one extent.
 type chunk struct {
+	job    *Job
+	link   *link
 	x      *extent
-	on     *cudart.Stream
 	off, n int
-	piece  int // bytes
-	next   int // the next to claim
-	left   int // bytes not worked on yet
 	work   func(mem []byte, off int) error
 	end    func() // when all is worked on, nil for nothing
+
+	piece  int          // bytes
+	pieces int32        // in all
+	next   atomic.Int32 // to claim
+	left   atomic.Int32 // not done
+	err    error        // of queueing its copy
+	landed atomic.Bool  // its copy from the device was queued
 }
 
 // A Segment is bytes that are ready to be copied to a device.
@@ -88,28 +98,26 @@ type Sink interface {
 }
 
 func newJob(s *Stage, n int, down bool) *Job {
-	j := &Job{n: n, limit: helpers(down), crew: s.crew, wake: make(chan struct{}, 1), at: math.MaxInt}
-	r, on := s.pick(n, down)
-	j.route = func(int) (*ring, *cudart.Stream) { return r, on }
+	j := &Job{n: n, down: down, limit: helpers(down), crew: s.crew, wake: make(chan struct{}, 1), at: math.MaxInt}
+	r, l := s.pick(n, down)
+	j.route = func(int) (*ring, *link) { return r, l }
 	return j
 }
 
 // helpers is how many workers a copy keeps busy at most, besides its own
-// goroutine. Copying into the ring takes two cores for each that copying out of
-// it takes, as that writes past the caches.
-func helpers(down bool) int {
+// goroutine. Copying into the ring takes twice the cores of copying out of it,
+// which writes past the caches.
+func helpers(down bool) int32 {
 	if down {
 		return downHelpers
 	}
 	return upHelpers
 }
 
-var upHelpers, downHelpers = 7, 4
+var upHelpers, downHelpers int32 = 7, 4
 
 // Poke makes the job look again.
-func (j *Job) Poke() { j.poke() }
-
-func (j *Job) poke() {
+func (j *Job) Poke() {
 	select {
 	case j.wake <- struct{}{}:
 	default:
@@ -119,111 +127,127 @@ func (j *Job) poke() {
 // Run copies, and returns how many bytes, from the first on, were copied. When
 // ctx ends it stops with the pieces that are worked on.
 func (j *Job) Run(ctx context.Context) (int, error) {
-	if j.n > alone {
-		j.crew.add(j)
-		defer j.crew.remove(j)
-	}
+	j.crew.join(j)
+	defer j.crew.leave(j)
 	for {
 		j.advance(ctx)
-		worked := j.work(ctx)
+		worked := j.help(1)
 		j.report()
-		over, idle := j.state(ctx)
-		switch {
+		switch over := j.over(ctx); {
 		case over:
 			return j.finish(ctx)
-		case idle && !worked:
+		case !worked:
 			j.pause(ctx)
 		}
 	}
 }
 
-// work does one piece, if there is one.
-func (j *Job) work(ctx context.Context) bool {
-	c, off, n := j.claim()
-	if c == nil {
-		return false
-	}
-	j.do(c, off, n)
-	return true
-}
-
-// help does pieces for as long as there are some.
-func (j *Job) help() {
-	for {
-		c, off, n := j.claim()
+// help does so many pieces, or fewer if there are none left.
+func (j *Job) help(most int) (worked bool) {
+	for range most {
+		c, i := j.claim()
 		if c == nil {
-			return
+			return worked
 		}
-		j.do(c, off, n)
-		if j.crew.crowded(j) {
-			return
-		}
+		j.do(c, int(i))
+		worked = true
 	}
+	return worked
 }
 
-func (j *Job) wants() bool { return j.pieces.Load() > 0 }
-
-// claim takes a piece of the first chunk that has some.
-func (j *Job) claim() (c *chunk, off, n int) {
-	if j.pieces.Load() <= 0 {
-		return nil, 0, 0
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if len(j.open) == 0 || j.err != nil {
-		return nil, 0, 0
-	}
-	c = j.open[0]
-	off, n = c.next, min(c.piece, c.n-c.next)
-	if c.next += n; c.next == c.n {
-		j.open = append(j.open[:0], j.open[1:]...)
-	}
-	j.active++
-	j.pieces.Add(-1)
-	return c, off, n
-}
-
-// do works on a piece, and completes its chunk if it is the last one.
-func (j *Job) do(c *chunk, off, n int) {
-	err := Guard(func() error { return c.work(c.x.mem[off:off+n], c.off+off) })
-	if err != nil {
-		j.fail(c.off+off, err)
-	}
-	j.mu.Lock()
-	c.left -= n
-	last := c.left == 0
-	bad := j.err != nil
-	j.mu.Unlock()
-	if last {
-		j.complete(c, bad)
-	}
-	j.mu.Lock()
-	j.active--
-	if last {
-		j.passed += c.n
-		if !bad {
-			j.done.add(c.off, c.n)
+// claim takes a piece.
+func (j *Job) claim() (*chunk, int32) {
+	for j.pieces.Load() > 0 && !j.failed.Load() {
+		c := j.first.Load()
+		if c == nil {
+			return nil, 0
 		}
+		if i := c.next.Add(1) - 1; i < c.pieces {
+			j.pieces.Add(-1)
+			return c, i
+		}
+		j.mu.Lock()
+		if j.first.Load() == c {
+			j.shift()
+		}
+		j.mu.Unlock()
 	}
-	poke := last || j.active == 0
-	j.mu.Unlock()
-	if poke {
-		j.poke()
-	}
+	return nil, 0
 }
 
-// complete is called once all of a chunk was worked on.
-func (j *Job) complete(c *chunk, bad bool) {
+// shift makes the next open chunk the first. It needs j.mu.
+func (j *Job) shift() {
+	if len(j.more) == 0 {
+		j.first.Store(nil)
+		return
+	}
+	j.first.Store(j.more[0])
+	j.more[0] = nil
+	j.more = j.more[1:]
+}
+
+// do works on a piece, and passes its chunk on if it is the last one.
+func (j *Job) do(c *chunk, i int) {
+	from := i * c.piece
+	mem := c.x.mem[from:min(from+c.piece, c.n)]
+	if err := Guard(func() error { return c.work(mem, c.off+from) }); err != nil {
+		j.fail(c.off+from, err)
+	}
+	if c.left.Add(-1) > 0 {
+		return
+	}
 	if c.end != nil {
 		c.end()
 	}
-	if j.feed != nil && !bad {
-		if err := j.queue(c); err != nil {
-			j.fail(c.off, err)
-		}
-		j.queued.Join(&c.x.fence)
+	failed := j.failed.Load()
+	j.mu.Lock()
+	j.out--
+	switch {
+	case failed:
+	case j.down:
+		j.pass(c)
+	default:
+		j.queue++
+	}
+	j.mu.Unlock()
+	if failed || j.down {
+		c.x.release()
+		j.Poke()
+	} else {
+		c.link.submit(c)
+	}
+}
+
+// send queues the chunk's copy.
+func (c *chunk) send(on *cudart.Stream) error { return c.job.copy(on, c.x.mem[:c.n], c.off) }
+
+// queued is called when the chunk's copy was queued, up to a point, or that has
+// failed.
+func (c *chunk) queued(p cudart.Point) {
+	j := c.job
+	if c.err != nil {
+		j.fail(c.off, c.err)
+	}
+	if j.down {
+		c.landed.Store(true)
+		j.Poke()
+		return
 	}
 	c.x.release()
+	j.mu.Lock()
+	j.ends.AddPoint(p)
+	j.queue--
+	if c.err == nil {
+		j.pass(c)
+	}
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// pass counts a chunk that is done with. It needs j.mu.
+func (j *Job) pass(c *chunk) {
+	j.passed += c.n
+	j.done.add(c.off, c.n)
 }
 
 func (j *Job) fail(at int, err error) {
@@ -232,17 +256,18 @@ func (j *Job) fail(at int, err error) {
 	if at < j.at {
 		j.at, j.err = at, err
 	}
+	j.failed.Store(true)
 }
 
 // report calls progress, on the job's own goroutine, which holds nothing.
 func (j *Job) report() {
-	if j.progress == nil {
+	if j.progress == nil || j.failed.Load() {
 		return
 	}
 	j.mu.Lock()
-	passed, failed := j.passed, j.err != nil
+	passed := j.passed
 	j.mu.Unlock()
-	if failed || passed == j.told {
+	if passed == j.told {
 		return
 	}
 	j.told = passed
@@ -253,37 +278,43 @@ func (j *Job) report() {
 
 // advance opens chunks, and those that have landed to be drained.
 func (j *Job) advance(ctx context.Context) {
-	if j.failed(ctx) {
-		return
+	for len(j.landing) > 0 && !j.failed.Load() {
+		c := j.landing[0]
+		if !c.landed.Load() || !c.x.fence.Done(ctx) {
+			break
+		}
+		j.landing = append(j.landing[:0], j.landing[1:]...)
+		if err := c.x.fence.Err(); err != nil {
+			j.fail(c.off, err)
+		}
+		if j.failed.Load() {
+			j.drop(c)
+			break
+		}
+		j.offer(c)
 	}
-	if j.sink != nil {
-		j.land(ctx)
+	for j.opened < j.n && !j.failed.Load() && j.openNext(ctx) {
 	}
-	for j.opened < j.n && j.openNext(ctx) {
-	}
-}
-
-func (j *Job) failed(ctx context.Context) bool {
-	if ctx.Err() != nil {
-		j.fail(math.MaxInt-1, context.Cause(ctx))
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.err != nil
 }
 
 // openNext opens a chunk, if there is memory for it and something to copy.
 func (j *Job) openNext(ctx context.Context) bool {
-	r, on := j.route(j.chunks)
-	size := j.chunkSize(r)
-	x := r.try(ctx, size, j.waiter)
+	r, l := j.route(j.chunks)
+	x := j.extent(ctx, r)
 	if x == nil {
-		j.starve(r)
 		return false
 	}
-	j.fed()
-	c := &chunk{x: x, on: on}
-	if j.feed != nil {
+	size := min(len(x.mem), j.n-j.opened)
+	c := &chunk{job: j, link: l, x: x}
+	if j.down {
+		c.off, c.n = j.opened, size
+		if c.work, c.end = j.sink.Take(c.off, c.n); c.work == nil {
+			x.release()
+			return false
+		}
+		j.landing = append(j.landing, c)
+		l.submit(c)
+	} else {
 		seg, err := j.feed.Take(size)
 		if err != nil {
 			j.fail(seg.Off, err)
@@ -293,34 +324,11 @@ func (j *Job) openNext(ctx context.Context) bool {
 			return false
 		}
 		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.Release
-	} else {
-		c.off, c.n = j.opened, size
-		if c.work, c.end = j.sink.Take(c.off, c.n); c.work == nil {
-			x.release()
-			return false
-		}
-		if err := j.queue(c); err != nil {
-			j.fail(c.off, err)
-			x.release()
-			return false
-		}
+		j.offer(c)
 	}
 	j.chunks++
 	j.opened += c.n
-	if j.feed != nil {
-		j.offer(c)
-	} else {
-		j.landing = append(j.landing, c)
-	}
 	return true
-}
-
-// queue queues a chunk's copy.
-func (j *Job) queue(c *chunk) error {
-	err := j.send(c)
-	c.x.fence.Add(c.on) // also after an error, of which some may be queued
-	c.x.fence.Record()
-	return err
 }
 
 // Chunks are small at both ends of a copy, where the link has nothing to do
@@ -328,7 +336,7 @@ func (j *Job) queue(c *chunk) error {
 // its way.
 var (
 	leastChunk = 512 * kib
-	leastPiece = 64 * kib
+	leastPiece = 32 * kib
 	mostPiece  = 512 * kib
 )
 
@@ -336,7 +344,24 @@ func (j *Job) chunkSize(r *ring) int {
 	left := j.n - j.opened
 	size := min(j.opened+leastChunk, left/2)
 	size = max(size/leastChunk*leastChunk, leastChunk)
-	return min(size, left, r.bytes())
+	return min(size, left, r.chunk(j.down))
+}
+
+// extent takes memory for the next chunk, nil if there is none yet.
+func (j *Job) extent(ctx context.Context, r *ring) *extent {
+	if j.waiter == nil {
+		n := j.chunkSize(r)
+		if x := r.try(ctx, n, j.down); x != nil {
+			return x
+		}
+		j.ring, j.waiter = r, r.wait(j.wake, n, j.down)
+	}
+	if !j.ring.poll(ctx, j.waiter) {
+		return nil
+	}
+	w := j.waiter
+	j.waiter = nil
+	return j.ring.leave(w)
 }
 
 // pieceOf is the size of a chunk's pieces.
@@ -347,44 +372,57 @@ func pieceOf(n int) int {
 
 // offer opens a chunk's pieces to all.
 func (j *Job) offer(c *chunk) {
-	c.left, c.piece = c.n, pieceOf(c.n)
-	pieces := (c.n + c.piece - 1) / c.piece
+	c.piece = pieceOf(c.n)
+	c.pieces = int32((c.n + c.piece - 1) / c.piece)
+	c.left.Store(c.pieces)
 	j.mu.Lock()
-	j.open = append(j.open, c)
+	j.out++
+	if j.first.Load() == nil {
+		j.first.Store(c)
+	} else {
+		j.more = append(j.more, c)
+	}
 	j.mu.Unlock()
-	j.pieces.Add(int32(pieces))
-	if pieces > 1 && j.n > alone {
-		j.crew.post(pieces - 1)
+	j.pieces.Add(c.pieces)
+	if c.pieces > 1 {
+		j.crew.post(j)
 	}
 }
 
-// land offers the chunks whose copy from the device is done.
-func (j *Job) land(ctx context.Context) {
-	for len(j.landing) > 0 {
-		c := j.landing[0]
-		if !c.x.fence.Done(ctx) {
-			return
-		}
-		j.landing = append(j.landing[:0], j.landing[1:]...)
-		if err := c.x.fence.Err(); err != nil {
-			j.fail(c.off, err)
-			c.x.release()
-			return
-		}
-		j.offer(c)
+// over reports whether all is copied, or, after an error, nothing is in hand any
+// more. Memory of the caller's is always waited for; a call into the library that
+// does not return, for a while.
+func (j *Job) over(ctx context.Context) bool {
+	if ctx.Err() != nil {
+		j.fail(math.MaxInt-1, context.Cause(ctx))
 	}
-}
-
-// state reports whether the job is over, and whether its goroutine has nothing
-// to do.
-func (j *Job) state(ctx context.Context) (over, idle bool) {
-	failed := j.failed(ctx)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if failed {
-		return j.active == 0, true
+	if !j.failed.Load() {
+		return j.passed == j.n
 	}
-	return j.passed == j.n, j.pieces.Load() <= 0
+	if j.ended.IsZero() {
+		j.ended = time.Now()
+	}
+	// What nobody has claimed is dropped.
+	for c := j.first.Load(); c != nil; c = j.first.Load() {
+		left := c.pieces - min(c.next.Swap(c.pieces), c.pieces)
+		j.pieces.Add(-left)
+		if left > 0 && c.left.Add(-left) == 0 {
+			j.out--
+			j.drop(c)
+		}
+		j.shift()
+	}
+	return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
+}
+
+// drop ends a chunk that is not copied.
+func (j *Job) drop(c *chunk) {
+	if c.end != nil {
+		c.end()
+	}
+	c.x.release()
 }
 
 // spinFor is how long a job's goroutine looks again and again before it sleeps.
@@ -393,20 +431,25 @@ var spinFor = 30 * time.Microsecond
 // pause waits until there may be more to do.
 func (j *Job) pause(ctx context.Context) {
 	for begin := time.Now(); time.Since(begin) < spinFor; {
-		select {
-		case <-j.wake:
-			return
-		default:
+		for range 16 {
+			select {
+			case <-j.wake:
+				return
+			default:
+			}
+			if j.pieces.Load() > 0 {
+				return
+			}
 		}
-		if len(j.landing) > 0 && j.landing[0].x.fence.Done(ctx) {
+		if len(j.landing) > 0 && j.landing[0].landed.Load() && j.landing[0].x.fence.Done(ctx) {
 			return
 		}
-		if j.waiter != nil && j.ring.ready(ctx, j.waiter) {
+		if j.waiter != nil && j.ring.poll(ctx, j.waiter) {
 			return
 		}
 	}
 	var stops []func()
-	if len(j.landing) > 0 {
+	if len(j.landing) > 0 && j.landing[0].landed.Load() {
 		for _, p := range j.landing[0].x.fence.Points(nil) {
 			stops = append(stops, p.Notify(j.wake))
 		}
@@ -414,33 +457,19 @@ func (j *Job) pause(ctx context.Context) {
 	if j.waiter != nil {
 		stops = append(stops, j.ring.notify(j.waiter))
 	}
-	select {
-	case <-j.wake:
-	case <-ctx.Done():
-		select { // the pieces that are worked on are waited for
+	if j.failed.Load() {
+		select {
 		case <-j.wake:
-		case <-time.After(time.Millisecond):
+		case <-time.After(landTimeout / 10):
+		}
+	} else {
+		select {
+		case <-j.wake:
+		case <-ctx.Done():
 		}
 	}
 	for _, stop := range stops {
 		stop()
-	}
-}
-
-// starve queues for memory of a ring, and fed ends that.
-func (j *Job) starve(r *ring) {
-	if j.waiter != nil && j.ring != r {
-		j.fed()
-	}
-	if j.waiter == nil {
-		j.ring, j.waiter = r, r.wait(j.wake)
-	}
-}
-
-func (j *Job) fed() {
-	if j.waiter != nil {
-		j.ring.leave(j.waiter)
-		j.waiter = nil
 	}
 }
 
@@ -449,33 +478,31 @@ const landTimeout = 2 * time.Second
 
 // finish waits for the copies that were queued, and returns what came of all.
 func (j *Job) finish(ctx context.Context) (int, error) {
-	j.fed()
-	j.mu.Lock()
-	failed, open := j.err != nil, j.open
-	j.open = nil
-	j.mu.Unlock()
-	if failed {
-		for _, c := range append(open, j.landing...) {
-			if c.end != nil {
-				c.end()
-			}
-			c.x.release()
+	if j.waiter != nil {
+		if x := j.ring.leave(j.waiter); x != nil {
+			x.release()
+		}
+		j.waiter = nil
+	}
+	if j.failed.Load() {
+		for _, c := range j.landing {
+			j.drop(c)
 		}
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), landTimeout)
 		defer cancel()
 	}
-	if err := j.queued.Wait(ctx); err != nil {
+	if err := j.ends.Wait(ctx); err != nil {
 		j.fail(0, fmt.Errorf("copies may be under way: %w", err))
 	}
-	if err := j.queued.Err(); err != nil {
+	if err := j.ends.Err(); err != nil {
 		j.fail(0, err)
+	}
+	if !j.failed.Load() {
+		return j.n, nil
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.err == nil {
-		return j.n, nil
-	}
 	done := min(j.at, j.done.prefix())
 	return done, fmt.Errorf("at byte %d of %d: %w", done, j.n, j.err)
 }

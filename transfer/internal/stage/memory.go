@@ -35,8 +35,8 @@ func (s *Stage) Upload(ctx context.Context, dst cudart.DevPtr, from []byte, prog
 func (s *Stage) UploadFrom(ctx context.Context, dst cudart.DevPtr, n int, feed Feed, progress func(done, total int)) (int, error) {
 	j := newJob(s, n, false)
 	j.feed, j.progress = feed, progress
-	j.send = func(c *chunk) error {
-		return c.on.CopyToDevice(dst+cudart.DevPtr(c.off), unsafe.Pointer(&c.x.mem[0]), c.n)
+	j.copy = func(on *cudart.Stream, mem []byte, off int) error {
+		return on.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 	}
 	return j.Run(ctx)
 }
@@ -45,8 +45,8 @@ func (s *Stage) UploadFrom(ctx context.Context, dst cudart.DevPtr, n int, feed F
 func (s *Stage) DownloadTo(ctx context.Context, src cudart.DevPtr, n int, sink Sink, progress func(done, total int)) (int, error) {
 	j := newJob(s, n, true)
 	j.sink, j.progress = sink, progress
-	j.send = func(c *chunk) error {
-		return c.on.CopyToHost(unsafe.Pointer(&c.x.mem[0]), src+cudart.DevPtr(c.off), c.n)
+	j.copy = func(on *cudart.Stream, mem []byte, off int) error {
+		return on.CopyToHost(unsafe.Pointer(&mem[0]), src+cudart.DevPtr(off), len(mem))
 	}
 	return j.Run(ctx)
 }

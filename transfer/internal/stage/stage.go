@@ -18,29 +18,27 @@ type Stage struct {
 	ring *ring // of large copies
 	few  *ring // of small ones, which would wait behind those
 
-	// Chunks follow on each other on one stream each way, without the gap that a
-	// change of streams makes. Small copies have their own, so as not to queue
-	// behind chunks.
-	up, down           *cudart.Stream
-	briefUp, briefDown *cudart.Stream
+	// Small copies have links of their own, so as not to queue behind chunks.
+	up, down           link
+	briefUp, briefDown link
 }
 
 const (
 	kib = 1 << 10
 	mib = 1 << 20
 
-	ringUnit  = 512 * kib
+	ringUnit = 512 * kib
 
 	// alone is how many bytes the calling goroutine copies without workers: it
 	// is done before they come.
 	alone = 64 * kib
 	// Small copies have a ring of so many units of that size.
-	fewUnits = 16
+	fewUnits = 32
 )
 
 var (
-	chunkMost  = 8 * mib
-	ringChunks = 4
+	chunkMost = 8 * mib
+	ringMiB   = 38
 )
 
 // stages are those of the process, with a count of users.
@@ -127,14 +125,14 @@ func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 
 func (s *Stage) open(ctx context.Context) (err error) {
 	units := ringBytes(s.crew.most) / ringUnit
-	if s.ring, err = newRing(ctx, s.dev, units, ringUnit, min(chunkMost/ringUnit, units/2), "transfer ring"); err != nil {
+	if s.ring, err = newRing(ctx, s.dev, units, ringUnit, chunkMost/ringUnit, "transfer ring"); err != nil {
 		return err
 	}
 	if s.few, err = newRing(ctx, s.dev, fewUnits, alone, 1, "transfer ring"); err != nil {
 		return err
 	}
-	for _, stream := range []**cudart.Stream{&s.up, &s.down, &s.briefUp, &s.briefDown} {
-		if *stream, err = s.dev.NewStream(cudart.StreamOptions{}); err != nil {
+	for _, l := range s.links() {
+		if l.stream, err = s.dev.NewStream(cudart.StreamOptions{}); err != nil {
 			return err
 		}
 	}
@@ -144,11 +142,11 @@ func (s *Stage) open(ctx context.Context) (err error) {
 // ringBytes is the size of a ring that so many workers fill. Four chunks of 8
 // MiB keep a link busy, and stay in the caches. A few workers cannot fill the
 // link, and gain by what stays in their own caches.
-func ringBytes(workers int) int {
+func ringBytes(workers int32) int {
 	if workers <= 4 {
 		return 4 * 2 * mib
 	}
-	return ringChunks * chunkMost
+	return ringMiB * mib
 }
 
 // close releases what open made, as far as it came.
@@ -162,11 +160,11 @@ func (s *Stage) close(ctx context.Context) error {
 		}
 		*r = nil
 	}
-	for _, stream := range []*cudart.Stream{s.up, s.down, s.briefUp, s.briefDown} {
-		if stream == nil {
+	for _, l := range s.links() {
+		if l.stream == nil {
 			continue
 		}
-		if err := stream.Close(); err != nil {
+		if err := l.stream.Close(); err != nil {
 			return err
 		}
 	}
@@ -186,7 +184,7 @@ func crewOf(dev *cudart.Device) *crew {
 	defer stages.Unlock()
 	c := stages.crews[node]
 	if c == nil {
-		c = &crew{most: defaultWorkers(runtime.GOMAXPROCS(0)), cores: cores}
+		c = newCrew(runtime.GOMAXPROCS(0), cores)
 		stages.crews[node] = c
 	}
 	return c
@@ -200,18 +198,20 @@ func defaultWorkers(procs int) int {
 	return procs * 3 / 4
 }
 
-// A Pick chooses the stream for n bytes: chunks and small copies have their own.
-func (s *Stage) pick(n int, down bool) (r *ring, on *cudart.Stream) {
+// pick chooses where n bytes pass through.
+func (s *Stage) pick(n int, down bool) (*ring, *link) {
 	switch {
 	case n <= alone && down:
-		return s.few, s.briefDown
+		return s.few, &s.briefDown
 	case n <= alone:
-		return s.few, s.briefUp
+		return s.few, &s.briefUp
 	case down:
-		return s.ring, s.down
+		return s.ring, &s.down
 	}
-	return s.ring, s.up
+	return s.ring, &s.up
 }
+
+func (s *Stage) links() []*link { return []*link{&s.up, &s.down, &s.briefUp, &s.briefDown} }
 
 // String names the stage in messages.
 func (s *Stage) String() string { return fmt.Sprintf("stage of %v", s.dev) }

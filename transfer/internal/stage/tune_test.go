@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -107,24 +108,75 @@ func TestTune(t *testing.T) {
 			fmt.Printf("   16 goroutines x %d B: %.1f GB/s, median %v, p99 %v\n", k, float64(len(all)*k)/el.Seconds()/1e9, all[len(all)/2], all[len(all)*99/100])
 		}
 	}
+	if os.Getenv("TUNE") == "micro" || os.Getenv("TUNE") == "all" {
+		micro(t, dev, mem, src, dst)
+	}
 	run("default", true)
 	set := func(name string, f func(), mid bool) {
-		a, b, c, d, e, g, h := upHelpers, downHelpers, chunkMost, ringChunks, mostSpin, spinFor, mostPiece
+		a, b, c, d, e, g, h, l := upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, mostPiece, wakeMost
 		f()
 		run(name, mid)
-		upHelpers, downHelpers, chunkMost, ringChunks, mostSpin, spinFor, mostPiece = a, b, c, d, e, g, h
+		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, mostPiece, wakeMost = a, b, c, d, e, g, h, l
 	}
-	set("up 6 down 3", func() { upHelpers, downHelpers = 6, 3 }, false)
-	set("up 5 down 2", func() { upHelpers, downHelpers = 5, 2 }, false)
-	set("up 9 down 5", func() { upHelpers, downHelpers = 9, 5 }, false)
-	set("up 11 down 7", func() { upHelpers, downHelpers = 11, 7 }, false)
-	set("4 MiB x 8", func() { chunkMost, ringChunks = 4*mib, 8 }, false)
-	set("4 MiB x 10", func() { chunkMost, ringChunks = 4*mib, 10 }, false)
-	set("8 MiB x 5", func() { ringChunks = 5 }, false)
-	set("8 MiB x 8", func() { ringChunks = 8 }, false)
-	set("spin 20us", func() { mostSpin = 20 * time.Microsecond }, false)
-	set("spin 300us", func() { mostSpin = 300 * time.Microsecond }, true)
-	set("pieces 256K", func() { mostPiece = 256 * kib }, false)
-	set("caller spin 200us", func() { spinFor = 200 * time.Microsecond }, false)
-	_ = time.Now
+	set("wake 1", func() { wakeMost = 1 }, true)
+	set("wake 6", func() { wakeMost = 6 }, true)
+	set("ring 36", func() { ringMiB = 36 }, false)
+	set("ring 32", func() { ringMiB = 32 }, false)
+	set("ring 64", func() { ringMiB = 64 }, false)
+	set("up 8 down 3", func() { upHelpers, downHelpers = 8, 3 }, false)
+	set("up 6 down 5", func() { upHelpers, downHelpers = 6, 5 }, false)
+	set("spin 100us", func() { mostSpin = 100 * time.Microsecond }, true)
+}
+
+func micro(t *testing.T, dev *cudart.Device, mem cudart.DevPtr, src, dst []byte) {
+	ctx := context.Background()
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p, err := dev.HostAlloc(4*mib, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.FreeHost(p)
+	pin := unsafe.Slice((*byte)(p), 4*mib)
+	ok := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range []int{1, 64, 1024, 4 * kib, 16 * kib, 64 * kib, 128 * kib, 256 * kib, mib} {
+		reps := min(3000, 200*mib/k)
+		us := func(f func(i int)) float64 {
+			var v []float64
+			for i := range reps + 20 {
+				b := time.Now()
+				f(i)
+				if i >= 20 {
+					v = append(v, float64(time.Since(b).Nanoseconds())/1e3)
+				}
+			}
+			slices.Sort(v)
+			return v[len(v)/2]
+		}
+		from := func(i int) []byte { o := i * 4 * mib % (len(src) - 4*mib); return src[o : o+k] }
+		to := func(i int) []byte { o := i * 4 * mib % (len(dst) - 4*mib); return dst[o : o+k] }
+		a := us(func(i int) { ok(dev.CopyToDevice(mem, unsafe.Pointer(&from(i)[0]), k)) })
+		b := us(func(i int) { ok(s.CopyToDevice(mem, unsafe.Pointer(&from(i)[0]), k)); ok(s.Synchronize(ctx)) })
+		c := us(func(i int) { copy(pin, from(i)); ok(s.CopyToDevice(mem, p, k)); ok(s.Synchronize(ctx)) })
+		d := us(func(i int) { copy(pin, from(i)); ok(s.CopyToDevice(mem, p, k)); ok(s.Point().Wait(ctx)) })
+		e := us(func(i int) { ok(s.CopyToDevice(mem, unsafe.Pointer(&from(i)[0]), k)) })
+		ok(s.Synchronize(ctx))
+		f := us(func(i int) { ok(s.CopyToDevice(mem, p, k)) })
+		ok(s.Synchronize(ctx))
+		g := us(func(i int) { copy(pin, from(i)) })
+		h := us(func(i int) { ok(dev.CopyToHost(unsafe.Pointer(&to(i)[0]), mem, k)) })
+		l := us(func(i int) { ok(s.CopyToHost(p, mem, k)); ok(s.Synchronize(ctx)); copy(to(i), pin) })
+		m := us(func(i int) { ok(s.CopyToHost(unsafe.Pointer(&to(i)[0]), mem, k)); ok(s.Synchronize(ctx)) })
+		can, cancel := context.WithCancel(ctx)
+		n := us(func(i int) { copy(pin, from(i)); ok(s.CopyToDevice(mem, p, k)); ok(s.Synchronize(can)) })
+		cancel()
+		fmt.Printf("micro %7d B us: up cudaMemcpy %.2f | async pageable+sync %.2f | pinned+sync %.2f | pinned+point %.2f | with cancel %.2f | issue pageable %.2f, pinned %.2f | memcpy %.2f || down cudaMemcpy %.2f | pinned+sync %.2f | pageable async+sync %.2f\n", k, a, b, c, d, n, e, f, g, h, l, m)
+	}
 }
