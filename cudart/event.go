@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"weak"
 )
 
 // An EventHandle is a cudaEvent_t, for other libraries that take one.
@@ -160,7 +159,7 @@ func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
 type eventPool struct {
 	mu     sync.Mutex
 	free   []*Event
-	made   []weak.Pointer[Event] // those that streams may have
+	made   []*Event // all of them
 	closed bool
 }
 
@@ -180,9 +179,9 @@ func (d *Device) takeEvent() (*Event, error) {
 	d.events.mu.Lock()
 	defer d.events.mu.Unlock()
 	if len(d.events.made) == cap(d.events.made) {
-		d.events.made = slices.DeleteFunc(d.events.made, func(w weak.Pointer[Event]) bool { return w.Value() == nil })
+		d.events.made = slices.DeleteFunc(d.events.made, func(e *Event) bool { return e.handle.state.Load()&handleDestroyed != 0 })
 	}
-	d.events.made = append(d.events.made, weak.Make(e))
+	d.events.made = append(d.events.made, e)
 	return e, nil
 }
 
@@ -203,10 +202,8 @@ func (d *Device) closeEvents() error {
 	d.events.free, d.events.made, d.events.closed = nil, nil, true
 	d.events.mu.Unlock()
 	var errs []error
-	for _, w := range made {
-		if e := w.Value(); e != nil {
-			errs = append(errs, e.Close())
-		}
+	for _, e := range made {
+		errs = append(errs, e.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -10,7 +10,7 @@ import (
 // Pageable is ordinary memory, neither resident at first nor pinned: a place
 // for much data that comes from a GPU and stays. It is zero, and on huge pages
 // where the host has them, so that it is written twice as fast for the first
-// time as a new Go slice.
+// time as a new Go slice. The zero Pageable is empty.
 type Pageable struct{ region *pages.Region }
 
 // AllocPageable maps n bytes.
@@ -24,14 +24,27 @@ func AllocPageable(n int) (*Pageable, error) {
 
 // Bytes returns the memory, exactly as long as asked for, and nil after Close.
 // The slice must not be used after Close: the memory is unmapped then.
-func (p *Pageable) Bytes() []byte { return p.region.Bytes() }
+func (p *Pageable) Bytes() []byte {
+	if p.region == nil {
+		return []byte{}
+	}
+	return p.region.Bytes()
+}
 
 // Len returns the bytes asked for.
-func (p *Pageable) Len() int { return p.region.Len() }
+func (p *Pageable) Len() int {
+	if p.region == nil {
+		return 0
+	}
+	return p.region.Len()
+}
 
 // Close gives the memory back. A second Close does nothing; after an error it
 // may be called again.
 func (p *Pageable) Close() error {
+	if p.region == nil {
+		return nil
+	}
 	if err := p.region.Unmap(); err != nil {
 		return fmt.Errorf("hostmem: close %d pageable bytes: %w", p.Len(), err)
 	}

@@ -45,7 +45,7 @@ func rate(b *testing.B, n int, one func()) {
 	b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GB/s")
 }
 
-// touched gives memory with all its pages.
+// touched returns memory that is resident.
 func touched(n int) []byte {
 	b := make([]byte, n)
 	copyFresh(b, b)
@@ -97,33 +97,32 @@ func BenchmarkDownload(b *testing.B) {
 			b.StartTimer()
 		})
 	})
-	// All are kept: what the runtime makes of memory that was in use it has to
-	// clear first.
-	var kept [][]byte
+	// All stay in use: the runtime has to clear memory that it uses again.
+	var all [][]byte
 	b.Run("make/"+benchName(n), func(b *testing.B) {
 		rate(b, n, func() {
 			b.StopTimer()
-			kept = append(kept, make([]byte, n))
+			all = append(all, make([]byte, n))
 			b.StartTimer()
-			require.NoError(b, r.c.Download(b.Context(), kept[len(kept)-1], src))
+			require.NoError(b, r.c.Download(b.Context(), all[len(all)-1], src))
 		})
 	})
-	runtime.KeepAlive(kept)
+	runtime.KeepAlive(all)
 }
 
 func BenchmarkFile(b *testing.B) {
 	r := newRig(b, Options{})
 	n := benchSize(4 << 30)
 	mem := r.device(n)
-	for _, folder := range []string{"/dev/shm", os.TempDir()} {
-		name := filepath.Join(folder, "pinned-bench")
+	for _, dir := range []string{"/dev/shm", os.TempDir()} {
+		name := filepath.Join(dir, "pinned-bench")
 		b.Cleanup(func() { _ = os.Remove(name) })
 		open := func(b *testing.B) *os.File {
 			f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 			require.NoError(b, err)
 			return f
 		}
-		b.Run("download"+folder+"/new/"+benchName(n), func(b *testing.B) {
+		b.Run("download"+dir+"/new/"+benchName(n), func(b *testing.B) {
 			rate(b, n, func() {
 				b.StopTimer()
 				_ = os.Remove(name)
@@ -134,7 +133,7 @@ func BenchmarkFile(b *testing.B) {
 				require.NoError(b, f.Close())
 			})
 		})
-		b.Run("download"+folder+"/again/"+benchName(n), func(b *testing.B) {
+		b.Run("download"+dir+"/again/"+benchName(n), func(b *testing.B) {
 			f := open(b)
 			defer f.Close()
 			rate(b, n, func() {
@@ -142,7 +141,7 @@ func BenchmarkFile(b *testing.B) {
 				require.NoError(b, err)
 			})
 		})
-		b.Run("upload"+folder+"/"+benchName(n), func(b *testing.B) {
+		b.Run("upload"+dir+"/"+benchName(n), func(b *testing.B) {
 			f := open(b)
 			defer f.Close()
 			_, err := r.c.DownloadTo(b.Context(), f, 0, mem, n)

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // Many copies of all kinds at once share few slots, and every byte is right.
@@ -27,7 +26,7 @@ func TestCopiesAtOnce(t *testing.T) {
 			for i := range rounds {
 				n := []int{100, smallCopy, 700 * kib, most}[(g+i)%4]
 				want, got := bytesOf(uint64(g*100+i), n), make([]byte, n)
-				c := r.c
+				c := &r.c.View
 				if i%2 == 1 {
 					c = c.With(Call{Stream: s})
 				}
@@ -63,29 +62,6 @@ func TestCopiesAtOnce(t *testing.T) {
 	st := r.c.Stats()
 	assert.Equal(t, 2*goroutines*rounds, st.Copies)
 	assert.Zero(t, st.Failures)
-}
-
-func TestCloseWaitsForCopies(t *testing.T) {
-	t.Parallel()
-	dev := testgpu.Device(t)
-	c, err := NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
-	require.NoError(t, err)
-	r := &rig{TB: t, dev: dev, c: c}
-	const n = 4 * mib
-	mem, want := r.device(n), bytesOf(1, n)
-	var once sync.Once
-	closing := make(chan error)
-	err = c.With(Call{Progress: func(int, int) {
-		once.Do(func() { go func() { closing <- c.Close() }() })
-	}}).Upload(t.Context(), mem, want)
-	require.NoError(t, err, "a copy that runs is not disturbed")
-	require.NoError(t, <-closing)
-	require.True(t, bytes.Equal(want, r.onDevice(mem, n)))
-	require.ErrorIs(t, c.Upload(t.Context(), mem, want), ErrClosed)
-	require.ErrorIs(t, c.With(Call{}).Download(t.Context(), want, mem), ErrClosed)
-	_, err = c.DownloadNew(t.Context(), mem, n)
-	require.ErrorIs(t, err, ErrClosed)
-	require.NoError(t, c.Close())
 }
 
 // A warm copier makes little garbage, and keeps what it has.

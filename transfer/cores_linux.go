@@ -11,7 +11,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// cores are those of a NUMA node, none where there is nothing to choose.
+// cores are those of a NUMA node, or no choice if set is nil.
 type cores struct{ set *unix.CPUSet }
 
 // coresOf are the cores near the device that this process may use.
@@ -53,8 +53,8 @@ func (c cores) enter() (leave func()) {
 		return runtime.UnlockOSThread
 	}
 	return func() {
-		// A thread that stays bound must not serve others: it ends with the
-		// goroutine if it stays locked.
+		// A thread that stays bound must not run other goroutines: locked, it
+		// ends with this one.
 		if unix.SchedSetaffinity(0, &before) == nil {
 			runtime.UnlockOSThread()
 		}

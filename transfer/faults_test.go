@@ -25,8 +25,8 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// settled waits until there are no more goroutines than before.
-func settled(t testing.TB, before int) {
+// requireEnded waits until there are no more goroutines than before.
+func requireEnded(t testing.TB, before int) {
 	t.Helper()
 	for range 200 {
 		if runtime.NumGoroutine() <= before {
@@ -40,13 +40,13 @@ func settled(t testing.TB, before int) {
 
 // TestEveryCallCanFail makes each CUDA call of each operation fail in turn. The
 // operation fails with an error that names the call, or works all the same;
-// nothing is in flight, the next one works, and all can be given back. Not
+// nothing is in flight, the next one works, and all can be released. Not
 // parallel: it counts goroutines and what is pinned.
 func TestEveryCallCanFail(t *testing.T) {
 	const n = 2*mib + 5
-	folder := t.TempDir()
+	dir := t.TempDir()
 	want := bytesOf(3, n)
-	file := filepath.Join(folder, "from")
+	file := filepath.Join(dir, "from")
 	require.NoError(t, os.WriteFile(file, want, 0o600))
 	type bench struct {
 		c     *Copier
@@ -102,7 +102,7 @@ func TestEveryCallCanFail(t *testing.T) {
 			return got, b.c.DownloadAll(ctx, cutUp(got, b.mem, 0, 5000))
 		},
 		"download file": func(ctx context.Context, b *bench) ([]byte, error) {
-			f, err := os.CreateTemp(folder, "to")
+			f, err := os.CreateTemp(dir, "to")
 			if err != nil {
 				return nil, err
 			}
@@ -205,7 +205,7 @@ func TestEveryCallCanFail(t *testing.T) {
 			}
 		}
 	}
-	settled(t, before)
+	requireEnded(t, before)
 	require.Equal(t, pinned, hostmem.ReadStats().KeptBytes)
 	require.NotZero(t, failed)
 	t.Logf("%d faults: %d copies failed, %d worked all the same", positions, failed, positions-failed)
@@ -248,7 +248,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 		}
 	}
 	require.Equal(t, pinned, hostmem.ReadStats().KeptBytes)
-	require.Greater(t, positions, 50)
+	require.Greater(t, positions, 15)
 	t.Logf("%d faults", positions)
 }
 
@@ -324,7 +324,11 @@ func TestReadersAndWritersThatFail(t *testing.T) {
 			case "nothing":
 				require.ErrorIs(t, err, io.ErrShortWrite, what)
 			}
-			require.LessOrEqual(t, done, at, what)
+			if how == "panic" {
+				require.LessOrEqual(t, done, at, what)
+			} else {
+				require.Equal(t, at, done, what)
+			}
 			require.True(t, bytes.Equal(want[:done], got[:done]), what)
 			require.Zero(t, sim.Outstanding().PendingOps, what)
 		}
@@ -337,8 +341,8 @@ func TestFilesThatShrink(t *testing.T) {
 	const n = 8 * mib
 	want := bytesOf(5, n)
 	mem := r.device(n)
-	for where, folder := range folders(t) {
-		f, err := os.Create(filepath.Join(folder, "shrinks"))
+	for where, dir := range directories(t) {
+		f, err := os.Create(filepath.Join(dir, "shrinks"))
 		require.NoError(t, err)
 		_, err = f.Write(want)
 		require.NoError(t, err)
@@ -358,7 +362,7 @@ func TestFilesThatShrink(t *testing.T) {
 		require.NoError(t, f.Close())
 
 		// Nothing in it, nothing asked for.
-		empty, err := os.Create(filepath.Join(folder, "empty"))
+		empty, err := os.Create(filepath.Join(dir, "empty"))
 		require.NoError(t, err)
 		_, err = r.c.UploadFrom(t.Context(), mem, empty, 0, 0)
 		require.NoError(t, err)

@@ -24,7 +24,7 @@ func TestMemoryArrives(t *testing.T) {
 			there := r.onDevice(dst, n+2*skip)
 			require.True(t, bytes.Equal(want[skip:skip+n], there[skip:skip+n]), "bytes on the device")
 			require.Equal(t, make([]byte, skip), there[:skip], "before them")
-			require.Equal(t, make([]byte, skip), there[skip+n:], "behind them")
+			require.Equal(t, make([]byte, skip), there[skip+n:], "after them")
 
 			back := make([]byte, n+2*skip)
 			require.NoError(t, r.c.Download(t.Context(), back[skip:skip+n], dst+skip))

@@ -3,18 +3,16 @@ package transfer
 import (
 	"fmt"
 	"runtime"
-
-	"github.com/gopinned/pinned/cudart"
 )
 
-// Options shape a copier. The zero value is what most programs want.
+// Options shape a Copier. The zero value is what most programs want.
 type Options struct {
-	// Workers is how many goroutines copy at once. 0 means three quarters of
-	// GOMAXPROCS, 16 at most, and all where that is four or less.
+	// Workers is how many goroutines copy at once, up to 1024. 0 means three
+	// quarters of GOMAXPROCS, 16 at most, and all where that is four or less.
 	Workers int
-	// Chunk is the bytes of a slot of the ring, a multiple of 64 KiB from 512 KiB
-	// on. 0 means 6 MiB, and 2 MiB for up to four workers. There are two slots a
-	// worker.
+	// Chunk is the bytes of a slot of the ring: a multiple of 64 KiB, from 512
+	// KiB to 1 GiB. 0 means 6 MiB, and 2 MiB for up to four workers. There are
+	// two slots a worker.
 	Chunk int
 	// Label is shown where pinned memory is accounted for.
 	Label string
@@ -30,13 +28,15 @@ const (
 	// A few workers cannot fill the link, and gain by what stays in their caches.
 	fewWorkers, fewChunk = 4, 2 * mib
 	leastChunk           = 512 * kib
+	mostChunk            = 1024 * mib
 	chunkUnit            = 64 * kib
 
 	// One that the worker is at, and one for the copy engine.
 	slotsAWorker = 2
 
 	// A link is full with a dozen.
-	mostWorkers = 16
+	mostDefaultWorkers = 16
+	mostWorkers        = 1024
 
 	// Small copies have a ring of their own, so that they do not wait for the
 	// chunks of large ones.
@@ -45,8 +45,12 @@ const (
 )
 
 func (o Options) resolve() (Options, error) {
-	if o.Workers < 0 || o.Chunk < 0 || o.Chunk%chunkUnit != 0 || o.Chunk != 0 && o.Chunk < leastChunk {
-		return o, fmt.Errorf("%d workers, chunks of %d bytes: must not be negative, chunks a multiple of %d and no less than %d", o.Workers, o.Chunk, chunkUnit, leastChunk)
+	switch {
+	case o.Workers < 0 || o.Workers > mostWorkers:
+		return o, fmt.Errorf("Options.Workers: %d: must be from 0 to %d", o.Workers, mostWorkers)
+	case o.Chunk == 0:
+	case o.Chunk < leastChunk || o.Chunk > mostChunk || o.Chunk%chunkUnit != 0:
+		return o, fmt.Errorf("Options.Chunk: %d bytes: must be 0 or a multiple of %d from %d to %d", o.Chunk, chunkUnit, leastChunk, mostChunk)
 	}
 	if o.Workers == 0 {
 		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0))
@@ -67,19 +71,5 @@ func defaultWorkers(procs int) int {
 	if procs <= 4 {
 		return procs
 	}
-	return min(procs*3/4, mostWorkers)
-}
-
-// A Call shapes single copies: see [Copier.With].
-type Call struct {
-	// Stream makes the copy work of this stream, of the copier's device.
-	Stream *cudart.Stream
-	// Progress is called now and then with the bytes done of all: one call at
-	// a time, from any goroutine, the last one with all of them if the copy
-	// succeeds.
-	Progress func(done, total int)
-	// DirectIO reads and writes files past the page cache (O_DIRECT), where
-	// the file system can: what is read once, and is larger than memory, then
-	// leaves the cache to others.
-	DirectIO bool
+	return min(procs*3/4, mostDefaultWorkers)
 }

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,14 +33,16 @@ func newSimRig(t testing.TB, o Options) *rig {
 	return rigOn(t, dev, o)
 }
 
-// blocked makes a stream wait until open is called.
+// blocked makes a stream wait until open is called, or the test ends.
 func blocked(t testing.TB, s *cudart.Stream) (open func()) {
 	gate := make(chan struct{})
+	open = sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(open)
 	require.NoError(t, s.LaunchHostFunc(func() { <-gate }))
-	return func() { close(gate) }
+	return open
 }
 
-// An upload on a stream returns when its source may be changed, comes behind
+// An upload on a stream returns when its source may be changed, comes after
 // what was queued before, and before what is queued then.
 func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
@@ -56,7 +59,7 @@ func TestUploadsInTheOrderOfAStream(t *testing.T) {
 		require.NoError(t, s.CopyOnDevice(other, dst, n))
 		done, err := s.Query()
 		require.NoError(t, err)
-		require.False(t, done, "nobody waited for the stream")
+		require.False(t, done, "the stream was not waited for")
 		open()
 		require.NoError(t, s.Synchronize(t.Context()))
 		require.True(t, bytes.Equal(want, r.onDevice(other, n)), "%d bytes", n)
@@ -124,24 +127,24 @@ func TestProgressEndsAtTheTotal(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, buf.Close()) }()
 	host := make([]byte, n)
-	for name, call := range map[string]func(c *Copier) error{
-		"upload":          func(c *Copier) error { return c.Upload(t.Context(), mem, host) },
-		"download":        func(c *Copier) error { return c.Download(t.Context(), host, mem) },
-		"upload pinned":   func(c *Copier) error { return c.Upload(t.Context(), mem, buf.Bytes()) },
-		"download pinned": func(c *Copier) error { return c.Download(t.Context(), buf.Bytes(), mem) },
-		"reader": func(c *Copier) error {
+	for name, call := range map[string]func(c *View) error{
+		"upload":          func(c *View) error { return c.Upload(t.Context(), mem, host) },
+		"download":        func(c *View) error { return c.Download(t.Context(), host, mem) },
+		"upload pinned":   func(c *View) error { return c.Upload(t.Context(), mem, buf.Bytes()) },
+		"download pinned": func(c *View) error { return c.Download(t.Context(), buf.Bytes(), mem) },
+		"reader": func(c *View) error {
 			_, err := c.UploadReader(t.Context(), mem, bytes.NewReader(host), n)
 			return err
 		},
-		"readerAt": func(c *Copier) error {
+		"readerAt": func(c *View) error {
 			_, err := c.UploadFrom(t.Context(), mem, bytes.NewReader(host), 0, n)
 			return err
 		},
-		"writer": func(c *Copier) error {
+		"writer": func(c *View) error {
 			_, err := c.DownloadWriter(t.Context(), new(bytes.Buffer), mem, n)
 			return err
 		},
-		"parts": func(c *Copier) error { return c.UploadAll(t.Context(), cutUp(host, mem, 0, 5000)) },
+		"parts": func(c *View) error { return c.UploadAll(t.Context(), cutUp(host, mem, 0, 5000)) },
 	} {
 		var seen []int
 		require.NoError(t, call(r.c.With(Call{Progress: func(done, total int) {
@@ -153,8 +156,8 @@ func TestProgressEndsAtTheTotal(t *testing.T) {
 	}
 }
 
-// Whatever is cancelled, wherever: the error is the cause, nothing is in flight
-// afterwards, and the next copy works.
+// A copy that is canceled returns the cause. Nothing is in flight afterwards, and
+// the next copy works.
 func TestCancelledCopies(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
@@ -164,25 +167,25 @@ func TestCancelledCopies(t *testing.T) {
 	const n = 9 * mib
 	mem, host := r.device(n), bytesOf(1, n)
 	cause := assert.AnError
-	for name, call := range map[string]func(ctx context.Context, c *Copier) error{
-		"upload":   func(ctx context.Context, c *Copier) error { return c.Upload(ctx, mem, host) },
-		"download": func(ctx context.Context, c *Copier) error { return c.Download(ctx, make([]byte, n), mem) },
-		"new": func(ctx context.Context, c *Copier) error {
+	for name, call := range map[string]func(ctx context.Context, c *View) error{
+		"upload":   func(ctx context.Context, c *View) error { return c.Upload(ctx, mem, host) },
+		"download": func(ctx context.Context, c *View) error { return c.Download(ctx, make([]byte, n), mem) },
+		"new": func(ctx context.Context, c *View) error {
 			m, err := c.DownloadNew(ctx, mem, n)
 			if err == nil {
 				return m.Close()
 			}
 			return err
 		},
-		"reader": func(ctx context.Context, c *Copier) error {
+		"reader": func(ctx context.Context, c *View) error {
 			_, err := c.UploadReader(ctx, mem, bytes.NewReader(host), n)
 			return err
 		},
-		"writer": func(ctx context.Context, c *Copier) error {
+		"writer": func(ctx context.Context, c *View) error {
 			_, err := c.DownloadWriter(ctx, new(bytes.Buffer), mem, n)
 			return err
 		},
-		"parts": func(ctx context.Context, c *Copier) error {
+		"parts": func(ctx context.Context, c *View) error {
 			return c.DownloadAll(ctx, cutUp(make([]byte, n), mem, 0, 4096))
 		},
 	} {
@@ -206,7 +209,7 @@ func TestCancelledCopies(t *testing.T) {
 	}
 }
 
-// Waiting for a slot ends with the context; what is queued on the caller's
+// Waiting for a slot ends with the context. What is queued on the caller's
 // stream is waited for all the same.
 func TestCancelledWhileTheRingIsFull(t *testing.T) {
 	t.Parallel()
@@ -218,10 +221,16 @@ func TestCancelledWhileTheRingIsFull(t *testing.T) {
 	const n = 16 * mib
 	dst := r.device(n)
 	open := blocked(t, s)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-	defer cancel()
-	time.AfterFunc(60*time.Millisecond, open)
-	err = r.c.With(Call{Stream: s}).Upload(ctx, dst, make([]byte, n))
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	chunks := 0
+	err = r.c.With(Call{Stream: s, Progress: func(int, int) {
+		if chunks++; chunks == 2*slotsAWorker { // the next one finds no slot
+			time.AfterFunc(time.Millisecond, func() {
+				cancel(assert.AnError)
+				open()
+			})
+		}
+	}}).Upload(ctx, dst, make([]byte, n))
+	require.ErrorIs(t, err, assert.AnError)
 	require.Zero(t, sim.Outstanding().PendingOps)
 }

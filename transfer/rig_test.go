@@ -37,7 +37,7 @@ func (r *rig) device(n int) cudart.DevPtr {
 	return p
 }
 
-// bytesOf gives n bytes that differ from those of other seeds, and from each
+// bytesOf returns n bytes that differ from those of other seeds, and from each
 // other.
 func bytesOf(seed uint64, n int) []byte {
 	b := make([]byte, n)

@@ -2,150 +2,139 @@ package transfer
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/fence"
 )
 
-// A ring is pinned memory in slots of one size, lent first in, first out: the
-// one lent next is the one whose copy began first.
+// A ring is pinned memory in slots of one size. They are used first in, first
+// out: the next slot is the one whose copy was queued first.
 type ring struct {
-	dev  *cudart.Device
-	buf  *hostmem.Buffer
-	size int
-	free chan *slot
+	buf   *hostmem.Buffer
+	slots []*slot
+	free  chan *slot
 }
 
-// A slot is memory that one chunk goes through. Whoever took it has it alone.
+// A slot is memory that one chunk goes through. The goroutine that acquired it
+// has it alone.
 type slot struct {
-	dev   *cudart.Device
 	mem   []byte
 	batch cudart.CopyBatch
-	event *cudart.Event // recorded behind the copies
-	state slotState
+	fence *fence.Fence // of the copies queued last
 }
 
-type slotState int
-
-const (
-	idle    slotState = iota
-	flying            // until event
-	unknown           // a copy may be under way, and no event tells
-)
+func newSlot(mem []byte) *slot { return &slot{mem: mem, fence: new(fence.Fence)} }
 
 func newRing(ctx context.Context, dev *cudart.Device, slots, size int, label string) (*ring, error) {
 	buf, err := hostmem.Alloc(ctx, dev, slots*size, hostmem.Options{Label: label})
 	if err != nil {
 		return nil, err
 	}
-	r := &ring{dev: dev, buf: buf, size: size, free: make(chan *slot, slots)}
-	// No slot may cross from one registration to the next.
-	for _, span := range buf.Spans() {
-		for off := span.Off; off+size <= span.Off+span.Len; off += size {
-			e, err := dev.NewEvent(cudart.EventOptions{})
-			if err != nil {
-				return nil, errors.Join(err, r.close(ctx))
-			}
-			r.free <- &slot{dev: dev, mem: buf.Bytes()[off : off+size : off+size], event: e}
-		}
+	r := &ring{buf: buf, free: make(chan *slot, slots)}
+	for _, off := range cut(buf.Spans(), size) {
+		s := newSlot(buf.Bytes()[off : off+size : off+size])
+		r.slots = append(r.slots, s)
+		r.free <- s
 	}
-	if len(r.free) == 0 {
-		return nil, errors.Join(fmt.Errorf("%v is registered in pieces that are less than a chunk of %d bytes: set a smaller Chunk", buf, size), r.close(ctx))
+	if len(r.slots) == 0 {
+		return r, fmt.Errorf("%v is registered in pieces of less than Options.Chunk, %d bytes: set a smaller Chunk", buf, size)
 	}
 	return r, nil
 }
 
-// take lends a slot whose memory is free to be used.
-func (r *ring) take(ctx context.Context) (*slot, error) {
+// cut returns the offsets of slots. CUDA copies only within one registration,
+// so no slot crosses from one to the next.
+func cut(spans []hostmem.Span, size int) (offs []int) {
+	for _, s := range spans {
+		for off := s.Off; off+size <= s.Off+s.Len; off += size {
+			offs = append(offs, off)
+		}
+	}
+	return offs
+}
+
+// acquire waits for a slot, and until the GPU is done with its memory. A nil
+// ring has slots without memory, as many as are asked for.
+func (r *ring) acquire(ctx context.Context) (*slot, error) {
+	if r == nil {
+		return newSlot(nil), nil
+	}
 	select {
 	case s := <-r.free:
-		return r.settled(ctx, s)
+		return r.ready(ctx, s)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 }
 
-// try lends a slot if one is there.
-func (r *ring) try(ctx context.Context) (*slot, error) {
+// tryAcquire returns nil if all slots are in use.
+func (r *ring) tryAcquire(ctx context.Context) (*slot, error) {
+	if r == nil {
+		return newSlot(nil), nil
+	}
 	select {
 	case s := <-r.free:
-		return r.settled(ctx, s)
+		return r.ready(ctx, s)
 	default:
 		return nil, nil
 	}
 }
 
-func (r *ring) settled(ctx context.Context, s *slot) (*slot, error) {
-	if err := s.settle(ctx); err != nil {
-		r.put(s)
-		return nil, err
+// ready waits for the GPU. After an error the slot is back in the ring, where
+// the next goroutine that acquires it waits again.
+func (r *ring) ready(ctx context.Context, s *slot) (*slot, error) {
+	err := s.fence.Wait(ctx)
+	if err == nil {
+		return s, nil
 	}
-	return s, nil
+	r.release(s)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return nil, undetermined(err)
 }
 
-// put takes a slot back, whose copy may still be under way.
-func (r *ring) put(s *slot) { r.free <- s }
+// release makes a slot available. Copies may still use it.
+func (r *ring) release(s *slot) {
+	if r != nil {
+		r.free <- s
+	}
+}
 
-// close waits for all slots and their copies. It may be tried again.
+// close waits until the GPU is done with all slots, unregisters and unmaps. It
+// may be called again after an error.
 func (r *ring) close(ctx context.Context) error {
-	for n := len(r.free); n > 0; n-- {
-		s := <-r.free
-		err := s.settle(ctx)
-		if err == nil {
-			err = s.event.Close()
-		}
-		if err != nil {
-			r.put(s)
-			return err
+	for _, s := range r.slots {
+		if err := s.fence.Wait(ctx); err != nil {
+			return undetermined(err)
 		}
 	}
 	return r.buf.CloseContext(ctx)
 }
 
-// settle waits until no copy uses the slot.
-func (s *slot) settle(ctx context.Context) error {
-	err := error(nil)
-	if s.state == flying {
-		if err = s.event.Synchronize(ctx); err != nil && ctx.Err() == nil {
-			s.state = unknown
-		}
-	}
-	if s.state == unknown {
-		err = s.dev.Synchronize(ctx)
-	}
-	if err == nil {
-		s.state = idle
-	}
-	return err
+// queued is to be called after copies that use the slot were queued on a
+// stream, even if that failed, because some of them may be. The fence is a new
+// one for each chunk: an upload asks its own for errors, when other copies may
+// use the slot already.
+func (s *slot) queued(on *cudart.Stream) *fence.Fence {
+	s.fence = new(fence.Fence)
+	s.fence.Add(on)
+	s.fence.Record()
+	return s.fence
 }
 
-// send queues a copy of n bytes of the slot, from off on, to the device.
-func (s *slot) send(on *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	err := on.CopyToDevice(dst, unsafe.Pointer(&s.mem[off]), n)
-	if err != nil {
-		return err
+// completed waits until the GPU is done with copies, and returns their error.
+// There is no limit to the wait: their memory is in use until then.
+func completed(f *fence.Fence) error {
+	if err := f.Wait(context.Background()); err != nil {
+		return undetermined(err)
 	}
-	return s.mark(on)
+	return f.Err()
 }
 
-// receive queues a copy of n bytes from the device to the slot's begin.
-func (s *slot) receive(on *cudart.Stream, src cudart.DevPtr, n int) error {
-	err := on.CopyToHost(unsafe.Pointer(&s.mem[0]), src, n)
-	if err != nil {
-		return err
-	}
-	return s.mark(on)
-}
-
-// mark remembers that work just queued uses the slot.
-func (s *slot) mark(on *cudart.Stream) error {
-	s.state = unknown
-	if err := on.Record(s.event); err != nil {
-		return err
-	}
-	s.state = flying
-	return nil
+// undetermined is what an error of Fence.Wait means.
+func undetermined(err error) error {
+	return fmt.Errorf("the GPU may still be copying: %w", err)
 }

@@ -20,31 +20,38 @@ type Part struct {
 // parts that follow on each other on the device become one copy, and the rest
 // is queued a thousand at a time (cudaMemcpyBatchAsync, where library and
 // driver are of CUDA 12.8 or later). No two parts may overlap on the device.
-func (c *Copier) UploadAll(ctx context.Context, parts []Part) error {
-	return c.all(ctx, "upload", parts, func(p *partList) (int, error) {
-		j := p.newJob(c, up)
-		return j.upload(ctx, p.gather, func(s *slot, off, skip, n int) error {
-			return p.send(j.stream, s, off, n)
+// After an error some parts may have been copied.
+func (v *View) UploadAll(ctx context.Context, parts []Part) error {
+	return v.all(ctx, "upload", parts, func(p *partList) (int, error) {
+		j := p.newJob(v, up)
+		return j.upload(ctx, p.gather, func(s *slot, off, _, n int) error {
+			return p.send(j, s, off, n)
 		})
 	})
 }
 
 // DownloadAll copies the device's bytes of every part to the host, in the same
 // way. No two parts may overlap on the host.
-func (c *Copier) DownloadAll(ctx context.Context, parts []Part) error {
-	return c.all(ctx, "download", parts, func(p *partList) (int, error) {
-		j := p.newJob(c, down)
+func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
+	return v.all(ctx, "download", parts, func(p *partList) (int, error) {
+		j := p.newJob(v, down)
 		return j.download(ctx, func(s *slot, off, n int) error {
-			return p.receive(j.stream, s, off, n)
+			return p.receive(j, s, off, n)
 		}, p.spread)
 	})
 }
 
-func (c *Copier) all(ctx context.Context, what string, parts []Part, copies func(*partList) (int, error)) error {
+func (v *View) all(ctx context.Context, what string, parts []Part, copies func(*partList) (int, error)) error {
 	p := newPartList(parts)
-	done, err := c.do(ctx, p.n(), func() (int, error) { return copies(p) })
+	_, err := v.do(ctx, p.n(), func() (int, error) {
+		done, err := copies(p)
+		if err != nil {
+			err = fmt.Errorf("part %d: %w", min(p.find(done), len(parts)-1), err)
+		}
+		return done, err
+	})
 	if err != nil {
-		return fmt.Errorf("transfer: %s %d parts: part %d: %w", what, len(parts), p.find(done), err)
+		return fmt.Errorf("transfer: %s %d bytes in %d parts: %w", what, p.n(), len(parts), err)
 	}
 	return nil
 }
@@ -52,7 +59,7 @@ func (c *Copier) all(ctx context.Context, what string, parts []Part, copies func
 // A partList is parts as one run of bytes, of which chunks can be cut.
 type partList struct {
 	parts  []Part
-	starts []int // where each begins, and the end
+	starts []int // of each, and the end
 }
 
 func newPartList(parts []Part) *partList {
@@ -64,9 +71,9 @@ func newPartList(parts []Part) *partList {
 }
 
 // newJob plans chunks of as many copies as a batch should have.
-func (p *partList) newJob(c *Copier, w way) *job {
-	j := c.newJob(p.n(), w)
-	j.moved = &c.stats.batchedBytes
+func (p *partList) newJob(v *View, w way) *job {
+	j := v.newJob(p.n(), w)
+	j.moved = &v.stats.batchedBytes
 	even := p.n() / len(p.parts) * mostInBatch / chunkUnit * chunkUnit
 	j.chunk = min(max(even, j.least), j.chunk)
 	j.least = j.chunk
@@ -80,8 +87,8 @@ func (p *partList) find(off int) int {
 	return sort.Search(len(p.parts), func(i int) bool { return p.starts[i+1] > off })
 }
 
-// each gives the pieces of parts that the n bytes from off on are made of, and
-// where in these bytes they begin.
+// each calls f for the pieces of parts that the n bytes from off on are made of,
+// with where in these bytes they start.
 func (p *partList) each(off, n int, f func(piece Part, at int) error) error {
 	for i, at := p.find(off), 0; at < n; i++ {
 		skip := off + at - p.starts[i]
@@ -108,24 +115,24 @@ func (p *partList) gather(_ context.Context, to []byte, off, n int) (skip, got i
 }
 
 // spread is a sink.
-func (p *partList) spread(from []byte, off int) error {
-	return p.each(off, len(from), func(piece Part, at int) error {
+func (p *partList) spread(from []byte, off int) (int, error) {
+	return len(from), p.each(off, len(from), func(piece Part, at int) error {
 		copyIn(piece.Host, from[at:at+len(piece.Host)])
 		return nil
 	})
 }
 
-func (p *partList) send(on *cudart.Stream, s *slot, off, n int) error {
-	return p.queue(on, s, off, n, func(run Part) error {
-		return on.CopyToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
+func (p *partList) send(j *job, s *slot, off, n int) error {
+	return p.queue(j, s, off, n, func(run Part) error {
+		return j.stream.CopyToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
 	}, func(run Part) {
 		s.batch.ToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
 	})
 }
 
-func (p *partList) receive(on *cudart.Stream, s *slot, off, n int) error {
-	return p.queue(on, s, off, n, func(run Part) error {
-		return on.CopyToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
+func (p *partList) receive(j *job, s *slot, off, n int) error {
+	return p.queue(j, s, off, n, func(run Part) error {
+		return j.stream.CopyToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
 	}, func(run Part) {
 		s.batch.ToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
 	})
@@ -138,8 +145,8 @@ const mostInBatch = 1000
 // queue queues the copies of a chunk between its slot and the device, as
 // batches where there are any. What follows on each other on the device does so
 // in the slot too, and is one run.
-func (p *partList) queue(on *cudart.Stream, s *slot, off, n int, one func(run Part) error, add func(run Part)) error {
-	batches := s.dev.Runtime().CanCopyBatch()
+func (p *partList) queue(j *job, s *slot, off, n int, one func(run Part) error, add func(run Part)) error {
+	batches := j.engine.dev.Runtime().CanCopyBatch()
 	flush := func(run Part, last bool) error {
 		if len(run.Host) > 0 {
 			if !batches {
@@ -151,7 +158,7 @@ func (p *partList) queue(on *cudart.Stream, s *slot, off, n int, one func(run Pa
 			return nil
 		}
 		defer s.batch.Reset()
-		return on.CopyBatch(&s.batch)
+		return j.stream.CopyBatch(&s.batch)
 	}
 	var run Part
 	err := p.each(off, n, func(piece Part, at int) error {
@@ -166,11 +173,5 @@ func (p *partList) queue(on *cudart.Stream, s *slot, off, n int, one func(run Pa
 	if err == nil {
 		err = flush(run, true)
 	}
-	if err != nil {
-		// Some of the copies may be under way.
-		s.batch.Reset()
-		s.state = unknown
-		return err
-	}
-	return s.mark(on)
+	return err
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// cutUp gives the n bytes of host and device as parts of sizes in turn, in
-// another order on either side, with a gap behind each on the device if gap.
+// cutUp returns the n bytes of host and device as parts of sizes in turn, in
+// another order on either side, with a gap after each on the device if gap.
 func cutUp(host []byte, dev cudart.DevPtr, gap int, sizes ...int) []Part {
 	var parts []Part
 	at := 0

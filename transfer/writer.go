@@ -12,34 +12,30 @@ import (
 
 // DownloadTo copies n bytes from the device to offset off of w, and returns how
 // many, from the first on, were written. w is written by several goroutines at
-// once, as io.WriterAt allows. A file in memory (tmpfs, such as /dev/shm, and
-// memfd) that is open for reading and writing is extended and mapped instead of
-// written: the kernel lets only one at a time write to it.
-func (c *Copier) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
-	done, err := c.do(ctx, n, func() (int, error) {
-		j := c.newJob(n, down)
-		write := writeAt(w, off)
+// once, as io.WriterAt allows; after an error some bytes beyond those may have
+// been written too.
+//
+// A file in memory (tmpfs, such as /dev/shm, and memfd) that is open for reading
+// and writing is extended and mapped instead of written, because the kernel lets
+// only one thread at a time write to it. After an error it is no longer than
+// before, or than what was written.
+func (v *View) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
+	done, err := v.doWith(ctx, w, off, n, func() (int, error) {
+		j := v.newJob(n, down)
 		if f, ok := w.(*os.File); ok {
-			mem, unmap, err := mapInMemory(f, off, n)
+			m, err := mapShared(f, off, n)
 			switch {
 			case err == nil:
-				done, err := j.downloadFrom(ctx, src, func(from []byte, at int) error {
-					copyFresh(mem[at:at+len(from)], from)
-					forget(mem[at : at+len(from)])
-					return nil
-				})
-				return done, errors.Join(err, unmap())
+				return j.downloadShared(ctx, m, src)
 			case !errors.Is(err, errors.ErrUnsupported):
 				return 0, err
 			}
-			if c.call.DirectIO {
-				if d, ok := openDirect(f, os.O_WRONLY); ok {
-					defer d.Close()
-					write = writeDirect(d, off, write)
-				}
-			}
 		}
-		return j.downloadFrom(ctx, src, write)
+		if f, d := j.openDirect(w, os.O_WRONLY); d != nil {
+			defer d.Close()
+			return j.downloadFrom(ctx, src, writeDirect(f, d, off))
+		}
+		return j.downloadFrom(ctx, src, writeAt(w, off))
 	})
 	if err != nil {
 		return done, fmt.Errorf("transfer: download %d bytes to offset %d of %s: %w", n, off, nameOf(w), err)
@@ -48,32 +44,25 @@ func (c *Copier) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src c
 }
 
 // DownloadWriter copies n bytes from the device to w, and returns how many w
-// took. Writing is one goroutine's work, and overlaps with the copies.
-func (c *Copier) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
-	done, err := c.do(ctx, n, func() (int, error) {
-		return c.newJob(n, down).alone().downloadFrom(ctx, src, func(from []byte, _ int) error {
-			return took(len(from))(w.Write(from))
-		})
+// took, as its Write methods reported: 0 for one that panics, or reports a count
+// that cannot be. Writing is one goroutine's work, and overlaps with the copies.
+// After an error Write is not called again.
+//
+// With [Call].DirectIO a file is written from its offset on, which then moves by
+// what was written.
+func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
+	done, err := v.doWith(ctx, w, 0, n, func() (int, error) {
+		j := v.newJob(n, down).alone()
+		if f, d := j.openDirect(w, os.O_WRONLY); d != nil {
+			defer d.Close()
+			return j.atOffset(f, func(off int64) (int, error) {
+				return j.downloadFrom(ctx, src, writeDirect(f, d, off))
+			})
+		}
+		return j.downloadFrom(ctx, src, write(w))
 	})
 	if err != nil {
 		return done, fmt.Errorf("transfer: download %d bytes to %s: %w", n, nameOf(w), err)
 	}
 	return done, nil
-}
-
-// writeAt is a sink that writes to w from base on.
-func writeAt(w io.WriterAt, base int64) sink {
-	return func(from []byte, off int) error {
-		return took(len(from))(w.WriteAt(from, base+int64(off)))
-	}
-}
-
-// took makes an error of a write of fewer than n bytes.
-func took(n int) func(int, error) error {
-	return func(wrote int, err error) error {
-		if err == nil && wrote < n {
-			return io.ErrShortWrite
-		}
-		return err
-	}
 }

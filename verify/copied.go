@@ -42,9 +42,9 @@ type copied struct {
 }
 
 // on is the copier that works in the order of s, or on its own streams.
-func (e copied) on(s *cudart.Stream) *transfer.Copier {
+func (e copied) on(s *cudart.Stream) *transfer.View {
 	if s == nil {
-		return e.c
+		return &e.c.View
 	}
 	return e.c.With(transfer.Call{Stream: s})
 }

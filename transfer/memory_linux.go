@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resident tells whether the first page that begins in mem is in memory, true
-// where that cannot be told.
+// resident reports whether the first whole page of mem is in memory (mincore).
+// It is true for memory without whole pages, and if the call fails.
 func resident(mem []byte) bool {
 	page, ok := innerPages(mem)
 	if !ok {
@@ -19,16 +19,16 @@ func resident(mem []byte) bool {
 	return errno != 0 || there[0]&1 != 0
 }
 
-// populate makes the pages of mem resident for writing. It is a hint: what it
-// leaves out is faulted in by whoever writes.
+// populate makes the whole pages of mem resident for writing
+// (MADV_POPULATE_WRITE, since Linux 5.14). If it fails, writing faults them in.
 func populate(mem []byte) {
 	if pages, ok := innerPages(mem); ok {
 		_ = unix.Madvise(pages, unix.MADV_POPULATE_WRITE)
 	}
 }
 
-// forget takes the pages of a file's mapping out of it, while they stay in the
-// file. Workers do that side by side; unmapping does it all at once, alone.
+// forget removes the pages of a file's mapping, while they stay in the file
+// (MADV_DONTNEED). Workers do that side by side; munmap does it with one thread.
 func forget(mem []byte) {
 	if pages, ok := innerPages(mem); ok {
 		_ = unix.Madvise(pages, unix.MADV_DONTNEED)

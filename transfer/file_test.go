@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// folders of a disk's file system and, where there is one, of memory's.
-func folders(t *testing.T) map[string]string {
+// directories of a disk's file system and, where there is one, of memory's.
+func directories(t *testing.T) map[string]string {
 	all := map[string]string{"disk": t.TempDir()}
 	if shm, err := os.MkdirTemp("/dev/shm", "pinned-test-"); err == nil {
 		t.Cleanup(func() { require.NoError(t, os.RemoveAll(shm)) })
@@ -24,14 +24,14 @@ func folders(t *testing.T) map[string]string {
 func TestFilesArrive(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{Workers: 3, Chunk: mib})
-	for where, folder := range folders(t) {
+	for where, dir := range directories(t) {
 		for _, direct := range []bool{false, true} {
 			for _, n := range sizes {
 				for _, off := range []int{0, 4096, 777} {
 					t.Run(fmt.Sprintf("%s/direct=%t/%d at %d", where, direct, n, off), func(t *testing.T) {
 						c := r.c.With(Call{DirectIO: direct})
 						want := bytesOf(uint64(n), n)
-						name := filepath.Join(folder, "from")
+						name := filepath.Join(dir, "from")
 						require.NoError(t, os.WriteFile(name, append(make([]byte, off), want...), 0o600))
 						from, err := os.Open(name)
 						require.NoError(t, err)
@@ -42,7 +42,7 @@ func TestFilesArrive(t *testing.T) {
 						require.Equal(t, n, done)
 						require.True(t, bytes.Equal(want, r.onDevice(dst, n)), "bytes on the device")
 
-						to, err := os.Create(filepath.Join(folder, "to"))
+						to, err := os.Create(filepath.Join(dir, "to"))
 						require.NoError(t, err)
 						defer to.Close()
 						done, err = c.DownloadTo(t.Context(), to, int64(off), dst, n)

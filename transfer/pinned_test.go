@@ -4,6 +4,7 @@ package transfer
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,7 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // requireWay copies mem there and back, and requires that it went by the way
@@ -84,6 +87,70 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 	}
 	r.requireWay(true, both[:2*mib], "one registration")
 	r.requireWay(false, both, "two registrations")
+}
+
+// Long copies are queued in pieces, each from and to its own place.
+func TestPinnedMemoryOfSeveralPieces(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 1, Chunk: mib})
+	const n = pinnedPiece + 5*mib + 3
+	dev := r.device(n)
+	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
+	require.NoError(t, err)
+	mem := buf.Bytes()
+	for name, at := range map[string]int{"buffer": 0, "a part of it": 1} {
+		part := mem[at:]
+		copy(part, bytesOf(uint64(at), len(part)))
+		sum := sha256.Sum256(part)
+		require.NoError(t, r.c.Upload(t.Context(), dev, part), name)
+		require.Equal(t, sum, sha256.Sum256(r.onDevice(dev, len(part))), name)
+		clear(part)
+		require.NoError(t, r.c.Download(t.Context(), part, dev), name)
+		require.Equal(t, sum, sha256.Sum256(part), name)
+	}
+	require.NoError(t, buf.Close())
+
+	p, err := r.dev.HostAlloc(n, cudart.HostAllocDefault)
+	require.NoError(t, err)
+	foreign := unsafe.Slice((*byte)(p), n)
+	copy(foreign, bytesOf(3, n))
+	sum := sha256.Sum256(foreign)
+	require.NoError(t, r.c.Upload(t.Context(), dev, foreign))
+	require.Equal(t, sum, sha256.Sum256(r.onDevice(dev, n)))
+	clear(foreign)
+	require.NoError(t, r.c.Download(t.Context(), foreign, dev))
+	require.Equal(t, sum, sha256.Sum256(foreign))
+	require.NoError(t, r.dev.FreeHost(p))
+}
+
+// Memory of which one end is pinned is not: no copy of it is tried that CUDA
+// would refuse.
+func TestMemoryThatIsPinnedInPart(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	gpu, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, gpu, Options{Workers: 1, Chunk: mib})
+	const n = 4 * mib
+	dev := r.device(n)
+	pageable, err := hostmem.AllocPageable(n)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, pageable.Close()) }()
+	mem := pageable.Bytes()
+	calls := func() int {
+		before := sim.Calls("cudaMemcpyAsync")
+		require.NoError(t, r.c.Upload(t.Context(), dev, mem))
+		require.NoError(t, r.c.Download(t.Context(), mem, dev))
+		return sim.Calls("cudaMemcpyAsync") - before
+	}
+	staged := calls()
+	for name, half := range map[string][]byte{"first": mem[:n/2], "last": mem[n/2:]} {
+		at := unsafe.Pointer(&half[0])
+		require.NoError(t, gpu.HostRegister(at, len(half), cudart.HostRegisterDefault))
+		require.Equal(t, staged, calls(), name)
+		require.NoError(t, gpu.HostUnregister(at))
+	}
+	require.Zero(t, r.c.Stats().DirectBytes)
 }
 
 func TestAMappedFileIsASource(t *testing.T) {

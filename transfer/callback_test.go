@@ -1,0 +1,375 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// liar is a reader and writer that does its work, and returns another count.
+type liar struct {
+	count func(n int) int
+}
+
+func (l liar) Read(p []byte) (int, error)             { return l.count(len(p)), nil }
+func (l liar) Write(p []byte) (int, error)            { return l.count(len(p)), nil }
+func (l liar) ReadAt(p []byte, _ int64) (int, error)  { return l.count(len(p)), nil }
+func (l liar) WriteAt(p []byte, _ int64) (int, error) { return l.count(len(p)), nil }
+
+// A count that cannot be is an error, and no byte outside of the target is
+// written.
+func TestCountsThatCannotBe(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	for _, n := range []int{13, 700 * kib} {
+		const room = 128 * kib
+		mem := r.device(n + room)
+		for name, lie := range map[string]func(n int) int{
+			"one more": func(n int) int { return n + 1 },
+			"much":     func(n int) int { return n + room },
+			"most":     func(int) int { return math.MaxInt },
+			"negative": func(int) int { return -904 },
+			"least":    func(int) int { return math.MinInt },
+		} {
+			l := liar{lie}
+			for method, call := range map[string]func() (int, error){
+				"Read":    func() (int, error) { return r.c.UploadReader(t.Context(), mem, l, n) },
+				"ReadAt":  func() (int, error) { return r.c.UploadFrom(t.Context(), mem, l, 0, n) },
+				"Write":   func() (int, error) { return r.c.DownloadWriter(t.Context(), l, mem, n) },
+				"WriteAt": func() (int, error) { return r.c.DownloadTo(t.Context(), l, 0, mem, n) },
+			} {
+				what := fmt.Sprintf("%s: %s of %d", method, name, n)
+				r.fill(mem, make([]byte, n+room))
+				done, err := call()
+				require.ErrorContains(t, err, fmt.Sprintf("transfer.liar.%s returned the count %d for ", method, lie(min(n, 512*kib))), what)
+				require.Zero(t, done, what)
+				require.True(t, bytes.Equal(make([]byte, n+room), r.onDevice(mem, n+room)), what)
+			}
+		}
+	}
+}
+
+// A short read puts its bytes on the device, and none of those that the ring
+// holds from copies before.
+func TestShortReadsBringTheirBytesOnly(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const n = 3 * mib
+	mem, want := r.device(n), bytesOf(5, n)
+	for _, has := range []int{0, 1, 512*kib + 1, n - 1} {
+		for how, upload := range map[string]func(has []byte) (int, error){
+			"reader":   func(has []byte) (int, error) { return r.c.UploadReader(t.Context(), mem, bytes.NewReader(has), n) },
+			"readerAt": func(has []byte) (int, error) { return r.c.UploadFrom(t.Context(), mem, bytes.NewReader(has), 0, n) },
+			"error": func(has []byte) (int, error) {
+				return r.c.UploadReader(t.Context(), mem, io.MultiReader(bytes.NewReader(has), iotest.ErrReader(errFlaky)), n)
+			},
+		} {
+			what := fmt.Sprintf("%s of %d", how, has)
+			require.NoError(t, r.c.Upload(t.Context(), mem, bytes.Repeat([]byte{9}, n)), what) // is in the ring now
+			r.fill(mem, make([]byte, n))
+			done, err := upload(want[:has])
+			require.Error(t, err, what)
+			require.Equal(t, has, done, what)
+			require.True(t, bytes.Equal(append(bytes.Clone(want[:has]), make([]byte, n-has)...), r.onDevice(mem, n)), what)
+		}
+	}
+}
+
+// fromWorker reports whether it is called on one of the copier's goroutines.
+func fromWorker() bool {
+	return strings.Contains(string(debug.Stack()), "created by github.com/gopinned/pinned/transfer.(*job).run")
+}
+
+// A trap ends the first callback that springs it, on one of the copier's
+// goroutines or on the caller's, as is asked for. Those on the other kind wait
+// until then, so that there is one.
+type trap struct {
+	worker bool
+	end    func()
+	once   sync.Once
+	sprung chan struct{}
+}
+
+func (t *trap) spring() {
+	t.wait()
+	t.once.Do(func() {
+		close(t.sprung)
+		t.end()
+	})
+}
+
+func (t *trap) wait() {
+	if fromWorker() != t.worker {
+		<-t.sprung
+	}
+}
+
+// A callback that ends its goroutine, or panics, fails the copy, on
+// each kind of goroutine. No slot is lost, nothing is in flight, and Close works.
+func TestCallbacksThatDoNotReturn(t *testing.T) {
+	t.Parallel()
+	const n = 6 * mib
+	want := bytesOf(1, n)
+	progress := func(p *trap) Call { return Call{Progress: func(int, int) { p.spring() }} }
+	type operation func(ctx context.Context, r *rig, p *trap) error
+	all := map[string]operation{
+		"readerAt": func(ctx context.Context, r *rig, p *trap) error {
+			_, err := r.c.UploadFrom(ctx, r.device(n), hooked{want, p.spring}, 0, n)
+			return err
+		},
+		"writerAt": func(ctx context.Context, r *rig, p *trap) error {
+			_, err := r.c.DownloadTo(ctx, hooked{make([]byte, n), p.spring}, 0, r.device(n), n)
+			return err
+		},
+		"progress of an upload": func(ctx context.Context, r *rig, p *trap) error {
+			_, err := r.c.With(progress(p)).UploadFrom(ctx, r.device(n), hooked{want, p.wait}, 0, n)
+			return err
+		},
+		"progress of a download": func(ctx context.Context, r *rig, p *trap) error {
+			_, err := r.c.With(progress(p)).DownloadTo(ctx, hooked{make([]byte, n), p.wait}, 0, r.device(n), n)
+			return err
+		},
+	}
+	alone := map[string]operation{
+		"reader": func(ctx context.Context, r *rig, p *trap) error {
+			_, err := r.c.UploadReader(ctx, r.device(n), &hookedStream{hooked{want, p.spring}, 0}, n)
+			return err
+		},
+		"writer": func(ctx context.Context, r *rig, p *trap) error {
+			_, err := r.c.DownloadWriter(ctx, &hookedStream{hooked{make([]byte, n), p.spring}, 0}, r.device(n), n)
+			return err
+		},
+		"progress of a small copy": func(ctx context.Context, r *rig, p *trap) error {
+			return r.c.With(progress(p)).Download(ctx, make([]byte, 100), r.device(100))
+		},
+		"progress of pinned memory": func(ctx context.Context, r *rig, p *trap) error {
+			buf, err := hostmem.Alloc(ctx, r.dev, n, hostmem.Options{})
+			if err != nil {
+				return err
+			}
+			defer func() { assert.NoError(r, buf.Close()) }()
+			return r.c.With(progress(p)).Upload(ctx, r.device(n), buf.Bytes())
+		},
+		"progress of new memory": func(ctx context.Context, r *rig, p *trap) error {
+			_, err := r.c.With(progress(p)).DownloadNew(ctx, r.device(100), 100)
+			return err
+		},
+	}
+	for _, worker := range []bool{false, true} {
+		for how, end := range map[string]func(){"exits": runtime.Goexit, "panics": func() { panic("out of patience") }} {
+			operations := maps.Clone(all)
+			if !worker {
+				maps.Copy(operations, alone)
+			}
+			for name, operation := range operations {
+				t.Run(fmt.Sprintf("%s/%s/worker=%t", name, how, worker), func(t *testing.T) {
+					t.Parallel()
+					sim, rt := testgpu.Sim(t, cudasim.Config{})
+					dev, err := rt.Device(0)
+					require.NoError(t, err)
+					r := rigOn(t, dev, Options{Workers: 2, Chunk: 512 * kib})
+					for range 2*slotsAWorker + smallSlots + 1 { // more often than there are slots
+						p := &trap{worker: worker, end: end, sprung: make(chan struct{})}
+						var failed error
+						returned, ended := false, make(chan struct{})
+						go func() {
+							defer close(ended)
+							failed = operation(t.Context(), r, p)
+							returned = true
+						}()
+						<-ended
+						switch {
+						case how == "panics":
+							require.ErrorContains(t, failed, "panic: out of patience")
+							require.ErrorContains(t, failed, "callback_test.go:", "the stack")
+						case worker:
+							require.ErrorIs(t, failed, errExited)
+						default:
+							require.False(t, returned, "the caller's goroutine ends")
+						}
+						require.Zero(t, sim.Outstanding().PendingOps)
+					}
+					st := r.c.Stats()
+					require.Equal(t, st.Copies, st.Failures)
+					mem := r.device(n)
+					require.NoError(t, r.c.Upload(t.Context(), mem, want))
+					require.True(t, bytes.Equal(want, r.onDevice(mem, n)))
+					require.NoError(t, r.c.Close())
+				})
+			}
+		}
+	}
+}
+
+// hooked calls hook before each read and write of its bytes.
+type hooked struct {
+	data []byte
+	hook func()
+}
+
+func (h hooked) ReadAt(p []byte, off int64) (int, error) {
+	h.hook()
+	return copy(p, h.data[off:]), nil
+}
+
+func (h hooked) WriteAt(p []byte, off int64) (int, error) {
+	h.hook()
+	return copy(h.data[off:], p), nil
+}
+
+type hookedStream struct {
+	hooked
+	at int64
+}
+
+func (h *hookedStream) Read(p []byte) (int, error) {
+	n, err := h.ReadAt(p, h.at)
+	h.at += int64(n)
+	return n, err
+}
+
+func (h *hookedStream) Write(p []byte) (int, error) {
+	n, err := h.WriteAt(p, h.at)
+	h.at += int64(n)
+	return n, err
+}
+
+func TestReadersAreNotCalledAfterCancellation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const n, before = 700 * kib, 5
+	mem, want := r.device(n), bytesOf(1, n)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reads := 0
+	from := &hookedStream{hooked{want, func() {
+		if reads++; reads == before {
+			cancel(assert.AnError)
+		}
+	}}, 0}
+	done, err := r.c.UploadReader(ctx, mem, iotest.OneByteReader(from), n)
+	require.ErrorIs(t, err, assert.AnError)
+	require.Equal(t, before, reads)
+	require.Equal(t, before, done, "what was read is on the device")
+	require.Equal(t, want[:before], r.onDevice(mem, before))
+}
+
+// hesitant returns nothing a number of times before each byte.
+type hesitant struct {
+	from  io.Reader
+	times int
+	empty int
+	reads int
+}
+
+func (h *hesitant) Read(p []byte) (int, error) {
+	h.reads++
+	if h.empty < h.times {
+		h.empty++
+		return 0, nil
+	}
+	h.empty = 0
+	return h.from.Read(p[:1])
+}
+
+func TestReadersThatReturnNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 1, Chunk: 512 * kib})
+	mem, want := r.device(50), bytesOf(1, 50)
+	never := &hesitant{times: math.MaxInt}
+	done, err := r.c.UploadReader(t.Context(), mem, never, 50)
+	require.ErrorIs(t, err, io.ErrNoProgress)
+	require.Zero(t, done)
+	require.Equal(t, 100, never.reads)
+
+	done, err = r.c.UploadReader(t.Context(), mem, &hesitant{from: bytes.NewReader(want), times: 99}, 50)
+	require.NoError(t, err)
+	require.Equal(t, 50, done)
+	require.Equal(t, want, r.onDevice(mem, 50))
+}
+
+// full takes so many bytes, and then ends a write in one of several ways.
+type full struct {
+	bytes.Buffer
+	room   int
+	err    error
+	all    bool // the write that fills it returns an error too
+	writes int  // after the one that failed
+	failed bool
+}
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.failed {
+		f.writes++
+	}
+	n := min(len(p), f.room)
+	f.room -= n
+	f.Buffer.Write(p[:n])
+	if n < len(p) || f.all && f.room == 0 {
+		f.failed = true
+		return n, f.err
+	}
+	return n, nil
+}
+
+// The count is what the writer took, so that a copy can be continued there. After a failure it is not written to again.
+func TestTheCountIsWhatTheWriterTook(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const n = 6 * mib
+	mem, want := r.device(n), bytesOf(1, n)
+	r.fill(mem, want)
+	for _, room := range []int{0, 1, 512 * kib, 512*kib + 1, 3*mib + 777, 5 * mib, n - 1} {
+		for name, w := range map[string]*full{
+			"short":    {room: room},
+			"error":    {room: room, err: errFlaky},
+			"at once":  {room: room, err: errFlaky, all: true},
+			"with EOF": {room: room, err: io.EOF},
+		} {
+			what := fmt.Sprintf("%s: %d", name, room)
+			done, err := r.c.DownloadWriter(t.Context(), w, mem, n)
+			is := w.err
+			if is == nil {
+				is = io.ErrShortWrite
+			}
+			require.ErrorIs(t, err, is, what)
+			require.ErrorContains(t, err, fmt.Sprintf("at byte %d of %d", room, n), what)
+			require.Equal(t, room, done, what)
+			require.True(t, bytes.Equal(want[:room], w.Bytes()), what)
+			require.Zero(t, w.writes, what)
+		}
+	}
+}
+
+// Of several failures the one with the least offset is reported, and the first
+// of those.
+func TestTheFirstFailureIsReported(t *testing.T) {
+	t.Parallel()
+	j := &job{n: 100, at: math.MaxInt}
+	late, first, second := errors.New("late"), errors.New("first"), errors.New("second")
+	j.fail(50, late)
+	j.fail(20, first)
+	j.fail(20, second)
+	j.fail(30, late)
+	done, err := j.result()
+	require.Equal(t, 20, done)
+	require.ErrorIs(t, err, first)
+	require.True(t, j.reaches(19))
+	require.False(t, j.reaches(20))
+}

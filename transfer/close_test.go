@@ -1,0 +1,196 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func TestACopierThatWasClosed(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	c, err := NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
+	require.NoError(t, err)
+	r := &rig{TB: t, dev: dev, c: c}
+	mem, host := r.device(100), make([]byte, 100)
+	view := c.With(Call{})
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() { assert.NoError(t, c.Close()) })
+	}
+	group.Wait()
+	require.NoError(t, c.Close())
+	require.NoError(t, c.CloseContext(t.Context()))
+	for _, v := range []*View{&c.View, view, view.With(Call{})} {
+		err := v.Upload(t.Context(), mem, host)
+		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, os.ErrClosed)
+		require.EqualError(t, err, "transfer: upload 100 bytes: already closed")
+		require.ErrorIs(t, v.Upload(t.Context(), mem, nil), ErrClosed)
+		require.ErrorIs(t, v.Download(t.Context(), host, mem), ErrClosed)
+		require.ErrorIs(t, v.UploadAll(t.Context(), []Part{{mem, host}}), ErrClosed)
+		_, err = v.DownloadNew(t.Context(), mem, 100)
+		require.ErrorIs(t, err, ErrClosed)
+	}
+}
+
+// stuck is a reader that reads nothing until it is freed.
+type stuck struct {
+	entered chan struct{} // gets a value for each call
+	free    chan struct{}
+}
+
+func newStuck() *stuck { return &stuck{entered: make(chan struct{}, 100), free: make(chan struct{})} }
+
+func (s *stuck) Read(p []byte) (int, error) {
+	s.entered <- struct{}{}
+	<-s.free
+	return len(p), nil
+}
+
+// A reader that does not return keeps nothing else from ending with its context.
+func TestContextsEndBesideAReaderThatIsStuck(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 1, Chunk: 512 * kib})
+	const n = mib
+	mem := r.device(n)
+	s := newStuck()
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer close(s.free)
+	for range slotsAWorker { // all slots of the ring
+		group.Go(func() {
+			_, err := r.c.UploadReader(t.Context(), mem, s, n)
+			assert.NoError(t, err, "what runs is not disturbed")
+		})
+		<-s.entered
+	}
+	soon := func() context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	require.ErrorIs(t, r.c.Upload(soon(), mem, make([]byte, n)), context.DeadlineExceeded)
+	require.ErrorIs(t, r.c.CloseContext(soon()), context.DeadlineExceeded)
+	require.ErrorIs(t, r.c.Upload(t.Context(), mem, make([]byte, n)), ErrClosed)
+	require.ErrorIs(t, r.c.CloseContext(soon()), context.DeadlineExceeded)
+	require.ErrorContains(t, r.c.CloseContext(soon()), fmt.Sprintf("still copying (calls: %d)", slotsAWorker))
+	require.ErrorContains(t, r.c.Close(), fmt.Sprintf("still copying (calls: %d)", slotsAWorker))
+}
+
+// Close by a callback of a copy is an error, and refuses copies from then on.
+// The one that runs goes on, and Close works after it.
+func TestCloseInACallback(t *testing.T) {
+	t.Parallel()
+	const n = 3 * mib
+	want := bytesOf(1, n)
+	for name, call := range map[string]func(r *rig, hook func()) error{
+		"progress": func(r *rig, hook func()) error {
+			return r.c.With(Call{Progress: func(int, int) { hook() }}).Upload(t.Context(), r.device(n), want)
+		},
+		"reader": func(r *rig, hook func()) error {
+			_, err := r.c.UploadReader(t.Context(), r.device(n), &hookedStream{hooked{want, hook}, 0}, n)
+			return err
+		},
+		"writerAt": func(r *rig, hook func()) error {
+			_, err := r.c.DownloadTo(t.Context(), hooked{make([]byte, n), hook}, 0, r.device(n), n)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+			mem := r.device(1)
+			var calls sync.Once
+			require.NoError(t, call(r, func() {
+				calls.Do(func() {
+					assert.NoError(t, r.c.Upload(t.Context(), mem, []byte{1}), "a callback may use the copier")
+					assert.ErrorContains(t, r.c.Close(), "still copying (calls: 1)")
+					assert.ErrorIs(t, r.c.Upload(t.Context(), mem, []byte{1}), ErrClosed)
+				})
+			}))
+			require.NoError(t, r.c.Close())
+		})
+	}
+}
+
+func TestCloseContextWaitsForCopies(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const n = 4 * mib
+	mem, want := r.device(n), bytesOf(1, n)
+	var once sync.Once
+	closed := make(chan error)
+	err := r.c.With(Call{Progress: func(int, int) {
+		once.Do(func() { go func() { closed <- r.c.CloseContext(t.Context()) }() })
+	}}).Upload(t.Context(), mem, want)
+	require.NoError(t, err, "a copy that runs is not disturbed")
+	require.NoError(t, <-closed)
+	require.True(t, bytes.Equal(want, r.onDevice(mem, n)))
+}
+
+// The ring stays registered and mapped while a caller's stream still copies
+// from it.
+func TestCloseWaitsForStreamsOfCallers(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{100, mib} {
+		r := newSimRig(t, Options{Workers: 2, Chunk: 512 * kib})
+		ring := r.c.small
+		if n > smallCopy {
+			ring = r.c.large
+		}
+		s := r.stream()
+		mem, want := r.device(n), bytesOf(1, n)
+		open := blocked(t, s)
+		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), mem, want))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, r.c.CloseContext(ctx), context.DeadlineExceeded)
+		_, _, pinned := hostmem.Find(ring.slots[0].mem)
+		require.True(t, pinned, "%d bytes", n)
+		open()
+		require.NoError(t, r.c.Close())
+		require.NoError(t, s.Synchronize(t.Context()))
+		require.True(t, bytes.Equal(want, r.onDevice(mem, n)))
+	}
+}
+
+// A device that cannot say when it is done keeps its memory: Close fails, as
+// often as it is called, and copies too.
+func TestADeviceThatIsLost(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		t.Skip(err)
+	}
+	dev, _ := openSim(t, sim)
+	c, err := NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
+	require.NoError(t, err)
+	const n = 4 * mib
+	mem, err := dev.Malloc(n)
+	require.NoError(t, err)
+	host := make([]byte, n)
+	require.NoError(t, c.Upload(t.Context(), mem, host))
+	require.NoError(t, sim.LoseDevice(0))
+	require.Error(t, c.Upload(t.Context(), mem, host))
+	require.Error(t, c.Upload(t.Context(), mem, host[:100]))
+	require.Error(t, c.Download(t.Context(), host, mem))
+	_, err = c.DownloadWriter(t.Context(), io.Discard, mem, n)
+	require.Error(t, err)
+	for range 2 {
+		require.ErrorContains(t, c.Close(), "transfer: close copier on device 0")
+	}
+	require.ErrorIs(t, c.Upload(t.Context(), mem, host), ErrClosed)
+}

@@ -1,0 +1,249 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// openSim opens a simulated GPU whose device gets lost: nothing can be released
+// at the end, and nothing checks that.
+func openSim(t *testing.T, sim *cudasim.Sim) (*cudart.Device, *cudart.Runtime) {
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	t.Cleanup(func() { _, _ = rt.Close(), sim.Close() })
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	return dev, rt
+}
+
+// Work that fails on the device, after the call that queued it succeeded, fails
+// the copy. Bytes of it are not written.
+func TestCopiesThatFailOnTheDevice(t *testing.T) {
+	t.Parallel()
+	const n = 4 * mib
+	want := bytesOf(1, n)
+	for nth := 1; nth <= 3; nth++ {
+		for name, copies := range map[string]func(ctx context.Context, c *Copier, mem cudart.DevPtr) error{
+			"upload": func(ctx context.Context, c *Copier, mem cudart.DevPtr) error { return c.Upload(ctx, mem, want) },
+			"upload parts": func(ctx context.Context, c *Copier, mem cudart.DevPtr) error {
+				return c.UploadAll(ctx, cutUp(want, mem, 0, mib))
+			},
+			"download": func(ctx context.Context, c *Copier, mem cudart.DevPtr) error {
+				return c.Download(ctx, make([]byte, n), mem)
+			},
+			"writer": func(ctx context.Context, c *Copier, mem cudart.DevPtr) error {
+				var w bytes.Buffer
+				done, err := c.DownloadWriter(ctx, &w, mem, n)
+				require.Equal(t, done, w.Len())
+				require.LessOrEqual(t, done, (nth-1)*512*kib, "chunks before it")
+				require.True(t, bytes.Equal(want[:done], w.Bytes()), "nothing of the copy that failed")
+				return err
+			},
+		} {
+			sim, err := cudasim.New(cudasim.Config{Version: 12040})
+			if err != nil {
+				t.Skip(err)
+			}
+			dev, _ := openSim(t, sim)
+			c, err := NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
+			require.NoError(t, err)
+			mem, err := dev.Malloc(n)
+			require.NoError(t, err)
+			require.NoError(t, dev.CopyToDevice(mem, unsafe.Pointer(&want[0]), n))
+			sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: nth, Code: cudart.ErrECCUncorrectable, Async: true})
+			require.ErrorIs(t, copies(t.Context(), c, mem), cudart.ErrECCUncorrectable, "%s, copy %d", name, nth)
+		}
+	}
+}
+
+// An error that CUDA reports once, when it is asked whether a copy is done, may
+// be that copy's: it fails.
+func TestErrorsThatAreReportedOnce(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 1, Chunk: 512 * kib})
+	const n = 100
+	mem, want := r.device(n), bytesOf(1, n)
+	r.fill(mem, want)
+	fault := cudasim.Fault{Code: cudart.ErrLaunchFailure}
+	for _, fn := range []string{"cudaEventRecord", "cudaEventQuery"} {
+		sim.Fail(fn, fault)
+		require.ErrorIs(t, r.c.Upload(t.Context(), mem, want), cudart.ErrLaunchFailure, fn)
+		sim.Fail(fn, fault)
+		var w bytes.Buffer
+		done, err := r.c.DownloadWriter(t.Context(), &w, mem, n)
+		require.ErrorIs(t, err, cudart.ErrLaunchFailure, fn)
+		require.Zero(t, done, fn)
+		require.Zero(t, w.Len(), fn)
+		sim.Fail(fn, fault)
+		require.ErrorIs(t, r.c.DownloadAll(t.Context(), cutUp(make([]byte, n), mem, 0, 10)), cudart.ErrLaunchFailure, fn)
+		require.NoError(t, r.c.Upload(t.Context(), mem, want), fn)
+	}
+}
+
+// The copy that failed has its error although another goroutine found it, which
+// was about to use the slot; and that one has not.
+func TestAnErrorIsTheCopysOwn(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	ring, err := newRing(t.Context(), dev, 1, 64*kib, "")
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 1, Chunk: 512 * kib})
+	s, mem := r.stream(), r.device(64*kib)
+	queue := func(slot *slot) error { return s.CopyToDevice(mem, unsafe.Pointer(&slot.mem[0]), len(slot.mem)) }
+
+	first, err := ring.acquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, queue(first))
+	f := first.queued(s)
+	ring.release(first)
+	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
+	second, err := ring.acquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, queue(second))
+	require.NoError(t, completed(second.queued(s)))
+	require.ErrorIs(t, completed(f), cudart.ErrLaunchFailure)
+	ring.release(second)
+	require.NoError(t, ring.close(t.Context()))
+}
+
+// An error of the wait says nothing about the memory: the slot is not used, and
+// the next goroutine waits again.
+func TestASlotThatIsInUse(t *testing.T) {
+	t.Parallel()
+	r := newSimRig(t, Options{Workers: 1, Chunk: 512 * kib})
+	ring, err := newRing(t.Context(), r.dev, 1, 64*kib, "")
+	require.NoError(t, err)
+	s, mem := r.stream(), r.device(64*kib)
+	open := blocked(t, s)
+	held, err := ring.acquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, s.CopyToDevice(mem, unsafe.Pointer(&held.mem[0]), len(held.mem)))
+	held.queued(s)
+	ring.release(held)
+	for _, acquire := range []func(context.Context) (*slot, error){ring.acquire, ring.tryAcquire, ring.acquire} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(errFlaky)
+		s, err := acquire(ctx)
+		require.ErrorIs(t, err, errFlaky)
+		require.Nil(t, s)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, ring.close(ctx), context.Canceled)
+	open()
+	again, err := ring.acquire(t.Context())
+	require.NoError(t, err)
+	require.Same(t, held, again)
+	done, err := s.Query()
+	require.NoError(t, err)
+	require.True(t, done)
+	ring.release(held)
+	require.NoError(t, ring.close(t.Context()))
+}
+
+// A slot waits for its copies, and not for what its stream does later.
+func TestASlotWaitsForItsOwnCopies(t *testing.T) {
+	t.Parallel()
+	r := newSimRig(t, Options{Workers: 1, Chunk: 512 * kib})
+	ring, err := newRing(t.Context(), r.dev, 1, 64*kib, "")
+	require.NoError(t, err)
+	s, mem := r.stream(), r.device(64*kib)
+	for range 2 {
+		slot, err := ring.acquire(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, s.CopyToDevice(mem, unsafe.Pointer(&slot.mem[0]), len(slot.mem)))
+		slot.queued(s)
+		ring.release(slot)
+	}
+	open := blocked(t, s)
+	slot, err := ring.acquire(t.Context())
+	require.NoError(t, err)
+	ring.release(slot)
+	require.NoError(t, ring.close(t.Context()))
+	open()
+	require.NoError(t, s.Synchronize(t.Context()))
+}
+
+// When queueing fails half way, the half that was queued is waited for: nothing
+// is in flight when the copy returns, and no slot is used again before.
+func TestCopiesThatAreQueuedInPart(t *testing.T) {
+	t.Parallel()
+	const parts = 1500 // in one chunk: two batches, of a thousand and the rest
+	type operation func(v *View, r *rig, mem cudart.DevPtr) error
+	all := func(upload bool) operation {
+		return func(v *View, r *rig, mem cudart.DevPtr) error {
+			if upload {
+				return v.UploadAll(r.Context(), cutUp(make([]byte, parts*64), mem, 64, 64))
+			}
+			return v.DownloadAll(r.Context(), cutUp(make([]byte, parts*64), mem, 64, 64))
+		}
+	}
+	pinned := func(upload bool) operation {
+		return func(v *View, r *rig, mem cudart.DevPtr) error {
+			// Registered in pieces, each of which is copied by itself.
+			buf, err := hostmem.Alloc(r.Context(), r.dev, 4*mib, hostmem.Options{Chunk: 2 * mib})
+			require.NoError(r, err)
+			r.Cleanup(func() { require.NoError(r, buf.Close()) })
+			if upload {
+				return v.Upload(r.Context(), mem, buf.Bytes())
+			}
+			return v.Download(r.Context(), buf.Bytes(), mem)
+		}
+	}
+	for _, upload := range []bool{false, true} {
+		for name, tt := range map[string]struct {
+			version cudart.Version
+			fn      string
+			do      operation
+		}{
+			"batches":    {13000, "cudaMemcpyBatchAsync", all(upload)},
+			"one by one": {12040, "cudaMemcpyAsync", all(upload)},
+			"pinned":     {13000, "cudaMemcpyAsync", pinned(upload)},
+		} {
+			if upload {
+				name = "upload " + name
+			} else {
+				name = "download " + name
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				sim, rt := testgpu.Sim(t, cudasim.Config{Version: tt.version})
+				dev, err := rt.Device(0)
+				require.NoError(t, err)
+				r := rigOn(t, dev, Options{Workers: 1, Chunk: 512 * kib})
+				mem, s := r.device(4*mib), r.stream()
+				open := blocked(t, s)
+				var failed, opened atomic.Bool
+				sim.Fail(tt.fn, cudasim.Fault{Nth: 2, Code: cudart.ErrInvalidResourceHandle, After: func() { failed.Store(true) }})
+				// A call that asks for the stream's end, after the failure, is a wait.
+				sim.OnCall(func(fn string, _ int) {
+					if (fn == "cudaEventQuery" || fn == "cudaDeviceSynchronize") && failed.Load() && !opened.Swap(true) {
+						open()
+					}
+				})
+				err = tt.do(r.c.With(Call{Stream: s}), r, mem)
+				if !opened.Swap(true) {
+					defer open()
+				}
+				require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
+				require.Zero(t, sim.Outstanding().PendingOps)
+				sim.OnCall(nil)
+			})
+		}
+	}
+}

@@ -1,0 +1,515 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// A slice of a mapped file whose file is cut short has no bytes past its end:
+// an error, where a copy loop would have ended the process.
+func TestAMappedFileThatIsCutShort(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("user-mode emulation does not report the address of a bus error")
+	}
+	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	const n = 4 * mib
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, f.Truncate(n))
+	mem, err := unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	dev := r.device(n)
+	require.NoError(t, r.c.Upload(t.Context(), dev, mem))
+	require.NoError(t, f.Truncate(mib))
+	require.ErrorContains(t, r.c.Upload(t.Context(), dev, mem), "or its file was truncated")
+	require.ErrorContains(t, r.c.Download(t.Context(), mem, dev), "or its file was truncated")
+	require.NoError(t, f.Truncate(n))
+	require.NoError(t, r.c.Upload(t.Context(), dev, mem))
+}
+
+// memfd makes a file in memory, which has the test's name in /proc/self/maps.
+func memfd(t *testing.T, flags int) *os.File {
+	fd, err := unix.MemfdCreate(t.Name(), flags)
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), "memfd")
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// requireUnmapped requires that no file of memfd is mapped.
+func requireUnmapped(t *testing.T) {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	require.NotContains(t, string(maps), "memfd:"+t.Name())
+}
+
+func TestFilesInMemory(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	const n = 3*mib + 5
+	want := bytesOf(6, n)
+	mem := r.device(n)
+	r.fill(mem, want)
+
+	f := memfd(t, 0)
+	done, err := r.c.DownloadTo(t.Context(), f, 100, mem, n)
+	require.NoError(t, err)
+	require.Equal(t, n, done)
+	got := make([]byte, 100+n)
+	_, err = f.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(append(make([]byte, 100), want...), got))
+
+	// What is there around the bytes stays.
+	_, err = r.c.DownloadTo(t.Context(), f, 0, mem, 10)
+	require.NoError(t, err)
+	_, err = f.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, want[:10], got[:10])
+	require.True(t, bytes.Equal(want, got[100:]))
+
+	// One that must not grow says so, and nothing is mapped afterwards.
+	sealed := memfd(t, unix.MFD_ALLOW_SEALING)
+	require.NoError(t, sealed.Truncate(mib))
+	_, err = unix.FcntlInt(sealed.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW)
+	require.NoError(t, err)
+	_, err = r.c.DownloadTo(t.Context(), sealed, 0, mem, n)
+	require.ErrorIs(t, err, unix.EPERM)
+	done, err = r.c.DownloadTo(t.Context(), sealed, 0, mem, mib)
+	require.NoError(t, err)
+	require.Equal(t, mib, done)
+	requireUnmapped(t)
+
+	// One that is open for writing only cannot be mapped, and is written.
+	only, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(int(f.Fd())), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer only.Close()
+	_, err = r.c.DownloadTo(t.Context(), only, 7, mem, n)
+	require.NoError(t, err)
+	_, err = f.ReadAt(got[:n], 7)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got[:n]))
+}
+
+// What a download that fails has extended a file in memory by is cut off again,
+// but for the bytes that arrived.
+func TestFilesInMemoryAfterAFailure(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const n = 8 * mib
+	want := bytesOf(2, n)
+	mem := r.device(n)
+	r.fill(mem, want)
+	for _, before := range []int{0, 700, 3 * mib, 2 * n} {
+		for _, chunks := range []int{0, 1, 5} {
+			for _, off := range []int{0, 777} {
+				what := fmt.Sprintf("%d bytes before, %d chunks, at %d", before, chunks, off)
+				f := memfd(t, 0)
+				old := bytesOf(3, before)
+				_, err := f.Write(old)
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				calls := 0
+				done, err := r.c.With(Call{Progress: func(int, int) {
+					if calls++; calls == chunks {
+						cancel(assert.AnError)
+					}
+					if chunks == 0 {
+						panic(assert.AnError)
+					}
+				}}).DownloadTo(ctx, f, int64(off), mem, n)
+				cancel(nil)
+				require.Error(t, err, what)
+				require.Less(t, done, n, what)
+				got, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
+				require.NoError(t, err)
+				end := off + done
+				if done == 0 {
+					end = 0
+				}
+				require.Len(t, got, max(before, end), what)
+				require.True(t, bytes.Equal(want[:done], got[min(off, len(got)):][:done]), what)
+			}
+		}
+	}
+	// One that another process has changed meanwhile is left as it is.
+	f := memfd(t, 0)
+	_, err := r.c.With(Call{Progress: func(int, int) {
+		assert.NoError(t, f.Truncate(2*n))
+		panic(assert.AnError)
+	}}).DownloadTo(t.Context(), f, 0, mem, n)
+	require.Error(t, err)
+	info, err := f.Stat()
+	require.NoError(t, err)
+	require.EqualValues(t, 2*n, info.Size())
+
+	// And a callback that ends the goroutine.
+	f = memfd(t, 0)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, err := r.c.With(Call{Progress: func(int, int) { runtime.Goexit() }}).DownloadTo(t.Context(), f, 0, mem, n)
+		assert.ErrorIs(t, err, errExited)
+	}()
+	<-ended
+	info, err = f.Stat()
+	require.NoError(t, err)
+	require.LessOrEqual(t, info.Size(), int64(n/2))
+	requireUnmapped(t)
+}
+
+// A file in memory that another process truncates during the copy is written,
+// where its mapping has no pages any more.
+func TestAFileInMemoryThatIsTruncated(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("user-mode emulation maps pages past the end of a file")
+	}
+	r := newRig(t, Options{Workers: 1, Chunk: 512 * kib})
+	const n = 3 * mib
+	want := bytesOf(2, n)
+	mem := r.device(n)
+	r.fill(mem, want)
+	f := memfd(t, 0)
+	var once sync.Once
+	done, err := r.c.With(Call{Progress: func(done, _ int) {
+		once.Do(func() { assert.NoError(t, f.Truncate(int64(done))) })
+	}}).DownloadTo(t.Context(), f, 0, mem, n)
+	require.NoError(t, err)
+	require.Equal(t, n, done)
+	got, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+}
+
+// A full tmpfs is ENOSPC, with what it had room for in the file. The test runs
+// itself in a mount namespace, with a tmpfs of its own.
+func TestAFullFileSystemInMemory(t *testing.T) {
+	const dir, room = "PINNED_TEST_TMPFS", 5 * mib
+	if at := os.Getenv(dir); at != "" {
+		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%d", room)))
+		r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+		const n = 2 * room
+		want := bytesOf(2, n)
+		mem := r.device(n)
+		r.fill(mem, want)
+		f, err := os.Create(filepath.Join(at, "file"))
+		require.NoError(t, err)
+		defer f.Close()
+		done, err := r.c.DownloadTo(t.Context(), f, 0, mem, n)
+		require.ErrorIs(t, err, unix.ENOSPC)
+		require.LessOrEqual(t, done, room)
+		got, err := os.ReadFile(f.Name())
+		require.NoError(t, err)
+		require.Len(t, got, done)
+		require.True(t, bytes.Equal(want[:done], got))
+		t.Logf("%d of %d bytes", done, n)
+		return
+	}
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("user-mode emulation has no namespaces")
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), dir+"="+t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EINVAL) {
+		t.Skipf("no user namespaces here: %v", err)
+	}
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS", "%s", out)
+	t.Logf("%s", out)
+}
+
+// Device nodes are not files in memory, though their file system is.
+func TestADeviceNodeIsWritten(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	f, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	for _, direct := range []bool{false, true} {
+		c := r.c.With(Call{DirectIO: direct})
+		done, err := c.DownloadTo(t.Context(), f, 0, r.device(2*mib), 2*mib)
+		require.NoError(t, err)
+		require.Equal(t, 2*mib, done)
+	}
+}
+
+// DownloadNew unmaps what it allocated when it fails. Not parallel: it looks at
+// the address space of the process.
+func TestNewMemoryAfterAFailure(t *testing.T) {
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const n, rounds = 64 * mib, 64
+	mem := r.device(n)
+	size := func() (bytes int) {
+		statm, err := os.ReadFile("/proc/self/statm")
+		require.NoError(t, err)
+		_, err = fmt.Sscan(string(statm), &bytes)
+		require.NoError(t, err)
+		return bytes * os.Getpagesize()
+	}
+	for how, end := range map[string]func(){"exits": runtime.Goexit, "panics": func() { panic(errFlaky) }} {
+		before := size()
+		for range rounds {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, err := r.c.With(Call{Progress: func(int, int) { end() }}).DownloadNew(t.Context(), mem, n)
+				assert.Error(t, err)
+			}()
+			<-ended
+		}
+		require.Less(t, size()-before, rounds*n/2, how)
+	}
+}
+
+// isOpenDirect reports whether this process has a file open past the page cache.
+func isOpenDirect(t *testing.T, path string) bool {
+	t.Helper()
+	all, err := filepath.Glob("/proc/self/fd/*")
+	require.NoError(t, err)
+	for _, fd := range all {
+		if name, err := os.Readlink(fd); err != nil || name != path {
+			continue
+		}
+		n, err := strconv.Atoi(filepath.Base(fd))
+		require.NoError(t, err)
+		if flags, err := unix.FcntlInt(uintptr(n), unix.F_GETFL, 0); err == nil && flags&unix.O_DIRECT != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// DirectIO is honoured for readers and writers that are files, whose offset
+// moves as by Read and Write.
+func TestDirectIO(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "file")
+	probe, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_DIRECT, 0o600)
+	if err != nil {
+		t.Skipf("no O_DIRECT in %s: %v", t.TempDir(), err)
+	}
+	require.NoError(t, probe.Close())
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	const n = 3*mib + 5
+	want := bytesOf(7, n)
+	mem := r.device(n)
+	for _, off := range []int64{0, 4096, 777} {
+		for how, copies := range map[string]func(v *View, f *os.File) (int, error){
+			"UploadFrom":     func(v *View, f *os.File) (int, error) { return v.UploadFrom(t.Context(), mem, f, off, n) },
+			"UploadReader":   func(v *View, f *os.File) (int, error) { return v.UploadReader(t.Context(), mem, f, n) },
+			"DownloadTo":     func(v *View, f *os.File) (int, error) { return v.DownloadTo(t.Context(), f, off, mem, n) },
+			"DownloadWriter": func(v *View, f *os.File) (int, error) { return v.DownloadWriter(t.Context(), f, mem, n) },
+		} {
+			what := fmt.Sprintf("%s at %d", how, off)
+			upload := strings.HasPrefix(how, "Upload")
+			f, err := os.OpenFile(path, os.O_RDWR|os.O_TRUNC, 0)
+			require.NoError(t, err)
+			if upload {
+				_, err = f.WriteAt(want, off)
+				require.NoError(t, err)
+				r.fill(mem, make([]byte, n))
+			} else {
+				r.fill(mem, want)
+			}
+			_, err = f.Seek(off, io.SeekStart)
+			require.NoError(t, err)
+			var direct atomic.Bool
+			done, err := copies(r.c.With(Call{DirectIO: true, Progress: func(int, int) {
+				if isOpenDirect(t, path) {
+					direct.Store(true)
+				}
+			}}), f)
+			require.NoError(t, err, what)
+			require.Equal(t, n, done, what)
+			require.True(t, direct.Load(), what)
+			require.False(t, isOpenDirect(t, path), what)
+			at, err := f.Seek(0, io.SeekCurrent)
+			require.NoError(t, err)
+			if strings.HasSuffix(how, "er") {
+				require.Equal(t, off+n, at, what)
+			} else {
+				require.Equal(t, off, at, what)
+			}
+			got := r.onDevice(mem, n)
+			if !upload {
+				_, err = f.ReadAt(got, off)
+				require.NoError(t, err)
+				info, err := f.Stat()
+				require.NoError(t, err)
+				require.Equal(t, off+n, info.Size(), what)
+			}
+			require.True(t, bytes.Equal(want, got), what)
+
+			// An early end, and a failure: the offset is the count's.
+			if how == "UploadReader" {
+				require.NoError(t, f.Truncate(off+mib+1))
+				_, err = f.Seek(off, io.SeekStart)
+				require.NoError(t, err)
+				done, err = copies(r.c.With(Call{DirectIO: true}), f)
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+				require.Equal(t, mib+1, done)
+				at, err = f.Seek(0, io.SeekCurrent)
+				require.NoError(t, err)
+				require.Equal(t, off+mib+1, at)
+			}
+			require.NoError(t, f.Close())
+		}
+	}
+}
+
+// DirectIO does with a file what can be done with it as it is open.
+func TestDirectIOKeepsToTheFlags(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	c := r.c.With(Call{DirectIO: true})
+	const n = 64 * kib
+	want := bytesOf(7, n)
+	mem := r.device(n)
+	r.fill(mem, want)
+	for where, dir := range directories(t) {
+		path := filepath.Join(dir, "file")
+		old := bytesOf(8, n)
+		require.NoError(t, os.WriteFile(path, old, 0o600))
+
+		appending, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		require.NoError(t, err)
+		_, err = c.DownloadTo(t.Context(), appending, 0, mem, n)
+		require.ErrorContains(t, err, "O_APPEND", where)
+		done, err := c.DownloadWriter(t.Context(), appending, mem, n)
+		require.NoError(t, err, where)
+		require.Equal(t, n, done, where)
+		got, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(slices.Concat(old, want), got), where)
+
+		for how, upload := range map[string]func() (int, error){
+			"UploadFrom":   func() (int, error) { return c.UploadFrom(t.Context(), mem, appending, 0, n) },
+			"UploadReader": func() (int, error) { return c.UploadReader(t.Context(), mem, appending, n) },
+		} {
+			_, err = upload()
+			require.ErrorIs(t, err, unix.EBADF, "%s: %s of one that is open for writing only", where, how)
+		}
+		require.NoError(t, appending.Close())
+
+		reading, err := os.Open(path)
+		require.NoError(t, err)
+		_, err = c.DownloadTo(t.Context(), reading, 0, mem, n)
+		require.ErrorIs(t, err, unix.EBADF, where)
+		_, err = c.DownloadWriter(t.Context(), reading, mem, n)
+		require.ErrorIs(t, err, unix.EBADF, where)
+		require.NoError(t, reading.Close())
+	}
+}
+
+// To open a FIFO once more would wait for its other end.
+func TestDirectIOOfAPipe(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	c := r.c.With(Call{DirectIO: true})
+	path := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	const n = 32 * kib
+	want := bytesOf(7, n)
+	mem := r.device(n)
+	from, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	defer from.Close()
+	_, err = c.UploadFrom(t.Context(), mem, from, 0, n)
+	require.ErrorIs(t, err, unix.ESPIPE)
+	to, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	defer to.Close()
+	r.fill(mem, want)
+	done, err := c.DownloadWriter(t.Context(), to, mem, n)
+	require.NoError(t, err)
+	require.Equal(t, n, done)
+	r.fill(mem, make([]byte, n))
+	done, err = c.UploadReader(t.Context(), mem, from, n)
+	require.NoError(t, err)
+	require.Equal(t, n, done)
+	require.True(t, bytes.Equal(want, r.onDevice(mem, n)))
+}
+
+// What O_DIRECT has written is counted, although the rest could not be.
+func TestDirectIOCountsWhatItWrote(t *testing.T) {
+	t.Parallel()
+	d, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	require.NoError(t, err)
+	defer d.Close()
+	f, err := os.Open(d.Name()) // refuses to write
+	require.NoError(t, err)
+	defer f.Close()
+	took, err := writeDirect(f, d, 4096)(make([]byte, 3*block+5), block)
+	require.ErrorIs(t, err, unix.EBADF)
+	require.Equal(t, 3*block, took)
+	info, err := f.Stat()
+	require.NoError(t, err)
+	require.EqualValues(t, 5*block, info.Size())
+}
+
+// A read past the page cache may return less than there is. The cache has the
+// rest, and reports where the file ends.
+func TestShortReadsPastThePageCache(t *testing.T) {
+	t.Parallel()
+	const size = 10*block + 100
+	data := bytesOf(1, size)
+	for name, most := range map[string]int{"nothing": 0, "one byte": 1, "half a block": block / 2, "a block": block, "two blocks and a bit": 2*block + 7, "all": size} {
+		for _, base := range []int{0, block, 777} {
+			for _, n := range []int{1, block, 3*block + 9, size - base, size - base + 1} {
+				what := fmt.Sprintf("%s, %d from %d", name, n, base)
+				first := true
+				read := readBlocks(func(p []byte, off int64) (int, error) {
+					require.Zero(t, off%block, what)
+					require.Zero(t, len(p)%block, what)
+					if !first && most < block {
+						return 0, unix.EINVAL
+					}
+					first = false
+					return copy(p[:min(len(p), most)], data[min(int(off), size):]), nil
+				}, int64(base), readAt(bytes.NewReader(data), int64(base)))
+				to := make([]byte, size+3*block)
+				skip, got, err := read(t.Context(), to, 0, n)
+				if n > size-base {
+					require.ErrorIs(t, err, io.ErrUnexpectedEOF, what)
+					require.Equal(t, size-base, got, what)
+				} else {
+					require.NoError(t, err, what)
+					require.Equal(t, n, got, what)
+				}
+				require.True(t, bytes.Equal(data[base:base+got], to[skip:skip+got]), what)
+			}
+		}
+	}
+}

@@ -1,0 +1,24 @@
+//go:build !linux
+
+package transfer
+
+import (
+	"errors"
+	"os"
+)
+
+func reopenDirect(*os.File, int) *os.File { return nil }
+
+func preadDirect(*os.File, []byte, int64) (int, error) { return 0, errors.ErrUnsupported }
+
+func notDirect(error) bool { return true }
+
+type sharedFile struct {
+	file *os.File
+	mem  []byte
+	off  int64
+}
+
+func mapShared(*os.File, int64, int) (*sharedFile, error) { return nil, errors.ErrUnsupported }
+
+func (*sharedFile) close(int) error { return nil }

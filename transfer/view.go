@@ -1,0 +1,94 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A Call shapes single copies: see [View.With]. The zero value changes nothing.
+type Call struct {
+	// Stream makes the copy work of this stream, of the copier's device.
+	Stream *cudart.Stream
+	// Progress is called now and then with the bytes done of all: one call at
+	// a time, from any goroutine, the last one with all of them if the copy
+	// succeeds. It may call methods of the Copier, but see [Copier.CloseContext].
+	Progress func(done, total int)
+	// DirectIO reads and writes files past the page cache (O_DIRECT), where
+	// the file system can: what is read once, and is larger than memory, then
+	// leaves the cache to others. It is for regular files, not in memory
+	// (tmpfs); for other readers and writers it is ignored, and for files that
+	// are open for appending.
+	DirectIO bool
+}
+
+// A View has the methods of a [Copier] that copy. All views of a Copier share
+// its ring, its streams and its Stats, and end with its Close.
+//
+// For all these methods: ctx must not be nil, nor a reader or writer, and sizes
+// are bytes, 0 or more. Copies of nothing succeed at once. The other errors are
+// those of ctx, of the reader or writer, of CUDA, and [ErrClosed].
+type View struct {
+	*engine
+	call Call
+}
+
+// With returns a view whose copies are shaped by call.
+func (v *View) With(call Call) *View { return &View{engine: v.engine, call: call} }
+
+// Device returns the device that is copied to and from.
+func (v *View) Device() *cudart.Device { return v.dev }
+
+// pick is the caller's stream, or else one of a lane's.
+func (v *View) pick(l lane, w way) *cudart.Stream {
+	if v.call.Stream != nil {
+		return v.call.Stream
+	}
+	return v.lanes[l][w]
+}
+
+// do runs one copy of n bytes, while the copier is open.
+func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done int, err error) {
+	if ctx == nil {
+		return 0, errNilContext
+	}
+	if err := v.begin(); err != nil {
+		return 0, err
+	}
+	defer v.end()
+	switch s := v.call.Stream; {
+	case n < 0:
+		return 0, fmt.Errorf("%d bytes: must not be negative", n)
+	case s != nil && s.Device() != v.dev:
+		return 0, fmt.Errorf("Call.Stream: %v is not of the copier's %v", s, v.dev)
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case n == 0:
+		return 0, nil
+	}
+	v.stats.copies.Add(1)
+	succeeded := false
+	defer func() {
+		if !succeeded { // or a callback ends this goroutine
+			v.stats.failures.Add(1)
+		}
+	}()
+	done, err = copies()
+	succeeded = err == nil
+	return done, err
+}
+
+// doWith is do for n bytes at an offset of a reader or writer.
+func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
+	f, ok := rw.(*os.File)
+	switch {
+	case rw == nil || ok && f == nil:
+		return 0, errNilReadWriter
+	case off < 0 || off > math.MaxInt64-int64(max(n, 0)):
+		return 0, fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
+	}
+	return v.do(ctx, n, copies)
+}
