@@ -154,10 +154,11 @@ func (c *crew) spin(seen uint64) bool {
 		return false
 	}
 	for begin := time.Now(); time.Since(begin) < mostSpin; {
-		for range 64 {
+		for range 16 {
 			if c.posted.Load() != seen {
 				return true
 			}
+			relax()
 		}
 	}
 	return false

@@ -196,6 +196,7 @@ func (j *Job) do(c *chunk, i int) {
 	if c.left.Add(-1) > 0 {
 		return
 	}
+	mark("worked", c.off, int(j.helpers.Load()))
 	if c.end != nil {
 		c.end()
 	}
@@ -224,6 +225,7 @@ func (c *chunk) send(on *cudart.Stream) error { return c.job.copy(on, c.x.mem[:c
 // queued is called when the chunk's copy was queued, up to a point, or that has
 // failed.
 func (c *chunk) queued(p cudart.Point) {
+	mark("queued", c.off, c.n)
 	j := c.job
 	if c.err != nil {
 		j.fail(c.off, c.err)
@@ -383,6 +385,7 @@ func (j *Job) offer(c *chunk) {
 		j.more = append(j.more, c)
 	}
 	j.mu.Unlock()
+	mark("offer", c.off, c.n)
 	j.pieces.Add(c.pieces)
 	if c.pieces > 1 {
 		j.crew.post(j)
@@ -431,15 +434,19 @@ var spinFor = 30 * time.Microsecond
 // pause waits until there may be more to do.
 func (j *Job) pause(ctx context.Context) {
 	for begin := time.Now(); time.Since(begin) < spinFor; {
-		for range 16 {
-			select {
-			case <-j.wake:
-				return
-			default:
+		for range 8 {
+			if len(j.wake) > 0 || j.pieces.Load() > 0 {
+				break
 			}
-			if j.pieces.Load() > 0 {
-				return
-			}
+			relax()
+		}
+		select {
+		case <-j.wake:
+			return
+		default:
+		}
+		if j.pieces.Load() > 0 {
+			return
 		}
 		if len(j.landing) > 0 && j.landing[0].landed.Load() && j.landing[0].x.fence.Done(ctx) {
 			return
@@ -492,6 +499,7 @@ func (j *Job) finish(ctx context.Context) (int, error) {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), landTimeout)
 		defer cancel()
 	}
+	mark("finish", 0, 0)
 	if err := j.ends.Wait(ctx); err != nil {
 		j.fail(0, fmt.Errorf("copies may be under way: %w", err))
 	}

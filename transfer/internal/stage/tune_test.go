@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -86,6 +87,16 @@ func TestTune(t *testing.T) {
 			cd, _, _, _ := rate(k, reps, func() { o := at(); must(0, dev.CopyToHost(unsafe.Pointer(&dst[o]), mem, k)) })
 			fmt.Printf("   %9d B: up %8.3f GB/s (cudaMemcpy %8.3f, %.2fx) cpu %.3f | down %8.3f (%8.3f, %.2fx) %.3f\n", k, up, cm, up/cm, c1, down, cd, down/cd, c2)
 		}
+		for _, k := range []int{4 * kib, 128 * kib, 256 * kib, mib, 4 * mib} {
+			for r := range 30 {
+				o := r * (n / 31) &^ 4095
+				traceN, traceOn, traceAt = 0, r == 29, time.Now()
+				must(s.Upload(ctx, mem, src[o:o+k], nil))
+				mark("end", 0, 0)
+			}
+			traceOn = false
+			printTrace(fmt.Sprint(k))
+		}
 		for _, k := range []int{64 * kib, mib} {
 			const g = 16
 			lat := make([][]time.Duration, g)
@@ -118,13 +129,10 @@ func TestTune(t *testing.T) {
 		run(name, mid)
 		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, mostPiece, wakeMost = a, b, c, d, e, g, h, l
 	}
-	set("wake 1", func() { wakeMost = 1 }, true)
-	set("wake 6", func() { wakeMost = 6 }, true)
 	set("ring 36", func() { ringMiB = 36 }, false)
-	set("ring 32", func() { ringMiB = 32 }, false)
 	set("ring 64", func() { ringMiB = 64 }, false)
-	set("up 8 down 3", func() { upHelpers, downHelpers = 8, 3 }, false)
-	set("up 6 down 5", func() { upHelpers, downHelpers = 6, 5 }, false)
+	set("up 8 down 4", func() { upHelpers, downHelpers = 8, 4 }, false)
+	set("up 6 down 3", func() { upHelpers, downHelpers = 6, 3 }, false)
 	set("spin 100us", func() { mostSpin = 100 * time.Microsecond }, true)
 }
 
@@ -141,12 +149,24 @@ func micro(t *testing.T, dev *cudart.Device, mem cudart.DevPtr, src, dst []byte)
 	}
 	defer dev.FreeHost(p)
 	pin := unsafe.Slice((*byte)(p), 4*mib)
+	reg, err := hostmem.Alloc(ctx, dev, 4*mib, hostmem.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reg.Close()
+	rp := unsafe.Pointer(&reg.Bytes()[0])
+	b2, err := hostmem.Alloc(ctx, dev, 38*mib, hostmem.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b2.Close()
+	rq := unsafe.Pointer(&b2.Bytes()[0])
 	ok := func(err error) {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, k := range []int{1, 64, 1024, 4 * kib, 16 * kib, 64 * kib, 128 * kib, 256 * kib, mib} {
+	for _, k := range []int{1, 4 * kib, 64 * kib, 256 * kib} {
 		reps := min(3000, 200*mib/k)
 		us := func(f func(i int)) float64 {
 			var v []float64
@@ -174,6 +194,32 @@ func micro(t *testing.T, dev *cudart.Device, mem cudart.DevPtr, src, dst []byte)
 		h := us(func(i int) { ok(dev.CopyToHost(unsafe.Pointer(&to(i)[0]), mem, k)) })
 		l := us(func(i int) { ok(s.CopyToHost(p, mem, k)); ok(s.Synchronize(ctx)); copy(to(i), pin) })
 		m := us(func(i int) { ok(s.CopyToHost(unsafe.Pointer(&to(i)[0]), mem, k)); ok(s.Synchronize(ctx)) })
+		r1 := us(func(i int) { ok(s.CopyToDevice(mem, rp, k)) })
+		ok(s.Synchronize(ctx))
+		r2 := us(func(i int) { ok(s.CopyToDevice(mem, rp, k)); ok(s.Synchronize(ctx)) })
+		r3 := us(func(i int) { ok(s.CopyToDevice(mem, rq, k)); ok(s.Synchronize(ctx)) })
+		r4 := us(func(i int) { ok(s.CopyToDevice(mem, rp, k)); ok(s.Point().Wait(ctx)) })
+		r5 := us(func(i int) { ok(s.CopyToDevice(mem, p, k)); ok(s.Synchronize(ctx)) })
+		var t1, t2, t3 []float64
+		for range 1000 {
+			x := time.Now()
+			ok(s.CopyToDevice(mem, rp, k))
+			y := time.Now()
+			q := s.Point()
+			z := time.Now()
+			ok(q.Wait(ctx))
+			t1 = append(t1, float64(y.Sub(x).Nanoseconds())/1e3)
+			t2 = append(t2, float64(z.Sub(y).Nanoseconds())/1e3)
+			t3 = append(t3, float64(time.Since(z).Nanoseconds())/1e3)
+		}
+		slices.Sort(t1)
+		slices.Sort(t2)
+		slices.Sort(t3)
+		st, err := Acquire(ctx, dev)
+		ok(err)
+		s1 := us(func(i int) { _, err := st.Upload(ctx, mem, from(i), nil); ok(err) })
+		st.Release(ctx)
+		fmt.Printf("micro %7d B: registered issue %.2f, +sync %.2f (38 MiB %.2f), +point %.2f, hostalloc +sync %.2f; parts: copy %.2f point %.2f wait %.2f; stage %.2f\n", k, r1, r2, r3, r4, r5, t1[500], t2[500], t3[500], s1)
 		can, cancel := context.WithCancel(ctx)
 		n := us(func(i int) { copy(pin, from(i)); ok(s.CopyToDevice(mem, p, k)); ok(s.Synchronize(can)) })
 		cancel()
