@@ -3,11 +3,12 @@
 #include "textflag.h"
 
 // Both functions end in SFENCE. Non-temporal stores wait in write-combining
-// buffers and are not ordered with later stores, as all other stores of amd64 are:
-// without the fence another thread or a device could see a flag that says the copy
-// is complete before it sees the copy. The fence is in the same function as the
-// stores, because only there the goroutine cannot move to another CPU in between:
-// a fence orders the stores of its own CPU alone.
+// buffers, and unlike all other stores of amd64 they are not ordered with the stores
+// that follow: without the fence another thread or a device could see a flag that
+// says the copy is complete before it sees the copy. A fence orders the stores of
+// its own CPU, so it is here, where the runtime cannot move the goroutine to another
+// thread between the stores and the fence. (When the kernel moves the thread to
+// another CPU, the interrupt empties the buffers.)
 //
 // The functions are leaves without a frame: the runtime can unwind them at any
 // instruction, so a fault in a load or a store can become a panic.

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fenced returns size bytes, rounded up to whole pages, between two pages whose
+// guarded returns size bytes, rounded up to whole pages, between two pages in which
 // every access faults.
-func fenced(t *testing.T, size int) []byte {
+func guarded(t *testing.T, size int) []byte {
 	page := os.Getpagesize()
 	size = (size + page - 1) &^ (page - 1)
 	all, err := unix.Mmap(-1, 0, page+size+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -41,7 +41,7 @@ func fault(f func()) (recovered any, stack string) {
 func TestNoAccessOutsideTheSlices(t *testing.T) {
 	withEach(t, func(t *testing.T) {
 		const most = piece + smallest
-		src, dst := fenced(t, most), fenced(t, most)
+		src, dst := guarded(t, most), guarded(t, most)
 		randomize(src, 7)
 		require.NoError(t, unix.Mprotect(src, unix.PROT_READ))
 		lengths := []int{1, 63, 64, 1000, smallest - 1, smallest, smallest + 1, smallest + block - 1, piece, piece + 1, piece + block + line}
@@ -50,15 +50,15 @@ func TestNoAccessOutsideTheSlices(t *testing.T) {
 				if by+n > most {
 					break
 				}
-				before := func(b []byte) []byte { return b[by : by+n] }
-				behind := func(b []byte) []byte { return b[len(b)-n-by : len(b)-by] }
-				for _, to := range []func([]byte) []byte{before, behind} {
-					for _, from := range []func([]byte) []byte{before, behind} {
+				first := func(b []byte) []byte { return b[by : by+n] }
+				last := func(b []byte) []byte { return b[len(b)-n-by : len(b)-by] }
+				for _, to := range []func([]byte) []byte{first, last} {
+					for _, from := range []func([]byte) []byte{first, last} {
 						clear(dst)
 						d, s := to(dst), from(src)
 						recovered, stack := fault(func() { Copy(d, s) })
-						require.Nil(t, recovered, "%d bytes, %d away from the end: %s", n, by, stack)
-						require.Equal(t, -1, firstDifference(d, s), "%d bytes, %d away from the end", n, by)
+						require.Nil(t, recovered, "%d bytes, %d away from a guard: %s", n, by, stack)
+						require.Equal(t, -1, firstDifference(d, s), "%d bytes, %d away from a guard", n, by)
 					}
 				}
 			}
@@ -93,7 +93,7 @@ func protected(t *testing.T, size, at int) []byte {
 	return mapped
 }
 
-// A fault arrives as a signal in the middle of the assembly: SIGBUS behind the end
+// A fault arrives as a signal in the middle of the assembly: SIGBUS past the end
 // of a mapped file, SIGSEGV in protected memory.
 func TestFaultsArePanics(t *testing.T) {
 	page := os.Getpagesize()

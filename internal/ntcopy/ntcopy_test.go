@@ -212,7 +212,7 @@ func TestDestinationOnAStackThatMoves(t *testing.T) {
 	withEach(t, func(t *testing.T) {
 		src := make([]byte, smallest+500)
 		randomize(src, 6)
-		for at := 0; at < 128; at += 9 {
+		for at := 0; at < 128; at += 17 {
 			var collected atomic.Int32
 			wrong := make(chan int)
 			go func() {
