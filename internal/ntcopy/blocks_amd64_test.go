@@ -23,9 +23,9 @@ func variants() []string {
 func choose(name string) { avx2 = name == "AVX2" }
 
 // Go's atomics and locks wait for non-temporal stores by themselves. A plain store
-// does not, and to publish with one is a data race in Go; but it is what the
-// fence is for, and what C code and devices may see. The test finds a
-// missing fence only while it has two CPUs; half of the copies are late then.
+// does not, and to publish with one is a data race in Go; but it is what the fence
+// is for, and what C code and devices may see. Without the fence half of the copies
+// are late while the test has two CPUs, and hardly any while it shares one.
 func TestCopyIsSeenBeforeALaterStore(t *testing.T) {
 	withEach(t, func(t *testing.T) {
 		const rounds = 500
