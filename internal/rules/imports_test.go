@@ -68,6 +68,7 @@ var rooms = []room{
 	{folder: "cudart", imports: []string{"internal/findlib", "internal/sentinel"}, modules: []string{purego, xsys}},
 	{folder: "internal/findlib", imports: []string{"internal/linux"}, modules: []string{xsys}},
 	{folder: "internal/linux", modules: []string{xsys}},
+	{folder: "internal/ntcopy", modules: []string{xsys}},
 	{folder: "internal/sentinel"},
 }
 
