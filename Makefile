@@ -36,8 +36,8 @@ fmt:
 	gofmt -w .
 	go mod tidy
 
-# Rewrites the golden files; read the diff before you commit it. Only packages whose tests know
-# -update are asked.
+# Rewrites the golden files; read the diff before you commit it. It runs only the packages whose tests
+# have the flag -update.
 golden:
 	go test $$(grep -rl --include='*_test.go' 'flag.Bool("update"' . | xargs -r dirname | sort -u) -update
 

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stubRuntime is bound to a C function that does next to nothing: abs, which
-// returns success for a first argument of 0. What is left is our own cost.
+// stubRuntime is bound to a C function that does next to nothing: abs, which returns
+// success for a first argument of 0. The rest is our own cost.
 func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	tb.Helper()
 	libc, err := loadLibrary("libc.so.6")

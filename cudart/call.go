@@ -7,54 +7,54 @@ import (
 	"weak"
 )
 
-// A cCall is one call of a C function: its address, up to nine arguments that
-// are integers or pointers, and what it returned. Arguments that the function
-// does not take may be anything.
+// A cCall is a call of a C function: its address, up to nine arguments that are
+// integers or pointers, and its result. Arguments beyond those that the function takes
+// are ignored.
 type cCall struct {
 	entry  uintptr
 	args   [9]uintptr
 	result uintptr
 
-	// Which call it is, for [Runtime.Stuck]: its number, the device, the
-	// function. callEntry puts it into inside as long as the call is inside the
-	// library, with plain stores, as atomic ones would cost as much as the rest.
+	// For [Runtime.Stuck]: name is the number of the call, its device and its
+	// function. callEntry copies it to inside while the call is inside the
+	// library, by plain stores: atomic ones would cost as much as the rest.
 	name, inside uint64
 	device       int32 // ordinal
 	calls        uint32
 }
 
-// A frame carries a call's arguments and takes its results. Frames are heap
-// memory, pooled or part of a handle: a call allocates nothing, and C never
-// writes through a pointer into a goroutine's stack, which may move.
+// A frame holds the arguments and results of a call. Frames are in the heap, because C
+// writes to them and a goroutine's stack may move. They are pooled, or belong to a
+// handle, so that a call allocates nothing.
 type frame struct {
 	cCall
-	own  cCall          // of the calls that guard makes for itself
-	out  [4]uint64      // what C writes: sizes, handles, numbers
-	host unsafe.Pointer // keeps host memory alive, and on the heap, during the call
+	own  cCall          // for the calls that guard makes for itself
+	out  [4]uint64      // results that C writes: sizes, handles, numbers
+	host unsafe.Pointer // keeps host memory alive, and in the heap, during the call
 
-	// What the call uses: a stream or an event, or neither.
+	// The stream or the event that the call uses, if any.
 	line    *Timeline
 	event   *Event
 	pooled  bool
-	refused bool // what it uses was closed
+	refused bool // the stream or event is closed
 	queues  bool // it may queue work on line
 }
 
-// outPtr is the address of result i, as an argument.
+// outPtr returns the address of result i, as an argument.
 func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
 
-// outInt is the C int that was written to result i.
+// outInt returns result i, a C int.
 func (f *frame) outInt(i int) int { return int(*(*int32)(unsafe.Pointer(&f.out[i]))) }
 
-// A binding is a loaded library: the address of each function, and how it
-// takes its arguments.
+// A binding is a loaded library: the address of each function, and how it takes its
+// arguments.
 type binding struct {
 	entry  [numFunctions]uintptr
 	abi    [numFunctions]abi
 	frames sync.Pool
 
 	mu   sync.Mutex
-	made []weak.Pointer[frame] // those that may be in use
+	made []weak.Pointer[frame] // all frames, some of them in use
 }
 
 func newBinding() *binding {
@@ -72,7 +72,7 @@ func (b *binding) newFrame() *frame {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.made) == cap(b.made) {
-		b.forgetFrames()
+		b.dropFrames()
 	}
 	b.made = append(b.made, weak.Make(f))
 	return f
@@ -81,8 +81,8 @@ func (b *binding) newFrame() *frame {
 // begin starts a call that uses neither a stream nor an event.
 func (b *binding) begin() *frame { return b.frames.Get().(*frame) }
 
-// begin starts a call that queues work on a stream. A nil stream stands for
-// none: the calls that exist with and without a stream share their code.
+// begin starts a call that queues work on a stream. With a nil stream it starts one
+// that uses none: functions with and without a stream share their code.
 func (d *Device) begin(s *Stream) *frame {
 	if s == nil {
 		return d.rt.begin()
@@ -135,8 +135,8 @@ func (b *binding) end(f *frame) {
 	}
 }
 
-// call is the one place that calls the library. It makes no promise about
-// which thread, so which device, it runs on: that is guard's work.
+// call is the one place that calls the library. It runs on any thread, so with any
+// device current: see guard.
 func (b *binding) call(fn function, c *cCall) Code {
 	if c.entry = b.entry[fn]; c.entry == 0 {
 		return codeMissing
@@ -147,14 +147,14 @@ func (b *binding) call(fn function, c *cCall) Code {
 	return Code(int32(c.result))
 }
 
-// clear takes the pending error off the calling thread, so that it cannot
-// surface at a later, unrelated call.
+// clear takes the last error of the calling thread (cudaGetLastError), so that no
+// later call returns it.
 func (b *binding) clear(f *frame) { b.call(fnGetLastError, &f.own) }
 
 // ask makes a call that does not depend on the current device.
 func (rt *Runtime) ask(fn function, f *frame) Code {
 	f.device = noDevice
-	// The pending error belongs to the thread.
+	// The last error belongs to the thread.
 	runtime.LockOSThread()
 	code := rt.call(fn, &f.cCall)
 	if code != Success && code != codeMissing {
@@ -164,14 +164,14 @@ func (rt *Runtime) ask(fn function, f *frame) Code {
 	return code
 }
 
-// guard makes a call with the device current. It is the only way by which
-// methods of devices, streams and events reach the library. The current device
-// and the last error belong to the OS thread while goroutines move, so it
-// locks the thread, selects the device, calls, takes the error and unlocks.
+// guard makes a call with the device current. All methods of devices, streams and
+// events call the library through it. The current device and the last error belong to
+// the OS thread, and goroutines move between threads. So guard locks the thread,
+// selects the device, calls, takes the last error and unlocks.
 //
-// On a host with one device nothing needs to be selected: a fresh thread has
-// device 0 as current. With several, asking which is current costs less than
-// half of setting it, and after a first call it mostly is the right one.
+// With one device nothing needs to be selected: a new thread has device 0 current.
+// With several, asking for the current device (cudaGetDevice) costs less than half of
+// setting it (cudaSetDevice), and is mostly enough.
 func (d *Device) guard(fn function, f *frame) Code {
 	rt := d.rt
 	switch {
@@ -200,18 +200,18 @@ func (d *Device) guard(fn function, f *frame) Code {
 	return code
 }
 
-// attach gives the calling thread the context of its current device. Before 12.0
-// selecting a device does not, and some calls (cudaMemAdvise of 11.8, for one)
-// then fail on a fresh thread with "invalid device context" where others attach
-// it themselves. Freeing nothing is the customary way.
+// attach attaches the context of the current device to the calling thread. Before
+// 12.0 cudaSetDevice does not, and some functions (such as cudaMemAdvise of 11.8) then
+// fail on a new thread with "invalid device context". cudaFree of nothing is the
+// customary way.
 func (b *binding) attach(f *frame) bool {
 	b.clear(f)
 	f.own.args[0] = 0
 	return b.call(fnFree, &f.own) == Success
 }
 
-// makeCurrent selects the device on the calling thread. Its errors are marked
-// as those of the selection, not of the call that it was for.
+// makeCurrent selects the device on the calling thread. An error of cudaGetDevice or
+// cudaSetDevice is returned as theirs (Code.of).
 func (d *Device) makeCurrent(b *binding, f *frame) Code {
 	f.own.args[0] = f.outPtr(3)
 	if code := b.call(fnGetDevice, &f.own); code != Success {
@@ -227,9 +227,9 @@ func (d *Device) makeCurrent(b *binding, f *frame) Code {
 	return Success
 }
 
-// worksAfterClose are the functions that a closed runtime still calls: those
-// that release what the caller has, and those that tell whether it may be
-// released.
+// worksAfterClose are the functions that a closed runtime still calls: those that
+// release memory, streams and events, and those that report whether the GPU still uses
+// them.
 var worksAfterClose = [numFunctions]bool{
 	fnFree: true, fnFreeAsync: true, fnFreeHost: true, fnHostUnregister: true,
 	fnStreamDestroy: true, fnStreamQuery: true,

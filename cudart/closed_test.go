@@ -14,7 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// After Close nothing begins any more, and everything can still be released.
+// After Close no work begins, and everything can still be released.
 func TestClosedRuntime(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{})
@@ -69,7 +69,7 @@ func TestClosedRuntime(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// nil where something is needed is an error everywhere.
+// A nil context, stream or event is an error in every method.
 func TestNilArguments(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
@@ -96,7 +96,7 @@ func TestNilArguments(t *testing.T) {
 	require.NoError(t, s.Synchronize(t.Context()))
 }
 
-// An error of selecting the device is reported as that.
+// An error of cudaGetDevice or cudaSetDevice is reported as theirs.
 func TestFailedSelectionIsNamed(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Every name and text of the real libraries is ours, and the other way round
-// but for the codes that came after the library. None of it needs a driver.
+// Names and texts of the codes are those of the real libraries, except codes that are
+// newer than the library. No driver is needed.
 func TestCodesAgreeWithRealLibraries(t *testing.T) {
 	named := os.Getenv("PINNED_TEST_LIBCUDART")
 	if named == "" {

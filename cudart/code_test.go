@@ -47,7 +47,8 @@ func TestUnknownCodesKeepTheirNumberAndLookLikeNoName(t *testing.T) {
 	}
 }
 
-// The binary search needs the order; names must be C's, texts plain.
+// The binary search needs the order; names must be C's, and texts without spaces around
+// them.
 func TestCodeTableIsSortedAndWhole(t *testing.T) {
 	t.Parallel()
 	names := map[string]Code{}
@@ -75,6 +76,9 @@ func TestCodeIsFoundThroughWrapping(t *testing.T) {
 	err := fmt.Errorf("allocate 1 GiB: %w", ErrMemoryAllocation)
 	require.ErrorIs(t, err, ErrMemoryAllocation)
 	require.NotErrorIs(t, err, ErrInvalidValue)
+	require.NotErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, &Error{Op: "cudaHostRegister", Code: ErrNotSupported}, errors.ErrUnsupported)
+	require.ErrorIs(t, &Error{Op: "cudaMemcpyBatchAsync", Code: ErrCallRequiresNewerDriver}, errors.ErrUnsupported)
 	var code Code
 	require.True(t, errors.As(err, &code))
 	assert.Equal(t, ErrMemoryAllocation, code)

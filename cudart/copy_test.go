@@ -14,7 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// pinned gives a test n bytes of pinned memory until its end.
+// pinned returns n bytes of pinned memory, until the end of the test.
 func pinned(tb testing.TB, dev *cudart.Device, n int) []byte {
 	tb.Helper()
 	p, err := dev.HostAlloc(n, cudart.HostAllocDefault)
@@ -23,7 +23,7 @@ func pinned(tb testing.TB, dev *cudart.Device, n int) []byte {
 	return unsafe.Slice((*byte)(p), n)
 }
 
-// device gives a test n bytes of device memory until its end.
+// device returns n bytes of device memory, until the end of the test.
 func device(tb testing.TB, dev *cudart.Device, n int) cudart.DevPtr {
 	tb.Helper()
 	p, err := dev.Malloc(n)
@@ -56,8 +56,8 @@ func fill(b []byte, seed byte) {
 
 func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
-// forEachLibrary runs a test on the machine's own library when a GPU was asked
-// for, and on every simulated version otherwise.
+// forEachLibrary runs a test with every simulated version, or with the machine's library
+// if a real GPU is requested.
 func forEachLibrary(t *testing.T, test func(t *testing.T, dev *cudart.Device)) {
 	if testgpu.Real() {
 		test(t, testgpu.Device(t))
@@ -92,8 +92,7 @@ func TestCopies(t *testing.T) {
 
 		heap, back := make([]byte, n), make([]byte, n)
 		fill(heap, 2)
-		require.NoError(t, dev.CopyToDevice(b, pointer(heap), n))
-		require.NoError(t, dev.CopyOnDevice(a, b, n))
+		require.NoError(t, dev.CopyToDevice(a, pointer(heap), n))
 		require.NoError(t, dev.CopyToHost(pointer(back), a, n))
 		require.Equal(t, heap, back, "synchronous copies of Go memory")
 
@@ -103,7 +102,7 @@ func TestCopies(t *testing.T) {
 		for i, v := range dst[:n-1] {
 			require.Equal(t, byte(0xa5), v, "byte %d", i)
 		}
-		require.Equal(t, heap[n-1], dst[n-1], "the byte behind the memset")
+		require.Equal(t, heap[n-1], dst[n-1], "the byte after the memset")
 		require.NoError(t, dev.Memset(a, 0x5a, n))
 		require.NoError(t, dev.CopyToHost(pointer(back), a, n))
 		require.Equal(t, byte(0x5a), back[n/2])
@@ -119,50 +118,6 @@ func TestCopies(t *testing.T) {
 			require.ErrorIs(t, err, cudart.ErrInvalidValue)
 			require.ErrorContains(t, err, "must not be negative")
 		}
-	})
-}
-
-func TestCopies2D(t *testing.T) {
-	t.Parallel()
-	forEachLibrary(t, func(t *testing.T, dev *cudart.Device) {
-		const width, height, pitch = 100, 37, 128
-		ctx := context.Background()
-		s := stream(t, dev)
-		mem, other := device(t, dev, pitch*height), device(t, dev, pitch*height)
-		src, dst := pinned(t, dev, width*height), pinned(t, dev, width*height)
-		up := cudart.Pitched{Width: width, Height: height, DstPitch: pitch, SrcPitch: width}
-		down := cudart.Pitched{Width: width, Height: height, DstPitch: width, SrcPitch: pitch}
-		across := cudart.Pitched{Width: width, Height: height, DstPitch: pitch, SrcPitch: pitch}
-
-		fill(src, 3)
-		require.NoError(t, s.Memset2D(mem, pitch, 0xee, pitch, height))
-		require.NoError(t, s.Copy2DToDevice(mem, pointer(src), up))
-		require.NoError(t, s.Copy2DOnDevice(other, mem, across))
-		require.NoError(t, s.Copy2DToHost(pointer(dst), other, down))
-		require.NoError(t, s.Synchronize(ctx))
-		require.Equal(t, src, dst)
-
-		fill(src, 4)
-		require.NoError(t, dev.Copy2DToDevice(mem, pointer(src), up))
-		require.NoError(t, dev.Copy2DOnDevice(other, mem, across))
-		require.NoError(t, dev.Copy2DToHost(pointer(dst), other, down))
-		require.Equal(t, src, dst)
-
-		gaps := make([]byte, pitch*height)
-		require.NoError(t, dev.CopyToHost(pointer(gaps), mem, len(gaps)))
-		for row := range height {
-			for i := width; i < pitch; i++ {
-				require.Equal(t, byte(0xee), gaps[row*pitch+i], "row %d byte %d lies between rows", row, i)
-			}
-		}
-		require.NoError(t, dev.Memset2D(mem, pitch, 0x11, width, height))
-		require.NoError(t, dev.CopyToHost(pointer(gaps), mem, len(gaps)))
-		require.Equal(t, byte(0x11), gaps[5*pitch])
-		require.Equal(t, byte(0xee), gaps[5*pitch+width])
-
-		bad := cudart.Pitched{Width: width, Height: height, DstPitch: width - 1, SrcPitch: width}
-		require.ErrorIs(t, s.Copy2DToDevice(mem, pointer(src), bad), cudart.ErrInvalidValue)
-		require.ErrorIs(t, dev.Memset2D(mem, width-1, 0, width, height), cudart.ErrInvalidValue)
 	})
 }
 
@@ -215,8 +170,6 @@ func TestHostMemory(t *testing.T) {
 		view, err := dev.HostDevicePointer(pointer(host))
 		require.NoError(t, err)
 		assert.NotZero(t, view)
-		_, err = dev.HostFlags(pointer(host))
-		require.NoError(t, err)
 
 		heap := make([]byte, 64)
 		a, err = dev.PointerAttributes(uintptr(pointer(heap)))
@@ -233,6 +186,11 @@ func TestHostMemory(t *testing.T) {
 		require.ErrorIs(t, err, cudart.ErrHostMemoryNotRegistered)
 		require.ErrorContains(t, err, fmt.Sprintf("%p", pointer(heap)), "on what")
 		require.ErrorIs(t, dev.HostRegister(nil, 4096, 0), cudart.ErrInvalidValue)
+		for _, n := range []int{0, -1} {
+			err := dev.HostRegister(pointer(heap), n, 0)
+			require.ErrorIs(t, err, cudart.ErrInvalidValue)
+			require.ErrorContains(t, err, fmt.Sprintf("size %d: must be positive", n))
+		}
 		_, err = dev.HostAlloc(0, 0)
 		require.ErrorIs(t, err, cudart.ErrInvalidValue)
 		require.NoError(t, dev.FreeHost(nil))
@@ -266,6 +224,10 @@ func TestManagedMemory(t *testing.T) {
 			require.NoError(t, numa)
 		}
 		require.NoError(t, s.Synchronize(context.Background()))
+		for _, n := range []int{0, -1} {
+			require.ErrorContains(t, s.Prefetch(mem, n, dev.Location()), fmt.Sprintf("size %d: must be positive", n))
+			require.ErrorContains(t, dev.MemAdvise(mem, n, cudart.AdviseReadMostly, dev.Location()), fmt.Sprintf("size %d: must be positive", n))
+		}
 		require.NoError(t, dev.Free(mem))
 	})
 }

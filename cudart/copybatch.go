@@ -5,51 +5,46 @@ import (
 	"unsafe"
 )
 
-// batchSince is the first version of library and driver that copies batches.
+// batchSince is the first version of library and driver with batches of copies.
 const batchSince Version = 12080
 
-// A CopyBatch is a list of copies that [Stream.CopyBatch] queues with one call.
-// The zero value is an empty list. It may be queued again as it is, or filled
-// anew after Reset, which keeps its room. It is not for several goroutines at
-// once.
+// A CopyBatch is a list of copies that [Stream.CopyBatch] queues with one call. The
+// zero value is an empty list. A list may be queued several times. Only one goroutine
+// may use it at a time.
 type CopyBatch struct {
-	// What C reads during the call: three arrays, and one set of attributes
-	// that goes for all copies from index 0 on.
+	// What C reads during the call: three arrays, and one set of attributes for
+	// all copies from index 0 on.
 	dsts, srcs []uintptr
 	sizes      []int
 	attributes copyAttributes
 	from       uintptr
 
-	err error // the first copy that cannot be
+	err error // of the first copy with a negative size
 }
 
-// copyAttributes is cudaMemcpyAttributes. The hints are for memory that CUDA
-// does not know, and copies here have none.
+// copyAttributes is cudaMemcpyAttributes. The hints are for memory that is not
+// CUDA's, and stay 0.
 type copyAttributes struct {
-	order            int32 // 1: sources are read in the order of the stream
+	order            int32 // 1: sources are read in the stream's order
 	srcHint, dstHint [2]int32
 	flags            uint32
 }
 
-// ToDevice adds a copy of n bytes from pinned host memory to the device. What
-// is said of src at [Stream.CopyToDevice] goes for it. No bytes are no copy.
+// ToDevice adds a copy of n bytes from pinned host memory to device memory. The
+// requirements of [Stream.CopyToDevice] apply. A copy of 0 bytes is ignored; if
+// n < 0, [Stream.CopyBatch] returns an error.
 func (b *CopyBatch) ToDevice(dst DevPtr, src unsafe.Pointer, n int) {
 	b.add(uintptr(dst), uintptr(src), n)
 }
 
-// ToHost adds a copy of n bytes from the device into pinned host memory. What
-// is said of dst at [Stream.CopyToHost] goes for it. No bytes are no copy.
+// ToHost adds a copy of n bytes from device memory to pinned host memory. The
+// requirements of [Stream.CopyToHost] apply. A copy of 0 bytes is ignored; if n < 0,
+// [Stream.CopyBatch] returns an error.
 func (b *CopyBatch) ToHost(dst unsafe.Pointer, src DevPtr, n int) {
 	b.add(uintptr(dst), uintptr(src), n)
 }
 
-// OnDevice adds a copy of n bytes between places that the device reaches. No
-// bytes are no copy.
-func (b *CopyBatch) OnDevice(dst, src DevPtr, n int) {
-	b.add(uintptr(dst), uintptr(src), n)
-}
-
-// add leaves copies of nothing out, which CUDA refuses in batches only.
+// add ignores copies of 0 bytes, because CUDA refuses them in batches.
 func (b *CopyBatch) add(dst, src uintptr, n int) {
 	switch {
 	case n == 0:
@@ -63,38 +58,41 @@ func (b *CopyBatch) add(dst, src uintptr, n int) {
 // Len returns the number of copies.
 func (b *CopyBatch) Len() int { return len(b.sizes) }
 
-// Reset makes the list empty.
+// Reset makes the list empty, and keeps its memory for the next copies.
 func (b *CopyBatch) Reset() {
 	b.dsts, b.srcs, b.sizes, b.err = b.dsts[:0], b.srcs[:0], b.sizes[:0], nil
 }
 
-// copy describes copy i.
+// copy describes copy i, for messages.
 func (b *CopyBatch) copy(i int) string {
 	return fmt.Sprintf("copy %d of %d: %d bytes from %#x to %#x", i, len(b.sizes), b.sizes[i], b.srcs[i], b.dsts[i])
 }
 
-// CanCopyBatch tells whether library and driver have what [Stream.CopyBatch]
-// needs: CUDA 12.8 or later.
+// CanCopyBatch reports whether [Stream.CopyBatch] works: both library and driver must
+// be of CUDA 12.8 or later.
 func (rt *Runtime) CanCopyBatch() bool {
 	return rt.entry[fnMemcpyBatch] != 0 && rt.lib.Driver >= batchSince
 }
 
-// CopyBatch queues all copies of a list with one call (cudaMemcpyBatchAsync).
-// They run in the order of the stream as a whole, and among each other in none:
-// no copy may touch what another one writes. The list itself may be changed as
-// soon as CopyBatch returns, the memory not before the stream has passed it.
+// CopyBatch queues all copies of a list with one call (cudaMemcpyBatchAsync, of CUDA
+// 12.8 or later). An empty list is ignored. The batch as a whole has its place in the
+// stream's order; its copies run in any order, so none may use bytes that another one
+// writes. When CopyBatch returns, the list may be changed; the memory may not, until
+// the stream has passed the batch.
 //
-// A library before 12.8 gives [ErrUnsupported], an older driver
-// [ErrCallRequiresNewerDriver]: ask [Runtime.CanCopyBatch]. After an error some
-// of the copies may have been queued; it tells which one was refused where the
-// library does (before 13.0). An empty list is nothing to do.
+// The error wraps [ErrUnsupported] if the library is older than 12.8,
+// [ErrCallRequiresNewerDriver] if the driver is (see [Runtime.CanCopyBatch]), and
+// [ErrInvalidValue] if a copy has a negative size or runs past its memory; libraries
+// before 13.0 say which copy it is. After an error some copies may have been queued.
 func (s *Stream) CopyBatch(b *CopyBatch) error {
 	const streamOrder = 1
 	rt := s.dev.rt
-	if b.err != nil {
+	switch {
+	case b == nil:
+		return fmt.Errorf("cudaMemcpyBatchAsync: %v: the batch is nil", s)
+	case b.err != nil:
 		return b.err
-	}
-	if b.Len() == 0 {
+	case b.Len() == 0:
 		return nil
 	}
 	if rt.debug {
@@ -125,7 +123,7 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 	return rt.errorf(fnMemcpyBatch, code, "%d copies on %v", b.Len(), s.dev)
 }
 
-// checkBatch is checkPinned for every copy. Either side may be the host's.
+// checkBatch is checkPinned for every copy, on both sides: device memory passes.
 func (d *Device) checkBatch(b *CopyBatch) error {
 	for i, n := range b.sizes {
 		for _, at := range [2]uintptr{b.dsts[i], b.srcs[i]} {

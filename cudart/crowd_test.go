@@ -18,7 +18,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// cpuTime is what the process used so far, on all cores.
+// cpuTime returns the CPU time of the process so far, on all cores.
 func cpuTime(tb testing.TB) time.Duration {
 	tb.Helper()
 	var u unix.Rusage
@@ -26,7 +26,7 @@ func cpuTime(tb testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// A crowd of waiting goroutines must cost neither threads nor a core.
+// Many waiting goroutines must occupy neither threads nor a core.
 func TestCrowdOfWaits(t *testing.T) {
 	const streams, goroutines = 100, 1000
 	dev := testgpu.Device(t)
@@ -75,7 +75,7 @@ func TestCrowdOfWaits(t *testing.T) {
 	}
 }
 
-// What waiting itself costs, with a GPU that does nothing meanwhile.
+// The cost of waiting itself, with a GPU that does nothing.
 func TestWaitingCostsLittle(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)

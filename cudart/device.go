@@ -7,8 +7,8 @@ import (
 	"unsafe"
 )
 
-// A Device is one GPU as this process sees it. Its methods select it on the
-// calling thread themselves and may be called from any goroutine.
+// A Device is a GPU that this process sees. Its methods may be called from any
+// goroutine: each selects the device on its thread.
 type Device struct {
 	rt       *Runtime
 	ordinal  int
@@ -22,48 +22,52 @@ type Device struct {
 	peers   map[*Device]*peerAccess
 }
 
-// An Attr is a cudaDeviceAttr: a number that tells a property of a device.
+// An Attr is a cudaDeviceAttr: the number of a property of a device, for
+// [Device.Attribute]. Any value of CUDA's enumeration may be used, not only the
+// constants here.
 type Attr int
 
-// The attributes that decide how host memory and copies behave.
+// The attributes that decide how host memory and copies behave. Their names are
+// those of CUDA without cudaDevAttr. Those that do not say what they are are 1 for
+// yes and 0 for no.
 const (
-	AttrMultiProcessorCount                    Attr = 16
-	AttrIntegrated                             Attr = 18 // shares memory with the host
-	AttrCanMapHostMemory                       Attr = 19
-	AttrComputeMode                            Attr = 20
+	AttrMultiProcessorCount                    Attr = 16 // number of multiprocessors
+	AttrIntegrated                             Attr = 18 // the device shares memory with the host
+	AttrCanMapHostMemory                       Attr = 19 // kernels can access pinned host memory
+	AttrComputeMode                            Attr = 20 // 0 default, 2 prohibited, 3 one process only
 	AttrConcurrentKernels                      Attr = 31
-	AttrECCEnabled                             Attr = 32
-	AttrPCIBus                                 Attr = 33
-	AttrPCIDevice                              Attr = 34
-	AttrAsyncEngineCount                       Attr = 40 // copies that can run beside kernels and each other
-	AttrUnifiedAddressing                      Attr = 41
-	AttrPCIDomain                              Attr = 50
-	AttrComputeCapabilityMajor                 Attr = 75
-	AttrComputeCapabilityMinor                 Attr = 76
+	AttrECCEnabled                             Attr = 32 // memory has error correction, switched on
+	AttrPCIBus                                 Attr = 33 // PCI bus number
+	AttrPCIDevice                              Attr = 34 // PCI device number
+	AttrAsyncEngineCount                       Attr = 40 // copy engines: copies that can run at once
+	AttrUnifiedAddressing                      Attr = 41 // one address space for host and devices
+	AttrPCIDomain                              Attr = 50 // PCI domain number
+	AttrComputeCapabilityMajor                 Attr = 75 // 9 of 9.0
+	AttrComputeCapabilityMinor                 Attr = 76 // 0 of 9.0
 	AttrStreamPrioritiesSupported              Attr = 78
-	AttrManagedMemory                          Attr = 83
-	AttrMultiGPUBoard                          Attr = 84
-	AttrPageableMemoryAccess                   Attr = 88
-	AttrConcurrentManagedAccess                Attr = 89
-	AttrCanUseHostPointerForRegisteredMem      Attr = 91
+	AttrManagedMemory                          Attr = 83 // Device.MallocManaged works
+	AttrMultiGPUBoard                          Attr = 84 // other GPUs are on the same board
+	AttrPageableMemoryAccess                   Attr = 88 // the device can access memory that is not pinned
+	AttrConcurrentManagedAccess                Attr = 89 // host and device can access managed memory at once
+	AttrCanUseHostPointerForRegisteredMem      Attr = 91 // the device's address of registered memory is the host's
 	AttrHostRegisterSupported                  Attr = 99
-	AttrPageableMemoryAccessUsesHostPageTables Attr = 100
-	AttrHostRegisterReadOnlySupported          Attr = 113
-	AttrMemoryPoolsSupported                   Attr = 115
-	AttrHostNumaID                             Attr = 134
+	AttrPageableMemoryAccessUsesHostPageTables Attr = 100 // Device.HostRegister does not page-lock then
+	AttrHostRegisterReadOnlySupported          Attr = 113 // HostRegisterReadOnly works
+	AttrMemoryPoolsSupported                   Attr = 115 // Stream.Malloc works
+	AttrHostNumaID                             Attr = 134 // nearest NUMA node of the host, -1 if unknown
 )
 
-// propertiesSize is more than cudaGetDeviceProperties wrote in any version
-// seen (1032 bytes declared at most). Only the name and the UUID behind it are
-// read from there: they lie at the same place in 11.x, 12.x and 13.x, and the
-// rest does not.
+// propertiesSize is more than cudaGetDeviceProperties writes in any version seen
+// (the struct has 1032 bytes at most). Only the name and the UUID after it are read:
+// they are at the same place in 11.x, 12.x and 13.x, and the rest is not.
 const (
 	propertiesSize = 4096
 	nameSize       = 256
 	uuidSize       = 16
 )
 
-// newDevice reads what identifies device i. None of it makes a context.
+// newDevice reads name, UUID and PCI address of device i (cudaGetDeviceProperties,
+// cudaDeviceGetPCIBusId). Neither call makes a context.
 func (rt *Runtime) newDevice(i int) (*Device, error) {
 	d := &Device{rt: rt, ordinal: i}
 	d.drainer.dev = d
@@ -97,26 +101,29 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// Runtime returns the library that the device belongs to.
+// Runtime returns the Runtime of the device.
 func (d *Device) Runtime() *Runtime { return d.rt }
 
-// Ordinal returns the device's number in this process.
+// Ordinal returns the device's number in this process, from 0.
 func (d *Device) Ordinal() int { return d.ordinal }
 
 // Name returns the product name, such as "NVIDIA H200".
 func (d *Device) Name() string { return d.name }
 
-// UUID returns the identity of the GPU, as nvidia-smi -L prints it.
+// UUID returns the UUID of the GPU, as nvidia-smi -L prints it:
+// "GPU-5d4c8b1e-…".
 func (d *Device) UUID() string { return d.uuid }
 
-// PCIBusID returns the address as domain:bus:device.function, such as
-// "0000:00:06.0": it names the GPU whatever CUDA_VISIBLE_DEVICES says.
+// PCIBusID returns the PCI address as domain:bus:device.function, such as
+// "0000:00:06.0". Unlike the ordinal it does not depend on CUDA_VISIBLE_DEVICES.
 func (d *Device) PCIBusID() string { return d.pciBusID }
 
-// String names the device in messages.
+// String returns the ordinal and the name, for messages: "device 0 (NVIDIA H200)".
 func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordinal, d.name) }
 
-// Attribute returns a property of the device (cudaDeviceGetAttribute).
+// Attribute returns a property of the device (cudaDeviceGetAttribute). The error
+// wraps [ErrInvalidValue] if the library does not have the attribute. The call makes
+// no context.
 func (d *Device) Attribute(a Attr) (int, error) {
 	f := d.rt.begin()
 	defer d.rt.end(f)
@@ -127,8 +134,9 @@ func (d *Device) Attribute(a Attr) (int, error) {
 	return f.outInt(0), nil
 }
 
-// MemInfo returns the device's free and total memory in bytes
-// (cudaMemGetInfo).
+// MemInfo returns the bytes of device memory that are free for all processes, and
+// all that the device has (cudaMemGetInfo). The call makes a context, which itself
+// takes some hundred MiB.
 func (d *Device) MemInfo() (free, total int, err error) {
 	f := d.rt.begin()
 	defer d.rt.end(f)
@@ -139,9 +147,9 @@ func (d *Device) MemInfo() (free, total int, err error) {
 	return int(f.out[0]), int(f.out[1]), nil
 }
 
-// StreamPriorities returns the lowest and the highest priority that streams of
-// the device can have; higher priorities are smaller numbers
-// (cudaDeviceGetStreamPriorityRange).
+// StreamPriorities returns the lowest and the highest priority of streams of the
+// device (cudaDeviceGetStreamPriorityRange). A higher priority is a smaller number:
+// 0 and -5, for example. Both are 0 if the device has no priorities.
 func (d *Device) StreamPriorities() (lowest, highest int, err error) {
 	f := d.rt.begin()
 	defer d.rt.end(f)

@@ -1,5 +1,5 @@
-// Package cudart reaches NVIDIA's CUDA runtime library, libcudart, from Go
-// without cgo: it finds the library on the host, loads it, and calls it.
+// Package cudart calls NVIDIA's CUDA runtime library, libcudart, from Go without
+// cgo. It finds the library on the host, loads it and calls its functions.
 //
 //	rt, err := cudart.Open(cudart.Options{})
 //	dev, err := rt.Device(0)
@@ -7,17 +7,16 @@
 //	err = s.CopyToDevice(dst, src, n)
 //	err = s.Synchronize(ctx)
 //
-// It binds what moving memory needs: devices, device, host and managed memory,
-// copies, streams and events. Package hostmem makes the host memory; package
-// cudart/cudasim provides a simulated library for tests.
+// It covers what moving memory needs: devices, device, host and managed memory,
+// copies, streams and events. Package hostmem allocates pinned host memory, and
+// package cudart/cudasim simulates a library for tests.
 //
 // # Loading
 //
-// [Open] uses Options.Source if it is set, else the library that
-// Options.Library names, else the one that the environment variable
-// PINNED_CUDART names. Otherwise it searches, and of all libraries that it
-// finds it takes the newest that the driver supports. It searches, in this
-// order:
+// [Open] takes the library from Options.Source, Options.Library or the
+// environment variable PINNED_CUDART, the first of these that is set. If none is,
+// it searches, and takes the newest library that the driver supports. It
+// searches, in this order:
 //
 //   - the libraries that the process has loaded already
 //   - Python packages in $VIRTUAL_ENV, $CONDA_PREFIX, of the first python3 on
@@ -27,53 +26,80 @@
 //   - $CUDA_PATH, $CUDA_HOME, /usr/local/cuda, /usr/local/cuda-*, /opt/cuda
 //   - the directories of the system's packages, and WSL's
 //
-// A file is checked before it is loaded, because the dynamic loader ends the
+// Open checks a file before it loads it, because the dynamic loader ends the
 // process on a file that is cut off. A process that has more rights than its
-// caller (setuid) ignores the environment. A library that was loaded is never
-// unloaded.
+// caller (setuid) ignores the environment. A loaded library is never unloaded.
 //
 // [Runtime.Library] returns the library in use and every one tried before it,
-// with the reason why it was not taken. If none works, the error is an
-// [OpenError] with the same, and with what to do ([OpenError.Remedy]).
+// each with the reason why it was not taken. If none works, the error is an
+// [OpenError] with the same list and with a remedy ([OpenError.Remedy]).
 //
-// Versions 11.x, 12.x and 13.x are supported, with their differences. The call
-// of a function that the library's version lacks returns [ErrUnsupported].
+// Versions 11.x, 12.x and 13.x are supported, with their differences. A function
+// that the library's version lacks returns [ErrUnsupported] when it is called.
 //
 // # Threads
 //
-// Everything may be called from any goroutine. CUDA keeps the current device
-// and the last error for each thread; every call here selects its own device
-// on the thread that it happens to run on and takes its error away with it, so
-// neither is ever left to chance. What other code does with the current device
-// is not undone: code that calls CUDA by other means selects its device
-// itself.
+// All methods may be called from any goroutine. CUDA keeps a current device and a
+// last error for each thread, and goroutines move between threads. So every call
+// locks its thread, selects its device (cudaSetDevice) and takes the last error
+// (cudaGetLastError). It does not restore the device that was current before:
+// other code that calls CUDA must select its own.
 //
-// Waits ([Stream.Synchronize], [Event.Synchronize]) take a context and occupy
-// neither a thread nor a core, however many there are.
+// # Waiting
+//
+// [Stream.Synchronize], [Event.Synchronize] and [Point.Wait] take a context and
+// end with it. A wait occupies neither a thread nor a core; all waits of a Runtime
+// share one thread.
+//
+// A stream does its work in order. A [Point] is a place in that order, and reports
+// whether the GPU has reached it: only then may memory be changed, reused or
+// unmapped that work before the Point uses. Events measure time, and order streams.
+//
+// A call into the library can block: in a driver that hangs, or on a stream that
+// is full (about a thousand entries). It then occupies its goroutine and one
+// thread, and holds up no other stream and no wait. [Runtime.Stuck] lists such
+// calls.
 //
 // # Memory lifetime
 //
-// An asynchronous copy returns before it ran. Its host memory must be pinned,
-// must not be Go heap memory, and must stay as it is until the stream has
-// passed the copy. Packages hostmem and transfer see to that. Device
-// addresses, streams and events are numbers to Go, never pointers.
+// An asynchronous copy returns before it has run. Its host memory must be pinned,
+// must not be Go heap memory, and must stay mapped and unchanged until the stream
+// has passed the copy. Packages hostmem and transfer ensure that; package cudart
+// checks, in debug mode, that the memory is pinned. Device addresses, streams and
+// events are integers in Go, never pointers.
 //
-// Streams and events that are lost are destroyed by the garbage collector.
-// Memory is not: only its owner knows whether the GPU still uses it.
+// The garbage collector destroys streams and events that are lost. It does not free
+// memory, because it cannot know whether the GPU still uses it.
+//
+// # Sizes
+//
+// Sizes are bytes. Copies and memsets take 0 bytes or more, and do nothing for 0. Allocations, registrations, prefetches and advice take 1
+// byte or more. Any other size is [ErrInvalidValue], and the library is not called.
 //
 // # Errors
 //
-// A failed call is an [*Error] with the C function, what it was asked, and the
-// [Code], which works with errors.Is:
+// A failed call is an [*Error] with the C function, its arguments and the [Code]
+// that the library returned:
 //
 //	if errors.Is(err, cudart.ErrMemoryAllocation) { … }
 //
-// CUDA reports failures of asynchronous work at some later call: an error may
-// tell of earlier work. Some cannot be recovered from, and say so.
+// Each method lists the errors that have a meaning of their own there. Besides
+// these, every method that calls the library returns:
+//
+//   - any other Code. CUDA reports errors of asynchronous work at some later call,
+//     so a Code may be one of earlier work. After some of them the process must be
+//     restarted; the message says so.
+//   - [ErrClosed], if the Runtime, Stream or Event is closed
+//   - [ErrUnsupported], if the library does not export the function, and for all
+//     of package cudart on platforms other than Linux on amd64 and arm64
+//
+// Errors name the C function instead of this package.
 //
 // # Debugging
 //
-// PINNED_DEBUG=1, or Options.Debug, checks every asynchronous copy for host
-// memory that is not pinned. PINNED_CUDART=/path/to/libcudart.so chooses the
-// library.
+// Options.Debug, or PINNED_DEBUG=1, checks that the host memory of every
+// asynchronous copy is pinned (cudaPointerGetAttributes), at its first and its last
+// byte. It does not check that memory given to [Device.HostRegister] is no Go heap
+// memory: hostmem.Register always does. PINNED_CUDART=/path/to/libcudart.so chooses
+// the library.
 package cudart

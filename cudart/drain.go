@@ -6,10 +6,9 @@ import (
 	"sync"
 )
 
-// A drainer waits for all work of a device (cudaDeviceSynchronize). One
-// goroutine, so one thread, serves all who need that: requests that come while
-// it waits are served by the next call, because the one in progress may not
-// cover their work.
+// A drainer waits for all work of a device (cudaDeviceSynchronize). One goroutine, so
+// one thread, serves all requests. Requests that come during a call are served by the
+// next one, because the call in progress may not cover their work.
 type drainer struct {
 	dev     *Device
 	mu      sync.Mutex
@@ -17,7 +16,7 @@ type drainer struct {
 	next    []drainRequest
 }
 
-// A drainRequest is a timeline, or a caller of Device.Synchronize.
+// A drainRequest is of a timeline, or of a caller of Device.Synchronize.
 type drainRequest struct {
 	line      *Timeline
 	n, queued uint64
@@ -70,10 +69,11 @@ func (d *Device) synchronize() error {
 	return nil
 }
 
-// Synchronize waits for all work of the device that was queued so far
-// (cudaDeviceSynchronize). When ctx ends first it returns ctx's error at once,
-// while the GPU's work goes on. All callers together occupy one thread, and
-// mostly a core: prefer [Stream.Synchronize].
+// Synchronize waits until all work that is queued on the device so far is done
+// (cudaDeviceSynchronize), and returns an error of that work. If ctx ends first, it
+// returns ctx's error, and the GPU's work goes on. If the Runtime is closed, the error
+// wraps [ErrClosed]; a nil ctx is an error. All callers together occupy one thread,
+// and mostly one core: prefer [Stream.Synchronize].
 func (d *Device) Synchronize(ctx context.Context) error {
 	switch {
 	case ctx == nil:

@@ -1,29 +1,34 @@
 package cudart
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strconv"
 
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
+//go:generate go run ../internal/gencodes codes.txt codes.go
+
 var (
 	// ErrUnsupported is returned by calls that the loaded library does not
-	// export, and by everything on platforms other than Linux. errors.Is
-	// reports that it is [errors.ErrUnsupported].
+	// export, and by all of this package on platforms other than Linux on amd64
+	// and arm64. errors.Is reports that it is [errors.ErrUnsupported].
 	ErrUnsupported = sentinel.New("not supported", errors.ErrUnsupported)
 
-	// ErrClosed is returned by methods of a [Runtime], [Stream] or [Event]
-	// that was closed. errors.Is reports that it is [os.ErrClosed].
+	// ErrClosed is returned by methods of a [Runtime], [Stream] or [Event] that
+	// is closed. errors.Is reports that it is [os.ErrClosed].
 	ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
-	// ErrNoLibrary is returned by [Open] when no usable libcudart was found.
-	ErrNoLibrary = errors.New("cudart: no usable libcudart found")
+	// ErrNoLibrary is returned by [Open] if no usable libcudart was found.
+	ErrNoLibrary = errors.New("no usable libcudart found")
 
-	// ErrNoDriver is returned by [Open] when a libcudart was found but no
-	// NVIDIA driver that it can talk to.
-	ErrNoDriver = errors.New("cudart: no NVIDIA driver")
+	// ErrNoDriver is returned by [Open] if a libcudart was found, but no NVIDIA
+	// driver that it can use.
+	ErrNoDriver = errors.New("no NVIDIA driver")
 
 	errNilContext = errors.New("the context is nil")
 	errNilDevice  = errors.New("the device is nil")
@@ -37,10 +42,11 @@ var (
 type Error struct {
 	Op     string // the C function, such as "cudaHostRegister"
 	Code   Code   // what it returned
-	Detail string // what it was asked to do
+	Detail string // its arguments
 }
 
-// Error tells call, detail and code.
+// Error returns the function, its arguments and the code, and adds if the process
+// has to be restarted.
 func (e *Error) Error() string {
 	s := e.Op
 	if e.Detail != "" {
@@ -56,7 +62,56 @@ func (e *Error) Error() string {
 // Unwrap returns the Code.
 func (e *Error) Unwrap() error { return e.Code }
 
-// sticky tells whether the code stays with the context until the process ends.
+// A Code is a cudaError_t. It is an error with its name and text built in, so that
+// errors.Is(err, ErrMemoryAllocation) and messages need no library. The constants
+// Err… are all codes of CUDA 11.8 to 13.0. A code of a newer library keeps its
+// number, and its name and text say that it is unrecognized.
+type Code int32
+
+const (
+	unrecognizedName = "unrecognized cudaError_t"
+	unrecognizedText = "unrecognized error code"
+)
+
+// Name returns the C name, as cudaGetErrorName does: "cudaErrorMemoryAllocation".
+// For an unrecognized code it is a phrase with spaces, which no name has.
+func (c Code) Name() string {
+	if info, ok := c.info(); ok {
+		return info.name
+	}
+	return unrecognizedName
+}
+
+// Text returns the short description, as cudaGetErrorString does: "out of memory".
+func (c Code) Text() string {
+	if info, ok := c.info(); ok {
+		return info.text
+	}
+	return unrecognizedText
+}
+
+// Error returns name, number and text: "cudaErrorMemoryAllocation (2): out of memory".
+func (c Code) Error() string {
+	return c.Name() + " (" + strconv.Itoa(int(c)) + "): " + c.Text()
+}
+
+// Is reports that [ErrNotSupported] and [ErrCallRequiresNewerDriver] are
+// [errors.ErrUnsupported].
+func (c Code) Is(target error) bool {
+	return target == errors.ErrUnsupported && (c == ErrNotSupported || c == ErrCallRequiresNewerDriver)
+}
+
+func (c Code) info() (codeInfo, bool) {
+	i, ok := slices.BinarySearchFunc(codeTable[:], c, func(row codeInfo, c Code) int {
+		return cmp.Compare(row.code, c)
+	})
+	if !ok {
+		return codeInfo{}, false
+	}
+	return codeTable[i], true
+}
+
+// sticky reports whether the code stays with the context until the process ends.
 func (c Code) sticky() bool {
 	switch c {
 	case ErrIllegalAddress, ErrLaunchFailure, ErrLaunchTimeout, ErrHardwareStackError,
@@ -70,18 +125,18 @@ func (c Code) sticky() bool {
 // Codes that no library returns: why a call was not made.
 const (
 	codeMissing       Code = -1 - iota // the library does not export the function
-	codeClosed                         // the object was closed
+	codeClosed                         // the stream or event was closed
 	codeRuntimeClosed                  // the runtime was closed
 )
 
-// of marks the code of a call that another one needed first, so that errorf
-// names the call that failed.
+// of adds to a code the function that returned it. Calls that another call needs
+// first return such codes, so that errorf names the function that failed.
 func (c Code) of(fn function) Code { return c | Code(fn+1)<<codeBits }
 
-// codeBits are those of a code that the library returned.
+// codeBits is the number of bits of a code that a library returns.
 const codeBits = 20
 
-// call takes apart what of put together; fn is the call that was meant.
+// call separates what of combined. fn is the function that was to be called.
 func (c Code) call(fn function) (function, Code) {
 	if of := c >> codeBits; c > 0 && of > 0 {
 		return function(of - 1), c & (1<<codeBits - 1)
@@ -89,7 +144,8 @@ func (c Code) call(fn function) (function, Code) {
 	return fn, c
 }
 
-// errorf makes the error of a call that returned a code other than Success.
+// errorf makes the error of a call that returned a code other than Success. The
+// format is for the arguments of the call.
 func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) error {
 	detail := fmt.Sprintf(format, args...)
 	failed, code := code.call(fn)
@@ -107,9 +163,8 @@ func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) er
 	return &Error{Op: failed.name(), Code: code, Detail: detail}
 }
 
-// missing is the error of a call of a function that the library does not
-// export. It names the symbol of the library's version, and the version that
-// brings one where that has none.
+// missing makes the error of a function that the library does not export. It names
+// the symbol of the library's version, or else the first version that has one.
 func (rt *Runtime) missing(fn function) error {
 	name, need := fn.name(), "another build of the library"
 	for i := range symbols {
@@ -130,7 +185,7 @@ func (rt *Runtime) missing(fn function) error {
 		name, rt.lib.Path, rt.lib.Runtime, need, ErrUnsupported)
 }
 
-// invalid is the error of arguments that were refused before any call.
+// invalid makes the error of arguments that were refused before any call.
 func invalid(fn function, format string, args ...any) error {
 	return &Error{Op: fn.name(), Code: ErrInvalidValue, Detail: fmt.Sprintf(format, args...)}
 }

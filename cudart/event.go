@@ -16,13 +16,13 @@ type EventHandle uintptr
 
 // EventOptions shape an event.
 type EventOptions struct {
-	// Timing makes the event store when the GPU reached it, for
-	// [Event.Since]. Events without are cheaper.
+	// Timing makes the event store the time at which the GPU reached it, for
+	// [Event.Since]. Without, events are cheaper (cudaEventDisableTiming).
 	Timing bool
 }
 
-// An Event stands for the work that was queued on a stream when it was
-// recorded. Methods may be called from any goroutine.
+// An Event stands for the work that was queued on a stream when [Stream.Record]
+// recorded it. Its methods may be called from any goroutine.
 type Event struct {
 	dev     *Device
 	handle  handle
@@ -34,8 +34,9 @@ type Event struct {
 	waiting waitQueue                // guarded by waits.mu
 }
 
-// NewEvent makes an event (cudaEventCreateWithFlags). Close it; one that is
-// garbage collected without is destroyed then.
+// NewEvent creates an event (cudaEventCreateWithFlags). Close it; the garbage
+// collector destroys an event that is lost. The error wraps [ErrMemoryAllocation] if
+// there is no room.
 func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	const disableTiming = 2
 	var flags uintptr = disableTiming
@@ -54,8 +55,8 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	return e, nil
 }
 
-// collectEvent destroys an event that was garbage collected: see
-// Timeline.collect.
+// collectEvent destroys an event that was garbage collected, as Timeline.collect does
+// a stream.
 func (d *Device) collectEvent(value uintptr) {
 	if d.rt.closed.Load() {
 		return
@@ -72,11 +73,11 @@ func (e *Event) Device() *Device { return e.dev }
 // Handle returns the cudaEvent_t. It is valid until Close.
 func (e *Event) Handle() EventHandle { return EventHandle(e.handle.value) }
 
-// String names the event in messages.
+// String returns the handle and the device, for messages.
 func (e *Event) String() string { return fmt.Sprintf("event %#x of %v", e.handle.value, e.dev) }
 
-// Query reports whether the work that the event recorded is done; an event that
-// was never recorded is (cudaEventQuery).
+// Query reports whether the work that the event recorded is done (cudaEventQuery). An
+// event that was never recorded is done.
 func (e *Event) Query() (done bool, err error) {
 	f := e.begin()
 	f.args[0] = e.handle.value
@@ -85,9 +86,11 @@ func (e *Event) Query() (done bool, err error) {
 	return e.dev.answer(fnEventQuery, code, e)
 }
 
-// Since returns the time on the GPU from start to e, with a resolution of
-// about half a microsecond (cudaEventElapsedTime). Both must be made with
-// Timing, recorded, and done.
+// Since returns the time on the GPU from start to e, with a resolution of about half
+// a microsecond (cudaEventElapsedTime). The error wraps [ErrInvalidValue] unless both
+// events have EventOptions.Timing, [ErrInvalidResourceHandle] unless both were
+// recorded on the same device, [ErrNotReady] until both are done, and [ErrClosed] if
+// either is closed; a nil event is an error.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	if start == nil {
 		return 0, fmt.Errorf("cudaEventElapsedTime: to %v: %w", e, errNilEvent)
@@ -110,8 +113,8 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), nil
 }
 
-// leave ends a call on the event, and destroys the event if it was closed
-// meanwhile.
+// leave ends a call on the event, and destroys the event if it was closed during the
+// call.
 func (e *Event) leave() {
 	if !e.handle.leave(false) {
 		return
@@ -121,9 +124,10 @@ func (e *Event) leave() {
 	}
 }
 
-// Close destroys the event (cudaEventDestroy). Calls in progress on other
-// goroutines come to their end first: the last of them then destroys the event.
-// A second Close does nothing; after an error Close may be called again.
+// Close destroys the event (cudaEventDestroy). Streams that wait for it still do. If
+// other goroutines are inside calls on the event, the last of them destroys it, and
+// Close does not wait for that. A second Close does nothing; after an error Close may
+// be called again.
 func (e *Event) Close() error {
 	if e.handle.close() {
 		if err := e.destroy(); err != nil {
@@ -136,9 +140,8 @@ func (e *Event) Close() error {
 
 func (e *Event) destroy() error { return e.dev.destroy(fnEventDestroy, &e.handle, e) }
 
-// destroy destroys a handle that was closed. An error of earlier asynchronous
-// work comes from a context that is lost, with all its handles; after any other
-// one the caller may try again.
+// destroy destroys a handle that was closed. A sticky error means that the context is
+// lost with all its handles. After any other error the caller may try again.
 func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
 	f := d.rt.begin()
 	defer d.rt.end(f)
@@ -155,11 +158,12 @@ func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
 	return nil
 }
 
-// An eventPool keeps the device's events that the package itself uses.
+// An eventPool holds the events of the device that the package itself uses.
 type eventPool struct {
 	mu     sync.Mutex
 	free   []*Event
-	made   []*Event // all of them
+	made   []*Event // all of them; some are with streams
+	broken []*Event // that could not be queried, to be destroyed
 	closed bool
 }
 
@@ -171,7 +175,12 @@ func (d *Device) takeEvent() (*Event, error) {
 		d.events.mu.Unlock()
 		return e, nil
 	}
+	broken := d.events.broken
+	d.events.broken = nil
 	d.events.mu.Unlock()
+	for _, e := range broken {
+		_ = e.Close() // closeEvents tries again
+	}
 	e, err := d.NewEvent(EventOptions{})
 	if err != nil {
 		return nil, err
@@ -185,8 +194,8 @@ func (d *Device) takeEvent() (*Event, error) {
 	return e, nil
 }
 
-// putEvent makes an event available again. It may still be pending: recording
-// it anew is allowed at any time.
+// putEvent makes an event available again. It may still be pending: an event may be
+// recorded again at any time.
 func (d *Device) putEvent(e *Event) {
 	d.events.mu.Lock()
 	defer d.events.mu.Unlock()
@@ -195,11 +204,19 @@ func (d *Device) putEvent(e *Event) {
 	}
 }
 
-// closeEvents destroys all events that takeEvent made, in use or not.
+// discardEvent takes an event out of use. It is destroyed before another one is
+// created, not here: the caller holds locks.
+func (d *Device) discardEvent(e *Event) {
+	d.events.mu.Lock()
+	defer d.events.mu.Unlock()
+	d.events.broken = append(d.events.broken, e)
+}
+
+// closeEvents destroys all events that takeEvent created, also those in use.
 func (d *Device) closeEvents() error {
 	d.events.mu.Lock()
 	made := d.events.made
-	d.events.free, d.events.made, d.events.closed = nil, nil, true
+	d.events.free, d.events.made, d.events.broken, d.events.closed = nil, nil, nil, true
 	d.events.mu.Unlock()
 	var errs []error
 	for _, e := range made {

@@ -1,8 +1,13 @@
 package cudart
 
-import "unsafe"
+import (
+	"context"
+	"unsafe"
 
-// What the tests need to compare our waits with CUDA's own.
+	"github.com/gopinned/pinned/internal/findlib"
+)
+
+// To compare our waits with CUDA's own.
 
 // WaitInC is cudaStreamSynchronize: it keeps the thread, and mostly a core.
 func (s *Stream) WaitInC() error {
@@ -41,14 +46,13 @@ func (e *Event) WaitInC() error {
 // PendingError is the calling thread's cudaGetLastError.
 func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin().cCall) }
 
-// The room that calls give C to write to.
+// The sizes of memory to which C writes.
 const (
 	PointerAttributesSize = int(unsafe.Sizeof(cPointerAttributes{}))
 	PropertiesSize        = propertiesSize
 )
 
-// Waiting is the number of waits that were left with the goroutine that asks
-// for all.
+// Waiting returns the number of waits that were left to the poller.
 func (rt *Runtime) Waiting() int {
 	rt.waits.mu.Lock()
 	defer rt.waits.mu.Unlock()
@@ -61,10 +65,15 @@ func (rt *Runtime) Waiting() int {
 	return n
 }
 
+// OpenHere is OpenContext on the caller's goroutine: it returns when the call does.
+func OpenHere(ctx context.Context, o Options) (*Runtime, error) {
+	return (&opening{o: o, host: findlib.This()}).run(ctx)
+}
+
 // Verdict chooses the error of Open among those of its attempts.
 var Verdict = verdict
 
-// Polling reports whether a goroutine asks for waits.
+// Polling reports whether there is a poller.
 func (rt *Runtime) Polling() bool {
 	rt.waits.mu.Lock()
 	defer rt.waits.mu.Unlock()

@@ -15,9 +15,9 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// A call on a device's stream from a thread that has another device current
-// mostly works, and makes a context on that other device. None may happen,
-// however goroutines and threads come and go.
+// A call on a stream from a thread with another device current mostly works, and makes a
+// context on that other device. No call may do that, however goroutines move between
+// threads.
 func TestEveryCallRunsOnItsDevice(t *testing.T) {
 	t.Parallel()
 	const goroutines, rounds = 300, 12
@@ -42,10 +42,10 @@ func TestEveryCallRunsOnItsDevice(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Empty(t, sim.WrongDevice())
-	assert.Equal(t, []int{1, 2, 3}, sim.Contexts(), "devices with a context: not 0, which nobody asked for")
+	assert.Equal(t, []int{1, 2, 3}, sim.Contexts(), "devices with a context: not 0, which no call was for")
 }
 
-// useDevice makes one call of every kind that depends on the current device.
+// useDevice makes a call of every kind that depends on the current device.
 func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
 	check := func(e error) {
 		if err == nil {
@@ -60,7 +60,7 @@ func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
 	check(e)
 	mem, e := dev.Malloc(256)
 	check(e)
-	host, e := dev.HostAlloc(256, cudart.HostAllocPortable)
+	host, e := dev.HostAlloc(256, cudart.HostAllocDefault)
 	check(e)
 	if err != nil {
 		return err
@@ -111,13 +111,13 @@ func TestErrorsDoNotStayPending(t *testing.T) {
 		done, err := s.Query()
 		require.NoError(t, err)
 		require.False(t, done, "the copies take longer than this")
-		require.Equal(t, cudart.Success, rt.PendingError(), "not ready is no error to leave behind")
+		require.Equal(t, cudart.Success, rt.PendingError(), "cudaErrorNotReady does not stay on the thread")
 		require.NoError(t, s.Synchronize(context.Background()))
 		require.Equal(t, cudart.Success, rt.PendingError())
 	})
 }
 
-// As 11.8 does on a thread that no other call has given the device's context.
+// Before 12.0 some calls fail on a thread to which no context is attached.
 func TestThreadsWithoutContextGetOne(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{Version: 11080})

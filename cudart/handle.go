@@ -6,13 +6,12 @@ import (
 )
 
 // A handle is a stream or an event of the library, shared by any number of
-// goroutines. No lock is held while C works with it: calls in progress are
-// counted, and a handle that is closed meanwhile is destroyed when the last of
-// them returns.
+// goroutines. No lock is held during calls that use it. Instead the calls in progress
+// are counted, and the last of them destroys a handle that was closed during the call.
 //
-// state holds, from the low bits up, the calls in progress, what became of the
-// handle, and how many calls have queued work. So one addition ends a call and
-// counts it.
+// state holds, from the low bits up, the number of calls in progress, the stages of
+// closing, and the number of calls that have queued work. So one addition ends a call
+// and counts it.
 type handle struct {
 	value uintptr
 	state atomic.Uint64
@@ -27,9 +26,9 @@ const (
 	handleQueued     = 1 << 19 // one call that queued work
 )
 
-// enter starts a call that uses the handle. ok is false if it was closed;
-// alone says that no other call was in progress, so that the handle's own frame
-// is the caller's until leave.
+// enter starts a call that uses the handle. ok is false if the handle is closed. alone
+// reports that no other call is in progress: the handle's frame is then the caller's
+// until leave.
 func (h *handle) enter() (alone, ok bool) {
 	for {
 		s := h.state.Load()
@@ -44,8 +43,8 @@ func (h *handle) enter() (alone, ok bool) {
 	}
 }
 
-// leave ends a call; queued says that it may have queued work. When it returns
-// true the handle was closed meanwhile, and the caller must destroy it.
+// leave ends a call; queued reports that it may have queued work. If leave returns
+// true, the caller must destroy the handle.
 func (h *handle) leave(queued bool) (destroy bool) {
 	end := ^uint64(0) // -1
 	if queued {
@@ -55,14 +54,15 @@ func (h *handle) leave(queued bool) (destroy bool) {
 	return s&handleClosed != 0 && h.claim()
 }
 
-// close refuses calls from now on. When it returns true no call is in
-// progress, and the caller must destroy the handle.
+// close refuses calls from now on. If it returns true, no call is in progress, and
+// the caller must destroy the handle.
 func (h *handle) close() (destroy bool) {
 	h.state.Or(handleClosed)
 	return h.claim()
 }
 
-// claim makes the caller the one that destroys a closed handle.
+// claim reserves the destruction of a closed handle for the caller. It fails if calls
+// are in progress, or if another caller has reserved it.
 func (h *handle) claim() bool {
 	for {
 		s := h.state.Load()
@@ -75,11 +75,11 @@ func (h *handle) claim() bool {
 	}
 }
 
-// unclaim undoes claim after an attempt that failed and can be repeated.
+// unclaim undoes claim after a destruction that failed and can be tried again.
 func (h *handle) unclaim() { h.state.And(^uint64(handleDestroying)) }
 
 func (h *handle) destroyed() { h.state.Or(handleDestroyed) }
 
-// queued is the number of calls that have queued work. It has changed before
-// such a call returns.
+// queued returns the number of calls that have queued work. It changes before such a
+// call returns to its caller.
 func (h *handle) queued() uint64 { return h.state.Load() / handleQueued }

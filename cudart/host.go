@@ -2,32 +2,29 @@ package cudart
 
 import "unsafe"
 
-// HostAllocFlags are the flags of cudaHostAlloc.
+// HostAllocFlags are flags of cudaHostAlloc, to be combined with |.
 type HostAllocFlags uint32
 
-// The values of cudaHostAlloc's flags.
+// Flags for [Device.HostAlloc].
 const (
-	HostAllocDefault       HostAllocFlags = 0
-	HostAllocPortable      HostAllocFlags = 1 // pinned for all devices
-	HostAllocMapped        HostAllocFlags = 2 // reachable from the device
-	HostAllocWriteCombined HostAllocFlags = 4 // very slow to read for the CPU
+	HostAllocDefault HostAllocFlags = 0
+	HostAllocMapped  HostAllocFlags = 2 // kernels can access it: see [Device.HostDevicePointer]
 )
 
-// HostRegisterFlags are the flags of cudaHostRegister.
+// HostRegisterFlags are flags of cudaHostRegister, to be combined with |.
 type HostRegisterFlags uint32
 
-// The values of cudaHostRegister's flags.
+// Flags for [Device.HostRegister].
 const (
 	HostRegisterDefault  HostRegisterFlags = 0
-	HostRegisterPortable HostRegisterFlags = 1
-	HostRegisterMapped   HostRegisterFlags = 2
-	HostRegisterIOMemory HostRegisterFlags = 4
-	HostRegisterReadOnly HostRegisterFlags = 8
+	HostRegisterPortable HostRegisterFlags = 1 // pinned for all devices
+	HostRegisterReadOnly HostRegisterFlags = 8 // devices only read: for memory that cannot be written
 )
 
-// HostAlloc allocates n bytes of pinned host memory (cudaHostAlloc). It is
-// here for comparison: package hostmem pins several times as fast and keeps
-// exactly what is asked.
+// HostAlloc allocates n bytes of pinned host memory (cudaHostAlloc). Release it with
+// [Device.FreeHost]. Package hostmem pins several times as fast, and allocates no
+// more than n rounded up to a page. The error wraps [ErrInvalidValue] if n <= 0, and
+// [ErrMemoryAllocation] if the host has no room.
 func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) {
 	if n <= 0 {
 		return nil, invalid(fnHostAlloc, "size %d: must be positive", n)
@@ -41,8 +38,9 @@ func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) 
 	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
 }
 
-// FreeHost gives memory of [Device.HostAlloc] back (cudaFreeHost). Nil is
-// ignored.
+// FreeHost frees memory of [Device.HostAlloc] (cudaFreeHost). No copy may use it
+// any more. Nil is ignored. The error wraps [ErrInvalidValue] if p is not the start
+// of such memory.
 func (d *Device) FreeHost(p unsafe.Pointer) error {
 	if p == nil {
 		return nil
@@ -56,11 +54,20 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 	return nil
 }
 
-// HostRegister pins n bytes of mapped memory at p, which need not be aligned
-// (cudaHostRegister). The memory must not be unmapped before
-// [Device.HostUnregister], and must not be Go heap memory: the garbage
-// collector would give it back while the GPU still writes there.
+// HostRegister pins n bytes of mapped memory at p (cudaHostRegister). Neither p nor
+// n need be aligned. The memory must stay mapped until [Device.HostUnregister], and
+// must not be Go heap memory, which the garbage collector would reuse while the GPU
+// still writes there. HostRegister does not check either; hostmem.Register does.
+//
+// The error wraps [ErrInvalidValue] if n <= 0, if p is nil or if CUDA cannot pin
+// such memory, [ErrHostMemoryAlreadyRegistered] if part of it is registered already,
+// and [ErrNotSupported] on hosts that refuse to pin (confidential computing). A
+// private mapping that cannot be written makes cudaHostRegister hang if flags contain
+// HostRegisterReadOnly.
 func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) error {
+	if n <= 0 {
+		return invalid(fnHostRegister, "size %d: must be positive", n)
+	}
 	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(flags)
@@ -70,8 +77,11 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 	return nil
 }
 
-// HostUnregister undoes [Device.HostRegister]; p is the exact address that was
-// registered (cudaHostUnregister).
+// HostUnregister unpins memory of [Device.HostRegister] (cudaHostUnregister). p is
+// the address that was registered. No copy may use the memory any more. The error
+// wraps [ErrHostMemoryNotRegistered] if p is not registered, and [ErrInvalidValue] if
+// it lies within a registration. After an error the memory may still be pinned: do
+// not unmap it.
 func (d *Device) HostUnregister(p unsafe.Pointer) error {
 	f := d.rt.begin()
 	defer d.rt.end(f)
@@ -82,20 +92,9 @@ func (d *Device) HostUnregister(p unsafe.Pointer) error {
 	return nil
 }
 
-// HostFlags returns the flags with which pinned memory was made
-// (cudaHostGetFlags).
-func (d *Device) HostFlags(p unsafe.Pointer) (uint32, error) {
-	f := d.rt.begin()
-	defer d.rt.end(f)
-	f.args[0], f.args[1] = f.outPtr(0), uintptr(p)
-	if code := d.guard(fnHostGetFlags, f); code != Success {
-		return 0, d.rt.errorf(fnHostGetFlags, code, "%p", p)
-	}
-	return uint32(f.outInt(0)), nil
-}
-
-// HostDevicePointer returns the address by which the device reaches pinned
-// memory (cudaHostGetDevicePointer).
+// HostDevicePointer returns the address at which the device accesses pinned host
+// memory (cudaHostGetDevicePointer). The error wraps [ErrInvalidValue] if p is not
+// pinned.
 func (d *Device) HostDevicePointer(p unsafe.Pointer) (DevPtr, error) {
 	f := d.rt.begin()
 	defer d.rt.end(f)

@@ -29,8 +29,8 @@ func versionOfFile(file string) Version {
 	return versionInName(findlib.This().Version(libcudart, file))
 }
 
-// Every entry that we bind is in the real library of that version, or its row
-// says that it may be missing.
+// Every function that we bind is in the real library of that version, unless its row says
+// that it may be missing.
 func TestRealLibrariesExportWhatWeBind(t *testing.T) {
 	for _, file := range realLibraries(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {

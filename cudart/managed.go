@@ -5,36 +5,36 @@ import (
 	"unsafe"
 )
 
-// ManagedFlags say who may reach managed memory.
+// ManagedFlags are flags of cudaMallocManaged.
 type ManagedFlags uint32
 
-// The values of cudaMallocManaged's flags.
+// Flags for [Device.MallocManaged]. One of them is needed.
 const (
-	ManagedGlobal ManagedFlags = 1 // any stream on any device
-	ManagedHost   ManagedFlags = 2 // no device, until attached to a stream
+	ManagedGlobal ManagedFlags = 1 // every stream of every device can access it
+	ManagedHost   ManagedFlags = 2 // no device can, until it is attached to a stream
 )
 
-// A LocationKind says what kind of place a [Location] is.
+// A LocationKind is a cudaMemLocationType.
 type LocationKind int
 
-// The values of cudaMemLocationType.
+// The kinds of locations.
 const (
-	LocationDevice          LocationKind = 1
-	LocationHost            LocationKind = 2
-	LocationHostNUMA        LocationKind = 3 // CUDA 12.2 or later
-	LocationHostNUMACurrent LocationKind = 4 // CUDA 12.2 or later
+	LocationDevice          LocationKind = 1 // a device
+	LocationHost            LocationKind = 2 // the host
+	LocationHostNUMA        LocationKind = 3 // a NUMA node of the host, CUDA 12.2 or later
+	LocationHostNUMACurrent LocationKind = 4 // the NUMA node of the calling thread, CUDA 12.2 or later
 )
 
-// A Location is a place where managed memory can be.
+// A Location is a place for managed memory.
 type Location struct {
 	Kind LocationKind
-	ID   int // device ordinal or NUMA node
+	ID   int // device ordinal for LocationDevice, node for LocationHostNUMA
 }
 
-// Location returns the device's memory as a place.
+// Location returns the device's memory as a place for managed memory.
 func (d *Device) Location() Location { return Location{Kind: LocationDevice, ID: d.ordinal} }
 
-// ordinal is the place as 11.x and 12.0 know it: a device, or -1 for the host.
+// ordinal is the place for 11.x to 12.1: a device, or -1 for the host.
 func (l Location) ordinal() (int, error) {
 	switch l.Kind {
 	case LocationDevice:
@@ -42,7 +42,7 @@ func (l Location) ordinal() (int, error) {
 	case LocationHost:
 		return -1, nil
 	}
-	return 0, fmt.Errorf("cudart: a NUMA node as a place needs CUDA 12.2 or later: %w", ErrUnsupported)
+	return 0, fmt.Errorf("a NUMA node as the location needs CUDA 12.2 or later: %w", ErrUnsupported)
 }
 
 // word is the place as a cudaMemLocation by value: two ints in one register.
@@ -53,19 +53,22 @@ func (l Location) word() uintptr {
 // An Advice is a cudaMemoryAdvise.
 type Advice int
 
-// The values of cudaMemoryAdvise.
+// Advice for [Device.MemAdvise].
 const (
-	AdviseReadMostly             Advice = 1
+	AdviseReadMostly             Advice = 1 // mostly read: each place keeps a copy. No location is needed
 	AdviseUnsetReadMostly        Advice = 2
-	AdvisePreferredLocation      Advice = 3
+	AdvisePreferredLocation      Advice = 3 // the location where it stays
 	AdviseUnsetPreferredLocation Advice = 4
-	AdviseAccessedBy             Advice = 5
+	AdviseAccessedBy             Advice = 5 // the location maps it, so that access causes no fault
 	AdviseUnsetAccessedBy        Advice = 6
 )
 
-// MallocManaged allocates n bytes that host and devices reach at the same
-// address (cudaMallocManaged). The device's view is DevPtr(uintptr(p)); give
-// it back with [Device.Free].
+// MallocManaged allocates n bytes that the host and all devices access at the same
+// address, and that the driver moves between them (cudaMallocManaged). The address
+// for copies is DevPtr(uintptr(p)). Release it with [Device.Free]. The error wraps
+// [ErrInvalidValue] if n <= 0 or if flags are not one of ManagedGlobal and
+// ManagedHost, [ErrMemoryAllocation] if there is no room, and [ErrNotSupported] if
+// [AttrManagedMemory] is 0.
 func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error) {
 	if n <= 0 {
 		return nil, invalid(fnMallocManaged, "size %d: must be positive", n)
@@ -79,9 +82,15 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
 }
 
-// Prefetch moves managed memory to a place, in stream order
-// (cudaMemPrefetchAsync).
+// Prefetch queues the move of n bytes of managed memory at p to a location
+// (cudaMemPrefetchAsync). The error wraps [ErrInvalidValue] if n <= 0 or if they are
+// not managed memory, [ErrInvalidDevice] if the location does not exist or cannot
+// access managed memory concurrently ([AttrConcurrentManagedAccess]), and
+// [ErrUnsupported] for a NUMA node before CUDA 12.2.
 func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
+	if n <= 0 {
+		return invalid(fnMemPrefetch, "size %d: must be positive", n)
+	}
 	rt := s.dev.rt
 	f := s.dev.begin(s)
 	defer rt.end(f)
@@ -91,7 +100,7 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	} else {
 		device, err := to.ordinal()
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %d bytes at %#x: %w", fnMemPrefetch.name(), n, uintptr(p), err)
 		}
 		f.args[2], f.args[3] = uintptr(device), s.arg()
 	}
@@ -101,8 +110,12 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	return nil
 }
 
-// MemAdvise tells the driver how managed memory will be used (cudaMemAdvise).
+// MemAdvise advises the driver how n bytes of managed memory at p will be used, and
+// where (cudaMemAdvise). The errors are those of [Stream.Prefetch].
 func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
+	if n <= 0 {
+		return invalid(fnMemAdvise, "size %d: must be positive", n)
+	}
 	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(advice)
@@ -111,12 +124,12 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 	} else {
 		device, err := at.ordinal()
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %d bytes at %#x: %w", fnMemAdvise.name(), n, uintptr(p), err)
 		}
 		f.args[3] = uintptr(device)
 	}
 	if code := d.guard(fnMemAdvise, f); code != Success {
-		return d.rt.errorf(fnMemAdvise, code, "%d bytes at %#x, advice %d, place %+v", n, uintptr(p), advice, at)
+		return d.rt.errorf(fnMemAdvise, code, "%d bytes at %#x, advice %d, location %+v", n, uintptr(p), advice, at)
 	}
 	return nil
 }

@@ -1,26 +1,32 @@
 package cudart
 
-import (
-	"unsafe"
-)
+import "unsafe"
 
-// A DevPtr is an address in a device's memory. The CPU cannot follow it.
+// A DevPtr is an address that a device can access, mostly in its own memory. It is
+// an integer to Go: it keeps nothing from being freed, and cannot be dereferenced.
 type DevPtr uintptr
 
-// Malloc allocates n bytes of device memory (cudaMalloc).
+// Malloc allocates n bytes of device memory, aligned to 256 bytes at least
+// (cudaMalloc). Release it with [Device.Free]. The error wraps [ErrInvalidValue] if
+// n <= 0, and [ErrMemoryAllocation] if the device has no room.
 func (d *Device) Malloc(n int) (DevPtr, error) { return d.malloc(nil, n) }
 
-// Free gives memory of [Device.Malloc] back after waiting for the device's
-// work (cudaFree). Memory of [Device.MallocManaged] is freed so as well. Zero
-// is ignored.
+// Free waits for the device's work and frees memory of [Device.Malloc] or
+// [Device.MallocManaged] (cudaFree). Zero is ignored. The error wraps
+// [ErrInvalidValue] if p is not the start of such memory. Free takes no context: use
+// [Device.Synchronize] first if the wait must be bounded.
 func (d *Device) Free(p DevPtr) error { return d.free(nil, p) }
 
-// Malloc allocates n bytes of device memory in stream order: work that is
-// queued on the stream later may use them at once (cudaMallocAsync).
+// Malloc allocates n bytes of device memory in the order of the stream: work that is
+// queued there later can use them (cudaMallocAsync, of CUDA 11.2 or later). Release
+// them with [Stream.Free] or [Device.Free]. The error wraps [ErrInvalidValue] if
+// n <= 0, [ErrMemoryAllocation] if the device has no room, and [ErrNotSupported] if
+// [AttrMemoryPoolsSupported] is 0.
 func (s *Stream) Malloc(n int) (DevPtr, error) { return s.dev.malloc(s, n) }
 
-// Free gives memory back once the work queued on the stream so far is done
-// (cudaFreeAsync). Zero is ignored.
+// Free frees memory when the work that is queued on the stream so far is done
+// (cudaFreeAsync, of CUDA 11.2 or later). Zero is ignored. The error wraps
+// [ErrInvalidValue] if p is not the start of memory from Malloc.
 func (s *Stream) Free(p DevPtr) error { return s.dev.free(s, p) }
 
 func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
@@ -57,18 +63,19 @@ func (d *Device) free(s *Stream, p DevPtr) error {
 	return nil
 }
 
-// A MemoryType tells what CUDA knows of an address.
+// A MemoryType is a cudaMemoryType: the kind of memory at an address.
 type MemoryType int
 
-// The values of cudaMemoryType.
+// The kinds of memory.
 const (
-	MemoryUnregistered MemoryType = iota // ordinary host memory
+	MemoryUnregistered MemoryType = iota // not CUDA's: ordinary host memory
 	MemoryHost                           // pinned: registered or from cudaHostAlloc
-	MemoryDevice
-	MemoryManaged
+	MemoryDevice                         // device memory
+	MemoryManaged                        // from cudaMallocManaged
 )
 
-// String names the type.
+// String returns "unregistered", "host", "device" or "managed", and "unknown" for
+// other values.
 func (t MemoryType) String() string {
 	switch t {
 	case MemoryUnregistered:
@@ -83,16 +90,16 @@ func (t MemoryType) String() string {
 	return "unknown"
 }
 
-// PointerAttributes is what CUDA knows of an address.
+// PointerAttributes describe the memory at an address.
 type PointerAttributes struct {
 	Type      MemoryType
-	Device    int     // the device that it belongs to or was registered on
-	DevicePtr DevPtr  // how the device reaches it, 0 if it cannot
-	HostPtr   uintptr // how the host reaches it, 0 if it cannot
+	Device    int     // ordinal of the device that it belongs to or was registered on
+	DevicePtr DevPtr  // its address for the device, 0 if the device cannot access it
+	HostPtr   uintptr // its address for the host, 0 if the host cannot access it
 }
 
-// cPointerAttributes is cudaPointerAttributes: 11.x and 12.x write the first
-// 24 bytes, 13.x 88.
+// cPointerAttributes is cudaPointerAttributes: 11.x and 12.x write the first 24
+// bytes, 13.x writes 88.
 type cPointerAttributes struct {
 	kind, device int32
 	devicePtr    uint64
@@ -100,9 +107,9 @@ type cPointerAttributes struct {
 	reserved     [8]uint64
 }
 
-// PointerAttributes tells what CUDA knows of an address of any kind
-// (cudaPointerGetAttributes). Memory that CUDA does not know is
-// MemoryUnregistered.
+// PointerAttributes describes the memory at any address, of the host or of a device
+// (cudaPointerGetAttributes). Memory that is not CUDA's is [MemoryUnregistered], and
+// not an error.
 func (d *Device) PointerAttributes(address uintptr) (PointerAttributes, error) {
 	var c cPointerAttributes
 	f := d.rt.begin()

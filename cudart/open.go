@@ -2,64 +2,75 @@ package cudart
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/gopinned/pinned/internal/findlib"
 )
 
-// LibraryEnv is the environment variable that names the libcudart to load,
-// when Options.Library does not.
+// LibraryEnv is the environment variable that names the libcudart to load, if
+// Options.Library does not.
 const LibraryEnv = "PINNED_CUDART"
 
-// DebugEnv is the environment variable that switches on Options.Debug.
+// DebugEnv is the environment variable that sets Options.Debug if it is 1.
 const DebugEnv = "PINNED_DEBUG"
 
 // Options choose the library. The zero value finds one.
 type Options struct {
-	// Library is the path of the libcudart to load, or a bare name which the
-	// dynamic loader looks for. Empty means: what PINNED_CUDART names, else
-	// the newest of those found that the driver supports.
+	// Library is the path of the libcudart to load, or a bare name for the
+	// dynamic loader to find. Empty means the one that PINNED_CUDART names, or
+	// else the newest that is found and that the driver supports.
 	Library string
-	// Source, if not nil, is used instead of a library of the system.
+	// Source, if not nil, is used instead of a library of the host.
 	Source Source
-	// Debug checks each asynchronous copy for host memory that is not
-	// pinned, at the cost of two calls a copy. PINNED_DEBUG=1 does the same.
+	// Debug checks that the host memory of each asynchronous copy is pinned, at
+	// the cost of two calls a copy. PINNED_DEBUG=1 does the same.
 	Debug bool
 }
 
-// Open finds a CUDA runtime library, loads it, and asks it for the devices. It
-// makes no context on any of them. The package's documentation lists, under
-// Loading, where it searches. A host without a device is not an error: the
-// Runtime has none then. The error is an [*OpenError], or wraps
-// [ErrUnsupported] where the platform itself is unsupported.
-func Open(o Options) (*Runtime, error) {
-	if !platformSupported {
-		return nil, fmt.Errorf("open: CUDA's runtime is reached on Linux (amd64, arm64) only: %w", ErrUnsupported)
+// Open finds a CUDA runtime library, loads it and asks it for its version and its
+// devices. It makes no context on any device. The package's documentation lists
+// under Loading where it searches. A host without devices is not an error: the
+// Runtime then has none.
+//
+// The error is an [*OpenError], or wraps [ErrUnsupported] on platforms other than
+// Linux on amd64 and arm64.
+func Open(o Options) (*Runtime, error) { return OpenContext(context.Background(), o) }
+
+// OpenContext is [Open] that ends with ctx even if a call into the library does not
+// return, as with a GPU or a driver that hangs. The error then is an [*OpenError]
+// that wraps ctx's error and names the library and the call. The call keeps a goroutine
+// and one thread until it returns; no other call follows it.
+func OpenContext(ctx context.Context, o Options) (*Runtime, error) {
+	switch {
+	case !platformSupported:
+		return nil, fmt.Errorf("cudart: open: CUDA's runtime library is for Linux on amd64 and arm64: %w", ErrUnsupported)
+	case ctx == nil:
+		return nil, fmt.Errorf("cudart: open: %w", errNilContext)
 	}
 	o.Debug = o.Debug || findlib.Getenv(DebugEnv) == "1"
-	if o.Source != nil {
-		attempts := []Attempt{{Path: o.Source.String(), Found: "Options.Source"}}
-		rt := attempts[0].try(o.Source, nil)
-		if rt == nil {
-			return nil, &OpenError{Err: verdict(attempts), Attempts: attempts}
-		}
-		return rt.ready(o, attempts), nil
+	op := &opening{o: o, host: findlib.This()}
+	if ctx.Done() == nil {
+		return op.run(ctx)
 	}
-
-	host := findlib.This()
-	candidates, looked := o.candidates(host)
-	var attempts []Attempt
-	for _, c := range candidates {
-		attempt := Attempt{Path: c.Path, Found: c.Found, Runtime: versionInName(c.Version)}
-		rt := attempt.try(loadChecked(host, c.Path))
-		attempts = append(attempts, attempt)
-		if rt != nil {
-			return rt.ready(o, attempts), nil
-		}
+	type outcome struct {
+		rt  *Runtime
+		err error
 	}
-	return nil, &OpenError{Err: verdict(attempts), Attempts: attempts, Looked: looked, Driver: DriverFacts(host.Driver())}
+	done := make(chan outcome, 1) // a Runtime that comes too late is garbage
+	go func() {
+		rt, err := op.run(ctx)
+		done <- outcome{rt, err}
+	}()
+	select {
+	case out := <-done:
+		return out.rt, out.err
+	case <-ctx.Done():
+		return nil, op.canceled(ctx)
+	}
 }
 
 // libcudart describes the library to the search.
@@ -71,8 +82,54 @@ var libcudart = findlib.Library{
 	Toolkit:   true,
 }
 
-// candidates returns the libraries to try, in order, and the places that were
-// searched for them. A library that is named is the only one.
+// An opening is one call of Open.
+type opening struct {
+	o    Options
+	host findlib.Host
+
+	// How far it is, for canceled.
+	mu       sync.Mutex
+	driver   DriverFacts
+	looked   []string
+	attempts []Attempt
+	calls    *binding // of the last attempt
+}
+
+// run tries one library after the other until one works or ctx ends.
+func (op *opening) run(ctx context.Context) (*Runtime, error) {
+	for _, a := range op.search() {
+		if ctx.Err() != nil {
+			break
+		}
+		if rt := op.try(ctx, a); rt != nil {
+			return rt, nil
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, op.canceled(ctx)
+	}
+	return nil, &OpenError{Err: verdict(op.attempts), Attempts: op.attempts, Looked: op.looked, Driver: op.driver}
+}
+
+// search returns the libraries to try, in order.
+func (op *opening) search() []Attempt {
+	if op.o.Source != nil {
+		return []Attempt{{Path: op.o.Source.String(), Found: "Options.Source"}}
+	}
+	driver := DriverFacts(op.host.Driver())
+	candidates, looked := op.o.candidates(op.host)
+	op.mu.Lock()
+	op.driver, op.looked = driver, looked
+	op.mu.Unlock()
+	attempts := make([]Attempt, len(candidates))
+	for i, c := range candidates {
+		attempts[i] = Attempt{Path: c.Path, Found: c.Found, Runtime: versionInName(c.Version)}
+	}
+	return attempts
+}
+
+// candidates returns the libraries of the host to try, in order, and the places
+// that were searched for them. A library that is named is the only one.
 func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, looked []string) {
 	named, by := o.Library, "Options.Library"
 	if named == "" {
@@ -89,45 +146,83 @@ func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, looked
 	return list, looked
 }
 
-// loadChecked loads a library after a check of its file: a file that is cut off
-// would end the process in dlopen.
-func loadChecked(host findlib.Host, path string) (Source, error) {
-	if err := host.Check(path); err != nil {
+// versionInName returns the version of a libcudart as far as its file name contains
+// it: 12.4 for libcudart.so.12.4.127, 12.0 for libcudart.so.12, 0 for
+// libcudart.so. All of 11.x have the soname libcudart.so.11.0.
+func versionInName(v findlib.Version) Version {
+	if v.Minor > 99 {
+		v.Minor = 0 // a Version cannot hold it
+	}
+	return Version(1000*v.Major + 10*v.Minor)
+}
+
+// try loads and binds a library and asks it for the devices. It returns nil if any
+// of that failed.
+func (op *opening) try(ctx context.Context, a Attempt) *Runtime {
+	rt := &Runtime{binding: newBinding(), lib: Library{Path: a.Path, Found: a.Found, Simulated: op.o.Source != nil}, debug: op.o.Debug}
+	rt.waits = newWaits(rt)
+	op.mu.Lock()
+	op.attempts, op.calls = append(op.attempts, a), rt.binding
+	op.mu.Unlock()
+
+	source, err := op.load(a.Path)
+	if err == nil {
+		err = rt.bind(ctx, source)
+	}
+	if err == nil {
+		err = rt.addDevices(ctx)
+	}
+
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	last := &op.attempts[len(op.attempts)-1]
+	last.Err = err
+	if rt.lib.Runtime != 0 { // else the version in the file's name remains
+		last.Runtime = rt.lib.Runtime
+	}
+	if err != nil {
+		return nil
+	}
+	rt.lib.Attempts = op.attempts
+	return rt
+}
+
+// load loads a library after it has checked the file: dlopen ends the process on a
+// file that is cut off.
+func (op *opening) load(path string) (Source, error) {
+	if op.o.Source != nil {
+		return op.o.Source, nil
+	}
+	if err := op.host.Check(path); err != nil {
 		return nil, err
 	}
 	return loadLibrary(path)
 }
 
-// try binds a loaded library and asks it for the devices. It completes the
-// attempt, and returns nil if that failed.
-func (a *Attempt) try(source Source, err error) *Runtime {
-	if a.Err = err; err != nil {
-		return nil
+// canceled makes the error of an opening whose context ended: it names what was
+// being done. The opening may still be at it, on another goroutine.
+func (op *opening) canceled(ctx context.Context) error {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	err := fmt.Errorf("canceled: %w", ctx.Err())
+	attempts := slices.Clone(op.attempts)
+	if last := len(attempts) - 1; last >= 0 && attempts[last].Err == nil {
+		a := &attempts[last]
+		err = fmt.Errorf("%s: %w", a.Path, err)
+		for _, name := range op.calls.inside() {
+			err = fmt.Errorf("%v of %s %w: %w", stuckCall(name), a.Path, errNotReturned, ctx.Err())
+		}
+		a.Err = err
 	}
-	rt := &Runtime{binding: newBinding(), lib: Library{Path: source.String()}}
-	rt.waits = newWaits(rt)
-	if a.Err = rt.bind(source); a.Err == nil {
-		a.Err = rt.addDevices()
-	}
-	if rt.lib.Runtime != 0 { // otherwise the version in the file's name has to do
-		a.Runtime = rt.lib.Runtime
-	}
-	if a.Err != nil {
-		return nil
-	}
-	return rt
+	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver}
 }
 
-// ready completes a runtime that works. The last attempt led to it.
-func (rt *Runtime) ready(o Options, attempts []Attempt) *Runtime {
-	rt.lib.Attempts, rt.lib.Found = attempts, attempts[len(attempts)-1].Found
-	rt.lib.Simulated, rt.debug = o.Source != nil, o.Debug
-	return rt
-}
+// errNotReturned is the cause of an opening whose context ended during a call.
+var errNotReturned = errors.New("has not returned")
 
-// verdict is the reason that matters most of all attempts: a library that
-// loads and works but for the driver outweighs files that are not one. Of
-// several libraries, the newest counts.
+// verdict returns the reason that matters most among all attempts: a library that
+// works but for the driver outweighs files that are no library. Among several
+// libraries the newest counts.
 func verdict(attempts []Attempt) error {
 	reasons := []func(err error) bool{
 		func(err error) bool { return errors.Is(err, ErrNoDriver) },
@@ -145,8 +240,9 @@ func verdict(attempts []Attempt) error {
 	return ErrNoLibrary
 }
 
-// bind asks for the versions and resolves the functions.
-func (rt *Runtime) bind(source Source) (err error) {
+// bind asks for the versions (cudaDriverGetVersion, cudaRuntimeGetVersion) and
+// looks up the functions of the library's version.
+func (rt *Runtime) bind(ctx context.Context, source Source) (err error) {
 	resolve := func(rows []symbol) error {
 		for i := range rows {
 			s := &rows[i]
@@ -173,6 +269,9 @@ func (rt *Runtime) bind(source Source) (err error) {
 	if rt.lib.Driver == 0 {
 		return fmt.Errorf("%w that %s can use", ErrNoDriver, rt.lib.Path)
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	if rt.lib.Runtime, err = rt.version(fnRuntimeGetVersion); err != nil {
 		return err
 	}
@@ -182,13 +281,16 @@ func (rt *Runtime) bind(source Source) (err error) {
 	return resolve(symbols[versionRows:])
 }
 
-// addDevices asks for the devices and adds each to the runtime.
-func (rt *Runtime) addDevices() error {
+// addDevices asks how many devices there are and adds each to the runtime.
+func (rt *Runtime) addDevices(ctx context.Context) error {
 	count, err := rt.count()
 	if err != nil {
 		return err
 	}
 	for i := range count {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		d, err := rt.newDevice(i)
 		if err != nil {
 			return err
@@ -210,7 +312,7 @@ func (rt *Runtime) version(fn function) (Version, error) {
 	return Version(f.outInt(0)), nil
 }
 
-// count returns the number of devices. That there is none is not an error.
+// count returns the number of devices (cudaGetDeviceCount). None is not an error.
 func (rt *Runtime) count() (int, error) {
 	f := rt.begin()
 	defer rt.end(f)

@@ -6,13 +6,14 @@ import (
 	"strings"
 )
 
-// An OpenError is why [Open] found no library that works. It unwraps to
-// [ErrNoLibrary], to [ErrNoDriver], or to the failed call of the library that
-// got furthest, so that errors.Is finds its [Code].
+// An OpenError is the reason why [Open] returned no Runtime. It unwraps to
+// [ErrNoLibrary], to [ErrNoDriver], to the failed call of the library that got
+// furthest, so that errors.Is finds its [Code], or to the error of OpenContext's
+// context.
 type OpenError struct {
 	Err      error
 	Attempts []Attempt   // libraries that were tried
-	Looked   []string    // places that were searched, none where a library was named
+	Looked   []string    // places that were searched, none if a library was named
 	Driver   DriverFacts // parts of the driver on this host
 }
 
@@ -24,7 +25,7 @@ type DriverFacts struct {
 	DeviceNodes         []string // /dev/nvidiactl, /dev/nvidia0, /dev/dxg, …
 }
 
-// String returns each part, or that it is missing.
+// String lists the parts, with "none" for one that is missing.
 func (d DriverFacts) String() string {
 	part := func(what, have string) string {
 		if have == "" {
@@ -42,10 +43,11 @@ func (d DriverFacts) String() string {
 // Unwrap returns Err.
 func (e *OpenError) Unwrap() error { return e.Err }
 
-// Error returns what failed, what was tried and where, and the remedy.
+// Error returns the reason, each library that was tried, the places that were
+// searched, the parts of the driver, and the remedy, on several lines.
 func (e *OpenError) Error() string {
 	var b strings.Builder
-	b.WriteString(e.Err.Error())
+	fmt.Fprintf(&b, "cudart: open: %v", e.Err)
 	for _, a := range e.Attempts {
 		fmt.Fprintf(&b, "\n\ttried %s (%s): %v", a.Path, a.Found, a.Err)
 	}
@@ -57,8 +59,7 @@ func (e *OpenError) Error() string {
 	return b.String()
 }
 
-// Remedy returns what Err means on this host, where the error itself does not
-// say it, and what to do about it.
+// Remedy returns what to do, after what Err means if its own text does not say so.
 func (e *OpenError) Remedy() string {
 	for _, r := range remedies {
 		if errors.Is(e.Err, r.err) {
@@ -71,14 +72,16 @@ func (e *OpenError) Remedy() string {
 	return "see the error, and whether nvidia-smi works"
 }
 
-// remedies are the ways in which opening a library fails on hosts that are not
-// set up right.
+// remedies are the ways in which opening a library fails on hosts that are not set
+// up right, or broken.
 var remedies = []struct {
 	err       error
 	means, do string
 }{
 	{ErrNoLibrary, "",
 		"install CUDA's runtime library (package cuda-cudart, or pip install nvidia-cuda-runtime), or name one with " + LibraryEnv + "=/path/to/libcudart.so.12"},
+	{errNotReturned, "the driver hangs, or needs more time",
+		"see whether nvidia-smi hangs too, and dmesg for lines with NVRM and Xid; reset the GPU (nvidia-smi -r) or reboot"},
 	{ErrNoDriver, "",
 		"install an NVIDIA driver or, in a container, start it with the GPU (--gpus all, or the nvidia runtime class)"},
 	{ErrInsufficientDriver, "the driver is older than the library",

@@ -12,8 +12,8 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-// What CUDA itself returns decides what is advised: nothing on the host shows
-// most of it.
+// The code that CUDA returns decides the remedy, because files of the host show little of
+// it.
 func TestOpenExplainsWhatCUDAReturns(t *testing.T) {
 	t.Parallel()
 	sim := newSim(t, cudasim.Config{})
@@ -48,15 +48,14 @@ func TestOpenExplainsWhatCUDAReturns(t *testing.T) {
 	}
 }
 
-// cudaErrorNoDevice from cudaGetDeviceCount is an answer, not a failure. Other
-// calls may fail with it.
+// cudaErrorNoDevice of cudaGetDeviceCount is a result, of other calls an error.
 func TestOpenWithoutDevices(t *testing.T) {
 	t.Parallel()
 	sim := newSim(t, cudasim.Config{})
 	sim.Fail("cudaGetDeviceCount", cudasim.Fault{Code: cudart.ErrNoDevice})
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)
-	assert.Zero(t, rt.DeviceCount())
+	assert.Empty(t, rt.Devices())
 	require.NoError(t, rt.Close())
 
 	sim.Fail("cudaGetDeviceProperties", cudasim.Fault{Code: cudart.ErrNoDevice})
@@ -77,9 +76,8 @@ func TestRemedyOfAnyError(t *testing.T) {
 	}
 }
 
-// A driver that does not answer outweighs everything else, then what a library
-// said when it was called, then a library that is too new, then files that are
-// not a library.
+// A missing driver outweighs everything else; then comes the error of a library that was
+// called, then a library that is too new, then files that are not a library.
 func TestTheReasonThatMattersMost(t *testing.T) {
 	t.Parallel()
 	called := func(code cudart.Code) error { return &cudart.Error{Op: "cudaGetDeviceCount", Code: code} }

@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// A peerAccess is the access of one device to another. Its lock is held during
-// the calls that change it, which hold up those who need the same access only.
+// A peerAccess is the access of one device to another. Its lock is held during the
+// calls that change it, so a call that blocks holds up only callers that need the same
+// access.
 type peerAccess struct {
 	mu      sync.Mutex
 	uses    int
@@ -26,9 +27,10 @@ func (d *Device) peer(to *Device) *peerAccess {
 	return d.peers[to]
 }
 
-// CanAccessPeer reports whether the device can reach the memory of another one
-// directly, over NVLink or PCI Express (cudaDeviceCanAccessPeer). Copies
-// between the two work without, by way of the host.
+// CanAccessPeer reports whether the device can access the memory of another one
+// directly, over NVLink or PCI Express (cudaDeviceCanAccessPeer). If it cannot, copies
+// between the two go through the host. The error wraps [ErrInvalidValue] if peer is of
+// another library; a nil peer is an error.
 func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
 	if err := d.checkPeer(peer, fnDeviceCanAccessPeer); err != nil {
 		return false, err
@@ -42,13 +44,14 @@ func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
 	return f.outInt(0) != 0, nil
 }
 
-// EnablePeerAccess makes the device reach the memory of another one directly
-// (cudaDeviceEnablePeerAccess): kernels and copies of d may then use addresses
-// of peer. Calls are counted: access ends with the last [Device.DisablePeerAccess].
-// Access that other code of the process has enabled is used, and left enabled.
+// EnablePeerAccess lets the device access the memory of another one directly
+// (cudaDeviceEnablePeerAccess): kernels and copies of d may then use addresses of peer.
+// Calls are counted: access ends with the last [Device.DisablePeerAccess]. Access that
+// other code of the process has enabled is used, and left enabled.
 //
-// The error wraps [ErrPeerAccessUnsupported] where the devices cannot reach each
-// other, and [ErrInvalidDevice] for the device itself.
+// The error wraps [ErrPeerAccessUnsupported] if the devices cannot access each other,
+// [ErrInvalidDevice] if peer is d, and [ErrInvalidValue] if peer is of another library;
+// a nil peer is an error.
 func (d *Device) EnablePeerAccess(peer *Device) error {
 	if err := d.checkPeer(peer, fnDeviceEnablePeerAccess); err != nil {
 		return err
@@ -73,9 +76,9 @@ func (d *Device) EnablePeerAccess(peer *Device) error {
 }
 
 // DisablePeerAccess undoes one [Device.EnablePeerAccess]
-// (cudaDeviceDisablePeerAccess). Work that uses the access must be done. The
-// error wraps [ErrPeerAccessNotEnabled] without one to undo; after any other
-// error it may be called again.
+// (cudaDeviceDisablePeerAccess). Work that uses the access must be done. The error wraps
+// [ErrPeerAccessNotEnabled] if there is none to undo. After any other error it may be
+// called again.
 func (d *Device) DisablePeerAccess(peer *Device) error {
 	if err := d.checkPeer(peer, fnDeviceDisablePeerAccess); err != nil {
 		return err
@@ -98,10 +101,11 @@ func (d *Device) DisablePeerAccess(peer *Device) error {
 	return nil
 }
 
-// CopyPeer queues a copy of n bytes from the memory of one device to that of
-// another (cudaMemcpyPeerAsync). With peer access between the two it is direct,
-// else it goes through the host. The stream may be of either device. n of 0 is
-// nothing to do; a negative n is an error.
+// CopyPeer queues a copy of n bytes from the memory of one device to that of another
+// (cudaMemcpyPeerAsync). The stream may be of either device. The copy is direct if peer
+// access is enabled between the two, and else goes through the host. A copy of 0 bytes
+// is ignored. The error wraps [ErrInvalidValue] if n < 0, or if either range runs past
+// its allocation; a nil device is an error.
 func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n int) error {
 	switch {
 	case to == nil || from == nil:
@@ -121,7 +125,7 @@ func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n in
 	return nil
 }
 
-// checkPeer refuses what is no other device of the same library.
+// checkPeer refuses a peer that is nil, or a device of another library.
 func (d *Device) checkPeer(peer *Device, fn function) error {
 	switch {
 	case peer == nil:

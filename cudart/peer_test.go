@@ -13,8 +13,8 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// pair opens two devices: simulated ones, or with a real GPU those of a host
-// that has several.
+// pair opens two devices: simulated ones, or with a real GPU those of a host with
+// several.
 func pair(t *testing.T) (first, second *cudart.Device) {
 	t.Helper()
 	var rt *cudart.Runtime
@@ -84,7 +84,7 @@ func TestPeerAccessIsCounted(t *testing.T) {
 	assert.Zero(t, sim.Outstanding().PeerAccesses)
 }
 
-// Access that other code has enabled is used, and left to it.
+// Access that other code has enabled is used, and left enabled.
 func TestPeerAccessOfOthers(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})

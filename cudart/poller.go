@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// A poller asks for all waits of a runtime. There is one while there are waits,
-// on a thread of its own, and it ends when there were none for a while, so that
-// a Runtime without waits occupies nothing.
+// A poller queries for all waits of a runtime, on a thread of its own. It starts with
+// the first wait, and ends when there have been none for a while, so that a Runtime
+// without waits occupies nothing.
 type poller struct {
 	waits *waits
 	bell  *bell
 	watch *time.Timer
-	round atomic.Int64 // odd while it asks
+	round atomic.Int64 // odd while it queries
 }
 
 const (
-	idleFor   = time.Second // without waits, before a poller ends
-	mostStuck = 8           // pollers that may be inside the library at once
+	idleFor  = time.Second // without waits, before a poller ends
+	maxStuck = 8           // pollers that may be inside the library at once
 )
 
 // startPoller needs w.mu.
@@ -30,29 +30,29 @@ func (w *waits) startPoller() {
 	go p.run()
 }
 
-// replace starts another poller when this one has been inside the library for
-// too long. The stream or event that it is stuck with is left out by the other
-// one, and this one ends when its call returns.
+// replace starts another poller if this one has been inside the library for too long.
+// The other one leaves out the stream or event with which this one is stuck. This one
+// ends when its call returns.
 func (p *poller) replace() {
 	w := p.waits
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.poller != p || w.closed || p.round.Load()%2 == 0 || w.stuck == mostStuck {
+	if w.poller != p || w.closed || p.round.Load()%2 == 0 || w.stuck == maxStuck {
 		return
 	}
 	w.stuck++
 	w.startPoller()
 }
 
-// An inquiry is what a poller asks for a queue: its first wait.
+// An inquiry is about the first wait of a queue.
 type inquiry struct {
 	queue *waitQueue
 	n     uint64
 	since time.Time
 }
 
-// run keeps its thread, which dies with it, because the precision of sleep is
-// the thread's.
+// run keeps its thread, which ends with it, because the precision of sleeps belongs to
+// the thread.
 func (p *poller) run() {
 	runtime.LockOSThread()
 	p.bell.precise()
@@ -77,14 +77,14 @@ func (p *poller) run() {
 		p.round.Add(1)
 		clear(list) // keeps no stream from being collected
 		if ended {
-			continue // who waited goes on, and others may be done by now
+			continue // more may be done by now
 		}
 		sleep := max(min(max(youngest/16, minSleep), maxSleep), time.Since(begin))
 		p.bell.wait(sleep)
 	}
 }
 
-// list appends what there is to ask. It is false when this poller must end.
+// list appends the queues to query for. It returns false if this poller must end.
 func (p *poller) list(list []inquiry) ([]inquiry, bool) {
 	w := p.waits
 	w.mu.Lock()
@@ -93,29 +93,29 @@ func (p *poller) list(list []inquiry) ([]inquiry, bool) {
 	case w.poller != p:
 		w.stuck--
 		if w.poller != nil {
-			w.poller.bell.ring() // for what this one was stuck with
+			w.poller.bell.ring() // for the queue that it left out
 		}
 		return nil, false
 	case w.closed:
 		w.poller = nil
 		return nil, false
 	}
-	kept := w.queues[:0]
+	rest := w.queues[:0]
 	for _, q := range w.queues {
 		if q.listed = q.first != nil; !q.listed {
 			continue
 		}
-		kept = append(kept, q)
+		rest = append(rest, q)
 		if !q.asking {
 			list = append(list, inquiry{q, q.first.n, q.first.since})
 		}
 	}
-	clear(w.queues[len(kept):])
-	w.queues = kept
+	clear(w.queues[len(rest):])
+	w.queues = rest
 	return list, true
 }
 
-// endIdle ends the poller if there is nothing to ask.
+// endIdle ends the poller if there are no waits.
 func (p *poller) endIdle() bool {
 	w := p.waits
 	w.mu.Lock()
@@ -127,8 +127,8 @@ func (p *poller) endIdle() bool {
 	return false
 }
 
-// askAll asks for each queue, and returns whether waits have ended, and the age
-// of the youngest that has not.
+// askAll queries for each queue. It returns whether waits have ended, and the age of the
+// youngest wait that has not.
 func (p *poller) askAll(list []inquiry, now time.Time) (ended bool, youngest time.Duration) {
 	youngest = maxSleep * 16
 	for _, i := range list {

@@ -7,42 +7,61 @@ import (
 	"sync/atomic"
 )
 
-// A Source provides the entry points of one CUDA runtime library. Open makes
-// one for each libcudart it tries; cudasim provides a simulated one.
+// A Source provides the entry points of one CUDA runtime library. [Open] makes
+// one for each libcudart that it tries; package cudasim provides simulated ones.
 type Source interface {
-	// Symbol returns the address of the C function called name, or 0 when
-	// the library does not export it.
+	// Symbol returns the address of the C function called name, or 0 if the
+	// library does not export it.
 	Symbol(name string) uintptr
-	// String names the library: its path, or what it simulates.
+	// String returns the library's path, or what is simulated.
 	String() string
 }
 
-// A Library tells which CUDA runtime library is in use and how it was found.
+// A Library describes the CUDA runtime library in use.
 type Library struct {
-	Path      string    // where it lies, or what it simulates
-	Found     string    // how it was found
-	Simulated bool      // it came from Options.Source
-	Runtime   Version   // version of the library
-	Driver    Version   // newest CUDA version that the installed driver supports
-	Attempts  []Attempt // every candidate, in the order tried, this one last
+	Path      string    // its file, or what is simulated
+	Found     string    // how it was found: "$CUDA_PATH", "loaded already", …
+	Simulated bool      // it is Options.Source
+	Runtime   Version   // of the library (cudaRuntimeGetVersion)
+	Driver    Version   // the newest that the driver supports (cudaDriverGetVersion)
+	Attempts  []Attempt // every library tried, in order; this one is the last
 	Missing   []string  // optional functions that it does not export
 }
 
-// An Attempt is a candidate that [Open] looked at.
+// An Attempt is a library that [Open] tried.
 type Attempt struct {
-	Path    string  // file, or the bare name given to the loader
+	Path    string  // its file, or the bare name given to the dynamic loader
 	Found   string  // how it was found
-	Runtime Version // version, 0 when that could not be learnt
-	Err     error   // why it was not taken, nil for the one that was
+	Runtime Version // its version, 0 if unknown
+	Err     error   // why it was not taken, nil if it was
 }
 
-// A Runtime is a loaded CUDA runtime library. All its methods, and those of
-// everything made from it, may be called from any goroutine.
+// A Version is a CUDA version as its libraries return it: 1000 times the major
+// version plus 10 times the minor version, so 13.0 is 13000 and 12.4 is 12040.
+// Zero means unknown or, for a driver, absent.
+type Version int
+
+// Major returns 12 for 12.4.
+func (v Version) Major() int { return int(v) / 1000 }
+
+// Minor returns 4 for 12.4.
+func (v Version) Minor() int { return int(v) % 1000 / 10 }
+
+// String returns "12.4", or "unknown" for zero.
+func (v Version) String() string {
+	if v == 0 {
+		return "unknown"
+	}
+	return fmt.Sprintf("%d.%d", v.Major(), v.Minor())
+}
+
+// A Runtime is a loaded CUDA runtime library with its devices. All its methods,
+// and those of everything made from it, may be called from any goroutine.
 type Runtime struct {
 	*binding
 	lib     Library
 	devices []*Device
-	several bool // more than one device: the current one has to be selected
+	several bool // more than one device: a call must select its own
 	debug   bool
 	closed  atomic.Bool
 	waits   *waits
@@ -51,18 +70,14 @@ type Runtime struct {
 	left []func() error // see undone
 }
 
-// Library tells which library was loaded and how it was found.
+// Library describes the library in use.
 func (rt *Runtime) Library() Library { return rt.lib }
 
-// Debug tells whether Options.Debug, or PINNED_DEBUG=1, was set at Open.
+// Debug reports whether Options.Debug or PINNED_DEBUG=1 was set at Open.
 func (rt *Runtime) Debug() bool { return rt.debug }
 
-// DeviceCount returns the number of devices that CUDA shows this process,
-// which CUDA_VISIBLE_DEVICES may limit (cudaGetDeviceCount, asked at Open).
-func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
-
 // Device returns device i, counted from 0 in CUDA's order. The error wraps
-// [ErrInvalidDevice], or [ErrClosed].
+// [ErrInvalidDevice] if there is no device i, and [ErrClosed].
 func (rt *Runtime) Device(i int) (*Device, error) {
 	if rt.closed.Load() {
 		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
@@ -77,18 +92,23 @@ func (rt *Runtime) Device(i int) (*Device, error) {
 	return rt.devices[i], nil
 }
 
-// Devices returns all devices in CUDA's order.
+// DeviceCount returns the number of devices that CUDA showed this process at Open
+// (cudaGetDeviceCount). CUDA_VISIBLE_DEVICES may limit and reorder them.
+func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
+
+// Devices returns all devices, in CUDA's order.
 func (rt *Runtime) Devices() []*Device { return append([]*Device(nil), rt.devices...) }
 
-// Close ends waits in progress with [ErrClosed] and destroys what the Runtime
-// itself made. From then on methods that queue work or create something return
-// ErrClosed; those that release something, and queries, work on, so that
+// Close ends waits in progress with [ErrClosed] and destroys the events that the
+// Runtime itself made. From then on, methods that queue work or create something
+// return ErrClosed. Methods that release something, and queries, go on working, so
 // deferred calls may come in any order. Streams, events and memory are the
-// caller's to release: none that is lost is destroyed afterwards. The library
-// stays loaded: it cannot be unloaded safely. A second Close does nothing.
+// caller's to release: after Close the garbage collector destroys none. The
+// library stays loaded, because CUDA cannot be unloaded safely.
 //
 // Close does not wait for calls that are inside the library: see
-// [Runtime.Stuck].
+// [Runtime.Stuck]. Its error joins those of cudaEventDestroy. A second Close does
+// nothing.
 func (rt *Runtime) Close() error {
 	if rt.closed.Swap(true) {
 		return nil

@@ -18,7 +18,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// usedMemory is the driver's own account of a GPU's memory in use, in bytes:
+// usedMemory returns the bytes of a GPU's memory in use, as nvidia-smi reports them:
 // cudaMemGetInfo would make a context.
 func usedMemory(tb testing.TB, dev *cudart.Device) int {
 	tb.Helper()
@@ -29,8 +29,8 @@ func usedMemory(tb testing.TB, dev *cudart.Device) int {
 	return mib << 20
 }
 
-// On a real host with several GPUs the same, as far as it can be seen: work on
-// device 1 only leaves device 0 without a context, so its free memory as it was.
+// The same on a real host with several GPUs: work on device 1 alone makes no context
+// on device 0, whose free memory stays as it was.
 func TestRealDevicesStayApart(t *testing.T) {
 	if !testgpu.Real() {
 		t.Skip("needs PINNED_TEST_GPU=1: the simulated form is TestEveryCallRunsOnItsDevice")
@@ -41,8 +41,6 @@ func TestRealDevicesStayApart(t *testing.T) {
 	}
 	dev, err := rt.Device(1)
 	require.NoError(t, err)
-	// cudaMemGetInfo would make the context that must not be there, so the
-	// driver's own account is asked.
 	before := usedMemory(t, rt.Devices()[0])
 	var wg sync.WaitGroup
 	for range 64 {

@@ -3,6 +3,7 @@ package cudart
 import (
 	"fmt"
 	"runtime"
+	"sync"
 )
 
 // A StreamHandle is a cudaStream_t, for other libraries that take one.
@@ -10,28 +11,30 @@ type StreamHandle uintptr
 
 // StreamOptions shape a stream. The zero value is what most programs want.
 type StreamOptions struct {
-	// Blocking makes the stream wait for work on CUDA's default stream and
-	// that work wait for it. Streams are non-blocking otherwise.
+	// Blocking orders the stream with CUDA's default stream: each waits for the
+	// work of the other. The zero value is a stream that does not
+	// (cudaStreamNonBlocking).
 	Blocking bool
-	// Priority is a number in the range of [Device.StreamPriorities], where
-	// less is more urgent. It does not affect copies.
+	// Priority is a number in the range of [Device.StreamPriorities]: smaller is
+	// more urgent, and CUDA replaces numbers out of range by the nearest. It does
+	// not affect copies.
 	Priority int
 }
 
-// A Stream is a queue of work that the device does in order. Methods may be
-// called from any goroutine; what several goroutines queue at once is done in
-// the order in which CUDA takes their calls.
+// A Stream is a queue of work that the device does in order. Its methods may be
+// called from any goroutine; CUDA orders what several goroutines queue at once.
 //
-// A method that queues work returns before the work is done, unless about a
-// thousand entries are queued: then it blocks until there is room.
+// A method that queues work returns before the work is done. It blocks while the
+// stream is full, which is at about a thousand entries.
 type Stream struct {
 	dev     *Device
 	line    *Timeline
 	cleanup runtime.Cleanup
 }
 
-// NewStream makes a stream (cudaStreamCreateWithPriority). Close it; one that
-// is garbage collected without is destroyed then.
+// NewStream creates a stream (cudaStreamCreateWithPriority). Close it; the garbage
+// collector destroys a stream that is lost. The error wraps [ErrMemoryAllocation] if
+// there is no room.
 func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	const nonBlocking = 1
 	var flags uintptr = nonBlocking
@@ -45,20 +48,20 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 		return nil, d.rt.errorf(fnStreamCreate, code, "%+v on %v", o, d)
 	}
 	s := &Stream{dev: d, line: newTimeline(d, uintptr(f.out[0]))}
-	// On a goroutine of its own, as the calls may block.
+	// On a goroutine of its own, because the calls may block.
 	s.cleanup = runtime.AddCleanup(s, func(t *Timeline) { go t.collect() }, s.line)
 	return s, nil
 }
 
-// collect destroys a stream that was garbage collected, unless the runtime is
-// closed: its library may be another one by then, if it was a simulated one.
+// collect destroys a stream that was garbage collected. If the runtime is closed it
+// does not: a simulated library may be closed too, and another one in its place.
 func (t *Timeline) collect() {
 	if !t.dev.rt.closed.Load() {
 		_ = t.close() // no caller is left to report to
 	}
 }
 
-// arg is the stream as an argument, 0 for none.
+// arg is the stream as an argument of a call, 0 for no stream.
 func (s *Stream) arg() uintptr {
 	if s == nil {
 		return 0
@@ -69,18 +72,19 @@ func (s *Stream) arg() uintptr {
 // Device returns the stream's device.
 func (s *Stream) Device() *Device { return s.dev }
 
-// Handle returns the cudaStream_t, to queue work by other means. It is valid
-// until Close.
+// Handle returns the cudaStream_t, to queue work by other means. It is valid until
+// Close. After the first call of Handle every [Point] of the stream records an event,
+// because other code may have queued work.
 func (s *Stream) Handle() StreamHandle {
 	s.line.exposed.Store(true)
 	return StreamHandle(s.arg())
 }
 
-// String names the stream in messages.
+// String returns the handle and the device, for messages.
 func (s *Stream) String() string { return s.line.String() }
 
-// Query reports whether all work queued so far is done (cudaStreamQuery). An
-// error is one of the stream's work.
+// Query reports whether all work queued so far is done (cudaStreamQuery). The error
+// is one of the stream's work: done is false then, although no work may be left.
 func (s *Stream) Query() (done bool, err error) {
 	done, err = s.line.query()
 	if err == nil {
@@ -105,8 +109,8 @@ func (t *Timeline) query() (done bool, err error) {
 	return t.dev.answer(fnStreamQuery, code, t)
 }
 
-// answer interprets the code of cudaStreamQuery or cudaEventQuery, for which
-// "not ready" is no error.
+// answer interprets the code of cudaStreamQuery or cudaEventQuery, of which
+// cudaErrorNotReady is not an error.
 func (d *Device) answer(fn function, code Code, what fmt.Stringer) (done bool, err error) {
 	switch code {
 	case Success:
@@ -117,9 +121,10 @@ func (d *Device) answer(fn function, code Code, what fmt.Stringer) (done bool, e
 	return false, d.rt.errorf(fn, code, "%v", what)
 }
 
-// WaitEvent makes work that is queued later wait for what e recorded, which may
-// be on another stream or device (cudaStreamWaitEvent). The caller does not
-// wait.
+// WaitEvent makes work that is queued later wait for the work that e recorded, on any
+// stream of any device (cudaStreamWaitEvent). The caller does not wait. An event that
+// was never recorded is not waited for. The error wraps [ErrClosed] if the event or
+// the stream is closed; a nil event is an error.
 func (s *Stream) WaitEvent(e *Event) error {
 	if e == nil {
 		return fmt.Errorf("cudaStreamWaitEvent: %v: %w", s, errNilEvent)
@@ -127,8 +132,9 @@ func (s *Stream) WaitEvent(e *Event) error {
 	return s.with(e, fnStreamWaitEvent, s.arg(), e.handle.value)
 }
 
-// Record makes e stand for all work queued so far (cudaEventRecord). The event
-// must be of the same device.
+// Record makes e stand for all work that is queued so far (cudaEventRecord), in place
+// of what it recorded before. The error wraps [ErrInvalidResourceHandle] if e is of
+// another device, and [ErrClosed] if either is closed; a nil event is an error.
 func (s *Stream) Record(e *Event) error {
 	if e == nil {
 		return fmt.Errorf("cudaEventRecord: %v: %w", s, errNilEvent)
@@ -143,10 +149,10 @@ func (s *Stream) Record(e *Event) error {
 	return nil
 }
 
-// with makes a call that takes both a stream and an event.
+// with makes a call that takes the stream and an event.
 func (s *Stream) with(e *Event, fn function, first, second uintptr) error {
 	f := s.line.begin()
-	// A recorded event uses no memory: no point has to cover it.
+	// A recorded event uses no memory, so no Point needs to cover it.
 	f.queues = fn == fnStreamWaitEvent
 	code := codeClosed
 	if _, ok := e.handle.enter(); ok {
@@ -161,15 +167,74 @@ func (s *Stream) with(e *Event, fn function, first, second uintptr) error {
 	return nil
 }
 
-// Close destroys the stream without waiting for its work, which still runs to
-// its end (cudaStreamDestroy): synchronise first if memory that the work uses
-// is to be released. Calls in progress on other goroutines come to their end
-// first: the last of them then destroys the stream, and Close does not wait for
-// it. A second Close does nothing; after an error Close may be called again.
+// LaunchHostFunc queues a call of fn on a thread of CUDA's (cudaLaunchHostFunc). It
+// runs when the work that is queued so far is done, and work that is queued later
+// waits until it returns. fn must be short, and must call neither CUDA nor this
+// package. If earlier work of the stream fails, CUDA does not call fn, reports
+// nothing, and fn stays referenced. A nil fn is an error.
+func (s *Stream) LaunchHostFunc(fn func()) error {
+	if fn == nil {
+		return fmt.Errorf("cudaLaunchHostFunc: %v: the function is nil", s)
+	}
+	t := hostFuncs()
+	id := t.add(fn)
+	f := s.dev.begin(s)
+	f.args[0], f.args[1], f.args[2] = s.arg(), t.entry, id
+	code := s.dev.guard(fnLaunchHostFunc, f)
+	s.dev.rt.end(f)
+	if code != Success {
+		t.take(id)
+		return s.dev.rt.errorf(fnLaunchHostFunc, code, "%v", s)
+	}
+	return nil
+}
+
+// Close destroys the stream and does not wait for its work, which runs to its end
+// (cudaStreamDestroy): synchronize first if memory that the work uses is to be
+// released. If other goroutines are inside calls on the stream, the last of them
+// destroys it, and Close does not wait for that. A second Close does nothing; after
+// an error Close may be called again.
 func (s *Stream) Close() error {
 	if err := s.line.close(); err != nil {
 		return err
 	}
 	s.cleanup.Stop()
 	return nil
+}
+
+// hostFuncs holds the functions that the library is to call. The library takes a C
+// function and a number. All share one C function, because purego never frees any.
+var hostFuncs = sync.OnceValue(func() *hostFuncTable {
+	t := &hostFuncTable{pending: make(map[uintptr]func())}
+	t.entry = newHostFuncEntry(t.run)
+	return t
+})
+
+type hostFuncTable struct {
+	entry   uintptr
+	mu      sync.Mutex
+	next    uintptr
+	pending map[uintptr]func()
+}
+
+func (t *hostFuncTable) add(fn func()) uintptr {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.next++
+	t.pending[t.next] = fn
+	return t.next
+}
+
+func (t *hostFuncTable) take(id uintptr) func() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	fn := t.pending[id]
+	delete(t.pending, id)
+	return fn
+}
+
+func (t *hostFuncTable) run(id uintptr) {
+	if fn := t.take(id); fn != nil {
+		fn()
+	}
 }

@@ -115,7 +115,7 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
-// Close must not destroy a handle that another goroutine is giving to CUDA.
+// Close must not destroy a handle that another goroutine is passing to CUDA.
 func TestCloseWhileInUse(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
@@ -194,7 +194,7 @@ func TestAsynchronousErrors(t *testing.T) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	defer func() { _ = sim.Close() }() // the device is lost, so nothing can be given back
+	defer func() { _ = sim.Close() }() // the device is lost, so nothing can be released
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)
 	defer func() { _ = rt.Close() }()

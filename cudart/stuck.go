@@ -10,7 +10,7 @@ import (
 	"weak"
 )
 
-// noDevice is the ordinal of calls that are made for none.
+// noDevice is the ordinal in calls that are for no device.
 const noDevice = -1
 
 // The parts of cCall.name, from the low bits up. No call's name is 0.
@@ -23,13 +23,19 @@ func nameCall(number uint32, device int32, fn function) uint64 {
 	return uint64(number)<<(nameFunction+nameDevice) | uint64(device+1)<<nameFunction | uint64(fn) + 1
 }
 
-// A StuckCall is a call into the CUDA library that does not return.
+// A StuckCall is a call into the CUDA library that has not returned for a while.
 type StuckCall struct {
 	Function string // such as "cudaStreamQuery"
-	Device   int    // the ordinal, or -1 for a call that concerns none
+	Device   int    // ordinal, or -1 for a call that is for no device
 }
 
-// String names the call and its device.
+func stuckCall(name uint64) StuckCall {
+	fn := function(name&(1<<nameFunction-1)) - 1
+	device := int(name>>nameFunction&(1<<nameDevice-1)) - 1
+	return StuckCall{Function: fn.name(), Device: device}
+}
+
+// String returns the function and the device: "cudaStreamQuery on device 0".
 func (c StuckCall) String() string {
 	if c.Device == noDevice {
 		return c.Function
@@ -37,13 +43,10 @@ func (c StuckCall) String() string {
 	return fmt.Sprintf("%s on device %d", c.Function, c.Device)
 }
 
-// Stuck returns the calls that stay inside the library for all of the next d.
-// It takes that long, or until ctx ends, when it returns those that have been
-// inside since it was called. Long calls are listed as well as those that never
-// return: choose d accordingly.
-//
-// A call that never returns occupies its goroutine and one thread. Other
-// streams and all waits go on.
+// Stuck waits for d, and returns the calls that were inside the library all that time.
+// If ctx ends first, it returns those that were inside since it was called. If no call
+// is inside the library it returns at once. Long calls are listed as well as those that
+// never return: choose d accordingly. A nil ctx is one that does not end.
 func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
 	if ctx == nil {
 		ctx = context.Background()
@@ -63,15 +66,13 @@ func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
 		if before[c] != name {
 			continue
 		}
-		fn := function(name&(1<<nameFunction-1)) - 1
-		device := int(name>>nameFunction&(1<<nameDevice-1)) - 1
-		stuck = append(stuck, StuckCall{Function: fn.name(), Device: device})
+		stuck = append(stuck, stuckCall(name))
 	}
 	slices.SortFunc(stuck, func(a, b StuckCall) int { return strings.Compare(a.String(), b.String()) })
 	return stuck
 }
 
-// inside are the calls that are inside the library, by name.
+// inside returns the calls that are inside the library, with their names.
 func (b *binding) inside() map[*cCall]uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -90,7 +91,7 @@ func (b *binding) inside() map[*cCall]uint64 {
 	return calls
 }
 
-// forgetFrames drops those that the garbage collector took. It needs b.mu.
-func (b *binding) forgetFrames() {
+// dropFrames drops frames that were garbage collected. It needs b.mu.
+func (b *binding) dropFrames() {
 	b.made = slices.DeleteFunc(b.made, func(w weak.Pointer[frame]) bool { return w.Value() == nil })
 }

@@ -29,21 +29,20 @@ func gate(tb testing.TB, s *cudart.Stream) (open func()) {
 	return open
 }
 
-// drained waits until nothing is queued any more, also by calls that were
-// blocked.
+// drained waits until no work is queued, also by calls that were blocked.
 func drained(tb testing.TB, sim *cudasim.Sim) {
 	tb.Helper()
 	require.Eventually(tb, func() bool { return len(sim.Blocked()) == 0 && sim.Outstanding().PendingOps == 0 }, 20*time.Second, time.Millisecond)
 }
 
-// soon is a context that ends soon, and enough for what must not wait.
+// soon is a context that ends soon.
 func soon(tb testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(tb.Context(), 10*time.Millisecond)
 	tb.Cleanup(cancel)
 	return ctx
 }
 
-// threads is how many the process has.
+// threads returns the number of threads of the process.
 func threads(tb testing.TB) int {
 	tb.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -54,8 +53,8 @@ func threads(tb testing.TB) int {
 	return n
 }
 
-// A stream on which a call blocks, or never returns, must end no other wait, and
-// keep none from ending with its context.
+// A stream on which a call blocks must hold up no wait for other streams, and no wait may
+// outlast its context.
 func TestCallThatBlocksHoldsUpItsOwnStreamOnly(t *testing.T) {
 	t.Parallel()
 	for _, fn := range []string{"cudaStreamQuery", "cudaEventRecord", "cudaEventQuery", ""} {
@@ -95,7 +94,7 @@ func TestCallThatBlocksHoldsUpItsOwnStreamOnly(t *testing.T) {
 	}
 }
 
-// So must a stream whose queue is full: every call that queues work there blocks
+// The same for a stream whose queue is full: every call that queues work there blocks
 // until there is room.
 func TestFullStreamHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
@@ -197,8 +196,8 @@ func TestStuckNamesTheCall(t *testing.T) {
 	require.Empty(t, rt.Stuck(t.Context(), time.Millisecond))
 }
 
-// One call after another of the same function is not one that is stuck.
-func TestStuckTellsCallsApart(t *testing.T) {
+// Two calls of one function, one after the other, are not one call that is stuck.
+func TestStuckDistinguishesCalls(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
@@ -267,8 +266,7 @@ func TestCloseWithACallThatNeverReturns(t *testing.T) {
 	}
 }
 
-// A runtime without waits keeps neither a goroutine nor a thread nor a file
-// descriptor.
+// A runtime without waits has neither a goroutine nor a thread nor a file descriptor.
 func TestWaitsLeaveNothingBehind(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
@@ -285,7 +283,7 @@ func TestWaitsLeaveNothingBehind(t *testing.T) {
 	require.Eventually(t, func() bool { return !rt.Polling() }, 20*time.Second, 10*time.Millisecond)
 }
 
-// Goroutines that stop waiting for one stream must not search each other.
+// Canceling many waits for one stream takes time that is linear in their number.
 func TestManyWaitsCanceledTogether(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{})
@@ -307,7 +305,7 @@ func TestManyWaitsCanceledTogether(t *testing.T) {
 	require.NoError(t, s.Synchronize(t.Context()))
 }
 
-// A stream that was waited for is garbage when it is lost.
+// A lost stream is garbage, also if it was waited for.
 func TestLostStreamsThatWereWaitedForAreDestroyed(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)

@@ -1,6 +1,6 @@
 package cudart
 
-// A function is one entry of the CUDA runtime that this package calls.
+// A function is one of the CUDA runtime that this package calls.
 type function uint8
 
 const (
@@ -29,19 +29,14 @@ const (
 	fnFreeHost
 	fnHostRegister
 	fnHostUnregister
-	fnHostGetFlags
 	fnHostGetDevicePointer
 	fnPointerGetAttributes
 	fnMemcpy
 	fnMemcpyAsync
-	fnMemcpy2D
-	fnMemcpy2DAsync
 	fnMemcpyPeerAsync
 	fnMemcpyBatch
 	fnMemset
 	fnMemsetAsync
-	fnMemset2D
-	fnMemset2DAsync
 	fnStreamCreate
 	fnStreamDestroy
 	fnStreamQuery
@@ -60,36 +55,34 @@ const (
 	numFunctions
 )
 
-// An abi says how a function takes its arguments, where that changed between
-// versions.
+// An abi is how a function takes its arguments, if that changed between versions.
 type abi uint8
 
 const (
 	abiStable      abi = iota // the same from 11.x to 13.x
-	abiOrdinal                // a place is an int: a device, or -1 for the host
-	abiLocation               // a place is a cudaMemLocation by value
-	abiFailIndex              // there is an argument for the index of what failed
-	abiNoFailIndex            // there is none
+	abiOrdinal                // a location is an int: a device, or -1 for the host
+	abiLocation               // a location is a cudaMemLocation by value
+	abiFailIndex              // one argument is for the index of the copy that failed
+	abiNoFailIndex            // none is
 )
 
-// A symbol is one exported name, for the range of versions in which this
-// package uses it. The runtime's version decides, never the presence of a
-// name: 12.x exports plain names with the old signature beside _v2, and 13.x
-// the same plain names with the new one.
+// A symbol is an exported name, for the versions in which this package uses it. The
+// runtime's version decides, never the presence of a name: 12.x exports plain names
+// with the old signature beside _v2, and 13.x the same plain names with the new one.
 type symbol struct {
 	fn       function
 	name     string
 	required bool
-	since    Version // the first version that has it so
-	until    Version // the first that has it no more, 0 for none
+	since    Version // first version in which it is used
+	until    Version // first version in which it is not used any more, 0 for none
 	abi      abi
 }
 
-// versionRows is the number of rows in symbols that bind needs to ask for the
-// runtime's version. They come first.
+// versionRows is the number of symbols that bind needs to get the runtime's version.
+// They come first.
 const versionRows = 3
 
-// symbols is every name that is bound.
+// symbols are all names that are bound.
 var symbols = [...]symbol{
 	{fn: fnRuntimeGetVersion, name: "cudaRuntimeGetVersion", required: true},
 	{fn: fnDriverGetVersion, name: "cudaDriverGetVersion", required: true},
@@ -126,21 +119,16 @@ var symbols = [...]symbol{
 	{fn: fnFreeHost, name: "cudaFreeHost", required: true},
 	{fn: fnHostRegister, name: "cudaHostRegister", required: true},
 	{fn: fnHostUnregister, name: "cudaHostUnregister", required: true},
-	{fn: fnHostGetFlags, name: "cudaHostGetFlags", required: true},
 	{fn: fnHostGetDevicePointer, name: "cudaHostGetDevicePointer", required: true},
 	{fn: fnPointerGetAttributes, name: "cudaPointerGetAttributes", required: true},
 
 	{fn: fnMemcpy, name: "cudaMemcpy", required: true},
 	{fn: fnMemcpyAsync, name: "cudaMemcpyAsync", required: true},
-	{fn: fnMemcpy2D, name: "cudaMemcpy2D", required: true},
-	{fn: fnMemcpy2DAsync, name: "cudaMemcpy2DAsync", required: true},
 	{fn: fnMemcpyPeerAsync, name: "cudaMemcpyPeerAsync"},
 	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: batchSince, until: 13000, abi: abiFailIndex},
 	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: 13000, abi: abiNoFailIndex},
 	{fn: fnMemset, name: "cudaMemset", required: true},
 	{fn: fnMemsetAsync, name: "cudaMemsetAsync", required: true},
-	{fn: fnMemset2D, name: "cudaMemset2D", required: true},
-	{fn: fnMemset2DAsync, name: "cudaMemset2DAsync", required: true},
 
 	{fn: fnStreamCreate, name: "cudaStreamCreateWithPriority", required: true},
 	{fn: fnStreamDestroy, name: "cudaStreamDestroy", required: true},

@@ -72,8 +72,7 @@ func TestPointsShareAnEventUntilWorkIsQueued(t *testing.T) {
 	assert.Equal(t, 1, b.sim.Calls("cudaEventCreateWithFlags")-1, "two events at a time")
 }
 
-// Work that others queue by way of the handle is not seen here: each point
-// records.
+// Work that other code queues by the handle is not seen: each point records an event.
 func TestPointsOfAnExposedStream(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -84,8 +83,8 @@ func TestPointsOfAnExposedStream(t *testing.T) {
 	assert.Equal(t, 3, b.sim.Calls("cudaEventRecord"))
 }
 
-// Whatever call fails once, or always, a point is reached when the work before
-// it is done, not earlier, and the device is asked only if nothing else tells.
+// Any call may fail once, or always: a point is reached when the work before it is done,
+// not earlier, and the device is asked only if no event answers.
 func TestPointsSurviveFailedCalls(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -209,8 +208,8 @@ func TestPointsOfClosedAndLostStreams(t *testing.T) {
 	}
 }
 
-// A stream whose end nobody can ask for is closed without an event.
-func TestCloseRecordsNothingForNobody(t *testing.T) {
+// A stream without points is closed without an event.
+func TestCloseRecordsNothingWithoutPoints(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s, err := b.dev.NewStream(cudart.StreamOptions{})
@@ -221,8 +220,7 @@ func TestCloseRecordsNothingForNobody(t *testing.T) {
 	require.NoError(t, b.dev.Synchronize(t.Context()))
 }
 
-// On a lost device nothing tells what is done: that is an error, not a guess,
-// and asking does not go on for ever.
+// On a lost device no call reports what is done: that is an error, and asking ends.
 func TestPointsOfALostDevice(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(cudasim.Config{})
@@ -281,7 +279,7 @@ func TestErrorsOfWorkArePointsErrors(t *testing.T) {
 	assert.True(t, done)
 }
 
-// However many points are pending, there are not as many events.
+// The number of pending events is limited, the number of points is not.
 func TestManyPendingPointsShareEvents(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -336,8 +334,8 @@ func TestStreamsWaitForPoints(t *testing.T) {
 	_ = b.s.Synchronize(t.Context())
 }
 
-// An event that is recorded again and again does not keep those who wait for
-// what it recorded first.
+// An event that is recorded again and again does not hold up waits for what it recorded
+// first.
 func TestWaitForAnEventThatIsRecordedAnew(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -377,8 +375,8 @@ func TestDestroyThatReportsAnEarlierError(t *testing.T) {
 	assert.Empty(t, b.sim.Misuses())
 }
 
-// The last call in progress destroys a stream that was closed meanwhile; what
-// fails then is tried again when the runtime is closed.
+// The last call in progress destroys a stream that was closed during the call. If that
+// fails, closing the runtime tries again.
 func TestCloseDuringACall(t *testing.T) {
 	t.Parallel()
 	for _, times := range []int{0, 1} {

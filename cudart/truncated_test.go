@@ -81,8 +81,8 @@ func requireRefused(t *testing.T, contents []byte, want string) {
 	require.Equal(t, Version(12040), open.Attempts[0].Runtime, "as the file's name says")
 }
 
-// The same where the dynamic loader finds the file by its bare name, which
-// needs a process that starts with its directory in LD_LIBRARY_PATH.
+// The same if the dynamic loader finds the file by its bare name: for that a process is
+// started with the file's directory in LD_LIBRARY_PATH.
 func TestLibraryThatIsCutOffOnTheLoadersPath(t *testing.T) {
 	const child = "PINNED_TEST_CUT_OFF"
 	if dir := os.Getenv(child); dir != "" {

@@ -12,20 +12,19 @@ import (
 
 // How a goroutine waits for the GPU.
 //
-// CUDA's own waits keep a thread each, and by default a core. Here a wait asks
-// for a few microseconds itself, which is all that small copies need. After
-// that it leaves its place with a goroutine that asks for all waits of the
-// runtime, the first one of each stream, and sleeps in between: for a
-// sixteenth of the time that the youngest of them has waited already, so that
-// a wait ends some percent late at most, and never less than asking took, so
-// that a thousand waits use half a core at most. RATIONALE.md has the
-// alternatives (blocking-sync events, host functions) with figures.
+// CUDA's own waits keep a thread each, and by default a core. Here a wait first queries
+// by itself for a few microseconds, which is enough for small copies. Then it joins a
+// queue, and one goroutine, the poller, queries for all waits of the runtime: for the
+// first one of each stream. Between two rounds the poller sleeps for a sixteenth of the
+// time that the youngest wait has lasted, so that a wait ends some percent late at most;
+// and at least as long as the round took, so that a thousand waits use half a core at
+// most. RATIONALE.md has the alternatives (blocking-sync events, host functions) with
+// figures.
 //
-// Any call into the library may block: a stream blocks its caller when about a
-// thousand entries are queued, and drivers have locks and bugs. So a wait whose
-// context can end makes its calls on another goroutine, which costs half a
-// microsecond, and the goroutine that asks for all is replaced by another while
-// it is stuck inside the library.
+// Any call into the library can block: a stream blocks its caller when about a thousand
+// entries are queued, and drivers have locks and defects. So a wait whose context can
+// end makes its calls on another goroutine, which costs half a microsecond, and another
+// poller replaces one that is stuck inside the library.
 const (
 	spinFor  = 25 * time.Microsecond
 	minSleep = 5 * time.Microsecond
@@ -44,16 +43,16 @@ type waits struct {
 	mu     sync.Mutex
 	queues []*waitQueue // those with waits
 	closed bool
-	poller *poller // that asks, nil if none does
+	poller *poller // nil if there is none
 	stuck  int     // pollers that were replaced while they were inside the library
 }
 
-// A waitQueue holds the waits for points of one stream, or for one event.
+// A waitQueue holds the waits for Points of one stream, or for one event.
 type waitQueue struct {
 	line  *Timeline // or
 	event *Event
 
-	// Guarded by waits.mu. Waits for points are in the points' order.
+	// Guarded by waits.mu. Waits for Points are in the Points' order.
 	first, last *wait
 	listed      bool // in waits.queues
 	asking      bool // of an event: a goroutine is inside cudaEventQuery
@@ -63,23 +62,23 @@ type waitKind uint8
 
 const (
 	waitStream waitKind = iota // for all that is queued on line
-	waitPoint                  // for point n of line
+	waitPoint                  // for Point n of line
 	waitEvent                  // for event
-	waitPeek                   // not at all: look at point n once
-	waitNotify                 // for point n of line, with no goroutine waiting
+	waitPeek                   // not at all: look at Point n once
+	waitNotify                 // for Point n of line, with no goroutine waiting
 )
 
-// A wait is one goroutine's. It is reused once its outcome was received.
+// A wait is one goroutine's. It is reused after its outcome was received.
 type wait struct {
 	kind  waitKind
 	line  *Timeline
 	event *Event
 	n     uint64
 
-	begin    func() // made once, so that starting a goroutine allocates nothing
+	begin    func() // created once, so that starting a goroutine allocates nothing
 	done     chan error
 	notify   chan<- struct{} // in place of done
-	patience *time.Timer     // releases the turn of a call that blocks
+	patience *time.Timer     // ends the turn of a call that blocks
 	turn     atomic.Int32
 
 	// Guarded by waits.mu.
@@ -110,22 +109,23 @@ func (w *waits) get(kind waitKind) *wait {
 	return me
 }
 
-// waitCanceled says that a wait ended before the work did.
+// waitCanceled makes the error of a wait whose context ended first.
 func waitCanceled(what fmt.Stringer, ctx context.Context) error {
 	return fmt.Errorf("wait for %v canceled, its work on the GPU goes on: %w", what, ctx.Err())
 }
 
-// Synchronize waits until all work queued on the stream so far is done, and
-// returns the work's error if it failed. When ctx ends first it returns ctx's
-// error, while the GPU's work goes on: memory that it uses must stay.
-// A wait occupies no thread.
+// Synchronize waits until all work that is queued on the stream so far is done
+// (cudaStreamQuery, cudaEventQuery), and returns the work's error if it failed. If ctx
+// ends first, it returns ctx's error, and the GPU's work goes on: memory that it uses
+// must stay. If the Runtime is closed, the error wraps [ErrClosed]; a nil ctx is an
+// error. A wait occupies no thread.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("synchronize %v: %w", s, errNilContext)
 	}
 	w := s.dev.rt.waits
 	if ctx.Done() == nil && w.turns.spin() {
-		// Nothing can end the wait early: the caller may ask itself.
+		// Nothing can end the wait early: the caller's goroutine may query.
 		over, err := spin(s.line.query)
 		w.turns.spinning.Add(-1)
 		if over {
@@ -140,7 +140,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return s.line.report()
 }
 
-// report returns an error of the stream's work that was found by others, once.
+// report returns, once, an error of the stream's work that a look at a Point has found.
 func (t *Timeline) report() error {
 	if t.unreported.Load() == nil {
 		return nil
@@ -151,10 +151,10 @@ func (t *Timeline) report() error {
 	return nil
 }
 
-// Synchronize waits until the work that the event recorded is done; an event
-// that was never recorded is. If the event is recorded anew meanwhile, through
-// [Stream.Record], the wait is still for the work before. The requirements of
-// [Stream.Synchronize] apply.
+// Synchronize waits until the work that the event recorded is done (cudaEventQuery). An
+// event that was never recorded is done. If [Stream.Record] records the event again
+// during the wait, the wait is still for the earlier work. The errors are those of
+// [Stream.Synchronize].
 func (e *Event) Synchronize(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("synchronize %v: %w", e, errNilContext)
@@ -167,7 +167,7 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return w.await(ctx, me)
 }
 
-// await begins a wait and waits for its outcome, or until ctx ends.
+// await starts a wait and waits for its outcome, or until ctx ends.
 func (w *waits) await(ctx context.Context, me *wait) error {
 	what := me.what()
 	if ctx.Err() != nil {
@@ -192,8 +192,8 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 	}
 }
 
-// abandon ends a wait whose outcome is not wanted any more. Another goroutine
-// may hold it just now: it is not reused.
+// abandon ends a wait whose caller has gone. It is not reused, because another goroutine
+// may hold it.
 func (w *waits) abandon(me *wait) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -201,7 +201,7 @@ func (w *waits) abandon(me *wait) {
 	w.remove(me)
 }
 
-// what is waited for, in messages.
+// what returns what is waited for, for messages.
 func (me *wait) what() fmt.Stringer {
 	if me.event != nil {
 		return me.event
@@ -209,8 +209,7 @@ func (me *wait) what() fmt.Stringer {
 	return me.line
 }
 
-// begin looks whether the wait is over already, and else leaves it with the
-// poller.
+// begin looks whether the wait is over, and if not leaves it to the poller.
 func (w *waits) begin(me *wait) {
 	if me.kind == waitPeek {
 		over, _ := me.ask()
@@ -250,7 +249,7 @@ func (w *waits) begin(me *wait) {
 	}
 }
 
-// look asks once, or for a few microseconds if the turn allows it.
+// look queries once, or for a few microseconds if the turn allows it.
 func (me *wait) look() (over bool, err error) {
 	if me.turn.Load() == turnSpins {
 		return spin(me.ask)
@@ -259,9 +258,9 @@ func (me *wait) look() (over bool, err error) {
 	return over || err != nil, err
 }
 
-// spin asks for a few microseconds, until it is done or fails.
+// spin queries for a few microseconds, until the work is done or has failed.
 func spin(ask func() (done bool, err error)) (over bool, _ error) {
-	// The clock is read now and then only: that takes as long as a question.
+	// The clock is read after several queries, because it takes as long as one.
 	const questions = 8
 	done, err := ask()
 	if done || err != nil {
@@ -277,7 +276,7 @@ func spin(ask func() (done bool, err error)) (over bool, _ error) {
 	return false, nil
 }
 
-// ask asks the library once. An error of a stream or event ends the wait.
+// ask queries once. An error of a stream or event ends the wait.
 func (me *wait) ask() (done bool, err error) {
 	switch me.kind {
 	case waitStream:
@@ -288,13 +287,13 @@ func (me *wait) ask() (done bool, err error) {
 	return me.line.reached(me.n), nil
 }
 
-// turns bound how many goroutines ask at once. It is what bounds the cores
-// that short waits can use, and the threads that a crowd of them makes: each
-// goroutine inside the library needs one.
+// turns bound the number of goroutines that query at once, so the cores that short waits
+// can use, and the threads that many waits create: each goroutine inside the library
+// needs one.
 type turns struct {
 	spinning *atomic.Int32
-	spinners int32         // that many may ask again and again
-	crowd    chan struct{} // others queue here, and ask once
+	spinners int32         // so many may query repeatedly
+	crowd    chan struct{} // others queue here, and query once
 }
 
 // The values of wait.turn.
@@ -309,8 +308,8 @@ func newTurns() turns {
 	return turns{spinning: new(atomic.Int32), spinners: int32(n), crowd: make(chan struct{}, n)}
 }
 
-// spin takes a turn of those that spin, if there is one. Who has it adds -1 to
-// spinning at the end.
+// spin takes a turn to query repeatedly, if there is one. The caller adds -1 to spinning
+// at the end.
 func (t turns) spin() bool {
 	if t.spinning.Add(1) <= t.spinners {
 		return true
@@ -319,8 +318,8 @@ func (t turns) spin() bool {
 	return false
 }
 
-// take waits for a turn. One of the crowd whose call blocks loses it to the
-// next, and goes on without.
+// take waits for a turn. If a call of one of the crowd blocks, its turn goes to the next
+// one, and it goes on without.
 func (t turns) take(me *wait, closing <-chan struct{}) error {
 	if t.spin() {
 		me.turn.Store(turnSpins)
@@ -346,7 +345,7 @@ func (t turns) leave(me *wait) {
 	}
 }
 
-// enqueue leaves a wait with the poller.
+// enqueue leaves a wait to the poller.
 func (w *waits) enqueue(me *wait) {
 	var q *waitQueue
 	if me.line != nil {
@@ -375,7 +374,7 @@ func (w *waits) enqueue(me *wait) {
 	w.poller.bell.ring()
 }
 
-// insert puts a wait behind those for earlier points.
+// insert puts a wait after those for earlier Points.
 func (w *waits) insert(q *waitQueue, me *wait) {
 	before := q.last
 	for before != nil && before.n > me.n {
@@ -394,8 +393,8 @@ func (w *waits) insert(q *waitQueue, me *wait) {
 	}
 }
 
-// remove takes a wait out of its queue, if it is in one. The queue itself
-// leaves w.queues at the next round.
+// remove takes a wait out of its queue, if it is in one. The poller removes an empty
+// queue from w.queues in its next round.
 func (w *waits) remove(me *wait) {
 	q := me.queue
 	if q == nil {
@@ -414,7 +413,7 @@ func (w *waits) remove(me *wait) {
 	me.queue, me.prev, me.next = nil, nil, nil
 }
 
-// end ends the waits of a queue for points up to n.
+// end ends the waits of a queue for Points up to n.
 func (w *waits) end(q *waitQueue, n uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -436,12 +435,12 @@ func (me *wait) end(err error) {
 	}
 }
 
-// rerecorded lets waits for an event wait for the stream's present end instead,
-// because the event is about to be recorded anew.
+// rerecorded makes waits for an event wait for the end of its stream's work instead,
+// because the event is about to be recorded again.
 func (w *waits) rerecorded(e *Event) {
 	t := e.last.Load()
 	if t == nil {
-		return // other code recorded it: nothing tells on which stream
+		return // other code recorded it, on an unknown stream
 	}
 	p := t.Point()
 	w.mu.Lock()

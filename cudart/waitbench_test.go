@@ -15,10 +15,9 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// BenchmarkWait compares the ways to wait for a copy: how much later than the
-// GPU was done the goroutine goes on (median and 90th percentile, which
-// includes the cost of issuing the copy), and how many cores were used
-// meanwhile. RATIONALE.md has what it gave.
+// BenchmarkWait compares the ways to wait for a copy: how long after the GPU was done the
+// goroutine goes on (median and 90th percentile, including the cost of issuing the copy),
+// and how many cores were used meanwhile. RATIONALE.md has its figures.
 func BenchmarkWait(b *testing.B) {
 	dev := testgpu.Device(b)
 	const most = 256 << 20

@@ -9,21 +9,24 @@ exec </dev/null
 all=(format tidy vet lint test race arm64 libcudart gpuscript)
 
 # Every target that must build and vet, with no C toolchain. The first two run, the others are
-# stubs that return errors.ErrUnsupported.
+# stubs that return errors.ErrUnsupported. The README lists the same targets.
 targets=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 freebsd/amd64)
+# Targets that must not build, with one error that says why.
+refused=(linux/386 linux/arm windows/386)
+why_refused=pinned_needs_a_64_bit_platform
 
 staticcheck_version=v0.8.2
 
 host=$(go env GOHOSTARCH)
 out=$PWD/.build/check # logs of this run
-notes=$out/notes      # what must not be overlooked, said again at the end
+notes=$out/notes      # what must not be overlooked, repeated at the end
 
 banner() {
 	local rule='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
 	printf '%s\n!! %s\n%s\n' "$rule" "$*" "$rule"
 }
 
-# gotest NAME ARGUMENT... runs `go test ARGUMENT...`, keeps the whole output in NAME.log and shows
+# gotest NAME ARGUMENT... runs `go test ARGUMENT...`, writes the whole output to NAME.log and shows
 # a line a package, or everything about the failures.
 gotest() {
 	local log=$out/$1.log status=0
@@ -55,11 +58,26 @@ check_tidy() {
 
 # go vet compiles the tests too, so what passes here builds with its tests.
 check_vet() {
-	local target
+	local target errors
 	for target in "${targets[@]}"; do
 		echo "$target"
 		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build ./...
 		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go vet ./...
+	done
+	for target in "${refused[@]}"; do
+		echo "$target: refused"
+		if errors=$(GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build ./... 2>&1); then
+			echo "$target builds: should it be among the targets?" >&2
+			return 1
+		fi
+		errors=$(sed '/^#/d' <<<"$errors")
+		if [[ $errors != *"undefined: $why_refused" || $errors == *$'\n'* ]]; then
+			printf 'want the one error undefined: %s, got:\n%s\n' "$why_refused" "$errors" >&2
+			return 1
+		fi
+	done
+	for target in "${targets[@]}" "${refused[@]}" "$why_refused"; do
+		grep -qF "$target" README.md || { echo "README.md does not mention $target" >&2; return 1; }
 	done
 	echo "$(go env GOHOSTOS)/$host with cgo"
 	CGO_ENABLED=1 go vet ./...
@@ -85,8 +103,8 @@ check_race() {
 	CGO_ENABLED=1 gotest race -race -shuffle=on -count=1 -timeout=10m ./...
 }
 
-# -exec gives every package's test binary to qemu, in the package's own folder. PINNED_TEST_EXEC
-# tells tests that start a program they built how to start it.
+# -exec runs every package's test binary under qemu, in the package's own directory.
+# PINNED_TEST_EXEC is for tests that start a program which they have built.
 check_arm64() {
 	scripts/arm64-tools.sh
 	local run=$PWD/.build/arm64/run
@@ -94,8 +112,8 @@ check_arm64() {
 		gotest arm64 -exec "$run" -shuffle=on -count=1 -timeout=10m ./...
 }
 
-# The tests that ask for PINNED_TEST_LIBCUDART, with NVIDIA's own libraries. A library that cannot
-# be had is no failure of this tree; everything else here is.
+# The tests that ask for PINNED_TEST_LIBCUDART, with NVIDIA's own libraries. That a library cannot
+# be fetched is not a failure of this tree; everything else here is.
 check_libcudart() {
 	if ! scripts/fetch-libcudart.sh; then
 		banner "libcudart could not be fetched: NOT TESTED against the real libraries" | tee -a "$notes"
@@ -127,8 +145,8 @@ libcudarts() {
 	paste -sd: <<<"$files"
 }
 
-# The bundle that goes to a GPU host, unpacked and run here without a GPU: the tests must pass away
-# from the source tree and without Go.
+# The bundle for a GPU host, unpacked and run here without a GPU: the tests must pass outside the
+# source tree and without Go.
 check_gpuscript() {
 	scripts/gpu-test.sh build
 	local place
@@ -141,7 +159,7 @@ check_gpuscript() {
 }
 
 for step in "$@"; do
-	[[ " ${all[*]} " == *" $step "* ]] || { echo "no step $step; there are: ${all[*]}" >&2; exit 2; }
+	[[ " ${all[*]} " == *" $step "* ]] || { echo "there is no step $step; steps are: ${all[*]}" >&2; exit 2; }
 done
 steps=("$@")
 ((${#steps[@]} > 0)) || steps=("${all[@]}")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Puts NVIDIA's own libcudart 11.8 and 12.4 into .libcudart/amd64 and .libcudart/arm64, for the tests
 # that need real libraries: from Debian's non-free packages, checked against Debian's keys. Needs no
-# root, installs nothing, leaves the system's apt as it is, and does nothing for what is there already.
+# root, installs nothing, leaves the system's apt as it is, and does nothing for libraries that are
+# there already.
 #
 #   scripts/fetch-libcudart.sh [amd64|arm64]...     default: both
 #
@@ -12,14 +13,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 dir=$PWD/.libcudart
 suites=(bookworm trixie) # libcudart11.0 is in the first, libcudart12 in the second
 packages=(libcudart11.0 libcudart12)
-libraries=('libcudart.so.11.8.*' 'libcudart.so.12.*.*') # what they must bring
+libraries=('libcudart.so.11.8.*' 'libcudart.so.12.*.*') # files that the packages must contain
 
 die() {
 	echo "fetch-libcudart: $*" >&2
 	exit 1
 }
 
-# complete FOLDER: are all libraries there, as files that are not empty?
+# complete DIRECTORY: are all libraries there, as files that are not empty?
 complete() {
 	local pattern
 	for pattern in "${libraries[@]}"; do
@@ -80,10 +81,10 @@ for arch in "${wanted[@]}"; do
 	apt+=(-o "APT::Architectures::=$arch")
 done
 
-"${apt[@]}" update || die "the package lists of ${suites[*]} (non-free) could not be had from $mirror"
+"${apt[@]}" update || die "the package lists of ${suites[*]} (non-free) could not be fetched from $mirror"
 for arch in "${wanted[@]}"; do
 	for package in "${packages[@]}"; do
-		(cd "$tmp/debs" && "${apt[@]}" download "$package:$arch") || die "package $package for $arch could not be had from $mirror"
+		(cd "$tmp/debs" && "${apt[@]}" download "$package:$arch") || die "package $package for $arch could not be fetched from $mirror"
 	done
 	new=$tmp/$arch
 	mkdir "$new"

@@ -9,28 +9,29 @@
 #
 # Build options:
 #   -arch ARCH         amd64 or arm64 (default: this machine's; with HOST: that machine's)
-#   -carry FILE        a libcudart to bring along, besides those in .libcudart/ARCH; may be repeated
+#   -carry FILE        a libcudart to put into the bundle, besides those in .libcudart/ARCH; may be
+#                      repeated
 # Run options:
 #   -libcudart PATH    run everything with this library, through PINNED_CUDART; repeated: once with
-#                      each. "default" is the one that the library finds by itself.
-#   -carried           the same for every libcudart that the bundle brought along
-#   -only FOLDER       only this package, such as hostmem or cudart/cudasim; may be repeated
+#                      each. "default" is the one that cudart.Open finds.
+#   -carried           the same for every libcudart in the bundle
+#   -only DIRECTORY    only this package, such as hostmem or cudart/cudasim; may be repeated
 #   -run REGEX         only these tests
 #   -bench REGEX       these benchmarks too
 #   -count N           each benchmark N times
 #   -verify            pincheck verify --full too
 #   -timeout SECONDS   for each package's tests, benchmarks and each pincheck (default 600)
-#   -out FOLDER        where the logs go (default: results)
+#   -out DIRECTORY     where the logs go (default: results)
 #   -no-gpu            for a machine without one: GPU tests skip, pincheck runs the simulated GPU
 #
-# With a GPU asked for, which is the default, PINNED_TEST_GPU=1 is set: a GPU test that finds no GPU
-# fails. The exit status is 0 when all passed.
+# Without -no-gpu PINNED_TEST_GPU=1 is set: a GPU test that finds no GPU fails. The exit status is 0 if
+# all passed.
 set -euo pipefail
 
 die() { echo "gpu-test: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set -/{/^set -/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
-# Packages whose tests read the source tree, which a bundle has not.
+# Packages whose tests read the source tree, which is not in a bundle.
 needs_source=(internal/rules internal/gencodes)
 
 build() {
@@ -57,18 +58,18 @@ build() {
 	} >"$tree/manifest"
 
 	# Only packages that have tests.
-	local packages folder name
+	local packages package name
 	packages=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...)
-	for folder in $packages; do
-		folder=${folder#"$(go list -m)"}
-		folder=${folder#/}
-		folder=${folder:-.}
-		[[ " ${needs_source[*]} " == *" $folder "* ]] && continue
-		name=$(basename "$folder").test
-		[[ $folder == . ]] && name=root.test
-		mkdir -p "$tree/$folder"
-		go test -c "${flags[@]}" -o "$tree/$folder/$name" "./$folder"
-		printf '%s\t%s\n' "$folder" "$name" >>"$tree/manifest"
+	for package in $packages; do
+		package=${package#"$(go list -m)"}
+		package=${package#/}
+		package=${package:-.}
+		[[ " ${needs_source[*]} " == *" $package "* ]] && continue
+		name=$(basename "$package").test
+		[[ $package == . ]] && name=root.test
+		mkdir -p "$tree/$package"
+		go test -c "${flags[@]}" -o "$tree/$package/$name" "./$package"
+		printf '%s\t%s\n' "$package" "$name" >>"$tree/manifest"
 	done
 	# Tests find their data where they find it in the repository.
 	find . -name .git -prune -o -name .build -prune -o -type d -name testdata -prune -print0 |
@@ -83,7 +84,7 @@ build() {
 	done
 	cp scripts/gpu-test.sh scripts/skips.awk "$tree/"
 
-	# One dictionary over all of it: the test binaries have most of their code in common.
+	# One dictionary for all: the test binaries have most of their code in common.
 	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 -6 --lzma2=preset=6,dict=64MiB >"$dir/bundle.tar.xz"
 	rm -rf "$tree"
 	ls -lh "$dir/bundle.tar.xz"
@@ -114,7 +115,7 @@ run() {
 	rm -f "$results"/*.log "$results/summary.txt"
 
 	((carried == 0)) || mapfile -t -O "${#libraries[@]}" libraries < <(find "$PWD/libcudart" -type f | sort)
-	((carried == 0 || ${#libraries[@]} > 0)) || die "-carried: the bundle brought no libcudart along"
+	((carried == 0 || ${#libraries[@]} > 0)) || die "-carried: there is no libcudart in the bundle"
 	((${#libraries[@]} > 0)) || libraries=(default)
 	if ((gpu)); then
 		export PINNED_TEST_GPU=1
@@ -124,7 +125,7 @@ run() {
 
 	grep '^#' manifest
 	((gpu == 0)) || nvidia-smi --query-gpu=name,driver_version,pci.bus_id --format=csv,noheader 2>/dev/null || true
-	local library folder name rows=() total=0 failed=0 log
+	local library package name rows=() total=0 failed=0 log
 	for library in "${libraries[@]}"; do
 		log=$results/$(tr -c 'A-Za-z0-9.\n' - <<<"${library#/}").log
 		if [[ $library == default ]]; then
@@ -135,11 +136,11 @@ run() {
 			export PINNED_CUDART
 		fi
 		printf '\n=== libcudart: %s\n' "${PINNED_CUDART:-default}"
-		while IFS=$'\t' read -r folder name; do
-			((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $folder "* ]] || continue
-			step "$folder" "./$name" -test.v -test.timeout="${limit}s" -test.run="$tests"
-			if [[ -n $bench ]] && (cd "$folder" && "./$name" -test.list="$bench") | grep -q ^Benchmark; then
-				step "$folder" "./$name" -test.run='^$' -test.bench="$bench" -test.benchmem \
+		while IFS=$'\t' read -r package name; do
+			((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $package "* ]] || continue
+			step "$package" "./$name" -test.v -test.timeout="${limit}s" -test.run="$tests"
+			if [[ -n $bench ]] && (cd "$package" && "./$name" -test.list="$bench") | grep -q ^Benchmark; then
+				step "$package" "./$name" -test.run='^$' -test.bench="$bench" -test.benchmem \
 					-test.count="$count" -test.timeout="${limit}s"
 			fi
 		done < <(grep -v '^#' manifest)
@@ -161,27 +162,27 @@ run() {
 	((failed == 0))
 }
 
-# step FOLDER COMMAND... runs one command there and adds its row; uses run's variables.
+# step DIRECTORY COMMAND... runs a command there and adds its row; it uses run's variables.
 step() {
-	local folder=$1 began=$SECONDS status=0 verdict=ok part what
+	local package=$1 began=$SECONDS status=0 verdict=ok part what
 	shift
-	what="$folder ${*:1:1}"
+	what="$package ${*:1:1}"
 	[[ $1 == bin/pincheck ]] && what="${*#bin/}"
-	[[ $* == *-test.bench=* ]] && what="$folder benchmarks"
+	[[ $* == *-test.bench=* ]] && what="$package benchmarks"
 	part=$(mktemp)
-	printf '\n--- %s: %s\n' "$folder" "$*" >>"$log"
-	# The tests end by themselves at the limit, with their stacks; the rest is for what hangs in the driver.
-	(cd "$folder" && timeout -k 10 $((limit + 30)) "$@") </dev/null >"$part" 2>&1 || status=$?
+	printf '\n--- %s: %s\n' "$package" "$*" >>"$log"
+	# The tests end themselves at the limit, with their stacks; the rest is for a driver that hangs.
+	(cd "$package" && timeout -k 10 $((limit + 30)) "$@") </dev/null >"$part" 2>&1 || status=$?
 	cat "$part" >>"$log"
 	((status == 0)) || verdict="FAIL" failed=$((failed + 1))
 	total=$((total + 1))
 	if ((status != 0)); then
-		echo "FAIL (exit status $status): $folder: $*"
+		echo "FAIL (exit status $status): $package: $*"
 		grep -vE '^ *(=== (RUN|PAUSE|CONT|NAME)|--- (PASS|SKIP))' "$part" | tail -n 200 || true
 	elif [[ $* == *-test.bench=* || $1 == bin/pincheck ]]; then
 		cat "$part"
 	else
-		echo "ok $folder"
+		echo "ok $package"
 	fi
 	rows+=("$(printf '%-30s %-44s %-6s %6d %6d %6d %6d' "$(basename "$library")" "$what" "$verdict" \
 		"$(grep -cE '^ *--- PASS' "$part" || true)" "$(grep -cE '^ *--- FAIL' "$part" || true)" \
@@ -189,7 +190,7 @@ step() {
 	rm -f "$part"
 }
 
-# there HOST RUN-OPTION... is everything at once, by ssh.
+# there HOST RUN-OPTION... builds, sends, runs and fetches the logs, by ssh.
 there() {
 	local host=$1 machine arch place status=0
 	shift
@@ -197,12 +198,12 @@ there() {
 	case $machine in
 	x86_64) arch=amd64 ;;
 	aarch64) arch=arm64 ;;
-	*) die "$host is $machine: only x86_64 and aarch64 have CUDA" ;;
+	*) die "$host is $machine: CUDA is for x86_64 and aarch64" ;;
 	esac
 	(build -arch "$arch")
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	place=$(ssh "$host" mktemp -d)
-	[[ $place == /*/* ]] || die "$host gave no folder to work in"
+	[[ $place == /*/* ]] || die "mktemp on $host returned no directory"
 	ssh "$host" "tar -xJ -C '$place'" <.build/gpu/bundle.tar.xz
 	ssh "$host" "cd '$place' && ./gpu-test.sh run $(printf '%q ' "$@") -out results" </dev/null || status=$?
 	ssh "$host" "tar -c -C '$place' results; rm -rf '$place'" </dev/null | tar -x -C .build/gpu &&

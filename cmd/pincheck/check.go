@@ -25,14 +25,13 @@ type steps struct {
 	judge                   bool
 }
 
-// plans are how the steps are done.
+// plans are the plans of the steps.
 type plans struct {
 	verify    verify.Plan
 	bandwidth measure.Plan
 }
 
-// check finds the GPUs, does the steps, writes the result and returns how it
-// was judged.
+// check finds the GPUs, does the steps, writes the result and returns the verdict.
 func (o *options) check(cmd *cobra.Command, sys system, name string, s steps) (err error) {
 	format, err := report.ParseFormat(o.format)
 	if err != nil {
@@ -64,7 +63,7 @@ func (o *options) check(cmd *cobra.Command, sys system, name string, s steps) (e
 	return judged{verdict}
 }
 
-// validate refuses what can be seen to be wrong before anything is loaded.
+// validate checks the flags before anything is loaded.
 func (o *options) validate() error {
 	if o.timeout < 0 {
 		return usagef("--timeout %v: must not be negative", o.timeout)
@@ -78,18 +77,18 @@ func (o *options) validate() error {
 	if o.sim {
 		return usagef("--library and --sim exclude each other: the simulated GPU has its own library")
 	}
-	// A bare name is for the system's loader to find; a path must be there.
+	// The dynamic loader looks for a bare name; a path must exist.
 	if strings.ContainsRune(o.library, os.PathSeparator) {
 		if info, err := os.Stat(o.library); err != nil {
 			return usagef("--library: %w", err)
 		} else if info.IsDir() {
-			return usagef("--library %s: is a folder, not a library", o.library)
+			return usagef("--library %s: is a directory, not a library", o.library)
 		}
 	}
 	return nil
 }
 
-// examine collects the facts. That there is no GPU is a fact too.
+// examine collects the facts. Having no GPU is a fact, not an error.
 func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s steps) (facts *doctor.Facts, err error) {
 	library := cudart.Options{Library: o.library}
 	plans := plans{verify: verify.Plan{Full: s.full}}
@@ -99,7 +98,7 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 		if unsupported != nil {
 			return nil, noGPUError{unsupported}
 		}
-		// After rt.Close below. What it still counts would be pincheck's leak.
+		// After rt.Close below. What it still counts would be a leak of pincheck.
 		defer closing(&err, sim.Close)
 		library, plans = cudart.Options{Source: sim}, simulatedPlans(s)
 		readHost = func() *hostinfo.Host { return simulatedHost(sys) }
@@ -110,7 +109,7 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 	rt, err := sys.open(library)
 	switch failed := (*cudart.OpenError)(nil); {
 	case errors.As(err, &failed):
-		// Not having a GPU is what was found, not an error of this run.
+		// Having no GPU is a result, not an error of this run.
 		return doctor.WithoutLibrary(failed, readHost()), nil
 	case err != nil:
 		return nil, noGPUError{err}
@@ -134,10 +133,10 @@ func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s
 	return facts, nil
 }
 
-// closing adds what close says to err.
+// closing adds the error of close to err.
 func closing(err *error, close func() error) { *err = errors.Join(*err, close()) }
 
-// choose gives the GPUs that --device names; none where there are none.
+// choose returns the GPUs that --device names, or none if there are none.
 func (o *options) choose(rt *cudart.Runtime) ([]*cudart.Device, error) {
 	all := rt.Devices()
 	if o.device == "all" || len(all) == 0 {
@@ -160,8 +159,8 @@ func ordinals(n int) string {
 	return fmt.Sprintf("GPUs 0 to %d", n-1)
 }
 
-// examineDevice does the steps on one GPU. What fails is noted with the GPU;
-// only an interruption is an error.
+// examineDevice does the steps on one GPU. A failure is recorded with the GPU; only an
+// interruption is an error.
 func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, out *doctor.Device, s steps, plans plans) error {
 	if s.verify {
 		p := plans.verify
@@ -185,7 +184,7 @@ func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, ou
 	return nil
 }
 
-// note keeps an error with the GPU, and returns it when the user interrupted.
+// note records an error with the GPU, and returns it if the user interrupted.
 func note(ctx context.Context, cmd *cobra.Command, out *doctor.Device, err error) error {
 	if cmd.Context().Err() != nil {
 		return err

@@ -12,12 +12,12 @@ import (
 	"github.com/gopinned/pinned/internal/report"
 )
 
-// system is what the commands take from the machine.
+// system is what the commands need of the machine.
 type system struct {
 	environ []string
 	root    fs.FS
 	open    func(cudart.Options) (*cudart.Runtime, error)
-	// adjust changes the plans, where it is not nil: tests make them small.
+	// adjust changes the plans, if it is not nil: tests make them small.
 	adjust func(plans) plans
 }
 
@@ -44,8 +44,8 @@ const longHelp = `pincheck finds the CUDA runtime library, the driver and the GP
 to each GPU and back and compares them, measures copies between pinned memory
 and the GPU both ways, and says what is wrong and what to do about it.
 
-Without a GPU it tells which part is missing; with --sim it runs on a simulated
-one, and says so.`
+Without a GPU it reports which part is missing; with --sim it runs on a
+simulated one, and says so.`
 
 // run is the whole program, apart from the process around it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys system) int {
@@ -74,7 +74,7 @@ func newRoot(sys system) *cobra.Command {
 	flags.StringVar(&o.format, "format", string(report.Text), "output `form`: text or json")
 	flags.StringVar(&o.device, "device", "all", "GPU to look at: its `number`, or all")
 	flags.StringVar(&o.library, "library", "", "`path` of the libcudart to load (default: find one, see PINNED_CUDART)")
-	flags.DurationVar(&o.timeout, "timeout", 0, "give up after this `time`, such as 30s (default: no limit)")
+	flags.DurationVar(&o.timeout, "timeout", 0, "cancel after this `time`, such as 30s (default: no limit)")
 	complete(root, "format", "text", "json")
 	complete(root, "device", "all", "0")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
@@ -134,8 +134,8 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// complete offers the values of a flag to the shell. It can fail only for a
-// flag that does not exist, which the tests would show.
+// complete offers the values of a flag to the shell. It fails only for a flag that does
+// not exist, which a test would notice.
 func complete(cmd *cobra.Command, flag string, values ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }

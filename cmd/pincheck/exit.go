@@ -33,19 +33,19 @@ func (e usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// judged is how a command that wrote its result ends.
+// judged is the outcome of a command that wrote its result.
 type judged struct{ verdict doctor.Verdict }
 
 func (j judged) Error() string { return string(j.verdict) }
 
-// noGPUError is an end with no result to write, for lack of a platform.
+// noGPUError is an outcome without a result, on platforms without CUDA.
 type noGPUError struct{ err error }
 
 func (e noGPUError) Error() string { return e.err.Error() }
 func (e noGPUError) Unwrap() error { return e.err }
 
-// exitCode tells the exit code for what a command returned, and says on stderr
-// what the command itself did not.
+// exitCode returns the exit code for the error of a command, and prints the error to
+// stderr unless the command has written a result.
 func exitCode(ctx context.Context, err error, stderr io.Writer) int {
 	var (
 		verdict judged

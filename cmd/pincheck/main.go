@@ -1,6 +1,6 @@
-// Pincheck tells what a machine's CPU-to-GPU transfers are like: it finds the
-// CUDA runtime, proves that bytes survive the round trip, measures pinned
-// copies, and says what is wrong and what to do about it.
+// Pincheck checks a machine's transfers between CPU and GPU: it finds the CUDA runtime,
+// proves that bytes survive the round trip, measures pinned copies, and reports what is
+// wrong and what to do about it.
 //
 // Exit codes: 0 healthy, 1 problems found, 2 wrong usage, 3 no usable GPU,
 // 130 interrupted.
@@ -17,8 +17,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal lets everything be given back; a second one ends the
-	// process at once.
+	// After the first signal everything is released. A second one ends the process
+	// at once.
 	context.AfterFunc(ctx, stop)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, system{
 		environ: os.Environ(),

@@ -49,7 +49,7 @@ func on(t *testing.T, host string, environ ...string) system {
 	return system{environ: environ, root: capturedHost(t, host), open: cudart.Open, adjust: small}
 }
 
-// small keeps what a run copies to what tests have time for.
+// small makes plans that tests have time for.
 func small(p plans) plans {
 	p.verify.Variants = 1
 	p.verify.MaxBytes = 65537
@@ -58,7 +58,7 @@ func small(p plans) plans {
 	return p
 }
 
-// failing is the same machine where opening a library fails.
+// failing is the same machine, on which opening a library fails.
 func failing(t *testing.T, host string, err error, environ ...string) system {
 	t.Helper()
 	s := on(t, host, environ...)
@@ -202,7 +202,7 @@ func TestVersion(t *testing.T) {
 
 func TestWrongUsage(t *testing.T) {
 	t.Parallel()
-	folder := t.TempDir()
+	directory := t.TempDir()
 	sys := failing(t, "h200-vm", errors.New("a wrong call must not open a library"))
 	for _, c := range []struct {
 		args []string
@@ -224,7 +224,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--timeout", "-1s"}, "--timeout -1s: must not be negative"},
 		{[]string{"--timeout", "soon"}, "invalid argument"},
 		{[]string{"--library", "/nonexistent"}, "--library: stat /nonexistent"},
-		{[]string{"--library", folder}, "is a folder, not a library"},
+		{[]string{"--library", directory}, "is a directory, not a library"},
 		{[]string{"--library", "libcudart.so.13", "--sim"}, "--library and --sim exclude each other"},
 	} {
 		if runtime.GOOS == "windows" && c.args[0] == "--library" {
@@ -306,7 +306,7 @@ func TestNoGPU(t *testing.T) {
 	}
 }
 
-// A file that is no library goes all the way through the real Open.
+// A file that is not a library goes through the real Open.
 func TestLibraryThatIsNone(t *testing.T) {
 	t.Parallel()
 	needsSim(t) // where the simulated GPU runs, libraries can be opened
@@ -318,7 +318,7 @@ func TestLibraryThatIsNone(t *testing.T) {
 	assert.Contains(t, got.stdout, "--library PATH")
 }
 
-// A library that shows no device is told from one that is not there.
+// A library that shows no device is reported differently from one that does not exist.
 func TestNoDevices(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
@@ -332,14 +332,14 @@ func TestNoDevices(t *testing.T) {
 	assert.Contains(t, got.stdout, "unset it, or name devices that exist")
 }
 
-// openSim opens a simulated library whose test fails if anything is left over.
+// openSim opens a simulated library. The test fails if anything is not released.
 func openSim(t *testing.T, cfg cudasim.Config) (*cudart.Runtime, error) {
 	_, rt := testgpu.Sim(t, cfg)
 	return rt, nil
 }
 
 // A GPU whose copies are slower than its link allows is a problem with a
-// remedy. The GPU sits where the host's own does.
+// remedy. The GPU has the PCI address of the host's own.
 func TestSlowGPUIsAProblem(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
@@ -386,8 +386,8 @@ func TestTimeout(t *testing.T) {
 	assert.Contains(t, got.stdout, "not done after 1ms (--timeout)")
 }
 
-// An interruption in the midst of the copies gives everything back: openSim's
-// cleanup would tell what is left.
+// An interruption during the copies releases everything: openSim's cleanup fails the test
+// for what is left.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
@@ -426,8 +426,8 @@ func TestInterruptedBeforeItBegan(t *testing.T) {
 	assert.Empty(t, stdout.String())
 }
 
-// What is left over is told, and is no success.
-func TestLeakIsTold(t *testing.T) {
+// What is not released is reported, and is not a success.
+func TestLeakIsReported(t *testing.T) {
 	t.Parallel()
 	var err error
 	closing(&err, func() error { return errors.New("1 stream left") })
@@ -525,14 +525,14 @@ func TestRealGPU(t *testing.T) {
 	}
 }
 
-// Closing is the last thing that examine does, so its error must reach the
-// caller: here the runtime is left with an event that cannot be destroyed.
+// Closing is the last thing that examine does, so its error must reach the caller: here
+// the runtime has an event that cannot be destroyed.
 func TestLeakReachesTheExitCode(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sim, err := cudasim.New(cudasim.Config{})
 	require.NoError(t, err)
-	defer sim.Close() // tells of the event, which is meant
+	defer sim.Close() // its error is about the event, which is meant
 	sys := on(t, "h200-vm")
 	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
 		return cudart.Open(cudart.Options{Source: sim})

@@ -7,15 +7,15 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// simulatedPCI is where the simulated GPU sits.
+// simulatedPCI is the PCI address of the simulated GPU.
 const simulatedPCI = "0000:06:00.0"
 
 func newSimulation() (*cudasim.Sim, error) {
 	return cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: simulatedPCI}}})
 }
 
-// simulatedPlans are smaller: simulated copies cost the time and the memory of
-// the host, device memory included.
+// simulatedPlans returns smaller plans: simulated copies and device memory cost the time
+// and the memory of the host.
 func simulatedPlans(s steps) plans {
 	p := plans{
 		verify:    verify.Plan{Full: s.full, MaxBytes: 64<<20 + 7},
@@ -28,8 +28,8 @@ func simulatedPlans(s steps) plans {
 	return p
 }
 
-// simulatedHost is the host's facts with the simulated GPU, and nothing else of
-// NVIDIA's. Its link is what cudasim's copies are timed for: PCIe 5.0 x16.
+// simulatedHost returns the facts about the host with the simulated GPU in place of all
+// of NVIDIA's. The link is the one that cudasim's copies are timed for: PCIe 5.0 x16.
 func simulatedHost(sys system) *hostinfo.Host {
 	h := hostinfo.Read(sys.root, sys.environ)
 	h.NVIDIA = hostinfo.NVIDIA{}

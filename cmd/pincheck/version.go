@@ -7,8 +7,8 @@ import (
 	"github.com/gopinned/pinned/internal/report"
 )
 
-// version may be set when linking: -ldflags "-X main.version=v1.2.3". Without
-// it the module's version counts, which go install knows.
+// version may be set when linking: -ldflags "-X main.version=v1.2.3". Otherwise it is
+// the module's version, which go install sets.
 var version string
 
 func tool() report.Tool {
@@ -26,7 +26,7 @@ func tool() report.Tool {
 	return t
 }
 
-// revision is the source's, where the build recorded it.
+// revision returns the revision of the source, if the build recorded it.
 func revision(settings []debug.BuildSetting) string {
 	var rev, dirty string
 	for _, s := range settings {

@@ -8,7 +8,7 @@ import (
 	"github.com/gopinned/pinned/internal/measure"
 )
 
-// Severity tells what a finding means for the verdict.
+// Severity is what a finding means for the verdict.
 type Severity string
 
 // The severities.
@@ -21,7 +21,7 @@ const (
 type Finding struct {
 	ID       string   `json:"id"`
 	Severity Severity `json:"severity"`
-	Device   *int     `json:"device,omitempty"` // absent where it is about the host
+	Device   *int     `json:"device,omitempty"` // absent if it is about the host
 	Summary  string   `json:"summary"`          // what is wrong
 	Cause    string   `json:"cause,omitempty"`  // why, as far as is known
 	Remedy   string   `json:"remedy,omitempty"`
@@ -38,17 +38,17 @@ const (
 )
 
 const (
-	// fairShare of the link's rate is what pinned copies reach where nothing
-	// is wrong: 88 % on PCIe 5.0, and 76 to 80 % on links and hosts with small
-	// packets (128 bytes of payload, as PCIe 3.0 hosts mostly have).
+	// fairShare is the share of the link's rate that pinned copies reach if
+	// nothing is wrong. It is 88 % on PCIe 5.0, and 76 to 80 % on links and hosts
+	// with small packets (128 bytes of payload, as on most PCIe 3.0 hosts).
 	fairShare = 0.75
 	// unsteady is the spread of samples, relative to their median, above which
 	// something disturbs the copies.
 	unsteady = 0.15
 )
 
-// Check judges the facts. Where requirements were looked into there is no
-// usable GPU, and the findings are those that are missing.
+// Check judges the facts, the devices one after the other. Without a device the
+// findings are the requirements that are missing.
 func Check(f *Facts) (Verdict, []Finding) {
 	if len(f.Devices) == 0 {
 		return NoGPU, noGPU(f)
@@ -72,7 +72,7 @@ func Check(f *Facts) (Verdict, []Finding) {
 	return verdict, all
 }
 
-// deviceChecks are made on each device, those about wrong bytes first.
+// deviceChecks are the checks of a device, those about wrong bytes first.
 var deviceChecks = []func(*Device) []Finding{
 	wrongBytes, failedRoundTrips, errorsOf, trainedDown, upstream, slowCopies, unsteadyCopies,
 }
@@ -107,8 +107,8 @@ func noGPU(f *Facts) []Finding {
 	return out
 }
 
-// hidesDevices tells values that leave no device: empty, or one that begins
-// with an ordinal below 0.
+// hidesDevices reports whether a value of CUDA_VISIBLE_DEVICES hides all devices: if it
+// is empty, or starts with an ordinal below 0.
 func hidesDevices(v string) bool {
 	v = strings.TrimSpace(v)
 	return v == "" || strings.HasPrefix(v, "-") || strings.EqualFold(v, "NoDevFiles")
@@ -166,8 +166,8 @@ func errorsOf(d *Device) []Finding {
 	return out
 }
 
-// trainedDown looks at the device's own link. Its width is the same idle or
-// loaded; its speed counts only after a measurement has woken it.
+// trainedDown checks the device's own link. Its width is the same idle or loaded; its
+// speed counts only after a measurement, as an idle link is trained down.
 func trainedDown(d *Device) []Finding {
 	l := d.Link
 	if l == nil {
@@ -193,7 +193,7 @@ func trainedDown(d *Device) []Finding {
 	return out
 }
 
-// Generation names the generation of a link speed: "PCIe 5.0".
+// Generation returns the generation of a link speed in GT/s: "PCIe 5.0".
 func Generation(speed float64) string {
 	if g := hostinfo.Generation(speed); g > 0 {
 		return fmt.Sprintf("PCIe %d.0", g)

@@ -1,7 +1,6 @@
-// Package doctor turns what was found and measured into findings: what is
-// wrong, why, and what to do about it.
+// Package doctor makes findings of facts and measurements: what is wrong, why, and
+// what to do about it.
 //
-// [Gather] collects the facts of a loaded library and its devices, [Require]
-// tells the parts that a GPU needs apart and which of them is missing, and
-// [Check] judges both.
+// [Gather] collects the facts of a loaded library and its devices. [Require] checks
+// each part that a GPU needs of the host. [Check] judges both.
 package doctor

@@ -40,21 +40,21 @@ func remedy(all []Requirement, id string) string {
 	return ""
 }
 
-// noLibrary is how Open fails where no libcudart is.
+// noLibrary is the error of Open if there is no libcudart.
 func noLibrary(d cudart.DriverFacts) *cudart.OpenError {
 	return &cudart.OpenError{Err: cudart.ErrNoLibrary, Driver: d, Attempts: []cudart.Attempt{
 		{Path: "libcudart.so.13", Found: "loader path", Runtime: 13000, Err: errors.New("dlopen: no such file")},
 	}}
 }
 
-// noDriver is how Open fails where a libcudart finds no driver.
+// noDriver is the error of Open if a libcudart finds no driver.
 func noDriver(d cudart.DriverFacts) *cudart.OpenError {
 	return &cudart.OpenError{Err: cudart.ErrNoDriver, Driver: d, Attempts: []cudart.Attempt{
 		{Path: "/usr/lib/libcudart.so.12", Found: "system", Runtime: 12040, Err: fmt.Errorf("cudaDriverGetVersion: %w", cudart.ErrNoDriver)},
 	}}
 }
 
-func TestRequireTellsThePartsApart(t *testing.T) {
+func TestRequireChecksEachPart(t *testing.T) {
 	t.Parallel()
 	libcuda := cudart.DriverFacts{LibPath: "/usr/lib/libcuda.so.1"}
 	for _, c := range []struct {
@@ -235,8 +235,8 @@ func TestCheckDevice(t *testing.T) {
 	}
 }
 
-// The bridge at the other end of the device's own link is no bottleneck of its
-// own, and one that is fast enough is none at all.
+// The bridge at the other end of the device's own link is not another bottleneck, and a
+// bridge that is fast enough is none.
 func TestBottleneck(t *testing.T) {
 	t.Parallel()
 	h := host(t, "epyc-dual-cgroup-v2")

@@ -13,19 +13,19 @@ import (
 type Facts struct {
 	Simulated bool           `json:"simulated"`
 	Host      *hostinfo.Host `json:"host,omitempty"`
-	Library   *Library       `json:"library,omitempty"` // absent where none could be opened
-	// Requirements tell what a GPU needs of the host. They are looked into
-	// only where no GPU can be used.
+	Library   *Library       `json:"library,omitempty"` // absent if none could be opened
+	// Requirements are what a GPU needs of the host. They are checked only if
+	// no GPU can be used.
 	Requirements []Requirement `json:"requirements,omitempty"`
-	// Search tells how a library was looked for, where none could be used.
+	// Search is how a library was searched for, if none could be used.
 	Search  *Search  `json:"search,omitempty"`
 	Devices []Device `json:"devices"`
 }
 
-// Search is a search for a library that ended without one.
+// Search is a search for a library that found none.
 type Search struct {
 	Attempts []Attempt `json:"attempts"`
-	Looked   []string  `json:"looked"` // places
+	Looked   []string  `json:"looked"` // places that were searched
 }
 
 // Library is the CUDA runtime library in use. Versions are "13.0".
@@ -43,7 +43,7 @@ type Attempt struct {
 	Path           string `json:"path"`
 	Found          string `json:"found"`
 	RuntimeVersion string `json:"runtime_version"`
-	Error          string `json:"error,omitempty"` // why it was not taken, empty for the one that was
+	Error          string `json:"error,omitempty"` // why it was not taken, empty if it was
 }
 
 // Device is one GPU, with what was measured on it.
@@ -55,17 +55,17 @@ type Device struct {
 	ComputeCapability string `json:"compute_capability,omitempty"`
 	MemoryTotal       int    `json:"memory_total_bytes,omitempty"`
 	MemoryFree        int    `json:"memory_free_bytes,omitempty"`
-	NUMANode          *int   `json:"numa_node"` // null where the firmware does not say
+	NUMANode          *int   `json:"numa_node"` // null if the firmware does not say
 	LocalCPUs         string `json:"local_cpus,omitempty"`
-	// Link is absent where the host does not show it.
+	// Link is absent if the host does not show it.
 	Link      *Link           `json:"link,omitempty"`
 	Verify    *verify.Report  `json:"verify,omitempty"`
 	Bandwidth *measure.Result `json:"bandwidth,omitempty"`
-	// Errors tell what could not be found out or measured.
+	// Errors are those of calls and measurements that failed.
 	Errors []string `json:"errors,omitempty"`
 }
 
-// Link is the PCI Express link of a device, now and at its best.
+// Link is the PCI Express link of a device: as it is trained, and its maximum.
 type Link struct {
 	Speed    float64 `json:"gt_per_s,omitempty"`
 	Width    int     `json:"width,omitempty"`
@@ -73,8 +73,8 @@ type Link struct {
 	MaxSpeed float64 `json:"max_gt_per_s,omitempty"`
 	MaxWidth int     `json:"max_width,omitempty"`
 	MaxRate  float64 `json:"max_gb_per_s,omitempty"`
-	// Bottleneck is the slowest link further up, where it is slower than this
-	// one could be.
+	// Bottleneck is the slowest link further up, if it is slower than this one
+	// could be.
 	Bottleneck *Upstream `json:"bottleneck,omitempty"`
 }
 
@@ -88,8 +88,8 @@ type Upstream struct {
 	MaxWidth int     `json:"max_width,omitempty"`
 }
 
-// PathRate is what the whole path from the root to the device can carry as it
-// is trained now, in GB/s each way. 0 is unknown.
+// PathRate returns what the path from the root to the device can carry as its links are
+// trained now, in GB/s each way. 0 is unknown.
 func (l *Link) PathRate() float64 {
 	if l == nil {
 		return 0
@@ -100,7 +100,7 @@ func (l *Link) PathRate() float64 {
 	return l.Rate
 }
 
-// WithoutLibrary are the facts after opening a library failed.
+// WithoutLibrary returns the facts after a failure to open a library.
 func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
 	return &Facts{
 		Host:         host,
@@ -110,8 +110,8 @@ func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
 	}
 }
 
-// Gather describes the library and the devices of rt. What a device does not
-// tell is in its Errors.
+// Gather describes the library and the devices of rt. Calls that fail are in the
+// device's Errors.
 func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *Facts {
 	lib := rt.Library()
 	f := &Facts{
@@ -161,9 +161,8 @@ func describe(d *cudart.Device) Device {
 	return out
 }
 
-// Relink takes the link from a look at the host. A GPU trains its link down
-// while it is idle and up under load, so the look right after measuring is the
-// one that counts.
+// Relink takes the link from facts about the host. A GPU trains its link down while it is
+// idle and up under load, so facts that were read right after measuring count.
 func (d *Device) Relink(host *hostinfo.Host) {
 	if pci, ok := host.GPU(d.PCIBusID); ok {
 		d.NUMANode, d.LocalCPUs = pci.NUMANode, pci.CPUs

@@ -10,7 +10,7 @@ import (
 	"github.com/gopinned/pinned/internal/hostinfo"
 )
 
-// State tells whether a requirement is met.
+// State is whether a requirement is met.
 type State string
 
 // The states.
@@ -25,13 +25,13 @@ type Requirement struct {
 	ID     string `json:"id"`
 	Name   string `json:"name"`
 	State  State  `json:"state"`
-	Detail string `json:"detail,omitempty"` // what was found, or looked for
-	Remedy string `json:"remedy,omitempty"` // for what is missing
+	Detail string `json:"detail,omitempty"` // what was found, or searched for
+	Remedy string `json:"remedy,omitempty"` // if it is missing
 }
 
-// Require tells the parts apart after opening the library failed, or showed no
-// device (opening is nil then). They come in the order in which they depend on
-// each other, so the first that is missing is the one to mend first.
+// Require checks each part that a GPU needs, after a failure to open the library, or if
+// the library shows no device (opening is nil then). Each part depends on those before
+// it, so the first one that is missing should be mended first.
 func Require(host *hostinfo.Host, opening error) []Requirement {
 	failed := &cudart.OpenError{}
 	explained := errors.As(opening, &failed)
@@ -52,7 +52,7 @@ func Require(host *hostinfo.Host, opening error) []Requirement {
 	return all
 }
 
-// startWithGPU is what mends most in a container.
+// startWithGPU is the remedy for most of what is missing in a container.
 const startWithGPU = "start the container with the GPU: docker run --gpus all, or in Kubernetes a limit of nvidia.com/gpu"
 
 func requireLibc(h *hostinfo.Host) Requirement {
@@ -118,7 +118,7 @@ func requireModule(h *hostinfo.Host, container bool) Requirement {
 			r.Remedy = "install NVIDIA's driver, keep nouveau from loading (a modprobe.d file with \"blacklist nouveau\"), and reboot"
 		case bound == "vfio-pci":
 			r.Detail += "; vfio-pci holds the GPU, which is to be passed to a virtual machine"
-			r.Remedy = "run this in that virtual machine, or give the GPU back to the nvidia driver"
+			r.Remedy = "run this in that virtual machine, or bind the GPU to the nvidia driver"
 		case container:
 			r.Remedy = "install NVIDIA's driver on the container's host, and " + startWithGPU
 		}
@@ -197,7 +197,7 @@ func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
 		return r
 	}
 	for _, a := range attempts {
-		// A library that got as far as a CUDA call is there, whatever it said.
+		// A library that could be called exists, though the call failed.
 		if ce := (*cudart.Error)(nil); errors.Is(a.Err, cudart.ErrNoDriver) || errors.As(a.Err, &ce) {
 			r.Detail = a.Path
 			if a.Runtime != 0 {

@@ -3,6 +3,7 @@ package fence_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -23,7 +24,15 @@ type bench struct {
 	dev  *cudart.Device
 	mem  cudart.DevPtr
 	host unsafe.Pointer
+
+	places sync.Map // of streams: two that write the same bytes would race
+	placed atomic.Int64
 }
+
+const (
+	benchCopy   = 64
+	benchPlaces = 4096
+)
 
 func newBench(tb testing.TB, cfg cudasim.Config) *bench {
 	tb.Helper()
@@ -31,9 +40,9 @@ func newBench(tb testing.TB, cfg cudasim.Config) *bench {
 	dev, err := rt.Device(0)
 	require.NoError(tb, err)
 	b := &bench{TB: tb, sim: sim, dev: dev}
-	b.mem, err = dev.Malloc(64)
+	b.mem, err = dev.Malloc(benchPlaces * benchCopy)
 	require.NoError(tb, err)
-	b.host, err = dev.HostAlloc(64, 0)
+	b.host, err = dev.HostAlloc(benchCopy, 0)
 	require.NoError(tb, err)
 	tb.Cleanup(func() {
 		assert.NoError(tb, dev.Free(b.mem))
@@ -53,7 +62,11 @@ func (b *bench) stream() *cudart.Stream {
 // use queues a copy, of which the fence is told.
 func (b *bench) use(f *fence.Fence, s *cudart.Stream) {
 	b.Helper()
-	require.NoError(b, s.CopyToDevice(b.mem, b.host, 64))
+	place, ok := b.places.Load(s)
+	if !ok {
+		place, _ = b.places.LoadOrStore(s, b.placed.Add(1)%benchPlaces)
+	}
+	require.NoError(b, s.CopyToDevice(b.mem+cudart.DevPtr(place.(int64)*benchCopy), b.host, benchCopy))
 	f.Add(s)
 }
 

@@ -2,24 +2,23 @@ package hostinfo
 
 import "github.com/gopinned/pinned/internal/linux"
 
-// Cgroup is what the process's control groups leave it of the host.
+// Cgroup describes what the process's control groups allow it.
 type Cgroup struct {
-	// Version is 2, 1, or 0 where no memory controller was found.
+	// Version is 2, 1, or 0 if no memory controller was found.
 	Version int `json:"version,omitempty"`
-	// Path is the directory of the level that binds, the one with the least
-	// memory left.
+	// Path is the directory of the group with the least headroom.
 	Path string `json:"path,omitempty"`
 	// MemoryLimit is the tighter of memory.max and memory.high (version 2), or
-	// memory.limit_in_bytes (1), at that level.
+	// memory.limit_in_bytes (1), of that group.
 	MemoryLimit Limit `json:"memory_limit_bytes"`
-	// MemoryUsed is what is charged to that level, its file cache included.
+	// MemoryUsed is charged to that group, page cache included.
 	MemoryUsed Limit `json:"memory_used_bytes"`
-	// FileCache is the part of MemoryUsed that the kernel would drop first.
+	// FileCache is the page cache in MemoryUsed, which the kernel would drop first.
 	FileCache int `json:"file_cache_bytes,omitempty"`
-	// Headroom is MemoryLimit less (MemoryUsed less FileCache): what may
-	// still be pinned before the kernel throttles or kills.
+	// Headroom is MemoryLimit less (MemoryUsed less FileCache): the bytes that can
+	// be pinned before the kernel throttles or kills.
 	Headroom Limit `json:"headroom_bytes"`
-	// CPUQuota is in CPUs: 2.5 is two and a half. 0 is none, or unknown.
+	// CPUQuota is in CPUs: 2.5 is two and a half. 0 means no quota, or unknown.
 	CPUQuota float64 `json:"cpu_quota,omitempty"`
 }
 
@@ -39,7 +38,7 @@ func readCgroup(f files) Cgroup {
 	return g
 }
 
-// readCPUQuota is the smallest quota of the groups that the process is in.
+// readCPUQuota returns the smallest quota of the process's groups.
 func readCPUQuota(f files) float64 {
 	var least float64
 	groups, _ := linux.ReadCgroups(f.fsys, "cpu")

@@ -7,7 +7,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// CPU is the processors of the host, and what of them this process may use.
+// CPU describes the processors of the host, and those that this process may use.
 type CPU struct {
 	Model   string `json:"model,omitempty"`
 	Sockets int    `json:"sockets,omitempty"`
@@ -15,14 +15,14 @@ type CPU struct {
 	Threads int    `json:"threads,omitempty"` // logical CPUs that are online
 
 	Allowed        string  `json:"allowed,omitempty"`       // Cpus_allowed_list, such as 0-7,16
-	AllowedCount   int     `json:"allowed_count,omitempty"` // how many it names
-	AllowedMems    string  `json:"allowed_mems,omitempty"`  // NUMA nodes memory may come from
-	Quota          float64 `json:"quota_cpus,omitempty"`    // the cgroup's limit in CPUs, 0 without one
+	AllowedCount   int     `json:"allowed_count,omitempty"` // number of CPUs in it
+	AllowedMems    string  `json:"allowed_mems,omitempty"`  // Mems_allowed_list: NUMA nodes for memory
+	Quota          float64 `json:"quota_cpus,omitempty"`    // the cgroup's limit in CPUs, 0 for none
 	HypervisorFlag bool    `json:"hypervisor_flag,omitempty"`
 }
 
-// Usable is how many CPUs' worth of time the process can have: the allowed
-// CPUs, or the quota where it is lower. 0 is unknown.
+// Usable returns how many CPUs' worth of time the process can have: the number of
+// allowed CPUs, or the quota if that is less. 0 is unknown.
 func (c CPU) Usable() float64 {
 	n := float64(c.AllowedCount)
 	if n == 0 {
@@ -47,8 +47,8 @@ func readCPU(f files, g Cgroup) CPU {
 	return c
 }
 
-// parseCPUInfo reads /proc/cpuinfo of x86 and arm64. The latter has no model
-// name: there it is the implementer and part numbers.
+// parseCPUInfo parses /proc/cpuinfo of x86 and arm64. arm64 has no model name; the
+// implementer and part numbers take its place.
 func parseCPUInfo(text string) CPU {
 	var c CPU
 	type core struct{ socket, core string }
@@ -63,7 +63,7 @@ func parseCPUInfo(text string) CPU {
 		value = strings.TrimSpace(value)
 		switch strings.TrimSpace(name) {
 		case "processor":
-			// On 32-bit arm "Processor" is a model; lower case is always a number.
+			// On 32-bit arm "Processor" is a model; in lower case it is a number.
 			if _, err := strconv.Atoi(value); err == nil {
 				c.Threads++
 				here = core{}
@@ -93,8 +93,7 @@ func parseCPUInfo(text string) CPU {
 	return c
 }
 
-// parseColons reads "Name:<space>value" lines; of a name that comes again
-// the first counts.
+// parseColons parses "Name: value" lines. If a name occurs twice, the first counts.
 func parseColons(text string) map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(text) {

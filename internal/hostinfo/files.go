@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// maxText bounds what is read of one file: nothing in /proc or /sys that is
-// read here comes near it, and a captured host may be anything.
+// maxText limits what is read of one file. Files of /proc and /sys are far smaller; a
+// captured host can contain anything.
 const maxText = 4 << 20
 
-// files reads one host's tree. Its methods answer the zero value for whatever
-// cannot be read.
+// files reads the files of a host. Its methods return zero values for files that cannot
+// be read.
 type files struct{ fsys fs.FS }
 
-// text is the whole of a file, at most maxText bytes of it.
+// text returns the contents of a file, at most maxText bytes.
 func (f files) text(name string) string {
 	file, err := f.fsys.Open(name)
 	if err != nil {
@@ -27,25 +27,25 @@ func (f files) text(name string) string {
 	defer file.Close()
 	b, err := io.ReadAll(io.LimitReader(file, maxText))
 	if err != nil {
-		return "" // half a file would be read as a whole one
+		return "" // part of a file could be taken for all of it
 	}
 	return string(b)
 }
 
-// line is the first line of a file without the space around it.
+// line returns the first line of a file without the space around it.
 func (f files) line(name string) string {
 	first, _, _ := strings.Cut(f.text(name), "\n")
 	return strings.TrimSpace(first)
 }
 
-// exists reports whether something has this name. A name that may not be
-// looked at exists.
+// exists reports whether a file or directory exists. One that cannot be read for lack of
+// permission exists.
 func (f files) exists(name string) bool {
 	_, err := fs.Stat(f.fsys, name)
 	return err == nil || errors.Is(err, fs.ErrPermission)
 }
 
-// names lists a folder in natural order: node2 before node10.
+// names returns the names in a directory in natural order: node2 before node10.
 func (f files) names(dir string) []string {
 	entries, _ := fs.ReadDir(f.fsys, dir)
 	out := make([]string, 0, len(entries))
@@ -56,8 +56,8 @@ func (f files) names(dir string) []string {
 	return out
 }
 
-// realPath follows the symbolic link that name is; a name that is none, or a
-// link that leads out of the tree, stays as it is.
+// realPath returns the target of a symbolic link. It returns a name unchanged that is
+// not a link, or a link out of the tree.
 func (f files) realPath(name string) string {
 	target, err := fs.ReadLink(f.fsys, name)
 	if err != nil {
@@ -74,7 +74,7 @@ func (f files) realPath(name string) string {
 	return target
 }
 
-// numbered splits name into prefix and the number that follows it.
+// numbered returns the number that follows the prefix in a name.
 func numbered(name, prefix string) (int, bool) {
 	rest, ok := strings.CutPrefix(name, prefix)
 	if !ok || rest == "" || rest[0] < '0' || rest[0] > '9' {
@@ -84,8 +84,7 @@ func numbered(name, prefix string) (int, bool) {
 	return n, err == nil
 }
 
-// compareNatural orders names by their text, and by the number at their end
-// where the text is the same.
+// compareNatural compares names by their text, and then by the number at their end.
 func compareNatural(a, b string) int {
 	stemA, numA := cutNumber(a)
 	stemB, numB := cutNumber(b)

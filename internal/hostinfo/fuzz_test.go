@@ -6,8 +6,8 @@ import (
 	"testing/fstest"
 )
 
-// Whatever a file holds, reading a host of which every file holds it must
-// neither panic nor hang, and give something that JSON can carry.
+// Every file of a host has the same fuzzed contents. Reading it must neither panic nor
+// hang, and the result must have a JSON form.
 func FuzzRead(f *testing.F) {
 	for _, seed := range []string{
 		"", "0x10de", "0x030200", "-1", "16", "32.0 GT/s PCIe", "0-3,8", "max 100000", "150000 100000",
@@ -44,8 +44,8 @@ func FuzzRead(f *testing.F) {
 			host[name] = &fstest.MapFile{Data: []byte(text)}
 		}
 		check(t, host)
-		// The same with groups and mounts that make sense, so that what lies
-		// behind them is reached.
+		// The same with valid groups and mounts, so that the files after them are
+		// read.
 		host["proc/self/cgroup"] = &fstest.MapFile{Data: []byte("0::/\n")}
 		host["proc/self/mountinfo"] = &fstest.MapFile{Data: []byte("31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")}
 		check(t, host)

@@ -7,7 +7,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Host is everything found. See the package comment for what zero means.
+// Host is all that was read. The package's comment says what zero means.
 type Host struct {
 	Kernel Kernel `json:"kernel"`
 	Distro Distro `json:"distro"`
@@ -16,21 +16,20 @@ type Host struct {
 	CPU    CPU    `json:"cpu"`
 	Memory Memory `json:"memory"`
 	Cgroup Cgroup `json:"cgroup"`
-	// MemLock is the soft RLIMIT_MEMLOCK. It binds mlock and RDMA, not CUDA.
+	// MemLock is the soft RLIMIT_MEMLOCK. It limits mlock and RDMA, not CUDA.
 	MemLock Limit      `json:"memlock_bytes"`
 	NUMA    []NUMANode `json:"numa_nodes,omitempty"`
-	// PCICount is how many devices of any kind the PCI bus shows. At 0 the bus
-	// is hidden, or there is none, and no GPU on it means nothing.
+	// PCICount is the number of devices of any kind on the PCI bus. If it is 0
+	// the bus is hidden, or there is none: a GPU may exist all the same.
 	PCICount int               `json:"pci_devices,omitempty"`
 	NVIDIA   NVIDIA            `json:"nvidia"`
 	GPUs     []PCIDevice       `json:"pci_gpus,omitempty"`
 	Env      map[string]string `json:"env,omitempty"`
 }
 
-// Read reads the host whose root folder is fsys, os.DirFS("/") for the one
-// this process runs on. environ is in the form of os.Environ; of it only the
-// variables that bear on CUDA are kept. Read never fails: what cannot be read
-// is unknown.
+// Read reads the host with root directory fsys, which is os.DirFS("/") for the host of
+// this process. environ is in the form of os.Environ; Read takes only the variables
+// that affect CUDA. Read never fails: what cannot be read is unknown.
 func Read(fsys fs.FS, environ []string) *Host {
 	f := files{fsys}
 	h := &Host{
@@ -51,7 +50,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 	return h
 }
 
-// kept names the variables worth telling. None of them holds a secret.
+// kept are the variables that are reported. They contain no secrets.
 var kept = []string{
 	"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
 	"CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
@@ -71,7 +70,7 @@ func keepEnv(environ []string) map[string]string {
 	return out
 }
 
-// lookupEnv finds a variable; as in os.Environ the last entry counts.
+// lookupEnv returns the value of a variable. The last entry counts.
 func lookupEnv(environ []string, name string) (value string, ok bool) {
 	for _, entry := range environ {
 		if n, v, isPair := strings.Cut(entry, "="); isPair && n == name {

@@ -182,7 +182,7 @@ func TestAlpine(t *testing.T) {
 	assert.Equal(t, "musl", h.Libc.Kind, "gcompat's loader is not glibc")
 	assert.Equal(t, "/lib/ld-musl-x86_64.so.1", h.Libc.Loader)
 	assert.Equal(t, "3.20.3", h.Distro.Version)
-	assert.Equal(t, "kubernetes", h.Virt.Container, "told by the mounted group's root")
+	assert.Equal(t, "kubernetes", h.Virt.Container, "detected by the mounted group's root")
 	assert.Equal(t, "580.65.06", h.NVIDIA.DriverVersion)
 	assert.Zero(t, finite(t, h.Cgroup.Headroom), "never negative")
 }
@@ -203,11 +203,10 @@ func TestHostWithoutGPU(t *testing.T) {
 	assert.True(t, h.Cgroup.MemoryLimit.Unlimited)
 	assert.Equal(t, 8388608, finite(t, h.MemLock))
 	assert.Equal(t, 24682416*1024, h.Memory.Total)
-	assert.NotEqual(t, h.Memory.Total, h.NUMA[0].Total, "here the node knows less than the host")
+	assert.NotEqual(t, h.Memory.Total, h.NUMA[0].Total, "the node has less than the host")
 }
 
-// What the allocator's guard makes of the same hosts is tested in hostmem: both must
-// say the same.
+// Package hostmem tests its guard on the same hosts: both must return the same.
 func TestTheGroupThatBinds(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -270,7 +269,7 @@ func TestDamagedFilesAreUnknown(t *testing.T) {
 	assert.Equal(t, "experimental", h.Kernel.Release)
 }
 
-// refusing is a host that lets nothing be read.
+// refusing is a host of which no file can be read.
 type refusing struct{ err error }
 
 func (r refusing) Open(name string) (fs.File, error) {

@@ -8,15 +8,15 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Limit is a number of bytes (or pages, where a field says so) that may be
-// unknown or unlimited. Its JSON is null, "unlimited" or the number.
+// Limit is a number of bytes (or pages, if the field says so) that may be unknown or
+// unlimited. Its JSON is null, "unlimited" or the number.
 type Limit struct {
 	Known     bool
 	Unlimited bool
-	N         int // meaningful when Known and not Unlimited
+	N         int // if Known and not Unlimited
 }
 
-// limitOf is a known limit of n; linux.NoLimit is a known absence of one.
+// limitOf returns a known limit of n, or no limit for linux.NoLimit.
 func limitOf(n int) Limit {
 	if n == linux.NoLimit {
 		return unlimited()
@@ -24,10 +24,10 @@ func limitOf(n int) Limit {
 	return Limit{Known: true, N: n}
 }
 
-// unlimited is a known absence of a limit.
+// unlimited returns that there is known to be no limit.
 func unlimited() Limit { return Limit{Known: true, Unlimited: true} }
 
-// Finite reports the number, and whether there is one.
+// Finite returns the number, and whether there is one.
 func (l Limit) Finite() (int, bool) { return l.N, l.Known && !l.Unlimited }
 
 // MarshalJSON writes null, "unlimited" or the number.
@@ -59,7 +59,7 @@ func (l *Limit) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseLimit reads a number or "unlimited", as /proc/PID/limits has it.
+// parseLimit parses a number or "unlimited", as in /proc/PID/limits.
 func parseLimit(s string) Limit {
 	if s == "unlimited" {
 		return unlimited()
@@ -68,5 +68,5 @@ func parseLimit(s string) Limit {
 	if err != nil {
 		return Limit{}
 	}
-	return limitOf(int(min(n, linux.NoLimit))) // what this process could not address is no limit
+	return limitOf(int(min(n, linux.NoLimit))) // more than an address space is no limit
 }

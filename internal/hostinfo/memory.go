@@ -2,10 +2,10 @@ package hostinfo
 
 import "github.com/gopinned/pinned/internal/linux"
 
-// Memory is the host's memory, whatever a control group leaves of it.
+// Memory is the host's memory (/proc/meminfo), without regard to control groups.
 type Memory struct {
 	Total     int `json:"total_bytes,omitempty"`
-	Available int `json:"available_bytes,omitempty"` // shows the host's, even in a container
+	Available int `json:"available_bytes,omitempty"` // of the host, also in a container
 	// HugePageSize is the default size of a hugetlb page.
 	HugePageSize int   `json:"hugetlb_page_bytes,omitempty"`
 	HugeTotal    Limit `json:"hugetlb_total_pages"`
@@ -15,7 +15,7 @@ type Memory struct {
 	Swap         int   `json:"swap_total_bytes,omitempty"`
 }
 
-// THP is how the kernel gives out transparent huge pages.
+// THP is the kernel's configuration of transparent huge pages.
 type THP struct {
 	Enabled  string `json:"enabled,omitempty"` // always, madvise or never
 	Defrag   string `json:"defrag,omitempty"`  // always, defer, defer+madvise, madvise or never
@@ -29,7 +29,7 @@ type NUMANode struct {
 	CPUs      string     `json:"cpus,omitempty"` // 0-31,64-95
 	Total     int        `json:"total_bytes,omitempty"`
 	Free      int        `json:"free_bytes,omitempty"`
-	Distances []int      `json:"distances,omitempty"` // to every node, 10 is itself
+	Distances []int      `json:"distances,omitempty"` // to every node; 10 is to itself
 	Huge      []HugePool `json:"hugetlb,omitempty"`
 }
 
@@ -58,7 +58,7 @@ func readMemory(f files) Memory {
 	return m
 }
 
-// pagesOf is a number of pages in meminfo, of which 0 is one too.
+// pagesOf returns a number of pages in meminfo. 0 is a number, absent is unknown.
 func pagesOf(info linux.Meminfo, name string) Limit {
 	n, ok := info[name]
 	if !ok {
@@ -86,7 +86,7 @@ func readNUMA(f files) []NUMANode {
 	return out
 }
 
-// readHugePools reads a node's pools. Sizes with no page reserved are left out.
+// readHugePools returns a node's pools, without sizes of which no page is reserved.
 func readHugePools(f files, node linux.NUMANode) []HugePool {
 	sizes, _ := node.HugetlbSizes(f.fsys)
 	var out []HugePool

@@ -7,27 +7,27 @@ import (
 	"strings"
 )
 
-// NVIDIA is what the driver left on the host.
+// NVIDIA describes the parts of NVIDIA's driver on the host.
 type NVIDIA struct {
-	// DriverVersion is that of the loaded kernel module: 580.159.04.
+	// DriverVersion is the version of the loaded kernel module: 580.159.04.
 	DriverVersion string `json:"driver_version,omitempty"`
-	// OpenModule tells the open kernel module from the closed one.
+	// OpenModule is true for the open kernel module, false for the closed one.
 	OpenModule bool `json:"open_module,omitempty"`
-	// Nodes are the device files found: /dev/nvidia0, /dev/nvidiactl, ...
+	// Nodes are the device files: /dev/nvidia0, /dev/nvidiactl, …
 	Nodes []Node `json:"device_nodes,omitempty"`
 	// Modules are the loaded kernel modules of NVIDIA, and nouveau.
 	Modules []string `json:"kernel_modules,omitempty"`
-	// Boards is what /proc/driver/nvidia/gpus tells.
+	// Boards are the GPUs in /proc/driver/nvidia/gpus.
 	Boards []Board `json:"boards,omitempty"`
 }
 
-// Node is one device file. It is looked at, never opened.
+// Node is a device file. It is not opened.
 type Node struct {
 	Path string `json:"path"`
 	Mode string `json:"mode,omitempty"` // Dcrw-rw-rw-
 }
 
-// Board is one GPU as the kernel module names it.
+// Board is a GPU that the kernel module lists.
 type Board struct {
 	Address string `json:"address"` // 0000:00:06.0
 	Model   string `json:"model,omitempty"`
@@ -35,8 +35,8 @@ type Board struct {
 	Minor   string `json:"device_minor,omitempty"` // the N of /dev/nvidiaN
 }
 
-// HasGPUNode reports whether a node of a GPU itself is there: /dev/nvidia0 and
-// up, or WSL's /dev/dxg.
+// HasGPUNode reports whether the device file of a GPU exists: /dev/nvidia0 and so on, or
+// WSL's /dev/dxg.
 func (n NVIDIA) HasGPUNode() bool {
 	for _, node := range n.Nodes {
 		if _, ok := numbered(node.Path, "/dev/nvidia"); ok || node.Path == "/dev/dxg" {
@@ -46,8 +46,7 @@ func (n NVIDIA) HasGPUNode() bool {
 	return false
 }
 
-// HasNode reports whether the device file of this name (/dev/nvidiactl) is
-// there.
+// HasNode reports whether a device file exists, such as /dev/nvidiactl.
 func (n NVIDIA) HasNode(path string) bool {
 	return slices.ContainsFunc(n.Nodes, func(node Node) bool { return node.Path == path })
 }
@@ -85,12 +84,11 @@ func readNodes(f files) []Node {
 	return out
 }
 
-// versionNumber is a driver version: 580.159.04, 535.54, 470.256.02.
+// versionNumber matches driver versions: 580.159.04, 535.54, 470.256.02.
 var versionNumber = regexp.MustCompile(`^\d{2,4}\.\d+(\.\d+)?$`)
 
-// parseDriverVersion reads the NVRM line of /proc/driver/nvidia/version, in
-// which the version stands after a name that differs between the closed and
-// the open module.
+// parseDriverVersion parses the NVRM line of /proc/driver/nvidia/version. In it the
+// version comes after a name, which the closed and the open module write differently.
 func parseDriverVersion(text string) (version string, open bool) {
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "NVRM version:") {
@@ -105,7 +103,7 @@ func parseDriverVersion(text string) (version string, open bool) {
 	return "", false
 }
 
-// parseModules keeps, of /proc/modules, the ones that bear on NVIDIA GPUs.
+// parseModules returns the modules in /proc/modules that are for NVIDIA GPUs.
 func parseModules(text string) []string {
 	var out []string
 	for line := range strings.Lines(text) {

@@ -9,22 +9,22 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// PCIDevice is one NVIDIA GPU on the PCI bus, bound to a driver or not.
+// PCIDevice is an NVIDIA GPU on the PCI bus, bound to a driver or not.
 type PCIDevice struct {
 	Address  string `json:"address"`             // 0000:00:06.0
 	DeviceID string `json:"device_id,omitempty"` // 0x2335
 	Class    string `json:"class"`               // 0x030200
 	Driver   string `json:"driver,omitempty"`    // nvidia, nouveau, vfio-pci
-	NUMANode *int   `json:"numa_node"`           // null where the firmware does not say (-1)
+	NUMANode *int   `json:"numa_node"`           // null if the firmware does not say (-1)
 	CPUs     string `json:"local_cpus,omitempty"`
 	Link     Link   `json:"link"`
-	// Upstream is the links from the device's slot up to the root port, the
-	// nearest first. Virtual machines mostly show none.
+	// Upstream are the links from the device's slot up to the root port, the
+	// nearest first. Most virtual machines have none.
 	Upstream []Link `json:"upstream,omitempty"`
 }
 
-// Link is one PCI Express link. An idle GPU trains its link down to save
-// power, so Current may be low until there is work.
+// Link is a PCI Express link. An idle GPU trains its link down to save power, so Current
+// may be low until there is work.
 type Link struct {
 	Address      string  `json:"address,omitempty"` // of the bridge, for upstream links
 	CurrentSpeed float64 `json:"current_gt_per_s,omitempty"`
@@ -33,15 +33,14 @@ type Link struct {
 	MaxWidth     int     `json:"max_width,omitempty"`
 }
 
-// Current is the rate of the link as it is trained now, in GB/s each way.
-// 0 is unknown.
+// Current returns the rate to which the link is trained now, in GB/s each way. 0 is
+// unknown.
 func (l Link) Current() float64 { return LinkRate(l.CurrentSpeed, l.CurrentWidth) }
 
-// Max is the rate that the device could train to, in GB/s each way.
+// Max returns the rate to which the device can train, in GB/s each way. 0 is unknown.
 func (l Link) Max() float64 { return LinkRate(l.MaxSpeed, l.MaxWidth) }
 
-// Generation is the PCI Express generation of a speed in GT/s, 0 for one that
-// is none.
+// Generation returns the PCI Express generation of a speed in GT/s, 0 for other speeds.
 func Generation(speed float64) int {
 	for i, s := range []float64{2.5, 5, 8, 16, 32, 64} {
 		if speed == s {
@@ -51,10 +50,10 @@ func Generation(speed float64) int {
 	return 0
 }
 
-// LinkRate is what a link of this speed (GT/s a lane) and width (lanes) can
-// carry each way in GB/s, after the encoding of its generation and before
-// packet headers: 8b/10b up to generation 2, 128b/130b up to 5, and flits of
-// 242 in 256 bytes from 6 on. 32 GT/s x16 is 63.0 GB/s.
+// LinkRate returns what a link of this speed (GT/s a lane) and width (lanes) can carry
+// each way in GB/s, after the encoding of its generation and before packet headers:
+// 8b/10b up to generation 2, 128b/130b up to 5, and flits of 242 in 256 bytes from 6 on.
+// 32 GT/s x16 is 63.0 GB/s.
 func LinkRate(speed float64, width int) float64 {
 	if speed <= 0 || width <= 0 {
 		return 0
@@ -80,7 +79,7 @@ func readGPUs(f files) []PCIDevice {
 			continue
 		}
 		class := f.line(dir + "/class")
-		if !strings.HasPrefix(class, "0x03") { // display controller; audio and bridges are others
+		if !strings.HasPrefix(class, "0x03") { // not a display controller, but audio or a bridge
 			continue
 		}
 		cpus, _ := address.LocalCPUs(f.fsys)
@@ -104,8 +103,8 @@ func readGPUs(f files) []PCIDevice {
 	return out
 }
 
-// readUpstream walks from the device's real directory, .../0000:00:01.0/0000:01:00.0,
-// up through the bridges it hangs from.
+// readUpstream goes from the device's real directory, .../0000:00:01.0/0000:01:00.0, up
+// through its bridges.
 func readUpstream(f files, dir string) []Link {
 	var out []Link
 	for p := path.Dir(f.realPath(dir)); ; p = path.Dir(p) {
@@ -129,8 +128,8 @@ func readLink(f files, dir string) Link {
 	}
 }
 
-// parseSpeed reads "32.0 GT/s PCIe", and "8 GT/s" of older kernels. "Unknown"
-// and everything else is 0.
+// parseSpeed parses "32.0 GT/s PCIe", and "8 GT/s" of older kernels. Anything else, such
+// as "Unknown", is 0.
 func parseSpeed(s string) float64 {
 	fields := strings.Fields(s)
 	if len(fields) < 2 || fields[1] != "GT/s" {
@@ -143,8 +142,7 @@ func parseSpeed(s string) float64 {
 	return speed
 }
 
-// parseWidth reads a number of lanes. 0 and 255 are how devices without a
-// link answer.
+// parseWidth parses a number of lanes. Devices without a link report 0 or 255.
 func parseWidth(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 || n > 32 {
@@ -153,7 +151,7 @@ func parseWidth(s string) int {
 	return n
 }
 
-// GPU finds a device by its PCI address, in the form of CUDA or of sysfs.
+// GPU returns the device with a PCI address, in the form of CUDA or of sysfs.
 func (h *Host) GPU(address string) (PCIDevice, bool) {
 	want, err := linux.ParsePCIAddress(address)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 
 var record = flag.String("record", "", "write the host that the test runs on to this file")
 
-// A recorded host must read the same as the live one did. With -record it is
-// kept, to become a file below testdata/hosts.
+// A recorded host must read the same as the live one. With -record the recording is
+// written to a file, to be put below testdata/hosts.
 func TestRecordThisHost(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /proc and /sys")

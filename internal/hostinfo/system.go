@@ -10,16 +10,15 @@ type Kernel struct {
 	Release string `json:"release,omitempty"` // as uname -r: 6.8.0-45-generic
 }
 
-// Distro is the distribution of the root folder, the container's own inside
-// one.
+// Distro is the distribution in the root directory: in a container, the container's.
 type Distro struct {
 	ID      string `json:"id,omitempty"`      // debian, alpine
 	Version string `json:"version,omitempty"` // 12, 3.20.3
 	Name    string `json:"name,omitempty"`    // Debian GNU/Linux 12 (bookworm)
 }
 
-// Libc is the C library that programs get. The CUDA libraries need glibc 2.17
-// or later; on musl they cannot load.
+// Libc is the C library of the host. The CUDA libraries need glibc 2.17 or later; on
+// musl they cannot be loaded.
 type Libc struct {
 	Kind    string `json:"kind,omitempty"`    // glibc or musl
 	Version string `json:"version,omitempty"` // 2.39, glibc only
@@ -39,7 +38,7 @@ func readDistro(f files) Distro {
 	return Distro{ID: fields["ID"], Version: fields["VERSION_ID"], Name: fields["PRETTY_NAME"]}
 }
 
-// parseAssignments reads NAME=value and NAME="value" lines.
+// parseAssignments parses NAME=value and NAME="value" lines.
 func parseAssignments(text string) map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -55,10 +54,9 @@ func parseAssignments(text string) map[string]string {
 	return out
 }
 
-// loaders are the dynamic loaders of both processors this project runs on.
-// glibc comes first: a musl loader beside it is an extra, as a glibc loader
-// on Alpine is not (there gcompat puts its own file in that place, which
-// readLibc tells by the distribution's own loader).
+// loaders are the dynamic loaders of amd64 and arm64. glibc's come first: a host with
+// glibc may have a musl loader as well. On Alpine gcompat puts a file of its own in the
+// place of glibc's loader; readLibc detects that by musl's loader.
 var loaders = []struct{ path, kind string }{
 	{"lib64/ld-linux-x86-64.so.2", "glibc"},
 	{"lib/ld-linux-aarch64.so.1", "glibc"},
@@ -66,13 +64,13 @@ var loaders = []struct{ path, kind string }{
 	{"lib/ld-musl-aarch64.so.1", "musl"},
 }
 
-// libcs is where libc.so.6 lies on the usual distributions.
+// libcs are the paths of libc.so.6 on the usual distributions.
 var libcs = []string{
 	"lib/x86_64-linux-gnu/libc.so.6", "lib/aarch64-linux-gnu/libc.so.6",
 	"lib64/libc.so.6", "usr/lib/libc.so.6", "lib/libc.so.6",
 }
 
-// glibcBanner is what libc.so.6 prints when it is run.
+// glibcBanner matches what libc.so.6 prints when it is run.
 var glibcBanner = regexp.MustCompile(`GNU C Library \([^)\n]{0,100}\) (?:stable|development) release version (\d+\.\d+)`)
 
 func readLibc(f files) Libc {
@@ -98,7 +96,7 @@ func readLibc(f files) Libc {
 	return Libc{}
 }
 
-// muslLoader is the path of musl's loader, "" where there is none.
+// muslLoader returns the path of musl's loader, or "" if there is none.
 func (f files) muslLoader() string {
 	for _, l := range loaders {
 		if l.kind == "musl" && f.exists(l.path) {
@@ -108,11 +106,11 @@ func (f files) muslLoader() string {
 	return ""
 }
 
-// parseLimits reads /proc/<pid>/limits and gives the soft limits by name.
+// parseLimits parses /proc/PID/limits and returns the soft limits by name.
 func parseLimits(text string) map[string]Limit {
 	out := map[string]Limit{}
 	for line := range strings.Lines(text) {
-		// The name ends where two or more spaces begin.
+		// The name ends before two or more spaces.
 		name, rest, ok := strings.Cut(line, "  ")
 		if !ok {
 			continue

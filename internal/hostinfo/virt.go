@@ -6,15 +6,15 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Virt is what hints at a virtual machine and at a container.
+// Virt describes the virtual machine and the container that the process is in.
 type Virt struct {
-	// VM is false where nothing says that this is one.
+	// VM is true if the host is known to be a virtual machine.
 	VM bool `json:"vm,omitempty"`
-	// Hypervisor is what the firmware calls the machine: "QEMU Standard PC",
+	// Hypervisor is the firmware's name of the machine: "QEMU Standard PC",
 	// "Amazon EC2", "wsl", "xen".
 	Hypervisor string `json:"hypervisor,omitempty"`
-	// Container is docker, podman, kubernetes, lxc, containerd or another
-	// name that the runtime left; empty where nothing says so.
+	// Container is docker, podman, kubernetes, lxc, containerd or another name of
+	// a container runtime; empty if no container is detected.
 	Container string `json:"container,omitempty"`
 	WSL       bool   `json:"wsl,omitempty"`
 }
@@ -33,8 +33,8 @@ func readVirt(f files, environ []string) Virt {
 	return v
 }
 
-// virtualVendors are words in the firmware's vendor or product that mean a
-// virtual machine. Bare metal of the same vendors says something else.
+// virtualVendors are words in the firmware's vendor or product of virtual machines. Bare
+// metal of the same vendors has other words.
 var virtualVendors = []string{
 	"QEMU", "KVM", "VMware", "VirtualBox", "innotek", "Xen", "OpenStack",
 	"Google Compute Engine", "Virtual Machine", "Bochs", "Firecracker", "Cloud Hypervisor",
@@ -55,7 +55,7 @@ func readHypervisor(f files) string {
 	return f.line("sys/hypervisor/type")
 }
 
-// cgroupRuntimes are parts of control group paths and the runtime they tell.
+// cgroupRuntimes are parts of control group paths, with the runtime that uses them.
 var cgroupRuntimes = []struct{ part, name string }{
 	{"kubepods", "kubernetes"},
 	{"docker", "docker"},

@@ -10,7 +10,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 )
 
-// Result is what [Bandwidth] measured.
+// Result is the result of [Bandwidth].
 type Result struct {
 	SizeBytes       int           `json:"size_bytes"` // of one copy
 	CopiesPerSample int           `json:"copies_per_sample"`
@@ -19,14 +19,14 @@ type Result struct {
 	Series          []Series      `json:"series"`
 }
 
-// Series is the samples of one direction, in the order taken.
+// Series are the samples of one direction, in the order in which they were taken.
 type Series struct {
 	Direction Direction `json:"direction"`
 	Samples   []float64 `json:"samples_gb_per_s"`
 	Stats
 }
 
-// Find returns the series of a direction.
+// Find returns the series of a direction, and whether there is one.
 func (r *Result) Find(d Direction) (Series, bool) {
 	for _, s := range r.Series {
 		if s.Direction == d {
@@ -36,10 +36,11 @@ func (r *Result) Find(d Direction) (Series, bool) {
 	return Series{}, false
 }
 
-// Bandwidth measures copies between pinned memory and the device. Every sample
-// is several copies between two events, timed by the device, so neither the
-// calls nor the clock of the host count. When ctx ends it waits for the copies
-// in flight, gives everything back and returns ctx's error.
+// Bandwidth measures copies between pinned memory and the device
+// (cudaEventElapsedTime). Every sample is several copies between two events, timed by
+// the device, so neither calls nor the clock of the host count. If ctx ends, it waits for
+// the copies in flight, releases everything and returns ctx's error. A plan that is not
+// valid is an error. Other errors are those of CUDA and of hostmem.Alloc.
 func Bandwidth(ctx context.Context, dev *cudart.Device, p Plan) (*Result, error) {
 	p, err := p.normal()
 	if err != nil {
@@ -63,18 +64,18 @@ func Bandwidth(ctx context.Context, dev *cudart.Device, p Plan) (*Result, error)
 	return r, nil
 }
 
-// bench is what one run needs of a device.
+// bench holds the memory, stream and events of one run.
 type bench struct {
 	host       *hostmem.Buffer
 	device     cudart.DevPtr
 	stream     *cudart.Stream
 	start, end *cudart.Event
 	pin        time.Duration
-	undo       []func() error // in the order of making
+	undo       []func() error // releases what was made, in the order of making
 }
 
-// newBench makes everything. What was made before an error is in the bench
-// all the same, for close.
+// newBench makes everything. After an error the bench holds what was made before, for
+// close.
 func newBench(ctx context.Context, dev *cudart.Device, n int) (*bench, error) {
 	b := &bench{}
 	var err error
@@ -101,8 +102,8 @@ func newBench(ctx context.Context, dev *cudart.Device, n int) (*bench, error) {
 	return b, nil
 }
 
-// close waits for the copies in flight and gives back what was made, the last
-// thing first: the buffer's Close is what waits.
+// close releases what was made, the last one first. The buffer's Close waits for the
+// copies in flight.
 func (b *bench) close() error {
 	var errs []error
 	for i := len(b.undo) - 1; i >= 0; i-- {
@@ -133,7 +134,7 @@ func (b *bench) series(ctx context.Context, d Direction, p Plan) (Series, error)
 	return s, nil
 }
 
-// sample returns the device's time for one sample.
+// sample returns the time of one sample on the device.
 func (b *bench) sample(ctx context.Context, d Direction, p Plan) (time.Duration, error) {
 	if err := b.stream.Record(b.start); err != nil {
 		return 0, err

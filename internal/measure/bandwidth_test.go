@@ -82,8 +82,7 @@ func TestBadPlanCallsNothing(t *testing.T) {
 	assert.Equal(t, before, sim.TotalCalls())
 }
 
-// Wherever the caller gives up, everything is given back: testgpu tells what is
-// left.
+// When a caller cancels, everything is released: testgpu fails the test for what is not.
 func TestCancelledAtEveryCopy(t *testing.T) {
 	t.Parallel()
 	for at := range 2 * (2 + 4*3) {
@@ -96,7 +95,7 @@ func TestCancelledAtEveryCopy(t *testing.T) {
 			p.SizeBytes = 1 << 16
 			r, err := Bandwidth(ctx, device(t, rt), p)
 			if err == nil {
-				// A wait may find its work done before it asks for ctx.
+				// A wait may find its work done before it looks at ctx.
 				assert.NotNil(t, r)
 				return
 			}
@@ -116,15 +115,15 @@ func TestCancelledBeforehand(t *testing.T) {
 	assert.ErrorIs(t, err, context.Canceled)
 }
 
-// Each call on the way fails once. The error tells the call, everything that
-// can be given back is, and the next run works.
+// Each call of a run fails once. The error names the call, everything that can be
+// released is, and the next run works.
 func TestEveryCallFails(t *testing.T) {
 	t.Parallel()
 	p := quick
 	p.SizeBytes, p.Copies, p.Samples, p.WarmUp = 1<<16, 1, 1, 1
 	p.Directions = Directions()[:1]
 
-	// A call that gives something back and fails has not given it back.
+	// A call that releases something and fails has not released it.
 	releasing := []string{"cudaFree", "cudaHostUnregister", "cudaStreamDestroy", "cudaEventDestroy"}
 	const most = 200
 	failed := 0

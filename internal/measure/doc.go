@@ -1,4 +1,3 @@
-// Package measure runs benchmarks on a device: a plan in, samples and their
-// statistics out. All results are plain data. Rates are GB/s of 1e9 bytes,
-// sizes are bytes.
+// Package measure runs benchmarks on a device: a plan in, samples and their statistics
+// out. Results are plain data. Sizes are bytes, rates GB/s of 1e9 bytes.
 package measure

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Direction is the way that bytes travel.
+// Direction is the direction of copies.
 type Direction string
 
 // The directions.
@@ -19,27 +19,28 @@ const (
 // Directions returns all directions.
 func Directions() []Direction { return []Direction{HostToDevice, DeviceToHost} }
 
-// Plan says what [Bandwidth] does. Zero fields take the values of the quick
-// plan, which needs about a quarter of a second on a fast link.
+// Plan is what [Bandwidth] does. Zero fields take the values of the quick plan, which
+// takes about a quarter of a second on a fast link. Negative values are errors.
 type Plan struct {
 	// Directions are measured one after the other; none means both.
 	Directions []Direction
-	// SizeBytes is the size of one copy.
+	// SizeBytes is the size of one copy. 0 means 64 MiB.
 	SizeBytes int
-	// Copies is how many copies lie between the two events of a sample.
+	// Copies is the number of copies between the two events of a sample. 0 means
+	// 8.
 	Copies int
-	// Samples is how many samples each direction gets.
+	// Samples is the number of samples of each direction. 0 means 9.
 	Samples int
-	// WarmUp is how many copies go before the first sample. They wake a link
-	// that was trained down, and none of them is counted.
+	// WarmUp is the number of copies before the first sample, which are not
+	// measured: they make an idle GPU train its link up. 0 means 4.
 	WarmUp int
-	// Budget ends a direction's samples early on a slow link, though never
-	// below three of them.
+	// Budget is the time after which a direction gets no more samples, but three
+	// at least. 0 means half a second.
 	Budget time.Duration
 }
 
 const (
-	defaultSize    = 64 << 20 // far on the flat part of the curve
+	defaultSize    = 64 << 20 // larger copies are not faster
 	defaultCopies  = 8
 	defaultSamples = 9
 	defaultWarmUp  = 4
@@ -47,7 +48,7 @@ const (
 	fewestSamples  = 3
 )
 
-// normal fills in the quick plan and checks what was given.
+// normal checks the plan, and replaces zeros by the values of the quick plan.
 func (p Plan) normal() (Plan, error) {
 	for _, f := range []struct {
 		value *int

@@ -2,16 +2,16 @@ package measure
 
 import "slices"
 
-// Stats sum up the samples of one series, in GB/s.
+// Stats are statistics of the samples of one series, in GB/s.
 type Stats struct {
 	Median float64 `json:"median_gb_per_s"`
 	Min    float64 `json:"min_gb_per_s"`
 	Max    float64 `json:"max_gb_per_s"`
-	// Spread is (Max - Min) / Median: 0.02 is two per cent.
+	// Spread is (Max - Min) / Median: 0.02 is 2 %.
 	Spread float64 `json:"spread"`
 }
 
-// Summarize gives the statistics of samples, zeros without any.
+// Summarize returns the statistics of samples, zeros if there are none.
 func Summarize(samples []float64) Stats {
 	n := len(samples)
 	if n == 0 {

@@ -1,6 +1,6 @@
-// Package report turns one result into text for people or JSON for programs.
-// Results of the simulated GPU are marked as simulated in every form.
+// Package report writes a result as text for people or as JSON for programs. Results of
+// the simulated GPU say so in every form.
 //
-// The JSON is stable: names are snake_case and tell their units, a name that
-// is there keeps its meaning, and SchemaVersion changes when one must not.
+// The JSON is stable: names are snake_case and contain their units. A name keeps its
+// meaning; if one has to change, SchemaVersion changes.
 package report

@@ -9,8 +9,8 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// Progress shows how far round trips are: on a terminal one line that is
-// written over, elsewhere a line every few seconds.
+// Progress shows how many round trips are done: on a terminal in one line that is
+// overwritten, elsewhere in a line every few seconds.
 type Progress struct {
 	w        io.Writer
 	terminal bool
@@ -26,13 +26,13 @@ const (
 	terminalWidth = 79
 )
 
-// NewProgress shows progress under a label on w.
+// NewProgress returns a Progress that writes to w, with a label.
 func NewProgress(w io.Writer, terminal bool, label string) *Progress {
 	return &Progress{w: w, terminal: terminal, label: label, now: time.Now}
 }
 
-// Show takes what verify.Plan.Progress gives. Errors of writing are left
-// alone: progress is worth no failure.
+// Show is for verify.Plan.Progress. It ignores errors of writing, because a run must not
+// fail for its progress.
 func (p *Progress) Show(at verify.Progress) {
 	every := lineEvery
 	if p.terminal {
@@ -57,7 +57,7 @@ func (p *Progress) Show(at verify.Progress) {
 		return
 	}
 	if runes := []rune(line); len(runes) > terminalWidth {
-		line = string(runes[:terminalWidth]) // a line that wraps cannot be written over
+		line = string(runes[:terminalWidth]) // a line that wraps cannot be overwritten
 	}
 	pad := max(0, p.width-len([]rune(line)))
 	p.width = len([]rune(line))

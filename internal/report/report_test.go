@@ -53,7 +53,7 @@ func series(d measure.Direction, samples ...float64) measure.Series {
 	return measure.Series{Direction: d, Samples: samples, Stats: measure.Summarize(samples)}
 }
 
-// h200 is a device as it would be found and measured, on the host h.
+// h200 is a device with facts and measurements as on the host h.
 func h200(h *hostinfo.Host) *doctor.Facts {
 	f := &doctor.Facts{
 		Host: h,
@@ -148,8 +148,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Results kept as JSON, real ones among them, must still be understood in full
-// and read well.
+// Results that are stored as JSON, also of real GPUs, must still be read in full, and
+// their text must be complete.
 func TestKeptResults(t *testing.T) {
 	t.Parallel()
 	made, err := filepath.Glob(filepath.Join(testdata, "golden", "report-*.json"))

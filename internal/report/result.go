@@ -11,22 +11,22 @@ import (
 // SchemaVersion is the version of the JSON's shape.
 const SchemaVersion = 1
 
-// Result is all that one run of the tool has to say.
+// Result is the result of one run of the tool.
 type Result struct {
 	SchemaVersion int    `json:"schema_version"`
 	Command       string `json:"command"` // check, verify, devices or version
 	Tool          Tool   `json:"tool"`
 	*doctor.Facts        // nil for version
-	// Findings come in order of their weight; an empty list is good news.
+	// Findings are in the order of their weight; there are none if all is well.
 	Findings []doctor.Finding `json:"findings,omitempty"`
-	Verdict  doctor.Verdict   `json:"verdict,omitempty"` // where something was judged
+	Verdict  doctor.Verdict   `json:"verdict,omitempty"` // if the run was judged
 }
 
 // Tool is the program that ran.
 type Tool struct {
 	Name     string `json:"name"`
 	Version  string `json:"version"`
-	Revision string `json:"revision,omitempty"` // of the source, "+dirty" behind it where it was changed
+	Revision string `json:"revision,omitempty"` // of the source, with "+dirty" if it was changed
 	Go       string `json:"go"`
 	Platform string `json:"platform"` // linux/amd64
 }
@@ -43,7 +43,7 @@ const (
 // Formats returns all formats.
 func Formats() []Format { return []Format{Text, JSON} }
 
-// ParseFormat reads the name of a format.
+// ParseFormat returns the format with a name, or an error that lists all names.
 func ParseFormat(s string) (Format, error) {
 	for _, f := range Formats() {
 		if s == string(f) {
@@ -53,7 +53,8 @@ func ParseFormat(s string) (Format, error) {
 	return "", fmt.Errorf("unknown format %q: formats are text and json", s)
 }
 
-// Write writes the result. Style matters to text only.
+// Write writes the result in a format. Style is for text. The error is that of w, or of a
+// format that does not exist.
 func Write(w io.Writer, r *Result, f Format, s Style) error {
 	r.SchemaVersion = SchemaVersion
 	switch f {

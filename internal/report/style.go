@@ -5,14 +5,14 @@ import (
 	"os"
 )
 
-// Style is how text is dressed.
+// Style is the style of text.
 type Style struct {
 	Color bool
 }
 
-// StyleFor chooses colour for terminals only. NO_COLOR, when set to anything,
-// and TERM=dumb switch it off; CLICOLOR_FORCE, when set to anything but 0,
-// switches it on where NO_COLOR does not forbid it. getenv is as os.Getenv.
+// StyleFor returns a style with colour for terminals only. NO_COLOR, set to anything,
+// and TERM=dumb switch colour off; CLICOLOR_FORCE, set to anything but 0, switches it on
+// unless NO_COLOR is set. getenv is as os.Getenv.
 func StyleFor(w io.Writer, getenv func(string) string) Style {
 	if getenv("NO_COLOR") != "" {
 		return Style{}
@@ -23,7 +23,7 @@ func StyleFor(w io.Writer, getenv func(string) string) Style {
 	return Style{Color: getenv("TERM") != "dumb" && IsTerminal(w)}
 }
 
-// IsTerminal tells whether w is a terminal (or another character device).
+// IsTerminal reports whether w is a terminal (or another character device).
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -14,10 +14,10 @@ import (
 
 const (
 	labelWidth = 10 // of the left column
-	textWidth  = 92 // of what stands right of it
+	textWidth  = 92 // of the text to its right
 )
 
-// page collects the text. A row is a label and what it labels.
+// page collects the text. A row is a label and a text.
 type page struct {
 	bytes.Buffer
 	style Style
@@ -58,8 +58,8 @@ func (p *page) painted(label string, labelColor color, text string, textColor co
 	}
 }
 
-// cells is one line of a table below a row: columns of given widths, negative
-// for those that are flush left.
+// cells writes one line of a table below a row: columns of these widths, negative for
+// those that are flush left.
 func (p *page) cells(widths []int, cells ...string) {
 	var b strings.Builder
 	b.WriteString(strings.Repeat(" ", labelWidth))
@@ -122,7 +122,7 @@ func (p *page) library(l *doctor.Library, simulated bool) {
 	p.attempts(l.Attempts)
 }
 
-// attempts tells the libraries that were not taken, and why.
+// attempts lists the libraries that were not taken, and why.
 func (p *page) attempts(all []doctor.Attempt) {
 	for _, a := range all {
 		if a.Error != "" {
@@ -131,7 +131,7 @@ func (p *page) attempts(all []doctor.Attempt) {
 	}
 }
 
-// search tells how a library was looked for in vain.
+// search writes how a library was searched for, and none was found.
 func (p *page) search(s *doctor.Search) {
 	if s == nil || len(s.Attempts) == 0 && len(s.Looked) == 0 {
 		return
@@ -187,7 +187,7 @@ func (p *page) host(h *hostinfo.Host) {
 	}
 }
 
-// joined puts commas between what is not empty.
+// joined joins the parts that are not empty, with commas.
 func joined(parts ...string) string { return joinedWith(", ", parts...) }
 
 func joinedWith(sep string, parts ...string) string {
@@ -381,7 +381,7 @@ func (p *page) verdict(r *Result) {
 	p.painted(label, c, text, "")
 }
 
-// healthyText says what the verdict rests on.
+// healthyText returns the figures on which the verdict is based.
 func healthyText(r *Result) string {
 	bytes, least := 0, 0.0
 	measured := false

@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// binary writes a size of memory: 139.8 GiB, 64 MiB, 17 B.
+// binary formats a size of memory: 139.8 GiB, 64 MiB, 17 B.
 func binary(n int) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	v, u := float64(n), 0
@@ -21,7 +21,7 @@ func binary(n int) string {
 	return fmt.Sprintf("%.1f %s", v, units[u])
 }
 
-// decimal writes an amount of data that was moved: 31.2 GB.
+// decimal formats an amount of data that was copied: 31.2 GB.
 func decimal(n int) string {
 	switch v := float64(n); {
 	case v >= 1e9:
@@ -34,7 +34,7 @@ func decimal(n int) string {
 	return fmt.Sprintf("%d B", n)
 }
 
-// duration writes a time with as many digits as matter.
+// duration formats a time with as many digits as matter.
 func duration(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
@@ -47,7 +47,7 @@ func duration(d time.Duration) string {
 	return fmt.Sprintf("%d µs", d.Microseconds())
 }
 
-// count writes a number with its digits in groups: 1,234,567.
+// count formats a number with its digits in groups: 1,234,567.
 func count(n int) string {
 	s := fmt.Sprint(n)
 	if n < 0 {
@@ -66,8 +66,8 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%s %s", count(n), many)
 }
 
-// plain makes one printable line of text that came from elsewhere: paths,
-// names and errors may hold anything, escape sequences included.
+// plain makes one printable line of text from outside: paths, names and errors may
+// contain anything, also escape sequences.
 func plain(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
@@ -81,8 +81,8 @@ func plain(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// wrap breaks text into lines of at most width runes, at spaces. A longer
-// word stays whole.
+// wrap breaks text into lines of at most width runes, at spaces. A word that is longer
+// is not broken.
 func wrap(text string, width int) []string {
 	var lines []string
 	var line string

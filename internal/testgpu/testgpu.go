@@ -1,5 +1,5 @@
-// Package testgpu gives tests a device: a simulated one, or the machine's own
-// when PINNED_TEST_GPU=1 says so. Nothing falls back from one to the other.
+// Package testgpu provides devices for tests: simulated ones, or with PINNED_TEST_GPU=1
+// those of the machine. It never takes one for the other.
 package testgpu
 
 import (
@@ -11,15 +11,15 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-// Env is the environment variable that asks for a real GPU when it is 1.
+// Env is the environment variable that requests a real GPU if it is 1.
 const Env = "PINNED_TEST_GPU"
 
 // Real reports whether tests are to use a real GPU.
 func Real() bool { return os.Getenv(Env) == "1" }
 
-// Device opens device 0: of a simulated library, or with [Real] of the
-// machine's, where having none fails the test. The end of the test closes it
-// and, when it is simulated, fails the test if anything was not given back.
+// Device opens device 0 of a simulated library, or with [Real] of the machine's library.
+// If the machine has none, the test fails. The end of the test closes it, and fails the
+// test if anything of a simulated one was not released, or misused.
 func Device(tb testing.TB) *cudart.Device {
 	tb.Helper()
 	if !Real() {
@@ -29,8 +29,8 @@ func Device(tb testing.TB) *cudart.Device {
 	return first(tb, open(tb, cudart.Options{}))
 }
 
-// Sim opens a simulated library, whatever [Real] says. The end of the test
-// closes it, and fails the test if anything was not given back or misused.
+// Sim opens a simulated library, also with [Real]. The end of the test closes it, and
+// fails the test if anything was not released, or misused.
 func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	tb.Helper()
 	sim, err := cudasim.New(cfg)
@@ -43,7 +43,7 @@ func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	tb.Cleanup(func() {
 		tb.Helper()
 		err := sim.Check()
-		if closing := sim.Close(); err == nil { // else it would say the same again
+		if closing := sim.Close(); err == nil { // else it would report the same again
 			err = closing
 		}
 		if err != nil {

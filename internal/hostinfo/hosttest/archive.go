@@ -1,5 +1,5 @@
-// Package hosttest keeps hosts in small text files, so that tests read a host
-// that is not theirs.
+// Package hosttest stores hosts in small text files, so that tests can read hosts other
+// than their own.
 //
 // A captured host is a list of entries. Text before the first is a comment.
 //
@@ -70,7 +70,7 @@ func Parse(text string) (fstest.MapFS, error) {
 			entry.Mode = fs.ModeDevice | fs.ModeCharDevice | 0o666
 		}
 		if !fs.ValidPath(name) || name == "." {
-			return nil, fmt.Errorf("line %d: %q is no path below the root folder", number, name)
+			return nil, fmt.Errorf("line %d: %q is not a path below the root directory", number, name)
 		}
 		if _, twice := host[name]; twice {
 			return nil, fmt.Errorf("line %d: %s comes twice", number, name)

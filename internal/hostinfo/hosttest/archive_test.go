@@ -30,9 +30,9 @@ func TestParseRefuses(t *testing.T) {
 	for text, says := range map[string]string{
 		"":                                "no entry",
 		"just a comment\n":                "no entry",
-		"-- /proc/x --\n":                 "no path",
-		"-- ../x --\n":                    "no path",
-		"-- . --\n":                       "no path",
+		"-- /proc/x --\n":                 "not a path",
+		"-- ../x --\n":                    "not a path",
+		"-- . --\n":                       "not a path",
 		"-- a --\n-- a --\n":              "line 2: a comes twice",
 		"-- a (device) --\ntext\n":        "text below",
 		"x\n-- a -> b --\n\ntext below\n": "line 4",
@@ -44,7 +44,7 @@ func TestParseRefuses(t *testing.T) {
 	assert.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// What is read through a Recorder is kept; what is only listed is not.
+// What is read through a Recorder is recorded; what is only listed is not.
 func TestRecorder(t *testing.T) {
 	t.Parallel()
 	rec := Record(fstest.MapFS{

@@ -10,12 +10,12 @@ import (
 	"testing/fstest"
 )
 
-// Record wraps the root folder of a host and keeps what is read through it.
+// Record wraps the root directory of a host and records what is read through it.
 func Record(fsys fs.FS) *Recorder {
 	return &Recorder{fsys: fsys, host: fstest.MapFS{}}
 }
 
-// Recorder is a file system that remembers. It implements fs.FS, fs.StatFS,
+// Recorder is a file system that records what is read. It implements fs.FS, fs.StatFS,
 // fs.ReadDirFS and fs.ReadLinkFS.
 type Recorder struct {
 	fsys fs.FS
@@ -23,8 +23,8 @@ type Recorder struct {
 	host fstest.MapFS
 }
 
-// Host is what was read so far. What was read through a folder that is a link,
-// as devices in /sys are, lies where the link leads.
+// Host returns what was read so far. Files that were read through a directory that is a
+// link, as devices in /sys are, are at the link's target.
 func (r *Recorder) Host() fstest.MapFS {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,8 +52,7 @@ func (r *Recorder) keep(name string, entry *fstest.MapFile) {
 	}
 }
 
-// Open implements fs.FS. It reads a file at once, and hands out the whole of
-// it while keeping the part that matters.
+// Open implements fs.FS. It reads all of a file, and records the part that matters.
 func (r *Recorder) Open(name string) (fs.File, error) {
 	file, err := r.fsys.Open(name)
 	if err != nil {
@@ -83,8 +82,8 @@ func (r *Recorder) Stat(name string) (fs.FileInfo, error) {
 	return info, nil
 }
 
-// ReadDir implements fs.ReadDirFS. What a folder lists is kept only once it is
-// looked at.
+// ReadDir implements fs.ReadDirFS. An entry of a directory is recorded only when it is
+// read.
 func (r *Recorder) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(r.fsys, name) }
 
 // ReadLink implements fs.ReadLinkFS.

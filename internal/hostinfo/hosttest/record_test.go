@@ -11,9 +11,9 @@ import (
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
 )
 
-// Devices in /sys are links to folders elsewhere: what is read through them and
-// what is read behind them must both be in the recording.
-func TestRecordingThroughLinkedFolders(t *testing.T) {
+// Devices in /sys are links to directories elsewhere: what is read through them, and what
+// is read at their targets, must both be in the recording.
+func TestRecordingThroughLinkedDirectories(t *testing.T) {
 	host := fstest.MapFS{
 		"sys/bus/pci/devices/0000:01:00.0":                                {Mode: fs.ModeSymlink | 0o777, Data: []byte("../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0")},
 		"sys/devices/pci0000:00/0000:00:01.0/max_link_width":              {Data: []byte("16\n")},

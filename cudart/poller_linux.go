@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A bell is a sleep of microseconds that can be cut short. Go's timers wake an
-// idle program to the millisecond only.
+// A bell is a sleep of microseconds that ring ends. Go's timers wake an idle program
+// with a precision of a millisecond.
 type bell struct {
-	fd   int           // an eventfd, or -1 where none was to be had, and then
-	rung chan struct{} // this, with Go's timers
+	fd   int           // an eventfd, or -1 if there is none (no file descriptor is left):
+	rung chan struct{} // then this, with Go's timers
 }
 
 func newBell() *bell {
@@ -24,11 +24,11 @@ func newBell() *bell {
 	return &bell{fd: fd}
 }
 
-// precise makes the calling thread's sleeps end within a microsecond instead
-// of the usual 50. Where that is refused, sleeps are just longer.
+// precise makes sleeps of the calling thread end within a microsecond instead of 50
+// (PR_SET_TIMERSLACK). If the kernel refuses, sleeps are longer.
 func (b *bell) precise() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) }
 
-// wait sleeps for d, and returns whether it was rung meanwhile.
+// wait sleeps for d or until ring, and reports whether ring ended it.
 func (b *bell) wait(d time.Duration) (rung bool) {
 	if b.fd < 0 {
 		t := time.NewTimer(d)
@@ -51,7 +51,7 @@ func (b *bell) wait(d time.Duration) (rung bool) {
 	return true
 }
 
-// ring ends the sleep under way, or the next one.
+// ring ends the sleep in progress, or else the next one.
 func (b *bell) ring() {
 	if b.fd < 0 {
 		select {

@@ -13,30 +13,30 @@ import (
 
 const platformSupported = true
 
-// callEntryABI0 is the address of callEntry, in call_*.s.
+// callEntryABI0 is the address of callEntry, in call_amd64.s and call_arm64.s.
 var callEntryABI0 uintptr
 
-// cgocall leaves Go's scheduler for a C function, as purego does it. What
-// purego has set up (its own C runtime, where there is no cgo) serves here too.
+// cgocall runs a C function outside Go's scheduler, as purego does. It needs what
+// purego sets up: without cgo, a C runtime of its own.
 //
 //go:linkname cgocall runtime.cgocall
 //go:noescape
 func cgocall(entry uintptr, c unsafe.Pointer) int32
 
-// callC makes a call. It is what purego.SyscallN does, less the copying of 32
-// arguments and 8 floats back and forth, which costs as much as all the rest
-// (RATIONALE.md). c must be heap memory: C writes to it from another stack.
+// callC makes a call. purego.SyscallN does the same, and copies 32 arguments and 8
+// floats back and forth, which costs as much as all the rest (RATIONALE.md). c must be
+// in the heap: C writes to it from another stack.
 func callC(c *cCall) { cgocall(callEntryABI0, unsafe.Pointer(c)) }
 
-// A dynamicLibrary is a library that the system's loader loaded. It is never
-// unloaded: CUDA leaves threads and exit handlers behind.
+// A dynamicLibrary is a library that the dynamic loader has loaded. It is never
+// unloaded, because CUDA's threads and exit handlers would still run its code.
 type dynamicLibrary struct {
 	handle uintptr
 	path   string
 }
 
-// loadLibrary opens a path, or a bare name which the loader looks for. Names
-// stay local, so that two versions can be loaded side by side.
+// loadLibrary opens a path, or a bare name that the dynamic loader finds. Its symbols
+// are local, so that two versions can be loaded side by side.
 func loadLibrary(path string) (Source, error) {
 	// dlerror belongs to the thread.
 	runtime.LockOSThread()
@@ -51,7 +51,7 @@ func loadLibrary(path string) (Source, error) {
 	return &dynamicLibrary{handle: handle, path: path}, nil
 }
 
-// Symbol returns the address of a name, or 0.
+// Symbol returns the address of a symbol, or 0 if there is none.
 func (l *dynamicLibrary) Symbol(name string) uintptr {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -65,7 +65,7 @@ func (l *dynamicLibrary) Symbol(name string) uintptr {
 // String returns the path.
 func (l *dynamicLibrary) String() string { return l.path }
 
-// newHostFuncEntry makes the C function pointer that cudaLaunchHostFunc calls.
+// newHostFuncEntry makes the C function for cudaLaunchHostFunc. It calls run.
 func newHostFuncEntry(run func(id uintptr)) uintptr {
 	return purego.NewCallback(func(id uintptr) uintptr {
 		run(id)

@@ -1,0 +1,147 @@
+package cudart
+
+import (
+	"context"
+	"fmt"
+)
+
+// A Point is a place in the order of a stream: after all work that was queued when the
+// Point was made, and before work that is queued later. The zero Point is reached.
+// Points are cheap to make, and compare equal if no work was queued between them.
+//
+// A Point is reached if all work before it is done, or has failed: in both cases that
+// work uses no memory any more. Err returns the error of failed work. The device
+// answers through events that are recorded on the stream, and a later event stands for
+// earlier Points too. If calls fail or block:
+//
+//	case                        | the Point is
+//	cudaEventRecord fails       | not reached; each look records again
+//	cudaEventQuery fails        | not reached; the next look records and queries again
+//	two failures in a row       | reached if cudaDeviceSynchronize succeeds, which is
+//	                            | called once for all Points of the device
+//	that fails as well          | not reached: Wait returns the error, because the
+//	                            | memory may be in use; the next look asks again
+//	stream closed or lost       | asked through an event that is recorded before the
+//	                            | stream is destroyed
+//	a call blocks               | not reached; other looks do not wait for the call
+//	Runtime closed              | reached if that is known; else Wait returns ErrClosed
+type Point struct {
+	line *Timeline
+	n    uint64
+}
+
+// Point returns the place after all work that is queued on the stream so far, and
+// records an event there: see [Timeline.Point].
+func (s *Stream) Point() Point { return s.Timeline().Point() }
+
+// Known reports whether the Point is known to be reached. It does not call the library.
+func (p Point) Known() bool { return p.line == nil || p.n <= p.line.done.Load() }
+
+// Done reports whether the Point is reached (cudaEventQuery). It returns false if ctx
+// is nil, or ends first. If ctx can end, the library is called on another goroutine, so
+// that a call that blocks does not hold up the caller.
+func (p Point) Done(ctx context.Context) bool {
+	switch {
+	case p.Known():
+		return true
+	case ctx == nil:
+		return false
+	case ctx.Done() == nil:
+		return p.line.reached(p.n)
+	}
+	w := p.line.dev.rt.waits
+	me := w.get(waitPeek)
+	me.line, me.n = p.line, p.n
+	return w.await(ctx, me) == nil
+}
+
+// Wait waits until the Point is reached. It then returns nil, also if the work failed:
+// see Err. If ctx ends first, Wait returns ctx's error, and the GPU's work goes on. Any
+// other error means that CUDA cannot report whether the work is done: memory that it
+// uses must stay. A nil ctx is an error. A wait occupies no thread.
+func (p Point) Wait(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("wait for a Point: %w", errNilContext)
+	}
+	if p.Known() {
+		return nil
+	}
+	w := p.line.dev.rt.waits
+	if ctx.Done() == nil {
+		// Nothing can end the wait early: the caller may ask itself.
+		if over, _ := spin(func() (bool, error) { return p.line.reached(p.n), nil }); over {
+			return nil
+		}
+	}
+	me := w.get(waitPoint)
+	me.line, me.n = p.line, p.n
+	return w.await(ctx, me)
+}
+
+// Notify sends to c when the Point is reached, or when CUDA cannot report that it is:
+// Known returns which. It never blocks: if c has no room, nothing is sent. stop
+// withdraws the request.
+func (p Point) Notify(c chan<- struct{}) (stop func()) {
+	if p.Known() {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+		return func() {}
+	}
+	w := p.line.dev.rt.waits
+	me := &wait{kind: waitNotify, line: p.line, n: p.n, notify: c}
+	w.enqueue(me)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.remove(me)
+	}
+}
+
+// Err returns the error that the stream reported before the Point was known to be
+// reached: bytes that were copied before the Point may be wrong. Call it after Done or
+// Wait. A stream keeps its last 16 errors.
+func (p Point) Err() error {
+	if p.line == nil {
+		return nil
+	}
+	return p.line.err(p.n)
+}
+
+// Record records an event for a Point of [Timeline.End], unless there is one
+// (cudaEventRecord). If that fails, later looks at the Point try again.
+func (p Point) Record() {
+	if !p.Known() {
+		p.line.record(false)
+	}
+}
+
+// WaitPoint makes work that is queued later wait until a Point of another stream is
+// reached (cudaStreamWaitEvent). The caller does not wait. If no event can be recorded
+// for the Point, nothing is queued, and the error is that of cudaEventRecord.
+func (s *Stream) WaitPoint(p Point) error {
+	if p.Known() || p.line == s.line {
+		return nil
+	}
+	if e := p.line.eventFor(p.n); e != nil {
+		return s.WaitEvent(e)
+	}
+	// One that is recorded now stands for the Point too. It is not the timeline's:
+	// another goroutine may be recording there.
+	e, err := p.line.recordOne(nil, false)
+	if e == nil {
+		return err
+	}
+	defer p.line.dev.putEvent(e)
+	if err != nil {
+		return err
+	}
+	return s.WaitEvent(e)
+}
+
+// Line returns the Point's timeline, nil for the zero Point.
+func (p Point) Line() *Timeline { return p.line }
+
+// After reports whether the Point is no earlier than another one of the same timeline.
+func (p Point) After(other Point) bool { return p.line == other.line && p.n >= other.n }

@@ -1,0 +1,129 @@
+package rules
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// linuxOnly is the constraint of every file that loads a C library.
+const linuxOnly = "//go:build linux && !android && (amd64 || arm64)"
+
+func TestFilesThatLoadCAreForLinuxOnly(t *testing.T) {
+	t.Parallel()
+	_, tree := repository(t)
+	loads := 0
+	for _, f := range tree.files {
+		if slices.Contains(f.imports, "github.com/ebitengine/purego") {
+			loads++
+			assert.Equal(t, linuxOnly, f.constraint, "%s imports purego: its build constraint", f.path)
+		}
+	}
+	assert.Positive(t, loads)
+}
+
+var readmeProgram = regexp.MustCompile("(?s)```go\n(package main\n.*?)```")
+
+// The program in the README builds.
+func TestReadmeProgramBuilds(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	program := readmeProgram.FindSubmatch(readme)
+	require.NotNil(t, program)
+	main := filepath.Join(t.TempDir(), "main.go")
+	require.NoError(t, os.WriteFile(main, program[1], 0o600))
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", os.DevNull, main).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+var (
+	moduleLine  = regexp.MustCompile(`(?m)^module (\S+)$`)
+	requireLine = regexp.MustCompile(`(?m)^\s+(\S+\.\S+/\S+) v\S+( // indirect)?$`)
+)
+
+// repository reads CONTRIBUTING.md, go.mod and every Go file that the go command would.
+func repository(t *testing.T) (contributing string, all tree) {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(root, "go.mod"), "this test reads the source tree")
+	files := os.DirFS(root)
+	text, err := fs.ReadFile(files, "CONTRIBUTING.md")
+	require.NoError(t, err)
+	mod, err := fs.ReadFile(files, "go.mod")
+	require.NoError(t, err)
+	module := moduleLine.FindSubmatch(mod)
+	require.NotNil(t, module)
+	all.module = string(module[1])
+	for _, m := range requireLine.FindAllSubmatch(mod, -1) {
+		if len(m[2]) == 0 {
+			all.requires = append(all.requires, string(m[1]))
+		}
+	}
+	require.NotEmpty(t, all.requires)
+
+	err = fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+		base := entry.Name()
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && name != "." && (base[0] == '.' || base[0] == '_'):
+			return fs.SkipDir
+		case entry.IsDir():
+			all.dirs = append(all.dirs, name)
+			if base == "testdata" {
+				return fs.SkipDir
+			}
+			return nil
+		case path.Ext(base) != ".go":
+			return nil
+		}
+		source, err := fs.ReadFile(files, name)
+		if err != nil {
+			return err
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), name, source, parser.ImportsOnly|parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		f := file{path: name, constraint: constraintOf(parsed)}
+		for _, spec := range parsed.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			f.imports = append(f.imports, imported)
+		}
+		all.files = append(all.files, f)
+		return nil
+	})
+	require.NoError(t, err)
+	require.NotEmpty(t, all.files)
+	return string(text), all
+}
+
+// constraintOf returns the file's //go:build line, or "" if it has none.
+func constraintOf(f *ast.File) string {
+	for _, group := range f.Comments {
+		for _, line := range group.List {
+			if line.Pos() < f.Package && strings.HasPrefix(line.Text, "//go:build ") {
+				return line.Text
+			}
+		}
+	}
+	return ""
+}
