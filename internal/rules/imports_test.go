@@ -59,6 +59,7 @@ var rooms = []room{
 	{folder: "internal/hostinfo", imports: []string{"internal/linux"}, modules: []string{xsys}},
 	{folder: "verify", imports: []string{"hostmem", "transfer"}, modules: []string{xsys}},
 	{folder: "loader", imports: []string{"transfer", "hostmem"}},
+	{folder: "weights"},
 	{folder: "transfer", imports: []string{"hostmem"}, modules: []string{xsys}},
 	{folder: "managed", imports: []string{"cudart"}, modules: []string{xsys}},
 	{folder: "hostmem", imports: []string{"cudart", "internal/linux"}, modules: []string{xsys}},
