@@ -170,7 +170,6 @@ func TestPlansOfRandomModels(t *testing.T) {
 	}
 	for seed := range rounds {
 		r := rand.New(rand.NewPCG(uint64(seed), 1))
-		var files []*weights.File
 		var all []*weights.Tensor
 		contents := map[string][]byte{}
 		for i := range 1 + r.IntN(4) {
@@ -185,9 +184,7 @@ func TestPlansOfRandomModels(t *testing.T) {
 			if r.IntN(2) == 0 {
 				file = makeGGUF(3, 1<<r.IntN(8), specs...)
 			}
-			f := mustParse(t, file, fmt.Sprint("file ", i))
-			files = append(files, f)
-			all = slices.AppendSeq(all, f.Tensors())
+			all = slices.AppendSeq(all, mustParse(t, file, fmt.Sprint("file ", i)).Tensors())
 		}
 		// Any choice of them, in any order.
 		var chosen []*weights.Tensor
