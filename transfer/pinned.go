@@ -34,7 +34,7 @@ func (v *View) uploadPinned(ctx context.Context, dst cudart.DevPtr, src []byte) 
 func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr) (done int, ok bool, err error) {
 	if p, at, ok := hostmem.Find(dst); ok {
 		done, err = v.copyDirect(ctx, len(dst), 1, func(s *cudart.Stream, off, n int) error {
-			return p.CopyFromDevice(s, at+off, src+cudart.DevPtr(off), n)
+			return p.CopyToHost(s, at+off, src+cudart.DevPtr(off), n)
 		})
 		return done, true, err
 	}

@@ -182,7 +182,7 @@ func (s *Stage) close(ctx context.Context) error {
 func (s *Stage) Device() *cudart.Device { return s.dev }
 
 // Bytes returns how much memory the rings have.
-func (s *Stage) Bytes() int { return s.ring.buf.Kept() + s.few.buf.Kept() }
+func (s *Stage) Bytes() int { return s.ring.buf.Reserved() + s.few.buf.Reserved() }
 
 // crewOf returns the workers for devices of the NUMA node that a device is on.
 func crewOf(dev *cudart.Device) *crew {
