@@ -28,11 +28,11 @@ import (
 // requireEnded waits until there are no more goroutines than before.
 func requireEnded(t testing.TB, before int) {
 	t.Helper()
-	for range 200 {
+	for range 1000 { // workers stay for a second
 		if runtime.NumGoroutine() <= before {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 	}
 	buf := make([]byte, 1<<16)
 	t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
@@ -133,7 +133,7 @@ func TestEveryCallCanFail(t *testing.T) {
 				dev, err := rt.Device(0)
 				require.NoError(t, err)
 				b := &bench{dev: dev, bytes: bytes.Clone(want)}
-				b.c, err = NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
+				b.c, err = NewCopier(t.Context(), dev, Options{Workers: 2})
 				require.NoError(t, err)
 				b.mem, err = dev.Malloc(n)
 				require.NoError(t, err)
@@ -224,7 +224,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 		require.NoError(t, err)
 		start := sim.TotalCalls()
 		sim.FailCall(start+nth, cudart.ErrInvalidResourceHandle)
-		c, err := NewCopier(t.Context(), dev, Options{Workers: 1, Chunk: 512 * kib})
+		c, err := NewCopier(t.Context(), dev, Options{Workers: 1})
 		made := err == nil
 		if !made {
 			require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
@@ -294,7 +294,7 @@ func TestReadersAndWritersThatFail(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 3, Chunk: 512 * kib})
+	r := rigOn(t, dev, Options{Workers: 3})
 	const n = 4*mib + 9
 	want := bytesOf(8, n)
 	mem := r.device(n)
@@ -337,7 +337,7 @@ func TestReadersAndWritersThatFail(t *testing.T) {
 
 func TestFilesThatShrink(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 8 * mib
 	want := bytesOf(5, n)
 	mem := r.device(n)

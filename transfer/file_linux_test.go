@@ -24,6 +24,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A slice of a mapped file whose file is cut short has no bytes past its end:
@@ -33,7 +35,7 @@ func TestAMappedFileThatIsCutShort(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation does not report the address of a bus error")
 	}
-	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 4 * mib
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	require.NoError(t, err)
@@ -70,7 +72,7 @@ func requireUnmapped(t *testing.T) {
 
 func TestFilesInMemory(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 3*mib + 5
 	want := bytesOf(6, n)
 	mem := r.device(n)
@@ -120,7 +122,7 @@ func TestFilesInMemory(t *testing.T) {
 // but for the bytes that arrived.
 func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 8 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
@@ -174,7 +176,7 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	go func() {
 		defer close(ended)
 		_, err := r.c.With(Call{Progress: func(int, int) { runtime.Goexit() }}).DownloadTo(t.Context(), f, 0, mem, n)
-		assert.ErrorIs(t, err, errExited)
+		assert.ErrorIs(t, err, stage.ErrExited)
 	}()
 	<-ended
 	info, err = f.Stat()
@@ -190,7 +192,7 @@ func TestAFileInMemoryThatIsTruncated(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation maps pages past the end of a file")
 	}
-	r := newRig(t, Options{Workers: 1, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 1})
 	const n = 3 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
@@ -213,7 +215,7 @@ func TestAFullFileSystemInMemory(t *testing.T) {
 	const dir, room = "PINNED_TEST_TMPFS", 5 * mib
 	if at := os.Getenv(dir); at != "" {
 		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%d", room)))
-		r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+		r := newRig(t, Options{Workers: 2})
 		const n = 2 * room
 		want := bytesOf(2, n)
 		mem := r.device(n)
@@ -253,7 +255,7 @@ func TestAFullFileSystemInMemory(t *testing.T) {
 // Device nodes are not files in memory, though their file system is.
 func TestADeviceNodeIsWritten(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	f, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
@@ -268,7 +270,7 @@ func TestADeviceNodeIsWritten(t *testing.T) {
 // DownloadNew unmaps what it allocated when it fails. Not parallel: it looks at
 // the address space of the process.
 func TestNewMemoryAfterAFailure(t *testing.T) {
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	const n, rounds = 64 * mib, 64
 	mem := r.device(n)
 	size := func() (bytes int) {
@@ -321,7 +323,7 @@ func TestDirectIO(t *testing.T) {
 		t.Skipf("no O_DIRECT in %s: %v", t.TempDir(), err)
 	}
 	require.NoError(t, probe.Close())
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 3*mib + 5
 	want := bytesOf(7, n)
 	mem := r.device(n)
@@ -392,7 +394,7 @@ func TestDirectIO(t *testing.T) {
 // DirectIO does with a file what can be done with it as it is open.
 func TestDirectIOKeepsToTheFlags(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	c := r.c.With(Call{DirectIO: true})
 	const n = 64 * kib
 	want := bytesOf(7, n)
@@ -436,7 +438,7 @@ func TestDirectIOKeepsToTheFlags(t *testing.T) {
 // To open a FIFO once more would wait for its other end.
 func TestDirectIOOfAPipe(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	c := r.c.With(Call{DirectIO: true})
 	path := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, unix.Mkfifo(path, 0o600))
@@ -500,7 +502,7 @@ func TestShortReadsPastThePageCache(t *testing.T) {
 					return copy(p[:min(len(p), most)], data[min(int(off), size):]), nil
 				}, int64(base), readAt(bytes.NewReader(data), int64(base)))
 				to := make([]byte, size+3*block)
-				skip, got, err := read(t.Context(), to, 0, n)
+				skip, got, err := read(to, 0, n)
 				if n > size-base {
 					require.ErrorIs(t, err, io.ErrUnexpectedEOF, what)
 					require.Equal(t, size-base, got, what)

@@ -95,9 +95,9 @@ func (v *View) copyDirect(ctx context.Context, n, way int, queue func(s *cudart.
 	if v.call.Progress != nil {
 		tell = stage.NewTeller(n, v.call.Progress, d.fail, d.stop)
 	}
-	left := stage.Apart(ctx, func() { d.run(tell) }, func(cause error) { d.fail(n, cause) }, func() bool { return true })
-	if left {
-		d.fail(0, stage.ErrUnderWay)
+	left := stage.Apart(ctx, stage.Patience, func() { d.run(tell) }, func(cause error) { d.fail(n, cause) }, func() bool { return true })
+	if left != nil {
+		d.fail(0, left)
 	}
 	done, err := d.result()
 	v.stats.directBytes.Add(int64(done))

@@ -68,14 +68,22 @@ func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done 
 	return done, err
 }
 
+// checkOffset checks the offset of n bytes.
+func checkOffset(off int64, n int) error {
+	if off < 0 || off > math.MaxInt64-int64(max(n, 0)) {
+		return fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
+	}
+	return nil
+}
+
 // doWith is do for n bytes at an offset of a reader or writer.
 func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
 	f, ok := rw.(*os.File)
-	switch {
-	case rw == nil || ok && f == nil:
+	if rw == nil || ok && f == nil {
 		return 0, errNilReadWriter
-	case off < 0 || off > math.MaxInt64-int64(max(n, 0)):
-		return 0, fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
+	}
+	if err := checkOffset(off, n); err != nil {
+		return 0, err
 	}
 	return v.do(ctx, n, func() (int, error) {
 		if err := v.turn(ctx); err != nil {

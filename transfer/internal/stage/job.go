@@ -219,11 +219,11 @@ func (j *Job) Past(off int) bool {
 // that are under way.
 func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	j := s.newJob(c)
-	left := Apart(ctx, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
+	left := Apart(ctx, Patience, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
 		return j.working() == 0 // else workers use the caller's memory
 	})
-	if left {
-		j.Abort(0, ErrUnderWay)
+	if left != nil {
+		j.Abort(0, left)
 	}
 	if c.Await != nil {
 		c.Await()
@@ -512,13 +512,23 @@ func (j *Job) finish() {
 	stuck := j.queue > 0
 	j.mu.Unlock()
 	if stuck {
-		j.Abort(0, ErrUnderWay)
+		j.giveUp(ErrUnderWay)
 	}
 	j.settle()
 	if j.tell != nil {
 		j.report()
 		j.tell.Finish()
 	}
+}
+
+// giveUp ends a job that has failed while the GPU may still copy, and why.
+func (j *Job) giveUp(why error) {
+	j.mu.Lock()
+	if j.err != nil {
+		why = fmt.Errorf("%w; %w", j.err, why)
+	}
+	j.mu.Unlock()
+	j.Abort(0, why)
 }
 
 // settle waits until the copies to devices are done.
@@ -529,7 +539,7 @@ func (j *Job) settle() {
 	}
 	defer cancel()
 	if err := j.ends.Wait(ctx); err != nil {
-		j.Abort(0, fmt.Errorf("copies may be under way: %w", err))
+		j.giveUp(fmt.Errorf("the GPU may still be copying: %w", err))
 	}
 	if err := j.ends.Err(); err != nil {
 		j.Abort(0, err)

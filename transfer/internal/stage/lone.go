@@ -77,7 +77,7 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 		l.taken.Store(false)
 		return true, err
 	}
-	left := Apart(ctx, func() {
+	left := Apart(ctx, Patience, func() {
 		err := l.copy(dev, mem, down)
 		if l.state.Swap(loneUses) == loneLeft {
 			l.taken.Store(false)
@@ -85,8 +85,8 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 			l.err = err
 		}
 	}, func(error) {}, func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) })
-	if left {
-		return true, ErrUnderWay
+	if left != nil {
+		return true, left
 	}
 	err = l.err
 	l.taken.Store(false)
@@ -138,5 +138,8 @@ func (l *lone) wait(err error) error {
 	}
 	// Also after an error: some of it may be queued.
 	l.left = l.stream.Point()
-	return errors.Join(err, l.left.Wait(asking), l.left.Err())
+	if unknown := l.left.Wait(asking); unknown != nil {
+		return errors.Join(err, fmt.Errorf("the GPU may still be copying: %w", unknown))
+	}
+	return errors.Join(err, l.left.Err())
 }
