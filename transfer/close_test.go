@@ -47,14 +47,17 @@ func TestACopierThatWasClosed(t *testing.T) {
 
 // stuck is a reader that reads nothing until it is freed.
 type stuck struct {
-	entered chan struct{} // gets a value for each call
+	entered chan struct{} // gets a value when it is called
 	free    chan struct{}
 }
 
-func newStuck() *stuck { return &stuck{entered: make(chan struct{}, 100), free: make(chan struct{})} }
+func newStuck() *stuck { return &stuck{entered: make(chan struct{}, 1), free: make(chan struct{})} }
 
 func (s *stuck) Read(p []byte) (int, error) {
-	s.entered <- struct{}{}
+	select {
+	case s.entered <- struct{}{}:
+	default:
+	}
 	<-s.free
 	return len(p), nil
 }

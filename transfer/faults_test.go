@@ -337,8 +337,12 @@ func TestReadersAndWritersThatFail(t *testing.T) {
 
 func TestFilesThatShrink(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
-	const n = 8 * mib
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 2})
+	ring := r.c.Stats().RingBytes
+	n, left := ring+8*mib, ring+3*mib+1
 	want := bytesOf(5, n)
 	mem := r.device(n)
 	for where, dir := range directories(t) {
@@ -346,17 +350,24 @@ func TestFilesThatShrink(t *testing.T) {
 		require.NoError(t, err)
 		_, err = f.Write(want)
 		require.NoError(t, err)
-		var once sync.Once
-		done, err := r.c.With(Call{Progress: func(int, int) {
-			once.Do(func() { assert.NoError(t, f.Truncate(3*mib+1)) })
-		}}).UploadFrom(t.Context(), mem, f, 0, n)
+		before := sim.Calls("cudaMemcpyAsync")
+		sim.Hold() // no more is read than fits the ring
+		var done int
+		var group sync.WaitGroup
+		group.Go(func() { done, err = r.c.UploadFrom(t.Context(), mem, f, 0, n) })
+		for sim.Calls("cudaMemcpyAsync") == before {
+			runtime.Gosched()
+		}
+		assert.NoError(t, f.Truncate(int64(left)))
+		sim.Release()
+		group.Wait()
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF, where)
-		require.GreaterOrEqual(t, done, 3*mib+1, where)
+		require.Equal(t, left, done, where)
 		require.True(t, bytes.Equal(want[:done], r.onDevice(mem, done)), where)
 
 		// It grows again: only what was asked for is read.
-		require.NoError(t, f.Truncate(n))
-		done, err = r.c.With(Call{Progress: func(int, int) { assert.NoError(t, f.Truncate(2*n)) }}).UploadFrom(t.Context(), mem, f, 0, n)
+		require.NoError(t, f.Truncate(int64(n)))
+		done, err = r.c.With(Call{Progress: func(int, int) { assert.NoError(t, f.Truncate(int64(2*n))) }}).UploadFrom(t.Context(), mem, f, 0, n)
 		require.NoError(t, err, where)
 		require.Equal(t, n, done, where)
 		require.NoError(t, f.Close())

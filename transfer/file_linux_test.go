@@ -4,7 +4,6 @@ package transfer
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +24,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -122,7 +124,10 @@ func TestFilesInMemory(t *testing.T) {
 // but for the bytes that arrived.
 func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 2})
 	const n = 8 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
@@ -135,18 +140,9 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 				old := bytesOf(3, before)
 				_, err := f.Write(old)
 				require.NoError(t, err)
-				ctx, cancel := context.WithCancelCause(t.Context())
-				calls := 0
-				done, err := r.c.With(Call{Progress: func(int, int) {
-					if calls++; calls == chunks {
-						cancel(assert.AnError)
-					}
-					if chunks == 0 {
-						panic(assert.AnError)
-					}
-				}}).DownloadTo(ctx, f, int64(off), mem, n)
-				cancel(nil)
-				require.Error(t, err, what)
+				sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: chunks + 1, Code: cudart.ErrInvalidResourceHandle})
+				done, err := r.c.DownloadTo(t.Context(), f, int64(off), mem, n)
+				require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
 				require.Less(t, done, n, what)
 				got, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
 				require.NoError(t, err)
@@ -161,7 +157,7 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	}
 	// One that another process has changed meanwhile is left as it is.
 	f := memfd(t, 0)
-	_, err := r.c.With(Call{Progress: func(int, int) {
+	_, err = r.c.With(Call{Progress: func(int, int) {
 		assert.NoError(t, f.Truncate(2*n))
 		panic(assert.AnError)
 	}}).DownloadTo(t.Context(), f, 0, mem, n)
@@ -170,18 +166,13 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 2*n, info.Size())
 
-	// And a callback that ends the goroutine.
+	// And a callback that ends its goroutine.
 	f = memfd(t, 0)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, err := r.c.With(Call{Progress: func(int, int) { runtime.Goexit() }}).DownloadTo(t.Context(), f, 0, mem, n)
-		assert.ErrorIs(t, err, stage.ErrExited)
-	}()
-	<-ended
+	done, err := r.c.With(Call{Progress: func(int, int) { runtime.Goexit() }}).DownloadTo(t.Context(), f, 0, mem, n)
+	require.ErrorIs(t, err, stage.ErrExited)
 	info, err = f.Stat()
 	require.NoError(t, err)
-	require.LessOrEqual(t, info.Size(), int64(n/2))
+	require.EqualValues(t, done, info.Size())
 	requireUnmapped(t)
 }
 
@@ -192,16 +183,31 @@ func TestAFileInMemoryThatIsTruncated(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation maps pages past the end of a file")
 	}
-	r := newRig(t, Options{Workers: 1})
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 1})
 	const n = 3 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
 	r.fill(mem, want)
 	f := memfd(t, 0)
-	var once sync.Once
-	done, err := r.c.With(Call{Progress: func(done, _ int) {
-		once.Do(func() { assert.NoError(t, f.Truncate(int64(done))) })
-	}}).DownloadTo(t.Context(), f, 0, mem, n)
+	sim.Hold()
+	var done int
+	var group sync.WaitGroup
+	group.Go(func() { done, err = r.c.DownloadTo(t.Context(), f, 0, mem, n) })
+	for size := int64(0); size < n; { // until it is extended, and mapped
+		info, err := f.Stat()
+		require.NoError(t, err)
+		size = info.Size()
+		runtime.Gosched()
+	}
+	for sim.Calls("cudaMemcpyAsync") == 0 {
+		runtime.Gosched()
+	}
+	assert.NoError(t, f.Truncate(mib+1))
+	sim.Release()
+	group.Wait()
 	require.NoError(t, err)
 	require.Equal(t, n, done)
 	got, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))

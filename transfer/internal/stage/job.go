@@ -134,7 +134,7 @@ type Job struct {
 	queue  int           // chunks that were submitted to a link and are not queued
 	passed int           // bytes of chunks that are done with
 	done   ranges        // these chunks
-	ends   fence.Fence   // of all copies to devices
+	ends   fence.Fence   // of all copies to devices, and those from there that are dropped
 	end    int           // of the copy
 	err    error         // the one with the least offset
 	at     int           // that offset
@@ -531,7 +531,7 @@ func (j *Job) giveUp(why error) {
 	j.Abort(0, why)
 }
 
-// settle waits until the copies to devices are done.
+// settle waits until the copies are done that were queued.
 func (j *Job) settle() {
 	ctx, cancel := asking, context.CancelFunc(func() {})
 	if j.failed.Load() {
@@ -541,7 +541,8 @@ func (j *Job) settle() {
 	if err := j.ends.Wait(ctx); err != nil {
 		j.giveUp(fmt.Errorf("the GPU may still be copying: %w", err))
 	}
-	if err := j.ends.Err(); err != nil {
+	// What failed to come from a device was not passed on.
+	if err := j.ends.Err(); err != nil && !j.Down {
 		j.Abort(0, err)
 	}
 }

@@ -141,5 +141,9 @@ func (l *lone) wait(err error) error {
 	if unknown := l.left.Wait(asking); unknown != nil {
 		return errors.Join(err, fmt.Errorf("the GPU may still be copying: %w", unknown))
 	}
-	return errors.Join(err, l.left.Err())
+	failed := l.left.Err()
+	if _, again := l.stream.Query(); failed == nil { // else the next copy would find it
+		failed = again
+	}
+	return errors.Join(err, failed)
 }
