@@ -21,8 +21,8 @@ func (v *View) uploadPinned(ctx context.Context, dst cudart.DevPtr, src []byte) 
 		})
 		return done, true, err
 	}
-	if !v.isPinned(src) {
-		return 0, false, nil
+	if pinned, err := v.isPinned(ctx, src); !pinned {
+		return 0, err != nil, err
 	}
 	done, err = v.copyDirect(ctx, len(src), 0, func(s *cudart.Stream, off, n int) error {
 		return s.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&src[off]), n)
@@ -38,8 +38,8 @@ func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr
 		})
 		return done, true, err
 	}
-	if !v.isPinned(dst) {
-		return 0, false, nil
+	if pinned, err := v.isPinned(ctx, dst); !pinned {
+		return 0, err != nil, err
 	}
 	done, err = v.copyDirect(ctx, len(dst), 1, func(s *cudart.Stream, off, n int) error {
 		return s.CopyToHost(unsafe.Pointer(&dst[off]), src+cudart.DevPtr(off), n)
@@ -48,18 +48,25 @@ func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr
 }
 
 // isPinned asks CUDA about memory that is not hostmem's, at its ends
-// (cudaPointerGetAttributes).
-func (v *View) isPinned(mem []byte) bool {
+// (cudaPointerGetAttributes). The error is of a call that does not return.
+func (v *View) isPinned(ctx context.Context, mem []byte) (bool, error) {
 	if len(mem) <= stage.Alone {
-		return false // asking takes longer than staging
+		return false, nil // asking takes longer than staging
 	}
-	for _, at := range []*byte{&mem[0], &mem[len(mem)-1]} {
-		a, err := v.dev.PointerAttributes(uintptr(unsafe.Pointer(at)))
-		if err != nil || a.Type == cudart.MemoryUnregistered {
-			return false
-		}
+	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
+	pinned := false
+	left := stage.Apart(ctx, 0, func() {
+		pinned = v.isRegistered(first) && v.isRegistered(last)
+	}, func(error) {}, func() bool { return true })
+	if left != nil {
+		return false, left
 	}
-	return true
+	return pinned, nil
+}
+
+func (v *View) isRegistered(at uintptr) bool {
+	a, err := v.dev.PointerAttributes(at)
+	return err == nil && a.Type != cudart.MemoryUnregistered
 }
 
 // atSeam reports whether a direct copy may have failed because the memory is of

@@ -17,7 +17,7 @@ var asking = context.Background()
 
 const (
 	// landTimeout bounds the wait for copies that are under way after one failed.
-	landTimeout = 2 * time.Second
+	landTimeout = time.Second
 	// Patience is how long a call may wait, once its context has ended, for one that
 	// waits so.
 	Patience = 2 * landTimeout

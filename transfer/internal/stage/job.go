@@ -220,6 +220,7 @@ func (j *Job) Past(off int) bool {
 func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	j := s.newJob(c)
 	left := Apart(ctx, Patience, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
+		j.dropPieces()
 		return j.working() == 0 // else workers use the caller's memory
 	})
 	if left != nil {

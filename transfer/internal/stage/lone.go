@@ -45,7 +45,7 @@ func (l *lone) open(ctx context.Context, dev *cudart.Device) (err error) {
 func (l *lone) close(ctx context.Context) error {
 	if l.buf != nil {
 		if l.taken.Load() {
-			return fmt.Errorf("%v: %w", l.buf, errHeld)
+			return fmt.Errorf("%v: %w", l.buf, ErrHeld)
 		}
 		if err := l.left.Wait(ctx); err != nil {
 			return fmt.Errorf("%v may be in use: %w", l.buf, err)

@@ -349,10 +349,10 @@ func (r *ring) close(ctx context.Context) error {
 	}
 	r.mu.Unlock()
 	if held > 0 {
-		return fmt.Errorf("%v: %w", r.buf, errHeld)
+		return fmt.Errorf("%v: %w", r.buf, ErrHeld)
 	}
 	return r.buf.CloseContext(ctx)
 }
 
-// errHeld says that a copy was given up, see Stage.Run.
-var errHeld = errors.New("in use by a copy that waits for a call into the CUDA library")
+// ErrHeld says that a copy was given up, see Stage.Run.
+var ErrHeld = errors.New("in use by a copy that waits for a call into the CUDA library")
