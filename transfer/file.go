@@ -80,7 +80,7 @@ func (v *View) uploadFile(ctx context.Context, dst cudart.DevPtr, f *os.File, of
 	if !ok {
 		return 0, false, nil
 	}
-	feed := newFileFeed(cached, f, off, n)
+	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
 	defer feed.behind.wait(ctx)
 	done, err = v.stageUp(ctx, dst, stage.Copy{N: n, Feed: feed})
@@ -90,9 +90,11 @@ func (v *View) uploadFile(ctx context.Context, dst cudart.DevPtr, f *os.File, of
 // A fileFeed is a [stage.Feed] of a file. Workers read what is in the page cache
 // straight into the ring. What is not, its own goroutines read.
 type fileFeed struct {
-	job    *stage.Job
-	cached *cachedFile
-	n      int
+	job *stage.Job
+	// readNow reads what is in the page cache, and returns stage.ErrNotReady if not
+	// all is.
+	readNow func(to []byte, off int) (got int, err error)
+	n       int
 	behind *readAhead
 
 	next int // to be tried; the job's
@@ -111,8 +113,8 @@ const (
 	mostMiss  = 256 * mib
 )
 
-func newFileFeed(cached *cachedFile, f *os.File, off int64, n int) *fileFeed {
-	feed := &fileFeed{cached: cached, n: n, run: leastMiss}
+func newFileFeed(readNow func(to []byte, off int) (got int, err error), f io.ReaderAt, off int64, n int) *fileFeed {
+	feed := &fileFeed{readNow: readNow, n: n, run: leastMiss}
 	feed.behind = newReadAhead(readers, readAt(f, off), feed.claim)
 	return feed
 }
@@ -156,7 +158,7 @@ func (f *fileFeed) Take(most int) stage.Segment {
 
 // fill reads what is in the page cache.
 func (f *fileFeed) fill(to []byte, off int) error {
-	got, err := f.cached.readNow(to, off)
+	got, err := f.readNow(to, off)
 	if err == nil && got < len(to) { // the file was truncated meanwhile
 		f.job.Cut(off+got, io.ErrUnexpectedEOF)
 	}
