@@ -16,7 +16,7 @@ import (
 // A ring is pinned memory that copies of one device pass through. It is cut into
 // extents of whole units, the first that are free, so that what is reused first
 // is what is in the caches still. An extent is free when it was released and the
-// GPU is done with it: whoever needs one asks, the oldest first.
+// GPU is done with it: jobs that need one ask, the oldest extent first.
 type ring struct {
 	dev   *cudart.Device
 	buf   *hostmem.Buffer
