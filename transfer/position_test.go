@@ -126,6 +126,37 @@ func TestPositionsAfterAnError(t *testing.T) {
 	}
 }
 
+// A small copy that fails has copied nothing.
+func TestPositionsAfterASmallCopyFailed(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{})
+	mem := r.device(100)
+	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamQuery"} {
+		b, from := bytes.NewBufferString(strings.Repeat("x", 100)), strings.NewReader("some bytes")
+		for _, reader := range []interface {
+			io.Reader
+			Len() int
+		}{b, from} {
+			before := reader.Len()
+			sim.Fail(fn, cudasim.Fault{Code: 1})
+			done, err := r.c.UploadReader(t.Context(), mem, reader, before)
+			require.Error(t, err, fn)
+			require.Zero(t, done, fn)
+			require.Equal(t, before, reader.Len(), fn)
+		}
+		var w bytes.Buffer
+		sim.Fail(fn, cudasim.Fault{Code: 1})
+		done, err := r.c.DownloadWriter(t.Context(), &w, mem, 100)
+		require.Error(t, err, fn)
+		require.Zero(t, done, fn)
+		require.Zero(t, w.Len(), fn)
+	}
+	require.Zero(t, r.c.Stats().StagedBytes)
+}
+
 // A position that cannot be is an error, and so is a Seek that fails, panics or does not
 // return.
 func TestSeeksThatFail(t *testing.T) {
