@@ -72,6 +72,12 @@ func (p Point) Wait(ctx context.Context) error {
 		return p.line.waitClosed(ctx)
 	}
 	w := p.line.dev.rt.waits
+	if ctx.Done() == nil {
+		// Nothing can end the wait early: the caller may ask itself.
+		if over, _ := spin(func() (bool, error) { return p.line.reached(p.n), nil }); over {
+			return nil
+		}
+	}
 	me := w.get(waitPoint)
 	me.line, me.n = p.line, p.n
 	return w.await(ctx, me)
@@ -138,3 +144,9 @@ func (s *Stream) WaitPoint(p Point) error {
 	}
 	return s.WaitEvent(e)
 }
+
+// Line returns the Point's timeline, nil for the zero Point.
+func (p Point) Line() *Timeline { return p.line }
+
+// After reports whether the Point is no earlier than another one of the same timeline.
+func (p Point) After(other Point) bool { return p.line == other.line && p.n >= other.n }

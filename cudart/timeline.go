@@ -31,12 +31,12 @@ type Timeline struct {
 	begun     uint64     // newest recording that was begun
 	wanted    uint64     // newest Point
 	recording bool       // a goroutine is inside cudaEventRecord
-	asking    bool       // a goroutine is inside cudaEventQuery
 	draining  bool       // cudaDeviceSynchronize is to answer
 	ended     bool       // the stream is destroyed
 	failures  int        // of recording or asking, since the last success
 	failed    []failure
 	failing   atomic.Bool // failed is not empty
+	asking    atomic.Bool // a goroutine is inside cudaEventQuery
 
 	// latest is the newest recording that can be queried, or is done, and
 	// latestAt the value of handle.queued before it.
@@ -263,6 +263,9 @@ func (t *Timeline) reached(n uint64) bool {
 	if n <= t.done.Load() {
 		return true
 	}
+	if t.asking.Load() {
+		return false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.latest < n {
@@ -274,15 +277,15 @@ func (t *Timeline) reached(n uint64) bool {
 		}
 	}
 	i := t.events.standsFor(n)
-	if i < 0 || t.asking {
+	if i < 0 || t.asking.Load() {
 		return n <= t.done.Load()
 	}
 	p := t.events.pending[i]
-	t.asking = true
+	t.asking.Store(true)
 	t.mu.Unlock()
 	done, err := p.event.Query()
 	t.mu.Lock()
-	t.asking = false
+	t.asking.Store(false)
 	// Other goroutines may have changed the list during the call.
 	i = slices.Index(t.events.pending, p)
 	switch {

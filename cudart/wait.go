@@ -239,6 +239,15 @@ func (w *waits) begin(me *wait) {
 		}
 		return
 	}
+	if me.kind == waitPoint {
+		// One goroutine at a time asks for a stream, so these need no turns.
+		if over, _ := spin(me.ask); over {
+			me.done <- nil
+		} else {
+			w.enqueue(me)
+		}
+		return
+	}
 	if err := w.turns.take(me, w.closing); err != nil {
 		me.done <- fmt.Errorf("wait for %v: %w", me.what(), err)
 		return

@@ -11,11 +11,13 @@ import (
 
 // A Call shapes single copies: see [View.With]. The zero value changes nothing.
 type Call struct {
-	// Stream makes the copy work of this stream, of the copier's device.
+	// Stream orders the copy with the work of this stream, which is of the copier's
+	// device: see Ordering in the package's documentation.
 	Stream *cudart.Stream
-	// Progress is called now and then with the bytes done of all: one call at
-	// a time, from any goroutine, the last one with all of them if the copy
-	// succeeds. It may call methods of the Copier, but see [Copier.CloseContext].
+	// Progress is called now and then with the bytes done of all, which grow: one
+	// call at a time, on a goroutine of its own. If the copy succeeds the last call
+	// has all of them, and returns before the copy does. It may call methods of the
+	// Copier, but see [Copier.CloseContext].
 	Progress func(done, total int)
 	// DirectIO reads and writes files past the page cache (O_DIRECT), where
 	// the file system can: what is read once, and is larger than memory, then
@@ -42,14 +44,6 @@ func (v *View) With(call Call) *View { return &View{engine: v.engine, call: call
 // Device returns the device that is copied to and from.
 func (v *View) Device() *cudart.Device { return v.dev }
 
-// pick is the caller's stream, or else one of a lane's.
-func (v *View) pick(l lane, w way) *cudart.Stream {
-	if v.call.Stream != nil {
-		return v.call.Stream
-	}
-	return v.lanes[l][w]
-}
-
 // do runs one copy of n bytes, while the copier is open.
 func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done int, err error) {
 	if ctx == nil {
@@ -70,25 +64,33 @@ func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done 
 		return 0, nil
 	}
 	v.stats.copies.Add(1)
-	succeeded := false
-	defer func() {
-		if !succeeded { // or a callback ends this goroutine
-			v.stats.failures.Add(1)
-		}
-	}()
-	done, err = copies()
-	succeeded = err == nil
+	if done, err = copies(); err != nil {
+		v.stats.failures.Add(1)
+	}
 	return done, err
+}
+
+// checkOffset checks the offset of n bytes.
+func checkOffset(off int64, n int) error {
+	if off < 0 || off > math.MaxInt64-int64(max(n, 0)) {
+		return fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
+	}
+	return nil
 }
 
 // doWith is do for n bytes at an offset of a reader or writer.
 func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
 	f, ok := rw.(*os.File)
-	switch {
-	case rw == nil || ok && f == nil:
+	if rw == nil || ok && f == nil {
 		return 0, errNilReadWriter
-	case off < 0 || off > math.MaxInt64-int64(max(n, 0)):
-		return 0, fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
 	}
-	return v.do(ctx, n, copies)
+	if err := checkOffset(off, n); err != nil {
+		return 0, err
+	}
+	return v.do(ctx, n, func() (int, error) {
+		if err := v.turn(ctx); err != nil {
+			return 0, err
+		}
+		return copies()
+	})
 }

@@ -261,3 +261,24 @@ func (f *Fence) Points(list []cudart.Point) []cudart.Point {
 	}
 	return list
 }
+
+// AddPoint adds a recorded end of work on the memory.
+func (f *Fence) AddPoint(p cudart.Point) {
+	line := p.Line()
+	if line == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.IndexFunc(f.uses, func(u use) bool { return u.line == line })
+	if i < 0 {
+		f.uses = append(f.uses, use{line: line, point: p})
+		f.count.Add(1)
+	} else if u := &f.uses[i]; !u.open && p.After(u.point) {
+		// Of errors that are found later, the later Point has those of both.
+		if f.err == nil {
+			f.err = u.point.Err()
+		}
+		u.point = p
+	}
+}

@@ -1,4 +1,4 @@
-package transfer
+package stage
 
 import (
 	"testing"

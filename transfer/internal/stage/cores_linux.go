@@ -1,4 +1,4 @@
-package transfer
+package stage
 
 import (
 	"os"
@@ -11,27 +11,28 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// cores are those of a NUMA node, or no choice if set is nil.
+// cores are the CPUs of a NUMA node, none where there is nothing to choose.
 type cores struct{ set *unix.CPUSet }
 
-// coresOf are the cores near the device that this process may use.
-func coresOf(dev *cudart.Device) cores {
+// coresOf returns the CPUs near the device that this process may use, and their
+// node.
+func coresOf(dev *cudart.Device) (node int, c cores) {
 	node, ok := hostmem.NodeOf(dev)
 	if !ok {
-		return cores{}
+		return 0, cores{}
 	}
-	list, err := linux.NUMANode(node).CPUs(os.DirFS("/"))
+	cpus, err := linux.NUMANode(node).CPUs(os.DirFS("/"))
 	var allowed unix.CPUSet
 	if err != nil || unix.SchedGetaffinity(0, &allowed) != nil {
-		return cores{}
+		return node, cores{}
 	}
-	return cores{set: near(list, allowed)}
+	return node, cores{set: near(cpus, allowed)}
 }
 
-// near are the cores of the list that are allowed, nil if none is.
-func near(list linux.CPUList, allowed unix.CPUSet) *unix.CPUSet {
+// near returns those of a node's CPUs that are allowed, nil if there are none.
+func near(cpus []int, allowed unix.CPUSet) *unix.CPUSet {
 	var set unix.CPUSet
-	for _, cpu := range list {
+	for _, cpu := range cpus {
 		if allowed.IsSet(cpu) {
 			set.Set(cpu)
 		}
@@ -42,7 +43,7 @@ func near(list linux.CPUList, allowed unix.CPUSet) *unix.CPUSet {
 	return &set
 }
 
-// enter keeps the calling goroutine on these cores until leave.
+// enter keeps the calling goroutine on these CPUs until leave.
 func (c cores) enter() (leave func()) {
 	var before unix.CPUSet
 	if c.set == nil {
@@ -53,8 +54,8 @@ func (c cores) enter() (leave func()) {
 		return runtime.UnlockOSThread
 	}
 	return func() {
-		// A thread that stays bound must not run other goroutines: locked, it
-		// ends with this one.
+		// A thread that stays bound must not serve others: it ends with the
+		// goroutine if it stays locked.
 		if unix.SchedSetaffinity(0, &before) == nil {
 			runtime.UnlockOSThread()
 		}

@@ -1,0 +1,71 @@
+//go:build gc && !purego && !noasm && !race && !msan && !asan
+
+#include "textflag.h"
+
+// Both functions end in SFENCE. Non-temporal stores wait in write-combining
+// buffers, and unlike all other stores of amd64 they are not ordered with the stores
+// that follow: without the fence another thread or a device could see a flag that
+// says the copy is complete before it sees the copy. A fence orders the stores of
+// its own CPU, so it is here, where the runtime cannot move the goroutine to another
+// thread between the stores and the fence. (When the kernel moves the thread to
+// another CPU, the interrupt empties the buffers.)
+//
+// The functions are leaves without a frame: the runtime can unwind them at any
+// instruction, so a fault in a load or a store can become a panic.
+
+// func blocksAVX2(dst, src []byte)
+TEXT ·blocksAVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), DI
+	MOVQ dst_len+8(FP), CX
+	MOVQ src_base+24(FP), SI
+	PCALIGN $32
+
+loop:
+	VMOVDQU  (SI), Y0
+	VMOVDQU  32(SI), Y1
+	VMOVDQU  64(SI), Y2
+	VMOVDQU  96(SI), Y3
+	VMOVNTDQ Y0, (DI)
+	VMOVNTDQ Y1, 32(DI)
+	VMOVNTDQ Y2, 64(DI)
+	VMOVNTDQ Y3, 96(DI)
+	ADDQ     $128, SI
+	ADDQ     $128, DI
+	SUBQ     $128, CX
+	JHI      loop
+
+	SFENCE
+	VZEROUPPER // SSE code that runs next is slow while upper halves are in use
+	RET
+
+// func blocksSSE2(dst, src []byte)
+TEXT ·blocksSSE2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), DI
+	MOVQ dst_len+8(FP), CX
+	MOVQ src_base+24(FP), SI
+	PCALIGN $32
+
+loop:
+	MOVOU  (SI), X0
+	MOVOU  16(SI), X1
+	MOVOU  32(SI), X2
+	MOVOU  48(SI), X3
+	MOVOU  64(SI), X4
+	MOVOU  80(SI), X5
+	MOVOU  96(SI), X6
+	MOVOU  112(SI), X7
+	MOVNTO X0, (DI)
+	MOVNTO X1, 16(DI)
+	MOVNTO X2, 32(DI)
+	MOVNTO X3, 48(DI)
+	MOVNTO X4, 64(DI)
+	MOVNTO X5, 80(DI)
+	MOVNTO X6, 96(DI)
+	MOVNTO X7, 112(DI)
+	ADDQ   $128, SI
+	ADDQ   $128, DI
+	SUBQ   $128, CX
+	JHI    loop
+
+	SFENCE
+	RET

@@ -1,0 +1,9 @@
+//go:build gc && !purego && !noasm && !race && !msan && !asan
+
+package ntcopy
+
+// blocks copies len(dst) bytes with non-temporal stores. len(dst) is a positive
+// multiple of block and at most len(src); dst is aligned to line.
+//
+//go:noescape
+func blocks(dst, src []byte)

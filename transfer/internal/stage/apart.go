@@ -1,0 +1,57 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrUnderWay is the error of copies that are given up because a call into the
+// CUDA library does not return.
+var ErrUnderWay = errors.New("copies may be under way: a call into the CUDA library has not returned")
+
+// asking is the context of questions to the library. A call that may wait no longer
+// than its context has another goroutine ask: see Apart.
+var asking = context.Background()
+
+const (
+	// landTimeout bounds the wait for copies that are under way after one failed.
+	landTimeout = time.Second
+	// Patience is how long a call may wait, once its context has ended, for one that
+	// waits so.
+	Patience = 2 * landTimeout
+)
+
+// Apart calls f, which calls the library: on another goroutine if ctx can end, as
+// such a call may block. When ctx ends, stop is called with its cause; f should
+// then end soon. If it has not after the patience, Apart returns as soon as mayLeave
+// is true: an error that wraps the cause and [ErrUnderWay]. What f uses must stay
+// then.
+func Apart(ctx context.Context, patience time.Duration, f func(), stop func(cause error), mayLeave func() bool) (left error) {
+	if ctx.Done() == nil {
+		f()
+		return nil
+	}
+	over := make(chan struct{})
+	go func() {
+		f()
+		close(over)
+	}()
+	select {
+	case <-over:
+		return nil
+	case <-ctx.Done():
+		stop(context.Cause(ctx))
+	}
+	for wait := max(patience, Grace); ; wait = time.Millisecond {
+		select {
+		case <-over:
+			return nil
+		case <-time.After(wait):
+		}
+		if mayLeave() {
+			return fmt.Errorf("%w; %w", context.Cause(ctx), ErrUnderWay)
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package stage
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A crew is the workers of the process that serve devices of one NUMA node.
+// Goroutines begin when there is work for them and end when there was none for a
+// while.
+type crew struct {
+	most  int32 // goroutines that copy, those that copy for themselves included
+	cores cores
+
+	jobs     atomic.Pointer[[]*Job] // never changed in place
+	posted   atomic.Uint64          // changes when a job has more to do
+	copying  atomic.Int32           // goroutines
+	spinning atomic.Int32           // workers that look for work
+	slow     atomic.Int32           // workers of slow jobs
+
+	mu      sync.Mutex
+	workers int32
+	parked  []*worker
+}
+
+// A worker is a goroutine of a crew.
+type worker struct {
+	wake chan struct{}
+	turn int // where it looks for a job first
+}
+
+var (
+	// A worker without work looks for more for that long before it parks: waking
+	// it takes some tens of microseconds.
+	mostSpin = 50 * time.Microsecond
+	// parkFor is after what time a parked worker ends.
+	parkFor = time.Second
+	// fewPieces is how many pieces a worker does until it looks which job has the
+	// fewest workers.
+	fewPieces = 4
+)
+
+func newCrew(procs int, c cores) *crew {
+	n := &crew{most: int32(defaultWorkers(procs)), cores: c}
+	n.jobs.Store(new([]*Job))
+	return n
+}
+
+// join makes a job known to the workers. The caller copies too.
+func (c *crew) join(j *Job) {
+	c.copying.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	jobs := append(slices.Clone(*c.jobs.Load()), j)
+	c.jobs.Store(&jobs)
+}
+
+func (c *crew) leave(j *Job) {
+	c.copying.Add(-1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
+	c.jobs.Store(&jobs)
+}
+
+// post says that a job has work for others. Waking a worker takes the caller a
+// microsecond, so a few are woken, which wake others.
+func (c *crew) post(j *Job) {
+	c.posted.Add(1)
+	wake := min(j.limit-j.helpers.Load(), c.most-c.copying.Load(), j.pieces.Load(), wakeMost) - c.spinning.Load()
+	if wake <= 0 {
+		return
+	}
+	var woken [8]*worker
+	n := 0
+	c.mu.Lock()
+	for ; wake > 0; wake-- {
+		if last := len(c.parked) - 1; last >= 0 {
+			woken[n], c.parked = c.parked[last], c.parked[:last]
+			n++
+		} else if c.workers < c.most {
+			c.workers++
+			go c.run(&worker{wake: make(chan struct{}, 1), turn: int(c.workers)})
+		}
+	}
+	c.mu.Unlock()
+	for _, w := range woken[:n] {
+		w.wake <- struct{}{}
+	}
+}
+
+// wakeMost is how many workers are woken at once.
+var wakeMost int32 = 3
+
+// find assigns a worker to a job that wants one, and has fewer than others.
+func (c *crew) find(w *worker) *Job {
+	if c.copying.Load() >= c.most {
+		return nil
+	}
+	var best *Job
+	var least int32
+	jobs := *c.jobs.Load()
+	for i := range jobs {
+		j := jobs[(w.turn+i)%len(jobs)]
+		if j.pieces.Load() <= 0 || j.Slow && c.slow.Load() >= c.most/2 {
+			continue
+		}
+		if n := j.helpers.Load(); n < j.limit && (best == nil || n < least) {
+			best, least = j, n
+		}
+	}
+	if best == nil || best.helpers.Add(1) > best.limit {
+		if best != nil {
+			best.helpers.Add(-1)
+		}
+		return nil
+	}
+	w.turn++
+	return best
+}
+
+func (c *crew) run(w *worker) {
+	defer c.cores.enter()()
+	for {
+		seen := c.posted.Load()
+		if j := c.find(w); j != nil {
+			c.work(j)
+			continue
+		}
+		if !c.spin(seen) && !c.park(w, seen) {
+			return
+		}
+	}
+}
+
+// work does a few pieces of a job that find has assigned.
+func (c *crew) work(j *Job) {
+	c.copying.Add(1)
+	if j.Slow {
+		c.slow.Add(1)
+		defer c.slow.Add(-1)
+	}
+	if j.pieces.Load() > 1 {
+		c.post(j)
+	}
+	j.help(fewPieces)
+	c.copying.Add(-1)
+	j.helpers.Add(-1)
+}
+
+// yield lets other goroutines run where there are few cores to spin on.
+func (c *crew) yield() {
+	if c.most <= 2 {
+		runtime.Gosched()
+	}
+}
+
+// spin looks whether there is something to do, for a while.
+func (c *crew) spin(seen uint64) bool {
+	defer c.spinning.Add(-1)
+	if procs := int32(runtime.GOMAXPROCS(0)); c.spinning.Add(1) > procs/4 {
+		return false
+	}
+	for begin := time.Now(); time.Since(begin) < mostSpin; {
+		for range 16 {
+			if c.posted.Load() != seen {
+				return true
+			}
+			relax()
+		}
+	}
+	return false
+}
+
+// park sleeps until there is work, and is false when the worker is to end.
+func (c *crew) park(w *worker, seen uint64) bool {
+	c.mu.Lock()
+	if c.posted.Load() != seen {
+		c.mu.Unlock()
+		return true
+	}
+	c.parked = append(c.parked, w)
+	c.mu.Unlock()
+	timer := time.NewTimer(parkFor)
+	defer timer.Stop()
+	select {
+	case <-w.wake:
+		return true
+	case <-timer.C:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.Index(c.parked, w)
+	if i < 0 { // it was woken meanwhile
+		<-w.wake
+		return true
+	}
+	c.parked = slices.Delete(c.parked, i, i+1)
+	c.workers--
+	return false
+}

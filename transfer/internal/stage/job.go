@@ -1,0 +1,618 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/fence"
+)
+
+// A Copy describes the copying of N bytes between the host and devices.
+type Copy struct {
+	N    int
+	Down bool
+	Feed Feed // of an upload
+	Sink Sink // of a download
+
+	// Queue queues the copy between mem, which is pinned, and the device's part
+	// of the bytes from off on, on a stream of Over[to].
+	Queue func(on *cudart.Stream, to int, mem []byte, off int) error
+
+	// Over are the stages that chunks pass through, by turns; none stands for
+	// the one that runs the copy. With ToAll each chunk is copied to all of
+	// them, from the first one's ring.
+	Over  []*Stage
+	ToAll bool
+	// Forward is called when an upload of n bytes at off through Over[from] was
+	// queued up to a Point, and returns the Points of what it queues after that.
+	Forward func(from, off, n int, after cudart.Point) ([]cudart.Point, error)
+
+	// Progress is called by one goroutine, which is not the caller's, with the
+	// bytes that are done of all.
+	Progress func(done, total int)
+
+	// Await is called when nothing more is begun, before the bytes are counted: it
+	// waits for writers that run still. It may be nil.
+	Await func()
+
+	Workers  int  // at most, the caller included; 0 stands for a default
+	MaxChunk int  // bytes; 0 stands for a default
+	Piece    int  // bytes that a worker does at a time; 0 stands for a default
+	Slow     bool // Fill or Drain may wait for a disk
+}
+
+// A Feed gives an upload its bytes. All its methods are called by one goroutine,
+// and do not block.
+type Feed interface {
+	// Start begins to read ahead. From then on methods of the Job may be called.
+	Start(j *Job)
+	// Ready returns how many bytes Take could return. When that was 0, Job.Poke
+	// must be called when there are some.
+	Ready() int
+	// Take returns up to most bytes, in any order; most is no more than Ready
+	// returned.
+	Take(most int) Segment
+	// Stop ends reading ahead.
+	Stop()
+}
+
+// A Segment is bytes that are ready to be copied to a device.
+type Segment struct {
+	Off, N int
+	// Fill writes the bytes from off on. It is called by several goroutines at
+	// once. After [ErrNotReady] the whole segment is taken back.
+	Fill func(to []byte, off int) error
+	// End is called when Fill was called for the last time; filled is false if
+	// the bytes were not copied, and must come again unless the copy has failed.
+	// It may be nil.
+	End func(filled bool)
+}
+
+// ErrNotReady is returned by Fill if it would have to wait.
+var ErrNotReady = errors.New("the bytes are not ready")
+
+// A Sink takes the bytes of a download. Room, Take and Stop are called by one
+// goroutine, and do not block.
+type Sink interface {
+	Start(j *Job)
+	// Room returns how many bytes Take could take. When that was 0, Job.Poke must
+	// be called when there is room.
+	Room() int
+	// Take returns what takes n bytes at off, which follow on those of the last
+	// call; n is no more than Room returned.
+	Take(off, n int) Space
+	// Stop ends writing behind.
+	Stop()
+}
+
+// A Space is where bytes of a device go.
+type Space struct {
+	// Drain takes the bytes from off on. It is called by several goroutines at
+	// once.
+	Drain func(from []byte, off int) error
+	// End is called when Drain was called for the last time; drained is false if
+	// the bytes did not come. It may be nil.
+	End func(drained bool)
+	// Later says that the sink calls Job.Pass itself.
+	Later bool
+}
+
+// A Job is a Copy that runs. One goroutine conducts it: it opens chunks and asks
+// the GPU what is done. It and workers of the crew fill or drain the chunks in
+// pieces. The one that is last with a chunk passes it on: to the link, or back to
+// the ring.
+type Job struct {
+	Copy
+	stage *Stage
+	crew  *crew
+	limit int32 // workers at most
+	brief bool
+	tell  *Teller
+
+	// The conductor's.
+	chunks  int
+	landing []*chunk // whose copy from the device was or will be queued, in order
+	waiter  *waiter  // for memory of its ring
+	ended   time.Time
+
+	helpers atomic.Int32
+	wake    chan struct{}
+	pieces  atomic.Int32          // that can be claimed
+	first   atomic.Pointer[chunk] // that has some
+
+	mu     sync.Mutex
+	more   []*chunk      // behind first
+	opened int           // bytes
+	out    int           // chunks that are worked on
+	queue  int           // chunks that were submitted to a link and are not queued
+	passed int           // bytes of chunks that are done with
+	done   ranges        // these chunks
+	ends   fence.Fence   // of all copies to devices, and those from there that are dropped
+	end    int           // of the copy
+	err    error         // the one with the least offset
+	at     int           // that offset
+	failed atomic.Bool   // nothing more is begun
+	abort  chan struct{} // closed when failed is set
+}
+
+// newJob returns a job that is ready to run.
+func (s *Stage) newJob(c Copy) *Job {
+	j := &Job{Copy: c, stage: s, crew: s.crew, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
+	if len(j.Over) == 0 {
+		j.Over = []*Stage{s}
+	}
+	j.limit = upHelpers
+	if c.Down {
+		j.limit = downHelpers
+	}
+	if !c.ToAll {
+		j.limit *= int32(len(j.Over))
+	}
+	if c.Workers > 0 {
+		j.limit = int32(c.Workers) - 1
+	}
+	if c.Progress != nil {
+		j.tell = NewTeller(c.N, c.Progress, j.Abort, j.abort)
+	}
+	return j
+}
+
+// How many workers a copy keeps busy, besides its own goroutine, for each device:
+// copying into the ring takes twice the cores of copying out of it, past the
+// caches.
+var upHelpers, downHelpers int32 = 7, 3
+
+// Poke makes the job look again.
+func (j *Job) Poke() {
+	select {
+	case j.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Abort ends the job because of an error that was met at a byte.
+func (j *Job) Abort(at int, err error) {
+	j.mu.Lock()
+	j.keep(at, err)
+	j.fail()
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// fail makes it so that nothing more is begun. It needs j.mu.
+func (j *Job) fail() {
+	if !j.failed.Swap(true) {
+		close(j.abort)
+	}
+}
+
+// Cut ends the job at a byte, because of an error: the bytes before are copied.
+func (j *Job) Cut(at int, err error) {
+	j.mu.Lock()
+	j.keep(at, err)
+	j.end = min(j.end, at)
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// keep keeps the error with the least offset, and of several the first.
+func (j *Job) keep(at int, err error) {
+	if at < j.at {
+		j.at, j.err = at, err
+	}
+}
+
+// Past reports whether nothing more is to be copied at a byte.
+func (j *Job) Past(off int) bool {
+	if j.failed.Load() {
+		return true
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return off >= j.end
+}
+
+// Run copies, and returns how many bytes, from the first on, were copied. When
+// ctx ends it stops with the pieces that are worked on, and waits for the copies
+// that are under way.
+func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
+	j := s.newJob(c)
+	left := Apart(ctx, Patience, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
+		j.dropPieces()
+		return j.working() == 0 // else workers use the caller's memory
+	})
+	if left != nil {
+		j.giveUp(ErrUnderWay)
+	}
+	if c.Await != nil {
+		c.Await()
+	}
+	return j.result()
+}
+
+// working returns how many chunks are worked on.
+func (j *Job) working() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.out
+}
+
+// conduct runs the job.
+func (j *Job) conduct() {
+	if !j.brief {
+		j.crew.join(j)
+		defer j.crew.leave(j)
+	}
+	if j.Down {
+		j.Sink.Start(j)
+		defer j.Sink.Stop()
+	} else {
+		j.Feed.Start(j)
+		defer j.Feed.Stop()
+	}
+	for {
+		j.advance()
+		worked := j.help(1)
+		j.report()
+		switch {
+		case j.over():
+			j.finish()
+			return
+		case !worked:
+			j.pause()
+		}
+	}
+}
+
+// advance opens chunks, and those that have landed to be drained.
+func (j *Job) advance() {
+	for j.landed() {
+		c := j.landing[0]
+		j.landing = slices.Delete(j.landing, 0, 1)
+		if err := c.x.fence.Err(); err != nil {
+			j.Abort(c.off, err)
+		}
+		if j.Past(c.off) {
+			c.drop()
+		} else {
+			j.offer(c)
+		}
+	}
+	for j.openNext() {
+	}
+}
+
+// progress is how many bytes were opened, and how many are to be. After an error
+// that was met at a byte those of a feed may come in any order still: see openNext.
+func (j *Job) progress() (opened, left int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	switch {
+	case j.failed.Load():
+		return j.opened, 0
+	case j.Down:
+		return j.opened, j.end - j.opened
+	}
+	return j.opened, j.N - j.opened
+}
+
+// openNext opens a chunk, if there is something to copy, and memory for it.
+func (j *Job) openNext() bool {
+	opened, left := j.progress()
+	ready := 0
+	if left > 0 && j.Down {
+		ready = j.Sink.Room()
+	} else if left > 0 {
+		ready = j.Feed.Ready()
+	}
+	if ready == 0 {
+		j.leaveRing() // others may use what it waits for
+		return false
+	}
+	to := j.chunks % len(j.Over)
+	if j.ToAll {
+		to = 0
+	}
+	x := j.extent(j.Over[to], opened, min(ready, left))
+	if x == nil {
+		return false
+	}
+	c := &chunk{job: j, x: x, to: to}
+	most := min(len(x.mem), ready, left)
+	if j.Down {
+		space := j.Sink.Take(opened, most)
+		c.off, c.n, c.work, c.end, c.later = opened, most, space.Drain, space.End, space.Later
+	} else {
+		seg := j.Feed.Take(most)
+		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
+	}
+	j.chunks++
+	j.mu.Lock()
+	j.opened += c.n
+	past := c.off >= j.end
+	if j.Down {
+		j.queue++
+	}
+	j.mu.Unlock()
+	switch {
+	case j.Down:
+		j.landing = append(j.landing, c)
+		j.Over[to].down(j.brief).submit(c, to)
+	case past:
+		c.drop()
+	default:
+		j.offer(c)
+	}
+	return true
+}
+
+// Chunks are small at both ends of a copy, where the link has nothing to do
+// until the first is in the ring, and the workers nothing while the last is on
+// its way.
+const leastChunk = 512 * kib
+
+func (j *Job) chunkSize(r *ring, opened, ready int) int {
+	size := min(opened+leastChunk, (j.N-opened)/2)
+	size = max(size/leastChunk*leastChunk, leastChunk)
+	most := r.chunk(j.Down)
+	if j.MaxChunk > 0 {
+		most = min(most, j.MaxChunk)
+	}
+	return min(size, ready, most)
+}
+
+// extent takes memory for the next chunk, of which so many bytes are ready, nil if
+// there is none yet.
+func (j *Job) extent(s *Stage, opened, ready int) *extent {
+	if j.waiter == nil {
+		r := s.ring
+		if j.brief {
+			r = s.few
+		}
+		class := classOf(j.Down, j.Slow)
+		n := j.chunkSize(r, opened, ready)
+		if x := r.try(n, class); x != nil {
+			return x
+		}
+		j.waiter = r.wait(j.wake, n, class)
+	}
+	if !j.waiter.poll() {
+		return nil
+	}
+	w := j.waiter
+	j.waiter = nil
+	return w.leave()
+}
+
+// leaveRing ends a wait for memory.
+func (j *Job) leaveRing() {
+	if j.waiter == nil {
+		return
+	}
+	if x := j.waiter.leave(); x != nil {
+		x.release()
+	}
+	j.waiter = nil
+}
+
+// over reports whether all is copied, or, after an error, nothing is in hand any
+// more. Memory of the caller's is always waited for; a call into the library that
+// does not return, for a while.
+func (j *Job) over() bool {
+	failed := j.failed.Load()
+	if failed {
+		if j.ended.IsZero() {
+			j.ended = time.Now()
+		}
+		j.dropPieces()
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if failed {
+		return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
+	}
+	return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
+}
+
+// spinFor is how long a goroutine asks again and again before it sleeps.
+var spinFor = 30 * time.Microsecond
+
+// pause waits until there may be more to do.
+func (j *Job) pause() {
+	for begin := time.Now(); time.Since(begin) < spinFor; {
+		for range 8 {
+			if len(j.wake) > 0 || j.pieces.Load() > 0 {
+				break
+			}
+			relax()
+		}
+		select {
+		case <-j.wake:
+			return
+		default:
+		}
+		if j.pieces.Load() > 0 || j.landed() || j.waiter != nil && j.waiter.poll() {
+			return
+		}
+		j.crew.yield()
+	}
+	var points []cudart.Point
+	if len(j.landing) > 0 && j.landing[0].sent.Load() {
+		points = j.landing[0].x.fence.Points(points)
+	}
+	if j.waiter != nil {
+		points = append(points, j.waiter.ring.heads()...)
+	}
+	j.sleep(points)
+	if err := unknown(points); err != nil {
+		j.Abort(math.MaxInt-1, fmt.Errorf("the GPU may still be copying: %w", err))
+	}
+}
+
+// sleep waits until the job is poked or a Point is reached. Meanwhile a worker may
+// have its core.
+func (j *Job) sleep(points []cudart.Point) {
+	for _, p := range points {
+		defer p.Notify(j.wake)()
+	}
+	if !j.brief {
+		j.crew.copying.Add(-1)
+		defer j.crew.copying.Add(1)
+	}
+	if !j.failed.Load() {
+		<-j.wake
+		return
+	}
+	select {
+	case <-j.wake:
+	case <-time.After(landTimeout / 20):
+	}
+}
+
+// unknown returns why CUDA cannot report whether one of the Points is reached. Only
+// those are asked about for which it has returned an error.
+func unknown(points []cudart.Point) error {
+	for _, p := range points {
+		if p.Known() || p.Err() == nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+		err := p.Wait(ctx)
+		late := ctx.Err() != nil
+		cancel()
+		if err != nil && !late {
+			return err
+		}
+	}
+	return nil
+}
+
+// landed reports whether the next chunk has come from the device.
+func (j *Job) landed() bool {
+	return len(j.landing) > 0 && j.landing[0].sent.Load() && j.landing[0].x.fence.Done(asking)
+}
+
+// finish waits for the copies that were queued.
+func (j *Job) finish() {
+	j.leaveRing()
+	for _, c := range j.landing {
+		j.mu.Lock()
+		c.orphan = !c.sent.Load()
+		j.mu.Unlock()
+		if !c.orphan {
+			for _, p := range c.x.fence.Points(nil) {
+				j.ends.AddPoint(p)
+			}
+			c.drop()
+		}
+	}
+	j.landing = nil
+	j.mu.Lock()
+	stuck := j.queue > 0
+	j.mu.Unlock()
+	if stuck {
+		j.giveUp(ErrUnderWay)
+	}
+	j.settle()
+	if j.tell != nil {
+		j.report()
+		j.tell.Finish()
+	}
+}
+
+// giveUp ends a job although the GPU may still copy. Of an upload it cannot be known
+// what has arrived; what has come from a device and was passed on has.
+func (j *Job) giveUp(why error) {
+	j.mu.Lock()
+	if j.err != nil {
+		why = fmt.Errorf("%w; %w", j.err, why)
+	}
+	j.err = why
+	if j.at = min(j.at, j.done.prefix()); !j.Down {
+		j.at = 0
+	}
+	j.fail()
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// settle waits until the copies are done that were queued.
+func (j *Job) settle() {
+	ctx, cancel := asking, context.CancelFunc(func() {})
+	if j.failed.Load() {
+		ctx, cancel = context.WithTimeout(asking, landTimeout)
+	}
+	defer cancel()
+	if err := j.ends.Wait(ctx); err != nil {
+		j.giveUp(fmt.Errorf("the GPU may still be copying: %w", err))
+	}
+	// What failed to come from a device was not passed on.
+	if err := j.ends.Err(); err != nil && !j.Down {
+		j.Abort(0, err)
+	}
+}
+
+// result returns how many bytes, from the first on, were copied.
+func (j *Job) result() (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.err == nil {
+		return j.N, nil
+	}
+	done := min(j.at, j.done.prefix())
+	return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
+}
+
+// report makes progress known.
+func (j *Job) report() {
+	if j.tell == nil || j.failed.Load() {
+		return
+	}
+	j.mu.Lock()
+	passed := j.passed
+	j.mu.Unlock()
+	j.tell.Set(passed)
+}
+
+// Pass counts n bytes at off as done. It is for sinks whose Space says so.
+func (j *Job) Pass(off, n int) {
+	j.mu.Lock()
+	j.pass(off, n)
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// pass needs j.mu.
+func (j *Job) pass(off, n int) {
+	j.passed += n
+	j.done.add(off, n)
+}
+
+// ranges are parts of a job that are done. What is at the start is joined.
+type ranges struct {
+	start int // all before it is done
+	after map[int]int
+}
+
+func (r *ranges) add(off, n int) {
+	if off != r.start {
+		if r.after == nil {
+			r.after = make(map[int]int)
+		}
+		r.after[off] = n
+		return
+	}
+	for ; n > 0; n = r.after[r.start] {
+		delete(r.after, r.start)
+		r.start += n
+	}
+}
+
+func (r *ranges) prefix() int { return r.start }

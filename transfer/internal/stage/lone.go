@@ -1,0 +1,149 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// A lone is what one small copy at a time passes through, in one direction: a
+// slot and a stream of its own, of whose end it asks the stream, without an event.
+// It is for a caller who copies alone. Those who find it taken share an event
+// with others: see link.
+type lone struct {
+	stream *cudart.Stream
+	buf    *hostmem.Buffer
+	taken  atomic.Bool
+	left   cudart.Point // the end of a copy that was not waited for; guarded by taken
+
+	// Of the copy that runs.
+	state atomic.Int32
+	err   error
+}
+
+// The states of a copy whose caller may leave.
+const (
+	loneUses int32 = iota // the caller's memory
+	loneWaits
+	loneLeft // the caller has left
+)
+
+func (l *lone) open(ctx context.Context, dev *cudart.Device) (err error) {
+	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
+		return err
+	}
+	l.buf, err = hostmem.Alloc(ctx, dev, Alone, hostmem.Options{Label: ringLabel})
+	return err
+}
+
+func (l *lone) close(ctx context.Context) error {
+	if l.buf != nil {
+		if l.taken.Load() {
+			return fmt.Errorf("%v: %w", l.buf, ErrHeld)
+		}
+		if err := l.left.Wait(ctx); err != nil {
+			return fmt.Errorf("%v may be in use: %w", l.buf, err)
+		}
+		if err := l.buf.CloseContext(ctx); err != nil {
+			return err
+		}
+		l.buf = nil
+	}
+	if l.stream == nil {
+		return nil
+	}
+	return l.stream.Close()
+}
+
+// Brief copies up to Alone bytes, which begin at mem, if no other goroutine does
+// so in this direction; ok is false if one does.
+func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
+	l := &s.loneUp
+	if down {
+		l = &s.loneDown
+	}
+	if !l.take() {
+		return false, nil
+	}
+	l.state.Store(loneUses)
+	if ctx.Done() == nil { // without the allocations of what follows
+		err = l.copy(dev, mem, down)
+		l.taken.Store(false)
+		return true, err
+	}
+	left := Apart(ctx, Patience, func() {
+		err := l.copy(dev, mem, down)
+		if l.state.Swap(loneUses) == loneLeft {
+			l.taken.Store(false)
+		} else {
+			l.err = err
+		}
+	}, func(error) {}, func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) })
+	if left != nil {
+		return true, left
+	}
+	err = l.err
+	l.taken.Store(false)
+	return true, err
+}
+
+// take takes the slot, if neither a goroutine nor the GPU uses it.
+func (l *lone) take() bool {
+	if !l.taken.CompareAndSwap(false, true) {
+		return false
+	}
+	if l.left.Known() {
+		return true
+	}
+	l.left.Record()
+	l.taken.Store(false)
+	return false
+}
+
+func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
+	slot := l.buf.Bytes()
+	if down {
+		l.state.Store(loneWaits)
+		err := l.wait(l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem)))
+		if err != nil || !l.state.CompareAndSwap(loneWaits, loneUses) {
+			return err
+		}
+		return Guard(func() error { copy(mem, slot); return nil })
+	}
+	if err := Guard(func() error { copy(slot, mem); return nil }); err != nil {
+		return err
+	}
+	l.state.Store(loneWaits)
+	return l.wait(l.stream.CopyToDevice(dev, unsafe.Pointer(&slot[0]), len(mem)))
+}
+
+// wait waits until the stream is done, for a copy that was queued or has failed.
+func (l *lone) wait(err error) error {
+	const questions = 8
+	for begin := time.Now(); err == nil && time.Since(begin) < spinFor; {
+		for range questions {
+			var done bool
+			if done, err = l.stream.Query(); done {
+				return nil
+			} else if err != nil {
+				break
+			}
+		}
+	}
+	// Also after an error: some of it may be queued.
+	l.left = l.stream.Point()
+	if unknown := l.left.Wait(asking); unknown != nil {
+		return errors.Join(err, fmt.Errorf("the GPU may still be copying: %w", unknown))
+	}
+	failed := l.left.Err()
+	if _, again := l.stream.Query(); failed == nil { // else the next copy would find it
+		failed = again
+	}
+	return errors.Join(err, failed)
+}

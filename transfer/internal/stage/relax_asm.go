@@ -1,0 +1,7 @@
+//go:build amd64 || arm64
+
+package stage
+
+// relax tells the core that the goroutine spins, so that the core's other thread
+// has it meanwhile.
+func relax()

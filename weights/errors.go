@@ -1,0 +1,33 @@
+package weights
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// A FormatError reports a file that was refused: its header contradicts itself,
+// the format's rules, or the size of the file. Failures to read are errors of
+// the reader and no FormatErrors.
+type FormatError struct {
+	File   string // as named to OpenFile, OpenModel or Parse
+	Tensor string // the tensor at fault, "" where it is none
+	Reason string // what was found, and what was expected
+}
+
+func (e *FormatError) Error() string {
+	if e.Tensor == "" {
+		return fmt.Sprintf("weights: read %s: %s", e.File, e.Reason)
+	}
+	return fmt.Sprintf("weights: read %s: tensor %s: %s", e.File, quote(e.Tensor), e.Reason)
+}
+
+// quote makes a string out of a file fit for an error: it may have any length,
+// and control characters.
+func quote(s string) string {
+	if len(s) > mostQuoted {
+		return strconv.Quote(s[:mostQuoted]) + "..."
+	}
+	return strconv.Quote(s)
+}
+
+const mostQuoted = 120

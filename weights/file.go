@@ -1,0 +1,275 @@
+package weights
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxHeader is the limit of safetensors for the size of a header in bytes. It
+// bounds what reading any file's header takes in memory; the largest headers in
+// use have a few megabytes.
+const maxHeader = 100_000_000
+
+// maxName is the longest name in bytes. GGUF allows 64 for tensors, which some
+// writers exceed, and 65535 for keys.
+const maxName = 65535
+
+// A Format is a kind of weights file.
+type Format string
+
+// The formats that are read.
+const (
+	Safetensors Format = "safetensors"
+	GGUF        Format = "GGUF"
+)
+
+// A Tensor says which bytes of a file hold a tensor. It belongs to its File and
+// must not be changed.
+type Tensor struct {
+	Name  string
+	DType DType
+	// Shape has the outermost dimension first in both formats: elements whose
+	// last index differs by one are neighbours. GGUF files store it in the
+	// opposite order. It is empty for a scalar.
+	Shape []int
+	// File is the file that holds the tensor's bytes.
+	File *File
+	// Offset is where they start in it, counted in bytes from the file's start.
+	Offset int64
+	// Size is their number. It is 0 where a dimension is 0.
+	Size int
+}
+
+// compare orders the tensors of one file by their place in it.
+func (t *Tensor) compare(u *Tensor) int {
+	return cmp.Or(cmp.Compare(t.Offset, u.Offset), cmp.Compare(t.Size, u.Size), strings.Compare(t.Name, u.Name))
+}
+
+// A File is a weights file whose header has been read and checked. It does not
+// change, so all of its methods may be called from any goroutine.
+type File struct {
+	source
+	format   Format
+	padding  int64 // tensors start at multiples of it, counted from the first
+	tensors  []*Tensor
+	byName   map[string]*Tensor
+	metadata map[string]any
+	owned    io.Closer // what OpenFile opened
+}
+
+// OpenFile opens a safetensors or GGUF file and reads its header. It does not
+// follow the other files of a model; OpenModel does. The file stays open until
+// Close.
+//
+// It returns an error that wraps the operating system's where the file cannot
+// be opened or read, and a *FormatError where it is refused.
+func OpenFile(path string) (*File, error) {
+	opened, size, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := Parse(opened, size, path)
+	if err != nil {
+		return nil, errors.Join(err, opened.Close())
+	}
+	f.owned = opened
+	return f, nil
+}
+
+// openRegular opens a file for reading. It refuses all but regular files before
+// it opens them: opening a pipe would wait for a writer.
+func openRegular(path string) (*os.File, int64, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, 0, fmt.Errorf("weights: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, 0, fmt.Errorf("weights: open %s: not a regular file (%v)", path, info.Mode().Type())
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, fmt.Errorf("weights: %w", err)
+	}
+	if info, err = f.Stat(); err != nil { // the path may name another file by now
+		return nil, 0, errors.Join(fmt.Errorf("weights: %w", err), f.Close())
+	}
+	return f, info.Size(), nil
+}
+
+// Parse reads the header of a safetensors or GGUF file of size bytes through r,
+// which may be anything that reads at offsets: memory, or ranges over a
+// network. The name serves errors. File.Reader returns r, and File.Close does
+// not close it.
+//
+// Of a safetensors file it reads 8 bytes and the header, of a GGUF file the
+// header in pieces of 64 KiB; a header has at most 100 MB. It returns r's error
+// where reading fails, io.ErrUnexpectedEOF where r has fewer than size bytes,
+// and a *FormatError where the file is refused.
+func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
+	if r == nil {
+		return nil, fmt.Errorf("weights: read %s: nil reader", name)
+	}
+	if size < 0 {
+		return nil, fmt.Errorf("weights: read %s: negative size %d", name, size)
+	}
+	f := &File{
+		source:   source{r: r, size: size, name: name},
+		padding:  1,
+		byName:   map[string]*Tensor{},
+		metadata: map[string]any{},
+	}
+	var start [8]byte
+	if size < int64(len(start)) {
+		return nil, f.refuse("", "the file has %d bytes, every safetensors or GGUF file has more than %d", size, len(start))
+	}
+	if err := f.read(start[:], 0); err != nil {
+		return nil, err
+	}
+	var err error
+	if string(start[:len(ggufMagic)]) == ggufMagic {
+		err = f.parseGGUF()
+	} else {
+		err = f.parseSafetensors(start[:])
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Close closes the file if OpenFile or OpenModel opened it; a second Close then
+// returns an error that wraps os.ErrClosed. The tensors' data in memory stays
+// valid, reads of the file fail.
+func (f *File) Close() error {
+	if f.owned == nil {
+		return nil
+	}
+	if err := f.owned.Close(); err != nil {
+		return fmt.Errorf("weights: %w", err)
+	}
+	return nil
+}
+
+// Name returns the name given to OpenFile or Parse.
+func (f *File) Name() string { return f.name }
+
+// Size returns the size of the whole file in bytes, as it was when the file was
+// opened.
+func (f *File) Size() int64 { return f.size }
+
+// Format returns the file's format.
+func (f *File) Format() Format { return f.format }
+
+// Reader returns what reads the file's bytes: the *os.File that OpenFile
+// opened, or the reader given to Parse.
+func (f *File) Reader() io.ReaderAt { return f.r }
+
+// Tensors iterates over the file's tensors by ascending offset.
+func (f *File) Tensors() iter.Seq[*Tensor] { return slices.Values(f.tensors) }
+
+// Tensor returns the tensor of that name, and whether there is one.
+func (f *File) Tensor(name string) (*Tensor, bool) {
+	t, ok := f.byName[name]
+	return t, ok
+}
+
+// Metadata returns the value that the file has for a key, and whether it has
+// one: of safetensors' __metadata__, whose values are strings, or of GGUF's
+// key-value pairs.
+//
+// A value of GGUF is a bool, a string, or an int8, uint8, ..., int64, uint64,
+// float32 or float64, as the file declares it; an array is a slice of one of
+// these. Strings are the file's bytes, which for tokens need not be UTF-8.
+// Slices are shared, and must not be changed.
+func (f *File) Metadata(key string) (any, bool) {
+	v, ok := f.metadata[key]
+	return v, ok
+}
+
+// MetadataKeys returns all keys of the metadata, sorted.
+func (f *File) MetadataKeys() []string { return slices.Sorted(maps.Keys(f.metadata)) }
+
+// add enters a tensor of a name not used before. Its place is checked by
+// arrange.
+func (f *File) add(t *Tensor) error {
+	if err := f.checkName(t.Name); err != nil {
+		return err
+	}
+	if f.byName[t.Name] != nil {
+		return f.refuse(t.Name, "the file has two tensors of this name")
+	}
+	f.byName[t.Name] = t
+	f.tensors = append(f.tensors, t)
+	return nil
+}
+
+// checkName refuses names that no library could ask for. The names of JSON are
+// UTF-8 already.
+func (f *File) checkName(name string) error {
+	switch {
+	case name == "":
+		return f.refuse("", "tensor %d has an empty name", len(f.tensors)+1)
+	case len(name) > maxName:
+		return f.refuse(name, "its name has %d bytes, want at most %d", len(name), maxName)
+	case !utf8.ValidString(name):
+		return f.refuse(name, "its name is not UTF-8")
+	case strings.IndexByte(name, 0) >= 0:
+		return f.refuse(name, "its name has a zero byte, at which C libraries end it")
+	}
+	return nil
+}
+
+// arrange sorts the tensors by their place in the file, and refuses a file in
+// which they overlap, or leave bytes between them that belong to none: each
+// starts where the one before it ends, or at the next multiple of the padding.
+// All lie within the file, and their data starts at start. It returns where
+// the last one ends.
+func (f *File) arrange(start int64) (int64, error) {
+	slices.SortFunc(f.tensors, (*Tensor).compare)
+	before, end := "the header", start
+	for _, t := range f.tensors {
+		gap, padding := t.Offset-end, -end&(f.padding-1)
+		switch {
+		case gap < 0:
+			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
+		case gap > padding:
+			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes past the end of %s, want offset %d: bytes between tensors belong to none", t.Offset, gap, before, end+padding)
+		}
+		before, end = "tensor "+quote(t.Name), t.Offset+int64(t.Size)
+	}
+	return end, nil
+}
+
+// A source is what a header is read from.
+type source struct {
+	r    io.ReaderAt
+	size int64
+	name string
+}
+
+// read fills p with the bytes at off.
+func (s source) read(p []byte, off int64) error {
+	n, err := s.r.ReadAt(p, off)
+	switch {
+	case n == len(p):
+		return nil
+	case n < 0 || n > len(p):
+		return fmt.Errorf("weights: read %s: the reader returned %d bytes where %d were asked for", s.name, n, len(p))
+	case err == nil || err == io.EOF:
+		return fmt.Errorf("weights: read %s: %w: %d bytes at offset %d, want %d of a file of %d", s.name, io.ErrUnexpectedEOF, n, off, len(p), s.size)
+	}
+	return fmt.Errorf("weights: read %s: %w", s.name, err)
+}
+
+// refuse makes the error for a file that is not as it should be.
+func (s source) refuse(tensor, reason string, args ...any) error {
+	return &FormatError{File: s.name, Tensor: tensor, Reason: fmt.Sprintf(reason, args...)}
+}

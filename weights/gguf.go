@@ -1,0 +1,379 @@
+package weights
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+)
+
+const (
+	ggufMagic        = "GGUF"
+	ggufMostVersion  = 3
+	ggufAlignment    = 32 // of files without the key
+	ggufAlignmentKey = "general.alignment"
+	ggufArray        = 9
+	ggufMostDims     = 4
+)
+
+// parseGGUF reads the header: the version, two counts, key-value pairs, and
+// what ggml calls tensor infos. The tensors' data follows, aligned.
+func (f *File) parseGGUF() error {
+	f.format = GGUF
+	c := newCursor(f.source, int64(len(ggufMagic)))
+	c.version = c.u32()
+	if v := c.version; c.err == nil && (v == 0 || v > ggufMostVersion) {
+		if v&0xffff == 0 && v != 0 {
+			return f.refuse("", "GGUF version %d in big-endian byte order, whose tensors a GPU cannot use as they are (convert the file to little-endian)", bits.ReverseBytes32(v))
+		}
+		return f.refuse("", "GGUF version %d, want 1 to %d", v, ggufMostVersion)
+	}
+	tensors, pairs := c.length(), c.length()
+	// A length, one byte of name, and the rest.
+	c.fits("tensors", tensors, c.lengthSize()+1+4+4+8)
+	c.fits("key-value pairs", pairs, c.lengthSize()+1+4+1)
+
+	for i := uint64(0); i < pairs && c.err == nil; i++ {
+		if err := f.ggufPair(c, i, pairs); err != nil {
+			return err
+		}
+	}
+	if err := f.ggufPadding(); c.err == nil && err != nil {
+		return err
+	}
+	for i := uint64(0); i < tensors && c.err == nil; i++ {
+		if err := f.ggufTensor(c, i, tensors); err != nil {
+			return err
+		}
+	}
+	if c.err != nil {
+		return c.err
+	}
+	return f.ggufPlace(c.pos + -c.pos&(f.padding-1))
+}
+
+// ggufPair reads key-value pair i of n.
+func (f *File) ggufPair(c *cursor, i, n uint64) error {
+	c.at("key-value pair", i, n)
+	key := c.str()
+	switch {
+	case c.err != nil:
+		return c.err
+	case key == "":
+		return c.fail("its key is empty")
+	case len(key) > maxName:
+		return c.fail("its key has %d bytes, want at most %d", len(key), maxName)
+	}
+	if _, twice := f.metadata[key]; twice {
+		return c.fail("the file has the key %s twice", quote(key))
+	}
+	c.key = key
+	f.metadata[key] = c.value()
+	return c.err
+}
+
+// ggufPadding takes the alignment of the tensors' data from the metadata.
+func (f *File) ggufPadding() error {
+	f.padding = ggufAlignment
+	value, ok := f.metadata[ggufAlignmentKey]
+	if !ok {
+		return nil
+	}
+	n, ok := value.(uint32)
+	if !ok {
+		return f.refuse("", "%s is of type %T, want uint32", ggufAlignmentKey, value)
+	}
+	if bits.OnesCount32(n) != 1 {
+		return f.refuse("", "%s is %d, want a power of two", ggufAlignmentKey, n)
+	}
+	f.padding = int64(n)
+	return nil
+}
+
+// ggufTensor reads tensor i of n. Its Offset is that of the file, which counts
+// from the start of the tensors' data.
+func (f *File) ggufTensor(c *cursor, i, n uint64) error {
+	c.at("tensor", i, n)
+	t := &Tensor{Name: c.str(), File: f}
+	if c.err != nil {
+		return c.err
+	}
+	if err := f.add(t); err != nil {
+		return err
+	}
+	c.tensor = t.Name
+	dims := c.u32()
+	if dims > ggufMostDims {
+		return c.fail("it has %d dimensions, want at most %d", dims, ggufMostDims)
+	}
+	t.Shape = make([]int, dims)
+	for d := range t.Shape {
+		n := c.length()
+		if n > math.MaxInt {
+			return c.fail("dimension %d is %d, want at most %d", d, n, math.MaxInt)
+		}
+		t.Shape[len(t.Shape)-1-d] = int(n)
+	}
+	id, offset := c.u32(), c.u64()
+	if c.err != nil {
+		return c.err
+	}
+	var known bool
+	if t.DType, known = ggmlTypes[id]; !known {
+		return c.fail("ggml type %d is not known, or was removed", id)
+	}
+	if perBlock, _ := t.DType.Block(); dims > 0 && t.Shape[dims-1]%perBlock != 0 {
+		return c.fail("its rows have %d elements, want whole blocks: %s has %d elements a block", t.Shape[dims-1], t.DType, perBlock)
+	}
+	var err error
+	if t.Size, err = t.DType.size(t.Shape); err != nil {
+		return c.fail("%v", err)
+	}
+	if offset > uint64(f.size) {
+		return c.fail("its data is at offset %d, the file has %d bytes", offset, f.size)
+	}
+	t.Offset = int64(offset)
+	if t.Offset&(f.padding-1) != 0 {
+		return c.fail("its data is at offset %d, want a multiple of %d, the alignment", t.Offset, f.padding)
+	}
+	return nil
+}
+
+// ggufPlace makes the tensors' offsets those in the file, whose data starts at
+// start. What follows the last tensor is ignored, as ggml does: padding, or
+// nothing.
+func (f *File) ggufPlace(start int64) error {
+	room := f.size - start
+	for _, t := range f.tensors {
+		if int64(t.Size) > room-t.Offset {
+			return f.refuse(t.Name, "its %d bytes at offset %d of the data end past the file, which has %d bytes of data", t.Size, t.Offset, max(room, 0))
+		}
+		t.Offset += start
+	}
+	_, err := f.arrange(start)
+	return err
+}
+
+// A cursor reads a GGUF header from front to back. The first failure stays in
+// err, and makes all further reads return zero.
+type cursor struct {
+	source
+	version uint32
+	pos     int64  // of the next byte
+	limit   int64  // no byte of a header is here or later
+	buf     []byte // for reading ahead
+	ahead   []byte // bytes from pos on that have been read
+	err     error
+
+	// What is being read, for errors: one of the count things of a kind, with
+	// its name once that is known.
+	kind         string
+	index, count uint64
+	key, tensor  string
+}
+
+func newCursor(s source, pos int64) *cursor {
+	limit := min(s.size, maxHeader)
+	return &cursor{source: s, pos: pos, limit: limit, buf: make([]byte, min(limit, 64<<10))}
+}
+
+// at says what is read next: thing number index, from 0, of count.
+func (c *cursor) at(kind string, index, count uint64) {
+	c.kind, c.index, c.count, c.key, c.tensor = kind, index, count, "", ""
+}
+
+// fail makes the first failure, and returns it.
+func (c *cursor) fail(reason string, args ...any) error {
+	switch {
+	case c.key != "":
+		reason = "the value of %s: " + reason
+		args = append([]any{quote(c.key)}, args...)
+	case c.kind != "" && c.tensor == "":
+		reason = "%s %d of %d: " + reason
+		args = append([]any{c.kind, c.index + 1, c.count}, args...)
+	}
+	c.err = c.refuse(c.tensor, reason, args...)
+	return c.err
+}
+
+// left returns how many bytes the rest of the header has at most.
+func (c *cursor) left() int64 { return c.limit - c.pos }
+
+// has checks that the header has n more bytes.
+func (c *cursor) has(n int) bool {
+	if c.err == nil && int64(n) > c.left() {
+		c.fail("%d bytes are wanted at offset %d, the header ends at %d at the latest", n, c.pos, c.limit)
+	}
+	return c.err == nil
+}
+
+// fits checks a count of things that take so many bytes each.
+func (c *cursor) fits(what string, n uint64, each int) bool {
+	if most := uint64(c.left()) / uint64(each); c.err == nil && n > most {
+		c.fail("%d %s are declared, the %d bytes after that hold at most %d", n, what, c.left(), most)
+	}
+	return c.err == nil
+}
+
+// take returns the next n bytes, no more than buf holds, valid until the next
+// call; nil after a failure.
+func (c *cursor) take(n int) []byte {
+	if !c.has(n) {
+		return nil
+	}
+	if len(c.ahead) < n {
+		c.ahead = c.buf[:min(int64(len(c.buf)), c.left())]
+		if c.err = c.read(c.ahead, c.pos); c.err != nil {
+			return nil
+		}
+	}
+	b := c.ahead[:n]
+	c.ahead = c.ahead[n:]
+	c.pos += int64(n)
+	return b
+}
+
+func (c *cursor) u8() uint8 {
+	if b := c.take(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (c *cursor) u16() uint16 {
+	if b := c.take(2); b != nil {
+		return binary.LittleEndian.Uint16(b)
+	}
+	return 0
+}
+
+func (c *cursor) u32() uint32 {
+	if b := c.take(4); b != nil {
+		return binary.LittleEndian.Uint32(b)
+	}
+	return 0
+}
+
+func (c *cursor) u64() uint64 {
+	if b := c.take(8); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+func (c *cursor) i8() int8     { return int8(c.u8()) }
+func (c *cursor) i16() int16   { return int16(c.u16()) }
+func (c *cursor) i32() int32   { return int32(c.u32()) }
+func (c *cursor) i64() int64   { return int64(c.u64()) }
+func (c *cursor) f32() float32 { return math.Float32frombits(c.u32()) }
+func (c *cursor) f64() float64 { return math.Float64frombits(c.u64()) }
+
+func (c *cursor) boolean() bool {
+	b := c.u8()
+	if b > 1 {
+		c.fail("a bool is %d, want 0 or 1", b)
+	}
+	return b == 1
+}
+
+// length reads a count or a size, of which version 1 has 32 bits.
+func (c *cursor) length() uint64 {
+	if c.version == 1 {
+		return uint64(c.u32())
+	}
+	return c.u64()
+}
+
+func (c *cursor) lengthSize() int {
+	if c.version == 1 {
+		return 4
+	}
+	return 8
+}
+
+func (c *cursor) str() string {
+	n := c.length()
+	if !c.fits("bytes of a string", n, 1) {
+		return ""
+	}
+	if n <= uint64(len(c.buf)) {
+		return string(c.take(int(n)))
+	}
+	text := make([]byte, n)
+	if c.err = c.read(text, c.pos); c.err != nil {
+		return ""
+	}
+	c.pos += int64(n)
+	c.ahead = nil
+	return string(text)
+}
+
+// value reads a value after its type.
+func (c *cursor) value() any {
+	id := c.u32()
+	if id != ggufArray {
+		if kind := c.kindOf(id); kind != nil {
+			return kind.value(c)
+		}
+		return nil
+	}
+	if id = c.u32(); id == ggufArray {
+		c.fail("it is an array of arrays, which ggml does not read either")
+		return nil
+	}
+	kind, n := c.kindOf(id), c.length()
+	if kind == nil || !c.fits("values of an array", n, kind.least) {
+		return nil
+	}
+	return kind.array(c, int(n))
+}
+
+func (c *cursor) kindOf(id uint32) *ggufKind {
+	if c.err != nil {
+		return nil
+	}
+	if id >= uint32(len(ggufKinds)) {
+		c.fail("its type is %d, want 0 to %d", id, len(ggufKinds)-1)
+		return nil
+	}
+	return &ggufKinds[id]
+}
+
+// A ggufKind reads the values of a type of the metadata.
+type ggufKind struct {
+	least int // bytes of a value
+	value func(*cursor) any
+	array func(c *cursor, n int) any
+}
+
+// ggufKinds is enum gguf_type without arrays.
+var ggufKinds = [...]ggufKind{
+	0:  kind(1, (*cursor).u8),
+	1:  kind(1, (*cursor).i8),
+	2:  kind(2, (*cursor).u16),
+	3:  kind(2, (*cursor).i16),
+	4:  kind(4, (*cursor).u32),
+	5:  kind(4, (*cursor).i32),
+	6:  kind(4, (*cursor).f32),
+	7:  kind(1, (*cursor).boolean),
+	8:  kind(4, (*cursor).str), // version 1; 8 since
+	10: kind(8, (*cursor).u64),
+	11: kind(8, (*cursor).i64),
+	12: kind(8, (*cursor).f64),
+}
+
+func kind[T any](least int, read func(*cursor) T) ggufKind {
+	return ggufKind{
+		least: least,
+		value: func(c *cursor) any { return read(c) },
+		array: func(c *cursor, n int) any {
+			values := make([]T, n)
+			for i := range values {
+				values[i] = read(c)
+				if c.err != nil {
+					return nil
+				}
+			}
+			return values
+		},
+	}
+}

@@ -1,0 +1,357 @@
+package weights
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// A Model is one or several weights files and the tensors in them, each under a
+// name of its own. It does not change, so all of its methods may be called from
+// any goroutine.
+type Model struct {
+	files  []*File
+	byName map[string]*Tensor
+}
+
+// NewModel makes a model of files, with all of their tensors. The model's Close
+// closes them. It returns an error for a nil file, and a *FormatError where two
+// tensors have one name; the files are the caller's to close then.
+func NewModel(files ...*File) (*Model, error) {
+	m := &Model{files: slices.Clone(files), byName: map[string]*Tensor{}}
+	for _, f := range files {
+		if f == nil {
+			return nil, errors.New("weights: new model: nil file")
+		}
+		for _, t := range f.tensors {
+			if other := m.byName[t.Name]; other != nil {
+				return nil, f.refuse(t.Name, "%s has a tensor of this name too", other.File.name)
+			}
+			m.byName[t.Name] = t
+		}
+	}
+	return m, nil
+}
+
+const indexSuffix = ".safetensors.index.json"
+
+// OpenModel opens all files of a model and reads their headers. The files stay
+// open until Close. The path names
+//   - a .safetensors.index.json: the files that it names beside it;
+//   - a GGUF file that is a part of a split model: all parts;
+//   - any other safetensors or GGUF file: that file;
+//   - a directory: the model in it, which is model.safetensors.index.json if
+//     that exists, else model.safetensors, else the only index, file or split
+//     model that is there.
+//
+// An index decides where a tensor is: what a file holds beyond that, such as a
+// tensor that the index takes from another file, is not of the model, and
+// listed by Unindexed. The sizes in an index are ignored; those in use are
+// often wrong.
+//
+// It returns an error that wraps the operating system's where a file cannot be
+// opened or read (fs.ErrNotExist where one is missing), an error that lists the
+// choices where a directory has several models, and a *FormatError where a file
+// is refused or does not fit the others.
+func OpenModel(path string) (*Model, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("weights: %w", err)
+	}
+	if info.IsDir() {
+		if path, err = findModel(path); err != nil {
+			return nil, err
+		}
+	}
+	if strings.HasSuffix(path, indexSuffix) {
+		return openIndexed(path)
+	}
+	f, err := OpenFile(path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := openSplit(f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return m, nil
+}
+
+// findModel returns the path of the model in a directory.
+func findModel(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", fmt.Errorf("weights: %w", err)
+	}
+	var indexes, files, splits []string
+	for _, entry := range entries {
+		name := entry.Name()
+		switch {
+		case strings.HasSuffix(name, indexSuffix):
+			indexes = append(indexes, name)
+		case strings.HasSuffix(name, ".safetensors"):
+			files = append(files, name)
+		case strings.HasSuffix(name, ".gguf"):
+			if part := splitName.FindStringSubmatch(name); part == nil || part[2] == "00001" {
+				splits = append(splits, name)
+			}
+		}
+	}
+	for _, usual := range []string{"model" + indexSuffix, "model.safetensors"} {
+		if slices.Contains(indexes, usual) || slices.Contains(files, usual) {
+			return filepath.Join(dir, usual), nil
+		}
+	}
+	choices := indexes // whose files the others are
+	if len(indexes) == 0 {
+		choices = files
+	}
+	switch choices = append(choices, splits...); len(choices) {
+	case 0:
+		return "", fmt.Errorf("weights: open %s: %w: no safetensors or GGUF model in this directory", dir, os.ErrNotExist)
+	case 1:
+		return filepath.Join(dir, choices[0]), nil
+	}
+	return "", fmt.Errorf("weights: open %s: the directory has %d models (open one by its path: %s)", dir, len(choices), strings.Join(choices[:min(len(choices), 10)], ", "))
+}
+
+// openIndexed opens the files that an index names.
+func openIndexed(path string) (*Model, error) {
+	index, err := readIndex(path)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{byName: map[string]*Tensor{}}
+	opened := map[string]*File{}
+	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.fileOf))) {
+		f, err := OpenFile(filepath.Join(filepath.Dir(path), filepath.FromSlash(name)))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%w (named by the index %s)", err, path), m.Close())
+		}
+		opened[name] = f
+		m.files = append(m.files, f)
+	}
+	for _, tensor := range index.tensors {
+		f := opened[index.fileOf[tensor]]
+		t, ok := f.Tensor(tensor)
+		if !ok {
+			err := f.refuse(tensor, "the file has no such tensor, %s says that it has", path)
+			return nil, errors.Join(err, m.Close())
+		}
+		m.byName[tensor] = t
+	}
+	return m, nil
+}
+
+// An index is a .safetensors.index.json.
+type index struct {
+	tensors []string          // as the file orders them
+	fileOf  map[string]string // by tensor
+}
+
+func readIndex(path string) (*index, error) {
+	file, size, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	s := source{r: file, size: size, name: path}
+	if size > maxHeader {
+		return nil, s.refuse("", "the index has %d bytes, want at most %d", size, maxHeader)
+	}
+	text := make([]byte, size)
+	if err := s.read(text, 0); err != nil {
+		return nil, err
+	}
+	j, err := newJSONReader(s, text)
+	if err != nil {
+		return nil, err
+	}
+	x := &index{}
+	err = j.object("the index", func(key string) error {
+		if key != "weight_map" {
+			return j.skip()
+		}
+		x.fileOf = map[string]string{}
+		return j.object("weight_map", func(tensor string) error {
+			name, err := j.str("the file of tensor " + quote(tensor))
+			if err != nil {
+				return err
+			}
+			if !filepath.IsLocal(filepath.FromSlash(name)) {
+				return s.refuse(tensor, "its file is %s, want a path within the index's directory", quote(name))
+			}
+			x.tensors = append(x.tensors, tensor)
+			x.fileOf[tensor] = name
+			return nil
+		})
+	})
+	if err == nil {
+		err = j.end()
+	}
+	if err == nil && x.fileOf == nil {
+		err = s.refuse("", "the index has no weight_map")
+	}
+	return x, err
+}
+
+// skip reads over one value of any kind.
+func (j *jsonReader) skip() error {
+	var value json.RawMessage
+	if err := j.dec.Decode(&value); err != nil {
+		return j.fail("not JSON at byte %d: %v", j.dec.InputOffset(), err)
+	}
+	return nil
+}
+
+// The keys of a GGUF file that is a part of a model, and the name of part 2 of
+// 3: x-00002-of-00003.gguf.
+const (
+	splitNumberKey  = "split.no" // from 0
+	splitCountKey   = "split.count"
+	splitTensorsKey = "split.tensors.count" // of the whole model
+)
+
+var splitName = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
+
+// openSplit makes the model that f is, or is a part of.
+func openSplit(f *File) (*Model, error) {
+	count, split, err := splitKey[uint16](f, splitCountKey)
+	if err != nil {
+		return nil, err
+	}
+	if !split || count < 2 {
+		return NewModel(f)
+	}
+	name := splitName.FindStringSubmatch(f.name)
+	if name == nil || name[3] != fmt.Sprintf("%05d", count) || name[2] < "00001" || name[2] > name[3] {
+		return nil, f.refuse("", "the file is one of %d parts of a model, want a name that ends in -00001-of-%05d.gguf or the number of another part", count, count)
+	}
+	files := make([]*File, count)
+	for i := range files {
+		path := fmt.Sprintf("%s-%05d-of-%05d.gguf", name[1], i+1, count)
+		if path == f.name {
+			files[i] = f
+		} else if files[i], err = OpenFile(path); err != nil {
+			err = fmt.Errorf("%w (part %d of %d of the model)", err, i+1, count)
+			break
+		}
+		if err = checkPart(files[i], i, int(count)); err != nil {
+			break
+		}
+	}
+	var m *Model
+	if err == nil {
+		m, err = NewModel(files...)
+	}
+	if err == nil {
+		err = checkTotal(m)
+	}
+	if err != nil {
+		for _, other := range files {
+			if other != nil && other != f {
+				err = errors.Join(err, other.Close())
+			}
+		}
+		return nil, err
+	}
+	return m, nil
+}
+
+// checkPart refuses a file that is not part i of count by its own account.
+func checkPart(f *File, i, count int) error {
+	number, _, err := splitKey[uint16](f, splitNumberKey)
+	if err != nil {
+		return err
+	}
+	of, _, err := splitKey[uint16](f, splitCountKey)
+	if err != nil {
+		return err
+	}
+	if int(number) != i || int(of) != count {
+		return f.refuse("", "%s is %d and %s is %d, want %d and %d by the file's name", splitNumberKey, number, splitCountKey, of, i, count)
+	}
+	return nil
+}
+
+// checkTotal refuses a split model that lacks tensors.
+func checkTotal(m *Model) error {
+	first := m.files[0]
+	want, ok, err := splitKey[int32](first, splitTensorsKey)
+	if err == nil && ok && int(want) != len(m.byName) {
+		err = first.refuse("", "%s is %d, the %d parts have %d tensors", splitTensorsKey, want, len(m.files), len(m.byName))
+	}
+	return err
+}
+
+// splitKey returns the value of a key of the metadata, and whether there is
+// one.
+func splitKey[T any](f *File, key string) (value T, ok bool, err error) {
+	found, ok := f.metadata[key]
+	if !ok || f.format != GGUF {
+		return value, false, nil
+	}
+	if value, ok = found.(T); !ok {
+		err = f.refuse("", "%s is of type %T, want %T", key, found, value)
+	}
+	return value, ok, err
+}
+
+// Close closes the model's files that OpenFile or OpenModel opened. It returns
+// what File.Close does for each, joined.
+func (m *Model) Close() error {
+	var errs []error
+	for _, f := range m.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Files returns the model's files: in the order of NewModel's arguments, by
+// name those of an index, by number the parts of a split model.
+func (m *Model) Files() []*File { return slices.Clone(m.files) }
+
+// Tensors iterates over the model's tensors in the order of Files, those of one
+// file by ascending offset. That is the order in which reading them is fastest.
+func (m *Model) Tensors() iter.Seq[*Tensor] { return m.filter(true) }
+
+// Unindexed iterates over the tensors that the model's files hold and that its
+// index does not take from them, in the order of Tensors. Only models opened
+// through an index have any.
+func (m *Model) Unindexed() iter.Seq[*Tensor] { return m.filter(false) }
+
+func (m *Model) filter(indexed bool) iter.Seq[*Tensor] {
+	return func(yield func(*Tensor) bool) {
+		for _, f := range m.files {
+			for _, t := range f.tensors {
+				if (m.byName[t.Name] == t) == indexed && !yield(t) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// ByName iterates over the model's tensors by ascending name.
+func (m *Model) ByName() iter.Seq[*Tensor] {
+	return func(yield func(*Tensor) bool) {
+		for _, name := range slices.Sorted(maps.Keys(m.byName)) {
+			if !yield(m.byName[name]) {
+				return
+			}
+		}
+	}
+}
+
+// Tensor returns the tensor of that name, and whether there is one.
+func (m *Model) Tensor(name string) (*Tensor, bool) {
+	t, ok := m.byName[name]
+	return t, ok
+}

@@ -1,0 +1,320 @@
+package weights_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/weights"
+)
+
+// mustParse parses a file made by a test.
+func mustParse(t testing.TB, file []byte, name string) *weights.File {
+	t.Helper()
+	f, err := weights.Parse(strings.NewReader(string(file)), int64(len(file)), name)
+	require.NoError(t, err)
+	return f
+}
+
+// u8 is a tensor of n bytes.
+func u8(name string, n int) spec { return spec{name, weights.I8, []int{n}} }
+
+func TestPlanOfNeighbours(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, makeSafetensors(t, nil, u8("a", 256), u8("b", 512), u8("c", 100), u8("d", 28), u8("e", 256), u8("f", 0)), "f")
+	start := f.Size() - 256 - 512 - 100 - 28 - 256
+	tensors := slices.Collect(f.Tensors())
+
+	p, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, &weights.Plan{Devices: []weights.DevicePlan{{
+		Device: 0,
+		Bytes:  1536,
+		Tensors: []weights.Placed{
+			{tensors[0], 0}, {tensors[1], 256}, {tensors[2], 768}, {tensors[3], 1024}, {tensors[4], 1280}, {tensors[5], 1536},
+		},
+		Reads: []weights.Read{{File: f, Offset: start, Size: 1152, Pieces: []weights.Piece{
+			{From: 0, To: 0, Size: 868}, // a, b and c
+			{From: 868, To: 1024, Size: 28},
+			{From: 896, To: 1280, Size: 256},
+		}}},
+	}}}, p)
+
+	p, err = weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 1})
+	require.NoError(t, err)
+	assert.Equal(t, 1152, p.Devices[0].Bytes)
+	assert.Equal(t, []weights.Read{{File: f, Offset: start, Size: 1152, Pieces: []weights.Piece{{Size: 1152}}}}, p.Devices[0].Reads, "one copy")
+}
+
+func TestPlanOfDevices(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, makeSafetensors(t, nil, u8("a", 300), u8("b", 300), u8("c", 300), u8("d", 300), u8("e", 300)), "f")
+	start := f.Size() - 1500
+	place := func(t *weights.Tensor) int {
+		return map[string]int{"a": 7, "b": 2, "c": 7, "d": weights.Skip, "e": 2}[t.Name]
+	}
+	for gap, want := range map[int][]weights.Read{
+		0: {
+			{File: f, Offset: start + 300, Size: 300, Pieces: []weights.Piece{{From: 0, To: 0, Size: 300}}},
+			{File: f, Offset: start + 1200, Size: 300, Pieces: []weights.Piece{{From: 0, To: 512, Size: 300}}},
+		},
+		600: {
+			{File: f, Offset: start + 300, Size: 1200, Pieces: []weights.Piece{{From: 0, To: 0, Size: 300}, {From: 900, To: 512, Size: 300}}},
+		},
+	} {
+		p, err := weights.NewPlan(f.Tensors(), place, weights.PlanOptions{MaxGap: gap})
+		require.NoError(t, err)
+		require.Len(t, p.Devices, 2)
+		assert.Equal(t, 2, p.Devices[0].Device)
+		assert.Equal(t, 812, p.Devices[0].Bytes)
+		assert.Equal(t, want, p.Devices[0].Reads, "gaps of up to %d", gap)
+		assert.Equal(t, 7, p.Devices[1].Device)
+		var placed []string
+		for _, tensor := range p.Devices[1].Tensors {
+			placed = append(placed, fmt.Sprint(tensor.Tensor.Name, tensor.Offset))
+		}
+		assert.Equal(t, []string{"a0", "c512"}, placed)
+	}
+	p, err := weights.NewPlan(f.Tensors(), place, weights.PlanOptions{MaxGap: 599})
+	require.NoError(t, err)
+	assert.Len(t, p.Devices[0].Reads, 2, "a gap of 600 is more than 599")
+
+	p, err = weights.NewPlan(f.Tensors(), func(*weights.Tensor) int { return weights.Skip }, weights.PlanOptions{})
+	require.NoError(t, err)
+	assert.Empty(t, p.Devices)
+}
+
+func TestPlanReadsPaddingOfGGUF(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, makeGGUF(3, 64, u8("a", 65), u8("b", 64), u8("c", 1), u8("d", 5)), "f")
+	a, _ := f.Tensor("a")
+	b, _ := f.Tensor("b")
+	d, _ := f.Tensor("d")
+	p, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 64})
+	require.NoError(t, err)
+	assert.Equal(t, []weights.Read{{File: f, Offset: a.Offset, Size: 64*4 + 5, Pieces: []weights.Piece{
+		{From: 0, To: 0, Size: 65}, {From: 128, To: 128, Size: 65}, {From: 256, To: 256, Size: 5},
+	}}}, p.Devices[0].Reads)
+
+	p, err = weights.NewPlan(slices.Values([]*weights.Tensor{b, d}), nil, weights.PlanOptions{})
+	require.NoError(t, err)
+	assert.Len(t, p.Devices[0].Reads, 2, "c between them is no padding")
+}
+
+func TestPlanRefuses(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, makeSafetensors(t, nil, u8("a", 3), u8("b", 4)), "the file")
+	a, _ := f.Tensor("a")
+	copied := *a
+	on := func(device int) func(*weights.Tensor) int { return func(*weights.Tensor) int { return device } }
+	list := func(tensors ...*weights.Tensor) func(func(*weights.Tensor) bool) { return slices.Values(tensors) }
+	tests := []struct {
+		tensors func(func(*weights.Tensor) bool)
+		place   func(*weights.Tensor) int
+		options weights.PlanOptions
+		says    string
+	}{
+		{nil, nil, weights.PlanOptions{}, "no tensors: the sequence is nil"},
+		{list(a, nil), nil, weights.PlanOptions{}, "nil tensor"},
+		{list(a, a), nil, weights.PlanOptions{}, `tensor "a" of the file is there twice`},
+		{list(a, a), on(weights.Skip), weights.PlanOptions{}, `tensor "a" of the file is there twice`},
+		{list(&copied), nil, weights.PlanOptions{}, `tensor "a": not from a File's or Model's tensors`},
+		{list(&weights.Tensor{Name: "x"}), nil, weights.PlanOptions{}, `tensor "x": not from a File's or Model's tensors`},
+		{list(a), on(-2), weights.PlanOptions{}, `tensor "a" is placed on device -2, want 0 or more, or Skip`},
+		{list(a), nil, weights.PlanOptions{Align: 3}, "PlanOptions.Align is 3, want a power of two"},
+		{list(a), nil, weights.PlanOptions{Align: -256}, "PlanOptions.Align is -256, want a power of two"},
+		{list(a), nil, weights.PlanOptions{Align: -maxInt - 1}, "want a power of two"},
+		{list(a), nil, weights.PlanOptions{MaxGap: -1}, "PlanOptions.MaxGap is -1, want 0 or more"},
+		{f.Tensors(), nil, weights.PlanOptions{Align: maxInt/2 + 1}, ""},
+	}
+	for _, tt := range tests {
+		p, err := weights.NewPlan(tt.tensors, tt.place, tt.options)
+		if tt.says == "" {
+			require.NoError(t, err)
+			assert.Equal(t, maxInt/2+1+4, p.Devices[0].Bytes)
+			continue
+		}
+		assert.Nil(t, p)
+		assert.ErrorContains(t, err, tt.says)
+		assert.ErrorContains(t, err, "weights: plan: ")
+	}
+
+	// Files that together have more bytes than an int counts.
+	header := fmt.Sprintf(`{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, maxInt-1000, maxInt-1000)
+	r := &sparse{start: st(header, 0), size: int64(8+len(header)) + maxInt - 1000}
+	x, err := weights.Parse(r, r.size, "x")
+	require.NoError(t, err)
+	y, err := weights.Parse(r, r.size, "y")
+	require.NoError(t, err)
+	xa, _ := x.Tensor("a")
+	ya, _ := y.Tensor("a")
+	_, err = weights.NewPlan(list(xa, ya), nil, weights.PlanOptions{})
+	assert.ErrorContains(t, err, fmt.Sprintf("weights: plan: device 0 gets more than %d bytes", maxInt))
+	p, err := weights.NewPlan(list(ya, xa), func(t *weights.Tensor) int { return len(t.File.Name()) + int(t.File.Name()[0]) }, weights.PlanOptions{})
+	require.NoError(t, err)
+	assert.Len(t, p.Devices, 2)
+}
+
+// TestPlansOfRandomModels checks plans by their properties, and by doing what
+// they say.
+func TestPlansOfRandomModels(t *testing.T) {
+	t.Parallel()
+	rounds := 400
+	if testing.Short() {
+		rounds = 50
+	}
+	for seed := range rounds {
+		r := rand.New(rand.NewPCG(uint64(seed), 1))
+		var all []*weights.Tensor
+		contents := map[string][]byte{}
+		for i := range 1 + r.IntN(4) {
+			var specs []spec
+			for j := range r.IntN(12) {
+				n := []int{0, 1, r.IntN(40), 32 * r.IntN(10), 256 * r.IntN(6)}[r.IntN(5)]
+				s := u8(fmt.Sprintf("%d.%d", i, r.IntN(1<<30)*100+j), n)
+				specs = append(specs, s)
+				contents[s.name] = s.content()
+			}
+			file := makeSafetensors(t, nil, specs...)
+			if r.IntN(2) == 0 {
+				file = makeGGUF(3, 1<<r.IntN(8), specs...)
+			}
+			all = slices.AppendSeq(all, mustParse(t, file, fmt.Sprint("file ", i)).Tensors())
+		}
+		// Any choice of them, in any order.
+		var chosen []*weights.Tensor
+		for _, tensor := range all {
+			if r.IntN(5) > 0 {
+				chosen = append(chosen, tensor)
+			}
+		}
+		if r.IntN(2) == 0 {
+			r.Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
+		}
+		on := map[*weights.Tensor]int{}
+		devices := 1 + r.IntN(3)
+		for _, tensor := range chosen {
+			on[tensor] = r.IntN(devices+1) - 1
+		}
+		place := func(t *weights.Tensor) int { return on[t] }
+		o := weights.PlanOptions{Align: 1 << r.IntN(10), MaxGap: []int{0, 0, 1, 50, 5000}[r.IntN(5)]}
+		if r.IntN(4) == 0 {
+			o.Align = 0
+		}
+		p, err := weights.NewPlan(slices.Values(chosen), place, o)
+		require.NoError(t, err)
+		again, err := weights.NewPlan(slices.Values(chosen), place, o)
+		require.NoError(t, err)
+		require.Equal(t, p, again, "the same arguments, the same plan")
+		checkPlan(t, p, chosen, place, o, contents)
+		if t.Failed() {
+			t.Fatalf("seed %d, options %+v", seed, o)
+		}
+	}
+}
+
+// checkPlan asserts what NewPlan promises, independently of how it does it, and
+// carries the plan out. contents has the bytes of each tensor.
+func checkPlan(t testing.TB, p *weights.Plan, chosen []*weights.Tensor, place func(*weights.Tensor) int, o weights.PlanOptions, contents map[string][]byte) {
+	t.Helper()
+	align := o.Align
+	if align == 0 {
+		align = 256
+	}
+	want := map[int]int{} // tensors by device
+	var files []*weights.File
+	for _, tensor := range chosen {
+		if device := place(tensor); device != weights.Skip {
+			want[device]++
+			if !slices.Contains(files, tensor.File) {
+				files = append(files, tensor.File)
+			}
+		}
+	}
+	assert.Len(t, p.Devices, len(want))
+	for i, d := range p.Devices {
+		assert.True(t, i == 0 || p.Devices[i-1].Device < d.Device, "devices ascend")
+		assert.Len(t, d.Tensors, want[d.Device])
+		delete(want, d.Device)
+
+		memory := make([]byte, d.Bytes)
+		written := make([]bool, d.Bytes)
+		var end int64
+		var before weights.Read
+		for k, read := range d.Reads {
+			file := slices.Index(files, read.File)
+			require.GreaterOrEqual(t, file, 0)
+			if k > 0 && before.File == read.File {
+				assert.Greater(t, read.Offset-end, int64(max(o.MaxGap, padding(read.File)-1)), "reads ascend, and are as large as MaxGap allows")
+			} else if k > 0 {
+				assert.Greater(t, file, slices.Index(files, before.File), "files ascend")
+			}
+			end = read.Offset + int64(read.Size)
+			require.Greater(t, read.Size, 0)
+			require.GreaterOrEqual(t, read.Offset, int64(0))
+			require.LessOrEqual(t, end, read.File.Size())
+			bytes := make([]byte, read.Size)
+			_, err := read.File.Reader().ReadAt(bytes, read.Offset)
+			require.NoError(t, err)
+			at := 0
+			for n, piece := range read.Pieces {
+				require.Greater(t, piece.Size, 0)
+				gap := piece.From - at
+				require.GreaterOrEqual(t, gap, 0, "pieces ascend")
+				assert.LessOrEqual(t, gap, max(o.MaxGap, padding(read.File)-1), "gaps within a read")
+				if n > 0 && gap == 0 {
+					last := read.Pieces[n-1]
+					assert.NotEqual(t, last.To+last.Size, piece.To, "neighbours are one piece")
+				}
+				at = piece.From + piece.Size
+				require.LessOrEqual(t, at, read.Size)
+				for b := range piece.Size {
+					require.False(t, written[piece.To+b], "two pieces write byte %d", piece.To+b)
+					written[piece.To+b] = true
+					memory[piece.To+b] = bytes[piece.From+b]
+				}
+			}
+			assert.Equal(t, 0, read.Pieces[0].From, "a read starts with what is wanted")
+			assert.Equal(t, read.Size, at, "and ends with it")
+			before = read
+		}
+		last := 0
+		for k, placed := range d.Tensors {
+			tensor := placed.Tensor
+			assert.Equal(t, d.Device, place(tensor))
+			assert.True(t, slices.Contains(chosen, tensor))
+			assert.Zero(t, placed.Offset%align)
+			assert.Less(t, placed.Offset-last, align, "no more padding than the alignment takes")
+			assert.GreaterOrEqual(t, placed.Offset, last, "places ascend and do not overlap")
+			if k > 0 {
+				other := d.Tensors[k-1].Tensor
+				assert.True(t, other != tensor && (other.File != tensor.File || other.Offset <= tensor.Offset))
+			}
+			last = placed.Offset + tensor.Size
+			if content := contents[tensor.Name]; contents != nil {
+				assert.Equal(t, content, memory[placed.Offset:last], "the bytes of %s arrive", tensor.Name)
+			}
+			for b := placed.Offset; b < last; b++ {
+				require.True(t, written[b], "byte %d of %s is not copied", b-placed.Offset, tensor.Name)
+				written[b] = false
+			}
+		}
+		assert.Equal(t, last, d.Bytes)
+		assert.NotContains(t, written, true, "nothing is written outside of tensors")
+	}
+	assert.Empty(t, want)
+}
+
+// padding is what tensors' offsets in a file are a multiple of, counted from
+// the first.
+func padding(f *weights.File) int {
+	if align, ok := f.Metadata("general.alignment"); ok && f.Format() == weights.GGUF {
+		return int(align.(uint32))
+	}
+	return map[weights.Format]int{weights.Safetensors: 1, weights.GGUF: 32}[f.Format()]
+}
