@@ -95,7 +95,7 @@ type fileFeed struct {
 	// all is.
 	readNow func(to []byte, off int) (got int, err error)
 	n       int
-	behind *readAhead
+	behind  *readAhead
 
 	next int // to be tried; the job's
 

@@ -35,7 +35,7 @@ func (v *View) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, 
 	if done, ok, err := v.uploadPinned(ctx, dst, src); ok {
 		return done, err
 	}
-	if len(src) <= stage.Alone && v.call.Progress == nil {
+	if v.call.Progress == nil {
 		if ok, err := v.stage.Brief(ctx, dst, src, false); ok {
 			return v.staged(len(src), err)
 		}
@@ -59,7 +59,7 @@ func (v *View) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int
 	if done, ok, err := v.downloadPinned(ctx, dst, src); ok {
 		return done, err
 	}
-	if len(dst) <= stage.Alone && v.call.Progress == nil {
+	if v.call.Progress == nil {
 		if ok, err := v.stage.Brief(ctx, src, dst, true); ok {
 			return v.staged(len(dst), err)
 		}

@@ -45,7 +45,7 @@ const (
 
 var (
 	chunkMost = 8 * mib
-	ringMiB   = 38
+	ringMiB   = 36
 )
 
 // stages are those of the process, with a count of users.
@@ -156,7 +156,7 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	if s.few, err = newRing(ctx, s.dev, fewUnits, Alone, 1, ringLabel); err != nil {
 		return err
 	}
-	if err := errors.Join(s.loneUp.open(ctx, s.dev), s.loneDown.open(ctx, s.dev)); err != nil {
+	if err := errors.Join(s.loneUp.open(ctx, s.dev, mostUp), s.loneDown.open(ctx, s.dev, mostDown)); err != nil {
 		return err
 	}
 	s.bytes.Store(int64(s.ring.buf.Reserved() + s.few.buf.Reserved() + s.loneUp.buf.Reserved() + s.loneDown.buf.Reserved()))
