@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -126,6 +127,37 @@ func TestPositionsAfterAnError(t *testing.T) {
 	}
 }
 
+// A small copy that fails has copied nothing.
+func TestPositionsAfterASmallCopyFailed(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{})
+	mem := r.device(100)
+	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamQuery"} {
+		b, from := bytes.NewBufferString(strings.Repeat("x", 100)), strings.NewReader("some bytes")
+		for _, reader := range []interface {
+			io.Reader
+			Len() int
+		}{b, from} {
+			before := reader.Len()
+			sim.Fail(fn, cudasim.Fault{Code: 1})
+			done, err := r.c.UploadReader(t.Context(), mem, reader, before)
+			require.Error(t, err, fn)
+			require.Zero(t, done, fn)
+			require.Equal(t, before, reader.Len(), fn)
+		}
+		var w bytes.Buffer
+		sim.Fail(fn, cudasim.Fault{Code: 1})
+		done, err := r.c.DownloadWriter(t.Context(), &w, mem, 100)
+		require.Error(t, err, fn)
+		require.Zero(t, done, fn)
+		require.Zero(t, w.Len(), fn)
+	}
+	require.Zero(t, r.c.Stats().StagedBytes)
+}
+
 // A position that cannot be is an error, and so is a Seek that fails, panics or does not
 // return.
 func TestSeeksThatFail(t *testing.T) {
@@ -232,6 +264,30 @@ func TestTheCountOfAWriteThatRuns(t *testing.T) {
 	require.NotZero(t, done)
 	require.Equal(t, took.Len(), done)
 	require.True(t, bytes.Equal(data[:done], took.Bytes()))
+}
+
+// What a writer took before the device was lost is counted, too.
+func TestTheCountWhenTheDeviceIsLost(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		t.Skip(err)
+	}
+	dev, _ := openSim(t, sim)
+	c, err := NewCopier(t.Context(), dev, Options{})
+	require.NoError(t, err)
+	const n = 16 * mib
+	mem, err := dev.Malloc(n)
+	require.NoError(t, err)
+	took := 0
+	done, err := c.DownloadWriter(t.Context(), writerFunc(func(p []byte) (int, error) {
+		assert.NoError(t, sim.LoseDevice(0))
+		took += len(p)
+		return len(p), nil
+	}), mem, n)
+	require.ErrorIs(t, err, cudart.ErrLaunchFailure)
+	require.NotZero(t, done)
+	require.Equal(t, took, done)
 }
 
 type writerFunc func(p []byte) (int, error)

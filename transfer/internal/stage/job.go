@@ -181,11 +181,16 @@ func (j *Job) Poke() {
 func (j *Job) Abort(at int, err error) {
 	j.mu.Lock()
 	j.keep(at, err)
+	j.fail()
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// fail makes it so that nothing more is begun. It needs j.mu.
+func (j *Job) fail() {
 	if !j.failed.Swap(true) {
 		close(j.abort)
 	}
-	j.mu.Unlock()
-	j.Poke()
 }
 
 // Cut ends the job at a byte, because of an error: the bytes before are copied.
@@ -224,7 +229,7 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 		return j.working() == 0 // else workers use the caller's memory
 	})
 	if left != nil {
-		j.Abort(0, left)
+		j.giveUp(ErrUnderWay)
 	}
 	if c.Await != nil {
 		c.Await()
@@ -522,14 +527,20 @@ func (j *Job) finish() {
 	}
 }
 
-// giveUp ends a job that has failed while the GPU may still copy, and why.
+// giveUp ends a job although the GPU may still copy. Of an upload it cannot be known
+// what has arrived; what has come from a device and was passed on has.
 func (j *Job) giveUp(why error) {
 	j.mu.Lock()
 	if j.err != nil {
 		why = fmt.Errorf("%w; %w", j.err, why)
 	}
+	j.err = why
+	if j.at = min(j.at, j.done.prefix()); !j.Down {
+		j.at = 0
+	}
+	j.fail()
 	j.mu.Unlock()
-	j.Abort(0, why)
+	j.Poke()
 }
 
 var settleSpin time.Duration

@@ -36,7 +36,7 @@ const (
 // How many bytes are copied so. What is uploaded is on its way in pieces while the
 // next is being copied to pinned memory.
 const (
-	mostUp    = 512 * kib
+	mostUp    = 2 * Alone
 	mostDown  = Alone
 	lonePiece = Alone
 )
