@@ -186,6 +186,10 @@ func (d *Device) takeEvent() (*Event, error) {
 		return nil, err
 	}
 	d.events.mu.Lock()
+	if d.events.closed { // meanwhile
+		d.events.mu.Unlock()
+		return nil, errors.Join(d.rt.errorf(fnEventCreate, codeRuntimeClosed, "%v", d), e.Close())
+	}
 	defer d.events.mu.Unlock()
 	if len(d.events.made) == cap(d.events.made) {
 		d.events.made = slices.DeleteFunc(d.events.made, func(e *Event) bool { return e.handle.state.Load()&handleDestroyed != 0 })

@@ -108,7 +108,7 @@ func (op *opening) run(ctx context.Context) (*Runtime, error) {
 	if ctx.Err() != nil {
 		return nil, op.canceled(ctx)
 	}
-	return nil, &OpenError{Err: verdict(op.attempts), Attempts: op.attempts, Looked: op.looked, Driver: op.driver}
+	return nil, &OpenError{Err: verdict(op.attempts), Attempts: op.attempts, Looked: op.looked, Driver: op.driver, source: op.o.Source != nil}
 }
 
 // search returns the libraries to try, in order.
@@ -214,7 +214,7 @@ func (op *opening) canceled(ctx context.Context) error {
 		}
 		a.Err = err
 	}
-	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver}
+	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver, source: op.o.Source != nil}
 }
 
 // errNotReturned is the cause of an opening whose context ended during a call.

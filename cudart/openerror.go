@@ -14,7 +14,8 @@ type OpenError struct {
 	Err      error
 	Attempts []Attempt   // libraries that were tried
 	Looked   []string    // places that were searched, none if a library was named
-	Driver   DriverFacts // parts of the driver on this host
+	Driver   DriverFacts // parts of the driver on this host, none for an Options.Source
+	source   bool        // the library was an Options.Source
 }
 
 // DriverFacts are the parts of NVIDIA's driver that this process can see.
@@ -44,7 +45,8 @@ func (d DriverFacts) String() string {
 func (e *OpenError) Unwrap() error { return e.Err }
 
 // Error returns the reason, each library that was tried, the places that were
-// searched, the parts of the driver, and the remedy, on several lines.
+// searched, the parts of the driver unless the library was an Options.Source, and the
+// remedy, on several lines.
 func (e *OpenError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "cudart: open: %v", e.Err)
@@ -54,7 +56,9 @@ func (e *OpenError) Error() string {
 	if errors.Is(e.Err, ErrNoLibrary) && len(e.Looked) > 0 {
 		fmt.Fprintf(&b, "\n\tlooked in %s", strings.Join(e.Looked, ", "))
 	}
-	fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)
+	if !e.source {
+		fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)
+	}
 	fmt.Fprintf(&b, "\n\twhat helps: %s", e.Remedy())
 	return b.String()
 }

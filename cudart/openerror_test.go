@@ -39,6 +39,7 @@ func TestOpenExplainsWhatCUDAReturns(t *testing.T) {
 			require.ErrorContains(t, err, code.Error())
 			require.ErrorAs(t, err, &open)
 			require.ErrorContains(t, err, "what helps: "+open.Remedy())
+			require.NotContains(t, err.Error(), "driver: libcuda", "the host's driver has nothing to do with it")
 		}
 		for _, word := range says {
 			assert.Contains(t, open.Remedy(), word, "%v", code)

@@ -164,9 +164,7 @@ func (s *Stream) Record(e *Event) error {
 
 // with makes a call that takes the stream and an event.
 func (s *Stream) with(e *Event, fn function, first, second uintptr) error {
-	f := s.line.begin()
-	// A recorded event uses no memory, so no Point needs to cover it.
-	f.queues = fn == fnStreamWaitEvent
+	f := s.dev.begin(s)
 	code := codeClosed
 	if _, ok := e.handle.enter(); ok {
 		f.args[0], f.args[1], f.args[2] = first, second, 0

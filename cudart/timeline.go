@@ -200,8 +200,12 @@ func (t *Timeline) recordOne(e *Event, end bool) (*Event, error) {
 	} else {
 		f = t.begin()
 	}
-	f.args[0], f.args[1] = e.handle.value, t.handle.value
-	code := t.dev.guard(fnEventRecord, f)
+	code := codeClosed
+	if _, ok := e.handle.enter(); ok { // Runtime.Close destroys events that are in use, too
+		f.args[0], f.args[1] = e.handle.value, t.handle.value
+		code = t.dev.guard(fnEventRecord, f)
+		e.leave()
+	}
 	t.dev.rt.end(f)
 	if code != Success {
 		return e, t.dev.rt.errorf(fnEventRecord, code, "%v", t)

@@ -432,3 +432,25 @@ func TestStreamsWaitForPointsFromManyGoroutines(t *testing.T) {
 	require.NoError(t, b.s.Synchronize(t.Context()))
 	drained(t, b.sim)
 }
+
+// An event is work, too: who has synchronized a stream may ask an event for its time.
+func TestSynchronizeWaitsForEvents(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, mem := stream(t, dev), device(t, dev, 64)
+	e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	require.NoError(t, err)
+	require.NoError(t, s.Memset(mem, 0, 64))
+	require.NoError(t, s.Point().Wait(t.Context()))
+	sim.Hold()
+	defer sim.Release()
+	require.NoError(t, s.Record(e))
+	require.ErrorIs(t, s.Synchronize(soon(t)), context.DeadlineExceeded)
+	sim.Release()
+	require.NoError(t, s.Synchronize(t.Context()))
+	_, err = e.Since(e)
+	require.NoError(t, err)
+	require.NoError(t, e.Close())
+}

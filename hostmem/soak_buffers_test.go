@@ -44,6 +44,7 @@ func TestSoakBuffers(t *testing.T) {
 		faults.Add(1)
 		return fmt.Errorf("%w: %w", errFault, unix.ENOMEM)
 	})
+	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()} // before calls fail
 	if g.Sim != nil {
 		failAtRandom(g.Sim, &faults)
 	}
@@ -57,7 +58,6 @@ func TestSoakBuffers(t *testing.T) {
 		}
 	}
 
-	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()}
 	cycle := func(random *rand.Rand, place cudart.DevPtr) {
 		n := 1 + random.IntN(100*kib)
 		if random.IntN(16) == 0 {

@@ -113,7 +113,7 @@ func requireUnmapped(t *testing.T) {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
-	require.NotContains(t, string(maps), "memfd:"+t.Name())
+	require.NotContains(t, string(maps), "memfd:"+t.Name()+" ")
 }
 
 func TestFilesInMemory(t *testing.T) {

@@ -13,46 +13,30 @@ const (
 	anyDirection
 )
 
-// A rect is height rows of width bytes, pitch bytes apart.
-type rect struct {
-	addr                 uintptr
-	width, height, pitch int
-}
-
-// size is the number of bytes from the first to the end of the last row, -1 if it
-// overflows.
-func (r rect) size() int {
-	rows := r.height - 1
-	if rows > 0 && r.pitch > (int(^uint(0)>>1)-r.width)/rows {
-		return -1
-	}
-	return rows*r.pitch + r.width
-}
-
-// A span is a rect that lies in one block, or in memory that CUDA has neither
+// A span is n bytes that lie in one block, or in memory that CUDA has neither
 // allocated nor registered.
 type span struct {
-	rect
+	addr  uintptr
+	n     int
 	block *block // nil for pageable memory
 }
 
-// span looks up the block of a rect. A range of which only a part lies in a block
-// is an error, as in CUDA.
-func (c *call) span(r rect) (span, cudart.Code) {
-	n := r.size()
-	if r.addr == 0 || n < 0 || r.addr+uintptr(n) < r.addr {
+// span looks up the block of a range. If only a part of it lies in a block, that is an
+// error, as in CUDA.
+func (c *call) span(at uintptr, n int) (span, cudart.Code) {
+	if at == 0 || n < 0 || at+uintptr(n) < at {
 		return span{}, cudart.ErrInvalidValue
 	}
-	b := c.blocks.find(r.addr)
+	b := c.blocks.find(at)
 	switch {
-	case b == nil && (r.addr >= deviceAddresses || c.blocks.overlap(r.addr, n) != nil),
-		b != nil && r.addr+uintptr(n) > b.end():
+	case b == nil && (at >= deviceAddresses || c.blocks.overlap(at, n) != nil),
+		b != nil && at+uintptr(n) > b.end():
 		return span{}, cudart.ErrInvalidValue
 	case b != nil && b.freeing:
-		c.misuse(FreedMemory, -1, "memory %#x was freed by cudaFreeAsync", r.addr)
+		c.misuse(FreedMemory, -1, "memory %#x was freed by cudaFreeAsync", at)
 		return span{}, cudart.ErrInvalidValue
 	}
-	return span{rect: r, block: b}, cudart.Success
+	return span{addr: at, n: n, block: b}, cudart.Success
 }
 
 // device is the device that holds the bytes, nil for the host.
@@ -68,13 +52,12 @@ func (s span) device() *device {
 	return nil
 }
 
-// row returns the bytes of one row.
-func (s span) row(i int) []byte {
-	addr := s.addr + uintptr(i*s.pitch)
+// bytes returns the memory.
+func (s span) bytes() []byte {
 	if s.block == nil {
-		return bytesAt(addr, s.width)
+		return bytesAt(s.addr, s.n)
 	}
-	return s.block.bytes(addr, s.width)
+	return s.block.bytes(s.addr, s.n)
 }
 
 // fits reports whether the memory can be what the direction says it is.
@@ -89,23 +72,19 @@ func (s span) fits(onDevice bool) bool {
 type copying struct{ dst, src span }
 
 // copying checks the arguments of a copy. It is nil for a copy of no bytes.
-func (c *call) copying(dst, src rect, kind int) (*copying, cudart.Code) {
+func (c *call) copying(dst, src uintptr, n, kind int) (*copying, cudart.Code) {
 	switch {
 	case kind < hostToHost || kind > anyDirection:
 		return nil, cudart.ErrInvalidMemcpyDirection
-	case dst.width == 0 || dst.height == 0:
+	case n == 0:
 		return nil, cudart.Success
-	case dst.width < 0 || dst.height < 0:
-		return nil, cudart.ErrInvalidValue
-	case dst.pitch < dst.width || src.pitch < src.width:
-		return nil, cudart.ErrInvalidPitchValue
 	}
 	var m copying
 	var code cudart.Code
-	if m.dst, code = c.span(dst); code != cudart.Success {
+	if m.dst, code = c.span(dst, n); code != cudart.Success {
 		return nil, code
 	}
-	if m.src, code = c.span(src); code != cudart.Success {
+	if m.src, code = c.span(src, n); code != cudart.Success {
 		return nil, code
 	}
 	if kind != anyDirection {
@@ -129,7 +108,7 @@ func (c *call) operation(m *copying) *operation {
 			o.uses = append(o.uses, b)
 		}
 	}
-	n := m.dst.width * m.dst.height
+	n := m.dst.n
 	to, from := m.dst.device(), m.src.device()
 	switch {
 	case to != nil && from == to:
@@ -154,16 +133,7 @@ func (c *call) operation(m *copying) *operation {
 // move copies the bytes. A copy of pinned memory that the process has unmapped
 // succeeds and moves nothing: a real GPU still has its pages.
 func (s *Sim) move(m *copying) cudart.Code {
-	dst, src := m.dst, m.src
-	if dst.pitch == dst.width && src.pitch == src.width {
-		n := dst.size()
-		dst.rect, src.rect = line(dst.addr, n), line(src.addr, n)
-	}
-	if guarded(func() {
-		for i := range dst.height {
-			copy(dst.row(i), src.row(i))
-		}
-	}) {
+	if guarded(func() { copy(m.dst.bytes(), m.src.bytes()) }) {
 		return cudart.Success
 	}
 	s.mu.Lock()
@@ -196,12 +166,12 @@ func (c *call) elsewhere(spans ...span) {
 
 // copy enqueues a copy, and waits for it if the call is synchronous or the memory
 // pageable.
-func (c *call) copy(dst, src rect, kind int, stream uintptr, async bool) cudart.Code {
+func (c *call) copy(dst, src uintptr, n, kind int, stream uintptr, async bool) cudart.Code {
 	st, code := c.stream(stream)
 	if code != cudart.Success {
 		return code
 	}
-	m, code := c.copying(dst, src, kind)
+	m, code := c.copying(dst, src, n, kind)
 	if m == nil {
 		return code
 	}
@@ -215,40 +185,24 @@ func (c *call) copy(dst, src rect, kind int, stream uintptr, async bool) cudart.
 	return c.do(st, o)
 }
 
-// line is n bytes in a row.
-func line(addr uintptr, n int) rect { return rect{addr: addr, width: n, height: 1, pitch: n} }
-
 func (c *call) memcpy() cudart.Code {
-	return c.copy(line(c.ptr(0), c.num(2)), line(c.ptr(1), c.num(2)), c.i32(3), 0, false)
+	return c.copy(c.ptr(0), c.ptr(1), c.num(2), c.i32(3), 0, false)
 }
 
 func (c *call) memcpyAsync() cudart.Code {
-	return c.copy(line(c.ptr(0), c.num(2)), line(c.ptr(1), c.num(2)), c.i32(3), c.ptr(4), true)
+	return c.copy(c.ptr(0), c.ptr(1), c.num(2), c.i32(3), c.ptr(4), true)
 }
 
-func (c *call) copy2D(stream uintptr, async bool) cudart.Code {
-	width, height := c.num(4), c.num(5)
-	return c.copy(rect{c.ptr(0), width, height, c.num(1)}, rect{c.ptr(2), width, height, c.num(3)},
-		c.i32(6), stream, async)
-}
-
-func (c *call) memcpy2D() cudart.Code      { return c.copy2D(0, false) }
-func (c *call) memcpy2DAsync() cudart.Code { return c.copy2D(c.ptr(7), true) }
-
-// fill is memset in all its forms.
-func (c *call) fill(dst rect, value byte, stream uintptr, async bool) cudart.Code {
+// fill is memset in both forms.
+func (c *call) fill(at uintptr, value byte, n int, stream uintptr, async bool) cudart.Code {
 	st, code := c.stream(stream)
 	switch {
 	case code != cudart.Success:
 		return code
-	case dst.width == 0 || dst.height == 0:
+	case n == 0:
 		return cudart.Success
-	case dst.width < 0 || dst.height < 0:
-		return cudart.ErrInvalidValue
-	case dst.pitch < dst.width:
-		return cudart.ErrInvalidPitchValue
 	}
-	d, code := c.span(dst)
+	d, code := c.span(at, n)
 	switch {
 	case code != cudart.Success:
 		return code
@@ -260,12 +214,10 @@ func (c *call) fill(dst rect, value byte, stream uintptr, async bool) cudart.Cod
 	}
 	o := &operation{
 		engine: &st.dev.onDevice,
-		took:   st.dev.cfg.Link.OnDevice.time(dst.width * dst.height),
+		took:   st.dev.cfg.Link.OnDevice.time(n),
 		uses:   []*block{d.block},
 		move: func() cudart.Code {
-			for i := range dst.height {
-				set(d.row(i), value)
-			}
+			set(d.bytes(), value)
 			return cudart.Success
 		},
 	}
@@ -284,19 +236,11 @@ func set(b []byte, value byte) {
 }
 
 func (c *call) memset() cudart.Code {
-	return c.fill(line(c.ptr(0), c.num(2)), byte(c.ptr(1)), 0, false)
+	return c.fill(c.ptr(0), byte(c.ptr(1)), c.num(2), 0, false)
 }
 
 func (c *call) memsetAsync() cudart.Code {
-	return c.fill(line(c.ptr(0), c.num(2)), byte(c.ptr(1)), c.ptr(3), true)
-}
-
-func (c *call) memset2D() cudart.Code {
-	return c.fill(rect{c.ptr(0), c.num(3), c.num(4), c.num(1)}, byte(c.ptr(2)), 0, false)
-}
-
-func (c *call) memset2DAsync() cudart.Code {
-	return c.fill(rect{c.ptr(0), c.num(3), c.num(4), c.num(1)}, byte(c.ptr(2)), c.ptr(5), true)
+	return c.fill(c.ptr(0), byte(c.ptr(1)), c.num(2), c.ptr(3), true)
 }
 
 // noIndex is the failIdx of an error that is not of one copy.
@@ -342,7 +286,7 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	dsts, srcs, sizes := array[uintptr](c.ptr(0), count), array[uintptr](c.ptr(1), count), array[int](c.ptr(2), count)
 	copies := make([]*copying, count)
 	for i := range copies {
-		m, code := c.copying(line(dsts[i], sizes[i]), line(srcs[i], sizes[i]), anyDirection)
+		m, code := c.copying(dsts[i], srcs[i], sizes[i], anyDirection)
 		switch {
 		case code != cudart.Success:
 			return uintptr(i), code

@@ -12,33 +12,6 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-func TestCopy2D(t *testing.T) {
-	t.Parallel()
-	locked(t)
-	l := open(t, cudasim.Config{})
-	src, dst := l.pinned(100), l.pinned(100)
-	for i := range src {
-		src[i] = byte(i)
-	}
-	d, s := l.device(100), l.stream()
-	// Three rows of 4 bytes, 10 apart on the host and 7 apart on the device.
-	l.ok("cudaMemcpy2DAsync", d, 7, addr(&src[0]), 10, 4, 3, h2d, s)
-	l.ok("cudaMemset2DAsync", d+1, 7, 99, 1, 3, s)
-	l.ok("cudaStreamSynchronize", s)
-	l.ok("cudaMemcpy2D", addr(&dst[0]), 20, d, 7, 4, 3, d2h)
-	for row := range 3 {
-		assert.Equal(t, []byte{byte(10 * row), 99, byte(10*row + 2), byte(10*row + 3), 0}, dst[20*row:20*row+5])
-	}
-	l.ok("cudaMemset2D", d, 4, 5, 4, 25)
-	l.ok("cudaMemcpy", addr(&dst[0]), d, 100, d2h)
-	assert.EqualValues(t, 5, dst[99])
-	assert.Equal(t, cudart.ErrInvalidPitchValue, l.call("cudaMemcpy2D", d, 3, addr(&src[0]), 10, 4, 3, h2d))
-	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemcpy2D", d, 49, addr(&src[0]), 10, 4, 3, h2d), "past the end")
-	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemcpy2D", d, 1<<62, addr(&src[0]), 10, 4, 3, h2d), "the size overflows")
-	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemset2D", d, 49, 1, 4, 3), "past the end")
-	l.ok("cudaMemcpy2D", d, 3, addr(&src[0]), 10, 0, 3, h2d)
-}
-
 func TestMemsetNeedsMemoryOfTheDevice(t *testing.T) {
 	t.Parallel()
 	l := open(t, cudasim.Config{})

@@ -14,8 +14,7 @@ type device struct {
 	context bool
 	broken  cudart.Code // what every call returns once the device or its context is lost
 	used    int         // bytes of device memory
-	flags   uint32
-	peers   []*device // whose memory it has been enabled to access
+	peers   []*device   // whose memory it has been enabled to access
 
 	streams   map[*stream]struct{} // with default streams, and destroyed ones that still work
 	legacy    *stream
@@ -163,19 +162,6 @@ func (c *call) deviceGetPCIBusID() cudart.Code {
 	return cudart.Success
 }
 
-// deviceFlags are the flags that cudaSetDeviceFlags accepts.
-const deviceFlags = 0x9f
-
-func (c *call) setDeviceFlags() cudart.Code {
-	if c.u32(0)&^deviceFlags != 0 {
-		return cudart.ErrInvalidValue
-	}
-	c.devices[c.thread.device].flags = c.u32(0)
-	return cudart.Success
-}
-
-func (c *call) getDeviceFlags() cudart.Code { return put(c, 0, c.devices[c.thread.device].flags) }
-
 // Priorities of streams: the lower number is the more urgent.
 const (
 	leastPriority    = 0
@@ -216,7 +202,7 @@ func (c *call) deviceReset() cudart.Code {
 	for _, o := range c.devices {
 		o.disablePeer(d)
 	}
-	d.context, d.broken, d.flags, d.peers = false, cudart.Success, 0, nil
+	d.context, d.broken, d.peers = false, cudart.Success, nil
 	return cudart.Success
 }
 

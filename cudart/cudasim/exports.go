@@ -57,8 +57,6 @@ func init() {
 		{name: "cudaDeviceCanAccessPeer", args: 3, traits: withoutContext, run: (*call).deviceCanAccessPeer},
 		{name: "cudaDeviceEnablePeerAccess", args: 2, run: (*call).deviceEnablePeerAccess},
 		{name: "cudaDeviceDisablePeerAccess", args: 1, run: (*call).deviceDisablePeerAccess},
-		{name: "cudaSetDeviceFlags", args: 1, traits: withoutContext, run: (*call).setDeviceFlags},
-		{name: "cudaGetDeviceFlags", args: 1, traits: withoutContext, run: (*call).getDeviceFlags},
 		{name: "cudaDeviceGetStreamPriorityRange", args: 2, run: (*call).deviceGetStreamPriorityRange},
 		{name: "cudaDeviceSynchronize", args: 0, run: (*call).deviceSynchronize},
 		{name: "cudaDeviceReset", args: 0, traits: withoutContext, run: (*call).deviceReset},
@@ -86,14 +84,9 @@ func init() {
 
 		{name: "cudaMemcpy", args: 4, run: (*call).memcpy},
 		{name: "cudaMemcpyAsync", args: 5, stream: 5, run: (*call).memcpyAsync},
-		{name: "cudaMemcpy2D", args: 7, run: (*call).memcpy2D},
-		{name: "cudaMemcpy2DAsync", args: 8, stream: 8, run: (*call).memcpy2DAsync},
-		{name: "cudaMemcpyPeer", args: 5, run: (*call).memcpyPeer},
 		{name: "cudaMemcpyPeerAsync", args: 6, stream: 6, run: (*call).memcpyPeerAsync},
 		{name: "cudaMemset", args: 3, run: (*call).memset},
 		{name: "cudaMemsetAsync", args: 4, stream: 4, run: (*call).memsetAsync},
-		{name: "cudaMemset2D", args: 5, run: (*call).memset2D},
-		{name: "cudaMemset2DAsync", args: 6, stream: 6, run: (*call).memset2DAsync},
 		{name: "cudaMemcpyBatchAsync", args: 9, stream: 9, since: 12080, until: 13000, run: (*call).memcpyBatchFailIndex},
 		{name: "cudaMemcpyBatchAsync", args: 8, stream: 8, since: 13000, run: (*call).memcpyBatch},
 

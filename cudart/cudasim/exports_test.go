@@ -104,14 +104,10 @@ func TestDeviceQueriesMakeNoContext(t *testing.T) {
 	assert.Empty(t, l.Contexts())
 }
 
-func TestDeviceFlagsAndPriorities(t *testing.T) {
+func TestStreamPriorities(t *testing.T) {
 	t.Parallel()
 	locked(t)
 	l := open(t, cudasim.Config{})
-	l.ok("cudaSetDeviceFlags", 4)
-	assert.EqualValues(t, 4, get[uint32](l, "cudaGetDeviceFlags"))
-	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaSetDeviceFlags", 0x40))
-	assert.Empty(t, l.Contexts())
 	least, greatest := new(int32), new(int32)
 	l.ok("cudaDeviceGetStreamPriorityRange", addr(least), addr(greatest))
 	assert.Equal(t, []int32{0, -5}, []int32{*least, *greatest})

@@ -67,7 +67,7 @@ func (c *call) mallocManaged() cudart.Code {
 // managedRange returns the managed block that contains the range of the first two
 // arguments.
 func (c *call) managedRange() (*block, cudart.Code) {
-	s, code := c.span(line(c.ptr(0), c.num(1)))
+	s, code := c.span(c.ptr(0), c.num(1))
 	if code != cudart.Success {
 		return nil, code
 	}

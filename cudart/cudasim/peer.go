@@ -69,8 +69,8 @@ func (c *call) deviceDisablePeerAccess() cudart.Code {
 }
 
 // onDevice checks that a range is memory of a device, or managed memory.
-func (c *call) onDevice(r rect, d *device) cudart.Code {
-	s, code := c.span(r)
+func (c *call) onDevice(at uintptr, n int, d *device) cudart.Code {
+	s, code := c.span(at, n)
 	switch {
 	case code != cudart.Success:
 		return code
@@ -81,9 +81,8 @@ func (c *call) onDevice(r rect, d *device) cudart.Code {
 	return cudart.Success
 }
 
-// copyPeer is both forms of cudaMemcpyPeer: cudaMemcpy between devices that the
-// caller names.
-func (c *call) copyPeer(stream uintptr, async bool) cudart.Code {
+// memcpyPeerAsync is cudaMemcpyAsync between devices that the caller names.
+func (c *call) memcpyPeerAsync() cudart.Code {
 	to, from, n := c.device(c.i32(1)), c.device(c.i32(3)), c.num(4)
 	switch {
 	case to == nil || from == nil:
@@ -91,20 +90,12 @@ func (c *call) copyPeer(stream uintptr, async bool) cudart.Code {
 	case n == 0:
 		return cudart.Success
 	}
-	dst, src := line(c.ptr(0), n), line(c.ptr(2), n)
-	if code := c.onDevice(dst, to); code != cudart.Success {
+	dst, src := c.ptr(0), c.ptr(2)
+	if code := c.onDevice(dst, n, to); code != cudart.Success {
 		return code
 	}
-	if code := c.onDevice(src, from); code != cudart.Success {
+	if code := c.onDevice(src, n, from); code != cudart.Success {
 		return code
 	}
-	if !async { // it is in order with all work of both devices
-		if code := c.waitAll(append(to.marks(), from.marks()...)); code != cudart.Success {
-			return code
-		}
-	}
-	return c.copy(dst, src, deviceToDevice, stream, async)
+	return c.copy(dst, src, n, deviceToDevice, c.ptr(5), true)
 }
-
-func (c *call) memcpyPeer() cudart.Code      { return c.copyPeer(0, false) }
-func (c *call) memcpyPeerAsync() cudart.Code { return c.copyPeer(c.ptr(5), true) }

@@ -135,32 +135,10 @@ func TestPeerCopyArguments(t *testing.T) {
 		"an absurd number of": {[]uintptr{here, 0, there, 1, ^uintptr(0)}, cudart.ErrInvalidValue},
 	} {
 		assert.Equal(t, tt.code, l.call("cudaMemcpyPeerAsync", append(tt.args, s)...), name)
-		assert.Equal(t, tt.code, l.call("cudaMemcpyPeer", tt.args...), name)
 	}
 	l.ok("cudaStreamSynchronize", s)
 	l.ok("cudaFree", managed)
 	l.ok("cudaSetDevice", 1)
-	l.ok("cudaFree", there)
-	l.ok("cudaSetDevice", 0)
-}
-
-// cudaMemcpyPeer follows all work of both devices, on non-blocking streams too.
-func TestMemcpyPeerFollowsAllWork(t *testing.T) {
-	t.Parallel()
-	locked(t)
-	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{
-		{}, {Link: cudasim.Link{OnDevice: cudasim.Way{Rate: 1000, Latency: 20 * time.Millisecond}}},
-	}})
-	l.ok("cudaSetDevice", 1)
-	there, s := get[uintptr](l, "cudaMalloc", 64), get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0)
-	l.ok("cudaMemsetAsync", there, 5, 64, s)
-	l.ok("cudaSetDevice", 0)
-	here, h := l.device(64), l.pinned(64)
-	l.ok("cudaMemcpyPeer", here, 0, there, 1, 64)
-	l.ok("cudaMemcpy", addr(&h[0]), here, 64, d2h)
-	assert.EqualValues(t, 5, h[63])
-	l.ok("cudaSetDevice", 1)
-	l.ok("cudaStreamDestroy", s)
 	l.ok("cudaFree", there)
 	l.ok("cudaSetDevice", 0)
 }

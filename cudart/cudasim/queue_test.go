@@ -36,10 +36,8 @@ func TestFullStreamBlocksEveryCallThatEnqueues(t *testing.T) {
 		stream uintptr
 	}{
 		{"cudaMemcpyAsync", func() []uintptr { return []uintptr{d, addr(&h[0]), 64, h2d, a} }, a},
-		{"cudaMemcpy2DAsync", func() []uintptr { return []uintptr{d, 8, addr(&h[0]), 8, 8, 8, h2d, a} }, a},
 		{"cudaMemcpyPeerAsync", func() []uintptr { return []uintptr{d, 0, there, 1, 64, a} }, a},
 		{"cudaMemsetAsync", func() []uintptr { return []uintptr{d, 0, 64, a} }, a},
-		{"cudaMemset2DAsync", func() []uintptr { return []uintptr{d, 8, 0, 8, 8, a} }, a},
 		{"cudaMemPrefetchAsync", func() []uintptr { return []uintptr{managed, 64, 1, 0, a} }, a},
 		{"cudaEventRecord", func() []uintptr { return []uintptr{e, a} }, a},
 		{"cudaStreamWaitEvent", func() []uintptr { return []uintptr{a, onB, 0} }, a},

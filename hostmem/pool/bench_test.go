@@ -68,10 +68,9 @@ func BenchmarkPoolHitParallel(b *testing.B) {
 
 // Get and Release with a stream. With nothing queued in between no call into CUDA is
 // made. With a copy of 64 bytes in each round an event is recorded, and one is asked
-// for: the C program testdata/baseline/calls.c has that loop under the same name, for
-// one buffer, and copy64_issue alone, so that what is beside the copy can be compared.
+// for: the C program testdata/baseline/calls.c has the same by hand, for a few buffers.
 func BenchmarkPoolStreamRelease(b *testing.B) {
-	for _, name := range []string{"nothing_queued", "copy64_record_query"} {
+	for _, name := range []string{"nothing_queued", "copy64_reuse"} {
 		b.Run(name, func(b *testing.B) {
 			queue := name != "nothing_queued"
 			benchmarkPool(b, func(b *testing.B, p *Pool, s *cudart.Stream, n int) {

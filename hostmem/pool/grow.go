@@ -89,15 +89,16 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 
 // search looks for a block everywhere.
 func (p *core) search(ctx context.Context, class, n int) *block {
-	if of, ok := p.pending.front(class); ok {
-		if b, _ := p.reclaimLine(ctx, of, class, n); b != nil {
+	first, ok := p.pending.front(class)
+	if ok {
+		if b, _ := p.reclaimLine(ctx, first, class, n); b != nil {
 			return b
 		}
 	}
 	if b := p.steal(class, n); b != nil {
 		return b
 	}
-	return p.reclaim(ctx, class, n)
+	return p.reclaim(ctx, class, n, func(of *cudart.Timeline) bool { return !ok || of != first })
 }
 
 // least returns the bytes that a new registration for a request takes at least.

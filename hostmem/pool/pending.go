@@ -210,9 +210,10 @@ const (
 	lookPatience = 500 * time.Millisecond
 )
 
-// reclaim looks for a pending block of a class that holds n bytes and whose
-// work is done. Other blocks that it finds done become idle.
-func (p *core) reclaim(ctx context.Context, class, n int) *block {
+// reclaim looks for a pending block of a class that holds n bytes and whose work on
+// one of the streams that ask selects is done. Other blocks that it finds done become
+// idle.
+func (p *core) reclaim(ctx context.Context, class, n int, ask func(of *cudart.Timeline) bool) *block {
 	var room [usualLines]*cudart.Timeline
 	lines := p.pending.all(class, room[:0])
 	if len(lines) == 0 {
@@ -220,6 +221,9 @@ func (p *core) reclaim(ctx context.Context, class, n int) *block {
 	}
 	start := time.Now()
 	for _, of := range lines {
+		if !ask(of) {
+			continue
+		}
 		b, _ := p.reclaimLine(ctx, of, class, n)
 		if b != nil {
 			p.pending.first(of)

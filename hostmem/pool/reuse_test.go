@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,6 +18,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // A reuse is a loop that has one lease at a time, and waits until the GPU is idle
@@ -169,4 +173,70 @@ func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
 		})
 	})
 	return made
+}
+
+// The same on a real GPU. The loop sees that a copy is done by what a later one writes
+// into host memory, so that no call finds the pool's events done before it asks. CUDA
+// maps streams onto 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, and a
+// stream that waits holds up the others of its queue, so there are few busy ones.
+func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
+	if !testgpu.Real() {
+		t.Skip("needs PINNED_TEST_GPU=1: the simulated form is TestOneLeaseAtATimeNeedsAHandfulOfBlocks")
+	}
+	const rounds, n = 2000, 4 * mib
+	ctx := t.Context()
+	r := newRig(t)
+	dst := r.Device(64)
+	host, err := hostmem.Alloc(ctx, r.Dev, 4096, hostmem.Options{})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, host.Close()) }()
+	seen := (*uint32)(unsafe.Pointer(unsafe.SliceData(host.Bytes())))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	var table strings.Builder
+	defer func() { t.Logf("blocks made in %d rounds, beside those of busy streams:%s", rounds, &table) }()
+	for _, processors := range []int{1, 2, 8, 16} {
+		runtime.GOMAXPROCS(processors)
+		fmt.Fprintf(&table, "\n%2d processors:", processors)
+		for _, busy := range []int{0, 1, 2, 3} {
+			p, err := New(r.Dev, Options{IdleTime: -1})
+			require.NoError(t, err)
+			// One stream waits for a channel, the busy ones for that stream. While it does,
+			// cudaStreamCreate may block, so all is made before.
+			stalled, s := r.NewStream(), r.NewStream()
+			var streams []*cudart.Stream
+			var leases []Lease
+			for range busy {
+				streams, leases = append(streams, r.NewStream()), append(leases, get(t, p, n))
+			}
+			first := get(t, p, n)
+			open := r.Stall(stalled)
+			end := stalled.Point()
+			for i, l := range leases {
+				require.NoError(t, streams[i].WaitPoint(end))
+				queueCopy(t, l, streams[i], dst, 64)
+				require.NoError(t, l.Release())
+			}
+			require.NoError(t, first.Release())
+			began := time.Now()
+			for i := range rounds {
+				l := get(t, p, n)
+				queueCopy(t, l, s, dst, 64)
+				require.NoError(t, l.Release())
+				value := byte(i%255 + 1)
+				require.NoError(t, s.Memset(dst, value, 4))
+				require.NoError(t, host.CopyToHost(s, 0, dst, 4))
+				for atomic.LoadUint32(seen) != 0x01010101*uint32(value) {
+					if time.Since(began) > 20*time.Second {
+						open() // else nothing ends
+						require.FailNow(t, "the copies take long", "%d processors, %d busy streams, round %d", processors, busy, i)
+					}
+				}
+			}
+			made := p.Stats().Misses - busy
+			fmt.Fprintf(&table, " %3d beside %d", made, busy)
+			assert.LessOrEqual(t, made, 4, "%d processors, %d busy streams: blocks made in %d rounds", processors, busy, rounds)
+			open()
+			require.NoError(t, p.Close())
+		}
+	}
 }

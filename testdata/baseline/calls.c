@@ -1,8 +1,8 @@
 // The loops of cudart's BenchmarkCalls in C, printed in the format of Go
-// benchmarks, so that benchstat can set both side by side. What
-// copy64_record_query takes more than copy64_issue is what hostmem/pool's
-// BenchmarkPoolStreamRelease/copy64_record_query takes more than Go's
-// copy64_issue, by hand and for one buffer.
+// benchmarks, so that benchstat can set both side by side. reuse is what
+// hostmem/pool's BenchmarkPoolStreamRelease does, by hand: a few buffers with an
+// event each, which are used again when the GPU is done with them. A query
+// that finds new work done takes longer than one that does not.
 //
 //	cc -O2 -I$CUDA/include calls.c -L$CUDA/lib64 -lcudart -o calls && ./calls 10
 #include <cuda_runtime_api.h>
@@ -40,9 +40,12 @@ int main(int argc, char **argv) {
 	CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
 	CHECK(cudaHostAlloc(&host, 4096, 0));
 	CHECK(cudaMalloc(&mem, 4096));
-	char *page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *page = (char *)mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	page[0] = 1;
 	CHECK(cudaEventRecord(e, s));
+	enum { BUFFERS = 5 };
+	cudaEvent_t ends[BUFFERS];
+	for (int i = 0; i < BUFFERS; i++) CHECK(cudaEventCreateWithFlags(&ends[i], cudaEventDisableTiming));
 	for (int k = 0; k < samples; k++) {
 		LOOP("copy64_issue", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)));
 		LOOP("copy64_sync", 50000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaStreamSynchronize(s)));
@@ -50,6 +53,9 @@ int main(int argc, char **argv) {
 		LOOP("event_query", 500000, (void)cudaEventQuery(e));
 		LOOP("event_record_query", 500000, CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
 		LOOP("copy64_record_query", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
+		LOOP("copy64_reuse", 200000, int b = i % BUFFERS;
+			while (cudaEventQuery(ends[b]) == cudaErrorNotReady) {}
+			CHECK(cudaMemcpyAsync(mem, (char *)host + 64 * b, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaEventRecord(ends[b], s)));
 		LOOP("stream_query", 500000, (void)cudaStreamQuery(s));
 		LOOP("stream_wait_event", 500000, CHECK(cudaStreamWaitEvent(s, e, 0)));
 		LOOP("register_4KiB", 2000, CHECK(cudaHostRegister(page, 4096, 0)); CHECK(cudaHostUnregister(page)));

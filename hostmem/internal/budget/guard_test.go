@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/fstest"
@@ -250,8 +251,12 @@ func TestTheGuardUnderManyGoroutines(t *testing.T) {
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	held, granted, refused := 0, 0, 0
+	var ready sync.WaitGroup
+	ready.Add(16)
 	for i := range 16 {
 		group.Go(func() {
+			ready.Done()
+			ready.Wait()
 			random := rand.New(rand.NewPCG(3, uint64(i)))
 			for range 300 {
 				n := 1 + random.IntN(200*mib)
@@ -267,6 +272,7 @@ func TestTheGuardUnderManyGoroutines(t *testing.T) {
 				held += n
 				assert.LessOrEqual(t, held, total*9/10)
 				mu.Unlock()
+				runtime.Gosched() // so that others ask meanwhile, on one processor too
 				resident := random.IntN(3) > 0
 				if resident {
 					if !g.file { // page cache stays among what is available
