@@ -65,7 +65,7 @@ func (v *View) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int
 
 // brief copies what is small, on the caller's goroutine; ok is false if it cannot now.
 func (v *View) brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (done int, ok bool, err error) {
-	if len(mem) > stage.Alone || v.call.Progress != nil {
+	if v.call.Progress != nil {
 		return 0, false, nil
 	}
 	if ok, err = v.stage.Brief(ctx, dev, mem, down); !ok || err != nil {

@@ -167,7 +167,7 @@ func (s *Stage) newJob(c Copy) *Job {
 // How many workers a copy keeps busy, besides its own goroutine, for each device:
 // copying into the ring takes twice the cores of copying out of it, past the
 // caches.
-var upHelpers, downHelpers int32 = 7, 3
+var upHelpers, downHelpers int32 = 6, 3
 
 // Poke makes the job look again.
 func (j *Job) Poke() {
@@ -356,7 +356,7 @@ func (j *Job) openNext() bool {
 // Chunks are small at both ends of a copy, where the link has nothing to do
 // until the first is in the ring, and the workers nothing while the last is on
 // its way.
-const leastChunk = 512 * kib
+var leastChunk = 512 * kib
 
 func (j *Job) chunkSize(r *ring, opened, ready int) int {
 	size := min(opened+leastChunk, (j.N-opened)/2)
@@ -543,6 +543,8 @@ func (j *Job) giveUp(why error) {
 	j.Poke()
 }
 
+var settleSpin time.Duration
+
 // settle waits until the copies are done that were queued.
 func (j *Job) settle() {
 	ctx, cancel := asking, context.CancelFunc(func() {})
@@ -550,6 +552,11 @@ func (j *Job) settle() {
 		ctx, cancel = context.WithTimeout(asking, landTimeout)
 	}
 	defer cancel()
+	for begin := time.Now(); settleSpin > 0 && time.Since(begin) < settleSpin && !j.ends.Done(asking); {
+		for range 64 {
+			relax()
+		}
+	}
 	if err := j.ends.Wait(ctx); err != nil {
 		j.giveUp(fmt.Errorf("the GPU may still be copying: %w", err))
 	}

@@ -68,8 +68,10 @@ func TestDefaultWorkers(t *testing.T) {
 	for procs, want := range map[int]int{1: 1, 2: 2, 4: 4, 5: 3, 8: 6, 16: 12, 22: 16, 64: 48} {
 		assert.Equal(t, want, defaultWorkers(procs), "%d cores", procs)
 	}
-	assert.LessOrEqual(t, ringBytes(2), 8*mib)
-	assert.LessOrEqual(t, ringBytes(48), 38*mib)
+	for workers, most := range map[int32]int{2: 8 * mib, 48: 38 * mib} {
+		ring, _ := ringBytes(workers)
+		assert.LessOrEqual(t, ring, most)
+	}
 }
 
 // A scatter feeds a copy in parts that are ready in any order, some of which it refuses

@@ -5,17 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 )
 
-// A lone is what one small copy at a time passes through, in one direction: a
-// slot and a stream of its own, of whose end it asks the stream, without an event.
-// It is for a caller who copies alone. Those who find it taken share an event
-// with others: see link.
+// A lone is what one small copy at a time passes through, in one direction: memory
+// and a stream of its own, of whose end it needs no event. It is for
+// a caller who copies alone, for whom workers would come too late. Those who find it
+// taken share an event with others: see link.
 type lone struct {
 	stream *cudart.Stream
 	buf    *hostmem.Buffer
@@ -34,11 +33,19 @@ const (
 	loneLeft // the caller has left
 )
 
-func (l *lone) open(ctx context.Context, dev *cudart.Device) (err error) {
+// How many bytes are copied so. What is uploaded is on its way in pieces while the
+// next is being copied to pinned memory.
+const (
+	mostUp    = 2 * Alone
+	mostDown  = Alone
+	lonePiece = Alone
+)
+
+func (l *lone) open(ctx context.Context, dev *cudart.Device, most int) (err error) {
 	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
-	l.buf, err = hostmem.Alloc(ctx, dev, Alone, hostmem.Options{Label: ringLabel})
+	l.buf, err = hostmem.Alloc(ctx, dev, most, hostmem.Options{Label: ringLabel})
 	return err
 }
 
@@ -61,14 +68,14 @@ func (l *lone) close(ctx context.Context) error {
 	return l.stream.Close()
 }
 
-// Brief copies up to Alone bytes, which begin at mem, if no other goroutine does
-// so in this direction; ok is false if one does.
+// Brief copies mem, if that is small and no other goroutine does so in this direction;
+// else ok is false.
 func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
 	l := &s.loneUp
 	if down {
 		l = &s.loneDown
 	}
-	if !l.take() {
+	if len(mem) > l.buf.Len() || !l.take() {
 		return false, nil
 	}
 	l.state.Store(loneUses)
@@ -116,27 +123,34 @@ func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 		}
 		return Guard(func() error { copy(mem, slot); return nil })
 	}
-	if err := Guard(func() error { copy(slot, mem); return nil }); err != nil {
-		return err
-	}
-	l.state.Store(loneWaits)
-	return l.wait(l.stream.CopyToDevice(dev, unsafe.Pointer(&slot[0]), len(mem)))
-}
-
-// wait waits until the stream is done, for a copy that was queued or has failed.
-func (l *lone) wait(err error) error {
-	const questions = 8
-	for begin := time.Now(); err == nil && time.Since(begin) < spinFor; {
-		for range questions {
-			var done bool
-			if done, err = l.stream.Query(); done {
-				return nil
-			} else if err != nil {
-				break
+	var err error
+	for off := 0; off < len(mem) && err == nil; off += lonePiece {
+		piece := slot[off:min(off+lonePiece, len(mem))]
+		if err = Guard(func() error { copy(piece, mem[off:]); return nil }); err != nil {
+			if off == 0 {
+				return err
 			}
+			break
+		}
+		l.state.Store(loneWaits)
+		err = l.stream.CopyToDevice(dev+cudart.DevPtr(off), unsafe.Pointer(&piece[0]), len(piece))
+		if off+lonePiece < len(mem) && !l.state.CompareAndSwap(loneWaits, loneUses) {
+			break // the caller has left
 		}
 	}
-	// Also after an error: some of it may be queued.
+	l.state.CompareAndSwap(loneUses, loneWaits) // after an error
+	return l.wait(err)
+}
+
+// wait waits until the stream is done, for a copy that was queued or has failed. The
+// work is short, and the thread that waits inside of CUDA learns of its end first.
+func (l *lone) wait(err error) error {
+	if err == nil {
+		if err = l.stream.SynchronizeBlocking(); err == nil {
+			return nil
+		}
+	}
+	// Some of it may be queued.
 	l.left = l.stream.Point()
 	if unknown := l.left.Wait(asking); unknown != nil {
 		return errors.Join(err, fmt.Errorf("the GPU may still be copying: %w", unknown))

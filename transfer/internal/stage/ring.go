@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
@@ -21,8 +22,9 @@ type ring struct {
 	dev   *cudart.Device
 	buf   *hostmem.Buffer
 	unit  int // bytes
-	units int // in all
+	units int // of buf
 	most  int // of an extent
+	annex annex
 
 	mu      sync.Mutex
 	free    []uint64     // a bit for each unit
@@ -85,19 +87,17 @@ type waiter struct {
 	x     *extent // that it was given
 }
 
-func newRing(ctx context.Context, dev *cudart.Device, units, unit, most int, label string) (*ring, error) {
+func newRing(ctx context.Context, dev *cudart.Device, units, annexed, unit, most int, label string) (*ring, error) {
 	buf, err := hostmem.Alloc(ctx, dev, units*unit, hostmem.Options{Label: label})
 	if err != nil {
 		return nil, err
 	}
 	if spans := len(buf.Spans()); spans > 1 {
 		// Copies of a chunk must not cross from one registration to the next.
-		return nil, errors.Join(fmt.Errorf("%v is registered in %d pieces", buf, spans), buf.Close())
+		return nil, errors.Join(fmt.Errorf("%v: %w", buf, errPieces), buf.Close())
 	}
-	r := &ring{dev: dev, buf: buf, unit: unit, units: units, most: most, free: make([]uint64, (units+63)/64)}
-	for i := range units {
-		r.free[i/64] |= 1 << (i % 64)
-	}
+	r := &ring{dev: dev, buf: buf, unit: unit, units: units, most: most, annex: annex{units: annexed, pinned: new(atomic.Int64)}, free: make([]uint64, (units+1+annexed+63)/64)}
+	r.set(0, units, true)
 	return r, nil
 }
 
@@ -136,14 +136,17 @@ func (r *ring) fit(n int, c class) *extent {
 // ring at the most.
 func (r *ring) slowLeft() int { return r.units/2 - r.used[classSlowUp] - r.used[classSlowDown] }
 
-// share is how many units a direction may have: all that the other one leaves,
-// half if that one wants some.
+// share is how many units a direction may have: all but the annex, and if the other
+// direction wants some, half of all.
 func (r *ring) share(way class) int {
 	back := way.back()
-	if r.usedBy(back) > 0 || slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.class.way() == back }) {
-		return r.units / 2
+	switch {
+	case r.usedBy(back) == 0 && !slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.class.way() == back }):
+		return r.units
+	case r.annex.buf != nil:
+		return (r.units + r.annex.units) / 2
 	}
-	return r.units
+	return r.units / 2
 }
 
 // chunk is the size of the largest chunks: a quarter of a direction's share, up
@@ -196,8 +199,11 @@ func (r *ring) take(units, n int, c class) *extent {
 		first := i + 1 - units
 		r.set(first, units, false)
 		r.used[c] += units
-		off := first * r.unit
-		return &extent{ring: r, first: first, units: units, class: c, mem: r.buf.Bytes()[off : off+n : off+n]}
+		buf, off := r.buf, first*r.unit
+		if first > r.units {
+			buf, off = r.annex.buf, (first-r.annexAt())*r.unit
+		}
+		return &extent{ring: r, first: first, units: units, class: c, mem: buf.Bytes()[off : off+n : off+n]}
 	}
 	return nil
 }
@@ -210,6 +216,15 @@ func (r *ring) set(first, units int, free bool) {
 			r.free[i/64] &^= 1 << (i % 64)
 		}
 	}
+}
+
+func (r *ring) isFree(first, units int) bool {
+	for i := first; i < first+units; i++ {
+		if r.free[i/64]&(1<<(i%64)) == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // reclaim asks which of the extents that were released the GPU is done with: of
@@ -302,7 +317,9 @@ func (r *ring) wait(wake chan<- struct{}, n int, c class) *waiter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.waiters = append(r.waiters, w)
-	r.serve()
+	if r.serve(); w.x == nil {
+		r.wantAnnex(c)
+	}
 	return w
 }
 
@@ -351,6 +368,9 @@ func (r *ring) close(ctx context.Context) error {
 	r.mu.Unlock()
 	if held > 0 {
 		return fmt.Errorf("%v: %w", r.buf, ErrHeld)
+	}
+	if err := r.closeAnnex(ctx); err != nil {
+		return err
 	}
 	return r.buf.CloseContext(ctx)
 }

@@ -33,7 +33,7 @@ func newBench(t *testing.T) *bench {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	b := &bench{T: t, sim: sim, dev: dev, mem: device(t, dev, mib)}
-	b.ring, err = newRing(t.Context(), dev, 8, benchUnit, 4, "test")
+	b.ring, err = newRing(t.Context(), dev, 8, 0, benchUnit, 4, "test")
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, b.ring.close(context.Background())) })
 	return b

@@ -46,7 +46,8 @@ const (
 
 var (
 	chunkMost = 8 * mib
-	ringMiB   = 38
+	ringMiB   = 36
+	annexMiB  = 28
 )
 
 // stages are those of the process, with a count of users.
@@ -150,16 +151,17 @@ func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 }
 
 func (s *Stage) open(ctx context.Context) (err error) {
-	units := ringBytes(s.crew.most) / ringUnit
-	if s.ring, err = newRing(ctx, s.dev, units, ringUnit, chunkMost/ringUnit, ringLabel); err != nil {
+	ring, annex := ringBytes(s.crew.most)
+	if s.ring, err = newRing(ctx, s.dev, ring/ringUnit, annex/ringUnit, ringUnit, chunkMost/ringUnit, ringLabel); err != nil {
 		return err
 	}
-	if s.few, err = newRing(ctx, s.dev, fewUnits, Alone, 1, ringLabel); err != nil {
+	if s.few, err = newRing(ctx, s.dev, fewUnits, 0, Alone, 1, ringLabel); err != nil {
 		return err
 	}
-	if err := errors.Join(s.loneUp.open(ctx, s.dev), s.loneDown.open(ctx, s.dev)); err != nil {
+	if err := errors.Join(s.loneUp.open(ctx, s.dev, mostUp), s.loneDown.open(ctx, s.dev, mostDown)); err != nil {
 		return err
 	}
+	s.ring.annex.pinned = &s.bytes
 	s.bytes.Store(int64(s.ring.buf.Reserved() + s.few.buf.Reserved() + s.loneUp.buf.Reserved() + s.loneDown.buf.Reserved()))
 	return s.each(func(l *link) (err error) {
 		l.stream, err = s.dev.NewStream(cudart.StreamOptions{})
@@ -167,14 +169,14 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	})
 }
 
-// ringBytes is the size of a ring that so many workers fill. Four chunks of 8
-// MiB keep a link busy, and stay in the caches. A few workers cannot fill the
-// link, and gain by what stays in their own caches.
-func ringBytes(workers int32) int {
+// ringBytes is the size of a ring that so many workers fill, and of its annex. Four
+// chunks of 8 MiB keep a link busy in one direction, and stay in the caches. A few
+// workers cannot fill the link, and gain by what stays in their own caches.
+func ringBytes(workers int32) (ring, annex int) {
 	if workers <= 4 {
-		return 4 * 2 * mib
+		return 4 * 2 * mib, 0
 	}
-	return ringMiB * mib
+	return ringMiB * mib, annexMiB * mib
 }
 
 // close releases what open made, as far as it came.

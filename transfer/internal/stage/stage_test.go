@@ -76,10 +76,8 @@ func (m target) Take(int, int) Space {
 }
 
 func up(ctx context.Context, s *Stage, dst cudart.DevPtr, src []byte) (int, error) {
-	if len(src) <= Alone {
-		if ok, err := s.Brief(ctx, dst, src, false); ok {
-			return len(src), err
-		}
+	if ok, err := s.Brief(ctx, dst, src, false); ok {
+		return len(src), err
 	}
 	return s.Run(ctx, Copy{N: len(src), Feed: &memory{mem: src}, Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
 		return on.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
@@ -87,10 +85,8 @@ func up(ctx context.Context, s *Stage, dst cudart.DevPtr, src []byte) (int, erro
 }
 
 func down(ctx context.Context, s *Stage, dst []byte, src cudart.DevPtr) (int, error) {
-	if len(dst) <= Alone {
-		if ok, err := s.Brief(ctx, src, dst, true); ok {
-			return len(dst), err
-		}
+	if ok, err := s.Brief(ctx, src, dst, true); ok {
+		return len(dst), err
 	}
 	return s.Run(ctx, Copy{N: len(dst), Down: true, Sink: target(dst), Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
 		return on.CopyToHost(unsafe.Pointer(&mem[0]), src+cudart.DevPtr(off), len(mem))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -55,7 +56,7 @@ func TestTune(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	run := func(name string, mid bool) {
+	run := func(name string, parts string) {
 		stages.crews = nil
 		stages.all = nil
 		s, err := Acquire(ctx, dev)
@@ -63,39 +64,62 @@ func TestTune(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Release(ctx)
-		g, lo, hi, c := rate(n, 6, func() { must(up(ctx, s, mem, src)) })
-		fmt.Printf("%-44s up %5.1f (%.1f-%.1f) %.3f", name, g, lo, hi, c)
-		g, lo, hi, c = rate(n, 6, func() { must(down(ctx, s, dst, mem)) })
-		fmt.Printf(" | down %5.1f (%.1f-%.1f) %.3f", g, lo, hi, c)
-		g, lo, hi, c = rate(2*n, 4, func() {
-			var wg sync.WaitGroup
-			wg.Go(func() { must(up(ctx, s, mem, src)) })
-			wg.Go(func() { must(down(ctx, s, dst, mem2)) })
-			wg.Wait()
-		})
-		fmt.Printf(" | both %5.1f (%.1f-%.1f) %.3f\n", g, lo, hi, c)
-		if !mid {
-			return
+		fmt.Printf("%-30s", name)
+		if strings.Contains(parts, "l") {
+			g, lo, hi, c := rate(n, 6, func() { must(up(ctx, s, mem, src)) })
+			fmt.Printf(" up %5.1f (%.1f-%.1f) %.3f", g, lo, hi, c)
+			g, lo, hi, c = rate(n, 6, func() { must(down(ctx, s, dst, mem)) })
+			fmt.Printf(" | down %5.1f (%.1f-%.1f) %.3f", g, lo, hi, c)
 		}
-		for _, k := range []int{1, 4 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 2 * mib, 4 * mib, 16 * mib, 64 * mib} {
+		if strings.Contains(parts, "b") {
+			g, lo, hi, c := rate(2*n, 4, func() {
+				var wg sync.WaitGroup
+				wg.Go(func() { must(up(ctx, s, mem, src)) })
+				wg.Go(func() { must(down(ctx, s, dst, mem2)) })
+				wg.Wait()
+			})
+			fmt.Printf(" | both %5.1f (%.1f-%.1f) %.3f", g, lo, hi, c)
+		}
+		fmt.Println()
+		sync0, err := dev.NewStream(cudart.StreamOptions{Blocking: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sync0.Close()
+		sizes := []int{1, 4 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 2 * mib, 4 * mib, 16 * mib, 64 * mib}
+		if !strings.Contains(parts, "m") {
+			sizes = nil
+		}
+		for _, k := range sizes {
 			reps := min(2000, 400*mib/k)
 			i := 0
 			at := func() int { i = (i + 1) % 8; return i * (n / 8) % (n - k + 1) }
 			up, _, _, c1 := rate(k, reps, func() { o := at(); must(up(ctx, s, mem, src[o:o+k])) })
 			cm, _, _, _ := rate(k, reps, func() { o := at(); must(0, dev.CopyToDevice(mem, unsafe.Pointer(&src[o]), k)) })
+			cs, _, _, _ := rate(k, reps, func() {
+				o := at()
+				must(0, dev.CopyToDevice(mem, unsafe.Pointer(&src[o]), k))
+				for done := false; !done; {
+					done, _ = sync0.Query()
+				}
+			})
 			down, _, _, c2 := rate(k, reps, func() { o := at(); must(down(ctx, s, dst[o:o+k], mem)) })
 			cd, _, _, _ := rate(k, reps, func() { o := at(); must(0, dev.CopyToHost(unsafe.Pointer(&dst[o]), mem, k)) })
-			fmt.Printf("   %9d B: up %8.3f GB/s (cudaMemcpy %8.3f, %.2fx) cpu %.3f | down %8.3f (%8.3f, %.2fx) %.3f\n", k, up, cm, up/cm, c1, down, cd, down/cd, c2)
+			fmt.Printf("   %9d B: up %8.3f GB/s (cudaMemcpy %8.3f, %.2fx; synced %8.3f, %.2fx) cpu %.3f | down %8.3f (%8.3f, %.2fx) %.3f\n", k, up, cm, up/cm, cs, up/cs, c1, down, cd, down/cd, c2)
 		}
 		for _, k := range []int{64 * kib, mib} {
+			if !strings.Contains(parts, "g") || k < mib && parts == "g" {
+				continue
+			}
 			const g = 16
 			lat := make([][]time.Duration, g)
+			c0 := cpu()
 			t0 := time.Now()
 			var wg sync.WaitGroup
 			for w := range g {
 				wg.Go(func() {
-					for r := range 300 {
-						o := (w*300 + r) * k % (n - k)
+					for r := range 400 {
+						o := (w*400 + r) * k % (n - k)
 						b := time.Now()
 						must(up(ctx, s, mem, src[o:o+k]))
 						lat[w] = append(lat[w], time.Since(b))
@@ -104,26 +128,37 @@ func TestTune(t *testing.T) {
 			}
 			wg.Wait()
 			el := time.Since(t0)
+			c0 = cpu() - c0
 			all := slices.Concat(lat...)
 			slices.Sort(all)
-			fmt.Printf("   16 goroutines x %d B: %.1f GB/s, median %v, p99 %v\n", k, float64(len(all)*k)/el.Seconds()/1e9, all[len(all)/2], all[len(all)*99/100])
+			gb := float64(len(all)*k) / 1e9
+			fmt.Printf("   16 goroutines x %d B: %.1f GB/s, median %v, p99 %v, %.3f CPU s/GB\n", k, gb/el.Seconds(), all[len(all)/2], all[len(all)*99/100], c0/gb)
 		}
 	}
 	if os.Getenv("TUNE") == "micro" || os.Getenv("TUNE") == "all" {
 		micro(t, dev, mem, src, dst)
 	}
-	run("default", true)
-	set := func(name string, f func(), mid bool) {
-		a, b, c, d, e, g, l := upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost
+	run("default", "lbmg")
+	set := func(name, parts string, f func()) {
+		a, b, c, d, e, g, l, m, o := upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost, leastChunk, settleSpin
 		f()
-		run(name, mid)
-		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost = a, b, c, d, e, g, l
+		run(name, parts)
+		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost, leastChunk, settleSpin = a, b, c, d, e, g, l, m, o
 	}
-	set("ring 36", func() { ringMiB = 36 }, false)
-	set("ring 64", func() { ringMiB = 64 }, false)
-	set("up 8 down 4", func() { upHelpers, downHelpers = 8, 4 }, false)
-	set("up 6 down 3", func() { upHelpers, downHelpers = 6, 3 }, false)
-	set("spin 100us", func() { mostSpin = 100 * time.Microsecond }, true)
+	set("chunks from 1 MiB", "lg", func() { leastChunk = mib })
+	set("spin 100us", "g", func() { spinFor = 100 * time.Microsecond })
+	set("settle 100us", "g", func() { settleSpin = 100 * time.Microsecond })
+	set("settle 300us", "g", func() { settleSpin = 300 * time.Microsecond })
+	set("settle 300us, 1 MiB", "g", func() { settleSpin, leastChunk = 300*time.Microsecond, mib })
+	set("ring 32", "lb", func() { ringMiB = 32 })
+	set("ring 38", "b", func() { ringMiB = 38 })
+	set("ring 64", "b", func() { ringMiB = 64 })
+	set("chunk 4", "lb", func() { chunkMost = 4 * mib })
+	set("chunk 2", "b", func() { chunkMost = 2 * mib })
+	set("up 6 down 3", "lb", func() { upHelpers, downHelpers = 6, 3 })
+	set("up 8 down 4", "lb", func() { upHelpers, downHelpers = 8, 4 })
+	set("up 7 down 2", "b", func() { upHelpers, downHelpers = 7, 2 })
+	run("default", "lbg")
 }
 
 func micro(t *testing.T, dev *cudart.Device, mem cudart.DevPtr, src, dst []byte) {

@@ -1,0 +1,151 @@
+package stage
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// newAnnexed has a ring of eight units and an annex of four.
+func newAnnexed(t *testing.T) *bench {
+	t.Helper()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	b := &bench{T: t, sim: sim, dev: dev, mem: device(t, dev, mib)}
+	b.ring, err = newRing(t.Context(), dev, 8, 4, benchUnit, 4, "test")
+	require.NoError(t, err)
+	return b
+}
+
+func (b *bench) annexed() bool {
+	b.ring.mu.Lock()
+	defer b.ring.mu.Unlock()
+	return b.ring.annex.buf != nil && b.ring.annex.changing == nil
+}
+
+func (b *bench) eventually(what string, is func() bool) {
+	b.Helper()
+	require.Eventually(b, is, 20*time.Second, time.Millisecond, what)
+}
+
+// Copies of one direction have the ring alone, however long they wait. Once both
+// directions wait they have more, until neither does.
+func TestAnnexIsForBothDirections(t *testing.T) {
+	defer func(d time.Duration) { annexIdle = d }(annexIdle)
+	annexIdle = 20 * time.Millisecond
+	b := newAnnexed(t)
+	r := b.ring
+	wake := make(chan struct{}, 1)
+	ups := b.taken(1, classUp)
+	require.Len(t, ups, 8)
+	w := r.wait(wake, benchUnit, classUp)
+	require.Nil(t, w.leave())
+	require.False(t, b.annexed(), "one direction")
+	for _, x := range ups[4:] {
+		x.release()
+	}
+	downs := b.taken(1, classDown)
+	require.Len(t, downs, 4)
+	w = r.wait(wake, benchUnit, classDown)
+	b.eventually("the annex is mapped", b.annexed)
+	b.eventually("who waits gets it", w.poll)
+	downs = append(downs, w.leave())
+	downs = append(downs, b.taken(1, classDown)...)
+	require.Len(t, downs, 6, "half of all")
+	ups = append(ups[:4], b.taken(1, classUp)...)
+	require.Len(t, ups, 6)
+	require.EqualValues(t, 4*benchUnit, r.annex.pinned.Load())
+	all := append(ups, downs...)
+	for i, x := range all {
+		require.Len(t, x.mem, benchUnit)
+		for j := range x.mem {
+			x.mem[j] = byte(i)
+		}
+	}
+	for i, x := range all {
+		for _, v := range x.mem {
+			if v != byte(i) {
+				t.Fatalf("extent %d was overwritten", i)
+			}
+		}
+		x.release()
+	}
+	alone := b.taken(4, classUp)
+	require.Len(t, alone, 2, "one direction alone has what it had")
+	for _, x := range alone {
+		x.release()
+	}
+	b.eventually("the annex is unmapped", func() bool { return r.annex.pinned.Load() == 0 })
+	require.NoError(t, r.close(t.Context()))
+}
+
+// An annex that is not needed is unmapped, and one that cannot be had is done without.
+func TestAnnexComesAndGoes(t *testing.T) {
+	defer func(a, b time.Duration) { annexIdle, annexRetry = a, b }(annexIdle, annexRetry)
+	annexIdle, annexRetry = 10*time.Millisecond, 10*time.Millisecond
+	b := newAnnexed(t)
+	defer func() { assert.NoError(t, b.ring.close(context.Background())) }()
+	r := b.ring
+	wake := make(chan struct{}, 1)
+	both := func() (done func()) {
+		up, down := r.try(4*benchUnit, classUp), r.try(4*benchUnit, classDown)
+		require.NotNil(t, up)
+		require.NotNil(t, down)
+		w := r.wait(wake, 4*benchUnit, classUp)
+		return func() {
+			if x := w.leave(); x != nil {
+				x.release()
+			}
+			up.release()
+			down.release()
+		}
+	}
+	b.sim.Fail("cudaHostRegister", cudasim.Fault{Times: 1, Code: cudart.ErrMemoryAllocation})
+	done := both()
+	b.eventually("mapping has failed", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return !r.annex.tried.IsZero()
+	})
+	require.False(t, b.annexed())
+	done()
+	time.Sleep(annexRetry)
+	done = both()
+	b.eventually("the annex is mapped", b.annexed)
+	b.sim.Fail("cudaHostUnregister", cudasim.Fault{Times: 1, Code: cudart.ErrUnknown})
+	done()
+	b.eventually("it is unmapped, at the second try", func() bool { return b.sim.Calls("cudaHostUnregister") >= 2 && r.annex.pinned.Load() == 0 })
+	require.Equal(t, 1, b.sim.Outstanding().Registrations)
+	done = both()
+	b.eventually("the annex is mapped again", b.annexed)
+	done()
+}
+
+// Close waits for an annex that is being mapped, as long as its context allows.
+func TestCloseWhileTheAnnexIsMapped(t *testing.T) {
+	b := newAnnexed(t)
+	r := b.ring
+	unblock := b.sim.Block("cudaHostRegister", cudasim.Fault{Times: 1})
+	defer unblock()
+	up, down := r.try(4*benchUnit, classUp), r.try(4*benchUnit, classDown)
+	w := r.wait(make(chan struct{}, 1), 4*benchUnit, classUp)
+	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaHostRegister", 1))
+	require.Nil(t, w.leave())
+	up.release()
+	down.release()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, r.close(ctx), context.DeadlineExceeded)
+	unblock()
+	require.NoError(t, r.close(t.Context()))
+	require.Zero(t, b.sim.Outstanding().Registrations)
+	require.Zero(t, r.annex.pinned.Load())
+}
