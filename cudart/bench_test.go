@@ -63,6 +63,16 @@ func BenchmarkCalls(b *testing.B) {
 		_, err := e.Query()
 		return err
 	})
+	run("copy64_record_query", func() error {
+		if err := s.CopyToDevice(mem, host, 64); err != nil {
+			return err
+		}
+		if err := s.Record(e); err != nil {
+			return err
+		}
+		_, err := e.Query()
+		return err
+	})
 	run("stream_query", func() error { _, err := s.Query(); return err })
 	run("stream_wait_event", func() error { return s.WaitEvent(e) })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 )
 
 // A drainer waits for all work of a device (cudaDeviceSynchronize). One goroutine, so
@@ -16,7 +17,7 @@ type drainer struct {
 	next    []drainRequest
 }
 
-// A drainRequest is of a timeline, or of a caller of Device.Synchronize.
+// A drainRequest is for a timeline, for a caller that waits, or for both.
 type drainRequest struct {
 	line      *Timeline
 	n, queued uint64
@@ -53,10 +54,28 @@ func (d *drainer) run() {
 		for _, r := range requests {
 			if r.line != nil {
 				r.line.drained(r.n, r.queued, err)
-			} else {
+			}
+			if r.done != nil {
 				r.done <- err
 			}
 		}
+	}
+}
+
+// waitClosed waits for all of a stream's work when the runtime was closed, and with it
+// the events: the device as a whole is asked, for a moment.
+func (t *Timeline) waitClosed(ctx context.Context) error {
+	done := make(chan error, 1)
+	t.dev.drainer.add(drainRequest{line: t, done: done})
+	timer := time.NewTimer(peekFor)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return waitCanceled(t, ctx)
+	case <-timer.C:
+		return fmt.Errorf("wait for %v: the Runtime was closed, and the work is not done: %w", t, ErrClosed)
 	}
 }
 

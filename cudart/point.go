@@ -24,7 +24,8 @@ import (
 //	stream closed or lost       | asked through an event that is recorded before the
 //	                            | stream is destroyed
 //	a call blocks               | not reached; other looks do not wait for the call
-//	Runtime closed              | reached if that is known; else Wait returns ErrClosed
+//	Runtime closed              | reached if that is known, or cudaDeviceSynchronize
+//	                            | succeeds at once; else Wait returns ErrClosed
 type Point struct {
 	line *Timeline
 	n    uint64
@@ -39,7 +40,8 @@ func (p Point) Known() bool { return p.line == nil || p.n <= p.line.done.Load() 
 
 // Done reports whether the Point is reached (cudaEventQuery). It returns false if ctx
 // is nil, or ends first. If ctx can end, the library is called on another goroutine, so
-// that a call that blocks does not hold up the caller.
+// that a call that blocks holds up the caller for 200 ms at most: Done returns false then,
+// and for other callers that ask for the stream meanwhile at once.
 func (p Point) Done(ctx context.Context) bool {
 	switch {
 	case p.Known():
@@ -65,6 +67,9 @@ func (p Point) Wait(ctx context.Context) error {
 	}
 	if p.Known() {
 		return nil
+	}
+	if p.line.dev.rt.closed.Load() && ctx.Err() == nil {
+		return p.line.waitClosed(ctx)
 	}
 	w := p.line.dev.rt.waits
 	if ctx.Done() == nil {

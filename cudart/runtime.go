@@ -124,6 +124,9 @@ func (rt *Runtime) Close() error {
 	return errors.Join(errs...)
 }
 
+// Closed reports whether Close was called.
+func (rt *Runtime) Closed() bool { return rt.closed.Load() }
+
 // undone keeps what failed without a caller to report to: Close tries again.
 func (rt *Runtime) undone(retry func() error) {
 	rt.mu.Lock()

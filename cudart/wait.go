@@ -30,7 +30,8 @@ const (
 	minSleep = 5 * time.Microsecond
 	maxSleep = 200 * time.Microsecond
 
-	stuckAfter = 5 * time.Millisecond // inside the library
+	stuckAfter = 5 * time.Millisecond   // inside the library
+	peekFor    = 200 * time.Millisecond // the longest look that a caller waits for
 )
 
 // waits are the waits of a runtime.
@@ -79,6 +80,7 @@ type wait struct {
 	done     chan error
 	notify   chan<- struct{} // in place of done
 	patience *time.Timer     // ends the turn of a call that blocks
+	peek     *time.Timer     // ends a look whose call blocks
 	turn     atomic.Int32
 
 	// Guarded by waits.mu.
@@ -98,6 +100,8 @@ func newWaits(rt *Runtime) *waits {
 		me.begin = func() { w.begin(me) }
 		me.patience = time.AfterFunc(time.Hour, func() { w.turns.leave(me) })
 		me.patience.Stop()
+		me.peek = time.NewTimer(time.Hour)
+		me.peek.Stop()
 		return me
 	}
 	return w
@@ -174,13 +178,19 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 		w.pool.Put(me)
 		return waitCanceled(what, ctx)
 	}
+	var late <-chan time.Time
 	if ctx.Done() == nil {
 		me.begin()
 	} else {
 		go me.begin()
+		if me.kind == waitPeek {
+			me.peek.Reset(peekFor)
+			late = me.peek.C
+		}
 	}
 	select {
 	case err := <-me.done:
+		me.peek.Stop()
 		w.pool.Put(me)
 		return err
 	case <-ctx.Done():
@@ -189,6 +199,15 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 	case <-w.closing:
 		w.abandon(me)
 		return fmt.Errorf("wait for %v: the Runtime was closed: %w", what, ErrClosed)
+	case <-late:
+		select { // on a busy host both may be true
+		case err := <-me.done:
+			w.pool.Put(me)
+			return err
+		default:
+		}
+		w.abandon(me)
+		return errNotReached
 	}
 }
 

@@ -22,154 +22,30 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
-	"github.com/gopinned/pinned/internal/testgpu"
 )
-
-const (
-	kib = 1 << 10
-	mib = 1 << 20
-	gib = 1 << 30
-)
-
-// A rig is a device and a stream to test buffers with.
-type rig struct {
-	testing.TB
-	sim    *cudasim.Sim // nil for a real GPU
-	dev    *cudart.Device
-	stream *cudart.Stream
-}
-
-// newRig has the GPU that PINNED_TEST_GPU asks for, newSimRig always a simulated one.
-func newRig(tb testing.TB) *rig {
-	tb.Helper()
-	if !testgpu.Real() {
-		return newSimRig(tb, cudasim.Config{})
-	}
-	return (&rig{TB: tb, dev: testgpu.Device(tb)}).withStream()
-}
-
-func newSimRig(tb testing.TB, cfg cudasim.Config) *rig {
-	tb.Helper()
-	sim, rt := testgpu.Sim(tb, cfg)
-	dev, err := rt.Device(0)
-	require.NoError(tb, err)
-	return (&rig{TB: tb, sim: sim, dev: dev}).withStream()
-}
-
-func (g *rig) withStream() *rig {
-	g.stream = g.newStream()
-	return g
-}
-
-func (g *rig) newStream() *cudart.Stream {
-	g.Helper()
-	s, err := g.dev.NewStream(cudart.StreamOptions{})
-	require.NoError(g, err)
-	g.Cleanup(func() { assert.NoError(g, s.Close()) })
-	return s
-}
-
-// alloc makes a buffer that is closed at the end.
-func (g *rig) alloc(n int, o Options) *Buffer {
-	g.Helper()
-	b, err := Alloc(g.Context(), g.dev, n, o)
-	require.NoError(g, err)
-	g.Cleanup(func() { assert.NoError(g, b.Close()) })
-	return b
-}
-
-// device makes device memory that is freed at the end.
-func (g *rig) device(n int) cudart.DevPtr {
-	g.Helper()
-	p, err := g.dev.Malloc(n)
-	require.NoError(g, err)
-	g.Cleanup(func() { assert.NoError(g, g.dev.Free(p)) })
-	return p
-}
-
-// download reads device memory by other means than a buffer's.
-func (g *rig) download(p cudart.DevPtr, n int) []byte {
-	g.Helper()
-	mem := make([]byte, n)
-	require.NoError(g, g.dev.CopyToHost(unsafe.Pointer(unsafe.SliceData(mem)), p, n))
-	return mem
-}
-
-func (g *rig) synchronize() {
-	g.Helper()
-	require.NoError(g, g.stream.Synchronize(context.Background()))
-}
-
-// hold stops the simulated GPU, at the latest until the end of the test.
-func (g *rig) hold() {
-	g.sim.Hold()
-	g.Cleanup(g.sim.Release)
-}
-
-// registrations is how many there are, on a simulated GPU.
-func (g *rig) registrations() int { return g.sim.Outstanding().Registrations }
-
-// watchedSystem is this host, with a count of the bytes that are mapped.
-func watchedSystem() (*pages.System, *atomic.Int64) {
-	sys := pages.NewSystem(os.DirFS("/"))
-	mapped := new(atomic.Int64)
-	real := sys.Calls
-	sys.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
-		p, err := real.Map(n, hugetlb)
-		if err == nil {
-			mapped.Add(int64(n))
-		}
-		return p, err
-	}
-	sys.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
-		p, err := real.MapFile(f, off, n)
-		if err == nil {
-			mapped.Add(int64(n))
-		}
-		return p, err
-	}
-	sys.Calls.Unmap = func(p unsafe.Pointer, n int) error {
-		err := real.Unmap(p, n)
-		if err == nil {
-			mapped.Add(-int64(n))
-		}
-		return err
-	}
-	return sys, mapped
-}
-
-// fill writes bytes that no other seed and no other offset gives.
-func fill(mem []byte, seed byte) {
-	_, _ = rand.NewChaCha8([32]byte{seed}).Read(mem) // it cannot fail
-}
-
-func filled(n int, seed byte) []byte {
-	mem := make([]byte, n)
-	fill(mem, seed)
-	return mem
-}
 
 func TestABufferIsTheMemoryAskedFor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
 	for _, n := range []int{1, 7, 4096, 4097, 64 * kib, mib + 3, 2 * mib, 5*mib + 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			b, err := Alloc(t.Context(), g.dev, n, Options{Label: "a test's"})
+			b, err := Alloc(t.Context(), g.Dev, n, Options{Label: "a test's"})
 			require.NoError(t, err)
 			mem := b.Bytes()
 			require.Len(t, mem, n)
-			assert.Equal(t, n, cap(mem), "appending must not write behind the end")
+			assert.Equal(t, n, cap(mem), "appending must not write past the end")
 			assert.Equal(t, make([]byte, n), mem, "zero at first")
 			assert.Equal(t, n, b.Len())
 			assert.Equal(t, unsafe.Pointer(unsafe.SliceData(mem)), b.Pointer())
-			assert.Same(t, g.dev, b.Device())
+			assert.Same(t, g.Dev, b.Device())
 			assert.Equal(t, "a test's", b.Label())
 			assert.Equal(t, []Span{{Len: n}}, b.Spans())
 			assert.Equal(t, fmt.Sprintf(`buffer "a test's" of %d bytes`, n), b.String())
 			fill(mem, 1)
 
-			kind, err := g.dev.PointerAttributes(uintptr(b.Pointer()) + uintptr(n-1))
+			kind, err := g.Dev.PointerAttributes(uintptr(b.Pointer()) + uintptr(n-1))
 			require.NoError(t, err)
 			assert.Equal(t, cudart.MemoryHost, kind.Type, "the last byte is pinned")
 
@@ -210,7 +86,7 @@ func TestSlice(t *testing.T) {
 func TestAllocRefuses(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	sys, mapped := watchedSystem()
+	sys := g.watch()
 	for _, tc := range []struct {
 		name string
 		n    int
@@ -220,18 +96,17 @@ func TestAllocRefuses(t *testing.T) {
 		{"nothing", 0, Options{}, "allocate 0 bytes"},
 		{"less than nothing", -1, Options{}, "allocate -1 bytes"},
 		{"more than there are addresses", 1<<63 - 1, Options{}, "allocate 9223372036854775807 bytes"},
-		{"a crooked alignment", 10, Options{Align: 3000}, "alignment must be a power of two"},
+		{"a crooked alignment", 10, Options{Align: 3000}, "allocate 10 bytes: Options.Align of 3000 bytes: must be a power of two"},
 		{"a chunk below the unit", 10, Options{Chunk: 4096}, "Options.Chunk of 4096 bytes: must be a multiple of 2 MiB"},
 		{"a negative chunk", 10, Options{Chunk: -2 * mib}, "Options.Chunk of -2097152 bytes"},
-		{"pages that there are none of", 10, Options{HugePages: 17}, "Options.HugePages: no such value: 17"},
+		{"pages that there are none of", 10, Options{HugePages: 17}, "Options.HugePages of 17: no such value"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			tc.o.system = sys
-			_, err := Alloc(t.Context(), g.dev, tc.n, tc.o)
+			_, err := Alloc(g.Context(), g.Dev, tc.n, tc.o)
 			require.ErrorContains(t, err, tc.want)
 			assert.ErrorContains(t, err, "hostmem: allocate ")
-			assert.Zero(t, g.sim.Calls("cudaHostRegister"))
-			assert.Zero(t, mapped.Load())
+			assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
+			assert.Zero(t, sys.Mapped.Load())
 		})
 	}
 }
@@ -239,75 +114,69 @@ func TestAllocRefuses(t *testing.T) {
 func TestCloseTwiceAndUseAfterClose(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
-	p := g.device(4096)
+	p := g.Device(4096)
 	b := g.alloc(4096, Options{Label: "weights"})
-	require.NoError(t, b.CopyToDevice(g.stream, p, 0, 4096))
+	require.NoError(t, b.CopyToDevice(g.Stream, p, 0, 4096))
 	require.NoError(t, b.Close())
 	require.NoError(t, b.Close(), "a second time")
 	require.NoError(t, b.CloseContext(t.Context()))
-	err := b.CopyToDevice(g.stream, p, 0, 4096)
+	err := b.CopyToDevice(g.Stream, p, 0, 4096)
 	require.ErrorIs(t, err, ErrClosed)
 	assert.ErrorContains(t, err, `copy to device: buffer "weights" of 4096 bytes`)
-	require.ErrorIs(t, b.CopyFromDevice(g.stream, 0, p, 4096), ErrClosed)
-	if g.sim != nil {
-		assert.Equal(t, 1, g.sim.Calls("cudaHostUnregister"))
-		assert.Equal(t, 1, g.sim.Calls("cudaMemcpyAsync"))
+	require.ErrorIs(t, b.CopyToHost(g.Stream, 0, p, 4096), ErrClosed)
+	if g.Sim != nil {
+		assert.Equal(t, 1, g.Sim.Calls("cudaHostUnregister"))
+		assert.Equal(t, 1, g.Sim.Calls("cudaMemcpyAsync"))
 	}
 }
 
-func ended() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}
-
-// While a copy is under way the memory stays registered and mapped, whatever closes it. The
-// simulated GPU notes it if not.
+// While a copy is in progress the memory stays registered and mapped. The simulated GPU reports it
+// if not.
 func TestCloseWaitsForCopies(t *testing.T) {
 	t.Parallel()
 	for _, o := range []Options{{}, {Chunk: 2 * mib}} {
-		for _, way := range []string{"to device", "from device"} {
+		for _, way := range []string{"to device", "to host"} {
 			t.Run(fmt.Sprintf("%s chunk=%d", way, o.Chunk), func(t *testing.T) {
 				t.Parallel()
 				const n = 5*mib + 1
 				g := newSimRig(t, cudasim.Config{})
-				other := g.newStream()
-				p := g.device(n)
+				other := g.NewStream()
+				p := g.Device(n)
 				content := filled(n, 3)
-				require.NoError(t, g.dev.CopyToDevice(p, unsafe.Pointer(unsafe.SliceData(content)), n))
+				require.NoError(t, g.Dev.CopyToDevice(p, unsafe.Pointer(unsafe.SliceData(content)), n))
 				b := g.alloc(n, o)
-				registered := g.registrations()
-				g.hold()
+				registered := g.Registrations()
+				g.Hold()
 				if way == "to device" {
 					fill(b.Bytes(), 4)
 					require.NoError(t, b.CopyToDevice(other, p, 0, n))
 				} else {
-					require.NoError(t, b.CopyFromDevice(other, 0, p, n))
+					require.NoError(t, b.CopyToHost(other, 0, p, n))
 				}
 
-				err := b.CloseContext(ended())
+				err := b.CloseContext(hostmemtest.Ended())
 				require.ErrorIs(t, err, context.Canceled)
 				assert.ErrorContains(t, err, "hostmem: close buffer of ")
 				short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				defer cancel()
 				require.ErrorIs(t, b.CloseContext(short), context.DeadlineExceeded)
-				assert.Equal(t, registered, g.registrations())
+				assert.Equal(t, registered, g.Registrations())
 				assert.Len(t, b.Bytes(), n)
-				if way == "from device" {
+				if way == "to host" {
 					assert.Equal(t, make([]byte, n), b.Bytes(), "the copy did not run yet")
 				}
-				require.NoError(t, b.CopyToDevice(g.stream, p, 0, 100), "it is still in use")
+				require.NoError(t, b.CopyToDevice(g.Stream, p, 0, 100), "it is still in use")
 
 				closed := make(chan error)
 				go func() { closed <- b.Close() }()
-				g.sim.Release()
+				g.Sim.Release()
 				require.NoError(t, <-closed)
-				assert.Zero(t, g.registrations())
+				assert.Zero(t, g.Registrations())
 				assert.Nil(t, b.Bytes())
-				assert.Empty(t, g.sim.Misuses())
-				g.synchronize()
+				assert.Empty(t, g.Sim.Misuses())
+				g.Synchronize()
 				if way == "to device" {
-					assert.True(t, bytes.Equal(filled(n, 4), g.download(p, n)), "what the copy was to bring")
+					assert.True(t, bytes.Equal(filled(n, 4), g.Download(p, n)), "what the copy was to bring")
 				}
 			})
 		}
@@ -318,24 +187,24 @@ func TestCloseWaitsForCopies(t *testing.T) {
 func TestClosesAndCopiesDoNotWaitForAWaitingClose(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	p := g.device(4096)
+	p := g.Device(4096)
 	b := g.alloc(4096, Options{})
-	g.hold()
-	require.NoError(t, b.CopyToDevice(g.stream, p, 0, 4096))
-	queries := g.sim.Calls("cudaStreamQuery")
+	g.Hold()
+	require.NoError(t, b.CopyToDevice(g.Stream, p, 0, 4096))
+	queries := g.Sim.Calls("cudaEventQuery")
 	closed := make(chan error)
 	go func() { closed <- b.Close() }()
-	require.Eventually(t, func() bool { return g.sim.Calls("cudaStreamQuery") > queries }, 10*time.Second, time.Millisecond)
+	eventually(t, "Close waits for the copy", func() bool { return g.Sim.Calls("cudaEventQuery") > queries })
 
 	second := make(chan error)
-	go func() { second <- b.CloseContext(ended()) }()
+	go func() { second <- b.CloseContext(hostmemtest.Ended()) }()
 	select {
 	case err := <-second:
 		assert.ErrorIs(t, err, context.Canceled)
-		g.sim.Release()
+		g.Sim.Release()
 	case <-time.After(5 * time.Second):
 		t.Error("CloseContext with a context that has ended waits for another Close")
-		g.sim.Release()
+		g.Sim.Release()
 		<-second
 	}
 	assert.NoError(t, <-closed)
@@ -344,49 +213,52 @@ func TestClosesAndCopiesDoNotWaitForAWaitingClose(t *testing.T) {
 func TestCloseAfterTheStreamWasClosed(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	p := g.device(mib)
+	p := g.Device(mib)
 	b := g.alloc(mib, Options{})
 	fill(b.Bytes(), 5)
-	s := g.newStream()
-	g.hold()
+	s := g.NewStream()
+	g.Hold()
 	require.NoError(t, b.CopyToDevice(s, p, 0, mib))
 	require.NoError(t, s.Close(), "its work goes on")
-	require.ErrorIs(t, b.CloseContext(ended()), context.Canceled)
+	require.ErrorIs(t, b.CloseContext(hostmemtest.Ended()), context.Canceled)
+	queries := g.Sim.Calls("cudaEventQuery")
 	closed := make(chan error)
 	go func() { closed <- b.Close() }()
-	require.Eventually(t, func() bool { return g.sim.Calls("cudaDeviceSynchronize") > 0 }, 10*time.Second, time.Millisecond)
-	assert.Equal(t, 1, g.registrations())
-	g.sim.Release()
+	// The stream's end was recorded when it was closed.
+	eventually(t, "Close waits for the copy", func() bool { return g.Sim.Calls("cudaEventQuery") > queries })
+	assert.Equal(t, 1, g.Registrations())
+	g.Sim.Release()
 	require.NoError(t, <-closed)
-	assert.Empty(t, g.sim.Misuses())
-	assert.True(t, bytes.Equal(filled(mib, 5), g.download(p, mib)))
+	assert.Empty(t, g.Sim.Misuses())
+	assert.True(t, bytes.Equal(filled(mib, 5), g.Download(p, mib)))
 }
 
-// A copy whose end cannot be learnt may still run: the memory has to stay.
+// A copy whose end cannot be known may still run: the memory has to stay. (No wait depends on
+// cudaStreamQuery any more: events answer for places in a stream.)
 func TestCloseKeepsMemoryWhenItCannotWait(t *testing.T) {
 	t.Parallel()
-	for _, fn := range []string{"cudaStreamQuery", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery"} {
+	for _, fn := range []string{"cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery"} {
 		t.Run(fn, func(t *testing.T) {
 			t.Parallel()
 			g := newSimRig(t, cudasim.Config{})
-			p := g.device(4096)
+			p := g.Device(4096)
 			b := g.alloc(4096, Options{})
 			fill(b.Bytes(), 6)
-			g.hold()
-			require.NoError(t, b.CopyToDevice(g.stream, p, 0, 4096))
-			g.sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
-			g.sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
+			g.Hold()
+			require.NoError(t, b.CopyToDevice(g.Stream, p, 0, 4096))
+			g.Sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
+			g.Sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
 			err := b.Close()
 			assert.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-			assert.Equal(t, 1, g.registrations())
-			g.sim.ResetFaults()
-			g.sim.Release()
+			assert.Equal(t, 1, g.Registrations())
+			g.Sim.ResetFaults()
+			g.Sim.Release()
 			require.NoError(t, b.Close())
-			assert.Zero(t, g.registrations())
-			for _, m := range g.sim.Misuses() {
+			assert.Zero(t, g.Registrations())
+			for _, m := range g.Sim.Misuses() {
 				t.Error(m)
 			}
-			assert.True(t, bytes.Equal(filled(4096, 6), g.download(p, 4096)))
+			assert.True(t, bytes.Equal(filled(4096, 6), g.Download(p, 4096)))
 		})
 	}
 }
@@ -396,31 +268,30 @@ func TestAFailedUnregisterKeepsTheMapping(t *testing.T) {
 		t.Run(fmt.Sprintf("chunk=%d", o.Chunk), func(t *testing.T) {
 			const n = 5 * mib
 			g := newSimRig(t, cudasim.Config{})
-			sys, mapped := watchedSystem()
-			o.system = sys
+			sys := g.watch()
 			before := ReadStats()
 			b := g.alloc(n, o)
 			fill(b.Bytes(), 7)
-			registered := g.registrations()
-			g.sim.Fail("cudaHostUnregister", cudasim.Fault{Code: cudart.ErrUnknown})
+			registered := g.Registrations()
+			g.Sim.Fail("cudaHostUnregister", cudasim.Fault{Code: cudart.ErrUnknown})
 			for range 2 {
 				err := b.Close()
 				require.ErrorIs(t, err, cudart.ErrUnknown)
 				require.ErrorContains(t, err, "hostmem: close buffer of 5242880 bytes: its memory stays registered and mapped, Close may be tried again")
-				g.sim.Fail("cudaHostUnregister", cudasim.Fault{Code: cudart.ErrUnknown})
+				g.Sim.Fail("cudaHostUnregister", cudasim.Fault{Code: cudart.ErrUnknown})
 			}
-			assert.Equal(t, 1, g.registrations(), "of %d, those that could be were undone", registered)
-			assert.Equal(t, int64(n), mapped.Load())
+			assert.Equal(t, 1, g.Registrations(), "of %d, those that could be were undone", registered)
+			assert.Equal(t, int64(n), sys.Mapped.Load())
 			assert.True(t, bytes.Equal(filled(n, 7), b.Bytes()))
 			now := ReadStats()
 			assert.Equal(t, before.Buffers+1, now.Buffers)
-			assert.Equal(t, before.KeptBytes+n, now.KeptBytes)
+			assert.Equal(t, before.ReservedBytes+n, now.ReservedBytes)
 			assert.Equal(t, before.Failures+2, now.Failures)
 
-			g.sim.ResetFaults()
+			g.Sim.ResetFaults()
 			require.NoError(t, b.Close(), "the next try")
-			assert.Zero(t, g.registrations())
-			assert.Zero(t, mapped.Load())
+			assert.Zero(t, g.Registrations())
+			assert.Zero(t, sys.Mapped.Load())
 			requireSettled(t, before)
 		})
 	}
@@ -428,7 +299,7 @@ func TestAFailedUnregisterKeepsTheMapping(t *testing.T) {
 
 func TestAFailedUnmapMayBeTriedAgain(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
-	sys, mapped := watchedSystem()
+	sys := g.watch()
 	var refuse atomic.Bool
 	sys.Calls = sys.Calls.Before(func(call string) error {
 		if refuse.Load() && call == "Unmap" {
@@ -437,69 +308,55 @@ func TestAFailedUnmapMayBeTriedAgain(t *testing.T) {
 		return nil
 	})
 	before := ReadStats()
-	b := g.alloc(mib, Options{system: sys})
+	b := g.alloc(mib, Options{})
 	refuse.Store(true)
 	require.ErrorIs(t, b.Close(), unix.ENOMEM)
-	assert.Zero(t, g.registrations())
-	assert.Equal(t, int64(mib), mapped.Load())
-	assert.Equal(t, before.KeptBytes+mib, ReadStats().KeptBytes, "it is still kept")
+	assert.Zero(t, g.Registrations())
+	assert.Equal(t, int64(mib), sys.Mapped.Load())
+	assert.Equal(t, before.ReservedBytes+mib, ReadStats().ReservedBytes, "it still counts")
 	refuse.Store(false)
 	require.NoError(t, b.Close())
-	assert.Zero(t, mapped.Load())
+	assert.Zero(t, sys.Mapped.Load())
 	requireSettled(t, before)
 }
 
-// requireSettled requires that the process pins what it did before. What other tests lost on
-// purpose may be found at any time.
+// requireSettled requires that the process pins what it did before. Objects that other tests lost
+// on purpose may be found at any time.
 func requireSettled(t testing.TB, before Stats) {
 	t.Helper()
 	now := ReadStats()
-	require.Equal(t, before.AskedBytes, now.AskedBytes, "bytes asked for")
-	require.Equal(t, before.KeptBytes, now.KeptBytes, "bytes kept")
+	require.Equal(t, before.RequestedBytes, now.RequestedBytes, "bytes requested")
+	require.Equal(t, before.ReservedBytes, now.ReservedBytes, "bytes reserved")
 	require.Equal(t, before.Buffers, now.Buffers, "buffers")
-	require.Equal(t, before.StrandedBytes, now.StrandedBytes, "stranded")
+	require.Equal(t, before.LeakedBytes, now.LeakedBytes, "leaked")
 }
 
-// What a device that fell off the bus was doing nobody can tell, so the memory stays.
+// What a device that fell off the bus was doing cannot be known, so the memory stays.
 func TestCloseOnABrokenDevice(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	g := &rig{Rig: hostmemtest.Loose(t, cudasim.Config{})}
+	p, err := g.Dev.Malloc(4096)
 	require.NoError(t, err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	b, err := Alloc(t.Context(), g.Dev, 4096, Options{})
 	require.NoError(t, err)
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	s, err := dev.NewStream(cudart.StreamOptions{})
-	require.NoError(t, err)
-	p, err := dev.Malloc(4096)
-	require.NoError(t, err)
-	b, err := Alloc(t.Context(), dev, 4096, Options{})
-	require.NoError(t, err)
-	sim.Hold()
-	require.NoError(t, b.CopyToDevice(s, p, 0, 4096))
-	require.NoError(t, sim.LoseDevice(0))
-	sim.Release()
+	g.Sim.Hold()
+	require.NoError(t, b.CopyToDevice(g.Stream, p, 0, 4096))
+	require.NoError(t, g.Sim.LoseDevice(0))
+	g.Sim.Release()
 	for range 2 {
 		err = b.Close()
 		require.ErrorIs(t, err, cudart.ErrLaunchFailure)
 		require.ErrorContains(t, err, "stays registered and mapped")
 	}
-	assert.Equal(t, 1, sim.Outstanding().Registrations)
+	assert.Equal(t, 1, g.Registrations())
 	assert.Len(t, b.Bytes(), 4096)
-	_ = s.Close()
-	_ = rt.Close()
-	_ = sim.Close() // tells of what cannot be given back
 }
 
-// When even rolling back fails, the memory is counted as stranded and stays mapped.
-func TestAnAllocationThatCannotBeRolledBackIsStranded(t *testing.T) {
-	sim, err := cudasim.New(cudasim.Config{})
-	require.NoError(t, err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
-	require.NoError(t, err)
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	sys, mapped := watchedSystem()
+// When even rolling back fails, the memory is leaked on purpose: it is counted and stays
+// mapped, and counts for the limits.
+func TestAnAllocationThatCannotBeRolledBackIsLeaked(t *testing.T) {
+	g := &rig{Rig: hostmemtest.Loose(t, cudasim.Config{})}
+	sys := g.watch()
 	var base unsafe.Pointer
 	watched := sys.Calls.Map
 	sys.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
@@ -508,28 +365,26 @@ func TestAnAllocationThatCannotBeRolledBackIsStranded(t *testing.T) {
 		return p, err
 	}
 	before := ReadStats()
-	sim.Fail("cudaHostRegister", cudasim.Fault{Nth: 2, Times: -1, Code: cudart.ErrInvalidValue})
-	sim.Fail("cudaHostUnregister", cudasim.Fault{Times: -1, Code: cudart.ErrLaunchFailure})
-	_, err = Alloc(t.Context(), dev, 4*mib, Options{system: sys, Chunk: 2 * mib, Align: 4096, Threads: 1})
+	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Nth: 2, Times: -1, Code: cudart.ErrInvalidValue})
+	g.Sim.Fail("cudaHostUnregister", cudasim.Fault{Times: -1, Code: cudart.ErrLaunchFailure})
+	_, err := Alloc(g.Context(), g.Dev, 4*mib, Options{Chunk: 2 * mib, Align: 4096, Workers: 1})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue, "what went wrong")
 	require.ErrorIs(t, err, cudart.ErrLaunchFailure, "and what went wrong with undoing it")
 	require.ErrorContains(t, err, fmt.Sprintf("4194304 bytes at %p could not be unregistered and stay mapped", base))
-	assert.Equal(t, int64(4*mib), mapped.Load())
-	assert.Equal(t, 1, sim.Outstanding().Registrations)
+	assert.Equal(t, int64(4*mib), sys.Mapped.Load())
+	assert.Equal(t, 1, g.Registrations())
 	now := ReadStats()
-	assert.Equal(t, before.StrandedBytes+4*mib, now.StrandedBytes)
+	assert.Equal(t, before.LeakedBytes+4*mib, now.LeakedBytes)
+	assert.Equal(t, before.PinnedBytes+4*mib, now.PinnedBytes)
 	assert.Equal(t, before.Failures+1, now.Failures)
 	assert.Equal(t, before.Buffers, now.Buffers)
 
-	sim.ResetFaults()
-	require.NoError(t, dev.HostUnregister(base))
+	g.Sim.ResetFaults()
+	require.NoError(t, g.Dev.HostUnregister(base))
 	require.NoError(t, unix.MunmapPtr(base, 4*mib))
-	require.NoError(t, rt.Close())
-	require.NoError(t, sim.Check())
-	require.NoError(t, sim.Close())
 }
 
-// A buffer that nobody holds any more is counted, and stays registered and mapped: slices of it
+// A buffer that was garbage collected is counted, and stays registered and mapped: slices of it
 // may be in use.
 func TestALostBufferIsCountedAndStays(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
@@ -541,18 +396,18 @@ func TestALostBufferIsCountedAndStays(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 	now := ReadStats()
 	assert.Equal(t, before.LostBytes+3*os.Getpagesize(), now.LostBytes)
-	assert.Zero(t, g.sim.Calls("cudaHostUnregister"))
-	assert.Equal(t, 1, g.registrations())
+	assert.Zero(t, g.Sim.Calls("cudaHostUnregister"))
+	assert.Equal(t, 1, g.Registrations())
 	assert.True(t, bytes.Equal(filled(len(mem), 8), mem), "it can be read, so it is mapped")
 
 	base := unsafe.Pointer(unsafe.SliceData(mem))
-	require.NoError(t, g.dev.HostUnregister(base))
+	require.NoError(t, g.Dev.HostUnregister(base))
 	require.NoError(t, unix.MunmapPtr(base, 3*uintptr(os.Getpagesize())))
 }
 
 //go:noinline
 func lose(t *testing.T, g *rig) []byte {
-	b, err := Alloc(t.Context(), g.dev, 2*os.Getpagesize()+1, Options{Label: "lost on purpose"})
+	b, err := Alloc(t.Context(), g.Dev, 2*os.Getpagesize()+1, Options{Label: "lost on purpose"})
 	require.NoError(t, err)
 	fill(b.Bytes(), 8)
 	return b.Bytes()
@@ -560,13 +415,13 @@ func lose(t *testing.T, g *rig) []byte {
 
 func TestAllocEndsWithItsContext(t *testing.T) {
 	cause := errors.New("the request is over")
-	for _, o := range []Options{{Threads: 1}, {Threads: 2}, {Chunk: 2 * mib, Threads: 2}, {HugePages: HugePagesNever, Threads: 1}} {
+	for _, o := range []Options{{Workers: 1}, {Workers: 2}, {Chunk: 2 * mib, Workers: 2}, {HugePages: HugePagesNever, Workers: 1}} {
 		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
 			g := newSimRig(t, cudasim.Config{})
 			before := ReadStats()
 			for nth := range int64(12) { // 0: before anything happens
 				ctx, cancel := context.WithCancelCause(t.Context())
-				sys, mapped := watchedSystem()
+				sys := g.watch()
 				var calls atomic.Int64
 				sys.Calls = sys.Calls.Before(func(string) error {
 					if calls.Add(1) == nth {
@@ -577,8 +432,7 @@ func TestAllocEndsWithItsContext(t *testing.T) {
 				if nth == 0 {
 					cancel(cause)
 				}
-				o.system = sys
-				b, err := Alloc(ctx, g.dev, 24*mib+1, o)
+				b, err := Alloc(sys.With(ctx), g.Dev, 24*mib+1, o)
 				if !assert.Error(t, err, "cancelled at call %d", nth) {
 					require.NoError(t, b.Close())
 					continue
@@ -589,8 +443,8 @@ func TestAllocEndsWithItsContext(t *testing.T) {
 				if nth == 0 {
 					assert.Zero(t, calls.Load())
 				}
-				assert.Zero(t, mapped.Load(), "call %d", nth)
-				assert.Zero(t, g.registrations())
+				assert.Zero(t, sys.Mapped.Load(), "call %d", nth)
+				assert.Zero(t, g.Registrations())
 				requireSettled(t, before)
 			}
 		})
@@ -601,30 +455,30 @@ func TestAllocEndsWithItsContext(t *testing.T) {
 func TestAllocUndoesTheChunksThatWereRegistered(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
-	g.sim.Fail("cudaHostRegister", cudasim.Fault{Nth: 3, After: cancel})
-	sys, mapped := watchedSystem()
-	_, err := Alloc(ctx, g.dev, 24*mib, Options{Chunk: 2 * mib, Threads: 1, system: sys})
+	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Nth: 3, After: cancel})
+	sys := g.watch()
+	_, err := Alloc(sys.With(ctx), g.Dev, 24*mib, Options{Chunk: 2 * mib, Workers: 1})
 	require.ErrorIs(t, err, context.Canceled)
-	assert.Equal(t, 3, g.sim.Calls("cudaHostRegister"))
-	assert.Equal(t, 3, g.sim.Calls("cudaHostUnregister"))
-	assert.Zero(t, mapped.Load())
+	assert.Equal(t, 3, g.Sim.Calls("cudaHostRegister"))
+	assert.Equal(t, 3, g.Sim.Calls("cudaHostUnregister"))
+	assert.Zero(t, sys.Mapped.Load())
 }
 
 func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
-	sys, _ := watchedSystem()
+	sys := g.watch()
 	// Pages need not be there for this, so that sizes can be above all peaks so far.
 	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return nil }
 	page := os.Getpagesize()
 	before := ReadStats()
-	room := before.PeakKeptBytes - before.KeptBytes
-	first := g.alloc(room+1, Options{system: sys, HugePages: HugePagesNever})
-	second := g.alloc(10*page, Options{system: sys})
+	room := before.PeakReservedBytes - before.ReservedBytes
+	first := g.alloc(room+1, Options{HugePages: HugePagesNever})
+	second := g.alloc(10*page, Options{})
 	now := ReadStats()
-	kept := first.Kept() + 10*page
-	assert.Equal(t, before.AskedBytes+room+1+10*page, now.AskedBytes)
-	assert.Equal(t, before.KeptBytes+kept, now.KeptBytes)
-	assert.Equal(t, now.KeptBytes, now.PeakKeptBytes)
+	reserved := first.Reserved() + 10*page
+	assert.Equal(t, before.RequestedBytes+room+1+10*page, now.RequestedBytes)
+	assert.Equal(t, before.ReservedBytes+reserved, now.ReservedBytes)
+	assert.Equal(t, now.ReservedBytes, now.PeakReservedBytes)
 	assert.Equal(t, before.Buffers+2, now.Buffers)
 	assert.Equal(t, before.Opened+2, now.Opened)
 	assert.Greater(t, now.PinTime, before.PinTime)
@@ -634,7 +488,7 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	require.NoError(t, g.alloc(page, Options{}).Close())
 	require.NoError(t, first.Close())
 	after := ReadStats()
-	assert.Equal(t, now.PeakKeptBytes, after.PeakKeptBytes, "what was there at the same time, not the sum")
+	assert.Equal(t, now.PeakReservedBytes, after.PeakReservedBytes, "what was there at the same time, not the sum")
 	assert.Equal(t, before.Closed+4, after.Closed)
 	assert.Greater(t, after.UnpinTime, before.UnpinTime)
 	assert.Equal(t, before.Failures, after.Failures)
@@ -645,8 +499,8 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 func TestBuffersServeManyGoroutines(t *testing.T) {
 	g := newRig(t)
 	before := ReadStats()
-	p := g.device(64 * mib)
-	streams := []*cudart.Stream{g.stream, g.newStream(), g.newStream()}
+	p := g.Device(64 * mib)
+	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()}
 	shared := g.alloc(3*mib, Options{Chunk: 2 * mib})
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -658,7 +512,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 				if round%2 == 0 {
 					n = 1 + random.IntN(64*kib)
 				}
-				b, err := Alloc(context.Background(), g.dev, n, Options{Chunk: random.IntN(2) * 2 * mib})
+				b, err := Alloc(context.Background(), g.Dev, n, Options{Chunk: random.IntN(2) * 2 * mib})
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -668,7 +522,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 				assert.NoError(t, shared.CopyToDevice(s, mine+8*mib-4096, random.IntN(3*mib-4096), 4096))
 				assert.NoError(t, s.Synchronize(context.Background()))
 				clear(b.Bytes())
-				assert.NoError(t, b.CopyFromDevice(s, 0, mine, n))
+				assert.NoError(t, b.CopyToHost(s, 0, mine, n))
 				// Several close it and look at it at once. One of them does the work.
 				var closers sync.WaitGroup
 				for range 3 {
@@ -678,7 +532,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 						b.Spans()
 						b.Notes()
 						ReadStats()
-						if err := b.CopyFromDevice(s, 0, mine, n); err != nil {
+						if err := b.CopyToHost(s, 0, mine, n); err != nil {
 							assert.ErrorIs(t, err, ErrClosed)
 						}
 						assert.NoError(t, b.Close())

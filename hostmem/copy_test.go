@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"testing"
 
@@ -15,13 +16,14 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 )
 
 func TestCopiesStayWithinTheBuffer(t *testing.T) {
 	t.Parallel()
 	const n = 10_000
 	g := newRig(t)
-	p := g.device(n)
+	p := g.Device(n)
 	b := g.alloc(n, Options{})
 	fill(b.Bytes(), 1)
 	for _, tc := range []struct{ off, n int }{
@@ -29,43 +31,43 @@ func TestCopiesStayWithinTheBuffer(t *testing.T) {
 		{math.MaxInt, 1}, {1, math.MaxInt}, {math.MaxInt, math.MaxInt}, {math.MinInt, 0}, {0, math.MinInt},
 		{math.MinInt, math.MinInt}, {math.MaxInt, math.MinInt}, {math.MinInt, math.MaxInt},
 	} {
-		err := b.CopyToDevice(g.stream, p, tc.off, tc.n)
+		err := b.CopyToDevice(g.Stream, p, tc.off, tc.n)
 		require.EqualError(t, err, fmt.Sprintf("hostmem: copy to device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
-		err = b.CopyFromDevice(g.stream, tc.off, p, tc.n)
-		require.EqualError(t, err, fmt.Sprintf("hostmem: copy from device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
+		err = b.CopyToHost(g.Stream, tc.off, p, tc.n)
+		require.EqualError(t, err, fmt.Sprintf("hostmem: copy to host: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
 	}
-	if g.sim != nil {
-		assert.Zero(t, g.sim.Calls("cudaMemcpyAsync"))
+	if g.Sim != nil {
+		assert.Zero(t, g.Sim.Calls("cudaMemcpyAsync"))
 	}
 	for _, tc := range []struct{ off, n int }{{0, n}, {n - 1, 1}, {n, 0}, {0, 0}, {1, n - 1}} {
-		require.NoError(t, b.CopyToDevice(g.stream, p+cudart.DevPtr(tc.off), tc.off, tc.n), "%+v", tc)
+		require.NoError(t, b.CopyToDevice(g.Stream, p+cudart.DevPtr(tc.off), tc.off, tc.n), "%+v", tc)
 	}
-	g.synchronize()
-	assert.Equal(t, filled(n, 1), g.download(p, n))
+	g.Synchronize()
+	assert.Equal(t, filled(n, 1), g.Download(p, n))
 }
 
 func TestCopiesNeedAStream(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
-	p := g.device(1)
+	p := g.Device(1)
 	b := g.alloc(1, Options{})
-	require.ErrorContains(t, b.CopyToDevice(nil, p, 0, 1), "copy to device: buffer of 1 bytes: hostmem: the stream is nil")
-	require.ErrorContains(t, b.CopyFromDevice(nil, 0, p, 1), "copy from device: buffer of 1 bytes: hostmem: the stream is nil")
+	require.ErrorContains(t, b.CopyToDevice(nil, p, 0, 1), "copy to device: buffer of 1 bytes: the stream is nil")
+	require.ErrorContains(t, b.CopyToHost(nil, 0, p, 1), "copy to host: buffer of 1 bytes: the stream is nil")
 }
 
-// A copy may begin and end anywhere about the seams between registrations. CUDA itself takes
-// none that crosses one.
+// A copy may start and end anywhere near the ends of registrations. CUDA itself refuses one that
+// crosses from one to the next.
 func TestCopiesAcrossSeams(t *testing.T) {
 	t.Parallel()
 	const chunk, n = 2 * mib, 3*2*mib + 12_345
 	g := newRig(t)
 	up, down := g.alloc(n, Options{Chunk: chunk}), g.alloc(n, Options{Chunk: chunk})
 	require.Equal(t, []Span{{0, chunk}, {chunk, chunk}, {2 * chunk, chunk}, {3 * chunk, n - 3*chunk}}, up.Spans())
-	p := g.device(n)
+	p := g.Device(n)
 	fill(up.Bytes(), 2)
-	require.NoError(t, up.CopyToDevice(g.stream, p, 0, n))
-	g.synchronize()
-	require.True(t, bytes.Equal(up.Bytes(), g.download(p, n)))
+	require.NoError(t, up.CopyToDevice(g.Stream, p, 0, n))
+	g.Synchronize()
+	require.True(t, bytes.Equal(up.Bytes(), g.Download(p, n)))
 
 	var points []int
 	for _, seam := range []int{chunk, 3 * chunk} {
@@ -81,18 +83,18 @@ func TestCopiesAcrossSeams(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%d at %d", size, off), func(t *testing.T) {
-				calls := g.copies()
+				calls := g.Copies()
 				// The device's place for it has another offset than the buffer's.
 				from := cudart.DevPtr(i % (n - size + 1))
 				want := up.Bytes()[from : int(from)+size]
 				clear(down.Bytes()[max(0, off-64):min(n, off+size+64)])
-				require.NoError(t, down.CopyFromDevice(g.stream, off, p+from, size))
-				g.synchronize()
+				require.NoError(t, down.CopyToHost(g.Stream, off, p+from, size))
+				g.Synchronize()
 				require.True(t, bytes.Equal(want, down.Bytes()[off:off+size]), "from the device")
 				require.Equal(t, make([]byte, off-max(0, off-64)), down.Bytes()[max(0, off-64):off], "before")
-				require.Equal(t, make([]byte, min(n, off+size+64)-off-size), down.Bytes()[off+size:min(n, off+size+64)], "behind")
-				if g.sim != nil {
-					require.Equal(t, (off+size-1)/chunk-off/chunk+1, g.copies()-calls, "one copy a registration that it touches")
+				require.Equal(t, make([]byte, min(n, off+size+64)-off-size), down.Bytes()[off+size:min(n, off+size+64)], "after")
+				if g.Sim != nil {
+					require.Equal(t, (off+size-1)/chunk-off/chunk+1, g.Copies()-calls, "one copy a registration that it touches")
 				}
 				copied++
 			})
@@ -104,29 +106,21 @@ func TestCopiesAcrossSeams(t *testing.T) {
 	for i, off := range points {
 		size := min(n-off, 4097+i*chunk/4)
 		fill(up.Bytes()[off:off+size], byte(i))
-		require.NoError(t, up.CopyToDevice(g.stream, p+cudart.DevPtr(off), off, size))
-		g.synchronize()
+		require.NoError(t, up.CopyToDevice(g.Stream, p+cudart.DevPtr(off), off, size))
+		g.Synchronize()
 	}
-	assert.True(t, bytes.Equal(up.Bytes(), g.download(p, n)))
+	assert.True(t, bytes.Equal(up.Bytes(), g.Download(p, n)))
 }
 
-// copies is how many copies CUDA was given, on a simulated GPU.
-func (g *rig) copies() int {
-	if g.sim == nil {
-		return 0
-	}
-	return g.sim.Calls("cudaMemcpyAsync")
-}
-
-// CUDA refuses what Buffer's copies take apart: were it otherwise, nothing would be hidden.
+// CUDA refuses what Buffer's copies split: were it otherwise, splitting would be of no use.
 func TestCUDARefusesACopyAcrossASeam(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
 	b := g.alloc(4*mib, Options{Chunk: 2 * mib})
-	p := g.device(4 * mib)
-	assert.ErrorIs(t, g.stream.CopyToDevice(p, b.Pointer(), 4*mib), cudart.ErrInvalidValue)
-	assert.NoError(t, g.stream.CopyToDevice(p, b.Pointer(), 2*mib))
-	g.synchronize()
+	p := g.Device(4 * mib)
+	assert.ErrorIs(t, g.Stream.CopyToDevice(p, b.Pointer(), 4*mib), cudart.ErrInvalidValue)
+	assert.NoError(t, g.Stream.CopyToDevice(p, b.Pointer(), 2*mib))
+	g.Synchronize()
 }
 
 // A registration that is refused for its size is made of smaller ones, and copies hide it.
@@ -143,43 +137,43 @@ func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 		end += s.Len
 	}
 	assert.Equal(t, n, end)
-	p := g.device(3 * mib)
+	p := g.Device(3 * mib)
 	at := spans[1].Off - mib
 	fill(b.Bytes()[at:at+3*mib], 3)
-	require.NoError(t, b.CopyToDevice(g.stream, p, at, 3*mib))
-	g.synchronize()
-	assert.True(t, bytes.Equal(b.Bytes()[at:at+3*mib], g.download(p, 3*mib)))
+	require.NoError(t, b.CopyToDevice(g.Stream, p, at, 3*mib))
+	g.Synchronize()
+	assert.True(t, bytes.Equal(b.Bytes()[at:at+3*mib], g.Download(p, 3*mib)))
 
-	// When even small ones are, it tells what it tried.
+	// When even small ones are, the error lists them.
 	small := newSimRig(t, cudasim.Config{MaxRegister: mib})
-	_, err := Alloc(t.Context(), small.dev, n, Options{})
+	_, err := Alloc(t.Context(), small.Dev, n, Options{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	assert.ErrorContains(t, err, "registrations of 200 MiB, 100 MiB, 64 MiB were refused")
 }
 
-// A buffer is every device's, and knows on whose streams it is in use.
+// A buffer is every device's, and Close waits for the streams of all of them.
 func TestABufferServesAllDevices(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 	b := g.alloc(mib, Options{})
 	fill(b.Bytes(), 4)
 	var places []cudart.DevPtr
-	g.hold()
-	for _, dev := range g.dev.Runtime().Devices() {
-		one := (&rig{TB: t, sim: g.sim, dev: dev}).withStream()
-		p := one.device(mib)
-		require.NoError(t, b.CopyToDevice(one.stream, p, 0, mib))
+	g.Hold()
+	for _, dev := range g.Dev.Runtime().Devices() {
+		one := g.on(dev)
+		p := one.Device(mib)
+		require.NoError(t, b.CopyToDevice(one.Stream, p, 0, mib))
 		places = append(places, p)
 	}
-	require.ErrorIs(t, b.CloseContext(ended()), context.Canceled)
+	require.ErrorIs(t, b.CloseContext(hostmemtest.Ended()), context.Canceled)
 	closed := make(chan error)
 	go func() { closed <- b.Close() }()
-	g.sim.Release()
+	g.Sim.Release()
 	require.NoError(t, <-closed)
-	assert.Empty(t, g.sim.Misuses())
-	for i, dev := range g.dev.Runtime().Devices() {
-		one := &rig{TB: t, sim: g.sim, dev: dev}
-		assert.True(t, bytes.Equal(filled(mib, 4), one.download(places[i], mib)), "device %d", i)
+	assert.Empty(t, g.Sim.Misuses())
+	for i, dev := range g.Dev.Runtime().Devices() {
+		one := g.on(dev)
+		assert.True(t, bytes.Equal(filled(mib, 4), one.Download(places[i], mib)), "device %d", i)
 	}
 }
 
@@ -189,8 +183,8 @@ func TestCopiesFromManyGoroutines(t *testing.T) {
 	g := newRig(t)
 	const n = 16 * each
 	b := g.alloc(n, Options{Chunk: chunk})
-	p := g.device(n)
-	streams := []*cudart.Stream{g.stream, g.newStream(), g.newStream()}
+	p := g.Device(n)
+	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()}
 	fill(b.Bytes(), 5)
 	var wg sync.WaitGroup
 	for i := range 16 {
@@ -200,7 +194,7 @@ func TestCopiesFromManyGoroutines(t *testing.T) {
 			assert.NoError(t, b.CopyToDevice(s, p+cudart.DevPtr(off), off, each))
 			assert.NoError(t, s.Synchronize(context.Background()))
 			clear(b.Bytes()[off : off+each])
-			assert.NoError(t, b.CopyFromDevice(s, off, p+cudart.DevPtr(off), each))
+			assert.NoError(t, b.CopyToHost(s, off, p+cudart.DevPtr(off), each))
 		})
 	}
 	wg.Wait()
@@ -226,14 +220,75 @@ func TestPieces(t *testing.T) {
 		{25, 0, nil},
 	} {
 		var got []Span
-		require.NoError(t, pieces(spans, tc.off, tc.n, func(off, n int) error {
+		require.NoError(t, Pieces(spans, tc.off, tc.n, func(off, n int) error {
 			got = append(got, Span{off, n})
 			return nil
 		}))
 		assert.Equal(t, tc.want, got, "%d bytes at %d", tc.n, tc.off)
 	}
 	calls := 0
-	err := pieces(spans, 0, 25, func(int, int) error { calls++; return ErrClosed })
+	err := Pieces(spans, 0, 25, func(int, int) error { calls++; return ErrClosed })
 	assert.ErrorIs(t, err, ErrClosed)
 	assert.Equal(t, 1, calls, "the first error ends it")
+}
+
+// The pieces of a copy are found by binary search: the same as by going through all.
+func TestPiecesOfManySpans(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	var spans []Span
+	end := 0
+	for range 300 {
+		n := 1 + random.IntN(9)
+		spans = append(spans, Span{end, n})
+		end += n + random.IntN(2)*random.IntN(3) // also with gaps
+	}
+	for range 20_000 {
+		off := random.IntN(end + 5)
+		n := random.IntN(end)
+		var want, got []Span
+		for _, s := range spans {
+			if from, to := max(off, s.Off), min(off+n, s.Off+s.Len); from < to {
+				want = append(want, Span{from, to - from})
+			}
+		}
+		require.NoError(t, Pieces(spans, off, n, func(off, n int) error {
+			got = append(got, Span{off, n})
+			return nil
+		}))
+		require.Equal(t, want, got, "%d bytes at %d", n, off)
+	}
+	require.NoError(t, Pieces(nil, 0, 10, nil))
+}
+
+// BenchmarkPieces finds the span of a byte among others: it must not take longer for
+// more of them.
+func BenchmarkPieces(b *testing.B) {
+	for _, n := range []int{1, 64, 4096} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			var spans []Span
+			for i := range n {
+				spans = append(spans, Span{i * 2 * mib, 2 * mib})
+			}
+			at := spans[n-1].Off
+			b.ReportAllocs()
+			for b.Loop() {
+				if Pieces(spans, at, 1, func(int, int) error { return nil }) != nil {
+					b.Fatal("it returns do's error")
+				}
+			}
+		})
+	}
+}
+
+// A slice of a type of many bytes costs no more than one of bytes.
+func TestSliceAllocatesNothing(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	b := g.alloc(4*mib, Options{})
+	type large [2 * mib]byte
+	assert.Zero(t, testing.AllocsPerRun(10, func() {
+		if len(Slice[large](b)) != 2 || len(Slice[uint64](b)) != mib/2 {
+			t.Error("not as many as fit")
+		}
+	}))
 }

@@ -8,43 +8,26 @@ import (
 	"os"
 	"os/exec"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/gopinned/pinned/internal/linux"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// requireAccount skips where the kernel's account cannot be asked: user-mode emulation takes
-// advice without following it, and then tells of other memory.
+// requireAccount skips where the kernel's figures are not about this process: user-mode emulation
+// takes advice without following it.
 func requireAccount(t testing.TB) {
 	t.Helper()
 	if emulated(t) {
-		t.Skip("/proc/self/smaps and madvise do not tell the truth here (user-mode emulation?)")
+		t.Skip("/proc/self/smaps and madvise are not about this process here (user-mode emulation?)")
 	}
 }
 
-func emulated(t testing.TB) bool {
-	t.Helper()
-	n := 4 * os.Getpagesize()
-	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, unix.Munmap(mem)) }()
-	require.NoError(t, unix.Madvise(mem, unix.MADV_DONTDUMP))
-	for i := 0; i < n/2; i += os.Getpagesize() {
-		mem[i] = 1
-	}
-	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(unsafe.Pointer(unsafe.SliceData(mem))), n)
-	require.NoError(t, err)
-	return u.Rss != n/2 || !u.HasFlag("dd")
-}
-
-// The kernel's own account: a buffer keeps at most a page more than was asked for. Not parallel,
+// By the kernel's own figures a buffer takes at most a page more than was requested. Not parallel,
 // like all tests that read it.
-func TestABufferKeepsAtMostAPageMoreThanAsked(t *testing.T) {
+func TestABufferTakesAtMostAPageMoreThanRequested(t *testing.T) {
 	requireAccount(t)
 	g := newRig(t)
 	type wanted struct {
@@ -66,12 +49,12 @@ func TestABufferKeepsAtMostAPageMoreThanAsked(t *testing.T) {
 	page := os.Getpagesize()
 	for _, w := range list {
 		t.Run(fmt.Sprintf("%d aligned to %d huge %d", w.n, w.align, w.huge), func(t *testing.T) {
-			b, err := Alloc(t.Context(), g.dev, w.n, Options{Align: w.align, HugePages: w.huge})
+			b, err := Alloc(t.Context(), g.Dev, w.n, Options{Align: w.align, HugePages: w.huge})
 			require.NoError(t, err)
-			kept := b.Kept()
+			reserved := b.Reserved()
 			addr := uintptr(b.Pointer())
 			t.Cleanup(func() { assert.NoError(t, b.Close()) })
-			assert.Equal(t, (w.n+page-1)/page*page, kept)
+			assert.Equal(t, (w.n+page-1)/page*page, reserved)
 			assert.Zero(t, addr%uintptr(max(w.align, page)), "%#x is not aligned to %d", addr, w.align)
 			if w.align == 0 && w.huge == HugePagesAuto && w.n >= 2*mib {
 				assert.Zero(t, addr%(2*mib), "%#x is not where a huge page can be", addr)
@@ -85,28 +68,28 @@ func TestABufferKeepsAtMostAPageMoreThanAsked(t *testing.T) {
 			}
 
 			require.NoError(t, b.Close())
-			assert.Equal(t, kept, b.Kept(), "what it kept")
+			assert.Equal(t, reserved, b.Reserved(), "what it had")
 			left, err := linux.ReadSMaps(os.DirFS("/"), addr, w.n)
 			require.NoError(t, err)
-			// The Go runtime may have the addresses by now; its memory is not kept out of dumps.
+			// The Go runtime may have the addresses by now; its memory is not reserved out of dumps.
 			assert.False(t, left.HasFlag("dd"), "still mapped after Close: %+v", left)
 
 			// The kernel counts neighbours of the same kind as one, such as what other tests lost
 			// on purpose: what they have is there after Close too.
 			around, err := linux.ReadSMaps(os.DirFS("/"), u.Start, int(u.End-u.Start))
 			require.NoError(t, err)
-			if u.Start == addr && u.End == addr+uintptr(kept) {
+			if u.Start == addr && u.End == addr+uintptr(reserved) {
 				around = linux.SMaps{}
 			}
-			assert.Equal(t, kept, u.Size-around.Size)
-			assert.Equal(t, kept, u.Rss-around.Rss, "resident")
-			assert.Less(t, u.Rss-around.Rss-w.n, page, "kept beyond what was asked for")
+			assert.Equal(t, reserved, u.Size-around.Size)
+			assert.Equal(t, reserved, u.Rss-around.Rss, "resident")
+			assert.Less(t, u.Rss-around.Rss-w.n, page, "reserved beyond what was requested")
 		})
 	}
 }
 
-// Chunks are registrations, not mappings: they keep nothing more.
-func TestChunksKeepNothingMore(t *testing.T) {
+// Chunks are registrations, not mappings: they take nothing more.
+func TestChunksTakeNothingMore(t *testing.T) {
 	requireAccount(t)
 	g := newRig(t)
 	b := g.alloc(9*mib+1, Options{Chunk: 2 * mib})
@@ -114,7 +97,7 @@ func TestChunksKeepNothingMore(t *testing.T) {
 	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 	require.NoError(t, err)
 	assert.Equal(t, 9*mib+os.Getpagesize(), u.Rss)
-	assert.Equal(t, u.Rss, b.Kept())
+	assert.Equal(t, u.Rss, b.Reserved())
 	assert.Equal(t, 1, u.Maps)
 }
 
@@ -126,25 +109,24 @@ func TestHugeTLBKeepsItsPagesOrFallsBack(t *testing.T) {
 		b := g.alloc(3*mib+1, Options{HugePages: huge})
 		u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 		require.NoError(t, err)
-		assert.Equal(t, b.Kept(), u.Rss+u.Hugetlb)
+		assert.Equal(t, b.Reserved(), u.Rss+u.Hugetlb)
 		if u.Hugetlb == 0 {
-			assert.Equal(t, 3*mib+os.Getpagesize(), b.Kept())
+			assert.Equal(t, 3*mib+os.Getpagesize(), b.Reserved())
 			require.NotEmpty(t, b.Notes())
-			assert.Contains(t, b.Notes()[0], "took other pages")
+			assert.Contains(t, b.Notes()[0], "other pages were taken")
 		} else {
-			assert.Zero(t, b.Kept()%u.PageSize)
-			assert.Less(t, b.Kept()-b.Len(), u.PageSize)
+			assert.Zero(t, b.Reserved()%u.PageSize)
+			assert.Less(t, b.Reserved()-b.Len(), u.PageSize)
 		}
 		require.NoError(t, b.Close())
 	}
 }
 
-// Forks of the process are slow, and its core dumps large, if they have to take pinned memory
-// with them.
+// Forks of the process are slow, and its core dumps large, if they include pinned memory.
 func TestForksAndDumpsHaveTheMemoryOnRequest(t *testing.T) {
 	requireAccount(t)
 	g := newRig(t)
-	p := g.device(3 * mib)
+	p := g.Device(3 * mib)
 	for _, tc := range []struct {
 		o                  Options
 		keepsOut, skipDump bool
@@ -155,21 +137,21 @@ func TestForksAndDumpsHaveTheMemoryOnRequest(t *testing.T) {
 		{Options{Fork: true, Dump: true}, false, false},
 	} {
 		t.Run(fmt.Sprintf("fork=%v dump=%v", tc.o.Fork, tc.o.Dump), func(t *testing.T) {
-			b, err := Alloc(t.Context(), g.dev, 3*mib, tc.o)
+			b, err := Alloc(t.Context(), g.Dev, 3*mib, tc.o)
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, b.Close()) }()
 			u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 			require.NoError(t, err)
-			assert.Equal(t, tc.keepsOut, u.HasFlag("dc"), "kept out of forks: %v", u.Flags)
-			assert.Equal(t, tc.skipDump, u.HasFlag("dd"), "kept out of dumps: %v", u.Flags)
+			assert.Equal(t, tc.keepsOut, u.HasFlag("dc"), "reserved out of forks: %v", u.Flags)
+			assert.Equal(t, tc.skipDump, u.HasFlag("dd"), "reserved out of dumps: %v", u.Flags)
 
 			// A child that comes and goes takes nothing away, neither before nor between copies.
 			fill(b.Bytes(), 9)
 			require.NoError(t, exec.Command("true").Run())
-			require.NoError(t, b.CopyToDevice(g.stream, p, 0, b.Len()))
+			require.NoError(t, b.CopyToDevice(g.Stream, p, 0, b.Len()))
 			require.NoError(t, exec.Command("true").Run())
-			g.synchronize()
-			assert.True(t, bytes.Equal(filled(3*mib, 9), g.download(p, 3*mib)))
+			g.Synchronize()
+			assert.True(t, bytes.Equal(filled(3*mib, 9), g.Download(p, 3*mib)))
 		})
 	}
 }

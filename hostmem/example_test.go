@@ -68,21 +68,21 @@ func Example() {
 		log.Fatal(err)
 	}
 	clear(numbers)
-	if err := buf.CopyFromDevice(s, 0, place, buf.Len()); err != nil {
+	if err := buf.CopyToHost(s, 0, place, buf.Len()); err != nil {
 		log.Fatal(err)
 	}
 	if err := s.Synchronize(ctx); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(buf, "keeps", buf.Kept())
+	fmt.Println(buf, "reserves", buf.Reserved())
 	fmt.Println(len(numbers), numbers[999_999])
 	// Output:
-	// buffer "numbers" of 4000000 bytes keeps 4001792
+	// buffer "numbers" of 4000000 bytes reserves 4001792
 	// 1000000 999999
 }
 
-// Chunks pin faster. Buffer's own copies take no notice of the seams; copies by other means
-// must not cross them.
+// Chunks pin faster. Buffer's own copies are split where spans end; copies by other means must
+// not cross from one span to the next.
 func ExampleBuffer_Spans() {
 	dev, _, done := openGPU()
 	defer done()
@@ -117,52 +117,8 @@ func ExampleBuffer_CloseContext() {
 	fmt.Println(err)
 	fmt.Println(errors.Is(err, hostmem.ErrClosed), buf.Bytes() == nil)
 	// Output:
-	// hostmem: copy to device: buffer of 4096 bytes: hostmem: already closed
+	// hostmem: copy to device: buffer of 4096 bytes: already closed
 	// true true
-}
-
-// A pool lends memory without asking the system each time. What a copy still reads is not lent
-// to others before the copy is done.
-func ExamplePool() {
-	dev, s, done := openGPU()
-	defer done()
-	ctx := context.Background()
-	pool, err := hostmem.NewPool(dev, hostmem.PoolOptions{MaxBytes: 64 << 20})
-	if err != nil {
-		log.Fatal(err)
-	}
-	place, err := dev.Malloc(1 << 20)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer dev.Free(place)
-
-	for i := range 100 {
-		lease, err := pool.Get(ctx, 10_000)
-		if err != nil {
-			log.Fatal(err)
-		}
-		for j := range lease.Bytes() {
-			lease.Bytes()[j] = byte(i)
-		}
-		if err := lease.CopyToDevice(s, place+cudart.DevPtr(i*10_000), 0, lease.Len()); err != nil {
-			log.Fatal(err)
-		}
-		if err := lease.Release(); err != nil { // at once: it waits for the copy by itself
-			log.Fatal(err)
-		}
-	}
-	if err := s.Synchronize(ctx); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(pool.Stats().InUseBytes, "bytes in use, kept no more than", pool.Stats().MaxBytes)
-	if err := pool.Close(); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(pool.Stats().KeptBytes, "kept")
-	// Output:
-	// 0 bytes in use, kept no more than 67108864
-	// 0 kept
 }
 
 // The GPU reads a file where the kernel keeps it.
@@ -170,12 +126,12 @@ func ExampleMapFile() {
 	dev, s, done := openGPU()
 	defer done()
 	ctx := context.Background()
-	folder, err := os.MkdirTemp("", "example")
+	dir, err := os.MkdirTemp("", "example")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(folder)
-	path := filepath.Join(folder, "weights.bin")
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "weights.bin")
 	if err := os.WriteFile(path, make([]byte, 1000), 0o600); err != nil {
 		log.Fatal(err)
 	}
@@ -192,15 +148,15 @@ func ExampleMapFile() {
 	if err := file.CopyToDevice(s, place, 0, file.Len()); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(file.CopyFromDevice(s, 0, place, 1))
+	fmt.Println(file.CopyToHost(s, 0, place, 1))
 	if err := file.Close(); err != nil { // waits for the copy
 		log.Fatal(err)
 	}
 	// Output:
-	// hostmem: copy from device: file "weights" of 1000 bytes: hostmem: registered read-only
+	// hostmem: copy to host: file "weights" of 1000 bytes: registered read-only
 }
 
-// What a program pins, and who has it.
+// What a program has pinned.
 func ExampleOutstanding() {
 	dev, _, done := openGPU()
 	defer done()

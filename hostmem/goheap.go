@@ -10,34 +10,34 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// ErrGoMemory is returned for memory of the Go heap: the garbage collector
-// would hand it out anew while it is registered.
-var ErrGoMemory = errors.New("hostmem: memory of the Go heap cannot be registered: use Alloc, or map it with the mmap call")
+// ErrGoMemory is returned for memory of the Go heap, which the garbage collector
+// would use for other objects while it is registered.
+var ErrGoMemory = errors.New("memory of the Go heap cannot be registered (use Alloc, or map it with mmap)")
 
 // goMemory reports whether part of mem belongs to the Go heap or a goroutine's
 // stack. covered are the mappings that overlap mem.
 //
 // The heap is private anonymous memory, so a file's pages and shared memory
-// never are. For the rest no documented call answers, and addresses have no
-// fixed place (Go 1.26 chooses them at random). Three signs do, any of which
+// never belong to it. For the rest there is no documented call, and addresses have no
+// fixed place (Go 1.26 chooses them at random). There are three signs, any of which
 // suffices:
 //
 //   - The runtime names its mappings, "[anon: Go: heap]", where the kernel can
 //     (CONFIG_ANON_VMA_NAME).
 //   - runtime.Pinner records a pointer that it pinned and ignores one that is
-//     none of Go's; the record is a field that reflection can count. It finds
-//     every arena, but no freed memory and no stacks. A Go release that names
-//     the field differently takes this one away, which a test notices.
+//     not Go's; the record is a field that reflection can count. It finds
+//     every arena, but no freed memory and no stacks. A Go release that renames
+//     the field takes this sign away, which a test notices.
 //   - The heap grows by arenas without gaps for as long as nothing is in its
 //     way, at an address where the kernel puts nothing unasked. So memory in the
 //     same row of mappings as a new object is the heap's. A second row, begun
 //     because something was in the way, is missed by this rule; memory of
 //     another owner that was placed right beside the heap on purpose is refused.
 //
-// Globals are not the heap's: they stay where they are and may be registered.
+// Globals are not part of the heap: they stay where they are and may be registered.
 func goMemory(maps *linux.Maps, covered []linux.Mapping, mem []byte) (bool, error) {
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	object := new([64]byte) // wherever it is, a stack is part of the heap as well
+	object := new([64]byte) // on a stack or not: stacks are part of the heap as well
 	var outside uintptr     // a row that is not the heap's goes on until here
 	for _, m := range covered {
 		if !inRow(m) {

@@ -2,7 +2,6 @@ package hostmem
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 )
@@ -12,16 +11,17 @@ var (
 	ErrLimit = budget.ErrLimit
 
 	// ErrTooLarge is returned when a request is larger than its limit, so that
-	// waiting would not help.
+	// waiting would not help. What returns it wraps ErrLimit, too, if the limit is that
+	// of the process.
 	ErrTooLarge = budget.ErrTooLarge
 )
 
 // Limits bound how much memory this process pins through this package. The
 // zero value is what a process starts with.
 type Limits struct {
-	// MaxBytes is the most that may be pinned at a time. Requests for more wait
-	// until enough was released, in the order of asking, as long as their
-	// context lets them. 0 is no limit.
+	// MaxBytes is the most that may be pinned at a time, in bytes. Requests for more
+	// wait until enough was released, in the order of the calls, or until their
+	// context ends. 0 is no limit.
 	MaxBytes int
 	// MaxShare is the share that all memory pinned through this package may
 	// have of the memory that is pinned so or available, on the host and in the
@@ -29,12 +29,16 @@ type Limits struct {
 	// any left kills processes. 0 means 0.9; more than 1 switches the guard off.
 	//
 	// Besides, what the Go heap may grow by until the next garbage collection,
-	// and 64 MiB (an eighth of the limit, where that is less), is left available.
+	// and 64 MiB (an eighth of the limit, where that is less), stays available.
+	//
+	// Memory that was resident before it was registered, and hugetlb pages, are not
+	// counted here: they were not available to others before.
 	MaxShare float64
 }
 
 // SetLimits sets the limits of the process. Memory that is pinned already stays
-// so.
+// so. A negative limit, or a share that is not a number, is an error, and changes
+// nothing.
 func SetLimits(l Limits) error {
 	if l.MaxBytes < 0 {
 		return fmt.Errorf("hostmem: set limits: Limits.MaxBytes of %d: must not be negative", l.MaxBytes)
@@ -49,11 +53,12 @@ func SetLimits(l Limits) error {
 	return nil
 }
 
-// Available returns the bytes of host memory that can be had without swapping,
-// and without passing a limit of the process's cgroup; ok is false where the
-// system does not report it. It reads the host's state anew each time.
+// Available returns the bytes of host memory that are available without swapping,
+// and without exceeding a limit of the process's cgroup (/proc/meminfo, memory.max).
+// Page cache that is pinned through this package is not among them. ok is false where
+// the system does not report it. Each call reads the host's state anew.
 func Available() (bytes int, ok bool) {
-	reading, err := budget.ReadHost(os.DirFS("/"), 0)
+	reading, err := limits.Headroom()
 	return reading.Available, err == nil
 }
 

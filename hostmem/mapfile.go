@@ -16,51 +16,45 @@ import (
 // MapFileOptions say which part of a file is mapped, and how. The zero value
 // maps all of it.
 type MapFileOptions struct {
-	// Offset of the first byte in the file, which need not be a page's begin.
+	// Offset of the first byte in the file, which need not be the start of a page.
 	Offset int64
 	// Length in bytes; 0 is all that follows Offset.
 	Length int
-	// Label is shown where memory is accounted for; empty, it is the path.
+	// Label is shown by Outstanding and in messages; empty, it is the path.
 	Label string
 	// Chunk is as Options.Chunk.
 	Chunk int
 	// Workers is how many goroutines read the file, 1024 at most; 0 adapts to
 	// the host.
 	Workers int
-
-	system *pages.System // of tests
 }
 
 // A File is a file, or a part of one, whose page cache is pinned, so that the
-// GPU reads it where the kernel keeps it, with no copy in between. Its methods
+// GPU reads it where the kernel keeps it, without a copy in between. Its methods
 // may be called from any goroutine.
-type File struct{ foreign }
+type File struct{ pinnedMem }
 
 // insteadOfMapping is what to do where a file cannot be registered.
 const insteadOfMapping = "copy it through pinned memory instead, by package transfer (Copier.UploadFrom)"
 
-// MapFile maps a file shared and for reading only, reads it into the page
+// MapFile maps a file shared and for reading only (mmap), reads it into the page
 // cache, and registers that read-only for all devices (cudaHostRegister with
 // cudaHostRegisterReadOnly, on dev). What other processes write to the file
 // shows in the File's bytes, and in copies.
 //
 // The file must not lose bytes while it is mapped: reading the lost ones
-// through Bytes ends the process (SIGBUS), and the GPU goes on reading what was
-// there. A file that shrinks while MapFile works gives an error.
+// through Bytes ends the process (SIGBUS), and the GPU goes on reading the old
+// pages. A file that shrinks while MapFile works returns an error.
 //
-// Only regular files can be mapped, with at least a byte. A device that does
-// not know the flag (attribute 113), and file systems that do not map their
-// files, give an error that wraps [errors.ErrUnsupported]. After an error
-// nothing is mapped or registered; only if unregistering fails on the way back
-// the mapping has to stay, and the error says so.
-//
-// What the host cannot spare, or [SetLimits] forbids, is [ErrLimit]. When ctx
-// ends while MapFile waits for a limit or reads the file, it undoes its work and
-// returns ctx's error.
+// Only regular files with at least a byte can be mapped. A device that does not
+// support the flag (attribute 113), and file systems that do not map their files,
+// return an error that wraps [errors.ErrUnsupported]. A range that is not within the
+// file is an error. Otherwise errors, and what they leave, are those of [Alloc], and
+// so is what happens when ctx ends.
 func MapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
 	f, err := mapFile(ctx, dev, path, o)
 	if err != nil {
-		account.failures.Add(1)
+		process.failures.Add(1)
 		return nil, fmt.Errorf("hostmem: map file %s: %w", path, err)
 	}
 	return f, nil
@@ -71,7 +65,7 @@ func mapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOpti
 	if err := checkArguments(ctx, dev); err != nil {
 		return nil, err
 	}
-	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers, system: o.system}
+	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}
 	if pin.Label == "" {
 		pin.Label = path
 	}
@@ -84,54 +78,68 @@ func mapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOpti
 	} else if err := mappable(info); err != nil {
 		return nil, err
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close() // the mapping needs it no more
+	stack := callerStack(dev)
+	return bounded(ctx, func() (*File, error) {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close() // the mapping does not need it
+		f := &File{}
+		if err := f.open(ctx, dev, file, o, pin); err != nil {
+			return nil, err
+		}
+		f.addToLedger(&process.files, f.n, start, stack)
+		return f, nil
+	}, func(f *File) { _ = f.Close() }) // what stays is in the ledger
+}
+
+func (f *File) open(ctx context.Context, dev *cudart.Device, file *os.File, o MapFileOptions, pin Options) error {
 	n, err := o.length(file)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	flags, notes, err := askDevice(dev, true)
+	flags, notes, err := registering(dev, true)
 	if err != nil {
-		return nil, instead(err)
+		return instead(err)
 	}
-	region, err := pages.MapFile(pin.host(), file, o.Offset, n)
+	region, err := pages.MapFile(pages.SystemOf(ctx), file, o.Offset, n)
 	if errors.Is(err, syscall.ENODEV) {
 		err = fmt.Errorf("its file system does not map files (%w): %w", errors.ErrUnsupported, err)
 	}
 	if err != nil {
-		return nil, instead(err)
+		return instead(err)
 	}
-	f := &File{foreign{region: region, notes: notes}}
+	f.notes = notes
 	if err := f.pin(ctx, dev, region, "file", flags, pin); err != nil {
-		return nil, instead(err)
+		return instead(err)
 	}
-	// A byte that went missing until now is found here; later nobody looks.
+	// A byte that went missing until now is found here; later nothing checks.
 	o.Length = n
 	if _, err := o.length(file); err != nil {
-		return nil, giveUp(f.pinned, region, f.grant, fmt.Errorf("it shrank meanwhile: %w", err))
+		return f.abort(fmt.Errorf("it shrank meanwhile: %w", err))
 	}
-	f.enter(&account.files, f.n, start)
-	return f, nil
+	return nil
 }
 
-// mappable refuses what is no regular file.
+// ReadOnly reports whether the GPU may only read the memory, which is so.
+func (f *File) ReadOnly() bool { return f.readOnly }
+
+// mappable returns an error for what is not a regular file.
 func mappable(info fs.FileInfo) error {
 	switch mode := info.Mode(); {
 	case mode.IsDir():
 		return errors.New("it is a directory")
 	case !mode.IsRegular():
-		return fmt.Errorf("it is no regular file (mode %v): %w; %s", mode, errors.ErrUnsupported, insteadOfMapping)
+		return fmt.Errorf("it is not a regular file (mode %v): %w; %s", mode, errors.ErrUnsupported, insteadOfMapping)
 	}
 	return nil
 }
 
-// length returns how many bytes of the file are meant, all of which are there.
+// length returns how many bytes of the file to map, all of which exist.
 func (o MapFileOptions) length(file *os.File) (int, error) {
 	if o.Offset < 0 || o.Length < 0 {
-		return 0, fmt.Errorf("bytes from %d on, %d of them: neither can be negative", o.Offset, o.Length)
+		return 0, fmt.Errorf("MapFileOptions.Offset of %d, Length of %d: neither can be negative", o.Offset, o.Length)
 	}
 	info, err := file.Stat()
 	if err != nil {
@@ -143,7 +151,7 @@ func (o MapFileOptions) length(file *os.File) (int, error) {
 	left := info.Size() - o.Offset
 	switch {
 	case info.Size() == 0:
-		return 0, errors.New("it is empty, or its file system does not tell its size")
+		return 0, errors.New("it is empty, or its file system does not report its size")
 	case left <= 0 || int64(o.Length) > left:
 		return 0, fmt.Errorf("%d bytes from %d on are not all within the %d that it has", max(o.Length, 1), o.Offset, info.Size())
 	case o.Length == 0:

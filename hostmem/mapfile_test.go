@@ -17,12 +17,13 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
 func (g *rig) mapFile(path string, o MapFileOptions) *File {
 	g.Helper()
-	f, err := MapFile(g.Context(), g.dev, path, o)
+	f, err := MapFile(g.Context(), g.Dev, path, o)
 	require.NoError(g, err)
 	g.Cleanup(func() { assert.NoError(g, f.Close()) })
 	return f
@@ -56,11 +57,11 @@ func TestMapFile(t *testing.T) {
 			assert.Equal(t, path, f.Label())
 			assert.Empty(t, f.Notes())
 			require.Equal(t, want[tc.from:tc.to], f.Bytes())
-			g.requireCopies(&f.foreign)
+			g.requireCopies(&f.pinnedMem)
 			require.NoError(t, f.Close())
 			require.NoError(t, f.Close())
 			assert.Nil(t, f.Bytes())
-			require.ErrorIs(t, f.CopyToDevice(g.stream, 0, 0, 1), ErrClosed)
+			require.ErrorIs(t, f.CopyToDevice(g.Stream, 0, 0, 1), ErrClosed)
 		})
 	}
 }
@@ -73,13 +74,13 @@ func TestAMappedFileShowsWhatIsWritten(t *testing.T) {
 	assert.Equal(t, `file "weights" of 10000 bytes`, f.String())
 	_, err := unix.Pwrite(fd, []byte("changed"), 5000)
 	require.NoError(t, err)
-	dst := g.device(7)
-	require.NoError(t, f.CopyToDevice(g.stream, dst, 5000, 7))
-	g.synchronize()
-	assert.Equal(t, "changed", string(g.download(dst, 7)))
+	dst := g.Device(7)
+	require.NoError(t, f.CopyToDevice(g.Stream, dst, 5000, 7))
+	g.Synchronize()
+	assert.Equal(t, "changed", string(g.Download(dst, 7)))
 	// The name may go: the mapping keeps the file.
 	require.NoError(t, os.Remove(path))
-	g.requireCopies(&f.foreign)
+	g.requireCopies(&f.pinnedMem)
 }
 
 func TestMapFileRefusesWithoutAskingCUDA(t *testing.T) {
@@ -97,7 +98,7 @@ func TestMapFileRefusesWithoutAskingCUDA(t *testing.T) {
 	}{
 		{name: "no such file", path: filepath.Join(dir, "none"), is: os.ErrNotExist},
 		{name: "empty", path: empty, want: "it is empty"},
-		{name: "of /proc", path: "/proc/self/status", want: "it is empty, or its file system does not tell its size"},
+		{name: "of /proc", path: "/proc/self/status", want: "it is empty, or its file system does not report its size"},
 		{name: "directory", path: dir, want: "it is a directory"},
 		{name: "pipe", path: pipe, is: errors.ErrUnsupported, want: "UploadFrom"},
 		{name: "device", path: "/dev/zero", is: errors.ErrUnsupported, want: "UploadFrom"},
@@ -106,20 +107,19 @@ func TestMapFileRefusesWithoutAskingCUDA(t *testing.T) {
 		{name: "too long", path: path, o: MapFileOptions{Offset: 1, Length: 10_000}, want: "10000 bytes from 1 on are not all within the 10000"},
 		{name: "negative offset", path: path, o: MapFileOptions{Offset: -1}, want: "negative"},
 		{name: "negative length", path: path, o: MapFileOptions{Length: -1}, want: "negative"},
-		{name: "a wrong chunk", path: path, o: MapFileOptions{Chunk: 1}, is: errChunk},
+		{name: "a wrong chunk", path: path, o: MapFileOptions{Chunk: 1}, want: "Options.Chunk of 1 bytes: must be a multiple of 2 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := newSimRig(t, cudasim.Config{})
-			sys, mapped := watchedSystem()
-			tc.o.system = sys
-			_, err := MapFile(t.Context(), g.dev, tc.path, tc.o)
+			sys := g.watch()
+			_, err := MapFile(g.Context(), g.Dev, tc.path, tc.o)
 			require.ErrorContains(t, err, "hostmem: map file "+tc.path+": ")
 			require.ErrorContains(t, err, tc.want)
 			if tc.is != nil {
 				require.ErrorIs(t, err, tc.is)
 			}
-			assert.Zero(t, g.sim.Calls("cudaHostRegister"))
-			assert.Zero(t, mapped.Load())
+			assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
+			assert.Zero(t, sys.Mapped.Load())
 		})
 	}
 }
@@ -129,10 +129,10 @@ func TestMapFileOnDevicesThatCannot(t *testing.T) {
 	path, _ := diskFile(t, 10_000)
 	for _, a := range []cudart.Attr{cudart.AttrHostRegisterReadOnlySupported, cudart.AttrHostRegisterSupported} {
 		g := withAttribute(t, a, 0)
-		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{})
+		_, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{})
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorContains(t, err, "transfer")
-		assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+		assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
 	}
 	g := withAttribute(t, cudart.AttrPageableMemoryAccessUsesHostPageTables, 1)
 	f := g.mapFile(path, MapFileOptions{})
@@ -145,38 +145,38 @@ func TestMapFileOnFileSystemsThatRefuse(t *testing.T) {
 	path, _ := diskFile(t, 10_000)
 	for errno, unsupported := range map[unix.Errno]bool{unix.ENODEV: true, unix.EOPNOTSUPP: true, unix.ENOMEM: false, unix.EPERM: false} {
 		g := newSimRig(t, cudasim.Config{})
-		sys := pages.NewSystem(os.DirFS("/"))
+		sys := g.watch()
 		sys.Calls = sys.Calls.Before(func(call string) error {
 			if call == "MapFile" {
 				return errno
 			}
 			return nil
 		})
-		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{system: sys})
+		_, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{})
 		require.ErrorIs(t, err, errno)
 		assert.Equal(t, unsupported, errors.Is(err, errors.ErrUnsupported), "%v", err)
 	}
 	// What the driver refuses can still be copied.
 	g := newSimRig(t, cudasim.Config{})
-	g.sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrInvalidValue})
-	_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{})
+	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrInvalidValue})
+	_, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "UploadFrom")
 }
 
-// A kernel before 5.14 knows no MADV_POPULATE_READ.
+// A kernel before 5.14 does not have MADV_POPULATE_READ.
 func TestMapFileOnAnOldKernel(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
 	path, _ := diskFile(t, 5*mib)
-	sys, mapped := watchedSystem()
+	sys := g.watch()
 	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return unix.EINVAL }
-	f := g.mapFile(path, MapFileOptions{system: sys})
+	f := g.mapFile(path, MapFileOptions{})
 	require.Len(t, f.Notes(), 1)
 	assert.Contains(t, f.Notes()[0], "slower")
-	g.requireCopies(&f.foreign)
+	g.requireCopies(&f.pinnedMem)
 	require.NoError(t, f.Close())
-	assert.Zero(t, mapped.Load())
+	assert.Zero(t, sys.Mapped.Load())
 }
 
 func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
@@ -184,50 +184,49 @@ func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
 	t.Run("before its pages are read", func(t *testing.T) {
 		g := newSimRig(t, cudasim.Config{})
 		path, _ := diskFile(t, 64*kib)
-		sys, mapped := watchedSystem()
+		sys := g.watch()
 		mapFile := sys.Calls.MapFile
 		sys.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
 			p, err := mapFile(f, off, n)
 			require.NoError(t, os.Truncate(path, 5000))
 			return p, err
 		}
-		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{system: sys})
+		_, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{})
 		require.Error(t, err)
-		assert.Zero(t, mapped.Load())
-		assert.Zero(t, g.registrations())
+		assert.Zero(t, sys.Mapped.Load())
+		assert.Zero(t, g.Registrations())
 	})
 	t.Run("while it is registered", func(t *testing.T) {
 		g := newSimRig(t, cudasim.Config{})
 		path, _ := diskFile(t, 64*kib)
-		sys, mapped := watchedSystem()
-		g.sim.OnCall(func(fn string, _ int) {
+		sys := g.watch()
+		g.Sim.OnCall(func(fn string, _ int) {
 			if fn == "cudaHostRegister" {
 				assert.NoError(t, os.Truncate(path, 5000))
 			}
 		})
-		_, err := MapFile(t.Context(), g.dev, path, MapFileOptions{Offset: 10, system: sys})
+		_, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{Offset: 10})
 		require.ErrorContains(t, err, "it shrank meanwhile")
 		require.ErrorContains(t, err, "within the 5000 that it has")
-		assert.Equal(t, 1, g.sim.Calls("cudaHostUnregister"))
-		assert.Zero(t, mapped.Load())
+		assert.Equal(t, 1, g.Sim.Calls("cudaHostUnregister"))
+		assert.Zero(t, sys.Mapped.Load())
 	})
 }
 
 func TestEveryCUDACallOfAFileFails(t *testing.T) {
 	path, _ := diskFile(t, 2*mib+8*kib)
 	for name, o := range map[string]MapFileOptions{
-		"one": {Offset: 3}, "chunks": {Chunk: 2 * mib, Threads: 1},
+		"one": {Offset: 3}, "chunks": {Chunk: 2 * mib, Workers: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sys, mapped := watchedSystem()
-			o.system = sys
 			sweep(t, func(g *rig) error {
-				defer func() { require.Zero(t, mapped.Load()) }()
-				f, err := MapFile(t.Context(), g.dev, path, o)
+				sys := g.watch()
+				defer func() { require.Zero(t, sys.Mapped.Load()) }()
+				f, err := MapFile(g.Context(), g.Dev, path, o)
 				if err != nil {
 					return err
 				}
-				return use(g, &f.foreign)
+				return use(g, &f.pinnedMem)
 			})
 		})
 	}
@@ -238,7 +237,7 @@ func TestEverySystemCallOfAFileFails(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	for _, errno := range []unix.Errno{unix.ENOMEM, unix.EFAULT, unix.EINVAL} {
 		for nth := int32(1); ; nth++ {
-			sys, mapped := watchedSystem()
+			sys := g.watch()
 			var calls atomic.Int32
 			var fault string
 			sys.Calls = sys.Calls.Before(func(call string) error {
@@ -249,7 +248,7 @@ func TestEverySystemCallOfAFileFails(t *testing.T) {
 				return nil
 			})
 			before := ReadStats()
-			f, err := MapFile(t.Context(), g.dev, path, MapFileOptions{Threads: 1, system: sys})
+			f, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{Workers: 1})
 			if err == nil {
 				if err = f.Close(); err != nil {
 					require.Equal(t, "Unmap", fault)
@@ -261,8 +260,8 @@ func TestEverySystemCallOfAFileFails(t *testing.T) {
 				require.ErrorIs(t, err, errno, fault)
 			}
 			requireNoForeign(t, before)
-			require.Zero(t, mapped.Load(), fault)
-			require.Zero(t, g.registrations(), fault)
+			require.Zero(t, sys.Mapped.Load(), fault)
+			require.Zero(t, g.Registrations(), fault)
 			if fault == "" {
 				break
 			}
@@ -276,14 +275,14 @@ func TestALostFileIsCountedAndStays(t *testing.T) {
 	before := ReadStats()
 	base := loseFile(t, g, path)
 	requireLost(t, before, Holding{Kind: "file", Label: "lost file", Bytes: 10_000})
-	assert.Equal(t, 1, g.registrations())
-	require.NoError(t, g.dev.HostUnregister(base))
+	assert.Equal(t, 1, g.Registrations())
+	require.NoError(t, g.Dev.HostUnregister(base))
 	require.NoError(t, unix.MunmapPtr(base, 12*kib))
 }
 
 //go:noinline
 func loseFile(t *testing.T, g *rig, path string) unsafe.Pointer {
-	f, err := MapFile(t.Context(), g.dev, path, MapFileOptions{Label: "lost file"})
+	f, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{Label: "lost file"})
 	require.NoError(t, err)
 	return f.Pointer()
 }
@@ -292,9 +291,9 @@ func TestMapFileEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	path, _ := diskFile(t, 10_000)
 	g := newSimRig(t, cudasim.Config{})
-	sys, mapped := watchedSystem()
-	_, err := MapFile(ended(), g.dev, path, MapFileOptions{system: sys})
+	sys := g.watch()
+	_, err := MapFile(sys.With(hostmemtest.Ended()), g.Dev, path, MapFileOptions{})
 	require.ErrorIs(t, err, context.Canceled)
-	assert.Zero(t, mapped.Load())
-	assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+	assert.Zero(t, sys.Mapped.Load())
+	assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
 }

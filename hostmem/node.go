@@ -17,16 +17,16 @@ type Node int
 const (
 	// DeviceNode is the node that the device is attached to.
 	DeviceNode Node = 0
-	// AnyNode leaves it to the kernel.
+	// AnyNode lets the kernel choose.
 	AnyNode Node = -1
 )
 
 // OnNode is the node with that number, as in /sys/devices/system/node.
 func OnNode(n int) Node { return Node(n + 1) }
 
-// pick is the node for memory of dev, if there is one to choose. A host with
-// one node has no choice, and firmware may not report the device's node.
-func (n Node) pick(dev *cudart.Device, system *pages.System) (node int, ok bool, note string) {
+// choose returns the node for memory of dev, if there is a choice. A host with one
+// node has none, and firmware may not report the device's node.
+func (n Node) choose(dev *cudart.Device, system *pages.System) (node int, ok bool, note string) {
 	switch {
 	case n == AnyNode || len(system.Nodes) < 2:
 		return 0, false, ""
@@ -40,14 +40,18 @@ func (n Node) pick(dev *cudart.Device, system *pages.System) (node int, ok bool,
 	if id, attrErr := dev.Attribute(cudart.AttrHostNumaID); attrErr == nil && id >= 0 {
 		return id, true, ""
 	}
-	return 0, false, fmt.Sprintf("numa: the node of %v is unknown (%v), pages come from wherever the kernel takes them", dev, err)
+	return 0, false, fmt.Sprintf("numa: the node of %v is unknown (%v), pages come from any node", dev, err)
 }
 
 // NodeOf returns the NUMA node on which memory for the device lies by default,
-// as in /sys/devices/system/node; ok is false where there is one node only, or
-// nothing tells which.
+// as in /sys/devices/system/node (the PCI device's numa_node, or the attribute
+// HostNumaId); ok is false for a nil device, where there is one node only, and where
+// the system does not report it.
 func NodeOf(dev *cudart.Device) (node int, ok bool) {
-	node, ok, _ = DeviceNode.pick(dev, host())
+	if dev == nil {
+		return 0, false
+	}
+	node, ok, _ = DeviceNode.choose(dev, pages.Host())
 	return node, ok
 }
 
@@ -59,7 +63,7 @@ func nodeOf(files fs.FS, busID string) (int, error) {
 	}
 	node, err := address.NUMANode(files)
 	if err == nil && node < 0 {
-		err = fmt.Errorf("the firmware names none for PCI device %v", address)
+		err = fmt.Errorf("the firmware reports none for PCI device %v", address)
 	}
 	return int(node), err
 }

@@ -1,8 +1,10 @@
 package hostmem
 
 import (
+	"context"
 	"fmt"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
@@ -17,44 +19,42 @@ const (
 	// it makes huge ones.
 	HugePagesNever
 	// HugeTLB takes 2 MiB pages that the administrator reserved, HugeTLB1G
-	// those of 1 GiB. What the reserve cannot give comes as with
-	// HugePagesAuto, and Buffer.Notes says so. Such a buffer keeps its size
-	// rounded up to the reserved page.
+	// those of 1 GiB. Where the reserve has too few, pages are chosen as with
+	// HugePagesAuto, and Buffer.Notes says so. Such a buffer reserves its size
+	// rounded up to the larger page.
 	HugeTLB
 	HugeTLB1G
 )
 
 // Options shape a buffer. The zero value is what most programs want.
 type Options struct {
-	// Align of the first byte, a power of two in bytes, up to any size. 0 means
-	// a page, or 2 MiB for buffers that huge pages fit into.
+	// Align of the first byte in bytes, a power of two of any size. 0 means a page,
+	// or 2 MiB for buffers of that size or more.
 	Align int
 	// HugePages chooses the pages.
 	HugePages HugePages
 	// Chunk makes every registration at most that many bytes, a multiple of
-	// 2 MiB, each pinned as soon as its pages are there. Pinning many chunks at
-	// once is faster than one large registration (64 MiB chunks: 31 to 35
+	// 2 MiB, each registered as soon as its pages are resident. Registering many
+	// chunks at once is faster than one large registration (64 MiB chunks: 31 to 35
 	// against 26 to 28 GB/s on an H200 host), but a copy by other means than
 	// Buffer's must then not cross from one span to the next. 0 means one
-	// registration wherever that is possible.
+	// registration where that is possible.
 	Chunk int
 	// Node chooses the NUMA node. The zero value is the device's own.
 	Node Node
-	// Label is shown where memory is accounted for.
+	// Label is shown by Outstanding and in messages.
 	Label string
 	// Workers is how many goroutines make pages resident, 1024 at most; 0
 	// adapts to the host.
 	Workers int
-	// Fork lets forked children have the memory too. It makes every fork of
-	// the process slower by half a second a GiB.
+	// Fork lets forked children have the memory too (no MADV_DONTFORK). It makes every
+	// fork of the process slower by half a second a GiB.
 	Fork bool
-	// Dump includes the memory in core dumps.
+	// Dump includes the memory in core dumps (no MADV_DONTDUMP).
 	Dump bool
-
-	system *pages.System // of tests
 }
 
-// PageSize returns the size in bytes of the reserved pages that are asked for, 0
+// PageSize returns the size in bytes of the reserved pages that are requested, 0
 // for ordinary ones.
 func (h HugePages) PageSize() int {
 	switch h {
@@ -68,8 +68,8 @@ func (h HugePages) PageSize() int {
 
 const chunkUnit = 2 << 20
 
-// Validate returns an error that names the option which cannot be, nil if all
-// can. Every function that takes Options calls it.
+// Validate returns an error that names the option which is out of range, nil if none
+// is. Every function that takes Options calls it.
 func (o Options) Validate() error {
 	switch {
 	case o.Align < 0 || o.Align&(o.Align-1) != 0:
@@ -77,7 +77,7 @@ func (o Options) Validate() error {
 	case o.Chunk < 0 || o.Chunk%chunkUnit != 0:
 		return fmt.Errorf("Options.Chunk of %d bytes: must be a multiple of 2 MiB", o.Chunk)
 	case o.HugePages < HugePagesAuto || o.HugePages > HugeTLB1G:
-		return fmt.Errorf("Options.HugePages of %d: there is no such value", o.HugePages)
+		return fmt.Errorf("Options.HugePages of %d: no such value", o.HugePages)
 	case o.Workers < 0 || o.Workers > mostWorkers:
 		return fmt.Errorf("Options.Workers of %d: must be from 0 to %d", o.Workers, mostWorkers)
 	}
@@ -86,19 +86,16 @@ func (o Options) Validate() error {
 
 const mostWorkers = 1024
 
-func (o Options) host() *pages.System {
-	if o.system != nil {
-		return o.system
-	}
-	return host()
-}
-
-func (o Options) pages() pages.Options {
-	return pages.Options{
+// pages returns how to map memory for a device, with a note if its NUMA node is not
+// known.
+func (o Options) pages(ctx context.Context, dev *cudart.Device) (how pages.Options, note string) {
+	how = pages.Options{
 		Align:     o.Align,
 		HugePages: pages.HugeMode(o.HugePages),
 		Fork:      o.Fork,
 		Dump:      o.Dump,
-		System:    o.host(),
+		System:    pages.SystemOf(ctx),
 	}
+	how.Node, how.NodeSet, note = o.Node.choose(dev, how.System)
+	return how, note
 }

@@ -7,8 +7,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -32,78 +30,87 @@ var (
 	errNilStream  = errors.New("the stream is nil")
 )
 
-// checkArguments refuses what every function here needs.
+// checkArguments checks what every function that pins memory needs.
 func checkArguments(ctx context.Context, dev *cudart.Device) error {
 	switch {
 	case ctx == nil:
 		return errNilContext
 	case dev == nil:
 		return errNilDevice
+	case dev.Runtime().Closed():
+		return fmt.Errorf("the Runtime of %v: %w", dev, cudart.ErrClosed)
 	}
 	return nil
 }
 
 // pinnedMem is what a buffer, a registration and a mapped file have in common:
-// pinned memory that copies use until it is closed. Who mapped it, and who
-// unmaps it, is theirs to know.
+// pinned memory that copies use until it is closed. Mapping and unmapping it is
+// theirs.
 type pinnedMem struct {
 	dev      *cudart.Device
-	pinned   *pinning
+	region   *pages.Region
+	regs     *registrations
 	spans    []Span // sorted
 	n        int    // bytes that copies may touch
 	kind     string // "buffer", in messages
 	label    string
 	readOnly bool
+	notes    []string
 
-	// How it is accounted for, from record to unrecord.
 	grant   *budget.Grant
-	tally   *tally
-	held    int // bytes
-	id      uint64
+	entry   entry // in the ledger
 	cleanup runtime.Cleanup
 
-	use    sync.RWMutex // copies are issued under it shared, close has it alone
-	closed atomic.Bool  // to use; set under use
-	gone   bool         // unregistered and unmapped
-	fence  fence.Fence  // of the copies that were queued here
+	use     usage         // by copies that are being queued
+	fence   fence.Fence   // of the copies that were queued here
+	closing chan struct{} // holds the turn of the Close at work
+	gone    bool          // unregistered and unmapped; belongs to the one with the turn
 }
 
-// pin makes a region resident and registers it, within the limits. After an
-// error it is neither registered nor mapped.
+// pin makes a region resident and registers it, within the limits. After an error
+// it is neither registered nor mapped, unless the error says so.
 func (m *pinnedMem) pin(ctx context.Context, dev *cudart.Device, r *pages.Region, kind string, flags cudart.HostRegisterFlags, o Options) error {
 	// Address space costs nothing. What follows does, and is bounded.
-	grant, err := limits.Acquire(ctx, r.Mapped(), kind == "file")
+	grant, err := limits.Acquire(ctx, budget.Need{
+		Bytes: r.Mapped(), File: r.Backing() == pages.PageCache, Reserved: r.Backing() == pages.Reserved, InUse: r.InUse,
+	})
 	if err != nil {
 		return errors.Join(err, r.Unmap())
 	}
-	p := &pinning{dev: dev, base: r.Pointer(), flags: flags, limit: spanLimit(o.host().Kernel)}
-	if err := p.populateAndPin(ctx, r, o); err != nil {
-		return giveUp(p, r, grant, explain(err))
+	regs := &registrations{dev: dev, base: r.Pointer(), flags: flags, limit: spanLimit(pages.SystemOf(ctx).Kernel)}
+	m.dev, m.region, m.regs, m.grant = dev, r, regs, grant
+	if err := regs.populate(ctx, r, o); err != nil {
+		return m.abort(explain(err))
 	}
 	grant.Resident()
-	m.grant = grant
-	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
-	m.dev, m.pinned, m.spans, m.n = dev, p, slices.Clone(p.spans), r.Len()
-	m.kind, m.label, m.readOnly = kind, o.Label, flags&cudart.HostRegisterReadOnly != 0
+	m.n, m.kind, m.label, m.readOnly = r.Len(), kind, o.Label, flags&cudart.HostRegisterReadOnly != 0
+	m.spans = regs.sorted()
+	m.closing = make(chan struct{}, 1)
+	m.use.init()
 	return nil
 }
 
-// giveUp undoes what an attempt that failed has done. Memory that is still
-// registered must stay mapped: the GPU could still reach it.
-func giveUp(p *pinning, r *pages.Region, grant *budget.Grant, cause error) error {
-	if err := p.undo(); err != nil {
-		account.strand(r.Mapped())
-		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", r.Mapped(), p.base, err))
+// abort undoes what pin has done until then. Memory that stays registered stays
+// mapped, because the GPU can still access it.
+func (m *pinnedMem) abort(cause error) error {
+	// No caller can try again, so it is tried twice: see unregister.
+	err := m.regs.unregister()
+	if err != nil {
+		err = m.regs.unregister()
 	}
-	grant.Release()
-	if err := r.Unmap(); err != nil {
-		account.strand(r.Mapped())
+	if err != nil {
+		process.leaked.Add(int64(m.region.Mapped()))
+		return errors.Join(cause, fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", m.region.Mapped(), m.regs.base, err))
+	}
+	if err := m.region.Unmap(); err != nil {
+		process.leaked.Add(int64(m.region.Mapped()))
 		return errors.Join(cause, err)
 	}
+	m.grant.Release()
 	return cause
 }
 
-// explain says what a refusal of cudaHostRegister means here.
+// explain adds what a refusal of cudaHostRegister means here.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, cudart.ErrHostMemoryAlreadyRegistered):
@@ -114,15 +121,19 @@ func explain(err error) error {
 	return err
 }
 
-// Len returns the bytes asked for.
+// Len returns the bytes requested.
 func (m *pinnedMem) Len() int { return m.n }
+
+// Bytes returns the memory, exactly as long as requested, and nil after Close. The
+// slice must not be used after Close.
+func (m *pinnedMem) Bytes() []byte { return m.region.Bytes() }
 
 // Pointer returns the address of the first byte, nil after Close.
 func (m *pinnedMem) Pointer() unsafe.Pointer {
-	if m.closed.Load() {
+	if m.use.closed() {
 		return nil
 	}
-	return m.pinned.base
+	return m.regs.base
 }
 
 // Device returns the device on which the memory was registered.
@@ -133,8 +144,12 @@ func (m *pinnedMem) Label() string { return m.label }
 
 // Spans returns the registrations in order. There is one, unless the memory is
 // larger than what can be registered at once or the Chunk of the options asked
-// for more. CopyToDevice and CopyFromDevice take no notice of them.
+// for more. CopyToDevice and CopyToHost split copies at their ends.
 func (m *pinnedMem) Spans() []Span { return slices.Clone(m.spans) }
+
+// Notes returns, in words, what the host refused and costs speed, such as huge
+// pages, and what the device does differently.
+func (m *pinnedMem) Notes() []string { return slices.Concat(m.notes, m.region.Notes()) }
 
 // String names the memory in messages.
 func (m *pinnedMem) String() string {
@@ -145,23 +160,28 @@ func (m *pinnedMem) String() string {
 }
 
 // CopyToDevice queues a copy of n bytes at offset off to the device
-// (cudaMemcpyAsync, once for each span that it touches). The bytes must not
-// change before the stream has passed the copy.
+// (cudaMemcpyAsync, once for each span that it touches). The bytes must not change
+// before the stream has passed the copy. n may be 0.
+//
+// Errors are of a range that is not within the memory, a nil stream, [ErrClosed],
+// and CUDA's; after one of CUDA's a part of the copy may be queued, for which Close
+// waits.
 func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return m.copy(s, "to device", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
 	})
 }
 
-// CopyFromDevice queues a copy of n bytes from the device to offset off
+// CopyToHost queues a copy of n bytes from the device to offset off
 // (cudaMemcpyAsync, once for each span that it touches). Until the stream has
-// passed the copy the memory holds old bytes, or some of each: synchronise
-// before reading. Memory that was registered read-only gives [ErrReadOnly].
-func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+// passed the copy the memory holds old bytes, or some of each: synchronise before
+// reading. Errors are those of CopyToDevice, and [ErrReadOnly] for memory that was
+// registered read-only.
+func (m *pinnedMem) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	if m.readOnly {
-		return fmt.Errorf("hostmem: copy from device: %v: %w", m, ErrReadOnly)
+		return fmt.Errorf("hostmem: copy to host: %v: %w", m, ErrReadOnly)
 	}
-	return m.copy(s, "from device", off, n, func(at unsafe.Pointer, skip, n int) error {
+	return m.copy(s, "to host", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
 	})
 }
@@ -180,13 +200,12 @@ func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Point
 	if s == nil {
 		return errNilStream
 	}
-	m.use.RLock()
-	defer m.use.RUnlock()
-	if m.closed.Load() {
+	if !m.use.begin() {
 		return ErrClosed
 	}
+	defer m.use.end()
 	defer m.fence.Add(s) // when they are queued, the part of them that could be
-	base := m.pinned.base
+	base := m.regs.base
 	if len(m.spans) == 1 {
 		return one(unsafe.Add(base, off), 0, n)
 	}
@@ -195,62 +214,86 @@ func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Point
 	})
 }
 
-// enter puts on the books what was pinned just now, since start.
-func (m *pinnedMem) enter(t *tally, held int, start time.Time) {
-	m.tally, m.held = t, held
-	t.add(1, held)
-	m.id = holdings.add(Holding{Kind: m.kind, Label: m.label, Bytes: held}, m.dev.Runtime().Debug())
-	account.open(time.Since(start))
-	atlas.add(m)
-	m.cleanup = runtime.AddCleanup(m, account.lose, lost{id: m.id, start: uintptr(m.pinned.base), bytes: held})
+// register adds what was pinned just now, since start, to the ledger. t counts
+// memory of its kind, and stack is the caller's, in debug mode.
+func (m *pinnedMem) addToLedger(t *tally, bytes int, start time.Time, stack string) {
+	m.entry = process.add(t, Holding{Kind: m.kind, Label: m.label, Bytes: bytes, Stack: stack}, m.n, time.Since(start))
+	index.insert(m)
+	m.cleanup = runtime.AddCleanup(m, process.lose, lost{entry: m.entry, start: uintptr(m.regs.base)})
 }
 
-// leave takes it off them.
-func (m *pinnedMem) leave(start time.Time) {
-	m.cleanup.Stop()
-	holdings.remove(m.id)
-	m.tally.add(-1, -m.held)
-	m.grant.Release()
-	account.close(time.Since(start))
-}
+// Close waits for the copies that were queued by the methods here, unregisters the
+// memory (cudaHostUnregister) and unmaps what this package has mapped: memory of
+// [Register] stays mapped. A second Close does nothing.
+//
+// After an error Close may be called again. If it cannot be known whether the copies
+// are done, the memory is as it was. If unregistering or unmapping failed, it cannot
+// be used any more, stays mapped and counts as pinned.
+func (m *pinnedMem) Close() error { return m.CloseContext(context.Background()) }
 
-// close waits for the copies that were queued here, unregisters the memory,
-// calls unmap and takes it off the books. A second close does nothing. When ctx
-// ends before the copies have, or it cannot be learnt whether they have, the
-// memory is as it was. When unregistering or unmapping fails, it can be used no
-// more, stays on the books, and close may be tried again.
-func (m *pinnedMem) close(ctx context.Context, unmap func() error) error {
-	start := time.Now()
-	// Others may go on copying, or give up closing, while this waits.
-	for {
-		if err := m.fence.Wait(ctx); err != nil {
-			if ctx.Err() == nil {
-				account.failures.Add(1)
-			}
-			return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped, copies may be under way: %w", m, err)
-		}
-		m.use.Lock()
-		if m.fence.Empty() {
-			break
-		}
-		m.use.Unlock()
+// CloseContext is Close that stops waiting when ctx ends: the memory is then as it
+// was, and the error wraps ctx's.
+func (m *pinnedMem) CloseContext(ctx context.Context) error {
+	if err := m.close(ctx); err != nil {
+		return fmt.Errorf("hostmem: close %v: %w", m, err)
 	}
-	defer m.use.Unlock()
+	return nil
+}
+
+func (m *pinnedMem) close(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	start := time.Now()
+	// Of several Closes one works, and the others wait for it.
+	select {
+	case m.closing <- struct{}{}:
+	default:
+		select {
+		case m.closing <- struct{}{}:
+		case <-ctx.Done():
+			return fmt.Errorf("another Close is in progress: %w", ctx.Err())
+		}
+	}
+	defer func() { <-m.closing }()
 	if m.gone {
 		return nil
 	}
-	if !m.closed.Swap(true) {
-		atlas.remove(uintptr(m.pinned.base), m.id)
+	if err := m.quiesce(ctx); err != nil {
+		if ctx.Err() == nil {
+			process.failures.Add(1)
+		}
+		return fmt.Errorf("its memory stays registered and mapped, copies may be in progress: %w", err)
 	}
-	if err := m.pinned.undo(); err != nil {
-		account.failures.Add(1)
-		return fmt.Errorf("hostmem: close %v: its memory stays registered and mapped, Close may be tried again: %w", m, err)
+	if err := m.regs.unregister(); err != nil {
+		process.failures.Add(1)
+		return fmt.Errorf("its memory stays registered and mapped, Close may be tried again: %w", err)
 	}
-	if err := unmap(); err != nil {
-		account.failures.Add(1)
-		return fmt.Errorf("hostmem: close %v: %w", m, err)
+	if err := m.region.Unmap(); err != nil {
+		process.failures.Add(1)
+		return err
 	}
 	m.gone = true
-	m.leave(start)
+	m.cleanup.Stop()
+	process.remove(m.entry, time.Since(start))
+	m.grant.Release()
+	return nil
+}
+
+// quiesce waits until no copy is being queued and the GPU is done with those that
+// were, and refuses copies from then on. Meanwhile others may go on copying.
+func (m *pinnedMem) quiesce(ctx context.Context) error {
+	for !m.use.closed() {
+		if err := m.fence.Wait(ctx); err != nil {
+			return err
+		}
+		seen, err := m.use.wait(ctx)
+		if err != nil {
+			return err
+		}
+		if m.fence.Empty() && m.use.close(seen) {
+			index.remove(uintptr(m.regs.base), m.entry.id)
+		}
+	}
 	return nil
 }

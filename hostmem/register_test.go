@@ -20,6 +20,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -47,7 +48,7 @@ func diskFile(tb testing.TB, n int) (path string, fd int) {
 // register registers memory until the end.
 func (g *rig) register(mem []byte, o RegisterOptions) *Registration {
 	g.Helper()
-	r, err := Register(g.Context(), g.dev, mem, o)
+	r, err := Register(g.Context(), g.Dev, mem, o)
 	require.NoError(g, err)
 	g.Cleanup(func() { assert.NoError(g, r.Close()) })
 	return r
@@ -55,22 +56,22 @@ func (g *rig) register(mem []byte, o RegisterOptions) *Registration {
 
 // requireCopies proves that all bytes go to the device and, where they may,
 // come back.
-func (g *rig) requireCopies(m *foreign) {
+func (g *rig) requireCopies(m *pinnedMem) {
 	g.Helper()
 	n := m.Len()
-	dst := g.device(n)
+	dst := g.Device(n)
 	want := append([]byte(nil), m.Bytes()...)
-	require.NoError(g, m.CopyToDevice(g.stream, dst, 0, n))
-	g.synchronize()
-	require.Equal(g, want, g.download(dst, n))
-	if m.ReadOnly() {
-		require.ErrorIs(g, m.CopyFromDevice(g.stream, 0, dst, n), ErrReadOnly)
+	require.NoError(g, m.CopyToDevice(g.Stream, dst, 0, n))
+	g.Synchronize()
+	require.Equal(g, want, g.Download(dst, n))
+	if m.readOnly {
+		require.ErrorIs(g, m.CopyToHost(g.Stream, 0, dst, n), ErrReadOnly)
 		return
 	}
 	back := filled(n, 99)
-	require.NoError(g, g.dev.CopyToDevice(dst, unsafe.Pointer(&back[0]), n))
-	require.NoError(g, m.CopyFromDevice(g.stream, 0, dst, n))
-	g.synchronize()
+	require.NoError(g, g.Dev.CopyToDevice(dst, unsafe.Pointer(&back[0]), n))
+	require.NoError(g, m.CopyToHost(g.Stream, 0, dst, n))
+	g.Synchronize()
 	require.Equal(g, back, m.Bytes())
 }
 
@@ -120,7 +121,7 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 			for _, bounds := range [][2]int{{0, len(mem)}, {1, len(mem) - 1}, {4095, 4097}, {4096, 8192}, {77, 78}} {
 				before := append([]byte(nil), mem...)
 				part := mem[bounds[0]:bounds[1]]
-				r, err := Register(t.Context(), g.dev, part, RegisterOptions{Label: name})
+				r, err := Register(t.Context(), g.Dev, part, RegisterOptions{Label: name})
 				if testgpu.Real() && errors.Is(err, errors.ErrUnsupported) && tc.onDisk {
 					require.ErrorContains(t, err, "writes through to a file") // Linux 6.5 and later
 					continue
@@ -132,10 +133,10 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 				assert.Equal(t, []Span{{Len: len(part)}}, r.Spans())
 				assert.Empty(t, r.Notes())
 				assert.Equal(t, fmt.Sprintf("registration %q of %d bytes", name, len(part)), r.String())
-				g.requireCopies(&r.foreign)
+				g.requireCopies(&r.pinnedMem)
 				require.NoError(t, r.Close())
 				require.Equal(t, before[:bounds[0]], mem[:bounds[0]], "bytes before")
-				require.Equal(t, before[bounds[1]:], mem[bounds[1]:], "bytes behind")
+				require.Equal(t, before[bounds[1]:], mem[bounds[1]:], "bytes after")
 			}
 		})
 	}
@@ -149,7 +150,7 @@ func TestRegistrationsMayShareAPage(t *testing.T) {
 	ends := []int{0, 5000, 5001, 8192, 16 * kib}
 	for i := range len(ends) - 1 {
 		r := g.register(mem[ends[i]:ends[i+1]], RegisterOptions{})
-		g.requireCopies(&r.foreign)
+		g.requireCopies(&r.pinnedMem)
 	}
 }
 
@@ -168,7 +169,7 @@ func TestRegisterInChunks(t *testing.T) {
 		at += s.Len
 	}
 	assert.Equal(t, n, at)
-	g.requireCopies(&r.foreign)
+	g.requireCopies(&r.pinnedMem)
 }
 
 func TestRegisterOverlap(t *testing.T) {
@@ -180,12 +181,12 @@ func TestRegisterOverlap(t *testing.T) {
 	for name, part := range map[string][]byte{
 		"the same": mem[100:5000], "inside": mem[200:300], "around": mem, "its end": mem[4999:6000], "a buffer": buf.Bytes()[1:100],
 	} {
-		_, err := Register(t.Context(), g.dev, part, RegisterOptions{})
+		_, err := Register(t.Context(), g.Dev, part, RegisterOptions{})
 		require.ErrorIs(t, err, cudart.ErrHostMemoryAlreadyRegistered, name)
 		require.ErrorContains(t, err, "registered already", name)
 	}
 	r := g.register(mem[5000:], RegisterOptions{})
-	g.requireCopies(&r.foreign)
+	g.requireCopies(&r.pinnedMem)
 }
 
 func TestRegisterRefusesWithoutAskingCUDA(t *testing.T) {
@@ -211,24 +212,19 @@ func TestRegisterRefusesWithoutAskingCUDA(t *testing.T) {
 		{name: "no access", mem: mapped(t, -1, 64*kib, unix.PROT_NONE, private), want: "cannot be read"},
 		{name: "no access to the end", mem: twoPages[1:], want: "cannot be read"},
 		{name: "nothing there", mem: unsafe.Slice(*(**byte)(unsafe.Pointer(&low)), 100), want: "nothing is mapped at 0x8000"},
-		{name: "a wrong chunk", mem: twoPages[:1], o: RegisterOptions{Chunk: 1000}, is: errChunk},
+		{name: "a wrong chunk", mem: twoPages[:1], o: RegisterOptions{Chunk: 1000}, want: "Options.Chunk of 1000 bytes: must be a multiple of 2 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := newSimRig(t, cudasim.Config{})
-			_, err := Register(t.Context(), g.dev, tc.mem, tc.o)
+			_, err := Register(t.Context(), g.Dev, tc.mem, tc.o)
 			require.ErrorContains(t, err, fmt.Sprintf("hostmem: register %d bytes", len(tc.mem)))
 			require.ErrorContains(t, err, tc.want)
 			if tc.is != nil {
 				require.ErrorIs(t, err, tc.is)
 			}
-			assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+			assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
 		})
 	}
-}
-
-// withAttribute has a device with one attribute changed.
-func withAttribute(tb testing.TB, a cudart.Attr, value int) *rig {
-	return newSimRig(tb, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{a: value}}}})
 }
 
 func TestRegisterOnDevicesThatCannot(t *testing.T) {
@@ -237,21 +233,21 @@ func TestRegisterOnDevicesThatCannot(t *testing.T) {
 	frozen := mapped(t, memfd(t, 4*kib), 4*kib, unix.PROT_READ, shared)
 
 	g := withAttribute(t, cudart.AttrHostRegisterReadOnlySupported, 0)
-	_, err := Register(t.Context(), g.dev, frozen, RegisterOptions{})
+	_, err := Register(t.Context(), g.Dev, frozen, RegisterOptions{})
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "for reading only (attribute 113")
 	g.register(mem, RegisterOptions{})
-	assert.Equal(t, 1, g.sim.Calls("cudaHostRegister"))
+	assert.Equal(t, 1, g.Sim.Calls("cudaHostRegister"))
 
 	g = withAttribute(t, cudart.AttrHostRegisterSupported, 0)
-	_, err = Register(t.Context(), g.dev, mem, RegisterOptions{})
+	_, err = Register(t.Context(), g.Dev, mem, RegisterOptions{})
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "attribute 99")
-	assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+	assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
 
 	g = newSimRig(t, cudasim.Config{})
-	g.sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrNotSupported})
-	_, err = Register(t.Context(), g.dev, mem, RegisterOptions{})
+	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrNotSupported})
+	_, err = Register(t.Context(), g.Dev, mem, RegisterOptions{})
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorIs(t, err, cudart.ErrNotSupported)
 
@@ -266,19 +262,19 @@ func TestRegistrationBoundsAndClose(t *testing.T) {
 	g := newRig(t)
 	mem := mapped(t, memfd(t, 8*kib), 8*kib, readWrite, shared)
 	r := g.register(mem[10:5010], RegisterOptions{})
-	dst := g.device(8 * kib)
+	dst := g.Device(8 * kib)
 	for _, bounds := range [][2]int{{-1, 1}, {0, 5001}, {5000, 1}, {1, -1}, {5001, 0}, {1, int(^uint(0) >> 1)}} {
-		require.ErrorContains(t, r.CopyToDevice(g.stream, dst, bounds[0], bounds[1]), "not all within registration of 5000 bytes")
-		require.ErrorContains(t, r.CopyFromDevice(g.stream, bounds[0], dst, bounds[1]), "not all within")
+		require.ErrorContains(t, r.CopyToDevice(g.Stream, dst, bounds[0], bounds[1]), "not all within registration of 5000 bytes")
+		require.ErrorContains(t, r.CopyToHost(g.Stream, bounds[0], dst, bounds[1]), "not all within")
 	}
 	assert.Equal(t, mem[10:5010], r.Bytes())
 	require.NoError(t, r.Close())
 	require.NoError(t, r.Close())
-	require.NoError(t, r.CloseContext(ended()))
+	require.NoError(t, r.CloseContext(hostmemtest.Ended()))
 	assert.Nil(t, r.Bytes())
 	assert.Nil(t, r.Pointer())
-	require.ErrorIs(t, r.CopyToDevice(g.stream, dst, 0, 1), ErrClosed)
-	require.ErrorIs(t, r.CopyFromDevice(g.stream, 0, dst, 1), ErrClosed)
+	require.ErrorIs(t, r.CopyToDevice(g.Stream, dst, 0, 1), ErrClosed)
+	require.ErrorIs(t, r.CopyToHost(g.Stream, 0, dst, 1), ErrClosed)
 	mem[10] = 1 // still mapped
 	g.register(mem[10:5010], RegisterOptions{})
 }
@@ -288,23 +284,23 @@ func TestCloseOfARegistrationWaitsForCopies(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
 	r := g.register(mem, RegisterOptions{})
-	src := g.device(mib)
+	src := g.Device(mib)
 	want := filled(mib, 8)
-	require.NoError(t, g.dev.CopyToDevice(src, unsafe.Pointer(&want[0]), mib))
-	g.sim.Hold()
-	require.NoError(t, r.CopyFromDevice(g.stream, 0, src, mib))
+	require.NoError(t, g.Dev.CopyToDevice(src, unsafe.Pointer(&want[0]), mib))
+	g.Sim.Hold()
+	require.NoError(t, r.CopyToHost(g.Stream, 0, src, mib))
 
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, r.CloseContext(ctx), context.DeadlineExceeded)
-	require.Equal(t, 1, g.registrations())
+	require.Equal(t, 1, g.Registrations())
 	require.Equal(t, make([]byte, mib), r.Bytes(), "not copied yet, and usable")
 
 	closed := make(chan error)
 	go func() { closed <- r.Close() }()
-	g.sim.Release()
+	g.Sim.Release()
 	require.NoError(t, <-closed)
-	assert.Zero(t, g.registrations())
+	assert.Zero(t, g.Registrations())
 	assert.Equal(t, want, mem)
 }
 
@@ -314,17 +310,17 @@ func TestManyGoroutinesRegister(t *testing.T) {
 	g := newRig(t)
 	mem := mapped(t, memfd(t, goroutines*each), goroutines*each, readWrite, shared)
 	copy(mem, filled(len(mem), 4))
-	dst := g.device(len(mem))
+	dst := g.Device(len(mem))
 	var wg sync.WaitGroup
 	for i := range goroutines {
 		wg.Go(func() {
 			part, at := mem[i*each:(i+1)*each], dst+cudart.DevPtr(i*each)
 			for range rounds {
-				r, err := Register(t.Context(), g.dev, part, RegisterOptions{})
+				r, err := Register(t.Context(), g.Dev, part, RegisterOptions{})
 				if !assert.NoError(t, err) {
 					return
 				}
-				assert.NoError(t, r.CopyToDevice(g.stream, at, 0, each))
+				assert.NoError(t, r.CopyToDevice(g.Stream, at, 0, each))
 				var closers sync.WaitGroup
 				for range 2 {
 					closers.Go(func() { assert.NoError(t, r.Close()) })
@@ -334,14 +330,14 @@ func TestManyGoroutinesRegister(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Equal(t, filled(len(mem), 4), g.download(dst, len(mem)))
+	require.Equal(t, filled(len(mem), 4), g.Download(dst, len(mem)))
 }
 
 // sweep makes every CUDA call of an operation fail, one at a time. The
 // operation pins, copies and closes.
 func sweep(t *testing.T, operate func(g *rig) error) {
 	t.Helper()
-	count := func(g *rig) int { return g.sim.TotalCalls() }
+	count := func(g *rig) int { return g.Sim.TotalCalls() }
 	g := newSimRig(t, cudasim.Config{})
 	before := count(g)
 	require.NoError(t, operate(g))
@@ -349,16 +345,16 @@ func sweep(t *testing.T, operate func(g *rig) error) {
 	require.Greater(t, calls, 5)
 	for k := 1; k <= calls; k++ {
 		for _, code := range []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrNotSupported} {
-			g.sim.FailCall(count(g)+k, code)
+			g.Sim.FailCall(count(g)+k, code)
 			begin := ReadStats()
 			err := operate(g)
-			g.sim.ResetFaults()
+			g.Sim.ResetFaults()
 			if err != nil {
 				require.ErrorIs(t, err, code, "call %d", k)
 			}
 			requireSettled(t, begin)
 			requireNoForeign(t, begin)
-			require.Zero(t, g.registrations(), "call %d: %v", k, err)
+			require.Zero(t, g.Registrations(), "call %d: %v", k, err)
 			require.NoError(t, operate(g), "after call %d: %v", k, err)
 		}
 	}
@@ -381,36 +377,36 @@ func TestEveryCUDACallOfARegistrationFails(t *testing.T) {
 		mem []byte
 		o   RegisterOptions
 	}{
-		"one": {mem: mem}, "chunks": {mem, RegisterOptions{Chunk: 2 * mib, Threads: 1}}, "read-only": {mem: frozen},
+		"one": {mem: mem}, "chunks": {mem, RegisterOptions{Chunk: 2 * mib, Workers: 1}}, "read-only": {mem: frozen},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sweep(t, func(g *rig) error {
-				r, err := Register(t.Context(), g.dev, tc.mem, tc.o)
+				r, err := Register(t.Context(), g.Dev, tc.mem, tc.o)
 				if err != nil {
 					return err
 				}
-				return use(g, &r.foreign)
+				return use(g, &r.pinnedMem)
 			})
 		})
 	}
 }
 
 // use copies and closes, and closes again if that failed.
-func use(g *rig, f *foreign) error {
+func use(g *rig, f *pinnedMem) error {
 	g.Helper()
-	dst, err := g.dev.Malloc(f.Len())
+	dst, err := g.Dev.Malloc(f.Len())
 	if err == nil {
-		err = f.CopyToDevice(g.stream, dst, 0, f.Len())
-		err = errors.Join(err, g.stream.Synchronize(context.Background()))
+		err = f.CopyToDevice(g.Stream, dst, 0, f.Len())
+		err = errors.Join(err, g.Stream.Synchronize(context.Background()))
 	}
 	if closing := f.Close(); closing != nil {
 		err = errors.Join(err, closing)
 		require.NotNil(g, f.Bytes(), "it stays mapped")
 		require.NoError(g, f.Close())
 	}
-	if freeing := g.dev.Free(dst); freeing != nil {
+	if freeing := g.Dev.Free(dst); freeing != nil {
 		err = errors.Join(err, freeing)
-		require.NoError(g, g.dev.Free(dst))
+		require.NoError(g, g.Dev.Free(dst))
 	}
 	return err
 }
@@ -419,11 +415,11 @@ func TestALostRegistrationIsCountedAndStays(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	mem := mapped(t, memfd(t, 8*kib), 8*kib, readWrite, shared)
 	before := ReadStats()
-	_, err := Register(t.Context(), g.dev, mem[1:], RegisterOptions{Label: "lost registration"})
+	_, err := Register(t.Context(), g.Dev, mem[1:], RegisterOptions{Label: "lost registration"})
 	require.NoError(t, err)
 	requireLost(t, before, Holding{Kind: "registration", Label: "lost registration", Bytes: 8*kib - 1})
-	assert.Equal(t, 1, g.registrations())
-	require.NoError(t, g.dev.HostUnregister(unsafe.Pointer(&mem[1])))
+	assert.Equal(t, 1, g.Registrations())
+	require.NoError(t, g.Dev.HostUnregister(unsafe.Pointer(&mem[1])))
 }
 
 // requireLost waits until the garbage collector has found what was dropped.
@@ -448,18 +444,18 @@ func TestStatisticsOfRegistrations(t *testing.T) {
 	g := newRig(t)
 	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
 	before := ReadStats()
-	r, err := Register(t.Context(), g.dev, mem[1:], RegisterOptions{})
+	r, err := Register(t.Context(), g.Dev, mem[1:], RegisterOptions{})
 	require.NoError(t, err)
 	now := ReadStats()
 	assert.Equal(t, 1, now.Registrations-before.Registrations)
 	assert.Equal(t, mib-1, now.RegisteredBytes-before.RegisteredBytes)
-	assert.Equal(t, before.KeptBytes, now.KeptBytes)
+	assert.Equal(t, before.ReservedBytes, now.ReservedBytes)
 	assert.Equal(t, 1, now.Opened-before.Opened)
 	assert.Greater(t, now.PinTime, before.PinTime)
 	require.NoError(t, r.Close())
 	requireNoForeign(t, before)
 
-	_, err = Register(t.Context(), g.dev, make([]byte, 1), RegisterOptions{})
+	_, err = Register(t.Context(), g.Dev, make([]byte, 1), RegisterOptions{})
 	require.Error(t, err)
 	assert.Equal(t, before.Failures+1, ReadStats().Failures)
 }
@@ -468,9 +464,9 @@ func TestRegisterEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
 	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
-	_, err := Register(ended(), g.dev, mem, RegisterOptions{})
+	_, err := Register(hostmemtest.Ended(), g.Dev, mem, RegisterOptions{})
 	require.ErrorIs(t, err, context.Canceled)
-	assert.Zero(t, g.sim.Calls("cudaHostRegister"))
+	assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
 }
 
 // Linux refuses to pin a file's pages that are written to; CUDA says no more of
@@ -478,13 +474,13 @@ func TestRegisterEndsWithItsContext(t *testing.T) {
 func TestRegisteringWhatWritesThroughToAFileIsExplained(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	g.sim.Fail("cudaHostRegister", cudasim.Fault{Times: 2, Code: cudart.ErrInvalidValue})
+	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Times: 2, Code: cudart.ErrInvalidValue})
 	_, fd := diskFile(t, 4096)
-	_, err := Register(t.Context(), g.dev, mapped(t, fd, 4096, readWrite, shared), RegisterOptions{})
+	_, err := Register(t.Context(), g.Dev, mapped(t, fd, 4096, readWrite, shared), RegisterOptions{})
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "writes through to a file")
-	_, err = Register(t.Context(), g.dev, mapped(t, memfd(t, 4096), 4096, readWrite, shared), RegisterOptions{})
+	_, err = Register(t.Context(), g.Dev, mapped(t, memfd(t, 4096), 4096, readWrite, shared), RegisterOptions{})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.NotErrorIs(t, err, errors.ErrUnsupported, "a memfd only looks like a file")
 }
@@ -505,7 +501,7 @@ func BenchmarkRegisterAmongMappings(b *testing.B) {
 			mem := mapped(b, -1, 4*kib, readWrite, private)
 			b.ReportAllocs()
 			for b.Loop() {
-				r, err := Register(b.Context(), g.dev, mem, RegisterOptions{})
+				r, err := Register(b.Context(), g.Dev, mem, RegisterOptions{})
 				require.NoError(b, err)
 				require.NoError(b, r.Close())
 			}

@@ -24,8 +24,8 @@ import (
 )
 
 // Many goroutines make, use and close buffers, with random faults of CUDA and of the system on the
-// simulated GPU, for a second or as long as PINNED_SOAK says. Nobody may see somebody else's
-// bytes, every error must be one that was made, and resident memory stays flat.
+// simulated GPU, for a second or as long as PINNED_SOAK says. None may find another's bytes,
+// every error must be one that was made, and resident memory stays flat.
 func TestSoakBuffers(t *testing.T) {
 	total, err := time.ParseDuration(os.Getenv("PINNED_SOAK"))
 	if err != nil {
@@ -33,43 +33,43 @@ func TestSoakBuffers(t *testing.T) {
 	}
 	g := newRig(t)
 	before := ReadStats()
-	sys, mapped := watchedSystem()
+	sys := g.watch()
 	var faults, met, cycles atomic.Int64
 	errFault := errors.New("fault of the soak")
 	sys.Calls = sys.Calls.Before(func(call string) error {
-		// Where unmapping fails while Alloc undoes its work, memory is stranded for good.
-		if g.sim == nil || call == "Unmap" || rand.IntN(300) != 0 {
+		// If unmapping fails while Alloc undoes its work, memory is leaked for good.
+		if g.Sim == nil || call == "Unmap" || rand.IntN(300) != 0 {
 			return nil
 		}
 		faults.Add(1)
 		return fmt.Errorf("%w: %w", errFault, unix.ENOMEM)
 	})
-	if g.sim != nil {
-		failAtRandom(g.sim, &faults)
+	if g.Sim != nil {
+		failAtRandom(g.Sim, &faults)
 	}
 	expected := func(err error) bool {
 		met.Add(1)
 		var code cudart.Code
-		return g.sim != nil && (errors.Is(err, errFault) || errors.As(err, &code))
+		return g.Sim != nil && (errors.Is(err, errFault) || errors.As(err, &code))
 	}
 	insist := func(f func() error) {
 		for err := f(); err != nil && assert.True(t, expected(err), "%v", err); err = f() {
 		}
 	}
 
-	streams := []*cudart.Stream{g.stream, g.newStream(), g.newStream()}
+	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()}
 	cycle := func(random *rand.Rand, place cudart.DevPtr) {
 		n := 1 + random.IntN(100*kib)
 		if random.IntN(16) == 0 {
 			n = 1 + random.IntN(4*mib)
 		}
-		b, err := Alloc(context.Background(), g.dev, n, Options{system: sys, Threads: random.IntN(3)})
+		b, err := Alloc(sys.With(context.Background()), g.Dev, n, Options{Workers: random.IntN(3)})
 		if err != nil {
 			assert.True(t, expected(err), "%v", err)
 			return
 		}
 		s := streams[random.IntN(len(streams))]
-		insist(func() error { return b.CopyFromDevice(s, 0, place, n) })
+		insist(func() error { return b.CopyToHost(s, 0, place, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		assert.Zero(t, b.Bytes()[n-1], "what was left there")
 		seed := byte(1 + random.IntN(255))
@@ -79,7 +79,7 @@ func TestSoakBuffers(t *testing.T) {
 		insist(func() error { return b.CopyToDevice(s, place, 0, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		clear(b.Bytes())
-		insist(func() error { return b.CopyFromDevice(s, 0, place, n) })
+		insist(func() error { return b.CopyToHost(s, 0, place, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		for i, v := range b.Bytes() {
 			if v != byte(i)^seed {
@@ -95,8 +95,8 @@ func TestSoakBuffers(t *testing.T) {
 
 	workers := 4 * runtime.GOMAXPROCS(0)
 	const place = 4 * mib
-	mem := g.device(workers * place)
-	require.NoError(t, g.dev.Memset(mem, 0, workers*place))
+	mem := g.Device(workers * place)
+	require.NoError(t, g.Dev.Memset(mem, 0, workers*place))
 	run := func(d time.Duration) {
 		until := time.Now().Add(d)
 		var wg sync.WaitGroup
@@ -115,16 +115,16 @@ func TestSoakBuffers(t *testing.T) {
 	warm := residentBytes(t)
 	run(total * 3 / 4)
 	atEnd := residentBytes(t)
-	if g.sim != nil {
-		g.sim.OnCall(nil)
-		g.sim.ResetFaults()
+	if g.Sim != nil {
+		g.Sim.OnCall(nil)
+		g.Sim.ResetFaults()
 		assert.Positive(t, faults.Load())
-		assert.Zero(t, g.registrations())
+		assert.Zero(t, g.Registrations())
 	}
 	t.Logf("%d buffers, %d faults, %d errors; resident %d MiB when warm, %d MiB at the end",
 		cycles.Load(), faults.Load(), met.Load(), warm>>20, atEnd>>20)
 	requireSettled(t, before)
-	assert.Zero(t, mapped.Load(), "bytes mapped")
+	assert.Zero(t, sys.Mapped.Load(), "bytes mapped")
 	if !emulated(t) { // an emulator's own memory grows as it translates
 		assert.Less(t, atEnd, warm+16*mib, "resident memory grew")
 	}

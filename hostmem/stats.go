@@ -1,20 +1,27 @@
 package hostmem
 
 import (
+	"cmp"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gopinned/pinned/cudart"
 )
 
-// Stats account for the pinned memory of the whole process, because pinned
-// memory is the host's: what one package pins another cannot have. They can be
-// published as they are:
+// Stats are figures of the pinned memory of the whole process, because pinned
+// memory is the host's: what one package pins is not available to another. They can
+// be published as they are:
 //
 //	expvar.Publish("hostmem", expvar.Func(func() any { return hostmem.ReadStats() }))
 type Stats struct {
-	AskedBytes    int // of buffers that are open
-	KeptBytes     int // that these keep resident and pinned
-	PeakKeptBytes int // most that KeptBytes ever was
-	Buffers       int // that are open
+	RequestedBytes    int // of buffers that are open
+	ReservedBytes     int // that these have mapped, resident and pinned
+	PeakReservedBytes int // most that ReservedBytes ever was
+	Buffers           int // that are open
 
 	RegisteredBytes     int // of memory mapped by others, through Register, that is registered now
 	PeakRegisteredBytes int
@@ -23,74 +30,154 @@ type Stats struct {
 	PeakFileBytes       int
 	Files               int
 
+	PinnedBytes    int           // that count for Limits.MaxBytes: what is open, lost, leaked or being opened
 	Opened, Closed int           // buffers, registrations and files so far
 	Failures       int           // of opening and closing
 	PinTime        time.Duration // spent opening, by all goroutines
 	UnpinTime      time.Duration // spent closing, by all goroutines
 	LostObjects    int           // garbage collected without Close: their memory stays pinned
 	LostBytes      int
-	StrandedBytes  int // could not be unregistered when opening failed, and stay pinned
+	// LeakedBytes are leaked on purpose: opening failed and its memory could not be
+	// unregistered, so that it has to stay mapped, and stays pinned.
+	LeakedBytes int
 }
 
-// account is what ReadStats reads: one for the process.
-var account accounting
-
-type accounting struct {
-	asked, kept, foreign, files     tally
-	opened, closed, failures        atomic.Int64
-	pinTime, unpinTime              atomic.Int64
-	lostObjects, lostBytes, strands atomic.Int64
+// A Holding is memory that is pinned at the moment.
+type Holding struct {
+	ID    uint64    // in the order of pinning
+	Kind  string    // "buffer", "registration", "file"
+	Label string    // of the options
+	Bytes int       // reserved by a buffer, registered of a registration or file
+	Since time.Time // of pinning
+	Lost  bool      // garbage collected without Close: it stays pinned
+	Stack string    // of the call that pinned it, in debug mode
 }
 
-// A tally counts what is open, with its true peak.
-type tally struct{ objects, bytes, peak atomic.Int64 }
+// String describes it in one line.
+func (h Holding) String() string {
+	s := fmt.Sprintf("%s #%d of %d bytes", h.Kind, h.ID, h.Bytes)
+	if h.Label != "" {
+		s = fmt.Sprintf("%s %q", s, h.Label)
+	}
+	if h.Lost {
+		s += ", lost"
+	}
+	return s
+}
 
-func (t *tally) add(objects, bytes int) {
+// ReadStats returns the present figures. They are read one after the other while
+// others work on.
+func ReadStats() Stats {
+	p := &process
+	n := func(v *atomic.Int64) int { return int(v.Load()) }
+	return Stats{
+		RequestedBytes: n(&p.buffers.requested), ReservedBytes: n(&p.buffers.bytes), PeakReservedBytes: n(&p.buffers.peak), Buffers: n(&p.buffers.objects),
+		RegisteredBytes: n(&p.registrations.bytes), PeakRegisteredBytes: n(&p.registrations.peak), Registrations: n(&p.registrations.objects),
+		FileBytes: n(&p.files.bytes), PeakFileBytes: n(&p.files.peak), Files: n(&p.files.objects),
+		PinnedBytes: limits.Used(),
+		Opened:      n(&p.opened), Closed: n(&p.closed), Failures: n(&p.failures),
+		PinTime: time.Duration(p.pinTime.Load()), UnpinTime: time.Duration(p.unpinTime.Load()),
+		LostObjects: n(&p.lostObjects), LostBytes: n(&p.lostBytes), LeakedBytes: n(&p.leaked),
+	}
+}
+
+// Outstanding lists what is pinned through this package at the moment, the oldest
+// first: at the end of a program, what it should have closed. In debug mode
+// (PINNED_DEBUG=1, or cudart.Options.Debug) it has the stacks.
+func Outstanding() []Holding { return process.list() }
+
+// process is the ledger of this process.
+var process = ledger{open: make(map[uint64]*Holding)}
+
+// A ledger records what is pinned. It does not refer to the memory's owner, which
+// could not be garbage collected otherwise.
+type ledger struct {
+	buffers, registrations, files  tally
+	opened, closed, failures       atomic.Int64
+	pinTime, unpinTime             atomic.Int64
+	lostObjects, lostBytes, leaked atomic.Int64
+
+	mu   sync.Mutex
+	last uint64
+	open map[uint64]*Holding
+}
+
+// A tally counts the memory of one kind, with its true peak.
+type tally struct{ objects, requested, bytes, peak atomic.Int64 }
+
+func (t *tally) add(objects, requested, bytes int) {
 	t.objects.Add(int64(objects))
+	t.requested.Add(int64(requested))
 	now := t.bytes.Add(int64(bytes))
 	for peak := t.peak.Load(); now > peak && !t.peak.CompareAndSwap(peak, now); peak = t.peak.Load() {
 	}
 }
 
-func (a *accounting) open(took time.Duration) {
-	a.opened.Add(1)
-	a.pinTime.Add(int64(took))
+// An entry is one piece of memory in the ledger.
+type entry struct {
+	tally            *tally
+	id               uint64
+	requested, bytes int
 }
 
-func (a *accounting) close(took time.Duration) {
-	a.closed.Add(1)
-	a.unpinTime.Add(int64(took))
+// add records what was pinned just now, which has taken some time.
+func (l *ledger) add(t *tally, h Holding, requested int, took time.Duration) entry {
+	t.add(1, requested, h.Bytes)
+	l.opened.Add(1)
+	l.pinTime.Add(int64(took))
+	h.Since = time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last++
+	h.ID = l.last
+	l.open[h.ID] = &h
+	return entry{t, h.ID, requested, h.Bytes}
 }
 
-func (a *accounting) strand(bytes int) { a.strands.Add(int64(bytes)) }
+// remove undoes add.
+func (l *ledger) remove(e entry, took time.Duration) {
+	e.tally.add(-1, -e.requested, -e.bytes)
+	l.closed.Add(1)
+	l.unpinTime.Add(int64(took))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, e.id)
+}
 
 // lost describes an object that was garbage collected without Close.
 type lost struct {
-	id    uint64
+	entry entry
 	start uintptr // the first byte's address
-	bytes int
 }
 
-// lose counts one. Its memory is not given back: slices of it may be in use,
-// and so may copies be.
-func (a *accounting) lose(l lost) {
-	atlas.remove(l.start, l.id)
-	a.lostObjects.Add(1)
-	a.lostBytes.Add(int64(l.bytes))
-	holdings.lose(l.id)
-}
-
-// ReadStats returns the account of now. Its numbers are read one after the
-// other while others work on.
-func ReadStats() Stats {
-	a := &account
-	n := func(v *atomic.Int64) int { return int(v.Load()) }
-	return Stats{
-		AskedBytes: n(&a.asked.bytes), KeptBytes: n(&a.kept.bytes), PeakKeptBytes: n(&a.kept.peak), Buffers: n(&a.kept.objects),
-		RegisteredBytes: n(&a.foreign.bytes), PeakRegisteredBytes: n(&a.foreign.peak), Registrations: n(&a.foreign.objects),
-		FileBytes: n(&a.files.bytes), PeakFileBytes: n(&a.files.peak), Files: n(&a.files.objects),
-		Opened: n(&a.opened), Closed: n(&a.closed), Failures: n(&a.failures),
-		PinTime: time.Duration(a.pinTime.Load()), UnpinTime: time.Duration(a.unpinTime.Load()),
-		LostObjects: n(&a.lostObjects), LostBytes: n(&a.lostBytes), StrandedBytes: n(&a.strands),
+// lose counts a lost object. Its memory stays as it is, because slices of it may be
+// in use, and copies may use it.
+func (l *ledger) lose(o lost) {
+	index.remove(o.start, o.entry.id)
+	l.lostObjects.Add(1)
+	l.lostBytes.Add(int64(o.entry.bytes))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h := l.open[o.entry.id]; h != nil {
+		h.Lost = true
 	}
+}
+
+func (l *ledger) list() []Holding {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]Holding, 0, len(l.open))
+	for _, h := range l.open {
+		all = append(all, *h)
+	}
+	slices.SortFunc(all, func(a, b Holding) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+// callerStack returns the stack of the call that pins memory, in debug mode.
+func callerStack(dev *cudart.Device) string {
+	if dev == nil || !dev.Runtime().Debug() {
+		return ""
+	}
+	return string(debug.Stack())
 }

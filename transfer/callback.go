@@ -6,45 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
-	"runtime/debug"
 )
-
-// errExited is the error of a copy whose reader, writer or Progress function
-// did not return.
-var errExited = errors.New("a callback ended its goroutine (runtime.Goexit, as testing.T.FailNow does)")
-
-// foreign runs code that is not this package's: a reader, a writer, Progress,
-// or a copy of the caller's memory, which may be mapped from a file. It returns
-// a panic as an error, with the stack, and a memory fault too: a file that
-// shrinks has no bytes past its end, and one on a full file system gets no more.
-//
-// If f ends the goroutine, foreign does not return. Then it fails the job at a
-// byte, and its callers clean up in deferred functions.
-func (j *job) foreign(at int, f func() error) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	returned := false
-	defer func() {
-		if returned {
-			return
-		}
-		switch p := recover().(type) {
-		case nil:
-			err = errExited
-			j.fail(at, err)
-		case interface {
-			runtime.Error
-			Addr() uintptr
-		}:
-			err = fmt.Errorf("no memory at %#x (unmapped, or its file was truncated, or the file system is full): %w", p.Addr(), p)
-		default:
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
-	}()
-	err = f()
-	returned = true
-	return err
-}
 
 // mostEmptyReads is how many reads in a row may return neither bytes nor an
 // error, as in package bufio.
@@ -75,9 +37,9 @@ func readFull(ctx context.Context, r io.Reader, to []byte) (got int, err error) 
 	return got, nil
 }
 
-// readAt is a source of what r has from base on.
-func readAt(r io.ReaderAt, base int64) source {
-	return func(_ context.Context, to []byte, off, n int) (skip, got int, err error) {
+// readAt reads what r has from base on.
+func readAt(r io.ReaderAt, base int64) reading {
+	return func(to []byte, off, n int) (skip, got int, err error) {
 		got, err = r.ReadAt(to[:n], base+int64(off))
 		if err := checkCount(r, "ReadAt", got, n); err != nil {
 			return 0, 0, err
@@ -100,16 +62,16 @@ func early(err error) error {
 	return err
 }
 
-// writeAt is a sink that writes to w from base on.
-func writeAt(w io.WriterAt, base int64) sink {
+// writeAt writes to w from base on.
+func writeAt(w io.WriterAt, base int64) writing {
 	return func(from []byte, off int) (int, error) {
 		n, err := w.WriteAt(from, base+int64(off))
 		return wrote(w, "WriteAt", n, len(from), err)
 	}
 }
 
-// write is a sink that writes to w.
-func write(w io.Writer) sink {
+// write writes to w, in order.
+func write(w io.Writer) writing {
 	return func(from []byte, _ int) (int, error) {
 		n, err := w.Write(from)
 		return wrote(w, "Write", n, len(from), err)

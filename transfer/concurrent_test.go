@@ -68,7 +68,7 @@ func TestCopiesAtOnce(t *testing.T) {
 func TestCopiesStayWithinBounds(t *testing.T) {
 	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
 	mem, host := r.device(mib), make([]byte, mib)
-	pinned := hostmem.ReadStats().KeptBytes
+	pinned := hostmem.ReadStats().ReservedBytes
 	for _, n := range []int{4096, mib} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			var before, after runtime.MemStats
@@ -83,6 +83,6 @@ func TestCopiesStayWithinBounds(t *testing.T) {
 			assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/(2*copies), uint64(16*kib), "bytes a copy, the simulated GPU's included")
 		})
 	}
-	require.Equal(t, pinned, hostmem.ReadStats().KeptBytes)
+	require.Equal(t, pinned, hostmem.ReadStats().ReservedBytes)
 	require.Equal(t, r.c.Stats().RingBytes, 2*slotsAWorker*512*kib+smallSlots*smallCopy)
 }

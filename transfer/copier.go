@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/sentinel"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // ErrClosed is returned by methods of a Copier that was closed, and of its
@@ -28,12 +29,12 @@ type Copier struct{ View }
 
 // An engine is what a Copier and its views share.
 type engine struct {
-	dev          *cudart.Device
-	o            Options
-	cores        cores
-	large, small *ring
-	lanes        [lanes][ways]*cudart.Stream
-	stats        counters
+	dev    *cudart.Device
+	o      Options
+	stage  *stage.Stage
+	direct [2]*cudart.Stream // for pinned memory, up and down
+	queued leases            // of copies on callers' streams
+	stats  counters
 
 	mu       sync.Mutex
 	copies   int           // that run
@@ -43,30 +44,10 @@ type engine struct {
 	released bool          // guarded by closer
 }
 
-// A lane has a stream each way. Chunks of the ring follow on each other on one
-// stream, without the gap that a change of streams makes; small and unstaged
-// copies have their own, so as not to queue after each other.
-type lane int
-
-const (
-	bulk lane = iota
-	brief
-	unstaged
-	lanes
-)
-
-type way int
-
-const (
-	up way = iota
-	down
-	ways
-)
-
-// NewCopier allocates a ring of pinned memory, of Workers x 2 x Chunk bytes, and
-// one MiB for small copies, and makes six streams. When ctx ends before, the
-// error is ctx's. After an error nothing is left, unless the error says that it
-// could not be released.
+// NewCopier returns a copier for a device. The first one of a device allocates the
+// ring of pinned memory, at most 40 MiB, and the streams that all copiers of the
+// device share. When ctx ends before, the error is ctx's. After an error nothing
+// is left, unless the error says that it could not be released.
 func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	e, err := newEngine(ctx, dev, o)
 	if err != nil {
@@ -82,56 +63,46 @@ func newEngine(ctx context.Context, dev *cudart.Device, o Options) (*engine, err
 	case dev == nil:
 		return nil, errNilDevice
 	}
-	o, err := o.resolve()
-	if err != nil {
+	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	e := &engine{dev: dev, o: o, cores: coresOf(dev), idle: make(chan struct{}), closer: make(chan struct{}, 1)}
+	e := &engine{dev: dev, o: o, idle: make(chan struct{}), closer: make(chan struct{}, 1)}
 	e.closer <- struct{}{}
-	if err := e.allocate(ctx); err != nil {
+	if err := e.open(ctx); err != nil {
 		return nil, errors.Join(err, e.release(context.WithoutCancel(ctx)))
 	}
 	return e, nil
 }
 
-func (e *engine) allocate(ctx context.Context) (err error) {
-	if e.large, err = newRing(ctx, e.dev, slotsAWorker*e.o.Workers, e.o.Chunk, e.o.Label); err != nil {
+func (e *engine) open(ctx context.Context) (err error) {
+	if e.stage, err = stage.Acquire(ctx, e.dev); err != nil {
 		return err
 	}
-	if e.small, err = newRing(ctx, e.dev, smallSlots, smallCopy, e.o.Label); err != nil {
-		return err
-	}
-	for lane := range e.lanes {
-		for way := range e.lanes[lane] {
-			if e.lanes[lane][way], err = e.dev.NewStream(cudart.StreamOptions{}); err != nil {
-				return err
-			}
+	for way := range e.direct {
+		if e.direct[way], err = e.dev.NewStream(cudart.StreamOptions{}); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// release releases what allocate made, as far as it got.
+// release releases what open made, as far as it got.
 func (e *engine) release(ctx context.Context) error {
-	for _, r := range []*ring{e.large, e.small} {
-		if r == nil {
+	if err := e.queued.close(); err != nil {
+		return err
+	}
+	for _, s := range e.direct {
+		if s == nil {
 			continue
 		}
-		if err := r.close(ctx); err != nil {
+		if err := s.Close(); err != nil {
 			return err
 		}
 	}
-	for _, lane := range e.lanes {
-		for _, s := range lane {
-			if s == nil {
-				continue
-			}
-			if err := s.Close(); err != nil {
-				return err
-			}
-		}
+	if e.stage == nil {
+		return nil
 	}
-	return nil
+	return e.stage.Release(ctx)
 }
 
 // begin and end enclose a copy.
@@ -165,9 +136,9 @@ func (e *engine) refuse() int {
 	return e.copies
 }
 
-// Close waits for copies that are still queued on streams of callers, unpins
-// and unmaps the ring, and destroys the copier's streams. From its call on new
-// copies return [ErrClosed].
+// Close releases the copier; the last one of a device waits for copies that are
+// still queued, and unregisters and unmaps the ring. From its call on new copies
+// return [ErrClosed].
 //
 // Close does not wait for methods that run, as it may be called by one of their
 // callbacks: it returns an error then. CloseContext waits for them. After an
@@ -233,7 +204,8 @@ type Stats struct {
 	// Bytes that went through the ring, that were pinned and needed none, and
 	// that were parts of UploadAll and DownloadAll.
 	StagedBytes, DirectBytes, BatchedBytes int
-	// RingBytes are pinned until Close.
+	// RingBytes are pinned for all copiers of the device, until the last one is
+	// closed.
 	RingBytes int
 }
 
@@ -249,6 +221,6 @@ func (v *View) Stats() Stats {
 		StagedBytes:  int(v.stats.stagedBytes.Load()),
 		DirectBytes:  int(v.stats.directBytes.Load()),
 		BatchedBytes: int(v.stats.batchedBytes.Load()),
-		RingBytes:    v.large.buf.Kept() + v.small.buf.Kept(),
+		RingBytes:    v.stage.Bytes(),
 	}
 }

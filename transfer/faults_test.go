@@ -120,7 +120,7 @@ func TestEveryCallCanFail(t *testing.T) {
 		},
 	}
 
-	before, pinned := runtime.NumGoroutine(), hostmem.ReadStats().KeptBytes
+	before, pinned := runtime.NumGoroutine(), hostmem.ReadStats().ReservedBytes
 	positions, failed := 0, 0
 	for _, version := range []cudart.Version{12040, 13000} {
 		for name, operation := range operations {
@@ -206,14 +206,14 @@ func TestEveryCallCanFail(t *testing.T) {
 		}
 	}
 	requireEnded(t, before)
-	require.Equal(t, pinned, hostmem.ReadStats().KeptBytes)
+	require.Equal(t, pinned, hostmem.ReadStats().ReservedBytes)
 	require.NotZero(t, failed)
 	t.Logf("%d faults: %d copies failed, %d worked all the same", positions, failed, positions-failed)
 }
 
 // Making and closing a copier, with each call failing in turn.
 func TestMakingAndClosingCanFail(t *testing.T) {
-	pinned := hostmem.ReadStats().KeptBytes
+	pinned := hostmem.ReadStats().ReservedBytes
 	positions := 0
 	for nth := 1; ; nth++ {
 		sim, err := cudasim.New(cudasim.Config{})
@@ -247,7 +247,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 			break
 		}
 	}
-	require.Equal(t, pinned, hostmem.ReadStats().KeptBytes)
+	require.Equal(t, pinned, hostmem.ReadStats().ReservedBytes)
 	require.Greater(t, positions, 15)
 	t.Logf("%d faults", positions)
 }

@@ -2,39 +2,33 @@ package transfer
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
+	"sync"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// block is what O_DIRECT wants offsets, lengths and memory to be multiples of.
-// Devices ask for 512 or 4096.
-const block = 4 * kib
-
-// openDirect returns a file and the same file opened once more, past the page
-// cache, if the call asks for it. d is nil for what is not a regular file, and
-// where the file system refuses.
-func (j *job) openDirect(rw any, access int) (f, d *os.File) {
-	f, ok := rw.(*os.File)
-	if !ok || !j.call.DirectIO {
-		return nil, nil
+// reopenDirect returns the file opened once more, past the page cache, if the call
+// asks for it. It is nil for what is not a regular file, and where the file system
+// refuses.
+func (v *View) reopenDirect(f *os.File, access int) *os.File {
+	if !v.call.DirectIO {
+		return nil
 	}
-	return f, reopenDirect(f, access)
+	return reopenDirect(f, access)
 }
 
-// readDirect is a source that reads whole blocks of f, from base on, past the
-// page cache through d.
-func (j *job) readDirect(f, d *os.File, base int64) source {
-	j.chunk -= 2 * block // a slot has room for the rest of the blocks at both ends
+// readDirect reads whole blocks of f, from base on, past the page cache through d.
+func readDirect(f, d *os.File, base int64) reading {
 	return readBlocks(func(p []byte, off int64) (int, error) { return preadDirect(d, p, off) }, base, readAt(f, base))
 }
 
-// readBlocks is a source that reads whole blocks. What cannot be read so, such
-// as the end of a file, is left to cached.
-func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached source) source {
-	return func(ctx context.Context, to []byte, off, n int) (skip, got int, err error) {
+// readBlocks reads whole blocks. What cannot be read so, such as the end of a
+// file, is left to cached.
+func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached reading) reading {
+	return func(to []byte, off, n int) (skip, got int, err error) {
 		pos := base + int64(off)
 		skip = int(pos % block)
 		pos -= int64(skip)
@@ -50,14 +44,14 @@ func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached
 		if got = min(max(have-skip, 0), n); got == n {
 			return skip, n, nil
 		}
-		_, more, err := cached(ctx, to[skip+got:], off+got, n-got)
+		_, more, err := cached(to[skip+got:], off+got, n-got)
 		return skip, got + more, err
 	}
 }
 
-// writeDirect is a sink that writes whole blocks to f, from base on, past the
-// page cache through d. What cannot be written so is left to the cache.
-func writeDirect(f, d *os.File, base int64) sink {
+// writeDirect writes whole blocks to f, from base on, past the page cache through
+// d. What cannot be written so is left to the cache.
+func writeDirect(f, d *os.File, base int64) writing {
 	cached := writeAt(f, base)
 	return func(from []byte, off int) (took int, err error) {
 		whole := len(from) / block * block
@@ -75,41 +69,120 @@ func writeDirect(f, d *os.File, base int64) sink {
 	}
 }
 
-// atOffset runs a copy from or to the offset of f, and moves it by what was
-// copied, as Read and Write do.
-func (j *job) atOffset(f *os.File, copies func(off int64) (int, error)) (done int, err error) {
-	off, err := f.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return 0, err
+// uploadFile copies from a regular file; ok is false if it is none, or shorter.
+func (v *View) uploadFile(ctx context.Context, dst cudart.DevPtr, f *os.File, off int64, n int) (done int, ok bool, err error) {
+	if d := v.reopenDirect(f, os.O_RDONLY); d != nil {
+		defer d.Close()
+		done, err = v.uploadAhead(ctx, dst, n, newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers)))
+		return done, true, err
 	}
-	defer func() { // also if Progress ends this goroutine
-		done, _ := j.result()
-		if _, failed := f.Seek(off+int64(done), io.SeekStart); failed != nil {
-			err = errors.Join(err, failed)
-		}
-	}()
-	return copies(off)
+	cached, ok := openCached(f, off, n)
+	if !ok {
+		return 0, false, nil
+	}
+	feed := newFileFeed(cached, f, off, n)
+	defer cached.close()
+	defer feed.behind.wait(ctx)
+	done, err = v.stageUp(ctx, dst, stage.Copy{N: n, Feed: feed})
+	return done, true, err
 }
 
-// downloadShared copies into a mapped file, and unmaps it.
-func (j *job) downloadShared(ctx context.Context, m *sharedFile, src cudart.DevPtr) (done int, err error) {
-	defer func() { // also if Progress ends this goroutine
-		done, _ := j.result()
-		if failed := m.close(done); failed != nil {
-			err = errors.Join(err, failed)
-		}
-	}()
-	write := writeAt(m.file, m.off)
-	return j.downloadFrom(ctx, src, func(from []byte, off int) (int, error) {
-		to := m.mem[off : off+len(from)]
-		fault := j.foreign(off, func() error {
-			copyFresh(to, from)
-			return nil
-		})
-		if fault != nil { // no page is there: writing allocates one, or reports why not
-			return write(from, off)
-		}
-		forget(to)
-		return len(from), nil
-	})
+// A fileFeed is a [stage.Feed] of a file. Workers read what is in the page cache
+// straight into the ring. What is not, its own goroutines read.
+type fileFeed struct {
+	job    *stage.Job
+	cached *cachedFile
+	n      int
+	behind *readAhead
+
+	mu     sync.Mutex
+	next   int    // to be tried
+	missed []span // that is not in the cache
+	run    int    // bytes that are not tried after the next miss
+}
+
+// A span is n bytes at off.
+type span struct{ off, n int }
+
+const (
+	leastMiss = 8 * mib
+	mostMiss  = 256 * mib
+)
+
+func newFileFeed(cached *cachedFile, f *os.File, off int64, n int) *fileFeed {
+	feed := &fileFeed{cached: cached, n: n, run: leastMiss}
+	feed.behind = newReadAhead(readers, readAt(f, off), feed.claim)
+	return feed
+}
+
+func (f *fileFeed) Start(j *stage.Job) {
+	f.job = j
+	f.behind.Start(j)
+}
+
+func (f *fileFeed) Stop() { f.behind.Stop() }
+
+func (f *fileFeed) Ready() int {
+	if n := f.behind.Ready(); n > 0 {
+		return n
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.n - f.next
+}
+
+func (f *fileFeed) Take(most int) stage.Segment {
+	if n := f.behind.Ready(); n > 0 {
+		return f.behind.Take(min(n, most))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	off := f.next
+	f.next += most
+	return stage.Segment{Off: off, N: most, Fill: f.fill, End: func(filled bool) { f.tried(off, most, filled) }}
+}
+
+// fill reads what is in the page cache.
+func (f *fileFeed) fill(to []byte, off int) error {
+	got, err := f.cached.readNow(to, off)
+	if err == nil && got < len(to) { // the file was truncated meanwhile
+		clear(to[got:])
+		f.job.Cut(off+got, io.ErrUnexpectedEOF)
+	}
+	return err
+}
+
+// tried leaves what was not in the page cache to the feed's own goroutines, and
+// what follows on it too.
+func (f *fileFeed) tried(off, n int, filled bool) {
+	f.mu.Lock()
+	if filled {
+		f.run = leastMiss
+		f.mu.Unlock()
+		return
+	}
+	more := min(f.run, f.n-f.next)
+	f.run = min(2*f.run, mostMiss)
+	f.missed = append(f.missed, span{off, n})
+	if more > 0 {
+		f.missed = append(f.missed, span{f.next, more})
+		f.next += more
+	}
+	f.mu.Unlock()
+	f.behind.more()
+}
+
+// claim takes something that was missed.
+func (f *fileFeed) claim(most int) (off, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.missed) == 0 {
+		return 0, 0
+	}
+	s := &f.missed[0]
+	off, n = s.off, min(s.n, most)
+	if s.off, s.n = s.off+n, s.n-n; s.n == 0 {
+		f.missed = append(f.missed[:0], f.missed[1:]...)
+	}
+	return off, n
 }

@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/internal/ntcopy"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // reopenDirect opens a regular file once more, with the flags that it is open
@@ -45,52 +49,201 @@ func notDirect(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// A sharedFile is a part of a file in memory, mapped.
+// A cachedFile is a part of a regular file that may be in the page cache.
+type cachedFile struct {
+	file *os.File
+	base int64
+
+	// For file systems that cannot say what they would have to wait for, the
+	// file is mapped, and mincore asked.
+	asks   bool
+	mapped unsafe.Pointer
+	skip   int // bytes of the mapping before base
+	length int // of the mapping
+}
+
+// openCached returns n bytes at off of a file, ok if it is regular, as long as
+// that, and it can be found out what is in the page cache.
+func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
+	c = &cachedFile{file: f, base: off}
+	err := control(f, func(fd int) error {
+		var s unix.Stat_t
+		if err := unix.Fstat(fd, &s); err != nil {
+			return err
+		}
+		if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size < off+int64(n) {
+			return errors.ErrUnsupported
+		}
+		var one [1]byte
+		switch _, err := unix.Preadv2(fd, [][]byte{one[:]}, off, unix.RWF_NOWAIT); err {
+		case nil, unix.EAGAIN, unix.EINTR:
+			return nil
+		}
+		// Since Linux 5.2 the kernel answers mincore only for who may write.
+		if int(s.Uid) != os.Geteuid() && os.Geteuid() != 0 {
+			return errors.ErrUnsupported
+		}
+		c.asks = true
+		return c.mmap(fd, n)
+	})
+	return c, err == nil
+}
+
+func (c *cachedFile) mmap(fd, n int) (err error) {
+	c.skip = int(c.base % int64(os.Getpagesize()))
+	c.length = c.skip + n
+	c.mapped, err = unix.MmapPtr(fd, c.base-int64(c.skip), nil, uintptr(c.length), unix.PROT_READ, unix.MAP_SHARED)
+	return err
+}
+
+func (c *cachedFile) close() {
+	if c.mapped != nil {
+		_ = unix.MunmapPtr(c.mapped, uintptr(c.length))
+	}
+}
+
+// readNow reads at off, which counts from base, what is in the page cache. It
+// returns [stage.ErrNotReady] if not all is, and less than asked for at the end of
+// the file.
+func (c *cachedFile) readNow(to []byte, off int) (got int, err error) {
+	flags := unix.RWF_NOWAIT
+	if c.asks {
+		if flags = 0; !c.isCached(off, len(to)) {
+			return 0, stage.ErrNotReady
+		}
+	}
+	err = control(c.file, func(fd int) error {
+		for got < len(to) {
+			n, err := unix.Preadv2(fd, [][]byte{to[got:]}, c.base+int64(off+got), flags)
+			switch {
+			case err == unix.EINTR:
+			case err == unix.EAGAIN || err == unix.EOPNOTSUPP:
+				return stage.ErrNotReady
+			case err != nil:
+				return &os.PathError{Op: "read", Path: c.file.Name(), Err: err}
+			case n == 0:
+				return nil
+			default:
+				got += n
+			}
+		}
+		return nil
+	})
+	return got, err
+}
+
+// isCached asks what is in the page cache (mincore).
+func (c *cachedFile) isCached(off, n int) bool {
+	page := os.Getpagesize()
+	first := (c.skip + off) / page
+	pages := (c.skip+off+n+page-1)/page - first
+	var room [256]byte
+	for pages > 0 {
+		k := min(pages, len(room))
+		if !pagesResident(unsafe.Add(c.mapped, first*page), room[:k]) {
+			return false
+		}
+		first, pages = first+k, pages-k
+	}
+	return true
+}
+
+// pagesResident reports whether so many pages as room has bytes are resident.
+func pagesResident(at unsafe.Pointer, room []byte) bool {
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(at), uintptr(len(room)*os.Getpagesize()), uintptr(unsafe.Pointer(&room[0])))
+	return errno == 0 && !slices.ContainsFunc(room, func(b byte) bool { return b&1 == 0 })
+}
+
+// A sharedFile is a part of a file, mapped.
 type sharedFile struct {
 	file     *os.File
 	mem      []byte
 	off, end int64 // of mem in the file
 	before   int64 // the file's size, before it was extended to end
+	slow     bool  // writing may wait for a disk
+	put      func(to, from []byte)
 
 	base   unsafe.Pointer // of the mapping
 	mapped int            // bytes
 }
 
 // mapShared maps n bytes at off of a file in memory, which it extends to hold
-// them. It returns errors.ErrUnsupported for other files, and for those that
-// cannot be mapped for writing.
-func mapShared(f *os.File, off int64, n int) (*sharedFile, error) {
+// them, or of one that is in the page cache, if cached allows that. It returns
+// errors.ErrUnsupported for other files, and for those that cannot be mapped for
+// writing.
+func mapShared(f *os.File, off int64, n int, cached bool) (*sharedFile, error) {
 	skip := int(off % int64(os.Getpagesize()))
-	m := &sharedFile{file: f, off: off, end: off + int64(n), mapped: skip + n}
-	if err := control(f, m.extend); err != nil {
+	m := &sharedFile{file: f, off: off, end: off + int64(n), mapped: skip + n, put: copyFresh}
+	if err := control(f, func(fd int) error { return m.open(fd, cached) }); err != nil {
 		return nil, err
 	}
 	m.mem = unsafe.Slice((*byte)(m.base), m.mapped)[skip:]
 	return m, nil
 }
 
-func (m *sharedFile) extend(fd int) error {
+// onDisk are file systems whose files are mapped for writing: local ones.
+var onDisk = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC}
+
+func (m *sharedFile) open(fd int, cached bool) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return os.NewSyscallError("fstatfs", err)
 	}
 	flags, ok := regular(fd) // device nodes may be in memory too
-	if !ok || fs.Type != unix.TMPFS_MAGIC || flags&(unix.O_ACCMODE|unix.O_APPEND) != unix.O_RDWR {
+	if !ok || flags&(unix.O_ACCMODE|unix.O_APPEND) != unix.O_RDWR {
 		return errors.ErrUnsupported
 	}
 	var err error
 	if m.before, err = sizeOf(fd); err != nil {
 		return err
 	}
+	switch {
+	case int64(fs.Type) == unix.TMPFS_MAGIC:
+		return m.extend(fd)
+	case cached && m.before >= m.end && slices.Contains(onDisk, int64(fs.Type)):
+		return m.cached(fd)
+	}
+	return errors.ErrUnsupported
+}
+
+// cached maps a file that is in the page cache. A write to a page that is not
+// would read the page first.
+func (m *sharedFile) cached(fd int) error {
+	if err := m.mmap(fd); err != nil {
+		return err
+	}
+	const samples = 64
+	page := os.Getpagesize()
+	pages := (m.mapped + page - 1) / page
+	for i := range min(samples, pages) {
+		var one [1]byte
+		if !pagesResident(unsafe.Add(m.base, i*pages/min(samples, pages)*page), one[:]) {
+			return errors.Join(errors.ErrUnsupported, unix.MunmapPtr(m.base, uintptr(m.mapped)))
+		}
+	}
+	m.slow = true
+	m.put = func(to, from []byte) {
+		populate(to)
+		ntcopy.Copy(to, from)
+	}
+	return nil
+}
+
+func (m *sharedFile) mmap(fd int) (err error) {
+	skip := m.mapped - int(m.end-m.off)
+	m.base, err = unix.MmapPtr(fd, m.off-int64(skip), nil, uintptr(m.mapped), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return os.NewSyscallError("mmap", err)
+}
+
+// extend maps a file in memory, which may become longer.
+func (m *sharedFile) extend(fd int) error {
 	if m.before < m.end {
 		if err := unix.Ftruncate(fd, m.end); err != nil {
 			return os.NewSyscallError("ftruncate", err)
 		}
 	}
-	skip := m.mapped - int(m.end-m.off)
-	m.base, err = unix.MmapPtr(fd, m.off-int64(skip), nil, uintptr(m.mapped), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return errors.Join(os.NewSyscallError("mmap", err), m.shrink(fd, m.before))
+	if err := m.mmap(fd); err != nil {
+		return errors.Join(err, m.shrink(fd, m.before))
 	}
 	return nil
 }
@@ -142,4 +295,15 @@ func sizeOf(fd int) (int64, error) {
 	var s unix.Stat_t
 	err := unix.Fstat(fd, &s)
 	return s.Size, os.NewSyscallError("fstat", err)
+}
+
+// hasOffset reports whether a file is regular, and written where its offset is.
+func hasOffset(f *os.File) (ok bool) {
+	_ = control(f, func(fd int) error {
+		var flags int
+		flags, ok = regular(fd)
+		ok = ok && flags&unix.O_APPEND == 0
+		return nil
+	})
+	return ok
 }

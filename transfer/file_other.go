@@ -17,8 +17,20 @@ type sharedFile struct {
 	file *os.File
 	mem  []byte
 	off  int64
+	slow bool
+	put  func(to, from []byte)
 }
 
-func mapShared(*os.File, int64, int) (*sharedFile, error) { return nil, errors.ErrUnsupported }
+func mapShared(*os.File, int64, int, bool) (*sharedFile, error) { return nil, errors.ErrUnsupported }
 
 func (*sharedFile) close(int) error { return nil }
+
+type cachedFile struct{}
+
+func openCached(*os.File, int64, int) (*cachedFile, bool) { return nil, false }
+
+func (*cachedFile) readNow([]byte, int) (int, error) { return 0, errors.ErrUnsupported }
+
+func (*cachedFile) close() {}
+
+func hasOffset(*os.File) bool { return false }

@@ -4,44 +4,64 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/ntcopy"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // Upload copies src, which may be any memory, to the device.
 func (v *View) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error {
-	_, err := v.do(ctx, len(src), func() (int, error) {
-		if done, ok, err := v.uploadPinned(ctx, dst, src); ok {
-			return done, err
-		}
-		return v.newJob(len(src), up).uploadTo(ctx, dst, func(_ context.Context, to []byte, off, n int) (int, int, error) {
-			copy(to, src[off:off+n])
-			return 0, n, nil
-		})
-	})
+	_, err := v.do(ctx, len(src), func() (int, error) { return v.upload(ctx, dst, src) })
 	if err != nil {
 		return fmt.Errorf("transfer: upload %d bytes: %w", len(src), err)
 	}
 	return nil
 }
 
+func (v *View) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, error) {
+	if queued, err := v.queue(dst, src); queued || err != nil {
+		return len(src), err
+	}
+	if err := v.turn(ctx); err != nil {
+		return 0, err
+	}
+	if done, ok, err := v.uploadPinned(ctx, dst, src); ok {
+		return done, err
+	}
+	if len(src) <= stage.Alone && v.call.Progress == nil {
+		if ok, err := v.stage.Brief(ctx, dst, src, false); ok {
+			return v.staged(len(src), err)
+		}
+	}
+	return v.stageUp(ctx, dst, stage.Copy{N: len(src), Feed: &memoryFeed{from: src}})
+}
+
 // Download copies from the device into dst, which may be any memory.
 func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
-	_, err := v.do(ctx, len(dst), func() (int, error) {
-		if done, ok, err := v.downloadPinned(ctx, dst, src); ok {
-			return done, err
-		}
-		return v.newJob(len(dst), down).downloadFrom(ctx, src, func(from []byte, off int) (int, error) {
-			copyIn(dst[off:off+len(from)], from)
-			return len(from), nil
-		})
-	})
+	_, err := v.do(ctx, len(dst), func() (int, error) { return v.download(ctx, dst, src) })
 	if err != nil {
 		return fmt.Errorf("transfer: download %d bytes: %w", len(dst), err)
 	}
 	return nil
+}
+
+func (v *View) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
+	if err := v.turn(ctx); err != nil {
+		return 0, err
+	}
+	if done, ok, err := v.downloadPinned(ctx, dst, src); ok {
+		return done, err
+	}
+	if len(dst) <= stage.Alone && v.call.Progress == nil {
+		if ok, err := v.stage.Brief(ctx, src, dst, true); ok {
+			return v.staged(len(dst), err)
+		}
+	}
+	return v.stageDown(ctx, src, stage.Copy{N: len(dst), Sink: into(dst, copyIn)})
 }
 
 // DownloadNew copies n bytes from the device into memory that it allocates:
@@ -50,26 +70,17 @@ func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) erro
 // are used. The memory of no bytes is empty.
 func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*hostmem.Pageable, error) {
 	mem := new(hostmem.Pageable)
-	_, err := v.do(ctx, n, func() (done int, err error) {
+	_, err := v.do(ctx, n, func() (int, error) {
 		fresh, err := hostmem.AllocPageable(n)
 		if err != nil {
 			return 0, err
 		}
-		defer func() { // also if Progress ends this goroutine
-			if mem != fresh {
-				err = errors.Join(err, fresh.Close())
-			}
-		}()
-		dst := fresh.Bytes()
-		j := v.newJob(n, down)
-		j.wholePages(runtime.GOMAXPROCS(0))
-		done, err = j.downloadFrom(ctx, src, func(from []byte, off int) (int, error) {
-			return copy(dst[off:], from), nil
-		})
-		if err == nil {
-			mem = fresh
+		done, err := v.downloadFresh(ctx, fresh.Bytes(), src)
+		if err != nil {
+			return done, errors.Join(err, fresh.Close())
 		}
-		return done, err
+		mem = fresh
+		return done, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("transfer: download %d bytes: %w", n, err)
@@ -77,27 +88,69 @@ func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*host
 	return mem, nil
 }
 
-const (
-	// hugePage is what the kernel clears at a time, on amd64 and most of arm64.
-	hugePage = 2 * mib
-	// newChunk is as much as caches hold of a few pages that were just cleared.
-	newChunk = 2 * hugePage
-)
+// hugePage is what the kernel clears at a time, on amd64 and most of arm64.
+const hugePage = 2 * mib
 
-// wholePages makes chunks of whole huge pages: the worker that touches a page
-// first has it cleared, in its caches, and should be the one that writes it.
-func (j *job) wholePages(workers int) {
-	if j.chunk < hugePage {
-		return
+// downloadFresh copies into whole huge pages that are not resident: the worker
+// that touches a page first has it cleared, in its caches, and should be the one
+// that writes it.
+func (v *View) downloadFresh(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
+	if err := v.turn(ctx); err != nil {
+		return 0, err
 	}
-	j.unit, j.least, j.chunk = hugePage, hugePage, min(j.chunk/hugePage*hugePage, newChunk)
-	j.workers = min(workers, cap(j.ring.free), (j.n+hugePage-1)/hugePage)
+	put := func(to, from []byte) { copy(to, from) }
+	c := stage.Copy{N: len(dst), Sink: into(dst, put), Piece: hugePage, MaxChunk: 2 * hugePage}
+	c.Workers = runtime.GOMAXPROCS(0)
+	return v.stageDown(ctx, src, c)
 }
 
-// copyIn copies into the caller's memory, which may be resident or not.
+// memoryFeed is the caller's memory.
+type memoryFeed struct {
+	from []byte
+	off  int // of what comes next
+}
+
+func (*memoryFeed) Start(*stage.Job) {}
+
+func (*memoryFeed) Stop() {}
+
+func (m *memoryFeed) Ready() int { return len(m.from) - m.off }
+
+func (m *memoryFeed) Take(most int) stage.Segment {
+	s := stage.Segment{Off: m.off, N: most, Fill: m.fill}
+	m.off += most
+	return s
+}
+
+func (m *memoryFeed) fill(to []byte, off int) error {
+	copy(to, m.from[off:])
+	return nil
+}
+
+// A memorySink takes what comes at once: memory of the caller's, or a mapped file.
+type memorySink func(from []byte, off int) error
+
+func (memorySink) Start(*stage.Job) {}
+
+func (memorySink) Stop() {}
+
+func (memorySink) Room() int { return math.MaxInt }
+
+func (m memorySink) Take(int, int) stage.Space { return stage.Space{Drain: m} }
+
+// into is a sink that puts bytes into dst.
+func into(dst []byte, put func(to, from []byte)) memorySink {
+	return func(from []byte, off int) error {
+		put(dst[off:off+len(from)], from)
+		return nil
+	}
+}
+
+// copyIn copies into the caller's memory, which may be resident or not. What is
+// resident is written past the caches, where the ring should stay.
 func copyIn(to, from []byte) {
 	if resident(to) {
-		copy(to, from)
+		ntcopy.Copy(to, from)
 	} else {
 		copyFresh(to, from)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -55,15 +56,15 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 		r.requireWay(true, buf.Bytes()[2*mib-1:2*mib+1], name+", two bytes at a seam")
 		require.NoError(t, buf.Close())
 	}
-	pool, err := hostmem.NewPool(r.dev, hostmem.PoolOptions{})
+	leases, err := pool.New(r.dev, pool.Options{})
 	require.NoError(t, err)
 	for _, n := range []int{100, 5 * mib} {
-		l, err := pool.Get(ctx, n)
+		l, err := leases.Get(ctx, n)
 		require.NoError(t, err)
 		r.requireWay(true, l.Bytes(), "lease")
 		require.NoError(t, l.Release())
 	}
-	require.NoError(t, pool.Close())
+	require.NoError(t, leases.Close())
 
 	// Not hostmem's: CUDA is asked.
 	const n = 3 * mib

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A Part is one of many copies: Host's bytes, and as many on the device.
@@ -22,29 +23,30 @@ type Part struct {
 // driver are of CUDA 12.8 or later). No two parts may overlap on the device.
 // After an error some parts may have been copied.
 func (v *View) UploadAll(ctx context.Context, parts []Part) error {
-	return v.all(ctx, "upload", parts, func(p *partList) (int, error) {
-		j := p.newJob(v, up)
-		return j.upload(ctx, p.gather, func(s *slot, off, _, n int) error {
-			return p.send(j, s, off, n)
-		})
+	return v.all(ctx, "upload", parts, func(p *partList) stage.Copy {
+		return stage.Copy{Feed: p, Queue: p.send}
 	})
 }
 
 // DownloadAll copies the device's bytes of every part to the host, in the same
 // way. No two parts may overlap on the host.
 func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
-	return v.all(ctx, "download", parts, func(p *partList) (int, error) {
-		j := p.newJob(v, down)
-		return j.download(ctx, func(s *slot, off, n int) error {
-			return p.receive(j, s, off, n)
-		}, p.spread)
+	return v.all(ctx, "download", parts, func(p *partList) stage.Copy {
+		return stage.Copy{Down: true, Sink: memorySink(p.spread), Queue: p.receive}
 	})
 }
 
-func (v *View) all(ctx context.Context, what string, parts []Part, copies func(*partList) (int, error)) error {
+func (v *View) all(ctx context.Context, what string, parts []Part, how func(*partList) stage.Copy) error {
 	p := newPartList(parts)
 	_, err := v.do(ctx, p.n(), func() (int, error) {
-		done, err := copies(p)
+		if err := v.turn(ctx); err != nil {
+			return 0, err
+		}
+		p.batches = v.dev.Runtime().CanCopyBatch()
+		c := how(p)
+		c.N, c.MaxChunk, c.Progress, c.Workers = p.n(), p.chunk(), v.call.Progress, v.o.Workers
+		done, err := v.stage.Run(ctx, c)
+		v.stats.batchedBytes.Add(int64(done))
 		if err != nil {
 			err = fmt.Errorf("part %d: %w", min(p.find(done), len(parts)-1), err)
 		}
@@ -60,6 +62,10 @@ func (v *View) all(ctx context.Context, what string, parts []Part, copies func(*
 type partList struct {
 	parts  []Part
 	starts []int // of each, and the end
+	next   int   // byte to be taken
+
+	batches bool // CUDA copies many parts with one call
+	batch   cudart.CopyBatch
 }
 
 func newPartList(parts []Part) *partList {
@@ -70,15 +76,16 @@ func newPartList(parts []Part) *partList {
 	return p
 }
 
-// newJob plans chunks of as many copies as a batch should have.
-func (p *partList) newJob(v *View, w way) *job {
-	j := v.newJob(p.n(), w)
-	j.moved = &v.stats.batchedBytes
-	even := p.n() / len(p.parts) * mostInBatch / chunkUnit * chunkUnit
-	j.chunk = min(max(even, j.least), j.chunk)
-	j.least = j.chunk
-	return j
+// chunk is how many bytes at a time make as many copies as a batch should have.
+func (p *partList) chunk() int {
+	return max(p.n()/len(p.parts)*mostInBatch/(64*kib)*(64*kib), 512*kib)
 }
+
+func (*partList) Start(*stage.Job) {}
+
+func (*partList) Stop() {}
+
+func (p *partList) Ready() int { return p.n() - p.next }
 
 func (p *partList) n() int { return p.starts[len(p.parts)] }
 
@@ -105,36 +112,41 @@ func (p *partList) each(off, n int, f func(piece Part, at int) error) error {
 	return nil
 }
 
-// gather is a source.
-func (p *partList) gather(_ context.Context, to []byte, off, n int) (skip, got int, err error) {
-	err = p.each(off, n, func(piece Part, at int) error {
+func (p *partList) Take(most int) stage.Segment {
+	seg := stage.Segment{Off: p.next, N: most, Fill: p.gather}
+	p.next += most
+	return seg
+}
+
+// gather brings parts together.
+func (p *partList) gather(to []byte, off int) error {
+	return p.each(off, len(to), func(piece Part, at int) error {
 		copy(to[at:], piece.Host)
 		return nil
 	})
-	return 0, n, err
 }
 
-// spread is a sink.
-func (p *partList) spread(from []byte, off int) (int, error) {
-	return len(from), p.each(off, len(from), func(piece Part, at int) error {
+// spread brings parts to their places.
+func (p *partList) spread(from []byte, off int) error {
+	return p.each(off, len(from), func(piece Part, at int) error {
 		copyIn(piece.Host, from[at:at+len(piece.Host)])
 		return nil
 	})
 }
 
-func (p *partList) send(j *job, s *slot, off, n int) error {
-	return p.queue(j, s, off, n, func(run Part) error {
-		return j.stream.CopyToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
+func (p *partList) send(on *cudart.Stream, _ int, mem []byte, off int) error {
+	return p.queue(on, mem, off, func(run Part) error {
+		return on.CopyToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
 	}, func(run Part) {
-		s.batch.ToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
+		p.batch.ToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
 	})
 }
 
-func (p *partList) receive(j *job, s *slot, off, n int) error {
-	return p.queue(j, s, off, n, func(run Part) error {
-		return j.stream.CopyToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
+func (p *partList) receive(on *cudart.Stream, _ int, mem []byte, off int) error {
+	return p.queue(on, mem, off, func(run Part) error {
+		return on.CopyToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
 	}, func(run Part) {
-		s.batch.ToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
+		p.batch.ToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
 	})
 }
 
@@ -145,29 +157,28 @@ const mostInBatch = 1000
 // queue queues the copies of a chunk between its slot and the device, as
 // batches where there are any. What follows on each other on the device does so
 // in the slot too, and is one run.
-func (p *partList) queue(j *job, s *slot, off, n int, one func(run Part) error, add func(run Part)) error {
-	batches := j.engine.dev.Runtime().CanCopyBatch()
+func (p *partList) queue(on *cudart.Stream, mem []byte, off int, one func(run Part) error, add func(run Part)) error {
 	flush := func(run Part, last bool) error {
 		if len(run.Host) > 0 {
-			if !batches {
+			if !p.batches {
 				return one(run)
 			}
 			add(run)
 		}
-		if s.batch.Len() < mostInBatch && !last {
+		if p.batch.Len() < mostInBatch && !last {
 			return nil
 		}
-		defer s.batch.Reset()
-		return j.stream.CopyBatch(&s.batch)
+		defer p.batch.Reset()
+		return on.CopyBatch(&p.batch)
 	}
 	var run Part
-	err := p.each(off, n, func(piece Part, at int) error {
+	err := p.each(off, len(mem), func(piece Part, at int) error {
 		if run.Device+cudart.DevPtr(len(run.Host)) == piece.Device && len(run.Host) > 0 {
 			run.Host = run.Host[:len(run.Host)+len(piece.Host)]
 			return nil
 		}
 		err := flush(run, false)
-		run = Part{Device: piece.Device, Host: s.mem[at : at+len(piece.Host)]}
+		run = Part{Device: piece.Device, Host: mem[at : at+len(piece.Host)]}
 		return err
 	})
 	if err == nil {

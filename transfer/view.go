@@ -42,14 +42,6 @@ func (v *View) With(call Call) *View { return &View{engine: v.engine, call: call
 // Device returns the device that is copied to and from.
 func (v *View) Device() *cudart.Device { return v.dev }
 
-// pick is the caller's stream, or else one of a lane's.
-func (v *View) pick(l lane, w way) *cudart.Stream {
-	if v.call.Stream != nil {
-		return v.call.Stream
-	}
-	return v.lanes[l][w]
-}
-
 // do runs one copy of n bytes, while the copier is open.
 func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done int, err error) {
 	if ctx == nil {
@@ -70,14 +62,9 @@ func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done 
 		return 0, nil
 	}
 	v.stats.copies.Add(1)
-	succeeded := false
-	defer func() {
-		if !succeeded { // or a callback ends this goroutine
-			v.stats.failures.Add(1)
-		}
-	}()
-	done, err = copies()
-	succeeded = err == nil
+	if done, err = copies(); err != nil {
+		v.stats.failures.Add(1)
+	}
 	return done, err
 }
 
@@ -90,5 +77,10 @@ func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func
 	case off < 0 || off > math.MaxInt64-int64(max(n, 0)):
 		return 0, fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
 	}
-	return v.do(ctx, n, copies)
+	return v.do(ctx, n, func() (int, error) {
+		if err := v.turn(ctx); err != nil {
+			return 0, err
+		}
+		return copies()
+	})
 }

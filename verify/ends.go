@@ -69,7 +69,7 @@ func (p pinned) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, o
 }
 
 func (p pinned) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return p.buf.CopyFromDevice(s, off, src, n)
+	return p.buf.CopyToHost(s, off, src, n)
 }
 
 func (p pinned) release(ctx context.Context) error { return p.buf.CloseContext(ctx) }

@@ -16,7 +16,7 @@ import (
 // Not parallel: AllocsPerRun counts what others allocate, too.
 func TestPoolHitDoesNotAllocate(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
-	p := g.pool(PoolOptions{})
+	p := g.pool(Options{})
 	for _, n := range poolSizes {
 		cycle := func() {
 			l, err := p.Get(t.Context(), n)
@@ -49,22 +49,22 @@ func leastAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
 // The simulated calls allocate; what the pool makes of them must not.
 func TestStreamReleaseDoesNotAllocate(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
-	p := g.pool(PoolOptions{IdleTime: -1})
-	e, err := g.dev.NewEvent(cudart.EventOptions{})
+	p := g.pool(Options{IdleTime: -1})
+	e, err := g.Dev.NewEvent(cudart.EventOptions{})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, e.Close()) }()
-	calls := leastAllocs(t, g.stream, func() error {
+	calls := leastAllocs(t, g.Stream, func() error {
 		_, err := e.Query()
 		if err == nil {
-			err = g.stream.Record(e)
+			err = g.Stream.Record(e)
 		}
 		return err
 	})
-	require.NoError(t, get(t, p, mib).Release(g.stream))
-	assert.LessOrEqual(t, leastAllocs(t, g.stream, func() error {
+	require.NoError(t, get(t, p, mib).Release(g.Stream))
+	assert.LessOrEqual(t, leastAllocs(t, g.Stream, func() error {
 		l, err := p.Get(t.Context(), mib)
 		if err == nil {
-			err = l.Release(g.stream)
+			err = l.Release(g.Stream)
 		}
 		return err
 	}), calls)

@@ -40,13 +40,12 @@ func runSize(class int) int {
 // An arena is a registration that runs are cut from.
 type arena struct {
 	buf   *hostmem.Buffer
-	used  []uint64 // a bit for each unit, set also behind the last one
+	used  []uint64 // a bit for each unit, set also past the last one
 	units int
 	free  int // units
 	slabs map[*slab]struct{}
 
-	// fits is at least the units of the longest free run: longer ones need not
-	// be looked for.
+	// fits is at least the units of the longest free run: there is none longer.
 	fits int
 }
 
@@ -129,6 +128,10 @@ func (a *arena) mark(s *slab, used bool) {
 func (p *core) cut(class int) *block {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.cutLocked(class)
+}
+
+func (p *core) cutLocked(class int) *block {
 	s := p.partial[class]
 	for i := 0; s == nil && i < len(p.arenas); i++ {
 		s = p.arenas[i].cut(class)
@@ -160,8 +163,8 @@ func (p *core) hasRun(class int) bool {
 	return false
 }
 
-// dissolve makes a run free whose blocks are all idle and in the caller's
-// hands; false if some are not.
+// dissolve makes a run free whose blocks are all idle; false if the caller does not
+// have all of them.
 func (p *core) dissolve(s *slab, idle []*block) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

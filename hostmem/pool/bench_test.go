@@ -17,7 +17,7 @@ func benchmarkPool(b *testing.B, run func(b *testing.B, p *Pool, s *cudart.Strea
 	dev := testgpu.Device(b)
 	for _, n := range poolSizes {
 		b.Run(fmt.Sprintf("%dKiB", n>>10), func(b *testing.B) {
-			p, err := NewPool(dev, PoolOptions{})
+			p, err := New(dev, Options{})
 			require.NoError(b, err)
 			s, err := dev.NewStream(cudart.StreamOptions{})
 			require.NoError(b, err)
@@ -66,43 +66,86 @@ func BenchmarkPoolHitParallel(b *testing.B) {
 	})
 }
 
-// Get and Release on a stream, which record an event and ask for one. The time
-// of the same two calls alone is "calls".
+// Get and Release with a stream. With nothing queued in between no call into CUDA is
+// made. With a copy of 64 bytes in each round an event is recorded, and one is asked
+// for: the C program testdata/baseline/calls.c has that loop under the same name, for
+// one buffer, and copy64_issue alone, so that what is beside the copy can be compared.
 func BenchmarkPoolStreamRelease(b *testing.B) {
-	benchmarkPool(b, func(b *testing.B, p *Pool, s *cudart.Stream, n int) {
-		ctx := context.Background()
-		for b.Loop() {
-			l, err := p.Get(ctx, n)
-			if err == nil {
-				err = l.Release(s)
-			}
-			if err != nil {
-				b.Fatal(err)
-			}
-		}
-		st := p.Stats()
-		b.ReportMetric(float64(st.Misses), "blocks")
-	})
+	for _, name := range []string{"nothing_queued", "copy64_record_query"} {
+		b.Run(name, func(b *testing.B) {
+			queue := name != "nothing_queued"
+			benchmarkPool(b, func(b *testing.B, p *Pool, s *cudart.Stream, n int) {
+				ctx := context.Background()
+				dst, err := s.Device().Malloc(64)
+				require.NoError(b, err)
+				for b.Loop() {
+					l, err := p.Get(ctx, n)
+					if err == nil && queue {
+						err = l.CopyToDevice(s, dst, 0, 64)
+					}
+					if err == nil {
+						err = l.Release(s)
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.StopTimer()
+				require.NoError(b, s.Synchronize(ctx))
+				require.NoError(b, s.Device().Free(dst))
+				b.ReportMetric(float64(p.Stats().Misses), "blocks")
+			})
+		})
+	}
 }
 
-// What BenchmarkPoolStreamRelease is to be compared with: the two calls alone.
-func BenchmarkRecordAndQuery(b *testing.B) {
+// A small Get that has to cut a new block, where arenas are fragmented: every second run
+// is free, and too short. It must not take long however many arenas there are.
+func BenchmarkPoolCutFragmented(b *testing.B) {
 	dev := testgpu.Device(b)
-	s, err := dev.NewStream(cudart.StreamOptions{})
-	require.NoError(b, err)
-	e, err := dev.NewEvent(cudart.EventOptions{})
-	require.NoError(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		err := s.Record(e)
-		if err == nil {
-			_, err = e.Query()
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
+	ctx := context.Background()
+	for _, size := range []int{16 << 20, 256 << 20} {
+		b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
+			p, err := New(dev, Options{IdleTime: -1})
+			require.NoError(b, err)
+			const n, longer = singleRun, 2 * singleRun
+			var leases []Lease
+			for range size / n {
+				l, err := p.Get(ctx, n)
+				require.NoError(b, err)
+				leases = append(leases, l)
+			}
+			c := p.core
+			for i, l := range leases {
+				if i%2 == 1 {
+					require.NoError(b, l.Release())
+				}
+			}
+			_, err = p.Trim(0) // the free blocks become free runs
+			require.NoError(b, err)
+			class, short := classOf(longer), classOf(n)
+			b.ReportAllocs()
+			for b.Loop() {
+				c.mu.Lock()
+				for _, a := range c.arenas {
+					if s := a.cut(class); s != nil { // the last arena has room
+						a.join(s)
+						break
+					}
+				}
+				// A run that was cut and is free again makes an arena worth a look.
+				if s := c.arenas[0].cut(short); s != nil {
+					c.arenas[0].join(s)
+				}
+				c.mu.Unlock()
+			}
+			b.StopTimer()
+			for i, l := range leases {
+				if i%2 == 0 {
+					require.NoError(b, l.Release())
+				}
+			}
+			require.NoError(b, p.Close())
+		})
 	}
-	require.NoError(b, e.Close())
-	require.NoError(b, s.Synchronize(context.Background()))
-	require.NoError(b, s.Close())
 }

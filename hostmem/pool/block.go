@@ -11,7 +11,7 @@ import (
 )
 
 // A block is a piece of a pool's memory. It is, at any time, leased, or idle in
-// a shard, or pending, or in the hands of the one goroutine that moves it.
+// a shard, or pending, or belongs to the one goroutine that moves it.
 type block struct {
 	pool  *core
 	base  unsafe.Pointer
@@ -22,7 +22,7 @@ type block struct {
 	spans []hostmem.Span  // of buf, where it has several
 
 	// state is a generation and, in its low bits, the users of the block: the
-	// lease, or whatever else has it, and the calls that use it just now. A lease
+	// lease, or what else has it, and the calls that use it just now. A lease
 	// of another generation than the block's is over.
 	state atomic.Uint64
 	fence fence.Fence // of the lease's work
@@ -30,7 +30,7 @@ type block struct {
 
 	// What follows belongs to the one goroutine that has the block; home and
 	// requested are written under home's lock.
-	home      *shard // that counts the lease, and gets the block back
+	home      *shard // that counts the lease, and to which the block returns
 	requested int    // bytes, of the lease, 0 for none
 	next      *block // in a list
 	epoch     uint32 // when it became idle
@@ -48,13 +48,13 @@ func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {
 }
 
 // is reports whether a lease of that generation is not over.
-func (b *block) is(gen uint64) bool { s := b.state.Load(); return s/generation == gen }
+func (b *block) is(gen uint64) bool { return b.state.Load()/generation == gen }
 
-// generation is the one of the lease that begins now.
+// generation returns that of the lease that begins now.
 func (b *block) generation() uint64 { return b.state.Load() / generation }
 
-// enter starts a call that uses the block; false means that the lease is over.
-func (b *block) enter(gen uint64) bool {
+// begin starts a call that uses the block; false means that the lease is over.
+func (b *block) begin(gen uint64) bool {
 	for {
 		s := b.state.Load()
 		switch {
@@ -68,8 +68,8 @@ func (b *block) enter(gen uint64) bool {
 	}
 }
 
-// retire ends a lease once. The last one to leave it returns the block to the
-// pool: the caller, unless a call uses the block just now.
+// retire ends a lease once. The last of its users returns the block to the pool:
+// the caller, unless a call uses the block just now.
 func (b *block) retire(gen uint64) bool {
 	for {
 		s := b.state.Load()
@@ -91,8 +91,8 @@ func (b *block) retire(gen uint64) bool {
 	}
 }
 
-// leave ends a call that uses the block.
-func (b *block) leave() {
+// end ends a call that uses the block.
+func (b *block) end() {
 	if b.state.Add(^uint64(0))&usersMask == 0 {
 		b.state.Add(1)
 		b.pool.put(b)
@@ -112,6 +112,22 @@ func (b *block) copy(off, n int, one func(at unsafe.Pointer, skip, n int) error)
 
 // done asks whether the work that was queued before Release is done.
 func (b *block) done(ctx context.Context) bool { return b.fence.Done(ctx) }
+
+// unknown returns an error if a stream has returned one for the work, and it cannot be
+// known whether that is done. It waits for the answer for a moment.
+func (b *block) unknown(ctx context.Context) error {
+	for _, p := range b.fence.Points(nil) {
+		if p.Known() || p.Err() == nil {
+			continue
+		}
+		soon, cancel := context.WithTimeout(ctx, retryAfter)
+		defer cancel()
+		if err := p.Wait(soon); err != nil && soon.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // A blockList is a list of blocks, linked by next.
 type blockList struct{ first, last *block }
@@ -143,7 +159,7 @@ func (l *blockList) pop() *block {
 	return b
 }
 
-// remove takes b out, which comes behind before, or first if that is nil.
+// remove takes b out, which comes after before, or first if that is nil.
 func (l *blockList) remove(before, b *block) {
 	if before == nil {
 		l.first = b.next

@@ -3,40 +3,100 @@ package pool
 import (
 	"context"
 	"errors"
+	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 )
 
-// errFull says that a limit does not allow another registration now, or that
-// the host has no memory left and some of the pool's will come back.
+// errFull says that a limit does not allow more memory now.
 var errFull = errors.New("limit reached")
+
+func tooLarge(least, limit int) error {
+	return fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, least, limit)
+}
 
 // miss is a Get that the nearest shard could not serve.
 func (p *core) miss(ctx context.Context, class, n int) (*block, error) {
 	if least := p.least(class, n); p.o.MaxBytes > 0 && least > p.o.MaxBytes {
 		return nil, tooLarge(least, p.o.MaxBytes)
 	}
-	var b *block
-	var hit bool
-	err := errFull
-	if p.gate.Load() == 0 {
-		b, hit, err = p.find(ctx, class, n)
-	}
-	if errors.Is(err, errFull) {
-		b, hit, err = p.wait(ctx, class, n)
-	}
+	p.moving.begin()
+	defer p.moving.end()
+	b, hit, err := p.find(ctx, class, n)
 	if err != nil {
 		return nil, err
 	}
-	p.lent(b, n, hit)
+	p.acquired(b, n, hit)
 	return b, nil
 }
 
-// least returns the bytes that a new registration for a request would take at
-// least.
+// find finds a block, makes one, or waits until one of both can be done.
+func (p *core) find(ctx context.Context, class, n int) (b *block, hit bool, err error) {
+	var r room
+	err = errFull
+	if p.gate.Load() == 0 {
+		if b := p.search(ctx, class, n); b != nil {
+			return b, true, nil
+		}
+		b, r, err = p.grow(ctx, class, n)
+	}
+	short, retried := false, false
+	for {
+		if errors.Is(err, errFull) {
+			b, hit, r, err = p.wait(ctx, class, n, short)
+		}
+		if err == nil && b == nil {
+			b, err = p.make(ctx, class, r)
+		}
+		if err == nil {
+			return b, hit, nil
+		}
+		if !shortOfMemory(err) || ctx.Err() != nil {
+			break
+		}
+		// The host may have memory once what is idle here is unmapped, or once the GPU
+		// is done with more.
+		looking, cancel := context.WithTimeout(ctx, lookPatience)
+		p.reclaimAll(looking)
+		cancel()
+		chosen, _ := p.plan(everything, never)
+		freed, trimErr := p.unmapSoon(ctx, chosen)
+		switch {
+		case freed > 0 && !retried:
+			retried = true
+			b, r, err = p.grow(ctx, class, n)
+			continue
+		case p.pending.any():
+			short, err = true, errFull
+			continue
+		}
+		err = errors.Join(err, trimErr)
+		break
+	}
+	if ctx.Err() == nil && !errors.Is(err, ErrClosed) {
+		p.failures.Add(1)
+	}
+	return nil, false, err
+}
+
+// search looks for a block everywhere.
+func (p *core) search(ctx context.Context, class, n int) *block {
+	if of, ok := p.pending.front(class); ok {
+		if b, _ := p.reclaimLine(ctx, of, class, n); b != nil {
+			return b
+		}
+	}
+	if b := p.steal(class, n); b != nil {
+		return b
+	}
+	return p.reclaim(ctx, class, n)
+}
+
+// least returns the bytes that a new registration for a request takes at least.
 func (p *core) least(class, n int) int {
 	if isSmall(class) {
 		n = runSize(class)
@@ -46,167 +106,37 @@ func (p *core) least(class, n int) int {
 
 func (p *core) roundUp(n int) int { return (n + p.unit - 1) / p.unit * p.unit }
 
-// find looks everywhere before it makes a new block.
-func (p *core) find(ctx context.Context, class, n int) (b *block, hit bool, err error) {
-	if of, ok := p.pending.front(class); ok {
-		if b := p.reclaimLine(ctx, of, class, n); b != nil {
-			return b, true, nil
-		}
-	}
-	if b := p.steal(class, n); b != nil {
-		return b, true, nil
-	}
-	if b := p.reclaim(ctx, class, n); b != nil {
-		return b, true, nil
-	}
-	return p.grow(ctx, class, n, nil)
+// A room is memory that the limits of the pool and of the process allow.
+type room struct {
+	size  int
+	grant *budget.Grant
 }
 
-// grow makes a new block; errFull if a limit does not allow it. A grant is for
-// the least that this takes, and is the caller's.
-func (p *core) grow(ctx context.Context, class, n int, grant *budget.Grant) (b *block, hit bool, err error) {
+// tryRoom takes room without waiting; the error is errFull if there is none now.
+func (p *core) tryRoom(size int) (room, error) {
 	if p.closed() {
-		return nil, false, ErrClosed
+		return room{}, ErrClosed
 	}
-	if isSmall(class) {
-		b, err = p.growSmall(ctx, class, grant)
-		return b, false, err
+	if !p.reserve(size) {
+		return room{}, errFull
 	}
-	return p.growLarge(ctx, class, n, grant)
-}
-
-func (p *core) growSmall(ctx context.Context, class int, grant *budget.Grant) (*block, error) {
-	for {
-		if b := p.cut(class); b != nil {
-			return b, nil
-		}
-		select {
-		case p.making <- struct{}{}:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-		// Another may have made an arena meanwhile.
-		b := p.cut(class)
-		var err error
-		if b == nil {
-			err = p.addArena(ctx, class, grant)
-		}
-		<-p.making
-		if b != nil || err != nil {
-			return b, err
-		}
-	}
-}
-
-// addArena makes room for blocks of a small class: as much as all arenas have,
-// so that there are few, or less where limits forbid that.
-func (p *core) addArena(ctx context.Context, class int, grant *budget.Grant) error {
-	least := p.least(class, 0)
-	size := 0
-	p.mu.Lock()
-	for _, a := range p.arenas {
-		size += a.buf.Len()
-	}
-	p.mu.Unlock()
-	size = p.roundUp(min(max(size/minArena*minArena, minArena), maxArena))
-	if grant != nil {
-		size = least
-	}
-	for {
-		buf, err := p.alloc(ctx, size, grant)
-		if err == nil {
-			p.mu.Lock()
-			p.arenas = append(p.arenas, newArena(buf))
-			p.mu.Unlock()
-			return nil
-		}
-		if size == least || !errors.Is(err, errFull) && !shortOfMemory(err) {
-			return err
-		}
-		if size = p.roundUp(size / 2 / minArena * minArena); size < max(least, minArena) {
-			size = least
-		}
-	}
-}
-
-// growLarge makes a block of exactly n bytes, to a page. A cached block of the
-// class that is smaller goes: with it the pool would have more blocks of the
-// class than were ever used at once.
-func (p *core) growLarge(ctx context.Context, class, n int, grant *budget.Grant) (b *block, hit bool, err error) {
-	if b := p.steal(class, 1); b != nil {
-		if b.size >= n {
-			return b, true, nil
-		}
-		_, _ = p.freeLarge(b) // Trim and Close try again, and report
-	}
-	buf, err := p.alloc(ctx, p.least(class, n), grant)
-	if err != nil {
-		return nil, false, err
-	}
-	b = p.newBlock(buf.Pointer(), buf.Len(), class)
-	b.buf = buf
-	if spans := buf.Spans(); len(spans) > 1 {
-		b.spans = spans
-	}
-	p.mu.Lock()
-	p.large[b] = struct{}{}
-	p.mu.Unlock()
-	return b, false, nil
-}
-
-// alloc pins memory under the limits. If the host has no room, it unmaps all
-// that is idle here and tries again.
-func (p *core) alloc(ctx context.Context, size int, grant *budget.Grant) (*hostmem.Buffer, error) {
-	if !p.takeRoom(size) {
-		return nil, errFull
-	}
-	buf, err := p.tryAlloc(ctx, size, grant)
-	if err != nil && shortOfMemory(err) && ctx.Err() == nil {
-		freed, trimErr := p.trimAll(ctx)
-		if freed > 0 {
-			buf, err = p.tryAlloc(ctx, size, nil)
-		}
-		if err != nil && shortOfMemory(err) && p.pending.any() {
-			err = errFull // there will be more
-		}
-		if err != nil {
-			err = errors.Join(err, trimErr)
-		}
+	g := p.budget.Ask(size)
+	err := errFull
+	select {
+	case <-g.Done():
+		err = g.Err()
+	default:
 	}
 	if err != nil {
+		g.Withdraw()
 		p.reserved.add(-size)
-		if ctx.Err() == nil && !errors.Is(err, errFull) {
-			p.failures.Add(1)
-		}
-		return nil, err
+		return room{}, err
 	}
-	p.reserved.add(buf.Kept() - size)
-	return buf, nil
+	return room{size, g}, nil
 }
 
-// tryAlloc pins memory if the budget of the process grants it at once.
-func (p *core) tryAlloc(ctx context.Context, size int, grant *budget.Grant) (*hostmem.Buffer, error) {
-	if grant == nil {
-		grant = p.budget.Ask(size, false)
-		select {
-		case <-grant.Done():
-		default:
-			grant.Release()
-			return nil, errFull
-		}
-	}
-	if err := grant.Err(); err != nil {
-		return nil, err
-	}
-	buf, err := hostmem.Alloc(budget.With(ctx, grant), p.dev, size, p.o.Buffer)
-	if err != nil {
-		grant.Release()
-	}
-	return buf, err
-}
-
-// takeRoom accounts for bytes within the pool's limit.
-func (p *core) takeRoom(size int) bool {
+// reserve takes bytes of the pool's limit.
+func (p *core) reserve(size int) bool {
 	if p.o.MaxBytes == 0 {
 		p.reserved.add(size)
 		return true
@@ -214,7 +144,109 @@ func (p *core) takeRoom(size int) bool {
 	return p.reserved.addUpTo(size, p.o.MaxBytes)
 }
 
-// shortOfMemory reports whether a failure may be cured by releasing memory.
+// unreserve returns them.
+func (p *core) unreserve(size int) {
+	p.reserved.add(-size)
+	p.wakeUp()
+}
+
+// grow cuts a small block, or takes room for a new registration.
+func (p *core) grow(ctx context.Context, class, n int) (*block, room, error) {
+	if !isSmall(class) {
+		if b := p.replace(ctx, class, n); b != nil {
+			return b, room{}, nil
+		}
+		r, err := p.tryRoom(p.least(class, n))
+		return nil, r, err
+	}
+	if b := p.cut(class); b != nil {
+		return b, room{}, nil
+	}
+	// One goroutine makes an arena, and others take their blocks from it. One that
+	// is stuck inside CUDA does not keep them.
+	patience := time.NewTimer(lookPatience)
+	defer patience.Stop()
+	select {
+	case p.making <- struct{}{}:
+		defer func() { <-p.making }()
+	case <-patience.C:
+	case <-ctx.Done():
+		return nil, room{}, ctx.Err()
+	case <-p.closing:
+		return nil, room{}, ErrClosed
+	}
+	if b := p.cut(class); b != nil {
+		return b, room{}, nil
+	}
+	b, err := p.addArena(ctx, class)
+	return b, room{}, err
+}
+
+// replace returns a cached block of a large class, if there is one of n bytes by
+// now. One that is smaller goes: with it the pool would have more blocks of the class
+// than were ever used at once.
+func (p *core) replace(ctx context.Context, class, n int) *block {
+	b := p.steal(class, 1)
+	if b == nil || b.size >= n {
+		return b
+	}
+	_, _ = p.unmapSoon(ctx, []*hostmem.Buffer{p.forget(b)}) // Trim and Close try again, and report
+	return nil
+}
+
+// addArena pins as much for small blocks as all arenas have, so that there are few,
+// or less where the limits or the host do not allow that.
+func (p *core) addArena(ctx context.Context, class int) (*block, error) {
+	least := p.least(class, 0)
+	size := 0
+	p.mu.Lock()
+	for _, a := range p.arenas {
+		size += a.buf.Len()
+	}
+	p.mu.Unlock()
+	size = max(least, p.roundUp(min(max(size/minArena*minArena, minArena), maxArena)))
+	for {
+		r, err := p.tryRoom(size)
+		if err == nil {
+			var b *block
+			if b, err = p.make(ctx, class, r); err == nil {
+				return b, nil
+			}
+		}
+		if size == least || !errors.Is(err, errFull) && !shortOfMemory(err) && !errors.Is(err, ErrTooLarge) {
+			return nil, err
+		}
+		if size = p.roundUp(size / 2 / minArena * minArena); size < max(least, minArena) {
+			size = least
+		}
+	}
+}
+
+// make pins memory for which there is room, and returns a block of it.
+func (p *core) make(ctx context.Context, class int, r room) (*block, error) {
+	buf, err := hostmem.Alloc(r.grant.With(ctx), p.dev, r.size, p.o.Buffer)
+	if err != nil {
+		r.grant.Withdraw()
+		p.unreserve(r.size)
+		return nil, err
+	}
+	p.reserved.add(buf.Reserved() - r.size)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isSmall(class) {
+		p.arenas = append(p.arenas, newArena(buf))
+		return p.cutLocked(class), nil
+	}
+	b := p.newBlock(buf.Pointer(), buf.Len(), class)
+	b.buf = buf
+	if spans := buf.Spans(); len(spans) > 1 {
+		b.spans = spans
+	}
+	p.large[b] = struct{}{}
+	return b, nil
+}
+
+// shortOfMemory reports whether a failure may be cured by unmapping memory.
 func shortOfMemory(err error) bool {
 	return (errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, hostmem.ErrLimit)) &&
 		!errors.Is(err, ErrTooLarge)

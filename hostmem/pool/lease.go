@@ -60,7 +60,10 @@ func (l Lease) Pointer() unsafe.Pointer {
 
 // CopyToDevice queues a copy of n bytes at offset off to the device
 // (cudaMemcpyAsync). The bytes must not change before the stream has passed
-// the copy. The lease may be released at once.
+// the copy. The lease may be released at once. n may be 0.
+//
+// Errors are of a range that is not within the lease, a nil stream, [ErrReleased],
+// and CUDA's.
 func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return l.copy("to device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
@@ -69,7 +72,8 @@ func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) err
 
 // CopyToHost queues a copy of n bytes from the device to offset off
 // (cudaMemcpyAsync). Until the stream has passed the copy the memory holds old
-// bytes, or some of each: synchronise before reading.
+// bytes, or some of each: synchronise before reading. Errors are those of
+// CopyToDevice.
 func (l Lease) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	return l.copy("to host", s, off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
@@ -77,11 +81,11 @@ func (l Lease) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) e
 }
 
 func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
-	err := l.enter(s, off, n)
+	err := l.begin(s, off, n)
 	if err == nil {
 		err = l.b.copy(off, n, one)
 		l.b.fence.Add(s) // when they are queued, the part of them that could be
-		l.b.leave()
+		l.b.end()
 	}
 	if err != nil {
 		return fmt.Errorf("pool: copy %s: %v: %w", what, l, err)
@@ -89,8 +93,8 @@ func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsaf
 	return nil
 }
 
-// enter checks a copy, and keeps the block the lease's until leave.
-func (l Lease) enter(s *cudart.Stream, off, n int) error {
+// begin checks a copy, and keeps the block the lease's until block.end.
+func (l Lease) begin(s *cudart.Stream, off, n int) error {
 	switch {
 	case l.b == nil:
 		return errNoLease
@@ -98,7 +102,7 @@ func (l Lease) enter(s *cudart.Stream, off, n int) error {
 		return errNilStream
 	case off < 0 || n < 0 || off > l.n-n:
 		return fmt.Errorf("%d bytes at offset %d are not all within it", n, off)
-	case !l.b.enter(l.gen):
+	case !l.b.begin(l.gen):
 		return ErrReleased
 	}
 	return nil
@@ -110,9 +114,10 @@ func (l Lease) enter(s *cudart.Stream, off, n int) error {
 // work that was queued by other means. They may be of any device.
 //
 // A second Release returns [ErrReleased]. A nil stream is an error that leaves
-// the lease as it is. Release does not wait: a copy that another goroutine is
-// just queueing completes it. An error of the pool's Close, after which Release
-// unmaps the memory, is returned by another Close.
+// the lease as it is: release it again. Release does not wait for work: a copy that
+// another goroutine is queueing just now, or that blocks in CUDA, returns the memory
+// when it ends. Of a pool that was closed the memory is unmapped later; an error of
+// that is returned by another Close.
 func (l Lease) Release(streams ...*cudart.Stream) error {
 	err := l.release(streams)
 	if err != nil {
@@ -131,10 +136,10 @@ func (l Lease) release(streams []*cudart.Stream) error {
 		}
 	}
 	if len(streams) > 0 {
-		if !l.b.enter(l.gen) {
+		if !l.b.begin(l.gen) {
 			return ErrReleased
 		}
-		defer l.b.leave()
+		defer l.b.end()
 		for _, s := range streams {
 			l.b.fence.Add(s)
 		}
@@ -159,7 +164,7 @@ func (l Lease) String() string {
 // A leaseToken is reachable as long as a handle of a lease is, in debug mode.
 type leaseToken struct{ of *block }
 
-// A leaseTrace says where a lease was made, in debug mode.
+// A leaseTrace records where a lease was made, in debug mode.
 type leaseTrace struct {
 	since time.Time
 	stack string

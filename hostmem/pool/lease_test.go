@@ -16,8 +16,8 @@ import (
 func TestReleasedLeasesReachNothing(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	p := g.pool(PoolOptions{})
-	dst := g.device(mib)
+	p := g.pool(Options{})
+	dst := g.Device(mib)
 	old := get(t, p, mib)
 	copyOfIt := old
 	require.NoError(t, old.Release())
@@ -25,19 +25,19 @@ func TestReleasedLeasesReachNothing(t *testing.T) {
 	for _, l := range []Lease{old, copyOfIt} {
 		assert.Nil(t, l.Bytes())
 		assert.Nil(t, l.Pointer())
-		assert.ErrorIs(t, l.CopyToDevice(g.stream, dst, 0, 1), ErrReleased)
-		assert.ErrorIs(t, l.CopyFromDevice(g.stream, 0, dst, 1), ErrReleased)
+		assert.ErrorIs(t, l.CopyToDevice(g.Stream, dst, 0, 1), ErrReleased)
+		assert.ErrorIs(t, l.CopyToHost(g.Stream, 0, dst, 1), ErrReleased)
 		err := l.Release()
 		assert.ErrorIs(t, err, ErrReleased)
-		assert.ErrorContains(t, err, "lease of 1048576 bytes from pool \"pool\" of device 0")
-		assert.ErrorIs(t, l.Release(g.stream), ErrReleased)
+		assert.ErrorContains(t, err, "pool: release: lease of 1048576 bytes from \"pool\" of device 0")
+		assert.ErrorIs(t, l.Release(g.Stream), ErrReleased)
 	}
-	assert.NotNil(t, next.Bytes(), "what others do with an old handle does not end the new lease")
+	assert.NotNil(t, next.Bytes(), "an old handle does not end the new lease")
 	require.NoError(t, next.Release())
 
 	var none Lease
 	assert.ErrorIs(t, none.Release(), errNoLease)
-	assert.ErrorIs(t, none.CopyToDevice(g.stream, dst, 0, 1), errNoLease)
+	assert.ErrorIs(t, none.CopyToDevice(g.Stream, dst, 0, 1), errNoLease)
 	assert.Nil(t, none.Bytes())
 	assert.Nil(t, none.Pointer())
 	assert.Equal(t, "no lease", none.String())
@@ -46,20 +46,21 @@ func TestReleasedLeasesReachNothing(t *testing.T) {
 func TestLeaseChecksItsCopies(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	p := g.pool(PoolOptions{})
-	dst := g.device(mib)
+	p := g.pool(Options{})
+	dst := g.Device(mib)
 	l := get(t, p, 1000) // of a block of 1024
 	for _, c := range []struct{ off, n int }{{-1, 1}, {0, 1001}, {1000, 1}, {1, -1}, {1 << 62, 1 << 62}} {
-		assert.Error(t, l.CopyToDevice(g.stream, dst, c.off, c.n), "%+v", c)
-		assert.Error(t, l.CopyFromDevice(g.stream, c.off, dst, c.n), "%+v", c)
+		assert.Error(t, l.CopyToDevice(g.Stream, dst, c.off, c.n), "%+v", c)
+		assert.Error(t, l.CopyToHost(g.Stream, c.off, dst, c.n), "%+v", c)
 	}
-	assert.ErrorIs(t, l.CopyToDevice(nil, dst, 0, 1), errNoStream)
-	assert.ErrorIs(t, l.Release(g.stream, nil), errNoStream)
-	assert.NotNil(t, l.Bytes(), "a Release that was refused is none")
+	assert.ErrorIs(t, l.CopyToDevice(nil, dst, 0, 1), errNilStream)
+	assert.ErrorIs(t, l.Release(g.Stream, nil), errNilStream)
+	assert.ErrorIs(t, l.Release(nil), errNilStream)
+	assert.NotNil(t, l.Bytes(), "a Release that was refused leaves the lease as it is")
 	fill(l.Bytes(), 1)
-	require.NoError(t, l.CopyToDevice(g.stream, dst, 100, 900))
-	require.NoError(t, l.CopyFromDevice(g.stream, 0, dst, 100))
-	g.synchronize()
+	require.NoError(t, l.CopyToDevice(g.Stream, dst, 100, 900))
+	require.NoError(t, l.CopyToHost(g.Stream, 0, dst, 100))
+	g.Synchronize()
 	assert.Equal(t, l.Bytes()[100:200], l.Bytes()[:100])
 	require.NoError(t, l.Release())
 }
@@ -69,15 +70,15 @@ func TestLeaseChecksItsCopies(t *testing.T) {
 func TestReleaseCountsOnce(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	p := g.pool(PoolOptions{})
-	dst := g.device(kib)
+	p := g.pool(Options{})
+	dst := g.Device(kib)
 	for range 50 {
 		l := get(t, p, kib)
 		var released, copied atomic.Int32
 		var group sync.WaitGroup
 		for range 4 {
 			group.Go(func() {
-				if err := l.CopyToDevice(g.stream, dst, 0, kib); err == nil {
+				if err := l.CopyToDevice(g.Stream, dst, 0, kib); err == nil {
 					copied.Add(1)
 				} else {
 					assert.ErrorIs(t, err, ErrReleased)

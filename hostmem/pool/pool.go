@@ -43,8 +43,10 @@ type Options struct {
 	// half. 0 means DefaultIdleTime, less means never.
 	IdleTime time.Duration
 	// Buffer shapes the memory itself. Its Label names the pool, "pool" if
-	// empty. Its Chunk must be 0. All memory of a pool is of one NUMA node, that
-	// of its device unless Buffer.Node says otherwise: use one pool a node.
+	// empty. Its Chunk must be 0. With reserved huge pages all that the pool pins comes
+	// in whole ones: at least 1 GiB for anything with HugeTLB1G. All memory of a pool is
+	// of one NUMA node, that of its device unless Buffer.Node says otherwise: use one
+	// pool a node.
 	Buffer hostmem.Options
 }
 
@@ -88,21 +90,26 @@ type core struct {
 	wake    chan struct{} // for it
 	making  chan struct{} // of the Get that makes an arena
 	closing chan struct{} // closed by Close
-	relief  func()        // stops what the budget calls
-	sweep   sync.Mutex    // of the one that goes through all lists
+	relief  func()        // ends the calls of relieve
+	moving  moving
 
-	mu       sync.Mutex
-	arenas   []*arena
-	partial  [classes]*slab // that has blocks left to cut
-	large    map[*block]struct{}
-	stuck    []*hostmem.Buffer // could not be closed
-	flushing bool              // a goroutine unmaps what leases released after Close
+	planning sync.Mutex // of the one that goes through all lists
+
+	mu        sync.Mutex
+	arenas    []*arena
+	partial   [classes]*slab // that has blocks left to cut
+	large     map[*block]struct{}
+	victims   []victim          // to be unmapped
+	unmappers int               // goroutines that unmap them
+	failed    []*hostmem.Buffer // could not be unmapped
+	flushing  flushing
 }
 
 // gateClosed in core.gate means that the pool is closed.
 const gateClosed = 1 << 40
 
-// New makes a pool. It pins nothing yet. Close it.
+// New makes a pool. It pins nothing yet. Close it. Errors are of options that cannot
+// be, of a nil device, and of one whose Runtime was closed ([cudart.ErrClosed]).
 func New(dev *cudart.Device, o Options) (*Pool, error) {
 	c, err := newCore(dev, o)
 	if err != nil {
@@ -117,6 +124,8 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 	switch {
 	case dev == nil:
 		return nil, errNilDevice
+	case dev.Runtime().Closed():
+		return nil, fmt.Errorf("the Runtime of %v: %w", dev, cudart.ErrClosed)
 	case o.MaxBytes < 0:
 		return nil, fmt.Errorf("Options.MaxBytes of %d: must not be negative", o.MaxBytes)
 	case o.Buffer.Chunk != 0:
@@ -139,6 +148,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 		wake:    make(chan struct{}, 1),
 		making:  make(chan struct{}, 1),
 		closing: make(chan struct{}),
+		moving:  moving{none: make(chan struct{}, 1)},
 		large:   make(map[*block]struct{}),
 	}
 	c.pending.init()
@@ -151,14 +161,21 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 
 // Get returns n bytes. It waits when a limit is reached, in the order of the
 // calls, until leases are released or the GPU is done with memory, or ctx ends;
-// the error then says what is in use, and wraps ctx's. A request that is larger
-// than the limit returns [ErrTooLarge]. When the host has no memory left, Get
-// unmaps what the pool has idle and tries once more; the error then wraps
-// [hostmem.ErrLimit] or the system's.
+// the error then says what is in use, and wraps ctx's. n must be positive and at most
+// 64 TiB.
+//
+// A request that is larger than a limit returns [ErrTooLarge]. When the host has no
+// memory left, Get unmaps what the pool has idle and tries once more; the error then
+// wraps [hostmem.ErrLimit], the system's or CUDA's. Other errors are [ErrClosed], and
+// those of [hostmem.Alloc].
 //
 // While a Get waits, all others queue behind it: a large request is not
 // overtaken by small ones for ever. So a goroutine that has one lease and
 // requests another can wait for itself: use ctx.
+//
+// A call into CUDA that does not return keeps a Get for a second or so, past the end of
+// its context or before it goes on otherwise, and no other Get. That is so for contexts
+// that can end: with one that cannot, calls are made on the caller's goroutine.
 func (p *Pool) Get(ctx context.Context, n int) (Lease, error) {
 	l, err := p.core.get(ctx, n)
 	runtime.KeepAlive(p)
@@ -176,6 +193,8 @@ func (p *core) get(ctx context.Context, n int) (Lease, error) {
 		return Lease{}, errNilContext
 	case ctx.Err() != nil:
 		return Lease{}, ctx.Err()
+	case p.dev.Runtime().Closed():
+		return Lease{}, fmt.Errorf("the Runtime of %v: %w", p.dev, cudart.ErrClosed)
 	}
 	class := classOf(n)
 	var b *block
@@ -210,16 +229,16 @@ func (p *core) near(class, n int) *block {
 		return nil
 	}
 	s.hits++
-	reserved := s.lend(b, n)
+	inPeak := s.acquire(b, n)
 	s.mu.Unlock()
-	if !reserved {
-		p.reserve(b.size)
+	if !inPeak {
+		p.raisePeak(b.size)
 	}
 	return b
 }
 
-// lent makes the near shard a block's home, and counts the lease.
-func (p *core) lent(b *block, n int, hit bool) {
+// acquired makes the near shard a block's home, and counts the lease.
+func (p *core) acquired(b *block, n int, hit bool) {
 	s := p.shard()
 	s.mu.Lock()
 	if hit {
@@ -227,41 +246,38 @@ func (p *core) lent(b *block, n int, hit bool) {
 	} else {
 		s.misses++
 	}
-	reserved := s.lend(b, n)
+	inPeak := s.acquire(b, n)
 	s.mu.Unlock()
-	if !reserved {
-		p.reserve(b.size)
+	if !inPeak {
+		p.raisePeak(b.size)
 	}
 }
 
 // put takes a block whose lease is over. It returns to the shard that it came
-// from, where the same goroutine asks again, whichever released it.
+// from, where the same goroutine makes its next request.
 func (p *core) put(b *block) {
 	b.epoch = p.epoch.Load()
-	s := b.home
 	idle := b.fence.Empty()
 	if !idle {
 		b.fence.Record()
 		idle = b.fence.Known()
 	}
+	s := b.home
 	s.mu.Lock()
-	s.takeBack(b)
+	s.release(b)
+	// Under the lock, so that the block is never neither leased nor in a list.
 	if idle {
 		s.pushFree(b)
-	}
-	s.mu.Unlock()
-	if !idle {
+	} else {
 		p.pending.push(b)
 	}
+	s.mu.Unlock()
 	p.returned()
 }
 
 // putIdle takes a block whose work is done.
 func (p *core) putIdle(b *block) {
-	s := b.home
-	s.mu.Lock()
-	s.pushFree(b)
-	s.mu.Unlock()
+	b.home.put(b)
 	p.returned()
 }
 
@@ -275,7 +291,7 @@ func (p *core) putBack(of *cudart.Timeline, b *block) {
 // Close, raised the gate before looking at the lists: either it sees the block
 // there, or the gate is seen here.
 func (p *core) returned() {
-	if !p.ticking.Load() && p.o.IdleTime > 0 {
+	if !p.ticking.Load() {
 		p.startTicking()
 	}
 	switch g := p.gate.Load(); {
@@ -295,85 +311,8 @@ func (p *core) wakeUp() {
 	}
 }
 
-func (p *core) closed() bool { return p.gate.Load() >= gateClosed }
-
 // String names the pool in messages.
 func (p *core) String() string { return fmt.Sprintf("%q of %v", p.o.Buffer.Label, p.dev) }
 
 // String names the pool in messages.
 func (p *Pool) String() string { return p.core.String() }
-
-// Close waits for the work on released blocks and unmaps all idle memory. From
-// then on Get returns [ErrClosed], also where it waits. While there are leases,
-// Close returns an error that counts them and wraps [ErrLeased]: they stay
-// valid, and their memory is unmapped when they are released. Any other error
-// says that memory may be in use, or could not be unregistered, and stays
-// pinned. Close may be called again; when all is unmapped it returns nil.
-func (p *Pool) Close() error { return p.CloseContext(context.Background()) }
-
-// CloseContext is Close that stops waiting for work when ctx ends. The pool is
-// closed all the same, and Close may be called again for the rest.
-func (p *Pool) CloseContext(ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("pool: close %v: %w", p, errNilContext)
-	}
-	p.cleanup.Stop()
-	err := p.core.close(ctx)
-	runtime.KeepAlive(p)
-	if err != nil {
-		return fmt.Errorf("pool: close %v: %w", p, err)
-	}
-	return nil
-}
-
-func (p *core) close(ctx context.Context) error {
-	for {
-		g := p.gate.Load()
-		if g >= gateClosed {
-			break
-		}
-		if p.gate.CompareAndSwap(g, g+gateClosed) {
-			close(p.closing)
-			p.relief()
-			break
-		}
-	}
-	p.timer.Stop()
-	if err := p.flush(ctx); err != nil {
-		return err
-	}
-	if st := p.stats(); st.Leases > 0 {
-		return fmt.Errorf("%w: %d with %d bytes%s", ErrLeased, st.Leases, st.InUseBytes, p.whose())
-	}
-	return nil
-}
-
-// flush unmaps all that is not leased.
-func (p *core) flush(ctx context.Context) error {
-	err := p.drain(ctx)
-	_, trimErr := p.trim(everything, never)
-	return errors.Join(err, trimErr)
-}
-
-// flushLater unmaps what a lease released after Close, once its work is done.
-// One goroutine does so, however many leases there are.
-func (p *core) flushLater() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.flushing {
-		return
-	}
-	p.flushing = true
-	go func() {
-		for again := true; again; {
-			err := p.flush(context.Background()) // Close reports what stays
-			p.mu.Lock()
-			again = err == nil && p.unflushed()
-			p.flushing = again
-			p.mu.Unlock()
-		}
-	}()
-}
-
-// unflushed reports whether there is something to flush.
-func (p *core) unflushed() bool { return p.idle() > 0 || p.pending.any() }

@@ -3,7 +3,7 @@ package pool
 import "sync"
 
 // A shard keeps idle blocks. There is one for each processor that Go uses, and
-// goroutines mostly meet the one of the processor they run on, so that its
+// goroutines mostly use the one of the processor they run on, so that its
 // lock is free and its memory in that processor's cache. Blocks move to where
 // they are requested.
 type shard struct {
@@ -11,7 +11,7 @@ type shard struct {
 	free [classes]blockList // the last released is first, the others grow old
 
 	leases, requested int // of leases that were made here and are not over
-	inUse, slack      int // bytes of their blocks; of the peak, see core.reserve
+	inUse, slack      int // bytes of their blocks; of the peak, see core.raisePeak
 	cached            int // bytes in free
 	hits, misses      int
 
@@ -37,9 +37,16 @@ func (s *shard) pushFree(b *block) {
 	s.cached += b.size
 }
 
-// lend counts a lease, with s locked. If it returns false, the caller must
-// reserve the block's bytes once s is unlocked.
-func (s *shard) lend(b *block, n int) (reserved bool) {
+// put takes a block whose work is done.
+func (s *shard) put(b *block) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pushFree(b)
+}
+
+// acquire counts a lease, with s locked. If it returns false, the caller must call
+// core.raisePeak with the block's bytes once s is unlocked.
+func (s *shard) acquire(b *block, n int) (inPeak bool) {
 	b.home, b.requested = s, n
 	s.leases++
 	s.requested += n
@@ -51,8 +58,8 @@ func (s *shard) lend(b *block, n int) (reserved bool) {
 	return true
 }
 
-// takeBack undoes lend, with b's home locked.
-func (s *shard) takeBack(b *block) {
+// release undoes acquire, with b's home locked.
+func (s *shard) release(b *block) {
 	s.leases--
 	s.requested -= b.requested
 	s.inUse -= b.size
@@ -60,14 +67,14 @@ func (s *shard) takeBack(b *block) {
 	b.requested = 0
 }
 
-// reserve accounts for bytes that go into use, so that the peak is the true
-// one of all shards though each counts alone: one counter for all would cost
-// more, when every processor writes to it, than the rest of Get and Release.
+// raisePeak counts bytes that go into use, so that the peak is the true one of all
+// shards though each counts alone: one counter for all would cost more, when every
+// processor writes to it, than the rest of Get and Release.
 //
 // What was in use at the peak and is not now is slack, which the shards hold
 // in parts. A lease uses slack of its own shard, or of others. Only if all of
 // them together have too little, this is a new peak.
-func (p *core) reserve(bytes int) {
+func (p *core) raisePeak(bytes int) {
 	for i := range p.shards {
 		s := &p.shards[i]
 		s.mu.Lock()
@@ -78,7 +85,7 @@ func (p *core) reserve(bytes int) {
 			return
 		}
 	}
-	// Slack may have come up behind: the answer takes all shards at once.
+	// A shard that was passed may have slack by now: the answer takes all at once.
 	for i := range p.shards {
 		p.shards[i].mu.Lock()
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 )
 
-// Stats account for a pool's memory. ReservedBytes is the sum of InUseBytes,
+// Stats are figures of a pool's memory. ReservedBytes is the sum of InUseBytes,
 // PendingBytes, CachedBytes and SlackBytes.
 type Stats struct {
 	Leases            int // not released
@@ -18,7 +18,7 @@ type Stats struct {
 	PeakInUseBytes    int // most that InUseBytes ever was
 	PendingBytes      int // released, and not known to be unused by the GPU
 	CachedBytes       int // idle
-	SlackBytes        int // of arenas and not cut into blocks, or what could not be unmapped
+	SlackBytes        int // of arenas and not cut into blocks, or being pinned or unmapped
 	ReservedBytes     int // pinned
 	PeakReservedBytes int // most that ReservedBytes ever was
 	MaxBytes          int // Options.MaxBytes
@@ -27,7 +27,7 @@ type Stats struct {
 	Waiting           int // of these, those that wait now
 	TrimmedBytes      int // unmapped so far
 	Failures          int // of pinning and unmapping
-	Lost              int // leases that no handle can release any more, in debug mode
+	Lost              int // leases whose handles were garbage collected without Release, in debug mode
 }
 
 // A gauge is a number and the most that it ever was.
@@ -56,14 +56,14 @@ func (g *gauge) rose(to int64) {
 
 func (g *gauge) value() int { return int(g.now.Load()) }
 
-// Stats returns the present account. Its numbers are read one after the other
-// while others work on.
+// Stats returns the present figures. They are read one after the other while others
+// work on.
 func (p *Pool) Stats() Stats { return p.core.stats() }
 
 func (p *core) stats() Stats {
 	st := Stats{
 		ReservedBytes: p.reserved.value(), PeakReservedBytes: int(p.reserved.peak.Load()),
-		MaxBytes: p.o.MaxBytes, PendingBytes: p.pending.size(),
+		MaxBytes: p.o.MaxBytes, PendingBytes: int(p.pending.bytes.Load()),
 		Waits: int(p.waits.Load()), Waiting: int(p.gate.Load() % gateClosed),
 		TrimmedBytes: int(p.trimmed.Load()), Failures: int(p.failures.Load()), Lost: int(p.lost.Load()),
 	}
@@ -86,7 +86,8 @@ func (p *core) stats() Stats {
 // Outstanding lists the leases that are not released, the largest first, by the
 // bytes of their blocks. A lease that was lost stays in the list: its memory may
 // be in use and is never reused. In debug mode (PINNED_DEBUG=1, or
-// cudart.Options.Debug) the list says since when, who, and which are lost.
+// cudart.Options.Debug) the list has the time and the stack of each Get, and which are
+// lost.
 func (p *Pool) Outstanding() []hostmem.Holding { return p.core.outstanding() }
 
 func (p *core) outstanding() []hostmem.Holding {
@@ -124,7 +125,7 @@ func (p *core) outstanding() []hostmem.Holding {
 	return out
 }
 
-// whose says where the largest outstanding lease was made, in debug mode.
+// whose returns where the largest outstanding lease was made, in debug mode.
 func (p *core) whose() string {
 	if !p.debug {
 		return " (PINNED_DEBUG=1 shows whose)"

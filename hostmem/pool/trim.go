@@ -7,23 +7,26 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"time"
 
 	"github.com/gopinned/pinned/hostmem"
 )
 
 // Trim unmaps idle memory, the longest unused first, until at most keep bytes
-// of it are left, and returns how many bytes it has unmapped. It does not wait
-// for the GPU: memory that may be in use stays. An arena of small blocks is
-// unmapped when none of them is leased.
+// of it are left, and returns how many bytes it has unmapped. A negative keep counts as
+// 0. Trim does not wait for the GPU: memory that may be in use stays. An arena of small
+// blocks is unmapped when none of them is leased. An error says that memory could not
+// be unregistered or unmapped: it counts as reserved, and the next Trim tries again.
 func (p *Pool) Trim(keep int) (int, error) {
 	c := p.core
-	ctx := context.Background()
+	c.moving.begin()
+	defer c.moving.end()
+	// With a context that ends no stream can keep it.
+	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
+	defer cancel()
 	c.reclaimAll(ctx)
 	st := c.stats()
 	goal := st.ReservedBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
-	freed, err := c.trim(everything, func(freed int) bool { return freed >= goal })
-	c.wakeUp()
+	freed, err := c.trim(context.Background(), everything, func(freed int) bool { return freed >= goal })
 	runtime.KeepAlive(p)
 	if err != nil {
 		err = fmt.Errorf("pool: trim %v: %w", c, err)
@@ -35,22 +38,52 @@ func everything(*block) bool { return true }
 
 func never(int) bool { return false }
 
-// trim unmaps idle blocks that pick chooses until enough returns true. It holds
-// no lock that a Get which finds memory, or a Release, waits for while it
-// unregisters.
-func (p *core) trim(pick func(*block) bool, enough func(freed int) bool) (freed int, err error) {
-	p.sweep.Lock()
-	defer p.sweep.Unlock()
-	var errs []error
-	count := func(n int, failed error) {
-		freed += n
-		if failed != nil {
-			errs = append(errs, failed)
+// trim unmaps idle blocks that pick chooses until enough returns true, and waits for
+// that, or until ctx ends. An error is that of unmapping, or ctx's.
+func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(freed int) bool) (freed int, err error) {
+	chosen, _ := p.plan(pick, enough)
+	return p.unmap(ctx, chosen)
+}
+
+// relieve unmaps idle memory because other requests of the process need as much. A Get
+// that waits here knows best what it can use, and unmaps the rest itself.
+func (p *core) relieve(need int) (freed int) {
+	p.moving.begin()
+	defer p.moving.end()
+	if p.gate.Load() > 0 {
+		return 0
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
+	defer cancel()
+	p.reclaimAll(ctx)
+	if p.idle() > 0 {
+		freed, _ = p.trim(ctx, everything, func(freed int) bool { return freed >= need }) // Trim and Close try again, and report
+	}
+	return freed
+}
+
+// plan takes memory out of the lists that is to be unmapped: what could not be before,
+// arenas that nothing is cut from, and idle blocks that pick chooses until enough
+// returns true. It makes no calls into CUDA. left is how many idle blocks stay.
+func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen []*hostmem.Buffer, left int) {
+	p.planning.Lock()
+	defer p.planning.Unlock()
+	p.mu.Lock()
+	chosen = p.failed
+	p.failed = nil
+	p.mu.Unlock()
+	freed := 0
+	for _, buf := range chosen {
+		freed += buf.Reserved()
+	}
+	choose := func(buffers ...*hostmem.Buffer) {
+		chosen = append(chosen, buffers...)
+		for _, buf := range buffers {
+			freed += buf.Reserved()
 		}
 	}
-	count(p.freeStuck())
 	if !enough(freed) {
-		count(p.freeArenas())
+		choose(p.emptyArenas()...)
 	}
 	var back []*block
 	var order []*slab
@@ -65,7 +98,7 @@ func (p *core) trim(pick func(*block) bool, enough func(freed int) bool) (freed 
 		case enough(freed):
 			back = append(back, b)
 		default:
-			count(p.freeLarge(b))
+			choose(p.forget(b))
 		}
 	}
 	for _, s := range order {
@@ -74,31 +107,17 @@ func (p *core) trim(pick func(*block) bool, enough func(freed int) bool) (freed 
 			continue
 		}
 		if !enough(freed) {
-			count(p.freeArenas())
+			choose(p.emptyArenas()...)
 		}
 	}
-	p.pushBack(back)
-	return freed, errors.Join(errs...)
-}
-
-// trimAll unmaps all that the GPU is done with.
-func (p *core) trimAll(ctx context.Context) (freed int, err error) {
-	p.reclaimAll(ctx)
-	return p.trim(everything, never)
-}
-
-// relieve unmaps idle memory because requests of the process wait for as much.
-func (p *core) relieve(need int) {
-	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
-	defer cancel()
-	p.reclaimAll(ctx)
-	if p.idle() > 0 {
-		_, _ = p.trim(everything, func(freed int) bool { return freed >= need }) // Trim and Close try again, and report
+	for _, b := range back {
+		b.home.put(b)
 	}
+	if len(back) > 0 {
+		p.wakeUp() // a Get that waits may have missed them
+	}
+	return chosen, len(back)
 }
-
-// lookTimeout bounds the looks that no caller waits for.
-const lookTimeout = time.Second
 
 // gather takes the idle blocks that pick chooses out of the lists, the longest
 // unused and the largest first.
@@ -131,28 +150,18 @@ func (p *core) gather(pick func(*block) bool) []*block {
 	return found
 }
 
-// pushBack puts blocks back that gather took, and stay.
-func (p *core) pushBack(blocks []*block) {
-	s := p.shard()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, b := range blocks {
-		s.pushFree(b)
-	}
-}
-
-// freeLarge unmaps a block that is a buffer.
-func (p *core) freeLarge(b *block) (freed int, err error) {
+// forget returns the memory of a large block, which is no block from then on.
+func (p *core) forget(b *block) *hostmem.Buffer {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	delete(p.large, b)
-	p.mu.Unlock()
-	return p.freeBuffer(b.buf)
+	return b.buf
 }
 
-// freeArenas unmaps the arenas that nothing is cut from.
-func (p *core) freeArenas() (freed int, err error) {
-	var empty []*hostmem.Buffer
+// emptyArenas takes the arenas that nothing is cut from.
+func (p *core) emptyArenas() (empty []*hostmem.Buffer) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.arenas = slices.DeleteFunc(p.arenas, func(a *arena) bool {
 		if len(a.slabs) > 0 {
 			return false
@@ -160,45 +169,113 @@ func (p *core) freeArenas() (freed int, err error) {
 		empty = append(empty, a.buf)
 		return true
 	})
-	p.mu.Unlock()
-	return p.freeBuffers(empty)
+	return empty
 }
 
-// freeStuck tries again what could not be unmapped before.
-func (p *core) freeStuck() (freed int, err error) {
+// A victim is memory to be unmapped, and for whom.
+type victim struct {
+	buf *hostmem.Buffer
+	of  *batch
+}
+
+// A batch is memory that one goroutine waits for. It is guarded by core.mu.
+type batch struct {
+	left, freed int
+	errs        []error
+	done        chan struct{}
+}
+
+// mostUnmappers bounds the threads on which cudaHostUnregister may be stuck.
+const mostUnmappers = 4
+
+// unmap unmaps memory that is in no list, and waits for that, or until ctx ends. It is
+// done on other goroutines, whose calls into CUDA may never return: then the caller is
+// stuck, unless its ctx ends, and what is left is done with the next memory to be
+// unmapped.
+func (p *core) unmap(ctx context.Context, buffers []*hostmem.Buffer) (freed int, err error) {
+	if len(buffers) == 0 {
+		return 0, nil
+	}
+	b := &batch{left: len(buffers), done: make(chan struct{})}
 	p.mu.Lock()
-	stuck := p.stuck
-	p.stuck = nil
+	for _, buf := range buffers {
+		p.victims = append(p.victims, victim{buf, b})
+	}
 	p.mu.Unlock()
-	return p.freeBuffers(stuck)
+	p.unmapper()
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return b.freed, errors.Join(append(b.errs, err)...)
 }
 
-func (p *core) freeBuffers(buffers []*hostmem.Buffer) (freed int, err error) {
-	var errs []error
-	for _, b := range buffers {
-		n, err := p.freeBuffer(b)
-		freed += n
-		if err != nil {
-			errs = append(errs, err)
+// unmapSoon is unmap for a Get, which does not wait for a call into CUDA that blocks.
+// What it has begun goes on, and wakes the Gets that wait.
+func (p *core) unmapSoon(ctx context.Context, buffers []*hostmem.Buffer) (freed int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	defer cancel()
+	freed, err = p.unmap(ctx, buffers)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	return freed, err
+}
+
+// unmapper starts a goroutine that unmaps victims, if there are any.
+func (p *core) unmapper() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.victims) == 0 || p.unmappers == mostUnmappers {
+		return
+	}
+	p.unmappers++
+	p.moving.begin()
+	go func() {
+		defer p.moving.end()
+		for v, ok := p.nextVictim(); ok; v, ok = p.nextVictim() {
+			size := v.buf.Reserved()
+			p.unmapped(v, size, v.buf.Close())
 		}
-	}
-	return freed, errors.Join(errs...)
+	}()
 }
 
-// freeBuffer unmaps a buffer. One that cannot be unregistered is kept for the
-// next try, and counts as reserved.
-func (p *core) freeBuffer(buf *hostmem.Buffer) (freed int, err error) {
-	size := buf.Kept()
-	if err := buf.Close(); err != nil {
-		p.failures.Add(1)
-		p.mu.Lock()
-		p.stuck = append(p.stuck, buf)
-		p.mu.Unlock()
-		return 0, err
+func (p *core) nextVictim() (v victim, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.victims) == 0 {
+		p.victims = nil
+		p.unmappers--
+		return v, false
 	}
-	p.reserved.add(-size)
-	p.trimmed.Add(int64(size))
-	return size, nil
+	v = p.victims[0]
+	p.victims = p.victims[1:]
+	return v, true
+}
+
+// unmapped counts a victim. One that could not be unregistered is kept for the
+// next try, and counts as reserved.
+func (p *core) unmapped(v victim, size int, err error) {
+	if err == nil {
+		p.trimmed.Add(int64(size))
+		p.unreserve(size)
+	} else {
+		p.failures.Add(1)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		v.of.freed += size
+	} else {
+		v.of.errs = append(v.of.errs, err)
+		p.failed = append(p.failed, v.buf)
+	}
+	if v.of.left--; v.of.left == 0 {
+		close(v.of.done)
+	}
 }
 
 // idleTicks is how many ticks end in any time of IdleTime, and one more.
@@ -206,7 +283,7 @@ const idleTicks = 3
 
 // startTicking starts the timer, which runs while there is idle memory.
 func (p *core) startTicking() {
-	if p.ticking.CompareAndSwap(false, true) {
+	if p.o.IdleTime > 0 && p.ticking.CompareAndSwap(false, true) {
 		p.timer.Reset(p.o.IdleTime / (idleTicks - 1))
 	}
 }
@@ -214,15 +291,16 @@ func (p *core) startTicking() {
 // tick unmaps what was idle for IdleTime. It counts time in ticks, because
 // reading a clock at each Release would take as long as all the rest of it.
 func (p *core) tick() {
+	p.moving.begin()
+	defer p.moving.end()
 	if p.closed() {
 		return
 	}
 	now := p.epoch.Add(1)
-	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
 	defer cancel()
 	p.reclaimAll(ctx)
-	_, _ = p.trim(func(b *block) bool { return now-b.epoch >= idleTicks }, never)
-	p.wakeUp()
+	_, _ = p.trim(ctx, func(b *block) bool { return now-b.epoch >= idleTicks }, never) // Trim and Close try again, and report
 	p.ticking.Store(false)
 	// A Release that saw it ticking put its block into a list before.
 	if st := p.stats(); st.ReservedBytes > st.InUseBytes {

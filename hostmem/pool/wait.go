@@ -9,152 +9,214 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 )
 
-func tooLarge(least, limit int) error {
-	return fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, least, limit)
-}
-
-// wait is a Get that waits for memory. One at a time has the turn: it looks for
-// memory of any kind, unmaps idle memory of other sizes to make room, and else
-// sleeps until a block is released, the GPU is done with one, the budget of the
-// process has room, or the pool is closed.
-func (p *core) wait(ctx context.Context, class, n int) (*block, bool, error) {
+// wait is a Get that waits for a block, or for room to make one. One at a time has
+// the turn: it looks for memory of any kind, unmaps idle memory of other sizes to make
+// room, and else sleeps until a block is released, the GPU is done with one, the
+// budget of the process has room, or the pool is closed. short says that the host had
+// no memory for the room that there was: then it waits until the GPU is done with
+// something that can be unmapped.
+func (p *core) wait(ctx context.Context, class, n int, short bool) (b *block, hit bool, r room, err error) {
 	p.waits.Add(1)
 	p.gate.Add(1)
 	defer p.gate.Add(-1)
 	select {
 	case p.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, false, p.gaveUp(ctx.Err())
+		return nil, false, room{}, p.canceled(ctx.Err())
 	case <-p.closing:
-		return nil, false, ErrClosed
+		return nil, false, room{}, ErrClosed
 	}
 	defer func() { <-p.turn }()
-	s := &search{core: p, class: class, n: n, least: p.least(class, n), reached: make(chan struct{}, 1)}
-	defer s.stop()
+	// Calls into CUDA that block must not keep the turn: see cudart.Point.Done.
+	looking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := &waiter{core: p, class: class, n: n, least: p.least(class, n), short: short, reached: make(chan struct{}, 1)}
+	defer w.stop()
 	for {
-		b, hit, err := s.look(ctx)
+		b, hit, r, err = w.look(looking)
 		switch {
-		case b != nil:
-			return b, hit, nil
+		case err == nil:
+			return b, hit, r, nil
 		case p.closed():
-			return nil, false, ErrClosed
+			return nil, false, room{}, ErrClosed
 		case ctx.Err() != nil:
-			return nil, false, p.gaveUp(ctx.Err())
+			return nil, false, room{}, p.canceled(ctx.Err())
 		case !errors.Is(err, errFull):
-			return nil, false, err
+			return nil, false, room{}, err
 		}
-		s.sleep(ctx)
+		w.sleep(ctx)
 	}
 }
 
-// A search is the state of the Get that has the turn to wait.
-type search struct {
+// A waiter is the state of the Get that has the turn to wait.
+type waiter struct {
 	*core
 	class, n, least int
+	short           bool
 
 	grant    *budget.Grant // a request that waits for the process's limit
 	reached  chan struct{} // the GPU is done with something
 	asked    bool          // the pending blocks were, since then
+	pause    int           // looks until makeRoom is of use again
+	ended    bool          // a watched point was reached, or cannot be known
 	heads    uint64        // what pending.heads was when the points were watched
 	watching func()        // stops that
 }
 
-// look looks for memory of any kind, and makes room for more.
-func (s *search) look(ctx context.Context) (b *block, hit bool, err error) {
-	if !s.asked {
-		s.reclaimAll(ctx)
-		s.asked = true
-	}
-	if b := s.steal(s.class, s.n); b != nil {
-		return b, true, nil
-	}
-	if b, hit, err = s.grow(ctx, s.class, s.n, s.granted()); !errors.Is(err, errFull) {
-		return b, hit, err
-	}
-	// Another class's idle memory may make room. Else there is no use in going
-	// through all lists.
-	if s.o.MaxBytes > 0 && s.o.MaxBytes-s.reserved.value()+s.idle() >= s.least {
-		_, trimErr := s.trim(everything, func(int) bool {
-			return s.o.MaxBytes-s.reserved.value() >= s.least || isSmall(s.class) && s.hasRun(s.class)
-		})
-		if b, hit, err = s.grow(ctx, s.class, s.n, s.granted()); !errors.Is(err, errFull) {
-			return b, hit, err
+// look looks for memory of any kind, and makes room for more. The error is errFull
+// if it has found neither.
+func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err error) {
+	if !w.asked {
+		w.asked = true
+		if w.reclaimAll(ctx) == 0 && w.ended {
+			if err := w.hopeless(ctx); err != nil {
+				return nil, false, room{}, err
+			}
 		}
-		if trimErr != nil {
-			return nil, false, trimErr
+		w.ended = false
+	}
+	if b := w.steal(w.class, w.n); b != nil {
+		return b, true, room{}, nil
+	}
+	if isSmall(w.class) {
+		if b := w.cut(w.class); b != nil {
+			return b, false, room{}, nil
 		}
 	}
-	// The request keeps its place among those that wait for the process's limit.
-	if s.grant == nil && (s.o.MaxBytes == 0 || s.o.MaxBytes-s.reserved.value() >= s.least) {
-		s.grant = s.budget.Ask(s.least, false)
+	if w.short {
+		if w.idle() == 0 && w.pending.any() {
+			return nil, false, room{}, errFull
+		}
+		w.short = false
+		chosen, _ := w.plan(everything, never)
+		if _, err := w.unmapSoon(ctx, chosen); err != nil {
+			return nil, false, room{}, err
+		}
 	}
-	return nil, false, errFull
+	if r, err = w.room(); !errors.Is(err, errFull) {
+		return nil, false, r, err
+	}
+	// Another class's idle memory may make room.
+	if err := w.makeRoom(ctx); err != nil {
+		return nil, false, room{}, err
+	}
+	if isSmall(w.class) {
+		if b := w.cut(w.class); b != nil {
+			return b, false, room{}, nil
+		}
+	}
+	r, err = w.room()
+	return nil, false, r, err
 }
 
-// granted takes the request that waited, if it was decided.
-func (s *search) granted() (g *budget.Grant) {
-	if s.grant == nil {
+// makeRoom unmaps idle memory until the limit of the pool, or of the process, allows the
+// request, if it can. Going through all lists in vain takes time for each idle block:
+// after it a part of as many have to be released before the next time, or some time has
+// to pass.
+func (w *waiter) makeRoom(ctx context.Context) error {
+	st := w.stats()
+	unused := st.ReservedBytes - st.InUseBytes - st.PendingBytes
+	missing := w.least // of the process's limit
+	if w.grant == nil {
+		missing = st.ReservedBytes + w.least - w.o.MaxBytes // of the pool's
+	}
+	if unused == 0 || w.grant == nil && unused < missing {
 		return nil
+	}
+	if w.pause > 0 {
+		w.pause--
+		return nil
+	}
+	chosen, left := w.plan(everything, func(freed int) bool {
+		return freed >= missing || isSmall(w.class) && w.hasRun(w.class)
+	})
+	w.pause = 1 + left/8 // at least one, because plan wakes this Get
+	_, err := w.unmapSoon(ctx, chosen)
+	return err
+}
+
+// room takes room for the least that the request takes. Where the process's limit
+// does not allow it, the request waits there, in the order of the process's requests.
+func (w *waiter) room() (room, error) {
+	if w.grant == nil {
+		r, err := w.tryRoom(w.least)
+		if errors.Is(err, errFull) && (w.o.MaxBytes == 0 || w.o.MaxBytes-w.reserved.value() >= w.least) {
+			w.grant = w.budget.Ask(w.least)
+		}
+		return r, err
 	}
 	select {
-	case <-s.grant.Done():
-		g, s.grant = s.grant, nil
-		return g
+	case <-w.grant.Done():
 	default:
-		return nil
+		return room{}, errFull
 	}
+	g := w.grant
+	w.grant = nil
+	err := g.Err()
+	if err == nil && !w.reserve(w.least) {
+		err = errFull // of the pool's limit meanwhile
+	}
+	if err != nil {
+		g.Withdraw()
+		return room{}, err
+	}
+	return room{w.least, g}, nil
 }
 
 // retryAfter is when points are asked anew that could not be known.
 const retryAfter = 100 * time.Millisecond
 
 // sleep waits until another look may find something.
-func (s *search) sleep(ctx context.Context) {
-	s.watch()
+func (w *waiter) sleep(ctx context.Context) {
+	w.watch()
 	retry := time.NewTimer(retryAfter)
 	defer retry.Stop()
 	var granted <-chan struct{}
-	if s.grant != nil {
-		granted = s.grant.Done()
+	if w.grant != nil {
+		granted = w.grant.Done()
 	}
 	select {
-	case <-s.wake:
-	case <-s.reached:
-		s.asked = false
+	case <-w.wake:
+	case <-w.reached:
+		w.asked, w.ended = false, true
 	case <-retry.C:
-		s.asked = false
+		w.asked, w.pause = false, 0
+		w.unmapper() // another may be stuck
 	case <-granted:
 	case <-ctx.Done():
-	case <-s.closing:
+	case <-w.closing:
 	}
 }
 
-// watch sees to it that reached is sent to when the oldest block of any stream
-// is done.
-func (s *search) watch() {
-	heads := s.pending.headsNow()
-	if s.watching != nil && s.asked && heads == s.heads {
+// watch has reached sent to when the oldest block of any stream is done.
+func (w *waiter) watch() {
+	heads := w.pending.headsNow()
+	if w.watching != nil && w.asked && heads == w.heads {
 		return
 	}
-	if s.watching != nil {
-		s.watching()
+	if w.watching != nil {
+		w.watching()
 	}
-	s.heads, s.watching = heads, s.notify(s.reached)
+	w.heads, w.watching = heads, w.notify(w.reached)
 }
 
-// stop ends what the search has begun.
-func (s *search) stop() {
-	if s.watching != nil {
-		s.watching()
+// stop ends what the waiter has begun.
+func (w *waiter) stop() {
+	if w.watching != nil {
+		w.watching()
 	}
-	if s.grant != nil {
-		s.grant.Release()
+	if w.grant != nil {
+		w.grant.Withdraw()
 	}
 }
 
-// gaveUp says what a Get has waited for.
-func (p *core) gaveUp(cause error) error {
+// canceled returns the error of a Get whose context has ended.
+func (p *core) canceled(cause error) error {
 	st := p.stats()
-	return fmt.Errorf("limit of %d bytes reached: %d in use by %d leases, %d released but waiting for the GPU, %d cached, %d requests waiting: %w",
-		p.o.MaxBytes, st.InUseBytes, st.Leases, st.PendingBytes, st.CachedBytes, st.Waiting, cause)
+	limit := fmt.Sprintf("limit of %d bytes", p.o.MaxBytes)
+	if p.o.MaxBytes == 0 {
+		limit = "limit of the process or the host"
+	}
+	return fmt.Errorf("%s reached: %d in use by %d leases, %d released but waiting for the GPU, %d cached, %d requests waiting: %w",
+		limit, st.InUseBytes, st.Leases, st.PendingBytes, st.CachedBytes, st.Waiting, cause)
 }

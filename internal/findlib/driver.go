@@ -41,8 +41,8 @@ func (h Host) Driver() Driver {
 func (h Host) libcuda() string {
 	mapped, _ := h.mapped(func(base string) bool { return strings.HasPrefix(base, "libcuda.so.") })
 	for _, m := range mapped {
-		if !m.deleted {
-			return m.path
+		if !m.Deleted {
+			return m.Path
 		}
 	}
 	for _, dir := range slices.Concat(h.loaderDirs(), driverDirs) {

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // A Library describes a shared library: how its files are named and which
@@ -37,11 +39,11 @@ type Candidate struct {
 // A Host is a machine on which libraries are looked for, as this process sees
 // it, or a copy of one in a directory. Paths are those of that machine.
 type Host struct {
-	root string                 // put before every path; "" for this machine
-	arch string                 // as GOARCH
-	env  func(string) string    // environment variables
-	home string                 // the user's home directory, "" if unknown
-	maps func() ([]byte, error) // /proc/self/maps
+	root string              // put before every path; "" for this machine
+	arch string              // as GOARCH
+	env  func(string) string // environment variables
+	home string              // the user's home directory, "" if unknown
+	maps func() ([]linux.Mapping, error)
 }
 
 // This returns the machine that the process runs on.
@@ -54,7 +56,7 @@ func This() Host {
 		arch: runtime.GOARCH,
 		env:  Getenv,
 		home: home,
-		maps: func() ([]byte, error) { return os.ReadFile("/proc/self/maps") },
+		maps: func() ([]linux.Mapping, error) { return linux.ReadMaps(os.DirFS("/")) },
 	}
 }
 
@@ -85,14 +87,14 @@ func (h Host) Find(lib Library) (found []Candidate, looked []string) {
 	mapped, note := h.mapped(s.names)
 	looked = append(looked, "libraries loaded already (/proc/self/maps)"+note)
 	for _, m := range mapped {
-		if !m.deleted {
-			real := h.resolve(m.path)
-			add(Candidate{m.path, "loaded already", s.version(real)}, real)
+		if !m.Deleted {
+			real := h.resolve(m.Path)
+			add(Candidate{m.Path, "loaded already", s.version(real)}, real)
 			continue
 		}
 		// The path names no file, or another one by now. The dynamic loader
 		// still has the library under its soname.
-		version := s.versionInName(m.path)
+		version := s.versionInName(m.Path)
 		for _, soname := range lib.Sonames {
 			if s.versionInName(soname).Major == version.Major {
 				add(Candidate{soname, "loaded already, its file deleted since", version}, soname)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // makeTree makes a host's files below a new root: "/a/b" is a file, "/a/b/" a
@@ -46,7 +48,7 @@ func fakeHost(root string, env map[string]string, maps string) Host {
 		arch: "amd64",
 		env:  func(name string) string { return env[name] },
 		home: "/home/gopher",
-		maps: func() ([]byte, error) { return []byte(maps), nil },
+		maps: func() ([]linux.Mapping, error) { return linux.ParseMaps(maps) },
 	}
 }
 
@@ -347,7 +349,7 @@ func TestUnreadablePlacesAreReported(t *testing.T) {
 	require.NoError(t, os.Chmod(root+"/opt/cuda/lib64", 0))
 	t.Cleanup(func() { _ = os.Chmod(root+"/opt/cuda/lib64", 0o755) })
 	f := fakeHost(root, nil, "")
-	f.maps = func() ([]byte, error) {
+	f.maps = func() ([]linux.Mapping, error) {
 		return nil, &fs.PathError{Op: "open", Path: "/proc/self/maps", Err: fs.ErrPermission}
 	}
 	list, looked := f.Find(libcudart)

@@ -2,10 +2,12 @@ package findlib
 
 import (
 	"path"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 const mapsOfTwoLibraries = `55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 1311 /usr/bin/app
@@ -21,29 +23,36 @@ const mapsOfTwoLibraries = `55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 1311 /
 
 var libcudartNames = Host{}.search(libcudart).names
 
-func TestMappedFiles(t *testing.T) {
-	t.Parallel()
-	assert.Equal(t, []mappedFile{
-		{"/opt/my libs/libcudart.so.12.4.127", false},
-		{"/v/nvidia/cu13/lib/libcudart.so.13", true},
-	}, mappedFiles(mapsOfTwoLibraries, libcudartNames))
-	assert.Empty(t, mappedFiles("", libcudartNames))
-	assert.Empty(t, mappedFiles("/libcudart.so.12", libcudartNames), "a line that is cut off is not a mapping")
+func withMaps(text string) Host {
+	return Host{maps: func() ([]linux.Mapping, error) { return linux.ParseMaps(text) }}
 }
 
-func FuzzMappedFiles(f *testing.F) {
+func TestMapped(t *testing.T) {
+	t.Parallel()
+	files, note := withMaps(mapsOfTwoLibraries).mapped(libcudartNames)
+	assert.Equal(t, []linux.MappedFile{
+		{Path: "/opt/my libs/libcudart.so.12.4.127"},
+		{Path: "/v/nvidia/cu13/lib/libcudart.so.13", Deleted: true},
+	}, files)
+	assert.Empty(t, note)
+	files, note = withMaps("").mapped(libcudartNames)
+	assert.Empty(t, files)
+	assert.Empty(t, note)
+	files, note = withMaps("/libcudart.so.12").mapped(libcudartNames)
+	assert.Empty(t, files, "a line that is cut off is not a mapping")
+	assert.Contains(t, note, "is not a mapping")
+}
+
+func FuzzMapped(f *testing.F) {
 	f.Add(mapsOfTwoLibraries)
 	f.Add("7f00-7f10 r-xp 0 08:01 1 /libcudart.so (deleted) (deleted)\n")
 	f.Add(" /\n /libcudart.so.12\r\n\x00 /a/../libcudart.so.13")
 	f.Fuzz(func(t *testing.T, text string) {
-		seen := map[mappedFile]bool{}
-		for _, m := range mappedFiles(text, libcudartNames) {
-			assert.True(t, path.IsAbs(m.path), "%q", m.path)
-			assert.True(t, libcudartNames(path.Base(m.path)), "%q", m.path)
-			assert.Contains(t, text, m.path)
-			assert.False(t, strings.Contains(m.path, "\n"), "%q", m.path)
-			assert.False(t, seen[m], "%q twice", m.path)
-			seen[m] = true
+		files, note := withMaps(text).mapped(libcudartNames)
+		_, err := linux.ParseMaps(text)
+		require.Equal(t, err != nil, note != "")
+		for _, m := range files {
+			assert.True(t, libcudartNames(path.Base(m.Path)), "%q", m.Path)
 		}
 	})
 }

@@ -161,7 +161,7 @@ func (b *bench) copies(d Direction, size, count int) error {
 		if d == HostToDevice {
 			err = b.host.CopyToDevice(b.stream, b.device, 0, size)
 		} else {
-			err = b.host.CopyFromDevice(b.stream, 0, b.device, size)
+			err = b.host.CopyToHost(b.stream, 0, b.device, size)
 		}
 		if err != nil {
 			return err

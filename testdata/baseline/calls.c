@@ -1,5 +1,8 @@
 // The loops of cudart's BenchmarkCalls in C, printed in the format of Go
-// benchmarks, so that benchstat can set both side by side.
+// benchmarks, so that benchstat can set both side by side. What
+// copy64_record_query takes more than copy64_issue is what hostmem/pool's
+// BenchmarkPoolStreamRelease/copy64_record_query takes more than Go's
+// copy64_issue, by hand and for one buffer.
 //
 //	cc -O2 -I$CUDA/include calls.c -L$CUDA/lib64 -lcudart -o calls && ./calls 10
 #include <cuda_runtime_api.h>
@@ -46,6 +49,7 @@ int main(int argc, char **argv) {
 		LOOP("event_record", 500000, CHECK(cudaEventRecord(e, s)));
 		LOOP("event_query", 500000, (void)cudaEventQuery(e));
 		LOOP("event_record_query", 500000, CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
+		LOOP("copy64_record_query", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
 		LOOP("stream_query", 500000, (void)cudaStreamQuery(s));
 		LOOP("stream_wait_event", 500000, CHECK(cudaStreamWaitEvent(s, e, 0)));
 		LOOP("register_4KiB", 2000, CHECK(cudaHostRegister(page, 4096, 0)); CHECK(cudaHostUnregister(page)));

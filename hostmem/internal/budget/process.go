@@ -16,8 +16,8 @@ var Process = sync.OnceValue(func() *Budget {
 })
 
 // ReadHost returns what the host, or the control group that binds tighter, has
-// left. A control group that cannot be read counts as no limit: there is nothing
-// to compare with.
+// available. A control group that cannot be read counts as no limit: there is
+// nothing to compare with.
 func ReadHost(files fs.FS, pinnedFiles int) (linux.Headroom, error) {
 	info, err := linux.ReadMeminfo(files)
 	if err != nil {

@@ -38,12 +38,17 @@ type Calls struct {
 	Where func(pages []unsafe.Pointer, nodes []int32) error
 	// Resident is mincore: bit 0 of a byte a page.
 	Resident func(p unsafe.Pointer, n int, vec []byte) error
-	// Touch writes to one word in every step bytes, leaving its value alone. A
-	// page that cannot be had is an error.
+	// Private counts the pages that are resident and this process's alone, by
+	// /proc/self/pagemap.
+	Private func(pages []unsafe.Pointer) (n int, err error)
+	// FileSystem is statfs.
+	FileSystem func(path string) (FileSystem, error)
+	// Touch writes to one word in every step bytes and leaves its value alone. A
+	// page that the kernel does not have is an error.
 	Touch func(p unsafe.Pointer, n, step int) error
 }
 
-// Before returns calls that ask hook first, with the field's name and the advice
+// Before returns calls that call hook first, with the field's name and the advice
 // or mode where there is one ("Advise huge"), and fail with its error.
 func (c Calls) Before(hook func(call string) error) Calls {
 	return Calls{
@@ -98,6 +103,18 @@ func (c Calls) Before(hook func(call string) error) Calls {
 				return err
 			}
 			return c.Resident(p, n, vec)
+		},
+		Private: func(pages []unsafe.Pointer) (int, error) {
+			if err := hook("Private"); err != nil {
+				return 0, err
+			}
+			return c.Private(pages)
+		},
+		FileSystem: func(path string) (FileSystem, error) {
+			if err := hook("FileSystem"); err != nil {
+				return FileSystem{}, err
+			}
+			return c.FileSystem(path)
 		},
 		Touch: func(p unsafe.Pointer, n, step int) error {
 			if err := hook("Touch"); err != nil {

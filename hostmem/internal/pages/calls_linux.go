@@ -3,6 +3,7 @@
 package pages
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"os"
 	"runtime"
@@ -14,7 +15,7 @@ import (
 func realCalls() Calls {
 	return Calls{
 		Map: mapAnon, MapFile: mapFile, Unmap: unmap, Advise: advise, Name: name,
-		Bind: bind, Where: where, Resident: resident, Touch: touch,
+		Bind: bind, Where: where, Resident: resident, Private: private, FileSystem: fileSystem, Touch: touch,
 	}
 }
 
@@ -58,7 +59,7 @@ func bind(p unsafe.Pointer, n, node int, strict bool) error {
 	if strict {
 		mode = unix.MPOL_BIND
 	}
-	// The kernel reads one bit less than it is told.
+	// The kernel reads one bit less than the length says.
 	mask := make([]uint64, node/64+1)
 	mask[node/64] = 1 << (node % 64)
 	return errno(unix.Syscall6(unix.SYS_MBIND, uintptr(p), uintptr(n), mode,
@@ -75,6 +76,45 @@ func where(pages []unsafe.Pointer, nodes []int32) error {
 
 func resident(p unsafe.Pointer, n int, vec []byte) error {
 	return errno(unix.Syscall(unix.SYS_MINCORE, uintptr(p), uintptr(n), uintptr(unsafe.Pointer(&vec[0]))))
+}
+
+// The bits of an entry of /proc/self/pagemap.
+const (
+	pagePresent   = 1 << 63
+	pageShared    = 1 << 61 // a file's, or shared memory
+	pageExclusive = 1 << 56 // only this process has it; the zero page is not
+)
+
+func private(pages []unsafe.Pointer) (n int, err error) {
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	var entry [8]byte
+	for _, page := range pages {
+		if _, err := f.ReadAt(entry[:], int64(uintptr(page)/uintptr(os.Getpagesize()))*int64(len(entry))); err != nil {
+			return 0, err
+		}
+		if binary.NativeEndian.Uint64(entry[:])&(pagePresent|pageShared|pageExclusive) == pagePresent|pageExclusive {
+			n++
+		}
+	}
+	return n, nil
+}
+
+func fileSystem(path string) (FileSystem, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(path, &s); err != nil {
+		return FileSystem{}, err
+	}
+	switch uint32(s.Type) {
+	case unix.HUGETLBFS_MAGIC:
+		return FileSystem{Page: int(s.Bsize), Memory: true}, nil
+	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
+		return FileSystem{Memory: true}, nil
+	}
+	return FileSystem{}, nil
 }
 
 func errno(_, _ uintptr, e unix.Errno) error {

@@ -8,10 +8,11 @@ import (
 	"unsafe"
 )
 
-// Where there is no Linux, mapping fails and so nothing else is ever called.
+// Without Linux mapping fails, so that nothing else is ever called.
 func realCalls() Calls {
 	return Calls{
-		Map:     func(int, int) (unsafe.Pointer, error) { return nil, errors.ErrUnsupported },
-		MapFile: func(*os.File, int64, int) (unsafe.Pointer, error) { return nil, errors.ErrUnsupported },
+		Map:        func(int, int) (unsafe.Pointer, error) { return nil, errors.ErrUnsupported },
+		MapFile:    func(*os.File, int64, int) (unsafe.Pointer, error) { return nil, errors.ErrUnsupported },
+		FileSystem: func(string) (FileSystem, error) { return FileSystem{}, errors.ErrUnsupported },
 	}
 }

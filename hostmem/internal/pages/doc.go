@@ -1,22 +1,25 @@
-// Package pages gives hostmem its memory: anonymous mappings of exactly the
-// pages that were asked for, aligned, advised, placed on a NUMA node and made
-// resident by several threads. It knows nothing of CUDA.
+// Package pages makes the memory that hostmem pins: anonymous mappings of exactly
+// the pages that were requested, aligned, advised, placed on a NUMA node and made
+// resident by several threads. It does not use CUDA.
 //
-// # A region
+// # Regions
 //
-// [Map] over-allocates address space, unmaps head and tail and keeps the
-// middle, so a region of n bytes keeps n rounded up to a page whatever its
-// alignment is. What the kernel merely would not do for us (an advice refused,
-// no hugetlb page free, a page on another node) is a note on the region, see
-// [Region.Notes]; what leaves the region unusable is an error, and then nothing
-// stays mapped.
+// [Map] over-allocates address space, unmaps head and tail and keeps the middle,
+// so a region of n bytes has n rounded up to a page, whatever its alignment.
+// What the kernel refuses without making the region unusable (an advice, a hugetlb
+// page, a page on a certain node) is a note, see [Region.Notes]. What makes it
+// unusable is an error, and then nothing stays mapped. [Borrow] and [MapFile] make
+// regions of memory that other code mapped, and of files.
 //
 // # The host
 //
-// [System] holds what is read once from /sys and the system calls themselves.
-// Tests swap the calls by [Calls.Before] to make any of them fail.
+// [System] holds what is read once from /sys, and the system calls themselves.
+// Tests replace the calls by [Calls.Before] to make any of them fail.
 //
 // # Populating
 //
-// See [Populate] and the comment in crew.go on how many threads work.
+// [Region.Populate] makes pages resident. The comment in workers.go says with how
+// many threads, and why.
+//
+// Errors carry no prefix: the caller's has the package that its user called.
 package pages

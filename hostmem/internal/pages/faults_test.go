@@ -40,7 +40,7 @@ func sweepOperations() map[string]struct {
 }
 
 // Every call fails at every position with every errno that may be seen there.
-// Whatever comes of it, either the region works in full or nothing is left.
+// Either the region works in full or nothing is left.
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	errnos := []unix.Errno{unix.ENOMEM, unix.EAGAIN, unix.EINVAL, unix.EPERM, unix.ENOSYS, unix.EFAULT}
 	if emulated(t) {
@@ -74,7 +74,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 					} else {
 						failed.Add(1)
 						require.ErrorIs(t, err, errno, "call %d, %s", nth, fault)
-						require.Contains(t, err.Error(), "pages: ")
+						require.NotContains(t, err.Error(), "pages: ", "the package that was called puts its own name before it")
 					}
 					l.requireKernelAgrees(t)
 					if fault == "" {
@@ -103,7 +103,7 @@ func TestACallThatNeverWorks(t *testing.T) {
 		note  string
 	}{
 		{"Map", true, ""},
-		{"Map hugetlb", false, "hugetlb: 0 of 2 pages of 2 MiB free (pages: map 3145729 bytes aligned to 2097152: function not implemented): took other pages"},
+		{"Map hugetlb", false, "hugetlb: 0 of 2 pages of 2 MiB free (map 3145729 bytes aligned to 2097152: function not implemented): other pages were taken"},
 		{"Advise huge", false, "madvise huge failed (function not implemented): 4 KiB pages, slower to pin"},
 		{"Advise dontfork", false, "madvise dontfork failed (function not implemented): forks of this process are slow while the region is pinned"},
 		{"Advise dontdump", false, "madvise dontdump failed (function not implemented): core dumps hold the region"},
@@ -111,8 +111,8 @@ func TestACallThatNeverWorks(t *testing.T) {
 		{"Touch", true, ""},
 		{"Resident", false, ""},
 		{"Name", false, ""},
-		{"Bind", false, "numa: binding to node 1 failed (function not implemented), pages come from wherever the kernel takes them"},
-		{"Where", false, "numa: where the pages lie is unknown: pages: node of 64 pages: function not implemented"},
+		{"Bind", false, "numa: binding to node 1 failed (function not implemented), pages come from any node"},
+		{"Where", false, "numa: the nodes of the pages are unknown: node of 64 pages: function not implemented"},
 	} {
 		t.Run(tc.call, func(t *testing.T) {
 			sys := twoNodes()

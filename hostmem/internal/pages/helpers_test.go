@@ -109,11 +109,11 @@ func twoNodes() *System {
 }
 
 // requireAccount skips where the kernel's account cannot be asked: user-mode
-// emulation takes advice without following it, and then tells of other memory.
+// emulation takes advice without following it, and reports other memory.
 func requireAccount(t testing.TB) {
 	t.Helper()
 	if emulated(t) {
-		t.Skip("/proc/self/smaps and madvise do not tell the truth here (user-mode emulation?)")
+		t.Skip("/proc/self/smaps and madvise are not about this process here (user-mode emulation?)")
 	}
 }
 

@@ -4,11 +4,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unsafe"
 )
 
-// bind asks for the region's pages from one node. Only a host with several nodes
-// has something to choose; what it refuses is a note.
+// bind requests the region's pages from one node (mbind). Only a host with several
+// nodes has a choice; a refusal is a note.
 func (r *Region) bind(o Options) {
 	if !o.NodeSet || len(r.sys.Nodes) < 2 {
 		return
@@ -18,14 +17,11 @@ func (r *Region) bind(o Options) {
 		return
 	}
 	if err := r.sys.Calls.Bind(r.base, r.mapped, o.Node, o.NodeStrict); err != nil {
-		r.note("numa: binding to node %d failed (%v), pages come from wherever the kernel takes them", o.Node, err)
+		r.note("numa: binding to node %d failed (%v), pages come from any node", o.Node, err)
 		return
 	}
 	r.node = o.Node
 }
-
-// samples is how many pages checkNode looks at.
-const samples = 64
 
 // checkNode notes when pages lie on other nodes than the one they were bound to.
 func (r *Region) checkNode() {
@@ -34,11 +30,11 @@ func (r *Region) checkNode() {
 	}
 	at, err := r.where(samples)
 	if err != nil {
-		r.note("numa: where the pages lie is unknown: %v", err)
+		r.note("numa: the nodes of the pages are unknown: %v", err)
 		return
 	}
 	if here := at[r.node]; here < total(at) {
-		r.note("numa: of %d pages looked at %d lie on node %d, where they should, the others on %s", total(at), here, r.node, others(at, r.node))
+		r.note("numa: of %d pages looked at %d lie on node %d, as they should, the others on %s", total(at), here, r.node, others(at, r.node))
 	}
 }
 
@@ -73,15 +69,10 @@ func (r *Region) NodeOf(n int) (map[int]int, error) {
 }
 
 func (r *Region) where(n int) (map[int]int, error) {
-	pages := r.mapped / r.sys.Page
-	count := min(max(n, 1), pages)
-	list := make([]unsafe.Pointer, count)
-	for i := range list {
-		list[i] = unsafe.Add(r.base, i*pages/count*r.sys.Page)
-	}
-	nodes := make([]int32, count)
+	list := r.sample(n)
+	nodes := make([]int32, len(list))
 	if err := r.sys.Calls.Where(list, nodes); err != nil {
-		return nil, fmt.Errorf("pages: node of %d pages: %w", count, err)
+		return nil, fmt.Errorf("node of %d pages: %w", len(list), err)
 	}
 	at := make(map[int]int)
 	for _, node := range nodes {

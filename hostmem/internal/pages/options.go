@@ -36,17 +36,17 @@ type Options struct {
 	// Node is the NUMA node the memory should come from, if NodeSet.
 	Node    int
 	NodeSet bool
-	// NodeStrict forbids other nodes (MPOL_BIND instead of MPOL_PREFERRED). The
-	// kernel kills a process for want of memory on one node, so it is not the
-	// default: without it a full node costs speed only, and a note says so.
+	// NodeStrict forbids other nodes (MPOL_BIND instead of MPOL_PREFERRED). It is not
+	// the default because the kernel kills processes when that node has no memory
+	// left; without it a full node costs speed only, and a note says so.
 	NodeStrict bool
-	// Fork lets a forked child have the region too. By default it has not
-	// (MADV_DONTFORK): copying the page tables of pinned memory is slow, and the
-	// child has no use for it.
+	// Fork lets a forked child have the region too. By default the child does not
+	// get it (MADV_DONTFORK), because copying the page tables of pinned memory is
+	// slow.
 	Fork bool
 	// Dump includes the region in core dumps (by default MADV_DONTDUMP).
 	Dump bool
-	// System is the host; nil reads it anew. Callers that map often keep one.
+	// System is the host, and nil is this one.
 	System *System
 }
 
@@ -54,13 +54,13 @@ type Options struct {
 type Method int
 
 const (
-	// Advise asks the kernel by MADV_POPULATE_WRITE, a huge page's worth at a
-	// time, and touches where it cannot (before Linux 5.14). It is a system call,
-	// so that the garbage collector need not wait for it, and it takes half the
-	// time of touching for base pages.
+	// Advise calls madvise with MADV_POPULATE_WRITE, for a huge page's worth at a
+	// time, and touches where the kernel does not have it (before Linux 5.14). The
+	// garbage collector does not have to wait for a system call, and for base pages
+	// it takes half the time of touching.
 	Advise Method = iota
-	// Touch writes to a byte of every page, which leaves its value alone. Pages
-	// of 32 MiB and more go the other way.
+	// Touch writes to a byte of every page and leaves its value alone. Pages of
+	// 32 MiB and more are populated by Advise all the same.
 	Touch
 )
 
@@ -74,16 +74,16 @@ type Populate struct {
 	Item int
 	// Method of making pages resident.
 	Method Method
-	// Done is for Region.Populate. If set, it is called by the thread that made
-	// [off, off+n) resident, right after it did so: several at a time, in no order, each item once. n is Item,
-	// counted in mapped bytes, and less at the ends. An error ends populating
-	// and is returned. It must not call Unmap, which waits for populating to end.
+	// Done is for Region.Populate. If set, the thread that made [off, off+n) resident
+	// calls it right afterwards: several at a time, in no order, each item once. n is
+	// Item, counted in mapped bytes, and less at the ends. An error ends populating
+	// and is returned. Done must not call Unmap, which waits for populating to end.
 	Done func(off, n int) error
 }
 
 // plan is what Options come to for n bytes with one kind of page.
 type plan struct {
-	n, mapped int // bytes asked for, bytes to keep
+	n, mapped int // bytes requested, bytes to reserve
 	page      int // the unit of mapped
 	align     int
 	hugetlb   bool
@@ -97,7 +97,7 @@ var (
 
 func newPlan(n, page, align, huge int, mode HugeMode, hugetlb bool) (plan, error) {
 	if align < 0 || bits.OnesCount(uint(align)) > 1 {
-		return plan{}, fmt.Errorf("pages: map %d bytes aligned to %d: %w", n, align, errAlign)
+		return plan{}, fmt.Errorf("map %d bytes aligned to %d: %w", n, align, errAlign)
 	}
 	p := plan{n: n, page: page, hugetlb: hugetlb}
 	p.thp = !hugetlb && mode != HugeNever && huge > page && n >= huge
@@ -106,7 +106,7 @@ func newPlan(n, page, align, huge int, mode HugeMode, hugetlb bool) (plan, error
 		p.align = huge
 	}
 	if n <= 0 || n > math.MaxInt-p.page-p.align {
-		return plan{}, fmt.Errorf("pages: map %d bytes aligned to %d: %w", n, p.align, errSize)
+		return plan{}, fmt.Errorf("map %d bytes aligned to %d: %w", n, p.align, errSize)
 	}
 	p.mapped = roundUp(n, page)
 	return p, nil

@@ -16,7 +16,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// The calls themselves, on whatever nodes this host has.
+// The calls themselves, on this host's nodes.
 func TestBindingToARealNode(t *testing.T) {
 	t.Parallel()
 	sys := hostSystem()
@@ -52,13 +52,13 @@ func TestPlacement(t *testing.T) {
 		bound  int // -1: Bind not called
 		notes  []string
 	}{
-		{name: "nobody asked", bound: -1},
+		{name: "not requested", bound: -1},
 		{name: "as asked", o: Options{Node: 1, NodeSet: true}, bound: 1},
 		{name: "strictly", o: Options{Node: 1, NodeSet: true, NodeStrict: true}, bound: 1, strict: true},
 		{name: "no such node", o: Options{Node: 7, NodeSet: true}, bound: -1,
 			notes: []string{"numa: node 7 has no memory (nodes [0 1] have), not bound"}},
 		{name: "refused", o: Options{Node: 1, NodeSet: true}, bound: 1, bind: unix.EPERM,
-			notes: []string{"numa: binding to node 1 failed (operation not permitted), pages come from wherever the kernel takes them"}},
+			notes: []string{"numa: binding to node 1 failed (operation not permitted), pages come from any node"}},
 		{name: "a full node", o: Options{Node: 1, NodeSet: true}, bound: 1,
 			where: func(nodes []int32) error {
 				for i := range nodes {
@@ -67,7 +67,7 @@ func TestPlacement(t *testing.T) {
 				nodes[1] = -int32(unix.ENOENT)
 				return nil
 			},
-			notes: []string{"numa: of 63 pages looked at 31 lie on node 1, where they should, the others on 0"}},
+			notes: []string{"numa: of 63 pages looked at 31 lie on node 1, as they should, the others on 0"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -129,7 +129,7 @@ func TestHugetlbOrANote(t *testing.T) {
 		t.Logf("fell back: %v", r.Notes())
 		assert.Equal(t, 3*mib+4096, r.Mapped())
 		require.NotEmpty(t, r.Notes())
-		assert.Regexp(t, `^hugetlb: \d+ of 2 pages of 2 MiB free .*: took other pages$`, r.Notes()[0])
+		assert.Regexp(t, `^hugetlb: \d+ of 2 pages of 2 MiB free .*: other pages were taken$`, r.Notes()[0])
 	}
 	requireUsable(t, r, 3*mib+1)
 	require.NoError(t, r.Unmap())
@@ -146,7 +146,7 @@ func TestHugetlbOnANodeWithoutFreePages(t *testing.T) {
 	sys.Calls.Bind = func(unsafe.Pointer, int, int, bool) error { return nil }
 	r := mustMap(t, 4*mib, Options{System: sys, HugePages: HugeTLB, NodeSet: true, Node: 1})
 	assert.Equal(t, sys.Page, r.Page())
-	assert.Equal(t, "hugetlb: 1 of 2 pages of 2 MiB free on node 1: took other pages", r.Notes()[0])
+	assert.Equal(t, "hugetlb: 1 of 2 pages of 2 MiB free on node 1: other pages were taken", r.Notes()[0])
 }
 
 // A pool that promised pages and cannot give them: the fault is met on the way.
@@ -191,7 +191,7 @@ func TestHugetlbThatGivesOutOnTheWay(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, sys.Page, r.Page())
 	require.NotEmpty(t, r.Notes())
-	assert.Contains(t, r.Notes()[0], "hugetlb: the pool gave out on the way")
+	assert.Contains(t, r.Notes()[0], "hugetlb: the pool ran out of pages")
 	require.NoError(t, r.Unmap())
 	l.requireNothingLeft(t)
 }

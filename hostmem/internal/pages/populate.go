@@ -14,8 +14,8 @@ import (
 )
 
 // Populate makes the bytes [from, to) of the mapped region resident, rounded out
-// to whole pages, and leaves their values alone. A huge page cannot always be
-// had; base pages then take its place, so nothing is left out. When ctx ends, it
+// to whole pages, and leaves their values alone. Where the kernel has no huge page,
+// base pages take its place, so nothing is left out. When ctx ends, it
 // stops within a page or so and returns the cause; what is resident stays so.
 func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 	r.life.RLock()
@@ -24,7 +24,7 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 		return ErrUnmapped
 	}
 	if from < 0 || to < from || to > r.mapped {
-		return fmt.Errorf("pages: populate [%d, %d) of %d bytes: out of range", from, to, r.mapped)
+		return fmt.Errorf("populate [%d, %d) of %d bytes: out of range", from, to, r.mapped)
 	}
 	unit, threads := r.block(), p.Threads
 	if threads <= 0 {
@@ -32,11 +32,11 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 	}
 	size := p.Item
 	if size <= 0 {
-		// Enough items for everybody, also in a small region.
+		// Enough items for all threads, also in a small region.
 		size = min(maxItem, (to-from)/(4*threads))
 	}
 	size = roundUp(max(size, 1), unit)
-	c := &crew{
+	w := &workers{
 		from: roundDown(from, r.plan.page), to: roundUp(to, r.plan.page), size: size,
 		threads: threads,
 		work: func(ctx context.Context, off, n int) error {
@@ -49,11 +49,11 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 			return nil
 		},
 	}
-	if err := c.run(ctx); err != nil {
-		return fmt.Errorf("pages: populate %d bytes: %w", to-from, err)
+	if err := w.run(ctx); err != nil {
+		return fmt.Errorf("populate %d bytes: %w", to-from, err)
 	}
 	if n := r.holes.Swap(0); n > 0 {
-		r.note("%d of %d huge pages could not be had, base pages took their place", n, r.mapped/r.sys.HugePage)
+		r.note("base pages took the place of %d of %d huge pages, which the kernel did not have", n, r.mapped/r.sys.HugePage)
 	}
 	r.checkNode()
 	return nil
@@ -71,9 +71,9 @@ func (r *Region) block() int { return max(r.plan.page, r.sys.HugePage, 2<<20) }
 // world too long for touching: a page of 1 GiB takes 100 ms.
 const longFault = 32 << 20
 
-// errFault is a page that the kernel could not give: no hugetlb page left on the
+// errFault is a page that the kernel could not supply: no hugetlb page left on the
 // node that the memory is bound to, or broken memory.
-var errFault = errors.New("no page could be had (SIGBUS)")
+var errFault = errors.New("the kernel has no page for it (SIGBUS)")
 
 // fill makes [off, off+n) resident.
 func (r *Region) fill(ctx context.Context, off, n int, m Method) error {
@@ -92,7 +92,7 @@ func (r *Region) fill(ctx context.Context, off, n int, m Method) error {
 		// Blocks end where huge pages do.
 		p := unsafe.Add(r.base, off)
 		size := min(unit-int(uintptr(p)&uintptr(unit-1)), end-off)
-		huge := r.plan.thp && size == r.sys.HugePage && !r.stalls.gave.Load()
+		huge := r.plan.thp && size == r.sys.HugePage && !r.stalls.stopped.Load()
 		start := time.Now()
 		if err := r.fault(p, size, m, huge, vec); err != nil {
 			return fmt.Errorf("%d bytes at offset %d: %w", size, off, err)
@@ -124,12 +124,12 @@ func (r *Region) fault(p unsafe.Pointer, n int, m Method, huge bool, vec []byte)
 	return r.faultEach(p, n, m)
 }
 
-// faultEach makes every page of a block resident, whatever their kind.
+// faultEach makes every page of a block resident, huge or not.
 func (r *Region) faultEach(p unsafe.Pointer, n int, m Method) error {
-	if r.guest != nil {
-		return r.guest.fault(r, p, n)
+	if r.external != nil {
+		return r.external.fault(r, p, n)
 	}
-	// Kernels before 5.14 do not know the advice; any other trouble is touch's to find.
+	// Kernels before 5.14 do not have the advice; touch finds out about any other trouble.
 	if m != Touch && r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
 		return nil
 	}
@@ -145,27 +145,27 @@ func allResident(vec []byte) bool {
 	return true
 }
 
-// A huge page can take the kernel seconds when memory is in pieces and it moves
-// pages about to make one. So each huge page is timed: 10 ns a byte (100 MB/s for
-// a thread, 20 ms for 2 MiB) is slow. One alone means nothing, a thread may have
-// been put aside; only when slow ones outweigh the fast ones, and the kernel has
-// counted stalls for compaction meanwhile, does the rest go without huge pages.
-// Without such stalls the memory itself is slow to come, as in a virtual machine
-// whose host has none ready, and small pages would be slower still.
+// A huge page can take the kernel seconds when memory is fragmented and it has to
+// move pages to make one. So each huge page is timed: 10 ns a byte (100 MB/s for a
+// thread, 20 ms for 2 MiB) is slow. One slow page means nothing, because the thread
+// may have been preempted. When slow ones outweigh the fast ones, and the kernel has
+// counted stalls for compaction meanwhile, the rest gets base pages. Without such
+// stalls the memory itself is slow to come, as in a virtual machine whose host has
+// none ready, and base pages would be slower still.
 const (
 	slowByte  = 10 * time.Nanosecond
 	slowScore = 4  // a slow huge page weighs as much as this many fast ones
 	slowLimit = 16 // four slow ones in a row
 )
 
-// stalls is what watch remembers.
+// stalls is the state of watch.
 type stalls struct {
-	score atomic.Int32
-	gave  atomic.Bool // huge pages given up
+	score   atomic.Int32
+	stopped atomic.Bool // no huge pages are requested any more
 
 	mu    sync.Mutex
-	known bool
-	count int // the kernel's stalls when the first slow page was seen
+	seen  bool // a slow page
+	count int  // the kernel's stalls when the first slow page was seen
 }
 
 func (r *Region) watch(n int, took time.Duration) {
@@ -179,28 +179,28 @@ func (r *Region) watch(n int, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	count := r.sys.compactionStalls()
-	if !s.known {
-		s.known, s.count = true, count
+	if !s.seen {
+		s.seen, s.count = true, count
 	}
-	if s.score.Add(slowScore) < slowLimit || s.gave.Load() {
+	if s.score.Add(slowScore) < slowLimit || s.stopped.Load() {
 		return
 	}
 	if count == s.count {
 		s.score.Store(0)
 		return
 	}
-	s.gave.Store(true)
+	s.stopped.Store(true)
 	state := fmt.Sprintf("huge pages come too slowly (the last took %v, compaction stalls: %d, /sys/kernel/mm/transparent_hugepage/defrag is %q)",
 		took.Round(time.Millisecond), count-s.count, r.sys.Defrag)
 	if err := r.sys.Calls.Advise(r.base, r.mapped, AdviseNoHuge); err != nil {
-		r.note("%s, and giving them up failed: %v", state, err)
+		r.note("%s, and going on without them failed: %v", state, err)
 		return
 	}
 	r.note("%s: the rest has base pages", state)
 }
 
-// compactionStalls counts, on the whole host, how often somebody who wanted
-// memory in one piece had to make it first.
+// compactionStalls returns how often, on the whole host, a request for memory in one
+// piece had to wait for the kernel to move other memory away.
 func (s *System) compactionStalls() int {
 	counters, _ := linux.ReadVMStat(s.files) // none where it cannot be read
 	return counters["compact_stall"]

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resident counts the pages of [from, to) that are there.
-func (r *Region) resident(t testing.TB, from, to int) (n int) {
+// countResident returns how many pages of [from, to) are resident.
+func (r *Region) countResident(t testing.TB, from, to int) (n int) {
 	t.Helper()
 	vec := make([]byte, (to-from)/r.sys.Page)
 	require.NoError(t, r.sys.Calls.Resident(unsafe.Add(r.base, from), to-from, vec))
@@ -42,7 +42,7 @@ func TestPopulateByAnyWayLeavesNothingOutAndChangesNothing(t *testing.T) {
 					r := mustMap(t, 9*mib+4097, Options{System: hostSystem(), HugePages: mode, Align: 4096})
 					r.Bytes()[5*mib+123] = 42
 					require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: threads, Method: method, Item: 2 * mib}))
-					assert.Equal(t, r.Mapped()/4096, r.resident(t, 0, r.Mapped()))
+					assert.Equal(t, r.Mapped()/4096, r.countResident(t, 0, r.Mapped()))
 					assert.Equal(t, byte(42), r.Bytes()[5*mib+123])
 					assert.Equal(t, 1, 256-strings.Count(string(r.Bytes()[5*mib:5*mib+256]), "\x00"), "bytes changed")
 				})
@@ -55,8 +55,8 @@ func TestPopulateARange(t *testing.T) {
 	requireAccount(t)
 	r := mustMap(t, 64*kib, Options{System: hostSystem()})
 	require.NoError(t, r.Populate(t.Context(), 5000, 8192+1, Populate{}))
-	assert.Equal(t, 2, r.resident(t, 0, r.Mapped()))
-	assert.Equal(t, 2, r.resident(t, 4096, 3*4096))
+	assert.Equal(t, 2, r.countResident(t, 0, r.Mapped()))
+	assert.Equal(t, 2, r.countResident(t, 4096, 3*4096))
 	require.NoError(t, r.Populate(t.Context(), 7, 7, Populate{}))
 	for _, c := range [][2]int{{-1, 1}, {0, 64*kib + 1}, {2, 1}} {
 		assert.ErrorContains(t, r.Populate(t.Context(), c[0], c[1], Populate{}), "out of range")
@@ -118,7 +118,7 @@ func TestDonesErrorEndsPopulating(t *testing.T) {
 
 func TestCancellationUnmapsEverything(t *testing.T) {
 	t.Parallel()
-	why := errors.New("somebody changed their mind")
+	why := errors.New("the caller changed its mind")
 	for at := range 5 {
 		t.Run(fmt.Sprint("at block ", at), func(t *testing.T) {
 			t.Parallel()
@@ -164,7 +164,7 @@ func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 		threads    int
 		slow       func(page int) bool
 		compaction bool // the kernel says why
-		huge       int  // huge pages touched until given up
+		huge       int  // huge pages touched until base pages are taken
 	}{
 		{"always", 1, func(int) bool { return true }, true, 4},
 		{"always, several threads", 4, func(int) bool { return true }, true, 9},
@@ -248,9 +248,9 @@ func TestBasePagesStandInForHugePagesThatCannotBeHad(t *testing.T) {
 		return real(p, n, a)
 	}
 	r := mustMap(t, 8*mib+1, Options{System: sys, Populate: &Populate{Method: Touch}})
-	assert.Equal(t, r.Mapped()/sys.Page, r.resident(t, 0, r.Mapped()))
+	assert.Equal(t, r.Mapped()/sys.Page, r.countResident(t, 0, r.Mapped()))
 	if sys := hostSystem(); sys.THP != "always" {
-		assert.Equal(t, []string{"4 of 4 huge pages could not be had, base pages took their place"}, r.Notes())
+		assert.Equal(t, []string{"base pages took the place of 4 of 4 huge pages, which the kernel did not have"}, r.Notes())
 	}
 }
 

@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 )
 
-// ErrUnmapped is what a region answers after Unmap.
-var ErrUnmapped = errors.New("pages: the region is unmapped")
+// ErrUnmapped is returned by methods of a region that was unmapped.
+var ErrUnmapped = errors.New("the region is unmapped")
 
 // Region is anonymous memory that was mapped, trimmed, advised and perhaps
 // populated. Its methods may be called from any goroutine.
@@ -21,10 +20,11 @@ type Region struct {
 	plan plan
 	node int // bound to, or -1
 
-	base   unsafe.Pointer
-	mapped int
-	guest  *guest // nil for memory that Map mapped
-	gone   atomic.Bool
+	base     unsafe.Pointer
+	mapped   int
+	backing  Backing
+	external *external // nil for memory that Map mapped
+	gone     atomic.Bool
 	// life is held for reading while pages are populated or looked at, so that
 	// they are never unmapped underneath.
 	life sync.RWMutex
@@ -36,7 +36,8 @@ type Region struct {
 	holes  atomic.Int64 // huge pages that base pages had to stand in for
 }
 
-// errDone: Map unmaps after an error, whatever Done made of the pages until then.
+// errDone is returned because Map unmaps after an error, although Done may have used
+// the pages by then.
 var errDone = errors.New("Populate.Done is for Region.Populate only")
 
 // Map maps n bytes, as o wants them. After an error, ctx's included, nothing
@@ -44,13 +45,13 @@ var errDone = errors.New("Populate.Done is for Region.Populate only")
 func Map(ctx context.Context, n int, o Options) (*Region, error) {
 	sys := o.System
 	if sys == nil {
-		sys = NewSystem(os.DirFS("/"))
+		sys = Host()
 	}
 	if err := ended(ctx); err != nil {
-		return nil, fmt.Errorf("pages: map %d bytes: %w", n, err)
+		return nil, fmt.Errorf("map %d bytes: %w", n, err)
 	}
 	if o.Populate != nil && o.Populate.Done != nil {
-		return nil, fmt.Errorf("pages: map %d bytes: %w", n, errDone)
+		return nil, fmt.Errorf("map %d bytes: %w", n, errDone)
 	}
 	var notes []string
 	for _, size := range hugetlbSizes(o.HugePages) {
@@ -62,7 +63,7 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 		if !errors.Is(err, errPool) {
 			return nil, err
 		}
-		notes = append(notes, fmt.Sprintf("%v: took other pages", err))
+		notes = append(notes, fmt.Sprintf("%v: other pages were taken", err))
 	}
 	p, err := newPlan(n, sys.Page, o.Align, sys.HugePage, o.HugePages, false)
 	if err != nil {
@@ -96,8 +97,8 @@ func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Regi
 		return nil, err
 	}
 	want := p.mapped / size
-	// The kernel promises pages by the host's count, and what the node then has
-	// not fails only when it is touched: look there first.
+	// The kernel promises pages by the host's count, and a page that the node does
+	// not have fails only when it is touched: look there first.
 	if o.NodeSet && len(sys.Nodes) > 1 {
 		if free := sys.freeHuge(size, o.Node); free < want {
 			return nil, fmt.Errorf("%w: %d of %d pages of %s free on node %d", errPool, free, want, sizeName(size), o.Node)
@@ -109,7 +110,7 @@ func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Regi
 	}
 	r, err = r.prepare(ctx, o)
 	if errors.Is(err, errFault) {
-		return nil, fmt.Errorf("%w: the pool gave out on the way: %w", errPool, err)
+		return nil, fmt.Errorf("%w: the pool ran out of pages: %w", errPool, err)
 	}
 	return r, err
 }
@@ -121,34 +122,38 @@ func sizeName(n int) string {
 	return fmt.Sprintf("%d MiB", n>>20)
 }
 
-// mapTrimmed maps enough for p's alignment anywhere and gives back what lies
-// before and behind.
+// mapTrimmed maps enough for p's alignment anywhere and unmaps what lies before
+// and after.
 func (s *System) mapTrimmed(p plan) (*Region, error) {
 	whole := p.mapped + p.align - p.page
 	base, err := s.Calls.Map(whole, p.hugetlbPage())
 	if err != nil {
-		return nil, fmt.Errorf("pages: map %d bytes aligned to %d: %w", p.n, p.align, err)
+		return nil, fmt.Errorf("map %d bytes aligned to %d: %w", p.n, p.align, err)
 	}
 	head := int(-uintptr(base) & uintptr(p.align-1))
 	tail := whole - head - p.mapped
 	keep := unsafe.Add(base, head)
 	if tail > 0 {
 		if err := s.Calls.Unmap(unsafe.Add(keep, p.mapped), tail); err != nil {
-			return nil, s.undo(base, whole, fmt.Errorf("pages: trim %d bytes behind %d: %w", tail, p.mapped, err))
+			return nil, s.undo(base, whole, fmt.Errorf("trim %d bytes after %d: %w", tail, p.mapped, err))
 		}
 	}
 	if head > 0 {
 		if err := s.Calls.Unmap(base, head); err != nil {
-			return nil, s.undo(base, head+p.mapped, fmt.Errorf("pages: trim %d bytes before %d: %w", head, p.mapped, err))
+			return nil, s.undo(base, head+p.mapped, fmt.Errorf("trim %d bytes before %d: %w", head, p.mapped, err))
 		}
 	}
-	return &Region{sys: s, plan: p, base: keep, mapped: p.mapped, node: -1}, nil
+	r := &Region{sys: s, plan: p, base: keep, mapped: p.mapped, node: -1}
+	if p.hugetlb {
+		r.backing = Reserved
+	}
+	return r, nil
 }
 
 // undo unmaps what a failed step leaves, and says so if even that fails.
 func (s *System) undo(base unsafe.Pointer, n int, cause error) error {
 	if err := s.Calls.Unmap(base, n); err != nil {
-		return errors.Join(cause, fmt.Errorf("pages: %d bytes at %p stay mapped: %w", n, base, err))
+		return errors.Join(cause, fmt.Errorf("%d bytes at %p stay mapped: %w", n, base, err))
 	}
 	return cause
 }
@@ -160,7 +165,7 @@ func (p plan) hugetlbPage() int {
 	return 0
 }
 
-// prepare does to a new region all that o asks for, or unmaps it.
+// prepare does to a new region all that o requests, or unmaps it.
 func (r *Region) prepare(ctx context.Context, o Options) (*Region, error) {
 	r.advise(o)
 	r.bind(o)
@@ -172,8 +177,8 @@ func (r *Region) prepare(ctx context.Context, o Options) (*Region, error) {
 	return r, nil
 }
 
-// advise tells the kernel what the region is for. Advice that it does not take
-// costs speed, so it is noted and no error.
+// advise gives the kernel advice on the region. Advice that it refuses costs speed,
+// so it is a note and not an error.
 func (r *Region) advise(o Options) {
 	take := func(a Advice, why string) bool {
 		err := r.sys.Calls.Advise(r.base, r.mapped, a)
@@ -182,7 +187,7 @@ func (r *Region) advise(o Options) {
 		}
 		return err == nil
 	}
-	// Names are not in every kernel, and for people only.
+	// Not every kernel has names, and they are for readers of /proc/self/maps only.
 	_ = r.sys.Calls.Name(r.base, r.mapped, "pinned")
 	if !o.Fork {
 		take(AdviseDontFork, "forks of this process are slow while the region is pinned")
@@ -198,8 +203,8 @@ func (r *Region) advise(o Options) {
 		r.plan.thp = false
 		r.note("transparent huge pages are switched off (/sys/kernel/mm/transparent_hugepage/enabled), pinning is slower")
 	case r.sys.THP == "always":
-		// Small neighbours are one mapping to the kernel, and a huge page for one
-		// of them would be paid by all.
+		// Small neighbours are one mapping to the kernel: a huge page for one of them
+		// would take memory for all.
 		take(AdviseNoHuge, "the region may be given a huge page")
 	}
 }
@@ -210,14 +215,14 @@ func (r *Region) note(format string, args ...any) {
 	r.notes = append(r.notes, fmt.Sprintf(format, args...))
 }
 
-// Notes tell in words what the host refused, in the order it did.
+// Notes returns what the host refused, in words and in order.
 func (r *Region) Notes() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.notes)
 }
 
-// Bytes is the memory, exactly as long as asked for, and nil once unmapped. It
+// Bytes returns the memory, exactly as long as requested, and nil once unmapped. It
 // must not be used after Unmap.
 func (r *Region) Bytes() []byte {
 	if r.gone.Load() {
@@ -226,7 +231,7 @@ func (r *Region) Bytes() []byte {
 	return unsafe.Slice((*byte)(r.base), r.plan.n)
 }
 
-// Pointer is the first byte's address, nil once unmapped.
+// Pointer returns the address of the first byte, nil once unmapped.
 func (r *Region) Pointer() unsafe.Pointer {
 	if r.gone.Load() {
 		return nil
@@ -234,33 +239,33 @@ func (r *Region) Pointer() unsafe.Pointer {
 	return r.base
 }
 
-// Len is the bytes asked for.
+// Len returns the bytes requested.
 func (r *Region) Len() int { return r.plan.n }
 
-// Mapped is the bytes kept: Len rounded up to a page.
+// Mapped returns the bytes reserved: Len rounded up to a page.
 func (r *Region) Mapped() int { return r.mapped }
 
-// Page is the unit of Mapped: a base page, or a page of the hugetlb pool.
+// Page returns the unit of Mapped: a base page, or a page of the hugetlb pool.
 func (r *Region) Page() int { return r.plan.page }
 
-// Unmap gives the memory back, once populating has ended. A second call does
-// nothing. After an error the memory is still there and Unmap may be tried again.
+// Unmap unmaps the memory once populating has ended (munmap). A second call does
+// nothing. After an error the memory is still mapped and Unmap may be called again.
 func (r *Region) Unmap() error {
 	r.life.Lock()
 	defer r.life.Unlock()
 	if r.gone.Load() {
 		return nil
 	}
-	if err := r.giveBack(); err != nil {
-		return fmt.Errorf("pages: unmap %d bytes at %p: %w", r.mapped, r.base, err)
+	if err := r.unmap(); err != nil {
+		return fmt.Errorf("unmap %d bytes at %p: %w", r.mapped, r.base, err)
 	}
 	r.gone.Store(true)
 	return nil
 }
 
-func (r *Region) giveBack() error {
-	if r.guest != nil {
-		return r.guest.giveBack(r.sys)
+func (r *Region) unmap() error {
+	if r.external != nil {
+		return r.external.unmap(r.sys)
 	}
 	return r.sys.Calls.Unmap(r.base, r.mapped)
 }

@@ -121,7 +121,7 @@ func TestMapRefuses(t *testing.T) {
 			tc.o.System = sys
 			_, err := Map(t.Context(), tc.n, tc.o)
 			require.ErrorIs(t, err, tc.want)
-			assert.Contains(t, err.Error(), fmt.Sprintf("pages: map %d bytes", tc.n))
+			assert.Contains(t, err.Error(), fmt.Sprintf("map %d bytes", tc.n))
 		})
 	}
 }
@@ -238,7 +238,7 @@ func TestTheKernelShowsTheNameWhereItCan(t *testing.T) {
 }
 
 func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
-	// A page behind the end of a file is what a hugetlb page that is not there is: SIGBUS.
+	// A page past the end of a file is like a hugetlb page that the pool does not have: SIGBUS.
 	fd, err := unix.MemfdCreate("short", 0)
 	require.NoError(t, err)
 	defer unix.Close(fd)
@@ -250,7 +250,7 @@ func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
 	assert.NoError(t, touch(p, 4096, 4096))
 	err = touch(p, 4*4096, 4096)
 	require.ErrorIs(t, err, errFault)
-	if !emulated(t) { // which does not tell the address
+	if !emulated(t) { // which does not report the address
 		assert.ErrorContains(t, err, fmt.Sprintf("%#x", uintptr(p)+4096))
 	}
 }

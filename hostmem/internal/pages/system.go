@@ -1,15 +1,16 @@
 package pages
 
 import (
+	"context"
 	"io/fs"
 	"os"
+	"sync"
 
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// System is the host as far as mapping needs it: facts read once by NewSystem,
-// and the calls to make. It is not changed afterwards and serves any number of
-// goroutines.
+// System is a host as far as mapping needs it: facts that NewSystem read once, and
+// the system calls. It does not change and serves any number of goroutines.
 type System struct {
 	// Page is the size of a base page in bytes.
 	Page int
@@ -28,10 +29,29 @@ type System struct {
 	files fs.FS
 }
 
+// Host returns this host, read once.
+var Host = sync.OnceValue(func() *System { return NewSystem(os.DirFS("/")) })
+
+type systemKey struct{}
+
+// With returns a context for tests, with which hostmem maps memory by s in place of
+// this host.
+func (s *System) With(ctx context.Context) context.Context {
+	return context.WithValue(ctx, systemKey{}, s)
+}
+
+// SystemOf returns the System that ctx has, or this host.
+func SystemOf(ctx context.Context) *System {
+	if s, ok := ctx.Value(systemKey{}).(*System); ok {
+		return s
+	}
+	return Host()
+}
+
 // NewSystem reads a host's /sys below files, which is os.DirFS("/") outside
 // tests. What is not there leaves its field empty.
 func NewSystem(files fs.FS) *System {
-	// What cannot be read is unknown, and its zero value the answer.
+	// What cannot be read is unknown, and stays the zero value.
 	thp, err := linux.ReadTransparentHugePages(files)
 	kernel, _ := linux.ReadRelease(files)
 	nodes, _ := linux.ReadMemoryNodes(files)
@@ -48,7 +68,7 @@ func NewSystem(files fs.FS) *System {
 	}
 	switch {
 	case err != nil:
-	case thp.PageSize < s.Page: // Linux before 4.10 does not say
+	case thp.PageSize < s.Page: // Linux before 4.10 does not report it
 		s.HugePage = 2 << 20
 	default:
 		s.HugePage = thp.PageSize
@@ -56,7 +76,7 @@ func NewSystem(files fs.FS) *System {
 	return s
 }
 
-// freeHuge counts the free pages of a hugetlb pool: on one node, or, with a
+// freeHuge returns the free pages of a hugetlb pool: on one node, or, with a
 // negative node, on the host less those promised to mappings already. It is 0
 // where there is no such pool.
 func (s *System) freeHuge(size, node int) int {

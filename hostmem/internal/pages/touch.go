@@ -12,7 +12,7 @@ import (
 // touch adds zero to the first word of every step bytes. That is a write fault
 // for the kernel and leaves the bytes as they are.
 //
-// A fault blocks the goroutine without the scheduler knowing, so a stop of the
+// The scheduler does not see that a fault blocks the goroutine, so a stop of the
 // world waits for it: 50 to 100 us a huge page of 2 MiB. Between faults the loop
 // can be preempted like any other.
 func touch(p unsafe.Pointer, n, step int) (err error) {
@@ -22,7 +22,7 @@ func touch(p unsafe.Pointer, n, step int) (err error) {
 		case nil:
 		case interface{ Addr() uintptr }:
 			err = fmt.Errorf("%w at %#x", errFault, r.Addr())
-		default: // where the fault's address is not told
+		default: // without the fault's address
 			err = fmt.Errorf("%w: %v", errFault, r)
 		}
 	}()

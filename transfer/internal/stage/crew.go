@@ -19,6 +19,7 @@ type crew struct {
 	posted   atomic.Uint64          // changes when a job has more to do
 	copying  atomic.Int32           // goroutines
 	spinning atomic.Int32           // workers that look for work
+	slow     atomic.Int32           // workers of slow jobs
 
 	mu      sync.Mutex
 	workers int32
@@ -51,9 +52,6 @@ func newCrew(procs int, c cores) *crew {
 // join makes a job known to the workers. The caller copies too.
 func (c *crew) join(j *Job) {
 	c.copying.Add(1)
-	if j.n <= alone {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	jobs := append(slices.Clone(*c.jobs.Load()), j)
@@ -62,9 +60,6 @@ func (c *crew) join(j *Job) {
 
 func (c *crew) leave(j *Job) {
 	c.copying.Add(-1)
-	if j.n <= alone {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
@@ -110,7 +105,7 @@ func (c *crew) find(w *worker) *Job {
 	jobs := *c.jobs.Load()
 	for i := range jobs {
 		j := jobs[(w.turn+i)%len(jobs)]
-		if j.pieces.Load() <= 0 {
+		if j.pieces.Load() <= 0 || j.Slow && c.slow.Load() >= c.most/2 {
 			continue
 		}
 		if n := j.helpers.Load(); n < j.limit && (best == nil || n < least) {
@@ -132,18 +127,34 @@ func (c *crew) run(w *worker) {
 	for {
 		seen := c.posted.Load()
 		if j := c.find(w); j != nil {
-			c.copying.Add(1)
-			if j.pieces.Load() > 1 {
-				c.post(j)
-			}
-			j.help(fewPieces)
-			c.copying.Add(-1)
-			j.helpers.Add(-1)
+			c.work(j)
 			continue
 		}
 		if !c.spin(seen) && !c.park(w, seen) {
 			return
 		}
+	}
+}
+
+// work does a few pieces of a job that find has assigned.
+func (c *crew) work(j *Job) {
+	c.copying.Add(1)
+	if j.Slow {
+		c.slow.Add(1)
+		defer c.slow.Add(-1)
+	}
+	if j.pieces.Load() > 1 {
+		c.post(j)
+	}
+	j.help(fewPieces)
+	c.copying.Add(-1)
+	j.helpers.Add(-1)
+}
+
+// yield lets other goroutines run where there are few cores to spin on.
+func (c *crew) yield() {
+	if c.most <= 2 {
+		runtime.Gosched()
 	}
 }
 

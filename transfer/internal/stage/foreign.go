@@ -7,8 +7,8 @@ import (
 	"runtime/debug"
 )
 
-// errExited is the error of a callback that did not return.
-var errExited = errors.New("a callback ended its goroutine (runtime.Goexit, as testing.T.FailNow does)")
+// ErrExited is the error of a callback that did not return.
+var ErrExited = errors.New("a callback ended its goroutine (runtime.Goexit, as testing.T.FailNow does)")
 
 // Guard runs f and returns a panic as an error, with the stack, and a memory
 // fault too: a file that shrinks has no bytes past its end, and one on a full file
@@ -28,4 +28,18 @@ func Guard(f func() error) (err error) {
 		}
 	}()
 	return f()
+}
+
+// Foreign is Guard for code that may end its goroutine. It does not return then,
+// and calls exited with [ErrExited].
+func Foreign(f func() error, exited func(error)) error {
+	returned := false
+	defer func() {
+		if !returned {
+			exited(ErrExited)
+		}
+	}()
+	err := Guard(f)
+	returned = true
+	return err
 }

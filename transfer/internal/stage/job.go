@@ -2,6 +2,7 @@ package stage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -12,28 +13,108 @@ import (
 	"github.com/gopinned/pinned/internal/fence"
 )
 
-// A Job is one copy of n bytes. The goroutine that runs it conducts: it opens
-// chunks, asks the GPU what is done, and calls the caller's callbacks. It and
-// workers of the crew fill or drain the chunks' pieces, and the one that is last
-// with a chunk passes it on: to the link, or back to the ring.
+// A Copy describes the copying of N bytes between the host and devices.
+type Copy struct {
+	N    int
+	Down bool
+	Feed Feed // of an upload
+	Sink Sink // of a download
+
+	// Queue queues the copy between mem, which is pinned, and the device's part
+	// of the bytes from off on, on a stream of Over[to].
+	Queue func(on *cudart.Stream, to int, mem []byte, off int) error
+
+	// Over are the stages that chunks pass through, by turns; none stands for
+	// the one that runs the copy. With ToAll each chunk is copied to all of
+	// them, from the first one's ring.
+	Over  []*Stage
+	ToAll bool
+	// Forward is called when an upload of n bytes at off through Over[from] was
+	// queued up to a Point, and returns the Points of what it queues after that.
+	Forward func(from, off, n int, after cudart.Point) ([]cudart.Point, error)
+
+	// Progress is called by one goroutine, which is not the caller's, with the
+	// bytes that are done of all.
+	Progress func(done, total int)
+
+	Workers  int  // at most, the caller included; 0 stands for a default
+	MaxChunk int  // bytes; 0 stands for a default
+	Piece    int  // bytes that a worker does at a time; 0 stands for a default
+	Slow     bool // Fill or Drain may wait for a disk
+}
+
+// A Feed gives an upload its bytes. All its methods are called by one goroutine,
+// and do not block.
+type Feed interface {
+	// Start begins to read ahead. From then on methods of the Job may be called.
+	Start(j *Job)
+	// Ready returns how many bytes Take could return. When that was 0, Job.Poke
+	// must be called when there are some.
+	Ready() int
+	// Take returns up to most bytes, in any order; most is no more than Ready
+	// returned.
+	Take(most int) Segment
+	// Stop ends reading ahead.
+	Stop()
+}
+
+// A Segment is bytes that are ready to be copied to a device.
+type Segment struct {
+	Off, N int
+	// Fill writes the bytes from off on. It is called by several goroutines at
+	// once. After [ErrNotReady] the whole segment is taken back.
+	Fill func(to []byte, off int) error
+	// End is called when Fill was called for the last time; filled is false if
+	// the bytes were not copied, and must come again unless the copy has failed.
+	// It may be nil.
+	End func(filled bool)
+}
+
+// ErrNotReady is returned by Fill if it would have to wait.
+var ErrNotReady = errors.New("the bytes are not ready")
+
+// A Sink takes the bytes of a download. Room, Take and Stop are called by one
+// goroutine, and do not block.
+type Sink interface {
+	Start(j *Job)
+	// Room returns how many bytes Take could take. When that was 0, Job.Poke must
+	// be called when there is room.
+	Room() int
+	// Take returns what takes n bytes at off, which follow on those of the last
+	// call; n is no more than Room returned.
+	Take(off, n int) Space
+	// Stop ends writing behind.
+	Stop()
+}
+
+// A Space is where bytes of a device go.
+type Space struct {
+	// Drain takes the bytes from off on. It is called by several goroutines at
+	// once.
+	Drain func(from []byte, off int) error
+	// End is called when Drain was called for the last time; drained is false if
+	// the bytes did not come. It may be nil.
+	End func(drained bool)
+	// Later says that the sink calls Job.Pass itself.
+	Later bool
+}
+
+// A Job is a Copy that runs. One goroutine conducts it: it opens chunks and asks
+// the GPU what is done. It and workers of the crew fill or drain the chunks in
+// pieces. The one that is last with a chunk passes it on: to the link, or back to
+// the ring.
 type Job struct {
-	n        int
-	down     bool
-	limit    int32 // workers at most
-	crew     *crew
-	route    func(chunk int) (*ring, *link)                     // where a chunk passes through
-	copy     func(on *cudart.Stream, mem []byte, off int) error // queues the copy of a chunk
-	feed     Feed                                               // of an upload
-	sink     Sink                                               // of a download
-	progress func(done, total int)
+	Copy
+	stage *Stage
+	crew  *crew
+	limit int32 // workers at most
+	brief bool
+	tell  *Teller
 
 	// The conductor's.
 	chunks  int
-	opened  int      // bytes
-	landing []*chunk // whose copy from the device is queued, in order
-	waiter  *waiter  // for memory of a ring
-	ring    *ring    // that one
-	told    int      // bytes that progress was called for
+	landing []*chunk // whose copy from the device was or will be queued, in order
+	waiter  *waiter  // for memory of its ring
 	ended   time.Time
 
 	helpers atomic.Int32
@@ -42,79 +123,46 @@ type Job struct {
 	first   atomic.Pointer[chunk] // that has some
 
 	mu     sync.Mutex
-	more   []*chunk    // behind first
-	out    int         // chunks that are worked on
-	queue  int         // chunks that are about to be queued
-	passed int         // bytes of chunks that are done with
-	done   ranges      // these chunks
-	ends   fence.Fence // of all copies to the device
-	failed atomic.Bool
-	err    error // the one with the least offset
-	at     int   // that offset
+	more   []*chunk      // behind first
+	opened int           // bytes
+	out    int           // chunks that are worked on
+	queue  int           // chunks that are about to be queued
+	passed int           // bytes of chunks that are done with
+	done   ranges        // these chunks
+	ends   fence.Fence   // of all copies to devices
+	end    int           // of the copy
+	err    error         // the one with the least offset
+	at     int           // that offset
+	failed atomic.Bool   // nothing more is begun
+	abort  chan struct{} // closed when failed is set
 }
 
-// A chunk is a part of a job that passes through one extent.
-type chunk struct {
-	job    *Job
-	link   *link
-	x      *extent
-	off, n int
-	work   func(mem []byte, off int) error
-	end    func() // when all is worked on, nil for nothing
-
-	piece  int          // bytes
-	pieces int32        // in all
-	next   atomic.Int32 // to claim
-	left   atomic.Int32 // not done
-	err    error        // of queueing its copy
-	landed atomic.Bool  // its copy from the device was queued
-}
-
-// A Segment is bytes that are ready to be copied to a device.
-type Segment struct {
-	Off, N int
-	// Fill writes the bytes from off on, of the job. It is called by several
-	// goroutines at once and does not block.
-	Fill func(to []byte, off int) error
-	// Release is called when all was filled. It may be nil.
-	Release func()
-}
-
-// A Feed gives a job its segments, in any order. Its methods are called by the
-// job's goroutine.
-type Feed interface {
-	// Take returns the next segment, of at most most bytes, or one of none when
-	// none is ready: [Job.Poke] is then called when there is.
-	Take(most int) (Segment, error)
-}
-
-// A Sink takes the bytes of a download.
-type Sink interface {
-	// Take returns what drains the bytes [off, off+n), nil when it cannot take
-	// them yet: [Job.Poke] is then called when it can. The functions are called
-	// by several goroutines at once and do not block. end, which may be nil, is
-	// called when all was drained.
-	Take(off, n int) (drain func(from []byte, off int) error, end func())
-}
-
-func newJob(s *Stage, n int, down bool) *Job {
-	j := &Job{n: n, down: down, limit: helpers(down), crew: s.crew, wake: make(chan struct{}, 1), at: math.MaxInt}
-	r, l := s.pick(n, down)
-	j.route = func(int) (*ring, *link) { return r, l }
+// newJob returns a job that is ready to run.
+func (s *Stage) newJob(c Copy) *Job {
+	j := &Job{Copy: c, stage: s, crew: s.crew, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
+	if len(j.Over) == 0 {
+		j.Over = []*Stage{s}
+	}
+	j.limit = upHelpers
+	if c.Down {
+		j.limit = downHelpers
+	}
+	if !c.ToAll {
+		j.limit *= int32(len(j.Over))
+	}
+	if c.Workers > 0 {
+		j.limit = int32(c.Workers) - 1
+	}
+	if c.Progress != nil {
+		j.tell = NewTeller(c.N, c.Progress, j.Abort, j.abort)
+	}
 	return j
 }
 
-// helpers is how many workers a copy keeps busy at most, besides its own
-// goroutine. Copying into the ring takes twice the cores of copying out of it,
-// which writes past the caches.
-func helpers(down bool) int32 {
-	if down {
-		return downHelpers
-	}
-	return upHelpers
-}
-
-var upHelpers, downHelpers int32 = 7, 4
+// How many workers a copy keeps busy, besides its own goroutine, for each device:
+// copying into the ring takes twice the cores of copying out of it, past the
+// caches.
+var upHelpers, downHelpers int32 = 7, 3
 
 // Poke makes the job look again.
 func (j *Job) Poke() {
@@ -124,315 +172,222 @@ func (j *Job) Poke() {
 	}
 }
 
-// Run copies, and returns how many bytes, from the first on, were copied. When
-// ctx ends it stops with the pieces that are worked on.
-func (j *Job) Run(ctx context.Context) (int, error) {
-	j.crew.join(j)
-	defer j.crew.leave(j)
-	for {
-		j.advance(ctx)
-		worked := j.help(1)
-		j.report()
-		switch over := j.over(ctx); {
-		case over:
-			return j.finish(ctx)
-		case !worked:
-			j.pause(ctx)
-		}
-	}
-}
-
-// help does so many pieces, or fewer if there are none left.
-func (j *Job) help(most int) (worked bool) {
-	for range most {
-		c, i := j.claim()
-		if c == nil {
-			return worked
-		}
-		j.do(c, int(i))
-		worked = true
-	}
-	return worked
-}
-
-// claim takes a piece.
-func (j *Job) claim() (*chunk, int32) {
-	for j.pieces.Load() > 0 && !j.failed.Load() {
-		c := j.first.Load()
-		if c == nil {
-			return nil, 0
-		}
-		if i := c.next.Add(1) - 1; i < c.pieces {
-			j.pieces.Add(-1)
-			return c, i
-		}
-		j.mu.Lock()
-		if j.first.Load() == c {
-			j.shift()
-		}
-		j.mu.Unlock()
-	}
-	return nil, 0
-}
-
-// shift makes the next open chunk the first. It needs j.mu.
-func (j *Job) shift() {
-	if len(j.more) == 0 {
-		j.first.Store(nil)
-		return
-	}
-	j.first.Store(j.more[0])
-	j.more[0] = nil
-	j.more = j.more[1:]
-}
-
-// do works on a piece, and passes its chunk on if it is the last one.
-func (j *Job) do(c *chunk, i int) {
-	from := i * c.piece
-	mem := c.x.mem[from:min(from+c.piece, c.n)]
-	if err := Guard(func() error { return c.work(mem, c.off+from) }); err != nil {
-		j.fail(c.off+from, err)
-	}
-	if c.left.Add(-1) > 0 {
-		return
-	}
-	mark("worked", c.off, int(j.helpers.Load()))
-	if c.end != nil {
-		c.end()
-	}
-	failed := j.failed.Load()
+// Abort ends the job because of an error that was met at a byte.
+func (j *Job) Abort(at int, err error) {
 	j.mu.Lock()
-	j.out--
-	switch {
-	case failed:
-	case j.down:
-		j.pass(c)
-	default:
-		j.queue++
-	}
-	j.mu.Unlock()
-	if failed || j.down {
-		c.x.release()
-		j.Poke()
-	} else {
-		c.link.submit(c)
-	}
-}
-
-// send queues the chunk's copy.
-func (c *chunk) send(on *cudart.Stream) error { return c.job.copy(on, c.x.mem[:c.n], c.off) }
-
-// queued is called when the chunk's copy was queued, up to a point, or that has
-// failed.
-func (c *chunk) queued(p cudart.Point) {
-	mark("queued", c.off, c.n)
-	j := c.job
-	if c.err != nil {
-		j.fail(c.off, c.err)
-	}
-	if j.down {
-		c.landed.Store(true)
-		j.Poke()
-		return
-	}
-	c.x.release()
-	j.mu.Lock()
-	j.ends.AddPoint(p)
-	j.queue--
-	if c.err == nil {
-		j.pass(c)
+	j.keep(at, err)
+	if !j.failed.Swap(true) {
+		close(j.abort)
 	}
 	j.mu.Unlock()
 	j.Poke()
 }
 
-// pass counts a chunk that is done with. It needs j.mu.
-func (j *Job) pass(c *chunk) {
-	j.passed += c.n
-	j.done.add(c.off, c.n)
+// Cut ends the job at a byte, because of an error: the bytes before are copied.
+func (j *Job) Cut(at int, err error) {
+	j.mu.Lock()
+	j.keep(at, err)
+	j.end = min(j.end, at)
+	j.mu.Unlock()
+	j.Poke()
 }
 
-func (j *Job) fail(at int, err error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+// keep keeps the error with the least offset, and of several the first.
+func (j *Job) keep(at int, err error) {
 	if at < j.at {
 		j.at, j.err = at, err
 	}
-	j.failed.Store(true)
 }
 
-// report calls progress, on the job's own goroutine, which holds nothing.
-func (j *Job) report() {
-	if j.progress == nil || j.failed.Load() {
-		return
+// Past reports whether nothing more is to be copied at a byte.
+func (j *Job) Past(off int) bool {
+	if j.failed.Load() {
+		return true
 	}
 	j.mu.Lock()
-	passed := j.passed
-	j.mu.Unlock()
-	if passed == j.told {
-		return
+	defer j.mu.Unlock()
+	return off >= j.end
+}
+
+// Run copies, and returns how many bytes, from the first on, were copied. When
+// ctx ends it stops with the pieces that are worked on, and waits for the copies
+// that are under way.
+func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
+	j := s.newJob(c)
+	left := Apart(ctx, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
+		return j.working() == 0 // else workers use the caller's memory
+	})
+	if left {
+		j.Abort(0, ErrUnderWay)
 	}
-	j.told = passed
-	if err := Guard(func() error { j.progress(passed, j.n); return nil }); err != nil {
-		j.fail(0, fmt.Errorf("progress: %w", err))
+	return j.result()
+}
+
+// working returns how many chunks are worked on.
+func (j *Job) working() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.out
+}
+
+// conduct runs the job.
+func (j *Job) conduct() {
+	if !j.brief {
+		j.crew.join(j)
+		defer j.crew.leave(j)
+	}
+	if j.Down {
+		j.Sink.Start(j)
+		defer j.Sink.Stop()
+	} else {
+		j.Feed.Start(j)
+		defer j.Feed.Stop()
+	}
+	for {
+		j.advance()
+		worked := j.help(1)
+		j.report()
+		switch {
+		case j.over():
+			j.finish()
+			return
+		case !worked:
+			j.pause()
+		}
 	}
 }
 
 // advance opens chunks, and those that have landed to be drained.
-func (j *Job) advance(ctx context.Context) {
-	for len(j.landing) > 0 && !j.failed.Load() {
+func (j *Job) advance() {
+	for len(j.landing) > 0 {
 		c := j.landing[0]
-		if !c.landed.Load() || !c.x.fence.Done(ctx) {
+		if !c.sent.Load() || !c.x.fence.Done(asking) {
 			break
 		}
 		j.landing = append(j.landing[:0], j.landing[1:]...)
 		if err := c.x.fence.Err(); err != nil {
-			j.fail(c.off, err)
+			j.Abort(c.off, err)
 		}
-		if j.failed.Load() {
-			j.drop(c)
-			break
+		if j.Past(c.off) {
+			c.drop()
+		} else {
+			j.offer(c)
 		}
-		j.offer(c)
 	}
-	for j.opened < j.n && !j.failed.Load() && j.openNext(ctx) {
+	for j.left() > 0 && j.openNext() {
 	}
 }
 
-// openNext opens a chunk, if there is memory for it and something to copy.
-func (j *Job) openNext(ctx context.Context) bool {
-	r, l := j.route(j.chunks)
-	x := j.extent(ctx, r)
+// left is how many bytes are to be opened still.
+func (j *Job) left() int {
+	if j.failed.Load() {
+		return 0
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.end - j.opened
+}
+
+// openNext opens a chunk, if there is something to copy, and memory for it.
+func (j *Job) openNext() bool {
+	ready := 0
+	if j.Down {
+		ready = j.Sink.Room()
+	} else {
+		ready = j.Feed.Ready()
+	}
+	if ready == 0 {
+		return false
+	}
+	to := j.chunks % len(j.Over)
+	if j.ToAll {
+		to = 0
+	}
+	x := j.extent(j.Over[to], ready)
 	if x == nil {
 		return false
 	}
-	size := min(len(x.mem), j.n-j.opened)
-	c := &chunk{job: j, link: l, x: x}
-	if j.down {
-		c.off, c.n = j.opened, size
-		if c.work, c.end = j.sink.Take(c.off, c.n); c.work == nil {
-			x.release()
-			return false
-		}
-		j.landing = append(j.landing, c)
-		l.submit(c)
+	c := &chunk{job: j, x: x, to: to}
+	most := min(len(x.mem), ready, j.left())
+	if j.Down {
+		space := j.Sink.Take(j.opened, most)
+		c.off, c.n, c.work, c.end, c.later = j.opened, most, space.Drain, space.End, space.Later
 	} else {
-		seg, err := j.feed.Take(size)
-		if err != nil {
-			j.fail(seg.Off, err)
-		}
-		if err != nil || seg.N == 0 {
-			x.release()
-			return false
-		}
-		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.Release
-		j.offer(c)
+		seg := j.Feed.Take(most)
+		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
 	}
 	j.chunks++
+	j.mu.Lock()
 	j.opened += c.n
+	j.mu.Unlock()
+	if j.Down {
+		j.landing = append(j.landing, c)
+		j.Over[to].down(j.brief).submit(c, to)
+	} else {
+		j.offer(c)
+	}
 	return true
 }
 
 // Chunks are small at both ends of a copy, where the link has nothing to do
 // until the first is in the ring, and the workers nothing while the last is on
 // its way.
-var (
-	leastChunk = 512 * kib
-	leastPiece = 32 * kib
-	mostPiece  = 512 * kib
-)
+const leastChunk = 512 * kib
 
-func (j *Job) chunkSize(r *ring) int {
-	left := j.n - j.opened
+func (j *Job) chunkSize(r *ring, ready int) int {
+	left := j.left()
 	size := min(j.opened+leastChunk, left/2)
 	size = max(size/leastChunk*leastChunk, leastChunk)
-	return min(size, left, r.chunk(j.down))
+	most := r.chunk(j.Down)
+	if j.MaxChunk > 0 {
+		most = min(most, j.MaxChunk)
+	}
+	return max(min(size, left, ready, most), 1)
 }
 
 // extent takes memory for the next chunk, nil if there is none yet.
-func (j *Job) extent(ctx context.Context, r *ring) *extent {
+func (j *Job) extent(s *Stage, ready int) *extent {
 	if j.waiter == nil {
-		n := j.chunkSize(r)
-		if x := r.try(ctx, n, j.down); x != nil {
+		r := s.ring
+		if j.brief {
+			r = s.few
+		}
+		class := classOf(j.Down, j.Slow)
+		n := j.chunkSize(r, ready)
+		if x := r.try(n, class); x != nil {
 			return x
 		}
-		j.ring, j.waiter = r, r.wait(j.wake, n, j.down)
+		j.waiter = r.wait(j.wake, n, class)
 	}
-	if !j.ring.poll(ctx, j.waiter) {
+	if !j.waiter.poll() {
 		return nil
 	}
 	w := j.waiter
 	j.waiter = nil
-	return j.ring.leave(w)
-}
-
-// pieceOf is the size of a chunk's pieces.
-func pieceOf(n int) int {
-	piece := (n/8 + leastPiece - 1) / leastPiece * leastPiece
-	return min(max(piece, leastPiece), mostPiece)
-}
-
-// offer opens a chunk's pieces to all.
-func (j *Job) offer(c *chunk) {
-	c.piece = pieceOf(c.n)
-	c.pieces = int32((c.n + c.piece - 1) / c.piece)
-	c.left.Store(c.pieces)
-	j.mu.Lock()
-	j.out++
-	if j.first.Load() == nil {
-		j.first.Store(c)
-	} else {
-		j.more = append(j.more, c)
-	}
-	j.mu.Unlock()
-	mark("offer", c.off, c.n)
-	j.pieces.Add(c.pieces)
-	if c.pieces > 1 {
-		j.crew.post(j)
-	}
+	return w.leave()
 }
 
 // over reports whether all is copied, or, after an error, nothing is in hand any
 // more. Memory of the caller's is always waited for; a call into the library that
 // does not return, for a while.
-func (j *Job) over(ctx context.Context) bool {
-	if ctx.Err() != nil {
-		j.fail(math.MaxInt-1, context.Cause(ctx))
-	}
+func (j *Job) over() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if !j.failed.Load() {
-		return j.passed == j.n
+		return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
 	}
 	if j.ended.IsZero() {
 		j.ended = time.Now()
 	}
-	// What nobody has claimed is dropped.
-	for c := j.first.Load(); c != nil; c = j.first.Load() {
-		left := c.pieces - min(c.next.Swap(c.pieces), c.pieces)
-		j.pieces.Add(-left)
-		if left > 0 && c.left.Add(-left) == 0 {
-			j.out--
-			j.drop(c)
-		}
-		j.shift()
-	}
+	j.dropPieces()
 	return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
 }
 
-// drop ends a chunk that is not copied.
-func (j *Job) drop(c *chunk) {
-	if c.end != nil {
-		c.end()
-	}
-	c.x.release()
-}
-
-// spinFor is how long a job's goroutine looks again and again before it sleeps.
+// spinFor is how long a goroutine asks again and again before it sleeps.
 var spinFor = 30 * time.Microsecond
 
 // pause waits until there may be more to do.
-func (j *Job) pause(ctx context.Context) {
+func (j *Job) pause() {
 	for begin := time.Now(); time.Since(begin) < spinFor; {
 		for range 8 {
 			if len(j.wake) > 0 || j.pieces.Load() > 0 {
@@ -445,80 +400,111 @@ func (j *Job) pause(ctx context.Context) {
 			return
 		default:
 		}
-		if j.pieces.Load() > 0 {
+		if j.pieces.Load() > 0 || j.landed() || j.waiter != nil && j.waiter.poll() {
 			return
 		}
-		if len(j.landing) > 0 && j.landing[0].landed.Load() && j.landing[0].x.fence.Done(ctx) {
-			return
-		}
-		if j.waiter != nil && j.ring.poll(ctx, j.waiter) {
-			return
-		}
+		j.crew.yield()
 	}
 	var stops []func()
-	if len(j.landing) > 0 && j.landing[0].landed.Load() {
+	if len(j.landing) > 0 && j.landing[0].sent.Load() {
 		for _, p := range j.landing[0].x.fence.Points(nil) {
 			stops = append(stops, p.Notify(j.wake))
 		}
 	}
 	if j.waiter != nil {
-		stops = append(stops, j.ring.notify(j.waiter))
+		stops = append(stops, j.waiter.notify())
 	}
 	if j.failed.Load() {
 		select {
 		case <-j.wake:
-		case <-time.After(landTimeout / 10):
+		case <-time.After(landTimeout / 20):
 		}
 	} else {
-		select {
-		case <-j.wake:
-		case <-ctx.Done():
-		}
+		<-j.wake
 	}
 	for _, stop := range stops {
 		stop()
 	}
 }
 
-// landTimeout bounds the wait for copies that are under way after a job failed.
-const landTimeout = 2 * time.Second
+// landed reports whether the next chunk has come from the device.
+func (j *Job) landed() bool {
+	return len(j.landing) > 0 && j.landing[0].sent.Load() && j.landing[0].x.fence.Done(asking)
+}
 
-// finish waits for the copies that were queued, and returns what came of all.
-func (j *Job) finish(ctx context.Context) (int, error) {
+// finish waits for the copies that were queued.
+func (j *Job) finish() {
 	if j.waiter != nil {
-		if x := j.ring.leave(j.waiter); x != nil {
+		if x := j.waiter.leave(); x != nil {
 			x.release()
 		}
 		j.waiter = nil
 	}
-	if j.failed.Load() {
-		for _, c := range j.landing {
-			j.drop(c)
-		}
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), landTimeout)
-		defer cancel()
+	for _, c := range j.landing {
+		c.drop()
 	}
-	mark("finish", 0, 0)
-	if err := j.ends.Wait(ctx); err != nil {
-		j.fail(0, fmt.Errorf("copies may be under way: %w", err))
+	j.landing = nil
+	j.settle()
+	if j.tell != nil {
+		j.report()
+		j.tell.Finish()
 	}
-	if err := j.ends.Err(); err != nil {
-		j.fail(0, err)
-	}
-	if !j.failed.Load() {
-		return j.n, nil
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	done := min(j.at, j.done.prefix())
-	return done, fmt.Errorf("at byte %d of %d: %w", done, j.n, j.err)
 }
 
-// ranges are chunks that were copied. They are few: what is at the start is
-// joined.
+// settle waits until the copies to devices are done.
+func (j *Job) settle() {
+	ctx, cancel := asking, context.CancelFunc(func() {})
+	if j.failed.Load() {
+		ctx, cancel = context.WithTimeout(asking, landTimeout)
+	}
+	defer cancel()
+	if err := j.ends.Wait(ctx); err != nil {
+		j.Abort(0, fmt.Errorf("copies may be under way: %w", err))
+	}
+	if err := j.ends.Err(); err != nil {
+		j.Abort(0, err)
+	}
+}
+
+// result returns how many bytes, from the first on, were copied.
+func (j *Job) result() (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.err == nil {
+		return j.N, nil
+	}
+	done := min(j.at, j.done.prefix())
+	return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
+}
+
+// report makes progress known.
+func (j *Job) report() {
+	if j.tell == nil || j.failed.Load() {
+		return
+	}
+	j.mu.Lock()
+	passed := j.passed
+	j.mu.Unlock()
+	j.tell.Set(passed)
+}
+
+// Pass counts n bytes at off as done. It is for sinks whose Space says so.
+func (j *Job) Pass(off, n int) {
+	j.mu.Lock()
+	j.pass(off, n)
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// pass needs j.mu.
+func (j *Job) pass(off, n int) {
+	j.passed += n
+	j.done.add(off, n)
+}
+
+// ranges are parts of a job that are done. What is at the start is joined.
 type ranges struct {
-	start int // all before it is copied
+	start int // all before it is done
 	after map[int]int
 }
 

@@ -16,33 +16,38 @@ type link struct {
 	stream *cudart.Stream
 
 	mu         sync.Mutex
-	waiting    []*chunk
+	waiting    []sending
 	submitting bool
 }
 
+// A sending is one copy of a chunk.
+type sending struct {
+	*chunk
+	to  int
+	err error
+}
+
 // submit queues a chunk's copy, or leaves that to the goroutine that is queueing
-// others. c.queued is called either way.
-func (l *link) submit(c *chunk) {
+// others. chunk.queued is called either way.
+func (l *link) submit(c *chunk, to int) {
 	l.mu.Lock()
-	l.waiting = append(l.waiting, c)
+	l.waiting = append(l.waiting, sending{chunk: c, to: to})
 	if l.submitting {
 		l.mu.Unlock()
 		return
 	}
 	l.submitting = true
-	var list []*chunk
+	var list []sending
 	for len(l.waiting) > 0 {
 		list, l.waiting = l.waiting, list[:0]
 		l.mu.Unlock()
-		for _, c := range list {
-			c.err = c.send(l.stream)
+		for i, s := range list {
+			list[i].err = s.job.Queue(l.stream, s.to, s.x.mem[:s.n], s.off)
 		}
 		p := l.stream.Point()
-		for i, c := range list {
-			// Also after an error: some of it may be queued.
-			c.x.fence.AddPoint(p)
-			list[i] = nil
-			c.queued(p)
+		for i, s := range list {
+			list[i] = sending{}
+			s.queued(s.to, p, s.err)
 		}
 		l.mu.Lock()
 	}

@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -12,40 +13,87 @@ import (
 )
 
 // A lone is what one small copy at a time passes through, in one direction: a
-// slot and a stream of its own, whose end it asks for without an event. It is for
-// the caller who copies alone. Those who find it taken share an event, see link.
+// slot and a stream of its own, of whose end it asks the stream, without an event.
+// It is for a caller who copies alone. Those who find it taken share an event
+// with others: see link.
 type lone struct {
 	stream *cudart.Stream
 	buf    *hostmem.Buffer
 	taken  atomic.Bool
-	left   cudart.Point // of a copy that was not waited for; guarded by taken
+	left   cudart.Point // the end of a copy that was not waited for; guarded by taken
+
+	// Of the copy that runs.
+	state atomic.Int32
+	err   error
 }
+
+// The states of a copy whose caller may leave.
+const (
+	loneUses int32 = iota // the caller's memory
+	loneWaits
+	loneLeft // the caller has left
+)
 
 func (l *lone) open(ctx context.Context, dev *cudart.Device) (err error) {
 	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
-	l.buf, err = hostmem.Alloc(ctx, dev, alone, hostmem.Options{Label: "transfer ring"})
+	l.buf, err = hostmem.Alloc(ctx, dev, Alone, hostmem.Options{Label: ringLabel})
 	return err
 }
 
 func (l *lone) close(ctx context.Context) error {
 	if l.buf != nil {
+		if l.taken.Load() {
+			return fmt.Errorf("%v: %w", l.buf, errHeld)
+		}
 		if err := l.left.Wait(ctx); err != nil {
-			return err
+			return fmt.Errorf("%v may be in use: %w", l.buf, err)
 		}
 		if err := l.buf.CloseContext(ctx); err != nil {
 			return err
 		}
 		l.buf = nil
 	}
-	if l.stream != nil {
-		return l.stream.Close()
+	if l.stream == nil {
+		return nil
 	}
-	return nil
+	return l.stream.Close()
 }
 
-// take takes the slot, if no other goroutine and no work of the GPU uses it.
+// Brief copies up to Alone bytes, which begin at mem, if no other goroutine does
+// so in this direction; ok is false if one does.
+func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
+	l := &s.loneUp
+	if down {
+		l = &s.loneDown
+	}
+	if !l.take() {
+		return false, nil
+	}
+	l.state.Store(loneUses)
+	if ctx.Done() == nil { // without the allocations of what follows
+		err = l.copy(dev, mem, down)
+		l.taken.Store(false)
+		return true, err
+	}
+	left := Apart(ctx, func() {
+		err := l.copy(dev, mem, down)
+		if l.state.Swap(loneUses) == loneLeft {
+			l.taken.Store(false)
+		} else {
+			l.err = err
+		}
+	}, func(error) {}, func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) })
+	if left {
+		return true, ErrUnderWay
+	}
+	err = l.err
+	l.taken.Store(false)
+	return true, err
+}
+
+// take takes the slot, if neither a goroutine nor the GPU uses it.
 func (l *lone) take() bool {
 	if !l.taken.CompareAndSwap(false, true) {
 		return false
@@ -58,28 +106,25 @@ func (l *lone) take() bool {
 	return false
 }
 
-// upload copies up to alone bytes.
-func (l *lone) upload(ctx context.Context, dst cudart.DevPtr, from []byte) error {
-	defer l.taken.Store(false)
-	mem := l.buf.Bytes()
-	if err := Guard(func() error { copy(mem, from); return nil }); err != nil {
+func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
+	slot := l.buf.Bytes()
+	if down {
+		l.state.Store(loneWaits)
+		err := l.wait(l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem)))
+		if err != nil || !l.state.CompareAndSwap(loneWaits, loneUses) {
+			return err
+		}
+		return Guard(func() error { copy(mem, slot); return nil })
+	}
+	if err := Guard(func() error { copy(slot, mem); return nil }); err != nil {
 		return err
 	}
-	return l.wait(ctx, l.stream.CopyToDevice(dst, unsafe.Pointer(&mem[0]), len(from)))
-}
-
-// download copies up to alone bytes.
-func (l *lone) download(ctx context.Context, to []byte, src cudart.DevPtr) error {
-	defer l.taken.Store(false)
-	mem := l.buf.Bytes()
-	if err := l.wait(ctx, l.stream.CopyToHost(unsafe.Pointer(&mem[0]), src, len(to))); err != nil {
-		return err
-	}
-	return Guard(func() error { copy(to, mem); return nil })
+	l.state.Store(loneWaits)
+	return l.wait(l.stream.CopyToDevice(dev, unsafe.Pointer(&slot[0]), len(mem)))
 }
 
 // wait waits until the stream is done, for a copy that was queued or has failed.
-func (l *lone) wait(ctx context.Context, err error) error {
+func (l *lone) wait(err error) error {
 	const questions = 8
 	for begin := time.Now(); err == nil && time.Since(begin) < spinFor; {
 		for range questions {
@@ -93,5 +138,5 @@ func (l *lone) wait(ctx context.Context, err error) error {
 	}
 	// Also after an error: some of it may be queued.
 	l.left = l.stream.Point()
-	return errors.Join(err, l.left.Wait(ctx), l.left.Err())
+	return errors.Join(err, l.left.Wait(asking), l.left.Err())
 }

@@ -25,27 +25,51 @@ type ring struct {
 	most  int // of an extent
 
 	mu      sync.Mutex
-	free    []uint64 // a bit for each unit
-	used    [2]int   // units, by direction
-	flying  []*extent
-	asking  bool // a goroutine asks whether the oldest of flying is done
-	waiters []*waiter
+	free    []uint64     // a bit for each unit
+	used    [classes]int // units
+	flying  []*extent    // released, in order
+	asking  bool         // a goroutine asks whether the oldest of flying is done
+	waiters []*waiter    // in order
 }
 
-// A direction is up or down, as an index.
-func direction(down bool) int {
+// A class is the direction of a copy, and whether it may wait for a disk while it
+// has memory of the ring.
+type class int
+
+const (
+	classUp class = iota
+	classDown
+	classSlowUp
+	classSlowDown
+	classes
+)
+
+func classOf(down, slow bool) class {
+	c := classUp
 	if down {
-		return 1
+		c = classDown
 	}
-	return 0
+	if slow {
+		c += classSlowUp - classUp
+	}
+	return c
 }
+
+func (c class) slow() bool { return c >= classSlowUp }
+
+// way is the class without the slowness, back that of the other direction.
+func (c class) way() class  { return c % classSlowUp }
+func (c class) back() class { return 1 - c.way() }
+
+// usedBy is how many units copies of a direction have.
+func (r *ring) usedBy(way class) int { return r.used[way] + r.used[way+classSlowUp] }
 
 // An extent is memory that one chunk passes through.
 type extent struct {
 	ring  *ring
 	first int // unit
 	units int
-	way   int
+	class class
 	mem   []byte
 	fence fence.Fence // of the GPU's use
 }
@@ -53,9 +77,11 @@ type extent struct {
 // A waiter is a job that found no extent. It is served as soon as there is memory
 // for it, and not only when it has woken: waking takes longer than a copy.
 type waiter struct {
-	n, way int
-	wake   chan<- struct{}
-	x      *extent // that it was given
+	ring  *ring
+	n     int
+	class class
+	wake  chan<- struct{}
+	x     *extent // that it was given
 }
 
 func newRing(ctx context.Context, dev *cudart.Device, units, unit, most int, label string) (*ring, error) {
@@ -74,39 +100,46 @@ func newRing(ctx context.Context, dev *cudart.Device, units, unit, most int, lab
 	return r, nil
 }
 
-// bytes is the most that an extent holds.
-func (r *ring) bytes() int { return r.most * r.unit }
-
 // try takes an extent of n bytes, nil if there is none, or others wait for one.
-// Neither direction has more than half while the other one wants some.
-func (r *ring) try(ctx context.Context, n int, down bool) *extent {
-	way := direction(down)
+func (r *ring) try(n int, c class) *extent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for r.first(way) == nil {
-		if x := r.fit(n, way); x != nil {
+	for !r.waitedFor(c) {
+		if x := r.fit(n, c); x != nil {
 			return x
 		}
-		if !r.reclaim(ctx) {
+		if !r.reclaim() {
 			break
 		}
 	}
 	return nil
 }
 
+// waitedFor reports whether one waits who goes first.
+func (r *ring) waitedFor(c class) bool {
+	return slices.ContainsFunc(r.waiters, func(w *waiter) bool {
+		return w.class == c || w.class == c.way()
+	})
+}
+
 // fit takes an extent if there is room for it.
-func (r *ring) fit(n, way int) *extent {
+func (r *ring) fit(n int, c class) *extent {
 	units := (n + r.unit - 1) / r.unit
-	if r.used[way]+units > r.share(way) {
+	if r.usedBy(c.way())+units > r.share(c.way()) || c.slow() && r.slowLeft() < units {
 		return nil
 	}
-	return r.take(units, n, way)
+	return r.take(units, n, c)
 }
+
+// slowLeft is how many units slow copies may take still: they have half of the
+// ring at the most.
+func (r *ring) slowLeft() int { return r.units/2 - r.used[classSlowUp] - r.used[classSlowDown] }
 
 // share is how many units a direction may have: all that the other one leaves,
 // half if that one wants some.
-func (r *ring) share(way int) int {
-	if r.used[1-way] > 0 || r.first(1-way) != nil {
+func (r *ring) share(way class) int {
+	back := way.back()
+	if r.usedBy(back) > 0 || slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.class.way() == back }) {
 		return r.units / 2
 	}
 	return r.units
@@ -117,45 +150,36 @@ func (r *ring) share(way int) int {
 func (r *ring) chunk(down bool) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return min(r.most, max(r.share(direction(down))/4, 1)) * r.unit
+	return min(r.most, max(r.share(classOf(down, false))/4, 1)) * r.unit
 }
 
 // serve gives waiters what there is, in the order in which they began to wait.
 func (r *ring) serve() {
-	for way := range r.used {
-		for w := r.first(way); w != nil; w = r.first(way) {
-			x := r.fit(w.n, way)
-			if x == nil {
-				break
+	var full [classes]bool
+	kept := r.waiters[:0]
+	for i, w := range r.waiters {
+		if !full[w.class] {
+			if w.x = r.fit(w.n, w.class); w.x != nil {
+				select {
+				case w.wake <- struct{}{}:
+				default:
+				}
+				continue
 			}
-			w.x = x
-			r.drop(w)
-			select {
-			case w.wake <- struct{}{}:
-			default:
+			full[w.class] = true
+			// A slow copy may be kept by its own limit, others by the memory.
+			if !w.class.slow() {
+				full[w.class+classSlowUp] = true
 			}
 		}
+		kept = append(kept, r.waiters[i])
 	}
-}
-
-func (r *ring) drop(w *waiter) {
-	if i := slices.Index(r.waiters, w); i >= 0 {
-		r.waiters = slices.Delete(r.waiters, i, i+1)
-	}
-}
-
-// first is the one that has waited longest in a direction.
-func (r *ring) first(way int) *waiter {
-	for _, w := range r.waiters {
-		if w.way == way {
-			return w
-		}
-	}
-	return nil
+	clear(r.waiters[len(kept):])
+	r.waiters = kept
 }
 
 // take takes the first free units in a row.
-func (r *ring) take(units, n, way int) *extent {
+func (r *ring) take(units, n int, c class) *extent {
 	run := 0
 	for i := 0; i < len(r.free)*64; i++ {
 		word := r.free[i/64] >> (i % 64)
@@ -173,9 +197,9 @@ func (r *ring) take(units, n, way int) *extent {
 		}
 		first := i + 1 - units
 		r.set(first, units, false)
-		r.used[way] += units
+		r.used[c] += units
 		off := first * r.unit
-		return &extent{ring: r, first: first, units: units, way: way, mem: r.buf.Bytes()[off : off+n : off+n]}
+		return &extent{ring: r, first: first, units: units, class: c, mem: r.buf.Bytes()[off : off+n : off+n]}
 	}
 	return nil
 }
@@ -192,12 +216,12 @@ func (r *ring) set(first, units int, free bool) {
 
 // reclaim asks whether the oldest extents that were released are done, and
 // returns whether one was.
-func (r *ring) reclaim(ctx context.Context) (some bool) {
+func (r *ring) reclaim() (some bool) {
 	for len(r.flying) > 0 && !r.asking {
 		x := r.flying[0]
 		r.asking = true
 		r.mu.Unlock()
-		done := x.fence.Done(ctx)
+		done := x.fence.Done(asking)
 		r.mu.Lock()
 		r.asking = false
 		if !done {
@@ -227,14 +251,14 @@ func (x *extent) release() {
 // put makes an extent's memory available.
 func (r *ring) put(x *extent) {
 	r.set(x.first, x.units, true)
-	r.used[x.way] -= x.units
+	r.used[x.class] -= x.units
 }
 
 // wait begins to wait for an extent of n bytes: wake is sent to when there is
-// one, which leave returns. The caller asks now and then whether the GPU is done
-// with memory: see poll and notify.
-func (r *ring) wait(wake chan<- struct{}, n int, down bool) *waiter {
-	w := &waiter{n: n, wake: wake, way: direction(down)}
+// one. The caller asks now and then whether the GPU is done with memory: see poll
+// and notify.
+func (r *ring) wait(wake chan<- struct{}, n int, c class) *waiter {
+	w := &waiter{ring: r, n: n, class: c, wake: wake}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.waiters = append(r.waiters, w)
@@ -243,27 +267,33 @@ func (r *ring) wait(wake chan<- struct{}, n int, down bool) *waiter {
 }
 
 // leave ends a wait, and returns the extent that came of it.
-func (r *ring) leave(w *waiter) *extent {
+func (w *waiter) leave() *extent {
+	r := w.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.drop(w)
+	if i := slices.Index(r.waiters, w); i >= 0 {
+		r.waiters = slices.Delete(r.waiters, i, i+1)
+		r.serve() // what it wanted may have kept others
+	}
 	return w.x
 }
 
-// poll asks what the GPU is done with, and reports whether a waiter has got
+// poll asks what the GPU is done with, and reports whether the waiter has got
 // memory.
-func (r *ring) poll(ctx context.Context, w *waiter) bool {
+func (w *waiter) poll() bool {
+	r := w.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w.x == nil && r.reclaim(ctx) {
+	if w.x == nil && r.reclaim() {
 		r.serve()
 	}
 	return w.x != nil
 }
 
-// notify sends to a waiter when the GPU is done with the oldest extent. stop ends
-// that.
-func (r *ring) notify(w *waiter) (stop func()) {
+// notify sends to the waiter when the GPU is done with the oldest extent. stop
+// ends that.
+func (w *waiter) notify() (stop func()) {
+	r := w.ring
 	r.mu.Lock()
 	var points []cudart.Point
 	if len(r.flying) > 0 {
@@ -282,15 +312,29 @@ func (r *ring) notify(w *waiter) (stop func()) {
 }
 
 // close waits until the GPU is done with all extents, and unmaps the memory. No
-// job uses the ring any more. It may be tried again.
+// copy uses the ring any more, but for those whose calls into the library have not
+// returned: then close fails, and may be tried again.
 func (r *ring) close(ctx context.Context) error {
 	r.mu.Lock()
-	flying := r.flying
+	flying := slices.Clone(r.flying)
 	r.mu.Unlock()
 	for _, x := range flying {
 		if err := x.fence.Wait(ctx); err != nil {
 			return fmt.Errorf("%v may be in use: %w", r.buf, err)
 		}
 	}
+	r.mu.Lock()
+	r.reclaim()
+	held := 0
+	for _, units := range r.used {
+		held += units
+	}
+	r.mu.Unlock()
+	if held > 0 {
+		return fmt.Errorf("%v: %w", r.buf, errHeld)
+	}
 	return r.buf.CloseContext(ctx)
 }
+
+// errHeld says that a copy was given up, see Stage.Run.
+var errHeld = errors.New("in use by a copy that waits for a call into the CUDA library")

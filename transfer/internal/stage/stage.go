@@ -18,9 +18,11 @@ type Stage struct {
 	ring *ring // of large copies
 	few  *ring // of small ones, which would wait behind those
 
-	// Small copies have links of their own, so as not to queue behind chunks.
-	up, down           link
-	briefUp, briefDown link
+	// Small copies have links of their own, so as not to queue behind chunks:
+	// by direction, and whether they are brief.
+	links [2][2]link
+
+	loneUp, loneDown lone
 }
 
 const (
@@ -29,11 +31,13 @@ const (
 
 	ringUnit = 512 * kib
 
-	// alone is how many bytes the calling goroutine copies without workers: it
-	// is done before they come.
-	alone = 64 * kib
+	// Alone is how many bytes are copied by one goroutine: it is done before
+	// workers come.
+	Alone = 64 * kib
 	// Small copies have a ring of so many units of that size.
 	fewUnits = 32
+
+	ringLabel = "transfer ring"
 )
 
 var (
@@ -125,18 +129,19 @@ func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 
 func (s *Stage) open(ctx context.Context) (err error) {
 	units := ringBytes(s.crew.most) / ringUnit
-	if s.ring, err = newRing(ctx, s.dev, units, ringUnit, chunkMost/ringUnit, "transfer ring"); err != nil {
+	if s.ring, err = newRing(ctx, s.dev, units, ringUnit, chunkMost/ringUnit, ringLabel); err != nil {
 		return err
 	}
-	if s.few, err = newRing(ctx, s.dev, fewUnits, alone, 1, "transfer ring"); err != nil {
+	if s.few, err = newRing(ctx, s.dev, fewUnits, Alone, 1, ringLabel); err != nil {
 		return err
 	}
-	for _, l := range s.links() {
-		if l.stream, err = s.dev.NewStream(cudart.StreamOptions{}); err != nil {
-			return err
-		}
+	if err := errors.Join(s.loneUp.open(ctx, s.dev), s.loneDown.open(ctx, s.dev)); err != nil {
+		return err
 	}
-	return nil
+	return s.each(func(l *link) (err error) {
+		l.stream, err = s.dev.NewStream(cudart.StreamOptions{})
+		return err
+	})
 }
 
 // ringBytes is the size of a ring that so many workers fill. Four chunks of 8
@@ -160,22 +165,24 @@ func (s *Stage) close(ctx context.Context) error {
 		}
 		*r = nil
 	}
-	for _, l := range s.links() {
-		if l.stream == nil {
-			continue
-		}
-		if err := l.stream.Close(); err != nil {
+	for _, l := range []*lone{&s.loneUp, &s.loneDown} {
+		if err := l.close(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
+	return s.each(func(l *link) error {
+		if l.stream == nil {
+			return nil
+		}
+		return l.stream.Close()
+	})
 }
 
 // Device returns the device.
 func (s *Stage) Device() *cudart.Device { return s.dev }
 
 // Bytes returns how much memory the rings have.
-func (s *Stage) Bytes() int { return s.ring.buf.Kept() + s.few.buf.Kept() }
+func (s *Stage) Bytes() int { return s.ring.buf.Reserved() + s.few.buf.Reserved() }
 
 // crewOf returns the workers for devices of the NUMA node that a device is on.
 func crewOf(dev *cudart.Device) *crew {
@@ -198,20 +205,28 @@ func defaultWorkers(procs int) int {
 	return procs * 3 / 4
 }
 
-// pick chooses where n bytes pass through.
-func (s *Stage) pick(n int, down bool) (*ring, *link) {
-	switch {
-	case n <= alone && down:
-		return s.few, &s.briefDown
-	case n <= alone:
-		return s.few, &s.briefUp
-	case down:
-		return s.ring, &s.down
+// up and down are the links.
+func (s *Stage) up(brief bool) *link   { return s.link(0, brief) }
+func (s *Stage) down(brief bool) *link { return s.link(1, brief) }
+
+func (s *Stage) link(way int, brief bool) *link {
+	if brief {
+		return &s.links[way][1]
 	}
-	return s.ring, &s.up
+	return &s.links[way][0]
 }
 
-func (s *Stage) links() []*link { return []*link{&s.up, &s.down, &s.briefUp, &s.briefDown} }
+// each calls f for all links.
+func (s *Stage) each(f func(*link) error) error {
+	for way := range s.links {
+		for i := range s.links[way] {
+			if err := f(&s.links[way][i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
 
 // String names the stage in messages.
 func (s *Stage) String() string { return fmt.Sprintf("stage of %v", s.dev) }

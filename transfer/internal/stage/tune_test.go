@@ -63,14 +63,14 @@ func TestTune(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Release(ctx)
-		g, lo, hi, c := rate(n, 6, func() { must(s.Upload(ctx, mem, src, nil)) })
+		g, lo, hi, c := rate(n, 6, func() { must(up(ctx, s, mem, src)) })
 		fmt.Printf("%-44s up %5.1f (%.1f-%.1f) %.3f", name, g, lo, hi, c)
-		g, lo, hi, c = rate(n, 6, func() { must(s.Download(ctx, dst, mem, nil)) })
+		g, lo, hi, c = rate(n, 6, func() { must(down(ctx, s, dst, mem)) })
 		fmt.Printf(" | down %5.1f (%.1f-%.1f) %.3f", g, lo, hi, c)
 		g, lo, hi, c = rate(2*n, 4, func() {
 			var wg sync.WaitGroup
-			wg.Go(func() { must(s.Upload(ctx, mem, src, nil)) })
-			wg.Go(func() { must(s.Download(ctx, dst, mem2, nil)) })
+			wg.Go(func() { must(up(ctx, s, mem, src)) })
+			wg.Go(func() { must(down(ctx, s, dst, mem2)) })
 			wg.Wait()
 		})
 		fmt.Printf(" | both %5.1f (%.1f-%.1f) %.3f\n", g, lo, hi, c)
@@ -81,21 +81,11 @@ func TestTune(t *testing.T) {
 			reps := min(2000, 400*mib/k)
 			i := 0
 			at := func() int { i = (i + 1) % 8; return i * (n / 8) % (n - k + 1) }
-			up, _, _, c1 := rate(k, reps, func() { o := at(); must(s.Upload(ctx, mem, src[o:o+k], nil)) })
+			up, _, _, c1 := rate(k, reps, func() { o := at(); must(up(ctx, s, mem, src[o:o+k])) })
 			cm, _, _, _ := rate(k, reps, func() { o := at(); must(0, dev.CopyToDevice(mem, unsafe.Pointer(&src[o]), k)) })
-			down, _, _, c2 := rate(k, reps, func() { o := at(); must(s.Download(ctx, dst[o:o+k], mem, nil)) })
+			down, _, _, c2 := rate(k, reps, func() { o := at(); must(down(ctx, s, dst[o:o+k], mem)) })
 			cd, _, _, _ := rate(k, reps, func() { o := at(); must(0, dev.CopyToHost(unsafe.Pointer(&dst[o]), mem, k)) })
 			fmt.Printf("   %9d B: up %8.3f GB/s (cudaMemcpy %8.3f, %.2fx) cpu %.3f | down %8.3f (%8.3f, %.2fx) %.3f\n", k, up, cm, up/cm, c1, down, cd, down/cd, c2)
-		}
-		for _, k := range []int{4 * kib, 128 * kib, 256 * kib, mib, 4 * mib} {
-			for r := range 30 {
-				o := r * (n / 31) &^ 4095
-				traceN, traceOn, traceAt = 0, r == 29, time.Now()
-				must(s.Upload(ctx, mem, src[o:o+k], nil))
-				mark("end", 0, 0)
-			}
-			traceOn = false
-			printTrace(fmt.Sprint(k))
 		}
 		for _, k := range []int{64 * kib, mib} {
 			const g = 16
@@ -107,7 +97,7 @@ func TestTune(t *testing.T) {
 					for r := range 300 {
 						o := (w*300 + r) * k % (n - k)
 						b := time.Now()
-						must(s.Upload(ctx, mem, src[o:o+k], nil))
+						must(up(ctx, s, mem, src[o:o+k]))
 						lat[w] = append(lat[w], time.Since(b))
 					}
 				})
@@ -124,10 +114,10 @@ func TestTune(t *testing.T) {
 	}
 	run("default", true)
 	set := func(name string, f func(), mid bool) {
-		a, b, c, d, e, g, h, l := upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, mostPiece, wakeMost
+		a, b, c, d, e, g, l := upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost
 		f()
 		run(name, mid)
-		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, mostPiece, wakeMost = a, b, c, d, e, g, h, l
+		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost = a, b, c, d, e, g, l
 	}
 	set("ring 36", func() { ringMiB = 36 }, false)
 	set("ring 64", func() { ringMiB = 64 }, false)
@@ -217,7 +207,7 @@ func micro(t *testing.T, dev *cudart.Device, mem cudart.DevPtr, src, dst []byte)
 		slices.Sort(t3)
 		st, err := Acquire(ctx, dev)
 		ok(err)
-		s1 := us(func(i int) { _, err := st.Upload(ctx, mem, from(i), nil); ok(err) })
+		s1 := us(func(i int) { _, err := up(ctx, st, mem, from(i)); ok(err) })
 		st.Release(ctx)
 		fmt.Printf("micro %7d B: registered issue %.2f, +sync %.2f (38 MiB %.2f), +point %.2f, hostalloc +sync %.2f; parts: copy %.2f point %.2f wait %.2f; stage %.2f\n", k, r1, r2, r3, r4, r5, t1[500], t2[500], t3[500], s1)
 		can, cancel := context.WithCancel(ctx)

@@ -32,7 +32,7 @@ func TestSpanLimit(t *testing.T) {
 func TestRefusedRegistrationsAreMadeSmaller(t *testing.T) {
 	t.Parallel()
 	const n = 200<<20 + 1
-	g := newSimRig(t, cudasim.Config{MaxRegister: 100 << 20}).withStream()
+	g := newSimRig(t, cudasim.Config{MaxRegister: 100 << 20})
 	b := g.alloc(n, Options{})
 	require.Greater(t, len(b.Spans()), 1)
 	end := 0
@@ -44,14 +44,14 @@ func TestRefusedRegistrationsAreMadeSmaller(t *testing.T) {
 	require.Equal(t, n, end)
 
 	seam := b.Spans()[1].Off
-	p := g.device(8192)
+	p := g.Device(8192)
 	want := filled(8192, 3)
 	copy(b.Bytes()[seam-4000:], want)
-	require.NoError(t, b.CopyToDevice(g.stream, p, seam-4000, 8192))
-	g.synchronize()
-	assert.True(t, bytes.Equal(want, g.download(p, 8192)))
+	require.NoError(t, b.CopyToDevice(g.Stream, p, seam-4000, 8192))
+	g.Synchronize()
+	assert.True(t, bytes.Equal(want, g.Download(p, 8192)))
 
-	_, err := Alloc(context.Background(), newSimRig(t, cudasim.Config{MaxRegister: 1 << 20}).dev, n, Options{})
+	_, err := Alloc(context.Background(), newSimRig(t, cudasim.Config{MaxRegister: 1 << 20}).Dev, n, Options{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	require.ErrorContains(t, err, "registrations of 200 MiB, 100 MiB, 64 MiB were refused")
 }
@@ -73,7 +73,7 @@ func TestNodes(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 0, n, "a device of another domain")
 	_, err = nodeOf(files, "0000:07:00.0")
-	require.EqualError(t, err, "the firmware names none for PCI device 0000:07:00.0")
+	require.EqualError(t, err, "the firmware reports none for PCI device 0000:07:00.0")
 	for _, id := range []string{"0000:07:00.0", "0000:08:00.0", "0000:09:00.0", ""} {
 		_, err := nodeOf(files, id)
 		require.Error(t, err, id)
@@ -90,13 +90,13 @@ func TestNodes(t *testing.T) {
 		{DeviceNode, single, 0, false}, {OnNode(1), single, 0, false}, {AnyNode, several, 0, false},
 		{OnNode(0), several, 0, true}, {OnNode(1), several, 1, true}, {DeviceNode, several, 1, true},
 	} {
-		node, ok, note := tc.node.pick(g.dev, tc.sys)
+		node, ok, note := tc.node.choose(g.Dev, tc.sys)
 		assert.Equal(t, tc.ok, ok, "%+v", tc)
 		assert.Equal(t, tc.want, node, "%+v", tc)
 		assert.Empty(t, note)
 	}
 	unknown := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: -1}}}})
-	_, ok, note := DeviceNode.pick(unknown.dev, several)
+	_, ok, note := DeviceNode.choose(unknown.Dev, several)
 	assert.False(t, ok)
 	assert.Contains(t, note, "node of device 0")
 }
@@ -123,7 +123,7 @@ func TestOutstandingTellsWhatIsOpen(t *testing.T) {
 	open := find()
 	require.Len(t, open, 1)
 	assert.Equal(t, "buffer", open[0].Kind)
-	assert.Equal(t, b.Kept(), open[0].Bytes)
+	assert.Equal(t, b.Reserved(), open[0].Bytes)
 	assert.Contains(t, open[0].Stack, "TestOutstandingTellsWhatIsOpen", "in debug mode")
 	assert.Contains(t, open[0].String(), `"TestOutstanding"`)
 	require.NoError(t, b.Close())

@@ -1,0 +1,134 @@
+package hostmem
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"unsafe"
+
+	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/linux"
+)
+
+// openMaps opens the mappings of this process. Close them.
+func openMaps() (*linux.Maps, error) {
+	maps, err := linux.OpenMaps(os.DirFS("/"))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	}
+	return maps, err
+}
+
+// inspect looks mem up among the mappings of the process. It returns those that mem
+// lies in and what they say of it, or why CUDA cannot register it.
+func inspect(mem []byte, system *pages.System) (covered []linux.Mapping, m pages.Memory, err error) {
+	maps, err := openMaps()
+	if err != nil {
+		return nil, m, fmt.Errorf("read the process's mappings: %w", err)
+	}
+	defer maps.Close()
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	end := start + uintptr(len(mem))
+	if covered, err = maps.Within(start, end); err != nil {
+		return nil, m, fmt.Errorf("read the process's mappings: %w", err)
+	}
+	heap, err := goMemory(maps, covered, mem)
+	if err != nil {
+		return nil, m, fmt.Errorf("read the process's mappings: %w", err)
+	}
+	if heap {
+		return nil, m, ErrGoMemory
+	}
+	m.Bytes = mem
+	if m.ReadOnly, err = access(covered, start, end); err != nil {
+		return nil, m, err
+	}
+	m.Backing, m.Shared = backing(covered, system)
+	return covered, m, nil
+}
+
+// backing returns which pages the memory of the mappings consists of: page cache, if
+// any of it does. shared says that all of it is mapped shared.
+func backing(maps []linux.Mapping, system *pages.System) (b pages.Backing, shared bool) {
+	shared = true
+	for i, m := range maps {
+		shared = shared && m.Shared
+		of := backingOf(m, system)
+		switch {
+		case i == 0, of == pages.PageCache:
+			b = of
+		case of != b && b != pages.PageCache:
+			b = pages.Ordinary
+		}
+	}
+	return b, shared
+}
+
+func backingOf(m linux.Mapping, system *pages.System) pages.Backing {
+	if !m.Shared || !m.File || inMemory(m) {
+		return pages.Ordinary // a file's private mapping has pages of its own once it is written to
+	}
+	on, err := system.Calls.FileSystem(strings.TrimSuffix(m.Name, " (deleted)"))
+	if err != nil {
+		return pages.PageCache // it was removed: this is the cautious answer
+	}
+	return on.Backing()
+}
+
+// inMemory reports whether the mapping is of shared memory that only looks like a
+// file.
+func inMemory(m linux.Mapping) bool {
+	for _, prefix := range []string{"/memfd:", "/dev/", "/SYSV"} {
+		if strings.HasPrefix(m.Name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// access returns how [start, end) can be registered: for reading only or for
+// both, or why it cannot. maps are the mappings that overlap it.
+//
+// The rules are what the driver does (R580, CUDA 13.0). Holes and memory that
+// cannot be read are invalid to it. Memory that cannot be written has to be
+// registered read-only, and that works where the mapping is shared. Of a
+// private one the driver would want pages of its own to write to. With a
+// file's private mapping it was seen to hang and not to return, so every range
+// of which one is a part is refused.
+func access(maps []linux.Mapping, start, end uintptr) (readOnly bool, err error) {
+	at := start
+	var private *linux.Mapping
+	for i, m := range maps {
+		if m.Start > at {
+			break
+		}
+		at = min(m.End, end)
+		if !m.Read {
+			return false, fmt.Errorf("%v cannot be read (mprotect)", m)
+		}
+		readOnly = readOnly || !m.Write
+		if !m.Shared && (private == nil || !m.Write) {
+			private = &maps[i]
+		}
+	}
+	if at < end {
+		return false, fmt.Errorf("nothing is mapped at %#x, %d bytes from its start", at, at-start)
+	}
+	if readOnly && private != nil {
+		return false, fmt.Errorf("%v is mapped privately, and not all of the range can be written: the driver hangs on that (map it shared, or writable)", *private)
+	}
+	return readOnly, nil
+}
+
+// writesThrough returns one of the mappings that is shared, writable and a
+// file's on a disk, if there is one.
+func writesThrough(maps []linux.Mapping) (linux.Mapping, bool) {
+	for _, m := range maps {
+		if m.Shared && m.Write && m.File && !inMemory(m) {
+			return m, true
+		}
+	}
+	return linux.Mapping{}, false
+}

@@ -1,0 +1,185 @@
+package budget
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime/metrics"
+	"time"
+
+	"github.com/gopinned/pinned/internal/linux"
+)
+
+// DefaultShare is the share that pinned memory may have.
+const DefaultShare = 0.9
+
+// A guard is what the guard of a Budget remembers. It is guarded by Budget.mu.
+type guard struct {
+	share float64 // more than 1 switches it off
+
+	taken    int // bytes, by all grants
+	files    int // of these, resident page cache, which the kernel reports as available
+	arriving int // of these, not yet resident
+	unseen   int // of these, resident since the last reading
+
+	reading  linux.Headroom
+	readings uint64    // number of the last one, 0 for none
+	readAt   time.Time // its time
+	since    int       // bytes granted since then
+	reserve  int       // by the last reading
+}
+
+// A reading serves for so long, and so many bytes: making one takes as long as
+// pinning 64 KiB.
+const (
+	freshFor   = time.Second
+	freshBytes = 64 << 20
+)
+
+// admit asks the guard. Before it refuses, it counts what is in use already, and has
+// unused memory unmapped.
+func (b *Budget) admit(ctx context.Context, g *Grant, need Need) error {
+	g.file = need.File
+	take := need.Bytes
+	if need.Reserved {
+		take = 0
+	}
+	err := b.tryAdmit(g, take)
+	if err != nil && need.InUse != nil && !need.File {
+		if take = max(0, need.Bytes-need.InUse()); take < need.Bytes {
+			err = b.tryAdmit(g, take)
+		}
+	}
+	if err != nil && ctx.Err() == nil && b.relieve(ctx, func(freed int) int { return take - b.allowed() - freed }) > 0 {
+		err = b.tryAdmit(g, take)
+	}
+	return err
+}
+
+// tryAdmit gives a grant n bytes of what is available, if there is room.
+func (b *Budget) tryAdmit(g *Grant, n int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n > 0 {
+		if err := b.check(n); err != nil {
+			return err
+		}
+	}
+	g.passed, g.taken = true, n
+	b.guard.taken += n
+	b.guard.arriving += n
+	b.guard.since += n
+	return nil
+}
+
+// check returns an error if the host or the cgroup has no room for n bytes. It
+// needs b.mu.
+func (b *Budget) check(n int) error {
+	q := &b.guard
+	if q.share > 1 {
+		return nil
+	}
+	fresh := false
+	if q.readings == 0 || q.since+n > freshBytes || time.Since(q.readAt) > freshFor {
+		if fresh = b.look(); !fresh {
+			return nil // nothing to compare with: the kernel decides
+		}
+	}
+	// Memory may have been released since the last reading.
+	if n > b.allowed() && !fresh && !b.look() {
+		return nil
+	}
+	if n <= b.allowed() {
+		return nil
+	}
+	return fmt.Errorf("%w: %d bytes: available are %v, less %s that are being populated and a reserve of %s for the Go heap and the rest of the process; all pinned memory together (%s now) may take a share of %.2f of that and itself (close buffers, or raise Limits.MaxShare)",
+		ErrLimit, n, q.reading, inMiB(q.arriving+q.unseen), inMiB(q.reserve), inMiB(q.taken), q.share)
+}
+
+func inMiB(n int) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+
+// look makes a reading. It needs b.mu.
+func (b *Budget) look() bool {
+	q := &b.guard
+	reading, err := b.read(q.files)
+	if err != nil {
+		return false
+	}
+	q.reading, q.readAt, q.since, q.unseen = reading, time.Now(), 0, 0
+	q.readings++
+	q.reserve = min(leastReserve, reading.Total/8) + b.heap()
+	return true
+}
+
+// leastReserve is left to the process besides the growth of its heap: stacks,
+// what C libraries allocate, page tables.
+const leastReserve = 64 << 20
+
+// allowed returns the most bytes that may be taken now. It needs b.mu.
+func (b *Budget) allowed() int {
+	q := &b.guard
+	available := max(0, q.reading.Available-q.arriving-q.unseen)
+	total := q.share * (float64(q.taken) + float64(available))
+	return min(int(total)-q.taken, available-q.reserve)
+}
+
+// Resident records that the pages of the grant are resident.
+func (g *Grant) Resident() {
+	g.b.mu.Lock()
+	defer g.b.mu.Unlock()
+	q := &g.b.guard
+	if !g.held || !g.passed || g.resident {
+		return
+	}
+	g.resident, g.reading = true, q.readings
+	q.arriving -= g.taken
+	q.unseen += g.taken
+	if g.file {
+		q.files += g.taken
+	}
+}
+
+// remove undoes what tryAdmit and Resident did. It needs Budget.mu.
+func (q *guard) remove(g *Grant) {
+	if !g.passed {
+		return
+	}
+	q.taken -= g.taken
+	switch {
+	case !g.resident:
+		q.arriving -= g.taken
+	case g.reading == q.readings:
+		q.unseen -= g.taken
+	}
+	if g.resident && g.file {
+		q.files -= g.taken
+	}
+}
+
+// Headroom returns what the host, or the cgroup that binds tighter, has available
+// now, less page cache that is pinned here.
+func (b *Budget) Headroom() (linux.Headroom, error) {
+	b.mu.Lock()
+	files := b.guard.files
+	b.mu.Unlock()
+	return b.read(files)
+}
+
+// heapGrowth returns how much memory the Go heap may take from the kernel until the
+// next garbage collection ends.
+func heapGrowth() int {
+	samples := []metrics.Sample{
+		{Name: "/gc/heap/goal:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/heap/unused:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
+	}
+	metrics.Read(samples)
+	value := func(i int) int {
+		if samples[i].Value.Kind() != metrics.KindUint64 || samples[i].Value.Uint64() > math.MaxInt/2 {
+			return 0
+		}
+		return int(samples[i].Value.Uint64())
+	}
+	return max(0, value(0)-value(1)-value(2)-value(3))
+}

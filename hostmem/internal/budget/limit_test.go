@@ -1,0 +1,292 @@
+package budget
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/linux"
+)
+
+// withLimit returns a budget with a limit and without a guard.
+func withLimit(max int) *Budget {
+	b := New(func(int) (linux.Headroom, error) { return linux.Headroom{}, errors.New("no figures here") })
+	b.Set(max, DefaultShare)
+	return b
+}
+
+func (b *Budget) waiting() (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limit.ahead(nil)
+}
+
+// grant acquires n bytes that are to be had at once.
+func (b *Budget) grant(tb testing.TB, n int) *Grant {
+	tb.Helper()
+	g, err := b.Acquire(tb.Context(), Need{Bytes: n})
+	require.NoError(tb, err)
+	return g
+}
+
+// eventually polls for what another goroutine is about to do.
+func eventually(tb testing.TB, what string, is func() bool) {
+	tb.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			require.FailNow(tb, "did not happen", what)
+		}
+	}
+}
+
+func granted(g *Grant) bool {
+	select {
+	case <-g.Done():
+		return g.Err() == nil
+	default:
+		return false
+	}
+}
+
+func TestRequestsAreServedInOrder(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	held := []*Grant{b.grant(t, 4), b.grant(t, 6)}
+	var all []*Grant
+	// Small requests after a large one must not overtake it.
+	for i, n := range []int{10, 1, 7, 2, 10, 3} {
+		all = append(all, b.Ask(n))
+		assert.Equal(t, i+1, b.waiting())
+	}
+	nothing := b.Ask(0)
+	assert.False(t, granted(nothing), "not even nothing is granted before those that wait")
+	nothing.Release()
+	held[0].Release()
+	assert.Equal(t, 6, b.waiting(), "4 bytes are not enough for the first")
+	held[1].Release()
+	for i, want := range [][]bool{
+		{true, false, false, false, false, false},
+		{true, true, true, true, false, false}, // 1, 7 and 2 fit together
+	} {
+		for j, g := range all {
+			assert.Equal(t, want[j], granted(g), "request %d, step %d", j, i)
+		}
+		if i == 0 {
+			all[0].Release()
+		}
+	}
+	for _, g := range all {
+		g.Release()
+		g.Release() // does nothing
+	}
+	assert.Zero(t, b.Used())
+	assert.Zero(t, b.waiting())
+}
+
+func TestAWaitEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	held := b.grant(t, 8)
+	ctx, cancel := context.WithCancel(t.Context())
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := b.Acquire(ctx, Need{Bytes: 5}); first <- err }()
+	eventually(t, "it waits", func() bool { return b.waiting() == 1 })
+	go func() {
+		g, err := b.Acquire(t.Context(), Need{Bytes: 2})
+		if err == nil {
+			defer g.Release()
+		}
+		second <- err
+	}()
+	eventually(t, "both wait", func() bool { return b.waiting() == 2 })
+	cancel()
+	err := <-first
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, ErrLimit)
+	require.ErrorContains(t, err, "wait for 5 bytes: 8 of 10 are pinned, 0 requests came before")
+	require.NoError(t, <-second, "the next in the queue is served")
+	held.Release()
+	assert.Zero(t, b.Used())
+
+	g, err := b.Acquire(ctx, Need{Bytes: 1})
+	require.NoError(t, err, "what is to be had at once needs no wait")
+	g.Release()
+}
+
+func TestWhatNeverFitsIsRefused(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	_, err := b.Acquire(t.Context(), Need{Bytes: 11})
+	require.ErrorIs(t, err, ErrTooLarge)
+	require.ErrorIs(t, err, ErrLimit)
+	held := b.grant(t, 10)
+	waits := b.Ask(9)
+	assert.False(t, granted(waits))
+	b.Set(8, DefaultShare)
+	<-waits.Done()
+	require.ErrorIs(t, waits.Err(), ErrTooLarge, "a limit that shrinks ends the waits that it makes futile")
+	more := b.Ask(1)
+	assert.False(t, granted(more), "10 of 8 are used")
+	b.Set(0, DefaultShare)
+	assert.True(t, granted(more), "0 is no limit")
+	more.Release()
+	held.Release()
+	assert.Zero(t, b.Used())
+}
+
+func TestALimitUnderManyGoroutines(t *testing.T) {
+	t.Parallel()
+	const most = 100
+	b := withLimit(most)
+	var used atomic.Int64
+	var group sync.WaitGroup
+	for i := range 16 {
+		group.Go(func() {
+			random := rand.New(rand.NewPCG(7, uint64(i)))
+			use := func(g *Grant) {
+				assert.LessOrEqual(t, used.Add(int64(g.n)), int64(most))
+				used.Add(-int64(g.n))
+				g.Release()
+			}
+			for range 2000 {
+				n := 1 + random.IntN(most)
+				switch random.IntN(3) {
+				case 0:
+					ctx, cancel := context.WithCancel(t.Context())
+					go cancel()
+					if g, err := b.Acquire(ctx, Need{Bytes: n}); err == nil {
+						use(g)
+					} else {
+						assert.ErrorIs(t, err, context.Canceled)
+					}
+				case 1:
+					g := b.Ask(n)
+					if random.IntN(2) == 0 {
+						<-g.Done()
+						use(g)
+					} else {
+						g.Release() // whatever its state
+					}
+				default:
+					g, err := b.Acquire(t.Context(), Need{Bytes: n})
+					if assert.NoError(t, err) {
+						use(g)
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+	assert.Zero(t, b.Used())
+	assert.Zero(t, b.waiting())
+}
+
+// A grant that was waited for is used in place of a new one, once, and the rest of it
+// returns.
+func TestAGrantOfTheContext(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	g := b.Ask(10)
+	require.True(t, granted(g))
+	got, err := b.Acquire(g.With(t.Context()), Need{Bytes: 7})
+	require.NoError(t, err)
+	assert.Same(t, g, got)
+	assert.Equal(t, 7, b.Used())
+	_, err = b.Acquire(g.With(t.Context()), Need{Bytes: 7})
+	require.ErrorIs(t, err, ErrLimit, "one grant is for one piece of memory")
+	g.Withdraw()
+	assert.Equal(t, 7, b.Used(), "it was used")
+	g.Release()
+	assert.Zero(t, b.Used())
+
+	g = b.Ask(5)
+	_, err = b.Acquire(g.With(t.Context()), Need{Bytes: 6})
+	require.ErrorIs(t, err, ErrLimit)
+	g.Withdraw()
+	assert.Zero(t, b.Used(), "no Acquire used it")
+
+	other := withLimit(10)
+	g = other.Ask(10)
+	fresh, err := b.Acquire(g.With(t.Context()), Need{Bytes: 3})
+	require.NoError(t, err)
+	assert.Equal(t, []int{3, 10}, []int{b.Used(), other.Used()}, "another budget's grant")
+	fresh.Release()
+}
+
+// Requests that wait have unused memory unmapped, of one owner after the other, and
+// no more than they need.
+func TestReliefForRequestsThatWait(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	var calls atomic.Int32
+	for range 3 {
+		idle := b.grant(t, 3)
+		var once sync.Once
+		stop := b.Relief(func(need int) (freed int) {
+			once.Do(func() {
+				calls.Add(1)
+				assert.Contains(t, []int{5, 2}, need)
+				freed = idle.n
+				idle.Release()
+			})
+			return freed
+		})
+		defer stop()
+	}
+	g, err := b.Acquire(t.Context(), Need{Bytes: 6})
+	require.NoError(t, err)
+	assert.Equal(t, int32(2), calls.Load(), "two of three were enough")
+	assert.Equal(t, 9, b.Used())
+	g.Release()
+}
+
+// A reliever whose call never returns keeps no other from being called, and is not
+// called again meanwhile.
+func TestReliefWithACallThatNeverReturns(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	idle := b.grant(t, 10)
+	release, stuck := make(chan struct{}), atomic.Int32{}
+	defer close(release)
+	defer b.Relief(func(int) int {
+		stuck.Add(1)
+		<-release
+		return 0
+	})()
+	defer b.Relief(func(int) int {
+		if stuck.Load() == 0 {
+			return 0 // not before the other is stuck
+		}
+		idle.Release()
+		return 10
+	})()
+	g, err := b.Acquire(t.Context(), Need{Bytes: 1})
+	require.NoError(t, err)
+	assert.Equal(t, int32(1), stuck.Load())
+	g.Release()
+}
+
+func TestReliefEndsWithTheWaits(t *testing.T) {
+	t.Parallel()
+	b := withLimit(10)
+	defer b.Relief(func(int) int { return 0 })()
+	running := func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.relief.running
+	}
+	held := b.grant(t, 10)
+	waits := b.Ask(1)
+	assert.True(t, running())
+	held.Release()
+	assert.True(t, granted(waits))
+	eventually(t, "no goroutine stays", func() bool { return !running() })
+	waits.Release()
+}

@@ -1,0 +1,201 @@
+// Package hostmemtest is for the tests of hostmem and its pool: devices and streams to
+// test with, this host's system calls with counts and faults, and a sweep that makes
+// every call of an operation fail.
+package hostmemtest
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A Rig is a device and a stream to test with.
+type Rig struct {
+	testing.TB
+	Sim    *cudasim.Sim // nil for a real GPU
+	Dev    *cudart.Device
+	Stream *cudart.Stream
+}
+
+// New has the GPU that PINNED_TEST_GPU requests, NewSim always a simulated one.
+func New(tb testing.TB) *Rig {
+	tb.Helper()
+	if !testgpu.Real() {
+		return NewSim(tb, cudasim.Config{})
+	}
+	return (&Rig{TB: tb}).On(testgpu.Device(tb))
+}
+
+// NewSim has a simulated GPU.
+func NewSim(tb testing.TB, cfg cudasim.Config) *Rig {
+	tb.Helper()
+	sim, rt := testgpu.Sim(tb, cfg)
+	dev, err := rt.Device(0)
+	require.NoError(tb, err)
+	return (&Rig{TB: tb, Sim: sim}).On(dev)
+}
+
+// Loose has a simulated GPU that nothing is checked of at the end: for tests after
+// which something stays, such as those that lose the device.
+func Loose(tb testing.TB, cfg cudasim.Config) *Rig {
+	tb.Helper()
+	sim, err := cudasim.New(cfg)
+	require.NoError(tb, err)
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(tb, err)
+	dev, err := rt.Device(0)
+	require.NoError(tb, err)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(tb, err)
+	tb.Cleanup(func() {
+		_ = s.Close()
+		_ = rt.Close()
+		_ = sim.Close() // an error of what stays
+	})
+	return &Rig{TB: tb, Sim: sim, Dev: dev, Stream: s}
+}
+
+// On is a rig with another device and a stream of its own.
+func (g *Rig) On(dev *cudart.Device) *Rig {
+	g.Helper()
+	other := &Rig{TB: g.TB, Sim: g.Sim, Dev: dev}
+	other.Stream = other.NewStream()
+	return other
+}
+
+// NewStream makes a stream that is closed at the end.
+func (g *Rig) NewStream() *cudart.Stream {
+	g.Helper()
+	s, err := g.Dev.NewStream(cudart.StreamOptions{})
+	require.NoError(g, err)
+	g.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		_ = s.Synchronize(ctx) // else its end is recorded, and pending
+		assert.NoError(g, s.Close())
+	})
+	return s
+}
+
+// Device makes device memory that is freed at the end.
+func (g *Rig) Device(n int) cudart.DevPtr {
+	g.Helper()
+	p, err := g.Dev.Malloc(n)
+	require.NoError(g, err)
+	g.Cleanup(func() { assert.NoError(g, g.Dev.Free(p)) })
+	return p
+}
+
+// Download reads device memory by other means than a buffer's.
+func (g *Rig) Download(p cudart.DevPtr, n int) []byte {
+	g.Helper()
+	mem := make([]byte, n)
+	require.NoError(g, g.Dev.CopyToHost(unsafe.Pointer(unsafe.SliceData(mem)), p, n))
+	return mem
+}
+
+// Upload writes device memory by other means than a buffer's.
+func (g *Rig) Upload(p cudart.DevPtr, mem []byte) {
+	g.Helper()
+	require.NoError(g, g.Dev.CopyToDevice(p, unsafe.Pointer(unsafe.SliceData(mem)), len(mem)))
+}
+
+// Synchronize waits for the rig's stream.
+func (g *Rig) Synchronize() {
+	g.Helper()
+	require.NoError(g, g.Stream.Synchronize(context.Background()))
+}
+
+// Hold stops the simulated GPU, at the latest until the end of the test.
+func (g *Rig) Hold() {
+	g.Sim.Hold()
+	g.Cleanup(g.Sim.Release)
+}
+
+// Stall makes a stream wait until the returned function is called, at the latest
+// until the end of the test.
+func (g *Rig) Stall(s *cudart.Stream) (open func()) {
+	g.Helper()
+	gate := make(chan struct{})
+	opened := false
+	open = func() {
+		if !opened {
+			opened = true
+			close(gate)
+		}
+	}
+	require.NoError(g, s.LaunchHostFunc(func() { <-gate }))
+	g.Cleanup(open)
+	return open
+}
+
+// AwaitBlocked waits until n calls of a C function, "" for any, are blocked.
+func (g *Rig) AwaitBlocked(fn string, n int) {
+	g.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	require.NoError(g, g.Sim.AwaitBlocked(ctx, fn, n))
+}
+
+// Registrations returns how many there are, on a simulated GPU.
+func (g *Rig) Registrations() int { return g.Sim.Outstanding().Registrations }
+
+// Copies returns how many copies CUDA was given, on a simulated GPU.
+func (g *Rig) Copies() int {
+	if g.Sim == nil {
+		return 0
+	}
+	return g.Sim.Calls("cudaMemcpyAsync")
+}
+
+// Fill writes bytes that no other seed and no other offset has.
+func Fill(mem []byte, seed byte) {
+	_, _ = rand.NewChaCha8([32]byte{seed}).Read(mem) // it cannot fail
+}
+
+// Filled returns what Fill writes.
+func Filled(n int, seed byte) []byte {
+	mem := make([]byte, n)
+	Fill(mem, seed)
+	return mem
+}
+
+// Ended returns a context that has ended.
+func Ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// Eventually polls for what another goroutine is about to do.
+func Eventually(tb testing.TB, what string, is func() bool) {
+	tb.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			require.FailNow(tb, "did not happen", what)
+		}
+	}
+}
+
+// ResidentBytes returns VmRSS, where pinned pages show.
+func ResidentBytes(tb testing.TB) int {
+	tb.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	require.NoError(tb, err)
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	kib, err := strconv.Atoi(strings.Fields(rest)[0])
+	require.NoError(tb, err)
+	return kib << 10
+}

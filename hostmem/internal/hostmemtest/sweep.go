@@ -1,0 +1,347 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmemtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// An Operation is something that can fail halfway.
+type Operation struct {
+	Name   string
+	Tried  string // part of its errors
+	Start  func(s *Stage) Act
+	Leaves Leaves
+	Once   bool // what failed cannot be tried again
+}
+
+// Leaves is what an operation that failed leaves.
+type Leaves int
+
+const (
+	Everything Leaves = iota // as it was
+	InLedger                 // as it was, but memory in the ledger may be registered no more
+	Less                     // less than there was, but what is mapped is in the ledger
+)
+
+// An Act is an operation prepared.
+type Act struct {
+	Do    func() error // what is to fail
+	Check func()       // that it did all it should, after it succeeded
+	End   func()       // releases everything
+}
+
+// A Stage is where operations act: a simulated GPU, this host's system calls, and
+// faults in both.
+type Stage struct {
+	*Rig
+	Sys *System
+	Mem cudart.DevPtr // of StageMem bytes
+
+	ledger Ledger
+
+	mu       sync.Mutex
+	sysCalls []string // made while recording, or armed
+	sysNth   int      // which of them fails, from 1 on; 0 is none
+	errno    unix.Errno
+	record   bool
+	calls    []string       // of CUDA, while recording
+	owed     map[int]string // threads with an error pending, and whose it is
+	left     []string       // errors that were left pending
+}
+
+// StageMem is the device memory of a stage in bytes.
+const StageMem = 64 << 10
+
+// A Ledger reads what hostmem records. Reserved is the bytes that buffers have.
+type Ledger struct {
+	Figures  func() any // all that must be as it was
+	Reserved func() int
+}
+
+// NewStage makes a stage.
+func NewStage(t *testing.T, cfg cudasim.Config, l Ledger) *Stage {
+	g := NewSim(t, cfg)
+	if len(cfg.Devices) > 1 {
+		dev, err := g.Dev.Runtime().Device(1) // not the one that fresh threads have
+		require.NoError(t, err)
+		g = g.On(dev)
+	}
+	s := &Stage{Rig: g, Sys: NewSystem(), ledger: l, owed: make(map[int]string)}
+	s.Mem = s.Device(StageMem)
+	s.Sys.THP, s.Sys.HugePage = "madvise", 2<<20 // on every host
+	s.Sys.Unpopulated()                          // a sweep makes thousands of buffers
+	s.Sys.Calls = s.Sys.Calls.Before(s.beforeSystemCall)
+	s.Sim.OnCall(s.onCall)
+	return s
+}
+
+func (s *Stage) beforeSystemCall(call string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.record && s.sysNth == 0 {
+		return nil
+	}
+	s.sysCalls = append(s.sysCalls, call)
+	if len(s.sysCalls) == s.sysNth {
+		return s.errno
+	}
+	return nil
+}
+
+// onCall runs at the start of each CUDA call, on its thread. After a failure the next
+// call there must be the one that clears the error: otherwise another call would
+// return it.
+func (s *Stage) onCall(fn string, _ int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	thread := unix.Gettid()
+	if of, owes := s.owed[thread]; owes {
+		delete(s.owed, thread)
+		if fn != "cudaGetLastError" {
+			s.left = append(s.left, fmt.Sprintf("%s was called with the error of %s pending", fn, of))
+		}
+	}
+	if s.record && fn != "cudaGetLastError" {
+		s.calls = append(s.calls, fn)
+	}
+}
+
+// requireNoPendingError requires that all errors of CUDA were cleared.
+func (s *Stage) requireNoPendingError() {
+	s.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.Empty(s, s.left)
+	require.Empty(s, s.owed, "threads with an error pending")
+}
+
+// observe makes an act without a fault, and returns which calls it made.
+func (s *Stage) observe(op Operation) (cuda, system []string) {
+	a := op.Start(s)
+	s.mu.Lock()
+	s.record, s.calls, s.sysCalls = true, nil, nil
+	s.mu.Unlock()
+	err := a.Do()
+	s.mu.Lock()
+	s.record = false
+	cuda, system = slices.Clone(s.calls), slices.Clone(s.sysCalls)
+	s.mu.Unlock()
+	require.NoError(s, err, "without any fault")
+	a.Check()
+	a.End()
+	return cuda, system
+}
+
+// A fault makes one call fail: of CUDA, or of the system.
+type fault struct {
+	name string
+	want error
+	arm  func(s *Stage)
+	met  func(s *Stage) bool
+}
+
+func cudaFault(fn string, nth int, code cudart.Code) fault {
+	var met atomic.Bool
+	return fault{
+		name: fmt.Sprintf("%s #%d: %s", fn, nth, code.Name()),
+		want: code,
+		arm: func(s *Stage) {
+			s.Sim.Fail(fn, cudasim.Fault{Nth: nth, Code: code, After: func() {
+				met.Store(true)
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.owed[unix.Gettid()] = fn
+			}})
+		},
+		met: func(*Stage) bool { return met.Load() },
+	}
+}
+
+func systemFault(call string, nth int, errno unix.Errno) fault {
+	return fault{
+		name: fmt.Sprintf("system call %d, %s: %s", nth, call, unix.ErrnoName(errno)),
+		want: errno,
+		arm: func(s *Stage) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.sysNth, s.errno, s.sysCalls = nth, errno, nil
+		},
+		met: func(s *Stage) bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.sysCalls) >= nth
+		},
+	}
+}
+
+// Synchronize waits for the stage's stream. An error that a fence found by asking for a
+// place in the stream may be one of the stream's work, which CUDA returns once: the
+// stream returns it then, and has none left.
+func (s *Stage) Synchronize() {
+	s.Helper()
+	if err := s.Stream.Synchronize(context.Background()); err != nil {
+		var call *cudart.Error
+		require.ErrorAs(s, err, &call)
+		require.NoError(s, s.Stream.Synchronize(context.Background()))
+	}
+}
+
+// Disarm ends all faults.
+func (s *Stage) Disarm() {
+	s.Sim.ResetFaults()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sysNth = 0
+}
+
+// A Holding is everything that is held and counted.
+type Holding struct {
+	CUDA    cudasim.Outstanding
+	Mapped  int64
+	Figures any
+}
+
+// Holding returns what is held now.
+func (s *Stage) Holding() Holding {
+	h := Holding{CUDA: s.Sim.Outstanding(), Mapped: s.Sys.Mapped.Load(), Figures: s.ledger.Figures()}
+	h.CUDA.PendingOps, h.CUDA.Events = 0, 0 // a runtime keeps events for the next wait
+	return h
+}
+
+// outcome counts what became of faults.
+type outcome struct{ met, failed, absorbed int }
+
+// suffer makes an act under one fault.
+func (s *Stage) suffer(op Operation, prefix string, f fault, o *outcome) {
+	s.Helper()
+	start := s.Holding()
+	reserved := s.ledger.Reserved()
+	a := op.Start(s)
+	before := s.Holding()
+	f.arm(s)
+	err := a.Do()
+	met := f.met(s)
+	s.Disarm()
+	s.requireNoPendingError()
+	if met {
+		o.met++
+	}
+	if err != nil {
+		o.failed++
+		require.True(s, met, "failed without the fault: %v", err)
+		require.ErrorIs(s, err, f.want)
+		require.True(s, strings.HasPrefix(err.Error(), prefix), "%v", err)
+		require.ErrorContains(s, err, op.Tried)
+		after := s.Holding()
+		switch op.Leaves {
+		case InLedger:
+			before.CUDA.Registrations, before.CUDA.RegisteredBytes = after.CUDA.Registrations, after.CUDA.RegisteredBytes
+			fallthrough
+		case Everything:
+			require.Equal(s, before, after, "not rolled back: %v", err)
+		case Less:
+			require.Equal(s, s.ledger.Reserved()-reserved, int(after.Mapped-start.Mapped), "what is mapped and what the ledger has of it")
+		}
+		if !op.Once {
+			require.NoError(s, a.Do(), "the next try")
+		}
+	} else if met {
+		o.absorbed++
+	}
+	if err == nil || !op.Once {
+		a.Check()
+	}
+	a.End()
+	require.Equal(s, start, s.Holding(), "not released")
+	require.Empty(s, s.Sim.Misuses())
+}
+
+// maxQuestions bounds how many of the calls that ask again and again fail.
+const maxQuestions = 3
+
+var (
+	sweepCodes  = []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrInvalidValue, cudart.ErrNotSupported}
+	sweepErrnos = []unix.Errno{unix.ENOMEM, unix.EAGAIN, unix.EINVAL, unix.ENOSYS}
+)
+
+// Sweep makes every call of CUDA and of the system fail, at every position, for every
+// operation. The outcome is a clear error, with this prefix, and everything as
+// before, or all that was requested. The faults that are met must be more than these,
+// for one code and one errno. The test must not be parallel, because the ledger is
+// the process's.
+func Sweep(t *testing.T, prefix string, ops []Operation, l Ledger, moreCUDA, moreSystem int) {
+	codes, errnos := sweepCodes, sweepErrnos
+	if Emulated(t) { // slow there, and it makes no difference to our side
+		codes, errnos = codes[:1], errnos[:1]
+	}
+	var cuda, system outcome
+	for _, host := range []struct {
+		name string
+		cfg  cudasim.Config
+	}{
+		{"one GPU", cudasim.Config{}},
+		{"two GPUs", cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}},
+	} {
+		for _, op := range ops {
+			t.Run(host.name+"/"+op.Name, func(t *testing.T) {
+				s := NewStage(t, host.cfg, l)
+				calls, sysCalls := s.observe(op)
+				counts := make(map[string]int)
+				for _, fn := range calls {
+					counts[fn]++
+					if counts[fn] > maxQuestions && strings.HasSuffix(fn, "Query") {
+						continue
+					}
+					for _, code := range codes {
+						f := cudaFault(fn, counts[fn], code)
+						if !t.Run(f.name, func(t *testing.T) { s.on(t).suffer(op, prefix, f, &cuda) }) {
+							return
+						}
+					}
+				}
+				if len(host.cfg.Devices) > 1 {
+					return // the system calls are the same
+				}
+				for i, call := range sysCalls {
+					for _, errno := range errnos {
+						f := systemFault(call, i+1, errno)
+						if !t.Run(f.name, func(t *testing.T) { s.on(t).suffer(op, prefix, f, &system) }) {
+							return
+						}
+					}
+				}
+			})
+		}
+	}
+	t.Logf("%d faults of CUDA calls: %d operations failed and were rolled back, %d worked all the same", cuda.met, cuda.failed, cuda.absorbed)
+	t.Logf("%d faults of system calls: %d operations failed and were rolled back, %d worked all the same", system.met, system.failed, system.absorbed)
+	assert.Greater(t, cuda.met/len(codes), moreCUDA)
+	assert.Greater(t, system.met/len(errnos), moreSystem)
+	assert.Equal(t, cuda.met, cuda.failed+cuda.absorbed)
+}
+
+// on lets a subtest use the stage.
+func (s *Stage) on(t *testing.T) *Stage {
+	outer := s.TB
+	s.TB = t
+	t.Cleanup(func() { s.TB = outer })
+	return s
+}
+
+// Context returns a context with which hostmem maps memory by the stage's system
+// calls.
+func (s *Stage) Context() context.Context { return s.Sys.With(s.TB.Context()) }

@@ -1,0 +1,92 @@
+package pages
+
+import "unsafe"
+
+// Backing says which pages a region consists of, and so which of the kernel's
+// figures its memory comes out of.
+type Backing int
+
+const (
+	// Ordinary pages: anonymous memory, and shared memory, which a memfd and files
+	// of a tmpfs are too. While they are resident the kernel does not report them as
+	// available.
+	Ordinary Backing = iota
+	// PageCache is a file's, on a disk or the network. The kernel reports it as
+	// available, resident or not, and also when it is pinned.
+	PageCache
+	// Reserved pages are the administrator's reserve of hugetlb pages, which is never
+	// among what the kernel reports as available.
+	Reserved
+)
+
+// FileSystem is what statfs reports of a file.
+type FileSystem struct {
+	Page   int  // bytes of hugetlbfs's pages, 0 for all other file systems
+	Memory bool // it keeps its files in memory only, as tmpfs does
+}
+
+// Backing returns which pages a shared mapping of the file has.
+func (f FileSystem) Backing() Backing {
+	switch {
+	case f.Page > 0:
+		return Reserved
+	case f.Memory:
+		return Ordinary
+	}
+	return PageCache
+}
+
+// Backing returns which pages the region consists of.
+func (r *Region) Backing() Backing { return r.backing }
+
+// samples is how many pages are looked at where a part has to stand for all.
+const samples = 64
+
+// sample returns the addresses of up to n pages, evenly spread over the region.
+func (r *Region) sample(n int) []unsafe.Pointer {
+	skip := int(uintptr(r.base) & uintptr(r.sys.Page-1)) // external memory starts anywhere
+	first := unsafe.Add(r.base, -skip)
+	pages := (skip + r.mapped + r.sys.Page - 1) / r.sys.Page
+	list := make([]unsafe.Pointer, min(max(n, 1), pages))
+	for i := range list {
+		list[i] = unsafe.Add(first, i*pages/len(list)*r.sys.Page)
+	}
+	return list
+}
+
+// InUse estimates how many bytes of the region are in use already, so that the
+// kernel does not report them as available any more: pages of ordinary memory that
+// are resident. It looks at some pages only (/proc/self/pagemap, mincore). What
+// cannot be found out counts as not in use.
+func (r *Region) InUse() int {
+	r.life.RLock()
+	defer r.life.RUnlock()
+	switch {
+	case r.gone.Load() || r.backing == PageCache:
+		return 0
+	case r.backing == Reserved:
+		return r.mapped
+	}
+	list := r.sample(samples)
+	look := r.sys.Calls.Private
+	if r.external != nil && r.external.shared {
+		look = r.residentPages
+	}
+	n, err := look(list)
+	if err != nil {
+		return 0
+	}
+	return int(int64(r.mapped) * int64(n) / int64(len(list)))
+}
+
+// residentPages counts the pages that are resident, for this process or another.
+func (r *Region) residentPages(list []unsafe.Pointer) (n int, err error) {
+	vec := make([]byte, 1)
+	for _, page := range list {
+		if err := r.sys.Calls.Resident(page, r.sys.Page, vec); err != nil {
+			return 0, err
+		}
+		n += int(vec[0] & 1)
+	}
+	return n, nil
+}

@@ -1,0 +1,95 @@
+package pages
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+)
+
+// external describes a region that Map did not make: memory that other code mapped,
+// or a file. It starts and ends anywhere in a page.
+type external struct {
+	readOnly bool
+	shared   bool
+	whole    unsafe.Pointer // the mapping that Unmap unmaps, nil for memory of another owner
+	size     int
+	slow     sync.Once // noted
+}
+
+// Memory describes memory that other code mapped.
+type Memory struct {
+	Bytes    []byte
+	Backing  Backing
+	ReadOnly bool // it cannot be written
+	Shared   bool // it was mapped shared
+}
+
+// Borrow makes a region of memory that other code mapped, to populate it. Unmap
+// leaves it mapped. The memory must stay mapped until then.
+func Borrow(s *System, m Memory) (*Region, error) {
+	if s.Calls.Advise == nil {
+		return nil, fmt.Errorf("populating is %w", errors.ErrUnsupported)
+	}
+	base := unsafe.Pointer(unsafe.SliceData(m.Bytes))
+	return s.external(base, len(m.Bytes), s.Page, m.Backing, &external{readOnly: m.ReadOnly, shared: m.Shared}), nil
+}
+
+// MapFile maps n bytes of a file from off on, which need not be the start of a page,
+// shared and for reading only. The region keeps the file's pages in the mapping, not
+// the file: f may be closed. Reading bytes that the file loses later is a SIGBUS.
+func MapFile(s *System, f *os.File, off int64, n int) (*Region, error) {
+	on, _ := s.Calls.FileSystem(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // else it is taken for a plain one
+	page := max(s.Page, on.Page)
+	skip := int(off & int64(page-1))
+	size := roundUp(skip+n, page)
+	whole, err := s.Calls.MapFile(f, off-int64(skip), size)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes of %s at %d: %w", n, f.Name(), off, err)
+	}
+	e := &external{readOnly: true, shared: true, whole: whole, size: size}
+	return s.external(unsafe.Add(whole, skip), n, page, on.Backing(), e), nil
+}
+
+func (s *System) external(base unsafe.Pointer, n, page int, backing Backing, e *external) *Region {
+	return &Region{sys: s, plan: plan{n: n, mapped: n, page: page}, base: base, mapped: n, node: -1, backing: backing, external: e}
+}
+
+func (e *external) unmap(s *System) error {
+	if e.whole == nil {
+		return nil
+	}
+	return s.Calls.Unmap(e.whole, e.size)
+}
+
+// fault makes the pages of a block resident that are within the region. It gives
+// advice only: the memory may be a device's, where a touch has effects. On kernels
+// that do not know the advice (before 5.14) pages become resident later, one by one.
+func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
+	// Work is rounded out to whole pages, which may be one too many here.
+	n = min(n, r.mapped-int(uintptr(p)-uintptr(r.base)))
+	if n <= 0 {
+		return nil
+	}
+	// The kernel wants the start of a page; it rounds the end itself.
+	skip := int(uintptr(p) & uintptr(r.sys.Page-1))
+	page := unsafe.Add(p, -skip)
+	n += skip
+	how := AdvisePopulate
+	if e.readOnly {
+		how = AdvisePopulateRead
+	}
+	err := r.sys.Calls.Advise(page, n, how)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, syscall.EFAULT) {
+		return fmt.Errorf("%w: %w", errFault, err)
+	}
+	e.slow.Do(func() {
+		r.note("madvise %s failed (%v): pages that are not resident become so one by one, which is slower", how, err)
+	})
+	return nil
+}

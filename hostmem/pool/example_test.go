@@ -1,0 +1,140 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/pool"
+)
+
+// openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
+// cudart.Open(cudart.Options{}).
+func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if dev, err = rt.Device(0); err != nil {
+		log.Fatal(err)
+	}
+	if s, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
+		log.Fatal(err)
+	}
+	return dev, s, func() {
+		if err := errors.Join(s.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// A hundred batches share a few blocks of pinned memory. A block that a copy still reads is not
+// reused before the copy is done.
+func Example() {
+	dev, s, done := openGPU()
+	defer done()
+	ctx := context.Background()
+	p, err := pool.New(dev, pool.Options{MaxBytes: 64 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	place, err := dev.Malloc(1 << 20)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Free(place)
+
+	for i := range 100 {
+		lease, err := p.Get(ctx, 10_000)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for j := range lease.Bytes() {
+			lease.Bytes()[j] = byte(i)
+		}
+		if err := lease.CopyToDevice(s, place+cudart.DevPtr(i*10_000), 0, lease.Len()); err != nil {
+			log.Fatal(err)
+		}
+		if err := lease.Release(); err != nil { // at once, although the copy may be running
+			log.Fatal(err)
+		}
+	}
+	if err := s.Synchronize(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(p.Stats().InUseBytes, "bytes in use, at most", p.Stats().MaxBytes)
+	if err := p.Close(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(p.Stats().ReservedBytes, "reserved")
+	// Output:
+	// 0 bytes in use, at most 67108864
+	// 0 reserved
+}
+
+// Work that was queued by other means than the lease's own copies is waited for if Release is
+// given its stream.
+func ExampleLease_Release() {
+	dev, s, done := openGPU()
+	defer done()
+	ctx := context.Background()
+	p, err := pool.New(dev, pool.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	place, err := dev.Malloc(4096)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Free(place)
+	lease, err := p.Get(ctx, 4096)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := s.CopyToDevice(place, lease.Pointer(), lease.Len()); err != nil {
+		log.Fatal(err)
+	}
+	if err := lease.Release(s); err != nil {
+		log.Fatal(err)
+	}
+	err = lease.Release()
+	fmt.Println(errors.Is(err, pool.ErrReleased), lease.Bytes() == nil)
+	if err := p.Close(); err != nil { // waits for the copy
+		log.Fatal(err)
+	}
+	// Output: true true
+}
+
+// Close of a pool with leases counts them. Their memory is unmapped when they are released.
+func ExamplePool_Close() {
+	dev, _, done := openGPU()
+	defer done()
+	p, err := pool.New(dev, pool.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lease, err := p.Get(context.Background(), 10_000)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(errors.Is(p.Close(), pool.ErrLeased))
+	_, err = p.Get(context.Background(), 1)
+	fmt.Println(errors.Is(err, pool.ErrClosed))
+	if err := lease.Release(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(p.Close())
+	// Output:
+	// true
+	// true
+	// <nil>
+}

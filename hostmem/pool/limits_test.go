@@ -1,0 +1,236 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pool
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+)
+
+// limitProcess sets the limit of the process to so much more than is pinned. Tests
+// that do are not parallel.
+func limitProcess(t *testing.T, more int) {
+	t.Helper()
+	require.NoError(t, hostmem.SetLimits(hostmem.Limits{MaxBytes: hostmem.ReadStats().PinnedBytes + more}))
+	t.Cleanup(func() { assert.NoError(t, hostmem.SetLimits(hostmem.Limits{})) })
+}
+
+type got struct {
+	l   Lease
+	err error
+}
+
+// waiting starts a Get that has to wait.
+func waiting(t *testing.T, p *Pool, ctx context.Context, n int) <-chan got {
+	t.Helper()
+	before := p.Stats().Waiting
+	result := make(chan got, 1)
+	go func() {
+		l, err := p.Get(ctx, n)
+		result <- got{l, err}
+	}()
+	eventually(t, "the Get waits", func() bool { return p.Stats().Waiting == before+1 })
+	return result
+}
+
+// A Get that the process's limit makes wait is served by all that returns memory to its
+// pool or to the process.
+func TestGetsThatTheProcessLimitMakesWait(t *testing.T) {
+	for name, wake := range map[string]func(t *testing.T, g *rig, p *Pool, held Lease, buf *hostmem.Buffer) (hit bool){
+		"a release to its own pool": func(t *testing.T, _ *rig, _ *Pool, held Lease, _ *hostmem.Buffer) bool {
+			require.NoError(t, held.Release())
+			return true
+		},
+		"the GPU is done with a block of its own pool": func(t *testing.T, g *rig, _ *Pool, held Lease, _ *hostmem.Buffer) bool {
+			open := g.Stall(g.Stream)
+			queueCopy(t, held, g.Stream, g.Device(1), 1)
+			require.NoError(t, held.Release())
+			open()
+			return true
+		},
+		"a buffer is closed": func(t *testing.T, _ *rig, _ *Pool, _ Lease, buf *hostmem.Buffer) bool {
+			require.NoError(t, buf.Close())
+			return false
+		},
+		"the limit is raised": func(t *testing.T, _ *rig, _ *Pool, _ Lease, _ *hostmem.Buffer) bool {
+			require.NoError(t, hostmem.SetLimits(hostmem.Limits{}))
+			return false
+		},
+	} {
+		for pools, most := range map[string]int{"no limit of its own": 0, "a larger limit of its own": 1 << 30} {
+			t.Run(name+", "+pools, func(t *testing.T) {
+				g := newSimRig(t, cudasim.Config{})
+				p := g.pool(Options{IdleTime: -1, MaxBytes: most})
+				limitProcess(t, 8*mib)
+				held := get(t, p, 4*mib)
+				buf, err := hostmem.Alloc(t.Context(), g.Dev, 4*mib, hostmem.Options{})
+				require.NoError(t, err)
+				result := waiting(t, p, t.Context(), 4*mib)
+				hits := p.Stats().Hits
+				hit := wake(t, g, p, held, buf)
+				served := <-result
+				require.NoError(t, served.err)
+				assert.Equal(t, hit, p.Stats().Hits > hits)
+				require.NoError(t, served.l.Release())
+				_ = held.Release() // some have
+				require.NoError(t, buf.Close())
+				pinned := hostmem.ReadStats().PinnedBytes
+				require.NoError(t, p.Close())
+				assert.Equal(t, p.Stats().PeakReservedBytes > 0, hostmem.ReadStats().PinnedBytes < pinned, "its share of the limit returns")
+			})
+		}
+	}
+}
+
+func TestCloseEndsAGetThatTheProcessLimitMakesWait(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	p, q := g.pool(Options{IdleTime: -1}), g.pool(Options{IdleTime: -1})
+	limitProcess(t, 4*mib)
+	held := get(t, q, 4*mib)
+	result := waiting(t, p, t.Context(), 4*mib)
+	require.NoError(t, p.Close())
+	require.ErrorIs(t, (<-result).err, ErrClosed)
+	require.NoError(t, held.Release())
+}
+
+// One pool's idle memory serves another, however long it would stay idle by itself.
+func TestIdleMemoryOfOnePoolServesAnother(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	p, q := g.pool(Options{IdleTime: -1}), g.pool(Options{IdleTime: -1})
+	limitProcess(t, 8*mib)
+	idle, busy := get(t, q, 4*mib), get(t, q, 3*mib)
+	require.NoError(t, idle.Release())
+	open := g.Stall(g.Stream)
+	queueCopy(t, busy, g.Stream, g.Device(1), 1)
+	require.NoError(t, busy.Release())
+	require.NoError(t, get(t, p, 5*mib).Release())
+	assert.Equal(t, 3*mib, q.Stats().ReservedBytes, "what the GPU may use stays")
+	result := waiting(t, p, t.Context(), 8*mib)
+	open() // the GPU is done, and nothing is released to p
+	served := <-result
+	require.NoError(t, served.err)
+	assert.Zero(t, q.Stats().ReservedBytes)
+	require.NoError(t, served.l.Release())
+	_, err := p.Get(t.Context(), hostmem.ReadStats().PinnedBytes+9*mib)
+	require.ErrorIs(t, err, ErrTooLarge)
+	require.ErrorIs(t, err, hostmem.ErrLimit)
+}
+
+// The guard refuses a Get only when nothing idle is left in any pool.
+func TestTheGuardRefusesWhenNothingIdleIsLeft(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	p, q := g.pool(Options{IdleTime: -1}), g.pool(Options{IdleTime: -1})
+	for _, pool := range []*Pool{p, q} {
+		l := get(t, pool, 5*mib)
+		require.NoError(t, l.Release())
+	}
+	require.NoError(t, hostmem.SetLimits(hostmem.Limits{MaxShare: 1e-12}))
+	t.Cleanup(func() { assert.NoError(t, hostmem.SetLimits(hostmem.Limits{})) })
+	_, err := p.Get(t.Context(), 7*mib)
+	require.ErrorIs(t, err, hostmem.ErrLimit)
+	assert.Zero(t, p.Stats().ReservedBytes)
+	assert.Zero(t, q.Stats().ReservedBytes)
+	assert.Equal(t, 1, p.Stats().Failures)
+}
+
+// Requests that wait for the process's limit and are served otherwise, or canceled,
+// keep nothing of it.
+func TestWaitsForTheProcessLimitKeepNothingOfIt(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	before := hostmem.ReadStats().PinnedBytes
+	pools := []*Pool{g.pool(Options{}), g.pool(Options{MaxBytes: 6 * mib}), g.pool(Options{IdleTime: 1000})}
+	limitProcess(t, 10*mib)
+	dst := g.Device(1)
+	var group sync.WaitGroup
+	for i := range 12 {
+		p := pools[i%len(pools)]
+		s := g.NewStream()
+		group.Go(func() {
+			for round := range 60 {
+				ctx, cancel := context.WithCancel(t.Context())
+				if round%7 == i%7 {
+					go func() { runtime.Gosched(); cancel() }()
+				}
+				n := []int{100, 70 * kib, 2 * mib, 3 * mib, 5 * mib}[(round+i)%5]
+				l, err := p.Get(ctx, n)
+				if err != nil {
+					assert.ErrorIs(t, err, context.Canceled)
+				} else {
+					assert.LessOrEqual(t, hostmem.ReadStats().PinnedBytes, before+10*mib)
+					assert.NoError(t, l.CopyToHost(s, 0, dst, 1))
+					assert.NoError(t, l.Release())
+				}
+				cancel()
+			}
+		})
+	}
+	group.Wait()
+	for _, p := range pools {
+		require.NoError(t, p.Close())
+		requireEmpty(t, p)
+	}
+	assert.Equal(t, before, hostmem.ReadStats().PinnedBytes)
+}
+
+// Reserved huge pages come whole: what the pool counts is what it has, and its limit
+// holds for that.
+func TestReservedHugePagesCountWhole(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	sys := hostmemtest.NewSystem()
+	sys.Unpopulated()
+	plain := sys.Calls.Map
+	fallback := false
+	sys.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
+		if hugetlb > 0 && fallback {
+			return nil, errTest
+		}
+		return plain(n, 0) // there is no reserve where tests run
+	}
+	ctx := sys.Context(t)
+	p := g.pool(Options{MaxBytes: 21 * mib, Buffer: hostmem.Options{HugePages: hostmem.HugeTLB}})
+	var leases []Lease
+	for range 5 {
+		l, err := p.Get(ctx, 3*mib)
+		require.NoError(t, err)
+		leases = append(leases, l)
+	}
+	st := p.Stats()
+	assert.Equal(t, 20*mib, st.ReservedBytes)
+	assert.Equal(t, 20*mib, st.InUseBytes)
+	assert.Equal(t, 15*mib, st.RequestedBytes)
+	ended, cancel := context.WithCancel(ctx)
+	result := waiting(t, p, ended, 3*mib)
+	cancel()
+	require.ErrorIs(t, (<-result).err, context.Canceled, "21 MiB have no room for another 2 pages")
+	require.NoError(t, leases[0].Release())
+	l, err := p.Get(ctx, mib) // in place of it
+	require.NoError(t, err)
+	require.NoError(t, l.Release())
+	for _, l := range leases[1:] {
+		require.NoError(t, l.Release())
+	}
+	assert.LessOrEqual(t, p.Stats().PeakReservedBytes, 21*mib)
+	balanced(t, p)
+	_, err = p.Trim(0)
+	require.NoError(t, err)
+
+	fallback = true
+	l, err = p.Get(ctx, 3*mib)
+	require.NoError(t, err)
+	require.NoError(t, l.Release())
+	balanced(t, p)
+}
+
+var errTest = cudart.ErrUnknown

@@ -1,0 +1,172 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pool
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+)
+
+// A reuse is a loop that has one lease at a time, and waits until the GPU is idle
+// before the next.
+type reuse struct {
+	name string
+	// arm prepares a fault, if any.
+	arm func(sim *cudasim.Sim)
+	// round copies from the lease, releases it, and waits until the copy is done.
+	round func(r *reuseRig, l Lease)
+}
+
+type reuseRig struct {
+	*rig
+	fast          *cudart.Stream
+	dst           cudart.DevPtr
+	idle, streams int // operations that are pending when the fast streams have none; streams beside these
+	ended         chan struct{}
+}
+
+// onOneStream copies on the same stream each time. The wait makes no call that asks
+// for the pool's events.
+func onOneStream(r *reuseRig, l Lease) {
+	queueCopy(r, l, r.fast, r.dst, 64)
+	require.NoError(r, l.Release())
+	require.NoError(r, r.fast.LaunchHostFunc(func() { r.ended <- struct{}{} }))
+	<-r.ended
+}
+
+func onANewStream(end func(r *reuseRig, l Lease, s *cudart.Stream)) func(r *reuseRig, l Lease) {
+	return func(r *reuseRig, l Lease) {
+		s, err := r.Dev.NewStream(cudart.StreamOptions{})
+		require.NoError(r, err)
+		queueCopy(r, l, s, r.dst, 64)
+		end(r, l, s)
+		eventually(r, "the copy is done", func() bool { return r.Sim.Outstanding().PendingOps <= r.idle })
+	}
+}
+
+// However many streams are busy, whichever call fails, and also if the stream is
+// closed or lost, one lease at a time needs a handful of blocks: those that are done are found.
+// Not parallel, because it sets GOMAXPROCS.
+func TestOneLeaseAtATimeNeedsAHandfulOfBlocks(t *testing.T) {
+	rounds, processors, busy := 200, []int{1, 2, 8, 16}, []int{0, 1, 8, 32, 64}
+	if hostmemtest.Emulated(t) || hostmemtest.Race {
+		rounds, processors, busy = 50, []int{1, 8}, []int{0, 8, 64}
+	}
+	loops := []reuse{{name: "no fault", round: onOneStream}}
+	for _, fn := range []string{"cudaEventRecord", "cudaEventQuery", "cudaEventCreateWithFlags"} {
+		for _, nth := range []int{1, 2, 40} {
+			loops = append(loops, reuse{
+				name:  fmt.Sprintf("%s #%d fails", fn, nth),
+				round: onOneStream,
+				arm: func(sim *cudasim.Sim) {
+					sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrUnknown})
+				},
+			})
+		}
+	}
+	loops = append(loops,
+		reuse{name: "stream closed before the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+			require.NoError(r, s.Close())
+			require.NoError(r, l.Release())
+		})},
+		reuse{name: "stream closed after the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+			require.NoError(r, l.Release())
+			require.NoError(r, s.Close())
+		})},
+		reuse{name: "stream lost before the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+			runtime.KeepAlive(s)
+			s = nil
+			runtime.GC()
+			require.NoError(r, l.Release())
+			eventually(r, "the stream is collected", func() bool { runtime.GC(); return r.Sim.Outstanding().Streams == r.streams })
+		})},
+		reuse{name: "stream lost after the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+			require.NoError(r, l.Release())
+		})},
+	)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	var table strings.Builder
+	for _, loop := range loops {
+		rounds := rounds
+		switch {
+		case strings.HasPrefix(loop.name, "stream lost before"):
+			rounds /= 10 // a garbage collection each
+		case loop.name != "no fault":
+			rounds /= 2
+		}
+		for _, n := range processors {
+			runtime.GOMAXPROCS(n)
+			fmt.Fprintf(&table, "\n%-36s %2d processors:", loop.name, n)
+			for _, streams := range busy {
+				made := blocksMade(t, loop, rounds, streams)
+				fmt.Fprintf(&table, " %3d beside %d", made, streams)
+				assert.LessOrEqual(t, made, 4, "%s, %d processors, %d busy streams: blocks made in %d rounds", loop.name, n, streams, rounds)
+			}
+		}
+	}
+	t.Logf("blocks made, beside those of busy streams:%s", &table)
+}
+
+// blocksMade returns how many blocks a loop has needed, beside those of the busy
+// streams.
+func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
+	t.Run("", func(t *testing.T) {
+		const n = 4 * mib
+		r := &reuseRig{rig: newSimRig(t, cudasim.Config{}), ended: make(chan struct{})}
+		r.fast, r.dst = r.Stream, r.Device(64)
+		sys := hostmemtest.NewSystem()
+		sys.Unpopulated()
+		ctx := sys.Context(t)
+		p, err := New(r.Dev, Options{IdleTime: -1, Buffer: hostmem.Options{HugePages: hostmem.HugePagesNever}})
+		require.NoError(t, err)
+		get := func() Lease {
+			l, err := p.Get(ctx, n)
+			require.NoError(t, err)
+			return l
+		}
+		if loop.arm != nil {
+			loop.arm(r.Sim)
+		}
+		var open []func()
+		var leases []Lease
+		for range busy {
+			s := r.NewStream()
+			open = append(open, r.Stall(s))
+			l := get()
+			queueCopy(t, l, s, r.dst, 64)
+			leases = append(leases, l)
+		}
+		for _, l := range leases {
+			require.NoError(t, l.Release())
+		}
+		r.idle, r.streams = r.Sim.Outstanding().PendingOps, 1+busy
+		for range rounds {
+			loop.round(r, get())
+		}
+		made = p.Stats().Misses - busy
+		for _, f := range open {
+			f()
+		}
+		r.Sim.ResetFaults()
+		require.NoError(t, p.Close())
+		requireEmpty(t, p)
+		eventually(t, "all is done, and lost streams are collected", func() bool {
+			left := r.Sim.Outstanding()
+			if left.Streams > r.streams {
+				runtime.GC()
+			}
+			return left.PendingOps == 0 && left.Streams == r.streams
+		})
+	})
+	return made
+}

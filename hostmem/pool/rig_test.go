@@ -1,0 +1,117 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package pool
+
+import (
+	"math/bits"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+)
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+)
+
+var (
+	fill          = hostmemtest.Fill
+	eventually    = hostmemtest.Eventually
+	residentBytes = hostmemtest.ResidentBytes
+)
+
+// A rig is a device and a stream to test pools with.
+type rig struct{ *hostmemtest.Rig }
+
+// newRig has the GPU that PINNED_TEST_GPU requests, newSimRig always a simulated one.
+func newRig(tb testing.TB) *rig {
+	tb.Helper()
+	return &rig{hostmemtest.New(tb)}
+}
+
+func newSimRig(tb testing.TB, cfg cudasim.Config) *rig {
+	tb.Helper()
+	return &rig{hostmemtest.NewSim(tb, cfg)}
+}
+
+// pool makes a pool that is closed at the end, and then must hold nothing.
+func (g *rig) pool(o Options) *Pool {
+	g.Helper()
+	p, err := New(g.Dev, o)
+	require.NoError(g, err)
+	g.Cleanup(func() {
+		assert.NoError(g, p.Close())
+		requireEmpty(g, p)
+	})
+	return p
+}
+
+func requireEmpty(tb testing.TB, p *Pool) {
+	tb.Helper()
+	st := p.Stats()
+	require.Zero(tb, [6]int{st.Leases, st.RequestedBytes, st.InUseBytes, st.PendingBytes, st.CachedBytes, st.ReservedBytes}, "%+v", st)
+}
+
+func get(tb testing.TB, p *Pool, n int) Lease {
+	tb.Helper()
+	l, err := p.Get(tb.Context(), n)
+	require.NoError(tb, err)
+	require.Len(tb, l.Bytes(), n)
+	return l
+}
+
+// atRest waits until no goroutine of the pool moves memory.
+func atRest(tb testing.TB, p *Pool) {
+	tb.Helper()
+	require.NoError(tb, p.core.moving.wait(tb.Context()))
+}
+
+// balanced checks that every byte reserved is counted, when nothing uses the pool.
+func balanced(tb testing.TB, p *Pool) {
+	tb.Helper()
+	atRest(tb, p)
+	st := p.Stats()
+	assert.Equal(tb, st.ReservedBytes, st.InUseBytes+st.PendingBytes+st.CachedBytes+st.SlackBytes, "%+v", st)
+	reserved := 0
+	p.core.mu.Lock()
+	for _, a := range p.core.arenas {
+		reserved += a.buf.Reserved()
+		used := 0
+		for _, word := range a.used {
+			used += bits.OnesCount64(word)
+		}
+		assert.Equal(tb, len(a.used)*64-used, a.free)
+		for s := range a.slabs {
+			used -= s.units
+		}
+		assert.Equal(tb, len(a.used)*64-a.units, used, "units that no slab has are free")
+	}
+	for b := range p.core.large {
+		reserved += b.size
+	}
+	for _, buf := range p.core.failed {
+		reserved += buf.Reserved()
+	}
+	assert.Empty(tb, p.core.victims)
+	p.core.mu.Unlock()
+	assert.Equal(tb, st.ReservedBytes, reserved)
+	slack := 0
+	for i := range p.core.shards {
+		assert.GreaterOrEqual(tb, p.core.shards[i].slack, 0)
+		slack += p.core.shards[i].slack
+	}
+	assert.Equal(tb, st.PeakInUseBytes, st.InUseBytes+slack)
+	assert.GreaterOrEqual(tb, st.PeakReservedBytes, st.ReservedBytes)
+}
+
+// queueCopy queues a copy of n bytes from device memory, which several streams may
+// read at once, to the lease.
+func queueCopy(tb testing.TB, l Lease, s *cudart.Stream, src cudart.DevPtr, n int) {
+	tb.Helper()
+	require.NoError(tb, l.CopyToHost(s, 0, src, n))
+}

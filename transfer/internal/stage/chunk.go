@@ -1,0 +1,215 @@
+package stage
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A chunk is a part of a job that passes through one extent.
+type chunk struct {
+	job    *Job
+	x      *extent
+	to     int // the stage, of Job.Over
+	off, n int
+	work   func(mem []byte, off int) error
+	end    func(worked bool) // nil for nothing
+	later  bool              // the sink passes it
+
+	piece   int          // bytes
+	pieces  int32        // in all
+	next    atomic.Int32 // to claim
+	left    atomic.Int32 // not done
+	refused atomic.Bool  // by Fill, which is not ready
+	sends   atomic.Int32 // copies that are not queued
+	sent    atomic.Bool  // all are
+}
+
+const (
+	leastPiece = 32 * kib
+	mostPiece  = 512 * kib
+)
+
+// pieceOf is the size of a chunk's pieces.
+func pieceOf(n int) int {
+	piece := (n/8 + leastPiece - 1) / leastPiece * leastPiece
+	return min(max(piece, leastPiece), mostPiece)
+}
+
+// offer opens a chunk's pieces to all.
+func (j *Job) offer(c *chunk) {
+	if c.piece = j.Piece; c.piece == 0 {
+		c.piece = pieceOf(c.n)
+	}
+	c.pieces = int32((c.n + c.piece - 1) / c.piece)
+	c.left.Store(c.pieces)
+	j.mu.Lock()
+	j.out++
+	if j.first.Load() == nil {
+		j.first.Store(c)
+	} else {
+		j.more = append(j.more, c)
+	}
+	j.mu.Unlock()
+	j.pieces.Add(c.pieces)
+	if c.pieces > 1 || len(j.more) > 0 {
+		j.crew.post(j)
+	}
+}
+
+// help does so many pieces, or fewer if there are none left.
+func (j *Job) help(most int) (worked bool) {
+	for range most {
+		c, i := j.claim()
+		if c == nil {
+			return worked
+		}
+		c.do(int(i))
+		worked = true
+	}
+	return worked
+}
+
+// claim takes a piece.
+func (j *Job) claim() (*chunk, int32) {
+	for j.pieces.Load() > 0 && !j.failed.Load() {
+		c := j.first.Load()
+		if c == nil {
+			return nil, 0
+		}
+		if i := c.next.Add(1) - 1; i < c.pieces {
+			j.pieces.Add(-1)
+			return c, i
+		}
+		j.mu.Lock()
+		if j.first.Load() == c {
+			j.shift()
+		}
+		j.mu.Unlock()
+	}
+	return nil, 0
+}
+
+// shift makes the next open chunk the first. It needs j.mu.
+func (j *Job) shift() {
+	if len(j.more) == 0 {
+		j.first.Store(nil)
+		return
+	}
+	j.first.Store(j.more[0])
+	j.more[0] = nil
+	j.more = j.more[1:]
+}
+
+// dropPieces drops all pieces that nobody has claimed. It needs j.mu.
+func (j *Job) dropPieces() {
+	for c := j.first.Load(); c != nil; c = j.first.Load() {
+		left := c.pieces - min(c.next.Swap(c.pieces), c.pieces)
+		j.pieces.Add(-left)
+		if left > 0 && c.left.Add(-left) == 0 {
+			j.out--
+			c.drop()
+		}
+		j.shift()
+	}
+}
+
+// do works on a piece, and passes the chunk on if it is the last one.
+func (c *chunk) do(i int) {
+	from := i * c.piece
+	mem := c.x.mem[from:min(from+c.piece, c.n)]
+	if !c.refused.Load() {
+		if err := Guard(func() error { return c.work(mem, c.off+from) }); errors.Is(err, ErrNotReady) {
+			c.refused.Store(true)
+		} else if err != nil {
+			c.job.Abort(c.off+from, err)
+		}
+	}
+	if c.left.Add(-1) == 0 {
+		c.worked()
+	}
+}
+
+// worked passes on a chunk all of whose pieces are done.
+func (c *chunk) worked() {
+	j := c.job
+	if j.failed.Load() || c.refused.Load() {
+		c.drop()
+		j.mu.Lock()
+		j.out--
+		j.opened -= c.n
+		j.mu.Unlock()
+		j.Poke()
+		return
+	}
+	if c.end != nil {
+		c.end(true)
+	}
+	j.mu.Lock()
+	j.out--
+	if !j.Down {
+		j.queue++
+	} else if !c.later {
+		j.pass(c.off, c.n)
+	}
+	j.mu.Unlock()
+	switch {
+	case j.Down:
+		c.x.release()
+		j.Poke()
+	case j.ToAll:
+		c.sends.Store(int32(len(j.Over)))
+		for to, s := range j.Over {
+			s.up(j.brief).submit(c, to)
+		}
+	default:
+		c.sends.Store(1)
+		j.Over[c.to].up(j.brief).submit(c, c.to)
+	}
+}
+
+// drop ends a chunk that is not copied.
+func (c *chunk) drop() {
+	if c.end != nil {
+		c.end(false)
+	}
+	c.x.release()
+}
+
+// queued is called when a copy of the chunk was queued, up to a Point, or that
+// has failed.
+func (c *chunk) queued(to int, p cudart.Point, err error) {
+	j := c.job
+	// Also after an error: some of it may be queued.
+	c.x.fence.AddPoint(p)
+	if err != nil {
+		j.Abort(c.off, err)
+	}
+	if j.Down {
+		c.sent.Store(true)
+		j.Poke()
+		return
+	}
+	var more []cudart.Point
+	if j.Forward != nil && err == nil {
+		if more, err = j.Forward(to, c.off, c.n, p); err != nil {
+			j.Abort(c.off, err)
+		}
+	}
+	j.ends.AddPoint(p)
+	for _, p := range more {
+		j.ends.AddPoint(p)
+	}
+	if c.sends.Add(-1) > 0 {
+		return
+	}
+	c.x.release()
+	j.mu.Lock()
+	j.queue--
+	if !j.failed.Load() {
+		j.pass(c.off, c.n)
+	}
+	j.mu.Unlock()
+	j.Poke()
+}

@@ -1,0 +1,165 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/transfer/internal/stage"
+)
+
+// UploadFrom copies n bytes from offset off of r to the device, and returns how
+// many are there. r is read by several goroutines at once, as io.ReaderAt
+// allows; a file is read with pread. A reader that ends early is
+// io.ErrUnexpectedEOF, with what it had on the device. When ctx ends, no further
+// ReadAt begins, and one that runs may outlast the call.
+func (v *View) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
+	done, err := v.doWith(ctx, r, off, n, func() (int, error) { return v.uploadAt(ctx, dst, r, off, n) })
+	if err != nil {
+		return done, fmt.Errorf("transfer: upload %d bytes from offset %d of %s: %w", n, off, nameOf(r), err)
+	}
+	return done, nil
+}
+
+// uploadAt copies what r has at an offset, in the quickest way that it offers.
+func (v *View) uploadAt(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
+	if s, ok := r.(*io.SectionReader); ok {
+		outer, base, size := s.Outer()
+		if off+int64(n) <= size {
+			return v.uploadAt(ctx, dst, outer, base+off, n)
+		}
+	}
+	if mem, ok := memoryAt(r, off, n); ok {
+		return v.uploadMemory(ctx, dst, mem, n)
+	}
+	if f, ok := r.(*os.File); ok {
+		if done, ok, err := v.uploadFile(ctx, dst, f, off, n); ok {
+			return done, err
+		}
+	}
+	return v.uploadAhead(ctx, dst, n, newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers)))
+}
+
+// readers is how many goroutines read at once: mostly they wait.
+const readers = 8
+
+// uploadAhead copies n bytes that are read ahead.
+func (v *View) uploadAhead(ctx context.Context, dst cudart.DevPtr, n int, r *readAhead) (int, error) {
+	defer r.wait(ctx)
+	return v.stageUp(ctx, dst, stage.Copy{N: n, Feed: r})
+}
+
+// uploadMemory copies what a reader of n bytes has in memory.
+func (v *View) uploadMemory(ctx context.Context, dst cudart.DevPtr, mem []byte, n int) (done int, err error) {
+	if len(mem) > 0 {
+		done, err = v.upload(ctx, dst, mem)
+	}
+	if err == nil && len(mem) < n {
+		err = fmt.Errorf("at byte %d of %d: %w", len(mem), n, io.ErrUnexpectedEOF)
+	}
+	return done, err
+}
+
+// memoryAt returns up to n bytes at an offset of a reader that has them in memory.
+func memoryAt(r io.ReaderAt, off int64, n int) (mem []byte, ok bool) {
+	var at interface {
+		io.Seeker
+		io.WriterTo
+		Len() int
+	}
+	switch r := r.(type) {
+	case *bytes.Reader:
+		if r == nil {
+			return nil, false
+		}
+		other := *r
+		at = &other
+	case *strings.Reader:
+		if r == nil {
+			return nil, false
+		}
+		other := *r
+		at = &other
+	default:
+		return nil, false
+	}
+	if _, err := at.Seek(off, io.SeekStart); err != nil || at.Len() == 0 {
+		return nil, err == nil
+	}
+	// It writes all that it has in one piece.
+	var c capture
+	if _, err := at.WriteTo(&c); err != nil {
+		return nil, false
+	}
+	return c.mem[:min(n, len(c.mem))], true
+}
+
+// A capture keeps the memory that it is written.
+type capture struct{ mem []byte }
+
+func (c *capture) Write(p []byte) (int, error) {
+	c.mem = p
+	return len(p), nil
+}
+
+// WriteString keeps a string's memory, which is only read.
+func (c *capture) WriteString(s string) (int, error) {
+	c.mem = unsafe.Slice(unsafe.StringData(s), len(s))
+	return len(s), nil
+}
+
+// UploadReader copies the next n bytes of r to the device, and returns how many
+// are there. A reader that ends early is io.ErrUnexpectedEOF, with what it
+// had on the device; one that returns nothing 100 times in a row
+// io.ErrNoProgress. After another error more may have been read from r than
+// that. Reading is one goroutine's work, and overlaps with the copies; when ctx
+// ends, no further Read begins, and one that runs may outlast the call.
+//
+// A reader that has ReadAt and Seek too, as files and sections of them do, is
+// read by several goroutines, from its offset on, which then moves by what is on
+// the device.
+func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
+	done, err := v.doWith(ctx, r, 0, n, func() (int, error) {
+		if b, ok := r.(*bytes.Buffer); ok && b != nil {
+			mem := b.Bytes()
+			done, err := v.uploadMemory(ctx, dst, mem[:min(n, len(mem))], n)
+			b.Next(done)
+			return done, err
+		}
+		if s, ok := r.(readSeekerAt); ok {
+			if off, err := s.Seek(0, io.SeekCurrent); err == nil { // a pipe has none
+				done, err := v.uploadAt(ctx, dst, s, off, n)
+				return done, moveTo(s, off+int64(done), err)
+			}
+		}
+		read := func(to []byte, _, n int) (skip, got int, err error) {
+			got, err = readFull(ctx, r, to[:n])
+			return 0, got, err
+		}
+		return v.uploadAhead(ctx, dst, n, newReadAhead(1, read, inOrder(n, 4)))
+	})
+	if err != nil {
+		return done, fmt.Errorf("transfer: upload %d bytes from %s: %w", n, nameOf(r), err)
+	}
+	return done, nil
+}
+
+// A readSeekerAt can be read at any place, and has a place of its own.
+type readSeekerAt interface {
+	io.ReaderAt
+	io.Seeker
+}
+
+// moveTo sets the offset of a file to where a copy has ended.
+func moveTo(s io.Seeker, off int64, err error) error {
+	if _, failed := s.Seek(off, io.SeekStart); failed != nil {
+		return errors.Join(err, failed)
+	}
+	return err
+}
