@@ -9,8 +9,11 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// deleter returns the C function that is the deleter of all exported tensors. There is one,
-// because purego never frees any, and has 2000 for the process.
+// supported returns why the platform has no DLPack tensors, or nil.
+func supported() error { return nil }
+
+// deleter returns the C function that is the deleter of all exported tensors. There is one
+// for all, because purego has 2000 functions a process and never frees one.
 var deleter = sync.OnceValues(func() (entry uintptr, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -23,7 +26,7 @@ var deleter = sync.OnceValues(func() (entry uintptr, err error) {
 	}), nil
 })
 
-// callDeleter calls a deleter, which may be another library's, or 0 for none.
+// callDeleter calls a deleter, of this package or of another library. 0 is none.
 func callDeleter(fn, self uintptr) {
 	if fn != 0 {
 		purego.SyscallN(fn, self)

@@ -1,7 +1,7 @@
 // Package dlpack exchanges host memory with other libraries of the process as DLPack
-// tensors: pinned memory of package hostmem goes to NumPy, CuPy, PyTorch, TVM or any C
-// code that takes a DLManagedTensorVersioned, and tensors of theirs in host memory come
-// in as bytes. Nothing is copied.
+// tensors, without copies. [Export] makes a tensor of pinned memory of package hostmem,
+// for NumPy, CuPy, PyTorch, TVM or any C code that takes a DLManagedTensorVersioned.
+// [Import] makes bytes of another library's tensor in host memory.
 //
 //	l, err := p.Get(ctx, 4*1000) // a lease of a pool, or a hostmem.Buffer
 //	v, err := dlpack.Export(l.Bytes(), dlpack.Tensor{
@@ -17,11 +17,11 @@
 //
 // # Memory lifetime
 //
-// An exported tensor is in use until its consumer calls the deleter, which C may do on
-// any thread. Until then the memory must not be closed or released by other means.
-// What Export allocates for C lies outside Go's heap.
+// An exported tensor is in use until its consumer calls the deleter, on any thread. Until
+// then the memory must not be closed or released by other means, and a pool that it is
+// from returns pool.ErrLeased from Close. The structs that C reads lie outside Go's heap.
 //
-// The deleter says that the consumer does not touch the memory any more. It says nothing
-// about copies that the consumer has queued on streams of the GPU: the function that
-// releases the memory must wait for them, or name those streams. Export explains how.
+// After the deleter the consumer does not touch the memory, but copies that it has queued
+// on streams of the GPU may still run: the function that releases the memory must wait for
+// them, or name those streams. Export explains how.
 package dlpack

@@ -15,31 +15,31 @@ type Versioned uintptr
 // An Unversioned is the address of a DLManagedTensor, of DLPack before 1.0.
 type Unversioned uintptr
 
-// Export makes a tensor of pinned memory for another library, which owns it then, and
-// calls its deleter once. mem is memory of a hostmem.Buffer, Registration or File, or of a
-// pool's lease, from the first element on. Until the deleter is called the memory must be
-// neither closed nor released.
+// Export makes a DLManagedTensorVersioned of pinned memory for another library. That
+// library owns it from then on, and calls its deleter once. mem is memory of a
+// hostmem.Buffer, Registration or File, or of a pool's lease, from the first element on.
+// The memory must be neither closed nor released until release is called.
 //
-// release is called after the deleter was, on a goroutine of its own, so that it may
+// release is called once, after the deleter, on a goroutine of its own, so that it may
 // block: it releases the memory. The GPU may still work on copies that the consumer has
 // queued. Name the streams of these copies, or wait for the device, which covers all:
 //
 //	func() { lease.Release(stream) } // see cudart.Device.StreamFromHandle
 //	func() { dev.Synchronize(ctx); buf.Close() }
 //
-// A nil release does nothing, for memory that is never released. A tensor that no
-// consumer takes is released with [Versioned.Delete].
+// A nil release is for memory that is never released, or that something else releases. A
+// tensor that no consumer takes is released with [Versioned.Delete].
 //
-// The address in the tensor is that of mem, with a byte_offset of 0, because consumers
-// ignore the offset. DLPack wants multiples of 256 bytes, on which its header advises not
-// to rely: a Buffer has them, and leases of 32 KiB and more; smaller leases have multiples
-// of 64. A tensor without elements needs no memory, and has no address.
+// The data pointer is the address of mem, and byte_offset is 0, because some consumers
+// ignore the offset. DLPack demands multiples of 256 bytes, on which its header advises
+// not to rely: buffers have them, and leases of 32 KiB and more; smaller leases have
+// multiples of 64. A tensor without elements needs no memory, and its data pointer is 0.
 //
-// Export returns an error, and calls nothing later, if mem is not pinned memory of
-// hostmem, lies in several registrations (hostmem's Options.Chunk), which no copy may
-// cross, is shorter than the tensor or not aligned to its elements; and if the Tensor's
-// Device is neither CUDAHost nor CPU. It wraps [errors.ErrUnsupported] on platforms other
-// than Linux on amd64 and arm64.
+// Export returns an error, and does not call release, if t cannot be (see [Tensor]), if
+// mem is not pinned memory of package hostmem, is shorter than t or not aligned to its
+// elements, and if t would lie in several registrations (hostmem's Options.Chunk), because
+// no copy may cross from one to the next. The error wraps [errors.ErrUnsupported] on
+// platforms other than Linux on amd64 and arm64.
 func Export(mem []byte, t Tensor, release func()) (Versioned, error) {
 	address, err := export(mem, t, release, func(c *cell, entry uintptr, tensor cTensor) uintptr {
 		v := &c.versioned
@@ -52,11 +52,11 @@ func Export(mem []byte, t Tensor, release func()) (Versioned, error) {
 	return Versioned(address), err
 }
 
-// ExportUnversioned is [Export] for consumers of DLPack before 1.0. Those have no
-// read-only tensors, which are an error here.
+// ExportUnversioned is [Export] of a DLManagedTensor, for consumers of DLPack before 1.0.
+// That has no read-only tensors: Tensor.ReadOnly is an error.
 func ExportUnversioned(mem []byte, t Tensor, release func()) (Unversioned, error) {
 	if t.ReadOnly {
-		return 0, fmt.Errorf("dlpack: export %d bytes: Tensor.ReadOnly: a DLManagedTensor cannot say so: use Export", len(mem))
+		return 0, fmt.Errorf("dlpack: export %d bytes: Tensor.ReadOnly: a DLManagedTensor has no such flag (use Export)", len(mem))
 	}
 	address, err := export(mem, t, release, func(c *cell, entry uintptr, tensor cTensor) uintptr {
 		u := &c.unversioned
@@ -87,7 +87,7 @@ func export(mem []byte, t Tensor, release func(), fill func(c *cell, entry uintp
 	if owner != nil {
 		tensor.data = addressOf(&mem[0])
 	}
-	strides, _ := t.strides() // checked
+	strides, _ := t.strides() // check had no error of it
 	for i := range t.Shape {
 		c.shape[i], c.strides[i] = int64(t.Shape[i]), int64(strides[i])
 	}
@@ -118,11 +118,11 @@ func check(mem []byte, t *Tensor) (owner hostmem.Pinned, err error) {
 	}
 	owner, off, ok := hostmem.Find(mem[:n])
 	if !ok {
-		return nil, errors.New("not pinned memory of package hostmem")
+		return nil, errors.New("not pinned memory of package hostmem (use memory of hostmem.Alloc, Register or a pool)")
 	}
 	for _, s := range owner.Spans() {
 		if seam := s.Off + s.Len; off < seam && seam < off+n {
-			return nil, fmt.Errorf("byte %d begins another registration, and no copy may cross from one to the next: allocate without Options.Chunk", seam-off)
+			return nil, fmt.Errorf("byte %d begins another registration, and no copy may cross from one to the next (allocate without Options.Chunk)", seam-off)
 		}
 	}
 	if align := t.Type.align(); addressOf(&mem[0])%align != 0 {
@@ -144,7 +144,8 @@ type exported struct {
 	release func()
 }
 
-// deleted is called by C, on any thread. It does not block.
+// deleted is called by C, on any thread. The release function runs on a goroutine, because
+// the thread may hold locks of the consumer, such as Python's.
 func deleted(address uintptr) {
 	exports.mu.Lock()
 	e, ok := exports.live[address]

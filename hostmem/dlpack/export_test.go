@@ -120,8 +120,8 @@ func TestExportedFields(t *testing.T) {
 	}
 }
 
+// It is not parallel, because other memory may get the address of what was closed.
 func TestTensorsThatAreRefused(t *testing.T) {
-	t.Parallel()
 	dev := testgpu.Device(t)
 	buf := alloc(t, dev, 4096, hostmem.Options{})
 	chunks := alloc(t, dev, 8<<20, hostmem.Options{Chunk: 2 << 20})
@@ -162,6 +162,8 @@ func TestTensorsThatAreRefused(t *testing.T) {
 		"sign overflows":    {mem, Tensor{Type: bytes, Shape: []int{huge, 2}}, "address space"},
 		"bytes overflow":    {mem, Tensor{Type: float32s, Shape: []int{huge}}, "address space"},
 		"stride overflows":  {mem, Tensor{Type: bytes, Shape: []int{3}, Strides: []int{huge}}, "address space"},
+		"empty, overflows":  {mem, Tensor{Type: bytes, Shape: []int{0, huge, huge}}, "address space"},
+		"empty, negative":   {mem, Tensor{Type: bytes, Shape: []int{0}, Strides: []int{-1}}, "Tensor.Strides of [-1]: dimension 0 is negative"},
 		"wraps around":      {mem, Tensor{Type: DataType{Code: Uint, Bits: 64}, Shape: []int{1 << 61}}, "address space"},
 	} {
 		v, err := Export(tt.mem, tt.t, func() { t.Error("released") })
@@ -190,16 +192,59 @@ func TestExportKeepsTheMemory(t *testing.T) {
 		require.NoError(t, err)
 		return v
 	}()
-	for range 5 {
-		runtime.GC()
-		time.Sleep(time.Millisecond) // cleanups run on a goroutine
-	}
+	collectGarbage(t)
 	data := at[cVersioned](uintptr(v)).tensor.data
 	assert.Equal(t, "still here", string(unsafe.Slice(at[byte](data), 10)))
 	assert.Empty(t, closed)
 	assert.True(t, slices.ContainsFunc(hostmem.Outstanding(), func(h hostmem.Holding) bool { return h.Label == label && !h.Lost }))
 	v.Delete()
 	require.NoError(t, <-closed)
+}
+
+// collectGarbage returns when cleanups of lost objects have run.
+func collectGarbage(t *testing.T) {
+	t.Helper()
+	for range 3 { // a cleanup may make more garbage
+		ran := make(chan struct{})
+		runtime.AddCleanup(new([64]byte), func(c chan struct{}) { close(c) }, ran)
+		require.Eventually(t, func() bool {
+			runtime.GC()
+			select {
+			case <-ran:
+				return true
+			default:
+				return false
+			}
+		}, 20*time.Second, time.Millisecond)
+	}
+}
+
+// A pool that is closed leaves the memory of tensors to their consumers, and unmaps it when
+// the last deleter was called.
+func TestTensorOutlivesThePool(t *testing.T) {
+	dev := testgpu.Device(t)
+	for name, n := range map[string]int{"small": 1000, "large": 3 << 20} {
+		t.Run(name, func(t *testing.T) {
+			p, err := pool.New(dev, pool.Options{})
+			require.NoError(t, err)
+			lease, err := p.Get(t.Context(), n)
+			require.NoError(t, err)
+			copy(lease.Bytes(), "still here")
+			released := make(chan error, 1)
+			v, err := Export(lease.Bytes(), Tensor{Type: DataType{Code: Uint, Bits: 8}, Shape: []int{n}}, func() { released <- lease.Release() })
+			require.NoError(t, err)
+			require.ErrorIs(t, p.Close(), pool.ErrLeased)
+			require.Positive(t, p.Stats().ReservedBytes)
+			in, err := Import(v)
+			require.NoError(t, err)
+			assert.Equal(t, "still here", string(in.Bytes()[:10]))
+			in.Bytes()[n-1] = 1
+			require.NoError(t, in.Close())
+			require.NoError(t, <-released)
+			require.NoError(t, p.Close())
+			assert.Zero(t, p.Stats().ReservedBytes)
+		})
+	}
 }
 
 // A deleter that is called twice, or by many at once, releases once.

@@ -17,41 +17,50 @@ type Imported struct {
 	close func()
 }
 
-// Import takes a tensor of another library. The memory is that library's until Close,
-// which calls the deleter. It is ordinary or pinned memory, outside Go's heap. It must be
-// ready: a library that still writes there, on the CPU or with a GPU, must have finished.
-// Memory that is read-only must not be written.
+// Import takes a DLManagedTensorVersioned of another library. The memory stays that
+// library's, and stays valid until Close, which calls the deleter; an Imported that is
+// lost without Close is leaked. It is ordinary or pinned memory, at any address:
+// alignment is not checked. Work that writes there, on the CPU or with a GPU, must be
+// done. The memory of a ReadOnly tensor must not be written.
 //
 // The error wraps [errors.ErrUnsupported] for memory of a GPU or another device, for
 // elements that are not of whole bytes, for arrays with gaps or in another order than
-// row-major, and for later major versions of DLPack. Sizes that cannot be are an error as
-// well; addresses cannot be checked. After an error the tensor is the caller's as before:
-// see [Versioned.Delete].
+// row-major, for other major versions of DLPack, and on platforms other than Linux on
+// amd64 and arm64. More than 64 dimensions, negative or too large sizes, and a data
+// pointer of 0 are errors as well; whether there is memory at an address cannot be
+// checked. After an error the tensor is the caller's as before: see [Versioned.Delete].
 func Import(v Versioned) (*Imported, error) {
-	if v == 0 {
-		return nil, errNoTensor
+	if err := importable(uintptr(v)); err != nil {
+		return nil, err
 	}
 	c := at[cVersioned](uintptr(v))
 	if c.major != majorVersion {
-		return nil, fmt.Errorf("dlpack: import: DLPack %d.%d, and only %d.x is known: %w", c.major, c.minor, majorVersion, errors.ErrUnsupported)
+		return nil, fmt.Errorf("dlpack: import: DLPack %d.%d, and only %d.x is supported: %w", c.major, c.minor, majorVersion, errors.ErrUnsupported)
 	}
 	return importTensor(&c.tensor, c.flags&flagReadOnly != 0, v.Delete)
 }
 
-// ImportUnversioned is [Import] of a tensor of DLPack before 1.0.
+// ImportUnversioned is [Import] of a DLManagedTensor, of DLPack before 1.0.
 func ImportUnversioned(u Unversioned) (*Imported, error) {
-	if u == 0 {
-		return nil, errNoTensor
+	if err := importable(uintptr(u)); err != nil {
+		return nil, err
 	}
 	return importTensor(&at[cUnversioned](uintptr(u)).tensor, false, u.Delete)
 }
 
-var errNoTensor = errors.New("dlpack: import: the address is 0")
+// importable reports whether there can be a tensor at an address.
+func importable(address uintptr) error {
+	err := supported()
+	if err == nil && address == 0 {
+		err = errors.New("the address is 0")
+	}
+	if err != nil {
+		return fmt.Errorf("dlpack: import: %w", err)
+	}
+	return nil
+}
 
 func importTensor(c *cTensor, readOnly bool, release func()) (*Imported, error) {
-	if _, err := deleter(); err != nil { // then none can be called either
-		return nil, fmt.Errorf("dlpack: import: %w", err)
-	}
 	t, n, err := c.read()
 	if err != nil {
 		return nil, fmt.Errorf("dlpack: import: %w", err)
@@ -103,16 +112,16 @@ func ints(address uintptr, n int32) []int {
 	return list
 }
 
-// Bytes returns the memory of all elements, nil after Close.
+// Bytes returns the memory of all elements, in row-major order, and nil after Close.
 func (i *Imported) Bytes() []byte {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.mem
 }
 
-// Close calls the tensor's deleter: the other library may then reuse the memory. Copies
-// that still use it must be done. A second Close does nothing. Close blocks as long as the
-// deleter does; it always returns nil.
+// Close calls the tensor's deleter, after which the other library may reuse the memory:
+// copies that use it must be done. Close blocks as long as the deleter does, and always
+// returns nil. A second Close does nothing.
 func (i *Imported) Close() error {
 	i.mu.Lock()
 	release := i.close
@@ -124,8 +133,10 @@ func (i *Imported) Close() error {
 	return nil
 }
 
-// Delete calls the deleter of a tensor, as its consumer does at the end: for one that no
-// consumer took. The address must not be used afterwards. 0 is ignored.
+// Delete calls the deleter of a tensor, as its consumer does at the end. It is for a
+// tensor that no consumer has taken, or that Import has refused. The address must not be
+// used afterwards, also not for Delete. 0 is ignored, and so is a tensor without a
+// deleter.
 func (v Versioned) Delete() {
 	if v != 0 {
 		callDeleter(at[cVersioned](uintptr(v)).deleter, uintptr(v))

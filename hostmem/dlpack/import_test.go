@@ -140,6 +140,7 @@ func TestImportsThatAreRefused(t *testing.T) {
 		"no shape":          {func(_ *theirs, d *cTensor) { d.shape = 0 }, "its shape is at address 0x0", false},
 		"negative shape":    {func(x *theirs, _ *cTensor) { x.shape[1] = -3 }, "dimension 1 is negative", false},
 		"overflow":          {func(x *theirs, _ *cTensor) { x.shape = [3]int64{1 << 31, 1 << 31} }, "larger than the address space", false},
+		"empty, overflow":   {func(x *theirs, d *cTensor) { x.shape, d.ndim, d.strides = [3]int64{0, 1 << 62, 1 << 62}, 3, 0 }, "larger than the address space", false},
 		"no data":           {func(_ *theirs, d *cTensor) { d.data = 0 }, "no such memory", false},
 		"offset wraps":      {func(_ *theirs, d *cTensor) { d.byteOffset = ^uint64(0) }, "no such memory", false},
 		"end wraps":         {func(_ *theirs, d *cTensor) { d.data = ^uintptr(0) - 3 }, "no such memory", false},
@@ -161,13 +162,13 @@ func TestImportsThatAreRefused(t *testing.T) {
 	v := Versioned(addressOf(&x.versioned))
 	_, err := Import(v)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
-	assert.ErrorContains(t, err, "DLPack 2.7")
+	assert.ErrorContains(t, err, "DLPack 2.7, and only 1.x is supported")
 	v.Delete()
 	assert.Equal(t, uintptr(v), <-theirCalls)
 	_, err = Import(0)
 	require.EqualError(t, err, "dlpack: import: the address is 0")
 	_, err = ImportUnversioned(0)
-	require.Error(t, err)
+	require.EqualError(t, err, "dlpack: import: the address is 0")
 }
 
 // C calls the deleter on a thread that is not Go's.

@@ -38,7 +38,7 @@ type cVersioned struct {
 	tensor           cTensor
 }
 
-// majorVersion is that of the layout. Later minor versions add types only.
+// majorVersion is that of the layout. Minor versions add types and flags only.
 const majorVersion = 1
 
 // flagReadOnly is DLPACK_FLAG_BITMASK_READ_ONLY.
@@ -52,9 +52,9 @@ type cell struct {
 	shape, strides [maxDims]int64
 }
 
-// cells have memory outside Go's heap. It is never unmapped, the cell that was returned
-// last is used again last, and nothing is cleared, so that a consumer which calls a deleter
-// twice does no harm.
+// cells have memory outside Go's heap. It is never unmapped and never cleared, and a cell
+// that was put last is used again last. So a consumer that calls a deleter twice finds the
+// deleter there, and almost never another tensor.
 var cells struct {
 	mu   sync.Mutex
 	free []*cell

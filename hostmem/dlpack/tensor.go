@@ -17,7 +17,7 @@ const (
 )
 
 // A TypeCode is a DLDataTypeCode: what the bits of an element are. Any code of DLPack may
-// be used, not only the constants here.
+// be used, also those without a constant here.
 type TypeCode uint8
 
 // The common codes.
@@ -65,8 +65,8 @@ func (t DataType) align() uintptr {
 // A Tensor describes memory as an array of any number of dimensions, none for a single
 // element.
 type Tensor struct {
-	// Device is CUDAHost if it is 0. CPU is for consumers that do not know pinned
-	// memory, such as PyTorch: to the CPU there is no difference.
+	// Device is CUDAHost if it is 0. CPU is for consumers that refuse CUDAHost, such
+	// as PyTorch: the CPU accesses both in the same way.
 	Device DeviceType
 	Type   DataType
 	// Shape is the number of elements in each dimension, 0 or more.
@@ -75,7 +75,7 @@ type Tensor struct {
 	// more. Nil is an array without gaps, with the last dimension's elements side by
 	// side (row-major, as in C).
 	Strides []int
-	// ReadOnly says that the consumer must not write.
+	// ReadOnly is set if the consumer must not write.
 	ReadOnly bool
 }
 
@@ -98,18 +98,20 @@ func (t *Tensor) extent() (int, error) {
 			return 0, fmt.Errorf("Tensor.Shape of %v: dimension %d is negative", t.Shape, i)
 		}
 	}
-	if slices.Contains(t.Shape, 0) {
-		return 0, nil
-	}
-	strides, err := t.strides()
+	strides, err := t.strides() // of empty tensors, too: consumers read them
 	if err != nil {
 		return 0, err
 	}
-	last, ok := 0, true // index of the last element
-	for i, n := range t.Shape {
-		if strides[i] < 0 {
+	for i, n := range strides {
+		if n < 0 {
 			return 0, fmt.Errorf("Tensor.Strides of %v: dimension %d is negative", t.Strides, i)
 		}
+	}
+	if slices.Contains(t.Shape, 0) {
+		return 0, nil
+	}
+	last, ok := 0, true // index of the last element
+	for i, n := range t.Shape {
 		last, ok = addProduct(last, n-1, strides[i], ok)
 	}
 	end, ok := addProduct(t.Type.size(), last, t.Type.size(), ok)
