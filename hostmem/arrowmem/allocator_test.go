@@ -3,6 +3,7 @@ package arrowmem
 import (
 	"bytes"
 	"context"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/testgpu"
@@ -62,19 +64,16 @@ func TestAllocate(t *testing.T) {
 			assert.Equal(t, n, cap(mem), "append must not reach other memory")
 			assert.Zero(t, address(mem)%64, "%d bytes", n)
 			assert.True(t, isPinned(mem))
-			for i := range mem {
-				mem[i] = 0xee
-			}
+			assert.Equal(t, make([]byte, n), mem)
+			copy(mem, bytes.Repeat([]byte{byte(len(all) + 1)}, n))
 			all = append(all, mem)
 			total += n
 		}
 	}
 	assert.Equal(t, Stats{Allocations: len(all), Bytes: total, PeakBytes: total}, a.Stats())
 	assert.Equal(t, len(all), p.Stats().Leases)
-	for _, mem := range all {
-		for _, b := range mem {
-			require.EqualValues(t, 0xee, b, "memory is nobody else's")
-		}
+	for i, mem := range all {
+		require.Equal(t, len(mem), bytes.Count(mem, []byte{byte(i + 1)}), "no two allocations share memory")
 		a.Free(mem)
 	}
 	assert.Equal(t, Stats{PeakBytes: total}, a.Stats())
@@ -91,6 +90,23 @@ func TestAllocate(t *testing.T) {
 	a.Free(nil)
 	assert.Equal(t, Stats{PeakBytes: total}, a.Stats())
 	assert.NoError(t, a.Err())
+}
+
+// Small allocations do not pin a page each.
+func TestSmallAllocationsShareARegistration(t *testing.T) {
+	t.Parallel()
+	p := newPool(t, testgpu.Device(t), pool.Options{})
+	a := newAllocator(t, p, Options{})
+	var all [][]byte
+	for range 1000 {
+		all = append(all, a.Allocate(64))
+	}
+	assert.LessOrEqual(t, p.Stats().InUseBytes, 1000*128)
+	assert.LessOrEqual(t, p.Stats().ReservedBytes, 2<<20)
+	for _, mem := range all {
+		a.Free(mem)
+	}
+	assert.Zero(t, p.Stats().Leases)
 }
 
 // Sizes that cannot be do not panic here.
@@ -127,7 +143,7 @@ func TestReallocate(t *testing.T) {
 		require.Equal(t, n, cap(mem))
 		want = append(want[:min(n, len(want))], make([]byte, max(0, n-len(want)))...)
 		require.True(t, bytes.Equal(want, mem), "the content is kept, and what is new is 0: %d bytes", n)
-		require.Zero(t, address(mem)%64)
+		require.True(t, n == 0 || address(mem)%64 == 0)
 		for i := range mem {
 			mem[i] = byte(random.Uint32() | 1)
 		}
@@ -143,6 +159,12 @@ func TestReallocate(t *testing.T) {
 	assert.Zero(t, p.Stats().Leases)
 
 	mem = a.Allocate(1000)
+	copy(mem, bytes.Repeat([]byte{1}, 1000))
+	mem = a.Reallocate(900, mem[:300]) // what follows the slice is not part of it
+	assert.Equal(t, append(bytes.Repeat([]byte{1}, 300), make([]byte, 600)...), mem)
+	mem = a.Reallocate(1000, mem[:0])
+	assert.Equal(t, make([]byte, 1000), mem)
+	assert.Equal(t, 1, a.Stats().Allocations)
 	shorter := a.Reallocate(500, mem)
 	assert.Equal(t, address(mem), address(shorter), "half of it stays where it is")
 	longer := a.Reallocate(1000, shorter)
@@ -159,9 +181,11 @@ func TestFallbackToTheGoHeap(t *testing.T) {
 	dev := testgpu.Device(t)
 	p, err := pool.New(dev, pool.Options{MaxBytes: 4 << 20})
 	require.NoError(t, err)
-	a := newAllocator(t, p, Options{Wait: time.Millisecond})
+	a := newAllocator(t, p, Options{Wait: time.Hour})
 	first := a.Allocate(3 << 20)
 	require.True(t, isPinned(first))
+	a.o.Wait = time.Millisecond
+	assert.Zero(t, a.Stats().HeapAllocations)
 
 	second := a.Allocate(3<<20 + 1)
 	require.False(t, isPinned(second))
@@ -178,6 +202,7 @@ func TestFallbackToTheGoHeap(t *testing.T) {
 		HeapAllocations: 2, HeapBytes: 8<<20 + 1, Fallbacks: 2}, a.Stats())
 
 	a.Free(first)
+	a.o.Wait = time.Hour // until the pool has unmapped the memory of first
 	copy(second, "moves")
 	second = a.Reallocate(1<<20, second)
 	assert.True(t, isPinned(second), "there is pinned memory again")
@@ -195,6 +220,106 @@ func TestFallbackToTheGoHeap(t *testing.T) {
 	a.Free(second)
 	assert.Zero(t, a.Stats().Bytes)
 	require.NoError(t, p.Close())
+}
+
+// Allocations at a limit do not all wait: after one that did in vain, others as large do
+// not, until the pool has memory for one of them. Smaller ones may find memory.
+func TestAllocationsDoNotAllWaitAtALimit(t *testing.T) {
+	t.Parallel()
+	p := newPool(t, testgpu.Device(t), pool.Options{MaxBytes: 4 << 20})
+	a := newAllocator(t, p, Options{Wait: time.Hour})
+	full := a.Allocate(4 << 20)
+	require.True(t, isPinned(full))
+	a.o.Wait = time.Millisecond
+	a.Free(a.Allocate(3 << 20))
+	require.ErrorIs(t, a.Err(), context.DeadlineExceeded)
+
+	a.o.Wait = time.Hour
+	a.Free(a.Allocate(3 << 20))
+	a.Free(a.Allocate(4 << 20))
+	require.Equal(t, 3, a.Stats().Fallbacks)
+	smaller := make(chan []byte)
+	go func() { smaller <- a.Allocate(3<<20 - 1) }()
+	require.Eventually(t, func() bool { return p.Stats().Waiting == 1 }, 20*time.Second, time.Millisecond)
+	a.Free(full)
+	mem := <-smaller
+	require.True(t, isPinned(mem))
+	a.Free(mem)
+
+	require.Eventually(t, func() bool { // the short wait may end before memory is unmapped
+		mem := a.Allocate(3 << 20)
+		defer a.Free(mem)
+		return isPinned(mem)
+	}, 20*time.Second, time.Millisecond)
+	assert.Zero(t, a.short, "and others as large wait again")
+}
+
+// The time for pinning is added, and a wait that is as long as can be does not overflow.
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	a := newAllocator(t, newPool(t, testgpu.Device(t), pool.Options{}), Options{})
+	assert.Equal(t, DefaultWait+4096, a.patience(4096))
+	assert.Equal(t, DefaultWait+100*time.Second, a.patience(100e9))
+	a.short = 100
+	assert.Equal(t, DefaultWait+99, a.patience(99))
+	assert.Equal(t, time.Millisecond+100, a.patience(100))
+	a.o.Wait = 1
+	assert.EqualValues(t, 101, a.patience(100))
+	a.o.Wait = math.MaxInt64
+	assert.EqualValues(t, math.MaxInt64, a.patience(99))
+}
+
+// CUDA that pins no memory is a reason for memory of the Go heap.
+func TestFallbackWhenCUDAFails(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	p := newPool(t, dev, pool.Options{})
+	a := newAllocator(t, p, Options{})
+	sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+	sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+	mem := a.Allocate(100)
+	require.Len(t, mem, 100)
+	assert.False(t, isPinned(mem))
+	require.ErrorIs(t, a.Err(), cudart.ErrUnknown)
+	sim.ResetFaults()
+	moved := a.Reallocate(200, mem)
+	assert.True(t, isPinned(moved))
+	a.Free(moved)
+	assert.Equal(t, Stats{PeakBytes: 300, Fallbacks: 1}, a.Stats())
+}
+
+// Streams that were closed are no obstacle: what they have queued is waited for.
+func TestFreeAfterTheStreamWasClosed(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	p := newPool(t, dev, pool.Options{})
+	a := newAllocator(t, p, Options{Streams: []*cudart.Stream{s}})
+	mem := a.Allocate(100)
+	require.NoError(t, s.Close())
+	a.Free(mem)
+	assert.NoError(t, a.Err())
+	assert.Zero(t, p.Stats().Leases)
+}
+
+// Memory that Arrow has not freed outlives the pool.
+func TestMemoryOutlivesThePool(t *testing.T) {
+	t.Parallel()
+	p := newPool(t, testgpu.Device(t), pool.Options{})
+	a := newAllocator(t, p, Options{})
+	mem := a.Allocate(3 << 20)
+	copy(mem, "still here")
+	require.ErrorIs(t, p.Close(), pool.ErrLeased)
+	assert.Equal(t, "still here", string(mem[:10]))
+	mem = a.Reallocate(5<<20, mem)
+	assert.Equal(t, "still here", string(mem[:10]))
+	assert.False(t, isPinned(mem))
+	require.NoError(t, p.Close())
+	a.Free(mem)
+	assert.Zero(t, a.Stats().Allocations)
 }
 
 // Free of memory that is not the allocator's, or twice, does nothing but count.

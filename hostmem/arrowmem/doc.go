@@ -1,5 +1,5 @@
-// Package arrowmem is an allocator for Apache Arrow in Go whose memory is pinned, so that
-// copies of Arrow's buffers to a GPU and back run at the speed of the link.
+// Package arrowmem is an allocator for Apache Arrow in Go with pinned memory, so that
+// Arrow's buffers are copied to a GPU and back at the speed of the link.
 //
 //	p, err := pool.New(dev, pool.Options{MaxBytes: 8 << 30})
 //	a, err := arrowmem.New(p, arrowmem.Options{})
@@ -8,12 +8,13 @@
 //	err = copier.Upload(ctx, dst, column.Data().Buffers()[1].Bytes())
 //
 // An [Allocator] has the three methods of arrow-go's memory.Allocator. This package does
-// not import arrow-go, and works with all of its versions.
+// not import arrow-go, and works with all versions of it. Small allocations share
+// registrations of 2 to 32 MiB, as all small leases of a pool do.
 //
 // # Memory lifetime
 //
-// Memory is Arrow's until Free, which Arrow calls when the last reference to a buffer is
-// released. It then returns to the pool, which reuses it when the GPU is done with it as
-// well. Methods of package transfer return when they do not need the memory any more. For
-// copies that were queued by other means, name their streams in Options.Streams.
+// Arrow has the memory until Free, which it calls when the last reference to a buffer is
+// released. The memory returns to the pool then, which reuses it when the GPU is done with
+// it. Methods of package transfer return when the copy does not use the memory any more.
+// For copies that are queued by other means, name their streams in Options.Streams.
 package arrowmem
