@@ -9,7 +9,7 @@ const (
 	hostToDevice   copyKind = 1
 	deviceToHost   copyKind = 2
 	deviceToDevice copyKind = 3
-	byAddress      copyKind = 4 // CUDA finds out what is where
+	byAddress      copyKind = 4 // cudaMemcpyDefault: the addresses say which
 )
 
 func (k copyKind) String() string {

@@ -9,9 +9,9 @@ const (
 
 // A foreign is what a Timeline has of a stream that other code owns.
 type foreign struct {
-	// id is the stream's unique number (cudaStreamGetId), 0 if it is not known. A
-	// handle is not unique: CUDA mostly gives a new stream the handle of the one that
-	// was destroyed last, although the work of that one may go on.
+	// id is the stream's unique number (cudaStreamGetId), 0 if the library has none.
+	// A handle is not unique: CUDA mostly gives a new stream the handle of the one
+	// that was destroyed last, although the work of that one may go on.
 	id     uint64
 	unused chan struct{} // closed when the handle is used no more
 }

@@ -28,8 +28,8 @@ func foreign(tb testing.TB, dev *cudart.Device, h cudart.StreamHandle) *cudart.S
 	return s
 }
 
-// careless opens a simulated library for tests that do what nobody should: the end of
-// the test does not fail for misuses, nor for what is left.
+// careless opens a simulated library for tests that misuse it: the end of the test does
+// not fail for that, nor for what is left open.
 func careless(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	t.Helper()
 	sim, err := cudasim.New(cfg)

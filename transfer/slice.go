@@ -10,10 +10,10 @@ import (
 )
 
 // Plain are the element types of [UploadSlice] and [DownloadSlice]: numbers, and types
-// made of them. They hold no pointers, and any bytes are a value of theirs.
+// that are defined as one. They hold no pointers, and any bytes are a valid number.
 //
-// That is not so for bool, of which bytes other than 0 and 1 break a Go program, and
-// cannot be required of a struct: use [View.Upload] and [View.Download] with bytes.
+// For bool only 0 and 1 are valid, and a constraint cannot require that a struct holds no
+// pointers: use [View.Upload] and [View.Download] with bytes for these.
 type Plain interface {
 	~int8 | ~int16 | ~int32 | ~int64 | ~int |
 		~uint8 | ~uint16 | ~uint32 | ~uint64 | ~uint |
@@ -22,12 +22,12 @@ type Plain interface {
 
 var errNilView = errors.New("the View is nil")
 
-// UploadSlice is [View.Upload] of numbers: it copies src, which may be any memory, to the
-// device, byte by byte as the CPU has them. GPUs have the same formats; int and uint have
-// 8 bytes. A [Copier] c is given as &c.View.
+// UploadSlice copies src, which may be any memory, to the device as [View.Upload] does, in
+// the formats of the CPU, which GPUs share; int and uint have 8 bytes. src may be empty. A
+// [Copier] c is passed as &c.View.
 //
-// It is an error if v is nil, or if dst is not a multiple of T's alignment, because no
-// kernel could read the numbers there.
+// The errors are those of Upload. A nil v is an error as well, and so is a dst that is not
+// a multiple of T's alignment, where no kernel could read the numbers.
 func UploadSlice[T Plain](ctx context.Context, v *View, dst cudart.DevPtr, src []T) error {
 	if err := checkSlice(v, dst, src); err != nil {
 		return fmt.Errorf("transfer: upload a %T of %d elements: %w", src, len(src), err)
@@ -35,8 +35,8 @@ func UploadSlice[T Plain](ctx context.Context, v *View, dst cudart.DevPtr, src [
 	return v.Upload(ctx, dst, asBytes(src))
 }
 
-// DownloadSlice is [View.Download] of numbers: it copies from the device into dst, which
-// may be any memory. The requirements of [UploadSlice] apply.
+// DownloadSlice copies from the device into dst, which may be any memory, as
+// [View.Download] does. The requirements and the errors of [UploadSlice] apply.
 func DownloadSlice[T Plain](ctx context.Context, v *View, dst []T, src cudart.DevPtr) error {
 	if err := checkSlice(v, src, dst); err != nil {
 		return fmt.Errorf("transfer: download a %T of %d elements: %w", dst, len(dst), err)
@@ -44,7 +44,7 @@ func DownloadSlice[T Plain](ctx context.Context, v *View, dst []T, src cudart.De
 	return v.Download(ctx, asBytes(dst), src)
 }
 
-// checkSlice checks what bytes would not have: the alignment at the device.
+// checkSlice checks what Upload and Download do not: the alignment on the device.
 func checkSlice[T Plain](v *View, at cudart.DevPtr, s []T) error {
 	var zero T
 	align, n := unsafe.Alignof(zero), unsafe.Sizeof(zero)*uintptr(len(s))

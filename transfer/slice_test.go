@@ -3,7 +3,9 @@ package transfer_test
 import (
 	"context"
 	"math"
+	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -102,6 +104,11 @@ func TestSlicesThatAreRefused(t *testing.T) {
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	assert.ErrorIs(t, transfer.UploadSlice(ended, &c.View, mem, two), context.Canceled)
+	closed, err := transfer.NewCopier(ctx, c.Device(), transfer.Options{})
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	assert.ErrorIs(t, transfer.UploadSlice(ctx, &closed.View, mem, two), os.ErrClosed)
+	assert.ErrorIs(t, transfer.DownloadSlice(ctx, &closed.View, two, mem), os.ErrClosed)
 	var none context.Context
 	assert.ErrorContains(t, transfer.DownloadSlice(none, &c.View, two, mem), "the context is nil")
 }
@@ -126,6 +133,11 @@ func TestSlicesInTheOrderOfAForeignStream(t *testing.T) {
 	go func() {
 		copied <- transfer.DownloadSlice(t.Context(), c.With(transfer.Call{Stream: s}), got, mem)
 	}()
+	select {
+	case <-copied:
+		t.Error("copied before the owner's work was done")
+	case <-time.After(10 * time.Millisecond): // long enough for a copy that does not wait
+	}
 	close(goOn)
 	require.NoError(t, <-copied)
 	for i, x := range got {
