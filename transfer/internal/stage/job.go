@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,10 @@ type Copy struct {
 	// Progress is called by one goroutine, which is not the caller's, with the
 	// bytes that are done of all.
 	Progress func(done, total int)
+
+	// Await is called when nothing more is begun, before the bytes are counted: it
+	// waits for writers that run still. It may be nil.
+	Await func()
 
 	Workers  int  // at most, the caller included; 0 stands for a default
 	MaxChunk int  // bytes; 0 stands for a default
@@ -126,7 +131,7 @@ type Job struct {
 	more   []*chunk      // behind first
 	opened int           // bytes
 	out    int           // chunks that are worked on
-	queue  int           // chunks that are about to be queued
+	queue  int           // chunks that were submitted to a link and are not queued
 	passed int           // bytes of chunks that are done with
 	done   ranges        // these chunks
 	ends   fence.Fence   // of all copies to devices
@@ -220,6 +225,9 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	if left {
 		j.Abort(0, ErrUnderWay)
 	}
+	if c.Await != nil {
+		c.Await()
+	}
 	return j.result()
 }
 
@@ -259,12 +267,9 @@ func (j *Job) conduct() {
 
 // advance opens chunks, and those that have landed to be drained.
 func (j *Job) advance() {
-	for len(j.landing) > 0 {
+	for j.landed() {
 		c := j.landing[0]
-		if !c.sent.Load() || !c.x.fence.Done(asking) {
-			break
-		}
-		j.landing = append(j.landing[:0], j.landing[1:]...)
+		j.landing = slices.Delete(j.landing, 0, 1)
 		if err := c.x.fence.Err(); err != nil {
 			j.Abort(c.off, err)
 		}
@@ -274,44 +279,50 @@ func (j *Job) advance() {
 			j.offer(c)
 		}
 	}
-	for j.left() > 0 && j.openNext() {
+	for j.openNext() {
 	}
 }
 
-// left is how many bytes are to be opened still.
-func (j *Job) left() int {
-	if j.failed.Load() {
-		return 0
-	}
+// progress is how many bytes were opened, and how many are to be. After an error
+// that was met at a byte those of a feed may come in any order still: see openNext.
+func (j *Job) progress() (opened, left int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.end - j.opened
+	switch {
+	case j.failed.Load():
+		return j.opened, 0
+	case j.Down:
+		return j.opened, j.end - j.opened
+	}
+	return j.opened, j.N - j.opened
 }
 
 // openNext opens a chunk, if there is something to copy, and memory for it.
 func (j *Job) openNext() bool {
+	opened, left := j.progress()
 	ready := 0
-	if j.Down {
+	if left > 0 && j.Down {
 		ready = j.Sink.Room()
-	} else {
+	} else if left > 0 {
 		ready = j.Feed.Ready()
 	}
 	if ready == 0 {
+		j.leaveRing() // others may use what it waits for
 		return false
 	}
 	to := j.chunks % len(j.Over)
 	if j.ToAll {
 		to = 0
 	}
-	x := j.extent(j.Over[to], ready)
+	x := j.extent(j.Over[to], opened, min(ready, left))
 	if x == nil {
 		return false
 	}
 	c := &chunk{job: j, x: x, to: to}
-	most := min(len(x.mem), ready, j.left())
+	most := min(len(x.mem), ready, left)
 	if j.Down {
-		space := j.Sink.Take(j.opened, most)
-		c.off, c.n, c.work, c.end, c.later = j.opened, most, space.Drain, space.End, space.Later
+		space := j.Sink.Take(opened, most)
+		c.off, c.n, c.work, c.end, c.later = opened, most, space.Drain, space.End, space.Later
 	} else {
 		seg := j.Feed.Take(most)
 		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
@@ -319,11 +330,18 @@ func (j *Job) openNext() bool {
 	j.chunks++
 	j.mu.Lock()
 	j.opened += c.n
-	j.mu.Unlock()
+	past := c.off >= j.end
 	if j.Down {
+		j.queue++
+	}
+	j.mu.Unlock()
+	switch {
+	case j.Down:
 		j.landing = append(j.landing, c)
 		j.Over[to].down(j.brief).submit(c, to)
-	} else {
+	case past:
+		c.drop()
+	default:
 		j.offer(c)
 	}
 	return true
@@ -334,26 +352,26 @@ func (j *Job) openNext() bool {
 // its way.
 const leastChunk = 512 * kib
 
-func (j *Job) chunkSize(r *ring, ready int) int {
-	left := j.left()
-	size := min(j.opened+leastChunk, left/2)
+func (j *Job) chunkSize(r *ring, opened, ready int) int {
+	size := min(opened+leastChunk, (j.N-opened)/2)
 	size = max(size/leastChunk*leastChunk, leastChunk)
 	most := r.chunk(j.Down)
 	if j.MaxChunk > 0 {
 		most = min(most, j.MaxChunk)
 	}
-	return max(min(size, left, ready, most), 1)
+	return min(size, ready, most)
 }
 
-// extent takes memory for the next chunk, nil if there is none yet.
-func (j *Job) extent(s *Stage, ready int) *extent {
+// extent takes memory for the next chunk, of which so many bytes are ready, nil if
+// there is none yet.
+func (j *Job) extent(s *Stage, opened, ready int) *extent {
 	if j.waiter == nil {
 		r := s.ring
 		if j.brief {
 			r = s.few
 		}
 		class := classOf(j.Down, j.Slow)
-		n := j.chunkSize(r, ready)
+		n := j.chunkSize(r, opened, ready)
 		if x := r.try(n, class); x != nil {
 			return x
 		}
@@ -367,20 +385,34 @@ func (j *Job) extent(s *Stage, ready int) *extent {
 	return w.leave()
 }
 
+// leaveRing ends a wait for memory.
+func (j *Job) leaveRing() {
+	if j.waiter == nil {
+		return
+	}
+	if x := j.waiter.leave(); x != nil {
+		x.release()
+	}
+	j.waiter = nil
+}
+
 // over reports whether all is copied, or, after an error, nothing is in hand any
 // more. Memory of the caller's is always waited for; a call into the library that
 // does not return, for a while.
 func (j *Job) over() bool {
+	failed := j.failed.Load()
+	if failed {
+		if j.ended.IsZero() {
+			j.ended = time.Now()
+		}
+		j.dropPieces()
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !j.failed.Load() {
-		return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
+	if failed {
+		return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
 	}
-	if j.ended.IsZero() {
-		j.ended = time.Now()
-	}
-	j.dropPieces()
-	return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
+	return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
 }
 
 // spinFor is how long a goroutine asks again and again before it sleeps.
@@ -405,26 +437,55 @@ func (j *Job) pause() {
 		}
 		j.crew.yield()
 	}
-	var stops []func()
+	var points []cudart.Point
 	if len(j.landing) > 0 && j.landing[0].sent.Load() {
-		for _, p := range j.landing[0].x.fence.Points(nil) {
-			stops = append(stops, p.Notify(j.wake))
-		}
+		points = j.landing[0].x.fence.Points(points)
 	}
 	if j.waiter != nil {
-		stops = append(stops, j.waiter.notify())
+		points = append(points, j.waiter.ring.heads()...)
 	}
-	if j.failed.Load() {
-		select {
-		case <-j.wake:
-		case <-time.After(landTimeout / 20):
-		}
-	} else {
+	j.sleep(points)
+	if err := unknown(points); err != nil {
+		j.Abort(math.MaxInt-1, fmt.Errorf("the GPU may still be copying: %w", err))
+	}
+}
+
+// sleep waits until the job is poked or a Point is reached. Meanwhile a worker may
+// have its core.
+func (j *Job) sleep(points []cudart.Point) {
+	for _, p := range points {
+		defer p.Notify(j.wake)()
+	}
+	if !j.brief {
+		j.crew.copying.Add(-1)
+		defer j.crew.copying.Add(1)
+	}
+	if !j.failed.Load() {
 		<-j.wake
+		return
 	}
-	for _, stop := range stops {
-		stop()
+	select {
+	case <-j.wake:
+	case <-time.After(landTimeout / 20):
 	}
+}
+
+// unknown returns why CUDA cannot report whether one of the Points is reached. Only
+// those are asked about for which it has returned an error.
+func unknown(points []cudart.Point) error {
+	for _, p := range points {
+		if p.Known() || p.Err() == nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+		err := p.Wait(ctx)
+		late := ctx.Err() != nil
+		cancel()
+		if err != nil && !late {
+			return err
+		}
+	}
+	return nil
 }
 
 // landed reports whether the next chunk has come from the device.
@@ -434,16 +495,25 @@ func (j *Job) landed() bool {
 
 // finish waits for the copies that were queued.
 func (j *Job) finish() {
-	if j.waiter != nil {
-		if x := j.waiter.leave(); x != nil {
-			x.release()
-		}
-		j.waiter = nil
-	}
+	j.leaveRing()
 	for _, c := range j.landing {
-		c.drop()
+		j.mu.Lock()
+		c.orphan = !c.sent.Load()
+		j.mu.Unlock()
+		if !c.orphan {
+			for _, p := range c.x.fence.Points(nil) {
+				j.ends.AddPoint(p)
+			}
+			c.drop()
+		}
 	}
 	j.landing = nil
+	j.mu.Lock()
+	stuck := j.queue > 0
+	j.mu.Unlock()
+	if stuck {
+		j.Abort(0, ErrUnderWay)
+	}
 	j.settle()
 	if j.tell != nil {
 		j.report()

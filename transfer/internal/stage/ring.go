@@ -160,10 +160,7 @@ func (r *ring) serve() {
 	for i, w := range r.waiters {
 		if !full[w.class] {
 			if w.x = r.fit(w.n, w.class); w.x != nil {
-				select {
-				case w.wake <- struct{}{}:
-				default:
-				}
+				w.poke()
 				continue
 			}
 			full[w.class] = true
@@ -214,24 +211,51 @@ func (r *ring) set(first, units int, free bool) {
 	}
 }
 
-// reclaim asks whether the oldest extents that were released are done, and
-// returns whether one was.
+// reclaim asks which of the extents that were released the GPU is done with: of
+// those of each stream the oldest first. It serves waiters, and returns whether
+// there was one.
 func (r *ring) reclaim() (some bool) {
-	for len(r.flying) > 0 && !r.asking {
-		x := r.flying[0]
-		r.asking = true
-		r.mu.Unlock()
-		done := x.fence.Done(asking)
-		r.mu.Lock()
-		r.asking = false
-		if !done {
-			return some
+	if r.asking {
+		return false
+	}
+	r.asking = true
+	var room [4]*cudart.Timeline
+	busy := room[:0]
+	for i := 0; i < len(r.flying); {
+		x := r.flying[i]
+		if line := x.fence.Only(); !slices.Contains(busy, line) {
+			r.mu.Unlock()
+			done := x.fence.Done(asking)
+			r.mu.Lock()
+			if done { // others have only appended meanwhile
+				r.flying = slices.Delete(r.flying, i, i+1)
+				r.put(x)
+				some = true
+				continue
+			}
+			busy = append(busy, line)
 		}
-		r.flying = append(r.flying[:0], r.flying[1:]...)
-		r.put(x)
-		some = true
+		i++
+	}
+	r.asking = false
+	if some {
+		r.serve()
 	}
 	return some
+}
+
+// heads are the Points that the next extents depend on: the oldest of each stream.
+func (r *ring) heads() (points []cudart.Point) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var lines []*cudart.Timeline
+	for _, x := range r.flying {
+		if line := x.fence.Only(); !slices.Contains(lines, line) {
+			lines = append(lines, line)
+			points = x.fence.Points(points)
+		}
+	}
+	return points
 }
 
 // release returns the extent to its ring, which reuses it when the GPU is done
@@ -243,8 +267,23 @@ func (x *extent) release() {
 	if x.fence.Empty() {
 		r.put(x)
 		r.serve()
-	} else {
-		r.flying = append(r.flying, x)
+		return
+	}
+	line := x.fence.Only()
+	isHead := !slices.ContainsFunc(r.flying, func(x *extent) bool { return x.fence.Only() == line })
+	r.flying = append(r.flying, x)
+	if isHead {
+		for _, w := range r.waiters {
+			w.poke()
+		}
+	}
+}
+
+// poke makes the job that waits look again.
+func (w *waiter) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -255,8 +294,8 @@ func (r *ring) put(x *extent) {
 }
 
 // wait begins to wait for an extent of n bytes: wake is sent to when there is
-// one. The caller asks now and then whether the GPU is done with memory: see poll
-// and notify.
+// one. The ring asks the GPU nothing by itself: the caller polls, and before it
+// sleeps asks to be notified when one of the heads is reached.
 func (r *ring) wait(wake chan<- struct{}, n int, c class) *waiter {
 	w := &waiter{ring: r, n: n, class: c, wake: wake}
 	r.mu.Lock()
@@ -284,31 +323,10 @@ func (w *waiter) poll() bool {
 	r := w.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w.x == nil && r.reclaim() {
-		r.serve()
+	if w.x == nil {
+		r.reclaim()
 	}
 	return w.x != nil
-}
-
-// notify sends to the waiter when the GPU is done with the oldest extent. stop
-// ends that.
-func (w *waiter) notify() (stop func()) {
-	r := w.ring
-	r.mu.Lock()
-	var points []cudart.Point
-	if len(r.flying) > 0 {
-		points = r.flying[0].fence.Points(nil)
-	}
-	r.mu.Unlock()
-	stops := make([]func(), len(points))
-	for i, p := range points {
-		stops[i] = p.Notify(w.wake)
-	}
-	return func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}
 }
 
 // close waits until the GPU is done with all extents, and unmaps the memory. No

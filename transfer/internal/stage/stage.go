@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -23,6 +24,8 @@ type Stage struct {
 	links [2][2]link
 
 	loneUp, loneDown lone
+
+	bytes atomic.Int64 // that are pinned
 }
 
 const (
@@ -52,44 +55,62 @@ var stages struct {
 	crews map[int]*crew // by NUMA node
 }
 
-// A shared stage is made by the first who needs it, and released by the last.
+// A shared stage is made by the first that needs it, and released by the last.
 type shared struct {
 	users int
-	ready chan struct{} // closed when stage or err is there
-	stage *Stage
-	err   error
+	ready chan struct{} // closed when the stage was made, or could not be
+	stage *Stage        // nil if it could not be
 }
 
 // Acquire returns the device's stage, which it makes if this is the first use.
 // Release it.
 func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
-	stages.Lock()
-	s := stages.all[dev]
-	first := s == nil
-	if first {
-		if stages.all == nil {
-			stages.all, stages.crews = make(map[*cudart.Device]*shared), make(map[int]*crew)
+	for {
+		s, first := join(dev)
+		if first {
+			return s.open(ctx, dev)
 		}
+		select {
+		case <-s.ready:
+		case <-ctx.Done():
+			if drop(dev, s) {
+				return nil, errors.Join(context.Cause(ctx), s.stage.close(context.WithoutCancel(ctx)))
+			}
+			return nil, context.Cause(ctx)
+		}
+		if s.stage != nil {
+			return s.stage, nil
+		}
+		// Another caller could not make it, with its own context: try again.
+	}
+}
+
+// join begins a use of the device's stage. The first one is to make it.
+func join(dev *cudart.Device) (s *shared, first bool) {
+	stages.Lock()
+	defer stages.Unlock()
+	if stages.all == nil {
+		stages.all = make(map[*cudart.Device]*shared)
+	}
+	s = stages.all[dev]
+	if first = s == nil; first {
 		s = &shared{ready: make(chan struct{})}
 		stages.all[dev] = s
 	}
 	s.users++
+	return s, first
+}
+
+// open makes the stage. After an error the next Acquire tries anew.
+func (s *shared) open(ctx context.Context, dev *cudart.Device) (*Stage, error) {
+	stage, err := newStage(ctx, dev)
+	stages.Lock()
+	if s.stage = stage; err != nil {
+		delete(stages.all, dev)
+	}
 	stages.Unlock()
-	if first {
-		s.stage, s.err = newStage(ctx, dev)
-		close(s.ready)
-	}
-	select {
-	case <-s.ready:
-	case <-ctx.Done():
-		drop(dev, s)
-		return nil, context.Cause(ctx)
-	}
-	if s.err != nil {
-		drop(dev, s)
-		return nil, s.err
-	}
-	return s.stage, nil
+	close(s.ready)
+	return stage, err
 }
 
 // drop ends one use, and returns whether it was the last one.
@@ -138,6 +159,7 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	if err := errors.Join(s.loneUp.open(ctx, s.dev), s.loneDown.open(ctx, s.dev)); err != nil {
 		return err
 	}
+	s.bytes.Store(int64(s.ring.buf.Reserved() + s.few.buf.Reserved() + s.loneUp.buf.Reserved() + s.loneDown.buf.Reserved()))
 	return s.each(func(l *link) (err error) {
 		l.stream, err = s.dev.NewStream(cudart.StreamOptions{})
 		return err
@@ -170,6 +192,7 @@ func (s *Stage) close(ctx context.Context) error {
 			return err
 		}
 	}
+	s.bytes.Store(0)
 	return s.each(func(l *link) error {
 		if l.stream == nil {
 			return nil
@@ -181,8 +204,8 @@ func (s *Stage) close(ctx context.Context) error {
 // Device returns the device.
 func (s *Stage) Device() *cudart.Device { return s.dev }
 
-// Bytes returns how much memory the rings have.
-func (s *Stage) Bytes() int { return s.ring.buf.Reserved() + s.few.buf.Reserved() }
+// Bytes returns how much memory is pinned for the stage.
+func (s *Stage) Bytes() int { return int(s.bytes.Load()) }
 
 // crewOf returns the workers for devices of the NUMA node that a device is on.
 func crewOf(dev *cudart.Device) *crew {
@@ -191,6 +214,9 @@ func crewOf(dev *cudart.Device) *crew {
 	defer stages.Unlock()
 	c := stages.crews[node]
 	if c == nil {
+		if stages.crews == nil {
+			stages.crews = make(map[int]*crew)
+		}
 		c = newCrew(runtime.GOMAXPROCS(0), cores)
 		stages.crews[node] = c
 	}
