@@ -4,6 +4,8 @@ package dlpack
 
 import (
 	"errors"
+	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"testing"
@@ -193,6 +195,39 @@ func TestDeleterOnAThreadOfC(t *testing.T) {
 		pin.Unpin()
 		<-released
 	}
+}
+
+// A process that has no C function left for the deleter gets an error, not purego's panic.
+// The functions are never freed, so the test runs in a process of its own.
+func TestExportWithoutAFreeCallback(t *testing.T) {
+	const child = "PINNED_TEST_CALLBACKS"
+	if os.Getenv(child) == "" {
+		args := []string{os.Args[0], "-test.run=^" + t.Name() + "$", "-test.v", "-test.timeout=2m"}
+		if run := os.Getenv("PINNED_TEST_EXEC"); run != "" {
+			args = append([]string{run}, args...)
+		}
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Env = append(os.Environ(), child+"=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Contains(t, string(out), "--- PASS: "+t.Name())
+		return
+	}
+	buf := alloc(t, testgpu.Device(t), 4096, hostmem.Options{})
+	require.Panics(t, func() {
+		for {
+			purego.NewCallback(func(uintptr) uintptr { return 0 })
+		}
+	})
+	for range 2 {
+		_, err := Export(buf.Bytes(), Tensor{Type: float32s}, func() { t.Error("released") })
+		require.ErrorContains(t, err, "dlpack: export 4096 bytes: make the deleter: ")
+	}
+	assert.Zero(t, live())
+	x := newTheirs(t)
+	in, err := Import(Versioned(addressOf(&x.versioned)))
+	require.NoError(t, err, "which needs no function of ours")
+	require.NoError(t, in.Close())
 }
 
 // What is exported can be imported, as by a consumer.
