@@ -232,7 +232,7 @@ func (d *Device) makeCurrent(b *binding, f *frame) Code {
 // them.
 var worksAfterClose = [numFunctions]bool{
 	fnFree: true, fnFreeAsync: true, fnFreeHost: true, fnHostUnregister: true,
-	fnStreamDestroy: true, fnStreamQuery: true,
+	fnStreamDestroy: true, fnStreamQuery: true, fnStreamGetID: true,
 	fnEventDestroy: true, fnEventQuery: true, fnEventRecord: true,
 	fnDeviceSynchronize: true, fnPointerGetAttributes: true, fnDeviceDisablePeerAccess: true,
 }

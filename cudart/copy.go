@@ -9,6 +9,7 @@ const (
 	hostToDevice   copyKind = 1
 	deviceToHost   copyKind = 2
 	deviceToDevice copyKind = 3
+	byAddress      copyKind = 4 // cudaMemcpyDefault: the addresses say which
 )
 
 func (k copyKind) String() string {
@@ -17,6 +18,8 @@ func (k copyKind) String() string {
 		return "host to device"
 	case deviceToHost:
 		return "device to host"
+	case byAddress:
+		return "of a batch"
 	}
 	return "device to device"
 }

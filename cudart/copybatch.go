@@ -78,7 +78,8 @@ func (rt *Runtime) CanCopyBatch() bool {
 // 12.8 or later). An empty list is ignored. The batch as a whole has its place in the
 // stream's order; its copies run in any order, so none may use bytes that another one
 // writes. When CopyBatch returns, the list may be changed; the memory may not, until
-// the stream has passed the batch.
+// the stream has passed the batch. On a default stream, where CUDA refuses batches, the
+// copies are queued one by one.
 //
 // The error wraps [ErrUnsupported] if the library is older than 12.8,
 // [ErrCallRequiresNewerDriver] if the driver is (see [Runtime.CanCopyBatch]), and
@@ -99,6 +100,9 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 		if err := s.dev.checkBatch(b); err != nil {
 			return err
 		}
+	}
+	if s.isDefault() {
+		return s.copyEach(b)
 	}
 	f := s.dev.begin(s)
 	b.attributes.order = streamOrder
@@ -121,6 +125,16 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 		return rt.errorf(fnMemcpyBatch, code, "%s on %v", b.copy(int(failed)), s.dev)
 	}
 	return rt.errorf(fnMemcpyBatch, code, "%d copies on %v", b.Len(), s.dev)
+}
+
+// copyEach queues the copies of a list one by one.
+func (s *Stream) copyEach(b *CopyBatch) error {
+	for i, n := range b.sizes {
+		if err := s.dev.copy(s, b.dsts[i], b.srcs[i], nil, n, byAddress); err != nil {
+			return fmt.Errorf("%s: %w", b.copy(i), err)
+		}
+	}
+	return nil
 }
 
 // checkBatch is checkPinned for every copy, on both sides: device memory passes.

@@ -60,6 +60,12 @@
 // thread, and holds up no other stream and no wait. [Runtime.Stuck] lists such
 // calls.
 //
+// # Other libraries
+//
+// Other code of the process may use the same devices. [Stream.Handle] and
+// [Event.Handle] are for libraries that take a cudaStream_t or a cudaEvent_t, and
+// [Device.StreamFromHandle] is for a stream that another library owns.
+//
 // # Memory lifetime
 //
 // An asynchronous copy returns before it has run. Its host memory must be pinned,

@@ -139,6 +139,38 @@ func ExampleStream_Point() {
 	// host may be written: true - error: <nil>
 }
 
+// A copy in the order of another library's work: after what it has queued on its stream
+// so far, and before what it queues later.
+func ExampleDevice_StreamFromHandle() {
+	sim, err := cudasim.New(cudasim.Config{})
+	check(err)
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	check(err)
+	dev, err := rt.Device(0)
+	check(err)
+	mem, err := dev.Malloc(5)
+	check(err)
+	host, err := dev.HostAlloc(5, cudart.HostAllocDefault)
+	check(err)
+	theirs, err := dev.NewStream(cudart.StreamOptions{}) // in place of another library
+	check(err)
+	handle := theirs.Handle() // a cudaStream_t: torch.cuda.Stream.cuda_stream, for one
+
+	s, err := dev.StreamFromHandle(handle)
+	check(err)
+	check(theirs.Memset(mem, 'x', 5)) // the other library's kernel
+	check(s.CopyToHost(host, mem, 5)) // our copy of its result
+	check(s.Synchronize(context.Background()))
+	fmt.Println(string(unsafe.Slice((*byte)(host), 5)))
+
+	check(s.Close()) // first: it does not destroy the stream
+	check(theirs.Close())
+	check(errors.Join(dev.Free(mem), dev.FreeHost(host)))
+	check(errors.Join(rt.Close(), sim.Check(), sim.Close()))
+	// Output:
+	// xxxxx
+}
+
 // Errors are inspected with errors.Is and a Code, also when other packages have wrapped
 // them.
 func ExampleCode() {

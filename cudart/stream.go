@@ -113,8 +113,11 @@ func (t *Timeline) ask(fn function) (done bool, err error) {
 		n, queued = t.beginAnswer()
 	}
 	f := t.begin()
-	f.args[0] = t.handle.value
-	code := t.dev.guard(fn, f)
+	code := t.sameStream(f)
+	if code == Success {
+		f.args[0] = t.handle.value
+		code = t.dev.guard(fn, f)
+	}
 	if asked && code == Success {
 		t.answered(n, queued)
 	}
@@ -204,10 +207,14 @@ func (s *Stream) LaunchHostFunc(fn func()) error {
 // (cudaStreamDestroy): synchronize first if memory that the work uses is to be
 // released. If other goroutines are inside calls on the stream, the last of them
 // destroys it, and Close does not wait for that. A second Close does nothing; after
-// an error Close may be called again.
+// an error Close may be called again. A stream of [Device.StreamFromHandle] is not
+// destroyed: see there.
 func (s *Stream) Close() error {
 	if err := s.line.close(); err != nil {
 		return err
+	}
+	if f := s.line.foreign; f != nil {
+		<-f.unused
 	}
 	s.cleanup.Stop()
 	return nil

@@ -42,6 +42,7 @@ const (
 	fnStreamQuery
 	fnStreamSynchronize
 	fnStreamWaitEvent
+	fnStreamGetID
 	fnEventCreate
 	fnEventDestroy
 	fnEventRecord
@@ -135,6 +136,7 @@ var symbols = [...]symbol{
 	{fn: fnStreamQuery, name: "cudaStreamQuery", required: true},
 	{fn: fnStreamSynchronize, name: "cudaStreamSynchronize", required: true},
 	{fn: fnStreamWaitEvent, name: "cudaStreamWaitEvent", required: true},
+	{fn: fnStreamGetID, name: "cudaStreamGetId", since: 12000},
 	{fn: fnEventCreate, name: "cudaEventCreateWithFlags", required: true},
 	{fn: fnEventDestroy, name: "cudaEventDestroy", required: true},
 	{fn: fnEventRecord, name: "cudaEventRecord", required: true},

@@ -22,6 +22,7 @@ type Timeline struct {
 	exposed atomic.Bool   // Stream.Handle was called: work may be queued unseen
 	asked   atomic.Bool   // Stream.Timeline was called: there may be Points
 	done    atomic.Uint64 // Points up to this number are reached
+	foreign *foreign      // the stream is not this package's; nil if it is
 
 	// unreported is an error of the stream's work that a look at a Point has
 	// found. Stream.Query or Stream.Synchronize returns it.
@@ -200,11 +201,14 @@ func (t *Timeline) recordOne(e *Event, end bool) (*Event, error) {
 	} else {
 		f = t.begin()
 	}
-	code := codeClosed
-	if _, ok := e.handle.enter(); ok { // Runtime.Close destroys events that are in use, too
-		f.args[0], f.args[1] = e.handle.value, t.handle.value
-		code = t.dev.guard(fnEventRecord, f)
-		e.leave()
+	code := t.sameStream(f)
+	if code == Success {
+		code = codeClosed
+		if _, ok := e.handle.enter(); ok { // Runtime.Close destroys events that are in use, too
+			f.args[0], f.args[1] = e.handle.value, t.handle.value
+			code = t.dev.guard(fnEventRecord, f)
+			e.leave()
+		}
 	}
 	t.dev.rt.end(f)
 	if code != Success {
@@ -412,8 +416,8 @@ func (t *Timeline) finishAgain() error {
 	return nil
 }
 
-// finish destroys the stream (cudaStreamDestroy). If there may be Points, it records an
-// event for the end of the stream's work first.
+// finish destroys the stream (cudaStreamDestroy), unless other code owns it. If there
+// may be Points, it records an event for the end of the stream's work first.
 func (t *Timeline) finish() error {
 	if t.asked.Load() {
 		t.mu.Lock()
@@ -423,7 +427,13 @@ func (t *Timeline) finish() error {
 		t.mu.Unlock()
 		t.record(true)
 	}
-	err := t.dev.destroy(fnStreamDestroy, &t.handle, t)
+	var err error
+	if t.foreign == nil {
+		err = t.dev.destroy(fnStreamDestroy, &t.handle, t)
+	} else {
+		t.handle.destroyed()
+		defer close(t.foreign.unused)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.handle.state.Load()&handleDestroyed != 0 {

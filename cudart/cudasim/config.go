@@ -42,6 +42,12 @@ type Config struct {
 	// which is about what real drivers have; negative is no limit.
 	QueueDepth int
 
+	// ReuseHandles gives a new stream the handle of the stream that was destroyed
+	// last, as real drivers mostly do, also while the old stream's work goes on.
+	// Without it no handle is used twice, so that each use of a destroyed stream
+	// is a [StaleHandle].
+	ReuseHandles bool
+
 	// NoRegister makes every cudaHostRegister fail with cudaErrorNotSupported
 	// (801), as hosts with confidential computing do although the attribute
 	// HostRegisterSupported is 1. cudaHostAlloc works.

@@ -97,6 +97,7 @@ func init() {
 		{name: "cudaStreamWaitEvent", args: 3, stream: 1, event: 2, run: (*call).streamWaitEvent},
 		{name: "cudaStreamGetPriority", args: 2, stream: 1, run: (*call).streamGetPriority},
 		{name: "cudaStreamGetFlags", args: 2, stream: 1, run: (*call).streamGetFlags},
+		{name: "cudaStreamGetId", args: 2, stream: 1, since: 12000, run: (*call).streamGetID},
 		{name: "cudaLaunchHostFunc", args: 3, stream: 1, run: (*call).launchHostFunc},
 
 		{name: "cudaEventCreateWithFlags", args: 2, run: (*call).eventCreateWithFlags},

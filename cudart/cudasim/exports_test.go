@@ -23,6 +23,7 @@ func TestExports(t *testing.T) {
 		"cudaMemAdvise_v2":           {12040: true, 12080: true},
 		"cudaMemcpyBatchAsync":       {12080: true, 13000: true},
 		"cudaDeviceEnablePeerAccess": {11080: true, 12040: true, 12080: true, 13000: true},
+		"cudaStreamGetId":            {12040: true, 12080: true, 13000: true},
 		"cudaMemcpyPeerAsync":        {11080: true, 12040: true, 12080: true, 13000: true},
 		"cudaNoSuchFunction":         {},
 	}

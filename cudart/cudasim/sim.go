@@ -42,6 +42,7 @@ type Sim struct {
 	streams     map[uintptr]*stream
 	events      map[uintptr]*event
 	lastHandle  uintptr
+	freeHandles []uintptr     // of streams that were destroyed, if they are reused
 	lastStream  uint64        // number of the last stream
 	leaked      int           // bytes that failed registrations left pinned
 	hostClock   time.Duration // virtual time that the host has seen

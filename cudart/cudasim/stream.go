@@ -467,9 +467,20 @@ func (c *call) streamCreateWithPriority() cudart.Code {
 		return cudart.ErrInvalidValue
 	}
 	priority := min(max(c.i32(2), greatestPriority), leastPriority)
-	h := c.handle()
+	h := c.streamHandle()
 	c.streams[h] = c.dev.newStream(h, c.u32(1), priority)
 	return put(c, 0, h)
+}
+
+// streamHandle makes the handle of a new stream: see Config.ReuseHandles.
+func (c *call) streamHandle() uintptr {
+	last := len(c.freeHandles) - 1
+	if last < 0 {
+		return c.handle()
+	}
+	h := c.freeHandles[last]
+	c.freeHandles = c.freeHandles[:last]
+	return h
 }
 
 // streamDestroy returns at once; the work still completes.
@@ -484,6 +495,9 @@ func (c *call) streamDestroy() cudart.Code {
 	}
 	delete(c.streams, h)
 	st.destroy()
+	if c.cfg.ReuseHandles {
+		c.freeHandles = append(c.freeHandles, h)
+	}
 	return cudart.Success
 }
 
@@ -522,6 +536,16 @@ func (c *call) streamGetFlags() cudart.Code {
 		return code
 	}
 	return put(c, 1, st.flags)
+}
+
+// streamGetID returns a number that no other stream has, also not one that gets the
+// handle later.
+func (c *call) streamGetID() cudart.Code {
+	st, code := c.stream(c.ptr(0))
+	if code != cudart.Success {
+		return code
+	}
+	return put(c, 1, st.number)
 }
 
 func (c *call) launchHostFunc() cudart.Code {

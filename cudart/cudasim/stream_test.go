@@ -191,6 +191,30 @@ func TestLegacyStreamIsInOrderWithBlockingOnes(t *testing.T) {
 	assert.Equal(t, cudart.ErrInvalidResourceHandle, l.call("cudaStreamDestroy", 0))
 }
 
+// A handle is of one stream only, unless handles are reused as by real drivers: then the
+// unique number tells the streams apart, and work of the old one goes on.
+func TestStreamHandlesAndNumbers(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	for _, reuse := range []bool{false, true} {
+		l := open(t, cudasim.Config{ReuseHandles: reuse})
+		h, d := l.pinned(64), l.device(64)
+		first := get[uintptr](l, "cudaStreamCreateWithPriority", 1, 0)
+		number := second[uint64](l, "cudaStreamGetId", first)
+		assert.Equal(t, number, second[uint64](l, "cudaStreamGetId", first))
+		l.Hold()
+		l.ok("cudaMemcpyAsync", d, addr(&h[0]), 64, h2d, first)
+		l.ok("cudaStreamDestroy", first)
+		next := l.stream()
+		assert.Equal(t, reuse, next == first)
+		assert.NotEqual(t, number, second[uint64](l, "cudaStreamGetId", next))
+		l.ok("cudaStreamQuery", next)
+		assert.Equal(t, 1, l.Outstanding().PendingOps)
+		l.Release()
+		l.ok("cudaDeviceSynchronize")
+	}
+}
+
 // second calls a function whose second argument is where its result goes.
 func second[T any](l *lib, fn string, first uintptr) T {
 	v := new(T)

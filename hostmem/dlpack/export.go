@@ -1,0 +1,163 @@
+package dlpack
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// A Versioned is the address of a DLManagedTensorVersioned, of DLPack 1.0 or later.
+type Versioned uintptr
+
+// An Unversioned is the address of a DLManagedTensor, of DLPack before 1.0.
+type Unversioned uintptr
+
+// Export makes a DLManagedTensorVersioned of pinned memory for another library. That
+// library owns it from then on, and calls its deleter once. mem is memory of a
+// hostmem.Buffer, Registration or File, or of a pool's lease, from the first element on.
+// The memory must be neither closed nor released until release is called.
+//
+// release is called once, after the deleter, on a goroutine of its own, so that it may
+// block: it releases the memory. The GPU may still work on copies that the consumer has
+// queued. Name the streams of these copies, or wait for the device, which covers all:
+//
+//	func() { lease.Release(stream) } // see cudart.Device.StreamFromHandle
+//	func() { dev.Synchronize(ctx); buf.Close() }
+//
+// A nil release is for memory that is never released, or that something else releases. A
+// tensor that no consumer takes is released with [Versioned.Delete].
+//
+// The data pointer is the address of mem, and byte_offset is 0, because some consumers
+// ignore the offset. DLPack demands multiples of 256 bytes, on which its header advises
+// not to rely: buffers have them, and leases of 32 KiB and more; smaller leases have
+// multiples of 64. A tensor without elements needs no memory, and its data pointer is 0.
+//
+// Export returns an error, and does not call release, if t cannot be (see [Tensor]), if
+// mem is not pinned memory of package hostmem, is shorter than t or not aligned to its
+// elements, and if t would lie in several registrations (hostmem's Options.Chunk), because
+// no copy may cross from one to the next. The error wraps [errors.ErrUnsupported] on
+// platforms other than Linux on amd64 and arm64.
+func Export(mem []byte, t Tensor, release func()) (Versioned, error) {
+	address, err := export(mem, t, release, func(c *cell, entry uintptr, tensor cTensor) uintptr {
+		v := &c.versioned
+		*v = cVersioned{major: majorVersion, deleter: entry, tensor: tensor}
+		if t.ReadOnly {
+			v.flags = flagReadOnly
+		}
+		return addressOf(v)
+	})
+	return Versioned(address), err
+}
+
+// ExportUnversioned is [Export] of a DLManagedTensor, for consumers of DLPack before 1.0.
+// That has no read-only tensors: Tensor.ReadOnly is an error.
+func ExportUnversioned(mem []byte, t Tensor, release func()) (Unversioned, error) {
+	if t.ReadOnly {
+		return 0, fmt.Errorf("dlpack: export %d bytes: Tensor.ReadOnly: a DLManagedTensor has no such flag (use Export)", len(mem))
+	}
+	address, err := export(mem, t, release, func(c *cell, entry uintptr, tensor cTensor) uintptr {
+		u := &c.unversioned
+		*u = cUnversioned{deleter: entry, tensor: tensor}
+		return addressOf(u)
+	})
+	return Unversioned(address), err
+}
+
+// export checks a tensor and lets fill write one of the structs.
+func export(mem []byte, t Tensor, release func(), fill func(c *cell, entry uintptr, tensor cTensor) (address uintptr)) (uintptr, error) {
+	owner, err := check(mem, &t)
+	if err != nil {
+		return 0, fmt.Errorf("dlpack: export %d bytes: %w", len(mem), err)
+	}
+	entry, err := deleter()
+	if err != nil {
+		return 0, fmt.Errorf("dlpack: export %d bytes: %w", len(mem), err)
+	}
+	c, err := takeCell()
+	if err != nil {
+		return 0, fmt.Errorf("dlpack: export %d bytes: %w", len(mem), err)
+	}
+	tensor := cTensor{
+		deviceType: t.Device, ndim: int32(len(t.Shape)), dtype: t.Type,
+		shape: addressOf(&c.shape), strides: addressOf(&c.strides),
+	}
+	if owner != nil {
+		tensor.data = addressOf(&mem[0])
+	}
+	strides, _ := t.strides() // check had no error of it
+	for i := range t.Shape {
+		c.shape[i], c.strides[i] = int64(t.Shape[i]), int64(strides[i])
+	}
+	address := fill(c, entry, tensor)
+	exports.mu.Lock()
+	defer exports.mu.Unlock()
+	exports.live[address] = exported{cell: c, owner: owner, release: release}
+	return address, nil
+}
+
+// check returns the pinned memory in which mem lies, nil for a tensor without elements.
+// It replaces the zero values of t.
+func check(mem []byte, t *Tensor) (owner hostmem.Pinned, err error) {
+	t.Type.Lanes = max(1, t.Type.Lanes)
+	switch t.Device {
+	case 0:
+		t.Device = CUDAHost
+	case CPU, CUDAHost:
+	default:
+		return nil, fmt.Errorf("Tensor.Device of %d: want CUDAHost or CPU", t.Device)
+	}
+	n, err := t.extent()
+	if err != nil || n == 0 {
+		return nil, err
+	}
+	if n > len(mem) {
+		return nil, fmt.Errorf("the tensor needs %d", n)
+	}
+	owner, off, ok := hostmem.Find(mem[:n])
+	if !ok {
+		return nil, errors.New("not pinned memory of package hostmem (use memory of hostmem.Alloc, Register or a pool)")
+	}
+	for _, s := range owner.Spans() {
+		if seam := s.Off + s.Len; off < seam && seam < off+n {
+			return nil, fmt.Errorf("byte %d begins another registration, and no copy may cross from one to the next (allocate without Options.Chunk)", seam-off)
+		}
+	}
+	if align := t.Type.align(); addressOf(&mem[0])%align != 0 {
+		return nil, fmt.Errorf("address %p is not a multiple of %d, the alignment of %v", &mem[0], align, t.Type)
+	}
+	return owner, nil
+}
+
+// exports are the tensors whose deleters were not called, by the address that C has.
+var exports = struct {
+	mu   sync.Mutex
+	live map[uintptr]exported
+}{live: make(map[uintptr]exported)}
+
+// An exported tensor refers to its memory, so that it is not lost.
+type exported struct {
+	cell    *cell
+	owner   hostmem.Pinned
+	release func()
+}
+
+// deleted is called by C, on any thread. The release function runs on a goroutine, because
+// the thread may hold locks of the consumer, such as Python's.
+func deleted(address uintptr) {
+	exports.mu.Lock()
+	e, ok := exports.live[address]
+	delete(exports.live, address)
+	exports.mu.Unlock()
+	if !ok {
+		return // called twice
+	}
+	putCell(e.cell)
+	if e.release != nil {
+		go e.release()
+	}
+}
+
+func addressOf[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }

@@ -1,0 +1,93 @@
+package dlpack
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// The structs of dlpack.h. Pointers are integers to Go: they refer to C's memory, or to
+// memory outside Go's heap.
+
+// cTensor is DLTensor.
+type cTensor struct {
+	data       uintptr
+	deviceType DeviceType
+	deviceID   int32
+	ndim       int32
+	dtype      DataType
+	shape      uintptr // of ndim int64
+	strides    uintptr // the same
+	byteOffset uint64
+}
+
+// cUnversioned is DLManagedTensor, of DLPack before 1.0.
+type cUnversioned struct {
+	tensor           cTensor
+	context, deleter uintptr
+}
+
+// cVersioned is DLManagedTensorVersioned. All up to flags stays as it is in later major
+// versions.
+type cVersioned struct {
+	major, minor     uint32
+	context, deleter uintptr
+	flags            uint64
+	tensor           cTensor
+}
+
+// majorVersion is that of the layout. Minor versions add types and flags only.
+const majorVersion = 1
+
+// flagReadOnly is DLPACK_FLAG_BITMASK_READ_ONLY.
+const flagReadOnly = 1 << 0
+
+// A cell is what C gets of an exported tensor: one of the structs, and the arrays that it
+// refers to.
+type cell struct {
+	unversioned    cUnversioned
+	versioned      cVersioned
+	shape, strides [maxDims]int64
+}
+
+// cells have memory outside Go's heap. It is never unmapped and never cleared, and a cell
+// that was put last is used again last. So a consumer that calls a deleter twice finds the
+// deleter there, and almost never another tensor.
+var cells struct {
+	mu   sync.Mutex
+	free []*cell
+	all  []*hostmem.Pageable
+}
+
+// cellsAtOnce are mapped together.
+const cellsAtOnce = 64
+
+func takeCell() (*cell, error) {
+	cells.mu.Lock()
+	defer cells.mu.Unlock()
+	if len(cells.free) == 0 {
+		const size = int(unsafe.Sizeof(cell{}))
+		mem, err := hostmem.AllocPageable(cellsAtOnce * size)
+		if err != nil {
+			return nil, fmt.Errorf("memory for the DLTensor: %w", err)
+		}
+		cells.all = append(cells.all, mem)
+		for i := range cellsAtOnce {
+			cells.free = append(cells.free, (*cell)(unsafe.Pointer(&mem.Bytes()[i*size])))
+		}
+	}
+	c := cells.free[0]
+	cells.free = cells.free[1:]
+	return c, nil
+}
+
+func putCell(c *cell) {
+	cells.mu.Lock()
+	defer cells.mu.Unlock()
+	cells.free = append(cells.free, c)
+}
+
+// at returns what is at an address outside Go's heap.
+func at[T any](address uintptr) *T { return *(**T)(unsafe.Pointer(&address)) }

@@ -1,0 +1,149 @@
+package dlpack
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// A DeviceType is a DLDeviceType: the kind of memory of a tensor.
+type DeviceType int32
+
+// The kinds of host memory.
+const (
+	CPU      DeviceType = 1
+	CUDAHost DeviceType = 3 // pinned
+)
+
+// A TypeCode is a DLDataTypeCode: what the bits of an element are. Any code of DLPack may
+// be used, also those without a constant here.
+type TypeCode uint8
+
+// The common codes.
+const (
+	Int     TypeCode = 0
+	Uint    TypeCode = 1
+	Float   TypeCode = 2 // IEEE 754
+	BFloat  TypeCode = 4
+	Complex TypeCode = 5 // the bits are those of both parts
+	Bool    TypeCode = 6
+)
+
+// A DataType is a DLDataType: the type of an element, in the byte order of the host.
+type DataType struct {
+	Code  TypeCode
+	Bits  uint8  // of a lane, a multiple of 8
+	Lanes uint16 // numbers in an element, for vector types; 0 is 1
+}
+
+// String returns "float32", "float32x4" or "code 8, 8 bits".
+func (t DataType) String() string {
+	names := [...]string{Int: "int", Uint: "uint", Float: "float", BFloat: "bfloat", Complex: "complex", Bool: "bool"}
+	s := fmt.Sprintf("code %d, %d bits", t.Code, t.Bits)
+	if int(t.Code) < len(names) && names[t.Code] != "" {
+		s = fmt.Sprintf("%s%d", names[t.Code], t.Bits)
+	}
+	if t.Lanes > 1 {
+		s = fmt.Sprintf("%sx%d", s, t.Lanes)
+	}
+	return s
+}
+
+// size returns the bytes of an element.
+func (t DataType) size() int { return int(t.Bits) / 8 * max(1, int(t.Lanes)) }
+
+// align returns the bytes to which the address of an element should be a multiple.
+func (t DataType) align() uintptr {
+	n := int(t.Bits) / 8
+	if t.Code == Complex {
+		n /= 2
+	}
+	return uintptr(max(1, n&-n)) // a power of two also for types of 3 bytes
+}
+
+// A Tensor describes memory as an array of any number of dimensions, none for a single
+// element.
+type Tensor struct {
+	// Device is CUDAHost if it is 0. CPU is for consumers that refuse CUDAHost, such
+	// as PyTorch: the CPU accesses both in the same way.
+	Device DeviceType
+	Type   DataType
+	// Shape is the number of elements in each dimension, 0 or more.
+	Shape []int
+	// Strides is, for each dimension, the distance of neighbors in elements, 0 or
+	// more. Nil is an array without gaps, with the last dimension's elements side by
+	// side (row-major, as in C).
+	Strides []int
+	// ReadOnly is set if the consumer must not write.
+	ReadOnly bool
+}
+
+// maxDims is the largest number of dimensions, which is NumPy's and PyTorch's as well.
+const maxDims = 64
+
+// extent returns the number of bytes from the start of the first element to the end of
+// the last, 0 if there are no elements.
+func (t *Tensor) extent() (int, error) {
+	switch {
+	case t.Type.Bits == 0 || t.Type.Bits%8 != 0:
+		return 0, fmt.Errorf("Tensor.Type of %v: elements of whole bytes are supported", t.Type)
+	case len(t.Shape) > maxDims:
+		return 0, fmt.Errorf("Tensor.Shape of %d dimensions: there can be %d", len(t.Shape), maxDims)
+	case t.Strides != nil && len(t.Strides) != len(t.Shape):
+		return 0, fmt.Errorf("Tensor.Strides for %d dimensions: Tensor.Shape has %d", len(t.Strides), len(t.Shape))
+	}
+	for i, n := range t.Shape {
+		if n < 0 {
+			return 0, fmt.Errorf("Tensor.Shape of %v: dimension %d is negative", t.Shape, i)
+		}
+	}
+	strides, err := t.strides() // of empty tensors, too: consumers read them
+	if err != nil {
+		return 0, err
+	}
+	for i, n := range strides {
+		if n < 0 {
+			return 0, fmt.Errorf("Tensor.Strides of %v: dimension %d is negative", t.Strides, i)
+		}
+	}
+	if slices.Contains(t.Shape, 0) {
+		return 0, nil
+	}
+	last, ok := 0, true // index of the last element
+	for i, n := range t.Shape {
+		last, ok = addProduct(last, n-1, strides[i], ok)
+	}
+	end, ok := addProduct(t.Type.size(), last, t.Type.size(), ok)
+	if !ok {
+		return 0, errTooLarge
+	}
+	return end, nil
+}
+
+var errTooLarge = errors.New("the tensor is larger than the address space")
+
+// strides returns the distances of neighbors, also if Strides is nil.
+func (t *Tensor) strides() ([]int, error) {
+	if t.Strides != nil {
+		return t.Strides, nil
+	}
+	strides := make([]int, len(t.Shape))
+	next, ok := 1, true
+	for i := len(t.Shape) - 1; i >= 0; i-- {
+		strides[i] = next
+		next, ok = addProduct(0, next, t.Shape[i], ok)
+	}
+	if !ok {
+		return nil, errTooLarge
+	}
+	return strides, nil
+}
+
+// addProduct returns a + b*c for numbers that are not negative. ok stays true if neither
+// overflows.
+func addProduct(a, b, c int, ok bool) (int, bool) {
+	high, low := bits.Mul64(uint64(b), uint64(c))
+	sum, carry := bits.Add64(low, uint64(a), 0)
+	return int(sum), ok && high == 0 && carry == 0 && int(sum) >= 0
+}

@@ -1,0 +1,55 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package transfer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/transfer"
+)
+
+// Numbers go to the GPU and come back without package unsafe.
+func ExampleUploadSlice() {
+	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	dev, err := rt.Device(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	weights := []float32{0.5, -1.25, 3}
+	mem, err := dev.Malloc(4 * len(weights))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := transfer.UploadSlice(ctx, &c.View, mem, weights); err != nil {
+		log.Fatal(err)
+	}
+	back := make([]float32, len(weights))
+	if err := transfer.DownloadSlice(ctx, &c.View, back, mem); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(back)
+
+	if err := errors.Join(c.Close(), dev.Free(mem), rt.Close(), sim.Check(), sim.Close()); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// [0.5 -1.25 3]
+}

@@ -1,0 +1,149 @@
+package transfer_test
+
+import (
+	"context"
+	"math"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer"
+)
+
+type celsius float32
+
+// roundTrip copies a slice to a device and back, and compares every bit.
+func roundTrip[T transfer.Plain](t *testing.T, c *transfer.Copier, size int, value func(i int) T) {
+	t.Helper()
+	for _, n := range []int{0, 1, 3, 1000, 100_003} {
+		src, dst := make([]T, n), make([]T, n+1)
+		for i := range src {
+			src[i] = value(i)
+		}
+		before := dst[n]
+		mem, err := c.Device().Malloc(max(1, n*size))
+		require.NoError(t, err)
+		require.NoError(t, transfer.UploadSlice(t.Context(), &c.View, mem, src))
+		require.NoError(t, transfer.DownloadSlice(t.Context(), &c.View, dst[:n], mem))
+		require.NoError(t, c.Device().Free(mem))
+		for i := range src {
+			if src[i] != dst[i] {
+				t.Fatalf("element %d of %d: %v, want %v", i, n, dst[i], src[i])
+			}
+		}
+		assert.Equal(t, before, dst[n], "nothing is written after the slice")
+	}
+}
+
+func newCopier(t *testing.T) *transfer.Copier {
+	t.Helper()
+	c, err := transfer.NewCopier(t.Context(), testgpu.Device(t), transfer.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, c.CloseContext(context.Background())) })
+	return c
+}
+
+func TestSlicesOfEveryPlainType(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	roundTrip(t, c, 1, func(i int) int8 { return int8(i * 7) })
+	roundTrip(t, c, 2, func(i int) int16 { return int16(i * 77) })
+	roundTrip(t, c, 4, func(i int) int32 { return -int32(i * 777) })
+	roundTrip(t, c, 8, func(i int) int64 { return math.MinInt64 + int64(i) })
+	roundTrip(t, c, 8, func(i int) int { return -i << 33 })
+	roundTrip(t, c, 1, func(i int) byte { return byte(i) })
+	roundTrip(t, c, 2, func(i int) uint16 { return uint16(i) })
+	roundTrip(t, c, 4, func(i int) uint32 { return math.MaxUint32 - uint32(i) })
+	roundTrip(t, c, 8, func(i int) uint64 { return math.MaxUint64 - uint64(i) })
+	roundTrip(t, c, 8, func(i int) uint { return uint(i) << 40 })
+	roundTrip(t, c, 4, func(i int) float32 { return float32(i) / 3 })
+	roundTrip(t, c, 8, func(i int) float64 { return math.Sqrt(float64(i)) })
+	roundTrip(t, c, 8, func(i int) complex64 { return complex(float32(i), -float32(i)/7) })
+	roundTrip(t, c, 16, func(i int) complex128 { return complex(float64(i), 1/float64(i+1)) })
+	roundTrip(t, c, 4, func(i int) celsius { return celsius(i) - 273.15 })
+}
+
+// A NaN keeps its bits.
+func TestSliceKeepsTheBitsOfNaN(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	mem, err := c.Device().Malloc(8)
+	require.NoError(t, err)
+	defer c.Device().Free(mem)
+	const bits = 0x7ff4_0000_dead_beef // a signaling one
+	src, dst := []float64{math.Float64frombits(bits)}, []float64{0}
+	require.NoError(t, transfer.UploadSlice(t.Context(), &c.View, mem, src))
+	require.NoError(t, transfer.DownloadSlice(t.Context(), &c.View, dst, mem))
+	assert.Equal(t, uint64(bits), math.Float64bits(dst[0]))
+}
+
+func TestSlicesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	mem, err := c.Device().Malloc(64)
+	require.NoError(t, err)
+	defer c.Device().Free(mem)
+	ctx := t.Context()
+	two := make([]float32, 2)
+	both := func(v *transfer.View, at cudart.DevPtr, want string) {
+		t.Helper()
+		assert.EqualError(t, transfer.UploadSlice(ctx, v, at, two), "transfer: upload a []float32 of 2 elements: "+want)
+		assert.EqualError(t, transfer.DownloadSlice(ctx, v, two, at), "transfer: download a []float32 of 2 elements: "+want)
+	}
+	both(nil, mem, "the View is nil")
+	both(&c.View, 0x1002, "device address 0x1002 is not a multiple of 4, the alignment of float32")
+	both(&c.View, ^cudart.DevPtr(3), "8 bytes at device address 0xfffffffffffffffc end past the last address")
+
+	assert.NoError(t, transfer.UploadSlice(ctx, &c.View, mem+4, make([]complex64, 1)), "aligned to its parts")
+	assert.NoError(t, transfer.UploadSlice(ctx, &c.View, mem+1, make([]int8, 3)))
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	assert.ErrorIs(t, transfer.UploadSlice(ended, &c.View, mem, two), context.Canceled)
+	closed, err := transfer.NewCopier(ctx, c.Device(), transfer.Options{})
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	assert.ErrorIs(t, transfer.UploadSlice(ctx, &closed.View, mem, two), os.ErrClosed)
+	assert.ErrorIs(t, transfer.DownloadSlice(ctx, &closed.View, two, mem), os.ErrClosed)
+	var none context.Context
+	assert.ErrorContains(t, transfer.DownloadSlice(none, &c.View, two, mem), "the context is nil")
+}
+
+// A View's stream orders slices too, also one that another library owns.
+func TestSlicesInTheOrderOfAForeignStream(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	dev := c.Device()
+	owner, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	s, err := dev.StreamFromHandle(owner.Handle())
+	require.NoError(t, err)
+	const n = 10_000
+	mem, err := dev.Malloc(n * 4)
+	require.NoError(t, err)
+	got := make([]uint32, n)
+	goOn := make(chan struct{})
+	require.NoError(t, owner.LaunchHostFunc(func() { <-goOn }))
+	require.NoError(t, owner.Memset(mem, 0x42, n*4)) // the owner's kernel
+	copied := make(chan error, 1)
+	go func() {
+		copied <- transfer.DownloadSlice(t.Context(), c.With(transfer.Call{Stream: s}), got, mem)
+	}()
+	select {
+	case <-copied:
+		t.Error("copied before the owner's work was done")
+	case <-time.After(10 * time.Millisecond): // long enough for a copy that does not wait
+	}
+	close(goOn)
+	require.NoError(t, <-copied)
+	for i, x := range got {
+		require.Equal(t, uint32(0x42424242), x, i)
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, owner.Close())
+	require.NoError(t, dev.Free(mem))
+}
