@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"math"
 	"os"
 	"runtime"
 
@@ -35,6 +36,14 @@ func coresOf(dev *cudart.Device) (node int, c cores) {
 		return node, cores{}
 	}
 	return node, cores{set: &set}
+}
+
+// count is how many there are, at the most.
+func (c cores) count() int {
+	if c.set == nil {
+		return math.MaxInt32
+	}
+	return c.set.Count()
 }
 
 // enter keeps the calling goroutine on these CPUs until leave.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,13 +25,15 @@ type Copy struct {
 	// of the bytes from off on, on a stream of Over[to].
 	Queue func(on *cudart.Stream, to int, mem []byte, off int) error
 
-	// Over are the stages that chunks pass through, by turns; none stands for
-	// the one that runs the copy. With ToAll each chunk is copied to all of
-	// them, from the first one's ring.
-	Over  []*Stage
-	ToAll bool
-	// Forward is called when an upload of n bytes at off through Over[from] was
-	// queued up to a Point, and returns the Points of what it queues after that.
+	// Over are the stages of an upload to several devices, and Groups which of
+	// them share the work: each chunk is queued on the links of one stage of each
+	// group, by turns, from the ring of the first group's. None stands for the
+	// stage that runs the copy.
+	Over   []*Stage
+	Groups [][]int
+	// Forward is called when the n bytes at off were queued on the link of
+	// Over[from], up to a Point. It queues the copies from there to the others of
+	// the group, and returns their ends, also after an error. It may be nil.
 	Forward func(from, off, n int, after cudart.Point) ([]cudart.Point, error)
 
 	// Progress is called by one goroutine, which is not the caller's, with the
@@ -105,14 +108,13 @@ type Space struct {
 // the ring.
 type Job struct {
 	Copy
-	stage *Stage
-	crew  *crew
-	limit int32 // workers at most
+	crews []*crew // of Over, the conductor's first
+	limit int32   // workers at most
 	brief bool
 	tell  *Teller
 
 	// The conductor's.
-	chunks  int
+	turn    int      // of the groups, for the next chunk
 	landing []*chunk // whose copy from the device was or will be queued, in order
 	waiter  *waiter  // for memory of its ring
 	ended   time.Time
@@ -139,17 +141,18 @@ type Job struct {
 
 // newJob returns a job that is ready to run.
 func (s *Stage) newJob(c Copy) *Job {
-	j := &Job{Copy: c, stage: s, crew: s.crew, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
+	j := &Job{Copy: c, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
 	if len(j.Over) == 0 {
-		j.Over = []*Stage{s}
+		j.Over, j.Groups, j.crews = s.alone[:], oneGroup, s.crews[:]
+	} else {
+		j.crews = crewsOf(j.Over)
 	}
 	j.limit = upHelpers
 	if c.Down {
 		j.limit = downHelpers
 	}
-	if !c.ToAll {
-		j.limit *= int32(len(j.Over))
-	}
+	// The smallest group takes the longest.
+	j.limit *= int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
 	if c.Workers > 0 {
 		j.limit = int32(c.Workers) - 1
 	}
@@ -233,8 +236,8 @@ func (j *Job) working() int {
 // conduct runs the job.
 func (j *Job) conduct() {
 	if !j.brief {
-		j.crew.join(j)
-		defer j.crew.leave(j)
+		join(j)
+		defer leave(j)
 	}
 	if j.Down {
 		j.Sink.Start(j)
@@ -299,15 +302,11 @@ func (j *Job) openNext() bool {
 	if ready == 0 {
 		return false
 	}
-	to := j.chunks % len(j.Over)
-	if j.ToAll {
-		to = 0
-	}
-	x := j.extent(j.Over[to], ready)
+	x := j.extent(ready)
 	if x == nil {
 		return false
 	}
-	c := &chunk{job: j, x: x, to: to}
+	c := &chunk{job: j, x: x, turn: j.turn}
 	most := min(len(x.mem), ready, j.left())
 	if j.Down {
 		space := j.Sink.Take(j.opened, most)
@@ -316,12 +315,13 @@ func (j *Job) openNext() bool {
 		seg := j.Feed.Take(most)
 		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
 	}
-	j.chunks++
+	j.turn++
 	j.mu.Lock()
 	j.opened += c.n
 	j.mu.Unlock()
 	if j.Down {
 		j.landing = append(j.landing, c)
+		to := c.via(0)
 		j.Over[to].down(j.brief).submit(c, to)
 	} else {
 		j.offer(c)
@@ -345,19 +345,22 @@ func (j *Job) chunkSize(r *ring, ready int) int {
 	return max(min(size, left, ready, most), 1)
 }
 
-// extent takes memory for the next chunk, nil if there is none yet.
-func (j *Job) extent(s *Stage, ready int) *extent {
+// extent takes memory for the next chunk, nil if there is none yet. If the ring
+// whose turn it is has none, others of the group may: their links are faster, or
+// have less to do.
+func (j *Job) extent(ready int) *extent {
 	if j.waiter == nil {
-		r := s.ring
-		if j.brief {
-			r = s.few
-		}
 		class := classOf(j.Down, j.Slow)
-		n := j.chunkSize(r, ready)
-		if x := r.try(n, class); x != nil {
-			return x
+		for range j.Groups[0] {
+			r := j.ring()
+			if x := r.try(j.chunkSize(r, ready), class); x != nil {
+				return x
+			}
+			j.turn++
 		}
-		j.waiter = r.wait(j.wake, n, class)
+		j.turn -= len(j.Groups[0])
+		r := j.ring()
+		j.waiter = r.wait(j.wake, j.chunkSize(r, ready), class)
 	}
 	if !j.waiter.poll() {
 		return nil
@@ -365,6 +368,16 @@ func (j *Job) extent(s *Stage, ready int) *extent {
 	w := j.waiter
 	j.waiter = nil
 	return w.leave()
+}
+
+// ring is the ring whose turn it is.
+func (j *Job) ring() *ring {
+	group := j.Groups[0]
+	s := j.Over[group[j.turn%len(group)]]
+	if j.brief {
+		return s.few
+	}
+	return s.ring
 }
 
 // over reports whether all is copied, or, after an error, nothing is in hand any
@@ -403,7 +416,7 @@ func (j *Job) pause() {
 		if j.pieces.Load() > 0 || j.landed() || j.waiter != nil && j.waiter.poll() {
 			return
 		}
-		j.crew.yield()
+		j.crews[0].yield()
 	}
 	var stops []func()
 	if len(j.landing) > 0 && j.landing[0].sent.Load() {
@@ -451,17 +464,36 @@ func (j *Job) finish() {
 	}
 }
 
-// settle waits until the copies to devices are done.
+// settle waits until the copies to devices are done. After an error it waits for
+// all devices at once, a while: one that does not answer leaves the others their
+// time.
 func (j *Job) settle() {
-	ctx, cancel := asking, context.CancelFunc(func() {})
-	if j.failed.Load() {
-		ctx, cancel = context.WithTimeout(asking, landTimeout)
+	var room [4]cudart.Point
+	ends := j.ends.Points(room[:0])
+	if !j.failed.Load() {
+		for _, p := range ends {
+			j.settled(asking, p)
+		}
+		return
 	}
+	ctx, cancel := context.WithTimeout(asking, landTimeout)
 	defer cancel()
-	if err := j.ends.Wait(ctx); err != nil {
-		j.Abort(0, fmt.Errorf("copies may be under way: %w", err))
+	var all sync.WaitGroup
+	for _, p := range ends {
+		all.Go(func() { j.settled(ctx, p) })
 	}
-	if err := j.ends.Err(); err != nil {
+	all.Wait()
+}
+
+// settled waits for one end.
+func (j *Job) settled(ctx context.Context, p cudart.Point) {
+	err := p.Wait(ctx)
+	if err != nil {
+		err = fmt.Errorf("copies on %v may be under way: %w", p.Line(), err)
+	} else if err = p.Err(); err != nil {
+		err = fmt.Errorf("copies on %v: %w", p.Line(), err)
+	}
+	if err != nil {
 		j.Abort(0, err)
 	}
 }

@@ -15,8 +15,11 @@ import (
 type Stage struct {
 	dev  *cudart.Device
 	crew *crew
-	ring *ring // of large copies
-	few  *ring // of small ones, which would wait behind those
+	// The stage and its crew, as copies have them.
+	alone [1]*Stage
+	crews [1]*crew
+	ring  *ring // of large copies
+	few   *ring // of small ones, which would wait behind those
 
 	// Small copies have links of their own, so as not to queue behind chunks:
 	// by direction, and whether they are brief.
@@ -50,6 +53,7 @@ var stages struct {
 	sync.Mutex
 	all   map[*cudart.Device]*shared
 	crews map[int]*crew // by NUMA node
+	seats *seats
 }
 
 // A shared stage is made by the first who needs it, and released by the last.
@@ -121,6 +125,7 @@ func (s *Stage) Release(ctx context.Context) error {
 
 func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	s := &Stage{dev: dev, crew: crewOf(dev)}
+	s.alone[0], s.crews[0] = s, s.crew
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
 	}
@@ -191,7 +196,10 @@ func crewOf(dev *cudart.Device) *crew {
 	defer stages.Unlock()
 	c := stages.crews[node]
 	if c == nil {
-		c = newCrew(runtime.GOMAXPROCS(0), cores)
+		if stages.seats == nil {
+			stages.seats = &seats{most: int32(defaultWorkers(runtime.GOMAXPROCS(0)))}
+		}
+		c = newCrew(stages.seats, cores)
 		stages.crews[node] = c
 	}
 	return c
@@ -204,6 +212,9 @@ func defaultWorkers(procs int) int {
 	}
 	return procs * 3 / 4
 }
+
+// oneGroup is of copies through one stage.
+var oneGroup = [][]int{{0}}
 
 // up and down are the links.
 func (s *Stage) up(brief bool) *link   { return s.link(0, brief) }
