@@ -26,7 +26,7 @@ func (v *View) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, 
 	if queued, err := v.queue(dst, src); queued || err != nil {
 		return len(src), err
 	}
-	if err := v.turn(ctx); err != nil {
+	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
 	if done, ok, err := v.uploadPinned(ctx, dst, src); ok {
@@ -50,7 +50,7 @@ func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) erro
 }
 
 func (v *View) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
-	if err := v.turn(ctx); err != nil {
+	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
 	if done, ok, err := v.downloadPinned(ctx, dst, src); ok {
@@ -95,7 +95,7 @@ const hugePage = 2 * mib
 // that touches a page first has it cleared, in its caches, and should be the one
 // that writes it.
 func (v *View) downloadFresh(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
-	if err := v.turn(ctx); err != nil {
+	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
 	put := func(to, from []byte) { copy(to, from) }

@@ -70,17 +70,25 @@ func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done 
 
 // doWith is do for n bytes at an offset of a reader or writer.
 func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
-	f, ok := rw.(*os.File)
-	switch {
-	case rw == nil || ok && f == nil:
-		return 0, errNilReadWriter
-	case off < 0 || off > math.MaxInt64-int64(max(n, 0)):
-		return 0, fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
+	if err := checkRange(rw, off, n); err != nil {
+		return 0, err
 	}
 	return v.do(ctx, n, func() (int, error) {
-		if err := v.turn(ctx); err != nil {
+		if err := v.call.turn(ctx); err != nil {
 			return 0, err
 		}
 		return copies()
 	})
+}
+
+// checkRange checks n bytes at an offset of a reader or writer.
+func checkRange(rw any, off int64, n int) error {
+	f, ok := rw.(*os.File)
+	switch {
+	case rw == nil || ok && f == nil:
+		return errNilReadWriter
+	case off < 0 || off > math.MaxInt64-int64(max(n, 0)):
+		return fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
+	}
+	return nil
 }

@@ -80,7 +80,7 @@ func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int)
 		t.events = append(t.events, e)
 	}
 	if path.copier() {
-		if t.copier, err = transfer.NewCopier(ctx, dev, transfer.Options{Label: "verify"}); err != nil {
+		if t.copier, err = transfer.NewCopier(ctx, dev, transfer.Options{}); err != nil {
 			return t, err
 		}
 	}
