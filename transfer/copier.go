@@ -123,23 +123,31 @@ type Stats struct {
 	// Bytes that went through the ring, that were pinned and needed none, and
 	// that were parts of UploadAll and DownloadAll.
 	StagedBytes, DirectBytes, BatchedBytes int
+	// PeerBytes went from device to device: see [Fanout].
+	PeerBytes int
 	// RingBytes are pinned for all copiers of the device, until the last one is
 	// closed.
 	RingBytes int
 }
 
 type counters struct {
-	copies, failures, stagedBytes, directBytes, batchedBytes atomic.Int64
+	copies, failures, stagedBytes, directBytes, batchedBytes, peerBytes atomic.Int64
+}
+
+func (c *counters) read() Stats {
+	return Stats{
+		Copies:       int(c.copies.Load()),
+		Failures:     int(c.failures.Load()),
+		StagedBytes:  int(c.stagedBytes.Load()),
+		DirectBytes:  int(c.directBytes.Load()),
+		BatchedBytes: int(c.batchedBytes.Load()),
+		PeerBytes:    int(c.peerBytes.Load()),
+	}
 }
 
 // Stats returns what was done so far by the Copier and all its views.
 func (v *View) Stats() Stats {
-	return Stats{
-		Copies:       int(v.stats.copies.Load()),
-		Failures:     int(v.stats.failures.Load()),
-		StagedBytes:  int(v.stats.stagedBytes.Load()),
-		DirectBytes:  int(v.stats.directBytes.Load()),
-		BatchedBytes: int(v.stats.batchedBytes.Load()),
-		RingBytes:    v.stage.Bytes(),
-	}
+	s := v.stats.read()
+	s.RingBytes = v.stage.Bytes()
+	return s
 }

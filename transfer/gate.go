@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/gopinned/pinned/internal/sentinel"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // ErrClosed is returned by methods of a Copier or a Fanout that was closed, and of
@@ -74,15 +75,18 @@ func (g *gate) shut(ctx context.Context, release func(context.Context) error) er
 	if err := await(ctx, g.closer); err != nil {
 		return err
 	}
-	defer func() { g.closer <- struct{}{} }()
-	if g.released {
-		return nil
+	var err error
+	left := stage.Apart(ctx, func() {
+		defer func() { g.closer <- struct{}{} }()
+		if !g.released {
+			err = release(ctx)
+			g.released = err == nil
+		}
+	}, func(error) {}, func() bool { return true })
+	if left {
+		return stage.ErrUnderWay
 	}
-	if err := release(ctx); err != nil {
-		return err
-	}
-	g.released = true
-	return nil
+	return err
 }
 
 // await receives from a channel, or returns ctx's error if that ends first.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -26,6 +27,8 @@ type Stage struct {
 	links [2][2]link
 
 	loneUp, loneDown lone
+
+	bytes atomic.Int64
 }
 
 const (
@@ -140,6 +143,7 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	if s.few, err = newRing(ctx, s.dev, fewUnits, Alone, 1, ringLabel); err != nil {
 		return err
 	}
+	s.bytes.Store(int64(s.ring.buf.Reserved() + s.few.buf.Reserved()))
 	if err := errors.Join(s.loneUp.open(ctx, s.dev), s.loneDown.open(ctx, s.dev)); err != nil {
 		return err
 	}
@@ -170,6 +174,7 @@ func (s *Stage) close(ctx context.Context) error {
 		}
 		*r = nil
 	}
+	s.bytes.Store(0)
 	for _, l := range []*lone{&s.loneUp, &s.loneDown} {
 		if err := l.close(ctx); err != nil {
 			return err
@@ -186,8 +191,8 @@ func (s *Stage) close(ctx context.Context) error {
 // Device returns the device.
 func (s *Stage) Device() *cudart.Device { return s.dev }
 
-// Bytes returns how much memory the rings have.
-func (s *Stage) Bytes() int { return s.ring.buf.Reserved() + s.few.buf.Reserved() }
+// Bytes returns how much memory the rings have, until the last Release.
+func (s *Stage) Bytes() int { return int(s.bytes.Load()) }
 
 // crewOf returns the workers for devices of the NUMA node that a device is on.
 func crewOf(dev *cudart.Device) *crew {
