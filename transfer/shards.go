@@ -150,9 +150,8 @@ type shardsUpload struct {
 	cancel   context.CancelCauseFunc
 	running  sync.WaitGroup
 
-	mu    sync.Mutex
-	first error
-	err   error // all that are not its consequences
+	mu  sync.Mutex
+	err error
 }
 
 // run copies shards of one device.
@@ -168,24 +167,25 @@ func (u *shardsUpload) run(ctx context.Context, e *engine, l *shardList) {
 		}
 		v := &View{engine: e, call: call}
 		if _, err := uploadAt(ctx, onDevice{v, s.Dst}, u.r, s.Off, s.N); err != nil {
-			u.fail(fmt.Errorf("%d bytes from offset %d onto %v: %w", s.N, s.Off, s.Device, err))
+			u.fail(ctx, fmt.Errorf("%d bytes from offset %d onto %v: %w", s.N, s.Off, s.Device, err))
 		}
 	}
-	u.fail(context.Cause(ctx))
+	u.fail(ctx, context.Cause(ctx))
 }
 
-// fail ends the copies of the other shards, which return the first error as their
-// context's.
-func (u *shardsUpload) fail(err error) {
+// fail keeps an error, and ends the copies of the other shards, which return it as
+// their context's.
+func (u *shardsUpload) fail(ctx context.Context, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	cause := context.Cause(ctx)
 	switch {
-	case u.first == nil:
-		u.first, u.err = err, err
-		u.cancel(err)
-	case !errors.Is(err, u.first):
+	case u.err == nil:
+		u.err = err
+	case cause == nil || !errors.Is(err, cause):
 		u.err = errors.Join(u.err, err)
 	}
+	u.cancel(err)
 }
 
 // A jointProgress adds up the progress of copies that run at once.
