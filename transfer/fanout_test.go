@@ -166,17 +166,15 @@ func everyWayIn(t *testing.T, r *fanRig, sizes []int) {
 // memory is used again.
 func TestFanoutWaitsForTheSlowestDevice(t *testing.T) {
 	t.Parallel()
-	way := cudasim.Way{Rate: 0.5}
 	for name, no := range map[string][][2]int{"peers": nil, "no peers": {{0, 1}}} {
-		slow := cudasim.Link{Peer: way}
+		slow, n := cudasim.Link{Peer: cudasim.Way{Rate: 0.05}}, 6*mib+1
 		if no != nil {
-			slow = cudasim.Link{HostToDevice: way}
+			slow, n = cudasim.Link{HostToDevice: cudasim.Way{Rate: 0.5}}, 60*mib+1
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sim, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{}, {Link: slow}}, NoPeerAccess: no})
 			r := newFanRig(t, rt.Devices(), Options{})
-			const n = 60*mib + 1
 			mems, want := r.devices(n), bytesOf(2, n)
 			require.NoError(t, r.f.Upload(t.Context(), mems, want))
 			require.Zero(t, sim.Outstanding().PendingOps, "also from device to device")
