@@ -307,7 +307,7 @@ func (j *Job) openNext() bool {
 		return false
 	}
 	c := &chunk{job: j, x: x, turn: j.turn}
-	most := min(len(x.mem), ready, j.left())
+	most := min(len(x.mem), ready) // not what is left: the copy may have been cut meanwhile
 	if j.Down {
 		space := j.Sink.Take(j.opened, most)
 		c.off, c.n, c.work, c.end, c.later = j.opened, most, space.Drain, space.End, space.Later
