@@ -96,6 +96,7 @@ type directCopy struct {
 	done int // bytes
 	at   int // of err
 	err  error
+	open error // why copies may be under way
 	stop chan struct{} // closed when err is set
 }
 
@@ -121,7 +122,7 @@ func (d *directCopy) do(ctx context.Context, progress func(done, total int)) (in
 	}
 	left := stage.Apart(ctx, func() { d.run(tell) }, func(cause error) { d.fail(d.n, cause) }, func() bool { return true })
 	if left {
-		d.fail(0, stage.ErrUnderWay)
+		d.leave(stage.ErrUnderWay)
 	}
 	return d.result()
 }
@@ -148,7 +149,7 @@ func (d *directCopy) run(tell *stage.Teller) {
 		flights = append(flights[:0], flights[1:]...)
 		for _, end := range f.ends {
 			if err := end.Wait(context.Background()); err != nil {
-				d.fail(f.off, fmt.Errorf("copies on %v may be under way: %w", end.Line(), err))
+				d.leave(fmt.Errorf("copies on %v may be under way: %w", end.Line(), err))
 			} else if err := end.Err(); err != nil {
 				d.fail(f.off, fmt.Errorf("copies on %v: %w", end.Line(), err))
 			}
@@ -189,6 +190,17 @@ func (d *directCopy) fail(at int, err error) {
 	}
 }
 
+// leave ends the copy although it may be under way. That is reported beside any
+// other error.
+func (d *directCopy) leave(why error) {
+	d.fail(0, why)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err != why {
+		d.open = errors.Join(d.open, why)
+	}
+}
+
 func (d *directCopy) result() (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -196,5 +208,6 @@ func (d *directCopy) result() (int, error) {
 		return d.n, nil
 	}
 	done := min(d.done, d.at)
-	return done, fmt.Errorf("at byte %d of %d: %w", done, d.n, d.err)
+	err := fmt.Errorf("at byte %d of %d: %w", done, d.n, d.err)
+	return done, errors.Join(err, d.open)
 }

@@ -135,6 +135,7 @@ type Job struct {
 	end    int           // of the copy
 	err    error         // the one with the least offset
 	at     int           // that offset
+	open   error         // why copies may be under way
 	failed atomic.Bool   // nothing more is begun
 	abort  chan struct{} // closed when failed is set
 }
@@ -221,7 +222,7 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 		return j.working() == 0 // else workers use the caller's memory
 	})
 	if left {
-		j.Abort(0, ErrUnderWay)
+		j.leave(ErrUnderWay)
 	}
 	return j.result()
 }
@@ -487,14 +488,21 @@ func (j *Job) settle() {
 
 // settled waits for one end.
 func (j *Job) settled(ctx context.Context, p cudart.Point) {
-	err := p.Wait(ctx)
-	if err != nil {
-		err = fmt.Errorf("copies on %v may be under way: %w", p.Line(), err)
-	} else if err = p.Err(); err != nil {
-		err = fmt.Errorf("copies on %v: %w", p.Line(), err)
+	if err := p.Wait(ctx); err != nil {
+		j.leave(fmt.Errorf("copies on %v may be under way: %w", p.Line(), err))
+	} else if err := p.Err(); err != nil {
+		j.Abort(0, fmt.Errorf("copies on %v: %w", p.Line(), err))
 	}
-	if err != nil {
-		j.Abort(0, err)
+}
+
+// leave ends the job although copies may be under way. That is reported beside any
+// other error.
+func (j *Job) leave(why error) {
+	j.Abort(0, why)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.err != why {
+		j.open = errors.Join(j.open, why)
 	}
 }
 
@@ -506,7 +514,8 @@ func (j *Job) result() (int, error) {
 		return j.N, nil
 	}
 	done := min(j.at, j.done.prefix())
-	return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
+	err := fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
+	return done, errors.Join(err, j.open)
 }
 
 // report makes progress known.
