@@ -47,10 +47,10 @@ type fan struct {
 	members []*engine      // one for each device
 	stages  []*stage.Stage // of the members
 	// groups are members that can access each other. Each chunk goes over the link
-	// of one of each group; single has groups of one.
-	groups, single [][]int
-	peers          []peer // ordered pairs of a group
-	stats          counters
+	// of one of each group.
+	groups [][]int
+	peers  []peer // ordered pairs of a group
+	stats  counters
 	gate
 }
 
@@ -124,13 +124,12 @@ func checkDevices(devs []*cudart.Device) error {
 }
 
 func (f *fan) open(ctx context.Context) error {
-	for i, dev := range f.devs {
+	for _, dev := range f.devs {
 		e, err := newEngine(ctx, dev, f.o)
 		if err != nil {
 			return fmt.Errorf("%v: %w", dev, err)
 		}
 		f.members, f.stages = append(f.members, e), append(f.stages, e.stage)
-		f.single = append(f.single, []int{i})
 	}
 	for i := range f.devs {
 		if err := f.join(i); err != nil {
@@ -386,9 +385,6 @@ func (d onDevices) shape() Call { return d.call }
 
 func (d onDevices) feed(ctx context.Context, c stage.Copy) (int, error) {
 	c.Over, c.Groups, c.Forward = d.stages, d.groups, d.forward
-	if c.N <= stage.Alone { // passing it on would take longer
-		c.Groups, c.Forward = d.single, nil
-	}
 	c.Queue = func(on *cudart.Stream, to int, mem []byte, off int) error {
 		return on.CopyToDevice(d.dsts[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 	}

@@ -96,7 +96,7 @@ type directCopy struct {
 	done int // bytes
 	at   int // of err
 	err  error
-	open error // why copies may be under way
+	open error         // why copies may be under way
 	stop chan struct{} // closed when err is set
 }
 

@@ -131,6 +131,7 @@ func (c *call) operation(m *copying) *operation {
 	}
 	n := m.dst.width * m.dst.height
 	to, from := m.dst.device(), m.src.device()
+	o.between = [...]*device{to, from}
 	switch {
 	case to != nil && from == to:
 		o.engine, o.took = &to.onDevice, to.cfg.Link.OnDevice.time(n)

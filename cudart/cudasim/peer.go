@@ -91,6 +91,11 @@ func (c *call) copyPeer(stream uintptr, async bool) cudart.Code {
 	case n == 0:
 		return cudart.Success
 	}
+	for _, d := range [...]*device{to, from} {
+		if d.broken != cudart.Success {
+			return d.broken
+		}
+	}
 	dst, src := line(c.ptr(0), n), line(c.ptr(2), n)
 	if code := c.onDevice(dst, to); code != cudart.Success {
 		return code

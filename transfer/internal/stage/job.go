@@ -284,12 +284,17 @@ func (j *Job) advance() {
 
 // left is how many bytes are to be opened still.
 func (j *Job) left() int {
-	if j.failed.Load() {
-		return 0
-	}
+	_, left := j.progress()
+	return left
+}
+
+func (j *Job) progress() (opened, left int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.end - j.opened
+	if j.failed.Load() {
+		return j.opened, 0
+	}
+	return j.opened, j.end - j.opened
 }
 
 // openNext opens a chunk, if there is something to copy, and memory for it.
@@ -310,8 +315,9 @@ func (j *Job) openNext() bool {
 	c := &chunk{job: j, x: x, turn: j.turn}
 	most := min(len(x.mem), ready) // not what is left: the copy may have been cut meanwhile
 	if j.Down {
-		space := j.Sink.Take(j.opened, most)
-		c.off, c.n, c.work, c.end, c.later = j.opened, most, space.Drain, space.End, space.Later
+		off, _ := j.progress()
+		space := j.Sink.Take(off, most)
+		c.off, c.n, c.work, c.end, c.later = off, most, space.Drain, space.End, space.Later
 	} else {
 		seg := j.Feed.Take(most)
 		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
@@ -336,8 +342,8 @@ func (j *Job) openNext() bool {
 const leastChunk = 512 * kib
 
 func (j *Job) chunkSize(r *ring, ready int) int {
-	left := j.left()
-	size := min(j.opened+leastChunk, left/2)
+	opened, left := j.progress()
+	size := min(opened+leastChunk, left/2)
 	size = max(size/leastChunk*leastChunk, leastChunk)
 	most := r.chunk(j.Down)
 	if j.MaxChunk > 0 {
@@ -364,7 +370,13 @@ func (j *Job) extent(ready int) *extent {
 		j.waiter = r.wait(j.wake, j.chunkSize(r, ready), class)
 	}
 	if !j.waiter.poll() {
-		return nil
+		if err := j.waiter.ring.recover(); err != nil {
+			opened, _ := j.progress()
+			j.Abort(opened, err)
+		}
+		if !j.waiter.poll() {
+			return nil
+		}
 	}
 	w := j.waiter
 	j.waiter = nil
@@ -490,6 +502,10 @@ func (j *Job) settle() {
 func (j *Job) settled(ctx context.Context, p cudart.Point) {
 	if err := p.Wait(ctx); err != nil {
 		j.leave(fmt.Errorf("copies on %v may be under way: %w", p.Line(), err))
+		for _, s := range j.Over {
+			s.ring.setAside(p.Line())
+			s.few.setAside(p.Line())
+		}
 	} else if err := p.Err(); err != nil {
 		j.Abort(0, fmt.Errorf("copies on %v: %w", p.Line(), err))
 	}

@@ -28,6 +28,8 @@ type ring struct {
 	free    []uint64     // a bit for each unit
 	used    [classes]int // units
 	flying  []*extent    // released, in order
+	aside   []*extent    // released, and a GPU does not say whether it is done
+	lost    int          // units of them
 	asking  bool         // a goroutine asks whether the oldest of flying is done
 	waiters []*waiter    // in order
 }
@@ -138,11 +140,33 @@ func (r *ring) slowLeft() int { return r.units/2 - r.used[classSlowUp] - r.used[
 // share is how many units a direction may have: all that the other one leaves,
 // half if that one wants some.
 func (r *ring) share(way class) int {
-	back := way.back()
+	back, units := way.back(), r.units-r.lost
 	if r.usedBy(back) > 0 || slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.class.way() == back }) {
-		return r.units / 2
+		return units / 2
 	}
-	return r.units
+	return units
+}
+
+// recover asks again for what was set aside. It returns an error if there will be
+// no more memory, as far as is known.
+func (r *ring) recover() error {
+	r.mu.Lock()
+	var aside []*extent
+	if r.lost > 0 {
+		aside = slices.Clone(r.aside)
+	}
+	r.mu.Unlock()
+	for _, x := range aside {
+		if x.fence.Done(asking) {
+			r.takeBack(x)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost < r.units-1 { // both directions need one
+		return nil
+	}
+	return fmt.Errorf("%v: %w", r.buf, errLost)
 }
 
 // chunk is the size of the largest chunks: a quarter of a direction's share, up
@@ -227,9 +251,11 @@ func (r *ring) reclaim() (some bool) {
 		if !done {
 			return some
 		}
-		r.flying = append(r.flying[:0], r.flying[1:]...)
-		r.put(x)
-		some = true
+		if i := slices.Index(r.flying, x); i >= 0 { // else it was set aside
+			r.flying = slices.Delete(r.flying, i, i+1)
+			r.put(x)
+			some = true
+		}
 	}
 	return some
 }
@@ -311,21 +337,63 @@ func (w *waiter) notify() (stop func()) {
 	}
 }
 
+// setAside keeps extents that a stream uses from holding up others: it is not
+// known when, or whether, that ends.
+func (r *ring) setAside(line *cudart.Timeline) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var room [4]cudart.Point
+	r.flying = slices.DeleteFunc(r.flying, func(x *extent) bool {
+		uses := slices.ContainsFunc(x.fence.Points(room[:0]), func(p cudart.Point) bool { return p.Line() == line })
+		if uses {
+			r.aside = append(r.aside, x)
+			r.used[x.class] -= x.units
+			r.lost += x.units
+			go func() {
+				if x.fence.Wait(asking) == nil {
+					r.takeBack(x)
+				}
+			}()
+		}
+		return uses
+	})
+	for _, w := range r.waiters { // which may wait in vain
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// takeBack makes an extent available that was set aside, and is done.
+func (r *ring) takeBack(x *extent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.Index(r.aside, x); i >= 0 {
+		r.aside = slices.Delete(r.aside, i, i+1)
+		r.used[x.class] += x.units
+		r.lost -= x.units
+		r.put(x)
+		r.serve()
+	}
+}
+
 // close waits until the GPU is done with all extents, and unmaps the memory. No
 // copy uses the ring any more, but for those whose calls into the library have not
 // returned: then close fails, and may be tried again.
 func (r *ring) close(ctx context.Context) error {
 	r.mu.Lock()
-	flying := slices.Clone(r.flying)
+	flying := slices.Concat(r.flying, r.aside)
 	r.mu.Unlock()
 	for _, x := range flying {
 		if err := x.fence.Wait(ctx); err != nil {
 			return fmt.Errorf("%v may be in use: %w", r.buf, err)
 		}
+		r.takeBack(x)
 	}
 	r.mu.Lock()
 	r.reclaim()
-	held := 0
+	held := r.lost
 	for _, units := range r.used {
 		held += units
 	}
@@ -335,6 +403,9 @@ func (r *ring) close(ctx context.Context) error {
 	}
 	return r.buf.CloseContext(ctx)
 }
+
+// errLost says that no copy can use the memory any more.
+var errLost = errors.New("copies may be under way from all of it, on a device that does not answer: restart the process")
 
 // errHeld says that a copy was given up, see Stage.Run.
 var errHeld = errors.New("in use by a copy that waits for a call into the CUDA library")
