@@ -3,7 +3,6 @@ package transfer
 import (
 	"context"
 	"sync"
-	"time"
 
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -87,17 +86,7 @@ func (r *readAhead) Stop() {
 }
 
 // wait waits for readers that run still, when ctx has ended a little only.
-func (r *readAhead) wait(ctx context.Context) {
-	select {
-	case <-r.idle:
-		return
-	case <-ctx.Done():
-	}
-	select {
-	case <-r.idle:
-	case <-time.After(stage.Grace):
-	}
-}
+func (r *readAhead) wait(ctx context.Context) { stage.Linger(ctx, r.idle) }
 
 func (r *readAhead) Ready() int {
 	r.mu.Lock()

@@ -3,7 +3,6 @@ package transfer
 import (
 	"context"
 	"sync"
-	"time"
 
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -51,17 +50,7 @@ func (w *writeBehind) Stop() {
 }
 
 // wait waits for writers that run still, when ctx has ended a little only.
-func (w *writeBehind) wait(ctx context.Context) {
-	select {
-	case <-w.idle:
-		return
-	case <-ctx.Done():
-	}
-	select {
-	case <-w.idle:
-	case <-time.After(stage.Grace):
-	}
-}
+func (w *writeBehind) wait(ctx context.Context) { stage.Linger(ctx, w.idle) }
 
 func (w *writeBehind) Room() int {
 	w.mu.Lock()

@@ -11,12 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // Many copies of all kinds at once share few slots, and every byte is right.
 func TestCopiesAtOnce(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	const goroutines, rounds, most = 8, 8, 3*mib + 3
 	var group sync.WaitGroup
 	for g := range goroutines {
@@ -24,7 +26,7 @@ func TestCopiesAtOnce(t *testing.T) {
 		s := r.stream()
 		group.Go(func() {
 			for i := range rounds {
-				n := []int{100, smallCopy, 700 * kib, most}[(g+i)%4]
+				n := []int{100, stage.Alone, 700 * kib, most}[(g+i)%4]
 				want, got := bytesOf(uint64(g*100+i), n), make([]byte, n)
 				c := &r.c.View
 				if i%2 == 1 {
@@ -66,7 +68,8 @@ func TestCopiesAtOnce(t *testing.T) {
 
 // A warm copier makes little garbage, and keeps what it has.
 func TestCopiesStayWithinBounds(t *testing.T) {
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	dev, before := testgpu.Device(t), hostmem.ReadStats().ReservedBytes
+	r := rigOn(t, dev, Options{Workers: 2})
 	mem, host := r.device(mib), make([]byte, mib)
 	pinned := hostmem.ReadStats().ReservedBytes
 	for _, n := range []int{4096, mib} {
@@ -80,9 +83,13 @@ func TestCopiesStayWithinBounds(t *testing.T) {
 			}
 			runtime.ReadMemStats(&after)
 			t.Logf("%d bytes and %d objects a copy", (after.TotalAlloc-before.TotalAlloc)/(2*copies), (after.Mallocs-before.Mallocs)/(2*copies))
-			assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/(2*copies), uint64(16*kib), "bytes a copy, the simulated GPU's included")
+			assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/(2*copies), uint64(64*kib), "bytes a copy, the simulated GPU's included")
 		})
 	}
 	require.Equal(t, pinned, hostmem.ReadStats().ReservedBytes)
-	require.Equal(t, r.c.Stats().RingBytes, 2*slotsAWorker*512*kib+smallSlots*smallCopy)
+	require.Equal(t, pinned-before, r.c.Stats().RingBytes)
+	require.LessOrEqual(t, r.c.Stats().RingBytes, 41*mib)
+	require.NoError(t, r.c.Close())
+	require.Equal(t, before, hostmem.ReadStats().ReservedBytes)
+	require.Zero(t, r.c.Stats().RingBytes)
 }

@@ -75,7 +75,7 @@ func (e *engine) open(ctx context.Context) (err error) {
 
 // release releases what open made, as far as it got.
 func (e *engine) release(ctx context.Context) error {
-	if err := e.queued.close(); err != nil {
+	if err := e.queued.close(ctx); err != nil {
 		return err
 	}
 	for _, s := range e.direct {

@@ -97,8 +97,8 @@ func newFan(ctx context.Context, devs []*cudart.Device, o Options) (*fan, error)
 			err = errors.Join(err, f.release(context.WithoutCancel(ctx)))
 		}
 	}
-	if stage.Apart(ctx, open, func(error) {}, func() bool { return state.CompareAndSwap(0, left) }) {
-		return nil, fmt.Errorf("a call into the CUDA library has not returned: %w", context.Cause(ctx))
+	if err := stage.Apart(ctx, 0, open, func(error) {}, func() bool { return state.CompareAndSwap(0, left) }); err != nil {
+		return nil, err
 	}
 	if err != nil {
 		return nil, err
@@ -430,9 +430,9 @@ const (
 
 // pinned is for memory that is pinned already; ok is false for other memory.
 func (d onDevices) pinned(ctx context.Context, src []byte) (done int, ok bool, err error) {
-	send, known := pinnedSource(d.devs[0], src)
+	send, known, err := pinnedSource(ctx, d.devs[0], src)
 	if send == nil {
-		return 0, false, nil
+		return 0, err != nil, err
 	}
 	turn := 0
 	queue := func(ends []cudart.Point, off, n int) ([]cudart.Point, error) {

@@ -23,176 +23,244 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // requireEnded waits until there are no more goroutines than before.
 func requireEnded(t testing.TB, before int) {
 	t.Helper()
-	for range 200 {
+	for range 1000 { // workers stay for a second
 		if runtime.NumGoroutine() <= before {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 	}
 	buf := make([]byte, 1<<16)
 	t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
 }
 
-// TestEveryCallCanFail makes each CUDA call of each operation fail in turn. The
-// operation fails with an error that names the call, or works all the same;
-// nothing is in flight, the next one works, and all can be released. Not
-// parallel: it counts goroutines and what is pinned.
-func TestEveryCallCanFail(t *testing.T) {
-	const n = 2*mib + 5
+// A bench has what the operations of a sweep of faults use, on a device of its own.
+type bench struct {
+	t     *testing.T
+	sim   *cudasim.Sim
+	rt    *cudart.Runtime
+	c     *Copier
+	dev   *cudart.Device
+	mem   cudart.DevPtr
+	buf   *hostmem.Buffer
+	strm  *cudart.Stream
+	bytes []byte // on the device at first, and in buf
+
+	dir, file string // a file with these bytes
+}
+
+const benchBytes = 2*mib + 5
+
+// newBenches returns a function that makes benches, on CUDA of a version.
+func newBenches(t *testing.T) func(version cudart.Version) *bench {
 	dir := t.TempDir()
-	want := bytesOf(3, n)
+	want := bytesOf(3, benchBytes)
 	file := filepath.Join(dir, "from")
 	require.NoError(t, os.WriteFile(file, want, 0o600))
-	type bench struct {
-		c     *Copier
-		dev   *cudart.Device
-		mem   cudart.DevPtr
-		buf   *hostmem.Buffer
-		strm  *cudart.Stream
-		bytes []byte
+	return func(version cudart.Version) *bench {
+		b := &bench{t: t, bytes: bytes.Clone(want), dir: dir, file: file}
+		var err error
+		b.sim, err = cudasim.New(cudasim.Config{Version: version})
+		require.NoError(t, err)
+		b.rt, err = cudart.Open(cudart.Options{Source: b.sim})
+		require.NoError(t, err)
+		b.dev, err = b.rt.Device(0)
+		require.NoError(t, err)
+		b.c, err = NewCopier(t.Context(), b.dev, Options{Workers: 2})
+		require.NoError(t, err)
+		b.mem, err = b.dev.Malloc(benchBytes)
+		require.NoError(t, err)
+		b.buf, err = hostmem.Alloc(t.Context(), b.dev, benchBytes, hostmem.Options{})
+		require.NoError(t, err)
+		copy(b.buf.Bytes(), want)
+		b.strm, err = b.dev.NewStream(cudart.StreamOptions{})
+		require.NoError(t, err)
+		require.NoError(t, b.c.Upload(t.Context(), b.mem, want))
+		return b
 	}
-	operations := map[string]func(ctx context.Context, b *bench) ([]byte, error){
-		"upload": func(ctx context.Context, b *bench) ([]byte, error) {
-			return nil, b.c.Upload(ctx, b.mem, b.bytes)
-		},
-		"small upload": func(ctx context.Context, b *bench) ([]byte, error) {
-			return nil, b.c.Upload(ctx, b.mem, b.bytes[:100])
-		},
-		"upload pinned": func(ctx context.Context, b *bench) ([]byte, error) {
-			return nil, b.c.Upload(ctx, b.mem, b.buf.Bytes())
-		},
-		"upload on a stream": func(ctx context.Context, b *bench) ([]byte, error) {
-			return nil, errors.Join(b.c.With(Call{Stream: b.strm}).Upload(ctx, b.mem, b.bytes), b.strm.Synchronize(ctx))
-		},
-		"upload parts": func(ctx context.Context, b *bench) ([]byte, error) {
-			return nil, b.c.UploadAll(ctx, cutUp(b.bytes, b.mem, 0, 5000))
-		},
-		"upload file": func(ctx context.Context, b *bench) ([]byte, error) {
-			f, err := os.Open(file)
-			if err != nil {
-				return nil, err
-			}
-			defer f.Close()
-			_, err = b.c.With(Call{DirectIO: true}).UploadFrom(ctx, b.mem, f, 0, n)
-			return nil, err
-		},
-		"download": func(ctx context.Context, b *bench) ([]byte, error) {
-			got := make([]byte, n)
-			return got, b.c.Download(ctx, got, b.mem)
-		},
-		"download pinned": func(ctx context.Context, b *bench) ([]byte, error) {
-			clear(b.buf.Bytes())
-			err := b.c.Download(ctx, b.buf.Bytes(), b.mem)
-			return b.buf.Bytes(), err
-		},
-		"download new": func(ctx context.Context, b *bench) ([]byte, error) {
-			m, err := b.c.DownloadNew(ctx, b.mem, n)
-			if err != nil {
-				return nil, err
-			}
-			return bytes.Clone(m.Bytes()), m.Close()
-		},
-		"download parts": func(ctx context.Context, b *bench) ([]byte, error) {
-			got := make([]byte, n)
-			return got, b.c.DownloadAll(ctx, cutUp(got, b.mem, 0, 5000))
-		},
-		"download file": func(ctx context.Context, b *bench) ([]byte, error) {
-			f, err := os.CreateTemp(dir, "to")
-			if err != nil {
-				return nil, err
-			}
-			defer os.Remove(f.Name())
-			defer f.Close()
-			if _, err := b.c.DownloadTo(ctx, f, 0, b.mem, n); err != nil {
-				return nil, err
-			}
-			return os.ReadFile(f.Name())
-		},
-		"download writer": func(ctx context.Context, b *bench) ([]byte, error) {
-			var w bytes.Buffer
-			_, err := b.c.DownloadWriter(ctx, &w, b.mem, n)
-			return w.Bytes(), err
-		},
-	}
+}
 
+// close requires that all works and can be released.
+func (b *bench) close(what string) {
+	t := b.t
+	after := make([]byte, benchBytes)
+	require.NoError(t, b.c.Upload(t.Context(), b.mem, b.bytes), what)
+	require.NoError(t, b.c.Download(t.Context(), after, b.mem), what)
+	require.True(t, bytes.Equal(b.bytes, after), what)
+	require.NoError(t, b.strm.Close())
+	for err := b.c.Close(); err != nil; err = b.c.Close() {
+		// A call that was given up, see TestEveryCallCanBlock, ends only now.
+		require.ErrorIs(t, err, stage.ErrHeld, what)
+		runtime.Gosched()
+	}
+	require.NoError(t, b.buf.Close())
+	require.NoError(t, b.dev.Free(b.mem))
+	require.NoError(t, b.rt.Close())
+	require.NoError(t, b.sim.Check(), what)
+	require.NoError(t, b.sim.Close(), what)
+}
+
+// calls runs f and counts the calls of each C function, but of those that cannot fail.
+func (b *bench) calls(f func()) map[string]int {
+	var mu sync.Mutex
+	calls := make(map[string]int)
+	b.sim.OnCall(func(fn string, _ int) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls[fn]++
+	})
+	f()
+	b.sim.OnCall(nil)
+	mu.Lock()
+	defer mu.Unlock()
+	calls = maps.Clone(calls)
+	delete(calls, "cudaGetLastError")
+	return calls
+}
+
+// operations are all ways of copying. What they return is to be bench.bytes.
+var operations = map[string]func(ctx context.Context, b *bench) ([]byte, error){
+	"upload": func(ctx context.Context, b *bench) ([]byte, error) {
+		return nil, b.c.Upload(ctx, b.mem, b.bytes)
+	},
+	"small upload": func(ctx context.Context, b *bench) ([]byte, error) {
+		return nil, b.c.Upload(ctx, b.mem, b.bytes[:100])
+	},
+	"upload pinned": func(ctx context.Context, b *bench) ([]byte, error) {
+		return nil, b.c.Upload(ctx, b.mem, b.buf.Bytes())
+	},
+	"upload on a stream": func(ctx context.Context, b *bench) ([]byte, error) {
+		return nil, errors.Join(b.c.With(Call{Stream: b.strm}).Upload(ctx, b.mem, b.bytes), b.strm.Synchronize(ctx))
+	},
+	"small upload on a stream": func(ctx context.Context, b *bench) ([]byte, error) {
+		return nil, errors.Join(b.c.With(Call{Stream: b.strm}).Upload(ctx, b.mem, b.bytes[:100]), b.strm.Synchronize(ctx))
+	},
+	"upload parts": func(ctx context.Context, b *bench) ([]byte, error) {
+		return nil, b.c.UploadAll(ctx, cutUp(b.bytes, b.mem, 0, 5000))
+	},
+	"upload file": func(ctx context.Context, b *bench) ([]byte, error) {
+		f, err := os.Open(b.file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		_, err = b.c.UploadFrom(ctx, b.mem, f, 0, benchBytes)
+		return nil, err
+	},
+	"upload file past the cache": func(ctx context.Context, b *bench) ([]byte, error) {
+		f, err := os.Open(b.file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		_, err = b.c.With(Call{DirectIO: true}).UploadFrom(ctx, b.mem, f, 0, benchBytes)
+		return nil, err
+	},
+	"upload reader": func(ctx context.Context, b *bench) ([]byte, error) {
+		_, err := b.c.UploadReader(ctx, b.mem, struct{ io.Reader }{bytes.NewReader(b.bytes)}, benchBytes)
+		return nil, err
+	},
+	"download": func(ctx context.Context, b *bench) ([]byte, error) {
+		got := make([]byte, benchBytes)
+		return got, b.c.Download(ctx, got, b.mem)
+	},
+	"small download": func(ctx context.Context, b *bench) ([]byte, error) {
+		got := bytes.Clone(b.bytes)
+		clear(got[:100])
+		return got, b.c.Download(ctx, got[:100], b.mem)
+	},
+	"download pinned": func(ctx context.Context, b *bench) ([]byte, error) {
+		clear(b.buf.Bytes())
+		err := b.c.Download(ctx, b.buf.Bytes(), b.mem)
+		return b.buf.Bytes(), err
+	},
+	"download new": func(ctx context.Context, b *bench) ([]byte, error) {
+		m, err := b.c.DownloadNew(ctx, b.mem, benchBytes)
+		if err != nil {
+			return nil, err
+		}
+		return bytes.Clone(m.Bytes()), m.Close()
+	},
+	"download parts": func(ctx context.Context, b *bench) ([]byte, error) {
+		got := make([]byte, benchBytes)
+		return got, b.c.DownloadAll(ctx, cutUp(got, b.mem, 0, 5000))
+	},
+	"download file": func(ctx context.Context, b *bench) ([]byte, error) {
+		f, err := os.CreateTemp(b.dir, "to")
+		if err != nil {
+			return nil, err
+		}
+		defer os.Remove(f.Name())
+		defer f.Close()
+		if _, err := b.c.DownloadTo(ctx, f, 0, b.mem, benchBytes); err != nil {
+			return nil, err
+		}
+		return os.ReadFile(f.Name())
+	},
+	"download buffer": func(ctx context.Context, b *bench) ([]byte, error) {
+		var w bytes.Buffer
+		_, err := b.c.DownloadWriter(ctx, &w, b.mem, benchBytes)
+		return w.Bytes(), err
+	},
+	"download writer": func(ctx context.Context, b *bench) ([]byte, error) {
+		var w bytes.Buffer
+		_, err := b.c.DownloadWriter(ctx, struct{ io.Writer }{&w}, b.mem, benchBytes)
+		return w.Bytes(), err
+	},
+}
+
+// isQueued reports whether an operation may leave copies to a stream.
+func isQueued(operation string) bool { return strings.HasSuffix(operation, "on a stream") }
+
+// TestEveryCallCanFail makes each CUDA call of each operation fail in turn, once or from
+// then on. The operation fails with an error that names the call, or works all the same;
+// nothing is in flight, the next one works when the fault is over, and all can be
+// released. Not parallel: it counts goroutines and what is pinned.
+func TestEveryCallCanFail(t *testing.T) {
+	benches := newBenches(t)
 	before, pinned := runtime.NumGoroutine(), hostmem.ReadStats().ReservedBytes
 	positions, failed := 0, 0
 	for _, version := range []cudart.Version{12040, 13000} {
 		for name, operation := range operations {
 			// trial runs the operation with a fault, and returns the calls that it made.
-			trial := func(fn string, nth int) map[string]int {
-				sim, err := cudasim.New(cudasim.Config{Version: version})
-				require.NoError(t, err)
-				rt, err := cudart.Open(cudart.Options{Source: sim})
-				require.NoError(t, err)
-				dev, err := rt.Device(0)
-				require.NoError(t, err)
-				b := &bench{dev: dev, bytes: bytes.Clone(want)}
-				b.c, err = NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
-				require.NoError(t, err)
-				b.mem, err = dev.Malloc(n)
-				require.NoError(t, err)
-				b.buf, err = hostmem.Alloc(t.Context(), dev, n, hostmem.Options{})
-				require.NoError(t, err)
-				copy(b.buf.Bytes(), want)
-				b.strm, err = dev.NewStream(cudart.StreamOptions{})
-				require.NoError(t, err)
-				require.NoError(t, b.c.Upload(t.Context(), b.mem, want))
-
-				var mu sync.Mutex
-				calls := make(map[string]int)
-				sim.OnCall(func(fn string, _ int) {
-					mu.Lock()
-					defer mu.Unlock()
-					calls[fn]++
-				})
+			trial := func(fn string, nth, times int) map[string]int {
+				what := fmt.Sprintf("%s, CUDA %v: %s, call %d, %d times", name, version, fn, nth, times)
+				b := benches(version)
 				if fn != "" {
-					sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrInvalidResourceHandle})
+					b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: times, Code: cudart.ErrInvalidResourceHandle})
 				}
-				got, err := operation(t.Context(), b)
-				sim.OnCall(nil)
-				mu.Lock()
-				reached := calls[fn] >= nth
-				mu.Unlock()
-				what := fmt.Sprintf("%s, CUDA %v: %s, call %d", name, version, fn, nth)
-				sim.ResetFaults()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a wait that has no end
+				defer cancel()
+				var got []byte
+				var err error
+				calls := b.calls(func() { got, err = operation(ctx, b) })
+				b.sim.ResetFaults()
 				switch {
 				case fn == "":
 					require.NoError(t, err, what)
 				case err != nil:
 					failed++
-					require.True(t, reached, what)
+					require.GreaterOrEqual(t, calls[fn], nth, what)
 					require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
 					require.ErrorContains(t, err, fn, what)
 				}
 				if err == nil && got != nil {
-					require.True(t, bytes.Equal(want, got), what)
+					require.True(t, bytes.Equal(b.bytes, got), what)
 				}
-				if !strings.HasPrefix(name, "upload on") {
-					require.Zero(t, sim.Outstanding().PendingOps, what)
+				if !isQueued(name) {
+					require.Zero(t, b.sim.Outstanding().PendingOps, what)
 				}
-
 				_, err = operation(t.Context(), b) // the next one works
 				require.NoError(t, err, what)
-				after := make([]byte, n)
-				require.NoError(t, b.c.Download(t.Context(), after, b.mem), what)
-				require.True(t, bytes.Equal(want, after), what)
-				require.NoError(t, b.strm.Close())
-				require.NoError(t, b.c.Close(), what)
-				require.NoError(t, b.buf.Close())
-				require.NoError(t, dev.Free(b.mem))
-				require.NoError(t, rt.Close())
-				require.NoError(t, sim.Check(), what)
-				require.NoError(t, sim.Close(), what)
+				b.close(what)
 				return calls
 			}
-			calls := trial("", 0)
-			delete(calls, "cudaGetLastError") // cannot fail
+			calls := trial("", 0, 0)
 			for _, fn := range slices.Sorted(maps.Keys(calls)) {
 				times := calls[fn]
 				if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
@@ -200,8 +268,10 @@ func TestEveryCallCanFail(t *testing.T) {
 				}
 				for nth := 1; nth <= times; nth++ {
 					positions++
-					trial(fn, nth)
+					trial(fn, nth, 1)
 				}
+				positions++
+				trial(fn, 1, -1)
 			}
 		}
 	}
@@ -224,7 +294,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 		require.NoError(t, err)
 		start := sim.TotalCalls()
 		sim.FailCall(start+nth, cudart.ErrInvalidResourceHandle)
-		c, err := NewCopier(t.Context(), dev, Options{Workers: 1, Chunk: 512 * kib})
+		c, err := NewCopier(t.Context(), dev, Options{Workers: 1})
 		made := err == nil
 		if !made {
 			require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
@@ -294,7 +364,7 @@ func TestReadersAndWritersThatFail(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 3, Chunk: 512 * kib})
+	r := rigOn(t, dev, Options{Workers: 3})
 	const n = 4*mib + 9
 	want := bytesOf(8, n)
 	mem := r.device(n)
@@ -337,8 +407,12 @@ func TestReadersAndWritersThatFail(t *testing.T) {
 
 func TestFilesThatShrink(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
-	const n = 8 * mib
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 2})
+	ring := r.c.Stats().RingBytes
+	n, left := ring+8*mib, ring+3*mib+1
 	want := bytesOf(5, n)
 	mem := r.device(n)
 	for where, dir := range directories(t) {
@@ -346,17 +420,24 @@ func TestFilesThatShrink(t *testing.T) {
 		require.NoError(t, err)
 		_, err = f.Write(want)
 		require.NoError(t, err)
-		var once sync.Once
-		done, err := r.c.With(Call{Progress: func(int, int) {
-			once.Do(func() { assert.NoError(t, f.Truncate(3*mib+1)) })
-		}}).UploadFrom(t.Context(), mem, f, 0, n)
+		before := sim.Calls("cudaMemcpyAsync")
+		sim.Hold() // no more is read than fits the ring
+		var done int
+		var group sync.WaitGroup
+		group.Go(func() { done, err = r.c.UploadFrom(t.Context(), mem, f, 0, n) })
+		for sim.Calls("cudaMemcpyAsync") == before {
+			runtime.Gosched()
+		}
+		assert.NoError(t, f.Truncate(int64(left)))
+		sim.Release()
+		group.Wait()
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF, where)
-		require.GreaterOrEqual(t, done, 3*mib+1, where)
+		require.Equal(t, left, done, where)
 		require.True(t, bytes.Equal(want[:done], r.onDevice(mem, done)), where)
 
 		// It grows again: only what was asked for is read.
-		require.NoError(t, f.Truncate(n))
-		done, err = r.c.With(Call{Progress: func(int, int) { assert.NoError(t, f.Truncate(2*n)) }}).UploadFrom(t.Context(), mem, f, 0, n)
+		require.NoError(t, f.Truncate(int64(n)))
+		done, err = r.c.With(Call{Progress: func(int, int) { assert.NoError(t, f.Truncate(int64(2*n))) }}).UploadFrom(t.Context(), mem, f, 0, n)
 		require.NoError(t, err, where)
 		require.Equal(t, n, done, where)
 		require.NoError(t, f.Close())

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"context"
+	"io"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -13,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // openSim opens a simulated GPU whose device gets lost: nothing can be released
@@ -43,9 +45,9 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 			},
 			"writer": func(ctx context.Context, c *Copier, mem cudart.DevPtr) error {
 				var w bytes.Buffer
-				done, err := c.DownloadWriter(ctx, &w, mem, n)
+				done, err := c.DownloadWriter(ctx, struct{ io.Writer }{&w}, mem, n)
 				require.Equal(t, done, w.Len())
-				require.LessOrEqual(t, done, (nth-1)*512*kib, "chunks before it")
+				require.LessOrEqual(t, done, []int{0, 512 * kib, 1536 * kib}[nth-1], "chunks before it")
 				require.True(t, bytes.Equal(want[:done], w.Bytes()), "nothing of the copy that failed")
 				return err
 			},
@@ -55,7 +57,7 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 				t.Skip(err)
 			}
 			dev, _ := openSim(t, sim)
-			c, err := NewCopier(t.Context(), dev, Options{Workers: 2, Chunk: 512 * kib})
+			c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
 			require.NoError(t, err)
 			mem, err := dev.Malloc(n)
 			require.NoError(t, err)
@@ -73,110 +75,32 @@ func TestErrorsThatAreReportedOnce(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1, Chunk: 512 * kib})
-	const n = 100
-	mem, want := r.device(n), bytesOf(1, n)
+	r := rigOn(t, dev, Options{Workers: 1})
+	const large = stage.Alone + 1
+	mem, want := r.device(large), bytesOf(1, large)
 	r.fill(mem, want)
 	fault := cudasim.Fault{Code: cudart.ErrLaunchFailure}
+	for _, tt := range []struct {
+		fn string
+		n  int
+	}{{"cudaStreamQuery", 100}, {"cudaEventRecord", large}, {"cudaEventQuery", large}} {
+		sim.Fail(tt.fn, fault)
+		require.ErrorIs(t, r.c.Upload(t.Context(), mem, want[:tt.n]), cudart.ErrLaunchFailure, tt.fn)
+		sim.Fail(tt.fn, fault)
+		require.ErrorIs(t, r.c.Download(t.Context(), make([]byte, tt.n), mem), cudart.ErrLaunchFailure, tt.fn)
+		require.NoError(t, r.c.Upload(t.Context(), mem, want[:tt.n]), tt.fn)
+	}
 	for _, fn := range []string{"cudaEventRecord", "cudaEventQuery"} {
 		sim.Fail(fn, fault)
-		require.ErrorIs(t, r.c.Upload(t.Context(), mem, want), cudart.ErrLaunchFailure, fn)
-		sim.Fail(fn, fault)
 		var w bytes.Buffer
-		done, err := r.c.DownloadWriter(t.Context(), &w, mem, n)
+		done, err := r.c.DownloadWriter(t.Context(), struct{ io.Writer }{&w}, mem, 100)
 		require.ErrorIs(t, err, cudart.ErrLaunchFailure, fn)
 		require.Zero(t, done, fn)
 		require.Zero(t, w.Len(), fn)
 		sim.Fail(fn, fault)
-		require.ErrorIs(t, r.c.DownloadAll(t.Context(), cutUp(make([]byte, n), mem, 0, 10)), cudart.ErrLaunchFailure, fn)
-		require.NoError(t, r.c.Upload(t.Context(), mem, want), fn)
+		require.ErrorIs(t, r.c.DownloadAll(t.Context(), cutUp(make([]byte, 100), mem, 0, 10)), cudart.ErrLaunchFailure, fn)
+		require.NoError(t, r.c.UploadAll(t.Context(), cutUp(want, mem, 0, 10)), fn)
 	}
-}
-
-// The copy that failed has its error although another goroutine found it, which
-// was about to use the slot; and that one has not.
-func TestAnErrorIsTheCopysOwn(t *testing.T) {
-	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	ring, err := newRing(t.Context(), dev, 1, 64*kib, "")
-	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1, Chunk: 512 * kib})
-	s, mem := r.stream(), r.device(64*kib)
-	queue := func(slot *slot) error { return s.CopyToDevice(mem, unsafe.Pointer(&slot.mem[0]), len(slot.mem)) }
-
-	first, err := ring.acquire(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, queue(first))
-	f := first.queued(s)
-	ring.release(first)
-	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
-	second, err := ring.acquire(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, queue(second))
-	require.NoError(t, completed(second.queued(s)))
-	require.ErrorIs(t, completed(f), cudart.ErrLaunchFailure)
-	ring.release(second)
-	require.NoError(t, ring.close(t.Context()))
-}
-
-// An error of the wait says nothing about the memory: the slot is not used, and
-// the next goroutine waits again.
-func TestASlotThatIsInUse(t *testing.T) {
-	t.Parallel()
-	r := newSimRig(t, Options{Workers: 1, Chunk: 512 * kib})
-	ring, err := newRing(t.Context(), r.dev, 1, 64*kib, "")
-	require.NoError(t, err)
-	s, mem := r.stream(), r.device(64*kib)
-	open := blocked(t, s)
-	held, err := ring.acquire(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, s.CopyToDevice(mem, unsafe.Pointer(&held.mem[0]), len(held.mem)))
-	held.queued(s)
-	ring.release(held)
-	for _, acquire := range []func(context.Context) (*slot, error){ring.acquire, ring.tryAcquire, ring.acquire} {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(errFlaky)
-		s, err := acquire(ctx)
-		require.ErrorIs(t, err, errFlaky)
-		require.Nil(t, s)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, ring.close(ctx), context.Canceled)
-	open()
-	again, err := ring.acquire(t.Context())
-	require.NoError(t, err)
-	require.Same(t, held, again)
-	done, err := s.Query()
-	require.NoError(t, err)
-	require.True(t, done)
-	ring.release(held)
-	require.NoError(t, ring.close(t.Context()))
-}
-
-// A slot waits for its copies, and not for what its stream does later.
-func TestASlotWaitsForItsOwnCopies(t *testing.T) {
-	t.Parallel()
-	r := newSimRig(t, Options{Workers: 1, Chunk: 512 * kib})
-	ring, err := newRing(t.Context(), r.dev, 1, 64*kib, "")
-	require.NoError(t, err)
-	s, mem := r.stream(), r.device(64*kib)
-	for range 2 {
-		slot, err := ring.acquire(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, s.CopyToDevice(mem, unsafe.Pointer(&slot.mem[0]), len(slot.mem)))
-		slot.queued(s)
-		ring.release(slot)
-	}
-	open := blocked(t, s)
-	slot, err := ring.acquire(t.Context())
-	require.NoError(t, err)
-	ring.release(slot)
-	require.NoError(t, ring.close(t.Context()))
-	open()
-	require.NoError(t, s.Synchronize(t.Context()))
 }
 
 // When queueing fails half way, the half that was queued is waited for: nothing
@@ -225,21 +149,24 @@ func TestCopiesThatAreQueuedInPart(t *testing.T) {
 				sim, rt := testgpu.Sim(t, cudasim.Config{Version: tt.version})
 				dev, err := rt.Device(0)
 				require.NoError(t, err)
-				r := rigOn(t, dev, Options{Workers: 1, Chunk: 512 * kib})
-				mem, s := r.device(4*mib), r.stream()
-				open := blocked(t, s)
-				var failed, opened atomic.Bool
+				r := rigOn(t, dev, Options{Workers: 1})
+				mem := r.device(4 * mib)
+				// The GPU begins when the failure is known, and CUDA is asked.
+				sim.Hold()
+				var failed, released atomic.Bool
+				release := func() {
+					if !released.Swap(true) {
+						go sim.Release()
+					}
+				}
+				defer release()
 				sim.Fail(tt.fn, cudasim.Fault{Nth: 2, Code: cudart.ErrInvalidResourceHandle, After: func() { failed.Store(true) }})
-				// A call that asks for the stream's end, after the failure, is a wait.
 				sim.OnCall(func(fn string, _ int) {
-					if (fn == "cudaEventQuery" || fn == "cudaDeviceSynchronize") && failed.Load() && !opened.Swap(true) {
-						open()
+					if (fn == "cudaEventQuery" || fn == "cudaDeviceSynchronize") && failed.Load() {
+						release()
 					}
 				})
-				err = tt.do(r.c.With(Call{Stream: s}), r, mem)
-				if !opened.Swap(true) {
-					defer open()
-				}
+				err = tt.do(&r.c.View, r, mem)
 				require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
 				require.Zero(t, sim.Outstanding().PendingOps)
 				sim.OnCall(nil)

@@ -94,10 +94,12 @@ type fileFeed struct {
 	n      int
 	behind *readAhead
 
+	next int // to be tried; the job's
+
 	mu     sync.Mutex
-	next   int    // to be tried
 	missed []span // that is not in the cache
 	run    int    // bytes that are not tried after the next miss
+	skip   int    // bytes that are not to be tried
 }
 
 // A span is n bytes at off.
@@ -114,10 +116,7 @@ func newFileFeed(cached *cachedFile, f *os.File, off int64, n int) *fileFeed {
 	return feed
 }
 
-func (f *fileFeed) Start(j *stage.Job) {
-	f.job = j
-	f.behind.Start(j)
-}
+func (f *fileFeed) Start(j *stage.Job) { f.job, f.behind.job = j, j }
 
 func (f *fileFeed) Stop() { f.behind.Stop() }
 
@@ -125,17 +124,30 @@ func (f *fileFeed) Ready() int {
 	if n := f.behind.Ready(); n > 0 {
 		return n
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.skipMissed()
 	return f.n - f.next
+}
+
+// skipMissed leaves what follows on something that was not in the page cache to the
+// feed's own goroutines, untried.
+func (f *fileFeed) skipMissed() {
+	f.mu.Lock()
+	n := min(f.skip, f.n-f.next)
+	f.skip = 0
+	if n > 0 {
+		f.missed = append(f.missed, span{f.next, n})
+		f.next += n
+	}
+	f.mu.Unlock()
+	if n > 0 {
+		f.behind.more()
+	}
 }
 
 func (f *fileFeed) Take(most int) stage.Segment {
 	if n := f.behind.Ready(); n > 0 {
 		return f.behind.Take(min(n, most))
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	off := f.next
 	f.next += most
 	return stage.Segment{Off: off, N: most, Fill: f.fill, End: func(filled bool) { f.tried(off, most, filled) }}
@@ -145,30 +157,25 @@ func (f *fileFeed) Take(most int) stage.Segment {
 func (f *fileFeed) fill(to []byte, off int) error {
 	got, err := f.cached.readNow(to, off)
 	if err == nil && got < len(to) { // the file was truncated meanwhile
-		clear(to[got:])
 		f.job.Cut(off+got, io.ErrUnexpectedEOF)
 	}
 	return err
 }
 
-// tried leaves what was not in the page cache to the feed's own goroutines, and
-// what follows on it too.
+// tried leaves what was not in the page cache to the feed's own goroutines.
 func (f *fileFeed) tried(off, n int, filled bool) {
 	f.mu.Lock()
 	if filled {
 		f.run = leastMiss
-		f.mu.Unlock()
-		return
-	}
-	more := min(f.run, f.n-f.next)
-	f.run = min(2*f.run, mostMiss)
-	f.missed = append(f.missed, span{off, n})
-	if more > 0 {
-		f.missed = append(f.missed, span{f.next, more})
-		f.next += more
+	} else {
+		f.missed = append(f.missed, span{off, n})
+		f.skip += f.run
+		f.run = min(2*f.run, mostMiss)
 	}
 	f.mu.Unlock()
-	f.behind.more()
+	if !filled {
+		f.behind.more()
+	}
 }
 
 // claim takes something that was missed.

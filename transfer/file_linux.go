@@ -71,7 +71,7 @@ func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 		if err := unix.Fstat(fd, &s); err != nil {
 			return err
 		}
-		if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size < off+int64(n) {
+		if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size-off < int64(n) {
 			return errors.ErrUnsupported
 		}
 		var one [1]byte
@@ -297,8 +297,17 @@ func sizeOf(fd int) (int64, error) {
 	return s.Size, os.NewSyscallError("fstat", err)
 }
 
-// hasOffset reports whether a file is regular, and written where its offset is.
-func hasOffset(f *os.File) (ok bool) {
+// isRegular reports whether an open file is regular.
+func isRegular(f *os.File) (ok bool) {
+	_ = control(f, func(fd int) error {
+		_, ok = regular(fd)
+		return nil
+	})
+	return ok
+}
+
+// writesAtOffset reports whether a file is regular, and written where its offset is.
+func writesAtOffset(f *os.File) (ok bool) {
 	_ = control(f, func(fd int) error {
 		var flags int
 		flags, ok = regular(fd)

@@ -4,7 +4,6 @@ package transfer
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +23,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A slice of a mapped file whose file is cut short has no bytes past its end:
@@ -33,7 +37,7 @@ func TestAMappedFileThatIsCutShort(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation does not report the address of a bus error")
 	}
-	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 4 * mib
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	require.NoError(t, err)
@@ -70,7 +74,7 @@ func requireUnmapped(t *testing.T) {
 
 func TestFilesInMemory(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: mib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 3*mib + 5
 	want := bytesOf(6, n)
 	mem := r.device(n)
@@ -120,7 +124,10 @@ func TestFilesInMemory(t *testing.T) {
 // but for the bytes that arrived.
 func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 2})
 	const n = 8 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
@@ -133,18 +140,9 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 				old := bytesOf(3, before)
 				_, err := f.Write(old)
 				require.NoError(t, err)
-				ctx, cancel := context.WithCancelCause(t.Context())
-				calls := 0
-				done, err := r.c.With(Call{Progress: func(int, int) {
-					if calls++; calls == chunks {
-						cancel(assert.AnError)
-					}
-					if chunks == 0 {
-						panic(assert.AnError)
-					}
-				}}).DownloadTo(ctx, f, int64(off), mem, n)
-				cancel(nil)
-				require.Error(t, err, what)
+				sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: chunks + 1, Code: cudart.ErrInvalidResourceHandle})
+				done, err := r.c.DownloadTo(t.Context(), f, int64(off), mem, n)
+				require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
 				require.Less(t, done, n, what)
 				got, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
 				require.NoError(t, err)
@@ -159,7 +157,7 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	}
 	// One that another process has changed meanwhile is left as it is.
 	f := memfd(t, 0)
-	_, err := r.c.With(Call{Progress: func(int, int) {
+	_, err = r.c.With(Call{Progress: func(int, int) {
 		assert.NoError(t, f.Truncate(2*n))
 		panic(assert.AnError)
 	}}).DownloadTo(t.Context(), f, 0, mem, n)
@@ -168,18 +166,13 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 2*n, info.Size())
 
-	// And a callback that ends the goroutine.
+	// And a callback that ends its goroutine.
 	f = memfd(t, 0)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, err := r.c.With(Call{Progress: func(int, int) { runtime.Goexit() }}).DownloadTo(t.Context(), f, 0, mem, n)
-		assert.ErrorIs(t, err, errExited)
-	}()
-	<-ended
+	done, err := r.c.With(Call{Progress: func(int, int) { runtime.Goexit() }}).DownloadTo(t.Context(), f, 0, mem, n)
+	require.ErrorIs(t, err, stage.ErrExited)
 	info, err = f.Stat()
 	require.NoError(t, err)
-	require.LessOrEqual(t, info.Size(), int64(n/2))
+	require.EqualValues(t, done, info.Size())
 	requireUnmapped(t)
 }
 
@@ -190,16 +183,31 @@ func TestAFileInMemoryThatIsTruncated(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation maps pages past the end of a file")
 	}
-	r := newRig(t, Options{Workers: 1, Chunk: 512 * kib})
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 1})
 	const n = 3 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
 	r.fill(mem, want)
 	f := memfd(t, 0)
-	var once sync.Once
-	done, err := r.c.With(Call{Progress: func(done, _ int) {
-		once.Do(func() { assert.NoError(t, f.Truncate(int64(done))) })
-	}}).DownloadTo(t.Context(), f, 0, mem, n)
+	sim.Hold()
+	var done int
+	var group sync.WaitGroup
+	group.Go(func() { done, err = r.c.DownloadTo(t.Context(), f, 0, mem, n) })
+	for size := int64(0); size < n; { // until it is extended, and mapped
+		info, err := f.Stat()
+		require.NoError(t, err)
+		size = info.Size()
+		runtime.Gosched()
+	}
+	for sim.Calls("cudaMemcpyAsync") == 0 {
+		runtime.Gosched()
+	}
+	assert.NoError(t, f.Truncate(mib+1))
+	sim.Release()
+	group.Wait()
 	require.NoError(t, err)
 	require.Equal(t, n, done)
 	got, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
@@ -213,7 +221,7 @@ func TestAFullFileSystemInMemory(t *testing.T) {
 	const dir, room = "PINNED_TEST_TMPFS", 5 * mib
 	if at := os.Getenv(dir); at != "" {
 		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%d", room)))
-		r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+		r := newRig(t, Options{Workers: 2})
 		const n = 2 * room
 		want := bytesOf(2, n)
 		mem := r.device(n)
@@ -253,7 +261,7 @@ func TestAFullFileSystemInMemory(t *testing.T) {
 // Device nodes are not files in memory, though their file system is.
 func TestADeviceNodeIsWritten(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	f, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
@@ -268,7 +276,7 @@ func TestADeviceNodeIsWritten(t *testing.T) {
 // DownloadNew unmaps what it allocated when it fails. Not parallel: it looks at
 // the address space of the process.
 func TestNewMemoryAfterAFailure(t *testing.T) {
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	const n, rounds = 64 * mib, 64
 	mem := r.device(n)
 	size := func() (bytes int) {
@@ -321,7 +329,7 @@ func TestDirectIO(t *testing.T) {
 		t.Skipf("no O_DIRECT in %s: %v", t.TempDir(), err)
 	}
 	require.NoError(t, probe.Close())
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	const n = 3*mib + 5
 	want := bytesOf(7, n)
 	mem := r.device(n)
@@ -392,7 +400,7 @@ func TestDirectIO(t *testing.T) {
 // DirectIO does with a file what can be done with it as it is open.
 func TestDirectIOKeepsToTheFlags(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	c := r.c.With(Call{DirectIO: true})
 	const n = 64 * kib
 	want := bytesOf(7, n)
@@ -436,7 +444,7 @@ func TestDirectIOKeepsToTheFlags(t *testing.T) {
 // To open a FIFO once more would wait for its other end.
 func TestDirectIOOfAPipe(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2, Chunk: 512 * kib})
+	r := newRig(t, Options{Workers: 2})
 	c := r.c.With(Call{DirectIO: true})
 	path := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, unix.Mkfifo(path, 0o600))
@@ -500,7 +508,7 @@ func TestShortReadsPastThePageCache(t *testing.T) {
 					return copy(p[:min(len(p), most)], data[min(int(off), size):]), nil
 				}, int64(base), readAt(bytes.NewReader(data), int64(base)))
 				to := make([]byte, size+3*block)
-				skip, got, err := read(t.Context(), to, 0, n)
+				skip, got, err := read(to, 0, n)
 				if n > size-base {
 					require.ErrorIs(t, err, io.ErrUnexpectedEOF, what)
 					require.Equal(t, size-base, got, what)

@@ -33,4 +33,6 @@ func (*cachedFile) readNow([]byte, int) (int, error) { return 0, errors.ErrUnsup
 
 func (*cachedFile) close() {}
 
-func hasOffset(*os.File) bool { return false }
+func isRegular(*os.File) bool { return false }
+
+func writesAtOffset(*os.File) bool { return false }

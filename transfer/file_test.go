@@ -23,7 +23,7 @@ func directories(t *testing.T) map[string]string {
 
 func TestFilesArrive(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	r := newRig(t, Options{Workers: 3})
 	for where, dir := range directories(t) {
 		for _, direct := range []bool{false, true} {
 			for _, n := range sizes {
@@ -66,7 +66,7 @@ func TestFilesArrive(t *testing.T) {
 
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	r := newRig(t, Options{Workers: 3})
 	for _, n := range sizes {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			want := bytesOf(uint64(n), n+10)
@@ -88,7 +88,7 @@ func TestReadersAndWriters(t *testing.T) {
 
 func TestReadersThatEndEarly(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	r := newRig(t, Options{Workers: 3})
 	const n = 5*mib + 3
 	want := bytesOf(1, n)
 	for _, has := range []int{0, 1, mib - 1, mib, 3*mib + 5, n - 1} {

@@ -76,15 +76,15 @@ func (g *gate) shut(ctx context.Context, release func(context.Context) error) er
 		return err
 	}
 	var err error
-	left := stage.Apart(ctx, func() {
+	left := stage.Apart(ctx, stage.Patience, func() {
 		defer func() { g.closer <- struct{}{} }()
 		if !g.released {
 			err = release(ctx)
 			g.released = err == nil
 		}
 	}, func(error) {}, func() bool { return true })
-	if left {
-		return stage.ErrUnderWay
+	if left != nil {
+		return left
 	}
 	return err
 }

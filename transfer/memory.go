@@ -23,8 +23,11 @@ func (v *View) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error 
 }
 
 func (v *View) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, error) {
-	if queued, err := v.queue(dst, src); queued || err != nil {
-		return len(src), err
+	if queued, err := v.queue(ctx, dst, src); queued {
+		if err != nil {
+			return 0, err
+		}
+		return v.staged(len(src), nil)
 	}
 	if err := v.call.turn(ctx); err != nil {
 		return 0, err

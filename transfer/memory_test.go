@@ -6,14 +6,17 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// sizes around everything that makes a difference, for a chunk of 1 MiB.
-var sizes = []int{0, 1, 63, 4096, smallCopy - 1, smallCopy, smallCopy + 1, leastChunk, leastChunk + 1, mib, mib + 1, 9*mib + 13}
+// sizes around everything that makes a difference: the last is more than the ring of
+// a machine with few cores.
+var sizes = []int{0, 1, 63, 4096, stage.Alone - 1, stage.Alone, stage.Alone + 1, 512 * kib, 512*kib + 1, mib, mib + 1, 9*mib + 13}
 
 func TestMemoryArrives(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	r := newRig(t, Options{Workers: 3})
 	for _, n := range sizes {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			const skip = 5

@@ -4,15 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -21,7 +18,6 @@ func TestBadInput(t *testing.T) {
 	dev := testgpu.Device(t)
 	for option, all := range map[string][]Options{
 		"Workers": {{Workers: -1}, {Workers: mostWorkers + 1}, {Workers: math.MaxInt}, {Workers: math.MinInt}},
-		"Chunk":   {{Chunk: -64 * kib}, {Chunk: 64 * kib}, {Chunk: mib + 1}, {Chunk: mostChunk + 64*kib}, {Chunk: math.MaxInt &^ (chunkUnit - 1)}},
 	} {
 		for _, o := range all {
 			_, err := NewCopier(t.Context(), dev, o)
@@ -29,7 +25,7 @@ func TestBadInput(t *testing.T) {
 			require.ErrorContains(t, err, "Options."+option, "%+v", o)
 		}
 	}
-	r := rigOn(t, dev, Options{Workers: 1, Chunk: mib})
+	r := rigOn(t, dev, Options{Workers: 1})
 	mem := r.device(1)
 	_, err := r.c.UploadFrom(t.Context(), mem, strings.NewReader(""), 0, -1)
 	require.ErrorContains(t, err, "transfer: upload -1 bytes from offset 0 of *strings.Reader: -1 bytes: must not be negative")
@@ -54,7 +50,7 @@ func TestNilInput(t *testing.T) {
 	_, err = NewCopier(none, dev, Options{})
 	require.ErrorContains(t, err, "the context is nil")
 
-	r := rigOn(t, dev, Options{Workers: 1, Chunk: mib})
+	r := rigOn(t, dev, Options{Workers: 1})
 	mem := r.device(1)
 	one, parts := []byte{1}, []Part{{mem, []byte{1}}}
 	for name, call := range map[string]func(ctx context.Context) error{
@@ -92,7 +88,7 @@ func TestNilInput(t *testing.T) {
 // Copies of nothing succeed, and make no calls.
 func TestNothingToDo(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 1, Chunk: mib})
+	r := newRig(t, Options{Workers: 1})
 	mem := r.device(1)
 	require.NoError(t, r.c.Upload(t.Context(), mem, nil))
 	require.NoError(t, r.c.Download(t.Context(), nil, mem))
@@ -106,44 +102,4 @@ func TestNothingToDo(t *testing.T) {
 	require.NoError(t, fresh.Close())
 	require.NoError(t, fresh.Close())
 	require.Zero(t, r.c.Stats().Copies)
-}
-
-// CUDA refuses copies that cross from one registration to the next: no slot does.
-func TestSlotsLieWithinRegistrations(t *testing.T) {
-	t.Parallel()
-	const size = 10
-	require.Equal(t, []int{0, 10, 20}, cut([]hostmem.Span{{Off: 0, Len: 30}}, size))
-	require.Equal(t, []int{0, 15, 25, 50}, cut([]hostmem.Span{{Off: 0, Len: 15}, {Off: 15, Len: 29}, {Off: 44, Len: 6}, {Off: 50, Len: 10}}, size))
-	require.Empty(t, cut([]hostmem.Span{{Off: 0, Len: 9}, {Off: 9, Len: 9}}, size))
-}
-
-func TestDefaultWorkers(t *testing.T) {
-	t.Parallel()
-	for procs, want := range map[int]int{1: 1, 2: 2, 4: 4, 5: 3, 8: 6, 16: 12, 22: 16, 256: 16} {
-		assert.Equal(t, want, defaultWorkers(procs), "%d cores", procs)
-	}
-}
-
-// Chunks of all sizes cover all bytes once, in order, within bounds.
-func TestChunksCoverEverything(t *testing.T) {
-	t.Parallel()
-	random := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		j := &job{
-			n: 1 + random.IntN(200*mib), unit: chunkUnit << random.IntN(6), workers: 1 + random.IntN(16),
-			least: leastChunk, chunk: leastChunk + random.IntN(100)*chunkUnit, at: math.MaxInt,
-		}
-		what := fmt.Sprintf("%d bytes, unit %d, chunk %d, %d workers", j.n, j.unit, j.chunk, j.workers)
-		want := 0
-		for off, n, ok := j.claim(context.Background()); ok; off, n, ok = j.claim(context.Background()) {
-			require.Equal(t, want, off, what)
-			require.Positive(t, n, what)
-			require.LessOrEqual(t, n, j.chunk, what)
-			if off+n < j.n {
-				require.GreaterOrEqual(t, n, j.least, what)
-			}
-			want += n
-		}
-		require.Equal(t, j.n, want, what)
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 func (r *rig) stream() *cudart.Stream {
@@ -42,13 +43,13 @@ func blocked(t testing.TB, s *cudart.Stream) (open func()) {
 	return open
 }
 
-// An upload on a stream returns when its source may be changed, comes after
+// A small upload on a stream returns when its source may be changed, comes after
 // what was queued before, and before what is queued then.
 func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{Workers: 4, Chunk: mib})
+	r := newSimRig(t, Options{Workers: 4})
 	s := r.stream()
-	for _, n := range []int{1000, smallCopy, 3*mib + 1} { // less than the ring
+	for _, n := range []int{1000, stage.Alone, mostQueued} {
 		dst, other := r.device(n), r.device(n)
 		src := bytesOf(1, n)
 		want := bytes.Clone(src)
@@ -66,9 +67,68 @@ func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	}
 }
 
+// A large upload waits for what the stream holds, and so does a small one that finds
+// no memory: they come after it all the same.
+func TestUploadsThatWaitForAStream(t *testing.T) {
+	t.Parallel()
+	r := newSimRig(t, Options{Workers: 4})
+	s := r.stream()
+	var all []cudart.DevPtr
+	open := blocked(t, s)
+	for range queuedBytes / mostQueued {
+		p := r.device(mostQueued)
+		all = append(all, p)
+		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), p, make([]byte, mostQueued)))
+	}
+	for _, n := range []int{100, 3*mib + 1} {
+		dst, other := r.device(n), r.device(n)
+		src := bytesOf(1, n)
+		want := bytes.Clone(src)
+		require.NoError(t, s.Memset(dst, 7, n))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		require.ErrorIs(t, r.c.With(Call{Stream: s}).Upload(ctx, dst, src), context.DeadlineExceeded)
+		cancel()
+		time.AfterFunc(5*time.Millisecond, open)
+		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), dst, src))
+		clear(src)
+		require.NoError(t, s.CopyOnDevice(other, dst, n))
+		require.NoError(t, s.Synchronize(t.Context()))
+		require.True(t, bytes.Equal(want, r.onDevice(other, n)), "%d bytes", n)
+		open = blocked(t, s)
+	}
+	open()
+	require.NoError(t, s.Synchronize(t.Context()))
+}
+
+// A call that the stream's full queue blocks ends with the context.
+func TestAStreamWhoseQueueIsFull(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{QueueDepth: 4})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{})
+	s := r.stream()
+	mem, src := r.device(100), bytesOf(1, 100)
+	open := blocked(t, s)
+	ended := 0
+	for range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		if err := r.c.With(Call{Stream: s}).Upload(ctx, mem, src); err != nil {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			ended++
+		}
+		cancel()
+	}
+	require.NotZero(t, ended)
+	require.NoError(t, r.c.Upload(t.Context(), mem, src), "without the stream nothing is in its way")
+	open()
+	require.NoError(t, s.Synchronize(t.Context()))
+	require.Equal(t, src, r.onDevice(mem, 100))
+}
+
 func TestDownloadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{Workers: 2, Chunk: mib})
+	r := newSimRig(t, Options{Workers: 2})
 	s := r.stream()
 	buf, err := hostmem.Alloc(t.Context(), r.dev, 9*mib, hostmem.Options{})
 	require.NoError(t, err)
@@ -87,7 +147,7 @@ func TestDownloadsInTheOrderOfAStream(t *testing.T) {
 
 func TestAPinnedSourceMayBeChangedToo(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{Workers: 2, Chunk: mib})
+	r := newSimRig(t, Options{Workers: 2})
 	s := r.stream()
 	const n = 2 * mib
 	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
@@ -111,7 +171,7 @@ func TestStreamsOfOtherDevicesAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	other, err := rt.Device(1)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1, Chunk: mib})
+	r := rigOn(t, dev, Options{Workers: 1})
 	s, err := other.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
@@ -120,7 +180,7 @@ func TestStreamsOfOtherDevicesAreRefused(t *testing.T) {
 
 func TestProgressEndsAtTheTotal(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3, Chunk: mib})
+	r := newRig(t, Options{Workers: 3})
 	const n = 5*mib + 7
 	mem := r.device(n)
 	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
@@ -156,14 +216,14 @@ func TestProgressEndsAtTheTotal(t *testing.T) {
 	}
 }
 
-// A copy that is canceled returns the cause. Nothing is in flight afterwards, and
-// the next copy works.
+// A copy that is canceled returns the cause, also when Progress blocks. Nothing is in
+// flight afterwards, and the next copy works.
 func TestCancelledCopies(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 2, Chunk: 512 * kib})
+	r := rigOn(t, dev, Options{Workers: 2})
 	const n = 9 * mib
 	mem, host := r.device(n), bytesOf(1, n)
 	cause := assert.AnError
@@ -189,48 +249,21 @@ func TestCancelledCopies(t *testing.T) {
 			return c.DownloadAll(ctx, cutUp(make([]byte, n), mem, 0, 4096))
 		},
 	} {
-		for _, after := range []int{0, 1, 3} { // calls of Progress
+		for _, before := range []bool{false, true} {
 			ctx, cancel := context.WithCancelCause(t.Context())
-			if after == 0 {
+			if before {
 				cancel(cause)
 			}
-			calls := 0
+			returned := make(chan struct{})
 			err := call(ctx, r.c.With(Call{Progress: func(int, int) {
-				if calls++; calls == after {
-					cancel(cause)
-				}
+				cancel(cause)
+				<-returned
 			}}))
-			require.ErrorIs(t, err, cause, "%s, after %d chunks", name, after)
-			require.Zero(t, sim.Outstanding().PendingOps, "%s, after %d chunks", name, after)
-			cancel(nil)
+			close(returned)
+			require.ErrorIs(t, err, cause, "%s, before: %t", name, before)
+			require.Zero(t, sim.Outstanding().PendingOps, "%s, before: %t", name, before)
 			require.NoError(t, r.c.Upload(t.Context(), mem, host))
 			require.True(t, bytes.Equal(host, r.onDevice(mem, n)))
 		}
 	}
-}
-
-// Waiting for a slot ends with the context. What is queued on the caller's
-// stream is waited for all the same.
-func TestCancelledWhileTheRingIsFull(t *testing.T) {
-	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 2, Chunk: 512 * kib})
-	s := r.stream()
-	const n = 16 * mib
-	dst := r.device(n)
-	open := blocked(t, s)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	chunks := 0
-	err = r.c.With(Call{Stream: s, Progress: func(int, int) {
-		if chunks++; chunks == 2*slotsAWorker { // the next one finds no slot
-			time.AfterFunc(time.Millisecond, func() {
-				cancel(assert.AnError)
-				open()
-			})
-		}
-	}}).Upload(ctx, dst, make([]byte, n))
-	require.ErrorIs(t, err, assert.AnError)
-	require.Zero(t, sim.Outstanding().PendingOps)
 }

@@ -15,9 +15,9 @@ import (
 // uploadPinned is for memory that is pinned already, and needs no ring; ok is
 // false for other memory.
 func (v *View) uploadPinned(ctx context.Context, dst cudart.DevPtr, src []byte) (done int, ok bool, err error) {
-	send, known := pinnedSource(v.dev, src)
+	send, known, err := pinnedSource(ctx, v.dev, src)
 	if send == nil {
-		return 0, false, nil
+		return 0, err != nil, err
 	}
 	done, err = v.copyDirect(ctx, len(src), 0, func(s *cudart.Stream, off, n int) error {
 		return send(s, dst+cudart.DevPtr(off), off, n)
@@ -26,19 +26,20 @@ func (v *View) uploadPinned(ctx context.Context, dst cudart.DevPtr, src []byte) 
 }
 
 // pinnedSource returns what queues a copy of n bytes at off of src, nil if that is
-// not pinned. Of memory that is not known to hostmem it may fail: see atSeam.
-func pinnedSource(dev *cudart.Device, src []byte) (send func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error, known bool) {
+// not pinned. Of memory that is not known to hostmem it may fail: see atSeam. The
+// error is of a call that does not return.
+func pinnedSource(ctx context.Context, dev *cudart.Device, src []byte) (send func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error, known bool, err error) {
 	if p, at, ok := hostmem.Find(src); ok {
 		return func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 			return p.CopyToDevice(s, dst, at+off, n)
-		}, true
+		}, true, nil
 	}
-	if !isPinned(dev, src) {
-		return nil, false
+	if pinned, err := isPinned(ctx, dev, src); !pinned {
+		return nil, false, err
 	}
 	return func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 		return s.CopyToDevice(dst, unsafe.Pointer(&src[off]), n)
-	}, false
+	}, false, nil
 }
 
 // downloadPinned is the same the other way.
@@ -49,8 +50,8 @@ func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr
 		})
 		return done, true, err
 	}
-	if !isPinned(v.dev, dst) {
-		return 0, false, nil
+	if pinned, err := isPinned(ctx, v.dev, dst); !pinned {
+		return 0, err != nil, err
 	}
 	done, err = v.copyDirect(ctx, len(dst), 1, func(s *cudart.Stream, off, n int) error {
 		return s.CopyToHost(unsafe.Pointer(&dst[off]), src+cudart.DevPtr(off), n)
@@ -59,18 +60,25 @@ func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr
 }
 
 // isPinned asks CUDA about memory that is not hostmem's, at its ends
-// (cudaPointerGetAttributes).
-func isPinned(dev *cudart.Device, mem []byte) bool {
+// (cudaPointerGetAttributes). The error is of a call that does not return.
+func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error) {
 	if len(mem) <= stage.Alone {
-		return false // asking takes longer than staging
+		return false, nil // asking takes longer than staging
 	}
-	for _, at := range []*byte{&mem[0], &mem[len(mem)-1]} {
-		a, err := dev.PointerAttributes(uintptr(unsafe.Pointer(at)))
-		if err != nil || a.Type == cudart.MemoryUnregistered {
-			return false
-		}
+	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
+	pinned := false
+	left := stage.Apart(ctx, 0, func() {
+		pinned = isRegistered(dev, first) && isRegistered(dev, last)
+	}, func(error) {}, func() bool { return true })
+	if left != nil {
+		return false, left
 	}
-	return true
+	return pinned, nil
+}
+
+func isRegistered(dev *cudart.Device, at uintptr) bool {
+	a, err := dev.PointerAttributes(at)
+	return err == nil && a.Type != cudart.MemoryUnregistered
 }
 
 // atSeam reports whether a direct copy may have failed because the memory is of
@@ -120,9 +128,9 @@ func (d *directCopy) do(ctx context.Context, progress func(done, total int)) (in
 	if progress != nil {
 		tell = stage.NewTeller(d.n, progress, d.fail, d.stop)
 	}
-	left := stage.Apart(ctx, func() { d.run(tell) }, func(cause error) { d.fail(d.n, cause) }, func() bool { return true })
-	if left {
-		d.leave(stage.ErrUnderWay)
+	left := stage.Apart(ctx, stage.Patience, func() { d.run(tell) }, func(cause error) { d.fail(d.n, cause) }, func() bool { return true })
+	if left != nil {
+		d.giveUp(left)
 	}
 	return d.result()
 }
@@ -149,9 +157,9 @@ func (d *directCopy) run(tell *stage.Teller) {
 		flights = append(flights[:0], flights[1:]...)
 		for _, end := range f.ends {
 			if err := end.Wait(context.Background()); err != nil {
-				d.leave(fmt.Errorf("copies on %v may be under way: %w", end.Line(), err))
+				d.giveUp(fmt.Errorf("the GPU may still be copying on %v: %w", end.Line(), err))
 			} else if err := end.Err(); err != nil {
-				d.fail(f.off, fmt.Errorf("copies on %v: %w", end.Line(), err))
+				d.fail(f.off, fmt.Errorf("%v: %w", end.Line(), err))
 			}
 		}
 		if !d.failed() {
@@ -190,12 +198,13 @@ func (d *directCopy) fail(at int, err error) {
 	}
 }
 
-// leave ends the copy although it may be under way. That is reported beside any
-// other error.
-func (d *directCopy) leave(why error) {
-	d.fail(0, why)
+// giveUp ends the copy while the GPU may still copy, and why: that is reported
+// beside any other error.
+func (d *directCopy) giveUp(why error) {
+	d.fail(d.n, why)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.at = 0
 	if d.err != why {
 		d.open = errors.Join(d.open, why)
 	}
@@ -209,5 +218,8 @@ func (d *directCopy) result() (int, error) {
 	}
 	done := min(d.done, d.at)
 	err := fmt.Errorf("at byte %d of %d: %w", done, d.n, d.err)
-	return done, errors.Join(err, d.open)
+	if d.open != nil {
+		err = fmt.Errorf("%w; %w", err, d.open)
+	}
+	return done, err
 }

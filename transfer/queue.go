@@ -3,7 +3,6 @@ package transfer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
 	"github.com/gopinned/pinned/cudart"
@@ -18,7 +17,7 @@ func (c Call) turn(ctx context.Context) error {
 	if c.Stream == nil {
 		return nil
 	}
-	err := c.Stream.Point().Wait(ctx)
+	err := c.Stream.Timeline().End().Wait(ctx) // which calls CUDA elsewhere if ctx can end
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -40,52 +39,52 @@ type leases struct {
 }
 
 // get leases n bytes if there are some at once.
-func (l *leases) get(dev *cudart.Device, n int) (pool.Lease, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.pool == nil {
-		p, err := pool.New(dev, pool.Options{MaxBytes: queuedBytes, Buffer: hostmem.Options{Label: "transfer queue"}})
-		if err != nil {
-			return pool.Lease{}, false
-		}
-		l.pool = p
+func (l *leases) get(ctx context.Context, dev *cudart.Device, n int) (pool.Lease, bool) {
+	p, err := l.open(dev)
+	if err != nil {
+		return pool.Lease{}, false
 	}
-	at, cancel := context.WithCancel(context.Background())
-	cancel()
-	lease, err := l.pool.Get(at, n)
+	lease, err := p.TryGet(ctx, n)
 	return lease, err == nil
 }
 
-func (l *leases) close() error {
+func (l *leases) open(dev *cudart.Device) (p *pool.Pool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pool == nil {
+		l.pool, err = pool.New(dev, pool.Options{MaxBytes: queuedBytes, Buffer: hostmem.Options{Label: "transfer queue"}})
+	}
+	return l.pool, err
+}
+
+// close waits for the copies that are queued. No copy runs any more.
+func (l *leases) close(ctx context.Context) error {
+	if l.pool == nil {
 		return nil
 	}
-	if err := l.pool.Close(); err != nil {
-		return err
-	}
-	l.pool = nil
-	return nil
+	return l.pool.CloseContext(ctx)
 }
 
 // queue queues a small upload on the caller's stream, and does not wait for it.
 // queued is false if there is no stream, or no memory for it just now.
-func (v *View) queue(dst cudart.DevPtr, src []byte) (queued bool, err error) {
+func (v *View) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued bool, err error) {
 	if v.call.Stream == nil || len(src) > mostQueued || v.call.Progress != nil {
 		return false, nil
 	}
-	lease, ok := v.queued.get(v.dev, len(src))
+	lease, ok := v.queued.get(ctx, v.dev, len(src))
 	if !ok {
 		return false, nil
 	}
-	err = stage.Guard(func() error { copy(lease.Bytes(), src); return nil })
-	if err == nil {
-		err = lease.CopyToDevice(v.call.Stream, dst, 0, len(src))
+	if err := stage.Guard(func() error { copy(lease.Bytes(), src); return nil }); err != nil {
+		return true, errors.Join(err, lease.Release())
 	}
-	if released := lease.Release(); released != nil {
-		err = errors.Join(err, fmt.Errorf("release %v: %w", lease, released))
+	// A stream with a full queue blocks the call.
+	var failed error
+	left := stage.Apart(ctx, 0, func() {
+		failed = errors.Join(lease.CopyToDevice(v.call.Stream, dst, 0, len(src)), lease.Release())
+	}, func(error) {}, func() bool { return true })
+	if left != nil {
+		return true, left
 	}
-	v.stats.stagedBytes.Add(int64(len(src)))
-	return true, err
+	return true, failed
 }

@@ -3,7 +3,6 @@ package transfer
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -56,7 +55,7 @@ func (d onDevice) shape() Call { return d.call }
 func uploadAt(ctx context.Context, dst place, r io.ReaderAt, off int64, n int) (int, error) {
 	if s, ok := r.(*io.SectionReader); ok {
 		outer, base, size := s.Outer()
-		if off+int64(n) <= size {
+		if int64(n) <= size-off {
 			return uploadAt(ctx, dst, outer, base+off, n)
 		}
 	}
@@ -147,8 +146,9 @@ func (c *capture) WriteString(s string) (int, error) {
 // ends, no further Read begins, and one that runs may outlast the call.
 //
 // A reader that has ReadAt and Seek too, as files and sections of them do, is
-// read by several goroutines, from its offset on, which then moves by what is on
-// the device.
+// read by several goroutines, from its position on, which then moves by what is on
+// the device: as Read would, if each count on the device were read. Its ReadAt must
+// return what Read would there.
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
 	done, err := v.doWith(ctx, r, 0, n, func() (int, error) { return uploadNext(ctx, onDevice{v, dst}, r, n) })
 	if err != nil {
@@ -165,29 +165,12 @@ func uploadNext(ctx context.Context, dst place, r io.Reader, n int) (int, error)
 		b.Next(done)
 		return done, err
 	}
-	if s, ok := r.(readSeekerAt); ok {
-		if off, err := s.Seek(0, io.SeekCurrent); err == nil { // a pipe has none
-			done, err := uploadAt(ctx, dst, s, off, n)
-			return done, moveTo(s, off+int64(done), err)
-		}
+	if s, ok := hasPosition(r); ok {
+		return atPosition(ctx, s, n, func(off int64) (int, error) { return uploadAt(ctx, dst, s, off, n) })
 	}
 	read := func(to []byte, _, n int) (skip, got int, err error) {
 		got, err = readFull(ctx, r, to[:n])
 		return 0, got, err
 	}
 	return uploadAhead(ctx, dst, n, newReadAhead(1, read, inOrder(n, 4)))
-}
-
-// A readSeekerAt can be read at any place, and has a place of its own.
-type readSeekerAt interface {
-	io.ReaderAt
-	io.Seeker
-}
-
-// moveTo sets the offset of a file to where a copy has ended.
-func moveTo(s io.Seeker, off int64, err error) error {
-	if _, failed := s.Seek(off, io.SeekStart); failed != nil {
-		return errors.Join(err, failed)
-	}
-	return err
 }

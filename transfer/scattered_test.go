@@ -38,7 +38,7 @@ func TestScatteredParts(t *testing.T) {
 				dev, err = rt.Device(0)
 				require.NoError(t, err)
 			}
-			r := rigOn(t, dev, Options{Workers: 3, Chunk: mib})
+			r := rigOn(t, dev, Options{Workers: 3})
 			for _, gap := range []int{0, 3} {
 				for _, cut := range [][]int{{4096}, {1, 0, 100, 65536}, {3 * mib}, {mib, 7}} {
 					t.Run(fmt.Sprintf("gap %d, %v", gap, cut), func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestNeighboursBecomeOneCopy(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{Version: 12040}) // which copies them one by one
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1, Chunk: mib})
+	r := rigOn(t, dev, Options{Workers: 1})
 	mem := r.device(mib)
 	for gap, want := range map[int]int{0: 1, 1: 100} {
 		before := sim.Calls("cudaMemcpyAsync")

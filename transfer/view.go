@@ -68,6 +68,22 @@ func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done 
 	return done, err
 }
 
+// checkOffset checks the offset of n bytes.
+func checkOffset(off int64, n int) error {
+	if off < 0 || off > math.MaxInt64-int64(max(n, 0)) {
+		return fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
+	}
+	return nil
+}
+
+// checkRange checks n bytes at an offset of a reader or writer.
+func checkRange(rw any, off int64, n int) error {
+	if f, ok := rw.(*os.File); rw == nil || ok && f == nil {
+		return errNilReadWriter
+	}
+	return checkOffset(off, n)
+}
+
 // doWith is do for n bytes at an offset of a reader or writer.
 func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
 	if err := checkRange(rw, off, n); err != nil {
@@ -79,16 +95,4 @@ func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func
 		}
 		return copies()
 	})
-}
-
-// checkRange checks n bytes at an offset of a reader or writer.
-func checkRange(rw any, off int64, n int) error {
-	f, ok := rw.(*os.File)
-	switch {
-	case rw == nil || ok && f == nil:
-		return errNilReadWriter
-	case off < 0 || off > math.MaxInt64-int64(max(n, 0)):
-		return fmt.Errorf("offset %d: must not be negative, nor the end more than %d", off, int64(math.MaxInt64))
-	}
-	return nil
 }

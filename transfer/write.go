@@ -60,8 +60,8 @@ const (
 
 // downloadBehind copies n bytes that are written behind.
 func (v *View) downloadBehind(ctx context.Context, src cudart.DevPtr, n int, w *writeBehind) (int, error) {
-	defer w.wait(ctx)
-	return v.stageDown(ctx, src, stage.Copy{N: n, Sink: w})
+	// What the last writing took counts too.
+	return v.stageDown(ctx, src, stage.Copy{N: n, Sink: w, Await: func() { w.wait(ctx) }})
 }
 
 // downloadMapped copies into a mapped file, and unmaps it.
@@ -95,17 +95,16 @@ func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.Dev
 func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
 	done, err := v.doWith(ctx, w, 0, n, func() (int, error) {
 		if b, ok := w.(*bytes.Buffer); ok && b != nil {
-			b.Grow(n)
+			if err := stage.Guard(func() error { b.Grow(n); return nil }); err != nil {
+				return 0, err // n bytes are more than a slice can have
+			}
 			mem := b.AvailableBuffer()[:n]
 			done, err := v.download(ctx, mem, src)
 			b.Write(mem[:done])
 			return done, err
 		}
-		if f, ok := w.(*os.File); ok && hasOffset(f) {
-			if off, err := f.Seek(0, io.SeekCurrent); err == nil { // a pipe has none
-				done, err := v.downloadAt(ctx, f, off, src, n)
-				return done, moveTo(f, off+int64(done), err)
-			}
+		if f, ok := w.(*os.File); ok && writesAtOffset(f) {
+			return atPosition(ctx, f, n, func(off int64) (int, error) { return v.downloadAt(ctx, f, off, src, n) })
 		}
 		return v.downloadBehind(ctx, src, n, newWriteBehind(1, write(w)))
 	})

@@ -20,13 +20,13 @@ func tooLarge(least, limit int) error {
 }
 
 // miss is a Get that the nearest shard could not serve.
-func (p *core) miss(ctx context.Context, class, n int) (*block, error) {
+func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error) {
 	if least := p.least(class, n); p.o.MaxBytes > 0 && least > p.o.MaxBytes {
 		return nil, tooLarge(least, p.o.MaxBytes)
 	}
 	p.moving.begin()
 	defer p.moving.end()
-	b, hit, err := p.find(ctx, class, n)
+	b, hit, err := p.find(ctx, class, n, wait)
 	if err != nil {
 		return nil, err
 	}
@@ -34,8 +34,9 @@ func (p *core) miss(ctx context.Context, class, n int) (*block, error) {
 	return b, nil
 }
 
-// find finds a block, makes one, or waits until one of both can be done.
-func (p *core) find(ctx context.Context, class, n int) (b *block, hit bool, err error) {
+// find finds a block, makes one, or waits until one of both can be done. Without wait
+// the error is errFull instead.
+func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit bool, err error) {
 	var r room
 	err = errFull
 	if p.gate.Load() == 0 {
@@ -47,6 +48,9 @@ func (p *core) find(ctx context.Context, class, n int) (b *block, hit bool, err 
 	short, retried := false, false
 	for {
 		if errors.Is(err, errFull) {
+			if !wait {
+				return nil, false, err
+			}
 			b, hit, r, err = p.wait(ctx, class, n, short)
 		}
 		if err == nil && b == nil {

@@ -234,3 +234,43 @@ func TestReservedHugePagesCountWhole(t *testing.T) {
 }
 
 var errTest = cudart.ErrUnknown
+
+// TryGet takes what is there, and maps what the limits allow. It does not wait for
+// more, nor overtake those that do.
+func TestTryGet(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1, MaxBytes: 4 * mib})
+	first, err := p.TryGet(t.Context(), 2*mib)
+	require.NoError(t, err, "it may map memory")
+	second, err := p.TryGet(t.Context(), 2*mib)
+	require.NoError(t, err)
+	_, err = p.TryGet(t.Context(), 2*mib)
+	require.ErrorContains(t, err, "limit reached")
+	require.Zero(t, p.Stats().Failures)
+	require.NoError(t, first.Release())
+	first, err = p.TryGet(t.Context(), 2*mib)
+	require.NoError(t, err, "it takes what was released")
+
+	open := g.Stall(g.Stream)
+	queueCopy(t, first, g.Stream, g.Device(1), 1)
+	require.NoError(t, first.Release())
+	_, err = p.TryGet(t.Context(), 2*mib)
+	require.ErrorContains(t, err, "limit reached", "the GPU uses it")
+	result := waiting(t, p, t.Context(), 2*mib)
+	require.NoError(t, second.Release())
+	r := <-result
+	require.NoError(t, r.err)
+	result = waiting(t, p, t.Context(), 4*mib)
+	_, err = p.TryGet(t.Context(), 100)
+	require.ErrorContains(t, err, "limit reached", "another Get waits")
+	require.NoError(t, r.l.Release())
+	open()
+	r = <-result
+	require.NoError(t, r.err)
+	require.NoError(t, r.l.Release())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = p.TryGet(ctx, 100)
+	require.ErrorIs(t, err, context.Canceled)
+}

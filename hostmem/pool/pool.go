@@ -176,8 +176,14 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 // A call into CUDA that does not return keeps a Get for a second or so, past the end of
 // its context or before it goes on otherwise, and no other Get. That is so for contexts
 // that can end: with one that cannot, calls are made on the caller's goroutine.
-func (p *Pool) Get(ctx context.Context, n int) (Lease, error) {
-	l, err := p.core.get(ctx, n)
+func (p *Pool) Get(ctx context.Context, n int) (Lease, error) { return p.get(ctx, n, true) }
+
+// TryGet is Get that does not wait: if a limit is reached, or another Get waits, it
+// returns an error. It may pin memory, as Get does.
+func (p *Pool) TryGet(ctx context.Context, n int) (Lease, error) { return p.get(ctx, n, false) }
+
+func (p *Pool) get(ctx context.Context, n int, wait bool) (Lease, error) {
+	l, err := p.core.get(ctx, n, wait)
 	runtime.KeepAlive(p)
 	if err != nil {
 		err = fmt.Errorf("pool: get %d bytes from %v: %w", n, p, err)
@@ -185,7 +191,7 @@ func (p *Pool) Get(ctx context.Context, n int) (Lease, error) {
 	return l, err
 }
 
-func (p *core) get(ctx context.Context, n int) (Lease, error) {
+func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 	switch {
 	case n <= 0 || n > maxBlock:
 		return Lease{}, errBlockSize
@@ -203,7 +209,7 @@ func (p *core) get(ctx context.Context, n int) (Lease, error) {
 	}
 	if b == nil {
 		var err error
-		if b, err = p.miss(ctx, class, n); err != nil {
+		if b, err = p.miss(ctx, class, n, wait); err != nil {
 			return Lease{}, err
 		}
 	}

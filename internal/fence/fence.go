@@ -274,7 +274,11 @@ func (f *Fence) AddPoint(p cudart.Point) {
 	if i < 0 {
 		f.uses = append(f.uses, use{line: line, point: p})
 		f.count.Add(1)
-	} else if !f.uses[i].open && p.After(f.uses[i].point) {
-		f.uses[i].point = p
+	} else if u := &f.uses[i]; !u.open && p.After(u.point) {
+		// Of errors that are found later, the later Point has those of both.
+		if f.err == nil {
+			f.err = u.point.Err()
+		}
+		u.point = p
 	}
 }

@@ -246,3 +246,23 @@ func TestFenceDoesNotAllocate(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(100, cycle))
 	assert.Equal(t, calls, b.sim.TotalCalls())
 }
+
+// An error that was found before a later Point took a Point's place stays the memory's.
+func TestFenceErrOfAnEarlierPoint(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, cudasim.Config{})
+	s := b.stream()
+	var f fence.Fence
+	b.use(new(fence.Fence), s)
+	first := s.Point()
+	f.AddPoint(first)
+	b.sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
+	first.Done(t.Context())
+	require.ErrorIs(t, first.Err(), cudart.ErrLaunchFailure)
+	b.use(new(fence.Fence), s)
+	last := s.Point()
+	f.AddPoint(last)
+	require.NoError(t, f.Wait(t.Context()))
+	require.NoError(t, last.Err())
+	require.ErrorIs(t, f.Err(), cudart.ErrLaunchFailure)
+}

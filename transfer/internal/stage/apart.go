@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -14,17 +15,23 @@ var ErrUnderWay = errors.New("copies may be under way: a call into the CUDA libr
 // than a context has another goroutine ask, see Apart.
 var asking = context.Background()
 
-// landTimeout bounds the wait for copies that are under way after one failed.
-const landTimeout = 2 * time.Second
+const (
+	// landTimeout bounds the wait for copies that are under way after one failed.
+	landTimeout = time.Second
+	// Patience is how long a call may wait, once its context has ended, for one that
+	// waits so.
+	Patience = 2 * landTimeout
+)
 
 // Apart calls f, which calls the library: on another goroutine if ctx can end, as
 // such a call may block. When ctx ends, stop is called with its cause; f should
-// then end soon. If it does not, Apart returns true as soon as mayLeave does, and
-// what f uses must stay.
-func Apart(ctx context.Context, f func(), stop func(cause error), mayLeave func() bool) (left bool) {
+// then end soon. If it has not after the patience, Apart returns as soon as mayLeave
+// is true: an error that wraps the cause and [ErrUnderWay]. What f uses must stay
+// then.
+func Apart(ctx context.Context, patience time.Duration, f func(), stop func(cause error), mayLeave func() bool) (left error) {
 	if ctx.Done() == nil {
 		f()
-		return false
+		return nil
 	}
 	over := make(chan struct{})
 	go func() {
@@ -33,18 +40,18 @@ func Apart(ctx context.Context, f func(), stop func(cause error), mayLeave func(
 	}()
 	select {
 	case <-over:
-		return false
+		return nil
 	case <-ctx.Done():
 		stop(context.Cause(ctx))
 	}
-	for wait := 2 * landTimeout; ; wait = time.Millisecond {
+	for wait := max(patience, Grace); ; wait = time.Millisecond {
 		select {
 		case <-over:
-			return false
+			return nil
 		case <-time.After(wait):
 		}
 		if mayLeave() {
-			return true
+			return fmt.Errorf("%w; %w", context.Cause(ctx), ErrUnderWay)
 		}
 	}
 }

@@ -23,7 +23,8 @@ type chunk struct {
 	left    atomic.Int32 // not done
 	refused atomic.Bool  // by Fill, which is not ready
 	sends   atomic.Int32 // copies that are not queued
-	sent    atomic.Bool  // all are
+	sent    atomic.Bool  // from the device; set under job.mu
+	orphan  bool         // to be dropped when it is sent; guarded by job.mu
 }
 
 const (
@@ -46,14 +47,15 @@ func (j *Job) offer(c *chunk) {
 	c.left.Store(c.pieces)
 	j.mu.Lock()
 	j.out++
-	if j.first.Load() == nil {
+	alone := j.first.Load() == nil
+	if alone {
 		j.first.Store(c)
 	} else {
 		j.more = append(j.more, c)
 	}
 	j.mu.Unlock()
 	j.pieces.Add(c.pieces)
-	if c.pieces > 1 || len(j.more) > 0 {
+	if c.pieces > 1 || !alone {
 		for _, c := range j.crews {
 			c.post(j)
 		}
@@ -104,16 +106,24 @@ func (j *Job) shift() {
 	j.more = j.more[1:]
 }
 
-// dropPieces drops all pieces that nobody has claimed. It needs j.mu.
+// dropPieces drops all pieces that are not claimed, after an error.
 func (j *Job) dropPieces() {
+	var dropped []*chunk
+	j.mu.Lock()
 	for c := j.first.Load(); c != nil; c = j.first.Load() {
 		left := c.pieces - min(c.next.Swap(c.pieces), c.pieces)
 		j.pieces.Add(-left)
 		if left > 0 && c.left.Add(-left) == 0 {
-			j.out--
-			c.drop()
+			dropped = append(dropped, c)
 		}
 		j.shift()
+	}
+	j.mu.Unlock()
+	for _, c := range dropped {
+		c.drop()
+		j.mu.Lock()
+		j.out--
+		j.mu.Unlock()
 	}
 }
 
@@ -125,7 +135,7 @@ func (c *chunk) do(i int) {
 		if err := Guard(func() error { return c.work(mem, c.off+from) }); errors.Is(err, ErrNotReady) {
 			c.refused.Store(true)
 		} else if err != nil {
-			c.job.Abort(c.off+from, err)
+			c.job.Cut(c.off+from, err)
 		}
 	}
 	if c.left.Add(-1) == 0 {
@@ -150,13 +160,15 @@ func (c *chunk) worked() {
 	}
 	j.mu.Lock()
 	j.out--
-	if !j.Down {
-		j.queue++
-	} else if !c.later {
-		j.pass(c.off, c.n)
+	if c.n = min(c.n, j.end-c.off); c.n > 0 {
+		if !j.Down {
+			j.queue++
+		} else if !c.later {
+			j.pass(c.off, c.n)
+		}
 	}
 	j.mu.Unlock()
-	if j.Down {
+	if j.Down || c.n <= 0 { // or an error was met before the chunk
 		c.x.release()
 		j.Poke()
 		return
@@ -192,7 +204,14 @@ func (c *chunk) queued(to int, p cudart.Point, err error) {
 		j.Abort(c.off, err)
 	}
 	if j.Down {
+		j.mu.Lock()
+		j.queue--
 		c.sent.Store(true)
+		orphan := c.orphan
+		j.mu.Unlock()
+		if orphan {
+			c.drop()
+		}
 		j.Poke()
 		return
 	}

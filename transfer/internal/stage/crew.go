@@ -12,9 +12,9 @@ import (
 // Goroutines begin when there is work for them and end when there was none for a
 // while.
 type crew struct {
-	most  int32 // workers
-	cores cores
-	seats *seats
+	most    int32 // workers
+	cores   cores
+	copying *seats // of all crews
 
 	jobs     atomic.Pointer[[]*Job] // never changed in place
 	posted   atomic.Uint64          // changes when a job has more to do
@@ -29,20 +29,22 @@ type crew struct {
 // Seats bound how many goroutines copy at once, whatever the node. Those that copy
 // for themselves have one too, without asking.
 type seats struct {
-	most  int32
-	taken atomic.Int32
+	atomic.Int32 // taken
+	most         int32
 }
+
+func newSeats(procs int) *seats { return &seats{most: int32(defaultWorkers(procs))} }
 
 // take takes a seat if one is free.
 func (s *seats) take() bool {
-	if s.taken.Add(1) <= s.most {
+	if s.Add(1) <= s.most {
 		return true
 	}
-	s.taken.Add(-1)
+	s.Add(-1)
 	return false
 }
 
-func (s *seats) free() int32 { return s.most - s.taken.Load() }
+func (s *seats) free() int32 { return s.most - s.Load() }
 
 // A worker is a goroutine of a crew.
 type worker struct {
@@ -61,14 +63,14 @@ var (
 	fewPieces = 4
 )
 
-func newCrew(s *seats, c cores) *crew {
-	n := &crew{most: min(s.most, int32(defaultWorkers(c.count()))), cores: c, seats: s}
+func newCrew(procs int, c cores) *crew {
+	n := &crew{most: int32(defaultWorkers(min(procs, c.count()))), cores: c, copying: newSeats(procs)}
 	n.jobs.Store(new([]*Job))
 	return n
 }
 
-// crewsOf returns the crews of stages, each once.
-func crewsOf(stages []*Stage) (list []*crew) {
+// crewsOf appends the crews of stages to list, each once.
+func crewsOf(list []*crew, stages []*Stage) []*crew {
 	for _, s := range stages {
 		if !slices.Contains(list, s.crew) {
 			list = append(list, s.crew)
@@ -78,8 +80,8 @@ func crewsOf(stages []*Stage) (list []*crew) {
 }
 
 // join makes a job known to the workers. The caller copies too.
-func join(j *Job) {
-	j.crews[0].seats.taken.Add(1)
+func (j *Job) join() {
+	j.crews[0].copying.Add(1)
 	for _, c := range j.crews {
 		c.mu.Lock()
 		jobs := append(slices.Clone(*c.jobs.Load()), j)
@@ -88,8 +90,8 @@ func join(j *Job) {
 	}
 }
 
-func leave(j *Job) {
-	j.crews[0].seats.taken.Add(-1)
+func (j *Job) leave() {
+	j.crews[0].copying.Add(-1)
 	for _, c := range j.crews {
 		c.mu.Lock()
 		jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
@@ -102,7 +104,7 @@ func leave(j *Job) {
 // microsecond, so a few are woken, which wake others.
 func (c *crew) post(j *Job) {
 	c.posted.Add(1)
-	wake := min(j.limit-j.helpers.Load(), c.seats.free(), j.pieces.Load(), wakeMost) - c.spinning.Load()
+	wake := min(j.limit-j.helpers.Load(), c.copying.free(), j.pieces.Load(), wakeMost) - c.spinning.Load()
 	if wake <= 0 {
 		return
 	}
@@ -130,13 +132,13 @@ var wakeMost int32 = 3
 // find assigns a worker to a job that wants one, and has fewer than others. The
 // worker has a seat then.
 func (c *crew) find(w *worker) *Job {
-	if !c.seats.take() {
+	if !c.copying.take() {
 		return nil
 	}
 	if j := c.choose(w); j != nil {
 		return j
 	}
-	c.seats.taken.Add(-1)
+	c.copying.Add(-1)
 	return nil
 }
 
@@ -187,7 +189,7 @@ func (c *crew) work(j *Job) {
 		c.post(j)
 	}
 	j.help(fewPieces)
-	c.seats.taken.Add(-1)
+	c.copying.Add(-1)
 	j.helpers.Add(-1)
 }
 

@@ -40,6 +40,10 @@ type Copy struct {
 	// bytes that are done of all.
 	Progress func(done, total int)
 
+	// Await is called when nothing more is begun, before the bytes are counted: it
+	// waits for writers that run still. It may be nil.
+	Await func()
+
 	Workers  int  // at most, the caller included; 0 stands for a default
 	MaxChunk int  // bytes; 0 stands for a default
 	Piece    int  // bytes that a worker does at a time; 0 stands for a default
@@ -108,10 +112,11 @@ type Space struct {
 // the ring.
 type Job struct {
 	Copy
-	crews []*crew // of Over, the conductor's first
-	limit int32   // workers at most
-	brief bool
-	tell  *Teller
+	crews   []*crew // of Over, the conductor's first
+	oneCrew [1]*crew
+	limit   int32 // workers at most
+	brief   bool
+	tell    *Teller
 
 	// The conductor's.
 	turn    int      // of the groups, for the next chunk
@@ -128,10 +133,10 @@ type Job struct {
 	more   []*chunk      // behind first
 	opened int           // bytes
 	out    int           // chunks that are worked on
-	queue  int           // chunks that are about to be queued
+	queue  int           // chunks that were submitted to a link and are not queued
 	passed int           // bytes of chunks that are done with
 	done   ranges        // these chunks
-	ends   fence.Fence   // of all copies to devices
+	ends   fence.Fence   // of all copies to devices, and those from there that are dropped
 	end    int           // of the copy
 	err    error         // the one with the least offset
 	at     int           // that offset
@@ -144,10 +149,9 @@ type Job struct {
 func (s *Stage) newJob(c Copy) *Job {
 	j := &Job{Copy: c, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
 	if len(j.Over) == 0 {
-		j.Over, j.Groups, j.crews = s.alone[:], oneGroup, s.crews[:]
-	} else {
-		j.crews = crewsOf(j.Over)
+		j.Over, j.Groups = s.alone[:], oneGroup
 	}
+	j.crews = crewsOf(j.oneCrew[:0], j.Over)
 	j.limit = upHelpers
 	if c.Down {
 		j.limit = downHelpers
@@ -218,11 +222,15 @@ func (j *Job) Past(off int) bool {
 // that are under way.
 func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	j := s.newJob(c)
-	left := Apart(ctx, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
+	left := Apart(ctx, Patience, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
+		j.dropPieces()
 		return j.working() == 0 // else workers use the caller's memory
 	})
-	if left {
-		j.leave(ErrUnderWay)
+	if left != nil {
+		j.giveUp(left)
+	}
+	if c.Await != nil {
+		c.Await()
 	}
 	return j.result()
 }
@@ -237,8 +245,8 @@ func (j *Job) working() int {
 // conduct runs the job.
 func (j *Job) conduct() {
 	if !j.brief {
-		join(j)
-		defer leave(j)
+		j.join()
+		defer j.leave()
 	}
 	if j.Down {
 		j.Sink.Start(j)
@@ -263,12 +271,9 @@ func (j *Job) conduct() {
 
 // advance opens chunks, and those that have landed to be drained.
 func (j *Job) advance() {
-	for len(j.landing) > 0 {
+	for j.landed() {
 		c := j.landing[0]
-		if !c.sent.Load() || !c.x.fence.Done(asking) {
-			break
-		}
-		j.landing = append(j.landing[:0], j.landing[1:]...)
+		j.landing = slices.Delete(j.landing, 0, 1)
 		if err := c.x.fence.Err(); err != nil {
 			j.Abort(c.off, err)
 		}
@@ -278,46 +283,46 @@ func (j *Job) advance() {
 			j.offer(c)
 		}
 	}
-	for j.left() > 0 && j.openNext() {
+	for j.openNext() {
 	}
 }
 
-// left is how many bytes are to be opened still.
-func (j *Job) left() int {
-	_, left := j.progress()
-	return left
-}
-
+// progress is how many bytes were opened, and how many are to be. After an error
+// that was met at a byte those of a feed may come in any order still: see openNext.
 func (j *Job) progress() (opened, left int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.failed.Load() {
+	switch {
+	case j.failed.Load():
 		return j.opened, 0
+	case j.Down:
+		return j.opened, j.end - j.opened
 	}
-	return j.opened, j.end - j.opened
+	return j.opened, j.N - j.opened
 }
 
 // openNext opens a chunk, if there is something to copy, and memory for it.
 func (j *Job) openNext() bool {
+	opened, left := j.progress()
 	ready := 0
-	if j.Down {
+	if left > 0 && j.Down {
 		ready = j.Sink.Room()
-	} else {
+	} else if left > 0 {
 		ready = j.Feed.Ready()
 	}
 	if ready == 0 {
+		j.leaveRing() // others may use what it waits for
 		return false
 	}
-	x := j.extent(ready)
+	x := j.extent(opened, min(ready, left))
 	if x == nil {
 		return false
 	}
 	c := &chunk{job: j, x: x, turn: j.turn}
-	most := min(len(x.mem), ready) // not what is left: the copy may have been cut meanwhile
+	most := min(len(x.mem), ready, left)
 	if j.Down {
-		off, _ := j.progress()
-		space := j.Sink.Take(off, most)
-		c.off, c.n, c.work, c.end, c.later = off, most, space.Drain, space.End, space.Later
+		space := j.Sink.Take(opened, most)
+		c.off, c.n, c.work, c.end, c.later = opened, most, space.Drain, space.End, space.Later
 	} else {
 		seg := j.Feed.Take(most)
 		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
@@ -325,12 +330,19 @@ func (j *Job) openNext() bool {
 	j.turn++
 	j.mu.Lock()
 	j.opened += c.n
-	j.mu.Unlock()
+	past := c.off >= j.end
 	if j.Down {
+		j.queue++
+	}
+	j.mu.Unlock()
+	switch {
+	case j.Down:
 		j.landing = append(j.landing, c)
 		to := c.via(0)
 		j.Over[to].down(j.brief).submit(c, to)
-	} else {
+	case past:
+		c.drop()
+	default:
 		j.offer(c)
 	}
 	return true
@@ -341,37 +353,35 @@ func (j *Job) openNext() bool {
 // its way.
 const leastChunk = 512 * kib
 
-func (j *Job) chunkSize(r *ring, ready int) int {
-	opened, left := j.progress()
-	size := min(opened+leastChunk, left/2)
+func (j *Job) chunkSize(r *ring, opened, ready int) int {
+	size := min(opened+leastChunk, (j.N-opened)/2)
 	size = max(size/leastChunk*leastChunk, leastChunk)
 	most := r.chunk(j.Down)
 	if j.MaxChunk > 0 {
 		most = min(most, j.MaxChunk)
 	}
-	return max(min(size, left, ready, most), 1)
+	return min(size, ready, most)
 }
 
-// extent takes memory for the next chunk, nil if there is none yet. If the ring
-// whose turn it is has none, others of the group may: their links are faster, or
-// have less to do.
-func (j *Job) extent(ready int) *extent {
+// extent takes memory for the next chunk, of which so many bytes are ready, nil if
+// there is none yet. If the ring whose turn it is has none, others of the group may:
+// their links are faster, or have less to do.
+func (j *Job) extent(opened, ready int) *extent {
 	if j.waiter == nil {
 		class := classOf(j.Down, j.Slow)
 		for range j.Groups[0] {
 			r := j.ring()
-			if x := r.try(j.chunkSize(r, ready), class); x != nil {
+			if x := r.try(j.chunkSize(r, opened, ready), class); x != nil {
 				return x
 			}
 			j.turn++
 		}
 		j.turn -= len(j.Groups[0])
 		r := j.ring()
-		j.waiter = r.wait(j.wake, j.chunkSize(r, ready), class)
+		j.waiter = r.wait(j.wake, j.chunkSize(r, opened, ready), class)
 	}
 	if !j.waiter.poll() {
 		if err := j.waiter.ring.recover(); err != nil {
-			opened, _ := j.progress()
 			j.Abort(opened, err)
 		}
 		if !j.waiter.poll() {
@@ -393,20 +403,34 @@ func (j *Job) ring() *ring {
 	return s.ring
 }
 
+// leaveRing ends a wait for memory.
+func (j *Job) leaveRing() {
+	if j.waiter == nil {
+		return
+	}
+	if x := j.waiter.leave(); x != nil {
+		x.release()
+	}
+	j.waiter = nil
+}
+
 // over reports whether all is copied, or, after an error, nothing is in hand any
 // more. Memory of the caller's is always waited for; a call into the library that
 // does not return, for a while.
 func (j *Job) over() bool {
+	failed := j.failed.Load()
+	if failed {
+		if j.ended.IsZero() {
+			j.ended = time.Now()
+		}
+		j.dropPieces()
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !j.failed.Load() {
-		return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
+	if failed {
+		return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
 	}
-	if j.ended.IsZero() {
-		j.ended = time.Now()
-	}
-	j.dropPieces()
-	return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
+	return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
 }
 
 // spinFor is how long a goroutine asks again and again before it sleeps.
@@ -431,26 +455,58 @@ func (j *Job) pause() {
 		}
 		j.crews[0].yield()
 	}
-	var stops []func()
+	var points []cudart.Point
 	if len(j.landing) > 0 && j.landing[0].sent.Load() {
-		for _, p := range j.landing[0].x.fence.Points(nil) {
-			stops = append(stops, p.Notify(j.wake))
-		}
+		points = j.landing[0].x.fence.Points(points)
 	}
+	own := len(points)
 	if j.waiter != nil {
-		stops = append(stops, j.waiter.notify())
+		points = append(points, j.waiter.ring.heads()...)
 	}
-	if j.failed.Load() {
-		select {
-		case <-j.wake:
-		case <-time.After(landTimeout / 20):
+	j.sleep(points)
+	for i, p := range points {
+		switch err := unknown(p); {
+		case err == nil:
+		case i < own:
+			j.Abort(math.MaxInt-1, stillCopying(p, err))
+		case j.waiter != nil: // there may be other memory
+			j.waiter.ring.setAside(p.Line(), stillCopying(p, err))
 		}
-	} else {
+	}
+}
+
+// sleep waits until the job is poked or a Point is reached. Meanwhile a worker may
+// have its core.
+func (j *Job) sleep(points []cudart.Point) {
+	for _, p := range points {
+		defer p.Notify(j.wake)()
+	}
+	if !j.brief {
+		j.crews[0].copying.Add(-1)
+		defer j.crews[0].copying.Add(1)
+	}
+	if !j.failed.Load() {
 		<-j.wake
+		return
 	}
-	for _, stop := range stops {
-		stop()
+	select {
+	case <-j.wake:
+	case <-time.After(landTimeout / 20):
 	}
+}
+
+// unknown returns why CUDA cannot report whether a Point is reached. It asks only if
+// CUDA has returned an error for it.
+func unknown(p cudart.Point) error {
+	if p.Known() || p.Err() == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+	defer cancel()
+	if err := p.Wait(ctx); ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 // landed reports whether the next chunk has come from the device.
@@ -460,16 +516,25 @@ func (j *Job) landed() bool {
 
 // finish waits for the copies that were queued.
 func (j *Job) finish() {
-	if j.waiter != nil {
-		if x := j.waiter.leave(); x != nil {
-			x.release()
-		}
-		j.waiter = nil
-	}
+	j.leaveRing()
 	for _, c := range j.landing {
-		c.drop()
+		j.mu.Lock()
+		c.orphan = !c.sent.Load()
+		j.mu.Unlock()
+		if !c.orphan {
+			for _, p := range c.x.fence.Points(nil) {
+				j.ends.AddPoint(p)
+			}
+			c.drop()
+		}
 	}
 	j.landing = nil
+	j.mu.Lock()
+	stuck := j.queue > 0
+	j.mu.Unlock()
+	if stuck {
+		j.giveUp(ErrUnderWay)
+	}
 	j.settle()
 	if j.tell != nil {
 		j.report()
@@ -477,8 +542,20 @@ func (j *Job) finish() {
 	}
 }
 
-// settle waits until the copies to devices are done. After an error it waits for
-// all devices at once, a while: one that does not answer leaves the others their
+// giveUp ends a job while the GPU may still copy, and why: that is reported beside
+// any other error.
+func (j *Job) giveUp(why error) {
+	j.Abort(math.MaxInt-1, why)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.at = 0
+	if j.err != why {
+		j.open = errors.Join(j.open, why)
+	}
+}
+
+// settle waits until the copies are done that were queued. After an error it waits
+// for all devices at once, a while: one that does not answer leaves the others their
 // time.
 func (j *Job) settle() {
 	var room [4]cudart.Point
@@ -501,25 +578,20 @@ func (j *Job) settle() {
 // settled waits for one end.
 func (j *Job) settled(ctx context.Context, p cudart.Point) {
 	if err := p.Wait(ctx); err != nil {
-		j.leave(fmt.Errorf("copies on %v may be under way: %w", p.Line(), err))
+		err = stillCopying(p, err)
+		j.giveUp(err)
 		for _, s := range j.Over {
-			s.ring.setAside(p.Line())
-			s.few.setAside(p.Line())
+			s.ring.setAside(p.Line(), err)
+			s.few.setAside(p.Line(), err)
 		}
-	} else if err := p.Err(); err != nil {
-		j.Abort(0, fmt.Errorf("copies on %v: %w", p.Line(), err))
+	} else if err := p.Err(); err != nil && !j.Down { // what failed to come from a device was not passed on
+		j.Abort(0, fmt.Errorf("%v: %w", p.Line(), err))
 	}
 }
 
-// leave ends the job although copies may be under way. That is reported beside any
-// other error.
-func (j *Job) leave(why error) {
-	j.Abort(0, why)
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.err != why {
-		j.open = errors.Join(j.open, why)
-	}
+// stillCopying is the error of copies of which it is not known when they end.
+func stillCopying(p cudart.Point, err error) error {
+	return fmt.Errorf("the GPU may still be copying on %v: %w", p.Line(), err)
 }
 
 // result returns how many bytes, from the first on, were copied.
@@ -531,7 +603,10 @@ func (j *Job) result() (int, error) {
 	}
 	done := min(j.at, j.done.prefix())
 	err := fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
-	return done, errors.Join(err, j.open)
+	if j.open != nil {
+		err = fmt.Errorf("%w; %w", err, j.open)
+	}
+	return done, err
 }
 
 // report makes progress known.

@@ -51,6 +51,7 @@ func (l *link) submit(c *chunk, to int) {
 		}
 		l.mu.Lock()
 	}
+	l.waiting = list[:0] // the longer room
 	l.submitting = false
 	l.mu.Unlock()
 }

@@ -45,7 +45,7 @@ func (l *lone) open(ctx context.Context, dev *cudart.Device) (err error) {
 func (l *lone) close(ctx context.Context) error {
 	if l.buf != nil {
 		if l.taken.Load() {
-			return fmt.Errorf("%v: %w", l.buf, errHeld)
+			return fmt.Errorf("%v: %w", l.buf, ErrHeld)
 		}
 		if err := l.left.Wait(ctx); err != nil {
 			return fmt.Errorf("%v may be in use: %w", l.buf, err)
@@ -77,7 +77,7 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 		l.taken.Store(false)
 		return true, err
 	}
-	left := Apart(ctx, func() {
+	left := Apart(ctx, Patience, func() {
 		err := l.copy(dev, mem, down)
 		if l.state.Swap(loneUses) == loneLeft {
 			l.taken.Store(false)
@@ -85,8 +85,8 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 			l.err = err
 		}
 	}, func(error) {}, func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) })
-	if left {
-		return true, ErrUnderWay
+	if left != nil {
+		return true, left
 	}
 	err = l.err
 	l.taken.Store(false)
@@ -138,5 +138,12 @@ func (l *lone) wait(err error) error {
 	}
 	// Also after an error: some of it may be queued.
 	l.left = l.stream.Point()
-	return errors.Join(err, l.left.Wait(asking), l.left.Err())
+	if unknown := l.left.Wait(asking); unknown != nil {
+		return errors.Join(err, fmt.Errorf("the GPU may still be copying: %w", unknown))
+	}
+	failed := l.left.Err()
+	if _, again := l.stream.Query(); failed == nil { // else the next copy would find it
+		failed = again
+	}
+	return errors.Join(err, failed)
 }

@@ -30,6 +30,7 @@ type ring struct {
 	flying  []*extent    // released, in order
 	aside   []*extent    // released, and a GPU does not say whether it is done
 	lost    int          // units of them
+	why     error        // of the last one
 	asking  bool         // a goroutine asks whether the oldest of flying is done
 	waiters []*waiter    // in order
 }
@@ -147,28 +148,6 @@ func (r *ring) share(way class) int {
 	return units
 }
 
-// recover asks again for what was set aside. It returns an error if there will be
-// no more memory, as far as is known.
-func (r *ring) recover() error {
-	r.mu.Lock()
-	var aside []*extent
-	if r.lost > 0 {
-		aside = slices.Clone(r.aside)
-	}
-	r.mu.Unlock()
-	for _, x := range aside {
-		if x.fence.Done(asking) {
-			r.takeBack(x)
-		}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.lost < r.units-1 { // both directions need one
-		return nil
-	}
-	return fmt.Errorf("%v: %w", r.buf, errLost)
-}
-
 // chunk is the size of the largest chunks: a quarter of a direction's share, up
 // to most.
 func (r *ring) chunk(down bool) int {
@@ -184,10 +163,7 @@ func (r *ring) serve() {
 	for i, w := range r.waiters {
 		if !full[w.class] {
 			if w.x = r.fit(w.n, w.class); w.x != nil {
-				select {
-				case w.wake <- struct{}{}:
-				default:
-				}
+				w.poke()
 				continue
 			}
 			full[w.class] = true
@@ -238,26 +214,54 @@ func (r *ring) set(first, units int, free bool) {
 	}
 }
 
-// reclaim asks whether the oldest extents that were released are done, and
-// returns whether one was.
+// reclaim asks which of the extents that were released the GPU is done with: of
+// those of each stream the oldest first. It serves waiters, and returns whether
+// there was one.
 func (r *ring) reclaim() (some bool) {
-	for len(r.flying) > 0 && !r.asking {
-		x := r.flying[0]
-		r.asking = true
-		r.mu.Unlock()
-		done := x.fence.Done(asking)
-		r.mu.Lock()
-		r.asking = false
-		if !done {
-			return some
+	if r.asking {
+		return false
+	}
+	r.asking = true
+	var room [4]*cudart.Timeline
+	busy := room[:0]
+	for i := 0; i < len(r.flying); {
+		x := r.flying[i]
+		if line := x.fence.Only(); !slices.Contains(busy, line) {
+			r.mu.Unlock()
+			done := x.fence.Done(asking)
+			r.mu.Lock()
+			at := slices.Index(r.flying, x)
+			if at >= 0 && done {
+				r.flying = slices.Delete(r.flying, at, at+1)
+				r.put(x)
+				some = true
+			}
+			if i = max(at, 0); at < 0 || done { // it was set aside, or is free
+				continue
+			}
+			busy = append(busy, line)
 		}
-		if i := slices.Index(r.flying, x); i >= 0 { // else it was set aside
-			r.flying = slices.Delete(r.flying, i, i+1)
-			r.put(x)
-			some = true
-		}
+		i++
+	}
+	r.asking = false
+	if some {
+		r.serve()
 	}
 	return some
+}
+
+// heads are the Points that the next extents depend on: the oldest of each stream.
+func (r *ring) heads() (points []cudart.Point) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var lines []*cudart.Timeline
+	for _, x := range r.flying {
+		if line := x.fence.Only(); !slices.Contains(lines, line) {
+			lines = append(lines, line)
+			points = x.fence.Points(points)
+		}
+	}
+	return points
 }
 
 // release returns the extent to its ring, which reuses it when the GPU is done
@@ -269,8 +273,23 @@ func (x *extent) release() {
 	if x.fence.Empty() {
 		r.put(x)
 		r.serve()
-	} else {
-		r.flying = append(r.flying, x)
+		return
+	}
+	line := x.fence.Only()
+	isHead := !slices.ContainsFunc(r.flying, func(x *extent) bool { return x.fence.Only() == line })
+	r.flying = append(r.flying, x)
+	if isHead {
+		for _, w := range r.waiters {
+			w.poke()
+		}
+	}
+}
+
+// poke makes the job that waits look again.
+func (w *waiter) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -281,8 +300,8 @@ func (r *ring) put(x *extent) {
 }
 
 // wait begins to wait for an extent of n bytes: wake is sent to when there is
-// one. The caller asks now and then whether the GPU is done with memory: see poll
-// and notify.
+// one. The ring asks the GPU nothing by itself: the caller polls, and before it
+// sleeps asks to be notified when one of the heads is reached.
 func (r *ring) wait(wake chan<- struct{}, n int, c class) *waiter {
 	w := &waiter{ring: r, n: n, class: c, wake: wake}
 	r.mu.Lock()
@@ -310,38 +329,18 @@ func (w *waiter) poll() bool {
 	r := w.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w.x == nil && r.reclaim() {
-		r.serve()
+	if w.x == nil {
+		r.reclaim()
 	}
 	return w.x != nil
 }
 
-// notify sends to the waiter when the GPU is done with the oldest extent. stop
-// ends that.
-func (w *waiter) notify() (stop func()) {
-	r := w.ring
-	r.mu.Lock()
-	var points []cudart.Point
-	if len(r.flying) > 0 {
-		points = r.flying[0].fence.Points(nil)
-	}
-	r.mu.Unlock()
-	stops := make([]func(), len(points))
-	for i, p := range points {
-		stops[i] = p.Notify(w.wake)
-	}
-	return func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}
-}
-
 // setAside keeps extents that a stream uses from holding up others: it is not
 // known when, or whether, that ends.
-func (r *ring) setAside(line *cudart.Timeline) {
+func (r *ring) setAside(line *cudart.Timeline, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.why = why
 	var room [4]cudart.Point
 	r.flying = slices.DeleteFunc(r.flying, func(x *extent) bool {
 		uses := slices.ContainsFunc(x.fence.Points(room[:0]), func(p cudart.Point) bool { return p.Line() == line })
@@ -358,10 +357,7 @@ func (r *ring) setAside(line *cudart.Timeline) {
 		return uses
 	})
 	for _, w := range r.waiters { // which may wait in vain
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
+		w.poke()
 	}
 }
 
@@ -376,6 +372,25 @@ func (r *ring) takeBack(x *extent) {
 		r.put(x)
 		r.serve()
 	}
+}
+
+// recover asks again for what was set aside. It returns an error if there will be
+// no more memory, as far as is known.
+func (r *ring) recover() error {
+	r.mu.Lock()
+	aside := slices.Clone(r.aside)
+	r.mu.Unlock()
+	for _, x := range aside {
+		if x.fence.Done(asking) {
+			r.takeBack(x)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost < r.units-1 { // both directions need one
+		return nil
+	}
+	return fmt.Errorf("%v: %w: %w", r.buf, errLost, r.why)
 }
 
 // close waits until the GPU is done with all extents, and unmaps the memory. No
@@ -399,13 +414,13 @@ func (r *ring) close(ctx context.Context) error {
 	}
 	r.mu.Unlock()
 	if held > 0 {
-		return fmt.Errorf("%v: %w", r.buf, errHeld)
+		return fmt.Errorf("%v: %w", r.buf, ErrHeld)
 	}
 	return r.buf.CloseContext(ctx)
 }
 
 // errLost says that no copy can use the memory any more.
-var errLost = errors.New("copies may be under way from all of it, on a device that does not answer: restart the process")
+var errLost = errors.New("all of it may be in use")
 
-// errHeld says that a copy was given up, see Stage.Run.
-var errHeld = errors.New("in use by a copy that waits for a call into the CUDA library")
+// ErrHeld says that a copy was given up, see Stage.Run.
+var ErrHeld = errors.New("in use by a copy that waits for a call into the CUDA library")

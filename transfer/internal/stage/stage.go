@@ -14,13 +14,11 @@ import (
 // A Stage is what all copies of a device share: its rings, its streams and the
 // workers.
 type Stage struct {
-	dev  *cudart.Device
-	crew *crew
-	// The stage and its crew, as copies have them.
-	alone [1]*Stage
-	crews [1]*crew
-	ring  *ring // of large copies
-	few   *ring // of small ones, which would wait behind those
+	dev   *cudart.Device
+	crew  *crew
+	alone [1]*Stage // the stage itself, as Copy.Over has it
+	ring  *ring     // of large copies
+	few   *ring     // of small ones, which would wait behind those
 
 	// Small copies have links of their own, so as not to queue behind chunks:
 	// by direction, and whether they are brief.
@@ -28,7 +26,7 @@ type Stage struct {
 
 	loneUp, loneDown lone
 
-	bytes atomic.Int64
+	bytes atomic.Int64 // that are pinned
 }
 
 const (
@@ -54,49 +52,67 @@ var (
 // stages are those of the process, with a count of users.
 var stages struct {
 	sync.Mutex
-	all   map[*cudart.Device]*shared
-	crews map[int]*crew // by NUMA node
-	seats *seats
+	all     map[*cudart.Device]*shared
+	crews   map[int]*crew // by NUMA node
+	copying *seats        // of all crews
 }
 
-// A shared stage is made by the first who needs it, and released by the last.
+// A shared stage is made by the first that needs it, and released by the last.
 type shared struct {
 	users int
-	ready chan struct{} // closed when stage or err is there
-	stage *Stage
-	err   error
+	ready chan struct{} // closed when the stage was made, or could not be
+	stage *Stage        // nil if it could not be
 }
 
 // Acquire returns the device's stage, which it makes if this is the first use.
 // Release it.
 func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
-	stages.Lock()
-	s := stages.all[dev]
-	first := s == nil
-	if first {
-		if stages.all == nil {
-			stages.all, stages.crews = make(map[*cudart.Device]*shared), make(map[int]*crew)
+	for {
+		s, first := join(dev)
+		if first {
+			return s.open(ctx, dev)
 		}
+		select {
+		case <-s.ready:
+		case <-ctx.Done():
+			if drop(dev, s) {
+				return nil, errors.Join(context.Cause(ctx), s.stage.close(context.WithoutCancel(ctx)))
+			}
+			return nil, context.Cause(ctx)
+		}
+		if s.stage != nil {
+			return s.stage, nil
+		}
+		// Another caller could not make it, with its own context: try again.
+	}
+}
+
+// join begins a use of the device's stage. The first one is to make it.
+func join(dev *cudart.Device) (s *shared, first bool) {
+	stages.Lock()
+	defer stages.Unlock()
+	if stages.all == nil {
+		stages.all = make(map[*cudart.Device]*shared)
+	}
+	s = stages.all[dev]
+	if first = s == nil; first {
 		s = &shared{ready: make(chan struct{})}
 		stages.all[dev] = s
 	}
 	s.users++
+	return s, first
+}
+
+// open makes the stage. After an error the next Acquire tries anew.
+func (s *shared) open(ctx context.Context, dev *cudart.Device) (*Stage, error) {
+	stage, err := newStage(ctx, dev)
+	stages.Lock()
+	if s.stage = stage; err != nil {
+		delete(stages.all, dev)
+	}
 	stages.Unlock()
-	if first {
-		s.stage, s.err = newStage(ctx, dev)
-		close(s.ready)
-	}
-	select {
-	case <-s.ready:
-	case <-ctx.Done():
-		drop(dev, s)
-		return nil, context.Cause(ctx)
-	}
-	if s.err != nil {
-		drop(dev, s)
-		return nil, s.err
-	}
-	return s.stage, nil
+	close(s.ready)
+	return stage, err
 }
 
 // drop ends one use, and returns whether it was the last one.
@@ -128,7 +144,7 @@ func (s *Stage) Release(ctx context.Context) error {
 
 func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	s := &Stage{dev: dev, crew: crewOf(dev)}
-	s.alone[0], s.crews[0] = s, s.crew
+	s.alone[0] = s
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
 	}
@@ -143,10 +159,10 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	if s.few, err = newRing(ctx, s.dev, fewUnits, Alone, 1, ringLabel); err != nil {
 		return err
 	}
-	s.bytes.Store(int64(s.ring.buf.Reserved() + s.few.buf.Reserved()))
 	if err := errors.Join(s.loneUp.open(ctx, s.dev), s.loneDown.open(ctx, s.dev)); err != nil {
 		return err
 	}
+	s.bytes.Store(int64(s.ring.buf.Reserved() + s.few.buf.Reserved() + s.loneUp.buf.Reserved() + s.loneDown.buf.Reserved()))
 	return s.each(func(l *link) (err error) {
 		l.stream, err = s.dev.NewStream(cudart.StreamOptions{})
 		return err
@@ -174,12 +190,12 @@ func (s *Stage) close(ctx context.Context) error {
 		}
 		*r = nil
 	}
-	s.bytes.Store(0)
 	for _, l := range []*lone{&s.loneUp, &s.loneDown} {
 		if err := l.close(ctx); err != nil {
 			return err
 		}
 	}
+	s.bytes.Store(0)
 	return s.each(func(l *link) error {
 		if l.stream == nil {
 			return nil
@@ -191,7 +207,7 @@ func (s *Stage) close(ctx context.Context) error {
 // Device returns the device.
 func (s *Stage) Device() *cudart.Device { return s.dev }
 
-// Bytes returns how much memory the rings have, until the last Release.
+// Bytes returns how much memory is pinned for the stage, until the last Release.
 func (s *Stage) Bytes() int { return int(s.bytes.Load()) }
 
 // crewOf returns the workers for devices of the NUMA node that a device is on.
@@ -201,10 +217,11 @@ func crewOf(dev *cudart.Device) *crew {
 	defer stages.Unlock()
 	c := stages.crews[node]
 	if c == nil {
-		if stages.seats == nil {
-			stages.seats = &seats{most: int32(defaultWorkers(runtime.GOMAXPROCS(0)))}
+		if stages.crews == nil {
+			stages.crews, stages.copying = make(map[int]*crew), newSeats(runtime.GOMAXPROCS(0))
 		}
-		c = newCrew(stages.seats, cores)
+		c = newCrew(runtime.GOMAXPROCS(0), cores)
+		c.copying = stages.copying
 		stages.crews[node] = c
 	}
 	return c

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -82,3 +83,19 @@ func (t *Teller) Finish() {
 // Grace is how long a copy that has failed waits for a callback that runs. It
 // may go on when the copy has returned.
 const Grace = 10 * time.Millisecond
+
+// Linger waits until over is closed, when ctx has ended for [Grace] only. It reports
+// whether it is.
+func Linger(ctx context.Context, over <-chan struct{}) bool {
+	select {
+	case <-over:
+		return true
+	case <-ctx.Done():
+	}
+	select {
+	case <-over:
+		return true
+	case <-time.After(Grace):
+		return false
+	}
+}

@@ -56,7 +56,7 @@ func TestTune(t *testing.T) {
 		}
 	}
 	run := func(name string, mid bool) {
-		stages.crews, stages.seats = nil, nil
+		stages.crews = nil
 		stages.all = nil
 		s, err := Acquire(ctx, dev)
 		if err != nil {

@@ -1,0 +1,248 @@
+package stage
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A bench is a simulated device with a ring of eight units of 64 KiB.
+type bench struct {
+	*testing.T
+	dev  *cudart.Device
+	ring *ring
+	mem  cudart.DevPtr
+}
+
+const benchUnit = 64 * kib
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	b := &bench{T: t, dev: dev, mem: device(t, dev, mib)}
+	b.ring, err = newRing(t.Context(), dev, 8, benchUnit, 4, "test")
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, b.ring.close(context.Background())) })
+	return b
+}
+
+func (b *bench) stream() *cudart.Stream {
+	b.Helper()
+	s, err := b.dev.NewStream(cudart.StreamOptions{})
+	require.NoError(b, err)
+	b.Cleanup(func() { assert.NoError(b, s.Close()) })
+	return s
+}
+
+// blocked makes a stream wait until open is called, or the test ends.
+func (b *bench) blocked(s *cudart.Stream) (open func()) {
+	b.Helper()
+	gate := make(chan struct{})
+	open = sync.OnceFunc(func() { close(gate) })
+	b.Cleanup(open)
+	require.NoError(b, s.LaunchHostFunc(func() { <-gate }))
+	return open
+}
+
+// use queues a copy from an extent, and releases that.
+func (b *bench) use(x *extent, s *cudart.Stream) {
+	b.Helper()
+	require.NoError(b, s.CopyToDevice(b.mem, unsafe.Pointer(&x.mem[0]), len(x.mem)))
+	x.fence.AddPoint(s.Point())
+	x.release()
+}
+
+// taken takes as much memory for a class as there is.
+func (b *bench) taken(units int, c class) (all []*extent) {
+	for x := b.ring.try(units*benchUnit, c); x != nil; x = b.ring.try(units*benchUnit, c) {
+		all = append(all, x)
+	}
+	return all
+}
+
+func TestExtentsDoNotOverlap(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	all := b.taken(1, classUp)
+	require.Len(t, all, 8)
+	for i, x := range all {
+		require.Len(t, x.mem, benchUnit)
+		for j := range x.mem {
+			x.mem[j] = byte(i)
+		}
+	}
+	for i, x := range all {
+		for j := range x.mem {
+			if x.mem[j] != byte(i) {
+				t.Fatalf("extent %d was overwritten at %d", i, j)
+			}
+		}
+		x.release()
+	}
+	x := b.ring.try(3*benchUnit+1, classUp) // which takes four units
+	require.Len(t, x.mem, 3*benchUnit+1)
+	y := b.ring.try(4*benchUnit, classUp)
+	require.NotNil(t, y, "the rest in a row")
+	require.Nil(t, b.ring.try(1, classUp))
+	x.release()
+	y.release()
+}
+
+// A direction has half of the ring if the other one wants some, and all of it
+// otherwise. Slow copies have half together.
+func TestSharesOfTheRing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	up := b.taken(1, classUp)
+	require.Len(t, up, 8)
+	wake := make(chan struct{}, 1)
+	w := b.ring.wait(wake, benchUnit, classDown)
+	require.False(t, w.poll())
+	for _, x := range up[:4] {
+		require.Nil(t, b.ring.try(benchUnit, classUp), "half is for the other direction")
+		x.release()
+	}
+	require.True(t, w.poll())
+	x := w.leave()
+	require.NotNil(t, x)
+	require.Nil(t, b.ring.try(benchUnit, classUp))
+	x.release()
+	for _, x := range up[4:] {
+		x.release()
+	}
+	slow := append(b.taken(1, classSlowUp), b.taken(1, classSlowDown)...)
+	require.Len(t, slow, 4)
+	fast := append(b.taken(1, classUp), b.taken(1, classDown)...)
+	require.Len(t, fast, 4)
+	for _, x := range append(slow, fast...) {
+		x.release()
+	}
+}
+
+// Those who wait have memory in the order in which they began to, and none is taken
+// before them.
+func TestWaitersAreServedInOrder(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	all := b.taken(1, classUp)
+	var wakes [3]chan struct{}
+	var waiters [3]*waiter
+	for i := range waiters {
+		wakes[i] = make(chan struct{}, 1)
+		waiters[i] = b.ring.wait(wakes[i], []int{3, 1, 1}[i]*benchUnit, classUp)
+	}
+	for i, x := range all {
+		x.release()
+		require.Equal(t, i >= 2, waiters[0].poll(), "after %d units", i+1)
+		require.Equal(t, i >= 3, waiters[1].poll())
+		require.Equal(t, i >= 4, waiters[2].poll())
+		if i < 4 {
+			require.Nil(t, b.ring.try(benchUnit, classUp))
+		}
+	}
+	for i, w := range waiters {
+		require.Len(t, wakes[i], 1)
+		w.leave().release()
+	}
+}
+
+// What one goroutine finds to be done, another that waits is given, though it finds
+// nothing itself.
+func TestWaitersAreServedByOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := b.stream()
+	open := b.blocked(s)
+	for _, x := range b.taken(1, classUp) {
+		b.use(x, s)
+	}
+	wake := make(chan struct{}, 1)
+	down := b.ring.wait(wake, benchUnit, classDown)
+	require.False(t, down.poll())
+	open()
+	require.NoError(t, s.Synchronize(t.Context()))
+	x := b.ring.try(benchUnit, classUp)
+	require.NotNil(t, x)
+	require.Len(t, wake, 1)
+	require.NotNil(t, down.x)
+	x.release()
+	down.leave().release()
+}
+
+// A job that waits is woken when there is something to ask the GPU about.
+func TestWaitersAreWokenToAsk(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := b.stream()
+	all := b.taken(1, classUp)
+	wake := make(chan struct{}, 1)
+	w := b.ring.wait(wake, benchUnit, classUp)
+	require.Empty(t, b.ring.heads())
+	open := b.blocked(s)
+	b.use(all[0], s)
+	require.Len(t, wake, 1)
+	<-wake
+	b.use(all[1], s)
+	require.Empty(t, wake, "the first one comes before")
+	heads := b.ring.heads()
+	require.Len(t, heads, 1)
+	defer heads[0].Notify(wake)()
+	open()
+	<-wake
+	require.True(t, w.poll())
+	w.leave().release()
+	for _, x := range all[2:] {
+		x.release()
+	}
+}
+
+// Memory is not used again before the GPU is done with it; that of one stream does not
+// wait for another's.
+func TestMemoryThatTheGPUUses(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	slow, fast := b.stream(), b.stream()
+	open := b.blocked(slow)
+	all := b.taken(1, classUp)
+	for i, x := range all {
+		if i%2 == 0 {
+			b.use(x, slow)
+		} else {
+			b.use(x, fast)
+		}
+	}
+	require.NoError(t, fast.Synchronize(t.Context()))
+	again := b.taken(1, classUp)
+	require.Len(t, again, 4)
+	for i, x := range again {
+		require.Equal(t, 2*i+1, x.first)
+		x.release()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, b.ring.close(ctx), context.Canceled)
+	_, _, pinned := hostmem.Find(all[0].mem)
+	require.True(t, pinned)
+	open()
+}
+
+// An extent that is not released keeps the ring.
+func TestARingThatIsInUse(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	x := b.ring.try(1, classUp)
+	require.ErrorIs(t, b.ring.close(t.Context()), ErrHeld)
+	x.release()
+	require.NoError(t, b.ring.close(t.Context()))
+}
