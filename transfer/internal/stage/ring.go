@@ -380,9 +380,13 @@ func (r *ring) recover() error {
 	r.mu.Lock()
 	aside := slices.Clone(r.aside)
 	r.mu.Unlock()
-	for _, x := range aside {
-		if x.fence.Done(asking) {
-			r.takeBack(x)
+	if len(aside) > 0 {
+		ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+		defer cancel()
+		for _, x := range aside {
+			if x.fence.Wait(ctx) == nil {
+				r.takeBack(x)
+			}
 		}
 	}
 	r.mu.Lock()
