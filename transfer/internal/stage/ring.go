@@ -374,24 +374,25 @@ func (r *ring) takeBack(x *extent) {
 	}
 }
 
-// recover asks again for what was set aside. It returns an error if there will be
-// no more memory, as far as is known.
+// recover returns an error if there will be no more memory, as far as is known: it
+// asks again for what was set aside.
 func (r *ring) recover() error {
-	r.mu.Lock()
-	aside := slices.Clone(r.aside)
-	r.mu.Unlock()
-	if len(aside) > 0 {
-		ctx, cancel := context.WithTimeout(asking, landTimeout/20)
-		defer cancel()
-		for _, x := range aside {
-			if x.fence.Wait(ctx) == nil {
-				r.takeBack(x)
-			}
-		}
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.lost < r.units-1 { // both directions need one
+		return nil
+	}
+	aside := slices.Clone(r.aside)
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+	for _, x := range aside {
+		if x.fence.Wait(ctx) == nil {
+			r.takeBack(x)
+		}
+	}
+	cancel()
+	r.mu.Lock()
+	if r.lost < r.units-1 {
 		return nil
 	}
 	return fmt.Errorf("%v: %w: %w", r.buf, errLost, r.why)
