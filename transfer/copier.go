@@ -31,10 +31,12 @@ type engine struct {
 	gate
 }
 
-// NewCopier returns a copier for a device. The first one of a device allocates the
-// ring of pinned memory, at most 40 MiB, and the streams that all copiers of the
-// device share. When ctx ends before, the error is ctx's. After an error nothing
-// is left, unless the error says that it could not be released.
+// NewCopier returns a copier for a device. Close it. The first one of a device
+// allocates the ring of pinned memory, 10 MiB on up to four cores and 40 MiB on more,
+// and the streams that all copiers of the device share. When ctx ends before, the error
+// is ctx's; others are of Options that cannot be, and those of [hostmem.Alloc]. After an
+// error nothing is left, unless the error says that it could not be released, and
+// NewCopier may be called again.
 func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	e, err := newEngine(ctx, dev, o)
 	if err != nil {
@@ -125,8 +127,8 @@ type Stats struct {
 	StagedBytes, DirectBytes, BatchedBytes int
 	// PeerBytes went from device to device: see [Fanout].
 	PeerBytes int
-	// RingBytes are pinned for all copiers of the device, until the last one is
-	// closed.
+	// RingBytes are pinned for all copiers of the device together, until the last
+	// one is closed.
 	RingBytes int
 }
 

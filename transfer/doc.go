@@ -9,44 +9,53 @@
 //	err = c.Close()
 //
 // The CUDA runtime copies such memory with one thread, at a fifth of the
-// link's speed. Here several goroutines copy it through a ring of pinned memory
-// that is allocated once, while the GPU's copy engines empty or fill the ring
-// after them. Memory that is pinned already is recognised, and copied directly.
+// link's speed. Here several goroutines copy it through a ring of pinned memory,
+// while the GPU's copy engines empty or fill the ring after them. Memory that is
+// pinned already is recognised, and copied directly. All copiers of a device share
+// its ring, which the last Close unmaps.
 //
 // # Ordering
 //
 // A copy is complete when its method returns, and is in no order with other
-// work of the GPU. With [Call].Stream it is work of that stream: it begins when
-// what was queued there before is done, and what is queued there afterwards
-// sees it. An upload then returns as soon as its source may be changed, often
-// before the bytes have arrived; if CUDA reports an error for them later, the
-// stream's Synchronize returns it.
+// work of the GPU. With [Call].Stream it comes after what is queued on that stream,
+// for which the call waits, and before what is queued there later. An upload of up
+// to 1 MiB, and without Progress, does not wait: it is queued on the stream as long
+// as no more than 16 MiB are, and the call returns as soon as its source may be
+// changed. If CUDA reports an error for it later, the stream's Synchronize returns
+// it.
 //
 // # Errors and cancellation
 //
-// When ctx ends, or something fails, a copy starts no more chunks, waits for
-// those that were queued, and returns the error with the least offset. The GPU
-// uses no memory for it any more then, unless the error says that it may still
-// be copying: then CUDA does not report when it is done, and the device is lost.
-// Bytes before the count that is returned, or the offset in the error, are
-// copied; those after may be. A Read or Write that blocks is waited for.
+// When ctx ends, or something fails, a copy begins nothing more, waits for what the
+// GPU is copying, and returns the error with the least offset. The bytes before the
+// count that is returned, or before the offset in the error, are copied; those after
+// may be.
+//
+// The GPU uses no memory for the copy any more then, unless the error says that
+// copies may be under way, or that it may still be copying: if a call into CUDA does
+// not return within two seconds of the end of ctx, or CUDA cannot report that the GPU
+// is done. It may then still write to the device and, if the caller's memory is
+// pinned, use that.
 //
 // # Callbacks
 //
-// Readers, writers and Progress functions are called by several goroutines,
-// most of which are the copier's own. One that panics, or ends its goroutine as
-// testing.T.FailNow does, fails the copy. So does a memory fault, for instance
-// in a mapped file that another process has truncated.
+// Readers, writers and Progress functions run on goroutines of their own, and may
+// block: other copies go on meanwhile. When ctx ends no further Read, Write or call of
+// Progress begins, and one that runs may outlast the method. It may use the Copier.
+// One that panics, or ends its goroutine as testing.T.FailNow does, fails the copy. So
+// does a memory fault, for instance in a mapped file that another process has
+// truncated.
 //
 // # Cores
 //
-// A copy keeps up to Options.Workers cores busy as long as it takes: three
-// quarters of them by default, and all where there are no more than four. On
-// hosts with several NUMA nodes workers run on the cores of the GPU's own.
+// An upload keeps up to eight cores busy and a download four, unless Options.Workers
+// says otherwise. All copies of the process together keep three quarters of GOMAXPROCS
+// busy, or all where that is no more than four. On hosts with several NUMA nodes
+// workers run on the cores of the GPU's own.
 //
 // # Concurrency
 //
-// All methods may be called from any goroutine. Copies that run at once share
-// the ring and the cores, chunk by chunk; an upload and a download use both
-// directions of the link.
+// All methods may be called from any goroutine. Copies that run at once share the
+// ring and the workers, chunk by chunk; an upload and a download use both directions of
+// the link.
 package transfer

@@ -79,7 +79,7 @@ func uploadFile(ctx context.Context, dst place, f *os.File, off int64, n int) (d
 	if !ok {
 		return 0, false, nil
 	}
-	feed := newFileFeed(cached, f, off, n)
+	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
 	defer feed.behind.wait(ctx)
 	done, err = dst.feed(ctx, stage.Copy{N: n, Feed: feed})
@@ -89,10 +89,12 @@ func uploadFile(ctx context.Context, dst place, f *os.File, off int64, n int) (d
 // A fileFeed is a [stage.Feed] of a file. Workers read what is in the page cache
 // straight into the ring. What is not, its own goroutines read.
 type fileFeed struct {
-	job    *stage.Job
-	cached *cachedFile
-	n      int
-	behind *readAhead
+	job *stage.Job
+	// readNow reads what is in the page cache, and returns stage.ErrNotReady if not
+	// all is.
+	readNow func(to []byte, off int) (got int, err error)
+	n       int
+	behind  *readAhead
 
 	next int // to be tried; the job's
 
@@ -110,8 +112,8 @@ const (
 	mostMiss  = 256 * mib
 )
 
-func newFileFeed(cached *cachedFile, f *os.File, off int64, n int) *fileFeed {
-	feed := &fileFeed{cached: cached, n: n, run: leastMiss}
+func newFileFeed(readNow func(to []byte, off int) (got int, err error), f io.ReaderAt, off int64, n int) *fileFeed {
+	feed := &fileFeed{readNow: readNow, n: n, run: leastMiss}
 	feed.behind = newReadAhead(readers, readAt(f, off), feed.claim)
 	return feed
 }
@@ -155,7 +157,7 @@ func (f *fileFeed) Take(most int) stage.Segment {
 
 // fill reads what is in the page cache.
 func (f *fileFeed) fill(to []byte, off int) error {
-	got, err := f.cached.readNow(to, off)
+	got, err := f.readNow(to, off)
 	if err == nil && got < len(to) { // the file was truncated meanwhile
 		f.job.Cut(off+got, io.ErrUnexpectedEOF)
 	}

@@ -55,6 +55,50 @@ func TestAMappedFileThatIsCutShort(t *testing.T) {
 	require.NoError(t, r.c.Upload(t.Context(), dev, mem))
 }
 
+// A file that is not in the page cache, or in part, arrives; so it does where the kernel
+// is asked what is there (mincore).
+func TestFilesOutsideThePageCache(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	const n, off = 20*mib + 5, 777
+	want := bytesOf(3, off+n)
+	mem := r.device(n)
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, want, 0o600))
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, f.Sync())
+	for _, drop := range [][2]int64{{0, 0}, {0, mib}, {5 * mib, 7 * mib}, {off + n - 100, 100}, {0, 1}} { // the whole file first
+		for _, asks := range []bool{false, true} {
+			require.NoError(t, unix.Fadvise(int(f.Fd()), drop[0], drop[1], unix.FADV_DONTNEED))
+			r.fill(mem, make([]byte, n))
+			c, ok := openCached(f, off, n)
+			require.True(t, ok)
+			if asks && !c.asks {
+				c.asks = true
+				require.NoError(t, c.mmap(int(f.Fd()), n))
+			}
+			feed := newFileFeed(c.readNow, f, off, n)
+			done, err := r.c.stageUp(t.Context(), mem, stage.Copy{N: n, Feed: feed})
+			require.NoError(t, err)
+			require.Equal(t, n, done)
+			feed.behind.wait(t.Context())
+			c.close()
+			require.True(t, bytes.Equal(want[off:], r.onDevice(mem, n)))
+		}
+	}
+	// Now that all is there, no other reads.
+	c, ok := openCached(f, off, n)
+	require.True(t, ok)
+	defer c.close()
+	got, err := c.readNow(make([]byte, n), 0)
+	if !errors.Is(err, stage.ErrNotReady) { // the kernel may take pages at any time
+		require.NoError(t, err)
+		require.Equal(t, n, got)
+	}
+}
+
 // memfd makes a file in memory, which has the test's name in /proc/self/maps.
 func memfd(t *testing.T, flags int) *os.File {
 	fd, err := unix.MemfdCreate(t.Name(), flags)

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // directories of a disk's file system and, where there is one, of memory's.
@@ -106,3 +109,65 @@ func TestReadersThatEndEarly(t *testing.T) {
 		}
 	}
 }
+
+// What is in the page cache is read by workers, and what is not by others: in any mix,
+// all arrives.
+func TestFilesThatAreCachedInPart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	const n = 40*mib + 777
+	want := bytesOf(1, n)
+	mem := r.device(n)
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, misses := range []int{0, 1, 10, 100} { // of 100
+		for range 3 {
+			hit := make([]bool, n/mib+1)
+			for i := range hit {
+				hit[i] = random.IntN(100) >= misses
+			}
+			readNow := func(to []byte, off int) (int, error) {
+				for at := off; at < off+len(to); at += mib {
+					if !hit[at/mib] {
+						return 0, stage.ErrNotReady
+					}
+				}
+				return copy(to, want[off:]), nil
+			}
+			r.fill(mem, make([]byte, n))
+			feed := newFileFeed(readNow, bytes.NewReader(want), 0, n)
+			done, err := r.c.stageUp(t.Context(), mem, stage.Copy{N: n, Feed: feed})
+			require.NoError(t, err)
+			require.Equal(t, n, done)
+			feed.behind.wait(t.Context())
+			require.True(t, bytes.Equal(want, r.onDevice(mem, n)), "%d %%", misses)
+		}
+	}
+}
+
+// Readers of several goroutines that fail: what is before the failure arrives, also if
+// that is read last.
+func TestReadersThatFailBehindOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	const n, at = 12 * mib, 5*mib + 3
+	want := bytesOf(1, n)
+	mem := r.device(n)
+	failed := make(chan struct{})
+	done, err := r.c.UploadFrom(t.Context(), mem, readerAtFunc(func(p []byte, off int64) (int, error) {
+		switch {
+		case off <= at && at < off+int64(len(p)):
+			defer close(failed)
+			return copy(p, want[off:at]), errFlaky
+		case off == 0:
+			<-failed
+		}
+		return copy(p, want[off:]), nil
+	}), 0, n)
+	require.ErrorIs(t, err, errFlaky)
+	require.Equal(t, at, done)
+	require.True(t, bytes.Equal(want[:at], r.onDevice(mem, at)))
+}
+
+type readerAtFunc func(p []byte, off int64) (int, error)
+
+func (f readerAtFunc) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }

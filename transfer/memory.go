@@ -35,10 +35,8 @@ func (v *View) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, 
 	if done, ok, err := v.uploadPinned(ctx, dst, src); ok {
 		return done, err
 	}
-	if len(src) <= stage.Alone && v.call.Progress == nil {
-		if ok, err := v.stage.Brief(ctx, dst, src, false); ok {
-			return v.staged(len(src), err)
-		}
+	if done, ok, err := v.brief(ctx, dst, src, false); ok {
+		return done, err
 	}
 	return v.stageUp(ctx, dst, stage.Copy{N: len(src), Feed: &memoryFeed{from: src}})
 }
@@ -59,12 +57,22 @@ func (v *View) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int
 	if done, ok, err := v.downloadPinned(ctx, dst, src); ok {
 		return done, err
 	}
-	if len(dst) <= stage.Alone && v.call.Progress == nil {
-		if ok, err := v.stage.Brief(ctx, src, dst, true); ok {
-			return v.staged(len(dst), err)
-		}
+	if done, ok, err := v.brief(ctx, src, dst, true); ok {
+		return done, err
 	}
 	return v.stageDown(ctx, src, stage.Copy{N: len(dst), Sink: into(dst, copyIn)})
+}
+
+// brief copies what is small, on the caller's goroutine; ok is false if it cannot now.
+func (v *View) brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (done int, ok bool, err error) {
+	if len(mem) > stage.Alone || v.call.Progress != nil {
+		return 0, false, nil
+	}
+	if ok, err = v.stage.Brief(ctx, dev, mem, down); !ok || err != nil {
+		return 0, ok, err
+	}
+	done, err = v.staged(len(mem), nil)
+	return done, true, err
 }
 
 // DownloadNew copies n bytes from the device into memory that it allocates:

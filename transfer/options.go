@@ -6,8 +6,8 @@ import "fmt"
 type Options struct {
 	// Workers is how many goroutines a copy keeps busy at the most, the caller's
 	// included, up to 1024. 0 stands for as many as fill the link: eight for an
-	// upload and four for a download, and no more than three quarters of
-	// GOMAXPROCS for all copies of the process.
+	// upload and four for a download. All copies of the process together have no
+	// more than three quarters of GOMAXPROCS, or all where that is up to four.
 	Workers int
 }
 

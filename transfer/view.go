@@ -11,11 +11,13 @@ import (
 
 // A Call shapes single copies: see [View.With]. The zero value changes nothing.
 type Call struct {
-	// Stream makes the copy work of this stream, of the copier's device.
+	// Stream orders the copy with the work of this stream, which is of the copier's
+	// device: see Ordering in the package's documentation.
 	Stream *cudart.Stream
-	// Progress is called now and then with the bytes done of all: one call at
-	// a time, from any goroutine, the last one with all of them if the copy
-	// succeeds. It may call methods of the Copier, but see [Copier.CloseContext].
+	// Progress is called now and then with the bytes done of all, which grow: one
+	// call at a time, on a goroutine of its own. If the copy succeeds the last call
+	// has all of them, and returns before the copy does. It may call methods of the
+	// Copier, but see [Copier.CloseContext].
 	Progress func(done, total int)
 	// DirectIO reads and writes files past the page cache (O_DIRECT), where
 	// the file system can: what is read once, and is larger than memory, then

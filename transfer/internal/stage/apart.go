@@ -11,8 +11,8 @@ import (
 // CUDA library does not return.
 var ErrUnderWay = errors.New("copies may be under way: a call into the CUDA library has not returned")
 
-// asking is the context of questions to the library: whoever may wait no longer
-// than a context has another goroutine ask, see Apart.
+// asking is the context of questions to the library. A call that may wait no longer
+// than its context has another goroutine ask: see Apart.
 var asking = context.Background()
 
 const (

@@ -22,20 +22,26 @@ func coresOf(dev *cudart.Device) (node int, c cores) {
 	if !ok {
 		return 0, cores{}
 	}
-	near, err := linux.NUMANode(node).CPUs(os.DirFS("/"))
-	var allowed, set unix.CPUSet
+	cpus, err := linux.NUMANode(node).CPUs(os.DirFS("/"))
+	var allowed unix.CPUSet
 	if err != nil || unix.SchedGetaffinity(0, &allowed) != nil {
 		return node, cores{}
 	}
-	for _, cpu := range near {
+	return node, cores{set: near(cpus, allowed)}
+}
+
+// near returns those of a node's CPUs that are allowed, nil if there are none.
+func near(cpus []int, allowed unix.CPUSet) *unix.CPUSet {
+	var set unix.CPUSet
+	for _, cpu := range cpus {
 		if allowed.IsSet(cpu) {
 			set.Set(cpu)
 		}
 	}
 	if set.Count() == 0 {
-		return node, cores{}
+		return nil
 	}
-	return node, cores{set: &set}
+	return &set
 }
 
 // count is how many there are, at the most.

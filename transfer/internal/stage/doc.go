@@ -4,7 +4,7 @@
 //
 // A copy passes through a ring of pinned memory, of which each device has one.
 // Workers of the process fill or drain it together: a chunk of up to 8 MiB in
-// pieces of some hundred KiB, and whoever is done last queues the chunk's one
+// pieces of some hundred KiB, and the one that is done last queues the chunk's one
 // copy on the link. So a ring of four chunks is enough to keep the link busy,
 // and stays in the CPU's caches.
 //

@@ -16,7 +16,7 @@ import (
 // A ring is pinned memory that copies of one device pass through. It is cut into
 // extents of whole units, the first that are free, so that what is reused first
 // is what is in the caches still. An extent is free when it was released and the
-// GPU is done with it: whoever needs one asks, the oldest first.
+// GPU is done with it: jobs that need one ask, the oldest extent first.
 type ring struct {
 	dev   *cudart.Device
 	buf   *hostmem.Buffer
@@ -74,7 +74,8 @@ type extent struct {
 	units int
 	class class
 	mem   []byte
-	fence fence.Fence // of the GPU's use
+	fence fence.Fence      // of the GPU's use
+	line  *cudart.Timeline // of the stream that uses it, when released; nil for several
 }
 
 // A waiter is a job that found no extent. It is served as soon as there is memory
@@ -226,7 +227,7 @@ func (r *ring) reclaim() (some bool) {
 	busy := room[:0]
 	for i := 0; i < len(r.flying); {
 		x := r.flying[i]
-		if line := x.fence.Only(); !slices.Contains(busy, line) {
+		if !slices.Contains(busy, x.line) {
 			r.mu.Unlock()
 			done := x.fence.Done(asking)
 			r.mu.Lock()
@@ -239,7 +240,7 @@ func (r *ring) reclaim() (some bool) {
 			if i = max(at, 0); at < 0 || done { // it was set aside, or is free
 				continue
 			}
-			busy = append(busy, line)
+			busy = append(busy, x.line)
 		}
 		i++
 	}
@@ -256,8 +257,8 @@ func (r *ring) heads() (points []cudart.Point) {
 	defer r.mu.Unlock()
 	var lines []*cudart.Timeline
 	for _, x := range r.flying {
-		if line := x.fence.Only(); !slices.Contains(lines, line) {
-			lines = append(lines, line)
+		if !slices.Contains(lines, x.line) {
+			lines = append(lines, x.line)
 			points = x.fence.Points(points)
 		}
 	}
@@ -275,8 +276,8 @@ func (x *extent) release() {
 		r.serve()
 		return
 	}
-	line := x.fence.Only()
-	isHead := !slices.ContainsFunc(r.flying, func(x *extent) bool { return x.fence.Only() == line })
+	x.line = x.fence.Only()
+	isHead := !slices.ContainsFunc(r.flying, func(y *extent) bool { return y.line == x.line })
 	r.flying = append(r.flying, x)
 	if isHead {
 		for _, w := range r.waiters {

@@ -12,12 +12,14 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // A bench is a simulated device with a ring of eight units of 64 KiB.
 type bench struct {
 	*testing.T
+	sim  *cudasim.Sim
 	dev  *cudart.Device
 	ring *ring
 	mem  cudart.DevPtr
@@ -27,10 +29,10 @@ const benchUnit = 64 * kib
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	_, rt := testgpu.Sim(t, cudasim.Config{})
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	b := &bench{T: t, dev: dev, mem: device(t, dev, mib)}
+	b := &bench{T: t, sim: sim, dev: dev, mem: device(t, dev, mib)}
 	b.ring, err = newRing(t.Context(), dev, 8, benchUnit, 4, "test")
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, b.ring.close(context.Background())) })
@@ -235,6 +237,30 @@ func TestMemoryThatTheGPUUses(t *testing.T) {
 	_, _, pinned := hostmem.Find(all[0].mem)
 	require.True(t, pinned)
 	open()
+}
+
+// A copy that failed has its error although another job has found it, which was about to
+// use the memory; and that one has not.
+func TestAnErrorIsTheCopysOwn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := b.stream()
+	var first, second fence.Fence // of what two jobs have queued
+	x := b.ring.try(8*benchUnit, classUp)
+	b.use(x, s)
+	first.AddPoint(s.Point())
+	b.sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
+	var y *extent
+	for y == nil {
+		y = b.ring.try(benchUnit, classUp)
+	}
+	b.use(y, s)
+	second.AddPoint(s.Point())
+	require.NoError(t, second.Wait(t.Context()))
+	require.NoError(t, second.Err())
+	require.NoError(t, first.Wait(t.Context()))
+	require.ErrorIs(t, first.Err(), cudart.ErrLaunchFailure)
+	_ = s.Synchronize(t.Context()) // reports it too
 }
 
 // An extent that is not released keeps the ring.
