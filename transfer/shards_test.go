@@ -111,10 +111,6 @@ func TestShardsOfAllDevicesAtOnce(t *testing.T) {
 	require.NoError(t, err)
 }
 
-type readerAtFunc func(p []byte, off int64) (int, error)
-
-func (f readerAtFunc) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }
-
 func TestShardsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
