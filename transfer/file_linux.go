@@ -297,15 +297,6 @@ func sizeOf(fd int) (int64, error) {
 	return s.Size, os.NewSyscallError("fstat", err)
 }
 
-// isRegular reports whether an open file is regular.
-func isRegular(f *os.File) (ok bool) {
-	_ = control(f, func(fd int) error {
-		_, ok = regular(fd)
-		return nil
-	})
-	return ok
-}
-
 // writesAtOffset reports whether a file is regular, and written where its offset is.
 func writesAtOffset(f *os.File) (ok bool) {
 	_ = control(f, func(fd int) error {

@@ -33,6 +33,4 @@ func (*cachedFile) readNow([]byte, int) (int, error) { return 0, errors.ErrUnsup
 
 func (*cachedFile) close() {}
 
-func isRegular(*os.File) bool { return false }
-
 func writesAtOffset(*os.File) bool { return false }

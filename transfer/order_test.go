@@ -124,6 +124,7 @@ func TestAStreamWhoseQueueIsFull(t *testing.T) {
 	open()
 	require.NoError(t, s.Synchronize(t.Context()))
 	require.Equal(t, src, r.onDevice(mem, 100))
+	r.closeSoon()
 }
 
 func TestDownloadsInTheOrderOfAStream(t *testing.T) {

@@ -21,7 +21,8 @@ type readSeekerAt interface {
 // position on. Pipes and devices, which are files too, cannot.
 func hasPosition(r io.Reader) (readSeekerAt, bool) {
 	if f, ok := r.(*os.File); ok {
-		return f, isRegular(f)
+		info, err := f.Stat()
+		return f, err == nil && info.Mode().IsRegular()
 	}
 	s, ok := r.(readSeekerAt)
 	return s, ok

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -263,6 +264,30 @@ func TestTheCountOfAWriteThatRuns(t *testing.T) {
 	require.NotZero(t, done)
 	require.Equal(t, took.Len(), done)
 	require.True(t, bytes.Equal(data[:done], took.Bytes()))
+}
+
+// What a writer took before the device was lost is counted, too.
+func TestTheCountWhenTheDeviceIsLost(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		t.Skip(err)
+	}
+	dev, _ := openSim(t, sim)
+	c, err := NewCopier(t.Context(), dev, Options{})
+	require.NoError(t, err)
+	const n = 16 * mib
+	mem, err := dev.Malloc(n)
+	require.NoError(t, err)
+	took := 0
+	done, err := c.DownloadWriter(t.Context(), writerFunc(func(p []byte) (int, error) {
+		assert.NoError(t, sim.LoseDevice(0))
+		took += len(p)
+		return len(p), nil
+	}), mem, n)
+	require.ErrorIs(t, err, cudart.ErrLaunchFailure)
+	require.NotZero(t, done)
+	require.Equal(t, took, done)
 }
 
 type writerFunc func(p []byte) (int, error)

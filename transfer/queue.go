@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/gopinned/pinned/cudart"
@@ -62,7 +63,11 @@ func (l *leases) close(ctx context.Context) error {
 	if l.pool == nil {
 		return nil
 	}
-	return l.pool.CloseContext(ctx)
+	err := l.pool.CloseContext(ctx)
+	if errors.Is(err, pool.ErrLeased) {
+		return fmt.Errorf("%w: %w", stage.ErrHeld, err)
+	}
+	return err
 }
 
 // queue queues a small upload on the caller's stream, and does not wait for it.

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A rig is a copier on a device, with memory there.
@@ -26,6 +28,15 @@ func rigOn(t testing.TB, dev *cudart.Device, o Options) *rig {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return &rig{TB: t, dev: dev, c: c}
+}
+
+// closeSoon closes the copier when calls have returned that copies were given up for.
+func (r *rig) closeSoon() {
+	r.Helper()
+	for err := r.c.Close(); err != nil; err = r.c.Close() {
+		require.ErrorIs(r, err, stage.ErrHeld)
+		runtime.Gosched()
+	}
 }
 
 // device allocates n bytes on the device until the test ends.

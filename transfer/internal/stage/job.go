@@ -184,11 +184,16 @@ func (j *Job) Poke() {
 func (j *Job) Abort(at int, err error) {
 	j.mu.Lock()
 	j.keep(at, err)
+	j.fail()
+	j.mu.Unlock()
+	j.Poke()
+}
+
+// fail makes it so that nothing more is begun. It needs j.mu.
+func (j *Job) fail() {
 	if !j.failed.Swap(true) {
 		close(j.abort)
 	}
-	j.mu.Unlock()
-	j.Poke()
 }
 
 // Cut ends the job at a byte, because of an error: the bytes before are copied.
@@ -227,7 +232,7 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 		return j.working() == 0 // else workers use the caller's memory
 	})
 	if left != nil {
-		j.giveUp(left)
+		j.giveUp(ErrUnderWay)
 	}
 	if c.Await != nil {
 		c.Await()
@@ -542,16 +547,22 @@ func (j *Job) finish() {
 	}
 }
 
-// giveUp ends a job while the GPU may still copy, and why: that is reported beside
-// any other error.
+// giveUp ends a job although the GPU may still copy, and why: that is reported beside
+// any other error. Of an upload it cannot be known what has arrived; what has come from
+// a device and was passed on has.
 func (j *Job) giveUp(why error) {
-	j.Abort(math.MaxInt-1, why)
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.at = 0
-	if j.err != why {
+	if j.err == nil {
+		j.err = why
+	} else {
 		j.open = errors.Join(j.open, why)
 	}
+	if j.at = min(j.at, j.done.prefix()); !j.Down {
+		j.at = 0
+	}
+	j.fail()
+	j.mu.Unlock()
+	j.Poke()
 }
 
 // settle waits until the copies are done that were queued. After an error it waits
