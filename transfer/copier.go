@@ -4,18 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"sync"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/sentinel"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
-
-// ErrClosed is returned by methods of a Copier that was closed, and of its
-// views. errors.Is reports that it is [os.ErrClosed].
-var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 var (
 	errNilContext    = errors.New("the context is nil")
@@ -35,13 +28,7 @@ type engine struct {
 	direct [2]*cudart.Stream // for pinned memory, up and down
 	queued leases            // of copies on callers' streams
 	stats  counters
-
-	mu       sync.Mutex
-	copies   int           // that run
-	closed   bool          // refuses copies
-	idle     chan struct{} // closed when closed is set and no copy runs
-	closer   chan struct{} // one value, which the goroutine takes that releases
-	released bool          // guarded by closer
+	gate
 }
 
 // NewCopier returns a copier for a device. Close it. The first one of a device
@@ -68,8 +55,8 @@ func newEngine(ctx context.Context, dev *cudart.Device, o Options) (*engine, err
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	e := &engine{dev: dev, o: o, idle: make(chan struct{}), closer: make(chan struct{}, 1)}
-	e.closer <- struct{}{}
+	e := &engine{dev: dev, o: o}
+	e.init()
 	if err := e.open(ctx); err != nil {
 		return nil, errors.Join(err, e.release(context.WithoutCancel(ctx)))
 	}
@@ -107,37 +94,6 @@ func (e *engine) release(ctx context.Context) error {
 	return e.stage.Release(ctx)
 }
 
-// begin and end enclose a copy.
-func (e *engine) begin() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return ErrClosed
-	}
-	e.copies++
-	return nil
-}
-
-func (e *engine) end() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.copies--
-	if e.closed && e.copies == 0 {
-		close(e.idle)
-	}
-}
-
-// refuse makes begin fail from now on, and returns how many copies run.
-func (e *engine) refuse() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !e.closed && e.copies == 0 {
-		close(e.idle)
-	}
-	e.closed = true
-	return e.copies
-}
-
 // Close releases the copier; the last one of a device waits for copies that are
 // still queued, and unregisters and unmaps the ring. From its call on new copies
 // return [ErrClosed].
@@ -156,47 +112,10 @@ func (c *Copier) Close() error {
 // the error is ctx's then. Called by a reader, a writer or Progress it waits for
 // its own copy until ctx ends.
 func (c *Copier) CloseContext(ctx context.Context) error {
-	if err := c.close(ctx); err != nil {
+	if err := c.shut(ctx, c.release); err != nil {
 		return fmt.Errorf("transfer: close copier on %v: %w", c.dev, err)
 	}
 	return nil
-}
-
-func (c *Copier) close(ctx context.Context) error {
-	if ctx == nil {
-		return errNilContext
-	}
-	c.refuse()
-	if err := await(ctx, c.idle); err != nil {
-		return fmt.Errorf("still copying (calls: %d): %w", c.refuse(), err)
-	}
-	if err := await(ctx, c.closer); err != nil {
-		return err
-	}
-	defer func() { c.closer <- struct{}{} }()
-	if c.released {
-		return nil
-	}
-	if err := c.release(ctx); err != nil {
-		return err
-	}
-	c.released = true
-	return nil
-}
-
-// await receives from a channel, or returns ctx's error if that ends first.
-func await(ctx context.Context, c <-chan struct{}) error {
-	select {
-	case <-c:
-		return nil
-	default:
-	}
-	select {
-	case <-c:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // Stats are what a Copier and its views did so far, and in which way.
@@ -206,23 +125,31 @@ type Stats struct {
 	// Bytes that went through the ring, that were pinned and needed none, and
 	// that were parts of UploadAll and DownloadAll.
 	StagedBytes, DirectBytes, BatchedBytes int
+	// PeerBytes went from device to device: see [Fanout].
+	PeerBytes int
 	// RingBytes are pinned for all copiers of the device together, until the last
 	// one is closed.
 	RingBytes int
 }
 
 type counters struct {
-	copies, failures, stagedBytes, directBytes, batchedBytes atomic.Int64
+	copies, failures, stagedBytes, directBytes, batchedBytes, peerBytes atomic.Int64
+}
+
+func (c *counters) read() Stats {
+	return Stats{
+		Copies:       int(c.copies.Load()),
+		Failures:     int(c.failures.Load()),
+		StagedBytes:  int(c.stagedBytes.Load()),
+		DirectBytes:  int(c.directBytes.Load()),
+		BatchedBytes: int(c.batchedBytes.Load()),
+		PeerBytes:    int(c.peerBytes.Load()),
+	}
 }
 
 // Stats returns what was done so far by the Copier and all its views.
 func (v *View) Stats() Stats {
-	return Stats{
-		Copies:       int(v.stats.copies.Load()),
-		Failures:     int(v.stats.failures.Load()),
-		StagedBytes:  int(v.stats.stagedBytes.Load()),
-		DirectBytes:  int(v.stats.directBytes.Load()),
-		BatchedBytes: int(v.stats.batchedBytes.Load()),
-		RingBytes:    v.stage.Bytes(),
-	}
+	s := v.stats.read()
+	s.RingBytes = v.stage.Bytes()
+	return s
 }

@@ -14,6 +14,8 @@
 // pinned already is recognised, and copied directly. All copiers of a device share
 // its ring, which the last Close unmaps.
 //
+// A [Fanout] brings one source onto several devices, or a part of it onto each.
+//
 // # Ordering
 //
 // A copy is complete when its method returns, and is in no order with other

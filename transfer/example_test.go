@@ -82,3 +82,52 @@ func ExampleCopier_UploadAll() {
 	fmt.Println(c.Stats().BatchedBytes, "bytes")
 	// Output: 192 bytes
 }
+
+// A model's weights onto every GPU of a host, or a part onto each.
+func ExampleFanout() {
+	ctx := context.Background()
+	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sim.Close()
+	rt, err := cudart.Open(cudart.Options{Source: sim}) // cudart.Options{} for real ones
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rt.Close()
+	devs := rt.Devices()
+	f, err := transfer.NewFanout(ctx, devs, transfer.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer f.Close()
+
+	weights := bytes.Repeat([]byte("weights "), 1<<20) // or a file, with UploadFrom
+	var mems []cudart.DevPtr
+	for _, dev := range devs {
+		mem, err := dev.Malloc(len(weights))
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer dev.Free(mem)
+		mems = append(mems, mem)
+	}
+	if err := f.Upload(ctx, mems, weights); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(f.Stats().StagedBytes, "bytes read,", f.Stats().PeerBytes, "from GPU to GPU")
+
+	half := len(weights) / 2
+	err = f.UploadShards(ctx, bytes.NewReader(weights), []transfer.Shard{
+		{Device: devs[0], Dst: mems[0], Off: 0, N: half},
+		{Device: devs[1], Dst: mems[1], Off: int64(half), N: half},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(f.Stats().StagedBytes, "bytes read")
+	// Output:
+	// 8388608 bytes read, 8388608 from GPU to GPU
+	// 16777216 bytes read
+}

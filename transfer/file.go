@@ -6,15 +6,14 @@ import (
 	"os"
 	"sync"
 
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // reopenDirect returns the file opened once more, past the page cache, if the call
 // asks for it. It is nil for what is not a regular file, and where the file system
 // refuses.
-func (v *View) reopenDirect(f *os.File, access int) *os.File {
-	if !v.call.DirectIO {
+func (c Call) reopenDirect(f *os.File, access int) *os.File {
+	if !c.DirectIO {
 		return nil
 	}
 	return reopenDirect(f, access)
@@ -70,10 +69,10 @@ func writeDirect(f, d *os.File, base int64) writing {
 }
 
 // uploadFile copies from a regular file; ok is false if it is none, or shorter.
-func (v *View) uploadFile(ctx context.Context, dst cudart.DevPtr, f *os.File, off int64, n int) (done int, ok bool, err error) {
-	if d := v.reopenDirect(f, os.O_RDONLY); d != nil {
+func uploadFile(ctx context.Context, dst place, f *os.File, off int64, n int) (done int, ok bool, err error) {
+	if d := dst.shape().reopenDirect(f, os.O_RDONLY); d != nil {
 		defer d.Close()
-		done, err = v.uploadAhead(ctx, dst, n, newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers)))
+		done, err = uploadAhead(ctx, dst, n, newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers)))
 		return done, true, err
 	}
 	cached, ok := openCached(f, off, n)
@@ -83,7 +82,7 @@ func (v *View) uploadFile(ctx context.Context, dst cudart.DevPtr, f *os.File, of
 	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
 	defer feed.behind.wait(ctx)
-	done, err = v.stageUp(ctx, dst, stage.Copy{N: n, Feed: feed})
+	done, err = dst.feed(ctx, stage.Copy{N: n, Feed: feed})
 	return done, true, err
 }
 

@@ -29,7 +29,7 @@ func (v *View) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, 
 		}
 		return v.staged(len(src), nil)
 	}
-	if err := v.turn(ctx); err != nil {
+	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
 	if done, ok, err := v.uploadPinned(ctx, dst, src); ok {
@@ -51,7 +51,7 @@ func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) erro
 }
 
 func (v *View) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
-	if err := v.turn(ctx); err != nil {
+	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
 	if done, ok, err := v.downloadPinned(ctx, dst, src); ok {
@@ -106,7 +106,7 @@ const hugePage = 2 * mib
 // that touches a page first has it cleared, in its caches, and should be the one
 // that writes it.
 func (v *View) downloadFresh(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
-	if err := v.turn(ctx); err != nil {
+	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
 	put := func(to, from []byte) { copy(to, from) }

@@ -15,19 +15,31 @@ import (
 // uploadPinned is for memory that is pinned already, and needs no ring; ok is
 // false for other memory.
 func (v *View) uploadPinned(ctx context.Context, dst cudart.DevPtr, src []byte) (done int, ok bool, err error) {
-	if p, at, ok := hostmem.Find(src); ok {
-		done, err = v.copyDirect(ctx, len(src), 0, func(s *cudart.Stream, off, n int) error {
-			return p.CopyToDevice(s, dst+cudart.DevPtr(off), at+off, n)
-		})
-		return done, true, err
-	}
-	if pinned, err := v.isPinned(ctx, src); !pinned {
+	send, known, err := pinnedSource(ctx, v.dev, src)
+	if send == nil {
 		return 0, err != nil, err
 	}
 	done, err = v.copyDirect(ctx, len(src), 0, func(s *cudart.Stream, off, n int) error {
-		return s.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&src[off]), n)
+		return send(s, dst+cudart.DevPtr(off), off, n)
 	})
-	return done, !atSeam(err), err
+	return done, known || !atSeam(err), err
+}
+
+// pinnedSource returns what queues a copy of n bytes at off of src, nil if that is
+// not pinned. Of memory that is not known to hostmem it may fail: see atSeam. The
+// error is of a call that does not return.
+func pinnedSource(ctx context.Context, dev *cudart.Device, src []byte) (send func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error, known bool, err error) {
+	if p, at, ok := hostmem.Find(src); ok {
+		return func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+			return p.CopyToDevice(s, dst, at+off, n)
+		}, true, nil
+	}
+	if pinned, err := isPinned(ctx, dev, src); !pinned {
+		return nil, false, err
+	}
+	return func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+		return s.CopyToDevice(dst, unsafe.Pointer(&src[off]), n)
+	}, false, nil
 }
 
 // downloadPinned is the same the other way.
@@ -38,7 +50,7 @@ func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr
 		})
 		return done, true, err
 	}
-	if pinned, err := v.isPinned(ctx, dst); !pinned {
+	if pinned, err := isPinned(ctx, v.dev, dst); !pinned {
 		return 0, err != nil, err
 	}
 	done, err = v.copyDirect(ctx, len(dst), 1, func(s *cudart.Stream, off, n int) error {
@@ -49,14 +61,14 @@ func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr
 
 // isPinned asks CUDA about memory that is not hostmem's, at its ends
 // (cudaPointerGetAttributes). The error is of a call that does not return.
-func (v *View) isPinned(ctx context.Context, mem []byte) (bool, error) {
+func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error) {
 	if len(mem) <= stage.Alone {
 		return false, nil // asking takes longer than staging
 	}
 	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
 	pinned := false
 	left := stage.Apart(ctx, 0, func() {
-		pinned = v.isRegistered(first) && v.isRegistered(last)
+		pinned = isRegistered(dev, first) && isRegistered(dev, last)
 	}, func(error) {}, func() bool { return true })
 	if left != nil {
 		return false, left
@@ -64,8 +76,8 @@ func (v *View) isPinned(ctx context.Context, mem []byte) (bool, error) {
 	return pinned, nil
 }
 
-func (v *View) isRegistered(at uintptr) bool {
-	a, err := v.dev.PointerAttributes(at)
+func isRegistered(dev *cudart.Device, at uintptr) bool {
+	a, err := dev.PointerAttributes(at)
 	return err == nil && a.Type != cudart.MemoryUnregistered
 }
 
@@ -83,48 +95,59 @@ const (
 
 // A direct copy is one of pinned memory.
 type directCopy struct {
-	n     int
-	on    *cudart.Stream
-	queue func(s *cudart.Stream, off, n int) error
+	n, piece, pieces int // of pieces, at most so many at a time
+	// queue queues a piece, and appends the ends of what it has queued, also after
+	// an error.
+	queue func(ends []cudart.Point, off, n int) ([]cudart.Point, error)
 
 	mu   sync.Mutex
 	done int // bytes
 	at   int // of err
 	err  error
+	open error         // why copies may be under way
 	stop chan struct{} // closed when err is set
 }
 
 // copyDirect copies n bytes of the caller's pinned memory, a piece of which queue
 // queues. It returns when the GPU is done with the memory, also after an error.
 func (v *View) copyDirect(ctx context.Context, n, way int, queue func(s *cudart.Stream, off, n int) error) (int, error) {
-	d := &directCopy{n: n, on: v.engine.direct[way], queue: queue, stop: make(chan struct{})}
-	var tell *stage.Teller
-	if v.call.Progress != nil {
-		tell = stage.NewTeller(n, v.call.Progress, d.fail, d.stop)
-	}
-	left := stage.Apart(ctx, stage.Patience, func() { d.run(tell) }, func(cause error) { d.fail(n, cause) }, func() bool { return true })
-	if left != nil {
-		d.fail(0, left)
-	}
-	done, err := d.result()
+	on := v.engine.direct[way]
+	d := &directCopy{n: n, piece: directPiece, pieces: directPieces, queue: func(ends []cudart.Point, off, n int) ([]cudart.Point, error) {
+		err := queue(on, off, n)
+		return append(ends, on.Point()), err
+	}}
+	done, err := d.do(ctx, v.call.Progress)
 	v.stats.directBytes.Add(int64(done))
 	return done, err
+}
+
+// do copies, and returns how many bytes, from the first on, were copied.
+func (d *directCopy) do(ctx context.Context, progress func(done, total int)) (int, error) {
+	d.stop = make(chan struct{})
+	var tell *stage.Teller
+	if progress != nil {
+		tell = stage.NewTeller(d.n, progress, d.fail, d.stop)
+	}
+	left := stage.Apart(ctx, stage.Patience, func() { d.run(tell) }, func(cause error) { d.fail(d.n, cause) }, func() bool { return true })
+	if left != nil {
+		d.giveUp(left)
+	}
+	return d.result()
 }
 
 func (d *directCopy) run(tell *stage.Teller) {
 	type flight struct {
 		off, n int
-		end    cudart.Point
+		ends   []cudart.Point
 	}
 	var room [directPieces]flight
 	flights := room[:0]
 	off := 0
 	for len(flights) > 0 || off < d.n && !d.failed() {
-		for len(flights) < directPieces && off < d.n && !d.failed() {
-			f := flight{off: off, n: min(directPiece, d.n-off)}
-			err := d.queue(d.on, f.off, f.n)
-			f.end = d.on.Point()
-			if err != nil {
+		for len(flights) < d.pieces && off < d.n && !d.failed() {
+			f := flight{off: off, n: min(d.piece, d.n-off)}
+			var err error
+			if f.ends, err = d.queue(nil, f.off, f.n); err != nil {
 				d.fail(f.off, err)
 			}
 			flights = append(flights, f)
@@ -132,10 +155,12 @@ func (d *directCopy) run(tell *stage.Teller) {
 		}
 		f := flights[0]
 		flights = append(flights[:0], flights[1:]...)
-		if err := f.end.Wait(context.Background()); err != nil {
-			d.fail(f.off, fmt.Errorf("the GPU may still be copying: %w", err))
-		} else if err := f.end.Err(); err != nil {
-			d.fail(f.off, err)
+		for _, end := range f.ends {
+			if err := end.Wait(context.Background()); err != nil {
+				d.giveUp(fmt.Errorf("the GPU may still be copying on %v: %w", end.Line(), err))
+			} else if err := end.Err(); err != nil {
+				d.fail(f.off, fmt.Errorf("%v: %w", end.Line(), err))
+			}
 		}
 		if !d.failed() {
 			d.pass(f.off + f.n)
@@ -173,6 +198,18 @@ func (d *directCopy) fail(at int, err error) {
 	}
 }
 
+// giveUp ends the copy while the GPU may still copy, and why: that is reported
+// beside any other error.
+func (d *directCopy) giveUp(why error) {
+	d.fail(d.n, why)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.at = 0
+	if d.err != why {
+		d.open = errors.Join(d.open, why)
+	}
+}
+
 func (d *directCopy) result() (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -180,5 +217,9 @@ func (d *directCopy) result() (int, error) {
 		return d.n, nil
 	}
 	done := min(d.done, d.at)
-	return done, fmt.Errorf("at byte %d of %d: %w", done, d.n, d.err)
+	err := fmt.Errorf("at byte %d of %d: %w", done, d.n, d.err)
+	if d.open != nil {
+		err = fmt.Errorf("%w; %w", err, d.open)
+	}
+	return done, err
 }

@@ -14,11 +14,11 @@ import (
 
 // turn waits until the caller's stream is done with what was queued there: a copy
 // uses the ring, which all share, only when nothing of the caller's can delay it.
-func (v *View) turn(ctx context.Context) error {
-	if v.call.Stream == nil {
+func (c Call) turn(ctx context.Context) error {
+	if c.Stream == nil {
 		return nil
 	}
-	err := v.call.Stream.Timeline().End().Wait(ctx) // which calls CUDA elsewhere if ctx can end
+	err := c.Stream.Timeline().End().Wait(ctx) // which calls CUDA elsewhere if ctx can end
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -19,45 +19,70 @@ import (
 // io.ErrUnexpectedEOF, with what it had on the device. When ctx ends, no further
 // ReadAt begins, and one that runs may outlast the call.
 func (v *View) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
-	done, err := v.doWith(ctx, r, off, n, func() (int, error) { return v.uploadAt(ctx, dst, r, off, n) })
+	done, err := v.doWith(ctx, r, off, n, func() (int, error) { return uploadAt(ctx, onDevice{v, dst}, r, off, n) })
 	if err != nil {
 		return done, fmt.Errorf("transfer: upload %d bytes from offset %d of %s: %w", n, off, nameOf(r), err)
 	}
 	return done, nil
 }
 
+// A place is where an upload goes: see onDevice and onDevices.
+type place interface {
+	// memory copies memory, which may be pinned.
+	memory(ctx context.Context, src []byte) (int, error)
+	// feed copies what a Feed has, through the ring.
+	feed(ctx context.Context, c stage.Copy) (int, error)
+	shape() Call
+}
+
+// onDevice is a place on the device of a view.
+type onDevice struct {
+	*View
+	dst cudart.DevPtr
+}
+
+func (d onDevice) memory(ctx context.Context, src []byte) (int, error) {
+	return d.upload(ctx, d.dst, src)
+}
+
+func (d onDevice) feed(ctx context.Context, c stage.Copy) (int, error) {
+	return d.stageUp(ctx, d.dst, c)
+}
+
+func (d onDevice) shape() Call { return d.call }
+
 // uploadAt copies what r has at an offset, in the quickest way that it offers.
-func (v *View) uploadAt(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
+func uploadAt(ctx context.Context, dst place, r io.ReaderAt, off int64, n int) (int, error) {
 	if s, ok := r.(*io.SectionReader); ok {
 		outer, base, size := s.Outer()
 		if int64(n) <= size-off {
-			return v.uploadAt(ctx, dst, outer, base+off, n)
+			return uploadAt(ctx, dst, outer, base+off, n)
 		}
 	}
 	if mem, ok := memoryAt(r, off, n); ok {
-		return v.uploadMemory(ctx, dst, mem, n)
+		return uploadMemory(ctx, dst, mem, n)
 	}
 	if f, ok := r.(*os.File); ok {
-		if done, ok, err := v.uploadFile(ctx, dst, f, off, n); ok {
+		if done, ok, err := uploadFile(ctx, dst, f, off, n); ok {
 			return done, err
 		}
 	}
-	return v.uploadAhead(ctx, dst, n, newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers)))
+	return uploadAhead(ctx, dst, n, newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers)))
 }
 
 // readers is how many goroutines read at once: mostly they wait.
 const readers = 8
 
 // uploadAhead copies n bytes that are read ahead.
-func (v *View) uploadAhead(ctx context.Context, dst cudart.DevPtr, n int, r *readAhead) (int, error) {
+func uploadAhead(ctx context.Context, dst place, n int, r *readAhead) (int, error) {
 	defer r.wait(ctx)
-	return v.stageUp(ctx, dst, stage.Copy{N: n, Feed: r})
+	return dst.feed(ctx, stage.Copy{N: n, Feed: r})
 }
 
 // uploadMemory copies what a reader of n bytes has in memory.
-func (v *View) uploadMemory(ctx context.Context, dst cudart.DevPtr, mem []byte, n int) (done int, err error) {
+func uploadMemory(ctx context.Context, dst place, mem []byte, n int) (done int, err error) {
 	if len(mem) > 0 {
-		done, err = v.upload(ctx, dst, mem)
+		done, err = dst.memory(ctx, mem)
 	}
 	if err == nil && len(mem) < n {
 		err = fmt.Errorf("at byte %d of %d: %w", len(mem), n, io.ErrUnexpectedEOF)
@@ -125,24 +150,27 @@ func (c *capture) WriteString(s string) (int, error) {
 // the device: as Read would, if each count on the device were read. Its ReadAt must
 // return what Read would there.
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
-	done, err := v.doWith(ctx, r, 0, n, func() (int, error) {
-		if b, ok := r.(*bytes.Buffer); ok && b != nil {
-			mem := b.Bytes()
-			done, err := v.uploadMemory(ctx, dst, mem[:min(n, len(mem))], n)
-			b.Next(done)
-			return done, err
-		}
-		if s, ok := hasPosition(r); ok {
-			return atPosition(ctx, s, n, func(off int64) (int, error) { return v.uploadAt(ctx, dst, s, off, n) })
-		}
-		read := func(to []byte, _, n int) (skip, got int, err error) {
-			got, err = readFull(ctx, r, to[:n])
-			return 0, got, err
-		}
-		return v.uploadAhead(ctx, dst, n, newReadAhead(1, read, inOrder(n, 4)))
-	})
+	done, err := v.doWith(ctx, r, 0, n, func() (int, error) { return uploadNext(ctx, onDevice{v, dst}, r, n) })
 	if err != nil {
 		return done, fmt.Errorf("transfer: upload %d bytes from %s: %w", n, nameOf(r), err)
 	}
 	return done, nil
+}
+
+// uploadNext copies the next n bytes of r, in the quickest way that it offers.
+func uploadNext(ctx context.Context, dst place, r io.Reader, n int) (int, error) {
+	if b, ok := r.(*bytes.Buffer); ok && b != nil {
+		mem := b.Bytes()
+		done, err := uploadMemory(ctx, dst, mem[:min(n, len(mem))], n)
+		b.Next(done)
+		return done, err
+	}
+	if s, ok := hasPosition(r); ok {
+		return atPosition(ctx, s, n, func(off int64) (int, error) { return uploadAt(ctx, dst, s, off, n) })
+	}
+	read := func(to []byte, _, n int) (skip, got int, err error) {
+		got, err = readFull(ctx, r, to[:n])
+		return 0, got, err
+	}
+	return uploadAhead(ctx, dst, n, newReadAhead(1, read, inOrder(n, 4)))
 }

@@ -39,7 +39,7 @@ func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
 func (v *View) all(ctx context.Context, what string, parts []Part, how func(*partList) stage.Copy) error {
 	p := newPartList(parts)
 	_, err := v.do(ctx, p.n(), func() (int, error) {
-		if err := v.turn(ctx); err != nil {
+		if err := v.call.turn(ctx); err != nil {
 			return 0, err
 		}
 		p.batches = v.dev.Runtime().CanCopyBatch()

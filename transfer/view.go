@@ -78,17 +78,21 @@ func checkOffset(off int64, n int) error {
 	return nil
 }
 
+// checkRange checks n bytes at an offset of a reader or writer.
+func checkRange(rw any, off int64, n int) error {
+	if f, ok := rw.(*os.File); rw == nil || ok && f == nil {
+		return errNilReadWriter
+	}
+	return checkOffset(off, n)
+}
+
 // doWith is do for n bytes at an offset of a reader or writer.
 func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
-	f, ok := rw.(*os.File)
-	if rw == nil || ok && f == nil {
-		return 0, errNilReadWriter
-	}
-	if err := checkOffset(off, n); err != nil {
+	if err := checkRange(rw, off, n); err != nil {
 		return 0, err
 	}
 	return v.do(ctx, n, func() (int, error) {
-		if err := v.turn(ctx); err != nil {
+		if err := v.call.turn(ctx); err != nil {
 			return 0, err
 		}
 		return copies()

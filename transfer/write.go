@@ -41,7 +41,7 @@ func (v *View) downloadAt(ctx context.Context, w io.WriterAt, off int64, src cud
 		case !errors.Is(err, errors.ErrUnsupported):
 			return 0, err
 		}
-		if d := v.reopenDirect(f, os.O_WRONLY); d != nil {
+		if d := v.call.reopenDirect(f, os.O_WRONLY); d != nil {
 			defer d.Close()
 			return v.downloadBehind(ctx, src, n, newWriteBehind(writers, writeDirect(f, d, off)))
 		}

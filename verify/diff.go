@@ -28,6 +28,7 @@ func (c content) poisonAt(at string) content {
 var poisons = [...]poison{
 	{AtDevice, 0x93},
 	{AtHop, 0x36},
+	{AtPeer, 0x5B},
 	{AtReturn, 0xC9},
 }
 

@@ -43,7 +43,7 @@ func newEnd(ctx context.Context, dev *cudart.Device, c *transfer.Copier, path Pa
 		return newMapped(dev, n)
 	case PathManaged:
 		return newManaged(dev, n)
-	case PathPinned, PathHop:
+	case PathPinned, PathHop, PathPeer:
 		return newPinned(ctx, dev, n)
 	default:
 		return newCopied(c, path, n)

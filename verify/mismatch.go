@@ -68,7 +68,8 @@ type Difference struct {
 	// Cause is what the wrong bytes look like.
 	Cause Cause `json:"cause,omitempty"`
 	// At names the target that kept its stale bytes or was overrun: AtDevice (by
-	// an upload), AtHop (by a copy on the device) or AtReturn (by a download);
+	// an upload), AtHop (by a copy on the device), AtPeer (by one to another
+	// device) or AtReturn (by a download);
 	// stale bytes of several are joined by commas.
 	At string `json:"at,omitempty"`
 	// ShiftBytes is how much later than it belongs every wrong byte lies:
@@ -81,6 +82,8 @@ const (
 	AtDevice = "device"
 	// AtHop is the memory on the device that a copy on the device writes.
 	AtHop = "second device buffer"
+	// AtPeer is the memory on another device.
+	AtPeer = "other device"
 	// AtReturn is the host memory that a download writes.
 	AtReturn = "returning host buffer"
 )
@@ -150,6 +153,8 @@ func staleText(at string) string {
 		return "the upload"
 	case AtHop:
 		return "the copy on the device"
+	case AtPeer:
+		return "the copy to the other device"
 	case AtReturn:
 		return "the download"
 	default:

@@ -28,6 +28,10 @@ const (
 	PathManaged Path = "managed"
 	// PathHop is PathPinned with a copy to a second device buffer on the way.
 	PathHop Path = "device_hop"
+	// PathPeer is PathPinned with a copy to another device and back on the way
+	// (cudaMemcpyPeerAsync), over NVLink or PCI Express where the two have peer
+	// access, and else through the host. It needs two devices, as PathFanout does.
+	PathPeer Path = "peer"
 	// PathCopier is Go heap memory by a Copier's Upload and Download.
 	PathCopier Path = "copier"
 	// PathCopierFile is a file in memory by a Copier's UploadFrom and DownloadTo.
@@ -42,13 +46,16 @@ const (
 	// DownloadNew. As nothing wrong can be put into new memory, which is zero, this
 	// path carries Ones in place of Zeros.
 	PathCopierNew Path = "copier_new"
+	// PathFanout is Go heap memory by a transfer.Fanout onto two devices, from both
+	// of which it comes back by a Copier's Download.
+	PathFanout Path = "fanout"
 )
 
 // Paths returns all paths.
 func Paths() []Path {
 	return []Path{
-		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathHop,
-		PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew,
+		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathHop, PathPeer,
+		PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew, PathFanout,
 	}
 }
 
@@ -62,11 +69,14 @@ func (p Path) check() error {
 // copier reports whether the path is through a transfer.Copier.
 func (p Path) copier() bool {
 	switch p {
-	case PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew:
+	case PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew, PathFanout:
 		return true
 	}
 	return false
 }
+
+// peers reports whether the path needs another device.
+func (p Path) peers() bool { return p == PathPeer || p == PathFanout }
 
 // hostCopies returns how many times a case's bytes are in host memory.
 func (p Path) hostCopies() int {
@@ -131,7 +141,8 @@ type Plan struct {
 	// Full makes the plan thorough: up to 4 GiB a copy, and 64 MiB through a
 	// Copier.
 	Full bool
-	// Paths are the ways to try. Each is combined with all Sizes and Streams.
+	// Paths are the ways to try, by default all that the number of devices allows.
+	// Each is combined with all Sizes and Streams.
 	Paths []Path
 	// Sizes are the bytes of copies, each at least 1.
 	Sizes []int

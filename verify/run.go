@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -40,9 +41,13 @@ func newRunner(ctx context.Context, dev *cudart.Device, plan Plan) (*runner, err
 	case dev == nil:
 		return nil, errNilDevice
 	}
+	chosen := len(plan.Paths) > 0
 	plan, err := plan.normal()
 	if err != nil {
 		return nil, err
+	}
+	if !chosen && other(dev) == nil {
+		plan.Paths = slices.DeleteFunc(plan.Paths, Path.peers)
 	}
 	return &runner{dev: dev, plan: plan, patience: drainTimeout, report: &Report{Full: plan.Full}}, nil
 }
@@ -163,6 +168,11 @@ func unsupported(dev *cudart.Device, path Path) string {
 		attr, what = cudart.AttrCanMapHostMemory, "mapped host memory"
 	case PathRegistered:
 		attr, what = cudart.AttrHostRegisterSupported, "registering host memory"
+	case PathPeer, PathFanout:
+		if other(dev) == nil {
+			return fmt.Sprintf("needs another device beside %v", dev)
+		}
+		return ""
 	default:
 		return ""
 	}
@@ -181,6 +191,11 @@ func (p *pathRun) affordable(cases []Case) []Case {
 	if err != nil {
 		return cases // the next call fails as well, and is reported
 	}
+	if p.Path.peers() {
+		if there, _, err := other(p.dev).MemInfo(); err == nil {
+			free = min(free, there)
+		}
+	}
 	host, known := hostmem.Available()
 	return p.keep(cases, func(c Case) string {
 		n := c.SizeBytes
@@ -189,7 +204,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 			return fmt.Sprintf("managed memory is verified up to %s", bytesText(maxManaged))
 		case p.Path == PathManaged && 3*n > free/4:
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
-		case p.Path == PathHop && 2*n > free/2, n > free/2:
+		case (p.Path == PathHop || p.Path == PathPeer) && 2*n > free/2, n > free/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
 		case known && p.Path.hostCopies()*n > host/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the host", host)

@@ -649,7 +649,7 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 // With a stream of the caller, the copies of a copier come after what is queued there.
 func TestCopierPathsUseTheCallersStream(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t, cudasim.Config{})
+	_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	const n = 1000
 	for _, path := range Paths() {
 		if !path.copier() {

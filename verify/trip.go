@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -38,7 +39,8 @@ type trip struct {
 	source  end
 	back    end
 	device  cudart.DevPtr
-	hop     cudart.DevPtr // only on PathHop
+	via     []target // other memory on devices that is written, in order
+	peers   *peers   // of paths with another device
 	streams []*cudart.Stream
 	events  []*cudart.Event
 
@@ -62,10 +64,17 @@ func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int)
 	if t.device, err = dev.Malloc(t.bytes); err != nil {
 		return t, err
 	}
-	if path == PathHop {
-		if t.hop, err = dev.Malloc(t.bytes); err != nil {
+	if path.peers() {
+		if t.peers, err = newPeers(ctx, t); err != nil {
 			return t, err
 		}
+	}
+	if path == PathHop || path == PathPeer {
+		p, err := dev.Malloc(t.bytes)
+		if err != nil {
+			return t, err
+		}
+		t.via = append(t.via, target{AtHop, dev, p})
 	}
 	for range streams {
 		s, err := dev.NewStream(cudart.StreamOptions{})
@@ -87,8 +96,13 @@ func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int)
 	if t.source, err = newEnd(ctx, dev, t.copier, path, t.bytes); err != nil {
 		return t, err
 	}
-	t.back, err = newEnd(ctx, dev, t.copier, path, t.bytes)
-	return t, err
+	if t.back, err = newEnd(ctx, dev, t.copier, path, t.bytes); err != nil {
+		return t, err
+	}
+	if path == PathFanout {
+		t.source = fanned{t.source, t}
+	}
+	return t, nil
 }
 
 // A releaseStep releases something. do may be called again after an error.
@@ -117,8 +131,8 @@ func (t *trip) release(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.patience)
 	defer cancel()
-	if t.copier != nil {
-		closing := releaseStep{"the pinned memory of a copier", func() error { return t.copier.CloseContext(ctx) }}
+	for _, c := range t.closers() {
+		closing := releaseStep{"the pinned memory of a copier", func() error { return c.CloseContext(ctx) }}
 		if err := closing.run(); err != nil {
 			return fmt.Errorf("release: %s stay allocated: %w: %w", t.memory(), errBusy, err)
 		}
@@ -145,12 +159,31 @@ func (t *trip) releaseSteps(ctx context.Context) (steps []releaseStep) {
 	for _, s := range t.streams {
 		steps = append(steps, releaseStep{"a stream", s.Close})
 	}
-	for _, p := range []cudart.DevPtr{t.hop, t.device} {
-		if p != 0 {
-			steps = append(steps, releaseStep{bytesText(t.bytes) + " of device memory", func() error { return t.dev.Free(p) }})
-		}
+	for _, m := range slices.Backward(t.targets()) {
+		steps = append(steps, releaseStep{bytesText(t.bytes) + " of device memory", func() error { return m.dev.Free(m.p) }})
+	}
+	if t.peers != nil {
+		steps = append(steps, t.peers.disable...)
 	}
 	return steps
+}
+
+// A closer is a Copier or a Fanout.
+type closer interface {
+	CloseContext(ctx context.Context) error
+}
+
+func (t *trip) closers() (list []closer) {
+	if t.copier != nil {
+		list = append(list, t.copier)
+	}
+	if t.peers != nil && t.peers.fanout != nil {
+		list = append(list, t.peers.fanout)
+	}
+	if t.peers != nil && t.peers.copier != nil {
+		list = append(list, t.peers.copier)
+	}
+	return list
 }
 
 // memory names what release would release.
@@ -215,39 +248,47 @@ func (t *trip) run(ctx context.Context, c Case, want content) ([]Difference, err
 	if err := t.synchronize(ctx); err != nil {
 		return nil, err
 	}
-	came := t.back.memory()[t.backAt(c):][:c.SizeBytes]
 	if t.tamper != nil {
 		t.tamper(c, t.back.memory()[t.backAt(c)-guardBytes:][:c.SizeBytes+2*guardBytes])
 	}
-	var wrong []Difference
-	ok, err := equalAll(ctx, want, came)
+	wrong, err := t.compare(ctx, c, want, t.device)
 	if err != nil {
 		return nil, err
 	}
-	if !ok {
-		d, _ := diff(came, want, []origin{
-			{PageOfSource, t.addr(t.source, t.sourceAt(c))},
-			{PageOfDevice, uintptr(t.device) + uintptr(t.deviceAt(c))},
-			{PageOfReturn, t.addr(t.back, t.backAt(c))},
-		})
-		wrong = append(wrong, d)
-	}
 	overruns, err := t.overruns(c)
-	return append(wrong, overruns...), err
+	if wrong = append(wrong, overruns...); err != nil || t.path != PathFanout || len(wrong) > 0 {
+		return wrong, err
+	}
+	return t.fromPeer(ctx, c, want)
 }
 
-// target is memory on the device that a copy writes to.
+// compare returns what is wrong with the bytes that came back, of memory on a device.
+func (t *trip) compare(ctx context.Context, c Case, want content, device cudart.DevPtr) ([]Difference, error) {
+	came := t.back.memory()[t.backAt(c):][:c.SizeBytes]
+	ok, err := equalAll(ctx, want, came)
+	if ok || err != nil {
+		return nil, err
+	}
+	d, _ := diff(came, want, []origin{
+		{PageOfSource, t.addr(t.source, t.sourceAt(c))},
+		{PageOfDevice, uintptr(device) + uintptr(t.deviceAt(c))},
+		{PageOfReturn, t.addr(t.back, t.backAt(c))},
+	})
+	return []Difference{d}, nil
+}
+
+// target is memory on a device that a copy writes to.
 type target struct {
-	at string
-	p  cudart.DevPtr
+	at  string
+	dev *cudart.Device
+	p   cudart.DevPtr
 }
 
 func (t *trip) targets() []target {
-	all := []target{{AtDevice, t.device}}
-	if t.hop != 0 {
-		all = append(all, target{AtHop, t.hop})
+	if t.device == 0 {
+		return nil
 	}
-	return all
+	return append([]target{{AtDevice, t.dev, t.device}}, t.via...)
 }
 
 func (t *trip) sourceAt(c Case) int { return leadBytes + c.Source }
@@ -268,6 +309,12 @@ func (t *trip) poison(ctx context.Context, c Case, want content) error {
 			return err
 		}
 		p := target.p + cudart.DevPtr(t.deviceAt(c)-guardBytes)
+		if target.dev != t.dev {
+			if err := target.dev.CopyToDevice(p, unsafe.Pointer(&sent[0]), len(sent)); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := t.upload(ctx, t.stream(c, 0), p, source-guardBytes, len(sent)); err != nil {
 			return errors.Join(err, t.drain(ctx))
 		}
@@ -300,17 +347,20 @@ func (t *trip) copies(ctx context.Context, c Case) error {
 			return err
 		}
 	}
-	if t.hop != 0 {
+	if len(t.via) > 0 && t.path != PathFanout {
 		if err := t.allBefore(t.streams[:1], k); err != nil {
 			return err
 		}
-		hop := t.hop + cudart.DevPtr(t.deviceAt(c))
-		err := t.streams[0].CopyOnDevice(hop, device, n)
-		t.uses(t.streams[0])
-		if err != nil {
-			return err
+		from := t.dev
+		for _, m := range t.via {
+			to := m.p + cudart.DevPtr(t.deviceAt(c))
+			err := copyOn(t.streams[0], to, m.dev, device, from, n)
+			t.uses(t.streams[0])
+			if err != nil {
+				return err
+			}
+			device, from = to, m.dev
 		}
-		device = hop
 	}
 	if err := t.allBefore(t.streams[:k], k); err != nil {
 		return err
@@ -390,10 +440,10 @@ func (t *trip) overruns(c Case) ([]Difference, error) {
 	var before, after [guardBytes]byte
 	for _, target := range t.targets() {
 		p := target.p + cudart.DevPtr(t.deviceAt(c))
-		if err := t.dev.CopyToHost(unsafe.Pointer(&before), p-guardBytes, guardBytes); err != nil {
+		if err := target.dev.CopyToHost(unsafe.Pointer(&before), p-guardBytes, guardBytes); err != nil {
 			return wrong, err
 		}
-		if err := t.dev.CopyToHost(unsafe.Pointer(&after), p+cudart.DevPtr(c.SizeBytes), guardBytes); err != nil {
+		if err := target.dev.CopyToHost(unsafe.Pointer(&after), p+cudart.DevPtr(c.SizeBytes), guardBytes); err != nil {
 			return wrong, err
 		}
 		look(target.at, before[:], after[:])

@@ -119,6 +119,7 @@ func (c *call) operation(m *copying) *operation {
 	}
 	n := m.dst.n
 	to, from := m.dst.device(), m.src.device()
+	o.between = [...]*device{to, from}
 	switch {
 	case to != nil && from == to:
 		o.engine, o.took = &to.onDevice, to.cfg.Link.OnDevice.time(n)

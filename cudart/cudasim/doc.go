@@ -68,6 +68,7 @@
 // access the other (cudaDeviceEnablePeerAccess). Otherwise they are staged through
 // the host, at the speed of the slower of the two links. Config.NoPeerAccess lists
 // devices that cannot be enabled. Peer access that is not disabled is outstanding.
+// A copy to or from a lost device fails on the other device's stream, which goes on.
 // Kernels that read a peer's memory are not simulated.
 //
 // # Threads

@@ -90,6 +90,11 @@ func (c *call) memcpyPeerAsync() cudart.Code {
 	case n == 0:
 		return cudart.Success
 	}
+	for _, d := range [...]*device{to, from} {
+		if d.broken != cudart.Success {
+			return d.broken
+		}
+	}
 	dst, src := c.ptr(0), c.ptr(2)
 	if code := c.onDevice(dst, n, to); code != cudart.Success {
 		return code

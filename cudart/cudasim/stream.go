@@ -61,10 +61,12 @@ type operation struct {
 	seq    uint64
 	engine *engine       // that it occupies, or nil
 	took   time.Duration // duration by the link model
-	issued timeline
-	after  []mark  // places in other streams that it waits for
-	event  *record // that it waits for, or nil
-	uses   []*block
+
+	between [2]*device // of a copy; nil for the host
+	issued  timeline
+	after   []mark  // places in other streams that it waits for
+	event   *record // that it waits for, or nil
+	uses    []*block
 
 	move     func() cudart.Code // moves the data, without mu
 	host     uintptr            // host function that it calls, or 0
@@ -317,6 +319,9 @@ func (st *stream) run(o *operation) bool {
 			return false
 		}
 	}
+	if code := o.lost(); code != cudart.Success && st.dev.broken == cudart.Success {
+		o.fail = failure{code, true} // the device of the stream is not lost
+	}
 	switch {
 	case st.dev.broken != cudart.Success:
 		o.code = st.dev.broken
@@ -335,6 +340,16 @@ func (st *stream) run(o *operation) bool {
 		s.runMove(o)
 	}
 	return !s.closed.Load()
+}
+
+// lost returns what is wrong with a device that is copied to or from.
+func (o *operation) lost() cudart.Code {
+	for _, d := range o.between {
+		if d != nil && d.broken != cudart.Success {
+			return d.broken
+		}
+	}
+	return cudart.Success
 }
 
 // runMove moves the data of an operation, without mu.

@@ -11,7 +11,7 @@ import (
 type chunk struct {
 	job    *Job
 	x      *extent
-	to     int // the stage, of Job.Over
+	turn   int // of the groups
 	off, n int
 	work   func(mem []byte, off int) error
 	end    func(worked bool) // nil for nothing
@@ -56,7 +56,9 @@ func (j *Job) offer(c *chunk) {
 	j.mu.Unlock()
 	j.pieces.Add(c.pieces)
 	if c.pieces > 1 || !alone {
-		j.crew.post(j)
+		for _, c := range j.crews {
+			c.post(j)
+		}
 	}
 }
 
@@ -166,19 +168,22 @@ func (c *chunk) worked() {
 		}
 	}
 	j.mu.Unlock()
-	switch {
-	case j.Down || c.n <= 0: // or an error was met before the chunk
+	if j.Down || c.n <= 0 { // or an error was met before the chunk
 		c.x.release()
 		j.Poke()
-	case j.ToAll:
-		c.sends.Store(int32(len(j.Over)))
-		for to, s := range j.Over {
-			s.up(j.brief).submit(c, to)
-		}
-	default:
-		c.sends.Store(1)
-		j.Over[c.to].up(j.brief).submit(c, c.to)
+		return
 	}
+	c.sends.Store(int32(len(j.Groups)))
+	for g := range j.Groups {
+		to := c.via(g)
+		j.Over[to].up(j.brief).submit(c, to)
+	}
+}
+
+// via is the stage of a group, in Job.Over, over whose link the chunk goes.
+func (c *chunk) via(group int) int {
+	g := c.job.Groups[group]
+	return g[c.turn%len(g)]
 }
 
 // drop ends a chunk that is not copied.
@@ -210,15 +215,17 @@ func (c *chunk) queued(to int, p cudart.Point, err error) {
 		j.Poke()
 		return
 	}
-	var more []cudart.Point
+	j.ends.AddPoint(p)
 	if j.Forward != nil && err == nil {
-		if more, err = j.Forward(to, c.off, c.n, p); err != nil {
+		ends, err := j.Forward(to, c.off, c.n, p)
+		if err != nil {
 			j.Abort(c.off, err)
 		}
-	}
-	j.ends.AddPoint(p)
-	for _, p := range more {
-		j.ends.AddPoint(p)
+		// The ring's memory bounds what is queued between devices, too.
+		for _, p := range ends {
+			c.x.fence.AddPoint(p)
+			j.ends.AddPoint(p)
+		}
 	}
 	if c.sends.Add(-1) > 0 {
 		return

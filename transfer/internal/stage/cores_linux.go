@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"math"
 	"os"
 	"runtime"
 
@@ -41,6 +42,14 @@ func near(cpus []int, allowed unix.CPUSet) *unix.CPUSet {
 		return nil
 	}
 	return &set
+}
+
+// count is how many there are, at the most.
+func (c cores) count() int {
+	if c.set == nil {
+		return math.MaxInt32
+	}
+	return c.set.Count()
 }
 
 // enter keeps the calling goroutine on these CPUs until leave.

@@ -12,12 +12,12 @@ import (
 // Goroutines begin when there is work for them and end when there was none for a
 // while.
 type crew struct {
-	most  int32 // goroutines that copy, those that copy for themselves included
-	cores cores
+	most    int32 // workers
+	cores   cores
+	copying *seats // of all crews
 
 	jobs     atomic.Pointer[[]*Job] // never changed in place
 	posted   atomic.Uint64          // changes when a job has more to do
-	copying  atomic.Int32           // goroutines
 	spinning atomic.Int32           // workers that look for work
 	slow     atomic.Int32           // workers of slow jobs
 
@@ -25,6 +25,26 @@ type crew struct {
 	workers int32
 	parked  []*worker
 }
+
+// Seats bound how many goroutines copy at once, whatever the node. Those that copy
+// for themselves have one too, without asking.
+type seats struct {
+	atomic.Int32 // taken
+	most         int32
+}
+
+func newSeats(procs int) *seats { return &seats{most: int32(defaultWorkers(procs))} }
+
+// take takes a seat if one is free.
+func (s *seats) take() bool {
+	if s.Add(1) <= s.most {
+		return true
+	}
+	s.Add(-1)
+	return false
+}
+
+func (s *seats) free() int32 { return s.most - s.Load() }
 
 // A worker is a goroutine of a crew.
 type worker struct {
@@ -44,33 +64,47 @@ var (
 )
 
 func newCrew(procs int, c cores) *crew {
-	n := &crew{most: int32(defaultWorkers(procs)), cores: c}
+	n := &crew{most: int32(defaultWorkers(min(procs, c.count()))), cores: c, copying: newSeats(procs)}
 	n.jobs.Store(new([]*Job))
 	return n
 }
 
-// join makes a job known to the workers. The caller copies too.
-func (c *crew) join(j *Job) {
-	c.copying.Add(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	jobs := append(slices.Clone(*c.jobs.Load()), j)
-	c.jobs.Store(&jobs)
+// crewsOf appends the crews of stages to list, each once.
+func crewsOf(list []*crew, stages []*Stage) []*crew {
+	for _, s := range stages {
+		if !slices.Contains(list, s.crew) {
+			list = append(list, s.crew)
+		}
+	}
+	return list
 }
 
-func (c *crew) leave(j *Job) {
-	c.copying.Add(-1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
-	c.jobs.Store(&jobs)
+// join makes a job known to the workers. The caller copies too.
+func (j *Job) join() {
+	j.crews[0].copying.Add(1)
+	for _, c := range j.crews {
+		c.mu.Lock()
+		jobs := append(slices.Clone(*c.jobs.Load()), j)
+		c.jobs.Store(&jobs)
+		c.mu.Unlock()
+	}
+}
+
+func (j *Job) leave() {
+	j.crews[0].copying.Add(-1)
+	for _, c := range j.crews {
+		c.mu.Lock()
+		jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
+		c.jobs.Store(&jobs)
+		c.mu.Unlock()
+	}
 }
 
 // post says that a job has work for others. Waking a worker takes the caller a
 // microsecond, so a few are woken, which wake others.
 func (c *crew) post(j *Job) {
 	c.posted.Add(1)
-	wake := min(j.limit-j.helpers.Load(), c.most-c.copying.Load(), j.pieces.Load(), wakeMost) - c.spinning.Load()
+	wake := min(j.limit-j.helpers.Load(), c.copying.free(), j.pieces.Load(), wakeMost) - c.spinning.Load()
 	if wake <= 0 {
 		return
 	}
@@ -95,11 +129,20 @@ func (c *crew) post(j *Job) {
 // wakeMost is how many workers are woken at once.
 var wakeMost int32 = 3
 
-// find assigns a worker to a job that wants one, and has fewer than others.
+// find assigns a worker to a job that wants one, and has fewer than others. The
+// worker has a seat then.
 func (c *crew) find(w *worker) *Job {
-	if c.copying.Load() >= c.most {
+	if !c.copying.take() {
 		return nil
 	}
+	if j := c.choose(w); j != nil {
+		return j
+	}
+	c.copying.Add(-1)
+	return nil
+}
+
+func (c *crew) choose(w *worker) *Job {
 	var best *Job
 	var least int32
 	jobs := *c.jobs.Load()
@@ -138,7 +181,6 @@ func (c *crew) run(w *worker) {
 
 // work does a few pieces of a job that find has assigned.
 func (c *crew) work(j *Job) {
-	c.copying.Add(1)
 	if j.Slow {
 		c.slow.Add(1)
 		defer c.slow.Add(-1)

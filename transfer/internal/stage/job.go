@@ -25,13 +25,15 @@ type Copy struct {
 	// of the bytes from off on, on a stream of Over[to].
 	Queue func(on *cudart.Stream, to int, mem []byte, off int) error
 
-	// Over are the stages that chunks pass through, by turns; none stands for
-	// the one that runs the copy. With ToAll each chunk is copied to all of
-	// them, from the first one's ring.
-	Over  []*Stage
-	ToAll bool
-	// Forward is called when an upload of n bytes at off through Over[from] was
-	// queued up to a Point, and returns the Points of what it queues after that.
+	// Over are the stages of an upload to several devices, and Groups which of
+	// them share the work: each chunk is queued on the links of one stage of each
+	// group, by turns, from the ring of the first group's. None stands for the
+	// stage that runs the copy.
+	Over   []*Stage
+	Groups [][]int
+	// Forward is called when the n bytes at off were queued on the link of
+	// Over[from], up to a Point. It queues the copies from there to the others of
+	// the group, and returns their ends, also after an error. It may be nil.
 	Forward func(from, off, n int, after cudart.Point) ([]cudart.Point, error)
 
 	// Progress is called by one goroutine, which is not the caller's, with the
@@ -110,14 +112,14 @@ type Space struct {
 // the ring.
 type Job struct {
 	Copy
-	stage *Stage
-	crew  *crew
-	limit int32 // workers at most
-	brief bool
-	tell  *Teller
+	crews   []*crew // of Over, the conductor's first
+	oneCrew [1]*crew
+	limit   int32 // workers at most
+	brief   bool
+	tell    *Teller
 
 	// The conductor's.
-	chunks  int
+	turn    int      // of the groups, for the next chunk
 	landing []*chunk // whose copy from the device was or will be queued, in order
 	waiter  *waiter  // for memory of its ring
 	ended   time.Time
@@ -138,23 +140,24 @@ type Job struct {
 	end    int           // of the copy
 	err    error         // the one with the least offset
 	at     int           // that offset
+	open   error         // why copies may be under way
 	failed atomic.Bool   // nothing more is begun
 	abort  chan struct{} // closed when failed is set
 }
 
 // newJob returns a job that is ready to run.
 func (s *Stage) newJob(c Copy) *Job {
-	j := &Job{Copy: c, stage: s, crew: s.crew, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
+	j := &Job{Copy: c, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
 	if len(j.Over) == 0 {
-		j.Over = []*Stage{s}
+		j.Over, j.Groups = s.alone[:], oneGroup
 	}
+	j.crews = crewsOf(j.oneCrew[:0], j.Over)
 	j.limit = upHelpers
 	if c.Down {
 		j.limit = downHelpers
 	}
-	if !c.ToAll {
-		j.limit *= int32(len(j.Over))
-	}
+	// The smallest group takes the longest.
+	j.limit *= int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
 	if c.Workers > 0 {
 		j.limit = int32(c.Workers) - 1
 	}
@@ -247,8 +250,8 @@ func (j *Job) working() int {
 // conduct runs the job.
 func (j *Job) conduct() {
 	if !j.brief {
-		j.crew.join(j)
-		defer j.crew.leave(j)
+		j.join()
+		defer j.leave()
 	}
 	if j.Down {
 		j.Sink.Start(j)
@@ -316,15 +319,11 @@ func (j *Job) openNext() bool {
 		j.leaveRing() // others may use what it waits for
 		return false
 	}
-	to := j.chunks % len(j.Over)
-	if j.ToAll {
-		to = 0
-	}
-	x := j.extent(j.Over[to], opened, min(ready, left))
+	x := j.extent(opened, min(ready, left))
 	if x == nil {
 		return false
 	}
-	c := &chunk{job: j, x: x, to: to}
+	c := &chunk{job: j, x: x, turn: j.turn}
 	most := min(len(x.mem), ready, left)
 	if j.Down {
 		space := j.Sink.Take(opened, most)
@@ -333,7 +332,7 @@ func (j *Job) openNext() bool {
 		seg := j.Feed.Take(most)
 		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
 	}
-	j.chunks++
+	j.turn++
 	j.mu.Lock()
 	j.opened += c.n
 	past := c.off >= j.end
@@ -344,6 +343,7 @@ func (j *Job) openNext() bool {
 	switch {
 	case j.Down:
 		j.landing = append(j.landing, c)
+		to := c.via(0)
 		j.Over[to].down(j.brief).submit(c, to)
 	case past:
 		c.drop()
@@ -369,26 +369,43 @@ func (j *Job) chunkSize(r *ring, opened, ready int) int {
 }
 
 // extent takes memory for the next chunk, of which so many bytes are ready, nil if
-// there is none yet.
-func (j *Job) extent(s *Stage, opened, ready int) *extent {
+// there is none yet. If the ring whose turn it is has none, others of the group may:
+// their links are faster, or have less to do.
+func (j *Job) extent(opened, ready int) *extent {
 	if j.waiter == nil {
-		r := s.ring
-		if j.brief {
-			r = s.few
-		}
 		class := classOf(j.Down, j.Slow)
-		n := j.chunkSize(r, opened, ready)
-		if x := r.try(n, class); x != nil {
-			return x
+		for range j.Groups[0] {
+			r := j.ring()
+			if x := r.try(j.chunkSize(r, opened, ready), class); x != nil {
+				return x
+			}
+			j.turn++
 		}
-		j.waiter = r.wait(j.wake, n, class)
+		j.turn -= len(j.Groups[0])
+		r := j.ring()
+		j.waiter = r.wait(j.wake, j.chunkSize(r, opened, ready), class)
 	}
 	if !j.waiter.poll() {
-		return nil
+		if err := j.waiter.ring.recover(); err != nil {
+			j.Abort(opened, err)
+		}
+		if !j.waiter.poll() {
+			return nil
+		}
 	}
 	w := j.waiter
 	j.waiter = nil
 	return w.leave()
+}
+
+// ring is the ring whose turn it is.
+func (j *Job) ring() *ring {
+	group := j.Groups[0]
+	s := j.Over[group[j.turn%len(group)]]
+	if j.brief {
+		return s.few
+	}
+	return s.ring
 }
 
 // leaveRing ends a wait for memory.
@@ -441,18 +458,25 @@ func (j *Job) pause() {
 		if j.pieces.Load() > 0 || j.landed() || j.waiter != nil && j.waiter.poll() {
 			return
 		}
-		j.crew.yield()
+		j.crews[0].yield()
 	}
 	var points []cudart.Point
 	if len(j.landing) > 0 && j.landing[0].sent.Load() {
 		points = j.landing[0].x.fence.Points(points)
 	}
+	own := len(points)
 	if j.waiter != nil {
 		points = append(points, j.waiter.ring.heads()...)
 	}
 	j.sleep(points)
-	if err := unknown(points); err != nil {
-		j.Abort(math.MaxInt-1, fmt.Errorf("the GPU may still be copying: %w", err))
+	for i, p := range points {
+		switch err := unknown(p); {
+		case err == nil:
+		case i < own:
+			j.Abort(math.MaxInt-1, stillCopying(p, err))
+		case j.waiter != nil: // there may be other memory
+			j.waiter.ring.setAside(p.Line(), stillCopying(p, err))
+		}
 	}
 }
 
@@ -463,8 +487,8 @@ func (j *Job) sleep(points []cudart.Point) {
 		defer p.Notify(j.wake)()
 	}
 	if !j.brief {
-		j.crew.copying.Add(-1)
-		defer j.crew.copying.Add(1)
+		j.crews[0].copying.Add(-1)
+		defer j.crews[0].copying.Add(1)
 	}
 	if !j.failed.Load() {
 		<-j.wake
@@ -476,20 +500,16 @@ func (j *Job) sleep(points []cudart.Point) {
 	}
 }
 
-// unknown returns why CUDA cannot report whether one of the Points is reached. Only
-// those are asked about for which it has returned an error.
-func unknown(points []cudart.Point) error {
-	for _, p := range points {
-		if p.Known() || p.Err() == nil {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(asking, landTimeout/20)
-		err := p.Wait(ctx)
-		late := ctx.Err() != nil
-		cancel()
-		if err != nil && !late {
-			return err
-		}
+// unknown returns why CUDA cannot report whether a Point is reached. It asks only if
+// CUDA has returned an error for it.
+func unknown(p cudart.Point) error {
+	if p.Known() || p.Err() == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+	defer cancel()
+	if err := p.Wait(ctx); ctx.Err() == nil {
+		return err
 	}
 	return nil
 }
@@ -527,14 +547,16 @@ func (j *Job) finish() {
 	}
 }
 
-// giveUp ends a job although the GPU may still copy. Of an upload it cannot be known
-// what has arrived; what has come from a device and was passed on has.
+// giveUp ends a job although the GPU may still copy, and why: that is reported beside
+// any other error. Of an upload it cannot be known what has arrived; what has come from
+// a device and was passed on has.
 func (j *Job) giveUp(why error) {
 	j.mu.Lock()
-	if j.err != nil {
-		why = fmt.Errorf("%w; %w", j.err, why)
+	if j.err == nil {
+		j.err = why
+	} else {
+		j.open = errors.Join(j.open, why)
 	}
-	j.err = why
 	if j.at = min(j.at, j.done.prefix()); !j.Down {
 		j.at = 0
 	}
@@ -543,27 +565,53 @@ func (j *Job) giveUp(why error) {
 	j.Poke()
 }
 
-var settleSpin time.Duration
+// settleSpin is how long a goroutine asks again and again for the end of its copy: the
+// last chunk takes that long, and a goroutine that sleeps wakes some 50 µs late.
+var settleSpin = 100 * time.Microsecond
 
-// settle waits until the copies are done that were queued.
+// settle waits until the copies are done that were queued. After an error it waits
+// for all devices at once, a while: one that does not answer leaves the others their
+// time.
 func (j *Job) settle() {
-	ctx, cancel := asking, context.CancelFunc(func() {})
-	if j.failed.Load() {
-		ctx, cancel = context.WithTimeout(asking, landTimeout)
-	}
-	defer cancel()
-	for begin := time.Now(); settleSpin > 0 && time.Since(begin) < settleSpin && !j.ends.Done(asking); {
-		for range 64 {
-			relax()
+	var room [4]cudart.Point
+	ends := j.ends.Points(room[:0])
+	if !j.failed.Load() {
+		for begin := time.Now(); time.Since(begin) < settleSpin && !j.ends.Done(asking); {
+			for range 64 {
+				relax()
+			}
 		}
+		for _, p := range ends {
+			j.settled(asking, p)
+		}
+		return
 	}
-	if err := j.ends.Wait(ctx); err != nil {
-		j.giveUp(fmt.Errorf("the GPU may still be copying: %w", err))
+	ctx, cancel := context.WithTimeout(asking, landTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, p := range ends {
+		all.Go(func() { j.settled(ctx, p) })
 	}
-	// What failed to come from a device was not passed on.
-	if err := j.ends.Err(); err != nil && !j.Down {
-		j.Abort(0, err)
+	all.Wait()
+}
+
+// settled waits for one end.
+func (j *Job) settled(ctx context.Context, p cudart.Point) {
+	if err := p.Wait(ctx); err != nil {
+		err = stillCopying(p, err)
+		j.giveUp(err)
+		for _, s := range j.Over {
+			s.ring.setAside(p.Line(), err)
+			s.few.setAside(p.Line(), err)
+		}
+	} else if err := p.Err(); err != nil && !j.Down { // what failed to come from a device was not passed on
+		j.Abort(0, fmt.Errorf("%v: %w", p.Line(), err))
 	}
+}
+
+// stillCopying is the error of copies of which it is not known when they end.
+func stillCopying(p cudart.Point, err error) error {
+	return fmt.Errorf("the GPU may still be copying on %v: %w", p.Line(), err)
 }
 
 // result returns how many bytes, from the first on, were copied.
@@ -574,7 +622,11 @@ func (j *Job) result() (int, error) {
 		return j.N, nil
 	}
 	done := min(j.at, j.done.prefix())
-	return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
+	err := fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
+	if j.open != nil {
+		err = fmt.Errorf("%w; %w", err, j.open)
+	}
+	return done, err
 }
 
 // report makes progress known.

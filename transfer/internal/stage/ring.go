@@ -30,6 +30,9 @@ type ring struct {
 	free    []uint64     // a bit for each unit
 	used    [classes]int // units
 	flying  []*extent    // released, in order
+	aside   []*extent    // released, and a GPU does not say whether it is done
+	lost    int          // units of them
+	why     error        // of the last one
 	asking  bool         // a goroutine asks whether the oldest of flying is done
 	waiters []*waiter    // in order
 }
@@ -139,14 +142,14 @@ func (r *ring) slowLeft() int { return r.units/2 - r.used[classSlowUp] - r.used[
 // share is how many units a direction may have: all but the annex, and if the other
 // direction wants some, half of all.
 func (r *ring) share(way class) int {
-	back := way.back()
+	back, units := way.back(), r.units-r.lost
 	switch {
 	case r.usedBy(back) == 0 && !slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.class.way() == back }):
-		return r.units
+		return units
 	case r.annex.buf != nil:
-		return (r.units + r.annex.units) / 2
+		units += r.annex.units
 	}
-	return r.units / 2
+	return units / 2
 }
 
 // chunk is the size of the largest chunks: a quarter of a direction's share, up
@@ -243,10 +246,13 @@ func (r *ring) reclaim() (some bool) {
 			r.mu.Unlock()
 			done := x.fence.Done(asking)
 			r.mu.Lock()
-			if done { // others have only appended meanwhile
-				r.flying = slices.Delete(r.flying, i, i+1)
+			at := slices.Index(r.flying, x)
+			if at >= 0 && done {
+				r.flying = slices.Delete(r.flying, at, at+1)
 				r.put(x)
 				some = true
+			}
+			if i = max(at, 0); at < 0 || done { // it was set aside, or is free
 				continue
 			}
 			busy = append(busy, x.line)
@@ -347,21 +353,85 @@ func (w *waiter) poll() bool {
 	return w.x != nil
 }
 
+// setAside keeps extents that a stream uses from holding up others: it is not
+// known when, or whether, that ends.
+func (r *ring) setAside(line *cudart.Timeline, why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.why = why
+	var room [4]cudart.Point
+	r.flying = slices.DeleteFunc(r.flying, func(x *extent) bool {
+		uses := slices.ContainsFunc(x.fence.Points(room[:0]), func(p cudart.Point) bool { return p.Line() == line })
+		if uses {
+			r.aside = append(r.aside, x)
+			r.used[x.class] -= x.units
+			r.lost += x.units
+			go func() {
+				if x.fence.Wait(asking) == nil {
+					r.takeBack(x)
+				}
+			}()
+		}
+		return uses
+	})
+	for _, w := range r.waiters { // which may wait in vain
+		w.poke()
+	}
+}
+
+// takeBack makes an extent available that was set aside, and is done.
+func (r *ring) takeBack(x *extent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.Index(r.aside, x); i >= 0 {
+		r.aside = slices.Delete(r.aside, i, i+1)
+		r.used[x.class] += x.units
+		r.lost -= x.units
+		r.put(x)
+		r.serve()
+	}
+}
+
+// recover returns an error if there will be no more memory, as far as is known: it
+// asks again for what was set aside.
+func (r *ring) recover() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost < r.units-1 { // both directions need one
+		return nil
+	}
+	aside := slices.Clone(r.aside)
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+	for _, x := range aside {
+		if x.fence.Wait(ctx) == nil {
+			r.takeBack(x)
+		}
+	}
+	cancel()
+	r.mu.Lock()
+	if r.lost < r.units-1 {
+		return nil
+	}
+	return fmt.Errorf("%v: %w: %w", r.buf, errLost, r.why)
+}
+
 // close waits until the GPU is done with all extents, and unmaps the memory. No
 // copy uses the ring any more, but for those whose calls into the library have not
 // returned: then close fails, and may be tried again.
 func (r *ring) close(ctx context.Context) error {
 	r.mu.Lock()
-	flying := slices.Clone(r.flying)
+	flying := slices.Concat(r.flying, r.aside)
 	r.mu.Unlock()
 	for _, x := range flying {
 		if err := x.fence.Wait(ctx); err != nil {
 			return fmt.Errorf("%v may be in use: %w", r.buf, err)
 		}
+		r.takeBack(x)
 	}
 	r.mu.Lock()
 	r.reclaim()
-	held := 0
+	held := r.lost
 	for _, units := range r.used {
 		held += units
 	}
@@ -374,6 +444,9 @@ func (r *ring) close(ctx context.Context) error {
 	}
 	return r.buf.CloseContext(ctx)
 }
+
+// errLost says that no copy can use the memory any more.
+var errLost = errors.New("all of it may be in use")
 
 // ErrHeld says that a copy was given up, see Stage.Run.
 var ErrHeld = errors.New("in use by a copy that waits for a call into the CUDA library")

@@ -14,10 +14,11 @@ import (
 // A Stage is what all copies of a device share: its rings, its streams and the
 // workers.
 type Stage struct {
-	dev  *cudart.Device
-	crew *crew
-	ring *ring // of large copies
-	few  *ring // of small ones, which would wait behind those
+	dev   *cudart.Device
+	crew  *crew
+	alone [1]*Stage // the stage itself, as Copy.Over has it
+	ring  *ring     // of large copies
+	few   *ring     // of small ones, which would wait behind those
 
 	// Small copies have links of their own, so as not to queue behind chunks:
 	// by direction, and whether they are brief.
@@ -53,8 +54,9 @@ var (
 // stages are those of the process, with a count of users.
 var stages struct {
 	sync.Mutex
-	all   map[*cudart.Device]*shared
-	crews map[int]*crew // by NUMA node
+	all     map[*cudart.Device]*shared
+	crews   map[int]*crew // by NUMA node
+	copying *seats        // of all crews
 }
 
 // A shared stage is made by the first that needs it, and released by the last.
@@ -144,6 +146,7 @@ func (s *Stage) Release(ctx context.Context) error {
 
 func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	s := &Stage{dev: dev, crew: crewOf(dev)}
+	s.alone[0] = s
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
 	}
@@ -207,7 +210,7 @@ func (s *Stage) close(ctx context.Context) error {
 // Device returns the device.
 func (s *Stage) Device() *cudart.Device { return s.dev }
 
-// Bytes returns how much memory is pinned for the stage.
+// Bytes returns how much memory is pinned for the stage, until the last Release.
 func (s *Stage) Bytes() int { return int(s.bytes.Load()) }
 
 // crewOf returns the workers for devices of the NUMA node that a device is on.
@@ -218,9 +221,10 @@ func crewOf(dev *cudart.Device) *crew {
 	c := stages.crews[node]
 	if c == nil {
 		if stages.crews == nil {
-			stages.crews = make(map[int]*crew)
+			stages.crews, stages.copying = make(map[int]*crew), newSeats(runtime.GOMAXPROCS(0))
 		}
 		c = newCrew(runtime.GOMAXPROCS(0), cores)
+		c.copying = stages.copying
 		stages.crews[node] = c
 	}
 	return c
@@ -233,6 +237,9 @@ func defaultWorkers(procs int) int {
 	}
 	return procs * 3 / 4
 }
+
+// oneGroup is of copies through one stage.
+var oneGroup = [][]int{{0}}
 
 // up and down are the links.
 func (s *Stage) up(brief bool) *link   { return s.link(0, brief) }

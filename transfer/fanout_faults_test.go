@@ -1,0 +1,497 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/transfer/internal/stage"
+)
+
+// A fanTrial is a Fanout on two simulated devices, for one operation with faults.
+type fanTrial struct {
+	testing.TB
+	sim    *cudasim.Sim
+	rt     *cudart.Runtime
+	f      *Fanout
+	mems   []cudart.DevPtr
+	pinned *hostmem.Buffer
+	want   []byte
+	file   string
+}
+
+const fanTrialBytes = 3*mib + 5
+
+// fanOperations are ways in; all leave the same bytes on the devices.
+var fanOperations = map[string]func(ctx context.Context, b *fanTrial) error{
+	"bytes":  func(ctx context.Context, b *fanTrial) error { return b.f.Upload(ctx, b.mems, b.want) },
+	"pinned": func(ctx context.Context, b *fanTrial) error { return b.f.Upload(ctx, b.mems, b.pinned.Bytes()) },
+	"few bytes": func(ctx context.Context, b *fanTrial) error {
+		return b.f.Upload(ctx, b.mems, b.want[:1000])
+	},
+	"file": func(ctx context.Context, b *fanTrial) error {
+		f, err := os.Open(b.file)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		_, err = b.f.UploadFrom(ctx, b.mems, f, 0, len(b.want))
+		return err
+	},
+	"reader": func(ctx context.Context, b *fanTrial) error {
+		_, err := b.f.UploadReader(ctx, b.mems, struct{ io.Reader }{bytes.NewReader(b.want)}, len(b.want))
+		return err
+	},
+	"shards": func(ctx context.Context, b *fanTrial) error {
+		return b.f.UploadShards(ctx, bytes.NewReader(b.want), b.shards())
+	},
+}
+
+// shards are three for each device, in no order.
+func (b *fanTrial) shards() (list []Shard) {
+	n := len(b.want)
+	for i, dev := range b.f.Devices() {
+		for _, p := range [][2]int{{2 * mib, n}, {0, mib / 2}, {mib / 2, 2 * mib}} {
+			list = append(list, Shard{Device: dev, Dst: b.mems[i] + cudart.DevPtr(p[0]), Off: int64(p[0]), N: p[1] - p[0]})
+		}
+	}
+	return list
+}
+
+func newFanTrial(t testing.TB, cfg cudasim.Config, file string, want []byte) *fanTrial {
+	t.Helper()
+	cfg.Devices = make([]cudasim.DeviceConfig, 2)
+	b := &fanTrial{TB: t, want: want, file: file}
+	var err error
+	b.sim, err = cudasim.New(cfg)
+	require.NoError(t, err)
+	b.rt, err = cudart.Open(cudart.Options{Source: b.sim})
+	require.NoError(t, err)
+	b.f, err = NewFanout(t.Context(), b.rt.Devices(), Options{Workers: 2})
+	require.NoError(t, err)
+	for _, dev := range b.rt.Devices() {
+		p, err := dev.Malloc(len(want))
+		require.NoError(t, err)
+		b.mems = append(b.mems, p)
+	}
+	b.pinned, err = hostmem.Alloc(t.Context(), b.rt.Devices()[0], len(want), hostmem.Options{})
+	require.NoError(t, err)
+	copy(b.pinned.Bytes(), want)
+	return b
+}
+
+// n is how many bytes an operation copies.
+func (b *fanTrial) n(operation string) int {
+	if operation == "few bytes" {
+		return 1000
+	}
+	return len(b.want)
+}
+
+func (b *fanTrial) rig() *fanRig { return &fanRig{TB: b.TB, devs: b.f.Devices(), f: b.f} }
+
+// requireWorks runs an operation that is to succeed.
+func (b *fanTrial) requireWorks(name, what string) {
+	b.Helper()
+	b.rig().forget(b.mems, b.n(name))
+	require.NoError(b, fanOperations[name](b.Context(), b), what)
+	b.rig().requireOn(b.mems, b.want[:b.n(name)], what)
+}
+
+// close releases all, and requires that nothing is left.
+func (b *fanTrial) close(what string) {
+	b.Helper()
+	require.NoError(b, b.f.Close(), what)
+	require.NoError(b, b.pinned.Close(), what)
+	for i, dev := range b.rt.Devices() {
+		require.NoError(b, dev.Free(b.mems[i]), what)
+	}
+	require.NoError(b, b.rt.Close(), what)
+	require.NoError(b, b.sim.Check(), what)
+	require.NoError(b, b.sim.Close(), what)
+}
+
+// callsOf counts the calls of what one makes.
+func (b *fanTrial) callsOf(one func()) map[string]int {
+	var mu sync.Mutex
+	calls := make(map[string]int)
+	b.sim.OnCall(func(fn string, _ int) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls[fn]++
+	})
+	one()
+	b.sim.OnCall(nil)
+	mu.Lock()
+	defer mu.Unlock()
+	delete(calls, "cudaGetLastError") // cannot fail
+	return calls
+}
+
+func fanSource(t testing.TB) (file string, want []byte) {
+	t.Helper()
+	want = bytesOf(6, fanTrialBytes)
+	file = filepath.Join(t.TempDir(), "source")
+	require.NoError(t, os.WriteFile(file, want, 0o600))
+	return file, want
+}
+
+var fanConfigs = map[string]cudasim.Config{
+	"peers":    {},
+	"no peers": {NoPeerAccess: [][2]int{{0, 1}}, Version: 12040},
+}
+
+// saysUnknown reports whether an error says that copies may be under way.
+func saysUnknown(err error) bool {
+	return errors.Is(err, stage.ErrUnderWay) || err != nil && strings.Contains(err.Error(), "may still be copying")
+}
+
+var namesDevice = regexp.MustCompile(`device [01] \(`)
+
+// TestEveryCallOfAFanoutCanFail makes each CUDA call of each operation fail in turn,
+// once and from then on. The operation fails with an error that names the call and
+// the device, or has brought all bytes; nothing is in flight, the next one works,
+// and all can be released.
+func TestEveryCallOfAFanoutCanFail(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	var positions, failed atomic.Int64
+	for config, cfg := range fanConfigs {
+		for name, operation := range fanOperations {
+			t.Run(config+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				b := newFanTrial(t, cfg, file, want)
+				b.requireWorks(name, "before")
+				calls := b.callsOf(func() { require.NoError(t, operation(t.Context(), b)) })
+				for _, fn := range slices.Sorted(maps.Keys(calls)) {
+					times := calls[fn]
+					if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
+						times = min(times, 2)
+					}
+					for nth := 1; nth <= min(times, 8); nth++ {
+						for _, more := range []int{1, -1} {
+							what := fmt.Sprintf("%s, call %d, %d times", fn, nth, more)
+							b.rig().forget(b.mems, b.n(name))
+							b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: more, Code: cudart.ErrInvalidResourceHandle})
+							err := operation(t.Context(), b)
+							if !saysUnknown(err) {
+								require.Zero(t, b.sim.Outstanding().PendingOps, what)
+							}
+							b.sim.ResetFaults()
+							positions.Add(1)
+							if err != nil {
+								failed.Add(1)
+								require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
+								require.ErrorContains(t, err, fn, what)
+								require.Regexp(t, namesDevice, err.Error(), what)
+								require.Regexp(t, `at byte \d+ of \d+`, err.Error(), what)
+							} else {
+								b.rig().requireOn(b.mems, want[:b.n(name)], what)
+							}
+							b.requireWorks(name, what)
+						}
+					}
+				}
+				b.close(name)
+			})
+		}
+	}
+	t.Cleanup(func() {
+		assert.NotZero(t, failed.Load())
+		t.Logf("%d faults: %d copies failed, %d worked all the same", positions.Load(), failed.Load(), positions.Load()-failed.Load())
+	})
+}
+
+// Calls that block hold up no caller whose context ends: the copy returns, and says
+// that it may be under way if that is so. When the call returns everything works
+// again.
+func TestCallsOfAFanoutThatDoNotReturn(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	var cases []func()
+	for config, cfg := range fanConfigs {
+		for name, operation := range fanOperations {
+			probe := newFanTrial(t, cfg, file, want)
+			calls := probe.callsOf(func() { require.NoError(t, operation(t.Context(), probe)) })
+			probe.close(name)
+			for _, fn := range slices.Sorted(maps.Keys(calls)) {
+				cases = append(cases, func() {
+					t.Run(strings.Join([]string{config, name, fn}, "/"), func(t *testing.T) {
+						b := newFanTrial(t, cfg, file, want)
+						ctx, cancel := context.WithCancel(t.Context())
+						defer cancel()
+						unblock := b.sim.Block(fn, cudasim.Fault{})
+						ended := make(chan error, 1)
+						go func() { ended <- operation(ctx, b) }()
+						// It may not make the call this time.
+						reached, stop := context.WithCancel(t.Context())
+						go func() {
+							if b.sim.AwaitBlocked(reached, fn, 1) == nil {
+								cancel()
+							}
+						}()
+						err := <-ended
+						stop()
+						unblock()
+						if err != nil {
+							require.ErrorIs(t, err, context.Canceled)
+						} else {
+							b.rig().requireOn(b.mems, want[:b.n(name)], fn)
+						}
+						for b.sim.Outstanding().PendingOps > 0 { // what was left
+							time.Sleep(time.Millisecond)
+						}
+						b.requireWorks(name, fn)
+						b.close(fn)
+					})
+				})
+			}
+		}
+	}
+	// They mostly wait: more at once than there are cores.
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range 12 {
+		all.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(cases)); i = next.Add(1) - 1 {
+				cases[i]()
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A device that falls off the bus half-way: the error names it, the other one is
+// done with its memory, goes on, and is released.
+func TestADeviceOfAFanoutThatIsLost(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	for config, cfg := range fanConfigs {
+		for name, operation := range fanOperations {
+			t.Run(config+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				for _, lost := range []int{0, 1} {
+					b := newFanTrial(t, cfg, file, want)
+					dev := b.f.Devices()[1-lost]
+					c, err := NewCopier(t.Context(), dev, Options{})
+					require.NoError(t, err)
+					var once sync.Once
+					b.sim.OnCall(func(fn string, n int) {
+						if strings.HasPrefix(fn, "cudaMemcpy") {
+							once.Do(func() { assert.NoError(t, b.sim.LoseDevice(lost)) })
+						}
+					})
+					err = operation(t.Context(), b)
+					require.Error(t, err)
+					require.ErrorContains(t, err, fmt.Sprintf("device %d (", lost))
+					require.Regexp(t, `at byte \d+ of \d+`, err.Error())
+
+					const more = 24 * mib // than fits into the ring
+					mem, err := dev.Malloc(more)
+					require.NoError(t, err)
+					require.NoError(t, c.Upload(t.Context(), mem, bytesOf(7, more)))
+					require.True(t, bytes.Equal(bytesOf(7, more), (&rig{TB: t, dev: dev}).onDevice(mem, more)))
+					require.NoError(t, dev.Free(mem))
+					require.ErrorContains(t, b.f.Close(), fmt.Sprintf("device %d (", lost))
+					require.ErrorIs(t, b.f.Upload(t.Context(), b.mems, want), ErrClosed)
+					require.NoError(t, dev.Free(b.mems[1-lost]))
+					if err := c.Close(); config == "peers" || name == "shards" {
+						require.NoError(t, err)
+					} else if err != nil { // the lost device may be reading its ring
+						require.ErrorContains(t, err, fmt.Sprintf("device %d (", lost))
+					}
+					if lost == 1 && (config == "peers" || name != "pinned") {
+						require.NoError(t, b.pinned.Close())
+					}
+					require.NoError(t, b.rt.Close())
+					err = b.sim.Close()
+					require.ErrorContains(t, err, fmt.Sprintf("of device %d", lost), "what it has stays")
+					if config == "peers" {
+						require.NotContains(t, err.Error(), fmt.Sprintf("of device %d", 1-lost))
+					}
+				}
+			})
+		}
+	}
+}
+
+// A source that fails half-way fails the copy, and no device copies any more.
+func TestSourcesOfAFanoutThatFail(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	b := newFanTrial(t, cudasim.Config{}, file, want)
+	n := len(want)
+	boom := errors.New("the disk is on fire")
+	for _, at := range []int{0, 1, 512 * kib, 2*mib + 1, n - 1} {
+		for how, end := range map[string]error{"error": boom, "end": io.ErrUnexpectedEOF} {
+			what := fmt.Sprintf("%s at %d", how, at)
+			source := want[:at]
+			if how == "end" {
+				done, err := b.f.UploadFrom(t.Context(), b.mems, onlyReaderAt{bytes.NewReader(source)}, 0, n)
+				require.ErrorIs(t, err, end, what)
+				require.Equal(t, at, done, what)
+				err = b.f.UploadShards(t.Context(), onlyReaderAt{bytes.NewReader(source)}, b.shards())
+				require.ErrorIs(t, err, end, what)
+				require.Regexp(t, namesDevice, err.Error(), what)
+			}
+			b.rig().forget(b.mems, n)
+			done, err := b.f.UploadReader(t.Context(), b.mems, io.MultiReader(bytes.NewReader(source), failing{end}), n)
+			require.ErrorIs(t, err, end, what)
+			require.ErrorContains(t, err, fmt.Sprintf("at byte %d of %d", at, n), what)
+			require.Equal(t, at, done, what)
+			b.rig().requireOn(b.mems, want[:done], what)
+			require.Zero(t, b.sim.Outstanding().PendingOps, what)
+		}
+	}
+	_, err := b.f.UploadReader(t.Context(), b.mems, readerFunc(func([]byte) (int, error) { panic(boom) }), n)
+	require.ErrorContains(t, err, "panic: the disk is on fire")
+	b.close("")
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// A copy that is canceled at any time ends with the context's error, and no device
+// copies any more.
+func TestFanoutsThatAreCanceled(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	for config, cfg := range fanConfigs {
+		b := newFanTrial(t, cfg, file, want)
+		for name, operation := range fanOperations {
+			calls := 0
+			for _, n := range b.callsOf(func() { require.NoError(t, operation(t.Context(), b)) }) {
+				calls += n
+			}
+			for i := range 8 { // at calls from the first to the last
+				ctx, cancel := context.WithCancelCause(t.Context())
+				stop := errors.New("stop")
+				left := atomic.Int64{}
+				left.Store(int64(1 + calls*i/8))
+				b.sim.OnCall(func(string, int) {
+					if left.Add(-1) == 0 {
+						cancel(stop)
+					}
+				})
+				err := operation(ctx, b)
+				b.sim.OnCall(nil)
+				cancel(nil)
+				if err != nil {
+					require.ErrorIs(t, err, stop, "%s, %s", config, name)
+				}
+				require.Zero(t, b.sim.Outstanding().PendingOps, "%s, %s", config, name)
+			}
+			b.requireWorks(name, config+", "+name)
+		}
+		b.close(config)
+	}
+}
+
+// Runs with faults at random, several copies at once.
+func TestFanoutWithFaultsAtRandom(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			rnd := rand.New(rand.NewPCG(seed, 1))
+			b := newFanTrial(t, fanConfigs[[]string{"peers", "no peers"}[seed%2]], file, want)
+			names := slices.Sorted(maps.Keys(fanOperations))
+			for range 25 {
+				start := b.sim.TotalCalls()
+				for range rnd.IntN(4) {
+					b.sim.FailCall(start+1+rnd.IntN(120), cudart.ErrInvalidResourceHandle)
+				}
+				var all sync.WaitGroup
+				for range 1 + rnd.IntN(3) {
+					name := names[rnd.IntN(len(names))]
+					all.Go(func() {
+						if err := fanOperations[name](t.Context(), b); err != nil {
+							assert.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
+						}
+					})
+				}
+				all.Wait()
+				require.Zero(t, b.sim.Outstanding().PendingOps)
+				b.sim.ResetFaults()
+				b.requireWorks(names[rnd.IntN(len(names))], fmt.Sprint(seed))
+			}
+			b.close(fmt.Sprint(seed))
+		})
+	}
+}
+
+// Making and closing a Fanout, with each call failing in turn.
+func TestMakingAndClosingAFanoutCanFail(t *testing.T) {
+	positions := 0
+	for nth := 1; ; nth++ {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		require.NoError(t, err)
+		rt, err := cudart.Open(cudart.Options{Source: sim})
+		require.NoError(t, err)
+		start := sim.TotalCalls()
+		sim.FailCall(start+nth, cudart.ErrInvalidResourceHandle)
+		f, err := NewFanout(t.Context(), rt.Devices(), Options{})
+		made := err == nil
+		if !made {
+			require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
+			require.ErrorContains(t, err, "transfer: new fanout on 2 devices")
+			require.Regexp(t, namesDevice, err.Error())
+		} else {
+			if err := f.Close(); err != nil {
+				require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
+				require.ErrorContains(t, err, "transfer: close fanout")
+				require.NoError(t, f.Close(), "it may be tried again")
+			}
+			require.NoError(t, f.Close(), "once more does nothing")
+		}
+		calls := sim.TotalCalls() - start
+		require.NoError(t, rt.Close())
+		require.NoError(t, sim.Check(), "call %d", nth)
+		require.NoError(t, sim.Close())
+		positions++
+		if made && nth > calls {
+			break
+		}
+	}
+	require.Greater(t, positions, 30)
+	t.Logf("%d faults", positions)
+}
+
+// Where a device has no more room for peers, chunks go to all devices.
+func TestFanoutWithoutRoomForPeers(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	require.NoError(t, err)
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	sim.Fail("cudaDeviceEnablePeerAccess", cudasim.Fault{Nth: 2, Code: cudart.ErrTooManyPeers})
+	f, err := NewFanout(t.Context(), rt.Devices(), Options{})
+	require.NoError(t, err)
+	require.Zero(t, sim.Outstanding().PeerAccesses, "the other way's is undone")
+	require.Len(t, f.groups, 2)
+	require.NoError(t, f.Close())
+	require.NoError(t, rt.Close())
+	require.NoError(t, sim.Check())
+	require.NoError(t, sim.Close())
+}

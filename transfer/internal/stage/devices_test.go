@@ -1,0 +1,172 @@
+package stage
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// filling is memory of which a test sees each piece.
+type filling struct {
+	memory
+	fill func(off int)
+}
+
+func (f *filling) Take(most int) Segment {
+	s := f.memory.Take(most)
+	into := s.Fill
+	s.Fill = func(to []byte, off int) error {
+		f.fill(off)
+		return into(to, off)
+	}
+	return s
+}
+
+// twoDevices are stages of two simulated devices, with workers of their own: on one
+// NUMA node, or on one each.
+func twoDevices(t *testing.T, procs, nodes int) (list []*Stage, mems []cudart.DevPtr) {
+	t.Helper()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	c := newCrew(procs, cores{})
+	for i, dev := range rt.Devices() {
+		s, err := Acquire(t.Context(), dev)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
+		if i > 0 && nodes > 1 {
+			copying := c.copying
+			c = newCrew(procs, cores{})
+			c.copying = copying
+		}
+		s.crew = c
+		list, mems = append(list, s), append(mems, device(t, dev, 24*mib))
+	}
+	return list, mems
+}
+
+// begun is how many workers there are.
+func (c *crew) begun() int32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.workers
+}
+
+// uploadTo uploads src, of which fill sees each piece.
+func uploadTo(t *testing.T, s *Stage, mem cudart.DevPtr, src []byte, fill func(off int)) {
+	feed := &filling{memory: memory{mem: src}, fill: fill}
+	_, err := s.Run(t.Context(), Copy{N: len(src), Feed: feed, Queue: func(on *cudart.Stream, _ int, from []byte, off int) error {
+		return on.CopyToDevice(mem+cudart.DevPtr(off), unsafe.Pointer(&from[0]), len(from))
+	}})
+	assert.NoError(t, err)
+	back := make([]byte, len(src))
+	_, err = down(t.Context(), s, back, mem)
+	assert.NoError(t, err)
+	assert.True(t, bytes.Equal(src, back))
+}
+
+// Two devices' copies go on side by side without any helpers: each waits for the
+// other one at every MiB.
+func TestTwoDevicesWithoutHelpers(t *testing.T) {
+	t.Parallel()
+	list, mems := twoDevices(t, 1, 1)
+	const n = 20 * mib
+	var mu sync.Mutex
+	moved := sync.NewCond(&mu)
+	var at [2]int // MiB
+	var all sync.WaitGroup
+	for i, s := range list {
+		all.Go(func() {
+			uploadTo(t, s, mems[i], random(n, uint64(i)), func(off int) {
+				mu.Lock()
+				defer mu.Unlock()
+				at[i] = max(at[i], off/mib)
+				moved.Broadcast()
+				for at[1-i] < at[i]-1 {
+					moved.Wait()
+				}
+			})
+		})
+	}
+	all.Wait()
+	require.Equal(t, [2]int{n/mib - 1, n/mib - 1}, at)
+	require.Zero(t, list[0].crew.begun())
+}
+
+// Copies of several devices share the workers of the process, whatever the NUMA
+// node: no more of them copy at once than there are to be, beside the jobs' own
+// goroutines.
+func TestTwoDevicesShareWorkers(t *testing.T) {
+	t.Parallel()
+	for nodes := 1; nodes <= 2; nodes++ {
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
+			t.Parallel()
+			const procs, jobs, n = 3, 2, 20 * mib
+			list, mems := twoDevices(t, procs, nodes)
+			var copying, most atomic.Int32
+			enough := make(chan struct{}) // closed when a helper has come
+			var once sync.Once
+			fill := func(int) {
+				now := copying.Add(1)
+				defer copying.Add(-1)
+				for before := most.Load(); now > before && !most.CompareAndSwap(before, now); {
+					before = most.Load()
+				}
+				if now == procs {
+					once.Do(func() { close(enough) })
+				}
+				<-enough
+			}
+			var all sync.WaitGroup
+			for i, s := range list {
+				all.Go(func() { uploadTo(t, s, mems[i], random(n, uint64(i)), fill) })
+			}
+			all.Wait()
+			require.LessOrEqual(t, most.Load(), int32(procs+jobs))
+			for _, s := range list {
+				require.LessOrEqual(t, s.crew.begun(), int32(procs))
+				for s.crew.copying.Load() > 0 { // a worker is about to look for more
+					runtime.Gosched()
+				}
+			}
+		})
+	}
+}
+
+// Workers take seats, and no more than there are, also when they ask at once.
+func TestSeats(t *testing.T) {
+	t.Parallel()
+	s := newSeats(4)
+	var all sync.WaitGroup
+	var got, most atomic.Int32
+	for range 8 {
+		all.Go(func() {
+			for range 2000 {
+				if !s.take() {
+					continue
+				}
+				now := got.Add(1)
+				for before := most.Load(); now > before && !most.CompareAndSwap(before, now); {
+					before = most.Load()
+				}
+				got.Add(-1)
+				s.Add(-1)
+			}
+		})
+	}
+	all.Wait()
+	require.LessOrEqual(t, most.Load(), int32(4))
+	require.EqualValues(t, 4, s.free())
+	require.True(t, s.take() && s.take() && s.take() && s.take())
+	require.False(t, s.take())
+}

@@ -1,0 +1,59 @@
+package stage
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// Memory of a ring that another device may be reading holds up no copies but
+// those that need it, which fail, until that device is done.
+func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	var over []*Stage
+	var mems []cudart.DevPtr
+	for _, dev := range rt.Devices() {
+		s, err := Acquire(t.Context(), dev)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
+		over, mems = append(over, s), append(mems, device(t, dev, 64*mib))
+	}
+	src := random(64*mib, 1)
+	both := func(ctx context.Context) error {
+		_, err := over[0].Run(ctx, Copy{N: len(src), Feed: &memory{mem: src}, Over: over, Groups: [][]int{{0}, {1}},
+			Queue: func(on *cudart.Stream, to int, mem []byte, off int) error {
+				return on.CopyToDevice(mems[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
+			}})
+		return err
+	}
+	goOn := make(chan struct{})
+	require.NoError(t, over[1].up(false).stream.LaunchHostFunc(func() { <-goOn }))
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	err := both(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "still be copying")
+	require.ErrorContains(t, err, "of device 1 (")
+
+	_, err = up(t.Context(), over[0], mems[0], src)
+	require.ErrorIs(t, err, errLost)
+	close(goOn)
+	for err != nil {
+		require.ErrorIs(t, err, errLost)
+		_, err = up(t.Context(), over[0], mems[0], src)
+	}
+	back := make([]byte, len(src))
+	_, err = down(t.Context(), over[0], back, mems[0])
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(src, back))
+}

@@ -1,0 +1,116 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+var withPeers = []Path{PathPeer, PathFanout}
+
+func TestTripsByAnotherDevice(t *testing.T) {
+	t.Parallel()
+	for name, no := range map[string][][2]int{"peers": nil, "no peers": {{0, 1}}} {
+		sim, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), NoPeerAccess: no})
+		r, err := Run(t.Context(), dev, Plan{Paths: withPeers, Sizes: []int{1, 4097, 65537, 2*mib + 1}, NoStale: true})
+		require.NoError(t, err)
+		requireClean(t, r)
+		require.Empty(t, r.Skipped, name)
+		require.NotZero(t, sim.Calls("cudaMemcpyPeerAsync"), name)
+		require.Zero(t, sim.Outstanding().PeerAccesses, name)
+	}
+}
+
+// The same on real GPUs.
+func TestTripsByAnotherDeviceOfTheMachine(t *testing.T) {
+	if !testgpu.Real() {
+		t.Skip("TestTripsByAnotherDevice is for simulated ones")
+	}
+	dev := testgpu.Device(t)
+	if other(dev) == nil {
+		t.Skip("needs two GPUs")
+	}
+	r, err := Run(t.Context(), dev, Plan{Paths: withPeers, NoStale: true})
+	require.NoError(t, err)
+	requireClean(t, r)
+}
+
+func TestPathsThatNeedAnotherDevice(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	r, err := newRunner(t.Context(), dev, Plan{})
+	require.NoError(t, err)
+	require.NotContains(t, r.plan.Paths, PathPeer)
+	require.NotContains(t, r.plan.Paths, PathFanout)
+	got, err := Run(t.Context(), dev, Plan{Paths: withPeers, Sizes: []int{1}, NoStale: true})
+	require.NoError(t, err)
+	require.Len(t, got.Skipped, 2)
+	for _, s := range got.Skipped {
+		require.Equal(t, "needs another device beside device 0 (Simulated GPU)", s.Reason)
+	}
+	_, two := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	r, err = newRunner(t.Context(), two, Plan{})
+	require.NoError(t, err)
+	require.Equal(t, Paths(), r.plan.Paths)
+}
+
+// onlyFirst goes to one of the two devices.
+type onlyFirst struct{ end }
+
+func (e onlyFirst) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return e.end.(fanned).end.upload(ctx, s, dst, off, n)
+}
+
+// A copy that does not reach the other device is detected there.
+func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	const n = 10000
+	tr, err := newTrip(t.Context(), dev, PathFanout, n+8, 1)
+	require.NoError(t, err)
+	whole := tr.source
+	for _, pattern := range Patterns() {
+		c := Case{Path: PathFanout, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}}
+		want := content{pattern: pattern, seed: 11}
+		tr.source = onlyFirst{whole}
+		wrong, err := tr.run(t.Context(), c, want)
+		require.NoError(t, err)
+		require.Len(t, wrong, 1, pattern)
+		assert.Equal(t, []any{n, CauseStale, AtPeer}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, pattern)
+		tr.source = whole
+		wrong, err = tr.run(t.Context(), c, want)
+		require.NoError(t, err)
+		require.Empty(t, wrong)
+	}
+	require.NoError(t, tr.release(t.Context()))
+}
+
+// Each call of a small run fails in turn; nothing is left.
+func TestEveryCallOfATripByAnotherDeviceCanFail(t *testing.T) {
+	t.Parallel()
+	plan := Plan{Paths: withPeers, Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{1}, NoStale: true}
+	failed, calls := 0, 1
+	for nth := 1; nth <= calls; nth++ {
+		t.Run(fmt.Sprint(nth), func(t *testing.T) {
+			sim, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+			start := sim.TotalCalls()
+			sim.FailCall(start+nth, cudart.ErrInvalidResourceHandle)
+			r, err := Run(t.Context(), dev, plan)
+			require.NoError(t, err)
+			require.Zero(t, r.MismatchCount)
+			for _, f := range r.Failures {
+				require.ErrorIs(t, f.Err, cudart.ErrInvalidResourceHandle)
+				failed++
+			}
+			calls = sim.TotalCalls() - start
+		})
+	}
+	require.NotZero(t, failed)
+}
