@@ -76,14 +76,14 @@ func TestErrorsThatAreReportedOnce(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	r := rigOn(t, dev, Options{Workers: 1})
-	const large = stage.Alone + 1
+	const large = 2*stage.Alone + 1
 	mem, want := r.device(large), bytesOf(1, large)
 	r.fill(mem, want)
 	fault := cudasim.Fault{Code: cudart.ErrLaunchFailure}
 	for _, tt := range []struct {
 		fn string
 		n  int
-	}{{"cudaStreamQuery", 100}, {"cudaEventRecord", large}, {"cudaEventQuery", large}} {
+	}{{"cudaStreamSynchronize", 100}, {"cudaEventRecord", large}, {"cudaEventQuery", large}} {
 		sim.Fail(tt.fn, fault)
 		require.ErrorIs(t, r.c.Upload(t.Context(), mem, want[:tt.n]), cudart.ErrLaunchFailure, tt.fn)
 		sim.Fail(tt.fn, fault)

@@ -135,7 +135,7 @@ func TestPositionsAfterASmallCopyFailed(t *testing.T) {
 	require.NoError(t, err)
 	r := rigOn(t, dev, Options{})
 	mem := r.device(100)
-	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamQuery"} {
+	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamSynchronize"} {
 		b, from := bytes.NewBufferString(strings.Repeat("x", 100)), strings.NewReader("some bytes")
 		for _, reader := range []interface {
 			io.Reader

@@ -108,7 +108,8 @@ func TestAnnexComesAndGoes(t *testing.T) {
 			down.release()
 		}
 	}
-	b.sim.Fail("cudaHostRegister", cudasim.Fault{Times: 1, Code: cudart.ErrMemoryAllocation})
+	b.sim.Fail("cudaHostRegister", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
+	b.sim.Fail("cudaHostAlloc", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
 	done := both()
 	b.eventually("mapping has failed", func() bool {
 		r.mu.Lock()
@@ -117,6 +118,7 @@ func TestAnnexComesAndGoes(t *testing.T) {
 	})
 	require.False(t, b.annexed())
 	done()
+	b.sim.ResetFaults()
 	time.Sleep(annexRetry)
 	done = both()
 	b.eventually("the annex is mapped", b.annexed)

@@ -478,20 +478,23 @@ func TestAStageIsShared(t *testing.T) {
 	require.Equal(t, before, hostmem.ReadStats().ReservedBytes)
 }
 
-// A ring that cannot be registered is an error, of which nothing is left; the next use
-// tries anew, also one that waited for the first.
-func TestARingThatCannotBeRegistered(t *testing.T) {
+// A ring that cannot be pinned, in whichever way, is an error, of which nothing is left;
+// the next use tries anew, also one that waited for the first.
+func TestARingThatCannotBePinned(t *testing.T) {
 	before := hostmem.ReadStats().ReservedBytes
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	for nth := 1; nth <= 4; nth++ {
-		sim.Fail("cudaHostRegister", cudasim.Fault{Nth: nth, Code: cudart.ErrMemoryAllocation})
+		sim.Fail("cudaHostRegister", cudasim.Fault{Nth: nth, Times: -1, Code: cudart.ErrMemoryAllocation})
+		sim.Fail("cudaHostAlloc", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
 		_, err = Acquire(t.Context(), dev)
 		require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 		require.ErrorContains(t, err, "cudaHostRegister")
 		require.Equal(t, before, hostmem.ReadStats().ReservedBytes)
+		sim.ResetFaults()
 	}
+	sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	unblock := sim.Block("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	var group sync.WaitGroup
 	group.Go(func() {
