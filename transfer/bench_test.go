@@ -1,14 +1,23 @@
+//go:build unix
+
 package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -36,13 +45,23 @@ func benchName(n int) string {
 	return fmt.Sprintf("%dMiB", n>>20)
 }
 
-// rate runs one, which copies n bytes.
+// cpuSeconds is what the process has used, in user and in kernel mode (getrusage).
+func cpuSeconds(tb testing.TB) float64 {
+	var u syscall.Rusage
+	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+}
+
+// rate runs one, which copies n bytes, and reports GB/s and CPU seconds a GB.
 func rate(b *testing.B, n int, one func()) {
 	one() // warm up
+	used := cpuSeconds(b)
 	for b.Loop() {
 		one()
 	}
-	b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GB/s")
+	gb := float64(n) * float64(b.N) / 1e9
+	b.ReportMetric((cpuSeconds(b)-used)/gb, "cpu-s/GB")
+	b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
 }
 
 // touched returns memory that is resident.
@@ -62,11 +81,6 @@ func BenchmarkUpload(b *testing.B) {
 	b.Run("pageable/"+benchName(n), func(b *testing.B) {
 		rate(b, n, func() { require.NoError(b, r.c.Upload(b.Context(), dst, src)) })
 	})
-	for _, n := range []int{64, 4 * kib, 64 * kib, 256 * kib, mib, 4 * mib, 16 * mib, 64 * mib} {
-		b.Run(fmt.Sprintf("pageable/%dB", n), func(b *testing.B) {
-			rate(b, n, func() { require.NoError(b, r.c.Upload(b.Context(), dst, src[:n])) })
-		})
-	}
 	b.Run("pinned/"+benchName(n), func(b *testing.B) {
 		buf, err := hostmem.Alloc(b.Context(), r.dev, n, hostmem.Options{})
 		require.NoError(b, err)
@@ -82,11 +96,6 @@ func BenchmarkDownload(b *testing.B) {
 	b.Run("pageable/"+benchName(n), func(b *testing.B) {
 		rate(b, n, func() { require.NoError(b, r.c.Download(b.Context(), dst, src)) })
 	})
-	for _, n := range []int{64, 4 * kib, 64 * kib, 256 * kib, mib, 4 * mib, 16 * mib, 64 * mib} {
-		b.Run(fmt.Sprintf("pageable/%dB", n), func(b *testing.B) {
-			rate(b, n, func() { require.NoError(b, r.c.Download(b.Context(), dst[:n], src)) })
-		})
-	}
 	n = benchSize(1 << 30)
 	b.Run("new/"+benchName(n), func(b *testing.B) {
 		rate(b, n, func() {
@@ -108,6 +117,80 @@ func BenchmarkDownload(b *testing.B) {
 		})
 	})
 	runtime.KeepAlive(all)
+}
+
+// BenchmarkSizes is copies of each size, beside what cudaMemcpy takes for the same. Its
+// uploads of pageable memory may return before the device has the bytes; "synced" are
+// those with a wait for that, which is what Upload promises.
+func BenchmarkSizes(b *testing.B) {
+	r := newRig(b, Options{})
+	total := benchSize(1 << 30)
+	mem, host := r.device(total), touched(total)
+	pointer := func(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
+	def, err := r.dev.NewStream(cudart.StreamOptions{Blocking: true}) // it waits for cudaMemcpy's stream
+	require.NoError(b, err)
+	defer func() { require.NoError(b, def.Close()) }()
+	for _, n := range []int{1, 4 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 2 * mib, 4 * mib, 16 * mib, 64 * mib, 1 << 30} {
+		if n > total {
+			break
+		}
+		at := 0 // elsewhere each time, so that the caches do not hold the source
+		next := func() []byte {
+			at = (at + 1) % 8
+			off := at * (total / 8) % (total - n + 1)
+			return host[off : off+n]
+		}
+		ctx := context.Background()
+		for _, way := range []struct {
+			name string
+			one  func() error
+		}{
+			{"up/transfer", func() error { return r.c.Upload(ctx, mem, next()) }},
+			{"up/cudaMemcpy", func() error { return r.dev.CopyToDevice(mem, pointer(next()), n) }},
+			{"up/synced", func() error {
+				return errors.Join(r.dev.CopyToDevice(mem, pointer(next()), n), def.SynchronizeBlocking())
+			}},
+			{"down/transfer", func() error { return r.c.Download(ctx, next(), mem) }},
+			{"down/cudaMemcpy", func() error { return r.dev.CopyToHost(pointer(next()), mem, n) }},
+		} {
+			b.Run(fmt.Sprintf("%dB/%s", n, way.name), func(b *testing.B) {
+				rate(b, n, func() { require.NoError(b, way.one()) })
+			})
+		}
+	}
+}
+
+// BenchmarkMany is 16 goroutines that upload 1 MiB each, again and again.
+func BenchmarkMany(b *testing.B) {
+	const goroutines, n = 16, mib
+	r := newRig(b, Options{})
+	mem, host := r.device(goroutines*n), touched(benchSize(1<<30))
+	took := make([][]time.Duration, goroutines)
+	var rounds atomic.Int64
+	used := cpuSeconds(b)
+	b.ResetTimer()
+	var group sync.WaitGroup
+	for g := range goroutines {
+		group.Go(func() {
+			for i := rounds.Add(1); i <= int64(b.N); i = rounds.Add(1) {
+				off := int(i) * n % (len(host) - n)
+				begin := time.Now()
+				if !assert.NoError(b, r.c.Upload(context.Background(), mem+cudart.DevPtr(g*n), host[off:off+n])) {
+					return
+				}
+				took[g] = append(took[g], time.Since(begin))
+			}
+		})
+	}
+	group.Wait()
+	b.StopTimer()
+	gb := float64(n) * float64(b.N) / 1e9
+	all := slices.Concat(took...)
+	slices.Sort(all)
+	b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
+	b.ReportMetric((cpuSeconds(b)-used)/gb, "cpu-s/GB")
+	b.ReportMetric(float64(all[len(all)/2].Microseconds()), "median-µs")
+	b.ReportMetric(float64(all[len(all)*99/100].Microseconds()), "p99-µs")
 }
 
 func BenchmarkFile(b *testing.B) {
@@ -148,6 +231,16 @@ func BenchmarkFile(b *testing.B) {
 			require.NoError(b, err)
 			rate(b, n, func() {
 				_, err := r.c.UploadFrom(b.Context(), mem, f, 0, n)
+				require.NoError(b, err)
+			})
+		})
+		b.Run("reader"+dir+"/"+benchName(n), func(b *testing.B) {
+			f := open(b)
+			defer f.Close()
+			rate(b, n, func() {
+				_, err := f.Seek(0, io.SeekStart)
+				require.NoError(b, err)
+				_, err = r.c.UploadReader(b.Context(), mem, f, n)
 				require.NoError(b, err)
 			})
 		})

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -18,26 +17,6 @@ import (
 )
 
 // testdata/baseline has fanout.cu, which measures the same in C.
-
-// cpuSeconds is what the process has used, in user and in kernel mode
-// (getrusage).
-func cpuSeconds(tb testing.TB) float64 {
-	var u syscall.Rusage
-	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-}
-
-// rateAndCPU runs one, which copies n bytes, and reports GB/s and CPU seconds a GB.
-func rateAndCPU(b *testing.B, n int, one func()) {
-	one() // warm up
-	used := cpuSeconds(b)
-	for b.Loop() {
-		one()
-	}
-	gb := float64(n) * float64(b.N) / 1e9
-	b.ReportMetric((cpuSeconds(b)-used)/gb, "cpu-s/GB")
-	b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
-}
 
 // pageCached returns a file with these bytes, in the page cache.
 func pageCached(b *testing.B, src []byte) *os.File {
@@ -78,7 +57,7 @@ func BenchmarkFanout(b *testing.B) {
 			} {
 				b.Run(bench.name+"/"+benchName(n), func(b *testing.B) {
 					r.forget(mems, n)
-					rateAndCPU(b, n, func() { require.NoError(b, bench.one()) })
+					rate(b, n, func() { require.NoError(b, bench.one()) })
 					b.StopTimer()
 					for i, dev := range r.devs {
 						from, to := 0, n
@@ -110,7 +89,7 @@ func BenchmarkTwoDevices(b *testing.B) {
 		mems[i], srcs[i] = rigs[i].device(n), bytesOf(uint64(i), n)
 	}
 	b.Run("pageable/"+benchName(n), func(b *testing.B) {
-		rateAndCPU(b, 2*n, func() {
+		rate(b, 2*n, func() {
 			var group sync.WaitGroup
 			for i, r := range rigs {
 				group.Go(func() { assert.NoError(b, r.c.Upload(b.Context(), mems[i], srcs[i])) })
