@@ -80,7 +80,7 @@ func TestTune(t *testing.T) {
 				wg.Go(func() { must(down(ctx, s, dst, mem2)) })
 				wg.Wait()
 			})
-			fmt.Printf(" | both %5.1f (%.1f-%.1f) %.3f", g, lo, hi, c)
+			fmt.Printf(" | both %5.1f (%.1f-%.1f) %.3f (%d MiB)", g, lo, hi, c, s.Bytes()>>20)
 		}
 		fmt.Println()
 		sync0, err := dev.NewStream(cudart.StreamOptions{Blocking: true})
@@ -140,27 +140,19 @@ func TestTune(t *testing.T) {
 	if os.Getenv("TUNE") == "micro" || os.Getenv("TUNE") == "all" {
 		micro(t, dev, mem, src, dst)
 	}
-	run("default", "lbmg")
 	set := func(name, parts string, f func()) {
-		a, b, c, d, e, g, l, m, o := upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost, leastChunk, settleSpin
+		a, b, c, d, e, g, l, m, o, q := upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost, leastChunk, settleSpin, annexMiB
 		f()
 		run(name, parts)
-		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost, leastChunk, settleSpin = a, b, c, d, e, g, l, m, o
+		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost, leastChunk, settleSpin, annexMiB = a, b, c, d, e, g, l, m, o, q
 	}
-	set("chunks from 1 MiB", "lg", func() { leastChunk = mib })
-	set("spin 100us", "g", func() { spinFor = 100 * time.Microsecond })
-	set("settle 100us", "g", func() { settleSpin = 100 * time.Microsecond })
-	set("settle 300us", "g", func() { settleSpin = 300 * time.Microsecond })
-	set("settle 300us, 1 MiB", "g", func() { settleSpin, leastChunk = 300*time.Microsecond, mib })
-	set("ring 32", "lb", func() { ringMiB = 32 })
-	set("ring 38", "b", func() { ringMiB = 38 })
-	set("ring 64", "b", func() { ringMiB = 64 })
-	set("chunk 4", "lb", func() { chunkMost = 4 * mib })
-	set("chunk 2", "b", func() { chunkMost = 2 * mib })
-	set("up 6 down 3", "lb", func() { upHelpers, downHelpers = 6, 3 })
-	set("up 8 down 4", "lb", func() { upHelpers, downHelpers = 8, 4 })
-	set("up 7 down 2", "b", func() { upHelpers, downHelpers = 7, 2 })
-	run("default", "lbg")
+	set("default", "lbmg", func() {})
+	set("no annex", "b", func() { annexMiB = 0 })
+	set("ring 64", "b", func() { ringMiB, annexMiB = 64, 0 })
+	set("up 7", "lb", func() { upHelpers = 7 })
+	set("up 7 ring 64", "b", func() { upHelpers, ringMiB, annexMiB = 7, 64, 0 })
+	set("no settle", "g", func() { settleSpin = 0 })
+	set("default", "lbg", func() {})
 }
 
 func micro(t *testing.T, dev *cudart.Device, mem cudart.DevPtr, src, dst []byte) {
