@@ -4,7 +4,6 @@ package loader
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -110,47 +109,6 @@ func BenchmarkLoader(b *testing.B) {
 		{"shuffled/batch=256/one-at-a-time", single, 256, true},
 	} {
 		b.Run(c.name, func(b *testing.B) { consume(b, c.src, Options{BatchSize: c.batch, Shuffle: c.shuffle}) })
-	}
-}
-
-// BenchmarkGather is what one core copies of samples in random order, of a data set
-// that no cache holds.
-func BenchmarkGather(b *testing.B) {
-	const run = 10
-	from, to := data(1<<18), make([]float32, 1<<14*features)
-	clear(to)
-	for _, size := range []int{256, 1024, 4096, 16384} {
-		src := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(from))), 4*len(from))
-		dst := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(to))), 4*len(to))
-		p := newPermutation(len(src)/size, 1, 0)
-		for _, way := range []struct {
-			name   string
-			gather func(to, from []byte, size int, indices []int)
-		}{
-			{"gather", gather},
-			{"one-by-one", func(to, from []byte, size int, indices []int) {
-				for k, i := range indices {
-					copy(to[k*size:], from[i*size:(i+1)*size])
-				}
-			}},
-		} {
-			b.Run(fmt.Sprintf("%s/%d", way.name, size), func(b *testing.B) {
-				b.SetBytes(int64(size * run))
-				var indices [run]int
-				next, off := 0, 0
-				for b.Loop() {
-					for k := range indices {
-						indices[k] = p.at(next)
-						next = (next + 1) % int(p.n)
-					}
-					if off+run*size > len(dst) {
-						off = 0
-					}
-					way.gather(dst[off:off+run*size], src, size, indices[:])
-					off += run * size
-				}
-			})
-		}
 	}
 }
 

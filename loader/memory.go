@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 )
 
@@ -67,30 +66,15 @@ func (m memory) ReadBatch(_ context.Context, indices []int, run [][]byte) error 
 	return nil
 }
 
-// touched is how many samples are read from before they are copied: as many cache
-// misses as a core can wait for at once, with some to follow.
-const touched = 16
-
 // gather copies the samples of the given numbers to one place, back to back.
-//
-// Samples in random order are in no cache, and a core that copies them one after
-// another waits for the first bytes of each. So it asks for those of several first.
+// Neighbours are one copy.
 func gather(to, from []byte, size int, indices []int) {
 	for len(indices) > 0 {
-		group := indices[:min(touched, len(indices))]
-		indices = indices[len(group):]
-		var sum byte
-		for _, i := range group {
-			sum += from[i*size]
+		n := 1
+		for n < len(indices) && indices[n] == indices[n-1]+1 {
+			n++
 		}
-		runtime.KeepAlive(sum)
-		for len(group) > 0 {
-			n := 1
-			for n < len(group) && group[n] == group[n-1]+1 {
-				n++
-			}
-			to = to[copy(to, from[group[0]*size:(group[0]+n)*size]):]
-			group = group[n:]
-		}
+		to = to[copy(to, from[indices[0]*size:(indices[0]+n)*size]):]
+		indices = indices[n:]
 	}
 }

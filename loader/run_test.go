@@ -303,7 +303,7 @@ func TestMemory(t *testing.T) {
 	s := stream(t, dev)
 	fields := []int{1, 100, 4096}
 	for _, o := range []Options{
-		{BatchSize: 100, Workers: 1},                // runs longer than what is touched at a time
+		{BatchSize: 100, Workers: 1},                // a run is a batch
 		{BatchSize: 100, Workers: 1, Shuffle: true}, //
 		{BatchSize: 64, Workers: 4, Shuffle: true},
 		{BatchSize: 7, Workers: 3},
@@ -369,7 +369,7 @@ func TestGather(t *testing.T) {
 	}
 	for _, indices := range [][]int{
 		nil, {0}, {99}, {98, 99}, {3, 4, 5, 7, 8, 2, 1, 0, 0, 0, 1, 2, 2, 99},
-		slices.Collect(count(n)), shuffled, shuffled[:touched], shuffled[:touched+1], shuffled[:touched-1],
+		slices.Collect(count(n)), shuffled, shuffled[:16], shuffled[:17],
 	} {
 		to := make([]byte, len(indices)*size+1)
 		gather(to[:len(indices)*size], from, size, indices)

@@ -54,6 +54,8 @@ type cachedFile struct {
 	file *os.File
 	base int64
 
+	flags int // of reading: unless it is a file in memory, what is in the page cache only
+
 	// For file systems that cannot say what they would have to wait for, the
 	// file is mapped, and mincore asked.
 	asks   bool
@@ -65,7 +67,7 @@ type cachedFile struct {
 // openCached returns n bytes at off of a file, ok if it is regular, as long as
 // that, and it can be found out what is in the page cache.
 func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
-	c = &cachedFile{file: f, base: off}
+	c = &cachedFile{file: f, base: off, flags: unix.RWF_NOWAIT}
 	err := control(f, func(fd int) error {
 		var s unix.Stat_t
 		if err := unix.Fstat(fd, &s); err != nil {
@@ -73,6 +75,11 @@ func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 		}
 		if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size-off < int64(n) {
 			return errors.ErrUnsupported
+		}
+		var fs unix.Statfs_t
+		if unix.Fstatfs(fd, &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC {
+			c.flags = 0
+			return nil
 		}
 		var one [1]byte
 		switch _, err := unix.Preadv2(fd, [][]byte{one[:]}, off, unix.RWF_NOWAIT); err {
@@ -83,7 +90,7 @@ func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 		if int(s.Uid) != os.Geteuid() && os.Geteuid() != 0 {
 			return errors.ErrUnsupported
 		}
-		c.asks = true
+		c.asks, c.flags = true, 0
 		return c.mmap(fd, n)
 	})
 	return c, err == nil
@@ -106,15 +113,12 @@ func (c *cachedFile) close() {
 // returns [stage.ErrNotReady] if not all is, and less than asked for at the end of
 // the file.
 func (c *cachedFile) readNow(to []byte, off int) (got int, err error) {
-	flags := unix.RWF_NOWAIT
-	if c.asks {
-		if flags = 0; !c.isCached(off, len(to)) {
-			return 0, stage.ErrNotReady
-		}
+	if c.asks && !c.isCached(off, len(to)) {
+		return 0, stage.ErrNotReady
 	}
 	err = control(c.file, func(fd int) error {
 		for got < len(to) {
-			n, err := unix.Preadv2(fd, [][]byte{to[got:]}, c.base+int64(off+got), flags)
+			n, err := unix.Preadv2(fd, [][]byte{to[got:]}, c.base+int64(off+got), c.flags)
 			switch {
 			case err == unix.EINTR:
 			case err == unix.EAGAIN || err == unix.EOPNOTSUPP:

@@ -114,7 +114,7 @@ func TestOneLeaseAtATimeNeedsAHandfulOfBlocks(t *testing.T) {
 			for _, streams := range busy {
 				made := blocksMade(t, loop, rounds, streams)
 				fmt.Fprintf(&table, " %3d beside %d", made, streams)
-				assert.LessOrEqual(t, made, 4, "%s, %d processors, %d busy streams: blocks made in %d rounds", loop.name, n, streams, rounds)
+				assert.LessOrEqual(t, made, 8, "%s, %d processors, %d busy streams: blocks made in %d rounds", loop.name, n, streams, rounds)
 			}
 		}
 	}

@@ -20,6 +20,7 @@ type crew struct {
 	posted   atomic.Uint64          // changes when a job has more to do
 	spinning atomic.Int32           // workers that look for work
 	slow     atomic.Int32           // workers of slow jobs
+	downs    atomic.Int32           // jobs that download
 
 	mu      sync.Mutex
 	workers int32
@@ -87,6 +88,9 @@ func (j *Job) join() {
 		jobs := append(slices.Clone(*c.jobs.Load()), j)
 		c.jobs.Store(&jobs)
 		c.mu.Unlock()
+		if j.Down {
+			c.downs.Add(1)
+		}
 	}
 }
 
@@ -97,6 +101,9 @@ func (j *Job) leave() {
 		jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
 		c.jobs.Store(&jobs)
 		c.mu.Unlock()
+		if j.Down {
+			c.downs.Add(-1)
+		}
 	}
 }
 
@@ -104,7 +111,7 @@ func (j *Job) leave() {
 // microsecond, so a few are woken, which wake others.
 func (c *crew) post(j *Job) {
 	c.posted.Add(1)
-	wake := min(j.limit-j.helpers.Load(), c.copying.free(), j.pieces.Load(), wakeMost) - c.spinning.Load()
+	wake := min(c.limitOf(j)-j.helpers.Load(), c.copying.free(), j.pieces.Load(), wakeMost) - c.spinning.Load()
 	if wake <= 0 {
 		return
 	}
@@ -142,6 +149,15 @@ func (c *crew) find(w *worker) *Job {
 	return nil
 }
 
+// limitOf is how many workers a job may have: an upload one more while something is
+// downloaded, because each of them gets less of the memory's bandwidth then.
+func (c *crew) limitOf(j *Job) int32 {
+	if !j.Down && j.Workers == 0 && c.downs.Load() > 0 {
+		return j.limit + 1
+	}
+	return j.limit
+}
+
 func (c *crew) choose(w *worker) *Job {
 	var best *Job
 	var least int32
@@ -151,11 +167,11 @@ func (c *crew) choose(w *worker) *Job {
 		if j.pieces.Load() <= 0 || j.Slow && c.slow.Load() >= c.most/2 {
 			continue
 		}
-		if n := j.helpers.Load(); n < j.limit && (best == nil || n < least) {
+		if n := j.helpers.Load(); n < c.limitOf(j) && (best == nil || n < least) {
 			best, least = j, n
 		}
 	}
-	if best == nil || best.helpers.Add(1) > best.limit {
+	if best == nil || best.helpers.Add(1) > c.limitOf(best) {
 		if best != nil {
 			best.helpers.Add(-1)
 		}

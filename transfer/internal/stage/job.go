@@ -48,6 +48,7 @@ type Copy struct {
 	MaxChunk int  // bytes; 0 stands for a default
 	Piece    int  // bytes that a worker does at a time; 0 stands for a default
 	Slow     bool // Fill or Drain may wait for a disk
+	Reads    bool // Fill makes system calls, and needs more workers for it
 }
 
 // A Feed gives an upload its bytes. All its methods are called by one goroutine,
@@ -153,8 +154,11 @@ func (s *Stage) newJob(c Copy) *Job {
 	}
 	j.crews = crewsOf(j.oneCrew[:0], j.Over)
 	j.limit = upHelpers
-	if c.Down {
+	switch {
+	case c.Down:
 		j.limit = downHelpers
+	case c.Reads:
+		j.limit = readHelpers
 	}
 	// The smallest group takes the longest.
 	j.limit *= int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
@@ -170,7 +174,7 @@ func (s *Stage) newJob(c Copy) *Job {
 // How many workers a copy keeps busy, besides its own goroutine, for each device:
 // copying into the ring takes twice the cores of copying out of it, past the
 // caches.
-var upHelpers, downHelpers int32 = 6, 3
+var upHelpers, downHelpers, readHelpers int32 = 6, 3, 9
 
 // Poke makes the job look again.
 func (j *Job) Poke() {

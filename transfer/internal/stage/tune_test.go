@@ -89,7 +89,10 @@ func TestTune(t *testing.T) {
 		}
 		defer sync0.Close()
 		sizes := []int{1, 4 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 2 * mib, 4 * mib, 16 * mib, 64 * mib}
-		if !strings.Contains(parts, "m") {
+		switch {
+		case strings.Contains(parts, "s"):
+			sizes = []int{1, kib, 4 * kib, 8 * kib, 16 * kib, 32 * kib}
+		case !strings.Contains(parts, "m"):
 			sizes = nil
 		}
 		for _, k := range sizes {
@@ -147,11 +150,10 @@ func TestTune(t *testing.T) {
 		upHelpers, downHelpers, chunkMost, ringMiB, mostSpin, spinFor, wakeMost, leastChunk, settleSpin, annexMiB = a, b, c, d, e, g, l, m, o, q
 	}
 	set("default", "lbmg", func() {})
+	set("not inlined", "s", func() { inlineMost = 0 })
+	inlineMost = inlined
+	set("default", "s", func() {})
 	set("no annex", "b", func() { annexMiB = 0 })
-	set("ring 64", "b", func() { ringMiB, annexMiB = 64, 0 })
-	set("up 7", "lb", func() { upHelpers = 7 })
-	set("up 7 ring 64", "b", func() { upHelpers, ringMiB, annexMiB = 7, 64, 0 })
-	set("no settle", "g", func() { settleSpin = 0 })
 	set("default", "lbg", func() {})
 }
 
