@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"math"
-	"os"
 	"slices"
 	"sync"
 )
@@ -48,14 +47,7 @@ func (f *freeSlots) take(ctx context.Context) *slot {
 		f.mu.Lock()
 	}
 	at := slices.IndexFunc(f.list, (*slot).knownDone)
-	if os.Getenv("X_TURNS") != "" {
-		at = 0
-		for i, s := range f.list {
-			if s.turn < f.list[at].turn {
-				at = i
-			}
-		}
-	} else if at < 0 {
+	if at < 0 {
 		at = f.oldest()
 	}
 	s := f.list[at]

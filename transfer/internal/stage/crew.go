@@ -134,7 +134,7 @@ func (c *crew) post(j *Job) {
 }
 
 // wakeMost is how many workers are woken at once.
-var wakeMost int32 = 3
+const wakeMost = 3
 
 // find assigns a worker to a job that wants one, and has fewer than others. The
 // worker has a seat then.

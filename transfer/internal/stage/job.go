@@ -174,7 +174,7 @@ func (s *Stage) newJob(c Copy) *Job {
 // How many workers a copy keeps busy, besides its own goroutine, for each device:
 // copying into the ring takes twice the cores of copying out of it, past the
 // caches.
-var upHelpers, downHelpers, readHelpers int32 = 6, 3, 9
+const upHelpers, downHelpers, readHelpers = 6, 3, 9
 
 // Poke makes the job look again.
 func (j *Job) Poke() {
@@ -360,7 +360,7 @@ func (j *Job) openNext() bool {
 // Chunks are small at both ends of a copy, where the link has nothing to do
 // until the first is in the ring, and the workers nothing while the last is on
 // its way.
-var leastChunk = 512 * kib
+const leastChunk = 512 * kib
 
 func (j *Job) chunkSize(r *ring, opened, ready int) int {
 	size := min(opened+leastChunk, (j.N-opened)/2)
@@ -443,7 +443,7 @@ func (j *Job) over() bool {
 }
 
 // spinFor is how long a goroutine asks again and again before it sleeps.
-var spinFor = 30 * time.Microsecond
+const spinFor = 30 * time.Microsecond
 
 // pause waits until there may be more to do.
 func (j *Job) pause() {
@@ -571,7 +571,7 @@ func (j *Job) giveUp(why error) {
 
 // settleSpin is how long a goroutine asks again and again for the end of its copy: the
 // last chunk takes that long, and a goroutine that sleeps wakes some 50 µs late.
-var settleSpin = 100 * time.Microsecond
+const settleSpin = 100 * time.Microsecond
 
 // settle waits until the copies are done that were queued. After an error it waits
 // for all devices at once, a while: one that does not answer leaves the others their

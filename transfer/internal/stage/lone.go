@@ -18,7 +18,6 @@ import (
 type lone struct {
 	stream *cudart.Stream
 	buf    *hostmem.Buffer
-	plain  [inlined]byte // ordinary memory
 	taken  atomic.Bool
 	left   cudart.Point // the end of a copy that was not waited for; guarded by taken
 
@@ -40,13 +39,7 @@ const (
 	mostUp    = 2 * Alone
 	mostDown  = Alone
 	lonePiece = Alone
-
-	// The driver sends so few bytes of ordinary memory to the device within the
-	// command, which takes less time than to have the device fetch them.
-	inlined = 16 * kib
 )
-
-var inlineMost = inlined
 
 func (l *lone) open(ctx context.Context, dev *cudart.Device, most int) (err error) {
 	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
@@ -129,9 +122,6 @@ func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 			return err
 		}
 		return Guard(func() error { copy(mem, slot); return nil })
-	}
-	if len(mem) <= inlineMost {
-		slot = l.plain[:]
 	}
 	var err error
 	for off := 0; off < len(mem) && err == nil; off += lonePiece {

@@ -45,10 +45,10 @@ const (
 	ringLabel = "transfer ring"
 )
 
-var (
+const (
 	chunkMost = 8 * mib
-	ringMiB   = 36
-	annexMiB  = 28
+	ringMost  = 36 * mib
+	annexMost = 28 * mib
 )
 
 // stages are those of the process, with a count of users.
@@ -179,7 +179,7 @@ func ringBytes(workers int32) (ring, annex int) {
 	if workers <= 4 {
 		return 4 * 2 * mib, 0
 	}
-	return ringMiB * mib, annexMiB * mib
+	return ringMost, annexMost
 }
 
 // close releases what open made, as far as it came.
