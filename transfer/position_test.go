@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -251,16 +252,22 @@ func TestTheCountOfAWriteThatRuns(t *testing.T) {
 	mem, data := r.device(n), bytesOf(1, n)
 	r.fill(mem, data)
 	var took bytes.Buffer
+	var writing sync.Mutex
 	failed := make(chan struct{})
 	done, err := r.c.DownloadWriter(t.Context(), writerFunc(func(p []byte) (int, error) {
-		if took.Len() == 0 { // the next copy that is queued fails, during a later write
+		writing.Lock()
+		defer writing.Unlock()
+		if took.Len() == 0 { // the next copy that is queued fails, mostly during a later write
 			sim.Fail("cudaMemcpyAsync", cudasim.Fault{Code: 1, After: func() { close(failed) }})
 		} else {
 			<-failed
+			time.Sleep(5 * time.Millisecond) // a copy that does not wait has returned
 		}
 		return took.Write(p)
 	}), mem, n)
 	require.Error(t, err)
+	writing.Lock()
+	defer writing.Unlock()
 	require.NotZero(t, done)
 	require.Equal(t, took.Len(), done)
 	require.True(t, bytes.Equal(data[:done], took.Bytes()))
