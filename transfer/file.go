@@ -82,7 +82,7 @@ func uploadFile(ctx context.Context, dst place, f *os.File, off int64, n int) (d
 	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
 	defer feed.behind.wait(ctx)
-	done, err = dst.feed(ctx, stage.Copy{N: n, Feed: feed, Reads: true})
+	done, err = dst.feed(ctx, stage.Copy{N: n, Feed: feed, Kernel: true})
 	return done, true, err
 }
 

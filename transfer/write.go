@@ -80,7 +80,7 @@ func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.Dev
 		forget(to)
 		return nil
 	})
-	done, err = v.stageDown(ctx, src, stage.Copy{N: len(m.mem), Sink: sink, Slow: m.slow})
+	done, err = v.stageDown(ctx, src, stage.Copy{N: len(m.mem), Sink: sink, Slow: m.slow, Kernel: true})
 	return done, errors.Join(err, m.close(done))
 }
 

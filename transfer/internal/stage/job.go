@@ -48,7 +48,7 @@ type Copy struct {
 	MaxChunk int  // bytes; 0 stands for a default
 	Piece    int  // bytes that a worker does at a time; 0 stands for a default
 	Slow     bool // Fill or Drain may wait for a disk
-	Reads    bool // Fill makes system calls, and needs more workers for it
+	Kernel   bool // Fill or Drain is mostly the kernel's work, which takes more workers
 }
 
 // A Feed gives an upload its bytes. All its methods are called by one goroutine,
@@ -155,10 +155,10 @@ func (s *Stage) newJob(c Copy) *Job {
 	j.crews = crewsOf(j.oneCrew[:0], j.Over)
 	j.limit = upHelpers
 	switch {
+	case c.Kernel:
+		j.limit = kernelHelpers
 	case c.Down:
 		j.limit = downHelpers
-	case c.Reads:
-		j.limit = readHelpers
 	}
 	// The smallest group takes the longest.
 	j.limit *= int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
@@ -173,8 +173,8 @@ func (s *Stage) newJob(c Copy) *Job {
 
 // How many workers a copy keeps busy, besides its own goroutine, for each device:
 // copying into the ring takes twice the cores of copying out of it, past the
-// caches.
-const upHelpers, downHelpers, readHelpers = 6, 3, 9
+// caches, and reading or faulting in the page cache three times.
+const upHelpers, downHelpers, kernelHelpers = 6, 3, 9
 
 // Poke makes the job look again.
 func (j *Job) Poke() {
