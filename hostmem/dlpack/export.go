@@ -144,20 +144,4 @@ type exported struct {
 	release func()
 }
 
-// deleted is called by C, on any thread. The release function runs on a goroutine, because
-// the thread may hold locks of the consumer, such as Python's.
-func deleted(address uintptr) {
-	exports.mu.Lock()
-	e, ok := exports.live[address]
-	delete(exports.live, address)
-	exports.mu.Unlock()
-	if !ok {
-		return // called twice
-	}
-	putCell(e.cell)
-	if e.release != nil {
-		go e.release()
-	}
-}
-
 func addressOf[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }

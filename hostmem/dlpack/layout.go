@@ -83,11 +83,5 @@ func takeCell() (*cell, error) {
 	return c, nil
 }
 
-func putCell(c *cell) {
-	cells.mu.Lock()
-	defer cells.mu.Unlock()
-	cells.free = append(cells.free, c)
-}
-
 // at returns what is at an address outside Go's heap.
 func at[T any](address uintptr) *T { return *(**T)(unsafe.Pointer(&address)) }

@@ -46,7 +46,7 @@ func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(fre
 }
 
 // relieve unmaps idle memory because other requests of the process need as much. A Get
-// that waits here knows best what it can use, and unmaps the rest itself.
+// that waits here unmaps what it cannot use itself.
 func (p *core) relieve(need int) (freed int) {
 	p.moving.begin()
 	defer p.moving.end()

@@ -17,7 +17,7 @@ import (
 // unregistered or unmapped unless Done has returned true, or Wait nil. The zero
 // Fence is of memory that no stream uses.
 //
-// Each stream it knows is in one of these states:
+// Each of its streams is in one of these states:
 //
 //	state     entered by              | Done, Wait
 //	open      Add                     | as after Record

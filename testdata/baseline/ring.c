@@ -99,7 +99,7 @@ static void *work(void *arg) {
 		if (--c->left[s] == 0) {
 			size_t again = c->down ? k + SLOTS : k;
 			if (again < chunks) {
-				c->left[s] = 1; // nobody opens the slot before its copy is queued
+				c->left[s] = 1; // so that the slot is not opened before its copy is queued
 				pthread_mutex_unlock(&c->lock);
 				queue(c, again);
 				pthread_mutex_lock(&c->lock);

@@ -113,11 +113,11 @@ type Space struct {
 // the ring.
 type Job struct {
 	Copy
-	crews   []*crew // of Over, the conductor's first
-	oneCrew [1]*crew
-	limit   int32 // workers at most
-	brief   bool
-	tell    *Teller
+	crews    []*crew // of Over, the conductor's first
+	oneCrew  [1]*crew
+	limit    int32 // workers at most
+	brief    bool
+	reporter *Reporter
 
 	// The conductor's.
 	turn    int      // of the groups, for the next chunk
@@ -166,7 +166,7 @@ func (s *Stage) newJob(c Copy) *Job {
 		j.limit = int32(c.Workers) - 1
 	}
 	if c.Progress != nil {
-		j.tell = NewTeller(c.N, c.Progress, j.Abort, j.abort)
+		j.reporter = NewReporter(c.N, c.Progress, j.Abort, j.abort)
 	}
 	return j
 }
@@ -545,9 +545,9 @@ func (j *Job) finish() {
 		j.giveUp(ErrUnderWay)
 	}
 	j.settle()
-	if j.tell != nil {
+	if j.reporter != nil {
 		j.report()
-		j.tell.Finish()
+		j.reporter.Finish()
 	}
 }
 
@@ -635,13 +635,13 @@ func (j *Job) result() (int, error) {
 
 // report makes progress known.
 func (j *Job) report() {
-	if j.tell == nil || j.failed.Load() {
+	if j.reporter == nil || j.failed.Load() {
 		return
 	}
 	j.mu.Lock()
 	passed := j.passed
 	j.mu.Unlock()
-	j.tell.Set(passed)
+	j.reporter.Set(passed)
 }
 
 // Pass counts n bytes at off as done. It is for sinks whose Space says so.

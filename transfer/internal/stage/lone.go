@@ -143,7 +143,7 @@ func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 }
 
 // wait waits until the stream is done, for a copy that was queued or has failed. The
-// work is short, and the thread that waits inside of CUDA learns of its end first.
+// work is short, and inside of CUDA a thread sees its end first.
 func (l *lone) wait(err error) error {
 	if err == nil {
 		if err = l.stream.SynchronizeBlocking(); err == nil {

@@ -2,6 +2,6 @@
 
 package stage
 
-// relax tells the core that the goroutine spins, so that the core's other thread
+// relax is a hint to the core that the goroutine spins, so that the core's other thread
 // has it meanwhile.
 func relax()

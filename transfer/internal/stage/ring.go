@@ -281,7 +281,7 @@ func (r *ring) heads() (points []cudart.Point) {
 }
 
 // release returns the extent to its ring, which reuses it when the GPU is done
-// with what the fence knows.
+// with what the fence has.
 func (x *extent) release() {
 	r := x.ring
 	r.mu.Lock()

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A Teller calls a Progress function, on a goroutine of its own: it may block.
-type Teller struct {
+// A Reporter calls a Progress function, on a goroutine of its own: it may block.
+type Reporter struct {
 	total   int
 	f       func(done, total int)
 	fail    func(at int, err error)
@@ -19,16 +19,16 @@ type Teller struct {
 	over chan struct{}
 }
 
-// NewTeller returns a Teller for a copy of total bytes, which calls fail if f
+// NewReporter returns a Reporter for a copy of total bytes, which calls fail if f
 // panics or does not return. It makes no more calls when stopped is closed.
-func NewTeller(total int, f func(done, total int), fail func(at int, err error), stopped <-chan struct{}) *Teller {
-	t := &Teller{total: total, f: f, fail: fail, stopped: stopped, wake: make(chan struct{}, 1), over: make(chan struct{})}
+func NewReporter(total int, f func(done, total int), fail func(at int, err error), stopped <-chan struct{}) *Reporter {
+	t := &Reporter{total: total, f: f, fail: fail, stopped: stopped, wake: make(chan struct{}, 1), over: make(chan struct{})}
 	go t.run()
 	return t
 }
 
 // Set makes it known how many bytes are done.
-func (t *Teller) Set(done int) {
+func (t *Reporter) Set(done int) {
 	if t.done.Swap(int64(done)) == int64(done) {
 		return
 	}
@@ -38,7 +38,7 @@ func (t *Teller) Set(done int) {
 	}
 }
 
-func (t *Teller) run() {
+func (t *Reporter) run() {
 	defer close(t.over)
 	told := 0
 	for range t.wake {
@@ -54,9 +54,9 @@ func (t *Teller) run() {
 	}
 }
 
-func (t *Teller) failed(at int, err error) { t.fail(at, fmt.Errorf("progress: %w", err)) }
+func (t *Reporter) failed(at int, err error) { t.fail(at, fmt.Errorf("progress: %w", err)) }
 
-func (t *Teller) isStopped() bool {
+func (t *Reporter) isStopped() bool {
 	select {
 	case <-t.stopped:
 		return true
@@ -67,7 +67,7 @@ func (t *Teller) isStopped() bool {
 
 // Finish waits for the last call, or, once stopped is closed, a while for the one
 // that runs. There are no calls to Set any more.
-func (t *Teller) Finish() {
+func (t *Reporter) Finish() {
 	close(t.wake)
 	select {
 	case <-t.over:
