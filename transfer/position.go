@@ -45,29 +45,34 @@ func atPosition(ctx context.Context, s io.Seeker, n int, copies func(off int64) 
 	return done, err
 }
 
-// seek calls s.Seek. If that is foreign code it runs on a goroutine of its own, which
-// it may end or block. When ctx ends, it has [stage.Grace] still.
+// seek calls s.Seek. When ctx ends, it has [stage.Grace] still.
 func seek(ctx context.Context, s io.Seeker, offset int64, whence int) (int64, error) {
 	var at int64
-	var failed error
-	call := func() (err error) {
+	err := isolated(ctx, s, func() (err error) {
 		at, err = s.Seek(offset, whence)
 		return err
+	})
+	if err != nil {
+		return 0, err
 	}
-	switch s.(type) {
+	return at, nil
+}
+
+// isolated makes a call of rw. If that is foreign code the call runs on a goroutine of
+// its own, which it may end or block: it may outlast ctx.
+func isolated(ctx context.Context, rw any, call func() error) error {
+	switch rw.(type) {
 	case *os.File, *bytes.Reader, *strings.Reader, *io.SectionReader:
-		err := stage.Guard(call)
-		return at, err
+		return stage.Guard(call)
 	}
+	outcome := make(chan error, 1)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		if err := stage.Foreign(call, func(exited error) { failed = exited }); err != nil {
-			failed = err
-		}
+		outcome <- stage.Foreign(call, func(exited error) { outcome <- exited })
 	}()
 	if !stage.Linger(ctx, over) {
-		return 0, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-	return at, failed
+	return <-outcome
 }

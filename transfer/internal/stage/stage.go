@@ -184,14 +184,13 @@ func ringBytes(workers int32) (ring, annex int) {
 
 // close releases what open made, as far as it came.
 func (s *Stage) close(ctx context.Context) error {
-	for _, r := range []**ring{&s.ring, &s.few} {
-		if *r == nil {
+	for _, r := range []*ring{s.ring, s.few} { // which stay: a copy that was given up may end now
+		if r == nil {
 			continue
 		}
-		if err := (*r).close(ctx); err != nil {
+		if err := r.close(ctx); err != nil {
 			return err
 		}
-		*r = nil
 	}
 	for _, l := range []*lone{&s.loneUp, &s.loneDown} {
 		if err := l.close(ctx); err != nil {

@@ -1,0 +1,185 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+var (
+	_ io.ReaderAt   = (*Reader)(nil)
+	_ io.WriterTo   = (*Reader)(nil)
+	_ io.ReaderFrom = (*Writer)(nil)
+	_ io.Writer     = (*Writer)(nil)
+)
+
+// What iotest expects of any reader holds for device memory.
+func TestReaderIsAReader(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	want := bytesOf(1, 1000)
+	mem := r.device(len(want))
+	r.fill(mem, want)
+	require.NoError(t, iotest.TestReader(r.c.NewReader(t.Context(), mem, len(want)), want))
+	require.NoError(t, iotest.TestReader(r.c.NewReader(t.Context(), mem, 0), nil))
+}
+
+// io.Copy between device memory and anything moves what io.Copy between byte slices
+// would.
+func TestStreamsOfDeviceMemory(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	const most = 3*mib + 17
+	data := bytesOf(2, most)
+	mem, back := r.device(most), r.device(most)
+	r.fill(mem, data)
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 30 {
+		n := random.IntN(most + 1)
+		first := random.IntN(n + 1)
+		in := r.c.NewReader(t.Context(), mem, n)
+		head := make([]byte, first)
+		_, err := io.ReadFull(in, head)
+		require.NoError(t, err)
+		require.Equal(t, n-first, in.Len())
+		var rest bytes.Buffer
+		copied, err := io.Copy(&rest, in)
+		require.NoError(t, err)
+		require.EqualValues(t, n-first, copied)
+		require.Zero(t, in.Len())
+		require.True(t, bytes.Equal(data[:n], append(head, rest.Bytes()...)))
+
+		out := r.c.NewWriter(t.Context(), back, n)
+		_, err = out.Write(data[:first])
+		require.NoError(t, err)
+		var source io.Reader = bytes.NewReader(data[first:n])
+		if random.IntN(2) == 0 {
+			source = onlyReader{source}
+		}
+		copied, err = io.Copy(out, source)
+		require.NoError(t, err)
+		require.EqualValues(t, n-first, copied)
+		require.Zero(t, out.Len())
+		require.True(t, bytes.Equal(data[:n], r.onDevice(back, n)))
+	}
+}
+
+type onlyReader struct{ io.Reader }
+
+// A file on disk comes onto the device and back through io.Copy.
+func TestStreamsOfFiles(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	data := bytesOf(3, 2*mib+5)
+	name := filepath.Join(t.TempDir(), "in")
+	require.NoError(t, os.WriteFile(name, data, 0o600))
+	in, err := os.Open(name)
+	require.NoError(t, err)
+	defer in.Close()
+	mem := r.device(3 * mib)
+	w := r.c.NewWriter(t.Context(), mem, 3*mib)
+	n, err := io.Copy(w, in)
+	require.NoError(t, err, "a source that ends before the memory")
+	require.EqualValues(t, len(data), n)
+	require.Equal(t, 3*mib-len(data), w.Len())
+	out, err := os.Create(name + ".out")
+	require.NoError(t, err)
+	n, err = io.Copy(out, r.c.NewReader(t.Context(), mem, len(data)))
+	require.NoError(t, err)
+	require.EqualValues(t, len(data), n)
+	require.NoError(t, out.Close())
+	got, err := os.ReadFile(name + ".out")
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(data, got))
+}
+
+func TestStreamsThatAreTooLong(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	mem := r.device(10)
+	for name, source := range map[string]io.Reader{
+		"a reader with a position": strings.NewReader("0123456789x"),
+		"another":                  onlyReader{strings.NewReader("0123456789x")},
+	} {
+		w := r.c.NewWriter(t.Context(), mem, 10)
+		n, err := io.Copy(w, source)
+		require.ErrorIs(t, err, io.ErrShortWrite, name)
+		require.EqualValues(t, 10, n, name)
+		require.Equal(t, "0123456789", string(r.onDevice(mem, 10)), name)
+	}
+	w := r.c.NewWriter(t.Context(), mem, 4)
+	n, err := w.Write([]byte("abcdef"))
+	require.ErrorIs(t, err, io.ErrShortWrite)
+	require.Equal(t, 4, n)
+	require.Equal(t, "abcd456789", string(r.onDevice(mem, 10)))
+	n, err = w.Write(nil)
+	require.NoError(t, err)
+	require.Zero(t, n)
+}
+
+func TestStreamsThatFail(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	mem := r.device(100)
+	var none context.Context
+	own := errors.New("own")
+	for name, tt := range map[string]struct {
+		use  func() error
+		want any
+	}{
+		"nil context, read":  {func() error { _, err := r.c.NewReader(none, mem, 9).Read(make([]byte, 1)); return err }, "the context is nil"},
+		"nil context, write": {func() error { _, err := r.c.NewWriter(none, mem, 9).Write(make([]byte, 1)); return err }, "the context is nil"},
+		"negative, read":     {func() error { _, err := r.c.NewReader(t.Context(), mem, -1).Read(make([]byte, 1)); return err }, "negative"},
+		"negative, write to": {func() error { _, err := r.c.NewReader(t.Context(), mem, -1).WriteTo(io.Discard); return err }, "negative"},
+		"negative, write":    {func() error { _, err := r.c.NewWriter(t.Context(), mem, -1).Write(make([]byte, 1)); return err }, "negative"},
+		"negative, read from": {func() error {
+			_, err := r.c.NewWriter(t.Context(), mem, -1).ReadFrom(strings.NewReader("x"))
+			return err
+		}, "negative"},
+		"negative offset": {func() error { _, err := r.c.NewReader(t.Context(), mem, 9).ReadAt(make([]byte, 1), -1); return err }, "negative"},
+		"past the end":    {func() error { _, err := r.c.NewReader(t.Context(), mem, 9).ReadAt(make([]byte, 1), 9); return err }, io.EOF},
+		"a reader fails": {func() error {
+			_, err := r.c.NewWriter(t.Context(), mem, 9).ReadFrom(iotest.ErrReader(own))
+			return err
+		}, own},
+		"a reader fails at the end": {func() error {
+			source := io.MultiReader(strings.NewReader("123456789"), iotest.ErrReader(own))
+			_, err := r.c.NewWriter(t.Context(), mem, 9).ReadFrom(source)
+			return err
+		}, own},
+		"a reader ends its goroutine at the end": {func() error {
+			source := io.MultiReader(strings.NewReader("123456789"), readerFunc(func([]byte) (int, error) { runtime.Goexit(); return 0, nil }))
+			_, err := r.c.NewWriter(t.Context(), mem, 9).ReadFrom(source)
+			return err
+		}, "ended its goroutine"},
+		"a reader blocks at the end": {func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			source := io.MultiReader(strings.NewReader("123456789"), readerFunc(func([]byte) (int, error) { select {} }))
+			_, err := r.c.NewWriter(ctx, mem, 9).ReadFrom(source)
+			return err
+		}, context.DeadlineExceeded},
+	} {
+		err := tt.use()
+		if want, ok := tt.want.(error); ok {
+			assert.ErrorIs(t, err, want, name)
+		} else {
+			assert.ErrorContains(t, err, tt.want.(string), name)
+		}
+	}
+	assert.Equal(t, 9, r.c.NewReader(t.Context(), cudart.DevPtr(1), 9).Len())
+}
