@@ -261,7 +261,7 @@ type queue struct {
 const lanes = 2
 
 // closeTimeout bounds the wait for copies that CUDA does not end.
-const closeTimeout = 5 * time.Second
+const closeTimeout = 2 * time.Second
 
 // load runs the reads.
 func (l *loading) load(ctx context.Context) error {
@@ -303,7 +303,11 @@ func (l *loading) load(ctx context.Context) error {
 		if q.fanout == nil {
 			continue
 		}
-		if err := q.fanout.CloseContext(closing); err != nil {
+		err := q.fanout.CloseContext(closing)
+		if err != nil { // no caller can try again
+			err = q.fanout.CloseContext(closing)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("after the load: %w", cause(err)))
 		}
 	}
