@@ -89,8 +89,9 @@ func (e *LoadError) Unwrap() error { return e.Err }
 // get is read once: see [transfer.Fanout]. When Load returns nil everything is there.
 //
 // The memory may be used by no other work meanwhile, which includes work queued on
-// streams. Load uses the rings of pinned memory that Copiers of the devices share; a
-// [transfer.Copier] that is open saves making them.
+// streams. Load uses the rings of pinned memory that Copiers of the devices share, and
+// makes those that are missing: a [transfer.Copier] of each device, or for tensors that
+// several get a [transfer.Fanout] of them, that stays open saves that time.
 //
 // Errors are reported before anything is copied for devices that are nil, or of
 // different CUDA libraries, or the same under two indexes; for memory that is missing

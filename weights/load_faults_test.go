@@ -315,7 +315,7 @@ func TestLoadOfTwoFilesThatFailAtOnce(t *testing.T) {
 func TestLoadWithACallThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
-	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamCreateWithFlags", "cudaHostRegister"} {
+	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamCreateWithPriority", "cudaHostRegister"} {
 		t.Run(fn, func(t *testing.T) {
 			t.Parallel()
 			tr := newTrial(t, cudasim.Config{}, b)
