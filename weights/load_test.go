@@ -589,7 +589,7 @@ func TestLoadOfAFileThatShrinks(t *testing.T) {
 	require.NoError(t, err)
 	ring := c.Stats().RingBytes
 	defer func() { require.NoError(t, c.Close()) }()
-	b := benchOf(t, t.TempDir(), map[string][]byte{"shrinks": makeSafetensors(t, nil, u8("a", ring), u8("b", 3*mib), u8("c", 8*mib), u8("d", 100))})
+	b := benchOf(t, t.TempDir(), map[string][]byte{"shrinks": makeSafetensors(t, nil, u8("a", ring), u8("b", 20*mib), u8("c", 8*mib), u8("d", 100))})
 	plan, err := weights.NewPlan(b.model.Tensors(), nil, weights.PlanOptions{})
 	require.NoError(t, err)
 	p := b.planned(t, rt.Devices(), plan)

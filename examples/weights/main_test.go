@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
 )
 
@@ -48,6 +49,32 @@ func TestWeights(t *testing.T) {
 	require.ErrorIs(t, run(t.Context(), []string{filepath.Join(dir, "none")}, options{sim: !testgpu.Real()}, &out), os.ErrNotExist)
 	require.ErrorContains(t, run(t.Context(), []string{first}, options{sim: true, devices: "0,x"}, &out), "-devices 0,x")
 	require.ErrorContains(t, run(t.Context(), []string{first}, options{sim: true, devices: "7"}, &out), "device 7")
+}
+
+// The check is one: it fails where nothing was loaded.
+func TestVerifyFindsOtherBytes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "w.safetensors")
+	require.NoError(t, write("100kB", path))
+	m, err := weights.OpenModel(path)
+	require.NoError(t, err)
+	defer m.Close()
+	dev := testgpu.Device(t)
+	plan, n, err := planEvenly(m, 1)
+	require.NoError(t, err)
+	p, err := dev.Malloc(n)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Free(p)) }()
+	require.NoError(t, dev.Memset(p, 0, n))
+	c, err := transfer.NewCopier(t.Context(), dev, transfer.Options{})
+	require.NoError(t, err)
+	defer c.Close()
+	memory := map[int]weights.Memory{0: {Device: dev, Ptr: p, Bytes: n}}
+	_, err = verify(t.Context(), plan, memory, []*transfer.Copier{c})
+	require.ErrorContains(t, err, `tensor "layers.0": the bytes on device 0`)
+	require.NoError(t, plan.Load(t.Context(), memory, weights.LoadOptions{}))
+	tensors, err := verify(t.Context(), plan, memory, []*transfer.Copier{c})
+	require.NoError(t, err)
+	require.Equal(t, 1, tensors)
 }
 
 func TestSizes(t *testing.T) {
