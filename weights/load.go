@@ -130,10 +130,11 @@ type loading struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	mu     sync.Mutex
-	total  int // bytes
-	done   int
-	failed []failedRead
+	mu         sync.Mutex
+	total      int // bytes
+	done       int
+	failed     []failedRead
+	unreleased []error
 }
 
 // A failedRead is one of which only the first bytes are done.
@@ -277,61 +278,12 @@ func (l *loading) load(ctx context.Context) error {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	defer l.cancel(nil)
-	queues := l.queues()
-	var errs []error
-	for _, q := range queues {
-		var err error
-		if q.fanout, err = transfer.NewFanout(ctx, q.devices, transfer.Options{}); err != nil {
-			errs = append(errs, cause(err))
-			break
-		}
+	var running sync.WaitGroup
+	for _, q := range l.queues() {
+		running.Go(func() { l.run(q) })
 	}
-	if len(errs) == 0 {
-		var running sync.WaitGroup
-		for _, q := range queues {
-			for range min(lanes, len(q.reads)) {
-				running.Go(func() { l.run(q) })
-			}
-		}
-		running.Wait()
-		if err := l.err(); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	for _, q := range queues {
-		if q.fanout == nil {
-			continue
-		}
-		err := q.fanout.CloseContext(closing)
-		if err != nil { // no caller can try again
-			err = q.fanout.CloseContext(closing)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("after the load: %w", cause(err)))
-		}
-	}
-	return wrap(errs)
-}
-
-// cause is an error without the operation of package transfer, in whose place this
-// package names its own.
-func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
-
-// wrap makes one error of those of a load.
-func wrap(errs []error) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	var failed *LoadError
-	if errors.As(errs[0], &failed) {
-		if len(errs) > 1 {
-			failed.Err = errors.Join(append([]error{failed.Err}, errs[1:]...)...)
-		}
-		return failed
-	}
-	return fmt.Errorf("weights: load: %w", errors.Join(errs...))
+	running.Wait()
+	return l.err()
 }
 
 // queues returns the reads by their sets of devices.
@@ -364,14 +316,45 @@ func (q *queue) next() *Read {
 	return r
 }
 
-// run copies reads of a queue. After an error the rest of them fail with it.
+// run copies the reads of a queue.
 func (l *loading) run(q *queue) {
-	for {
-		r := q.next()
-		if r == nil {
-			return
+	var err error
+	q.fanout, err = transfer.NewFanout(l.ctx, q.devices, transfer.Options{})
+	if err != nil {
+		err = cause(err)
+	}
+	var running sync.WaitGroup
+	for range min(lanes, len(q.reads)) {
+		running.Go(func() { l.lane(q, err) })
+	}
+	running.Wait()
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), closeTimeout)
+	defer cancel()
+	if err = q.fanout.CloseContext(ctx); err != nil { // no caller can try again
+		err = q.fanout.CloseContext(ctx)
+	}
+	if err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.unreleased = append(l.unreleased, fmt.Errorf("after the load: %w", cause(err)))
+	}
+}
+
+// cause is an error without the operation of package transfer, in whose place this
+// package names its own.
+func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
+
+// lane copies reads of a queue, one after the other. After an error the rest of them
+// fail with it.
+func (l *loading) lane(q *queue, err error) {
+	for r := q.next(); r != nil; r = q.next() {
+		done := 0
+		if err == nil {
+			err = context.Cause(l.ctx)
 		}
-		done, err := 0, context.Cause(l.ctx)
 		if err == nil {
 			done, err = l.read(q, r)
 		}
@@ -420,8 +403,8 @@ func (l *loading) progress() func(done, total int) {
 // fail keeps an error, and ends the other reads.
 func (l *loading) fail(r *Read, done int, err error) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.failed = append(l.failed, failedRead{r, done, err})
-	l.mu.Unlock()
 	l.cancel(err)
 }
 
@@ -429,6 +412,9 @@ func (l *loading) fail(r *Read, done int, err error) {
 // that are not its consequences.
 func (l *loading) err() error {
 	if len(l.failed) == 0 {
+		if len(l.unreleased) > 0 {
+			return fmt.Errorf("weights: load: %w", errors.Join(l.unreleased...))
+		}
 		return nil
 	}
 	first := l.failed[0]
@@ -443,6 +429,9 @@ func (l *loading) err() error {
 			e.Err = errors.Join(e.Err, f.err)
 		}
 	}
+	if len(l.unreleased) > 0 {
+		e.Err = errors.Join(append([]error{e.Err}, l.unreleased...)...)
+	}
 	incomplete := map[*Tensor]bool{}
 	for i, f := range l.failed {
 		for t := range f.left() {
@@ -453,14 +442,26 @@ func (l *loading) err() error {
 			}
 		}
 	}
-	var last *Tensor
+	e.Complete = slices.DeleteFunc(l.tensors(), func(t *Tensor) bool { return incomplete[t] })
+	return e
+}
+
+// tensors returns all tensors of which there are parts, in the order of the files.
+func (l *loading) tensors() (list []*Tensor) {
+	files := fileOrder{}
+	for _, r := range l.reads {
+		files.add(r.File)
+	}
+	for _, p := range l.parts { // of no bytes
+		files.add(p.Tensor.File)
+	}
+	slices.SortFunc(l.parts, files.compare)
 	for _, p := range l.parts {
-		if !incomplete[p.Tensor] && p.Tensor != last {
-			last = p.Tensor
-			e.Complete = append(e.Complete, p.Tensor)
+		if len(list) == 0 || list[len(list)-1] != p.Tensor {
+			list = append(list, p.Tensor)
 		}
 	}
-	return e
+	return list
 }
 
 // left iterates over the tensors of which bytes were not done, in order.

@@ -479,7 +479,7 @@ func TestLoadRefuses(t *testing.T) {
 	require.NoError(t, closing.Close())
 	err = weights.Place(t.Context(), []weights.Placement{{Part: z.Whole(), To: mem(dev, 1, 10)}}, weights.LoadOptions{})
 	require.ErrorIs(t, err, os.ErrClosed)
-	require.ErrorContains(t, err, "weights: load: ")
+	require.ErrorContains(t, err, `weights: load tensor "z" of f: at offset `)
 	require.NotContains(t, err.Error(), "transfer:")
 	require.NoError(t, closed.Close())
 }
@@ -502,6 +502,11 @@ func (p *planned) requireComplete(t testing.TB, failed *weights.LoadError) {
 		}
 	}
 	require.NotContains(t, failed.Complete, failed.Tensor)
+	for i, tensor := range failed.Complete {
+		for _, other := range failed.Complete[:i] {
+			require.True(t, other.File != tensor.File || other.Offset <= tensor.Offset && other != tensor, "in order, each once")
+		}
+	}
 }
 
 // A load that ends half-way names the tensor and what is complete, for errors of the
