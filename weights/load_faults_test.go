@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -61,6 +62,15 @@ func newTrial(t testing.TB, cfg cudasim.Config, b *bench) *trial {
 
 func (tr *trial) load(ctx context.Context) error {
 	return tr.plan.Load(ctx, tr.memory, weights.LoadOptions{})
+}
+
+// forget overwrites the memory when copies are done that a failed load has left.
+func (tr *trial) forget(t testing.TB) {
+	t.Helper()
+	for tr.sim.Outstanding().PendingOps > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	tr.planned.forget(t)
 }
 
 // requireWorks loads without faults.
