@@ -184,7 +184,7 @@ func saysUnknown(err error) bool {
 var namesDevice = regexp.MustCompile(`device [01] \(`)
 
 // TestEveryCallOfAFanoutCanFail makes each CUDA call of each operation fail in turn,
-// once and from then on. The operation fails with an error that names the call and
+// once, and the first ones from then on. The operation fails with an error that names the call and
 // the device, or has brought all bytes; nothing is in flight, the next one works,
 // and all can be released.
 func TestEveryCallOfAFanoutCanFail(t *testing.T) {
@@ -205,6 +205,9 @@ func TestEveryCallOfAFanoutCanFail(t *testing.T) {
 					}
 					for nth := 1; nth <= min(times, 8); nth++ {
 						for _, more := range []int{1, -1} {
+							if more < 0 && nth > 2 {
+								continue // each takes a second
+							}
 							what := fmt.Sprintf("%s, call %d, %d times", fn, nth, more)
 							b.rig().forget(b.mems, b.n(name))
 							b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: more, Code: cudart.ErrInvalidResourceHandle})
