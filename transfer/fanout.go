@@ -316,7 +316,7 @@ func (f *FanoutView) UploadReader(ctx context.Context, dsts []cudart.DevPtr, r i
 // do runs one copy of n bytes to all devices.
 func (f *FanoutView) do(ctx context.Context, dsts []cudart.DevPtr, n int, copies func(onDevices) (int, error)) (int, error) {
 	return f.run(ctx, n, func() error { return checkDsts(f.devs, dsts, n) }, func() (int, error) {
-		return copies(onDevices{f, dsts})
+		return copies(onDevices{f, []Piece{{N: n, Dsts: dsts}}})
 	})
 }
 
@@ -375,10 +375,11 @@ func overlap(a cudart.DevPtr, n int, b cudart.DevPtr, m int) bool {
 	return a < b+cudart.DevPtr(m) && b < a+cudart.DevPtr(n)
 }
 
-// onDevices is a place on all devices of a Fanout.
+// onDevices are places on all devices of a Fanout: of all bytes one after the
+// other, or of pieces of them.
 type onDevices struct {
 	*FanoutView
-	dsts []cudart.DevPtr
+	pieces []Piece
 }
 
 func (d onDevices) shape() Call { return d.call }
@@ -386,7 +387,9 @@ func (d onDevices) shape() Call { return d.call }
 func (d onDevices) feed(ctx context.Context, c stage.Copy) (int, error) {
 	c.Over, c.Groups, c.Forward = d.stages, d.groups, d.forward
 	c.Queue = func(on *cudart.Stream, to int, mem []byte, off int) error {
-		return on.CopyToDevice(d.dsts[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
+		return d.each(off, len(mem), func(p *Piece, skip, n int) error {
+			return on.CopyToDevice(p.Dsts[to]+cudart.DevPtr(skip), unsafe.Pointer(&mem[p.Off+skip-off]), n)
+		})
 	}
 	c.Progress, c.Workers = d.call.Progress, d.o.Workers
 	done, err := d.stages[0].Run(ctx, c)
@@ -404,13 +407,19 @@ func (d onDevices) forward(from, off, n int, after cudart.Point) (ends []cudart.
 		}
 		err := p.stream.WaitPoint(after)
 		if err == nil {
-			err = p.stream.CopyPeer(d.dsts[p.to]+cudart.DevPtr(off), d.devs[p.to], d.dsts[from]+cudart.DevPtr(off), d.devs[from], n)
+			err = d.each(off, n, func(piece *Piece, skip, n int) error {
+				at := cudart.DevPtr(skip)
+				err := p.stream.CopyPeer(piece.Dsts[p.to]+at, d.devs[p.to], piece.Dsts[from]+at, d.devs[from], n)
+				if err == nil {
+					d.stats.peerBytes.Add(int64(n))
+				}
+				return err
+			})
 		}
 		ends = append(ends, p.stream.Point())
 		if err != nil {
 			return ends, fmt.Errorf("from %v to %v: %w", d.devs[from], d.devs[p.to], err)
 		}
-		d.stats.peerBytes.Add(int64(n))
 	}
 	return ends, nil
 }
@@ -440,7 +449,9 @@ func (d onDevices) pinned(ctx context.Context, src []byte) (done int, ok bool, e
 		for _, group := range d.groups {
 			to := group[turn%len(group)]
 			on := d.members[to].direct[0]
-			err := send(on, d.dsts[to]+cudart.DevPtr(off), off, n)
+			err := d.each(off, n, func(p *Piece, skip, n int) error {
+				return send(on, p.Dsts[to]+cudart.DevPtr(skip), p.Off+skip, n)
+			})
 			end := on.Point()
 			ends = append(ends, end)
 			if err != nil {

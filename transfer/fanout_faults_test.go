@@ -64,6 +64,22 @@ var fanOperations = map[string]func(ctx context.Context, b *fanTrial) error{
 	"shards": func(ctx context.Context, b *fanTrial) error {
 		return b.f.UploadShards(ctx, bytes.NewReader(b.want), b.shards())
 	},
+	"pieces": func(ctx context.Context, b *fanTrial) error {
+		_, err := b.f.UploadPieces(ctx, bytes.NewReader(b.want), 0, len(b.want), piecesOf(b.mems, len(b.want), 300_001))
+		return err
+	},
+}
+
+// piecesOf cuts n bytes into pieces, each of which goes to where it is without them.
+func piecesOf(mems []cudart.DevPtr, n, size int) (list []Piece) {
+	for off := 0; off < n; off += size {
+		p := Piece{Off: off, N: min(size, n-off)}
+		for _, mem := range mems {
+			p.Dsts = append(p.Dsts, mem+cudart.DevPtr(off))
+		}
+		list = append(list, p)
+	}
+	return list
 }
 
 // shards are three for each device, in no order.

@@ -63,6 +63,11 @@ func (f *FanoutView) checkShards(r io.ReaderAt, shards []Shard) error {
 		}
 		total += s.N
 	}
+	return checkApart(shards)
+}
+
+// checkApart returns an error if two shards overlap on their device.
+func checkApart(shards []Shard) error {
 	placed := slices.DeleteFunc(slices.Clone(shards), func(s Shard) bool { return s.N == 0 })
 	slices.SortFunc(placed, func(a, b Shard) int {
 		return cmp.Or(cmp.Compare(a.Device.Ordinal(), b.Device.Ordinal()), cmp.Compare(a.Dst, b.Dst))
@@ -70,7 +75,7 @@ func (f *FanoutView) checkShards(r io.ReaderAt, shards []Shard) error {
 	for i := 1; i < len(placed); i++ {
 		a, b := placed[i-1], placed[i]
 		if a.Device == b.Device && overlap(a.Dst, a.N, b.Dst, b.N) {
-			return fmt.Errorf("the shards at offsets %d and %d overlap on %v, at %#x", a.Off, b.Off, a.Device, uintptr(b.Dst))
+			return fmt.Errorf("the parts at offsets %d and %d overlap on %v, at %#x", a.Off, b.Off, a.Device, uintptr(b.Dst))
 		}
 	}
 	return nil

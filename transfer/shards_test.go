@@ -125,7 +125,7 @@ func TestShardsThatAreRefused(t *testing.T) {
 		"shard 0: -1 bytes: must not be negative":        {{a, 1, 0, -1}},
 		"shard 0: offset -1: must not be negative":       {{a, 1, -1, 1}},
 		"shard 1: all shards are more than":              {{a, 1, 0, math.MaxInt}, {b, 1, 0, 1}},
-		"the shards at offsets 5 and 50 overlap on devi": {{b, mems[1] + 9, 50, 10}, {a, mems[0], 5, 10}, {b, mems[1], 5, 10}},
+		"the parts at offsets 5 and 50 overlap on devic": {{b, mems[1] + 9, 50, 10}, {a, mems[0], 5, 10}, {b, mems[1], 5, 10}},
 	} {
 		err := r.f.UploadShards(t.Context(), source, shards)
 		require.ErrorContains(t, err, want)

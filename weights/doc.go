@@ -1,16 +1,19 @@
-// Package weights says which bytes of which files hold which tensors of a
-// model, and plans how to bring them onto GPUs. It reads safetensors and GGUF
-// files, alone, with an index, or split into parts.
+// Package weights brings the tensors of a model from its files onto GPUs, at the
+// speed of their links. It reads safetensors and GGUF files, alone, with an index, or
+// split into parts.
 //
 //	m, err := weights.OpenModel("/models/llama") // a directory, an index or a file
 //	for t := range m.Tensors() {
 //		fmt.Println(t.Name, t.DType, t.Shape, t.File.Name(), t.Offset, t.Size)
 //	}
 //	plan, err := weights.NewPlan(m.Tensors(), nil, weights.PlanOptions{})
+//	p, err := dev.Malloc(plan.Devices[0].Bytes)
+//	memory := map[int]weights.Memory{0: {Device: dev, Ptr: p, Bytes: plan.Devices[0].Bytes}}
+//	err = plan.Load(ctx, memory, weights.LoadOptions{})
 //	err = m.Close()
 //
-// Only headers are read: [File.Reader] reads the tensors' bytes, at
-// [Tensor].Offset.
+// Opening reads headers only. [File.Reader] reads the tensors' bytes, at
+// [Tensor].Offset, for other uses.
 //
 // # Untrusted files
 //
@@ -37,6 +40,15 @@
 //
 // [NewPlan] places chosen tensors in the memory of devices, aligned, in the
 // order of the files, and merges what lies together: neighbours are one read of
-// the file, and one copy where they are neighbours on the device too. It is a
-// pure function; a [Plan] holds offsets and no addresses.
+// the file, and one copy where they are neighbours on the device too. [PlanShares]
+// is for tensors that several devices get, whole or by rows. Both are pure
+// functions; a [Plan] holds offsets and no addresses.
+//
+// # Loads
+//
+// [Plan.Load] reads and copies what a plan says, to memory that the caller has
+// allocated. All devices are copied to at once through rings of pinned memory, by
+// package transfer; what several devices get is read once. [Place] does the same for
+// addresses of the caller's choice. When either fails, a [LoadError] names the tensor,
+// the file and the offset, and lists the tensors that are complete.
 package weights

@@ -72,19 +72,19 @@ func ExampleNewPlan() {
 		for _, p := range d.Tensors {
 			fmt.Printf("  %s at %d\n", p.Tensor.Name, p.Offset)
 		}
-		for _, r := range d.Reads {
-			fmt.Printf("  read %d bytes at %d of %s, copy %v\n", r.Size, r.Offset, filepath.Base(r.File.Name()), r.Pieces)
-		}
+	}
+	for _, r := range plan.Reads {
+		fmt.Printf("read %d bytes at %d of %s for devices %v\n", r.Size, r.Offset, filepath.Base(r.File.Name()), r.Devices)
 	}
 	// Output:
 	// device 0: allocate 272 bytes
 	//   embed at 0
 	//   norm at 256
-	//   read 64 bytes at 141 of model-00001-of-00002.safetensors, copy [{0 0 64}]
-	//   read 16 bytes at 97 of model-00002-of-00002.safetensors, copy [{0 256 16}]
 	// device 1: allocate 16 bytes
 	//   layers.0.up at 0
-	//   read 16 bytes at 205 of model-00001-of-00002.safetensors, copy [{0 0 16}]
+	// read 64 bytes at 141 of model-00001-of-00002.safetensors for devices [0]
+	// read 16 bytes at 205 of model-00001-of-00002.safetensors for devices [1]
+	// read 16 bytes at 97 of model-00002-of-00002.safetensors for devices [0]
 }
 
 func ExampleFormatError() {

@@ -10,6 +10,60 @@ import (
 	"slices"
 )
 
+// A Part is a tensor, or a range of its bytes: Size bytes that start From bytes
+// into it. [Tensor.Whole] and [Tensor.Rows] make Parts.
+type Part struct {
+	Tensor     *Tensor
+	From, Size int
+}
+
+// Whole returns all of a tensor.
+func (t *Tensor) Whole() Part { return Part{Tensor: t, Size: t.Size} }
+
+// Rows returns the part of a tensor whose first index is from or more and less than
+// to, of which there may be none. It returns an error for a tensor without
+// dimensions, for a range that is not within the first one, and where a row does not
+// take a whole number of bytes, or of a quantized type's blocks.
+func (t *Tensor) Rows(from, to int) (Part, error) {
+	switch {
+	case len(t.Shape) == 0:
+		return Part{}, fmt.Errorf("weights: rows of tensor %s: it has no dimensions", quote(t.Name))
+	case from < 0 || from > to || to > t.Shape[0]:
+		return Part{}, fmt.Errorf("weights: rows %d to %d of tensor %s: its first dimension is %d", from, to, quote(t.Name), t.Shape[0])
+	}
+	row, err := t.DType.size(t.Shape[1:])
+	if err != nil {
+		return Part{}, fmt.Errorf("weights: rows of tensor %s: %w", quote(t.Name), err)
+	}
+	return Part{Tensor: t, From: from * row, Size: (to - from) * row}, nil
+}
+
+// check returns an error for a part of what is no tensor, and for one beyond its
+// tensor.
+func (p Part) check() error {
+	t := p.Tensor
+	switch {
+	case t == nil:
+		return errors.New("nil tensor")
+	case t.File == nil || t.File.byName[t.Name] != t:
+		return fmt.Errorf("tensor %s: not from a File's or Model's tensors", quote(t.Name))
+	case p.From < 0 || p.Size < 0 || p.From > t.Size || p.Size > t.Size-p.From:
+		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on, it has %d", quote(t.Name), t.File.name, p.Size, p.From, t.Size)
+	}
+	return nil
+}
+
+// compare orders parts of one file by their place in it.
+func (p Part) compare(q Part) int {
+	return cmp.Or(p.Tensor.compare(q.Tensor), cmp.Compare(p.From, q.From), cmp.Compare(p.Size, q.Size))
+}
+
+// A Share is a part that a device is to get, under the device's index.
+type Share struct {
+	Part
+	Device int
+}
+
 // Skip is what a placement returns for a tensor that is not to be copied.
 const Skip = -1
 
@@ -19,19 +73,23 @@ type PlanOptions struct {
 	// power of two in bytes. 0 means 256, the alignment of cudaMalloc's memory,
 	// which all of CUDA's libraries accept.
 	Align int
-	// MaxGap is how many bytes between two tensors of a device are read along
-	// and dropped, so that one read gets both. 0 means none but the padding of
-	// a GGUF file, which belongs to no tensor.
+	// MaxGap is how many bytes between two tensors of the same devices are read
+	// along and dropped, so that one read gets both. 0 means none but the padding
+	// of a GGUF file, which belongs to no tensor.
 	MaxGap int
 }
 
 // A Plan says where tensors go and how to read them: for each device what to
-// allocate, where in it each tensor starts, and the reads that fetch all of
-// them. It holds no addresses and touches neither files nor devices.
+// allocate and where in it each tensor starts, and the reads that fetch all of
+// them. It holds no addresses and touches neither files nor devices; [Plan.Load]
+// does. It must not be changed.
 type Plan struct {
 	// Devices has the plan of each device that gets a tensor, by ascending
 	// index.
 	Devices []DevicePlan
+	// Reads are in the order of the files and of their offsets. No byte of a tensor
+	// is in the Pieces of two of them.
+	Reads []Read
 }
 
 // A DevicePlan is what a Plan has for one device.
@@ -43,37 +101,38 @@ type DevicePlan struct {
 	// Tensors are in the order of their places, which is that of their files
 	// and their offsets in them.
 	Tensors []Placed
-	// Reads are in the order of the files and of their offsets. They do not
-	// overlap.
-	Reads []Read
 }
 
-// A Placed is a tensor with its place: it starts Offset bytes into the device's
-// memory, and has Tensor.Size bytes there.
+// A Placed is a tensor, or a part of it, with its place: it starts Offset bytes
+// into the device's memory, and has Size bytes there.
 type Placed struct {
-	Tensor *Tensor
+	Part
 	Offset int
 }
 
 // A Read is a range of a file, and what to copy of it: Size bytes from Offset
-// on, of which Pieces, by ascending From, go to the device.
+// on, of which Pieces, by ascending From, go to all of Devices.
 type Read struct {
-	File   *File
-	Offset int64
-	Size   int
-	Pieces []Piece
+	File    *File
+	Offset  int64
+	Size    int
+	Devices []int // by ascending index
+	Pieces  []Piece
 }
 
 // A Piece is a copy: Size bytes that are From bytes into a read, to the place
-// To bytes into the device's memory. It is one or several whole tensors.
+// To[i] bytes into the memory of the read's Devices[i]. It is one or several
+// tensors, or parts.
 type Piece struct {
-	From, To, Size int
+	From, Size int
+	To         []int
 }
 
 // NewPlan plans the copy of tensors to devices: File.Tensors, Model.Tensors or
 // slices.Values of chosen ones. Each goes to the device whose index place
 // returns, or to none where that is Skip; where place is nil, all go to device
-// 0. The same arguments make the same plan.
+// 0. The same arguments make the same plan. PlanShares is for tensors that several
+// devices get, whole or in parts.
 //
 // Tensors get their places in the order in which their files hold them, those
 // of a file used first before those of the next, so that neighbours in a file
@@ -83,94 +142,107 @@ type Piece struct {
 // for an index below Skip, for options out of range, and for a device that
 // would get more bytes than an int can count.
 func NewPlan(tensors iter.Seq[*Tensor], place func(*Tensor) int, o PlanOptions) (*Plan, error) {
-	align := cmp.Or(o.Align, 256)
-	switch {
-	case tensors == nil:
+	if tensors == nil {
 		return nil, errors.New("weights: plan: no tensors: the sequence is nil")
-	case align < 1 || align&(align-1) != 0:
-		return nil, fmt.Errorf("weights: plan: PlanOptions.Align is %d, want a power of two", o.Align)
-	case o.MaxGap < 0:
-		return nil, fmt.Errorf("weights: plan: PlanOptions.MaxGap is %d, want 0 or more", o.MaxGap)
 	}
-	files := map[*File]int{} // in the order of their first use
 	chosen := map[*Tensor]bool{}
-	byDevice := map[int][]*Tensor{}
+	var shares []Share
 	for t := range tensors {
 		switch {
 		case t == nil:
 			return nil, errors.New("weights: plan: nil tensor")
-		case t.File == nil || t.File.byName[t.Name] != t:
-			return nil, fmt.Errorf("weights: plan: tensor %s: not from a File's or Model's tensors", quote(t.Name))
 		case chosen[t]:
 			return nil, fmt.Errorf("weights: plan: tensor %s of %s is there twice", quote(t.Name), t.File.name)
 		}
 		chosen[t] = true
-		device := 0
+		if err := t.Whole().check(); err != nil {
+			return nil, fmt.Errorf("weights: plan: %w", err)
+		}
+		s := Share{Part: t.Whole()}
 		if place != nil {
-			device = place(t)
+			s.Device = place(t)
 		}
-		if device == Skip {
-			continue
+		if s.Device != Skip {
+			shares = append(shares, s)
 		}
-		if device < 0 {
-			return nil, fmt.Errorf("weights: plan: tensor %s is placed on device %d, want 0 or more, or Skip", quote(t.Name), device)
-		}
-		if _, used := files[t.File]; !used {
-			files[t.File] = len(files)
-		}
-		byDevice[device] = append(byDevice[device], t)
 	}
+	return PlanShares(shares, o)
+}
 
-	p := &Plan{}
-	for _, device := range slices.Sorted(maps.Keys(byDevice)) {
-		group := byDevice[device]
-		slices.SortFunc(group, func(t, u *Tensor) int {
-			return cmp.Or(cmp.Compare(files[t.File], files[u.File]), t.compare(u))
-		})
-		d := DevicePlan{Device: device}
-		for _, t := range group {
-			padding := -d.Bytes & (align - 1)
-			if t.Size > math.MaxInt-d.Bytes-padding {
-				return nil, fmt.Errorf("weights: plan: device %d gets more than %d bytes", device, math.MaxInt)
-			}
-			place := d.Bytes + padding
-			d.Tensors = append(d.Tensors, Placed{t, place})
-			d.Bytes = place + t.Size
-			d.read(t, place, o.MaxGap)
-		}
-		p.Devices = append(p.Devices, d)
+// PlanShares plans like NewPlan. A tensor may be in several shares: for each device
+// that is to get a copy of it, and with [Tensor.Rows] for each that is to get a part.
+// What several devices get is read once, and copied to all of them.
+//
+// It returns an error for a Part beyond its tensor, for Parts of a tensor that
+// overlap on one device, and otherwise those of NewPlan.
+func PlanShares(shares []Share, o PlanOptions) (*Plan, error) {
+	p, err := planShares(shares, o)
+	if err != nil {
+		return nil, fmt.Errorf("weights: plan: %w", err)
 	}
 	return p, nil
 }
 
-// read adds the bytes of t, which is behind all tensors added before, to the
-// reads.
-func (d *DevicePlan) read(t *Tensor, to, maxGap int) {
-	if t.Size == 0 {
-		return
+func planShares(shares []Share, o PlanOptions) (*Plan, error) {
+	align := cmp.Or(o.Align, 256)
+	switch {
+	case align < 1 || align&(align-1) != 0:
+		return nil, fmt.Errorf("PlanOptions.Align is %d, want a power of two", o.Align)
+	case o.MaxGap < 0:
+		return nil, fmt.Errorf("PlanOptions.MaxGap is %d, want 0 or more", o.MaxGap)
 	}
-	if len(d.Reads) > 0 {
-		last := &d.Reads[len(d.Reads)-1]
-		if last.File == t.File && last.extend(t, to, max(int64(maxGap), t.File.padding-1)) {
-			return
+	files := fileOrder{}
+	for _, s := range shares {
+		if err := s.check(); err != nil {
+			return nil, err
 		}
+		if s.Device < 0 {
+			return nil, fmt.Errorf("tensor %s is placed on device %d, want 0 or more, or Skip", quote(s.Tensor.Name), s.Device)
+		}
+		files.add(s.Tensor.File)
 	}
-	d.Reads = append(d.Reads, Read{File: t.File, Offset: t.Offset, Size: t.Size, Pieces: []Piece{{To: to, Size: t.Size}}})
+	shares = slices.Clone(shares)
+	slices.SortFunc(shares, func(s, t Share) int { return cmp.Or(files.compare(s.Part, t.Part), cmp.Compare(s.Device, t.Device)) })
+
+	devices := map[int]*DevicePlan{}
+	targets := make([]target, len(shares))
+	for i, s := range shares {
+		d := devices[s.Device]
+		if d == nil {
+			d = &DevicePlan{Device: s.Device}
+			devices[s.Device] = d
+		}
+		if n := len(d.Tensors); n > 0 {
+			if last := d.Tensors[n-1]; last.Tensor == s.Tensor && last.From+last.Size > s.From {
+				return nil, fmt.Errorf("tensor %s of %s is there twice for device %d, from byte %d on", quote(s.Tensor.Name), s.Tensor.File.name, s.Device, s.From)
+			}
+		}
+		padding := -d.Bytes & (align - 1)
+		if s.Size > math.MaxInt-d.Bytes-padding {
+			return nil, fmt.Errorf("device %d gets more than %d bytes", s.Device, math.MaxInt)
+		}
+		at := d.Bytes + padding
+		d.Tensors = append(d.Tensors, Placed{s.Part, at})
+		d.Bytes = at + s.Size
+		targets[i] = target{s.Part, s.Device, at}
+	}
+	p := &Plan{Reads: planReads(targets, o.MaxGap)}
+	for _, device := range slices.Sorted(maps.Keys(devices)) {
+		p.Devices = append(p.Devices, *devices[device])
+	}
+	return p, nil
 }
 
-// extend makes r reach to the end of t, and reports whether t is near enough.
-func (r *Read) extend(t *Tensor, to int, maxGap int64) bool {
-	from := t.Offset - r.Offset
-	if from-int64(r.Size) > maxGap || from > int64(math.MaxInt-t.Size) {
-		return false
+// A fileOrder is the order in which files were used first.
+type fileOrder map[*File]int
+
+func (o fileOrder) add(f *File) {
+	if _, used := o[f]; !used {
+		o[f] = len(o)
 	}
-	r.Size = int(from) + t.Size
-	piece := Piece{From: int(from), To: to, Size: t.Size}
-	last := &r.Pieces[len(r.Pieces)-1]
-	if piece.From == last.From+last.Size && piece.To == last.To+last.Size {
-		last.Size += piece.Size
-	} else {
-		r.Pieces = append(r.Pieces, piece)
-	}
-	return true
+}
+
+// compare orders parts by their files, and by their places in these.
+func (o fileOrder) compare(p, q Part) int {
+	return cmp.Or(cmp.Compare(o[p.Tensor.File], o[q.Tensor.File]), p.compare(q))
 }

@@ -21,6 +21,32 @@ func mustParse(t testing.TB, file []byte, name string) *weights.File {
 	return f
 }
 
+// A deviceRead is what one device has of a weights.Read.
+type deviceRead struct {
+	File   *weights.File
+	Offset int64
+	Size   int
+	Pieces []devicePiece
+}
+
+type devicePiece struct{ From, To, Size int }
+
+// readsOf returns the reads for a device.
+func readsOf(p *weights.Plan, device int) (list []deviceRead) {
+	for _, r := range p.Reads {
+		at := slices.Index(r.Devices, device)
+		if at < 0 {
+			continue
+		}
+		d := deviceRead{File: r.File, Offset: r.Offset, Size: r.Size}
+		for _, piece := range r.Pieces {
+			d.Pieces = append(d.Pieces, devicePiece{piece.From, piece.To[at], piece.Size})
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
 // u8 is a tensor of n bytes.
 func u8(name string, n int) spec { return spec{name, weights.I8, []int{n}} }
 
@@ -36,19 +62,19 @@ func TestPlanOfNeighbours(t *testing.T) {
 		Device: 0,
 		Bytes:  1536,
 		Tensors: []weights.Placed{
-			{tensors[0], 0}, {tensors[1], 256}, {tensors[2], 768}, {tensors[3], 1024}, {tensors[4], 1280}, {tensors[5], 1536},
+			{tensors[0].Whole(), 0}, {tensors[1].Whole(), 256}, {tensors[2].Whole(), 768},
+			{tensors[3].Whole(), 1024}, {tensors[4].Whole(), 1280}, {tensors[5].Whole(), 1536},
 		},
-		Reads: []weights.Read{{File: f, Offset: start, Size: 1152, Pieces: []weights.Piece{
-			{From: 0, To: 0, Size: 868}, // a, b and c
-			{From: 868, To: 1024, Size: 28},
-			{From: 896, To: 1280, Size: 256},
-		}}},
-	}}}, p)
+	}}, Reads: []weights.Read{{File: f, Offset: start, Size: 1152, Devices: []int{0}, Pieces: []weights.Piece{
+		{From: 0, To: []int{0}, Size: 868}, // a, b and c
+		{From: 868, To: []int{1024}, Size: 28},
+		{From: 896, To: []int{1280}, Size: 256},
+	}}}}, p)
 
 	p, err = weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)
 	assert.Equal(t, 1152, p.Devices[0].Bytes)
-	assert.Equal(t, []weights.Read{{File: f, Offset: start, Size: 1152, Pieces: []weights.Piece{{Size: 1152}}}}, p.Devices[0].Reads, "one copy")
+	assert.Equal(t, []deviceRead{{f, start, 1152, []devicePiece{{0, 0, 1152}}}}, readsOf(p, 0), "one copy")
 }
 
 func TestPlanOfDevices(t *testing.T) {
@@ -58,13 +84,13 @@ func TestPlanOfDevices(t *testing.T) {
 	place := func(t *weights.Tensor) int {
 		return map[string]int{"a": 7, "b": 2, "c": 7, "d": weights.Skip, "e": 2}[t.Name]
 	}
-	for gap, want := range map[int][]weights.Read{
+	for gap, want := range map[int][]deviceRead{
 		0: {
-			{File: f, Offset: start + 300, Size: 300, Pieces: []weights.Piece{{From: 0, To: 0, Size: 300}}},
-			{File: f, Offset: start + 1200, Size: 300, Pieces: []weights.Piece{{From: 0, To: 512, Size: 300}}},
+			{File: f, Offset: start + 300, Size: 300, Pieces: []devicePiece{{0, 0, 300}}},
+			{File: f, Offset: start + 1200, Size: 300, Pieces: []devicePiece{{0, 512, 300}}},
 		},
 		600: {
-			{File: f, Offset: start + 300, Size: 1200, Pieces: []weights.Piece{{From: 0, To: 0, Size: 300}, {From: 900, To: 512, Size: 300}}},
+			{File: f, Offset: start + 300, Size: 1200, Pieces: []devicePiece{{0, 0, 300}, {900, 512, 300}}},
 		},
 	} {
 		p, err := weights.NewPlan(f.Tensors(), place, weights.PlanOptions{MaxGap: gap})
@@ -72,7 +98,7 @@ func TestPlanOfDevices(t *testing.T) {
 		require.Len(t, p.Devices, 2)
 		assert.Equal(t, 2, p.Devices[0].Device)
 		assert.Equal(t, 812, p.Devices[0].Bytes)
-		assert.Equal(t, want, p.Devices[0].Reads, "gaps of up to %d", gap)
+		assert.Equal(t, want, readsOf(p, 2), "gaps of up to %d", gap)
 		assert.Equal(t, 7, p.Devices[1].Device)
 		var placed []string
 		for _, tensor := range p.Devices[1].Tensors {
@@ -82,7 +108,7 @@ func TestPlanOfDevices(t *testing.T) {
 	}
 	p, err := weights.NewPlan(f.Tensors(), place, weights.PlanOptions{MaxGap: 599})
 	require.NoError(t, err)
-	assert.Len(t, p.Devices[0].Reads, 2, "a gap of 600 is more than 599")
+	assert.Len(t, readsOf(p, 2), 2, "a gap of 600 is more than 599")
 
 	p, err = weights.NewPlan(f.Tensors(), func(*weights.Tensor) int { return weights.Skip }, weights.PlanOptions{})
 	require.NoError(t, err)
@@ -97,13 +123,13 @@ func TestPlanReadsPaddingOfGGUF(t *testing.T) {
 	d, _ := f.Tensor("d")
 	p, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 64})
 	require.NoError(t, err)
-	assert.Equal(t, []weights.Read{{File: f, Offset: a.Offset, Size: 64*4 + 5, Pieces: []weights.Piece{
+	assert.Equal(t, []deviceRead{{File: f, Offset: a.Offset, Size: 64*4 + 5, Pieces: []devicePiece{
 		{From: 0, To: 0, Size: 65}, {From: 128, To: 128, Size: 65}, {From: 256, To: 256, Size: 5},
-	}}}, p.Devices[0].Reads)
+	}}}, readsOf(p, 0))
 
 	p, err = weights.NewPlan(slices.Values([]*weights.Tensor{b, d}), nil, weights.PlanOptions{})
 	require.NoError(t, err)
-	assert.Len(t, p.Devices[0].Reads, 2, "c between them is no padding")
+	assert.Len(t, readsOf(p, 0), 2, "c between them is no padding")
 }
 
 func TestPlanRefuses(t *testing.T) {
@@ -245,8 +271,8 @@ func checkPlan(t testing.TB, p *weights.Plan, chosen []*weights.Tensor, place fu
 		memory := make([]byte, d.Bytes)
 		written := make([]bool, d.Bytes)
 		var end int64
-		var before weights.Read
-		for k, read := range d.Reads {
+		var before deviceRead
+		for k, read := range readsOf(p, d.Device) {
 			file := slices.Index(files, read.File)
 			require.GreaterOrEqual(t, file, 0)
 			if k > 0 && before.File == read.File {

@@ -1,105 +1,211 @@
-// Weights puts a file, such as a model's weights, into the memory of a GPU at
-// the speed of the link, and says how long it took.
+// Weights loads models onto GPUs at the speed of the link, and says how long it
+// took. A model is a safetensors or GGUF file, an index of several, or a directory.
+// Its tensors are split evenly over the devices.
 //
-//	go run ./examples/weights [-check] [-direct] [-sim] FILE
+//	go run ./examples/weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
+//	go run ./examples/weights -make SIZE FILE
 package main
 
 import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log"
 	"os"
 	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/transfer"
+	"github.com/gopinned/pinned/weights"
 )
+
+type options struct {
+	devices string
+	verify  bool
+	load    weights.LoadOptions
+	sim     bool
+}
 
 func main() {
 	log.SetFlags(0)
 	var o options
-	flag.BoolVar(&o.check, "check", false, "read the bytes back and compare them with the file")
-	flag.BoolVar(&o.direct, "direct", false, "read past the page cache")
-	flag.BoolVar(&o.sim, "sim", false, "use a simulated GPU")
+	flag.StringVar(&o.devices, "devices", "", "CUDA's numbers of the devices to load onto, such as 0,1 (default all)")
+	flag.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files")
+	flag.BoolVar(&o.load.DropCache, "drop-cache", false, "remove what was read from the page cache")
+	flag.BoolVar(&o.load.DirectIO, "direct", false, "read past the page cache")
+	flag.BoolVar(&o.sim, "sim", false, "use simulated GPUs")
+	size := flag.String("make", "", "write a safetensors file of this size, such as 64MiB or 8GB, and load nothing")
 	flag.Parse()
-	if flag.NArg() != 1 {
-		log.Fatal("usage: weights [-check] [-direct] [-sim] FILE")
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, flag.Arg(0), o, os.Stdout); err != nil {
+	var err error
+	switch {
+	case *size != "" && flag.NArg() == 1:
+		err = write(*size, flag.Arg(0))
+	case *size == "" && flag.NArg() > 0:
+		err = run(ctx, flag.Args(), o, os.Stdout)
+	default:
+		err = errors.New("usage: weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...\n       weights -make SIZE FILE")
+	}
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-type options struct{ check, direct, sim bool }
+// run loads each model, and keeps all of them until the end.
+func run(ctx context.Context, paths []string, o options, out io.Writer) (err error) {
+	devices, closeDevices, err := open(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeDevices()) }()
 
-func run(ctx context.Context, path string, o options, out io.Writer) error {
-	var from cudart.Options
-	if o.sim {
-		sim, err := cudasim.New(cudasim.Config{})
+	// What stays open keeps the devices' pinned memory from one model to the next.
+	copiers := make([]*transfer.Copier, len(devices))
+	for i, dev := range devices {
+		c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
 		if err != nil {
 			return err
 		}
-		defer sim.Close()
-		from.Source = sim
+		defer c.Close()
+		copiers[i] = c
+	}
+	total, took := 0, time.Duration(0)
+	for _, path := range paths {
+		m, err := weights.OpenModel(path)
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		plan, n, err := planEvenly(m, len(devices))
+		if err != nil {
+			return err
+		}
+		memory := map[int]weights.Memory{}
+		for _, d := range plan.Devices {
+			p, err := devices[d.Device].Malloc(max(d.Bytes, 1))
+			if err != nil {
+				return err
+			}
+			defer devices[d.Device].Free(p)
+			memory[d.Device] = weights.Memory{Device: devices[d.Device], Ptr: p, Bytes: d.Bytes}
+		}
+		start := time.Now()
+		if err := plan.Load(ctx, memory, o.load); err != nil {
+			return err
+		}
+		d := time.Since(start)
+		total, took = total+n, took+d
+		fmt.Fprintf(out, "%s: %d bytes onto %d devices in %v, %.1f GB/s\n", path, n, len(plan.Devices), d.Round(time.Microsecond), float64(n)/d.Seconds()/1e9)
+		if o.verify {
+			tensors, err := verify(ctx, plan, memory, copiers)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "%s: the same bytes: SHA-256 of %d tensors\n", path, tensors)
+		}
+	}
+	fmt.Fprintf(out, "total: %d bytes in %v, %.1f GB/s\n", total, took.Round(time.Microsecond), float64(total)/took.Seconds()/1e9)
+	return nil
+}
+
+// open returns the devices, and what closes them.
+func open(o options) (devices []*cudart.Device, closeAll func() error, err error) {
+	var numbers []int
+	for _, s := range strings.FieldsFunc(o.devices, func(r rune) bool { return r == ',' }) {
+		i, err := strconv.Atoi(s)
+		if err != nil {
+			return nil, nil, fmt.Errorf("-devices %s: %w", o.devices, err)
+		}
+		numbers = append(numbers, i)
+	}
+	closeSim := func() error { return nil }
+	var from cudart.Options
+	if o.sim {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, max(len(numbers), 1))})
+		if err != nil {
+			return nil, nil, err
+		}
+		closeSim, from.Source = sim.Close, sim
 	}
 	rt, err := cudart.Open(from)
 	if err != nil {
-		return err
+		return nil, nil, errors.Join(err, closeSim())
 	}
-	defer rt.Close()
-	dev, err := rt.Device(0)
-	if err != nil {
-		return err
+	closeAll = func() error { return errors.Join(rt.Close(), closeSim()) }
+	if len(numbers) == 0 {
+		return rt.Devices(), closeAll, nil
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return err
+	for _, i := range numbers {
+		dev, err := rt.Device(i)
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll())
+		}
+		devices = append(devices, dev)
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	n := int(info.Size())
+	return devices, closeAll, nil
+}
 
-	weights, err := dev.Malloc(max(n, 1))
-	if err != nil {
-		return err
+// planEvenly gives each of so many devices the same share of a model's bytes, as near
+// as its tensors allow, and returns how many bytes there are.
+func planEvenly(m *weights.Model, devices int) (plan *weights.Plan, n int, err error) {
+	for t := range m.Tensors() {
+		n += t.Size
 	}
-	defer dev.Free(weights)
-	c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+	before := 0
+	plan, err = weights.NewPlan(m.Tensors(), func(t *weights.Tensor) int {
+		middle := before + t.Size/2
+		before += t.Size
+		return int(float64(middle) / float64(n+1) * float64(devices))
+	}, weights.PlanOptions{})
+	return plan, n, err
+}
 
-	start := time.Now()
-	if _, err := c.With(transfer.Call{DirectIO: o.direct}).UploadFrom(ctx, weights, f, 0, n); err != nil {
-		return err
+// verify compares the checksums of all tensors, in their files and on the devices, and
+// returns how many it compared.
+func verify(ctx context.Context, plan *weights.Plan, memory map[int]weights.Memory, copiers []*transfer.Copier) (tensors int, err error) {
+	for _, d := range plan.Devices {
+		errs := make([]error, len(d.Tensors))
+		var running sync.WaitGroup
+		cores := make(chan struct{}, runtime.GOMAXPROCS(0))
+		for i, p := range d.Tensors {
+			cores <- struct{}{}
+			running.Go(func() {
+				defer func() { <-cores }()
+				errs[i] = same(ctx, p, memory[d.Device].Ptr+cudart.DevPtr(p.Offset), copiers[d.Device])
+			})
+		}
+		running.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return 0, err
+		}
+		tensors += len(d.Tensors)
 	}
-	took := time.Since(start)
-	fmt.Fprintf(out, "%s: %d bytes on %v in %v, %.1f GB/s\n", path, n, dev, took.Round(time.Microsecond), float64(n)/took.Seconds()/1e9)
-	if !o.check {
-		return nil
-	}
+	return tensors, nil
+}
+
+// same returns an error unless a tensor's bytes on a device are those of its file.
+func same(ctx context.Context, p weights.Placed, at cudart.DevPtr, c *transfer.Copier) error {
+	t := p.Tensor
 	want, got := sha256.New(), sha256.New()
-	if _, err := io.Copy(want, f); err != nil {
+	if _, err := io.Copy(want, io.NewSectionReader(t.File.Reader(), t.Offset, int64(t.Size))); err != nil {
 		return err
 	}
-	if _, err := c.DownloadWriter(ctx, got, weights, n); err != nil {
+	if _, err := c.DownloadWriter(ctx, got, at, t.Size); err != nil {
 		return err
 	}
 	if !bytes.Equal(want.Sum(nil), got.Sum(nil)) {
-		return fmt.Errorf("%s: the bytes on %v are not those of the file", path, dev)
+		return fmt.Errorf("%s: tensor %q: the bytes on %v are not those of the file", t.File.Name(), t.Name, c.Device())
 	}
-	fmt.Fprintf(out, "the same bytes: SHA-256 %x\n", got.Sum(nil))
 	return nil
 }

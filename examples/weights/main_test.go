@@ -11,21 +11,87 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer"
+	"github.com/gopinned/pinned/weights"
 )
 
 func TestWeights(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "weights")
-	require.NoError(t, os.WriteFile(path, []byte(strings.Repeat("weights ", 1<<20)), 0o600))
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first.safetensors"), filepath.Join(dir, "second.safetensors")
+	require.NoError(t, write("80MiB", first))
+	require.NoError(t, write("3000001", second))
+	for path, size := range map[string]int64{first: 80 << 20, second: 3000001} {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.Equal(t, size, info.Size())
+	}
 	var out strings.Builder
-	err := run(t.Context(), path, options{check: true, direct: true, sim: !testgpu.Real()}, &out)
+	o := options{verify: true, load: weights.LoadOptions{DropCache: true, DirectIO: true}, sim: !testgpu.Real()}
+	if o.sim {
+		o.devices = "0,1"
+	}
+	err := run(t.Context(), []string{first, second}, o, &out)
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	require.Contains(t, out.String(), "8388608 bytes on device 0")
-	require.Contains(t, out.String(), "the same bytes")
+	require.Contains(t, out.String(), first+": 83885")
+	require.Contains(t, out.String(), first+": the same bytes: SHA-256 of 2 tensors\n")
+	require.Contains(t, out.String(), second+": the same bytes: SHA-256 of 1 tensors\n")
+	require.Contains(t, out.String(), "total: 8688")
+	if o.sim {
+		require.Regexp(t, `bytes onto 2 devices in .* GB/s`, out.String())
+	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, run(ctx, path, options{sim: !testgpu.Real()}, &out), context.Canceled)
+	require.ErrorIs(t, run(ctx, []string{first}, options{sim: !testgpu.Real()}, &out), context.Canceled)
+	require.ErrorIs(t, run(t.Context(), []string{filepath.Join(dir, "none")}, options{sim: !testgpu.Real()}, &out), os.ErrNotExist)
+	require.ErrorContains(t, run(t.Context(), []string{first}, options{sim: true, devices: "0,x"}, &out), "-devices 0,x")
+	require.ErrorContains(t, run(t.Context(), []string{first}, options{sim: true, devices: "7"}, &out), "device 7")
+}
+
+// The check is one: it fails where nothing was loaded.
+func TestVerifyFindsOtherBytes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "w.safetensors")
+	require.NoError(t, write("100kB", path))
+	m, err := weights.OpenModel(path)
+	require.NoError(t, err)
+	defer m.Close()
+	dev := testgpu.Device(t)
+	plan, n, err := planEvenly(m, 1)
+	require.NoError(t, err)
+	p, err := dev.Malloc(n)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Free(p)) }()
+	require.NoError(t, dev.Memset(p, 0, n))
+	c, err := transfer.NewCopier(t.Context(), dev, transfer.Options{})
+	require.NoError(t, err)
+	defer c.Close()
+	memory := map[int]weights.Memory{0: {Device: dev, Ptr: p, Bytes: n}}
+	_, err = verify(t.Context(), plan, memory, []*transfer.Copier{c})
+	require.ErrorContains(t, err, `tensor "layers.0": the bytes on device 0`)
+	require.NoError(t, plan.Load(t.Context(), memory, weights.LoadOptions{}))
+	tensors, err := verify(t.Context(), plan, memory, []*transfer.Copier{c})
+	require.NoError(t, err)
+	require.Equal(t, 1, tensors)
+}
+
+func TestSizes(t *testing.T) {
+	for s, want := range map[string]int64{"0": 0, "1000": 1000, "64MiB": 64 << 20, "8GB": 8e9, "3kB": 3000, "2GiB": 2 << 30} {
+		n, err := parseSize(s)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	for _, s := range []string{"", "-1", "GB", "1.5GB", "8 GB", "99999999999GiB", "1TB"} {
+		_, err := parseSize(s)
+		require.Error(t, err, s)
+	}
+	for _, n := range []int64{1000, 8e9 + 1, 5 << 40} {
+		header, err := headerFor(n)
+		require.NoError(t, err)
+		require.Less(t, int64(len(header)), n)
+	}
+	_, err := headerFor(100)
+	require.ErrorContains(t, err, "too small")
 }

@@ -1,0 +1,80 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package weights_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/weights"
+)
+
+func ExamplePlan_Load() {
+	// A simulated GPU; without Options it is the machine's.
+	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sim.Close()
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rt.Close()
+
+	dir := tinyModel()
+	defer os.RemoveAll(dir)
+	m, err := weights.OpenModel(dir)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+
+	// Norms go to all devices, of everything else each has a part of the rows.
+	var shares []weights.Share
+	for t := range m.Tensors() {
+		for d := range rt.Devices() {
+			part := t.Whole()
+			if t.Name != "norm" {
+				n := t.Shape[0]
+				if part, err = t.Rows(n*d/2, n*(d+1)/2); err != nil {
+					log.Fatal(err)
+				}
+			}
+			shares = append(shares, weights.Share{Part: part, Device: d})
+		}
+	}
+	plan, err := weights.PlanShares(shares, weights.PlanOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	memory := map[int]weights.Memory{}
+	for _, d := range plan.Devices {
+		dev := rt.Devices()[d.Device]
+		p, err := dev.Malloc(d.Bytes)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer dev.Free(p)
+		memory[d.Device] = weights.Memory{Device: dev, Ptr: p, Bytes: d.Bytes}
+	}
+	if err := plan.Load(context.Background(), memory, weights.LoadOptions{}); err != nil {
+		log.Fatal(err) // a *weights.LoadError says which tensors are complete
+	}
+	for _, p := range plan.Devices[1].Tensors {
+		got := make([]byte, p.Size)
+		if err := rt.Devices()[1].CopyToHost(unsafe.Pointer(&got[0]), memory[1].Ptr+cudart.DevPtr(p.Offset), p.Size); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: bytes %d to %d of %d, at %d of device 1\n", p.Tensor.Name, p.From, p.From+len(got), p.Tensor.Size, p.Offset)
+	}
+	// Output:
+	// embed: bytes 32 to 64 of 64, at 0 of device 1
+	// layers.0.up: bytes 8 to 16 of 16, at 256 of device 1
+	// norm: bytes 0 to 16 of 16, at 512 of device 1
+}

@@ -1,0 +1,358 @@
+package weights_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/weights"
+)
+
+// A trial is a plan with memory on two simulated devices, for loads with faults: some
+// tensors go to one device, some to both, some are split.
+type trial struct {
+	*planned
+	sim *cudasim.Sim
+	rt  *cudart.Runtime
+}
+
+func newTrial(t testing.TB, cfg cudasim.Config, b *bench) *trial {
+	t.Helper()
+	cfg.Devices = make([]cudasim.DeviceConfig, 2)
+	sim, err := cudasim.New(cfg)
+	require.NoError(t, err)
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	var shares []weights.Share
+	for i, tensor := range b.tensors {
+		switch half := tensor.Size / 2; i % 4 {
+		case 0, 1:
+			shares = append(shares, weights.Share{Part: tensor.Whole(), Device: i % 4})
+		case 2:
+			shares = append(shares, weights.Share{Part: tensor.Whole(), Device: 0}, weights.Share{Part: tensor.Whole(), Device: 1})
+		case 3:
+			shares = append(shares, weights.Share{Part: weights.Part{Tensor: tensor, Size: half}, Device: 0},
+				weights.Share{Part: weights.Part{Tensor: tensor, From: half, Size: tensor.Size - half}, Device: 1})
+		}
+	}
+	plan, err := weights.PlanShares(shares, weights.PlanOptions{})
+	require.NoError(t, err)
+	p := &planned{b, plan, map[int]weights.Memory{}}
+	for _, d := range plan.Devices {
+		ptr, err := rt.Devices()[d.Device].Malloc(d.Bytes)
+		require.NoError(t, err)
+		p.memory[d.Device] = weights.Memory{Device: rt.Devices()[d.Device], Ptr: ptr, Bytes: d.Bytes}
+	}
+	return &trial{p, sim, rt}
+}
+
+func (tr *trial) load(ctx context.Context) error {
+	return tr.plan.Load(ctx, tr.memory, weights.LoadOptions{})
+}
+
+// forget overwrites the memory when copies are done that a failed load has left.
+func (tr *trial) forget(t testing.TB) {
+	t.Helper()
+	for tr.sim.Outstanding().PendingOps > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	tr.planned.forget(t)
+}
+
+// requireWorks loads without faults.
+func (tr *trial) requireWorks(t testing.TB, what string) {
+	t.Helper()
+	tr.forget(t)
+	require.NoError(t, tr.load(t.Context()), what)
+	tr.requireLoaded(t, what)
+}
+
+// close releases all, and requires that nothing is left.
+func (tr *trial) close(t testing.TB, what string) {
+	t.Helper()
+	for _, m := range tr.memory {
+		require.NoError(t, m.Device.Free(m.Ptr), what)
+	}
+	require.NoError(t, tr.rt.Close(), what)
+	require.NoError(t, tr.sim.Check(), what)
+	require.NoError(t, tr.sim.Close(), what)
+}
+
+// calls counts the calls that a load makes.
+func (tr *trial) calls(t testing.TB) map[string]int {
+	t.Helper()
+	var mu sync.Mutex
+	calls := map[string]int{}
+	tr.sim.OnCall(func(fn string, _ int) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls[fn]++
+	})
+	require.NoError(t, tr.load(t.Context()))
+	tr.sim.OnCall(nil)
+	mu.Lock()
+	defer mu.Unlock()
+	delete(calls, "cudaGetLastError") // cannot fail
+	return maps.Clone(calls)
+}
+
+// smallBench is a model of a safetensors and a GGUF file.
+func smallBench(t testing.TB) *bench {
+	specs := func(prefix string) []spec {
+		return []spec{u8(prefix+"a", 1_000_001), u8(prefix+"b", 300), u8(prefix+"c", 700_000), u8(prefix+"d", 77), u8(prefix+"e", 900_000), u8(prefix+"f", 1)}
+	}
+	return benchOf(t, t.TempDir(), map[string][]byte{
+		"a.safetensors": makeSafetensors(t, nil, specs("a.")...),
+		"b.gguf":        makeGGUF(3, 32, specs("b.")...),
+	})
+}
+
+var trialConfigs = map[string]cudasim.Config{"peers": {}, "no peers": {NoPeerAccess: [][2]int{{0, 1}}, Version: 12040}}
+
+// TestEveryCallOfALoadCanFail makes each CUDA call of a load fail in turn, once and
+// from then on. The load fails with an error that names the call, or has brought all
+// bytes; what it calls complete is, nothing is in flight, the next one works, and all
+// is released.
+func TestEveryCallOfALoadCanFail(t *testing.T) {
+	t.Parallel()
+	b := smallBench(t)
+	for config, cfg := range trialConfigs {
+		for name, more := range map[string]int{"once": 1, "from then on": -1} {
+			t.Run(config+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				sweepOfFaults(t, newTrial(t, cfg, b), more)
+			})
+		}
+	}
+}
+
+func sweepOfFaults(t *testing.T, tr *trial, more int) {
+	tr.requireWorks(t, "before")
+	calls := tr.calls(t)
+	positions, failed, loads := 0, 0, 0
+	for _, fn := range slices.Sorted(maps.Keys(calls)) {
+		times := calls[fn]
+		if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
+			times = min(times, 2)
+		}
+		for nth := 1; nth <= min(times, 12); nth++ {
+			what := fmt.Sprintf("%s, call %d", fn, nth)
+			tr.forget(t)
+			tr.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: more, Code: cudart.ErrInvalidResourceHandle})
+			err := tr.load(t.Context())
+			pending := tr.sim.Outstanding().PendingOps
+			tr.sim.ResetFaults()
+			positions++
+			if err == nil {
+				tr.requireLoaded(t, what)
+				continue
+			}
+			failed++
+			require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
+			require.ErrorContains(t, err, fn, what)
+			require.Regexp(t, "^weights: load( tensor|:) ", err.Error(), what)
+			if !strings.Contains(err.Error(), "may still be copying") {
+				require.Zero(t, pending, what)
+			}
+			var load *weights.LoadError
+			if errors.As(err, &load) {
+				loads++
+				tr.requireComplete(t, load)
+			}
+		}
+	}
+	tr.requireWorks(t, "after")
+	require.NotZero(t, loads)
+	t.Logf("%d faults: %d loads failed, %d of them while copying", positions, failed, loads)
+	if more == 1 {
+		tr.close(t, "after")
+		return
+	}
+	for _, m := range tr.memory {
+		require.NoError(t, m.Device.Free(m.Ptr))
+	}
+	require.NoError(t, tr.rt.Close())
+	_ = tr.sim.Close() // what could not be released stays
+}
+
+// A device that falls off the bus: the error names it.
+func TestLoadOntoADeviceThatIsLost(t *testing.T) {
+	t.Parallel()
+	b := smallBench(t)
+	for config, cfg := range trialConfigs {
+		for _, lost := range []int{0, 1} {
+			tr := newTrial(t, cfg, b)
+			var once sync.Once
+			tr.sim.OnCall(func(fn string, n int) {
+				if strings.HasPrefix(fn, "cudaMemcpy") {
+					once.Do(func() { assert.NoError(t, tr.sim.LoseDevice(lost)) })
+				}
+			})
+			err := tr.load(t.Context())
+			var load *weights.LoadError
+			require.ErrorAs(t, err, &load, config)
+			require.ErrorContains(t, load.Err, fmt.Sprintf("device %d (", lost), config)
+			require.NoError(t, tr.rt.Close())
+			_ = tr.sim.Close() // what the lost device has stays
+		}
+	}
+}
+
+// Loads that are canceled at any call end with the context's error; what they call
+// complete is there, and no device copies any more.
+func TestLoadsThatAreCanceled(t *testing.T) {
+	t.Parallel()
+	b := smallBench(t)
+	for config, cfg := range trialConfigs {
+		tr := newTrial(t, cfg, b)
+		all := 0
+		for _, n := range tr.calls(t) {
+			all += n
+		}
+		canceled := 0
+		for i := range 24 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			stop := errors.New("stop")
+			var left atomic.Int64
+			left.Store(int64(1 + all*i/24))
+			tr.forget(t)
+			tr.sim.OnCall(func(string, int) {
+				if left.Add(-1) == 0 {
+					cancel(stop)
+				}
+			})
+			err := tr.load(ctx)
+			tr.sim.OnCall(nil)
+			cancel(nil)
+			require.Zero(t, tr.sim.Outstanding().PendingOps, config)
+			if err == nil {
+				tr.requireLoaded(t, config)
+				continue
+			}
+			canceled++
+			require.ErrorIs(t, err, stop, config)
+			var load *weights.LoadError
+			if errors.As(err, &load) {
+				tr.requireComplete(t, load)
+			}
+		}
+		require.NotZero(t, canceled)
+		tr.requireWorks(t, config)
+		tr.close(t, config)
+	}
+}
+
+// Several loads at once, with faults at random.
+func TestLoadsWithFaultsAtRandom(t *testing.T) {
+	t.Parallel()
+	b := smallBench(t)
+	for seed := range uint64(4) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		tr := newTrial(t, trialConfigs[[]string{"peers", "no peers"}[seed%2]], b)
+		for range 15 {
+			for range rnd.IntN(4) {
+				tr.sim.Fail([]string{"cudaMemcpyAsync", "cudaEventRecord", "cudaMemcpyPeerAsync"}[rnd.IntN(3)],
+					cudasim.Fault{Nth: 1 + rnd.IntN(20), Times: 1, Code: cudart.ErrInvalidResourceHandle})
+			}
+			var all sync.WaitGroup
+			for range 2 {
+				all.Go(func() {
+					if err := tr.load(t.Context()); err != nil {
+						assert.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
+					}
+				})
+			}
+			all.Wait()
+			require.Zero(t, tr.sim.Outstanding().PendingOps)
+			tr.sim.ResetFaults()
+			tr.requireWorks(t, fmt.Sprint(seed))
+		}
+		tr.close(t, fmt.Sprint(seed))
+	}
+}
+
+// Two files that fail at once make one error, of one of them.
+func TestLoadOfTwoFilesThatFailAtOnce(t *testing.T) {
+	t.Parallel()
+	b := smallBench(t)
+	tr := newTrial(t, cudasim.Config{}, b)
+	fire, flood := errors.New("the disk is on fire"), errors.New("the disk is under water")
+	var both sync.WaitGroup // each waits for the other one
+	both.Add(2)
+	bring := func(err error) *weights.File {
+		data := makeSafetensors(t, nil, u8("x", 100))
+		var broken atomic.Bool
+		f, parsed := weights.Parse(readerAtFunc(func(p []byte, off int64) (int, error) {
+			if !broken.Load() {
+				return copy(p, data[off:]), nil
+			}
+			both.Done()
+			both.Wait()
+			return 0, err
+		}), int64(len(data)), err.Error())
+		require.NoError(t, parsed)
+		broken.Store(true)
+		return f
+	}
+	var placements []weights.Placement
+	for i, f := range []*weights.File{bring(fire), bring(flood)} {
+		x, _ := f.Tensor("x")
+		placements = append(placements, weights.Placement{Part: x.Whole(), To: tr.memory[i]})
+	}
+	err := weights.Place(t.Context(), placements, weights.LoadOptions{})
+	require.True(t, errors.Is(err, fire) || errors.Is(err, flood))
+	var load *weights.LoadError
+	require.ErrorAs(t, err, &load)
+	require.Empty(t, load.Complete)
+	tr.close(t, "")
+}
+
+// A call into CUDA that does not return holds up no load whose context ends.
+func TestLoadWithACallThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	b := smallBench(t)
+	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamCreateWithPriority", "cudaHostRegister"} {
+		t.Run(fn, func(t *testing.T) {
+			t.Parallel()
+			tr := newTrial(t, cudasim.Config{}, b)
+			ctx, cancel := context.WithCancel(t.Context())
+			unblock := tr.sim.Block(fn, cudasim.Fault{})
+			ended := make(chan error, 1)
+			go func() { ended <- tr.load(ctx) }()
+			require.NoError(t, tr.sim.AwaitBlocked(t.Context(), fn, 1))
+			cancel()
+			require.ErrorIs(t, <-ended, context.Canceled)
+			unblock() // the call may still copy, the same bytes to the same places
+			require.NoError(t, tr.load(t.Context()))
+			tr.requireComplete(t, &weights.LoadError{Complete: tr.tensors})
+			_ = tr.rt.Close()
+			_ = tr.sim.Close() // what could not be released stays
+		})
+	}
+}
+
+// A file that is removed while it is open can be read still.
+func TestLoadOfAFileThatIsRemoved(t *testing.T) {
+	t.Parallel()
+	b := smallBench(t)
+	tr := newTrial(t, cudasim.Config{}, b)
+	for _, path := range b.paths {
+		require.NoError(t, os.Remove(path))
+	}
+	tr.requireWorks(t, "removed")
+	tr.close(t, "removed")
+}

@@ -1,0 +1,124 @@
+package weights
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+)
+
+// A target is a place that a part goes to.
+type target struct {
+	Part
+	device, to int
+}
+
+// planReads returns the reads that bring parts to their places. Targets are sorted
+// by file and part, and by device where several have one part.
+func planReads(targets []target, maxGap int) []Read {
+	p := readPlanner{maxGap: maxGap, last: map[string]int{}}
+	for len(targets) > 0 {
+		same := 1
+		for same < len(targets) && targets[same].Tensor == targets[0].Tensor {
+			same++
+		}
+		p.tensor(targets[:same])
+		targets = targets[same:]
+	}
+	return p.reads
+}
+
+// A readPlanner makes reads of what is added to it in the order of the files.
+type readPlanner struct {
+	reads  []Read
+	maxGap int
+	last   map[string]int // read for each set of devices
+	key    []byte         // of last
+}
+
+// tensor adds the parts of one tensor: what several devices get is one segment.
+func (p *readPlanner) tensor(targets []target) {
+	if t := targets[0]; len(targets) == 1 {
+		if t.Size > 0 {
+			p.add(t.Part, []int{t.device}, []int{t.to})
+		}
+		return
+	}
+	var cuts []int
+	for _, t := range targets {
+		cuts = append(cuts, t.From, t.From+t.Size)
+	}
+	slices.Sort(cuts)
+	cuts = slices.Compact(cuts)
+	for i := 1; i < len(cuts); i++ {
+		segment := Part{Tensor: targets[0].Tensor, From: cuts[i-1], Size: cuts[i] - cuts[i-1]}
+		var here []target
+		for _, t := range targets {
+			if t.From <= segment.From && t.From+t.Size >= cuts[i] {
+				here = append(here, t)
+			}
+		}
+		for len(here) > 0 {
+			here = p.segment(segment, here)
+		}
+	}
+}
+
+// segment adds a segment for each device once, and returns the targets that are left:
+// those of a device which gets it at several places.
+func (p *readPlanner) segment(s Part, targets []target) (left []target) {
+	slices.SortStableFunc(targets, func(a, b target) int { return a.device - b.device })
+	var devices, to []int
+	for _, t := range targets {
+		if n := len(devices); n > 0 && devices[n-1] == t.device {
+			left = append(left, t)
+			continue
+		}
+		devices, to = append(devices, t.device), append(to, t.to+s.From-t.From)
+	}
+	p.add(s, devices, to)
+	return left
+}
+
+// add adds a segment, behind all that were added before, unless it was added for
+// other devices.
+func (p *readPlanner) add(s Part, devices, to []int) {
+	p.key = p.key[:0]
+	for _, d := range devices {
+		p.key = binary.AppendUvarint(p.key, uint64(d))
+	}
+	f, offset := s.Tensor.File, s.Tensor.Offset+int64(s.From)
+	if last, ok := p.last[string(p.key)]; ok {
+		if r := &p.reads[last]; r.File == f && r.extend(offset, s.Size, to, max(int64(p.maxGap), f.padding-1)) {
+			return
+		}
+	}
+	p.last[string(p.key)] = len(p.reads)
+	p.reads = append(p.reads, Read{File: f, Offset: offset, Size: s.Size, Devices: devices, Pieces: []Piece{{Size: s.Size, To: to}}})
+}
+
+// extend makes r reach to the end of size bytes at an offset of the file, and reports
+// whether they are near enough.
+func (r *Read) extend(offset int64, size int, to []int, maxGap int64) bool {
+	from := offset - r.Offset
+	if from < int64(r.Size) || from-int64(r.Size) > maxGap || from > int64(math.MaxInt-size) {
+		return false
+	}
+	r.Size = int(from) + size
+	last := &r.Pieces[len(r.Pieces)-1]
+	if int(from) == last.From+last.Size && last.endsAt(to) {
+		last.Size += size
+	} else {
+		r.Pieces = append(r.Pieces, Piece{From: int(from), Size: size, To: to})
+	}
+	return true
+}
+
+// endsAt reports whether a piece ends at these places of all devices.
+func (p *Piece) endsAt(to []int) bool {
+	for i, at := range p.To {
+		if at+p.Size != to[i] {
+			return false
+		}
+	}
+	return true
+}
