@@ -435,7 +435,8 @@ func TestLoadRefuses(t *testing.T) {
 		require.ErrorContains(t, err, "weights: load: "+want)
 	}
 	both := map[int]weights.Memory{0: good, 1: second}
-	require.EqualError(t, plan.Load(nil, both, weights.LoadOptions{}), "weights: load: the context is nil") //nolint:staticcheck // is refused
+	var none context.Context
+	require.EqualError(t, plan.Load(none, both, weights.LoadOptions{}), "weights: load: the context is nil")
 	require.ErrorIs(t, plan.Load(ended, both, weights.LoadOptions{}), context.Canceled)
 
 	at := func(t *weights.Tensor, m weights.Memory, skip, room int) weights.Placement {
