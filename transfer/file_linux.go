@@ -118,7 +118,7 @@ func (c *cachedFile) readNow(to []byte, off int) (got int, err error) {
 	}
 	err = control(c.file, func(fd int) error {
 		for got < len(to) {
-			n, err := unix.Preadv2(fd, [][]byte{to[got:]}, c.base+int64(off+got), c.flags)
+			n, err := c.pread(fd, to[got:], c.base+int64(off+got))
 			switch {
 			case err == unix.EINTR:
 			case err == unix.EAGAIN || err == unix.EOPNOTSUPP:
@@ -134,6 +134,14 @@ func (c *cachedFile) readNow(to []byte, off int) (got int, err error) {
 		return nil
 	})
 	return got, err
+}
+
+// pread calls preadv2 only for its flags: kernels before 4.6 and emulators lack it.
+func (c *cachedFile) pread(fd int, to []byte, at int64) (int, error) {
+	if c.flags == 0 {
+		return unix.Pread(fd, to, at)
+	}
+	return unix.Preadv2(fd, [][]byte{to}, at, c.flags)
 }
 
 // isCached asks what is in the page cache (mincore).
