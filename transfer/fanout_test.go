@@ -106,9 +106,9 @@ func TestFanoutBringsEveryByteToEveryDevice(t *testing.T) {
 
 // The same on the GPUs of the machine, with PINNED_TEST_GPU=1.
 func TestFanoutOntoTheDevicesThereAre(t *testing.T) {
-	most := 30*mib + 7
+	most := 60*mib + 7
 	if testgpu.Real() {
-		most *= 10
+		most *= 5
 	}
 	everyWayIn(t, newFanRig(t, devicesOf(t, 2), Options{}), append(fanSizes, most))
 }
