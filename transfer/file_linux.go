@@ -233,12 +233,15 @@ func (m *sharedFile) cached(fd int) error {
 			return errors.Join(errors.ErrUnsupported, unix.MunmapPtr(m.base, uintptr(m.mapped)))
 		}
 	}
-	m.slow = true
-	m.put = func(to, from []byte) {
-		populate(to)
-		ntcopy.Copy(to, from)
-	}
+	m.slow, m.put = true, copyOnto
 	return nil
+}
+
+// copyOnto copies onto pages of a file that are in memory, but not mapped yet: one call
+// for many is faster than a fault each.
+func copyOnto(to, from []byte) {
+	populate(to)
+	ntcopy.Copy(to, from)
 }
 
 func (m *sharedFile) mmap(fd int) (err error) {
@@ -249,10 +252,10 @@ func (m *sharedFile) mmap(fd int) (err error) {
 
 // extend maps a file in memory, which may become longer.
 func (m *sharedFile) extend(fd int) error {
-	if m.before < m.end {
-		if err := unix.Ftruncate(fd, m.end); err != nil {
-			return os.NewSyscallError("ftruncate", err)
-		}
+	if m.before >= m.end {
+		m.put = copyOnto
+	} else if err := unix.Ftruncate(fd, m.end); err != nil {
+		return os.NewSyscallError("ftruncate", err)
 	}
 	if err := m.mmap(fd); err != nil {
 		return errors.Join(err, m.shrink(fd, m.before))
