@@ -14,7 +14,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -266,8 +265,7 @@ func TestHostAllocatedMemoryCountsForTheLimits(t *testing.T) {
 func TestTheGuardIsAskedForWhatIsAllocatedInPlaceOfReservedPages(t *testing.T) {
 	g := newSimRig(t, cudasim.ConfidentialComputing())
 	sys := g.watch()
-	real := sys.Calls.Map
-	sys.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) { return real(n, 0) } // a pool of plenty
+	sys.Plenty()
 	require.NoError(t, SetLimits(Limits{MaxShare: 1e-12}))
 	defer func() { require.NoError(t, SetLimits(Limits{})) }()
 	held := ReadStats().PinnedBytes

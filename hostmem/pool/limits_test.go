@@ -187,19 +187,17 @@ func TestWaitsForTheProcessLimitKeepNothingOfIt(t *testing.T) {
 // holds for that.
 func TestReservedHugePagesCountWhole(t *testing.T) {
 	t.Parallel()
-	if hostmemtest.Emulated(t) {
-		t.Skip("an emulator's /proc/self/maps lacks this memory, so that nothing can be registered")
-	}
 	g := newSimRig(t, cudasim.Config{})
 	sys := hostmemtest.NewSystem()
 	sys.Unpopulated()
-	plain := sys.Calls.Map
+	sys.Plenty()
+	plenty := sys.Calls.Map
 	fallback := false
 	sys.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
 		if hugetlb > 0 && fallback {
 			return nil, errTest
 		}
-		return plain(n, 0) // there is no reserve where tests run
+		return plenty(n, hugetlb)
 	}
 	ctx := sys.Context(t)
 	p := g.pool(Options{MaxBytes: 21 * mib, Buffer: hostmem.Options{HugePages: hostmem.HugeTLB}})

@@ -4,6 +4,7 @@ package hostmemtest
 
 import (
 	"context"
+	"errors"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -64,6 +65,26 @@ func (s *System) Unpopulated() {
 			return nil
 		}
 		return advise(p, n, a)
+	}
+}
+
+// Plenty makes the pool of hugetlb pages one of plenty, of ordinary memory that is aligned
+// as such pages are: there is none where tests run.
+func (s *System) Plenty() {
+	plain, unmap := s.Calls.Map, s.Calls.Unmap
+	s.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
+		if hugetlb == 0 {
+			return plain(n, 0)
+		}
+		p, err := plain(n+hugetlb, 0)
+		if err != nil {
+			return nil, err
+		}
+		skip := int(-uintptr(p) & uintptr(hugetlb-1))
+		if skip > 0 {
+			err = unmap(p, skip)
+		}
+		return unsafe.Add(p, skip), errors.Join(err, unmap(unsafe.Add(p, skip+n), hugetlb-skip))
 	}
 }
 
