@@ -573,13 +573,21 @@ func (j *Job) giveUp(why error) {
 // last chunk takes that long, and a goroutine that sleeps wakes some 50 µs late.
 const settleSpin = 100 * time.Microsecond
 
-// settle waits until the copies are done that were queued. After an error it waits
-// for all devices at once, a while: one that does not answer leaves the others their
-// time.
+// settle waits until the copies are done that were queued, and takes their errors. After
+// an error it waits for all devices at once, a while: one that does not answer leaves
+// the others their time.
 func (j *Job) settle() {
 	var room [4]cudart.Point
 	ends := j.ends.Points(room[:0])
-	if !j.failed.Load() {
+	if j.failed.Load() {
+		ctx, cancel := context.WithTimeout(asking, landTimeout)
+		defer cancel()
+		var all sync.WaitGroup
+		for _, p := range ends {
+			all.Go(func() { j.settled(ctx, p) })
+		}
+		all.Wait()
+	} else {
 		for begin := time.Now(); time.Since(begin) < settleSpin && !j.ends.Done(asking); {
 			for range 64 {
 				relax()
@@ -588,28 +596,26 @@ func (j *Job) settle() {
 		for _, p := range ends {
 			j.settled(asking, p)
 		}
-		return
 	}
-	ctx, cancel := context.WithTimeout(asking, landTimeout)
-	defer cancel()
-	var all sync.WaitGroup
-	for _, p := range ends {
-		all.Go(func() { j.settled(ctx, p) })
+	// Those of all chunks: a later one's Point does not have an error that was found before
+	// it. What failed to come from a device was not passed on.
+	j.ends.Known()
+	if err := j.ends.Err(); err != nil && !j.Down {
+		j.Abort(0, err)
 	}
-	all.Wait()
 }
 
 // settled waits for one end.
 func (j *Job) settled(ctx context.Context, p cudart.Point) {
-	if err := p.Wait(ctx); err != nil {
-		err = stillCopying(p, err)
-		j.giveUp(err)
-		for _, s := range j.Over {
-			s.ring.setAside(p.Line(), err)
-			s.few.setAside(p.Line(), err)
-		}
-	} else if err := p.Err(); err != nil && !j.Down { // what failed to come from a device was not passed on
-		j.Abort(0, fmt.Errorf("%v: %w", p.Line(), err))
+	err := p.Wait(ctx)
+	if err == nil {
+		return
+	}
+	err = stillCopying(p, err)
+	j.giveUp(err)
+	for _, s := range j.Over {
+		s.ring.setAside(p.Line(), err)
+		s.few.setAside(p.Line(), err)
 	}
 }
 

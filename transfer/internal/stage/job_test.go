@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -531,4 +532,65 @@ func TestARingThatCannotBePinned(t *testing.T) {
 	unblock()
 	group.Wait()
 	require.Equal(t, before, hostmem.ReadStats().ReservedBytes)
+}
+
+// halves is memory whose second half is ready when more is called.
+type halves struct {
+	memory
+	job  *Job
+	half atomic.Int64 // bytes that are ready
+}
+
+func (h *halves) Start(j *Job) { h.job = j }
+func (h *halves) Ready() int   { return int(h.half.Load()) - h.next }
+
+func (h *halves) more() {
+	h.half.Store(int64(len(h.mem)))
+	h.job.Poke()
+}
+
+// An error that CUDA reports once, while an early chunk is on its way, is of the copy,
+// although later chunks arrive without one.
+func TestAnErrorOfAnEarlyChunk(t *testing.T) {
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, err := Acquire(t.Context(), dev)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Release(context.Background())) }()
+	const n = 2 * mib
+	dst := device(t, dev, n)
+	feed := &halves{memory: memory{mem: random(n, 1)}}
+	feed.half.Store(n / 2)
+	sim.Hold()
+	defer sim.Release()
+	outcome := make(chan error, 1)
+	go func() {
+		_, err := s.Run(t.Context(), Copy{N: n, Feed: feed, Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
+			return on.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
+		}})
+		outcome <- err
+	}()
+	flying := func() int {
+		s.ring.mu.Lock()
+		defer s.ring.mu.Unlock()
+		n := 0
+		for _, x := range s.ring.flying {
+			n += len(x.mem)
+		}
+		return n
+	}
+	require.Eventually(t, func() bool { return flying() == n/2 }, 20*time.Second, time.Millisecond)
+	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
+	calls := sim.Calls("cudaEventQuery")
+	require.Eventually(t, func() bool {
+		s.ring.mu.Lock()
+		defer s.ring.mu.Unlock()
+		s.ring.reclaim()
+		return sim.Calls("cudaEventQuery") > calls
+	}, 20*time.Second, time.Millisecond)
+	feed.more()
+	require.Eventually(t, func() bool { return flying() == n }, 20*time.Second, time.Millisecond)
+	sim.Release()
+	require.ErrorIs(t, <-outcome, cudart.ErrLaunchFailure)
 }
