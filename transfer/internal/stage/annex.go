@@ -16,8 +16,9 @@ type annex struct {
 	units  int           // that it has when it is mapped, 0 for a ring without one
 	pinned *atomic.Int64 // counts its bytes
 
-	// Guarded by ring.mu.
+	// Guarded by ring.mu, but for buf while changing is set or after closed.
 	buf      *hostmem.Buffer // nil if it is not mapped
+	open     bool            // extents may be taken from it
 	last     time.Time       // when both directions wanted memory
 	tried    time.Time       // when mapping failed last
 	timer    *time.Timer     // for unmapping
@@ -25,11 +26,14 @@ type annex struct {
 	closed   bool
 }
 
+// annexPatience is how long mapping may wait for a limit: others wait behind it.
+const annexPatience = 250 * time.Millisecond
+
 var (
 	// annexIdle is how long the annex stays when it is not needed.
 	annexIdle = time.Second
 	// annexRetry is after what time it is tried again to map it.
-	annexRetry = time.Second
+	annexRetry = 10 * time.Second
 )
 
 // wantAnnex is called when a copy has to wait. It needs r.mu.
@@ -39,7 +43,7 @@ func (r *ring) wantAnnex(c class) {
 		return
 	}
 	a.last = time.Now()
-	if a.buf != nil || a.changing != nil || a.last.Sub(a.tried) < annexRetry {
+	if a.changing != nil || a.buf != nil || !a.tried.IsZero() && a.last.Sub(a.tried) < annexRetry {
 		return
 	}
 	a.changing = make(chan struct{})
@@ -50,15 +54,16 @@ func (r *ring) wantAnnex(c class) {
 // with what there is.
 func (r *ring) addAnnex() {
 	a := &r.annex
-	buf, err := hostmem.Alloc(context.Background(), r.dev, a.units*r.unit, hostmem.Options{Label: ringLabel})
+	ctx, cancel := context.WithTimeout(context.Background(), annexPatience)
+	defer cancel()
+	buf, err := hostmem.Alloc(ctx, r.dev, a.units*r.unit, hostmem.Options{Label: ringLabel})
 	if err == nil && len(buf.Spans()) > 1 {
 		_ = buf.Close() // its ledger has what stays
 		err = errPieces
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	close(a.changing)
-	a.changing = nil
+	defer a.changed()
 	if err != nil {
 		a.tried = time.Now()
 		return
@@ -66,44 +71,58 @@ func (r *ring) addAnnex() {
 	a.buf = buf
 	a.pinned.Add(int64(buf.Reserved()))
 	if a.closed {
-		return // close unmaps it
+		return // closeAnnex unmaps it
 	}
+	a.open = true
 	r.set(r.annexAt(), a.units, true)
 	a.timer = time.AfterFunc(annexIdle, r.dropAnnex)
 	r.serve()
 }
 
-// dropAnnex unmaps the annex, if it is neither needed nor used.
+// dropAnnex unmaps the annex, if it is neither needed nor used. It tries again until
+// that has worked.
 func (r *ring) dropAnnex() {
 	a := &r.annex
 	r.mu.Lock()
-	if a.closed || a.changing != nil {
-		r.mu.Unlock()
-		return
-	}
-	r.reclaim()
-	if time.Since(a.last) < annexIdle || !r.isFree(r.annexAt(), a.units) {
-		a.timer.Reset(annexIdle)
-		r.mu.Unlock()
-		return
-	}
-	r.set(r.annexAt(), a.units, false)
-	a.changing = make(chan struct{})
-	buf := a.buf
-	r.mu.Unlock()
-
-	err := buf.Close() // nothing is queued on it
-	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.reclaim() // which unlocks meanwhile
+	switch {
+	case a.closed:
+		return
+	case a.open && (time.Since(a.last) < annexIdle || !r.isFree(r.annexAt(), a.units)):
+		a.timer.Reset(annexIdle)
+		return
+	case a.open:
+		a.open = false
+		r.set(r.annexAt(), a.units, false)
+	}
+	a.changing = make(chan struct{})
+	r.mu.Unlock()
+	err := a.unmap(context.Background()) // nothing is queued on it
+	r.mu.Lock()
+	a.changed()
+	if err != nil && !a.closed { // closeAnnex reports it
+		a.timer.Reset(annexIdle)
+	}
+}
+
+// unmap unmaps the memory. After an error it must not be used any more.
+func (a *annex) unmap(ctx context.Context) error {
+	if a.buf == nil {
+		return nil
+	}
+	if err := a.buf.CloseContext(ctx); err != nil {
+		return err
+	}
+	a.pinned.Add(-int64(a.buf.Reserved()))
+	a.buf = nil
+	return nil
+}
+
+// changed ends mapping or unmapping.
+func (a *annex) changed() {
 	close(a.changing)
 	a.changing = nil
-	if err == nil {
-		a.buf = nil
-		a.pinned.Add(-int64(buf.Reserved()))
-	} else if !a.closed { // try again later, and then report it in close
-		r.set(r.annexAt(), a.units, true)
-		a.timer.Reset(annexIdle)
-	}
 }
 
 // annexAt is its first unit: one that is never free lies before it, so that no extent
@@ -127,20 +146,7 @@ func (r *ring) closeAnnex(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	r.mu.Lock()
-	buf := a.buf
-	r.mu.Unlock()
-	if buf == nil {
-		return nil
-	}
-	if err := buf.CloseContext(ctx); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	a.buf = nil
-	a.pinned.Add(-int64(buf.Reserved()))
-	return nil
+	return a.unmap(ctx) // nothing else changes it any more
 }
 
 var errPieces = errors.New("registered in several pieces, which copies cannot cross")

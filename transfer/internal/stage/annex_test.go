@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -28,7 +29,7 @@ func newAnnexed(t *testing.T) *bench {
 func (b *bench) annexed() bool {
 	b.ring.mu.Lock()
 	defer b.ring.mu.Unlock()
-	return b.ring.annex.buf != nil && b.ring.annex.changing == nil
+	return b.ring.annex.open
 }
 
 func (b *bench) eventually(what string, is func() bool) {
@@ -122,9 +123,15 @@ func TestAnnexComesAndGoes(t *testing.T) {
 	time.Sleep(annexRetry)
 	done = both()
 	b.eventually("the annex is mapped", b.annexed)
-	b.sim.Fail("cudaHostUnregister", cudasim.Fault{Times: 1, Code: cudart.ErrUnknown})
+	b.sim.Fail("cudaHostUnregister", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
 	done()
-	b.eventually("it is unmapped, at the second try", func() bool { return b.sim.Calls("cudaHostUnregister") >= 2 && r.annex.pinned.Load() == 0 })
+	b.eventually("unmapping has failed, more than once", func() bool { return b.sim.Calls("cudaHostUnregister") >= 2 })
+	require.NotZero(t, r.annex.pinned.Load())
+	done = both()
+	require.Nil(t, r.try(benchUnit, classDown), "what may be unregistered is not used")
+	done()
+	b.sim.ResetFaults()
+	b.eventually("it is unmapped", func() bool { return r.annex.pinned.Load() == 0 })
 	require.Equal(t, 1, b.sim.Outstanding().Registrations)
 	done = both()
 	b.eventually("the annex is mapped again", b.annexed)
@@ -150,4 +157,28 @@ func TestCloseWhileTheAnnexIsMapped(t *testing.T) {
 	require.NoError(t, r.close(t.Context()))
 	require.Zero(t, b.sim.Outstanding().Registrations)
 	require.Zero(t, r.annex.pinned.Load())
+}
+
+// A limit of the process is for the memory that is needed: the annex waits for it for a
+// moment only, and copies go on.
+func TestAnnexGivesWayToLimits(t *testing.T) {
+	b := newAnnexed(t)
+	defer func() { assert.NoError(t, b.ring.close(context.Background())) }()
+	require.NoError(t, hostmem.SetLimits(hostmem.Limits{MaxBytes: hostmem.ReadStats().PinnedBytes + 3*benchUnit}))
+	defer func() { require.NoError(t, hostmem.SetLimits(hostmem.Limits{})) }()
+	r := b.ring
+	up, down := r.try(4*benchUnit, classUp), r.try(4*benchUnit, classDown)
+	w := r.wait(make(chan struct{}, 1), 4*benchUnit, classUp)
+	b.eventually("it has been tried", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return !r.annex.tried.IsZero()
+	})
+	other, err := hostmem.Alloc(t.Context(), b.dev, benchUnit, hostmem.Options{})
+	require.NoError(t, err)
+	require.NoError(t, other.Close())
+	require.Nil(t, w.leave())
+	up.release()
+	down.release()
+	require.False(t, b.annexed())
 }

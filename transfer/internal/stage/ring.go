@@ -146,7 +146,7 @@ func (r *ring) share(way class) int {
 	switch {
 	case r.usedBy(back) == 0 && !slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.class.way() == back }):
 		return units
-	case r.annex.buf != nil:
+	case r.annex.open:
 		units += r.annex.units
 	}
 	return units / 2
