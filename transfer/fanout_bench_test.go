@@ -16,8 +16,6 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// testdata/baseline has fanout.cu, which measures the same in C.
-
 // pageCached returns a file with these bytes, in the page cache.
 func pageCached(b *testing.B, src []byte) *os.File {
 	b.Helper()

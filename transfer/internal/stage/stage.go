@@ -38,8 +38,7 @@ const (
 	// Alone is how many bytes are copied by one goroutine: it is done before
 	// workers come.
 	Alone = 64 * kib
-	// Small copies have a ring of so many units of that size: with the rest it is
-	// 40 MiB.
+	// Small copies have a ring of so many units of that size.
 	fewUnits = 30
 
 	ringLabel = "transfer ring"
