@@ -9,17 +9,6 @@ import (
 
 // To compare our waits with CUDA's own.
 
-// WaitInC is cudaStreamSynchronize: it keeps the thread, and mostly a core.
-func (s *Stream) WaitInC() error {
-	f := s.line.begin()
-	defer s.dev.rt.end(f)
-	f.args[0] = s.arg()
-	if code := s.dev.guard(fnStreamSynchronize, f); code != Success {
-		return s.dev.rt.errorf(fnStreamSynchronize, code, "%v", s)
-	}
-	return nil
-}
-
 // NewBlockingEvent makes an event whose WaitInC sleeps instead of spinning.
 func (d *Device) NewBlockingEvent() (*Event, error) {
 	const blockingSync, disableTiming = 1, 2

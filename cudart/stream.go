@@ -97,7 +97,8 @@ func (s *Stream) Query() (done bool, err error) {
 // SynchronizeBlocking is Synchronize inside of CUDA (cudaStreamSynchronize): it
 // occupies the calling thread and, unless the process has chosen otherwise, a core, and
 // nothing but the end of the work ends it. For work of a few microseconds it takes
-// less time than Synchronize, which has to query.
+// less time than Synchronize, which has to query. The error is one of the stream's work,
+// or wraps [ErrClosed] if the stream is closed.
 func (s *Stream) SynchronizeBlocking() error {
 	_, err := s.line.ask(fnStreamSynchronize)
 	return errors.Join(err, s.line.report())

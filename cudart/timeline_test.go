@@ -454,3 +454,38 @@ func TestSynchronizeWaitsForEvents(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, e.Close())
 }
+
+// A wait inside of CUDA is for all work so far, which is known to be done then; it
+// reports the work's errors, also those that a look at a Point has found.
+func TestSynchronizeBlocking(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, mem := stream(t, dev), device(t, dev, 64)
+	open := gate(t, s)
+	require.NoError(t, s.Memset(mem, 0, 64))
+	p := s.Point()
+	done := make(chan error)
+	go func() { done <- s.SynchronizeBlocking() }()
+	require.Eventually(t, func() bool { return sim.Calls("cudaStreamSynchronize") == 1 }, 20*time.Second, time.Millisecond)
+	require.False(t, p.Done(t.Context()))
+	open()
+	require.NoError(t, <-done)
+	require.True(t, p.Known())
+
+	sim.Fail("cudaStreamSynchronize", cudasim.Fault{Code: cudart.ErrLaunchFailure})
+	require.ErrorIs(t, s.SynchronizeBlocking(), cudart.ErrLaunchFailure)
+	require.NoError(t, s.SynchronizeBlocking())
+	require.NoError(t, s.Memset(mem, 0, 64))
+	p = s.Point()
+	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
+	require.False(t, p.Done(context.Background()))
+	require.ErrorIs(t, s.SynchronizeBlocking(), cudart.ErrLaunchFailure)
+	require.NoError(t, s.SynchronizeBlocking())
+
+	closed, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	require.ErrorIs(t, closed.SynchronizeBlocking(), cudart.ErrClosed)
+}

@@ -37,7 +37,7 @@ func BenchmarkWait(b *testing.B) {
 		wait func() error
 	}{
 		{"Synchronize", func() error { return s.Synchronize(ctx) }},
-		{"cudaStreamSynchronize", s.WaitInC},
+		{"cudaStreamSynchronize", s.SynchronizeBlocking},
 		{"blocking_event", func() error {
 			if err := s.Record(blocking); err != nil {
 				return err

@@ -31,8 +31,6 @@ func (v *View) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader 
 	return &Reader{v: v, ctx: ctx, src: src, n: n}
 }
 
-var errNegativeOffset = errors.New("the offset is negative")
-
 // Read copies what comes next into p, as much as that holds, or returns io.EOF at the
 // end. Errors are those of [View.Download], and nothing is read then.
 func (r *Reader) Read(p []byte) (int, error) {
@@ -49,17 +47,12 @@ func (r *Reader) Read(p []byte) (int, error) {
 // ReadAt copies what is at an offset into p. It returns io.EOF if there is less, and
 // else errors of [View.Download], with nothing read.
 func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 {
-		return 0, fmt.Errorf("transfer: read %d bytes at offset %d of device memory: %w", len(p), off, errNegativeOffset)
+	if r.n < 0 || off < 0 {
+		return 0, fmt.Errorf("transfer: read offset %d of %d bytes of device memory: must not be negative", off, r.n)
 	}
 	n := int(min(int64(len(p)), max(int64(r.n)-off, 0)))
-	if n > 0 || r.n < 0 {
-		if r.n < 0 {
-			return 0, fmt.Errorf("transfer: read %d bytes of device memory: negative", r.n)
-		}
-		if err := r.v.Download(r.ctx, p[:n], r.src+cudart.DevPtr(off)); err != nil {
-			return 0, err
-		}
+	if err := r.v.Download(r.ctx, p[:n], r.src+cudart.DevPtr(off)); err != nil {
+		return 0, err
 	}
 	if n < len(p) {
 		return n, io.EOF
@@ -111,7 +104,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.n < 0 {
-		return 0, fmt.Errorf("transfer: write %d bytes of device memory: negative", w.n)
+		return 0, fmt.Errorf("transfer: write %d bytes of device memory: must not be negative", w.n)
 	}
 	n := min(len(p), w.n-w.at)
 	if err := w.v.Upload(w.ctx, w.dst+cudart.DevPtr(w.at), p[:n]); err != nil {
