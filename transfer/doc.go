@@ -33,11 +33,10 @@
 // count that is returned, or before the offset in the error, are copied; those after
 // may be.
 //
-// The GPU uses no memory for the copy any more then, unless the error says that
-// copies may be under way, or that it may still be copying: if a call into CUDA does
-// not return within two seconds of the end of ctx, or CUDA cannot report that the GPU
-// is done. It may then still write to the device and, if the caller's memory is
-// pinned, use that.
+// The GPU uses no memory for the copy any more then, unless the error wraps
+// [ErrUnderWay]: if a call into CUDA does not return within two seconds of the end of
+// ctx, or CUDA cannot report that the GPU is done. It may then still write to the
+// device and, if the caller's memory is pinned, use that.
 //
 // # Callbacks
 //

@@ -32,7 +32,7 @@ type Fanout struct{ FanoutView }
 // when its method returns: all bytes are on all devices. After an error the bytes
 // before the count that is returned are there; those after may be on some of them.
 // The error names the device that failed, and no device copies any more, unless the
-// error says that copies may be under way. ctx must not be nil, nor a reader, and
+// error wraps [ErrUnderWay]. ctx must not be nil, nor a reader, and
 // sizes are bytes, 0 or more. Copies of nothing succeed at once. The other errors
 // are those of ctx, of the reader, of CUDA, and [ErrClosed].
 type FanoutView struct {

@@ -14,6 +14,11 @@ import (
 // its views. errors.Is reports that it is [os.ErrClosed].
 var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
+// ErrUnderWay is in the errors of copies that were given up while the GPU may still
+// be copying. What they copy to has bytes of any kind until it is done, and pinned
+// memory that they copy from or to must stay.
+var ErrUnderWay = stage.ErrUnderWay
+
 // A gate lets copies in until it is closed, and lets one goroutine at a time
 // release what they use when none runs any more.
 type gate struct {

@@ -157,7 +157,7 @@ func (d *directCopy) run(reporter *stage.Reporter) {
 		flights = append(flights[:0], flights[1:]...)
 		for _, end := range f.ends {
 			if err := end.Wait(context.Background()); err != nil {
-				d.giveUp(fmt.Errorf("the GPU may still be copying on %v: %w", end.Line(), err))
+				d.giveUp(stage.UnderWay(end, err))
 			} else if err := end.Err(); err != nil {
 				d.fail(f.off, fmt.Errorf("%v: %w", end.Line(), err))
 			}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/transfer"
@@ -97,8 +96,8 @@ func (e *LoadError) Unwrap() error { return e.Err }
 // different CUDA libraries, or the same under two indexes; for memory that is missing
 // or too small; and for files that are closed, or shorter than they were when opened.
 // An error that comes later ends all copies, and is a *LoadError. When ctx ends, its
-// Err is ctx's. Memory and files are not used any more then, unless the error says that
-// copies may be under way.
+// Err is ctx's. Memory and files are not used any more then, unless the error wraps
+// [transfer.ErrUnderWay].
 func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) error {
 	l := loading{o: o, reads: p.Reads, memory: memory}
 	if err := l.checkPlan(p); err != nil {
@@ -262,9 +261,6 @@ type queue struct {
 // have the next one's bytes.
 const lanes = 2
 
-// closeTimeout bounds the wait for copies that CUDA does not end.
-const closeTimeout = 2 * time.Second
-
 // load runs the reads.
 func (l *loading) load(ctx context.Context) error {
 	if ctx == nil {
@@ -279,6 +275,7 @@ func (l *loading) load(ctx context.Context) error {
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	defer l.cancel(nil)
 	var running sync.WaitGroup
+	running.Go(releaseOthers)
 	for _, q := range l.queues() {
 		running.Go(func() { l.run(q) })
 	}
@@ -319,24 +316,17 @@ func (q *queue) next() *Read {
 // run copies the reads of a queue.
 func (l *loading) run(q *queue) {
 	var err error
-	q.fanout, err = transfer.NewFanout(l.ctx, q.devices, transfer.Options{})
-	if err != nil {
-		err = cause(err)
+	if q.fanout, err = transfer.NewFanout(l.ctx, q.devices, transfer.Options{}); err != nil {
+		l.fail(q.next(), 0, cause(err))
+		l.lane(q) // which fails them all
+		return
 	}
 	var running sync.WaitGroup
 	for range min(lanes, len(q.reads)) {
-		running.Go(func() { l.lane(q, err) })
+		running.Go(func() { l.lane(q) })
 	}
 	running.Wait()
-	if err != nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), closeTimeout)
-	defer cancel()
-	if err = q.fanout.CloseContext(ctx); err != nil { // no caller can try again
-		err = q.fanout.CloseContext(ctx)
-	}
-	if err != nil {
+	if err := release(q.fanout); err != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.unreleased = append(l.unreleased, fmt.Errorf("after the load: %w", cause(err)))
@@ -347,14 +337,11 @@ func (l *loading) run(q *queue) {
 // package names its own.
 func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 
-// lane copies reads of a queue, one after the other. After an error the rest of them
-// fail with it.
-func (l *loading) lane(q *queue, err error) {
+// lane copies reads of a queue, one after the other. When one has failed, of whichever
+// queue, the others do.
+func (l *loading) lane(q *queue) {
 	for r := q.next(); r != nil; r = q.next() {
-		done := 0
-		if err == nil {
-			err = context.Cause(l.ctx)
-		}
+		done, err := 0, context.Cause(l.ctx)
 		if err == nil {
 			done, err = l.read(q, r)
 		}
@@ -425,7 +412,7 @@ func (l *loading) err() error {
 	}
 	reason := context.Cause(l.ctx)
 	for _, f := range l.failed[1:] {
-		if !errors.Is(f.err, reason) {
+		if !errors.Is(f.err, reason) || errors.Is(f.err, transfer.ErrUnderWay) {
 			e.Err = errors.Join(e.Err, f.err)
 		}
 	}

@@ -5,11 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/gopinned/pinned/cudart"
 )
 
-// ErrUnderWay is the error of copies that are given up because a call into the
-// CUDA library does not return.
-var ErrUnderWay = errors.New("copies may be under way: a call into the CUDA library has not returned")
+// ErrUnderWay is in the errors of copies that are given up while the GPU may still
+// use memory.
+var ErrUnderWay = errors.New("copies may be under way")
+
+// errStuck is the reason that is known before CUDA says anything.
+var errStuck = fmt.Errorf("%w: a call into the CUDA library has not returned", ErrUnderWay)
+
+// UnderWay is the error of copies of which it is not known when they end, as asking
+// the library for p has failed.
+func UnderWay(p cudart.Point, err error) error {
+	return fmt.Errorf("%w on %v: %w", ErrUnderWay, p.Line(), err)
+}
 
 // asking is the context of questions to the library. A call that may wait no longer
 // than its context has another goroutine ask: see Apart.
@@ -51,7 +62,7 @@ func Apart(ctx context.Context, patience time.Duration, f func(), stop func(caus
 		case <-time.After(wait):
 		}
 		if mayLeave() {
-			return fmt.Errorf("%w; %w", context.Cause(ctx), ErrUnderWay)
+			return fmt.Errorf("%w; %w", context.Cause(ctx), errStuck)
 		}
 	}
 }

@@ -236,7 +236,7 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 		return j.working() == 0 // else workers use the caller's memory
 	})
 	if left != nil {
-		j.giveUp(ErrUnderWay)
+		j.giveUp(errStuck)
 	}
 	if c.Await != nil {
 		c.Await()
@@ -477,9 +477,9 @@ func (j *Job) pause() {
 		switch err := unknown(p); {
 		case err == nil:
 		case i < own:
-			j.Abort(math.MaxInt-1, stillCopying(p, err))
+			j.Abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
 		case j.waiter != nil: // there may be other memory
-			j.waiter.ring.setAside(p.Line(), stillCopying(p, err))
+			j.waiter.ring.setAside(p.Line(), UnderWay(p, err))
 		}
 	}
 }
@@ -542,7 +542,7 @@ func (j *Job) finish() {
 	stuck := j.queue > 0
 	j.mu.Unlock()
 	if stuck {
-		j.giveUp(ErrUnderWay)
+		j.giveUp(errStuck)
 	}
 	j.settle()
 	if j.reporter != nil {
@@ -611,17 +611,12 @@ func (j *Job) settled(ctx context.Context, p cudart.Point) {
 	if err == nil {
 		return
 	}
-	err = stillCopying(p, err)
+	err = UnderWay(p, err)
 	j.giveUp(err)
 	for _, s := range j.Over {
 		s.ring.setAside(p.Line(), err)
 		s.few.setAside(p.Line(), err)
 	}
-}
-
-// stillCopying is the error of copies of which it is not known when they end.
-func stillCopying(p cudart.Point, err error) error {
-	return fmt.Errorf("the GPU may still be copying on %v: %w", p.Line(), err)
 }
 
 // result returns how many bytes, from the first on, were copied.

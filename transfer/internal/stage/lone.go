@@ -153,7 +153,7 @@ func (l *lone) wait(err error) error {
 	// Some of it may be queued.
 	l.left = l.stream.Point()
 	if unknown := l.left.Wait(asking); unknown != nil {
-		return errors.Join(err, fmt.Errorf("the GPU may still be copying: %w", unknown))
+		return errors.Join(err, UnderWay(l.left, unknown))
 	}
 	failed := l.left.Err()
 	if _, again := l.stream.Query(); failed == nil { // else the next copy would find it

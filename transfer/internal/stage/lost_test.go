@@ -42,7 +42,7 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	defer cancel()
 	err := both(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "still be copying")
+	require.ErrorIs(t, err, ErrUnderWay)
 	require.ErrorContains(t, err, "of device 1 (")
 
 	_, err = up(t.Context(), over[0], mems[0], src)
