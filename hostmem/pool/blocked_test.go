@@ -102,8 +102,9 @@ func TestAskingThatDoesNotReturn(t *testing.T) {
 				within(t, "Get of what another stream is done with", func() {
 					var others []Lease
 					l := get(t, p, 3*mib)
-					for ; l.Pointer() != at && len(others) < 3; l = get(t, p, 3*mib) {
-						others = append(others, l) // an event that a look has recorded takes a moment
+					for ; l.Pointer() != at && len(others) < 100; l = get(t, p, 3*mib) {
+						others = append(others, l)
+						time.Sleep(time.Duration(len(others)) * time.Millisecond) // for an event that a look has recorded
 					}
 					assert.Equal(t, at, l.Pointer())
 					for _, l := range append(others, l) {

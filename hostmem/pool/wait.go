@@ -96,9 +96,12 @@ func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err erro
 	if r, err = w.room(); !errors.Is(err, errFull) {
 		return nil, false, r, err
 	}
-	// Another class's idle memory may make room.
+	// Other idle memory may make room.
 	if err := w.makeRoom(ctx); err != nil {
 		return nil, false, room{}, err
+	}
+	if b := w.steal(w.class, w.n); b != nil { // released meanwhile
+		return b, true, room{}, nil
 	}
 	if isSmall(w.class) {
 		if b := w.cut(w.class); b != nil {
@@ -127,7 +130,7 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 		w.pause--
 		return nil
 	}
-	chosen, left := w.plan(everything, func(freed int) bool {
+	chosen, left := w.plan(func(b *block) bool { return b.class != w.class || b.size < w.n }, func(freed int) bool {
 		return freed >= missing || isSmall(w.class) && w.hasRun(w.class)
 	})
 	w.pause = 1 + left/8 // at least one, because plan wakes this Get
