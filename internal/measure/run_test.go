@@ -1,0 +1,157 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/result"
+)
+
+// counted is a case whose samples are 1, 2, 3 …
+func counted(name string) Case {
+	n := 0.0
+	return Case{Series: result.Series{Name: name, Unit: result.Count}, Samples: 5, Budget: time.Hour, Sample: func(context.Context) (float64, error) {
+		n++
+		return n, nil
+	}}
+}
+
+func experiment(groups ...Group) Experiment {
+	for i := range groups {
+		if g := &groups[i]; g.Open == nil {
+			g.Open = func(context.Context) error { return nil }
+		}
+		if g := &groups[i]; g.Close == nil {
+			g.Close = func() error { return nil }
+		}
+	}
+	return Experiment{Name: "test", Plan: func(Env) ([]Group, error) { return groups, nil }, Explain: func(_ Env, b *result.Bench) []string {
+		return []string{fmt.Sprintf("%d series", len(b.Series))}
+	}}
+}
+
+func TestRunTakesTheSamplesOfAllCases(t *testing.T) {
+	t.Parallel()
+	warm, verified := counted("warm"), counted("verified")
+	warm.WarmUp = 2
+	verified.Verify = func(context.Context) error { return nil }
+	verified.Node = func() (int, bool) { return 3, true }
+	var shown []Progress
+	env := Env{Expect: func(s *result.Series) *result.Expected { return &result.Expected{Value: 7, Source: s.Name} }}
+	b, err := Run(t.Context(), experiment(Group{Name: "g", Cases: []Case{warm, verified}}), env, func(p Progress) { shown = append(shown, p) })
+	require.NoError(t, err)
+	require.Len(t, b.Series, 2)
+	assert.Equal(t, []float64{3, 4, 5, 6, 7}, b.Series[0].Samples)
+	assert.InDelta(t, 5, b.Series[0].Median, 0)
+	assert.False(t, b.Series[0].Verified)
+	assert.True(t, b.Series[1].Verified)
+	assert.Equal(t, 3, *b.Series[1].NUMANode)
+	assert.Equal(t, &result.Expected{Value: 7, Source: "verified"}, b.Series[1].Expected)
+	assert.True(t, b.Complete)
+	assert.Equal(t, []string{"2 series"}, b.Answers)
+	assert.Empty(t, b.Errors)
+	last := shown[len(shown)-1]
+	assert.Equal(t, 2, last.Done)
+	assert.Equal(t, 2, last.Total)
+}
+
+func TestRunGoesOnAfterAFailure(t *testing.T) {
+	t.Parallel()
+	bad, late, wrong := counted("bad"), counted("late"), counted("wrong")
+	bad.Sample = func(context.Context) (float64, error) { return 0, errors.New("no") }
+	n := 0
+	late.Sample = func(context.Context) (float64, error) {
+		if n++; n > 2 {
+			return 0, errors.New("late")
+		}
+		return 1, nil
+	}
+	wrong.Verify = func(context.Context) error { return errors.New("byte 7 differs") }
+	closed := 0
+	done := func() error { closed++; return nil }
+	b, err := Run(t.Context(), experiment(
+		Group{Name: "a", Cases: []Case{bad, late, wrong, counted("good")}, Close: done},
+		Group{Name: "b", Cases: []Case{counted("never")}, Open: func(context.Context) error { return errors.New("full") }, Close: done},
+		Group{Name: "c", Cases: []Case{counted("never")}, Open: func(context.Context) error { return fmt.Errorf("old: %w", errors.ErrUnsupported) }, Close: done},
+		Group{Name: "d", Cases: []Case{counted("last")}, Close: func() error { return errors.New("stuck") }},
+	), Env{}, nil)
+	require.NoError(t, err)
+	var names []string
+	for _, s := range b.Series {
+		names = append(names, s.Name)
+	}
+	assert.Equal(t, []string{"late", "wrong", "good", "last"}, names)
+	assert.Len(t, b.Series[0].Samples, 2)
+	assert.False(t, b.Series[1].Verified)
+	assert.Equal(t, []string{"a: bad: no", "a: late: late", "a: wrong: compared afterwards: byte 7 differs", "b: full", "d: release: stuck"}, b.Errors)
+	assert.Equal(t, []string{"c: not measured: old: unsupported operation"}, b.Notes)
+	assert.Equal(t, 3, closed)
+	assert.True(t, b.Complete, "it came to its end")
+}
+
+func TestRunThatIsInterruptedKeepsWhatItHas(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("interrupt")
+	slow := counted("slow")
+	n := 0.0
+	slow.Sample = func(ctx context.Context) (float64, error) {
+		if n++; n == 3 {
+			cancel(stop)
+			return 0, context.Cause(ctx)
+		}
+		return n, nil
+	}
+	closed := false
+	b, err := Run(ctx, experiment(Group{Name: "a", Cases: []Case{counted("first"), slow, counted("never")}, Close: func() error { closed = true; return nil }},
+		Group{Name: "b", Cases: []Case{counted("never")}}), Env{}, nil)
+	require.ErrorIs(t, err, stop)
+	require.Len(t, b.Series, 2)
+	assert.Equal(t, []float64{1, 2}, b.Series[1].Samples)
+	assert.False(t, b.Complete)
+	assert.True(t, closed)
+	assert.Empty(t, b.Errors)
+	assert.Equal(t, []string{"2 series"}, b.Answers)
+}
+
+func TestPlansThatCannotBe(t *testing.T) {
+	t.Parallel()
+	e := experiment(Group{Name: "a", Need: Need{Pinned: math.MaxInt / 2}, Cases: []Case{counted("never")}})
+	for want, env := range map[string]Env{
+		"measure: test: duration -1s: must not be negative": {Options: Options{Duration: -time.Second}},
+		"measure: test: size 0: must be positive":           {Options: Options{Sizes: []int{1, 0}}},
+		"MiB of host memory, and":                           {},
+	} {
+		b, err := Run(t.Context(), e, env, nil)
+		require.ErrorContains(t, err, want)
+		assert.Nil(t, b)
+		_, _, err = Estimate(e, env)
+		require.ErrorContains(t, err, want)
+	}
+	none := Experiment{Name: "test", Plan: func(Env) ([]Group, error) { return nil, errors.New("what?") }}
+	_, err := Run(t.Context(), none, Env{}, nil)
+	require.EqualError(t, err, "measure: test: what?")
+}
+
+func TestDurationIsSharedByTheCases(t *testing.T) {
+	t.Parallel()
+	short, long := counted("short"), counted("long")
+	short.Budget, long.Budget = time.Second, 3*time.Second
+	e := experiment(Group{Name: "a", Setup: time.Second, Need: Need{Pageable: 7}, Cases: []Case{short}}, Group{Name: "b", Need: Need{Pageable: 5, Disk: 1}, Cases: []Case{long}})
+	d, need, err := Estimate(e, Env{})
+	require.NoError(t, err)
+	assert.Equal(t, 5*time.Second, d)
+	assert.Equal(t, Need{Pageable: 7, Disk: 1}, need)
+	p, err := newPlan(e, Env{Options: Options{Duration: 9 * time.Second}})
+	require.NoError(t, err)
+	assert.Equal(t, 9*time.Second, p.time)
+	assert.Equal(t, 6*time.Second, p.groups[1].Cases[0].Budget)
+	assert.Equal(t, 10, p.groups[1].Cases[0].Samples)
+}

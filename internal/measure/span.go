@@ -1,0 +1,70 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A Span times work of a stream by two events (cudaEventElapsedTime), so neither calls
+// nor the clock of the host count.
+type Span struct {
+	start, end *cudart.Event
+}
+
+// NewSpan makes the events. Close it.
+func NewSpan(dev *cudart.Device) (*Span, error) {
+	s := &Span{}
+	var err error
+	for _, e := range []**cudart.Event{&s.start, &s.end} {
+		if *e, err = dev.NewEvent(cudart.EventOptions{Timing: true}); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	return s, nil
+}
+
+// Close destroys the events.
+func (s *Span) Close() error {
+	var errs []error
+	for _, e := range []*cudart.Event{s.start, s.end} {
+		if e != nil {
+			errs = append(errs, e.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Begin records the start on a stream. Other streams may be made to wait for it, to be
+// in the same Span.
+func (s *Span) Begin(on *cudart.Stream) error { return on.Record(s.start) }
+
+// End records the end on a stream, waits for it, and returns the time since the start,
+// by the device.
+func (s *Span) End(ctx context.Context, on *cudart.Stream) (time.Duration, error) {
+	if err := on.Record(s.end); err != nil {
+		return 0, err
+	}
+	if err := on.Synchronize(ctx); err != nil {
+		return 0, err
+	}
+	took, err := s.end.Since(s.start)
+	if err == nil && took <= 0 {
+		err = fmt.Errorf("the device measured %v", took)
+	}
+	return took, err
+}
+
+// Time is Begin, what queue queues on the stream, and End.
+func (s *Span) Time(ctx context.Context, on *cudart.Stream, queue func() error) (time.Duration, error) {
+	if err := s.Begin(on); err != nil {
+		return 0, err
+	}
+	if err := queue(); err != nil {
+		return 0, errors.Join(err, on.Synchronize(context.WithoutCancel(ctx)))
+	}
+	return s.End(ctx, on)
+}

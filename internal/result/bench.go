@@ -1,0 +1,135 @@
+package result
+
+import (
+	"slices"
+	"time"
+)
+
+// A Bench is what one experiment measured.
+type Bench struct {
+	Name     string   `json:"bench"`
+	Question string   `json:"question"`
+	Answers  []string `json:"answers"` // sentences, the most important first
+	Notes    []string `json:"notes"`   // what was left out and why, and what disturbed
+	Errors   []string `json:"errors"`  // of cases that failed
+	Series   []Series `json:"series"`
+	Views    []View   `json:"views"`
+	// Complete is false if the run ended early: what is there was measured.
+	Complete bool      `json:"complete"`
+	Started  time.Time `json:"started"`
+	Seconds  float64   `json:"took_s"`
+}
+
+// Unit is the unit of a series.
+type Unit string
+
+// The units.
+const (
+	GBPerSecond Unit = "gb_per_s"
+	Seconds     Unit = "s"
+	Bytes       Unit = "bytes"
+	Ratio       Unit = "ratio"
+	PerSecond   Unit = "per_s" // of what the series is named after
+	Count       Unit = "count"
+)
+
+// Better is the direction in which values of a series are better.
+type Better string
+
+// The directions.
+const (
+	Higher Better = "higher"
+	Lower  Better = "lower"
+)
+
+// A Series is one quantity under one set of conditions.
+type Series struct {
+	Name   string `json:"name"` // of the quantity, such as bandwidth
+	Labels Labels `json:"labels"`
+	Unit   Unit   `json:"unit"`
+	Better Better `json:"better,omitempty"` // empty if neither
+	// Samples are in the order in which they were taken.
+	Samples []float64 `json:"samples"`
+	Stats
+	BytesPerSample  int      `json:"bytes_per_sample,omitempty"`
+	CPUSecondsPerGB *float64 `json:"cpu_s_per_gb,omitempty"` // of this process, all threads
+	Verified        bool     `json:"verified"`               // the bytes were compared afterwards
+	NUMANode        *int     `json:"numa_node,omitempty"`    // of the host memory
+	// Expected is what is known of such hardware; nil where nothing is.
+	Expected *Expected `json:"expected,omitempty"`
+}
+
+// Expected is a yardstick for a series.
+type Expected struct {
+	Value  float64 `json:"value"` // in the series' unit
+	Source string  `json:"source"`
+}
+
+// Labels are the conditions of a series, in the order in which they matter.
+type Labels []Label
+
+// A Label is one condition, such as direction and host_to_device. Sizes are
+// in bytes: size_bytes and 4096.
+type Label struct{ Key, Value string }
+
+// Keys of labels that several experiments use.
+const (
+	Device    = "device"
+	Direction = "direction"
+	Size      = "size_bytes"
+	Memory    = "memory"
+	Method    = "method"
+)
+
+// Values of Direction.
+const (
+	HostToDevice = "host_to_device"
+	DeviceToHost = "device_to_host"
+	Both         = "both"
+)
+
+// Get returns the value of a label, or "".
+func (l Labels) Get(key string) string {
+	for _, label := range l {
+		if label.Key == key {
+			return label.Value
+		}
+	}
+	return ""
+}
+
+// With returns the labels and another one behind them, which replaces one of its key.
+func (l Labels) With(key, value string) Labels {
+	out := slices.DeleteFunc(slices.Clone(l), func(label Label) bool { return label.Key == key })
+	return append(out, Label{key, value})
+}
+
+// A View is how series of one name are to be shown: as a table, and as a plot where the
+// values of X are numbers.
+type View struct {
+	Title  string   `json:"title"`
+	Series string   `json:"series"` // their Name
+	Where  Labels   `json:"where"`  // conditions that all have
+	X      string   `json:"x"`      // key of the label along the axis, or down the table
+	Lines  []string `json:"lines"`  // keys of the labels that tell lines, or columns, apart
+}
+
+// Select returns the series that a view shows, in their order.
+func (b *Bench) Select(v View) []*Series {
+	var out []*Series
+	for i := range b.Series {
+		s := &b.Series[i]
+		if s.Name == v.Series && !slices.ContainsFunc(v.Where, func(l Label) bool { return s.Labels.Get(l.Key) != l.Value }) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Find returns the first series of a name that has all of the labels, or nil.
+func (b *Bench) Find(name string, where ...Label) *Series {
+	if all := b.Select(View{Series: name, Where: where}); len(all) > 0 {
+		return all[0]
+	}
+	return nil
+}

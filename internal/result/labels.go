@@ -1,0 +1,63 @@
+package result
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// MarshalJSON writes an object, in the order of the labels.
+func (l Labels) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, label := range l {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		for j, text := range []string{label.Key, label.Value} {
+			if j > 0 {
+				b.WriteByte(':')
+			}
+			quoted, err := json.Marshal(text)
+			if err != nil {
+				return nil, err
+			}
+			b.Write(quoted)
+		}
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// UnmarshalJSON reads an object of strings.
+func (l *Labels) UnmarshalJSON(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	open, err := d.Token()
+	if err != nil {
+		return err
+	}
+	if open == nil {
+		*l = nil
+		return nil
+	}
+	if open != json.Delim('{') {
+		return fmt.Errorf("labels: %v, want an object", open)
+	}
+	*l = Labels{}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		value, err := d.Token()
+		if err != nil {
+			return err
+		}
+		text, ok := value.(string)
+		if !ok {
+			return fmt.Errorf("label %q: %v, want a string", key, value)
+		}
+		*l = append(*l, Label{key.(string), text})
+	}
+	return nil
+}

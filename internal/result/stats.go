@@ -1,0 +1,62 @@
+package result
+
+import (
+	"math"
+	"slices"
+)
+
+// Stats are statistics of samples, in their unit.
+type Stats struct {
+	Median float64 `json:"median"`
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
+	Mean   float64 `json:"mean"`
+	// Spread is (Max - Min) / Median: 0.02 is 2 %. CV is the coefficient of variation:
+	// the standard deviation of the samples over their mean.
+	Spread float64 `json:"spread"`
+	CV     float64 `json:"cv"`
+	P10    float64 `json:"p10"`
+	P90    float64 `json:"p90"`
+	P99    float64 `json:"p99"`
+}
+
+// Summarize returns the statistics of samples, zeros if there are none. Samples that are
+// no numbers, or infinite, do not count.
+func Summarize(samples []float64) Stats {
+	var sorted []float64
+	for _, v := range samples {
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			sorted = append(sorted, v)
+		}
+	}
+	if len(sorted) == 0 {
+		return Stats{}
+	}
+	slices.Sort(sorted)
+	n := float64(len(sorted))
+	s := Stats{Min: sorted[0], Max: sorted[len(sorted)-1], Median: quantile(sorted, 0.5), P10: quantile(sorted, 0.1), P90: quantile(sorted, 0.9), P99: quantile(sorted, 0.99)}
+	for _, v := range sorted {
+		s.Mean += v / n
+	}
+	if len(sorted) > 1 && s.Mean != 0 {
+		sum := 0.0
+		for _, v := range sorted {
+			sum += (v - s.Mean) * (v - s.Mean)
+		}
+		s.CV = math.Sqrt(sum/(n-1)) / math.Abs(s.Mean)
+	}
+	if s.Median != 0 {
+		s.Spread = (s.Max - s.Min) / math.Abs(s.Median)
+	}
+	return s
+}
+
+// quantile interpolates between the two nearest of sorted values.
+func quantile(sorted []float64, q float64) float64 {
+	at := q * float64(len(sorted)-1)
+	low := int(at)
+	if low == len(sorted)-1 {
+		return sorted[low]
+	}
+	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
+}
