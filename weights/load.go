@@ -275,8 +275,11 @@ func (l *loading) load(ctx context.Context) error {
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	defer l.cancel(nil)
 	var running sync.WaitGroup
-	running.Go(releaseOthers)
-	for _, q := range l.queues() {
+	queues := l.queues()
+	if len(queues) > 0 {
+		running.Go(func() { releaseOthers(queues[0].devices[0].Runtime()) })
+	}
+	for _, q := range queues {
 		running.Go(func() { l.run(q) })
 	}
 	running.Wait()
