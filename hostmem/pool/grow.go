@@ -13,7 +13,7 @@ import (
 )
 
 // errFull says that a limit does not allow more memory now.
-var errFull = errors.New("limit reached")
+var errFull = fmt.Errorf("%w reached", hostmem.ErrLimit)
 
 func tooLarge(least, limit int) error {
 	return fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, least, limit)

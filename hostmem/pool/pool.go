@@ -178,8 +178,8 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 // that can end: with one that cannot, calls are made on the caller's goroutine.
 func (p *Pool) Get(ctx context.Context, n int) (Lease, error) { return p.get(ctx, n, true) }
 
-// TryGet is Get that does not wait: if a limit is reached, or another Get waits, it
-// returns an error. It may pin memory, as Get does.
+// TryGet is Get that does not wait: if a limit is reached, or another Get waits, the
+// error wraps [hostmem.ErrLimit]. It may pin memory, as Get does.
 func (p *Pool) TryGet(ctx context.Context, n int) (Lease, error) { return p.get(ctx, n, false) }
 
 func (p *Pool) get(ctx context.Context, n int, wait bool) (Lease, error) {
