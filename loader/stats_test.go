@@ -136,21 +136,24 @@ func TestCopyingIsWhatTheCopiesTake(t *testing.T) {
 		for _, workers := range []int{1, 3} {
 			// Each batch is complete after the copy of the one before, so that none
 			// are copied together.
-			one := make(chan struct{}, 1)
+			turns := make([]chan struct{}, batches)
+			for i := range turns {
+				turns[i] = make(chan struct{}, 1)
+			}
 			src := numbered(batches*batch, width)
 			l := newLoaderFor(t, dev, Func(src.Len(), src.Fields(), func(ctx context.Context, i int, sample [][]byte) error {
 				if i%batch == 0 {
-					<-one
+					<-turns[i/batch]
 				}
 				return src.Read(ctx, i, sample)
 			}), Options{BatchSize: batch, Workers: workers, Prefetch: 3})
 			for epoch := range 2 {
-				one <- struct{}{}
+				turns[0] <- struct{}{}
 				for b, err := range l.Batches(t.Context()) {
 					require.NoError(t, err)
 					require.NoError(t, b.Wait(t.Context()))
-					if b.Number() < batches-1 {
-						one <- struct{}{}
+					if next := b.Number() + 1; next < batches {
+						turns[next] <- struct{}{}
 					}
 				}
 				st := l.Stats()

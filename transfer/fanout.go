@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -50,7 +51,10 @@ type fan struct {
 	// of one of each group.
 	groups [][]int
 	peers  []peer // ordered pairs of a group
-	stats  counters
+	// forwarding is held for reading while copies between members are queued, which a
+	// call into CUDA may keep long after its copy was given up.
+	forwarding sync.RWMutex
+	stats      counters
 	gate
 }
 
@@ -205,6 +209,23 @@ func (f *fan) disconnect(first int) error {
 // release releases what open made, as far as it got. What cannot be released keeps
 // nothing else from it.
 func (f *fan) release(ctx context.Context) error {
+	errs := []error{f.releasePeers(ctx)}
+	f.members = slices.DeleteFunc(f.members, func(e *engine) bool {
+		err := e.release(ctx)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%v: %w", e.dev, err))
+		}
+		return err == nil
+	})
+	return errors.Join(errs...)
+}
+
+// releasePeers ends the copies between members.
+func (f *fan) releasePeers(ctx context.Context) error {
+	if !f.forwarding.TryLock() {
+		return fmt.Errorf("copies between devices: %w: a call into the CUDA library has not returned", ErrUnderWay)
+	}
+	defer f.forwarding.Unlock()
 	var errs []error
 	for i := range f.peers {
 		p := &f.peers[i]
@@ -224,13 +245,6 @@ func (f *fan) release(ctx context.Context) error {
 	if len(errs) == 0 { // else peer access may be in use
 		errs = append(errs, f.disconnect(0))
 	}
-	f.members = slices.DeleteFunc(f.members, func(e *engine) bool {
-		err := e.release(ctx)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%v: %w", e.dev, err))
-		}
-		return err == nil
-	})
 	return errors.Join(errs...)
 }
 
@@ -401,9 +415,14 @@ func (d onDevices) feed(ctx context.Context, c stage.Copy) (int, error) {
 // others, when the device has passed a Point. It returns their ends, also after an
 // error.
 func (d onDevices) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
+	d.forwarding.RLock()
+	defer d.forwarding.RUnlock()
 	for _, p := range d.peers {
 		if p.from != from {
 			continue
+		}
+		if p.stream == nil { // closed, and the copy was given up before
+			return ends, ErrClosed
 		}
 		err := p.stream.WaitPoint(after)
 		if err == nil {

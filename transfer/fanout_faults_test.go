@@ -297,6 +297,28 @@ func TestCallsOfAFanoutThatDoNotReturn(t *testing.T) {
 	all.Wait()
 }
 
+// A copy between devices that CUDA keeps for long ends while the Fanout is closed: peer
+// access stays until then.
+func TestCloseOfAFanoutWithACallThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	b := newFanTrial(t, fanConfigs["peers"], file, want)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	unblock := b.sim.Block("cudaMemcpyPeerAsync", cudasim.Fault{})
+	ended := make(chan error, 1)
+	go func() { ended <- b.f.Upload(ctx, b.mems, want) }()
+	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaMemcpyPeerAsync", 1))
+	cancel()
+	require.ErrorIs(t, <-ended, ErrUnderWay)
+	require.ErrorIs(t, b.f.Close(), ErrUnderWay)
+	require.NotZero(t, b.sim.Outstanding().PeerAccesses)
+	unblock()
+	require.Eventually(t, func() bool { return b.f.Close() == nil }, time.Minute, time.Millisecond)
+	require.Zero(t, b.sim.Outstanding().PeerAccesses)
+	b.close("after")
+}
+
 // A device that falls off the bus half-way: the error names it, the other one is
 // done with its memory, goes on, and is released.
 func TestADeviceOfAFanoutThatIsLost(t *testing.T) {
