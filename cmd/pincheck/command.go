@@ -55,6 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys syste
 	root.SetArgs(append([]string{}, args...)) // nil would mean those of the process
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	strict(root)
 	err := root.ExecuteContext(ctx)
 	if usage := (usageError{}); errors.As(err, &usage) && o.output == "" {
 		// Programs that asked for JSON get JSON.
@@ -92,7 +93,12 @@ func newRoot(o *options, sys system) *cobra.Command {
 		&cobra.Command{Use: "check", Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
 		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newVersion(o),
 	)
-	// Unknown topics and shells are wrong usage here, and not with cobra's own.
+	return root
+}
+
+// strict makes unknown topics of help and shells of completion wrong usage, which cobra's
+// own commands do not. The output must be set: completion keeps it.
+func strict(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -107,7 +113,6 @@ func newRoot(o *options, sys system) *cobra.Command {
 			}
 		}
 	}
-	return root
 }
 
 func help(cmd *cobra.Command, args []string) error {
