@@ -98,6 +98,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`("(?:version|revision|go|platform)": )"(?:devel|v[0-9][^"]*|go[0-9][^"]*|[0-9a-f]{12}(?:\+dirty)?|[a-z]+/[a-z0-9]+)"`), `${1}"X"`},
 	{regexp.MustCompile(`(?m)^ *"revision": "X",\n`), ""},
 	{regexp.MustCompile(`(?m)^pincheck \S+  \S+$`), "pincheck X  X/X"},
+	{regexp.MustCompile(`verified +time  wrong`), "verified  time  wrong"},
 	{regexp.MustCompile(`verified in [0-9.]+ (µs|ms|s)`), "verified in T"},
 	{regexp.MustCompile(`( (?:[KMG]?i?B|[kMG]B)) +[0-9.]+ (µs|ms|s) `), "${1} T "},
 	{regexp.MustCompile(`[0-9.]+ GB/s, [0-9]+ % of the link \(median of 3,\s+[0-9.]+\s+to\s+[0-9.]+\)`), "R GB/s, P % of the link (median of 3, R to R)"},

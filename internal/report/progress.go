@@ -82,7 +82,11 @@ func (p *Progress) Show(at At) {
 	if at.Left > 0 {
 		left = ", " + duration(at.Left.Round(time.Second)) + " left"
 	}
-	p.bar.Set("what", clip(plain(at.What), p.bar.Width()/2)).Set("left", left).SetCurrent(int64(at.Share * steps))
+	room := p.bar.Width() - 27 // for the share and the times
+	if room > 32 {
+		room /= 2 // for the bar
+	}
+	p.bar.Set("what", clip(plain(at.What), max(room, 0))).Set("left", left).SetCurrent(int64(at.Share * steps))
 }
 
 // line writes one line.
