@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
@@ -28,7 +29,7 @@ type steps struct {
 // plans are the plans of the steps.
 type plans struct {
 	verify    verify.Plan
-	bandwidth measure.Plan
+	bandwidth bench.LinkPlan
 }
 
 // check finds the GPUs, does the steps, writes the result and returns the verdict.
@@ -177,7 +178,8 @@ func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, ou
 	}
 	if s.bandwidth {
 		var err error
-		if out.Bandwidth, err = measure.Bandwidth(ctx, d, plans.bandwidth); err != nil {
+		env := measure.Env{Devices: []*cudart.Device{d}}
+		if out.Bandwidth, err = measure.Run(ctx, bench.Link(plans.bandwidth), env, nil); err != nil {
 			return note(ctx, cmd, out, err)
 		}
 	}

@@ -239,9 +239,8 @@ func TestWrongBytesAreFound(t *testing.T) {
 func TestBandwidthInterruptedAtAnyCopy(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"cudaMemcpyAsync", "cudaMemcpy", "cudaMemPrefetchAsync", "cudaHostAlloc", "cudaMalloc", "cudaMemsetAsync"} {
-		for _, at := range []int{1, 2, 3, 7, 40} {
+		for _, at := range []int{1, 2, 7, 40} {
 			t.Run(fmt.Sprint(name, " ", at), func(t *testing.T) {
-				t.Parallel()
 				sim, env := simulated(t, 2, 1<<16)
 				ctx, cancel := context.WithCancelCause(t.Context())
 				stop := errors.New("interrupt")
@@ -312,23 +311,4 @@ func TestPatterns(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, uploaded.fill(ctx, b), context.Canceled)
-}
-
-func TestLink(t *testing.T) {
-	t.Parallel()
-	sim, env := simulated(t, 1)
-	env.Duration = 0
-	b := run(t, Link(LinkPlan{SizeBytes: 1 << 20, Copies: 3, Samples: 4, Budget: time.Hour}), env)
-	require.Len(t, b.Series, 2)
-	for _, s := range b.Series {
-		assert.Len(t, s.Samples, 4)
-		assert.InDelta(t, modelled(1<<20), s.Median, modelled(1<<20)/50)
-		assert.True(t, s.Verified)
-	}
-	before := sim.TotalCalls()
-	for _, bad := range []LinkPlan{{SizeBytes: -1}, {Copies: -1}, {Samples: -1}, {Budget: -1}} {
-		_, err := measure.Run(t.Context(), Link(bad), env, nil)
-		require.ErrorContains(t, err, "must not be negative")
-	}
-	assert.Equal(t, before, sim.TotalCalls())
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+
+	"github.com/gopinned/pinned/internal/measure"
 )
 
 // patternPeriod is after how many bytes a pattern repeats. No power of two is a multiple of
@@ -67,6 +69,6 @@ func (p pattern) compare(ctx context.Context, b []byte, off int) error {
 		for b[i] == want[i] {
 			i++
 		}
-		return fmt.Errorf("wrong bytes: byte %d is %#02x, and %#02x was copied", off+i, b[i], want[i])
+		return fmt.Errorf("%w: byte %d is %#02x, and %#02x was copied", measure.ErrWrongBytes, off+i, b[i], want[i])
 	})
 }

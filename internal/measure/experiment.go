@@ -75,7 +75,8 @@ type Case struct {
 	// Sample takes one sample. It must return soon after ctx ends. ErrNoMore ends the
 	// series.
 	Sample func(context.Context) (float64, error)
-	// Verify compares what was copied after the samples. nil for nothing to compare.
+	// Verify compares what was copied after the samples. nil for nothing to compare. Bytes
+	// that are wrong are an error that wraps ErrWrongBytes.
 	Verify func(context.Context) error
 	// Node returns the NUMA node of the host memory, when the group is open. nil for
 	// none.
@@ -85,6 +86,9 @@ type Case struct {
 // ErrNoMore is returned by a Sample that has no more to take, such as one that returns
 // what was measured together with another case.
 var ErrNoMore = errors.New("no more samples")
+
+// ErrWrongBytes is wrapped by the error of a Verify that compared, and found wrong bytes.
+var ErrWrongBytes = errors.New("wrong bytes")
 
 const (
 	fewest        = 3

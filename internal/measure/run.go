@@ -247,6 +247,9 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	if c.Verify != nil {
 		if err := c.Verify(ctx); err != nil {
 			r.failed(ctx, caseName(g, c)+": compared afterwards", err)
+			if errors.Is(err, ErrWrongBytes) {
+				s.Mismatch = err.Error()
+			}
 		} else {
 			s.Verified = true
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -247,6 +247,9 @@ func (p *page) device(d *doctor.Device, detailed bool) {
 	}
 	if d.Bandwidth != nil {
 		p.bandwidth(d)
+		for _, e := range d.Bandwidth.Errors {
+			p.painted("", bold, plain("error: "+e), red)
+		}
 	}
 	for _, e := range d.Errors {
 		p.painted("", bold, plain("error: "+e), red)
@@ -322,7 +325,7 @@ func staleText(s *verify.StaleResult) string {
 func (p *page) bandwidth(d *doctor.Device) {
 	rate := d.Link.PathRate()
 	for _, s := range d.Bandwidth.Series {
-		text := fmt.Sprintf("pinned %s %5.1f GB/s", directionText(s.Direction), s.Median)
+		text := fmt.Sprintf("pinned %s %5.1f GB/s", directionText(&s), s.Median)
 		if rate > 0 {
 			text += fmt.Sprintf(", %.0f %% of the link", 100*s.Median/rate)
 		}
@@ -330,8 +333,8 @@ func (p *page) bandwidth(d *doctor.Device) {
 	}
 }
 
-func directionText(d measure.Direction) string {
-	return strings.ReplaceAll(string(d), "_", " ")
+func directionText(s *result.Series) string {
+	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
 }
 
 func (p *page) findings(all []doctor.Finding) {

@@ -53,7 +53,8 @@ type Series struct {
 	Stats
 	BytesPerSample  int      `json:"bytes_per_sample,omitempty"`
 	CPUSecondsPerGB *float64 `json:"cpu_s_per_gb,omitempty"` // of this process, all threads
-	Verified        bool     `json:"verified"`               // the bytes were compared afterwards
+	Verified        bool     `json:"verified"`               // the bytes were compared afterwards, and right
+	Mismatch        string   `json:"mismatch,omitempty"`     // the first of them that was wrong
 	NUMANode        *int     `json:"numa_node,omitempty"`    // of the host memory
 	// Expected is what is known of such hardware; nil where nothing is.
 	Expected *Expected `json:"expected,omitempty"`
