@@ -71,29 +71,27 @@ func reached(b *result.Bench, device string) string {
 	return fmt.Sprintf("GPU %s: registered memory reaches %s.", device, list(parts))
 }
 
-// against returns what a kind of memory reaches beside registered memory, in copies of one
-// size, as "55.4 against 9.3 GB/s host to device", and how many times as fast registered
-// memory is.
+// against returns what registered memory reaches and what another kind does, in copies of
+// one size, as "55.4 against 9.3", and how many times as fast registered memory is.
 func against(b *result.Bench, device, memory, way string) (text string, size int, times float64, ok bool) {
 	pair, ok := sameSize(copiesOf(b, device, memoryRegistered, way), copiesOf(b, device, memory, way))
 	if !ok || pair[1].Median <= 0 {
 		return "", 0, 0, false
 	}
-	return fmt.Sprintf("%.1f against %.1f GB/s %s", pair[0].Median, pair[1].Median, directionText(way)),
-		sizeOf(pair[0].Labels), pair[0].Median / pair[1].Median, true
+	return fmt.Sprintf("%.1f against %.1f", pair[0].Median, pair[1].Median), sizeOf(pair[0].Labels), pair[0].Median / pair[1].Median, true
 }
 
 func pinnedGain(b *result.Bench, device string) string {
 	var parts []string
 	for _, way := range bothWays {
 		if text, size, times, ok := against(b, device, memoryPageable, way); ok {
-			parts = append(parts, fmt.Sprintf("%.1f times as fast as pageable memory with cudaMemcpy (%s, copies of %s)", times, text, sizeText(size)))
+			parts = append(parts, fmt.Sprintf("%.1f times as fast %s (%s GB/s, copies of %s)", times, directionText(way), text, sizeText(size)))
 		}
 	}
 	if len(parts) == 0 {
 		return ""
 	}
-	return "Pinned memory is " + list(parts) + "."
+	return "Beside pageable memory and cudaMemcpy, pinned memory is " + list(parts) + "."
 }
 
 func stagedGain(b *result.Bench, device string) string {
@@ -101,7 +99,7 @@ func stagedGain(b *result.Bench, device string) string {
 	for _, way := range bothWays {
 		pair, ok := sameSize(copiesOf(b, device, memoryStaged, way), copiesOf(b, device, memoryRegistered, way))
 		if ok && pair[1].Median > 0 {
-			parts = append(parts, fmt.Sprintf("%.1f GB/s %s, %.0f %% of what registered memory reaches", pair[0].Median, directionText(way), 100*pair[0].Median/pair[1].Median))
+			parts = append(parts, fmt.Sprintf("%.1f GB/s %s (%.0f %% of registered memory)", pair[0].Median, directionText(way), 100*pair[0].Median/pair[1].Median))
 		}
 	}
 	if len(parts) == 0 {

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -25,6 +26,9 @@ const (
 
 // callLabel is the label of the call, or of the pair of calls.
 const callLabel = "call"
+
+// copyCall is a copy's value of callLabel.
+const copyCall = "cudaMemcpyAsync, 64 B host to device"
 
 // Calls measures what calls of CUDA through package cudart cost the caller.
 func Calls() measure.Experiment {
@@ -133,7 +137,7 @@ func (r *callRig) calls() []call {
 			}
 			return e.Close()
 		}},
-		{name: "cudaMemcpyAsync, 64 B host to device", do: func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }},
+		{name: copyCall, do: func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }},
 		{name: "cudaMemcpyAsync, 64 B device to host", do: func() error { return r.stream.CopyToHost(r.host, r.device, callBytes) }},
 		{name: "cudaMemcpy, 64 B host to device", slow: true, do: func() error { return r.dev.CopyToDevice(r.device, r.host, callBytes) }},
 		{name: "cudaMemcpy, 64 B device to host", slow: true, do: func() error { return r.dev.CopyToHost(r.host, r.device, callBytes) }},
@@ -252,34 +256,47 @@ func repeat(ctx context.Context, c call, times int) error {
 
 func explainCalls(env measure.Env, b *result.Bench) []string {
 	var out []string
+	simulated := slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
 	for _, device := range devicesOf(b, seriesCallTime) {
-		all := b.Select(result.View{Series: seriesCallTime, Where: result.Labels{{Key: result.Device, Value: device}}})
-		slices.SortStableFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
-		if len(all) > 1 {
-			cheap, dear := all[0], all[len(all)-1]
-			out = append(out, fmt.Sprintf("GPU %s: a call takes from %s (%s) to %s (%s).", device,
-				timeText(cheap.Median), cheap.Labels.Get(callLabel), timeText(dear.Median), dear.Labels.Get(callLabel)))
-		}
-		if s := b.Find(seriesCallTime, result.Label{Key: result.Device, Value: device}, result.Label{Key: callLabel, Value: "cudaMemcpyAsync, 64 B host to device"}); s != nil && s.Median > 0 {
-			out = append(out, fmt.Sprintf("Queueing a copy takes %s: one thread queues %.0f thousand a second at most.", timeText(s.Median), 1/s.Median/1000))
-		}
-		var allocate []string
-		counted := b.Select(result.View{Series: seriesCallAllocations, Where: result.Labels{{Key: result.Device, Value: device}}})
-		for _, s := range counted {
-			if s.Min >= 0.5 {
-				allocate = append(allocate, fmt.Sprintf("%s (%.0f)", s.Labels.Get(callLabel), s.Min))
-			}
-		}
-		switch {
-		case len(counted) == 0:
-		case len(allocate) == 0:
-			out = append(out, "No call allocates Go memory.")
-		default:
-			out = append(out, "Calls that allocate Go memory, and how often: "+list(allocate)+".")
-		}
+		out = append(out, explainTimes(b, device)...)
 	}
-	if len(out) > 0 && slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated }) {
-		out = append(out, "The library is simulated: these are its own times and allocations, not CUDA's.")
+	if simulated {
+		if len(out) > 0 {
+			out = append(out, "The library is simulated: these are its own times and allocations, not CUDA's.")
+		}
+		return out
+	}
+	for _, device := range devicesOf(b, seriesCallAllocations) {
+		out = append(out, explainAllocations(b, device))
 	}
 	return out
+}
+
+func explainTimes(b *result.Bench, device string) []string {
+	var out []string
+	all := b.Select(result.View{Series: seriesCallTime, Where: result.Labels{{Key: result.Device, Value: device}}})
+	slices.SortStableFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
+	if len(all) > 1 {
+		cheap, dear := all[0], all[len(all)-1]
+		out = append(out, fmt.Sprintf("GPU %s: a call takes from %s (%s) to %s (%s).", device,
+			timeText(cheap.Median), cheap.Labels.Get(callLabel), timeText(dear.Median), dear.Labels.Get(callLabel)))
+	}
+	copies := b.Find(seriesCallTime, result.Label{Key: result.Device, Value: device}, result.Label{Key: callLabel, Value: copyCall})
+	if copies != nil && copies.Median > 0 {
+		out = append(out, fmt.Sprintf("GPU %s: queueing a copy takes %s, so one thread queues %.0f thousand a second at most.", device, timeText(copies.Median), 1/copies.Median/1000))
+	}
+	return out
+}
+
+func explainAllocations(b *result.Bench, device string) string {
+	var allocate []string
+	for _, s := range b.Select(result.View{Series: seriesCallAllocations, Where: result.Labels{{Key: result.Device, Value: device}}}) {
+		if s.Min >= 0.5 { // the sample that others disturbed least
+			allocate = append(allocate, fmt.Sprintf("%s (%.0f)", s.Labels.Get(callLabel), s.Min))
+		}
+	}
+	if len(allocate) == 0 {
+		return fmt.Sprintf("GPU %s: no call allocates Go memory.", device)
+	}
+	return fmt.Sprintf("GPU %s: calls that allocate Go memory, and how often: %s.", device, strings.Join(allocate, "; "))
 }

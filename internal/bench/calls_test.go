@@ -56,9 +56,15 @@ func TestCalls(t *testing.T) {
 	}
 	text := strings.Join(b.Answers, "\n")
 	assert.Contains(t, text, "GPU 1: a call takes from ")
-	assert.Contains(t, text, "Queueing a copy takes ")
+	assert.Contains(t, text, "GPU 0: queueing a copy takes ")
 	assert.Contains(t, text, "The library is simulated: ")
+	assert.NotContains(t, text, "allocate")
 	assert.Empty(t, explainCalls(env, &result.Bench{}))
+
+	text = strings.Join(explainCalls(measure.Env{}, b), "\n") // as of a real library
+	assert.Contains(t, text, "GPU 1: calls that allocate Go memory, and how often: cudaStreamQuery (")
+	b.Series = []result.Series{{Name: seriesCallAllocations, Labels: result.Labels{{Key: result.Device, Value: "0"}}}}
+	assert.Equal(t, []string{"GPU 0: no call allocates Go memory."}, explainCalls(measure.Env{}, b))
 }
 
 // An allocation of a call is counted.
