@@ -291,11 +291,32 @@ func TestSizing(t *testing.T) {
 	assert.Equal(t, []int{3, 7}, z.sizes)
 	assert.Equal(t, []int{3, 7}, z.upTo(5), "the user's")
 
-	_, err := measure.Run(t.Context(), Bandwidth(), measure.Env{}, nil)
+	small := known
+	small.Memory = 1 << 20
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{small}})
+	z = newSizing(measure.Env{Devices: rt.Devices()})
+	assert.Equal(t, []int{4 << 10, 16 << 10, 64 << 10, 256 << 10}, z.sizes, "a quarter of the device's memory at most")
+	small.Memory = 8 << 10
+	_, rt = testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{small}})
+	_, err := measure.Run(t.Context(), Bandwidth(), measure.Env{Devices: rt.Devices()}, nil)
+	require.EqualError(t, err, "measure: bandwidth: there is not memory enough for a copy of any size")
+
+	_, err = measure.Run(t.Context(), Bandwidth(), measure.Env{}, nil)
 	require.EqualError(t, err, "measure: bandwidth: no device")
 	env.Sizes = []int{1 << 50}
 	_, err = measure.Run(t.Context(), Bandwidth(), env, nil)
 	require.ErrorContains(t, err, "name smaller sizes")
+}
+
+// A large copy that would take seconds is not begun: nothing could interrupt it.
+func TestCopiesThatTakeTooLongAreLeftOut(t *testing.T) {
+	t.Parallel()
+	sim, env := simulated(t, 1)
+	r := &copyRig{dev: env.Devices[0], kind: registered, rate: 0.2}
+	before := sim.TotalCalls()
+	_, err := r.bandwidth(seriesBandwidth, result.HostToDevice, 1<<30, 1).Sample(t.Context())
+	require.EqualError(t, err, "a sample would take 5 s: unsupported operation")
+	assert.Equal(t, before, sim.TotalCalls())
 }
 
 func TestPatterns(t *testing.T) {
