@@ -194,7 +194,7 @@ func TestCheckDevice(t *testing.T) {
 			}},
 		{name: "trained down, not measured", want: []string{}, healthy: true,
 			change: func(d *Device, p *hostinfo.PCIDevice) { p.Link.CurrentSpeed, d.Bandwidth = 2.5, nil }},
-		{name: "no link shown", h2d: 1, want: []string{}, healthy: true,
+		{name: "no link shown, so not judged", h2d: 1, want: []string{},
 			change: func(d *Device, p *hostinfo.PCIDevice) { p.Link = hostinfo.Link{} }},
 		{name: "a narrow bridge", h2d: 13.5, want: []string{"narrow_upstream"},
 			change: func(d *Device, p *hostinfo.PCIDevice) {
