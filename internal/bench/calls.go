@@ -28,7 +28,7 @@ const (
 const callLabel = "call"
 
 // copyCall is a copy's value of callLabel.
-const copyCall = "cudaMemcpyAsync, 64 B host to device"
+const copyCall = "cudaMemcpyAsync to device, 64 B"
 
 // Calls measures what calls of CUDA through package cudart cost the caller.
 func Calls() measure.Experiment {
@@ -118,9 +118,9 @@ type call struct {
 func (r *callRig) calls() []call {
 	return []call{
 		{name: "cudaStreamQuery", do: func() error { _, err := r.stream.Query(); return err }},
-		{name: "cudaStreamSynchronize, idle", do: func() error { return r.stream.SynchronizeBlocking() }},
+		{name: "cudaStreamSynchronize", do: func() error { return r.stream.SynchronizeBlocking() }},
 		{name: "cudaStreamWaitEvent", do: func() error { return r.stream.WaitEvent(r.event) }},
-		{name: "cudaStreamCreateWithPriority and cudaStreamDestroy", slow: true, do: func() error {
+		{name: "cudaStreamCreate + Destroy", slow: true, do: func() error {
 			s, err := r.dev.NewStream(cudart.StreamOptions{})
 			if err != nil {
 				return err
@@ -130,7 +130,7 @@ func (r *callRig) calls() []call {
 		{name: "cudaEventQuery", do: func() error { _, err := r.event.Query(); return err }},
 		{name: "cudaEventRecord", do: func() error { return r.stream.Record(r.then) }},
 		{name: "cudaEventElapsedTime", do: func() error { _, err := r.event.Since(r.event); return err }},
-		{name: "cudaEventCreateWithFlags and cudaEventDestroy", do: func() error {
+		{name: "cudaEventCreate + Destroy", do: func() error {
 			e, err := r.dev.NewEvent(cudart.EventOptions{})
 			if err != nil {
 				return err
@@ -138,32 +138,32 @@ func (r *callRig) calls() []call {
 			return e.Close()
 		}},
 		{name: copyCall, do: func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }},
-		{name: "cudaMemcpyAsync, 64 B device to host", do: func() error { return r.stream.CopyToHost(r.host, r.device, callBytes) }},
-		{name: "cudaMemcpy, 64 B host to device", slow: true, do: func() error { return r.dev.CopyToDevice(r.device, r.host, callBytes) }},
-		{name: "cudaMemcpy, 64 B device to host", slow: true, do: func() error { return r.dev.CopyToHost(r.host, r.device, callBytes) }},
+		{name: "cudaMemcpyAsync to host, 64 B", do: func() error { return r.stream.CopyToHost(r.host, r.device, callBytes) }},
+		{name: "cudaMemcpy to device, 64 B", slow: true, do: func() error { return r.dev.CopyToDevice(r.device, r.host, callBytes) }},
+		{name: "cudaMemcpy to host, 64 B", slow: true, do: func() error { return r.dev.CopyToHost(r.host, r.device, callBytes) }},
 		{name: "cudaMemsetAsync, 64 B", do: func() error { return r.stream.Memset(r.device, 0, callBytes) }},
-		{name: "cudaMalloc and cudaFree, 4 KiB", slow: true, do: func() error {
+		{name: "cudaMalloc + cudaFree, 4 KiB", slow: true, do: func() error {
 			p, err := r.dev.Malloc(pageBytes)
 			if err != nil {
 				return err
 			}
 			return r.dev.Free(p)
 		}},
-		{name: "cudaMallocAsync and cudaFreeAsync, 4 KiB", do: func() error {
+		{name: "cudaMallocAsync + cudaFreeAsync", do: func() error {
 			p, err := r.stream.Malloc(pageBytes)
 			if err != nil {
 				return err
 			}
 			return r.stream.Free(p)
 		}},
-		{name: "cudaHostAlloc and cudaFreeHost, 4 KiB", slow: true, do: func() error {
+		{name: "cudaHostAlloc + FreeHost, 4 KiB", slow: true, do: func() error {
 			p, err := r.dev.HostAlloc(pageBytes, cudart.HostAllocDefault)
 			if err != nil {
 				return err
 			}
 			return r.dev.FreeHost(p)
 		}},
-		{name: "cudaHostRegister and cudaHostUnregister, 4 KiB", slow: true, do: func() error {
+		{name: "cudaHostRegister + Unregister", slow: true, do: func() error {
 			if err := r.dev.HostRegister(r.pageAt, pageBytes, cudart.HostRegisterDefault); err != nil {
 				return err
 			}

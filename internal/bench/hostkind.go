@@ -19,7 +19,7 @@ type hostKind struct {
 	wall bool
 	// moves: nothing is copied. The memory itself moves to the device and back.
 	moves bool
-	// pinned says which kind of memory is needed.
+	// pinned: what is allocated is pinned memory.
 	pinned bool
 	open   func(ctx context.Context, dev *cudart.Device, n int) (*hostMemory, error)
 }

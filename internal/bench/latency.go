@@ -93,7 +93,7 @@ func (r *copyRig) latency(way, method string, n int) measure.Case {
 		copies = copiesInARow
 	}
 	return measure.Case{
-		Series: result.Series{Name: seriesLatency, Unit: result.Seconds, Better: result.Lower, BytesPerSample: n * copies,
+		Series: result.Series{Name: seriesLatency, Unit: result.Seconds, Better: result.Lower,
 			Labels: result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Direction, Value: way},
 				{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}},
 		WarmUp: 10,
