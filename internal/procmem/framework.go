@@ -1,0 +1,48 @@
+package procmem
+
+import (
+	"slices"
+	"strings"
+)
+
+// A Framework is software that pins memory, as its libraries show.
+type Framework struct {
+	Name string `json:"name"`
+	// Rounds says that by default it rounds sizes of pinned memory up to powers of two.
+	Rounds bool `json:"rounds"`
+	// Setting ends the rounding. Empty if none is known.
+	Setting string `json:"setting,omitempty"`
+}
+
+// PyTorchSetting ends the rounding of PyTorch's allocator of pinned memory
+// (pytorch/pytorch #171662). Both limits are to be the same: with the second above the
+// first, releases before the repair of #192722 returned blocks that were too small.
+const PyTorchSetting = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 (from PyTorch 2.13 on; blocks above 1 MB are then pinned exactly, and unpinned at once when they are freed)"
+
+// known are the frameworks and parts of the paths of their libraries. The order is from
+// the specific, which use others, to the general.
+type known struct {
+	Framework
+	parts []string
+}
+
+var frameworks = []known{
+	{Framework{Name: "DeepSpeed", Rounds: true, Setting: "DS_PIN_MEMORY_BACKEND=native (from the DeepSpeed releases of August 2026 on, #8211: posix_memalign and mlock in place of PyTorch's allocator)"},
+		[]string{"/deepspeed/", "/async_io.so", "/async_io/", "deepspeed_pin_tensor", "/pin_memory.so", "/cpu_adam.so"}},
+	{Framework{Name: "vLLM"}, []string{"/vllm/"}},
+	{Framework{Name: "SGLang"}, []string{"/sgl_kernel/", "/sglang/"}},
+	{Framework{Name: "PyTorch", Rounds: true, Setting: PyTorchSetting}, []string{"/libtorch.so", "/libtorch_cpu.so", "/libtorch_cuda.so", "/libc10_cuda.so"}},
+	{Framework{Name: "CuPy", Rounds: true, Setting: "cupy.cuda.set_pinned_memory_allocator(None), which allocates without its pool (cupy/cupy #7742)"}, []string{"/cupy/", "/cupy_backends/"}},
+	{Framework{Name: "TensorFlow"}, []string{"/libtensorflow", "/_pywrap_tensorflow"}},
+	{Framework{Name: "JAX"}, []string{"/jaxlib/", "/xla_extension.so", "/jax_cuda"}},
+	{Framework{Name: "ONNX Runtime"}, []string{"/libonnxruntime"}},
+	{Framework{Name: "llama.cpp"}, []string{"/libggml", "/libllama.so"}},
+}
+
+func (k known) maps(path string) bool {
+	return slices.ContainsFunc(k.parts, func(part string) bool { return strings.Contains(path, part) })
+}
+
+func rank(f Framework) int {
+	return slices.IndexFunc(frameworks, func(k known) bool { return k.Name == f.Name })
+}
