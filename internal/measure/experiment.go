@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -53,6 +54,9 @@ type Group struct {
 	Open  func(context.Context) error
 	Close func() error
 	Cases []Case
+	// Notes returns what a reader of the series has to know. It is called after the
+	// cases of a group that was opened. nil for nothing.
+	Notes func() []string
 }
 
 // Need is what a group takes at its peak, in bytes.
@@ -71,7 +75,8 @@ type Case struct {
 	Fewest  int           // samples to take whatever they cost; 0 means 3
 	Samples int           // most to take; 0 means 25
 	Budget  time.Duration // after which only Fewest are taken; 0 means 300 ms
-	// Sample takes one sample. It must return soon after ctx ends.
+	// Sample takes one sample. It must return soon after ctx ends. ErrNoMore ends the
+	// series.
 	Sample func(context.Context) (float64, error)
 	// Verify compares what was copied after the samples. nil for nothing to compare.
 	Verify func(context.Context) error
@@ -79,6 +84,10 @@ type Case struct {
 	// none.
 	Node func() (node int, ok bool)
 }
+
+// ErrNoMore is returned by a Sample that has no more to take, such as one that returns
+// what was measured together with another case.
+var ErrNoMore = errors.New("no more samples")
 
 const (
 	fewest        = 3

@@ -168,6 +168,9 @@ func (r *run) group(ctx context.Context, g *Group) error {
 			r.take(ctx, g, &g.Cases[i])
 			r.done++
 		}
+		if g.Notes != nil {
+			r.Notes = append(r.Notes, g.Notes()...)
+		}
 	} else {
 		r.done += len(g.Cases)
 		r.failed(ctx, g.Name, err)
@@ -222,6 +225,9 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	began, cpu := time.Now(), cpuTime()
 	for len(s.Samples) < c.Fewest || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
 		v, err := c.Sample(ctx)
+		if errors.Is(err, ErrNoMore) {
+			break
+		}
 		if err != nil {
 			r.failed(ctx, caseName(g, c), err)
 			break
