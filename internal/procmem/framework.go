@@ -17,7 +17,7 @@ type Framework struct {
 // PyTorchSetting ends the rounding of PyTorch's allocator of pinned memory
 // (pytorch/pytorch #171662). Both limits are to be the same: with the second above the
 // first, releases before the repair of #192722 returned blocks that were too small.
-const PyTorchSetting = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 (from PyTorch 2.13 on; blocks above 1 MB are then pinned exactly, and unpinned at once when they are freed)"
+const PyTorchSetting = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64,pinned_max_cached_size_mb:64 (from PyTorch 2.13 on; blocks above 64 MB are then as large as asked, and are unpinned when they are freed)"
 
 // known are the frameworks and parts of the paths of their libraries. The order is from
 // the specific, which use others, to the general.
