@@ -136,7 +136,7 @@ func (k *keeper) open(context.Context) error {
 // estimates and for the time limit.
 const (
 	processTime   = 500 * time.Millisecond
-	pinRate       = 2.5 // GB/s
+	slowPin       = 2.5 // GB/s
 	processLimit  = time.Minute
 	slowestRate   = 0.1 // GB/s
 	largestSample = 3   // processes a case
@@ -151,7 +151,7 @@ func (k *keeper) kept(n int) measure.Case {
 	return measure.Case{
 		Series: result.Series{Name: keptName, Unit: result.Ratio, Better: result.Lower,
 			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
-		Fewest: 1, Samples: largestSample, Budget: processTime + secondsAt(pinned, pinRate),
+		Fewest: 1, Samples: largestSample, Budget: processTime + secondsAt(pinned, slowPin),
 		Sample: func(ctx context.Context) (float64, error) {
 			library := k.dev.Runtime().Library()
 			answer, err := child.Run[keepAnswer](ctx, processLimit+secondsAt(pinned, slowestRate), keepChild, keepRequest{
