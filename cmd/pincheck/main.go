@@ -13,9 +13,12 @@ import (
 	"syscall"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/internal/child"
 )
 
 func main() {
+	child.Serve(bench.Children()) // returns, unless an experiment has started this process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// After the first signal everything is released. A second one ends the process
 	// at once.

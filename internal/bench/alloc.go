@@ -87,6 +87,9 @@ func planAlloc(env measure.Env) ([]measure.Group, error) {
 			groups = append(groups, g)
 		}
 	}
+	if dev.Runtime().Library().Simulated {
+		groups[0].Notes = both(simulatedTimes, groups[0].Notes)
+	}
 	return groups, nil
 }
 
@@ -98,8 +101,8 @@ type pinMethod struct {
 	prepare func(p *pinner, n int) error
 	always  bool
 	pin     func(ctx context.Context, p *pinner, n int) (unpin func() error, err error)
-	// noUnpin: unpinning is none of the caller's business, and not counted.
-	noUnpin bool
+	// pooled memory is unpinned later, by the pool, so that this is not counted.
+	pooled bool
 	// times is how often a sample pins and unpins, to be longer than the clock is coarse.
 	// 0 means once.
 	times int
@@ -118,8 +121,8 @@ var pinMethods = []pinMethod{
 	{name: powerOfTwo, pin: pinByCUDA},
 	{name: registerPlain, pin: pinPlain},
 	{name: registerPopulated, prepare: populated, pin: register},
-	{name: poolFirst, prepare: freshPool, always: true, pin: pinFromPool, noUnpin: true},
-	{name: poolReuse, prepare: filledPool, pin: pinFromPool, noUnpin: true, times: 64},
+	{name: poolFirst, prepare: freshPool, always: true, pin: pinFromPool, pooled: true},
+	{name: poolReuse, prepare: filledPool, pin: pinFromPool, pooled: true, times: 64},
 }
 
 // A pinner pins by one method.
@@ -165,6 +168,11 @@ func (p *pinner) said() []string {
 		return nil
 	}
 	return p.notes
+}
+
+// simulatedTimes is said of times that no GPU and no driver has a part in.
+func simulatedTimes() []string {
+	return []string{"the simulated GPU neither pins nor populates memory: what this took is the time of the simulator and of this host"}
 }
 
 func (p *pinner) reset() error {
@@ -262,8 +270,11 @@ func (p *pinner) cases(n int) []measure.Case {
 	first.BytesPerSample = n * max(p.method.times, 1)
 	first.Budget = max(200*time.Millisecond, 3*secondsAt(n, slowPin))
 	all := []measure.Case{first}
-	later := []measure.Case{series(pinRate, result.GBPerSecond, result.Higher, taken(&pins, rate))}
-	if !p.method.noUnpin {
+	var later []measure.Case
+	if p.method.name != poolReuse { // which pins nothing
+		later = append(later, series(pinRate, result.GBPerSecond, result.Higher, taken(&pins, rate)))
+	}
+	if !p.method.pooled {
 		later = append(later, series(unpinTime, result.Seconds, result.Lower, taken(&unpins, same)),
 			series(unpinRate, result.GBPerSecond, result.Higher, taken(&unpins, rate)))
 	}
@@ -372,15 +383,15 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 	say := func(format string, args ...any) { answers = append(answers, sentence(fmt.Sprintf(format, args...))) }
 	rates := largest(b, pinRate)
 	// Memory that is populated already, or pinned, is none that was pinned from nothing.
-	for _, no := range []string{registerPopulated, poolFirst, poolReuse, powerOfTwo} {
+	for _, no := range []string{registerPopulated, poolFirst, powerOfTwo} {
 		delete(rates, no)
 	}
 	if best := bestOf(rates); best != nil && len(rates) > 1 {
 		size := sizeLabel(best)
-		text := fmt.Sprintf("%s pins fastest here: %s in %s, %.3g GB/s", methodInWords(best), exactSize(size), duration(float64(size)/1e9/best.Median), best.Median)
+		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), exactSize(size), duration(float64(size)/1e9/best.Median), gbPerSecond(best.Median))
 		for _, other := range []string{cudas, registerPlain, ours} {
 			if s := rates[other]; s != nil && s != best {
-				text += fmt.Sprintf(", %s what %s does (%.3g GB/s)", factor(best.Median, s.Median), methodInWords(s), s.Median)
+				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), gbPerSecond(s.Median))
 			}
 		}
 		say("%s", text)

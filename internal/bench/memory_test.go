@@ -96,7 +96,7 @@ func TestMemoryPlans(t *testing.T) {
 	_, need, err := measure.Estimate(memory, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<29 + 1}}})
 	require.NoError(t, err)
 	assert.Equal(t, 1<<30, need.Pinned, "what the allocator that rounds takes")
-	for n, want := range map[int]int{1: 1024, 64 << 10: 1024, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1} {
+	for n, want := range map[int]int{1: 16384, 4 << 10: 16384, 64 << 10: 1024, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1} {
 		assert.Equal(t, want, blocksOf(n), n)
 	}
 	for n, want := range map[int]int{1: 1, 2: 2, 3: 4, 1 << 30: 1 << 30, 1<<30 + 1: 1 << 31} {
@@ -159,20 +159,29 @@ func TestReadMemory(t *testing.T) {
 	assert.InDelta(t, 2<<30+256<<20, b.Find(processName, result.Label{Key: kindLabel, Value: "pinned_at_most"}).Median, 0)
 	assert.InDelta(t, 2<<30, b.Find(blockName, result.Label{Key: blockLabel, Value: "1"}).Median, 0)
 	assert.Nil(t, b.Find(processName, result.Label{Key: kindLabel, Value: "mlock"}), "there is none")
-	require.Len(t, b.Answers, 4)
-	assert.Equal(t, "Process 7 (python3), which has libraries of PyTorch, pins between 2 GiB and 2.25 GiB of its 2.25 GiB of resident memory", b.Answers[0])
+	require.Len(t, b.Answers, 3)
+	assert.Equal(t, "Process 7 (python3), which has libraries of PyTorch, pins between 2 GiB and 2.25 GiB of its 2.25 GiB of resident memory.", b.Answers[0])
 	assert.Contains(t, b.Answers[1], "rounded up to powers of two (a guess): 1 of 1 blocks of more than 2 MiB, 2 GiB together, have such sizes. What was asked for does not show: up to nearly half of it, 1 GiB, may be unused")
-	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, this ends it: PYTORCH_ALLOC_CONF=")
-	assert.Contains(t, b.Answers[3], "was started with \"pinned_max_round_threshold_mb:4096\"")
+	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, it has the setting that ends this already")
 	for _, v := range b.Views {
 		assert.NotEmpty(t, b.Select(v), v.Title)
 	}
+
+	fsys["proc/7/environ"].Data = []byte("HOME=/\x00")
+	b, err = ReadMemory(fsys, 7)
+	require.NoError(t, err)
+	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, this ends it: PYTORCH_ALLOC_CONF=")
+
+	fsys["proc/7/smaps"].Data = []byte(strings.ReplaceAll(running, "libtorch_cuda", "libother"))
+	b, err = ReadMemory(fsys, 7)
+	require.NoError(t, err)
+	assert.Contains(t, b.Answers[1], "It does not look rounded up to powers of two (a guess): 1 of 1 blocks", "one block proves nothing")
 
 	delete(fsys, "proc/7/environ")
 	fsys["proc/7/smaps"].Data = []byte("7f0000000000-7f0080000000 rw-p 00000000 00:00 0\nRss: 4 kB\n")
 	b, err = ReadMemory(fsys, 7)
 	require.NoError(t, err)
-	assert.Equal(t, []string{"Process 7 (python3) has no CUDA driver mapped and no locked memory: it pins nothing that shows"}, b.Answers)
+	assert.Equal(t, []string{"Process 7 (python3) has no CUDA driver mapped and no locked memory: it pins nothing that shows."}, b.Answers)
 	assert.Contains(t, strings.Join(b.Notes, "\n"), "the environment of the process could not be read")
 
 	_, err = ReadMemory(fsys, 8)
@@ -191,7 +200,7 @@ func TestReadMemoryOfThisProcess(t *testing.T) {
 
 func TestQuantities(t *testing.T) {
 	t.Parallel()
-	for n, want := range map[int]string{0: "0 B", 1023: "1023 B", 1 << 10: "1 KiB", 1<<20 + 1: "1 MiB + 1 B", 3 << 29: "1.5 GiB", 1<<30 + 1: "1 GiB + 1 B", 1<<30 + 1<<10: "1 GiB", 1025: "1 KiB + 1 B", 2114 << 20: "2.06 GiB"} {
+	for n, want := range map[int]string{0: "0 B", 1023: "1023 B", 10000000: "9.54 MiB", 3<<20 + 5<<10 + 7: "3 MiB", 1 << 10: "1 KiB", 1<<20 + 1: "1 MiB + 1 B", 3 << 29: "1.5 GiB", 1<<30 + 1: "1 GiB + 1 B", 1<<30 + 1<<10: "1 GiB", 1025: "1 KiB + 1 B", 2114 << 20: "2.06 GiB"} {
 		assert.Equal(t, want, exactSize(n), n)
 	}
 	for n, want := range map[int]string{5: "5 B", 1<<30 + 1: "1 GiB", 1<<30 - 1: "1024 MiB", 2114 << 20: "2.06 GiB"} {
@@ -200,7 +209,7 @@ func TestQuantities(t *testing.T) {
 	for s, want := range map[float64]string{1.5: "1.5 s", 0.0125: "12.5 ms", 6.4e-6: "6.4 µs", 1e-7: "100 ns"} {
 		assert.Equal(t, want, duration(s), s)
 	}
-	for f, want := range map[float64]string{1: "as much", 1.3: "1.3 times", 12.3: "12 times"} {
+	for f, want := range map[float64]string{1: "about", 0.5: "0.5 times", 1.3: "1.3 times", 12.3: "12 times"} {
 		assert.Equal(t, want, factor(f, 1))
 	}
 }

@@ -84,7 +84,7 @@ func processAnswers(p *procmem.Process) []string {
 	}
 	least, most := p.Pinned()
 	if !p.Driver && least == 0 {
-		return []string{who + " has no CUDA driver mapped and no locked memory: it pins nothing that shows"}
+		return sentences([]string{who + " has no CUDA driver mapped and no locked memory: it pins nothing that shows"})
 	}
 	amount := "at least " + roundSize(least)
 	if most > least {
@@ -92,7 +92,7 @@ func processAnswers(p *procmem.Process) []string {
 	}
 	answers := []string{fmt.Sprintf("%s pins %s of its %s of resident memory", who, amount, roundSize(p.Resident))}
 	if !p.Driver {
-		return answers
+		return sentences(answers)
 	}
 	bytes, blocks, likely := p.Rounded()
 	switch {
@@ -103,19 +103,28 @@ func processAnswers(p *procmem.Process) []string {
 	case len(p.Blocks) > 0:
 		answers = append(answers, fmt.Sprintf("It does not look rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB have such sizes", blocks, len(p.Blocks)))
 	}
-	return answers
+	return sentences(answers)
+}
+
+// sentences ends each text with a full stop.
+func sentences(texts []string) []string {
+	for i := range texts {
+		texts[i] = sentence(texts[i])
+	}
+	return texts
 }
 
 // roundingEnds says which settings would end the rounding, and which are there already.
 func roundingEnds(p *procmem.Process) []string {
 	var answers []string
 	for _, f := range p.Frameworks {
-		if f.Setting != "" {
+		switch {
+		case f.Setting == "":
+		case f.Set:
+			answers = append(answers, fmt.Sprintf("If it is %s that pins, it has the setting that ends this already, as it was started: its version does not know it, or these sizes are below its limit, or they were asked for", f.Name))
+		default:
 			answers = append(answers, fmt.Sprintf("If it is %s that pins, this ends it: %s", f.Name, f.Setting))
 		}
-	}
-	if value := p.Environ["PYTORCH_ALLOC_CONF"] + p.Environ["PYTORCH_CUDA_ALLOC_CONF"]; strings.Contains(value, "pinned_max_round_threshold_mb") {
-		answers = append(answers, fmt.Sprintf("The process was started with %q: either its PyTorch does not have that setting, or these blocks are below the threshold, or they were asked for so", value))
 	}
 	if len(answers) == 0 {
 		answers = append(answers, "Which software pins this memory does not show by its libraries, so no setting is known that would end it")
@@ -130,6 +139,9 @@ func processNotes(p *procmem.Process) []string {
 	}
 	if p.Driver && p.Private > 0 {
 		notes = append(notes, "memory of cudaHostRegister looks like any other (VmLck and VmPin do not count it): all anonymous memory in mappings of a MiB and more is within \"at most\"")
+	}
+	if p.Locked > 0 {
+		notes = append(notes, "memory of mlock stays resident; whether the GPU has direct access to it does not show")
 	}
 	if p.Environ == nil {
 		notes = append(notes, "the environment of the process could not be read, so settings that are there already do not show")

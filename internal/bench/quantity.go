@@ -12,7 +12,7 @@ import (
 var sizeUnits = []struct {
 	bytes int
 	name  string
-}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}, {1, "B"}}
+}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}, {1, "B"}}
 
 // roundSize returns bytes in words, with three digits: "1.94 MiB".
 func roundSize(n int) string {
@@ -28,9 +28,13 @@ func roundSize(n int) string {
 // "1 GiB + 1 B".
 func exactSize(n int) string {
 	for _, u := range sizeUnits {
-		if rest := n % u.bytes; n >= u.bytes && rest > 0 && rest < 1<<10 {
+		if n < u.bytes {
+			continue
+		}
+		if rest := n % u.bytes; rest > 0 && rest < 64 {
 			return fmt.Sprintf("%s + %d B", roundSize(n-rest), rest)
 		}
+		break
 	}
 	return roundSize(n)
 }
@@ -48,17 +52,25 @@ func duration(seconds float64) string {
 	return fmt.Sprintf("%.3g ns", seconds*1e9)
 }
 
-// factor returns how many times as much a is as b, in words: "8.1 times", or "as much"
-// within the noise of most measurements.
+// gbPerSecond returns a rate in words, with three digits: "55.4 GB/s".
+func gbPerSecond(rate float64) string {
+	if rate >= 1000 {
+		return fmt.Sprintf("%.0f GB/s", rate)
+	}
+	return fmt.Sprintf("%.3g GB/s", rate)
+}
+
+// factor returns how many times as much a is as b, in words: "8.1 times". Differences
+// within the noise of most measurements are none: "about".
 func factor(a, b float64) string {
 	f := a / b
 	switch {
 	case f >= 10:
 		return fmt.Sprintf("%.0f times", f)
-	case f >= 1.05:
-		return fmt.Sprintf("%.2g times", f)
+	case f > 0.95 && f < 1.05:
+		return "about"
 	}
-	return "as much"
+	return fmt.Sprintf("%.2g times", f)
 }
 
 // sentence returns text with a full stop.

@@ -12,6 +12,8 @@ type Framework struct {
 	Rounds bool `json:"rounds"`
 	// Setting ends the rounding. Empty if none is known.
 	Setting string `json:"setting,omitempty"`
+	// Set says that the process was started with it already.
+	Set bool `json:"set,omitempty"`
 }
 
 // PyTorchSetting ends the rounding of PyTorch's allocator of pinned memory
@@ -24,19 +26,22 @@ const PyTorchSetting = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64,pinn
 type known struct {
 	Framework
 	parts []string
+	set   func(*Process) bool // the process was started with the setting
 }
 
 var frameworks = []known{
-	{Framework{Name: "DeepSpeed", Rounds: true, Setting: "DS_PIN_MEMORY_BACKEND=native (from the DeepSpeed releases of August 2026 on, #8211: posix_memalign and mlock in place of PyTorch's allocator)"},
-		[]string{"/deepspeed/", "/async_io.so", "/async_io/", "deepspeed_pin_tensor", "/pin_memory.so", "/cpu_adam.so"}},
-	{Framework{Name: "vLLM"}, []string{"/vllm/"}},
-	{Framework{Name: "SGLang"}, []string{"/sgl_kernel/", "/sglang/"}},
-	{Framework{Name: "PyTorch", Rounds: true, Setting: PyTorchSetting}, []string{"/libtorch.so", "/libtorch_cpu.so", "/libtorch_cuda.so", "/libc10_cuda.so"}},
-	{Framework{Name: "CuPy", Rounds: true, Setting: "cupy.cuda.set_pinned_memory_allocator(None), which allocates without its pool (cupy/cupy #7742)"}, []string{"/cupy/", "/cupy_backends/"}},
-	{Framework{Name: "TensorFlow"}, []string{"/libtensorflow", "/_pywrap_tensorflow"}},
-	{Framework{Name: "JAX"}, []string{"/jaxlib/", "/xla_extension.so", "/jax_cuda"}},
-	{Framework{Name: "ONNX Runtime"}, []string{"/libonnxruntime"}},
-	{Framework{Name: "llama.cpp"}, []string{"/libggml", "/libllama.so"}},
+	{Framework{Name: "DeepSpeed", Rounds: true, Setting: "DS_PIN_MEMORY_BACKEND=native and DS_PIN_MEMORY_REGISTER_DEVICE=1 (deepspeedai/DeepSpeed #8211 and #8283, of August 2026: posix_memalign, mlock and cudaHostRegister in place of PyTorch's allocator; without the second the memory is locked, but the GPU has no direct access)"},
+		[]string{"/deepspeed/", "/async_io.so", "/async_io/", "deepspeed_pin_tensor", "/pin_memory.so", "/cpu_adam.so"},
+		func(p *Process) bool { return p.Environ["DS_PIN_MEMORY_BACKEND"] == "native" }},
+	{Framework{Name: "vLLM"}, []string{"/vllm/"}, nil},
+	{Framework{Name: "SGLang"}, []string{"/sgl_kernel/", "/sglang/"}, nil},
+	{Framework{Name: "PyTorch", Rounds: true, Setting: PyTorchSetting}, []string{"/libtorch.so", "/libtorch_cpu.so", "/libtorch_cuda.so", "/libc10_cuda.so"},
+		func(p *Process) bool { return strings.Contains(p.settings(), "pinned_max_round_threshold_mb:") }},
+	{Framework{Name: "CuPy", Rounds: true, Setting: "cupy.cuda.set_pinned_memory_allocator(None), which allocates without its pool (cupy/cupy #7742)"}, []string{"/cupy/", "/cupy_backends/"}, nil},
+	{Framework{Name: "TensorFlow"}, []string{"/libtensorflow", "/_pywrap_tensorflow"}, nil},
+	{Framework{Name: "JAX"}, []string{"/jaxlib/", "/xla_extension.so", "/jax_cuda"}, nil},
+	{Framework{Name: "ONNX Runtime"}, []string{"/libonnxruntime"}, nil},
+	{Framework{Name: "llama.cpp"}, []string{"/libggml", "/libllama.so"}, nil},
 }
 
 func (k known) maps(path string) bool {

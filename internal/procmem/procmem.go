@@ -158,6 +158,7 @@ func (p *Process) count(maps []mapped) {
 		}
 		for _, f := range frameworks {
 			if f.maps(name) && !slices.ContainsFunc(p.Frameworks, func(g Framework) bool { return g.Name == f.Name }) {
+				f.Set = f.set != nil && f.set(p)
 				p.Frameworks = append(p.Frameworks, f.Framework)
 			}
 		}

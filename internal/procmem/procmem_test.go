@@ -69,6 +69,7 @@ func TestPyTorchRounds(t *testing.T) {
 	require.Len(t, p.Frameworks, 1)
 	assert.Equal(t, "PyTorch", p.Frameworks[0].Name)
 	assert.Contains(t, p.Frameworks[0].Setting, "pinned_max_round_threshold_mb")
+	assert.False(t, p.Frameworks[0].Set)
 	assert.Equal(t, map[string]string{"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, p.Environ, "nothing else is kept")
 	assert.Equal(t, 2114*mib, p.HostAllocated)
 	assert.Equal(t, (60+1+1+2114)*mib, p.Resident)
@@ -287,4 +288,21 @@ func FuzzRead(f *testing.F) {
 		}
 		p.Rounded()
 	})
+}
+
+func TestSettingsThatAreThere(t *testing.T) {
+	t.Parallel()
+	deepspeed := entry(0x7d0000000000, mib, "r-xp", "/x/site-packages/deepspeed/ops/async_io.so", 0)
+	for environ, want := range map[string][2]bool{
+		"": {false, false},
+		"PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:64\x00":                        {false, true},
+		"PYTORCH_ALLOC_CONF=x:1\x00PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb\x00": {false, false},
+		"DS_PIN_MEMORY_BACKEND=native\x00":                                                    {true, false},
+		"DS_PIN_MEMORY_BACKEND=torch\x00":                                                     {false, false},
+	} {
+		p, err := Read(process(deepspeed+torch, environ), 7)
+		require.NoError(t, err)
+		require.Len(t, p.Frameworks, 2)
+		assert.Equal(t, want, [2]bool{p.Frameworks[0].Set, p.Frameworks[1].Set}, "%q", environ)
+	}
 }
