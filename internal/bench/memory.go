@@ -100,7 +100,7 @@ func planMemory(env measure.Env) ([]measure.Group, error) {
 		k := &keeper{dev: dev, allocator: allocator}
 		g := measure.Group{Name: allocator, Open: k.open, Close: func() error { return nil }, Notes: func() []string { return k.notes }}
 		for _, n := range sizes {
-			g.Cases = append(g.Cases, k.kept(n))
+			g.Cases = append(g.Cases, k.kept(n, env.Quick))
 			g.Need.Pinned = max(g.Need.Pinned, blocksOf(n)*takes(allocator, n))
 		}
 		groups = append(groups, g)
@@ -147,19 +147,23 @@ const (
 	slowPin       = 2.5 // GB/s
 	processLimit  = time.Minute
 	slowestRate   = 0.1 // GB/s
-	largestSample = 3   // processes a case
+	mostProcesses = 3   // for a case
 )
 
 func secondsAt(bytes int, rate float64) time.Duration { return time.Duration(float64(bytes) / rate) }
 
-// kept is the case of one size.
-func (k *keeper) kept(n int) measure.Case {
+// kept is the case of one size. A second process hardly ever differs.
+func (k *keeper) kept(n int, quick bool) measure.Case {
+	samples := mostProcesses
+	if quick {
+		samples = 1
+	}
 	count := blocksOf(n)
 	pinned := count * takes(k.allocator, n)
 	return measure.Case{
 		Series: result.Series{Name: keptName, Unit: result.Ratio, Better: result.Lower,
 			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
-		Fewest: 1, Samples: largestSample, Budget: processTime + secondsAt(pinned, slowPin),
+		Fewest: 1, Samples: samples, Budget: processTime + secondsAt(pinned, slowPin),
 		Sample: func(ctx context.Context) (float64, error) {
 			library := k.dev.Runtime().Library()
 			answer, err := child.Run[keepAnswer](ctx, processLimit+secondsAt(pinned, slowestRate), keepChild, keepRequest{

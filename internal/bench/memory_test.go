@@ -49,7 +49,7 @@ func TestMemoryKept(t *testing.T) {
 	emulated(t)
 	_, devices := simulated(t, cudasim.Config{})
 	const large = 64<<20 + 1
-	env := measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1 << 20, large}}}
+	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{1 << 20, large}}}
 	b, err := measure.Run(t.Context(), memory, env, nil)
 	require.NoError(t, err)
 	require.Empty(t, b.Errors)
@@ -76,7 +76,7 @@ func TestMemoryInterrupted(t *testing.T) {
 	_, devices := simulated(t, cudasim.Config{})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("stop")
-	env := measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1 << 20}}}
+	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{1 << 20}}}
 	b, err := measure.Run(ctx, memory, env, func(p measure.Progress) {
 		if p.Done == 1 {
 			cancel(stop)

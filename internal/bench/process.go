@@ -135,7 +135,7 @@ func roundingEnds(p *procmem.Process) []string {
 func processNotes(p *procmem.Process) []string {
 	notes := []string{"a reading, not a measurement: nothing in /proc lists pinned memory as such"}
 	if p.HostAllocated > 0 {
-		notes = append(notes, "memory of cudaHostAlloc is shared anonymous memory (/dev/zero (deleted)); other shared memory of the process would look alike")
+		notes = append(notes, "memory of cudaHostAlloc is shared anonymous memory (/dev/zero (deleted)); other shared memory of the process would look alike, and a driver that allocates for several requests together would make sizes of its own")
 	}
 	if p.Driver && p.Private > 0 {
 		notes = append(notes, "memory of cudaHostRegister looks like any other (VmLck and VmPin do not count it): all anonymous memory in mappings of a MiB and more is within \"at most\"")

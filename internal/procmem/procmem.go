@@ -125,7 +125,7 @@ func alive(root fs.FS, pid int) (linux.ProcessStatus, error) {
 		if _, err := fs.Stat(root, "proc/self"); err != nil {
 			return nil, fmt.Errorf("this system has no /proc: %w", errors.ErrUnsupported)
 		}
-		return nil, fmt.Errorf("there is no such process: %w", fs.ErrNotExist)
+		return nil, fmt.Errorf("there is no such process, or /proc hides it from this user: %w", fs.ErrNotExist)
 	case err != nil:
 		return nil, err
 	case status.Ended():
