@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,7 +101,7 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 	}
 	if env.Devices[0].Runtime().Library().Simulated {
 		groups[0].Notes = func() []string {
-			return []string{"copies to the simulated GPU take the time of this host's memory: these rates are none of a link"}
+			return []string{"copies to the simulated GPU take the time of this host's memory: but for those from pinned memory, which the simulated link times, these rates are none of a link"}
 		}
 	}
 	return groups, nil
@@ -118,6 +119,7 @@ type fileRig struct {
 	path   string
 	at     []cudart.DevPtr // on each device
 	stream *cudart.Stream
+	span   *measure.Span
 	buffer *hostmem.Buffer
 	copier *transfer.Copier
 	fanout *transfer.Fanout
@@ -136,7 +138,7 @@ func (f *fileRig) group() measure.Group {
 	if f.inMemory {
 		g.Need.Pageable, g.Need.Disk = f.n, 0
 	}
-	add := func(device, cache, method string, bring func(context.Context) error) {
+	add := func(device, cache, method string, bring way) {
 		c := measure.Case{
 			Series: result.Series{Name: fileRate, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: f.n, Labels: result.Labels{
 				{Key: result.Device, Value: device}, {Key: result.Method, Value: method}, {Key: cacheLabel, Value: cache}, {Key: result.Size, Value: strconv.Itoa(f.n)}}},
@@ -153,15 +155,15 @@ func (f *fileRig) group() measure.Group {
 	one := strconv.Itoa(f.devices[0].Ordinal())
 	add(one, inCache, filePinned, f.fromPinned)
 	for _, cache := range []string{inCache, outOfCache} {
-		add(one, cache, fileMapped, f.fromMapping)
-		add(one, cache, fileRead, f.byReading)
-		add(one, cache, fileStaged, f.byStaging)
-		add(one, cache, fileRegistered, f.fromPageCache)
+		add(one, cache, fileMapped, clocked(f.fromMapping))
+		add(one, cache, fileRead, clocked(f.byReading))
+		add(one, cache, fileStaged, clocked(f.byStaging))
+		add(one, cache, fileRegistered, clocked(f.fromPageCache))
 		if cache == outOfCache { // it does not use the page cache
-			add(one, cache, fileDirect, f.pastThePageCache)
+			add(one, cache, fileDirect, clocked(f.pastThePageCache))
 		}
 		if len(f.devices) > 1 {
-			add(allDevices, cache, fileFanout, f.toAll)
+			add(allDevices, cache, fileFanout, clocked(f.toAll))
 		}
 	}
 	return g
@@ -194,6 +196,10 @@ func (f *fileRig) open(ctx context.Context) error {
 		return err
 	}
 	f.undo = append(f.undo, f.stream.Close)
+	if f.span, err = measure.NewSpan(first); err != nil {
+		return err
+	}
+	f.undo = append(f.undo, f.span.Close)
 	if f.buffer, err = hostmem.Alloc(ctx, first, f.n, hostmem.Options{Label: "bench"}); err != nil {
 		return err
 	}
@@ -263,8 +269,17 @@ func (f *fileRig) close() error {
 	return nil
 }
 
-// sample brings the file to the device once, and returns GB/s by the clock.
-func (f *fileRig) sample(ctx context.Context, cache, method, device string, bring func(context.Context) error) (float64, error) {
+// A way brings the file to the device. It returns how long that took by the device, or 0:
+// the clock counts then.
+type way func(context.Context) (time.Duration, error)
+
+// clocked is a way that the clock counts for.
+func clocked(do func(context.Context) error) way {
+	return func(ctx context.Context) (time.Duration, error) { return 0, do(ctx) }
+}
+
+// sample brings the file to the device once, and returns GB/s.
+func (f *fileRig) sample(ctx context.Context, cache, method, device string, bring way) (float64, error) {
 	switch {
 	case cache == outOfCache && f.inMemory:
 		return 0, fmt.Errorf("the files of %s are in memory (name a directory on a disk by TMPDIR): %w", f.dir, errors.ErrUnsupported)
@@ -285,7 +300,7 @@ func (f *fileRig) sample(ctx context.Context, cache, method, device string, brin
 
 // time is one sample. What the devices had before is overwritten, so that bytes which do
 // not arrive show.
-func (f *fileRig) time(ctx context.Context, cache, device string, bring func(context.Context) error, took *time.Duration) error {
+func (f *fileRig) time(ctx context.Context, cache, device string, bring way, took *time.Duration) error {
 	for i, d := range f.devices {
 		if device == allDevices || i == 0 {
 			if err := errors.Join(d.Memset(f.at[i], 0x5a, f.n), d.Synchronize(ctx)); err != nil {
@@ -303,17 +318,14 @@ func (f *fileRig) time(ctx context.Context, cache, device string, bring func(con
 		}
 	}
 	start := time.Now()
-	err := bring(ctx)
-	*took = max(time.Since(start), 1)
+	onDevice, err := bring(ctx)
+	*took = max(cmp.Or(onDevice, time.Since(start)), 1)
 	return err
 }
 
 // fromPinned copies what is in pinned memory already.
-func (f *fileRig) fromPinned(ctx context.Context) error {
-	if err := f.buffer.CopyToDevice(f.stream, f.at[0], 0, f.n); err != nil {
-		return err
-	}
-	return f.stream.Synchronize(ctx)
+func (f *fileRig) fromPinned(ctx context.Context) (time.Duration, error) {
+	return f.span.Time(ctx, f.stream, func() error { return f.buffer.CopyToDevice(f.stream, f.at[0], 0, f.n) })
 }
 
 // fromMapping maps the file and has CUDA copy it, as loaders of weights do.
@@ -335,7 +347,8 @@ func (f *fileRig) byReading(ctx context.Context) error {
 	if err := f.fill(ctx); err != nil {
 		return err
 	}
-	return f.fromPinned(ctx)
+	_, err := f.fromPinned(ctx)
+	return err
 }
 
 func (f *fileRig) byStaging(ctx context.Context) error {

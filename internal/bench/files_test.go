@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -62,17 +63,28 @@ func TestFilesArrive(t *testing.T) {
 	assert.Contains(t, b.Answers[1], "All devices get such a file at ")
 }
 
-// A copy that does not arrive is found: cudaMemcpyAsync does nothing here.
+// The rate from pinned memory is the link's, by the device.
+func TestFilesKnowTheLink(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	_, devices := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Way{Rate: 25, Latency: 8 * time.Microsecond}}}}})
+	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{16 << 20}, Quick: true}}, nil)
+	require.NoError(t, err)
+	s := fileSeries(b, inCache, filePinned)
+	require.NotNil(t, s)
+	assert.InDelta(t, 25, s.Median, 0.5)
+}
+
+// A copy that does not arrive is found.
 func TestFilesThatDoNotArrive(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	_, devices := simulated(t, cudasim.Config{})
 	f := &fileRig{devices: devices, n: 1 << 20, dir: os.TempDir()}
 	require.NoError(t, f.open(t.Context()))
 	defer func() { require.NoError(t, f.close()) }()
-	_, err := f.sample(t.Context(), inCache, fileStaged, "0", func(context.Context) error { return nil })
+	_, err := f.sample(t.Context(), inCache, fileStaged, "0", clocked(func(context.Context) error { return nil }))
 	require.NoError(t, err)
 	require.ErrorContains(t, f.verify(t.Context(), "0"), "has other bytes than the file, between 0 and 1048576")
-	_, err = f.sample(t.Context(), inCache, fileStaged, "0", f.byStaging)
+	_, err = f.sample(t.Context(), inCache, fileStaged, "0", clocked(f.byStaging))
 	require.NoError(t, err)
 	require.NoError(t, f.verify(t.Context(), "0"))
 }
