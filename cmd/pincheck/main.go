@@ -14,9 +14,11 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/internal/child"
 )
 
 func main() {
+	child.Serve(bench.Children()) // returns, unless an experiment has started this process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A closed pipe is an error of writing, which is reported, and not the end of the
 	// process in the middle of a run.

@@ -8,5 +8,8 @@ func All() []measure.Experiment {
 		Bandwidth(),
 		Latency(),
 		Calls(),
+		memory,
+		alloc,
+		files,
 	}
 }

@@ -57,6 +57,9 @@ type Group struct {
 	Open  func(context.Context) error
 	Close func() error
 	Cases []Case
+	// Notes returns what a reader of the series has to know. It is called after the
+	// cases of a group that was opened. nil for nothing.
+	Notes func() []string
 }
 
 // Need is what a group takes at its peak, in bytes.

@@ -168,6 +168,9 @@ func (r *run) group(ctx context.Context, g *Group) error {
 			r.take(ctx, g, &g.Cases[i])
 			r.done++
 		}
+		if g.Notes != nil {
+			r.Notes = append(r.Notes, g.Notes()...)
+		}
 	} else {
 		r.done += len(g.Cases)
 		r.failed(ctx, g.Name, err)

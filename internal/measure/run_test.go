@@ -175,3 +175,24 @@ func TestDurationIsSharedByTheCases(t *testing.T) {
 	assert.Equal(t, 6*time.Second, p.groups[1].Cases[0].Budget)
 	assert.Equal(t, 10, p.groups[1].Cases[0].Samples)
 }
+
+func TestSamplesEndAndNotesFollow(t *testing.T) {
+	t.Parallel()
+	short, none := counted("short"), counted("none")
+	n := 0.0
+	short.Sample = func(context.Context) (float64, error) {
+		if n++; n > 2 {
+			return 0, ErrNoMore
+		}
+		return n, nil
+	}
+	none.Sample = func(context.Context) (float64, error) { return 0, ErrNoMore }
+	note := func() []string { return []string{fmt.Sprintf("%v calls", n)} }
+	b, err := Run(t.Context(), experiment(Group{Name: "a", Cases: []Case{short, none}, Notes: note},
+		Group{Name: "b", Open: func(context.Context) error { return errors.New("full") }, Notes: note}), Env{}, nil)
+	require.NoError(t, err)
+	require.Len(t, b.Series, 1)
+	assert.Equal(t, []float64{1, 2}, b.Series[0].Samples)
+	assert.Equal(t, []string{"3 calls"}, b.Notes)
+	assert.Equal(t, []string{"b: full"}, b.Errors)
+}

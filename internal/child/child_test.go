@@ -1,0 +1,161 @@
+package child
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// long is a time limit that no test reaches.
+const long = 5 * time.Minute
+
+var funcs = map[string]Func{
+	"add": Handle(func(_ context.Context, terms []int) (sum int, err error) {
+		for _, n := range terms {
+			sum += n
+		}
+		return sum, nil
+	}),
+	"fail":     Handle(func(_ context.Context, what string) (int, error) { return 0, errors.New(what) }),
+	"old":      Handle(func(context.Context, int) (int, error) { return 0, fmt.Errorf("old: %w", errors.ErrUnsupported) }),
+	"panic":    Handle(func(context.Context, int) (int, error) { panic("at the disco") }),
+	"hang":     Handle(func(context.Context, int) (int, error) { select {} }),
+	"exit":     Handle(func(context.Context, int) (int, error) { os.Exit(7); return 0, nil }),
+	"chatter":  Handle(func(context.Context, int) (int, error) { fmt.Println("hello"); return 1, nil }),
+	"noanswer": Handle(func(context.Context, int) (func(), error) { return nil, nil }),
+	"variable": Handle(func(context.Context, int) (string, error) { return os.Getenv(variable), nil }),
+}
+
+func TestMain(m *testing.M) {
+	Serve(funcs)
+	os.Exit(m.Run())
+}
+
+// do is Run, where programs of this architecture can be started.
+func do[Answer any](t *testing.T, ctx context.Context, limit time.Duration, name string, request any) (Answer, error) {
+	t.Helper()
+	answer, err := Run[Answer](ctx, limit, name, request)
+	if errors.Is(err, syscall.ENOEXEC) {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	}
+	return answer, err
+}
+
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	sum, err := do[int](t, t.Context(), long, "add", []int{1, 2, 39})
+	require.NoError(t, err)
+	assert.Equal(t, 42, sum)
+	none, err := do[string](t, t.Context(), long, "variable", 0)
+	require.NoError(t, err)
+	assert.Empty(t, none, "children of the child are no children of ours")
+}
+
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"fail":     "child: fail: what",
+		"old":      "child: old: old: unsupported operation",
+		"panic":    "child: panic: the process ended early: exit status 2: panic: at the disco",
+		"exit":     "child: exit: the process ended early: exit status 7",
+		"chatter":  `child: chatter: answer "hello\n`,
+		"noanswer": "child: noanswer: answer: json: unsupported type: func()",
+		"unknown":  `child: unknown: there is no function "unknown" here`,
+	} {
+		request := any(0)
+		if name == "fail" {
+			request = "what"
+		}
+		_, err := do[int](t, t.Context(), long, name, request)
+		require.ErrorContains(t, err, want)
+		assert.Equal(t, name == "old", errors.Is(err, errors.ErrUnsupported), name)
+	}
+	_, err := do[int](t, t.Context(), long, "add", "text")
+	require.ErrorContains(t, err, "child: add: request: json: cannot unmarshal string")
+	_, err = do[string](t, t.Context(), long, "add", []int{1})
+	require.ErrorContains(t, err, `child: add: answer "1": json: cannot unmarshal number`)
+	_, err = Run[int](t.Context(), long, "add", func() {})
+	require.ErrorContains(t, err, "request: json: unsupported type")
+}
+
+// A process that hangs is killed at its limit, and when ctx ends.
+func TestHangs(t *testing.T) {
+	t.Parallel()
+	_, err := do[int](t, t.Context(), 50*time.Millisecond, "hang", 0)
+	require.ErrorIs(t, err, ErrTimeout)
+	assert.ErrorContains(t, err, "child: hang: no answer within the time limit of 50ms")
+
+	stop := errors.New("stop")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(50*time.Millisecond, func() { cancel(stop) })
+	_, err = do[int](t, ctx, long, "hang", 0)
+	require.ErrorIs(t, err, stop)
+	_, err = do[int](t, ctx, long, "add", []int{1})
+	require.ErrorIs(t, err, stop, "nothing is started")
+}
+
+// A process that hangs ends when its standard input does, which is when this process
+// has ended, however that was.
+func TestEndsWithItsParent(t *testing.T) {
+	t.Parallel()
+	path, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(path)
+	cmd.Env = append(os.Environ(), variable+"=hang")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	if err := cmd.Start(); errors.Is(err, syscall.ENOEXEC) {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	} else {
+		require.NoError(t, err)
+	}
+	_, err = in.Write([]byte("0\n"))
+	require.NoError(t, err)
+	require.NoError(t, in.Close()) // as the end of this process would
+	text, err := io.ReadAll(out)
+	require.NoError(t, err)
+	assert.Empty(t, text)
+	assert.Error(t, cmd.Wait())
+}
+
+func TestServeWithoutARequest(t *testing.T) {
+	t.Parallel()
+	never := func() { t.Error("orphaned") }
+	for in, want := range map[string]string{"": "request: EOF", "{": "request: unexpected EOF", "x": "request: invalid character"} {
+		assert.Contains(t, serve(funcs["add"], "add", strings.NewReader(in), never).Error, want)
+	}
+}
+
+func TestOrphaned(t *testing.T) {
+	t.Parallel()
+	orphaned := make(chan struct{})
+	r := serve(Handle(func(context.Context, int) (int, error) { <-orphaned; return 1, nil }), "wait", strings.NewReader("0\n"), func() { close(orphaned) })
+	assert.Equal(t, json.RawMessage("1"), r.Answer)
+}
+
+func TestOutputIsLimited(t *testing.T) {
+	t.Parallel()
+	var l limited
+	for range 3 {
+		n, err := l.Write(bytes.Repeat([]byte("x"), maxText/2+1))
+		require.NoError(t, err)
+		assert.Equal(t, maxText/2+1, n)
+	}
+	assert.Equal(t, maxText, l.Len())
+	assert.Len(t, l.quote(), 302)
+}
