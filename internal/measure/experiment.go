@@ -73,11 +73,20 @@ type Case struct {
 	Budget  time.Duration // after which only Fewest are taken; 0 means 300 ms
 	// Sample takes one sample. It must return soon after ctx ends.
 	Sample func(context.Context) (float64, error)
+	// Also are further quantities that each sample measures.
+	Also []Also
 	// Verify compares what was copied after the samples. nil for nothing to compare.
 	Verify func(context.Context) error
 	// Node returns the NUMA node of the host memory, when the group is open. nil for
 	// none.
 	Node func() (node int, ok bool)
+}
+
+// Also is a series of a quantity that the samples of a [Case] measure as well.
+type Also struct {
+	result.Series
+	// Last returns the value of the last sample. ok is false if it has none.
+	Last func() (value float64, ok bool)
 }
 
 const (
