@@ -1,0 +1,360 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
+)
+
+// A clock returns the caller's time since some moment. Tests take one that follows the
+// link model of the simulated GPU, so that no machine is too slow for them.
+type clock func() time.Duration
+
+// wall is the host's clock.
+func wall() clock {
+	start := time.Now()
+	return func() time.Duration { return time.Since(start) }
+}
+
+// A workbench holds the memory and the streams of a group of cases.
+type workbench struct {
+	dev     *cudart.Device
+	now     clock
+	streams []*cudart.Stream
+	undo    []func(context.Context) error // releases what was made, in the order of making
+}
+
+// drainTime is how long close waits for work that is under way.
+const drainTime = 10 * time.Second
+
+// close waits for the streams, and releases everything, the last one first. If the
+// streams' work does not end, all stays allocated, because the GPU may be using it.
+func (w *workbench) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	var errs []error
+	for _, s := range w.streams {
+		err := s.Synchronize(ctx)
+		if ctx.Err() != nil {
+			return fmt.Errorf("all memory stays allocated, the GPU may be using it: %w", err)
+		}
+		errs = append(errs, err)
+	}
+	for i := len(w.undo) - 1; i >= 0; i-- {
+		errs = append(errs, w.undo[i](ctx))
+	}
+	w.streams, w.undo = nil, nil
+	return errors.Join(errs...)
+}
+
+func (w *workbench) onClose(undo func() error) {
+	w.undo = append(w.undo, func(context.Context) error { return undo() })
+}
+
+// stream makes a stream that is in no order with others.
+func (w *workbench) stream() (*cudart.Stream, error) {
+	s, err := w.dev.NewStream(cudart.StreamOptions{})
+	if err == nil {
+		w.streams = append(w.streams, s)
+		w.onClose(s.Close)
+	}
+	return s, err
+}
+
+func (w *workbench) span() (*measure.Span, error) {
+	s, err := measure.NewSpan(w.dev)
+	if err == nil {
+		w.onClose(s.Close)
+	}
+	return s, err
+}
+
+// device allocates device memory.
+func (w *workbench) device(n int) (cudart.DevPtr, error) {
+	p, err := w.dev.Malloc(n)
+	if err == nil {
+		w.onClose(func() error { return w.dev.Free(p) })
+	}
+	return p, err
+}
+
+// pinned allocates pinned memory.
+func (w *workbench) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) {
+	b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench"})
+	if err == nil {
+		w.undo = append(w.undo, b.CloseContext)
+	}
+	return b, err
+}
+
+// pageable allocates memory that is not pinned.
+func (w *workbench) pageable(n int) (pageable, error) {
+	p, err := hostmem.AllocPageable(n)
+	if err != nil {
+		return nil, err
+	}
+	w.onClose(p.Close)
+	return p.Bytes(), nil
+}
+
+// host allocates memory of a kind.
+func (w *workbench) host(ctx context.Context, kind string, n int) (hostMemory, error) {
+	if kind == inPinned {
+		return w.pinned(ctx, n)
+	}
+	return w.pageable(n)
+}
+
+// node returns the NUMA node of pinned memory.
+func (w *workbench) node() (int, bool) { return hostmem.NodeOf(w.dev) }
+
+// Values of result.Memory.
+const (
+	inPinned   = "pinned"
+	inPageable = "pageable"
+)
+
+// hostMemory is host memory that copies can use (cudaMemcpyAsync): a *hostmem.Buffer, or
+// pageable.
+type hostMemory interface {
+	Bytes() []byte
+	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
+	CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+}
+
+// pageable is mapped memory that is not pinned. Copies of it block, as CUDA stages them:
+// how far is what is measured.
+type pageable []byte
+
+func (p pageable) Bytes() []byte { return p }
+
+func (p pageable) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return s.CopyToDevice(dst, unsafe.Pointer(&p[off:][:n][0]), n)
+}
+
+func (p pageable) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return s.CopyToHost(unsafe.Pointer(&p[off:][:n][0]), src, n)
+}
+
+// copies queues a copy in a direction.
+func copies(direction string, m hostMemory, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
+	if direction == result.HostToDevice {
+		return m.CopyToDevice(s, dev, off, n)
+	}
+	return m.CopyToHost(s, off, dev, n)
+}
+
+// piece is how much is copied, filled or compared before the context is looked at.
+const piece = 32 << 20
+
+// pieces calls f for the pieces of n bytes, until ctx ends.
+func pieces(ctx context.Context, n int, f func(off, n int) error) error {
+	for off := 0; off < n; off += piece {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := f(off, min(piece, n-off)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// poison is a byte that no pattern has.
+const poison = 0xee
+
+// patternWord is 8 bytes at an offset of a pattern: each below 0x80, different for
+// neighbours, offsets and seeds.
+func patternWord(seed, off int) uint64 {
+	z := (uint64(off) + uint64(seed)*0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9
+	return (z ^ z>>29) & 0x7f7f7f7f7f7f7f7f
+}
+
+// fill writes a pattern.
+func fill(ctx context.Context, b []byte, seed int) error {
+	return pieces(ctx, len(b), func(from, n int) error {
+		var tail [8]byte
+		for off := from; off < from+n; off += 8 {
+			if rest := b[off : from+n]; len(rest) >= 8 {
+				binary.LittleEndian.PutUint64(rest, patternWord(seed, off))
+			} else {
+				binary.LittleEndian.PutUint64(tail[:], patternWord(seed, off))
+				copy(rest, tail[:])
+			}
+		}
+		return nil
+	})
+}
+
+// compare returns an error for the first byte of b that is not the pattern's.
+func compare(ctx context.Context, b []byte, seed int) error {
+	return pieces(ctx, len(b), func(off, n int) error { return compareAt(b[off:off+n], off, seed) })
+}
+
+// compareAt compares with the pattern's bytes from an offset on, a multiple of 8.
+func compareAt(b []byte, at, seed int) error {
+	var want, got [8]byte
+	for off := 0; off < len(b); off += 8 {
+		binary.LittleEndian.PutUint64(want[:], patternWord(seed, at+off))
+		got = want
+		copy(got[:], b[off:])
+		for i := range got {
+			if got[i] != want[i] {
+				return fmt.Errorf("byte %d is %#02x, want %#02x", at+off+i, got[i], want[i])
+			}
+		}
+	}
+	return nil
+}
+
+// compareDevice is compare of device memory (cudaMemcpy).
+func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n, seed int) error {
+	b := make([]byte, min(n, piece))
+	return pieces(ctx, n, func(off, n int) error {
+		if err := w.dev.CopyToHost(unsafe.Pointer(&b[0]), p+cudart.DevPtr(off), n); err != nil {
+			return err
+		}
+		return compareAt(b[:n], off, seed)
+	})
+}
+
+// A load is work for the GPU without a kernel: a number of memsets (cudaMemsetAsync).
+type load struct {
+	at       cudart.DevPtr
+	n, count int
+}
+
+const (
+	loadBytes = 64 << 20 // of one memset: long enough for the GPU to take longer than the call
+	mostSets  = 512      // of which a stream holds about a thousand
+)
+
+// newLoad allocates what to set, up to loadBytes.
+func (w *workbench) newLoad(n int) (l load, err error) {
+	l.n = min(n, loadBytes)
+	l.at, err = w.device(l.n)
+	return l, err
+}
+
+func (l *load) queue(s *cudart.Stream) error {
+	for range l.count {
+		if err := s.Memset(l.at, 0, l.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fit sets the count so that the load takes about as long as is wanted, by measuring.
+func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, want time.Duration) error {
+	const tried = 8
+	l.count = tried
+	for range 2 { // the first is a warm-up
+		took, err := span.Time(ctx, s, func() error { return l.queue(s) })
+		if err != nil {
+			return err
+		}
+		if took > 0 {
+			l.count = max(1, min(int((want*time.Duration(l.count)+took/2)/took), mostSets))
+		}
+	}
+	return nil
+}
+
+// labelsOf returns the labels of a device.
+func labelsOf(dev *cudart.Device) result.Labels {
+	return result.Labels{{Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
+}
+
+// sizesOr returns the sizes that were asked for, or others: those of a quick run, or all.
+func sizesOr(env measure.Env, quick, all []int) []int {
+	switch {
+	case len(env.Sizes) > 0:
+		return env.Sizes
+	case env.Quick:
+		return quick
+	}
+	return all
+}
+
+// sizeText formats a size: 64 MiB.
+func sizeText(n int) string {
+	for _, u := range []struct {
+		size int
+		name string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if n >= u.size {
+			return strconv.FormatFloat(float64(n)/float64(u.size), 'g', 4, 64) + " " + u.name
+		}
+	}
+	return strconv.Itoa(n) + " B"
+}
+
+// secondsText formats a time: 1.2 ms.
+func secondsText(s float64) string {
+	switch {
+	case s >= 1:
+		return fmt.Sprintf("%.3g s", s)
+	case s >= 1e-3:
+		return fmt.Sprintf("%.3g ms", s*1e3)
+	}
+	return fmt.Sprintf("%.3g µs", s*1e6)
+}
+
+// percentText formats a share: 98 %.
+func percentText(share float64) string {
+	if math.Abs(share) < 0.0095 && share != 0 {
+		return fmt.Sprintf("%.1f %%", share*100)
+	}
+	return fmt.Sprintf("%.0f %%", share*100)
+}
+
+// ways are directions in words.
+var ways = map[string]string{result.HostToDevice: "to the GPU", result.DeviceToHost: "to the host"}
+
+// largest returns the series of a name with the labels and the largest size, or nil.
+func largest(b *result.Bench, name string, where ...result.Label) (most *result.Series) {
+	for _, s := range b.Select(result.View{Series: name, Where: where}) {
+		if most == nil || sizeOf(s) > sizeOf(most) {
+			most = s
+		}
+	}
+	return most
+}
+
+// sizeOf returns the size that a series is for, 0 for none.
+func sizeOf(s *result.Series) int {
+	n, _ := strconv.Atoi(s.Labels.Get(result.Size))
+	return n
+}
+
+// other returns the series of a name under the conditions of s, but with another value
+// of one of them; nil if there is none, or if s is nil.
+func other(b *result.Bench, s *result.Series, name, key, value string) *result.Series {
+	if s == nil {
+		return nil
+	}
+	where := slices.Clone(s.Labels)
+	for i := range where {
+		if where[i].Key == key {
+			where[i].Value = value
+		}
+	}
+	return b.Find(name, where...)
+}
+
+// also returns the series of another quantity under the conditions of s, or nil.
+func also(b *result.Bench, s *result.Series, name string) *result.Series {
+	return other(b, s, name, "", "")
+}
