@@ -6,5 +6,6 @@ import "github.com/gopinned/pinned/internal/measure"
 func All() []measure.Experiment {
 	return []measure.Experiment{
 		overlap(wall()),
+		frames(wall()),
 	}
 }
