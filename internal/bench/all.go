@@ -7,5 +7,6 @@ func All() []measure.Experiment {
 	return []measure.Experiment{
 		overlap(wall()),
 		frames(wall()),
+		loading(fullGrid, quickGrid),
 	}
 }
