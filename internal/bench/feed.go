@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	features    = 1024 // float32 of a sample
-	sampleBytes = 4 * features
+	features  = 1024 // float32 of a sample
+	oneSample = 4 * features
 )
 
 // samples is a data set in memory, of which each sample may take a while to arrive. It
@@ -28,7 +28,7 @@ type samples struct {
 }
 
 func (s *samples) Len() int      { return math.MaxInt32 }
-func (s *samples) Fields() []int { return []int{sampleBytes} }
+func (s *samples) Fields() []int { return []int{oneSample} }
 
 // Read waits as for a disk or a network, and copies the sample.
 func (s *samples) Read(_ context.Context, i int, sample [][]byte) error {
@@ -200,7 +200,7 @@ func newPlainFeed(ctx context.Context, w *workbench, src loader.Source, stream *
 		workbench: workbench{dev: w.dev, now: w.now}, src: src, batch: batch, blocking: !s.nonBlocking, stream: stream,
 		free: make(chan *plainBatch, count), full: make(chan *plainBatch, ahead(s.workers)), cancel: func() {}, began: w.now(),
 	}
-	n := batch * sampleBytes
+	n := batch * oneSample
 	mem, err := f.pageable(count * n)
 	for i := range f.turns {
 		if err == nil {
@@ -262,7 +262,7 @@ func (f *plainFeed) each(ctx context.Context, b *plainBatch, do func(context.Con
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		place[0] = b.mem[i*sampleBytes : (i+1)*sampleBytes]
+		place[0] = b.mem[i*oneSample : (i+1)*oneSample]
 		if err := do(ctx, b.from+i, place[:]); err != nil {
 			return err
 		}
@@ -335,5 +335,5 @@ var (
 	_ feed               = (*pinnedFeed)(nil)
 	_ feed               = (*plainFeed)(nil)
 	_ loader.Transformer = computed{}
-	_ hostMemory         = (*hostmem.Buffer)(nil)
+	_ copyable           = (*hostmem.Buffer)(nil)
 )

@@ -104,7 +104,7 @@ type trip struct {
 	up     *cudart.Stream
 	spent  map[string]time.Duration // in each part of the last step
 
-	source, back hostMemory // back is nil if it is allocated anew
+	source, back copyable // back is nil if it is allocated anew
 	mem          cudart.DevPtr
 
 	// allocated anew: the batch as it came back last, and what releases it
@@ -113,8 +113,6 @@ type trip struct {
 	// overlapped: the stream of the other direction
 	down *cudart.Stream
 }
-
-const frameSeed = 11
 
 // stages returns the parts of a step.
 func (t *trip) stages() []string {
@@ -154,7 +152,7 @@ func (t *trip) open(ctx context.Context) (err error) {
 	if t.source, err = t.host(ctx, kind, t.n); err != nil {
 		return err
 	}
-	if err = fill(ctx, t.source.Bytes(), frameSeed); err != nil {
+	if err = uploaded.fill(ctx, t.source.Bytes()); err != nil {
 		return err
 	}
 	if t.up, err = t.stream(); err != nil {
@@ -212,7 +210,7 @@ func (t *trip) in(stage string, do func() error) error {
 }
 
 // copy copies the batch and waits for it.
-func (t *trip) copy(ctx context.Context, direction string, m hostMemory) error {
+func (t *trip) copy(ctx context.Context, direction string, m copyable) error {
 	err := pieces(ctx, t.n, func(off, n int) error {
 		return copies(direction, m, t.up, t.mem+cudart.DevPtr(off), off, n)
 	})
@@ -312,7 +310,7 @@ func (t *trip) verify(ctx context.Context) error {
 	case t.method == framesAnew:
 		back = t.current
 	}
-	return compare(ctx, back.Bytes(), frameSeed)
+	return uploaded.compare(ctx, back.Bytes(), 0)
 }
 
 // framesGroups are the methods on a batch of n bytes: a group each, because each has
@@ -372,7 +370,7 @@ func batchText(n int) string {
 
 // explainFrames explains each gain, for the largest batch of the first device.
 func explainFrames(_ measure.Env, b *result.Bench) (out []string) {
-	one := largest(b, roundTrip)
+	one := largestOf(b, roundTrip)
 	if one == nil {
 		return nil
 	}
@@ -388,14 +386,19 @@ func explainFrames(_ measure.Env, b *result.Bench) (out []string) {
 		}
 		return fmt.Sprintf(", %.2g times as fast as %s", s.Median/before.Median, strings.ReplaceAll(before.Labels.Get(result.Method), "_", " "))
 	}
+	// share is that of a part in the time of all.
 	share := func(s *result.Series, stage string) float64 {
-		if part := b.Find(stageTime, s.Labels.With(framesStage, stage)...); part != nil && s.Median > 0 {
-			return part.Median / (float64(s.BytesPerSample) / 1e9 / s.Median)
+		var part, all float64
+		for _, p := range b.Select(result.View{Series: stageTime, Where: s.Labels}) {
+			all += p.Median
+			if p.Labels.Get(framesStage) == stage {
+				part = p.Median
+			}
 		}
-		return 0
+		return part / max(all, 1e-9)
 	}
 	if s := by[framesAnew]; s != nil {
-		text := fmt.Sprintf("A batch of %s gets to the GPU and back at %s, both ways counted, if all memory is pageable and allocated anew.", batchText(sizeOf(s)), rate(s))
+		text := fmt.Sprintf("A batch of %s gets to the GPU and back at %s, both ways counted, if all memory is pageable and allocated anew.", batchText(sizeOf(s.Labels)), rate(s))
 		if down, up := share(s, stageDownload), share(s, stageUpload); down > 0 && up > 0 {
 			text += fmt.Sprintf(" %s of the time is the download, whose target has no pages yet, %s the upload; CUDA stages both.", percentText(down), percentText(up))
 		}

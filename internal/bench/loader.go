@@ -195,7 +195,7 @@ func (l *loop) fit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n := l.batch * sampleBytes
+	n := l.batch * oneSample
 	if l.load, err = l.newLoad(16 * n); err != nil {
 		return err
 	}
@@ -335,7 +335,7 @@ func (l *loop) verify(ctx context.Context) error {
 		return err
 	}
 	p, indices := l.feed.last()
-	got, want := make([]byte, len(indices)*sampleBytes), make([]byte, sampleBytes)
+	got, want := make([]byte, len(indices)*oneSample), make([]byte, oneSample)
 	if err := l.dev.CopyToHost(unsafe.Pointer(&got[0]), p, len(got)); err != nil {
 		return err
 	}
@@ -346,8 +346,8 @@ func (l *loop) verify(ctx context.Context) error {
 				return err
 			}
 		}
-		if !bytes.Equal(want, got[at*sampleBytes:(at+1)*sampleBytes]) {
-			return fmt.Errorf("sample %d, in place %d of a batch, is not on the device", i, at)
+		if !bytes.Equal(want, got[at*oneSample:(at+1)*oneSample]) {
+			return fmt.Errorf("%w: sample %d, in place %d of a batch, is not on the device", measure.ErrWrongBytes, i, at)
 		}
 	}
 	return nil
@@ -377,7 +377,7 @@ func stages() []loader.Stage {
 func (g grid) group(dev *cudart.Device, source string) measure.Group {
 	l := &loop{workbench: workbench{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batchOf(source)}
 	most := slices.Max(g.workers)
-	size := l.batch * sampleBytes
+	size := l.batch * oneSample
 	warmUp := g.window
 	if waits(source) {
 		warmUp += 2 * time.Duration(l.batch) * g.delay

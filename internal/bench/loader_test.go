@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"strconv"
 	"testing"
@@ -21,14 +22,14 @@ import (
 
 // tiny is a grid that takes no time.
 var tiny = grid{
-	workers: []int{1, 3}, sources: fullGrid.sources, dataBytes: 16 * sampleBytes,
+	workers: []int{1, 3}, sources: fullGrid.sources, dataBytes: 16 * oneSample,
 	batch: 4, ioBatch: 3, delay: 50 * time.Microsecond, window: 1, budget: 1,
 }
 
 func TestLoaderMeasuresTheGrid(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t)
-	b := run(t, loading(tiny, tiny), measure.Env{Devices: []*cudart.Device{dev, dev}})
+	_, dev := slowSim(t)
+	b := runAll(t, loading(tiny, tiny), measure.Env{Devices: []*cudart.Device{dev, dev}})
 	all := b.Select(result.View{Series: samplesRate})
 	require.Len(t, all, 4*2*2*2*2, "source, workers, memory, copies, GPU work")
 	seen := make(map[string]bool)
@@ -72,40 +73,44 @@ func newLoop(t *testing.T, dev *cudart.Device, source string) *loop {
 func TestLoaderCopiesAsItSays(t *testing.T) {
 	t.Parallel()
 	for _, s := range tiny.settings() {
-		sim, dev := simulated(t)
-		l := newLoop(t, dev, fromMemory)
-		require.NoError(t, l.set(t.Context(), s))
-		blocking, async, sets := sim.Calls("cudaMemcpy"), sim.Calls("cudaMemcpyAsync"), sim.Calls("cudaMemsetAsync")
-		for range 5 {
-			_, err := l.turn(t.Context())
-			require.NoError(t, err)
-		}
-		blocking, async, sets = sim.Calls("cudaMemcpy")-blocking, sim.Calls("cudaMemcpyAsync")-async, sim.Calls("cudaMemsetAsync")-sets
-		switch {
-		case s.memory == inPinned:
-			assert.Zero(t, blocking, "%+v", s)
-			assert.Positive(t, async, "%+v", s)
-		case s.nonBlocking:
-			assert.Equal(t, []int{0, 5}, []int{blocking, async}, "%+v", s)
-		default:
-			assert.Equal(t, []int{5, 0}, []int{blocking, async}, "%+v", s)
-		}
-		if s.gpuWork {
-			assert.Equal(t, 5*l.load.count, sets, "%+v", s)
-		} else {
-			assert.Zero(t, sets, "%+v", s)
-		}
-		require.NoError(t, l.verify(t.Context()), "%+v", s)
-		l.data = &samples{data: make([]float32, features)}
-		assert.ErrorContains(t, l.verify(t.Context()), "is not on the device", "%+v: other samples", s)
+		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) { copiesAsItSays(t, s) })
 	}
+}
+
+func copiesAsItSays(t *testing.T, s setting) {
+	sim, dev := slowSim(t)
+	l := newLoop(t, dev, fromMemory)
+	require.NoError(t, l.set(t.Context(), s))
+	blocking, async, sets := sim.Calls("cudaMemcpy"), sim.Calls("cudaMemcpyAsync"), sim.Calls("cudaMemsetAsync")
+	for range 5 {
+		_, err := l.turn(t.Context())
+		require.NoError(t, err)
+	}
+	blocking, async, sets = sim.Calls("cudaMemcpy")-blocking, sim.Calls("cudaMemcpyAsync")-async, sim.Calls("cudaMemsetAsync")-sets
+	switch {
+	case s.memory == inPinned:
+		assert.Zero(t, blocking)
+		assert.Positive(t, async)
+	case s.nonBlocking:
+		assert.Equal(t, []int{0, 5}, []int{blocking, async})
+	default:
+		assert.Equal(t, []int{5, 0}, []int{blocking, async})
+	}
+	if s.gpuWork {
+		assert.Equal(t, 5*l.load.count, sets)
+	} else {
+		assert.Zero(t, sets)
+	}
+	require.NoError(t, l.verify(t.Context()))
+	l.data = &samples{data: make([]float32, features)}
+	assert.ErrorContains(t, l.verify(t.Context()), "is not on the device", "other samples")
 }
 
 // A batch that does not block its caller is handed over while no copy can run; one that
 // does is on the device.
 func TestLoaderBlocksOnlyWhereItSays(t *testing.T) {
 	t.Parallel()
-	sim, dev := simulated(t)
+	sim, dev := slowSim(t)
 	l := newLoop(t, dev, fromMemory)
 	s := setting{workers: 1, memory: inPinned, nonBlocking: true}
 	require.NoError(t, l.set(t.Context(), s))
@@ -125,16 +130,16 @@ func TestLoaderBlocksOnlyWhereItSays(t *testing.T) {
 	_, err = l.turn(t.Context())
 	require.NoError(t, err)
 	p, indices := l.feed.last()
-	want := make([]byte, sampleBytes)
+	want := make([]byte, oneSample)
 	l.data.copy(indices[len(indices)-1], want)
-	got := make([]byte, len(indices)*sampleBytes)
+	got := make([]byte, len(indices)*oneSample)
 	require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), p, len(got)))
-	assert.Equal(t, want, got[len(got)-sampleBytes:])
+	assert.Equal(t, want, got[len(got)-oneSample:])
 }
 
 func TestLoaderSaysWhatBounds(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t)
+	_, dev := slowSim(t)
 	l := newLoop(t, dev, fromIO)
 	l.data.delay = 5 * time.Millisecond
 	for _, memory := range []string{inPageable, inPinned} {
@@ -172,7 +177,7 @@ func TestLoaderSaysWhatBounds(t *testing.T) {
 // The budgets are what users are told before a run.
 func TestLoaderStaysWithinItsTime(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t)
+	_, dev := slowSim(t)
 	for quick, most := range map[bool]time.Duration{false: 40 * time.Second, true: 5 * time.Second} {
 		took, need, err := measure.Estimate(loading(fullGrid, quickGrid), measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Quick: quick}})
 		require.NoError(t, err)
@@ -191,7 +196,7 @@ func TestLoaderInterruptedAnywhere(t *testing.T) {
 
 // The workers of a feed end with it.
 func TestLoaderLeavesNoWorkers(t *testing.T) {
-	_, dev := simulated(t)
+	_, dev := slowSim(t)
 	l := newLoop(t, dev, fromMemory)
 	_, err := l.sample(t.Context(), setting{workers: 1, memory: inPageable})
 	require.NoError(t, err)

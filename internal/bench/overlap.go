@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -24,7 +25,7 @@ const (
 	hiddenShare  = "hidden_share"
 	copyAlone    = "copy_alone_time"
 	workAlone    = "work_alone_time"
-	together     = "together_time"
+	togetherTime = "together_time"
 	oldShare     = "old_bytes_share"
 )
 
@@ -67,13 +68,13 @@ func overlap(now clock) measure.Experiment {
 // A copyBench has memory of both kinds, and copies one way at a time.
 type copyBench struct {
 	workbench
-	hosts  map[string]hostMemory
+	hosts  map[string]copyable
 	mem    cudart.DevPtr
 	stream *cudart.Stream
 }
 
 func (b *copyBench) open(ctx context.Context, n int) (err error) {
-	b.hosts = make(map[string]hostMemory)
+	b.hosts = make(map[string]copyable)
 	for _, kind := range []string{inPageable, inPinned} {
 		if b.hosts[kind], err = b.host(ctx, kind, n); err != nil {
 			return err
@@ -90,7 +91,8 @@ func (b *copyBench) open(ctx context.Context, n int) (err error) {
 type way struct {
 	*copyBench
 	direction, memory string
-	n, seed           int
+	n                 int
+	content           pattern
 	prepared          bool
 }
 
@@ -102,7 +104,7 @@ func (c *way) prepare(ctx context.Context) error {
 	}
 	host := c.hosts[c.memory]
 	b := host.Bytes()[:c.n]
-	if err := fill(ctx, b, c.seed); err != nil {
+	if err := c.content.fill(ctx, b); err != nil {
 		return err
 	}
 	if c.direction == result.HostToDevice {
@@ -128,9 +130,9 @@ func (c *way) queue() error {
 
 func (c *way) verify(ctx context.Context) error {
 	if c.direction == result.HostToDevice {
-		return c.compareDevice(ctx, c.mem, c.n, c.seed)
+		return c.compareDevice(ctx, c.mem, c.n, c.content)
 	}
-	return compare(ctx, c.hosts[c.memory].Bytes()[:c.n], c.seed)
+	return c.content.compare(ctx, c.hosts[c.memory].Bytes()[:c.n], 0)
 }
 
 // labels are the conditions of a way's series.
@@ -155,7 +157,7 @@ func waysOf(b *copyBench, sizes []int) (all []*way) {
 	for _, n := range sizes {
 		for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
 			for _, memory := range []string{inPageable, inPinned} {
-				all = append(all, &way{copyBench: b, direction: direction, memory: memory, n: n, seed: len(all) + 1})
+				all = append(all, &way{copyBench: b, direction: direction, memory: memory, n: n, content: pattern(4099 * (len(all) + 1))})
 			}
 		}
 	}
@@ -287,7 +289,7 @@ func hiddenGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 			}
 			g.Cases = append(g.Cases, c.caseOf(measure.Case{
 				Series: result.Series{Name: hiddenShare, Labels: c.labels().With(first, order), Unit: result.Ratio, Better: result.Higher},
-				Budget: 100 * time.Millisecond, Sample: sample, Also: []measure.Also{last(copyAlone, &alone), last(workAlone, &work), last(together, &both)},
+				Budget: 100 * time.Millisecond, Sample: sample, Also: []measure.Also{last(copyAlone, &alone), last(workAlone, &work), last(togetherTime, &both)},
 			}))
 		}
 	}
@@ -324,13 +326,11 @@ func staleGroup(dev *cudart.Device) measure.Group {
 // default stream copy what arrived.
 type ordering struct {
 	workbench
-	source pageable
+	source pageable // without poison
 	a, b   cudart.DevPtr
 	came   pageable
 	stream *cudart.Stream
 }
-
-const orderSeed = 7
 
 func (o *ordering) open(ctx context.Context, n int) (err error) {
 	for _, m := range []*pageable{&o.source, &o.came} {
@@ -346,7 +346,15 @@ func (o *ordering) open(ctx context.Context, n int) (err error) {
 	if o.stream, err = o.workbench.stream(); err != nil {
 		return err
 	}
-	return fill(ctx, o.source, orderSeed)
+	if err = uploaded.fill(ctx, o.source); err != nil {
+		return err
+	}
+	for i, v := range o.source {
+		if v == poison {
+			o.source[i] = 0
+		}
+	}
+	return nil
 }
 
 // old returns how many old bytes the stream read of an upload of n bytes.
@@ -373,6 +381,17 @@ func (o *ordering) old(ctx context.Context, n int, upload func(n int) error) (in
 		}
 	}
 	return count, nil
+}
+
+// verify compares what has arrived in the end.
+func (o *ordering) verify(_ context.Context, n int) error {
+	if err := o.dev.CopyToHost(unsafe.Pointer(&o.came[0]), o.a, n); err != nil {
+		return err
+	}
+	if !bytes.Equal(o.came[:n], o.source[:n]) {
+		return fmt.Errorf("%w: an upload of %d bytes has not arrived", measure.ErrWrongBytes, n)
+	}
+	return nil
 }
 
 // uploads are the ways in which an upload is followed by work.
@@ -419,7 +438,7 @@ func orderGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 					}
 					return float64(old) / float64(orderTries*n), nil
 				},
-				Verify: func(ctx context.Context) error { return o.compareDevice(ctx, o.a, n, orderSeed) },
+				Verify: func(ctx context.Context) error { return o.verify(ctx, n) },
 			})
 		}
 	}
@@ -459,12 +478,12 @@ func explainBlocked(b *result.Bench, direction string) string {
 		if text != "" {
 			text += ", "
 		}
-		text += fmt.Sprintf("%s memory for %s of the copy's time (%s of %s)", s.Labels.Get(result.Memory), percentText(s.Median), secondsText(call.Median), secondsText(done.Median))
+		text += fmt.Sprintf("%s memory for %s of the copy's time (%s of %s)", s.Labels.Get(result.Memory), percentText(s.Median), timeText(call.Median), timeText(done.Median))
 	}
-	slow := largest(b, blockedShare, result.Label{Key: result.Memory, Value: inPageable}, result.Label{Key: result.Direction, Value: direction})
+	slow := largestOf(b, blockedShare, result.Label{Key: result.Memory, Value: inPageable}, result.Label{Key: result.Direction, Value: direction})
 	fast := other(b, slow, blockedShare, result.Memory, inPinned)
 	if slow == nil || fast == nil {
-		slow, fast = nil, largest(b, blockedShare, result.Label{Key: result.Direction, Value: direction})
+		slow, fast = nil, largestOf(b, blockedShare, result.Label{Key: result.Direction, Value: direction})
 	}
 	either := cmp.Or(slow, fast)
 	if either == nil {
@@ -475,7 +494,7 @@ func explainBlocked(b *result.Bench, direction string) string {
 			say(s)
 		}
 	}
-	text = fmt.Sprintf("An asynchronous copy of %s %s blocks its caller: %s.", sizeText(sizeOf(either)), ways[direction], text)
+	text = fmt.Sprintf("An asynchronous copy of %s %s blocks its caller: %s.", sizeText(sizeOf(either.Labels)), directionText(direction), text)
 	if slow == nil {
 		return text
 	}
@@ -495,7 +514,7 @@ func explainBlocked(b *result.Bench, direction string) string {
 }
 
 func explainHidden(b *result.Bench, direction string) string {
-	at := largest(b, hiddenShare, result.Label{Key: result.Direction, Value: direction})
+	at := largestOf(b, hiddenShare, result.Label{Key: result.Direction, Value: direction})
 	if at == nil {
 		return ""
 	}
@@ -513,7 +532,7 @@ func explainHidden(b *result.Bench, direction string) string {
 			text += fmt.Sprintf("%s with %s memory if the %s is queued first", percentText(s.Median), memory, order)
 		}
 	}
-	return fmt.Sprintf("Of a copy of %s %s, this much hides behind work on another stream that takes about as long: %s.", sizeText(sizeOf(at)), ways[direction], text)
+	return fmt.Sprintf("Of a copy of %s %s this much hides behind work on another stream that takes about as long: %s.", sizeText(sizeOf(at.Labels)), directionText(direction), text)
 }
 
 func explainOrder(b *result.Bench, r string) []string {
@@ -535,5 +554,5 @@ func explainOrder(b *result.Bench, r string) []string {
 	if worst.Max == 0 {
 		return []string{fmt.Sprintf("%s found all bytes in place, in %d tries.", what, tries)}
 	}
-	return []string{fmt.Sprintf("%s read old bytes: up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, percentText(worst.Max), sizeText(sizeOf(worst)))}
+	return []string{fmt.Sprintf("%s read old bytes: up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, percentText(worst.Max), sizeText(sizeOf(worst.Labels)))}
 }

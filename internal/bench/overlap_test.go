@@ -25,9 +25,9 @@ func short(dev *cudart.Device, sizes ...int) measure.Env {
 
 func TestOverlapMeasuresTheLinkModel(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t)
+	_, dev := slowSim(t)
 	const n = 4 << 20
-	b := run(t, without(overlap(simClock(t, dev)), isStale), short(dev, 1<<20, n))
+	b := runAll(t, without(overlap(simClock(t, dev)), isStale), short(dev, 1<<20, n))
 	size := label(result.Size, strconv.Itoa(n))
 	find := func(name string, labels ...result.Label) float64 {
 		t.Helper()
@@ -59,7 +59,7 @@ func TestOverlapMeasuresTheLinkModel(t *testing.T) {
 				hidden = 0
 			}
 			assert.InDelta(t, hidden, find(hiddenShare, where...), 0.03, where)
-			assert.InEpsilon(t, max(took, work)+(1-hidden)*min(took, work), find(together, where...), 0.02, where)
+			assert.InEpsilon(t, max(took, work)+(1-hidden)*min(took, work), find(togetherTime, where...), 0.02, where)
 		}
 	}
 	for _, r := range []string{readerOther, readerSame} {
@@ -67,10 +67,10 @@ func TestOverlapMeasuresTheLinkModel(t *testing.T) {
 	}
 
 	require.Len(t, b.Answers, 6)
-	assert.Contains(t, b.Answers[0], "An asynchronous copy of 4 MiB to the GPU blocks its caller: pageable memory for 100 %")
+	assert.Contains(t, b.Answers[0], "An asynchronous copy of 4 MiB host to device blocks its caller: pageable memory for 100 %")
 	assert.Contains(t, b.Answers[0], "only copies of pinned memory are asynchronous is so here")
 	assert.Contains(t, b.Answers[0], "takes 4 times as long")
-	assert.Contains(t, b.Answers[2], "to the host")
+	assert.Contains(t, b.Answers[2], "device to host")
 	assert.Contains(t, b.Answers[4], "by cudaMemcpy found all bytes in place")
 	assert.Contains(t, b.Answers[5], "on the same stream found all bytes in place")
 }
@@ -92,7 +92,7 @@ func isStale(name string) bool { return strings.HasPrefix(name, "reads before sy
 // it begins, so that no machine is too slow to overtake it.
 func TestReadsBeforeSynchronisingFindOldBytes(t *testing.T) {
 	t.Parallel()
-	sim, dev := simulated(t)
+	sim, dev := slowSim(t)
 	var mu sync.Mutex // the hook is called from several threads
 	copies, held := 0, false
 	sim.OnCall(func(fn string, _ int) {
@@ -121,7 +121,7 @@ func TestReadsBeforeSynchronisingFindOldBytes(t *testing.T) {
 
 func TestWorkThatIsNotInOrderReadsOldBytes(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t)
+	_, dev := slowSim(t)
 	const n = 1 << 16
 	o := &ordering{workbench: workbench{dev: dev}}
 	defer func() { assert.NoError(t, o.close()) }()
@@ -140,7 +140,7 @@ func TestWorkThatIsNotInOrderReadsOldBytes(t *testing.T) {
 		old, err := o.old(t.Context(), n, u.do)
 		require.NoError(t, err)
 		assert.Zero(t, old)
-		require.NoError(t, o.compareDevice(t.Context(), o.a, n, orderSeed))
+		require.NoError(t, o.verify(t.Context(), n))
 	}
 }
 
@@ -162,7 +162,7 @@ func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
 		return explainOverlap(measure.Env{}, &result.Bench{Series: series})
 	}
 	assert.Empty(t, explain())
-	assert.Equal(t, []string{"An asynchronous copy of 1 MiB to the GPU blocks its caller: pinned memory for 1 % of the copy's time (1 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
+	assert.Equal(t, []string{"An asynchronous copy of 1 MiB host to device blocks its caller: pinned memory for 1 % of the copy's time (1 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
 	for want, series := range map[string][]result.Series{
 		"copies of pageable memory block is not so": append(blocked(inPageable, 1e-6, 1e-4), blocked(inPinned, 1e-6, 1e-4)...),
 		"asynchronous is so here":                   append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 1e-6, 1e-4)...),
@@ -177,7 +177,7 @@ func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
 	host := label(reader, readerHost)
 	assert.Contains(t, explain(at(oldShare, 0, host))[0], "In 1 tries no read")
 	hidden := append(conditions(inPinned), label(first, firstCopy))
-	assert.Equal(t, []string{"Of a copy of 1 MiB to the GPU, this much hides behind work on another stream that takes about as long: 97 % with pinned memory if the copy is queued first."},
+	assert.Equal(t, []string{"Of a copy of 1 MiB host to device this much hides behind work on another stream that takes about as long: 97 % with pinned memory if the copy is queued first."},
 		explain(at(hiddenShare, 0.97, hidden...)))
 }
 
@@ -192,7 +192,7 @@ func TestOverlapInterruptedAnywhere(t *testing.T) {
 func interruptAnywhere(t *testing.T, e func(*cudart.Device) measure.Experiment, size int) {
 	t.Helper()
 	count := func() int {
-		sim, dev := simulated(t)
+		sim, dev := slowSim(t)
 		before := sim.TotalCalls()
 		b, err := measure.Run(t.Context(), e(dev), short(dev, size), nil)
 		require.NoError(t, err)
@@ -203,7 +203,7 @@ func interruptAnywhere(t *testing.T, e func(*cudart.Device) measure.Experiment, 
 	for i := range places {
 		at := 1 + i*count/places
 		t.Run(fmt.Sprint("interrupted at call ", at), func(t *testing.T) {
-			sim, dev := simulated(t)
+			sim, dev := slowSim(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			var mu sync.Mutex
@@ -228,7 +228,7 @@ func interruptAnywhere(t *testing.T, e func(*cudart.Device) measure.Experiment, 
 		"cudaMemsetAsync", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventElapsedTime"} {
 		for _, nth := range []int{1, 2, 7} {
 			t.Run(fmt.Sprint(fn, " fails at call ", nth), func(t *testing.T) {
-				sim, dev := simulated(t)
+				sim, dev := slowSim(t)
 				sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrMemoryAllocation})
 				_, err := measure.Run(t.Context(), e(dev), short(dev, size), nil)
 				assert.NoError(t, err)

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -109,7 +108,7 @@ func (w *workbench) pageable(n int) (pageable, error) {
 }
 
 // host allocates memory of a kind.
-func (w *workbench) host(ctx context.Context, kind string, n int) (hostMemory, error) {
+func (w *workbench) host(ctx context.Context, kind string, n int) (copyable, error) {
 	if kind == inPinned {
 		return w.pinned(ctx, n)
 	}
@@ -125,9 +124,9 @@ const (
 	inPageable = "pageable"
 )
 
-// hostMemory is host memory that copies can use (cudaMemcpyAsync): a *hostmem.Buffer, or
+// copyable is host memory that copies can use (cudaMemcpyAsync): a *hostmem.Buffer, or
 // pageable.
-type hostMemory interface {
+type copyable interface {
 	Bytes() []byte
 	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
 	CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error
@@ -148,7 +147,7 @@ func (p pageable) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int
 }
 
 // copies queues a copy in a direction.
-func copies(direction string, m hostMemory, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
+func copies(direction string, m copyable, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
 	if direction == result.HostToDevice {
 		return m.CopyToDevice(s, dev, off, n)
 	}
@@ -171,61 +170,17 @@ func pieces(ctx context.Context, n int, f func(off, n int) error) error {
 	return nil
 }
 
-// poison is a byte that no pattern has.
+// poison is what device memory holds before something is copied there.
 const poison = 0xee
 
-// patternWord is 8 bytes at an offset of a pattern: each below 0x80, different for
-// neighbours, offsets and seeds.
-func patternWord(seed, off int) uint64 {
-	z := (uint64(off) + uint64(seed)*0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9
-	return (z ^ z>>29) & 0x7f7f7f7f7f7f7f7f
-}
-
-// fill writes a pattern.
-func fill(ctx context.Context, b []byte, seed int) error {
-	return pieces(ctx, len(b), func(from, n int) error {
-		var tail [8]byte
-		for off := from; off < from+n; off += 8 {
-			if rest := b[off : from+n]; len(rest) >= 8 {
-				binary.LittleEndian.PutUint64(rest, patternWord(seed, off))
-			} else {
-				binary.LittleEndian.PutUint64(tail[:], patternWord(seed, off))
-				copy(rest, tail[:])
-			}
-		}
-		return nil
-	})
-}
-
-// compare returns an error for the first byte of b that is not the pattern's.
-func compare(ctx context.Context, b []byte, seed int) error {
-	return pieces(ctx, len(b), func(off, n int) error { return compareAt(b[off:off+n], off, seed) })
-}
-
-// compareAt compares with the pattern's bytes from an offset on, a multiple of 8.
-func compareAt(b []byte, at, seed int) error {
-	var want, got [8]byte
-	for off := 0; off < len(b); off += 8 {
-		binary.LittleEndian.PutUint64(want[:], patternWord(seed, at+off))
-		got = want
-		copy(got[:], b[off:])
-		for i := range got {
-			if got[i] != want[i] {
-				return fmt.Errorf("byte %d is %#02x, want %#02x", at+off+i, got[i], want[i])
-			}
-		}
-	}
-	return nil
-}
-
-// compareDevice is compare of device memory (cudaMemcpy).
-func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n, seed int) error {
+// compareDevice compares device memory with a pattern (cudaMemcpy).
+func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n int, want pattern) error {
 	b := make([]byte, min(n, piece))
 	return pieces(ctx, n, func(off, n int) error {
 		if err := w.dev.CopyToHost(unsafe.Pointer(&b[0]), p+cudart.DevPtr(off), n); err != nil {
 			return err
 		}
-		return compareAt(b[:n], off, seed)
+		return want.compare(ctx, b[:n], off)
 	})
 }
 
@@ -288,55 +243,25 @@ func sizesOr(env measure.Env, quick, all []int) []int {
 	return all
 }
 
-// sizeText formats a size: 64 MiB.
-func sizeText(n int) string {
-	for _, u := range []struct {
-		size int
-		name string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n >= u.size {
-			return strconv.FormatFloat(float64(n)/float64(u.size), 'g', 4, 64) + " " + u.name
-		}
-	}
-	return strconv.Itoa(n) + " B"
-}
-
-// secondsText formats a time: 1.2 ms.
-func secondsText(s float64) string {
-	switch {
-	case s >= 1:
-		return fmt.Sprintf("%.3g s", s)
-	case s >= 1e-3:
-		return fmt.Sprintf("%.3g ms", s*1e3)
-	}
-	return fmt.Sprintf("%.3g µs", s*1e6)
-}
-
 // percentText formats a share: 98 %.
 func percentText(share float64) string {
-	if math.Abs(share) < 0.0095 && share != 0 {
+	if math.Abs(share) < 0.0005 {
+		return "0 %"
+	}
+	if math.Abs(share) < 0.0095 {
 		return fmt.Sprintf("%.1f %%", share*100)
 	}
 	return fmt.Sprintf("%.0f %%", share*100)
 }
 
-// ways are directions in words.
-var ways = map[string]string{result.HostToDevice: "to the GPU", result.DeviceToHost: "to the host"}
-
-// largest returns the series of a name with the labels and the largest size, or nil.
-func largest(b *result.Bench, name string, where ...result.Label) (most *result.Series) {
+// largestOf returns the series of a name with the labels and the largest size, or nil.
+func largestOf(b *result.Bench, name string, where ...result.Label) (most *result.Series) {
 	for _, s := range b.Select(result.View{Series: name, Where: where}) {
-		if most == nil || sizeOf(s) > sizeOf(most) {
+		if most == nil || sizeOf(s.Labels) > sizeOf(most.Labels) {
 			most = s
 		}
 	}
 	return most
-}
-
-// sizeOf returns the size that a series is for, 0 for none.
-func sizeOf(s *result.Series) int {
-	n, _ := strconv.Atoi(s.Labels.Get(result.Size))
-	return n
 }
 
 // other returns the series of a name under the conditions of s, but with another value

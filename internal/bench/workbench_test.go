@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"testing"
 	"time"
@@ -23,8 +22,8 @@ var testLink = cudasim.Link{
 	OnDevice: cudasim.Way{Rate: 200},
 }
 
-// simulated opens a simulated GPU with testLink.
-func simulated(t *testing.T) (*cudasim.Sim, *cudart.Device) {
+// slowSim opens a simulated GPU with testLink.
+func slowSim(t *testing.T) (*cudasim.Sim, *cudart.Device) {
 	t.Helper()
 	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: testLink}}})
 	dev, err := rt.Device(0)
@@ -57,8 +56,8 @@ func simClock(t *testing.T, dev *cudart.Device) clock {
 	}
 }
 
-// run runs an experiment, all of it.
-func run(t *testing.T, e measure.Experiment, env measure.Env) *result.Bench {
+// runAll runs an experiment, all of it.
+func runAll(t *testing.T, e measure.Experiment, env measure.Env) *result.Bench {
 	t.Helper()
 	b, err := measure.Run(t.Context(), e, env, nil)
 	require.NoError(t, err)
@@ -74,33 +73,9 @@ func run(t *testing.T, e measure.Experiment, env measure.Env) *result.Bench {
 // label is short for tests.
 func label(key, value string) result.Label { return result.Label{Key: key, Value: value} }
 
-func TestPatternsShowEveryChange(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	for _, n := range []int{1, 7, 8, 9, 4096, piece + 13} {
-		b := make([]byte, n)
-		require.NoError(t, fill(ctx, b, 3))
-		require.NoError(t, compare(ctx, b, 3))
-		assert.NotContains(t, string(b), string([]byte{poison}))
-		for _, at := range []int{0, n / 2, n - 1} {
-			b[at] ^= 0x80
-			assert.ErrorContains(t, compare(ctx, b, 3), "byte ")
-			b[at] ^= 0x80
-		}
-		if n > 8 {
-			assert.Error(t, compare(ctx, b, 4))
-			assert.Error(t, compare(ctx, bytes.Repeat([]byte{0}, n), 3))
-			assert.Error(t, compare(ctx, append(b[8:n:n], b[:8]...), 3), "moved")
-		}
-	}
-	done, cancel := context.WithCancel(ctx)
-	cancel()
-	assert.ErrorIs(t, fill(done, make([]byte, 1), 3), context.Canceled)
-}
-
 func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t)
+	_, dev := slowSim(t)
 	w := workbench{dev: dev}
 	defer func() { assert.NoError(t, w.close()) }()
 	s, err := w.stream()
@@ -115,15 +90,9 @@ func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 	}
 }
 
-func TestTexts(t *testing.T) {
+func TestPercentages(t *testing.T) {
 	t.Parallel()
-	for n, want := range map[int]string{1: "1 B", 1000: "1000 B", 4096: "4 KiB", 3 << 19: "1.5 MiB", 5 << 30: "5 GiB"} {
-		assert.Equal(t, want, sizeText(n))
-	}
 	for v, want := range map[float64]string{0: "0 %", 0.001: "0.1 %", -0.001: "-0.1 %", 0.985: "98 %", 1: "100 %"} {
 		assert.Equal(t, want, percentText(v))
-	}
-	for v, want := range map[float64]string{2: "2 s", 0.0123: "12.3 ms", 5e-7: "0.5 µs"} {
-		assert.Equal(t, want, secondsText(v))
 	}
 }

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -75,7 +76,8 @@ type Case struct {
 	Sample func(context.Context) (float64, error)
 	// Also are further quantities that each sample measures.
 	Also []Also
-	// Verify compares what was copied after the samples. nil for nothing to compare.
+	// Verify compares what was copied after the samples. nil for nothing to compare. Bytes
+	// that are wrong are an error that wraps ErrWrongBytes.
 	Verify func(context.Context) error
 	// Node returns the NUMA node of the host memory, when the group is open. nil for
 	// none.
@@ -88,6 +90,9 @@ type Also struct {
 	// Last returns the value of the last sample. ok is false if it has none.
 	Last func() (value float64, ok bool)
 }
+
+// ErrWrongBytes is wrapped by the error of a Verify that compared, and found wrong bytes.
+var ErrWrongBytes = errors.New("wrong bytes")
 
 const (
 	fewest        = 3
