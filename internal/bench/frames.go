@@ -59,6 +59,9 @@ func frames(now clock) measure.Experiment {
 			{Title: "Where the time of a step goes", Series: stageTime, X: framesStage, Lines: []string{result.Device, result.Size, result.Method}},
 		},
 		Plan: func(env measure.Env) ([]measure.Group, error) {
+			if len(env.Devices) == 0 {
+				return nil, errDevices
+			}
 			var groups []measure.Group
 			for _, dev := range env.Devices {
 				for _, n := range batches(env, dev) {
@@ -72,16 +75,20 @@ func frames(now clock) measure.Experiment {
 }
 
 // batches returns the bytes of the batches: those that were asked for, in whole frames if
-// they hold one, or as many frames as half of the memory has room for.
+// they hold one, or as many frames as half of the memory has room for; less on a simulated
+// device.
 func batches(env measure.Env, dev *cudart.Device) []int {
 	if len(env.Sizes) > 0 {
-		sizes := slices.Clone(env.Sizes)
+		sizes := slices.Sorted(slices.Values(env.Sizes))
 		for i, n := range sizes {
 			if n > frameBytes {
 				sizes[i] = n / frameBytes * frameBytes
 			}
 		}
-		return sizes
+		return slices.Compact(sizes)
+	}
+	if isSimulated(env) {
+		return []int{mostSimulated}
 	}
 	count := batchFrames
 	if env.Quick {

@@ -104,12 +104,13 @@ func TestBatchesFitTheMemory(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 3 * 2 * frameBytes}}})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	got := batches(measure.Env{}, dev)
+	assert.Equal(t, []int{mostSimulated}, batches(measure.Env{Devices: []*cudart.Device{dev}}, dev))
+	got := batches(measure.Env{}, dev) // as of a real one
 	require.Len(t, got, 1)
 	assert.Zero(t, got[0]%frameBytes)
 	assert.LessOrEqual(t, got[0], 3*frameBytes)
-	assert.Equal(t, []int{1, frameBytes, 3 * frameBytes, frameBytes - 1},
-		batches(measure.Env{Options: measure.Options{Sizes: []int{1, frameBytes, 4*frameBytes - 1, frameBytes - 1}}}, dev))
+	assert.Equal(t, []int{1, frameBytes - 1, frameBytes, 3 * frameBytes},
+		batches(measure.Env{Options: measure.Options{Sizes: []int{1, frameBytes, 3 * frameBytes, 4*frameBytes - 1, frameBytes - 1}}}, dev))
 	for n, want := range map[int]string{frameBytes: "1 frame (0.0995 GB)", 50 * frameBytes: "50 frames (4.98 GB)", 1 << 20: "1 MiB"} {
 		assert.Equal(t, want, batchText(n))
 	}

@@ -55,6 +55,9 @@ func overlap(now clock) measure.Experiment {
 			{Title: "Old bytes seen by reads that do not wait for the copy", Series: oldShare, X: reader, Lines: []string{result.Memory, result.Direction, result.Method, result.Size}},
 		},
 		Plan: func(env measure.Env) ([]measure.Group, error) {
+			if len(env.Devices) == 0 {
+				return nil, errDevices
+			}
 			var groups []measure.Group
 			for _, dev := range env.Devices {
 				groups = append(groups, blockedGroup(env, dev, now), hiddenGroup(env, dev, now), staleGroup(dev), orderGroup(env, dev, now))

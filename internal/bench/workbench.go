@@ -232,16 +232,33 @@ func labelsOf(dev *cudart.Device) result.Labels {
 	return result.Labels{{Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
 }
 
-// sizesOr returns the sizes that were asked for, or others: those of a quick run, or all.
+// sizesOr returns the sizes that were asked for, in order, or else those of a quick run, or
+// all. A simulated device, whose copies cost the host's time, copies less.
 func sizesOr(env measure.Env, quick, all []int) []int {
-	switch {
-	case len(env.Sizes) > 0:
-		return env.Sizes
-	case env.Quick:
-		return quick
+	if len(env.Sizes) > 0 {
+		return slices.Compact(slices.Sorted(slices.Values(env.Sizes)))
 	}
-	return all
+	sizes := slices.Clone(all)
+	if env.Quick {
+		sizes = slices.Clone(quick)
+	}
+	if isSimulated(env) {
+		for i, n := range sizes {
+			sizes[i] = min(n, mostSimulated)
+		}
+	}
+	return slices.Compact(sizes)
 }
+
+const mostSimulated = 4 << 20
+
+// isSimulated reports whether a device is simulated.
+func isSimulated(env measure.Env) bool {
+	return slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
+}
+
+// errDevices is the error of a plan for no device.
+var errDevices = errors.New("no device")
 
 // percentText formats a share: 98 %.
 func percentText(share float64) string {

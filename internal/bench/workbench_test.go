@@ -96,3 +96,23 @@ func TestPercentages(t *testing.T) {
 		assert.Equal(t, want, percentText(v))
 	}
 }
+
+func TestSizesAreThoseAskedFor(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	quick, all := []int{1 << 20, 16 << 20}, []int{64 << 20, 256 << 20}
+	env := measure.Env{}
+	assert.Equal(t, all, sizesOr(env, quick, all))
+	env.Quick = true
+	assert.Equal(t, quick, sizesOr(env, quick, all))
+	env.Devices = []*cudart.Device{dev}
+	assert.Equal(t, []int{1 << 20, mostSimulated}, sizesOr(env, quick, all))
+	env.Quick = false
+	assert.Equal(t, []int{mostSimulated}, sizesOr(env, quick, all))
+	env.Sizes = []int{9, 1 << 30, 9}
+	assert.Equal(t, []int{9, 1 << 30}, sizesOr(env, quick, all))
+	for _, e := range All() {
+		_, _, err := measure.Estimate(e, measure.Env{})
+		assert.ErrorContains(t, err, "no device", e.Name)
+	}
+}
