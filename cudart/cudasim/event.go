@@ -143,6 +143,8 @@ func (c *call) streamWaitEvent() cudart.Code {
 		return cudart.ErrInvalidValue
 	case e.record != nil && !(e.record.done && !st.pending()):
 		return c.enqueue(st, &operation{event: e.record})
+	case e.record != nil: // both are done: only the clock goes on
+		st.clock.virtual = max(st.clock.virtual, e.record.at)
 	}
 	return cudart.Success
 }

@@ -118,6 +118,22 @@ func TestEnginesAreSharedByDirection(t *testing.T) {
 	assert.InDelta(t, time.Millisecond, both(up, down), float64(50*time.Microsecond), "one each way")
 }
 
+// Events of a stream that waited for work which was done already are not earlier than
+// that work, although the host has not seen its end.
+func TestWaitForADoneEventMovesTheClock(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{OnDevice: cudasim.Way{Rate: 1, Latency: time.Millisecond}}}}})
+	d, a, b, joined := l.device(8), l.stream(), l.stream(), l.event()
+	took := elapsed(l, a, func() {
+		l.ok("cudaMemsetAsync", d, 1, 8, b)
+		l.ok("cudaEventRecord", joined, b)
+		require.Eventually(t, func() bool { return l.Outstanding().PendingOps == 0 }, 10*time.Second, 100*time.Microsecond)
+		l.ok("cudaStreamWaitEvent", a, joined, 0)
+	})
+	assert.InDelta(t, time.Millisecond, took, float64(10*time.Microsecond))
+}
+
 func TestEventRules(t *testing.T) {
 	t.Parallel()
 	locked(t)

@@ -7,9 +7,12 @@ func All() []measure.Experiment {
 	return []measure.Experiment{
 		Bandwidth(),
 		Latency(),
-		Calls(),
 		memory,
 		alloc,
+		overlap(wall()),
+		frames(wall()),
+		loading(fullGrid, quickGrid),
 		files,
+		Calls(),
 	}
 }

@@ -81,6 +81,8 @@ type Case struct {
 	// Sample takes one sample. It must return soon after ctx ends. ErrNoMore ends the
 	// series.
 	Sample func(context.Context) (float64, error)
+	// Also are further quantities that each sample measures.
+	Also []Also
 	// Verify compares what was copied after the samples. nil for nothing to compare. Bytes
 	// that are wrong are an error that wraps ErrWrongBytes.
 	Verify func(context.Context) error
@@ -92,6 +94,13 @@ type Case struct {
 // ErrNoMore is returned by a Sample that has no more to take, such as one that returns
 // what was measured together with another case.
 var ErrNoMore = errors.New("no more samples")
+
+// Also is a series of a quantity that the samples of a [Case] measure as well.
+type Also struct {
+	result.Series
+	// Last returns the value of the last sample. ok is false if it has none.
+	Last func() (value float64, ok bool)
+}
 
 // ErrWrongBytes is wrapped by the error of a Verify that compared, and found wrong bytes.
 var ErrWrongBytes = errors.New("wrong bytes")

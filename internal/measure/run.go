@@ -213,9 +213,13 @@ func (r *run) failed(ctx context.Context, name string, err error) {
 	}
 }
 
-// take measures a case, and adds its series if it has a sample.
+// take measures a case, and adds those of its series that have a sample.
 func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	s := c.Series
+	also := make([]result.Series, len(c.Also))
+	for i := range also {
+		also[i] = c.Also[i].Series
+	}
 	for range c.WarmUp {
 		if _, err := c.Sample(ctx); err != nil {
 			r.failed(ctx, caseName(g, c), err)
@@ -233,11 +237,15 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 			break
 		}
 		s.Samples = append(s.Samples, v)
+		for i := range also {
+			if v, ok := c.Also[i].Last(); ok {
+				also[i].Samples = append(also[i].Samples, v)
+			}
+		}
 	}
 	if len(s.Samples) == 0 {
 		return
 	}
-	s.Stats = result.Summarize(s.Samples)
 	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && cpu >= 0 {
 		perGB := (cpuTime() - cpu).Seconds() / gb
 		s.CPUSecondsPerGB = &perGB
@@ -257,6 +265,18 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 			s.Verified = true
 		}
 	}
+	r.add(s)
+	for _, a := range also {
+		if len(a.Samples) > 0 {
+			a.Verified, a.NUMANode = s.Verified, s.NUMANode
+			r.add(a)
+		}
+	}
+}
+
+// add completes a series, and adds it.
+func (r *run) add(s result.Series) {
+	s.Stats = result.Summarize(s.Samples)
 	if r.env.Expect != nil {
 		s.Expected = r.env.Expect(&s)
 	}

@@ -62,6 +62,35 @@ func TestRunTakesTheSamplesOfAllCases(t *testing.T) {
 	assert.Equal(t, 2, last.Total)
 }
 
+func TestRunTakesWhatSamplesMeasureAsWell(t *testing.T) {
+	t.Parallel()
+	c := counted("c")
+	c.WarmUp = 1
+	c.Verify = func(context.Context) error { return nil }
+	last := 0.0
+	sample := c.Sample
+	c.Sample = func(ctx context.Context) (v float64, err error) {
+		last, err = sample(ctx)
+		return last, err
+	}
+	c.Also = []Also{
+		{result.Series{Name: "twice", Unit: result.Seconds}, func() (float64, bool) { return 2 * last, true }},
+		{result.Series{Name: "odd"}, func() (float64, bool) { return last, int(last)%2 == 1 }},
+		{result.Series{Name: "none"}, func() (float64, bool) { return 0, false }},
+	}
+	env := Env{Expect: func(s *result.Series) *result.Expected { return &result.Expected{Source: s.Name} }}
+	b, err := Run(t.Context(), experiment(Group{Name: "g", Cases: []Case{c}}), env, nil)
+	require.NoError(t, err)
+	require.Len(t, b.Series, 3)
+	assert.Equal(t, []float64{2, 3, 4, 5, 6}, b.Series[0].Samples)
+	assert.Equal(t, []float64{4, 6, 8, 10, 12}, b.Series[1].Samples)
+	assert.InDelta(t, 8, b.Series[1].Median, 0)
+	assert.Equal(t, result.Seconds, b.Series[1].Unit)
+	assert.True(t, b.Series[1].Verified)
+	assert.Equal(t, "twice", b.Series[1].Expected.Source)
+	assert.Equal(t, []float64{3, 5}, b.Series[2].Samples)
+}
+
 func TestRunGoesOnAfterAFailure(t *testing.T) {
 	t.Parallel()
 	bad, late, wrong := counted("bad"), counted("late"), counted("wrong")

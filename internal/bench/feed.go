@@ -1,0 +1,339 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/loader"
+)
+
+const (
+	features  = 1024 // float32 of a sample
+	oneSample = 4 * features
+)
+
+// samples is a data set in memory, of which each sample may take a while to arrive. It
+// goes on from the start after its end.
+type samples struct {
+	data  []float32
+	delay time.Duration
+}
+
+func (s *samples) Len() int      { return math.MaxInt32 }
+func (s *samples) Fields() []int { return []int{oneSample} }
+
+// Read waits as for a disk or a network, and copies the sample.
+func (s *samples) Read(_ context.Context, i int, sample [][]byte) error {
+	time.Sleep(s.delay)
+	s.copy(i, sample[0])
+	return nil
+}
+
+func (s *samples) copy(i int, to []byte) {
+	at := i * features % len(s.data)
+	copy(floats(to), s.data[at:at+features])
+}
+
+// computed is samples that need some computing.
+type computed struct{ *samples }
+
+// Transform normalises the sample.
+func (computed) Transform(_ context.Context, _ int, sample [][]byte) error {
+	x := floats(sample[0])
+	var sum, squares float32
+	for _, v := range x {
+		sum += v
+	}
+	mean := sum / features
+	for _, v := range x {
+		squares += (v - mean) * (v - mean)
+	}
+	scale := 1.1 / (float32(math.Sqrt(float64(squares/(features-1)))) + 1e-6)
+	for i, v := range x {
+		x[i] = (v-mean)*scale + 0.1
+	}
+	return nil
+}
+
+func floats(b []byte) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
+}
+
+// A feed brings batches of samples to the device.
+type feed interface {
+	// next brings the next batch to the device, for work that is queued on the stream
+	// from now on, and returns how long the caller waited for it. The batch before
+	// the last one must be done with.
+	next(ctx context.Context) (time.Duration, error)
+	// last returns where on the device the last batch is, and its samples.
+	last() (p cudart.DevPtr, indices []int)
+	// waited counts time in which the caller waited for copies that next had queued.
+	waited(time.Duration)
+	// bound returns the stage that the others wait for, and the share of the time so
+	// far for which it accounts.
+	bound() (loader.Stage, float64)
+	close(ctx context.Context) error
+}
+
+// A pinnedFeed is a loader.
+type pinnedFeed struct {
+	l        *loader.Loader
+	pull     func() (*loader.Batch, error, bool)
+	stop     func()
+	now      clock
+	stream   *cudart.Stream
+	blocking bool
+	batch    *loader.Batch
+	copying  time.Duration // in which the caller waited for copies
+}
+
+// newPinnedFeed starts a loader, until ctx ends or the feed is closed.
+func newPinnedFeed(ctx context.Context, w *workbench, src loader.Source, stream *cudart.Stream, s setting, batch int) (*pinnedFeed, error) {
+	l, err := loader.New(ctx, w.dev, src, loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: ahead(s.workers), Label: "bench"})
+	if err != nil {
+		return nil, err
+	}
+	f := &pinnedFeed{l: l, now: w.now, stream: stream, blocking: !s.nonBlocking}
+	f.pull, f.stop = iter.Pull2(l.Batches(ctx))
+	return f, nil
+}
+
+// ahead is how many batches are filled before they are asked for.
+func ahead(workers int) int { return 2 * workers }
+
+func (f *pinnedFeed) next(ctx context.Context) (time.Duration, error) {
+	began := f.now()
+	b, err, ok := f.pull()
+	switch {
+	case err != nil:
+		return 0, err
+	case !ok:
+		return 0, errors.New("the loader has no more batches")
+	}
+	f.batch = b
+	if err := b.Use(f.stream); err != nil {
+		return 0, err
+	}
+	if f.blocking {
+		asked := f.now()
+		if err := b.Wait(ctx); err != nil {
+			return 0, err
+		}
+		f.copying += f.now() - asked
+	}
+	return f.now() - began, nil
+}
+
+func (f *pinnedFeed) last() (cudart.DevPtr, []int) { return f.batch.Field(0), f.batch.Indices() }
+func (f *pinnedFeed) waited(d time.Duration)       { f.copying += d }
+
+// bound is the loader's bottleneck, except that the loop's body is not the consumer while
+// it waits for copies.
+func (f *pinnedFeed) bound() (loader.Stage, float64) {
+	st := f.l.Stats()
+	share := func(d time.Duration) float64 {
+		return min(d.Seconds()/max(st.Elapsed, 1).Seconds(), 1)
+	}
+	switch stage := st.Bottleneck(); {
+	case stage == loader.StageConsumer && f.copying > st.Consuming/2:
+		return loader.StageCopy, share(f.copying)
+	case stage == loader.StageConsumer:
+		return stage, share(max(st.Consuming, st.CopyWaits))
+	case stage == loader.StageCopy:
+		return stage, share(st.Copying)
+	default:
+		return stage, share(st.BatchWaits)
+	}
+}
+
+func (f *pinnedFeed) close(ctx context.Context) error {
+	f.stop()
+	return f.l.CloseContext(ctx)
+}
+
+// A plainFeed is what programs do without a loader: goroutines fill batches in memory
+// that is not pinned, a channel brings them to the loop, and the loop copies them.
+type plainFeed struct {
+	workbench
+	src      loader.Source
+	batch    int // samples
+	blocking bool
+	stream   *cudart.Stream
+
+	free, full            chan *plainBatch
+	claimed               atomic.Int64 // samples
+	reading, transforming atomic.Int64 // ns
+	workers               sync.WaitGroup
+	cancel                context.CancelFunc
+
+	turns   [2]turn // in turn
+	at      int     // of turns, the last one
+	began   time.Duration
+	waiting time.Duration // for the workers
+	copying time.Duration
+}
+
+// A plainBatch is host memory of a batch.
+type plainBatch struct {
+	mem  pageable
+	from int // its first sample
+}
+
+// A turn is a batch on the device.
+type turn struct {
+	mem   cudart.DevPtr
+	batch *plainBatch // that it was copied from, or nil
+}
+
+// newPlainFeed starts the workers. After an error the feed is closed.
+func newPlainFeed(ctx context.Context, w *workbench, src loader.Source, stream *cudart.Stream, s setting, batch int) (*plainFeed, error) {
+	count := plainBatches(s.workers)
+	f := &plainFeed{
+		workbench: workbench{dev: w.dev, now: w.now}, src: src, batch: batch, blocking: !s.nonBlocking, stream: stream,
+		free: make(chan *plainBatch, count), full: make(chan *plainBatch, ahead(s.workers)), cancel: func() {}, began: w.now(),
+	}
+	n := batch * oneSample
+	mem, err := f.pageable(count * n)
+	for i := range f.turns {
+		if err == nil {
+			f.turns[i].mem, err = f.device(n)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.workbench.close())
+	}
+	for i := range count {
+		f.free <- &plainBatch{mem: mem[i*n : (i+1)*n]}
+	}
+	ctx, f.cancel = context.WithCancel(ctx)
+	for range s.workers {
+		f.workers.Go(func() { f.work(ctx) })
+	}
+	return f, nil
+}
+
+// plainBatches is how many batches in host memory there are: ahead of the loop, in the
+// hands of workers, and being copied.
+func plainBatches(workers int) int { return ahead(workers) + workers + 2 }
+
+// work fills batches until ctx ends.
+func (f *plainFeed) work(ctx context.Context) {
+	transform, _ := f.src.(loader.Transformer)
+	for {
+		var b *plainBatch
+		select {
+		case b = <-f.free:
+		case <-ctx.Done():
+			return
+		}
+		b.from = int(f.claimed.Add(int64(f.batch))) - f.batch
+		began := time.Now()
+		if f.each(ctx, b, f.src.Read) != nil {
+			return
+		}
+		read := time.Now()
+		f.reading.Add(int64(read.Sub(began)))
+		if transform != nil {
+			if f.each(ctx, b, transform.Transform) != nil {
+				return
+			}
+			f.transforming.Add(int64(time.Since(read)))
+		}
+		select {
+		case f.full <- b:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// each calls do for each sample of a batch, until ctx ends.
+func (f *plainFeed) each(ctx context.Context, b *plainBatch, do func(context.Context, int, [][]byte) error) error {
+	var place [1][]byte
+	for i := range f.batch {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		place[0] = b.mem[i*oneSample : (i+1)*oneSample]
+		if err := do(ctx, b.from+i, place[:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
+	f.at = 1 - f.at
+	t := &f.turns[f.at]
+	if t.batch != nil { // that is done with
+		f.free <- t.batch
+		t.batch = nil
+	}
+	began := f.now()
+	select {
+	case t.batch = <-f.full:
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	got := f.now()
+	from := t.batch.mem
+	var err error
+	if f.blocking {
+		err = f.dev.CopyToDevice(t.mem, unsafe.Pointer(&from[0]), len(from))
+	} else {
+		err = from.CopyToDevice(f.stream, t.mem, 0, len(from))
+	}
+	done := f.now()
+	f.waiting += got - began
+	f.copying += done - got
+	return done - began, err
+}
+
+func (f *plainFeed) last() (cudart.DevPtr, []int) {
+	t := f.turns[f.at]
+	indices := make([]int, f.batch)
+	for i := range indices {
+		indices[i] = t.batch.from + i
+	}
+	return t.mem, indices
+}
+
+func (f *plainFeed) waited(d time.Duration) { f.copying += d }
+
+// bound goes by what the loop did most of the time.
+func (f *plainFeed) bound() (loader.Stage, float64) {
+	all := max(f.now()-f.began, 1)
+	stage, most := loader.StageConsumer, all-f.waiting-f.copying
+	if f.copying > most {
+		stage, most = loader.StageCopy, f.copying
+	}
+	if f.waiting > most {
+		stage, most = loader.StageSource, f.waiting
+		if f.transforming.Load() > f.reading.Load() {
+			stage = loader.StageTransform
+		}
+	}
+	return stage, most.Seconds() / all.Seconds()
+}
+
+// close ends the workers. The stream must be done with the copies.
+func (f *plainFeed) close(context.Context) error {
+	f.cancel()
+	f.workers.Wait()
+	return f.workbench.close()
+}
+
+var (
+	_ feed               = (*pinnedFeed)(nil)
+	_ feed               = (*plainFeed)(nil)
+	_ loader.Transformer = computed{}
+	_ copyable           = (*hostmem.Buffer)(nil)
+)

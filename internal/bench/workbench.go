@@ -1,0 +1,302 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
+)
+
+// A clock returns the caller's time since some moment. Tests take one that follows the
+// link model of the simulated GPU, so that no machine is too slow for them.
+type clock func() time.Duration
+
+// wall is the host's clock.
+func wall() clock {
+	start := time.Now()
+	return func() time.Duration { return time.Since(start) }
+}
+
+// A workbench holds the memory and the streams of a group of cases.
+type workbench struct {
+	dev     *cudart.Device
+	now     clock
+	streams []*cudart.Stream
+	undo    []func(context.Context) error // releases what was made, in the order of making
+}
+
+// drainTime is how long close waits for work that is under way.
+const drainTime = 10 * time.Second
+
+// close waits for the streams, and releases everything, the last one first. If the
+// streams' work does not end, all stays allocated, because the GPU may be using it.
+func (w *workbench) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	var errs []error
+	for _, s := range w.streams {
+		err := s.Synchronize(ctx)
+		if ctx.Err() != nil {
+			return fmt.Errorf("all memory stays allocated, the GPU may be using it: %w", err)
+		}
+		errs = append(errs, err)
+	}
+	for i := len(w.undo) - 1; i >= 0; i-- {
+		errs = append(errs, w.undo[i](ctx))
+	}
+	w.streams, w.undo = nil, nil
+	return errors.Join(errs...)
+}
+
+func (w *workbench) onClose(undo func() error) {
+	w.undo = append(w.undo, func(context.Context) error { return undo() })
+}
+
+// stream makes a stream that is in no order with others.
+func (w *workbench) stream() (*cudart.Stream, error) {
+	s, err := w.dev.NewStream(cudart.StreamOptions{})
+	if err == nil {
+		w.streams = append(w.streams, s)
+		w.onClose(s.Close)
+	}
+	return s, err
+}
+
+func (w *workbench) span() (*measure.Span, error) {
+	s, err := measure.NewSpan(w.dev)
+	if err == nil {
+		w.onClose(s.Close)
+	}
+	return s, err
+}
+
+// device allocates device memory.
+func (w *workbench) device(n int) (cudart.DevPtr, error) {
+	p, err := w.dev.Malloc(n)
+	if err == nil {
+		w.onClose(func() error { return w.dev.Free(p) })
+	}
+	return p, err
+}
+
+// pinned allocates pinned memory.
+func (w *workbench) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) {
+	b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench"})
+	if err == nil {
+		w.undo = append(w.undo, b.CloseContext)
+	}
+	return b, err
+}
+
+// pageable allocates memory that is not pinned.
+func (w *workbench) pageable(n int) (pageable, error) {
+	p, err := hostmem.AllocPageable(n)
+	if err != nil {
+		return nil, err
+	}
+	w.onClose(p.Close)
+	return p.Bytes(), nil
+}
+
+// host allocates memory of a kind.
+func (w *workbench) host(ctx context.Context, kind string, n int) (copyable, error) {
+	if kind == inPinned {
+		return w.pinned(ctx, n)
+	}
+	return w.pageable(n)
+}
+
+// node returns the NUMA node of pinned memory.
+func (w *workbench) node() (int, bool) { return hostmem.NodeOf(w.dev) }
+
+// Values of result.Memory.
+const (
+	inPinned   = "pinned"
+	inPageable = "pageable"
+)
+
+// copyable is host memory that copies can use (cudaMemcpyAsync): a *hostmem.Buffer, or
+// pageable.
+type copyable interface {
+	Bytes() []byte
+	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
+	CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+}
+
+// pageable is mapped memory that is not pinned. Copies of it block, as CUDA stages them:
+// how far is what is measured.
+type pageable []byte
+
+func (p pageable) Bytes() []byte { return p }
+
+func (p pageable) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return s.CopyToDevice(dst, unsafe.Pointer(&p[off:][:n][0]), n)
+}
+
+func (p pageable) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return s.CopyToHost(unsafe.Pointer(&p[off:][:n][0]), src, n)
+}
+
+// copies queues a copy in a direction.
+func copies(direction string, m copyable, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
+	if direction == result.HostToDevice {
+		return m.CopyToDevice(s, dev, off, n)
+	}
+	return m.CopyToHost(s, off, dev, n)
+}
+
+// piece is how much is copied, filled or compared before the context is looked at.
+const piece = 32 << 20
+
+// pieces calls f for the pieces of n bytes, until ctx ends.
+func pieces(ctx context.Context, n int, f func(off, n int) error) error {
+	for off := 0; off < n; off += piece {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := f(off, min(piece, n-off)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// poison is what device memory holds before something is copied there.
+const poison = 0xee
+
+// compareDevice compares device memory with a pattern (cudaMemcpy).
+func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n int, want pattern) error {
+	b := make([]byte, min(n, piece))
+	return pieces(ctx, n, func(off, n int) error {
+		if err := w.dev.CopyToHost(unsafe.Pointer(&b[0]), p+cudart.DevPtr(off), n); err != nil {
+			return err
+		}
+		return want.compare(ctx, b[:n], off)
+	})
+}
+
+// A load is work for the GPU without a kernel: a number of memsets (cudaMemsetAsync).
+type load struct {
+	at       cudart.DevPtr
+	n, count int
+}
+
+const (
+	loadBytes = 64 << 20 // of one memset: long enough for the GPU to take longer than the call
+	mostSets  = 512      // of which a stream holds about a thousand
+)
+
+// newLoad allocates what to set, up to loadBytes.
+func (w *workbench) newLoad(n int) (l load, err error) {
+	l.n = min(n, loadBytes)
+	l.at, err = w.device(l.n)
+	return l, err
+}
+
+func (l *load) queue(s *cudart.Stream) error {
+	for range l.count {
+		if err := s.Memset(l.at, 0, l.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fit sets the count so that the load takes about as long as is wanted, by measuring.
+func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, want time.Duration) error {
+	const tried = 8
+	l.count = tried
+	for range 2 { // the first is a warm-up
+		took, err := span.Time(ctx, s, func() error { return l.queue(s) })
+		if err != nil {
+			return err
+		}
+		if took > 0 {
+			l.count = max(1, min(int((want*time.Duration(l.count)+took/2)/took), mostSets))
+		}
+	}
+	return nil
+}
+
+// labelsOf returns the labels of a device.
+func labelsOf(dev *cudart.Device) result.Labels {
+	return result.Labels{{Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
+}
+
+// sizesOr returns the sizes that were asked for, in order, or else those of a quick run, or
+// all. A simulated device, whose copies cost the host's time, copies less.
+func sizesOr(env measure.Env, quick, all []int) []int {
+	if len(env.Sizes) > 0 {
+		return slices.Compact(slices.Sorted(slices.Values(env.Sizes)))
+	}
+	sizes := slices.Clone(all)
+	if env.Quick {
+		sizes = slices.Clone(quick)
+	}
+	if isSimulated(env) {
+		for i, n := range sizes {
+			sizes[i] = min(n, mostSimulated)
+		}
+	}
+	return slices.Compact(sizes)
+}
+
+const mostSimulated = 4 << 20
+
+// isSimulated reports whether a device is simulated.
+func isSimulated(env measure.Env) bool {
+	return slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
+}
+
+// errDevices is the error of a plan for no device.
+var errDevices = errors.New("no device")
+
+// percentText formats a share: 98 %.
+func percentText(share float64) string {
+	if math.Abs(share) < 0.0005 {
+		return "0 %"
+	}
+	if math.Abs(share) < 0.0095 {
+		return fmt.Sprintf("%.1f %%", share*100)
+	}
+	return fmt.Sprintf("%.0f %%", share*100)
+}
+
+// largestOf returns the series of a name with the labels and the largest size, or nil.
+func largestOf(b *result.Bench, name string, where ...result.Label) (most *result.Series) {
+	for _, s := range b.Select(result.View{Series: name, Where: where}) {
+		if most == nil || sizeOf(s.Labels) > sizeOf(most.Labels) {
+			most = s
+		}
+	}
+	return most
+}
+
+// other returns the series of a name under the conditions of s, but with another value
+// of one of them; nil if there is none, or if s is nil.
+func other(b *result.Bench, s *result.Series, name, key, value string) *result.Series {
+	if s == nil {
+		return nil
+	}
+	where := slices.Clone(s.Labels)
+	for i := range where {
+		if where[i].Key == key {
+			where[i].Value = value
+		}
+	}
+	return b.Find(name, where...)
+}
+
+// also returns the series of another quantity under the conditions of s, or nil.
+func also(b *result.Bench, s *result.Series, name string) *result.Series {
+	return other(b, s, name, "", "")
+}
