@@ -34,6 +34,8 @@ var (
 
 const (
 	textSize  = 12
+	lineWidth = 1.75
+	descent   = 3 // of text, below its line
 	barHeight = 15
 	barGap    = 12 // between groups
 )
@@ -54,8 +56,11 @@ const (
 func role(n uint8) color.NRGBA { return color.NRGBA{0xc0, 0xfe, n, 0xff} }
 
 func styleColor(style int) color.NRGBA {
-	if style == common {
+	switch style {
+	case common:
 		return dim
+	case inked:
+		return ink
 	}
 	return role(uint8(style % styles))
 }
@@ -70,7 +75,7 @@ func glyph(style int) draw.GlyphStyle {
 }
 
 func stroke(style int) draw.LineStyle {
-	s := draw.LineStyle{Color: styleColor(style), Width: 1.75}
+	s := draw.LineStyle{Color: styleColor(style), Width: lineWidth}
 	if style >= styles {
 		s.Dashes = []vg.Length{1, 3}
 	}
@@ -92,11 +97,12 @@ func drawChart(c chart, f format) template.HTML {
 	p := plot.New()
 	p.BackgroundColor = nil
 	for _, a := range []*plot.Axis{&p.X, &p.Y} {
-		a.Min, a.Max, a.Padding = 0, 1, 4
+		a.Min, a.Max = 0, 1
 		a.LineStyle = draw.LineStyle{Color: dim, Width: 1}
 		a.Tick.LineStyle = draw.LineStyle{Color: dim, Width: 1}
 		a.Tick.Length = 4
 	}
+	p.X.Padding, p.Y.Padding = 0, 6
 	p.X.Tick.Label = textStyle(dim, textSize, draw.XCenter, draw.YTop)
 	p.Y.Tick.Label = textStyle(dim, textSize, draw.XRight, draw.YCenter)
 	if c.groups != nil {
@@ -123,16 +129,21 @@ func drawLines(p *plot.Plot, c chart, f format) template.HTML {
 	for _, l := range c.lines {
 		p.Add(&plotter.Polygon{XYs: []plotter.XYs{c.band(l.points)}, Color: role(bandRole + uint8(l.style%styles))})
 	}
-	for _, l := range c.lines {
+	for i, l := range c.lines {
 		at := c.places(l.points)
-		p.Add(&plotter.Line{XYs: at, LineStyle: stroke(l.style)}, &plotter.Scatter{XYs: at, GlyphStyle: glyph(l.style)})
+		s, g := stroke(l.style), glyph(l.style)
+		// Lines further down are wider, so that one which another covers can be seen.
+		below := vg.Length(min(len(c.lines)-1-i, 3))
+		s.Width += 0.7 * below
+		g.Radius += 0.7 * below
+		p.Add(&plotter.Line{XYs: at, LineStyle: s}, &plotter.Scatter{XYs: at, GlyphStyle: g})
 	}
 	return element(c.title, f, f.height, func(all draw.Canvas) {
-		small := textStyle(dim, textSize, draw.XLeft, draw.YTop)
-		all.FillText(small, vg.Point{X: 0, Y: all.Max.Y}, c.y.label)
+		above := textStyle(dim, textSize, draw.XLeft, draw.YTop)
+		all.FillText(above, vg.Point{X: 0, Y: all.Max.Y}, fitting(c.y.label, above, f.width))
 		below := textStyle(dim, textSize, draw.XRight, draw.YBottom)
-		all.FillText(below, vg.Point{X: all.Max.X, Y: all.Min.Y}, c.x.label)
-		p.Draw(draw.Crop(all, 0, 0, 20, -22))
+		all.FillText(below, vg.Point{X: all.Max.X, Y: descent}, fitting(c.x.label, below, f.width))
+		p.Draw(draw.Crop(all, 0, 0, 22, -22))
 	})
 }
 
@@ -195,7 +206,7 @@ func drawBars(p *plot.Plot, c chart, f format) template.HTML {
 				one := bar{point: at, style: l.style, top: b.height}
 				for _, y := range c.expected {
 					for _, e := range y.points {
-						if y.style == l.style && int(e.x) == group {
+						if y.line == l.style && int(e.x) == group {
 							one.expected = append(one.expected, e)
 						}
 					}
@@ -207,32 +218,33 @@ func drawBars(p *plot.Plot, c chart, f format) template.HTML {
 		if b.height == first { // none here, in this panel
 			continue
 		}
-		names = append(names, plot.Tick{Value: (first + b.height) / 2, Label: fitting(name, nameStyle, f)})
+		names = append(names, plot.Tick{Value: (first + b.height) / 2, Label: fitting(name, nameStyle, f.names*f.width)})
 		b.height += barGap
 	}
 	b.height -= barGap
 	for i := range names {
 		names[i].Value = 1 - names[i].Value/b.height
 	}
-	p.Y.Tick.Label, p.Y.Tick.Marker, p.Y.Tick.Length = nameStyle, names, 0
+	p.Y.Tick.Label, p.Y.Tick.Marker = nameStyle, names
+	p.Y.Padding = 0
 	p.X.Tick.Marker = c.y.ticks(min(f.marks, 7))
 	p.X.LineStyle.Width, p.X.Tick.Length = 0, 0
 	g := plotter.NewGrid()
 	g.Horizontal.Color = nil
 	g.Vertical = draw.LineStyle{Color: grid, Width: 1}
 	p.Add(g, b)
-	const axisHeight, valueWidth = 42, 44
+	const axisHeight, valueWidth = 48, 44
 	return element(c.title, f, b.height+axisHeight, func(all draw.Canvas) {
 		below := textStyle(dim, textSize, draw.XRight, draw.YBottom)
-		all.FillText(below, vg.Point{X: all.Max.X - valueWidth, Y: all.Min.Y}, c.y.label)
-		p.Draw(draw.Crop(all, 0, -valueWidth, 18, 0))
+		all.FillText(below, vg.Point{X: all.Max.X - valueWidth, Y: descent}, fitting(c.y.label, below, f.width-valueWidth))
+		p.Draw(draw.Crop(all, 0, -valueWidth, 22, -descent))
 	})
 }
 
-// fitting cuts a name to the place that a format has for it.
-func fitting(name string, s text.Style, f format) string {
-	for n := min(len([]rune(name)), 60); n > 1; n-- {
-		if cut := shorten(name, n); s.Width(cut).Points() <= f.names*f.width {
+// fitting cuts a text to a width.
+func fitting(name string, s text.Style, width float64) string {
+	for n := min(len([]rune(name)), 200); n > 1; n-- {
+		if cut := shorten(name, n); s.Width(cut).Points() <= width {
 			return cut
 		}
 	}
@@ -258,7 +270,9 @@ func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
 			c.StrokeLine2(whisker, high, middle-3, high, middle+3)
 		}
 		for _, e := range one.expected {
-			c.StrokeLine2(draw.LineStyle{Color: ink, Width: 2, Dashes: []vg.Length{3, 2}}, at(e.y), top+1, at(e.y), bottom-1)
+			mark := dashed(inked)
+			mark.Dashes = []vg.Length{3, 2}
+			c.StrokeLine2(mark, at(e.y), top+1, at(e.y), bottom-1)
 			high = max(high, at(e.y))
 		}
 		label := number(one.y/b.chart.y.scale.multiple.factor, 3)

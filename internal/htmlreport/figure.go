@@ -21,6 +21,11 @@ type figure struct {
 	Table  table
 }
 
+// Open reports whether the table is shown at once: in place of a plot, if it is short.
+func (f figure) Open() bool { return len(f.Panels) == 0 && len(f.Table.Rows) <= shortTable }
+
+const shortTable = 24
+
 // An entry of a legend.
 type entry struct {
 	Swatch template.HTML
@@ -64,10 +69,15 @@ type point struct{ x, y, low, high float64 }
 type yardstick struct {
 	points []point // x and y; one for a value along the whole axis
 	text   string
-	style  int // that of the line it belongs to; all if it is common
+	line   int // the style of the line it belongs to
+	style  int // its own
 }
 
-const common = -1
+// Styles of yardsticks that are not those of a line.
+const (
+	common = -1 - iota
+	inked
+)
 
 const (
 	mostLines  = 8  // in a panel, before it is divided
@@ -99,7 +109,11 @@ func figures(b *result.Bench) []figure {
 		}
 	}
 	for _, name := range names {
-		out = append(out, figure{Title: words(name), Table: newTable(result.View{}, rest[name])})
+		title := words(name)
+		if len(b.Views) > 0 {
+			title += ": further series"
+		}
+		out = append(out, figure{Title: title, Table: newTable(result.View{}, rest[name])})
 	}
 	return out
 }
@@ -288,10 +302,19 @@ func (p *layout) lineCount(all []*result.Series, keys []string) int {
 
 func (p *layout) lineName(s *result.Series) string { return nameBy(s, p.keys) }
 
+// nameBy names conditions. Of several, those that are false are left out.
 func nameBy(s *result.Series, keys []string) string {
-	var parts []string
+	var parts, not []string
 	for _, key := range keys {
-		parts = append(parts, shorten(condition(key, s.Labels.Get(key)), 60))
+		value := s.Labels.Get(key)
+		if value == "false" && len(keys) > 1 {
+			not = append(not, labelKey(key))
+			continue
+		}
+		parts = append(parts, shorten(condition(key, value), 60))
+	}
+	if len(parts) == 0 && len(not) > 0 {
+		return shorten("none of "+strings.Join(not, ", "), 120)
 	}
 	return strings.Join(parts, ", ")
 }
@@ -347,7 +370,7 @@ func (p *layout) axes(all []*result.Series) {
 	name := shorten(words(all[0].Name), 40)
 	p.y = axis{unit: unit, scale: linearScale(ys, unit)}
 	amount := unit == result.Seconds || unit == result.Bytes || unit == result.PerSecond
-	if low, high := slices.Min(ys), slices.Max(ys); !p.bars && amount && low > 0 && high > 50*low {
+	if low, high := slices.Min(ys), slices.Max(ys); !p.bars && amount && low > 0 && high > 20*low {
 		p.y.scale = logScale(low, high, base(unit), true)
 	}
 	p.y.label = strings.TrimSuffix(name+", "+p.y.scale.unitName(unit), ", ")
@@ -439,9 +462,12 @@ func (c *chart) expect(p *layout, style int, known []*result.Series) {
 	for _, source := range order {
 		of := sources[source]
 		first := of[0].Expected.Value
-		y := yardstick{style: style}
+		y := yardstick{line: style, style: style}
+		if p.bars {
+			y.style = inked
+		}
 		if !slices.ContainsFunc(of, func(s *result.Series) bool { return s.Expected.Value != first }) {
-			y.text = "expected " + quantity(first, p.y.unit, 4) + ": " + shorten(clean(source), 120)
+			y.text = "expected " + round(first, p.y.unit) + ": " + shorten(clean(source), 120)
 			if !p.bars {
 				y.style = common
 			}
@@ -452,9 +478,7 @@ func (c *chart) expect(p *layout, style int, known []*result.Series) {
 			y.points = append(y.points, point{x: p.place(s), y: s.Expected.Value})
 		}
 		slices.SortStableFunc(y.points, func(a, b point) int { return cmp.Compare(a.x, b.x) })
-		if p.bars {
-			y.style = style
-		} else if y.style == common {
+		if y.style == common {
 			y.points = y.points[:1]
 			if slices.ContainsFunc(c.expected, func(o yardstick) bool { return o.style == common && o.text == y.text }) {
 				continue

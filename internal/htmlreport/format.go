@@ -34,8 +34,20 @@ func shorten(s string, n int) string {
 	return strings.TrimSpace(string(runes[:max(n-1, 1)])) + "…"
 }
 
-// words makes a text of a name in snake_case.
-func words(s string) string { return clean(strings.ReplaceAll(s, "_", " ")) }
+// words makes a text of a name in snake_case. O_DIRECT is none.
+func words(s string) string {
+	if strings.ToLower(s) != s {
+		return clean(s)
+	}
+	fields := strings.Fields(clean(strings.ReplaceAll(s, "_", " ")))
+	for i, f := range fields {
+		switch f {
+		case "cpu", "gpu", "numa":
+			fields[i] = strings.ToUpper(f)
+		}
+	}
+	return strings.Join(fields, " ")
+}
 
 // number formats a value with so many significant digits, and no more decimals than that.
 func number(v float64, digits int) string {
@@ -174,8 +186,13 @@ func labelValue(key, value string) string {
 	if n, err := strconv.ParseFloat(value, 64); err == nil && strings.HasSuffix(key, "_bytes") && n >= 0 && n < 1e18 {
 		return round(n, result.Bytes)
 	}
-	if value == "" {
+	switch value {
+	case "":
 		return "–"
+	case "true":
+		return "yes"
+	case "false":
+		return "no"
 	}
 	return words(value)
 }

@@ -16,12 +16,14 @@ type scale struct {
 }
 
 // at returns the place of a value, within the scale.
-func (s scale) at(v float64) float64 {
+func (s scale) at(v float64) float64 { return min(max(s.place(v), 0), 1) }
+
+func (s scale) place(v float64) float64 {
 	low, high := s.min, s.max
 	if s.log {
 		v, low, high = math.Log(v), math.Log(low), math.Log(high)
 	}
-	return min(max((v-low)/(high-low), 0), 1)
+	return (v - low) / (high - low)
 }
 
 // unitName returns the unit for the label of the axis.
@@ -55,7 +57,7 @@ func linearScale(values []float64, u result.Unit) scale {
 		high = 1
 	}
 	s := scale{multiple: multipleFor(u, max(high, -low))}
-	step := roundStep((high-low)/s.multiple.factor/5) * s.multiple.factor
+	step := roundStep((high-low)/s.multiple.factor/7) * s.multiple.factor
 	s.marks = marks(math.Floor(low/step+1e-9), math.Ceil(high/step-1e-9), step)
 	s.min, s.max = min(s.marks[0], low), max(s.marks[len(s.marks)-1], high)
 	return s
@@ -104,9 +106,14 @@ func logScale(low, high, base float64, outwards bool) scale {
 	return s
 }
 
+// markTolerance lets sizes such as 512 MiB + 1 have the mark of 512 MiB.
+const markTolerance = 0.005
+
 // every returns every n-th mark within the scale, so that at most limit are left.
 func (s scale) every(limit int) []float64 {
-	inside := slices.DeleteFunc(slices.Clone(s.marks), func(m float64) bool { return m < s.min || m > s.max })
+	inside := slices.DeleteFunc(slices.Clone(s.marks), func(m float64) bool {
+		return s.place(m) < -markTolerance || s.place(m) > 1+markTolerance
+	})
 	n := 1
 	for (len(inside)+n-1)/n > limit {
 		n++
