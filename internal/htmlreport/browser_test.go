@@ -215,7 +215,7 @@ func TestInABrowser(t *testing.T) {
 				dark := l.Paper != "rgb(255, 255, 255)"
 				assert.Equal(t, scheme == "dark", dark, "%s: paper is %s", what, l.Paper)
 				if name == "example" {
-					assert.Equal(t, 12, l.Plots, what)
+					assert.Equal(t, 11, l.Plots, what)
 					for _, label := range []string{"bandwidth, GB/s", "size, bytes (log scale)", "latency, seconds (log scale)", "kept per byte, ratio", "pin rate, GB/s", "throughput, k/s", "1\u00a0MiB", "10\u00a0µs"} {
 						assert.True(t, slices.Contains(l.Labels, label), "%s: no label %q", what, label)
 					}

@@ -100,7 +100,7 @@ func drawChart(c chart, f format) template.HTML {
 		a.Min, a.Max = 0, 1
 		a.LineStyle = draw.LineStyle{Color: dim, Width: 1}
 		a.Tick.LineStyle = draw.LineStyle{Color: dim, Width: 1}
-		a.Tick.Length = 4
+		a.Tick.Length = 7 // the labels cover the ends
 	}
 	p.X.Padding, p.Y.Padding = 0, 6
 	p.X.Tick.Label = textStyle(dim, textSize, draw.XCenter, draw.YTop)
@@ -134,8 +134,8 @@ func drawLines(p *plot.Plot, c chart, f format) template.HTML {
 		s, g := stroke(l.style), glyph(l.style)
 		// Lines further down are wider, so that one which another covers can be seen.
 		below := vg.Length(min(len(c.lines)-1-i, 3))
-		s.Width += 0.7 * below
-		g.Radius += 0.7 * below
+		s.Width += 0.45 * below
+		g.Radius += 0.45 * below
 		p.Add(&plotter.Line{XYs: at, LineStyle: s}, &plotter.Scatter{XYs: at, GlyphStyle: g})
 	}
 	return element(c.title, f, f.height, func(all draw.Canvas) {
@@ -218,7 +218,7 @@ func drawBars(p *plot.Plot, c chart, f format) template.HTML {
 		if b.height == first { // none here, in this panel
 			continue
 		}
-		names = append(names, plot.Tick{Value: (first + b.height) / 2, Label: fitting(name, nameStyle, f.names*f.width)})
+		names = append(names, plot.Tick{Value: (first + b.height) / 2, Label: twoLines(name, nameStyle, f.names*f.width)})
 		b.height += barGap
 	}
 	b.height -= barGap
@@ -228,12 +228,12 @@ func drawBars(p *plot.Plot, c chart, f format) template.HTML {
 	p.Y.Tick.Label, p.Y.Tick.Marker = nameStyle, names
 	p.Y.Padding = 0
 	p.X.Tick.Marker = c.y.ticks(min(f.marks, 7))
-	p.X.LineStyle.Width, p.X.Tick.Length = 0, 0
+	p.X.LineStyle.Width, p.X.Tick.Length, p.X.Padding = 0, 0, 5
 	g := plotter.NewGrid()
 	g.Horizontal.Color = nil
 	g.Vertical = draw.LineStyle{Color: grid, Width: 1}
 	p.Add(g, b)
-	const axisHeight, valueWidth = 48, 44
+	const axisHeight, valueWidth = 54, 44
 	return element(c.title, f, b.height+axisHeight, func(all draw.Canvas) {
 		below := textStyle(dim, textSize, draw.XRight, draw.YBottom)
 		all.FillText(below, vg.Point{X: all.Max.X - valueWidth, Y: descent}, fitting(c.y.label, below, f.width-valueWidth))
@@ -249,6 +249,27 @@ func fitting(name string, s text.Style, width float64) string {
 		}
 	}
 	return shorten(name, 1)
+}
+
+// twoLines breaks a name that is wider than its place, and cuts what is left over.
+func twoLines(name string, s text.Style, width float64) string {
+	if s.Width(name).Points() <= width {
+		return name
+	}
+	first := ""
+	words := strings.Fields(name)
+	for i, w := range words {
+		longer := strings.TrimSpace(first + " " + w)
+		if s.Width(longer).Points() <= width {
+			first = longer
+			continue
+		}
+		if first == "" {
+			break
+		}
+		return first + "\n" + fitting(strings.Join(words[i:], " "), s, width)
+	}
+	return fitting(name, s, width)
 }
 
 // Plot implements plot.Plotter.

@@ -54,6 +54,7 @@ var (
 
 	page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"clean":    clean,
+		"short":    func(s string) string { return shorten(clean(s), 40) },
 		"duration": duration,
 		"stamp":    stamp,
 	}).Parse(pageText))
@@ -92,7 +93,7 @@ type pageData struct {
 func (p pageData) Title() string {
 	switch {
 	case len(p.Runs) == 1 && p.Runs[0].Host != "":
-		return "pincheck: " + clean(p.Runs[0].Host)
+		return "pincheck: " + shorten(clean(p.Runs[0].Host), 80)
 	case len(p.Runs) > 1:
 		return fmt.Sprintf("pincheck: %d results", len(p.Runs))
 	}

@@ -1,6 +1,7 @@
 package htmlreport
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -23,7 +24,7 @@ type row struct {
 	Labels                    []string
 	Median, Low, High, Spread string
 	Count                     int
-	Strip                     []float64 // places of samples from 0 to 100; the median is at 50
+	Strip                     string // a path through the samples from 0 to 100; the median is at 50
 	Expected, Share, Source   string
 	CPU, Node                 string
 	Checked                   bool
@@ -63,7 +64,7 @@ func newTable(v result.View, all []*result.Series) table {
 	t.Range = "±" + percent(width)
 	for _, s := range all {
 		r := newRow(s, keys, width)
-		t.Samples = t.Samples || r.Strip != nil
+		t.Samples = t.Samples || r.Strip != ""
 		t.Expected = t.Expected || r.Expected != ""
 		t.CPU = t.CPU || r.CPU != ""
 		t.Node = t.Node || r.Node != ""
@@ -101,11 +102,11 @@ func newRow(s *result.Series, keys []string, width float64) row {
 	return r
 }
 
-// strip returns the places of samples around their median. Those further away than width
-// are at the ends; of many, some are left out.
-func strip(samples []float64, median, width float64) []float64 {
+// strip returns dots for samples around their median. Those further away than width are at
+// the ends; of many, some are left out.
+func strip(samples []float64, median, width float64) string {
 	if len(samples) < 2 || median == 0 {
-		return nil
+		return ""
 	}
 	var out []float64
 	for _, v := range samples {
@@ -122,5 +123,9 @@ func strip(samples []float64, median, width float64) []float64 {
 			out = slices.Delete(out, i, i+1)
 		}
 	}
-	return out
+	var path strings.Builder
+	for _, at := range out {
+		fmt.Fprintf(&path, "M%g 6h0", at)
+	}
+	return path.String()
 }
