@@ -24,11 +24,21 @@ type Run struct {
 	// Warning is shown above everything, such as that the GPU was a simulated one.
 	Warning  string         `json:"warning,omitempty"`
 	Facts    []Fact         `json:"facts"`             // about the machine, the most important first
-	Verdict  string         `json:"verdict,omitempty"` // empty if nothing was judged
-	OK       bool           `json:"ok"`                // whether the verdict is a good one
+	Verdict  string         `json:"verdict,omitempty"` // a word, or empty if nothing was judged
+	Tone     Tone           `json:"tone,omitempty"`    // of the verdict
+	Reason   string         `json:"reason,omitempty"`  // of the verdict, a sentence
 	Findings []Finding      `json:"findings"`
 	Benches  []result.Bench `json:"benches"`
 }
+
+// A Tone is how a verdict is shown.
+type Tone string
+
+// The tones. A verdict may have none.
+const (
+	Good Tone = "good"
+	Bad  Tone = "bad"
+)
 
 // A Fact is a line about the machine.
 type Fact struct {
