@@ -51,7 +51,7 @@ func named(flags *pflag.FlagSet, flag, kind string) {
 func (o *options) register(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.BoolVar(&o.sim, "sim", false, "run on a simulated GPU")
-	flags.StringVar(&o.format, "format", string(report.Text), "output as text, json, jsonl (one line), prometheus or csv")
+	flags.StringVar(&o.format, "format", string(report.Text), "output as text, json, jsonl (one line), prometheus, csv or html")
 	named(flags, "format", "form")
 	flags.StringVarP(&o.output, "output", "o", "", "write to this file, which appears whole or not at all (default: standard output)")
 	named(flags, "output", "file")

@@ -319,7 +319,7 @@ func TestParseFormat(t *testing.T) {
 		assert.Equal(t, f, got)
 	}
 	_, err := ParseFormat("xml")
-	assert.EqualError(t, err, `unknown format "xml": formats are text, json, jsonl, prometheus, csv`)
+	assert.EqualError(t, err, `unknown format "xml": formats are text, json, jsonl, prometheus, csv, html`)
 }
 
 func TestStyleFor(t *testing.T) {

@@ -119,10 +119,11 @@ const (
 	JSONLines  Format = "jsonl"
 	Prometheus Format = "prometheus"
 	CSV        Format = "csv"
+	HTML       Format = "html"
 )
 
 // Formats returns all formats.
-func Formats() []Format { return []Format{Text, JSON, JSONLines, Prometheus, CSV} }
+func Formats() []Format { return []Format{Text, JSON, JSONLines, Prometheus, CSV, HTML} }
 
 // ParseFormat returns the format with a name, or an error that lists all names.
 func ParseFormat(s string) (Format, error) {
@@ -162,6 +163,8 @@ func Write(w io.Writer, r *Result, f Format, s Style) error {
 		if err := writeCSV(&b, r); err != nil {
 			return err
 		}
+	case HTML:
+		return WriteHTML(w, r)
 	default:
 		return fmt.Errorf("unknown format %q", string(f))
 	}

@@ -159,6 +159,17 @@ func (p *page) host(h *hostinfo.Host) {
 	if h == nil {
 		return
 	}
+	label := "Host"
+	for _, text := range []string{systemText(h), machineText(h)} {
+		if text != "" {
+			p.row(label, "%s", text)
+			label = ""
+		}
+	}
+}
+
+// systemText is about a host's software.
+func systemText(h *hostinfo.Host) string {
 	system := []string{h.Distro.Name, prefixed("Linux ", h.Kernel.Release), strings.TrimSpace(h.Libc.Kind + " " + h.Libc.Version)}
 	switch {
 	case h.Virt.WSL:
@@ -166,12 +177,11 @@ func (p *page) host(h *hostinfo.Host) {
 	case h.Virt.VM:
 		system = append(system, "virtual machine")
 	}
-	system = append(system, prefixed("container: ", h.Virt.Container), prefixed("NVIDIA kernel module ", h.NVIDIA.DriverVersion))
-	label := "Host"
-	if text := joined(system...); text != "" {
-		p.row(label, "%s", text)
-		label = ""
-	}
+	return joined(append(system, prefixed("container: ", h.Virt.Container), prefixed("NVIDIA kernel module ", h.NVIDIA.DriverVersion))...)
+}
+
+// machineText is about a host's CPUs and memory.
+func machineText(h *hostinfo.Host) string {
 	var machine []string
 	if h.CPU.Threads > 0 {
 		cpus := plural(h.CPU.Threads, "CPU", "CPUs")
@@ -193,9 +203,7 @@ func (p *page) host(h *hostinfo.Host) {
 	if n, ok := h.Cgroup.Headroom.Finite(); ok && (h.Memory.Available == 0 || n < h.Memory.Available) {
 		machine = append(machine, fmt.Sprintf("%s left by the cgroup", binary(n)))
 	}
-	if text := joined(machine...); text != "" {
-		p.row(label, "%s", text)
-	}
+	return joined(machine...)
 }
 
 // joined joins the parts that are not empty, with commas.
@@ -386,8 +394,16 @@ func (p *page) findings(all []doctor.Finding) {
 }
 
 func (p *page) verdict(r *Result) {
-	var label, text string
-	c := green
+	label, text, c := verdictText(r)
+	if label != "" {
+		p.gap()
+		p.painted(label, c, plain(text), "")
+	}
+}
+
+// verdictText returns the verdict in words, or nothing if there is none.
+func verdictText(r *Result) (label, text string, c color) {
+	c = green
 	switch r.Verdict {
 	case doctor.Healthy:
 		label, text = "Healthy", healthyText(r)
@@ -405,13 +421,12 @@ func (p *page) verdict(r *Result) {
 	case doctor.Failed:
 		label, text, c = "Failed", "nothing was examined", red
 	default:
-		return
+		return "", "", ""
 	}
 	if r.Facts != nil && r.Simulated {
 		text += " (simulated)"
 	}
-	p.gap()
-	p.painted(label, c, plain(text), "")
+	return label, text, c
 }
 
 func problemsText(r *Result) string {

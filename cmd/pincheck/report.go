@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+// reportFile is what report writes, unless --output names another file.
+const reportFile = "pincheck-report.html"
+
+func newReport(o *options, sys system) *cobra.Command {
+	full := false
+	cmd := &cobra.Command{
+		Use:   "report [FILE...]",
+		Short: "Check, measure all, and write one HTML file with plots",
+		Long: `report checks the GPUs, runs all experiments of pincheck bench, and writes one
+HTML file with what was found, in words, plots and tables. The file needs
+nothing else: no network and no script.
+
+With files it runs nothing, and shows what they hold: what --format json or
+jsonl wrote, of one host or of many. - is the standard input.
+
+The file is ` + reportFile + `, unless --output names another one. With
+another --format the same results are written in that form.
+
+` + exitHelp,
+		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("format") {
+				o.format = string(report.HTML)
+			}
+			if o.format == string(report.HTML) && o.output == "" {
+				o.output = reportFile
+			}
+			var err error
+			if len(args) > 0 {
+				err = o.showFiles(cmd, args)
+			} else {
+				err = o.produce(cmd, sys, "report", true, func(ctx context.Context, s *session) error { return s.all(ctx, !full) })
+			}
+			if written := (judged{}); (err == nil || errors.As(err, &written)) && o.output != "" && !o.quiet {
+				fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", o.output)
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&full, "full", false, "all sizes and long samples, which takes minutes")
+	return cmd
+}
+
+// all checks the devices and runs all experiments on them.
+func (s *session) all(ctx context.Context, quick bool) error {
+	if err := s.check(ctx, steps{verify: true, bandwidth: true}); err != nil || len(s.result.Devices) == 0 {
+		return err
+	}
+	checked := s.result.Devices
+	err := s.bench(ctx, s.sys.experiments, measure.Options{Quick: quick}, true)
+	// The facts are now those after the experiments, without what the check found.
+	for i := range s.result.Devices {
+		for _, c := range checked {
+			if d := &s.result.Devices[i]; d.Ordinal == c.Ordinal {
+				d.Verify, d.Bandwidth = c.Verify, c.Bandwidth
+				d.Errors = append(c.Errors, d.Errors...)
+			}
+		}
+	}
+	return err
+}
+
+// showFiles writes a report about results that were kept.
+func (o *options) showFiles(cmd *cobra.Command, names []string) error {
+	format, err := o.validate()
+	if err != nil {
+		return err
+	}
+	if format != report.HTML {
+		return usagef("--format %s: what is in files is shown as html only", format)
+	}
+	var all []*report.Result
+	for _, name := range names {
+		results, err := readResults(name, cmd.InOrStdin())
+		if err != nil {
+			return usagef("%s: %w", name, err)
+		}
+		all = append(all, results...)
+	}
+	var b bytes.Buffer
+	if err := report.WriteHTML(&b, all...); err != nil {
+		return outputError{err}
+	}
+	if err := report.WriteFile(o.output, b.Bytes()); err != nil {
+		return outputError{fmt.Errorf("--output: %w", err)}
+	}
+	return nil
+}
+
+// readResults reads the results in a file, of which there is at least one.
+func readResults(name string, stdin io.Reader) ([]*report.Result, error) {
+	r := stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, withoutPath(err)
+		}
+		defer f.Close()
+		r = f
+	}
+	var all []*report.Result
+	for d := json.NewDecoder(r); ; {
+		var text json.RawMessage
+		err := d.Decode(&text)
+		switch path := (*fs.PathError)(nil); {
+		case errors.Is(err, io.EOF) && len(all) > 0:
+			return all, nil
+		case errors.Is(err, io.EOF):
+			return nil, errors.New("it is empty")
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return nil, errors.New("it is cut off")
+		case errors.As(err, &path):
+			return nil, withoutPath(err)
+		case err != nil:
+			return nil, fmt.Errorf("no JSON: %w", err)
+		}
+		one, err := report.Read(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+}
+
+// withoutPath leaves out the path, which the caller names.
+func withoutPath(err error) error {
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
