@@ -17,7 +17,7 @@ import (
 
 func TestAllocMeasuresEachMethod(t *testing.T) {
 	t.Parallel()
-	sim, devices := simulated(t, cudasim.Config{})
+	sim, devices := simulatedDevices(t, cudasim.Config{})
 	const odd = 4<<20 + 1
 	env := measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1 << 20, odd}}}
 	b, err := measure.Run(t.Context(), alloc, env, nil)
@@ -65,7 +65,7 @@ func TestAllocMeasuresEachMethod(t *testing.T) {
 // What a host refuses is left out, and the rest is measured.
 func TestAllocWithoutRegistering(t *testing.T) {
 	t.Parallel()
-	_, devices := simulated(t, cudasim.ConfidentialComputing())
+	_, devices := simulatedDevices(t, cudasim.ConfidentialComputing())
 	b, err := measure.Run(t.Context(), alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<20 + 1}}}, nil)
 	require.NoError(t, err)
 	assert.Empty(t, b.Errors)
@@ -84,7 +84,7 @@ func TestAllocFails(t *testing.T) {
 	for _, fn := range []string{"cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaFreeHost"} {
 		t.Run(fn, func(t *testing.T) {
 			t.Parallel()
-			sim, devices := simulated(t, cudasim.Config{})
+			sim, devices := simulatedDevices(t, cudasim.Config{})
 			// Late: the call did its work, so that nothing is left to release.
 			late := strings.Contains(fn, "Un") || strings.Contains(fn, "Free")
 			sim.Fail(fn, cudasim.Fault{Nth: 3, Code: 999, Late: late})
@@ -103,7 +103,7 @@ func TestAllocInterruptedInACall(t *testing.T) {
 	for _, fn := range []string{"cudaHostAlloc", "cudaHostRegister", "cudaFreeHost", "cudaHostUnregister"} {
 		t.Run(fn, func(t *testing.T) {
 			t.Parallel()
-			sim, devices := simulated(t, cudasim.Config{})
+			sim, devices := simulatedDevices(t, cudasim.Config{})
 			unblock := sim.Block(fn, cudasim.Fault{Nth: 4})
 			defer unblock()
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -126,7 +126,7 @@ func TestAllocPlans(t *testing.T) {
 	t.Parallel()
 	_, err := planAlloc(measure.Env{})
 	require.EqualError(t, err, "no device")
-	_, devices := simulated(t, cudasim.Config{})
+	_, devices := simulatedDevices(t, cudasim.Config{})
 	_, need, err := measure.Estimate(alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<28 + 1}}})
 	require.NoError(t, err)
 	assert.Equal(t, 1<<29, need.Pinned)

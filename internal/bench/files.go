@@ -40,7 +40,7 @@ const (
 
 const (
 	fileRate   = "file_to_device"
-	allDevices = "all"
+	everyDevice = "all"
 )
 
 var files = measure.Experiment{
@@ -138,7 +138,7 @@ func (f *fileRig) group() measure.Group {
 	if f.inMemory {
 		g.Need.Pageable, g.Need.Disk = f.n, 0
 	}
-	add := func(device, cache, method string, bring way) {
+	add := func(device, cache, method string, bring fileWay) {
 		c := measure.Case{
 			Series: result.Series{Name: fileRate, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: f.n, Labels: result.Labels{
 				{Key: result.Device, Value: device}, {Key: result.Method, Value: method}, {Key: cacheLabel, Value: cache}, {Key: result.Size, Value: strconv.Itoa(f.n)}}},
@@ -163,7 +163,7 @@ func (f *fileRig) group() measure.Group {
 			add(one, cache, fileDirect, clocked(f.pastThePageCache))
 		}
 		if len(f.devices) > 1 {
-			add(allDevices, cache, fileFanout, clocked(f.toAll))
+			add(everyDevice, cache, fileFanout, clocked(f.toAll))
 		}
 	}
 	return g
@@ -269,17 +269,17 @@ func (f *fileRig) close() error {
 	return nil
 }
 
-// A way brings the file to the device. It returns how long that took by the device, or 0:
+// A fileWay brings the file to the device. It returns how long that took by the device, or 0:
 // the clock counts then.
-type way func(context.Context) (time.Duration, error)
+type fileWay func(context.Context) (time.Duration, error)
 
 // clocked is a way that the clock counts for.
-func clocked(do func(context.Context) error) way {
+func clocked(do func(context.Context) error) fileWay {
 	return func(ctx context.Context) (time.Duration, error) { return 0, do(ctx) }
 }
 
 // sample brings the file to the device once, and returns GB/s.
-func (f *fileRig) sample(ctx context.Context, cache, method, device string, bring way) (float64, error) {
+func (f *fileRig) sample(ctx context.Context, cache, method, device string, bring fileWay) (float64, error) {
 	switch {
 	case cache == outOfCache && f.inMemory:
 		return 0, fmt.Errorf("the files of %s are in memory (name a directory on a disk by TMPDIR): %w", f.dir, errors.ErrUnsupported)
@@ -300,9 +300,9 @@ func (f *fileRig) sample(ctx context.Context, cache, method, device string, brin
 
 // time is one sample. What the devices had before is overwritten, so that bytes which do
 // not arrive show.
-func (f *fileRig) time(ctx context.Context, cache, device string, bring way, took *time.Duration) error {
+func (f *fileRig) time(ctx context.Context, cache, device string, bring fileWay, took *time.Duration) error {
 	for i, d := range f.devices {
-		if device == allDevices || i == 0 {
+		if device == everyDevice || i == 0 {
 			if err := errors.Join(d.Memset(f.at[i], 0x5a, f.n), d.Synchronize(ctx)); err != nil {
 				return err
 			}
@@ -382,7 +382,7 @@ func (f *fileRig) toAll(ctx context.Context) error {
 func (f *fileRig) verify(ctx context.Context, device string) error {
 	arrived, want := make([]byte, min(f.n, pieceSize)), make([]byte, min(f.n, pieceSize))
 	for i, d := range f.devices {
-		if device != allDevices && i > 0 {
+		if device != everyDevice && i > 0 {
 			break
 		}
 		err := f.pieces(ctx, func(off, n int) error {

@@ -17,8 +17,8 @@ import (
 	"github.com/gopinned/pinned/internal/result"
 )
 
-// small is the options of files of an odd size.
-var small = measure.Options{Sizes: []int{1<<20 + 7}, Quick: true}
+// smallFile is the options of files of an odd size.
+var smallFile = measure.Options{Sizes: []int{1<<20 + 7}, Quick: true}
 
 func fileSeries(b *result.Bench, cache, method string) *result.Series {
 	return b.Find(fileRate, result.Label{Key: cacheLabel, Value: cache}, result.Label{Key: result.Method, Value: method})
@@ -35,8 +35,8 @@ func nothingLeft(t *testing.T, dir string) {
 func TestFilesArrive(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
-	_, devices := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{}, {}}})
-	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: small}, nil)
+	_, devices := simulatedDevices(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{}, {}}})
+	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFile}, nil)
 	require.NoError(t, err)
 	require.Empty(t, b.Errors)
 	nothingLeft(t, dir)
@@ -52,7 +52,7 @@ func TestFilesArrive(t *testing.T) {
 			default:
 				require.NotNil(t, s, "%s %s", cache, method)
 				assert.True(t, s.Verified, "%s %s", cache, method)
-				assert.Equal(t, map[bool]string{true: allDevices, false: "0"}[method == fileFanout], s.Labels.Get(result.Device))
+				assert.Equal(t, map[bool]string{true: everyDevice, false: "0"}[method == fileFanout], s.Labels.Get(result.Device))
 				assert.GreaterOrEqual(t, len(s.Samples), 3)
 			}
 		}
@@ -66,7 +66,7 @@ func TestFilesArrive(t *testing.T) {
 // The rate from pinned memory is the link's, by the device.
 func TestFilesKnowTheLink(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	_, devices := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Way{Rate: 25, Latency: 8 * time.Microsecond}}}}})
+	_, devices := simulatedDevices(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Way{Rate: 25, Latency: 8 * time.Microsecond}}}}})
 	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{16 << 20}, Quick: true}}, nil)
 	require.NoError(t, err)
 	s := fileSeries(b, inCache, filePinned)
@@ -77,7 +77,7 @@ func TestFilesKnowTheLink(t *testing.T) {
 // A copy that does not arrive is found.
 func TestFilesThatDoNotArrive(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	_, devices := simulated(t, cudasim.Config{})
+	_, devices := simulatedDevices(t, cudasim.Config{})
 	f := &fileRig{devices: devices, n: 1 << 20, dir: os.TempDir()}
 	require.NoError(t, f.open(t.Context()))
 	defer func() { require.NoError(t, f.close()) }()
@@ -94,8 +94,8 @@ func TestFilesInMemory(t *testing.T) {
 		t.Skip("no tmpfs at /dev/shm")
 	}
 	t.Setenv("TMPDIR", "/dev/shm")
-	_, devices := simulated(t, cudasim.Config{})
-	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: small}, nil)
+	_, devices := simulatedDevices(t, cudasim.Config{})
+	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFile}, nil)
 	require.NoError(t, err)
 	require.Empty(t, b.Errors)
 	assert.NotNil(t, fileSeries(b, inCache, fileStaged))
@@ -108,10 +108,10 @@ func TestFilesInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	for _, what := range []string{"", inCache, outOfCache} {
-		_, devices := simulated(t, cudasim.Config{})
+		_, devices := simulatedDevices(t, cudasim.Config{})
 		ctx, cancel := context.WithCancelCause(t.Context())
 		stop := errors.New("stop")
-		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: small}, func(p measure.Progress) {
+		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: smallFile}, func(p measure.Progress) {
 			if strings.Contains(p.What, what) {
 				cancel(stop)
 			}
@@ -127,7 +127,7 @@ func TestFilesInterrupted(t *testing.T) {
 func TestFilesInterruptedInACall(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	for _, fn := range []string{"cudaMemcpy", "cudaHostRegister", "cudaMemset"} {
-		sim, devices := simulated(t, cudasim.Config{})
+		sim, devices := simulatedDevices(t, cudasim.Config{})
 		unblock := sim.Block(fn, cudasim.Fault{Nth: 2})
 		ctx, cancel := context.WithCancelCause(t.Context())
 		stop := errors.New("stop")
@@ -136,7 +136,7 @@ func TestFilesInterruptedInACall(t *testing.T) {
 				cancel(stop)
 			}
 		}()
-		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: small}, nil)
+		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: smallFile}, nil)
 		unblock()
 		require.ErrorIs(t, err, stop, fn)
 		assert.False(t, b.Complete)
@@ -147,9 +147,9 @@ func TestFilesFail(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	for _, fn := range []string{"cudaMalloc", "cudaMemcpy", "cudaMemset", "cudaStreamCreateWithPriority", "cudaMemcpyAsync"} {
-		sim, devices := simulated(t, cudasim.Config{})
+		sim, devices := simulatedDevices(t, cudasim.Config{})
 		sim.Fail(fn, cudasim.Fault{Code: 999})
-		b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: small}, nil)
+		b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFile}, nil)
 		require.NoError(t, err)
 		assert.Contains(t, strings.Join(b.Errors, "\n"), fn)
 		nothingLeft(t, dir)
@@ -159,7 +159,7 @@ func TestFilesFail(t *testing.T) {
 func TestFilesPlans(t *testing.T) {
 	_, err := planFiles(measure.Env{})
 	require.EqualError(t, err, "no device")
-	_, devices := simulated(t, cudasim.Config{})
+	_, devices := simulatedDevices(t, cudasim.Config{})
 	_, err = planFiles(measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1 << 50}}})
 	if runtime.GOOS == "linux" {
 		require.ErrorContains(t, err, "it takes a file of 1024 TiB, and ")

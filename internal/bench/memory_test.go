@@ -21,8 +21,8 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// simulated returns the devices of a simulated library.
-func simulated(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, []*cudart.Device) {
+// simulatedDevices returns the devices of a simulated library.
+func simulatedDevices(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, []*cudart.Device) {
 	t.Helper()
 	sim, rt := testgpu.Sim(t, cfg)
 	return sim, rt.Devices()
@@ -47,7 +47,7 @@ func find(t *testing.T, b *result.Bench, name, method string, n int) *result.Ser
 func TestMemoryKept(t *testing.T) {
 	t.Parallel()
 	emulated(t)
-	_, devices := simulated(t, cudasim.Config{})
+	_, devices := simulatedDevices(t, cudasim.Config{})
 	const large = 64<<20 + 1
 	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{1 << 20, large}}}
 	b, err := measure.Run(t.Context(), memory, env, nil)
@@ -73,7 +73,7 @@ func TestMemoryKept(t *testing.T) {
 func TestMemoryInterrupted(t *testing.T) {
 	t.Parallel()
 	emulated(t)
-	_, devices := simulated(t, cudasim.Config{})
+	_, devices := simulatedDevices(t, cudasim.Config{})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("stop")
 	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{1 << 20}}}
@@ -92,7 +92,7 @@ func TestMemoryPlans(t *testing.T) {
 	t.Parallel()
 	_, err := planMemory(measure.Env{})
 	require.EqualError(t, err, "no device")
-	_, devices := simulated(t, cudasim.Config{})
+	_, devices := simulatedDevices(t, cudasim.Config{})
 	_, need, err := measure.Estimate(memory, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<29 + 1}}})
 	require.NoError(t, err)
 	assert.Equal(t, 1<<30, need.Pinned, "what the allocator that rounds takes")
