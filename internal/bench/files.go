@@ -39,7 +39,7 @@ const (
 )
 
 const (
-	fileRate   = "file_to_device"
+	fileRate    = "file_to_device"
 	everyDevice = "all"
 )
 
