@@ -38,7 +38,9 @@ const (
 	outOfCache = "cold"
 )
 
-const fileRate = "file_to_device"
+const (
+	fileRate = "file_to_device"
+)
 
 var files = measure.Experiment{
 	Name:     "files",

@@ -17,8 +17,8 @@ import (
 	"github.com/gopinned/pinned/internal/result"
 )
 
-// smallFiles is the options of files of an odd size.
-var smallFiles = measure.Options{Sizes: []int{1<<20 + 7}, Quick: true}
+// smallFile is the options of files of an odd size.
+var smallFile = measure.Options{Sizes: []int{1<<20 + 7}, Quick: true}
 
 func fileSeries(b *result.Bench, cache, method string) *result.Series {
 	return b.Find(fileRate, result.Label{Key: cacheLabel, Value: cache}, result.Label{Key: result.Method, Value: method})
@@ -36,7 +36,7 @@ func TestFilesArrive(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	_, devices := simulatedDevices(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{}, {}}})
-	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFiles}, nil)
+	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFile}, nil)
 	require.NoError(t, err)
 	require.Empty(t, b.Errors)
 	nothingLeft(t, dir)
@@ -95,7 +95,7 @@ func TestFilesInMemory(t *testing.T) {
 	}
 	t.Setenv("TMPDIR", "/dev/shm")
 	_, devices := simulatedDevices(t, cudasim.Config{})
-	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFiles}, nil)
+	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFile}, nil)
 	require.NoError(t, err)
 	require.Empty(t, b.Errors)
 	assert.NotNil(t, fileSeries(b, inCache, fileStaged))
@@ -111,7 +111,7 @@ func TestFilesInterrupted(t *testing.T) {
 		_, devices := simulatedDevices(t, cudasim.Config{})
 		ctx, cancel := context.WithCancelCause(t.Context())
 		stop := errors.New("stop")
-		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: smallFiles}, func(p measure.Progress) {
+		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: smallFile}, func(p measure.Progress) {
 			if strings.Contains(p.What, what) {
 				cancel(stop)
 			}
@@ -136,7 +136,7 @@ func TestFilesInterruptedInACall(t *testing.T) {
 				cancel(stop)
 			}
 		}()
-		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: smallFiles}, nil)
+		b, err := measure.Run(ctx, files, measure.Env{Devices: devices, Options: smallFile}, nil)
 		unblock()
 		require.ErrorIs(t, err, stop, fn)
 		assert.False(t, b.Complete)
@@ -149,7 +149,7 @@ func TestFilesFail(t *testing.T) {
 	for _, fn := range []string{"cudaMalloc", "cudaMemcpy", "cudaMemset", "cudaStreamCreateWithPriority", "cudaMemcpyAsync"} {
 		sim, devices := simulatedDevices(t, cudasim.Config{})
 		sim.Fail(fn, cudasim.Fault{Code: 999})
-		b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFiles}, nil)
+		b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: smallFile}, nil)
 		require.NoError(t, err)
 		assert.Contains(t, strings.Join(b.Errors, "\n"), fn)
 		nothingLeft(t, dir)

@@ -21,7 +21,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// simulated returns the devices of a simulated library.
+// simulatedDevices returns the devices of a simulated library.
 func simulatedDevices(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, []*cudart.Device) {
 	t.Helper()
 	sim, rt := testgpu.Sim(t, cfg)
@@ -160,7 +160,7 @@ func TestReadMemory(t *testing.T) {
 	assert.InDelta(t, 2<<30, b.Find(blockName, result.Label{Key: blockLabel, Value: "1"}).Median, 0)
 	assert.Nil(t, b.Find(processName, result.Label{Key: kindLabel, Value: "mlock"}), "there is none")
 	require.Len(t, b.Answers, 3)
-	assert.Equal(t, "Process 7 (python3), which has libraries of PyTorch, pins between 2 GiB and 2.25 GiB of its 2.25 GiB of resident memory.", b.Answers[0])
+	assert.Equal(t, "Process 7 (python3), which has libraries of PyTorch, seems to pin between 2 GiB and 2.25 GiB of its 2.25 GiB of resident memory.", b.Answers[0])
 	assert.Contains(t, b.Answers[1], "rounded up to powers of two (a guess): 1 of 1 blocks of more than 2 MiB, 2 GiB together, have such sizes. What was asked for does not show: up to nearly half of it, 1 GiB, may be unused")
 	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, it has the setting that ends this already")
 	for _, v := range b.Views {

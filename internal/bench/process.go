@@ -90,7 +90,7 @@ func processAnswers(p *procmem.Process) []string {
 	if most > least {
 		amount = fmt.Sprintf("between %s and %s", roundSize(least), roundSize(most))
 	}
-	answers := []string{fmt.Sprintf("%s pins %s of its %s of resident memory", who, amount, roundSize(p.Resident))}
+	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, roundSize(p.Resident))}
 	if !p.Driver {
 		return sentences(answers)
 	}

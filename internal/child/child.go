@@ -124,6 +124,9 @@ func run(ctx context.Context, limit time.Duration, name string, request any) (js
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
+	if _, ok := os.LookupEnv(variable); ok { // else each process would start another one
+		return nil, errors.New("this process was started by Run itself, and its main function or TestMain does not call Serve")
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w of %v", ErrTimeout, limit))
 	defer cancel()
 	text, err := json.Marshal(request)

@@ -159,3 +159,10 @@ func TestOutputIsLimited(t *testing.T) {
 	assert.Equal(t, maxText, l.Len())
 	assert.Len(t, l.quote(), 302)
 }
+
+// Otherwise an executable that does not call Serve would start itself again and again.
+func TestRunInAProcessThatDoesNotServe(t *testing.T) {
+	t.Setenv(variable, "add")
+	_, err := Run[int](t.Context(), long, "add", []int{1})
+	require.ErrorContains(t, err, "does not call Serve")
+}
