@@ -57,7 +57,7 @@ type grid struct {
 var (
 	fullGrid = grid{
 		workers: []int{1, 2, 4, 8}, sources: []string{fromMemory, fromIO, fromCPU, fromBoth}, dataBytes: 256 << 20,
-		batch: 256, ioBatch: 16, delay: 2 * time.Millisecond, window: 20 * time.Millisecond, budget: 200 * time.Millisecond,
+		batch: 256, ioBatch: 16, delay: 2 * time.Millisecond, window: 20 * time.Millisecond, budget: 160 * time.Millisecond,
 	}
 	quickGrid = grid{
 		workers: []int{1, 4}, sources: []string{fromMemory, fromBoth}, dataBytes: 64 << 20,

@@ -508,11 +508,11 @@ func explainBlocked(b *result.Bench, direction string) string {
 	const mostly = 0.5
 	switch {
 	case slow.Median >= mostly && fast.Median < mostly:
-		text += " That only copies of pinned memory are asynchronous is so here."
+		text += " So only the copy of pinned memory is asynchronous here."
 	case slow.Median < mostly:
-		text += " That copies of pageable memory block is not so here."
+		text += " So copies of pageable memory do not block here, as they are said to."
 	default:
-		text += " Pinned memory alone does not make the copy asynchronous here."
+		text += " So pinned memory alone does not make a copy asynchronous here."
 	}
 	if s, f := also(b, slow, copyTime), also(b, fast, copyTime); s != nil && f != nil && f.Median > 0 {
 		text += fmt.Sprintf(" From call to end the one of pageable memory takes %.2g times as long.", s.Median/f.Median)
