@@ -97,7 +97,7 @@ type pinnedFeed struct {
 
 // newPinnedFeed starts a loader, until ctx ends or the feed is closed.
 func newPinnedFeed(ctx context.Context, w *workbench, src loader.Source, stream *cudart.Stream, s setting, batch int) (*pinnedFeed, error) {
-	l, err := loader.New(ctx, w.dev, src, loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: ahead(s.workers), Label: "bench"})
+	l, err := loader.New(ctx, w.dev, src, loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: pinnedAhead, Label: "bench"})
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +106,9 @@ func newPinnedFeed(ctx context.Context, w *workbench, src loader.Source, stream 
 	return f, nil
 }
 
-// ahead is how many batches are filled before they are asked for.
-func ahead(workers int) int { return 2 * workers }
+// pinnedAhead is how many batches a loader fills ahead of the loop, as many as it does by
+// itself for batches of a MiB.
+const pinnedAhead = 64
 
 func (f *pinnedFeed) next(ctx context.Context) (time.Duration, error) {
 	began := f.now()
@@ -219,6 +220,9 @@ func newPlainFeed(ctx context.Context, w *workbench, src loader.Source, stream *
 	}
 	return f, nil
 }
+
+// ahead is how many batches wait in the channel, as in DataLoader.
+func ahead(workers int) int { return 2 * workers }
 
 // plainBatches is how many batches in host memory there are: ahead of the loop, in the
 // hands of workers, and being copied.

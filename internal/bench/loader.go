@@ -57,7 +57,7 @@ type grid struct {
 var (
 	fullGrid = grid{
 		workers: []int{1, 2, 4, 8}, sources: []string{fromMemory, fromIO, fromCPU, fromBoth}, dataBytes: 256 << 20,
-		batch: 256, ioBatch: 16, delay: 2 * time.Millisecond, window: 20 * time.Millisecond, budget: 200 * time.Millisecond,
+		batch: 256, ioBatch: 16, delay: 2 * time.Millisecond, window: 20 * time.Millisecond, budget: 160 * time.Millisecond,
 	}
 	quickGrid = grid{
 		workers: []int{1, 4}, sources: []string{fromMemory, fromBoth}, dataBytes: 64 << 20,
@@ -197,7 +197,7 @@ func (l *loop) fit(ctx context.Context) error {
 		return err
 	}
 	n := l.batch * oneSample
-	if l.load, err = l.newLoad(16 * n); err != nil {
+	if l.load, err = l.newLoad(loadFactor * n); err != nil {
 		return err
 	}
 	target, err := l.device(n)
@@ -386,8 +386,8 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 	out := measure.Group{
 		Name: fmt.Sprintf("%s, on device %d", sourceTexts[source], dev.Ordinal()),
 		Need: measure.Need{
-			Pinned: (ahead(most) + 1) * size, Pageable: g.dataBytes + plainBatches(most)*size,
-			Device: max(ahead(most)+1, 2)*size + size + min(16*size, loadBytes),
+			Pinned: (pinnedAhead + 1) * size, Pageable: g.dataBytes + plainBatches(most)*size,
+			Device: (pinnedAhead+1)*size + size + min(loadFactor*size, loadBytes),
 		},
 		Setup: setupTime(g.dataBytes), Open: l.open, Close: l.close,
 	}

@@ -68,7 +68,7 @@ func TestOverlapMeasuresTheLinkModel(t *testing.T) {
 
 	require.Len(t, b.Answers, 6)
 	assert.Contains(t, b.Answers[0], "An asynchronous copy of 4 MiB host to device blocks its caller: pageable memory for ")
-	assert.Contains(t, b.Answers[0], "only copies of pinned memory are asynchronous is so here")
+	assert.Contains(t, b.Answers[0], "So only the copy of pinned memory is asynchronous here")
 	assert.Contains(t, b.Answers[0], " times as long")
 	assert.Contains(t, b.Answers[2], "device to host")
 	assert.Contains(t, b.Answers[4], "by cudaMemcpy found all bytes in place")
@@ -164,9 +164,9 @@ func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
 	assert.Empty(t, explain())
 	assert.Equal(t, []string{"An asynchronous copy of 1 MiB host to device blocks its caller: pinned memory for 1 % of the copy's time (1 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
 	for want, series := range map[string][]result.Series{
-		"copies of pageable memory block is not so": append(blocked(inPageable, 1e-6, 1e-4), blocked(inPinned, 1e-6, 1e-4)...),
-		"asynchronous is so here":                   append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 1e-6, 1e-4)...),
-		"Pinned memory alone does not make":         append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 9e-4, 1e-3)...),
+		"copies of pageable memory do not block": append(blocked(inPageable, 1e-6, 1e-4), blocked(inPinned, 1e-6, 1e-4)...),
+		"So only the copy of pinned":             append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 1e-6, 1e-4)...),
+		"pinned memory alone does not make":      append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 9e-4, 1e-3)...),
 	} {
 		got := explain(series...)
 		require.Len(t, got, 1)
@@ -234,5 +234,24 @@ func interruptAnywhere(t *testing.T, e func(*cudart.Device) measure.Experiment, 
 				assert.NoError(t, err)
 			})
 		}
+	}
+}
+
+// What verify compares is what the copies brought, nothing that was there before.
+func TestOverlapVerifiesTheCopies(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	const n = 10_001
+	b := &copyBench{workbench: workbench{dev: dev, now: wall()}}
+	defer func() { assert.NoError(t, b.close()) }()
+	require.NoError(t, b.open(t.Context(), n))
+	for _, c := range waysOf(b, []int{n - 1, n}) {
+		require.NoError(t, c.prepare(t.Context()))
+		assert.ErrorIs(t, c.verify(t.Context()), measure.ErrWrongBytes, c.labels())
+		require.NoError(t, c.queue())
+		require.NoError(t, b.stream.Synchronize(t.Context()))
+		assert.NoError(t, c.verify(t.Context()), c.labels())
+		require.NoError(t, c.prepare(t.Context()), "only once")
+		assert.NoError(t, c.verify(t.Context()), c.labels())
 	}
 }

@@ -185,20 +185,24 @@ func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n int, w
 }
 
 // A load is work for the GPU without a kernel: a number of memsets (cudaMemsetAsync).
+// They are few, so that to queue them takes no time to speak of beside theirs.
 type load struct {
 	at       cudart.DevPtr
-	n, count int
+	most     int // bytes that are allocated
+	n, count int // bytes of a memset, and how many
 }
 
 const (
-	loadBytes = 64 << 20 // of one memset: long enough for the GPU to take longer than the call
-	mostSets  = 512      // of which a stream holds about a thousand
+	loadBytes = 256 << 20
+	fewSets   = 4
+	mostSets  = 512 // a stream holds about a thousand
+	leastSet  = 256 // bytes
 )
 
 // newLoad allocates what to set, up to loadBytes.
 func (w *workbench) newLoad(n int) (l load, err error) {
-	l.n = min(n, loadBytes)
-	l.at, err = w.device(l.n)
+	l.most = max(leastSet, min(n, loadBytes))
+	l.at, err = w.device(l.most)
 	return l, err
 }
 
@@ -211,18 +215,17 @@ func (l *load) queue(s *cudart.Stream) error {
 	return nil
 }
 
-// fit sets the count so that the load takes about as long as is wanted, by measuring.
+// fit makes the load take about as long as is wanted, by measuring.
 func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, want time.Duration) error {
-	const tried = 8
-	l.count = tried
-	for range 2 { // the first is a warm-up
+	l.n, l.count = l.most, fewSets
+	for range 3 { // the first is a warm-up, and far off
 		took, err := span.Time(ctx, s, func() error { return l.queue(s) })
 		if err != nil {
 			return err
 		}
-		if took > 0 {
-			l.count = max(1, min(int((want*time.Duration(l.count)+took/2)/took), mostSets))
-		}
+		bytes := int(float64(l.n*l.count) * want.Seconds() / took.Seconds())
+		l.count = max(fewSets, min((bytes+l.most/2)/l.most, mostSets))
+		l.n = max(leastSet, min(bytes/l.count, l.most))
 	}
 	return nil
 }

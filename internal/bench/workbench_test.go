@@ -82,12 +82,19 @@ func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 	require.NoError(t, err)
 	span, err := w.span()
 	require.NoError(t, err)
-	l, err := w.newLoad(200_000) // a microsecond each
+	l, err := w.newLoad(200_000) // a microsecond
 	require.NoError(t, err)
-	for want, count := range map[time.Duration]int{50 * time.Microsecond: 50, 1: 1, time.Second: mostSets} {
+	for want, sets := range map[time.Duration]int{100 * time.Microsecond: 100, 2 * time.Microsecond: fewSets} {
 		require.NoError(t, l.fit(t.Context(), span, s, want))
-		assert.InDelta(t, count, l.count, float64(count)/20, want)
+		assert.Equal(t, sets, l.count, want)
+		took, err := span.Time(t.Context(), s, func() error { return l.queue(s) })
+		require.NoError(t, err)
+		assert.InDelta(t, want, took, float64(time.Microsecond))
 	}
+	require.NoError(t, l.fit(t.Context(), span, s, time.Second))
+	assert.Equal(t, []int{mostSets, 200_000}, []int{l.count, l.n})
+	require.NoError(t, l.fit(t.Context(), span, s, 1))
+	assert.Equal(t, []int{fewSets, leastSet}, []int{l.count, l.n})
 }
 
 func TestPercentages(t *testing.T) {
