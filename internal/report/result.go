@@ -62,13 +62,14 @@ func (r *Result) Conclude(judged bool) {
 	}
 }
 
-// failures counts what failed, in the run, its experiments and on its GPUs.
+// failures counts what failed, in the run, its experiments and on its GPUs. Where there are
+// findings, they have those of the GPUs.
 func (r *Result) failures() int {
 	n := len(r.Errors)
 	for i := range r.Benches {
 		n += len(r.Benches[i].Errors)
 	}
-	if r.Facts != nil {
+	if r.Facts != nil && len(r.Findings) == 0 {
 		for i := range r.Devices {
 			n += len(r.Devices[i].Errors)
 		}
