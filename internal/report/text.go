@@ -434,11 +434,7 @@ func problemsText(r *Result) string {
 	if n := r.problems(); n > 0 {
 		parts = append(parts, plural(n, "problem", "problems")+" found")
 	}
-	failed := len(r.Errors)
-	for i := range r.Benches {
-		failed += len(r.Benches[i].Errors)
-	}
-	if failed > 0 {
+	if failed := r.failures(); failed > 0 {
 		parts = append(parts, plural(failed, "error", "errors"))
 	}
 	return strings.Join(append(parts, "see above"), ", ")
