@@ -48,8 +48,9 @@ var (
 )
 
 const (
-	styles   = 8    // colours and glyphs
-	bandRole = 0x80 // a colour of lines, translucent
+	styles    = 8    // colours and glyphs
+	bandRole  = 0x80 // a colour of lines, translucent
+	faintRole = 0xa0 // the same, where there are many
 )
 
 // role is the colour that element replaces by the style sheet's variable.
@@ -126,8 +127,12 @@ func drawLines(p *plot.Plot, c chart, f format) template.HTML {
 		}
 		p.Add(&plotter.Line{XYs: at, LineStyle: dashed(y.style)})
 	}
+	band := uint8(bandRole)
+	if len(c.lines) > 4 {
+		band = faintRole
+	}
 	for _, l := range c.lines {
-		p.Add(&plotter.Polygon{XYs: []plotter.XYs{c.band(l.points)}, Color: role(bandRole + uint8(l.style%styles))})
+		p.Add(&plotter.Polygon{XYs: []plotter.XYs{c.band(l.points)}, Color: role(band + uint8(l.style%styles))})
 	}
 	for i, l := range c.lines {
 		at := c.places(l.points)
@@ -346,6 +351,8 @@ func element(title string, f format, height float64, paint func(draw.Canvas)) te
 				return m[1] + ":var(--dim)"
 			case n == grid.B:
 				return m[1] + ":var(--grid)"
+			case n >= faintRole:
+				return fmt.Sprintf("%s:var(--c%d);fill-opacity:.08", m[1], n-faintRole)
 			case n >= bandRole:
 				return fmt.Sprintf("%s:var(--c%d);fill-opacity:.16", m[1], n-bandRole)
 			default:

@@ -221,7 +221,7 @@ func newLayout(v result.View, all []*result.Series) *layout {
 	for _, s := range all {
 		value := s.Labels.Get(v.X)
 		x, err := strconv.ParseFloat(value, 64)
-		if err != nil || !drawable(x) {
+		if err != nil || !drawable(x) || v.X == result.Device { // numbers of devices are names
 			p.bars = true
 		}
 		xs[x] = true

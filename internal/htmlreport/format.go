@@ -1,6 +1,7 @@
 package htmlreport
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -49,7 +50,9 @@ func words(s string) string {
 	return strings.Join(fields, " ")
 }
 
-// number formats a value with so many significant digits, and no more decimals than that.
+const allDigits = 0
+
+// number formats a value with so many significant digits, or all that it has.
 func number(v float64, digits int) string {
 	switch abs := math.Abs(v); {
 	case math.IsNaN(v) || math.IsInf(v, 0):
@@ -57,9 +60,12 @@ func number(v float64, digits int) string {
 	case v == 0:
 		return "0"
 	case abs >= 1e15 || abs < 1e-4:
-		return strings.ReplaceAll(strconv.FormatFloat(v, 'g', digits, 64), "-", "−")
+		return strings.ReplaceAll(strconv.FormatFloat(v, 'g', cmp.Or(digits, -1), 64), "-", "−")
 	default:
 		decimals := max(0, digits-1-int(math.Floor(math.Log10(abs))))
+		if digits == allDigits {
+			decimals = -1
+		}
 		return strings.ReplaceAll(grouped(strconv.FormatFloat(v, 'f', decimals, 64)), "-", "−")
 	}
 }
@@ -126,6 +132,9 @@ func multipleFor(u result.Unit, v float64) multiple {
 
 // quantity formats a value with its unit.
 func quantity(v float64, u result.Unit, digits int) string {
+	if u == result.Count && v == math.Trunc(v) && math.Abs(v) < 1e15 {
+		return number(v, allDigits)
+	}
 	m := multipleFor(u, v)
 	text := number(v/m.factor, digits)
 	switch {

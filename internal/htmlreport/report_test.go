@@ -233,6 +233,11 @@ func TestLinesOverNumbersAndBarsElse(t *testing.T) {
 	assert.Contains(t, texts(bars), ">21.0<", "the value at its bar")
 	assert.NotContains(t, texts(bars), "log scale")
 	assert.Contains(t, texts(figureOf(t, bench("4096"))), ">4\u00a0KiB<", "one size alone is a bar")
+	devices := result.Bench{Views: []result.View{{Title: "t", Series: "s", X: result.Device}}}
+	for _, d := range []string{"0", "1"} {
+		devices.Series = append(devices.Series, sampled("s", result.GBPerSecond, result.Labels{{Key: result.Device, Value: d}}, 5))
+	}
+	assert.Contains(t, texts(figureOf(t, devices)), ">GPU 1<", "a device's number is no quantity")
 }
 
 // Many lines go into several plots, by the label with the fewest values that suffices.
@@ -371,6 +376,8 @@ func TestScales(t *testing.T) {
 	assert.Equal(t, "7", s.text(s.marks[len(s.marks)-1], result.Seconds))
 	s = linearScale([]float64{-3, 4}, result.Ratio)
 	assert.LessOrEqual(t, s.min, -3.0)
+	assert.Contains(t, s.every(3), 0.0)
+	assert.Zero(t, linearScale([]float64{-1e-4, 1}, result.Ratio).min, "noise around 0")
 	s = logScale(4096, 1<<30, 2, false)
 	assert.InDelta(t, 0, s.at(4096), 1e-12)
 	assert.InDelta(t, 1, s.at(1<<30), 1e-12)

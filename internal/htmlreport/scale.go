@@ -56,6 +56,9 @@ func linearScale(values []float64, u result.Unit) scale {
 	if low == high {
 		high = 1
 	}
+	if -low < high/100 { // is noise around 0
+		low = 0
+	}
 	s := scale{multiple: multipleFor(u, max(high, -low))}
 	step := roundStep((high-low)/s.multiple.factor/7) * s.multiple.factor
 	s.marks = marks(math.Floor(low/step+1e-9), math.Ceil(high/step-1e-9), step)
@@ -119,7 +122,7 @@ func (s scale) every(limit int) []float64 {
 		n++
 	}
 	var out []float64
-	for i := 0; i < len(inside); i += n {
+	for i := max(slices.Index(inside, 0), 0) % n; i < len(inside); i += n { // 0 is one of them
 		out = append(out, inside[i])
 	}
 	return out

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/gopinned/pinned/internal/result"
 )
@@ -21,7 +22,7 @@ type table struct {
 }
 
 type row struct {
-	Labels                    []string
+	Labels                    []label
 	Median, Low, High, Spread string
 	Count                     int
 	Strip                     string // a path through the samples from 0 to 100; the median is at 50
@@ -29,6 +30,12 @@ type row struct {
 	CPU, Node                 string
 	Checked                   bool
 }
+
+// A label is a cell that names a row.
+type label string
+
+// Long reports whether it is to be broken into lines.
+func (l label) Long() bool { return utf8.RuneCountInString(string(l)) > 28 }
 
 const (
 	mostMarks    = 40 // of a strip
@@ -77,7 +84,7 @@ func newTable(v result.View, all []*result.Series) table {
 func newRow(s *result.Series, keys []string, width float64) row {
 	r := row{Count: len(s.Samples), Checked: s.Verified, Median: "–", Low: "–", High: "–", Spread: "–"}
 	for _, k := range keys {
-		r.Labels = append(r.Labels, labelValue(k, s.Labels.Get(k)))
+		r.Labels = append(r.Labels, label(labelValue(k, s.Labels.Get(k))))
 	}
 	st, ok := stats(s)
 	if ok {

@@ -82,26 +82,44 @@ func htmlRun(r *Result) htmlreport.Run {
 
 // checkedBenches are what check and verify measured, in the form of experiments.
 func checkedBenches(r *Result) []result.Bench {
-	benches := []result.Bench{
-		{Name: "verify", Question: "Do bytes survive the round trip to the GPU?", Views: []result.View{
-			{Title: "Bytes verified", Series: "verified", X: "path", Lines: []string{result.Device}},
-		}},
-		{Name: "check", Question: "How fast are copies of pinned memory?", Views: []result.View{
-			{Title: "Copies of pinned memory", Series: "bandwidth", X: result.Direction, Lines: []string{result.Device}},
-		}},
+	verified := result.Bench{Name: "verify", Question: "Do bytes survive the round trip to the GPU?", Complete: r.Complete, Views: []result.View{
+		{Title: "Bytes verified", Series: "verified", X: "path", Lines: []string{result.Device}},
+	}}
+	checked := result.Bench{Name: "check", Question: "How fast are copies of pinned memory?", Complete: r.Complete, Views: []result.View{
+		{Title: "Copies of pinned memory", Series: "bandwidth", X: result.Direction, Lines: []string{result.Device}},
+	}}
+	for _, s := range (&Result{Facts: r.Facts}).series() {
+		switch {
+		case s.bench == checked.Name:
+			checked.Series = append(checked.Series, *s.Series)
+		case s.Name == "verified" || s.Name != "round_trips" && s.Median > 0: // trips are counted below
+			verified.Series = append(verified.Series, *s.Series)
+		}
 	}
-	experiments := map[string]bool{}
-	for i := range r.Benches {
-		experiments[r.Benches[i].Name] = true
+	if r.Facts != nil {
+		for i := range r.Devices {
+			d := &r.Devices[i]
+			if v := d.Verify; v != nil {
+				wrong := "no byte was wrong"
+				if v.MismatchCount > 0 || v.FailureCount > 0 {
+					wrong = fmt.Sprintf("%s, %s", plural(v.MismatchCount, "mismatch", "mismatches"), plural(v.FailureCount, "failure", "failures"))
+				}
+				verified.Answers = append(verified.Answers, fmt.Sprintf("GPU %d: %s of %s, %s: %s.", d.Ordinal,
+					count(v.Cases), plural(v.CasesPlanned, "round trip", "round trips"), decimal(v.VerifiedBytes), wrong))
+			}
+			if d.Bandwidth == nil {
+				continue
+			}
+			var rates []string
+			for _, s := range d.Bandwidth.Series {
+				rates = append(rates, measured(result.GBPerSecond, s.Median)+" "+directionText(s.Direction))
+			}
+			checked.Answers = append(checked.Answers, fmt.Sprintf("GPU %d: %s.", d.Ordinal, joined(rates...)))
+		}
 	}
 	var out []result.Bench
-	for _, b := range benches {
-		for _, s := range r.series() {
-			if s.bench == b.Name && !experiments[b.Name] {
-				b.Series = append(b.Series, *s.Series)
-			}
-		}
-		if b.Complete = r.Complete; len(b.Series) > 0 {
+	for _, b := range []result.Bench{verified, checked} {
+		if len(b.Series) > 0 {
 			out = append(out, b)
 		}
 	}

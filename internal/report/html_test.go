@@ -17,8 +17,9 @@ func TestHTML(t *testing.T) {
 	t.Parallel()
 	all := results(t)
 	for name, wants := range map[string][]string{
-		"healthy":   {"<h1>host-7</h1>", `verdict good">Healthy`, "NVIDIA H200, 139.8 GiB, compute capability 9.0", "PCIe 5.0 x16", "CUDA", ">Bytes verified<", ">Copies of pinned memory<", "55.41"},
-		"unhealthy": {`verdict bad">`, "GPU 0: ", `class="problem"`, "cudaMemGetInfo: cudaErrorUnknown (999)", "NVIDIA L40S?[31m"},
+		"healthy": {"<h1>host-7</h1>", `verdict good">Healthy`, "NVIDIA H200, 139.8 GiB, compute capability 9.0", "PCIe 5.0 x16", "CUDA", ">Bytes verified<", ">Copies of pinned memory<", "55.41",
+			"GPU 0: 3,200 of 3,233 round trips, 318.9 MB: no byte was wrong.", "GPU 0: 55.4 GB/s host to device, 55.4 GB/s device to host."},
+		"unhealthy": {`verdict bad">`, "3 mismatches, 1 failure.", ">mismatches: further series<", "GPU 0: ", `class="problem"`, "cudaMemGetInfo: cudaErrorUnknown (999)", "NVIDIA L40S?[31m"},
 		"simulated": {"A simulated GPU: nothing here was measured on hardware.", "(simulated)"},
 		"no-gpu":    {`verdict bad">No GPU`, "Nothing was measured."},
 		"version":   {"Nothing was measured."},
