@@ -80,7 +80,7 @@ func planAlloc(env measure.Env) ([]measure.Group, error) {
 			if m.name == powerOfTwo && bits.OnesCount(uint(n)) == 1 {
 				continue // it is cudaHostAlloc then
 			}
-			g.Cases = append(g.Cases, p.cases(n)...)
+			g.Cases = append(g.Cases, p.sized(n))
 			g.Need.Pinned = max(g.Need.Pinned, takes(m.allocator(), n))
 		}
 		if len(g.Cases) > 0 {
@@ -238,52 +238,38 @@ func (p *pinner) measure(ctx context.Context, n int) (pin, unpin time.Duration, 
 	return pin / time.Duration(times), unpin / time.Duration(times), nil
 }
 
-// cases are the series of one size. The first one measures for all.
-func (p *pinner) cases(n int) []measure.Case {
-	var pins, unpins []float64
+// sized is the case of one size, whose samples measure all its series.
+func (p *pinner) sized(n int) measure.Case {
 	labels := result.Labels{{Key: result.Method, Value: p.method.name}, {Key: result.Size, Value: strconv.Itoa(n)}}
-	series := func(name string, unit result.Unit, better result.Better, sample func(context.Context) (float64, error)) measure.Case {
-		return measure.Case{Series: result.Series{Name: name, Labels: labels, Unit: unit, Better: better}, Budget: 1, Sample: sample}
+	var pin, unpin time.Duration // of the last sample
+	c := measure.Case{
+		Series: result.Series{Name: pinTime, Labels: labels, Unit: result.Seconds, Better: result.Lower, BytesPerSample: n * max(p.method.times, 1)},
+		Budget: max(200*time.Millisecond, 3*secondsAt(n, slowPin)),
+		Sample: func(ctx context.Context) (_ float64, err error) {
+			pin, unpin, err = p.once(ctx, n)
+			return pin.Seconds(), err
+		},
 	}
-	// taken returns what was measured, one after the other.
-	taken := func(seconds *[]float64, value func(float64) float64) func(context.Context) (float64, error) {
-		next := 0
-		return func(context.Context) (float64, error) {
-			if next == len(*seconds) {
-				return 0, measure.ErrNoMore
+	also := func(name string, of *time.Duration, asRate bool) {
+		s := result.Series{Name: name, Labels: labels, Unit: result.Seconds, Better: result.Lower}
+		if asRate {
+			s.Unit, s.Better = result.GBPerSecond, result.Higher
+		}
+		c.Also = append(c.Also, measure.Also{Series: s, Last: func() (float64, bool) {
+			if asRate {
+				return float64(n) / float64(of.Nanoseconds()), *of > 0
 			}
-			next++
-			return value((*seconds)[next-1]), nil
-		}
+			return of.Seconds(), true
+		}})
 	}
-	rate := func(seconds float64) float64 { return float64(n) / 1e9 / seconds }
-	same := func(seconds float64) float64 { return seconds }
-
-	first := series(pinTime, result.Seconds, result.Lower, func(ctx context.Context) (float64, error) {
-		pin, unpin, err := p.once(ctx, n)
-		if err != nil {
-			return 0, err
-		}
-		pins, unpins = append(pins, pin.Seconds()), append(unpins, unpin.Seconds())
-		return pin.Seconds(), nil
-	})
-	first.BytesPerSample = n * max(p.method.times, 1)
-	first.Budget = max(200*time.Millisecond, 3*secondsAt(n, slowPin))
-	all := []measure.Case{first}
-	var later []measure.Case
 	if p.method.name != poolReuse { // which pins nothing
-		later = append(later, series(pinRate, result.GBPerSecond, result.Higher, taken(&pins, rate)))
+		also(pinRate, &pin, true)
 	}
 	if !p.method.pooled {
-		later = append(later, series(unpinTime, result.Seconds, result.Lower, taken(&unpins, same)),
-			series(unpinRate, result.GBPerSecond, result.Higher, taken(&unpins, rate)))
+		also(unpinTime, &unpin, false)
+		also(unpinRate, &unpin, true)
 	}
-	for _, c := range later {
-		c.Samples = 1 << 20 // as many as there are
-		c.Fewest = c.Samples
-		all = append(all, c)
-	}
-	return all
+	return c
 }
 
 func pinOurs(ctx context.Context, p *pinner, n int) (func() error, error) {

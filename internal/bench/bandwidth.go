@@ -184,40 +184,51 @@ func (r *copyRig) group(name string, cases []measure.Case) measure.Group {
 }
 
 // A copy that is expected to take longer than tooLong is not made, unless it is small.
+// Samples of copies that are not small have as many as take no longer than longestSample:
+// who interrupts a run waits for those that are queued.
 const (
-	tooLong = 2 * time.Second
-	small   = 64 << 20
+	tooLong       = 2 * time.Second
+	small         = 64 << 20
+	longestSample = 250 * time.Millisecond
 )
 
 // bandwidth is the case of count copies of n bytes a sample.
 func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
-	bytes := n * count
+	perCopy := n
 	if way == result.Both || way == onDevice { // there and back, or read and written
-		bytes *= 2
+		perCopy *= 2
 	}
 	prepared := false
 	labels := result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Memory, Value: r.kind.name},
 		{Key: result.Direction, Value: way}, {Key: result.Size, Value: strconv.Itoa(n)}}
 	return measure.Case{
-		Series: result.Series{Name: series, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: bytes, Labels: labels},
+		Series: result.Series{Name: series, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: perCopy * count, Labels: labels},
 		WarmUp: 1,
 		Sample: func(ctx context.Context) (float64, error) {
 			if !prepared {
-				if expected := float64(bytes) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
+				if expected := float64(perCopy*count) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
 					return 0, fmt.Errorf("a sample would take %.0f s: %w", expected/1e9, errors.ErrUnsupported)
 				}
 				if err := r.prepare(ctx, way, n); err != nil {
 					return 0, err
 				}
 				prepared = true
+				if count > 1 && n >= small {
+					one, err := r.take(ctx, way, n, 1)
+					if err != nil {
+						return 0, err
+					}
+					count = min(count, max(1, int(longestSample/one)))
+				}
 			}
 			took, err := r.take(ctx, way, n, count)
 			if err != nil {
 				return 0, err
 			}
-			r.rate = float64(bytes) / float64(took.Nanoseconds())
+			r.rate = float64(perCopy*count) / float64(took.Nanoseconds())
 			return r.rate, nil
 		},
+		Bytes:  func() int { return perCopy * count },
 		Verify: func(ctx context.Context) error { return r.verify(ctx, way, n) },
 		Node:   r.node,
 	}
@@ -265,15 +276,15 @@ func together(devices []*cudart.Device, z sizing) measure.Group {
 		return errors.Join(errs...)
 	}
 	for _, way := range []string{result.HostToDevice, result.DeviceToHost, result.Both} {
-		g.Cases = append(g.Cases, allAtOnce(rigs, way, n, count)...)
+		g.Cases = append(g.Cases, allAtOnce(rigs, way, n, count))
 	}
 	return g
 }
 
-// allAtOnce returns the case of the sum of all devices, which takes the samples, and behind
-// it those of the devices, which return their parts of them.
-func allAtOnce(rigs []*copyRig, way string, n, count int) []measure.Case {
-	var rounds [][]time.Duration
+// allAtOnce returns the case of the sum of all devices, whose samples measure those of the
+// devices as well.
+func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
+	var last []time.Duration
 	round := func(ctx context.Context) ([]time.Duration, error) {
 		for _, r := range rigs {
 			if err := r.begin(way); err != nil {
@@ -303,27 +314,20 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) []measure.Case {
 		return times, nil
 	}
 
-	var cases []measure.Case
+	var devices []measure.Also
 	sum := 0
 	for i, r := range rigs {
-		c := r.bandwidth(seriesTogether, way, n, count)
-		bytes, next := c.BytesPerSample, 0
-		sum += bytes
-		c.WarmUp, c.Fewest, c.Budget = 0, math.MaxInt, time.Nanosecond // as many as there are
-		c.Sample = func(context.Context) (float64, error) {
-			if next == len(rounds) {
-				return 0, measure.ErrNoMore
-			}
-			next++
-			return float64(bytes) / float64(rounds[next-1][i].Nanoseconds()), nil
-		}
-		cases = append(cases, c)
+		one := r.bandwidth(seriesTogether, way, n, count).Series
+		sum += one.BytesPerSample
+		devices = append(devices, measure.Also{Series: one, Last: func() (float64, bool) {
+			return float64(one.BytesPerSample) / float64(last[i].Nanoseconds()), true
+		}})
 	}
 
 	prepared := false
 	all := rigs[0].bandwidth(seriesTogether, way, n, count)
 	all.Labels[0].Value = allDevices
-	all.WarmUp, all.Node, all.BytesPerSample = 0, nil, sum
+	all.WarmUp, all.Node, all.Bytes, all.BytesPerSample, all.Also = 0, nil, nil, sum, devices
 	all.Sample = func(ctx context.Context) (float64, error) {
 		if !prepared {
 			for _, r := range rigs {
@@ -336,12 +340,11 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) []measure.Case {
 			}
 			prepared = true
 		}
-		times, err := round(ctx)
-		if err != nil {
+		var err error
+		if last, err = round(ctx); err != nil {
 			return 0, err
 		}
-		rounds = append(rounds, times)
-		return float64(sum) / float64(slices.Max(times).Nanoseconds()), nil
+		return float64(sum) / float64(slices.Max(last).Nanoseconds()), nil
 	}
 	all.Verify = func(ctx context.Context) error {
 		var errs []error
@@ -350,5 +353,5 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) []measure.Case {
 		}
 		return errors.Join(errs...)
 	}
-	return append([]measure.Case{all}, cases...)
+	return all
 }

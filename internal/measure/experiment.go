@@ -78,11 +78,13 @@ type Case struct {
 	Fewest  int           // samples to take whatever they cost; 0 means 3
 	Samples int           // most to take; 0 means 25
 	Budget  time.Duration // after which only Fewest are taken; 0 means 300 ms
-	// Sample takes one sample. It must return soon after ctx ends. ErrNoMore ends the
-	// series.
+	// Sample takes one sample. It must return soon after ctx ends.
 	Sample func(context.Context) (float64, error)
 	// Also are further quantities that each sample measures.
 	Also []Also
+	// Bytes returns how many bytes a sample copied, if Sample chooses that: nil for
+	// BytesPerSample.
+	Bytes func() int
 	// Verify compares what was copied after the samples. nil for nothing to compare. Bytes
 	// that are wrong are an error that wraps ErrWrongBytes.
 	Verify func(context.Context) error
@@ -90,10 +92,6 @@ type Case struct {
 	// none.
 	Node func() (node int, ok bool)
 }
-
-// ErrNoMore is returned by a Sample that has no more to take, such as one that returns
-// what was measured together with another case.
-var ErrNoMore = errors.New("no more samples")
 
 // Also is a series of a quantity that the samples of a [Case] measure as well.
 type Also struct {

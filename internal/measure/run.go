@@ -229,9 +229,6 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	began, cpu := time.Now(), cpuTime()
 	for len(s.Samples) < c.Fewest || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
 		v, err := c.Sample(ctx)
-		if errors.Is(err, ErrNoMore) {
-			break
-		}
 		if err != nil {
 			r.failed(ctx, caseName(g, c), err)
 			break
@@ -245,6 +242,9 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	}
 	if len(s.Samples) == 0 {
 		return
+	}
+	if c.Bytes != nil {
+		s.BytesPerSample = c.Bytes()
 	}
 	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && cpu >= 0 {
 		perGB := (cpuTime() - cpu).Seconds() / gb

@@ -127,24 +127,6 @@ func TestRunGoesOnAfterAFailure(t *testing.T) {
 	assert.True(t, b.Complete, "it came to its end")
 }
 
-func TestSamplesEndWhenThereAreNoMore(t *testing.T) {
-	t.Parallel()
-	few := counted("few")
-	n := 0.0
-	few.Fewest = math.MaxInt
-	few.Sample = func(context.Context) (float64, error) {
-		if n++; n > 3 {
-			return 0, ErrNoMore
-		}
-		return n, nil
-	}
-	b, err := Run(t.Context(), experiment(Group{Name: "a", Cases: []Case{few}}), Env{}, nil)
-	require.NoError(t, err)
-	assert.Empty(t, b.Errors)
-	require.Len(t, b.Series, 1)
-	assert.Equal(t, []float64{1, 2, 3}, b.Series[0].Samples)
-}
-
 func TestRunThatIsInterruptedKeepsWhatItHas(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -205,23 +187,23 @@ func TestDurationIsSharedByTheCases(t *testing.T) {
 	assert.Equal(t, 10, p.groups[1].Cases[0].Samples)
 }
 
-func TestSamplesEndAndNotesFollow(t *testing.T) {
+func TestNotesFollow(t *testing.T) {
 	t.Parallel()
-	short, none := counted("short"), counted("none")
-	n := 0.0
-	short.Sample = func(context.Context) (float64, error) {
-		if n++; n > 2 {
-			return 0, ErrNoMore
-		}
-		return n, nil
-	}
-	none.Sample = func(context.Context) (float64, error) { return 0, ErrNoMore }
-	note := func() []string { return []string{fmt.Sprintf("%v calls", n)} }
-	b, err := Run(t.Context(), experiment(Group{Name: "a", Cases: []Case{short, none}, Notes: note},
+	n := 0
+	note := func() []string { n++; return []string{fmt.Sprintf("note %d", n)} }
+	b, err := Run(t.Context(), experiment(Group{Name: "a", Cases: []Case{counted("one")}, Notes: note},
 		Group{Name: "b", Open: func(context.Context) error { return errors.New("full") }, Notes: note}), Env{}, nil)
 	require.NoError(t, err)
-	require.Len(t, b.Series, 1)
-	assert.Equal(t, []float64{1, 2}, b.Series[0].Samples)
-	assert.Equal(t, []string{"3 calls"}, b.Notes)
+	assert.Equal(t, []string{"note 1"}, b.Notes)
 	assert.Equal(t, []string{"b: full"}, b.Errors)
+}
+
+func TestBytesOfASampleMayBeKnownAfterwards(t *testing.T) {
+	t.Parallel()
+	c := counted("copies")
+	c.BytesPerSample = 100
+	c.Bytes = func() int { return 7 }
+	b, err := Run(t.Context(), experiment(Group{Name: "a", Cases: []Case{c}}), Env{}, nil)
+	require.NoError(t, err)
+	assert.Equal(t, 7, b.Series[0].BytesPerSample)
 }

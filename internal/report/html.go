@@ -112,7 +112,7 @@ func checkedBenches(r *Result) []result.Bench {
 			}
 			var rates []string
 			for _, s := range d.Bandwidth.Series {
-				rates = append(rates, measured(result.GBPerSecond, s.Median)+" "+directionText(s.Direction))
+				rates = append(rates, measured(result.GBPerSecond, s.Median)+" "+directionText(&s))
 			}
 			checked.Answers = append(checked.Answers, fmt.Sprintf("GPU %d: %s.", d.Ordinal, joined(rates...)))
 		}
