@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/result"
@@ -92,12 +91,13 @@ const smallestPayload = 128
 // reach 99 % of the rate of 1 GiB on PCIe 5.0.
 const largeCopy = 16 << 20
 
-// Values of [result.Memory] for memory that the GPU copies to and from by itself.
-// Registered, allocated by CUDA or write-combined makes no difference to the copies where
-// it was measured, apart from Grace, where write-combined memory is half as fast.
-var (
-	pinnedMemory  = []string{"pinned", "registered", "host_register", "cudahostregister", "host_alloc", "hostalloc", "cudahostalloc"}
-	writeCombined = []string{"write_combined", "writecombined"}
+// Values of [result.Memory] for memory that the GPU copies to and from by itself. Where
+// it was measured the kind makes no difference to the copies, apart from Grace, where
+// write-combined memory is half as fast.
+const (
+	registered    = "registered"
+	hostAlloc     = "cuda_host_alloc"
+	writeCombined = "write_combined"
 )
 
 // Expect returns the yardstick for a series of one GPU of this name and link, or nil.
@@ -108,13 +108,12 @@ func Expect(gpu string, link Link, s *result.Series) *result.Expected {
 	}
 	direction := s.Labels.Get(result.Direction)
 	size, err := strconv.Atoi(s.Labels.Get(result.Size))
-	memory := strings.ReplaceAll(strings.ToLower(s.Labels.Get(result.Memory)), "-", "_")
-	combined := slices.Contains(writeCombined, memory)
-	if err != nil || !combined && !slices.Contains(pinnedMemory, memory) {
+	memory := s.Labels.Get(result.Memory)
+	if err != nil || !slices.Contains([]string{registered, hostAlloc, writeCombined}, memory) {
 		return nil
 	}
 	own := slices.IndexFunc(figures, func(f figure) bool {
-		return f.gpu != "" && f.applies(gpu, link, size) && !(f.coherent && combined)
+		return f.gpu != "" && f.applies(gpu, link, size) && !(f.coherent && memory == writeCombined)
 	})
 	if own >= 0 {
 		if low, high := figures[own].of(direction); low > 0 {

@@ -90,13 +90,13 @@ func TestNothingIsKnownOfOtherConditions(t *testing.T) {
 	with := func(key, value string) *result.Series {
 		return copies(result.HostToDevice, 1<<30, result.Label{Key: key, Value: value})
 	}
-	for _, memory := range []string{"registered", "cudaHostAlloc", "host_alloc", "write-combined", "pinned"} {
+	for _, memory := range []string{"registered", "cuda_host_alloc", "write_combined"} {
 		assert.NotNil(t, h200(with(result.Memory, memory)), memory)
 	}
 	for _, memory := range []string{"pageable", "staged", "mapped", "managed", ""} {
 		assert.Nil(t, h200(with(result.Memory, memory)), memory)
 	}
-	assert.Nil(t, Expect("NVIDIA GH200 480GB", Link{}, with(result.Memory, "write-combined")), "half as fast on Grace")
+	assert.Nil(t, Expect("NVIDIA GH200 480GB", Link{}, with(result.Memory, "write_combined")), "half as fast on Grace")
 	assert.NotNil(t, h200(with(result.Method, "async")))
 	assert.Nil(t, h200(with(result.Method, "zero_copy")))
 	assert.Nil(t, h200(with("devices_at_once", "8")))
