@@ -38,6 +38,7 @@ type options struct {
 	device  string
 	library string
 	timeout time.Duration
+	npd     bool
 }
 
 const longHelp = `pincheck finds the CUDA runtime library, the driver and the GPUs, sends bytes
@@ -66,7 +67,11 @@ func newRoot(sys system) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.check(cmd, sys, "check", steps{verify: true, bandwidth: true, judge: true})
+			err := o.check(cmd, sys, "check", steps{verify: true, bandwidth: true, judge: true})
+			if o.npd {
+				return npdFailed(cmd.OutOrStdout(), err)
+			}
+			return err
 		},
 	}
 	flags := root.PersistentFlags()
@@ -75,10 +80,11 @@ func newRoot(sys system) *cobra.Command {
 	flags.StringVar(&o.device, "device", "all", "GPU to look at: its `number`, or all")
 	flags.StringVar(&o.library, "library", "", "`path` of the libcudart to load (default: find one, see PINNED_CUDART)")
 	flags.DurationVar(&o.timeout, "timeout", 0, "cancel after this `time`, such as 30s (default: no limit)")
+	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
 	complete(root, "format", "text", "json")
 	complete(root, "device", "all", "0")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newVerify(o, sys), newDevices(o, sys), newVersion(o))
+	root.AddCommand(newVerify(o, sys), newDevices(o, sys), newCompare(o, sys), newVersion(o))
 	return root
 }
 
