@@ -57,6 +57,9 @@ func (o *options) check(cmd *cobra.Command, sys system, name string, s steps) (e
 		r.Verdict = verdict
 	}
 	out := cmd.OutOrStdout()
+	if o.npd {
+		return writeNPD(out, r)
+	}
 	if err := report.Write(out, r, format, report.StyleFor(out, sys.getenv)); err != nil {
 		return err
 	}

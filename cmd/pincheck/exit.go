@@ -51,10 +51,13 @@ func exitCode(ctx context.Context, err error, stderr io.Writer) int {
 		verdict judged
 		usage   usageError
 		noGPU   noGPUError
+		npd     npdStatus
 	)
 	switch {
 	case err == nil:
 		return exitHealthy
+	case errors.As(err, &npd):
+		return int(npd)
 	case errors.As(err, &verdict):
 		switch verdict.verdict {
 		case doctor.Healthy:
