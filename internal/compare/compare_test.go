@@ -347,6 +347,10 @@ func TestReadReportsWhatIsWrong(t *testing.T) {
 	_, err := read(endless{}, 2, 1<<20)
 	assert.ErrorContains(t, err, "more than 1 MiB")
 
+	simulated, err := Read(strings.NewReader(strings.Replace(ours, `"complete": true, "benches"`, `"simulated": true, "benches"`, 1)), 2)
+	require.NoError(t, err)
+	assert.True(t, simulated[0].Complete)
+	assert.Equal(t, []string{"a simulated GPU: its figures say nothing of the host"}, simulated[0].Notes)
 	incomplete, err := Read(strings.NewReader(strings.Replace(ours, `"complete": true, "benches"`, `"complete": false, "benches"`, 1)), 2)
 	require.NoError(t, err)
 	assert.False(t, incomplete[0].Complete)

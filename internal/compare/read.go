@@ -81,15 +81,19 @@ func parse(raw json.RawMessage, newest int) (Document, error) {
 		return Document{}, fmt.Errorf("schema version %v, and this pincheck reads versions up to %d: use the pincheck that wrote it, or a newer one", *head.Version, newest)
 	}
 	var d struct {
-		HostName string         `json:"host_name"`
-		Started  time.Time      `json:"started"`
-		Complete *bool          `json:"complete"`
-		Benches  []result.Bench `json:"benches"`
+		HostName  string         `json:"host_name"`
+		Started   time.Time      `json:"started"`
+		Complete  *bool          `json:"complete"`
+		Simulated bool           `json:"simulated"`
+		Benches   []result.Bench `json:"benches"`
 	}
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return Document{}, err
 	}
 	out := Document{Tool: "pincheck", Host: d.HostName, Started: d.Started, Complete: d.Complete == nil || *d.Complete, Benches: d.Benches}
+	if d.Simulated {
+		out.Notes = append(out.Notes, "a simulated GPU: its figures say nothing of the host")
+	}
 	series := 0
 	for _, b := range d.Benches {
 		series += len(b.Series)
