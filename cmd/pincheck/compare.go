@@ -35,8 +35,9 @@ scatter of the hosts (their median absolute deviation, scaled).
 
 Exit codes:
   0  nothing is worse for sure, and no host is out of line for the worse
-  1  a series of the second run is worse, or a host is out of line
-  2  wrong usage, or a file that cannot be read`,
+  1  a series of the second run is worse, or a host is out of line for the worse
+Others are those of wrong usage, of which a file that cannot be read is a case,
+and of output that cannot be written: see pincheck --help.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("compare: name two or more files, or one of several documents")

@@ -78,6 +78,9 @@ func problemLine(r *Result) string {
 			}
 		}
 	}
+	if first == "" {
+		first = "problems found"
+	}
 	if others > 0 {
 		first = fmt.Sprintf("(+%d) %s", others, first) // in front, where it is not cut off
 	}

@@ -33,6 +33,7 @@ func TestNPD(t *testing.T) {
 		{Result{Verdict: doctor.Healthy, Facts: &doctor.Facts{Simulated: true, Devices: make([]doctor.Device, 1)}}, "simulated: 1 GPU healthy", NPDOK},
 		{Result{Verdict: doctor.Problems, Facts: two, Findings: problems}, "GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
 		{Result{Verdict: doctor.Problems, Facts: two, Findings: append(problems, problems...)}, "(+1) GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
+		{Result{Verdict: doctor.Problems, Facts: two}, "problems found", NPDNotOK},
 		{Result{Verdict: doctor.NoGPU, Facts: withPCI, Findings: []doctor.Finding{{Severity: doctor.Problem, Summary: "NVIDIA kernel module missing"}}},
 			"no usable GPU: NVIDIA kernel module missing", NPDNotOK},
 		{Result{Verdict: doctor.NoGPU, Facts: &doctor.Facts{Host: &hostinfo.Host{}}}, "no NVIDIA GPU on the PCI bus of this host", NPDUnknown},
