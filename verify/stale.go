@@ -16,9 +16,9 @@ type StaleResult struct {
 	// SampledBytes were read before synchronising, spread over the copy.
 	SampledBytes int `json:"sampled_bytes"`
 	// StaleBefore is how many of those were still the old ones.
-	StaleBefore int `json:"stale_before"`
+	StaleBefore int `json:"stale_before_bytes"`
 	// BadAfter is how many of all were wrong after synchronising. It must be 0.
-	BadAfter int `json:"bad_after"`
+	BadAfter int `json:"bad_after_bytes"`
 }
 
 // Shown reports whether old bytes were seen. They may not be, on a busy host

@@ -1,12 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
+	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,27 +18,27 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// steps are what a command does with each GPU.
-type steps struct {
-	verify, full, bandwidth bool
-	progress                bool // shown while round trips are made
-	judge                   bool
+// A session is one run of a command. Its result is complete data at every moment.
+type session struct {
+	*options
+	cmd      *cobra.Command
+	sys      system
+	format   report.Format
+	result   *report.Result
+	progress *report.Progress // nil shows nothing
 }
 
-// plans are the plans of the steps.
-type plans struct {
-	verify    verify.Plan
-	bandwidth measure.Plan
-}
-
-// check finds the GPUs, does the steps, writes the result and returns the verdict.
-func (o *options) check(cmd *cobra.Command, sys system, name string, s steps) (err error) {
-	format, err := report.ParseFormat(o.format)
+// produce runs a command: do fills the session's result until ctx ends, and the result is
+// written whatever happened, unless the call itself was wrong. Judged is whether the
+// command looks for findings.
+func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bool, do func(context.Context, *session) error) error {
+	format, err := o.validate()
 	if err != nil {
-		return usageError{err}
-	}
-	if err := o.validate(); err != nil {
 		return err
+	}
+	r := &report.Result{Command: name, Tool: tool(), Started: time.Now().UTC()}
+	if !o.noHostName && sys.hostname != nil {
+		r.HostName, _ = sys.hostname() // a host without a name has none in its reports
 	}
 	ctx := cmd.Context()
 	if o.timeout > 0 {
@@ -46,154 +46,211 @@ func (o *options) check(cmd *cobra.Command, sys system, name string, s steps) (e
 		ctx, cancel = context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done after %v (--timeout)", o.timeout))
 		defer cancel()
 	}
-	facts, err := o.examine(ctx, cmd, sys, s)
-	if err != nil {
+	s := &session{options: o, cmd: cmd, sys: sys, format: format, result: r}
+	if err = context.Cause(ctx); err == nil {
+		err = do(ctx, s)
+	}
+	s.progress.Close()
+	switch usage := (usageError{}); {
+	case errors.As(err, &usage):
 		return err
+	case err == nil:
+		r.Complete = true
+	case cmd.Context().Err() != nil:
+		r.Stopped = "interrupted"
+	case ctx.Err() != nil:
+		r.Stopped = context.Cause(ctx).Error()
+	default:
+		r.Complete = true
+		r.Errors = append(r.Errors, err.Error())
 	}
-	r := &report.Result{Command: name, Tool: tool(), Facts: facts}
-	verdict := doctor.Healthy
-	if s.judge || len(facts.Devices) == 0 {
-		verdict, r.Findings = doctor.Check(facts)
-		r.Verdict = verdict
+	r.Seconds = time.Since(r.Started).Seconds()
+	if r.Facts != nil && (judged || len(r.Devices) == 0 && len(r.Benches) == 0) {
+		_, r.Findings = doctor.Check(r.Facts)
 	}
-	out := cmd.OutOrStdout()
+	r.Conclude(judged)
 	if o.npd {
-		return writeNPD(out, r)
+		return writeNPD(cmd.OutOrStdout(), r)
 	}
-	if err := report.Write(out, r, format, report.StyleFor(out, sys.getenv)); err != nil {
-		return err
-	}
-	return judged{verdict}
+	return s.write()
 }
 
-// validate checks the flags before anything is loaded.
-func (o *options) validate() error {
-	if o.timeout < 0 {
-		return usagef("--timeout %v: must not be negative", o.timeout)
+// write writes the result and returns its verdict as an error.
+func (s *session) write() error {
+	if err := s.emit(s.cmd, s.sys, func(w io.Writer, style report.Style) error {
+		return report.Write(w, s.result, s.format, style)
+	}); err != nil {
+		return err
 	}
-	if n, err := strconv.Atoi(o.device); o.device != "all" && (err != nil || n < 0) {
-		return usagef("--device %q: must be all, or a number from 0 on", o.device)
-	}
-	if o.library == "" {
+	return judged{s.result.Verdict, s.cmd.Context().Err() != nil}
+}
+
+// emit calls write for the standard output, or for the file of --output.
+func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, report.Style) error) error {
+	out := cmd.OutOrStdout()
+	if o.output == "" {
+		if err := write(out, report.StyleFor(out, sys.getenv)); err != nil {
+			return outputError{err}
+		}
 		return nil
 	}
-	if o.sim {
-		return usagef("--library and --sim exclude each other: the simulated GPU has its own library")
+	var b bytes.Buffer
+	err := write(&b, report.Style{})
+	if err == nil {
+		err = report.WriteFile(o.output, b.Bytes())
 	}
-	// The dynamic loader looks for a bare name; a path must exist.
-	if strings.ContainsRune(o.library, os.PathSeparator) {
-		if info, err := os.Stat(o.library); err != nil {
-			return usagef("--library: %w", err)
-		} else if info.IsDir() {
-			return usagef("--library %s: is a directory, not a library", o.library)
-		}
+	if err != nil {
+		return outputError{fmt.Errorf("--output: %w", err)}
 	}
 	return nil
 }
 
-// examine collects the facts. Having no GPU is a fact, not an error.
-func (o *options) examine(ctx context.Context, cmd *cobra.Command, sys system, s steps) (facts *doctor.Facts, err error) {
-	library := cudart.Options{Library: o.library}
-	plans := plans{verify: verify.Plan{Full: s.full}}
-	readHost := func() *hostinfo.Host { return hostinfo.Read(sys.root, sys.environ) }
-	if o.sim {
+// show starts the display of progress.
+func (s *session) show() {
+	if !s.quiet && s.progress == nil {
+		s.progress = report.NewProgress(s.cmd.ErrOrStderr())
+	}
+}
+
+// withDevices opens the library, puts the facts into the result, and calls do with the
+// devices that were chosen, if there are any. Having no GPU is a fact, not an error.
+func (s *session) withDevices(do func(devices []*cudart.Device, readHost func() *hostinfo.Host) error) error {
+	library := cudart.Options{Library: s.library}
+	readHost := func() *hostinfo.Host { return hostinfo.Read(s.sys.root, s.sys.environ) }
+	if s.sim {
 		sim, unsupported := newSimulation()
 		if unsupported != nil {
-			return nil, noGPUError{unsupported}
+			s.result.Facts = &doctor.Facts{Host: readHost(), Devices: []doctor.Device{}}
+			return unsupported
 		}
 		// After rt.Close below. What it still counts would be a leak of pincheck.
-		defer closing(&err, sim.Close)
-		library, plans = cudart.Options{Source: sim}, simulatedPlans(s)
-		readHost = func() *hostinfo.Host { return simulatedHost(sys) }
+		defer s.closing(sim.Close)
+		library = cudart.Options{Source: sim}
+		readHost = func() *hostinfo.Host { return simulatedHost(s.sys) }
 	}
-	if sys.adjust != nil {
-		plans = sys.adjust(plans)
-	}
-	rt, err := sys.open(library)
-	switch failed := (*cudart.OpenError)(nil); {
-	case errors.As(err, &failed):
+	rt, err := s.sys.open(library)
+	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
 		// Having no GPU is a result, not an error of this run.
-		return doctor.WithoutLibrary(failed, readHost()), nil
-	case err != nil:
-		return nil, noGPUError{err}
+		s.result.Facts = doctor.WithoutLibrary(failed, readHost())
+		return nil
 	}
-	defer closing(&err, rt.Close)
-
-	devices, err := o.choose(rt)
 	if err != nil {
-		return nil, err
+		s.result.Facts = &doctor.Facts{Host: readHost(), Devices: []doctor.Device{}}
+		return err
 	}
-	facts = doctor.Gather(rt, devices, readHost())
-	for i, d := range devices {
-		out := &facts.Devices[i]
-		if err := examineDevice(ctx, cmd, d, out, s, plans); err != nil {
-			return nil, err
-		}
-		if s.bandwidth {
-			out.Relink(readHost())
-		}
-	}
-	return facts, nil
-}
-
-// closing adds the error of close to err.
-func closing(err *error, close func() error) { *err = errors.Join(*err, close()) }
-
-// choose returns the GPUs that --device names, or none if there are none.
-func (o *options) choose(rt *cudart.Runtime) ([]*cudart.Device, error) {
-	all := rt.Devices()
-	if o.device == "all" || len(all) == 0 {
-		return all, nil
-	}
-	n, err := strconv.Atoi(o.device)
+	defer s.closing(rt.Close)
+	devices, err := s.devices.choose(rt.Devices())
 	if err != nil {
-		return nil, usagef("--device %q: %w", o.device, err)
+		return err
 	}
-	if n >= len(all) {
-		return nil, usagef("--device %d: there is no such GPU; this process sees %s", n, ordinals(len(all)))
+	s.result.Facts = doctor.Gather(rt, devices, readHost())
+	if len(devices) == 0 {
+		return nil
 	}
-	return all[n : n+1], nil
+	return do(devices, readHost)
 }
 
-func ordinals(n int) string {
-	if n == 1 {
-		return "only GPU 0"
+// closing adds the error of close to the result's.
+func (s *session) closing(close func() error) {
+	if err := close(); err != nil {
+		s.result.Errors = append(s.result.Errors, err.Error())
 	}
-	return fmt.Sprintf("GPUs 0 to %d", n-1)
 }
 
-// examineDevice does the steps on one GPU. A failure is recorded with the GPU; only an
-// interruption is an error.
-func examineDevice(ctx context.Context, cmd *cobra.Command, d *cudart.Device, out *doctor.Device, s steps, plans plans) error {
-	if s.verify {
-		p := plans.verify
-		if s.progress {
-			stderr := cmd.ErrOrStderr()
-			progress := report.NewProgress(stderr, report.IsTerminal(stderr), fmt.Sprintf("GPU %d", d.Ordinal()))
-			defer progress.Close()
-			p.Progress = progress.Show
+// steps are what a command does with each GPU.
+type steps struct{ verify, full, bandwidth bool }
+
+// plans are the plans of the steps.
+type plans struct {
+	verify    verify.Plan
+	bandwidth measure.Plan
+}
+
+// check does the steps with each GPU.
+func (s *session) check(ctx context.Context, steps steps) error {
+	plans := plans{verify: verify.Plan{Full: steps.full}}
+	if s.sim {
+		plans = simulatedPlans(steps)
+	}
+	if s.sys.adjust != nil {
+		plans = s.sys.adjust(plans)
+	}
+	return s.withDevices(func(devices []*cudart.Device, readHost func() *hostinfo.Host) error {
+		if steps.verify || steps.bandwidth {
+			s.show()
 		}
-		var err error
-		if out.Verify, err = verify.Run(ctx, d, p); err != nil {
-			return note(ctx, cmd, out, err)
+		for i, d := range devices {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			out := &s.result.Devices[i]
+			if err := s.device(ctx, d, out, steps, plans, share{i, len(devices)}); err != nil {
+				return err
+			}
+			if steps.bandwidth {
+				out.Relink(readHost())
+			}
+		}
+		return nil
+	})
+}
+
+// share is one of several equal parts of a run.
+type share struct{ i, n int }
+
+// of returns the share of the whole that is done when a share of this part is.
+func (s share) of(part float64) float64 { return (float64(s.i) + part) / float64(s.n) }
+
+// device does the steps on one GPU. A failure is recorded with the GPU; only the end of
+// ctx is an error, and what was found until then is in out.
+func (s *session) device(ctx context.Context, d *cudart.Device, out *doctor.Device, steps steps, plans plans, of share) error {
+	gpu := fmt.Sprintf("GPU %d", d.Ordinal())
+	verifyShare := 1.0
+	if steps.bandwidth {
+		verifyShare = 0.8
+	}
+	if steps.verify {
+		p, began := plans.verify, time.Now()
+		shown := p.Progress
+		p.Progress = func(at verify.Progress) {
+			if shown != nil {
+				shown(at)
+			}
+			done := float64(at.BytesDone) / float64(max(at.BytesTotal, 1))
+			var left time.Duration
+			if done > 0 { // by the time so far
+				left = time.Duration(float64(time.Since(began)) * (1 - done) / done)
+			}
+			s.progress.Show(report.At{What: gpu + ", " + at.Case.String(), Share: of.of(verifyShare * done), Left: left})
+		}
+		r, err := verify.Run(ctx, d, p)
+		if ctx.Err() == nil || r != nil && (r.Cases > 0 || r.FailureCount > 0) {
+			out.Verify = r
+		}
+		if err != nil {
+			return note(ctx, out, err)
 		}
 	}
-	if s.bandwidth {
-		var err error
-		if out.Bandwidth, err = measure.Bandwidth(ctx, d, plans.bandwidth); err != nil {
-			return note(ctx, cmd, out, err)
+	if steps.bandwidth {
+		s.progress.Show(report.At{What: gpu + ", bandwidth", Share: of.of(verifyShare)})
+		r, err := measure.Bandwidth(ctx, d, plans.bandwidth)
+		if r != nil && len(r.Series) > 0 {
+			out.Bandwidth = r
+		}
+		if err != nil {
+			return note(ctx, out, err)
 		}
 	}
 	return nil
 }
 
-// note records an error with the GPU, and returns it if the user interrupted.
-func note(ctx context.Context, cmd *cobra.Command, out *doctor.Device, err error) error {
-	if cmd.Context().Err() != nil {
-		return err
-	}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		err = fmt.Errorf("%w: %w", cause, err)
+// note records an error with the GPU, and returns the cause if it is that ctx ended.
+func note(ctx context.Context, out *doctor.Device, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		if !errors.Is(err, cause) && !errors.Is(err, ctx.Err()) {
+			out.Errors = append(out.Errors, err.Error())
+		}
+		return cause
 	}
 	out.Errors = append(out.Errors, err.Error())
 	return nil

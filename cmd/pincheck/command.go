@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"time"
@@ -9,14 +11,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/internal/result"
 )
 
 // system is what the commands need of the machine.
 type system struct {
-	environ []string
-	root    fs.FS
-	open    func(cudart.Options) (*cudart.Runtime, error)
+	environ  []string
+	root     fs.FS
+	open     func(cudart.Options) (*cudart.Runtime, error)
+	hostname func() (string, error) // nil leaves it out
+	// experiments are those of pincheck bench.
+	experiments []measure.Experiment
+	// expect returns measure.Env.Expect for an Env. nil for no yardsticks.
+	expect func(measure.Env) func(*result.Series) *result.Expected
 	// adjust changes the plans, if it is not nil: tests make them small.
 	adjust func(plans) plans
 }
@@ -31,16 +41,6 @@ func (s system) getenv(name string) string {
 	return value
 }
 
-// options are the flags that all commands share.
-type options struct {
-	sim     bool
-	format  string
-	device  string
-	library string
-	timeout time.Duration
-	npd     bool
-}
-
 const longHelp = `pincheck finds the CUDA runtime library, the driver and the GPUs, sends bytes
 to each GPU and back and compares them, measures copies between pinned memory
 and the GPU both ways, and says what is wrong and what to do about it.
@@ -50,15 +50,38 @@ simulated one, and says so.`
 
 // run is the whole program, apart from the process around it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys system) int {
-	root := newRoot(sys)
+	o := &options{}
+	root := newRoot(o, sys)
 	root.SetArgs(append([]string{}, args...)) // nil would mean those of the process
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	return exitCode(ctx, root.ExecuteContext(ctx), stderr)
+	strict(root)
+	err := root.ExecuteContext(ctx)
+	if usage := (usageError{}); errors.As(err, &usage) && o.output == "" {
+		// Programs that asked for JSON get JSON.
+		if f := report.Format(o.format); f == report.JSON || f == report.JSONLines {
+			r := &report.Result{Command: "pincheck", Tool: tool(), Started: time.Now().UTC(), Verdict: doctor.Failed, Errors: []string{err.Error()}}
+			if failed := report.Write(stdout, r, f, report.Style{}); failed != nil {
+				err = outputError{failed}
+			}
+		}
+	}
+	return exitCode(err, stderr)
 }
 
-func newRoot(sys system) *cobra.Command {
-	o := &options{}
+func newRoot(o *options, sys system) *cobra.Command {
+	check := func(cmd *cobra.Command, _ []string) error {
+		if o.version {
+			return o.writeVersion(cmd)
+		}
+		err := o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
+			return s.check(ctx, steps{verify: true, bandwidth: true})
+		})
+		if o.npd {
+			return npdFailed(cmd.OutOrStdout(), err)
+		}
+		return err
+	}
 	root := &cobra.Command{
 		Use:           "pincheck",
 		Short:         "Check pinned memory and copies between CPU and GPU",
@@ -66,30 +89,50 @@ func newRoot(sys system) *cobra.Command {
 		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := o.check(cmd, sys, "check", steps{verify: true, bandwidth: true, judge: true})
-			if o.npd {
-				return npdFailed(cmd.OutOrStdout(), err)
-			}
-			return err
-		},
+		RunE:          check,
 	}
-	flags := root.PersistentFlags()
-	flags.BoolVar(&o.sim, "sim", false, "run on a simulated GPU")
-	flags.StringVar(&o.format, "format", string(report.Text), "output `form`: text or json")
-	flags.StringVar(&o.device, "device", "all", "GPU to look at: its `number`, or all")
-	flags.StringVar(&o.library, "library", "", "`path` of the libcudart to load (default: find one, see PINNED_CUDART)")
-	flags.DurationVar(&o.timeout, "timeout", 0, "cancel after this `time`, such as 30s (default: no limit)")
-	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
-	complete(root, "format", "text", "json")
-	complete(root, "device", "all", "0")
+	o.register(root)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newVerify(o, sys), newDevices(o, sys), newCompare(o, sys), newVersion(o))
+	root.AddCommand(
+		&cobra.Command{Use: "check", Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
+		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newCompare(o, sys), newVersion(o),
+	)
 	return root
 }
 
+// strict makes unknown topics of help and shells of completion wrong usage, which cobra's
+// own commands do not. The output must be set: completion keeps it.
+func strict(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Run = nil
+			c.RunE = help
+		case "completion":
+			c.Args = noArgs
+			c.RunE = func(*cobra.Command, []string) error {
+				return usagef("completion needs the name of a shell: bash, zsh, fish or powershell")
+			}
+		}
+	}
+}
+
+func help(cmd *cobra.Command, args []string) error {
+	c, rest, err := cmd.Root().Find(args)
+	if err == nil && len(rest) > 0 {
+		err = noArgs(c, rest)
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	c.InitDefaultHelpFlag()
+	return c.Help()
+}
+
 func newVerify(o *options, sys system) *cobra.Command {
-	s := steps{verify: true, judge: true, progress: true}
+	s := steps{verify: true}
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Prove that bytes survive the round trip to the GPU",
@@ -101,7 +144,9 @@ with other bytes before, and compares every byte.
 
 ` + exitHelp,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.check(cmd, sys, "verify", s) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.produce(cmd, sys, "verify", true, func(ctx context.Context, session *session) error { return session.check(ctx, s) })
+		},
 	}
 	cmd.Flags().BoolVar(&s.full, "full", false, "all combinations, up to 4 GiB a copy")
 	return cmd
@@ -113,7 +158,19 @@ func newDevices(o *options, sys system) *cobra.Command {
 		Short: "List the GPUs, their memory and their links",
 		Long:  "devices lists the GPUs without measuring: the links are as they are now,\nand idle GPUs train theirs down.\n\n" + exitHelp,
 		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return o.check(cmd, sys, "devices", steps{}) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.produce(cmd, sys, "devices", false, func(ctx context.Context, s *session) error {
+				err := s.check(ctx, steps{})
+				if s.result.Facts != nil {
+					for _, d := range s.result.Devices { // a list of GPUs that fail is no success
+						for _, e := range d.Errors {
+							s.result.Errors = append(s.result.Errors, fmt.Sprintf("GPU %d: %s", d.Ordinal, e))
+						}
+					}
+				}
+				return err
+			})
+		},
 	}
 }
 
@@ -122,22 +179,34 @@ func newVersion(o *options) *cobra.Command {
 		Use:   "version",
 		Short: "Print the version of pincheck",
 		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			format, err := report.ParseFormat(o.format)
-			if err != nil {
-				return usageError{err}
-			}
-			r := &report.Result{Command: "version", Tool: tool()}
-			return report.Write(cmd.OutOrStdout(), r, format, report.Style{})
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return o.writeVersion(cmd) },
 	}
 }
 
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usagef("%s takes no argument, and got %q", cmd.CommandPath(), args[0])
+func (o *options) writeVersion(cmd *cobra.Command) error {
+	format, err := o.validate()
+	if err != nil {
+		return err
 	}
-	return nil
+	s := &session{options: o, cmd: cmd, format: format, result: &report.Result{Command: "version", Tool: tool(), Complete: true}}
+	return s.write()
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.HasSubCommands() {
+		var names []string
+		for _, c := range cmd.Commands() {
+			names = append(names, c.Name())
+		}
+		if near := nearest(args[0], names); near != "" {
+			return usagef("unknown command %q; did you mean %s?", args[0], near)
+		}
+		return usagef("unknown command %q", args[0])
+	}
+	return usagef("%s takes no argument, and got %q", cmd.CommandPath(), args[0])
 }
 
 // complete offers the values of a flag to the shell. It fails only for a flag that does

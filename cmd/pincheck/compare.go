@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -46,9 +45,12 @@ and of output that cannot be written: see pincheck --help.`,
 		},
 		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := report.ParseFormat(o.format)
+			format, err := o.validate()
 			if err != nil {
-				return usageError{err}
+				return err
+			}
+			if format != report.Text && format != report.JSON {
+				return usagef("compare writes text or json, not %s", format)
 			}
 			files, err := readFiles(args, cmd.InOrStdin())
 			if err != nil {
@@ -58,16 +60,13 @@ and of output that cannot be written: see pincheck --help.`,
 			if err != nil {
 				return usagef("compare: %w", err)
 			}
-			out := cmd.OutOrStdout()
-			width, err := strconv.Atoi(sys.getenv("COLUMNS"))
-			if err != nil {
-				width = 80
-			}
-			if err := report.WriteComparison(out, c, tool(), format, report.StyleFor(out, sys.getenv), width, all); err != nil {
+			if err := o.emit(cmd, sys, func(w io.Writer, style report.Style) error {
+				return report.WriteComparison(w, c, tool(), format, style, all)
+			}); err != nil {
 				return err
 			}
 			if c.Verdict == compare.Worse {
-				return judged{doctor.Problems}
+				return judged{verdict: doctor.Problems}
 			}
 			return nil
 		},

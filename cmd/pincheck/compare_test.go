@@ -45,13 +45,13 @@ func TestCompare(t *testing.T) {
 	assert.Contains(t, got.stdout, "-27.3 %")
 
 	got = call(t, system{}, "compare", slow, fast)
-	assert.Equal(t, exitHealthy, got.code, "better is no failure")
+	assert.Equal(t, exitOK, got.code, "better is no failure")
 	assert.Contains(t, got.stdout, "better")
 
 	got = call(t, system{}, "compare", fast, fast)
-	assert.Equal(t, exitHealthy, got.code)
+	assert.Equal(t, exitOK, got.code)
 	got = call(t, system{}, "compare", "--threshold", "50", fast, slow)
-	assert.Equal(t, exitHealthy, got.code, "less than half")
+	assert.Equal(t, exitOK, got.code, "less than half")
 
 	got = call(t, system{}, "compare", "--format", "json", fleet)
 	assert.Equal(t, exitProblems, got.code)
@@ -68,7 +68,7 @@ func TestCompare(t *testing.T) {
 	assert.Equal(t, "b", c.Hosts[1].Name)
 	assert.Equal(t, 1, c.Hosts[1].Worse)
 
-	root := newRoot(system{})
+	root := newRoot(&options{}, system{})
 	var out bytes.Buffer
 	root.SetArgs([]string{"compare", "-", fast})
 	root.SetIn(strings.NewReader(benchJSON("z", 55)))
@@ -99,7 +99,7 @@ func TestCompare(t *testing.T) {
 
 	var stderr bytes.Buffer
 	code := run(t.Context(), []string{"compare", fast, fast}, fullDisk{}, &stderr, system{})
-	assert.NotEqual(t, exitHealthy, code)
+	assert.NotEqual(t, exitOK, code)
 	assert.Contains(t, stderr.String(), "no space left on device")
 }
 
@@ -125,8 +125,8 @@ func TestNPDWithoutAGPU(t *testing.T) {
 // Whatever else fails, nothing is known of the node.
 func TestNPDOfAFailure(t *testing.T) {
 	for want, got := range map[string]outcome{
-		"check failed: library on fire\n":       call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"),
-		"check failed: unknown format \"xml\":": call(t, system{}, "--npd", "--format", "xml"),
+		"check failed: library on fire\n": call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"),
+		"unknown format \"xml\"":          call(t, system{}, "--npd", "--format", "xml"),
 	} {
 		assert.Equal(t, report.NPDUnknown, got.code, want)
 		assert.Contains(t, got.stdout, want)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,21 +8,26 @@ import (
 	"github.com/gopinned/pinned/internal/doctor"
 )
 
-// The exit codes.
+// The exit codes. 2 is that of a fatal error of the Go runtime, and no other. Those from
+// 64 on are as in sysexits.h.
 const (
-	exitHealthy     = 0
+	exitOK          = 0
 	exitProblems    = 1
-	exitUsage       = 2
 	exitNoGPU       = 3
+	exitIncomplete  = 4
+	exitUsage       = 64
+	exitOutput      = 74
 	exitInterrupted = 130
 )
 
 const exitHelp = `Exit codes:
-  0    healthy
-  1    problems found
-  2    wrong usage
+  0    healthy, or measured
+  1    problems found, or something failed
   3    no usable GPU
-  130  interrupted`
+  4    incomplete: ended by --timeout, with what was found until then
+  64   wrong usage
+  74   the output could not be written
+  130  incomplete: interrupted, with what was found until then`
 
 // usageError is a mistake in how the command was called.
 type usageError struct{ err error }
@@ -33,45 +37,54 @@ func (e usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// outputError is a result that could not be written.
+type outputError struct{ err error }
+
+func (e outputError) Error() string { return e.err.Error() }
+func (e outputError) Unwrap() error { return e.err }
+
 // judged is the outcome of a command that wrote its result.
-type judged struct{ verdict doctor.Verdict }
+type judged struct {
+	verdict     doctor.Verdict
+	interrupted bool
+}
 
 func (j judged) Error() string { return string(j.verdict) }
 
-// noGPUError is an outcome without a result, on platforms without CUDA.
-type noGPUError struct{ err error }
-
-func (e noGPUError) Error() string { return e.err.Error() }
-func (e noGPUError) Unwrap() error { return e.err }
+func (j judged) code() int {
+	switch j.verdict {
+	case "", doctor.Healthy, doctor.Measured:
+		return exitOK
+	case doctor.NoGPU:
+		return exitNoGPU
+	case doctor.Incomplete:
+		if j.interrupted {
+			return exitInterrupted
+		}
+		return exitIncomplete
+	}
+	return exitProblems
+}
 
 // exitCode returns the exit code for the error of a command, and prints the error to
 // stderr unless the command has written a result.
-func exitCode(ctx context.Context, err error, stderr io.Writer) int {
+func exitCode(err error, stderr io.Writer) int {
 	var (
 		verdict judged
+		output  outputError
 		usage   usageError
-		noGPU   noGPUError
 		npd     npdStatus
 	)
 	switch {
 	case err == nil:
-		return exitHealthy
+		return exitOK
 	case errors.As(err, &npd):
 		return int(npd)
 	case errors.As(err, &verdict):
-		switch verdict.verdict {
-		case doctor.Healthy:
-			return exitHealthy
-		case doctor.NoGPU:
-			return exitNoGPU
-		}
-		return exitProblems
-	case ctx.Err() != nil:
-		fmt.Fprintf(stderr, "pincheck: interrupted: %v\n", err)
-		return exitInterrupted
-	case errors.As(err, &noGPU):
+		return verdict.code()
+	case errors.As(err, &output):
 		fmt.Fprintf(stderr, "pincheck: %v\n", err)
-		return exitNoGPU
+		return exitOutput
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "pincheck: %v\nTry 'pincheck --help'.\n", err)
 		return exitUsage

@@ -2,8 +2,8 @@
 // proves that bytes survive the round trip, measures pinned copies, and reports what is
 // wrong and what to do about it.
 //
-// Exit codes: 0 healthy, 1 problems found, 2 wrong usage, 3 no usable GPU,
-// 130 interrupted.
+// Exit codes: 0 healthy or measured, 1 problems found, 3 no usable GPU, 4 incomplete,
+// 64 wrong usage, 74 the output could not be written, 130 interrupted.
 package main
 
 import (
@@ -13,17 +13,24 @@ import (
 	"syscall"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bench"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A closed pipe is an error of writing, which is reported, and not the end of the
+	// process in the middle of a run.
+	signal.Ignore(syscall.SIGPIPE)
 	// After the first signal everything is released. A second one ends the process
 	// at once.
 	context.AfterFunc(ctx, stop)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, system{
-		environ: os.Environ(),
-		root:    os.DirFS("/"),
-		open:    cudart.Open,
+		environ:     os.Environ(),
+		root:        os.DirFS("/"),
+		open:        cudart.Open,
+		expect:      yardsticks,
+		hostname:    os.Hostname,
+		experiments: bench.All(),
 	})
 	os.Exit(code)
 }

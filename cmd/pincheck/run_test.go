@@ -46,7 +46,8 @@ func capturedHost(t *testing.T, name string) fs.FS {
 // the machine that the test runs on.
 func on(t *testing.T, host string, environ ...string) system {
 	t.Helper()
-	return system{environ: environ, root: capturedHost(t, host), open: cudart.Open, adjust: small}
+	return system{environ: environ, root: capturedHost(t, host), open: cudart.Open, adjust: small,
+		hostname: func() (string, error) { return "host-7", nil }}
 }
 
 // small makes plans that tests have time for.
@@ -90,14 +91,17 @@ var volatile = []struct {
 	pattern *regexp.Regexp
 	with    string
 }{
-	{regexp.MustCompile(`("(?:duration_ns|pin_ns|verified_gb_per_s|median_gb_per_s|min_gb_per_s|max_gb_per_s|spread|stale_before)": )[-+.0-9e]+`), "${1}0"},
+	{regexp.MustCompile(`("started": )"[^"]*"`), `${1}"T"`},
+	{regexp.MustCompile(`host-7, 20[0-9: -]+ UTC`), "host-7, T"},
+	{regexp.MustCompile(`("(?:took_s|share_of_link|duration_ns|pin_ns|verified_gb_per_s|median_gb_per_s|min_gb_per_s|max_gb_per_s|spread|stale_before_bytes)": )[-+.0-9e]+`), "${1}0"},
 	{regexp.MustCompile(`("samples_gb_per_s": \[)[^\]]*\]`), "${1}]"},
 	{regexp.MustCompile(`("(?:version|revision|go|platform)": )"(?:devel|v[0-9][^"]*|go[0-9][^"]*|[0-9a-f]{12}(?:\+dirty)?|[a-z]+/[a-z0-9]+)"`), `${1}"X"`},
 	{regexp.MustCompile(`(?m)^ *"revision": "X",\n`), ""},
 	{regexp.MustCompile(`(?m)^pincheck \S+  \S+$`), "pincheck X  X/X"},
+	{regexp.MustCompile(`verified +time  wrong`), "verified  time  wrong"},
 	{regexp.MustCompile(`verified in [0-9.]+ (µs|ms|s)`), "verified in T"},
 	{regexp.MustCompile(`( (?:[KMG]?i?B|[kMG]B)) +[0-9.]+ (µs|ms|s) `), "${1} T "},
-	{regexp.MustCompile(`[0-9.]+ GB/s, [0-9]+ % of the link \(median of 3, [0-9.]+ to [0-9.]+\)`), "R GB/s, P % of the link (median of 3, R to R)"},
+	{regexp.MustCompile(`[0-9.]+ GB/s, [0-9]+ % of the link \(median of 3,\s+[0-9.]+\s+to\s+[0-9.]+\)`), "R GB/s, P % of the link (median of 3, R to R)"},
 	{regexp.MustCompile(`copies reach [0-9]+ %`), "copies reach P %"},
 	{regexp.MustCompile(`synchronising: [0-9]+ of`), "synchronising: N of"},
 }
@@ -126,7 +130,7 @@ func TestSimulatedCheck(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	got := call(t, on(t, "no-gpu-cgroup-v1"), "--sim")
-	assert.Equal(t, exitHealthy, got.code, got.stdout)
+	assert.Equal(t, exitOK, got.code, got.stdout)
 	assert.Empty(t, got.stderr)
 	assert.Contains(t, got.stdout, "SIMULATED")
 	golden(t, "pincheck-sim.txt", got.stdout)
@@ -136,7 +140,7 @@ func TestSimulatedCheckJSON(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	got := call(t, on(t, "no-gpu-cgroup-v1"), "--sim", "--format", "json", "--device", "0")
-	assert.Equal(t, exitHealthy, got.code, got.stdout)
+	assert.Equal(t, exitOK, got.code, got.stdout)
 	assert.Empty(t, got.stderr)
 	golden(t, "pincheck-sim.json", got.stdout)
 
@@ -168,9 +172,9 @@ func TestSimulatedVerify(t *testing.T) {
 		return p
 	}
 	got := call(t, sys, "verify", "--sim")
-	assert.Equal(t, exitHealthy, got.code, got.stdout)
+	assert.Equal(t, exitOK, got.code, got.stdout)
 	golden(t, "pincheck-verify-sim.txt", got.stdout)
-	assert.Contains(t, got.stderr, "GPU 0: 100 %", "progress goes to stderr")
+	assert.Empty(t, got.stderr, "a run of less than five seconds shows no progress where there is no terminal")
 	assert.NotContains(t, got.stdout, "pinned host to device", "verify measures no bandwidth")
 }
 
@@ -178,7 +182,7 @@ func TestSimulatedDevices(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	got := call(t, on(t, "h200-vm"), "devices", "--sim")
-	assert.Equal(t, exitHealthy, got.code)
+	assert.Equal(t, exitOK, got.code)
 	assert.Empty(t, got.stderr)
 	assert.Contains(t, got.stdout, "SIMULATED")
 	assert.NotContains(t, got.stdout, "580.159.04", "nothing of the host's own GPU is shown beside a simulated one")
@@ -189,7 +193,7 @@ func TestVersion(t *testing.T) {
 	t.Parallel()
 	sys := failing(t, "h200-vm", errors.New("version must not open a library"))
 	got := call(t, sys, "version")
-	assert.Equal(t, exitHealthy, got.code)
+	assert.Equal(t, exitOK, got.code)
 	assert.Regexp(t, `(?s)^pincheck \S+\n.*go +go1\.\S+\nplatform +\S+/\S+\n$`, got.stdout)
 
 	got = call(t, sys, "version", "--format=json")
@@ -208,19 +212,24 @@ func TestWrongUsage(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"--format", "xml"}, `unknown format "xml": formats are text and json`},
+		{[]string{"--format", "xml"}, `--format: unknown format "xml": formats are text, json, jsonl, prometheus, csv`},
 		{[]string{"version", "--format", "xml"}, `unknown format "xml"`},
 		{[]string{"devices", "--format", ""}, `unknown format ""`},
 		{[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
 		{[]string{"verify", "--no-such-flag"}, "unknown flag: --no-such-flag"},
 		{[]string{"--full"}, "unknown flag: --full"},
 		{[]string{"-x"}, "unknown shorthand flag"},
-		{[]string{"frobnicate"}, `"frobnicate"`},
+		{[]string{"frobnicate"}, `unknown command "frobnicate"`},
+		{[]string{"verfy"}, `unknown command "verfy"; did you mean verify?`},
+		{[]string{"help", "nope"}, `unknown command "nope"`},
+		{[]string{"help", "verify", "nope"}, `pincheck verify takes no argument`},
+		{[]string{"completion", "tcsh"}, `unknown command "tcsh"`},
+		{[]string{"completion"}, "needs the name of a shell"},
 		{[]string{"verify", "extra"}, `pincheck verify takes no argument, and got "extra"`},
-		{[]string{"--device", "x"}, `--device "x": must be all, or a number`},
-		{[]string{"--device", "-1"}, `--device "-1"`},
-		{[]string{"--device", ""}, `--device ""`},
-		{[]string{"--device", "99999999999999999999"}, `--device "99999999999999999999"`},
+		{[]string{"--device", "x"}, `"x" is no GPU: want all, a number from 0 on, a UUID (GPU-…) or a PCI address`},
+		{[]string{"--device", "-1"}, `"-1" is no GPU`},
+		{[]string{"--device", ""}, `"" is no GPU`},
+		{[]string{"--device", "99999999999999999999"}, `"99999999999999999999" is no GPU`},
 		{[]string{"--timeout", "-1s"}, "--timeout -1s: must not be negative"},
 		{[]string{"--timeout", "soon"}, "invalid argument"},
 		{[]string{"--library", "/nonexistent"}, "--library: stat /nonexistent"},
@@ -245,7 +254,7 @@ func TestNoSuchDevice(t *testing.T) {
 		got := call(t, on(t, "no-gpu-cgroup-v1"), args...)
 		assert.Equal(t, exitUsage, got.code, args)
 		assert.Empty(t, got.stdout, args)
-		assert.Contains(t, got.stderr, "--device 7: there is no such GPU; this process sees only GPU 0", args)
+		assert.Contains(t, got.stderr, "--device 7: there is no such GPU; this process sees only GPU 0 (GPU-", args)
 	}
 }
 
@@ -279,7 +288,7 @@ func TestNoGPU(t *testing.T) {
 			{Path: "/usr/lib64/libcudart.so.11.0", Found: "/usr/lib64", Runtime: 11080, Err: cudart.ErrNoDriver},
 		}}, nil, []string{"no /dev/nvidia-uvm", "/usr/lib64/libcudart.so.11.0 (11.8)"}},
 	} {
-		for _, format := range report.Formats() {
+		for _, format := range []report.Format{report.Text, report.JSON} {
 			got := call(t, failing(t, c.host, c.err, c.environ...), "--format", string(format))
 			assert.Equal(t, exitNoGPU, got.code, c.name)
 			assert.Empty(t, got.stderr, c.name)
@@ -368,7 +377,7 @@ func TestSeveralDevices(t *testing.T) {
 		return openSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 	}
 	got := call(t, sys, "devices")
-	assert.Equal(t, exitHealthy, got.code)
+	assert.Equal(t, exitOK, got.code)
 	assert.Equal(t, 3, strings.Count(got.stdout, "Simulated GPU"))
 	got = call(t, sys, "devices", "--device", "2")
 	assert.Equal(t, 1, strings.Count(got.stdout, "Simulated GPU"))
@@ -381,13 +390,16 @@ func TestSeveralDevices(t *testing.T) {
 func TestTimeout(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	got := call(t, on(t, "h200-vm"), "--sim", "--timeout", "1ms")
-	assert.Equal(t, exitProblems, got.code, got.stdout)
-	assert.Contains(t, got.stdout, "not done after 1ms (--timeout)")
+	for _, command := range []string{"check", "verify"} {
+		got := call(t, on(t, "h200-vm"), command, "--sim", "--timeout", "1ms")
+		assert.Equal(t, exitIncomplete, got.code, got.stdout)
+		assert.Contains(t, got.stdout, "Incomplete stopped: not done after 1ms (--timeout)")
+		assert.NotContains(t, got.stdout, "Problem ", "that the time was over is no fault of a GPU")
+	}
 }
 
 // An interruption during the copies releases everything: openSim's cleanup fails the test
-// for what is left.
+// for what is left. What was verified until then is in the result.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
@@ -408,12 +420,50 @@ func TestInterrupted(t *testing.T) {
 			return p
 		}
 		var stdout, stderr bytes.Buffer
-		code := run(ctx, nil, &stdout, &stderr, sys)
+		code := run(ctx, []string{"--format", "json"}, &stdout, &stderr, sys)
 		assert.Equal(t, exitInterrupted, code, "after %d cases", after)
 		assert.Equal(t, after, reached, "no case is begun after the interruption")
-		assert.Empty(t, stdout.String())
-		assert.Contains(t, stderr.String(), "interrupted")
+		r, err := report.Read(stdout.Bytes())
+		require.NoError(t, err)
+		assert.Equal(t, doctor.Incomplete, r.Verdict)
+		assert.False(t, r.Complete)
+		assert.Equal(t, "interrupted", r.Stopped)
+		assert.Empty(t, r.Findings)
+		assert.Empty(t, r.Errors)
+		require.Len(t, r.Devices, 1)
+		if after == 0 {
+			assert.Nil(t, r.Devices[0].Verify)
+		} else {
+			assert.Equal(t, after, r.Devices[0].Verify.Cases)
+		}
 	}
+}
+
+// What was found before an interruption is reported: here, copies that fail.
+func TestInterruptedKeepsFindings(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	sys := on(t, "h200-vm")
+	sys.open = func(cudart.Options) (*cudart.Runtime, error) { return rt, nil }
+	sys.adjust = func(p plans) plans {
+		p = small(p)
+		p.verify.Progress = func(at verify.Progress) {
+			switch at.CasesDone {
+			case 5:
+				sim.Fail("cudaMemcpyAsync", cudasim.Fault{Times: 1, Code: cudart.ErrUnknown})
+			case 40:
+				cancel()
+			}
+		}
+		return p
+	}
+	var stdout, stderr bytes.Buffer
+	assert.Equal(t, exitInterrupted, run(ctx, nil, &stdout, &stderr, sys))
+	assert.Contains(t, stdout.String(), "round trips that failed: 1")
+	assert.Contains(t, stdout.String(), "Incomplete stopped: interrupted; 1 problem found until then")
 }
 
 func TestInterruptedBeforeItBegan(t *testing.T) {
@@ -422,30 +472,23 @@ func TestInterruptedBeforeItBegan(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var stdout, stderr bytes.Buffer
-	assert.Equal(t, exitInterrupted, run(ctx, []string{"--sim"}, &stdout, &stderr, on(t, "h200-vm")))
-	assert.Empty(t, stdout.String())
-}
-
-// What is not released is reported, and is not a success.
-func TestLeakIsReported(t *testing.T) {
-	t.Parallel()
-	var err error
-	closing(&err, func() error { return errors.New("1 stream left") })
-	var stderr bytes.Buffer
-	assert.Equal(t, exitProblems, exitCode(t.Context(), err, &stderr))
-	assert.Contains(t, stderr.String(), "1 stream left")
+	assert.Equal(t, exitInterrupted, run(ctx, []string{"--sim", "--format", "jsonl"}, &stdout, &stderr, on(t, "h200-vm")))
+	r, err := report.Read(stdout.Bytes())
+	require.NoError(t, err)
+	assert.Equal(t, doctor.Incomplete, r.Verdict)
+	assert.Equal(t, 1, strings.Count(stdout.String(), "\n"))
 }
 
 func TestUnsupportedPlatform(t *testing.T) {
 	t.Parallel()
 	got := call(t, failing(t, "no-gpu-cgroup-v1", fmt.Errorf("open: Linux only: %w", cudart.ErrUnsupported)))
 	assert.Equal(t, exitNoGPU, got.code)
-	assert.Contains(t, got.stderr, "Linux only")
+	assert.Contains(t, got.stdout, "Linux only")
 	if runtime.GOOS != "linux" {
 		for _, args := range [][]string{nil, {"--sim"}, {"verify"}, {"devices"}} {
 			got := call(t, on(t, "no-gpu-cgroup-v1"), args...)
 			assert.Equal(t, exitNoGPU, got.code, args)
-			assert.Contains(t, got.stderr, "unsupported", args)
+			assert.Contains(t, got.stdout, "unsupported", args)
 		}
 	}
 }
@@ -458,7 +501,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	var stderr bytes.Buffer
 	code := run(t.Context(), []string{"devices"}, fullDisk{}, &stderr, failing(t, "h200-vm", noLibrary(cudart.DriverFacts{})))
-	assert.Equal(t, exitProblems, code)
+	assert.Equal(t, exitOutput, code)
 	assert.Contains(t, stderr.String(), "no space left on device")
 }
 
@@ -467,9 +510,9 @@ func TestHelp(t *testing.T) {
 	sys := failing(t, "h200-vm", errors.New("help must not open a library"))
 	for _, args := range [][]string{{"--help"}, {"verify", "--help"}, {"devices", "--help"}} {
 		got := call(t, sys, args...)
-		assert.Equal(t, exitHealthy, got.code, args)
+		assert.Equal(t, exitOK, got.code, args)
 		assert.Empty(t, got.stderr, args)
-		for _, part := range []string{"0    healthy", "1    problems found", "2    wrong usage", "3    no usable GPU", "130  interrupted", "--sim", "--format", "--device", "--library", "--timeout"} {
+		for _, part := range []string{"0    healthy", "1    problems found", "3    no usable GPU", "4    incomplete", "64   wrong usage", "74   the output", "130  incomplete: interrupted", "--sim", "--format", "--device", "--library", "--timeout"} {
 			assert.Contains(t, got.stdout, part, args)
 		}
 	}
@@ -481,13 +524,17 @@ func TestCompletion(t *testing.T) {
 	sys := failing(t, "h200-vm", errors.New("completion must not open a library"))
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		got := call(t, sys, "completion", shell)
-		assert.Equal(t, exitHealthy, got.code, shell)
+		assert.Equal(t, exitOK, got.code, shell)
 		assert.Contains(t, got.stdout, "pincheck", shell)
 	}
 	got := call(t, sys, "__complete", "--format", "")
-	assert.Contains(t, got.stdout, "text\njson\n")
+	assert.Contains(t, got.stdout, "text\njson\njsonl\nprometheus\ncsv\n")
 	got = call(t, sys, "__complete", "devices", "--device", "")
-	assert.Contains(t, got.stdout, "all\n")
+	assert.Equal(t, "all\n:4\n", got.stdout)
+	for _, flag := range []string{"--timeout", "--duration", "--sizes", "--pid"} {
+		assert.Equal(t, ":4\n", call(t, sys, "__complete", "bench", flag, "").stdout, "no files for %s", flag)
+	}
+	assert.NotContains(t, call(t, sys, "__complete", "bench", "-").stdout, "`")
 }
 
 func TestColorIsForcedOrNot(t *testing.T) {
@@ -518,7 +565,7 @@ func TestRealGPU(t *testing.T) {
 		assert.NotNil(t, d.Bandwidth)
 		assert.Empty(t, d.Errors)
 	}
-	assert.Contains(t, []int{exitHealthy, exitProblems}, got.code)
+	assert.Contains(t, []int{exitOK, exitProblems}, got.code)
 	assert.Less(t, took, time.Duration(len(r.Devices))*5*time.Second)
 	for _, f := range r.Findings {
 		t.Logf("%s: %s (%s)", f.ID, f.Summary, f.Cause)

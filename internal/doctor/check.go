@@ -32,9 +32,12 @@ type Verdict string
 
 // The verdicts.
 const (
-	Healthy  Verdict = "healthy"
-	Problems Verdict = "problems"
-	NoGPU    Verdict = "no_gpu"
+	Healthy    Verdict = "healthy"    // judged, and nothing is wrong
+	Measured   Verdict = "measured"   // nothing failed, and speeds were not judged
+	Problems   Verdict = "problems"   // something is wrong, or slower than it should be
+	NoGPU      Verdict = "no_gpu"     // there is no usable GPU
+	Incomplete Verdict = "incomplete" // stopped before its end
+	Failed     Verdict = "failed"     // the command did not run, such as for wrong usage
 )
 
 const (
@@ -64,6 +67,12 @@ func Check(f *Facts) (Verdict, []Finding) {
 		}
 	}
 	verdict := Healthy
+	for i := range f.Devices {
+		// A speed without a yardstick is no sign of health.
+		if d := &f.Devices[i]; d.Bandwidth != nil && d.Link.PathRate() == 0 {
+			verdict = Measured
+		}
+	}
 	for _, finding := range all {
 		if finding.Severity == Problem {
 			verdict = Problems

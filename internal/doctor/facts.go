@@ -42,8 +42,8 @@ type Library struct {
 type Attempt struct {
 	Path           string `json:"path"`
 	Found          string `json:"found"`
-	RuntimeVersion string `json:"runtime_version"`
-	Error          string `json:"error,omitempty"` // why it was not taken, empty if it was
+	RuntimeVersion string `json:"runtime_version,omitempty"` // absent if unknown
+	Error          string `json:"error,omitempty"`           // why it was not taken, empty if it was
 }
 
 // Device is one GPU, with what was measured on it.
@@ -138,7 +138,10 @@ func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *
 func attempts(all []cudart.Attempt) []Attempt {
 	out := make([]Attempt, 0, len(all))
 	for _, a := range all {
-		b := Attempt{Path: a.Path, Found: a.Found, RuntimeVersion: a.Runtime.String()}
+		b := Attempt{Path: a.Path, Found: a.Found}
+		if a.Runtime != 0 {
+			b.RuntimeVersion = a.Runtime.String()
+		}
 		if a.Err != nil {
 			b.Error = a.Err.Error()
 		}
@@ -167,6 +170,12 @@ func (d *Device) Relink(host *hostinfo.Host) {
 	if pci, ok := host.GPU(d.PCIBusID); ok {
 		d.NUMANode, d.LocalCPUs = pci.NUMANode, pci.CPUs
 		d.Link = newLink(pci)
+	}
+	if rate := d.Link.PathRate(); d.Bandwidth != nil && rate > 0 {
+		for i := range d.Bandwidth.Series {
+			share := d.Bandwidth.Series[i].Median / rate
+			d.Bandwidth.Series[i].ShareOfLink = &share
+		}
 	}
 }
 

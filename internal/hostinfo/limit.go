@@ -9,7 +9,7 @@ import (
 )
 
 // Limit is a number of bytes (or pages, if the field says so) that may be unknown or
-// unlimited. Its JSON is null, "unlimited" or the number.
+// unlimited. Its JSON is the number, -1 for unlimited, null for unknown.
 type Limit struct {
 	Known     bool
 	Unlimited bool
@@ -30,24 +30,25 @@ func unlimited() Limit { return Limit{Known: true, Unlimited: true} }
 // Finite returns the number, and whether there is one.
 func (l Limit) Finite() (int, bool) { return l.N, l.Known && !l.Unlimited }
 
-// MarshalJSON writes null, "unlimited" or the number.
+// MarshalJSON writes the number, -1 for unlimited or null for unknown.
 func (l Limit) MarshalJSON() ([]byte, error) {
 	switch {
 	case !l.Known:
 		return []byte("null"), nil
 	case l.Unlimited:
-		return []byte(`"unlimited"`), nil
+		return []byte("-1"), nil
 	}
 	return strconv.AppendInt(nil, int64(l.N), 10), nil
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads what MarshalJSON writes, and "unlimited", which version 1 of the
+// reports had.
 func (l *Limit) UnmarshalJSON(b []byte) error {
 	switch b = bytes.TrimSpace(b); {
 	case bytes.Equal(b, []byte("null")):
 		*l = Limit{}
 		return nil
-	case bytes.Equal(b, []byte(`"unlimited"`)):
+	case bytes.Equal(b, []byte("-1")), bytes.Equal(b, []byte(`"unlimited"`)):
 		*l = unlimited()
 		return nil
 	}

@@ -85,10 +85,10 @@ func TestLimitJSON(t *testing.T) {
 		text string
 	}{
 		{Limit{}, "null"},
-		{unlimited(), `"unlimited"`},
+		{unlimited(), `-1`},
 		{limitOf(0), "0"},
 		{limitOf(math.MaxInt - 1), "9223372036854775806"},
-		{limitOf(math.MaxInt), `"unlimited"`},
+		{limitOf(math.MaxInt), `-1`},
 	} {
 		b, err := json.Marshal(c.l)
 		require.NoError(t, err)

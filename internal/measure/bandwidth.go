@@ -24,6 +24,8 @@ type Series struct {
 	Direction Direction `json:"direction"`
 	Samples   []float64 `json:"samples_gb_per_s"`
 	Stats
+	// ShareOfLink is Median over the rate of the link under load, nil if that is unknown.
+	ShareOfLink *float64 `json:"share_of_link,omitempty"`
 }
 
 // Find returns the series of a direction, and whether there is one.
@@ -39,8 +41,9 @@ func (r *Result) Find(d Direction) (Series, bool) {
 // Bandwidth measures copies between pinned memory and the device
 // (cudaEventElapsedTime). Every sample is several copies between two events, timed by
 // the device, so neither calls nor the clock of the host count. If ctx ends, it waits for
-// the copies in flight, releases everything and returns ctx's error. A plan that is not
-// valid is an error. Other errors are those of CUDA and of hostmem.Alloc.
+// the copies in flight, releases everything and returns ctx's error, with the directions
+// that were measured until then. A plan that is not valid is an error, without a result.
+// Other errors are those of CUDA and of hostmem.Alloc, also with what was measured.
 func Bandwidth(ctx context.Context, dev *cudart.Device, p Plan) (*Result, error) {
 	p, err := p.normal()
 	if err != nil {
@@ -59,7 +62,7 @@ func Bandwidth(ctx context.Context, dev *cudart.Device, p Plan) (*Result, error)
 		}
 	}
 	if err = errors.Join(err, b.close()); err != nil {
-		return nil, fmt.Errorf("measure: bandwidth of %v with copies of %d bytes: %w", dev, p.SizeBytes, err)
+		return r, fmt.Errorf("measure: bandwidth of %v with copies of %d bytes: %w", dev, p.SizeBytes, err)
 	}
 	return r, nil
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // WriteComparison writes a comparison as text or JSON, by one call of w.Write. Text has
-// lines of at most width columns where words allow it. All shows also the series that are
+// lines of the style's width, and 40 columns at least. All shows also the series that are
 // the same, which many are not otherwise. The error is that of w, or of another format.
-func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s Style, width int, all bool) error {
+func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s Style, all bool) error {
 	var b bytes.Buffer
 	switch f {
 	case JSON:
@@ -31,7 +31,7 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 			return err
 		}
 	case Text:
-		t := &comparison{Comparison: c, Buffer: &b, style: s, width: min(max(width, narrowestComparison), widestComparison), all: all}
+		t := &comparison{Comparison: c, Buffer: &b, style: s, width: max(s.width(), numbers+1), all: all}
 		t.write()
 	default:
 		return fmt.Errorf("a comparison is written as text or json, not as %s", f)
@@ -41,11 +41,9 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 }
 
 const (
-	narrowestComparison = 40
-	widestComparison    = 120
-	few                 = 40 // series, which are all shown
-	fewMissing          = 20
-	numbers             = 39 // columns of a pair's numbers
+	few        = 40 // series, which are all shown
+	fewMissing = 20
+	numbers    = 39 // columns of a pair's numbers
 )
 
 // comparison is the text of a comparison.

@@ -60,7 +60,7 @@ func TestComparisons(t *testing.T) {
 	} {
 		for _, width := range []int{40, 80, 100} {
 			var b bytes.Buffer
-			require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{}, width, false))
+			require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Width: width}, false))
 			for line := range strings.Lines(b.String()) {
 				assert.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), width, "%s: %s", name, line)
 				assert.Equal(t, strings.TrimRight(line, " \n")+"\n", line, "no space at the end")
@@ -69,14 +69,14 @@ func TestComparisons(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	require.NoError(t, WriteComparison(&b, madeUp(t, 55.4, 41.5), testTool, JSON, Style{}, 80, false))
+	require.NoError(t, WriteComparison(&b, madeUp(t, 55.4, 41.5), testTool, JSON, Style{Width: 80}, false))
 	golden(t, "golden/compare-two.json", b.String())
 	var back map[string]any
 	require.NoError(t, json.Unmarshal(b.Bytes(), &back))
 	assert.Equal(t, "compare", back["command"])
 	assert.Equal(t, "worse", back["verdict"])
-	assert.ErrorContains(t, WriteComparison(&b, madeUp(t, 1, 2), testTool, "csv", Style{}, 80, false), "text or json, not as csv")
-	assert.Error(t, WriteComparison(full{}, madeUp(t, 1, 2), testTool, Text, Style{}, 80, false))
+	assert.ErrorContains(t, WriteComparison(&b, madeUp(t, 1, 2), testTool, "csv", Style{Width: 80}, false), "text or json, not as csv")
+	assert.Error(t, WriteComparison(full{}, madeUp(t, 1, 2), testTool, Text, Style{Width: 80}, false))
 }
 
 type full struct{}
@@ -93,7 +93,7 @@ func TestComparisonOfManySeriesShowsWhatDiffers(t *testing.T) {
 	}
 	show := func(all bool) string {
 		var b bytes.Buffer
-		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Color: true}, 100, all))
+		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Color: true, Width: 100}, all))
 		return b.String()
 	}
 	assert.NotContains(t, show(false), "168 KiB")
@@ -117,7 +117,7 @@ func TestComparisonOfHostileNames(t *testing.T) {
 	}
 	for _, width := range []int{-1, 0, 1, 40, 1 << 30} {
 		var b bytes.Buffer
-		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{}, width, true))
+		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Width: width}, true))
 		assert.NotContains(t, b.String(), "\x1b")
 	}
 }

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -23,6 +24,9 @@ const npdBytes = 80
 // most 80 bytes, and its exit status. Unknown are runs that came to no verdict, and hosts
 // that show no NVIDIA GPU on the PCI bus: nodes without a GPU are not broken.
 func NPD(r *Result) (message string, status int) {
+	if len(r.Errors) > 0 { // of the run itself: nothing is known of the node
+		return npdLine("check failed: " + r.Errors[0]), NPDUnknown
+	}
 	switch r.Verdict {
 	case doctor.Healthy:
 		return npdLine(healthyLine(r)), NPDOK
@@ -33,6 +37,10 @@ func NPD(r *Result) (message string, status int) {
 			return npdLine("no usable GPU: " + problemLine(r)), NPDNotOK
 		}
 		return npdLine("no NVIDIA GPU on the PCI bus of this host"), NPDUnknown
+	}
+	// What an incomplete run found may come from being incomplete, but for wrong bytes.
+	if slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "wrong_bytes" }) {
+		return npdLine(problemLine(r)), NPDNotOK
 	}
 	return npdLine(fmt.Sprintf("no verdict (%s)", r.Verdict)), NPDUnknown
 }

@@ -3,71 +3,115 @@ package report
 import (
 	"fmt"
 	"io"
-	"strings"
+	"sync"
 	"time"
 
-	"github.com/gopinned/pinned/verify"
+	"github.com/cheggaaa/pb/v3"
 )
 
-// Progress shows how many round trips are done: on a terminal in one line that is
-// overwritten, elsewhere in a line every few seconds.
+// At is how far a run is.
+type At struct {
+	What  string  // is done now
+	Share float64 // that is done, 0 to 1
+	Left  time.Duration
+}
+
+// Progress shows how far a run is: on a terminal in a bar, elsewhere in a line every few
+// seconds, also while nothing changes. It ignores errors of writing, because a run must
+// not fail for its progress. A nil Progress shows nothing.
 type Progress struct {
-	w        io.Writer
-	terminal bool
-	label    string
-	now      func() time.Time
-	last     time.Time
-	width    int // of the line on the terminal
+	w     io.Writer
+	began time.Time
+	bar   *pb.ProgressBar // nil if w is not a terminal
+	stop  chan struct{}
+	wg    sync.WaitGroup
+
+	mu   sync.Mutex
+	at   At
+	told time.Duration // when Left was said, since began
 }
 
 const (
-	terminalEvery = 100 * time.Millisecond
-	lineEvery     = 5 * time.Second
-	terminalWidth = 79
+	lineEvery = 5 * time.Second
+	steps     = 1000 // of the bar
 )
 
-// NewProgress returns a Progress that writes to w, with a label.
-func NewProgress(w io.Writer, terminal bool, label string) *Progress {
-	return &Progress{w: w, terminal: terminal, label: label, now: time.Now}
+// NewProgress returns a Progress that writes to w until it is closed.
+func NewProgress(w io.Writer) *Progress {
+	p := &Progress{w: w, began: time.Now(), stop: make(chan struct{})}
+	if IsTerminal(w) {
+		p.bar = newBar(w, Width(w)).Start()
+		return p
+	}
+	p.wg.Go(func() {
+		t := time.NewTicker(lineEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				p.line(time.Since(p.began))
+			case <-p.stop:
+				return
+			}
+		}
+	})
+	return p
 }
 
-// Show is for verify.Plan.Progress. It ignores errors of writing, because a run must not
-// fail for its progress.
-func (p *Progress) Show(at verify.Progress) {
-	every := lineEvery
-	if p.terminal {
-		every = terminalEvery
+func newBar(w io.Writer, width int) *pb.ProgressBar {
+	bar := `{{string . "what"}} {{bar . "[" "█" "█" " " "]"}} {{percent . "%3.0f %%"}} {{etime . "%s"}}{{string . "left"}}`
+	if width < 60 {
+		bar = `{{string . "what"}} {{percent . "%3.0f %%"}} {{etime . "%s"}}{{string . "left"}}`
 	}
-	now := p.now()
-	if at.CasesDone < at.CasesTotal && now.Sub(p.last) < every {
-		return
-	}
-	p.last = now
-	share := 1.0
-	if at.BytesTotal > 0 {
-		share = float64(at.BytesDone) / float64(at.BytesTotal)
-	}
-	line := plain(fmt.Sprintf("%s: %.0f %%, %s of %s round trips, %s of %s", p.label, 100*share,
-		count(at.CasesDone), count(at.CasesTotal), decimal(at.BytesDone), decimal(at.BytesTotal)))
-	if at.CasesDone > 0 && at.CasesDone < at.CasesTotal {
-		line += "  " + plain(at.Case.String())
-	}
-	if !p.terminal {
-		fmt.Fprintln(p.w, line)
-		return
-	}
-	if runes := []rune(line); len(runes) > terminalWidth {
-		line = string(runes[:terminalWidth]) // a line that wraps cannot be overwritten
-	}
-	pad := max(0, p.width-len([]rune(line)))
-	p.width = len([]rune(line))
-	fmt.Fprint(p.w, "\r"+line+strings.Repeat(" ", pad))
+	return pb.New(steps).SetTemplateString(bar).Set(pb.Terminal, true).Set(pb.CleanOnFinish, true).SetWidth(width - 1).SetWriter(w)
 }
 
-// Close clears the line on a terminal.
+// Show says how far the run is now.
+func (p *Progress) Show(at At) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at.Share = min(max(at.Share, 0), 1)
+	p.at, p.told = at, time.Since(p.began)
+	if p.bar == nil {
+		return
+	}
+	left := ""
+	if at.Left > 0 {
+		left = ", " + duration(at.Left.Round(time.Second)) + " left"
+	}
+	room := p.bar.Width() - 27 // for the share and the times
+	if room > 32 {
+		room /= 2 // for the bar
+	}
+	p.bar.Set("what", clip(plain(at.What), max(room, 0))).Set("left", left).SetCurrent(int64(at.Share * steps))
+}
+
+// line writes one line.
+func (p *Progress) line(spent time.Duration) {
+	p.mu.Lock()
+	at, told := p.at, p.told
+	p.mu.Unlock()
+	text := fmt.Sprintf("%3.0f %%, %s spent", 100*at.Share, duration(spent.Round(time.Second)))
+	if left := at.Left - (spent - told); at.Left > 0 {
+		text += fmt.Sprintf(", about %s left", duration(max(left, 0).Round(time.Second)))
+	}
+	if at.What != "" {
+		text += ": " + plain(at.What)
+	}
+	fmt.Fprintln(p.w, text)
+}
+
+// Close ends the display, and clears it on a terminal.
 func (p *Progress) Close() {
-	if p.terminal && p.width > 0 {
-		fmt.Fprint(p.w, "\r"+strings.Repeat(" ", p.width)+"\r")
-		p.width = 0
+	if p == nil {
+		return
+	}
+	close(p.stop)
+	p.wg.Wait()
+	if p.bar != nil {
+		p.bar.Finish()
 	}
 }

@@ -3,34 +3,56 @@ package report
 import (
 	"io"
 	"os"
+
+	"golang.org/x/term"
 )
 
 // Style is the style of text.
 type Style struct {
 	Color bool
+	Width int // in columns; 0 means 80
 }
 
-// StyleFor returns a style with colour for terminals only. NO_COLOR, set to anything,
-// and TERM=dumb switch colour off; CLICOLOR_FORCE, set to anything but 0, switches it on
-// unless NO_COLOR is set. getenv is as os.Getenv.
+const (
+	defaultWidth = 80
+	narrowest    = 40  // below this lines are longer than the width
+	widest       = 120 // longer lines are hard to read
+)
+
+// StyleFor returns a style with colour for terminals only, and of the terminal's width.
+// NO_COLOR, set to anything, and TERM=dumb switch colour off; CLICOLOR_FORCE, set to
+// anything but 0, switches it on unless NO_COLOR is set. getenv is as os.Getenv.
 func StyleFor(w io.Writer, getenv func(string) string) Style {
+	s := Style{Width: Width(w)}
 	if getenv("NO_COLOR") != "" {
-		return Style{}
+		return s
 	}
-	if force := getenv("CLICOLOR_FORCE"); force != "" && force != "0" {
-		return Style{Color: true}
-	}
-	return Style{Color: getenv("TERM") != "dumb" && IsTerminal(w)}
+	force := getenv("CLICOLOR_FORCE")
+	s.Color = force != "" && force != "0" || getenv("TERM") != "dumb" && IsTerminal(w)
+	return s
 }
 
-// IsTerminal reports whether w is a terminal (or another character device).
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok {
-		return false
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Width returns the width of a terminal in columns, 80 for anything else.
+func Width(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			return width
+		}
 	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	return defaultWidth
+}
+
+func (s Style) width() int {
+	if s.Width == 0 {
+		return defaultWidth
+	}
+	return min(max(s.Width, narrowest), widest)
 }
 
 type color string

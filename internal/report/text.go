@@ -3,7 +3,6 @@ package report
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/doctor"
@@ -12,16 +11,16 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-const (
-	labelWidth = 10 // of the left column
-	textWidth  = 92 // of the text to its right
-)
+const labelWidth = 11 // of the left column
 
 // page collects the text. A row is a label and a text.
 type page struct {
-	bytes.Buffer
+	*bytes.Buffer
 	style Style
 }
+
+// width is that of the text to the right of the labels.
+func (p *page) width() int { return p.style.width() - labelWidth }
 
 func (p *page) row(label, format string, args ...any) {
 	p.painted(label, bold, plainf(format, args...), "")
@@ -35,7 +34,7 @@ func (p *page) note(label, format string, args ...any) {
 // sub is a paragraph with a small label of its own, below a row.
 func (p *page) sub(label, text string) {
 	indent := strings.Repeat(" ", labelWidth)
-	for i, line := range wrap(plain(text), textWidth-len(label)-2) {
+	for i, line := range wrap(plain(text), p.width()-len(label)-2) {
 		if i > 0 {
 			label = strings.Repeat(" ", len(label))
 		}
@@ -46,7 +45,7 @@ func (p *page) sub(label, text string) {
 func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format, args...)) }
 
 func (p *page) painted(label string, labelColor color, text string, textColor color) {
-	for i, line := range wrap(text, textWidth) {
+	for i, line := range wrap(text, p.width()) {
 		if i > 0 {
 			label = ""
 		}
@@ -58,21 +57,10 @@ func (p *page) painted(label string, labelColor color, text string, textColor co
 	}
 }
 
-// cells writes one line of a table below a row: columns of these widths, negative for
-// those that are flush left.
-func (p *page) cells(widths []int, cells ...string) {
-	var b strings.Builder
-	b.WriteString(strings.Repeat(" ", labelWidth))
-	for i, c := range cells {
-		fmt.Fprintf(&b, "%*s  ", widths[i], plain(c))
-	}
-	p.WriteString(strings.TrimRight(b.String(), " ") + "\n")
-}
-
 func (p *page) gap() { p.WriteByte('\n') }
 
-func writeText(w io.Writer, r *Result, s Style) error {
-	p := &page{style: s}
+func writeText(b *bytes.Buffer, r *Result, s Style) {
+	p := &page{b, s}
 	p.tool(r)
 	if r.Facts != nil {
 		if r.Simulated {
@@ -86,17 +74,32 @@ func writeText(w io.Writer, r *Result, s Style) error {
 			p.gap()
 			p.device(&r.Devices[i], r.Command == "verify")
 		}
-		p.findings(r.Findings)
-		p.search(r.Search)
-		p.verdict(r)
 	}
-	_, err := w.Write(p.Bytes())
-	return err
+	for i := range r.Benches {
+		p.bench(&r.Benches[i])
+	}
+	p.findings(r.Findings)
+	if r.Facts != nil {
+		p.search(r.Search)
+	}
+	if len(r.Errors) > 0 {
+		p.gap()
+	}
+	for _, e := range r.Errors {
+		p.painted("Error", red, plain(e), "")
+	}
+	p.verdict(r)
 }
 
 func (p *page) tool(r *Result) {
-	line := plain(fmt.Sprintf("%s %s", r.Tool.Name, r.Tool.Version))
-	p.WriteString(p.style.paint(bold, line))
+	name, platform := plain(r.Tool.Name+" "+r.Tool.Version), plain(r.Tool.Platform)
+	lines := wrap(name, p.style.width())
+	for i, line := range lines {
+		if i > 0 {
+			p.WriteByte('\n')
+		}
+		p.WriteString(p.style.paint(bold, line))
+	}
 	if r.Command == "version" {
 		p.WriteString("\n")
 		if r.Tool.Revision != "" {
@@ -106,7 +109,15 @@ func (p *page) tool(r *Result) {
 		p.row("platform", "%s", r.Tool.Platform)
 		return
 	}
-	p.WriteString("  " + p.style.paint(dim, plain(r.Tool.Platform)) + "\n")
+	if last := lines[len(lines)-1]; platform != "" && len([]rune(last))+2+len([]rune(platform)) <= p.style.width() {
+		p.WriteString("  " + p.style.paint(dim, platform))
+	}
+	p.WriteByte('\n')
+	if at := joinedWith(", ", r.HostName, r.Started.UTC().Format("2006-01-02 15:04:05 UTC")); !r.Started.IsZero() {
+		for _, line := range wrap(plain(at), p.style.width()) {
+			p.WriteString(p.style.paint(dim, line) + "\n")
+		}
+	}
 }
 
 func (p *page) library(l *doctor.Library, simulated bool) {
@@ -179,8 +190,8 @@ func (p *page) host(h *hostinfo.Host) {
 		}
 		machine = append(machine, memory)
 	}
-	if n, ok := h.Cgroup.Headroom.Finite(); ok {
-		machine = append(machine, fmt.Sprintf("%s of them left by the cgroup", binary(n)))
+	if n, ok := h.Cgroup.Headroom.Finite(); ok && (h.Memory.Available == 0 || n < h.Memory.Available) {
+		machine = append(machine, fmt.Sprintf("%s left by the cgroup", binary(n)))
 	}
 	if text := joined(machine...); text != "" {
 		p.row(label, "%s", text)
@@ -214,8 +225,9 @@ func (p *page) requirements(all []doctor.Requirement) {
 	p.gap()
 	p.row("Needed", "what a GPU needs of this machine")
 	width := 0
+	name := func(r doctor.Requirement) string { return clip(plain(r.Name), p.width()-9) }
 	for _, r := range all {
-		width = max(width, len(r.Name))
+		width = max(width, len([]rune(name(r))))
 	}
 	for _, r := range all {
 		mark, c := "ok", green
@@ -225,12 +237,21 @@ func (p *page) requirements(all []doctor.Requirement) {
 		case doctor.Uncertain:
 			mark, c = "unknown", yellow
 		}
-		head := fmt.Sprintf("%-*s  ", width, plain(r.Name)) + p.style.paint(c, mark) + strings.Repeat(" ", 9-len(mark))
-		for i, line := range wrap(plain(r.Detail), textWidth-width-11) {
-			if i > 0 {
-				head = strings.Repeat(" ", width+11)
+		indent := strings.Repeat(" ", labelWidth)
+		head := fmt.Sprintf("%-*s  ", width, name(r)) + p.style.paint(c, mark) + strings.Repeat(" ", 9-len(mark))
+		room := p.width() - width - 11
+		if room < 20 { // too narrow beside the name: below it
+			p.WriteString(indent + strings.TrimRight(head, " ") + "\n")
+			head, room = "  ", p.width()-2
+			if r.Detail == "" {
+				continue
 			}
-			p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+head+line, " ") + "\n")
+		}
+		for i, line := range wrap(plain(r.Detail), room) {
+			if i > 0 {
+				head = strings.Repeat(" ", p.width()-room)
+			}
+			p.WriteString(strings.TrimRight(indent+head+line, " ") + "\n")
 		}
 	}
 }
@@ -284,18 +305,22 @@ func linkText(l *doctor.Link) string {
 
 func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	wrong := plural(v.MismatchCount, "mismatch", "mismatches")
-	text := fmt.Sprintf("%s, %s verified in %s, %s", plural(v.Cases, "round trip", "round trips"), decimal(v.VerifiedBytes), duration(v.Duration), wrong)
+	trips := plural(v.Cases, "round trip", "round trips")
+	if v.Cases < v.CasesPlanned {
+		trips = fmt.Sprintf("%s of %s", count(v.Cases), plural(v.CasesPlanned, "round trip", "round trips"))
+	}
+	text := fmt.Sprintf("%s, %s verified in %s, %s", trips, decimal(v.VerifiedBytes), duration(v.Duration), wrong)
 	if v.FailureCount > 0 {
 		text += ", " + plural(v.FailureCount, "failure", "failures")
 	}
 	p.row("", "%s", text)
 	if detailed {
-		widths := []int{-12, 8, 10, 10, 8, 10, 8}
-		p.cells(widths, "path", "cases", "largest", "verified", "time", "mismatches", "failures")
+		t := table{heads: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
 		for _, path := range v.Paths {
-			p.cells(widths, string(path.Path), count(path.Cases), binary(path.LargestBytes), decimal(path.VerifiedBytes),
-				duration(path.Duration), count(path.MismatchCount), count(path.FailureCount))
+			t.rows = append(t.rows, []string{string(path.Path), count(path.Cases), binary(path.LargestBytes), decimal(path.VerifiedBytes),
+				duration(path.Duration), count(path.MismatchCount), count(path.FailureCount)})
 		}
+		p.table(t)
 		if v.Stale != nil {
 			p.note("", "%s", staleText(v.Stale))
 		}
@@ -325,6 +350,8 @@ func (p *page) bandwidth(d *doctor.Device) {
 		text := fmt.Sprintf("pinned %s %5.1f GB/s", directionText(s.Direction), s.Median)
 		if rate > 0 {
 			text += fmt.Sprintf(", %.0f %% of the link", 100*s.Median/rate)
+		} else {
+			text += ", no yardstick known"
 		}
 		p.row("", "%s (median of %d, %.1f to %.1f)", text, len(s.Samples), s.Min, s.Max)
 	}
@@ -358,27 +385,71 @@ func (p *page) findings(all []doctor.Finding) {
 func (p *page) verdict(r *Result) {
 	var label, text string
 	c := green
-	problems := 0
-	for _, f := range r.Findings {
-		if f.Severity == doctor.Problem {
-			problems++
-		}
-	}
 	switch r.Verdict {
 	case doctor.Healthy:
 		label, text = "Healthy", healthyText(r)
+	case doctor.Measured:
+		label, text = "Measured", measuredText(r)
 	case doctor.Problems:
-		label, text, c = "Unhealthy", plural(problems, "problem", "problems")+" found, see above", red
+		label, text, c = "Problems", problemsText(r), red
+	case doctor.Incomplete:
+		label, text, c = "Incomplete", "stopped: "+r.Stopped, yellow
+		if n := r.problems(); n > 0 {
+			text += "; " + plural(n, "problem", "problems") + " found until then"
+		}
 	case doctor.NoGPU:
 		label, text, c = "No GPU", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
+	case doctor.Failed:
+		label, text, c = "Failed", "nothing was examined", red
 	default:
 		return
 	}
-	if r.Simulated {
+	if r.Facts != nil && r.Simulated {
 		text += " (simulated)"
 	}
 	p.gap()
-	p.painted(label, c, text, "")
+	p.painted(label, c, plain(text), "")
+}
+
+func problemsText(r *Result) string {
+	var parts []string
+	if n := r.problems(); n > 0 {
+		parts = append(parts, plural(n, "problem", "problems")+" found")
+	}
+	failed := len(r.Errors)
+	for i := range r.Benches {
+		failed += len(r.Benches[i].Errors)
+	}
+	if failed > 0 {
+		parts = append(parts, plural(failed, "error", "errors"))
+	}
+	return strings.Join(append(parts, "see above"), ", ")
+}
+
+// measuredText says what there is, and that it was not judged.
+func measuredText(r *Result) string {
+	if len(r.Benches) == 0 {
+		return healthyText(r) + "; copies were not judged: no yardstick known"
+	}
+	all, expected := 0, 0
+	for i := range r.Benches {
+		for _, s := range r.Benches[i].Series {
+			all++
+			if s.Expected != nil {
+				expected++
+			}
+		}
+	}
+	text := plural(all, "series", "series") + " in " + seconds(r.Seconds)
+	switch {
+	case all == 0:
+		return "nothing: see the notes above"
+	case expected == 0:
+		text += "; no yardstick known"
+	case expected < all:
+		text += fmt.Sprintf("; no yardstick known for %d", all-expected)
+	}
+	return text
 }
 
 // healthyText returns the figures on which the verdict is based.

@@ -2,9 +2,13 @@ package report
 
 import (
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/gopinned/pinned/internal/result"
 )
 
 // binary formats a size of memory: 139.8 GiB, 64 MiB, 17 B.
@@ -47,6 +51,101 @@ func duration(d time.Duration) string {
 	return fmt.Sprintf("%d µs", d.Microseconds())
 }
 
+// seconds formats a time in seconds with three digits that matter, from nanoseconds on.
+func seconds(s float64) string {
+	units := []string{"s", "ms", "µs", "ns"}
+	if math.Abs(s) >= 100 && math.Abs(s) < math.MaxInt64/1e9 {
+		return duration(time.Duration(s * 1e9))
+	}
+	for i, unit := range units {
+		if math.Abs(s) >= 0.9995 || i == len(units)-1 || s == 0 {
+			return digits(s) + " " + unit
+		}
+		s *= 1000
+	}
+	return ""
+}
+
+// digits formats a number with three digits that matter, or all before the point.
+func digits(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 1e15:
+		return fmt.Sprintf("%.3g", v)
+	case a >= 99.95:
+		return count(int(math.Round(v)))
+	case a >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case a >= 0.9995 || a == 0:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+// value formats a value of a series, with its unit where that is not in the head of a
+// table.
+func value(u result.Unit, v float64) string {
+	switch u {
+	case result.Seconds:
+		return seconds(v)
+	case result.Bytes:
+		if math.Abs(v) < math.MaxInt64/2 {
+			return binary(int(math.Round(v)))
+		}
+	case result.Count:
+		if v == math.Trunc(v) && math.Abs(v) < 1e15 {
+			return count(int(v))
+		}
+	}
+	return digits(v)
+}
+
+// unitText names a unit in the head of a table, "" if values have theirs.
+func unitText(u result.Unit) string {
+	switch u {
+	case result.GBPerSecond:
+		return "GB/s"
+	case result.PerSecond:
+		return "per second"
+	case result.Ratio:
+		return "ratio"
+	case result.Seconds, result.Bytes, result.Count:
+		return ""
+	}
+	return plain(string(u))
+}
+
+// measured formats a value with its unit.
+func measured(u result.Unit, v float64) string {
+	if unit := unitText(u); unit != "" && u != result.Ratio {
+		return value(u, v) + " " + unit
+	}
+	return value(u, v)
+}
+
+// labelText makes words of a label's value: sizes in bytes and snake_case.
+func labelText(l result.Label) string {
+	if strings.HasSuffix(l.Key, "_bytes") {
+		if n, err := strconv.Atoi(l.Value); err == nil {
+			return binary(n)
+		}
+	}
+	text := plain(strings.ReplaceAll(l.Value, "_", " "))
+	if l.Key == result.Device {
+		if _, err := strconv.Atoi(l.Value); err == nil {
+			return "GPU " + text
+		}
+	}
+	return text
+}
+
+// clip shortens text to at most width runes.
+func clip(text string, width int) string {
+	if runes := []rune(text); len(runes) > width {
+		return string(runes[:max(width-1, 0)]) + "…"
+	}
+	return text
+}
+
 // count formats a number with its digits in groups: 1,234,567.
 func count(n int) string {
 	s := fmt.Sprint(n)
@@ -81,21 +180,25 @@ func plain(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// wrap breaks text into lines of at most width runes, at spaces. A word that is longer
-// is not broken.
+// wrap breaks text into lines of at most width runes, at spaces, or inside a word that is
+// longer.
 func wrap(text string, width int) []string {
 	var lines []string
-	var line string
+	var line []rune
 	for word := range strings.FieldsSeq(text) {
-		switch {
-		case line == "":
-			line = word
-		case len([]rune(line))+1+len([]rune(word)) <= width:
-			line += " " + word
-		default:
-			lines = append(lines, line)
-			line = word
+		runes := []rune(word)
+		if len(line) > 0 && len(line)+1+len(runes) <= width {
+			line = append(append(line, ' '), runes...)
+			continue
 		}
+		if len(line) > 0 {
+			lines = append(lines, string(line))
+		}
+		for len(runes) > width {
+			lines = append(lines, string(runes[:width]))
+			runes = runes[width:]
+		}
+		line = runes
 	}
-	return append(lines, line)
+	return append(lines, string(line))
 }

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+// benchFlags are the flags of bench.
+type benchFlags struct {
+	quick    bool
+	duration time.Duration
+	sizes    sizes
+	pid      int
+}
+
+func newBench(o *options, sys system) *cobra.Command {
+	f := &benchFlags{}
+	cmd := &cobra.Command{
+		Use:   "bench [NAME...]",
+		Short: "Measure, and answer what such measurements leave open",
+		Long: `bench runs experiments by name, or all of them (all), and says what was seen.
+Without a name it lists them. Before it starts it estimates the time, and checks
+that there is the memory.
+
+` + exitHelp,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return listExperiments(cmd, o, sys)
+			}
+			chosen, all, err := chooseExperiments(sys.experiments, args)
+			if err != nil {
+				return err
+			}
+			options, err := f.validate(cmd, chosen)
+			if err != nil {
+				return err
+			}
+			return o.produce(cmd, sys, "bench", false, func(ctx context.Context, s *session) error {
+				return s.bench(ctx, chosen, options, all)
+			})
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return append(experimentNames(sys.experiments), "all"), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&f.quick, "quick", false, "fewer sizes and shorter samples")
+	flags.DurationVar(&f.duration, "duration", 0, "about how long each experiment measures, such as 10s (default: as long as it plans)")
+	named(flags, "duration", "time")
+	flags.Var(&f.sizes, "sizes", "sizes of copies, such as 64K,1MiB,4G, of 1024 (default: those of the experiment)")
+	flags.IntVar(&f.pid, "pid", 0, "process to read (memory only)")
+	named(flags, "pid", "number")
+	for _, name := range []string{"duration", "sizes", "pid"} {
+		complete(cmd, name)
+	}
+	return cmd
+}
+
+// memoryExperiment is the experiment that reads a process, for --pid.
+const memoryExperiment = "memory"
+
+func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (measure.Options, error) {
+	if cmd.Flags().Changed("duration") && f.duration <= 0 {
+		return measure.Options{}, usagef("--duration %v: must be more than 0", f.duration)
+	}
+	if cmd.Flags().Changed("pid") {
+		switch {
+		case f.pid <= 0:
+			return measure.Options{}, usagef("--pid %d: must be the number of a process, from 1 on", f.pid)
+		case len(chosen) != 1 || chosen[0].Name != memoryExperiment:
+			return measure.Options{}, usagef("--pid is for pincheck bench %s alone", memoryExperiment)
+		}
+	}
+	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, PID: f.pid}, nil
+}
+
+func experimentNames(all []measure.Experiment) []string {
+	names := make([]string, 0, len(all)+1)
+	for _, e := range all {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// listExperiments writes the list, as text.
+func listExperiments(cmd *cobra.Command, o *options, sys system) error {
+	format, err := o.validate()
+	if err != nil {
+		return err
+	}
+	if format != report.Text || o.output != "" {
+		return usagef("the list of experiments is text on standard output: name one, or all")
+	}
+	var entries [][2]string
+	for _, e := range sys.experiments {
+		entries = append(entries, [2]string{e.Name, e.Short})
+	}
+	entries = append(entries, [2]string{"all", "all of these, one after the other"})
+	out := cmd.OutOrStdout()
+	if err := report.WriteList(out, entries, report.StyleFor(out, sys.getenv)); err != nil {
+		return outputError{err}
+	}
+	return nil
+}
+
+// chooseExperiments returns the experiments with these names, in their order in all.
+func chooseExperiments(known []measure.Experiment, args []string) (chosen []measure.Experiment, all bool, err error) {
+	names := experimentNames(known)
+	for _, name := range args {
+		if name != "all" && !slices.Contains(names, name) {
+			hint := ""
+			if near := nearest(name, append(names, "all")); near != "" {
+				hint = fmt.Sprintf("; did you mean %s?", near)
+			}
+			return nil, false, usagef("unknown experiment %q%s (experiments are %s and all)", name, hint, strings.Join(names, ", "))
+		}
+	}
+	all = slices.Contains(args, "all")
+	for _, e := range known {
+		if all || slices.Contains(args, e.Name) {
+			chosen = append(chosen, e)
+		}
+	}
+	return chosen, all, nil
+}
+
+// nearest returns the name that is the fewest changes of letters away, if those are few.
+func nearest(name string, names []string) string {
+	best, fewest := "", 3
+	for _, n := range names {
+		if d := distance(strings.ToLower(name), n); d < fewest && d < len(n) {
+			best, fewest = n, d
+		}
+	}
+	return best
+}
+
+// distance is how many letters must be inserted, deleted or replaced to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// bench runs the experiments. One that cannot run as planned is wrong usage, and nothing
+// is measured; of all, it is an error of the result, and the others run.
+func (s *session) bench(ctx context.Context, experiments []measure.Experiment, options measure.Options, all bool) error {
+	run := func(devices []*cudart.Device, readHost func() *hostinfo.Host) error {
+		env := measure.Env{Options: options, Devices: devices, Host: readHost()}
+		if s.sys.expect != nil && !s.sim { // the simulated GPU is none of those
+			env.Expect = s.sys.expect(env)
+		}
+		planned, total, err := s.estimate(experiments, env, all)
+		if err != nil {
+			return err
+		}
+		s.show()
+		var spent time.Duration
+		for _, p := range planned {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			b, err := measure.Run(ctx, p.Experiment, env, func(at measure.Progress) {
+				share := float64(at.Done) / float64(max(at.Total, 1))
+				s.progress.Show(report.At{
+					What:  p.Name + ", " + at.What,
+					Share: (spent.Seconds() + share*p.time.Seconds()) / max(total.Seconds(), 1e-9),
+					Left:  at.Left + total - spent - p.time,
+				})
+			})
+			if b != nil {
+				s.result.Benches = append(s.result.Benches, *b)
+			}
+			if err != nil {
+				return err
+			}
+			spent += p.time
+		}
+		if s.result.Facts != nil {
+			host := readHost() // links are trained up under load
+			for i := range s.result.Devices {
+				s.result.Devices[i].Relink(host)
+			}
+		}
+		return nil
+	}
+	if options.PID > 0 { // a process is read without a GPU
+		return run(nil, func() *hostinfo.Host { return hostinfo.Read(s.sys.root, s.sys.environ) })
+	}
+	return s.withDevices(run)
+}
+
+// planned is an experiment with its estimate.
+type planned struct {
+	measure.Experiment
+	time time.Duration
+}
+
+// estimate says how long each experiment will take, and how much memory.
+func (s *session) estimate(experiments []measure.Experiment, env measure.Env, all bool) (out []planned, total time.Duration, err error) {
+	var lines []report.Estimate
+	for _, e := range experiments {
+		took, need, err := measure.Estimate(e, env)
+		if err != nil {
+			err = errors.New(strings.TrimPrefix(err.Error(), "measure: "))
+			if !all {
+				return nil, 0, usageError{err}
+			}
+			s.result.Errors = append(s.result.Errors, err.Error())
+			continue
+		}
+		out = append(out, planned{e, took})
+		total += took
+		lines = append(lines, report.Estimate{Name: e.Name, Time: took, Pinned: need.Pinned, Pageable: need.Pageable, Device: need.Device, Disk: need.Disk})
+	}
+	if !s.quiet {
+		report.WriteEstimates(s.cmd.ErrOrStderr(), lines)
+	}
+	return out, total, nil
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+// options are the flags that all commands share.
+type options struct {
+	sim        bool
+	format     string
+	output     string
+	noHostName bool
+	quiet      bool
+	devices    devices
+	library    string
+	timeout    time.Duration
+	version    bool
+	npd        bool
+}
+
+// A flagText is a flag whose values are of a kind that pflag has no name for: the kind
+// stands in the help, and the shell's completions show no back quotes for it.
+type flagText struct {
+	pflag.Value
+	kind string
+}
+
+func (f flagText) Type() string { return f.kind }
+
+// named gives the value of a flag its name in the help, which says what no value means.
+func named(flags *pflag.FlagSet, flag, kind string) {
+	f := flags.Lookup(flag)
+	f.Value = flagText{f.Value, kind}
+	if f.DefValue == "0s" {
+		f.DefValue = ""
+	}
+}
+
+func (o *options) register(root *cobra.Command) {
+	flags := root.PersistentFlags()
+	flags.BoolVar(&o.sim, "sim", false, "run on a simulated GPU")
+	flags.StringVar(&o.format, "format", string(report.Text), "output as text, json, jsonl (one line), prometheus or csv")
+	named(flags, "format", "form")
+	flags.StringVarP(&o.output, "output", "o", "", "write to this file, which appears whole or not at all (default: standard output)")
+	named(flags, "output", "file")
+	flags.BoolVar(&o.noHostName, "no-host-name", false, "leave the host's name out")
+	flags.BoolVarP(&o.quiet, "quiet", "q", false, "show neither estimates nor progress on standard error")
+	flags.Var(&o.devices, "device", "GPUs by number, UUID or PCI address, with commas or repeated (default: all)")
+	flags.StringVar(&o.library, "library", "", "libcudart to load (default: find one, see PINNED_CUDART)")
+	named(flags, "library", "path")
+	flags.DurationVar(&o.timeout, "timeout", 0, "end after this time, such as 30s, with what was found until then (default: no limit)")
+	named(flags, "timeout", "time")
+	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
+	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
+	var formats []string
+	for _, f := range report.Formats() {
+		formats = append(formats, string(f))
+	}
+	complete(root, "format", formats...)
+	complete(root, "device", "all")
+	complete(root, "timeout")
+}
+
+// validate checks the flags before anything is loaded.
+func (o *options) validate() (report.Format, error) {
+	format, err := report.ParseFormat(o.format)
+	if err != nil {
+		return "", usagef("--format: %w", err)
+	}
+	if o.timeout < 0 {
+		return "", usagef("--timeout %v: must not be negative", o.timeout)
+	}
+	if o.output != "" {
+		if err := report.CheckFile(o.output); err != nil {
+			return "", outputError{fmt.Errorf("--output: %w", err)}
+		}
+	}
+	if o.library == "" {
+		return format, nil
+	}
+	if o.sim {
+		return "", usagef("--library and --sim exclude each other: the simulated GPU has its own library")
+	}
+	// The dynamic loader looks for a bare name; a path must exist.
+	if strings.ContainsRune(o.library, os.PathSeparator) {
+		if info, err := os.Stat(o.library); err != nil {
+			return "", usagef("--library: %w", err)
+		} else if info.IsDir() {
+			return "", usagef("--library %s: is a directory, not a library", o.library)
+		}
+	}
+	return format, nil
+}
+
+// devices are what --device names: numbers, UUIDs, PCI addresses and all.
+type devices []string
+
+func (d *devices) String() string { return strings.Join(*d, ",") }
+
+func (d *devices) Type() string { return "list" }
+
+var (
+	uuidPattern = regexp.MustCompile(`(?i)^(GPU|MIG)-[0-9a-f-]*$`)
+	pciPattern  = regexp.MustCompile(`(?i)^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?$`)
+)
+
+// Set adds the parts of a list.
+func (d *devices) Set(list string) error {
+	for part := range strings.SplitSeq(list, ",") {
+		part = strings.TrimSpace(part)
+		n, err := strconv.Atoi(part)
+		if part != "all" && (err != nil || n < 0) && !uuidPattern.MatchString(part) && !pciPattern.MatchString(part) {
+			return fmt.Errorf("%q is no GPU: want all, a number from 0 on, a UUID (GPU-…) or a PCI address (0000:06:00.0)", part)
+		}
+		*d = append(*d, part)
+	}
+	return nil
+}
+
+// choose returns the GPUs that were named, or none if there are none.
+func (d devices) choose(all []*cudart.Device) ([]*cudart.Device, error) {
+	if len(d) == 0 || len(all) == 0 || slices.Contains(d, "all") {
+		return all, nil
+	}
+	var chosen []*cudart.Device
+	for _, name := range d {
+		var match []*cudart.Device
+		for _, dev := range all {
+			if names(name, dev) {
+				match = append(match, dev)
+			}
+		}
+		switch {
+		case len(match) == 0:
+			return nil, usagef("--device %s: there is no such GPU; this process sees %s", name, seen(all))
+		case len(match) > 1:
+			return nil, usagef("--device %s: fits %d GPUs: name more of the UUID", name, len(match))
+		case !slices.Contains(chosen, match[0]):
+			chosen = append(chosen, match[0])
+		}
+	}
+	return chosen, nil
+}
+
+// names reports whether a name is that of a device. A UUID may be shortened, as in
+// CUDA_VISIBLE_DEVICES.
+func names(name string, d *cudart.Device) bool {
+	if n, err := strconv.Atoi(name); err == nil {
+		return n == d.Ordinal()
+	}
+	if pci := pciAddress(name); pci != "" {
+		return pci == pciAddress(d.PCIBusID())
+	}
+	return len(d.UUID()) >= len(name) && strings.EqualFold(d.UUID()[:len(name)], name)
+}
+
+// pciAddress returns an address in one form: domains are of 4 or 8 digits, or left out.
+func pciAddress(s string) string {
+	m := pciPattern.FindStringSubmatch(s)
+	if m == nil {
+		return ""
+	}
+	domain, _ := strconv.ParseUint("0"+m[1], 16, 64)
+	function := m[4]
+	if function == "" {
+		function = "0"
+	}
+	return strings.ToLower(fmt.Sprintf("%x:%s:%s.%s", domain, m[2], m[3], function))
+}
+
+func seen(all []*cudart.Device) string {
+	if len(all) == 1 {
+		return fmt.Sprintf("only GPU 0 (%s, PCI %s)", all[0].UUID(), all[0].PCIBusID())
+	}
+	return fmt.Sprintf("GPUs 0 to %d", len(all)-1)
+}
+
+const largestSize = 1 << 40 // of a copy: more than any GPU has
+
+// parseSize parses a size in bytes with a binary unit: 64K, 1MiB, 4G.
+func parseSize(s string) (int, error) {
+	number := strings.TrimRight(s, "KMGTiBkmgtb")
+	unit := s[len(number):]
+	n, err := strconv.ParseUint(number, 10, 63)
+	if errors.Is(err, strconv.ErrRange) {
+		n, err = largestSize+1, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%q is no size: want a whole number with K, M or G (of 1024), such as 64K, 1MiB or 4G", s)
+	}
+	shift := 0
+	switch unit {
+	case "", "B":
+	case "K", "KiB":
+		shift = 10
+	case "M", "MiB":
+		shift = 20
+	case "G", "GiB":
+		shift = 30
+	case "T", "TiB":
+		shift = 40
+	default:
+		return 0, fmt.Errorf("%q: unknown unit %q: units are B, K, M, G and T, or KiB, MiB, GiB and TiB, of 1024", s, unit)
+	}
+	switch {
+	case n == 0:
+		return 0, fmt.Errorf("%q: must be at least 1 byte", s)
+	case n > largestSize>>shift:
+		return 0, fmt.Errorf("%q: must be at most 1 TiB", s)
+	}
+	return int(n) << shift, nil
+}
+
+// sizes are what --sizes names, in bytes: ascending, each once.
+type sizes []int
+
+func (s *sizes) String() string { return strings.Trim(fmt.Sprint([]int(*s)), "[]") }
+
+func (s *sizes) Type() string { return "list" }
+
+// Set adds the parts of a list.
+func (s *sizes) Set(list string) error {
+	for part := range strings.SplitSeq(list, ",") {
+		n, err := parseSize(strings.TrimSpace(part))
+		if err != nil {
+			return err
+		}
+		*s = append(*s, n)
+	}
+	slices.Sort(*s)
+	*s = slices.Compact(*s)
+	return nil
+}
