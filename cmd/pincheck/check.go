@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
@@ -163,7 +164,7 @@ type steps struct{ verify, full, bandwidth bool }
 // plans are the plans of the steps.
 type plans struct {
 	verify    verify.Plan
-	bandwidth measure.Plan
+	bandwidth bench.LinkPlan
 }
 
 // check does the steps with each GPU.
@@ -233,8 +234,9 @@ func (s *session) device(ctx context.Context, d *cudart.Device, out *doctor.Devi
 	}
 	if steps.bandwidth {
 		s.progress.Show(report.At{What: gpu + ", bandwidth", Share: of.of(verifyShare)})
-		r, err := measure.Bandwidth(ctx, d, plans.bandwidth)
-		if r != nil && len(r.Series) > 0 {
+		env := measure.Env{Devices: []*cudart.Device{d}}
+		r, err := measure.Run(ctx, bench.Link(plans.bandwidth), env, nil)
+		if r != nil && (len(r.Series) > 0 || ctx.Err() == nil) {
 			out.Bandwidth = r
 		}
 		if err != nil {

@@ -21,9 +21,9 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
-	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/verify"
@@ -55,7 +55,7 @@ func small(p plans) plans {
 	p.verify.Variants = 1
 	p.verify.MaxBytes = 65537
 	p.verify.NoStale = true
-	p.bandwidth = measure.Plan{SizeBytes: 8 << 20, Copies: 2, Samples: 3, WarmUp: 1}
+	p.bandwidth = bench.LinkPlan{SizeBytes: 8 << 20, Copies: 2, Samples: 3}
 	return p
 }
 
@@ -93,8 +93,8 @@ var volatile = []struct {
 }{
 	{regexp.MustCompile(`("started": )"[^"]*"`), `${1}"T"`},
 	{regexp.MustCompile(`host-7, 20[0-9: -]+ UTC`), "host-7, T"},
-	{regexp.MustCompile(`("(?:took_s|share_of_link|duration_ns|pin_ns|verified_gb_per_s|median_gb_per_s|min_gb_per_s|max_gb_per_s|spread|stale_before_bytes)": )[-+.0-9e]+`), "${1}0"},
-	{regexp.MustCompile(`("samples_gb_per_s": \[)[^\]]*\]`), "${1}]"},
+	{regexp.MustCompile(`("(?:took_s|share_of_link|duration_ns|verified_gb_per_s|median|min|max|mean|spread|cv|p10|p90|p99|cpu_s_per_gb|stale_before_bytes)": )[-+.0-9e]+`), "${1}0"},
+	{regexp.MustCompile(`("samples": \[)[^\]]*\]`), "${1}]"},
 	{regexp.MustCompile(`("(?:version|revision|go|platform)": )"(?:devel|v[0-9][^"]*|go[0-9][^"]*|[0-9a-f]{12}(?:\+dirty)?|[a-z]+/[a-z0-9]+)"`), `${1}"X"`},
 	{regexp.MustCompile(`(?m)^ *"revision": "X",\n`), ""},
 	{regexp.MustCompile(`(?m)^pincheck \S+  \S+$`), "pincheck X  X/X"},
@@ -156,7 +156,8 @@ func TestSimulatedCheckJSON(t *testing.T) {
 	require.NotNil(t, d.Bandwidth)
 	for _, s := range d.Bandwidth.Series {
 		assert.Len(t, s.Samples, 3)
-		assert.InDelta(t, 54, s.Median, 4, "the simulated link moves 55 GB/s: %s", s.Direction)
+		assert.InDelta(t, 54, s.Median, 4, "the simulated link moves 55 GB/s: %v", s.Labels)
+		assert.True(t, s.Verified)
 	}
 	require.NotNil(t, d.Link)
 	assert.InDelta(t, 63.0, d.Link.Rate, 0.05)

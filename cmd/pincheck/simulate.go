@@ -2,8 +2,8 @@ package main
 
 import (
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -19,7 +19,7 @@ func newSimulation() (*cudasim.Sim, error) {
 func simulatedPlans(s steps) plans {
 	p := plans{
 		verify:    verify.Plan{Full: s.full, MaxBytes: 64<<20 + 7},
-		bandwidth: measure.Plan{SizeBytes: 8 << 20, Copies: 2, Samples: 3, WarmUp: 1},
+		bandwidth: bench.LinkPlan{SizeBytes: 8 << 20, Copies: 2, Samples: 3},
 	}
 	if !s.full {
 		p.verify.Variants = 1

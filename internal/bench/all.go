@@ -4,5 +4,9 @@ import "github.com/gopinned/pinned/internal/measure"
 
 // All returns the experiments, in the order in which they are listed and run.
 func All() []measure.Experiment {
-	return []measure.Experiment{}
+	return []measure.Experiment{
+		Bandwidth(),
+		Latency(),
+		Calls(),
+	}
 }

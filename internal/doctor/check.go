@@ -2,10 +2,11 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 )
 
 // Severity is what a finding means for the verdict.
@@ -83,7 +84,7 @@ func Check(f *Facts) (Verdict, []Finding) {
 
 // deviceChecks are the checks of a device, those about wrong bytes first.
 var deviceChecks = []func(*Device) []Finding{
-	wrongBytes, failedRoundTrips, errorsOf, trainedDown, upstream, slowCopies, unsteadyCopies,
+	wrongBytes, wrongCopies, failedRoundTrips, errorsOf, trainedDown, upstream, slowCopies, unsteadyCopies,
 }
 
 func noGPU(f *Facts) []Finding {
@@ -123,6 +124,9 @@ func hidesDevices(v string) bool {
 	return v == "" || strings.HasPrefix(v, "-") || strings.EqualFold(v, "NoDevFiles")
 }
 
+// trustNothing is the remedy for bytes that are wrong.
+const trustNothing = "trust no result of this machine: test its memory and the GPU (nvidia-smi -q -d ECC), reseat the card, check risers and cables"
+
 func wrongBytes(d *Device) []Finding {
 	v := d.Verify
 	if v == nil {
@@ -135,7 +139,7 @@ func wrongBytes(d *Device) []Finding {
 	f := Finding{
 		ID: "wrong_bytes", Severity: Problem,
 		Summary: fmt.Sprintf("bytes came back wrong in %d of %d round trips", v.MismatchCount, v.Cases),
-		Remedy:  "trust no result of this machine: test its memory and the GPU (nvidia-smi -q -d ECC), reseat the card, check risers and cables",
+		Remedy:  trustNothing,
 	}
 	if len(v.Mismatches) > 0 {
 		f.Cause = v.Mismatches[0].String()
@@ -144,6 +148,42 @@ func wrongBytes(d *Device) []Finding {
 	}
 	return []Finding{f}
 }
+
+func wrongCopies(d *Device) []Finding {
+	if d.Bandwidth == nil {
+		return nil
+	}
+	var out []Finding
+	for _, s := range d.Bandwidth.Series {
+		if s.Mismatch != "" {
+			out = append(out, Finding{
+				ID: "wrong_bytes", Severity: Problem,
+				Summary: fmt.Sprintf("the copies that measured the bandwidth %s arrived wrong", directionText(&s)),
+				Cause:   s.Mismatch,
+				Remedy:  trustNothing,
+			})
+		}
+	}
+	return out
+}
+
+// bandwidthErrors returns why the bandwidth was not measured, or not in full. Wrong bytes
+// have a finding of their own.
+func bandwidthErrors(b *result.Bench) []string {
+	if b == nil {
+		return nil
+	}
+	errs := slices.DeleteFunc(slices.Clone(b.Errors), func(e string) bool {
+		return slices.ContainsFunc(b.Series, func(s result.Series) bool { return s.Mismatch != "" && strings.HasSuffix(e, s.Mismatch) })
+	})
+	if len(b.Series) == 0 {
+		errs = append(errs, b.Notes...)
+	}
+	return errs
+}
+
+// measured reports whether copies have put load on the link.
+func (d *Device) measured() bool { return d.Bandwidth != nil && len(d.Bandwidth.Series) > 0 }
 
 func failedRoundTrips(d *Device) []Finding {
 	v := d.Verify
@@ -166,7 +206,7 @@ func failedRoundTrips(d *Device) []Finding {
 
 func errorsOf(d *Device) []Finding {
 	var out []Finding
-	for _, e := range d.Errors {
+	for _, e := range slices.Concat(d.Errors, bandwidthErrors(d.Bandwidth)) {
 		out = append(out, Finding{
 			ID: "failed_call", Severity: Problem, Summary: "could not be examined in full", Cause: e,
 			Remedy: "see the error, and run nvidia-smi",
@@ -191,7 +231,7 @@ func trainedDown(d *Device) []Finding {
 			Remedy:  "put the card into a slot with all lanes wired, reseat it, and look for lane sharing (bifurcation) in the firmware's setup",
 		})
 	}
-	if d.Bandwidth != nil && l.Speed > 0 && l.Speed < l.MaxSpeed {
+	if d.measured() && l.Speed > 0 && l.Speed < l.MaxSpeed {
 		out = append(out, Finding{
 			ID: "slow_link", Severity: Problem,
 			Summary: fmt.Sprintf("under load the PCIe link runs at %s of %s", Generation(l.Speed), Generation(l.MaxSpeed)),
@@ -211,7 +251,7 @@ func Generation(speed float64) string {
 }
 
 func upstream(d *Device) []Finding {
-	if d.Link == nil || d.Link.Bottleneck == nil || d.Bandwidth == nil {
+	if d.Link == nil || d.Link.Bottleneck == nil || !d.measured() {
 		return nil
 	}
 	b := d.Link.Bottleneck
@@ -235,7 +275,7 @@ func slowCopies(d *Device) []Finding {
 	var slow []string
 	for _, s := range d.Bandwidth.Series {
 		if s.Median < fairShare*rate {
-			slow = append(slow, fmt.Sprintf("%s %.1f GB/s (%.0f %%)", directionText(s.Direction), s.Median, 100*s.Median/rate))
+			slow = append(slow, fmt.Sprintf("%s %.1f GB/s (%.0f %%)", directionText(&s), s.Median, 100*s.Median/rate))
 		}
 	}
 	if len(slow) == 0 {
@@ -259,7 +299,7 @@ func unsteadyCopies(d *Device) []Finding {
 		if s.Spread > unsteady {
 			out = append(out, Finding{
 				ID: "unsteady_copies", Severity: Note,
-				Summary: fmt.Sprintf("%s: samples spread over %.0f %% of their median", directionText(s.Direction), 100*s.Spread),
+				Summary: fmt.Sprintf("%s: samples spread over %.0f %% of their median", directionText(&s), 100*s.Spread),
 				Cause:   fmt.Sprintf("%.1f to %.1f GB/s", s.Min, s.Max),
 				Remedy:  "something else uses the GPU, the link or the memory: measure again on a quiet machine",
 			})
@@ -268,6 +308,6 @@ func unsteadyCopies(d *Device) []Finding {
 	return out
 }
 
-func directionText(d measure.Direction) string {
-	return strings.ReplaceAll(string(d), "_", " ")
+func directionText(s *result.Series) string {
+	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
 }

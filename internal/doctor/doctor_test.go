@@ -12,7 +12,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -159,14 +159,14 @@ func TestCheckWithoutGPU(t *testing.T) {
 // fine is a device with nothing wrong, at the address of the only GPU of the
 // host h200-vm.
 func fine(h2d, d2h float64) Device {
-	one := func(d measure.Direction, v float64) measure.Series {
+	one := func(way string, v float64) result.Series {
 		s := []float64{v, v * 1.001, v}
-		return measure.Series{Direction: d, Samples: s, Stats: measure.Summarize(s)}
+		return result.Series{Labels: result.Labels{{Key: result.Direction, Value: way}}, Samples: s, Stats: result.Summarize(s), Verified: true}
 	}
 	return Device{
 		PCIBusID:  "0000:00:06.0",
 		Verify:    &verify.Report{Cases: 10, VerifiedBytes: 1000},
-		Bandwidth: &measure.Result{Series: []measure.Series{one(measure.HostToDevice, h2d), one(measure.DeviceToHost, d2h)}},
+		Bandwidth: &result.Bench{Series: []result.Series{one(result.HostToDevice, h2d), one(result.DeviceToHost, d2h)}},
 	}
 }
 
@@ -194,7 +194,7 @@ func TestCheckDevice(t *testing.T) {
 			}},
 		{name: "trained down, not measured", want: []string{}, healthy: true,
 			change: func(d *Device, p *hostinfo.PCIDevice) { p.Link.CurrentSpeed, d.Bandwidth = 2.5, nil }},
-		{name: "no link shown", h2d: 1, want: []string{}, healthy: true,
+		{name: "no link shown, so not judged", h2d: 1, want: []string{},
 			change: func(d *Device, p *hostinfo.PCIDevice) { p.Link = hostinfo.Link{} }},
 		{name: "a narrow bridge", h2d: 13.5, want: []string{"narrow_upstream"},
 			change: func(d *Device, p *hostinfo.PCIDevice) {
@@ -208,6 +208,23 @@ func TestCheckDevice(t *testing.T) {
 			}},
 		{name: "wrong after synchronising", h2d: 55.4, want: []string{"wrong_bytes"},
 			change: func(d *Device, _ *hostinfo.PCIDevice) { d.Verify.Stale = &verify.StaleResult{BadAfter: 1} }},
+		{name: "wrong bytes of the bandwidth", h2d: 55.4, want: []string{"wrong_bytes"},
+			change: func(d *Device, _ *hostinfo.PCIDevice) {
+				s := &d.Bandwidth.Series[1]
+				s.Verified, s.Mismatch = false, "wrong bytes: byte 7 is 0x00, and 0x2a was copied"
+				d.Bandwidth.Errors = []string{"GPU 0: compared afterwards: " + s.Mismatch}
+			}},
+		{name: "a failure of the bandwidth", h2d: 55.4, want: []string{"failed_call"},
+			change: func(d *Device, _ *hostinfo.PCIDevice) { d.Bandwidth.Errors = []string{"no memory"} }},
+		{name: "bandwidth not compared for want of time", h2d: 55.4, want: []string{}, healthy: true,
+			change: func(d *Device, _ *hostinfo.PCIDevice) {
+				d.Bandwidth.Series[1].Verified, d.Bandwidth.Complete = false, false
+			}},
+		{name: "no bandwidth, and the link is idle", want: []string{"failed_call"},
+			change: func(d *Device, p *hostinfo.PCIDevice) {
+				p.Link.CurrentSpeed = 2.5
+				d.Bandwidth.Series, d.Bandwidth.Notes = nil, []string{"registered memory: not measured: not supported"}
+			}},
 		{name: "a failure", h2d: 55.4, want: []string{"failed_round_trips"},
 			change: func(d *Device, _ *hostinfo.PCIDevice) { d.Verify.FailureCount = 1 }},
 		{name: "nothing verified", h2d: 55.4, want: []string{"failed_round_trips"},

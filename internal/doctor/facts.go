@@ -5,7 +5,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -58,9 +58,9 @@ type Device struct {
 	NUMANode          *int   `json:"numa_node"` // null if the firmware does not say
 	LocalCPUs         string `json:"local_cpus,omitempty"`
 	// Link is absent if the host does not show it.
-	Link      *Link           `json:"link,omitempty"`
-	Verify    *verify.Report  `json:"verify,omitempty"`
-	Bandwidth *measure.Result `json:"bandwidth,omitempty"`
+	Link      *Link          `json:"link,omitempty"`
+	Verify    *verify.Report `json:"verify,omitempty"`
+	Bandwidth *result.Bench  `json:"bandwidth,omitempty"`
 	// Errors are those of calls and measurements that failed.
 	Errors []string `json:"errors,omitempty"`
 }

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -74,14 +75,23 @@ type Case struct {
 	Fewest  int           // samples to take whatever they cost; 0 means 3
 	Samples int           // most to take; 0 means 25
 	Budget  time.Duration // after which only Fewest are taken; 0 means 300 ms
-	// Sample takes one sample. It must return soon after ctx ends.
+	// Sample takes one sample. It must return soon after ctx ends. ErrNoMore ends the
+	// series.
 	Sample func(context.Context) (float64, error)
-	// Verify compares what was copied after the samples. nil for nothing to compare.
+	// Verify compares what was copied after the samples. nil for nothing to compare. Bytes
+	// that are wrong are an error that wraps ErrWrongBytes.
 	Verify func(context.Context) error
 	// Node returns the NUMA node of the host memory, when the group is open. nil for
 	// none.
 	Node func() (node int, ok bool)
 }
+
+// ErrNoMore is returned by a Sample that has no more to take, such as one that returns
+// what was measured together with another case.
+var ErrNoMore = errors.New("no more samples")
+
+// ErrWrongBytes is wrapped by the error of a Verify that compared, and found wrong bytes.
+var ErrWrongBytes = errors.New("wrong bytes")
 
 const (
 	fewest        = 3

@@ -222,6 +222,9 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	began, cpu := time.Now(), cpuTime()
 	for len(s.Samples) < c.Fewest || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
 		v, err := c.Sample(ctx)
+		if errors.Is(err, ErrNoMore) {
+			break
+		}
 		if err != nil {
 			r.failed(ctx, caseName(g, c), err)
 			break
@@ -244,6 +247,9 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	if c.Verify != nil {
 		if err := c.Verify(ctx); err != nil {
 			r.failed(ctx, caseName(g, c)+": compared afterwards", err)
+			if errors.Is(err, ErrWrongBytes) {
+				s.Mismatch = err.Error()
+			}
 		} else {
 			s.Verified = true
 		}

@@ -73,7 +73,7 @@ func TestRunGoesOnAfterAFailure(t *testing.T) {
 		}
 		return 1, nil
 	}
-	wrong.Verify = func(context.Context) error { return errors.New("byte 7 differs") }
+	wrong.Verify = func(context.Context) error { return fmt.Errorf("%w: byte 7", ErrWrongBytes) }
 	closed := 0
 	done := func() error { closed++; return nil }
 	b, err := Run(t.Context(), experiment(
@@ -90,10 +90,30 @@ func TestRunGoesOnAfterAFailure(t *testing.T) {
 	assert.Equal(t, []string{"late", "wrong", "good", "last"}, names)
 	assert.Len(t, b.Series[0].Samples, 2)
 	assert.False(t, b.Series[1].Verified)
-	assert.Equal(t, []string{"a: bad: no", "a: late: late", "a: wrong: compared afterwards: byte 7 differs", "b: full", "d: release: stuck"}, b.Errors)
+	assert.Equal(t, "wrong bytes: byte 7", b.Series[1].Mismatch)
+	assert.Empty(t, b.Series[2].Mismatch)
+	assert.Equal(t, []string{"a: bad: no", "a: late: late", "a: wrong: compared afterwards: wrong bytes: byte 7", "b: full", "d: release: stuck"}, b.Errors)
 	assert.Equal(t, []string{"c: not measured: old: unsupported operation"}, b.Notes)
 	assert.Equal(t, 3, closed)
 	assert.True(t, b.Complete, "it came to its end")
+}
+
+func TestSamplesEndWhenThereAreNoMore(t *testing.T) {
+	t.Parallel()
+	few := counted("few")
+	n := 0.0
+	few.Fewest = math.MaxInt
+	few.Sample = func(context.Context) (float64, error) {
+		if n++; n > 3 {
+			return 0, ErrNoMore
+		}
+		return n, nil
+	}
+	b, err := Run(t.Context(), experiment(Group{Name: "a", Cases: []Case{few}}), Env{}, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	require.Len(t, b.Series, 1)
+	assert.Equal(t, []float64{1, 2, 3}, b.Series[0].Samples)
 }
 
 func TestRunThatIsInterruptedKeepsWhatItHas(t *testing.T) {

@@ -42,12 +42,12 @@ func (s *Span) Close() error {
 // in the same Span.
 func (s *Span) Begin(on *cudart.Stream) error { return on.Record(s.start) }
 
-// End records the end on a stream, waits for it, and returns the time since the start,
-// by the device.
-func (s *Span) End(ctx context.Context, on *cudart.Stream) (time.Duration, error) {
-	if err := on.Record(s.end); err != nil {
-		return 0, err
-	}
+// Stop records the end on a stream.
+func (s *Span) Stop(on *cudart.Stream) error { return on.Record(s.end) }
+
+// Took waits for the end on a stream, and returns the time since the start, by the
+// device.
+func (s *Span) Took(ctx context.Context, on *cudart.Stream) (time.Duration, error) {
 	if err := on.Synchronize(ctx); err != nil {
 		return 0, err
 	}
@@ -56,6 +56,14 @@ func (s *Span) End(ctx context.Context, on *cudart.Stream) (time.Duration, error
 		err = fmt.Errorf("the device measured %v", took)
 	}
 	return took, err
+}
+
+// End is Stop and Took.
+func (s *Span) End(ctx context.Context, on *cudart.Stream) (time.Duration, error) {
+	if err := s.Stop(on); err != nil {
+		return 0, err
+	}
+	return s.Took(ctx, on)
 }
 
 // Time is Begin, what queue queues on the stream, and End.

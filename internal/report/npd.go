@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 )
 
 // The exit statuses of a plugin of Kubernetes' node-problem-detector.
@@ -49,14 +49,15 @@ func NPD(r *Result) (message string, status int) {
 func NPDError(err error) string { return npdLine("check failed: " + err.Error()) }
 
 func healthyLine(r *Result) string {
-	slowest := map[measure.Direction]float64{}
+	slowest := map[string]float64{}
 	for _, d := range r.Devices {
 		if d.Bandwidth == nil {
 			continue
 		}
 		for _, s := range d.Bandwidth.Series {
-			if old, ok := slowest[s.Direction]; !ok || s.Median < old {
-				slowest[s.Direction] = s.Median
+			way := s.Labels.Get(result.Direction)
+			if old, ok := slowest[way]; !ok || s.Median < old {
+				slowest[way] = s.Median
 			}
 		}
 	}
@@ -64,9 +65,9 @@ func healthyLine(r *Result) string {
 	if r.Simulated {
 		text = "simulated: " + text
 	}
-	for _, d := range measure.Directions() {
-		if v, ok := slowest[d]; ok {
-			text += fmt.Sprintf(", %s %.1f GB/s", map[measure.Direction]string{measure.HostToDevice: "H2D", measure.DeviceToHost: "D2H"}[d], v)
+	for _, way := range []struct{ direction, name string }{{result.HostToDevice, "H2D"}, {result.DeviceToHost, "D2H"}} {
+		if v, ok := slowest[way.direction]; ok {
+			text += fmt.Sprintf(", %s %.1f GB/s", way.name, v)
 		}
 	}
 	return text

@@ -10,14 +10,16 @@ import (
 
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 )
 
 func TestNPD(t *testing.T) {
 	t.Parallel()
-	speeds := func(up, down float64) *measure.Result {
-		return &measure.Result{Series: []measure.Series{
-			{Direction: measure.HostToDevice, Stats: measure.Stats{Median: up}}, {Direction: measure.DeviceToHost, Stats: measure.Stats{Median: down}}}}
+	speeds := func(up, down float64) *result.Bench {
+		way := func(direction string, median float64) result.Series {
+			return result.Series{Labels: result.Labels{{Key: result.Direction, Value: direction}}, Stats: result.Stats{Median: median}}
+		}
+		return &result.Bench{Series: []result.Series{way(result.HostToDevice, up), way(result.DeviceToHost, down)}}
 	}
 	two := &doctor.Facts{Devices: []doctor.Device{{Bandwidth: speeds(55.4, 54)}, {Bandwidth: speeds(55.1, 55)}}}
 	one := 1

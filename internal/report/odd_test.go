@@ -18,7 +18,6 @@ import (
 
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
@@ -98,7 +97,7 @@ func (o oddities) result() *Result {
 			d := doctor.Device{Ordinal: o.IntN(3), Name: o.text(), UUID: o.text(), PCIBusID: o.text(), MemoryTotal: o.IntN(2) * 1 << 37}
 			if o.IntN(2) == 0 {
 				d.Link = &doctor.Link{Speed: o.number(), Rate: o.number(), MaxRate: o.number(), Width: o.IntN(17)}
-				d.Bandwidth = &measure.Result{SizeBytes: o.IntN(3), Series: []measure.Series{{Direction: measure.Direction(o.text()), Samples: []float64{o.number()}, Stats: measure.Stats{Median: o.number()}}}}
+				d.Bandwidth = &result.Bench{Series: []result.Series{{Labels: result.Labels{{Key: result.Direction, Value: o.text()}}, Samples: []float64{o.number()}, Stats: result.Stats{Median: o.number()}}}}
 				d.Verify = &verify.Report{Cases: o.IntN(2), CasesPlanned: 2, VerifiedGBPerS: o.number(), Paths: []verify.PathReport{{Path: verify.Path(o.text())}}}
 			}
 			o.list(2, func() { d.Errors = append(d.Errors, o.text()) })

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ import (
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -51,8 +52,16 @@ var started = time.Date(2026, 11, 21, 20, 30, 0, 0, time.UTC)
 
 var testTool = Tool{Name: "pincheck", Version: "v0.1.0", Revision: "0123456789ab", Go: "go1.26.0", Platform: "linux/amd64"}
 
-func series(d measure.Direction, samples ...float64) measure.Series {
-	return measure.Series{Direction: d, Samples: samples, Stats: measure.Summarize(samples)}
+func series(way string, samples ...float64) result.Series {
+	return result.Series{Name: "bandwidth", Labels: result.Labels{{Key: result.Device, Value: "0"}, {Key: result.Memory, Value: "registered"},
+		{Key: result.Direction, Value: way}, {Key: result.Size, Value: "67108864"}},
+		Unit: result.GBPerSecond, Better: result.Higher, Samples: samples, Stats: result.Summarize(samples), BytesPerSample: 512 << 20, Verified: true}
+}
+
+// quickCheck is what the quick check of a device measured.
+func quickCheck(all ...result.Series) *result.Bench {
+	return &result.Bench{Name: "link", Question: "How fast?", Answers: []string{}, Notes: []string{}, Errors: []string{}, Series: all,
+		Complete: true, Started: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Seconds: 0.25}
 }
 
 // h200 is a device with facts and measurements as on the host h.
@@ -78,10 +87,10 @@ func h200(h *hostinfo.Host) *doctor.Facts {
 				Skipped: []verify.Skip{{Path: verify.PathManaged, Cases: 33, Reason: "managed memory is verified up to 256 MiB"}},
 				Stale:   &verify.StaleResult{SizeBytes: 64 << 20, SampledBytes: 256, StaleBefore: 251},
 			},
-			Bandwidth: &measure.Result{SizeBytes: 64 << 20, CopiesPerSample: 8, WarmUpCopies: 4, Pin: 5 * time.Millisecond, Series: []measure.Series{
-				series(measure.HostToDevice, 55.41, 55.38, 55.44),
-				series(measure.DeviceToHost, 55.35, 55.31, 55.36),
-			}},
+			Bandwidth: quickCheck(
+				series(result.HostToDevice, 55.41, 55.38, 55.44),
+				series(result.DeviceToHost, 55.35, 55.31, 55.36),
+			),
 		}},
 	}
 	f.Devices[0].Relink(h)
@@ -109,7 +118,7 @@ func results(t *testing.T) map[string]*Result {
 	}}}
 	d.Verify.FailureCount = 1
 	d.Verify.Failures = []verify.Failure{{Case: c, Error: "cudaMemcpyAsync: cudaErrorInvalidValue (1): invalid argument", Err: errors.New("x")}}
-	d.Bandwidth.Series = []measure.Series{series(measure.HostToDevice, 6.1, 6.2, 9.1), series(measure.DeviceToHost, 13.1, 13.2, 13.2)}
+	d.Bandwidth.Series = []result.Series{series(result.HostToDevice, 6.1, 6.2, 9.1), series(result.DeviceToHost, 13.1, 13.2, 13.2)}
 	d.Errors = []string{"cudaMemGetInfo: cudaErrorUnknown (999): unknown error\n\tsee above"}
 
 	sim := h200(host(t, "no-gpu-cgroup-v1"))
@@ -187,10 +196,25 @@ func TestKeptResults(t *testing.T) {
 		require.NoError(t, err, file)
 		assert.True(t, r.Complete, file)
 		assert.NotEmpty(t, r.Devices, file)
+		for _, d := range r.Devices { // which version 1 had in another form
+			require.NotNil(t, d.Bandwidth, file)
+			require.Len(t, d.Bandwidth.Series, 2, file)
+			assert.Len(t, d.Bandwidth.Series[1].Samples, 9, file)
+			assert.InDelta(t, 55, d.Bandwidth.Series[1].Median, 1, file)
+			assert.Equal(t, strconv.Itoa(d.Ordinal), d.Bandwidth.Series[1].Labels.Get(result.Device), file)
+			assert.Equal(t, "67108864", d.Bandwidth.Series[1].Labels.Get(result.Size), file)
+		}
 		rel, err := filepath.Rel(testdata, strings.TrimSuffix(file, ".json")+".txt")
 		require.NoError(t, err)
 		golden(t, rel, render(t, r, Text, Style{}))
 	}
+}
+
+func TestErrorsOfTheQuickCheckAreShown(t *testing.T) {
+	t.Parallel()
+	r := results(t)["healthy"]
+	r.Devices[0].Bandwidth.Errors = []string{"GPU 0, registered memory: wrong bytes: byte 7"}
+	assert.Contains(t, render(t, r, Text, Style{}), "error: GPU 0, registered memory: wrong bytes: byte 7")
 }
 
 func TestReadRefuses(t *testing.T) {

@@ -100,6 +100,11 @@ func Read(data []byte) (*Result, error) {
 	if err := d.Decode(r); err != nil {
 		return nil, fmt.Errorf("report: read: %w", err)
 	}
+	if head.Version == 1 {
+		if err := r.readBandwidth1(data); err != nil {
+			return nil, fmt.Errorf("report: read: %w", err)
+		}
+	}
 	r.SchemaVersion = SchemaVersion
 	return r, nil
 }

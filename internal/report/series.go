@@ -3,7 +3,6 @@ package report
 import (
 	"strconv"
 
-	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 )
 
@@ -35,10 +34,8 @@ func (r *Result) series() []listed {
 			if d.Bandwidth == nil {
 				continue
 			}
-			for _, s := range d.Bandwidth.Series {
-				labels := result.Labels{device, {Key: result.Direction, Value: string(s.Direction)},
-					{Key: result.Size, Value: strconv.Itoa(d.Bandwidth.SizeBytes)}, {Key: result.Memory, Value: "registered"}}
-				out = append(out, listed{"check", bandwidthSeries(labels, s, d.Bandwidth)})
+			for j := range d.Bandwidth.Series {
+				out = append(out, listed{"check", &d.Bandwidth.Series[j]})
 			}
 		}
 	}
@@ -52,11 +49,4 @@ func (r *Result) series() []listed {
 
 func single(name string, labels result.Labels, unit result.Unit, v float64) *result.Series {
 	return &result.Series{Name: name, Labels: labels, Unit: unit, Samples: []float64{v}, Stats: result.Summarize([]float64{v})}
-}
-
-func bandwidthSeries(labels result.Labels, s measure.Series, r *measure.Result) *result.Series {
-	return &result.Series{
-		Name: "bandwidth", Labels: labels, Unit: result.GBPerSecond, Better: result.Higher, Samples: s.Samples,
-		Stats: result.Summarize(s.Samples), BytesPerSample: r.SizeBytes * r.CopiesPerSample,
-	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -268,6 +268,9 @@ func (p *page) device(d *doctor.Device, detailed bool) {
 	}
 	if d.Bandwidth != nil {
 		p.bandwidth(d)
+		for _, e := range d.Bandwidth.Errors {
+			p.painted("", bold, plain("error: "+e), red)
+		}
 	}
 	for _, e := range d.Errors {
 		p.painted("", bold, plain("error: "+e), red)
@@ -347,7 +350,7 @@ func staleText(s *verify.StaleResult) string {
 func (p *page) bandwidth(d *doctor.Device) {
 	rate := d.Link.PathRate()
 	for _, s := range d.Bandwidth.Series {
-		text := fmt.Sprintf("pinned %s %5.1f GB/s", directionText(s.Direction), s.Median)
+		text := fmt.Sprintf("pinned %s %5.1f GB/s", directionText(&s), s.Median)
 		if rate > 0 {
 			text += fmt.Sprintf(", %.0f %% of the link", 100*s.Median/rate)
 		} else {
@@ -357,8 +360,8 @@ func (p *page) bandwidth(d *doctor.Device) {
 	}
 }
 
-func directionText(d measure.Direction) string {
-	return strings.ReplaceAll(string(d), "_", " ")
+func directionText(s *result.Series) string {
+	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
 }
 
 func (p *page) findings(all []doctor.Finding) {

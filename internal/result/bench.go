@@ -53,8 +53,12 @@ type Series struct {
 	Stats
 	BytesPerSample  int      `json:"bytes_per_sample,omitempty"`
 	CPUSecondsPerGB *float64 `json:"cpu_s_per_gb,omitempty"` // of this process, all threads
-	Verified        bool     `json:"verified"`               // the bytes were compared afterwards
+	Verified        bool     `json:"verified"`               // the bytes were compared afterwards, and right
+	Mismatch        string   `json:"mismatch,omitempty"`     // the first of them that was wrong
 	NUMANode        *int     `json:"numa_node,omitempty"`    // of the host memory
+	// ShareOfLink is Median over the rate of the device's link as it was under load, nil if
+	// that is unknown.
+	ShareOfLink *float64 `json:"share_of_link,omitempty"`
 	// Expected is what is known of such hardware; nil where nothing is.
 	Expected *Expected `json:"expected,omitempty"`
 }

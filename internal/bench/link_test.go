@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/measure"
+)
+
+func TestLink(t *testing.T) {
+	t.Parallel()
+	sim, env := simulated(t, 1)
+	env.Duration = 0
+	b := run(t, Link(LinkPlan{SizeBytes: 1 << 20, Copies: 3, Samples: 4, Budget: time.Hour}), env)
+	require.Len(t, b.Series, 2)
+	for _, s := range b.Series {
+		assert.Len(t, s.Samples, 4)
+		assert.InDelta(t, modelled(1<<20), s.Median, modelled(1<<20)/50)
+		assert.True(t, s.Verified)
+	}
+	before := sim.TotalCalls()
+	for _, bad := range []LinkPlan{{SizeBytes: -1}, {Copies: -1}, {Samples: -1}, {Budget: -1}} {
+		_, err := measure.Run(t.Context(), Link(bad), env, nil)
+		require.ErrorContains(t, err, "must not be negative")
+	}
+	assert.Equal(t, before, sim.TotalCalls())
+}
+
+func TestBudgetEndsASlowLink(t *testing.T) {
+	t.Parallel()
+	_, env := simulated(t, 1)
+	env.Duration = 0
+	b := run(t, Link(LinkPlan{SizeBytes: 1 << 16, Copies: 1, Samples: 1000, Budget: 1}), env)
+	for _, s := range b.Series {
+		assert.Len(t, s.Samples, 3)
+	}
+}
+
+// When a run is interrupted at any copy, everything is released: testgpu fails the test for
+// what is not.
+func TestLinkInterruptedAtEveryCopy(t *testing.T) {
+	t.Parallel()
+	for at, done := 1, false; !done; at++ {
+		t.Run(fmt.Sprint("copy ", at), func(t *testing.T) {
+			sim, env := simulated(t, 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: at, After: cancel})
+			b, err := measure.Run(ctx, Link(LinkPlan{SizeBytes: 1 << 16, Copies: 2, Samples: 3}), env, nil)
+			require.NotNil(t, b)
+			assert.Empty(t, b.Errors)
+			assert.Zero(t, sim.Outstanding().Registrations)
+			if done = sim.Calls("cudaMemcpyAsync") < at; done {
+				require.NoError(t, err)
+				assert.Greater(t, at, 15, "the sweep met the copies of a run")
+				return
+			}
+			require.ErrorIs(t, err, context.Canceled)
+		})
+		require.Less(t, at, 100)
+	}
+}
+
+// Each call of a run fails once. The result names it, everything that can be released is,
+// and the next run works.
+func TestEveryCallOfLinkFails(t *testing.T) {
+	t.Parallel()
+	// A call that releases something and fails has not released it.
+	releasing := []string{"cudaFree", "cudaHostUnregister", "cudaStreamDestroy", "cudaEventDestroy"}
+	for _, fn := range append(releasing, "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags", "cudaMalloc", "cudaHostRegister",
+		"cudaMemcpyAsync", "cudaMemsetAsync", "cudaEventRecord", "cudaEventElapsedTime") {
+		t.Run(fn, func(t *testing.T) {
+			for nth := 1; linkFails(t, fn, nth, slices.Contains(releasing, fn)); nth++ {
+				require.Less(t, nth, 100)
+			}
+		})
+	}
+}
+
+// linkFails runs Link with one call that fails. It is false if there is no such call.
+func linkFails(t *testing.T, fn string, nth int, keeps bool) bool {
+	p := LinkPlan{SizeBytes: 1 << 16, Copies: 1, Samples: 1}
+	sim, err := cudasim.New(cudasim.Config{})
+	require.NoError(t, err)
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	env := measure.Env{Devices: rt.Devices()}
+	sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrUnknown})
+	b, err := measure.Run(t.Context(), Link(p), env, nil)
+	require.NoError(t, err)
+	sim.ResetFaults()
+	met := sim.Calls(fn) >= nth
+	if met && fn != "cudaHostRegister" { // without it, hostmem has cudaHostAlloc
+		require.NotEmpty(t, b.Errors, nth)
+		assert.Contains(t, b.Errors[0], "GPU 0, registered memory", nth)
+		assert.Contains(t, b.Errors[0], fn, nth)
+		assert.Contains(t, b.Errors[0], "cudaErrorUnknown", nth)
+	} else {
+		assert.Empty(t, b.Errors)
+	}
+	if !keeps {
+		o := sim.Outstanding()
+		assert.Zero(t, o.DeviceAllocs+o.Registrations+o.Streams, "%d: %v", nth, o)
+	}
+	b, err = measure.Run(t.Context(), Link(p), env, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors, "the next run after %d", nth)
+	require.NoError(t, rt.Close())
+	if err := sim.Close(); !keeps {
+		assert.NoError(t, err, nth)
+	}
+	return met
+}
