@@ -172,7 +172,7 @@ func distance(a, b string) int {
 func (s *session) bench(ctx context.Context, experiments []measure.Experiment, options measure.Options, all bool) error {
 	run := func(devices []*cudart.Device, readHost func() *hostinfo.Host) error {
 		env := measure.Env{Options: options, Devices: devices, Host: readHost()}
-		if s.sys.expect != nil {
+		if s.sys.expect != nil && !s.sim { // the simulated GPU is none of those
 			env.Expect = s.sys.expect(env)
 		}
 		planned, total, err := s.estimate(experiments, env, all)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -69,27 +70,40 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 		_, r.Findings = doctor.Check(r.Facts)
 	}
 	r.Conclude(judged)
+	if o.npd {
+		return writeNPD(cmd.OutOrStdout(), r)
+	}
 	return s.write()
 }
 
 // write writes the result and returns its verdict as an error.
 func (s *session) write() error {
-	out := s.cmd.OutOrStdout()
-	if s.output == "" {
-		if err := report.Write(out, s.result, s.format, report.StyleFor(out, s.sys.getenv)); err != nil {
-			return outputError{err}
-		}
-	} else {
-		var b bytes.Buffer
-		err := report.Write(&b, s.result, s.format, report.Style{})
-		if err == nil {
-			err = report.WriteFile(s.output, b.Bytes())
-		}
-		if err != nil {
-			return outputError{fmt.Errorf("--output: %w", err)}
-		}
+	if err := s.emit(s.cmd, s.sys, func(w io.Writer, style report.Style) error {
+		return report.Write(w, s.result, s.format, style)
+	}); err != nil {
+		return err
 	}
 	return judged{s.result.Verdict, s.cmd.Context().Err() != nil}
+}
+
+// emit calls write for the standard output, or for the file of --output.
+func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, report.Style) error) error {
+	out := cmd.OutOrStdout()
+	if o.output == "" {
+		if err := write(out, report.StyleFor(out, sys.getenv)); err != nil {
+			return outputError{err}
+		}
+		return nil
+	}
+	var b bytes.Buffer
+	err := write(&b, report.Style{})
+	if err == nil {
+		err = report.WriteFile(o.output, b.Bytes())
+	}
+	if err != nil {
+		return outputError{fmt.Errorf("--output: %w", err)}
+	}
+	return nil
 }
 
 // show starts the display of progress.

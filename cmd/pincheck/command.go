@@ -73,9 +73,13 @@ func newRoot(o *options, sys system) *cobra.Command {
 		if o.version {
 			return o.writeVersion(cmd)
 		}
-		return o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
+		err := o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
 			return s.check(ctx, steps{verify: true, bandwidth: true})
 		})
+		if o.npd {
+			return npdFailed(cmd.OutOrStdout(), err)
+		}
+		return err
 	}
 	root := &cobra.Command{
 		Use:           "pincheck",
@@ -90,7 +94,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
 		&cobra.Command{Use: "check", Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
-		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newVersion(o),
+		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newVersion(o),
 	)
 	return root
 }

@@ -73,10 +73,13 @@ func exitCode(err error, stderr io.Writer) int {
 		verdict judged
 		output  outputError
 		usage   usageError
+		npd     npdStatus
 	)
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &npd):
+		return int(npd)
 	case errors.As(err, &verdict):
 		return verdict.code()
 	case errors.As(err, &output):

@@ -30,6 +30,7 @@ func main() {
 		environ:     os.Environ(),
 		root:        os.DirFS("/"),
 		open:        cudart.Open,
+		expect:      yardsticks,
 		hostname:    os.Hostname,
 		experiments: bench.All(),
 	})

@@ -28,6 +28,7 @@ type options struct {
 	library    string
 	timeout    time.Duration
 	version    bool
+	npd        bool
 }
 
 // A flagText is a flag whose values are of a kind that pflag has no name for: the kind
@@ -63,6 +64,7 @@ func (o *options) register(root *cobra.Command) {
 	flags.DurationVar(&o.timeout, "timeout", 0, "end after this time, such as 30s, with what was found until then (default: no limit)")
 	named(flags, "timeout", "time")
 	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
+	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
 	var formats []string
 	for _, f := range report.Formats() {
 		formats = append(formats, string(f))

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gopinned/pinned/internal/compare"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+func newCompare(o *options, sys system) *cobra.Command {
+	threshold, all := 3.0, false
+	cmd := &cobra.Command{
+		Use:   "compare A.json B.json ...",
+		Short: "Say what differs for sure between runs or hosts",
+		Long: `compare reads what pincheck bench --format json wrote, and what nvbandwidth -j
+wrote (0.8 or later). A file may hold several documents, one after the other,
+such as JSON lines of a fleet. - is the standard input.
+
+Of two runs, the first is the measure for the second. A series is worse or
+better if its medians differ by more than --threshold, and a rank test of the
+samples (Mann-Whitney U, adjusted for the number of series by Holm's method)
+gives less than 5 % for that being an accident.
+
+Of three or more runs, one a host, those hosts are named that are out of line
+with the others: by more than --threshold, and by more than 3.5 times the
+scatter of the hosts (their median absolute deviation, scaled).
+
+Exit codes:
+  0  nothing is worse for sure, and no host is out of line for the worse
+  1  a series of the second run is worse, or a host is out of line for the worse
+Others are those of wrong usage, of which a file that cannot be read is a case,
+and of output that cannot be written: see pincheck --help.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("compare: name two or more files, or one of several documents")
+			}
+			return nil
+		},
+		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			format, err := o.validate()
+			if err != nil {
+				return err
+			}
+			if format != report.Text && format != report.JSON {
+				return usagef("compare writes text or json, not %s", format)
+			}
+			files, err := readFiles(args, cmd.InOrStdin())
+			if err != nil {
+				return usageError{err}
+			}
+			c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: threshold / 100})
+			if err != nil {
+				return usagef("compare: %w", err)
+			}
+			if err := o.emit(cmd, sys, func(w io.Writer, style report.Style) error {
+				return report.WriteComparison(w, c, tool(), format, style, all)
+			}); err != nil {
+				return err
+			}
+			if c.Verdict == compare.Worse {
+				return judged{verdict: doctor.Problems}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().Float64Var(&threshold, "threshold", threshold, "least relevant difference in `per cent`")
+	cmd.Flags().BoolVar(&all, "all", false, "show also what is the same, however much it is")
+	return cmd
+}
+
+func readFiles(names []string, stdin io.Reader) ([]compare.File, error) {
+	var files []compare.File
+	for _, name := range names {
+		f := compare.File{Name: name}
+		var err error
+		if name == "-" {
+			f.Documents, err = compare.Read(stdin, report.SchemaVersion)
+		} else {
+			f.Documents, err = readFile(name)
+		}
+		if path := (*fs.PathError)(nil); errors.As(err, &path) {
+			err = path.Err // the name is said already
+		}
+		if err != nil {
+			return nil, fmt.Errorf("compare: %s: %w", name, err)
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+func readFile(name string) ([]compare.Document, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return compare.Read(f, report.SchemaVersion)
+}

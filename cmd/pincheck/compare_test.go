@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+// benchJSON is a document of pincheck bench with one series of this rate.
+func benchJSON(host string, rate float64) string {
+	var samples []string
+	for i := range 9 {
+		samples = append(samples, fmt.Sprint(rate+0.01*float64(i)))
+	}
+	return fmt.Sprintf(`{"schema_version": %d, "command": "bench", "host_name": %q, "complete": true, "benches": [{"bench": "bandwidth", "complete": true, "series": [`+
+		`{"name": "bandwidth", "labels": {"device": "0", "direction": "host_to_device"}, "unit": "gb_per_s", "better": "higher", "samples": [%s]}]}]}`+"\n",
+		report.SchemaVersion, host, strings.Join(samples, ","))
+}
+
+func TestCompare(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		return file
+	}
+	fast, slow := write("fast.json", benchJSON("a", 55)), write("slow.json", benchJSON("b", 40))
+	fleet := write("fleet.jsonl", benchJSON("a", 55)+benchJSON("b", 40)+benchJSON("c", 55.1))
+
+	got := call(t, system{}, "compare", fast, slow)
+	assert.Equal(t, exitProblems, got.code)
+	assert.Empty(t, got.stderr)
+	assert.Contains(t, got.stdout, "worse")
+	assert.Contains(t, got.stdout, "-27.3 %")
+
+	got = call(t, system{}, "compare", slow, fast)
+	assert.Equal(t, exitOK, got.code, "better is no failure")
+	assert.Contains(t, got.stdout, "better")
+
+	got = call(t, system{}, "compare", fast, fast)
+	assert.Equal(t, exitOK, got.code)
+	got = call(t, system{}, "compare", "--threshold", "50", fast, slow)
+	assert.Equal(t, exitOK, got.code, "less than half")
+
+	got = call(t, system{}, "compare", "--format", "json", fleet)
+	assert.Equal(t, exitProblems, got.code)
+	var c struct {
+		Verdict string
+		Hosts   []struct {
+			Name  string
+			Worse int
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &c), got.stdout)
+	assert.Equal(t, "worse", c.Verdict)
+	require.Len(t, c.Hosts, 3)
+	assert.Equal(t, "b", c.Hosts[1].Name)
+	assert.Equal(t, 1, c.Hosts[1].Worse)
+
+	root := newRoot(&options{}, system{})
+	var out bytes.Buffer
+	root.SetArgs([]string{"compare", "-", fast})
+	root.SetIn(strings.NewReader(benchJSON("z", 55)))
+	root.SetOut(&out)
+	require.NoError(t, root.Execute())
+	assert.Contains(t, out.String(), "z  pincheck")
+
+	garbage := write("garbage", "no GPU")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "name two or more files"},
+		{[]string{fast}, "1 run: two or more are needed"},
+		{[]string{fast, filepath.Join(dir, "nothing")}, "nothing: no such file or directory\n"},
+		{[]string{fast, dir}, dir + ": is a directory\n"},
+		{[]string{fast, garbage}, "garbage: not JSON: byte 2"},
+		{[]string{fast, write("future", strings.Replace(benchJSON("a", 1), `"schema_version": `, `"schema_version": 9`, 1))}, "future: document 1: schema version 9"},
+		{[]string{fast, slow, "--format", "xml"}, "unknown format"},
+		{[]string{fast, slow, "--threshold", "-1"}, "threshold -0.01: must not be negative"},
+		{[]string{fast, slow, "--threshold", "NaN"}, "threshold NaN: must not be negative"},
+	} {
+		got := call(t, system{}, append([]string{"compare"}, c.args...)...)
+		assert.Equal(t, exitUsage, got.code, c.want)
+		assert.Contains(t, got.stderr, c.want)
+		assert.Empty(t, got.stdout)
+	}
+
+	var stderr bytes.Buffer
+	code := run(t.Context(), []string{"compare", fast, fast}, fullDisk{}, &stderr, system{})
+	assert.NotEqual(t, exitOK, code)
+	assert.Contains(t, stderr.String(), "no space left on device")
+}
+
+func TestNPDOfASimulatedGPU(t *testing.T) {
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	got := call(t, sys, "--npd", "--sim")
+	assert.Equal(t, report.NPDOK, got.code)
+	assert.Regexp(t, `^simulated: 1 GPU healthy, H2D [0-9.]+ GB/s, D2H [0-9.]+ GB/s\n$`, got.stdout)
+	assert.Empty(t, got.stderr)
+}
+
+func TestNPDWithoutAGPU(t *testing.T) {
+	none := call(t, failing(t, "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{})), "--npd")
+	assert.Equal(t, report.NPDUnknown, none.code, "a node without a GPU is not broken")
+	assert.Equal(t, "no NVIDIA GPU on the PCI bus of this host\n", none.stdout)
+	lost := call(t, failing(t, "h200-vm", noLibrary(cudart.DriverFacts{})), "--npd")
+	assert.Equal(t, report.NPDNotOK, lost.code)
+	assert.Contains(t, lost.stdout, "no usable GPU: ")
+	assert.LessOrEqual(t, len(lost.stdout), 81)
+}
+
+// Whatever else fails, nothing is known of the node.
+func TestNPDOfAFailure(t *testing.T) {
+	for want, got := range map[string]outcome{
+		"check failed: library on fire\n": call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"),
+		"unknown format \"xml\"":          call(t, system{}, "--npd", "--format", "xml"),
+	} {
+		assert.Equal(t, report.NPDUnknown, got.code, want)
+		assert.Contains(t, got.stdout, want)
+		assert.LessOrEqual(t, len(got.stdout), 81)
+	}
+	var stderr bytes.Buffer
+	code := run(t.Context(), []string{"--npd"}, fullDisk{}, &stderr, failing(t, "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{})))
+	assert.Equal(t, report.NPDUnknown, code)
+}
