@@ -125,8 +125,8 @@ func TestNPDWithoutAGPU(t *testing.T) {
 // Whatever else fails, nothing is known of the node.
 func TestNPDOfAFailure(t *testing.T) {
 	for want, got := range map[string]outcome{
-		"check failed: library on fire\n":       call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"),
-		"check failed: unknown format \"xml\":": call(t, system{}, "--npd", "--format", "xml"),
+		"check failed: library on fire\n": call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"),
+		"unknown format \"xml\"":          call(t, system{}, "--npd", "--format", "xml"),
 	} {
 		assert.Equal(t, report.NPDUnknown, got.code, want)
 		assert.Contains(t, got.stdout, want)

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -33,6 +34,10 @@ func NPD(r *Result) (message string, status int) {
 			return npdLine("no usable GPU: " + problemLine(r)), NPDNotOK
 		}
 		return npdLine("no NVIDIA GPU on the PCI bus of this host"), NPDUnknown
+	}
+	// What an incomplete run found may come from being incomplete, but for wrong bytes.
+	if slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "wrong_bytes" }) {
+		return npdLine(problemLine(r)), NPDNotOK
 	}
 	return npdLine(fmt.Sprintf("no verdict (%s)", r.Verdict)), NPDUnknown
 }

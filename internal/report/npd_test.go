@@ -39,6 +39,8 @@ func TestNPD(t *testing.T) {
 		{Result{Verdict: doctor.NoGPU, Facts: &doctor.Facts{Host: &hostinfo.Host{}}}, "no NVIDIA GPU on the PCI bus of this host", NPDUnknown},
 		{Result{Verdict: doctor.NoGPU}, "no NVIDIA GPU on the PCI bus of this host", NPDUnknown},
 		{Result{Verdict: "incomplete", Facts: two, Findings: problems}, "no verdict (incomplete)", NPDUnknown},
+		{Result{Verdict: "incomplete", Facts: two, Findings: []doctor.Finding{{ID: "wrong_bytes", Severity: doctor.Problem, Summary: "bytes came back wrong"}}},
+			"bytes came back wrong", NPDNotOK},
 		{Result{}, "no verdict ()", NPDUnknown},
 	} {
 		message, status := NPD(&c.r)
