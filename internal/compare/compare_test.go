@@ -97,7 +97,7 @@ func TestTwoRuns(t *testing.T) {
 func TestTheSameDataNeverDiffer(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(2, 2))
-	for n := range 30 {
+	for n := range 15 {
 		var series []result.Series
 		for i := range 10 {
 			series = append(series, measured(fmt.Sprint(i), result.Higher, noise(r, 50*r.Float64(), 0.1, n+1)...))
@@ -122,7 +122,7 @@ func TestTheSameDataNeverDiffer(t *testing.T) {
 func TestChanceAndShift(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(3, 3))
-	const rounds, series = 100, 20
+	const rounds, series = 60, 20
 	accidents := 0
 	for range rounds {
 		var a, b, shifted []result.Series
@@ -146,7 +146,7 @@ func TestChanceAndShift(t *testing.T) {
 			assert.Equal(t, Worse, row.Verdict)
 		}
 	}
-	assert.LessOrEqual(t, accidents, 12, "5 of %d are promised", rounds)
+	assert.LessOrEqual(t, accidents, 8, "3 of %d are promised", rounds)
 }
 
 func TestFleet(t *testing.T) {

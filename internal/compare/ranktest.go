@@ -61,9 +61,11 @@ func exact(ranks []int, n1, middle, away int) float64 {
 		ways[k] = make([]float64, total+1)
 	}
 	ways[0][0] = 1
+	highest := 0 // sum so far
 	for i, r := range ranks {
+		highest += r
 		for k := min(i+1, n1); k > 0; k-- {
-			for s := r; s <= total; s++ {
+			for s := r; s <= highest; s++ {
 				ways[k][s] += ways[k-1][s-r]
 			}
 		}
