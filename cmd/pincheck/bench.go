@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
@@ -47,6 +48,9 @@ that there is the memory.
 				return err
 			}
 			return o.produce(cmd, sys, "bench", false, func(ctx context.Context, s *session) error {
+				if f.pid > 0 {
+					return s.readMemory(f.pid)
+				}
 				return s.bench(ctx, chosen, options, all)
 			})
 		},
@@ -82,7 +86,7 @@ func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (
 			return measure.Options{}, usagef("--pid is for pincheck bench %s alone", memoryExperiment)
 		}
 	}
-	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, PID: f.pid}, nil
+	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes}, nil
 }
 
 func experimentNames(all []measure.Experiment) []string {
@@ -167,6 +171,16 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
+// readMemory reads a running process. It takes no GPU.
+func (s *session) readMemory(pid int) error {
+	b, err := bench.ReadMemory(s.sys.root, pid)
+	if err != nil {
+		return err
+	}
+	s.result.Benches = append(s.result.Benches, *b)
+	return nil
+}
+
 // bench runs the experiments. One that cannot run as planned is wrong usage, and nothing
 // is measured; of all, it is an error of the result, and the others run.
 func (s *session) bench(ctx context.Context, experiments []measure.Experiment, options measure.Options, all bool) error {
@@ -208,9 +222,6 @@ func (s *session) bench(ctx context.Context, experiments []measure.Experiment, o
 			}
 		}
 		return nil
-	}
-	if options.PID > 0 { // a process is read without a GPU
-		return run(nil, func() *hostinfo.Host { return hostinfo.Read(s.sys.root, s.sys.environ) })
 	}
 	return s.withDevices(run)
 }

@@ -6,9 +6,11 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -38,9 +40,6 @@ func counting(name string, at func()) measure.Experiment {
 				sizes = env.Sizes
 			}
 			g := measure.Group{Name: name, Open: func(context.Context) error { return nil }, Close: func() error { return nil }}
-			if env.PID > 0 {
-				sizes = []int{env.PID}
-			}
 			for _, n := range sizes {
 				g.Need.Pinned = max(g.Need.Pinned, n)
 				for i := range max(1, len(env.Devices)) {
@@ -198,12 +197,17 @@ func TestBenchWithoutGPU(t *testing.T) {
 	// A process is read without a GPU, and without a library.
 	sys = failing(t, "h200-vm", errors.New("must not be opened"))
 	sys.experiments = []measure.Experiment{counting("bandwidth", none), counting("memory", none)}
-	got = call(t, sys, "bench", "memory", "--pid", "4711", "--format", "json")
+	sys.root = os.DirFS("/")
+	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(os.Getpid()), "--format", "json")
 	assert.Equal(t, exitOK, got.code, got.stdout+got.stderr)
 	r, err := report.Read([]byte(got.stdout))
 	require.NoError(t, err)
 	assert.Nil(t, r.Facts)
-	assert.Equal(t, "4711", r.Benches[0].Series[0].Labels.Get(result.Size))
+	require.Len(t, r.Benches, 1)
+	assert.Contains(t, r.Benches[0].Question, fmt.Sprintf("process %d ", os.Getpid()))
+	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(math.MaxInt32))
+	assert.Equal(t, exitProblems, got.code)
+	assert.Contains(t, got.stdout, "no such process")
 }
 
 func TestBenchWrongUsage(t *testing.T) {

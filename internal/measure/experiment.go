@@ -42,9 +42,6 @@ type Options struct {
 	Duration time.Duration
 	// Sizes replace those of the plan, where it has sizes of copies.
 	Sizes []int
-	// PID is a running process that the memory experiment reads in place of what it
-	// measures otherwise. 0 is none. There are no Devices then.
-	PID int
 }
 
 // A Group is cases that share memory. One is open at a time.
