@@ -174,13 +174,13 @@ type Plan struct {
 
 // Progress is how far a run is.
 type Progress struct {
-	// CasesDone were run or skipped, of CasesTotal.
+	// CasesDone were run, of CasesTotal.
 	CasesDone int `json:"cases_done"`
-	// CasesTotal are those of the plan.
+	// CasesTotal are those of the plan, without those that were skipped until now.
 	CasesTotal int `json:"cases_total"`
-	// BytesDone are those of the cases that were run or skipped.
+	// BytesDone are those of the cases that were run.
 	BytesDone int `json:"bytes_done"`
-	// BytesTotal are those of all cases.
+	// BytesTotal are those of CasesTotal.
 	BytesTotal int `json:"bytes_total"`
 	// Case is the last one done, and zero at the start.
 	Case Case `json:"case"`

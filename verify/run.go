@@ -328,9 +328,8 @@ func (p *pathRun) skip(cases []Case, reason string) {
 	}
 	p.SkippedCases += len(cases)
 	p.report.Skipped = append(p.report.Skipped, Skip{Path: p.Path, Cases: len(cases), Reason: reason})
-	p.progress.CasesDone += len(cases)
-	p.progress.BytesDone += totalBytes(cases)
-	p.progress.Case = cases[len(cases)-1]
+	p.progress.CasesTotal -= len(cases)
+	p.progress.BytesTotal -= totalBytes(cases)
 	p.showProgress()
 }
 

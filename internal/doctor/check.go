@@ -84,7 +84,7 @@ func Check(f *Facts) (Verdict, []Finding) {
 
 // deviceChecks are the checks of a device, those about wrong bytes first.
 var deviceChecks = []func(*Device) []Finding{
-	wrongBytes, wrongCopies, failedRoundTrips, errorsOf, trainedDown, upstream, slowCopies, unsteadyCopies,
+	wrongBytes, wrongCopies, failedRoundTrips, skippedRoundTrips, errorsOf, trainedDown, upstream, slowCopies, unsteadyCopies,
 }
 
 func noGPU(f *Facts) []Finding {
@@ -201,6 +201,27 @@ func failedRoundTrips(d *Device) []Finding {
 	if len(v.Failures) > 0 {
 		f.Cause = v.Failures[0].String()
 	}
+	return []Finding{f}
+}
+
+// skippedRoundTrips says what was not proved.
+func skippedRoundTrips(d *Device) []Finding {
+	v := d.Verify
+	if v == nil || v.SkippedCases == 0 {
+		return nil
+	}
+	f := Finding{
+		ID: "skipped_round_trips", Severity: Note,
+		Summary: fmt.Sprintf("%d of %d round trips were left out, and prove nothing", v.SkippedCases, v.CasesPlanned),
+		Remedy:  "see the reasons; where they speak of memory, free some on the host or the GPU, or raise the container's limit",
+	}
+	var reasons []string
+	for _, s := range v.Skipped {
+		if !slices.Contains(reasons, s.Reason) {
+			reasons = append(reasons, s.Reason)
+		}
+	}
+	f.Cause = strings.Join(reasons, "; ")
 	return []Finding{f}
 }
 

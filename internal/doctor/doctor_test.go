@@ -229,6 +229,11 @@ func TestCheckDevice(t *testing.T) {
 			change: func(d *Device, _ *hostinfo.PCIDevice) { d.Verify.FailureCount = 1 }},
 		{name: "nothing verified", h2d: 55.4, want: []string{"failed_round_trips"},
 			change: func(d *Device, _ *hostinfo.PCIDevice) { d.Verify.Cases = 0 }},
+		{name: "some left out", h2d: 55.4, want: []string{"skipped_round_trips"}, healthy: true,
+			change: func(d *Device, _ *hostinfo.PCIDevice) {
+				d.Verify.CasesPlanned, d.Verify.SkippedCases = 20, 10
+				d.Verify.Skipped = []verify.Skip{{Cases: 10, Reason: "no memory"}}
+			}},
 		{name: "an error", h2d: 55.4, want: []string{"failed_call"},
 			change: func(d *Device, _ *hostinfo.PCIDevice) { d.Errors = []string{"oops"} }},
 		{name: "unsteady", h2d: 55.4, want: []string{"unsteady_copies"}, healthy: true,

@@ -468,11 +468,12 @@ func measuredText(r *Result) string {
 
 // healthyText returns the figures on which the verdict is based.
 func healthyText(r *Result) string {
-	bytes, least := 0, 0.0
+	bytes, skipped, least := 0, 0, 0.0
 	measured := false
 	for _, d := range r.Devices {
 		if d.Verify != nil {
 			bytes += d.Verify.VerifiedBytes
+			skipped += d.Verify.SkippedCases
 		}
 		if d.Bandwidth == nil {
 			continue
@@ -484,6 +485,9 @@ func healthyText(r *Result) string {
 		}
 	}
 	text := decimal(bytes) + " came back right"
+	if skipped > 0 {
+		text += fmt.Sprintf(" (%s left out)", plural(skipped, "round trip", "round trips"))
+	}
 	if measured {
 		text += fmt.Sprintf(", copies reach %.0f %% of the link", 100*least)
 	}
