@@ -5,6 +5,7 @@ go 1.25.0
 require (
 	github.com/cheggaaa/pb/v3 v3.2.0
 	github.com/ebitengine/purego v0.11.3
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
 	github.com/stretchr/testify v1.12.1

@@ -204,7 +204,7 @@ func (s *session) device(ctx context.Context, d *cudart.Device, out *doctor.Devi
 			}
 			done := float64(at.BytesDone) / float64(max(at.BytesTotal, 1))
 			var left time.Duration
-			if done > 0 { // by the time so far
+			if done > 0.02 { // by the time so far; the first, small ones say nothing
 				left = time.Duration(float64(time.Since(began)) * (1 - done) / done)
 			}
 			s.progress.Show(report.At{What: gpu + ", " + at.Case.String(), Share: of.of(verifyShare * done), Left: left})

@@ -39,10 +39,13 @@ type flagText struct {
 
 func (f flagText) Type() string { return f.kind }
 
-// named gives the value of a flag its name in the help.
+// named gives the value of a flag its name in the help, which says what no value means.
 func named(flags *pflag.FlagSet, flag, kind string) {
 	f := flags.Lookup(flag)
 	f.Value = flagText{f.Value, kind}
+	if f.DefValue == "0s" {
+		f.DefValue = ""
+	}
 }
 
 func (o *options) register(root *cobra.Command) {

@@ -178,6 +178,8 @@ func TestCheckDevice(t *testing.T) {
 		change  func(*Device, *hostinfo.PCIDevice)
 		want    []string
 		healthy bool
+		// measured is that nothing is wrong, and speeds could not be judged.
+		measured bool
 	}{
 		{name: "fine", h2d: 55.4, want: []string{}, healthy: true},
 		{name: "just fast enough", h2d: 47.4, want: []string{}, healthy: true},
@@ -194,7 +196,7 @@ func TestCheckDevice(t *testing.T) {
 			}},
 		{name: "trained down, not measured", want: []string{}, healthy: true,
 			change: func(d *Device, p *hostinfo.PCIDevice) { p.Link.CurrentSpeed, d.Bandwidth = 2.5, nil }},
-		{name: "no link shown", h2d: 1, want: []string{}, healthy: true,
+		{name: "no link shown", h2d: 1, want: []string{}, measured: true,
 			change: func(d *Device, p *hostinfo.PCIDevice) { p.Link = hostinfo.Link{} }},
 		{name: "a narrow bridge", h2d: 13.5, want: []string{"narrow_upstream"},
 			change: func(d *Device, p *hostinfo.PCIDevice) {
@@ -227,6 +229,7 @@ func TestCheckDevice(t *testing.T) {
 		verdict, found := Check(f)
 		assert.Equal(t, c.want, ids(found), c.name)
 		assert.Equal(t, c.healthy, verdict == Healthy, c.name)
+		assert.Equal(t, c.measured, verdict == Measured, c.name)
 		for _, one := range found {
 			require.NotNil(t, one.Device, c.name)
 			assert.NotEmpty(t, one.Summary, c.name)

@@ -43,7 +43,7 @@ type Attempt struct {
 	Path           string `json:"path"`
 	Found          string `json:"found"`
 	RuntimeVersion string `json:"runtime_version,omitempty"` // absent if unknown
-	Error          string `json:"error,omitempty"` // why it was not taken, empty if it was
+	Error          string `json:"error,omitempty"`           // why it was not taken, empty if it was
 }
 
 // Device is one GPU, with what was measured on it.

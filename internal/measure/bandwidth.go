@@ -40,7 +40,10 @@ func (r *Result) Find(d Direction) (Series, bool) {
 
 // Bandwidth measures copies between pinned memory and the device
 // (cudaEventElapsedTime). Every sample is several copies between two events, timed by
-// the device, so neither calls nor the clock of the host count. If ctx ends, it waits for
+// the device, so neither calls nor the clock of the host count. On a link so slow that a
+// sample would take longer than a quarter of a second, copies are fewer and smaller, as the
+// result says: copies in flight are waited for, so they are how late a ctx's end may be. If
+// ctx ends, it waits for
 // the copies in flight, releases everything and returns ctx's error, with the directions
 // that were measured until then. A plan that is not valid is an error, without a result.
 // Other errors are those of CUDA and of hostmem.Alloc, also with what was measured.
@@ -53,6 +56,10 @@ func Bandwidth(ctx context.Context, dev *cudart.Device, p Plan) (*Result, error)
 	b, err := newBench(ctx, dev, p.SizeBytes)
 	if err == nil {
 		r.Pin = b.pin
+		err = b.fit(ctx, &p, longestSample)
+		r.SizeBytes, r.CopiesPerSample = p.SizeBytes, p.Copies
+	}
+	if err == nil {
 		for _, d := range p.Directions {
 			var s Series
 			if s, err = b.series(ctx, d, p); err != nil {
@@ -114,6 +121,32 @@ func (b *bench) close() error {
 	}
 	b.undo = nil
 	return errors.Join(errs...)
+}
+
+const (
+	longestSample = 250 * time.Millisecond
+	smallestCopy  = 1 << 20 // that a plan is made smaller to
+	probes        = 3       // of small copies: the first on an idle link are slow
+)
+
+// fit makes the copies of a plan fewer and then smaller, until a sample takes no longer
+// than longest at the rate of the fastest of a few small copies.
+func (b *bench) fit(ctx context.Context, p *Plan, longest time.Duration) error {
+	probe := *p
+	probe.SizeBytes, probe.Copies = min(p.SizeBytes, smallestCopy), 1
+	for _, d := range p.Directions {
+		fit := 1
+		for range probes {
+			took, err := b.sample(ctx, d, probe)
+			if err != nil {
+				return err
+			}
+			fit = max(fit, int(float64(probe.SizeBytes)*float64(longest)/float64(took)))
+		}
+		p.Copies = min(p.Copies, max(1, fit/p.SizeBytes))
+		p.SizeBytes = min(p.SizeBytes, max(probe.SizeBytes, fit))
+	}
+	return nil
 }
 
 func (b *bench) series(ctx context.Context, d Direction, p Plan) (Series, error) {

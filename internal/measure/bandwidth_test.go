@@ -48,7 +48,7 @@ func TestBandwidthIsTheLinks(t *testing.T) {
 	}
 	_, ok := r.Find("upwards")
 	assert.False(t, ok)
-	assert.Equal(t, 2*(2+4*3), sim.Calls("cudaMemcpyAsync"), "warm-up and samples, both ways")
+	assert.Equal(t, 2*(probes+2+4*3), sim.Calls("cudaMemcpyAsync"), "small copies, warm-up and samples, both ways")
 
 	b, err := json.Marshal(r)
 	require.NoError(t, err)
@@ -72,6 +72,30 @@ func TestBudgetEndsASlowLink(t *testing.T) {
 	assert.Len(t, r.Series[0].Samples, fewestSamples)
 }
 
+// A slow link gets fewer and then smaller copies, because a run that is stopped waits for
+// those in flight.
+func TestCopiesFitASlowLink(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rate         float64
+		copies, size int
+	}{
+		{20, 3, 4 << 20}, {10, 2, 4 << 20}, {5, 1, 4 << 20}, {2, 1, 2_000_000}, {0.1, 1, 1 << 20},
+	} {
+		_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{
+			HostToDevice: cudasim.Way{Rate: 20}, DeviceToHost: cudasim.Way{Rate: c.rate},
+		}}}})
+		b, err := newBench(t.Context(), device(t, rt), quick.SizeBytes)
+		require.NoError(t, err)
+		p := quick
+		p.Directions = Directions()
+		require.NoError(t, b.fit(t.Context(), &p, time.Millisecond))
+		assert.Equal(t, c.copies, p.Copies, c.rate)
+		assert.InDelta(t, c.size, p.SizeBytes, float64(c.size)/50, c.rate)
+		require.NoError(t, b.close())
+	}
+}
+
 func TestBadPlanCallsNothing(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
@@ -85,7 +109,7 @@ func TestBadPlanCallsNothing(t *testing.T) {
 // When a caller cancels, everything is released: testgpu fails the test for what is not.
 func TestCancelledAtEveryCopy(t *testing.T) {
 	t.Parallel()
-	for at := range 2 * (2 + 4*3) {
+	for at := range 2 * (probes + 2 + 4*3) {
 		t.Run(fmt.Sprint("copy ", at), func(t *testing.T) {
 			sim, rt := testgpu.Sim(t, cudasim.Config{})
 			ctx, cancel := context.WithCancel(t.Context())
@@ -100,7 +124,11 @@ func TestCancelledAtEveryCopy(t *testing.T) {
 				return
 			}
 			assert.ErrorIs(t, err, context.Canceled)
-			assert.Nil(t, r)
+			for i, s := range r.Series { // those that were measured to their end
+				assert.Equal(t, Directions()[i], s.Direction)
+				assert.Len(t, s.Samples, 4)
+				assert.NotZero(t, s.Median)
+			}
 			assert.Zero(t, sim.Outstanding().Registrations)
 		})
 	}

@@ -34,7 +34,12 @@ func writeCSV(b *bytes.Buffer, r *Result) error {
 }
 
 func csvRow(r *Result, s listed, simulated bool) []string {
-	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+	number := func(v float64) string {
+		if !isFinite(v) {
+			return ""
+		}
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	}
 	named := []string{result.Device, result.Direction, result.Size, result.Memory, result.Method}
 	cells := map[string]string{
 		"host_name": r.HostName, "started": r.Started.UTC().Format(time.RFC3339), "command": r.Command, "simulated": strconv.FormatBool(simulated),

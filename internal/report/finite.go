@@ -4,46 +4,43 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/gopinned/pinned/internal/result"
 )
 
 // finite returns a copy of a result without numbers that are not finite, which JSON cannot
 // hold: samples and optional numbers are left out, others are 0. An error in the copy says
-// how many they were. Lists that must not be null in JSON are not nil.
+// how many they were. Text is valid UTF-8, labels of one
+// key count once, and no list is nil, so that none is null in JSON.
 func finite(r *Result) *Result {
 	left := 0
 	r = copyFinite(reflect.ValueOf(r), &left).Interface().(*Result)
 	if left > 0 {
 		r.Errors = append(r.Errors, fmt.Sprintf("%s not finite and left out", plural(left, "number was", "numbers were")))
 	}
-	r.Errors, r.Findings, r.Benches = list(r.Errors), list(r.Findings), list(r.Benches)
 	for i := range r.Benches {
-		b := &r.Benches[i]
-		b.Answers, b.Notes, b.Errors = list(b.Answers), list(b.Notes), list(b.Errors)
-		b.Series, b.Views = list(b.Series), list(b.Views)
-		for j := range b.Series {
-			if e := b.Series[j].Expected; e != nil && e.Value == 0 {
-				b.Series[j].Expected = nil
+		for j := range r.Benches[i].Series {
+			if s := &r.Benches[i].Series[j]; s.Expected != nil && s.Expected.Value == 0 {
+				s.Expected = nil
 			}
-			b.Series[j].Samples = list(b.Series[j].Samples)
-		}
-		for j := range b.Views {
-			b.Views[j].Lines = list(b.Views[j].Lines)
 		}
 	}
 	return r
 }
 
-func list[T any](s []T) []T {
-	if s == nil {
-		return []T{}
-	}
-	return s
-}
-
 var timeType = reflect.TypeFor[time.Time]()
 
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+// isLabel reports whether v is one of result.Labels, whose keys are those of an object.
+func isLabel(v reflect.Value) bool { return v.Type() == reflect.TypeFor[result.Label]() }
+
+func contains(labels, label reflect.Value) bool {
+	return slices.ContainsFunc(labels.Interface().(result.Labels), func(l result.Label) bool { return l.Key == label.Interface().(result.Label).Key })
+}
 
 // copyFinite copies what JSON shows of a value. Interfaces are not entered.
 func copyFinite(v reflect.Value, left *int) reflect.Value {
@@ -66,16 +63,15 @@ func copyFinite(v reflect.Value, left *int) reflect.Value {
 		}
 		out = reflect.New(v.Type().Elem())
 		out.Elem().Set(copyFinite(v.Elem(), left))
+	case reflect.String:
+		out.SetString(strings.ToValidUTF8(v.String(), "�"))
 	case reflect.Slice:
-		if v.IsNil() {
-			break
-		}
 		out.Set(reflect.MakeSlice(v.Type(), 0, v.Len()))
 		for i := range v.Len() {
 			if e := v.Index(i); e.Kind() == reflect.Float64 && !isFinite(e.Float()) {
 				*left++
-			} else {
-				out.Set(reflect.Append(out, copyFinite(e, left)))
+			} else if e = copyFinite(e, left); !isLabel(e) || !contains(out, e) {
+				out.Set(reflect.Append(out, e))
 			}
 		}
 	case reflect.Struct:

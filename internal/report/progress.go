@@ -11,9 +11,9 @@ import (
 
 // At is how far a run is.
 type At struct {
-	What  string  // is done now
-	Share float64 // that is done, 0 to 1
-	Left  time.Duration
+	What  string        // is done now
+	Share float64       // that is done, 0 to 1
+	Left  time.Duration // 0 is unknown
 }
 
 // Progress shows how far a run is: on a terminal in a bar, elsewhere in a line every few
@@ -80,9 +80,13 @@ func (p *Progress) Show(at At) {
 	}
 	left := ""
 	if at.Left > 0 {
-		left = ", " + duration(at.Left.Round(time.Second)) + " left"
+		left = ", " + whole(at.Left) + " left"
 	}
-	p.bar.Set("what", clip(plain(at.What), p.bar.Width()/2)).Set("left", left).SetCurrent(int64(at.Share * steps))
+	room := p.bar.Width() - 27 // for the share and the times
+	if room > 32 {
+		room /= 2 // for the bar
+	}
+	p.bar.Set("what", clip(plain(at.What), max(room, 0))).Set("left", left).SetCurrent(int64(at.Share * steps))
 }
 
 // line writes one line.
@@ -90,15 +94,18 @@ func (p *Progress) line(spent time.Duration) {
 	p.mu.Lock()
 	at, told := p.at, p.told
 	p.mu.Unlock()
-	text := fmt.Sprintf("%3.0f %%, %s spent", 100*at.Share, duration(spent.Round(time.Second)))
+	text := fmt.Sprintf("%3.0f %%, %s spent", 100*at.Share, whole(spent))
 	if left := at.Left - (spent - told); at.Left > 0 {
-		text += fmt.Sprintf(", about %s left", duration(max(left, 0).Round(time.Second)))
+		text += fmt.Sprintf(", about %s left", whole(max(left, 0)))
 	}
 	if at.What != "" {
 		text += ": " + plain(at.What)
 	}
 	fmt.Fprintln(p.w, text)
 }
+
+// whole formats a time in whole seconds: 1m15s.
+func whole(d time.Duration) string { return d.Round(time.Second).String() }
 
 // Close ends the display, and clears it on a terminal.
 func (p *Progress) Close() {

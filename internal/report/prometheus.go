@@ -25,6 +25,9 @@ type family struct {
 
 // add adds a sample. Labels of one name count once, and a sample of the same labels too.
 func (m *metrics) add(name, help string, v float64, labels ...result.Label) {
+	if !isFinite(v) { // in base units, where it was finite in others
+		return
+	}
 	f := m.families[name]
 	if f == nil {
 		f = &family{help: help, seen: map[string]bool{}}

@@ -48,22 +48,33 @@ type Tool struct {
 // Conclude sets the verdict by what is in the result. Judged is whether the findings were
 // searched for by comparing with what such hardware reaches.
 func (r *Result) Conclude(judged bool) {
-	benchErrors := 0
-	for i := range r.Benches {
-		benchErrors += len(r.Benches[i].Errors)
-	}
 	switch {
 	case !r.Complete:
 		r.Verdict = doctor.Incomplete
 	case r.Facts != nil && len(r.Devices) == 0:
 		r.Verdict = doctor.NoGPU
-	case len(r.Errors) > 0 || benchErrors > 0 || r.problems() > 0:
+	case r.failures() > 0 || r.problems() > 0:
 		r.Verdict = doctor.Problems
 	case judged:
 		r.Verdict, _ = doctor.Check(r.Facts)
 	case len(r.Benches) > 0:
 		r.Verdict = doctor.Measured
 	}
+}
+
+// failures counts what failed, in the run, its experiments and on its GPUs. Where there are
+// findings, they have those of the GPUs.
+func (r *Result) failures() int {
+	n := len(r.Errors)
+	for i := range r.Benches {
+		n += len(r.Benches[i].Errors)
+	}
+	if r.Facts != nil && len(r.Findings) == 0 {
+		for i := range r.Devices {
+			n += len(r.Devices[i].Errors)
+		}
+	}
+	return n
 }
 
 func (r *Result) problems() int {

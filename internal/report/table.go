@@ -37,16 +37,21 @@ func (p *page) table(t table) {
 	}
 	for from := 1; from < len(t.heads) || from == 1; {
 		to, width := from, widths[0]
+	fill:
 		for to < len(t.heads) {
 			next, more := to+1, 2+widths[to]
 			for next < len(t.heads) && t.with[next] {
 				more += 2 + widths[next]
 				next++
 			}
-			if to > from && width+more > p.width() {
-				break
+			switch {
+			case width+more <= p.width():
+				to, width = next, width+more
+				continue
+			case to == from: // too wide together
+				to++
 			}
-			to, width = next, width+more
+			break fill
 		}
 		if from > 1 {
 			p.gap()

@@ -11,7 +11,7 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-const labelWidth = 10 // of the left column
+const labelWidth = 11 // of the left column
 
 // page collects the text. A row is a label and a text.
 type page struct {
@@ -92,8 +92,14 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 }
 
 func (p *page) tool(r *Result) {
-	line := plain(fmt.Sprintf("%s %s", r.Tool.Name, r.Tool.Version))
-	p.WriteString(p.style.paint(bold, line))
+	name, platform := plain(r.Tool.Name+" "+r.Tool.Version), plain(r.Tool.Platform)
+	lines := wrap(name, p.style.width())
+	for i, line := range lines {
+		if i > 0 {
+			p.WriteByte('\n')
+		}
+		p.WriteString(p.style.paint(bold, line))
+	}
 	if r.Command == "version" {
 		p.WriteString("\n")
 		if r.Tool.Revision != "" {
@@ -103,7 +109,10 @@ func (p *page) tool(r *Result) {
 		p.row("platform", "%s", r.Tool.Platform)
 		return
 	}
-	p.WriteString("  " + p.style.paint(dim, plain(r.Tool.Platform)) + "\n")
+	if last := lines[len(lines)-1]; platform != "" && len([]rune(last))+2+len([]rune(platform)) <= p.style.width() {
+		p.WriteString("  " + p.style.paint(dim, platform))
+	}
+	p.WriteByte('\n')
 	if at := joinedWith(", ", r.HostName, r.Started.UTC().Format("2006-01-02 15:04:05 UTC")); !r.Started.IsZero() {
 		for _, line := range wrap(plain(at), p.style.width()) {
 			p.WriteString(p.style.paint(dim, line) + "\n")
@@ -224,8 +233,9 @@ func (p *page) requirements(all []doctor.Requirement) {
 	p.gap()
 	p.row("Needed", "what a GPU needs of this machine")
 	width := 0
+	name := func(r doctor.Requirement) string { return clip(plain(r.Name), p.width()-9) }
 	for _, r := range all {
-		width = max(width, len(r.Name))
+		width = max(width, len([]rune(name(r))))
 	}
 	for _, r := range all {
 		mark, c := "ok", green
@@ -236,7 +246,7 @@ func (p *page) requirements(all []doctor.Requirement) {
 			mark, c = "unknown", yellow
 		}
 		indent := strings.Repeat(" ", labelWidth)
-		head := fmt.Sprintf("%-*s  ", width, plain(r.Name)) + p.style.paint(c, mark) + strings.Repeat(" ", 9-len(mark))
+		head := fmt.Sprintf("%-*s  ", width, name(r)) + p.style.paint(c, mark) + strings.Repeat(" ", 9-len(mark))
 		room := p.width() - width - 11
 		if room < 20 { // too narrow beside the name: below it
 			p.WriteString(indent + strings.TrimRight(head, " ") + "\n")
@@ -421,11 +431,7 @@ func problemsText(r *Result) string {
 	if n := r.problems(); n > 0 {
 		parts = append(parts, plural(n, "problem", "problems")+" found")
 	}
-	failed := len(r.Errors)
-	for i := range r.Benches {
-		failed += len(r.Benches[i].Errors)
-	}
-	if failed > 0 {
+	if failed := r.failures(); failed > 0 {
 		parts = append(parts, plural(failed, "error", "errors"))
 	}
 	return strings.Join(append(parts, "see above"), ", ")

@@ -183,6 +183,7 @@ func plain(s string) string {
 // wrap breaks text into lines of at most width runes, at spaces, or inside a word that is
 // longer.
 func wrap(text string, width int) []string {
+	width = max(width, 1)
 	var lines []string
 	var line []rune
 	for word := range strings.FieldsSeq(text) {
