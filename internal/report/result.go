@@ -20,7 +20,7 @@ const SchemaVersion = 2
 // a run is stopped, it has what was found until then, and is not Complete.
 type Result struct {
 	SchemaVersion int       `json:"schema_version"`
-	Command       string    `json:"command"` // check, verify, devices, bench or version
+	Command       string    `json:"command"` // check, verify, devices, bench, report or version
 	Tool          Tool      `json:"tool"`
 	HostName      string    `json:"host_name,omitempty"`
 	Started       time.Time `json:"started"`
