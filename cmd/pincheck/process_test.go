@@ -9,12 +9,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/internal/child"
 )
 
 // asProgram makes the test binary the program itself.
 const asProgram = "PINCHECK_TEST_MAIN"
 
 func TestMain(m *testing.M) {
+	child.Serve(bench.Children()) // experiments start this executable again
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
