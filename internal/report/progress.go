@@ -26,8 +26,8 @@ type Progress struct {
 	stop  chan struct{}
 	wg    sync.WaitGroup
 
-	mu   sync.Mutex
-	at   At
+	mu    sync.Mutex
+	at    At
 	shown time.Duration // when Left was set, since began
 }
 
