@@ -26,9 +26,9 @@ type Progress struct {
 	stop  chan struct{}
 	wg    sync.WaitGroup
 
-	mu   sync.Mutex
-	at   At
-	told time.Duration // when Left was said, since began
+	mu    sync.Mutex
+	at    At
+	shown time.Duration // when Left was set, since began
 }
 
 const (
@@ -74,7 +74,7 @@ func (p *Progress) Show(at At) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at.Share = min(max(at.Share, 0), 1)
-	p.at, p.told = at, time.Since(p.began)
+	p.at, p.shown = at, time.Since(p.began)
 	if p.bar == nil {
 		return
 	}
@@ -92,10 +92,10 @@ func (p *Progress) Show(at At) {
 // line writes one line.
 func (p *Progress) line(spent time.Duration) {
 	p.mu.Lock()
-	at, told := p.at, p.told
+	at, shown := p.at, p.shown
 	p.mu.Unlock()
 	text := fmt.Sprintf("%3.0f %%, %s spent", 100*at.Share, whole(spent))
-	if left := at.Left - (spent - told); at.Left > 0 {
+	if left := at.Left - (spent - shown); at.Left > 0 {
 		text += fmt.Sprintf(", about %s left", whole(max(left, 0)))
 	}
 	if at.What != "" {

@@ -19,7 +19,7 @@ func TestProgressInLines(t *testing.T) {
 	p.Close() // the lines below are not those of its clock
 	p.line(5 * time.Second)
 	p.Show(At{What: "GPU 0, \x1b[31mpinned\n4097 B", Share: 0.5, Left: 40 * time.Second})
-	p.told = 10 * time.Second
+	p.shown = 10 * time.Second
 	p.line(10 * time.Second)
 	p.line(15 * time.Second) // nothing new: the time goes on
 	p.line(90 * time.Second)
