@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 func TestLink(t *testing.T) {
@@ -42,6 +43,20 @@ func TestBudgetEndsASlowLink(t *testing.T) {
 	for _, s := range b.Series {
 		assert.Len(t, s.Samples, 3)
 	}
+}
+
+// On a slow link a sample has fewer copies, and says so.
+func TestSamplesOfASlowLinkHaveFewerCopies(t *testing.T) {
+	t.Parallel()
+	slow := cudasim.Link{HostToDevice: cudasim.Way{Rate: 0.5}, DeviceToHost: cudasim.Way{Rate: 0.1}}
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: slow}}})
+	env := measure.Env{Devices: rt.Devices()}
+	b := run(t, Link(LinkPlan{Samples: 3}), env)
+	require.Len(t, b.Series, 2)
+	assert.Equal(t, 64<<20, b.Series[1].BytesPerSample, "one copy takes 0.7 s")
+	assert.InDelta(t, 0.1, b.Series[1].Median, 0.002)
+	assert.Equal(t, 64<<20, b.Series[0].BytesPerSample, "two take 0.27 s")
+	assert.InDelta(t, 0.5, b.Series[0].Median, 0.01)
 }
 
 // When a run is interrupted at any copy, everything is released: testgpu fails the test for
