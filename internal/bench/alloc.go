@@ -133,7 +133,7 @@ type pinner struct {
 
 	// What is prepared, for memory of this size.
 	size   int
-	undo   releasing
+	undo   releases
 	memory []byte
 	pool   *pool.Pool
 
@@ -373,8 +373,8 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 		delete(rates, no)
 	}
 	if best := bestOf(rates); best != nil && len(rates) > 1 {
-		size := sizeLabel(best)
-		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), exactSize(size), duration(float64(size)/1e9/best.Median), gbPerSecond(best.Median))
+		size := sizeOf(best.Labels)
+		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), exactSize(size), timeText(float64(size)/1e9/best.Median), gbPerSecond(best.Median))
 		for _, other := range []string{cudas, registerPlain, ours} {
 			if s := rates[other]; s != nil && s != best {
 				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), gbPerSecond(s.Median))
@@ -383,20 +383,20 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 		say("%s", text)
 	}
 	times := largest(b, pinTime)
-	if rounded, exact := times[powerOfTwo], times[cudas]; rounded != nil && exact != nil && sizeLabel(rounded) == sizeLabel(exact) {
-		n := sizeLabel(rounded)
+	if rounded, exact := times[powerOfTwo], times[cudas]; rounded != nil && exact != nil && sizeOf(rounded.Labels) == sizeOf(exact.Labels) {
+		n := sizeOf(rounded.Labels)
 		text := fmt.Sprintf("An allocator that rounds up to powers of two pins %s for %s, in %s where cudaHostAlloc of the exact size takes %s",
-			exactSize(roundedUp(n)), exactSize(n), duration(rounded.Median), duration(exact.Median))
-		if s := times[ours]; s != nil && sizeLabel(s) == n {
-			text += fmt.Sprintf(" and hostmem.Alloc %s", duration(s.Median))
+			exactSize(roundedUp(n)), exactSize(n), timeText(rounded.Median), timeText(exact.Median))
+		if s := times[ours]; s != nil && sizeOf(s.Labels) == n {
+			text += fmt.Sprintf(" and hostmem.Alloc %s", timeText(s.Median))
 		}
 		say("%s", text)
 	}
-	if first, again := times[poolFirst], times[poolReuse]; first != nil && again != nil && sizeLabel(first) == sizeLabel(again) {
-		say("The first lease of %s from a pool takes %s, and its reuse %s", exactSize(sizeLabel(first)), duration(first.Median), duration(again.Median))
+	if first, again := times[poolFirst], times[poolReuse]; first != nil && again != nil && sizeOf(first.Labels) == sizeOf(again.Labels) {
+		say("The first lease of %s from a pool takes %s, and its reuse %s", exactSize(sizeOf(first.Labels)), timeText(first.Median), timeText(again.Median))
 	}
 	if s := times[registerPopulated]; s != nil {
-		say("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", exactSize(sizeLabel(s)), duration(s.Median))
+		say("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", exactSize(sizeOf(s.Labels)), timeText(s.Median))
 	}
 	return answers
 }
@@ -406,11 +406,11 @@ func largest(b *result.Bench, name string) map[string]*result.Series {
 	all := b.Select(result.View{Series: name})
 	most := 0
 	for _, s := range all {
-		most = max(most, sizeLabel(s))
+		most = max(most, sizeOf(s.Labels))
 	}
 	found := map[string]*result.Series{}
 	for _, s := range all {
-		if sizeLabel(s) == most {
+		if sizeOf(s.Labels) == most {
 			found[s.Labels.Get(result.Method)] = s
 		}
 	}

@@ -122,7 +122,7 @@ func (z sizing) count(n int) int { return min(max(z.sampleBytes/n, 1), mostCopie
 
 func planBandwidth(env measure.Env) ([]measure.Group, error) {
 	if len(env.Devices) == 0 {
-		return nil, errors.New("no device")
+		return nil, errNoDevice
 	}
 	z := newSizing(env)
 	if len(z.sizes) == 0 {

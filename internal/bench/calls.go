@@ -187,7 +187,7 @@ const (
 
 func planCalls(env measure.Env) ([]measure.Group, error) {
 	if len(env.Devices) == 0 {
-		return nil, errors.New("no device")
+		return nil, errNoDevice
 	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {

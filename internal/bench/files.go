@@ -93,7 +93,7 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 	var groups []measure.Group
 	for _, n := range sizes {
 		if n > free {
-			return nil, fmt.Errorf("it takes a file of %s, and %s has room for %s: name smaller sizes, or another directory by TMPDIR", exactSize(n), dir, roundSize(free))
+			return nil, fmt.Errorf("it takes a file of %s, and %s has room for %s: name smaller sizes, or another directory by TMPDIR", exactSize(n), dir, sizeText(free))
 		}
 		f := &fileRig{devices: env.Devices, n: n, dir: dir, inMemory: inMemory}
 		groups = append(groups, f.group())
@@ -113,7 +113,7 @@ type fileRig struct {
 	dir      string
 	inMemory bool
 
-	undo   releasing
+	undo   releases
 	file   *os.File
 	path   string
 	at     []cudart.DevPtr // on each device
@@ -415,7 +415,7 @@ var fileWords = map[string]string{
 func explainFiles(_ measure.Env, b *result.Bench) []string {
 	n := 0
 	for _, s := range b.Select(result.View{Series: fileRate}) {
-		n = max(n, sizeLabel(s))
+		n = max(n, sizeOf(s.Labels))
 	}
 	of := func(cache, method string) *result.Series {
 		return b.Find(fileRate, result.Label{Key: cacheLabel, Value: cache}, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})

@@ -3,7 +3,6 @@ package bench
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -52,7 +51,7 @@ const (
 
 func planLatency(env measure.Env) ([]measure.Group, error) {
 	if len(env.Devices) == 0 {
-		return nil, errors.New("no device")
+		return nil, errNoDevice
 	}
 	sizes := slices.Compact(slices.Sorted(slices.Values(env.Sizes)))
 	if len(sizes) == 0 {

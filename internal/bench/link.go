@@ -2,7 +2,6 @@ package bench
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"time"
 
@@ -35,7 +34,7 @@ func Link(p LinkPlan) measure.Experiment {
 			}
 		}
 		if len(env.Devices) == 0 {
-			return nil, errors.New("no device")
+			return nil, errNoDevice
 		}
 		n, copies := cmp.Or(p.SizeBytes, 64<<20), cmp.Or(p.Copies, 8)
 		var groups []measure.Group

@@ -205,7 +205,7 @@ type keepAnswer struct {
 // keep allocates pinned memory, and returns what the process has become larger by. It is
 // for a process that ends then.
 func keep(ctx context.Context, r keepRequest) (answer keepAnswer, err error) {
-	var opened releasing
+	var opened releases
 	defer func() { err = errors.Join(err, opened.run()) }()
 	options := cudart.Options{Library: r.Library}
 	if r.Simulated {
@@ -321,25 +321,6 @@ func resident() (int, error) {
 	return s.Rss + s.Hugetlb, err
 }
 
-// releasing are functions to be run in the opposite order.
-type releasing []func() error
-
-// run runs all, also after an error of one.
-func (r *releasing) run() error {
-	var errs []error
-	for _, release := range slices.Backward(*r) {
-		errs = append(errs, release())
-	}
-	*r = nil
-	return errors.Join(errs...)
-}
-
-// sizeLabel returns the size of a series in bytes, 0 if it has none.
-func sizeLabel(s *result.Series) int {
-	n, _ := strconv.Atoi(s.Labels.Get(result.Size)) // 0 after an error
-	return n
-}
-
 func explainMemory(_ measure.Env, b *result.Bench) []string {
 	var answers []string
 	for _, a := range []struct{ method, text string }{
@@ -352,10 +333,10 @@ func explainMemory(_ measure.Env, b *result.Bench) []string {
 		if worst == nil {
 			continue
 		}
-		n := sizeLabel(worst)
+		n := sizeOf(worst.Labels)
 		text := fmt.Sprintf("%s keeps at most %.2f bytes for each byte asked, at %s", a.text, worst.Median, exactSize(n))
 		if extra := int((worst.Median - 1) * float64(n)); worst.Median >= 1.05 {
-			text += fmt.Sprintf(": %s more than asked", roundSize(extra))
+			text += fmt.Sprintf(": %s more than asked", sizeText(extra))
 		}
 		answers = append(answers, sentence(text))
 		if a.method == powerOfTwo && worst.Median >= 1.25 {

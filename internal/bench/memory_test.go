@@ -204,10 +204,10 @@ func TestQuantities(t *testing.T) {
 		assert.Equal(t, want, exactSize(n), n)
 	}
 	for n, want := range map[int]string{5: "5 B", 1<<30 + 1: "1 GiB", 1<<30 - 1: "1024 MiB", 2114 << 20: "2.06 GiB"} {
-		assert.Equal(t, want, roundSize(n), n)
+		assert.Equal(t, want, sizeText(n), n)
 	}
 	for s, want := range map[float64]string{1.5: "1.5 s", 0.0125: "12.5 ms", 6.4e-6: "6.4 µs", 1e-7: "100 ns"} {
-		assert.Equal(t, want, duration(s), s)
+		assert.Equal(t, want, timeText(s), s)
 	}
 	for f, want := range map[float64]string{1: "about", 0.5: "0.5 times", 1.3: "1.3 times", 12.3: "12 times"} {
 		assert.Equal(t, want, factor(f, 1))

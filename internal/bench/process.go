@@ -86,11 +86,11 @@ func processAnswers(p *procmem.Process) []string {
 	if !p.Driver && least == 0 {
 		return sentences([]string{who + " has no CUDA driver mapped and no locked memory: it pins nothing that shows"})
 	}
-	amount := "at least " + roundSize(least)
+	amount := "at least " + sizeText(least)
 	if most > least {
-		amount = fmt.Sprintf("between %s and %s", roundSize(least), roundSize(most))
+		amount = fmt.Sprintf("between %s and %s", sizeText(least), sizeText(most))
 	}
-	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, roundSize(p.Resident))}
+	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, sizeText(p.Resident))}
 	if !p.Driver {
 		return sentences(answers)
 	}
@@ -98,7 +98,7 @@ func processAnswers(p *procmem.Process) []string {
 	switch {
 	case likely:
 		answers = append(answers, fmt.Sprintf("It looks rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB, %s together, have such sizes. What was asked for does not show: up to nearly half of it, %s, may be unused",
-			blocks, len(p.Blocks), roundSize(bytes), roundSize(bytes/2)))
+			blocks, len(p.Blocks), sizeText(bytes), sizeText(bytes/2)))
 		answers = append(answers, roundingEnds(p)...)
 	case len(p.Blocks) > 0:
 		answers = append(answers, fmt.Sprintf("It does not look rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB have such sizes", blocks, len(p.Blocks)))

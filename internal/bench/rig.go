@@ -315,18 +315,3 @@ func (r *copyRig) takeWall(ctx context.Context, way string, n, count int) (time.
 	}
 	return time.Since(began), errors.Join(joined...)
 }
-
-// releases are to be run in the opposite order.
-type releases []func() error
-
-func (r *releases) add(release func() error) { *r = append(*r, release) }
-
-// run runs all, also after an error of one.
-func (r *releases) run() error {
-	var errs []error
-	for i := len(*r) - 1; i >= 0; i-- {
-		errs = append(errs, (*r)[i]())
-	}
-	*r = nil
-	return errors.Join(errs...)
-}

@@ -261,7 +261,7 @@ func isSimulated(env measure.Env) bool {
 }
 
 // errDevices is the error of a plan for no device.
-var errDevices = errors.New("no device")
+var errDevices = errNoDevice
 
 // percentText formats a share: 98 %.
 func percentText(share float64) string {
