@@ -100,10 +100,10 @@ func TestEnginesAreSharedByDirection(t *testing.T) {
 		HostToDevice: cudasim.Way{Rate: 1, Latency: time.Millisecond},
 		DeviceToHost: cudasim.Way{Rate: 1, Latency: time.Millisecond},
 	}}}})
-	h, d := l.pinned(8), l.device(8)
+	h, there, d, back := l.pinned(8), l.pinned(8), l.device(8), l.device(8)
 	a, b := l.stream(), l.stream()
 	up := func(s uintptr) { l.ok("cudaMemcpyAsync", d, addr(&h[0]), 8, h2d, s) }
-	down := func(s uintptr) { l.ok("cudaMemcpyAsync", addr(&h[0]), d, 8, d2h, s) }
+	down := func(s uintptr) { l.ok("cudaMemcpyAsync", addr(&there[0]), back, 8, d2h, s) } // at once with the other
 	both := func(first, second func(uintptr)) time.Duration {
 		return elapsed(l, a, func() {
 			joined := l.event()
