@@ -72,7 +72,8 @@ build() {
 		printf '%s\t%s\n' "$package" "$name" >>"$tree/manifest"
 	done
 	# Tests find their data where they find it in the repository.
-	find . -name .git -prune -o -name .build -prune -o -type d -name testdata -prune -print0 |
+	find . -name .git -prune -o -name .build -prune -o -name .libcudart -prune -o \
+		\( -type d \( -name testdata -o -name docs \) -prune -o -name schema.json \) -print0 |
 		tar -c --null -T - | tar -x -C "$tree"
 	go build "${flags[@]}" -o "$tree/bin/pincheck" ./cmd/pincheck
 
