@@ -159,7 +159,7 @@ func run(ctx context.Context, limit time.Duration, name string, request any) (js
 	case err = <-ended:
 	case <-ctx.Done():
 		select {
-		case err = <-ended:
+		case <-ended:
 		case <-time.After(2 * killed):
 			return nil, fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", context.Cause(ctx), cmd.Process.Pid)
 		}
