@@ -117,7 +117,8 @@ func TestFaultsArePanics(t *testing.T) {
 						assert.Contains(t, stack, "ntcopy.Copy", "the stack of the fault")
 
 						start := uintptr(unsafe.Pointer(&bad[0]))
-						if address, ok := err.(interface{ Addr() uintptr }); ok {
+						// qemu has no address for some faults, and another one for others.
+						if address, ok := err.(interface{ Addr() uintptr }); ok && !emulated() {
 							assert.GreaterOrEqual(t, address.Addr(), start+uintptr(at))
 							assert.Less(t, address.Addr(), start+size)
 						} else {
