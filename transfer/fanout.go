@@ -101,8 +101,8 @@ func newFan(ctx context.Context, devs []*cudart.Device, o Options) (*fan, error)
 			err = errors.Join(err, f.release(context.WithoutCancel(ctx)))
 		}
 	}
-	if err := stage.Apart(ctx, 0, open, func(error) {}, func() bool { return state.CompareAndSwap(0, left) }); err != nil {
-		return nil, err
+	if stage.Apart(ctx, 0, open, func(error) {}, func() bool { return state.CompareAndSwap(0, left) }) != nil {
+		return nil, context.Cause(ctx) // what open makes still, it releases; no copy is under way
 	}
 	if err != nil {
 		return nil, err
