@@ -51,10 +51,14 @@ type fan struct {
 	// of one of each group.
 	groups [][]int
 	peers  []peer // ordered pairs of a group
-	// forwarding is held for reading while copies between members are queued, which a
-	// call into CUDA may keep long after its copy was given up.
-	forwarding sync.RWMutex
-	stats      counters
+	links  struct {
+		sync.Mutex
+		// queueing is how many goroutines queue copies between members. A call into CUDA
+		// may keep one long after its copy was given up.
+		queueing int
+		released bool // no further ones are queued
+	}
+	stats counters
 	gate
 }
 
@@ -220,12 +224,33 @@ func (f *fan) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// link and unlink enclose the queueing of copies between members. ok is false when
+// releasePeers has begun.
+func (f *fan) link() (ok bool) {
+	f.links.Lock()
+	defer f.links.Unlock()
+	if f.links.released {
+		return false
+	}
+	f.links.queueing++
+	return true
+}
+
+func (f *fan) unlink() {
+	f.links.Lock()
+	defer f.links.Unlock()
+	f.links.queueing--
+}
+
 // releasePeers ends the copies between members.
 func (f *fan) releasePeers(ctx context.Context) error {
-	if !f.forwarding.TryLock() {
+	f.links.Lock()
+	f.links.released = true
+	queueing := f.links.queueing
+	f.links.Unlock()
+	if queueing > 0 {
 		return fmt.Errorf("copies between devices: %w: a call into the CUDA library has not returned", ErrUnderWay)
 	}
-	defer f.forwarding.Unlock()
 	var errs []error
 	for i := range f.peers {
 		p := &f.peers[i]
@@ -415,14 +440,13 @@ func (d onDevices) feed(ctx context.Context, c stage.Copy) (int, error) {
 // others, when the device has passed a Point. It returns their ends, also after an
 // error.
 func (d onDevices) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
-	d.forwarding.RLock()
-	defer d.forwarding.RUnlock()
+	if !d.link() {
+		return nil, ErrClosed // the copy was given up before
+	}
+	defer d.unlink()
 	for _, p := range d.peers {
 		if p.from != from {
 			continue
-		}
-		if p.stream == nil { // closed, and the copy was given up before
-			return ends, ErrClosed
 		}
 		err := p.stream.WaitPoint(after)
 		if err == nil {

@@ -66,9 +66,6 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 		r.Errors = append(r.Errors, err.Error())
 	}
 	r.Seconds = time.Since(r.Started).Seconds()
-	if r.Facts != nil && (judged || len(r.Devices) == 0 && len(r.Benches) == 0) {
-		_, r.Findings = doctor.Check(r.Facts)
-	}
 	r.Conclude(judged)
 	if o.npd {
 		return writeNPD(cmd.OutOrStdout(), r)

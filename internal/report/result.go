@@ -45,9 +45,14 @@ type Tool struct {
 	Platform string `json:"platform"` // linux/amd64
 }
 
-// Conclude sets the verdict by what is in the result. Judged is whether the findings were
-// searched for by comparing with what such hardware reaches.
+// Conclude sets the verdict by what is in the result. Judged is whether findings are
+// searched for, by comparing with what such hardware reaches. Without a GPU they say what
+// is missing, unless an experiment needed none.
 func (r *Result) Conclude(judged bool) {
+	verdict := r.Verdict
+	if r.Facts != nil && (judged || len(r.Devices) == 0 && len(r.Benches) == 0) {
+		verdict, r.Findings = doctor.Check(r.Facts)
+	}
 	switch {
 	case !r.Complete:
 		r.Verdict = doctor.Incomplete
@@ -56,7 +61,7 @@ func (r *Result) Conclude(judged bool) {
 	case r.failures() > 0 || r.problems() > 0:
 		r.Verdict = doctor.Problems
 	case judged:
-		r.Verdict, _ = doctor.Check(r.Facts)
+		r.Verdict = verdict
 	case len(r.Benches) > 0:
 		r.Verdict = doctor.Measured
 	}
