@@ -71,7 +71,6 @@ func TestClosedRuntime(t *testing.T) {
 
 // A nil context, stream or event is an error in every method.
 func TestNilArguments(t *testing.T) {
-	t.Parallel()
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
 	timed := event(t, dev, cudart.EventOptions{Timing: true})

@@ -125,7 +125,6 @@ func TestPointsOfForeignStreamsCoverUnseenWork(t *testing.T) {
 
 // Work of this package and work of the owner are in order, both ways.
 func TestForeignStreamIsInOrderWithItsOwner(t *testing.T) {
-	t.Parallel()
 	dev := testgpu.Device(t)
 	owner := stream(t, dev)
 	s := foreign(t, dev, owner.Handle())
@@ -146,7 +145,6 @@ func TestForeignStreamIsInOrderWithItsOwner(t *testing.T) {
 
 // The legacy default stream and streams that are not non-blocking wait for each other.
 func TestLegacyStreamIsInOrderWithBlockingStreams(t *testing.T) {
-	t.Parallel()
 	dev := testgpu.Device(t)
 	blocking, err := dev.NewStream(cudart.StreamOptions{Blocking: true})
 	require.NoError(t, err)

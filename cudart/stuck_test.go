@@ -19,7 +19,8 @@ import (
 )
 
 // gate makes a stream wait until open is called, at the latest at the end of
-// the test.
+// the test. Tests that do so on a real GPU are not parallel ones: calls of others,
+// such as cudaMalloc, would wait for it inside of CUDA, and hold up open's caller.
 func gate(tb testing.TB, s *cudart.Stream) (open func()) {
 	tb.Helper()
 	closed := make(chan struct{})

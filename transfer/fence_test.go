@@ -3,9 +3,11 @@ package transfer
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -52,20 +54,56 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 				return err
 			},
 		} {
-			sim, err := cudasim.New(cudasim.Config{Version: 12040})
-			if err != nil {
-				t.Skip(err)
-			}
-			dev, _ := openSim(t, sim)
-			c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
-			require.NoError(t, err)
-			mem, err := dev.Malloc(n)
-			require.NoError(t, err)
-			require.NoError(t, dev.CopyToDevice(mem, unsafe.Pointer(&want[0]), n))
-			sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: nth, Code: cudart.ErrECCUncorrectable, Async: true})
-			require.ErrorIs(t, copies(t.Context(), c, mem), cudart.ErrECCUncorrectable, "%s, copy %d", name, nth)
+			t.Run(fmt.Sprintf("%s, copy %d", name, nth), func(t *testing.T) {
+				sim, err := cudasim.New(cudasim.Config{Version: 12040})
+				if err != nil {
+					t.Skip(err)
+				}
+				dev, _ := openSim(t, sim)
+				c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
+				require.NoError(t, err)
+				mem, err := dev.Malloc(n)
+				require.NoError(t, err)
+				require.NoError(t, dev.CopyToDevice(mem, unsafe.Pointer(&want[0]), n))
+				sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: nth, Code: cudart.ErrECCUncorrectable, Async: true})
+				require.ErrorIs(t, copies(t.Context(), c, mem), cudart.ErrECCUncorrectable)
+			})
 		}
 	}
+}
+
+// What a writer takes counts, also after the copy was given up: the GPU does not
+// answer any more, while a Write runs.
+func TestAWriteOutlastsTheCopy(t *testing.T) {
+	t.Parallel()
+	const n = 4 * mib
+	outlasted := false
+	for try := 0; try < 50 && !outlasted; try++ {
+		sim, err := cudasim.New(cudasim.Config{Version: 12040})
+		if err != nil {
+			t.Skip(err)
+		}
+		dev, rt := openSim(t, sim)
+		c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
+		require.NoError(t, err)
+		mem, err := dev.Malloc(n)
+		require.NoError(t, err)
+		took := 0
+		w := writerFunc(func(p []byte) (int, error) {
+			for end := time.Now().Add(time.Second); !outlasted && time.Now().Before(end); time.Sleep(time.Millisecond) {
+				outlasted = sim.Calls("cudaDeviceSynchronize") > 0 // it is asked what happened
+			}
+			time.Sleep(10 * time.Millisecond)
+			took += len(p)
+			return len(p), nil
+		})
+		sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 3, Code: cudart.ErrECCUncorrectable, Async: true})
+		done, err := c.DownloadWriter(t.Context(), w, mem, n)
+		require.ErrorIs(t, err, cudart.ErrECCUncorrectable)
+		require.Equal(t, took, done)
+		_, _ = rt.Close(), sim.Close() // a process can have 16
+	}
+	require.True(t, outlasted)
 }
 
 // An error that CUDA reports once, when it is asked whether a copy is done, may

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -342,11 +343,22 @@ func TestNoDevices(t *testing.T) {
 	assert.Contains(t, got.stdout, "unset it, or name devices that exist")
 }
 
-// openSim opens a simulated library. The test fails if anything is not released.
+// openSim opens a simulated library. The test fails if anything is not released. The one
+// that the test opened before is closed: a process can have 16, and tests that hold some
+// while they wait for more would wait for one another.
 func openSim(t *testing.T, cfg cudasim.Config) (*cudart.Runtime, error) {
-	_, rt := testgpu.Sim(t, cfg)
+	if last, ok := opened.LoadAndDelete(t); ok {
+		sim := last.(*cudasim.Sim)
+		assert.Eventually(t, func() bool { return sim.Check() == nil }, 10*time.Second, time.Millisecond)
+		assert.NoError(t, sim.Close())
+	}
+	sim, rt := testgpu.Sim(t, cfg)
+	opened.Store(t, sim)
 	return rt, nil
 }
+
+// opened are the simulated libraries of tests that openSim has opened last.
+var opened sync.Map
 
 // A GPU whose copies are slower than its link allows is a problem with a
 // remedy. The GPU has the PCI address of the host's own.

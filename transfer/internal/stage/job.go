@@ -556,12 +556,8 @@ func (j *Job) finish() {
 // a device and was passed on has.
 func (j *Job) giveUp(why error) {
 	j.mu.Lock()
-	if j.err == nil {
-		j.err = why
-	} else {
-		j.open = errors.Join(j.open, why)
-	}
-	if j.at = min(j.at, j.done.prefix()); !j.Down {
+	j.open = errors.Join(j.open, why)
+	if !j.Down {
 		j.at = 0
 	}
 	j.fail()
@@ -623,15 +619,17 @@ func (j *Job) settled(ctx context.Context, p cudart.Point) {
 func (j *Job) result() (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.err == nil {
+	if j.err == nil && j.open == nil {
 		return j.N, nil
 	}
 	done := min(j.at, j.done.prefix())
-	err := fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
-	if j.open != nil {
-		err = fmt.Errorf("%w; %w", err, j.open)
+	switch {
+	case j.err == nil:
+		return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.open)
+	case j.open == nil:
+		return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
 	}
-	return done, err
+	return done, fmt.Errorf("at byte %d of %d: %w; %w", done, j.N, j.err, j.open)
 }
 
 // report makes progress known.
