@@ -47,6 +47,19 @@ func (d *Device) CopyToHost(dst unsafe.Pointer, src DevPtr, n int) error {
 // The error wraps [ErrInvalidValue] if n < 0, or if either range runs past its
 // allocation or registration, even into the next one.
 func (s *Stream) CopyToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
+	if err := s.dev.checkPinned(fnMemcpyAsync, uintptr(src), n); err != nil {
+		return err
+	}
+	return s.dev.copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
+}
+
+// CopyPageableToDevice copies n bytes from any host memory to device memory, in order
+// with the stream (cudaMemcpyAsync). It waits for the stream, and until CUDA has
+// copied src to a staging buffer of its own; the bytes may reach the device later.
+// Where the device reads pageable memory itself
+// ([AttrPageableMemoryAccessUsesHostPageTables]), src must stay unchanged until the
+// stream has passed the copy. The errors are those of [Device.CopyToDevice].
+func (s *Stream) CopyPageableToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
 	return s.dev.copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
 }
 
@@ -55,6 +68,9 @@ func (s *Stream) CopyToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
 // the copy, dst holds old bytes, or some old and some new ones. The requirements of
 // [Stream.CopyToDevice] on src apply to dst, and its errors.
 func (s *Stream) CopyToHost(dst unsafe.Pointer, src DevPtr, n int) error {
+	if err := s.dev.checkPinned(fnMemcpyAsync, uintptr(dst), n); err != nil {
+		return err
+	}
 	return s.dev.copy(s, uintptr(dst), uintptr(src), dst, n, deviceToHost)
 }
 
@@ -74,11 +90,6 @@ func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, k
 	if n < 0 {
 		return invalid(fn, "size %d: must not be negative", n)
 	}
-	if s != nil && d.rt.debug {
-		if err := d.checkPinned(fn, uintptr(host), n); err != nil {
-			return err
-		}
-	}
 	f := d.begin(s)
 	f.host = host
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4] = dst, src, uintptr(n), uintptr(kind), s.arg()
@@ -90,10 +101,10 @@ func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, k
 	return nil
 }
 
-// checkPinned refuses host memory that is not pinned, at its first or at its last
-// byte (cudaPointerGetAttributes). It is for the debug mode.
+// checkPinned refuses, in debug mode, host memory for an asynchronous copy that is
+// not pinned at its first or at its last byte (cudaPointerGetAttributes).
 func (d *Device) checkPinned(fn function, host uintptr, n int) error {
-	if host == 0 || n == 0 {
+	if !d.rt.debug || host == 0 || n <= 0 {
 		return nil
 	}
 	for _, at := range [2]uintptr{0, uintptr(n - 1)} {

@@ -1,6 +1,7 @@
 package cudart_test
 
 import (
+	"bytes"
 	"errors"
 	"path/filepath"
 	"testing"
@@ -197,6 +198,13 @@ func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 	require.ErrorContains(t, s.CopyBatch(&up), "copy 1 of 2")
 	require.NoError(t, dev.Synchronize(t.Context()))
 	require.NoError(t, dev.CopyToDevice(mem, pointer(heap), 4096), "synchronous copies take any memory")
+	fill(heap, 3)
+	require.NoError(t, s.CopyPageableToDevice(mem, pointer(heap), 4096))
+	want := bytes.Clone(heap)
+	clear(heap) // it may be changed
+	require.NoError(t, s.CopyToHost(pointer(good), mem, 4096))
+	require.NoError(t, s.Synchronize(t.Context()))
+	require.Equal(t, want, good)
 }
 
 // C writes structs of other sizes in every version. None may be larger than the memory

@@ -130,7 +130,7 @@ func TestSmallCopiesAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
 	const goroutines, copies = 100, 10
-	const room = 2 * stage.Alone
+	const room = 4 * stage.Alone
 	mem := r.device(goroutines * room)
 	var group sync.WaitGroup
 	for g := range goroutines {

@@ -114,7 +114,7 @@ func TestErrorsThatAreReportedOnce(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	r := rigOn(t, dev, Options{Workers: 1})
-	const large = 2*stage.Alone + 1
+	const large = 13 * stage.Alone
 	mem, want := r.device(large), bytesOf(1, large)
 	r.fill(mem, want)
 	fault := cudasim.Fault{Code: cudart.ErrLaunchFailure}

@@ -49,7 +49,10 @@ func TestAMappedFileThatIsCutShort(t *testing.T) {
 	dev := r.device(n)
 	require.NoError(t, r.c.Upload(t.Context(), dev, mem))
 	require.NoError(t, f.Truncate(mib))
-	require.ErrorContains(t, r.c.Upload(t.Context(), dev, mem), "or its file was truncated")
+	for _, n := range []int{1, 300 * kib, 3 * mib} { // of one goroutine, by CUDA, of workers
+		require.ErrorContains(t, r.c.Upload(t.Context(), dev, mem[mib:mib+n]), "or its file was truncated")
+		require.ErrorContains(t, r.c.Upload(t.Context(), dev, mem[mib+1-min(n, mib):mib+1]), "or its file was truncated")
+	}
 	require.ErrorContains(t, r.c.Download(t.Context(), mem, dev), "or its file was truncated")
 	require.NoError(t, f.Truncate(n))
 	require.NoError(t, r.c.Upload(t.Context(), dev, mem))

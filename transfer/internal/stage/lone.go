@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -18,6 +20,7 @@ import (
 type lone struct {
 	stream *cudart.Stream
 	buf    *hostmem.Buffer
+	most   int // bytes of a copy
 	taken  atomic.Bool
 	left   cudart.Point // the end of a copy that was not waited for; guarded by taken
 
@@ -33,19 +36,19 @@ const (
 	loneLeft // the caller has left
 )
 
-// How many bytes are copied so. What is uploaded is on its way in pieces while the
-// next is being copied to pinned memory.
+// How many bytes are copied so. What does not fit into the memory of a lone CUDA stages
+// itself: until workers would be quicker, at several times the cores.
 const (
-	mostUp    = 2 * Alone
-	mostDown  = Alone
-	lonePiece = Alone
+	mostUp   = 12 * Alone
+	mostDown = 2 * Alone
 )
 
-func (l *lone) open(ctx context.Context, dev *cudart.Device, most int) (err error) {
+func (l *lone) open(ctx context.Context, dev *cudart.Device, memory, most int) (err error) {
+	l.most = most
 	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
-	l.buf, err = hostmem.Alloc(ctx, dev, most, hostmem.Options{Label: ringLabel})
+	l.buf, err = hostmem.Alloc(ctx, dev, memory, hostmem.Options{Label: ringLabel})
 	return err
 }
 
@@ -75,7 +78,7 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 	if down {
 		l = &s.loneDown
 	}
-	if len(mem) > l.buf.Len() || !l.take() {
+	if len(mem) > l.most || !l.take() {
 		return false, nil
 	}
 	l.state.Store(loneUses)
@@ -115,31 +118,37 @@ func (l *lone) take() bool {
 
 func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 	slot := l.buf.Bytes()
-	if down {
+	switch {
+	case down:
 		l.state.Store(loneWaits)
 		err := l.wait(l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem)))
 		if err != nil || !l.state.CompareAndSwap(loneWaits, loneUses) {
 			return err
 		}
 		return Guard(func() error { copy(mem, slot); return nil })
-	}
-	var err error
-	for off := 0; off < len(mem) && err == nil; off += lonePiece {
-		piece := slot[off:min(off+lonePiece, len(mem))]
-		if err = Guard(func() error { copy(piece, mem[off:]); return nil }); err != nil {
-			if off == 0 {
-				return err
-			}
-			break
+	case len(mem) > len(slot):
+		if err := Guard(func() error { return touch(mem) }); err != nil {
+			return err
 		}
 		l.state.Store(loneWaits)
-		err = l.stream.CopyToDevice(dev+cudart.DevPtr(off), unsafe.Pointer(&piece[0]), len(piece))
-		if off+lonePiece < len(mem) && !l.state.CompareAndSwap(loneWaits, loneUses) {
-			break // the caller has left
-		}
+		return l.wait(l.stream.CopyPageableToDevice(dev, unsafe.Pointer(&mem[0]), len(mem)))
 	}
-	l.state.CompareAndSwap(loneUses, loneWaits) // after an error
-	return l.wait(err)
+	if err := Guard(func() error { copy(slot, mem); return nil }); err != nil {
+		return err
+	}
+	l.state.Store(loneWaits)
+	return l.wait(l.stream.CopyToDevice(dev, unsafe.Pointer(&slot[0]), len(mem)))
+}
+
+// touch reads a byte of every page, so that a fault is Go's, who survives it, and not
+// one inside of CUDA.
+func touch(mem []byte) error {
+	sum := mem[len(mem)-1]
+	for at := 0; at < len(mem); at += os.Getpagesize() {
+		sum += mem[at]
+	}
+	runtime.KeepAlive(sum)
+	return nil
 }
 
 // wait waits until the stream is done, for a copy that was queued or has failed. The

@@ -160,7 +160,7 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	if s.few, err = newRing(ctx, s.dev, fewUnits, 0, Alone, 1, ringLabel); err != nil {
 		return err
 	}
-	if err := errors.Join(s.loneUp.open(ctx, s.dev, mostUp), s.loneDown.open(ctx, s.dev, mostDown)); err != nil {
+	if err := errors.Join(s.loneUp.open(ctx, s.dev, Alone, mostUp), s.loneDown.open(ctx, s.dev, mostDown, mostDown)); err != nil {
 		return err
 	}
 	s.ring.annex.pinned = &s.bytes
