@@ -203,7 +203,7 @@ func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 	want := bytes.Clone(heap)
 	clear(heap) // it may be changed
 	require.NoError(t, s.CopyToHost(pointer(good), mem, 4096))
-	require.NoError(t, s.Synchronize(t.Context()))
+	require.NoError(t, s.SynchronizeBlocking())
 	require.Equal(t, want, good)
 }
 

@@ -44,6 +44,7 @@ func TestCopiesBetweenDevices(t *testing.T) {
 		}
 		fill(host, byte(round+1))
 		require.NoError(t, a.CopyToDevice(onA, unsafe.Pointer(&host[0]), n))
+		require.NoError(t, a.Synchronize(ctx)) // it returns before they are there
 		require.NoError(t, s.CopyPeer(onB+1, b, onA, a, n-1))
 		require.NoError(t, s.Synchronize(ctx))
 		require.NoError(t, b.CopyToHost(unsafe.Pointer(&back[0]), onB, n))

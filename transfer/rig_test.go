@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"context"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -72,5 +73,6 @@ func (r *rig) fill(p cudart.DevPtr, b []byte) {
 	r.Helper()
 	if len(b) > 0 {
 		require.NoError(r, r.dev.CopyToDevice(p, unsafe.Pointer(&b[0]), len(b)))
+		require.NoError(r, r.dev.Synchronize(context.Background())) // it returns before they are there
 	}
 }

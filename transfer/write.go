@@ -56,6 +56,9 @@ const (
 	// fileWriters is the same for a file in the page cache: the kernel lets one at
 	// a time go on.
 	fileWriters = 1
+	// freshWorkers is how many copy into a file whose pages are allocated meanwhile:
+	// ten are no quicker, at twice the cost.
+	freshWorkers = 4
 )
 
 // downloadBehind copies n bytes that are written behind.
@@ -80,7 +83,12 @@ func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.Dev
 		forget(to)
 		return nil
 	})
-	done, err = v.stageDown(ctx, src, stage.Copy{N: len(m.mem), Sink: sink, Slow: m.slow, Kernel: true})
+	// Workers that populate parts of one page table, 2 MiB, wait for one another.
+	c := stage.Copy{N: len(m.mem), Sink: sink, Slow: m.slow, Kernel: true, Piece: hugePage, MaxChunk: 2 * hugePage}
+	if m.before < m.end {
+		c.Workers = freshWorkers
+	}
+	done, err = v.stageDown(ctx, src, c)
 	return done, errors.Join(err, m.close(done))
 }
 

@@ -313,6 +313,9 @@ func (t *trip) poison(ctx context.Context, c Case, want content) error {
 			if err := target.dev.CopyToDevice(p, unsafe.Pointer(&sent[0]), len(sent)); err != nil {
 				return err
 			}
+			if err := target.dev.Synchronize(ctx); err != nil { // streams do not wait for it
+				return err
+			}
 			continue
 		}
 		if err := t.upload(ctx, t.stream(c, 0), p, source-guardBytes, len(sent)); err != nil {

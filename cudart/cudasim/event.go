@@ -31,8 +31,7 @@ type record struct {
 func (c *call) event(h uintptr) (*event, cudart.Code) {
 	e := c.events[h]
 	if e == nil {
-		c.misuse(StaleHandle, -1, "no event %#x", h)
-		return nil, cudart.ErrInvalidResourceHandle
+		return nil, c.stale("event", h)
 	}
 	return e, e.dev.makeContext()
 }

@@ -487,8 +487,13 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 		next <- s
 	}()
 	old := (&lib{sims[3], t}).Symbol("cudaMemPrefetchAsync")
-	require.NoError(t, sims[3].Close())
+	late := get[uintptr](&lib{sims[3], t}, "cudaStreamCreateWithPriority", 1, 0)
+	require.Error(t, sims[3].Close(), "a stream is left")
 	s := <-next
+	assert.Equal(t, cudart.ErrCudartUnloading, (&lib{s, t}).call("cudaStreamDestroy", late))
+	assert.Empty(t, s.Misuses(), "of a closed one")
+	assert.Equal(t, cudart.ErrInvalidResourceHandle, (&lib{s, t}).call("cudaStreamDestroy", 12345))
+	assert.Len(t, s.Misuses(), 1)
 	assert.NotZero(t, s.Symbol("cudaMalloc"))
 	r, _, _ := purego.SyscallN(old, 0, 0, 0, 0, 0)
 	assert.Equal(t, cudart.ErrCudartUnloading, cudart.Code(int32(r)), "another version's entry in the same slot")

@@ -1,6 +1,11 @@
 package cudasim
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+)
 
 // maxMisuses bounds the misuses that are kept, and the internal errors.
 const maxMisuses = 1000
@@ -83,4 +88,15 @@ func (s *Sim) WrongDevice() []Misuse {
 		}
 	}
 	return wrong
+}
+
+// stale is the result of a call with a handle that is none. It is a misuse, unless the
+// handle is of a closed Sim whose function pointers this one has: lost streams and
+// events may be destroyed at any time.
+func (c *call) stale(what string, h uintptr) cudart.Code {
+	if space := h - (h-deviceAddresses)%addressSpaceSize; space != c.base && slices.Contains(c.earlier, space) {
+		return cudart.ErrCudartUnloading
+	}
+	c.misuse(StaleHandle, -1, "no %s %#x", what, h)
+	return cudart.ErrInvalidResourceHandle
 }

@@ -19,7 +19,8 @@ type Sim struct {
 	names    map[string]int // exported name -> export
 	exported []string       // export -> name, "" where not exported
 	threads  *threadKey
-	base     uintptr // of the device addresses and handles
+	base     uintptr   // of the device addresses and handles
+	earlier  []uintptr // those of the Sims that had the slot before
 
 	closed  atomic.Bool
 	closing chan struct{}

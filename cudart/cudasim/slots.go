@@ -22,6 +22,7 @@ const maxSlots = 16
 type slot struct {
 	entries []uintptr
 	sim     atomic.Pointer[Sim]
+	served  []uintptr // address spaces of the Sims that it has served; guarded by slots.mu
 }
 
 // slots are the process's tables. They are made when needed and reused, the one
@@ -62,6 +63,8 @@ func takeSlot(s *Sim) (*slot, error) {
 		t = slots.free[0]
 		slots.free = slots.free[1:]
 	}
+	s.earlier = t.served
+	t.served = append(t.served, s.base)
 	t.sim.Store(s)
 	return t, nil
 }

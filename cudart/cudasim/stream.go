@@ -110,8 +110,7 @@ func (c *call) stream(h uintptr) (*stream, cudart.Code) {
 	}
 	st := c.streams[h]
 	if st == nil {
-		c.misuse(StaleHandle, -1, "no stream %#x", h)
-		return nil, cudart.ErrInvalidResourceHandle
+		return nil, c.stale("stream", h)
 	}
 	c.on(st.dev, "stream", h)
 	return st, st.dev.makeContext()

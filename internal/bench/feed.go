@@ -291,7 +291,9 @@ func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 	from := t.batch.mem
 	var err error
 	if f.blocking {
-		err = f.dev.CopyToDevice(t.mem, unsafe.Pointer(&from[0]), len(from))
+		if err = f.stream.CopyPageableToDevice(t.mem, unsafe.Pointer(&from[0]), len(from)); err == nil {
+			err = f.stream.SynchronizeBlocking()
+		}
 	} else {
 		err = from.CopyToDevice(f.stream, t.mem, 0, len(from))
 	}

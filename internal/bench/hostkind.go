@@ -104,8 +104,9 @@ func openPageable(_ context.Context, dev *cudart.Device, n int) (*hostMemory, er
 	}
 	p := unsafe.Pointer(unsafe.SliceData(m.Bytes()))
 	return &hostMemory{bytes: m.Bytes(), close: m.Close,
-		toDevice: func(_ context.Context, _ *cudart.Stream, dst cudart.DevPtr, n int) error {
-			return dev.CopyToDevice(dst, p, n)
+		// Streams that do not block do not wait for the end of a cudaMemcpy to the device.
+		toDevice: func(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, n int) error {
+			return s.CopyPageableToDevice(dst, p, n)
 		},
 		toHost: func(_ context.Context, _ *cudart.Stream, src cudart.DevPtr, n int) error {
 			return dev.CopyToHost(p, src, n)

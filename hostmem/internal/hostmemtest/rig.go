@@ -110,6 +110,7 @@ func (g *Rig) Download(p cudart.DevPtr, n int) []byte {
 func (g *Rig) Upload(p cudart.DevPtr, mem []byte) {
 	g.Helper()
 	require.NoError(g, g.Dev.CopyToDevice(p, unsafe.Pointer(unsafe.SliceData(mem)), len(mem)))
+	require.NoError(g, g.Dev.Synchronize(context.Background())) // it returns before they are there
 }
 
 // Synchronize waits for the rig's stream.

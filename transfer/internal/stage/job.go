@@ -174,7 +174,7 @@ func (s *Stage) newJob(c Copy) *Job {
 // How many workers a copy keeps busy, besides its own goroutine, for each device:
 // copying into the ring takes twice the cores of copying out of it, past the
 // caches, and reading or faulting in the page cache three times.
-const upHelpers, downHelpers, kernelHelpers = 6, 3, 9
+const upHelpers, downHelpers, kernelHelpers = 7, 3, 9
 
 // Poke makes the job look again.
 func (j *Job) Poke() {
