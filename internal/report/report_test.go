@@ -196,6 +196,10 @@ func TestKeptResults(t *testing.T) {
 		require.NoError(t, err, file)
 		assert.True(t, r.Complete, file)
 		assert.NotEmpty(t, r.Devices, file)
+		if len(r.Benches) > 0 && r.Devices[0].Bandwidth == nil {
+			benchGoldens(t, strings.TrimSuffix(file, ".json"), r)
+			continue
+		}
 		for _, d := range r.Devices { // which version 1 had in another form
 			require.NotNil(t, d.Bandwidth, file)
 			require.Len(t, d.Bandwidth.Series, 2, file)
@@ -208,6 +212,19 @@ func TestKeptResults(t *testing.T) {
 		require.NoError(t, err)
 		golden(t, rel, render(t, r, Text, Style{}))
 	}
+}
+
+// benchGoldens compares everything that is rendered of a bench on a real GPU.
+func benchGoldens(t *testing.T, file string, r *Result) {
+	t.Helper()
+	name, err := filepath.Rel(testdata, file)
+	require.NoError(t, err)
+	golden(t, name+".txt", render(t, r, Text, Style{}))
+	golden(t, name+"-40.txt", render(t, r, Text, Style{Width: 40}))
+	golden(t, name+".prom", render(t, r, Prometheus, Style{}))
+	golden(t, name+".csv", render(t, r, CSV, Style{}))
+	golden(t, name+".html", render(t, r, HTML, Style{}))
+	assert.Len(t, strings.Split(strings.TrimSpace(render(t, r, JSONLines, Style{})), "\n"), 1)
 }
 
 func TestErrorsOfTheQuickCheckAreShown(t *testing.T) {
