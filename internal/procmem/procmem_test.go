@@ -114,6 +114,23 @@ func TestFewPowersOfTwoWithoutAFrameworkProveNothing(t *testing.T) {
 	assert.False(t, likely)
 }
 
+// The mappings of a real process, those of 2 MiB and more: PyTorch 2.11 with 1 GiB + 1
+// byte pinned, beside an H200 (driver 580, 2026-11-22).
+func TestARealProcess(t *testing.T) {
+	t.Parallel()
+	smaps, err := os.ReadFile("testdata/smaps-torch-2.11-pinned-1gib-and-1.txt")
+	require.NoError(t, err)
+	p, err := Read(process(string(smaps), ""), 7)
+	require.NoError(t, err)
+	assert.True(t, p.Driver)
+	assert.Equal(t, 2048*mib, p.Blocks[0].Size)
+	_, _, likely := p.Rounded()
+	assert.True(t, likely)
+	least, most := p.Pinned()
+	assert.Equal(t, 2056*mib, least, "beside small ones of the driver")
+	assert.Less(t, most, 2400*mib)
+}
+
 // Shared memory of a process without the CUDA driver, as a database has, is not pinned.
 func TestSharedMemoryWithoutTheDriver(t *testing.T) {
 	t.Parallel()
