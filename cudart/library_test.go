@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
 )
 
@@ -34,7 +35,7 @@ func versionOfFile(file string) Version {
 func TestRealLibrariesExportWhatWeBind(t *testing.T) {
 	for _, file := range realLibraries(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			source, err := loadLibrary(file)
+			source, err := dynlib.Open(file)
 			require.NoError(t, err)
 			version := versionOfFile(file)
 			require.NotZero(t, version, "the version in the file's name")

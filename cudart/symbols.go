@@ -50,6 +50,18 @@ const (
 	fnEventSynchronize
 	fnEventElapsedTime
 	fnLaunchHostFunc
+	fnLibraryLoad
+	fnLibraryUnload
+	fnLibraryGetKernel
+	fnFuncGetAttributes
+	fnFuncSetAttribute
+	fnLaunchKernel
+	fnModuleLoad // from here to fnDriverLaunchKernel of the driver's library, libcuda
+	fnModuleUnload
+	fnModuleGetFunction
+	fnDriverFuncGetAttribute
+	fnDriverFuncSetAttribute
+	fnDriverLaunchKernel
 	fnGetLastError
 	fnGetErrorName
 	fnGetErrorString
@@ -144,6 +156,24 @@ var symbols = [...]symbol{
 	{fn: fnEventSynchronize, name: "cudaEventSynchronize", required: true},
 	{fn: fnEventElapsedTime, name: "cudaEventElapsedTime", required: true},
 	{fn: fnLaunchHostFunc, name: "cudaLaunchHostFunc", required: true},
+
+	{fn: fnLibraryLoad, name: "cudaLibraryLoadData", since: librarySince},
+	{fn: fnLibraryUnload, name: "cudaLibraryUnload", since: librarySince},
+	{fn: fnLibraryGetKernel, name: "cudaLibraryGetKernel", since: librarySince},
+	{fn: fnFuncGetAttributes, name: "cudaFuncGetAttributes", since: librarySince},
+	{fn: fnFuncSetAttribute, name: "cudaFuncSetAttribute", since: librarySince},
+	{fn: fnLaunchKernel, name: "cudaLaunchKernelExC", since: librarySince},
+}
+
+// driverSymbols are the names of libcuda that are bound if the runtime cannot load code.
+// They are the same in all versions.
+var driverSymbols = [...]symbol{
+	{fn: fnModuleLoad, name: "cuModuleLoadDataEx"},
+	{fn: fnModuleUnload, name: "cuModuleUnload"},
+	{fn: fnModuleGetFunction, name: "cuModuleGetFunction"},
+	{fn: fnDriverFuncGetAttribute, name: "cuFuncGetAttribute"},
+	{fn: fnDriverFuncSetAttribute, name: "cuFuncSetAttribute"},
+	{fn: fnDriverLaunchKernel, name: "cuLaunchKernel"},
 }
 
 // serves reports whether the row is the one to use with a runtime of version v.
@@ -153,9 +183,11 @@ func (s *symbol) serves(v Version) bool {
 
 // name is the C name of a function, for messages.
 func (fn function) name() string {
-	for i := range symbols {
-		if symbols[i].fn == fn {
-			return symbols[i].name
+	for _, rows := range [][]symbol{symbols[:], driverSymbols[:]} {
+		for i := range rows {
+			if rows[i].fn == fn {
+				return rows[i].name
+			}
 		}
 	}
 	return "unknown function"
