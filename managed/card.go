@@ -81,7 +81,7 @@ func (c *card) available() int { return min(c.before, c.free+c.allocated) }
 func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error) {
 	c.mu.Lock()
 	available := c.available()
-	fresh := time.Since(c.asked) < staleAfter && c.allocated+n+reserve <= available-available/4
+	fresh := time.Since(c.asked) < staleAfter && c.allocated+n+reserve <= available/2
 	c.mu.Unlock()
 	if !fresh {
 		if err := c.look(); err != nil {
