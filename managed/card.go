@@ -111,7 +111,6 @@ func (c *card) release(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.allocated -= n
-	c.asked = time.Time{} // what is free has changed, too
 }
 
 // size is a number of bytes for messages: exact, and in GiB where that is shorter.
