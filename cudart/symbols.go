@@ -25,6 +25,9 @@ const (
 	fnMallocManaged
 	fnMemPrefetch
 	fnMemAdvise
+	fnMemRangeGetAttribute
+	fnMemPrefetchBatch
+	fnMemDiscardBatch
 	fnHostAlloc
 	fnFreeHost
 	fnHostRegister
@@ -127,6 +130,9 @@ var symbols = [...]symbol{
 	{fn: fnMemAdvise, name: "cudaMemAdvise", until: 12020, abi: abiOrdinal},
 	{fn: fnMemAdvise, name: "cudaMemAdvise_v2", since: 12020, until: 13000, abi: abiLocation},
 	{fn: fnMemAdvise, name: "cudaMemAdvise", since: 13000, abi: abiLocation},
+	{fn: fnMemRangeGetAttribute, name: "cudaMemRangeGetAttribute"},
+	{fn: fnMemPrefetchBatch, name: "cudaMemPrefetchBatchAsync", since: prefetchBatchSince},
+	{fn: fnMemDiscardBatch, name: "cudaMemDiscardBatchAsync", since: prefetchBatchSince},
 
 	{fn: fnHostAlloc, name: "cudaHostAlloc", required: true},
 	{fn: fnFreeHost, name: "cudaFreeHost", required: true},

@@ -81,6 +81,9 @@ func init() {
 		{name: "cudaMemAdvise", args: 4, until: 13000, run: (*call).adviseOrdinal},
 		{name: "cudaMemAdvise_v2", args: 4, since: 12020, until: 13000, run: (*call).adviseLocation},
 		{name: "cudaMemAdvise", args: 4, since: 13000, run: (*call).adviseLocation},
+		{name: "cudaMemRangeGetAttribute", args: 5, run: (*call).memRangeGetAttribute},
+		{name: "cudaMemPrefetchBatchAsync", args: 8, stream: 8, since: 13000, run: (*call).prefetchBatch},
+		{name: "cudaMemDiscardBatchAsync", args: 5, stream: 5, since: 13000, run: (*call).discardBatch},
 
 		{name: "cudaMemcpy", args: 4, run: (*call).memcpy},
 		{name: "cudaMemcpyAsync", args: 5, stream: 5, run: (*call).memcpyAsync},
