@@ -163,7 +163,7 @@ func (s *Stream) PrefetchBatch(b *PrefetchBatch) error {
 	f := s.dev.begin(s)
 	defer rt.end(f)
 	f.host = unsafe.Pointer(b)
-	f.args = [9]uintptr{
+	f.args = [maxCallArgs]uintptr{
 		uintptr(unsafe.Pointer(&b.ptrs[0])), uintptr(unsafe.Pointer(&b.sizes[0])), uintptr(b.Len()),
 		uintptr(unsafe.Pointer(&b.locations[0])), uintptr(unsafe.Pointer(&b.indexes[0])), uintptr(b.Len()), 0, s.arg(),
 	}
