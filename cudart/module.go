@@ -52,7 +52,7 @@ func (rt *Runtime) bindDriver() error {
 	source := rt.source
 	if source.Symbol(driverSymbols[0].name) == 0 {
 		if rt.lib.Simulated {
-			return fmt.Errorf("%s runs no kernels: %w", rt.lib.Path, ErrUnsupported)
+			return rt.noKernels()
 		}
 		libcuda, err := dynlib.Open(cmp.Or(findlib.This().Driver().LibPath, "libcuda.so.1"))
 		if err != nil {
@@ -66,6 +66,11 @@ func (rt *Runtime) bindDriver() error {
 		}
 	}
 	return nil
+}
+
+// noKernels is the error of a simulated library.
+func (rt *Runtime) noKernels() error {
+	return fmt.Errorf("%s runs no kernels: %w", rt.lib.Path, ErrUnsupported)
 }
 
 // A Module is code that is loaded on a device. Package kernel adds what makes launches
@@ -116,19 +121,19 @@ func (l *jitLog) failed(err error) error {
 
 // LoadModule loads PTX, a cubin or a fat binary on the device (cudaLibraryLoadData of CUDA
 // 12.8 or later, else cuModuleLoadDataEx). The driver compiles PTX, which takes a fraction
-// of a second, and keeps the result in a cache on disk. code may be changed afterwards. The
+// of a second, and keeps the result in a cache on disk. image may be changed afterwards. The
 // error of code that cannot be used is a [*JITError]; it wraps [ErrUnsupportedPtxVersion] if
 // the PTX is of a newer CUDA than the driver, [ErrNoKernelImageForDevice] if the code is for
 // other devices, and [ErrUnsupported] if the library is a simulated one, which runs no kernels.
-func (d *Device) LoadModule(code []byte) (*Module, error) {
-	if len(code) == 0 {
+func (d *Device) LoadModule(image []byte) (*Module, error) {
+	if len(image) == 0 {
 		return nil, fmt.Errorf("cudaLibraryLoadData: on %v: the code is empty", d)
 	}
 	api, err := d.rt.codeAPI()
 	if err != nil {
 		return nil, fmt.Errorf("cuModuleLoadDataEx: on %v: %w", d, err)
 	}
-	image := append(bytes.Clone(code), 0) // PTX ends with a zero byte
+	image = append(bytes.Clone(image), 0) // PTX ends with a zero byte
 	m := &Module{dev: d, api: api, jit: newJITLog()}
 	options, values := uintptr(unsafe.Pointer(&m.jit.options)), uintptr(unsafe.Pointer(&m.jit.values))
 	f := d.rt.begin()
@@ -138,7 +143,11 @@ func (d *Device) LoadModule(code []byte) (*Module, error) {
 	if api == &driverCode {
 		f.args = [maxCallArgs]uintptr{f.outPtr(0), uintptr(f.host), uintptr(len(m.jit.options)), options, values}
 	}
-	if code := d.guard(api.load, f); code != Success {
+	code := d.guard(api.load, f)
+	if code == ErrNotSupported && d.rt.lib.Simulated {
+		return nil, fmt.Errorf("%s: on %v: %w", api.load.name(), d, d.rt.noKernels())
+	}
+	if code != Success {
 		return nil, m.jit.failed(d.rt.errorf(api.load, code, "%d bytes on %v", len(image)-1, d))
 	}
 	m.handle = uintptr(f.out[0])

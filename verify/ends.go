@@ -39,7 +39,7 @@ func newEnd(ctx context.Context, dev *cudart.Device, c *transfer.Copier, path Pa
 			return nil, err
 		}
 		return d, nil
-	case PathMapped:
+	case PathMapped, PathKernel:
 		return newMapped(dev, n)
 	case PathManaged:
 		return newManaged(dev, n)
