@@ -66,14 +66,17 @@ type Allocator struct {
 	notes      []string
 	card       *card
 
-	mu     sync.Mutex // not held during calls into the library
-	closed bool
-	live   map[*Memory]struct{}
-	order  uint64 // of the last use: see Memory.used
-	total  counts
-	labels map[string]*counts
-	onHost int // bytes of memory beyond the card
-	failed int
+	leave sync.Once // the card
+
+	mu      sync.Mutex // not held during calls into the library
+	closed  bool
+	streams []*cudart.Stream // for moves, idle
+	live    map[*Memory]struct{}
+	order   uint64 // of the last use: see Memory.used
+	total   counts
+	labels  map[string]*counts
+	onHost  int // bytes of memory beyond the card
+	failed  int
 }
 
 // New makes an allocator. It allocates nothing yet. Close it. Errors are of a nil device,
@@ -266,19 +269,28 @@ func (a *Allocator) freed(m *Memory) {
 	delete(a.live, m)
 }
 
-// Close refuses new allocations from its call on. Memory that is not closed is an error
-// that wraps [ErrInUse]: close it, and call Close again. A second Close after one that
-// returned nil does nothing.
+// Close refuses new allocations from its call on, and destroys the streams of plans. Memory
+// that is not closed is an error that wraps [ErrInUse]: close it, and call Close again.
+// After an error of CUDA Close may be called again, too. After one that returned nil it
+// does nothing.
 func (a *Allocator) Close() error {
+	if err := a.close(); err != nil {
+		return fmt.Errorf("managed: close allocator of %v: %w", a.dev, err)
+	}
+	return nil
+}
+
+func (a *Allocator) close() error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.closed = true
-	if len(a.live) > 0 {
-		return fmt.Errorf("managed: close allocator of %v: %d allocations with %d bytes are not closed: %w", a.dev, len(a.live), a.total.Allocated, ErrInUse)
+	live, bytes := len(a.live), a.total.Allocated
+	a.mu.Unlock()
+	if live > 0 {
+		return fmt.Errorf("%d allocations with %d bytes are not closed: %w", live, bytes, ErrInUse)
 	}
-	if a.card != nil {
-		a.card.close()
-		a.card = nil
+	if err := a.closeStreams(); err != nil {
+		return err
 	}
+	a.leave.Do(a.card.close)
 	return nil
 }

@@ -175,15 +175,14 @@ func (r *planRun) step(i int) error {
 
 // work makes moves on a stream of its own until next returns false.
 func (r *planRun) work(ctx context.Context, next func(context.Context, *cudart.Stream) (bool, error)) {
-	s, err := r.a.dev.NewStream(cudart.StreamOptions{})
+	s, err := r.a.takeStream()
+	if err == nil {
+		for more := true; more && err == nil; {
+			more, err = next(ctx, s)
+		}
+		r.a.putStream(s)
+	}
 	if err != nil {
-		r.fail(err)
-		return
-	}
-	for more := true; more && err == nil; {
-		more, err = next(ctx, s)
-	}
-	if err = errors.Join(err, s.Close()); err != nil {
 		r.fail(err)
 	}
 }
@@ -307,6 +306,41 @@ func (r *planRun) unadvise() error {
 	for id, copied := range r.copied {
 		if c := r.chunks[id]; copied {
 			errs = append(errs, r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseUnsetReadMostly, Host()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// takeStream returns a stream for moves, which is to be put back.
+func (a *Allocator) takeStream() (*cudart.Stream, error) {
+	a.mu.Lock()
+	if last := len(a.streams) - 1; last >= 0 {
+		s := a.streams[last]
+		a.streams = a.streams[:last]
+		a.mu.Unlock()
+		return s, nil
+	}
+	a.mu.Unlock()
+	return a.dev.NewStream(cudart.StreamOptions{})
+}
+
+func (a *Allocator) putStream(s *cudart.Stream) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.streams = append(a.streams, s)
+}
+
+// closeStreams destroys the streams for moves.
+func (a *Allocator) closeStreams() error {
+	a.mu.Lock()
+	streams := a.streams
+	a.streams = nil
+	a.mu.Unlock()
+	var errs []error
+	for _, s := range streams {
+		if err := s.Close(); err != nil {
+			errs = append(errs, err)
+			a.putStream(s)
 		}
 	}
 	return errors.Join(errs...)

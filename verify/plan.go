@@ -26,6 +26,10 @@ const (
 	PathMapped Path = "mapped"
 	// PathManaged is memory of cudaMallocManaged, which the CPU writes and reads.
 	PathManaged Path = "managed"
+	// PathManagedMoved is managed memory that CPU and device write in turn: the
+	// device copies what the CPU wrote from the card, where it was prefetched, and
+	// writes what the CPU then reads on the host, where it is prefetched back.
+	PathManagedMoved Path = "managed_moved"
 	// PathHop is PathPinned with a copy to a second device buffer on the way.
 	PathHop Path = "device_hop"
 	// PathPeer is PathPinned with a copy to another device and back on the way
@@ -61,7 +65,7 @@ const (
 // Paths returns all paths.
 func Paths() []Path {
 	return []Path{
-		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathHop, PathPeer,
+		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathPeer,
 		PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew, PathFanout,
 		PathKernel, PathDeviceMemory,
 	}
@@ -85,6 +89,9 @@ func (p Path) copier() bool {
 
 // kernels reports whether the path runs kernels.
 func (p Path) kernels() bool { return p == PathKernel || p == PathDeviceMemory }
+
+// managed reports whether the path is managed memory.
+func (p Path) managed() bool { return p == PathManaged || p == PathManagedMoved }
 
 // peers reports whether the path needs another device.
 func (p Path) peers() bool { return p == PathPeer || p == PathFanout }

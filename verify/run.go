@@ -170,6 +170,8 @@ func unsupported(dev *cudart.Device, path Path) string {
 	switch path {
 	case PathManaged:
 		attr, what = cudart.AttrManagedMemory, "managed memory"
+	case PathManagedMoved:
+		attr, what = cudart.AttrConcurrentManagedAccess, "moving managed memory"
 	case PathMapped, PathKernel:
 		attr, what = cudart.AttrCanMapHostMemory, "mapped host memory"
 	case PathRegistered:
@@ -206,9 +208,9 @@ func (p *pathRun) affordable(cases []Case) []Case {
 	return p.keep(cases, func(c Case) string {
 		n := c.SizeBytes
 		switch {
-		case p.Path == PathManaged && n > maxManaged:
+		case p.Path.managed() && n > maxManaged:
 			return fmt.Sprintf("managed memory is verified up to %s", bytesText(maxManaged))
-		case p.Path == PathManaged && 3*n > free/4:
+		case p.Path.managed() && 3*n > free/4:
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
 		case (p.Path == PathHop || p.Path == PathPeer) && 2*n > free/2, n > free/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
