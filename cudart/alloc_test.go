@@ -9,13 +9,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/dynlib"
 )
 
 // stubRuntime is bound to a C function that does next to nothing: abs, which returns
 // success for a first argument of 0. The rest is our own cost.
 func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	tb.Helper()
-	libc, err := loadLibrary("libc.so.6")
+	libc, err := dynlib.Open("libc.so.6")
 	require.NoError(tb, err)
 	abs := libc.Symbol("abs")
 	require.NotZero(tb, abs)

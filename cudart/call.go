@@ -7,12 +7,12 @@ import (
 	"weak"
 )
 
-// A cCall is a call of a C function: its address, up to nine arguments that are
+// A cCall is a call of a C function: its address, up to eleven arguments that are
 // integers or pointers, and its result. Arguments beyond those that the function takes
 // are ignored.
 type cCall struct {
 	entry  uintptr
-	args   [9]uintptr
+	args   [maxCallArgs]uintptr
 	result uintptr
 
 	// For [Runtime.Stuck]: name is the number of the call, its device and its
@@ -22,6 +22,9 @@ type cCall struct {
 	device       int32 // ordinal
 	calls        uint32
 }
+
+// maxCallArgs is the number of arguments of cuLaunchKernel, which has most.
+const maxCallArgs = 11
 
 // A frame holds the arguments and results of a call. Frames are in the heap, because C
 // writes to them and a goroutine's stack may move. They are pooled, or belong to a
@@ -49,9 +52,10 @@ func (f *frame) outInt(i int) int { return int(*(*int32)(unsafe.Pointer(&f.out[i
 // A binding is a loaded library: the address of each function, and how it takes its
 // arguments.
 type binding struct {
-	entry  [numFunctions]uintptr
-	abi    [numFunctions]abi
-	frames sync.Pool
+	entry    [numFunctions]uintptr
+	abi      [numFunctions]abi
+	frames   sync.Pool
+	launches sync.Pool // of *launch
 
 	mu   sync.Mutex
 	made []weak.Pointer[frame] // all frames, some of them in use
@@ -64,6 +68,7 @@ func newBinding() *binding {
 		f.pooled = true
 		return f
 	}
+	b.launches.New = func() any { return newLaunch() }
 	return b
 }
 
@@ -235,4 +240,5 @@ var worksAfterClose = [numFunctions]bool{
 	fnStreamDestroy: true, fnStreamQuery: true, fnStreamGetID: true,
 	fnEventDestroy: true, fnEventQuery: true, fnEventRecord: true,
 	fnDeviceSynchronize: true, fnPointerGetAttributes: true, fnDeviceDisablePeerAccess: true,
+	fnLibraryUnload: true, fnModuleUnload: true,
 }

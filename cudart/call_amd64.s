@@ -8,16 +8,20 @@
 // register that a C function has to preserve.
 GLOBL ·callEntryABI0(SB), NOPTR|RODATA, $8
 DATA ·callEntryABI0(SB)/8, $callEntry(SB)
-TEXT callEntry(SB), NOSPLIT, $32
-	MOVQ DI, 24(SP)
+TEXT callEntry(SB), NOSPLIT, $48
+	MOVQ DI, 40(SP)
 	MOVQ DI, R11
 
-	MOVQ (cCall_args+48)(R11), R10 // arguments seven to nine lie on the stack
+	MOVQ (cCall_args+48)(R11), R10 // arguments seven to eleven lie on the stack
 	MOVQ R10, 0(SP)
 	MOVQ (cCall_args+56)(R11), R10
 	MOVQ R10, 8(SP)
 	MOVQ (cCall_args+64)(R11), R10
 	MOVQ R10, 16(SP)
+	MOVQ (cCall_args+72)(R11), R10
+	MOVQ R10, 24(SP)
+	MOVQ (cCall_args+80)(R11), R10
+	MOVQ R10, 32(SP)
 	MOVQ (cCall_args+0)(R11), DI
 	MOVQ (cCall_args+8)(R11), SI
 	MOVQ (cCall_args+16)(R11), DX
@@ -30,7 +34,7 @@ TEXT callEntry(SB), NOSPLIT, $32
 	XORL AX, AX
 	CALL R10
 
-	MOVQ 24(SP), R11
+	MOVQ 40(SP), R11
 	MOVQ AX, cCall_result(R11)
 	MOVQ $0, cCall_inside(R11)
 	RET

@@ -9,12 +9,16 @@
 GLOBL ·callEntryABI0(SB), NOPTR|RODATA, $8
 DATA ·callEntryABI0(SB)/8, $callEntry(SB)
 TEXT callEntry(SB), NOSPLIT, $0
-	SUB  $32, RSP
-	MOVD R0, 16(RSP)
+	SUB  $48, RSP
+	MOVD R0, 24(RSP)
 	MOVD R0, R9
 
-	MOVD (cCall_args+64)(R9), R10 // the ninth argument lies on the stack
+	MOVD (cCall_args+64)(R9), R10 // arguments nine to eleven lie on the stack
 	MOVD R10, 0(RSP)
+	MOVD (cCall_args+72)(R9), R10
+	MOVD R10, 8(RSP)
+	MOVD (cCall_args+80)(R9), R10
+	MOVD R10, 16(RSP)
 	MOVD (cCall_args+0)(R9), R0
 	MOVD (cCall_args+8)(R9), R1
 	MOVD (cCall_args+16)(R9), R2
@@ -28,8 +32,8 @@ TEXT callEntry(SB), NOSPLIT, $0
 	MOVD cCall_entry(R9), R10
 	BL   (R10)
 
-	MOVD 16(RSP), R9
-	ADD  $32, RSP
+	MOVD 24(RSP), R9
+	ADD  $48, RSP
 	MOVD R0, cCall_result(R9)
 	MOVD ZR, cCall_inside(R9)
 	RET

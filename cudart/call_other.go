@@ -6,6 +6,4 @@ const platformSupported = false
 
 func callC(c *cCall) { c.result = uintptr(uint32(ErrNotSupported)) }
 
-func loadLibrary(string) (Source, error) { return nil, ErrUnsupported }
-
 func newHostFuncEntry(func(uintptr)) uintptr { return 0 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/dynlib"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,12 +26,12 @@ func TestCodesAgreeWithRealLibraries(t *testing.T) {
 	after118 := append([]Code{ErrUnsupportedDevSideSync, ErrLossyQuery, ErrCdpNotSupported, ErrCdpVersionMismatch}, after124...)
 	for _, file := range filepath.SplitList(named) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			library, err := loadLibrary(file)
+			library, err := dynlib.Open(file)
 			require.NoError(t, err)
 			text := func(function string, c Code) string {
 				entry := library.Symbol(function)
 				require.NotZero(t, entry, function)
-				call := &cCall{entry: entry, args: [9]uintptr{uintptr(c)}}
+				call := &cCall{entry: entry, args: [maxCallArgs]uintptr{uintptr(c)}}
 				callC(call)
 				address := call.result
 				require.NotZero(t, address, "%s(%d)", function, c)

@@ -107,7 +107,7 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 	f := s.dev.begin(s)
 	b.attributes.order = streamOrder
 	f.host = unsafe.Pointer(b)
-	f.args = [9]uintptr{
+	f.args = [maxCallArgs]uintptr{
 		uintptr(unsafe.Pointer(&b.dsts[0])), uintptr(unsafe.Pointer(&b.srcs[0])), uintptr(unsafe.Pointer(&b.sizes[0])), uintptr(b.Len()),
 		uintptr(unsafe.Pointer(&b.attributes)), uintptr(unsafe.Pointer(&b.from)), 1, s.arg(),
 	}

@@ -19,6 +19,7 @@ type LocationKind int
 
 // The kinds of locations.
 const (
+	LocationNone            LocationKind = 0 // no place, or not the same for all of a range
 	LocationDevice          LocationKind = 1 // a device
 	LocationHost            LocationKind = 2 // the host
 	LocationHostNUMA        LocationKind = 3 // a NUMA node of the host, CUDA 12.2 or later
@@ -33,6 +34,23 @@ type Location struct {
 
 // Location returns the device's memory as a place for managed memory.
 func (d *Device) Location() Location { return Location{Kind: LocationDevice, ID: d.ordinal} }
+
+// String names the location in messages: "device 0", "the host", "NUMA node 1".
+func (l Location) String() string {
+	switch l.Kind {
+	case LocationDevice:
+		return fmt.Sprintf("device %d", l.ID)
+	case LocationHost:
+		return "the host"
+	case LocationHostNUMA:
+		return fmt.Sprintf("NUMA node %d", l.ID)
+	case LocationHostNUMACurrent:
+		return "the NUMA node of the calling thread"
+	case LocationNone:
+		return "no location"
+	}
+	return fmt.Sprintf("location of kind %d", int(l.Kind))
+}
 
 // ordinal is the place for 11.x to 12.1: a device, or -1 for the host.
 func (l Location) ordinal() (int, error) {
@@ -105,7 +123,7 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 		f.args[2], f.args[3] = uintptr(device), s.arg()
 	}
 	if code := s.dev.guard(fnMemPrefetch, f); code != Success {
-		return rt.errorf(fnMemPrefetch, code, "%d bytes at %#x to %+v", n, uintptr(p), to)
+		return rt.errorf(fnMemPrefetch, code, "%d bytes at %#x to %v", n, uintptr(p), to)
 	}
 	return nil
 }
@@ -129,7 +147,7 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 		f.args[3] = uintptr(device)
 	}
 	if code := d.guard(fnMemAdvise, f); code != Success {
-		return d.rt.errorf(fnMemAdvise, code, "%d bytes at %#x, advice %d, location %+v", n, uintptr(p), advice, at)
+		return d.rt.errorf(fnMemAdvise, code, "%d bytes at %#x, advice %d, location %v", n, uintptr(p), advice, at)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
 )
 
@@ -167,7 +168,8 @@ func (op *opening) try(ctx context.Context, a Attempt) *Runtime {
 
 	source, err := op.load(a.Path)
 	if err == nil {
-		err = rt.bind(ctx, source)
+		rt.source = source
+		err = rt.bind(ctx)
 	}
 	if err == nil {
 		err = rt.addDevices(ctx)
@@ -196,7 +198,7 @@ func (op *opening) load(path string) (Source, error) {
 	if err := op.host.Check(path); err != nil {
 		return nil, err
 	}
-	return loadLibrary(path)
+	return dynlib.Open(path)
 }
 
 // canceled makes the error of an opening whose context ended: it names what was
@@ -242,14 +244,14 @@ func verdict(attempts []Attempt) error {
 
 // bind asks for the versions (cudaDriverGetVersion, cudaRuntimeGetVersion) and
 // looks up the functions of the library's version.
-func (rt *Runtime) bind(ctx context.Context, source Source) (err error) {
+func (rt *Runtime) bind(ctx context.Context) (err error) {
 	resolve := func(rows []symbol) error {
 		for i := range rows {
 			s := &rows[i]
 			if !s.serves(rt.lib.Runtime) {
 				continue
 			}
-			address := source.Symbol(s.name)
+			address := rt.source.Symbol(s.name)
 			if address == 0 {
 				if s.required {
 					return fmt.Errorf("no function %s in it: not a CUDA runtime library of version 11 to 13", s.name)

@@ -116,7 +116,7 @@ func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n in
 		return nil
 	}
 	f := s.dev.begin(s)
-	f.args = [9]uintptr{uintptr(dst), uintptr(to.ordinal), uintptr(src), uintptr(from.ordinal), uintptr(n), s.arg()}
+	f.args = [maxCallArgs]uintptr{uintptr(dst), uintptr(to.ordinal), uintptr(src), uintptr(from.ordinal), uintptr(n), s.arg()}
 	code := s.dev.guard(fnMemcpyPeerAsync, f)
 	s.dev.rt.end(f)
 	if code != Success {

@@ -59,6 +59,8 @@ func (v Version) String() string {
 // and those of everything made from it, may be called from any goroutine.
 type Runtime struct {
 	*binding
+	source  Source
+	driver  driverBinding
 	lib     Library
 	devices []*Device
 	several bool // more than one device: a call must select its own

@@ -25,6 +25,9 @@ const (
 	fnMallocManaged
 	fnMemPrefetch
 	fnMemAdvise
+	fnMemRangeGetAttribute
+	fnMemPrefetchBatch
+	fnMemDiscardBatch
 	fnHostAlloc
 	fnFreeHost
 	fnHostRegister
@@ -50,6 +53,18 @@ const (
 	fnEventSynchronize
 	fnEventElapsedTime
 	fnLaunchHostFunc
+	fnLibraryLoad
+	fnLibraryUnload
+	fnLibraryGetKernel
+	fnFuncGetAttributes
+	fnFuncSetAttribute
+	fnLaunchKernel
+	fnModuleLoad // from here to fnDriverLaunchKernel of the driver's library, libcuda
+	fnModuleUnload
+	fnModuleGetFunction
+	fnDriverFuncGetAttribute
+	fnDriverFuncSetAttribute
+	fnDriverLaunchKernel
 	fnGetLastError
 	fnGetErrorName
 	fnGetErrorString
@@ -115,6 +130,9 @@ var symbols = [...]symbol{
 	{fn: fnMemAdvise, name: "cudaMemAdvise", until: 12020, abi: abiOrdinal},
 	{fn: fnMemAdvise, name: "cudaMemAdvise_v2", since: 12020, until: 13000, abi: abiLocation},
 	{fn: fnMemAdvise, name: "cudaMemAdvise", since: 13000, abi: abiLocation},
+	{fn: fnMemRangeGetAttribute, name: "cudaMemRangeGetAttribute"},
+	{fn: fnMemPrefetchBatch, name: "cudaMemPrefetchBatchAsync", since: prefetchBatchSince},
+	{fn: fnMemDiscardBatch, name: "cudaMemDiscardBatchAsync", since: prefetchBatchSince},
 
 	{fn: fnHostAlloc, name: "cudaHostAlloc", required: true},
 	{fn: fnFreeHost, name: "cudaFreeHost", required: true},
@@ -144,6 +162,24 @@ var symbols = [...]symbol{
 	{fn: fnEventSynchronize, name: "cudaEventSynchronize", required: true},
 	{fn: fnEventElapsedTime, name: "cudaEventElapsedTime", required: true},
 	{fn: fnLaunchHostFunc, name: "cudaLaunchHostFunc", required: true},
+
+	{fn: fnLibraryLoad, name: "cudaLibraryLoadData", since: librarySince},
+	{fn: fnLibraryUnload, name: "cudaLibraryUnload", since: librarySince},
+	{fn: fnLibraryGetKernel, name: "cudaLibraryGetKernel", since: librarySince},
+	{fn: fnFuncGetAttributes, name: "cudaFuncGetAttributes", since: librarySince},
+	{fn: fnFuncSetAttribute, name: "cudaFuncSetAttribute", since: librarySince},
+	{fn: fnLaunchKernel, name: "cudaLaunchKernelExC", since: librarySince},
+}
+
+// driverSymbols are the names of libcuda that are bound if the runtime cannot load code.
+// They are the same in all versions.
+var driverSymbols = [...]symbol{
+	{fn: fnModuleLoad, name: "cuModuleLoadDataEx"},
+	{fn: fnModuleUnload, name: "cuModuleUnload"},
+	{fn: fnModuleGetFunction, name: "cuModuleGetFunction"},
+	{fn: fnDriverFuncGetAttribute, name: "cuFuncGetAttribute"},
+	{fn: fnDriverFuncSetAttribute, name: "cuFuncSetAttribute"},
+	{fn: fnDriverLaunchKernel, name: "cuLaunchKernel"},
 }
 
 // serves reports whether the row is the one to use with a runtime of version v.
@@ -153,9 +189,11 @@ func (s *symbol) serves(v Version) bool {
 
 // name is the C name of a function, for messages.
 func (fn function) name() string {
-	for i := range symbols {
-		if symbols[i].fn == fn {
-			return symbols[i].name
+	for _, rows := range [][]symbol{symbols[:], driverSymbols[:]} {
+		for i := range rows {
+			if rows[i].fn == fn {
+				return rows[i].name
+			}
 		}
 	}
 	return "unknown function"

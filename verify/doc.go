@@ -2,7 +2,7 @@
 //
 // [Run] sends patterns through every kind of host memory that programs use:
 // hostmem's pinned buffers, registered memory, cudaHostAlloc, Go heap memory,
-// memory that the device maps, and managed memory; and through every method of a
+// memory that the device maps, and managed memory, where it lies and moved to and fro; and through every method of a
 // [transfer.Copier]. Sizes go from one byte over odd ones and page edges to
 // gigabytes, with unaligned ends, on one and on several streams.
 //

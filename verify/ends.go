@@ -39,10 +39,16 @@ func newEnd(ctx context.Context, dev *cudart.Device, c *transfer.Copier, path Pa
 			return nil, err
 		}
 		return d, nil
-	case PathMapped:
+	case PathMapped, PathKernel:
 		return newMapped(dev, n)
 	case PathManaged:
-		return newManaged(dev, n)
+		d, err := newManaged(dev, n)
+		if err != nil {
+			return nil, err
+		}
+		return d, nil
+	case PathManagedMoved:
+		return newMoved(dev, n)
 	case PathPinned, PathHop, PathPeer:
 		return newPinned(ctx, dev, n)
 	default:
@@ -122,12 +128,46 @@ func newRegistered(dev *cudart.Device, n int) (end, error) {
 	}}, nil
 }
 
-func newManaged(dev *cudart.Device, n int) (end, error) {
+func newManaged(dev *cudart.Device, n int) (direct, error) {
 	p, err := dev.MallocManaged(n, cudart.ManagedGlobal)
+	if err != nil {
+		return direct{}, err
+	}
+	return direct{p, n, func() error { return dev.Free(cudart.DevPtr(uintptr(p))) }}, nil
+}
+
+// moved is managed memory that moves to the device before the device accesses it, and back
+// to the host before the CPU does. Pages move whole, so that the guards move, too.
+type moved struct {
+	direct
+	here cudart.Location
+}
+
+func newMoved(dev *cudart.Device, n int) (end, error) {
+	d, err := newManaged(dev, n)
 	if err != nil {
 		return nil, err
 	}
-	return direct{p, n, func() error { return dev.Free(cudart.DevPtr(uintptr(p))) }}, nil
+	return moved{d, dev.Location()}, nil
+}
+
+func (m moved) at(off int) cudart.DevPtr { return cudart.DevPtr(uintptr(m.p)) + cudart.DevPtr(off) }
+
+func (m moved) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	if err := s.Prefetch(m.at(off), n, m.here); err != nil {
+		return err
+	}
+	return s.CopyOnDevice(dst, m.at(off), n)
+}
+
+func (m moved) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	if err := s.Prefetch(m.at(off), n, m.here); err != nil {
+		return err
+	}
+	if err := s.CopyOnDevice(m.at(off), src, n); err != nil {
+		return err
+	}
+	return s.Prefetch(m.at(off), n, cudart.Location{Kind: cudart.LocationHost})
 }
 
 // mapped is host memory that the device copies from and to by its own address of it.

@@ -35,6 +35,9 @@ const (
 	CauseConstant Cause = "constant"
 	// CauseOverrun is bytes outside the target that were written.
 	CauseOverrun Cause = "overrun"
+	// CauseRead is bytes that a kernel on the device read wrong, and that are right when they
+	// are copied to the host. Found is empty.
+	CauseRead Cause = "read"
 )
 
 // Difference is how found bytes differ from expected ones.
@@ -67,7 +70,7 @@ type Difference struct {
 	StrideRunBytes int `json:"stride_run_bytes,omitempty"`
 	// Cause is what the wrong bytes look like.
 	Cause Cause `json:"cause,omitempty"`
-	// At names the target that kept its stale bytes or was overrun: AtDevice (by
+	// At names the target that kept its stale bytes, was overrun or read wrong: AtDevice (by
 	// an upload), AtHop (by a copy on the device), AtPeer (by one to another
 	// device) or AtReturn (by a download);
 	// stale bytes of several are joined by commas.
@@ -84,6 +87,8 @@ const (
 	AtHop = "second device buffer"
 	// AtPeer is the memory on another device.
 	AtPeer = "other device"
+	// AtSource is the host memory that is sent.
+	AtSource = "source host buffer"
 	// AtReturn is the host memory that a download writes.
 	AtReturn = "returning host buffer"
 )
@@ -118,6 +123,10 @@ func (d Difference) describe(size int) string {
 		fmt.Fprintf(&b, "%d bytes outside the %s's target written, from offset %d", d.BadBytes, d.At, d.FirstBadOffsetBytes)
 	} else {
 		fmt.Fprintf(&b, "%d of %d bytes wrong, the first at offset %d", d.BadBytes, size, d.FirstBadOffsetBytes)
+	}
+	if d.Cause == CauseRead {
+		fmt.Fprintf(&b, ", as a kernel reads the %s: expected %v; copied to the host they are right", d.At, d.Expected)
+		return b.String()
 	}
 	fmt.Fprintf(&b, ": expected %v, found %v", d.Expected, d.Found)
 	switch {

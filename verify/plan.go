@@ -26,6 +26,10 @@ const (
 	PathMapped Path = "mapped"
 	// PathManaged is memory of cudaMallocManaged, which the CPU writes and reads.
 	PathManaged Path = "managed"
+	// PathManagedMoved is managed memory that CPU and device write in turn: the
+	// device copies what the CPU wrote from the card, where it was prefetched, and
+	// writes what the CPU then reads on the host, where it is prefetched back.
+	PathManagedMoved Path = "managed_moved"
 	// PathHop is PathPinned with a copy to a second device buffer on the way.
 	PathHop Path = "device_hop"
 	// PathPeer is PathPinned with a copy to another device and back on the way
@@ -49,13 +53,21 @@ const (
 	// PathFanout is Go heap memory by a transfer.Fanout onto two devices, from both
 	// of which it comes back by a Copier's Download.
 	PathFanout Path = "fanout"
+	// PathKernel is mapped pinned memory, with asynchronous copies to the device, where a
+	// kernel checks what arrived, without the way back. Then the kernel reads the host memory
+	// itself. It needs a device that runs kernels.
+	PathKernel Path = "kernel"
+	// PathDeviceMemory is memory of the device that kernels write and check, at its own speed.
+	// Random is kernel.Hash there. It needs a device that runs kernels.
+	PathDeviceMemory Path = "device_memory"
 )
 
 // Paths returns all paths.
 func Paths() []Path {
 	return []Path{
-		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathHop, PathPeer,
+		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathPeer,
 		PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew, PathFanout,
+		PathKernel, PathDeviceMemory,
 	}
 }
 
@@ -75,6 +87,12 @@ func (p Path) copier() bool {
 	return false
 }
 
+// kernels reports whether the path runs kernels.
+func (p Path) kernels() bool { return p == PathKernel || p == PathDeviceMemory }
+
+// managed reports whether the path is managed memory.
+func (p Path) managed() bool { return p == PathManaged || p == PathManagedMoved }
+
 // peers reports whether the path needs another device.
 func (p Path) peers() bool { return p == PathPeer || p == PathFanout }
 
@@ -85,6 +103,8 @@ func (p Path) hostCopies() int {
 		return 4
 	case PathCopierNew:
 		return 3
+	case PathDeviceMemory:
+		return 0
 	}
 	return 2
 }
@@ -141,13 +161,14 @@ type Plan struct {
 	// Full makes the plan thorough: up to 4 GiB a copy, and 64 MiB through a
 	// Copier.
 	Full bool
-	// Paths are the ways to try, by default all that the number of devices allows.
+	// Paths are the ways to try, by default all that the number of devices allows,
+	// and on a simulated device those without kernels, which it does not run.
 	// Each is combined with all Sizes and Streams.
 	Paths []Path
 	// Sizes are the bytes of copies, each at least 1.
 	Sizes []int
 	// Streams are numbers of streams, from 1 to 64, that share a copy; a copy has
-	// no more than bytes. PathPageable uses none; paths through a Copier are tried
+	// no more than bytes. PathPageable uses none, PathDeviceMemory one; paths through a Copier are tried
 	// on its own streams and on one of the caller.
 	Streams []int
 	// Patterns are what the bytes are. They are combined with Offsets as far as
@@ -260,7 +281,7 @@ func (p Plan) sizes(path Path) []int {
 	if len(sizes) == 0 {
 		sizes = quickSizes
 		switch {
-		case p.Full && (path == PathPinned || path == PathRegistered):
+		case p.Full && (path == PathPinned || path == PathRegistered || path == PathDeviceMemory):
 			sizes = slices.Concat(fullSizes, fullLargeSizes)
 		case p.Full && path.copier():
 			sizes = fullCopierSizes
@@ -327,6 +348,8 @@ func (p Plan) cases(path Path) []Case {
 		streams = []int{0}
 	case path.copier():
 		streams = []int{0, 1}
+	case path == PathDeviceMemory:
+		streams = []int{1}
 	}
 	var cases []Case
 	turn := 0

@@ -47,6 +47,8 @@ func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
 			switch {
 			case path == PathPageable:
 				assert.Equal(t, map[int]int{0: len(cases)}, streams)
+			case path == PathDeviceMemory:
+				assert.Equal(t, map[int]int{1: len(cases)}, streams)
 			case path.copier():
 				assert.Equal(t, map[int]int{0: len(cases) / 2, 1: len(cases) / 2}, streams)
 			default:

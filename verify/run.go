@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/kernel"
 )
 
 // pathFailures in a row end a path.
@@ -49,7 +50,10 @@ func newRunner(ctx context.Context, dev *cudart.Device, plan Plan) (*runner, err
 	if !chosen && other(dev) == nil {
 		plan.Paths = slices.DeleteFunc(plan.Paths, Path.peers)
 	}
-	return &runner{dev: dev, plan: plan, patience: drainTimeout, report: &Report{Full: plan.Full}}, nil
+	if !chosen && dev.Runtime().Library().Simulated {
+		plan.Paths = slices.DeleteFunc(plan.Paths, Path.kernels)
+	}
+	return &runner{dev: dev, plan: plan, patience: drainTimeout, load: loadKernels, report: &Report{Full: plan.Full}}, nil
 }
 
 // runner does the cases of all paths.
@@ -58,8 +62,10 @@ type runner struct {
 	plan     Plan
 	report   *Report
 	progress Progress
-	patience time.Duration      // with copies that do not end
+	patience time.Duration // with copies that do not end
+	load     func(*cudart.Device) (gpu, error)
 	tamper   func(Case, []byte) // of tests, see trip
+	found    func(Case, string, kernel.Found) kernel.Found
 }
 
 func (r *runner) run(ctx context.Context) error {
@@ -153,7 +159,7 @@ func (p *pathRun) run(ctx context.Context, cases []Case) {
 			p.failed(Case{Path: p.Path}, err)
 		}
 	}()
-	t.tamper, t.patience = p.tamper, p.patience
+	t.tamper, t.found, t.patience = p.tamper, p.found, p.patience
 	p.trips(ctx, t, cases)
 }
 
@@ -164,7 +170,9 @@ func unsupported(dev *cudart.Device, path Path) string {
 	switch path {
 	case PathManaged:
 		attr, what = cudart.AttrManagedMemory, "managed memory"
-	case PathMapped:
+	case PathManagedMoved:
+		attr, what = cudart.AttrConcurrentManagedAccess, "moving managed memory"
+	case PathMapped, PathKernel:
 		attr, what = cudart.AttrCanMapHostMemory, "mapped host memory"
 	case PathRegistered:
 		attr, what = cudart.AttrHostRegisterSupported, "registering host memory"
@@ -200,9 +208,9 @@ func (p *pathRun) affordable(cases []Case) []Case {
 	return p.keep(cases, func(c Case) string {
 		n := c.SizeBytes
 		switch {
-		case p.Path == PathManaged && n > maxManaged:
+		case p.Path.managed() && n > maxManaged:
 			return fmt.Sprintf("managed memory is verified up to %s", bytesText(maxManaged))
-		case p.Path == PathManaged && 3*n > free/4:
+		case p.Path.managed() && 3*n > free/4:
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
 		case (p.Path == PathHop || p.Path == PathPeer) && 2*n > free/2, n > free/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
@@ -245,7 +253,7 @@ func (p *pathRun) allocate(ctx context.Context, cases []Case) (*trip, []Case) {
 			offset = max(offset, c.Source, c.Device, c.Return)
 			streams = max(streams, c.Streams)
 		}
-		t, err := newTrip(ctx, p.dev, p.Path, size+offset, streams)
+		t, err := p.newTrip(ctx, size+offset, streams)
 		switch {
 		case err == nil:
 			return t, cases

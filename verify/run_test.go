@@ -182,7 +182,7 @@ func TestCorruptionOnTheWayIsFound(t *testing.T) {
 				}
 			})
 			require.ErrorIs(t, r.Err(), ErrMismatch)
-			const cases = 7 + 2*5 // those through a copier with and without a stream
+			const cases = 8 + 2*5 // those through a copier with and without a stream
 			assert.Equal(t, cases, r.Cases)
 			assert.Equal(t, cases-1, r.MismatchCount)
 			require.Len(t, r.Mismatches, cases-1)
@@ -243,7 +243,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 	_, dev := simulated(t, cudasim.Config{})
 	const n = 10000
 	for _, path := range []Path{
-		PathPinned, PathPageable, PathMapped, PathManaged, PathHop, PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew,
+		PathPinned, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew,
 	} {
 		for _, pattern := range Patterns() {
 			tr, err := newTrip(t.Context(), dev, path, n+8, 2)
@@ -387,15 +387,17 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 	t.Run("no managed or mapped memory", func(t *testing.T) {
 		t.Parallel()
 		_, dev := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{
-			cudart.AttrManagedMemory: 0, cudart.AttrCanMapHostMemory: 0,
+			cudart.AttrManagedMemory: 0, cudart.AttrConcurrentManagedAccess: 0, cudart.AttrCanMapHostMemory: 0,
 		}}}})
 		r, err := Run(t.Context(), dev, small())
 		require.NoError(t, err)
 		requireClean(t, r)
-		require.Len(t, r.Skipped, 2)
+		require.Len(t, r.Skipped, 3)
 		assert.Contains(t, r.Skipped[0].Reason, "mapped host memory is not supported by device 0 (Simulated GPU): attribute 19 is 0")
 		assert.Contains(t, r.Skipped[1].Reason, "managed memory is not supported by device 0 (Simulated GPU): attribute 83 is 0")
 		assert.Equal(t, PathManaged, r.Skipped[1].Path)
+		assert.Contains(t, r.Skipped[2].Reason, "moving managed memory is not supported by device 0 (Simulated GPU): attribute 89 is 0")
+		assert.Equal(t, PathManagedMoved, r.Skipped[2].Path)
 	})
 	t.Run("little device memory", func(t *testing.T) {
 		t.Parallel()
@@ -472,7 +474,7 @@ func TestALimitOnPinnedMemory(t *testing.T) {
 func TestEveryCallCanFail(t *testing.T) {
 	t.Parallel()
 	plan := Plan{
-		Paths: []Path{PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathHop, PathCopierFile},
+		Paths: []Path{PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathCopierFile},
 		Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{2}, NoStale: true,
 	}
 	// A run can go on without what the first ones say, the second ones are tried
@@ -577,7 +579,7 @@ var unanswered = []string{"cudaEventRecord", "cudaEventQuery", "cudaStreamQuery"
 // keeps failing: the copies are held here, as on a GPU that is busy.
 func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 	t.Parallel()
-	for _, path := range []Path{PathPinned, PathRegistered, PathHostAlloc, PathMapped, PathManaged, PathHop} {
+	for _, path := range []Path{PathPinned, PathRegistered, PathHostAlloc, PathMapped, PathManaged, PathManagedMoved, PathHop} {
 		for name, failing := range map[string][]string{
 			"all":       unanswered,
 			"streams":   {"cudaStreamQuery"},
@@ -750,4 +752,16 @@ func TestReportOfNothingIsNotOK(t *testing.T) {
 	assert.Error(t, (&Report{}).Err())
 	assert.False(t, (&Report{}).OK())
 	assert.ErrorIs(t, (&Report{Cases: 1, Stale: &StaleResult{BadAfter: 1}}).Err(), ErrMismatch)
+}
+
+// The CPU writes, the device reads and writes, and the CPU reads, and the memory lies on
+// the side that accesses it, case after case of the same memory.
+func TestManagedMemoryMovesToAndFro(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Config{})
+	r, err := Run(t.Context(), dev, Plan{Paths: []Path{PathManagedMoved}, Sizes: []int{100, 65537, mib + 1}, NoStale: true})
+	require.NoError(t, err)
+	requireClean(t, r)
+	assert.Zero(t, sim.ManagedTraffic().FaultsOnDevice)
+	assert.Greater(t, sim.Calls("cudaMemPrefetchAsync"), 3*r.Cases)
 }

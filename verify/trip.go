@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/kernel"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -36,6 +37,7 @@ type trip struct {
 	path    Path
 	bytes   int              // of each memory
 	copier  *transfer.Copier // of paths that use one
+	gpu     gpu              // likewise
 	source  end
 	back    end
 	device  cudart.DevPtr
@@ -47,8 +49,10 @@ type trip struct {
 	fence    fence.Fence   // of all the memory
 	patience time.Duration // with copies that do not end
 
-	// tamper lets a test spoil what came back before it is compared.
+	// tamper lets a test spoil what came back before it is compared, and found what a kernel
+	// found.
 	tamper func(c Case, came []byte)
+	found  func(c Case, at string, f kernel.Found) kernel.Found
 }
 
 // newTrip allocates for cases with up to n bytes, offsets included, on so many
@@ -93,6 +97,9 @@ func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int)
 			return t, err
 		}
 	}
+	if path == PathDeviceMemory {
+		return t, nil
+	}
 	if t.source, err = newEnd(ctx, dev, t.copier, path, t.bytes); err != nil {
 		return t, err
 	}
@@ -132,7 +139,7 @@ func (t *trip) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.patience)
 	defer cancel()
 	for _, c := range t.closers() {
-		closing := releaseStep{"the pinned memory of a copier", func() error { return c.CloseContext(ctx) }}
+		closing := releaseStep{c.what, func() error { return c.CloseContext(ctx) }}
 		if err := closing.run(); err != nil {
 			return fmt.Errorf("release: %s stay allocated: %w: %w", t.memory(), errBusy, err)
 		}
@@ -168,20 +175,29 @@ func (t *trip) releaseSteps(ctx context.Context) (steps []releaseStep) {
 	return steps
 }
 
-// A closer is a Copier or a Fanout.
-type closer interface {
+// A closer is a Copier, a Fanout or the code of kernels.
+type closer struct {
+	what string
+	contextCloser
+}
+
+type contextCloser interface {
 	CloseContext(ctx context.Context) error
 }
 
 func (t *trip) closers() (list []closer) {
+	const copier = "the pinned memory of a copier"
+	if t.gpu != nil {
+		list = append(list, closer{"the code of kernels", t.gpu})
+	}
 	if t.copier != nil {
-		list = append(list, t.copier)
+		list = append(list, closer{copier, t.copier})
 	}
 	if t.peers != nil && t.peers.fanout != nil {
-		list = append(list, t.peers.fanout)
+		list = append(list, closer{copier, t.peers.fanout})
 	}
 	if t.peers != nil && t.peers.copier != nil {
-		list = append(list, t.peers.copier)
+		list = append(list, closer{copier, t.peers.copier})
 	}
 	return list
 }
@@ -239,6 +255,12 @@ func (t *trip) uses(s *cudart.Stream) {
 // run does the case and returns what is wrong, which is at most one difference
 // in the bytes themselves and one overrun a target.
 func (t *trip) run(ctx context.Context, c Case, want content) ([]Difference, error) {
+	switch t.path {
+	case PathKernel:
+		return t.runKernel(ctx, c, want)
+	case PathDeviceMemory:
+		return t.runDeviceMemory(ctx, c, want)
+	}
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
@@ -344,11 +366,8 @@ func fillGuarded(ctx context.Context, c content, b []byte) error {
 func (t *trip) copies(ctx context.Context, c Case) error {
 	n, k := c.SizeBytes, max(c.Streams, 1)
 	device := t.device + cudart.DevPtr(t.deviceAt(c))
-	for i := range k {
-		from, to := n*i/k, n*(i+1)/k
-		if err := t.upload(ctx, t.stream(c, i), device+cudart.DevPtr(from), t.sourceAt(c)+from, to-from); err != nil {
-			return err
-		}
+	if err := t.uploads(ctx, c); err != nil {
+		return err
 	}
 	if len(t.via) > 0 && t.path != PathFanout {
 		if err := t.allBefore(t.streams[:1], k); err != nil {
@@ -375,6 +394,19 @@ func (t *trip) copies(ctx context.Context, c Case) error {
 		}
 		s := t.stream(c, (i+1)%k)
 		if err := t.download(ctx, s, t.backAt(c)+from, device+cudart.DevPtr(from), to-from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// uploads queues the way to the device, a part on each stream.
+func (t *trip) uploads(ctx context.Context, c Case) error {
+	n, k := c.SizeBytes, max(c.Streams, 1)
+	device := t.device + cudart.DevPtr(t.deviceAt(c))
+	for i := range k {
+		from, to := n*i/k, n*(i+1)/k
+		if err := t.upload(ctx, t.stream(c, i), device+cudart.DevPtr(from), t.sourceAt(c)+from, to-from); err != nil {
 			return err
 		}
 	}
@@ -437,8 +469,10 @@ func (t *trip) overruns(c Case) ([]Difference, error) {
 			wrong = append(wrong, d)
 		}
 	}
-	back := t.back.memory()[t.backAt(c)-guardBytes:][:c.SizeBytes+2*guardBytes]
-	look(AtReturn, back[:guardBytes], back[len(back)-guardBytes:])
+	if t.back != nil {
+		back := t.back.memory()[t.backAt(c)-guardBytes:][:c.SizeBytes+2*guardBytes]
+		look(AtReturn, back[:guardBytes], back[len(back)-guardBytes:])
+	}
 
 	var before, after [guardBytes]byte
 	for _, target := range t.targets() {

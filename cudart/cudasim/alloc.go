@@ -7,14 +7,15 @@ import (
 )
 
 // reserve makes a device block for cudaMalloc and cudaMallocAsync and returns its
-// address to the caller.
+// address to the caller. Pages of managed memory do not leave the device for it, as
+// libraries have seen that allocate beside managed memory.
 func (c *call) reserve(d *device, size int) cudart.Code {
 	switch {
 	case c.ptr(0) == 0:
 		return cudart.ErrInvalidValue
 	case size == 0:
 		return put(c, 0, uintptr(0))
-	case size < 0 || size > d.cfg.Memory-d.used:
+	case size < 0 || size > d.free():
 		return cudart.ErrMemoryAllocation
 	}
 	b, err := c.blocks.newDevice(c.Sim, size, d)

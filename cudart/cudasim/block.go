@@ -23,10 +23,10 @@ type block struct {
 	flags uint32
 	mem   []byte // the bytes, nil for registered memory
 
-	uses    int  // operations enqueued that touch it
-	gone    bool // freed while in use
-	freeing bool // cudaFreeAsync was called
-	managed managedState
+	uses    int         // operations enqueued that touch it
+	gone    bool        // freed while in use
+	freeing bool        // cudaFreeAsync was called
+	pages   []pageState // of managed memory
 }
 
 func (b *block) end() uintptr { return b.addr + uintptr(b.size) }
@@ -141,6 +141,7 @@ func (bs *blocks) release(b *block) {
 	if b.kind == deviceBlock {
 		b.dev.used -= b.size
 	}
+	b.dropPages()
 	b.gone = true
 	bs.unmap(b)
 }

@@ -98,6 +98,7 @@ type Link struct {
 	OnDevice                                   Way // copies within a device, and memset
 	Peer                                       Way // between devices with peer access
 	PrefetchToDevice, PrefetchToHost           Way // managed memory
+	FaultToDevice                              Way // managed memory, moved by page faults of the device
 }
 
 // A Way is the speed of one kind of copy: n bytes take Latency + n/Rate.
@@ -121,6 +122,7 @@ var defaultLink = Link{
 	Peer:                 Way{393, 5 * time.Microsecond},
 	PrefetchToDevice:     Way{47.3, 10 * time.Microsecond},
 	PrefetchToHost:       Way{15.9, 10 * time.Microsecond},
+	FaultToDevice:        Way{13.0, 20 * time.Microsecond},
 }
 
 // eventTime is the duration of cudaEventRecord on a stream.
@@ -249,6 +251,7 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 		{&d.Link.Peer, &defaultLink.Peer},
 		{&d.Link.PrefetchToDevice, &defaultLink.PrefetchToDevice},
 		{&d.Link.PrefetchToHost, &defaultLink.PrefetchToHost},
+		{&d.Link.FaultToDevice, &defaultLink.FaultToDevice},
 	} {
 		if *w.way == (Way{}) {
 			*w.way = *w.def

@@ -1,6 +1,8 @@
 package cudasim
 
 import (
+	"time"
+
 	"github.com/gopinned/pinned/cudart"
 )
 
@@ -18,7 +20,8 @@ const (
 type span struct {
 	addr  uintptr
 	n     int
-	block *block // nil for pageable memory
+	block *block  // nil for pageable memory
+	by    *device // that accesses it as its own memory, if it is managed; nil if it is accessed where it lies
 }
 
 // span looks up the block of a range. If only a part of it lies in a block, that is an
@@ -46,10 +49,34 @@ func (s span) device() *device {
 		return nil
 	case s.block.kind == deviceBlock:
 		return s.block.dev
+	case s.block.kind == managedBlock && s.by != nil:
+		return s.by
 	case s.block.kind == managedBlock:
-		return s.block.managed.resident
+		if at := placesOf(s.pages()[0].resident); len(at) > 0 {
+			return s.block.dev.sim.device(at[0])
+		}
 	}
 	return nil
+}
+
+// byDevice makes a device the one that accesses managed memory.
+func (s *span) byDevice(d *device) {
+	if s.block != nil && s.block.kind == managedBlock {
+		s.by = d
+	}
+}
+
+// fault brings pages of managed memory to the device that accesses them, and returns how
+// long that takes. It needs mu.
+func (s span) fault(write bool) time.Duration {
+	if s.by == nil || s.block.gone {
+		return 0
+	}
+	n := s.block.dev.sim.touch(s.pages(), s.by.ordinal, write)
+	if n == 0 {
+		return 0
+	}
+	return s.by.cfg.Link.FaultToDevice.time(min(n*managedPage, s.n))
 }
 
 // bytes returns the memory.
@@ -71,8 +98,8 @@ func (s span) fits(onDevice bool) bool {
 // A copying is one copy to make.
 type copying struct{ dst, src span }
 
-// copying checks the arguments of a copy. It is nil for a copy of no bytes.
-func (c *call) copying(dst, src uintptr, n, kind int) (*copying, cudart.Code) {
+// copying checks the arguments of a copy by a device. It is nil for a copy of no bytes.
+func (c *call) copying(by *device, dst, src uintptr, n, kind int) (*copying, cudart.Code) {
 	switch {
 	case kind < hostToHost || kind > anyDirection:
 		return nil, cudart.ErrInvalidMemcpyDirection
@@ -92,6 +119,12 @@ func (c *call) copying(dst, src uintptr, n, kind int) (*copying, cudart.Code) {
 		fromDevice := kind == deviceToHost || kind == deviceToDevice
 		if !m.dst.fits(toDevice) || !m.src.fits(fromDevice) {
 			return nil, cudart.ErrInvalidValue
+		}
+		if toDevice {
+			m.dst.byDevice(by)
+		}
+		if fromDevice {
+			m.src.byDevice(by)
 		}
 	}
 	return &m, cudart.Success
@@ -137,6 +170,9 @@ func (c *call) operation(m *copying) *operation {
 	case from != nil:
 		o.engine, o.took = &from.toHost, from.cfg.Link.DeviceToHost.time(n)
 	}
+	if m.dst.by != nil || m.src.by != nil {
+		o.measure = func() { o.took += m.src.fault(false) + m.dst.fault(true) }
+	}
 	return o
 }
 
@@ -181,7 +217,7 @@ func (c *call) copy(dst, src uintptr, n, kind int, stream uintptr, async bool) c
 	if code != cudart.Success {
 		return code
 	}
-	m, code := c.copying(dst, src, n, kind)
+	m, code := c.copying(st.dev, dst, src, n, kind)
 	if m == nil {
 		return code
 	}
@@ -222,6 +258,7 @@ func (c *call) fill(at uintptr, value byte, n int, stream uintptr, async bool) c
 	if stream <= streamPerThread {
 		c.elsewhere(d)
 	}
+	d.byDevice(st.dev)
 	o := &operation{
 		engine: &st.dev.onDevice,
 		took:   st.dev.cfg.Link.OnDevice.time(n),
@@ -231,6 +268,7 @@ func (c *call) fill(at uintptr, value byte, n int, stream uintptr, async bool) c
 			return cudart.Success
 		},
 	}
+	o.measure = func() { o.took += d.fault(true) }
 	if async {
 		return c.enqueue(st, o)
 	}
@@ -296,7 +334,7 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	dsts, srcs, sizes := array[uintptr](c.ptr(0), count), array[uintptr](c.ptr(1), count), array[int](c.ptr(2), count)
 	copies := make([]*copying, count)
 	for i := range copies {
-		m, code := c.copying(dsts[i], srcs[i], sizes[i], anyDirection)
+		m, code := c.copying(st.dev, dsts[i], srcs[i], sizes[i], anyDirection)
 		switch {
 		case code != cudart.Success:
 			return uintptr(i), code

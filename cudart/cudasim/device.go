@@ -13,7 +13,8 @@ type device struct {
 	cfg     *DeviceConfig
 	context bool
 	broken  cudart.Code // what every call returns once the device or its context is lost
-	used    int         // bytes of device memory
+	used    int         // bytes of device memory allocated
+	managed int         // bytes of it that have pages of managed memory
 	peers   []*device   // whose memory it has been enabled to access
 
 	streams   map[*stream]struct{} // with default streams, and destroyed ones that still work
@@ -210,6 +211,6 @@ func (c *call) memGetInfo() cudart.Code {
 	if c.ptr(0) == 0 || c.ptr(1) == 0 {
 		return cudart.ErrInvalidValue
 	}
-	put(c, 0, uint64(c.dev.cfg.Memory-c.dev.used))
+	put(c, 0, uint64(max(c.dev.free(), 0)))
 	return put(c, 1, uint64(c.dev.cfg.Memory))
 }

@@ -50,7 +50,11 @@
 // mapped, so the CPU faults on them. Copies are checked against allocations and registrations:
 // a copy that spans two of them fails. cudaHostRegister follows the driver's rules
 // for overlap, protection and limits, but pins nothing. Managed memory is host
-// memory; [Sim.Managed] returns what prefetches and advice did to it.
+// memory. Its pages, of 64 KiB, lie on devices, on the host, or on several of them if they
+// are read mostly: prefetches move them, and so do memsets and copies that access them as
+// device memory, at Link.FaultToDevice. [Sim.TouchManaged] stands for an access by the
+// CPU. Pages take device memory: a device that is full evicts those that came first.
+// [Sim.Managed], [Sim.ManagedResidence] and [Sim.ManagedTraffic] return what happened.
 //
 // # Hosts that refuse to pin
 //
@@ -112,7 +116,7 @@
 // # What is not simulated
 //
 // Kernels, graphs, arrays and IPC; contention between the two directions of a link;
-// page faults and migration of managed memory; stream priorities; the time that
+// managed memory that moves because the process accesses it; stream priorities; the time that
 // calls themselves, pinning and host functions take. Properties of devices other
 // than name, UUID and memory are zero: read attributes.
 package cudasim

@@ -81,6 +81,9 @@ func init() {
 		{name: "cudaMemAdvise", args: 4, until: 13000, run: (*call).adviseOrdinal},
 		{name: "cudaMemAdvise_v2", args: 4, since: 12020, until: 13000, run: (*call).adviseLocation},
 		{name: "cudaMemAdvise", args: 4, since: 13000, run: (*call).adviseLocation},
+		{name: "cudaMemRangeGetAttribute", args: 5, run: (*call).memRangeGetAttribute},
+		{name: "cudaMemPrefetchBatchAsync", args: 8, stream: 8, since: 13000, run: (*call).prefetchBatch},
+		{name: "cudaMemDiscardBatchAsync", args: 5, stream: 5, since: 13000, run: (*call).discardBatch},
 
 		{name: "cudaMemcpy", args: 4, run: (*call).memcpy},
 		{name: "cudaMemcpyAsync", args: 5, stream: 5, run: (*call).memcpyAsync},
@@ -99,6 +102,13 @@ func init() {
 		{name: "cudaStreamGetFlags", args: 2, stream: 1, run: (*call).streamGetFlags},
 		{name: "cudaStreamGetId", args: 2, stream: 1, since: 12000, run: (*call).streamGetID},
 		{name: "cudaLaunchHostFunc", args: 3, stream: 1, run: (*call).launchHostFunc},
+
+		{name: "cudaLibraryLoadData", args: 8, since: 12080, run: (*call).noKernels},
+		{name: "cudaLibraryUnload", args: 1, since: 12080, run: (*call).noKernels},
+		{name: "cudaLibraryGetKernel", args: 3, since: 12080, run: (*call).noKernels},
+		{name: "cudaFuncGetAttributes", args: 2, since: 12080, run: (*call).noKernels},
+		{name: "cudaFuncSetAttribute", args: 3, since: 12080, run: (*call).noKernels},
+		{name: "cudaLaunchKernelExC", args: 3, since: 12080, run: (*call).noKernels},
 
 		{name: "cudaEventCreateWithFlags", args: 2, run: (*call).eventCreateWithFlags},
 		{name: "cudaEventDestroy", args: 1, event: 1, run: (*call).eventDestroy},

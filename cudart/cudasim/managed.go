@@ -6,32 +6,25 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// managedState is the state of managed memory after prefetches and advice.
-type managedState struct {
-	resident   *device // nil is the host
-	readMostly bool
-	preferred  int // ordinal, host or nowhere
-	accessedBy []int
-}
-
 // Places of managed memory that are not a device.
 const (
 	hostPlace = -1 // cudaCpuDeviceId
-	noPlace   = -2
+	noPlace   = -2 // cudaInvalidDeviceId
 )
 
-// ManagedState is the state of a managed allocation after prefetches and advice.
+// ManagedState is the state of a page of a managed allocation after prefetches, accesses
+// and advice. Pages have 64 KiB.
 type ManagedState struct {
-	Bytes             int
-	Location          int // where the last prefetch that ran put it: device ordinal, -1 for the host
+	Bytes             int // of the allocation
+	Location          int // where the page lies: device ordinal, -1 for the host or if it was never touched
 	ReadMostly        bool
 	PreferredLocation int   // device ordinal, -1 for the host, -2 for none
 	AccessedBy        []int // device ordinals and -1 for the host, sorted
 }
 
-// Managed returns the state of the managed allocation that contains an address,
-// and false if there is none. A prefetch or advice for a part of an allocation
-// changes the state of all of it.
+// Managed returns the state of the page of managed memory that contains an address, and
+// false if there is none. Of a page that several places have, Location is a device. See
+// also [Sim.ManagedResidence].
 func (s *Sim) Managed(addr uintptr) (ManagedState, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -39,42 +32,56 @@ func (s *Sim) Managed(addr uintptr) (ManagedState, bool) {
 	if b == nil || b.kind != managedBlock {
 		return ManagedState{}, false
 	}
-	m := ManagedState{Bytes: b.size, Location: hostPlace, ReadMostly: b.managed.readMostly,
-		PreferredLocation: b.managed.preferred, AccessedBy: slices.Clone(b.managed.accessedBy)}
-	if d := b.managed.resident; d != nil {
-		m.Location = d.ordinal
+	p := b.pages[int(addr-b.addr)/managedPage]
+	m := ManagedState{Bytes: b.size, Location: hostPlace, ReadMostly: p.readMostly, PreferredLocation: int(p.preferred),
+		AccessedBy: placesOf(p.accessedBy)}
+	if at := placesOf(p.resident); len(at) > 0 {
+		m.Location = at[0]
 	}
 	slices.Sort(m.AccessedBy)
 	return m, true
 }
 
+// concurrent reports whether the device can access managed memory while the CPU does.
+func (d *device) concurrent() bool {
+	return d.cfg.Attributes[cudart.AttrConcurrentManagedAccess] != 0
+}
+
+// mallocManaged populates nothing, except for a device without concurrent access: it
+// holds all its managed memory.
 func (c *call) mallocManaged() cudart.Code {
-	flags := c.u32(2)
+	flags, n := c.u32(2), c.num(1)
 	switch {
-	case c.ptr(0) == 0, c.num(1) <= 0, flags != 1 && flags != 2:
+	case c.ptr(0) == 0, n <= 0, flags != 1 && flags != 2:
 		return cudart.ErrInvalidValue
 	case c.dev.cfg.Attributes[cudart.AttrManagedMemory] == 0:
 		return cudart.ErrNotSupported
+	case !c.dev.concurrent() && n > c.dev.free():
+		return cudart.ErrMemoryAllocation
 	}
-	b, err := c.blocks.newHost(managedBlock, c.num(1), c.dev, flags)
+	b, err := c.blocks.newHost(managedBlock, n, c.dev, flags)
 	if err != nil {
 		return cudart.ErrMemoryAllocation
 	}
-	b.managed.preferred = noPlace
+	b.pages = newPages(n)
+	if !c.dev.concurrent() {
+		for i := range b.pages {
+			c.Sim.put(&b.pages[i], placeBit(c.dev.ordinal))
+		}
+	}
 	return put(c, 0, b.addr)
 }
 
-// managedRange returns the managed block that contains the range of the first two
-// arguments.
-func (c *call) managedRange() (*block, cudart.Code) {
-	s, code := c.span(c.ptr(0), c.num(1))
+// managedRange checks that a range is managed memory.
+func (c *call) managedRange(at uintptr, n int) (span, cudart.Code) {
+	s, code := c.span(at, n)
 	if code != cudart.Success {
-		return nil, code
+		return span{}, code
 	}
-	if c.num(1) <= 0 || s.block == nil || s.block.kind != managedBlock {
-		return nil, cudart.ErrInvalidValue
+	if n <= 0 || s.block == nil || s.block.kind != managedBlock {
+		return span{}, cudart.ErrInvalidValue
 	}
-	return s.block, cudart.Success
+	return s, cudart.Success
 }
 
 // place checks a place as an ordinal, which is how the ABI up to 12.1 passes it.
@@ -93,19 +100,25 @@ const (
 	locationHostNUMACurrent = 4
 )
 
+// memLocation is cudaMemLocation.
+type memLocation struct{ kind, id int32 }
+
 // location unpacks a cudaMemLocation, two ints in one register.
 func (c *call) location(i int) (int, cudart.Code) {
-	id := int(int32(uint64(c.ptr(i)) >> 32))
-	switch c.i32(i) {
+	return c.placeOf(memLocation{int32(c.i32(i)), int32(uint64(c.ptr(i)) >> 32)})
+}
+
+func (c *call) placeOf(l memLocation) (int, cudart.Code) {
+	switch l.kind {
 	case locationDevice:
-		if c.device(id) == nil {
+		if c.device(int(l.id)) == nil {
 			return noPlace, cudart.ErrInvalidDevice
 		}
-		return id, cudart.Success
+		return int(l.id), cudart.Success
 	case locationHost, locationHostNUMACurrent:
 		return hostPlace, cudart.Success
 	case locationHostNUMA:
-		if id >= 0 {
+		if l.id >= 0 {
 			return hostPlace, cudart.Success
 		}
 	}
@@ -136,27 +149,142 @@ func (c *call) prefetch(place int, stream uintptr) cudart.Code {
 	if code != cudart.Success {
 		return code
 	}
-	b, code := c.managedRange()
+	s, code := c.managedRange(c.ptr(0), c.num(1))
 	if code != cudart.Success {
 		return code
 	}
+	o, code := c.moving(s, place, st)
+	if code != cudart.Success {
+		return code
+	}
+	return c.enqueue(st, o)
+}
+
+// moving is a prefetch as work for a stream.
+func (c *call) moving(s span, place int, st *stream) (*operation, cudart.Code) {
 	d := c.device(place)
 	at := d
 	if at == nil {
 		at = st.dev
 	}
-	if at.cfg.Attributes[cudart.AttrConcurrentManagedAccess] == 0 {
+	if !at.concurrent() {
+		return nil, cudart.ErrInvalidDevice
+	}
+	o := &operation{engine: &at.toHost, uses: []*block{s.block}}
+	way := at.cfg.Link.PrefetchToHost
+	if d != nil {
+		o.engine, way = &d.toDevice, d.cfg.Link.PrefetchToDevice
+	}
+	o.measure = func() {
+		if s.block.gone {
+			return
+		}
+		moves := 0
+		for _, p := range s.pages() {
+			if p.resident&placeBit(place) == 0 {
+				moves++
+			}
+		}
+		if moves > 0 {
+			o.took = way.time(min(moves*managedPage, s.n))
+		}
+	}
+	o.finish = func() {
+		if s.block.gone {
+			return
+		}
+		pages := s.pages()
+		for i := range pages {
+			p := &pages[i]
+			c.Sim.bring(p, place, p.readMostly)
+			p.prefetched = int8(place)
+		}
+	}
+	return o, cudart.Success
+}
+
+// prefetchBatch checks all moves before it queues any.
+func (c *call) prefetchBatch() cudart.Code {
+	count, places := c.num(2), c.num(5)
+	st, code := c.stream(c.ptr(7))
+	switch {
+	case code != cudart.Success:
+		return code
+	case c.ptr(7) <= streamLegacy, count <= 0, places <= 0 || places > count, c.ptr(6) != 0,
+		c.ptr(0) == 0 || c.ptr(1) == 0 || c.ptr(3) == 0 || c.ptr(4) == 0:
+		return cudart.ErrInvalidValue
+	}
+	ptrs, sizes := array[uintptr](c.ptr(0), count), array[int](c.ptr(1), count)
+	locations, from := array[memLocation](c.ptr(3), places), array[int](c.ptr(4), places)
+	if from[0] != 0 {
+		return cudart.ErrInvalidValue
+	}
+	operations := make([]*operation, count)
+	for i, of := 0, 0; i < count; i++ {
+		for of+1 < places && from[of+1] <= i {
+			of++
+		}
+		place, code := c.placeOf(locations[of])
+		if code != cudart.Success {
+			return code
+		}
+		s, code := c.managedRange(ptrs[i], sizes[i])
+		if code != cudart.Success {
+			return code
+		}
+		if operations[i], code = c.moving(s, place, st); code != cudart.Success {
+			return code
+		}
+	}
+	for _, o := range operations {
+		if code := c.enqueue(st, o); code != cudart.Success {
+			return code
+		}
+	}
+	return cudart.Success
+}
+
+// discardJunk is what memory has in it after its contents were discarded.
+const discardJunk = 0xd5
+
+// discardBatch takes the contents of ranges away.
+func (c *call) discardBatch() cudart.Code {
+	count := c.num(2)
+	st, code := c.stream(c.ptr(4))
+	switch {
+	case code != cudart.Success:
+		return code
+	case c.ptr(4) <= streamLegacy, count <= 0, c.ptr(3) != 0, c.ptr(0) == 0 || c.ptr(1) == 0:
+		return cudart.ErrInvalidValue
+	case !st.dev.concurrent():
 		return cudart.ErrInvalidDevice
 	}
-	o := &operation{engine: &at.toHost, uses: []*block{b}, finish: func() { b.managed.resident = d }}
-	switch {
-	case b.managed.resident == d:
-	case d != nil:
-		o.engine, o.took = &d.toDevice, d.cfg.Link.PrefetchToDevice.time(c.num(1))
-	default:
-		o.took = at.cfg.Link.PrefetchToHost.time(c.num(1))
+	ptrs, sizes := array[uintptr](c.ptr(0), count), array[int](c.ptr(1), count)
+	spans := make([]span, count)
+	for i := range spans {
+		if spans[i], code = c.managedRange(ptrs[i], sizes[i]); code != cudart.Success {
+			return code
+		}
 	}
-	return c.enqueue(st, o)
+	for _, s := range spans {
+		o := &operation{uses: []*block{s.block}, move: func() cudart.Code {
+			set(s.bytes(), discardJunk)
+			return cudart.Success
+		}, finish: func() {
+			if s.block.gone {
+				return
+			}
+			// A page that the range has a part of keeps its place.
+			at := int(s.addr - s.block.addr)
+			for i := (at + managedPage - 1) / managedPage; (i+1)*managedPage <= at+s.n || at+s.n == s.block.size && i < len(s.block.pages); i++ {
+				c.Sim.put(&s.block.pages[i], 0)
+			}
+		}}
+		if code := c.enqueue(st, o); code != cudart.Success {
+			return code
+		}
+	}
+	return cudart.Success
 }
 
 func (c *call) adviseOrdinal() cudart.Code {
@@ -179,9 +307,11 @@ const (
 	unsetAccessedBy
 )
 
-// advise ignores the place for advice that needs none.
+// advise ignores the place for advice that needs none. As with the real driver, a page
+// that is not read mostly any more stays at its preferred location if that has it, else
+// on the host if that has it, else on one of the devices.
 func (c *call) advise(place int, placed cudart.Code) cudart.Code {
-	b, code := c.managedRange()
+	s, code := c.managedRange(c.ptr(0), c.num(1))
 	if code != cudart.Success {
 		return code
 	}
@@ -191,20 +321,80 @@ func (c *call) advise(place int, placed cudart.Code) cudart.Code {
 			return placed
 		}
 	}
-	m := &b.managed
-	switch advice {
-	case setReadMostly, unsetReadMostly:
-		m.readMostly = advice == setReadMostly
-	case setPreferredLocation:
-		m.preferred = place
-	case unsetPreferredLocation:
-		m.preferred = noPlace
-	case setAccessedBy:
-		if !slices.Contains(m.accessedBy, place) {
-			m.accessedBy = append(m.accessedBy, place)
+	if advice < setReadMostly || advice > unsetAccessedBy {
+		return cudart.ErrInvalidValue
+	}
+	at := c.device(place)
+	if (advice == setPreferredLocation || advice == setAccessedBy) && at != nil && !at.concurrent() {
+		return cudart.ErrInvalidDevice
+	}
+	pages := s.pages()
+	for i := range pages {
+		p := &pages[i]
+		switch advice {
+		case setReadMostly:
+			p.readMostly = true
+		case unsetReadMostly:
+			p.readMostly = false
+			stay := p.resident & -p.resident
+			if p.preferred != noPlace && p.resident&placeBit(int(p.preferred)) != 0 {
+				stay = placeBit(int(p.preferred))
+			}
+			c.Sim.put(p, stay)
+		case setPreferredLocation:
+			p.preferred = int8(place)
+		case unsetPreferredLocation:
+			p.preferred = noPlace
+		case setAccessedBy:
+			p.accessedBy |= placeBit(place)
+		case unsetAccessedBy:
+			p.accessedBy &^= placeBit(place)
 		}
-	case unsetAccessedBy:
-		m.accessedBy = slices.DeleteFunc(m.accessedBy, func(p int) bool { return p == place })
+	}
+	return cudart.Success
+}
+
+// Attributes of cudaMemRangeGetAttribute.
+const (
+	rangeReadMostly = iota + 1
+	rangePreferredLocation
+	rangeAccessedBy
+	rangeLastPrefetchLocation
+)
+
+func (c *call) memRangeGetAttribute() cudart.Code {
+	s, code := c.managedRange(c.ptr(3), c.num(4))
+	size := c.num(1)
+	switch {
+	case code != cudart.Success:
+		return code
+	case c.ptr(0) == 0, size < 4, size%4 != 0:
+		return cudart.ErrInvalidValue
+	}
+	to, pages := array[int32](c.ptr(0), size/4), s.pages()
+	switch attribute := c.i32(2); {
+	case attribute == rangeAccessedBy:
+		set := same(pages, func(p pageState) uint32 { return p.accessedBy }, 0)
+		places := placesOf(set)
+		for i := range to {
+			to[i] = noPlace
+			if i < len(places) {
+				to[i] = int32(places[i])
+			}
+		}
+	case size != 4:
+		return cudart.ErrInvalidValue
+	case attribute == rangeReadMostly:
+		to[0] = same(pages, func(p pageState) int32 {
+			if p.readMostly {
+				return 1
+			}
+			return 0
+		}, 0)
+	case attribute == rangePreferredLocation:
+		to[0] = int32(same(pages, func(p pageState) int8 { return p.preferred }, noPlace))
+	case attribute == rangeLastPrefetchLocation:
+		to[0] = int32(same(pages, func(p pageState) int8 { return p.prefetched }, noPlace))
 	default:
 		return cudart.ErrInvalidValue
 	}

@@ -34,6 +34,9 @@ const (
 	DriverHang
 	// CallFromHostFunction is a CUDA call inside a host function.
 	CallFromHostFunction
+	// BusyManagedMemory is an access of the CPU to managed memory while the device
+	// works and cannot access it concurrently. The real process crashes.
+	BusyManagedMemory
 )
 
 // String names the kind: "wrong device".
@@ -53,6 +56,8 @@ func (k MisuseKind) String() string {
 		return "driver hang"
 	case CallFromHostFunction:
 		return "call from host function"
+	case BusyManagedMemory:
+		return "busy managed memory"
 	}
 	return "unknown misuse"
 }

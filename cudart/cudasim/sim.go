@@ -48,8 +48,11 @@ type Sim struct {
 	leaked      int           // bytes that failed registrations left pinned
 	hostClock   time.Duration // virtual time that the host has seen
 	misuses     []Misuse
-	misused     int
-	internal    []error
+
+	arrivals                                uint64 // pages of managed memory that came to a device
+	faultsOnDevice, faultsOnHost, evictions int    // pages
+	misused                                 int
+	internal                                []error
 }
 
 var _ cudart.Source = (*Sim)(nil)

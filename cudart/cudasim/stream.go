@@ -58,9 +58,10 @@ type engine struct{ free timeline }
 
 // An operation is one entry of a stream.
 type operation struct {
-	seq    uint64
-	engine *engine       // that it occupies, or nil
-	took   time.Duration // duration by the link model
+	seq     uint64
+	engine  *engine       // that it occupies, or nil
+	took    time.Duration // duration by the link model
+	measure func()        // sets engine and took when it begins, with mu; nil if they are known before
 
 	between [2]*device // of a copy; nil for the host
 	issued  timeline
@@ -300,6 +301,9 @@ func (st *stream) run(o *operation) bool {
 	}
 	if !st.unheld() {
 		return false
+	}
+	if o.measure != nil {
+		o.measure()
 	}
 	begin := st.clock.max(o.issued)
 	if o.engine != nil {

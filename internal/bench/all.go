@@ -14,5 +14,6 @@ func All() []measure.Experiment {
 		loading(fullGrid, quickGrid),
 		files,
 		Calls(),
+		managedMemory,
 	}
 }

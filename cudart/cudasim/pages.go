@@ -1,0 +1,233 @@
+package cudasim
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+)
+
+// managedPage is the size in which managed memory moves.
+const managedPage = 64 << 10
+
+// A pageState is the state of one page of managed memory. Places are sets of bits: bit 0
+// is the host, bit i+1 device i.
+type pageState struct {
+	resident   uint32 // places that have the bytes, 0 if the page was never touched
+	accessedBy uint32 // advised
+	preferred  int8   // advised: ordinal, hostPlace or noPlace
+	prefetched int8   // where it was prefetched to last
+	readMostly bool   // advised
+	since      uint64 // when it came to its device: see Sim.arrivals
+}
+
+// placeBit is the bit of a place.
+func placeBit(place int) uint32 { return 1 << (place + 1) }
+
+// placesOf lists the places of a set, the host last.
+func placesOf(set uint32) []int {
+	var places []int
+	for at := set &^ 1; at != 0; at &= at - 1 {
+		places = append(places, bits.TrailingZeros32(at)-1)
+	}
+	if set&1 != 0 {
+		places = append(places, hostPlace)
+	}
+	return places
+}
+
+func newPages(size int) []pageState {
+	pages := make([]pageState, (size+managedPage-1)/managedPage)
+	for i := range pages {
+		pages[i].preferred, pages[i].prefetched = noPlace, noPlace
+	}
+	return pages
+}
+
+// pages are those of a range of a managed block, also those that it has a part of.
+func (s span) pages() []pageState {
+	first := int(s.addr-s.block.addr) / managedPage
+	last := (int(s.addr-s.block.addr) + s.n - 1) / managedPage
+	return s.block.pages[first : last+1]
+}
+
+// put makes a set of places those that have a page.
+func (s *Sim) put(p *pageState, places uint32) {
+	for _, d := range s.devices {
+		bit := placeBit(d.ordinal)
+		switch {
+		case p.resident&bit == places&bit:
+		case places&bit != 0:
+			d.managed += managedPage
+		default:
+			d.managed -= managedPage
+		}
+	}
+	if places&^p.resident&^1 != 0 {
+		s.arrivals++
+		p.since = s.arrivals
+	}
+	p.resident = places
+}
+
+// bring puts a page at a place, and returns whether its bytes moved there. With
+// readMostly the other places keep theirs.
+func (s *Sim) bring(p *pageState, place int, keep bool) (moved bool) {
+	bit := placeBit(place)
+	switch {
+	case p.resident&bit != 0 && keep:
+		return false
+	case p.resident&bit != 0:
+		s.put(p, bit)
+		return false
+	}
+	moved = p.resident != 0
+	places := bit
+	if keep {
+		places |= p.resident
+	}
+	if d := s.device(place); d != nil && d.free() < managedPage {
+		s.evict(d)
+	}
+	s.put(p, places)
+	return moved
+}
+
+// evict moves the page that came to the device first to the host, or drops it there if
+// another place has it. It does nothing if there is none.
+func (s *Sim) evict(d *device) {
+	var oldest *pageState
+	for _, b := range s.blocks.list {
+		for i := range b.pages {
+			if p := &b.pages[i]; p.resident&placeBit(d.ordinal) != 0 && (oldest == nil || p.since < oldest.since) {
+				oldest = p
+			}
+		}
+	}
+	if oldest == nil {
+		return
+	}
+	left := oldest.resident &^ placeBit(d.ordinal)
+	if left == 0 {
+		left = placeBit(hostPlace)
+	}
+	s.evictions++
+	s.put(oldest, left)
+}
+
+// touch is an access to pages by a place, a device or the host. It returns how many of
+// them moved or were made there by page faults.
+func (s *Sim) touch(pages []pageState, place int, write bool) (faults int) {
+	bit := placeBit(place)
+	for i := range pages {
+		p := &pages[i]
+		switch {
+		case p.resident&bit != 0:
+			if write && p.resident != bit {
+				s.put(p, bit) // the copies of others are not valid any more
+			}
+			continue
+		case p.resident == 0 && p.preferred != noPlace && int(p.preferred) != place && p.accessedBy&bit != 0:
+			s.bring(p, int(p.preferred), false)
+			continue
+		case p.resident != 0 && (p.accessedBy&bit != 0 || p.preferred != noPlace && p.resident&placeBit(int(p.preferred)) != 0):
+			if write {
+				s.put(p, p.resident&-p.resident) // accessed where it lies
+			}
+			continue
+		}
+		s.bring(p, place, p.readMostly && !write)
+		faults++
+	}
+	if place == hostPlace {
+		s.faultsOnHost += faults
+	} else {
+		s.faultsOnDevice += faults
+	}
+	return faults
+}
+
+// dropPages removes all pages of a block that is released.
+func (b *block) dropPages() {
+	for i := range b.pages {
+		b.dev.sim.put(&b.pages[i], 0)
+	}
+	b.pages = nil
+}
+
+// free returns the bytes of device memory that are neither allocated nor have managed
+// pages.
+func (d *device) free() int { return d.cfg.Memory - d.used - d.managed }
+
+// ManagedResidence counts where the n bytes of managed memory at addr lie, by place:
+// device ordinals, -1 for the host, -2 for bytes that were never touched. Memory that
+// is read mostly may lie at several. It is nil if they are not managed memory.
+func (s *Sim) ManagedResidence(addr uintptr, n int) map[int]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.blocks.find(addr)
+	if b == nil || b.kind != managedBlock || n <= 0 || addr+uintptr(n) > b.end() {
+		return nil
+	}
+	at := make(map[int]int)
+	first := int(addr-b.addr) / managedPage
+	for i, p := range (span{addr: addr, n: n, block: b}).pages() {
+		begin := max(addr, b.addr+uintptr((first+i)*managedPage))
+		end := min(addr+uintptr(n), b.addr+uintptr((first+i+1)*managedPage))
+		if p.resident == 0 {
+			at[noPlace] += int(end - begin)
+		}
+		for _, place := range placesOf(p.resident) {
+			at[place] += int(end - begin)
+		}
+	}
+	return at
+}
+
+// ManagedTraffic counts what happened to pages of managed memory, of 64 KiB each.
+type ManagedTraffic struct {
+	FaultsOnDevice int // pages that an operation of a device had to fetch, or made there
+	FaultsOnHost   int // pages that [Sim.TouchManaged] had to fetch, or made there
+	Evictions      int // pages that left a device because it was full
+}
+
+// ManagedTraffic returns the counts so far.
+func (s *Sim) ManagedTraffic() ManagedTraffic {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return ManagedTraffic{s.faultsOnDevice, s.faultsOnHost, s.evictions}
+}
+
+// TouchManaged tells the simulator that the CPU reads or writes n bytes of managed memory
+// at addr: it cannot see accesses of the process. The pages move to the host as page
+// faults move them. Where the attribute ConcurrentManagedAccess is 0 and work is pending,
+// a real process crashes: that is a [BusyManagedMemory]. It is false if they are not
+// managed memory.
+func (s *Sim) TouchManaged(addr uintptr, n int, write bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.blocks.find(addr)
+	if b == nil || b.kind != managedBlock || n <= 0 || addr+uintptr(n) > b.end() {
+		return false
+	}
+	if !b.dev.concurrent() {
+		for _, m := range b.dev.marks() {
+			if m.stream.waiting(m.seq) {
+				s.record(Misuse{Kind: BusyManagedMemory, Call: "access by the CPU", Current: -1, Want: -1,
+					Detail: "the device works, and cannot access managed memory at the same time as the CPU"})
+				break
+			}
+		}
+		return true
+	}
+	s.touch((span{addr: addr, n: n, block: b}).pages(), hostPlace, write)
+	return true
+}
+
+// same returns what all pages have in common, or otherwise other.
+func same[T cmp.Ordered](pages []pageState, of func(pageState) T, other T) T {
+	first := of(pages[0])
+	if slices.ContainsFunc(pages, func(p pageState) bool { return of(p) != first }) {
+		return other
+	}
+	return first
+}

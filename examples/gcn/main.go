@@ -1,0 +1,181 @@
+// Gcn trains a graph network of two layers on a random graph, in full batches, and prints
+// the loss, the time of each epoch, and what memory it took.
+//
+//	go run ./examples/gcn -nodes 2000000 -epochs 3
+//	go run ./examples/gcn -nodes 2000000 -managed
+//	go run ./examples/gcn -nodes 2000000 -managed -budget 0.25
+//	go run ./examples/gcn -nodes 2000000 -managed -budget 0.25 -plan=false
+//	go run ./examples/gcn -nodes 10000 -cpu
+//
+// With -managed all large memory is unified memory (cudaMallocManaged). With -budget no more
+// than that share of it may be on the card at a time: a plan moves it through the card ahead
+// of the work (managed.Plan), or without a plan page faults bring what the work accesses. So a
+// graph can be trained that is larger than the card.
+//
+// -write stores the graph and the first weights in a file, with which gcn.py beside this file
+// trains the same network in PyTorch, and compares the losses:
+//
+//	go run ./examples/gcn -nodes 100000 -write graph.bin -json losses.json
+//	python3 examples/gcn/gcn.py graph.bin --losses losses.json
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"time"
+)
+
+type options struct {
+	graph   sizes
+	epochs  int
+	rate    float64
+	cpu     bool
+	device  int
+	blas    bool
+	managed bool
+	budget  float64
+	plan    bool
+	panel   int
+	write   string
+	json    string
+	verbose bool
+}
+
+func main() {
+	log.SetFlags(0)
+	var o options
+	flag.IntVar(&o.graph.Nodes, "nodes", 1_000_000, "number of nodes")
+	flag.IntVar(&o.graph.EdgesPerNode, "edges_per_node", 10, "edges a node, of random direction; each node has one to itself as well")
+	flag.IntVar(&o.graph.Features, "features", 128, "features of a node")
+	flag.IntVar(&o.graph.Hidden, "hidden", 256, "width of the hidden layer")
+	flag.IntVar(&o.graph.Classes, "classes", 10, "classes, at most as many as features")
+	flag.IntVar(&o.epochs, "epochs", 3, "number of epochs")
+	flag.Float64Var(&o.rate, "rate", 0.5, "rate of learning")
+	flag.Uint64Var(&o.graph.Seed, "seed", 1, "seed of the graph and of the first weights")
+	flag.BoolVar(&o.cpu, "cpu", false, "use no GPU but one goroutine, slowly: a reference")
+	flag.IntVar(&o.device, "device", 0, "CUDA's number of the device")
+	flag.BoolVar(&o.blas, "blas", true, "multiply matrices with cuBLAS if it is installed")
+	flag.BoolVar(&o.managed, "managed", false, "use unified memory")
+	flag.Float64Var(&o.budget, "budget", 0, "share of the unified memory that may be on the card at a time, such as 0.25; 0 is no limit")
+	flag.BoolVar(&o.plan, "plan", true, "with a budget, move memory ahead of the work")
+	flag.IntVar(&o.panel, "panel", 0, "columns of the hidden layer that are computed at a time; 0 chooses")
+	flag.StringVar(&o.write, "write", "", "write the graph and the first weights to this file, for gcn.py")
+	flag.StringVar(&o.json, "json", "", "write losses and times to this file")
+	flag.BoolVar(&o.verbose, "v", false, "log allocations")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, o, os.Stdout); err != nil {
+		log.Fatal("gcn: ", err)
+	}
+}
+
+// An outcome is what -json writes.
+type outcome struct {
+	Losses  []float64 `json:"losses"`
+	Seconds []float64 `json:"seconds"` // of each epoch; of a plan all have the mean
+}
+
+func run(ctx context.Context, o options, out io.Writer) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	began := time.Now()
+	g := newGraph(o.graph)
+	fmt.Fprintf(out, "graph: %d nodes, %d edges, %d features, hidden %d, %d classes (%v)\n",
+		g.Nodes, len(g.from), g.Features, g.Hidden, g.Classes, time.Since(began).Round(time.Millisecond))
+	if o.write != "" {
+		if err := g.write(o.write); err != nil {
+			return err
+		}
+	}
+	b, err := newBackend(ctx, o, out)
+	if err != nil {
+		return err
+	}
+	result, err := train(ctx, o, g, b, out)
+	if err := errors.Join(err, b.close()); err != nil {
+		return err
+	}
+	if o.json == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(result, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.json, append(text, '\n'), 0o666)
+}
+
+func (o *options) check() error {
+	g := o.graph
+	switch {
+	case min(g.Nodes, g.Features, g.Hidden, g.Classes) < 1 || g.EdgesPerNode < 0 || o.epochs < 1:
+		return errors.New("nodes, features, hidden, classes and epochs must be positive")
+	case g.Nodes > 1<<31 || g.Classes > g.Features:
+		return errors.New("at most 2^31 nodes, and as many classes as features")
+	case o.budget < 0 || o.budget > 1:
+		return errors.New("-budget is a share, from 0 to 1")
+	case o.budget > 0 && !o.managed:
+		return errors.New("-budget needs -managed: plain device memory stays where it is")
+	case o.panel < 0 || o.panel > 0 && g.Hidden%o.panel != 0:
+		return fmt.Errorf("-panel must divide the %d columns of the hidden layer", g.Hidden)
+	case o.cpu && o.managed:
+		return errors.New("-cpu uses no unified memory")
+	}
+	return nil
+}
+
+// newBackend makes what computes.
+func newBackend(ctx context.Context, o options, out io.Writer) (backend, error) {
+	if o.cpu {
+		return &cpu{}, nil
+	}
+	return newGPU(ctx, o, out)
+}
+
+// train runs all epochs.
+func train(ctx context.Context, o options, g *graph, b backend, out io.Writer) (outcome, error) {
+	m, err := newModel(ctx, g, b, o.panelWidth())
+	if err != nil {
+		return outcome{}, err
+	}
+	r, err := b.runner(m, o.epochs)
+	if err != nil {
+		return outcome{}, err
+	}
+	var result outcome
+	epoch := func(n int, loss, seconds float64) {
+		result.Losses, result.Seconds = append(result.Losses, loss), append(result.Seconds, seconds)
+		fmt.Fprintf(out, "epoch %d: loss %.6f, %.3f s\n", n+1, loss, seconds)
+	}
+	if err := r.run(ctx, m, float32(o.rate), epoch); err != nil {
+		return outcome{}, err
+	}
+	return result, b.stats(out)
+}
+
+// panelWidth is how many columns of the hidden layer are computed at a time. Narrow ones need
+// less memory at a time, and read the features more often.
+func (o *options) panelWidth() int {
+	width := o.graph.Hidden
+	switch {
+	case o.panel > 0:
+		return o.panel
+	case o.budget == 0:
+		return width
+	}
+	// A sum over edges accesses all rows of two panels. They, and as much again that moves
+	// meanwhile, must be within the budget.
+	for width%2 == 0 && width > 8 && 4*float64(o.graph.panelBytes(width)) > o.budget*float64(o.graph.bytes(width)) {
+		width /= 2
+	}
+	return width
+}

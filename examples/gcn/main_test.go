@@ -1,0 +1,254 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+var small = sizes{Nodes: 60, EdgesPerNode: 3, Features: 7, Hidden: 12, Classes: 4, Seed: 5}
+
+// onCPU makes a model whose steps compute in Go.
+func onCPU(t *testing.T, s sizes, width int) (*model, *cpu) {
+	t.Helper()
+	b := &cpu{}
+	m, err := newModel(t.Context(), newGraph(s), b, width)
+	require.NoError(t, err)
+	return m, b
+}
+
+// lossOf runs all steps of an epoch and returns its loss.
+func lossOf(t *testing.T, m *model, b *cpu) float64 {
+	t.Helper()
+	require.NoError(t, b.begin(0))
+	for _, s := range m.epoch() {
+		require.NoError(t, s.queue())
+	}
+	return b.losses[len(b.losses)-1]
+}
+
+// The gradients are those of the loss: each is compared with a difference of losses.
+func TestGradientsAreOfTheLoss(t *testing.T) {
+	t.Parallel()
+	for _, width := range []int{12, 4} {
+		m, b := onCPU(t, small, width)
+		lossOf(t, m, b)
+		for p := range m.hidden {
+			for _, pair := range [][2]matrix{{m.w1[p], m.w1Gradient[p]}, {m.w2[p], m.w2Gradient[p]}} {
+				weight := values(pair[0])
+				gradient := append([]float64(nil), values(pair[1])...)
+				nonzero := 0
+				for i, g := range gradient {
+					const h = 1e-5
+					was := weight[i]
+					weight[i] = was + h
+					up := lossOf(t, m, b)
+					weight[i] = was - h
+					down := lossOf(t, m, b)
+					weight[i] = was
+					assert.InDelta(t, (up-down)/(2*h), g, 1e-6, "weight %d of panel %d, width %d", i, p, width)
+					if math.Abs(g) > 1e-4 {
+						nonzero++
+					}
+				}
+				assert.Greater(t, nonzero, len(gradient)/4, "most gradients are not zero")
+			}
+		}
+	}
+}
+
+// A panel's width changes the order of sums, and nothing else.
+func TestPanelsDoNotChangeTheResult(t *testing.T) {
+	t.Parallel()
+	var want []float64
+	for _, width := range []int{12, 6, 1} {
+		o := options{graph: small, epochs: 4, rate: 1, cpu: true, panel: width}
+		result, err := train(t.Context(), o, newGraph(small), &cpu{}, io.Discard)
+		require.NoError(t, err)
+		if want == nil {
+			want = result.Losses
+		}
+		assert.InDeltaSlice(t, want, result.Losses, 1e-12)
+	}
+}
+
+func TestLossFalls(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	s := sizes{Nodes: 500, EdgesPerNode: 4, Features: 16, Hidden: 16, Classes: 4, Seed: 1}
+	file := filepath.Join(t.TempDir(), "losses.json")
+	require.NoError(t, run(t.Context(), options{graph: s, epochs: 30, rate: 1, cpu: true, json: file}, &out))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var result outcome
+	require.NoError(t, json.Unmarshal(text, &result))
+	require.Len(t, result.Losses, 30)
+	require.Len(t, result.Seconds, 30)
+	assert.InDelta(t, math.Log(4), result.Losses[0], 0.3, "of random weights")
+	for i, loss := range result.Losses[1:] {
+		assert.Less(t, loss, result.Losses[i], "epoch %d", i+2)
+	}
+	assert.Less(t, result.Losses[29], 0.97*result.Losses[0])
+	assert.Equal(t, 30, strings.Count(out.String(), "\nepoch "))
+}
+
+// What gcn.py reads is what the model is trained on.
+func TestFileHasGraphAndWeights(t *testing.T) {
+	t.Parallel()
+	g := newGraph(small)
+	file := filepath.Join(t.TempDir(), "graph.bin")
+	require.NoError(t, g.write(file))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	r := bufio.NewReader(bytes.NewReader(text))
+	line, err := r.ReadBytes('\n')
+	require.NoError(t, err)
+	var header sizes
+	require.NoError(t, json.Unmarshal(line, &header))
+	assert.Equal(t, small, header)
+	read := func(v any) { require.NoError(t, binary.Read(r, binary.LittleEndian, v)) }
+	from, to, labels := make([]uint32, g.edges()), make([]uint32, g.edges()), make([]uint32, g.Nodes)
+	x, w1, w2 := make([]float32, g.Nodes*g.Features), make([]float32, g.Features*g.Hidden), make([]float32, g.Hidden*g.Classes)
+	for _, v := range []any{from, to, x, labels, w1, w2} {
+		read(v)
+	}
+	_, err = r.ReadByte()
+	assert.ErrorIs(t, err, io.EOF)
+	assert.Equal(t, g.from, from)
+	assert.Equal(t, g.to, to)
+
+	m, _ := onCPU(t, small, small.Hidden)
+	assert.Equal(t, labels, m.labels.indices)
+	for _, pair := range []struct {
+		model []float64
+		file  []float32
+	}{{m.x.memory.host, x}, {m.w1[0].memory.host, w1}, {m.w2[0].memory.host, w2}} {
+		for i, v := range pair.file {
+			require.Equal(t, pair.model[i], float64(v))
+		}
+	}
+	for i, label := range labels {
+		for c := range g.Classes {
+			assert.LessOrEqual(t, x[i*g.Features+c], x[i*g.Features+int(label)])
+		}
+	}
+}
+
+func TestGraphIsWhole(t *testing.T) {
+	t.Parallel()
+	g := newGraph(small)
+	assert.Len(t, g.from, 60*4)
+	sum := make([]float64, g.Nodes)
+	for e, target := range g.to {
+		require.Less(t, g.from[e], uint32(g.Nodes))
+		sum[target] += float64(g.weight[e])
+	}
+	for node, s := range sum {
+		assert.InDelta(t, 1, s, 1e-6, "the weights of the edges to node %d", node)
+	}
+}
+
+// Every step's memory is listed, so that a plan brings it: the uses cover what is computed on.
+func TestStepsListEveryElementOnce(t *testing.T) {
+	t.Parallel()
+	s := small
+	s.Nodes = 2 << 20 // several blocks; nothing is computed
+	s.EdgesPerNode = 5
+	m := &model{graph: &graph{sizes: s, from: make([]uint32, s.edges())}, width: 6}
+	m.x = matrix{s.Nodes, s.Features, &memory{label: "x"}, 0}
+	m.panel = matrix{s.Nodes, 6, &memory{label: "panel"}, 0}
+	m.mixed, m.logits = matrix{s.Nodes, s.Classes, &memory{label: "mixed"}, 0}, matrix{s.Nodes, s.Classes, &memory{label: "logits"}, 0}
+	m.hidden = []matrix{{s.Nodes, 6, &memory{label: "hidden 0"}, 0}, {s.Nodes, 6, &memory{label: "hidden 1"}, 0}}
+	m.from, m.to, m.weight = &memory{label: "from"}, &memory{label: "to"}, &memory{label: "weight"}
+	elements := map[string]int{}
+	for _, st := range m.epoch() {
+		total := 0
+		for _, u := range st.uses {
+			elements[u.memory.label] += u.n
+			total += 4 * u.n
+		}
+		assert.LessOrEqual(t, total, 2*s.panelBytes(6)+stepBytes+1<<20)
+	}
+	blocks := (s.edges() + stepBytes/12 - 1) / (stepBytes / 12)
+	require.Greater(t, blocks, 1)
+	// Per epoch: means of two panels and of the second layer, forward and backward.
+	assert.Equal(t, 6*s.edges(), elements["from"])
+	assert.Equal(t, 6*s.edges(), elements["weight"])
+	assert.Equal(t, 2*2*s.Nodes*s.Features, elements["x"], "for each panel, forward and backward")
+	assert.Equal(t, 6*s.Nodes*(3+2*blocks), elements["hidden 0"], "relu, backward, its gradient; both means")
+}
+
+func TestWrongOptionsAreRefused(t *testing.T) {
+	t.Parallel()
+	for text, change := range map[string]func(o *options){
+		"must be positive":            func(o *options) { o.graph.Nodes = 0 },
+		"as many classes as features": func(o *options) { o.graph.Classes = 8 },
+		"from 0 to 1":                 func(o *options) { o.budget = 2; o.managed = true },
+		"-budget needs -managed":      func(o *options) { o.budget = 0.5 },
+		"-panel must divide the 12":   func(o *options) { o.panel = 5 },
+		"-cpu uses no unified memory": func(o *options) { o.cpu, o.managed = true, true },
+	} {
+		o := options{graph: small, epochs: 1}
+		change(&o)
+		assert.ErrorContains(t, run(t.Context(), o, io.Discard), text)
+	}
+}
+
+func TestPanelsFitTheBudget(t *testing.T) {
+	t.Parallel()
+	o := options{graph: sizes{Nodes: 2_000_000, EdgesPerNode: 10, Features: 128, Hidden: 256, Classes: 10}}
+	assert.Equal(t, 256, o.panelWidth(), "without a budget")
+	o.budget = 0.25
+	width := o.panelWidth()
+	assert.LessOrEqual(t, 4*float64(o.graph.panelBytes(width)), 0.25*float64(o.graph.bytes(width)))
+	assert.Greater(t, width, 8)
+	o.panel = 128
+	assert.Equal(t, 128, o.panelWidth())
+}
+
+// On a GPU, by every way of bringing memory there, the losses are those of the CPU.
+func TestGPUTrainsAsTheCPUDoes(t *testing.T) {
+	if !testgpu.Real() {
+		t.Skipf("needs a real GPU, which %s=1 requests: a simulated one runs no kernels", testgpu.Env)
+	}
+	s := sizes{Nodes: 3000, EdgesPerNode: 6, Features: 33, Hidden: 64, Classes: 7, Seed: 3}
+	want, err := train(t.Context(), options{graph: s, epochs: 5, rate: 1}, newGraph(s), &cpu{}, io.Discard)
+	require.NoError(t, err)
+	for name, o := range map[string]options{
+		"plain":              {blas: true},
+		"own products":       {},
+		"panels":             {blas: true, panel: 16},
+		"managed":            {blas: true, managed: true},
+		"managed, by plan":   {blas: true, managed: true, budget: 1, plan: true, panel: 16},
+		"managed, by faults": {blas: true, managed: true, budget: 0.5, panel: 16},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o.graph, o.epochs, o.rate = s, 5, 1
+			file := filepath.Join(t.TempDir(), "losses.json")
+			o.json = file
+			var out bytes.Buffer
+			require.NoError(t, run(t.Context(), o, &out), out.String())
+			t.Log(out.String())
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			var got outcome
+			require.NoError(t, json.Unmarshal(text, &got))
+			require.Len(t, got.Losses, 5)
+			for i := range want.Losses {
+				assert.InEpsilon(t, want.Losses[i], got.Losses[i], 1e-4, "epoch %d", i+1)
+			}
+		})
+	}
+}

@@ -1,0 +1,72 @@
+package bench
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func TestManaged(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	env := measure.Env{Devices: rt.Devices(), Options: measure.Options{Quick: true, Sizes: []int{1 << 20}, Duration: 1}}
+	b, err := measure.Run(t.Context(), managedMemory, env, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	for _, v := range b.Views {
+		assert.NotEmpty(t, b.Select(v), "view %q", v.Title)
+	}
+	for _, device := range []string{"0", "1"} {
+		for _, method := range []string{cpuFirstTouch, gpuFirstTouch, prefetchToDevice, prefetchToHost, gpuFaults, cpuFaults, gpuReads} {
+			s := b.Find(seriesManaged, label(result.Device, device), label(result.Method, method))
+			require.NotNil(t, s, method)
+			assert.Positive(t, s.Median, method)
+		}
+		for _, method := range []string{byPlan, byFaults, byExplicit} {
+			for _, access := range []string{"read", "write"} {
+				require.NotNil(t, b.Find(seriesManagedBudget, label(result.Device, device), label(result.Method, method), label(accessLabel, access)))
+			}
+		}
+		for _, advice := range []string{noAdvice, adviseFromAfar} {
+			require.NotNil(t, b.Find(seriesManagedPingPong, label(result.Device, device), label(adviceLabel, advice)))
+		}
+	}
+	text := strings.Join(b.Answers, "\n")
+	assert.Contains(t, text, "GPU 1: 1 MiB of managed memory move to the card at ")
+	assert.Contains(t, text, "GPU 0: work that writes 64 MiB with an eighth of them on the card runs at ")
+	assert.Contains(t, strings.Join(b.Notes, "\n"), "managed memory of the group on GPU 0: ")
+	assert.Positive(t, sim.ManagedTraffic().FaultsOnDevice)
+	assert.Empty(t, explainManaged(env, &result.Bench{}))
+}
+
+// Sizes that would fill the card are left out, so that no other program of it suffers.
+func TestManagedLeavesRoomOnTheCard(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 400 << 20}}})
+	groups, err := planManaged(measure.Env{Devices: rt.Devices(), Options: measure.Options{Sizes: []int{1 << 20, 101 << 20}}})
+	require.NoError(t, err)
+	var names []string
+	for _, g := range groups {
+		names = append(names, g.Name)
+		assert.LessOrEqual(t, g.Need.Device, 400<<20/2, g.Name)
+	}
+	assert.Equal(t, []string{"managed memory, 1 MiB on GPU 0", "managed pages on GPU 0", "a budget of 8 MiB on GPU 0"}, names)
+}
+
+func TestManagedWithoutConcurrentAccessIsLeftOut(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrConcurrentManagedAccess: 0}}}})
+	b, err := measure.Run(t.Context(), managedMemory, measure.Env{Devices: rt.Devices(), Options: measure.Options{Quick: true, Sizes: []int{1 << 20}, Duration: 1}}, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	assert.Empty(t, b.Series)
+	assert.Contains(t, strings.Join(b.Notes, "\n"), "ConcurrentManagedAccess is 0")
+}

@@ -1,0 +1,49 @@
+//go:build linux
+
+package linux
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"runtime"
+	"testing"
+	"testing/fstest"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestReadPageMapCountsPagesThatAreMapped(t *testing.T) {
+	t.Parallel()
+	page := os.Getpagesize()
+	const pages = 9000 // more entries than one read has
+	m, err := unix.Mmap(-1, 0, pages*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, unix.Munmap(m)) }()
+	_ = unix.Madvise(m, unix.MADV_NOHUGEPAGE) // else one touch populates more
+	addr := uintptr(unsafe.Pointer(&m[0]))
+	mapped, err := ReadPageMap(os.DirFS("/"), addr, len(m))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		t.Skipf("no pagemap here: %v", err)
+	}
+	require.NoError(t, err)
+	assert.Zero(t, mapped)
+	m[0], m[8999*page], m[8500*page] = 1, 1, 1
+	mapped, err = ReadPageMap(os.DirFS("/"), addr, len(m))
+	require.NoError(t, err)
+	assert.Equal(t, 3*page, mapped)
+	mapped, err = ReadPageMap(os.DirFS("/"), addr+uintptr(page)-1, 2) // parts of two pages
+	require.NoError(t, err)
+	assert.Equal(t, page, mapped)
+	runtime.KeepAlive(m)
+}
+
+func TestReadPageMapWithoutTheFile(t *testing.T) {
+	t.Parallel()
+	_, err := ReadPageMap(fstest.MapFS{}, 4096, 1)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	assert.ErrorContains(t, err, "/proc/self/pagemap")
+}

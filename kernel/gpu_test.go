@@ -1,0 +1,487 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package kernel_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/kernel"
+)
+
+// realGPU opens the machine's GPU, which a simulated one cannot stand in for: it runs no kernels.
+func realGPU(tb testing.TB) (*cudart.Device, *cudart.Stream) {
+	tb.Helper()
+	if !testgpu.Real() {
+		tb.Skipf("needs a real GPU, which %s=1 requests: a simulated one runs no kernels", testgpu.Env)
+	}
+	dev := testgpu.Device(tb)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, s.Close()) })
+	return dev, s
+}
+
+// memoryOf allocates device memory until the end of the test.
+func memoryOf(tb testing.TB, dev *cudart.Device, n int) cudart.DevPtr {
+	tb.Helper()
+	p, err := dev.Malloc(n)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, dev.Free(p)) })
+	return p
+}
+
+// to copies a slice to new device memory.
+func to[T any](tb testing.TB, dev *cudart.Device, v []T) cudart.DevPtr {
+	tb.Helper()
+	n := len(v) * int(unsafe.Sizeof(v[0]))
+	p := memoryOf(tb, dev, n)
+	send(tb, dev, p, v)
+	return p
+}
+
+// send copies a slice to device memory. cudaMemcpy from memory that is not pinned may return
+// before the device has it, and kernels on other streams do not wait.
+func send[T any](tb testing.TB, dev *cudart.Device, p cudart.DevPtr, v []T) {
+	tb.Helper()
+	require.NoError(tb, dev.CopyToDevice(p, unsafe.Pointer(&v[0]), len(v)*int(unsafe.Sizeof(v[0]))))
+	require.NoError(tb, dev.Synchronize(context.Background()))
+}
+
+// from copies from device memory, when the stream is done.
+func from[T any](tb testing.TB, s *cudart.Stream, p cudart.DevPtr, n int) []T {
+	tb.Helper()
+	require.NoError(tb, s.Synchronize(context.Background()))
+	v := make([]T, n)
+	require.NoError(tb, s.Device().CopyToHost(unsafe.Pointer(&v[0]), p, n*int(unsafe.Sizeof(v[0]))))
+	return v
+}
+
+func newMemory(tb testing.TB, dev *cudart.Device) *kernel.Memory {
+	tb.Helper()
+	m, err := kernel.NewMemory(dev)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, m.Close()) })
+	return m
+}
+
+func TestGPURunsPTX(t *testing.T) {
+	dev, s := realGPU(t)
+	code, err := os.ReadFile("testdata/user.ptx")
+	require.NoError(t, err)
+	m, err := kernel.Load(dev, code)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, m.Close()) }()
+
+	saxpy, err := m.Kernel("saxpy")
+	require.NoError(t, err)
+	assert.Positive(t, saxpy.Limits().BlockThreads)
+	assert.Positive(t, saxpy.Limits().Registers)
+	x, y := []float32{1, 2, 3, 4, 5}, []float32{10, 20, 30, 40, 50}
+	px, py := to(t, dev, x), to(t, dev, y)
+	require.NoError(t, saxpy.Launch(s, kernel.Threads(4, 2), kernel.Ptr(py), kernel.Ptr(px), kernel.Float32(-2), kernel.Uint32(4)))
+	assert.Equal(t, []float32{8, 16, 24, 32, 50}, from[float32](t, s, py, 5))
+
+	all, err := m.Kernel("store_all")
+	require.NoError(t, err)
+	out := memoryOf(t, dev, 64)
+	require.NoError(t, s.Memset(out, 0, 64))
+	require.NoError(t, all.Launch(s, kernel.Threads(1, 1), kernel.Ptr(out), kernel.Uint8(200), kernel.Uint16(65000), kernel.Uint32(1<<31),
+		kernel.Uint64(1<<63), kernel.Float32(1.5), kernel.Float64(math.Pi)))
+	assert.Equal(t, []uint64{200, 65000, 1 << 31, 1 << 63, uint64(math.Float32bits(1.5)), math.Float64bits(math.Pi)}, from[uint64](t, s, out, 6))
+
+	shared, err := m.Kernel("shared_size")
+	require.NoError(t, err)
+	require.NoError(t, shared.Launch(s, kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}, SharedBytes: 48 << 10}, kernel.Ptr(out)))
+	assert.EqualValues(t, 48<<10, from[uint32](t, s, out, 1)[0])
+	large := kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}, SharedBytes: 60 << 10}
+	assert.ErrorIs(t, shared.Launch(s, large, kernel.Ptr(out)), cudart.ErrInvalidValue)
+	require.NoError(t, shared.AllowShared(60<<10), "every device since 7.5 has 64 KiB")
+	require.NoError(t, shared.Launch(s, large, kernel.Ptr(out)))
+	assert.EqualValues(t, 60<<10, from[uint32](t, s, out, 1)[0])
+	assert.ErrorIs(t, shared.AllowShared(16<<20), cudart.ErrInvalidValue)
+
+	_, err = m.Kernel("none")
+	assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
+}
+
+// Kernels run on any goroutine, whatever thread it is on.
+func TestGPURunsPTXOnManyGoroutines(t *testing.T) {
+	dev, _ := realGPU(t)
+	code, err := os.ReadFile("testdata/user.ptx")
+	require.NoError(t, err)
+	m, err := kernel.Load(dev, code)
+	require.NoError(t, err)
+	saxpy, err := m.Kernel("saxpy")
+	require.NoError(t, err)
+	ones := make([]float32, 1000)
+	for i := range ones {
+		ones[i] = 1
+	}
+	x := to(t, dev, ones)
+	const goroutines, launches = 16, 200
+	errs := make(chan error, goroutines)
+	for range goroutines {
+		y := to(t, dev, make([]float32, len(ones)))
+		go func() {
+			s, err := dev.NewStream(cudart.StreamOptions{})
+			for i := 0; i < launches && err == nil; i++ {
+				err = saxpy.Launch(s, kernel.Threads(len(ones), 64), kernel.Ptr(y), kernel.Ptr(x), kernel.Float32(1), kernel.Uint32(uint32(len(ones))))
+			}
+			if err == nil {
+				err = s.Synchronize(context.Background())
+			}
+			got := make([]float32, len(ones))
+			if err == nil {
+				err = dev.CopyToHost(unsafe.Pointer(&got[0]), y, 4*len(got))
+			}
+			for i, v := range got {
+				if v != launches && err == nil {
+					err = fmt.Errorf("element %d is %v", i, v)
+				}
+			}
+			errs <- errors.Join(err, s.Close())
+		}()
+	}
+	for range goroutines {
+		assert.NoError(t, <-errs)
+	}
+	require.NoError(t, m.Close())
+}
+
+func TestGPUReportsWhatDoesNotCompile(t *testing.T) {
+	dev, _ := realGPU(t)
+	broken := "\n.version 7.0\n.target sm_75\n.address_size 64\n.visible .entry f()\n{\n\tadd.s32 %nothing, 1, 2;\n\tret;\n}\n"
+	m, err := kernel.Load(dev, []byte(broken))
+	if err == nil { // compiled only now
+		_, err = m.Kernel("f")
+		defer m.Close()
+	}
+	require.ErrorIs(t, err, cudart.ErrInvalidPtx)
+	var jit *cudart.JITError
+	require.ErrorAs(t, err, &jit)
+	assert.Contains(t, jit.Log, "nothing", "the compiler names what it does not know")
+
+	m, err = kernel.Load(dev, []byte("no code at all"))
+	if err == nil {
+		_, err = m.Kernel("f")
+		defer m.Close()
+	}
+	assert.Error(t, err)
+
+	newer := ".version 99.0\n.target sm_75\n.address_size 64\n.visible .entry f() { ret; }\n"
+	m, err = kernel.Load(dev, []byte(newer))
+	if err == nil {
+		_, err = m.Kernel("f")
+		defer m.Close()
+	}
+	assert.ErrorIs(t, err, cudart.ErrUnsupportedPtxVersion)
+}
+
+// What the GPU writes is what Go computes, no byte beside is touched, and a check on the GPU
+// finds exactly the bytes that were changed.
+func TestGPUFillsAndChecks(t *testing.T) {
+	dev, s := realGPU(t)
+	ctx := context.Background()
+	m := newMemory(t, dev)
+	const guard, most = 64, 3<<20 + 5
+	p := memoryOf(t, dev, most+2*guard+16)
+	contents := []kernel.Content{
+		{Seed: 0x123456789abcdef1}, {Kind: kernel.Constant, Seed: 0xAA55AA55AA55AA55}, {Kind: kernel.WalkingBit},
+		{Kind: kernel.Counter, Mask: 0x9393939393939393}, {Kind: kernel.Random, Seed: 42},
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{1, 2, 7, 15, 16, 17, 31, 63, 64, 65, 255, 4097, 65536, most} {
+		for align := range 16 {
+			if n > 5000 && align%5 != 0 {
+				continue
+			}
+			for i, at := range []uint64{0, 1, 6, 16, 1<<34 + 3} {
+				c := contents[(n+align+i)%len(contents)]
+				name := fmt.Sprintf("%+v, %d bytes at %d, position %d", c, n, align, at)
+				start := p + guard + cudart.DevPtr(align)
+				require.NoError(t, s.Memset(p, 0xD6, most+2*guard+16))
+				require.NoError(t, m.Fill(s, start, n, c, at))
+				got := from[byte](t, s, p, n+align+2*guard)
+				want := bytes.Repeat([]byte{0xD6}, len(got))
+				c.Fill(want[guard+align:][:n], at)
+				require.True(t, bytes.Equal(want, got), name)
+
+				found, err := m.Compare(ctx, s, start, n, c, at)
+				require.NoError(t, err)
+				require.Equal(t, kernel.Found{First: -1}, found, name)
+
+				// The first, the last and any byte wrong.
+				wrong := map[int]bool{0: true, n - 1: true, random.IntN(n): true}
+				first := n
+				for off := range wrong {
+					if random.IntN(2) == 0 && len(wrong) > 1 {
+						delete(wrong, off)
+						continue
+					}
+					b := got[guard+align+off] ^ byte(1<<random.IntN(8))
+					send(t, dev, start+cudart.DevPtr(off), []byte{b})
+					first = min(first, off)
+				}
+				found, err = m.Compare(ctx, s, start, n, c, at)
+				require.NoError(t, err)
+				require.Equal(t, kernel.Found{Wrong: len(wrong), First: first}, found, name)
+			}
+		}
+	}
+	// All wrong: another seed.
+	require.NoError(t, m.Fill(s, p, most, kernel.Content{Kind: kernel.Constant}, 0))
+	found, err := m.Compare(ctx, s, p, most, kernel.Content{Kind: kernel.Constant, Mask: math.MaxUint64}, 0)
+	require.NoError(t, err)
+	assert.Equal(t, kernel.Found{Wrong: most, First: 0}, found)
+	require.NoError(t, m.Fill(s, 0, 0, kernel.Content{}, 0))
+	assert.ErrorIs(t, m.Fill(s, p, -1, kernel.Content{}, 0), cudart.ErrInvalidValue)
+}
+
+// Past 4 GiB offsets need more than 32 bits.
+func TestGPUFillsAndChecksPast4GiB(t *testing.T) {
+	dev, s := realGPU(t)
+	const n = 5<<30 + 3
+	free, _, err := dev.MemInfo()
+	require.NoError(t, err)
+	if free < 2*n {
+		t.Skipf("%d bytes of device memory are free, which are too few for %d", free, n)
+	}
+	m := newMemory(t, dev)
+	p := memoryOf(t, dev, n)
+	c := kernel.Content{Seed: 5}
+	require.NoError(t, m.Fill(s, p, n, c, 0))
+	for _, at := range []int{0, 1<<32 - 8, 1<<32 + 1, n - 100} {
+		got, want := from[byte](t, s, p+cudart.DevPtr(at), 100), make([]byte, 100)
+		c.Fill(want, uint64(at))
+		require.Equal(t, want, got)
+	}
+	send(t, dev, p+(n-2), []byte{^from[byte](t, s, p+(n-2), 1)[0]})
+	found, err := m.Compare(context.Background(), s, p, n, c, 0)
+	require.NoError(t, err)
+	assert.Equal(t, kernel.Found{Wrong: 1, First: n - 2}, found)
+}
+
+// Copies by the multiprocessors: between device memory and, both ways, pinned host memory.
+func TestGPUCopies(t *testing.T) {
+	dev, s := realGPU(t)
+	ctx := context.Background()
+	m := newMemory(t, dev)
+	const most = 1<<20 + 77
+	host, err := dev.HostAlloc(2*most, cudart.HostAllocMapped)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.FreeHost(host)) }()
+	mapped, err := dev.HostDevicePointer(host)
+	require.NoError(t, err)
+	memory := unsafe.Slice((*byte)(host), 2*most)
+	a, b := memoryOf(t, dev, most+64), memoryOf(t, dev, most+64)
+	for i, n := range []int{1, 15, 16, 100, 4096, most} {
+		for _, off := range [][2]int{{0, 0}, {5, 5}, {0, 16}, {1, 2}} {
+			for _, blocks := range []int{0, 1} {
+				c := kernel.Content{Seed: uint64(i)}
+				c.Fill(memory[:n], 9)
+				to, from := cudart.DevPtr(off[0]), cudart.DevPtr(off[1])
+				require.NoError(t, s.Memset(a, 0, most+64))
+				require.NoError(t, m.Copy(s, a+to, mapped, n, blocks))
+				require.NoError(t, m.Copy(s, b+from, a+to, n, blocks))
+				require.NoError(t, m.Copy(s, mapped+most, b+from, n, blocks))
+				found, err := m.Compare(ctx, s, a+to, n, c, 9)
+				require.NoError(t, err)
+				require.Equal(t, kernel.Found{First: -1}, found, "up: %d bytes, %v", n, off)
+				require.True(t, bytes.Equal(memory[:n], memory[most:][:n]), "back: %d bytes, %v", n, off)
+			}
+		}
+	}
+	// What the GPU reads over the link is what the host wrote.
+	kernel.Content{Seed: 99}.Fill(memory[:most], 0)
+	found, err := m.Compare(ctx, s, mapped, most, kernel.Content{Seed: 99}, 0)
+	require.NoError(t, err)
+	assert.Equal(t, kernel.Found{First: -1}, found)
+}
+
+func TestGPUChasesAChain(t *testing.T) {
+	dev, s := realGPU(t)
+	m := newMemory(t, dev)
+	const n = 10_000
+	order := rand.New(rand.NewPCG(3, 4)).Perm(n)
+	chain := make([]uint64, n)
+	for i, at := range order {
+		chain[at] = uint64(order[(i+1)%n])
+	}
+	p, result := to(t, dev, chain), memoryOf(t, dev, kernel.ResultBytes)
+	for _, steps := range []int{0, 1, 7, n, 3*n + 11} {
+		require.NoError(t, m.Chase(s, p, order[5], steps, result))
+		got := from[uint64](t, s, result, 2)
+		assert.EqualValues(t, order[(5+steps)%n], got[0], "%d steps", steps)
+		if steps > n {
+			perStep := float64(got[1]) / float64(steps)
+			assert.Greater(t, perStep, 10.0, "cycles a load")
+			assert.Less(t, perStep, 10_000.0, "cycles a load")
+		}
+	}
+	assert.ErrorIs(t, m.Chase(s, p, -1, 1, result), cudart.ErrInvalidValue)
+}
+
+func TestGPUIsBusyForATime(t *testing.T) {
+	dev, s := realGPU(t)
+	m := newMemory(t, dev)
+	begin, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	require.NoError(t, err)
+	end, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, errors.Join(begin.Close(), end.Close())) }()
+	require.NoError(t, m.Busy(s, 0)) // what a first run costs
+	for _, d := range []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 50 * time.Millisecond} {
+		require.NoError(t, s.Record(begin))
+		require.NoError(t, m.Busy(s, d))
+		require.NoError(t, s.Record(end))
+		require.NoError(t, s.Synchronize(context.Background()))
+		took, err := end.Since(begin)
+		require.NoError(t, err)
+		t.Logf("busy for %v took %v", d, took)
+		assert.GreaterOrEqual(t, took, d*9/10)
+		assert.Less(t, took, 2*d+10*time.Millisecond)
+	}
+	assert.ErrorIs(t, m.Busy(s, -1), cudart.ErrInvalidValue)
+	assert.ErrorIs(t, m.Busy(s, kernel.MaxBusy+1), cudart.ErrInvalidValue)
+}
+
+// Close waits for kernels that run.
+func TestGPUCloseWaitsForKernels(t *testing.T) {
+	dev, s := realGPU(t)
+	m, err := kernel.NewMemory(dev)
+	require.NoError(t, err)
+	require.NoError(t, m.Busy(s, 300*time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, m.CloseContext(ctx), context.DeadlineExceeded)
+	assert.ErrorIs(t, m.Busy(s, 0), os.ErrClosed)
+	require.NoError(t, m.Close())
+	done, err := s.Query()
+	require.NoError(t, err)
+	assert.True(t, done)
+}
+
+func TestGPULaunchDoesNotAllocate(t *testing.T) {
+	dev, s := realGPU(t)
+	m := newMemory(t, dev)
+	p := memoryOf(t, dev, 64)
+	var err error
+	launch := func() { err = errors.Join(err, m.Fill(s, p, 64, kernel.Content{}, 0)) }
+	launch()
+	require.NoError(t, s.Synchronize(context.Background()))
+	assert.Zero(t, testing.AllocsPerRun(100, launch))
+	require.NoError(t, err)
+	require.NoError(t, s.Synchronize(context.Background()))
+}
+
+// BenchmarkLaunch is beside testdata/baseline/launch.cu, which does the same in C++.
+func BenchmarkLaunch(b *testing.B) {
+	dev, s := realGPU(b)
+	ctx := context.Background()
+	m := newMemory(b, dev)
+	p := memoryOf(b, dev, 64)
+	code, err := os.ReadFile("testdata/user.ptx")
+	require.NoError(b, err)
+	user, err := kernel.Load(dev, code)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, user.Close()) })
+	saxpy, err := user.Kernel("saxpy")
+	require.NoError(b, err)
+	// The stream must not fill, or the launch waits for the GPU.
+	const batch = 256
+	b.Run("saxpy", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := range b.N {
+			if i%batch == 0 {
+				b.StopTimer()
+				require.NoError(b, s.Synchronize(ctx))
+				b.StartTimer()
+			}
+			if err := saxpy.Launch(s, kernel.Threads(16, 16), kernel.Ptr(p), kernel.Ptr(p), kernel.Float32(0), kernel.Uint32(16)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("saxpy and synchronize", func(b *testing.B) {
+		for range b.N {
+			if err := errors.Join(saxpy.Launch(s, kernel.Threads(16, 16), kernel.Ptr(p), kernel.Ptr(p), kernel.Float32(0), kernel.Uint32(16)), s.SynchronizeBlocking()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("fill", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := range b.N {
+			if i%batch == 0 {
+				b.StopTimer()
+				require.NoError(b, s.Synchronize(ctx))
+				b.StartTimer()
+			}
+			if err := m.Fill(s, p, 64, kernel.Content{}, 0); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	require.NoError(b, s.Synchronize(ctx))
+}
+
+// BenchmarkMemory reports GB/s by the device's time.
+func BenchmarkMemory(b *testing.B) {
+	dev, s := realGPU(b)
+	ctx := context.Background()
+	m := newMemory(b, dev)
+	const n = 4 << 30
+	p, q, result := memoryOf(b, dev, n), memoryOf(b, dev, n), memoryOf(b, dev, kernel.ResultBytes)
+	const linked = 256 << 20
+	host, err := dev.HostAlloc(linked, cudart.HostAllocMapped)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, dev.FreeHost(host)) })
+	mapped, err := dev.HostDevicePointer(host)
+	require.NoError(b, err)
+	begin, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	require.NoError(b, err)
+	end, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, errors.Join(begin.Close(), end.Close())) })
+	run := func(name string, bytes int, f func() error) {
+		b.Run(name, func(b *testing.B) {
+			require.NoError(b, f())
+			require.NoError(b, s.Record(begin))
+			for range b.N {
+				require.NoError(b, f())
+			}
+			require.NoError(b, s.Record(end))
+			require.NoError(b, s.Synchronize(ctx))
+			took, err := end.Since(begin)
+			require.NoError(b, err)
+			b.ReportMetric(float64(b.N)*float64(bytes)/1e9/took.Seconds(), "GB/s")
+		})
+	}
+	require.NoError(b, m.ResetResult(s, result))
+	for _, c := range []kernel.Content{{}, {Kind: kernel.Random}, {Kind: kernel.Counter}} {
+		run("fill "+c.Kind.String(), n, func() error { return m.Fill(s, p, n, c, 0) })
+		run("check "+c.Kind.String(), n, func() error { return m.Check(s, p, n, c, 0, result) })
+	}
+	run("memset", n, func() error { return s.Memset(p, 0, n) })
+	run("copy on device, read and written", 2*n, func() error { return m.Copy(s, q, p, n, 0) })
+	run("copy to device", linked, func() error { return m.Copy(s, p, mapped, linked, 0) })
+	run("copy to host", linked, func() error { return m.Copy(s, mapped, p, linked, 0) })
+	found, err := m.ReadResult(result)
+	require.NoError(b, err)
+	assert.Zero(b, found.Wrong)
+}
+

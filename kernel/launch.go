@@ -1,0 +1,181 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A Kernel is a function of a [Module] that runs on its device.
+type Kernel struct {
+	module   *Module
+	function *cudart.Function
+	known    bool // params and sizes are
+	params   int
+	sizes    [MaxArgs]uint8 // bytes; 255 for more than an Arg has
+}
+
+// MaxArgs is the number of arguments that a launch can have.
+const MaxArgs = cudart.MaxKernelArgs
+
+// A Dim is a number of blocks or threads in three dimensions. Y and Z are 1 if they are 0.
+type Dim = cudart.Dim
+
+// A Config is the shape of a launch: blocks, threads of a block, and bytes of dynamic shared
+// memory of a block.
+type Config = cudart.LaunchConfig
+
+// Threads returns the shape of at least n threads, in blocks of a number of them.
+func Threads(n, block int) Config {
+	if n <= 0 || block <= 0 {
+		return Config{} // which Launch refuses
+	}
+	return Config{Grid: Dim{X: (n-1)/block + 1}, Block: Dim{X: block}}
+}
+
+// An Arg is the value of a kernel's parameter.
+type Arg struct {
+	bits uint64
+	size uint8
+}
+
+// Ptr is a pointer parameter. Host memory has a [cudart.DevPtr], too, if it is mapped.
+func Ptr(p cudart.DevPtr) Arg { return Arg{uint64(p), 8} }
+
+// Int is a parameter of 64 bits, such as size_t or long long.
+func Int(v int) Arg { return Arg{uint64(v), 8} }
+
+// Uint64 is an unsigned parameter of 64 bits.
+func Uint64(v uint64) Arg { return Arg{v, 8} }
+
+// Int32 is an int parameter.
+func Int32(v int32) Arg { return Arg{uint64(uint32(v)), 4} }
+
+// Uint32 is an unsigned int parameter.
+func Uint32(v uint32) Arg { return Arg{uint64(v), 4} }
+
+// Uint16 is a parameter of 16 bits, such as the bits of a half.
+func Uint16(v uint16) Arg { return Arg{uint64(v), 2} }
+
+// Uint8 is a parameter of 8 bits, such as char or bool.
+func Uint8(v uint8) Arg { return Arg{uint64(v), 1} }
+
+// Float32 is a float parameter.
+func Float32(v float32) Arg { return Arg{uint64(math.Float32bits(v)), 4} }
+
+// Float64 is a double parameter.
+func Float64(v float64) Arg { return Arg{math.Float64bits(v), 8} }
+
+func (k *Kernel) setParameters(list parameters) {
+	k.params = len(list)
+	for i, n := range list[:min(len(list), MaxArgs)] {
+		k.sizes[i] = uint8(min(n, math.MaxUint8))
+	}
+}
+
+// Name returns the name of the kernel.
+func (k *Kernel) Name() string { return k.function.Name() }
+
+// Limits returns the most threads of a block, its shared memory and more (cudaFuncGetAttributes,
+// cuFuncGetAttribute).
+func (k *Kernel) Limits() cudart.FunctionLimits { return k.function.Limits }
+
+// AllowShared lets launches use n bytes of dynamic shared memory a block, which without it
+// is 48 KiB less what the code itself declares (cudaFuncSetAttribute, cuFuncSetAttribute). The
+// error wraps [cudart.ErrInvalidValue] if n is negative or more than the device has, and
+// [ErrClosed]. Not to be called during launches of k.
+func (k *Kernel) AllowShared(n int) error {
+	if !k.module.users.enter() {
+		return k.errorf("the module is %w", ErrClosed)
+	}
+	defer k.module.users.leave()
+	if err := k.function.AllowShared(n); err != nil {
+		return k.errorf("%w", err)
+	}
+	return nil
+}
+
+// Launch queues a run of the kernel on a stream (cudaLaunchKernelExC, cuLaunchKernel), with
+// at most [MaxArgs] arguments. It allocates nothing. Parameters that are structs by value are
+// not supported.
+//
+// The error wraps [cudart.ErrInvalidValue] if there are no blocks or threads, too many
+// threads or too much shared memory for the kernel, or if the arguments are not those of
+// the kernel as far as that is known, which it is of PTX. It wraps [ErrClosed] if the module
+// or the stream is closed. Errors of the run appear at later calls that use the stream or the
+// device.
+func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
+	m := k.module
+	if s == nil {
+		return k.errorf("%w", errNilStream)
+	}
+	if err := k.check(c, args); err != nil {
+		return err
+	}
+	var words [MaxArgs]uint64
+	for i, a := range args {
+		words[i] = a.bits
+	}
+	if !m.users.enter() {
+		return k.errorf("the module is %w", ErrClosed)
+	}
+	defer m.users.leave()
+	err := s.Launch(k.function, c, words[:len(args)])
+	if s.Device() == m.dev {
+		m.fence.Add(s)
+	}
+	if err != nil {
+		return k.errorf("%w", err)
+	}
+	return nil
+}
+
+// Limits of all devices of compute capability 3.0 or later.
+const (
+	maxGridX, maxGridYZ = math.MaxInt32, math.MaxUint16
+	maxBlockZ           = 64
+)
+
+func (k *Kernel) check(c Config, args []Arg) error {
+	l, grid, block := &k.function.Limits, c.Grid, c.Block
+	switch {
+	case grid.X <= 0 || grid.Y < 0 || grid.Z < 0:
+		return k.invalid("grid %+v: the number of blocks must be positive", grid)
+	case block.X <= 0 || block.Y < 0 || block.Z < 0:
+		return k.invalid("block %+v: the number of threads must be positive", block)
+	case grid.X > maxGridX || grid.Y > maxGridYZ || grid.Z > maxGridYZ:
+		return k.invalid("grid %+v: at most %d blocks in x, %d in y and z", grid, maxGridX, maxGridYZ)
+	case max(block.X, block.Y) > l.BlockThreads || block.Z > maxBlockZ || block.Size() > l.BlockThreads:
+		return k.invalid("block %+v: at most %d threads, %d in z", block, l.BlockThreads, maxBlockZ)
+	case c.SharedBytes < 0 || c.SharedBytes > l.DynamicShared:
+		return k.invalid("%d bytes of shared memory: 0 to %d (AllowShared raises it)", c.SharedBytes, l.DynamicShared)
+	case len(args) > MaxArgs:
+		return k.invalid("%d arguments: at most %d", len(args), MaxArgs)
+	case !k.known:
+		return nil
+	case len(args) != k.params:
+		return k.invalid("%d arguments: the kernel has %d", len(args), k.params)
+	}
+	for i, a := range args {
+		if a.size != k.sizes[i] {
+			return k.invalidArg(i, a)
+		}
+	}
+	return nil
+}
+
+func (k *Kernel) invalidArg(i int, a Arg) error {
+	if n := k.sizes[i]; n != 1 && n != 2 && n != 4 && n != 8 {
+		return k.errorf("parameter %d is a struct by value: %w", i, cudart.ErrUnsupported)
+	}
+	return k.invalid("argument %d has %d bytes: the parameter has %d", i, a.size, k.sizes[i])
+}
+
+func (k *Kernel) invalid(format string, a ...any) error {
+	return k.errorf("%w", &cudart.Error{Op: "arguments", Code: cudart.ErrInvalidValue, Detail: fmt.Sprintf(format, a...)})
+}
+
+func (k *Kernel) errorf(format string, a ...any) error {
+	return fmt.Errorf("kernel: launch %v: "+format, append([]any{k.function}, a...)...)
+}

@@ -1,0 +1,158 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/sentinel"
+)
+
+// ErrClosed is returned for a [Module], and what was made from it, that is closed. errors.Is
+// reports that it is [os.ErrClosed].
+var ErrClosed = sentinel.New("already closed", os.ErrClosed)
+
+var (
+	errNilContext = errors.New("the context is nil")
+	errNilDevice  = errors.New("the device is nil")
+	errNilStream  = errors.New("the stream is nil")
+)
+
+// A Module is code that is loaded on a device. Close it: the garbage collector unloads none.
+type Module struct {
+	dev     *cudart.Device
+	module  *cudart.Module
+	kernels map[string]parameters // nil if unknown
+	users   users
+	fence   fence.Fence // of the kernels' runs
+}
+
+// users counts the calls in progress that use something, so that it is released after them
+// without a lock over calls into the library.
+type users struct {
+	state atomic.Int64  // calls in progress, and closedBit
+	idle  chan struct{} // receives when the last call of something closed ends
+	turn  chan struct{} // held by the Close in progress
+	gone  atomic.Bool   // released
+}
+
+const closedBit = 1 << 62
+
+func newUsers() users {
+	return users{idle: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+}
+
+// enter starts a call, and returns false if closed.
+func (u *users) enter() bool {
+	if u.state.Add(1)&closedBit == 0 {
+		return true
+	}
+	u.leave()
+	return false
+}
+
+func (u *users) leave() {
+	if u.state.Add(-1) == closedBit {
+		select {
+		case u.idle <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// close refuses calls from now on, waits for those in progress and then for f, which runs in
+// one goroutine at a time and until it succeeds once.
+func (u *users) close(ctx context.Context, f func(context.Context) error) error {
+	u.state.Or(closedBit)
+	select {
+	case u.turn <- struct{}{}:
+		defer func() { <-u.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if u.gone.Load() {
+		return nil
+	}
+	for u.state.Load() != closedBit {
+		select {
+		case <-u.idle:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := f(ctx); err != nil {
+		return err
+	}
+	u.gone.Store(true)
+	return nil
+}
+
+// Load loads PTX, a cubin or a fat binary on a device (cudaLibraryLoadData of CUDA 12.8 or
+// later, else cuModuleLoadDataEx). The driver compiles PTX, which takes a fraction of a
+// second unless its cache has it. code may be changed afterwards. A nil device and empty code
+// are errors; see [cudart.Device.LoadModule] for the others.
+func Load(dev *cudart.Device, code []byte) (*Module, error) {
+	if dev == nil {
+		return nil, fmt.Errorf("kernel: load: %w", errNilDevice)
+	}
+	loaded, err := dev.LoadModule(code)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: load: %w", err)
+	}
+	kernels, _ := parsePTX(code)
+	return &Module{dev: dev, module: loaded, kernels: kernels, users: newUsers()}, nil
+}
+
+// Device returns the device on which the code is loaded.
+func (m *Module) Device() *cudart.Device { return m.dev }
+
+// Kernel looks up a kernel by its name, which is that of a function with extern "C"
+// (cudaLibraryGetKernel, cuModuleGetFunction). The error wraps [cudart.ErrSymbolNotFound] if
+// the code has none of that name, and [ErrClosed].
+func (m *Module) Kernel(name string) (*Kernel, error) {
+	if !m.users.enter() {
+		return nil, fmt.Errorf("kernel: look up %s: the module is %w", name, ErrClosed)
+	}
+	defer m.users.leave()
+	params, known := m.kernels[name]
+	if m.kernels != nil && !known {
+		names := strings.Join(slices.Sorted(maps.Keys(m.kernels)), ", ")
+		return nil, fmt.Errorf("kernel: look up %q: the code has the kernels %s: %w", name, names, cudart.ErrSymbolNotFound)
+	}
+	f, err := m.module.Function(name)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: look up %q: %w", name, err)
+	}
+	k := &Kernel{module: m, function: f, known: known}
+	k.setParameters(params)
+	return k, nil
+}
+
+// Close waits for the kernels that were launched, and unloads the code (cudaLibraryUnload,
+// cuModuleUnload). From its start on, launches return [ErrClosed]. After an error the code
+// stays loaded, and Close may be called again; once it has returned nil it does nothing.
+func (m *Module) Close() error { return m.CloseContext(context.Background()) }
+
+// CloseContext is Close that ends with ctx, with its error. A nil ctx is an error.
+func (m *Module) CloseContext(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("kernel: close the module: %w", errNilContext)
+	}
+	err := m.users.close(ctx, func(ctx context.Context) error {
+		if err := m.fence.Wait(ctx); err != nil {
+			return fmt.Errorf("its kernels may be running: %w", err)
+		}
+		return m.module.Unload()
+	})
+	if err != nil {
+		return fmt.Errorf("kernel: close the module on %v: %w", m.dev, err)
+	}
+	return nil
+}

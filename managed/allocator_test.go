@@ -1,0 +1,364 @@
+package managed
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func TestNewRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	for _, tt := range []struct {
+		dev  *cudart.Device
+		o    Options
+		want string
+	}{
+		{nil, Options{}, "managed: new allocator: the device is nil"},
+		{dev, Options{Reserve: -1}, "Options.Reserve of -1"},
+		{dev, Options{LogAbove: -1}, "Options.LogAbove of -1"},
+	} {
+		_, err := New(tt.dev, tt.o)
+		assert.ErrorContains(t, err, tt.want)
+	}
+	require.NoError(t, rt.Close())
+	_, err = New(dev, Options{})
+	assert.ErrorIs(t, err, cudart.ErrClosed)
+}
+
+func TestNewRefusesADeviceWithoutManagedMemory(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrManagedMemory: 0}}}})
+	_, err := New(rt.Devices()[0], Options{})
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	assert.ErrorContains(t, err, "ManagedMemory is 0")
+}
+
+// Where CPU and GPU may not access managed memory at once, an error says so before
+// anything crashes, and what is allowed works.
+func TestDeviceWithoutConcurrentAccess(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, exclusive(), Options{})
+	_, err := New(g.dev, Options{})
+	require.ErrorIs(t, err, ErrNotConcurrent)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	assert.ErrorContains(t, err, "Options.AllowExclusive")
+	_, err = New(g.dev, Options{AllowExclusive: true, Oversubscribe: true})
+	require.ErrorIs(t, err, ErrNotConcurrent)
+	assert.ErrorContains(t, err, "Options.Oversubscribe")
+	assert.Contains(t, strings.Join(g.a.Notes(), "\n"), "ConcurrentManagedAccess is 0")
+
+	m := g.alloc(mib)
+	for what, err := range map[string]error{
+		"prefetch": m.Prefetch(g.s, g.dev.Location()),
+		"advise":   m.Advise(ReadMostly()),
+		"unadvise": m.Unadvise(ReadMostly()),
+		"discard":  m.Discard(g.s, 0, mib),
+		"batch":    g.a.PrefetchBatch(g.s, Host(), m.All()),
+	} {
+		assert.ErrorIs(t, err, ErrNotConcurrent, what)
+		assert.ErrorContains(t, err, "managed: ", what)
+	}
+	require.NoError(t, g.s.Memset(m.DevPtr(), 7, mib))
+	b, err := m.HostBytes(t.Context()) // waits for the device
+	require.NoError(t, err)
+	assert.True(t, g.sim.TouchManaged(uintptr(m.DevPtr()), mib, false))
+	assert.Empty(t, g.sim.Misuses())
+	assert.Equal(t, bytes.Repeat([]byte{7}, mib), b)
+
+	moved, err := g.a.KeepReserve(t.Context(), g.s, 1<<50)
+	require.ErrorIs(t, err, ErrNotConcurrent)
+	assert.Zero(t, moved)
+}
+
+// The simulated GPU shows what the real one punishes with a crash.
+func TestTouchOfBusyMemoryIsAMisuseWithoutConcurrentAccess(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(exclusive())
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, sim.Close()) }()
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	dev := rt.Devices()[0]
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	p, err := dev.MallocManaged(mib, cudart.ManagedGlobal)
+	require.NoError(t, err)
+	sim.Hold()
+	require.NoError(t, s.Memset(cudart.DevPtr(uintptr(p)), 1, mib))
+	sim.TouchManaged(uintptr(p), 1, false)
+	sim.Release()
+	require.NoError(t, s.Synchronize(t.Context()))
+	require.Len(t, sim.Misuses(), 1)
+	assert.Equal(t, cudasim.BusyManagedMemory, sim.Misuses()[0].Kind)
+	require.NoError(t, dev.Free(cudart.DevPtr(uintptr(p))))
+	require.NoError(t, s.Close())
+	require.NoError(t, rt.Close())
+}
+
+func TestForceDeviceAllocIsReported(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	for value, want := range map[string]bool{"": false, "0": false, "1": true} {
+		t.Setenv("CUDA_MANAGED_FORCE_DEVICE_ALLOC", value)
+		a, err := New(g.dev, Options{Reserve: 1})
+		require.NoError(t, err)
+		text := strings.Join(a.Notes(), "\n")
+		assert.Equal(t, want, strings.Contains(text, "CUDA_MANAGED_FORCE_DEVICE_ALLOC=1"), "%q", value)
+		assert.Equal(t, want, strings.Contains(text, "Options.Reserve matter"), "%q", value)
+		require.NoError(t, a.Close())
+	}
+}
+
+func TestAllocAndClose(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{Label: "one"})
+	for _, n := range []int{0, -1} {
+		_, err := g.a.Alloc(n)
+		require.ErrorContains(t, err, "the size must be positive")
+	}
+	m, err := g.a.Alloc(3*mib + 1)
+	require.NoError(t, err)
+	assert.Equal(t, 3*mib+1, m.Len())
+	assert.Equal(t, "one", m.Label())
+	assert.False(t, m.OnHost())
+	assert.Len(t, m.Bytes(), 3*mib+1)
+	assert.Equal(t, uintptr(m.Pointer()), uintptr(m.DevPtr()))
+	m.Bytes()[3*mib] = 5
+	at, err := g.dev.PointerAttributes(uintptr(m.Pointer()))
+	require.NoError(t, err)
+	assert.Equal(t, cudart.MemoryManaged, at.Type)
+
+	require.ErrorIs(t, g.a.Close(), ErrInUse)
+	_, err = g.a.Alloc(1)
+	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, os.ErrClosed)
+	require.NoError(t, m.Close())
+	require.NoError(t, m.Close())
+	assert.Nil(t, m.Bytes())
+	assert.Nil(t, m.Pointer())
+	assert.Zero(t, m.DevPtr())
+	for what, err := range map[string]error{
+		"prefetch": m.Prefetch(g.s, Host()),
+		"advise":   m.Advise(ReadMostly()),
+		"batch":    g.a.PrefetchBatch(g.s, Host(), m.All()),
+		"bytes":    func() error { _, err := m.HostBytes(t.Context()); return err }(),
+		"at":       func() error { _, err := m.Attributes(0, 1); return err }(),
+	} {
+		assert.ErrorIs(t, err, ErrClosed, what)
+	}
+	require.NoError(t, g.a.Close())
+	require.NoError(t, g.a.Close())
+}
+
+func TestStatsCountByLabel(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{Label: "x"})
+	a, err := g.a.Alloc(100)
+	require.NoError(t, err)
+	b, err := g.a.AllocLabel("y", 50)
+	require.NoError(t, err)
+	require.NoError(t, a.Close())
+	_, err = g.a.Alloc(-1)
+	require.Error(t, err)
+	assert.Equal(t, Stats{Counts: Counts{50, 150, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 100, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
+	g.a.ResetPeaks()
+	assert.Equal(t, Stats{Counts: Counts{50, 50, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 0, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
+	require.NoError(t, b.Close())
+	assert.Equal(t, Counts{0, 50, 2, 2}, g.a.Stats().Counts)
+}
+
+// The peak is exact: with every goroutine holding its memory at a barrier, it is what they
+// hold together, and what is left at the end is nothing.
+func TestStatsAreExactUnderConcurrency(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	const workers, rounds, n = 8, 20, 4096
+	var wg, held sync.WaitGroup
+	held.Add(workers)
+	for i := range workers {
+		wg.Go(func() {
+			for round := range rounds {
+				m, err := g.a.AllocLabel([]string{"even", "odd"}[i%2], n)
+				if !assert.NoError(t, err) {
+					return
+				}
+				if round == 0 {
+					held.Done()
+					held.Wait()
+				}
+				assert.NoError(t, m.Close())
+			}
+		})
+	}
+	wg.Wait()
+	s := g.a.Stats()
+	assert.Equal(t, Counts{0, workers * n, workers * rounds, workers * rounds}, s.Counts)
+	assert.Equal(t, workers*rounds/2, s.Labels["even"].Allocs)
+	assert.Equal(t, s.Labels["even"], s.Labels["odd"])
+}
+
+func TestLargeAllocationsAreLogged(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	g := newRig(t, Options{Label: "big", Logger: slog.New(slog.NewJSONHandler(&out, nil)), LogAbove: 1000})
+	g.alloc(999)
+	assert.Empty(t, out.String())
+	g.alloc(1000)
+	var record map[string]any
+	require.NoError(t, json.Unmarshal(out.Bytes(), &record))
+	delete(record, "time")
+	assert.Equal(t, map[string]any{"level": "INFO", "msg": "managed: allocated", "bytes": 1000.0, "label": "big",
+		"on_host": false, "allocated": 1999.0, "peak": 1999.0, "allocs": 2.0, "device": 0.0}, record)
+}
+
+// More than the card has is refused before CUDA is asked for it, with the figures.
+func TestOversubscriptionIsRefused(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{Reserve: 16 * mib})
+	m := g.alloc(40 * mib)
+	_, err := g.a.Alloc(8*mib + 1)
+	require.ErrorIs(t, err, ErrOversubscribed)
+	for _, figure := range []string{"asked for 8388609 bytes", "41943040 bytes (40.0 MiB) of managed memory are allocated",
+		"16777216 bytes (16.0 MiB) reserved", "of 67108864 bytes (64.0 MiB) that it could have", "67108864 bytes (64.0 MiB) free of 67108864 bytes (64.0 MiB)", "Options.Oversubscribe"} {
+		assert.ErrorContains(t, err, figure)
+	}
+	assert.Equal(t, 1, g.sim.Calls("cudaMallocManaged"))
+	g.alloc(8 * mib)
+
+	// What is on the card is not counted twice.
+	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	g.sync()
+	_, err = g.a.Alloc(1)
+	require.ErrorIs(t, err, ErrOversubscribed)
+	assert.ErrorContains(t, err, "25165824 bytes (24.0 MiB) free")
+	_, err = g.a.Alloc(1 << 62)
+	require.ErrorIs(t, err, ErrOversubscribed)
+}
+
+// Memory of another allocator of the same device counts, and device memory that was
+// allocated by other means since.
+func TestOversubscriptionCountsAllOfTheCard(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{})
+	other, err := New(g.dev, Options{})
+	require.NoError(t, err)
+	m, err := other.Alloc(30 * mib)
+	require.NoError(t, err)
+	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	g.sync()
+	_, err = g.a.Alloc(35 * mib)
+	require.ErrorIs(t, err, ErrOversubscribed)
+	p, err := g.dev.Malloc(20 * mib)
+	require.NoError(t, err)
+	_, err = g.a.Alloc(15 * mib)
+	require.ErrorIs(t, err, ErrOversubscribed)
+	g.alloc(14 * mib)
+	require.NoError(t, g.dev.Free(p))
+	require.NoError(t, m.Close())
+	require.NoError(t, other.Close())
+}
+
+// A request that is refused, or fails, leaves no trace in what may be allocated.
+func TestFailedAllocationIsNotCounted(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{})
+	g.sim.Fail("cudaMallocManaged", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
+	_, err := g.a.Alloc(40 * mib)
+	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
+	assert.Equal(t, Stats{Failures: 1, Labels: map[string]Counts{}}, g.a.Stats())
+	g.alloc(64 * mib)
+}
+
+// With the option, memory beyond the card stays on the host, so that the reserve is kept
+// although the GPU accesses the memory.
+func TestMemoryBeyondTheCardStaysOnTheHost(t *testing.T) {
+	t.Parallel()
+	for _, v := range versions {
+		cfg := small(64 * mib)
+		cfg.Version = v
+		g := newSimRig(t, cfg, Options{Oversubscribe: true, Reserve: 16 * mib})
+		in, beyond := g.alloc(40*mib), g.alloc(100*mib)
+		assert.False(t, in.OnHost())
+		assert.True(t, beyond.OnHost())
+		assert.Equal(t, 100*mib, g.a.Stats().OnHost)
+		at, err := beyond.Attributes(0, beyond.Len())
+		require.NoError(t, err)
+		assert.Equal(t, cudart.RangeAttributes{Preferred: Host(), AccessedBy: []cudart.Location{g.dev.Location()}}, at)
+		for _, m := range []*Memory{in, beyond} {
+			require.NoError(t, g.s.Memset(m.DevPtr(), 1, m.Len()))
+		}
+		g.sync()
+		assert.Equal(t, map[int]int{0: 40 * mib}, g.at(in.All()))
+		assert.Equal(t, map[int]int{onHost: 100 * mib}, g.at(beyond.All()))
+		free, _, err := g.dev.MemInfo()
+		require.NoError(t, err)
+		assert.Equal(t, 24*mib, free)
+
+		require.NoError(t, beyond.PrefetchRange(g.s, 0, 8*mib, g.dev.Location()))
+		g.sync()
+		err = beyond.PrefetchRange(g.s, 8*mib, 64*kib, g.dev.Location())
+		require.ErrorIs(t, err, ErrReserve)
+		assert.ErrorContains(t, err, "16777216 bytes (16.0 MiB) free of 67108864")
+	}
+}
+
+func TestKeepReserveMovesTheColdestMemoryFirst(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{})
+	a, b, c := g.alloc(16*mib), g.alloc(16*mib), g.alloc(16*mib)
+	for _, m := range []*Memory{b, a, c} {
+		require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	}
+	g.sync()
+	_, err := g.dev.Malloc(32 * mib) // as cuBLAS does
+	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
+	moved, err := g.a.KeepReserve(t.Context(), g.s, 40*mib)
+	require.NoError(t, err)
+	assert.Equal(t, 32*mib, moved)
+	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(b.All()))
+	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(a.All()))
+	assert.Equal(t, map[int]int{0: 16 * mib}, g.at(c.All()))
+	p, err := g.dev.Malloc(32 * mib)
+	require.NoError(t, err)
+
+	_, err = g.a.KeepReserve(t.Context(), g.s, 60*mib)
+	require.ErrorIs(t, err, ErrReserve)
+	assert.ErrorContains(t, err, "other memory fills the card")
+	moved, err = g.a.KeepReserve(t.Context(), g.s, 0)
+	require.NoError(t, err)
+	assert.Zero(t, moved)
+	require.NoError(t, g.dev.Free(p))
+}
+
+func TestKeepReserveRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	_, err := g.a.KeepReserve(nil, g.s, 1) //nolint:staticcheck // nil is what is tested
+	require.ErrorIs(t, err, errNilContext)
+	_, err = g.a.KeepReserve(t.Context(), nil, 1)
+	require.ErrorIs(t, err, errNilStream)
+	_, err = g.a.KeepReserve(t.Context(), g.s, -1)
+	require.ErrorContains(t, err, "must not be negative")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = g.a.KeepReserve(ctx, g.s, 1)
+	require.NoError(t, err, "nothing had to move")
+}

@@ -1,0 +1,125 @@
+package managed
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A card is the memory of a device, as all allocators of the process share it. It
+// decides what is too much.
+//
+// CUDA reports how much device memory is free, but not how much of the rest is pages of
+// our managed memory: those come and go. So what managed memory can have is estimated
+// as what was free before there was any, or, if less, what is free now and all that is
+// allocated.
+type card struct {
+	dev *cudart.Device
+
+	mu        sync.Mutex // not held during calls into the library
+	users     int        // allocators
+	allocated int        // bytes of managed memory
+	before    int        // bytes that were free when none was allocated
+	free      int        // bytes, when asked last
+	total     int
+	asked     time.Time
+}
+
+// cards are those that have an allocator.
+var cards = struct {
+	mu sync.Mutex
+	of map[*cudart.Device]*card
+}{of: make(map[*cudart.Device]*card)}
+
+func openCard(dev *cudart.Device) *card {
+	cards.mu.Lock()
+	defer cards.mu.Unlock()
+	c := cards.of[dev]
+	if c == nil {
+		c = &card{dev: dev}
+		cards.of[dev] = c
+	}
+	c.users++
+	return c
+}
+
+func (c *card) close() {
+	cards.mu.Lock()
+	defer cards.mu.Unlock()
+	if c.users--; c.users == 0 {
+		delete(cards.of, c.dev)
+	}
+}
+
+// staleAfter is how long an answer of cudaMemGetInfo serves for memory of which there is
+// plenty. The call takes longer than all else here.
+const staleAfter = 100 * time.Millisecond
+
+// look asks how much is free (cudaMemGetInfo).
+func (c *card) look() error {
+	free, total, err := c.dev.MemInfo()
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.free, c.total, c.asked = free, total, time.Now()
+	if c.allocated == 0 {
+		c.before = free
+	}
+	return nil
+}
+
+// available is the most that managed memory can have of the card.
+func (c *card) available() int { return min(c.before, c.free+c.allocated) }
+
+// admit counts n bytes as allocated. beyond reports that they do not fit onto the card
+// next to all others and the reserve; without oversubscribe that is an error instead, and
+// nothing is counted.
+func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error) {
+	c.mu.Lock()
+	available := c.available()
+	fresh := time.Since(c.asked) < staleAfter && c.allocated+n+reserve <= available/2
+	c.mu.Unlock()
+	if !fresh {
+		if err := c.look(); err != nil {
+			return false, err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n+reserve > c.available()-c.allocated { // nothing here overflows
+		if !oversubscribe {
+			return false, c.refuse(n, reserve)
+		}
+		beyond = true
+	}
+	c.allocated += n
+	return beyond, nil
+}
+
+// refuse makes the error of a request that is too large, with c locked.
+func (c *card) refuse(n, reserve int) error {
+	return fmt.Errorf("%w: asked for %s, %s of managed memory are allocated and %s reserved, of %s that it could have; the card has %s free of %s (ask for less, free some, lower Options.Reserve, move data through the card with a Plan, or set Options.Oversubscribe, which is slow, and can hang a card or a host that others use too)",
+		ErrOversubscribed, size(n), size(c.allocated), size(reserve), size(max(c.available(), 0)), size(c.free), size(c.total))
+}
+
+// release uncounts bytes.
+func (c *card) release(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.allocated -= n
+}
+
+// size is a number of bytes for messages: exact, and in GiB where that is shorter.
+func size(n int) string {
+	if n < 1<<20 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	if n < 1<<30 {
+		return fmt.Sprintf("%d bytes (%.1f MiB)", n, float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%d bytes (%.1f GiB)", n, float64(n)/(1<<30))
+}

@@ -1,0 +1,161 @@
+package managed
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// Memory is managed memory of an [Allocator], exactly as long as requested. Its methods may
+// be called from any goroutine; the callers order what they do to its bytes.
+type Memory struct {
+	a      *Allocator
+	p      unsafe.Pointer
+	n      int
+	label  string
+	onHost bool    // beyond the card: see Options.Oversubscribe
+	counts *counts // guarded by a.mu
+	used   uint64  // number of the last Alloc or Prefetch to a device, guarded by a.mu
+
+	mu     sync.Mutex // not held during calls into the library
+	idle   sync.Cond  // calls is 0
+	calls  int        // that use the memory just now
+	closed bool
+	freed  bool
+}
+
+// Len returns the bytes requested.
+func (m *Memory) Len() int { return m.n }
+
+// Label returns the label under which the bytes are counted.
+func (m *Memory) Label() string { return m.label }
+
+// OnHost reports that the card had no room for the memory when it was allocated, so that
+// it stays on the host until it is prefetched: see Options.Oversubscribe.
+func (m *Memory) OnHost() bool { return m.onHost }
+
+// Bytes returns the CPU's view, nil after Close. When the CPU may access it says
+// "Coherence" in the package's documentation. The slice must not be used after Close: the
+// process crashes.
+func (m *Memory) Bytes() []byte {
+	if m.isClosed() {
+		return nil
+	}
+	return unsafe.Slice((*byte)(m.p), m.n)
+}
+
+// HostBytes returns the CPU's view when the CPU may access it: at once where CPU and GPU
+// may do so at the same time, else when all work of the device is done
+// ([cudart.Device.Synchronize]); nothing may be queued there until the access is over. It
+// waits for no results: synchronise the stream that writes the memory. Errors are
+// [ErrClosed], ctx's, if that ends first, and those of CUDA.
+func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
+	var b []byte
+	err := m.with("host view", func() error {
+		if ctx == nil {
+			return errNilContext
+		}
+		b = unsafe.Slice((*byte)(m.p), m.n)
+		if m.a.concurrent {
+			return ctx.Err()
+		}
+		return m.a.dev.Synchronize(ctx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Pointer returns the address of the first byte for the CPU, nil after Close.
+func (m *Memory) Pointer() unsafe.Pointer {
+	if m.isClosed() {
+		return nil
+	}
+	return m.p
+}
+
+// DevPtr returns the address of the first byte for devices, 0 after Close. It is the same
+// as the CPU's.
+func (m *Memory) DevPtr() cudart.DevPtr {
+	if m.isClosed() {
+		return 0
+	}
+	return m.ptr()
+}
+
+func (m *Memory) ptr() cudart.DevPtr { return cudart.DevPtr(uintptr(m.p)) }
+
+func (m *Memory) isClosed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
+
+// String names the memory in messages.
+func (m *Memory) String() string {
+	return fmt.Sprintf("%d bytes of managed memory (%q) of %v", m.n, m.label, m.a.dev)
+}
+
+// with makes a call that uses the memory, which is not freed meanwhile. what names it.
+func (m *Memory) with(what string, call func() error) error {
+	err := ErrClosed
+	if m.enter() {
+		err = call()
+		m.leave()
+	}
+	if err != nil {
+		return fmt.Errorf("managed: %s: %v: %w", what, m, err)
+	}
+	return nil
+}
+
+func (m *Memory) enter() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.calls++
+	return true
+}
+
+func (m *Memory) leave() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.calls--; m.calls == 0 {
+		m.idle.Broadcast()
+	}
+}
+
+// Close waits for the device's work and frees the memory (cudaFree). Methods that run on
+// other goroutines end first, all others return [ErrClosed]. After an error the memory
+// stays allocated, and Close may be called again; once it has returned nil it does
+// nothing. Do not call it from within a function that a method of the memory calls.
+func (m *Memory) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	for m.calls > 0 {
+		m.idle.Wait()
+	}
+	if m.freed {
+		m.mu.Unlock()
+		return nil
+	}
+	m.calls++ // of this one
+	m.mu.Unlock()
+	err := m.a.dev.Free(m.ptr())
+	m.mu.Lock()
+	m.calls--
+	m.freed = err == nil
+	m.idle.Broadcast()
+	m.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("managed: close: %v: %w", m, err)
+	}
+	m.a.freed(m)
+	return nil
+}

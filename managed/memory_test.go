@@ -1,0 +1,275 @@
+package managed
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+)
+
+// CPU and GPU write in turn, and each reads what the other wrote, with and without moves
+// in between.
+func TestCPUAndGPUWriteInTurn(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	const n = 8*mib + 13
+	m := g.alloc(n)
+	back := make([]byte, n)
+	for turn := range byte(3) {
+		b, err := m.HostBytes(t.Context())
+		require.NoError(t, err)
+		for i := range b {
+			b[i] = byte(i) ^ byte(i>>8) + turn
+		}
+		if g.a.Concurrent() && turn > 0 {
+			require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+		}
+		g.sync()
+		require.NoError(t, g.dev.CopyToHost(unsafe.Pointer(&back[0]), m.DevPtr(), n))
+		require.Equal(t, b, back, "what the CPU wrote, as the GPU reads it")
+		require.NoError(t, g.s.Memset(m.DevPtr(), 0xa0+turn, n-1))
+		if g.a.Concurrent() && turn == 2 {
+			require.NoError(t, m.Prefetch(g.s, Host()))
+		}
+		g.sync()
+		last := back[n-1]
+		for i := range back {
+			back[i] = 0xa0 + turn
+		}
+		back[n-1] = last
+		require.Equal(t, back, m.Bytes(), "what the GPU wrote, as the CPU reads it")
+	}
+}
+
+func TestSliceOfMemory(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	m := g.alloc(4*5 + 3)
+	x := hostmem.Slice[float32](m)
+	require.Len(t, x, 5)
+	x[4] = 1
+	assert.EqualValues(t, 0x3f80, uint16(m.Bytes()[19])<<8|uint16(m.Bytes()[18]))
+}
+
+func TestPrefetchMovesRangesAndAttributesSayWhere(t *testing.T) {
+	t.Parallel()
+	for _, v := range versions {
+		g := newSimRig(t, cudasim.Config{Version: v}, Options{})
+		m := g.alloc(4 * mib)
+		require.Equal(t, map[int]int{nowhere: 4 * mib}, g.at(m.All()))
+		require.NoError(t, m.PrefetchRange(g.s, mib, mib, g.dev.Location()))
+		g.sync()
+		assert.Equal(t, map[int]int{nowhere: 3 * mib, 0: mib}, g.at(m.All()))
+		require.NoError(t, g.a.PrefetchBatch(g.s, Host(), m.Range(0, mib), m.Range(mib, mib)))
+		g.sync()
+		assert.Equal(t, map[int]int{nowhere: 2 * mib, onHost: 2 * mib}, g.at(m.All()))
+		calls := 0
+		if v >= 13000 {
+			calls = 1
+		}
+		assert.Equal(t, calls, g.sim.Calls("cudaMemPrefetchBatchAsync"), v)
+
+		at, err := m.Attributes(0, 2*mib)
+		require.NoError(t, err)
+		assert.Equal(t, cudart.RangeAttributes{LastPrefetch: Host()}, at)
+		at, err = m.Attributes(0, 4*mib)
+		require.NoError(t, err)
+		assert.Equal(t, cudart.LocationNone, at.LastPrefetch.Kind, "not the same for all")
+		require.NoError(t, g.a.PrefetchBatch(g.s, Host()))
+	}
+}
+
+func TestRangesThatAreNotWithinAreRefused(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	m := g.alloc(4096)
+	for _, r := range []Range{{m, -1, 1}, {m, 0, 0}, {m, 0, -1}, {m, 0, 4097}, {m, 4096, 1}, {m, 1 << 62, 1 << 62}} {
+		for what, err := range map[string]error{
+			"prefetch": m.PrefetchRange(g.s, r.Off, r.Len, Host()),
+			"batch":    g.a.PrefetchBatch(g.s, Host(), r),
+			"advise":   m.AdviseRange(r.Off, r.Len, ReadMostly()),
+			"unadvise": m.UnadviseRange(r.Off, r.Len, ReadMostly()),
+			"at":       func() error { _, err := m.Attributes(r.Off, r.Len); return err }(),
+			"mapped":   func() error { _, err := m.MappedByHost(r.Off, r.Len); return err }(),
+			"discard":  m.Discard(g.s, r.Off, r.Len),
+		} {
+			assert.ErrorContains(t, err, "not all within it", "%s %+v", what, r)
+		}
+	}
+	assert.ErrorContains(t, g.a.PrefetchBatch(g.s, Host(), Range{}), "the memory is nil")
+	assert.ErrorIs(t, m.Prefetch(nil, Host()), errNilStream)
+	assert.ErrorIs(t, m.Discard(nil, 0, 1), errNilStream)
+	assert.ErrorIs(t, g.a.PrefetchBatch(nil, Host(), m.All()), errNilStream)
+	assert.ErrorContains(t, m.Advise(Advice{}), "no advice")
+	assert.ErrorContains(t, m.Unadvise(Advice{}), "no advice")
+	_, err := m.HostBytes(nil) //nolint:staticcheck // nil is what is tested
+	assert.ErrorIs(t, err, errNilContext)
+	assert.ErrorIs(t, m.Prefetch(g.s, cudart.Location{Kind: cudart.LocationDevice, ID: 99}), cudart.ErrInvalidDevice)
+}
+
+func TestAdviceAndItsUndoing(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	const n = 8 * mib // rounds to no page
+	m := g.alloc(n)
+	here := g.dev.Location()
+	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
+		require.NoError(t, m.Advise(advice), "%v", advice)
+	}
+	at, err := m.Attributes(0, n)
+	require.NoError(t, err)
+	assert.True(t, at.ReadMostly)
+	assert.Equal(t, here, at.Preferred)
+	assert.ElementsMatch(t, []cudart.Location{here, Host()}, at.AccessedBy)
+	require.NoError(t, m.UnadviseRange(0, 4*mib, ReadMostly()))
+	at, err = m.Attributes(0, n)
+	require.NoError(t, err)
+	assert.False(t, at.ReadMostly, "not of all pages")
+	at, err = m.Attributes(4*mib, 4*mib)
+	require.NoError(t, err)
+	assert.True(t, at.ReadMostly)
+	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
+		require.NoError(t, m.Unadvise(advice), "%v", advice)
+	}
+	at, err = m.Attributes(0, n)
+	require.NoError(t, err)
+	assert.Equal(t, cudart.RangeAttributes{}, at)
+	require.NoError(t, m.Prefetch(g.s, here))
+	g.sync()
+	at, err = m.Attributes(0, n)
+	require.NoError(t, err)
+	assert.Equal(t, here, at.LastPrefetch)
+}
+
+// Memory that is read mostly has a copy on the card beside that on the host; when it is not
+// any more, the host's stays. On a real GPU the pages that the CPU has mapped show it.
+func TestReadMostlyCopies(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	const n = 16 * mib
+	m := g.alloc(n)
+	for i := range m.Bytes() {
+		m.Bytes()[i] = byte(i)
+	}
+	mapped := func() int {
+		b, err := m.MappedByHost(0, n)
+		require.NoError(t, err)
+		return b
+	}
+	if g.sim != nil {
+		g.sim.TouchManaged(uintptr(m.DevPtr()), n, true)
+	}
+	require.Equal(t, n, mapped())
+	require.NoError(t, m.Advise(ReadMostly()))
+	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	g.sync()
+	if g.sim != nil {
+		assert.Equal(t, map[int]int{0: n, onHost: n}, g.at(m.All()))
+	} else {
+		assert.Equal(t, n, mapped(), "the host keeps its copy")
+	}
+	require.NoError(t, m.Unadvise(ReadMostly()))
+	if g.sim != nil {
+		assert.Equal(t, map[int]int{onHost: n}, g.at(m.All()))
+	} else {
+		assert.Equal(t, n, mapped(), "the host's copy is the one that stays")
+	}
+	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	g.sync()
+	if g.sim != nil {
+		assert.Equal(t, map[int]int{0: n}, g.at(m.All()))
+	} else {
+		assert.Zero(t, mapped(), "moved")
+	}
+	for i, b := range m.Bytes() {
+		if b != byte(i) {
+			require.Failf(t, "wrong bytes", "at %d", i)
+		}
+	}
+}
+
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	m := g.alloc(4 * mib)
+	m.Bytes()[0] = 1
+	if !g.dev.Runtime().CanDiscard() {
+		require.ErrorIs(t, m.Discard(g.s, 0, 4*mib), cudart.ErrUnsupported)
+		return
+	}
+	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	require.NoError(t, m.Discard(g.s, 0, 2*mib))
+	require.NoError(t, g.s.Memset(m.DevPtr(), 9, 2*mib))
+	g.sync()
+	assert.EqualValues(t, 9, m.Bytes()[2*mib-1])
+	assert.EqualValues(t, 0, m.Bytes()[2*mib], "not discarded")
+}
+
+func TestDiscardNeedsCUDA13(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{Version: 12080}, Options{})
+	m := g.alloc(mib)
+	require.ErrorIs(t, m.Discard(g.s, 0, mib), cudart.ErrUnsupported)
+}
+
+// Close waits for a call on the memory, so that CUDA never gets an address that was freed.
+func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m, err := g.a.Alloc(mib)
+	require.NoError(t, err)
+	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{})
+	defer unblock()
+	prefetched := make(chan error, 1)
+	go func() { prefetched <- m.Prefetch(g.s, g.dev.Location()) }()
+	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", 1))
+	closed := make(chan error, 1)
+	go func() { closed <- m.Close() }()
+	for !m.isClosed() {
+		runtime.Gosched()
+	}
+	assert.Zero(t, g.sim.Calls("cudaFree"))
+	assert.ErrorIs(t, m.Prefetch(g.s, Host()), ErrClosed)
+	unblock()
+	require.NoError(t, <-prefetched)
+	require.NoError(t, <-closed)
+}
+
+func TestCloseCanBeRetried(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m, err := g.a.Alloc(mib)
+	require.NoError(t, err)
+	g.sim.Fail("cudaFree", cudasim.Fault{Code: cudart.ErrInvalidValue})
+	err = m.Close()
+	require.ErrorIs(t, err, cudart.ErrInvalidValue)
+	assert.ErrorContains(t, err, "managed: close: 1048576 bytes of managed memory")
+	assert.Equal(t, mib, g.a.Stats().Allocated)
+	require.ErrorIs(t, g.a.Close(), ErrInUse)
+	require.NoError(t, m.Close())
+	assert.Equal(t, Counts{0, mib, 1, 1}, g.a.Stats().Counts)
+}
+
+func TestHostBytesEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, exclusive(), Options{})
+	m := g.alloc(mib)
+	g.sim.Hold()
+	defer g.sim.Release()
+	require.NoError(t, g.s.Memset(m.DevPtr(), 1, mib))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := m.HostBytes(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+}

@@ -1,0 +1,149 @@
+package managed
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// Mode is how a step accesses a range.
+type Mode int
+
+// The modes.
+const (
+	ReadWrite Mode = iota // it may write there: the bytes are copied back when they leave the card
+	ReadOnly              // it only reads there: the host keeps its copy, and nothing is copied back
+)
+
+// A Use is a range that a step accesses, and how.
+type Use struct {
+	Range
+	Mode Mode
+}
+
+// Read is the use of a range that is only read.
+func (r Range) Read() Use { return Use{Range: r, Mode: ReadOnly} }
+
+// Write is the use of a range that is written, and may be read.
+func (r Range) Write() Use { return Use{Range: r, Mode: ReadWrite} }
+
+// A Step is what one piece of work accesses: a kernel, or several.
+type Step []Use
+
+// PlanOptions shape a Plan.
+type PlanOptions struct {
+	// Budget is how many bytes of the card the plan's memory may have at a time. It must
+	// hold what any two steps in a row access, to move the one's memory while the other
+	// works: more is better. It must be positive.
+	Budget int
+	// Chunk is how many bytes move at a time, a multiple of 2 MiB; 0 means DefaultChunk.
+	Chunk int
+	// In and Out are how many moves to the card and to the host are under way at a time,
+	// at most 64; 0 means DefaultIn and DefaultOut. Each occupies an OS thread while
+	// CUDA works on it.
+	In, Out int
+}
+
+// Defaults of PlanOptions. Moves to the host take several threads, because the driver
+// makes the host's pages on the thread that asks.
+const (
+	DefaultChunk = 32 << 20
+	DefaultIn    = 2
+	DefaultOut   = 4
+
+	blockSize = 2 << 20 // in which the driver moves and maps memory
+	mostMoves = 64
+)
+
+// A Plan moves managed memory through the card for work whose accesses are known before:
+// while the device works on one step, the plan prefetches what the next ones access, and
+// takes away what is needed last. So work over more data than the card has, or than a
+// budget, runs at the speed of copies, not of page faults.
+//
+// What is only read while it is on the card keeps its copy on the host, and is dropped
+// (advice ReadMostly); the rest is prefetched back.
+type Plan struct {
+	a     *Allocator
+	o     PlanOptions
+	steps int
+	schedule
+
+	running sync.Mutex
+}
+
+// NewPlan plans the steps, which run in this order. It moves nothing yet. The memory must
+// be of the allocator, and open until the last Run has returned.
+//
+// Errors are [ErrNotConcurrent], options and ranges that cannot be, and for a step that
+// accesses more than the budget one that wraps [ErrOversubscribed].
+func (a *Allocator) NewPlan(steps []Step, o PlanOptions) (*Plan, error) {
+	p, err := a.newPlan(steps, o)
+	if err != nil {
+		return nil, fmt.Errorf("managed: new plan for %v: %w", a.dev, err)
+	}
+	return p, nil
+}
+
+func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
+	if o.Chunk == 0 {
+		o.Chunk = DefaultChunk
+	}
+	if o.In == 0 {
+		o.In = DefaultIn
+	}
+	if o.Out == 0 {
+		o.Out = DefaultOut
+	}
+	switch {
+	case !a.concurrent:
+		return nil, ErrNotConcurrent
+	case o.Budget <= 0:
+		return nil, fmt.Errorf("PlanOptions.Budget of %d: must be positive", o.Budget)
+	case o.Chunk < 0 || o.Chunk%blockSize != 0:
+		return nil, fmt.Errorf("PlanOptions.Chunk of %d: must be a multiple of 2 MiB", o.Chunk)
+	case o.In < 0 || o.In > mostMoves:
+		return nil, fmt.Errorf("PlanOptions.In of %d: must be from 0 to %d", o.In, mostMoves)
+	case o.Out < 0 || o.Out > mostMoves:
+		return nil, fmt.Errorf("PlanOptions.Out of %d: must be from 0 to %d", o.Out, mostMoves)
+	}
+	for i, step := range steps {
+		for _, u := range step {
+			if err := u.check(); err != nil {
+				return nil, fmt.Errorf("step %d: %w", i, err)
+			}
+			if u.Memory.a != a {
+				return nil, fmt.Errorf("step %d: %v: is of another allocator", i, u.Memory)
+			}
+			if u.Mode != ReadWrite && u.Mode != ReadOnly {
+				return nil, fmt.Errorf("step %d: the mode %d is unknown", i, u.Mode)
+			}
+		}
+	}
+	s, err := newSchedule(steps, o)
+	if err != nil {
+		return nil, err
+	}
+	return &Plan{a: a, o: o, steps: len(steps), schedule: s}, nil
+}
+
+// Traffic is what one Run moves, in bytes.
+type Traffic struct {
+	In      int // to the card
+	Back    int // to the host: copied back
+	Dropped int // dropped on the card, as the host has a copy
+}
+
+// Traffic returns what one Run moves.
+func (p *Plan) Traffic() Traffic { return p.traffic }
+
+var errNilQueue = errors.New("the function is nil")
+
+// A chunk is a part of memory that moves as a whole.
+type chunk struct {
+	memory *Memory
+	off, n int
+}
+
+func (c chunk) ptr() cudart.DevPtr { return c.memory.ptr() + cudart.DevPtr(c.off) }

@@ -1,0 +1,110 @@
+package managed
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// A rig is an allocator on a device, with a stream.
+type rig struct {
+	*testing.T
+	sim *cudasim.Sim // nil for a real GPU
+	dev *cudart.Device
+	s   *cudart.Stream
+	a   *Allocator
+}
+
+// newRig has the GPU that PINNED_TEST_GPU requests.
+func newRig(t *testing.T, o Options) *rig {
+	t.Helper()
+	if !testgpu.Real() {
+		return newSimRig(t, cudasim.Config{}, o)
+	}
+	return (&rig{T: t}).on(testgpu.Device(t), o)
+}
+
+func newSimRig(t *testing.T, cfg cudasim.Config, o Options) *rig {
+	t.Helper()
+	sim, rt := testgpu.Sim(t, cfg)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	return (&rig{T: t, sim: sim}).on(dev, o)
+}
+
+func (g *rig) on(dev *cudart.Device, o Options) *rig {
+	g.Helper()
+	concurrent, err := dev.Attribute(cudart.AttrConcurrentManagedAccess)
+	require.NoError(g, err)
+	o.AllowExclusive = o.AllowExclusive || concurrent == 0
+	a, err := New(dev, o)
+	require.NoError(g, err)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(g, err)
+	g.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		_ = s.Synchronize(ctx)
+		assert.NoError(g, s.Close())
+		assert.NoError(g, a.Close())
+	})
+	g.dev, g.s, g.a = dev, s, a
+	return g
+}
+
+// needConcurrent skips a test that a GPU without concurrent access cannot run.
+func (g *rig) needConcurrent() {
+	if !g.a.Concurrent() {
+		g.Skipf("%v has no concurrent managed access", g.dev)
+	}
+}
+
+// alloc allocates memory that is closed at the end.
+func (g *rig) alloc(n int) *Memory {
+	g.Helper()
+	m, err := g.a.Alloc(n)
+	require.NoError(g, err)
+	g.Cleanup(func() { assert.NoError(g, m.Close()) })
+	return m
+}
+
+func (g *rig) sync() {
+	g.Helper()
+	require.NoError(g, g.s.Synchronize(g.Context()))
+}
+
+// at is where the bytes of a range lie, on the simulated GPU.
+func (g *rig) at(r Range) map[int]int {
+	return g.sim.ManagedResidence(uintptr(r.ptr()), r.Len)
+}
+
+// small is a simulated card of so many bytes.
+func small(bytes int) cudasim.Config {
+	return cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: bytes}}}
+}
+
+// exclusive is a simulated device without concurrent access.
+func exclusive() cudasim.Config {
+	return cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrConcurrentManagedAccess: 0}}}}
+}
+
+var versions = []cudart.Version{11080, 12040, 12080, 13000}
+
+// Places of the simulated GPU.
+const (
+	onHost  = -1
+	nowhere = -2
+)

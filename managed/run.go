@@ -1,0 +1,347 @@
+package managed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// Run runs the steps: for each it waits until what the step accesses is on its way to the
+// card, makes s wait for it, and calls queue, which queues the step's work on s. Meanwhile
+// it prefetches what later steps access, and takes away what is not needed soon. When it
+// returns, all work is done, and the plan's memory is on the host: CPU and GPU may use it
+// as they like. It may run again; one Run of a plan runs at a time.
+//
+// The memory should be on the host, or untouched, before: what else of it is on the card
+// does not count for the budget. While Run runs, no more may access it, and it is advised
+// ReadMostly in part: advice of that kind does not outlast it.
+//
+// The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
+// if the card has not as much free as the budget and Options.Reserve, and [ErrClosed] if
+// memory is closed. Work that was queued may still be running then, and memory is where it
+// was.
+func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) error) error {
+	if err := p.run(ctx, s, queue); err != nil {
+		return fmt.Errorf("managed: run plan of %d steps on %v: %w", p.steps, p.a.dev, err)
+	}
+	return nil
+}
+
+func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error) error {
+	switch {
+	case ctx == nil:
+		return errNilContext
+	case s == nil:
+		return errNilStream
+	case queue == nil:
+		return errNilQueue
+	}
+	p.running.Lock()
+	defer p.running.Unlock()
+	free, total, err := p.a.dev.MemInfo()
+	if err != nil {
+		return err
+	}
+	if p.o.Budget+p.a.o.Reserve > free {
+		return fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s", ErrOversubscribed,
+			size(p.o.Budget), size(p.a.o.Reserve), size(free), size(total))
+	}
+	entered := make(map[*Memory]bool)
+	defer func() {
+		for m := range entered {
+			m.leave()
+		}
+	}()
+	for _, c := range p.chunks {
+		if !entered[c.memory] {
+			if !c.memory.enter() {
+				return fmt.Errorf("%v: %w", c.memory, ErrClosed)
+			}
+			entered[c.memory] = true
+		}
+	}
+	r := &planRun{Plan: p, s: s, queue: queue,
+		issued: make([]bool, len(p.fetches)), arrived: make([]cudart.Point, len(p.fetches)),
+		evicted: make([]bool, len(p.evicts)), ends: make([]cudart.Point, 0, p.steps), copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks))}
+	r.changed.L = &r.mu
+	return r.do(ctx)
+}
+
+// A planRun is one run of a plan. Goroutines make the moves, each on a stream of its own
+// that has no other work: CUDA makes a prefetch on the calling thread then, and not in a
+// queue behind others. They wait here, not in the streams, for what must be over before.
+type planRun struct {
+	*Plan
+	s     *cudart.Stream
+	queue func(int) error
+
+	mu      sync.Mutex // not held during calls into the library
+	changed sync.Cond  // any of the following
+	err     error      // the first
+
+	nextFetch, nextEvict int            // to be made
+	issued               []bool         // by fetch: the prefetch is queued
+	arrived              []cudart.Point // by fetch: its end, once issued
+	allIssued            int            // fetches up to the first that is not
+	evicted              []bool         // by evict: it is over
+	allEvicted           int            // evicts up to the first that is not over
+	ends                 []cudart.Point // of the steps that are queued
+	cancel               context.CancelFunc
+
+	// By chunk, and written by the goroutine that moves it.
+	copied []bool // it is advised ReadMostly
+	home   []bool // the host has its bytes, or had them when it was fetched
+}
+
+func (r *planRun) do(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.cancel = cancel
+	defer context.AfterFunc(ctx, func() { r.fail(ctx.Err()) })()
+
+	var workers sync.WaitGroup
+	for range min(r.o.In, len(r.fetches)) {
+		workers.Go(func() { r.work(ctx, r.fetchNext) })
+	}
+	for range min(r.o.Out, len(r.evicts)) {
+		workers.Go(func() { r.work(ctx, r.evictNext) })
+	}
+	for i := range r.steps {
+		if err := r.step(i); err != nil {
+			r.fail(err)
+			break
+		}
+	}
+	workers.Wait()
+	r.mu.Lock()
+	err := r.err
+	r.mu.Unlock()
+	if err != nil {
+		return errors.Join(err, r.unadvise())
+	}
+	// The last step may access nothing that left after it.
+	if len(r.ends) == 0 {
+		return nil
+	}
+	return r.ends[len(r.ends)-1].Wait(ctx)
+}
+
+// fail records the first error, and ends all waits.
+func (r *planRun) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err == nil {
+		r.err = err
+	}
+	r.cancel()
+	r.changed.Broadcast()
+}
+
+// wait waits until ready returns true, with r.mu locked. It returns false after an error.
+func (r *planRun) wait(ready func() bool) bool {
+	for r.err == nil && !ready() {
+		r.changed.Wait()
+	}
+	return r.err == nil
+}
+
+// step queues the work of one step.
+func (r *planRun) step(i int) error {
+	r.mu.Lock()
+	ok := r.wait(func() bool { return r.allIssued == len(r.fetches) || r.fetches[r.allIssued].step > i })
+	r.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	for k := r.firstFetch(i); k < len(r.fetches) && r.fetches[k].step == i; k++ {
+		if err := r.s.WaitPoint(r.arrived[k]); err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+	}
+	if err := r.queue(i); err != nil {
+		return fmt.Errorf("step %d: %w", i, err)
+	}
+	end := r.s.Point()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ends = append(r.ends, end)
+	r.changed.Broadcast()
+	return nil
+}
+
+// work makes moves on a stream of its own until next returns false.
+func (r *planRun) work(ctx context.Context, next func(context.Context, *cudart.Stream) (bool, error)) {
+	s, err := r.a.takeStream()
+	if err == nil {
+		for more := true; more && err == nil; {
+			more, err = next(ctx, s)
+		}
+		r.a.putStream(s)
+	}
+	if err != nil {
+		r.fail(err)
+	}
+}
+
+// fetchNext brings the next chunk to the card.
+func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, err error) {
+	r.mu.Lock()
+	k := r.nextFetch
+	if k == len(r.fetches) {
+		r.mu.Unlock()
+		return false, nil
+	}
+	r.nextFetch++
+	f := r.fetches[k]
+	ok := r.wait(func() bool { return r.allEvicted >= f.after })
+	r.mu.Unlock()
+	if !ok {
+		return false, nil
+	}
+	c := r.chunks[f.chunk]
+	if f.copy {
+		if !r.home[f.chunk] {
+			mapped, err := c.memory.mappedByHost(c.off, c.n)
+			r.home[f.chunk] = err == nil && mapped >= c.n // else it is prefetched when it leaves
+		}
+		if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseReadMostly, Host()); err != nil {
+			return false, err
+		}
+		r.copied[f.chunk] = true
+	}
+	if err := s.Prefetch(c.ptr(), c.n, r.a.dev.Location()); err != nil {
+		return false, err
+	}
+	p := s.Point()
+	r.mu.Lock()
+	r.issued[k], r.arrived[k] = true, p
+	for r.allIssued < len(r.issued) && r.issued[r.allIssued] {
+		r.allIssued++
+	}
+	r.changed.Broadcast()
+	r.mu.Unlock()
+	return true, r.await(ctx, p)
+}
+
+// overrun is how long a move may take after the end of the context.
+const overrun = 10 * time.Second
+
+// await waits for the end of a move, and returns its error. It does so also when ctx has
+// ended, so that no move is under way when advice is undone.
+func (r *planRun) await(ctx context.Context, p cudart.Point) error {
+	err := p.Wait(ctx)
+	if err != nil && ctx.Err() != nil {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), overrun)
+		defer cancel()
+		return errors.Join(err, p.Wait(last))
+	}
+	return errors.Join(err, p.Err())
+}
+
+// evictNext takes the next chunk away.
+func (r *planRun) evictNext(ctx context.Context, s *cudart.Stream) (more bool, err error) {
+	r.mu.Lock()
+	k := r.nextEvict
+	if k == len(r.evicts) {
+		r.mu.Unlock()
+		return false, nil
+	}
+	r.nextEvict++
+	e := r.evicts[k]
+	ok := r.wait(func() bool { return len(r.ends) > e.step })
+	var end cudart.Point
+	if ok {
+		end = r.ends[e.step]
+	}
+	r.mu.Unlock()
+	if !ok {
+		return false, nil
+	}
+	if err := end.Wait(ctx); err != nil {
+		return false, err
+	}
+	if err := r.takeAway(ctx, s, e); err != nil {
+		return false, err
+	}
+	r.mu.Lock()
+	r.evicted[k] = true
+	for r.allEvicted < len(r.evicted) && r.evicted[r.allEvicted] {
+		r.allEvicted++
+	}
+	r.changed.Broadcast()
+	r.mu.Unlock()
+	return true, nil
+}
+
+// takeAway drops a copy, or moves a chunk to the host. A copy of what the host never had,
+// such as memory that was not touched before, is moved as well.
+func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error {
+	c := r.chunks[e.chunk]
+	if e.drop {
+		if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseUnsetReadMostly, Host()); err != nil {
+			return err
+		}
+		r.copied[e.chunk] = false
+		if r.home[e.chunk] {
+			return nil
+		}
+	}
+	if err := s.Prefetch(c.ptr(), c.n, Host()); err != nil {
+		return err
+	}
+	if err := r.await(ctx, s.Point()); err != nil {
+		return err
+	}
+	r.home[e.chunk] = true
+	return nil
+}
+
+// unadvise undoes the advice of chunks that are on the card after an error.
+func (r *planRun) unadvise() error {
+	var errs []error
+	for id, copied := range r.copied {
+		if c := r.chunks[id]; copied {
+			errs = append(errs, r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseUnsetReadMostly, Host()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// takeStream returns a stream for moves, which is to be put back.
+func (a *Allocator) takeStream() (*cudart.Stream, error) {
+	a.mu.Lock()
+	if last := len(a.streams) - 1; last >= 0 {
+		s := a.streams[last]
+		a.streams = a.streams[:last]
+		a.mu.Unlock()
+		return s, nil
+	}
+	a.mu.Unlock()
+	return a.dev.NewStream(cudart.StreamOptions{})
+}
+
+func (a *Allocator) putStream(s *cudart.Stream) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.streams = append(a.streams, s)
+}
+
+// closeStreams destroys the streams for moves.
+func (a *Allocator) closeStreams() error {
+	a.mu.Lock()
+	streams := a.streams
+	a.streams = nil
+	a.mu.Unlock()
+	var errs []error
+	for _, s := range streams {
+		if err := s.Close(); err != nil {
+			errs = append(errs, err)
+			a.putStream(s)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,216 @@
+package managed
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// fillByCPU writes bytes that tell where they are, as the CPU.
+func (g *rig) fillByCPU(m *Memory) []byte {
+	g.Helper()
+	b, err := m.HostBytes(g.Context())
+	require.NoError(g, err)
+	for i := range b {
+		b[i] = byte(i>>16) ^ byte(i>>8) ^ byte(i)
+	}
+	if g.sim != nil {
+		require.True(g, g.sim.TouchManaged(uintptr(m.DevPtr()), m.Len(), true))
+	}
+	return append([]byte(nil), b...)
+}
+
+// onCard is how many bytes of memory are on the simulated card.
+func (g *rig) onCard(ms ...*Memory) int {
+	n := 0
+	for _, m := range ms {
+		n += g.at(m.All())[0]
+	}
+	return n
+}
+
+// Work over eight times its budget reads what the CPU wrote, and the CPU reads what it
+// wrote: without a page fault on the card, and never more than the budget there.
+func TestPlanRunsOverMoreThanItsBudget(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	chunk, n := 2*mib, 64*mib
+	if g.sim == nil {
+		chunk, n = 32*mib, 1*gib
+	}
+	in, out := g.alloc(n), g.alloc(n)
+	want := g.fillByCPU(in)
+	const passes = 2
+	var steps []Step
+	for range passes {
+		for off := 0; off < n; off += chunk {
+			steps = append(steps, Step{in.Range(off, chunk).Read(), out.Range(off, chunk).Write()})
+		}
+	}
+	budget := 8 * chunk
+	p, err := g.a.NewPlan(steps, PlanOptions{Budget: budget, Chunk: chunk})
+	require.NoError(t, err)
+	for range 2 { // a plan may run again
+		ran := 0
+		err = p.Run(t.Context(), g.s, func(i int) error {
+			assert.Equal(t, ran, i)
+			ran++
+			off := cudart.DevPtr(i % (n / chunk) * chunk)
+			if g.sim != nil {
+				assert.LessOrEqual(t, g.onCard(in, out), budget)
+			}
+			return g.s.CopyOnDevice(out.DevPtr()+off, in.DevPtr()+off, chunk)
+		})
+		require.NoError(t, err)
+		assert.Equal(t, len(steps), ran)
+		if g.sim != nil {
+			assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+			assert.Zero(t, g.sim.ManagedTraffic().Evictions)
+			assert.Zero(t, g.onCard(in, out), "all of it is on the host again")
+		}
+	}
+	require.Equal(t, want, out.Bytes())
+	require.Equal(t, want, in.Bytes())
+	at, err := in.Attributes(0, n)
+	require.NoError(t, err)
+	assert.False(t, at.ReadMostly)
+}
+
+// The CPU's copy is what stays of memory that is only read, so nothing is copied back. Memory
+// that was never on the host is, once.
+func TestPlanDropsWhatIsOnlyRead(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	in, fresh := g.alloc(16*mib), g.alloc(4*mib)
+	g.fillByCPU(in)
+	steps := append(sequential(in, 2*mib, 2, Range.Read), sequential(fresh, 2*mib, 1, Range.Read)...)
+	p, err := g.a.NewPlan(steps, PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
+	require.NoError(t, err)
+	assert.Zero(t, p.Traffic().Back)
+	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return nil }))
+	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(in.All()))
+	assert.Equal(t, map[int]int{onHost: 4 * mib}, g.at(fresh.All()))
+	toHost := g.sim.Calls("cudaMemPrefetchAsync") - len(p.fetches)
+	assert.Equal(t, 2, toHost, "the two chunks that the host never had")
+}
+
+func TestPlanWithNothingToDo(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	p, err := g.a.NewPlan([]Step{{}, {}}, PlanOptions{Budget: 1})
+	require.NoError(t, err)
+	ran := 0
+	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { ran++; return nil }))
+	assert.Equal(t, 2, ran)
+	for _, err := range []error{
+		p.Run(nil, g.s, func(int) error { return nil }), //nolint:staticcheck // nil is what is tested
+		p.Run(t.Context(), nil, func(int) error { return nil }),
+		p.Run(t.Context(), g.s, nil),
+	} {
+		assert.ErrorContains(t, err, "managed: run plan of 2 steps on device 0")
+		assert.ErrorContains(t, err, "is nil")
+	}
+}
+
+// Run ends with the first error, whatever it is doing then, and leaves no advice.
+func TestPlanEndsWithTheFirstError(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m := g.alloc(32 * mib)
+	want := g.fillByCPU(m)
+	p, err := g.a.NewPlan(sequential(m, 2*mib, 1, Range.Read), PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
+	require.NoError(t, err)
+	failure := errors.New("no")
+	err = p.Run(t.Context(), g.s, func(i int) error {
+		if i == 7 {
+			return failure
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, failure)
+	assert.ErrorContains(t, err, "step 7")
+	ctx, cancel := context.WithCancel(t.Context())
+	err = p.Run(ctx, g.s, func(i int) error {
+		if i == 3 {
+			cancel()
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	at, err := m.Attributes(0, m.Len())
+	require.NoError(t, err)
+	assert.False(t, at.ReadMostly)
+	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return nil }))
+	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.All()))
+	assert.Equal(t, want, m.Bytes())
+}
+
+func TestPlanNeedsItsBudgetOnTheCard(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{Reserve: 8 * mib})
+	m, err := g.a.Alloc(32 * mib)
+	require.NoError(t, err)
+	p, err := g.a.NewPlan([]Step{{m.Range(0, 2*mib).Read()}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
+	require.NoError(t, err)
+	nothing := func(int) error { return nil }
+	require.NoError(t, p.Run(t.Context(), g.s, nothing))
+	other, err := g.dev.Malloc(17 * mib)
+	require.NoError(t, err)
+	err = p.Run(t.Context(), g.s, nothing)
+	require.ErrorIs(t, err, ErrOversubscribed)
+	assert.ErrorContains(t, err, "Options.Reserve 8388608 bytes (8.0 MiB)")
+	assert.ErrorContains(t, err, "49283072 bytes (47.0 MiB) free of 67108864")
+	require.NoError(t, g.dev.Free(other))
+	require.NoError(t, m.Close())
+	require.ErrorIs(t, p.Run(t.Context(), g.s, nothing), ErrClosed)
+}
+
+// Memory that is larger than the card goes through it, next to the reserve.
+func TestPlanMovesMemoryBeyondTheCard(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(32*mib), Options{Reserve: 8 * mib, Oversubscribe: true})
+	m := g.alloc(128 * mib)
+	require.True(t, m.OnHost())
+	g.fillByCPU(m)
+	p, err := g.a.NewPlan(sequential(m, 2*mib, 1, Range.Write), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib})
+	require.NoError(t, err)
+	err = p.Run(t.Context(), g.s, func(i int) error {
+		free, _, err := g.dev.MemInfo()
+		assert.GreaterOrEqual(t, free, 16*mib)
+		return errors.Join(err, g.s.Memset(m.DevPtr()+cudart.DevPtr(i*2*mib), byte(i), 2*mib))
+	})
+	require.NoError(t, err)
+	for i := range 64 {
+		assert.Equal(t, byte(i), m.Bytes()[i*2*mib+12345])
+	}
+	assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+	assert.Zero(t, g.sim.ManagedTraffic().Evictions)
+}
+
+// The work of a plan on a real card or a simulated one, against the same by hand.
+func TestPlanWithLeasesOfAPool(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	p := g.pool(PoolOptions{})
+	l := get(t, p, 4*mib)
+	for i := range l.Bytes() {
+		l.Bytes()[i] = byte(i)
+	}
+	plan, err := g.a.NewPlan([]Step{{l.Range().Read()}}, PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
+	require.NoError(t, err)
+	back := make([]byte, 4*mib)
+	require.NoError(t, plan.Run(t.Context(), g.s, func(int) error {
+		return g.dev.CopyToHost(unsafe.Pointer(&back[0]), l.DevPtr(), 4*mib)
+	}))
+	assert.Equal(t, l.Bytes(), back)
+	require.NoError(t, l.Release())
+}

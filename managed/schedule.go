@@ -1,0 +1,205 @@
+package managed
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// A schedule is which chunks come to the card and leave it, in which order. It is made
+// before anything moves, so that moves need no decisions.
+type schedule struct {
+	chunks  []chunk
+	fetches []fetch // in the order of the steps that need them
+	evicts  []evict // in the order in which they make room
+	traffic Traffic
+}
+
+// A fetch brings a chunk to the card.
+type fetch struct {
+	chunk int
+	step  int  // the first that needs it
+	after int  // evicts that must be over: the first so many
+	copy  bool // the host keeps its bytes: nothing writes the chunk until it leaves
+}
+
+// An evict takes a chunk away.
+type evict struct {
+	chunk int
+	step  int  // the last that used it
+	drop  bool // the fetch was a copy
+}
+
+// An access is a chunk that a step uses.
+type access struct {
+	chunk int
+	write bool
+}
+
+func newSchedule(steps []Step, o PlanOptions) (schedule, error) {
+	var s schedule
+	uses := s.cut(steps, o.Chunk)
+	p := planner{schedule: &s, uses: uses, next: make([][]int, len(s.chunks)), card: make(map[int]*onCard)}
+	largest := 0
+	for i, step := range uses {
+		total := 0
+		for _, u := range step {
+			total += s.chunks[u.chunk].n
+			p.next[u.chunk] = append(p.next[u.chunk], i)
+		}
+		if total > o.Budget {
+			return s, fmt.Errorf("step %d accesses %s in chunks of %s, and PlanOptions.Budget is %s: %w (cut the step into smaller ones, make the chunks smaller, or raise the budget)",
+				i, size(total), size(o.Chunk), size(o.Budget), ErrOversubscribed)
+		}
+		p.before = append(p.before, p.bytes)
+		p.bytes += total
+		largest = max(largest, total)
+	}
+	// So much that was used last stays, so that room for later steps is made of what is
+	// done with, and no move waits for work that was just queued.
+	p.window = min(o.Budget/2, largest+(o.In+1)*o.Chunk)
+	for i := range uses {
+		p.step(i, o.Budget)
+	}
+	p.finish()
+	return s, nil
+}
+
+// cut makes the chunks, on a grid of addresses. A chunk is as long as the parts of it that
+// are used by any step. It returns what each step uses, each chunk once.
+func (s *schedule) cut(steps []Step, grid int) [][]access {
+	type cell struct {
+		memory *Memory
+		index  int
+	}
+	of := make(map[cell]int)
+	uses := make([][]access, len(steps))
+	for i, step := range steps {
+		in := make(map[int]int) // chunk to its place in uses[i]
+		for _, u := range step {
+			base := int(u.Memory.ptr())
+			for at := u.Off; at < u.Off+u.Len; {
+				index := (base + at) / grid
+				end := min((index+1)*grid-base, u.Off+u.Len)
+				id, ok := of[cell{u.Memory, index}]
+				if !ok {
+					id = len(s.chunks)
+					of[cell{u.Memory, index}] = id
+					s.chunks = append(s.chunks, chunk{memory: u.Memory, off: at, n: end - at})
+				}
+				c := &s.chunks[id]
+				c.off, c.n = min(c.off, at), max(c.off+c.n, end)-min(c.off, at)
+				k, ok := in[id]
+				if !ok {
+					k = len(uses[i])
+					in[id] = k
+					uses[i] = append(uses[i], access{chunk: id})
+				}
+				uses[i][k].write = uses[i][k].write || u.Mode == ReadWrite
+				at = end
+			}
+		}
+	}
+	return uses
+}
+
+// A planner makes a schedule by playing the steps.
+type planner struct {
+	*schedule
+	uses   [][]access
+	next   [][]int // by chunk: the steps that use it, from the current one on
+	before []int   // by step: bytes that the steps before it use
+	bytes  int     // that all steps use
+	window int
+
+	card map[int]*onCard // chunks that are there
+	used int             // bytes of them
+}
+
+// onCard is a chunk that is on the card.
+type onCard struct {
+	fetch int // that brought it
+	last  int // step that used it
+	dirty bool
+}
+
+func (p *planner) step(i, budget int) {
+	keep := make(map[int]bool, len(p.uses[i]))
+	for _, u := range p.uses[i] {
+		keep[u.chunk] = true
+		p.next[u.chunk] = p.next[u.chunk][1:]
+	}
+	for _, u := range p.uses[i] {
+		c := p.card[u.chunk]
+		if c == nil {
+			for n := p.chunks[u.chunk].n; p.used+n > budget; {
+				p.evict(p.victim(i, keep))
+			}
+			c = &onCard{fetch: len(p.fetches)}
+			p.card[u.chunk] = c
+			p.used += p.chunks[u.chunk].n
+			p.traffic.In += p.chunks[u.chunk].n
+			p.fetches = append(p.fetches, fetch{chunk: u.chunk, step: i, after: len(p.evicts), copy: true})
+		}
+		c.last = i
+		c.dirty = c.dirty || u.write
+	}
+}
+
+// victim is the chunk that is needed last, of those that were not used just now; of
+// several the one that was used longest ago. There is one, because the step's own chunks
+// fit.
+func (p *planner) victim(i int, keep map[int]bool) int {
+	best, bestNext, bestOld := -1, 0, false
+	for id, c := range p.card {
+		if keep[id] {
+			continue
+		}
+		next := math.MaxInt
+		if len(p.next[id]) > 0 {
+			next = p.next[id][0]
+		}
+		old := p.before[i]-p.before[c.last] >= p.window
+		if !old {
+			next = -c.last // the longest unused of them
+		}
+		better := best < 0 || old && !bestOld || old == bestOld && cmp.Or(cmp.Compare(next, bestNext), cmp.Compare(p.card[best].last, c.last), cmp.Compare(best, id)) > 0
+		if better {
+			best, bestNext, bestOld = id, next, old
+		}
+	}
+	return best
+}
+
+func (p *planner) evict(id int) {
+	c := p.card[id]
+	delete(p.card, id)
+	n := p.chunks[id].n
+	p.used -= n
+	p.fetches[c.fetch].copy = !c.dirty
+	if c.dirty {
+		p.traffic.Back += n
+	} else {
+		p.traffic.Dropped += n
+	}
+	p.evicts = append(p.evicts, evict{chunk: id, step: c.last, drop: !c.dirty})
+}
+
+// finish takes all chunks away, that used longest ago first.
+func (p *planner) finish() {
+	var left []int
+	for id := range p.card {
+		left = append(left, id)
+	}
+	slices.SortFunc(left, func(x, y int) int { return cmp.Or(cmp.Compare(p.card[x].last, p.card[y].last), cmp.Compare(x, y)) })
+	for _, id := range left {
+		p.evict(id)
+	}
+}
+
+// firstFetch returns the first fetch for a step, or for a later one.
+func (s *schedule) firstFetch(step int) int {
+	k, _ := slices.BinarySearchFunc(s.fetches, step, func(f fetch, step int) int { return cmp.Compare(f.step, step) })
+	return k
+}

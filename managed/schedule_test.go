@@ -1,0 +1,183 @@
+package managed
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// replay plays a schedule: all that a step accesses is on the card when it runs, never more
+// than the budget is there, nothing leaves before its last use, and nothing stays.
+func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
+	t.Helper()
+	var check schedule
+	uses := check.cut(steps, o.Chunk)
+	require.Equal(t, check.chunks, s.chunks)
+	card := make(map[int]bool)
+	dirty := make(map[int]bool)
+	used, most, evicts, k := 0, 0, 0, 0
+	var traffic Traffic
+	leave := func(upTo, before int) {
+		for ; evicts < upTo; evicts++ {
+			e := s.evicts[evicts]
+			require.True(t, card[e.chunk], "evict %d", evicts)
+			require.Less(t, e.step, before, "evict %d waits for a step that waits for it", evicts)
+			require.Equal(t, !dirty[e.chunk], e.drop, "evict %d", evicts)
+			if e.drop {
+				traffic.Dropped += s.chunks[e.chunk].n
+			} else {
+				traffic.Back += s.chunks[e.chunk].n
+			}
+			delete(card, e.chunk)
+			delete(dirty, e.chunk)
+			used -= s.chunks[e.chunk].n
+		}
+	}
+	copies := make(map[int]bool)
+	for i := range uses {
+		for ; k < len(s.fetches) && s.fetches[k].step == i; k++ {
+			f := s.fetches[k]
+			leave(f.after, i)
+			require.False(t, card[f.chunk])
+			card[f.chunk] = true
+			copies[f.chunk] = f.copy
+			used += s.chunks[f.chunk].n
+			most = max(most, used)
+			traffic.In += s.chunks[f.chunk].n
+		}
+		for _, u := range uses[i] {
+			require.True(t, card[u.chunk], "step %d", i)
+			require.False(t, u.write && copies[u.chunk], "step %d writes a copy", i)
+			dirty[u.chunk] = dirty[u.chunk] || u.write
+		}
+	}
+	require.Len(t, s.fetches, k)
+	leave(len(s.evicts), len(uses))
+	assert.Empty(t, card)
+	assert.LessOrEqual(t, most, o.Budget)
+	assert.Equal(t, s.traffic, traffic)
+}
+
+func TestScheduleOfRandomSteps(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	memories := []*Memory{g.alloc(64 * mib), g.alloc(17*mib + 5), g.alloc(3000)}
+	for round := range 200 {
+		r := rand.New(rand.NewPCG(uint64(round), 1))
+		var steps []Step
+		for range 1 + r.IntN(40) {
+			var step Step
+			for range r.IntN(4) {
+				m := memories[r.IntN(len(memories))]
+				off := r.IntN(m.Len())
+				step = append(step, Use{m.Range(off, 1+r.IntN(min(m.Len()-off, 6*mib))), Mode(r.IntN(2))})
+			}
+			steps = append(steps, step)
+		}
+		o := PlanOptions{Budget: (24 + r.IntN(60)) * mib, Chunk: 2 * mib * (1 + r.IntN(2)), In: 1 + r.IntN(3), Out: 1}
+		p, err := g.a.NewPlan(steps, o)
+		require.NoError(t, err, "round %d", round)
+		replay(t, p.schedule, steps, p.o)
+	}
+}
+
+// sequential steps through memory, one chunk each, so many times.
+func sequential(m *Memory, chunk, passes int, use func(Range) Use) []Step {
+	var steps []Step
+	for range passes {
+		for off := 0; off < m.Len(); off += chunk {
+			steps = append(steps, Step{use(m.Range(off, min(chunk, m.Len()-off)))})
+		}
+	}
+	return steps
+}
+
+// In a sequential pass room is made by what was used long ago: the move ahead of a step
+// never waits for the step before it.
+func TestScheduleMovesAheadOfSequentialWork(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m := g.alloc(64 * mib)
+	for _, passes := range []int{1, 3} {
+		p, err := g.a.NewPlan(sequential(m, 2*mib, passes, Range.Read), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib, In: 2})
+		require.NoError(t, err)
+		for _, f := range p.fetches {
+			for _, e := range p.evicts[:f.after] {
+				require.LessOrEqual(t, e.step, f.step-4)
+			}
+		}
+	}
+}
+
+// Work that goes over the same memory again finds a part of it on the card, which least
+// recently used would not give.
+func TestScheduleKeepsAPartForTheNextPass(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m := g.alloc(64 * mib)
+	p, err := g.a.NewPlan(sequential(m, 2*mib, 4, Range.Read), PlanOptions{Budget: 48 * mib, Chunk: 2 * mib, In: 2})
+	require.NoError(t, err)
+	assert.Equal(t, p.traffic.In, p.traffic.Dropped)
+	assert.Zero(t, p.traffic.Back)
+	assert.Less(t, p.traffic.In, 4*64*mib*6/10, "with LRU it is all of it")
+	assert.GreaterOrEqual(t, p.traffic.In, 64*mib+3*16*mib, "no schedule needs less")
+}
+
+func TestScheduleCutsOnAGridOfAddresses(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m := g.alloc(9 * mib)
+	p, err := g.a.NewPlan([]Step{{m.Range(mib, 100).Read()}, {m.Range(mib+50, 6*mib).Write()}, {m.Range(7*mib, mib).Read()}},
+		PlanOptions{Budget: 64 * mib, Chunk: 2 * mib})
+	require.NoError(t, err)
+	covered := 0
+	for i, c := range p.chunks {
+		covered += c.n
+		first, last := (int(c.ptr()))/(2*mib), (int(c.ptr())+c.n-1)/(2*mib)
+		assert.Equal(t, first, last, "chunk %d lies in one cell", i)
+	}
+	assert.Equal(t, 7*mib, covered, "what no step uses is not moved")
+}
+
+func TestPlanRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m := g.alloc(8 * mib)
+	other, err := New(g.dev, Options{})
+	require.NoError(t, err)
+	theirs, err := other.Alloc(1)
+	require.NoError(t, err)
+	good := []Step{{m.All().Read()}}
+	ok := PlanOptions{Budget: 8 * mib}
+	for _, tt := range []struct {
+		steps []Step
+		o     PlanOptions
+		want  string
+	}{
+		{good, PlanOptions{}, "PlanOptions.Budget of 0"},
+		{good, PlanOptions{Budget: 1, Chunk: mib}, "PlanOptions.Chunk of 1048576"},
+		{good, PlanOptions{Budget: 1, Chunk: -2 * mib}, "PlanOptions.Chunk of -2097152"},
+		{good, PlanOptions{Budget: 1, In: 65}, "PlanOptions.In of 65"},
+		{good, PlanOptions{Budget: 1, Out: -1}, "PlanOptions.Out of -1"},
+		{[]Step{{}, {m.Range(0, 8*mib+1).Read()}}, ok, "step 1: 8388609 bytes at offset 0 are not all within it"},
+		{[]Step{{Range{}.Read()}}, ok, "the memory is nil"},
+		{[]Step{{theirs.All().Read()}}, ok, "is of another allocator"},
+		{[]Step{{Use{m.All(), 2}}}, ok, "the mode 2 is unknown"},
+		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8388608 bytes (8.0 MiB)"},
+	} {
+		_, err := g.a.NewPlan(tt.steps, tt.o)
+		require.ErrorContains(t, err, tt.want)
+		require.ErrorContains(t, err, "managed: new plan for device 0")
+	}
+	_, err = g.a.NewPlan(good, PlanOptions{Budget: 8*mib - 1})
+	require.ErrorIs(t, err, ErrOversubscribed)
+	require.NoError(t, theirs.Close())
+	require.NoError(t, other.Close())
+	e := newSimRig(t, exclusive(), Options{})
+	_, err = e.a.NewPlan(nil, ok)
+	require.ErrorIs(t, err, ErrNotConcurrent)
+}

@@ -1,0 +1,193 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package managed
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// Every call of every operation fails, one at a time, with several errors. The operation
+// then says so in an error of this package, or does all the same, and in the end nothing is
+// left allocated, counted or advised.
+func TestEveryCallFailsAtEveryPosition(t *testing.T) {
+	type operation struct {
+		name string
+		do   func(t *testing.T, g *rig, m *Memory) error
+	}
+	operations := []operation{
+		{"new", func(t *testing.T, g *rig, _ *Memory) error {
+			a, err := New(g.dev, Options{Reserve: mib})
+			if err == nil {
+				err = a.Close()
+			}
+			return err
+		}},
+		{"alloc", func(t *testing.T, g *rig, _ *Memory) error {
+			m, err := g.a.Alloc(mib)
+			if err != nil {
+				return err
+			}
+			return closing(t, g, m.Close)
+		}},
+		{"alloc beyond the card", func(t *testing.T, g *rig, _ *Memory) error {
+			m, err := g.a.Alloc(100 * mib)
+			if err != nil {
+				return err
+			}
+			return errors.Join(m.PrefetchRange(g.s, 0, mib, g.dev.Location()), closing(t, g, m.Close))
+		}},
+		{"prefetch", func(t *testing.T, g *rig, m *Memory) error { return m.Prefetch(g.s, g.dev.Location()) }},
+		{"prefetch batch", func(t *testing.T, g *rig, m *Memory) error {
+			return g.a.PrefetchBatch(g.s, g.dev.Location(), m.Range(0, 100), m.Range(mib, mib))
+		}},
+		{"discard", func(t *testing.T, g *rig, m *Memory) error { return m.Discard(g.s, 0, mib) }},
+		{"advise", func(t *testing.T, g *rig, m *Memory) error {
+			for _, a := range []Advice{ReadMostly(), PreferredLocation(Host()), AccessedBy(g.dev.Location())} {
+				if err := m.Advise(a); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+		{"attributes", func(t *testing.T, g *rig, m *Memory) error {
+			_, err := m.Attributes(0, mib)
+			return err
+		}},
+		{"keep reserve", func(t *testing.T, g *rig, m *Memory) error {
+			if err := m.Prefetch(g.s, g.dev.Location()); err != nil {
+				return err
+			}
+			_, err := g.a.KeepReserve(t.Context(), g.s, 64*mib)
+			return err
+		}},
+		{"pool", func(t *testing.T, g *rig, m *Memory) error {
+			p, err := g.a.NewPool(PoolOptions{MaxBytes: 3 * mib})
+			if err != nil {
+				return err
+			}
+			for _, n := range []int{mib, 2 * mib, mib, 3 * mib} {
+				l, failed := p.GetFor(t.Context(), g.s, n)
+				if err = failed; err != nil {
+					break
+				}
+				err = l.Prefetch(g.s, g.dev.Location())
+				if released := l.Release(g.s); !assert.NoError(t, released) || err != nil {
+					break
+				}
+			}
+			return errors.Join(err, closing(t, g, func() error { return p.Close(t.Context()) }))
+		}},
+		{"plan", func(t *testing.T, g *rig, m *Memory) error {
+			var steps []Step
+			for i := range 4 {
+				steps = append(steps, Step{m.Range(i*2*mib, 2*mib).Read()}, Step{m.Range((3-i)*2*mib, mib).Write()})
+			}
+			p, err := g.a.NewPlan(steps, PlanOptions{Budget: 4 * mib, Chunk: 2 * mib, In: 1, Out: 1})
+			if err != nil {
+				return err
+			}
+			err = p.Run(t.Context(), g.s, func(int) error { return nil })
+			return err
+		}},
+	}
+	cfg := small(64 * mib)
+	for _, version := range []cudart.Version{11080, 13000} {
+		cfg.Version = version
+		for _, op := range operations {
+			if op.name == "discard" && version < 13000 {
+				continue
+			}
+			t.Run(version.String()+"/"+op.name, func(t *testing.T) {
+				prepared := func(t *testing.T) (*rig, *Memory) {
+					g := newSimRig(t, cfg, Options{Oversubscribe: true})
+					m := g.alloc(8 * mib)
+					require.True(t, g.sim.TouchManaged(uintptr(m.DevPtr()), m.Len(), true))
+					return g, m
+				}
+				g, m := prepared(t)
+				calls := g.callsOf(func() { require.NoError(t, op.do(t, g, m)) })
+				g.sync()
+				met, failed := 0, 0
+				codes := []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrInvalidValue, cudart.ErrNotSupported}
+				if len(calls) > 50 {
+					codes = codes[:1]
+				}
+				for _, code := range codes {
+					for _, k := range calls {
+						ok := t.Run(code.Name(), func(t *testing.T) {
+							g, m := prepared(t)
+							before := g.a.Stats().Counts
+							at := g.sim.TotalCalls() + k
+							g.sim.FailCall(at, code)
+							err := op.do(t, g, m)
+							if g.sim.TotalCalls() >= at {
+								met++
+							}
+							g.sim.ResetFaults()
+							// The stream reports what its work failed with, if anything.
+							_ = g.s.Synchronize(context.Background())
+							if err != nil {
+								failed++
+								require.ErrorIs(t, err, code, "call %d", k)
+								require.True(t, strings.HasPrefix(err.Error(), "managed: "), "%v", err)
+							}
+							after := g.a.Stats().Counts
+							require.Equal(t, before.Allocated, after.Allocated, "call %d: %v", k, err)
+							require.Equal(t, before.Allocs-before.Frees, after.Allocs-after.Frees)
+							require.Empty(t, g.sim.Misuses())
+							require.NoError(t, op.do(t, g, m), "again, without faults")
+						})
+						if !ok {
+							return
+						}
+					}
+				}
+				t.Logf("%d calls, %d faults met, %d operations failed", len(calls), met, failed)
+				assert.Positive(t, met)
+				assert.Positive(t, failed)
+			})
+		}
+	}
+}
+
+// callsOf numbers the calls that f makes, from 1 on, but of those that ask again and again
+// only the first few.
+func (g *rig) callsOf(f func()) (numbers []int) {
+	var mu sync.Mutex
+	n, of := 0, make(map[string]int)
+	g.sim.OnCall(func(fn string, _ int) {
+		if fn == "cudaGetLastError" { // cannot fail
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		n++
+		if of[fn]++; of[fn] <= 3 || !strings.HasSuffix(fn, "Query") {
+			numbers = append(numbers, n)
+		}
+	})
+	defer g.sim.OnCall(nil)
+	f()
+	mu.Lock()
+	defer mu.Unlock()
+	return numbers
+}
+
+// closing closes something, and if that fails once more without faults, which must work.
+func closing(t *testing.T, g *rig, close func() error) error {
+	err := close()
+	if err != nil {
+		g.sim.ResetFaults()
+		require.NoError(t, close(), "tried again")
+	}
+	return err
+}

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Compiles the kernels in kernel/src to PTX, which package kernel embeds, so that building this
+# module needs no CUDA toolkit. Run it after a change in kernel/src/*.cu, and commit the PTX; a
+# test compares the hash of the sources.
+#
+#   scripts/ptx.sh
+#
+# It uses nvcc, or where there is none libnvrtc through python3: set NVRTC to its path if the
+# loader does not find it. Use CUDA 11.8 or older: a driver refuses PTX of a newer CUDA than its
+# own, and a test says so.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../kernel/src"
+
+# nvrtc SOURCE PTX compiles with libnvrtc.
+nvrtc() {
+	python3 - "$@" <<'PYTHON'
+import ctypes, os, sys
+from ctypes.util import find_library
+
+source, ptx = sys.argv[1:]
+lib = ctypes.CDLL(os.environ.get("NVRTC") or find_library("nvrtc") or sys.exit("ptx: neither nvcc nor libnvrtc found"))
+program = ctypes.c_void_p()
+
+def check(code):
+    if code != 0:
+        lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        size = ctypes.c_size_t()
+        log = b""
+        if program and lib.nvrtcGetProgramLogSize(program, ctypes.byref(size)) == 0:
+            text = ctypes.create_string_buffer(size.value)
+            lib.nvrtcGetProgramLog(program, text)
+            log = text.value
+        sys.exit(f"ptx: {source}: {lib.nvrtcGetErrorString(code).decode()}\n{log.decode()}")
+
+text = open(source, "rb").read()
+check(lib.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None))
+options = [b"--gpu-architecture=compute_75", b"--std=c++14"]
+check(lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)))
+size = ctypes.c_size_t()
+check(lib.nvrtcGetPTXSize(program, ctypes.byref(size)))
+out = ctypes.create_string_buffer(size.value)
+check(lib.nvrtcGetPTX(program, out))
+open(ptx, "wb").write(out.value)
+PYTHON
+}
+
+for source in *.cu; do
+	ptx=${source%.cu}.ptx
+	if command -v nvcc >/dev/null; then
+		nvcc --ptx --gpu-architecture=compute_75 --std=c++14 -o "$ptx.new" "$source"
+	else
+		nvrtc "$source" "$ptx.new"
+	fi
+	{
+		echo "// $source has the SHA-256 $(sha256sum "$source" | cut -d' ' -f1)"
+		cat "$ptx.new"
+	} >"$ptx"
+	rm "$ptx.new"
+	echo "$ptx: $(grep -m1 '^\.version' "$ptx"), $(grep -c '\.entry' "$ptx") kernels"
+done

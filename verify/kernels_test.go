@@ -1,0 +1,243 @@
+package verify
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/kernel"
+)
+
+// byCopies does with copies what kernels do on a real device.
+type byCopies struct {
+	dev    *cudart.Device
+	closed *atomic.Int32
+}
+
+func (g byCopies) Fill(s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) error {
+	b := make([]byte, n)
+	c.Fill(b, at)
+	if err := s.SynchronizeBlocking(); err != nil {
+		return err
+	}
+	return g.dev.CopyToDevice(p, unsafe.Pointer(&b[0]), n)
+}
+
+func (g byCopies) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
+	if err := s.Synchronize(ctx); err != nil {
+		return kernel.Found{}, err
+	}
+	found, want, got := kernel.Found{First: -1}, make([]byte, n), make([]byte, n)
+	c.Fill(want, at)
+	if err := g.dev.CopyToHost(unsafe.Pointer(&got[0]), p, n); err != nil {
+		return kernel.Found{}, err
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			if found.Wrong++; found.Wrong == 1 {
+				found.First = i
+			}
+		}
+	}
+	return found, nil
+}
+
+func (g byCopies) CloseContext(context.Context) error {
+	g.closed.Add(1)
+	return nil
+}
+
+// kernelRun runs the paths with kernels on a simulated device.
+func kernelRun(t *testing.T, plan Plan, change func(r *runner, sim *cudasim.Sim)) *Report {
+	t.Helper()
+	sim, dev := simulated(t, cudasim.Config{})
+	plan.Paths, plan.NoStale = []Path{PathKernel, PathDeviceMemory}, true
+	r, err := newRunner(t.Context(), dev, plan)
+	require.NoError(t, err)
+	var loaded, closed atomic.Int32
+	r.load = func(dev *cudart.Device) (gpu, error) {
+		loaded.Add(1)
+		return byCopies{dev, &closed}, nil
+	}
+	if change != nil {
+		change(r, sim)
+	}
+	require.NoError(t, r.run(t.Context()))
+	assert.Equal(t, loaded.Load(), closed.Load(), "kernels that were loaded are closed")
+	return r.report
+}
+
+func TestKernelPaths(t *testing.T) {
+	t.Parallel()
+	plan := small()
+	plan.Variants = 100
+	r := kernelRun(t, plan, nil)
+	requireClean(t, r)
+	assert.Empty(t, r.Skipped)
+	for _, p := range r.Paths {
+		assert.Positive(t, p.Cases)
+		assert.Equal(t, 65537, p.LargestBytes)
+	}
+}
+
+// Kernels compute the same bytes as this package.
+func TestContentsOfKernels(t *testing.T) {
+	t.Parallel()
+	for _, pattern := range Patterns() {
+		for _, mask := range []byte{0, 0x93} {
+			want, got := make([]byte, 1000), make([]byte, 1000)
+			c := content{pattern: pattern, seed: 12345, mask: mask}
+			c.fill(want, 3)
+			c.onGPU().Fill(got, 3)
+			assert.True(t, bytes.Equal(want, got), "%s, mask %x", pattern, mask)
+			if pattern != Random {
+				assert.Equal(t, c.onGPU(), c.atMemorySpeed())
+			}
+		}
+	}
+	assert.Equal(t, kernel.Hash, content{pattern: Random}.atMemorySpeed().Kind)
+}
+
+// An upload that does not arrive is found without the way back, and described by it.
+func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
+	t.Parallel()
+	const n = 10_000
+	r := kernelRun(t, Plan{Sizes: []int{n}, Patterns: []Pattern{Counter}, Offsets: []Offset{{3, 5, 7}}, Streams: []int{1}}, func(r *runner, sim *cudasim.Sim) {
+		load := r.load
+		r.load = func(dev *cudart.Device) (gpu, error) {
+			g, err := load(dev)
+			return spoiling{g.(byCopies)}, err
+		}
+	})
+	require.ErrorIs(t, r.Err(), ErrMismatch)
+	require.Len(t, r.Mismatches, 2)
+	up, device := r.Mismatches[0], r.Mismatches[1]
+	assert.Equal(t, PathKernel, up.Path)
+	assert.Equal(t, []int{77, 1, 1}, []int{up.FirstBadOffsetBytes, up.BadBytes, up.BadBits})
+	assert.Equal(t, PathDeviceMemory, device.Path)
+	assert.Equal(t, []int{77, 1}, []int{device.FirstBadOffsetBytes, device.BadBytes})
+	assert.Equal(t, AtDevice, device.At)
+	assert.NotEqual(t, device.Found[0], device.Expected[0])
+	assert.Equal(t, device.Found[1:], device.Expected[1:])
+	assert.Contains(t, device.String(), "1 of 10000 bytes wrong, the first at offset 77")
+}
+
+// spoiling changes a byte before it compares.
+type spoiling struct{ byCopies }
+
+func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
+	if err := s.Synchronize(ctx); err != nil {
+		return kernel.Found{}, err
+	}
+	var b byte
+	err := g.dev.CopyToHost(unsafe.Pointer(&b), p+77, 1)
+	b ^= 4
+	err = errors.Join(err, g.dev.CopyToDevice(p+77, unsafe.Pointer(&b), 1))
+	found, compared := g.byCopies.Compare(ctx, s, p, n, c, at)
+	return found, errors.Join(err, compared)
+}
+
+// What only the kernel reads wrong is reported as such: of the device's memory, and of the
+// host's.
+func TestKernelPathFindsWrongReads(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{AtDevice, AtSource} {
+		r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
+			r.found = func(c Case, where string, f kernel.Found) kernel.Found {
+				if where == at {
+					return kernel.Found{Wrong: 3, First: 90}
+				}
+				return f
+			}
+		})
+		require.NotEmpty(t, r.Mismatches)
+		m := r.Mismatches[0]
+		assert.Equal(t, PathKernel, m.Path)
+		assert.Equal(t, CauseRead, m.Cause)
+		assert.Equal(t, at, m.At)
+		assert.Len(t, m.Expected, 10)
+		assert.Contains(t, m.String(), "3 of 100 bytes wrong, the first at offset 90, as a kernel reads the "+at+": expected ")
+	}
+}
+
+// A byte written beside the target is found.
+func TestKernelPathsFindOverruns(t *testing.T) {
+	t.Parallel()
+	r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
+		load := r.load
+		r.load = func(dev *cudart.Device) (gpu, error) {
+			g, err := load(dev)
+			return overrunning{g.(byCopies)}, err
+		}
+	})
+	require.Len(t, r.Mismatches, 2)
+	for _, m := range r.Mismatches {
+		assert.Equal(t, CauseOverrun, m.Cause)
+		assert.Equal(t, 100, m.FirstBadOffsetBytes)
+	}
+}
+
+type overrunning struct{ byCopies }
+
+func (g overrunning) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
+	found, err := g.byCopies.Compare(ctx, s, p, n, c, at)
+	var b byte
+	return found, errors.Join(err, g.dev.CopyToDevice(p+cudart.DevPtr(n), unsafe.Pointer(&b), 1))
+}
+
+// A simulated device runs no kernels: its default plan leaves their paths out, and a plan that
+// names them has them skipped with the reason.
+func TestSimulatedDevicesSkipKernelPaths(t *testing.T) {
+	t.Parallel()
+	for _, v := range []cudart.Version{11080, 13000} {
+		_, dev := simulated(t, cudasim.Config{Version: v})
+		r, err := newRunner(t.Context(), dev, Plan{})
+		require.NoError(t, err)
+		assert.NotContains(t, r.plan.Paths, PathKernel)
+		assert.NotContains(t, r.plan.Paths, PathDeviceMemory)
+		got, err := Run(t.Context(), dev, Plan{Paths: []Path{PathPinned, PathKernel, PathDeviceMemory}, Sizes: []int{100}, NoStale: true})
+		require.NoError(t, err)
+		requireClean(t, got)
+		require.Len(t, got.Skipped, 2)
+		for _, s := range got.Skipped {
+			assert.Contains(t, s.Reason, "simulated libcudart "+v.String()+" runs no kernels")
+		}
+	}
+}
+
+// Kernels that do not compile are a failure, and leave nothing behind.
+func TestKernelsThatDoNotLoad(t *testing.T) {
+	t.Parallel()
+	r := kernelRun(t, small(), func(r *runner, _ *cudasim.Sim) {
+		r.load = func(*cudart.Device) (gpu, error) { return nil, errors.New("does not compile") }
+	})
+	assert.Equal(t, 2, r.FailureCount)
+	assert.ErrorContains(t, r.Err(), "does not compile")
+}
+
+// On a real GPU the kernels run.
+func TestGPUKernelPaths(t *testing.T) {
+	if !testgpu.Real() {
+		t.Skipf("needs a real GPU, which %s=1 requests: a simulated one runs no kernels", testgpu.Env)
+	}
+	r, err := Run(t.Context(), testgpu.Device(t), Plan{Paths: []Path{PathKernel, PathDeviceMemory}, NoStale: true})
+	require.NoError(t, err)
+	requireClean(t, r)
+	for _, s := range r.Skipped {
+		assert.False(t, strings.Contains(s.Reason, "kernel"), "%v", s)
+	}
+	for _, p := range r.Paths {
+		t.Logf("%-14s %5d cases %12d bytes %v", p.Path, p.Cases, p.VerifiedBytes, p.Duration)
+		assert.Positive(t, p.Cases)
+	}
+}
