@@ -64,18 +64,15 @@ func judge(f *Facts) []Finding {
 // leaveOut removes what follows from other findings, and what is ignored: an ignored
 // finding hides its followers nevertheless. The rest is sorted by weight.
 func leaveOut(all []Finding, ignore []string) []Finding {
-	implies := map[string][]string{}
-	for _, c := range Checks() {
-		implies[c.ID] = c.Implies
-	}
 	hidden := make([]bool, len(all))
 	for i := range all {
 		cause := &all[i]
 		if hidden[i] {
-			continue // its own first cause hides what it would
+			continue // what follows from it follows from its own cause
 		}
+		implied := implications(cause.ID)
 		for j, other := range all {
-			if i == j || !slices.Contains(implies[cause.ID], other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
+			if i == j || !slices.Contains(implied, other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
 				continue
 			}
 			hidden[j] = true
@@ -94,13 +91,33 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 	return kept
 }
 
+// implications returns the ids of all that follows from a check, near and far.
+func implications(id string) (ids []string) {
+	all := Checks()
+	var follow func(id string)
+	follow = func(id string) {
+		i := slices.IndexFunc(all, func(c Check) bool { return c.ID == id })
+		if i < 0 {
+			return
+		}
+		for _, next := range all[i].Implies {
+			if !slices.Contains(ids, next) {
+				ids = append(ids, next)
+				follow(next)
+			}
+		}
+	}
+	follow(id)
+	return ids
+}
+
 // verdict concludes from the findings that are left. A speed without a yardstick is no sign
 // of health.
 func verdict(f *Facts, found []Finding) Verdict {
 	has := func(s Severity) bool {
 		return slices.ContainsFunc(found, func(one Finding) bool { return one.Severity == s })
 	}
-	unjudged := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !d.judged() })
+	unjudged := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !f.judged(&d) })
 	switch {
 	case len(f.Devices) == 0:
 		return Unusable

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
@@ -221,10 +222,19 @@ func (l *Link) PathRate() float64 {
 func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
 	return &Facts{
 		Host:         host,
+		Opening:      newOpening(failed),
 		Requirements: Require(host, failed),
 		Search:       &Search{Attempts: attempts(failed.Attempts), Looked: append([]string{}, failed.Looked...)},
 		Devices:      []Device{},
 	}
+}
+
+func newOpening(failed *cudart.OpenError) *Opening {
+	o := &Opening{Error: failed.Err.Error(), DriverLibrary: failed.Driver.LibPath}
+	if code := cudart.Success; errors.As(failed.Err, &code) {
+		o.Code = int(code)
+	}
+	return o
 }
 
 // Gather describes the library and the devices of rt. Calls that fail are in the
@@ -241,6 +251,8 @@ func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *
 		},
 		Devices: make([]Device, 0, len(devices)),
 	}
+	shown := len(rt.Devices())
+	f.CUDADevices = &shown
 	for _, d := range devices {
 		described := describe(d)
 		described.Relink(host)
@@ -278,7 +290,36 @@ func describe(d *cudart.Device) Device {
 	if errMajor == nil && errMinor == nil {
 		out.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
 	}
+	out.Attributes = attributes(d)
 	return out
+}
+
+// attributes returns nil if the library does not have all of them.
+func attributes(d *cudart.Device) *Attributes {
+	var out Attributes
+	for _, a := range []struct {
+		attr cudart.Attr
+		to   *bool
+	}{
+		{cudart.AttrIntegrated, &out.Integrated},
+		{cudart.AttrHostRegisterSupported, &out.HostRegisterSupported},
+		{cudart.AttrPageableMemoryAccessUsesHostPageTables, &out.UsesHostPageTables},
+		{cudart.AttrPageableMemoryAccess, &out.PageableMemoryAccess},
+		{cudart.AttrManagedMemory, &out.ManagedMemory},
+		{cudart.AttrConcurrentManagedAccess, &out.ConcurrentManagedAccess},
+	} {
+		value, err := d.Attribute(a.attr)
+		if err != nil {
+			return nil
+		}
+		*a.to = value != 0
+	}
+	mode, err := d.Attribute(cudart.AttrComputeMode)
+	if err != nil {
+		return nil
+	}
+	out.ComputeMode = mode
+	return &out
 }
 
 // Relink takes the link from facts about the host. A GPU trains its link down while it is
@@ -288,7 +329,11 @@ func (d *Device) Relink(host *hostinfo.Host) {
 		d.NUMANode, d.LocalCPUs = pci.NUMANode, pci.CPUs
 		d.Link = newLink(pci)
 	}
-	if rate := d.Link.PathRate(); d.Bandwidth != nil && rate > 0 {
+	rate := d.Link.PathRate()
+	if d.Link != nil && rate > 0 && d.fastest() > lies*rate {
+		rate = d.Link.MaxRate // it slept again when it was read
+	}
+	if d.Bandwidth != nil && rate > 0 {
 		for i := range d.Bandwidth.Series {
 			share := d.Bandwidth.Series[i].Median / rate
 			d.Bandwidth.Series[i].ShareOfLink = &share
