@@ -82,8 +82,8 @@ type Process struct {
 // WeightFile is a mapped file of model weights: safetensors, GGUF and the like.
 type WeightFile struct {
 	Path     string `json:"path"`
-	Size     int    `json:"size_bytes"`     // of the mapping
-	Resident int    `json:"resident_bytes"` // of it
+	Size     int    `json:"size_bytes"`               // of the mapping
+	Resident int    `json:"resident_bytes,omitempty"` // of it; 0 is unknown
 }
 
 // Search is a search for a library that found none.

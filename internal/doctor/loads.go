@@ -15,7 +15,10 @@ var loadChecks = []Check{
 
 // weights describes a mapped file of weights.
 func (f *Facts) weights(p Process, w WeightFile) string {
-	text := fmt.Sprintf("process %d (%s): %s, %s, of it %s in memory", p.PID, p.Name, w.Path, size(w.Size), size(w.Resident))
+	text := fmt.Sprintf("process %d (%s): %s, %s", p.PID, p.Name, w.Path, size(w.Size))
+	if w.Resident > 0 {
+		text += fmt.Sprintf(", of it %s in memory", size(w.Resident))
+	}
 	if m, ok := f.Host.Mount(w.Path); ok {
 		text += fmt.Sprintf(", %s at %s", m.Type, m.Point)
 	}
