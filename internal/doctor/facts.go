@@ -26,6 +26,8 @@ type Facts struct {
 	// CUDADevices is how many GPUs CUDA shows, also if only some of them are examined, and
 	// those of which it says nothing more. Null if CUDA did not start.
 	CUDADevices *int `json:"cuda_devices,omitempty"`
+	// DeviceErrors are those of GPUs that CUDA counts, and that could not be described.
+	DeviceErrors []string `json:"device_errors,omitempty"`
 	// ExpectedGPUs is how many GPUs there should be, as the user says. 0 is not said.
 	ExpectedGPUs int `json:"expected_gpus,omitempty"`
 	// Probes are calls that were made in processes of their own, as they may hang.
@@ -251,14 +253,40 @@ func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *
 		},
 		Devices: make([]Device, 0, len(devices)),
 	}
-	shown := len(rt.Devices())
+	shown := len(rt.Devices()) + len(rt.Failed())
 	f.CUDADevices = &shown
+	for _, err := range rt.Failed() {
+		f.DeviceErrors = append(f.DeviceErrors, err.Error())
+	}
 	for _, d := range devices {
 		described := describe(d)
 		described.Relink(host)
 		f.Devices = append(f.Devices, described)
 	}
 	if len(devices) == 0 {
+		f.Requirements = Require(host, nil)
+	}
+	return f
+}
+
+// FromHost returns the facts that need no CUDA: the host, and its GPUs as the kernel shows
+// them.
+func FromHost(host *hostinfo.Host) *Facts {
+	f := &Facts{Host: host, Devices: []Device{}}
+	for _, pci := range host.GPUs {
+		if pci.Driver != "nvidia" || host.NVIDIA.DriverVersion == "" {
+			continue
+		}
+		d := Device{Ordinal: len(f.Devices), PCIBusID: pci.Address}
+		for _, b := range host.NVIDIA.Boards {
+			if same, ok := host.GPU(b.Address); ok && same.Address == pci.Address {
+				d.Name, d.UUID = b.Model, b.UUID
+			}
+		}
+		d.Relink(host)
+		f.Devices = append(f.Devices, d)
+	}
+	if len(f.Devices) == 0 {
 		f.Requirements = Require(host, nil)
 	}
 	return f

@@ -83,6 +83,10 @@ func explain(code cudart.Code) (means, do string) {
 // notReturned is in the errors of calls that had not returned at their limit.
 const notReturned = "has not returned"
 
+// Hangs reports whether a call into the driver had not returned when the time for opening
+// was over.
+func Hangs(failed *cudart.OpenError) bool { return strings.Contains(failed.Err.Error(), notReturned) }
+
 func hung(f *Facts) (out []Finding) {
 	for _, p := range f.Probes {
 		if p.State == ProbeHung {
