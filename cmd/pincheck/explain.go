@@ -17,7 +17,12 @@ func newExplain(o *options, sys system) *cobra.Command {
 		Short: "Say what a finding means, and what to do",
 		Long: `explain prints the page of a finding: what it means, why it happens, what was
 looked at, what to do, and what others met. Without an id it lists all.`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("explain takes one id, and got %q", args)
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			format, err := o.validate()
 			if err != nil {
@@ -58,12 +63,14 @@ func checkIDs() (ids []string) {
 	return ids
 }
 
-// unknownID is the error for an id that no check has. It suggests those that are near.
+// unknownID is the error for an id that no check has. It suggests those that are near, that
+// contain it, or that begin alike.
 func unknownID(where, id string) error {
-	near := nearest(id, checkIDs())
+	const alike = 6 // letters
+	near, word := nearest(id, checkIDs()), strings.ToLower(strings.TrimSpace(id))
 	var parts []string
 	for _, known := range checkIDs() {
-		if word := strings.ToLower(strings.TrimSpace(id)); known == near || len(word) > 2 && strings.Contains(known, word) {
+		if known == near || len(word) > 2 && strings.Contains(known, word) || len(word) >= alike && strings.HasPrefix(known, word[:alike]) {
 			parts = append(parts, known)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -35,7 +36,7 @@ func TestExplain(t *testing.T) {
 		"slow_copy":            "did you mean slow_copies?",
 		"numa":                 "sub_numa, numa_unknown",
 		"nothing":              "pincheck explain lists all",
-		"a b":                  "accepts at most 1 arg",
+		"a b":                  "takes one id",
 		"no_gpu --format json": "explain writes text",
 	} {
 		got = call(t, sys, append([]string{"explain"}, strings.Fields(args)...)...)
@@ -129,7 +130,11 @@ func TestADriverThatHangsIsNamed(t *testing.T) {
 	defer unblock()
 	sys := on(t, "h200-vm")
 	sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		rt, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
+			failed.Driver.LibPath = "/usr/lib/libcuda.so.1" // of the simulated library
+		}
+		return rt, err
 	}
 	got := call(t, sys, "--quiet", "--timeout", "50ms")
 	assert.Equal(t, exitIncomplete, got.code)
