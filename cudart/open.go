@@ -283,7 +283,8 @@ func (rt *Runtime) bind(ctx context.Context) (err error) {
 	return resolve(symbols[versionRows:])
 }
 
-// addDevices asks how many devices there are and adds each to the runtime.
+// addDevices asks how many devices there are and adds each to the runtime that tells its
+// name and its address. If none does, the error is the first one's.
 func (rt *Runtime) addDevices(ctx context.Context) error {
 	count, err := rt.count()
 	if err != nil {
@@ -295,11 +296,15 @@ func (rt *Runtime) addDevices(ctx context.Context) error {
 		}
 		d, err := rt.newDevice(i)
 		if err != nil {
-			return err
+			rt.failed = append(rt.failed, brokenGPU{i, err}) // of one GPU: the others can be used
+			continue
 		}
 		rt.devices = append(rt.devices, d)
 	}
 	rt.several = count > 1
+	if len(rt.devices) == 0 && count > 0 {
+		return rt.failed[0].err
+	}
 	return nil
 }
 

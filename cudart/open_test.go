@@ -117,7 +117,8 @@ func TestNamedLibraryThatIsNone(t *testing.T) {
 	}
 }
 
-// Each call of Open that fails is an error, and nothing stays allocated.
+// Each call of Open that fails is an error, or that of the one device that it is about, and
+// nothing stays allocated.
 func TestOpenWithEveryCallFailing(t *testing.T) {
 	t.Parallel()
 	ok := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
@@ -128,7 +129,13 @@ func TestOpenWithEveryCallFailing(t *testing.T) {
 	for k := 1; k <= calls; k++ {
 		sim := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 		sim.FailCall(k, cudart.ErrUnknown)
-		_, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(cudart.Options{Source: sim})
+		if err == nil {
+			require.Len(t, rt.Devices(), 1, "call %d of %d", k, calls)
+			require.Len(t, rt.Failed(), 1)
+			err = rt.Failed()[0]
+			require.NoError(t, rt.Close())
+		}
 		require.ErrorIs(t, err, cudart.ErrUnknown, "call %d of %d", k, calls)
 	}
 }

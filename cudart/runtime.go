@@ -62,14 +62,21 @@ type Runtime struct {
 	source  Source
 	driver  driverBinding
 	lib     Library
-	devices []*Device
-	several bool // more than one device: a call must select its own
+	devices []*Device   // those that told their name and address, in CUDA's order
+	failed  []brokenGPU // the others
+	several bool        // more than one device: a call must select its own
 	debug   bool
 	closed  atomic.Bool
 	waits   *waits
 
 	mu   sync.Mutex
 	left []func() error // see undone
+}
+
+// brokenGPU is a device that CUDA counts and of which it does not tell name or address.
+type brokenGPU struct {
+	ordinal int
+	err     error
 }
 
 // Library describes the library in use.
@@ -79,27 +86,47 @@ func (rt *Runtime) Library() Library { return rt.lib }
 func (rt *Runtime) Debug() bool { return rt.debug }
 
 // Device returns device i, counted from 0 in CUDA's order. The error wraps
-// [ErrInvalidDevice] if there is no device i, and [ErrClosed].
+// [ErrInvalidDevice] if there is no device i, [ErrClosed], or the code with which the
+// device failed at Open.
 func (rt *Runtime) Device(i int) (*Device, error) {
 	if rt.closed.Load() {
 		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
 	}
-	if i < 0 || i >= len(rt.devices) {
-		have := fmt.Sprintf("this process sees devices 0 to %d", len(rt.devices)-1)
-		if len(rt.devices) == 0 {
-			have = "this process sees none; is CUDA_VISIBLE_DEVICES empty?"
+	for _, d := range rt.devices {
+		if d.ordinal == i {
+			return d, nil
 		}
-		return nil, &Error{Op: fnSetDevice.name(), Code: ErrInvalidDevice, Detail: fmt.Sprintf("device %d: %s", i, have)}
 	}
-	return rt.devices[i], nil
+	for _, b := range rt.failed {
+		if b.ordinal == i {
+			return nil, b.err
+		}
+	}
+	have := fmt.Sprintf("this process sees devices 0 to %d", rt.DeviceCount()-1)
+	if rt.DeviceCount() == 0 {
+		have = "this process sees none; is CUDA_VISIBLE_DEVICES empty?"
+	}
+	return nil, &Error{Op: fnSetDevice.name(), Code: ErrInvalidDevice, Detail: fmt.Sprintf("device %d: %s", i, have)}
 }
 
 // DeviceCount returns the number of devices that CUDA showed this process at Open
 // (cudaGetDeviceCount). CUDA_VISIBLE_DEVICES may limit and reorder them.
-func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
+func (rt *Runtime) DeviceCount() int { return len(rt.devices) + len(rt.failed) }
 
-// Devices returns all devices, in CUDA's order.
+// Devices returns all devices that can be used, in CUDA's order. It leaves out those of
+// which CUDA returned an error at Open: see [Runtime.Failed].
 func (rt *Runtime) Devices() []*Device { return append([]*Device(nil), rt.devices...) }
+
+// Failed returns the errors of devices that CUDA counts and that could not be described
+// (cudaGetDeviceProperties, cudaDeviceGetPCIBusId), in CUDA's order. They name the device.
+// If no device can be described, [Open] fails.
+func (rt *Runtime) Failed() []error {
+	var errs []error
+	for _, b := range rt.failed {
+		errs = append(errs, b.err)
+	}
+	return errs
+}
 
 // Close ends waits in progress with [ErrClosed] and destroys the events that the
 // Runtime itself made. From then on, methods that queue work or create something

@@ -223,7 +223,7 @@ func (s *session) bench(ctx context.Context, experiments []measure.Experiment, o
 		}
 		return nil
 	}
-	return s.withDevices(run)
+	return s.withDevices(ctx, run)
 }
 
 // planned is an experiment with its estimate.

@@ -66,7 +66,7 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 		r.Errors = append(r.Errors, err.Error())
 	}
 	r.Seconds = time.Since(r.Started).Seconds()
-	r.Conclude(judged)
+	r.Conclude(judged, o.ignore...)
 	if o.npd {
 		return writeNPD(cmd.OutOrStdout(), r)
 	}
@@ -80,7 +80,7 @@ func (s *session) write() error {
 	}); err != nil {
 		return err
 	}
-	return judged{s.result.Verdict, s.cmd.Context().Err() != nil}
+	return judged{s.result, s.failOn(), s.cmd.Context().Err() != nil}
 }
 
 // emit calls write for the standard output, or for the file of --output.
@@ -112,7 +112,7 @@ func (s *session) show() {
 
 // withDevices opens the library, puts the facts into the result, and calls do with the
 // devices that were chosen, if there are any. Having no GPU is a fact, not an error.
-func (s *session) withDevices(do func(devices []*cudart.Device, readHost func() *hostinfo.Host) error) error {
+func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Device, readHost func() *hostinfo.Host) error) error {
 	library := cudart.Options{Library: s.library}
 	readHost := func() *hostinfo.Host { return hostinfo.Read(s.sys.root, s.sys.environ) }
 	if s.sim {
@@ -126,11 +126,16 @@ func (s *session) withDevices(do func(devices []*cudart.Device, readHost func() 
 		library = cudart.Options{Source: sim}
 		readHost = func() *hostinfo.Host { return simulatedHost(s.sys) }
 	}
-	rt, err := s.sys.open(library)
+	rt, err := s.sys.open(ctx, library)
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
-		// Having no GPU is a result, not an error of this run.
-		s.result.Facts = doctor.WithoutLibrary(failed, readHost())
-		return nil
+		// Having no GPU is a result, not an error of this run. So is a driver that hangs,
+		// which is why there are facts of a run that had no time for more.
+		cause := context.Cause(ctx)
+		if cause == nil || doctor.Hangs(failed) {
+			s.result.Facts = doctor.WithoutLibrary(failed, readHost())
+			s.result.ExpectedGPUs = s.expectGPUs
+		}
+		return cause
 	}
 	if err != nil {
 		s.result.Facts = &doctor.Facts{Host: readHost(), Devices: []doctor.Device{}}
@@ -142,6 +147,7 @@ func (s *session) withDevices(do func(devices []*cudart.Device, readHost func() 
 		return err
 	}
 	s.result.Facts = doctor.Gather(rt, devices, readHost())
+	s.result.ExpectedGPUs = s.expectGPUs
 	if len(devices) == 0 {
 		return nil
 	}
@@ -173,7 +179,10 @@ func (s *session) check(ctx context.Context, steps steps) error {
 	if s.sys.adjust != nil {
 		plans = s.sys.adjust(plans)
 	}
-	return s.withDevices(func(devices []*cudart.Device, readHost func() *hostinfo.Host) error {
+	return s.withDevices(ctx, func(devices []*cudart.Device, readHost func() *hostinfo.Host) error {
+		if !s.sim && steps.bandwidth {
+			s.result.Processes = doctor.Processes(s.sys.root)
+		}
 		if steps.verify || steps.bandwidth {
 			s.show()
 		}
@@ -235,6 +244,16 @@ func (s *session) device(ctx context.Context, d *cudart.Device, out *doctor.Devi
 		r, err := measure.Run(ctx, bench.Link(plans.bandwidth), env, nil)
 		if r != nil && (len(r.Series) > 0 || ctx.Err() == nil) {
 			out.Bandwidth = r
+		}
+		if err != nil {
+			return note(ctx, out, err)
+		}
+		if s.result.Simulated { // it has the times of the simulator
+			return nil
+		}
+		r, err = measure.Run(ctx, bench.Trials(of.i == 0), env, nil)
+		if r != nil && (len(r.Series) > 0 || ctx.Err() == nil) {
+			out.Trials = r
 		}
 		if err != nil {
 			return note(ctx, out, err)

@@ -20,12 +20,14 @@ import (
 type system struct {
 	environ  []string
 	root     fs.FS
-	open     func(cudart.Options) (*cudart.Runtime, error)
+	open     func(context.Context, cudart.Options) (*cudart.Runtime, error)
 	hostname func() (string, error) // nil leaves it out
 	// experiments are those of pincheck bench.
 	experiments []measure.Experiment
 	// expect returns measure.Env.Expect for an Env. nil for no yardsticks.
 	expect func(measure.Env) func(*result.Series) *result.Expected
+	// after is time.After, or what tests put in its place. nil is time.After.
+	after func(time.Duration) <-chan time.Time
 	// adjust changes the plans, if it is not nil: tests make them small.
 	adjust func(plans) plans
 }
@@ -94,7 +96,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
 		&cobra.Command{Use: "check", Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
-		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newVersion(o),
+		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newExplain(o, sys), newWatch(o, sys), newVersion(o),
 	)
 	return root
 }

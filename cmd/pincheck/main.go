@@ -2,8 +2,8 @@
 // proves that bytes survive the round trip, measures pinned copies, and reports what is
 // wrong and what to do about it.
 //
-// Exit codes: 0 healthy or measured, 1 problems found, 3 no usable GPU, 4 incomplete,
-// 64 wrong usage, 74 the output could not be written, 130 interrupted.
+// Exit codes: 0 healthy or measured, 1 problems found, 3 no usable GPU, 4 incomplete, 5
+// warnings, 64 wrong usage, 74 the output could not be written, 130 interrupted.
 package main
 
 import (
@@ -29,7 +29,7 @@ func main() {
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, system{
 		environ:     os.Environ(),
 		root:        os.DirFS("/"),
-		open:        cudart.Open,
+		open:        cudart.OpenContext,
 		expect:      yardsticks,
 		hostname:    os.Hostname,
 		experiments: bench.All(),

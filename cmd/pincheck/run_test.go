@@ -47,7 +47,7 @@ func capturedHost(t *testing.T, name string) fs.FS {
 // the machine that the test runs on.
 func on(t *testing.T, host string, environ ...string) system {
 	t.Helper()
-	return system{environ: environ, root: capturedHost(t, host), open: cudart.Open, adjust: small,
+	return system{environ: environ, root: capturedHost(t, host), open: cudart.OpenContext, adjust: small,
 		hostname: func() (string, error) { return "host-7", nil }}
 }
 
@@ -56,7 +56,7 @@ func small(p plans) plans {
 	p.verify.Variants = 1
 	p.verify.MaxBytes = 65537
 	p.verify.NoStale = true
-	p.bandwidth = bench.LinkPlan{SizeBytes: 8 << 20, Copies: 2, Samples: 3}
+	p.bandwidth = bench.LinkPlan{SizeBytes: 16 << 20, Copies: 2, Samples: 3}
 	return p
 }
 
@@ -64,7 +64,7 @@ func small(p plans) plans {
 func failing(t *testing.T, host string, err error, environ ...string) system {
 	t.Helper()
 	s := on(t, host, environ...)
-	s.open = func(cudart.Options) (*cudart.Runtime, error) { return nil, err }
+	s.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) { return nil, err }
 	return s
 }
 
@@ -282,9 +282,9 @@ func TestNoGPU(t *testing.T) {
 		says       []string
 	}{
 		{"nothing", "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{}), nil,
-			[]string{"NVIDIA GPU missing", "kernel module missing", "device nodes missing", "driver library missing", "runtime library missing"}},
-		{"no-libcudart", "h200-vm", noLibrary(libcuda), nil, []string{"runtime library missing", "looked in: $CUDA_PATH (not set)"}},
-		{"musl", "alpine-musl", noLibrary(cudart.DriverFacts{}), nil, []string{"C library missing"}},
+			[]string{"there is no NVIDIA GPU in this machine [no_gpu]", "kernel module    MISSING"}},
+		{"no-libcudart", "h200-vm", noLibrary(libcuda), nil, []string{"[no_runtime_library]", "looked in: $CUDA_PATH (not set)"}},
+		{"musl", "alpine-musl", noLibrary(cudart.DriverFacts{}), nil, []string{"[no_c_library]"}},
 		{"wsl", "wsl2", noLibrary(libcuda), nil, []string{"not needed under WSL"}},
 		{"no-uvm", "container-cgroup-v1", &cudart.OpenError{Err: cudart.ErrNoDriver, Driver: libcuda, Attempts: []cudart.Attempt{
 			{Path: "/usr/lib64/libcudart.so.11.0", Found: "/usr/lib64", Runtime: 11080, Err: cudart.ErrNoDriver},
@@ -292,7 +292,7 @@ func TestNoGPU(t *testing.T) {
 	} {
 		for _, format := range []report.Format{report.Text, report.JSON} {
 			got := call(t, failing(t, c.host, c.err, c.environ...), "--format", string(format))
-			assert.Equal(t, exitNoGPU, got.code, c.name)
+			assert.Equal(t, exitUnusable, got.code, c.name)
 			assert.Empty(t, got.stderr, c.name)
 			if format == report.Text {
 				golden(t, "pincheck-nogpu-"+c.name+".txt", got.stdout)
@@ -304,15 +304,15 @@ func TestNoGPU(t *testing.T) {
 			}
 			var r report.Result
 			require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), c.name)
-			assert.Equal(t, doctor.NoGPU, r.Verdict, c.name)
+			assert.Equal(t, doctor.Unusable, r.Verdict, c.name)
 			assert.NotEmpty(t, r.Requirements, c.name)
 			assert.NotEmpty(t, r.Findings, c.name)
 			assert.Contains(t, got.stdout, `"devices": []`, c.name)
 		}
 		for _, command := range []string{"verify", "devices"} {
 			got := call(t, failing(t, c.host, c.err), command)
-			assert.Equal(t, exitNoGPU, got.code, "%s: %s", c.name, command)
-			assert.Contains(t, got.stdout, "No GPU", "%s: %s", c.name, command)
+			assert.Equal(t, exitUnusable, got.code, "%s: %s", c.name, command)
+			assert.Contains(t, got.stdout, "Unusable", "%s: %s", c.name, command)
 		}
 	}
 }
@@ -324,8 +324,8 @@ func TestLibraryThatIsNone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "libcudart.so.12")
 	require.NoError(t, os.WriteFile(file, []byte("not a library"), 0o644))
 	got := call(t, on(t, "h200-vm"), "--library", file)
-	assert.Equal(t, exitNoGPU, got.code)
-	assert.Contains(t, got.stdout, "runtime library missing")
+	assert.Equal(t, exitUnusable, got.code)
+	assert.Contains(t, got.stdout, "[library_unusable]")
 	assert.Contains(t, got.stdout, "--library PATH")
 }
 
@@ -334,13 +334,13 @@ func TestNoDevices(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm", "CUDA_VISIBLE_DEVICES=")
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
 		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})
 	}
 	got := call(t, sys, "--device", "3")
-	assert.Equal(t, exitNoGPU, got.code)
+	assert.Equal(t, exitUnusable, got.code)
 	assert.Contains(t, got.stdout, `CUDA_VISIBLE_DEVICES=""`)
-	assert.Contains(t, got.stdout, "unset it, or name devices that exist")
+	assert.Contains(t, got.stdout, "[hidden_gpu]")
 }
 
 // openSim opens a simulated library. The test fails if anything is not released. The one
@@ -367,7 +367,7 @@ func TestSlowGPUIsAProblem(t *testing.T) {
 	needsSim(t)
 	sys := on(t, "h200-vm")
 	slow := cudasim.Way{Rate: 20}
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
 		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
 			PCIBusID: "0000:00:06.0", Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
 		}}})
@@ -386,7 +386,7 @@ func TestSeveralDevices(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
 		return openSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 	}
 	got := call(t, sys, "devices")
@@ -420,7 +420,7 @@ func TestInterrupted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		sys := on(t, "h200-vm")
-		sys.open = func(cudart.Options) (*cudart.Runtime, error) { return openSim(t, cudasim.Config{}) }
+		sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) { return openSim(t, cudasim.Config{}) }
 		reached := -1
 		sys.adjust = func(p plans) plans {
 			p = small(p)
@@ -460,7 +460,7 @@ func TestInterruptedKeepsFindings(t *testing.T) {
 	defer cancel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	sys := on(t, "h200-vm")
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) { return rt, nil }
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) { return rt, nil }
 	sys.adjust = func(p plans) plans {
 		p = small(p)
 		p.verify.Progress = func(at verify.Progress) {
@@ -495,12 +495,12 @@ func TestInterruptedBeforeItBegan(t *testing.T) {
 func TestUnsupportedPlatform(t *testing.T) {
 	t.Parallel()
 	got := call(t, failing(t, "no-gpu-cgroup-v1", fmt.Errorf("open: Linux only: %w", cudart.ErrUnsupported)))
-	assert.Equal(t, exitNoGPU, got.code)
+	assert.Equal(t, exitUnusable, got.code)
 	assert.Contains(t, got.stdout, "Linux only")
 	if runtime.GOOS != "linux" {
 		for _, args := range [][]string{nil, {"--sim"}, {"verify"}, {"devices"}} {
 			got := call(t, on(t, "no-gpu-cgroup-v1"), args...)
-			assert.Equal(t, exitNoGPU, got.code, args)
+			assert.Equal(t, exitUnusable, got.code, args)
 			assert.Contains(t, got.stdout, "unsupported", args)
 		}
 	}
@@ -573,7 +573,7 @@ func TestRealGPU(t *testing.T) {
 	if !testgpu.Real() {
 		t.Skipf("needs a real GPU: set %s=1", testgpu.Env)
 	}
-	sys := system{environ: os.Environ(), root: os.DirFS("/"), open: cudart.Open}
+	sys := system{environ: os.Environ(), root: os.DirFS("/"), open: cudart.OpenContext}
 	start := time.Now()
 	got := call(t, sys, "--format", "json")
 	took := time.Since(start)
@@ -603,7 +603,7 @@ func TestLeakReachesTheExitCode(t *testing.T) {
 	require.NoError(t, err)
 	defer sim.Close() // its error is about the event, which is meant
 	sys := on(t, "h200-vm")
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
 		return cudart.Open(cudart.Options{Source: sim})
 	}
 	sim.Fail("cudaEventDestroy", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})

@@ -19,7 +19,7 @@ func newSimulation() (*cudasim.Sim, error) {
 func simulatedPlans(s steps) plans {
 	p := plans{
 		verify:    verify.Plan{Full: s.full, MaxBytes: 64<<20 + 7},
-		bandwidth: bench.LinkPlan{SizeBytes: 8 << 20, Copies: 2, Samples: 3},
+		bandwidth: bench.LinkPlan{SizeBytes: 16 << 20, Copies: 2, Samples: 3},
 	}
 	if !s.full {
 		p.verify.Variants = 1
