@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Run runs the steps: for each it waits until what the step accesses is on its way to the
@@ -205,8 +207,7 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 	c := r.chunks[f.chunk]
 	if f.copy {
 		if !r.home[f.chunk] {
-			mapped, err := c.memory.mappedByHost(c.off, c.n)
-			r.home[f.chunk] = err == nil && mapped >= c.n // else it is prefetched when it leaves
+			r.home[f.chunk] = c.onHost()
 		}
 		if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseReadMostly, Host()); err != nil {
 			return false, err
@@ -229,6 +230,18 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 
 // overrun is how long a move may take after the end of the context.
 const overrun = 10 * time.Second
+
+// onHost reports whether the host seems to have all of a chunk: it looks at a page of each
+// block, because all of them take as long as the move. What is on the card all the same
+// stays there when the copy is dropped, and is right there, too.
+func (c chunk) onHost() bool {
+	var pages []uintptr
+	for at := uintptr(c.ptr()); at < uintptr(c.ptr())+uintptr(c.n); at += blockSize {
+		pages = append(pages, at)
+	}
+	all, err := linux.PagesMapped(os.DirFS("/"), append(pages, uintptr(c.ptr())+uintptr(c.n)-1))
+	return err == nil && all // without the file it is moved back when it leaves
+}
 
 // await waits for the end of a move, and returns its error. It does so also when ctx has
 // ended, so that no move is under way when advice is undone.
