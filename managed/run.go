@@ -24,8 +24,8 @@ import (
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the card has not as much free as the budget and Options.Reserve, and [ErrClosed] if
-// memory is closed. Work that was queued may still be running then, and memory is where it
-// was.
+// memory is closed. Work that was queued may still be running then, memory is where it was,
+// and what a later step would have overwritten may have lost its bytes.
 func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) error) error {
 	if err := p.run(ctx, s, queue); err != nil {
 		return fmt.Errorf("managed: run plan of %d steps on %v: %w", p.steps, p.a.dev, err)
@@ -214,6 +214,11 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 		}
 		r.copied[f.chunk] = true
 	}
+	if f.fresh {
+		if err := s.Discard(c.ptr(), c.n); err != nil {
+			return false, err
+		}
+	}
 	if err := s.Prefetch(c.ptr(), c.n, r.a.dev.Location()); err != nil {
 		return false, err
 	}
@@ -301,6 +306,11 @@ func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error
 		r.copied[e.chunk] = false
 		if r.home[e.chunk] {
 			return nil
+		}
+	}
+	if e.waste {
+		if err := s.Discard(c.ptr(), c.n); err != nil {
+			return err
 		}
 	}
 	if err := s.Prefetch(c.ptr(), c.n, Host()); err != nil {
