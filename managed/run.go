@@ -1,10 +1,12 @@
 package managed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -105,6 +107,9 @@ func (r *planRun) do(ctx context.Context) error {
 	r.cancel = cancel
 	defer context.AfterFunc(ctx, func() { r.fail(ctx.Err()) })()
 
+	if err := r.adviseFirst(); err != nil {
+		return errors.Join(err, r.unadvise())
+	}
 	var workers sync.WaitGroup
 	for range min(r.o.In, len(r.fetches)) {
 		workers.Go(func() { r.work(ctx, r.fetchNext) })
@@ -130,6 +135,39 @@ func (r *planRun) do(ctx context.Context) error {
 		return nil
 	}
 	return r.ends[len(r.ends)-1].Wait(ctx)
+}
+
+// adviseFirst advises ReadMostly for all chunks that come to the card as copies at first,
+// with one call for those that lie side by side: a call has to wait for the prefetches
+// under way.
+func (r *planRun) adviseFirst() error {
+	var list []int
+	seen := make([]bool, len(r.chunks))
+	for _, f := range r.fetches {
+		if f.copy && !seen[f.chunk] {
+			list = append(list, f.chunk)
+		}
+		seen[f.chunk] = true
+	}
+	slices.SortFunc(list, func(x, y int) int { return cmp.Compare(r.chunks[x].ptr(), r.chunks[y].ptr()) })
+	for len(list) > 0 {
+		first, n := r.chunks[list[0]], 1
+		end := first.off + first.n
+		for ; n < len(list); n++ {
+			if c := r.chunks[list[n]]; c.memory != first.memory || c.off != end {
+				break
+			}
+			end += r.chunks[list[n]].n
+		}
+		if err := r.a.dev.MemAdvise(first.ptr(), end-first.off, cudart.AdviseReadMostly, Host()); err != nil {
+			return err
+		}
+		for _, id := range list[:n] {
+			r.copied[id] = true
+		}
+		list = list[n:]
+	}
+	return nil
 }
 
 // fail records the first error, and ends all waits.
@@ -209,10 +247,12 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 		if !r.home[f.chunk] {
 			r.home[f.chunk] = c.onHost()
 		}
-		if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseReadMostly, Host()); err != nil {
-			return false, err
+		if !r.copied[f.chunk] {
+			if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseReadMostly, Host()); err != nil {
+				return false, err
+			}
+			r.copied[f.chunk] = true
 		}
-		r.copied[f.chunk] = true
 	}
 	if f.fresh {
 		if err := s.Discard(c.ptr(), c.n); err != nil {
