@@ -101,7 +101,7 @@ func (a *Allocator) coldest() []*Memory {
 		used uint64
 	}
 	var list []at
-	for m := range a.live {
+	for m := a.live.first; m != nil; m = m.next {
 		list = append(list, at{m, m.used})
 	}
 	slices.SortFunc(list, func(x, y at) int { return cmp.Compare(x.used, y.used) })
