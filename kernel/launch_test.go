@@ -369,3 +369,30 @@ func TestSimulatedDevicesRunNoKernels(t *testing.T) {
 		require.NoError(t, s.Close())
 	}
 }
+
+// BenchmarkLaunchOwnCost is what a launch costs beside the library's part.
+func BenchmarkLaunchOwnCost(b *testing.B) {
+	for _, v := range versions {
+		b.Run(v.String(), func(b *testing.B) {
+			k, _ := testgpu.NewKernels(b, cudasim.Config{Version: v})
+			k.Names, k.Quick = names, true
+			rt, err := cudart.Open(cudart.Options{Source: k})
+			require.NoError(b, err)
+			defer rt.Close()
+			dev, err := rt.Device(0)
+			require.NoError(b, err)
+			m, err := kernel.Load(dev, []byte(ptx))
+			require.NoError(b, err)
+			mixed, err := m.Kernel("mixed")
+			require.NoError(b, err)
+			s, err := dev.NewStream(cudart.StreamOptions{})
+			require.NoError(b, err)
+			b.ReportAllocs()
+			for range b.N {
+				_ = mixed.Launch(s, kernel.Threads(1000, 256), kernel.Ptr(8), kernel.Float32(1), kernel.Uint8(1), kernel.Uint16(2), kernel.Float64(3), kernel.Int32(3))
+			}
+			require.NoError(b, s.Close())
+			require.NoError(b, m.Close())
+		})
+	}
+}
