@@ -351,7 +351,7 @@ func TestKeepReserveMovesTheColdestMemoryFirst(t *testing.T) {
 func TestKeepReserveRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, Options{})
-	_, err := g.a.KeepReserve(nil, g.s, 1) //nolint:staticcheck // nil is what is tested
+	_, err := g.a.KeepReserve(noContext, g.s, 1)
 	require.ErrorIs(t, err, errNilContext)
 	_, err = g.a.KeepReserve(t.Context(), nil, 1)
 	require.ErrorIs(t, err, errNilStream)
