@@ -71,11 +71,12 @@ type Allocator struct {
 	mu      sync.Mutex // not held during calls into the library
 	closed  bool
 	streams []*cudart.Stream // for moves, idle
-	live    map[*Memory]struct{}
+	live    memoryList
 	order   uint64 // of the last use: see Memory.used
 	total   counts
 	labels  map[string]*counts
-	onHost  int // bytes of memory beyond the card
+	own     *counts // of Options.Label, once there are any
+	onHost  int     // bytes of memory beyond the card
 	failed  int
 }
 
@@ -116,7 +117,7 @@ func newAllocator(dev *cudart.Device, o Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Allocator{dev: dev, o: o, concurrent: concurrent != 0, live: make(map[*Memory]struct{}), labels: make(map[string]*counts)}
+	a := &Allocator{dev: dev, o: o, concurrent: concurrent != 0, labels: make(map[string]*counts)}
 	switch {
 	case !a.concurrent && !o.AllowExclusive:
 		return nil, fmt.Errorf("%v: %w (set Options.AllowExclusive to use it all the same, with Memory.HostBytes)", dev, ErrNotConcurrent)
@@ -232,10 +233,16 @@ func (a *Allocator) opened(m *Memory) error {
 		a.mu.Unlock()
 		return ErrClosed
 	}
-	c := a.labels[m.label]
+	c := a.own
+	if m.label != a.o.Label {
+		c = a.labels[m.label]
+	}
 	if c == nil {
 		c = new(counts)
 		a.labels[m.label] = c
+		if m.label == a.o.Label {
+			a.own = c
+		}
 	}
 	m.counts = c
 	c.alloc(m.n)
@@ -243,7 +250,7 @@ func (a *Allocator) opened(m *Memory) error {
 	if m.onHost {
 		a.onHost += m.n
 	}
-	a.live[m] = struct{}{}
+	a.live.add(m)
 	a.order++
 	m.used = a.order
 	total := a.total
@@ -266,7 +273,7 @@ func (a *Allocator) freed(m *Memory) {
 	if m.onHost {
 		a.onHost -= m.n
 	}
-	delete(a.live, m)
+	a.live.remove(m)
 }
 
 // Close refuses new allocations from its call on, and destroys the streams of plans. Memory
@@ -283,7 +290,7 @@ func (a *Allocator) Close() error {
 func (a *Allocator) close() error {
 	a.mu.Lock()
 	a.closed = true
-	live, bytes := len(a.live), a.total.Allocated
+	live, bytes := a.total.Allocs-a.total.Frees, a.total.Allocated
 	a.mu.Unlock()
 	if live > 0 {
 		return fmt.Errorf("%d allocations with %d bytes are not closed: %w", live, bytes, ErrInUse)

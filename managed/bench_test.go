@@ -315,3 +315,28 @@ func BenchmarkPlanSequential(b *testing.B) {
 	require.NoError(b, s.Close())
 	require.NoError(b, dev.Free(sink))
 }
+
+// What Alloc and Close do beside the two calls of CUDA.
+func BenchmarkCounting(b *testing.B) {
+	_, a := benchRig(b)
+	m, err := a.Alloc(1 << 20)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := a.card.admit(1<<20, 0, false); err != nil {
+			b.Fatal(err)
+		}
+		one := &Memory{a: a, p: m.p, n: 1 << 20, label: m.label}
+		one.idle.L = &one.mu
+		if err := a.opened(one); err != nil {
+			b.Fatal(err)
+		}
+		a.freed(one)
+	}
+	b.StopTimer()
+	if err := m.Close(); err != nil {
+		b.Fatal(err)
+	}
+}

@@ -3,7 +3,6 @@ package managed
 import (
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -24,7 +23,7 @@ type card struct {
 	before    int        // bytes that were free when none was allocated
 	free      int        // bytes, when asked last
 	total     int
-	asked     time.Time
+	enough    int // bytes that may be allocated without asking again
 }
 
 // cards are those that have an allocator.
@@ -53,9 +52,10 @@ func (c *card) close() {
 	}
 }
 
-// staleAfter is how long an answer of cudaMemGetInfo serves for memory of which there is
-// plenty. The call takes longer than all else here.
-const staleAfter = 100 * time.Millisecond
+// lookShare is the share of the card that may be allocated, where half of it and more is
+// free, before it is asked again what is free: cudaMemGetInfo takes longer than all else
+// here.
+const lookShare = 64
 
 // look asks how much is free (cudaMemGetInfo).
 func (c *card) look() error {
@@ -65,10 +65,11 @@ func (c *card) look() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.free, c.total, c.asked = free, total, time.Now()
+	c.free, c.total = free, total
 	if c.allocated == 0 {
 		c.before = free
 	}
+	c.enough = min(c.allocated+c.available()/lookShare, c.available()/2)
 	return nil
 }
 
@@ -80,13 +81,14 @@ func (c *card) available() int { return min(c.before, c.free+c.allocated) }
 // nothing is counted.
 func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error) {
 	c.mu.Lock()
-	available := c.available()
-	fresh := time.Since(c.asked) < staleAfter && c.allocated+n+reserve <= available/2
+	if n <= c.enough-c.allocated && n+reserve <= c.available()/2-c.allocated {
+		c.allocated += n
+		c.mu.Unlock()
+		return false, nil
+	}
 	c.mu.Unlock()
-	if !fresh {
-		if err := c.look(); err != nil {
-			return false, err
-		}
+	if err := c.look(); err != nil {
+		return false, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

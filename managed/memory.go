@@ -20,11 +20,36 @@ type Memory struct {
 	counts *counts // guarded by a.mu
 	used   uint64  // number of the last Alloc or Prefetch to a device, guarded by a.mu
 
+	prev, next *Memory // in a.live, guarded by a.mu
+
 	mu     sync.Mutex // not held during calls into the library
 	idle   sync.Cond  // calls is 0
 	calls  int        // that use the memory just now
 	closed bool
 	freed  bool
+}
+
+// A memoryList is memory that is open, linked, which costs less than a map.
+type memoryList struct{ first *Memory }
+
+func (l *memoryList) add(m *Memory) {
+	m.next = l.first
+	if m.next != nil {
+		m.next.prev = m
+	}
+	l.first = m
+}
+
+func (l *memoryList) remove(m *Memory) {
+	if m.prev != nil {
+		m.prev.next = m.next
+	} else {
+		l.first = m.next
+	}
+	if m.next != nil {
+		m.next.prev = m.prev
+	}
+	m.prev, m.next = nil, nil
 }
 
 // Len returns the bytes requested.

@@ -244,12 +244,8 @@ func (m *Memory) MappedByHost(off, n int) (mapped int, err error) {
 		if err := r.check(); err != nil {
 			return err
 		}
-		mapped, err = m.mappedByHost(off, n)
+		mapped, err = linux.ReadPageMap(os.DirFS("/"), uintptr(r.ptr()), n)
 		return err
 	})
 	return mapped, err
-}
-
-func (m *Memory) mappedByHost(off, n int) (int, error) {
-	return linux.ReadPageMap(os.DirFS("/"), uintptr(m.p)+uintptr(off), n)
 }

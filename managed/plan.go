@@ -15,6 +15,10 @@ type Mode int
 const (
 	ReadWrite Mode = iota // it may write there: the bytes are copied back when they leave the card
 	ReadOnly              // it only reads there: the host keeps its copy, and nothing is copied back
+	// Overwrite: it writes all of the range, and reads nothing there before. What was there
+	// is moved nowhere, with CUDA 13.0 and later, as far as whole chunks are overwritten;
+	// otherwise it is as ReadWrite.
+	Overwrite
 )
 
 // A Use is a range that a step accesses, and how.
@@ -31,6 +35,9 @@ func (r Range) Write() Use { return Use{Range: r, Mode: ReadWrite} }
 
 // A Step is what one piece of work accesses: a kernel, or several.
 type Step []Use
+
+// Overwrite is the use of a range of which all is written, and nothing read before.
+func (r Range) Overwrite() Use { return Use{Range: r, Mode: Overwrite} }
 
 // PlanOptions shape a Plan.
 type PlanOptions struct {
@@ -116,12 +123,12 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 			if u.Memory.a != a {
 				return nil, fmt.Errorf("step %d: %v: is of another allocator", i, u.Memory)
 			}
-			if u.Mode != ReadWrite && u.Mode != ReadOnly {
+			if u.Mode < ReadWrite || u.Mode > Overwrite {
 				return nil, fmt.Errorf("step %d: the mode %d is unknown", i, u.Mode)
 			}
 		}
 	}
-	s, err := newSchedule(steps, o)
+	s, err := newSchedule(steps, o, a.dev.Runtime().CanDiscard())
 	if err != nil {
 		return nil, err
 	}
@@ -133,6 +140,7 @@ type Traffic struct {
 	In      int // to the card
 	Back    int // to the host: copied back
 	Dropped int // dropped on the card, as the host has a copy
+	Spared  int // not copied to the card or back, as it is overwritten
 }
 
 // Traffic returns what one Run moves.

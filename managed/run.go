@@ -1,13 +1,17 @@
 package managed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Run runs the steps: for each it waits until what the step accesses is on its way to the
@@ -22,8 +26,8 @@ import (
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the card has not as much free as the budget and Options.Reserve, and [ErrClosed] if
-// memory is closed. Work that was queued may still be running then, and memory is where it
-// was.
+// memory is closed. Work that was queued may still be running then, memory is where it was,
+// and what a later step would have overwritten may have lost its bytes.
 func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) error) error {
 	if err := p.run(ctx, s, queue); err != nil {
 		return fmt.Errorf("managed: run plan of %d steps on %v: %w", p.steps, p.a.dev, err)
@@ -103,6 +107,9 @@ func (r *planRun) do(ctx context.Context) error {
 	r.cancel = cancel
 	defer context.AfterFunc(ctx, func() { r.fail(ctx.Err()) })()
 
+	if err := r.adviseFirst(); err != nil {
+		return errors.Join(err, r.unadvise())
+	}
 	var workers sync.WaitGroup
 	for range min(r.o.In, len(r.fetches)) {
 		workers.Go(func() { r.work(ctx, r.fetchNext) })
@@ -128,6 +135,39 @@ func (r *planRun) do(ctx context.Context) error {
 		return nil
 	}
 	return r.ends[len(r.ends)-1].Wait(ctx)
+}
+
+// adviseFirst advises ReadMostly for all chunks that come to the card as copies at first,
+// with one call for those that lie side by side: a call has to wait for the prefetches
+// under way.
+func (r *planRun) adviseFirst() error {
+	var list []int
+	seen := make([]bool, len(r.chunks))
+	for _, f := range r.fetches {
+		if f.copy && !seen[f.chunk] {
+			list = append(list, f.chunk)
+		}
+		seen[f.chunk] = true
+	}
+	slices.SortFunc(list, func(x, y int) int { return cmp.Compare(r.chunks[x].ptr(), r.chunks[y].ptr()) })
+	for len(list) > 0 {
+		first, n := r.chunks[list[0]], 1
+		end := first.off + first.n
+		for ; n < len(list); n++ {
+			if c := r.chunks[list[n]]; c.memory != first.memory || c.off != end {
+				break
+			}
+			end += r.chunks[list[n]].n
+		}
+		if err := r.a.dev.MemAdvise(first.ptr(), end-first.off, cudart.AdviseReadMostly, Host()); err != nil {
+			return err
+		}
+		for _, id := range list[:n] {
+			r.copied[id] = true
+		}
+		list = list[n:]
+	}
+	return nil
 }
 
 // fail records the first error, and ends all waits.
@@ -205,13 +245,19 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 	c := r.chunks[f.chunk]
 	if f.copy {
 		if !r.home[f.chunk] {
-			mapped, err := c.memory.mappedByHost(c.off, c.n)
-			r.home[f.chunk] = err == nil && mapped >= c.n // else it is prefetched when it leaves
+			r.home[f.chunk] = c.onHost()
 		}
-		if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseReadMostly, Host()); err != nil {
+		if !r.copied[f.chunk] {
+			if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseReadMostly, Host()); err != nil {
+				return false, err
+			}
+			r.copied[f.chunk] = true
+		}
+	}
+	if f.fresh {
+		if err := s.Discard(c.ptr(), c.n); err != nil {
 			return false, err
 		}
-		r.copied[f.chunk] = true
 	}
 	if err := s.Prefetch(c.ptr(), c.n, r.a.dev.Location()); err != nil {
 		return false, err
@@ -229,6 +275,18 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 
 // overrun is how long a move may take after the end of the context.
 const overrun = 10 * time.Second
+
+// onHost reports whether the host seems to have all of a chunk: it looks at a page of each
+// block, because all of them take as long as the move. What is on the card all the same
+// stays there when the copy is dropped, and is right there, too.
+func (c chunk) onHost() bool {
+	var pages []uintptr
+	for at := uintptr(c.ptr()); at < uintptr(c.ptr())+uintptr(c.n); at += blockSize {
+		pages = append(pages, at)
+	}
+	all, err := linux.PagesMapped(os.DirFS("/"), append(pages, uintptr(c.ptr())+uintptr(c.n)-1))
+	return err == nil && all // without the file it is moved back when it leaves
+}
 
 // await waits for the end of a move, and returns its error. It does so also when ctx has
 // ended, so that no move is under way when advice is undone.
@@ -288,6 +346,11 @@ func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error
 		r.copied[e.chunk] = false
 		if r.home[e.chunk] {
 			return nil
+		}
+	}
+	if e.waste {
+		if err := s.Discard(c.ptr(), c.n); err != nil {
+			return err
 		}
 	}
 	if err := s.Prefetch(c.ptr(), c.n, Host()); err != nil {

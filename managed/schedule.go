@@ -22,6 +22,7 @@ type fetch struct {
 	step  int  // the first that needs it
 	after int  // evicts that must be over: the first so many
 	copy  bool // the host keeps its bytes: nothing writes the chunk until it leaves
+	fresh bool // its bytes do not matter: the step overwrites them
 }
 
 // An evict takes a chunk away.
@@ -29,17 +30,24 @@ type evict struct {
 	chunk int
 	step  int  // the last that used it
 	drop  bool // the fetch was a copy
+	waste bool // its bytes do not matter: the next step that uses it overwrites them
 }
 
 // An access is a chunk that a step uses.
 type access struct {
 	chunk int
 	write bool
+	fresh bool // all of it is overwritten
 }
 
-func newSchedule(steps []Step, o PlanOptions) (schedule, error) {
+// newSchedule makes a schedule. discards is whether bytes that do not matter can be
+// discarded.
+func newSchedule(steps []Step, o PlanOptions, discards bool) (schedule, error) {
 	var s schedule
 	uses := s.cut(steps, o.Chunk)
+	if discards {
+		s.findFresh(steps, uses)
+	}
 	p := planner{schedule: &s, uses: uses, next: make([][]int, len(s.chunks)), card: make(map[int]*onCard)}
 	largest := 0
 	for i, step := range uses {
@@ -96,12 +104,33 @@ func (s *schedule) cut(steps []Step, grid int) [][]access {
 					in[id] = k
 					uses[i] = append(uses[i], access{chunk: id})
 				}
-				uses[i][k].write = uses[i][k].write || u.Mode == ReadWrite
+				uses[i][k].write = uses[i][k].write || u.Mode != ReadOnly
 				at = end
 			}
 		}
 	}
 	return uses
+}
+
+// findFresh finds the chunks of which a step overwrites all, with one use, and reads
+// nothing: other parts of a chunk must not be lost.
+func (s *schedule) findFresh(steps []Step, uses [][]access) {
+	for i, step := range steps {
+		for k := range uses[i] {
+			c := s.chunks[uses[i][k].chunk]
+			fresh := false
+			for _, u := range step {
+				if u.Memory != c.memory || u.Off >= c.off+c.n || c.off >= u.Off+u.Len {
+					continue
+				}
+				fresh = u.Mode == Overwrite && u.Off <= c.off && u.Off+u.Len >= c.off+c.n
+				if !fresh {
+					break
+				}
+			}
+			uses[i][k].fresh = fresh
+		}
+	}
 }
 
 // A planner makes a schedule by playing the steps.
@@ -124,6 +153,30 @@ type onCard struct {
 	dirty bool
 }
 
+// bringing is a fetch with its effect on the traffic.
+func (p *planner) bringing(u access, step int) fetch {
+	n := p.chunks[u.chunk].n
+	if u.fresh {
+		p.traffic.Spared += n
+	} else {
+		p.traffic.In += n
+	}
+	return fetch{chunk: u.chunk, step: step, after: len(p.evicts), copy: true, fresh: u.fresh}
+}
+
+// wasted reports whether the next step that uses a chunk overwrites it.
+func (p *planner) wasted(id int) bool {
+	if len(p.next[id]) == 0 {
+		return false
+	}
+	for _, u := range p.uses[p.next[id][0]] {
+		if u.chunk == id {
+			return u.fresh
+		}
+	}
+	return false
+}
+
 func (p *planner) step(i, budget int) {
 	keep := make(map[int]bool, len(p.uses[i]))
 	for _, u := range p.uses[i] {
@@ -139,8 +192,7 @@ func (p *planner) step(i, budget int) {
 			c = &onCard{fetch: len(p.fetches)}
 			p.card[u.chunk] = c
 			p.used += p.chunks[u.chunk].n
-			p.traffic.In += p.chunks[u.chunk].n
-			p.fetches = append(p.fetches, fetch{chunk: u.chunk, step: i, after: len(p.evicts), copy: true})
+			p.fetches = append(p.fetches, p.bringing(u, i))
 		}
 		c.last = i
 		c.dirty = c.dirty || u.write
@@ -178,12 +230,16 @@ func (p *planner) evict(id int) {
 	n := p.chunks[id].n
 	p.used -= n
 	p.fetches[c.fetch].copy = !c.dirty
-	if c.dirty {
-		p.traffic.Back += n
-	} else {
+	e := evict{chunk: id, step: c.last, drop: !c.dirty, waste: c.dirty && p.wasted(id)}
+	switch {
+	case e.drop:
 		p.traffic.Dropped += n
+	case e.waste:
+		p.traffic.Spared += n
+	default:
+		p.traffic.Back += n
 	}
-	p.evicts = append(p.evicts, evict{chunk: id, step: c.last, drop: !c.dirty})
+	p.evicts = append(p.evicts, e)
 }
 
 // finish takes all chunks away, that used longest ago first.

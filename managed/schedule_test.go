@@ -2,13 +2,37 @@ package managed
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
+
+// overwritten reports whether the first step from one on that uses a chunk overwrites all
+// of it, byte by byte, and reads nothing there.
+func overwritten(t *testing.T, s schedule, steps []Step, uses [][]access, id, from int) bool {
+	t.Helper()
+	c := s.chunks[id]
+	for i := from; i < len(steps); i++ {
+		if !slices.ContainsFunc(uses[i], func(u access) bool { return u.chunk == id }) {
+			continue
+		}
+		for _, u := range steps[i] {
+			if u.Memory != c.memory || u.Off >= c.off+c.n || u.Off+u.Len <= c.off {
+				continue
+			}
+			if u.Mode != Overwrite || u.Off > c.off || u.Off+u.Len < c.off+c.n {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
 
 // replay plays a schedule: all that a step accesses is on the card when it runs, never more
 // than the budget is there, nothing leaves before its last use, and nothing stays.
@@ -27,9 +51,14 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 			require.True(t, card[e.chunk], "evict %d", evicts)
 			require.Less(t, e.step, before, "evict %d waits for a step that waits for it", evicts)
 			require.Equal(t, !dirty[e.chunk], e.drop, "evict %d", evicts)
-			if e.drop {
+			switch {
+			case e.drop:
+				require.False(t, e.waste)
 				traffic.Dropped += s.chunks[e.chunk].n
-			} else {
+			case e.waste:
+				require.True(t, overwritten(t, s, steps, uses, e.chunk, before), "evict %d", evicts)
+				traffic.Spared += s.chunks[e.chunk].n
+			default:
 				traffic.Back += s.chunks[e.chunk].n
 			}
 			delete(card, e.chunk)
@@ -47,7 +76,12 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 			copies[f.chunk] = f.copy
 			used += s.chunks[f.chunk].n
 			most = max(most, used)
-			traffic.In += s.chunks[f.chunk].n
+			if f.fresh {
+				require.True(t, overwritten(t, s, steps, uses, f.chunk, i), "step %d", i)
+				traffic.Spared += s.chunks[f.chunk].n
+			} else {
+				traffic.In += s.chunks[f.chunk].n
+			}
 		}
 		for _, u := range uses[i] {
 			require.True(t, card[u.chunk], "step %d", i)
@@ -74,11 +108,11 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 			for range r.IntN(4) {
 				m := memories[r.IntN(len(memories))]
 				off := r.IntN(m.Len())
-				step = append(step, Use{m.Range(off, 1+r.IntN(min(m.Len()-off, 6*mib))), Mode(r.IntN(2))})
+				step = append(step, Use{m.Range(off, 1+r.IntN(min(m.Len()-off, 6*mib))), Mode(r.IntN(3))})
 			}
 			steps = append(steps, step)
 		}
-		o := PlanOptions{Budget: (24 + r.IntN(60)) * mib, Chunk: 2 * mib * (1 + r.IntN(2)), In: 1 + r.IntN(3), Out: 1}
+		o := PlanOptions{Budget: (44 + r.IntN(40)) * mib, Chunk: 2 * mib * (1 + r.IntN(2)), In: 1 + r.IntN(3), Out: 1}
 		p, err := g.a.NewPlan(steps, o)
 		require.NoError(t, err, "round %d", round)
 		replay(t, p.schedule, steps, p.o)
@@ -86,14 +120,21 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 }
 
 // sequential steps through memory, one chunk each, so many times.
-func sequential(m *Memory, chunk, passes int, use func(Range) Use) []Step {
+func sequential(r Range, chunk, passes int, use func(Range) Use) []Step {
 	var steps []Step
 	for range passes {
-		for off := 0; off < m.Len(); off += chunk {
-			steps = append(steps, Step{use(m.Range(off, min(chunk, m.Len()-off)))})
+		for off := 0; off < r.Len; off += chunk {
+			steps = append(steps, Step{use(r.Memory.Range(r.Off+off, min(chunk, r.Len-off)))})
 		}
 	}
 	return steps
+}
+
+// aligned allocates memory with n bytes at a multiple of 2 MiB, as that of a real GPU is,
+// so that they are whole chunks.
+func (g *rig) aligned(n int) Range {
+	m := g.alloc(n + blockSize)
+	return m.Range(-int(m.DevPtr())&(blockSize-1), n)
 }
 
 // In a sequential pass room is made by what was used long ago: the move ahead of a step
@@ -101,7 +142,7 @@ func sequential(m *Memory, chunk, passes int, use func(Range) Use) []Step {
 func TestScheduleMovesAheadOfSequentialWork(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
-	m := g.alloc(64 * mib)
+	m := g.aligned(64 * mib)
 	for _, passes := range []int{1, 3} {
 		p, err := g.a.NewPlan(sequential(m, 2*mib, passes, Range.Read), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib, In: 2})
 		require.NoError(t, err)
@@ -118,7 +159,7 @@ func TestScheduleMovesAheadOfSequentialWork(t *testing.T) {
 func TestScheduleKeepsAPartForTheNextPass(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
-	m := g.alloc(64 * mib)
+	m := g.aligned(64 * mib)
 	p, err := g.a.NewPlan(sequential(m, 2*mib, 4, Range.Read), PlanOptions{Budget: 48 * mib, Chunk: 2 * mib, In: 2})
 	require.NoError(t, err)
 	assert.Equal(t, p.traffic.In, p.traffic.Dropped)
@@ -166,7 +207,7 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 		{[]Step{{}, {m.Range(0, 8*mib+1).Read()}}, ok, "step 1: 8388609 bytes at offset 0 are not all within it"},
 		{[]Step{{Range{}.Read()}}, ok, "the memory is nil"},
 		{[]Step{{theirs.All().Read()}}, ok, "is of another allocator"},
-		{[]Step{{Use{m.All(), 2}}}, ok, "the mode 2 is unknown"},
+		{[]Step{{Use{m.All(), 3}}}, ok, "the mode 3 is unknown"},
 		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8388608 bytes (8.0 MiB)"},
 	} {
 		_, err := g.a.NewPlan(tt.steps, tt.o)
@@ -180,4 +221,30 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 	e := newSimRig(t, exclusive(), Options{})
 	_, err = e.a.NewPlan(nil, ok)
 	require.ErrorIs(t, err, ErrNotConcurrent)
+}
+
+// What is overwritten is moved nowhere before, where CUDA can discard it.
+func TestScheduleSparesWhatIsOverwritten(t *testing.T) {
+	t.Parallel()
+	for version, spared := range map[cudart.Version]bool{12080: false, 13000: true} {
+		g := newSimRig(t, cudasim.Config{Version: version}, Options{})
+		m := g.aligned(16 * mib)
+		p, err := g.a.NewPlan(sequential(m, 2*mib, 3, Range.Overwrite), PlanOptions{Budget: 8 * mib, Chunk: 16 * mib / 8})
+		require.NoError(t, err)
+		if !spared {
+			assert.Zero(t, p.traffic.Spared)
+			assert.Equal(t, p.traffic.In, p.traffic.Back)
+			continue
+		}
+		assert.Zero(t, p.traffic.In)
+		assert.Equal(t, 16*mib, p.traffic.Back, "of the last pass")
+		require.NoError(t, p.Run(t.Context(), g.s, func(i int) error {
+			return g.s.Memset(m.ptr()+cudart.DevPtr(i%8*2*mib), byte(i), 2*mib)
+		}))
+		for i := range 8 {
+			assert.Equal(t, byte(16+i), m.Memory.Bytes()[m.Off+i*2*mib])
+			assert.Equal(t, byte(16+i), m.Memory.Bytes()[m.Off+(i+1)*2*mib-1])
+		}
+		assert.Positive(t, g.sim.Calls("cudaMemDiscardBatchAsync"))
+	}
 }

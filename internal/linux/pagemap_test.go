@@ -38,6 +38,20 @@ func TestReadPageMapCountsPagesThatAreMapped(t *testing.T) {
 	mapped, err = ReadPageMap(os.DirFS("/"), addr+uintptr(page)-1, 2) // parts of two pages
 	require.NoError(t, err)
 	assert.Equal(t, page, mapped)
+	at := func(pages ...int) (addrs []uintptr) {
+		for _, p := range pages {
+			addrs = append(addrs, addr+uintptr(p*page)+1)
+		}
+		return addrs
+	}
+	for _, tt := range []struct {
+		addrs []uintptr
+		want  bool
+	}{{at(0, 8999, 8500), true}, {at(0, 1), false}, {at(1, 0), false}, {nil, true}} {
+		all, err := PagesMapped(os.DirFS("/"), tt.addrs)
+		require.NoError(t, err)
+		assert.Equal(t, tt.want, all, "%x", tt.addrs)
+	}
 	runtime.KeepAlive(m)
 }
 
@@ -46,4 +60,6 @@ func TestReadPageMapWithoutTheFile(t *testing.T) {
 	_, err := ReadPageMap(fstest.MapFS{}, 4096, 1)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	assert.ErrorContains(t, err, "/proc/self/pagemap")
+	_, err = PagesMapped(fstest.MapFS{}, []uintptr{4096})
+	require.ErrorIs(t, err, fs.ErrNotExist)
 }
