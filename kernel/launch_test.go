@@ -96,12 +96,12 @@ func TestLaunchPassesShapeAndArguments(t *testing.T) {
 // Neither packing nor launching allocates, whichever library launches.
 func TestLaunchDoesNotAllocate(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
-		k, dev := testgpu.NewKernels(t, cudasim.Config{Version: v})
+		k, _ := testgpu.NewKernels(t, cudasim.Config{Version: v})
 		k.Names, k.Quick = names, true
 		rt, err := cudart.Open(cudart.Options{Source: k}) // anew: it binds what Quick changes
 		require.NoError(t, err)
 		defer rt.Close()
-		dev, err = rt.Device(0)
+		dev, err := rt.Device(0)
 		require.NoError(t, err)
 		m, err := kernel.Load(dev, []byte(ptx))
 		require.NoError(t, err)
@@ -256,6 +256,50 @@ func TestCloseWaitsForKernels(t *testing.T) {
 	})
 }
 
+// Close comes between launches of many goroutines: those that entered before it run, and the code
+// is unloaded after them, once.
+func TestCloseDuringLaunches(t *testing.T) {
+	each(t, func(t *testing.T, v cudart.Version) {
+		r := newRig(t, v, ptx)
+		empty := r.kernel(t, "empty")
+		const goroutines = 8
+		launched, errs := make(chan struct{}, goroutines), make(chan error, goroutines)
+		for range goroutines {
+			go func() {
+				for n := 0; ; n++ {
+					if err := empty.Launch(r.stream, kernel.Threads(1, 1)); err != nil {
+						errs <- err
+						return
+					}
+					if _, unloaded := r.Loaded(); unloaded > 0 && n == 0 {
+						errs <- errors.New("launched after the code was unloaded")
+						return
+					}
+					if n == 0 {
+						launched <- struct{}{}
+					}
+				}
+			}()
+		}
+		for range goroutines {
+			<-launched
+		}
+		closed := make(chan error, 2)
+		for range 2 {
+			go func() { closed <- r.module.Close() }()
+		}
+		require.NoError(t, <-closed)
+		require.NoError(t, <-closed)
+		n := len(r.Launches())
+		for range goroutines {
+			assert.ErrorIs(t, <-errs, kernel.ErrClosed)
+		}
+		assert.Len(t, r.Launches(), n, "none after Close")
+		_, unloaded := r.Loaded()
+		assert.Equal(t, 1, unloaded)
+	})
+}
+
 func TestCloseAfterAFailureTriesAgain(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
 		r := newRig(t, v, ptx)
@@ -299,7 +343,8 @@ func TestNilArguments(t *testing.T) {
 	_, err = kernel.NewBLAS(nil)
 	assert.ErrorContains(t, err, "kernel: cuBLAS: the stream is nil")
 	r := newRig(t, 13000, ptx)
-	assert.ErrorContains(t, r.module.CloseContext(nil), "the context is nil") //nolint:staticcheck // a nil context is the point
+	var none context.Context
+	assert.ErrorContains(t, r.module.CloseContext(none), "the context is nil")
 	_, err = kernel.Load(r.dev, nil)
 	assert.ErrorContains(t, err, "the code is empty")
 }
@@ -322,5 +367,32 @@ func TestSimulatedDevicesRunNoKernels(t *testing.T) {
 			assert.ErrorIs(t, call(), errors.ErrUnsupported, "%s %v", what, v)
 		}
 		require.NoError(t, s.Close())
+	}
+}
+
+// BenchmarkLaunchOwnCost is what a launch costs beside the library's part.
+func BenchmarkLaunchOwnCost(b *testing.B) {
+	for _, v := range versions {
+		b.Run(v.String(), func(b *testing.B) {
+			k, _ := testgpu.NewKernels(b, cudasim.Config{Version: v})
+			k.Names, k.Quick = names, true
+			rt, err := cudart.Open(cudart.Options{Source: k})
+			require.NoError(b, err)
+			defer rt.Close()
+			dev, err := rt.Device(0)
+			require.NoError(b, err)
+			m, err := kernel.Load(dev, []byte(ptx))
+			require.NoError(b, err)
+			mixed, err := m.Kernel("mixed")
+			require.NoError(b, err)
+			s, err := dev.NewStream(cudart.StreamOptions{})
+			require.NoError(b, err)
+			b.ReportAllocs()
+			for range b.N {
+				_ = mixed.Launch(s, kernel.Threads(1000, 256), kernel.Ptr(8), kernel.Float32(1), kernel.Uint8(1), kernel.Uint16(2), kernel.Float64(3), kernel.Int32(3))
+			}
+			require.NoError(b, s.Close())
+			require.NoError(b, m.Close())
+		})
 	}
 }

@@ -348,10 +348,28 @@ func TestKeepReserveMovesTheColdestMemoryFirst(t *testing.T) {
 	require.NoError(t, g.dev.Free(p))
 }
 
+// Prefetching to the host leaves copies of memory that is read mostly on the card.
+func TestKeepReserveDropsCopiesOfMemoryThatIsReadMostly(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{})
+	m := g.alloc(32 * mib)
+	g.fillByCPU(m)
+	require.NoError(t, m.Advise(ReadMostly()))
+	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	g.sync()
+	moved, err := g.a.KeepReserve(t.Context(), g.s, 64*mib)
+	require.NoError(t, err)
+	assert.Equal(t, 32*mib, moved)
+	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.All()))
+	at, err := m.Attributes(0, m.Len())
+	require.NoError(t, err)
+	assert.True(t, at.ReadMostly, "advised as before")
+}
+
 func TestKeepReserveRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, Options{})
-	_, err := g.a.KeepReserve(nil, g.s, 1) //nolint:staticcheck // nil is what is tested
+	_, err := g.a.KeepReserve(noContext, g.s, 1)
 	require.ErrorIs(t, err, errNilContext)
 	_, err = g.a.KeepReserve(t.Context(), nil, 1)
 	require.ErrorIs(t, err, errNilStream)

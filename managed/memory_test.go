@@ -110,7 +110,7 @@ func TestRangesThatAreNotWithinAreRefused(t *testing.T) {
 	assert.ErrorIs(t, g.a.PrefetchBatch(nil, Host(), m.All()), errNilStream)
 	assert.ErrorContains(t, m.Advise(Advice{}), "no advice")
 	assert.ErrorContains(t, m.Unadvise(Advice{}), "no advice")
-	_, err := m.HostBytes(nil) //nolint:staticcheck // nil is what is tested
+	_, err := m.HostBytes(noContext)
 	assert.ErrorIs(t, err, errNilContext)
 	assert.ErrorIs(t, m.Prefetch(g.s, cudart.Location{Kind: cudart.LocationDevice, ID: 99}), cudart.ErrInvalidDevice)
 }

@@ -80,7 +80,7 @@ func TestPoolReusesMemory(t *testing.T) {
 	}
 	_, err = p.GetFor(t.Context(), nil, 1)
 	require.ErrorIs(t, err, errNilStream)
-	_, err = p.Get(nil, 1) //nolint:staticcheck // nil is what is tested
+	_, err = p.Get(noContext, 1)
 	require.ErrorIs(t, err, errNilContext)
 	_, err = g.a.NewPool(PoolOptions{MaxBytes: -1})
 	require.ErrorContains(t, err, "PoolOptions.MaxBytes of -1")
@@ -189,7 +189,7 @@ func TestPoolClose(t *testing.T) {
 	require.NoError(t, p.Close(t.Context()))
 	assert.Zero(t, g.a.Stats().Allocated)
 	assert.Zero(t, p.Stats().Allocated)
-	require.ErrorIs(t, p.Close(nil), errNilContext) //nolint:staticcheck // nil is what is tested
+	require.ErrorIs(t, p.Close(noContext), errNilContext)
 	require.NoError(t, g.a.Close())
 	_, err = g.a.NewPool(PoolOptions{})
 	require.ErrorIs(t, err, ErrClosed)

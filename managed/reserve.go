@@ -29,7 +29,8 @@ func (a *Allocator) room(n int) error {
 // before a library allocates there, for example. It moves memory of the allocator to the
 // host by prefetching it there on s, what was allocated or prefetched longest ago first,
 // and waits until it is there. moved is how many bytes it prefetched; those that were on
-// the host already count, too.
+// the host already count, too. Memory of which only a part is advised ReadMostly may leave
+// copies on the card.
 //
 // The error wraps [ErrReserve] if that is not enough: other memory fills the card. Others
 // are a nil stream, [ErrNotConcurrent] if memory would have to move, those of CUDA, and
@@ -82,9 +83,23 @@ func (a *Allocator) keepReserve(ctx context.Context, s *cudart.Stream, want int)
 	return moved, nil
 }
 
-func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) error {
+// moveOut moves memory to the host. Copies of memory that is read mostly would stay on the
+// card, so that advice is undone meanwhile.
+func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (err error) {
 	if !a.concurrent {
 		return ErrNotConcurrent
+	}
+	at, err := a.dev.RangeAttributes(m.ptr(), m.n)
+	if err != nil && !errors.Is(err, cudart.ErrUnsupported) {
+		return err
+	}
+	if at.ReadMostly {
+		if err := a.dev.MemAdvise(m.ptr(), m.n, cudart.AdviseUnsetReadMostly, Host()); err != nil {
+			return err
+		}
+		defer func() {
+			err = errors.Join(err, a.dev.MemAdvise(m.ptr(), m.n, cudart.AdviseReadMostly, Host()))
+		}()
 	}
 	if err := s.Prefetch(m.ptr(), m.n, Host()); err != nil {
 		return err

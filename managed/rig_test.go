@@ -108,3 +108,6 @@ const (
 	onHost  = -1
 	nowhere = -2
 )
+
+// noContext is a nil context.
+var noContext context.Context

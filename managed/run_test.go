@@ -117,7 +117,7 @@ func TestPlanWithNothingToDo(t *testing.T) {
 	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { ran++; return nil }))
 	assert.Equal(t, 2, ran)
 	for _, err := range []error{
-		p.Run(nil, g.s, func(int) error { return nil }), //nolint:staticcheck // nil is what is tested
+		p.Run(noContext, g.s, func(int) error { return nil }),
 		p.Run(t.Context(), nil, func(int) error { return nil }),
 		p.Run(t.Context(), g.s, nil),
 	} {

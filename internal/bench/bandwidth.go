@@ -43,6 +43,7 @@ func Bandwidth() measure.Experiment {
 				X: result.Size, Lines: []string{result.Device, result.Memory}},
 			{Title: "All devices at once", Series: seriesTogether, X: result.Device, Lines: []string{result.Direction}},
 			{Title: "The device's own memory, read and written", Series: seriesDeviceMemory, X: result.Device, Lines: []string{result.Size}},
+			{Title: "The device's own memory, filled and checked by kernels", Series: seriesChecked, X: result.Device, Lines: []string{result.Method}},
 		},
 		Plan:    planBandwidth,
 		Explain: explainBandwidth,
@@ -156,11 +157,16 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 			groups = append(groups, rig.group(kind.name+" memory", cases))
 		}
 		groups = append(groups, deviceMemory(dev, z))
+		if !isSimulated(env) {
+			groups = append(groups, mappedMemory(dev, z), checkedMemory(dev))
+		}
 	}
 	if len(env.Devices) > 1 {
 		groups = append(groups, together(env.Devices, z))
 	}
-	groups = append(groups, notMeasured("mapped memory", "only kernels read it as such, and there are none here; copies of it are those of cudaHostAlloc"))
+	if isSimulated(env) {
+		groups = append(groups, notMeasured("mapped memory", "only kernels read it as such, and simulated GPUs run none; copies of it are those of cudaHostAlloc"))
+	}
 	if z.leftOut {
 		groups = append(groups, notMeasured("larger copies", "they would take too much of the memory that is available: choose the sizes to measure them nevertheless"))
 	}

@@ -36,6 +36,7 @@ func Latency() measure.Experiment {
 		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(way) + ", by size", Series: seriesLatency,
 			Where: result.Labels{{Key: result.Direction, Value: way}}, X: result.Size, Lines: []string{result.Device, result.Method}})
 	}
+	e.Views = append(e.Views, result.View{Title: "One load by a thread of the device, each after the one before", Series: seriesLoad, X: result.Device, Lines: []string{result.Memory}})
 	return e
 }
 
@@ -80,6 +81,9 @@ func planLatency(env measure.Env) ([]measure.Group, error) {
 			}
 		}
 		groups = append(groups, rig.group("small copies", cases))
+		if !isSimulated(env) {
+			groups = append(groups, loads(dev))
+		}
 	}
 	return groups, nil
 }

@@ -89,13 +89,12 @@ func planManaged(env measure.Env) ([]measure.Group, error) {
 	if len(env.Devices) == 0 {
 		return nil, errNoDevice
 	}
-	sizes := sizesOr(env, []int{64 << 20}, []int{64 << 20, 512 << 20, 4 << 30})
-	total := 4 << 30
+	sizes := sizesOr(env, []int{64 << 20}, []int{64 << 20, 256 << 20, 1 << 30})
+	total := 2 << 30
 	if env.Quick {
 		total = 512 << 20
 	}
-	switch {
-	case isSimulated(env) || len(env.Sizes) > 0:
+	if isSimulated(env) || len(env.Sizes) > 0 {
 		total = max(slices.Max(sizes), timesBudget*leastBudget)
 	}
 	var groups []measure.Group
@@ -182,7 +181,11 @@ func (r *managedRig) notes() []string {
 		return nil
 	}
 	s := r.a.Stats()
-	return append(slices.Clone(r.a.Notes()), fmt.Sprintf("managed memory of the group on GPU %d: %s at the peak, %d allocations, %d freed", r.dev.Ordinal(), sizeText(s.Peak), s.Allocs, s.Frees))
+	notes := slices.Clone(r.a.Notes())
+	if r.dev.Runtime().Library().Simulated {
+		notes = append(notes, "the library is simulated: it does not see what the CPU touches, so that nothing moves then")
+	}
+	return append(notes, fmt.Sprintf("managed memory of the group on GPU %d: %s at the peak, %d allocations, %d freed", r.dev.Ordinal(), sizeText(s.Peak), s.Allocs, s.Frees))
 }
 
 // moved moves all of the memory to a place, which no sample counts.

@@ -271,7 +271,7 @@ func hiddenGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 	for _, c := range waysOf(&h.copyBench, sizes) {
 		for _, order := range []string{firstWork, firstCopy} {
 			var alone, work, both time.Duration
-			var fitted load // memsets for a copy of this kind
+			var fitted load // for a copy of this kind
 			sample := func(ctx context.Context) (share float64, err error) {
 				if err = c.prepare(ctx); err != nil {
 					return 0, err
@@ -279,7 +279,7 @@ func hiddenGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 				if alone, err = h.span.Time(ctx, h.stream, c.queue); err != nil {
 					return 0, err
 				}
-				if fitted.count == 0 {
+				if !fitted.fitted() {
 					if err = h.load.fit(ctx, h.span, h.work, alone); err != nil {
 						return 0, err
 					}

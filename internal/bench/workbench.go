@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/kernel"
 )
 
 // A clock returns the caller's time since some moment. Tests take one that follows the
@@ -184,9 +185,13 @@ func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n int, w
 	})
 }
 
-// A load is work for the GPU without a kernel: a number of memsets (cudaMemsetAsync).
-// They are few, so that to queue them takes no time to speak of beside theirs.
+// A load is work for the GPU: a kernel that does nothing for a time, or where there are no
+// kernels a number of memsets (cudaMemsetAsync). These are few, so that to queue them takes no
+// time to speak of beside theirs.
 type load struct {
+	busy *kernel.Memory
+	time time.Duration
+
 	at       cudart.DevPtr
 	most     int // bytes that are allocated
 	n, count int // bytes of a memset, and how many
@@ -199,14 +204,25 @@ const (
 	leastSet  = 256 // bytes
 )
 
-// newLoad allocates what to set, up to loadBytes.
+// newLoad loads the kernel, or allocates what to set, up to loadBytes.
 func (w *workbench) newLoad(n int) (l load, err error) {
-	l.most = max(leastSet, min(n, loadBytes))
+	l.busy, err = kernel.NewMemory(w.dev)
+	switch {
+	case err == nil:
+		w.undo = append(w.undo, l.busy.CloseContext)
+		return l, nil
+	case !errors.Is(err, errors.ErrUnsupported):
+		return l, err
+	}
+	l.busy, l.most = nil, max(leastSet, min(n, loadBytes))
 	l.at, err = w.device(l.most)
 	return l, err
 }
 
 func (l *load) queue(s *cudart.Stream) error {
+	if l.busy != nil {
+		return l.busy.Busy(s, l.time)
+	}
 	for range l.count {
 		if err := s.Memset(l.at, 0, l.n); err != nil {
 			return err
@@ -215,8 +231,13 @@ func (l *load) queue(s *cudart.Stream) error {
 	return nil
 }
 
-// fit makes the load take about as long as is wanted, by measuring.
+// fit makes the load take about as long as is wanted, memsets by measuring.
 func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, want time.Duration) error {
+	if l.busy != nil {
+		l.time = min(max(want, time.Microsecond), kernel.MaxBusy)
+		_, err := span.Time(ctx, s, func() error { return l.queue(s) }) // what a first run costs
+		return err
+	}
 	l.n, l.count = l.most, fewSets
 	for range 3 { // the first is a warm-up, and far off
 		took, err := span.Time(ctx, s, func() error { return l.queue(s) })
@@ -229,6 +250,9 @@ func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, wa
 	}
 	return nil
 }
+
+// fitted reports whether fit was called.
+func (l *load) fitted() bool { return l.count > 0 || l.time > 0 }
 
 // labelsOf returns the labels of a device.
 func labelsOf(dev *cudart.Device) result.Labels {
