@@ -142,6 +142,35 @@ func TestADriverThatHangsIsNamed(t *testing.T) {
 	assert.Contains(t, got.stdout, "cudaGetDeviceCount")
 }
 
+// A call that stalls later is named too, when the time is over: what was found until then is
+// not lost.
+func TestAStalledCallIsNamed(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
+		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+		require.NoError(t, err)
+		unblock := sim.Block(fn, cudasim.Fault{})
+		sys := on(t, "h200-vm")
+		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		}
+		got := call(t, sys, "--quiet", "--timeout", "300ms", "--format", "json")
+		unblock()
+		assert.Equal(t, exitIncomplete, got.code, fn)
+		var r report.Result
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), fn)
+		assert.Equal(t, doctor.Incomplete, r.Verdict, fn)
+		require.NotEmpty(t, r.Findings, fn)
+		assert.Equal(t, "driver_hangs", r.Findings[0].ID, fn)
+		assert.Contains(t, r.Findings[0].Summary, fn)
+		require.NotNil(t, r.Host, fn)
+		if fn == "cudaMemcpyAsync" {
+			assert.Len(t, r.Devices, 1, "it was described before")
+		}
+	}
+}
+
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	for _, lines := range []bool{false, true} {
