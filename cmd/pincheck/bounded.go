@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,8 +13,8 @@ import (
 	"github.com/gopinned/pinned/internal/report"
 )
 
-// patience is how long a run may go on after its end, to release what it has.
-const patience = 2 * time.Second
+// usualPatience is how long a run may go on after its end, to release what it has.
+const usualPatience = 2 * time.Second
 
 // outside is what can be seen of a run from outside, while a call into the driver does not
 // return.
@@ -40,7 +41,7 @@ func (s *session) publish() {
 // after ctx has ended, it is left alone, and the result is what it had published, with the
 // calls that hang.
 func (s *session) bounded(ctx context.Context, do func(context.Context, *session) error) error {
-	began := time.Now()
+	began, patience := time.Now(), cmp.Or(s.sys.patience, usualPatience)
 	s.publish()
 	worker := *s
 	own := *s.result

@@ -136,7 +136,7 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		cause := context.Cause(ctx)
 		if cause == nil || doctor.Hangs(failed) {
 			s.result.Facts = doctor.WithoutLibrary(failed, readHost())
-			s.result.ExpectedGPUs = s.expectGPUs
+			s.result.ExpectedGPUs, s.result.ExpectedRate = s.expectGPUs, s.expectRate
 		}
 		return cause
 	}
@@ -154,7 +154,7 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 	s.result.Facts = &doctor.Facts{Host: host, Devices: []doctor.Device{}}
 	s.publish()
 	s.result.Facts = doctor.Gather(rt, devices, host)
-	s.result.ExpectedGPUs = s.expectGPUs
+	s.result.ExpectedGPUs, s.result.ExpectedRate = s.expectGPUs, s.expectRate
 	s.publish()
 	if len(devices) == 0 {
 		return nil

@@ -28,6 +28,8 @@ type system struct {
 	expect func(measure.Env) func(*result.Series) *result.Expected
 	// after is time.After, or what tests put in its place. nil is time.After.
 	after func(time.Duration) <-chan time.Time
+	// patience is how long a run may go on after its end. 0 is two seconds.
+	patience time.Duration
 	// adjust changes the plans, if it is not nil: tests make them small.
 	adjust func(plans) plans
 }

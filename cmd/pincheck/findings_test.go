@@ -76,6 +76,7 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		{[]string{"--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--ignore", "thp_off,few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--expect-gpus", "2"}, exitProblems, doctor.Problems, []string{"missing_gpus", "few_cpus"}},
+		{[]string{"--expect-bandwidth", "500", "--ignore", "few_cpus"}, exitProblems, doctor.Problems, []string{"slow_copies"}},
 		{[]string{"--expect-gpus", "2", "--ignore", "missing_gpus", "--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 	} {
 		got := call(t, oneCPU(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
@@ -91,9 +92,10 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		assert.Equal(t, c.ids, found, "%v", c.args)
 	}
 	for args, says := range map[string]string{
-		"--fail-on never":    "--fail-on never: want problem, warning or note",
-		"--ignore slow_copy": "did you mean slow_copies?",
-		"--expect-gpus -1":   "must not be negative",
+		"--fail-on never":        "--fail-on never: want problem, warning or note",
+		"--ignore slow_copy":     "did you mean slow_copies?",
+		"--expect-gpus -1":       "must not be negative",
+		"--expect-bandwidth NaN": "want a rate",
 	} {
 		got := call(t, on(t, "h200-vm"), strings.Fields(args)...)
 		assert.Equal(t, exitUsage, got.code, args)
@@ -152,6 +154,7 @@ func TestAStalledCallIsNamed(t *testing.T) {
 		require.NoError(t, err)
 		unblock := sim.Block(fn, cudasim.Fault{})
 		sys := on(t, "h200-vm")
+		sys.patience = 100 * time.Millisecond
 		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
 		}
