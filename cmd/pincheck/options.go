@@ -50,7 +50,7 @@ func (f flagText) Type() string { return f.kind }
 func named(flags *pflag.FlagSet, flag, kind string) {
 	f := flags.Lookup(flag)
 	f.Value = flagText{f.Value, kind}
-	if f.DefValue == "0s" {
+	if f.DefValue == "0s" || f.DefValue == "[]" {
 		f.DefValue = ""
 	}
 }
