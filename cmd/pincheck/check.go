@@ -27,6 +27,7 @@ type session struct {
 	format   report.Format
 	result   *report.Result
 	progress *report.Progress // nil shows nothing
+	seen     *outside
 }
 
 // produce runs a command: do fills the session's result until ctx ends, and the result is
@@ -47,11 +48,12 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 		ctx, cancel = context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done after %v (--timeout)", o.timeout))
 		defer cancel()
 	}
-	s := &session{options: o, cmd: cmd, sys: sys, format: format, result: r}
+	s := &session{options: o, cmd: cmd, sys: sys, format: format, result: r, seen: &outside{}}
 	if err = context.Cause(ctx); err == nil {
-		err = do(ctx, s)
+		err = s.bounded(ctx, do)
+		r = s.result
 	}
-	s.progress.Close()
+	s.seen.progress.Load().Close()
 	switch usage := (usageError{}); {
 	case errors.As(err, &usage):
 		return err
@@ -107,6 +109,7 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 func (s *session) show() {
 	if !s.quiet && s.progress == nil {
 		s.progress = report.NewProgress(s.cmd.ErrOrStderr())
+		s.seen.progress.Store(s.progress)
 	}
 }
 
@@ -133,7 +136,7 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		cause := context.Cause(ctx)
 		if cause == nil || doctor.Hangs(failed) {
 			s.result.Facts = doctor.WithoutLibrary(failed, readHost())
-			s.result.ExpectedGPUs = s.expectGPUs
+			s.result.ExpectedGPUs, s.result.ExpectedRate = s.expectGPUs, s.expectRate
 		}
 		return cause
 	}
@@ -142,12 +145,17 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		return err
 	}
 	defer s.closing(rt.Close)
+	s.seen.runtime.Store(rt)
 	devices, err := s.devices.choose(rt.Devices())
 	if err != nil {
 		return err
 	}
-	s.result.Facts = doctor.Gather(rt, devices, readHost())
-	s.result.ExpectedGPUs = s.expectGPUs
+	host := readHost()
+	s.result.Facts = &doctor.Facts{Host: host, Devices: []doctor.Device{}}
+	s.publish()
+	s.result.Facts = doctor.Gather(rt, devices, host)
+	s.result.ExpectedGPUs, s.result.ExpectedRate = s.expectGPUs, s.expectRate
+	s.publish()
 	if len(devices) == 0 {
 		return nil
 	}
@@ -197,6 +205,7 @@ func (s *session) check(ctx context.Context, steps steps) error {
 			if steps.bandwidth {
 				out.Relink(readHost())
 			}
+			s.publish()
 		}
 		return nil
 	})

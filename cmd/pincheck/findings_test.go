@@ -76,6 +76,7 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		{[]string{"--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--ignore", "thp_off,few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--expect-gpus", "2"}, exitProblems, doctor.Problems, []string{"missing_gpus", "few_cpus"}},
+		{[]string{"--expect-bandwidth", "500", "--ignore", "few_cpus"}, exitProblems, doctor.Problems, []string{"slow_copies"}},
 		{[]string{"--expect-gpus", "2", "--ignore", "missing_gpus", "--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 	} {
 		got := call(t, oneCPU(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
@@ -91,9 +92,10 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		assert.Equal(t, c.ids, found, "%v", c.args)
 	}
 	for args, says := range map[string]string{
-		"--fail-on never":    "--fail-on never: want problem, warning or note",
-		"--ignore slow_copy": "did you mean slow_copies?",
-		"--expect-gpus -1":   "must not be negative",
+		"--fail-on never":        "--fail-on never: want problem, warning or note",
+		"--ignore slow_copy":     "did you mean slow_copies?",
+		"--expect-gpus -1":       "must not be negative",
+		"--expect-bandwidth NaN": "want a rate",
 	} {
 		got := call(t, on(t, "h200-vm"), strings.Fields(args)...)
 		assert.Equal(t, exitUsage, got.code, args)
@@ -140,6 +142,36 @@ func TestADriverThatHangsIsNamed(t *testing.T) {
 	assert.Equal(t, exitIncomplete, got.code)
 	assert.Contains(t, got.stdout, "[driver_hangs]")
 	assert.Contains(t, got.stdout, "cudaGetDeviceCount")
+}
+
+// A call that stalls later is named too, when the time is over: what was found until then is
+// not lost.
+func TestAStalledCallIsNamed(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
+		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+		require.NoError(t, err)
+		unblock := sim.Block(fn, cudasim.Fault{})
+		sys := on(t, "h200-vm")
+		sys.patience = 100 * time.Millisecond
+		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		}
+		got := call(t, sys, "--quiet", "--timeout", "300ms", "--format", "json")
+		unblock()
+		assert.Equal(t, exitIncomplete, got.code, fn)
+		var r report.Result
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), fn)
+		assert.Equal(t, doctor.Incomplete, r.Verdict, fn)
+		require.NotEmpty(t, r.Findings, fn)
+		assert.Equal(t, "driver_hangs", r.Findings[0].ID, fn)
+		assert.Contains(t, r.Findings[0].Summary, fn)
+		require.NotNil(t, r.Host, fn)
+		if fn == "cudaMemcpyAsync" {
+			assert.Len(t, r.Devices, 1, "it was described before")
+		}
+	}
 }
 
 func TestWatch(t *testing.T) {

@@ -33,7 +33,7 @@ var startCodes = []startCode{
 // startChecks find why CUDA does not start on a host that has what it needs.
 var startChecks = slices.Concat(
 	[]Check{
-		{ID: "driver_hangs", Title: "the driver hangs", Severity: Problem, Implies: []string{"failed_open", "driver_init_failed", "driver_unknown_error"}, Host: hung},
+		{ID: "driver_hangs", Title: "the driver hangs", Severity: Problem, Implies: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"}, Host: hung},
 		{ID: "driver_crashes", Title: "the driver ends the process", Severity: Problem, Implies: []string{"failed_open"}, Host: crashed},
 		{ID: "hmm_breaks_start", Title: "HMM keeps CUDA from starting", Severity: Problem,
 			Implies: []string{"driver_hangs", "driver_init_failed", "driver_unknown_error"}, Host: unlessUsable(hmm)},
