@@ -3,7 +3,6 @@ package cudart
 import (
 	"bytes"
 	"fmt"
-	"sync"
 	"unsafe"
 )
 
@@ -17,9 +16,6 @@ type Device struct {
 	pciBusID string
 	events   eventPool
 	drainer  drainer
-
-	peersMu sync.Mutex
-	peers   map[*Device]*peerAccess
 }
 
 // An Attr is a cudaDeviceAttr: the number of a property of a device, for

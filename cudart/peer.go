@@ -2,6 +2,7 @@ package cudart
 
 import (
 	"fmt"
+	"reflect"
 	"sync"
 )
 
@@ -12,19 +13,54 @@ type peerAccess struct {
 	mu      sync.Mutex
 	uses    int
 	foreign bool // other code of the process has enabled it
+
+	holders int // calls that use this; guarded by peers.mu
 }
 
-// peer returns the access to another device.
-func (d *Device) peer(to *Device) *peerAccess {
-	d.peersMu.Lock()
-	defer d.peersMu.Unlock()
-	if d.peers == nil {
-		d.peers = make(map[*Device]*peerAccess)
+// peers has the accesses that are enabled. They belong to contexts that the Runtimes of a
+// process share: what one of them enabled another must not disable meanwhile.
+var peers = struct {
+	mu  sync.Mutex
+	all map[peerKey]*peerAccess
+}{all: make(map[peerKey]*peerAccess)}
+
+type peerKey struct {
+	source   any    // nil for NVIDIA's libraries
+	from, to string // UUIDs
+}
+
+// shares returns with what other Runtimes this one shares contexts: nil for NVIDIA's
+// libraries, which all do.
+func (rt *Runtime) shares() any {
+	switch {
+	case !rt.lib.Simulated:
+		return nil
+	case reflect.TypeOf(rt.source).Comparable():
+		return rt.source
 	}
-	if d.peers[to] == nil {
-		d.peers[to] = new(peerAccess)
+	return rt
+}
+
+// holdPeer returns the access to another device, locked. Afterwards done is to be called.
+func (d *Device) holdPeer(to *Device) (access *peerAccess, done func()) {
+	key := peerKey{d.rt.shares(), d.uuid, to.uuid}
+	peers.mu.Lock()
+	access = peers.all[key]
+	if access == nil {
+		access = new(peerAccess)
+		peers.all[key] = access
 	}
-	return d.peers[to]
+	access.holders++
+	peers.mu.Unlock()
+	access.mu.Lock()
+	return access, func() {
+		access.mu.Unlock()
+		peers.mu.Lock()
+		defer peers.mu.Unlock()
+		if access.holders--; access.holders == 0 && access.uses == 0 { // then no one changes uses
+			delete(peers.all, key)
+		}
+	}
 }
 
 // CanAccessPeer reports whether the device can access the memory of another one
@@ -46,8 +82,9 @@ func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
 
 // EnablePeerAccess lets the device access the memory of another one directly
 // (cudaDeviceEnablePeerAccess): kernels and copies of d may then use addresses of peer.
-// Calls are counted: access ends with the last [Device.DisablePeerAccess]. Access that
-// other code of the process has enabled is used, and left enabled.
+// Calls are counted, those of all Runtimes of the process together: access ends with the
+// last [Device.DisablePeerAccess]. Access that other code of the process has enabled is
+// used, and left enabled.
 //
 // The error wraps [ErrPeerAccessUnsupported] if the devices cannot access each other,
 // [ErrInvalidDevice] if peer is d, and [ErrInvalidValue] if peer is of another library;
@@ -56,9 +93,8 @@ func (d *Device) EnablePeerAccess(peer *Device) error {
 	if err := d.checkPeer(peer, fnDeviceEnablePeerAccess); err != nil {
 		return err
 	}
-	access := d.peer(peer)
-	access.mu.Lock()
-	defer access.mu.Unlock()
+	access, done := d.holdPeer(peer)
+	defer done()
 	if access.uses == 0 {
 		f := d.rt.begin()
 		defer d.rt.end(f)
@@ -83,9 +119,8 @@ func (d *Device) DisablePeerAccess(peer *Device) error {
 	if err := d.checkPeer(peer, fnDeviceDisablePeerAccess); err != nil {
 		return err
 	}
-	access := d.peer(peer)
-	access.mu.Lock()
-	defer access.mu.Unlock()
+	access, done := d.holdPeer(peer)
+	defer done()
 	switch {
 	case access.uses == 0:
 		return d.rt.errorf(fnDeviceDisablePeerAccess, ErrPeerAccessNotEnabled, "%v to %v", d, peer)

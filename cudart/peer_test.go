@@ -2,6 +2,7 @@ package cudart_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -82,6 +83,37 @@ func TestPeerAccessIsCounted(t *testing.T) {
 	sim.Fail("cudaDeviceDisablePeerAccess", cudasim.Fault{Code: cudart.ErrUnknown})
 	require.ErrorIs(t, a.DisablePeerAccess(b), cudart.ErrUnknown)
 	require.NoError(t, a.DisablePeerAccess(b), "which may be tried again")
+	assert.Zero(t, sim.Outstanding().PeerAccesses)
+}
+
+// Access is of the process: a Runtime does not end what another one uses.
+func TestRuntimesCountPeerAccessTogether(t *testing.T) {
+	t.Parallel()
+	sim, one := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	two, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, two.Close()) })
+	enable := func(rt *cudart.Runtime) error { return rt.Devices()[0].EnablePeerAccess(rt.Devices()[1]) }
+	disable := func(rt *cudart.Runtime) error { return rt.Devices()[0].DisablePeerAccess(rt.Devices()[1]) }
+	require.NoError(t, enable(one))
+	require.NoError(t, enable(two))
+	require.NoError(t, disable(one))
+	assert.Equal(t, 1, sim.Outstanding().PeerAccesses, "the other one uses it")
+	require.NoError(t, disable(two))
+	assert.Zero(t, sim.Outstanding().PeerAccesses)
+	require.ErrorIs(t, disable(one), cudart.ErrPeerAccessNotEnabled)
+
+	var group sync.WaitGroup
+	for _, rt := range []*cudart.Runtime{one, two, one, two} {
+		group.Go(func() {
+			for range 200 {
+				assert.NoError(t, enable(rt))
+				assert.Equal(t, 1, sim.Outstanding().PeerAccesses)
+				assert.NoError(t, disable(rt))
+			}
+		})
+	}
+	group.Wait()
 	assert.Zero(t, sim.Outstanding().PeerAccesses)
 }
 
