@@ -29,7 +29,7 @@ func (s sizes) panelBytes(width int) int { return 4 * s.Nodes * width }
 
 // bytes is the size of all large memory with panels of that width.
 func (s sizes) bytes(width int) int {
-	return 4*s.Nodes*(s.Features+s.Hidden+width+2*s.Classes) + 12*s.edges()
+	return 4*s.Nodes*(s.Features+s.Hidden+2*width+2*s.Classes) + 12*s.edges()
 }
 
 // A graph is random: edges between random nodes, random features. A node's label is the

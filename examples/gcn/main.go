@@ -172,9 +172,10 @@ func (o *options) panelWidth() int {
 	case o.budget == 0:
 		return width
 	}
-	// A sum over edges accesses all rows of two panels. They, and as much again that moves
-	// meanwhile, must be within the budget.
-	for width%2 == 0 && width > 8 && 4*float64(o.graph.panelBytes(width)) > o.budget*float64(o.graph.bytes(width)) {
+	// A mean accesses all rows of two panels, and some edges. There must be room beside that for
+	// what the steps before and after access.
+	edges := min(stepBytes, 12*o.graph.edges())
+	for width%2 == 0 && width > 8 && float64(2*o.graph.panelBytes(width)+3*edges) > o.budget*float64(o.graph.bytes(width)) {
 		width /= 2
 	}
 	return width

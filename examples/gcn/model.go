@@ -12,7 +12,7 @@ import (
 //	logits = mean(relu(mean(X W1)) W2),  loss = mean of the cross-entropy
 //
 // The hidden layer is computed in panels of some columns: a panel needs no others, neither
-// forward nor backward. So beside the features and the hidden layer itself only one panel
+// forward nor backward. So beside the features and the hidden layer itself only two panels
 // must be in memory, and nothing of the size of the edges times the width, as PyTorch's
 // index_add needs.
 
@@ -88,7 +88,8 @@ type model struct {
 
 	x              matrix
 	hidden         []matrix // panels
-	panel          matrix   // of the hidden layer before the mean, or its gradient
+	panel          matrix   // of the hidden layer before the mean, or of the gradient by the hidden layer
+	back           matrix   // of the gradient by what is before the mean
 	mixed, logits  matrix   // the second layer before and after the mean
 	w1, w1Gradient []matrix // panels
 	w2, w2Gradient []matrix // rows for each panel
@@ -116,7 +117,7 @@ func newModel(ctx context.Context, g *graph, b backend, width int) (*model, erro
 	}
 	m.x = table("features", g.Nodes, g.Features, false)
 	m.from, m.to, m.weight = alloc("edges' sources", len(g.from), false), alloc("edges' targets", len(g.to), false), alloc("edges' weights", len(g.weight), false)
-	m.panel = table("panel", g.Nodes, width, false)
+	m.panel, m.back = table("panel", g.Nodes, width, false), table("gradient's panel", g.Nodes, width, false)
 	m.mixed, m.logits = table("second layer", g.Nodes, g.Classes, false), table("logits", g.Nodes, g.Classes, false)
 	m.labels = alloc("labels", g.Nodes, true)
 	for range g.Hidden / width {
@@ -164,7 +165,7 @@ func part(v []float32) func(dst []float32, first int) {
 }
 
 // stepBytes is about what a step accesses that works on some rows or edges.
-const stepBytes = 128 << 20
+const stepBytes = 64 << 20
 
 // rowBlocks cuts the rows for steps that access so many columns.
 func (m *model) rowBlocks(cols int) (blocks [][2]int) {
@@ -233,8 +234,8 @@ func (m *model) forward() (steps []step) {
 	return append(steps, m.mean(m.logits, m.mixed, false)...)
 }
 
-// backward are the steps from the logits to the gradients of all weights. The hidden layer and
-// the logits are overwritten.
+// backward are the steps from the logits to the gradients of all weights. The logits are
+// overwritten. The hidden layer is not, so that a plan need not copy it back to the host.
 func (m *model) backward() (steps []step) {
 	b := m.b
 	steps = append(steps, step{[]use{writes(m.logits)}, func() error {
@@ -255,9 +256,9 @@ func (m *model) backward() (steps []step) {
 				return b.reluGradient(to, h)
 			}})
 		}
-		steps = append(steps, m.mean(hidden, m.panel, true)...)
+		steps = append(steps, m.mean(m.back, m.panel, true)...)
 		for i, r := range m.rowBlocks(m.Features + m.width) {
-			x, g := m.x.block(r[0], r[1]), hidden.block(r[0], r[1])
+			x, g := m.x.block(r[0], r[1]), m.back.block(r[0], r[1])
 			steps = append(steps, step{[]use{reads(x), reads(g)}, func() error {
 				return b.multiply(m.w1Gradient[p], x, g, true, false, beta(i == 0))
 			}})
