@@ -15,7 +15,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/managed"
 )
 
 var small = sizes{Nodes: 60, EdgesPerNode: 3, Features: 7, Hidden: 12, Classes: 4, Seed: 5}
@@ -217,6 +219,49 @@ func TestPanelsFitTheBudget(t *testing.T) {
 	assert.Equal(t, 32, width)
 	o.panel = 128
 	assert.Equal(t, 128, o.panelWidth())
+}
+
+// What panelWidth chooses fits the budget, so that a plan can be made, and little of what moves to
+// the card moves back.
+func TestChosenPanelsCanBePlanned(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	for _, budget := range []float64{0.25, 0.5, 1} {
+		a, err := managed.New(dev, managed.Options{})
+		require.NoError(t, err)
+		o := options{graph: sizes{Nodes: 2_000_000, EdgesPerNode: 10, Features: 128, Hidden: 256, Classes: 10}, budget: budget}
+		width := o.panelWidth()
+		m := &model{graph: &graph{sizes: o.graph, from: make([]uint32, o.graph.edges())}, width: width}
+		total := 0
+		var all []*managed.Memory
+		large := func(n int) *memory {
+			p, err := a.Alloc(4 * n)
+			require.NoError(t, err)
+			all = append(all, p)
+			total += 4 * n
+			return &memory{n: n, managed: p}
+		}
+		table := func(cols int) matrix { return matrix{m.Nodes, cols, large(m.Nodes * cols), 0} }
+		m.x, m.panel, m.back, m.mixed, m.logits = table(m.Features), table(width), table(width), table(m.Classes), table(m.Classes)
+		for range m.Hidden / width {
+			m.hidden = append(m.hidden, table(width))
+		}
+		m.from, m.to, m.weight = large(m.edges()), large(m.edges()), large(m.edges())
+		assert.Equal(t, m.bytes(width), total)
+
+		r, err := newPlanned(&gpu{unified: a, dev: dev}, m, 2, int(budget*float64(total)))
+		require.NoError(t, err, "panels of %d", width)
+		traffic := r.(*planned).plan.Traffic()
+		t.Logf("budget %.2f GB of %.2f, panels of %d: %.1f GB in, %.1f GB back", budget*float64(total)/1e9, float64(total)/1e9, width, float64(traffic.In)/1e9, float64(traffic.Back)/1e9)
+		assert.Less(t, traffic.Back, traffic.In)
+		assert.Less(t, traffic.Back, 2*total, "of two epochs")
+		for _, p := range all {
+			require.NoError(t, p.Close())
+		}
+		require.NoError(t, a.Close())
+	}
 }
 
 // On a GPU, by every way of bringing memory there, the losses are those of the CPU.
