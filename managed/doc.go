@@ -7,6 +7,7 @@
 //	m, err := a.Alloc(n)
 //	x := hostmem.Slice[float32](m)            // the CPU's view
 //	err = m.Prefetch(stream, dev.Location())  // returns before it has moved
+//	err = a.Move(ctx, managed.Host(), m.All()) // waits; back to the host it is faster
 //	…                                         // queue work on m.DevPtr()
 //	err = m.Close()
 //	err = a.Close()
