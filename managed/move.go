@@ -13,8 +13,8 @@ import (
 
 // Move moves ranges to a place and waits until they are there. It prefetches them in chunks
 // from several goroutines, DefaultIn or DefaultOut of them, each of which occupies an OS
-// thread: the driver makes the host's pages on the thread that asks, so that one Prefetch
-// to the host keeps one core busy and the link idle. It is in no order with streams:
+// thread: the driver makes the host's pages on the thread that asks, and one Prefetch to
+// the host reaches a part of the link's speed only. It is in no order with streams:
 // synchronise those whose work uses the ranges before. To copy the bytes elsewhere rather
 // than move them, download them with a transfer.Copier.
 //
