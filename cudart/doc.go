@@ -8,8 +8,9 @@
 //	err = s.Synchronize(ctx)
 //
 // It covers what moving memory needs: devices, device, host and managed memory,
-// copies, streams and events. Package hostmem allocates pinned host memory, and
-// package cudart/cudasim simulates a library for tests.
+// copies, streams and events; and what loads code and launches it. Package hostmem
+// allocates pinned host memory, package managed unified memory, package kernel launches
+// kernels, and package cudart/cudasim simulates a library for tests.
 //
 // # Loading
 //

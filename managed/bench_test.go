@@ -150,6 +150,19 @@ func BenchmarkPrefetch(b *testing.B) {
 	m, err := a.Alloc(n)
 	require.NoError(b, err)
 	touch(m)
+	b.Run("Move", func(b *testing.B) {
+		var in, out time.Duration
+		for b.Loop() {
+			began := time.Now()
+			require.NoError(b, a.Move(context.Background(), dev.Location(), m.All()))
+			in += time.Since(began)
+			began = time.Now()
+			require.NoError(b, a.Move(context.Background(), Host(), m.All()))
+			out += time.Since(began)
+		}
+		b.ReportMetric(float64(n)*float64(b.N)/in.Seconds()/1e9, "to-device-GB/s")
+		b.ReportMetric(float64(n)*float64(b.N)/out.Seconds()/1e9, "to-host-GB/s")
+	})
 	for _, parallel := range []int{1, 2, 4, 8} {
 		for _, part := range []int{n, 256 << 20, 32 << 20} {
 			if part > n || parallel > 1 && part == n {

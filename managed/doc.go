@@ -7,6 +7,7 @@
 //	m, err := a.Alloc(n)
 //	x := hostmem.Slice[float32](m)            // the CPU's view
 //	err = m.Prefetch(stream, dev.Location())  // returns before it has moved
+//	err = a.Move(ctx, managed.Host(), m.All()) // waits until it has
 //	…                                         // queue work on m.DevPtr()
 //	err = m.Close()
 //	err = a.Close()
@@ -36,8 +37,8 @@
 // host. So Alloc refuses what could not be on the card all at once, next to
 // Options.Reserve, and says by how much: [ErrOversubscribed]. Options.Oversubscribe allows
 // it. Memory beyond the card then stays on the host: the GPU accesses it over the link,
-// without faults, until it is prefetched. A [Plan] moves such memory through the card as
-// fast as copies do.
+// without faults, until it is prefetched. A [Plan] moves such memory through the card ahead
+// of the work.
 //
 // # Reserve
 //

@@ -86,6 +86,36 @@ func TestPrefetchMovesRangesAndAttributesSayWhere(t *testing.T) {
 	}
 }
 
+// Move has moved everything when it returns, also the parts at both ends.
+func TestMove(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	const n = 130*mib + 777
+	m := g.alloc(n)
+	want := g.fillByCPU(m)
+	require.NoError(t, g.a.Move(t.Context(), g.dev.Location(), m.Range(0, 100), m.Range(5*mib, n-5*mib)))
+	if g.sim != nil {
+		assert.Equal(t, map[int]int{onHost: 3 * mib}, g.at(m.Range(mib, 3*mib)))
+		assert.Equal(t, map[int]int{0: 100}, g.at(m.Range(0, 100)))
+		assert.Equal(t, map[int]int{0: n - 6*mib}, g.at(m.Range(6*mib, n-6*mib)))
+	}
+	at, err := m.Attributes(6*mib, n-6*mib)
+	require.NoError(t, err)
+	assert.Equal(t, g.dev.Location(), at.LastPrefetch)
+	require.NoError(t, g.a.Move(t.Context(), Host(), m.All()))
+	if g.sim != nil {
+		assert.Equal(t, map[int]int{onHost: n}, g.at(m.All()))
+	}
+	require.Equal(t, want, m.Bytes())
+	require.NoError(t, g.a.Move(t.Context(), Host()))
+	require.ErrorIs(t, g.a.Move(noContext, Host()), errNilContext)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, g.a.Move(ctx, Host(), m.All()), context.Canceled)
+	require.ErrorContains(t, g.a.Move(t.Context(), Host(), m.Range(0, n+1)), "managed: move 1 ranges to the host")
+}
+
 func TestRangesThatAreNotWithinAreRefused(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, Options{})

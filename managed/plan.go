@@ -67,7 +67,7 @@ const (
 // A Plan moves managed memory through the card for work whose accesses are known before:
 // while the device works on one step, the plan prefetches what the next ones access, and
 // takes away what is needed last. So work over more data than the card has, or than a
-// budget, runs at the speed of copies, not of page faults.
+// budget, waits for copies, and not for page faults.
 //
 // What is only read while it is on the card keeps its copy on the host, and is dropped
 // (advice ReadMostly); the rest is prefetched back.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/linux"
@@ -270,11 +269,8 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 	}
 	r.changed.Broadcast()
 	r.mu.Unlock()
-	return true, r.await(ctx, p)
+	return true, finished(ctx, p)
 }
-
-// overrun is how long a move may take after the end of the context.
-const overrun = 10 * time.Second
 
 // onHost reports whether the host seems to have all of a chunk: it looks at a page of each
 // block, because all of them take as long as the move. What is on the card all the same
@@ -286,18 +282,6 @@ func (c chunk) onHost() bool {
 	}
 	all, err := linux.PagesMapped(os.DirFS("/"), append(pages, uintptr(c.ptr())+uintptr(c.n)-1))
 	return err == nil && all // without the file it is moved back when it leaves
-}
-
-// await waits for the end of a move, and returns its error. It does so also when ctx has
-// ended, so that no move is under way when advice is undone.
-func (r *planRun) await(ctx context.Context, p cudart.Point) error {
-	err := p.Wait(ctx)
-	if err != nil && ctx.Err() != nil {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), overrun)
-		defer cancel()
-		return errors.Join(err, p.Wait(last))
-	}
-	return errors.Join(err, p.Err())
 }
 
 // evictNext takes the next chunk away.
@@ -356,7 +340,7 @@ func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error
 	if err := s.Prefetch(c.ptr(), c.n, Host()); err != nil {
 		return err
 	}
-	if err := r.await(ctx, s.Point()); err != nil {
+	if err := finished(ctx, s.Point()); err != nil {
 		return err
 	}
 	r.home[e.chunk] = true

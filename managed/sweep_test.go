@@ -49,6 +49,9 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 		{"prefetch batch", func(t *testing.T, g *rig, m *Memory) error {
 			return g.a.PrefetchBatch(g.s, g.dev.Location(), m.Range(0, 100), m.Range(mib, mib))
 		}},
+		{"move", func(t *testing.T, g *rig, m *Memory) error {
+			return g.a.Move(t.Context(), g.dev.Location(), m.All())
+		}},
 		{"discard", func(t *testing.T, g *rig, m *Memory) error { return m.Discard(g.s, 0, mib) }},
 		{"advise", func(t *testing.T, g *rig, m *Memory) error {
 			for _, a := range []Advice{ReadMostly(), PreferredLocation(Host()), AccessedBy(g.dev.Location())} {

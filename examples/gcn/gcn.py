@@ -46,16 +46,18 @@ def read(path, device):
 
 
 class Layer(torch.nn.Module):
-    """The mean over the edges that lead to a node of x W."""
+    """The mean over the edges that lead to a node of x W. In both orders that is the same."""
 
-    def __init__(self, weight):
+    def __init__(self, weight, mean_first=False):
         super().__init__()
         self.weight = torch.nn.Parameter(weight)
+        self.mean_first = mean_first
 
     def forward(self, x, source, target, degree):
-        x = x @ self.weight
-        out = torch.zeros_like(x).index_add_(0, target, x[source])
-        return out / degree
+        if not self.mean_first:
+            x = x @ self.weight
+        out = torch.zeros_like(x).index_add_(0, target, x[source]) / degree
+        return out @ self.weight if self.mean_first else out
 
 
 def main():
@@ -63,6 +65,7 @@ def main():
     parser.add_argument("graph", help="written by the Go program's -write")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rate", type=float, default=0.5)
+    parser.add_argument("--mean-first", action="store_true", help="in the first layer, as the Go program does: less memory and work")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--losses", help="of the Go program's -json, to compare with")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="relative")
@@ -71,7 +74,7 @@ def main():
 
     sizes, source, target, x, labels, w1, w2 = read(o.graph, o.device)
     degree = torch.bincount(target, minlength=sizes["nodes"]).to(torch.float32).unsqueeze(1)
-    first, second = Layer(w1), Layer(w2)
+    first, second = Layer(w1, o.mean_first), Layer(w2)
     optimizer = torch.optim.SGD([first.weight, second.weight], lr=o.rate)
     on_gpu = o.device.startswith("cuda")
     losses, seconds = [], []

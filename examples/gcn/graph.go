@@ -24,13 +24,11 @@ type sizes struct {
 // edges is the number of edges, with one of each node to itself.
 func (s sizes) edges() int { return s.Nodes * (s.EdgesPerNode + 1) }
 
-// panelBytes is the size of so many columns of the hidden layer.
+// panelBytes is the size of so many columns of the features.
 func (s sizes) panelBytes(width int) int { return 4 * s.Nodes * width }
 
-// bytes is the size of all large memory with panels of that width.
-func (s sizes) bytes(width int) int {
-	return 4*s.Nodes*(s.Features+s.Hidden+width+2*s.Classes) + 12*s.edges()
-}
+// bytes is the size of all large memory.
+func (s sizes) bytes() int { return 4*s.Nodes*(2*s.Features+2*s.Classes) + 12*s.edges() }
 
 // A graph is random: edges between random nodes, random features. A node's label is the
 // largest of its first features, so that there is something to learn.
@@ -86,11 +84,12 @@ func uniform(seed, what uint64, i int) float32 {
 	return float32(int32(hash(seed, what, i)>>40)-1<<23) / (1 << 23)
 }
 
-// features fills dst with elements from first on of the features, row by row.
-func (g *graph) features(dst []float32, first int) {
+// features fills dst with elements from first on of some columns of the features, row by row.
+func (g *graph) features(dst []float32, first, column, columns int) {
 	parallel(len(dst), func(from, to int) {
 		for i := from; i < to; i++ {
-			dst[i] = uniform(g.Seed, 3, first+i)
+			row, c := (first+i)/columns, (first+i)%columns
+			dst[i] = uniform(g.Seed, 3, row*g.Features+column+c)
 		}
 	})
 }
@@ -146,7 +145,7 @@ func (g *graph) write(name string) (err error) {
 	row := make([]float32, min(g.Nodes, 1<<14)*g.Features)
 	for at, all := 0, g.Nodes*g.Features; at < all; at += len(row) {
 		row = row[:min(len(row), all-at)]
-		g.features(row, at)
+		g.features(row, at, 0, g.Features)
 		if err := binary.Write(w, binary.LittleEndian, row); err != nil {
 			return err
 		}

@@ -65,7 +65,7 @@ func main() {
 	flag.BoolVar(&o.managed, "managed", false, "use unified memory")
 	flag.Float64Var(&o.budget, "budget", 0, "share of the unified memory that may be on the card at a time, such as 0.25; 0 is no limit")
 	flag.BoolVar(&o.plan, "plan", true, "with a budget, move memory ahead of the work")
-	flag.IntVar(&o.panel, "panel", 0, "columns of the hidden layer that are computed at a time; 0 chooses")
+	flag.IntVar(&o.panel, "panel", 0, "columns of the features that are in memory at a time; 0 chooses")
 	flag.StringVar(&o.write, "write", "", "write the graph and the first weights to this file, for gcn.py")
 	flag.StringVar(&o.json, "json", "", "write losses and times to this file")
 	flag.BoolVar(&o.verbose, "v", false, "log allocations")
@@ -125,8 +125,8 @@ func (o *options) check() error {
 		return errors.New("-budget is a share, from 0 to 1")
 	case o.budget > 0 && !o.managed:
 		return errors.New("-budget needs -managed: plain device memory stays where it is")
-	case o.panel < 0 || o.panel > 0 && g.Hidden%o.panel != 0:
-		return fmt.Errorf("-panel must divide the %d columns of the hidden layer", g.Hidden)
+	case o.panel < 0 || o.panel > 0 && g.Features%o.panel != 0:
+		return fmt.Errorf("-panel must divide the %d features", g.Features)
 	case o.cpu && o.managed:
 		return errors.New("-cpu uses no unified memory")
 	}
@@ -162,19 +162,20 @@ func train(ctx context.Context, o options, g *graph, b backend, out io.Writer) (
 	return result, b.stats(out)
 }
 
-// panelWidth is how many columns of the hidden layer are computed at a time. Narrow ones need
-// less memory at a time, and read the features more often.
+// panelWidth is how many columns of the features a mean works on at a time. Narrow panels need
+// less memory at a time, and read the edges more often.
 func (o *options) panelWidth() int {
-	width := o.graph.Hidden
+	width := o.graph.Features
 	switch {
 	case o.panel > 0:
 		return o.panel
 	case o.budget == 0:
 		return width
 	}
-	// A sum over edges accesses all rows of two panels. They, and as much again that moves
-	// meanwhile, must be within the budget.
-	for width%2 == 0 && width > 8 && 4*float64(o.graph.panelBytes(width)) > o.budget*float64(o.graph.bytes(width)) {
+	// A mean accesses all rows of two panels, and some edges. There must be room beside that for
+	// what the steps before and after access.
+	edges := min(stepBytes, 12*o.graph.edges())
+	for width%2 == 0 && width > 4 && float64(2*o.graph.panelBytes(width)+3*edges) > o.budget*float64(o.graph.bytes()) {
 		width /= 2
 	}
 	return width

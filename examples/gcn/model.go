@@ -6,15 +6,17 @@ import (
 	"io"
 )
 
-// The network has two layers. Each multiplies its input by weights, and takes for each node the
-// mean over the edges that lead to it, of which one is from itself:
+// The network has two layers. Each takes for each node the mean over the edges that lead to it, of
+// which one is from itself, and multiplies by weights:
 //
-//	logits = mean(relu(mean(X W1)) W2),  loss = mean of the cross-entropy
+//	logits = mean(relu(mean(X) W1) W2),  loss = mean of the cross-entropy
 //
-// The hidden layer is computed in panels of some columns: a panel needs no others, neither
-// forward nor backward. So beside the features and the hidden layer itself only one panel
-// must be in memory, and nothing of the size of the edges times the width, as PyTorch's
-// index_add needs.
+// The mean comes before the product where that is narrower, and after it in the second layer, as
+// both orders give the same. A mean accesses all rows at random: the features and their mean are
+// stored in panels of some columns, so that only two panels must be in memory at a time. All else
+// goes row by row. The hidden layer is never stored: backward it is computed again. So nothing is
+// as large as the nodes times the hidden width, and nothing as the edges times a width, of which
+// PyTorch's index_add needs both.
 
 // A matrix is float32 in a backend's memory, row by row.
 type matrix struct {
@@ -86,16 +88,18 @@ type model struct {
 	b     backend
 	width int // of a panel
 
-	x              matrix
-	hidden         []matrix // panels
-	panel          matrix   // of the hidden layer before the mean, or its gradient
+	x, mean        []matrix // panels of the features, and of their mean
 	mixed, logits  matrix   // the second layer before and after the mean
-	w1, w1Gradient []matrix // panels
-	w2, w2Gradient []matrix // rows for each panel
+	hidden, back   matrix   // some rows of the hidden layer, and of the gradient by it
+	w1, w1Gradient matrix
+	w2, w2Gradient matrix
 	labels         *memory
 	from, to       *memory
 	weight         *memory
 }
+
+// blockRows is how many rows of the hidden layer are computed at a time.
+const blockRows = 1 << 15
 
 // newModel allocates and fills everything.
 func newModel(ctx context.Context, g *graph, b backend, width int) (*model, error) {
@@ -114,16 +118,16 @@ func newModel(ctx context.Context, g *graph, b backend, width int) (*model, erro
 	table := func(label string, rows, cols int, small bool) matrix {
 		return matrix{rows, cols, alloc(label, rows*cols, small), 0}
 	}
-	m.x = table("features", g.Nodes, g.Features, false)
-	m.from, m.to, m.weight = alloc("edges' sources", len(g.from), false), alloc("edges' targets", len(g.to), false), alloc("edges' weights", len(g.weight), false)
-	m.panel = table("panel", g.Nodes, width, false)
-	m.mixed, m.logits = table("second layer", g.Nodes, g.Classes, false), table("logits", g.Nodes, g.Classes, false)
-	m.labels = alloc("labels", g.Nodes, true)
-	for range g.Hidden / width {
-		m.hidden = append(m.hidden, table("hidden layer", g.Nodes, width, false))
-		m.w1, m.w1Gradient = append(m.w1, table("weights", g.Features, width, true)), append(m.w1Gradient, table("weights' gradients", g.Features, width, true))
-		m.w2, m.w2Gradient = append(m.w2, table("weights", width, g.Classes, true)), append(m.w2Gradient, table("weights' gradients", width, g.Classes, true))
+	for range g.Features / width {
+		m.x, m.mean = append(m.x, table("features", g.Nodes, width, false)), append(m.mean, table("mean", g.Nodes, width, false))
 	}
+	m.from, m.to, m.weight = alloc("edges' sources", len(g.from), false), alloc("edges' targets", len(g.to), false), alloc("edges' weights", len(g.weight), false)
+	m.mixed, m.logits = table("second layer", g.Nodes, g.Classes, false), table("logits", g.Nodes, g.Classes, false)
+	rows := min(g.Nodes, blockRows)
+	m.hidden, m.back = table("hidden layer", rows, g.Hidden, true), table("gradient", rows, g.Hidden, true)
+	m.labels = alloc("labels", g.Nodes, true)
+	m.w1, m.w1Gradient = table("weights", g.Features, g.Hidden, true), table("weights' gradients", g.Features, g.Hidden, true)
+	m.w2, m.w2Gradient = table("weights", g.Hidden, g.Classes, true), table("weights' gradients", g.Hidden, g.Classes, true)
 	if err != nil {
 		return nil, err
 	}
@@ -131,27 +135,20 @@ func newModel(ctx context.Context, g *graph, b backend, width int) (*model, erro
 }
 
 func (m *model) fill(ctx context.Context) error {
-	w1, w2 := m.weights(1, m.Features, m.Hidden), m.weights(2, m.Hidden, m.Classes)
+	for p, x := range m.x {
+		if err := m.b.fill(ctx, x.memory, func(dst []float32, first int) { m.features(dst, first, p*m.width, m.width) }); err != nil {
+			return err
+		}
+	}
 	for _, f := range []func() error{
-		func() error { return m.b.fill(ctx, m.x.memory, m.features) },
 		func() error { return m.b.fillIndices(ctx, m.from, m.graph.from) },
 		func() error { return m.b.fillIndices(ctx, m.to, m.graph.to) },
 		func() error { return m.b.fill(ctx, m.weight, part(m.graph.weight)) },
 		func() error { return m.b.fillIndices(ctx, m.labels, m.graph.labels()) },
+		func() error { return m.b.fill(ctx, m.w1.memory, part(m.weights(1, m.Features, m.Hidden))) },
+		func() error { return m.b.fill(ctx, m.w2.memory, part(m.weights(2, m.Hidden, m.Classes))) },
 	} {
 		if err := f(); err != nil {
-			return err
-		}
-	}
-	for p := range m.hidden {
-		columns := make([]float32, 0, m.Features*m.width)
-		for row := range m.Features {
-			columns = append(columns, w1[row*m.Hidden+p*m.width:][:m.width]...)
-		}
-		if err := m.b.fill(ctx, m.w1[p].memory, part(columns)); err != nil {
-			return err
-		}
-		if err := m.b.fill(ctx, m.w2[p].memory, part(w2[p*m.width*m.Classes:][:m.width*m.Classes])); err != nil {
 			return err
 		}
 	}
@@ -163,17 +160,8 @@ func part(v []float32) func(dst []float32, first int) {
 	return func(dst []float32, first int) { copy(dst, v[first:]) }
 }
 
-// stepBytes is about what a step accesses that works on some rows or edges.
-const stepBytes = 128 << 20
-
-// rowBlocks cuts the rows for steps that access so many columns.
-func (m *model) rowBlocks(cols int) (blocks [][2]int) {
-	rows := max(1, stepBytes/(4*cols))
-	for first := 0; first < m.Nodes; first += rows {
-		blocks = append(blocks, [2]int{first, min(first+rows, m.Nodes)})
-	}
-	return blocks
-}
+// stepBytes is what a step accesses of the edges.
+const stepBytes = 64 << 20
 
 // edgeBlocks cuts the edges. Backward they lead the other way.
 func (m *model) edgeBlocks(backward bool) (blocks []edgeList) {
@@ -188,8 +176,8 @@ func (m *model) edgeBlocks(backward bool) (blocks []edgeList) {
 	return blocks
 }
 
-// mean are the steps of a mean over edges, or of its gradient. dst is written.
-func (m *model) mean(dst, src matrix, backward bool) (steps []step) {
+// overEdges are the steps of a mean over edges, or of its gradient. dst is written.
+func (m *model) overEdges(dst, src matrix, backward bool) (steps []step) {
 	for i, l := range m.edgeBlocks(backward) {
 		steps = append(steps, step{append(l.uses(), reads(src), writes(dst)), func() error {
 			if i == 0 {
@@ -203,7 +191,7 @@ func (m *model) mean(dst, src matrix, backward bool) (steps []step) {
 	return steps
 }
 
-// beta is the factor of what a sum over panels has so far.
+// beta is the factor of what a sum has so far.
 func beta(first bool) float32 {
 	if first {
 		return 0
@@ -211,59 +199,92 @@ func beta(first bool) float32 {
 	return 1
 }
 
-// forward are the steps up to the logits.
-func (m *model) forward() (steps []step) {
-	b := m.b
-	for p, hidden := range m.hidden {
-		for _, r := range m.rowBlocks(m.Features + m.width) {
-			x, to := m.x.block(r[0], r[1]), m.panel.block(r[0], r[1])
-			steps = append(steps, step{[]use{reads(x), writes(to)}, func() error { return b.multiply(to, x, m.w1[p], false, false, 0) }})
-		}
-		steps = append(steps, m.mean(hidden, m.panel, false)...)
-		for _, r := range m.rowBlocks(m.width + m.Classes) {
-			h, to := hidden.block(r[0], r[1]), m.mixed.block(r[0], r[1])
-			steps = append(steps, step{[]use{writes(h), writes(to)}, func() error {
-				if err := b.relu(h); err != nil {
-					return err
-				}
-				return b.multiply(to, h, m.w2[p], false, false, beta(p == 0))
-			}})
-		}
-	}
-	return append(steps, m.mean(m.logits, m.mixed, false)...)
+// A rowBlock is some rows of what is stored, and place for those of the hidden layer.
+type rowBlock struct {
+	mean         []matrix
+	mixed        matrix
+	hidden, back matrix
+	first        bool
 }
 
-// backward are the steps from the logits to the gradients of all weights. The hidden layer and
-// the logits are overwritten.
-func (m *model) backward() (steps []step) {
-	b := m.b
-	steps = append(steps, step{[]use{writes(m.logits)}, func() error {
-		return b.crossEntropy(m.logits, m.labels, 1/float32(m.Nodes))
-	}})
-	steps = append(steps, m.mean(m.mixed, m.logits, true)...)
-	for p := len(m.hidden) - 1; p >= 0; p-- {
-		hidden := m.hidden[p]
-		for i, r := range m.rowBlocks(2*m.width + m.Classes) {
-			h, g, to := hidden.block(r[0], r[1]), m.mixed.block(r[0], r[1]), m.panel.block(r[0], r[1])
-			steps = append(steps, step{[]use{reads(h), reads(g), writes(to)}, func() error {
-				if err := b.multiply(m.w2Gradient[p], h, g, true, false, beta(i == 0)); err != nil {
-					return err
-				}
-				if err := b.multiply(to, g, m.w2[p], false, true, 0); err != nil {
-					return err
-				}
-				return b.reluGradient(to, h)
-			}})
+func (m *model) rowBlocks() (blocks []rowBlock) {
+	for first := 0; first < m.Nodes; first += blockRows {
+		last := min(first+blockRows, m.Nodes)
+		b := rowBlock{mixed: m.mixed.block(first, last), hidden: m.hidden.block(0, last-first), back: m.back.block(0, last-first), first: first == 0}
+		for _, p := range m.mean {
+			b.mean = append(b.mean, p.block(first, last))
 		}
-		steps = append(steps, m.mean(hidden, m.panel, true)...)
-		for i, r := range m.rowBlocks(m.Features + m.width) {
-			x, g := m.x.block(r[0], r[1]), hidden.block(r[0], r[1])
-			steps = append(steps, step{[]use{reads(x), reads(g)}, func() error {
-				return b.multiply(m.w1Gradient[p], x, g, true, false, beta(i == 0))
-			}})
+		blocks = append(blocks, b)
+	}
+	return blocks
+}
+
+// hide computes rows of the hidden layer.
+func (m *model) hide(r rowBlock) error {
+	for p, mean := range r.mean {
+		if err := m.b.multiply(r.hidden, mean, m.w1.block(p*m.width, (p+1)*m.width), false, false, beta(p == 0)); err != nil {
+			return err
 		}
 	}
+	return m.b.relu(r.hidden)
+}
+
+// forward are the steps up to the logits.
+func (m *model) forward() (steps []step) {
+	for p, x := range m.x {
+		steps = append(steps, m.overEdges(m.mean[p], x, false)...)
+	}
+	for _, r := range m.rowBlocks() {
+		steps = append(steps, step{append(readAll(r.mean), writes(r.mixed)), func() error {
+			if err := m.hide(r); err != nil {
+				return err
+			}
+			return m.b.multiply(r.mixed, r.hidden, m.w2, false, false, 0)
+		}})
+	}
+	return append(steps, m.overEdges(m.logits, m.mixed, false)...)
+}
+
+func readAll(list []matrix) (uses []use) {
+	for _, x := range list {
+		uses = append(uses, reads(x))
+	}
+	return uses
+}
+
+// backward are the steps from the logits to the gradients of all weights. The logits are
+// overwritten.
+func (m *model) backward() (steps []step) {
+	steps = append(steps, step{[]use{writes(m.logits)}, func() error {
+		return m.b.crossEntropy(m.logits, m.labels, 1/float32(m.Nodes))
+	}})
+	steps = append(steps, m.overEdges(m.mixed, m.logits, true)...)
+	for _, r := range m.rowBlocks() {
+		steps = append(steps, step{append(readAll(r.mean), reads(r.mixed)), func() error { return m.gradients(r) }})
+	}
 	return steps
+}
+
+// gradients adds what some rows contribute.
+func (m *model) gradients(r rowBlock) error {
+	if err := m.hide(r); err != nil {
+		return err
+	}
+	if err := m.b.multiply(m.w2Gradient, r.hidden, r.mixed, true, false, beta(r.first)); err != nil {
+		return err
+	}
+	if err := m.b.multiply(r.back, r.mixed, m.w2, false, true, 0); err != nil {
+		return err
+	}
+	if err := m.b.reluGradient(r.back, r.hidden); err != nil {
+		return err
+	}
+	for p, mean := range r.mean {
+		if err := m.b.multiply(m.w1Gradient.block(p*m.width, (p+1)*m.width), mean, r.back, true, false, beta(r.first)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // epoch are all steps of an epoch but the change of the weights.
@@ -271,13 +292,8 @@ func (m *model) epoch() []step { return append(m.forward(), m.backward()...) }
 
 // learn changes the weights, which are small memory.
 func (m *model) learn(rate float32) error {
-	for p := range m.hidden {
-		if err := m.b.sgd(m.w1[p], m.w1Gradient[p], rate); err != nil {
-			return err
-		}
-		if err := m.b.sgd(m.w2[p], m.w2Gradient[p], rate); err != nil {
-			return err
-		}
+	if err := m.b.sgd(m.w1, m.w1Gradient, rate); err != nil {
+		return err
 	}
-	return nil
+	return m.b.sgd(m.w2, m.w2Gradient, rate)
 }

@@ -38,6 +38,8 @@ const (
 	gpuFirstTouch    = "gpu_first_touch"
 	prefetchToDevice = "prefetch_to_device"
 	prefetchToHost   = "prefetch_to_host"
+	moveToDevice     = "move_to_device" // prefetches by several threads
+	moveToHost       = "move_to_host"
 	gpuFaults        = "gpu_faults"
 	cpuFaults        = "cpu_faults"
 	gpuReads         = "gpu_reads" // with advice: twice the same bytes
@@ -243,6 +245,8 @@ func (r *managedRig) bySize(n int) []measure.Case {
 	add(gpuFirstTouch, noAdvice, fresh(func(m *managed.Memory) error { return set(context.Background(), m.DevPtr()) }))
 	add(prefetchToDevice, noAdvice, from(managed.Host(), func(ctx context.Context) error { return r.moved(ctx, here) }))
 	add(prefetchToHost, noAdvice, from(here, func(ctx context.Context) error { return r.moved(ctx, managed.Host()) }))
+	add(moveToDevice, noAdvice, from(managed.Host(), func(ctx context.Context) error { return r.a.Move(ctx, here, r.m.All()) }))
+	add(moveToHost, noAdvice, from(here, func(ctx context.Context) error { return r.a.Move(ctx, managed.Host(), r.m.All()) }))
 	add(gpuFaults, noAdvice, from(managed.Host(), func(ctx context.Context) error { return set(ctx, r.m.DevPtr()) }))
 	add(cpuFaults, noAdvice, from(here, func(context.Context) error { touch(r.m.Bytes()); return nil }))
 	for _, advice := range []string{noAdvice, adviseRead, adviseFromAfar} {
@@ -504,9 +508,10 @@ func explainManaged(_ measure.Env, b *result.Bench) []string {
 		faults := other(b, up, seriesManaged, result.Method, gpuFaults)
 		down := other(b, up, seriesManaged, result.Method, prefetchToHost)
 		cpu := other(b, up, seriesManaged, result.Method, cpuFaults)
-		if faults != nil && down != nil && cpu != nil {
-			answers = append(answers, fmt.Sprintf("GPU %s: %s of managed memory move to the card at %s when prefetched and %s by page faults, and back at %s and %s.", device,
-				sizeText(sizeOf(up.Labels)), gbPerSecond(up.Median), gbPerSecond(faults.Median), gbPerSecond(down.Median), gbPerSecond(cpu.Median)))
+		moved := other(b, up, seriesManaged, result.Method, moveToHost)
+		if faults != nil && down != nil && cpu != nil && moved != nil {
+			answers = append(answers, fmt.Sprintf("GPU %s: %s of managed memory move to the card at %s when prefetched and %s by page faults, and back at %s and %s, or %s when several threads prefetch.", device,
+				sizeText(sizeOf(up.Labels)), gbPerSecond(up.Median), gbPerSecond(faults.Median), gbPerSecond(down.Median), gbPerSecond(cpu.Median), gbPerSecond(moved.Median)))
 		}
 	}
 	for _, device := range devicesOf(b, seriesManagedBudget) {

@@ -25,7 +25,7 @@ func TestManaged(t *testing.T) {
 		assert.NotEmpty(t, b.Select(v), "view %q", v.Title)
 	}
 	for _, device := range []string{"0", "1"} {
-		for _, method := range []string{cpuFirstTouch, gpuFirstTouch, prefetchToDevice, prefetchToHost, gpuFaults, cpuFaults, gpuReads} {
+		for _, method := range []string{cpuFirstTouch, gpuFirstTouch, prefetchToDevice, prefetchToHost, moveToDevice, moveToHost, gpuFaults, cpuFaults, gpuReads} {
 			s := b.Find(seriesManaged, label(result.Device, device), label(result.Method, method))
 			require.NotNil(t, s, method)
 			assert.Positive(t, s.Median, method)
