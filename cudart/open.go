@@ -281,21 +281,26 @@ func (rt *Runtime) bind(ctx context.Context, source Source) (err error) {
 	return resolve(symbols[versionRows:])
 }
 
-// addDevices asks how many devices there are and adds each to the runtime.
+// addDevices asks how many devices there are and adds each to the runtime. A device that
+// CUDA cannot describe does not hide the others, unless all are like that.
 func (rt *Runtime) addDevices(ctx context.Context) error {
 	count, err := rt.count()
 	if err != nil {
 		return err
 	}
+	rt.failed = make(map[int]error)
 	for i := range count {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		d, err := rt.newDevice(i)
 		if err != nil {
-			return err
+			rt.failed[i] = err
 		}
 		rt.devices = append(rt.devices, d)
+	}
+	if count > 0 && len(rt.failed) == count {
+		return rt.failed[0]
 	}
 	rt.several = count > 1
 	return nil

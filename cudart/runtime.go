@@ -3,6 +3,7 @@ package cudart
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -60,8 +61,9 @@ func (v Version) String() string {
 type Runtime struct {
 	*binding
 	lib     Library
-	devices []*Device
-	several bool // more than one device: a call must select its own
+	devices []*Device     // nil for one that CUDA cannot describe
+	failed  map[int]error // the reasons for those
+	several bool          // more than one device: a call must select its own
 	debug   bool
 	closed  atomic.Bool
 	waits   *waits
@@ -77,7 +79,8 @@ func (rt *Runtime) Library() Library { return rt.lib }
 func (rt *Runtime) Debug() bool { return rt.debug }
 
 // Device returns device i, counted from 0 in CUDA's order. The error wraps
-// [ErrInvalidDevice] if there is no device i, and [ErrClosed].
+// [ErrInvalidDevice] if there is no device i, and [ErrClosed]. A device that CUDA could
+// not describe at Open has the error of that call.
 func (rt *Runtime) Device(i int) (*Device, error) {
 	if rt.closed.Load() {
 		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
@@ -89,6 +92,9 @@ func (rt *Runtime) Device(i int) (*Device, error) {
 		}
 		return nil, &Error{Op: fnSetDevice.name(), Code: ErrInvalidDevice, Detail: fmt.Sprintf("device %d: %s", i, have)}
 	}
+	if err := rt.failed[i]; err != nil {
+		return nil, err
+	}
 	return rt.devices[i], nil
 }
 
@@ -96,8 +102,11 @@ func (rt *Runtime) Device(i int) (*Device, error) {
 // (cudaGetDeviceCount). CUDA_VISIBLE_DEVICES may limit and reorder them.
 func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
 
-// Devices returns all devices, in CUDA's order.
-func (rt *Runtime) Devices() []*Device { return append([]*Device(nil), rt.devices...) }
+// Devices returns all devices, in CUDA's order, but those that CUDA could not describe at
+// Open: [Runtime.Device] returns why.
+func (rt *Runtime) Devices() []*Device {
+	return slices.DeleteFunc(slices.Clone(rt.devices), func(d *Device) bool { return d == nil })
+}
 
 // Close ends waits in progress with [ErrClosed] and destroys the events that the
 // Runtime itself made. From then on, methods that queue work or create something
@@ -115,7 +124,7 @@ func (rt *Runtime) Close() error {
 	}
 	rt.waits.close()
 	var errs []error
-	for _, d := range rt.devices {
+	for _, d := range rt.Devices() {
 		errs = append(errs, d.closeEvents())
 	}
 	for _, retry := range rt.takeLeft() {
