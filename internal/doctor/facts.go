@@ -5,6 +5,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/procmem"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
@@ -18,8 +19,70 @@ type Facts struct {
 	// no GPU can be used.
 	Requirements []Requirement `json:"requirements,omitempty"`
 	// Search is how a library was searched for, if none could be used.
-	Search  *Search  `json:"search,omitempty"`
-	Devices []Device `json:"devices"`
+	Search *Search `json:"search,omitempty"`
+	// Opening is why CUDA could not be started. Absent if it was.
+	Opening *Opening `json:"opening,omitempty"`
+	// CUDADevices is how many GPUs CUDA shows, also if only some of them are examined, and
+	// those of which it says nothing more. Null if CUDA did not start.
+	CUDADevices *int `json:"cuda_devices,omitempty"`
+	// ExpectedGPUs is how many GPUs there should be, as the user says. 0 is not said.
+	ExpectedGPUs int `json:"expected_gpus,omitempty"`
+	// Probes are calls that were made in processes of their own, as they may hang.
+	Probes []Probe `json:"probes,omitempty"`
+	// Processes are those that use a GPU and that this user may read.
+	Processes []Process `json:"processes,omitempty"`
+	Devices   []Device  `json:"devices"`
+}
+
+// Opening is a failure to start CUDA.
+type Opening struct {
+	Error string `json:"error"`
+	// Code is the cudaError_t of the call that failed; 0 if the failure is another one.
+	Code int `json:"code,omitempty"`
+	// DriverLibrary is the libcuda.so.1 that was found; empty if there is none.
+	DriverLibrary string `json:"driver_library,omitempty"`
+}
+
+// ProbeState is how a call in a process of its own ended.
+type ProbeState string
+
+// The states of probes.
+const (
+	ProbeOK      ProbeState = "ok"
+	ProbeFailed  ProbeState = "failed"  // it returned an error
+	ProbeHung    ProbeState = "hung"    // it had not returned at its time limit
+	ProbeCrashed ProbeState = "crashed" // its process died
+)
+
+// Probe is a call that was made in a process of its own, because it may hang or crash.
+type Probe struct {
+	Name    string     `json:"name"` // what was tried: cuda, nvml
+	Call    string     `json:"call"` // the C function that was reached last: cuInit
+	State   ProbeState `json:"state"`
+	Detail  string     `json:"detail,omitempty"` // the error, the signal, the time limit
+	Seconds float64    `json:"took_s"`
+}
+
+// Process is a process that uses a GPU. Sizes are in bytes.
+type Process struct {
+	PID        int                 `json:"pid"`
+	Name       string              `json:"name"`
+	Frameworks []procmem.Framework `json:"frameworks"` // the most specific first
+	Pinned     int                 `json:"pinned_bytes"`
+	// Rounded is in blocks whose sizes are powers of two, if that looks like rounding;
+	// RoundedBlocks are how many these are.
+	Rounded       int `json:"rounded_bytes,omitempty"`
+	RoundedBlocks int `json:"rounded_blocks,omitempty"`
+	Mappings      int `json:"mappings,omitempty"` // lines of /proc/PID/maps
+	// Weights are files of model weights that the process has mapped.
+	Weights []WeightFile `json:"weights,omitempty"`
+}
+
+// WeightFile is a mapped file of model weights: safetensors, GGUF and the like.
+type WeightFile struct {
+	Path     string `json:"path"`
+	Size     int    `json:"size_bytes"`     // of the mapping
+	Resident int    `json:"resident_bytes"` // of it
 }
 
 // Search is a search for a library that found none.
@@ -61,8 +124,62 @@ type Device struct {
 	Link      *Link          `json:"link,omitempty"`
 	Verify    *verify.Report `json:"verify,omitempty"`
 	Bandwidth *result.Bench  `json:"bandwidth,omitempty"`
+	// Trials are short measurements beside the bandwidth: see bench.Trials.
+	Trials *result.Bench `json:"trials,omitempty"`
+	// Attributes are those of CUDA that decide how host memory behaves; absent if they
+	// could not be had.
+	Attributes *Attributes `json:"attributes,omitempty"`
+	// Health is what NVML reports; absent without NVML.
+	Health *Health `json:"health,omitempty"`
 	// Errors are those of calls and measurements that failed.
 	Errors []string `json:"errors,omitempty"`
+}
+
+// Attributes are properties of a device (cudaDeviceGetAttribute).
+type Attributes struct {
+	Integrated              bool `json:"integrated"`
+	ComputeMode             int  `json:"compute_mode"` // 0 default, 2 prohibited, 3 one process only
+	HostRegisterSupported   bool `json:"host_register_supported"`
+	UsesHostPageTables      bool `json:"uses_host_page_tables"` // registering locks no page then
+	PageableMemoryAccess    bool `json:"pageable_memory_access"`
+	ManagedMemory           bool `json:"managed_memory"`
+	ConcurrentManagedAccess bool `json:"concurrent_managed_access"`
+}
+
+// Health is what NVML reports of a GPU. Pointers are nil where NVML does not say.
+type Health struct {
+	Persistence *bool `json:"persistence_mode,omitempty"`
+	MIG         *bool `json:"mig,omitempty"`
+	// ECC errors that could not be corrected, since the driver was loaded, and ever.
+	UncorrectedVolatile  *int `json:"ecc_uncorrected_volatile,omitempty"`
+	UncorrectedAggregate *int `json:"ecc_uncorrected_aggregate,omitempty"`
+	CorrectedVolatile    *int `json:"ecc_corrected_volatile,omitempty"`
+	RetiredPages         *int `json:"retired_pages,omitempty"`
+	// RemapPending is that retired pages or remapped rows wait for a reset of the GPU,
+	// RemapFailed that no row was left to remap to.
+	RemapPending *bool `json:"remap_pending,omitempty"`
+	RemapFailed  *bool `json:"remap_failed,omitempty"`
+	// Throttle are the reasons why clocks are reduced now, in the words of nvidia-smi -q:
+	// gpu_idle, applications_clocks_setting, sw_power_cap, hw_slowdown, sync_boost,
+	// sw_thermal_slowdown, hw_thermal_slowdown, hw_power_brake_slowdown,
+	// display_clocks_setting.
+	Throttle    []string `json:"throttle,omitempty"`
+	PCIeReplays *int     `json:"pcie_replays,omitempty"` // since the driver was loaded
+	// Clocks are in MHz, as they are now and at most.
+	SMClock        int          `json:"sm_mhz,omitempty"`
+	SMClockMax     int          `json:"sm_max_mhz,omitempty"`
+	MemoryClock    int          `json:"memory_mhz,omitempty"`
+	MemoryClockMax int          `json:"memory_max_mhz,omitempty"`
+	TemperatureC   int          `json:"temperature_c,omitempty"`
+	Utilization    *int         `json:"utilization_percent,omitempty"` // of its processors, over the last second
+	Processes      []GPUProcess `json:"processes,omitempty"`           // others than this one
+}
+
+// GPUProcess is a process that has memory on a GPU.
+type GPUProcess struct {
+	PID    int    `json:"pid"`
+	Name   string `json:"name,omitempty"`
+	Memory int    `json:"memory_bytes,omitempty"`
 }
 
 // Link is the PCI Express link of a device: as it is trained, and its maximum.

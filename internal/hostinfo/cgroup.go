@@ -1,6 +1,10 @@
 package hostinfo
 
-import "github.com/gopinned/pinned/internal/linux"
+import (
+	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
+)
 
 // Cgroup describes what the process's control groups allow it.
 type Cgroup struct {
@@ -11,6 +15,9 @@ type Cgroup struct {
 	// MemoryLimit is the tighter of memory.max and memory.high (version 2), or
 	// memory.limit_in_bytes (1), of that group.
 	MemoryLimit Limit `json:"memory_limit_bytes"`
+	// LimitFile is the file of MemoryLimit: memory.max, memory.high or
+	// memory.limit_in_bytes. Empty without a limit.
+	LimitFile string `json:"memory_limit_file,omitempty"`
 	// MemoryUsed is charged to that group, page cache included.
 	MemoryUsed Limit `json:"memory_used_bytes"`
 	// FileCache is the page cache in MemoryUsed, which the kernel would drop first.
@@ -20,16 +27,20 @@ type Cgroup struct {
 	Headroom Limit `json:"headroom_bytes"`
 	// CPUQuota is in CPUs: 2.5 is two and a half. 0 means no quota, or unknown.
 	CPUQuota float64 `json:"cpu_quota,omitempty"`
+	// DevicesAllowed are the lines of devices.list (version 1): "c 195:* rw". Version 2
+	// does not show which devices may be opened.
+	DevicesAllowed []string `json:"devices_allowed,omitempty"`
 }
 
 func readCgroup(f files) Cgroup {
-	g := Cgroup{CPUQuota: readCPUQuota(f)}
+	g := Cgroup{CPUQuota: readCPUQuota(f), DevicesAllowed: readDevicesAllowed(f)}
 	groups, _ := linux.ReadCgroupMemory(f.fsys)
 	m, ok := linux.Tightest(groups, 0)
 	if !ok {
 		return g
 	}
-	limit, _ := m.Limit()
+	limit, file := m.Limit()
+	g.LimitFile = file
 	g.Version, g.Path = m.Version, "/"+m.Dir
 	g.MemoryLimit = limitOf(limit)
 	g.MemoryUsed = limitOf(m.Current)
@@ -49,3 +60,23 @@ func readCPUQuota(f files) float64 {
 	}
 	return least
 }
+
+// readDevicesAllowed reads the list of the process's own group.
+func readDevicesAllowed(f files) (lines []string) {
+	groups, _ := linux.ReadCgroups(f.fsys, "devices")
+	for _, g := range groups {
+		if g.Version != 1 {
+			continue
+		}
+		for line := range strings.Lines(f.text(g.Dir + "/devices.list")) {
+			if line = strings.TrimSpace(line); line != "" && len(lines) < maxDevicesAllowed {
+				lines = append(lines, line)
+			}
+		}
+		break
+	}
+	return lines
+}
+
+// maxDevicesAllowed is more lines than container runtimes write.
+const maxDevicesAllowed = 256

@@ -19,6 +19,13 @@ type Host struct {
 	// MemLock is the soft RLIMIT_MEMLOCK. It limits mlock and RDMA, not CUDA.
 	MemLock Limit      `json:"memlock_bytes"`
 	NUMA    []NUMANode `json:"numa_nodes,omitempty"`
+	// User is what the kernel checks before this process may open a device; nil if unknown.
+	User *User `json:"user,omitempty"`
+	// Mounts are the file systems that data can be loaded from, and what reads of them are
+	// like.
+	Mounts []Mount `json:"mounts,omitempty"`
+	// InfiniBand is the number of RDMA devices.
+	InfiniBand int `json:"infiniband_devices,omitempty"`
 	// PCICount is the number of devices of any kind on the PCI bus. If it is 0
 	// the bus is hidden, or there is none: a GPU may exist all the same.
 	PCICount int               `json:"pci_devices,omitempty"`
@@ -44,6 +51,10 @@ func Read(fsys fs.FS, environ []string) *Host {
 		PCICount: len(f.names(linux.PCIDevices)),
 		GPUs:     readGPUs(f),
 		Env:      keepEnv(environ),
+		User:     readUser(f),
+		Mounts:   readMounts(f),
+
+		InfiniBand: len(f.names("sys/class/infiniband")),
 	}
 	h.CPU = readCPU(f, h.Cgroup)
 	h.Virt = readVirt(f, environ)
@@ -53,7 +64,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 // kept are the variables that are reported. They contain no secrets.
 var kept = []string{
 	"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
-	"CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
+	"CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PINNED_CUDART",
 	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
 }
 

@@ -13,6 +13,40 @@ type Memory struct {
 	THP          THP   `json:"transparent_huge_pages"`
 	Overcommit   *int  `json:"overcommit_memory"` // vm.overcommit_memory: 0, 1 or 2
 	Swap         int   `json:"swap_total_bytes,omitempty"`
+	SwapFree     Limit `json:"swap_free_bytes"`
+	// CommitLimit and Committed bind allocations where Overcommit is 2.
+	CommitLimit Limit `json:"commit_limit_bytes"`
+	Committed   Limit `json:"committed_bytes"`
+	// Unowned is memory that is neither free nor counted for any use: drivers have
+	// some, and memory that was leaked is here.
+	Unowned Limit `json:"unowned_bytes"`
+	// MaxMappings is vm.max_map_count: the mappings that a process may have.
+	MaxMappings Limit `json:"max_map_count"`
+	// Free is how fragmented the free memory is; empty if the kernel does not show it.
+	Free []FreeZone `json:"free_zones,omitempty"`
+	// Stalls are counts since boot (/proc/vmstat); nil if the kernel does not show them.
+	Stalls *Stalls `json:"stalls,omitempty"`
+}
+
+// FreeZone is the free memory of a zone of a node, in pages.
+type FreeZone struct {
+	Node int    `json:"node"`
+	Zone string `json:"zone"`
+	// Pages are all free pages, and Huge those of them in contiguous blocks of at least
+	// 512 pages: 2 MiB where a page has 4 KiB.
+	Pages int `json:"free_pages"`
+	Huge  int `json:"free_pages_in_huge_blocks"`
+}
+
+// hugeOrder is that of a huge page of 2 MiB in pages of 4 KiB.
+const hugeOrder = 9
+
+// Stalls count how often the kernel had to make room for huge pages.
+type Stalls struct {
+	Compact      int `json:"compact_stall"`      // a process waited for compaction
+	CompactFail  int `json:"compact_fail"`       // and it was in vain
+	HugeFaults   int `json:"thp_fault_alloc"`    // page faults that got a huge page
+	HugeFallback int `json:"thp_fault_fallback"` // and that did not, for want of one
 }
 
 // THP is the kernel's configuration of transparent huge pages.
@@ -55,10 +89,46 @@ func readMemory(f files) Memory {
 	if n, err := linux.ReadInt(f.fsys, "proc/sys/vm/overcommit_memory"); err == nil {
 		m.Overcommit = &n
 	}
+	m.SwapFree, m.CommitLimit, m.Committed = pagesOf(info, "SwapFree"), pagesOf(info, "CommitLimit"), pagesOf(info, "Committed_AS")
+	m.Unowned = unowned(info)
+	if n, err := linux.ReadInt(f.fsys, "proc/sys/vm/max_map_count"); err == nil && n >= 0 {
+		m.MaxMappings = limitOf(n)
+	}
+	zones, _ := linux.ReadBuddyinfo(f.fsys)
+	for _, z := range zones {
+		m.Free = append(m.Free, FreeZone{Node: int(z.Node), Zone: z.Zone, Pages: z.Pages(0), Huge: z.Pages(hugeOrder)})
+	}
+	if stat, err := linux.ReadVMStat(f.fsys); err == nil {
+		m.Stalls = &Stalls{Compact: stat["compact_stall"], CompactFail: stat["compact_fail"],
+			HugeFaults: stat["thp_fault_alloc"], HugeFallback: stat["thp_fault_fallback"]}
+	}
 	return m
 }
 
-// pagesOf returns a number of pages in meminfo. 0 is a number, absent is unknown.
+// counted are the fields of meminfo that each name a use of memory, without those that are
+// parts of others. Kernels that lack one have not that use.
+var counted = []string{"MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "KernelStack",
+	"PageTables", "SecPageTables", "Percpu", "VmallocUsed", "Hugetlb", "Unaccepted", "Balloon"}
+
+// unowned returns the memory that no field of meminfo counts. Kernels before 5.0 do not
+// say enough.
+func unowned(info linux.Meminfo) Limit {
+	for _, name := range []string{"MemTotal", "MemFree", "AnonPages", "Slab", "Percpu"} {
+		if _, ok := info[name]; !ok {
+			return Limit{}
+		}
+	}
+	left := info["MemTotal"]
+	for _, name := range counted {
+		left -= min(left, info[name])
+	}
+	if _, ok := info["Hugetlb"]; !ok {
+		left -= min(left, info["HugePages_Total"]*info["Hugepagesize"])
+	}
+	return limitOf(left)
+}
+
+// pagesOf returns a field of meminfo. 0 is a number, absent is unknown.
 func pagesOf(info linux.Meminfo, name string) Limit {
 	n, ok := info[name]
 	if !ok {

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // NVIDIA describes the parts of NVIDIA's driver on the host.
@@ -19,12 +21,27 @@ type NVIDIA struct {
 	Modules []string `json:"kernel_modules,omitempty"`
 	// Boards are the GPUs in /proc/driver/nvidia/gpus.
 	Boards []Board `json:"boards,omitempty"`
+	// Libraries are the files of libcuda that were found in the usual directories.
+	Libraries []DriverLibrary `json:"driver_libraries,omitempty"`
+	// HMMDisabled is the parameter uvm_disable_hmm of nvidia_uvm; nil if it is not shown.
+	HMMDisabled *bool `json:"hmm_disabled,omitempty"`
 }
 
 // Node is a device file. It is not opened.
 type Node struct {
 	Path string `json:"path"`
 	Mode string `json:"mode,omitempty"` // Dcrw-rw-rw-
+	// Closed is that its mode and its owner keep this user from opening it.
+	Closed bool `json:"closed,omitempty"`
+	// OpenError is why it could not be opened where that was tried: "permission denied",
+	// "operation not permitted".
+	OpenError string `json:"open_error,omitempty"`
+}
+
+// DriverLibrary is a libcuda.so.VERSION on the host.
+type DriverLibrary struct {
+	Path    string `json:"path"`
+	Version string `json:"version"` // of the driver: 580.159.04
 }
 
 // Board is a GPU that the kernel module lists.
@@ -62,11 +79,36 @@ func readNVIDIA(f files) NVIDIA {
 	if n.DriverVersion == "" {
 		n.DriverVersion = f.line("sys/module/nvidia/version")
 	}
+	n.Libraries = readDriverLibraries(f)
+	switch value := f.line("sys/module/nvidia_uvm/parameters/uvm_disable_hmm"); value {
+	case "Y", "N", "1", "0":
+		disabled := value == "Y" || value == "1"
+		n.HMMDisabled = &disabled
+	}
 	return n
+}
+
+// driverDirs are the directories in which the driver's libraries are, by distribution, and
+// those that container runtimes mount.
+var driverDirs = []string{
+	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib",
+	"usr/local/nvidia/lib64", "usr/local/cuda/compat",
+}
+
+func readDriverLibraries(f files) (out []DriverLibrary) {
+	for _, dir := range driverDirs {
+		for _, name := range f.names(dir) {
+			if version, ok := strings.CutPrefix(name, "libcuda.so."); ok && versionNumber.MatchString(version) {
+				out = append(out, DriverLibrary{Path: "/" + dir + "/" + name, Version: version})
+			}
+		}
+	}
+	return out
 }
 
 func readNodes(f files) []Node {
 	var out []Node
+	user, errUser := linux.ReadCredentials(f.fsys)
 	for _, name := range f.names("dev") {
 		_, isGPU := numbered(name, "nvidia")
 		switch {
@@ -78,6 +120,9 @@ func readNodes(f files) []Node {
 		node := Node{Path: "/dev/" + name}
 		if info, err := fs.Stat(f.fsys, "dev/"+name); err == nil {
 			node.Mode = info.Mode().String()
+			if owner, ok := OwnerOf(info); ok && errUser == nil {
+				node.Closed = !user.MayOpen(info.Mode(), owner.UID, owner.GID)
+			}
 		}
 		out = append(out, node)
 	}

@@ -21,6 +21,19 @@ type PCIDevice struct {
 	// Upstream are the links from the device's slot up to the root port, the
 	// nearest first. Most virtual machines have none.
 	Upstream []Link `json:"upstream,omitempty"`
+	// OffBus is that the device answers nothing: its configuration space reads as ones.
+	OffBus bool `json:"off_bus,omitempty"`
+	// Errors are those that the kernel has counted on the link (AER); nil if it does not.
+	Errors *LinkErrors `json:"link_errors,omitempty"`
+	// IOMMU is the type of its IOMMU group: DMA, DMA-FQ, identity; empty if unknown.
+	IOMMU string `json:"iommu,omitempty"`
+}
+
+// LinkErrors are errors of a PCI Express link since boot.
+type LinkErrors struct {
+	Correctable int `json:"correctable"` // repeated by the hardware, which costs time
+	NonFatal    int `json:"nonfatal"`
+	Fatal       int `json:"fatal"`
 }
 
 // Link is a PCI Express link. An idle GPU trains its link down to save power, so Current
@@ -90,6 +103,9 @@ func readGPUs(f files) []PCIDevice {
 			CPUs:     cpus.String(),
 			Link:     readLink(f, dir),
 			Upstream: readUpstream(f, dir),
+			OffBus:   offBus(f, dir),
+			Errors:   readLinkErrors(f, dir),
+			IOMMU:    f.line(dir + "/iommu_group/type"),
 		}
 		if driver, err := fs.ReadLink(f.fsys, dir+"/driver"); err == nil {
 			d.Driver = path.Base(driver)
@@ -117,6 +133,36 @@ func readUpstream(f files, dir string) []Link {
 			out = append(out, l)
 		}
 	}
+}
+
+// offBus reads the vendor and the device from the configuration space, which the kernel
+// asks the device for each time. All bits are 1 if no device answers.
+func offBus(f files, dir string) bool {
+	config := f.text(dir + "/config")
+	return len(config) >= 4 && config[:4] == "\xff\xff\xff\xff"
+}
+
+// readLinkErrors returns nil if the kernel counts no errors of the device.
+func readLinkErrors(f files, dir string) *LinkErrors {
+	var e LinkErrors
+	known := false
+	for _, kind := range []struct {
+		file, total string
+		to          *int
+	}{
+		{"aer_dev_correctable", "TOTAL_ERR_COR", &e.Correctable},
+		{"aer_dev_nonfatal", "TOTAL_ERR_NONFATAL", &e.NonFatal},
+		{"aer_dev_fatal", "TOTAL_ERR_FATAL", &e.Fatal},
+	} {
+		if counters, err := linux.ReadCounters(f.fsys, dir+"/"+kind.file); err == nil {
+			known = true
+			*kind.to = counters[kind.total]
+		}
+	}
+	if !known {
+		return nil
+	}
+	return &e
 }
 
 func readLink(f files, dir string) Link {

@@ -102,7 +102,12 @@ type Counters map[string]int
 // has done since boot, such as "compact_stall".
 func ReadVMStat(fsys fs.FS) (Counters, error) { return read(fsys, "proc/vmstat", ParseCounters) }
 
-// ParseCounters parses /proc/vmstat or a control group's memory.stat.
+// ReadCounters reads another file of "name number" lines, such as a PCI device's
+// aer_dev_correctable.
+func ReadCounters(fsys fs.FS, name string) (Counters, error) { return read(fsys, name, ParseCounters) }
+
+// ParseCounters parses /proc/vmstat, a control group's memory.stat, or a PCI device's
+// counts of errors.
 func ParseCounters(text string) (Counters, error) {
 	counters := make(Counters, strings.Count(text, "\n"))
 	number := 0

@@ -10,6 +10,7 @@ import (
 // A Mount is a line of /proc/PID/mountinfo: where a file system, or a part of one,
 // can be seen.
 type Mount struct {
+	Device  string   // "98:0", major and minor number of the file system's device
 	Root    string   // the directory of the file system that is mounted
 	Point   string   // the directory where it is mounted
 	Type    string   // "ext4", "cgroup2"
@@ -36,6 +37,7 @@ func ParseMounts(text string) ([]Mount, error) {
 			return nil, &SyntaxError{Line: number, Text: line, Want: "a mount, as proc(5) describes it"}
 		}
 		mounts = append(mounts, Mount{
+			Device:  left[2],
 			Root:    unescape(left[3]),
 			Point:   unescape(left[4]),
 			Type:    right[0],

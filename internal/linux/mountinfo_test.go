@@ -18,10 +18,10 @@ func TestParseMounts(t *testing.T) {
 		"41 31 0:4 net:[4026532281] /run/netns/a rw - nsfs nsfs rw\n")
 	require.NoError(t, err)
 	assert.Equal(t, []linux.Mount{
-		{Root: "/mnt1", Point: "/mnt2", Type: "ext3", Options: []string{"rw", "errors=continue"}},
-		{Root: "/", Point: "/mnt/a b\tc\nd\\e", Type: "cgroup", Options: []string{"rw", "cpu", "cpuacct"}},
-		{Root: "/", Point: "/no/source", Type: "tmpfs", Options: []string{"rw"}},
-		{Root: "net:[4026532281]", Point: "/run/netns/a", Type: "nsfs", Options: []string{"rw"}},
+		{Device: "98:0", Root: "/mnt1", Point: "/mnt2", Type: "ext3", Options: []string{"rw", "errors=continue"}},
+		{Device: "0:29", Root: "/", Point: "/mnt/a b\tc\nd\\e", Type: "cgroup", Options: []string{"rw", "cpu", "cpuacct"}},
+		{Device: "0:30", Root: "/", Point: "/no/source", Type: "tmpfs", Options: []string{"rw"}},
+		{Device: "0:4", Root: "net:[4026532281]", Point: "/run/netns/a", Type: "nsfs", Options: []string{"rw"}},
 	}, got)
 	assert.True(t, got[1].HasOption("cpuacct"))
 	assert.False(t, got[1].HasOption("memory"))

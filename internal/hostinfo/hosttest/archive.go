@@ -6,6 +6,7 @@
 //	-- proc/sys/kernel/osrelease --
 //	6.8.0-45-generic
 //	-- dev/nvidia0 (device) --
+//	-- dev/nvidia1 (device 0660 0:44) --
 //	-- sys/bus/pci/devices/0000:01:00.0 -> ../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0 --
 //
 // [Record] writes such a file while [hostinfo.Read] reads a real host.
@@ -16,17 +17,24 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing/fstest"
+
+	"github.com/gopinned/pinned/internal/hostinfo"
 )
 
 const (
-	opening    = "-- "
-	closing    = " --"
-	deviceMark = " (device)"
-	linkMark   = " -> "
+	opening  = "-- "
+	closing  = " --"
+	linkMark = " -> "
 )
+
+// device matches "dev/nvidia0 (device)", and with a mode and an owner "dev/nvidia0 (device
+// 0660 0:44)". Without these it is open to everyone.
+var device = regexp.MustCompile(`^(.*) \(device(?: 0([0-7]{3}) (\d+):(\d+))?\)$`)
 
 // Load reads the captured host in a file.
 func Load(file string) (fstest.MapFS, error) {
@@ -65,9 +73,19 @@ func Parse(text string) (fstest.MapFS, error) {
 		if path, target, ok := strings.Cut(name, linkMark); ok {
 			name, body = path, nil
 			entry.Mode, entry.Data = fs.ModeSymlink|0o777, []byte(target)
-		} else if path, ok := strings.CutSuffix(name, deviceMark); ok {
-			name, body = path, nil
+		} else if m := device.FindStringSubmatch(name); m != nil {
+			name, body = m[1], nil
 			entry.Mode = fs.ModeDevice | fs.ModeCharDevice | 0o666
+			if m[2] != "" {
+				mode, _ := strconv.ParseUint(m[2], 8, 9)
+				uid, errUID := strconv.Atoi(m[3])
+				gid, errGID := strconv.Atoi(m[4])
+				if errUID != nil || errGID != nil {
+					return nil, fmt.Errorf("line %d: no owner: %s:%s", number, m[3], m[4])
+				}
+				entry.Mode = fs.ModeDevice | fs.ModeCharDevice | fs.FileMode(mode)
+				entry.Sys = hostinfo.Owner{UID: uid, GID: gid}
+			}
 		}
 		if !fs.ValidPath(name) || name == "." {
 			return nil, fmt.Errorf("line %d: %q is not a path below the root directory", number, name)
@@ -109,7 +127,11 @@ func Format(comment string, host fstest.MapFS) string {
 		case entry.Mode&fs.ModeSymlink != 0:
 			b.WriteString(opening + name + linkMark + string(entry.Data) + closing + "\n")
 		case entry.Mode&fs.ModeDevice != 0:
-			b.WriteString(opening + name + deviceMark + closing + "\n")
+			mark := " (device)"
+			if owner, ok := entry.Sys.(hostinfo.Owner); ok {
+				mark = fmt.Sprintf(" (device %04o %d:%d)", entry.Mode.Perm(), owner.UID, owner.GID)
+			}
+			b.WriteString(opening + name + mark + closing + "\n")
 		default:
 			b.WriteString(opening + name + closing + "\n")
 			b.Write(entry.Data)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/hostinfo"
 )
 
 func TestParse(t *testing.T) {
@@ -19,6 +21,11 @@ func TestParse(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, string(b), "one")
 	assert.Empty(t, host["empty"].Data)
+	closed, err := Parse("-- dev/nvidia1 (device 0660 0:44) --\n")
+	require.NoError(t, err)
+	assert.Equal(t, fs.ModeDevice|fs.ModeCharDevice|0o660, closed["dev/nvidia1"].Mode)
+	assert.Equal(t, hostinfo.Owner{UID: 0, GID: 44}, closed["dev/nvidia1"].Sys)
+	assert.Equal(t, "-- dev/nvidia1 (device 0660 0:44) --\n", Format("", closed))
 
 	again, err := Parse(Format("a comment", host))
 	require.NoError(t, err)
@@ -28,14 +35,15 @@ func TestParse(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	for text, says := range map[string]string{
-		"":                                "no entry",
-		"just a comment\n":                "no entry",
-		"-- /proc/x --\n":                 "not a path",
-		"-- ../x --\n":                    "not a path",
-		"-- . --\n":                       "not a path",
-		"-- a --\n-- a --\n":              "line 2: a comes twice",
-		"-- a (device) --\ntext\n":        "text below",
-		"x\n-- a -> b --\n\ntext below\n": "line 4",
+		"":                   "no entry",
+		"just a comment\n":   "no entry",
+		"-- /proc/x --\n":    "not a path",
+		"-- ../x --\n":       "not a path",
+		"-- . --\n":          "not a path",
+		"-- a --\n-- a --\n": "line 2: a comes twice",
+		"-- a (device 0660 99999999999999999999:0) --\n": "no owner",
+		"-- a (device) --\ntext\n":                       "text below",
+		"x\n-- a -> b --\n\ntext below\n":                "line 4",
 	} {
 		_, err := Parse(text)
 		assert.ErrorContains(t, err, says, "%q", text)

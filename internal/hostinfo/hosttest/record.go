@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing/fstest"
+
+	"github.com/gopinned/pinned/internal/hostinfo"
 )
 
 // Record wraps the root directory of a host and records what is read through it.
@@ -87,7 +89,11 @@ func (r *Recorder) Stat(name string) (fs.FileInfo, error) {
 		return info, err
 	}
 	mode := info.Mode() & (fs.ModeDevice | fs.ModeCharDevice | fs.ModePerm)
-	r.keep(name, &fstest.MapFile{Mode: mode})
+	entry := &fstest.MapFile{Mode: mode}
+	if owner, ok := hostinfo.OwnerOf(info); ok && mode&fs.ModeDevice != 0 {
+		entry.Sys = owner
+	}
+	r.keep(name, entry)
 	return info, nil
 }
 
@@ -127,12 +133,14 @@ func (r *Recorder) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(r.f
 // lines contain. A path counts before a file's bare name.
 var partial = map[string][]string{
 	"proc/cpuinfo":        {"processor\t", "model name\t", "physical id\t", "core id\t", "CPU implementer\t", "CPU part\t"},
-	"proc/self/status":    {"Cpus_allowed_list:", "Mems_allowed_list:"},
-	"proc/self/mountinfo": {" - cgroup"},
+	"proc/self/status":    {"Cpus_allowed_list:", "Mems_allowed_list:", "Uid:", "Gid:", "Groups:", "CapEff:"},
+	"proc/self/mountinfo": {" - "},
+	"proc/vmstat":         {"compact_stall ", "compact_fail ", "thp_fault_alloc ", "thp_fault_fallback "},
 	"proc/modules":        {"nvidia", "nouveau"},
 	"proc/self/limits":    {"Limit", "Max locked memory"},
-	"meminfo":             {"MemTotal:", "MemFree:", "MemAvailable:", "Active(file):", "Inactive(file):", "SwapTotal:", "HugePages_", "Hugepagesize:"},
-	"memory.stat":         {"active_file "},
+	"meminfo": {"MemTotal:", "MemFree:", "MemAvailable:", "Active(file):", "Inactive(file):", "Swap", "HugePages_", "Huge",
+		"Commit", "Buffers:", "Cached:", "AnonPages:", "Slab:", "KernelStack:", "PageTables:", "Percpu:", "VmallocUsed:", "Unaccepted:", "Balloon:"},
+	"memory.stat": {"active_file "},
 }
 
 func reduce(name string, data []byte) []byte {

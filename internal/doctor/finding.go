@@ -1,0 +1,66 @@
+package doctor
+
+// Severity is what a finding means for the reader.
+type Severity string
+
+// The severities, the gravest first.
+const (
+	// Problem is something broken, wrong or refused, or clearly below what this hardware
+	// reaches: it should be mended before the machine is relied on.
+	Problem Severity = "problem"
+	// Warning is something that works, and costs time or memory, or will fail under
+	// conditions that are named.
+	Warning Severity = "warning"
+	// Note is worth knowing. Nothing has to be done.
+	Note Severity = "note"
+)
+
+// Severities returns all severities, the gravest first.
+func Severities() []Severity { return []Severity{Problem, Warning, Note} }
+
+// AtLeast reports whether s is as grave as other, or graver.
+func (s Severity) AtLeast(other Severity) bool { return s.weight() <= other.weight() }
+
+func (s Severity) weight() int {
+	for i, known := range Severities() {
+		if s == known {
+			return i
+		}
+	}
+	return len(Severities())
+}
+
+// Finding is one thing that a check found.
+type Finding struct {
+	// ID is the check's. docs/findings has a page of this name.
+	ID       string   `json:"id"`
+	Severity Severity `json:"severity"`
+	Device   *int     `json:"device,omitempty"` // absent if it is about the host
+	Summary  string   `json:"summary"`          // what is wrong
+	// Evidence is what was read or measured: files with their values, rates, calls.
+	Evidence []string `json:"evidence,omitempty"`
+	Cause    string   `json:"cause,omitempty"` // why, as far as is known
+	Cost     string   `json:"cost,omitempty"`  // what it costs the user
+	Remedy   string   `json:"remedy,omitempty"`
+	// Followers are findings that follow from this one and are left out.
+	Followers []string `json:"followers,omitempty"`
+}
+
+// Verdict is the conclusion of a run.
+type Verdict string
+
+// The verdicts.
+const (
+	Healthy    Verdict = "healthy"    // judged, and nothing is wrong
+	Measured   Verdict = "measured"   // nothing failed, and speeds were not judged
+	Warnings   Verdict = "warnings"   // there are warnings, and no problems
+	Problems   Verdict = "problems"   // there are problems
+	Unusable   Verdict = "unusable"   // no GPU can be used
+	Incomplete Verdict = "incomplete" // stopped before its end
+	Failed     Verdict = "failed"     // the command did not run, such as for wrong usage
+)
+
+// Verdicts returns all verdicts.
+func Verdicts() []Verdict {
+	return []Verdict{Healthy, Measured, Warnings, Problems, Unusable, Incomplete, Failed}
+}
