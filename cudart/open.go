@@ -206,15 +206,17 @@ func (op *opening) canceled(ctx context.Context) error {
 	defer op.mu.Unlock()
 	err := fmt.Errorf("canceled: %w", ctx.Err())
 	attempts := slices.Clone(op.attempts)
+	stuck := ""
 	if last := len(attempts) - 1; last >= 0 && attempts[last].Err == nil {
 		a := &attempts[last]
 		err = fmt.Errorf("%s: %w", a.Path, err)
 		for _, name := range op.calls.inside() {
-			err = fmt.Errorf("%v of %s %w: %w", stuckCall(name), a.Path, errNotReturned, ctx.Err())
+			stuck = stuckCall(name).String()
+			err = fmt.Errorf("%s of %s %w: %w", stuck, a.Path, errNotReturned, ctx.Err())
 		}
 		a.Err = err
 	}
-	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver, source: op.o.Source != nil}
+	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver, Stuck: stuck, source: op.o.Source != nil}
 }
 
 // errNotReturned is the cause of an opening whose context ended during a call.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -12,23 +13,37 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/probe"
 	"github.com/gopinned/pinned/internal/report"
 	"github.com/gopinned/pinned/internal/result"
 )
 
 // system is what the commands need of the machine.
 type system struct {
-	environ  []string
-	root     fs.FS
-	open     func(cudart.Options) (*cudart.Runtime, error)
+	environ []string
+	root    fs.FS
+	open    func(cudart.Options) (*cudart.Runtime, error) // nil for cudart.OpenContext
+	// isolated is that probes run in processes of their own, and --sim as well.
+	isolated bool
 	hostname func() (string, error) // nil leaves it out
 	// experiments are those of pincheck bench.
 	experiments []measure.Experiment
 	// expect returns measure.Env.Expect for an Env. nil for no yardsticks.
 	expect func(measure.Env) func(*result.Series) *result.Expected
 	// adjust changes the plans, if it is not nil: tests make them small.
-	adjust func(plans) plans
+	adjust func(probe.Plans) probe.Plans
+	// waits replaces patience, if it is not 0.
+	waits time.Duration
 }
+
+func (s system) openLibrary(ctx context.Context, o cudart.Options) (*cudart.Runtime, error) {
+	if s.open == nil || o.Source != nil {
+		return cudart.OpenContext(ctx, o)
+	}
+	return s.open(o)
+}
+
+func (s system) patience() time.Duration { return cmp.Or(s.waits, patience) }
 
 func (s system) getenv(name string) string {
 	value := ""
@@ -74,7 +89,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 			return o.writeVersion(cmd)
 		}
 		err := o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
-			return s.check(ctx, steps{verify: true, bandwidth: true})
+			return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
 		})
 		if o.npd {
 			return npdFailed(cmd.OutOrStdout(), err)
@@ -131,7 +146,7 @@ func help(cmd *cobra.Command, args []string) error {
 }
 
 func newVerify(o *options, sys system) *cobra.Command {
-	s := steps{verify: true}
+	s := probe.Steps{Verify: true}
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Prove that bytes survive the round trip to the GPU",
@@ -147,7 +162,7 @@ with other bytes before, and compares every byte.
 			return o.produce(cmd, sys, "verify", true, func(ctx context.Context, session *session) error { return session.check(ctx, s) })
 		},
 	}
-	cmd.Flags().BoolVar(&s.full, "full", false, "all combinations, up to 4 GiB a copy")
+	cmd.Flags().BoolVar(&s.Full, "full", false, "all combinations, up to 4 GiB a copy")
 	return cmd
 }
 
@@ -159,7 +174,7 @@ func newDevices(o *options, sys system) *cobra.Command {
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.produce(cmd, sys, "devices", false, func(ctx context.Context, s *session) error {
-				return s.check(ctx, steps{})
+				return s.check(ctx, probe.Steps{})
 			})
 		},
 	}

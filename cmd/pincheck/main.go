@@ -8,17 +8,19 @@ package main
 
 import (
 	"context"
+	"maps"
 	"os"
 	"os/signal"
 	"syscall"
 
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/child"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/probe"
 )
 
 func main() {
-	child.Serve(bench.Children()) // returns, unless an experiment has started this process
+	child.Serve(children()) // returns, unless a probe or an experiment has started this process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A closed pipe is an error of writing, which is reported, and not the end of the
 	// process in the middle of a run.
@@ -29,10 +31,19 @@ func main() {
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, system{
 		environ:     os.Environ(),
 		root:        os.DirFS("/"),
-		open:        cudart.Open,
+		isolated:    true,
 		expect:      yardsticks,
 		hostname:    os.Hostname,
 		experiments: bench.All(),
 	})
 	os.Exit(code)
+}
+
+// children are what processes of their own do.
+func children() map[string]child.Func {
+	funcs := probe.Children(probe.Local{
+		ReadHost: func() *hostinfo.Host { return hostinfo.Read(os.DirFS("/"), os.Environ()) },
+	})
+	maps.Copy(funcs, bench.Children())
+	return funcs
 }

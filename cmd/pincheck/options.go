@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/report"
 )
 
@@ -131,15 +131,15 @@ func (d *devices) Set(list string) error {
 }
 
 // choose returns the GPUs that were named, or none if there are none.
-func (d devices) choose(all []*cudart.Device) ([]*cudart.Device, error) {
+func (d devices) choose(all []doctor.Device) ([]doctor.Device, error) {
 	if len(d) == 0 || len(all) == 0 || slices.Contains(d, "all") {
 		return all, nil
 	}
-	var chosen []*cudart.Device
+	var chosen []doctor.Device
 	for _, name := range d {
-		var match []*cudart.Device
+		var match []doctor.Device
 		for _, dev := range all {
-			if names(name, dev) {
+			if names(name, &dev) {
 				match = append(match, dev)
 			}
 		}
@@ -148,7 +148,7 @@ func (d devices) choose(all []*cudart.Device) ([]*cudart.Device, error) {
 			return nil, usagef("--device %s: there is no such GPU; this process sees %s", name, seen(all))
 		case len(match) > 1:
 			return nil, usagef("--device %s: fits %d GPUs: name more of the UUID", name, len(match))
-		case !slices.Contains(chosen, match[0]):
+		case !slices.ContainsFunc(chosen, func(c doctor.Device) bool { return c.Ordinal == match[0].Ordinal }):
 			chosen = append(chosen, match[0])
 		}
 	}
@@ -157,14 +157,14 @@ func (d devices) choose(all []*cudart.Device) ([]*cudart.Device, error) {
 
 // names reports whether a name is that of a device. A UUID may be shortened, as in
 // CUDA_VISIBLE_DEVICES.
-func names(name string, d *cudart.Device) bool {
+func names(name string, d *doctor.Device) bool {
 	if n, err := strconv.Atoi(name); err == nil {
-		return n == d.Ordinal()
+		return n == d.Ordinal
 	}
 	if pci := pciAddress(name); pci != "" {
-		return pci == pciAddress(d.PCIBusID())
+		return pci == pciAddress(d.PCIBusID)
 	}
-	return len(d.UUID()) >= len(name) && strings.EqualFold(d.UUID()[:len(name)], name)
+	return len(d.UUID) >= len(name) && strings.EqualFold(d.UUID[:len(name)], name)
 }
 
 // pciAddress returns an address in one form: domains are of 4 or 8 digits, or left out.
@@ -181,9 +181,9 @@ func pciAddress(s string) string {
 	return strings.ToLower(fmt.Sprintf("%x:%s:%s.%s", domain, m[2], m[3], function))
 }
 
-func seen(all []*cudart.Device) string {
+func seen(all []doctor.Device) string {
 	if len(all) == 1 {
-		return fmt.Sprintf("only GPU 0 (%s, PCI %s)", all[0].UUID(), all[0].PCIBusID())
+		return fmt.Sprintf("only GPU 0 (%s, PCI %s)", all[0].UUID, all[0].PCIBusID)
 	}
 	return fmt.Sprintf("GPUs 0 to %d", len(all)-1)
 }

@@ -1,10 +1,12 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/nvml"
 	"github.com/gopinned/pinned/internal/procmem"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
@@ -31,7 +33,10 @@ type Facts struct {
 	Probes []Probe `json:"probes,omitempty"`
 	// Processes are those that use a GPU and that this user may read.
 	Processes []Process `json:"processes,omitempty"`
-	Devices   []Device  `json:"devices"`
+	// NVML is what the management library returned, of all GPUs of the host, also those
+	// that CUDA does not show; nil without it.
+	NVML    *nvml.Report `json:"nvml,omitempty"`
+	Devices []Device     `json:"devices"`
 }
 
 // Opening is a failure to start CUDA.
@@ -219,18 +224,34 @@ func (l *Link) PathRate() float64 {
 
 // WithoutLibrary returns the facts after a failure to open a library.
 func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
+	opening := &Opening{Error: failed.Err.Error(), DriverLibrary: failed.Driver.LibPath}
+	if called := (*cudart.Error)(nil); errors.As(failed.Err, &called) {
+		opening.Code = int(called.Code)
+	}
 	return &Facts{
 		Host:         host,
 		Requirements: Require(host, failed),
+		Opening:      opening,
 		Search:       &Search{Attempts: attempts(failed.Attempts), Looked: append([]string{}, failed.Looked...)},
 		Devices:      []Device{},
 	}
 }
 
-// Gather describes the library and the devices of rt. Calls that fail are in the
-// device's Errors.
-func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *Facts {
+// WithoutAnswer returns the facts after a process that was to open a library hung or died.
+func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
+	return &Facts{
+		Host:    host,
+		Opening: &Opening{Error: p.Call + ": " + p.Detail},
+		Probes:  []Probe{p},
+		Devices: []Device{},
+	}
+}
+
+// Gather describes the library and all devices of rt, without a context on any of them. A
+// device that CUDA cannot describe has its ordinal and the error.
+func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 	lib := rt.Library()
+	count := rt.DeviceCount()
 	f := &Facts{
 		Simulated: lib.Simulated,
 		Host:      host,
@@ -239,14 +260,20 @@ func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *
 			RuntimeVersion: lib.Runtime.String(), DriverVersion: lib.Driver.String(),
 			Attempts: attempts(lib.Attempts), MissingFunctions: lib.Missing,
 		},
-		Devices: make([]Device, 0, len(devices)),
+		CUDADevices: &count,
+		Devices:     make([]Device, 0, count),
 	}
-	for _, d := range devices {
-		described := describe(d)
+	for i := range count {
+		d, err := rt.Device(i)
+		if err != nil {
+			f.Devices = append(f.Devices, Device{Ordinal: i, Errors: []string{err.Error()}})
+			continue
+		}
+		described := Describe(d)
 		described.Relink(host)
 		f.Devices = append(f.Devices, described)
 	}
-	if len(devices) == 0 {
+	if count == 0 {
 		f.Requirements = Require(host, nil)
 	}
 	return f
@@ -267,18 +294,95 @@ func attempts(all []cudart.Attempt) []Attempt {
 	return out
 }
 
-func describe(d *cudart.Device) Device {
+// Describe returns what CUDA says of a device, without making a context.
+func Describe(d *cudart.Device) Device {
 	out := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID(), PCIBusID: d.PCIBusID()}
-	var err error
-	if out.MemoryFree, out.MemoryTotal, err = d.MemInfo(); err != nil {
-		out.Errors = append(out.Errors, err.Error())
-	}
 	major, errMajor := d.Attribute(cudart.AttrComputeCapabilityMajor)
 	minor, errMinor := d.Attribute(cudart.AttrComputeCapabilityMinor)
 	if errMajor == nil && errMinor == nil {
 		out.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
 	}
+	var failed bool
+	get := func(a cudart.Attr) int {
+		n, err := d.Attribute(a)
+		failed = failed || err != nil
+		return n
+	}
+	attributes := &Attributes{
+		Integrated:              get(cudart.AttrIntegrated) != 0,
+		ComputeMode:             get(cudart.AttrComputeMode),
+		HostRegisterSupported:   get(cudart.AttrHostRegisterSupported) != 0,
+		UsesHostPageTables:      get(cudart.AttrPageableMemoryAccessUsesHostPageTables) != 0,
+		PageableMemoryAccess:    get(cudart.AttrPageableMemoryAccess) != 0,
+		ManagedMemory:           get(cudart.AttrManagedMemory) != 0,
+		ConcurrentManagedAccess: get(cudart.AttrConcurrentManagedAccess) != 0,
+	}
+	if !failed {
+		out.Attributes = attributes
+	}
 	return out
+}
+
+// ReadMemory reads how much memory the device has, and how much is free. The call makes a
+// context, which takes some hundred MiB and half a second.
+func (d *Device) ReadMemory(dev *cudart.Device) {
+	var err error
+	if d.MemoryFree, d.MemoryTotal, err = dev.MemInfo(); err != nil {
+		d.Errors = append(d.Errors, err.Error())
+	}
+}
+
+// SetHealth takes what NVML returned, for the facts and for each device.
+func (f *Facts) SetHealth(r *nvml.Report) {
+	f.NVML = r
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		for _, g := range r.GPUs {
+			if hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
+				d.Health = healthOf(&g)
+			}
+		}
+	}
+}
+
+// SetClocks takes the clocks, why they are reduced, and the counters of the link from what
+// NVML returned under load or right after it. The rest stays: processes, for one, would be
+// those that measured.
+func (f *Facts) SetClocks(r *nvml.Report) {
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		for _, g := range r.GPUs {
+			if h := d.Health; h != nil && hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
+				now := healthOf(&g)
+				h.Throttle, h.PCIeReplays, h.TemperatureC = now.Throttle, now.PCIeReplays, now.TemperatureC
+				h.SMClock, h.MemoryClock = now.SMClock, now.MemoryClock
+			}
+		}
+	}
+}
+
+func healthOf(g *nvml.GPU) *Health {
+	number := func(n *int) int {
+		if n == nil {
+			return 0
+		}
+		return *n
+	}
+	h := &Health{
+		Persistence: g.Persistence, MIG: g.MIG,
+		UncorrectedVolatile: g.UncorrectedVolatile, UncorrectedAggregate: g.UncorrectedAggregate, CorrectedVolatile: g.CorrectedVolatile,
+		RetiredPages: g.RetiredPages, RemapPending: g.RemapPending, RemapFailed: g.RemapFailed,
+		Throttle: g.Throttle, PCIeReplays: g.PCIeReplays,
+		SMClock: number(g.SMClock), SMClockMax: number(g.SMClockMax), MemoryClock: number(g.MemoryClock), MemoryClockMax: number(g.MemoryClockMax),
+		TemperatureC: number(g.Temperature), Utilization: g.Utilization,
+	}
+	if h.RemapPending == nil { // GPUs before Ampere retire pages
+		h.RemapPending = g.RetirePending
+	}
+	for _, p := range g.Processes {
+		h.Processes = append(h.Processes, GPUProcess{PID: p.PID, Memory: p.Memory})
+	}
+	return h
 }
 
 // Relink takes the link from facts about the host. A GPU trains its link down while it is
