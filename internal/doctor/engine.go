@@ -19,16 +19,66 @@ type Check struct {
 	Device func(*Facts, *Device) []Finding
 }
 
-// Checks returns all checks. The order is that of findings of one severity: first what
-// keeps a GPU from being used, in the order in which it should be mended, then wrong bytes
-// and failures, then what costs speed, then what costs memory.
-func Checks() []Check {
-	return slices.Concat(
-		accessChecks, libraryChecks, startChecks, visibilityChecks,
-		byteChecks, callChecks, refusedChecks, healthChecks,
-		linkChecks, copyChecks, numaChecks, pinningChecks, loadChecks,
-		budgetChecks, wasteChecks,
-	)
+// A group is checks about one thing.
+type group struct {
+	name   string
+	checks []Check
+	// looked reports whether the facts have what most of the checks ask for.
+	looked func(*Facts) bool
+}
+
+// groups are all checks. The order is that of findings of one severity: first what keeps a
+// GPU from being used, in the order in which it should be mended, then wrong bytes and
+// failures, then what costs speed, then what costs memory.
+func groups() []group {
+	devices := func(has func(*Device) bool) func(*Facts) bool {
+		return func(f *Facts) bool {
+			return len(f.Devices) > 0 && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !has(&d) })
+		}
+	}
+	host := func(f *Facts) bool { return f.Host != nil }
+	copied := devices((*Device).measured)
+	return []group{
+		{"access to the GPU", accessChecks, devices(func(*Device) bool { return true })},
+		{"libraries", libraryChecks, func(f *Facts) bool { return f.Library != nil }},
+		{"start of CUDA", startChecks, func(f *Facts) bool { return f.Library != nil }},
+		{"GPUs that are visible", visibilityChecks, devices(func(*Device) bool { return true })},
+		{"bytes", byteChecks, devices(func(d *Device) bool { return d.Verify != nil })},
+		{"calls", callChecks, copied},
+		{"limits of pinning", refusedChecks, host},
+		{"health", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},
+		{"link", linkChecks, func(f *Facts) bool {
+			return copied(f) && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !f.judged(&d) })
+		}},
+		{"small and pageable copies", copyChecks, devices(func(d *Device) bool { return d.Trials != nil })},
+		{"NUMA and CPUs", numaChecks, host},
+		{"speed of pinning", pinningChecks, devices(func(d *Device) bool { return d.Trials != nil })},
+		{"files", loadChecks, host},
+		{"memory budget", budgetChecks, host},
+		{"memory of programs", wasteChecks, func(f *Facts) bool { return len(f.Processes) > 0 }},
+	}
+}
+
+// Checks returns all checks, in the order of findings of one severity.
+func Checks() (all []Check) {
+	for _, g := range groups() {
+		all = append(all, g.checks...)
+	}
+	return all
+}
+
+// Fine names what was looked at and has nothing to be mended.
+func Fine(f *Facts, found []Finding) []string {
+	fine := []string{}
+	for _, g := range groups() {
+		bad := slices.ContainsFunc(found, func(one Finding) bool {
+			return one.Severity.AtLeast(Warning) && slices.ContainsFunc(g.checks, func(c Check) bool { return c.ID == one.ID })
+		})
+		if !bad && g.looked(f) {
+			fine = append(fine, g.name)
+		}
+	}
+	return fine
 }
 
 // Judge runs all checks. It returns the findings by weight, without those that follow from
@@ -64,18 +114,15 @@ func judge(f *Facts) []Finding {
 // leaveOut removes what follows from other findings, and what is ignored: an ignored
 // finding hides its followers nevertheless. The rest is sorted by weight.
 func leaveOut(all []Finding, ignore []string) []Finding {
-	implies := map[string][]string{}
-	for _, c := range Checks() {
-		implies[c.ID] = c.Implies
-	}
 	hidden := make([]bool, len(all))
 	for i := range all {
 		cause := &all[i]
 		if hidden[i] {
-			continue // its own first cause hides what it would
+			continue // what follows from it follows from its own cause
 		}
+		implied := implications(cause.ID)
 		for j, other := range all {
-			if i == j || !slices.Contains(implies[cause.ID], other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
+			if i == j || !slices.Contains(implied, other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
 				continue
 			}
 			hidden[j] = true
@@ -94,13 +141,33 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 	return kept
 }
 
+// implications returns the ids of all that follows from a check, near and far.
+func implications(id string) (ids []string) {
+	all := Checks()
+	var follow func(id string)
+	follow = func(id string) {
+		i := slices.IndexFunc(all, func(c Check) bool { return c.ID == id })
+		if i < 0 {
+			return
+		}
+		for _, next := range all[i].Implies {
+			if !slices.Contains(ids, next) {
+				ids = append(ids, next)
+				follow(next)
+			}
+		}
+	}
+	follow(id)
+	return ids
+}
+
 // verdict concludes from the findings that are left. A speed without a yardstick is no sign
 // of health.
 func verdict(f *Facts, found []Finding) Verdict {
 	has := func(s Severity) bool {
 		return slices.ContainsFunc(found, func(one Finding) bool { return one.Severity == s })
 	}
-	unjudged := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !d.judged() })
+	unjudged := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !f.judged(&d) })
 	switch {
 	case len(f.Devices) == 0:
 		return Unusable

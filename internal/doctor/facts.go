@@ -86,8 +86,8 @@ type Process struct {
 // WeightFile is a mapped file of model weights: safetensors, GGUF and the like.
 type WeightFile struct {
 	Path     string `json:"path"`
-	Size     int    `json:"size_bytes"`     // of the mapping
-	Resident int    `json:"resident_bytes"` // of it
+	Size     int    `json:"size_bytes"`               // of the mapping
+	Resident int    `json:"resident_bytes,omitempty"` // of it; 0 is unknown
 }
 
 // Search is a search for a library that found none.
@@ -224,17 +224,21 @@ func (l *Link) PathRate() float64 {
 
 // WithoutLibrary returns the facts after a failure to open a library.
 func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
-	opening := &Opening{Error: failed.Err.Error(), DriverLibrary: failed.Driver.LibPath}
-	if called := (*cudart.Error)(nil); errors.As(failed.Err, &called) {
-		opening.Code = int(called.Code)
-	}
 	return &Facts{
 		Host:         host,
+		Opening:      newOpening(failed),
 		Requirements: Require(host, failed),
-		Opening:      opening,
 		Search:       &Search{Attempts: attempts(failed.Attempts), Looked: append([]string{}, failed.Looked...)},
 		Devices:      []Device{},
 	}
+}
+
+func newOpening(failed *cudart.OpenError) *Opening {
+	o := &Opening{Error: failed.Err.Error(), DriverLibrary: failed.Driver.LibPath}
+	if code := cudart.Success; errors.As(failed.Err, &code) {
+		o.Code = int(code)
+	}
+	return o
 }
 
 // WithoutAnswer returns the facts after a process that was to open a library hung or died.
@@ -302,25 +306,36 @@ func Describe(d *cudart.Device) Device {
 	if errMajor == nil && errMinor == nil {
 		out.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
 	}
-	var failed bool
-	get := func(a cudart.Attr) int {
-		n, err := d.Attribute(a)
-		failed = failed || err != nil
-		return n
-	}
-	attributes := &Attributes{
-		Integrated:              get(cudart.AttrIntegrated) != 0,
-		ComputeMode:             get(cudart.AttrComputeMode),
-		HostRegisterSupported:   get(cudart.AttrHostRegisterSupported) != 0,
-		UsesHostPageTables:      get(cudart.AttrPageableMemoryAccessUsesHostPageTables) != 0,
-		PageableMemoryAccess:    get(cudart.AttrPageableMemoryAccess) != 0,
-		ManagedMemory:           get(cudart.AttrManagedMemory) != 0,
-		ConcurrentManagedAccess: get(cudart.AttrConcurrentManagedAccess) != 0,
-	}
-	if !failed {
-		out.Attributes = attributes
-	}
+	out.Attributes = attributes(d)
 	return out
+}
+
+// attributes returns nil if the library does not have all of them.
+func attributes(d *cudart.Device) *Attributes {
+	var out Attributes
+	for _, a := range []struct {
+		attr cudart.Attr
+		to   *bool
+	}{
+		{cudart.AttrIntegrated, &out.Integrated},
+		{cudart.AttrHostRegisterSupported, &out.HostRegisterSupported},
+		{cudart.AttrPageableMemoryAccessUsesHostPageTables, &out.UsesHostPageTables},
+		{cudart.AttrPageableMemoryAccess, &out.PageableMemoryAccess},
+		{cudart.AttrManagedMemory, &out.ManagedMemory},
+		{cudart.AttrConcurrentManagedAccess, &out.ConcurrentManagedAccess},
+	} {
+		value, err := d.Attribute(a.attr)
+		if err != nil {
+			return nil
+		}
+		*a.to = value != 0
+	}
+	mode, err := d.Attribute(cudart.AttrComputeMode)
+	if err != nil {
+		return nil
+	}
+	out.ComputeMode = mode
+	return &out
 }
 
 // ReadMemory reads how much memory the device has, and how much is free. The call makes a
@@ -392,7 +407,11 @@ func (d *Device) Relink(host *hostinfo.Host) {
 		d.NUMANode, d.LocalCPUs = pci.NUMANode, pci.CPUs
 		d.Link = newLink(pci)
 	}
-	if rate := d.Link.PathRate(); d.Bandwidth != nil && rate > 0 {
+	rate := d.Link.PathRate()
+	if d.Link != nil && rate > 0 && d.fastest() > lies*rate {
+		rate = d.Link.MaxRate // it slept again when it was read
+	}
+	if d.Bandwidth != nil && rate > 0 {
 		for i := range d.Bandwidth.Series {
 			share := d.Bandwidth.Series[i].Median / rate
 			d.Bandwidth.Series[i].ShareOfLink = &share

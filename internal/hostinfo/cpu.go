@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -32,6 +33,26 @@ func (c CPU) Usable() float64 {
 		return c.Quota
 	}
 	return n
+}
+
+// AllowedIn returns how many of the CPUs in a list such as "0-31,64-95" this process may
+// use. ok is false if either list is unknown.
+func (c CPU) AllowedIn(list string) (n int, ok bool) {
+	in, errIn := linux.ParseCPUList(list)
+	allowed, errAllowed := linux.ParseCPUList(c.Allowed)
+	for _, cpu := range in {
+		if slices.Contains(allowed, cpu) {
+			n++
+		}
+	}
+	return n, errIn == nil && errAllowed == nil && len(in) > 0 && len(allowed) > 0
+}
+
+// MemoryFrom reports whether this process may allocate memory of a NUMA node. ok is false
+// if the kernel does not say.
+func (c CPU) MemoryFrom(node int) (may, ok bool) {
+	nodes, err := linux.ParseCPUList(c.AllowedMems) // of the same form
+	return slices.Contains(nodes, node), err == nil && len(nodes) > 0
 }
 
 func readCPU(f files, g Cgroup) CPU {

@@ -13,15 +13,15 @@ type Memory struct {
 	THP          THP   `json:"transparent_huge_pages"`
 	Overcommit   *int  `json:"overcommit_memory"` // vm.overcommit_memory: 0, 1 or 2
 	Swap         int   `json:"swap_total_bytes,omitempty"`
-	SwapFree     Limit `json:"swap_free_bytes"`
+	SwapFree     Limit `json:"swap_free_bytes,omitzero"`
 	// CommitLimit and Committed bind allocations where Overcommit is 2.
-	CommitLimit Limit `json:"commit_limit_bytes"`
-	Committed   Limit `json:"committed_bytes"`
+	CommitLimit Limit `json:"commit_limit_bytes,omitzero"`
+	Committed   Limit `json:"committed_bytes,omitzero"`
 	// Unowned is memory that is neither free nor counted for any use: drivers have
 	// some, and memory that was leaked is here.
-	Unowned Limit `json:"unowned_bytes"`
+	Unowned Limit `json:"unowned_bytes,omitzero"`
 	// MaxMappings is vm.max_map_count: the mappings that a process may have.
-	MaxMappings Limit `json:"max_map_count"`
+	MaxMappings Limit `json:"max_map_count,omitzero"`
 	// Free is how fragmented the free memory is; empty if the kernel does not show it.
 	Free []FreeZone `json:"free_zones,omitempty"`
 	// Stalls are counts since boot (/proc/vmstat); nil if the kernel does not show them.

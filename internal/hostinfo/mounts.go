@@ -16,7 +16,7 @@ type Mount struct {
 	Network bool `json:"network,omitempty"`
 	// ReadAhead is how much the kernel reads ahead of a program that reads in order
 	// (read_ahead_kb); unknown for file systems without a device of their own.
-	ReadAhead Limit `json:"read_ahead_bytes"`
+	ReadAhead Limit `json:"read_ahead_bytes,omitzero"`
 }
 
 // networkTypes are file systems of other machines. Those of FUSE have a word of theirs

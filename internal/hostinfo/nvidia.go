@@ -52,11 +52,17 @@ type Board struct {
 	Minor   string `json:"device_minor,omitempty"` // the N of /dev/nvidiaN
 }
 
+// IsGPUNode reports whether a path is the device file of a GPU: /dev/nvidia0 and so on.
+func IsGPUNode(path string) bool {
+	_, ok := numbered(path, "/dev/nvidia")
+	return ok
+}
+
 // HasGPUNode reports whether the device file of a GPU exists: /dev/nvidia0 and so on, or
 // WSL's /dev/dxg.
 func (n NVIDIA) HasGPUNode() bool {
 	for _, node := range n.Nodes {
-		if _, ok := numbered(node.Path, "/dev/nvidia"); ok || node.Path == "/dev/dxg" {
+		if IsGPUNode(node.Path) || node.Path == "/dev/dxg" {
 			return true
 		}
 	}

@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/doctor"
@@ -40,7 +41,7 @@ func htmlRun(r *Result) htmlreport.Run {
 		if f.Device != nil {
 			subject = fmt.Sprintf("GPU %d: ", *f.Device)
 		}
-		run.Findings = append(run.Findings, htmlreport.Finding{Severity: string(f.Severity), Summary: subject + f.Summary, Cause: f.Cause, Remedy: f.Remedy})
+		run.Findings = append(run.Findings, htmlreport.Finding{Severity: string(f.Severity), Summary: subject + f.Summary, Cause: joinedWith("; ", append(slices.Clone(f.Evidence), f.Cause, f.Cost)...), Remedy: f.Remedy})
 	}
 	if r.Facts == nil {
 		return run

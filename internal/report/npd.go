@@ -30,17 +30,19 @@ func NPD(r *Result) (message string, status int) {
 	switch r.Verdict {
 	case doctor.Healthy:
 		return npdLine(healthyLine(r)), NPDOK
+	case doctor.Warnings:
+		return npdLine(worstLine(r)), NPDOK
 	case doctor.Problems:
-		return npdLine(problemLine(r)), NPDNotOK
-	case doctor.NoGPU:
+		return npdLine(worstLine(r)), NPDNotOK
+	case doctor.Unusable:
 		if r.Facts != nil && r.Host != nil && len(r.Host.GPUs) > 0 {
-			return npdLine("no usable GPU: " + problemLine(r)), NPDNotOK
+			return npdLine("no usable GPU: " + worstLine(r)), NPDNotOK
 		}
 		return npdLine("no NVIDIA GPU on the PCI bus of this host"), NPDUnknown
 	}
 	// What an incomplete run found may come from being incomplete, but for wrong bytes.
 	if slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "wrong_bytes" }) {
-		return npdLine(problemLine(r)), NPDNotOK
+		return npdLine(worstLine(r)), NPDNotOK
 	}
 	return npdLine(fmt.Sprintf("no verdict (%s)", r.Verdict)), NPDUnknown
 }
@@ -73,27 +75,27 @@ func healthyLine(r *Result) string {
 	return text
 }
 
-// problemLine is the first problem, and how many others there are.
-func problemLine(r *Result) string {
-	first, others := "", 0
-	for _, f := range r.Findings {
-		switch {
-		case f.Severity != doctor.Problem:
-		case first != "":
-			others++
-		default:
-			if first = f.Summary; f.Device != nil {
-				first = fmt.Sprintf("GPU %d: %s", *f.Device, f.Summary)
-			}
-		}
+// worstLine is the first of the gravest findings with its id, and how many others of its
+// severity there are.
+func worstLine(r *Result) string {
+	if len(r.Findings) == 0 {
+		return "problems found"
 	}
-	if first == "" {
-		first = "problems found"
+	f := r.Findings[0] // they are sorted
+	text := f.Summary
+	if f.Device != nil {
+		text = fmt.Sprintf("GPU %d: %s", *f.Device, text)
 	}
-	if others > 0 {
-		first = fmt.Sprintf("(+%d) %s", others, first) // in front, where it is not cut off
+	if f.ID != "" {
+		text = f.ID + ": " + text
 	}
-	return first
+	if f.Severity != doctor.Problem {
+		text = string(f.Severity) + ": " + text
+	}
+	if others := r.count(f.Severity) - 1; others > 0 {
+		text = fmt.Sprintf("(+%d) %s", others, text) // in front, where it is not cut off
+	}
+	return text
 }
 
 // npdLine makes one printable line of at most 80 bytes.

@@ -23,7 +23,8 @@ func TestNPD(t *testing.T) {
 	}
 	two := &doctor.Facts{Devices: []doctor.Device{{Bandwidth: speeds(55.4, 54)}, {Bandwidth: speeds(55.1, 55)}}}
 	one := 1
-	problems := []doctor.Finding{{Severity: doctor.Note, Summary: "a note"}, {Severity: doctor.Problem, Device: &one, Summary: "the PCIe link runs at x8 of x16"}}
+	problems := []doctor.Finding{{ID: "narrow_link", Severity: doctor.Problem, Device: &one, Summary: "the PCIe link runs at x8 of x16"}, {Severity: doctor.Note, Summary: "a note"}}
+	warning := []doctor.Finding{{ID: "thp_off", Severity: doctor.Warning, Summary: "transparent huge pages are off"}}
 	withPCI := &doctor.Facts{Host: &hostinfo.Host{GPUs: []hostinfo.PCIDevice{{}}}}
 	for _, c := range []struct {
 		r      Result
@@ -33,16 +34,17 @@ func TestNPD(t *testing.T) {
 		{Result{Verdict: doctor.Healthy, Facts: two}, "2 GPUs healthy, H2D 55.1 GB/s, D2H 54.0 GB/s", NPDOK},
 		{Result{Verdict: doctor.Healthy, Facts: &doctor.Facts{Devices: make([]doctor.Device, 1)}}, "1 GPU healthy", NPDOK},
 		{Result{Verdict: doctor.Healthy, Facts: &doctor.Facts{Simulated: true, Devices: make([]doctor.Device, 1)}}, "simulated: 1 GPU healthy", NPDOK},
-		{Result{Verdict: doctor.Problems, Facts: two, Findings: problems}, "GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
-		{Result{Verdict: doctor.Problems, Facts: two, Findings: append(problems, problems...)}, "(+1) GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
+		{Result{Verdict: doctor.Problems, Facts: two, Findings: problems}, "narrow_link: GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
+		{Result{Verdict: doctor.Problems, Facts: two, Findings: append(problems, problems...)}, "(+1) narrow_link: GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
 		{Result{Verdict: doctor.Problems, Facts: two}, "problems found", NPDNotOK},
-		{Result{Verdict: doctor.NoGPU, Facts: withPCI, Findings: []doctor.Finding{{Severity: doctor.Problem, Summary: "NVIDIA kernel module missing"}}},
+		{Result{Verdict: doctor.Unusable, Facts: withPCI, Findings: []doctor.Finding{{Severity: doctor.Problem, Summary: "NVIDIA kernel module missing"}}},
 			"no usable GPU: NVIDIA kernel module missing", NPDNotOK},
-		{Result{Verdict: doctor.NoGPU, Facts: &doctor.Facts{Host: &hostinfo.Host{}}}, "no NVIDIA GPU on the PCI bus of this host", NPDUnknown},
-		{Result{Verdict: doctor.NoGPU}, "no NVIDIA GPU on the PCI bus of this host", NPDUnknown},
+		{Result{Verdict: doctor.Unusable, Facts: &doctor.Facts{Host: &hostinfo.Host{}}}, "no NVIDIA GPU on the PCI bus of this host", NPDUnknown},
+		{Result{Verdict: doctor.Unusable}, "no NVIDIA GPU on the PCI bus of this host", NPDUnknown},
 		{Result{Verdict: "incomplete", Facts: two, Findings: problems}, "no verdict (incomplete)", NPDUnknown},
 		{Result{Verdict: "incomplete", Facts: two, Findings: []doctor.Finding{{ID: "wrong_bytes", Severity: doctor.Problem, Summary: "bytes came back wrong"}}},
-			"bytes came back wrong", NPDNotOK},
+			"wrong_bytes: bytes came back wrong", NPDNotOK},
+		{Result{Verdict: doctor.Warnings, Facts: two, Findings: warning}, "warning: thp_off: transparent huge pages are off", NPDOK},
 		{Result{}, "no verdict ()", NPDUnknown},
 	} {
 		message, status := NPD(&c.r)

@@ -126,7 +126,7 @@ func (m *metrics) run(r *Result) {
 	}
 	m.add("pincheck_run_errors", "Errors of the run itself.", float64(len(r.Errors)))
 	if r.Verdict != "" {
-		for _, v := range []doctor.Verdict{doctor.Healthy, doctor.Measured, doctor.Problems, doctor.NoGPU, doctor.Incomplete, doctor.Failed} {
+		for _, v := range doctor.Verdicts() {
 			m.add("pincheck_verdict", "1 for the verdict of the run, 0 for the others.", truth(v == r.Verdict), result.Label{Key: "verdict", Value: string(v)})
 		}
 	}
@@ -134,13 +134,16 @@ func (m *metrics) run(r *Result) {
 	for _, f := range r.Findings {
 		count[f.Severity]++
 	}
-	for _, s := range []doctor.Severity{doctor.Problem, doctor.Note} {
+	for _, s := range doctor.Severities() {
 		m.add("pincheck_findings", "Findings of the run.", float64(count[s]), result.Label{Key: "severity", Value: string(s)})
 	}
 	for _, f := range r.Findings {
 		labels := []result.Label{{Key: "id", Value: f.ID}, {Key: "severity", Value: string(f.Severity)}}
 		if f.Device != nil {
 			labels = append(labels, result.Label{Key: result.Device, Value: strconv.Itoa(*f.Device)})
+		}
+		if len(f.Evidence) > 0 {
+			labels = append(labels, result.Label{Key: "evidence", Value: strings.Join(f.Evidence, "; ")})
 		}
 		m.add("pincheck_finding_info", "A finding of the run.", 1, labels...)
 	}

@@ -101,7 +101,7 @@ func results(t *testing.T) map[string]*Result {
 	t.Helper()
 	judged := func(command string, f *doctor.Facts) *Result {
 		r := &Result{Command: command, Tool: testTool, HostName: "host-7", Started: started, Seconds: 1.5, Complete: true, Facts: f}
-		_, r.Findings = doctor.Check(f)
+		_, r.Findings = doctor.Judge(f)
 		r.Conclude(true)
 		return r
 	}

@@ -33,7 +33,9 @@ type Result struct {
 	*doctor.Facts                // nil if nothing was examined
 	// Findings are in the order of their weight; there are none if all is well.
 	Findings []doctor.Finding `json:"findings"`
-	Benches  []result.Bench   `json:"benches"`
+	// Fine names what was looked at and has nothing to be mended.
+	Fine    []string       `json:"fine,omitempty"`
+	Benches []result.Bench `json:"benches"`
 }
 
 // Tool is the program that ran.
@@ -46,19 +48,20 @@ type Tool struct {
 }
 
 // Conclude sets the verdict by what is in the result. Judged is whether findings are
-// searched for, by comparing with what such hardware reaches. Without a GPU they say what
-// is missing, unless an experiment needed none.
-func (r *Result) Conclude(judged bool) {
+// searched for, by comparing with what such hardware reaches, without those of the ids in
+// ignore. Without a GPU they say what is missing, unless an experiment needed none.
+func (r *Result) Conclude(judged bool, ignore ...string) {
 	verdict := r.Verdict
 	if r.Facts != nil && (judged || len(r.Devices) == 0 && len(r.Benches) == 0) {
-		verdict, r.Findings = doctor.Check(r.Facts)
+		verdict, r.Findings = doctor.Judge(r.Facts, ignore...)
+		r.Fine = doctor.Fine(r.Facts, r.Findings)
 	}
 	switch {
 	case !r.Complete:
 		r.Verdict = doctor.Incomplete
 	case r.Facts != nil && len(r.Devices) == 0:
-		r.Verdict = doctor.NoGPU
-	case r.failures() > 0 || r.problems() > 0:
+		r.Verdict = doctor.Unusable
+	case r.failures() > 0 || r.count(doctor.Problem) > 0:
 		r.Verdict = doctor.Problems
 	case judged:
 		r.Verdict = verdict
@@ -74,7 +77,7 @@ func (r *Result) failures() int {
 	for i := range r.Benches {
 		n += len(r.Benches[i].Errors)
 	}
-	if r.Facts != nil && len(r.Findings) == 0 {
+	if r.Facts != nil && r.Findings == nil {
 		for i := range r.Devices {
 			n += len(r.Devices[i].Errors)
 		}
@@ -82,10 +85,11 @@ func (r *Result) failures() int {
 	return n
 }
 
-func (r *Result) problems() int {
+// count returns the number of findings of a severity.
+func (r *Result) count(s doctor.Severity) int {
 	n := 0
 	for _, f := range r.Findings {
-		if f.Severity == doctor.Problem {
+		if f.Severity == s {
 			n++
 		}
 	}
@@ -120,6 +124,9 @@ func Read(data []byte) (*Result, error) {
 		if err := r.readBandwidth1(data); err != nil {
 			return nil, fmt.Errorf("report: read: %w", err)
 		}
+	}
+	if r.Verdict == "no_gpu" { // as releases before the doctor wrote it
+		r.Verdict = doctor.Unusable
 	}
 	r.SchemaVersion = SchemaVersion
 	return r, nil

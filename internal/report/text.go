@@ -62,10 +62,16 @@ func (p *page) gap() { p.WriteByte('\n') }
 func writeText(b *bytes.Buffer, r *Result, s Style) {
 	p := &page{b, s}
 	p.tool(r)
+	if r.Facts != nil && r.Simulated {
+		p.painted("SIMULATED", yellow, "a simulated GPU: nothing below was measured on hardware", yellow)
+	}
+	first := r.Command == "check" || r.Command == "verify" // the doctor: its verdict comes first
+	if first {
+		p.verdict(r)
+		p.findings(r.Findings)
+		p.fine(r.Fine)
+	}
 	if r.Facts != nil {
-		if r.Simulated {
-			p.painted("SIMULATED", yellow, "a simulated GPU: nothing below was measured on hardware", yellow)
-		}
 		p.gap()
 		p.library(r.Library, r.Simulated)
 		p.host(r.Host)
@@ -78,7 +84,9 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	for i := range r.Benches {
 		p.bench(&r.Benches[i])
 	}
-	p.findings(r.Findings)
+	if !first {
+		p.findings(r.Findings)
+	}
 	if r.Facts != nil {
 		p.search(r.Search)
 	}
@@ -88,7 +96,9 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	for _, e := range r.Errors {
 		p.painted("Error", red, plain(e), "")
 	}
-	p.verdict(r)
+	if !first {
+		p.verdict(r)
+	}
 }
 
 func (p *page) tool(r *Result) {
@@ -372,24 +382,46 @@ func directionText(s *result.Series) string {
 	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
 }
 
+// severityColors are the labels' colors.
+var severityColors = map[doctor.Severity]color{doctor.Problem: red, doctor.Warning: yellow, doctor.Note: dim}
+
 func (p *page) findings(all []doctor.Finding) {
 	for _, f := range all {
 		p.gap()
-		label, c := "Problem", red
-		if f.Severity == doctor.Note {
-			label, c = "Note", yellow
-		}
+		label := strings.ToUpper(string(f.Severity[:min(1, len(f.Severity))])) + string(f.Severity[min(1, len(f.Severity)):])
 		subject := ""
 		if f.Device != nil {
 			subject = fmt.Sprintf("GPU %d: ", *f.Device)
 		}
-		p.painted(label, c, plain(subject+f.Summary), "")
+		id := ""
+		if f.ID != "" {
+			id = " [" + f.ID + "]"
+		}
+		p.painted(label, severityColors[f.Severity], plain(subject+f.Summary+id), "")
+		for i, e := range f.Evidence {
+			p.sub([]string{"seen", "    "}[min(i, 1)], e)
+		}
 		if f.Cause != "" {
-			p.sub("why", f.Cause)
+			p.sub("why ", f.Cause)
+		}
+		if f.Cost != "" {
+			p.sub("cost", f.Cost)
 		}
 		if f.Remedy != "" {
-			p.sub("do ", f.Remedy)
+			p.sub("do  ", f.Remedy)
 		}
+	}
+	if len(all) > 0 {
+		p.gap()
+		p.note("", "pincheck explain ID says more of a finding")
+	}
+}
+
+// fine names what was looked at and has nothing to be mended.
+func (p *page) fine(names []string) {
+	if len(names) > 0 {
+		p.gap()
+		p.painted("Fine", green, plain(joined(names...)), "")
 	}
 }
 
@@ -409,15 +441,17 @@ func verdictText(r *Result) (label, text string, c color) {
 		label, text = "Healthy", healthyText(r)
 	case doctor.Measured:
 		label, text = "Measured", measuredText(r)
+	case doctor.Warnings:
+		label, text, c = "Warnings", problemsText(r), yellow
 	case doctor.Problems:
 		label, text, c = "Problems", problemsText(r), red
 	case doctor.Incomplete:
 		label, text, c = "Incomplete", "stopped: "+r.Stopped, yellow
-		if n := r.problems(); n > 0 {
+		if n := r.count(doctor.Problem); n > 0 {
 			text += "; " + plural(n, "problem", "problems") + " found until then"
 		}
-	case doctor.NoGPU:
-		label, text, c = "No GPU", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
+	case doctor.Unusable:
+		label, text, c = "Unusable", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
 	case doctor.Failed:
 		label, text, c = "Failed", "nothing was examined", red
 	default:
@@ -431,13 +465,16 @@ func verdictText(r *Result) (label, text string, c color) {
 
 func problemsText(r *Result) string {
 	var parts []string
-	if n := r.problems(); n > 0 {
-		parts = append(parts, plural(n, "problem", "problems")+" found")
+	if n := r.count(doctor.Problem); n > 0 {
+		parts = append(parts, plural(n, "problem", "problems"))
+	}
+	if n := r.count(doctor.Warning); n > 0 {
+		parts = append(parts, plural(n, "warning", "warnings"))
 	}
 	if failed := r.failures(); failed > 0 {
 		parts = append(parts, plural(failed, "error", "errors"))
 	}
-	return strings.Join(append(parts, "see above"), ", ")
+	return joined(parts...)
 }
 
 // measuredText says what there is, and that it was not judged.

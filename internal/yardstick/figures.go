@@ -110,3 +110,7 @@ func named(any []string, product string) bool {
 		return gpu != ""
 	})
 }
+
+// Coherent reports whether a GPU shares an NVLink-C2C with its processor: its copies do
+// not go over the PCI Express link that the host shows.
+func Coherent(gpu string) bool { return named(coherent, gpu) }

@@ -120,7 +120,7 @@ func Expect(gpu string, link Link, s *result.Series) *result.Expected {
 			return &result.Expected{Value: low, Source: figures[own].source(low, high)}
 		}
 	}
-	if size < largeCopy || link.Width == 0 || named(coherent, gpu) {
+	if size < largeCopy || link.Width == 0 || Coherent(gpu) {
 		return nil
 	}
 	return byLink(link, direction)

@@ -1,0 +1,103 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// byteChecks judge whether the bytes arrived.
+var byteChecks = []Check{
+	{ID: "wrong_bytes", Title: "bytes came back wrong", Severity: Problem, Device: wrongBytes},
+	{ID: "failed_round_trips", Title: "round trips failed", Severity: Problem, Device: failedRoundTrips},
+	{ID: "skipped_round_trips", Title: "round trips were left out", Severity: Note, Device: skippedRoundTrips},
+}
+
+// trustNothing is the remedy for bytes that are wrong.
+const trustNothing = "trust no result of this machine: test its memory and the GPU (nvidia-smi -q -d ECC), reseat the card, check risers and cables"
+
+const wrongCost = "results computed here can be wrong without any error"
+
+func wrongBytes(_ *Facts, d *Device) (out []Finding) {
+	if v := d.Verify; v != nil {
+		stale := v.Stale != nil && v.Stale.BadAfter > 0
+		if v.MismatchCount > 0 || stale {
+			f := Finding{Summary: fmt.Sprintf("bytes came back wrong in %d of %d round trips", v.MismatchCount, v.Cases), Cost: wrongCost, Remedy: trustNothing}
+			for _, m := range v.Mismatches[:min(len(v.Mismatches), 3)] {
+				f.Evidence = append(f.Evidence, m.String())
+			}
+			if stale {
+				f.Evidence = append(f.Evidence, v.Stale.String())
+			}
+			out = append(out, f)
+		}
+	}
+	for _, s := range d.copies() {
+		if s.Mismatch != "" {
+			out = append(out, Finding{
+				Summary:  fmt.Sprintf("the copies that measured the bandwidth %s arrived wrong", directionText(&s)),
+				Evidence: []string{s.Mismatch}, Cost: wrongCost, Remedy: trustNothing,
+			})
+		}
+	}
+	return out
+}
+
+// failedRoundTrips are those of which no check of a code says more.
+func failedRoundTrips(f *Facts, d *Device) []Finding {
+	v := d.Verify
+	if v == nil || v.FailureCount == 0 && v.Cases > 0 {
+		return nil
+	}
+	var evidence []string
+	for _, one := range v.Failures {
+		if classify(f, d, one.Error) == "failed_call" {
+			evidence = append(evidence, one.String())
+		}
+	}
+	if len(evidence) == 0 && len(v.Failures) > 0 {
+		return nil
+	}
+	out := Finding{
+		Summary:  fmt.Sprintf("round trips that failed: %d", v.FailureCount),
+		Evidence: evidence[:min(len(evidence), 3)],
+		Cost:     "this GPU was not proved",
+		Remedy:   "see the error, and run nvidia-smi",
+	}
+	if v.Cases == 0 && v.FailureCount == 0 {
+		if v.SkippedCases > 0 {
+			return nil // skipped_round_trips says why
+		}
+		out.Summary = "no round trip was made"
+	}
+	if len(evidence) > 0 {
+		if means, do := textOf(evidence[0]); do != "" {
+			out.Cause, out.Remedy = means, do
+		}
+	}
+	return finding(out)
+}
+
+// skippedRoundTrips says what was not proved.
+func skippedRoundTrips(_ *Facts, d *Device) []Finding {
+	v := d.Verify
+	if v == nil || v.SkippedCases == 0 {
+		return nil
+	}
+	out := Finding{
+		Summary: fmt.Sprintf("%d of %d round trips were left out, and prove nothing", v.SkippedCases, v.CasesPlanned),
+		Cost:    "these sizes and kinds of memory were not proved",
+		Remedy:  "see the reasons; where they speak of memory, free some on the host or the GPU, or raise the container's limit",
+	}
+	if v.SkippedCases > v.CasesPlanned/2 {
+		out.Severity = Warning
+	}
+	var reasons []string
+	for _, s := range v.Skipped {
+		if !slices.Contains(reasons, s.Reason) {
+			reasons = append(reasons, s.Reason)
+		}
+	}
+	out.Cause = strings.Join(reasons, "; ")
+	return finding(out)
+}

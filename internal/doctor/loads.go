@@ -1,0 +1,109 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// loadChecks judge where programs load model weights from, and how.
+var loadChecks = []Check{
+	{ID: "weights_on_network", Title: "weights are mapped from another machine", Severity: Warning, Implies: []string{"weights_mapped"}, Host: weightsOnNetwork},
+	{ID: "weights_mapped", Title: "weights are copied from a mapped file", Severity: Note, Host: weightsMapped},
+	{ID: "small_read_ahead", Title: "little is read ahead", Severity: Note, Host: smallReadAhead},
+}
+
+// weights describes a mapped file of weights.
+func (f *Facts) weights(p Process, w WeightFile) string {
+	text := fmt.Sprintf("process %d (%s): %s, %s", p.PID, p.Name, w.Path, size(w.Size))
+	if w.Resident > 0 {
+		text += fmt.Sprintf(", of it %s in memory", size(w.Resident))
+	}
+	if m, ok := f.Host.Mount(w.Path); ok {
+		text += fmt.Sprintf(", %s at %s", m.Type, m.Point)
+	}
+	return text
+}
+
+func (f *Facts) onNetwork(path string) bool {
+	m, ok := f.Host.Mount(path)
+	return ok && m.Network
+}
+
+// mappedWeights lists the files of weights of at least 1 GiB that processes have mapped.
+func (f *Facts) mappedWeights(network bool) (list []string) {
+	if f.Host == nil {
+		return nil
+	}
+	for _, p := range f.Processes {
+		for _, w := range p.Weights {
+			if w.Size >= 1<<30 && f.onNetwork(w.Path) == network {
+				list = append(list, f.weights(p, w))
+			}
+		}
+	}
+	return list
+}
+
+const readInstead = "read the file in place of mapping it, in large pieces by several threads into a pinned ring (transfer.Copier.UploadFile and package weights do; sglang and others: --weight-loader-disable-mmap; llama.cpp: --no-mmap)"
+
+func weightsOnNetwork(f *Facts) []Finding {
+	list := f.mappedWeights(true)
+	if len(list) == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "model weights are mapped from a file system of another machine",
+		Evidence: list[:min(len(list), 4)],
+		Cause:    "a mapped file is read by page faults, one small request after the other, each with the way over the network",
+		Cost:     "loads take several times as long: 258 s in place of 32 s, and 43 minutes from EFS, were reported",
+		Remedy:   "copy the files to a local disk or /dev/shm first, or " + readInstead,
+	})
+}
+
+func weightsMapped(f *Facts) []Finding {
+	list := f.mappedWeights(false)
+	if len(list) == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "model weights are copied from a mapped file",
+		Evidence: list[:min(len(list), 4)],
+		Cause:    "a mapped file is not pinned: the copies go through CUDA's own small buffer, and page by page where the file is not in memory",
+		Cost:     "7 to 10 GB/s in place of 50 from memory; from a disk less than the disk can",
+		Remedy:   readInstead,
+	})
+}
+
+// leastReadAhead is what network file systems need: their own value is often 128 KiB.
+const leastReadAhead = 1 << 20
+
+// smallReadAhead judges mounts of other machines, and those that hold weights in use.
+func smallReadAhead(f *Facts) []Finding {
+	if f.Host == nil {
+		return nil
+	}
+	var list []string
+	for _, m := range f.Host.Mounts {
+		ahead, ok := m.ReadAhead.Finite()
+		used := slices.ContainsFunc(f.Processes, func(p Process) bool {
+			return slices.ContainsFunc(p.Weights, func(w WeightFile) bool {
+				at, found := f.Host.Mount(w.Path)
+				return found && at.Point == m.Point
+			})
+		})
+		if ok && ahead < leastReadAhead && (m.Network && strings.HasPrefix(m.Type, "nfs") || used && m.Network) {
+			list = append(list, fmt.Sprintf("%s (%s): %s", m.Point, m.Type, size(ahead)))
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "the kernel reads little ahead on a network file system",
+		Evidence: list[:min(len(list), 4)],
+		Cause:    "since Linux 5.4 NFS reads 128 KiB ahead unless told otherwise",
+		Cost:     "reading one file in order reaches a fraction of the network's rate",
+		Remedy:   "echo 16384 | sudo tee /sys/class/bdi/MAJOR:MINOR/read_ahead_kb (mountpoint -d POINT prints the numbers), or a udev rule; mount NFS with nconnect=8",
+	})
+}

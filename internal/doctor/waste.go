@@ -1,0 +1,41 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+)
+
+// wasteChecks find memory that is pinned and not used.
+var wasteChecks = []Check{
+	{ID: "rounded_pins", Title: "a program pins up to twice what it asked for", Severity: Warning, Host: roundedPins},
+}
+
+// leastRounded is from where on rounding is worth a change.
+const leastRounded = 1 << 30
+
+func roundedPins(f *Facts) (out []Finding) {
+	for _, p := range f.Processes {
+		if p.Rounded < leastRounded {
+			continue
+		}
+		one := Finding{
+			Summary:  fmt.Sprintf("process %d (%s) pins %s in blocks whose sizes are powers of two", p.PID, p.Name, size(p.Rounded)),
+			Evidence: []string{fmt.Sprintf("/proc/%d/smaps: %s, %s pinned in all", p.PID, plural(p.RoundedBlocks, "such block", "such blocks"), size(p.Pinned))},
+			Cause:    "its allocator rounds sizes up to powers of two",
+			Cost:     fmt.Sprintf("up to half of it, %s, is pinned and never used", size(p.Rounded/2)),
+			Remedy:   "ask for powers of two, or allocate large buffers without the framework's allocator",
+		}
+		var names []string
+		for _, fw := range p.Frameworks {
+			names = append(names, fw.Name)
+			if fw.Rounds && fw.Setting != "" && !fw.Set {
+				one.Remedy = fw.Name + ": " + fw.Setting
+			}
+		}
+		if len(names) > 0 {
+			one.Evidence = append(one.Evidence, "it uses "+strings.Join(names, ", "))
+		}
+		out = append(out, one)
+	}
+	return out
+}
