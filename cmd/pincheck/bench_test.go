@@ -270,8 +270,8 @@ func TestDeviceNames(t *testing.T) {
 	needsSim(t)
 	sys := on(t, "h200-vm")
 	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{
-			{PCIBusID: "0000:06:00.0", UUID: [16]byte{0xab, 1}}, {PCIBusID: "0001:07:00.0", UUID: [16]byte{0xab, 2}}, {PCIBusID: "0000:c1:00.0", UUID: [16]byte{0xcd}},
-		}})
+		{PCIBusID: "0000:06:00.0", UUID: [16]byte{0xab, 1}}, {PCIBusID: "0001:07:00.0", UUID: [16]byte{0xab, 2}}, {PCIBusID: "0000:c1:00.0", UUID: [16]byte{0xcd}},
+	}})
 	for args, want := range map[string][]string{
 		"--device 2,0":                             {"GPU 2", "GPU 0"},
 		"--device 2 --device 0 --device 2":         {"GPU 2", "GPU 0"},

@@ -89,9 +89,23 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 // written whatever happened, unless the call itself was wrong. Judged is whether the
 // command looks for findings.
 func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bool, do func(context.Context, *session) error) error {
-	format, err := o.validate()
+	s, err := o.fill(cmd, sys, name, do)
 	if err != nil {
 		return err
+	}
+	s.result.Conclude(judged)
+	if o.npd {
+		return writeNPD(cmd.OutOrStdout(), s.result)
+	}
+	return s.write()
+}
+
+// fill runs a command until ctx ends, and returns its session with the result. The error
+// is that of a wrong call.
+func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(context.Context, *session) error) (*session, error) {
+	format, err := o.validate()
+	if err != nil {
+		return nil, err
 	}
 	r := &report.Result{Command: name, Tool: tool(), Started: time.Now().UTC()}
 	if !o.noHostName && sys.hostname != nil {
@@ -110,7 +124,7 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 	s.progress.Close()
 	switch usage := (usageError{}); {
 	case errors.As(err, &usage):
-		return err
+		return nil, err
 	case err == nil:
 		r.Complete = true
 	case cmd.Context().Err() != nil:
@@ -122,11 +136,7 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 		r.Errors = append(r.Errors, err.Error())
 	}
 	r.Seconds = time.Since(r.Started).Seconds()
-	r.Conclude(judged)
-	if o.npd {
-		return writeNPD(cmd.OutOrStdout(), r)
-	}
-	return s.write()
+	return s, nil
 }
 
 // write writes the result and returns its verdict as an error.

@@ -88,6 +88,9 @@ func newRoot(o *options, sys system) *cobra.Command {
 		if o.version {
 			return o.writeVersion(cmd)
 		}
+		if o.from != "" {
+			return o.produce(cmd, sys, "check", true, func(_ context.Context, s *session) error { return s.readArchive() })
+		}
 		err := o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
 			return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
 		})
@@ -109,7 +112,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
 		&cobra.Command{Use: "check", Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
-		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newVersion(o),
+		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newVersion(o),
 	)
 	return root
 }

@@ -29,6 +29,7 @@ type options struct {
 	timeout    time.Duration
 	version    bool
 	npd        bool
+	from       string
 }
 
 // A flagText is a flag whose values are of a kind that pflag has no name for: the kind
@@ -65,6 +66,8 @@ func (o *options) register(root *cobra.Command) {
 	named(flags, "timeout", "time")
 	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
 	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
+	root.Flags().StringVar(&o.from, "from", "", "examine no machine, but this archive of pincheck capture")
+	named(root.Flags(), "from", "file")
 	var formats []string
 	for _, f := range report.Formats() {
 		formats = append(formats, string(f))

@@ -360,8 +360,8 @@ func TestSlowGPUIsAProblem(t *testing.T) {
 	sys := on(t, "h200-vm")
 	slow := cudasim.Way{Rate: 20}
 	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
-			PCIBusID: "0000:00:06.0", Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
-		}}})
+		PCIBusID: "0000:00:06.0", Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
+	}}})
 	got := call(t, sys, "--format", "json")
 	assert.Equal(t, exitProblems, got.code)
 	var r report.Result
