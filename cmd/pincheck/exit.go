@@ -55,7 +55,7 @@ func (j judged) code() int {
 	switch j.verdict {
 	case "", doctor.Healthy, doctor.Measured:
 		return exitOK
-	case doctor.NoGPU:
+	case doctor.Unusable:
 		return exitNoGPU
 	case doctor.Incomplete:
 		if j.interrupted {

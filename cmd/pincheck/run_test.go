@@ -305,7 +305,7 @@ func TestNoGPU(t *testing.T) {
 			}
 			var r report.Result
 			require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), c.name)
-			assert.Equal(t, doctor.NoGPU, r.Verdict, c.name)
+			assert.Equal(t, doctor.Unusable, r.Verdict, c.name)
 			assert.NotEmpty(t, r.Requirements, c.name)
 			assert.NotEmpty(t, r.Findings, c.name)
 			assert.Contains(t, got.stdout, `"devices": []`, c.name)

@@ -17,6 +17,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing/fstest"
@@ -108,19 +109,50 @@ func Read(r io.Reader) (*Archive, error) {
 	if err != nil {
 		return nil, fmt.Errorf("capture: read: %w", err)
 	}
-	a := &Archive{Facts: members[factsFile]}
-	if a.Facts != nil && !json.Valid(a.Facts) {
-		return nil, fmt.Errorf("capture: read: %s is no JSON", factsFile)
+	a := &Archive{}
+	if facts := members[factsFile]; facts != nil {
+		if !json.Valid(facts) {
+			return nil, fmt.Errorf("capture: read: %s is no JSON", factsFile)
+		}
+		var all any
+		d := json.NewDecoder(bytes.NewReader(facts))
+		d.UseNumber()
+		if err := d.Decode(&all); err != nil {
+			return nil, fmt.Errorf("capture: read: %s: %w", factsFile, err)
+		}
+		if a.Facts, err = json.MarshalIndent(plain(all), "", "  "); err != nil {
+			return nil, fmt.Errorf("capture: read: %s: %w", factsFile, err)
+		}
 	}
 	text, ok := members[hostFile]
 	if !ok {
 		return nil, fmt.Errorf("capture: read: there is no %s: not an archive of pincheck capture", hostFile)
 	}
-	if a.Host, err = ParseHost(string(text)); err != nil {
+	if a.Host, err = ParseHost(controls.ReplaceAllString(string(text), "?")); err != nil {
 		return nil, fmt.Errorf("capture: read: %s: %w", hostFile, err)
 	}
 	a.Environ = a.takeEnviron()
 	return a, nil
+}
+
+// controls are characters that would command the terminal which shows them.
+var controls = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f\x{80}-\x{9f}]`)
+
+// plain replaces such characters in the texts of a JSON value.
+func plain(value any) any {
+	switch v := value.(type) {
+	case string:
+		return controls.ReplaceAllString(v, "?")
+	case []any:
+		for i := range v {
+			v[i] = plain(v[i])
+		}
+	case map[string]any:
+		for name, field := range v {
+			v[name] = plain(field)
+		}
+	}
+	return value
 }
 
 // ParseHost parses host.txt.

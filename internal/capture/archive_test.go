@@ -35,7 +35,7 @@ func TestRoundTrip(t *testing.T) {
 			"sys/a":        {Mode: fs.ModeSymlink | 0o777, Data: []byte("../proc")},
 		},
 		Environ: []string{"CUDA_VISIBLE_DEVICES=", "LD_LIBRARY_PATH=/x:/y"},
-		Facts:   []byte(`{"devices": []}`),
+		Facts:   []byte("{\n  \"devices\": []\n}"),
 	}
 	once := write(t, a)
 	assert.Equal(t, once, write(t, a), "the same bytes each time")
@@ -116,6 +116,16 @@ func manyFiles(n int) string {
 		b.WriteString("-- a" + strings.Repeat("0", i%7) + string(rune('a'+i%26)) + strings.Repeat("1", i/182) + " --\n")
 	}
 	return b.String()
+}
+
+// What commands a terminal does not reach one.
+func TestControlCharacters(t *testing.T) {
+	t.Parallel()
+	a, err := capture.Read(bytes.NewReader(pack(t, file("host.txt", "-- a --\n\x1b[2Jx\ty\u009b1m\r\n"), file("facts.json", `{"devices":[{"name":"\u001b]0;x\u0007","memory_total_bytes":9007199254740993}]}`))))
+	require.NoError(t, err)
+	assert.Equal(t, "?[2Jx\ty?1m?\n", string(a.Host["a"].Data))
+	assert.JSONEq(t, `{"devices":[{"name":"?]0;x?","memory_total_bytes":9007199254740993}]}`, string(a.Facts))
+	assert.Contains(t, string(a.Facts), "9007199254740993")
 }
 
 // A link in a host leads to files of that host alone.
