@@ -117,31 +117,11 @@ func (s *session) readArchive() error {
 	if err != nil {
 		return usagef("--from %s: %w", s.from, err)
 	}
-	facts, err := factsOf(a)
+	facts, err := doctor.FromCapture(hostinfo.Read(a.Host, a.Environ), a.Facts)
 	if err != nil {
 		return usagef("--from %s: %w", s.from, err)
 	}
 	s.result.HostName = "" // it is another's
 	s.setFacts(facts)
 	return nil
-}
-
-// factsOf returns the facts in an archive. Without those of CUDA they are the host's.
-func factsOf(a *capture.Archive) (*doctor.Facts, error) {
-	facts := &doctor.Facts{}
-	if a.Facts != nil {
-		if err := json.Unmarshal(a.Facts, facts); err != nil {
-			return nil, fmt.Errorf("facts.json: %w", err)
-		}
-	}
-	facts.Host = hostinfo.Read(a.Host, a.Environ)
-	if facts.Devices == nil {
-		facts.Devices = []doctor.Device{}
-	}
-	for i := range facts.Devices {
-		if d := &facts.Devices[i]; d.Link == nil { // else it is as it was under load
-			d.Relink(facts.Host)
-		}
-	}
-	return facts, nil
 }

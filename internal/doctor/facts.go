@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -239,6 +240,27 @@ func newOpening(failed *cudart.OpenError) *Opening {
 		o.Code = int(code)
 	}
 	return o
+}
+
+// FromCapture returns the facts of a host of which an archive was made, and text is the JSON
+// of those that were not read from its files. It may be hostile, or empty.
+func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
+	f := &Facts{}
+	if len(text) > 0 {
+		if err := json.Unmarshal(text, f); err != nil {
+			return nil, fmt.Errorf("doctor: facts.json: %w", err)
+		}
+	}
+	f.Host = host
+	if f.Devices == nil {
+		f.Devices = []Device{}
+	}
+	for i := range f.Devices {
+		if d := &f.Devices[i]; d.Link == nil { // else it is as it was under load
+			d.Relink(host)
+		}
+	}
+	return f, nil
 }
 
 // WithoutAnswer returns the facts after a process that was to open a library hung or died.
