@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // byteChecks judge whether the bytes arrived.
@@ -98,6 +97,6 @@ func skippedRoundTrips(_ *Facts, d *Device) []Finding {
 			reasons = append(reasons, s.Reason)
 		}
 	}
-	out.Cause = strings.Join(reasons, "; ")
+	out.Evidence = reasons
 	return finding(out)
 }

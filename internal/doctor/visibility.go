@@ -195,7 +195,9 @@ func deviceOrder(f *Facts) []Finding {
 	}
 	var order []string
 	for _, d := range f.Devices {
-		order = append(order, strings.ToLower(d.PCIBusID))
+		if d.PCIBusID != "" { // CUDA cannot describe it
+			order = append(order, strings.ToLower(d.PCIBusID))
+		}
 	}
 	if slices.IsSorted(order) {
 		return nil
