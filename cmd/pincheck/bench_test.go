@@ -136,7 +136,7 @@ func TestBenchThatFailsInPart(t *testing.T) {
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "Error      broken: counted 0 65536: copy: invalid argument")
 	assert.Contains(t, got.stdout, "2 series")
-	assert.Contains(t, got.stdout, "Problems   1 error, see above")
+	assert.Contains(t, got.stdout, "Problems   1 error")
 }
 
 func TestBenchInterrupted(t *testing.T) {
@@ -189,8 +189,8 @@ func TestBenchWithoutGPU(t *testing.T) {
 	sys := failing(t, "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{}))
 	sys.experiments = []measure.Experiment{counting("bandwidth", none), counting("memory", none)}
 	got := call(t, sys, "bench", "bandwidth")
-	assert.Equal(t, exitNoGPU, got.code)
-	assert.Contains(t, got.stdout, "runtime library missing")
+	assert.Equal(t, exitUnusable, got.code)
+	assert.Contains(t, got.stdout, "[no_gpu]")
 
 	// A process is read without a GPU, and without a library.
 	sys = failing(t, "h200-vm", errors.New("must not be opened"))
@@ -364,7 +364,9 @@ func TestDevicesThatFail(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
 	sim.Fail("cudaMemGetInfo", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
 	sys := on(t, "h200-vm")
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) { return cudart.Open(cudart.Options{Source: sim}) }
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
+		return cudart.Open(cudart.Options{Source: sim})
+	}
 	got := call(t, sys, "devices")
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "cudaMemGetInfo")

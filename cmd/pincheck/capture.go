@@ -87,7 +87,8 @@ func (s *session) writeArchive(recorder *hosttest.Recorder, withNames bool) erro
 	if s.result.Complete {
 		return nil
 	}
-	return judged{doctor.Incomplete, s.cmd.Context().Err() != nil}
+	s.result.Conclude(false)
+	return judged{s.result, s.failOn(), s.cmd.Context().Err() != nil}
 }
 
 // names are those of this machine and of who runs this.

@@ -75,13 +75,18 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.abandoned = true
-	what := "a call has not returned"
-	if s.runtime != nil {
-		for _, call := range s.runtime.Stuck(ctx, time.Second) {
-			what = fmt.Sprintf("%v has not returned", call)
-		}
+	if s.runtime == nil {
+		return context.Cause(ctx)
 	}
-	s.result.Errors = append(s.result.Errors, what)
+	if s.result.Facts == nil {
+		s.result.Facts = &doctor.Facts{Devices: []doctor.Device{}}
+	}
+	for _, call := range s.runtime.Stuck(context.Background(), 0) {
+		s.result.Probes = append(s.result.Probes, doctor.Probe{
+			Name: "cuda", Call: call.String(), State: doctor.ProbeHung, Seconds: time.Since(s.result.Started).Seconds(),
+			Detail: fmt.Sprintf("had not returned %v after the end of the run", s.sys.patience()),
+		})
+	}
 	return context.Cause(ctx)
 }
 
@@ -93,7 +98,7 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 	if err != nil {
 		return err
 	}
-	s.result.Conclude(judged)
+	s.result.Conclude(judged, o.ignore...)
 	if o.npd {
 		return writeNPD(cmd.OutOrStdout(), s.result)
 	}
@@ -146,7 +151,7 @@ func (s *session) write() error {
 	}); err != nil {
 		return err
 	}
-	return judged{s.result.Verdict, s.cmd.Context().Err() != nil}
+	return judged{s.result, s.failOn(), s.cmd.Context().Err() != nil}
 }
 
 // emit calls write for the standard output, or for the file of --output.
@@ -191,11 +196,15 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		defer s.closing(sim.Close)
 		library = cudart.Options{Source: sim}
 	}
-	rt, err := s.sys.openLibrary(ctx, library)
+	rt, err := s.sys.open(ctx, library)
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
-		// Having no GPU is a result, not an error of this run.
-		s.setFacts(doctor.WithoutLibrary(failed, s.readHost()))
-		return nil
+		// Having no GPU is a result, not an error of this run. So is a driver that hangs,
+		// which is why there are facts of a run that had no time for more.
+		cause := context.Cause(ctx)
+		if cause == nil || doctor.Hangs(failed) {
+			s.setFacts(doctor.WithoutLibrary(failed, s.readHost()))
+		}
+		return cause
 	}
 	if err != nil {
 		s.setFacts(&doctor.Facts{Host: s.readHost(), Devices: []doctor.Device{}})
@@ -211,20 +220,29 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 	}
 	var devices []*cudart.Device
 	for i := range facts.Devices {
-		// One that CUDA cannot describe has its error already.
-		if dev, err := rt.Device(facts.Devices[i].Ordinal); err == nil {
-			facts.Devices[i].ReadMemory(dev)
-			devices = append(devices, dev)
+		dev, err := rt.Device(facts.Devices[i].Ordinal)
+		if err != nil {
+			return err
 		}
+		devices = append(devices, dev)
 	}
 	s.setFacts(facts)
+	for i, dev := range devices { // this may hang
+		read := facts.Devices[i]
+		read.ReadMemory(dev)
+		s.change(func(*report.Result) { facts.Devices[i] = read })
+	}
 	if len(devices) == 0 {
 		return nil
 	}
 	return do(devices)
 }
 
-func (s *session) setFacts(f *doctor.Facts) { s.change(func(r *report.Result) { r.Facts = f }) }
+// setFacts puts facts into the result, with what the user knows.
+func (s *session) setFacts(f *doctor.Facts) {
+	f.ExpectedGPUs = s.expectGPUs
+	s.change(func(r *report.Result) { r.Facts = f })
+}
 
 // readHost reads the host. The simulated GPU has a link of its own.
 func (s *session) readHost() *hostinfo.Host {
@@ -244,7 +262,7 @@ func (s *session) closing(close func() error) {
 
 // prober returns what examines the machine: in processes of their own, but in tests.
 func (s *session) prober() probe.Prober {
-	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.openLibrary}
+	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.open}
 	return probe.Prober{Local: local, Isolated: s.sys.isolated}
 }
 
@@ -254,11 +272,15 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	request := probe.Request{Library: s.library, Simulate: s.sim, Steps: steps}
 	opened, err := p.Open(ctx, request)
 	facts := opened.Facts
+	if facts == nil && context.Cause(ctx) != nil {
+		return context.Cause(ctx)
+	}
 	if facts == nil {
 		facts = &doctor.Facts{Devices: []doctor.Device{}}
 	}
 	facts.Host = s.readHost()
-	s.change(func(r *report.Result) { r.Facts, r.Errors = facts, append(r.Errors, opened.Errors...) })
+	s.setFacts(facts)
+	s.change(func(r *report.Result) { r.Errors = append(r.Errors, opened.Errors...) })
 	if err != nil {
 		return err
 	}
@@ -272,6 +294,10 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	}
 	if facts.Library != nil && !s.sim {
 		request.Library = facts.Library.Path // the one that was described
+	}
+	if !s.sim && steps.Bandwidth {
+		processes := doctor.Processes(s.sys.root)
+		s.change(func(*report.Result) { facts.Processes = processes })
 	}
 	if steps.Verify || steps.Bandwidth {
 		s.show()
@@ -308,9 +334,6 @@ func (s *session) examine(ctx context.Context, p probe.Prober, request probe.Req
 	shown := &overall{s: s, shares: make([]float64, len(facts.Devices)), scale: 1}
 	one := func(i int, steps probe.Steps) error {
 		d := &facts.Devices[i]
-		if d.PCIBusID == "" { // CUDA cannot describe it
-			return nil
-		}
 		r := request
 		r.Device, r.Steps = d.Ordinal, steps
 		answer, err := p.Device(ctx, r, func(now probe.Device) { shown.show(i, now) })

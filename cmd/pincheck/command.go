@@ -22,7 +22,7 @@ import (
 type system struct {
 	environ []string
 	root    fs.FS
-	open    func(cudart.Options) (*cudart.Runtime, error) // nil for cudart.OpenContext
+	open    func(context.Context, cudart.Options) (*cudart.Runtime, error)
 	// isolated is that probes run in processes of their own, and --sim as well.
 	isolated bool
 	hostname func() (string, error) // nil leaves it out
@@ -30,17 +30,12 @@ type system struct {
 	experiments []measure.Experiment
 	// expect returns measure.Env.Expect for an Env. nil for no yardsticks.
 	expect func(measure.Env) func(*result.Series) *result.Expected
+	// after is time.After, or what tests put in its place. nil is time.After.
+	after func(time.Duration) <-chan time.Time
 	// adjust changes the plans, if it is not nil: tests make them small.
 	adjust func(probe.Plans) probe.Plans
 	// waits replaces patience, if it is not 0.
 	waits time.Duration
-}
-
-func (s system) openLibrary(ctx context.Context, o cudart.Options) (*cudart.Runtime, error) {
-	if s.open == nil || o.Source != nil {
-		return cudart.OpenContext(ctx, o)
-	}
-	return s.open(o)
 }
 
 func (s system) patience() time.Duration { return cmp.Or(s.waits, patience) }
@@ -112,7 +107,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
 		&cobra.Command{Use: "check", Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
-		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newVersion(o),
+		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newVersion(o),
 	)
 	return root
 }

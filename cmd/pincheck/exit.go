@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/report"
 )
 
 // The exit codes. 2 is that of a fatal error of the Go runtime, and no other. Those from
@@ -13,8 +15,9 @@ import (
 const (
 	exitOK          = 0
 	exitProblems    = 1
-	exitNoGPU       = 3
+	exitUnusable    = 3
 	exitIncomplete  = 4
+	exitWarnings    = 5
 	exitUsage       = 64
 	exitOutput      = 74
 	exitInterrupted = 130
@@ -25,6 +28,7 @@ const exitHelp = `Exit codes:
   1    problems found, or something failed
   3    no usable GPU
   4    incomplete: ended by --timeout, with what was found until then
+  5    warnings and no problems (with --fail-on problem 0)
   64   wrong usage
   74   the output could not be written
   130  incomplete: interrupted, with what was found until then`
@@ -45,23 +49,27 @@ func (e outputError) Unwrap() error { return e.err }
 
 // judged is the outcome of a command that wrote its result.
 type judged struct {
-	verdict     doctor.Verdict
+	result      *report.Result
+	failOn      doctor.Severity
 	interrupted bool
 }
 
-func (j judged) Error() string { return string(j.verdict) }
+func (j judged) Error() string { return string(j.result.Verdict) }
 
 func (j judged) code() int {
-	switch j.verdict {
-	case "", doctor.Healthy, doctor.Measured:
-		return exitOK
+	switch j.result.Verdict {
 	case doctor.Unusable:
-		return exitNoGPU
+		return exitUnusable
 	case doctor.Incomplete:
 		if j.interrupted {
 			return exitInterrupted
 		}
 		return exitIncomplete
+	case "", doctor.Healthy, doctor.Measured, doctor.Warnings:
+		if slices.ContainsFunc(j.result.Findings, func(f doctor.Finding) bool { return f.Severity.AtLeast(j.failOn) }) {
+			return exitWarnings
+		}
+		return exitOK
 	}
 	return exitProblems
 }

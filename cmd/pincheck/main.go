@@ -2,8 +2,8 @@
 // proves that bytes survive the round trip, measures pinned copies, and reports what is
 // wrong and what to do about it.
 //
-// Exit codes: 0 healthy or measured, 1 problems found, 3 no usable GPU, 4 incomplete,
-// 64 wrong usage, 74 the output could not be written, 130 interrupted.
+// Exit codes: 0 healthy or measured, 1 problems found, 3 no usable GPU, 4 incomplete, 5
+// warnings, 64 wrong usage, 74 the output could not be written, 130 interrupted.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/child"
 	"github.com/gopinned/pinned/internal/hostinfo"
@@ -31,6 +32,7 @@ func main() {
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, system{
 		environ:     os.Environ(),
 		root:        os.DirFS("/"),
+		open:        cudart.OpenContext,
 		isolated:    true,
 		expect:      yardsticks,
 		hostname:    os.Hostname,

@@ -30,6 +30,10 @@ type options struct {
 	version    bool
 	npd        bool
 	from       string
+
+	failAt     string
+	ignore     []string
+	expectGPUs int
 }
 
 // A flagText is a flag whose values are of a kind that pflag has no name for: the kind
@@ -64,6 +68,12 @@ func (o *options) register(root *cobra.Command) {
 	named(flags, "library", "path")
 	flags.DurationVar(&o.timeout, "timeout", 0, "end after this time, such as 30s, with what was found until then (default: no limit)")
 	named(flags, "timeout", "time")
+	flags.StringVar(&o.failAt, "fail-on", string(doctor.Warning), "gravity from which on findings change the exit code: problem, warning or note")
+	named(flags, "fail-on", "severity")
+	flags.StringSliceVar(&o.ignore, "ignore", nil, "leave out findings of these ids, with commas or repeated")
+	named(flags, "ignore", "id")
+	flags.IntVar(&o.expectGPUs, "expect-gpus", 0, "number of GPUs that there should be (default: those on the PCI bus)")
+	named(flags, "expect-gpus", "number")
 	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
 	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
 	root.Flags().StringVar(&o.from, "from", "", "examine no machine, but this archive of pincheck capture")
@@ -75,6 +85,9 @@ func (o *options) register(root *cobra.Command) {
 	complete(root, "format", formats...)
 	complete(root, "device", "all")
 	complete(root, "timeout")
+	complete(root, "fail-on", string(doctor.Problem), string(doctor.Warning), string(doctor.Note))
+	complete(root, "ignore", checkIDs()...)
+	complete(root, "expect-gpus")
 }
 
 // validate checks the flags before anything is loaded.
@@ -85,6 +98,17 @@ func (o *options) validate() (report.Format, error) {
 	}
 	if o.timeout < 0 {
 		return "", usagef("--timeout %v: must not be negative", o.timeout)
+	}
+	if !slices.Contains(doctor.Severities(), o.failOn()) {
+		return "", usagef("--fail-on %s: want problem, warning or note", o.failAt)
+	}
+	if o.expectGPUs < 0 {
+		return "", usagef("--expect-gpus %d: must not be negative", o.expectGPUs)
+	}
+	for _, id := range o.ignore {
+		if !slices.Contains(checkIDs(), id) {
+			return "", unknownID("--ignore", id)
+		}
 	}
 	if o.output != "" {
 		if err := report.CheckFile(o.output); err != nil {
@@ -107,6 +131,9 @@ func (o *options) validate() (report.Format, error) {
 	}
 	return format, nil
 }
+
+// failOn is the severity from which on findings change the exit code.
+func (o *options) failOn() doctor.Severity { return doctor.Severity(o.failAt) }
 
 // devices are what --device names: numbers, UUIDs, PCI addresses and all.
 type devices []string

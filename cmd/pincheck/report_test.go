@@ -139,6 +139,6 @@ func TestReportInterrupted(t *testing.T) {
 func TestReportWithoutGPU(t *testing.T) {
 	t.Parallel()
 	page, got := reportTo(t, on(t, "no-gpu-cgroup-v1", "PATH=/usr/bin"), "--library", "libcudart-that-does-not-exist.so")
-	assert.Equal(t, exitNoGPU, got.code, got.stderr)
-	assert.Contains(t, page, "No GPU")
+	assert.Equal(t, exitUnusable, got.code, got.stderr)
+	assert.Contains(t, page, "Unusable")
 }

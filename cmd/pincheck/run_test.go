@@ -48,7 +48,7 @@ func capturedHost(t *testing.T, name string) fs.FS {
 // the machine that the test runs on.
 func on(t *testing.T, host string, environ ...string) system {
 	t.Helper()
-	return system{environ: environ, root: capturedHost(t, host), open: cudart.Open, adjust: small,
+	return system{environ: environ, root: capturedHost(t, host), open: cudart.OpenContext, adjust: small,
 		hostname: func() (string, error) { return "host-7", nil }}
 }
 
@@ -57,7 +57,7 @@ func small(p probe.Plans) probe.Plans {
 	p.Verify.Variants = 1
 	p.Verify.MaxBytes = 65537
 	p.Verify.NoStale = true
-	p.Bandwidth = bench.LinkPlan{SizeBytes: 8 << 20, Copies: 2, Samples: 3}
+	p.Bandwidth = bench.LinkPlan{SizeBytes: 16 << 20, Copies: 2, Samples: 3}
 	return p
 }
 
@@ -65,7 +65,7 @@ func small(p probe.Plans) probe.Plans {
 func failing(t *testing.T, host string, err error, environ ...string) system {
 	t.Helper()
 	s := on(t, host, environ...)
-	s.open = func(cudart.Options) (*cudart.Runtime, error) { return nil, err }
+	s.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) { return nil, err }
 	return s
 }
 
@@ -283,9 +283,9 @@ func TestNoGPU(t *testing.T) {
 		says       []string
 	}{
 		{"nothing", "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{}), nil,
-			[]string{"NVIDIA GPU missing", "kernel module missing", "device nodes missing", "driver library missing", "runtime library missing"}},
-		{"no-libcudart", "h200-vm", noLibrary(libcuda), nil, []string{"runtime library missing", "looked in: $CUDA_PATH (not set)"}},
-		{"musl", "alpine-musl", noLibrary(cudart.DriverFacts{}), nil, []string{"C library missing"}},
+			[]string{"there is no NVIDIA GPU in this machine [no_gpu]", "kernel module    MISSING"}},
+		{"no-libcudart", "h200-vm", noLibrary(libcuda), nil, []string{"[no_runtime_library]", "looked in: $CUDA_PATH (not set)"}},
+		{"musl", "alpine-musl", noLibrary(cudart.DriverFacts{}), nil, []string{"[no_c_library]"}},
 		{"wsl", "wsl2", noLibrary(libcuda), nil, []string{"not needed under WSL"}},
 		{"no-uvm", "container-cgroup-v1", &cudart.OpenError{Err: cudart.ErrNoDriver, Driver: libcuda, Attempts: []cudart.Attempt{
 			{Path: "/usr/lib64/libcudart.so.11.0", Found: "/usr/lib64", Runtime: 11080, Err: cudart.ErrNoDriver},
@@ -293,7 +293,7 @@ func TestNoGPU(t *testing.T) {
 	} {
 		for _, format := range []report.Format{report.Text, report.JSON} {
 			got := call(t, failing(t, c.host, c.err, c.environ...), "--format", string(format))
-			assert.Equal(t, exitNoGPU, got.code, c.name)
+			assert.Equal(t, exitUnusable, got.code, c.name)
 			assert.Empty(t, got.stderr, c.name)
 			if format == report.Text {
 				golden(t, "pincheck-nogpu-"+c.name+".txt", got.stdout)
@@ -312,8 +312,8 @@ func TestNoGPU(t *testing.T) {
 		}
 		for _, command := range []string{"verify", "devices"} {
 			got := call(t, failing(t, c.host, c.err), command)
-			assert.Equal(t, exitNoGPU, got.code, "%s: %s", c.name, command)
-			assert.Contains(t, got.stdout, "No GPU", "%s: %s", c.name, command)
+			assert.Equal(t, exitUnusable, got.code, "%s: %s", c.name, command)
+			assert.Contains(t, got.stdout, "Unusable", "%s: %s", c.name, command)
 		}
 	}
 }
@@ -325,8 +325,8 @@ func TestLibraryThatIsNone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "libcudart.so.12")
 	require.NoError(t, os.WriteFile(file, []byte("not a library"), 0o644))
 	got := call(t, on(t, "h200-vm"), "--library", file)
-	assert.Equal(t, exitNoGPU, got.code)
-	assert.Contains(t, got.stdout, "runtime library missing")
+	assert.Equal(t, exitUnusable, got.code)
+	assert.Contains(t, got.stdout, "[library_unusable]")
 	assert.Contains(t, got.stdout, "--library PATH")
 }
 
@@ -337,19 +337,21 @@ func TestNoDevices(t *testing.T) {
 	sys := on(t, "h200-vm", "CUDA_VISIBLE_DEVICES=")
 	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})
 	got := call(t, sys, "--device", "3")
-	assert.Equal(t, exitNoGPU, got.code)
+	assert.Equal(t, exitUnusable, got.code)
 	assert.Contains(t, got.stdout, `CUDA_VISIBLE_DEVICES=""`)
-	assert.Contains(t, got.stdout, "unset it, or name devices that exist")
+	assert.Contains(t, got.stdout, "[hidden_gpu]")
 }
 
 // opening returns a function that opens one simulated library, again and again. The test
 // fails if anything is not released.
-func opening(t *testing.T, cfg cudasim.Config) func(cudart.Options) (*cudart.Runtime, error) {
+func opening(t *testing.T, cfg cudasim.Config) func(context.Context, cudart.Options) (*cudart.Runtime, error) {
 	sim := sync.OnceValue(func() *cudasim.Sim { // there are few of them
 		sim, _ := testgpu.Sim(t, cfg)
 		return sim
 	})
-	return func(cudart.Options) (*cudart.Runtime, error) { return cudart.Open(cudart.Options{Source: sim()}) }
+	return func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim()})
+	}
 }
 
 // A GPU whose copies are slower than its link allows is a problem with a
@@ -448,7 +450,9 @@ func TestInterruptedKeepsFindings(t *testing.T) {
 	defer cancel()
 	sim, _ := testgpu.Sim(t, cudasim.Config{})
 	sys := on(t, "h200-vm")
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) { return cudart.Open(cudart.Options{Source: sim}) }
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
+		return cudart.Open(cudart.Options{Source: sim})
+	}
 	sys.adjust = func(p probe.Plans) probe.Plans {
 		p = small(p)
 		p.Verify.Progress = func(at verify.Progress) {
@@ -483,12 +487,12 @@ func TestInterruptedBeforeItBegan(t *testing.T) {
 func TestUnsupportedPlatform(t *testing.T) {
 	t.Parallel()
 	got := call(t, failing(t, "no-gpu-cgroup-v1", fmt.Errorf("open: Linux only: %w", cudart.ErrUnsupported)))
-	assert.Equal(t, exitNoGPU, got.code)
+	assert.Equal(t, exitUnusable, got.code)
 	assert.Contains(t, got.stdout, "Linux only")
 	if runtime.GOOS != "linux" {
 		for _, args := range [][]string{nil, {"--sim"}, {"verify"}, {"devices"}} {
 			got := call(t, on(t, "no-gpu-cgroup-v1"), args...)
-			assert.Equal(t, exitNoGPU, got.code, args)
+			assert.Equal(t, exitUnusable, got.code, args)
 			assert.Contains(t, got.stdout, "unsupported", args)
 		}
 	}
@@ -561,7 +565,7 @@ func TestRealGPU(t *testing.T) {
 	if !testgpu.Real() {
 		t.Skipf("needs a real GPU: set %s=1", testgpu.Env)
 	}
-	sys := system{environ: os.Environ(), root: os.DirFS("/"), open: cudart.Open}
+	sys := system{environ: os.Environ(), root: os.DirFS("/"), open: cudart.OpenContext}
 	start := time.Now()
 	got := call(t, sys, "--format", "json")
 	took := time.Since(start)
@@ -591,7 +595,7 @@ func TestLeakReachesTheExitCode(t *testing.T) {
 	require.NoError(t, err)
 	defer sim.Close() // its error is about the event, which is meant
 	sys := on(t, "h200-vm")
-	sys.open = func(cudart.Options) (*cudart.Runtime, error) {
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
 		return cudart.Open(cudart.Options{Source: sim})
 	}
 	sim.Fail("cudaEventDestroy", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})

@@ -45,7 +45,10 @@ const (
 	memoryManaged       = "managed"
 )
 
-var registered = hostKind{name: memoryRegistered, pinned: true, open: openRegistered}
+var (
+	registered = hostKind{name: memoryRegistered, pinned: true, open: openRegistered}
+	unpinned   = hostKind{name: memoryPageable, wall: true, open: openPageable}
+)
 
 // hostKinds returns all kinds that copies can be measured with, registered memory first.
 func hostKinds() []hostKind {
@@ -53,7 +56,7 @@ func hostKinds() []hostKind {
 		registered,
 		{name: memoryHostAlloc, pinned: true, open: openHostAlloc(cudart.HostAllocDefault)},
 		{name: memoryWriteCombined, pinned: true, open: openHostAlloc(writeCombined)},
-		{name: memoryPageable, wall: true, open: openPageable},
+		unpinned,
 		{name: memoryStaged, wall: true, open: openStaged},
 		{name: memoryManaged, moves: true, open: openManaged},
 	}

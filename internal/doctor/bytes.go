@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // byteChecks judge whether the bytes arrived.
@@ -97,6 +98,6 @@ func skippedRoundTrips(_ *Facts, d *Device) []Finding {
 			reasons = append(reasons, s.Reason)
 		}
 	}
-	out.Evidence = reasons
+	out.Cause = strings.Join(reasons, "; ")
 	return finding(out)
 }

@@ -25,7 +25,7 @@ const (
 	TrialBandwidth = "bandwidth"
 
 	TrialCUDA     = "cuda_host_alloc" // cudaHostAlloc
-	TrialOurs     = "pinned"          // populated by several threads, then registered
+	TrialOurs     = "hostmem"         // populated by several threads, then registered
 	TrialPageable = "pageable"
 )
 

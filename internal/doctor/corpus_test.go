@@ -60,7 +60,7 @@ func judgeCase(t *testing.T, c *hosttest.Case) (*Facts, Verdict, []string) {
 	ids := []string{}
 	for _, one := range found {
 		assert.NotEmpty(t, one.Summary, one.ID)
-		assert.NotEmpty(t, one.Evidence, one.ID)
+		assert.NotEmpty(t, strings.Join(one.Evidence, "")+one.Cause, one.ID)
 		assert.NotEmpty(t, one.Remedy, one.ID)
 		if !slices.Contains(ids, one.ID) {
 			ids = append(ids, one.ID)

@@ -160,7 +160,7 @@ var callChecks = []Check{
 	{ID: "nvlink_error", Title: "a link between GPUs failed", Severity: Problem, Device: reported("nvlink_error", "a link between GPUs failed")},
 	{ID: "compute_mode_prohibited", Title: "the GPU's compute mode is prohibited", Severity: Problem,
 		Implies: []string{"failed_call", "failed_round_trips"}, Device: computeMode(2)},
-	{ID: "failed_call", Title: "a call failed", Severity: Problem, Device: failedCall},
+	{ID: "failed_call", Title: "a call failed", Severity: Problem, Host: failedDevices, Device: failedCall},
 	{ID: "gpu_full", Title: "the GPU's memory is full", Severity: Warning, Device: gpuFull},
 	{ID: "host_memory_short", Title: "the host or the container has too little memory", Severity: Warning, Device: hostMemoryShort},
 	{ID: "compute_mode_exclusive", Title: "one process at a time may use the GPU", Severity: Note, Device: computeMode(3)},
@@ -189,6 +189,19 @@ func uncorrectableECC(f *Facts, d *Device) []Finding {
 			out[0].Cause, out[0].Remedy = codeText(cudart.ErrECCUncorrectable)
 		}
 		out[0].Evidence = append(out[0].Evidence, counted)
+	}
+	return out
+}
+
+// failedDevices are GPUs that could not be described at all. The others are examined.
+func failedDevices(f *Facts) (out []Finding) {
+	for _, text := range f.DeviceErrors {
+		one := Finding{Summary: "a GPU that CUDA counts cannot be described", Evidence: []string{text}, Cost: "it was not examined, and programs that use it fail",
+			Remedy: "see dmesg for NVRM: and Xid lines; reset the GPU (sudo nvidia-smi -r -i N) or reboot"}
+		if means, do := textOf(text); do != "" {
+			one.Cause, one.Remedy = means, do
+		}
+		out = append(out, one)
 	}
 	return out
 }

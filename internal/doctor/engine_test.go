@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
@@ -696,6 +698,33 @@ func TestChecksAreConsistent(t *testing.T) {
 			assert.NotEqual(t, c.ID, id, "%s follows from itself", c.ID)
 		}
 	}
+}
+
+// Every check has its page, and every page its check.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	var known []string
+	for _, c := range Checks() {
+		known = append(known, c.ID)
+		page, ok := findings.Page(c.ID)
+		if !assert.True(t, ok, "docs/findings/%s.md is missing", c.ID) {
+			continue
+		}
+		assert.True(t, strings.HasPrefix(page, "# "+c.ID+"\n"), c.ID)
+		assert.Contains(t, page, "Severity: "+string(c.Severity)+".", c.ID)
+		for _, heading := range []string{"What it means", "Why it happens", "What was looked at", "What to do"} {
+			assert.Regexp(t, "(?m)^## "+heading+"\n\n\\S", page, "%s: %s", c.ID, heading)
+		}
+		for _, link := range regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(page, -1) {
+			if file, local := strings.CutSuffix(link[1], ".md"); local {
+				_, there := findings.Page(file)
+				assert.True(t, there, "%s links to %s", c.ID, link[1])
+			} else {
+				assert.Regexp(t, `^https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$`, link[1], c.ID)
+			}
+		}
+	}
+	assert.ElementsMatch(t, known, findings.IDs())
 }
 
 // On a machine without a GPU all that is missing is one finding, which names the others.

@@ -28,6 +28,8 @@ type Facts struct {
 	// CUDADevices is how many GPUs CUDA shows, also if only some of them are examined, and
 	// those of which it says nothing more. Null if CUDA did not start.
 	CUDADevices *int `json:"cuda_devices,omitempty"`
+	// DeviceErrors are those of GPUs that CUDA counts, and that could not be described.
+	DeviceErrors []string `json:"device_errors,omitempty"`
 	// ExpectedGPUs is how many GPUs there should be, as the user says. 0 is not said.
 	ExpectedGPUs int `json:"expected_gpus,omitempty"`
 	// Probes are calls that were made in processes of their own, as they may hang.
@@ -273,8 +275,7 @@ func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
 	}
 }
 
-// Gather describes the library and all devices of rt, without a context on any of them. A
-// device that CUDA cannot describe has its ordinal and the error.
+// Gather describes the library and all devices of rt, without a context on any of them.
 func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 	lib := rt.Library()
 	count := rt.DeviceCount()
@@ -292,7 +293,7 @@ func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 	for i := range count {
 		d, err := rt.Device(i)
 		if err != nil {
-			f.Devices = append(f.Devices, Device{Ordinal: i, Errors: []string{err.Error()}})
+			f.DeviceErrors = append(f.DeviceErrors, err.Error())
 			continue
 		}
 		described := Describe(d)
@@ -300,6 +301,29 @@ func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 		f.Devices = append(f.Devices, described)
 	}
 	if count == 0 {
+		f.Requirements = Require(host, nil)
+	}
+	return f
+}
+
+// FromHost returns the facts that need no CUDA: the host, and its GPUs as the kernel shows
+// them.
+func FromHost(host *hostinfo.Host) *Facts {
+	f := &Facts{Host: host, Devices: []Device{}}
+	for _, pci := range host.GPUs {
+		if pci.Driver != "nvidia" || host.NVIDIA.DriverVersion == "" {
+			continue
+		}
+		d := Device{Ordinal: len(f.Devices), PCIBusID: pci.Address}
+		for _, b := range host.NVIDIA.Boards {
+			if same, ok := host.GPU(b.Address); ok && same.Address == pci.Address {
+				d.Name, d.UUID = b.Model, b.UUID
+			}
+		}
+		d.Relink(host)
+		f.Devices = append(f.Devices, d)
+	}
+	if len(f.Devices) == 0 {
 		f.Requirements = Require(host, nil)
 	}
 	return f

@@ -33,7 +33,7 @@ var startCodes = []startCode{
 // startChecks find why CUDA does not start on a host that has what it needs.
 var startChecks = slices.Concat(
 	[]Check{
-		{ID: "driver_hangs", Title: "the driver hangs", Severity: Problem, Implies: []string{"failed_open", "driver_init_failed", "driver_unknown_error"}, Host: hung},
+		{ID: "driver_hangs", Title: "the driver hangs", Severity: Problem, Implies: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"}, Host: hung},
 		{ID: "driver_crashes", Title: "the driver ends the process", Severity: Problem, Implies: []string{"failed_open"}, Host: crashed},
 		{ID: "hmm_breaks_start", Title: "HMM keeps CUDA from starting", Severity: Problem,
 			Implies: []string{"driver_hangs", "driver_init_failed", "driver_unknown_error"}, Host: unlessUsable(hmm)},
@@ -82,6 +82,10 @@ func explain(code cudart.Code) (means, do string) {
 
 // notReturned is in the errors of calls that had not returned at their limit.
 const notReturned = "has not returned"
+
+// Hangs reports whether a call into the driver had not returned when the time for opening
+// was over.
+func Hangs(failed *cudart.OpenError) bool { return strings.Contains(failed.Err.Error(), notReturned) }
 
 func hung(f *Facts) (out []Finding) {
 	for _, p := range f.Probes {

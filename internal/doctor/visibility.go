@@ -195,9 +195,7 @@ func deviceOrder(f *Facts) []Finding {
 	}
 	var order []string
 	for _, d := range f.Devices {
-		if d.PCIBusID != "" { // CUDA cannot describe it
-			order = append(order, strings.ToLower(d.PCIBusID))
-		}
+		order = append(order, strings.ToLower(d.PCIBusID))
 	}
 	if slices.IsSorted(order) {
 		return nil

@@ -42,6 +42,12 @@ const mapsName = "proc/thread-self/maps"
 // less.
 func ReadMaps(fsys fs.FS) ([]Mapping, error) { return read(fsys, mapsName, ParseMaps) }
 
+// ReadProcessMaps reads the mappings of a process, which needs the permission to trace it.
+// It is cheap beside ReadProcessSMaps, which looks at every page.
+func ReadProcessMaps(fsys fs.FS, pid int) ([]Mapping, error) {
+	return read(fsys, fmt.Sprintf("proc/%d/maps", pid), ParseMaps)
+}
+
 // ParseMaps parses /proc/PID/maps, which the kernel sorts by address.
 func ParseMaps(text string) ([]Mapping, error) {
 	var all []Mapping

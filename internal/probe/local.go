@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/nvml"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -61,7 +62,7 @@ const (
 	callPatience  = 10 * time.Second
 	fullPatience  = time.Minute
 	nvmlPatience  = 10 * time.Second
-	grace         = 3 * time.Second // after the end of a context
+	grace         = time.Second // after the end of a context
 )
 
 // Local does in this process what is asked for. The zero value is for the machine.
@@ -132,7 +133,9 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 	defer cancel()
 	rt, closeAll, err := l.openLibrary(limited, r)
 	var out Opened
-	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
+	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && ctx.Err() != nil && failed.Stuck == "" {
+		err = context.Cause(ctx) // there was no time
+	} else if failed != nil {
 		out.Facts = doctor.WithoutLibrary(failed, host)
 		if failed.Stuck != "" {
 			out.Facts.Probes = append(out.Facts.Probes, doctor.Probe{
@@ -331,14 +334,20 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 	if r.Steps.Bandwidth {
 		e.update(func(d *Device) { d.Step, d.Share, d.Left = stepBandwidth, verifying, 0 })
 		b, err := measure.Run(ctx, bench.Link(plans.Bandwidth), measure.Env{Devices: []*cudart.Device{dev}}, nil)
-		e.update(func(d *Device) {
-			if b != nil && (len(b.Series) > 0 || ctx.Err() == nil) {
-				d.Facts.Bandwidth = b
-			}
-		})
-		if err != nil {
+		keep := func(to **result.Bench) {
+			e.update(func(*Device) {
+				if b != nil && (len(b.Series) > 0 || ctx.Err() == nil) {
+					*to = b
+				}
+			})
+		}
+		keep(&e.Facts.Bandwidth)
+		if err != nil || dev.Runtime().Library().Simulated { // which has the times of the simulator
 			return err
 		}
+		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), measure.Env{Devices: []*cudart.Device{dev}}, nil)
+		keep(&e.Facts.Trials)
+		return err
 	}
 	return nil
 }

@@ -105,16 +105,23 @@ func readProcess(root fs.FS, pid int) (*Process, error) {
 	}
 	p.Locked, _ = before.Size("VmLck")
 	p.PinnedByKey, _ = before.Size("VmPin")
-	if environ, err := linux.ReadProcessEnviron(root, pid); err == nil {
-		p.Environ = map[string]string{}
-		for _, entry := range environ {
-			if name, value, _ := strings.Cut(entry, "="); slices.Contains(variables, name) {
-				p.Environ[name] = value
-			}
-		}
-	}
+	p.readEnviron(root)
 	p.count(maps)
 	return p, nil
+}
+
+// readEnviron takes the variables that shape pinned memory, if they can be read.
+func (p *Process) readEnviron(root fs.FS) {
+	environ, err := linux.ReadProcessEnviron(root, p.PID)
+	if err != nil {
+		return
+	}
+	p.Environ = map[string]string{}
+	for _, entry := range environ {
+		if name, value, _ := strings.Cut(entry, "="); slices.Contains(variables, name) {
+			p.Environ[name] = value
+		}
+	}
 }
 
 // alive returns the status of a process that has not ended.

@@ -21,7 +21,7 @@ func TestHTML(t *testing.T) {
 			"GPU 0: 3,200 of 3,233 round trips, 318.9 MB: no byte was wrong.", "GPU 0: 55.4 GB/s host to device, 55.4 GB/s device to host."},
 		"unhealthy": {`verdict bad">`, "3 mismatches, 1 failure.", ">mismatches: further series<", "GPU 0: ", `class="problem"`, "cudaMemGetInfo: cudaErrorUnknown (999)", "NVIDIA L40S?[31m"},
 		"simulated": {"A simulated GPU: nothing here was measured on hardware.", "(simulated)"},
-		"no-gpu":    {`verdict bad">No GPU`, "Nothing was measured."},
+		"no-gpu":    {`verdict bad">Unusable`, "Nothing was measured."},
 		"version":   {"Nothing was measured."},
 	} {
 		require.Contains(t, all, name)

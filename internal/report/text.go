@@ -87,7 +87,7 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	if !first {
 		p.findings(r.Findings)
 	}
-	if r.Facts != nil {
+	if r.Facts != nil && !(len(r.Findings) > 0 && r.Findings[0].ID == "no_gpu") { // no library helps then
 		p.search(r.Search)
 	}
 	if len(r.Errors) > 0 {
@@ -452,6 +452,9 @@ func verdictText(r *Result) (label, text string, c color) {
 		}
 	case doctor.Unusable:
 		label, text, c = "Unusable", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
+		if len(r.Findings) > 0 {
+			text = r.Findings[0].Summary + ": " + text
+		}
 	case doctor.Failed:
 		label, text, c = "Failed", "nothing was examined", red
 	default:

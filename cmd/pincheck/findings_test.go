@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	sys := on(t, "h200-vm")
+	got := call(t, sys, "explain", "slow_copies")
+	assert.Equal(t, exitOK, got.code)
+	assert.True(t, strings.HasPrefix(got.stdout, "# slow_copies\n"))
+	assert.Contains(t, got.stdout, "https://github.com/NVIDIA/nvbandwidth/issues/24")
+
+	got = call(t, sys, "explain")
+	assert.Equal(t, exitOK, got.code)
+	for _, c := range doctor.Checks() {
+		assert.Contains(t, got.stdout, c.ID)
+	}
+	for args, says := range map[string]string{
+		"slow_copy":            "did you mean slow_copies?",
+		"numa":                 "sub_numa, numa_unknown",
+		"nothing":              "pincheck explain lists all",
+		"a b":                  "takes one id",
+		"no_gpu --format json": "explain writes text",
+	} {
+		got = call(t, sys, append([]string{"explain"}, strings.Fields(args)...)...)
+		assert.Equal(t, exitUsage, got.code, args)
+		if says == "sub_numa, numa_unknown" {
+			assert.Contains(t, got.stderr, "sub_numa", args)
+			assert.Contains(t, got.stderr, "numa_unknown", args)
+			continue
+		}
+		assert.Contains(t, got.stdout+got.stderr, says, args)
+	}
+}
+
+// oneCPU is the host h200-vm, of which the process may use one CPU: a warning.
+func oneCPU(t *testing.T) system {
+	sys := on(t, "h200-vm")
+	host := sys.root.(fstest.MapFS)
+	host["proc/self/status"] = &fstest.MapFile{Data: []byte("Cpus_allowed_list:\t3\n")}
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+	return sys
+}
+
+func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, c := range []struct {
+		args    []string
+		code    int
+		verdict doctor.Verdict
+		ids     []string
+	}{
+		{nil, exitWarnings, doctor.Warnings, []string{"few_cpus"}},
+		{[]string{"--fail-on", "problem"}, exitOK, doctor.Warnings, []string{"few_cpus"}},
+		{[]string{"--fail-on", "note"}, exitWarnings, doctor.Warnings, []string{"few_cpus"}},
+		{[]string{"--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
+		{[]string{"--ignore", "thp_off,few_cpus"}, exitOK, doctor.Healthy, []string{}},
+		{[]string{"--expect-gpus", "2"}, exitProblems, doctor.Problems, []string{"missing_gpus", "few_cpus"}},
+		{[]string{"--expect-gpus", "2", "--ignore", "missing_gpus", "--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
+	} {
+		got := call(t, oneCPU(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
+		assert.Equal(t, c.code, got.code, "%v", c.args)
+		var r report.Result
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &r))
+		assert.Equal(t, c.verdict, r.Verdict, "%v", c.args)
+		found := []string{}
+		for _, f := range r.Findings {
+			found = append(found, f.ID)
+			assert.NotEmpty(t, f.Evidence, f.ID)
+		}
+		assert.Equal(t, c.ids, found, "%v", c.args)
+	}
+	for args, says := range map[string]string{
+		"--fail-on never":    "--fail-on never: want problem, warning or note",
+		"--ignore slow_copy": "did you mean slow_copies?",
+		"--expect-gpus -1":   "must not be negative",
+	} {
+		got := call(t, on(t, "h200-vm"), strings.Fields(args)...)
+		assert.Equal(t, exitUsage, got.code, args)
+		assert.Contains(t, got.stderr, says, args)
+	}
+}
+
+// One GPU that cannot be described hides none of the others.
+func TestOneBadGPUHidesNoOther(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+		sim.Fail("cudaGetDeviceProperties", cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
+		return cudart.Open(cudart.Options{Source: sim})
+	}
+	got := call(t, sys, "--quiet")
+	assert.Equal(t, exitProblems, got.code)
+	assert.Contains(t, got.stdout, "a GPU that CUDA counts cannot be described [failed_call]")
+	assert.Contains(t, got.stdout, "GPU 0      Simulated")
+	assert.Contains(t, got.stdout, "GPU 2      Simulated")
+}
+
+// A driver that hangs is a finding, when the time is over.
+func TestADriverThatHangsIsNamed(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sim, err := cudasim.New(cudasim.Config{})
+	require.NoError(t, err)
+	unblock := sim.Block("cudaGetDeviceCount", cudasim.Fault{})
+	defer unblock()
+	sys := on(t, "h200-vm")
+	sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		rt, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
+			failed.Driver.LibPath = "/usr/lib/libcuda.so.1" // of the simulated library
+		}
+		return rt, err
+	}
+	got := call(t, sys, "--quiet", "--timeout", "50ms")
+	assert.Equal(t, exitIncomplete, got.code)
+	assert.Contains(t, got.stdout, "[driver_hangs]")
+	assert.Contains(t, got.stdout, "cudaGetDeviceCount")
+}
+
+// A call that stalls later is named too, when the time is over: what was found until then is
+// not lost.
+func TestAStalledCallIsNamed(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
+		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+		require.NoError(t, err)
+		unblock := sim.Block(fn, cudasim.Fault{})
+		sys := on(t, "h200-vm")
+		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		}
+		got := call(t, sys, "--quiet", "--timeout", "300ms", "--format", "json")
+		unblock()
+		assert.Equal(t, exitIncomplete, got.code, fn)
+		var r report.Result
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), fn)
+		assert.Equal(t, doctor.Incomplete, r.Verdict, fn)
+		require.NotEmpty(t, r.Findings, fn)
+		assert.Equal(t, "driver_hangs", r.Findings[0].ID, fn)
+		assert.Contains(t, r.Findings[0].Summary, fn)
+		require.NotNil(t, r.Host, fn)
+		if fn == "cudaMemcpyAsync" {
+			assert.Len(t, r.Devices, 1, "it was described before")
+		}
+	}
+}
+
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	for _, lines := range []bool{false, true} {
+		sys := on(t, "h200-vm")
+		host := sys.root.(fstest.MapFS)
+		const thp = "sys/kernel/mm/transparent_hugepage/enabled"
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		looks := 0
+		sys.after = func(d time.Duration) <-chan time.Time {
+			assert.Equal(t, 5*time.Second, d)
+			switch looks++; looks {
+			case 1: // nothing has changed
+			case 2:
+				host[thp] = &fstest.MapFile{Data: []byte("always madvise [never]\n")}
+			case 3:
+				host[thp] = &fstest.MapFile{Data: []byte("always [madvise] never\n")}
+			default:
+				cancel()
+			}
+			now := make(chan time.Time, 1)
+			now <- time.Now()
+			return now
+		}
+		args := []string{"watch", "--interval", "5s"}
+		if lines {
+			args = append(args, "--format", "jsonl")
+		}
+		var stdout, stderr bytes.Buffer
+		assert.Equal(t, exitOK, run(ctx, args, &stdout, &stderr, sys), stderr.String())
+		text := strings.Split(strings.TrimSpace(stdout.String()), "\n")
+		if !lines {
+			require.Len(t, text, 3, stdout.String())
+			assert.Contains(t, text[0], "nothing to be mended")
+			assert.Contains(t, text[1], " + warning thp_off: transparent huge pages are off")
+			assert.Contains(t, text[2], " - warning thp_off: ")
+			continue
+		}
+		require.Len(t, text, 2, stdout.String())
+		for i, want := range []string{"appeared", "ended"} {
+			var c change
+			require.NoError(t, json.Unmarshal([]byte(text[i]), &c))
+			assert.Equal(t, want, c.Change)
+			assert.Equal(t, "thp_off", c.Finding.ID)
+			assert.NotEmpty(t, c.Finding.Evidence)
+		}
+	}
+	for args, says := range map[string]string{
+		"--interval 1ms":  "must be at least 1s",
+		"--format csv":    "text or jsonl",
+		"--sim":           "has no --sim",
+		"--interval soon": "invalid argument",
+		"extra":           "takes no argument",
+	} {
+		got := call(t, on(t, "h200-vm"), append([]string{"watch"}, strings.Fields(args)...)...)
+		assert.Equal(t, exitUsage, got.code, args)
+		assert.Contains(t, got.stderr, says, args)
+	}
+}
+
+// Without a GPU the doctor is done at once, and says what a host can tell.
+func TestWatchWithoutGPU(t *testing.T) {
+	t.Parallel()
+	sys := on(t, "no-gpu-cgroup-v1")
+	ctx, cancel := context.WithCancel(t.Context())
+	sys.after = func(time.Duration) <-chan time.Time { cancel(); return nil }
+	var stdout bytes.Buffer
+	assert.Equal(t, exitOK, run(ctx, []string{"watch"}, &stdout, &stdout, sys))
+	assert.Contains(t, stdout.String(), "+ problem no_gpu: there is no NVIDIA GPU in this machine")
+	assert.NotContains(t, stdout.String(), "no_driver_library")
+}
