@@ -332,8 +332,12 @@ const sideBySide = 4
 func (s *session) examine(ctx context.Context, p probe.Prober, request probe.Request) error {
 	facts := s.result.Facts
 	shown := &overall{s: s, shares: make([]float64, len(facts.Devices)), scale: 1}
+	sick := make([]bool, len(facts.Devices)) // its process hung or died: no other one is started
 	one := func(i int, steps probe.Steps) error {
 		d := &facts.Devices[i]
+		if sick[i] {
+			return nil
+		}
 		r := request
 		r.Device, r.Steps = d.Ordinal, steps
 		answer, err := p.Device(ctx, r, func(now probe.Device) { shown.show(i, now) })
@@ -342,6 +346,7 @@ func (s *session) examine(ctx context.Context, p probe.Prober, request probe.Req
 			r.Errors = append(r.Errors, answer.Errors...)
 			if state := answer.Probe.State; state == doctor.ProbeHung || state == doctor.ProbeCrashed {
 				facts.Probes = append(facts.Probes, answer.Probe)
+				sick[i] = true
 			}
 			if err != nil && context.Cause(ctx) == nil {
 				d.Errors = append(d.Errors, err.Error())

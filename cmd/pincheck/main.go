@@ -21,7 +21,7 @@ import (
 )
 
 func main() {
-	child.Serve(children()) // returns, unless a probe or an experiment has started this process
+	child.Serve(children(probe.Local{ReadHost: thisHost})) // returns, unless a probe or an experiment has started this process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A closed pipe is an error of writing, which is reported, and not the end of the
 	// process in the middle of a run.
@@ -42,10 +42,10 @@ func main() {
 }
 
 // children are what processes of their own do.
-func children() map[string]child.Func {
-	funcs := probe.Children(probe.Local{
-		ReadHost: func() *hostinfo.Host { return hostinfo.Read(os.DirFS("/"), os.Environ()) },
-	})
+func children(l probe.Local) map[string]child.Func {
+	funcs := probe.Children(l)
 	maps.Copy(funcs, bench.Children())
 	return funcs
 }
+
+func thisHost() *hostinfo.Host { return hostinfo.Read(os.DirFS("/"), os.Environ()) }
