@@ -336,7 +336,7 @@ func (s *session) examine(ctx context.Context, p probe.Prober, request probe.Req
 	one := func(i int, steps probe.Steps) error {
 		d := &facts.Devices[i]
 		if sick[i] {
-			return nil
+			return context.Cause(ctx)
 		}
 		r := request
 		r.Device, r.Steps = d.Ordinal, steps
