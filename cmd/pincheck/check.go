@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,7 +71,7 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 	select {
 	case err, ok := <-done:
 		return returned(err, ok)
-	case <-time.After(s.sys.patience()):
+	case <-time.After(cmp.Or(s.sys.patience, patience)):
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +85,7 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 	for _, call := range s.runtime.Stuck(context.Background(), 0) {
 		s.result.Probes = append(s.result.Probes, doctor.Probe{
 			Name: "cuda", Call: call.String(), State: doctor.ProbeHung, Seconds: time.Since(s.result.Started).Seconds(),
-			Detail: fmt.Sprintf("had not returned %v after the end of the run", s.sys.patience()),
+			Detail: fmt.Sprintf("had not returned %v after the end of the run", cmp.Or(s.sys.patience, patience)),
 		})
 	}
 	return context.Cause(ctx)
@@ -240,7 +241,7 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 
 // setFacts puts facts into the result, with what the user knows.
 func (s *session) setFacts(f *doctor.Facts) {
-	f.ExpectedGPUs = s.expectGPUs
+	f.ExpectedGPUs, f.ExpectedRate = s.expectGPUs, s.expectRate
 	s.change(func(r *report.Result) { r.Facts = f })
 }
 

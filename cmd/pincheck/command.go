@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -32,13 +31,11 @@ type system struct {
 	expect func(measure.Env) func(*result.Series) *result.Expected
 	// after is time.After, or what tests put in its place. nil is time.After.
 	after func(time.Duration) <-chan time.Time
+	// patience is how long a run may go on after its end. 0 is the constant of this name.
+	patience time.Duration
 	// adjust changes the plans, if it is not nil: tests make them small.
 	adjust func(probe.Plans) probe.Plans
-	// waits replaces patience, if it is not 0.
-	waits time.Duration
 }
-
-func (s system) patience() time.Duration { return cmp.Or(s.waits, patience) }
 
 func (s system) getenv(name string) string {
 	value := ""
@@ -52,7 +49,8 @@ func (s system) getenv(name string) string {
 
 const longHelp = `pincheck finds the CUDA runtime library, the driver and the GPUs, sends bytes
 to each GPU and back and compares them, measures copies between pinned memory
-and the GPU both ways, and says what is wrong and what to do about it.
+and the GPU both ways, and says what is slow, wrong or wasteful: with what was
+seen, why, what it costs, and what to do. pincheck explain ID says more.
 
 Without a GPU it reports which part is missing; with --sim it runs on a
 simulated one, and says so.`
@@ -106,7 +104,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	o.register(root)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
-		&cobra.Command{Use: "check", Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
+		&cobra.Command{Use: "check", Aliases: []string{"doctor"}, Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
 		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newVersion(o),
 	)
 	return root

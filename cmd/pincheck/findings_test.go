@@ -15,7 +15,9 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
 )
 
@@ -74,6 +76,7 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		{[]string{"--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--ignore", "thp_off,few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--expect-gpus", "2"}, exitProblems, doctor.Problems, []string{"missing_gpus", "few_cpus"}},
+		{[]string{"--expect-bandwidth", "500", "--ignore", "few_cpus"}, exitProblems, doctor.Problems, []string{"slow_copies"}},
 		{[]string{"--expect-gpus", "2", "--ignore", "missing_gpus", "--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 	} {
 		got := call(t, oneCPU(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
@@ -89,9 +92,10 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		assert.Equal(t, c.ids, found, "%v", c.args)
 	}
 	for args, says := range map[string]string{
-		"--fail-on never":    "--fail-on never: want problem, warning or note",
-		"--ignore slow_copy": "did you mean slow_copies?",
-		"--expect-gpus -1":   "must not be negative",
+		"--fail-on never":        "--fail-on never: want problem, warning or note",
+		"--ignore slow_copy":     "did you mean slow_copies?",
+		"--expect-gpus -1":       "must not be negative",
+		"--expect-bandwidth NaN": "want a rate",
 	} {
 		got := call(t, on(t, "h200-vm"), strings.Fields(args)...)
 		assert.Equal(t, exitUsage, got.code, args)
@@ -166,6 +170,31 @@ func TestAStalledCallIsNamed(t *testing.T) {
 		if fn == "cudaMemcpyAsync" {
 			assert.Len(t, r.Devices, 1, "it was described before")
 		}
+	}
+}
+
+// Experiments run in this process: those that hang are left alone when the time is over.
+func TestAStalledExperimentIsNamed(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
+		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+		require.NoError(t, err)
+		unblock := sim.Block(fn, cudasim.Fault{Times: -1})
+		sys := on(t, "h200-vm")
+		sys.patience = 100 * time.Millisecond
+		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}
+		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		}
+		got := call(t, sys, "bench", "link", "--quiet", "--timeout", "1s", "--format", "json")
+		unblock()
+		assert.Equal(t, exitIncomplete, got.code, fn)
+		r, err := report.Read([]byte(got.stdout))
+		require.NoError(t, err)
+		require.NotEmpty(t, r.Probes, fn)
+		assert.Equal(t, fn+" on device 0", r.Probes[0].Call)
+		assert.Len(t, r.Devices, 1, "it was described before")
 	}
 }
 

@@ -34,6 +34,7 @@ type options struct {
 	failAt     string
 	ignore     []string
 	expectGPUs int
+	expectRate float64
 }
 
 // A flagText is a flag whose values are of a kind that pflag has no name for: the kind
@@ -49,7 +50,7 @@ func (f flagText) Type() string { return f.kind }
 func named(flags *pflag.FlagSet, flag, kind string) {
 	f := flags.Lookup(flag)
 	f.Value = flagText{f.Value, kind}
-	if f.DefValue == "0s" {
+	if f.DefValue == "0s" || f.DefValue == "[]" {
 		f.DefValue = ""
 	}
 }
@@ -74,6 +75,8 @@ func (o *options) register(root *cobra.Command) {
 	named(flags, "ignore", "id")
 	flags.IntVar(&o.expectGPUs, "expect-gpus", 0, "number of GPUs that there should be (default: those on the PCI bus)")
 	named(flags, "expect-gpus", "number")
+	flags.Float64Var(&o.expectRate, "expect-bandwidth", 0, "GB/s that pinned copies should reach each way (default: what is known of such hardware)")
+	named(flags, "expect-bandwidth", "rate")
 	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
 	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
 	root.Flags().StringVar(&o.from, "from", "", "examine no machine, but this archive of pincheck capture")
@@ -88,6 +91,7 @@ func (o *options) register(root *cobra.Command) {
 	complete(root, "fail-on", string(doctor.Problem), string(doctor.Warning), string(doctor.Note))
 	complete(root, "ignore", checkIDs()...)
 	complete(root, "expect-gpus")
+	complete(root, "expect-bandwidth")
 }
 
 // validate checks the flags before anything is loaded.
@@ -104,6 +108,9 @@ func (o *options) validate() (report.Format, error) {
 	}
 	if o.expectGPUs < 0 {
 		return "", usagef("--expect-gpus %d: must not be negative", o.expectGPUs)
+	}
+	if !(o.expectRate >= 0 && o.expectRate < 1e6) {
+		return "", usagef("--expect-bandwidth %v: want a rate in GB/s", o.expectRate)
 	}
 	for _, id := range o.ignore {
 		if !slices.Contains(checkIDs(), id) {

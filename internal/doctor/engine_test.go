@@ -388,6 +388,7 @@ var troubles = []struct {
 		f.Host.GPUs[0].Link = hostinfo.Link{CurrentSpeed: 16, CurrentWidth: 16, MaxSpeed: 16, MaxWidth: 16}
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 12.6), series(result.DeviceToHost, 12.4)}
 	}},
+	{id: "slow_copies", sev: Problem, change: func(f *Facts) { f.ExpectedRate = 56 }, says: "--expect-bandwidth"},
 	{id: "asymmetric_copies", change: func(f *Facts) {
 		f.Host.GPUs[0].Link = hostinfo.Link{} // not shown: the speed itself is not judged
 		f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 9)
@@ -596,6 +597,10 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 			f.Host.Env = map[string]string{visibleDevices: "0"}
 		},
 		"as many GPUs as expected": func(f *Facts) { f.ExpectedGPUs = 1 },
+		"as fast as expected, without a link": func(f *Facts) {
+			f.ExpectedRate, f.Host.GPUs[0].Link = 25, hostinfo.Link{}
+			f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 25.1), series(result.DeviceToHost, 25)}
+		},
 		"one of four in a container": func(f *Facts) {
 			container(f)
 			for i := range 3 {

@@ -32,6 +32,9 @@ type Facts struct {
 	DeviceErrors []string `json:"device_errors,omitempty"`
 	// ExpectedGPUs is how many GPUs there should be, as the user says. 0 is not said.
 	ExpectedGPUs int `json:"expected_gpus,omitempty"`
+	// ExpectedRate is what pinned copies should reach each way, in GB/s, as the user says.
+	// 0 leaves it to what is known of such hardware.
+	ExpectedRate float64 `json:"expected_gb_per_s,omitempty"`
 	// Probes are calls that were made in processes of their own, as they may hang.
 	Probes []Probe `json:"probes,omitempty"`
 	// Processes are those that use a GPU and that this user may read.

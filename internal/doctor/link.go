@@ -85,6 +85,9 @@ func (d *Device) under(h *hostinfo.Host) yardstick.Link {
 // expected returns what a series of copies should reach over the path as it is, or nil. A
 // link that is narrower than it should be has a finding of its own.
 func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
+	if f.ExpectedRate > 0 {
+		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth"}
+	}
 	e := yardstick.Expect(d.Name, d.under(f.Host), s)
 	path := 0.0
 	if l := d.Link; l != nil && l.Bottleneck != nil {
@@ -193,10 +196,14 @@ func slowCopies(f *Facts, d *Device) []Finding {
 	least := 1.0
 	for _, s := range d.copies() {
 		e := f.expected(d, &s)
-		if e == nil || e.Value <= 0 || s.Median >= lowShare*e.Value {
+		low, slowBelow := lowShare, slowShare
+		if f.ExpectedRate > 0 {
+			low, slowBelow = 1, 1 // it is a limit, not what others reached
+		}
+		if e == nil || e.Value <= 0 || s.Median >= low*e.Value {
 			continue
 		}
-		if s.Median < slowShare*e.Value {
+		if s.Median < slowBelow*e.Value {
 			severity = Problem
 		}
 		least = min(least, s.Median/e.Value)

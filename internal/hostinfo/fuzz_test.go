@@ -17,6 +17,9 @@ func FuzzRead(f *testing.F) {
 		"NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  x\n", "processor\t: 0\nflags\t: hypervisor\n",
 		"GNU C Library (x) stable release version 2.39", "ID=\"x\nVERSION_ID='\n", "9223372036854775807",
 		"nvidia_uvm 1 2\n", "99999999999999999999999-1",
+		"Node 0, zone   Normal      4      4      3      0      0      0      0      0      1      1    600 \n",
+		"compact_stall 12\nthp_fault_fallback 9\n", "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t44\nCapEff:\t0\n", "c 195:* rw\n",
+		"TOTAL_ERR_FATAL 3\n", "\xff\xff\xff\xff", "36 35 98:0 / /data rw - nfs4 host:/x rw\n",
 	} {
 		f.Add(seed)
 	}
@@ -34,6 +37,9 @@ func FuzzRead(f *testing.F) {
 		"sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes",
 		"sys/fs/cgroup/memory/cpu.cfs_quota_us", "sys/fs/cgroup/memory/cpu.cfs_period_us",
 		"sys/kernel/mm/transparent_hugepage/enabled",
+		"proc/buddyinfo", "proc/vmstat", "proc/sys/vm/max_map_count", "sys/class/bdi/0:28/read_ahead_kb",
+		"sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "sys/fs/cgroup/memory/devices.list",
+		"sys/bus/pci/devices/0000:00:06.0/config", "sys/bus/pci/devices/0000:00:06.0/aer_dev_fatal", "sys/bus/pci/devices/0000:00:06.0/iommu_group/type",
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		host := fstest.MapFS{

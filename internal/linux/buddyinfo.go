@@ -2,6 +2,7 @@ package linux
 
 import (
 	"io/fs"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -19,7 +20,7 @@ type FreeBlocks struct {
 // Pages returns how many free pages are in blocks of 2^order pages and more.
 func (b FreeBlocks) Pages(order int) (pages int) {
 	for i, n := range b.Counts {
-		if i >= order && i < 31 && n < 1<<31 {
+		if i >= order && i < 31 && n <= math.MaxInt>>i {
 			pages = sumSizes(pages, n<<i)
 		}
 	}
