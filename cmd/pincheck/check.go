@@ -279,7 +279,7 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	if facts == nil {
 		facts = &doctor.Facts{Devices: []doctor.Device{}}
 	}
-	facts.Host = s.readHost()
+	facts.SetHost(s.readHost())
 	s.setFacts(facts)
 	s.change(func(r *report.Result) { r.Errors = append(r.Errors, opened.Errors...) })
 	if err != nil {

@@ -30,6 +30,9 @@ type Facts struct {
 	CUDADevices *int `json:"cuda_devices,omitempty"`
 	// DeviceErrors are those of GPUs that CUDA counts, and that could not be described.
 	DeviceErrors []string `json:"device_errors,omitempty"`
+	// NodeErrors are why device nodes could not be opened, by their paths, where that was
+	// tried: if CUDA did not start.
+	NodeErrors map[string]string `json:"node_errors,omitempty"`
 	// ExpectedGPUs is how many GPUs there should be, as the user says. 0 is not said.
 	ExpectedGPUs int `json:"expected_gpus,omitempty"`
 	// ExpectedRate is what pinned copies should reach each way, in GB/s, as the user says.
@@ -247,6 +250,15 @@ func newOpening(failed *cudart.OpenError) *Opening {
 	return o
 }
 
+// SetHost sets the host, and adds to it what the facts know of its device nodes.
+func (f *Facts) SetHost(h *hostinfo.Host) {
+	f.Host = h
+	for i := range h.NVIDIA.Nodes {
+		n := &h.NVIDIA.Nodes[i]
+		n.OpenError = f.NodeErrors[n.Path]
+	}
+}
+
 // FromCapture returns the facts of a host of which an archive was made, and text is the JSON
 // of those that were not read from its files. It may be hostile, or empty.
 func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
@@ -256,7 +268,7 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 			return nil, fmt.Errorf("doctor: facts.json: %w", err)
 		}
 	}
-	f.Host = host
+	f.SetHost(host)
 	if f.Devices == nil {
 		f.Devices = []Device{}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"sync"
 	"time"
 
@@ -137,6 +139,9 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 		err = context.Cause(ctx) // there was no time
 	} else if failed != nil {
 		out.Facts = doctor.WithoutLibrary(failed, host)
+		if l.OpenLibrary == nil && failed.Stuck == "" {
+			out.Facts.NodeErrors = openNodes(host)
+		}
 		if failed.Stuck != "" {
 			out.Facts.Probes = append(out.Facts.Probes, doctor.Probe{
 				Name: probeCUDA, Call: failed.Stuck, State: doctor.ProbeHung,
@@ -149,6 +154,22 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 	}
 	out.Errors = closeAll()
 	return out, err
+}
+
+// openNodes opens and closes the device nodes, as CUDA does first: control groups of version 2
+// do not show what they deny.
+func openNodes(host *hostinfo.Host) map[string]string {
+	errs := map[string]string{}
+	for _, n := range host.NVIDIA.Nodes {
+		file, err := os.OpenFile(n.Path, os.O_RDWR, 0)
+		if err == nil {
+			err = file.Close()
+		}
+		if failed := (*fs.PathError)(nil); errors.As(err, &failed) {
+			errs[n.Path] = failed.Err.Error()
+		}
+	}
+	return errs
 }
 
 // The names of probes.

@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -206,4 +207,20 @@ func TestNVMLWithoutALibrary(t *testing.T) {
 		assert.Equal(t, doctor.ProbeFailed, out.Probe.State)
 		assert.NotEmpty(t, out.Probe.Detail)
 	}
+}
+
+// Device nodes that cannot be opened are named: control groups of version 2 show nothing.
+func TestDeviceNodesAreOpened(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open := filepath.Join(dir, "nvidia0")
+	require.NoError(t, os.WriteFile(open, nil, 0o600))
+	h := &hostinfo.Host{NVIDIA: hostinfo.NVIDIA{Nodes: []hostinfo.Node{{Path: open}, {Path: dir}}}}
+	errs := openNodes(h)
+	assert.Len(t, errs, 1)
+	assert.Contains(t, errs[dir], "directory")
+	f := &doctor.Facts{NodeErrors: errs}
+	f.SetHost(h)
+	assert.Empty(t, f.Host.NVIDIA.Nodes[0].OpenError)
+	assert.Equal(t, errs[dir], f.Host.NVIDIA.Nodes[1].OpenError)
 }
