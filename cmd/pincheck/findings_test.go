@@ -122,6 +122,19 @@ func TestOneBadGPUHidesNoOther(t *testing.T) {
 	assert.Contains(t, got.stdout, "GPU 2      Simulated")
 }
 
+// Refused registrations are named, though copies go on with memory of cudaHostAlloc.
+func TestRefusedRegistration(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
+		return openSim(t, cudasim.Config{NoRegister: true, Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+	}
+	got := call(t, sys, "--quiet")
+	assert.Equal(t, exitProblems, got.code)
+	assert.Contains(t, got.stdout, "[confidential_computing]")
+}
+
 // A driver that hangs is a finding, when the time is over.
 func TestADriverThatHangsIsNamed(t *testing.T) {
 	t.Parallel()

@@ -8,12 +8,13 @@ import (
 	"github.com/gopinned/pinned/internal/hostinfo"
 )
 
-// What follows from a GPU that this process cannot reach: each later step fails too.
+// What follows from a GPU that this process cannot reach: each later step fails too. A
+// driver that hangs does not follow from what is missing.
 var (
 	startFailures = []string{
 		"stub_library", "driver_too_old", "driver_mismatch", "compat_library", "fabric_not_ready", "gpus_unavailable",
 		"driver_init_failed", "driver_unknown_error", "no_device", "open_out_of_memory", "mps_unavailable", "failed_open",
-		"driver_hangs", "driver_crashes", "hmm_breaks_start", "visible_devices_unknown", "hidden_gpu",
+		"hmm_breaks_start", "visible_devices_unknown", "hidden_gpu",
 	}
 	withoutModule = slices.Concat([]string{"no_device_nodes", "no_uvm", "no_driver_library"}, startFailures)
 	withoutNodes  = slices.Concat([]string{"no_driver_library", "no_uvm", "missing_gpus"}, startFailures)
@@ -30,7 +31,7 @@ var accessChecks = []Check{
 	{ID: "no_gpu", Title: "no NVIDIA GPU in this machine", Severity: Problem, Implies: withoutGPU,
 		Host: unlessUsable(func(f *Facts) []Finding { return f.missing("gpu", "there is no NVIDIA GPU in this machine") })},
 	{ID: "gpu_off_bus", Title: "a GPU fell off the bus", Severity: Problem,
-		Implies: slices.Concat([]string{"missing_gpus"}, startFailures), Host: offBus},
+		Implies: slices.Concat([]string{"missing_gpus", "driver_hangs", "driver_crashes"}, startFailures), Host: offBus},
 	{ID: "nouveau_holds_gpu", Title: "nouveau holds the GPU", Severity: Problem,
 		Implies: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(nouveau)},
 	{ID: "vfio_holds_gpu", Title: "vfio-pci holds the GPU", Severity: Problem,

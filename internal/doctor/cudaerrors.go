@@ -129,6 +129,13 @@ func errorsOf(f *Facts, d *Device, check string) (texts []string) {
 				all = append(all, one.String())
 			}
 		}
+		// A kind of memory that this GPU does not offer is left out. That it cannot be
+		// registered is more than that.
+		for _, s := range d.Verify.Skipped {
+			if classify(f, d, s.Reason) != "failed_call" {
+				all = append(all, s.Reason)
+			}
+		}
 	}
 	for _, text := range all {
 		if classify(f, d, text) == check && !slices.Contains(texts, text) {

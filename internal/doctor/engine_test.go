@@ -327,6 +327,10 @@ var troubles = []struct {
 		f.Devices[0].Attributes.HostRegisterSupported = false
 		failing(f, pinFail+"cudaErrorNotSupported (801): operation not supported")
 	}, says: "conf-compute"},
+	{id: "confidential_computing", change: func(f *Facts) { // the library falls back to cudaHostAlloc
+		f.Devices[0].Verify.CasesPlanned, f.Devices[0].Verify.SkippedCases = 11, 1
+		f.Devices[0].Verify.Skipped = []verify.Skip{{Cases: 1, Reason: pinFail + "cudaErrorNotSupported (801): operation not supported"}}
+	}, also: []string{"skipped_round_trips"}},
 	{id: "pin_refused", change: func(f *Facts) { failing(f, pinFail+"cudaErrorInvalidValue (1): invalid argument") }, says: "NVRM"},
 	{id: "no_host_register", change: func(f *Facts) { f.Devices[0].Attributes.HostRegisterSupported = false }},
 	{id: "pin_over_2gib_leaks", change: func(f *Facts) { f.Host.Kernel.Release = "6.11.0-29-generic" }, says: "6.14"},
