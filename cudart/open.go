@@ -208,15 +208,17 @@ func (op *opening) canceled(ctx context.Context) error {
 	defer op.mu.Unlock()
 	err := fmt.Errorf("canceled: %w", ctx.Err())
 	attempts := slices.Clone(op.attempts)
+	stuck := ""
 	if last := len(attempts) - 1; last >= 0 && attempts[last].Err == nil {
 		a := &attempts[last]
 		err = fmt.Errorf("%s: %w", a.Path, err)
 		for _, name := range op.calls.inside() {
-			err = fmt.Errorf("%v of %s %w: %w", stuckCall(name), a.Path, errNotReturned, ctx.Err())
+			stuck = stuckCall(name).String()
+			err = fmt.Errorf("%s of %s %w: %w", stuck, a.Path, errNotReturned, ctx.Err())
 		}
 		a.Err = err
 	}
-	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver, source: op.o.Source != nil}
+	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver, Stuck: stuck, source: op.o.Source != nil}
 }
 
 // errNotReturned is the cause of an opening whose context ended during a call.
@@ -283,28 +285,28 @@ func (rt *Runtime) bind(ctx context.Context) (err error) {
 	return resolve(symbols[versionRows:])
 }
 
-// addDevices asks how many devices there are and adds each to the runtime that tells its
-// name and its address. If none does, the error is the first one's.
+// addDevices asks how many devices there are and adds each to the runtime. A device that
+// CUDA cannot describe does not hide the others, unless all are like that.
 func (rt *Runtime) addDevices(ctx context.Context) error {
 	count, err := rt.count()
 	if err != nil {
 		return err
 	}
+	rt.failed = make(map[int]error)
 	for i := range count {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		d, err := rt.newDevice(i)
 		if err != nil {
-			rt.failed = append(rt.failed, brokenGPU{i, err}) // of one GPU: the others can be used
-			continue
+			rt.failed[i] = err
 		}
 		rt.devices = append(rt.devices, d)
 	}
-	rt.several = count > 1
-	if len(rt.devices) == 0 && count > 0 {
-		return rt.failed[0].err
+	if count > 0 && len(rt.failed) == count {
+		return rt.failed[0]
 	}
+	rt.several = count > 1
 	return nil
 }
 

@@ -117,8 +117,7 @@ func TestNamedLibraryThatIsNone(t *testing.T) {
 	}
 }
 
-// Each call of Open that fails is an error, or that of the one device that it is about, and
-// nothing stays allocated.
+// Each call of Open that fails is an error, of Open or of the device that it is about.
 func TestOpenWithEveryCallFailing(t *testing.T) {
 	t.Parallel()
 	ok := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
@@ -131,10 +130,10 @@ func TestOpenWithEveryCallFailing(t *testing.T) {
 		sim.FailCall(k, cudart.ErrUnknown)
 		rt, err := cudart.Open(cudart.Options{Source: sim})
 		if err == nil {
-			require.Len(t, rt.Devices(), 1, "call %d of %d", k, calls)
-			require.Len(t, rt.Failed(), 1)
-			err = rt.Failed()[0]
-			require.NoError(t, rt.Close())
+			_, first := rt.Device(0)
+			_, second := rt.Device(1)
+			err = errors.Join(first, second)
+			require.Len(t, rt.Devices(), 1)
 		}
 		require.ErrorIs(t, err, cudart.ErrUnknown, "call %d of %d", k, calls)
 	}
@@ -226,5 +225,34 @@ func TestStructsHaveRoom(t *testing.T) {
 		assert.Equal(t, want.properties, sim.StructSize("cudaGetDeviceProperties"), "%v", version)
 		assert.LessOrEqual(t, want.pointer, cudart.PointerAttributesSize)
 		assert.Less(t, 2*want.properties, cudart.PropertiesSize, "with room for later versions")
+	}
+}
+
+// A device that CUDA cannot describe does not hide the others.
+func TestOneDeviceThatFails(t *testing.T) {
+	t.Parallel()
+	for _, fn := range []string{"cudaGetDeviceProperties", "cudaDeviceGetPCIBusId"} {
+		sim := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
+		sim.Fail(fn, cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
+		rt, err := cudart.Open(cudart.Options{Source: sim})
+		require.NoError(t, err, fn)
+		assert.Equal(t, 3, rt.DeviceCount())
+		var ordinals []int
+		for _, d := range rt.Devices() {
+			ordinals = append(ordinals, d.Ordinal())
+		}
+		assert.Equal(t, []int{0, 2}, ordinals)
+		_, err = rt.Device(1)
+		require.ErrorIs(t, err, cudart.ErrUnknown)
+		require.ErrorContains(t, err, fn+": device 1")
+		last, err := rt.Device(2)
+		require.NoError(t, err)
+		assert.Equal(t, 2, last.Ordinal())
+		require.NoError(t, rt.Close())
+
+		sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+		_, err = cudart.Open(cudart.Options{Source: sim})
+		require.ErrorIs(t, err, cudart.ErrUnknown, "all of them fail")
+		sim.ResetFaults()
 	}
 }

@@ -15,7 +15,10 @@ type OpenError struct {
 	Attempts []Attempt   // libraries that were tried
 	Looked   []string    // places that were searched, none if a library was named
 	Driver   DriverFacts // parts of the driver on this host, none for an Options.Source
-	source   bool        // the library was an Options.Source
+	// Stuck is the call that had not returned when OpenContext's context ended, such as
+	// "cudaGetDeviceCount". Empty if there was none.
+	Stuck  string
+	source bool // the library was an Options.Source
 }
 
 // DriverFacts are the parts of NVIDIA's driver that this process can see.

@@ -65,35 +65,6 @@ func TestOpenWithoutDevices(t *testing.T) {
 	require.ErrorContains(t, err, "what helps: CUDA shows this process no GPU: see CUDA_VISIBLE_DEVICES")
 }
 
-// One GPU that cannot be described hides no other.
-func TestOpenWithOneBadDevice(t *testing.T) {
-	t.Parallel()
-	for _, fn := range []string{"cudaGetDeviceProperties", "cudaDeviceGetPCIBusId"} {
-		sim := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
-		sim.Fail(fn, cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
-		rt, err := cudart.Open(cudart.Options{Source: sim})
-		require.NoError(t, err, fn)
-		assert.Equal(t, 3, rt.DeviceCount())
-		require.Len(t, rt.Devices(), 2)
-		assert.Equal(t, 0, rt.Devices()[0].Ordinal())
-		assert.Equal(t, 2, rt.Devices()[1].Ordinal())
-		require.Len(t, rt.Failed(), 1)
-		require.ErrorContains(t, rt.Failed()[0], "device 1")
-		_, err = rt.Device(1)
-		require.ErrorIs(t, err, cudart.ErrUnknown, "why it cannot be used")
-		d, err := rt.Device(2)
-		require.NoError(t, err)
-		assert.Equal(t, 2, d.Ordinal())
-		_, err = rt.Device(3)
-		require.ErrorIs(t, err, cudart.ErrInvalidDevice)
-		require.NoError(t, rt.Close())
-	}
-	sim := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	sim.Fail("cudaGetDeviceProperties", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
-	_, err := cudart.Open(cudart.Options{Source: sim})
-	require.ErrorIs(t, err, cudart.ErrUnknown, "no device can be used")
-}
-
 func TestRemedyOfAnyError(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]string{

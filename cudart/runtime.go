@@ -3,6 +3,7 @@ package cudart
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -62,21 +63,15 @@ type Runtime struct {
 	source  Source
 	driver  driverBinding
 	lib     Library
-	devices []*Device   // those that told their name and address, in CUDA's order
-	failed  []brokenGPU // the others
-	several bool        // more than one device: a call must select its own
+	devices []*Device     // nil for one that CUDA cannot describe
+	failed  map[int]error // the reasons for those
+	several bool          // more than one device: a call must select its own
 	debug   bool
 	closed  atomic.Bool
 	waits   *waits
 
 	mu   sync.Mutex
 	left []func() error // see undone
-}
-
-// brokenGPU is a device that CUDA counts and of which it does not tell name or address.
-type brokenGPU struct {
-	ordinal int
-	err     error
 }
 
 // Library describes the library in use.
@@ -86,46 +81,33 @@ func (rt *Runtime) Library() Library { return rt.lib }
 func (rt *Runtime) Debug() bool { return rt.debug }
 
 // Device returns device i, counted from 0 in CUDA's order. The error wraps
-// [ErrInvalidDevice] if there is no device i, [ErrClosed], or the code with which the
-// device failed at Open.
+// [ErrInvalidDevice] if there is no device i, and [ErrClosed]. A device that CUDA could
+// not describe at Open has the error of that call.
 func (rt *Runtime) Device(i int) (*Device, error) {
 	if rt.closed.Load() {
 		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
 	}
-	for _, d := range rt.devices {
-		if d.ordinal == i {
-			return d, nil
+	if i < 0 || i >= len(rt.devices) {
+		have := fmt.Sprintf("this process sees devices 0 to %d", len(rt.devices)-1)
+		if len(rt.devices) == 0 {
+			have = "this process sees none; is CUDA_VISIBLE_DEVICES empty?"
 		}
+		return nil, &Error{Op: fnSetDevice.name(), Code: ErrInvalidDevice, Detail: fmt.Sprintf("device %d: %s", i, have)}
 	}
-	for _, b := range rt.failed {
-		if b.ordinal == i {
-			return nil, b.err
-		}
+	if err := rt.failed[i]; err != nil {
+		return nil, err
 	}
-	have := fmt.Sprintf("this process sees devices 0 to %d", rt.DeviceCount()-1)
-	if rt.DeviceCount() == 0 {
-		have = "this process sees none; is CUDA_VISIBLE_DEVICES empty?"
-	}
-	return nil, &Error{Op: fnSetDevice.name(), Code: ErrInvalidDevice, Detail: fmt.Sprintf("device %d: %s", i, have)}
+	return rt.devices[i], nil
 }
 
 // DeviceCount returns the number of devices that CUDA showed this process at Open
 // (cudaGetDeviceCount). CUDA_VISIBLE_DEVICES may limit and reorder them.
-func (rt *Runtime) DeviceCount() int { return len(rt.devices) + len(rt.failed) }
+func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
 
-// Devices returns all devices that can be used, in CUDA's order. It leaves out those of
-// which CUDA returned an error at Open: see [Runtime.Failed].
-func (rt *Runtime) Devices() []*Device { return append([]*Device(nil), rt.devices...) }
-
-// Failed returns the errors of devices that CUDA counts and that could not be described
-// (cudaGetDeviceProperties, cudaDeviceGetPCIBusId), in CUDA's order. They name the device.
-// If no device can be described, [Open] fails.
-func (rt *Runtime) Failed() []error {
-	var errs []error
-	for _, b := range rt.failed {
-		errs = append(errs, b.err)
-	}
-	return errs
+// Devices returns all devices, in CUDA's order, but those that CUDA could not describe at
+// Open: [Runtime.Device] returns why.
+func (rt *Runtime) Devices() []*Device {
+	return slices.DeleteFunc(slices.Clone(rt.devices), func(d *Device) bool { return d == nil })
 }
 
 // Close ends waits in progress with [ErrClosed] and destroys the events that the
@@ -144,7 +126,7 @@ func (rt *Runtime) Close() error {
 	}
 	rt.waits.close()
 	var errs []error
-	for _, d := range rt.devices {
+	for _, d := range rt.Devices() {
 		errs = append(errs, d.closeEvents())
 	}
 	for _, retry := range rt.takeLeft() {

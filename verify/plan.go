@@ -205,6 +205,8 @@ type Progress struct {
 	BytesTotal int `json:"bytes_total"`
 	// Case is the last one done, and zero at the start.
 	Case Case `json:"case"`
+	// Report is what was found until now. It does not change after the call.
+	Report *Report `json:"-"`
 }
 
 const (

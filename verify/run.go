@@ -127,10 +127,19 @@ func (r *runner) fail(c Case, err error) {
 	}
 }
 
-func (r *runner) showProgress() {
-	if r.plan.Progress != nil {
-		r.plan.Progress(r.progress)
+// showProgress calls Plan.Progress with the report so far, and that of a path that runs.
+func (r *runner) showProgress(running ...PathReport) {
+	if r.plan.Progress == nil {
+		return
 	}
+	now := *r.report
+	now.Paths = slices.Clone(now.Paths)
+	for _, p := range running {
+		(&runner{report: &now}).add(p)
+	}
+	at := r.progress
+	at.Report = &now
+	r.plan.Progress(at)
 }
 
 func canceled(ctx context.Context) error {
@@ -327,7 +336,7 @@ func (p *pathRun) done(c Case) {
 	p.progress.CasesDone++
 	p.progress.BytesDone += c.SizeBytes
 	p.progress.Case = c
-	p.showProgress()
+	p.showProgress(p.PathReport)
 }
 
 func (p *pathRun) skip(cases []Case, reason string) {
@@ -338,7 +347,7 @@ func (p *pathRun) skip(cases []Case, reason string) {
 	p.report.Skipped = append(p.report.Skipped, Skip{Path: p.Path, Cases: len(cases), Reason: reason})
 	p.progress.CasesTotal -= len(cases)
 	p.progress.BytesTotal -= totalBytes(cases)
-	p.showProgress()
+	p.showProgress(p.PathReport)
 }
 
 func totalBytes(cases []Case) int {

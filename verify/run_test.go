@@ -304,9 +304,21 @@ func TestPathEndsAfterFailuresInARow(t *testing.T) {
 	plan := small()
 	plan.Paths = []Path{PathRegistered, PathPageable}
 	var last Progress
-	plan.Progress = func(p Progress) { last = p }
+	var reports []Report // as they were, and pointers to the same
+	var pointers []*Report
+	plan.Progress = func(p Progress) {
+		last = p
+		assert.Equal(t, p.CasesDone, p.Report.Cases+p.Report.FailureCount)
+		reports, pointers = append(reports, *p.Report), append(pointers, p.Report)
+	}
 	r, err := Run(t.Context(), dev, plan)
 	require.NoError(t, err)
+	for i := range reports {
+		require.Equal(t, reports[i], *pointers[i], "what was shown does not change")
+	}
+	assert.Equal(t, pathFailures, last.Report.FailureCount)
+	assert.Len(t, last.Report.Failures, pathFailures)
+	assert.Len(t, last.Report.Paths, 2)
 	assert.Equal(t, pathFailures, r.FailureCount)
 	require.Len(t, r.Skipped, 1)
 	assert.Contains(t, r.Skipped[0].String(), "registered")

@@ -12,7 +12,6 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bench"
-	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
 )
@@ -177,15 +176,15 @@ func (s *session) readMemory(pid int) error {
 	if err != nil {
 		return err
 	}
-	s.result.Benches = append(s.result.Benches, *b)
+	s.change(func(r *report.Result) { r.Benches = append(r.Benches, *b) })
 	return nil
 }
 
 // bench runs the experiments. One that cannot run as planned is wrong usage, and nothing
 // is measured; of all, it is an error of the result, and the others run.
 func (s *session) bench(ctx context.Context, experiments []measure.Experiment, options measure.Options, all bool) error {
-	run := func(devices []*cudart.Device, readHost func() *hostinfo.Host) error {
-		env := measure.Env{Options: options, Devices: devices, Host: readHost()}
+	run := func(devices []*cudart.Device) error {
+		env := measure.Env{Options: options, Devices: devices, Host: s.readHost()}
 		if s.sys.expect != nil && !s.sim { // the simulated GPU is none of those
 			env.Expect = s.sys.expect(env)
 		}
@@ -208,19 +207,19 @@ func (s *session) bench(ctx context.Context, experiments []measure.Experiment, o
 				})
 			})
 			if b != nil {
-				s.result.Benches = append(s.result.Benches, *b)
+				s.change(func(r *report.Result) { r.Benches = append(r.Benches, *b) })
 			}
 			if err != nil {
 				return err
 			}
 			spent += p.time
 		}
-		if s.result.Facts != nil {
-			host := readHost() // links are trained up under load
-			for i := range s.result.Devices {
-				s.result.Devices[i].Relink(host)
+		host := s.readHost() // links are trained up under load
+		s.change(func(r *report.Result) {
+			for i := range r.Devices {
+				r.Devices[i].Relink(host)
 			}
-		}
+		})
 		return nil
 	}
 	return s.withDevices(ctx, run)
@@ -242,7 +241,7 @@ func (s *session) estimate(experiments []measure.Experiment, env measure.Env, al
 			if !all {
 				return nil, 0, usageError{err}
 			}
-			s.result.Errors = append(s.result.Errors, err.Error())
+			s.change(func(r *report.Result) { r.Errors = append(r.Errors, err.Error()) })
 			continue
 		}
 		out = append(out, planned{e, took})

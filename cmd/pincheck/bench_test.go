@@ -66,9 +66,7 @@ func benches(t *testing.T, at func()) system {
 	t.Helper()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-	}
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
 	sys.experiments = []measure.Experiment{counting("bandwidth", at), counting("memory", at)}
 	return sys
 }
@@ -271,11 +269,9 @@ func TestDeviceNames(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{
-			{PCIBusID: "0000:06:00.0", UUID: [16]byte{0xab, 1}}, {PCIBusID: "0001:07:00.0", UUID: [16]byte{0xab, 2}}, {PCIBusID: "0000:c1:00.0", UUID: [16]byte{0xcd}},
-		}})
-	}
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{
+		{PCIBusID: "0000:06:00.0", UUID: [16]byte{0xab, 1}}, {PCIBusID: "0001:07:00.0", UUID: [16]byte{0xab, 2}}, {PCIBusID: "0000:c1:00.0", UUID: [16]byte{0xcd}},
+	}})
 	for args, want := range map[string][]string{
 		"--device 2,0":                             {"GPU 2", "GPU 0"},
 		"--device 2 --device 0 --device 2":         {"GPU 2", "GPU 0"},

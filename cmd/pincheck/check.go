@@ -2,21 +2,22 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/probe"
 	"github.com/gopinned/pinned/internal/report"
-	"github.com/gopinned/pinned/verify"
 )
 
 // A session is one run of a command. Its result is complete data at every moment.
@@ -27,16 +28,90 @@ type session struct {
 	format   report.Format
 	result   *report.Result
 	progress *report.Progress // nil shows nothing
-	seen     *outside
+
+	// For a command that does not return in time: see abandon.
+	mu        sync.Mutex
+	abandoned bool
+	runtime   *cudart.Runtime
+}
+
+// change changes the result, unless the command was abandoned.
+func (s *session) change(do func(r *report.Result)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.abandoned {
+		do(s.result)
+	}
+}
+
+// patience is how long a command may take after its context has ended, to release what it
+// holds.
+const patience = 5 * time.Second
+
+// within calls do, and returns its error. If do has not returned some time after the end of
+// ctx, because a call into the driver does not return, the error names the call, and do
+// changes the result no more.
+func (s *session) within(ctx context.Context, do func(context.Context, *session) error) error {
+	done := make(chan error, 1)
+	go func() {
+		defer close(done)
+		done <- do(ctx, s)
+	}()
+	returned := func(err error, ok bool) error {
+		if !ok { // a test ended it
+			runtime.Goexit()
+		}
+		return err
+	}
+	select {
+	case err, ok := <-done:
+		return returned(err, ok)
+	case <-ctx.Done():
+	}
+	select {
+	case err, ok := <-done:
+		return returned(err, ok)
+	case <-time.After(cmp.Or(s.sys.patience, patience)):
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.abandoned = true
+	if s.runtime == nil {
+		return context.Cause(ctx)
+	}
+	if s.result.Facts == nil {
+		s.result.Facts = &doctor.Facts{Devices: []doctor.Device{}}
+	}
+	for _, call := range s.runtime.Stuck(context.Background(), 0) {
+		s.result.Probes = append(s.result.Probes, doctor.Probe{
+			Name: "cuda", Call: call.String(), State: doctor.ProbeHung, Seconds: time.Since(s.result.Started).Seconds(),
+			Detail: fmt.Sprintf("had not returned %v after the end of the run", cmp.Or(s.sys.patience, patience)),
+		})
+	}
+	return context.Cause(ctx)
 }
 
 // produce runs a command: do fills the session's result until ctx ends, and the result is
 // written whatever happened, unless the call itself was wrong. Judged is whether the
 // command looks for findings.
 func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bool, do func(context.Context, *session) error) error {
-	format, err := o.validate()
+	s, err := o.fill(cmd, sys, name, do)
 	if err != nil {
 		return err
+	}
+	s.result.Conclude(judged, o.ignore...)
+	if o.npd {
+		return writeNPD(cmd.OutOrStdout(), s.result)
+	}
+	return s.write()
+}
+
+// fill runs a command until ctx ends, and returns its session with the result. The error
+// is that of a wrong call.
+func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(context.Context, *session) error) (*session, error) {
+	format, err := o.validate()
+	if err != nil {
+		return nil, err
 	}
 	r := &report.Result{Command: name, Tool: tool(), Started: time.Now().UTC()}
 	if !o.noHostName && sys.hostname != nil {
@@ -48,15 +123,14 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 		ctx, cancel = context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done after %v (--timeout)", o.timeout))
 		defer cancel()
 	}
-	s := &session{options: o, cmd: cmd, sys: sys, format: format, result: r, seen: &outside{}}
+	s := &session{options: o, cmd: cmd, sys: sys, format: format, result: r}
 	if err = context.Cause(ctx); err == nil {
-		err = s.bounded(ctx, do)
-		r = s.result
+		err = s.within(ctx, do)
 	}
-	s.seen.progress.Load().Close()
+	s.progress.Close()
 	switch usage := (usageError{}); {
 	case errors.As(err, &usage):
-		return err
+		return nil, err
 	case err == nil:
 		r.Complete = true
 	case cmd.Context().Err() != nil:
@@ -68,11 +142,7 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bo
 		r.Errors = append(r.Errors, err.Error())
 	}
 	r.Seconds = time.Since(r.Started).Seconds()
-	r.Conclude(judged, o.ignore...)
-	if o.npd {
-		return writeNPD(cmd.OutOrStdout(), r)
-	}
-	return s.write()
+	return s, nil
 }
 
 // write writes the result and returns its verdict as an error.
@@ -109,25 +179,23 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 func (s *session) show() {
 	if !s.quiet && s.progress == nil {
 		s.progress = report.NewProgress(s.cmd.ErrOrStderr())
-		s.seen.progress.Store(s.progress)
 	}
 }
 
-// withDevices opens the library, puts the facts into the result, and calls do with the
-// devices that were chosen, if there are any. Having no GPU is a fact, not an error.
-func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Device, readHost func() *hostinfo.Host) error) error {
+// withDevices opens the library in this process, puts the facts into the result, and calls
+// do with the devices that were chosen, if there are any. Having no GPU is a fact, not an
+// error.
+func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Device) error) error {
 	library := cudart.Options{Library: s.library}
-	readHost := func() *hostinfo.Host { return hostinfo.Read(s.sys.root, s.sys.environ) }
 	if s.sim {
-		sim, unsupported := newSimulation()
+		sim, unsupported := probe.NewSimulation()
 		if unsupported != nil {
-			s.result.Facts = &doctor.Facts{Host: readHost(), Devices: []doctor.Device{}}
+			s.setFacts(&doctor.Facts{Host: s.readHost(), Devices: []doctor.Device{}})
 			return unsupported
 		}
 		// After rt.Close below. What it still counts would be a leak of pincheck.
 		defer s.closing(sim.Close)
 		library = cudart.Options{Source: sim}
-		readHost = func() *hostinfo.Host { return simulatedHost(s.sys) }
 	}
 	rt, err := s.sys.open(ctx, library)
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
@@ -135,150 +203,235 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		// which is why there are facts of a run that had no time for more.
 		cause := context.Cause(ctx)
 		if cause == nil || doctor.Hangs(failed) {
-			s.result.Facts = doctor.WithoutLibrary(failed, readHost())
-			s.result.ExpectedGPUs, s.result.ExpectedRate = s.expectGPUs, s.expectRate
+			s.setFacts(doctor.WithoutLibrary(failed, s.readHost()))
 		}
 		return cause
 	}
 	if err != nil {
-		s.result.Facts = &doctor.Facts{Host: readHost(), Devices: []doctor.Device{}}
+		s.setFacts(&doctor.Facts{Host: s.readHost(), Devices: []doctor.Device{}})
 		return err
 	}
 	defer s.closing(rt.Close)
-	s.seen.runtime.Store(rt)
-	devices, err := s.devices.choose(rt.Devices())
-	if err != nil {
+	s.mu.Lock()
+	s.runtime = rt
+	s.mu.Unlock()
+	facts := doctor.Gather(rt, s.readHost())
+	if facts.Devices, err = s.devices.choose(facts.Devices); err != nil {
 		return err
 	}
-	host := readHost()
-	s.result.Facts = &doctor.Facts{Host: host, Devices: []doctor.Device{}}
-	s.publish()
-	s.result.Facts = doctor.Gather(rt, devices, host)
-	s.result.ExpectedGPUs, s.result.ExpectedRate = s.expectGPUs, s.expectRate
-	s.publish()
+	var devices []*cudart.Device
+	for i := range facts.Devices {
+		dev, err := rt.Device(facts.Devices[i].Ordinal)
+		if err != nil {
+			return err
+		}
+		devices = append(devices, dev)
+	}
+	s.setFacts(facts)
+	for i, dev := range devices { // this may hang
+		read := facts.Devices[i]
+		read.ReadMemory(dev)
+		s.change(func(*report.Result) { facts.Devices[i] = read })
+	}
 	if len(devices) == 0 {
 		return nil
 	}
-	return do(devices, readHost)
+	return do(devices)
+}
+
+// setFacts puts facts into the result, with what the user knows.
+func (s *session) setFacts(f *doctor.Facts) {
+	f.ExpectedGPUs, f.ExpectedRate = s.expectGPUs, s.expectRate
+	s.change(func(r *report.Result) { r.Facts = f })
+}
+
+// readHost reads the host. The simulated GPU has a link of its own.
+func (s *session) readHost() *hostinfo.Host {
+	h := hostinfo.Read(s.sys.root, s.sys.environ)
+	if s.sim {
+		h = probe.SimulatedHost(h)
+	}
+	return h
 }
 
 // closing adds the error of close to the result's.
 func (s *session) closing(close func() error) {
 	if err := close(); err != nil {
-		s.result.Errors = append(s.result.Errors, err.Error())
+		s.change(func(r *report.Result) { r.Errors = append(r.Errors, err.Error()) })
 	}
 }
 
-// steps are what a command does with each GPU.
-type steps struct{ verify, full, bandwidth bool }
-
-// plans are the plans of the steps.
-type plans struct {
-	verify    verify.Plan
-	bandwidth bench.LinkPlan
+// prober returns what examines the machine: in processes of their own, but in tests.
+func (s *session) prober() probe.Prober {
+	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.open}
+	return probe.Prober{Local: local, Isolated: s.sys.isolated}
 }
 
 // check does the steps with each GPU.
-func (s *session) check(ctx context.Context, steps steps) error {
-	plans := plans{verify: verify.Plan{Full: steps.full}}
-	if s.sim {
-		plans = simulatedPlans(steps)
+func (s *session) check(ctx context.Context, steps probe.Steps) error {
+	p := s.prober()
+	request := probe.Request{Library: s.library, Simulate: s.sim, Steps: steps}
+	opened, err := p.Open(ctx, request)
+	facts := opened.Facts
+	if facts == nil && context.Cause(ctx) != nil {
+		return context.Cause(ctx)
 	}
-	if s.sys.adjust != nil {
-		plans = s.sys.adjust(plans)
+	if facts == nil {
+		facts = &doctor.Facts{Devices: []doctor.Device{}}
 	}
-	return s.withDevices(ctx, func(devices []*cudart.Device, readHost func() *hostinfo.Host) error {
-		if !s.sim && steps.bandwidth {
-			s.result.Processes = doctor.Processes(s.sys.root)
+	facts.SetHost(s.readHost())
+	s.setFacts(facts)
+	s.change(func(r *report.Result) { r.Errors = append(r.Errors, opened.Errors...) })
+	if err != nil {
+		return err
+	}
+	// The list changes in place: the facts are in the result already.
+	if facts.Devices, err = s.devices.choose(facts.Devices); err != nil {
+		return err
+	}
+	s.health(ctx, p, facts, false)
+	if err := context.Cause(ctx); err != nil || len(facts.Devices) == 0 {
+		return err
+	}
+	if facts.Library != nil && !s.sim {
+		request.Library = facts.Library.Path // the one that was described
+	}
+	if !s.sim && steps.Bandwidth {
+		processes := doctor.Processes(s.sys.root)
+		s.change(func(*report.Result) { facts.Processes = processes })
+	}
+	if steps.Verify || steps.Bandwidth {
+		s.show()
+	}
+	return s.examine(ctx, p, request)
+}
+
+// health reads the management library. Under load it reads the clocks again.
+func (s *session) health(ctx context.Context, p probe.Prober, facts *doctor.Facts, underLoad bool) {
+	if !p.Isolated || s.sim || underLoad && facts.NVML == nil || ctx.Err() != nil {
+		return // in this process it may hang
+	}
+	answer, err := p.NVML(ctx, probe.Request{})
+	s.change(func(r *report.Result) {
+		switch {
+		case err != nil:
+			r.Errors = append(r.Errors, err.Error())
+		case answer.Probe.State == doctor.ProbeHung, answer.Probe.State == doctor.ProbeCrashed:
+			facts.Probes = append(facts.Probes, answer.Probe)
+		case answer.Report != nil && underLoad:
+			facts.SetClocks(answer.Report)
+		case answer.Report != nil:
+			facts.SetHealth(answer.Report)
 		}
-		if steps.verify || steps.bandwidth {
-			s.show()
-		}
-		for i, d := range devices {
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
-			out := &s.result.Devices[i]
-			if err := s.device(ctx, d, out, steps, plans, share{i, len(devices)}); err != nil {
-				return err
-			}
-			if steps.bandwidth {
-				out.Relink(readHost())
-			}
-			s.publish()
-		}
-		return nil
 	})
 }
 
-// share is one of several equal parts of a run.
-type share struct{ i, n int }
+// sideBySide is how many GPUs are verified at once. Bandwidth is measured on one at a time.
+const sideBySide = 4
 
-// of returns the share of the whole that is done when a share of this part is.
-func (s share) of(part float64) float64 { return (float64(s.i) + part) / float64(s.n) }
-
-// device does the steps on one GPU. A failure is recorded with the GPU; only the end of
-// ctx is an error, and what was found until then is in out.
-func (s *session) device(ctx context.Context, d *cudart.Device, out *doctor.Device, steps steps, plans plans, of share) error {
-	gpu := fmt.Sprintf("GPU %d", d.Ordinal())
-	verifyShare := 1.0
-	if steps.bandwidth {
-		verifyShare = 0.8
-	}
-	if steps.verify {
-		p, began := plans.verify, time.Now()
-		shown := p.Progress
-		p.Progress = func(at verify.Progress) {
-			if shown != nil {
-				shown(at)
+// examine does the steps of a request with each GPU.
+func (s *session) examine(ctx context.Context, p probe.Prober, request probe.Request) error {
+	facts := s.result.Facts
+	shown := &overall{s: s, shares: make([]float64, len(facts.Devices)), scale: 1}
+	sick := make([]bool, len(facts.Devices)) // its process hung or died: no other one is started
+	one := func(i int, steps probe.Steps) error {
+		d := &facts.Devices[i]
+		if sick[i] {
+			return context.Cause(ctx)
+		}
+		r := request
+		r.Device, r.Steps = d.Ordinal, steps
+		answer, err := p.Device(ctx, r, func(now probe.Device) { shown.show(i, now) })
+		s.change(func(r *report.Result) {
+			take(d, &answer.Facts)
+			r.Errors = append(r.Errors, answer.Errors...)
+			if state := answer.Probe.State; state == doctor.ProbeHung || state == doctor.ProbeCrashed {
+				facts.Probes = append(facts.Probes, answer.Probe)
+				sick[i] = true
 			}
-			done := float64(at.BytesDone) / float64(max(at.BytesTotal, 1))
-			var left time.Duration
-			if done > 0.02 { // by the time so far; the first, small ones say nothing
-				left = time.Duration(float64(time.Since(began)) * (1 - done) / done)
+			if err != nil && context.Cause(ctx) == nil {
+				d.Errors = append(d.Errors, err.Error())
 			}
-			s.progress.Show(report.At{What: gpu + ", " + at.Case.String(), Share: of.of(verifyShare * done), Left: left})
+		})
+		if steps.Bandwidth {
+			s.health(ctx, p, facts, true)
+			host := s.readHost()
+			s.change(func(*report.Result) { d.Relink(host) })
 		}
-		r, err := verify.Run(ctx, d, p)
-		if ctx.Err() == nil || r != nil && (r.Cases > 0 || r.FailureCount > 0) {
-			out.Verify = r
-		}
-		if err != nil {
-			return note(ctx, out, err)
-		}
+		return context.Cause(ctx)
 	}
-	if steps.bandwidth {
-		s.progress.Show(report.At{What: gpu + ", bandwidth", Share: of.of(verifyShare)})
-		env := measure.Env{Devices: []*cudart.Device{d}}
-		r, err := measure.Run(ctx, bench.Link(plans.bandwidth), env, nil)
-		if r != nil && (len(r.Series) > 0 || ctx.Err() == nil) {
-			out.Bandwidth = r
+	steps := request.Steps
+	if len(facts.Devices) == 1 || !p.Isolated {
+		for i := range facts.Devices {
+			if err := one(i, steps); err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			return note(ctx, out, err)
-		}
-		if s.result.Simulated { // it has the times of the simulator
-			return nil
-		}
-		r, err = measure.Run(ctx, bench.Trials(of.i == 0), env, nil)
-		if r != nil && (len(r.Series) > 0 || ctx.Err() == nil) {
-			out.Trials = r
-		}
-		if err != nil {
-			return note(ctx, out, err)
+		return nil
+	}
+	// Verifying takes most of the time, and is not a measurement.
+	measured := steps.Bandwidth
+	if steps.Bandwidth = false; measured {
+		shown.scale = 0.7
+	}
+	var verified sync.WaitGroup
+	turns := make(chan struct{}, sideBySide)
+	for i := range facts.Devices {
+		turns <- struct{}{}
+		verified.Go(func() {
+			_ = one(i, steps) // the end of ctx, which is looked at below
+			<-turns
+		})
+	}
+	verified.Wait()
+	if !measured {
+		return context.Cause(ctx)
+	}
+	shown.base, shown.scale = shown.scale, 1-shown.scale
+	clear(shown.shares)
+	for i := range facts.Devices {
+		if err := one(i, probe.Steps{Bandwidth: true}); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// note records an error with the GPU, and returns the cause if it is that ctx ended.
-func note(ctx context.Context, out *doctor.Device, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		if !errors.Is(err, cause) && !errors.Is(err, ctx.Err()) {
-			out.Errors = append(out.Errors, err.Error())
-		}
-		return cause
+// take adds what a process found of a device to what is known.
+func take(d, found *doctor.Device) {
+	d.Errors = append(d.Errors, found.Errors...)
+	if found.MemoryTotal > 0 && d.MemoryTotal == 0 {
+		d.MemoryTotal, d.MemoryFree = found.MemoryTotal, found.MemoryFree
 	}
-	out.Errors = append(out.Errors, err.Error())
-	return nil
+	if found.Verify != nil {
+		d.Verify = found.Verify
+	}
+	if found.Bandwidth != nil {
+		d.Bandwidth = found.Bandwidth
+	}
+	if found.Trials != nil {
+		d.Trials = found.Trials
+	}
+}
+
+// overall shows how far the examination of all GPUs is.
+type overall struct {
+	s           *session
+	mu          sync.Mutex
+	shares      []float64 // of the phase that runs, by GPU
+	base, scale float64   // where that phase begins, and its share of all
+}
+
+func (o *overall) show(i int, now probe.Device) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.shares[i] = now.Share
+	sum := 0.0
+	for _, share := range o.shares {
+		sum += share
+	}
+	o.s.progress.Show(report.At{
+		What:  fmt.Sprintf("GPU %d, %s", now.Facts.Ordinal, now.Step),
+		Share: o.base + o.scale*sum/float64(len(o.shares)), Left: now.Left,
+	})
 }

@@ -12,15 +12,18 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/probe"
 	"github.com/gopinned/pinned/internal/report"
 	"github.com/gopinned/pinned/internal/result"
 )
 
 // system is what the commands need of the machine.
 type system struct {
-	environ  []string
-	root     fs.FS
-	open     func(context.Context, cudart.Options) (*cudart.Runtime, error)
+	environ []string
+	root    fs.FS
+	open    func(context.Context, cudart.Options) (*cudart.Runtime, error)
+	// isolated is that probes run in processes of their own, and --sim as well.
+	isolated bool
 	hostname func() (string, error) // nil leaves it out
 	// experiments are those of pincheck bench.
 	experiments []measure.Experiment
@@ -28,10 +31,10 @@ type system struct {
 	expect func(measure.Env) func(*result.Series) *result.Expected
 	// after is time.After, or what tests put in its place. nil is time.After.
 	after func(time.Duration) <-chan time.Time
-	// patience is how long a run may go on after its end. 0 is two seconds.
+	// patience is how long a run may go on after its end. 0 is the constant of this name.
 	patience time.Duration
 	// adjust changes the plans, if it is not nil: tests make them small.
-	adjust func(plans) plans
+	adjust func(probe.Plans) probe.Plans
 }
 
 func (s system) getenv(name string) string {
@@ -78,8 +81,11 @@ func newRoot(o *options, sys system) *cobra.Command {
 		if o.version {
 			return o.writeVersion(cmd)
 		}
+		if o.from != "" {
+			return o.produce(cmd, sys, "check", true, func(_ context.Context, s *session) error { return s.readArchive() })
+		}
 		err := o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
-			return s.check(ctx, steps{verify: true, bandwidth: true})
+			return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
 		})
 		if o.npd {
 			return npdFailed(cmd.OutOrStdout(), err)
@@ -99,7 +105,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
 		&cobra.Command{Use: "check", Aliases: []string{"doctor"}, Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
-		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newExplain(o, sys), newWatch(o, sys), newVersion(o),
+		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newVersion(o),
 	)
 	return root
 }
@@ -136,7 +142,7 @@ func help(cmd *cobra.Command, args []string) error {
 }
 
 func newVerify(o *options, sys system) *cobra.Command {
-	s := steps{verify: true}
+	s := probe.Steps{Verify: true}
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Prove that bytes survive the round trip to the GPU",
@@ -152,7 +158,7 @@ with other bytes before, and compares every byte.
 			return o.produce(cmd, sys, "verify", true, func(ctx context.Context, session *session) error { return session.check(ctx, s) })
 		},
 	}
-	cmd.Flags().BoolVar(&s.full, "full", false, "all combinations, up to 4 GiB a copy")
+	cmd.Flags().BoolVar(&s.Full, "full", false, "all combinations, up to 4 GiB a copy")
 	return cmd
 }
 
@@ -164,7 +170,7 @@ func newDevices(o *options, sys system) *cobra.Command {
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.produce(cmd, sys, "devices", false, func(ctx context.Context, s *session) error {
-				return s.check(ctx, steps{})
+				return s.check(ctx, probe.Steps{})
 			})
 		},
 	}

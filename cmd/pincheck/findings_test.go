@@ -15,7 +15,9 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
 )
 
@@ -55,9 +57,7 @@ func oneCPU(t *testing.T) system {
 	sys := on(t, "h200-vm")
 	host := sys.root.(fstest.MapFS)
 	host["proc/self/status"] = &fstest.MapFile{Data: []byte("Cpus_allowed_list:\t3\n")}
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-	}
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
 	return sys
 }
 
@@ -127,9 +127,7 @@ func TestRefusedRegistration(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{NoRegister: true, Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-	}
+	sys.open = opening(t, cudasim.Config{NoRegister: true, Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
 	got := call(t, sys, "--quiet")
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "[confidential_computing]")
@@ -167,7 +165,6 @@ func TestAStalledCallIsNamed(t *testing.T) {
 		require.NoError(t, err)
 		unblock := sim.Block(fn, cudasim.Fault{})
 		sys := on(t, "h200-vm")
-		sys.patience = 100 * time.Millisecond
 		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
 		}
@@ -184,6 +181,31 @@ func TestAStalledCallIsNamed(t *testing.T) {
 		if fn == "cudaMemcpyAsync" {
 			assert.Len(t, r.Devices, 1, "it was described before")
 		}
+	}
+}
+
+// Experiments run in this process: those that hang are left alone when the time is over.
+func TestAStalledExperimentIsNamed(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
+		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+		require.NoError(t, err)
+		unblock := sim.Block(fn, cudasim.Fault{Times: -1})
+		sys := on(t, "h200-vm")
+		sys.patience = 100 * time.Millisecond
+		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}
+		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		}
+		got := call(t, sys, "bench", "link", "--quiet", "--timeout", "1s", "--format", "json")
+		unblock()
+		assert.Equal(t, exitIncomplete, got.code, fn)
+		r, err := report.Read([]byte(got.stdout))
+		require.NoError(t, err)
+		require.NotEmpty(t, r.Probes, fn)
+		assert.Equal(t, fn+" on device 0", r.Probes[0].Call)
+		assert.Len(t, r.Devices, 1, "it was described before")
 	}
 }
 

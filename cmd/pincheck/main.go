@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"os"
 	"os/signal"
 	"syscall"
@@ -15,10 +16,12 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/child"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/probe"
 )
 
 func main() {
-	child.Serve(bench.Children()) // returns, unless an experiment has started this process
+	child.Serve(children(probe.Local{ReadHost: thisHost})) // returns, unless a probe or an experiment has started this process
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A closed pipe is an error of writing, which is reported, and not the end of the
 	// process in the middle of a run.
@@ -30,9 +33,19 @@ func main() {
 		environ:     os.Environ(),
 		root:        os.DirFS("/"),
 		open:        cudart.OpenContext,
+		isolated:    true,
 		expect:      yardsticks,
 		hostname:    os.Hostname,
 		experiments: bench.All(),
 	})
 	os.Exit(code)
 }
+
+// children are what processes of their own do.
+func children(l probe.Local) map[string]child.Func {
+	funcs := probe.Children(l)
+	maps.Copy(funcs, bench.Children())
+	return funcs
+}
+
+func thisHost() *hostinfo.Host { return hostinfo.Read(os.DirFS("/"), os.Environ()) }

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/report"
 )
@@ -30,6 +29,7 @@ type options struct {
 	timeout    time.Duration
 	version    bool
 	npd        bool
+	from       string
 
 	failAt     string
 	ignore     []string
@@ -79,6 +79,8 @@ func (o *options) register(root *cobra.Command) {
 	named(flags, "expect-bandwidth", "rate")
 	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
 	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
+	root.Flags().StringVar(&o.from, "from", "", "examine no machine, but this archive of pincheck capture")
+	named(root.Flags(), "from", "file")
 	var formats []string
 	for _, f := range report.Formats() {
 		formats = append(formats, string(f))
@@ -166,15 +168,15 @@ func (d *devices) Set(list string) error {
 }
 
 // choose returns the GPUs that were named, or none if there are none.
-func (d devices) choose(all []*cudart.Device) ([]*cudart.Device, error) {
+func (d devices) choose(all []doctor.Device) ([]doctor.Device, error) {
 	if len(d) == 0 || len(all) == 0 || slices.Contains(d, "all") {
 		return all, nil
 	}
-	var chosen []*cudart.Device
+	var chosen []doctor.Device
 	for _, name := range d {
-		var match []*cudart.Device
+		var match []doctor.Device
 		for _, dev := range all {
-			if names(name, dev) {
+			if names(name, &dev) {
 				match = append(match, dev)
 			}
 		}
@@ -183,7 +185,7 @@ func (d devices) choose(all []*cudart.Device) ([]*cudart.Device, error) {
 			return nil, usagef("--device %s: there is no such GPU; this process sees %s", name, seen(all))
 		case len(match) > 1:
 			return nil, usagef("--device %s: fits %d GPUs: name more of the UUID", name, len(match))
-		case !slices.Contains(chosen, match[0]):
+		case !slices.ContainsFunc(chosen, func(c doctor.Device) bool { return c.Ordinal == match[0].Ordinal }):
 			chosen = append(chosen, match[0])
 		}
 	}
@@ -192,14 +194,14 @@ func (d devices) choose(all []*cudart.Device) ([]*cudart.Device, error) {
 
 // names reports whether a name is that of a device. A UUID may be shortened, as in
 // CUDA_VISIBLE_DEVICES.
-func names(name string, d *cudart.Device) bool {
+func names(name string, d *doctor.Device) bool {
 	if n, err := strconv.Atoi(name); err == nil {
-		return n == d.Ordinal()
+		return n == d.Ordinal
 	}
 	if pci := pciAddress(name); pci != "" {
-		return pci == pciAddress(d.PCIBusID())
+		return pci == pciAddress(d.PCIBusID)
 	}
-	return len(d.UUID()) >= len(name) && strings.EqualFold(d.UUID()[:len(name)], name)
+	return len(d.UUID) >= len(name) && strings.EqualFold(d.UUID[:len(name)], name)
 }
 
 // pciAddress returns an address in one form: domains are of 4 or 8 digits, or left out.
@@ -216,9 +218,9 @@ func pciAddress(s string) string {
 	return strings.ToLower(fmt.Sprintf("%x:%s:%s.%s", domain, m[2], m[3], function))
 }
 
-func seen(all []*cudart.Device) string {
+func seen(all []doctor.Device) string {
 	if len(all) == 1 {
-		return fmt.Sprintf("only GPU 0 (%s, PCI %s)", all[0].UUID(), all[0].PCIBusID())
+		return fmt.Sprintf("only GPU 0 (%s, PCI %s)", all[0].UUID, all[0].PCIBusID)
 	}
 	return fmt.Sprintf("GPUs 0 to %d", len(all)-1)
 }

@@ -2,23 +2,60 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/child"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/probe"
+	"github.com/gopinned/pinned/internal/report"
 )
 
-// asProgram makes the test binary the program itself.
-const asProgram = "PINCHECK_TEST_MAIN"
+// asProgram makes the test binary the program itself. Stuck names a function of CUDA that
+// does not return in the processes that this starts, and a file that is made when it is called.
+const (
+	asProgram = "PINCHECK_TEST_MAIN"
+	stuck     = "PINCHECK_TEST_STUCK"
+)
+
+// scripted is what these processes do.
+func scripted() probe.Local {
+	l := probe.Local{ReadHost: thisHost, Adjust: small}
+	fn, file, ok := strings.Cut(os.Getenv(stuck), " ")
+	if !ok {
+		return l
+	}
+	l.Tick, l.Patience = 20*time.Millisecond, 5*time.Second
+	l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		if err != nil {
+			return nil, err
+		}
+		sim.Block(fn, cudasim.Fault{Times: -1})
+		sim.OnCall(func(name string, _ int) {
+			if name == fn {
+				_ = os.WriteFile(file, nil, 0o600)
+			}
+		})
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	}
+	return l
+}
 
 func TestMain(m *testing.M) {
-	child.Serve(bench.Children()) // experiments start this executable again
+	child.Serve(children(scripted())) // probes and experiments start this executable again
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
@@ -46,4 +83,57 @@ func TestClosedPipe(t *testing.T) {
 	require.ErrorAs(t, err, new(*exec.ExitError))
 	assert.Equal(t, exitOutput, cmd.ProcessState.ExitCode())
 	assert.Contains(t, stderr.String(), "broken pipe")
+}
+
+// A call that never returns is a finding, and neither SIGINT, SIGTERM nor --timeout waits for
+// it: this is the whole program, with its processes.
+func TestADriverThatNeverReturns(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	}
+	for _, c := range []struct {
+		name, fn, timeout string
+		signal            os.Signal
+		code              int
+		verdict           doctor.Verdict
+	}{
+		{"by itself, at the start", "cudaGetDeviceCount", "", nil, exitUnusable, doctor.Unusable},
+		{"by itself", "cudaMemcpyAsync", "", nil, exitProblems, doctor.Problems},
+		{"timeout", "cudaMemGetInfo", "2s", nil, exitIncomplete, doctor.Incomplete},
+		{"SIGINT", "cudaMemcpy", "", os.Interrupt, exitInterrupted, doctor.Incomplete},
+		{"SIGTERM", "cudaGetDeviceCount", "", syscall.SIGTERM, exitInterrupted, doctor.Incomplete},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			called := filepath.Join(t.TempDir(), "called")
+			args := []string{"--quiet", "--format", "json"}
+			if c.timeout != "" {
+				args = append(args, "--timeout", c.timeout)
+			}
+			cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+			var stdout, stderr bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			cmd.Env = append(os.Environ(), asProgram+"=1", stuck+"="+c.fn+" "+called)
+			require.NoError(t, cmd.Start())
+			if c.signal != nil {
+				for _, err := os.Stat(called); err != nil; _, err = os.Stat(called) {
+					time.Sleep(5 * time.Millisecond)
+				}
+				require.NoError(t, cmd.Process.Signal(c.signal))
+			}
+			_ = cmd.Wait() // the code is looked at below
+			require.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s%s", stdout.String(), stderr.String())
+			r, err := report.Read(stdout.Bytes())
+			require.NoError(t, err, stderr.String())
+			assert.Equal(t, c.verdict, r.Verdict)
+			if c.signal == nil && c.timeout == "" {
+				// A finding too, unless the machine of the test has no GPU, which comes first.
+				require.NotEmpty(t, r.Probes)
+				assert.Equal(t, doctor.ProbeHung, r.Probes[0].State)
+				assert.Contains(t, r.Probes[0].Call, c.fn)
+			}
+		})
+	}
 }

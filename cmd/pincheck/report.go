@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/probe"
 	"github.com/gopinned/pinned/internal/report"
 )
 
@@ -61,20 +62,24 @@ another --format the same results are written in that form.
 
 // all checks the devices and runs all experiments on them.
 func (s *session) all(ctx context.Context, quick bool) error {
-	if err := s.check(ctx, steps{verify: true, bandwidth: true}); err != nil || len(s.result.Devices) == 0 {
+	if err := s.check(ctx, probe.Steps{Verify: true, Bandwidth: true}); err != nil || len(s.result.Devices) == 0 {
 		return err
 	}
+	probes, health := s.result.Probes, s.result.NVML
 	checked := s.result.Devices
 	err := s.bench(ctx, s.sys.experiments, measure.Options{Quick: quick}, true)
 	// The facts are now those after the experiments, without what the check found.
-	for i := range s.result.Devices {
-		for _, c := range checked {
-			if d := &s.result.Devices[i]; d.Ordinal == c.Ordinal {
-				d.Verify, d.Bandwidth = c.Verify, c.Bandwidth
-				d.Errors = append(c.Errors, d.Errors...)
+	s.change(func(r *report.Result) {
+		r.Probes, r.NVML = append(probes, r.Probes...), health
+		for i := range r.Devices {
+			for _, c := range checked {
+				if d := &r.Devices[i]; d.Ordinal == c.Ordinal {
+					d.Verify, d.Bandwidth, d.Trials, d.Health = c.Verify, c.Bandwidth, c.Trials, c.Health
+					d.Errors = append(c.Errors, d.Errors...)
+				}
 			}
 		}
-	}
+	})
 	return err
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/probe"
 	"github.com/gopinned/pinned/internal/report"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/verify"
@@ -52,11 +53,11 @@ func on(t *testing.T, host string, environ ...string) system {
 }
 
 // small makes plans that tests have time for.
-func small(p plans) plans {
-	p.verify.Variants = 1
-	p.verify.MaxBytes = 65537
-	p.verify.NoStale = true
-	p.bandwidth = bench.LinkPlan{SizeBytes: 16 << 20, Copies: 2, Samples: 3}
+func small(p probe.Plans) probe.Plans {
+	p.Verify.Variants = 1
+	p.Verify.MaxBytes = 65537
+	p.Verify.NoStale = true
+	p.Bandwidth = bench.LinkPlan{SizeBytes: 16 << 20, Copies: 2, Samples: 3}
 	return p
 }
 
@@ -168,9 +169,9 @@ func TestSimulatedVerify(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	sys.adjust = func(p plans) plans { // small, but for the stale read
-		p.verify = small(p).verify
-		p.verify.NoStale = false
+	sys.adjust = func(p probe.Plans) probe.Plans { // small, but for the stale read
+		p.Verify = small(p).Verify
+		p.Verify.NoStale = false
 		return p
 	}
 	got := call(t, sys, "verify", "--sim", "--quiet")
@@ -334,31 +335,24 @@ func TestNoDevices(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm", "CUDA_VISIBLE_DEVICES=")
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})
-	}
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})
 	got := call(t, sys, "--device", "3")
 	assert.Equal(t, exitUnusable, got.code)
 	assert.Contains(t, got.stdout, `CUDA_VISIBLE_DEVICES=""`)
 	assert.Contains(t, got.stdout, "[hidden_gpu]")
 }
 
-// openSim opens a simulated library. The test fails if anything is not released. The one
-// that the test opened before is closed: a process can have 16, and tests that hold some
-// while they wait for more would wait for one another.
-func openSim(t *testing.T, cfg cudasim.Config) (*cudart.Runtime, error) {
-	if last, ok := opened.LoadAndDelete(t); ok {
-		sim := last.(*cudasim.Sim)
-		assert.Eventually(t, func() bool { return sim.Check() == nil }, 10*time.Second, time.Millisecond)
-		assert.NoError(t, sim.Close())
+// opening returns a function that opens one simulated library, again and again. The test
+// fails if anything is not released.
+func opening(t *testing.T, cfg cudasim.Config) func(context.Context, cudart.Options) (*cudart.Runtime, error) {
+	sim := sync.OnceValue(func() *cudasim.Sim { // there are few of them
+		sim, _ := testgpu.Sim(t, cfg)
+		return sim
+	})
+	return func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim()})
 	}
-	sim, rt := testgpu.Sim(t, cfg)
-	opened.Store(t, sim)
-	return rt, nil
 }
-
-// opened are the simulated libraries of tests that openSim has opened last.
-var opened sync.Map
 
 // A GPU whose copies are slower than its link allows is a problem with a
 // remedy. The GPU has the PCI address of the host's own.
@@ -367,11 +361,9 @@ func TestSlowGPUIsAProblem(t *testing.T) {
 	needsSim(t)
 	sys := on(t, "h200-vm")
 	slow := cudasim.Way{Rate: 20}
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
-			PCIBusID: "0000:00:06.0", Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
-		}}})
-	}
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
+		PCIBusID: "0000:00:06.0", Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
+	}}})
 	got := call(t, sys, "--format", "json")
 	assert.Equal(t, exitProblems, got.code)
 	var r report.Result
@@ -386,9 +378,7 @@ func TestSeveralDevices(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
-	}
+	sys.open = opening(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 	got := call(t, sys, "devices")
 	assert.Equal(t, exitOK, got.code)
 	assert.Equal(t, 3, strings.Count(got.stdout, "Simulated GPU"))
@@ -411,7 +401,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// An interruption during the copies releases everything: openSim's cleanup fails the test
+// An interruption during the copies releases everything: opening's cleanup fails the test
 // for what is left. What was verified until then is in the result.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
@@ -420,11 +410,11 @@ func TestInterrupted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		sys := on(t, "h200-vm")
-		sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) { return openSim(t, cudasim.Config{}) }
+		sys.open = opening(t, cudasim.Config{})
 		reached := -1
-		sys.adjust = func(p plans) plans {
+		sys.adjust = func(p probe.Plans) probe.Plans {
 			p = small(p)
-			p.verify.Progress = func(at verify.Progress) {
+			p.Verify.Progress = func(at verify.Progress) {
 				reached = at.CasesDone
 				if reached == after {
 					cancel()
@@ -458,12 +448,14 @@ func TestInterruptedKeepsFindings(t *testing.T) {
 	needsSim(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	sim, _ := testgpu.Sim(t, cudasim.Config{})
 	sys := on(t, "h200-vm")
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) { return rt, nil }
-	sys.adjust = func(p plans) plans {
+	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
+		return cudart.Open(cudart.Options{Source: sim})
+	}
+	sys.adjust = func(p probe.Plans) probe.Plans {
 		p = small(p)
-		p.verify.Progress = func(at verify.Progress) {
+		p.Verify.Progress = func(at verify.Progress) {
 			switch at.CasesDone {
 			case 5:
 				sim.Fail("cudaMemcpyAsync", cudasim.Fault{Times: 1, Code: cudart.ErrUnknown})

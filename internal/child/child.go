@@ -7,6 +7,7 @@
 package child
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -17,13 +18,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"strings"
+	"sync"
 	"time"
 )
 
 // variable names the function that a process was started for.
 const variable = "PINCHECK_CHILD"
 
-// maxText limits what is kept of a child's output, in bytes.
+// maxText limits what is kept of a child's standard error, in bytes.
 const maxText = 1 << 20
 
 // killed is how long Run waits for a process that was killed: one that hangs in the kernel
@@ -33,31 +35,38 @@ const killed = time.Second
 // ErrTimeout is returned for a process that had not answered at its time limit.
 var ErrTimeout = errors.New("no answer within the time limit")
 
-// A Func is what a process does: it decodes the request, and its answer is encoded.
-// Func functions are made by [Handle].
-type Func func(ctx context.Context, request json.RawMessage) (answer any, err error)
+// A Func is what a process does: it decodes the request, may send answers while it works,
+// and its last answer is encoded. Func functions are made by [Handle] and [HandleStream].
+type Func func(ctx context.Context, request json.RawMessage, send func(any)) (answer any, err error)
 
 // Handle returns do as a Func. Requests and answers travel as JSON. Of an error the
 // text arrives, and whether it wraps errors.ErrUnsupported.
 func Handle[Request, Answer any](do func(context.Context, Request) (Answer, error)) Func {
-	return func(ctx context.Context, text json.RawMessage) (any, error) {
+	return HandleStream(func(ctx context.Context, request Request, _ func(Answer)) (Answer, error) { return do(ctx, request) })
+}
+
+// HandleStream is [Handle] of a function that sends what it has so far, for [Stream]: should
+// the process hang or crash, its caller has that. Send may be called from several goroutines.
+func HandleStream[Request, Answer any](do func(ctx context.Context, request Request, send func(Answer)) (Answer, error)) Func {
+	return func(ctx context.Context, text json.RawMessage, send func(any)) (any, error) {
 		var request Request
 		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, fmt.Errorf("request: %w", err)
 		}
-		return do(ctx, request)
+		return do(ctx, request, func(a Answer) { send(a) })
 	}
 }
 
-// reply is what a process writes to its standard output.
+// reply is a line of what a process writes to its standard output.
 type reply struct {
 	Answer      json.RawMessage `json:"answer,omitempty"`
 	Error       string          `json:"error,omitempty"`
 	Unsupported bool            `json:"unsupported,omitempty"`
+	More        bool            `json:"more,omitempty"` // it is not the last
 }
 
-// Serve does nothing in a process that Run did not start. In one that it did, Serve does
-// what was asked for and ends the process.
+// Serve does nothing in a process that Run or Stream did not start. In one that they did,
+// Serve does what was asked for and ends the process.
 func Serve(funcs map[string]Func) {
 	name, ok := os.LookupEnv(variable)
 	if !ok {
@@ -69,7 +78,7 @@ func Serve(funcs map[string]Func) {
 	// Where memory runs out the kernel should kill this process, not its parent. Where
 	// that cannot be asked for, nothing is lost.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
-	if err := json.NewEncoder(os.Stdout).Encode(serve(funcs[name], name, os.Stdin, func() { os.Exit(1) })); err != nil {
+	if err := serve(funcs[name], name, os.Stdin, os.Stdout, func() { os.Exit(1) }); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -77,77 +86,107 @@ func Serve(funcs map[string]Func) {
 }
 
 // serve reads a request, and answers it. It calls orphaned if in ends meanwhile, which is
-// when the parent has ended.
-func serve(do Func, name string, in io.Reader, orphaned func()) reply {
+// when the parent has ended. The error is that of writing.
+func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) error {
+	var mu sync.Mutex
+	lines := json.NewEncoder(out)
+	write := func(answer any, err error, more bool) error {
+		r := reply{More: more}
+		if err == nil {
+			if r.Answer, err = json.Marshal(answer); err != nil {
+				err = fmt.Errorf("answer: %w", err)
+			}
+		}
+		if err != nil {
+			r.Error, r.Unsupported = err.Error(), errors.Is(err, errors.ErrUnsupported)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		return lines.Encode(r)
+	}
 	if do == nil {
-		return reply{Error: fmt.Sprintf("there is no function %q here", name)}
+		return write(nil, fmt.Errorf("there is no function %q here", name), false)
 	}
 	requests := json.NewDecoder(in)
 	var request json.RawMessage
 	if err := requests.Decode(&request); err != nil {
-		return reply{Error: "request: " + err.Error()}
+		return write(nil, fmt.Errorf("request: %w", err), false)
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
 		orphaned()
 	}()
-	answer, err := do(context.Background(), request)
-	if err != nil {
-		return reply{Error: err.Error(), Unsupported: errors.Is(err, errors.ErrUnsupported)}
-	}
-	text, err := json.Marshal(answer)
-	if err != nil {
-		return reply{Error: "answer: " + err.Error()}
-	}
-	return reply{Answer: text}
+	answer, err := do(context.Background(), request, func(partial any) {
+		_ = write(partial, nil, true) // a parent that has ended reads nothing: see orphaned
+	})
+	return write(answer, err, false)
 }
 
 // Run starts this executable again, has it do the function of this name, and returns
 // its answer. The process is killed when ctx ends, which is the error then, and at the
 // limit: the error wraps ErrTimeout. Other errors are those of the function, and of
-// processes that do not start, that crash, or that answer something else; they have what
-// the process wrote to its standard error.
-func Run[Answer any](ctx context.Context, limit time.Duration, name string, request any) (answer Answer, err error) {
-	text, err := run(ctx, limit, name, request)
-	if err == nil {
-		if err = json.Unmarshal(text, &answer); err != nil {
-			err = fmt.Errorf("answer %.200q: %w", text, err)
-		}
-	}
-	if err != nil {
-		return answer, fmt.Errorf("child: %s: %w", name, err)
-	}
-	return answer, nil
+// processes that do not start, that crash (they wrap an *exec.ExitError), or that answer
+// something else; they have what the process wrote to its standard error.
+func Run[Answer any](ctx context.Context, limit time.Duration, name string, request any) (Answer, error) {
+	return Stream(ctx, limit, name, request, func(Answer) {})
 }
 
-func run(ctx context.Context, limit time.Duration, name string, request any) (json.RawMessage, error) {
+// Stream is [Run] of a function made by [HandleStream]. It calls each, one call at a time,
+// with every answer that arrives before the last one. With an error it returns the newest
+// of them: what the process had found before it hung, crashed or failed.
+func Stream[Answer any](ctx context.Context, limit time.Duration, name string, request any, each func(Answer)) (answer Answer, err error) {
+	err = run(ctx, limit, name, request, func(text json.RawMessage, more bool) error {
+		var a Answer
+		if err := json.Unmarshal(text, &a); err != nil {
+			return fmt.Errorf("answer %.200q: %w", text, err)
+		}
+		if answer = a; more {
+			each(a)
+		}
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("child: %s: %w", name, err)
+	}
+	return answer, err
+}
+
+func run(ctx context.Context, limit time.Duration, name string, request any, take func(answer json.RawMessage, more bool) error) error {
 	if err := context.Cause(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	if _, ok := os.LookupEnv(variable); ok { // else each process would start another one
-		return nil, errors.New("this process was started by Run itself, and its main function or TestMain does not call Serve")
+		return errors.New("this process was started by Run itself, and its main function or TestMain does not call Serve")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w of %v", ErrTimeout, limit))
 	defer cancel()
 	text, err := json.Marshal(request)
 	if err != nil {
-		return nil, fmt.Errorf("request: %w", err)
+		return fmt.Errorf("request: %w", err)
 	}
 	path, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = append(os.Environ(), variable+"="+name)
 	cmd.WaitDelay = killed
-	var stdout, stderr limited
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var stderr limited
+	cmd.Stderr = &stderr
 	in, err := cmd.StdinPipe() // Wait closes it, and so does the end of this process
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
+	replies, stdout, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer replies.Close()
+	cmd.Stdout = stdout
+	err = cmd.Start()
+	stdout.Close()
+	if err != nil {
+		return err
 	}
 	ended := make(chan error, 1)
 	go func() {
@@ -155,29 +194,65 @@ func run(ctx context.Context, limit time.Duration, name string, request any) (js
 		_, _ = in.Write(append(text, '\n'))
 		ended <- cmd.Wait()
 	}()
+	answered := make(chan error, 1)
+	go func() { answered <- read(replies, take) }()
 	select {
-	case err = <-ended:
+	case err := <-answered:
+		// The answer counts, and not how the process ends: one that has answered may
+		// hang in the driver's exit handlers.
+		select {
+		case end := <-ended:
+			if errors.Is(err, io.EOF) && ctx.Err() == nil {
+				if end == nil {
+					end = errors.New("without an answer")
+				}
+				return fmt.Errorf("the process ended early: %w%s", end, stderr.quote())
+			}
+		case <-time.After(killed):
+			cancel()
+			if errors.Is(err, io.EOF) && context.Cause(ctx) == context.Canceled {
+				return fmt.Errorf("process %d ended early, and hangs in the kernel", cmd.Process.Pid)
+			}
+		}
+		if errors.Is(err, io.EOF) { // it was killed
+			return context.Cause(ctx)
+		}
+		return err
 	case <-ctx.Done():
 		select {
 		case <-ended:
+			err = context.Cause(ctx)
 		case <-time.After(2 * killed):
-			return nil, fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", context.Cause(ctx), cmd.Process.Pid)
+			err = fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", context.Cause(ctx), cmd.Process.Pid)
 		}
-		return nil, context.Cause(ctx)
+		replies.Close() // a process that has not ended holds the other end
+		<-answered      // no answer is taken after the return
+		return err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("the process ended early: %w%s", err, stderr.quote())
+}
+
+// read gives each reply to take, until the last one or an error. io.EOF is an end without
+// a last reply.
+func read(replies io.Reader, take func(answer json.RawMessage, more bool) error) error {
+	lines := bufio.NewReader(replies)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) == 0 || err != nil && err != io.EOF {
+			return io.EOF
+		}
+		var r reply
+		switch err := json.Unmarshal(line, &r); {
+		case err != nil:
+			return fmt.Errorf("answer %.200q: %w", line, err)
+		case r.Error != "" && r.Unsupported:
+			return unsupported(r.Error)
+		case r.Error != "":
+			return errors.New(r.Error)
+		}
+		if err := take(r.Answer, r.More); err != nil || !r.More {
+			return err
+		}
 	}
-	var r reply
-	switch err := json.Unmarshal(stdout.Bytes(), &r); {
-	case err != nil:
-		return nil, fmt.Errorf("answer %.200q: %w%s", stdout.Bytes(), err, stderr.quote())
-	case r.Error != "" && r.Unsupported:
-		return nil, unsupported(r.Error)
-	case r.Error != "":
-		return nil, errors.New(r.Error)
-	}
-	return r.Answer, nil
 }
 
 // unsupported is the text of an error that wraps errors.ErrUnsupported.

@@ -3,7 +3,6 @@ package child
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -36,6 +35,22 @@ var funcs = map[string]Func{
 	"exit":     Handle(func(context.Context, int) (int, error) { os.Exit(7); return 0, nil }),
 	"chatter":  Handle(func(context.Context, int) (int, error) { fmt.Println("hello"); return 1, nil }),
 	"noanswer": Handle(func(context.Context, int) (func(), error) { return nil, nil }),
+	"count": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+		for i := range n {
+			send(i)
+		}
+		return n, nil
+	}),
+	"count and hang": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+		send(n)
+		select {}
+	}),
+	"count and crash": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+		send(n)
+		p, _ := os.FindProcess(os.Getpid())
+		_ = p.Kill()
+		select {}
+	}),
 	"variable": Handle(func(context.Context, int) (string, error) { return os.Getenv(variable), nil }),
 }
 
@@ -107,6 +122,39 @@ func TestHangs(t *testing.T) {
 	require.ErrorIs(t, err, stop, "nothing is started")
 }
 
+// What a process sends arrives in order, and before the end.
+func TestStream(t *testing.T) {
+	t.Parallel()
+	var got []int
+	last, err := Stream(t.Context(), long, "count", 4, func(n int) { got = append(got, n) })
+	if errors.Is(err, syscall.ENOEXEC) {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	}
+	require.NoError(t, err)
+	assert.Equal(t, []int{0, 1, 2, 3}, got)
+	assert.Equal(t, 4, last)
+
+	_, err = Stream(t.Context(), long, "count", 4, func(string) {})
+	require.ErrorContains(t, err, `child: count: answer "0": json: cannot unmarshal number`)
+}
+
+// What a process has sent is there although it hangs or crashes then.
+func TestStreamOfAProcessThatFails(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	got, err := Stream(ctx, long, "count and hang", 7, func(int) { cancel() })
+	if errors.Is(err, syscall.ENOEXEC) {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	}
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Equal(t, 7, got)
+
+	got, err = Stream(t.Context(), long, "count and crash", 8, func(int) {})
+	require.ErrorContains(t, err, "the process ended early: signal: killed")
+	assert.ErrorAs(t, err, new(*exec.ExitError))
+	assert.Equal(t, 8, got)
+}
+
 // A process that hangs ends when its standard input does, which is when this process
 // has ended, however that was.
 func TestEndsWithItsParent(t *testing.T) {
@@ -137,15 +185,18 @@ func TestServeWithoutARequest(t *testing.T) {
 	t.Parallel()
 	never := func() { t.Error("orphaned") }
 	for in, want := range map[string]string{"": "request: EOF", "{": "request: unexpected EOF", "x": "request: invalid character"} {
-		assert.Contains(t, serve(funcs["add"], "add", strings.NewReader(in), never).Error, want)
+		var out bytes.Buffer
+		require.NoError(t, serve(funcs["add"], "add", strings.NewReader(in), &out, never))
+		assert.Contains(t, out.String(), want)
 	}
 }
 
 func TestOrphaned(t *testing.T) {
 	t.Parallel()
 	orphaned := make(chan struct{})
-	r := serve(Handle(func(context.Context, int) (int, error) { <-orphaned; return 1, nil }), "wait", strings.NewReader("0\n"), func() { close(orphaned) })
-	assert.Equal(t, json.RawMessage("1"), r.Answer)
+	var out bytes.Buffer
+	require.NoError(t, serve(Handle(func(context.Context, int) (int, error) { <-orphaned; return 1, nil }), "wait", strings.NewReader("0\n"), &out, func() { close(orphaned) }))
+	assert.Equal(t, `{"answer":1}`+"\n", out.String())
 }
 
 func TestOutputIsLimited(t *testing.T) {

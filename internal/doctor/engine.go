@@ -115,12 +115,15 @@ func judge(f *Facts) []Finding {
 // finding hides its followers nevertheless. The rest is sorted by weight.
 func leaveOut(all []Finding, ignore []string) []Finding {
 	hidden := make([]bool, len(all))
+	found := func(id string) bool {
+		return slices.ContainsFunc(all, func(one Finding) bool { return one.ID == id })
+	}
 	for i := range all {
 		cause := &all[i]
 		if hidden[i] {
 			continue // what follows from it follows from its own cause
 		}
-		implied := implications(cause.ID)
+		implied := implications(cause.ID, found)
 		for j, other := range all {
 			if i == j || !slices.Contains(implied, other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
 				continue
@@ -141,8 +144,9 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 	return kept
 }
 
-// implications returns the ids of all that follows from a check, near and far.
-func implications(id string) (ids []string) {
+// implications returns the ids of what follows from a check, and of what follows from these
+// where they were found: a cause that is not there explains nothing.
+func implications(id string, found func(id string) bool) (ids []string) {
 	all := Checks()
 	var follow func(id string)
 	follow = func(id string) {
@@ -153,7 +157,9 @@ func implications(id string) (ids []string) {
 		for _, next := range all[i].Implies {
 			if !slices.Contains(ids, next) {
 				ids = append(ids, next)
-				follow(next)
+				if found(next) {
+					follow(next)
+				}
 			}
 		}
 	}

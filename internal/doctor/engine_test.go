@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/nvml"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
 )
@@ -242,6 +243,12 @@ var troubles = []struct {
 		f.Host.Kernel.Release, f.Host.NVIDIA.HMMDisabled = "5.14.0-503.el9.x86_64", number(false)
 		return f
 	}, says: "uvm_disable_hmm=1"},
+	{id: "mig_without_instance", make: func(t *testing.T) *Facts {
+		f := start(cudart.ErrDevicesUnavailable)(t)
+		on, none := true, 0
+		f.NVML = &nvml.Report{GPUs: []nvml.GPU{{MIG: &on, MIGInstances: &none}}}
+		return f
+	}, says: "0 instances"},
 	{id: "hidden_gpu", make: func(t *testing.T) *Facts {
 		f := stopped(t, cudart.ErrNoDevice)
 		f.Host.Env = map[string]string{visibleDevices: "-1"}
@@ -702,7 +709,7 @@ func TestChecksAreConsistent(t *testing.T) {
 		assert.True(t, c.Host != nil || c.Device != nil, c.ID)
 	}
 	for _, c := range Checks() {
-		for _, id := range implications(c.ID) {
+		for _, id := range implications(c.ID, func(string) bool { return true }) {
 			assert.True(t, seen[id], "%s implies %s, which is no check", c.ID, id)
 			assert.NotEqual(t, c.ID, id, "%s follows from itself", c.ID)
 		}

@@ -1,11 +1,13 @@
 package doctor
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/nvml"
 	"github.com/gopinned/pinned/internal/procmem"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/verify"
@@ -28,6 +30,9 @@ type Facts struct {
 	CUDADevices *int `json:"cuda_devices,omitempty"`
 	// DeviceErrors are those of GPUs that CUDA counts, and that could not be described.
 	DeviceErrors []string `json:"device_errors,omitempty"`
+	// NodeErrors are why device nodes could not be opened, by their paths, where that was
+	// tried: if CUDA did not start.
+	NodeErrors map[string]string `json:"node_errors,omitempty"`
 	// ExpectedGPUs is how many GPUs there should be, as the user says. 0 is not said.
 	ExpectedGPUs int `json:"expected_gpus,omitempty"`
 	// ExpectedRate is what pinned copies should reach each way, in GB/s, as the user says.
@@ -37,7 +42,10 @@ type Facts struct {
 	Probes []Probe `json:"probes,omitempty"`
 	// Processes are those that use a GPU and that this user may read.
 	Processes []Process `json:"processes,omitempty"`
-	Devices   []Device  `json:"devices"`
+	// NVML is what the management library returned, of all GPUs of the host, also those
+	// that CUDA does not show; nil without it.
+	NVML    *nvml.Report `json:"nvml,omitempty"`
+	Devices []Device     `json:"devices"`
 }
 
 // Opening is a failure to start CUDA.
@@ -242,10 +250,50 @@ func newOpening(failed *cudart.OpenError) *Opening {
 	return o
 }
 
-// Gather describes the library and the devices of rt. Calls that fail are in the
-// device's Errors.
-func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *Facts {
+// SetHost sets the host, and adds to it what the facts know of its device nodes.
+func (f *Facts) SetHost(h *hostinfo.Host) {
+	f.Host = h
+	for i := range h.NVIDIA.Nodes {
+		n := &h.NVIDIA.Nodes[i]
+		n.OpenError = f.NodeErrors[n.Path]
+	}
+}
+
+// FromCapture returns the facts of a host of which an archive was made, and text is the JSON
+// of those that were not read from its files. It may be hostile, or empty.
+func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
+	f := &Facts{}
+	if len(text) > 0 {
+		if err := json.Unmarshal(text, f); err != nil {
+			return nil, fmt.Errorf("doctor: facts.json: %w", err)
+		}
+	}
+	f.SetHost(host)
+	if f.Devices == nil {
+		f.Devices = []Device{}
+	}
+	for i := range f.Devices {
+		if d := &f.Devices[i]; d.Link == nil { // else it is as it was under load
+			d.Relink(host)
+		}
+	}
+	return f, nil
+}
+
+// WithoutAnswer returns the facts after a process that was to open a library hung or died.
+func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
+	return &Facts{
+		Host:    host,
+		Opening: &Opening{Error: p.Call + ": " + p.Detail},
+		Probes:  []Probe{p},
+		Devices: []Device{},
+	}
+}
+
+// Gather describes the library and all devices of rt, without a context on any of them.
+func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 	lib := rt.Library()
+	count := rt.DeviceCount()
 	f := &Facts{
 		Simulated: lib.Simulated,
 		Host:      host,
@@ -254,19 +302,20 @@ func Gather(rt *cudart.Runtime, devices []*cudart.Device, host *hostinfo.Host) *
 			RuntimeVersion: lib.Runtime.String(), DriverVersion: lib.Driver.String(),
 			Attempts: attempts(lib.Attempts), MissingFunctions: lib.Missing,
 		},
-		Devices: make([]Device, 0, len(devices)),
+		CUDADevices: &count,
+		Devices:     make([]Device, 0, count),
 	}
-	shown := len(rt.Devices()) + len(rt.Failed())
-	f.CUDADevices = &shown
-	for _, err := range rt.Failed() {
-		f.DeviceErrors = append(f.DeviceErrors, err.Error())
-	}
-	for _, d := range devices {
-		described := describe(d)
+	for i := range count {
+		d, err := rt.Device(i)
+		if err != nil {
+			f.DeviceErrors = append(f.DeviceErrors, err.Error())
+			continue
+		}
+		described := Describe(d)
 		described.Relink(host)
 		f.Devices = append(f.Devices, described)
 	}
-	if len(devices) == 0 {
+	if count == 0 {
 		f.Requirements = Require(host, nil)
 	}
 	return f
@@ -310,12 +359,9 @@ func attempts(all []cudart.Attempt) []Attempt {
 	return out
 }
 
-func describe(d *cudart.Device) Device {
+// Describe returns what CUDA says of a device, without making a context.
+func Describe(d *cudart.Device) Device {
 	out := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID(), PCIBusID: d.PCIBusID()}
-	var err error
-	if out.MemoryFree, out.MemoryTotal, err = d.MemInfo(); err != nil {
-		out.Errors = append(out.Errors, err.Error())
-	}
 	major, errMajor := d.Attribute(cudart.AttrComputeCapabilityMajor)
 	minor, errMinor := d.Attribute(cudart.AttrComputeCapabilityMinor)
 	if errMajor == nil && errMinor == nil {
@@ -351,6 +397,68 @@ func attributes(d *cudart.Device) *Attributes {
 	}
 	out.ComputeMode = mode
 	return &out
+}
+
+// ReadMemory reads how much memory the device has, and how much is free. The call makes a
+// context, which takes some hundred MiB and half a second.
+func (d *Device) ReadMemory(dev *cudart.Device) {
+	var err error
+	if d.MemoryFree, d.MemoryTotal, err = dev.MemInfo(); err != nil {
+		d.Errors = append(d.Errors, err.Error())
+	}
+}
+
+// SetHealth takes what NVML returned, for the facts and for each device.
+func (f *Facts) SetHealth(r *nvml.Report) {
+	f.NVML = r
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		for _, g := range r.GPUs {
+			if hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
+				d.Health = healthOf(&g)
+			}
+		}
+	}
+}
+
+// SetClocks takes the clocks, why they are reduced, and the counters of the link from what
+// NVML returned under load or right after it. The rest stays: processes, for one, would be
+// those that measured.
+func (f *Facts) SetClocks(r *nvml.Report) {
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		for _, g := range r.GPUs {
+			if h := d.Health; h != nil && hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
+				now := healthOf(&g)
+				h.Throttle, h.PCIeReplays, h.TemperatureC = now.Throttle, now.PCIeReplays, now.TemperatureC
+				h.SMClock, h.MemoryClock = now.SMClock, now.MemoryClock
+			}
+		}
+	}
+}
+
+func healthOf(g *nvml.GPU) *Health {
+	number := func(n *int) int {
+		if n == nil {
+			return 0
+		}
+		return *n
+	}
+	h := &Health{
+		Persistence: g.Persistence, MIG: g.MIG,
+		UncorrectedVolatile: g.UncorrectedVolatile, UncorrectedAggregate: g.UncorrectedAggregate, CorrectedVolatile: g.CorrectedVolatile,
+		RetiredPages: g.RetiredPages, RemapPending: g.RemapPending, RemapFailed: g.RemapFailed,
+		Throttle: g.Throttle, PCIeReplays: g.PCIeReplays,
+		SMClock: number(g.SMClock), SMClockMax: number(g.SMClockMax), MemoryClock: number(g.MemoryClock), MemoryClockMax: number(g.MemoryClockMax),
+		TemperatureC: number(g.Temperature), Utilization: g.Utilization,
+	}
+	if h.RemapPending == nil { // GPUs before Ampere retire pages
+		h.RemapPending = g.RetirePending
+	}
+	for _, p := range g.Processes {
+		h.Processes = append(h.Processes, GPUProcess{PID: p.PID, Memory: p.Memory})
+	}
+	return h
 }
 
 // Relink takes the link from facts about the host. A GPU trains its link down while it is

@@ -17,6 +17,8 @@ var visibilityChecks = []Check{
 		Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: unlessUsable(hiddenGPU)},
 	{ID: "visible_devices_unknown", Title: "CUDA_VISIBLE_DEVICES names a GPU that does not exist", Severity: Problem,
 		Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: visibleDevicesUnknown},
+	{ID: "mig_without_instance", Title: "MIG is on, and has no instance", Severity: Problem,
+		Implies: []string{"no_device", "gpus_unavailable", "failed_open", "missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
 	{ID: "no_device", Title: "CUDA shows no GPU", Severity: Problem, Implies: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
 	{ID: "missing_gpus", Title: "fewer GPUs in CUDA than there should be", Severity: Problem, Host: missingGPUs},
 	{ID: "device_order", Title: "CUDA's numbers are not in the order of the PCI bus", Severity: Note, Host: deviceOrder},
@@ -209,5 +211,25 @@ func deviceOrder(f *Facts) []Finding {
 		Cause:  "CUDA puts the fastest GPU first, nvidia-smi goes by the PCI bus",
 		Cost:   "a job can be on another GPU than the one that was looked at",
 		Remedy: "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID",
+	})
+}
+
+// migWithoutInstance needs NVML: CUDA shows no such GPU. One GPU without MIG would be shown.
+func migWithoutInstance(f *Facts) []Finding {
+	if f.NVML == nil || len(f.NVML.GPUs) == 0 {
+		return nil
+	}
+	var evidence []string
+	for _, g := range f.NVML.GPUs {
+		if !isTrue(g.MIG) || g.MIGInstances == nil || *g.MIGInstances > 0 {
+			return nil
+		}
+		evidence = append(evidence, fmt.Sprintf("NVML: GPU %d (%s): MIG is on, with 0 instances", g.Index, g.PCIBusID))
+	}
+	return finding(Finding{
+		Summary: "MIG is on, and there is no instance to compute on", Evidence: evidence[:min(len(evidence), 4)],
+		Cause:  "with MIG on, CUDA shows instances only; those made by hand are gone after a reboot",
+		Cost:   noCUDA,
+		Remedy: "make instances (sudo nvidia-smi mig -cgi 0 -C; nvidia-smi mig -lgip lists the profiles), or switch MIG off (sudo nvidia-smi -mig 0, which resets the GPU)",
 	})
 }

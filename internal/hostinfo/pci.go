@@ -199,14 +199,21 @@ func parseWidth(s string) int {
 
 // GPU returns the device with a PCI address, in the form of CUDA or of sysfs.
 func (h *Host) GPU(address string) (PCIDevice, bool) {
-	want, err := linux.ParsePCIAddress(address)
-	if err != nil {
-		return PCIDevice{}, false
-	}
 	for _, d := range h.GPUs {
-		if got, err := linux.ParsePCIAddress(d.Address); err == nil && got == want {
+		if SamePCI(d.Address, address) {
 			return d, true
 		}
 	}
 	return PCIDevice{}, false
+}
+
+// SamePCI reports whether two PCI addresses are the same, in the form of CUDA, of sysfs or
+// of NVML. What is no address is the same as nothing.
+func SamePCI(a, b string) bool {
+	x, err := linux.ParsePCIAddress(a)
+	if err != nil {
+		return false
+	}
+	y, err := linux.ParsePCIAddress(b)
+	return err == nil && x == y
 }

@@ -16,7 +16,6 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -36,17 +35,13 @@ const (
 // 0660 0:44)". Without these it is open to everyone.
 var device = regexp.MustCompile(`^(.*) \(device(?: 0([0-7]{3}) (\d+):(\d+))?\)$`)
 
-// Load reads the captured host in a file.
+// Load reads the captured host in a file: see [LoadCase].
 func Load(file string) (fstest.MapFS, error) {
-	b, err := os.ReadFile(file)
+	c, err := LoadCase(file)
 	if err != nil {
 		return nil, err
 	}
-	host, err := Parse(string(b))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return host, nil
+	return c.Host, nil
 }
 
 // Parse reads a captured host.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"testing/fstest"
@@ -33,6 +34,14 @@ func (r *Recorder) Host() fstest.MapFS {
 	out := fstest.MapFS{}
 	for name, entry := range r.host {
 		out[r.real(name)] = entry
+	}
+	// Directories that were listed are there by what is in them.
+	for name := range out {
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			if entry := out[dir]; entry != nil && entry.Mode == listed {
+				delete(out, dir)
+			}
+		}
 	}
 	return out
 }
@@ -88,9 +97,25 @@ func (r *Recorder) Stat(name string) (fs.FileInfo, error) {
 	return info, nil
 }
 
-// ReadDir implements fs.ReadDirFS. An entry of a directory is recorded only when it is
-// read.
-func (r *Recorder) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(r.fsys, name) }
+// ReadDir implements fs.ReadDirFS. It records the names in the directory, for readers that
+// count them. Those in /dev are recorded only when they are read: there are many.
+func (r *Recorder) ReadDir(name string) ([]fs.DirEntry, error) {
+	entries, err := fs.ReadDir(r.fsys, name)
+	if name == "dev" {
+		return entries, err
+	}
+	for _, e := range entries {
+		below := path.Join(name, e.Name())
+		if e.Type()&fs.ModeSymlink != 0 {
+			_, _ = r.ReadLink(below) // one that cannot be read is an entry all the same
+		}
+		r.keep(below, &fstest.MapFile{Mode: listed})
+	}
+	return entries, err
+}
+
+// listed is the mode of entries that were not read.
+const listed fs.FileMode = 0o444
 
 // ReadLink implements fs.ReadLinkFS.
 func (r *Recorder) ReadLink(name string) (string, error) {
@@ -137,13 +162,17 @@ func reduce(name string, data []byte) []byte {
 	}
 	var out []byte
 	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) == 1 || len(fields) > 1 && path.Base(name) == "meminfo" && !strings.Contains(line, ":") {
+			out = append(out, line...) // damaged, and so for readers of the recording
+			continue
+		}
 		for _, w := range words {
 			if strings.Contains(line, w) {
 				out = append(out, line...)
 				break
 			}
 		}
-		if name == "proc/cpuinfo" && strings.HasPrefix(line, "flags") && strings.Contains(line, " hypervisor ") {
+		if name == "proc/cpuinfo" && strings.HasPrefix(line, "flags") && slices.Contains(strings.Fields(line), "hypervisor") {
 			out = append(out, "flags\t\t: hypervisor\n"...)
 		}
 	}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/capture"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+func resultOf(t *testing.T, got outcome) *report.Result {
+	t.Helper()
+	r, err := report.Read([]byte(got.stdout))
+	require.NoError(t, err, got.stderr)
+	return r
+}
+
+// ids are the findings, with the GPU.
+func ids(r *report.Result) (list []string) {
+	for _, f := range r.Findings {
+		list = append(list, f.ID+": "+f.Summary)
+	}
+	return list
+}
+
+// An archive leads to the findings of the host, on another host.
+func TestCapture(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := oneCPU(t)
+	sys.environ = []string{"LD_LIBRARY_PATH=/home/alice/cuda/lib64/stubs", "HOME=/home/alice", "USER=alice"}
+	slow := cudasim.Way{Rate: 30}
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
+		PCIBusID: "0000:00:06.0", UUID: [16]byte{0xab, 0xcd}, Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
+	}}})
+	sys.hostname = func() (string, error) { return "gpu17.example.com", nil }
+	file := filepath.Join(t.TempDir(), "x.tar.gz")
+	got := call(t, sys, "capture", "-o", file, "--no-host-name")
+	require.Equal(t, exitOK, got.code, got.stderr)
+	assert.Empty(t, got.stdout)
+	assert.Contains(t, got.stderr, "written: "+file)
+	live := resultOf(t, call(t, sys, "--quiet", "--format", "json"))
+	assert.Contains(t, strings.Join(ids(live), "\n"), "few_cpus")
+
+	elsewhere := failing(t, "no-gpu-cgroup-v1", errors.New("an archive needs no library"), "CUDA_VISIBLE_DEVICES=")
+	got = call(t, elsewhere, "--from", file, "--format", "json")
+	r := resultOf(t, got)
+	assert.Equal(t, exitProblems, got.code)
+	assert.Equal(t, live.Verdict, r.Verdict)
+	var liveIDs, fromIDs []string
+	for _, f := range live.Findings {
+		liveIDs = append(liveIDs, f.ID)
+	}
+	for _, f := range r.Findings {
+		fromIDs = append(fromIDs, f.ID)
+	}
+	assert.Equal(t, liveIDs, fromIDs)
+	assert.Equal(t, live.Host.Kernel, r.Host.Kernel)
+	assert.Len(t, r.Devices, 1)
+	assert.Empty(t, r.HostName)
+
+	// Names are left out, unless they are asked for.
+	whole := contents(t, file)
+	for _, name := range []string{"alice", "gpu17", "abcd0000"} {
+		assert.NotContains(t, whole, name)
+	}
+	assert.Contains(t, whole, "/home/user-1/cuda/lib64/stubs")
+	require.Equal(t, exitOK, call(t, sys, "capture", "-o", file, "--with-names", "-q").code)
+	whole = contents(t, file)
+	assert.Contains(t, whole, "/home/alice/cuda/lib64/stubs")
+	assert.Contains(t, whole, "GPU-abcd0000")
+}
+
+// contents are all files of an archive.
+func contents(t *testing.T, file string) (text string) {
+	t.Helper()
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	require.NoError(t, err)
+	for archive := tar.NewReader(z); ; {
+		header, err := archive.Next()
+		if err == io.EOF {
+			return text
+		}
+		require.NoError(t, err)
+		b, err := io.ReadAll(archive)
+		require.NoError(t, err)
+		text += header.Name + "\n" + string(b)
+	}
+}
+
+// A captured host of any kind leads to the same findings from its archive, also without
+// names.
+func TestEachHostIsJudgedTheSameFromItsArchive(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob(testdata("hosts", "*.txtar"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	judge := func(host *hostinfo.Host, facts []byte) (doctor.Verdict, []string) {
+		f, err := doctor.FromCapture(host, facts)
+		require.NoError(t, err)
+		verdict, found := doctor.Judge(f)
+		var ids []string
+		for _, one := range found {
+			ids = append(ids, one.ID)
+		}
+		return verdict, ids
+	}
+	for _, file := range files {
+		c, err := hosttest.LoadCase(file)
+		require.NoError(t, err)
+		recorder := hosttest.Record(c.Host)
+		host := hostinfo.Read(recorder, c.Environ)
+		verdict, found := judge(host, c.Facts)
+		a := &capture.Archive{Host: recorder.Host(), Environ: capture.Environ(host), Facts: c.Facts}
+		for _, a := range []*capture.Archive{a, a.WithoutNames(capture.Names{Hosts: []string{"gpu17"}, Users: []string{"alice"}})} {
+			var b bytes.Buffer
+			require.NoError(t, capture.Write(&b, a))
+			back, err := capture.Read(&b)
+			require.NoError(t, err, file)
+			v, ids := judge(hostinfo.Read(back.Host, back.Environ), back.Facts)
+			assert.Equal(t, verdict, v, file)
+			assert.Equal(t, found, ids, file)
+		}
+	}
+}
+
+func TestFromWhatIsNoArchive(t *testing.T) {
+	t.Parallel()
+	sys := failing(t, "h200-vm", errors.New("an archive needs no library"))
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text")
+	require.NoError(t, os.WriteFile(text, []byte("hello"), 0o600))
+	odd := filepath.Join(dir, "odd")
+	var b bytes.Buffer
+	require.NoError(t, capture.Write(&b, &capture.Archive{Host: fstest.MapFS{}, Facts: json.RawMessage(`{"devices": 7}`)}))
+	require.NoError(t, os.WriteFile(odd, b.Bytes(), 0o600))
+	for file, says := range map[string]string{
+		filepath.Join(dir, "none"): "no such file",
+		text:                       "not a file of gzip",
+		odd:                        "facts.json",
+	} {
+		got := call(t, sys, "--from", file)
+		assert.Equal(t, exitUsage, got.code, file)
+		assert.Contains(t, got.stderr, says, file)
+	}
+}
+
+// Facts of a stranger do not crash what judges and shows them.
+func FuzzFacts(f *testing.F) {
+	files, err := filepath.Glob(testdata("hosts", "*.txtar"))
+	require.NoError(f, err)
+	var host *hostinfo.Host
+	for _, file := range files {
+		c, err := hosttest.LoadCase(file)
+		require.NoError(f, err)
+		if len(c.Facts) > 0 {
+			f.Add([]byte(c.Facts))
+		}
+		if strings.HasSuffix(file, "epyc-dual-cgroup-v2.txtar") {
+			host = hostinfo.Read(c.Host, c.Environ)
+		}
+	}
+	f.Add([]byte(`{"library":{"attempts":[{}]},"devices":[{"verify":{"stale":{},"mismatches":[{}],"failures":[{}]},"bandwidth":{"series":[{}],"views":[{}]},"trials":{},"link":{"bottleneck":{}},"health":{},"attributes":{}},{}],"processes":[{"weights":[{}],"frameworks":[{}]}],"nvml":{"gpus":[{}]},"opening":{},"probes":[{}],"requirements":[{}],"search":{}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		facts, err := doctor.FromCapture(host, text)
+		if err != nil {
+			return
+		}
+		r := &report.Result{Command: "check", Complete: true, Facts: facts}
+		r.Conclude(true)
+		for _, format := range []report.Format{report.Text, report.JSON, report.Prometheus, report.CSV} {
+			require.NoError(t, report.Write(io.Discard, r, format, report.Style{}))
+		}
+	})
+}

@@ -1,0 +1,424 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/nvml"
+	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/verify"
+)
+
+// Request is what to examine, and how.
+type Request struct {
+	Library  string `json:"library,omitempty"` // libcudart; empty to find one
+	Simulate bool   `json:"simulate,omitempty"`
+	Device   int    `json:"device"` // for Device: its ordinal
+	Steps    Steps  `json:"steps"`
+}
+
+// Steps are what Device does with a GPU, after its memory was read.
+type Steps struct {
+	Verify    bool `json:"verify,omitempty"`
+	Full      bool `json:"full,omitempty"` // of Verify: all combinations
+	Bandwidth bool `json:"bandwidth,omitempty"`
+}
+
+// Plans are the plans of the steps.
+type Plans struct {
+	Verify    verify.Plan
+	Bandwidth bench.LinkPlan
+}
+
+// Device is what was found of a GPU, until now.
+type Device struct {
+	Facts doctor.Device `json:"facts"`
+	// Errors are those of releasing what was used.
+	Errors []string `json:"errors,omitempty"`
+	// Probe is how the examination ended. Its state is empty while it runs.
+	Probe doctor.Probe `json:"probe"`
+	// Step is what is done now, Share how much of all steps was done, and Left about how
+	// long this one will take, 0 for unknown.
+	Step  string        `json:"step"`
+	Share float64       `json:"share"`
+	Left  time.Duration `json:"left"`
+	// Inside are the calls that have been inside the library for a second or more.
+	Inside []string `json:"inside,omitempty"`
+}
+
+// Patience is how long a call may take. Those of --full copy up to 4 GiB, and the first of
+// a process initializes the GPU.
+const (
+	openPatience  = time.Minute
+	firstPatience = 30 * time.Second
+	callPatience  = 10 * time.Second
+	fullPatience  = time.Minute
+	nvmlPatience  = 10 * time.Second
+	grace         = time.Second // after the end of a context
+)
+
+// Local does in this process what is asked for. The zero value is for the machine.
+type Local struct {
+	// OpenLibrary is cudart.OpenContext, if it is nil.
+	OpenLibrary func(context.Context, cudart.Options) (*cudart.Runtime, error)
+	// ReadHost reads the host, for what a GPU needs of it. It must not be nil.
+	ReadHost func() *hostinfo.Host
+	// Adjust changes the plans, if it is not nil: tests make them small.
+	Adjust func(Plans) Plans
+	// Tick is how often calls are looked at; 0 means a second. Patience is the most
+	// that a call may take; 0 means the constants above.
+	Tick, Patience time.Duration
+}
+
+func (l Local) patience(usual time.Duration) time.Duration {
+	if l.Patience > 0 {
+		return l.Patience
+	}
+	return usual
+}
+
+func (l Local) openLibrary(ctx context.Context, r Request) (rt *cudart.Runtime, closeAll func() []string, err error) {
+	var closers []func() error
+	closeAll = func() (errs []string) {
+		for i := range closers {
+			if err := closers[len(closers)-1-i](); err != nil {
+				errs = append(errs, err.Error())
+			}
+		}
+		return errs
+	}
+	options := cudart.Options{Library: r.Library}
+	if r.Simulate {
+		sim, err := NewSimulation()
+		if err != nil {
+			return nil, closeAll, err
+		}
+		closers = append(closers, sim.Close) // what it still counts would be a leak of ours
+		options = cudart.Options{Source: sim}
+	}
+	open := l.OpenLibrary
+	if open == nil || r.Simulate {
+		open = cudart.OpenContext
+	}
+	if rt, err = open(ctx, options); err == nil {
+		closers = append(closers, rt.Close)
+	}
+	return rt, closeAll, err
+}
+
+// Opened is what opening the library showed.
+type Opened struct {
+	Facts  *doctor.Facts `json:"facts"`
+	Errors []string      `json:"errors,omitempty"` // of releasing
+}
+
+// Open opens the library and lists the devices, without making a context on any. That there
+// is no library and no GPU is no error. The error wraps errors.ErrUnsupported on other
+// platforms.
+func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
+	host := l.ReadHost()
+	if r.Simulate {
+		host = SimulatedHost(host)
+	}
+	patience := l.patience(openPatience)
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	rt, closeAll, err := l.openLibrary(limited, r)
+	var out Opened
+	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && ctx.Err() != nil && failed.Stuck == "" {
+		err = context.Cause(ctx) // there was no time
+	} else if failed != nil {
+		out.Facts = doctor.WithoutLibrary(failed, host)
+		if l.OpenLibrary == nil && failed.Stuck == "" {
+			out.Facts.NodeErrors = openNodes(host)
+		}
+		if failed.Stuck != "" {
+			out.Facts.Probes = append(out.Facts.Probes, doctor.Probe{
+				Name: probeCUDA, Call: failed.Stuck, State: doctor.ProbeHung,
+				Detail: notReturned(ctx, patience), Seconds: patience.Seconds(),
+			})
+		}
+		err = nil
+	} else if err == nil {
+		out.Facts = doctor.Gather(rt, host)
+	}
+	out.Errors = closeAll()
+	return out, err
+}
+
+// openNodes opens and closes the device nodes, as CUDA does first: control groups of version 2
+// do not show what they deny.
+func openNodes(host *hostinfo.Host) map[string]string {
+	errs := map[string]string{}
+	for _, n := range host.NVIDIA.Nodes {
+		file, err := os.OpenFile(n.Path, os.O_RDWR, 0)
+		if err == nil {
+			err = file.Close()
+		}
+		if failed := (*fs.PathError)(nil); errors.As(err, &failed) {
+			errs[n.Path] = failed.Err.Error()
+		}
+	}
+	return errs
+}
+
+// The names of probes.
+const (
+	probeCUDA = "cuda"
+	probeNVML = "nvml"
+	probeGPU  = "gpu"
+)
+
+func notReturned(ctx context.Context, after time.Duration) string {
+	if err := context.Cause(ctx); err != nil {
+		return "had not returned at the end: " + err.Error()
+	}
+	return fmt.Sprintf("did not return in %v", after)
+}
+
+// Device examines one GPU. Send is called with what was found until then, after each piece
+// of work and each Tick. It returns when ctx ends, and when a call does not return.
+func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device, error) {
+	ongoing := &examination{send: send}
+	ongoing.Facts.Ordinal = r.Device
+	ongoing.Probe.Name = fmt.Sprintf("%s %d", probeGPU, r.Device)
+	opening, cancel := context.WithTimeout(ctx, l.patience(openPatience))
+	defer cancel()
+	began := time.Now()
+	rt, closeAll, err := l.openLibrary(opening, r)
+	if err != nil {
+		ongoing.Errors = closeAll()
+		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && failed.Stuck != "" {
+			ongoing.Probe.Call, ongoing.Probe.State = failed.Stuck, doctor.ProbeHung
+			ongoing.Probe.Detail = notReturned(ctx, l.patience(openPatience))
+			err = nil
+		}
+		return ongoing.Device, err
+	}
+	dev, err := rt.Device(r.Device)
+	if err != nil {
+		ongoing.Facts.Errors = append(ongoing.Facts.Errors, err.Error())
+		ongoing.Errors = closeAll()
+		return ongoing.Device, nil
+	}
+	worked := make(chan []string, 1)
+	go func() {
+		err := l.work(ctx, dev, r, ongoing)
+		if cause := context.Cause(ctx); err != nil && cause == nil {
+			ongoing.update(func(d *Device) { d.Facts.Errors = append(d.Facts.Errors, err.Error()) })
+		}
+		worked <- closeAll()
+	}()
+	watching, stop := context.WithCancel(context.Background())
+	defer stop()
+	hung := make(chan doctor.Probe, 1)
+	go func() { hung <- l.watch(watching, ctx, rt, r, ongoing) }()
+	var probe doctor.Probe
+	select {
+	case errs := <-worked:
+		probe.State = doctor.ProbeOK
+		ongoing.update(func(d *Device) { d.Errors = append(d.Errors, errs...) })
+	case probe = <-hung:
+	}
+	return ongoing.end(probe, time.Since(began)), nil
+}
+
+// watch returns when a call has been inside the library for too long, or is inside it some
+// time after the end of ctx.
+func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Request, ongoing *examination) doctor.Probe {
+	tick := l.Tick
+	if tick == 0 {
+		tick = time.Second
+	}
+	inside := map[string]time.Duration{}
+	var ended time.Time
+	for watching.Err() == nil {
+		calls := map[string]time.Duration{}
+		var names []string
+		stuck := rt.Stuck(watching, tick)
+		if stuck == nil {
+			pause(watching, tick)
+		}
+		for _, c := range stuck {
+			calls[c.String()] = inside[c.String()] + tick
+			names = append(names, c.String())
+		}
+		inside = calls
+		ongoing.update(func(d *Device) { d.Inside = names })
+		patience := l.patience(ongoing.patience(r))
+		for _, name := range names {
+			if calls[name] >= patience {
+				return doctor.Probe{Call: name, State: doctor.ProbeHung, Detail: notReturned(ctx, patience)}
+			}
+		}
+		if ctx.Err() == nil {
+			continue
+		}
+		if ended.IsZero() {
+			ended = time.Now()
+		}
+		if len(names) > 0 && time.Since(ended) >= min(grace, patience) {
+			return doctor.Probe{Call: names[0], State: doctor.ProbeHung, Detail: notReturned(ctx, patience)}
+		}
+	}
+	return doctor.Probe{}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// An examination is the Device so far, which several goroutines use.
+type examination struct {
+	send  func(Device)
+	mu    sync.Mutex
+	ended bool
+	first bool // the first call has returned
+	Device
+}
+
+// update changes the device and sends it, until the end.
+func (e *examination) update(do func(*Device)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.ended {
+		do(&e.Device)
+		e.send(e.Device)
+	}
+}
+
+// end returns the device. What still runs changes it no more.
+func (e *examination) end(probe doctor.Probe, took time.Duration) Device {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended = true
+	probe.Name, probe.Seconds = e.Probe.Name, took.Seconds()
+	e.Probe = probe
+	return e.Device
+}
+
+func (e *examination) patience(r Request) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case !e.first:
+		return firstPatience
+	case r.Steps.Full:
+		return fullPatience
+	}
+	return callPatience
+}
+
+// The steps, as they are shown.
+const (
+	stepMemory    = "memory"
+	stepBandwidth = "bandwidth"
+)
+
+// work does the steps. Only the end of ctx, and what makes going on senseless, is an error.
+func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *examination) error {
+	plans := PlansFor(r.Steps, r.Simulate)
+	if l.Adjust != nil {
+		plans = l.Adjust(plans)
+	}
+	e.update(func(d *Device) { d.Step = stepMemory })
+	facts := doctor.Describe(dev)
+	facts.ReadMemory(dev)
+	e.mu.Lock()
+	e.first = true
+	e.mu.Unlock()
+	e.update(func(d *Device) { d.Facts = facts })
+
+	verifying := 0.0
+	if r.Steps.Verify {
+		verifying = 1
+		if r.Steps.Bandwidth {
+			verifying = 0.8
+		}
+		if err := l.verify(ctx, dev, plans.Verify, verifying, e); err != nil {
+			return err
+		}
+	}
+	if r.Steps.Bandwidth {
+		e.update(func(d *Device) { d.Step, d.Share, d.Left = stepBandwidth, verifying, 0 })
+		b, err := measure.Run(ctx, bench.Link(plans.Bandwidth), measure.Env{Devices: []*cudart.Device{dev}}, nil)
+		keep := func(to **result.Bench) {
+			e.update(func(*Device) {
+				if b != nil && (len(b.Series) > 0 || ctx.Err() == nil) {
+					*to = b
+				}
+			})
+		}
+		keep(&e.Facts.Bandwidth)
+		if err != nil || dev.Runtime().Library().Simulated { // which has the times of the simulator
+			return err
+		}
+		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), measure.Env{Devices: []*cudart.Device{dev}}, nil)
+		keep(&e.Facts.Trials)
+		return err
+	}
+	return nil
+}
+
+// verify runs the round trips, which are this share of all steps.
+func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, share float64, e *examination) error {
+	shown, began := p.Progress, time.Now()
+	p.Progress = func(at verify.Progress) {
+		if shown != nil {
+			shown(at)
+		}
+		done := float64(at.BytesDone) / float64(max(at.BytesTotal, 1))
+		e.update(func(d *Device) {
+			d.Step, d.Share, d.Left = at.Case.String(), share*done, 0
+			if done > 0.02 { // by the time so far; the first, small ones say nothing
+				d.Left = time.Duration(float64(time.Since(began)) * (1 - done) / done)
+			}
+			if at.CasesDone > 0 {
+				d.Facts.Verify = at.Report
+			}
+		})
+	}
+	report, err := verify.Run(ctx, dev, p)
+	e.update(func(d *Device) {
+		if ctx.Err() == nil || report != nil && (report.Cases > 0 || report.FailureCount > 0) {
+			d.Facts.Verify = report
+		}
+	})
+	return err
+}
+
+// NVML is what the management library returned.
+type NVML struct {
+	Report *nvml.Report `json:"report,omitempty"` // nil without the library
+	Probe  doctor.Probe `json:"probe"`
+}
+
+// NVML reads the management library. That there is none is no error.
+func (l Local) NVML(_ context.Context, _ Request, send func(NVML)) (NVML, error) {
+	var out NVML
+	out.Probe.Name = probeNVML
+	began := time.Now()
+	report, err := nvml.Read("", func(function string) {
+		out.Probe.Call = function
+		send(out)
+	})
+	out.Report, out.Probe.Seconds = report, time.Since(began).Seconds()
+	out.Probe.State = doctor.ProbeOK
+	if err != nil {
+		out.Probe.State, out.Probe.Detail = doctor.ProbeFailed, err.Error()
+	}
+	return out, nil
+}

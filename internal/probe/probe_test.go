@@ -1,0 +1,226 @@
+package probe
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/internal/child"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+)
+
+// scripted is a machine whose calls do what the name of the library says: "cudaMalloc blocks",
+// "cudaMalloc crashes" and so on, on GPU 1 of two if there is a choice.
+var scripted = Local{
+	OpenLibrary: func(ctx context.Context, o cudart.Options) (*cudart.Runtime, error) {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		if err != nil {
+			return nil, err
+		}
+		fn, does, _ := strings.Cut(o.Library, " ")
+		switch does {
+		case "blocks":
+			sim.Block(fn, cudasim.Fault{Times: -1})
+		case "fails":
+			sim.Fail(fn, cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
+		case "crashes":
+			sim.OnCall(func(called string, _ int) {
+				if called == fn {
+					p, _ := os.FindProcess(os.Getpid())
+					_ = p.Kill()
+					select {}
+				}
+			})
+		}
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	},
+	ReadHost: func() *hostinfo.Host { return &hostinfo.Host{} },
+	Adjust: func(p Plans) Plans {
+		p.Verify.Variants, p.Verify.MaxBytes, p.Verify.NoStale = 1, 4097, true
+		p.Bandwidth = bench.LinkPlan{SizeBytes: 1 << 20, Copies: 2, Samples: 3}
+		return p
+	},
+	Tick: 20 * time.Millisecond,
+}
+
+// hasty is scripted with calls that may take little.
+func hasty() Local {
+	l := scripted
+	l.Patience = 3 * time.Second
+	return l
+}
+
+func TestMain(m *testing.M) {
+	child.Serve(Children(hasty()))
+	os.Exit(m.Run())
+}
+
+func needsProcesses(t *testing.T) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("the simulated GPU runs on Linux only")
+	}
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	}
+}
+
+var all = Steps{Verify: true, Bandwidth: true}
+
+// Each of these calls never returns: the examination ends all the same, and names the call.
+func TestCallsThatNeverReturn(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	p := Prober{Local: hasty(), Isolated: true}
+	var calls sync.WaitGroup
+	for _, fn := range []string{"cudaGetDeviceCount", "cudaDriverGetVersion", "cudaGetDeviceProperties"} {
+		calls.Go(func() {
+			out, err := p.Open(t.Context(), Request{Library: fn + " blocks"})
+			assert.NoError(t, err, fn)
+			if assert.Len(t, out.Facts.Probes, 1, fn) {
+				assert.Equal(t, doctor.Probe{
+					Name: "cuda", Call: fn, State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: 3,
+				}, out.Facts.Probes[0])
+			}
+			assert.Empty(t, out.Facts.Devices)
+		})
+	}
+	for _, fn := range []string{"cudaMemGetInfo", "cudaMalloc", "cudaHostRegister", "cudaMemcpyAsync", "cudaMemcpy", "cudaStreamQuery", "cudaEventRecord", "cudaHostUnregister", "cudaFree"} {
+		calls.Go(func() {
+			out, err := p.Device(t.Context(), Request{Library: fn + " blocks", Device: 1, Steps: all}, func(Device) {})
+			assert.NoError(t, err, fn)
+			assert.Equal(t, "gpu 1", out.Probe.Name)
+			assert.Equal(t, doctor.ProbeHung, out.Probe.State, fn)
+			assert.Equal(t, fn+" on device 1", out.Probe.Call)
+			assert.Equal(t, "did not return in 3s", out.Probe.Detail)
+			assert.Equal(t, fn == "cudaMemGetInfo", out.Facts.MemoryTotal == 0, "what was found before is there: %s", fn)
+		})
+	}
+	calls.Wait()
+}
+
+func TestProcessesThatDie(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	p := Prober{Local: hasty(), Isolated: true}
+	out, err := p.Open(t.Context(), Request{Library: "cudaGetDeviceCount crashes"})
+	require.NoError(t, err)
+	require.Len(t, out.Facts.Probes, 1)
+	assert.Equal(t, doctor.ProbeCrashed, out.Facts.Probes[0].State)
+	assert.Equal(t, "opening the library", out.Facts.Probes[0].Call)
+	assert.Contains(t, out.Facts.Probes[0].Detail, "signal: killed")
+
+	gpu, err := p.Device(t.Context(), Request{Library: "cudaMemcpyAsync crashes", Device: 1, Steps: all}, func(Device) {})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.ProbeCrashed, gpu.Probe.State)
+	assert.Equal(t, "gpu 1", gpu.Probe.Name)
+	assert.NotEmpty(t, gpu.Probe.Call, "what it did then")
+	assert.Positive(t, gpu.Facts.MemoryTotal, "what was found before is there")
+}
+
+// A context that ends names the call that had not returned, in a process and without.
+func TestContextsThatEndDuringACall(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	for _, isolated := range []bool{true, false} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		patient := scripted
+		p := Prober{Local: patient, Isolated: isolated}
+		if isolated {
+			p.Local = hasty()
+		}
+		out, err := p.Device(ctx, Request{Library: "cudaMemGetInfo blocks", Device: 1}, func(d Device) {
+			if len(d.Inside) > 0 {
+				cancel(assert.AnError)
+			}
+		})
+		require.NoError(t, err)
+		assert.Equal(t, doctor.ProbeHung, out.Probe.State, isolated)
+		assert.Equal(t, "cudaMemGetInfo on device 1", out.Probe.Call)
+		assert.Equal(t, "had not returned at the end: "+assert.AnError.Error(), out.Probe.Detail)
+	}
+}
+
+func TestExamination(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	for _, isolated := range []bool{true, false} {
+		p := Prober{Local: scripted, Isolated: isolated}
+		opened, err := p.Open(t.Context(), Request{Simulate: true})
+		require.NoError(t, err)
+		require.Len(t, opened.Facts.Devices, 1)
+		assert.Empty(t, opened.Errors)
+		assert.Zero(t, opened.Facts.Devices[0].MemoryTotal, "it takes a context to read that")
+
+		shares := []float64{0}
+		gpu, err := p.Device(t.Context(), Request{Simulate: true, Steps: all}, func(d Device) { shares = append(shares, d.Share) })
+		require.NoError(t, err)
+		assert.Empty(t, gpu.Errors)
+		assert.Empty(t, gpu.Facts.Errors)
+		assert.Equal(t, doctor.ProbeOK, gpu.Probe.State)
+		assert.Positive(t, gpu.Facts.MemoryTotal)
+		require.NotNil(t, gpu.Facts.Verify)
+		assert.Equal(t, gpu.Facts.Verify.CasesPlanned, gpu.Facts.Verify.Cases)
+		require.NotNil(t, gpu.Facts.Bandwidth)
+		assert.Len(t, gpu.Facts.Bandwidth.Series, 2)
+		assert.IsNonDecreasing(t, shares)
+	}
+}
+
+// One GPU that CUDA cannot describe does not hide the other.
+func TestOneGPUThatFails(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	p := Prober{Local: scripted, Isolated: true}
+	for _, fn := range []string{"cudaGetDeviceProperties", "cudaDeviceGetPCIBusId"} {
+		opened, err := p.Open(t.Context(), Request{Library: fn + " fails"})
+		require.NoError(t, err)
+		require.Len(t, opened.Facts.Devices, 1)
+		assert.Equal(t, 0, opened.Facts.Devices[0].Ordinal)
+		require.Len(t, opened.Facts.DeviceErrors, 1)
+		assert.Contains(t, opened.Facts.DeviceErrors[0], fn+": device 1")
+		assert.Equal(t, 2, *opened.Facts.CUDADevices)
+		gpu, err := p.Device(t.Context(), Request{Library: fn + " fails", Device: 1}, func(Device) {})
+		require.NoError(t, err)
+		assert.Contains(t, gpu.Facts.Errors[0], fn)
+	}
+}
+
+func TestNVMLWithoutALibrary(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	out, err := Prober{Local: scripted, Isolated: true}.NVML(t.Context(), Request{})
+	require.NoError(t, err)
+	if out.Report == nil {
+		assert.Equal(t, doctor.ProbeFailed, out.Probe.State)
+		assert.NotEmpty(t, out.Probe.Detail)
+	}
+}
+
+// Device nodes that cannot be opened are named: control groups of version 2 show nothing.
+func TestDeviceNodesAreOpened(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open := filepath.Join(dir, "nvidia0")
+	require.NoError(t, os.WriteFile(open, nil, 0o600))
+	h := &hostinfo.Host{NVIDIA: hostinfo.NVIDIA{Nodes: []hostinfo.Node{{Path: open}, {Path: dir}}}}
+	errs := openNodes(h)
+	assert.Len(t, errs, 1)
+	assert.Contains(t, errs[dir], "directory")
+	f := &doctor.Facts{NodeErrors: errs}
+	f.SetHost(h)
+	assert.Empty(t, f.Host.NVIDIA.Nodes[0].OpenError)
+	assert.Equal(t, errs[dir], f.Host.NVIDIA.Nodes[1].OpenError)
+}

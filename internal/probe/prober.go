@@ -1,0 +1,137 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/gopinned/pinned/internal/child"
+	"github.com/gopinned/pinned/internal/doctor"
+)
+
+// Prober examines a machine.
+type Prober struct {
+	Local
+	// Isolated makes it use processes of their own, which child.Serve must serve with
+	// what Children returned. Otherwise it does all in this process.
+	Isolated bool
+}
+
+// The names of the processes' functions.
+const (
+	openChild   = "probe open"
+	deviceChild = "probe device"
+	nvmlChild   = "probe nvml"
+)
+
+// Children are what l does in processes that a Prober starts.
+func Children(l Local) map[string]child.Func {
+	return map[string]child.Func{
+		openChild:   child.Handle(l.Open),
+		deviceChild: child.HandleStream(l.Device),
+		nvmlChild:   child.HandleStream(l.NVML),
+	}
+}
+
+// silence is how long a process may send nothing: each Tick it does.
+const silence = 15 * time.Second
+
+// ever is longer than anything takes.
+const ever = 1000 * time.Hour
+
+// Open is [Local.Open].
+func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
+	if !p.Isolated {
+		return p.Local.Open(ctx, r)
+	}
+	began := time.Now()
+	limit := p.patience(openPatience)
+	out, err := child.Run[Opened](ctx, limit+grace, openChild, r)
+	probe, err := fate(ctx, err, "opening the library", limit)
+	if probe.State == "" && err == nil {
+		return out, nil
+	}
+	if probe.State == "" {
+		return Opened{}, err
+	}
+	probe.Name, probe.Seconds = probeCUDA, time.Since(began).Seconds()
+	return Opened{Facts: doctor.WithoutAnswer(probe, p.ReadHost())}, nil
+}
+
+// Device is [Local.Device].
+func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Device, error) {
+	if !p.Isolated {
+		return p.Local.Device(ctx, r, show)
+	}
+	began := time.Now()
+	silent := errors.New("silent")
+	listening, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	limit := p.patience(openPatience) + silence // the first words come when the library is open
+	timer := time.AfterFunc(limit, func() { cancel(silent) })
+	defer timer.Stop()
+	out, err := child.Stream(listening, ever, deviceChild, r, func(d Device) {
+		limit = silence
+		timer.Reset(limit)
+		show(d)
+	})
+	if err == nil {
+		return out, nil
+	}
+	call := strings.Join(out.Inside, ", ")
+	if call == "" {
+		if call = out.Step; call == "" {
+			call = "opening the library"
+		}
+		if ctx.Err() != nil {
+			call = "" // it was at work, and in no call for long
+		}
+	}
+	if errors.Is(err, silent) {
+		err = child.ErrTimeout
+	}
+	probe, err := fate(ctx, err, call, limit)
+	out.Facts.Ordinal = r.Device
+	if probe.State != "" {
+		probe.Name, probe.Seconds = fmt.Sprintf("%s %d", probeGPU, r.Device), time.Since(began).Seconds()
+		out.Probe = probe
+	}
+	return out, err
+}
+
+// NVML is [Local.NVML], which in this process may not return.
+func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
+	if !p.Isolated {
+		return p.Local.NVML(ctx, r, func(NVML) {})
+	}
+	began := time.Now()
+	limit := p.patience(nvmlPatience)
+	out, err := child.Stream(ctx, limit, nvmlChild, r, func(NVML) {})
+	probe, err := fate(ctx, err, out.Probe.Call, limit)
+	if probe.State != "" {
+		probe.Name, probe.Seconds = probeNVML, time.Since(began).Seconds()
+		out.Probe = probe
+	}
+	return out, err
+}
+
+// fate makes of the error of a process how it ended: the State is empty for one that has
+// answered. A context that ended is no error, and no fate if no call was under way.
+func fate(ctx context.Context, err error, call string, limit time.Duration) (doctor.Probe, error) {
+	switch crash := (*exec.ExitError)(nil); {
+	case err == nil:
+	case ctx.Err() != nil:
+		if call == "" {
+			return doctor.Probe{}, nil
+		}
+		return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: notReturned(ctx, limit)}, nil
+	case errors.Is(err, child.ErrTimeout):
+		return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: notReturned(ctx, limit)}, nil
+	case errors.As(err, &crash):
+		return doctor.Probe{Call: call, State: doctor.ProbeCrashed, Detail: err.Error()}, nil
+	}
+	return doctor.Probe{}, err
+}
