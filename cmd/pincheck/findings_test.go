@@ -127,9 +127,7 @@ func TestRefusedRegistration(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return openSim(t, cudasim.Config{NoRegister: true, Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-	}
+	sys.open = opening(t, cudasim.Config{NoRegister: true, Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
 	got := call(t, sys, "--quiet")
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "[confidential_computing]")
