@@ -1,4 +1,4 @@
-//go:build !race
+//go:build linux && !android && (amd64 || arm64) && !race
 
 package kernel_test
 

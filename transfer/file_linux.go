@@ -173,6 +173,7 @@ type sharedFile struct {
 	off, end int64 // of mem in the file
 	before   int64 // the file's size, before it was extended to end
 	slow     bool  // writing may wait for a disk
+	grows    bool  // pages are allocated when they are written
 	put      func(to, from []byte)
 
 	base   unsafe.Pointer // of the mapping
@@ -252,10 +253,12 @@ func (m *sharedFile) mmap(fd int) (err error) {
 
 // extend maps a file in memory, which may become longer.
 func (m *sharedFile) extend(fd int) error {
-	if m.before >= m.end {
+	if m.grows = m.before < m.end; m.grows {
+		if err := unix.Ftruncate(fd, m.end); err != nil {
+			return os.NewSyscallError("ftruncate", err)
+		}
+	} else {
 		m.put = copyOnto
-	} else if err := unix.Ftruncate(fd, m.end); err != nil {
-		return os.NewSyscallError("ftruncate", err)
 	}
 	if err := m.mmap(fd); err != nil {
 		return errors.Join(err, m.shrink(fd, m.before))

@@ -14,11 +14,12 @@ func preadDirect(*os.File, []byte, int64) (int, error) { return 0, errors.ErrUns
 func notDirect(error) bool { return true }
 
 type sharedFile struct {
-	file *os.File
-	mem  []byte
-	off  int64
-	slow bool
-	put  func(to, from []byte)
+	file  *os.File
+	mem   []byte
+	off   int64
+	slow  bool
+	grows bool
+	put   func(to, from []byte)
 }
 
 func mapShared(*os.File, int64, int, bool) (*sharedFile, error) { return nil, errors.ErrUnsupported }

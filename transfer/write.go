@@ -85,7 +85,7 @@ func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.Dev
 	})
 	// Workers that populate parts of one page table, 2 MiB, wait for one another.
 	c := stage.Copy{N: len(m.mem), Sink: sink, Slow: m.slow, Kernel: true, Piece: hugePage, MaxChunk: 2 * hugePage}
-	if m.before < m.end {
+	if m.grows {
 		c.Workers = freshWorkers
 	}
 	done, err = v.stageDown(ctx, src, c)

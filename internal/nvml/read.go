@@ -318,3 +318,23 @@ func boolOf(n *int) *bool {
 	is := *n != 0
 	return &is
 }
+
+// throttleReasons are the bits of nvmlClocksEventReasons, in the words of nvidia-smi.
+var throttleReasons = []struct {
+	bit  uint64
+	name string
+}{
+	{0x1, "gpu_idle"}, {0x2, "applications_clocks_setting"}, {0x4, "sw_power_cap"}, {0x8, "hw_slowdown"},
+	{0x10, "sync_boost"}, {0x20, "sw_thermal_slowdown"}, {0x40, "hw_thermal_slowdown"},
+	{0x80, "hw_power_brake_slowdown"}, {0x100, "display_clocks_setting"},
+}
+
+func throttle(bits uint64) []string {
+	var out []string
+	for _, r := range throttleReasons {
+		if bits&r.bit != 0 {
+			out = append(out, r.name)
+		}
+	}
+	return out
+}
