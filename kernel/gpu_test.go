@@ -484,4 +484,3 @@ func BenchmarkMemory(b *testing.B) {
 	require.NoError(b, err)
 	assert.Zero(b, found.Wrong)
 }
-

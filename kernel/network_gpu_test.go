@@ -220,7 +220,9 @@ func TestGPUMultiplies(t *testing.T) {
 	dev, s := realGPU(t)
 	network := newNetwork(t, dev)
 	ways := map[string]func(c, a, b kernel.Matrix, alpha, beta float32) error{
-		"own": func(c, a, b kernel.Matrix, alpha, beta float32) error { return network.Multiply(s, c, a, b, alpha, beta) },
+		"own": func(c, a, b kernel.Matrix, alpha, beta float32) error {
+			return network.Multiply(s, c, a, b, alpha, beta)
+		},
 	}
 	blas, err := kernel.NewBLAS(s)
 	switch {

@@ -146,7 +146,7 @@ run() {
 			fi
 		done < <(grep -v '^#' manifest)
 		if ((gpu)); then
-			step . bin/pincheck
+			step . bin/pincheck --fail-on problem
 			((verify == 0)) || step . bin/pincheck verify --full
 		else
 			step . bin/pincheck --sim
