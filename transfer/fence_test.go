@@ -10,6 +10,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
@@ -77,33 +78,41 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 func TestAWriteOutlastsTheCopy(t *testing.T) {
 	t.Parallel()
 	const n = 4 * mib
-	outlasted := false
-	for try := 0; try < 50 && !outlasted; try++ {
-		sim, err := cudasim.New(cudasim.Config{Version: 12040})
-		if err != nil {
-			t.Skip(err)
-		}
-		dev, rt := openSim(t, sim)
-		c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
-		require.NoError(t, err)
-		mem, err := dev.Malloc(n)
-		require.NoError(t, err)
-		took := 0
-		w := writerFunc(func(p []byte) (int, error) {
-			for end := time.Now().Add(time.Second); !outlasted && time.Now().Before(end); time.Sleep(time.Millisecond) {
-				outlasted = sim.Calls("cudaDeviceSynchronize") > 0 // it is asked what happened
-			}
-			time.Sleep(10 * time.Millisecond)
-			took += len(p)
-			return len(p), nil
-		})
-		sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 3, Code: cudart.ErrECCUncorrectable, Async: true})
-		done, err := c.DownloadWriter(t.Context(), w, mem, n)
-		require.ErrorIs(t, err, cudart.ErrECCUncorrectable)
-		require.Equal(t, took, done)
-		_, _ = rt.Close(), sim.Close() // a process can have 16
+	sim, err := cudasim.New(cudasim.Config{Version: 12040})
+	if err != nil {
+		t.Skip(err)
 	}
-	require.True(t, outlasted)
+	dev, _ := openSim(t, sim)
+	c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
+	require.NoError(t, err)
+	mem, err := dev.Malloc(n)
+	require.NoError(t, err)
+
+	// The third copy fails once a Write runs, of what the first has brought.
+	sim.OnCall(func(fn string, nth int) {
+		if fn == "cudaMemcpyAsync" && nth == 3 {
+			for sim.Outstanding().PendingOps > 0 {
+				time.Sleep(time.Millisecond)
+			}
+			sim.Hold()
+		}
+	})
+	took := 0
+	w := writerFunc(func(p []byte) (int, error) {
+		if took == 0 {
+			sim.Release()
+			// It is asked what has happened, and does not answer.
+			assert.Eventually(t, func() bool { return sim.Calls("cudaDeviceSynchronize") > 0 }, 20*time.Second, time.Millisecond)
+			time.Sleep(10 * time.Millisecond)
+		}
+		took += len(p)
+		return len(p), nil
+	})
+	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 3, Code: cudart.ErrECCUncorrectable, Async: true})
+	done, err := c.DownloadWriter(t.Context(), w, mem, n)
+	require.ErrorIs(t, err, cudart.ErrECCUncorrectable)
+	require.Positive(t, took)
+	require.Equal(t, took, done)
 }
 
 // An error that CUDA reports once, when it is asked whether a copy is done, may
