@@ -31,6 +31,9 @@ func BenchmarkPoolHit(b *testing.B) {
 	require.NoError(b, err)
 	defer func() { require.NoError(b, p.Close(context.Background())) }()
 	ctx := context.Background()
+	first, err := p.Get(ctx, 1<<20) // which allocates
+	require.NoError(b, err)
+	require.NoError(b, first.Release())
 	b.Run("one", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
