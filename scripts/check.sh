@@ -54,6 +54,7 @@ check_format() {
 check_tidy() {
 	go mod tidy -diff
 	go mod verify
+	scripts/licenses.sh check
 }
 
 # go vet compiles the tests too, so what passes here builds with its tests.

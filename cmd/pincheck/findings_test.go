@@ -280,3 +280,15 @@ func TestWatchWithoutGPU(t *testing.T) {
 	assert.Contains(t, stdout.String(), "+ problem no_gpu: there is no NVIDIA GPU in this machine")
 	assert.NotContains(t, stdout.String(), "no_driver_library")
 }
+
+func TestLicenses(t *testing.T) {
+	t.Parallel()
+	sys := failing(t, "h200-vm", errors.New("licenses must not open a library"))
+	got := call(t, sys, "licenses")
+	assert.Equal(t, exitOK, got.code)
+	for _, module := range []string{"Go: LICENSE", "purego: LICENSE", "gonum.org/v1/plot: LICENSE", "cobra: LICENSE"} {
+		assert.Contains(t, got.stdout, module)
+	}
+	assert.Equal(t, exitUsage, call(t, sys, "licenses", "--format", "json").code)
+	assert.Equal(t, exitUsage, call(t, sys, "licenses", "all").code)
+}
