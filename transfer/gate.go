@@ -15,8 +15,9 @@ import (
 var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 // ErrUnderWay is in the errors of copies that were given up while the GPU may still
-// be copying. What they copy to has bytes of any kind until it is done, and pinned
-// memory that they copy from or to must stay.
+// be copying. What they copy to has bytes of any kind until it is done. Pinned memory
+// that they copy from or to must stay until then, and memory outside of Go's heap that
+// was uploaded must stay mapped.
 var ErrUnderWay = stage.ErrUnderWay
 
 // A gate lets copies in until it is closed, and lets one goroutine at a time
