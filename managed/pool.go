@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -185,41 +186,35 @@ func (c *poolClass) pop(on *cudart.Timeline) *poolBlock {
 	return nil
 }
 
-func (c *poolClass) remove(i int) {
-	last := len(c.pending) - 1
-	copy(c.pending[i:], c.pending[i+1:])
-	c.pending[last] = nil
-	c.pending = c.pending[:last]
-}
+func (c *poolClass) remove(i int) { c.pending = slices.Delete(c.pending, i, i+1) }
 
-// mostAsked bounds how many pending blocks one Get asks the device about: the oldest.
-const mostAsked = 4
-
-// settle takes a pending block that the device is done with, if there is one.
+// settle takes a pending block that the devices are done with, if there is one. It asks
+// about the oldest of each stream, however many are busy: what was released on a stream
+// later is not done before.
 func (p *Pool) settle(ctx context.Context, c *poolClass) *poolBlock {
-	for i := range mostAsked {
-		p.mu.Lock()
-		if i >= len(c.pending) {
-			p.mu.Unlock()
-			return nil
-		}
+	var room [8]any
+	asked := room[:0] // streams, and blocks that several use
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := 0; i < len(c.pending); i++ {
 		b := c.pending[i]
+		var line any = b
+		if on := b.fence.Only(); on != nil {
+			line = on
+		}
+		if slices.Contains(asked, line) {
+			continue
+		}
+		asked = append(asked, line)
 		c.remove(i)
 		p.mu.Unlock()
 		done := b.fence.Done(ctx)
 		p.mu.Lock()
 		if done {
 			p.hits++
-		} else {
-			c.pending = append(c.pending, nil)
-			at := min(i, len(c.pending)-1)
-			copy(c.pending[at+1:], c.pending[at:])
-			c.pending[at] = b
-		}
-		p.mu.Unlock()
-		if done {
 			return b
 		}
+		c.pending = slices.Insert(c.pending, min(i, len(c.pending)), b)
 	}
 	return nil
 }

@@ -234,3 +234,36 @@ func TestPoolFromManyGoroutines(t *testing.T) {
 	assert.Equal(t, 240, s.Hits+s.Misses)
 	assert.Greater(t, s.Hits, 0)
 }
+
+// What a device is done with is found behind memory of any number of busy streams: one
+// lease at a time, beside them, needs one block more.
+func TestBusyStreamsHideNothing(t *testing.T) {
+	t.Parallel()
+	for _, busy := range []int{1, 4, 8, 32} {
+		g := newSimRig(t, cudasim.Config{}, Options{})
+		p := g.pool(PoolOptions{})
+		gate := make(chan struct{})
+		open := sync.OnceFunc(func() { close(gate) })
+		t.Cleanup(open)
+		var held []Lease
+		var streams []*cudart.Stream
+		for range busy {
+			s, err := g.dev.NewStream(cudart.StreamOptions{})
+			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, s.Close()) })
+			require.NoError(t, s.LaunchHostFunc(func() { <-gate }))
+			held, streams = append(held, get(t, p, mib)), append(streams, s)
+		}
+		for i, l := range held {
+			require.NoError(t, l.Release(streams[i]))
+		}
+		for range 50 {
+			l := get(t, p, mib)
+			require.NoError(t, g.s.Memset(l.DevPtr(), 1, 64))
+			require.NoError(t, l.Release(g.s))
+			require.NoError(t, g.s.Synchronize(t.Context()))
+		}
+		assert.Equal(t, busy+1, p.Stats().Misses, "%d busy streams", busy)
+		open()
+	}
+}
