@@ -3,7 +3,6 @@ package managed
 import (
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -77,7 +76,7 @@ type Plan struct {
 	steps int
 	schedule
 
-	running sync.Mutex
+	running chan struct{} // a value while one Run runs
 }
 
 // NewPlan plans the steps, which run in this order. It moves nothing yet. The memory must
@@ -132,7 +131,7 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Plan{a: a, o: o, steps: len(steps), schedule: s}, nil
+	return &Plan{a: a, o: o, steps: len(steps), schedule: s, running: make(chan struct{}, 1)}, nil
 }
 
 // Traffic is what one Run moves, in bytes.

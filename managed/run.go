@@ -43,8 +43,12 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	case queue == nil:
 		return errNilQueue
 	}
-	p.running.Lock()
-	defer p.running.Unlock()
+	select {
+	case p.running <- struct{}{}:
+		defer func() { <-p.running }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	free, total, err := p.a.dev.MemInfo()
 	if err != nil {
 		return err

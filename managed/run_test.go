@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -219,4 +220,22 @@ func TestPlanWithLeasesOfAPool(t *testing.T) {
 	}))
 	assert.Equal(t, l.Bytes(), back)
 	require.NoError(t, l.Release())
+}
+
+// A Run that waits for another one of the same plan ends with its context.
+func TestARunWaitsForAnother(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m, err := g.a.Alloc(4 * mib)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, m.Close()) })
+	p, err := g.a.NewPlan([]Step{{m.Range(0, 4*mib).Read()}}, PlanOptions{Budget: 64 * mib})
+	require.NoError(t, err)
+	require.NoError(t, p.Run(t.Context(), g.s, func(int) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, p.Run(ctx, g.s, func(int) error { return nil }), context.DeadlineExceeded)
+		return nil
+	}))
+	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return nil }))
 }
