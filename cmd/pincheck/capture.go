@@ -13,7 +13,7 @@ import (
 	"github.com/gopinned/pinned/internal/capture"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
 	"github.com/gopinned/pinned/internal/probe"
 	"github.com/gopinned/pinned/internal/report"
 )
@@ -39,7 +39,7 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 			if o.output == "" {
 				o.output = captureFile
 			}
-			recorder := hosttest.Record(sys.root)
+			recorder := hosttext.Record(sys.root)
 			sys.root = recorder
 			s, err := o.fill(cmd, sys, "capture", func(ctx context.Context, s *session) error {
 				return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
@@ -55,7 +55,7 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 }
 
 // writeArchive writes what was found. A run that was ended has found less.
-func (s *session) writeArchive(recorder *hosttest.Recorder, withNames bool) error {
+func (s *session) writeArchive(recorder *hosttext.Recorder, withNames bool) error {
 	a := &capture.Archive{Host: recorder.Host()}
 	if s.result.Facts != nil {
 		a.Environ = capture.Environ(s.result.Host)

@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
 	"github.com/gopinned/pinned/internal/report"
 )
 
@@ -127,7 +128,7 @@ func TestEachHostIsJudgedTheSameFromItsArchive(t *testing.T) {
 	for _, file := range files {
 		c, err := hosttest.LoadCase(file)
 		require.NoError(t, err)
-		recorder := hosttest.Record(c.Host)
+		recorder := hosttext.Record(c.Host)
 		host := hostinfo.Read(recorder, c.Environ)
 		verdict, found := judge(host, c.Facts)
 		a := &capture.Archive{Host: recorder.Host(), Environ: capture.Environ(host), Facts: c.Facts}

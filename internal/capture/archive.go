@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
 )
 
 // Archive is what was read of a host.
@@ -79,7 +79,7 @@ func Write(w io.Writer, a *Archive) error {
 		data []byte
 	}{
 		{readmeFile, []byte(readme)},
-		{hostFile, []byte(hosttest.Format("", host))},
+		{hostFile, []byte(hosttext.Format("", host))},
 		{factsFile, a.Facts},
 	} {
 		if len(member.data) == 0 {
@@ -157,7 +157,7 @@ func plain(value any) any {
 
 // ParseHost parses host.txt.
 func ParseHost(text string) (fstest.MapFS, error) {
-	host, err := hosttest.Parse(text)
+	host, err := hosttext.Parse(text)
 	if err != nil {
 		return nil, err
 	}

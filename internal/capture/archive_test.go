@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/internal/capture"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
 )
 
 func write(t testing.TB, a *capture.Archive) []byte {
@@ -150,7 +151,7 @@ func TestCapturedHostsReadTheSame(t *testing.T) {
 		fsys, err := hosttest.Load(name)
 		require.NoError(t, err)
 		environ := []string{"CUDA_VISIBLE_DEVICES=0,1", "HOME=/home/someone", "container=podman"}
-		rec := hosttest.Record(fsys)
+		rec := hosttext.Record(fsys)
 		live := hostinfo.Read(rec, environ)
 		a, err := capture.Read(bytes.NewReader(write(t, &capture.Archive{Host: rec.Host(), Environ: capture.Environ(live)})))
 		require.NoError(t, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
 )
 
 var record = flag.String("record", "", "write the host that the test runs on to this file")
@@ -21,10 +21,10 @@ func TestRecordThisHost(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /proc and /sys")
 	}
-	rec := hosttest.Record(os.DirFS("/"))
+	rec := hosttext.Record(os.DirFS("/"))
 	live := hostinfo.Read(rec, nil)
-	text := hosttest.Format("Recorded on a "+runtime.GOARCH+" host.", rec.Host())
-	again, err := hosttest.Parse(text)
+	text := hosttext.Format("Recorded on a "+runtime.GOARCH+" host.", rec.Host())
+	again, err := hosttext.Parse(text)
 	require.NoError(t, err)
 	replayed := hostinfo.Read(again, nil)
 

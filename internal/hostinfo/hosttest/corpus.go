@@ -1,3 +1,5 @@
+// Package hosttest reads captured and made-up hosts from files, so that tests can read
+// hosts other than their own. Package hosttext has the format.
 package hosttest
 
 import (
@@ -9,7 +11,18 @@ import (
 	"slices"
 	"strings"
 	"testing/fstest"
+
+	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
 )
+
+// Load reads the captured host in a file: see [LoadCase].
+func Load(file string) (fstest.MapFS, error) {
+	c, err := LoadCase(file)
+	if err != nil {
+		return nil, err
+	}
+	return c.Host, nil
+}
 
 // Case is a captured or made-up host with what is known of it beside its files. These
 // entries of a file are about the host, and none of its files:
@@ -45,7 +58,7 @@ func loadCase(file string, bases int) (*Case, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := Parse(string(text))
+	host, err := hosttext.Parse(string(text))
 	if err != nil {
 		return nil, err
 	}

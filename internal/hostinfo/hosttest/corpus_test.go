@@ -1,6 +1,7 @@
 package hosttest
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -46,4 +47,10 @@ func TestLoadCase(t *testing.T) {
 		_, err := LoadCase(write("loop", text))
 		assert.ErrorContains(t, err, says, "%q", text)
 	}
+}
+
+func TestLoadOfNoFile(t *testing.T) {
+	t.Parallel()
+	_, err := Load("no/such/file")
+	assert.ErrorIs(t, err, fs.ErrNotExist)
 }

@@ -1,5 +1,4 @@
-// Package hosttest stores hosts in small text files, so that tests can read hosts other
-// than their own.
+// Package hosttext stores hosts as text, for archives of pincheck capture and for tests.
 //
 // A captured host is a list of entries. Text before the first is a comment.
 //
@@ -9,8 +8,8 @@
 //	-- dev/nvidia1 (device 0660 0:44) --
 //	-- sys/bus/pci/devices/0000:01:00.0 -> ../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0 --
 //
-// [Record] writes such a file while [hostinfo.Read] reads a real host.
-package hosttest
+// [Record] records what [hostinfo.Read] reads of a real host, and [Format] writes it.
+package hosttext
 
 import (
 	"bytes"
@@ -34,15 +33,6 @@ const (
 // device matches "dev/nvidia0 (device)", and with a mode and an owner "dev/nvidia0 (device
 // 0660 0:44)". Without these it is open to everyone.
 var device = regexp.MustCompile(`^(.*) \(device(?: 0([0-7]{3}) (\d+):(\d+))?\)$`)
-
-// Load reads the captured host in a file: see [LoadCase].
-func Load(file string) (fstest.MapFS, error) {
-	c, err := LoadCase(file)
-	if err != nil {
-		return nil, err
-	}
-	return c.Host, nil
-}
 
 // Parse reads a captured host.
 func Parse(text string) (fstest.MapFS, error) {

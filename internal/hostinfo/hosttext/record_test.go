@@ -1,4 +1,4 @@
-package hosttest_test
+package hosttext_test
 
 import (
 	"io/fs"
@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
 )
 
 // Devices in /sys are links to directories elsewhere: what is read through them, and what
@@ -20,7 +20,7 @@ func TestRecordingThroughLinkedDirectories(t *testing.T) {
 		"sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/vendor":         {Data: []byte("0x10de\n")},
 		"sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/max_link_width": {Data: []byte("8\n")},
 	}
-	rec := hosttest.Record(host)
+	rec := hosttext.Record(host)
 	read := func(fsys fs.FS) (text string) {
 		for _, name := range []string{"sys/bus/pci/devices/0000:01:00.0/vendor", "sys/bus/pci/devices/0000:01:00.0/max_link_width", "sys/devices/pci0000:00/0000:00:01.0/max_link_width"} {
 			b, err := fs.ReadFile(fsys, name)
@@ -32,7 +32,7 @@ func TestRecordingThroughLinkedDirectories(t *testing.T) {
 		return text + target
 	}
 	live := read(rec)
-	again, err := hosttest.Parse(hosttest.Format("a host", rec.Host()))
+	again, err := hosttext.Parse(hosttext.Format("a host", rec.Host()))
 	require.NoError(t, err)
 	assert.Equal(t, live, read(again))
 }
