@@ -318,6 +318,8 @@ func (s *session) health(ctx context.Context, p probe.Prober, facts *doctor.Fact
 			r.Errors = append(r.Errors, err.Error())
 		case answer.Probe.State == doctor.ProbeHung, answer.Probe.State == doctor.ProbeCrashed:
 			facts.Probes = append(facts.Probes, answer.Probe)
+		}
+		switch {
 		case answer.Report != nil && underLoad:
 			facts.SetClocks(answer.Report)
 		case answer.Report != nil:

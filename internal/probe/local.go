@@ -71,6 +71,8 @@ const (
 type Local struct {
 	// OpenLibrary is cudart.OpenContext, if it is nil.
 	OpenLibrary func(context.Context, cudart.Options) (*cudart.Runtime, error)
+	// ReadNVML is nvml.Read of the library that is found, if it is nil.
+	ReadNVML func(calling func(function string, report *nvml.Report)) (*nvml.Report, error)
 	// ReadHost reads the host, for what a GPU needs of it. It must not be nil.
 	ReadHost func() *hostinfo.Host
 	// Adjust changes the plans, if it is not nil: tests make them small.
@@ -402,17 +404,26 @@ func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, sh
 
 // NVML is what the management library returned.
 type NVML struct {
-	Report *nvml.Report `json:"report,omitempty"` // nil without the library
+	Report *nvml.Report `json:"report,omitempty"` // nil without the library, or not of all GPUs: see the Probe
 	Probe  doctor.Probe `json:"probe"`
 }
 
-// NVML reads the management library. That there is none is no error.
+// NVML reads the management library. That there is none is no error. It sends each call
+// before that is made, and what was read so far when a GPU was added.
 func (l Local) NVML(_ context.Context, _ Request, send func(NVML)) (NVML, error) {
 	var out NVML
 	out.Probe.Name = probeNVML
 	began := time.Now()
-	report, err := nvml.Read("", func(function string) {
-		out.Probe.Call = function
+	gpus := -1 // of the report that was sent last, which is long
+	read := l.ReadNVML
+	if read == nil {
+		read = func(calling func(string, *nvml.Report)) (*nvml.Report, error) { return nvml.Read("", calling) }
+	}
+	report, err := read(func(function string, report *nvml.Report) {
+		out.Probe.Call, out.Report = function, nil
+		if report != nil && len(report.GPUs) > gpus {
+			out.Report, gpus = report, len(report.GPUs)
+		}
 		send(out)
 	})
 	out.Report, out.Probe.Seconds = report, time.Since(began).Seconds()

@@ -19,6 +19,7 @@ import (
 	"github.com/gopinned/pinned/internal/child"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/nvml"
 )
 
 // scripted is a machine whose calls do what the name of the library says: "cudaMalloc blocks",
@@ -45,6 +46,16 @@ var scripted = Local{
 			})
 		}
 		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	},
+	ReadNVML: func(calling func(string, *nvml.Report)) (*nvml.Report, error) {
+		r := &nvml.Report{Library: "scripted", Count: 3}
+		for i := range 2 {
+			calling("nvmlDeviceGetHandleByIndex_v2", r)
+			calling("nvmlDeviceGetName", r)
+			r.GPUs = append(r.GPUs, nvml.GPU{Index: i, Name: "simulated"})
+		}
+		calling("nvmlDeviceGetHandleByIndex_v2", r)
+		select {}
 	},
 	ReadHost: func() *hostinfo.Host { return &hostinfo.Host{} },
 	Adjust: func(p Plans) Plans {
@@ -198,10 +209,21 @@ func TestOneGPUThatFails(t *testing.T) {
 	}
 }
 
-func TestNVMLWithoutALibrary(t *testing.T) {
+// One GPU whose call never returns leaves those that were read before.
+func TestAGPUThatNVMLDoesNotReturnFrom(t *testing.T) {
 	t.Parallel()
 	needsProcesses(t)
-	out, err := Prober{Local: scripted, Isolated: true}.NVML(t.Context(), Request{})
+	out, err := Prober{Local: hasty(), Isolated: true}.NVML(t.Context(), Request{})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.Probe{
+		Name: "nvml", Call: "nvmlDeviceGetHandleByIndex_v2", State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: out.Probe.Seconds,
+	}, out.Probe)
+	assert.Equal(t, &nvml.Report{Library: "scripted", Count: 3, GPUs: []nvml.GPU{{Name: "simulated"}, {Index: 1, Name: "simulated"}}}, out.Report)
+}
+
+func TestNVMLWithoutALibrary(t *testing.T) {
+	t.Parallel()
+	out, err := Prober{}.NVML(t.Context(), Request{})
 	require.NoError(t, err)
 	if out.Report == nil {
 		assert.Equal(t, doctor.ProbeFailed, out.Probe.State)

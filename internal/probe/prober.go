@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/child"
 	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/nvml"
 )
 
 // Prober examines a machine.
@@ -109,7 +110,15 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	}
 	began := time.Now()
 	limit := p.patience(nvmlPatience)
-	out, err := child.Stream(ctx, limit, nvmlChild, r, func(NVML) {})
+	var far *nvml.Report // as it has come
+	out, err := child.Stream(ctx, limit, nvmlChild, r, func(now NVML) {
+		if now.Report != nil {
+			far = now.Report
+		}
+	})
+	if out.Report == nil {
+		out.Report = far
+	}
 	probe, err := fate(ctx, err, out.Probe.Call, limit)
 	if probe.State != "" {
 		probe.Name, probe.Seconds = probeNVML, time.Since(began).Seconds()
