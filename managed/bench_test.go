@@ -214,6 +214,7 @@ func BenchmarkPrefetch(b *testing.B) {
 // it once where the name says so. "explicit" copies the same bytes from pinned memory to
 // two buffers on the card in turn, and back where they are written: what a program does by
 // hand. "faults" has no plan: the work itself brings each chunk, and a prefetch takes it away.
+// "in-place" has none either: the memory stays on the host, and the work goes over the link.
 func BenchmarkPlanSequential(b *testing.B) {
 	dev, a := benchRig(b)
 	ctx := context.Background()
@@ -288,6 +289,22 @@ func BenchmarkPlanSequential(b *testing.B) {
 				require.NoError(b, s.Synchronize(ctx))
 			}
 			rate(b)
+		})
+		b.Run(name+"/in-place", func(b *testing.B) {
+			stay := []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())}
+			for _, advice := range stay {
+				require.NoError(b, m.Advise(advice))
+			}
+			for b.Loop() {
+				for off := 0; off < n; off += chunk {
+					require.NoError(b, work(m.ptr()+cudart.DevPtr(off), min(chunk, n-off), write))
+				}
+				require.NoError(b, s.Synchronize(ctx))
+			}
+			rate(b)
+			for _, advice := range stay {
+				require.NoError(b, m.Unadvise(advice))
+			}
 		})
 	}
 	require.NoError(b, m.Close())
