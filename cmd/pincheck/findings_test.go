@@ -133,14 +133,26 @@ func TestRefusedRegistration(t *testing.T) {
 	assert.Contains(t, got.stdout, "[confidential_computing]")
 }
 
+// stalling returns a simulated GPU whose calls of fn do not return, and what lets them. The
+// end of the test does that too: then all that the program held is released.
+func stalling(t *testing.T, cfg cudasim.Config, fn string, f cudasim.Fault) (sim *cudasim.Sim, unblock func()) {
+	t.Helper()
+	sim, err := cudasim.New(cfg)
+	require.NoError(t, err)
+	unblock = sim.Block(fn, f)
+	t.Cleanup(func() {
+		unblock()
+		assert.Eventually(t, func() bool { return sim.Check() == nil }, time.Minute, time.Millisecond)
+		assert.NoError(t, sim.Close())
+	})
+	return sim, unblock
+}
+
 // A driver that hangs is a finding, when the time is over.
 func TestADriverThatHangsIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	sim, err := cudasim.New(cudasim.Config{})
-	require.NoError(t, err)
-	unblock := sim.Block("cudaGetDeviceCount", cudasim.Fault{})
-	defer unblock()
+	sim, _ := stalling(t, cudasim.Config{}, "cudaGetDeviceCount", cudasim.Fault{})
 	sys := on(t, "h200-vm")
 	sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 		rt, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
@@ -161,9 +173,7 @@ func TestAStalledCallIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
-		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-		require.NoError(t, err)
-		unblock := sim.Block(fn, cudasim.Fault{})
+		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{})
 		sys := on(t, "h200-vm")
 		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
@@ -189,9 +199,7 @@ func TestAStalledExperimentIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
-		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-		require.NoError(t, err)
-		unblock := sim.Block(fn, cudasim.Fault{Times: -1})
+		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{Times: -1})
 		sys := on(t, "h200-vm")
 		sys.patience = 100 * time.Millisecond
 		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}
