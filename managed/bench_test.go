@@ -362,7 +362,6 @@ func BenchmarkCounting(b *testing.B) {
 			b.Fatal(err)
 		}
 		one := &Memory{a: a, p: m.p, n: 1 << 20, label: m.label}
-		one.idle.L = &one.mu
 		if err := a.opened(one); err != nil {
 			b.Fatal(err)
 		}

@@ -301,7 +301,7 @@ func (p *Pool) trim(ctx context.Context, wait bool) (freed int, waiting bool, er
 		if err != nil {
 			// Memory whose Close failed is closed for all but another Close.
 			p.mu.Lock()
-			if b.m.isClosed() {
+			if b.m.gate.Refuses() {
 				p.unclosed = append(p.unclosed, b.m)
 				i++
 			}
