@@ -3,10 +3,12 @@ package bench
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/linux"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 )
@@ -118,12 +120,23 @@ func (r *copyRig) close() error {
 	return errors.Join(errs...)
 }
 
-// node returns the NUMA node of the host memory, if it is known.
+// node returns the NUMA node that most pages of the host memory lie on, if the host has
+// several and the kernel says so.
 func (r *copyRig) node() (int, bool) {
-	if r.kind.name != memoryRegistered {
+	if _, several := hostmem.NodeOf(r.dev); !several || r.kind.name != memoryRegistered {
 		return 0, false
 	}
-	return hostmem.NodeOf(r.dev)
+	all := map[linux.NUMANode]int{}
+	for _, m := range []*hostMemory{r.source, r.target} {
+		pages, err := pagesByNode(os.DirFS("/"), m.bytes)
+		if err != nil {
+			return 0, false
+		}
+		for node, n := range pages {
+			all[node] += n
+		}
+	}
+	return mostPages(all)
 }
 
 // prepare overwrites where copies of n bytes are to arrive.

@@ -99,6 +99,19 @@ func pinRate(method string, rate float64) result.Series {
 	return s
 }
 
+// byNode is copies from memory of a node, at a rate in GB/s.
+func byNode(node, direction string, rate float64) result.Series {
+	s := series(direction, rate)
+	s.Name, s.Labels = TrialByNode, s.Labels.With(TrialNode, node)
+	return s
+}
+
+// refused leaves memory of a node unmeasured.
+func refused(f *Facts) {
+	trial(f, byNode("1", result.HostToDevice, 55.2))
+	f.Devices[0].Trials.Notes = []string{"GPU 0, " + TrialNodeMemory + "0: not measured: numa: binding to node 0 failed (operation not permitted), pages come from any node"}
+}
+
 func vllm(f *Facts) *Process {
 	f.Processes = []Process{{PID: 7, Name: "vllm"}}
 	return &f.Processes[0]
@@ -457,6 +470,29 @@ var troubles = []struct {
 	}, says: "--cpunodebind=1"},
 	{id: "far_memory", change: func(f *Facts) { twoNodes(f); f.Host.CPU.AllowedMems = "0" }, says: "cpuset-mems"},
 	{id: "pages_far", change: func(f *Facts) { twoNodes(f); f.Devices[0].Bandwidth.Series[0].NUMANode = number(0) }},
+	{id: "far_cpus", change: func(f *Facts) { // with what was measured here
+		twoNodes(f)
+		f.Host.CPU.Allowed = "0-7"
+		trial(f, byNode("1", result.HostToDevice, 55.2))
+		trial(f, byNode("0", result.HostToDevice, 38.1))
+	}, says: "host to device: 55.2 GB/s with memory of node 1, and 38.1 GB/s with memory of node 0"},
+	{id: "far_node_slow", change: func(f *Facts) {
+		twoNodes(f)
+		trial(f, byNode("1", result.HostToDevice, 55.2))
+		trial(f, byNode("1", result.DeviceToHost, 55.1))
+		trial(f, byNode("0", result.HostToDevice, 54.9))
+		trial(f, byNode("0", result.DeviceToHost, 22.0))
+	}, says: "at 40 % of the rate"},
+	{id: "far_node_not_measured", change: func(f *Facts) {
+		twoNodes(f)
+		refused(f)
+	}, says: "operation not permitted"},
+	{id: "no_sys_nice", change: func(f *Facts) { // it is why
+		twoNodes(f)
+		container(f)
+		f.Host.User = &hostinfo.User{}
+		refused(f)
+	}, says: "far_node_not_measured"},
 	{id: "numa_unknown", change: func(f *Facts) { twoNodes(f); f.Host.GPUs[0].NUMANode = nil }, says: "-1"},
 	{id: "sub_numa", change: func(f *Facts) { twoNodes(f); f.Host.CPU.Sockets = 1 }, says: "[1] only"},
 	{id: "no_sys_nice", change: func(f *Facts) { twoNodes(f); container(f); f.Host.User = &hostinfo.User{} }, says: "SYS_NICE"},
@@ -632,6 +668,28 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 			f.Devices[0].Name = "NVIDIA H200 MIG 1g.18gb"
 		},
 		"two nodes, all of them allowed": twoNodes,
+		"two nodes that are equally near": func(f *Facts) {
+			twoNodes(f)
+			for node, rate := range map[string]float64{"0": 49, "1": 55.2} {
+				trial(f, byNode(node, result.HostToDevice, rate))
+				trial(f, byNode(node, result.DeviceToHost, rate))
+			}
+		},
+		"two nodes, measured on a busy machine": func(f *Facts) {
+			twoNodes(f)
+			far := byNode("0", result.HostToDevice, 30)
+			far.Spread = 0.4
+			trial(f, byNode("1", result.HostToDevice, 55.2))
+			trial(f, far)
+		},
+		"two nodes, of which one was measured": func(f *Facts) {
+			twoNodes(f)
+			trial(f, byNode("0", result.HostToDevice, 30))
+		},
+		"one node, measured": func(f *Facts) {
+			trial(f, byNode("0", result.HostToDevice, 55.2))
+			trial(f, byNode("1", result.HostToDevice, 5.2))
+		},
 		"a page cache that fills memory": func(f *Facts) {
 			f.Host.Memory.Free = []hostinfo.FreeZone{{Zone: "Normal", Pages: 100000, Huge: 512}}
 			f.Host.Memory.Stalls = &hostinfo.Stalls{HugeFaults: 900000, HugeFallback: 900}

@@ -366,7 +366,7 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 		if err != nil || dev.Runtime().Library().Simulated { // which has the times of the simulator
 			return err
 		}
-		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), measure.Env{Devices: []*cudart.Device{dev}}, nil)
+		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), measure.Env{Devices: []*cudart.Device{dev}, Host: l.ReadHost()}, nil)
 		keep(&e.Facts.Trials)
 		return err
 	}
