@@ -106,6 +106,50 @@ func byNode(node, direction string, rate float64) result.Series {
 	return s
 }
 
+// switches makes the host one of four GPUs in pairs, each pair below a bridge of this link,
+// and each bridge below a root port.
+func switches(f *Facts, up hostinfo.Link) {
+	f.Host.Virt = hostinfo.Virt{}
+	first := f.Host.GPUs[0]
+	f.Host.GPUs, f.Devices = nil, nil
+	for i := range 4 {
+		g, d := first, fine(55.4, 55.3)
+		g.Address = fmt.Sprintf("0000:%02x:00.0", 0x10+i)
+		slot, port := g.Link, up
+		slot.Address, port.Address = fmt.Sprintf("0000:0%d:0%d.0", 2+i/2, i%2), fmt.Sprintf("0000:00:0%d.0", 1+i/2)
+		g.Upstream = []hostinfo.Link{slot, port}
+		d.Ordinal, d.PCIBusID = i, g.Address
+		f.Host.GPUs, f.Devices = append(f.Host.GPUs, g), append(f.Devices, d)
+	}
+	f.CUDADevices = number(4)
+}
+
+// wide carries what a GPU's link does, narrow half of that.
+var wide = hostinfo.Link{CurrentSpeed: 32, CurrentWidth: 16, MaxSpeed: 32, MaxWidth: 16}
+
+// allAtOnce are the rates of copies of all GPUs at once, in GB/s, both ways alike.
+func allAtOnce(f *Facts, rates ...float64) {
+	f.Together = &result.Bench{}
+	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+		sum := series(way, 0)
+		sum.Name, sum.Labels = TogetherBandwidth, sum.Labels.With(result.Device, TogetherSum)
+		for i, rate := range rates {
+			s := series(way, rate)
+			s.Name, s.Labels = TogetherBandwidth, s.Labels.With(result.Device, fmt.Sprint(i))
+			f.Together.Series = append(f.Together.Series, s)
+		}
+		f.Together.Series = append(f.Together.Series, sum)
+	}
+}
+
+// apart gives each GPU a root port of its own.
+func apart(f *Facts) {
+	switches(f, wide)
+	for i := range f.Host.GPUs {
+		f.Host.GPUs[i].Upstream = f.Host.GPUs[i].Upstream[:1]
+	}
+}
+
 // refused leaves memory of a node unmeasured.
 func refused(f *Facts) {
 	trial(f, byNode("1", result.HostToDevice, 55.2))
@@ -431,6 +475,41 @@ var troubles = []struct {
 		f.Host.GPUs[0].Upstream = []hostinfo.Link{{Address: "0000:00:01.0", CurrentSpeed: 16, CurrentWidth: 16, MaxSpeed: 16, MaxWidth: 16}}
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 25), series(result.DeviceToHost, 25.1)}
 	}},
+	{id: "slow_together", change: func(f *Facts) { // some fall to a seventh (cuda-samples #357)
+		apart(f)
+		allAtOnce(f, 55, 55, 7.9, 7.8)
+	}, says: "GPU 2, 3 gets 14 % of its part"},
+	{id: "slow_together", change: func(f *Facts) { // one gets nearly nothing of a link that two share
+		switches(f, wide)
+		allAtOnce(f, 48, 5, 27, 26)
+	}, also: []string{"shared_switch"}, says: "26.5 GB/s is its part of the link that it shares"},
+	{id: "slow_together", sev: Note, change: func(f *Facts) {
+		apart(f)
+		allAtOnce(f, 40, 40, 40, 40)
+	}, says: "72 %"},
+	{id: "slow_together", sev: Note, change: func(f *Facts) { // a virtual machine, whose links may be made up
+		switches(f, wide)
+		f.Host.Virt = hostinfo.Virt{VM: true}
+		for i := range f.Host.GPUs {
+			f.Host.GPUs[i].Upstream = nil
+		}
+		allAtOnce(f, 14, 14, 14, 14)
+	}, says: "does not show"},
+	{id: "wrong_bytes", change: func(f *Facts) {
+		apart(f)
+		allAtOnce(f, 55, 55, 55, 55)
+		s := &f.Together.Series[4]
+		s.Mismatch = "wrong bytes: byte 7 is 0x00, and 0x2a was copied"
+		f.Together.Errors = []string{"all devices at once: compared afterwards: " + s.Mismatch}
+	}, says: "all GPUs at once"},
+	{id: "failed_call", sev: Warning, change: func(f *Facts) {
+		apart(f)
+		f.Together = &result.Bench{Errors: []string{"all devices at once: " + oom}}
+	}, says: "those of each alone did not"},
+	{id: "shared_switch", change: func(f *Facts) { // as fast as the links can
+		switches(f, wide)
+		allAtOnce(f, 27, 26.5, 27, 26.5)
+	}, says: "host to device: 53.5 GB/s together"},
 	{id: "shared_switch", change: func(f *Facts) {
 		l := f.Host.GPUs[0].Link
 		l.Address = "0000:00:02.0"
@@ -685,6 +764,32 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 		"two nodes, of which one was measured": func(f *Facts) {
 			twoNodes(f)
 			trial(f, byNode("0", result.HostToDevice, 30))
+		},
+		"two GPUs at once": func(f *Facts) { // two H200s, 2026-11-22
+			apart(f)
+			allAtOnce(f, 52.7, 54.3)
+		},
+		"four GPUs at once": func(f *Facts) {
+			apart(f)
+			allAtOnce(f, 45, 55, 45, 55)
+		},
+		"GPUs at once on a busy machine": func(f *Facts) {
+			apart(f)
+			allAtOnce(f, 55, 55, 55, 5)
+			for i := range f.Together.Series {
+				f.Together.Series[i].Spread = 1.2
+			}
+		},
+		"no memory for all GPUs at once": func(f *Facts) {
+			apart(f)
+			f.Together = &result.Bench{Notes: []string{"not measured: it takes 640 MiB of host memory"}}
+		},
+		"GPUs at once, without each alone": func(f *Facts) {
+			apart(f)
+			allAtOnce(f, 5, 5, 5, 5)
+			for i := range f.Devices {
+				f.Devices[i].Bandwidth = nil
+			}
 		},
 		"one node, measured": func(f *Facts) {
 			trial(f, byNode("0", result.HostToDevice, 55.2))

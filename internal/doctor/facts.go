@@ -46,6 +46,8 @@ type Facts struct {
 	// that CUDA does not show; nil without it.
 	NVML    *nvml.Report `json:"nvml,omitempty"`
 	Devices []Device     `json:"devices"`
+	// Together is what the copies of all devices at once reached: see bench.Together.
+	Together *result.Bench `json:"together,omitempty"`
 }
 
 // Opening is a failure to start CUDA.
