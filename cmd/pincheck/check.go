@@ -297,7 +297,11 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 		request.Library = facts.Library.Path // the one that was described
 	}
 	if !s.sim && steps.Bandwidth {
-		processes := doctor.Processes(s.sys.root)
+		root := s.sys.processes
+		if root == nil {
+			root = s.sys.root
+		}
+		processes := doctor.Processes(root)
 		s.change(func(*report.Result) { facts.Processes = processes })
 	}
 	if steps.Verify || steps.Bandwidth {

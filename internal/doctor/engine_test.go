@@ -626,6 +626,17 @@ var troubles = []struct {
 		f.Host.Memory.Available = f.Host.Memory.Total / 20
 		f.Host.Memory.Swap, f.Host.Memory.SwapFree = 8<<30, hostinfo.Limit{Known: true, N: 1 << 30}
 	}},
+	{id: "pinned_by_others", change: func(f *Facts) {
+		f.Host.Memory.Available = 20 << 30
+		f.Processes = []Process{{PID: 7, Name: "vllm", Pinned: 40 << 30}, {PID: 8, Name: "sglang", Pinned: 50 << 30}, {PID: 9, Name: "idle"}}
+	}, says: "process 8 (sglang) has pinned 50.0 GiB at least"},
+	{id: "little_headroom", change: func(f *Facts) { // with what took it
+		f.Host.Memory.Available = 500 << 20
+		f.Processes = []Process{{PID: 7, Name: "vllm", Pinned: 40 << 30}}
+	}, says: "process 7 (vllm) has pinned 40.0 GiB"},
+	{id: "limits_exceed_memory", change: func(f *Facts) {
+		f.Processes = []Process{{PID: 7, Name: "vllm", Cgroup: "/a", MemoryLimit: 100 << 30}, {PID: 8, Name: "sglang", Cgroup: "/b", MemoryLimit: 30 << 30}, {PID: 9, Name: "worker", Cgroup: "/b", MemoryLimit: 30 << 30}}
+	}, says: "/b may use 30.0 GiB, and has pinned 0 bytes at least: process 8 (sglang), 9 (worker)"},
 	{id: "cgroup_below_host", change: func(f *Facts) { f.Host.Cgroup.Headroom = hostinfo.Limit{Known: true, N: 8 << 30} }, says: "8.0 GiB"},
 	{id: "rounded_pins", change: func(f *Facts) {
 		p := vllm(f)
@@ -790,6 +801,20 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 			for i := range f.Devices {
 				f.Devices[i].Bandwidth = nil
 			}
+		},
+		"pinned memory that is not resident": func(f *Facts) { vllm(f).Pinned = 120 << 30 },
+		"half of the memory pinned": func(f *Facts) {
+			f.Host.Memory.Available = f.Host.Memory.Total / 4
+			vllm(f).Pinned = f.Host.Memory.Total / 2
+		},
+		"limits that fit": func(f *Facts) {
+			f.Processes = []Process{{PID: 7, Cgroup: "/a", MemoryLimit: 60 << 30}, {PID: 8, Cgroup: "/b", MemoryLimit: 60 << 30}, {PID: 9, Cgroup: "/b", MemoryLimit: 60 << 30}, {PID: 10}}
+		},
+		"one container": func(f *Facts) {
+			f.Processes = []Process{{PID: 7, Cgroup: "/a", MemoryLimit: 120 << 30}, {PID: 8, Cgroup: "/a", MemoryLimit: 120 << 30}}
+		},
+		"limits above the host's memory": func(f *Facts) {
+			f.Processes = []Process{{PID: 7, Cgroup: "/a", MemoryLimit: 900 << 30}, {PID: 8, Cgroup: "/b", MemoryLimit: 900 << 30}}
 		},
 		"one node, measured": func(f *Facts) {
 			trial(f, byNode("0", result.HostToDevice, 55.2))
