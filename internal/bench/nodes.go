@@ -132,21 +132,24 @@ func lieOn(fsys fs.FS, b []byte, node int, notes []string) error {
 }
 
 // pagesByNode counts the pages of the mappings that memory begins and ends in, by their
-// nodes.
-func pagesByNode(fsys fs.FS, b []byte) (map[linux.NUMANode]int, error) {
+// nodes. A mapping counts once.
+func pagesByNode(fsys fs.FS, memory ...[]byte) (map[linux.NUMANode]int, error) {
 	maps, err := linux.ReadNUMAMaps(fsys)
 	if err != nil {
 		return nil, err
 	}
-	first, _ := linux.NUMAMappingOf(maps, uintptr(unsafe.Pointer(&b[0])))
-	last, _ := linux.NUMAMappingOf(maps, uintptr(unsafe.Pointer(&b[len(b)-1])))
 	pages := map[linux.NUMANode]int{}
-	for node, n := range first.Pages {
-		pages[node] = n
-	}
-	if last.Start != first.Start {
-		for node, n := range last.Pages {
-			pages[node] += n
+	counted := map[uintptr]bool{}
+	for _, b := range memory {
+		for _, p := range []*byte{&b[0], &b[len(b)-1]} {
+			m, _ := linux.NUMAMappingOf(maps, uintptr(unsafe.Pointer(p)))
+			if counted[m.Start] {
+				continue
+			}
+			counted[m.Start] = true
+			for node, n := range m.Pages {
+				pages[node] += n
+			}
 		}
 	}
 	return pages, nil

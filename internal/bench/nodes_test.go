@@ -111,9 +111,12 @@ func TestCopiesByNode(t *testing.T) {
 	assert.Equal(t, 2, len(plan)-len(without), "they are among the trials")
 }
 
+// unmoved is not on a stack, which moves.
+var unmoved = make([]byte, 4096)
+
 func TestMemoryLiesOnANode(t *testing.T) {
 	t.Parallel()
-	b := make([]byte, 4096)
+	b := unmoved
 	at := uintptr(unsafe.Pointer(&b[0]))
 	host := func(pages string) fstest.MapFS {
 		return fstest.MapFS{"proc/self/numa_maps": {Data: []byte(fmt.Sprintf("1000 default N5=9\n%x default anon=1 %s kernelpagesize_kB=4\n", at, pages))}}
@@ -135,6 +138,9 @@ func TestMemoryLiesOnANode(t *testing.T) {
 	}
 	pages, err := pagesByNode(host("N0=50 N1=51"), b)
 	require.NoError(t, err)
+	twice, err := pagesByNode(host("N0=50 N1=51"), b, b[1:])
+	require.NoError(t, err)
+	assert.Equal(t, pages, twice, "a mapping counts once")
 	node, ok := mostPages(pages)
 	assert.True(t, ok)
 	assert.Equal(t, 1, node)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/linux"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 )
@@ -126,17 +125,11 @@ func (r *copyRig) node() (int, bool) {
 	if _, several := hostmem.NodeOf(r.dev); !several || r.kind.name != memoryRegistered {
 		return 0, false
 	}
-	all := map[linux.NUMANode]int{}
-	for _, m := range []*hostMemory{r.source, r.target} {
-		pages, err := pagesByNode(os.DirFS("/"), m.bytes)
-		if err != nil {
-			return 0, false
-		}
-		for node, n := range pages {
-			all[node] += n
-		}
+	pages, err := pagesByNode(os.DirFS("/"), r.source.bytes, r.target.bytes)
+	if err != nil {
+		return 0, false
 	}
-	return mostPages(all)
+	return mostPages(pages)
 }
 
 // prepare overwrites where copies of n bytes are to arrive.

@@ -495,6 +495,13 @@ var troubles = []struct {
 		}
 		allAtOnce(f, 14, 14, 14, 14)
 	}, says: "does not show"},
+	{id: "other_processes", change: func(f *Facts) { // which copy meanwhile: a note, too
+		apart(f)
+		allAtOnce(f, 55, 10, 55, 5)
+		for i := range f.Devices {
+			f.Devices[i].Health.Processes = []GPUProcess{{PID: 9, Name: "python", Memory: 1 << 30}}
+		}
+	}, also: []string{"slow_together"}},
 	{id: "wrong_bytes", change: func(f *Facts) {
 		apart(f)
 		allAtOnce(f, 55, 55, 55, 55)

@@ -180,6 +180,10 @@ func (f *Facts) shown(d *Device) bool {
 	return ok && len(pci.Upstream) > 0
 }
 
+// busy reports whether other processes have memory on the GPU: what they copy meanwhile does
+// not show.
+func (d *Device) busy() bool { return d.Health != nil && len(d.Health.Processes) > 0 }
+
 // slowTogether compares copies of all GPUs at once with those of each alone, and with what
 // the uplinks that they share carry.
 func slowTogether(f *Facts) []Finding {
@@ -192,7 +196,7 @@ func slowTogether(f *Facts) []Finding {
 			continue
 		}
 		for _, d := range c.gpus {
-			if share := c.got[d] / c.fair[d]; share < starved && f.shown(d) {
+			if share := c.got[d] / c.fair[d]; share < starved && f.shown(d) && !d.busy() {
 				text := fmt.Sprintf("GPU %d, %s: %.1f GB/s at once with the others, %.1f GB/s alone", d.Ordinal, wayText(way), c.got[d], c.alone[d])
 				if c.fair[d] < c.alone[d] {
 					text += fmt.Sprintf(", and %.1f GB/s is its part of the link that it shares", c.fair[d])
@@ -235,7 +239,7 @@ func slowTogether(f *Facts) []Finding {
 			Severity: Note,
 			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %.0f %% of what they and the links above them reach", 100*lowest),
 			Evidence: append(mild, f.places(gpus)...),
-			Cause:    "the host's memory or the processor's inner links are too slow for all at once, or the GPUs share a link that the host does not show",
+			Cause:    "the host's memory or the processor's inner links are too slow for all at once, the GPUs share a link that the host does not show, or other programs copied meanwhile",
 			Cost:     "programs that load all GPUs at once take that much longer",
 			Remedy:   "load what several GPUs need once, and pass it on between GPUs; start loads one after the other",
 		})

@@ -358,6 +358,11 @@ func (e *examination) patience(r Request) time.Duration {
 	return callPatience
 }
 
+// slowerThanNodes is the rate of a link, in GB/s, below which memory of a far node makes no
+// difference: 2.5 GB/s is the least that was reported of such memory. Its trials would take
+// seconds.
+const slowerThanNodes = 2
+
 // The steps, as they are shown.
 const (
 	stepMemory    = "memory"
@@ -406,7 +411,11 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 		if err != nil || dev.Runtime().Library().Simulated { // which has the times of the simulator
 			return err
 		}
-		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), measure.Env{Devices: []*cudart.Device{dev}, Host: l.ReadHost()}, nil)
+		env := measure.Env{Devices: []*cudart.Device{dev}}
+		if e.Facts.Slowest() >= slowerThanNodes {
+			env.Host = l.ReadHost()
+		}
+		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), env, nil)
 		keep(&e.Facts.Trials)
 		return err
 	}
