@@ -180,12 +180,25 @@ func TestExamination(t *testing.T) {
 	}
 }
 
+// here is the machine with two GPUs, in this process.
+func here(t *testing.T) Local {
+	l := scripted
+	l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	}
+	return l
+}
+
 // All GPUs at once are one step, whose calls may hang or crash as those of one GPU.
 func TestTogether(t *testing.T) {
 	t.Parallel()
 	needsProcesses(t)
-	for _, isolated := range []bool{true, false} {
-		p := Prober{Local: scripted, Isolated: isolated}
+	for _, p := range []Prober{{Local: scripted, Isolated: true}, {Local: here(t)}} {
 		var last Device
 		out, err := p.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 1}, Rate: 55}}, func(d Device) { last = d })
 		require.NoError(t, err)
@@ -214,7 +227,7 @@ func TestTogether(t *testing.T) {
 func TestTogetherWithoutMemory(t *testing.T) {
 	t.Parallel()
 	needsProcesses(t)
-	l := scripted
+	l := here(t)
 	l.Adjust = func(p Plans) Plans {
 		p.Together = bench.LinkPlan{SizeBytes: 1 << 50}
 		return p
