@@ -478,7 +478,7 @@ var troubles = []struct {
 	{id: "slow_together", change: func(f *Facts) { // some fall to a seventh (cuda-samples #357)
 		apart(f)
 		allAtOnce(f, 55, 55, 7.9, 7.8)
-	}, says: "GPU 2, 3 gets 14 % of its part"},
+	}, says: "GPUs 2, 3 get as little as 14 % of what is due"},
 	{id: "slow_together", change: func(f *Facts) { // one gets nearly nothing of a link that two share
 		switches(f, wide)
 		allAtOnce(f, 48, 5, 27, 26)

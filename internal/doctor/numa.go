@@ -197,7 +197,7 @@ func farNodeSlow(f *Facts, d *Device) []Finding {
 		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %.0f %% of the rate", node.ID, 100*least),
 		Evidence: texts,
 		Cause:    "such copies cross between sockets, or between parts of one",
-		Cost:     fmt.Sprintf("programs that do not place their memory take up to %.1f times as long to copy; CUDA and most frameworks place it where their thread runs", 1/least),
+		Cost:     fmt.Sprintf("programs that do not place their memory take up to %.1f times as long to copy: pages land on the node of the thread that populates them", 1/least),
 		Remedy:   fmt.Sprintf(bind+"; hostmem.Alloc places memory on the GPU's node by itself", node.ID, node.ID),
 	})
 }

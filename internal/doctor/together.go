@@ -221,13 +221,17 @@ func slowTogether(f *Facts) []Finding {
 	switch {
 	case len(grave) > 0:
 		slices.SortFunc(slow, func(a, b *Device) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
+		who := "GPU %s gets"
+		if len(slow) > 1 {
+			who = "GPUs %s get as little as"
+		}
 		out := Finding{
-			Summary:  fmt.Sprintf("when all GPUs copy at once, GPU %s gets %.0f %% of its part", ordinals(slow), 100*least),
+			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %.0f %% of what is due", ordinals(slow), 100*least),
 			Evidence: append(grave, f.places(slow)...),
 			Cause: "something that is not a link above the GPUs limits them: memory of the other socket, memory channels that are empty, the inner links of the processor, " +
 				"an IOMMU that translates, or a switch that sends copies up and down again (ACS)",
 			Cost:   fmt.Sprintf("programs that load all GPUs at once wait %.1f times as long for the slowest", 1/max(least, 0.01)),
-			Remedy: "place memory on each GPU's own node (numactl --cpunodebind --membind); see that all memory channels are populated (sudo dmidecode -t memory); try iommu=pt on the kernel's command line; compare with nvbandwidth -t host_to_device_memcpy_ce beside other runs of itself",
+			Remedy: "place memory on each GPU's own node (numactl --cpunodebind --membind); see that all memory channels are populated (sudo dmidecode -t memory); try iommu=pt on the kernel's command line; compare with nvbandwidth -t host_to_all_memcpy_ce",
 		}
 		return finding(out)
 	case len(mild) > 0:
