@@ -122,6 +122,33 @@ func TestOneBadGPUHidesNoOther(t *testing.T) {
 	assert.Contains(t, got.stdout, "GPU 2      Simulated")
 }
 
+// Two GPUs are also measured at once, after each alone, and only for bandwidth.
+func TestAllGPUsAtOnce(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}, {PCIBusID: "0000:00:07.0"}}})
+	got := call(t, sys, "--quiet", "--format", "json")
+	r, err := report.Read([]byte(got.stdout))
+	require.NoError(t, err)
+	require.NotNil(t, r.Together)
+	assert.True(t, r.Together.Complete)
+	assert.Len(t, r.Together.Series, 6)
+	assert.Empty(t, r.Together.Errors)
+	for _, f := range r.Findings {
+		assert.NotEqual(t, "slow_together", f.ID, "the simulated links share nothing")
+	}
+
+	for _, args := range []string{"verify", "--device 1"} {
+		sys = on(t, "h200-vm")
+		sys.open = opening(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		got = call(t, sys, append(strings.Fields(args), "--quiet", "--format", "json")...)
+		r, err = report.Read([]byte(got.stdout))
+		require.NoError(t, err, args)
+		assert.Nil(t, r.Together, args)
+	}
+}
+
 // Refused registrations are named, though copies go on with memory of cudaHostAlloc.
 func TestRefusedRegistration(t *testing.T) {
 	t.Parallel()

@@ -61,6 +61,7 @@ var scripted = Local{
 	Adjust: func(p Plans) Plans {
 		p.Verify.Variants, p.Verify.MaxBytes, p.Verify.NoStale = 1, 4097, true
 		p.Bandwidth = bench.LinkPlan{SizeBytes: 1 << 20, Copies: 2, Samples: 3}
+		p.Together = p.Bandwidth
 		return p
 	},
 	Tick: 20 * time.Millisecond,
@@ -188,6 +189,66 @@ func TestExamination(t *testing.T) {
 		assert.Len(t, gpu.Facts.Bandwidth.Series, 2)
 		assert.IsNonDecreasing(t, shares)
 	}
+}
+
+// here is the machine with two GPUs, in this process.
+func here(t *testing.T) Local {
+	l := scripted
+	l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	}
+	return l
+}
+
+// All GPUs at once are one step, whose calls may hang or crash as those of one GPU.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	for _, p := range []Prober{{Local: scripted, Isolated: true}, {Local: here(t)}} {
+		var last Device
+		out, err := p.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 1}, Rate: 55}}, func(d Device) { last = d })
+		require.NoError(t, err)
+		assert.Empty(t, out.Errors)
+		assert.Empty(t, out.Facts.Errors)
+		assert.Equal(t, doctor.ProbeOK, out.Probe.State)
+		require.NotNil(t, out.Together)
+		assert.Len(t, out.Together.Series, 6, "two devices and their sum, each way")
+		assert.Equal(t, "all GPUs at once", last.Step)
+
+		out, err = p.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 7}}}, func(Device) {})
+		require.NoError(t, err)
+		assert.NotEmpty(t, out.Facts.Errors, "there are two")
+	}
+	p := Prober{Local: hasty(), Isolated: true}
+	for does, state := range map[string]doctor.ProbeState{"cudaMalloc blocks": doctor.ProbeHung, "cudaMemcpyAsync crashes": doctor.ProbeCrashed} {
+		out, err := p.Device(t.Context(), Request{Library: does, Steps: Steps{Together: []int{0, 1}}}, func(Device) {})
+		require.NoError(t, err)
+		assert.Equal(t, state, out.Probe.State, does)
+		assert.Equal(t, "all gpus", out.Probe.Name, does)
+		assert.NotEmpty(t, out.Probe.Call, does)
+	}
+}
+
+// There is no memory for all of them: that is said, and is no failure.
+func TestTogetherWithoutMemory(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	l := here(t)
+	l.Adjust = func(p Plans) Plans {
+		p.Together = bench.LinkPlan{SizeBytes: 1 << 50}
+		return p
+	}
+	out, err := Prober{Local: l}.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 1}}}, func(Device) {})
+	require.NoError(t, err)
+	assert.Empty(t, out.Facts.Errors)
+	require.NotNil(t, out.Together)
+	assert.Empty(t, out.Together.Series)
+	assert.Contains(t, out.Together.Notes[0], "not measured: ")
 }
 
 // One GPU that CUDA cannot describe does not hide the other.

@@ -3,7 +3,6 @@ package probe
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"strings"
 	"time"
@@ -97,7 +96,7 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	probe, err := fate(ctx, err, call, limit)
 	out.Facts.Ordinal = r.Device
 	if probe.State != "" {
-		probe.Name, probe.Seconds = fmt.Sprintf("%s %d", probeGPU, r.Device), time.Since(began).Seconds()
+		probe.Name, probe.Seconds = r.name(), time.Since(began).Seconds()
 		out.Probe = probe
 	}
 	return out, err
