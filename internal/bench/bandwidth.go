@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // The series of Bandwidth and Link.
@@ -213,7 +214,7 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 		Sample: func(ctx context.Context) (float64, error) {
 			if !prepared {
 				if expected := float64(perCopy*count) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
-					return 0, fmt.Errorf("a sample would take %.0f s: %w", expected/1e9, errors.ErrUnsupported)
+					return 0, fmt.Errorf("a sample would take %s: %w", units.Seconds(expected/1e9), errors.ErrUnsupported)
 				}
 				if err := r.prepare(ctx, way, n); err != nil {
 					return 0, err

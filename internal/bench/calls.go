@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // The series of Calls.
@@ -279,11 +280,11 @@ func explainTimes(b *result.Bench, device string) []string {
 	if len(all) > 1 {
 		cheap, dear := all[0], all[len(all)-1]
 		out = append(out, fmt.Sprintf("GPU %s: a call takes from %s (%s) to %s (%s).", device,
-			timeText(cheap.Median), cheap.Labels.Get(callLabel), timeText(dear.Median), dear.Labels.Get(callLabel)))
+			units.Seconds(cheap.Median), cheap.Labels.Get(callLabel), units.Seconds(dear.Median), dear.Labels.Get(callLabel)))
 	}
 	copies := b.Find(seriesCallTime, result.Label{Key: result.Device, Value: device}, result.Label{Key: callLabel, Value: copyCall})
 	if copies != nil && copies.Median > 0 {
-		out = append(out, fmt.Sprintf("GPU %s: queueing a copy takes %s, so one thread queues %.0f thousand a second at most.", device, timeText(copies.Median), 1/copies.Median/1000))
+		out = append(out, fmt.Sprintf("GPU %s: queueing a copy takes %s, so one thread queues %.0f thousand a second at most.", device, units.Seconds(copies.Median), 1/copies.Median/1000))
 	}
 	return out
 }

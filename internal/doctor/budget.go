@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"fmt"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // budgetChecks judge how much memory can be pinned.
@@ -46,14 +48,14 @@ func littleHeadroom(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  fmt.Sprintf("only %s can be pinned", size(left)),
+		Summary:  fmt.Sprintf("only %s can be pinned", units.Bytes(left)),
 		Evidence: []string{source},
 		Cost:     "pinned memory cannot be reclaimed: beyond that the kernel ends a process of the container or the host",
 		Remedy:   "free memory, or raise the container's limit (docker run --memory, resources.limits.memory in Kubernetes, --mem of Slurm)",
 	}
 	if limit, limited := f.Host.Cgroup.MemoryLimit.Finite(); limited && source == f.limitFile() {
 		used, _ := f.Host.Cgroup.MemoryUsed.Finite()
-		out.Evidence = []string{fmt.Sprintf("%s is %s, %s are used, of them %s page cache", source, size(limit), size(used), size(f.Host.Cgroup.FileCache))}
+		out.Evidence = []string{fmt.Sprintf("%s is %s, %s are used, of them %s page cache", source, units.Bytes(limit), units.Bytes(used), units.Bytes(f.Host.Cgroup.FileCache))}
 	}
 	return finding(out)
 }
@@ -70,7 +72,7 @@ func memoryHigh(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary:  "the container is at memory.high, beyond which the kernel slows it down",
-		Evidence: []string{fmt.Sprintf("%s is %s, and %s that cannot be reclaimed are used", f.limitFile(), size(limit), size(used-g.FileCache))},
+		Evidence: []string{fmt.Sprintf("%s is %s, and %s that cannot be reclaimed are used", f.limitFile(), units.Bytes(limit), units.Bytes(used-g.FileCache))},
 		Cause:    "pinned memory cannot be reclaimed, so that the kernel makes every allocation wait in vain",
 		Cost:     "all programs of the container crawl, and none is ended",
 		Remedy:   "raise memory.high, or set it to max and leave the limit to memory.max (systemd: MemoryHigh=infinity)",
@@ -95,8 +97,8 @@ func hugetlbUnused(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s are reserved as huge pages, and unused", size(free)),
-		Evidence: []string{"/proc/meminfo HugePages_Free, /sys/devices/system/node/node*/hugepages", fmt.Sprintf("%s of %s are available to other programs", size(m.Available), size(m.Total))},
+		Summary:  fmt.Sprintf("%s are reserved as huge pages, and unused", units.Bytes(free)),
+		Evidence: []string{"/proc/meminfo HugePages_Free, /sys/devices/system/node/node*/hugepages", fmt.Sprintf("%s of %s are available to other programs", units.Bytes(m.Available), units.Bytes(m.Total))},
 		Cause:    "hugepages= on the kernel's command line, or vm.nr_hugepages",
 		Cost:     "other programs cannot use that memory, and those that size pinned pools by MemTotal are ended for want of it",
 		Remedy:   "sudo sysctl vm.nr_hugepages=0, or use them (hostmem.Options.HugeTLB, mmap with MAP_HUGETLB)",
@@ -113,8 +115,8 @@ func strictOvercommit(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("programs may ask for %s more only", size(max(0, limit-committed))),
-		Evidence: []string{fmt.Sprintf("vm.overcommit_memory is 2; /proc/meminfo: CommitLimit %s, Committed_AS %s", size(limit), size(committed))},
+		Summary:  fmt.Sprintf("programs may ask for %s more only", units.Bytes(max(0, limit-committed))),
+		Evidence: []string{fmt.Sprintf("vm.overcommit_memory is 2; /proc/meminfo: CommitLimit %s, Committed_AS %s", units.Bytes(limit), units.Bytes(committed))},
 		Cause:    "with strict accounting the kernel counts what programs reserve, and CUDA reserves far more address space than it uses",
 		Cost:     "allocations fail with out of memory while memory is free",
 		Remedy:   "sudo sysctl vm.overcommit_memory=0, or raise vm.overcommit_ratio",
@@ -132,7 +134,7 @@ func swapping(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary:  "the host is short of memory and swaps",
-		Evidence: []string{fmt.Sprintf("%s of %s swap are used, %s of %s memory are available", size(m.Swap-free), size(m.Swap), size(m.Available), size(m.Total))},
+		Evidence: []string{fmt.Sprintf("%s of %s swap are used, %s of %s memory are available", units.Bytes(m.Swap-free), units.Bytes(m.Swap), units.Bytes(m.Available), units.Bytes(m.Total))},
 		Cause:    "pinned memory cannot be swapped out, so that all others have to go",
 		Cost:     "programs wait for the disk, and pinning waits for pages to be written out",
 		Remedy:   "end what is not needed, or pin less",
@@ -148,7 +150,7 @@ func cgroupBelowHost(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("this container may use %s more, and /proc/meminfo shows %s as available", size(left), size(f.Host.Memory.Available)),
+		Summary:  fmt.Sprintf("this container may use %s more, and /proc/meminfo shows %s as available", units.Bytes(left), units.Bytes(f.Host.Memory.Available)),
 		Evidence: []string{f.limitFile(), "/proc/meminfo is the host's, also in a container"},
 		Cost:     "programs that size their pinned memory by the host's are ended by the kernel, without a message",
 		Remedy:   "give such programs a fixed size, below the container's limit",
@@ -167,8 +169,8 @@ func memlockRDMA(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("RLIMIT_MEMLOCK is %s: it does not limit CUDA, but RDMA", size(limit)),
-		Evidence: []string{"/proc/self/limits Max locked memory", plural(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
+		Summary:  fmt.Sprintf("RLIMIT_MEMLOCK is %s: it does not limit CUDA, but RDMA", units.Bytes(limit)),
+		Evidence: []string{"/proc/self/limits Max locked memory", units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
 		Cost:     "registering buffers with ibv_reg_mr and mlock fail beyond it",
 		Remedy:   "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or docker run --ulimit memlock=-1",
 	})

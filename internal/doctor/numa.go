@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // numaChecks judge which processors and which memory the process has, seen from the GPU.
@@ -158,7 +159,7 @@ func subNUMA(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", plural(len(nodes), "NUMA node", "NUMA nodes"), plural(h.CPU.Sockets, "socket", "sockets"), near),
+		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), near),
 		Evidence: []string{"/sys/devices/system/node, numa_node of the GPUs"},
 		Cause:    "sub-NUMA clustering (SNC) or nodes per socket (NPS) is on in the firmware",
 		Cost:     "memory that is spread over all nodes is mostly far from the GPUs",
