@@ -144,7 +144,7 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 					sizes, directions = sizes[len(sizes)-1:], directions[:2]
 				}
 			}
-			rig := &copyRig{dev: dev, kind: kind, n: slices.Max(sizes)}
+			rig := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: slices.Max(sizes)}
 			var cases []measure.Case
 			for _, n := range sizes {
 				for _, way := range directions {
@@ -245,7 +245,7 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 func deviceMemory(dev *cudart.Device, z sizing) measure.Group {
 	sizes := z.upTo(largestOther)
 	n := sizes[len(sizes)-1]
-	rig := &copyRig{dev: dev, kind: registered, n: n}
+	rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
 	c := rig.bandwidth(seriesDeviceMemory, onDevice, n, min(max(16*z.sampleBytes/n, 1), mostCopies))
 	c.Labels = slices.DeleteFunc(c.Labels, func(l result.Label) bool { return l.Key == result.Memory })
 	c.Node = nil
@@ -260,7 +260,7 @@ func together(devices []*cudart.Device, z sizing) measure.Group {
 	g := measure.Group{Name: "all devices at once"}
 	var rigs []*copyRig
 	for _, dev := range devices {
-		r := &copyRig{dev: dev, kind: registered, n: n}
+		r := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
 		need := r.need()
 		g.Need.Pinned += need.Pinned
 		g.Need.Device = need.Device

@@ -202,7 +202,7 @@ func TestWrongBytesAreFound(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			t.Parallel()
 			_, env := simulated(t, 1)
-			r := &copyRig{dev: env.Devices[0], kind: kind, n: n}
+			r := &copyRig{workbench: workbench{dev: env.Devices[0]}, kind: kind, n: n}
 			defer func() { require.NoError(t, r.close()) }()
 			require.NoError(t, r.open(t.Context()))
 			for _, way := range []string{result.HostToDevice, result.DeviceToHost, result.Both, onDevice} {
@@ -312,7 +312,7 @@ func TestSizing(t *testing.T) {
 func TestCopiesThatTakeTooLongAreLeftOut(t *testing.T) {
 	t.Parallel()
 	sim, env := simulated(t, 1)
-	r := &copyRig{dev: env.Devices[0], kind: registered, rate: 0.2}
+	r := &copyRig{workbench: workbench{dev: env.Devices[0]}, kind: registered, rate: 0.2}
 	before := sim.TotalCalls()
 	_, err := r.bandwidth(seriesBandwidth, result.HostToDevice, 1<<30, 1).Sample(t.Context())
 	require.EqualError(t, err, "a sample would take 5.37 s: unsupported operation")

@@ -64,7 +64,7 @@ func planLatency(env measure.Env) ([]measure.Group, error) {
 	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {
-		rig := &copyRig{dev: dev, kind: registered, n: slices.Max(sizes)}
+		rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: slices.Max(sizes)}
 		var cases []measure.Case
 		for _, n := range sizes {
 			for _, way := range bothWays {

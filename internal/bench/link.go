@@ -39,7 +39,7 @@ func Link(p LinkPlan) measure.Experiment {
 		n, copies := cmp.Or(p.SizeBytes, 64<<20), cmp.Or(p.Copies, 8)
 		var groups []measure.Group
 		for _, dev := range env.Devices {
-			rig := &copyRig{dev: dev, kind: registered, n: n}
+			rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
 			var cases []measure.Case
 			for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
 				c := rig.bandwidth(seriesBandwidth, way, n, copies)

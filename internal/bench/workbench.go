@@ -79,6 +79,14 @@ func (w *workbench) span() (*measure.Span, error) {
 	return s, err
 }
 
+func (w *workbench) event(o cudart.EventOptions) (*cudart.Event, error) {
+	e, err := w.dev.NewEvent(o)
+	if err == nil {
+		w.onClose(e.Close)
+	}
+	return e, err
+}
+
 // device allocates device memory.
 func (w *workbench) device(n int) (cudart.DevPtr, error) {
 	p, err := w.dev.Malloc(n)
