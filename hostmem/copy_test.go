@@ -150,7 +150,7 @@ func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 	small.Sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err := Alloc(t.Context(), small.Dev, n, Options{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-	assert.ErrorContains(t, err, "registrations of 200 MiB, 100 MiB, 64 MiB were refused")
+	assert.ErrorContains(t, err, "registrations of 200 MiB + 1 B, 100 MiB, 64 MiB were refused")
 	assert.ErrorContains(t, err, "in its place cudaHostAlloc: 209719296 bytes")
 	assert.Equal(t, 1, strings.Count(err.Error(), "hostmem: "))
 }

@@ -233,7 +233,7 @@ func pinAtOnce(t *testing.T) {
 	for range 4 {
 		if err := <-results; err != nil {
 			require.ErrorIs(t, err, ErrLimit)
-			require.ErrorContains(t, err, "of 1.0 GiB")
+			require.ErrorContains(t, err, "of 1 GiB (")
 			refused++
 		}
 	}

@@ -390,7 +390,7 @@ func TestTheNumberOfRegistrationsIsLimited(t *testing.T) {
 	mem := mapped(t, -1, 4096, readWrite, private)
 	_, err = Register(t.Context(), g.Dev, mem, RegisterOptions{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-	require.ErrorContains(t, err, "a registration of 4096 bytes was refused (the driver limits the size or the number")
+	require.ErrorContains(t, err, "a registration of 4 KiB was refused (the driver limits the size or the number")
 	require.ErrorContains(t, err, "package transfer")
 	require.Equal(t, [2]int{3, 2}, g.tried(), "Register moves nothing")
 
@@ -472,7 +472,7 @@ func TestAShortageIsNoLimit(t *testing.T) {
 			g.watch().Unpopulated()
 			_, err := Alloc(g.Context(), g.Dev, 200*mib, o)
 			require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-			require.ErrorContains(t, err, "memory is short (available are 0.0 of 1.0 GiB (/proc/meminfo MemAvailable), RLIMIT_MEMLOCK is ")
+			require.ErrorContains(t, err, "memory is short (available are 10 MiB of 1 GiB (/proc/meminfo MemAvailable), RLIMIT_MEMLOCK is ")
 			require.Zero(t, g.Sim.Calls("cudaHostAlloc"))
 			require.Less(t, g.Sim.Calls("cudaHostRegister"), 6)
 		})

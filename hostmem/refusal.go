@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A refusal is the error of registering memory in every way that could help.
@@ -30,22 +31,12 @@ func (r *refusal) Unwrap() error { return r.err }
 func sizes(tried []int) string {
 	list := make([]string, len(tried))
 	for i, n := range tried {
-		list[i] = size(n)
+		list[i] = units.ExactBytes(n)
 	}
 	if len(tried) == 1 {
 		return "a registration of " + list[0] + " was"
 	}
 	return "registrations of " + strings.Join(list, ", ") + " were"
-}
-
-func size(n int) string {
-	switch {
-	case n == math.MaxInt:
-		return "unlimited"
-	case n >= 1<<20:
-		return fmt.Sprintf("%d MiB", n>>20)
-	}
-	return fmt.Sprintf("%d bytes", n)
 }
 
 // tooLarge reports whether a smaller registration, or fewer of them, may succeed where
@@ -67,7 +58,10 @@ func shortage(n int, err error) error {
 func headroom() string {
 	lock := "RLIMIT_MEMLOCK is unknown"
 	if n, ok := pages.MemlockLimit(); ok {
-		lock = "RLIMIT_MEMLOCK is " + size(n)
+		lock = "RLIMIT_MEMLOCK is " + units.ExactBytes(n)
+		if n == math.MaxInt {
+			lock = "RLIMIT_MEMLOCK is unlimited"
+		}
 	}
 	h, err := limits.Headroom()
 	if err != nil {

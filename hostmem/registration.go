@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A Span is one registration of a buffer: CUDA takes a copy only if it lies
@@ -148,9 +149,9 @@ func (p *registrations) registerAll(ctx context.Context, n int) error {
 	}
 	if refused != nil {
 		p.host.accepted(size)
-		p.note("%s refused (%v): there are registrations of at most %d MiB", sizes(tried), refused, size>>20)
+		p.note("%s refused (%v): there are registrations of at most %s", sizes(tried), refused, units.ExactBytes(size))
 	} else if size < n {
-		p.note("registrations are of at most %d MiB here", size>>20)
+		p.note("registrations are of at most %s here", units.ExactBytes(size))
 	}
 	return nil
 }
@@ -177,7 +178,7 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 		if left := p.unregister(); left != nil {
 			return errors.Join(err, left)
 		}
-		p.note("registering chunks of %d MiB was refused: %v", min(o.Chunk, p.limit)>>20, err)
+		p.note("registering chunks of %s was refused: %v", units.ExactBytes(min(o.Chunk, p.limit)), err)
 	}
 	if err := r.Populate(ctx, 0, r.Mapped(), pages.Populate{Threads: o.Workers}); err != nil {
 		return err

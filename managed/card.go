@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A card is the memory of a device, as all allocators of the process share it. It
@@ -105,7 +106,7 @@ func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error
 // refuse makes the error of a request that is too large, with c locked.
 func (c *card) refuse(n, reserve int) error {
 	return fmt.Errorf("%w: asked for %s, %s of managed memory are allocated and %s reserved, of %s that it could have; the card has %s free of %s (ask for less, free some, lower Options.Reserve, move data through the card with a Plan, or set Options.Oversubscribe, which is slow, and can hang a card or a host that others use too)",
-		ErrOversubscribed, size(n), size(c.allocated), size(reserve), size(max(c.available(), 0)), size(c.free), size(c.total))
+		ErrOversubscribed, units.ExactBytes(n), units.ExactBytes(c.allocated), units.ExactBytes(reserve), units.ExactBytes(max(c.available(), 0)), units.ExactBytes(c.free), units.ExactBytes(c.total))
 }
 
 // release uncounts bytes.
@@ -113,15 +114,4 @@ func (c *card) release(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.allocated -= n
-}
-
-// size is a number of bytes for messages: exact, and in GiB where that is shorter.
-func size(n int) string {
-	if n < 1<<20 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	if n < 1<<30 {
-		return fmt.Sprintf("%d bytes (%.1f MiB)", n, float64(n)/(1<<20))
-	}
-	return fmt.Sprintf("%d bytes (%.1f GiB)", n, float64(n)/(1<<30))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // room checks that n more bytes on the card leave the reserve free.
@@ -20,7 +21,7 @@ func (a *Allocator) room(n int) error {
 	defer c.mu.Unlock()
 	if n+a.o.Reserve > c.free {
 		return fmt.Errorf("%w: %s of it stay on the host because the card had no room, and it has %s free of %s, of which %s are reserved (prefetch less, move other memory to the host with KeepReserve, or use a Plan)",
-			ErrReserve, size(n), size(c.free), size(c.total), size(a.o.Reserve))
+			ErrReserve, units.ExactBytes(n), units.ExactBytes(c.free), units.ExactBytes(c.total), units.ExactBytes(a.o.Reserve))
 	}
 	return nil
 }
@@ -78,7 +79,7 @@ func (a *Allocator) keepReserve(ctx context.Context, s *cudart.Stream, want int)
 		return moved, err
 	}
 	if free < want {
-		return moved, fmt.Errorf("%w: %s are free of %s, and no managed memory of this allocator is left to move to the host: other memory fills the card", ErrReserve, size(free), size(total))
+		return moved, fmt.Errorf("%w: %s are free of %s, and no managed memory of this allocator is left to move to the host: other memory fills the card", ErrReserve, units.ExactBytes(free), units.ExactBytes(total))
 	}
 	return moved, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Run runs the steps: for each it waits until what the step accesses is on its way to the
@@ -55,7 +56,7 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	}
 	if p.o.Budget+p.a.o.Reserve > free {
 		return fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s", ErrOversubscribed,
-			size(p.o.Budget), size(p.a.o.Reserve), size(free), size(total))
+			units.ExactBytes(p.o.Budget), units.ExactBytes(p.a.o.Reserve), units.ExactBytes(free), units.ExactBytes(total))
 	}
 	entered := make(map[*Memory]bool)
 	defer func() {

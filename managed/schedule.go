@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A schedule is which chunks come to the card and leave it, in which order. It is made
@@ -58,7 +60,7 @@ func newSchedule(steps []Step, o PlanOptions, discards bool) (schedule, error) {
 		}
 		if total > o.Budget {
 			return s, fmt.Errorf("step %d accesses %s in chunks of %s, and PlanOptions.Budget is %s: %w (cut the step into smaller ones, make the chunks smaller, or raise the budget)",
-				i, size(total), size(o.Chunk), size(o.Budget), ErrOversubscribed)
+				i, units.ExactBytes(total), units.ExactBytes(o.Chunk), units.ExactBytes(o.Budget), ErrOversubscribed)
 		}
 		p.before = append(p.before, p.bytes)
 		p.bytes += total

@@ -208,7 +208,7 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 		{[]Step{{Range{}.Read()}}, ok, "the memory is nil"},
 		{[]Step{{theirs.All().Read()}}, ok, "is of another allocator"},
 		{[]Step{{Use{m.All(), 3}}}, ok, "the mode 3 is unknown"},
-		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8388608 bytes (8.0 MiB)"},
+		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8 MiB in chunks of"},
 	} {
 		_, err := g.a.NewPlan(tt.steps, tt.o)
 		require.ErrorContains(t, err, tt.want)

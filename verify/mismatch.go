@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // ErrMismatch is what [Report.Err] wraps when bytes came back wrong.
@@ -136,10 +138,10 @@ func (d Difference) describe(size int) string {
 		fmt.Fprintf(&b, "; %d stretches", d.Regions)
 	}
 	if d.StrideBytes > 0 {
-		fmt.Fprintf(&b, "; %s every %s", bytesText(d.StrideRunBytes), bytesText(d.StrideBytes))
+		fmt.Fprintf(&b, "; %s every %s", units.ExactBytes(d.StrideRunBytes), units.ExactBytes(d.StrideBytes))
 	}
 	if d.PageBytes > 0 {
-		fmt.Fprintf(&b, "; follows %s pages of the %s", bytesText(d.PageBytes), d.PageOf)
+		fmt.Fprintf(&b, "; follows %s pages of the %s", units.ExactBytes(d.PageBytes), d.PageOf)
 	}
 	switch d.Cause {
 	case CauseStale:
@@ -149,7 +151,7 @@ func (d Difference) describe(size int) string {
 		if k < 0 {
 			way, k = "earlier", -k
 		}
-		fmt.Fprintf(&b, "; the right bytes, but %s %s than they belong", bytesText(k), way)
+		fmt.Fprintf(&b, "; the right bytes, but %s %s than they belong", units.ExactBytes(k), way)
 	case CauseConstant:
 		fmt.Fprintf(&b, "; every wrong byte is 0x%02x", d.Found[0])
 	}

@@ -283,7 +283,7 @@ func TestMismatchAsTextAndJSON(t *testing.T) {
 		Case:       Case{Path: PathPinned, Pattern: Counter, SizeBytes: 4097, Offset: Offset{1, 2, 3}, Streams: 4},
 		Difference: d,
 	}
-	assert.Equal(t, "pinned counter 4097 B offsets 1/2/3 4 streams: 1 of 4097 bytes wrong, the first at offset 9: "+
+	assert.Equal(t, "pinned counter 4 KiB + 1 B offsets 1/2/3 4 streams: 1 of 4097 bytes wrong, the first at offset 9: "+
 		"expected 00 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18, found ff 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18", m.String())
 	text, err := json.Marshal(m)
 	require.NoError(t, err)

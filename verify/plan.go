@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Path is a way for bytes to travel to the device and back.
@@ -142,7 +144,7 @@ func (c Case) String() string {
 		return string(c.Path)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s %s", c.Path, c.Pattern, bytesText(c.SizeBytes))
+	fmt.Fprintf(&b, "%s %s %s", c.Path, c.Pattern, units.ExactBytes(c.SizeBytes))
 	if c.Offset != (Offset{}) {
 		fmt.Fprintf(&b, " offsets %d/%d/%d", c.Source, c.Device, c.Return)
 	}
@@ -373,18 +375,4 @@ func (p Plan) cases(path Path) []Case {
 		}
 	}
 	return cases
-}
-
-// bytesText writes a size as people do: whole units where it is some.
-func bytesText(n int) string {
-	switch {
-	case n >= gib && n%gib == 0:
-		return fmt.Sprintf("%d GiB", n/gib)
-	case n >= mib && n%mib == 0:
-		return fmt.Sprintf("%d MiB", n/mib)
-	case n >= kib && n%kib == 0:
-		return fmt.Sprintf("%d KiB", n/kib)
-	default:
-		return fmt.Sprintf("%d B", n)
-	}
 }

@@ -156,10 +156,3 @@ func TestOverrunTellsSideAndPlace(t *testing.T) {
 	assert.False(t, ok)
 	assert.Equal(t, []any{-1, 104, 3, AtReturn}, []any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.At})
 }
-
-func TestBytesText(t *testing.T) {
-	t.Parallel()
-	for n, want := range map[int]string{0: "0 B", 1: "1 B", 1023: "1023 B", 4096: "4 KiB", 4097: "4097 B", 2 * mib: "2 MiB", 5 * gib: "5 GiB"} {
-		assert.Equal(t, want, bytesText(n))
-	}
-}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/kernel"
 )
 
@@ -218,7 +219,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 		n := c.SizeBytes
 		switch {
 		case p.Path.managed() && n > maxManaged:
-			return fmt.Sprintf("managed memory is verified up to %s", bytesText(maxManaged))
+			return fmt.Sprintf("managed memory is verified up to %s", units.ExactBytes(maxManaged))
 		case p.Path.managed() && 3*n > free/4:
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
 		case (p.Path == PathHop || p.Path == PathPeer) && 2*n > free/2, n > free/2:
@@ -277,7 +278,7 @@ func (p *pathRun) allocate(ctx context.Context, cases []Case) (*trip, []Case) {
 		case (errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, hostmem.ErrLimit)) && size > mib:
 			cases = p.keep(cases, func(c Case) string {
 				if c.SizeBytes > size/2 {
-					return fmt.Sprintf("no memory for %s: %v", bytesText(size), err)
+					return fmt.Sprintf("no memory for %s: %v", units.ExactBytes(size), err)
 				}
 				return ""
 			})

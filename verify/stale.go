@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // StaleResult shows the classic mistake with asynchronous copies: reading the
@@ -28,7 +29,7 @@ func (r StaleResult) Shown() bool { return r.StaleBefore > 0 }
 // String returns the result in one line.
 func (r StaleResult) String() string {
 	return fmt.Sprintf("%s from the device: %d of %d bytes read before synchronising were old, %d of all wrong afterwards",
-		bytesText(r.SizeBytes), r.StaleBefore, r.SampledBytes, r.BadAfter)
+		units.ExactBytes(r.SizeBytes), r.StaleBefore, r.SampledBytes, r.BadAfter)
 }
 
 const (
@@ -50,7 +51,7 @@ func StaleRead(ctx context.Context, dev *cudart.Device) (r StaleResult, err erro
 	}
 	for n := staleFirstBytes; n <= staleLastBytes; n *= 2 {
 		if r, err = staleRead(ctx, dev, n); err != nil {
-			return r, fmt.Errorf("verify: stale read of %s: %w", bytesText(n), err)
+			return r, fmt.Errorf("verify: stale read of %s: %w", units.ExactBytes(n), err)
 		}
 		if r.Shown() || r.BadAfter > 0 {
 			break

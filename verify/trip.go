@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/kernel"
 	"github.com/gopinned/pinned/transfer"
 )
@@ -157,7 +158,7 @@ func (t *trip) release(ctx context.Context) error {
 func (t *trip) releaseSteps(ctx context.Context) (steps []releaseStep) {
 	for _, e := range []end{t.back, t.source} {
 		if e != nil {
-			steps = append(steps, releaseStep{bytesText(t.bytes) + " of host memory", func() error { return e.release(ctx) }})
+			steps = append(steps, releaseStep{units.ExactBytes(t.bytes) + " of host memory", func() error { return e.release(ctx) }})
 		}
 	}
 	for _, e := range t.events {
@@ -167,7 +168,7 @@ func (t *trip) releaseSteps(ctx context.Context) (steps []releaseStep) {
 		steps = append(steps, releaseStep{"a stream", s.Close})
 	}
 	for _, m := range slices.Backward(t.targets()) {
-		steps = append(steps, releaseStep{bytesText(t.bytes) + " of device memory", func() error { return m.dev.Free(m.p) }})
+		steps = append(steps, releaseStep{units.ExactBytes(t.bytes) + " of device memory", func() error { return m.dev.Free(m.p) }})
 	}
 	if t.peers != nil {
 		steps = append(steps, t.peers.disable...)
@@ -210,7 +211,7 @@ func (t *trip) memory() string {
 			host += t.bytes
 		}
 	}
-	return fmt.Sprintf("%s of host memory and %s of device memory", bytesText(host), bytesText(t.bytes*len(t.targets())))
+	return fmt.Sprintf("%s of host memory and %s of device memory", units.ExactBytes(host), units.ExactBytes(t.bytes*len(t.targets())))
 }
 
 // drain waits until no copy uses the memory, even when ctx has ended. What the

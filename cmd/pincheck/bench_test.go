@@ -224,7 +224,7 @@ func TestBenchWrongUsage(t *testing.T) {
 		{"bandwidth --sizes=", `"" is no size`},
 		{"bandwidth --sizes 99999999999999999999G", "must be at most 1 TiB"},
 		{"bandwidth --sizes 2T", "must be at most 1 TiB"},
-		{"bandwidth --sizes 1T", "MiB of host memory, and"},
+		{"bandwidth --sizes 1T", "it takes 1 TiB of host memory, and"},
 		{"bandwidth --duration 0s", "--duration 0s: must be more than 0"},
 		{"bandwidth --duration -1s", "--duration -1s: must be more than 0"},
 		{"bandwidth --duration long", "invalid argument"},

@@ -102,10 +102,10 @@ var volatile = []struct {
 	{regexp.MustCompile(`(?m)^ *"revision": "X",\n`), ""},
 	{regexp.MustCompile(`(?m)^pincheck \S+  \S+$`), "pincheck X  X/X"},
 	{regexp.MustCompile(`verified +time  wrong`), "verified  time  wrong"},
-	{regexp.MustCompile(`verified in [0-9.]+ (µs|ms|s)`), "verified in T"},
-	{regexp.MustCompile(`( (?:[KMG]?i?B|[kMG]B)) +[0-9.]+ (µs|ms|s) `), "${1} T "},
-	{regexp.MustCompile(`[0-9.]+ GB/s, [0-9]+ % of the link \(median of 3,\s+[0-9.]+\s+to\s+[0-9.]+\)`), "R GB/s, P % of the link (median of 3, R to R)"},
-	{regexp.MustCompile(`copies reach [0-9]+ %`), "copies reach P %"},
+	{regexp.MustCompile(`verified in (?:[0-9.]+ [nµm]?s|[0-9hm]+s)`), "verified in T"},
+	{regexp.MustCompile(`( (?:[KMG]?i?B|[kMG]B)) +(?:[0-9.]+ [nµm]?s|[0-9hm]+s) `), "${1} T "},
+	{regexp.MustCompile(`[0-9.,]+ GB/s, [0-9.,]+ % of the link \(median of 3,\s+[0-9.,]+\s+to\s+[0-9.,]+\)`), "R GB/s, P % of the link (median of 3, R to R)"},
+	{regexp.MustCompile(`copies reach [0-9.,]+ %`), "copies reach P %"},
 	{regexp.MustCompile(`synchronising: [0-9]+ of`), "synchronising: N of"},
 }
 

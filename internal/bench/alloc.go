@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Methods of pinning, beside those of the experiment memory.
@@ -374,10 +375,10 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 	}
 	if best := bestOf(rates); best != nil && len(rates) > 1 {
 		size := sizeOf(best.Labels)
-		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), exactSize(size), timeText(float64(size)/1e9/best.Median), gbPerSecond(best.Median))
+		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), units.Bytes(size), units.Seconds(float64(size)/1e9/best.Median), units.Rate(best.Median))
 		for _, other := range []string{cudas, registerPlain, ours} {
 			if s := rates[other]; s != nil && s != best {
-				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), gbPerSecond(s.Median))
+				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), units.Rate(s.Median))
 			}
 		}
 		say("%s", text)
@@ -386,17 +387,17 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 	if rounded, exact := times[powerOfTwo], times[cudas]; rounded != nil && exact != nil && sizeOf(rounded.Labels) == sizeOf(exact.Labels) {
 		n := sizeOf(rounded.Labels)
 		text := fmt.Sprintf("An allocator that rounds up to powers of two pins %s for %s, in %s where cudaHostAlloc of the exact size takes %s",
-			exactSize(roundedUp(n)), exactSize(n), timeText(rounded.Median), timeText(exact.Median))
+			units.Bytes(roundedUp(n)), units.Bytes(n), units.Seconds(rounded.Median), units.Seconds(exact.Median))
 		if s := times[ours]; s != nil && sizeOf(s.Labels) == n {
-			text += fmt.Sprintf(" and hostmem.Alloc %s", timeText(s.Median))
+			text += fmt.Sprintf(" and hostmem.Alloc %s", units.Seconds(s.Median))
 		}
 		say("%s", text)
 	}
 	if first, again := times[poolFirst], times[poolReuse]; first != nil && again != nil && sizeOf(first.Labels) == sizeOf(again.Labels) {
-		say("The first lease of %s from a pool takes %s, and its reuse %s", exactSize(sizeOf(first.Labels)), timeText(first.Median), timeText(again.Median))
+		say("The first lease of %s from a pool takes %s, and its reuse %s", units.Bytes(sizeOf(first.Labels)), units.Seconds(first.Median), units.Seconds(again.Median))
 	}
 	if s := times[registerPopulated]; s != nil {
-		say("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", exactSize(sizeOf(s.Labels)), timeText(s.Median))
+		say("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", units.Bytes(sizeOf(s.Labels)), units.Seconds(s.Median))
 	}
 	return answers
 }

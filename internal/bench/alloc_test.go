@@ -145,8 +145,8 @@ func TestAllocAnswersSayWhatIsThere(t *testing.T) {
 		series(pinTime, poolFirst, "1073741825", 0.042), series(pinTime, poolReuse, "1073741825", 200e-9),
 	}}
 	assert.Equal(t, []string{
-		"hostmem.Alloc pins fastest here: 1 GiB + 1 B in 41.3 ms, 26 GB/s, 8.1 times what cudaHostAlloc does (3.2 GB/s), 6.8 times what cudaHostRegister of memory that is not populated does (3.8 GB/s).",
-		"An allocator that rounds up to powers of two pins 2 GiB for 1 GiB + 1 B, in 680 ms where cudaHostAlloc of the exact size takes 340 ms and hostmem.Alloc 41 ms.",
-		"The first lease of 1 GiB + 1 B from a pool takes 42 ms, and its reuse 200 ns.",
+		"hostmem.Alloc pins fastest here: 1 GiB + 1 B in 41.3 ms, 26.0 GB/s, 8.1 times what cudaHostAlloc does (3.20 GB/s), 6.8 times what cudaHostRegister of memory that is not populated does (3.80 GB/s).",
+		"An allocator that rounds up to powers of two pins 2 GiB for 1 GiB + 1 B, in 680 ms where cudaHostAlloc of the exact size takes 340 ms and hostmem.Alloc 41.0 ms.",
+		"The first lease of 1 GiB + 1 B from a pool takes 42.0 ms, and its reuse 200 ns.",
 	}, explainAlloc(measure.Env{}, b))
 }

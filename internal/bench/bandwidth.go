@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // The series of Bandwidth and Link.
@@ -144,7 +145,7 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 					sizes, directions = sizes[len(sizes)-1:], directions[:2]
 				}
 			}
-			rig := &copyRig{dev: dev, kind: kind, n: slices.Max(sizes)}
+			rig := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: slices.Max(sizes)}
 			var cases []measure.Case
 			for _, n := range sizes {
 				for _, way := range directions {
@@ -217,7 +218,7 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 		Sample: func(ctx context.Context) (float64, error) {
 			if !prepared {
 				if expected := float64(perCopy*count) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
-					return 0, fmt.Errorf("a sample would take %.0f s: %w", expected/1e9, errors.ErrUnsupported)
+					return 0, fmt.Errorf("a sample would take %s: %w", units.Seconds(expected/1e9), errors.ErrUnsupported)
 				}
 				if err := r.prepare(ctx, way, n); err != nil {
 					return 0, err
@@ -248,7 +249,7 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 func deviceMemory(dev *cudart.Device, z sizing) measure.Group {
 	sizes := z.upTo(largestOther)
 	n := sizes[len(sizes)-1]
-	rig := &copyRig{dev: dev, kind: registered, n: n}
+	rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
 	c := rig.bandwidth(seriesDeviceMemory, onDevice, n, min(max(16*z.sampleBytes/n, 1), mostCopies))
 	c.Labels = slices.DeleteFunc(c.Labels, func(l result.Label) bool { return l.Key == result.Memory })
 	c.Node = nil
@@ -260,7 +261,7 @@ func together(devices []*cudart.Device, n, count int, directions []string) measu
 	g := measure.Group{Name: "all devices at once"}
 	var rigs []*copyRig
 	for _, dev := range devices {
-		r := &copyRig{dev: dev, kind: registered, n: n}
+		r := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
 		need := r.need()
 		g.Need.Pinned += need.Pinned
 		g.Need.Device = need.Device

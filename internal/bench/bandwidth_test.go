@@ -112,7 +112,7 @@ func TestBandwidthOfAllKinds(t *testing.T) {
 	text := strings.Join(b.Answers, "\n")
 	for _, part := range []string{
 		"GPU 0: registered memory reaches 21.0 GB/s host to device in copies of 1 MiB (42 % of 50.0 GB/s, a link of the test) and 21.0 GB/s device to host",
-		"Beside pageable memory and cudaMemcpy, pinned memory is ", " times as fast host to device (21.0 against ", " GB/s, copies of 1 MiB)",
+		"Beside pageable memory and cudaMemcpy, pinned memory is ", " times as fast host to device (21.0 GB/s against ", " GB/s, copies of 1 MiB)",
 		"stages through pinned memory reaches ",
 		"cuda host alloc 100 % host to device",
 		"GPU 0, both directions at once: 4", "the directions add up",
@@ -173,7 +173,7 @@ func TestAnswersAreOfWhatIsThere(t *testing.T) {
 		{map[string]float64{"bandwidth 0 registered host_to_device 4096": 1, "bandwidth 0 registered host_to_device 65536": 30, "bandwidth 0 registered host_to_device 1048576": 50},
 			[]string{
 				"GPU 0: registered memory reaches 50.0 GB/s host to device in copies of 1 MiB.",
-				"Size matters below 1 MiB: of the sizes measured it is the first that reaches 90 % of the highest rate, and 64 KiB the first that reaches half; copies of 4 KiB reach 1.0 GB/s. Join small copies.",
+				"Size matters below 1 MiB: of the sizes measured it is the first that reaches 90 % of the highest rate, and 64 KiB the first that reaches half; copies of 4 KiB reach 1.00 GB/s. Join small copies.",
 			}},
 		{map[string]float64{"bandwidth 0 registered host_to_device 4096": 50, "bandwidth 0 registered device_to_host 4096": 50, "bandwidth 0 registered both 4096": 55,
 			"bandwidth 1 registered host_to_device 4096": 40, "bandwidth_all_devices all registered host_to_device 4096": 50,
@@ -202,7 +202,7 @@ func TestWrongBytesAreFound(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			t.Parallel()
 			_, env := simulated(t, 1)
-			r := &copyRig{dev: env.Devices[0], kind: kind, n: n}
+			r := &copyRig{workbench: workbench{dev: env.Devices[0]}, kind: kind, n: n}
 			defer func() { require.NoError(t, r.close()) }()
 			require.NoError(t, r.open(t.Context()))
 			for _, way := range []string{result.HostToDevice, result.DeviceToHost, result.Both, onDevice} {
@@ -312,10 +312,10 @@ func TestSizing(t *testing.T) {
 func TestCopiesThatTakeTooLongAreLeftOut(t *testing.T) {
 	t.Parallel()
 	sim, env := simulated(t, 1)
-	r := &copyRig{dev: env.Devices[0], kind: registered, rate: 0.2}
+	r := &copyRig{workbench: workbench{dev: env.Devices[0]}, kind: registered, rate: 0.2}
 	before := sim.TotalCalls()
 	_, err := r.bandwidth(seriesBandwidth, result.HostToDevice, 1<<30, 1).Sample(t.Context())
-	require.EqualError(t, err, "a sample would take 5 s: unsupported operation")
+	require.EqualError(t, err, "a sample would take 5.37 s: unsupported operation")
 	assert.Equal(t, before, sim.TotalCalls())
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // copiesOf returns the series of bandwidth of a device, a kind of memory and a direction.
@@ -59,9 +60,9 @@ func reached(b *result.Bench, device string) string {
 			continue
 		}
 		s := all[0]
-		part := fmt.Sprintf("%.1f GB/s %s in copies of %s", s.Median, directionText(way), sizeText(sizeOf(s.Labels)))
+		part := fmt.Sprintf("%s %s in copies of %s", units.Rate(s.Median), directionText(way), units.Bytes(sizeOf(s.Labels)))
 		if e := s.Expected; e != nil && e.Value > 0 {
-			part += fmt.Sprintf(" (%.0f %% of %.1f GB/s, %s)", 100*s.Median/e.Value, e.Value, e.Source)
+			part += fmt.Sprintf(" (%s of %s, %s)", units.Share(s.Median/e.Value), units.Rate(e.Value), e.Source)
 		}
 		parts = append(parts, part)
 	}
@@ -72,20 +73,20 @@ func reached(b *result.Bench, device string) string {
 }
 
 // against returns what registered memory reaches and what another kind does, in copies of
-// one size, as "55.4 against 9.3", and how many times as fast registered memory is.
+// one size, as "55.4 GB/s against 9.30 GB/s", and how many times as fast registered memory is.
 func against(b *result.Bench, device, memory, way string) (text string, size int, times float64, ok bool) {
 	pair, ok := sameSize(copiesOf(b, device, memoryRegistered, way), copiesOf(b, device, memory, way))
 	if !ok || pair[1].Median <= 0 {
 		return "", 0, 0, false
 	}
-	return fmt.Sprintf("%.1f against %.1f", pair[0].Median, pair[1].Median), sizeOf(pair[0].Labels), pair[0].Median / pair[1].Median, true
+	return fmt.Sprintf("%s against %s", units.Rate(pair[0].Median), units.Rate(pair[1].Median)), sizeOf(pair[0].Labels), pair[0].Median / pair[1].Median, true
 }
 
 func pinnedGain(b *result.Bench, device string) string {
 	var parts []string
 	for _, way := range bothWays {
 		if text, size, times, ok := against(b, device, memoryPageable, way); ok {
-			parts = append(parts, fmt.Sprintf("%.1f times as fast %s (%s GB/s, copies of %s)", times, directionText(way), text, sizeText(size)))
+			parts = append(parts, fmt.Sprintf("%s as fast %s (%s, copies of %s)", units.Times(times), directionText(way), text, units.Bytes(size)))
 		}
 	}
 	if len(parts) == 0 {
@@ -99,7 +100,7 @@ func stagedGain(b *result.Bench, device string) string {
 	for _, way := range bothWays {
 		pair, ok := sameSize(copiesOf(b, device, memoryStaged, way), copiesOf(b, device, memoryRegistered, way))
 		if ok && pair[1].Median > 0 {
-			parts = append(parts, fmt.Sprintf("%.1f GB/s %s (%.0f %% of registered memory)", pair[0].Median, directionText(way), 100*pair[0].Median/pair[1].Median))
+			parts = append(parts, fmt.Sprintf("%s %s (%s of registered memory)", units.Rate(pair[0].Median), directionText(way), units.Share(pair[0].Median/pair[1].Median)))
 		}
 	}
 	if len(parts) == 0 {
@@ -114,7 +115,7 @@ func otherKinds(b *result.Bench, device string) string {
 		for _, way := range bothWays {
 			pair, ok := sameSize(copiesOf(b, device, memory, way), copiesOf(b, device, memoryRegistered, way))
 			if ok && pair[1].Median > 0 {
-				parts = append(parts, fmt.Sprintf("%s %.0f %% %s", strings.ReplaceAll(memory, "_", " "), 100*pair[0].Median/pair[1].Median, directionText(way)))
+				parts = append(parts, fmt.Sprintf("%s %s %s", strings.ReplaceAll(memory, "_", " "), units.Share(pair[0].Median/pair[1].Median), directionText(way)))
 			}
 		}
 	}
@@ -139,10 +140,10 @@ func whereSizeMatters(b *result.Bench, device string) string {
 	}
 	half, nearly := from(0.5), from(0.9)
 	if nearly == all[0] {
-		return fmt.Sprintf("Size does not matter from %s on: such copies reach 90 %% of the highest rate.", sizeText(sizeOf(nearly.Labels)))
+		return fmt.Sprintf("Size does not matter from %s on: such copies reach 90 %% of the highest rate.", units.Bytes(sizeOf(nearly.Labels)))
 	}
-	return fmt.Sprintf("Size matters below %s: of the sizes measured it is the first that reaches 90 %% of the highest rate, and %s the first that reaches half; copies of %s reach %.1f GB/s. Join small copies.",
-		sizeText(sizeOf(nearly.Labels)), sizeText(sizeOf(half.Labels)), sizeText(sizeOf(all[0].Labels)), all[0].Median)
+	return fmt.Sprintf("Size matters below %s: of the sizes measured it is the first that reaches 90 %% of the highest rate, and %s the first that reaches half; copies of %s reach %s. Join small copies.",
+		units.Bytes(sizeOf(nearly.Labels)), units.Bytes(sizeOf(half.Labels)), units.Bytes(sizeOf(all[0].Labels)), units.Rate(all[0].Median))
 }
 
 // addUp is the share of a sum from which on things are said to add up.
@@ -162,7 +163,7 @@ func bothAtOnce(b *result.Bench, device string) string {
 	case share < addUp:
 		verdict = "they slow each other down"
 	}
-	return fmt.Sprintf("GPU %s, both directions at once: %.1f GB/s together, %.0f %% of the sum of each alone: %s.", device, three[0].Median, 100*share, verdict)
+	return fmt.Sprintf("GPU %s, both directions at once: %s together, %s of the sum of each alone: %s.", device, units.Rate(three[0].Median), units.Share(share), verdict)
 }
 
 func sharedUplink(b *result.Bench, way string) string {
@@ -191,9 +192,9 @@ func sharedUplink(b *result.Bench, way string) string {
 	share := sum.Median / alone
 	verdict := "no shared uplink shows"
 	if share < addUp {
-		verdict = fmt.Sprintf("they share an uplink, or the host's memory is too slow for all (GPU %s keeps the least, %.0f %%)", slowest, 100*least)
+		verdict = fmt.Sprintf("they share an uplink, or the host's memory is too slow for all (GPU %s keeps the least, %s)", slowest, units.Share(least))
 	}
-	return fmt.Sprintf("All %d devices at once, %s: %.1f GB/s, %.0f %% of the sum of each alone: %s.", count, directionText(way), sum.Median, 100*share, verdict)
+	return fmt.Sprintf("All %d devices at once, %s: %s, %s of the sum of each alone: %s.", count, directionText(way), units.Rate(sum.Median), units.Share(share), verdict)
 }
 
 func notTheCardsMemory(b *result.Bench, device string) string {
@@ -204,7 +205,7 @@ func notTheCardsMemory(b *result.Bench, device string) string {
 	}
 	times := own.Median / all[0].Median
 	if times < 2 {
-		return fmt.Sprintf("A copy within GPU %s reads and writes %.0f GB/s of its memory.", device, own.Median)
+		return fmt.Sprintf("A copy within GPU %s reads and writes %s of its memory.", device, units.Rate(own.Median))
 	}
-	return fmt.Sprintf("This is not the bandwidth of the card's memory: a copy within GPU %s reads and writes %.0f GB/s, %.0f times as much. Copies from and to the host are bound by the link.", device, own.Median, times)
+	return fmt.Sprintf("This is not the bandwidth of the card's memory: a copy within GPU %s reads and writes %s, %s as much. Copies from and to the host are bound by the link.", device, units.Rate(own.Median), units.Times(times))
 }

@@ -3,7 +3,6 @@ package bench
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -13,9 +12,9 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // The series of Calls.
@@ -47,15 +46,12 @@ func Calls() measure.Experiment {
 
 // A callRig is what the calls need.
 type callRig struct {
-	dev         *cudart.Device
+	workbench
 	stream      *cudart.Stream
 	event, then *cudart.Event // with timing, both recorded
 	device      cudart.DevPtr
-	host        unsafe.Pointer    // of buffer
-	buffer      *hostmem.Buffer   // registered
-	page        *hostmem.Pageable // to register
-	pageAt      unsafe.Pointer
-	undo        releases
+	host        unsafe.Pointer // pinned
+	page        unsafe.Pointer // to register
 }
 
 const (
@@ -65,44 +61,37 @@ const (
 
 func (r *callRig) open(ctx context.Context) error {
 	var err error
-	if r.stream, err = r.dev.NewStream(cudart.StreamOptions{}); err != nil {
+	if r.stream, err = r.workbench.stream(); err != nil {
 		return err
 	}
-	r.undo.add(r.stream.Close)
 	for _, e := range []**cudart.Event{&r.event, &r.then} {
-		if *e, err = r.dev.NewEvent(cudart.EventOptions{Timing: true}); err != nil {
+		if *e, err = r.workbench.event(cudart.EventOptions{Timing: true}); err != nil {
 			return err
 		}
-		r.undo.add((*e).Close)
 		if err := r.stream.Record(*e); err != nil {
 			return err
 		}
 	}
-	if r.device, err = r.dev.Malloc(pageBytes); err != nil {
+	if r.device, err = r.workbench.device(pageBytes); err != nil {
 		return err
 	}
-	r.undo.add(func() error { return r.dev.Free(r.device) })
-	if r.buffer, err = hostmem.Alloc(ctx, r.dev, pageBytes, hostmem.Options{Label: "bench"}); err != nil {
+	buffer, err := r.pinned(ctx, pageBytes)
+	if err != nil {
 		return err
 	}
-	r.host = r.buffer.Pointer()
-	r.undo.add(r.buffer.Close)
-	if r.page, err = hostmem.AllocPageable(pageBytes); err != nil {
+	r.host = buffer.Pointer()
+	page, err := r.pageable(pageBytes)
+	if err != nil {
 		return err
 	}
-	r.undo.add(r.page.Close)
-	clear(r.page.Bytes()) // resident
-	r.pageAt = unsafe.Pointer(unsafe.SliceData(r.page.Bytes()))
+	clear(page) // resident
+	r.page = unsafe.Pointer(unsafe.SliceData(page))
 	return r.stream.Synchronize(ctx)
 }
 
 func (r *callRig) close() error {
-	var err error
-	if r.stream != nil {
-		err = r.stream.Synchronize(context.Background())
-	}
-	err = errors.Join(err, r.undo.run())
-	*r = callRig{dev: r.dev}
+	err := r.workbench.close()
+	*r = callRig{workbench: workbench{dev: r.dev}}
 	return err
 }
 
@@ -164,10 +153,10 @@ func (r *callRig) calls() []call {
 			return r.dev.FreeHost(p)
 		}},
 		{name: "cudaHostRegister + Unregister", slow: true, do: func() error {
-			if err := r.dev.HostRegister(r.pageAt, pageBytes, cudart.HostRegisterDefault); err != nil {
+			if err := r.dev.HostRegister(r.page, pageBytes, cudart.HostRegisterDefault); err != nil {
 				return err
 			}
-			return r.dev.HostUnregister(r.pageAt)
+			return r.dev.HostUnregister(r.page)
 		}},
 		{name: "cudaHostGetDevicePointer", do: func() error { _, err := r.dev.HostDevicePointer(r.host); return err }},
 		{name: "cudaPointerGetAttributes", do: func() error { _, err := r.dev.PointerAttributes(uintptr(r.host)); return err }},
@@ -191,7 +180,7 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {
-		r := &callRig{dev: dev}
+		r := &callRig{workbench: workbench{dev: dev}}
 		g := measure.Group{Name: fmt.Sprintf("GPU %d", dev.Ordinal()), Need: measure.Need{Pinned: pageBytes, Pageable: pageBytes, Device: 2 * pageBytes},
 			Open: r.open, Close: r.close}
 		for _, c := range r.calls() {
@@ -279,11 +268,11 @@ func explainTimes(b *result.Bench, device string) []string {
 	if len(all) > 1 {
 		cheap, dear := all[0], all[len(all)-1]
 		out = append(out, fmt.Sprintf("GPU %s: a call takes from %s (%s) to %s (%s).", device,
-			timeText(cheap.Median), cheap.Labels.Get(callLabel), timeText(dear.Median), dear.Labels.Get(callLabel)))
+			units.Seconds(cheap.Median), cheap.Labels.Get(callLabel), units.Seconds(dear.Median), dear.Labels.Get(callLabel)))
 	}
 	copies := b.Find(seriesCallTime, result.Label{Key: result.Device, Value: device}, result.Label{Key: callLabel, Value: copyCall})
 	if copies != nil && copies.Median > 0 {
-		out = append(out, fmt.Sprintf("GPU %s: queueing a copy takes %s, so one thread queues %.0f thousand a second at most.", device, timeText(copies.Median), 1/copies.Median/1000))
+		out = append(out, fmt.Sprintf("GPU %s: queueing a copy takes %s, so one thread queues %.0f thousand a second at most.", device, units.Seconds(copies.Median), 1/copies.Median/1000))
 	}
 	return out
 }

@@ -19,7 +19,7 @@ import (
 func TestCallsAreThoseOfTheirNames(t *testing.T) {
 	t.Parallel()
 	sim, env := simulated(t, 1)
-	r := &callRig{dev: env.Devices[0]}
+	r := &callRig{workbench: workbench{dev: env.Devices[0]}}
 	defer func() { require.NoError(t, r.close()) }()
 	require.NoError(t, r.open(t.Context()))
 	names := map[string]bool{}
@@ -83,7 +83,7 @@ func TestCalls(t *testing.T) {
 func TestAllocationsAreCounted(t *testing.T) {
 	t.Parallel()
 	_, env := simulated(t, 1)
-	r := &callRig{dev: env.Devices[0]}
+	r := &callRig{workbench: workbench{dev: env.Devices[0]}}
 	defer func() { require.NoError(t, r.close()) }()
 	require.NoError(t, r.open(t.Context()))
 	var kept [][]byte

@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -93,7 +94,7 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 	var groups []measure.Group
 	for _, n := range sizes {
 		if n > free {
-			return nil, fmt.Errorf("it takes a file of %s, and %s has room for %s: name smaller sizes, or another directory by TMPDIR", exactSize(n), dir, sizeText(free))
+			return nil, fmt.Errorf("it takes a file of %s, and %s has room for %s: name smaller sizes, or another directory by TMPDIR", units.Bytes(n), dir, units.Bytes(free))
 		}
 		f := &fileRig{devices: env.Devices, n: n, dir: dir, inMemory: inMemory}
 		groups = append(groups, f.group())
@@ -130,7 +131,7 @@ type fileRig struct {
 
 func (f *fileRig) group() measure.Group {
 	g := measure.Group{
-		Name: "file of " + exactSize(f.n), Open: f.open, Close: f.close,
+		Name: "file of " + units.Bytes(f.n), Open: f.open, Close: f.close,
 		Need:  measure.Need{Pinned: 2*f.n + ringBytes*len(f.devices), Device: f.n, Disk: f.n},
 		Setup: secondsAt(f.n, writeRate) + secondsAt(f.n, slowPin),
 	}
@@ -179,7 +180,7 @@ func (f *fileRig) open(ctx context.Context) error {
 	}
 	f.undo = append(f.undo, f.file.Close)
 	if err := f.write(ctx); err != nil {
-		return fmt.Errorf("write a file of %s below %s: %w", exactSize(f.n), f.dir, err)
+		return fmt.Errorf("write a file of %s below %s: %w", units.Bytes(f.n), f.dir, err)
 	}
 	f.direct = opensDirect(f.path)
 	for _, d := range f.devices {
@@ -313,7 +314,7 @@ func (f *fileRig) time(ctx context.Context, cache, device string, bring fileWay,
 			return err
 		}
 		if left > stillCached {
-			return fmt.Errorf("%.0f %% of the file stay in the page cache: %w", left*100, errors.ErrUnsupported)
+			return fmt.Errorf("%s of the file stay in the page cache: %w", units.Share(left), errors.ErrUnsupported)
 		}
 	}
 	start := time.Now()
@@ -433,16 +434,16 @@ func explainFiles(_ measure.Env, b *result.Bench) []string {
 		if best == nil || len(ways) < 2 {
 			continue
 		}
-		text := fmt.Sprintf("For a file of %s %s, %s is best: %s", exactSize(n), c.text, fileWords[best.Labels.Get(result.Method)], gbPerSecond(best.Median))
+		text := fmt.Sprintf("For a file of %s %s, %s is best: %s", units.Bytes(n), c.text, fileWords[best.Labels.Get(result.Method)], units.Rate(best.Median))
 		if mapped := ways[fileMapped]; mapped != nil && mapped != best {
-			text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, mapped.Median), fileWords[fileMapped], gbPerSecond(mapped.Median))
+			text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, mapped.Median), fileWords[fileMapped], units.Rate(mapped.Median))
 		}
 		if link != nil {
-			text += fmt.Sprintf("; it is %.0f %% of what the link does from pinned memory (%s)", 100*best.Median/link.Median, gbPerSecond(link.Median))
+			text += fmt.Sprintf("; it is %s of what the link does from pinned memory (%s)", units.Share(best.Median/link.Median), units.Rate(link.Median))
 		}
 		answers = append(answers, sentence(text))
 		if s := of(c.cache, fileFanout); s != nil {
-			answers = append(answers, sentence(fmt.Sprintf("All devices get such a file at %s, read once (transfer.Fanout), %s what %s does for one", gbPerSecond(s.Median), factor(s.Median, best.Median), fileWords[best.Labels.Get(result.Method)])))
+			answers = append(answers, sentence(fmt.Sprintf("All devices get such a file at %s, read once (transfer.Fanout), %s what %s does for one", units.Rate(s.Median), factor(s.Median, best.Median), fileWords[best.Labels.Get(result.Method)])))
 		}
 	}
 	return answers

@@ -12,6 +12,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Names of the series of frames.
@@ -368,11 +369,11 @@ func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups
 func batchText(n int) string {
 	switch {
 	case n == frameBytes:
-		return fmt.Sprintf("1 frame (%.3g GB)", float64(n)/1e9)
+		return fmt.Sprintf("1 frame (%s)", units.Data(n))
 	case n%frameBytes == 0:
-		return fmt.Sprintf("%d frames (%.3g GB)", n/frameBytes, float64(n)/1e9)
+		return fmt.Sprintf("%d frames (%s)", n/frameBytes, units.Data(n))
 	}
-	return sizeText(n)
+	return units.Bytes(n)
 }
 
 // explainFrames explains each gain, for the largest batch of the first device.
@@ -385,13 +386,13 @@ func explainFrames(_ measure.Env, b *result.Bench) (out []string) {
 	for _, method := range []string{framesAnew, framesPinned, framesReused, framesOverlapped} {
 		by[method] = other(b, one, roundTrip, result.Method, method)
 	}
-	rate := func(s *result.Series) string { return fmt.Sprintf("%.3g GB/s", s.Median) }
+	rate := func(s *result.Series) string { return units.Rate(s.Median) }
 	// gain returns the gain over a step before, if both were measured.
 	gain := func(s, before *result.Series) string {
 		if before == nil || before.Median <= 0 {
 			return ""
 		}
-		return fmt.Sprintf(", %.2g times as fast as %s", s.Median/before.Median, strings.ReplaceAll(before.Labels.Get(result.Method), "_", " "))
+		return fmt.Sprintf(", %s as fast as %s", units.Times(s.Median/before.Median), strings.ReplaceAll(before.Labels.Get(result.Method), "_", " "))
 	}
 	// share is that of a part in the time of all.
 	share := func(s *result.Series, stage string) float64 {
@@ -407,14 +408,14 @@ func explainFrames(_ measure.Env, b *result.Bench) (out []string) {
 	if s := by[framesAnew]; s != nil {
 		text := fmt.Sprintf("A batch of %s gets to the GPU and back at %s, both ways counted, if all memory is pageable and allocated anew.", batchText(sizeOf(s.Labels)), rate(s))
 		if down, up := share(s, stageDownload), share(s, stageUpload); down > 0 && up > 0 {
-			text += fmt.Sprintf(" %s of the time is the download, whose target has no pages yet, %s the upload; CUDA stages both.", percentText(down), percentText(up))
+			text += fmt.Sprintf(" %s of the time is the download, whose target has no pages yet, %s the upload; CUDA stages both.", units.Share(down), units.Share(up))
 		}
 		out = append(out, text)
 	}
 	if s := by[framesPinned]; s != nil {
 		text := fmt.Sprintf("With a pinned source alone it is %s%s.", rate(s), gain(s, by[framesAnew]))
 		if down, copied := share(s, stageDownload), share(s, stageHostCopy); down > 0 && copied > 0 {
-			text += fmt.Sprintf(" The download still goes to new pageable memory (%s of the time), and from there the CPU copies it to the pinned one (%s).", percentText(down), percentText(copied))
+			text += fmt.Sprintf(" The download still goes to new pageable memory (%s of the time), and from there the CPU copies it to the pinned one (%s).", units.Share(down), units.Share(copied))
 		}
 		out = append(out, text)
 	}
@@ -434,7 +435,7 @@ func explainFrames(_ measure.Env, b *result.Bench) (out []string) {
 		out = append(out, text+".")
 	}
 	if s, best := by[framesAnew], by[framesOverlapped]; s != nil && best != nil && s.Median > 0 {
-		out = append(out, fmt.Sprintf("From the first to the last that is %.3g times as fast.", best.Median/s.Median))
+		out = append(out, fmt.Sprintf("From the first to the last that is %s as fast.", units.Times(best.Median/s.Median)))
 	}
 	return out
 }

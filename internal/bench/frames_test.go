@@ -41,7 +41,7 @@ func TestFramesMeasuresTheLinkModel(t *testing.T) {
 	assert.Contains(t, b.Answers[0], "A batch of 4 MiB gets to the GPU and back at 4.4")
 	assert.Contains(t, b.Answers[0], " of the time is the download, whose target has no pages yet, ")
 	assert.Contains(t, b.Answers[1], "1.5 times as fast as allocated anew. The download still goes to new pageable memory (")
-	assert.Contains(t, b.Answers[2], "2 times as fast as pinned source")
+	assert.Contains(t, b.Answers[2], " 2.0 times as fast as pinned source")
 	assert.Contains(t, b.Answers[3], "1.5 times as fast as reused: the link carries both directions at once.")
 	assert.Contains(t, b.Answers[4], "From the first to the last that is ")
 }
@@ -119,7 +119,7 @@ func TestBatchesFitTheMemory(t *testing.T) {
 	assert.LessOrEqual(t, got[0], 3*frameBytes)
 	assert.Equal(t, []int{1, frameBytes - 1, frameBytes, 3 * frameBytes},
 		batches(measure.Env{Options: measure.Options{Sizes: []int{1, frameBytes, 3 * frameBytes, 4*frameBytes - 1, frameBytes - 1}}}, dev))
-	for n, want := range map[int]string{frameBytes: "1 frame (0.0995 GB)", 50 * frameBytes: "50 frames (4.98 GB)", 1 << 20: "1 MiB"} {
+	for n, want := range map[int]string{frameBytes: "1 frame (99.5 MB)", 50 * frameBytes: "50 frames (4.98 GB)", 1 << 20: "1 MiB"} {
 		assert.Equal(t, want, batchText(n))
 	}
 	e := frames(wall())
@@ -142,17 +142,17 @@ func TestFramesExplainsOnlyWhatIsThere(t *testing.T) {
 		return explainFrames(measure.Env{}, &result.Bench{Series: series})
 	}
 	assert.Empty(t, explain())
-	assert.Equal(t, []string{"With pinned buffers at both ends that are used again, and so the device memory, it is 55 GB/s: nothing is allocated, and nothing is staged."}, explain(at(framesReused, 55)))
+	assert.Equal(t, []string{"With pinned buffers at both ends that are used again, and so the device memory, it is 55.0 GB/s: nothing is allocated, and nothing is staged."}, explain(at(framesReused, 55)))
 	part := func(stage string, v float64) result.Series {
 		s := at(framesPinned, v)
 		s.Name, s.Labels = stageTime, s.Labels.With(framesStage, stage)
 		return s
 	}
-	assert.Equal(t, []string{"With a pinned source alone it is 3 GB/s. The download still goes to new pageable memory (60 % of the time), and from there the CPU copies it to the pinned one (30 %)."},
+	assert.Equal(t, []string{"With a pinned source alone it is 3.00 GB/s. The download still goes to new pageable memory (60 % of the time), and from there the CPU copies it to the pinned one (30 %)."},
 		explain(at(framesPinned, 3), part(stageUpload, 1), part(stageDownload, 6), part(stageHostCopy, 3)))
 	got := explain(at(framesOverlapped, 56), at(framesAnew, 2.98), at(framesReused, 55))
 	require.Len(t, got, 4)
-	assert.Equal(t, "A batch of 1 frame (0.0995 GB) gets to the GPU and back at 2.98 GB/s, both ways counted, if all memory is pageable and allocated anew.", got[0])
+	assert.Equal(t, "A batch of 1 frame (99.5 MB) gets to the GPU and back at 2.98 GB/s, both ways counted, if all memory is pageable and allocated anew.", got[0])
 	assert.Contains(t, got[2], "the two directions gain little")
-	assert.Equal(t, "From the first to the last that is 18.8 times as fast.", got[3])
+	assert.Equal(t, "From the first to the last that is 19 times as fast.", got[3])
 }

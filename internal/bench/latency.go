@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // The series of Latency.
@@ -63,7 +64,7 @@ func planLatency(env measure.Env) ([]measure.Group, error) {
 	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {
-		rig := &copyRig{dev: dev, kind: registered, n: slices.Max(sizes)}
+		rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: slices.Max(sizes)}
 		var cases []measure.Case
 		for _, n := range sizes {
 			for _, way := range bothWays {
@@ -164,14 +165,14 @@ func explainCopies(b *result.Bench, device, way string) []string {
 	var parts []string
 	add := func(s *result.Series, text string) {
 		if s != nil {
-			parts = append(parts, fmt.Sprintf(text, timeText(s.Median), timeText(s.P99)))
+			parts = append(parts, fmt.Sprintf(text, units.Seconds(s.Median), units.Seconds(s.P99)))
 		}
 	}
 	add(smallest(issued), "%s to issue (99 %% within %s)")
 	add(smallest(awaited), "%s with Synchronize (99 %% within %s)")
 	add(smallest(awaitedBlocked), "%s with SynchronizeBlocking (99 %% within %s)")
 	if s := smallest(byDevice); s != nil {
-		parts = append(parts, timeText(s.Median)+" of the device's time if many are queued in a row")
+		parts = append(parts, units.Seconds(s.Median)+" of the device's time if many are queued in a row")
 	}
 	if len(parts) == 0 {
 		return nil
@@ -183,7 +184,7 @@ func explainCopies(b *result.Bench, device, way string) []string {
 			break
 		}
 	}
-	out := []string{fmt.Sprintf("GPU %s: a copy of %s %s takes %s.", device, sizeText(size), directionText(way), list(parts))}
+	out := []string{fmt.Sprintf("GPU %s: a copy of %s %s takes %s.", device, units.Bytes(size), directionText(way), list(parts))}
 	if all := of(byDevice); len(all) > 1 && all[0].Median > 0 {
 		last := all[0]
 		for _, s := range all {
@@ -194,7 +195,7 @@ func explainCopies(b *result.Bench, device, way string) []string {
 		}
 		largest := all[len(all)-1]
 		if last != all[0] {
-			out = append(out, fmt.Sprintf("Up to %s the size hardly matters to the device; a copy of %s takes %s.", sizeText(sizeOf(last.Labels)), sizeText(sizeOf(largest.Labels)), timeText(largest.Median)))
+			out = append(out, fmt.Sprintf("Up to %s the size hardly matters to the device; a copy of %s takes %s.", units.Bytes(sizeOf(last.Labels)), units.Bytes(sizeOf(largest.Labels)), units.Seconds(largest.Median)))
 		}
 	}
 	return out

@@ -55,7 +55,7 @@ func Link(p LinkPlan) measure.Experiment {
 		n, copies := p.SizeBytes, p.Copies
 		var groups []measure.Group
 		for _, dev := range env.Devices {
-			rig := &copyRig{dev: dev, kind: registered, n: n}
+			rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
 			var cases []measure.Case
 			for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
 				c := rig.bandwidth(seriesBandwidth, way, n, copies)

@@ -15,6 +15,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -427,25 +428,25 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 			continue
 		}
 		best := slices.MaxFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
-		text := fmt.Sprintf("Of %s at most %s a second reach the GPU (%s)", sourceTexts[source], countText(best.Median), settingText(best.Labels))
+		text := fmt.Sprintf("Of %s at most %s a second reach the GPU (%s)", sourceTexts[source], units.Number(best.Median, 3), settingText(best.Labels))
 		if stage := boundOf(b, best); stage != "" {
 			text += ": " + stage + " bounds"
 		}
 		if s := also(b, best, waitedShare); s != nil {
-			text += fmt.Sprintf("; the loop waits %s of the time", percentText(s.Median))
+			text += fmt.Sprintf("; the loop waits %s of the time", units.Share(s.Median))
 		}
 		out = append(out, text+".")
 	}
 	for _, source := range []string{fromMemory, fromCPU, fromIO, fromBoth} {
 		if gain, n := gainOf(b, samplesRate, workersKey, fewestWorkers(b), mostWorkers(b), result.Label{Key: sourceKey, Value: source}); n > 0 && fewestWorkers(b) != mostWorkers(b) {
-			add("%s workers in place of %s bring %s times the rate of %s.", mostWorkers(b), fewestWorkers(b), ratioText(gain), sourceTexts[source])
+			add("%s workers in place of %s bring %s the rate of %s.", mostWorkers(b), fewestWorkers(b), units.Times(gain), sourceTexts[source])
 		}
 	}
 	inMemory := result.Label{Key: sourceKey, Value: fromMemory}
 	if gain, n := gainOf(b, samplesRate, result.Memory, inPageable, inPinned, inMemory); n > 0 {
-		text := fmt.Sprintf("Pinned memory, with package loader, brings %s times as many samples in memory as a plain reader with pageable memory", ratioText(gain))
+		text := fmt.Sprintf("Pinned memory, with package loader, brings %s as many samples in memory as a plain reader with pageable memory", units.Times(gain))
 		if cpu, n := gainOf(b, cpuPerMillion, result.Memory, inPageable, inPinned, inMemory); n > 0 {
-			text += fmt.Sprintf(", for %s times the CPU time a sample", ratioText(cpu))
+			text += fmt.Sprintf(", for %s the CPU time a sample", units.Times(cpu))
 		}
 		out = append(out, text+".")
 	}
@@ -453,7 +454,7 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 		var parts []string
 		for _, memory := range []string{inPinned, inPageable} {
 			if gain, n := gainOf(b, samplesRate, copiesKey, blockingText, nonBlocking, inMemory, result.Label{Key: gpuWorkKey, Value: work}, result.Label{Key: result.Memory, Value: memory}); n > 0 {
-				parts = append(parts, fmt.Sprintf("%s with %s memory", ratioText(gain), memory))
+				parts = append(parts, fmt.Sprintf("%s with %s memory", units.Number(gain, 2), memory))
 			}
 		}
 		if len(parts) > 0 {
@@ -512,21 +513,4 @@ func settingText(l result.Labels) string {
 		plural = ""
 	}
 	return fmt.Sprintf("%s worker%s, %s memory, %s copies, %s", l.Get(workersKey), plural, l.Get(result.Memory), strings.ReplaceAll(l.Get(copiesKey), "_", "-"), work)
-}
-
-// countText formats a large number: 1,234,000.
-func countText(v float64) string {
-	digits := strconv.Itoa(int(v))
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return digits
-}
-
-// ratioText formats how many times something is: 0.85, 1.3, 12, 130.
-func ratioText(v float64) string {
-	if v >= 100 {
-		return strconv.FormatFloat(v, 'f', 0, 64)
-	}
-	return strconv.FormatFloat(v, 'g', 2, 64)
 }

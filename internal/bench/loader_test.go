@@ -237,8 +237,8 @@ func TestLoaderExplainsOnlyWhatIsThere(t *testing.T) {
 		at(samplesRate, 300, 4, pinned...), at(cpuPerMillion, 1, 1, pinned...), at(cpuPerMillion, 2, 1, conditions(inPageable, nonBlocking)...))
 	assert.Equal(t, []string{
 		"Of samples in memory at most 300 a second reach the GPU (4 workers, pinned memory, non-blocking copies, with GPU work).",
-		"4 workers in place of 1 bring 3 times the rate of samples in memory.",
-		"Pinned memory, with package loader, brings 5 times as many samples in memory as a plain reader with pageable memory, for 0.5 times the CPU time a sample.",
-		"With GPU work, copies that do not block bring this many times the samples of those that do: 2 with pinned memory.",
+		"4 workers in place of 1 bring 3.0 times the rate of samples in memory.",
+		"Pinned memory, with package loader, brings 5.0 times as many samples in memory as a plain reader with pageable memory, for 0.50 times the CPU time a sample.",
+		"With GPU work, copies that do not block bring this many times the samples of those that do: 2.0 with pinned memory.",
 	}, got)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/managed"
 )
 
@@ -112,14 +113,14 @@ func planManaged(env measure.Env) ([]measure.Group, error) {
 		r := &managedRig{workbench: workbench{dev: dev}}
 		for _, n := range sizes {
 			if n <= fits {
-				groups = append(groups, r.group(fmt.Sprintf("managed memory, %s", sizeText(n)), measure.Need{Pageable: n, Device: 2 * n}, n, r.bySize(n)))
+				groups = append(groups, r.group(fmt.Sprintf("managed memory, %s", units.Bytes(n)), measure.Need{Pageable: n, Device: 2 * n}, n, r.bySize(n)))
 			}
 		}
 		page := pagesTouched * gpuPage
 		groups = append(groups, r.group("managed pages", measure.Need{Pageable: page, Device: page}, page, r.byPage(page)))
 		budget := min(total, fits) / timesBudget &^ (leastBudget - 1)
 		if n := budget * timesBudget; n > 0 {
-			groups = append(groups, r.group(fmt.Sprintf("a budget of %s", sizeText(budget)), measure.Need{Pageable: n, Pinned: n, Device: 2 * budget}, n, r.budgeted(n)))
+			groups = append(groups, r.group(fmt.Sprintf("a budget of %s", units.Bytes(budget)), measure.Need{Pageable: n, Pinned: n, Device: 2 * budget}, n, r.budgeted(n)))
 		}
 	}
 	return groups, nil
@@ -187,7 +188,7 @@ func (r *managedRig) notes() []string {
 	if r.dev.Runtime().Library().Simulated {
 		notes = append(notes, "the library is simulated: it does not see what the CPU touches, so that nothing moves then")
 	}
-	return append(notes, fmt.Sprintf("managed memory of the group on GPU %d: %s at the peak, %d allocations, %d freed", r.dev.Ordinal(), sizeText(s.Peak), s.Allocs, s.Frees))
+	return append(notes, fmt.Sprintf("managed memory of the group on GPU %d: %s at the peak, %d allocations, %d freed", r.dev.Ordinal(), units.Bytes(s.Peak), s.Allocs, s.Frees))
 }
 
 // moved moves all of the memory to a place, which no sample counts.
@@ -511,7 +512,7 @@ func explainManaged(_ measure.Env, b *result.Bench) []string {
 		moved := other(b, up, seriesManaged, result.Method, moveToHost)
 		if faults != nil && down != nil && cpu != nil && moved != nil {
 			answers = append(answers, fmt.Sprintf("GPU %s: %s of managed memory move to the card at %s when prefetched and %s by page faults, and back at %s and %s, or %s when several threads prefetch.", device,
-				sizeText(sizeOf(up.Labels)), gbPerSecond(up.Median), gbPerSecond(faults.Median), gbPerSecond(down.Median), gbPerSecond(cpu.Median), gbPerSecond(moved.Median)))
+				units.Bytes(sizeOf(up.Labels)), units.Rate(up.Median), units.Rate(faults.Median), units.Rate(down.Median), units.Rate(cpu.Median), units.Rate(moved.Median)))
 		}
 	}
 	for _, device := range devicesOf(b, seriesManagedBudget) {
@@ -523,7 +524,7 @@ func explainManaged(_ measure.Env, b *result.Bench) []string {
 				continue
 			}
 			answers = append(answers, fmt.Sprintf("GPU %s: work that %ss %s with an eighth of them on the card runs at %s with a plan, %s of what explicit copies of pinned memory reach, and at %s by page faults.",
-				device, access, sizeText(sizeOf(plan.Labels)), gbPerSecond(plan.Median), percentText(plan.Median/explicit.Median), gbPerSecond(faults.Median)))
+				device, access, units.Bytes(sizeOf(plan.Labels)), units.Rate(plan.Median), units.Share(plan.Median/explicit.Median), units.Rate(faults.Median)))
 		}
 	}
 	return answers

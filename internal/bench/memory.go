@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/procmem"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // The methods of allocating pinned memory, as values of the label.
@@ -334,9 +335,9 @@ func explainMemory(_ measure.Env, b *result.Bench) []string {
 			continue
 		}
 		n := sizeOf(worst.Labels)
-		text := fmt.Sprintf("%s keeps at most %.2f bytes for each byte asked, at %s", a.text, worst.Median, exactSize(n))
+		text := fmt.Sprintf("%s keeps at most %s bytes for each byte asked, at %s", a.text, units.Number(worst.Median, 3), units.Bytes(n))
 		if extra := int((worst.Median - 1) * float64(n)); worst.Median >= 1.05 {
-			text += fmt.Sprintf(": %s more than asked", sizeText(extra))
+			text += fmt.Sprintf(": %s more than asked", units.Bytes(extra))
 		}
 		answers = append(answers, sentence(text))
 		if a.method == powerOfTwo && worst.Median >= 1.25 {

@@ -42,7 +42,7 @@ func byNode(host *hostinfo.Host, dev *cudart.Device, n int, memory func(node int
 		return nil
 	}
 	for _, node := range []int{own, far} {
-		rig := &copyRig{dev: dev, kind: memory(node), n: n}
+		rig := &copyRig{workbench: workbench{dev: dev}, kind: memory(node), n: n}
 		var cases []measure.Case
 		for _, way := range bothWays {
 			c := rig.bandwidth(seriesByNode, way, n, nodeCopies)

@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -464,7 +465,7 @@ func explainOverlap(_ measure.Env, b *result.Bench) []string {
 	}
 	if s := b.Find(oldShare, result.Label{Key: reader, Value: readerHost}); s != nil {
 		if s.Max > 0 {
-			out = append(out, fmt.Sprintf("A read of pinned memory before synchronising finds old bytes: %s of those looked at (median of %d), without an error from any call. Afterwards all were right.", percentText(s.Median), len(s.Samples)))
+			out = append(out, fmt.Sprintf("A read of pinned memory before synchronising finds old bytes: %s of those looked at (median of %d), without an error from any call. Afterwards all were right.", units.Share(s.Median), len(s.Samples)))
 		} else {
 			out = append(out, fmt.Sprintf("In %d tries no read before synchronising was early enough to find old bytes, which does not make such reads right.", len(s.Samples)))
 		}
@@ -485,7 +486,7 @@ func explainBlocked(b *result.Bench, direction string) string {
 		if text != "" {
 			text += ", "
 		}
-		text += fmt.Sprintf("%s memory for %s of the copy's time (%s of %s)", s.Labels.Get(result.Memory), percentText(s.Median), timeText(call.Median), timeText(done.Median))
+		text += fmt.Sprintf("%s memory for %s of the copy's time (%s of %s)", s.Labels.Get(result.Memory), units.Share(s.Median), units.Seconds(call.Median), units.Seconds(done.Median))
 	}
 	slow := largestOf(b, blockedShare, result.Label{Key: result.Memory, Value: inPageable}, result.Label{Key: result.Direction, Value: direction})
 	fast := other(b, slow, blockedShare, result.Memory, inPinned)
@@ -501,7 +502,7 @@ func explainBlocked(b *result.Bench, direction string) string {
 			say(s)
 		}
 	}
-	text = fmt.Sprintf("An asynchronous copy of %s %s blocks its caller: %s.", sizeText(sizeOf(either.Labels)), directionText(direction), text)
+	text = fmt.Sprintf("An asynchronous copy of %s %s blocks its caller: %s.", units.Bytes(sizeOf(either.Labels)), directionText(direction), text)
 	if slow == nil {
 		return text
 	}
@@ -515,7 +516,7 @@ func explainBlocked(b *result.Bench, direction string) string {
 		text += " So pinned memory alone does not make a copy asynchronous here."
 	}
 	if s, f := also(b, slow, copyTime), also(b, fast, copyTime); s != nil && f != nil && f.Median > 0 {
-		text += fmt.Sprintf(" From call to end the one of pageable memory takes %.2g times as long.", s.Median/f.Median)
+		text += fmt.Sprintf(" From call to end the one of pageable memory takes %s as long.", units.Times(s.Median/f.Median))
 	}
 	return text
 }
@@ -536,10 +537,10 @@ func explainHidden(b *result.Bench, direction string) string {
 			if text != "" {
 				text += ", "
 			}
-			text += fmt.Sprintf("%s with %s memory if the %s is queued first", percentText(s.Median), memory, order)
+			text += fmt.Sprintf("%s with %s memory if the %s is queued first", units.Share(s.Median), memory, order)
 		}
 	}
-	return fmt.Sprintf("Of a copy of %s %s this much hides behind work on another stream that takes about as long: %s.", sizeText(sizeOf(at.Labels)), directionText(direction), text)
+	return fmt.Sprintf("Of a copy of %s %s this much hides behind work on another stream that takes about as long: %s.", units.Bytes(sizeOf(at.Labels)), directionText(direction), text)
 }
 
 func explainOrder(b *result.Bench, r string) []string {
@@ -561,5 +562,5 @@ func explainOrder(b *result.Bench, r string) []string {
 	if worst.Max == 0 {
 		return []string{fmt.Sprintf("%s found all bytes in place, in %d tries.", what, tries)}
 	}
-	return []string{fmt.Sprintf("%s read old bytes: up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, percentText(worst.Max), sizeText(sizeOf(worst.Labels)))}
+	return []string{fmt.Sprintf("%s read old bytes: up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, units.Share(worst.Max), units.Bytes(sizeOf(worst.Labels)))}
 }

@@ -162,7 +162,7 @@ func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
 		return explainOverlap(measure.Env{}, &result.Bench{Series: series})
 	}
 	assert.Empty(t, explain())
-	assert.Equal(t, []string{"An asynchronous copy of 1 MiB host to device blocks its caller: pinned memory for 1 % of the copy's time (1 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
+	assert.Equal(t, []string{"An asynchronous copy of 1 MiB host to device blocks its caller: pinned memory for 1.0 % of the copy's time (1.00 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
 	for want, series := range map[string][]result.Series{
 		"copies of pageable memory do not block": append(blocked(inPageable, 1e-6, 1e-4), blocked(inPinned, 1e-6, 1e-4)...),
 		"So only the copy of pinned":             append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 1e-6, 1e-4)...),

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/procmem"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 const (
@@ -86,11 +87,11 @@ func processAnswers(p *procmem.Process) []string {
 	if !p.Driver && least == 0 {
 		return sentences([]string{who + " has no CUDA driver mapped and no locked memory: it pins nothing that shows"})
 	}
-	amount := "at least " + sizeText(least)
+	amount := "at least " + units.Bytes(least)
 	if most > least {
-		amount = fmt.Sprintf("between %s and %s", sizeText(least), sizeText(most))
+		amount = fmt.Sprintf("between %s and %s", units.Bytes(least), units.Bytes(most))
 	}
-	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, sizeText(p.Resident))}
+	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, units.Bytes(p.Resident))}
 	if !p.Driver {
 		return sentences(answers)
 	}
@@ -98,7 +99,7 @@ func processAnswers(p *procmem.Process) []string {
 	switch {
 	case likely:
 		answers = append(answers, fmt.Sprintf("It looks rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB, %s together, have such sizes. What was asked for does not show: up to nearly half of it, %s, may be unused",
-			blocks, len(p.Blocks), sizeText(bytes), sizeText(bytes/2)))
+			blocks, len(p.Blocks), units.Bytes(bytes), units.Bytes(bytes/2)))
 		answers = append(answers, roundingEnds(p)...)
 	case len(p.Blocks) > 0:
 		answers = append(answers, fmt.Sprintf("It does not look rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB have such sizes", blocks, len(p.Blocks)))

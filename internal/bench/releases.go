@@ -8,8 +8,6 @@ import (
 // releases are to be run in the opposite order.
 type releases []func() error
 
-func (r *releases) add(release func() error) { *r = append(*r, release) }
-
 // run runs all, also after an error of one.
 func (r *releases) run() error {
 	var errs []error

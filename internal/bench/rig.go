@@ -18,7 +18,7 @@ const onDevice = "on_device"
 
 // A copyRig is what copies between a device and host memory of one kind need.
 type copyRig struct {
-	dev  *cudart.Device
+	workbench
 	kind hostKind
 	n    int // bytes of each of the four blocks
 
@@ -29,7 +29,6 @@ type copyRig struct {
 	fork, join     *cudart.Event
 	check          *hostmem.Buffer // the device's bytes, to compare
 	rate           float64         // of the last sample, GB/s
-	undo           releases
 }
 
 // checkBytes is how much of a device's memory is compared at a time.
@@ -61,26 +60,22 @@ func (r *copyRig) setup(cases []measure.Case) time.Duration {
 func (r *copyRig) open(ctx context.Context) error {
 	var err error
 	for _, s := range []**cudart.Stream{&r.up, &r.down} {
-		if *s, err = r.dev.NewStream(cudart.StreamOptions{}); err != nil {
+		if *s, err = r.stream(); err != nil {
 			return err
 		}
-		r.undo.add((*s).Close)
 	}
-	if r.span, err = measure.NewSpan(r.dev); err != nil {
+	if r.span, err = r.workbench.span(); err != nil {
 		return err
 	}
-	r.undo.add(r.span.Close)
 	for _, e := range []**cudart.Event{&r.fork, &r.join} {
-		if *e, err = r.dev.NewEvent(cudart.EventOptions{}); err != nil {
+		if *e, err = r.event(cudart.EventOptions{}); err != nil {
 			return err
 		}
-		r.undo.add((*e).Close)
 	}
 	for _, p := range []*cudart.DevPtr{&r.in, &r.out} {
-		if *p, err = r.dev.Malloc(r.n); err != nil {
+		if *p, err = r.device(r.n); err != nil {
 			return err
 		}
-		r.undo.add(func() error { return r.dev.Free(*p) })
 	}
 	for _, m := range []struct {
 		memory  **hostMemory
@@ -91,15 +86,14 @@ func (r *copyRig) open(ctx context.Context) error {
 			return err
 		}
 		*m.memory = made
-		r.undo.add(made.close)
+		r.onClose(made.close)
 		if err := m.content.fill(ctx, made.bytes); err != nil {
 			return err
 		}
 	}
-	if r.check, err = hostmem.Alloc(ctx, r.dev, min(r.n, checkBytes), hostmem.Options{Label: "bench"}); err != nil {
+	if r.check, err = r.pinned(ctx, min(r.n, checkBytes)); err != nil {
 		return err
 	}
-	r.undo.add(r.check.Close)
 	if err := r.target.toDevice(ctx, r.up, r.out, r.n); err != nil {
 		return err
 	}
@@ -108,15 +102,9 @@ func (r *copyRig) open(ctx context.Context) error {
 
 // close waits for what is queued, and releases everything.
 func (r *copyRig) close() error {
-	var errs []error
-	for _, s := range []*cudart.Stream{r.up, r.down} {
-		if s != nil {
-			errs = append(errs, s.Synchronize(context.Background()))
-		}
-	}
-	errs = append(errs, r.undo.run())
-	*r = copyRig{dev: r.dev, kind: r.kind, n: r.n}
-	return errors.Join(errs...)
+	err := r.workbench.close()
+	*r = copyRig{workbench: workbench{dev: r.dev}, kind: r.kind, n: r.n}
+	return err
 }
 
 // node returns the NUMA node that most pages of the host memory lie on, if the host has

@@ -33,12 +33,12 @@ func trials(pin bool, n int, memory func(node int) hostKind) measure.Experiment 
 			}
 			var groups []measure.Group
 			for _, dev := range env.Devices {
-				small := &copyRig{dev: dev, kind: registered, n: trialLatency}
+				small := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: trialLatency}
 				one := small.latency(result.HostToDevice, awaited, trialLatency)
 				one.Samples, one.Fewest, one.Budget = quickLatencies, 20, quickLatency
 				groups = append(groups, small.group("small copies", []measure.Case{one}))
 
-				ordinary := &copyRig{dev: dev, kind: unpinned, n: trialCopy}
+				ordinary := &copyRig{workbench: workbench{dev: dev}, kind: unpinned, n: trialCopy}
 				var cases []measure.Case
 				for _, way := range bothWays {
 					c := ordinary.bandwidth(seriesBandwidth, way, trialCopy, 1)

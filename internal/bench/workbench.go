@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -78,6 +77,14 @@ func (w *workbench) span() (*measure.Span, error) {
 		w.onClose(s.Close)
 	}
 	return s, err
+}
+
+func (w *workbench) event(o cudart.EventOptions) (*cudart.Event, error) {
+	e, err := w.dev.NewEvent(o)
+	if err == nil {
+		w.onClose(e.Close)
+	}
+	return e, err
 }
 
 // device allocates device memory.
@@ -286,17 +293,6 @@ func isSimulated(env measure.Env) bool {
 
 // errDevices is the error of a plan for no device.
 var errDevices = errNoDevice
-
-// percentText formats a share: 98 %.
-func percentText(share float64) string {
-	if math.Abs(share) < 0.0005 {
-		return "0 %"
-	}
-	if math.Abs(share) < 0.0095 {
-		return fmt.Sprintf("%.1f %%", share*100)
-	}
-	return fmt.Sprintf("%.0f %%", share*100)
-}
 
 // largestOf returns the series of a name with the labels and the largest size, or nil.
 func largestOf(b *result.Bench, name string, where ...result.Label) (most *result.Series) {

@@ -97,13 +97,6 @@ func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 	assert.Equal(t, []int{fewSets, leastSet}, []int{l.count, l.n})
 }
 
-func TestPercentages(t *testing.T) {
-	t.Parallel()
-	for v, want := range map[float64]string{0: "0 %", 0.001: "0.1 %", -0.001: "-0.1 %", 0.985: "98 %", 1: "100 %"} {
-		assert.Equal(t, want, percentText(v))
-	}
-}
-
 func TestSizesAreThoseAskedFor(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)

@@ -25,6 +25,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Archive is what was read of a host.
@@ -230,9 +231,9 @@ func readMembers(r io.Reader) (map[string][]byte, error) {
 		header, err := archive.Next()
 		switch {
 		case packed.N <= 0:
-			return nil, fmt.Errorf("more than %d MiB", maxCompressed>>20)
+			return nil, fmt.Errorf("more than %s", units.ExactBytes(maxCompressed))
 		case limited.N <= 0:
-			return nil, fmt.Errorf("more than %d MiB, decompressed", maxBytes>>20)
+			return nil, fmt.Errorf("more than %s, decompressed", units.ExactBytes(maxBytes))
 		case errors.Is(err, io.EOF):
 			return members, nil
 		case err != nil:
@@ -247,7 +248,7 @@ func readMembers(r io.Reader) (map[string][]byte, error) {
 		var b bytes.Buffer
 		if _, err := io.Copy(&b, archive); err != nil {
 			if limited.N <= 0 {
-				err = fmt.Errorf("more than %d MiB, decompressed", maxBytes>>20)
+				err = fmt.Errorf("more than %s, decompressed", units.ExactBytes(maxBytes))
 			}
 			return nil, fmt.Errorf("%s: %w", header.Name, err)
 		}

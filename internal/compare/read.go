@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A Document is what one run of a tool wrote.
@@ -37,7 +38,7 @@ func read(r io.Reader, newest int, largest int64) ([]Document, error) {
 		err := decoder.Decode(&raw)
 		switch {
 		case limited.N == 0:
-			return nil, fmt.Errorf("more than %d MiB: no result is that large", largest>>20)
+			return nil, fmt.Errorf("more than %s: no result is that large", units.ExactBytes(int(largest)))
 		case errors.Is(err, io.EOF) && len(documents) > 0:
 			return documents, nil
 		case errors.Is(err, io.EOF):

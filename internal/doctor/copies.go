@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/internal/yardstick"
 )
 
@@ -58,7 +59,7 @@ func slowSmallCopies(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("a copy of a few bytes takes %.0f µs", 1e6*s.Median),
+		Summary:  fmt.Sprintf("a copy of a few bytes takes %s", units.Seconds(s.Median)),
 		Evidence: []string{fmt.Sprintf("median of %d; 5 to 15 µs are usual", len(s.Samples))},
 		Cause:    "processors that sleep deeply or run at a low clock, a virtual machine that traps the GPU's doorbell, a sandbox that passes calls on, or CUDA_LAUNCH_BLOCKING",
 		Cost:     "programs with many small copies or kernels are slow",
@@ -79,13 +80,13 @@ func slowPageable(_ *Facts, d *Device) []Finding {
 			continue
 		}
 		worst = min(worst, p.Median/s.Median)
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s: %.1f GB/s, and %.1f GB/s pinned", directionText(&s), p.Median, s.Median))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s: %s, and %s pinned", directionText(&s), units.Rate(p.Median), units.Rate(s.Median)))
 	}
 	if len(out.Evidence) == 0 {
 		return nil
 	}
-	out.Summary = fmt.Sprintf("copies of memory that is not pinned reach %.0f %% of pinned ones", 100*worst)
-	out.Cost = fmt.Sprintf("they take %.1f times as long, and hold the calling thread", 1/worst)
+	out.Summary = fmt.Sprintf("copies of memory that is not pinned reach %s of pinned ones", units.Share(worst))
+	out.Cost = fmt.Sprintf("they take %s as long, and hold the calling thread", units.Times(1/worst))
 	return finding(out)
 }
 

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A codeMeaning is what a cudaError_t means when a call fails on a GPU that was opened.
@@ -257,11 +257,11 @@ func gpuFull(f *Facts, d *Device) []Finding {
 		Remedy:   "see nvidia-smi for the processes, and run pincheck when they have ended",
 	}
 	if d.MemoryTotal > 0 {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s are free", size(d.MemoryFree), size(d.MemoryTotal)))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s are free", units.Bytes(d.MemoryFree), units.Bytes(d.MemoryTotal)))
 	}
 	if d.Health != nil {
 		for _, p := range d.Health.Processes {
-			out.Evidence = append(out.Evidence, strings.TrimSpace(fmt.Sprintf("process %d %s: %s", p.PID, p.Name, size(p.Memory))))
+			out.Evidence = append(out.Evidence, strings.TrimSpace(fmt.Sprintf("process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
 		}
 	}
 	return finding(out)
@@ -274,7 +274,7 @@ func hostMemoryShort(f *Facts, d *Device) []Finding {
 	}
 	left, source, _ := f.headroom()
 	return finding(Finding{
-		Summary:  fmt.Sprintf("only %s of host memory can be used here, too little for the whole examination", size(left)),
+		Summary:  fmt.Sprintf("only %s of host memory can be used here, too little for the whole examination", units.Bytes(left)),
 		Evidence: append(slices.Clone(texts[:min(len(texts), 2)]), source),
 		Cost:     "what could not be allocated was not measured and not proved; it is no fault of the GPU",
 		Remedy:   "free memory, or raise the container's limit",
@@ -297,24 +297,4 @@ func computeMode(mode int) func(*Facts, *Device) []Finding {
 		}
 		return finding(out)
 	}
-}
-
-// size returns bytes with a binary unit: "1.5 GiB".
-func size(n int) string {
-	const units = "KMGTPE"
-	if n < 1<<10 {
-		return plural(n, "byte", "bytes")
-	}
-	f, i := float64(n)/1024, 0
-	for ; f >= 1024 && i < len(units)-1; i++ {
-		f /= 1024
-	}
-	return fmt.Sprintf("%.*f %ciB", cmp.Or(map[bool]int{true: 1}[f < 100], 0), f, units[i])
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }

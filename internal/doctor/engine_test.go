@@ -401,7 +401,7 @@ var troubles = []struct {
 	{id: "leaked_pins", change: func(f *Facts) {
 		f.Host.Kernel.Release, f.Host.Memory.Total = "6.11.4-arch1", 128<<30
 		f.Host.Memory.Unowned = hostinfo.Limit{Known: true, N: 41 << 30}
-	}, also: []string{"pin_over_2gib_leaks"}, says: "41.0 GiB"},
+	}, also: []string{"pin_over_2gib_leaks"}, says: "41 GiB of memory"},
 	{id: "pin_512gib", change: func(f *Facts) { f.Host.Memory.Total = 1 << 40 }, says: "256 GiB"},
 	{id: "few_mappings", change: func(f *Facts) { f.Host.Memory.MaxMappings = hostinfo.Limit{Known: true, N: 30000} }, says: "vm.max_map_count"},
 	{id: "few_mappings", change: func(f *Facts) {
@@ -423,7 +423,7 @@ var troubles = []struct {
 	}, says: "-rmc"},
 	{id: "other_processes", change: func(f *Facts) {
 		f.Devices[0].Health.Processes = []GPUProcess{{PID: 9, Name: "python", Memory: 1 << 30}}
-	}, says: "process 9 python: 1.0 GiB"},
+	}, says: "process 9 python: 1 GiB"},
 	{id: "persistence_off", change: func(f *Facts) { f.Devices[0].Health.Persistence = number(false) }, says: "persistenced"},
 
 	{id: "narrow_link", sev: Problem, change: func(f *Facts) {
@@ -536,12 +536,12 @@ var troubles = []struct {
 		s := series("", 80e-6)
 		s.Name = TrialLatency
 		trial(f, s)
-	}, says: "80 µs"},
+	}, says: "takes 80.0 µs"},
 	{id: "slow_pageable", change: func(f *Facts) {
 		s := series(result.HostToDevice, 9.3)
 		s.Labels = s.Labels.With(result.Memory, TrialPageable)
 		trial(f, s)
-	}, says: "9.3 GB/s, and 55.4 GB/s pinned"},
+	}, says: "9.30 GB/s, and 55.4 GB/s pinned"},
 	{id: "write_combined_slow", change: func(f *Facts) {
 		f.Devices[0].Name, f.Host.GPUs[0].Link = "NVIDIA GH200 480GB", hostinfo.Link{}
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 346), series(result.DeviceToHost, 300)}
@@ -591,7 +591,7 @@ var troubles = []struct {
 		trial(f, pinRate(TrialCUDA, 3))
 		trial(f, pinRate(TrialOurs, 24))
 		f.Host.Memory.Available = 64 << 30
-	}, says: "8 times faster"},
+	}, says: "8.0 times faster"},
 	{id: "fragmented_memory", change: func(f *Facts) {
 		f.Host.Memory.Free = []hostinfo.FreeZone{{Zone: "Normal", Pages: 1000000, Huge: 512}}
 		f.Host.Memory.Stalls = &hostinfo.Stalls{Compact: 9, CompactFail: 8, HugeFaults: 9000, HugeFallback: 5000}
@@ -623,7 +623,7 @@ var troubles = []struct {
 	}, says: "MemoryHigh=infinity"},
 	{id: "hugetlb_unused", change: func(f *Facts) {
 		f.Host.NUMA[0].Huge = []hostinfo.HugePool{{PageSize: 1 << 30, Total: 64, Free: 60}}
-	}, says: "60.0 GiB"},
+	}, says: "60 GiB are reserved"},
 	{id: "strict_overcommit", change: func(f *Facts) {
 		f.Host.Memory.Overcommit = number(2)
 		f.Host.Memory.CommitLimit, f.Host.Memory.Committed = hostinfo.Limit{Known: true, N: 64 << 30}, hostinfo.Limit{Known: true, N: 63 << 30}
@@ -636,19 +636,19 @@ var troubles = []struct {
 	{id: "pinned_by_others", change: func(f *Facts) {
 		f.Host.Memory.Available = 20 << 30
 		f.Processes = []Process{{PID: 7, Name: "vllm", Pinned: 40 << 30}, {PID: 8, Name: "sglang", Pinned: 50 << 30}, {PID: 9, Name: "idle"}}
-	}, says: "process 8 (sglang) has pinned 50.0 GiB at least"},
+	}, says: "process 8 (sglang) has pinned 50 GiB at least"},
 	{id: "little_headroom", change: func(f *Facts) { // with what took it
 		f.Host.Memory.Available = 500 << 20
 		f.Processes = []Process{{PID: 7, Name: "vllm", Pinned: 40 << 30}}
-	}, says: "process 7 (vllm) has pinned 40.0 GiB"},
+	}, says: "process 7 (vllm) has pinned 40 GiB"},
 	{id: "limits_exceed_memory", change: func(f *Facts) {
 		f.Processes = []Process{{PID: 7, Name: "vllm", Cgroup: "/a", MemoryLimit: 100 << 30}, {PID: 8, Name: "sglang", Cgroup: "/b", MemoryLimit: 30 << 30}, {PID: 9, Name: "worker", Cgroup: "/b", MemoryLimit: 30 << 30}}
-	}, says: "/b may use 30.0 GiB, and has pinned 0 bytes at least: process 8 (sglang), 9 (worker)"},
-	{id: "cgroup_below_host", change: func(f *Facts) { f.Host.Cgroup.Headroom = hostinfo.Limit{Known: true, N: 8 << 30} }, says: "8.0 GiB"},
+	}, says: "/b may use 30 GiB, and has pinned 0 B at least: process 8 (sglang), 9 (worker)"},
+	{id: "cgroup_below_host", change: func(f *Facts) { f.Host.Cgroup.Headroom = hostinfo.Limit{Known: true, N: 8 << 30} }, says: "may use 8 GiB more"},
 	{id: "rounded_pins", change: func(f *Facts) {
 		p := vllm(f)
 		p.Rounded, p.RoundedBlocks, p.Pinned = 32<<30, 2, 33<<30
-	}, says: "16.0 GiB"},
+	}, says: "of it, 16 GiB, is pinned"},
 }
 
 func start(code cudart.Code) func(*testing.T) *Facts {

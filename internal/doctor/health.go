@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // healthChecks judge what NVML reports. Errors of memory that programs meet are in
@@ -42,7 +44,7 @@ func remapPending(_ *Facts, d *Device) []Finding {
 		Remedy:   "end the programs on this GPU and reset it (sudo nvidia-smi -r -i N), or reboot",
 	}
 	if n := d.Health.RetiredPages; n != nil {
-		out.Evidence = append(out.Evidence, plural(*n, "retired page", "retired pages"))
+		out.Evidence = append(out.Evidence, units.Things(*n, "retired page", "retired pages"))
 	}
 	return finding(out)
 }
@@ -97,10 +99,10 @@ func otherProcesses(_ *Facts, d *Device) []Finding {
 	}
 	var evidence []string
 	for _, p := range d.Health.Processes[:min(len(d.Health.Processes), 8)] {
-		evidence = append(evidence, strings.TrimSpace(fmt.Sprintf("process %d %s: %s", p.PID, p.Name, size(p.Memory))))
+		evidence = append(evidence, strings.TrimSpace(fmt.Sprintf("process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s on this GPU beside this one", plural(len(d.Health.Processes), "process is", "processes are")),
+		Summary:  fmt.Sprintf("%s on this GPU beside this one", units.Things(len(d.Health.Processes), "process is", "processes are")),
 		Evidence: evidence,
 		Cost:     "what was measured can be lower than what the GPU reaches alone",
 		Remedy:   "measure again when they have ended, if a figure is in doubt",

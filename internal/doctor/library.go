@@ -3,6 +3,8 @@ package doctor
 import (
 	"fmt"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // libraryChecks find what is wrong with the libraries that CUDA programs load.
@@ -88,7 +90,7 @@ func severalRuntimes(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s was passed over; %s is in use", plural(len(over), "libcudart", "libcudarts"), f.Library.Path),
+		Summary:  fmt.Sprintf("%s was passed over; %s is in use", units.Things(len(over), "libcudart", "libcudarts"), f.Library.Path),
 		Evidence: over,
 		Cost:     "a program that loads the first one it finds fails",
 		Remedy:   "remove what cannot be used, or name the one to use: PINNED_CUDART=" + f.Library.Path,

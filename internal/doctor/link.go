@@ -7,6 +7,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/internal/yardstick"
 )
 
@@ -109,7 +110,7 @@ func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
 		return nil
 	}
 	if carries := payloadShare * path; path > 0 && carries < e.Value {
-		return &result.Expected{Value: carries, Source: fmt.Sprintf("the bridge above carries %.1f GB/s", path)}
+		return &result.Expected{Value: carries, Source: fmt.Sprintf("the bridge above carries %s", units.Rate(path))}
 	}
 	return e
 }
@@ -154,7 +155,7 @@ func narrowLink(f *Facts, d *Device) []Finding {
 		Summary:  fmt.Sprintf("the PCIe link runs at x%d of x%d", l.Width, made.Width),
 		Evidence: []string{fmt.Sprintf("current_link_width is %d", l.Width), asMade(made)},
 		Cause:    "lanes that do not train: a card that is not seated well, a riser, dirt, or lanes that the firmware gives to another slot; a virtual machine may be made so",
-		Cost:     fmt.Sprintf("%.1f GB/s are left of %.1f GB/s each way", l.Rate, hostinfo.LinkRate(l.Speed, made.Width)),
+		Cost:     fmt.Sprintf("%s are left of %s each way", units.Rate(l.Rate), units.Rate(hostinfo.LinkRate(l.Speed, made.Width))),
 		Remedy:   "put the card into a slot with all lanes wired, reseat it, and look for lane sharing (bifurcation) in the firmware's setup",
 	})
 }
@@ -168,9 +169,9 @@ func slowLink(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Severity: f.linkSeverity(d),
 		Summary:  fmt.Sprintf("under load the PCIe link runs at %s of %s", Generation(l.Speed), Generation(made.Speed)),
-		Evidence: []string{fmt.Sprintf("current_link_speed is %g GT/s after copies at %.1f GB/s", l.Speed, d.fastest()), asMade(made)},
+		Evidence: []string{fmt.Sprintf("current_link_speed is %g GT/s after copies at %s", l.Speed, units.Rate(d.fastest())), asMade(made)},
 		Cause:    "the ends could not agree on more: a riser or cable of an older generation, a limit in the firmware's setup, or errors on the link; a virtual machine may be made so",
-		Cost:     fmt.Sprintf("%.1f GB/s are left of %.1f GB/s each way", l.Rate, hostinfo.LinkRate(made.Speed, l.Width)),
+		Cost:     fmt.Sprintf("%s are left of %s each way", units.Rate(l.Rate), units.Rate(hostinfo.LinkRate(made.Speed, l.Width))),
 		Remedy:   "look for a slower slot or riser, a speed limit in the firmware's setup, and PCIe errors in dmesg (AER)",
 	})
 }
@@ -187,10 +188,10 @@ func upstream(_ *Facts, d *Device) []Finding {
 	}
 	b := d.Link.Bottleneck
 	out := Finding{
-		Summary:  fmt.Sprintf("the bridge above the GPU, %s, carries %.1f GB/s, less than the GPU's own link", b.Address, b.Rate),
+		Summary:  fmt.Sprintf("the bridge above the GPU, %s, carries %s, less than the GPU's own link", b.Address, units.Rate(b.Rate)),
 		Evidence: []string{fmt.Sprintf("it runs at %s x%d", Generation(b.Speed), b.Width)},
 		Cause:    "its link is trained down",
-		Cost:     fmt.Sprintf("copies of all devices below it share %.1f GB/s each way", b.Rate),
+		Cost:     fmt.Sprintf("copies of all devices below it share %s each way", units.Rate(b.Rate)),
 		Remedy:   "move the card to a slot of the processor itself, or the bridge to a wider one",
 	}
 	if b.MaxWidth > 0 {
@@ -219,20 +220,20 @@ func slowCopies(f *Facts, d *Device) []Finding {
 			severity = Problem
 		}
 		least = min(least, s.Median/e.Value)
-		slow = append(slow, fmt.Sprintf("%s %.1f GB/s; %.1f GB/s can be expected (%s)", directionText(&s), s.Median, e.Value, e.Source))
+		slow = append(slow, fmt.Sprintf("%s %s; %s can be expected (%s)", directionText(&s), units.Rate(s.Median), units.Rate(e.Value), e.Source))
 	}
 	if len(slow) == 0 {
 		return nil
 	}
 	if d.Link.PathRate() > 0 {
-		slow = append(slow, fmt.Sprintf("the link as it is carries %.1f GB/s", d.Link.PathRate()))
+		slow = append(slow, fmt.Sprintf("the link as it is carries %s", units.Rate(d.Link.PathRate())))
 	}
 	out := Finding{
 		Severity: severity,
-		Summary:  fmt.Sprintf("pinned copies reach %.0f %% of what such a GPU reaches on such a link", 100*least),
+		Summary:  fmt.Sprintf("pinned copies reach %s of what such a GPU reaches on such a link", units.Share(least)),
 		Evidence: slow,
 		Cause:    "another user of the GPU or of the link, memory of another NUMA node, an IOMMU that translates, power limits, or errors on the link",
-		Cost:     fmt.Sprintf("copies take %.1f times as long", 1/max(least, 0.01)),
+		Cost:     fmt.Sprintf("copies take %s as long", units.Times(1/max(least, 0.01))),
 		Remedy: "stop other users of the GPU and of the link; bind the process to the GPU's NUMA node (numactl --cpunodebind --membind); " +
 			"look at the IOMMU (iommu=pt), power limits and PCIe errors in dmesg (AER)",
 	}
@@ -261,9 +262,9 @@ func asymmetricCopies(_ *Facts, d *Device) []Finding {
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("copies %s are much slower than %s", directionText(slow), directionText(fast)),
-		Evidence: []string{fmt.Sprintf("%.1f GB/s against %.1f GB/s", slow.Median, fast.Median)},
+		Evidence: []string{fmt.Sprintf("%s against %s", units.Rate(slow.Median), units.Rate(fast.Median))},
 		Cause:    "memory of another NUMA node, a processor that sends or takes small packets only, or errors on the link in one direction",
-		Cost:     fmt.Sprintf("copies that way take %.1f times as long", fast.Median/max(slow.Median, 0.001)),
+		Cost:     fmt.Sprintf("copies that way take %s as long", units.Times(fast.Median/max(slow.Median, 0.001))),
 		Remedy:   "bind the process to the GPU's NUMA node (numactl --cpunodebind --membind), update the firmware, see dmesg for PCIe errors (AER), and compare with nvbandwidth",
 	})
 }
@@ -275,7 +276,7 @@ func impossibleRate(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("copies are faster than the link: %.1f of %.1f GB/s", d.fastest(), rate),
+		Summary:  fmt.Sprintf("copies are faster than the link: %s of %s", units.Rate(d.fastest()), units.Rate(rate)),
 		Evidence: []string{fmt.Sprintf("the host shows %v at most", made)},
 		Cause:    "the host shows a link that is not the true one, as virtual machines do, or time runs at a wrong rate here",
 		Cost:     "the speed cannot be judged by the link",
@@ -322,8 +323,8 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 			continue
 		}
 		one := Finding{
-			Summary:  fmt.Sprintf("%s: samples spread over %.0f %% of their median", directionText(&s), 100*s.Spread),
-			Evidence: []string{fmt.Sprintf("%.1f to %.1f GB/s", s.Min, s.Max)},
+			Summary:  fmt.Sprintf("%s: samples spread over %s of their median", directionText(&s), units.Share(s.Spread)),
+			Evidence: []string{fmt.Sprintf("%s to %s", units.Rate(s.Min), units.Rate(s.Max))},
 			Cause:    "something else uses the GPU, the link or the memory",
 			Cost:     "the median says little",
 			Remedy:   "measure again on a quiet machine",
@@ -342,7 +343,7 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 	}
 	var rates []string
 	for _, s := range d.copies() {
-		rates = append(rates, fmt.Sprintf("%s %.1f GB/s", directionText(&s), s.Median))
+		rates = append(rates, fmt.Sprintf("%s %s", directionText(&s), units.Rate(s.Median)))
 	}
 	return finding(Finding{
 		Summary:  "nothing is known of what this GPU should reach here, so its speed was not judged",
@@ -361,7 +362,7 @@ func slotBelowCard(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the slot is made for %v, and the card for %s x%d", made, Generation(l.MaxSpeed), l.MaxWidth),
 		Evidence: []string{"max_link_speed and max_link_width of the card and of the bridge above it"},
-		Cost:     fmt.Sprintf("%.1f GB/s each way of %.1f that the card could", hostinfo.LinkRate(made.Speed, made.Width), l.MaxRate),
+		Cost:     fmt.Sprintf("%s each way of %s that the card could", units.Rate(hostinfo.LinkRate(made.Speed, made.Width)), units.Rate(l.MaxRate)),
 		Remedy:   "use a faster slot, if the machine has one",
 	})
 }

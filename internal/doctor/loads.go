@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // loadChecks judge where programs load model weights from, and how.
@@ -15,9 +17,9 @@ var loadChecks = []Check{
 
 // weights describes a mapped file of weights.
 func (f *Facts) weights(p Process, w WeightFile) string {
-	text := fmt.Sprintf("process %d (%s): %s, %s", p.PID, p.Name, w.Path, size(w.Size))
+	text := fmt.Sprintf("process %d (%s): %s, %s", p.PID, p.Name, w.Path, units.Bytes(w.Size))
 	if w.Resident > 0 {
-		text += fmt.Sprintf(", of it %s in memory", size(w.Resident))
+		text += fmt.Sprintf(", of it %s in memory", units.Bytes(w.Resident))
 	}
 	if m, ok := f.Host.Mount(w.Path); ok {
 		text += fmt.Sprintf(", %s at %s", m.Type, m.Point)
@@ -93,7 +95,7 @@ func smallReadAhead(f *Facts) []Finding {
 			})
 		})
 		if ok && ahead < leastReadAhead && (m.Network && strings.HasPrefix(m.Type, "nfs") || used && m.Network) {
-			list = append(list, fmt.Sprintf("%s (%s): %s", m.Point, m.Type, size(ahead)))
+			list = append(list, fmt.Sprintf("%s (%s): %s", m.Point, m.Type, units.Bytes(ahead)))
 		}
 	}
 	if len(list) == 0 {

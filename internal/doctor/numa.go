@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // numaChecks judge which processors and which memory the process has, seen from the GPU.
@@ -144,8 +145,8 @@ type farCopy struct {
 func (c farCopy) share() float64 { return c.far.Median / c.near.Median }
 
 func (c farCopy) String() string {
-	return fmt.Sprintf("%s: %.1f GB/s with memory of node %s, and %.1f GB/s with memory of node %s",
-		directionText(c.near), c.near.Median, c.near.Labels.Get(TrialNode), c.far.Median, c.far.Labels.Get(TrialNode))
+	return fmt.Sprintf("%s: %s with memory of node %s, and %s with memory of node %s",
+		directionText(c.near), units.Rate(c.near.Median), c.near.Labels.Get(TrialNode), units.Rate(c.far.Median), c.far.Labels.Get(TrialNode))
 }
 
 // farCopies returns what was measured of a GPU with this node, without what was unsteady.
@@ -194,10 +195,10 @@ func farNodeSlow(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %.0f %% of the rate", node.ID, 100*least),
+		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %s of the rate", node.ID, units.Share(least)),
 		Evidence: texts,
 		Cause:    "such copies cross between sockets, or between parts of one",
-		Cost:     fmt.Sprintf("programs that do not place their memory take up to %.1f times as long to copy: pages land on the node of the thread that populates them", 1/least),
+		Cost:     fmt.Sprintf("programs that do not place their memory take up to %s as long to copy: pages land on the node of the thread that populates them", units.Times(1/least)),
 		Remedy:   fmt.Sprintf(bind+"; hostmem.Alloc places memory on the GPU's node by itself", node.ID, node.ID),
 	})
 }
@@ -260,7 +261,7 @@ func subNUMA(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", plural(len(nodes), "NUMA node", "NUMA nodes"), plural(h.CPU.Sockets, "socket", "sockets"), near),
+		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), near),
 		Evidence: []string{"/sys/devices/system/node, numa_node of the GPUs"},
 		Cause:    "sub-NUMA clustering (SNC) or nodes per socket (NPS) is on in the firmware",
 		Cost:     "memory that is spread over all nodes is mostly far from the GPUs",

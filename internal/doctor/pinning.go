@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // pinningChecks find why pinning memory takes long.
@@ -34,27 +35,27 @@ func slowPinning(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{
-		Evidence: []string{fmt.Sprintf("cudaHostAlloc pins %.1f GB/s", cuda.Median)},
+		Evidence: []string{fmt.Sprintf("cudaHostAlloc pins %s", units.Rate(cuda.Median))},
 		Cause:    "cudaHostAlloc faults every page in by itself, on one thread",
-		Cost:     fmt.Sprintf("64 GB take %.0f s", 64/cuda.Median),
+		Cost:     fmt.Sprintf("64 GB take %s", units.Seconds(64/cuda.Median)),
 		Remedy: "populate with several threads and register once, as hostmem.Alloc does; PyTorch: PYTORCH_ALLOC_CONF=pinned_use_cuda_host_register:True,pinned_num_register_threads:8; " +
 			"keep pinned memory in a pool",
 	}
 	if ours != nil {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("populated by several threads, then registered: %.1f GB/s", ours.Median))
-		out.Cost += fmt.Sprintf(", and could take %.0f s", 64/ours.Median)
+		out.Evidence = append(out.Evidence, fmt.Sprintf("populated by several threads, then registered: %s", units.Rate(ours.Median)))
+		out.Cost += fmt.Sprintf(", and could take %s", units.Seconds(64/ours.Median))
 	}
 	switch {
 	case cuda.Median < leastCUDA:
-		out.Summary = fmt.Sprintf("pinning memory is slow: %.1f GB/s", cuda.Median)
+		out.Summary = fmt.Sprintf("pinning memory is slow: %s", units.Rate(cuda.Median))
 		if f.Host != nil {
 			if share, ok := hugeShare(f); ok {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("%.0f %% of the free memory is in blocks of 2 MiB and more", 100*share))
+				out.Evidence = append(out.Evidence, fmt.Sprintf("%s of the free memory is in blocks of 2 MiB and more", units.Share(share)))
 			}
 		}
 	case ours != nil && ours.Median >= muchFaster*cuda.Median:
 		out.Severity = Note
-		out.Summary = fmt.Sprintf("memory can be pinned %.0f times faster here than by cudaHostAlloc", ours.Median/cuda.Median)
+		out.Summary = fmt.Sprintf("memory can be pinned %s faster here than by cudaHostAlloc", units.Times(ours.Median/cuda.Median))
 	default:
 		return nil
 	}
@@ -99,7 +100,7 @@ func fragmented(f *Facts) []Finding {
 	return finding(Finding{
 		Summary: "memory is fragmented: few huge pages can be had",
 		Evidence: []string{
-			fmt.Sprintf("/proc/buddyinfo: %.1f %% of the free memory is in blocks of 2 MiB and more", 100*share),
+			fmt.Sprintf("/proc/buddyinfo: %s of the free memory is in blocks of 2 MiB and more", units.Share(share)),
 			fmt.Sprintf("/proc/vmstat since boot: thp_fault_fallback %d of %d, compact_stall %d, compact_fail %d", s.HugeFallback, faults, s.Compact, s.CompactFail),
 		},
 		Cause:  "long uptime with a full page cache, or many small allocations of the kernel",
@@ -146,8 +147,8 @@ func stallsOthers(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("pinning all of this host's memory by one call would stall other CUDA programs for %v", stall.Round(time.Second)),
-		Evidence: []string{fmt.Sprintf("%s at %.1f GB/s (%s)", size(left), cuda.Median, source)},
+		Summary:  fmt.Sprintf("pinning all of this host's memory by one call would stall other CUDA programs for %s", units.Duration(stall)),
+		Evidence: []string{fmt.Sprintf("%s at %s (%s)", units.Bytes(left), units.Rate(cuda.Median), source)},
 		Cause:    "the driver holds a lock of the whole host while it pins",
 		Cost:     "starting programs, nvidia-smi and monitors wait that long, and watchdogs of 300 s end them",
 		Remedy:   "pin in pieces of about 1 GiB, populated first by several threads",

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // refusedChecks find why memory cannot be pinned here, or not as much as asked for. None
@@ -46,7 +47,7 @@ func pinRefused(f *Facts, d *Device) []Finding {
 		Cost: "programs that pin memory fail, or go on with pageable memory at a fraction of the speed"}
 	out.Cause, out.Remedy = textOf(texts[0])
 	if left, source, ok := f.headroom(); ok {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s can be pinned (%s)", size(left), source))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s can be pinned (%s)", units.Bytes(left), source))
 	}
 	return finding(out)
 }
@@ -81,8 +82,8 @@ func leakedPins(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s of memory belong to no program, and do not come back", size(lost)),
-		Evidence: []string{fmt.Sprintf("/proc/meminfo: %s in all, and %s that no field of it accounts for", size(m.Total), size(lost)), "kernel " + f.Host.Kernel.Release},
+		Summary:  fmt.Sprintf("%s of memory belong to no program, and do not come back", units.Bytes(lost)),
+		Evidence: []string{fmt.Sprintf("/proc/meminfo: %s in all, and %s that no field of it accounts for", units.Bytes(m.Total), units.Bytes(lost)), "kernel " + f.Host.Kernel.Release},
 		Cause:    "failed attempts to pin more than 2 GiB on this kernel leak what they had pinned",
 		Cost:     "that much memory is lost",
 		Remedy:   "reboot, into a kernel of 6.14 or later, or 6.8; do not pin more than 2 GiB by one call until then",
@@ -178,7 +179,7 @@ func pin512GiB(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary:  "one call pins less than 512 GiB",
-		Evidence: []string{"driver " + f.Host.NVIDIA.DriverVersion + ", " + size(f.Host.Memory.Total) + " of memory"},
+		Evidence: []string{"driver " + f.Host.NVIDIA.DriverVersion + ", " + units.Bytes(f.Host.Memory.Total) + " of memory"},
 		Cause:    "drivers from 580 on make one table of 16 bytes a page, which the kernel limits to 2 GiB ('NVRM: failed to allocate page table')",
 		Cost:     "cudaHostRegister of 512 GiB and more fails with out of memory (2), and the error shows up at a later call if it is not cleared",
 		Remedy:   "register in pieces of 256 GiB, and split copies where pieces meet",

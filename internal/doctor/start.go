@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A startCode is a check of the error with which CUDA failed to start.
@@ -90,7 +91,7 @@ func Hangs(failed *cudart.OpenError) bool { return strings.Contains(failed.Err.E
 func hung(f *Facts) (out []Finding) {
 	for _, p := range f.Probes {
 		if p.State == ProbeHung {
-			out = append(out, Finding{Summary: fmt.Sprintf("%s does not return", p.Call), Evidence: []string{fmt.Sprintf("probe %s: %s after %.1f s", p.Name, p.Detail, p.Seconds)}})
+			out = append(out, Finding{Summary: fmt.Sprintf("%s does not return", p.Call), Evidence: []string{fmt.Sprintf("probe %s: %s after %s", p.Name, p.Detail, units.Seconds(p.Seconds))}})
 		}
 	}
 	if f.Opening != nil && strings.Contains(f.Opening.Error, notReturned) && len(out) == 0 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/internal/yardstick"
 )
 
@@ -97,15 +98,15 @@ func sharedSwitch(f *Facts) (out []Finding) {
 			continue
 		}
 		one := Finding{
-			Summary:  fmt.Sprintf("GPUs %s share one link of %.1f GB/s", ordinals(u.gpus), u.Max()),
+			Summary:  fmt.Sprintf("GPUs %s share one link of %s", ordinals(u.gpus), units.Rate(u.Max())),
 			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %s x%d", u.Address, Generation(u.MaxSpeed), u.MaxWidth)},
-			Cost:     fmt.Sprintf("when all copy at once each has %.1f GB/s each way", u.Max()/float64(len(u.gpus))),
+			Cost:     fmt.Sprintf("when all copy at once each has %s each way", units.Rate(u.Max()/float64(len(u.gpus)))),
 			Remedy:   "load what several of them need once, and pass it on between GPUs; spread jobs over GPUs of different switches (nvidia-smi topo -m)",
 		}
 		for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
 			if c := f.atOnce(way); c.of(u.gpus) {
-				one.Evidence = append(one.Evidence, fmt.Sprintf("%s: %.1f GB/s together, when all GPUs copied at once; %.1f GB/s is the sum of each alone",
-					wayText(way), sumOf(c.got, u.gpus), sumOf(c.alone, u.gpus)))
+				one.Evidence = append(one.Evidence, fmt.Sprintf("%s: %s together, when all GPUs copied at once; %s is the sum of each alone",
+					wayText(way), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
 			}
 		}
 		out = append(out, one)
@@ -197,9 +198,9 @@ func slowTogether(f *Facts) []Finding {
 		}
 		for _, d := range c.gpus {
 			if share := c.got[d] / c.fair[d]; share < starved && f.shown(d) && !d.busy() {
-				text := fmt.Sprintf("GPU %d, %s: %.1f GB/s at once with the others, %.1f GB/s alone", d.Ordinal, wayText(way), c.got[d], c.alone[d])
+				text := fmt.Sprintf("GPU %d, %s: %s at once with the others, %s alone", d.Ordinal, wayText(way), units.Rate(c.got[d]), units.Rate(c.alone[d]))
 				if c.fair[d] < c.alone[d] {
-					text += fmt.Sprintf(", and %.1f GB/s is its part of the link that it shares", c.fair[d])
+					text += fmt.Sprintf(", and %s is its part of the link that it shares", units.Rate(c.fair[d]))
 				}
 				grave = append(grave, text)
 				least = min(least, share)
@@ -210,9 +211,9 @@ func slowTogether(f *Facts) []Finding {
 		}
 		got, fair := sumOf(c.got, c.gpus), sumOf(c.fair, c.gpus)
 		if got < lowTogether*fair {
-			text := fmt.Sprintf("%s: %.1f GB/s together; %.1f GB/s is the sum of each alone", wayText(way), got, sumOf(c.alone, c.gpus))
+			text := fmt.Sprintf("%s: %s together; %s is the sum of each alone", wayText(way), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
 			if sum := sumOf(c.alone, c.gpus); fair < sum {
-				text += fmt.Sprintf(", of which the links that are shared carry %.1f GB/s", fair)
+				text += fmt.Sprintf(", of which the links that are shared carry %s", units.Rate(fair))
 			}
 			mild = append(mild, text)
 			lowest = min(lowest, got/fair)
@@ -226,11 +227,11 @@ func slowTogether(f *Facts) []Finding {
 			who = "GPUs %s get as little as"
 		}
 		out := Finding{
-			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %.0f %% of what is due", ordinals(slow), 100*least),
+			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %s of what is due", ordinals(slow), units.Share(least)),
 			Evidence: append(grave, f.places(slow)...),
 			Cause: "something that is not a link above the GPUs limits them: memory of the other socket, memory channels that are empty, the inner links of the processor, " +
 				"an IOMMU that translates, or a switch that sends copies up and down again (ACS)",
-			Cost:   fmt.Sprintf("programs that load all GPUs at once wait %.1f times as long for the slowest", 1/max(least, 0.01)),
+			Cost:   fmt.Sprintf("programs that load all GPUs at once wait %s as long for the slowest", units.Times(1/max(least, 0.01))),
 			Remedy: "place memory on each GPU's own node (numactl --cpunodebind --membind); see that all memory channels are populated (sudo dmidecode -t memory); try iommu=pt on the kernel's command line; compare with nvbandwidth -t host_to_all_memcpy_ce",
 		}
 		return finding(out)
@@ -241,7 +242,7 @@ func slowTogether(f *Facts) []Finding {
 		}
 		return finding(Finding{
 			Severity: Note,
-			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %.0f %% of what they and the links above them reach", 100*lowest),
+			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %s of what they and the links above them reach", units.Share(lowest)),
 			Evidence: append(mild, f.places(gpus)...),
 			Cause:    "the host's memory or the processor's inner links are too slow for all at once, the GPUs share a link that the host does not show, or other programs copied meanwhile",
 			Cost:     "programs that load all GPUs at once take that much longer",

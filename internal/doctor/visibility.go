@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // visibilityChecks find GPUs that are there and that CUDA does not show, or shows under
@@ -67,10 +68,10 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 		Remedy:   "unset CUDA_VISIBLE_DEVICES, or name GPUs and MIG instances that nvidia-smi -L lists; inside a container they are counted from 0",
 	}
 	if unknown != "" {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", unknown, plural(gpuCount(f.Host), "GPU", "GPUs")))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", unknown, units.Things(gpuCount(f.Host), "GPU", "GPUs")))
 	}
 	if n := len(f.Devices); n > 0 {
-		out.Severity, out.Cost = Warning, fmt.Sprintf("this process has %s, and not those behind the wrong one", plural(n, "GPU", "GPUs"))
+		out.Severity, out.Cost = Warning, fmt.Sprintf("this process has %s, and not those behind the wrong one", units.Things(n, "GPU", "GPUs"))
 	}
 	return finding(out)
 }
@@ -164,7 +165,7 @@ func missingGPUs(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  fmt.Sprintf("CUDA shows %s, and there should be %d", plural(have, "GPU", "GPUs"), want),
+		Summary:  fmt.Sprintf("CUDA shows %s, and there should be %d", units.Things(have, "GPU", "GPUs"), want),
 		Evidence: []string{fmt.Sprintf("cudaGetDeviceCount: %d; %s: %d", have, source, want)},
 		Cause:    "a GPU that failed to start, fell off the bus, is held by another driver, or is hidden by CUDA_VISIBLE_DEVICES",
 		Cost:     "jobs that count on all GPUs fail or run on fewer",

@@ -3,6 +3,8 @@ package doctor
 import (
 	"fmt"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // wasteChecks find memory that is pinned and not used.
@@ -19,10 +21,10 @@ func roundedPins(f *Facts) (out []Finding) {
 			continue
 		}
 		one := Finding{
-			Summary:  fmt.Sprintf("process %d (%s) pins %s in blocks whose sizes are powers of two", p.PID, p.Name, size(p.Rounded)),
-			Evidence: []string{fmt.Sprintf("/proc/%d/smaps: %s, %s pinned in all", p.PID, plural(p.RoundedBlocks, "such block", "such blocks"), size(p.Pinned))},
+			Summary:  fmt.Sprintf("process %d (%s) pins %s in blocks whose sizes are powers of two", p.PID, p.Name, units.Bytes(p.Rounded)),
+			Evidence: []string{fmt.Sprintf("/proc/%d/smaps: %s, %s pinned in all", p.PID, units.Things(p.RoundedBlocks, "such block", "such blocks"), units.Bytes(p.Pinned))},
 			Cause:    "its allocator rounds sizes up to powers of two",
-			Cost:     fmt.Sprintf("up to half of it, %s, is pinned and never used", size(p.Rounded/2)),
+			Cost:     fmt.Sprintf("up to half of it, %s, is pinned and never used", units.Bytes(p.Rounded/2)),
 			Remedy:   "ask for powers of two, or allocate large buffers without the framework's allocator",
 		}
 		var names []string

@@ -301,7 +301,7 @@ func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
 			c.StrokeLine2(mark, at(e.y), top+1, at(e.y), bottom-1)
 			high = max(high, at(e.y))
 		}
-		label := number(one.y/b.chart.y.scale.multiple.factor, 3)
+		label := number(one.y/b.chart.y.scale.unit.Factor, 3)
 		c.FillText(value, vg.Point{X: max(high, end, zero) + 5, Y: middle}, label)
 	}
 }

@@ -1,7 +1,6 @@
 package htmlreport
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -10,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // clean makes one printable line of text from outside.
@@ -50,137 +50,72 @@ func words(s string) string {
 	return strings.Join(fields, " ")
 }
 
-const allDigits = 0
+// typeset makes text of package units ready for a page: no line breaks between a number
+// and its unit, thin spaces between groups of digits, and real minus signs.
+func typeset(text string) string { return typography.Replace(text) }
 
-// number formats a value with so many significant digits, or all that it has.
-func number(v float64, digits int) string {
-	switch abs := math.Abs(v); {
-	case math.IsNaN(v) || math.IsInf(v, 0):
-		return "–"
-	case v == 0:
-		return "0"
-	case abs >= 1e15 || abs < 1e-4:
-		return strings.ReplaceAll(strconv.FormatFloat(v, 'g', cmp.Or(digits, -1), 64), "-", "−")
-	default:
-		decimals := max(0, digits-1-int(math.Floor(math.Log10(abs))))
-		if digits == allDigits {
-			decimals = -1
-		}
-		return strings.ReplaceAll(grouped(strconv.FormatFloat(v, 'f', decimals, 64)), "-", "−")
-	}
-}
+var typography = strings.NewReplacer(" ", "\u00a0", ",", "\u202f", "-", "−")
 
-// grouped puts a thin space between groups of three digits before the decimal point.
-func grouped(s string) string {
-	whole, fraction, _ := strings.Cut(s, ".")
-	sign := ""
-	if strings.HasPrefix(whole, "-") {
-		sign, whole = "-", whole[1:]
-	}
-	if len(whole) > 4 {
-		for i := len(whole) - 3; i > 0; i -= 3 {
-			whole = whole[:i] + "\u202f" + whole[i:]
-		}
-	}
-	if fraction != "" {
-		whole += "." + fraction
-	}
-	return sign + whole
-}
+// number formats a value with so many digits.
+func number(v float64, digits int) string { return typeset(units.Number(v, digits)) }
 
-// A multiple is a multiple of a unit.
-type multiple struct {
-	factor float64
-	name   string
-}
+var perTime = units.Scale{{Factor: 1, Name: "/s"}, {Factor: 1e3, Name: "k/s"}, {Factor: 1e6, Name: "M/s"}, {Factor: 1e9, Name: "G/s"}}
 
-var (
-	binary  = []multiple{{1, "B"}, {1 << 10, "KiB"}, {1 << 20, "MiB"}, {1 << 30, "GiB"}, {1 << 40, "TiB"}}
-	times   = []multiple{{1e-9, "ns"}, {1e-6, "µs"}, {1e-3, "ms"}, {1, "s"}}
-	perTime = []multiple{{1, "/s"}, {1e3, "k/s"}, {1e6, "M/s"}, {1e9, "G/s"}}
-)
-
-// multiples returns the multiples in which values of a unit are written, the smallest
-// first.
-func multiples(u result.Unit) []multiple {
+// scaleOf returns the units in which values of a unit are written.
+func scaleOf(u result.Unit) units.Scale {
 	switch u {
 	case result.Bytes:
-		return binary
+		return units.Memory
 	case result.Seconds:
-		return times
+		return units.Time
 	case result.PerSecond:
 		return perTime
 	case result.GBPerSecond:
-		return []multiple{{1, "GB/s"}}
+		return units.Scale{{Factor: 1, Name: "GB/s"}}
 	case result.Ratio, result.Count:
-		return []multiple{{1, ""}}
+		return units.Scale{{Factor: 1}}
 	}
-	return []multiple{{1, shorten(words(string(u)), 24)}}
-}
-
-// multipleFor returns the one in which v is at least 1, if there is one.
-func multipleFor(u result.Unit, v float64) multiple {
-	all := multiples(u)
-	m := all[0]
-	for _, next := range all[1:] {
-		if math.Abs(v) >= next.factor*(1-1e-9) {
-			m = next
-		}
-	}
-	return m
+	return units.Scale{{Factor: 1, Name: shorten(words(string(u)), 24)}}
 }
 
 // quantity formats a value with its unit.
 func quantity(v float64, u result.Unit, digits int) string {
 	if u == result.Count && v == math.Trunc(v) && math.Abs(v) < 1e15 {
-		return number(v, allDigits)
+		return number(v, units.AllDigits)
 	}
-	m := multipleFor(u, v)
-	text := number(v/m.factor, digits)
-	switch {
-	case text == "–" || m.name == "":
-		return text
-	case v == 0 && len(multiples(u)) > 1:
+	unit := scaleOf(u).Unit(v, digits)
+	return withUnit(number(v/unit.Factor, digits), unit)
+}
+
+// withUnit appends a unit to the text of a number, if it is one.
+func withUnit(number string, u units.Unit) string {
+	if u.Name == "" || number == "–" {
+		return number
+	}
+	return number + "\u00a0" + u.Name
+}
+
+// rounded is how many digits round has at most.
+const rounded = 4
+
+// round is quantity without zeros at the end, for the marks of an axis.
+func round(v float64, u result.Unit) string {
+	unit := scaleOf(u).Unit(v, rounded)
+	short, _ := strconv.ParseFloat(strconv.FormatFloat(v/unit.Factor, 'g', rounded, 64), 64)
+	if v == 0 {
 		return "0"
 	}
-	return text + "\u00a0" + m.name
+	return withUnit(number(short, units.AllDigits), unit)
 }
 
-// round is quantity without zeros at the end, for ticks and sizes.
-func round(v float64, u result.Unit) string {
-	m := multipleFor(u, v)
-	text := strconv.FormatFloat(v/m.factor, 'g', 4, 64)
-	if f, err := strconv.ParseFloat(text, 64); err == nil && math.Abs(f) >= 1e4 && math.Abs(f) < 1e15 {
-		text = grouped(strconv.FormatFloat(f, 'f', -1, 64))
-	}
-	if text = strings.ReplaceAll(text, "-", "−"); m.name == "" || v == 0 {
-		return text
-	}
-	return text + "\u00a0" + m.name
-}
+func percent(v float64) string { return typeset(units.Share(v)) }
 
-func percent(v float64) string {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return "–"
-	}
-	digits := 1
-	if math.Abs(v) >= 0.0995 {
-		digits = 0
-	}
-	if math.Abs(v) > 100 {
-		return "×\u00a0" + number(v, 3)
-	}
-	return strconv.FormatFloat(100*v, 'f', digits, 64) + "\u00a0%"
-}
-
+// duration formats a time in seconds, "" for one that is none.
 func duration(s float64) string {
-	switch {
-	case math.IsNaN(s) || math.IsInf(s, 0) || s <= 0 || s > 1e9:
+	if math.IsNaN(s) || s <= 0 || s > 1e9 {
 		return ""
-	case s >= 90:
-		return (time.Duration(s) * time.Second).String()
 	}
-	return quantity(s, result.Seconds, 2)
+	return typeset(units.Seconds(s))
 }
 
 func stamp(t time.Time) string {
@@ -192,8 +127,8 @@ func stamp(t time.Time) string {
 
 // labelValue formats the value of a label.
 func labelValue(key, value string) string {
-	if n, err := strconv.ParseFloat(value, 64); err == nil && strings.HasSuffix(key, "_bytes") && n >= 0 && n < 1e18 {
-		return round(n, result.Bytes)
+	if n, err := strconv.Atoi(value); err == nil && strings.HasSuffix(key, "_bytes") {
+		return typeset(units.Bytes(n))
 	}
 	switch value {
 	case "":

@@ -5,14 +5,15 @@ import (
 	"slices"
 
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A scale maps values to places from 0 to 1, with marks at round values.
 type scale struct {
 	log      bool
 	min, max float64
-	marks    []float64 // candidates; draw leaves out what does not fit
-	multiple multiple  // in which marks of a linear scale are written
+	marks    []float64  // candidates; draw leaves out what does not fit
+	unit     units.Unit // in which marks of a linear scale are written
 }
 
 // at returns the place of a value, within the scale.
@@ -36,7 +37,7 @@ func (s scale) unitName(u result.Unit) string {
 	case s.log && u == result.Bytes:
 		return "bytes"
 	}
-	return s.multiple.name
+	return s.unit.Name
 }
 
 // text returns the text at a mark.
@@ -44,7 +45,7 @@ func (s scale) text(v float64, u result.Unit) string {
 	if s.log {
 		return round(v, u)
 	}
-	return round(v/s.multiple.factor, result.Count)
+	return round(v/s.unit.Factor, result.Count)
 }
 
 // linearScale is for values: from 0, unless some are below.
@@ -59,8 +60,8 @@ func linearScale(values []float64, u result.Unit) scale {
 	if -low < high/100 { // is noise around 0
 		low = 0
 	}
-	s := scale{multiple: multipleFor(u, max(high, -low))}
-	step := roundStep((high-low)/s.multiple.factor/7) * s.multiple.factor
+	s := scale{unit: scaleOf(u).Unit(max(high, -low), rounded)}
+	step := roundStep((high-low)/s.unit.Factor/7) * s.unit.Factor
 	s.marks = marks(math.Floor(low/step+1e-9), math.Ceil(high/step-1e-9), step)
 	s.min, s.max = min(s.marks[0], low), max(s.marks[len(s.marks)-1], high)
 	return s
@@ -70,7 +71,7 @@ func linearScale(values []float64, u result.Unit) scale {
 func linearRange(low, high float64) scale {
 	step := roundStep((high - low) / 6)
 	return scale{
-		min: low, max: high, multiple: multiple{1, ""},
+		min: low, max: high, unit: units.Unit{Factor: 1},
 		marks: marks(math.Ceil(low/step-1e-9), math.Floor(high/step+1e-9), step),
 	}
 }
@@ -98,7 +99,7 @@ func roundStep(v float64) float64 {
 // logScale has its marks at powers of base. low must be positive. It ends at marks if
 // outwards is set, else at low and high.
 func logScale(low, high, base float64, outwards bool) scale {
-	s := scale{log: true, min: low, max: high, multiple: multiple{1, ""}}
+	s := scale{log: true, min: low, max: high, unit: units.Unit{Factor: 1}}
 	first, last := math.Floor(math.Log(low)/math.Log(base)+1e-9), math.Ceil(math.Log(high)/math.Log(base)-1e-9)
 	for i := first; i <= last; i++ {
 		s.marks = append(s.marks, math.Pow(base, i))

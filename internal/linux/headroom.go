@@ -2,6 +2,8 @@ package linux
 
 import (
 	"fmt"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Headroom is how much more memory can be pinned before something gives way: the
@@ -12,11 +14,10 @@ type Headroom struct {
 	Source    string // "/proc/meminfo MemAvailable", "/sys/fs/cgroup/job memory.max"; empty without a limit
 }
 
-// String returns the headroom in GiB with its source: "3.1 of 8.0 GiB
+// String returns the headroom with its source: "3.12 GiB of 8 GiB
 // (/proc/meminfo MemAvailable)".
 func (h Headroom) String() string {
-	const gib = 1 << 30
-	return fmt.Sprintf("%.1f of %.1f GiB (%s)", float64(h.Available)/gib, float64(h.Total)/gib, h.Source)
+	return fmt.Sprintf("%s of %s (%s)", units.Bytes(h.Available), units.Bytes(h.Total), h.Source)
 }
 
 // Headroom returns what the host has left. pinnedFile is how many bytes of the page

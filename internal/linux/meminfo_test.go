@@ -69,5 +69,5 @@ func TestPinnedFilePagesAreNotAvailableOnTheHost(t *testing.T) {
 
 func TestHeadroomText(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, "3.1 of 8.0 GiB (/job memory.max)", linux.Headroom{Available: 3_330_000_000, Total: 8 * gib, Source: "/job memory.max"}.String())
+	assert.Equal(t, "3.10 GiB of 8 GiB (/job memory.max)", linux.Headroom{Available: 3_330_000_000, Total: 8 * gib, Source: "/job memory.max"}.String())
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Progress is how far a run is.
@@ -129,7 +130,7 @@ const hostShare = 0.8
 func (p *plan) fits() error {
 	if host := p.need.Pinned + p.need.Pageable; host > 0 {
 		if available, ok := hostmem.Available(); ok && float64(host) > hostShare*float64(available) {
-			return fmt.Errorf("it takes %d MiB of host memory, and %d MiB are available: name smaller sizes", host>>20, available>>20)
+			return fmt.Errorf("it takes %s of host memory, and %s are available: name smaller sizes", units.Bytes(host), units.Bytes(available))
 		}
 	}
 	if p.need.Device == 0 {
@@ -137,7 +138,7 @@ func (p *plan) fits() error {
 	}
 	for _, d := range p.env.Devices {
 		if free, _, err := d.MemInfo(); err == nil && p.need.Device > free {
-			return fmt.Errorf("it takes %d MiB of %v, and %d MiB are free: name smaller sizes", p.need.Device>>20, d, free>>20)
+			return fmt.Errorf("it takes %s of %v, and %s are free: name smaller sizes", units.Bytes(p.need.Device), d, units.Bytes(free))
 		}
 	}
 	return nil

@@ -156,9 +156,9 @@ func TestPlansThatCannotBe(t *testing.T) {
 	t.Parallel()
 	e := experiment(Group{Name: "a", Need: Need{Pinned: math.MaxInt / 2}, Cases: []Case{counted("never")}})
 	for want, env := range map[string]Env{
-		"measure: test: duration -1s: must not be negative": {Options: Options{Duration: -time.Second}},
-		"measure: test: size 0: must be positive":           {Options: Options{Sizes: []int{1, 0}}},
-		"MiB of host memory, and":                           {},
+		"measure: test: duration -1s: must not be negative":     {Options: Options{Duration: -time.Second}},
+		"measure: test: size 0: must be positive":               {Options: Options{Sizes: []int{1, 0}}},
+		"measure: test: it takes 4.00 EiB of host memory, and ": {},
 	} {
 		b, err := Run(t.Context(), e, env, nil)
 		require.ErrorContains(t, err, want)

@@ -20,7 +20,7 @@ type Report struct {
 	// ConfidentialComputing is that the feature is on; nil if unknown.
 	ConfidentialComputing *bool `json:"confidential_computing,omitempty"`
 	// Count is how many GPUs of the host this process may see.
-	Count int `json:"count"`
+	Count int `json:"count,omitempty"`
 	// GPUs are these, in NVML's order, which is that of PCI addresses: fewer than Count if
 	// the library did not return from a call. CUDA_VISIBLE_DEVICES does not count here.
 	GPUs []GPU `json:"gpus"`

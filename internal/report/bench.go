@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // bench writes the result of an experiment: the answers first, then its views, then the
@@ -82,23 +83,23 @@ func (p *page) method(b *result.Bench) {
 			unsteady = s
 		}
 	}
-	samples := count(fewest)
+	samples := units.Count(fewest)
 	if most > fewest {
-		samples += " to " + count(most)
+		samples += " to " + units.Count(most)
 	}
-	parts := []string{fmt.Sprintf("medians of %s samples, taken in %s", samples, seconds(b.Seconds))}
+	parts := []string{fmt.Sprintf("medians of %s samples, taken in %s", samples, units.Seconds(b.Seconds))}
 	if fewest == 1 && most == 1 {
-		parts[0] = "one sample each, taken in " + seconds(b.Seconds)
+		parts[0] = "one sample each, taken in " + units.Seconds(b.Seconds)
 	}
 	if unsteady.Spread > 0 {
-		parts = append(parts, fmt.Sprintf("widest spread %s %% of the median (%s)", digits(100*unsteady.Spread), nameText(unsteady)))
+		parts = append(parts, fmt.Sprintf("widest spread %s of the median (%s)", units.Share(unsteady.Spread), nameText(unsteady)))
 	}
 	if copied > 0 || verified > 0 {
-		parts = append(parts, fmt.Sprintf("bytes compared afterwards in %s of %s series", count(verified), count(max(copied, verified))))
+		parts = append(parts, fmt.Sprintf("bytes compared afterwards in %s of %s series", units.Count(verified), units.Count(max(copied, verified))))
 	}
 	if cpuHigh >= cpuLow {
-		text := digits(cpuLow)
-		if high := digits(cpuHigh); high != text {
+		text := units.Number(cpuLow, 3)
+		if high := units.Number(cpuHigh, 3); high != text {
 			text += " to " + high
 		}
 		parts = append(parts, text+" CPU seconds a GB")
@@ -121,7 +122,7 @@ func nameText(s *result.Series) string {
 func seriesText(s *result.Series) string {
 	text := fmt.Sprintf("%s: %s", nameText(s), measured(s.Unit, s.Median))
 	if n := len(s.Samples); n > 1 {
-		text += fmt.Sprintf(" (median of %s, %s to %s)", count(n), value(s.Unit, s.Min), value(s.Unit, s.Max))
+		text += fmt.Sprintf(" (median of %s, %s to %s)", units.Count(n), value(s.Unit, s.Min), value(s.Unit, s.Max))
 	}
 	return text + ", " + expectedText(s)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/internal/compare"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // WriteComparison writes a comparison as text or JSON, by one call of w.Write. Text has
@@ -226,15 +227,15 @@ func (t *comparison) missing() {
 		t.wrapped("  ", fmt.Sprintf("%s %s: %s", plain(r.Bench), rowText(r), which))
 	}
 	if left > 0 {
-		t.wrapped("  ", fmt.Sprintf("and %s (--all shows them)", plural(left, "other", "others")))
+		t.wrapped("  ", fmt.Sprintf("and %s (--all shows them)", units.Things(left, "other", "others")))
 	}
 }
 
 func (t *comparison) hosts() {
 	for _, h := range t.Hosts {
-		text := fmt.Sprintf("in line in all of %s", plural(h.Series, "series", "series"))
+		text := fmt.Sprintf("in line in all of %s", units.Things(h.Series, "series", "series"))
 		if h.OutOfLine > 0 {
-			text = fmt.Sprintf("out of line in %d of %s, for the worse in %d", h.OutOfLine, plural(h.Series, "series", "series"), h.Worse)
+			text = fmt.Sprintf("out of line in %d of %s, for the worse in %d", h.OutOfLine, units.Things(h.Series, "series", "series"), h.Worse)
 		}
 		if h.Farthest != nil {
 			r := &t.Rows[*h.Farthest]
@@ -267,7 +268,7 @@ func (t *comparison) conclude(common int) {
 		say(compare.Unclear, "%d unclear (the medians differ, and the samples scatter too much to be sure)")
 		say(compare.Untested, "%d untested (the medians differ, and there are too few samples to be sure)")
 		say(compare.Same, "%d the same within "+strings.ReplaceAll(limit, "%", "%%"))
-		t.wrapped("", fmt.Sprintf("Of %s: %s.", plural(common, "series", "series"), strings.Join(said, ", ")))
+		t.wrapped("", fmt.Sprintf("Of %s: %s.", units.Things(common, "series", "series"), strings.Join(said, ", ")))
 		t.wrapped("", "What is worse or better differs for sure between these two runs. Runs of one machine may differ too: repeat a run before you blame the machine.")
 		return
 	}
@@ -276,7 +277,7 @@ func (t *comparison) conclude(common int) {
 	say(compare.Better, "%d with a host out of line for the better")
 	say(compare.Divided, "%d in which the hosts are divided, so that none stands out: which of them are right is not decided")
 	say(compare.Same, "%d in line within "+strings.ReplaceAll(limit, "%", "%%")+" or the hosts' scatter")
-	t.wrapped("", fmt.Sprintf("Of %s of %d hosts: %s.", plural(common, "series", "series"), len(t.Hosts), strings.Join(said, ", ")))
+	t.wrapped("", fmt.Sprintf("Of %s of %d hosts: %s.", units.Things(common, "series", "series"), len(t.Hosts), strings.Join(said, ", ")))
 }
 
 // lines writes a label and a text behind it, or below where it does not fit. The label

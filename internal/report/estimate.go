@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Estimate is what an experiment will take, in bytes at its peak.
@@ -24,13 +26,13 @@ func WriteEstimates(w io.Writer, all []Estimate) {
 			what string
 		}{{e.Pinned, "pinned"}, {e.Pageable, "pageable"}, {e.Device, "on each GPU"}, {e.Disk, "on disk"}} {
 			if p.n > 0 {
-				parts = append(parts, binary(p.n)+" "+p.what)
+				parts = append(parts, units.Bytes(p.n)+" "+p.what)
 			}
 		}
 		if len(parts) == 0 {
 			parts = []string{"no memory to speak of"}
 		}
-		fmt.Fprintf(w, "%s: about %s, at most %s\n", plain(e.Name), duration(e.Time), strings.Join(parts, ", "))
+		fmt.Fprintf(w, "%s: about %s, at most %s\n", plain(e.Name), units.Duration(e.Time), strings.Join(parts, ", "))
 	}
 }
 

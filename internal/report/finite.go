@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // finite returns a copy of a result without numbers that are not finite, which JSON cannot
@@ -19,7 +20,7 @@ func finite(r *Result) *Result {
 	left := 0
 	r = copyFinite(reflect.ValueOf(r), &left).Interface().(*Result)
 	if left > 0 {
-		r.Errors = append(r.Errors, fmt.Sprintf("%s not finite and left out", plural(left, "number was", "numbers were")))
+		r.Errors = append(r.Errors, fmt.Sprintf("%s not finite and left out", units.Things(left, "number was", "numbers were")))
 	}
 	for i := range r.Benches {
 		for j := range r.Benches[i].Series {

@@ -9,6 +9,7 @@ import (
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/htmlreport"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // WriteHTML writes one HTML file about results, which needs nothing else. The error is
@@ -59,7 +60,7 @@ func htmlRun(r *Result) htmlreport.Run {
 		d := &r.Devices[i]
 		memory := ""
 		if d.MemoryTotal > 0 {
-			memory = binary(d.MemoryTotal)
+			memory = units.Bytes(d.MemoryTotal)
 		}
 		fact(fmt.Sprintf("GPU %d", d.Ordinal), joined(d.Name, memory, prefixed("compute capability ", d.ComputeCapability)))
 		fact(fmt.Sprintf("GPU %d, connection", d.Ordinal), joined(prefixed("PCI ", d.PCIBusID), numaText(d), linkText(d.Link)))
@@ -103,10 +104,10 @@ func checkedBenches(r *Result) []result.Bench {
 			if v := d.Verify; v != nil {
 				wrong := "no byte was wrong"
 				if v.MismatchCount > 0 || v.FailureCount > 0 {
-					wrong = fmt.Sprintf("%s, %s", plural(v.MismatchCount, "mismatch", "mismatches"), plural(v.FailureCount, "failure", "failures"))
+					wrong = fmt.Sprintf("%s, %s", units.Things(v.MismatchCount, "mismatch", "mismatches"), units.Things(v.FailureCount, "failure", "failures"))
 				}
 				verified.Answers = append(verified.Answers, fmt.Sprintf("GPU %d: %s of %s, %s: %s.", d.Ordinal,
-					count(v.Cases), plural(v.CasesPlanned, "round trip", "round trips"), decimal(v.VerifiedBytes), wrong))
+					units.Count(v.Cases), units.Things(v.CasesPlanned, "round trip", "round trips"), units.Data(v.VerifiedBytes), wrong))
 			}
 			if d.Bandwidth == nil {
 				continue

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // The exit statuses of a plugin of Kubernetes' node-problem-detector.
@@ -63,13 +64,13 @@ func healthyLine(r *Result) string {
 			}
 		}
 	}
-	text := plural(len(r.Devices), "GPU", "GPUs") + " healthy"
+	text := units.Things(len(r.Devices), "GPU", "GPUs") + " healthy"
 	if r.Simulated {
 		text = "simulated: " + text
 	}
 	for _, way := range []struct{ direction, name string }{{result.HostToDevice, "H2D"}, {result.DeviceToHost, "D2H"}} {
 		if v, ok := slowest[way.direction]; ok {
-			text += fmt.Sprintf(", %s %.1f GB/s", way.name, v)
+			text += fmt.Sprintf(", %s %s", way.name, units.Rate(v))
 		}
 	}
 	return text

@@ -8,6 +8,7 @@ import (
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -198,24 +199,24 @@ func systemText(h *hostinfo.Host) string {
 func machineText(h *hostinfo.Host) string {
 	var machine []string
 	if h.CPU.Threads > 0 {
-		cpus := plural(h.CPU.Threads, "CPU", "CPUs")
+		cpus := units.Things(h.CPU.Threads, "CPU", "CPUs")
 		if u := h.CPU.Usable(); u > 0 && u < float64(h.CPU.Threads) {
 			cpus += fmt.Sprintf(" (%g usable)", u)
 		}
 		machine = append(machine, joinedWith(" ", cpus, h.CPU.Model))
 	}
 	if n := len(h.NUMA); n > 0 {
-		machine = append(machine, plural(n, "NUMA node", "NUMA nodes"))
+		machine = append(machine, units.Things(n, "NUMA node", "NUMA nodes"))
 	}
 	if h.Memory.Total > 0 {
-		memory := binary(h.Memory.Total) + " memory"
+		memory := units.Bytes(h.Memory.Total) + " memory"
 		if h.Memory.Available > 0 {
-			memory += ", " + binary(h.Memory.Available) + " available"
+			memory += ", " + units.Bytes(h.Memory.Available) + " available"
 		}
 		machine = append(machine, memory)
 	}
 	if n, ok := h.Cgroup.Headroom.Finite(); ok && (h.Memory.Available == 0 || n < h.Memory.Available) {
-		machine = append(machine, fmt.Sprintf("%s left by the cgroup", binary(n)))
+		machine = append(machine, fmt.Sprintf("%s left by the cgroup", units.Bytes(n)))
 	}
 	return joined(machine...)
 }
@@ -282,7 +283,7 @@ func (p *page) device(d *doctor.Device, detailed bool) {
 	p.row(fmt.Sprintf("GPU %d", d.Ordinal), "%s", joined(d.Name, prefixed("compute capability ", d.ComputeCapability)))
 	p.row("", "%s, PCI %s", d.UUID, joined(d.PCIBusID, numaText(d)))
 	if d.MemoryTotal > 0 {
-		p.row("", "memory %s, %s free", binary(d.MemoryTotal), binary(d.MemoryFree))
+		p.row("", "memory %s, %s free", units.Bytes(d.MemoryTotal), units.Bytes(d.MemoryFree))
 	}
 	p.row("", "%s", linkText(d.Link))
 	if d.Verify != nil {
@@ -310,8 +311,8 @@ func linkText(l *doctor.Link) string {
 	if l == nil {
 		return "link unknown: the host does not show it"
 	}
-	best := fmt.Sprintf("%s x%d, %.1f GB/s each way", doctor.Generation(l.MaxSpeed), l.MaxWidth, l.MaxRate)
-	now := fmt.Sprintf("%s x%d, %.1f GB/s each way", doctor.Generation(l.Speed), l.Width, l.Rate)
+	best := fmt.Sprintf("%s x%d, %s each way", doctor.Generation(l.MaxSpeed), l.MaxWidth, units.Rate(l.MaxRate))
+	now := fmt.Sprintf("%s x%d, %s each way", doctor.Generation(l.Speed), l.Width, units.Rate(l.Rate))
 	text := "link " + now
 	switch {
 	case l.Rate == 0:
@@ -323,27 +324,27 @@ func linkText(l *doctor.Link) string {
 		text += ", at best " + best
 	}
 	if b := l.Bottleneck; b != nil {
-		text += fmt.Sprintf("; behind bridge %s with %s x%d, %.1f GB/s", b.Address, doctor.Generation(b.Speed), b.Width, b.Rate)
+		text += fmt.Sprintf("; behind bridge %s with %s x%d, %s", b.Address, doctor.Generation(b.Speed), b.Width, units.Rate(b.Rate))
 	}
 	return text
 }
 
 func (p *page) roundTrips(v *verify.Report, detailed bool) {
-	wrong := plural(v.MismatchCount, "mismatch", "mismatches")
-	trips := plural(v.Cases, "round trip", "round trips")
+	wrong := units.Things(v.MismatchCount, "mismatch", "mismatches")
+	trips := units.Things(v.Cases, "round trip", "round trips")
 	if v.Cases < v.CasesPlanned {
-		trips = fmt.Sprintf("%s of %s", count(v.Cases), plural(v.CasesPlanned, "round trip", "round trips"))
+		trips = fmt.Sprintf("%s of %s", units.Count(v.Cases), units.Things(v.CasesPlanned, "round trip", "round trips"))
 	}
-	text := fmt.Sprintf("%s, %s verified in %s, %s", trips, decimal(v.VerifiedBytes), duration(v.Duration), wrong)
+	text := fmt.Sprintf("%s, %s verified in %s, %s", trips, units.Data(v.VerifiedBytes), units.Duration(v.Duration), wrong)
 	if v.FailureCount > 0 {
-		text += ", " + plural(v.FailureCount, "failure", "failures")
+		text += ", " + units.Things(v.FailureCount, "failure", "failures")
 	}
 	p.row("", "%s", text)
 	if detailed {
 		t := table{heads: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
 		for _, path := range v.Paths {
-			t.rows = append(t.rows, []string{string(path.Path), count(path.Cases), binary(path.LargestBytes), decimal(path.VerifiedBytes),
-				duration(path.Duration), count(path.MismatchCount), count(path.FailureCount)})
+			t.rows = append(t.rows, []string{string(path.Path), units.Count(path.Cases), units.Bytes(path.LargestBytes), units.Data(path.VerifiedBytes),
+				units.Duration(path.Duration), units.Count(path.MismatchCount), units.Count(path.FailureCount)})
 		}
 		p.table(t)
 		if v.Stale != nil {
@@ -357,28 +358,28 @@ func (p *page) roundTrips(v *verify.Report, detailed bool) {
 		}
 	}
 	for _, s := range v.Skipped {
-		p.note("", "skipped %s: %s", plural(s.Cases, "case", "cases")+" of "+string(s.Path), s.Reason)
+		p.note("", "skipped %s: %s", units.Things(s.Cases, "case", "cases")+" of "+string(s.Path), s.Reason)
 	}
 }
 
 func staleText(s *verify.StaleResult) string {
 	if !s.Shown() {
-		return fmt.Sprintf("reading before synchronising: no old byte seen this time, %s wrong afterwards", count(s.BadAfter))
+		return fmt.Sprintf("reading before synchronising: no old byte seen this time, %s wrong afterwards", units.Count(s.BadAfter))
 	}
 	return fmt.Sprintf("reading before synchronising: %d of %d bytes looked at were still old; afterwards %s of %s wrong",
-		s.StaleBefore, s.SampledBytes, count(s.BadAfter), binary(s.SizeBytes))
+		s.StaleBefore, s.SampledBytes, units.Count(s.BadAfter), units.Bytes(s.SizeBytes))
 }
 
 func (p *page) bandwidth(d *doctor.Device) {
 	rate := d.Link.PathRate()
 	for _, s := range d.Bandwidth.Series {
-		text := fmt.Sprintf("pinned %s %5.1f GB/s", directionText(&s), s.Median)
+		text := fmt.Sprintf("pinned %s %s", directionText(&s), units.Rate(s.Median))
 		if rate > 0 {
-			text += fmt.Sprintf(", %.0f %% of the link", 100*s.Median/rate)
+			text += fmt.Sprintf(", %s of the link", units.Share(s.Median/rate))
 		} else {
 			text += ", no yardstick known"
 		}
-		p.row("", "%s (median of %d, %.1f to %.1f)", text, len(s.Samples), s.Min, s.Max)
+		p.row("", "%s (median of %d, %s to %s)", text, len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
 	}
 }
 
@@ -386,7 +387,7 @@ func (p *page) bandwidth(d *doctor.Device) {
 func (p *page) together(b *result.Bench) {
 	label := "All GPUs"
 	for _, s := range b.Select(result.View{Series: doctor.TogetherBandwidth, Where: result.Labels{{Key: result.Device, Value: doctor.TogetherSum}}}) {
-		p.row(label, "at once %s %.1f GB/s (median of %d, %.1f to %.1f)", directionText(s), s.Median, len(s.Samples), s.Min, s.Max)
+		p.row(label, "at once %s %s (median of %d, %s to %s)", directionText(s), units.Rate(s.Median), len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
 		label = ""
 	}
 	if len(b.Series) == 0 {
@@ -467,7 +468,7 @@ func verdictText(r *Result) (label, text string, c color) {
 	case doctor.Incomplete:
 		label, text, c = "Incomplete", "stopped: "+r.Stopped, yellow
 		if n := r.count(doctor.Problem); n > 0 {
-			text += "; " + plural(n, "problem", "problems") + " found until then"
+			text += "; " + units.Things(n, "problem", "problems") + " found until then"
 		}
 	case doctor.Unusable:
 		label, text, c = "Unusable", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
@@ -488,13 +489,13 @@ func verdictText(r *Result) (label, text string, c color) {
 func problemsText(r *Result) string {
 	var parts []string
 	if n := r.count(doctor.Problem); n > 0 {
-		parts = append(parts, plural(n, "problem", "problems"))
+		parts = append(parts, units.Things(n, "problem", "problems"))
 	}
 	if n := r.count(doctor.Warning); n > 0 {
-		parts = append(parts, plural(n, "warning", "warnings"))
+		parts = append(parts, units.Things(n, "warning", "warnings"))
 	}
 	if failed := r.failures(); failed > 0 {
-		parts = append(parts, plural(failed, "error", "errors"))
+		parts = append(parts, units.Things(failed, "error", "errors"))
 	}
 	return joined(parts...)
 }
@@ -513,7 +514,7 @@ func measuredText(r *Result) string {
 			}
 		}
 	}
-	text := plural(all, "series", "series") + " in " + seconds(r.Seconds)
+	text := units.Things(all, "series", "series") + " in " + units.Seconds(r.Seconds)
 	switch {
 	case all == 0:
 		return "nothing: see the notes above"
@@ -543,12 +544,12 @@ func healthyText(r *Result) string {
 			}
 		}
 	}
-	text := decimal(bytes) + " came back right"
+	text := units.Data(bytes) + " came back right"
 	if skipped > 0 {
-		text += fmt.Sprintf(" (%s left out)", plural(skipped, "round trip", "round trips"))
+		text += fmt.Sprintf(" (%s left out)", units.Things(skipped, "round trip", "round trips"))
 	}
 	if measured {
-		text += fmt.Sprintf(", copies reach %.0f %% of the link", 100*least)
+		text += fmt.Sprintf(", copies reach %s of the link", units.Share(least))
 	}
 	return text
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // DefaultShare is the share that pinned memory may have.
@@ -92,11 +93,9 @@ func (b *Budget) check(n int) error {
 	if n <= b.allowed() {
 		return nil
 	}
-	return fmt.Errorf("%w: %d bytes: available are %v, less %s that are being populated and a reserve of %s for the Go heap and the rest of the process; all pinned memory together (%s now) may take a share of %.2f of that and itself (close buffers, or raise Limits.MaxShare)",
-		ErrLimit, n, q.reading, inMiB(q.arriving+q.unseen), inMiB(q.reserve), inMiB(q.taken), q.share)
+	return fmt.Errorf("%w: %s: available are %v, less %s that are being populated and a reserve of %s for the Go heap and the rest of the process; all pinned memory together (%s now) may take a share of %.2f of that and itself (close buffers, or raise Limits.MaxShare)",
+		ErrLimit, units.ExactBytes(n), q.reading, units.Bytes(q.arriving+q.unseen), units.Bytes(q.reserve), units.Bytes(q.taken), q.share)
 }
-
-func inMiB(n int) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
 // look makes a reading. It needs b.mu.
 func (b *Budget) look() bool {

@@ -51,9 +51,9 @@ func TestTheGuardLeavesTheHostAShare(t *testing.T) {
 	first := b.grant(t, 9*gib-1)
 	err := take(b, gib)
 	require.ErrorIs(t, err, ErrLimit, "nine tenths of 10 GiB are granted, although the kernel shows none of it yet")
-	require.ErrorContains(t, err, "1073741824 bytes: available are 10.0 of 64.0 GiB (/proc/meminfo MemAvailable)")
-	require.ErrorContains(t, err, "9216.0 MiB that are being populated")
-	require.ErrorContains(t, err, "a reserve of 64.0 MiB")
+	require.ErrorContains(t, err, "limit on pinned memory: 1 GiB: available are 10 GiB of 64 GiB (/proc/meminfo MemAvailable)")
+	require.ErrorContains(t, err, "9.00 GiB that are being populated")
+	require.ErrorContains(t, err, "a reserve of 64 MiB")
 	require.ErrorContains(t, err, "Limits.MaxShare")
 	files["proc/meminfo"] = hostWith(64, 1)["proc/meminfo"]
 	first.Resident()
@@ -110,7 +110,7 @@ func TestTheTighterCgroupCounts(t *testing.T) {
 	files["sys/fs/cgroup/job/memory.stat"] = &fstest.MapFile{Data: []byte("inactive_file 0\nactive_file 0\n")}
 	err := take(guardOf(files), 500<<20)
 	require.ErrorIs(t, err, ErrLimit)
-	require.ErrorContains(t, err, "0.5 of 1.0 GiB")
+	require.ErrorContains(t, err, "512 MiB of 1 GiB")
 	require.ErrorContains(t, err, "memory.max")
 }
 

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // Populate makes the bytes [from, to) of the mapped region resident, rounded out
@@ -190,8 +191,8 @@ func (r *Region) watch(n int, took time.Duration) {
 		return
 	}
 	s.stopped.Store(true)
-	state := fmt.Sprintf("huge pages come too slowly (the last took %v, compaction stalls: %d, /sys/kernel/mm/transparent_hugepage/defrag is %q)",
-		took.Round(time.Millisecond), count-s.count, r.sys.Defrag)
+	state := fmt.Sprintf("huge pages come too slowly (the last took %s, compaction stalls: %d, /sys/kernel/mm/transparent_hugepage/defrag is %q)",
+		units.Duration(took), count-s.count, r.sys.Defrag)
 	if err := r.sys.Calls.Advise(r.base, r.mapped, AdviseNoHuge); err != nil {
 		r.note("%s, and going on without them failed: %v", state, err)
 		return

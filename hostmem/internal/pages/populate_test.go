@@ -218,7 +218,7 @@ func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 					assert.Equal(t, int32(1), given.Load())
 					assert.Less(t, time.Since(start), 300*time.Millisecond)
 					require.Len(t, r.Notes(), 1)
-					assert.Contains(t, r.Notes()[0], "huge pages come too slowly (the last took 40ms")
+					assert.Contains(t, r.Notes()[0], "huge pages come too slowly (the last took 40.0 ms")
 				} else {
 					assert.Zero(t, given.Load())
 					assert.Empty(t, r.Notes())

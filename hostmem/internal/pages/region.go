@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // ErrUnmapped is returned by methods of a region that was unmapped.
@@ -101,25 +103,18 @@ func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Regi
 	// not have fails only when it is touched: look there first.
 	if o.NodeSet && len(sys.Nodes) > 1 {
 		if free := sys.freeHuge(size, o.Node); free < want {
-			return nil, fmt.Errorf("%w: %d of %d pages of %s free on node %d", errPool, free, want, sizeName(size), o.Node)
+			return nil, fmt.Errorf("%w: %d of %d pages of %s free on node %d", errPool, free, want, units.ExactBytes(size), o.Node)
 		}
 	}
 	r, err := sys.mapTrimmed(p)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %d of %d pages of %s free (%w)", errPool, sys.freeHuge(size, -1), want, sizeName(size), err)
+		return nil, fmt.Errorf("%w: %d of %d pages of %s free (%w)", errPool, sys.freeHuge(size, -1), want, units.ExactBytes(size), err)
 	}
 	r, err = r.prepare(ctx, o)
 	if errors.Is(err, errFault) {
 		return nil, fmt.Errorf("%w: the pool ran out of pages: %w", errPool, err)
 	}
 	return r, err
-}
-
-func sizeName(n int) string {
-	if n >= 1<<30 {
-		return fmt.Sprintf("%d GiB", n>>30)
-	}
-	return fmt.Sprintf("%d MiB", n>>20)
 }
 
 // mapTrimmed maps enough for p's alignment anywhere and unmaps what lies before
