@@ -15,6 +15,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
+	"github.com/gopinned/pinned/internal/gate"
 )
 
 // BLASEnv is the environment variable that names the libcublas to load.
@@ -35,7 +36,7 @@ type BLAS struct {
 	path   string
 	handle uintptr // cublasHandle_t
 	fn     blasFunctions
-	users  users
+	gate   gate.Gate
 	calls  sync.Pool // of *blasCall
 }
 
@@ -111,7 +112,7 @@ func openBLAS(s *cudart.Stream, path string) (*BLAS, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &BLAS{stream: s, path: path, users: newUsers()}
+	b := &BLAS{stream: s, path: path}
 	b.calls.New = func() any { return new(blasCall) }
 	for name, to := range map[string]*uintptr{
 		"cublasCreate_v2": &b.fn.create, "cublasDestroy_v2": &b.fn.destroy,
@@ -185,10 +186,10 @@ func (b *BLAS) Multiply(c, x, y Matrix, alpha, beta float32) error {
 	if err != nil {
 		return err
 	}
-	if !b.users.enter() {
+	if !b.gate.Enter() {
 		return fmt.Errorf("kernel: multiply: cuBLAS is %w", ErrClosed)
 	}
-	defer b.users.leave()
+	defer b.gate.Leave()
 	f := b.calls.Get().(*blasCall)
 	defer b.calls.Put(f)
 	f.alpha, f.beta = alpha, beta
@@ -214,7 +215,7 @@ func (b *BLAS) CloseContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("kernel: close cuBLAS: %w", errNilContext)
 	}
-	err := b.users.close(ctx, func(ctx context.Context) error {
+	err := b.gate.Close(ctx, func(ctx context.Context) error {
 		if err := b.stream.Point().Wait(ctx); err != nil {
 			return err
 		}

@@ -86,10 +86,10 @@ func (k *Kernel) Limits() cudart.FunctionLimits { return k.function.Limits }
 // error wraps [cudart.ErrInvalidValue] if n is negative or more than the device has, and
 // [ErrClosed]. Not to be called during launches of k.
 func (k *Kernel) AllowShared(n int) error {
-	if !k.module.users.enter() {
+	if !k.module.gate.Enter() {
 		return k.errorf("the module is %w", ErrClosed)
 	}
-	defer k.module.users.leave()
+	defer k.module.gate.Leave()
 	if err := k.function.AllowShared(n); err != nil {
 		return k.errorf("%w", err)
 	}
@@ -117,10 +117,10 @@ func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
 	for i, a := range args {
 		words[i] = a.bits
 	}
-	if !m.users.enter() {
+	if !m.gate.Enter() {
 		return k.errorf("the module is %w", ErrClosed)
 	}
-	defer m.users.leave()
+	defer m.gate.Leave()
 	err := s.Launch(k.function, c, words[:len(args)])
 	if s.Device() == m.dev {
 		m.fence.Add(s)

@@ -8,10 +8,10 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/gate"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -30,68 +30,8 @@ type Module struct {
 	dev     *cudart.Device
 	module  *cudart.Module
 	kernels map[string]parameters // nil if unknown
-	users   users
+	gate    gate.Gate
 	fence   fence.Fence // of the kernels' runs
-}
-
-// users counts the calls in progress that use something, so that it is released after them
-// without a lock over calls into the library.
-type users struct {
-	state atomic.Int64  // calls in progress, and closedBit
-	idle  chan struct{} // receives when the last call of something closed ends
-	turn  chan struct{} // held by the Close in progress
-	gone  atomic.Bool   // released
-}
-
-const closedBit = 1 << 62
-
-func newUsers() users {
-	return users{idle: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
-}
-
-// enter starts a call, and returns false if closed.
-func (u *users) enter() bool {
-	if u.state.Add(1)&closedBit == 0 {
-		return true
-	}
-	u.leave()
-	return false
-}
-
-func (u *users) leave() {
-	if u.state.Add(-1) == closedBit {
-		select {
-		case u.idle <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// close refuses calls from now on, waits for those in progress and then for f, which runs in
-// one goroutine at a time and until it succeeds once.
-func (u *users) close(ctx context.Context, f func(context.Context) error) error {
-	u.state.Or(closedBit)
-	select {
-	case u.turn <- struct{}{}:
-		defer func() { <-u.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if u.gone.Load() {
-		return nil
-	}
-	for u.state.Load() != closedBit {
-		select {
-		case <-u.idle:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	if err := f(ctx); err != nil {
-		return err
-	}
-	u.gone.Store(true)
-	return nil
 }
 
 // Load loads PTX, a cubin or a fat binary on a device (cudaLibraryLoadData of CUDA 12.8 or
@@ -107,7 +47,7 @@ func Load(dev *cudart.Device, code []byte) (*Module, error) {
 		return nil, fmt.Errorf("kernel: load: %w", err)
 	}
 	kernels, _ := parsePTX(code)
-	return &Module{dev: dev, module: loaded, kernels: kernels, users: newUsers()}, nil
+	return &Module{dev: dev, module: loaded, kernels: kernels}, nil
 }
 
 // Device returns the device on which the code is loaded.
@@ -117,10 +57,10 @@ func (m *Module) Device() *cudart.Device { return m.dev }
 // (cudaLibraryGetKernel, cuModuleGetFunction). The error wraps [cudart.ErrSymbolNotFound] if
 // the code has none of that name, and [ErrClosed].
 func (m *Module) Kernel(name string) (*Kernel, error) {
-	if !m.users.enter() {
+	if !m.gate.Enter() {
 		return nil, fmt.Errorf("kernel: look up %s: the module is %w", name, ErrClosed)
 	}
-	defer m.users.leave()
+	defer m.gate.Leave()
 	params, known := m.kernels[name]
 	if m.kernels != nil && !known {
 		names := strings.Join(slices.Sorted(maps.Keys(m.kernels)), ", ")
@@ -145,7 +85,7 @@ func (m *Module) CloseContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("kernel: close the module: %w", errNilContext)
 	}
-	err := m.users.close(ctx, func(ctx context.Context) error {
+	err := m.gate.Close(ctx, func(ctx context.Context) error {
 		if err := m.fence.Wait(ctx); err != nil {
 			return fmt.Errorf("its kernels may be running: %w", err)
 		}

@@ -233,6 +233,29 @@ func TestCloseWaitsForCopies(t *testing.T) {
 	require.Zero(t, sim.Outstanding().DeviceAllocs)
 }
 
+// A call into CUDA that does not return keeps Close no longer than its context. When it
+// returns, all is released.
+func TestCloseWithACallThatDoesNotReturn(t *testing.T) {
+	sim, dev := simulated(t, cudasim.Link{})
+	l, err := New(t.Context(), dev, numbered(8, 8), Options{BatchSize: 4})
+	require.NoError(t, err)
+	unblock := sim.Block("cudaFree", cudasim.Fault{})
+	defer unblock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	closed := make(chan error, 1)
+	go func() { closed <- l.CloseContext(ctx) }()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaFree", 1))
+	cancel()
+	require.ErrorIs(t, <-closed, context.Canceled)
+	require.EqualError(t, l.CloseContext(ctx), "loader: close: another Close is in progress: context canceled")
+	require.Equal(t, 1, sim.Outstanding().DeviceAllocs)
+	unblock()
+	require.NoError(t, l.Close())
+	require.Zero(t, sim.Outstanding().DeviceAllocs)
+	require.Zero(t, sim.Outstanding().Registrations)
+}
+
 // Close waits for the consumer's streams too, which were given batches.
 func TestCloseWaitsForTheConsumersStreams(t *testing.T) {
 	sim, dev := simulated(t, cudasim.Link{})

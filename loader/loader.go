@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/gate"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -56,7 +57,7 @@ type Loader struct {
 	cancel context.CancelCauseFunc // of the loop that is running
 	closed bool                    // to loops
 
-	releasing chan struct{} // holds a token while a goroutine is in release
+	released gate.Once // what allocate has allocated
 }
 
 // New returns a loader with all the pinned memory, device memory and streams
@@ -87,10 +88,9 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	}
 	l := &Loader{
 		dev: dev, src: src, n: src.Len(), o: o, layout: layout,
-		turns:     make(chan struct{}, o.MaxTransforms),
-		workers:   make([]workerCounters, o.Workers),
-		free:      freeSlots{added: make(chan struct{}, 1)},
-		releasing: make(chan struct{}, 1),
+		turns:   make(chan struct{}, o.MaxTransforms),
+		workers: make([]workerCounters, o.Workers),
+		free:    freeSlots{added: make(chan struct{}, 1)},
 	}
 	l.batch, _ = src.(BatchSource)
 	l.transform, _ = src.(Transformer)
@@ -144,16 +144,11 @@ func (l *Loader) CloseContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("loader: close: %w", errNilContext)
 	}
-	if err := l.shut(); err != nil {
-		return fmt.Errorf("loader: close: %w", err)
+	err := l.shut()
+	if err == nil {
+		err = l.released.Do(ctx, l.release)
 	}
-	select {
-	case l.releasing <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("loader: close: %w", context.Cause(ctx))
-	}
-	defer func() { <-l.releasing }()
-	if err := l.release(ctx); err != nil {
+	if err != nil {
 		return fmt.Errorf("loader: close: %w", err)
 	}
 	return nil

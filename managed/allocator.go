@@ -199,7 +199,6 @@ func (a *Allocator) alloc(label string, n int) (*Memory, error) {
 		return nil, err
 	}
 	m := &Memory{a: a, p: p, n: n, label: label, onHost: beyond}
-	m.idle.L = &m.mu
 	if beyond {
 		err = m.keepOnHost()
 	}

@@ -214,6 +214,7 @@ func BenchmarkPrefetch(b *testing.B) {
 // it once where the name says so. "explicit" copies the same bytes from pinned memory to
 // two buffers on the card in turn, and back where they are written: what a program does by
 // hand. "faults" has no plan: the work itself brings each chunk, and a prefetch takes it away.
+// "in-place" has none either: the memory stays on the host, and the work goes over the link.
 func BenchmarkPlanSequential(b *testing.B) {
 	dev, a := benchRig(b)
 	ctx := context.Background()
@@ -289,6 +290,22 @@ func BenchmarkPlanSequential(b *testing.B) {
 			}
 			rate(b)
 		})
+		b.Run(name+"/in-place", func(b *testing.B) {
+			stay := []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())}
+			for _, advice := range stay {
+				require.NoError(b, m.Advise(advice))
+			}
+			for b.Loop() {
+				for off := 0; off < n; off += chunk {
+					require.NoError(b, work(m.ptr()+cudart.DevPtr(off), min(chunk, n-off), write))
+				}
+				require.NoError(b, s.Synchronize(ctx))
+			}
+			rate(b)
+			for _, advice := range stay {
+				require.NoError(b, m.Unadvise(advice))
+			}
+		})
 	}
 	require.NoError(b, m.Close())
 	host, err := hostmem.Alloc(ctx, dev, n, hostmem.Options{})
@@ -345,7 +362,6 @@ func BenchmarkCounting(b *testing.B) {
 			b.Fatal(err)
 		}
 		one := &Memory{a: a, p: m.p, n: 1 << 20, label: m.label}
-		one.idle.L = &one.mu
 		if err := a.opened(one); err != nil {
 			b.Fatal(err)
 		}

@@ -3,10 +3,10 @@ package managed
 import (
 	"context"
 	"fmt"
-	"sync"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/gate"
 )
 
 // Memory is managed memory of an [Allocator], exactly as long as requested. Its methods may
@@ -22,11 +22,7 @@ type Memory struct {
 
 	prev, next *Memory // in a.live, guarded by a.mu
 
-	mu     sync.Mutex // not held during calls into the library
-	idle   sync.Cond  // calls is 0
-	calls  int        // that use the memory just now
-	closed bool
-	freed  bool
+	gate gate.Gate
 }
 
 // A memoryList is memory that is open, linked, which costs less than a map.
@@ -66,7 +62,7 @@ func (m *Memory) OnHost() bool { return m.onHost }
 // "Coherence" in the package's documentation. The slice must not be used after Close: the
 // process crashes.
 func (m *Memory) Bytes() []byte {
-	if m.isClosed() {
+	if m.gate.Refuses() {
 		return nil
 	}
 	return unsafe.Slice((*byte)(m.p), m.n)
@@ -97,7 +93,7 @@ func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 
 // Pointer returns the address of the first byte for the CPU, nil after Close.
 func (m *Memory) Pointer() unsafe.Pointer {
-	if m.isClosed() {
+	if m.gate.Refuses() {
 		return nil
 	}
 	return m.p
@@ -106,19 +102,13 @@ func (m *Memory) Pointer() unsafe.Pointer {
 // DevPtr returns the address of the first byte for devices, 0 after Close. It is the same
 // as the CPU's.
 func (m *Memory) DevPtr() cudart.DevPtr {
-	if m.isClosed() {
+	if m.gate.Refuses() {
 		return 0
 	}
 	return m.ptr()
 }
 
 func (m *Memory) ptr() cudart.DevPtr { return cudart.DevPtr(uintptr(m.p)) }
-
-func (m *Memory) isClosed() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.closed
-}
 
 // String names the memory in messages.
 func (m *Memory) String() string {
@@ -128,9 +118,9 @@ func (m *Memory) String() string {
 // with makes a call that uses the memory, which is not freed meanwhile. what names it.
 func (m *Memory) with(what string, call func() error) error {
 	err := ErrClosed
-	if m.enter() {
+	if m.gate.Enter() {
 		err = call()
-		m.leave()
+		m.gate.Leave()
 	}
 	if err != nil {
 		return fmt.Errorf("managed: %s: %v: %w", what, m, err)
@@ -138,49 +128,20 @@ func (m *Memory) with(what string, call func() error) error {
 	return nil
 }
 
-func (m *Memory) enter() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return false
-	}
-	m.calls++
-	return true
-}
-
-func (m *Memory) leave() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.calls--; m.calls == 0 {
-		m.idle.Broadcast()
-	}
-}
-
 // Close waits for the device's work and frees the memory (cudaFree). Methods that run on
 // other goroutines end first, all others return [ErrClosed]. After an error the memory
 // stays allocated, and Close may be called again; once it has returned nil it does
 // nothing. Do not call it from within a function that a method of the memory calls.
 func (m *Memory) Close() error {
-	m.mu.Lock()
-	m.closed = true
-	for m.calls > 0 {
-		m.idle.Wait()
-	}
-	if m.freed {
-		m.mu.Unlock()
+	err := m.gate.Close(context.Background(), func(context.Context) error {
+		if err := m.a.dev.Free(m.ptr()); err != nil {
+			return err
+		}
+		m.a.freed(m)
 		return nil
-	}
-	m.calls++ // of this one
-	m.mu.Unlock()
-	err := m.a.dev.Free(m.ptr())
-	m.mu.Lock()
-	m.calls--
-	m.freed = err == nil
-	m.idle.Broadcast()
-	m.mu.Unlock()
+	})
 	if err != nil {
 		return fmt.Errorf("managed: close: %v: %w", m, err)
 	}
-	m.a.freed(m)
 	return nil
 }

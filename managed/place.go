@@ -113,10 +113,10 @@ func (a *Allocator) prefetchBatch(s *cudart.Stream, to cudart.Location, ranges [
 	}
 	var batch cudart.PrefetchBatch
 	for _, r := range ranges {
-		if !r.Memory.enter() {
+		if !r.Memory.gate.Enter() {
 			return fmt.Errorf("%v: %w", r.Memory, ErrClosed)
 		}
-		defer r.Memory.leave()
+		defer r.Memory.gate.Leave()
 		batch.Add(r.ptr(), r.Len, to)
 	}
 	return s.PrefetchBatch(&batch)

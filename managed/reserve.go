@@ -63,11 +63,11 @@ func (a *Allocator) keepReserve(ctx context.Context, s *cudart.Stream, want int)
 		if free >= want {
 			return moved, nil
 		}
-		if !m.enter() {
+		if !m.gate.Enter() {
 			continue
 		}
 		err = a.moveOut(ctx, s, m)
-		m.leave()
+		m.gate.Leave()
 		if err != nil {
 			return moved, fmt.Errorf("move %v to the host: %w", m, err)
 		}

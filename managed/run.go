@@ -60,12 +60,12 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	entered := make(map[*Memory]bool)
 	defer func() {
 		for m := range entered {
-			m.leave()
+			m.gate.Leave()
 		}
 	}()
 	for _, c := range p.chunks {
 		if !entered[c.memory] {
-			if !c.memory.enter() {
+			if !c.memory.gate.Enter() {
 				return fmt.Errorf("%v: %w", c.memory, ErrClosed)
 			}
 			entered[c.memory] = true

@@ -171,6 +171,34 @@ func TestCloseWaitsForStreamsOfCallers(t *testing.T) {
 	}
 }
 
+// A call into CUDA that does not return keeps Close no longer than its context, and what it
+// was to release stays. When it returns, that is released.
+func TestCloseWithACallThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := rigOn(t, dev, Options{Workers: 2})
+	unblock := sim.Block("cudaHostUnregister", cudasim.Fault{})
+	defer unblock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	closed := make(chan error, 1)
+	go func() { closed <- r.c.CloseContext(ctx) }()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaHostUnregister", 1))
+	require.ErrorIs(t, r.c.Upload(t.Context(), 0, nil), ErrClosed)
+	cancel()
+	err = <-closed
+	require.ErrorIs(t, err, ErrUnderWay)
+	require.ErrorIs(t, err, context.Canceled)
+	err = r.c.CloseContext(ctx)
+	require.EqualError(t, err, fmt.Sprintf("transfer: close copier on %v: another Close is in progress: context canceled", dev))
+	require.NotZero(t, sim.Outstanding().Registrations)
+	unblock()
+	require.NoError(t, r.c.Close())
+	require.Zero(t, sim.Outstanding().Registrations)
+}
+
 // A device that cannot say when it is done keeps its memory: Close fails, as
 // often as it is called, and copies too.
 func TestADeviceThatIsLost(t *testing.T) {

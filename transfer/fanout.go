@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/gate"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -51,15 +51,11 @@ type fan struct {
 	// of one of each group.
 	groups [][]int
 	peers  []peer // ordered pairs of a group
-	links  struct {
-		sync.Mutex
-		// queueing is how many goroutines queue copies between members. A call into CUDA
-		// may keep one long after its copy was given up.
-		queueing int
-		released bool // no further ones are queued
-	}
-	stats counters
-	gate
+	// queueing counts the goroutines that queue copies between members. A call into CUDA
+	// may keep one long after its copy was given up.
+	queueing gate.Gate
+	stats    counters
+	gate     gate.Gate
 }
 
 // A peer is a member's access to another one's memory.
@@ -96,7 +92,6 @@ func newFan(ctx context.Context, devs []*cudart.Device, o Options) (*fan, error)
 		return nil, err
 	}
 	f := &fan{o: o, devs: slices.Clone(devs)}
-	f.init()
 	var err error
 	var state atomic.Int32
 	const returned, left = 1, 2
@@ -224,31 +219,9 @@ func (f *fan) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// link and unlink enclose the queueing of copies between members. ok is false when
-// releasePeers has begun.
-func (f *fan) link() (ok bool) {
-	f.links.Lock()
-	defer f.links.Unlock()
-	if f.links.released {
-		return false
-	}
-	f.links.queueing++
-	return true
-}
-
-func (f *fan) unlink() {
-	f.links.Lock()
-	defer f.links.Unlock()
-	f.links.queueing--
-}
-
 // releasePeers ends the copies between members.
 func (f *fan) releasePeers(ctx context.Context) error {
-	f.links.Lock()
-	f.links.released = true
-	queueing := f.links.queueing
-	f.links.Unlock()
-	if queueing > 0 {
+	if f.queueing.Refuse() > 0 {
 		return fmt.Errorf("copies between devices: %w: a call into the CUDA library has not returned", ErrUnderWay)
 	}
 	var errs []error
@@ -280,7 +253,7 @@ func (f *fan) releasePeers(ctx context.Context) error {
 // After an error Close may be called again; once it has returned nil it does
 // nothing.
 func (f *Fanout) Close() error {
-	if n := f.refuse(); n > 0 {
+	if n := f.gate.Refuse(); n > 0 {
 		return fmt.Errorf("transfer: close fanout: still copying (calls: %d): close it when they have returned, or with CloseContext, which waits for them", n)
 	}
 	return f.CloseContext(context.Background())
@@ -289,7 +262,7 @@ func (f *Fanout) Close() error {
 // CloseContext is Close that waits for methods that run as well, until ctx ends:
 // the error is ctx's then.
 func (f *Fanout) CloseContext(ctx context.Context) error {
-	if err := f.shut(ctx, f.release); err != nil {
+	if err := closeGate(ctx, &f.gate, f.release); err != nil {
 		return fmt.Errorf("transfer: close fanout: %w", err)
 	}
 	return nil
@@ -364,10 +337,10 @@ func (f *FanoutView) run(ctx context.Context, n int, check func() error, copies 
 	if ctx == nil {
 		return 0, errNilContext
 	}
-	if err := f.begin(); err != nil {
-		return 0, err
+	if !f.gate.Enter() {
+		return 0, ErrClosed
 	}
-	defer f.end()
+	defer f.gate.Leave()
 	switch s := f.call.Stream; {
 	case n < 0:
 		return 0, fmt.Errorf("%d bytes: must not be negative", n)
@@ -440,10 +413,10 @@ func (d onDevices) feed(ctx context.Context, c stage.Copy) (int, error) {
 // others, when the device has passed a Point. It returns their ends, also after an
 // error.
 func (d onDevices) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
-	if !d.link() {
+	if !d.queueing.Enter() {
 		return nil, ErrClosed // the copy was given up before
 	}
-	defer d.unlink()
+	defer d.queueing.Leave()
 	for _, p := range d.peers {
 		if p.from != from {
 			continue

@@ -40,7 +40,7 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 				o.output = captureFile
 			}
 			recorder := hosttext.Record(sys.root)
-			sys.root = recorder
+			sys.processes, sys.root = sys.root, recorder
 			s, err := o.fill(cmd, sys, "capture", func(ctx context.Context, s *session) error {
 				return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
 			})

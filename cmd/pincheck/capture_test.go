@@ -40,6 +40,25 @@ func ids(r *report.Result) (list []string) {
 	return list
 }
 
+// What is found of other processes is in an archive, and their files are not.
+func TestCaptureHasNoFilesOfProcesses(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := oneCPU(t)
+	host := sys.root.(fstest.MapFS)
+	host["proc/77/maps"] = &fstest.MapFile{Data: []byte("7e1000000000-7e1000400000 r-xp 00000000 00:01 7 /usr/lib/libcuda.so.1\n7e3000000000-7e3080000000 r--p 00000000 00:02 10 /models/model-1.safetensors\n")}
+	host["proc/77/status"] = &fstest.MapFile{Data: []byte("Name:\tvllm\n")}
+	host["proc/78/maps"] = &fstest.MapFile{Data: []byte("7e1000000000-7e1000400000 r-xp 00000000 00:01 7 /opt/secret/project\n")}
+	file := filepath.Join(t.TempDir(), "x.tar.gz")
+	got := call(t, sys, "capture", "-o", file, "--quiet")
+	require.Equal(t, exitOK, got.code, got.stderr)
+	whole := contents(t, file)
+	assert.NotContains(t, whole, "secret")
+	assert.NotContains(t, whole, "proc/77")
+	assert.Contains(t, whole, `"name": "vllm"`)
+	assert.Contains(t, whole, "/models/model-1.safetensors")
+}
+
 // An archive leads to the findings of the host, on another host.
 func TestCapture(t *testing.T) {
 	t.Parallel()
@@ -180,7 +199,7 @@ func FuzzFacts(f *testing.F) {
 			host = hostinfo.Read(c.Host, c.Environ)
 		}
 	}
-	f.Add([]byte(`{"library":{"attempts":[{}]},"devices":[{"verify":{"stale":{},"mismatches":[{}],"failures":[{}]},"bandwidth":{"series":[{}],"views":[{}]},"trials":{},"link":{"bottleneck":{}},"health":{},"attributes":{}},{}],"processes":[{"weights":[{}],"frameworks":[{}]}],"nvml":{"gpus":[{}]},"opening":{},"probes":[{}],"requirements":[{}],"search":{}}`))
+	f.Add([]byte(`{"library":{"attempts":[{}]},"devices":[{"verify":{"stale":{},"mismatches":[{}],"failures":[{}]},"bandwidth":{"series":[{}],"views":[{}]},"trials":{},"link":{"bottleneck":{}},"health":{},"attributes":{}},{}],"processes":[{"weights":[{}],"frameworks":[{}]}],"nvml":{"gpus":[{}]},"opening":{},"probes":[{}],"requirements":[{}],"search":{},"together":{"series":[{}]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		facts, err := doctor.FromCapture(host, text)
 		if err != nil {

@@ -297,7 +297,11 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 		request.Library = facts.Library.Path // the one that was described
 	}
 	if !s.sim && steps.Bandwidth {
-		processes := doctor.Processes(s.sys.root)
+		root := s.sys.processes
+		if root == nil {
+			root = s.sys.root
+		}
+		processes := doctor.Processes(root)
 		s.change(func(*report.Result) { facts.Processes = processes })
 	}
 	if steps.Verify || steps.Bandwidth {
@@ -318,6 +322,8 @@ func (s *session) health(ctx context.Context, p probe.Prober, facts *doctor.Fact
 			r.Errors = append(r.Errors, err.Error())
 		case answer.Probe.State == doctor.ProbeHung, answer.Probe.State == doctor.ProbeCrashed:
 			facts.Probes = append(facts.Probes, answer.Probe)
+		}
+		switch {
 		case answer.Report != nil && underLoad:
 			facts.SetClocks(answer.Report)
 		case answer.Report != nil:
@@ -325,6 +331,10 @@ func (s *session) health(ctx context.Context, p probe.Prober, facts *doctor.Fact
 		}
 	})
 }
+
+// togetherShare is about the share of a run that the copies with all GPUs at once take, with
+// the process that makes them.
+const togetherShare = 0.1
 
 // sideBySide is how many GPUs are verified at once. Bandwidth is measured on one at a time.
 const sideBySide = 4
@@ -360,14 +370,47 @@ func (s *session) examine(ctx context.Context, p probe.Prober, request probe.Req
 		}
 		return context.Cause(ctx)
 	}
+	// all copies with all GPUs at once, after each was measured alone.
+	all := func() error {
+		steps := probe.Steps{}
+		for i := range facts.Devices {
+			d := &facts.Devices[i]
+			if rate := d.Slowest(); rate > 0 && !sick[i] {
+				steps.Together = append(steps.Together, d.Ordinal)
+				if steps.Rate == 0 || rate < steps.Rate {
+					steps.Rate = rate
+				}
+			}
+		}
+		if len(steps.Together) < 2 {
+			return nil
+		}
+		r := request
+		r.Steps = steps
+		answer, err := p.Device(ctx, r, shown.together)
+		s.change(func(r *report.Result) {
+			facts.Together = answer.Together
+			r.Errors = append(append(r.Errors, answer.Errors...), answer.Facts.Errors...)
+			if state := answer.Probe.State; state == doctor.ProbeHung || state == doctor.ProbeCrashed {
+				facts.Probes = append(facts.Probes, answer.Probe)
+			}
+			if err != nil && context.Cause(ctx) == nil {
+				r.Errors = append(r.Errors, err.Error())
+			}
+		})
+		return context.Cause(ctx)
+	}
 	steps := request.Steps
 	if len(facts.Devices) == 1 || !p.Isolated {
+		if len(facts.Devices) > 1 && steps.Bandwidth {
+			shown.scale = 1 - togetherShare
+		}
 		for i := range facts.Devices {
 			if err := one(i, steps); err != nil {
 				return err
 			}
 		}
-		return nil
+		return all()
 	}
 	// Verifying takes most of the time, and is not a measurement.
 	measured := steps.Bandwidth
@@ -387,14 +430,14 @@ func (s *session) examine(ctx context.Context, p probe.Prober, request probe.Req
 	if !measured {
 		return context.Cause(ctx)
 	}
-	shown.base, shown.scale = shown.scale, 1-shown.scale
+	shown.base, shown.scale = shown.scale, 1-togetherShare-shown.scale
 	clear(shown.shares)
 	for i := range facts.Devices {
 		if err := one(i, probe.Steps{Bandwidth: true}); err != nil {
 			return err
 		}
 	}
-	return nil
+	return all()
 }
 
 // take adds what a process found of a device to what is known.
@@ -434,4 +477,9 @@ func (o *overall) show(i int, now probe.Device) {
 		What:  fmt.Sprintf("GPU %d, %s", now.Facts.Ordinal, now.Step),
 		Share: o.base + o.scale*sum/float64(len(o.shares)), Left: now.Left,
 	})
+}
+
+// together shows the last step, with all GPUs at once.
+func (o *overall) together(now probe.Device) {
+	o.s.progress.Show(report.At{What: now.Step, Share: 1 - togetherShare*(1-now.Share), Left: now.Left})
 }

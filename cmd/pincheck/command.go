@@ -21,7 +21,10 @@ import (
 type system struct {
 	environ []string
 	root    fs.FS
-	open    func(context.Context, cudart.Options) (*cudart.Runtime, error)
+	// processes is where other processes are read; nil for root. pincheck capture records what
+	// is read of root, and an archive has no files of other processes.
+	processes fs.FS
+	open      func(context.Context, cudart.Options) (*cudart.Runtime, error)
 	// isolated is that probes run in processes of their own, and --sim as well.
 	isolated bool
 	hostname func() (string, error) // nil leaves it out

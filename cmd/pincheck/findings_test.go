@@ -122,6 +122,33 @@ func TestOneBadGPUHidesNoOther(t *testing.T) {
 	assert.Contains(t, got.stdout, "GPU 2      Simulated")
 }
 
+// Two GPUs are also measured at once, after each alone, and only for bandwidth.
+func TestAllGPUsAtOnce(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	sys := on(t, "h200-vm")
+	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}, {PCIBusID: "0000:00:07.0"}}})
+	got := call(t, sys, "--quiet", "--format", "json")
+	r, err := report.Read([]byte(got.stdout))
+	require.NoError(t, err)
+	require.NotNil(t, r.Together)
+	assert.True(t, r.Together.Complete)
+	assert.Len(t, r.Together.Series, 6)
+	assert.Empty(t, r.Together.Errors)
+	for _, f := range r.Findings {
+		assert.NotEqual(t, "slow_together", f.ID, "the simulated links share nothing")
+	}
+
+	for _, args := range []string{"verify", "--device 1"} {
+		sys = on(t, "h200-vm")
+		sys.open = opening(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		got = call(t, sys, append(strings.Fields(args), "--quiet", "--format", "json")...)
+		r, err = report.Read([]byte(got.stdout))
+		require.NoError(t, err, args)
+		assert.Nil(t, r.Together, args)
+	}
+}
+
 // Refused registrations are named, though copies go on with memory of cudaHostAlloc.
 func TestRefusedRegistration(t *testing.T) {
 	t.Parallel()
@@ -133,14 +160,26 @@ func TestRefusedRegistration(t *testing.T) {
 	assert.Contains(t, got.stdout, "[confidential_computing]")
 }
 
+// stalling returns a simulated GPU whose calls of fn do not return, and what lets them. The
+// end of the test does that too: then all that the program held is released.
+func stalling(t *testing.T, cfg cudasim.Config, fn string, f cudasim.Fault) (sim *cudasim.Sim, unblock func()) {
+	t.Helper()
+	sim, err := cudasim.New(cfg)
+	require.NoError(t, err)
+	unblock = sim.Block(fn, f)
+	t.Cleanup(func() {
+		unblock()
+		assert.Eventually(t, func() bool { return sim.Check() == nil }, time.Minute, time.Millisecond)
+		assert.NoError(t, sim.Close())
+	})
+	return sim, unblock
+}
+
 // A driver that hangs is a finding, when the time is over.
 func TestADriverThatHangsIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	sim, err := cudasim.New(cudasim.Config{})
-	require.NoError(t, err)
-	unblock := sim.Block("cudaGetDeviceCount", cudasim.Fault{})
-	defer unblock()
+	sim, _ := stalling(t, cudasim.Config{}, "cudaGetDeviceCount", cudasim.Fault{})
 	sys := on(t, "h200-vm")
 	sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 		rt, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
@@ -161,9 +200,7 @@ func TestAStalledCallIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
-		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-		require.NoError(t, err)
-		unblock := sim.Block(fn, cudasim.Fault{})
+		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{})
 		sys := on(t, "h200-vm")
 		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
@@ -189,9 +226,7 @@ func TestAStalledExperimentIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
-		sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-		require.NoError(t, err)
-		unblock := sim.Block(fn, cudasim.Fault{Times: -1})
+		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{Times: -1})
 		sys := on(t, "h200-vm")
 		sys.patience = 100 * time.Millisecond
 		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}

@@ -65,12 +65,12 @@ func (s *session) all(ctx context.Context, quick bool) error {
 	if err := s.check(ctx, probe.Steps{Verify: true, Bandwidth: true}); err != nil || len(s.result.Devices) == 0 {
 		return err
 	}
-	probes, health := s.result.Probes, s.result.NVML
+	probes, health, together := s.result.Probes, s.result.NVML, s.result.Together
 	checked := s.result.Devices
 	err := s.bench(ctx, s.sys.experiments, measure.Options{Quick: quick}, true)
 	// The facts are now those after the experiments, without what the check found.
 	s.change(func(r *report.Result) {
-		r.Probes, r.NVML = append(probes, r.Probes...), health
+		r.Probes, r.NVML, r.Together = append(probes, r.Probes...), health, together
 		for i := range r.Devices {
 			for _, c := range checked {
 				if d := &r.Devices[i]; d.Ordinal == c.Ordinal {

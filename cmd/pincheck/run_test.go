@@ -58,6 +58,7 @@ func small(p probe.Plans) probe.Plans {
 	p.Verify.MaxBytes = 65537
 	p.Verify.NoStale = true
 	p.Bandwidth = bench.LinkPlan{SizeBytes: 16 << 20, Copies: 2, Samples: 3}
+	p.Together = bench.LinkPlan{SizeBytes: 1 << 20, Copies: 2, Samples: 3}
 	return p
 }
 

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -162,7 +163,10 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 		}
 	}
 	if len(env.Devices) > 1 {
-		groups = append(groups, together(env.Devices, z))
+		sizes := z.upTo(64 << 20)
+		n := sizes[len(sizes)-1]
+		count := min(4*z.count(n), mostCopies) // long enough for the devices not to start at once
+		groups = append(groups, together(env.Devices, n, count, directions))
 	}
 	if isSimulated(env) {
 		groups = append(groups, notMeasured("mapped memory", "only kernels read it as such, and simulated GPUs run none; copies of it are those of cudaHostAlloc"))
@@ -251,11 +255,8 @@ func deviceMemory(dev *cudart.Device, z sizing) measure.Group {
 	return rig.group("its own memory", []measure.Case{c})
 }
 
-// together copies between the host and all devices at once.
-func together(devices []*cudart.Device, z sizing) measure.Group {
-	sizes := z.upTo(64 << 20)
-	n := sizes[len(sizes)-1]
-	count := min(4*z.count(n), mostCopies) // long enough for the devices not to start at once
+// together copies between the host and all devices at once, count times n bytes a sample.
+func together(devices []*cudart.Device, n, count int, directions []string) measure.Group {
 	g := measure.Group{Name: "all devices at once"}
 	var rigs []*copyRig
 	for _, dev := range devices {
@@ -267,24 +268,24 @@ func together(devices []*cudart.Device, z sizing) measure.Group {
 		rigs = append(rigs, r)
 	}
 	g.Open = func(ctx context.Context) error {
-		for _, r := range rigs {
-			if err := r.open(ctx); err != nil {
-				return err
-			}
-		}
-		return nil
+		return each(rigs, func(r *copyRig) error { return r.open(ctx) })
 	}
-	g.Close = func() error {
-		var errs []error
-		for _, r := range rigs {
-			errs = append(errs, r.close())
-		}
-		return errors.Join(errs...)
-	}
-	for _, way := range []string{result.HostToDevice, result.DeviceToHost, result.Both} {
+	g.Close = func() error { return each(rigs, (*copyRig).close) }
+	for _, way := range directions {
 		g.Cases = append(g.Cases, allAtOnce(rigs, way, n, count))
 	}
 	return g
+}
+
+// each calls do for all at once: eight devices would take eight times as long otherwise.
+func each(rigs []*copyRig, do func(*copyRig) error) error {
+	errs := make([]error, len(rigs))
+	var all sync.WaitGroup
+	for i, r := range rigs {
+		all.Go(func() { errs[i] = do(r) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // allAtOnce returns the case of the sum of all devices, whose samples measure those of the
@@ -336,10 +337,8 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
 	all.WarmUp, all.Node, all.Bytes, all.BytesPerSample, all.Also = 0, nil, nil, sum, devices
 	all.Sample = func(ctx context.Context) (float64, error) {
 		if !prepared {
-			for _, r := range rigs {
-				if err := r.prepare(ctx, way, n); err != nil {
-					return 0, err
-				}
+			if err := each(rigs, func(r *copyRig) error { return r.prepare(ctx, way, n) }); err != nil {
+				return 0, err
 			}
 			if _, err := round(ctx); err != nil { // to warm up
 				return 0, err
@@ -353,11 +352,7 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
 		return float64(sum) / float64(slices.Max(last).Nanoseconds()), nil
 	}
 	all.Verify = func(ctx context.Context) error {
-		var errs []error
-		for _, r := range rigs {
-			errs = append(errs, r.verify(ctx, way, n))
-		}
-		return errors.Join(errs...)
+		return each(rigs, func(r *copyRig) error { return r.verify(ctx, way, n) })
 	}
 	return all
 }

@@ -71,6 +71,10 @@ func openRegistered(ctx context.Context, dev *cudart.Device, n int) (*hostMemory
 	if err != nil {
 		return nil, err
 	}
+	return registeredMemory(b), nil
+}
+
+func registeredMemory(b *hostmem.Buffer) *hostMemory {
 	return &hostMemory{bytes: b.Bytes(), close: b.Close,
 		toDevice: func(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, n int) error {
 			return b.CopyToDevice(s, dst, 0, n)
@@ -78,7 +82,7 @@ func openRegistered(ctx context.Context, dev *cudart.Device, n int) (*hostMemory
 		toHost: func(_ context.Context, s *cudart.Stream, src cudart.DevPtr, n int) error {
 			return b.CopyToHost(s, 0, src, n)
 		},
-	}, nil
+	}
 }
 
 func openHostAlloc(flags cudart.HostAllocFlags) func(context.Context, *cudart.Device, int) (*hostMemory, error) {

@@ -12,7 +12,9 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -29,10 +31,58 @@ func TestLink(t *testing.T) {
 	}
 	before := sim.TotalCalls()
 	for _, bad := range []LinkPlan{{SizeBytes: -1}, {Copies: -1}, {Samples: -1}, {Budget: -1}} {
-		_, err := measure.Run(t.Context(), Link(bad), env, nil)
-		require.ErrorContains(t, err, "must not be negative")
+		for _, e := range []measure.Experiment{Link(bad), Together(bad, 0)} {
+			_, err := measure.Run(t.Context(), e, env, nil)
+			require.ErrorContains(t, err, "must not be negative")
+		}
 	}
+	_, err := measure.Run(t.Context(), Together(LinkPlan{}, 0), env, nil)
+	require.ErrorContains(t, err, "1 devices: want two at least")
 	assert.Equal(t, before, sim.TotalCalls())
+}
+
+// The doctor finds what it asks for: each device, and the sum.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	_, env := simulated(t, 3)
+	env.Duration = 0
+	b := run(t, Together(LinkPlan{SizeBytes: 1 << 20, Samples: 4, Budget: time.Hour}, 0), env)
+	require.Len(t, b.Series, 8)
+	for _, way := range bothWays {
+		sum := 0.0
+		for _, device := range []string{"0", "1", "2", doctor.TogetherSum} {
+			s := b.Find(doctor.TogetherBandwidth, result.Label{Key: result.Device, Value: device}, result.Label{Key: result.Direction, Value: way})
+			require.NotNil(t, s, "%s %s", device, way)
+			assert.True(t, s.Verified)
+			assert.Len(t, s.Samples, 4)
+			if device == doctor.TogetherSum {
+				assert.Equal(t, 3*8<<20, s.BytesPerSample)
+				assert.InDelta(t, sum, s.Median, sum/20)
+				continue
+			}
+			assert.InDelta(t, modelled(1<<20), s.Median, modelled(1<<20)/20)
+			sum += s.Median
+		}
+	}
+	for rate, copies := range map[float64]int{0: 8, 1000: 8, 0.25: 2, 0.001: 1} {
+		b := run(t, Together(LinkPlan{SizeBytes: 1 << 20, Samples: 3}, rate), env)
+		assert.Equal(t, 3*copies<<20, b.Find(doctor.TogetherBandwidth).BytesPerSample, "%g", rate)
+	}
+}
+
+// A call that fails on one of the devices ends neither the run nor what is released.
+func TestACallOfTogetherFails(t *testing.T) {
+	t.Parallel()
+	for _, nth := range []int{1, 4, 9} {
+		sim, env := simulated(t, 2)
+		env.Duration = 0
+		sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: nth, Code: cudart.ErrUnknown})
+		b, err := measure.Run(t.Context(), Together(LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3}, 0), env, nil)
+		require.NoError(t, err)
+		require.NotEmpty(t, b.Errors, nth)
+		assert.Contains(t, b.Errors[0], "all devices at once", nth)
+		assert.Contains(t, b.Errors[0], "cudaErrorUnknown", nth)
+	}
 }
 
 func TestBudgetEndsASlowLink(t *testing.T) {

@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -8,7 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
+	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -35,4 +40,45 @@ func TestAllOnTheDeviceThereIs(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What the doctor measures, at its own sizes, on all GPUs of the machine. Far nodes are
+// measured, or a note says why not.
+func TestTheDoctorsMeasurementsOnTheMachine(t *testing.T) {
+	if !testgpu.Real() {
+		t.Skip("needs PINNED_TEST_GPU=1: the simulated forms are TestCopiesByNode and TestTogether")
+	}
+	devices := testgpu.Device(t).Runtime().Devices()
+	host := hostinfo.Read(os.DirFS("/"), os.Environ())
+	for _, dev := range devices {
+		b, err := measure.Run(t.Context(), Trials(true), measure.Env{Devices: []*cudart.Device{dev}, Host: host}, nil)
+		require.NoError(t, err)
+		require.Empty(t, b.Errors)
+		own, far, ok := farthest(host, dev.PCIBusID())
+		byNode := b.Select(result.View{Series: doctor.TrialByNode})
+		if !ok {
+			assert.Empty(t, byNode)
+			t.Logf("%v: one NUMA node, or none that is named", dev)
+			continue
+		}
+		notes := strings.Count(strings.Join(b.Notes, "\n"), doctor.TrialNodeMemory)
+		assert.Equal(t, 4, len(byNode)+2*notes, "both ways, for each node of %d and %d", own, far)
+		for _, s := range byNode {
+			assert.True(t, s.Verified)
+			t.Logf("%v: %v %.1f GB/s", dev, s.Labels, s.Median)
+		}
+		t.Log(b.Notes)
+	}
+	if len(devices) < 2 {
+		return
+	}
+	b, err := measure.Run(t.Context(), Together(LinkPlan{}, 0), measure.Env{Devices: devices}, nil)
+	require.NoError(t, err)
+	require.Empty(t, b.Errors)
+	require.Len(t, b.Series, 2*(len(devices)+1))
+	for _, s := range b.Series {
+		assert.True(t, s.Verified)
+		t.Logf("%v %.1f GB/s", s.Labels, s.Median)
+	}
+	t.Logf("%d GPUs at once: %.2f s", len(devices), b.Seconds)
 }

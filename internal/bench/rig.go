@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -118,12 +119,17 @@ func (r *copyRig) close() error {
 	return errors.Join(errs...)
 }
 
-// node returns the NUMA node of the host memory, if it is known.
+// node returns the NUMA node that most pages of the host memory lie on, if the host has
+// several and the kernel says so.
 func (r *copyRig) node() (int, bool) {
-	if r.kind.name != memoryRegistered {
+	if _, several := hostmem.NodeOf(r.dev); !several || r.kind.name != memoryRegistered {
 		return 0, false
 	}
-	return hostmem.NodeOf(r.dev)
+	pages, err := pagesByNode(os.DirFS("/"), r.source.bytes, r.target.bytes)
+	if err != nil {
+		return 0, false
+	}
+	return mostPages(pages)
 }
 
 // prepare overwrites where copies of n bytes are to arrive.

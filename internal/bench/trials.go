@@ -15,10 +15,15 @@ const (
 )
 
 // Trials measures shortly what a diagnosis asks for beside the link: the time of a small
-// copy, copies from and to memory that is not pinned, and, with pin, the rates of pinning
-// by cudaHostAlloc and by hostmem.Alloc. It takes about half a second on a fast host.
-// Pinning is the host's work, so that one device is enough for it.
-func Trials(pin bool) measure.Experiment {
+// copy, copies from and to memory that is not pinned, on hosts with several NUMA nodes (by
+// Env.Host) copies from and to the device's own node and a far one, and, with pin, the rates
+// of pinning by cudaHostAlloc and by hostmem.Alloc. It takes about half a second on a fast
+// host, and a quarter more for the nodes. Pinning is the host's work, so that one device is
+// enough for it.
+func Trials(pin bool) measure.Experiment { return trials(pin, nodeBytes, onNode) }
+
+// trials is Trials with n bytes of memory of a node.
+func trials(pin bool, n int, memory func(node int) hostKind) measure.Experiment {
 	return measure.Experiment{
 		Name:     "trials",
 		Question: "What do small copies, memory that is not pinned, and pinning cost?",
@@ -41,6 +46,7 @@ func Trials(pin bool) measure.Experiment {
 					cases = append(cases, c)
 				}
 				groups = append(groups, ordinary.group("memory that is not pinned", cases))
+				groups = append(groups, byNode(env.Host, dev, n, memory)...)
 			}
 			if !pin {
 				return groups, nil

@@ -1,7 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 )
 
 // budgetChecks judge how much memory can be pinned.
@@ -11,6 +15,8 @@ var budgetChecks = []Check{
 	{ID: "hugetlb_unused", Title: "reserved huge pages are unused", Severity: Warning, Host: hugetlbUnused},
 	{ID: "strict_overcommit", Title: "the kernel promises no more memory", Severity: Warning, Host: strictOvercommit},
 	{ID: "swapping", Title: "the host swaps", Severity: Warning, Host: swapping},
+	{ID: "pinned_by_others", Title: "programs have pinned more than half of the memory", Severity: Note, Host: pinnedByOthers},
+	{ID: "limits_exceed_memory", Title: "containers may use more memory together than there is", Severity: Note, Host: limitsExceedMemory},
 	{ID: "cgroup_below_host", Title: "the container has much less memory than the host shows", Severity: Note, Host: cgroupBelowHost},
 	{ID: "memlock_rdma", Title: "RLIMIT_MEMLOCK limits RDMA", Severity: Note, Host: memlockRDMA},
 }
@@ -54,8 +60,102 @@ func littleHeadroom(f *Facts) []Finding {
 	if limit, limited := f.Host.Cgroup.MemoryLimit.Finite(); limited && source == f.limitFile() {
 		used, _ := f.Host.Cgroup.MemoryUsed.Finite()
 		out.Evidence = []string{fmt.Sprintf("%s is %s, %s are used, of them %s page cache", source, size(limit), size(used), size(f.Host.Cgroup.FileCache))}
+	} else if _, texts := f.pinners(); len(texts) > 0 {
+		out.Evidence = append(out.Evidence, texts...)
+		out.Cause = "other programs have pinned memory"
 	}
 	return finding(out)
+}
+
+// pinners returns how much memory the programs that use GPUs have pinned, as far as that
+// shows, and the largest of them.
+func (f *Facts) pinners() (pinned int, texts []string) {
+	all := slices.Clone(f.Processes)
+	slices.SortStableFunc(all, func(a, b Process) int { return cmp.Compare(b.Pinned, a.Pinned) })
+	for _, p := range all {
+		if p.Pinned <= 0 {
+			break
+		}
+		pinned += p.Pinned
+		if len(texts) < mostPinners {
+			texts = append(texts, fmt.Sprintf("process %d (%s) has pinned %s at least", p.PID, p.Name, size(p.Pinned)))
+		}
+	}
+	return pinned, texts
+}
+
+// mostPinners is how many programs a finding names.
+const mostPinners = 3
+
+// pinnedByOthers finds hosts of which more than half is pinned: a program that sizes its own
+// pool by the host's memory does not find it. What shows are mappings, of which a part may
+// not be resident: it cannot be more than what is in use.
+func pinnedByOthers(f *Facts) []Finding {
+	if f.Host == nil || f.Host.Memory.Available == 0 {
+		return nil
+	}
+	m := f.Host.Memory
+	pinned, texts := f.pinners()
+	if pinned = min(pinned, m.Total-m.Available); pinned <= m.Total/2 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("programs have pinned %s of the host's %s", size(pinned), size(m.Total)),
+		Evidence: append(texts, fmt.Sprintf("/proc/meminfo: %s are available", size(m.Available))),
+		Cause:    "each program sizes its pinned memory by the host's, and keeps it until it ends",
+		Cost:     "pinned memory can be neither reclaimed nor swapped out: the next program that takes half of the host's memory is ended by the kernel",
+		Remedy:   "give programs fixed sizes that fit together; PyTorch releases what it does not use with torch.accelerator.empty_host_cache()",
+	})
+}
+
+// limitsExceedMemory sums the limits of the control groups in which programs use GPUs.
+// Others do not pin, and what they use can be reclaimed or swapped out.
+func limitsExceedMemory(f *Facts) []Finding {
+	if f.Host == nil || f.Host.Memory.Total == 0 {
+		return nil
+	}
+	total := f.Host.Memory.Total
+	limits := map[string]int{}
+	sum, free := 0, 0
+	for _, p := range f.Processes {
+		if _, known := limits[p.Cgroup]; known {
+			continue
+		}
+		if p.Cgroup == "" {
+			free++
+			continue
+		}
+		if p.MemoryLimit <= 0 || p.MemoryLimit >= total {
+			continue
+		}
+		limits[p.Cgroup] = p.MemoryLimit
+		sum += p.MemoryLimit
+	}
+	if len(limits) < 2 || sum <= total {
+		return nil
+	}
+	var evidence []string
+	for _, group := range slices.Sorted(maps.Keys(limits)) {
+		pinned := 0
+		var names []string
+		for _, p := range f.Processes {
+			if p.Cgroup == group {
+				pinned += p.Pinned
+				names = append(names, fmt.Sprintf("%d (%s)", p.PID, p.Name))
+			}
+		}
+		evidence = append(evidence, fmt.Sprintf("%s may use %s, and has pinned %s at least: process %s", group, size(limits[group]), size(pinned), strings.Join(names, ", ")))
+	}
+	if free > 0 {
+		evidence = append(evidence, fmt.Sprintf("%s without a limit of memory use GPUs too", plural(free, "program", "programs")))
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("%d control groups with programs that use GPUs may use %s together, and the host has %s", len(limits), size(sum), size(total)),
+		Evidence: evidence,
+		Cause:    "limits are no reservations: each was chosen without the others",
+		Cost:     "pinned memory cannot be reclaimed: with each of them within its limit the host can run out of memory, and the kernel ends a program of any of them",
+		Remedy:   "lower the limits until they fit together (docker update --memory); Kubernetes: requests as high as the limits, so that such pods are not put on one node",
+	})
 }
 
 func memoryHigh(f *Facts) []Finding {

@@ -8,7 +8,7 @@ import (
 
 // byteChecks judge whether the bytes arrived.
 var byteChecks = []Check{
-	{ID: "wrong_bytes", Title: "bytes came back wrong", Severity: Problem, Device: wrongBytes},
+	{ID: "wrong_bytes", Title: "bytes came back wrong", Severity: Problem, Host: wrongTogether, Device: wrongBytes},
 	{ID: "failed_round_trips", Title: "round trips failed", Severity: Problem, Device: failedRoundTrips},
 	{ID: "skipped_round_trips", Title: "round trips were left out", Severity: Note, Device: skippedRoundTrips},
 }
@@ -36,6 +36,22 @@ func wrongBytes(_ *Facts, d *Device) (out []Finding) {
 		if s.Mismatch != "" {
 			out = append(out, Finding{
 				Summary:  fmt.Sprintf("the copies that measured the bandwidth %s arrived wrong", directionText(&s)),
+				Evidence: []string{s.Mismatch}, Cost: wrongCost, Remedy: trustNothing,
+			})
+		}
+	}
+	return out
+}
+
+// wrongTogether are copies of all GPUs at once.
+func wrongTogether(f *Facts) (out []Finding) {
+	if f.Together == nil {
+		return nil
+	}
+	for _, s := range f.Together.Series {
+		if s.Mismatch != "" {
+			out = append(out, Finding{
+				Summary:  fmt.Sprintf("the copies of all GPUs at once, %s, arrived wrong", directionText(&s)),
 				Evidence: []string{s.Mismatch}, Cost: wrongCost, Remedy: trustNothing,
 			})
 		}

@@ -18,11 +18,18 @@ var copyChecks = []Check{
 // names.
 const (
 	// TrialLatency is the time of one small copy with its wait, in seconds; TrialPinRate
-	// the rate of pinning, by [result.Method]; and the rates of copies are
-	// TrialBandwidth, by [result.Memory] and [result.Direction].
+	// the rate of pinning, by [result.Method]; the rates of copies are TrialBandwidth, by
+	// [result.Memory] and [result.Direction], and TrialByNode, by TrialNode, the NUMA node
+	// of the host memory, and [result.Direction].
 	TrialLatency   = "latency"
 	TrialPinRate   = "pin_rate"
 	TrialBandwidth = "bandwidth"
+	TrialByNode    = "bandwidth_by_node"
+	TrialNode      = "numa_node"
+
+	// TrialNodeMemory is in the note of a trial of a node that could not be made, before
+	// the node's number.
+	TrialNodeMemory = "memory of NUMA node "
 
 	TrialCUDA     = "cuda_host_alloc" // cudaHostAlloc
 	TrialOurs     = "hostmem"         // populated by several threads, then registered

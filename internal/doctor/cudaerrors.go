@@ -210,7 +210,27 @@ func failedDevices(f *Facts) (out []Finding) {
 		}
 		out = append(out, one)
 	}
-	return out
+	return append(out, failedTogether(f)...)
+}
+
+// failedTogether are copies of all GPUs at once. A GPU that fails alone is why.
+func failedTogether(f *Facts) []Finding {
+	if f.Together == nil || len(f.Together.Errors) == 0 {
+		return nil // that there was too little memory is a note
+	}
+	errs := benchErrors(f.Together)
+	alone := slices.ContainsFunc(f.Devices, func(d Device) bool {
+		return len(d.Errors) > 0 || len(benchErrors(d.Bandwidth)) > 0
+	})
+	if len(errs) == 0 || alone {
+		return nil
+	}
+	one := Finding{Severity: Warning, Summary: "copies of all GPUs at once failed, and those of each alone did not", Evidence: errs[:min(len(errs), 3)],
+		Cost: "what they reach together is not known", Remedy: "see the error; free host memory, 80 MiB a GPU"}
+	if f.hostShort() {
+		one.Severity = Note
+	}
+	return finding(one)
 }
 
 func failedCall(f *Facts, d *Device) (out []Finding) {

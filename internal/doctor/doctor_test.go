@@ -12,6 +12,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/nvml"
 )
 
 func host(t *testing.T, name string, environ ...string) *hostinfo.Host {
@@ -145,4 +146,14 @@ func TestBottleneck(t *testing.T) {
 	assert.Equal(t, 1, *l40s.NUMANode)
 	assert.Nil(t, unknown.Link)
 	assert.Zero(t, unknown.Link.PathRate())
+}
+
+// Where NVML returned from the first GPU only, the others may have no MIG.
+func TestAReportOfNVMLThatEndedEarly(t *testing.T) {
+	t.Parallel()
+	yes, none := true, 0
+	report := &nvml.Report{Count: 1, GPUs: []nvml.GPU{{MIG: &yes, MIGInstances: &none}}}
+	assert.Len(t, migWithoutInstance(&Facts{NVML: report}), 1)
+	report.Count = 2
+	assert.Empty(t, migWithoutInstance(&Facts{NVML: report}))
 }

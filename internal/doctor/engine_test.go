@@ -99,6 +99,63 @@ func pinRate(method string, rate float64) result.Series {
 	return s
 }
 
+// byNode is copies from memory of a node, at a rate in GB/s.
+func byNode(node, direction string, rate float64) result.Series {
+	s := series(direction, rate)
+	s.Name, s.Labels = TrialByNode, s.Labels.With(TrialNode, node)
+	return s
+}
+
+// switches makes the host one of four GPUs in pairs, each pair below a bridge of this link,
+// and each bridge below a root port.
+func switches(f *Facts, up hostinfo.Link) {
+	f.Host.Virt = hostinfo.Virt{}
+	first := f.Host.GPUs[0]
+	f.Host.GPUs, f.Devices = nil, nil
+	for i := range 4 {
+		g, d := first, fine(55.4, 55.3)
+		g.Address = fmt.Sprintf("0000:%02x:00.0", 0x10+i)
+		slot, port := g.Link, up
+		slot.Address, port.Address = fmt.Sprintf("0000:0%d:0%d.0", 2+i/2, i%2), fmt.Sprintf("0000:00:0%d.0", 1+i/2)
+		g.Upstream = []hostinfo.Link{slot, port}
+		d.Ordinal, d.PCIBusID = i, g.Address
+		f.Host.GPUs, f.Devices = append(f.Host.GPUs, g), append(f.Devices, d)
+	}
+	f.CUDADevices = number(4)
+}
+
+// wide carries what a GPU's link does, narrow half of that.
+var wide = hostinfo.Link{CurrentSpeed: 32, CurrentWidth: 16, MaxSpeed: 32, MaxWidth: 16}
+
+// allAtOnce are the rates of copies of all GPUs at once, in GB/s, both ways alike.
+func allAtOnce(f *Facts, rates ...float64) {
+	f.Together = &result.Bench{}
+	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+		sum := series(way, 0)
+		sum.Name, sum.Labels = TogetherBandwidth, sum.Labels.With(result.Device, TogetherSum)
+		for i, rate := range rates {
+			s := series(way, rate)
+			s.Name, s.Labels = TogetherBandwidth, s.Labels.With(result.Device, fmt.Sprint(i))
+			f.Together.Series = append(f.Together.Series, s)
+		}
+		f.Together.Series = append(f.Together.Series, sum)
+	}
+}
+
+// apart gives each GPU a root port of its own.
+func apart(f *Facts) {
+	switches(f, wide)
+	for i := range f.Host.GPUs {
+		f.Host.GPUs[i].Upstream = f.Host.GPUs[i].Upstream[:1]
+	}
+}
+
+// refused leaves memory of a node unmeasured.
+func refused(f *Facts) {
+	trial(f, byNode("1", result.HostToDevice, 55.2))
+	f.Devices[0].Trials.Notes = []string{"GPU 0, " + TrialNodeMemory + "0: not measured: numa: binding to node 0 failed (operation not permitted), pages come from any node"}
+}
+
 func vllm(f *Facts) *Process {
 	f.Processes = []Process{{PID: 7, Name: "vllm"}}
 	return &f.Processes[0]
@@ -418,6 +475,48 @@ var troubles = []struct {
 		f.Host.GPUs[0].Upstream = []hostinfo.Link{{Address: "0000:00:01.0", CurrentSpeed: 16, CurrentWidth: 16, MaxSpeed: 16, MaxWidth: 16}}
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 25), series(result.DeviceToHost, 25.1)}
 	}},
+	{id: "slow_together", change: func(f *Facts) { // some fall to a seventh (cuda-samples #357)
+		apart(f)
+		allAtOnce(f, 55, 55, 7.9, 7.8)
+	}, says: "GPUs 2, 3 get as little as 14 % of what is due"},
+	{id: "slow_together", change: func(f *Facts) { // one gets nearly nothing of a link that two share
+		switches(f, wide)
+		allAtOnce(f, 48, 5, 27, 26)
+	}, also: []string{"shared_switch"}, says: "26.5 GB/s is its part of the link that it shares"},
+	{id: "slow_together", sev: Note, change: func(f *Facts) {
+		apart(f)
+		allAtOnce(f, 40, 40, 40, 40)
+	}, says: "72 %"},
+	{id: "slow_together", sev: Note, change: func(f *Facts) { // a virtual machine, whose links may be made up
+		switches(f, wide)
+		f.Host.Virt = hostinfo.Virt{VM: true}
+		for i := range f.Host.GPUs {
+			f.Host.GPUs[i].Upstream = nil
+		}
+		allAtOnce(f, 14, 14, 14, 14)
+	}, says: "does not show"},
+	{id: "other_processes", change: func(f *Facts) { // which copy meanwhile: a note, too
+		apart(f)
+		allAtOnce(f, 55, 10, 55, 5)
+		for i := range f.Devices {
+			f.Devices[i].Health.Processes = []GPUProcess{{PID: 9, Name: "python", Memory: 1 << 30}}
+		}
+	}, also: []string{"slow_together"}},
+	{id: "wrong_bytes", change: func(f *Facts) {
+		apart(f)
+		allAtOnce(f, 55, 55, 55, 55)
+		s := &f.Together.Series[4]
+		s.Mismatch = "wrong bytes: byte 7 is 0x00, and 0x2a was copied"
+		f.Together.Errors = []string{"all devices at once: compared afterwards: " + s.Mismatch}
+	}, says: "all GPUs at once"},
+	{id: "failed_call", sev: Warning, change: func(f *Facts) {
+		apart(f)
+		f.Together = &result.Bench{Errors: []string{"all devices at once: " + oom}}
+	}, says: "those of each alone did not"},
+	{id: "shared_switch", change: func(f *Facts) { // as fast as the links can
+		switches(f, wide)
+		allAtOnce(f, 27, 26.5, 27, 26.5)
+	}, says: "host to device: 53.5 GB/s together"},
 	{id: "shared_switch", change: func(f *Facts) {
 		l := f.Host.GPUs[0].Link
 		l.Address = "0000:00:02.0"
@@ -457,6 +556,29 @@ var troubles = []struct {
 	}, says: "--cpunodebind=1"},
 	{id: "far_memory", change: func(f *Facts) { twoNodes(f); f.Host.CPU.AllowedMems = "0" }, says: "cpuset-mems"},
 	{id: "pages_far", change: func(f *Facts) { twoNodes(f); f.Devices[0].Bandwidth.Series[0].NUMANode = number(0) }},
+	{id: "far_cpus", change: func(f *Facts) { // with what was measured here
+		twoNodes(f)
+		f.Host.CPU.Allowed = "0-7"
+		trial(f, byNode("1", result.HostToDevice, 55.2))
+		trial(f, byNode("0", result.HostToDevice, 38.1))
+	}, says: "host to device: 55.2 GB/s with memory of node 1, and 38.1 GB/s with memory of node 0"},
+	{id: "far_node_slow", change: func(f *Facts) {
+		twoNodes(f)
+		trial(f, byNode("1", result.HostToDevice, 55.2))
+		trial(f, byNode("1", result.DeviceToHost, 55.1))
+		trial(f, byNode("0", result.HostToDevice, 54.9))
+		trial(f, byNode("0", result.DeviceToHost, 22.0))
+	}, says: "at 40 % of the rate"},
+	{id: "far_node_not_measured", change: func(f *Facts) {
+		twoNodes(f)
+		refused(f)
+	}, says: "operation not permitted"},
+	{id: "no_sys_nice", change: func(f *Facts) { // it is why
+		twoNodes(f)
+		container(f)
+		f.Host.User = &hostinfo.User{}
+		refused(f)
+	}, says: "far_node_not_measured"},
 	{id: "numa_unknown", change: func(f *Facts) { twoNodes(f); f.Host.GPUs[0].NUMANode = nil }, says: "-1"},
 	{id: "sub_numa", change: func(f *Facts) { twoNodes(f); f.Host.CPU.Sockets = 1 }, says: "[1] only"},
 	{id: "no_sys_nice", change: func(f *Facts) { twoNodes(f); container(f); f.Host.User = &hostinfo.User{} }, says: "SYS_NICE"},
@@ -511,6 +633,17 @@ var troubles = []struct {
 		f.Host.Memory.Available = f.Host.Memory.Total / 20
 		f.Host.Memory.Swap, f.Host.Memory.SwapFree = 8<<30, hostinfo.Limit{Known: true, N: 1 << 30}
 	}},
+	{id: "pinned_by_others", change: func(f *Facts) {
+		f.Host.Memory.Available = 20 << 30
+		f.Processes = []Process{{PID: 7, Name: "vllm", Pinned: 40 << 30}, {PID: 8, Name: "sglang", Pinned: 50 << 30}, {PID: 9, Name: "idle"}}
+	}, says: "process 8 (sglang) has pinned 50.0 GiB at least"},
+	{id: "little_headroom", change: func(f *Facts) { // with what took it
+		f.Host.Memory.Available = 500 << 20
+		f.Processes = []Process{{PID: 7, Name: "vllm", Pinned: 40 << 30}}
+	}, says: "process 7 (vllm) has pinned 40.0 GiB"},
+	{id: "limits_exceed_memory", change: func(f *Facts) {
+		f.Processes = []Process{{PID: 7, Name: "vllm", Cgroup: "/a", MemoryLimit: 100 << 30}, {PID: 8, Name: "sglang", Cgroup: "/b", MemoryLimit: 30 << 30}, {PID: 9, Name: "worker", Cgroup: "/b", MemoryLimit: 30 << 30}}
+	}, says: "/b may use 30.0 GiB, and has pinned 0 bytes at least: process 8 (sglang), 9 (worker)"},
 	{id: "cgroup_below_host", change: func(f *Facts) { f.Host.Cgroup.Headroom = hostinfo.Limit{Known: true, N: 8 << 30} }, says: "8.0 GiB"},
 	{id: "rounded_pins", change: func(f *Facts) {
 		p := vllm(f)
@@ -632,6 +765,68 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 			f.Devices[0].Name = "NVIDIA H200 MIG 1g.18gb"
 		},
 		"two nodes, all of them allowed": twoNodes,
+		"two nodes that are equally near": func(f *Facts) {
+			twoNodes(f)
+			for node, rate := range map[string]float64{"0": 49, "1": 55.2} {
+				trial(f, byNode(node, result.HostToDevice, rate))
+				trial(f, byNode(node, result.DeviceToHost, rate))
+			}
+		},
+		"two nodes, measured on a busy machine": func(f *Facts) {
+			twoNodes(f)
+			far := byNode("0", result.HostToDevice, 30)
+			far.Spread = 0.4
+			trial(f, byNode("1", result.HostToDevice, 55.2))
+			trial(f, far)
+		},
+		"two nodes, of which one was measured": func(f *Facts) {
+			twoNodes(f)
+			trial(f, byNode("0", result.HostToDevice, 30))
+		},
+		"two GPUs at once": func(f *Facts) { // two H200s, 2026-11-22
+			apart(f)
+			allAtOnce(f, 52.7, 54.3)
+		},
+		"four GPUs at once": func(f *Facts) {
+			apart(f)
+			allAtOnce(f, 45, 55, 45, 55)
+		},
+		"GPUs at once on a busy machine": func(f *Facts) {
+			apart(f)
+			allAtOnce(f, 55, 55, 55, 5)
+			for i := range f.Together.Series {
+				f.Together.Series[i].Spread = 1.2
+			}
+		},
+		"no memory for all GPUs at once": func(f *Facts) {
+			apart(f)
+			f.Together = &result.Bench{Notes: []string{"not measured: it takes 640 MiB of host memory"}}
+		},
+		"GPUs at once, without each alone": func(f *Facts) {
+			apart(f)
+			allAtOnce(f, 5, 5, 5, 5)
+			for i := range f.Devices {
+				f.Devices[i].Bandwidth = nil
+			}
+		},
+		"pinned memory that is not resident": func(f *Facts) { vllm(f).Pinned = 120 << 30 },
+		"half of the memory pinned": func(f *Facts) {
+			f.Host.Memory.Available = f.Host.Memory.Total / 4
+			vllm(f).Pinned = f.Host.Memory.Total / 2
+		},
+		"limits that fit": func(f *Facts) {
+			f.Processes = []Process{{PID: 7, Cgroup: "/a", MemoryLimit: 60 << 30}, {PID: 8, Cgroup: "/b", MemoryLimit: 60 << 30}, {PID: 9, Cgroup: "/b", MemoryLimit: 60 << 30}, {PID: 10}}
+		},
+		"one container": func(f *Facts) {
+			f.Processes = []Process{{PID: 7, Cgroup: "/a", MemoryLimit: 120 << 30}, {PID: 8, Cgroup: "/a", MemoryLimit: 120 << 30}}
+		},
+		"limits above the host's memory": func(f *Facts) {
+			f.Processes = []Process{{PID: 7, Cgroup: "/a", MemoryLimit: 900 << 30}, {PID: 8, Cgroup: "/b", MemoryLimit: 900 << 30}}
+		},
+		"one node, measured": func(f *Facts) {
+			trial(f, byNode("0", result.HostToDevice, 55.2))
+			trial(f, byNode("1", result.HostToDevice, 5.2))
+		},
 		"a page cache that fills memory": func(f *Facts) {
 			f.Host.Memory.Free = []hostinfo.FreeZone{{Zone: "Normal", Pages: 100000, Huge: 512}}
 			f.Host.Memory.Stalls = &hostinfo.Stalls{HugeFaults: 900000, HugeFallback: 900}

@@ -46,6 +46,8 @@ type Facts struct {
 	// that CUDA does not show; nil without it.
 	NVML    *nvml.Report `json:"nvml,omitempty"`
 	Devices []Device     `json:"devices"`
+	// Together is what the copies of all devices at once reached: see bench.Together.
+	Together *result.Bench `json:"together,omitempty"`
 }
 
 // Opening is a failure to start CUDA.
@@ -88,6 +90,11 @@ type Process struct {
 	Rounded       int `json:"rounded_bytes,omitempty"`
 	RoundedBlocks int `json:"rounded_blocks,omitempty"`
 	Mappings      int `json:"mappings,omitempty"` // lines of /proc/PID/maps
+	// Cgroup is the outermost of its control groups that has a limit of memory below the
+	// host's memory, and MemoryLimit that limit. Empty without one, and where it does not
+	// show.
+	Cgroup      string `json:"cgroup,omitempty"`
+	MemoryLimit int    `json:"memory_limit_bytes,omitempty"`
 	// Weights are files of model weights that the process has mapped.
 	Weights []WeightFile `json:"weights,omitempty"`
 }

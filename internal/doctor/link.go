@@ -22,6 +22,7 @@ var linkChecks = []Check{
 	{ID: "unsteady_copies", Title: "the samples spread", Severity: Note, Device: unsteadyCopies},
 	{ID: "unjudged_copies", Title: "no yardstick for the copies", Severity: Note, Device: unjudgedCopies},
 	{ID: "slot_below_card", Title: "the slot is made for less than the card", Severity: Note, Device: slotBelowCard},
+	{ID: "slow_together", Title: "GPUs slow each other down", Severity: Warning, Host: slowTogether},
 	{ID: "shared_switch", Title: "several GPUs share a link", Severity: Note, Host: sharedSwitch},
 }
 
@@ -53,6 +54,17 @@ func (d *Device) copies() []result.Series {
 
 // measured reports whether copies have put load on the link.
 func (d *Device) measured() bool { return len(d.copies()) > 0 }
+
+// Slowest returns the lowest median of the copies that measured the bandwidth, in GB/s; 0
+// if there are none.
+func (d *Device) Slowest() (rate float64) {
+	for i, s := range d.copies() {
+		if i == 0 || s.Median < rate {
+			rate = s.Median
+		}
+	}
+	return rate
+}
 
 // fastest returns the highest median, in GB/s.
 func (d *Device) fastest() (rate float64) {
@@ -354,54 +366,6 @@ func slotBelowCard(f *Facts, d *Device) []Finding {
 	})
 }
 
-// sharedSwitch groups GPUs by the links above them.
-func sharedSwitch(f *Facts) (out []Finding) {
-	if f.Host == nil || f.Simulated {
-		return nil
-	}
-	type group struct {
-		link hostinfo.Link
-		gpus []string
-		sum  float64
-	}
-	groups := map[string]*group{}
-	var order []string
-	for i := range f.Devices {
-		d := &f.Devices[i]
-		pci, ok := f.Host.GPU(d.PCIBusID)
-		if !ok {
-			continue
-		}
-		made := d.made(f.Host)
-		for _, up := range pci.Upstream {
-			g := groups[up.Address]
-			if g == nil {
-				g = &group{link: up}
-				groups[up.Address] = g
-				order = append(order, up.Address)
-			}
-			g.gpus = append(g.gpus, fmt.Sprint(d.Ordinal))
-			g.sum += hostinfo.LinkRate(made.Speed, made.Width)
-		}
-	}
-	var told []string // sets of GPUs; the nearest common link is enough
-	for _, address := range order {
-		g := groups[address]
-		set := strings.Join(g.gpus, ", ")
-		if len(g.gpus) < 2 || g.link.Max() == 0 || g.link.Max() >= g.sum || slices.Contains(told, set) {
-			continue
-		}
-		told = append(told, set)
-		out = append(out, Finding{
-			Summary:  fmt.Sprintf("GPUs %s share one link of %.1f GB/s", set, g.link.Max()),
-			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %s x%d", address, Generation(g.link.MaxSpeed), g.link.MaxWidth)},
-			Cost:     fmt.Sprintf("when all copy at once each has %.1f GB/s each way", g.link.Max()/float64(len(g.gpus))),
-			Remedy:   "load what several of them need once, and pass it on between GPUs; spread jobs over GPUs of different switches (nvidia-smi topo -m)",
-		})
-	}
-	return out
-}
+func directionText(s *result.Series) string { return wayText(s.Labels.Get(result.Direction)) }
 
-func directionText(s *result.Series) string {
-	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
-}
+func wayText(way string) string { return strings.ReplaceAll(way, "_", " ") }

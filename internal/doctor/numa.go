@@ -1,21 +1,27 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/result"
 )
 
 // numaChecks judge which processors and which memory the process has, seen from the GPU.
 var numaChecks = []Check{
 	{ID: "few_cpus", Title: "one CPU may be used", Severity: Warning, Host: fewCPUs},
-	{ID: "far_cpus", Title: "no CPU near the GPU may be used", Severity: Warning, Implies: []string{"pages_far"}, Device: farCPUs},
-	{ID: "far_memory", Title: "the memory near the GPU may not be used", Severity: Warning, Implies: []string{"pages_far"}, Device: farMemory},
-	{ID: "pages_far", Title: "pages lay far from the GPU", Severity: Warning, Device: pagesFar},
+	{ID: "far_cpus", Title: "no CPU near the GPU may be used", Severity: Warning, Implies: []string{"pages_far", "far_node_slow"}, Device: farCPUs},
+	{ID: "far_memory", Title: "the memory near the GPU may not be used", Severity: Warning, Implies: []string{"pages_far", "far_node_slow", "far_node_not_measured"}, Device: farMemory},
+	{ID: "pages_far", Title: "pages lay far from the GPU", Severity: Warning, Implies: []string{"far_node_slow"}, Device: pagesFar},
+	{ID: "far_node_slow", Title: "memory of a far node is slower to copy", Severity: Note, Device: farNodeSlow},
 	{ID: "numa_unknown", Title: "the firmware does not say where the GPU is", Severity: Note, Device: numaUnknown},
 	{ID: "sub_numa", Title: "the sockets are divided into several nodes", Severity: Note, Host: subNUMA},
-	{ID: "no_sys_nice", Title: "the container may not place memory", Severity: Note, Host: noSysNice},
+	{ID: "no_sys_nice", Title: "the container may not place memory", Severity: Note, Implies: []string{"far_node_not_measured"}, Host: noSysNice},
+	{ID: "far_node_not_measured", Title: "what far memory costs could not be measured", Severity: Note, Device: farNodeNotMeasured},
 }
 
 const bind = "numactl --cpunodebind=%d --membind=%d PROGRAM"
@@ -82,7 +88,7 @@ func farCPUs(f *Facts, d *Device) []Finding {
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may use none of the CPUs there", node.ID),
 		Evidence: []string{"CPUs near the GPU: " + near, "Cpus_allowed_list: " + f.Host.CPU.Allowed},
 		Cause:    "a CPU mask (taskset, a scheduler, cpuset)",
-		Cost:     "memory is populated on the far node, and copies cross between sockets: a third to two thirds less were measured",
+		Cost:     "memory is populated on the far node, and copies cross between sockets: " + cmp.Or(d.farCost(node.ID), "others measured a third to two thirds less"),
 		Remedy:   fmt.Sprintf(bind+"; Slurm: --gpu-bind=closest; Kubernetes: topologyManagerPolicy: single-numa-node", node.ID, node.ID),
 	})
 }
@@ -99,7 +105,7 @@ func farMemory(f *Facts, d *Device) []Finding {
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may not use the memory there", node.ID),
 		Evidence: []string{"Mems_allowed_list: " + f.Host.CPU.AllowedMems},
 		Cause:    "a cpuset of the container or the job",
-		Cost:     "all pinned memory is on the far node, and copies cross between sockets",
+		Cost:     "all pinned memory is on the far node, and copies cross between sockets: " + cmp.Or(d.farCost(node.ID), "others measured a third to two thirds less"),
 		Remedy:   fmt.Sprintf("allow node %d: --cpuset-mems of docker, or cpuset.mems of the control group", node.ID),
 	})
 }
@@ -115,13 +121,109 @@ func pagesFar(f *Facts, d *Device) []Finding {
 		}
 		return finding(Finding{
 			Summary:  fmt.Sprintf("the memory that was measured lay on NUMA node %d, and the GPU is on node %d", *s.NUMANode, node.ID),
-			Evidence: []string{fmt.Sprintf("sampled pages of the copies %s", directionText(&s))},
+			Evidence: []string{fmt.Sprintf("/proc/self/numa_maps, of the memory of the copies %s", directionText(&s))},
 			Cause:    "the node's memory is full, or the system's policy places pages elsewhere",
-			Cost:     "copies cross between sockets",
+			Cost:     "copies cross between sockets: " + cmp.Or(d.farCost(node.ID), "others measured a third to two thirds less"),
 			Remedy:   fmt.Sprintf("free memory of the node (numastat -m), or "+bind, node.ID, node.ID),
 		})
 	}
 	return nil
+}
+
+// farShare is the share of the near node's rate below which a far node is slower for sure:
+// samples of one case spread less, or are called unsteady, and a third less is the smallest
+// difference that was reported.
+const farShare = 1 - unsteady
+
+// A farCopy is what copies one way reach from or to memory of the GPU's own node, and of a
+// far one.
+type farCopy struct {
+	near, far *result.Series
+}
+
+func (c farCopy) share() float64 { return c.far.Median / c.near.Median }
+
+func (c farCopy) String() string {
+	return fmt.Sprintf("%s: %.1f GB/s with memory of node %s, and %.1f GB/s with memory of node %s",
+		directionText(c.near), c.near.Median, c.near.Labels.Get(TrialNode), c.far.Median, c.far.Labels.Get(TrialNode))
+}
+
+// farCopies returns what was measured of a GPU with this node, without what was unsteady.
+func (d *Device) farCopies(own int) (all []farCopy) {
+	if d.Trials == nil {
+		return nil
+	}
+	node := strconv.Itoa(own)
+	for i := range d.Trials.Series {
+		far := &d.Trials.Series[i]
+		if far.Name != TrialByNode || far.Labels.Get(TrialNode) == node {
+			continue
+		}
+		near := d.trial(TrialByNode, result.Label{Key: TrialNode, Value: node}, result.Label{Key: result.Direction, Value: far.Labels.Get(result.Direction)})
+		if near != nil && far.Median > 0 && near.Spread <= unsteady && far.Spread <= unsteady {
+			all = append(all, farCopy{near, far})
+		}
+	}
+	return all
+}
+
+// farCost says what memory of a far node costs on this host, or nothing if that is not
+// known.
+func (d *Device) farCost(own int) string {
+	var texts []string
+	for _, c := range d.farCopies(own) {
+		texts = append(texts, c.String())
+	}
+	return strings.Join(texts, "; ")
+}
+
+func farNodeSlow(f *Facts, d *Device) []Finding {
+	node, ok := f.home(d)
+	if !ok {
+		return nil
+	}
+	var texts []string
+	least := 1.0
+	for _, c := range d.farCopies(node.ID) {
+		if c.share() < farShare {
+			texts = append(texts, c.String())
+			least = min(least, c.share())
+		}
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %.0f %% of the rate", node.ID, 100*least),
+		Evidence: texts,
+		Cause:    "such copies cross between sockets, or between parts of one",
+		Cost:     fmt.Sprintf("programs that do not place their memory take up to %.1f times as long to copy: pages land on the node of the thread that populates them", 1/least),
+		Remedy:   fmt.Sprintf(bind+"; hostmem.Alloc places memory on the GPU's node by itself", node.ID, node.ID),
+	})
+}
+
+// farNodeNotMeasured says why the cost is not known, where it was asked for.
+func farNodeNotMeasured(f *Facts, d *Device) []Finding {
+	node, ok := f.home(d)
+	if !ok || d.Trials == nil {
+		return nil
+	}
+	var notes []string
+	for _, note := range d.Trials.Notes {
+		if strings.Contains(note, TrialNodeMemory) {
+			notes = append(notes, note)
+		}
+	}
+	if len(notes) == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("what memory of another NUMA node than the GPU's own, %d, costs was not measured", node.ID),
+		Evidence: notes,
+		Cause:    "the kernel placed the pages on another node: it refuses mbind to this process, a cpuset forbids the node, or the node is full; or it does not show where pages lie",
+		Cost:     "whether copies are slower with memory of a far node is not known here; others measured a third to two thirds less",
+		Remedy:   fmt.Sprintf("docker run --cap-add SYS_NICE; free memory of the nodes (numastat -m); or run pincheck on each node: numactl --cpunodebind=%d --membind=N pincheck", node.ID),
+	})
 }
 
 func numaUnknown(f *Facts, d *Device) []Finding {

@@ -216,7 +216,7 @@ func deviceOrder(f *Facts) []Finding {
 
 // migWithoutInstance needs NVML: CUDA shows no such GPU. One GPU without MIG would be shown.
 func migWithoutInstance(f *Facts) []Finding {
-	if f.NVML == nil || len(f.NVML.GPUs) == 0 {
+	if f.NVML == nil || len(f.NVML.GPUs) == 0 || len(f.NVML.GPUs) < f.NVML.Count {
 		return nil
 	}
 	var evidence []string

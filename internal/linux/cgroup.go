@@ -23,7 +23,14 @@ type CgroupMember struct {
 
 // ReadCgroupMembers reads the control groups that this process is a member of.
 func ReadCgroupMembers(fsys fs.FS) ([]CgroupMember, error) {
-	return read(fsys, "proc/self/cgroup", ParseCgroupMembers)
+	return readCgroupMembers(fsys, self)
+}
+
+// self is the name of this process in /proc.
+const self = "self"
+
+func readCgroupMembers(fsys fs.FS, process string) ([]CgroupMember, error) {
+	return read(fsys, path.Join("proc", process, "cgroup"), ParseCgroupMembers)
 }
 
 // ParseCgroupMembers parses /proc/PID/cgroup: "4:memory:/a/b", and "0::/a/b" for
@@ -52,7 +59,11 @@ func ParseCgroupMembers(text string) ([]CgroupMember, error) {
 // as far up as is mounted. A host may have hierarchies of both versions mounted, of
 // which one only has the controller; the groups of version 1 come first.
 func ReadCgroups(fsys fs.FS, controller string) ([]Cgroup, error) {
-	members, err := ReadCgroupMembers(fsys)
+	return readCgroups(fsys, self, controller)
+}
+
+func readCgroups(fsys fs.FS, process, controller string) ([]Cgroup, error) {
+	members, err := readCgroupMembers(fsys, process)
 	if err != nil {
 		return nil, err
 	}

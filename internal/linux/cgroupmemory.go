@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"math"
+	"strconv"
 	"strings"
 )
 
@@ -33,7 +34,17 @@ type CgroupMemory struct {
 // the root of version 2 is, and groups whose files this process may not read. Where
 // the kernel has no control groups the error wraps fs.ErrNotExist.
 func ReadCgroupMemory(fsys fs.FS) ([]CgroupMemory, error) {
-	groups, err := ReadCgroups(fsys, "memory")
+	return readCgroupMemory(fsys, self)
+}
+
+// ReadProcessCgroupMemory is [ReadCgroupMemory] of another process. Of one whose groups lie
+// outside of what is mounted here, as seen from a container, it returns those of the mount.
+func ReadProcessCgroupMemory(fsys fs.FS, pid int) ([]CgroupMemory, error) {
+	return readCgroupMemory(fsys, strconv.Itoa(pid))
+}
+
+func readCgroupMemory(fsys fs.FS, process string) ([]CgroupMemory, error) {
+	groups, err := readCgroups(fsys, process, "memory")
 	if err != nil {
 		return nil, err
 	}

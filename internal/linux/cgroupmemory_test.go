@@ -13,6 +13,33 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
+// Another process has groups of its own, below the same mounts.
+func TestReadProcessCgroupMemory(t *testing.T) {
+	t.Parallel()
+	fsys := host(map[string]string{
+		"proc/self/cgroup":                   "0::/\n",
+		"proc/7/cgroup":                      "0::/a/b\n",
+		"proc/self/mountinfo":                "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+		"sys/fs/cgroup/a/memory.current":     "2\n",
+		"sys/fs/cgroup/a/memory.max":         "20\n",
+		"sys/fs/cgroup/a/b/memory.current":   "1\n",
+		"sys/fs/cgroup/a/b/memory.max":       "10\n",
+		"sys/fs/cgroup/other/memory.max":     "5\n",
+		"sys/fs/cgroup/cgroup.controllers":   "memory\n",
+		"sys/fs/cgroup/a/cgroup.controllers": "memory\n",
+	})
+	groups, err := linux.ReadProcessCgroupMemory(fsys, 7)
+	require.NoError(t, err)
+	require.Len(t, groups, 2)
+	assert.Equal(t, "sys/fs/cgroup/a/b", groups[0].Dir)
+	assert.Equal(t, [2]int{10, 20}, [2]int{groups[0].Max, groups[1].Max})
+	groups, err = linux.ReadCgroupMemory(fsys)
+	require.NoError(t, err)
+	assert.Empty(t, groups)
+	_, err = linux.ReadProcessCgroupMemory(fsys, 8)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
 func TestReadCgroupMemory(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

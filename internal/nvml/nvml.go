@@ -19,8 +19,10 @@ type Report struct {
 	Version string `json:"version,omitempty"` // of NVML
 	// ConfidentialComputing is that the feature is on; nil if unknown.
 	ConfidentialComputing *bool `json:"confidential_computing,omitempty"`
-	// GPUs are all of the host that this process may see, in NVML's order, which is that
-	// of PCI addresses. CUDA_VISIBLE_DEVICES does not count here.
+	// Count is how many GPUs of the host this process may see.
+	Count int `json:"count"`
+	// GPUs are these, in NVML's order, which is that of PCI addresses: fewer than Count if
+	// the library did not return from a call. CUDA_VISIBLE_DEVICES does not count here.
 	GPUs []GPU `json:"gpus"`
 }
 

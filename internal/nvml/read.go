@@ -19,9 +19,10 @@ import (
 var libnvidiaML = findlib.Library{Name: "libnvidia-ml", Sonames: []string{"libnvidia-ml.so.1"}, Driver: true}
 
 // Read loads the library (the path, or the one that is found if that is empty), and reads
-// all GPUs (nvmlInit_v2, nvmlDeviceGet…). Calling is told the name of each C function
-// before it is called. The error wraps [ErrNoLibrary] or is an [*Error] of nvmlInit_v2.
-func Read(path string, calling func(function string)) (*Report, error) {
+// all GPUs (nvmlInit_v2, nvmlDeviceGet…). Before each C function calling gets its name, and
+// the report so far, of whole GPUs; nil before these are counted. It must not change that.
+// The error wraps [ErrNoLibrary] or is an [*Error] of nvmlInit_v2 or nvmlDeviceGetCount_v2.
+func Read(path string, calling func(function string, report *Report)) (*Report, error) {
 	l, err := load(path)
 	if err != nil {
 		return nil, err
@@ -34,7 +35,8 @@ func Read(path string, calling func(function string)) (*Report, error) {
 type library struct {
 	path    string
 	symbol  func(name string) uintptr // 0 if there is none
-	calling func(function string)     // nil for none
+	calling func(string, *Report)     // nil for none
+	report  *Report                   // so far
 	out     *results
 }
 
@@ -91,7 +93,7 @@ func (l *library) call(names []string, args ...uintptr) (code int) {
 	for _, name := range names {
 		if address := l.symbol(name); address != 0 {
 			if l.calling != nil {
-				l.calling(name)
+				l.calling(name, l.report)
 			}
 			r, _, _ := purego.SyscallN(address, args...)
 			return int(int32(r))
@@ -172,7 +174,8 @@ func (l *library) read() (*Report, error) {
 	if code := l.call(countName, l.number(0)); code != success {
 		return nil, &Error{countName[0], code}
 	}
-	for i := range l.uint32(0) {
+	r.Count, l.report = l.uint32(0), r
+	for i := range r.Count {
 		r.GPUs = append(r.GPUs, l.gpu(i))
 	}
 	return r, nil

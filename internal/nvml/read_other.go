@@ -8,6 +8,6 @@ import (
 )
 
 // Read returns an error that wraps errors.ErrUnsupported.
-func Read(string, func(string)) (*Report, error) {
+func Read(string, func(string, *Report)) (*Report, error) {
 	return nil, fmt.Errorf("nvml: read: %w", errors.ErrUnsupported)
 }

@@ -148,12 +148,19 @@ func value[T any](v T) *T { return &v }
 func TestRead(t *testing.T) {
 	l := reader(fake())
 	var called []string
-	l.calling = func(name string) { called = append(called, name) }
+	whole := make(map[int]int) // calls by how many GPUs were read before
+	l.calling = func(name string, r *Report) {
+		called = append(called, name)
+		if r != nil {
+			assert.Equal(t, 2, r.Count)
+			whole[len(r.GPUs)]++
+		}
+	}
 	r, err := l.read()
 	require.NoError(t, err)
 	const many = 1 << 33
 	assert.Equal(t, &Report{
-		Library: "fake", Driver: "580.159.04", Version: "13.580.159.04", ConfidentialComputing: value(true),
+		Library: "fake", Driver: "580.159.04", Version: "13.580.159.04", ConfidentialComputing: value(true), Count: 2,
 		GPUs: []GPU{{
 			Name: "NVIDIA H200", UUID: "GPU-00000000-1111-2222-3333-444444444444", PCIBusID: "00000000:06:00.0",
 			ECC: value(true), CorrectedVolatile: value(many), CorrectedAggregate: value(many + 1),
@@ -173,6 +180,7 @@ func TestRead(t *testing.T) {
 	}, r)
 	assert.Equal(t, "nvmlInit_v2", called[0])
 	assert.Equal(t, "nvmlShutdown", called[len(called)-1])
+	assert.Equal(t, map[int]int{0: len(called) - 5 - 4 - 1, 1: 4, 2: 1}, whole) // without those before the count, and with nvmlShutdown
 }
 
 // A function that is missing, or that fails, leaves its values unknown and no others.

@@ -32,17 +32,24 @@ type Steps struct {
 	Verify    bool `json:"verify,omitempty"`
 	Full      bool `json:"full,omitempty"` // of Verify: all combinations
 	Bandwidth bool `json:"bandwidth,omitempty"`
+	// Together are the ordinals of devices to copy with all at once, in place of all other
+	// steps. Rate is what the slowest of them reaches alone, in GB/s; 0 is unknown.
+	Together []int   `json:"together,omitempty"`
+	Rate     float64 `json:"rate,omitempty"`
 }
 
 // Plans are the plans of the steps.
 type Plans struct {
 	Verify    verify.Plan
 	Bandwidth bench.LinkPlan
+	Together  bench.LinkPlan
 }
 
 // Device is what was found of a GPU, until now.
 type Device struct {
 	Facts doctor.Device `json:"facts"`
+	// Together is what the step of this name measured.
+	Together *result.Bench `json:"together,omitempty"`
 	// Errors are those of releasing what was used.
 	Errors []string `json:"errors,omitempty"`
 	// Probe is how the examination ended. Its state is empty while it runs.
@@ -71,6 +78,8 @@ const (
 type Local struct {
 	// OpenLibrary is cudart.OpenContext, if it is nil.
 	OpenLibrary func(context.Context, cudart.Options) (*cudart.Runtime, error)
+	// ReadNVML is nvml.Read of the library that is found, if it is nil.
+	ReadNVML func(calling func(function string, report *nvml.Report)) (*nvml.Report, error)
 	// ReadHost reads the host, for what a GPU needs of it. It must not be nil.
 	ReadHost func() *hostinfo.Host
 	// Adjust changes the plans, if it is not nil: tests make them small.
@@ -177,7 +186,16 @@ const (
 	probeCUDA = "cuda"
 	probeNVML = "nvml"
 	probeGPU  = "gpu"
+	probeAll  = "all gpus"
 )
+
+// name is that of the probe of Device.
+func (r Request) name() string {
+	if len(r.Steps.Together) > 0 {
+		return probeAll
+	}
+	return fmt.Sprintf("%s %d", probeGPU, r.Device)
+}
 
 func notReturned(ctx context.Context, after time.Duration) string {
 	if err := context.Cause(ctx); err != nil {
@@ -186,12 +204,12 @@ func notReturned(ctx context.Context, after time.Duration) string {
 	return fmt.Sprintf("did not return in %v", after)
 }
 
-// Device examines one GPU. Send is called with what was found until then, after each piece
+// Device examines one GPU, or several together if the steps say so. Send is called with what was found until then, after each piece
 // of work and each Tick. It returns when ctx ends, and when a call does not return.
 func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device, error) {
 	ongoing := &examination{send: send}
 	ongoing.Facts.Ordinal = r.Device
-	ongoing.Probe.Name = fmt.Sprintf("%s %d", probeGPU, r.Device)
+	ongoing.Probe.Name = r.name()
 	opening, cancel := context.WithTimeout(ctx, l.patience(openPatience))
 	defer cancel()
 	began := time.Now()
@@ -205,15 +223,28 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 		}
 		return ongoing.Device, err
 	}
-	dev, err := rt.Device(r.Device)
-	if err != nil {
-		ongoing.Facts.Errors = append(ongoing.Facts.Errors, err.Error())
-		ongoing.Errors = closeAll()
-		return ongoing.Device, nil
+	ordinals := r.Steps.Together
+	if len(ordinals) == 0 {
+		ordinals = []int{r.Device}
+	}
+	var devices []*cudart.Device
+	for _, ordinal := range ordinals {
+		dev, err := rt.Device(ordinal)
+		if err != nil {
+			ongoing.Facts.Errors = append(ongoing.Facts.Errors, err.Error())
+			ongoing.Errors = closeAll()
+			return ongoing.Device, nil
+		}
+		devices = append(devices, dev)
 	}
 	worked := make(chan []string, 1)
 	go func() {
-		err := l.work(ctx, dev, r, ongoing)
+		var err error
+		if len(r.Steps.Together) > 0 {
+			err = l.together(ctx, devices, r, ongoing)
+		} else {
+			err = l.work(ctx, devices[0], r, ongoing)
+		}
 		if cause := context.Cause(ctx); err != nil && cause == nil {
 			ongoing.update(func(d *Device) { d.Facts.Errors = append(d.Facts.Errors, err.Error()) })
 		}
@@ -310,6 +341,13 @@ func (e *examination) end(probe doctor.Probe, took time.Duration) Device {
 	return e.Device
 }
 
+// begun says that the first call has returned.
+func (e *examination) begun() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.first = true
+}
+
 func (e *examination) patience(r Request) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -322,24 +360,33 @@ func (e *examination) patience(r Request) time.Duration {
 	return callPatience
 }
 
+// slowerThanNodes is the rate of a link, in GB/s, below which memory of a far node makes no
+// difference: 2.5 GB/s is the least that was reported of such memory. Its trials would take
+// seconds.
+const slowerThanNodes = 2
+
 // The steps, as they are shown.
 const (
 	stepMemory    = "memory"
 	stepBandwidth = "bandwidth"
+	stepTogether  = "all GPUs at once"
 )
 
-// work does the steps. Only the end of ctx, and what makes going on senseless, is an error.
-func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *examination) error {
+func (l Local) plans(r Request) Plans {
 	plans := PlansFor(r.Steps, r.Simulate)
 	if l.Adjust != nil {
 		plans = l.Adjust(plans)
 	}
+	return plans
+}
+
+// work does the steps. Only the end of ctx, and what makes going on senseless, is an error.
+func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *examination) error {
+	plans := l.plans(r)
 	e.update(func(d *Device) { d.Step = stepMemory })
 	facts := doctor.Describe(dev)
 	facts.ReadMemory(dev)
-	e.mu.Lock()
-	e.first = true
-	e.mu.Unlock()
+	e.begun()
 	e.update(func(d *Device) { d.Facts = facts })
 
 	verifying := 0.0
@@ -366,11 +413,39 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 		if err != nil || dev.Runtime().Library().Simulated { // which has the times of the simulator
 			return err
 		}
-		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), measure.Env{Devices: []*cudart.Device{dev}}, nil)
+		env := measure.Env{Devices: []*cudart.Device{dev}}
+		if e.Facts.Slowest() >= slowerThanNodes {
+			env.Host = l.ReadHost()
+		}
+		b, err = measure.Run(ctx, bench.Trials(r.Device == 0), env, nil)
 		keep(&e.Facts.Trials)
 		return err
 	}
 	return nil
+}
+
+// together copies with all devices at once. The first call makes a context on each, which
+// takes longer than the copies: that is done for all at the same time.
+func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request, e *examination) error {
+	e.update(func(d *Device) { d.Step = stepTogether })
+	var ready sync.WaitGroup
+	for _, dev := range devices {
+		ready.Go(func() { _, _, _ = dev.MemInfo() }) // the measurement meets its error again
+	}
+	ready.Wait()
+	e.begun()
+	b, err := measure.Run(ctx, bench.Together(l.plans(r).Together, r.Steps.Rate), measure.Env{Devices: devices}, func(p measure.Progress) {
+		e.update(func(d *Device) { d.Share, d.Left = float64(p.Done)/float64(max(p.Total, 1)), p.Left })
+	})
+	if b == nil { // there is too little memory: nothing is wrong with a GPU
+		b, err = &result.Bench{Name: "together", Answers: []string{}, Notes: []string{"not measured: " + err.Error()}, Errors: []string{}, Series: []result.Series{}, Views: []result.View{}}, nil
+	}
+	e.update(func(d *Device) {
+		if len(b.Series) > 0 || ctx.Err() == nil {
+			d.Together = b
+		}
+	})
+	return err
 }
 
 // verify runs the round trips, which are this share of all steps.
@@ -402,17 +477,26 @@ func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, sh
 
 // NVML is what the management library returned.
 type NVML struct {
-	Report *nvml.Report `json:"report,omitempty"` // nil without the library
+	Report *nvml.Report `json:"report,omitempty"` // nil without the library, or not of all GPUs: see the Probe
 	Probe  doctor.Probe `json:"probe"`
 }
 
-// NVML reads the management library. That there is none is no error.
+// NVML reads the management library. That there is none is no error. It sends each call
+// before that is made, and what was read so far when a GPU was added.
 func (l Local) NVML(_ context.Context, _ Request, send func(NVML)) (NVML, error) {
 	var out NVML
 	out.Probe.Name = probeNVML
 	began := time.Now()
-	report, err := nvml.Read("", func(function string) {
-		out.Probe.Call = function
+	gpus := -1 // of the report that was sent last, which is long
+	read := l.ReadNVML
+	if read == nil {
+		read = func(calling func(string, *nvml.Report)) (*nvml.Report, error) { return nvml.Read("", calling) }
+	}
+	report, err := read(func(function string, report *nvml.Report) {
+		out.Probe.Call, out.Report = function, nil
+		if report != nil && len(report.GPUs) > gpus {
+			out.Report, gpus = report, len(report.GPUs)
+		}
 		send(out)
 	})
 	out.Report, out.Probe.Seconds = report, time.Since(began).Seconds()

@@ -19,6 +19,7 @@ import (
 	"github.com/gopinned/pinned/internal/child"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/nvml"
 )
 
 // scripted is a machine whose calls do what the name of the library says: "cudaMalloc blocks",
@@ -46,10 +47,21 @@ var scripted = Local{
 		}
 		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
 	},
+	ReadNVML: func(calling func(string, *nvml.Report)) (*nvml.Report, error) {
+		r := &nvml.Report{Library: "scripted", Count: 3}
+		for i := range 2 {
+			calling("nvmlDeviceGetHandleByIndex_v2", r)
+			calling("nvmlDeviceGetName", r)
+			r.GPUs = append(r.GPUs, nvml.GPU{Index: i, Name: "simulated"})
+		}
+		calling("nvmlDeviceGetHandleByIndex_v2", r)
+		select {}
+	},
 	ReadHost: func() *hostinfo.Host { return &hostinfo.Host{} },
 	Adjust: func(p Plans) Plans {
 		p.Verify.Variants, p.Verify.MaxBytes, p.Verify.NoStale = 1, 4097, true
 		p.Bandwidth = bench.LinkPlan{SizeBytes: 1 << 20, Copies: 2, Samples: 3}
+		p.Together = p.Bandwidth
 		return p
 	},
 	Tick: 20 * time.Millisecond,
@@ -179,6 +191,66 @@ func TestExamination(t *testing.T) {
 	}
 }
 
+// here is the machine with two GPUs, in this process.
+func here(t *testing.T) Local {
+	l := scripted
+	l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	}
+	return l
+}
+
+// All GPUs at once are one step, whose calls may hang or crash as those of one GPU.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	for _, p := range []Prober{{Local: scripted, Isolated: true}, {Local: here(t)}} {
+		var last Device
+		out, err := p.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 1}, Rate: 55}}, func(d Device) { last = d })
+		require.NoError(t, err)
+		assert.Empty(t, out.Errors)
+		assert.Empty(t, out.Facts.Errors)
+		assert.Equal(t, doctor.ProbeOK, out.Probe.State)
+		require.NotNil(t, out.Together)
+		assert.Len(t, out.Together.Series, 6, "two devices and their sum, each way")
+		assert.Equal(t, "all GPUs at once", last.Step)
+
+		out, err = p.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 7}}}, func(Device) {})
+		require.NoError(t, err)
+		assert.NotEmpty(t, out.Facts.Errors, "there are two")
+	}
+	p := Prober{Local: hasty(), Isolated: true}
+	for does, state := range map[string]doctor.ProbeState{"cudaMalloc blocks": doctor.ProbeHung, "cudaMemcpyAsync crashes": doctor.ProbeCrashed} {
+		out, err := p.Device(t.Context(), Request{Library: does, Steps: Steps{Together: []int{0, 1}}}, func(Device) {})
+		require.NoError(t, err)
+		assert.Equal(t, state, out.Probe.State, does)
+		assert.Equal(t, "all gpus", out.Probe.Name, does)
+		assert.NotEmpty(t, out.Probe.Call, does)
+	}
+}
+
+// There is no memory for all of them: that is said, and is no failure.
+func TestTogetherWithoutMemory(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	l := here(t)
+	l.Adjust = func(p Plans) Plans {
+		p.Together = bench.LinkPlan{SizeBytes: 1 << 50}
+		return p
+	}
+	out, err := Prober{Local: l}.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 1}}}, func(Device) {})
+	require.NoError(t, err)
+	assert.Empty(t, out.Facts.Errors)
+	require.NotNil(t, out.Together)
+	assert.Empty(t, out.Together.Series)
+	assert.Contains(t, out.Together.Notes[0], "not measured: ")
+}
+
 // One GPU that CUDA cannot describe does not hide the other.
 func TestOneGPUThatFails(t *testing.T) {
 	t.Parallel()
@@ -198,10 +270,21 @@ func TestOneGPUThatFails(t *testing.T) {
 	}
 }
 
-func TestNVMLWithoutALibrary(t *testing.T) {
+// One GPU whose call never returns leaves those that were read before.
+func TestAGPUThatNVMLDoesNotReturnFrom(t *testing.T) {
 	t.Parallel()
 	needsProcesses(t)
-	out, err := Prober{Local: scripted, Isolated: true}.NVML(t.Context(), Request{})
+	out, err := Prober{Local: hasty(), Isolated: true}.NVML(t.Context(), Request{})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.Probe{
+		Name: "nvml", Call: "nvmlDeviceGetHandleByIndex_v2", State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: out.Probe.Seconds,
+	}, out.Probe)
+	assert.Equal(t, &nvml.Report{Library: "scripted", Count: 3, GPUs: []nvml.GPU{{Name: "simulated"}, {Index: 1, Name: "simulated"}}}, out.Report)
+}
+
+func TestNVMLWithoutALibrary(t *testing.T) {
+	t.Parallel()
+	out, err := Prober{}.NVML(t.Context(), Request{})
 	require.NoError(t, err)
 	if out.Report == nil {
 		assert.Equal(t, doctor.ProbeFailed, out.Probe.State)

@@ -3,13 +3,13 @@ package probe
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/internal/child"
 	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/nvml"
 )
 
 // Prober examines a machine.
@@ -96,7 +96,7 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	probe, err := fate(ctx, err, call, limit)
 	out.Facts.Ordinal = r.Device
 	if probe.State != "" {
-		probe.Name, probe.Seconds = fmt.Sprintf("%s %d", probeGPU, r.Device), time.Since(began).Seconds()
+		probe.Name, probe.Seconds = r.name(), time.Since(began).Seconds()
 		out.Probe = probe
 	}
 	return out, err
@@ -109,7 +109,15 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	}
 	began := time.Now()
 	limit := p.patience(nvmlPatience)
-	out, err := child.Stream(ctx, limit, nvmlChild, r, func(NVML) {})
+	var far *nvml.Report // as it has come
+	out, err := child.Stream(ctx, limit, nvmlChild, r, func(now NVML) {
+		if now.Report != nil {
+			far = now.Report
+		}
+	})
+	if out.Report == nil {
+		out.Report = far
+	}
 	probe, err := fate(ctx, err, out.Probe.Call, limit)
 	if probe.State != "" {
 		probe.Name, probe.Seconds = probeNVML, time.Since(began).Seconds()

@@ -24,6 +24,7 @@ func PlansFor(s Steps, simulated bool) Plans {
 	p := Plans{
 		Verify:    verify.Plan{Full: s.Full, MaxBytes: 64<<20 + 7},
 		Bandwidth: bench.LinkPlan{SizeBytes: 8 << 20, Copies: 2, Samples: 3},
+		Together:  bench.LinkPlan{SizeBytes: 8 << 20, Copies: 2, Samples: 3},
 	}
 	if !s.Full {
 		p.Verify.Variants = 1

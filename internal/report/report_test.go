@@ -97,6 +97,25 @@ func h200(h *hostinfo.Host) *doctor.Facts {
 	return f
 }
 
+// All GPUs at once are below the GPUs, and what was not measured says why.
+func TestAllGPUsAtOnceAreShown(t *testing.T) {
+	t.Parallel()
+	f := h200(host(t, "h200-vm"))
+	of := func(device, way string, rate float64) result.Series {
+		s := series(way, rate, rate, rate)
+		s.Name, s.Labels = doctor.TogetherBandwidth, s.Labels.With(result.Device, device)
+		return s
+	}
+	f.Together = &result.Bench{Series: []result.Series{
+		of("0", result.HostToDevice, 52.7), of(doctor.TogetherSum, result.HostToDevice, 105.4), of(doctor.TogetherSum, result.DeviceToHost, 110),
+	}}
+	text := render(t, &Result{Facts: f}, Text, Style{})
+	assert.Contains(t, text, "\n\nAll GPUs   at once host to device 105.4 GB/s (median of 3, 105.4 to 105.4)\n           at once device to host 110.0 GB/s")
+	assert.NotContains(t, text, "at once host to device 52.7")
+	f.Together = &result.Bench{Notes: []string{"not measured: there is no memory"}}
+	assert.Contains(t, render(t, &Result{Facts: f}, Text, Style{}), "All GPUs   at once: not measured: there is no memory\n")
+}
+
 func results(t *testing.T) map[string]*Result {
 	t.Helper()
 	judged := func(command string, f *doctor.Facts) *Result {

@@ -80,6 +80,10 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 			p.gap()
 			p.device(&r.Devices[i], r.Command == "verify")
 		}
+		if r.Together != nil {
+			p.gap()
+			p.together(r.Together)
+		}
 	}
 	for i := range r.Benches {
 		p.bench(&r.Benches[i])
@@ -375,6 +379,21 @@ func (p *page) bandwidth(d *doctor.Device) {
 			text += ", no yardstick known"
 		}
 		p.row("", "%s (median of %d, %.1f to %.1f)", text, len(s.Samples), s.Min, s.Max)
+	}
+}
+
+// together shows the copies of all GPUs at once.
+func (p *page) together(b *result.Bench) {
+	label := "All GPUs"
+	for _, s := range b.Select(result.View{Series: doctor.TogetherBandwidth, Where: result.Labels{{Key: result.Device, Value: doctor.TogetherSum}}}) {
+		p.row(label, "at once %s %.1f GB/s (median of %d, %.1f to %.1f)", directionText(s), s.Median, len(s.Samples), s.Min, s.Max)
+		label = ""
+	}
+	if len(b.Series) == 0 {
+		for _, note := range b.Notes {
+			p.row(label, "at once: %s", note)
+			label = ""
+		}
 	}
 }
 
