@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/pending"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -37,11 +36,12 @@ type PoolOptions struct {
 // Requests are rounded up to 64 KiB, and larger ones to an eighth of a power of two, and
 // memory is reused for requests that are rounded to the same.
 type Pool struct {
-	a *Allocator
-	o PoolOptions
+	a       *Allocator
+	o       PoolOptions
+	pending *pending.Lines[poolBlock] // the device may not be done with it
 
-	mu       sync.Mutex         // not held during calls into the library
-	classes  map[int]*poolClass // by size
+	mu       sync.Mutex           // not held during calls into the library
+	idle     map[int][]*poolBlock // by size; last in, first out
 	closed   bool
 	inUse    int // leases, and Gets that run
 	used     int // bytes of leases, as rounded
@@ -51,19 +51,13 @@ type Pool struct {
 	unclosed []*Memory // whose Close failed
 }
 
-// A poolClass is the memory of one size that is not in use.
-type poolClass struct {
-	idle    []*poolBlock // the device is done with it; last in, first out
-	pending []*poolBlock // the device may not be; in the order of release
-}
-
 // A poolBlock is memory of a pool. It is in use, idle, pending, or the one goroutine's
 // that moves it.
 type poolBlock struct {
-	m     *Memory
-	pool  *Pool
-	fence fence.Fence
-	gen   atomic.Uint64 // of the lease that has it, or has it next
+	pending.Block[poolBlock] // its class is its size
+	m                        *Memory
+	pool                     *Pool
+	gen                      atomic.Uint64 // of the lease that has it, or has it next
 }
 
 // NewPool makes a pool. It allocates nothing yet. Close it before the allocator. The error
@@ -81,7 +75,9 @@ func (a *Allocator) NewPool(o PoolOptions) (*Pool, error) {
 	if o.Label == "" {
 		o.Label = "pool"
 	}
-	return &Pool{a: a, o: o, classes: make(map[int]*poolClass)}, nil
+	p := &Pool{a: a, o: o, idle: make(map[int][]*poolBlock)}
+	p.pending = pending.New(p.putIdle)
+	return p, nil
 }
 
 const (
@@ -136,109 +132,80 @@ func (p *Pool) take(ctx context.Context, on *cudart.Timeline, n int) (*poolBlock
 		p.mu.Unlock()
 		return nil, ErrClosed
 	}
-	c := p.classes[size]
-	if c == nil {
-		c = new(poolClass)
-		p.classes[size] = c
-	}
 	p.inUse++
 	p.used += size
-	b := c.pop(on)
-	if b != nil {
-		p.hits++
-		p.mu.Unlock()
-		return b, nil
-	}
+	b := p.pop(size)
 	p.mu.Unlock()
-	if b := p.settle(ctx, c); b != nil {
+	if b != nil {
 		return b, nil
 	}
-	b, err := p.grow(ctx, size)
+	if on != nil {
+		b = p.pending.TakeOn(on, size)
+	}
+	if b == nil {
+		b = p.pending.Find(ctx, size, size, nil)
+	}
+	hit := b != nil
+	var err error
+	if !hit {
+		b, err = p.grow(ctx, size)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil {
+	switch {
+	case err != nil:
 		p.inUse--
 		p.used -= size
-		return nil, err
+	case hit:
+		p.hits++
+	default:
+		p.misses++
 	}
-	p.misses++
-	return b, nil
+	return b, err
 }
 
-// pop takes a block that may be used: an idle one, or one that only work of the stream
-// uses. p.mu is locked.
-func (c *poolClass) pop(on *cudart.Timeline) *poolBlock {
-	if last := len(c.idle) - 1; last >= 0 {
-		b := c.idle[last]
-		c.idle[last] = nil
-		c.idle = c.idle[:last]
-		return b
-	}
-	if on == nil {
+// pop takes an idle block, nil if there is none. p.mu is locked.
+func (p *Pool) pop(size int) *poolBlock {
+	list := p.idle[size]
+	last := len(list) - 1
+	if last < 0 {
 		return nil
 	}
-	for i, b := range c.pending {
-		if b.fence.Only() == on {
-			c.remove(i)
-			return b
-		}
-	}
-	return nil
+	b := list[last]
+	list[last] = nil
+	p.idle[size] = list[:last]
+	p.hits++
+	return b
 }
 
-func (c *poolClass) remove(i int) { c.pending = slices.Delete(c.pending, i, i+1) }
-
-// settle takes a pending block that the devices are done with, if there is one. It asks
-// about the oldest of each stream, however many are busy: what was released on a stream
-// later is not done before.
-func (p *Pool) settle(ctx context.Context, c *poolClass) *poolBlock {
-	var room [8]any
-	asked := room[:0] // streams, and blocks that several use
+func (p *Pool) putIdle(b *poolBlock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := 0; i < len(c.pending); i++ {
-		b := c.pending[i]
-		var line any = b
-		if on := b.fence.Only(); on != nil {
-			line = on
-		}
-		if slices.Contains(asked, line) {
-			continue
-		}
-		asked = append(asked, line)
-		c.remove(i)
-		p.mu.Unlock()
-		done := b.fence.Done(ctx)
-		p.mu.Lock()
-		if done {
-			p.hits++
-			return b
-		}
-		c.pending = slices.Insert(c.pending, min(i, len(c.pending)), b)
-	}
-	return nil
+	p.idle[b.Size] = append(p.idle[b.Size], b)
 }
 
-// grow allocates a block.
+// grow allocates a block. Where there is no room, it frees what is idle, and then what
+// becomes idle.
 func (p *Pool) grow(ctx context.Context, size int) (*poolBlock, error) {
 	for {
 		m, err := p.alloc(size)
 		if err == nil {
-			return &poolBlock{m: m, pool: p}, nil
+			b := &poolBlock{m: m, pool: p}
+			b.Of, b.Size, b.Class = b, size, size
+			return b, nil
 		}
 		if !errors.Is(err, ErrOversubscribed) && !errors.Is(err, cudart.ErrMemoryAllocation) {
 			return nil, err
 		}
-		freed, waiting, trimming := p.trim(ctx, false)
-		if trimming != nil {
-			return nil, errors.Join(err, trimming)
+		freed, failed := p.trim(ctx)
+		more := freed > 0
+		if !more && failed == nil {
+			more, failed = p.drain(ctx)
 		}
-		if freed == 0 && waiting {
-			if freed, _, trimming = p.trim(ctx, true); trimming != nil {
-				return nil, errors.Join(err, trimming)
-			}
-		}
-		if freed == 0 {
+		switch {
+		case failed != nil:
+			return nil, errors.Join(err, failed)
+		case !more:
 			return nil, err
 		}
 	}
@@ -265,59 +232,64 @@ func (p *Pool) alloc(size int) (*Memory, error) {
 // Trim frees the memory that the pool has idle, and returns how many bytes that were. An
 // error of CUDA leaves the rest as it is.
 func (p *Pool) Trim() (freed int, err error) {
-	freed, _, err = p.trim(context.Background(), false)
+	freed, err = p.trim(context.Background())
 	if err != nil {
 		err = fmt.Errorf("managed: trim %v: %w", p, err)
 	}
 	return freed, err
 }
 
-// trim frees what is idle or known to be done, and with wait all that is pending. waiting
-// reports that something is.
-func (p *Pool) trim(ctx context.Context, wait bool) (freed int, waiting bool, err error) {
+// trim frees what the devices are done with.
+func (p *Pool) trim(ctx context.Context) (freed int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pending.Patience) // no stream keeps it then
+	defer cancel()
+	p.pending.Reclaim(ctx)
+	return p.free()
+}
+
+// drain waits until the devices are done with what is pending, and frees all that is idle.
+// waited is false if nothing was pending.
+func (p *Pool) drain(ctx context.Context) (waited bool, err error) {
+	free := func() error {
+		_, err := p.free()
+		return err
+	}
+	waited, err = p.pending.Drain(ctx, free)
+	return waited, errors.Join(err, free())
+}
+
+// free frees what is idle.
+func (p *Pool) free() (freed int, err error) {
 	p.mu.Lock()
-	var out []*poolBlock
-	for _, c := range p.classes {
-		out = append(out, c.idle...)
-		c.idle = nil
-		rest := c.pending[:0]
-		for _, b := range c.pending {
-			if wait || b.fence.Known() {
-				out = append(out, b)
-			} else {
-				rest = append(rest, b)
-			}
-		}
-		clear(c.pending[len(rest):])
-		c.pending = rest
-		waiting = waiting || len(rest) > 0
+	var idle []*poolBlock
+	for _, list := range p.idle {
+		idle = append(idle, list...)
 	}
+	clear(p.idle)
 	p.mu.Unlock()
-	for i, b := range out {
-		err = b.fence.Wait(ctx)
-		if err == nil {
-			err = b.m.Close()
-		}
-		if err != nil {
-			// Memory whose Close failed is closed for all but another Close.
-			p.mu.Lock()
-			if b.m.gate.Refuses() {
-				p.unclosed = append(p.unclosed, b.m)
-				i++
+	for i, b := range idle {
+		if err := p.closeMemory(b.m); err != nil {
+			for _, b := range idle[i+1:] {
+				p.putIdle(b)
 			}
-			for _, b := range out[i:] {
-				c := p.classes[b.m.n]
-				c.pending = append(c.pending, b)
-			}
-			p.mu.Unlock()
-			return freed, waiting, err
+			return freed, err
 		}
-		freed += b.m.n
-		p.mu.Lock()
-		p.bytes -= b.m.n
-		p.mu.Unlock()
+		freed += b.Size
 	}
-	return freed, waiting, nil
+	return freed, nil
+}
+
+// closeMemory frees memory. If that fails, it is closed for all but another Close.
+func (p *Pool) closeMemory(m *Memory) error {
+	err := m.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.unclosed = append(p.unclosed, m)
+	} else {
+		p.bytes -= m.n
+	}
+	return err
 }
 
 // Close frees all memory that is not in use; leases that are not released are an error
@@ -342,20 +314,12 @@ func (p *Pool) close(ctx context.Context) error {
 	p.mu.Unlock()
 	var errs []error
 	for _, m := range unclosed {
-		err := m.Close()
-		errs = append(errs, err)
-		p.mu.Lock()
-		if err != nil {
-			p.unclosed = append(p.unclosed, m)
-		} else {
-			p.bytes -= m.n
-		}
-		p.mu.Unlock()
+		errs = append(errs, p.closeMemory(m))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if _, _, err := p.trim(ctx, true); err != nil {
+	if _, err := p.drain(ctx); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -381,10 +345,9 @@ type PoolStats struct {
 func (p *Pool) Stats() PoolStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := PoolStats{Leases: p.inUse, InUse: p.used, Allocated: p.bytes, Hits: p.hits, Misses: p.misses}
-	for size, c := range p.classes {
-		s.Idle += size * len(c.idle)
-		s.Pending += size * len(c.pending)
+	s := PoolStats{Leases: p.inUse, InUse: p.used, Allocated: p.bytes, Pending: p.pending.Bytes(), Hits: p.hits, Misses: p.misses}
+	for size, list := range p.idle {
+		s.Idle += size * len(list)
 	}
 	return s
 }
@@ -443,7 +406,7 @@ func (l Lease) Prefetch(s *cudart.Stream, to cudart.Location) error {
 	}
 	err := l.b.m.PrefetchRange(s, 0, l.n, to)
 	if s != nil {
-		l.b.fence.Add(s)
+		l.b.Fence.Add(s)
 	}
 	return err
 }
@@ -476,23 +439,19 @@ func (l Lease) release(streams []*cudart.Stream) error {
 		return ErrReleased
 	}
 	for _, s := range streams {
-		b.fence.Add(s)
+		b.Fence.Add(s)
 	}
-	idle := b.fence.Empty()
-	if !idle {
-		b.fence.Record()
-		idle = b.fence.Known()
-	}
+	b.Fence.Record()
+	at, busy := b.Fence.Next()
 	p := b.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.inUse--
-	p.used -= b.m.n
-	c := p.classes[b.m.n]
-	if idle {
-		c.idle = append(c.idle, b)
+	p.used -= b.Size
+	if busy {
+		p.pending.Add(&b.Block, at)
 	} else {
-		c.pending = append(c.pending, b)
+		p.idle[b.Size] = append(p.idle[b.Size], b)
 	}
 	return nil
 }

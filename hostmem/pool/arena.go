@@ -171,7 +171,7 @@ func (p *core) dissolve(s *slab, idle []*block) bool {
 	if len(idle) < len(s.blocks) {
 		return false
 	}
-	class := idle[0].class
+	class := idle[0].Class
 	if p.partial[class] == s {
 		p.partial[class] = nil
 	}

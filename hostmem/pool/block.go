@@ -1,31 +1,28 @@
 package pool
 
 import (
-	"context"
 	"runtime"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/pending"
 )
 
 // A block is a piece of a pool's memory. It is, at any time, leased, or idle in
 // a shard, or pending, or belongs to the one goroutine that moves it.
 type block struct {
-	pool  *core
-	base  unsafe.Pointer
-	size  int // bytes that it can hold
-	class int
-	slab  *slab           // that it was cut from, or
-	buf   *hostmem.Buffer // that it is all of
-	spans []hostmem.Span  // of buf, where it has several
+	pending.Block[block] // its fence is of the lease's work
+	pool                 *core
+	base                 unsafe.Pointer
+	slab                 *slab           // that it was cut from, or
+	buf                  *hostmem.Buffer // that it is all of
+	spans                []hostmem.Span  // of buf, where it has several
 
 	// state is a generation and, in its low bits, the users of the block: the
 	// lease, or what else has it, and the calls that use it just now. A lease
 	// of another generation than the block's is over.
 	state atomic.Uint64
-	fence fence.Fence // of the lease's work
 	trace atomic.Pointer[leaseTrace]
 
 	// What follows belongs to the one goroutine that has the block; home and
@@ -42,7 +39,8 @@ const (
 )
 
 func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {
-	b := &block{pool: p, base: base, size: size, class: class, home: p.shard()}
+	b := &block{pool: p, base: base, home: p.shard()}
+	b.Of, b.Size, b.Class = b, size, class
 	b.state.Store(1)
 	return b
 }
@@ -108,25 +106,6 @@ func (b *block) copy(off, n int, one func(at unsafe.Pointer, skip, n int) error)
 	return hostmem.Pieces(b.spans, off, n, func(at, n int) error {
 		return one(unsafe.Add(b.base, at), at-off, n)
 	})
-}
-
-// done asks whether the work that was queued before Release is done.
-func (b *block) done(ctx context.Context) bool { return b.fence.Done(ctx) }
-
-// unknown returns an error if a stream has returned one for the work, and it cannot be
-// known whether that is done. It waits for the answer for a moment.
-func (b *block) unknown(ctx context.Context) error {
-	for _, p := range b.fence.Points(nil) {
-		if p.Known() || p.Err() == nil {
-			continue
-		}
-		soon, cancel := context.WithTimeout(ctx, retryAfter)
-		defer cancel()
-		if err := p.Wait(soon); err != nil && soon.Err() == nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // A blockList is a list of blocks, linked by next.

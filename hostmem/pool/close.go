@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
@@ -96,76 +95,57 @@ func (p *core) close(ctx context.Context) error {
 }
 
 // flush waits for the work on released blocks and unmaps what is idle. more says that
-// there was something.
+// there was something. An error says that it cannot be known whether work is done, or that
+// ctx ended: blocks stay pending then, but those of other streams do not.
 func (p *core) flush(ctx context.Context) (more bool, err error) {
-	more, err = p.drain(ctx)
+	more, err = p.pending.Drain(ctx, func() error {
+		_, err := p.trim(ctx, everything, never)
+		return err
+	})
 	freed, trimErr := p.trim(ctx, everything, never)
 	return more || freed > 0, errors.Join(err, trimErr)
 }
 
-// drain waits until the work is done on all blocks that are pending now. An error
-// says that it cannot be known whether it is, or that ctx ended: blocks stay pending
-// then, but those of other streams do not.
-func (p *core) drain(ctx context.Context) (any bool, err error) {
-	var mu sync.Mutex
-	var errs []error
-	var group sync.WaitGroup
-	wait := func(of *cudart.Timeline) error {
-		for b := p.pending.take(of); b != nil; b = p.pending.take(of) {
-			if err := b.fence.Wait(ctx); err != nil {
-				p.pending.unpop(of, b)
-				return err
-			}
-			p.pending.done(b)
-			b.home.put(b)
-		}
-		// Other streams may take long.
-		_, err := p.trim(ctx, everything, never)
-		return err
-	}
-	for _, of := range p.pending.all(-1, nil) {
-		any = true
-		goroutines := 1
-		if of == nil { // blocks of several streams are in no order
-			goroutines = p.pending.count(of)
-		}
-		for range goroutines {
-			group.Go(func() {
-				if err := wait(of); err != nil {
-					mu.Lock()
-					defer mu.Unlock()
-					errs = append(errs, err)
-				}
-			})
-		}
-	}
-	group.Wait()
-	return any, errors.Join(errs...)
-}
-
 // flushing is the state of flushLater, guarded by core.mu.
-type flushing struct{ running, again bool }
+type flushing struct {
+	running, again bool
+	awaited        map[*cudart.Timeline]bool // streams that a goroutine waits for
+}
 
 // flushLater unmaps what leases that were released after Close have left, once the
 // work on it is done. However many they are, one goroutine unmaps, and one waits for
 // each stream.
 func (p *core) flushLater() {
-	for _, of := range p.pending.undrained() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.awaitStreams()
+	p.unmapLater()
+}
+
+// awaitStreams starts the goroutines that wait for streams, with p.mu locked.
+func (p *core) awaitStreams() {
+	for _, of := range p.pending.Streams(nil) {
+		if p.flushing.awaited[of] {
+			continue
+		}
+		p.flushing.awaited[of] = true
 		p.moving.begin()
 		go func() {
 			defer p.moving.end()
-			for b := p.pending.takeOrStop(of); b != nil; b = p.pending.takeOrStop(of) {
-				if b.fence.Wait(context.Background()) != nil { // Close tries again, and reports
-					p.pending.stopDrain(of, b)
-					return
-				}
-				p.pending.done(b)
-				p.putIdle(b)
+			err := p.pending.Wait(context.Background(), of)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			delete(p.flushing.awaited, of)
+			if err == nil { // else Close tries again, and reports
+				p.awaitStreams() // something may have been released meanwhile
 			}
+			p.unmapLater()
 		}()
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+}
+
+// unmapLater starts the goroutine that unmaps what is idle, with p.mu locked.
+func (p *core) unmapLater() {
 	p.flushing.again = true
 	if p.flushing.running {
 		return

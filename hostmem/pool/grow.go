@@ -65,7 +65,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 		// The host may have memory once what is idle here is unmapped, or once the GPU
 		// is done with more.
 		looking, cancel := context.WithTimeout(ctx, lookPatience)
-		p.reclaimAll(looking)
+		p.pending.Reclaim(looking)
 		cancel()
 		chosen, _ := p.plan(everything, never)
 		freed, trimErr := p.unmapSoon(ctx, chosen)
@@ -74,7 +74,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 			retried = true
 			b, r, err = p.grow(ctx, class, n)
 			continue
-		case p.pending.any():
+		case p.pending.Bytes() > 0:
 			short, err = true, errFull
 			continue
 		}
@@ -89,16 +89,14 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 
 // search looks for a block everywhere.
 func (p *core) search(ctx context.Context, class, n int) *block {
-	first, ok := p.pending.front(class)
-	if ok {
-		if b, _ := p.reclaimLine(ctx, first, class, n); b != nil {
-			return b
-		}
+	first := p.pending.First(class)
+	if b := p.pending.FindOn(ctx, first, class, n); b != nil {
+		return b
 	}
 	if b := p.steal(class, n); b != nil {
 		return b
 	}
-	return p.reclaim(ctx, class, n, func(of *cudart.Timeline) bool { return !ok || of != first })
+	return p.pending.Find(ctx, class, n, first)
 }
 
 // least returns the bytes that a new registration for a request takes at least.
@@ -192,7 +190,7 @@ func (p *core) grow(ctx context.Context, class, n int) (*block, room, error) {
 // than were ever used at once.
 func (p *core) replace(ctx context.Context, class, n int) *block {
 	b := p.steal(class, 1)
-	if b == nil || b.size >= n {
+	if b == nil || b.Size >= n {
 		return b
 	}
 	_, _ = p.unmapSoon(ctx, []*hostmem.Buffer{p.forget(b)}) // Trim and Close try again, and report

@@ -84,7 +84,7 @@ func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsaf
 	err := l.begin(s, off, n)
 	if err == nil {
 		err = l.b.copy(off, n, one)
-		l.b.fence.Add(s) // when they are queued, the part of them that could be
+		l.b.Fence.Add(s) // when they are queued, the part of them that could be
 		l.b.end()
 	}
 	if err != nil {
@@ -141,7 +141,7 @@ func (l Lease) release(streams []*cudart.Stream) error {
 		}
 		defer l.b.end()
 		for _, s := range streams {
-			l.b.fence.Add(s)
+			l.b.Fence.Add(s)
 		}
 	}
 	if l.token != nil && l.b.is(l.gen) {

@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
+	"github.com/gopinned/pinned/internal/pending"
 )
 
 var (
@@ -82,7 +83,7 @@ type core struct {
 
 	peakInUse int // guarded by the locks of all shards, to read by any
 
-	pending                        pending
+	pending                        *pending.Lines[block]
 	reserved                       gauge
 	trimmed, waits, failures, lost atomic.Int64
 
@@ -142,16 +143,17 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 	}
 	c := &core{
 		dev: dev, o: o, debug: dev.Runtime().Debug(), unit: max(os.Getpagesize(), o.Buffer.HugePages.PageSize()),
-		budget:  budget.Process(),
-		shards:  make([]shard, runtime.GOMAXPROCS(0)),
-		turn:    make(chan struct{}, 1),
-		wake:    make(chan struct{}, 1),
-		making:  make(chan struct{}, 1),
-		closing: make(chan struct{}),
-		moving:  moving{none: make(chan struct{}, 1)},
-		large:   make(map[*block]struct{}),
+		budget:   budget.Process(),
+		shards:   make([]shard, runtime.GOMAXPROCS(0)),
+		turn:     make(chan struct{}, 1),
+		wake:     make(chan struct{}, 1),
+		making:   make(chan struct{}, 1),
+		closing:  make(chan struct{}),
+		moving:   moving{none: make(chan struct{}, 1)},
+		large:    make(map[*block]struct{}),
+		flushing: flushing{awaited: make(map[*cudart.Timeline]bool)},
 	}
-	c.pending.init()
+	c.pending = pending.New(c.putIdle)
 	c.local.New = func() any { return &c.shards[int(c.next.Add(1))%len(c.shards)] }
 	c.timer = time.AfterFunc(time.Hour, c.tick)
 	c.timer.Stop()
@@ -238,7 +240,7 @@ func (p *core) near(class, n int) *block {
 	inPeak := s.acquire(b, n)
 	s.mu.Unlock()
 	if !inPeak {
-		p.raisePeak(b.size)
+		p.raisePeak(b.Size)
 	}
 	return b
 }
@@ -255,7 +257,7 @@ func (p *core) acquired(b *block, n int, hit bool) {
 	inPeak := s.acquire(b, n)
 	s.mu.Unlock()
 	if !inPeak {
-		p.raisePeak(b.size)
+		p.raisePeak(b.Size)
 	}
 }
 
@@ -263,34 +265,28 @@ func (p *core) acquired(b *block, n int, hit bool) {
 // from, where the same goroutine makes its next request.
 func (p *core) put(b *block) {
 	b.epoch = p.epoch.Load()
-	idle := b.fence.Empty()
-	if !idle {
-		b.fence.Record()
-		idle = b.fence.Known()
-	}
+	b.Fence.Record()
+	at, busy := b.Fence.Next()
 	s := b.home
 	s.mu.Lock()
 	s.release(b)
 	// Under the lock, so that the block is never neither leased nor in a list.
-	if idle {
-		s.pushFree(b)
+	if busy {
+		p.pending.Add(&b.Block, at)
 	} else {
-		p.pending.push(b)
+		s.pushFree(b)
 	}
 	s.mu.Unlock()
 	p.returned()
 }
 
-// putIdle takes a block whose work is done.
+// putIdle takes a block whose work is done. Who looks for such blocks of a pool that was
+// closed unmaps them, too.
 func (p *core) putIdle(b *block) {
 	b.home.put(b)
-	p.returned()
-}
-
-// putBack takes a block that turned out not to be done.
-func (p *core) putBack(of *cudart.Timeline, b *block) {
-	p.pending.unpop(of, b)
-	p.returned()
+	if !p.closed() {
+		p.returned()
+	}
 }
 
 // returned is called after blocks were put into a list. A Get that waits, or

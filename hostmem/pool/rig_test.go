@@ -92,7 +92,7 @@ func balanced(tb testing.TB, p *Pool) {
 		assert.Equal(tb, len(a.used)*64-a.units, used, "units that no slab has are free")
 	}
 	for b := range p.core.large {
-		reserved += b.size
+		reserved += b.Size
 	}
 	for _, buf := range p.core.failed {
 		reserved += buf.Reserved()

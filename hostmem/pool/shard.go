@@ -23,9 +23,9 @@ type shard struct {
 func (s *shard) popFree(class, n int) *block {
 	var before *block
 	for b := s.free[class].first; b != nil; before, b = b, b.next {
-		if b.size >= n {
+		if b.Size >= n {
 			s.free[class].remove(before, b)
-			s.cached -= b.size
+			s.cached -= b.Size
 			return b
 		}
 	}
@@ -33,8 +33,8 @@ func (s *shard) popFree(class, n int) *block {
 }
 
 func (s *shard) pushFree(b *block) {
-	s.free[b.class].pushFront(b)
-	s.cached += b.size
+	s.free[b.Class].pushFront(b)
+	s.cached += b.Size
 }
 
 // put takes a block whose work is done.
@@ -50,11 +50,11 @@ func (s *shard) acquire(b *block, n int) (inPeak bool) {
 	b.home, b.requested = s, n
 	s.leases++
 	s.requested += n
-	s.inUse += b.size
-	if s.slack < b.size {
+	s.inUse += b.Size
+	if s.slack < b.Size {
 		return false
 	}
-	s.slack -= b.size
+	s.slack -= b.Size
 	return true
 }
 
@@ -62,8 +62,8 @@ func (s *shard) acquire(b *block, n int) (inPeak bool) {
 func (s *shard) release(b *block) {
 	s.leases--
 	s.requested -= b.requested
-	s.inUse -= b.size
-	s.slack += b.size
+	s.inUse -= b.Size
+	s.slack += b.Size
 	b.requested = 0
 }
 

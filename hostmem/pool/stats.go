@@ -63,7 +63,7 @@ func (p *Pool) Stats() Stats { return p.core.stats() }
 func (p *core) stats() Stats {
 	st := Stats{
 		ReservedBytes: p.reserved.value(), PeakReservedBytes: int(p.reserved.peak.Load()),
-		MaxBytes: p.o.MaxBytes, PendingBytes: int(p.pending.bytes.Load()),
+		MaxBytes: p.o.MaxBytes, PendingBytes: p.pending.Bytes(),
 		Waits: int(p.waits.Load()), Waiting: int(p.gate.Load() % gateClosed),
 		TrimmedBytes: int(p.trimmed.Load()), Failures: int(p.failures.Load()), Lost: int(p.lost.Load()),
 	}
@@ -96,7 +96,7 @@ func (p *core) outstanding() []hostmem.Holding {
 		if b.requested == 0 {
 			return
 		}
-		h := hostmem.Holding{Kind: "lease", Label: p.o.Buffer.Label, Bytes: b.size}
+		h := hostmem.Holding{Kind: "lease", Label: p.o.Buffer.Label, Bytes: b.Size}
 		if t := b.trace.Load(); t != nil {
 			h.Since, h.Stack, h.Lost = t.since, t.stack, t.lost.Load()
 		}

@@ -9,7 +9,11 @@ import (
 	"slices"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/pending"
 )
+
+// lookPatience is how long calls into CUDA that block may keep a look for memory.
+const lookPatience = pending.Patience
 
 // Trim unmaps idle memory, the longest unused first, until at most keep bytes
 // of it are left, and returns how many bytes it has unmapped. A negative keep counts as
@@ -23,7 +27,7 @@ func (p *Pool) Trim(keep int) (int, error) {
 	// With a context that ends no stream can keep it.
 	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
 	defer cancel()
-	c.reclaimAll(ctx)
+	c.pending.Reclaim(ctx)
 	st := c.stats()
 	goal := st.ReservedBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
 	freed, err := c.trim(context.Background(), everything, func(freed int) bool { return freed >= goal })
@@ -55,7 +59,7 @@ func (p *core) relieve(need int) (freed int) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
 	defer cancel()
-	p.reclaimAll(ctx)
+	p.pending.Reclaim(ctx)
 	if p.idle() > 0 {
 		freed, _ = p.trim(ctx, everything, func(freed int) bool { return freed >= need }) // Trim and Close try again, and report
 	}
@@ -133,7 +137,7 @@ func (p *core) gather(pick func(*block) bool) []*block {
 				next := b.next
 				if pick(b) {
 					l.remove(before, b)
-					s.cached -= b.size
+					s.cached -= b.Size
 					found = append(found, b)
 				} else {
 					before = b
@@ -145,7 +149,7 @@ func (p *core) gather(pick func(*block) bool) []*block {
 	}
 	now := p.epoch.Load()
 	slices.SortStableFunc(found, func(a, b *block) int {
-		return cmp.Or(cmp.Compare(now-b.epoch, now-a.epoch), cmp.Compare(b.size, a.size))
+		return cmp.Or(cmp.Compare(now-b.epoch, now-a.epoch), cmp.Compare(b.Size, a.Size))
 	})
 	return found
 }
@@ -299,7 +303,7 @@ func (p *core) tick() {
 	now := p.epoch.Add(1)
 	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
 	defer cancel()
-	p.reclaimAll(ctx)
+	p.pending.Reclaim(ctx)
 	_, _ = p.trim(ctx, func(b *block) bool { return now-b.epoch >= idleTicks }, never) // Trim and Close try again, and report
 	p.ticking.Store(false)
 	// A Release that saw it ticking put its block into a list before.

@@ -59,8 +59,8 @@ type waiter struct {
 	asked    bool          // the pending blocks were, since then
 	pause    int           // looks until makeRoom is of use again
 	ended    bool          // a watched point was reached, or cannot be known
-	heads    uint64        // what pending.heads was when the points were watched
-	watching func()        // stops that
+	heads    uint64        // what pending.Heads was when the points were watched
+	watching []func()      // stop that
 }
 
 // look looks for memory of any kind, and makes room for more. The error is errFull
@@ -68,7 +68,7 @@ type waiter struct {
 func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err error) {
 	if !w.asked {
 		w.asked = true
-		if w.reclaimAll(ctx) == 0 && w.ended {
+		if w.pending.Reclaim(ctx) == 0 && w.ended {
 			if err := w.hopeless(ctx); err != nil {
 				return nil, false, room{}, err
 			}
@@ -84,7 +84,7 @@ func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err erro
 		}
 	}
 	if w.short {
-		if w.idle() == 0 && w.pending.any() {
+		if w.idle() == 0 && w.pending.Bytes() > 0 {
 			return nil, false, room{}, errFull
 		}
 		w.short = false
@@ -130,7 +130,7 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 		w.pause--
 		return nil
 	}
-	chosen, left := w.plan(func(b *block) bool { return b.class != w.class || b.size < w.n }, func(freed int) bool {
+	chosen, left := w.plan(func(b *block) bool { return b.Class != w.class || b.Size < w.n }, func(freed int) bool {
 		return freed >= missing || isSmall(w.class) && w.hasRun(w.class)
 	})
 	w.pause = 1 + left/8 // at least one, because plan wakes this Get
@@ -191,23 +191,52 @@ func (w *waiter) sleep(ctx context.Context) {
 	}
 }
 
-// watch has reached sent to when the oldest block of any stream is done.
+// hopeless returns an error if nothing is leased, and of no pending block it can be
+// known whether the GPU is done with it: no memory returns to the pool then. It asks
+// only streams that have returned errors, and waits for each answer for a moment.
+func (w *waiter) hopeless(ctx context.Context) (err error) {
+	if w.stats().Leases > 0 {
+		return nil
+	}
+	for _, at := range w.pending.Oldest(nil) {
+		if at.Known() || at.Err() == nil {
+			return nil
+		}
+		soon, cancel := context.WithTimeout(ctx, retryAfter)
+		err = at.Wait(soon)
+		late := soon.Err() != nil
+		cancel()
+		if err == nil || late {
+			return nil
+		}
+	}
+	return err
+}
+
+// watch has reached sent to when the oldest block of any stream is done, as far as that is
+// known.
 func (w *waiter) watch() {
-	heads := w.pending.headsNow()
-	if w.watching != nil && w.asked && heads == w.heads {
+	heads := w.pending.Heads()
+	if heads == w.heads {
 		return
 	}
-	if w.watching != nil {
-		w.watching()
+	w.unwatch()
+	w.heads = heads
+	for _, at := range w.pending.Oldest(nil) {
+		w.watching = append(w.watching, at.Notify(w.reached))
 	}
-	w.heads, w.watching = heads, w.notify(w.reached)
+}
+
+func (w *waiter) unwatch() {
+	for _, stop := range w.watching {
+		stop()
+	}
+	w.watching = nil
 }
 
 // stop ends what the waiter has begun.
 func (w *waiter) stop() {
-	if w.watching != nil {
-		w.watching()
-	}
+	w.unwatch()
 	if w.grant != nil {
 		w.grant.Withdraw()
 	}

@@ -80,6 +80,9 @@ func (f *Fence) Empty() bool { return f.count.Load() == 0 }
 // later is not waited for. It records an event on each stream that has queued
 // work since its last one (cudaEventRecord).
 func (f *Fence) Record() {
+	if f.Empty() {
+		return
+	}
 	var room [usual]cudart.Point
 	for _, p := range f.points(room[:0]) {
 		p.Record()
@@ -110,22 +113,21 @@ func (f *Fence) fix() {
 	}
 }
 
-// first fixes all streams and returns the point of one.
-func (f *Fence) first() (p cudart.Point, ok bool) {
+// Next returns a Point that the work on the memory has yet to reach; ok is false if the
+// device is known to be done with it. It fixes the end of the work as Record does, and
+// makes no calls.
+func (f *Fence) Next() (p cudart.Point, ok bool) {
+	if f.Empty() {
+		return p, false
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fix()
+	f.drop(func(u use) bool { return u.point.Known() })
 	if len(f.uses) == 0 {
 		return p, false
 	}
 	return f.uses[len(f.uses)-1].point, true
-}
-
-// remove forgets a stream whose point was reached, unless it was added again.
-func (f *Fence) remove(p cudart.Point) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.drop(func(u use) bool { return !u.open && u.point == p })
 }
 
 func (f *Fence) drop(reached func(use) bool) {
@@ -146,14 +148,9 @@ func (f *Fence) drop(reached func(use) bool) {
 // had, counts as false; ctx bounds the call, not the work.
 func (f *Fence) Done(ctx context.Context) bool {
 	for {
-		p, ok := f.first()
-		switch {
-		case !ok:
-			return true
-		case !p.Done(ctx):
-			return false
+		if p, ok := f.Next(); !ok || !p.Done(ctx) {
+			return !ok
 		}
-		f.remove(p)
 	}
 }
 
@@ -161,16 +158,12 @@ func (f *Fence) Done(ctx context.Context) bool {
 // that are added meanwhile do to it. An error says that the memory may be in
 // use: ctx's, when that ends first, or why it cannot be known.
 func (f *Fence) Wait(ctx context.Context) error {
-	for {
-		p, ok := f.first()
-		if !ok {
-			return nil
-		}
+	for p, ok := f.Next(); ok; p, ok = f.Next() {
 		if err := p.Wait(ctx); err != nil {
 			return err
 		}
-		f.remove(p)
 	}
+	return nil
 }
 
 // Before makes work that is queued on s later wait for the work on the memory

@@ -111,6 +111,31 @@ func TestFenceOfSeveralStreams(t *testing.T) {
 	assert.True(t, f.Known())
 }
 
+// Next goes from stream to stream, makes no calls, and fixes the end of the work.
+func TestFenceNext(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, cudasim.Config{})
+	var f fence.Fence
+	_, ok := f.Next()
+	assert.False(t, ok)
+	first, second := b.stream(), b.stream()
+	b.use(&f, first)
+	b.use(&f, second)
+	calls := b.sim.TotalCalls()
+	p, ok := f.Next()
+	assert.True(t, ok)
+	assert.Len(t, f.Points(nil), 2)
+	assert.Equal(t, calls, b.sim.TotalCalls())
+	require.NoError(t, p.Wait(t.Context()))
+	q, ok := f.Next()
+	assert.True(t, ok)
+	assert.NotEqual(t, p.Line(), q.Line())
+	require.NoError(t, q.Wait(t.Context()))
+	_, ok = f.Next()
+	assert.False(t, ok)
+	assert.True(t, f.Empty())
+}
+
 // What is queued after Record is not waited for, and what is added is.
 func TestFenceIsAsLateAsItsLastAdd(t *testing.T) {
 	t.Parallel()

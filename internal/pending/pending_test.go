@@ -1,0 +1,434 @@
+package pending_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+	"weak"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/pending"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A block is all that a pool has to be to test with.
+type block struct {
+	pending.Block[block]
+	name string
+}
+
+// A rig is a pool on a simulated device.
+type rig struct {
+	*testing.T
+	sim   *cudasim.Sim
+	dev   *cudart.Device
+	mem   cudart.DevPtr
+	host  unsafe.Pointer
+	lines *pending.Lines[block]
+
+	mu   sync.Mutex
+	idle []string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := &rig{T: t, sim: sim, dev: dev}
+	r.mem, err = dev.Malloc(64)
+	require.NoError(t, err)
+	r.host, err = dev.HostAlloc(64, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, dev.Free(r.mem))
+		assert.NoError(t, dev.FreeHost(r.host))
+	})
+	r.lines = pending.New(func(b *block) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.idle = append(r.idle, b.name)
+	})
+	return r
+}
+
+func (r *rig) stream() *cudart.Stream {
+	r.Helper()
+	s, err := r.dev.NewStream(cudart.StreamOptions{})
+	require.NoError(r, err)
+	r.Cleanup(func() { assert.NoError(r, s.Close()) })
+	return s
+}
+
+// stall makes a stream busy until open is called, or the test ends.
+func (r *rig) stall(s *cudart.Stream) (open func()) {
+	r.Helper()
+	gate := make(chan struct{})
+	require.NoError(r, s.LaunchHostFunc(func() { <-gate }))
+	open = sync.OnceFunc(func() { close(gate) })
+	r.Cleanup(open)
+	return open
+}
+
+// release releases a block of a class and 10 bytes, in use by work on all these streams.
+func (r *rig) release(name string, class int, streams ...*cudart.Stream) *block {
+	r.Helper()
+	b := &block{name: name}
+	b.Of, b.Class, b.Size = b, class, 10
+	for _, s := range streams {
+		require.NoError(r, s.LaunchHostFunc(func() {}))
+		b.Fence.Add(s)
+	}
+	b.Fence.Record()
+	at, ok := b.Fence.Next()
+	require.True(r, ok)
+	r.lines.Add(&b.Block, at)
+	return b
+}
+
+// quiet waits for streams without asking for the blocks' Points.
+func (r *rig) quiet(streams ...*cudart.Stream) {
+	r.Helper()
+	for _, s := range streams {
+		done := make(chan struct{})
+		require.NoError(r, s.LaunchHostFunc(func() { close(done) }))
+		<-done
+	}
+}
+
+// recovers waits for a stream that can be asked again. A call that had failed before may
+// still report that once.
+func (r *rig) recovers(s *cudart.Stream) {
+	r.Helper()
+	require.Eventually(r, func() bool { return r.lines.Wait(r.Context(), s.Timeline()) == nil }, 20*time.Second, time.Millisecond)
+}
+
+func (r *rig) takeIdle() (names []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	names, r.idle = r.idle, nil
+	return names
+}
+
+func (r *rig) find(class, size int, but *cudart.Timeline) string {
+	if b := r.lines.Find(r.Context(), class, size, but); b != nil {
+		return b.name
+	}
+	return ""
+}
+
+// A block that fits is found; those before it on its stream become idle, what is behind it
+// stays, and so does what is busy.
+func TestFind(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s, busy := r.stream(), r.stream()
+	for _, name := range []string{"first", "second", "third"} {
+		r.release(name, len(name), s)
+	}
+	r.stall(busy)
+	r.release("busy", 6, busy)
+	r.quiet(s)
+	assert.Equal(t, 40, r.lines.Bytes())
+	assert.Empty(t, r.find(6, 10, s.Timeline()))
+	assert.Empty(t, r.find(6, 11, busy.Timeline()), "it is too small")
+	assert.Equal(t, []string{"first", "second", "third"}, r.takeIdle())
+	assert.Empty(t, r.find(6, 10, nil))
+	assert.Equal(t, 10, r.lines.Bytes())
+
+	for _, name := range []string{"first", "second", "third"} {
+		r.release(name, len(name), s)
+	}
+	r.quiet(s)
+	assert.Equal(t, "second", r.find(6, 10, nil))
+	assert.Equal(t, []string{"first"}, r.takeIdle())
+	assert.Equal(t, s.Timeline(), r.lines.First(5), "it had done work when asked last")
+	assert.Nil(t, r.lines.FindOn(t.Context(), nil, 5, 10))
+	assert.Nil(t, r.lines.FindOn(t.Context(), busy.Timeline(), 6, 10))
+	assert.Equal(t, "third", r.lines.FindOn(t.Context(), s.Timeline(), 5, 10).name)
+	assert.Equal(t, busy.Timeline(), r.lines.First(6))
+	assert.Equal(t, []*cudart.Timeline{busy.Timeline()}, r.lines.Streams(nil))
+}
+
+// Every stream is asked, each once, however many are busy and however much they have.
+func TestOneQuestionAStream(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const streams, each = 40, 5
+	for range streams {
+		s := r.stream()
+		r.stall(s)
+		for range each {
+			r.release("busy", 1, s)
+		}
+	}
+	s := r.stream()
+	r.release("done", 1, s)
+	r.quiet(s)
+	before := r.sim.Calls("cudaEventQuery")
+	assert.Equal(t, 1, r.lines.Reclaim(t.Context()))
+	assert.Equal(t, []string{"done"}, r.takeIdle())
+	assert.Equal(t, streams+1, r.sim.Calls("cudaEventQuery")-before)
+	r.release("done", 1, s)
+	r.quiet(s)
+	assert.Equal(t, "done", r.find(1, 10, nil))
+	assert.Equal(t, 10*streams*each, r.lines.Bytes())
+}
+
+// A block of several streams is found when all of them are done with it, by the first look
+// then, and hides nothing before.
+func TestBlocksOfSeveralStreams(t *testing.T) {
+	t.Parallel()
+	for name, find := range map[string]func(r *rig, of *cudart.Timeline) string{
+		"Find": func(r *rig, _ *cudart.Timeline) string { return r.find(1, 10, nil) },
+		"FindOn": func(r *rig, of *cudart.Timeline) string {
+			if b := r.lines.FindOn(r.Context(), of, 1, 10); b != nil {
+				return b.name
+			}
+			return ""
+		},
+		"Reclaim": func(r *rig, _ *cudart.Timeline) string {
+			if r.lines.Reclaim(r.Context()) == 1 {
+				return r.takeIdle()[0]
+			}
+			return ""
+		},
+		"Wait": func(r *rig, of *cudart.Timeline) string {
+			require.NoError(r, r.lines.Wait(r.Context(), of))
+			return r.takeIdle()[0]
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			a, b, c := r.stream(), r.stream(), r.stream()
+			open := []func(){r.stall(a), r.stall(b), r.stall(c)}
+			r.release("several", 1, a, b, c)
+			for range open { // whichever stream's line it is in
+				of := r.lines.Streams(nil)
+				require.Len(t, of, 1)
+				if name != "Wait" { // which would
+					assert.Empty(t, find(r, of[0]))
+				}
+				for i, s := range []*cudart.Stream{a, b, c} {
+					if s.Timeline() == of[0] {
+						open[i]()
+						r.quiet(s)
+					}
+				}
+				got := r.lines.Reclaim(t.Context())
+				if got == 1 {
+					assert.Equal(t, []string{"several"}, r.takeIdle())
+				}
+			}
+			assert.Zero(t, r.lines.Bytes())
+
+			// All are done, and none was asked.
+			r.release("several", 1, a, b, c)
+			r.quiet(a, b, c)
+			assert.Equal(t, "several", find(r, r.lines.Streams(nil)[0]))
+			assert.Zero(t, r.lines.Bytes())
+		})
+	}
+}
+
+// A block that moves to another stream's line comes before what was queued there later, so
+// that it is found though that is not done.
+func TestABlockMovesToItsPlace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	a, b := r.stream(), r.stream()
+	openA, openB := r.stall(a), r.stall(b)
+	r.release("several", 1, a, b)
+	of, other, open, openOther := a, b, openA, openB
+	if r.lines.Streams(nil)[0] != a.Timeline() {
+		of, other, open, openOther = b, a, openB, openA
+	}
+	r.release("behind", 2, of)
+	r.release("early", 2, other)
+	openOther()
+	r.quiet(other)
+	r.stall(other)
+	r.release("late", 2, other)
+	open()
+	r.quiet(of)
+	assert.Equal(t, 3, r.lines.Reclaim(t.Context()))
+	assert.ElementsMatch(t, []string{"early", "several", "behind"}, r.takeIdle())
+}
+
+// Of one stream and no other: whatever is done, and the last that was released.
+func TestTakeOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s, other := r.stream(), r.stream()
+	r.stall(s)
+	r.stall(other)
+	r.release("old", 1, s)
+	r.release("new", 1, s)
+	r.release("another class", 2, s)
+	r.release("several", 1, s, other)
+	r.release("another stream", 1, other)
+	calls := r.sim.TotalCalls()
+	for _, want := range []string{"new", "old"} {
+		require.Equal(t, want, r.lines.TakeOn(s.Timeline(), 1).name)
+	}
+	assert.Nil(t, r.lines.TakeOn(s.Timeline(), 1))
+	assert.Nil(t, r.lines.TakeOn(s.Timeline(), 3))
+	assert.Nil(t, r.lines.TakeOn(r.stream().Timeline(), 1))
+	assert.Equal(t, "another class", r.lines.TakeOn(s.Timeline(), 2).name)
+	assert.Equal(t, calls+1, r.sim.TotalCalls(), "of the new stream alone")
+	assert.Equal(t, 20, r.lines.Bytes())
+	assert.Empty(t, r.takeIdle())
+}
+
+// Heads changes whenever another block is the oldest of a stream.
+func TestHeads(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := r.stream()
+	r.stall(s)
+	heads := r.lines.Heads()
+	changed := func() bool {
+		before := heads
+		heads = r.lines.Heads()
+		return heads != before
+	}
+	first := r.release("first", 1, s)
+	assert.True(t, changed())
+	points := first.Fence.Points(nil)
+	assert.Equal(t, points, r.lines.Oldest(nil))
+	r.release("second", 2, s)
+	assert.False(t, changed())
+	assert.Equal(t, points, r.lines.Oldest(nil))
+	assert.Equal(t, first, r.lines.TakeOn(s.Timeline(), 1))
+	assert.True(t, changed())
+	assert.NotEqual(t, points, r.lines.Oldest(nil))
+	r.lines.Add(&first.Block, points[0])
+	assert.True(t, changed(), "released late, it is the oldest all the same")
+	assert.Equal(t, points, r.lines.Oldest(nil))
+}
+
+// Drain makes idle what one stream is done with although another takes long, and ends with
+// its context.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	then := make(chan struct{}, 10)
+	called := func() error { then <- struct{}{}; return nil }
+	waited, err := r.lines.Drain(t.Context(), called)
+	require.NoError(t, err)
+	assert.False(t, waited)
+	assert.Empty(t, then)
+
+	s, busy, both := r.stream(), r.stream(), r.stream()
+	open := r.stall(busy)
+	r.release("done", 1, s)
+	r.release("busy", 1, busy)
+	r.release("several", 1, both, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error)
+	go func() {
+		_, err := r.lines.Drain(ctx, called)
+		ended <- err
+	}()
+	<-then
+	for r.lines.Bytes() > 10 {
+		runtime.Gosched()
+	}
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	assert.ElementsMatch(t, []string{"done", "several"}, r.takeIdle())
+	open()
+	failure := errors.New("made up")
+	waited, err = r.lines.Drain(t.Context(), func() error { return failure })
+	require.ErrorIs(t, err, failure)
+	assert.True(t, waited)
+	assert.Equal(t, []string{"busy"}, r.takeIdle())
+	assert.Zero(t, r.lines.Bytes())
+}
+
+// Of a stream that cannot be asked nothing is taken, what others have done is, also of a
+// block that was on both, and later answers are found.
+func TestAStreamThatCannotBeAsked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s, broken := r.stream(), r.stream()
+	r.release("broken", 1, broken)
+	r.release("done", 1, s)
+	r.release("several", 1, s, broken)
+	r.quiet(s, broken)
+	r.sim.Fail("cudaEventQuery", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
+	r.sim.Fail("cudaEventRecord", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
+	r.sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	waited, err := r.lines.Drain(t.Context(), func() error { return nil })
+	require.ErrorIs(t, err, cudart.ErrUnknown)
+	assert.True(t, waited)
+	assert.Equal(t, []string{"done"}, r.takeIdle())
+	r.sim.ResetFaults()
+	r.recovers(broken)
+	r.lines.Reclaim(t.Context())
+	assert.ElementsMatch(t, []string{"broken", "several"}, r.takeIdle())
+}
+
+// A block that moves to another stream is waited for there though the first one fails.
+func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s, broken := r.stream(), r.stream()
+	several := r.release("several", 1, s, broken)
+	require.Equal(t, []*cudart.Timeline{broken.Timeline()}, r.lines.Streams(nil))
+	require.NoError(t, broken.Synchronize(t.Context()))
+	require.True(t, several.Fence.Points(nil)[1].Done(t.Context()))
+	r.release("broken", 1, broken)
+	r.quiet(s)
+	r.sim.Fail("cudaEventQuery", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
+	r.sim.Fail("cudaEventRecord", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
+	r.sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	require.ErrorIs(t, r.lines.Wait(t.Context(), broken.Timeline()), cudart.ErrUnknown)
+	assert.Equal(t, []string{"several"}, r.takeIdle())
+	assert.Equal(t, 10, r.lines.Bytes())
+	r.sim.ResetFaults()
+	r.recovers(broken)
+}
+
+// Of a stream that was closed nothing is kept once its blocks are found.
+func TestNoStreamIsKept(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s, err := r.dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	b := r.release("block", 1, s)
+	require.NoError(t, s.Close())
+	require.NoError(t, r.lines.Wait(t.Context(), s.Timeline()))
+	kept := weak.Make(s.Timeline())
+	s = nil
+	require.Eventually(t, func() bool { runtime.GC(); return kept.Value() == nil }, 20*time.Second, time.Millisecond)
+	runtime.KeepAlive(b)
+	runtime.KeepAlive(r)
+}
+
+// Not parallel: AllocsPerRun counts what others allocate, too.
+func TestPendingDoesNotAllocate(t *testing.T) {
+	r := newRig(t)
+	s := r.stream()
+	r.stall(s)
+	b := r.release("block", 1, s)
+	at := r.lines.Oldest(nil)[0]
+	cycle := func() {
+		if r.lines.Find(context.Background(), 1, 10, nil) != nil || r.lines.TakeOn(s.Timeline(), 1) != b {
+			t.Error("it is busy")
+		}
+		r.lines.Add(&b.Block, at)
+	}
+	asked := testing.AllocsPerRun(100, func() { at.Done(context.Background()) })
+	assert.LessOrEqual(t, testing.AllocsPerRun(100, cycle), asked)
+}
