@@ -209,14 +209,12 @@ func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 					}
 					return nil
 				}
-				start := time.Now()
 				r, err := Map(t.Context(), pages*2*mib, Options{System: sys, Populate: &Populate{Threads: tc.threads, Method: Touch}})
 				require.NoError(t, err)
 				// Threads that were at a page together may each see it to its end.
 				assert.InDelta(t, tc.huge, huge.Load(), float64(tc.threads-1))
 				if tc.huge < pages {
 					assert.Equal(t, int32(1), given.Load())
-					assert.Less(t, time.Since(start), 300*time.Millisecond)
 					require.Len(t, r.Notes(), 1)
 					assert.Contains(t, r.Notes()[0], "huge pages come too slowly (the last took 40.0 ms")
 				} else {
