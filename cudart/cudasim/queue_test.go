@@ -22,7 +22,7 @@ func TestFullStreamBlocksEveryCallThatEnqueues(t *testing.T) {
 	l.ok("cudaSetDevice", 1)
 	there := get[uintptr](l, "cudaMalloc", 64)
 	l.ok("cudaSetDevice", 0)
-	h, d := l.pinned(64), l.device(64)
+	h, d, other := l.pinned(64), l.device(64), l.device(64)
 	a, b, e, onB := l.stream(), l.stream(), l.event(), l.event()
 	managed := get[uintptr](l, "cudaMallocManaged", 64, 1)
 	out := mapped(t, 64)
@@ -64,7 +64,7 @@ func TestFullStreamBlocksEveryCallThatEnqueues(t *testing.T) {
 			l.awaitBlocked(tt.fn, 1)
 			assert.Equal(t, map[string]int{tt.fn: 1}, l.Blocked())
 			assert.Equal(t, 1+depth, l.Outstanding().PendingOps, "what blocks is not enqueued")
-			l.ok("cudaMemsetAsync", d, 0, 64, b) // other streams have room
+			l.ok("cudaMemsetAsync", other, 0, 64, b) // other streams have room
 			assert.Equal(t, cudart.ErrNotReady, l.call("cudaStreamQuery", tt.stream))
 			assert.Empty(t, done)
 			l.Release()
