@@ -32,6 +32,9 @@ func (e *Event) WaitInC() error {
 	return nil
 }
 
+// CloseEvent destroys the event that stands for the Point.
+func (p Point) CloseEvent() error { return p.line.eventFor(p.n).Close() }
+
 // PendingError is the calling thread's cudaGetLastError.
 func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin().cCall) }
 

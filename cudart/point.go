@@ -130,7 +130,11 @@ func (s *Stream) WaitPoint(p Point) error {
 		return nil
 	}
 	if e := p.line.eventFor(p.n); e != nil {
-		return s.WaitEvent(e)
+		err := s.WaitEvent(e)
+		if err == nil || e.handle.state.Load()&handleClosed == 0 {
+			return err
+		}
+		// It could not be queried, and another goroutine has destroyed it meanwhile.
 	}
 	// One that is recorded now stands for the Point too. It is not the timeline's:
 	// another goroutine may be recording there.

@@ -433,6 +433,31 @@ func TestStreamsWaitForPointsFromManyGoroutines(t *testing.T) {
 	drained(t, b.sim)
 }
 
+// An event that cannot be queried is destroyed, perhaps by another goroutine, when a stream is
+// about to wait for it.
+func TestStreamsWaitForPointsWhoseEventsWereDestroyed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	other := stream(t, b.dev)
+	fill(b.host, 1)
+	back := pinned(t, b.dev, 64)
+	open := gate(t, b.s)
+	require.NoError(t, b.s.CopyToDevice(b.mem, pointer(b.host), 64))
+	p := b.s.Point()
+	require.NoError(t, p.CloseEvent())
+	require.NoError(t, other.WaitPoint(p))
+	require.NoError(t, other.CopyToHost(pointer(back), b.mem, 64))
+	require.ErrorIs(t, other.Synchronize(soon(t)), context.DeadlineExceeded)
+	open()
+	require.NoError(t, other.Synchronize(t.Context()))
+	assert.Equal(t, b.host, back)
+	require.NoError(t, p.Wait(t.Context()))
+	_ = b.s.Synchronize(t.Context()) // reports the look at the event
+	b.queue(b.s)
+	require.NoError(t, other.Close())
+	require.ErrorIs(t, other.WaitPoint(b.s.Timeline().End()), cudart.ErrClosed, "a stream that is closed is an error still")
+}
+
 // An event is work, too: who has synchronized a stream may ask an event for its time.
 func TestSynchronizeWaitsForEvents(t *testing.T) {
 	t.Parallel()
