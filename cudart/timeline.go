@@ -468,7 +468,7 @@ func (t *Timeline) err(n uint64) error {
 //
 // Another goroutine may record the event again before the caller uses it. Then Point n
 // is reached, or the new recording is a later one of the same stream, for which to wait
-// is right as well.
+// is right as well. It may also be destroyed meanwhile, if it could not be queried.
 func (t *Timeline) eventFor(n uint64) *Event {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -106,7 +106,7 @@ func pinnedByOthers(f *Facts) []Finding {
 		Evidence: append(texts, fmt.Sprintf("/proc/meminfo: %s are available", units.Bytes(m.Available))),
 		Cause:    "each program sizes its pinned memory by the host's, and keeps it until it ends",
 		Cost:     "pinned memory can be neither reclaimed nor swapped out: the next program that takes half of the host's memory is ended by the kernel",
-		Remedy:   "give programs fixed sizes that fit together; PyTorch releases what it does not use with torch.accelerator.empty_host_cache()",
+		Remedy:   "give programs fixed sizes that fit together; PyTorch 2.12 and later release what they do not use with torch.accelerator.empty_host_cache()",
 	})
 }
 

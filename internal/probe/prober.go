@@ -109,14 +109,14 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	}
 	began := time.Now()
 	limit := p.patience(nvmlPatience)
-	var far *nvml.Report // as it has come
+	var newest *nvml.Report
 	out, err := child.Stream(ctx, limit, nvmlChild, r, func(now NVML) {
 		if now.Report != nil {
-			far = now.Report
+			newest = now.Report
 		}
 	})
 	if out.Report == nil {
-		out.Report = far
+		out.Report = newest
 	}
 	probe, err := fate(ctx, err, out.Probe.Call, limit)
 	if probe.State != "" {
