@@ -120,8 +120,8 @@ func BenchmarkDownload(b *testing.B) {
 }
 
 // BenchmarkSizes is copies of each size, beside what cudaMemcpy takes for the same. Its
-// uploads of pageable memory may return before the device has the bytes; "synced" are
-// those with a wait for that, which is what Upload promises.
+// uploads of pageable memory may return before the device has the bytes, as "queued" ones
+// do, on a stream; "synced" are those with a wait for that, which is what Upload promises.
 func BenchmarkSizes(b *testing.B) {
 	r := newRig(b, Options{})
 	total := benchSize(1 << 30)
@@ -147,6 +147,7 @@ func BenchmarkSizes(b *testing.B) {
 		}{
 			{"up/transfer", func() error { return r.c.Upload(ctx, mem, next()) }},
 			{"up/cudaMemcpy", func() error { return r.dev.CopyToDevice(mem, pointer(next()), n) }},
+			{"up/queued", func() error { return r.c.With(Call{Stream: def}).Upload(ctx, mem, next()) }},
 			{"up/synced", func() error {
 				return errors.Join(r.dev.CopyToDevice(mem, pointer(next()), n), def.SynchronizeBlocking())
 			}},

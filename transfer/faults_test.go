@@ -126,7 +126,7 @@ var operations = map[string]func(ctx context.Context, b *bench) ([]byte, error){
 	"small upload": func(ctx context.Context, b *bench) ([]byte, error) {
 		return nil, b.c.Upload(ctx, b.mem, b.bytes[:100])
 	},
-	"medium upload": func(ctx context.Context, b *bench) ([]byte, error) { // which CUDA stages
+	"medium upload": func(ctx context.Context, b *bench) ([]byte, error) { // in pieces
 		return nil, b.c.Upload(ctx, b.mem, b.bytes[:300*kib])
 	},
 	"upload pinned": func(ctx context.Context, b *bench) ([]byte, error) {

@@ -20,7 +20,7 @@ type crew struct {
 	posted   atomic.Uint64          // changes when a job has more to do
 	spinning atomic.Int32           // workers that look for work
 	slow     atomic.Int32           // workers of slow jobs
-	downs    atomic.Int32           // jobs that download
+	devices  [2]atomic.Int32        // that have something to copy, by the way: see demand
 
 	mu      sync.Mutex
 	workers int32
@@ -88,9 +88,6 @@ func (j *Job) join() {
 		jobs := append(slices.Clone(*c.jobs.Load()), j)
 		c.jobs.Store(&jobs)
 		c.mu.Unlock()
-		if j.Down {
-			c.downs.Add(1)
-		}
 	}
 }
 
@@ -101,9 +98,6 @@ func (j *Job) leave() {
 		jobs := slices.DeleteFunc(slices.Clone(*c.jobs.Load()), func(x *Job) bool { return x == j })
 		c.jobs.Store(&jobs)
 		c.mu.Unlock()
-		if j.Down {
-			c.downs.Add(-1)
-		}
 	}
 }
 
@@ -149,15 +143,6 @@ func (c *crew) find(w *worker) *Job {
 	return nil
 }
 
-// limitOf is how many workers a job may have: an upload one more while something is
-// downloaded, because each of them gets less of the memory's bandwidth then.
-func (c *crew) limitOf(j *Job) int32 {
-	if !j.Down && j.Workers == 0 && c.downs.Load() > 0 {
-		return j.limit + 1
-	}
-	return j.limit
-}
-
 func (c *crew) choose(w *worker) *Job {
 	var best *Job
 	var least int32
@@ -195,7 +180,8 @@ func (c *crew) run(w *worker) {
 	}
 }
 
-// work does a few pieces of a job that find has assigned.
+// work does pieces of a job that find has assigned, until there are none, or another job
+// needs the worker more.
 func (c *crew) work(j *Job) {
 	if j.Slow {
 		c.slow.Add(1)
@@ -204,9 +190,25 @@ func (c *crew) work(j *Job) {
 	if j.pieces.Load() > 1 {
 		c.post(j)
 	}
-	j.help(fewPieces)
+	for j.help(fewPieces) && j.pieces.Load() > 0 && !c.leaves(j) {
+	}
 	c.copying.Add(-1)
 	j.helpers.Add(-1)
+}
+
+// leaves reports whether a worker is to leave a job: it has more of them than its share
+// by now, or another one has fewer, and takes more.
+func (c *crew) leaves(j *Job) bool {
+	n := j.helpers.Load()
+	if n > c.limitOf(j) {
+		return true
+	}
+	for _, other := range *c.jobs.Load() {
+		if m := other.helpers.Load(); other.pieces.Load() > 0 && m+1 < n && m < c.limitOf(other) {
+			return true
+		}
+	}
+	return false
 }
 
 // yield lets other goroutines run where there are few cores to spin on.

@@ -115,11 +115,13 @@ type Job struct {
 	Copy
 	crews    []*crew // of Over, the conductor's first
 	oneCrew  [1]*crew
-	limit    int32 // workers at most
+	limit    int32 // workers at most, for each device: see crew.limitOf
+	devices  int32 // that the workers serve
 	brief    bool
 	reporter *Reporter
 
 	// The conductor's.
+	demands bool     // there is something to copy: see demand
 	turn    int      // of the groups, for the next chunk
 	landing []*chunk // whose copy from the device was or will be queued, in order
 	waiter  *waiter  // for memory of its ring
@@ -161,20 +163,12 @@ func (s *Stage) newJob(c Copy) *Job {
 		j.limit = downHelpers
 	}
 	// The smallest group takes the longest.
-	j.limit *= int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
-	if c.Workers > 0 {
-		j.limit = int32(c.Workers) - 1
-	}
+	j.devices = int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
 	if c.Progress != nil {
 		j.reporter = NewReporter(c.N, c.Progress, j.Abort, j.abort)
 	}
 	return j
 }
-
-// How many workers a copy keeps busy, besides its own goroutine, for each device:
-// copying into the ring takes twice the cores of copying out of it, past the
-// caches, and reading or faulting in the page cache three times.
-const upHelpers, downHelpers, kernelHelpers = 7, 3, 9
 
 // Poke makes the job look again.
 func (j *Job) Poke() {
@@ -256,6 +250,7 @@ func (j *Job) conduct() {
 	if !j.brief {
 		j.join()
 		defer j.leave()
+		defer j.demand(false)
 	}
 	if j.Down {
 		j.Sink.Start(j)
@@ -320,9 +315,11 @@ func (j *Job) openNext() bool {
 		ready = j.Feed.Ready()
 	}
 	if ready == 0 {
+		j.demand(left == 0 && j.demands)
 		j.leaveRing() // others may use what it waits for
 		return false
 	}
+	j.demand(!j.brief)
 	x := j.extent(opened, min(ready, left))
 	if x == nil {
 		return false
@@ -363,8 +360,12 @@ func (j *Job) openNext() bool {
 const leastChunk = 512 * kib
 
 func (j *Job) chunkSize(r *ring, opened, ready int) int {
-	size := min(opened+leastChunk, (j.N-opened)/2)
-	size = max(size/leastChunk*leastChunk, leastChunk)
+	least := leastChunk
+	if j.Over[0].copies[j.way()].Load() >= manyCopies {
+		least *= 2 // the others keep the link and the workers busy
+	}
+	size := min(opened+least, (j.N-opened)/2)
+	size = max(size/least*least, least)
 	most := r.chunk(j.Down)
 	if j.MaxChunk > 0 {
 		most = min(most, j.MaxChunk)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -13,14 +11,13 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 )
 
-// A lone is what one small copy at a time passes through, in one direction: memory
-// and a stream of its own, of whose end it needs no event. It is for
-// a caller who copies alone, for whom workers would come too late. Those who find it
-// taken share an event with others: see link.
+// A lone is what one small copy at a time passes through, in one direction: memory and a
+// stream of its own, of whose end it needs no event. It is for a caller who copies alone,
+// for whom workers would come too late. Those who find it taken share an event with
+// others: see link.
 type lone struct {
 	stream *cudart.Stream
 	buf    *hostmem.Buffer
-	most   int // bytes of a copy
 	taken  atomic.Bool
 	left   cudart.Point // the end of a copy that was not waited for; guarded by taken
 
@@ -36,19 +33,20 @@ const (
 	loneLeft // the caller has left
 )
 
-// How many bytes are copied so. What does not fit into the memory of a lone CUDA stages
-// itself: until workers would be quicker, at several times the cores.
+// How many bytes are copied so: until workers would be quicker, at several times the
+// cores.
 const (
 	mostUp   = 12 * Alone
 	mostDown = 2 * Alone
+	// lonePiece is how much is on its way while the goroutine copies the next.
+	lonePiece = 2 * Alone
 )
 
-func (l *lone) open(ctx context.Context, dev *cudart.Device, memory, most int) (err error) {
-	l.most = most
+func (l *lone) open(ctx context.Context, dev *cudart.Device, most int) (err error) {
 	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
-	l.buf, err = hostmem.Alloc(ctx, dev, memory, hostmem.Options{Label: ringLabel})
+	l.buf, err = hostmem.Alloc(ctx, dev, most, hostmem.Options{Label: ringLabel})
 	return err
 }
 
@@ -78,7 +76,7 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 	if down {
 		l = &s.loneDown
 	}
-	if len(mem) > l.most || !l.take() {
+	if len(mem) > len(l.buf.Bytes()) || !l.take() {
 		return false, nil
 	}
 	l.state.Store(loneUses)
@@ -118,36 +116,33 @@ func (l *lone) take() bool {
 
 func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 	slot := l.buf.Bytes()
-	switch {
-	case down:
-		l.state.Store(loneWaits)
-		err := l.wait(l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem)))
-		if err != nil || !l.state.CompareAndSwap(loneWaits, loneUses) {
-			return err
-		}
-		return Guard(func() error { copy(mem, slot); return nil })
-	case len(mem) > len(slot):
-		if err := Guard(func() error { return touch(mem) }); err != nil {
-			return err
-		}
-		l.state.Store(loneWaits)
-		return l.wait(l.stream.CopyPageableToDevice(dev, unsafe.Pointer(&mem[0]), len(mem)))
-	}
-	if err := Guard(func() error { copy(slot, mem); return nil }); err != nil {
-		return err
+	if !down {
+		return l.wait(l.upload(dev, mem, slot))
 	}
 	l.state.Store(loneWaits)
-	return l.wait(l.stream.CopyToDevice(dev, unsafe.Pointer(&slot[0]), len(mem)))
+	err := l.wait(l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem)))
+	if err != nil || !l.state.CompareAndSwap(loneWaits, loneUses) {
+		return err
+	}
+	return Guard(func() error { copy(mem, slot); return nil })
 }
 
-// touch reads a byte of every page, so that a fault is Go's, who survives it, and not
-// one inside of CUDA.
-func touch(mem []byte) error {
-	sum := mem[len(mem)-1]
-	for at := 0; at < len(mem); at += os.Getpagesize() {
-		sum += mem[at]
+// upload queues the copy of mem in pieces. When it returns, mem is not used any more.
+func (l *lone) upload(dev cudart.DevPtr, mem, slot []byte) error {
+	for at := 0; at < len(mem); at += lonePiece {
+		if at > 0 && !l.state.CompareAndSwap(loneWaits, loneUses) {
+			return nil // the caller has left
+		}
+		part := slot[at:min(at+lonePiece, len(mem))]
+		err := Guard(func() error { copy(part, mem[at:]); return nil })
+		l.state.Store(loneWaits)
+		if err != nil {
+			return err
+		}
+		if err := l.stream.CopyToDevice(dev+cudart.DevPtr(at), unsafe.Pointer(&part[0]), len(part)); err != nil {
+			return err
+		}
 	}
-	runtime.KeepAlive(sum)
 	return nil
 }
 

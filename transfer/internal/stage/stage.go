@@ -26,6 +26,8 @@ type Stage struct {
 
 	loneUp, loneDown lone
 
+	copies [2]atomic.Int32 // that have something to copy, by the way: see demand
+
 	bytes atomic.Int64 // that are pinned
 }
 
@@ -160,7 +162,7 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	if s.few, err = newRing(ctx, s.dev, fewUnits, 0, Alone, 1, ringLabel); err != nil {
 		return err
 	}
-	if err := errors.Join(s.loneUp.open(ctx, s.dev, Alone, mostUp), s.loneDown.open(ctx, s.dev, mostDown, mostDown)); err != nil {
+	if err := errors.Join(s.loneUp.open(ctx, s.dev, mostUp), s.loneDown.open(ctx, s.dev, mostDown)); err != nil {
 		return err
 	}
 	s.ring.annex.pinned = &s.bytes

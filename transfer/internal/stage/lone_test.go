@@ -1,0 +1,53 @@
+package stage
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A caller may leave between two pieces of an upload: its memory is not read after that.
+func TestACallerLeavesBetweenPieces(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, err := Acquire(t.Context(), dev)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
+	mem, src := device(t, dev, mostUp), random(mostUp, 1)
+	before := bytes.Clone(src)
+	calls := sim.Calls("cudaMemcpyAsync")
+	unblock := sim.Block("cudaMemcpyAsync", cudasim.Fault{Nth: 2, Late: true})
+	defer unblock()
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := s.Brief(ctx, mem, src, false)
+		left <- err
+	}()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemcpyAsync", 1))
+	cancel()
+	require.ErrorIs(t, <-left, ErrUnderWay)
+	clear(src) // it is the caller's again
+	ok, err := s.Brief(t.Context(), mem, before[:100], false)
+	require.NoError(t, err)
+	require.False(t, ok, "the memory is in use")
+	unblock()
+	for !ok {
+		ok, err = s.Brief(t.Context(), mem+cudart.DevPtr(2*lonePiece), before[2*lonePiece:][:100], false)
+		require.NoError(t, err)
+	}
+	require.Equal(t, calls+3, sim.Calls("cudaMemcpyAsync"), "no piece after it, and the next upload")
+	back := make([]byte, 2*lonePiece)
+	_, err = down(t.Context(), s, back, mem)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(before[:2*lonePiece], back), "the pieces before it")
+}

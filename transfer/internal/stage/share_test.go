@@ -1,0 +1,160 @@
+package stage
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sharing are jobs of stages that are only counted: nothing is copied.
+type sharing struct {
+	crew   *crew
+	stages []*Stage
+}
+
+func newSharing(devices int) *sharing {
+	s := &sharing{crew: newCrew(64, cores{})}
+	for range devices {
+		stage := &Stage{crew: s.crew}
+		stage.alone[0] = stage
+		s.stages = append(s.stages, stage)
+	}
+	return s
+}
+
+// job has something to copy on a device.
+func (s *sharing) job(device int, c Copy) *Job {
+	c.N = 64 * mib
+	j := s.stages[device].newJob(c)
+	j.demand(true)
+	return j
+}
+
+func TestShares(t *testing.T) {
+	t.Parallel()
+	s := newSharing(3)
+	limits := func(jobs ...*Job) (list []int32) {
+		for _, j := range jobs {
+			list = append(list, s.crew.limitOf(j))
+		}
+		return list
+	}
+	up := s.job(0, Copy{})
+	require.Equal(t, []int32{upHelpers}, limits(up))
+
+	// The other way's workers take of the memory's bandwidth, and not the other way round.
+	down := s.job(0, Copy{Down: true})
+	require.Equal(t, []int32{upHelpers + 1, downHelpers}, limits(up, down))
+
+	// So does another device's upload, which is one more with its own share.
+	other := s.job(1, Copy{})
+	file := s.job(2, Copy{Kernel: true})
+	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, downHelpers}, limits(up, other, file, down))
+	other.demand(false)
+	file.demand(false)
+	file.demand(false) // once is enough
+	down.demand(false)
+	require.Equal(t, []int32{upHelpers}, limits(up))
+
+	// Many on one device share, down to none besides themselves.
+	jobs := []*Job{up}
+	for _, want := range []struct{ jobs, limit int32 }{{2, 4}, {4, 2}, {8, 1}, {16, 0}, {1000, 0}} {
+		for int32(len(jobs)) < want.jobs {
+			jobs = append(jobs, s.job(0, Copy{}))
+		}
+		require.Equal(t, want.limit, s.crew.limitOf(up), "%d jobs", want.jobs)
+	}
+	many := s.job(0, Copy{Workers: 5})
+	require.EqualValues(t, 4, s.crew.limitOf(many), "what the caller asks for is not shared")
+	for _, j := range append(jobs[1:], many) {
+		j.demand(false)
+	}
+	require.Equal(t, []int32{upHelpers}, limits(up))
+
+	// A copy onto several devices has workers for each.
+	up.demand(false)
+	fan := s.job(0, Copy{Over: s.stages, Groups: [][]int{{0, 1, 2}}})
+	require.Equal(t, []int32{3 * severalHelpers}, limits(fan))
+	fan.demand(false)
+	for _, stage := range s.stages {
+		require.Zero(t, stage.copies[wayUp].Load())
+	}
+	require.Zero(t, s.crew.devices[wayUp].Load())
+}
+
+// A worker stays with its job until it has more workers than its share, or another one
+// needs the worker more.
+func TestWorkersLeave(t *testing.T) {
+	t.Parallel()
+	s := newSharing(1)
+	a, b := s.job(0, Copy{}), s.job(0, Copy{})
+	a.join()
+	b.join()
+	a.pieces.Store(100)
+	a.helpers.Store(3)
+	require.False(t, s.crew.leaves(a), "the other one has no work")
+	b.pieces.Store(100)
+	require.True(t, s.crew.leaves(a), "3 and 0")
+	b.helpers.Store(2)
+	require.False(t, s.crew.leaves(a), "3 and 2: there is nothing to be gained")
+	b.helpers.Store(4)
+	a.helpers.Store(6)
+	require.True(t, s.crew.leaves(a), "more than half")
+	b.demand(false)
+	require.True(t, s.crew.leaves(a), "6 and 4: the other one has work still")
+	b.pieces.Store(0)
+	require.False(t, s.crew.leaves(a), "6 of 7")
+	a.leave()
+	b.leave()
+}
+
+// slowFeed has nothing ready until it is told.
+type slowFeed struct {
+	memory
+	mu    sync.Mutex
+	ready bool
+	job   *Job
+}
+
+func (f *slowFeed) Start(j *Job) { f.job = j }
+
+func (f *slowFeed) Ready() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ready {
+		return 0
+	}
+	return f.memory.Ready()
+}
+
+func (f *slowFeed) give() {
+	f.mu.Lock()
+	f.ready = true
+	f.mu.Unlock()
+	f.job.Poke()
+}
+
+// Copies that wait for their readers leave the workers to others.
+func TestReadersThatAreSlowTakeNoShare(t *testing.T) {
+	t.Parallel()
+	s := newSharing(1)
+	feed := &slowFeed{memory: memory{mem: make([]byte, mib)}}
+	waits := s.stages[0].newJob(Copy{N: mib, Feed: feed})
+	feed.Start(waits)
+	require.False(t, waits.openNext())
+	require.Zero(t, s.stages[0].copies[wayUp].Load())
+
+	stage, _ := acquire(t)
+	waits = stage.newJob(Copy{N: mib, Feed: feed})
+	feed.give()
+	require.True(t, waits.openNext())
+	require.EqualValues(t, 1, stage.copies[wayUp].Load())
+	waits.Abort(0, context.Canceled)
+	require.False(t, waits.openNext())
+	require.EqualValues(t, 1, stage.copies[wayUp].Load(), "until it ends")
+	waits.demand(false)
+	waits.dropPieces()
+	require.Zero(t, stage.copies[wayUp].Load())
+}
