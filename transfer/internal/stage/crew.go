@@ -180,8 +180,7 @@ func (c *crew) run(w *worker) {
 	}
 }
 
-// work does pieces of a job that find has assigned, until there are none, or another job
-// needs the worker more.
+// work does a few pieces of a job that find has assigned.
 func (c *crew) work(j *Job) {
 	if j.Slow {
 		c.slow.Add(1)
@@ -190,25 +189,9 @@ func (c *crew) work(j *Job) {
 	if j.pieces.Load() > 1 {
 		c.post(j)
 	}
-	for j.help(fewPieces) && j.pieces.Load() > 0 && !c.leaves(j) {
-	}
+	j.help(fewPieces)
 	c.copying.Add(-1)
 	j.helpers.Add(-1)
-}
-
-// leaves reports whether a worker is to leave a job: it has more of them than its share
-// by now, or another one has fewer, and takes more.
-func (c *crew) leaves(j *Job) bool {
-	n := j.helpers.Load()
-	if n > c.limitOf(j) {
-		return true
-	}
-	for _, other := range *c.jobs.Load() {
-		if m := other.helpers.Load(); other.pieces.Load() > 0 && m+1 < n && m < c.limitOf(other) {
-			return true
-		}
-	}
-	return false
 }
 
 // yield lets other goroutines run where there are few cores to spin on.

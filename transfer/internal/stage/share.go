@@ -5,7 +5,7 @@ package stage
 // caches, and reading or faulting in the page cache three times. Uploads to several
 // devices at once take more for each, because a worker gets less of the memory's
 // bandwidth then.
-const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 4, 9, 11
+const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 3, 9, 11
 
 // manyCopies is how many copies at once on a device keep its link busy by themselves.
 const manyCopies = 4
@@ -49,14 +49,13 @@ func (c *crew) limitOf(j *Job) int32 {
 	if j.Workers > 0 {
 		return int32(j.Workers) - 1
 	}
-	limit := j.limit
+	limit, way := j.limit, j.way()
 	switch {
-	case j.Down:
-	case c.devices[wayUp].Load() > 1:
+	case way == wayUp && c.devices[wayUp].Load() > 1:
 		limit = max(limit, severalHelpers)
-	case c.devices[wayDown].Load() > 0: // each worker gets less of the memory's bandwidth
+	case c.devices[1-way].Load() > 0: // each worker gets less of the memory's bandwidth
 		limit++
 	}
 	limit *= j.devices
-	return min(limit, (limit+j.devices)/max(j.Over[0].copies[j.way()].Load(), 1))
+	return min(limit, (limit+j.devices)/max(j.Over[0].copies[way].Load(), 1))
 }

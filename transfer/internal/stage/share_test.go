@@ -44,14 +44,14 @@ func TestShares(t *testing.T) {
 	up := s.job(0, Copy{})
 	require.Equal(t, []int32{upHelpers}, limits(up))
 
-	// The other way's workers take of the memory's bandwidth, and not the other way round.
+	// The other way's workers take of the memory's bandwidth.
 	down := s.job(0, Copy{Down: true})
-	require.Equal(t, []int32{upHelpers + 1, downHelpers}, limits(up, down))
+	require.Equal(t, []int32{upHelpers + 1, downHelpers + 1}, limits(up, down))
 
 	// So does another device's upload, which is one more with its own share.
 	other := s.job(1, Copy{})
 	file := s.job(2, Copy{Kernel: true})
-	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, downHelpers}, limits(up, other, file, down))
+	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, downHelpers + 1}, limits(up, other, file, down))
 	other.demand(false)
 	file.demand(false)
 	file.demand(false) // once is enough
@@ -82,32 +82,6 @@ func TestShares(t *testing.T) {
 		require.Zero(t, stage.copies[wayUp].Load())
 	}
 	require.Zero(t, s.crew.devices[wayUp].Load())
-}
-
-// A worker stays with its job until it has more workers than its share, or another one
-// needs the worker more.
-func TestWorkersLeave(t *testing.T) {
-	t.Parallel()
-	s := newSharing(1)
-	a, b := s.job(0, Copy{}), s.job(0, Copy{})
-	a.join()
-	b.join()
-	a.pieces.Store(100)
-	a.helpers.Store(3)
-	require.False(t, s.crew.leaves(a), "the other one has no work")
-	b.pieces.Store(100)
-	require.True(t, s.crew.leaves(a), "3 and 0")
-	b.helpers.Store(2)
-	require.False(t, s.crew.leaves(a), "3 and 2: there is nothing to be gained")
-	b.helpers.Store(4)
-	a.helpers.Store(6)
-	require.True(t, s.crew.leaves(a), "more than half")
-	b.demand(false)
-	require.True(t, s.crew.leaves(a), "6 and 4: the other one has work still")
-	b.pieces.Store(0)
-	require.False(t, s.crew.leaves(a), "6 of 7")
-	a.leave()
-	b.leave()
 }
 
 // slowFeed has nothing ready until it is told.
