@@ -2,9 +2,10 @@
 // fill (or drain) one slot together, piece by piece, and the last one queues its
 // copy. Downloads leave the ring by non-temporal stores. The same as
 // BenchmarkUpload, BenchmarkDownload and BenchmarkBothWays of package transfer, with
-// CPU seconds a GB (getrusage).
+// CPU seconds a GB (getrusage). The pageable memory is in huge pages, or with a second
+// argument in pages of 4 KiB, as a Go slice is where transparent huge pages are on request.
 //
-//	nvcc -x cu -O3 -Xcompiler -mavx2 ring.c -o ring -lpthread && ./ring [samples]
+//	nvcc -x cu -O3 -Xcompiler -mavx2 ring.c -o ring -lpthread && ./ring [samples [plain]]
 #include <cuda_runtime_api.h>
 #include <immintrin.h>
 #include <pthread.h>
@@ -124,11 +125,11 @@ static void *run(void *arg) {
 	return 0;
 }
 
-static void make(copy_t *c, int down) {
+static void make(copy_t *c, int down, int huge) {
 	memset(c, 0, sizeof *c);
 	c->down = down;
 	c->host = (char *)mmap(0, TOTAL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	madvise(c->host, TOTAL, MADV_HUGEPAGE);
+	madvise(c->host, TOTAL, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	for (size_t i = 0; i < TOTAL; i += 8) *(size_t *)(c->host + i) = i * 0x9e3779b97f4a7c15u;
 	c->ring = (char *)mmap(0, SLOTS * SLOT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	memset(c->ring, 1, SLOTS * SLOT);
@@ -147,8 +148,8 @@ int main(int argc, char **argv) {
 	int samples = argc > 1 ? atoi(argv[1]) : 5;
 	setvbuf(stdout, 0, _IOLBF, 0);
 	copy_t up, down;
-	make(&up, 0);
-	make(&down, 1);
+	make(&up, 0, argc < 3);
+	make(&down, 1, argc < 3);
 	char name[100];
 	for (int k = -1; k < samples; k++) { // the first warms up
 		for (int t = 6; t <= 9; t++) {
