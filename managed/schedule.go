@@ -42,11 +42,11 @@ type access struct {
 	fresh bool // all of it is overwritten
 }
 
-// newSchedule makes a schedule. discards is whether bytes that do not matter can be
-// discarded.
-func newSchedule(steps []Step, o PlanOptions, discards bool) (schedule, error) {
+// newSchedule makes a schedule. held is what stays on the host; discards is whether bytes
+// that do not matter can be discarded.
+func newSchedule(steps []Step, o PlanOptions, held []Range, discards bool) (schedule, error) {
 	var s schedule
-	uses := s.cut(steps, o.Chunk)
+	uses := s.cut(steps, o.Chunk, held)
 	if discards {
 		s.findFresh(steps, uses)
 	}
@@ -77,25 +77,31 @@ func newSchedule(steps []Step, o PlanOptions, discards bool) (schedule, error) {
 }
 
 // cut makes the chunks, on a grid of addresses. A chunk is as long as the parts of it that
-// are used by any step. It returns what each step uses, each chunk once.
-func (s *schedule) cut(steps []Step, grid int) [][]access {
+// are used by any step, and has nothing of what is held on the host. It returns what each
+// step moves, each chunk once.
+func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
 	type cell struct {
 		memory *Memory
 		index  int
+		before int // ranges that are held and lie before it
 	}
 	of := make(map[cell]int)
 	uses := make([][]access, len(steps))
 	for i, step := range steps {
 		in := make(map[int]int) // chunk to its place in uses[i]
 		for _, u := range step {
-			base := int(u.Memory.ptr())
+			if u.Mode == InPlace {
+				continue
+			}
+			base, before := int(u.Memory.ptr()), firstPast(held, u.ptr())
 			for at := u.Off; at < u.Off+u.Len; {
 				index := (base + at) / grid
 				end := min((index+1)*grid-base, u.Off+u.Len)
-				id, ok := of[cell{u.Memory, index}]
+				place := cell{u.Memory, index, before}
+				id, ok := of[place]
 				if !ok {
 					id = len(s.chunks)
-					of[cell{u.Memory, index}] = id
+					of[place] = id
 					s.chunks = append(s.chunks, chunk{memory: u.Memory, off: at, n: end - at})
 				}
 				c := &s.chunks[id]

@@ -35,16 +35,24 @@ func overwritten(t *testing.T, s schedule, steps []Step, uses [][]access, id, fr
 }
 
 // replay plays a schedule: all that a step accesses is on the card when it runs, never more
-// than the budget is there, nothing leaves before its last use, and nothing stays.
+// than the budget is there, nothing leaves before its last use, nothing stays, and what is
+// used in place never moves.
 func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 	t.Helper()
+	held, accessed, err := findInPlace(steps)
+	require.NoError(t, err)
 	var check schedule
-	uses := check.cut(steps, o.Chunk)
+	uses := check.cut(steps, o.Chunk, held)
 	require.Equal(t, check.chunks, s.chunks)
+	for _, r := range held {
+		for _, c := range s.chunks {
+			require.True(t, c.memory != r.Memory || c.off+c.n <= r.Off || r.Off+r.Len <= c.off, "%v and %v", c, r)
+		}
+	}
 	card := make(map[int]bool)
 	dirty := make(map[int]bool)
 	used, most, evicts, k := 0, 0, 0, 0
-	var traffic Traffic
+	traffic := Traffic{InPlace: accessed}
 	leave := func(upTo, before int) {
 		for ; evicts < upTo; evicts++ {
 			e := s.evicts[evicts]
@@ -100,6 +108,7 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
 	memories := []*Memory{g.alloc(64 * mib), g.alloc(17*mib + 5), g.alloc(3000)}
+	mixed := g.alloc(20 * mib)
 	for round := range 200 {
 		r := rand.New(rand.NewPCG(uint64(round), 1))
 		var steps []Step
@@ -109,6 +118,14 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 				m := memories[r.IntN(len(memories))]
 				off := r.IntN(m.Len())
 				step = append(step, Use{m.Range(off, 1+r.IntN(min(m.Len()-off, 6*mib))), Mode(r.IntN(3))})
+			}
+			if n := r.IntN(mib); r.IntN(2) == 0 { // of each MiB the first 300 KiB stay on the host
+				off := n + mib*r.IntN(19)
+				if n < 300*kib {
+					step = append(step, mixed.Range(off, min(1+r.IntN(100*kib), 300*kib-n)).InPlace())
+				} else {
+					step = append(step, Use{mixed.Range(off, min(1+r.IntN(mib), mib-n)), Mode(r.IntN(3))})
+				}
 			}
 			steps = append(steps, step)
 		}
@@ -207,7 +224,9 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 		{[]Step{{}, {m.Range(0, 8*mib+1).Read()}}, ok, "step 1: 8388609 bytes at offset 0 are not all within it"},
 		{[]Step{{Range{}.Read()}}, ok, "the memory is nil"},
 		{[]Step{{theirs.All().Read()}}, ok, "is of another allocator"},
-		{[]Step{{Use{m.All(), 3}}}, ok, "the mode 3 is unknown"},
+		{[]Step{{Use{m.All(), 4}}}, ok, "the mode 4 is unknown"},
+		{[]Step{{m.Range(0, 100).InPlace()}, {m.Range(90, 100).Read()}}, ok, "step 1 moves 100 bytes at offset 90 of"},
+		{[]Step{{m.Range(mib, 100).InPlace(), m.All().Write()}}, ok, "of these 100 at offset 1048576 are used in place"},
 		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8 MiB in chunks of"},
 	} {
 		_, err := g.a.NewPlan(tt.steps, tt.o)
