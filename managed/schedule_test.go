@@ -185,6 +185,48 @@ func TestScheduleKeepsAPartForTheNextPass(t *testing.T) {
 	assert.GreaterOrEqual(t, p.traffic.In, 64*mib+3*16*mib, "no schedule needs less")
 }
 
+// Steps go over one panel after another, and all of them over the same other memory, with room
+// for three quarters of the next panel: these come while the steps of the panel before run. The
+// other memory stays, though each of its parts is needed later than the next panel.
+func TestScheduleBringsTheNextPanelWhileThisOneIsUsed(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	const panels, parts, passes, panel = 6, 4, 3, 8 * mib
+	x, edges, sum := g.aligned(panels*panel), g.aligned(parts*2*mib), g.aligned(4*mib)
+	var steps []Step
+	for range passes {
+		for p := range panels {
+			for i := range parts {
+				steps = append(steps, Step{x.Memory.Range(x.Off+p*panel, panel).Read(), edges.Memory.Range(edges.Off+i*2*mib, 2*mib).Read(), sum.Write()})
+			}
+		}
+	}
+	p, err := g.a.NewPlan(steps, PlanOptions{Budget: panel + edges.Len + sum.Len + 3*panel/4, Chunk: 2 * mib, In: 2})
+	require.NoError(t, err)
+	replay(t, p.schedule, steps, p.o)
+	early := make(map[int]int) // by step: bytes of its panel that come when the panel before is first used, or sooner
+	for _, f := range p.fetches {
+		c := p.chunks[f.chunk]
+		if c.memory != x.Memory {
+			assert.Zero(t, f.step/parts, "the rest comes once")
+			continue
+		}
+		last := -1
+		for _, e := range p.evicts[:f.after] {
+			last = max(last, e.step)
+		}
+		if last < f.step-parts {
+			early[f.step] += c.n
+		}
+		assert.Less(t, last, f.step)
+	}
+	assert.LessOrEqual(t, p.traffic.In, passes*x.Len+edges.Len+sum.Len)
+	for step, n := range early {
+		assert.GreaterOrEqual(t, n, panel/2, "step %d", step)
+	}
+	assert.GreaterOrEqual(t, len(early), passes*(panels-1))
+}
+
 func TestScheduleCutsOnAGridOfAddresses(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})

@@ -192,7 +192,7 @@ func TestStepsListTheirMemory(t *testing.T) {
 	assert.Equal(t, 4*s.edges(), elements["weight"])
 	assert.Equal(t, 6*s.Nodes*blocks, elements["x 1"])
 	assert.Equal(t, 6*s.Nodes*(blocks+2), elements["mean 0"], "and by rows, forward and backward")
-	assert.Equal(t, s.Classes*s.Nodes*(2*blocks+2), elements["mixed"])
+	assert.Equal(t, s.Classes*s.Nodes*(2*blocks+3), elements["mixed"], "and when it is zeroed")
 	assert.Equal(t, s.Classes*s.Nodes*(2*blocks+1), elements["logits"])
 
 	// Staged, the mean is written once and read by rows, in place; what is in place is nothing else.

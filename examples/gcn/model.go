@@ -289,8 +289,10 @@ func (m *model) forward() (steps []step) {
 	for p := range m.x {
 		steps = append(steps, m.meanOf(p)...)
 	}
+	// The rows overwrite all of it, but each step a part: so a plan brings nothing of it.
+	steps = append(steps, step{[]use{m.mixed.use(managed.Overwrite)}, func() error { return m.b.zero(m.mixed) }})
 	for _, r := range m.rowBlocks() {
-		steps = append(steps, step{append(r.means(), r.mixed.use(managed.Overwrite)), func() error {
+		steps = append(steps, step{append(r.means(), r.mixed.use(managed.ReadWrite)), func() error {
 			if err := m.hide(r); err != nil {
 				return err
 			}
