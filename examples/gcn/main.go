@@ -9,8 +9,10 @@
 //
 // With -managed all large memory is unified memory (cudaMallocManaged). With -budget no more
 // than that share of it may be on the card at a time: a plan moves it through the card ahead
-// of the work (managed.Plan), or without a plan page faults bring what the work accesses. So a
-// graph can be trained that is larger than the card.
+// of the work (managed.Plan), or without a plan page faults bring what the work accesses. With
+// a plan the features' means stay on the host, where the device reads and writes them over the
+// link (managed.InPlace); with -in_place=false they move, too. So a graph can be trained that is
+// larger than the card.
 //
 // -write stores the graph and the first weights in a file, with which gcn.py beside this file
 // trains the same network in PyTorch, and compares the losses:
