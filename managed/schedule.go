@@ -145,7 +145,7 @@ type planner struct {
 	uses   [][]access
 	next   [][]int // by chunk: the steps that use it, from the current one on
 	budget int
-	window int // bytes that take the place of others before a step uses them, at most: what leaves early may come back early
+	window int // how many bytes may be ahead in place of others that are not the best to leave
 
 	card  map[int]*onCard // chunks that are there
 	used  int             // bytes of them
@@ -153,6 +153,10 @@ type planner struct {
 	step  int             // the first whose chunks may not all be on the card
 	nth   int             // the first of its accesses of which that holds
 }
+
+// farther is how many times as far away as the step for which there must be room a chunk is
+// needed at least, to leave before a better one may.
+const farther = 4
 
 // onCard is a chunk that is on the card.
 type onCard struct {
@@ -172,8 +176,11 @@ func (p *planner) bring(i int) {
 			n := p.chunks[u.chunk].n
 			for p.used+n > p.budget {
 				id, next, best := p.victim()
-				if id < 0 || p.step > i && !best && (p.ahead+n > p.window || (next-i)/4 < p.step-i) {
-					return // step i has all: its chunks fit
+				// To wait for a better one may be worth it, but not for the step that runs next:
+				// its chunks fit.
+				wait := p.step > i && !best && (p.ahead+n > p.window || (next-i)/farther < p.step-i)
+				if id < 0 || wait {
+					return
 				}
 				p.evict(id)
 			}
