@@ -214,7 +214,9 @@ func BenchmarkPrefetch(b *testing.B) {
 // it once where the name says so. "explicit" copies the same bytes from pinned memory to
 // two buffers on the card in turn, and back where they are written: what a program does by
 // hand. "faults" has no plan: the work itself brings each chunk, and a prefetch takes it away.
-// "in-place" has none either: the memory stays on the host, and the work goes over the link.
+// "in-place" has none either: the memory stays on the host, and the work goes over the link;
+// "plan/in-place" is the same as uses of a plan, with its advice, and "in-place,copy" writes by copies
+// from the card.
 func BenchmarkPlanSequential(b *testing.B) {
 	dev, a := benchRig(b)
 	ctx := context.Background()
@@ -274,6 +276,24 @@ func BenchmarkPlanSequential(b *testing.B) {
 			})
 		}
 		chunk := min(largest/2, budget/4)
+		b.Run(name+"/plan/in-place", func(b *testing.B) {
+			var steps []Step
+			for off := 0; off < n; off += chunk {
+				steps = append(steps, Step{m.Range(off, min(chunk, n-off)).InPlace()})
+			}
+			p, err := a.NewPlan(steps, PlanOptions{Budget: budget})
+			require.NoError(b, err)
+			for b.Loop() {
+				err := p.Run(ctx, s, func(i int) error {
+					off := i * chunk
+					return work(m.ptr()+cudart.DevPtr(off), min(chunk, n-off), write)
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			rate(b)
+		})
 		b.Run(name+"/faults", func(b *testing.B) {
 			for b.Loop() {
 				for off := 0; off < n; off += chunk {
@@ -290,22 +310,28 @@ func BenchmarkPlanSequential(b *testing.B) {
 			}
 			rate(b)
 		})
-		b.Run(name+"/in-place", func(b *testing.B) {
-			stay := []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())}
-			for _, advice := range stay {
-				require.NoError(b, m.Advise(advice))
-			}
-			for b.Loop() {
-				for off := 0; off < n; off += chunk {
-					require.NoError(b, work(m.ptr()+cudart.DevPtr(off), min(chunk, n-off), write))
+		methods := map[string]func(at cudart.DevPtr, n int) error{"in-place": func(at cudart.DevPtr, n int) error { return work(at, n, write) }}
+		if write {
+			methods["in-place,copy"] = func(at cudart.DevPtr, n int) error { return s.CopyOnDevice(at, sink, n) }
+		}
+		for method, do := range methods {
+			b.Run(name+"/"+method, func(b *testing.B) {
+				stay := []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())}
+				for _, advice := range stay {
+					require.NoError(b, m.Advise(advice))
 				}
-				require.NoError(b, s.Synchronize(ctx))
-			}
-			rate(b)
-			for _, advice := range stay {
-				require.NoError(b, m.Unadvise(advice))
-			}
-		})
+				for b.Loop() {
+					for off := 0; off < n; off += chunk {
+						require.NoError(b, do(m.ptr()+cudart.DevPtr(off), min(chunk, n-off)))
+					}
+					require.NoError(b, s.Synchronize(ctx))
+				}
+				rate(b)
+				for _, advice := range stay {
+					require.NoError(b, m.Unadvise(advice))
+				}
+			})
+		}
 	}
 	require.NoError(b, m.Close())
 	host, err := hostmem.Alloc(ctx, dev, n, hostmem.Options{})

@@ -38,7 +38,7 @@
 // Options.Reserve, and says by how much: [ErrOversubscribed]. Options.Oversubscribe allows
 // it. Memory beyond the card then stays on the host: the GPU accesses it over the link,
 // without faults, until it is prefetched. A [Plan] moves such memory through the card ahead
-// of the work.
+// of the work, or leaves on the host what the work reads or writes once, in order ([InPlace]).
 //
 // # Reserve
 //

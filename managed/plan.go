@@ -18,6 +18,12 @@ const (
 	// is moved nowhere, with CUDA 13.0 and later, as far as whole chunks are overwritten;
 	// otherwise it is as ReadWrite.
 	Overwrite
+	// InPlace: it reads or writes there over the link, while the memory stays on the host.
+	// Nothing is moved, and nothing counts for the budget, but for pages that have bytes of
+	// memory that moves as well. That is the quickest for what a
+	// step reads or writes once, in order; each further access of the same bytes goes over the
+	// link again, and atomic or scattered ones are slow. All steps must use such memory so.
+	InPlace
 )
 
 // A Use is a range that a step accesses, and how.
@@ -69,11 +75,13 @@ const (
 // budget, waits for copies, and not for page faults.
 //
 // What is only read while it is on the card keeps its copy on the host, and is dropped
-// (advice ReadMostly); the rest is prefetched back.
+// (advice ReadMostly); the rest is prefetched back. What steps use in place ([InPlace])
+// stays on the host (advice PreferredLocation and AccessedBy).
 type Plan struct {
-	a     *Allocator
-	o     PlanOptions
-	steps int
+	a       *Allocator
+	o       PlanOptions
+	steps   int
+	inPlace []Range
 	schedule
 
 	running chan struct{} // a value while one Run runs
@@ -83,7 +91,8 @@ type Plan struct {
 // be of the allocator, and open until the last Run has returned.
 //
 // Errors are [ErrNotConcurrent], options and ranges that cannot be, and for a step that
-// accesses more than the budget one that wraps [ErrOversubscribed].
+// accesses more than the budget one that wraps [ErrOversubscribed]. Memory that one step
+// uses in place and another one moves is an error, too.
 func (a *Allocator) NewPlan(steps []Step, o PlanOptions) (*Plan, error) {
 	p, err := a.newPlan(steps, o)
 	if err != nil {
@@ -122,27 +131,33 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 			if u.Memory.a != a {
 				return nil, fmt.Errorf("step %d: %v: is of another allocator", i, u.Memory)
 			}
-			if u.Mode < ReadWrite || u.Mode > Overwrite {
+			if u.Mode < ReadWrite || u.Mode > InPlace {
 				return nil, fmt.Errorf("step %d: the mode %d is unknown", i, u.Mode)
 			}
 		}
 	}
-	s, err := newSchedule(steps, o, a.dev.Runtime().CanDiscard())
+	held, accessed, err := findInPlace(steps)
 	if err != nil {
 		return nil, err
 	}
-	return &Plan{a: a, o: o, steps: len(steps), schedule: s, running: make(chan struct{}, 1)}, nil
+	s, err := newSchedule(steps, o, held, a.dev.Runtime().CanDiscard())
+	if err != nil {
+		return nil, err
+	}
+	s.traffic.InPlace = accessed
+	return &Plan{a: a, o: o, steps: len(steps), inPlace: held, schedule: s, running: make(chan struct{}, 1)}, nil
 }
 
-// Traffic is what one Run moves, in bytes.
+// Traffic is what one Run moves, and what its steps access in place, in bytes.
 type Traffic struct {
 	In      int // to the card
 	Back    int // to the host: copied back
 	Dropped int // dropped on the card, as the host has a copy
 	Spared  int // not copied to the card or back, as it is overwritten
+	InPlace int // not moved: accessed on the host, each byte once in each step that uses it
 }
 
-// Traffic returns what one Run moves.
+// Traffic returns what one Run moves and accesses in place.
 func (p *Plan) Traffic() Traffic { return p.traffic }
 
 var errNilQueue = errors.New("the function is nil")

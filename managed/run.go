@@ -22,7 +22,8 @@ import (
 //
 // The memory should be on the host, or untouched, before: what else of it is on the card
 // does not count for the budget. While Run runs, no more may access it, and it is advised
-// ReadMostly in part: advice of that kind does not outlast it.
+// ReadMostly in part, or PreferredLocation and AccessedBy where it is used in place: advice
+// of these kinds does not outlast it.
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the card has not as much free as the budget and Options.Reserve, and [ErrClosed] if
@@ -64,19 +65,33 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 			m.gate.Leave()
 		}
 	}()
-	for _, c := range p.chunks {
-		if !entered[c.memory] {
-			if !c.memory.gate.Enter() {
-				return fmt.Errorf("%v: %w", c.memory, ErrClosed)
+	enter := func(m *Memory) error {
+		if !entered[m] {
+			if !m.gate.Enter() {
+				return fmt.Errorf("%v: %w", m, ErrClosed)
 			}
-			entered[c.memory] = true
+			entered[m] = true
+		}
+		return nil
+	}
+	for _, c := range p.chunks {
+		if err := enter(c.memory); err != nil {
+			return err
+		}
+	}
+	for _, u := range p.inPlace {
+		if err := enter(u.Memory); err != nil {
+			return err
 		}
 	}
 	r := &planRun{Plan: p, s: s, queue: queue,
 		issued: make([]bool, len(p.fetches)), arrived: make([]cudart.Point, len(p.fetches)),
 		evicted: make([]bool, len(p.evicts)), ends: make([]cudart.Point, 0, p.steps), copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks))}
 	r.changed.L = &r.mu
-	return r.do(ctx)
+	if err = p.holdInPlace(ctx); err == nil {
+		err = r.do(ctx)
+	}
+	return errors.Join(err, p.releaseInPlace())
 }
 
 // A planRun is one run of a plan. Goroutines make the moves, each on a stream of its own

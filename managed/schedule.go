@@ -42,16 +42,15 @@ type access struct {
 	fresh bool // all of it is overwritten
 }
 
-// newSchedule makes a schedule. discards is whether bytes that do not matter can be
-// discarded.
-func newSchedule(steps []Step, o PlanOptions, discards bool) (schedule, error) {
+// newSchedule makes a schedule. held is what stays on the host; discards is whether bytes
+// that do not matter can be discarded.
+func newSchedule(steps []Step, o PlanOptions, held []Range, discards bool) (schedule, error) {
 	var s schedule
-	uses := s.cut(steps, o.Chunk)
+	uses := s.cut(steps, o.Chunk, held)
 	if discards {
 		s.findFresh(steps, uses)
 	}
-	p := planner{schedule: &s, uses: uses, next: make([][]int, len(s.chunks)), card: make(map[int]*onCard)}
-	largest := 0
+	p := planner{schedule: &s, uses: uses, budget: o.Budget, next: make([][]int, len(s.chunks)), card: make(map[int]*onCard)}
 	for i, step := range uses {
 		total := 0
 		for _, u := range step {
@@ -62,40 +61,42 @@ func newSchedule(steps []Step, o PlanOptions, discards bool) (schedule, error) {
 			return s, fmt.Errorf("step %d accesses %s in chunks of %s, and PlanOptions.Budget is %s: %w (cut the step into smaller ones, make the chunks smaller, or raise the budget)",
 				i, units.ExactBytes(total), units.ExactBytes(o.Chunk), units.ExactBytes(o.Budget), ErrOversubscribed)
 		}
-		p.before = append(p.before, p.bytes)
-		p.bytes += total
-		largest = max(largest, total)
 	}
-	// So much that was used last stays, so that room for later steps is made of what is
-	// done with, and no move waits for work that was just queued.
-	p.window = min(o.Budget/2, largest+(o.In+1)*o.Chunk)
+	p.window = min(o.Budget/2, max((o.In+o.Out)*o.Chunk, o.Budget/8))
 	for i := range uses {
-		p.step(i, o.Budget)
+		p.bring(i)
+		p.use(i)
 	}
 	p.finish()
 	return s, nil
 }
 
 // cut makes the chunks, on a grid of addresses. A chunk is as long as the parts of it that
-// are used by any step. It returns what each step uses, each chunk once.
-func (s *schedule) cut(steps []Step, grid int) [][]access {
+// are used by any step, and has nothing of what is held on the host. It returns what each
+// step moves, each chunk once.
+func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
 	type cell struct {
 		memory *Memory
 		index  int
+		before int // ranges that are held and lie before it
 	}
 	of := make(map[cell]int)
 	uses := make([][]access, len(steps))
 	for i, step := range steps {
 		in := make(map[int]int) // chunk to its place in uses[i]
 		for _, u := range step {
-			base := int(u.Memory.ptr())
+			if u.Mode == InPlace {
+				continue
+			}
+			base, before := int(u.Memory.ptr()), firstPast(held, u.ptr())
 			for at := u.Off; at < u.Off+u.Len; {
 				index := (base + at) / grid
 				end := min((index+1)*grid-base, u.Off+u.Len)
-				id, ok := of[cell{u.Memory, index}]
+				place := cell{u.Memory, index, before}
+				id, ok := of[place]
 				if !ok {
 					id = len(s.chunks)
-					of[cell{u.Memory, index}] = id
+					of[place] = id
 					s.chunks = append(s.chunks, chunk{memory: u.Memory, off: at, n: end - at})
 				}
 				c := &s.chunks[id]
@@ -135,35 +136,100 @@ func (s *schedule) findFresh(steps []Step, uses [][]access) {
 	}
 }
 
-// A planner makes a schedule by playing the steps.
+// A planner makes a schedule by playing the steps. Before each it brings what later steps
+// use, in their order: as long as there is room, and then in place of what is needed last
+// and later than that. So as little as possible moves, and each fetch waits for work that is
+// as old as possible.
 type planner struct {
 	*schedule
 	uses   [][]access
 	next   [][]int // by chunk: the steps that use it, from the current one on
-	before []int   // by step: bytes that the steps before it use
-	bytes  int     // that all steps use
-	window int
+	budget int
+	window int // how many bytes may be ahead in place of others that are not the best to leave
 
-	card map[int]*onCard // chunks that are there
-	used int             // bytes of them
+	card  map[int]*onCard // chunks that are there
+	used  int             // bytes of them
+	ahead int             // bytes of those that no step has used yet
+	step  int             // the first whose chunks may not all be on the card
+	nth   int             // the first of its accesses of which that holds
 }
+
+// farther is how many times as far away as the step for which there must be room a chunk is
+// needed at least, to leave before a better one may.
+const farther = 4
 
 // onCard is a chunk that is on the card.
 type onCard struct {
 	fetch int // that brought it
-	last  int // step that used it
+	last  int // step that used it, or -1
 	dirty bool
 }
 
-// bringing is a fetch with its effect on the traffic.
-func (p *planner) bringing(u access, step int) fetch {
-	n := p.chunks[u.chunk].n
-	if u.fresh {
-		p.traffic.Spared += n
-	} else {
-		p.traffic.In += n
+// bring brings what step i uses, which runs next, and then what later steps use.
+func (p *planner) bring(i int) {
+	for ; p.step < len(p.uses); p.step, p.nth = p.step+1, 0 {
+		for ; p.nth < len(p.uses[p.step]); p.nth++ {
+			u := p.uses[p.step][p.nth]
+			if p.card[u.chunk] != nil {
+				continue
+			}
+			n := p.chunks[u.chunk].n
+			for p.used+n > p.budget {
+				id, next, best := p.victim()
+				// To wait for a better one may be worth it, but not for the step that runs next:
+				// its chunks fit.
+				wait := p.step > i && !best && (p.ahead+n > p.window || (next-i)/farther < p.step-i)
+				if id < 0 || wait {
+					return
+				}
+				p.evict(id)
+			}
+			p.card[u.chunk] = &onCard{fetch: len(p.fetches), last: -1}
+			p.used += n
+			p.ahead += n
+			p.fetches = append(p.fetches, fetch{chunk: u.chunk, step: p.step, after: len(p.evicts), copy: true, fresh: u.fresh})
+			if u.fresh {
+				p.traffic.Spared += n
+			} else {
+				p.traffic.In += n
+			}
+		}
 	}
-	return fetch{chunk: u.chunk, step: step, after: len(p.evicts), copy: true, fresh: u.fresh}
+}
+
+// use makes step i use its chunks.
+func (p *planner) use(i int) {
+	for _, u := range p.uses[i] {
+		c := p.card[u.chunk]
+		if c.last < 0 {
+			p.ahead -= p.chunks[u.chunk].n
+		}
+		c.last = i
+		c.dirty = c.dirty || u.write
+		p.next[u.chunk] = p.next[u.chunk][1:]
+	}
+}
+
+// victim is the chunk that is needed last, if that is later than the step for which there
+// must be room, or -1. Of several it is the one that was used longest ago. best reports that
+// there will be no better one: what is used until then is needed sooner afterwards.
+func (p *planner) victim() (victim, last int, best bool) {
+	victim, other := -1, 0
+	for id, c := range p.card {
+		k, now := slices.BinarySearch(p.next[id], p.step)
+		next := math.MaxInt
+		if k < len(p.next[id]) {
+			next = p.next[id][k]
+		}
+		switch {
+		case now:
+		case k > 0:
+			other = max(other, next)
+		case victim < 0 || cmp.Or(cmp.Compare(next, last), cmp.Compare(p.card[victim].last, c.last), cmp.Compare(victim, id)) > 0:
+			victim, last = id, next
+		}
+	}
+	return victim, last, last >= other
 }
 
 // wasted reports whether the next step that uses a chunk overwrites it.
@@ -179,53 +245,7 @@ func (p *planner) wasted(id int) bool {
 	return false
 }
 
-func (p *planner) step(i, budget int) {
-	keep := make(map[int]bool, len(p.uses[i]))
-	for _, u := range p.uses[i] {
-		keep[u.chunk] = true
-		p.next[u.chunk] = p.next[u.chunk][1:]
-	}
-	for _, u := range p.uses[i] {
-		c := p.card[u.chunk]
-		if c == nil {
-			for n := p.chunks[u.chunk].n; p.used+n > budget; {
-				p.evict(p.victim(i, keep))
-			}
-			c = &onCard{fetch: len(p.fetches)}
-			p.card[u.chunk] = c
-			p.used += p.chunks[u.chunk].n
-			p.fetches = append(p.fetches, p.bringing(u, i))
-		}
-		c.last = i
-		c.dirty = c.dirty || u.write
-	}
-}
-
-// victim is the chunk that is needed last, of those that were not used just now; of
-// several the one that was used longest ago. There is one, because the step's own chunks
-// fit.
-func (p *planner) victim(i int, keep map[int]bool) int {
-	best, bestNext, bestOld := -1, 0, false
-	for id, c := range p.card {
-		if keep[id] {
-			continue
-		}
-		next := math.MaxInt
-		if len(p.next[id]) > 0 {
-			next = p.next[id][0]
-		}
-		old := p.before[i]-p.before[c.last] >= p.window
-		if !old {
-			next = -c.last // the longest unused of them
-		}
-		better := best < 0 || old && !bestOld || old == bestOld && cmp.Or(cmp.Compare(next, bestNext), cmp.Compare(p.card[best].last, c.last), cmp.Compare(best, id)) > 0
-		if better {
-			best, bestNext, bestOld = id, next, old
-		}
-	}
-	return best
-}
-
+// evict takes a chunk away.
 func (p *planner) evict(id int) {
 	c := p.card[id]
 	delete(p.card, id)

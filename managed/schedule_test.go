@@ -35,16 +35,24 @@ func overwritten(t *testing.T, s schedule, steps []Step, uses [][]access, id, fr
 }
 
 // replay plays a schedule: all that a step accesses is on the card when it runs, never more
-// than the budget is there, nothing leaves before its last use, and nothing stays.
+// than the budget is there, nothing leaves before its last use, nothing stays, and what is
+// used in place never moves.
 func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 	t.Helper()
+	held, accessed, err := findInPlace(steps)
+	require.NoError(t, err)
 	var check schedule
-	uses := check.cut(steps, o.Chunk)
+	uses := check.cut(steps, o.Chunk, held)
 	require.Equal(t, check.chunks, s.chunks)
+	for _, r := range held {
+		for _, c := range s.chunks {
+			require.True(t, c.memory != r.Memory || c.off+c.n <= r.Off || r.Off+r.Len <= c.off, "%v and %v", c, r)
+		}
+	}
 	card := make(map[int]bool)
 	dirty := make(map[int]bool)
 	used, most, evicts, k := 0, 0, 0, 0
-	var traffic Traffic
+	traffic := Traffic{InPlace: accessed}
 	leave := func(upTo, before int) {
 		for ; evicts < upTo; evicts++ {
 			e := s.evicts[evicts]
@@ -100,6 +108,7 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
 	memories := []*Memory{g.alloc(64 * mib), g.alloc(17*mib + 5), g.alloc(3000)}
+	mixed := g.alloc(20 * mib)
 	for round := range 200 {
 		r := rand.New(rand.NewPCG(uint64(round), 1))
 		var steps []Step
@@ -109,6 +118,14 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 				m := memories[r.IntN(len(memories))]
 				off := r.IntN(m.Len())
 				step = append(step, Use{m.Range(off, 1+r.IntN(min(m.Len()-off, 6*mib))), Mode(r.IntN(3))})
+			}
+			if n := r.IntN(mib); r.IntN(2) == 0 { // of each MiB the first 300 KiB stay on the host
+				off := n + mib*r.IntN(19)
+				if n < 300*kib {
+					step = append(step, mixed.Range(off, min(1+r.IntN(100*kib), 300*kib-n)).InPlace())
+				} else {
+					step = append(step, Use{mixed.Range(off, min(1+r.IntN(mib), mib-n)), Mode(r.IntN(3))})
+				}
 			}
 			steps = append(steps, step)
 		}
@@ -168,6 +185,48 @@ func TestScheduleKeepsAPartForTheNextPass(t *testing.T) {
 	assert.GreaterOrEqual(t, p.traffic.In, 64*mib+3*16*mib, "no schedule needs less")
 }
 
+// Steps go over one panel after another, and all of them over the same other memory, with room
+// for three quarters of the next panel: these come while the steps of the panel before run. The
+// other memory stays, though each of its parts is needed later than the next panel.
+func TestScheduleBringsTheNextPanelWhileThisOneIsUsed(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	const panels, parts, passes, panel = 6, 4, 3, 8 * mib
+	x, edges, sum := g.aligned(panels*panel), g.aligned(parts*2*mib), g.aligned(4*mib)
+	var steps []Step
+	for range passes {
+		for p := range panels {
+			for i := range parts {
+				steps = append(steps, Step{x.Memory.Range(x.Off+p*panel, panel).Read(), edges.Memory.Range(edges.Off+i*2*mib, 2*mib).Read(), sum.Write()})
+			}
+		}
+	}
+	p, err := g.a.NewPlan(steps, PlanOptions{Budget: panel + edges.Len + sum.Len + 3*panel/4, Chunk: 2 * mib, In: 2})
+	require.NoError(t, err)
+	replay(t, p.schedule, steps, p.o)
+	early := make(map[int]int) // by step: bytes of its panel that come when the panel before is first used, or sooner
+	for _, f := range p.fetches {
+		c := p.chunks[f.chunk]
+		if c.memory != x.Memory {
+			assert.Zero(t, f.step/parts, "the rest comes once")
+			continue
+		}
+		last := -1
+		for _, e := range p.evicts[:f.after] {
+			last = max(last, e.step)
+		}
+		if last < f.step-parts {
+			early[f.step] += c.n
+		}
+		assert.Less(t, last, f.step)
+	}
+	assert.LessOrEqual(t, p.traffic.In, passes*x.Len+edges.Len+sum.Len)
+	for step, n := range early {
+		assert.GreaterOrEqual(t, n, panel/2, "step %d", step)
+	}
+	assert.GreaterOrEqual(t, len(early), passes*(panels-1))
+}
+
 func TestScheduleCutsOnAGridOfAddresses(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
@@ -207,7 +266,9 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 		{[]Step{{}, {m.Range(0, 8*mib+1).Read()}}, ok, "step 1: 8388609 bytes at offset 0 are not all within it"},
 		{[]Step{{Range{}.Read()}}, ok, "the memory is nil"},
 		{[]Step{{theirs.All().Read()}}, ok, "is of another allocator"},
-		{[]Step{{Use{m.All(), 3}}}, ok, "the mode 3 is unknown"},
+		{[]Step{{Use{m.All(), 4}}}, ok, "the mode 4 is unknown"},
+		{[]Step{{m.Range(0, 100).InPlace()}, {m.Range(90, 100).Read()}}, ok, "step 1 moves 100 bytes at offset 90 of"},
+		{[]Step{{m.Range(mib, 100).InPlace(), m.All().Write()}}, ok, "of these 100 at offset 1048576 are used in place"},
 		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8 MiB in chunks of"},
 	} {
 		_, err := g.a.NewPlan(tt.steps, tt.o)

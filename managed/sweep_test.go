@@ -101,6 +101,15 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			err = p.Run(t.Context(), g.s, func(int) error { return nil })
 			return err
 		}},
+		{"plan in place", func(t *testing.T, g *rig, m *Memory) error {
+			steps := []Step{{m.Range(0, 2*mib).InPlace(), m.Range(2*mib, 2*mib).Write()}, {m.Range(4*mib, 2*mib).InPlace()}}
+			p, err := g.a.NewPlan(steps, PlanOptions{Budget: 4 * mib, Chunk: 2 * mib, In: 1, Out: 1})
+			if err != nil {
+				return err
+			}
+			err = p.Run(t.Context(), g.s, func(int) error { return nil })
+			return err
+		}},
 	}
 	cfg := small(64 * mib)
 	for _, version := range []cudart.Version{11080, 13000} {

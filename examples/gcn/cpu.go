@@ -43,6 +43,11 @@ func (c *cpu) zero(m matrix) error {
 	return nil
 }
 
+func (c *cpu) copy(dst, src matrix) error {
+	copy(values(dst), values(src))
+	return nil
+}
+
 func (c *cpu) multiply(to, a, b matrix, ta, tb bool, beta float32) error {
 	inner := a.cols
 	if ta {
@@ -137,7 +142,9 @@ func (c *cpu) begin(int) error {
 
 func (c *cpu) loss(_ context.Context, epoch int) (float64, error) { return c.losses[epoch], nil }
 
-func (c *cpu) runner(_ *model, epochs int) (runner, error) { return inOrder{epochs}, nil }
+func (c *cpu) runner(_ context.Context, _ *model, epochs int) (runner, error) {
+	return inOrder{epochs}, nil
+}
 
 func (c *cpu) stats(out io.Writer) error {
 	_, err := fmt.Fprintf(out, "memory: %.3f GB of the host, in float64\n", float64(c.bytes)/1e9)

@@ -161,6 +161,8 @@ func at(m matrix) cudart.DevPtr { return m.memory.p + cudart.DevPtr(4*m.off) }
 
 func (b *gpu) zero(m matrix) error { return b.s.Memset(at(m), 0, 4*m.len()) }
 
+func (b *gpu) copy(dst, src matrix) error { return b.s.CopyOnDevice(at(dst), at(src), 4*src.len()) }
+
 func (b *gpu) multiply(c, x, y matrix, tx, ty bool, beta float32) error {
 	to := kernel.Matrix{P: at(c), Rows: c.rows, Cols: c.cols}
 	left := kernel.Matrix{P: at(x), Rows: x.rows, Cols: x.cols, Transposed: tx}
@@ -204,16 +206,10 @@ func (b *gpu) loss(ctx context.Context, epoch int) (loss float64, err error) {
 }
 
 // runner chooses how the memory of the steps comes to the card.
-func (b *gpu) runner(m *model, epochs int) (runner, error) {
+func (b *gpu) runner(ctx context.Context, m *model, epochs int) (runner, error) {
 	var err error
 	if b.losses, err = b.alloc("losses", 2*epochs, true); err != nil {
 		return nil, err
-	}
-	unified := 0
-	for _, p := range b.all {
-		if p.managed != nil {
-			unified += 4 * p.n
-		}
 	}
 	if b.budget == 0 {
 		for _, p := range b.all {
@@ -226,12 +222,12 @@ func (b *gpu) runner(m *model, epochs int) (runner, error) {
 		}
 		return inOrder{epochs}, nil
 	}
-	budget := int(b.budget * float64(unified))
-	fmt.Fprintf(b.out, "budget: %.3f GB of %.3f GB of unified memory, panels of %d columns\n", float64(budget)/1e9, float64(unified)/1e9, m.width)
+	budget := int(b.budget * float64(m.bytes()))
+	fmt.Fprintf(b.out, "budget: %.3f GB of %.3f GB of the graph's memory, panels of %d columns\n", float64(budget)/1e9, float64(m.bytes())/1e9, m.width)
 	if !b.plan {
 		return &byFaults{s: b.s, epochs: epochs, budget: budget}, nil
 	}
-	return newPlanned(b, m, epochs, budget)
+	return newPlanned(ctx, b, m, epochs, budget)
 }
 
 func (b *gpu) stats(out io.Writer) error {

@@ -9,8 +9,10 @@
 //
 // With -managed all large memory is unified memory (cudaMallocManaged). With -budget no more
 // than that share of it may be on the card at a time: a plan moves it through the card ahead
-// of the work (managed.Plan), or without a plan page faults bring what the work accesses. So a
-// graph can be trained that is larger than the card.
+// of the work (managed.Plan), or without a plan page faults bring what the work accesses. With
+// a plan the features' means stay on the host, where the device reads and writes them over the
+// link (managed.InPlace); with -in_place=false they move, too. So a graph can be trained that is
+// larger than the card.
 //
 // -write stores the graph and the first weights in a file, with which gcn.py beside this file
 // trains the same network in PyTorch, and compares the losses:
@@ -42,7 +44,9 @@ type options struct {
 	managed bool
 	budget  float64
 	plan    bool
+	inPlace bool
 	panel   int
+	chunk   int
 	write   string
 	json    string
 	verbose bool
@@ -63,8 +67,10 @@ func main() {
 	flag.IntVar(&o.device, "device", 0, "CUDA's number of the device")
 	flag.BoolVar(&o.blas, "blas", true, "multiply matrices with cuBLAS if it is installed")
 	flag.BoolVar(&o.managed, "managed", false, "use unified memory")
-	flag.Float64Var(&o.budget, "budget", 0, "share of the unified memory that may be on the card at a time, such as 0.25; 0 is no limit")
+	flag.Float64Var(&o.budget, "budget", 0, "share of the graph's memory that unified memory may have of the card at a time, such as 0.25; 0 is no limit")
 	flag.BoolVar(&o.plan, "plan", true, "with a budget, move memory ahead of the work")
+	flag.BoolVar(&o.inPlace, "in_place", true, "with a plan, leave the means on the host, which are written once and read twice; else they move, too")
+	flag.IntVar(&o.chunk, "chunk", 0, "MiB that a plan moves at a time; 0 chooses")
 	flag.IntVar(&o.panel, "panel", 0, "columns of the features that are in memory at a time; 0 chooses")
 	flag.StringVar(&o.write, "write", "", "write the graph and the first weights to this file, for gcn.py")
 	flag.StringVar(&o.json, "json", "", "write losses and times to this file")
@@ -127,6 +133,8 @@ func (o *options) check() error {
 		return errors.New("-budget needs -managed: plain device memory stays where it is")
 	case o.panel < 0 || o.panel > 0 && g.Features%o.panel != 0:
 		return fmt.Errorf("-panel must divide the %d features", g.Features)
+	case o.chunk < 0 || o.chunk%2 != 0:
+		return errors.New("-chunk must be a multiple of 2")
 	case o.cpu && o.managed:
 		return errors.New("-cpu uses no unified memory")
 	}
@@ -143,11 +151,11 @@ func newBackend(ctx context.Context, o options, out io.Writer) (backend, error) 
 
 // train runs all epochs.
 func train(ctx context.Context, o options, g *graph, b backend, out io.Writer) (outcome, error) {
-	m, err := newModel(ctx, g, b, o.panelWidth())
+	m, err := newModel(ctx, g, b, o.panelWidth(), o.staged())
 	if err != nil {
 		return outcome{}, err
 	}
-	r, err := b.runner(m, o.epochs)
+	r, err := b.runner(ctx, m, o.epochs)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -161,6 +169,9 @@ func train(ctx context.Context, o options, g *graph, b backend, out io.Writer) (
 	}
 	return result, b.stats(out)
 }
+
+// staged reports whether the means stay on the host: they do where they are moved otherwise.
+func (o *options) staged() bool { return o.budget > 0 && o.budget < 1 && o.plan && o.inPlace }
 
 // panelWidth is how many columns of the features a mean works on at a time. Narrow panels need
 // less memory at a time, and read the edges more often.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+
+	"github.com/gopinned/pinned/managed"
 )
 
 // The network has two layers. Each takes for each node the mean over the edges that lead to it, of
@@ -17,6 +19,10 @@ import (
 // goes row by row. The hidden layer is never stored: backward it is computed again. So nothing is
 // as large as the nodes times the hidden width, and nothing as the edges times a width, of which
 // PyTorch's index_add needs both.
+//
+// A model that is staged leaves the mean on the host. Each panel of it is summed up in one on the
+// card, and then written over the link; rows are read over the link when they are needed. That is
+// quicker than to move memory there and back, as each byte is written once and read twice.
 
 // A matrix is float32 in a backend's memory, row by row.
 type matrix struct {
@@ -36,13 +42,20 @@ func (m matrix) len() int { return m.rows * m.cols }
 
 // A use is memory that a step accesses.
 type use struct {
-	memory  *memory
-	off, n  int // elements of 4 bytes
-	written bool
+	memory *memory
+	off, n int // elements of 4 bytes
+	mode   managed.Mode
 }
 
-func reads(m matrix) use  { return use{m.memory, m.off, m.len(), false} }
-func writes(m matrix) use { return use{m.memory, m.off, m.len(), true} }
+func (m matrix) use(mode managed.Mode) use { return use{m.memory, m.off, m.len(), mode} }
+
+// useAll are uses of several matrices.
+func useAll(list []matrix, mode managed.Mode) (uses []use) {
+	for _, x := range list {
+		uses = append(uses, x.use(mode))
+	}
+	return uses
+}
 
 // A step is work that is queued at once, and the large memory that it accesses.
 type step struct {
@@ -57,7 +70,7 @@ type edgeList struct {
 }
 
 func (l edgeList) uses() []use {
-	return []use{{l.from, l.first, l.count, false}, {l.to, l.first, l.count, false}, {l.weight, l.first, l.count, false}}
+	return []use{{l.from, l.first, l.count, managed.ReadOnly}, {l.to, l.first, l.count, managed.ReadOnly}, {l.weight, l.first, l.count, managed.ReadOnly}}
 }
 
 // A backend computes, in the order of the calls.
@@ -69,6 +82,7 @@ type backend interface {
 	fillIndices(ctx context.Context, m *memory, v []uint32) error
 
 	zero(m matrix) error
+	copy(dst, src matrix) error
 	multiply(c, a, b matrix, ta, tb bool, beta float32) error        // c = a b + beta c, of transposes if ta, tb
 	addEdges(dst, src matrix, edges edgeList) error                  // dst[to] += weight * src[from]
 	relu(m matrix) error                                             // in place
@@ -76,9 +90,9 @@ type backend interface {
 	crossEntropy(logits matrix, labels *memory, scale float32) error // in place; adds to the epoch's loss
 	sgd(weight, gradient matrix, rate float32) error
 
-	begin(epoch int) error                                // queues that its loss is 0
-	loss(ctx context.Context, epoch int) (float64, error) // waits for all work
-	runner(m *model, epochs int) (runner, error)          // after everything was allocated
+	begin(epoch int) error                                            // queues that its loss is 0
+	loss(ctx context.Context, epoch int) (float64, error)             // waits for all work
+	runner(ctx context.Context, m *model, epochs int) (runner, error) // after everything was allocated
 	stats(out io.Writer) error
 	close() error
 }
@@ -89,6 +103,7 @@ type model struct {
 	width int // of a panel
 
 	x, mean        []matrix // panels of the features, and of their mean
+	sum, rows      matrix   // of a staged model: a panel of the mean, and some rows of all panels
 	mixed, logits  matrix   // the second layer before and after the mean
 	hidden, back   matrix   // some rows of the hidden layer, and of the gradient by it
 	w1, w1Gradient matrix
@@ -102,7 +117,7 @@ type model struct {
 const blockRows = 1 << 15
 
 // newModel allocates and fills everything.
-func newModel(ctx context.Context, g *graph, b backend, width int) (*model, error) {
+func newModel(ctx context.Context, g *graph, b backend, width int, staged bool) (*model, error) {
 	m := &model{graph: g, b: b, width: width}
 	var err error
 	alloc := func(label string, n int, small bool) *memory {
@@ -124,6 +139,9 @@ func newModel(ctx context.Context, g *graph, b backend, width int) (*model, erro
 	m.from, m.to, m.weight = alloc("edges' sources", len(g.from), false), alloc("edges' targets", len(g.to), false), alloc("edges' weights", len(g.weight), false)
 	m.mixed, m.logits = table("second layer", g.Nodes, g.Classes, false), table("logits", g.Nodes, g.Classes, false)
 	rows := min(g.Nodes, blockRows)
+	if staged {
+		m.sum, m.rows = table("sum", g.Nodes, width, false), table("rows of the mean", rows, g.Features, true)
+	}
 	m.hidden, m.back = table("hidden layer", rows, g.Hidden, true), table("gradient", rows, g.Hidden, true)
 	m.labels = alloc("labels", g.Nodes, true)
 	m.w1, m.w1Gradient = table("weights", g.Features, g.Hidden, true), table("weights' gradients", g.Features, g.Hidden, true)
@@ -176,10 +194,17 @@ func (m *model) edgeBlocks(backward bool) (blocks []edgeList) {
 	return blocks
 }
 
+// staged reports whether the mean stays on the host.
+func (m *model) staged() bool { return m.sum.memory != nil }
+
 // overEdges are the steps of a mean over edges, or of its gradient. dst is written.
 func (m *model) overEdges(dst, src matrix, backward bool) (steps []step) {
 	for i, l := range m.edgeBlocks(backward) {
-		steps = append(steps, step{append(l.uses(), reads(src), writes(dst)), func() error {
+		mode := managed.ReadWrite
+		if i == 0 {
+			mode = managed.Overwrite
+		}
+		steps = append(steps, step{append(l.uses(), src.use(managed.ReadOnly), dst.use(mode)), func() error {
 			if i == 0 {
 				if err := m.b.zero(dst); err != nil {
 					return err
@@ -189,6 +214,17 @@ func (m *model) overEdges(dst, src matrix, backward bool) (steps []step) {
 		}})
 	}
 	return steps
+}
+
+// meanOf are the steps of a panel of the features' mean.
+func (m *model) meanOf(panel int) []step {
+	x, mean := m.x[panel], m.mean[panel]
+	if !m.staged() {
+		return m.overEdges(mean, x, false)
+	}
+	return append(m.overEdges(m.sum, x, false), step{[]use{m.sum.use(managed.ReadOnly), mean.use(managed.InPlace)}, func() error {
+		return m.b.copy(mean, m.sum)
+	}})
 }
 
 // beta is the factor of what a sum has so far.
@@ -202,6 +238,7 @@ func beta(first bool) float32 {
 // A rowBlock is some rows of what is stored, and place for those of the hidden layer.
 type rowBlock struct {
 	mean         []matrix
+	stored       []matrix // of a staged model: what is copied to mean first
 	mixed        matrix
 	hidden, back matrix
 	first        bool
@@ -211,16 +248,34 @@ func (m *model) rowBlocks() (blocks []rowBlock) {
 	for first := 0; first < m.Nodes; first += blockRows {
 		last := min(first+blockRows, m.Nodes)
 		b := rowBlock{mixed: m.mixed.block(first, last), hidden: m.hidden.block(0, last-first), back: m.back.block(0, last-first), first: first == 0}
-		for _, p := range m.mean {
-			b.mean = append(b.mean, p.block(first, last))
+		for i, p := range m.mean {
+			p = p.block(first, last)
+			if m.staged() {
+				b.stored = append(b.stored, p)
+				p = matrix{p.rows, p.cols, m.rows.memory, i * m.rows.rows * p.cols}
+			}
+			b.mean = append(b.mean, p)
 		}
 		blocks = append(blocks, b)
 	}
 	return blocks
 }
 
+// means are the uses of a block's rows of the mean.
+func (r rowBlock) means() []use {
+	if r.stored != nil {
+		return useAll(r.stored, managed.InPlace)
+	}
+	return useAll(r.mean, managed.ReadOnly)
+}
+
 // hide computes rows of the hidden layer.
 func (m *model) hide(r rowBlock) error {
+	for p, stored := range r.stored {
+		if err := m.b.copy(r.mean[p], stored); err != nil {
+			return err
+		}
+	}
 	for p, mean := range r.mean {
 		if err := m.b.multiply(r.hidden, mean, m.w1.block(p*m.width, (p+1)*m.width), false, false, beta(p == 0)); err != nil {
 			return err
@@ -231,11 +286,13 @@ func (m *model) hide(r rowBlock) error {
 
 // forward are the steps up to the logits.
 func (m *model) forward() (steps []step) {
-	for p, x := range m.x {
-		steps = append(steps, m.overEdges(m.mean[p], x, false)...)
+	for p := range m.x {
+		steps = append(steps, m.meanOf(p)...)
 	}
+	// The rows overwrite all of it, but each step a part: so a plan brings nothing of it.
+	steps = append(steps, step{[]use{m.mixed.use(managed.Overwrite)}, func() error { return m.b.zero(m.mixed) }})
 	for _, r := range m.rowBlocks() {
-		steps = append(steps, step{append(readAll(r.mean), writes(r.mixed)), func() error {
+		steps = append(steps, step{append(r.means(), r.mixed.use(managed.ReadWrite)), func() error {
 			if err := m.hide(r); err != nil {
 				return err
 			}
@@ -245,22 +302,15 @@ func (m *model) forward() (steps []step) {
 	return append(steps, m.overEdges(m.logits, m.mixed, false)...)
 }
 
-func readAll(list []matrix) (uses []use) {
-	for _, x := range list {
-		uses = append(uses, reads(x))
-	}
-	return uses
-}
-
 // backward are the steps from the logits to the gradients of all weights. The logits are
 // overwritten.
 func (m *model) backward() (steps []step) {
-	steps = append(steps, step{[]use{writes(m.logits)}, func() error {
+	steps = append(steps, step{[]use{m.logits.use(managed.ReadWrite)}, func() error {
 		return m.b.crossEntropy(m.logits, m.labels, 1/float32(m.Nodes))
 	}})
 	steps = append(steps, m.overEdges(m.mixed, m.logits, true)...)
 	for _, r := range m.rowBlocks() {
-		steps = append(steps, step{append(readAll(r.mean), reads(r.mixed)), func() error { return m.gradients(r) }})
+		steps = append(steps, step{append(r.means(), r.mixed.use(managed.ReadOnly)), func() error { return m.gradients(r) }})
 	}
 	return steps
 }

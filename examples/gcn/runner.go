@@ -56,25 +56,29 @@ type planned struct {
 	plan   *managed.Plan
 }
 
-func newPlanned(b *gpu, m *model, epochs, budget int) (runner, error) {
+func newPlanned(ctx context.Context, b *gpu, m *model, epochs, budget int) (runner, error) {
 	var steps []managed.Step
 	for range epochs {
 		for _, s := range m.epoch() {
 			var accesses managed.Step
 			for _, u := range s.uses {
-				r := u.memory.managed.Range(4*u.off, 4*u.n)
-				if u.written {
-					accesses = append(accesses, r.Write())
-				} else {
-					accesses = append(accesses, r.Read())
-				}
+				accesses = append(accesses, managed.Use{Range: u.memory.managed.Range(4*u.off, 4*u.n), Mode: u.mode})
 			}
 			steps = append(steps, accesses)
 		}
 	}
-	plan, err := b.unified.NewPlan(steps, managed.PlanOptions{Budget: budget})
+	plan, err := b.unified.NewPlan(steps, managed.PlanOptions{Budget: budget, Chunk: b.chunk << 20})
 	if err != nil {
 		return nil, err
+	}
+	if m.staged() { // else the first epoch would populate the host's memory
+		var mean []managed.Range
+		for _, p := range m.mean {
+			mean = append(mean, p.memory.managed.All())
+		}
+		if err := b.unified.Move(ctx, managed.Host(), mean...); err != nil {
+			return nil, err
+		}
 	}
 	return &planned{b, epochs, plan}, nil
 }

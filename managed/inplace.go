@@ -1,0 +1,88 @@
+package managed
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// InPlace is the use of a range that stays on the host, where the device accesses it.
+func (r Range) InPlace() Use { return Use{Range: r, Mode: InPlace} }
+
+// findInPlace returns what the steps use in place, each byte once, in the order of
+// addresses, and how many bytes they access there. Memory that one step uses in place and
+// another one moves is an error: the place of the moved bytes would depend on the order of
+// the moves.
+func findInPlace(steps []Step) (ranges []Range, accessed int, err error) {
+	for _, step := range steps {
+		for _, u := range step {
+			if u.Mode == InPlace {
+				ranges = append(ranges, u.Range)
+				accessed += u.Len
+			}
+		}
+	}
+	slices.SortFunc(ranges, func(x, y Range) int { return cmp.Compare(x.ptr(), y.ptr()) })
+	merged := ranges[:0]
+	for _, r := range ranges {
+		if last := len(merged) - 1; last >= 0 && merged[last].Memory == r.Memory && r.Off <= merged[last].Off+merged[last].Len {
+			merged[last].Len = max(merged[last].Len, r.Off+r.Len-merged[last].Off)
+			continue
+		}
+		merged = append(merged, r)
+	}
+	for i, step := range steps {
+		for _, u := range step {
+			k := firstPast(merged, u.ptr())
+			if u.Mode != InPlace && k < len(merged) && merged[k].ptr() < u.ptr()+cudart.DevPtr(u.Len) {
+				return nil, 0, fmt.Errorf("step %d moves %d bytes at offset %d of %v, and of these %d at offset %d are used in place, by it or by another step (use them in place everywhere, or nowhere)",
+					i, u.Len, u.Off, u.Memory, merged[k].Len, merged[k].Off)
+			}
+		}
+	}
+	return merged, accessed, nil
+}
+
+// firstPast returns the first of sorted ranges that ends past an address.
+func firstPast(ranges []Range, at cudart.DevPtr) int {
+	k, _ := slices.BinarySearchFunc(ranges, at+1, func(r Range, at cudart.DevPtr) int {
+		return cmp.Compare(r.ptr()+cudart.DevPtr(r.Len), at)
+	})
+	return k
+}
+
+// holdInPlace moves what is used in place to the host, which also populates what was never
+// touched, and advises the driver to leave it there and to map it for the device: so the
+// device's accesses cause no page faults.
+func (p *Plan) holdInPlace(ctx context.Context) error {
+	if len(p.inPlace) == 0 {
+		return nil
+	}
+	if err := p.a.move(ctx, Host(), p.inPlace); err != nil {
+		return err
+	}
+	return p.adviseInPlace(func(a Advice) Advice { return a })
+}
+
+// releaseInPlace undoes the advice of holdInPlace.
+func (p *Plan) releaseInPlace() error { return p.adviseInPlace(Advice.unset) }
+
+// adviseInPlace gives advice for what is used in place, as it is or undone. Memory beyond
+// the card has that advice as long as it is open.
+func (p *Plan) adviseInPlace(which func(Advice) Advice) error {
+	var errs []error
+	for _, r := range p.inPlace {
+		if r.Memory.onHost {
+			continue
+		}
+		for _, a := range []Advice{PreferredLocation(Host()), AccessedBy(p.a.dev.Location())} {
+			a = which(a)
+			errs = append(errs, p.a.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,103 @@
+package managed
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// Work reads what the CPU wrote and writes memory that was never touched, in place, while
+// the rest of its memory moves: there are no page faults, what is used in place stays on the
+// host, and no advice outlasts the run.
+func TestPlanLeavesMemoryInPlace(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, Options{})
+	g.needConcurrent()
+	const chunk, n = 2 * mib, 32 * mib
+	in, out, moved := g.alloc(n), g.alloc(n), g.alloc(chunk)
+	want := g.fillByCPU(in)
+	var steps []Step
+	for off := 0; off < n; off += chunk {
+		steps = append(steps, Step{in.Range(off, chunk).InPlace(), moved.All().Overwrite()}, Step{moved.All().Read(), out.Range(off, chunk).InPlace()})
+	}
+	p, err := g.a.NewPlan(steps, PlanOptions{Budget: chunk + blockSize, Chunk: chunk})
+	require.NoError(t, err)
+	assert.Equal(t, 2*n, p.Traffic().InPlace)
+	assert.LessOrEqual(t, p.Traffic().In, chunk)
+	for range 2 {
+		require.NoError(t, p.Run(t.Context(), g.s, func(i int) error {
+			off := cudart.DevPtr(i / 2 * chunk)
+			if g.sim != nil {
+				assert.Zero(t, g.onCard(in, out), "step %d", i)
+			}
+			if i%2 == 0 {
+				return g.s.CopyOnDevice(moved.DevPtr(), in.DevPtr()+off, chunk)
+			}
+			return g.s.CopyOnDevice(out.DevPtr()+off, moved.DevPtr(), chunk)
+		}))
+		assert.Equal(t, want, out.Bytes())
+		for _, m := range []*Memory{in, out} {
+			at, err := m.Attributes(0, n)
+			require.NoError(t, err)
+			assert.Equal(t, cudart.LocationNone, at.Preferred.Kind)
+			assert.Empty(t, at.AccessedBy)
+		}
+	}
+	if g.sim != nil {
+		assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+		assert.Equal(t, map[int]int{onHost: n}, g.at(out.All()))
+	}
+}
+
+// Uses of several steps that overlap or touch are advised for at once, and bytes between them
+// move.
+func TestRangesInPlaceAreMerged(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m, other := g.alloc(8*mib), g.alloc(mib)
+	steps := []Step{
+		{m.Range(mib, mib).InPlace(), other.All().InPlace()},
+		{m.Range(2*mib, 100).InPlace(), m.Range(0, mib).Read(), m.Range(3*mib, 5*mib).Read()},
+		{m.Range(mib+100, 10).InPlace()},
+	}
+	held, accessed, err := findInPlace(steps)
+	require.NoError(t, err)
+	assert.ElementsMatch(t, []Range{m.Range(mib, mib+100), other.All()}, held)
+	assert.Equal(t, 2*mib+110, accessed)
+	p, err := g.a.NewPlan(steps, PlanOptions{Budget: 16 * mib})
+	require.NoError(t, err)
+	moved := 0
+	for _, c := range p.chunks {
+		moved += c.n
+	}
+	assert.Equal(t, 6*mib, moved)
+	require.NoError(t, m.Close())
+	err = p.Run(t.Context(), g.s, func(int) error { return nil })
+	require.ErrorIs(t, err, ErrClosed)
+	m = g.alloc(8 * mib)
+	p, err = g.a.NewPlan([]Step{{m.All().InPlace()}}, PlanOptions{Budget: 1})
+	require.NoError(t, err, "nothing counts for the budget")
+	require.NoError(t, m.Close())
+	require.ErrorIs(t, p.Run(t.Context(), g.s, func(int) error { return nil }), ErrClosed)
+}
+
+// Memory beyond the card is used in place with the advice that it has anyway, and keeps it.
+func TestInPlaceBeyondTheCardKeepsItsAdvice(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(32*mib), Options{Oversubscribe: true})
+	m := g.alloc(64 * mib)
+	require.True(t, m.OnHost())
+	p, err := g.a.NewPlan([]Step{{m.All().InPlace()}}, PlanOptions{Budget: mib})
+	require.NoError(t, err)
+	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return g.s.Memset(m.DevPtr(), 7, m.Len()) }))
+	at, err := m.Attributes(0, m.Len())
+	require.NoError(t, err)
+	assert.Equal(t, Host(), at.Preferred)
+	assert.Equal(t, map[int]int{onHost: 64 * mib}, g.at(m.All()))
+	assert.Equal(t, byte(7), m.Bytes()[64*mib-1])
+	assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+}
