@@ -55,21 +55,23 @@ func firstPast(ranges []Range, at cudart.DevPtr) int {
 	return k
 }
 
-// holdInPlace moves what is used in place to the host, which also populates what was never
-// touched, and advises the driver to leave it there and to map it for the device: so the
-// device's accesses cause no page faults.
-func (p *Plan) holdInPlace(ctx context.Context) error {
-	if len(p.inPlace) == 0 {
+// hold moves what is used in place to the host, which also populates what was never touched,
+// and advises the driver to leave it there and to map it for the device: so the device's
+// accesses cause no page faults. That takes as long as moving the memory, so it is done once,
+// by the first Run; the advice stays. One Run runs at a time.
+func (p *Plan) hold(ctx context.Context) error {
+	if p.held || len(p.inPlace) == 0 {
 		return nil
 	}
 	if err := p.a.move(ctx, Host(), p.inPlace); err != nil {
 		return err
 	}
-	return p.adviseInPlace(func(a Advice) Advice { return a })
+	if err := p.adviseInPlace(func(a Advice) Advice { return a }); err != nil {
+		return errors.Join(err, p.adviseInPlace(Advice.unset))
+	}
+	p.held = true
+	return nil
 }
-
-// releaseInPlace undoes the advice of holdInPlace.
-func (p *Plan) releaseInPlace() error { return p.adviseInPlace(Advice.unset) }
 
 // adviseInPlace gives advice for what is used in place, as it is or undone. Memory beyond
 // the card has that advice as long as it is open.

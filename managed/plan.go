@@ -85,6 +85,7 @@ type Plan struct {
 	schedule
 
 	running chan struct{} // a value while one Run runs
+	held    bool          // what is used in place was moved to the host; of the Run that runs
 }
 
 // NewPlan plans the steps, which run in this order. It moves nothing yet. The memory must

@@ -22,8 +22,9 @@ import (
 //
 // The memory should be on the host, or untouched, before: what else of it is on the card
 // does not count for the budget. While Run runs, no more may access it, and it is advised
-// ReadMostly in part, or PreferredLocation and AccessedBy where it is used in place: advice
-// of these kinds does not outlast it.
+// ReadMostly in part: advice of that kind does not outlast it. What is used in place is moved
+// to the host and advised PreferredLocation and AccessedBy by the first Run, which takes as
+// long as moving it, and keeps that advice: see [Memory.Unadvise].
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the card has not as much free as the budget and Options.Reserve, and [ErrClosed] if
@@ -88,10 +89,10 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 		issued: make([]bool, len(p.fetches)), arrived: make([]cudart.Point, len(p.fetches)),
 		evicted: make([]bool, len(p.evicts)), ends: make([]cudart.Point, 0, p.steps), copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks))}
 	r.changed.L = &r.mu
-	if err = p.holdInPlace(ctx); err == nil {
-		err = r.do(ctx)
+	if err := p.hold(ctx); err != nil {
+		return err
 	}
-	return errors.Join(err, p.releaseInPlace())
+	return r.do(ctx)
 }
 
 // A planRun is one run of a plan. Goroutines make the moves, each on a stream of its own

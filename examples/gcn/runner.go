@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -83,10 +84,23 @@ func newPlanned(ctx context.Context, b *gpu, m *model, epochs, budget int) (runn
 	return &planned{b, epochs, plan}, nil
 }
 
-func (r *planned) run(ctx context.Context, m *model, rate float32, epoch func(int, float64, float64)) error {
+func (r *planned) run(ctx context.Context, m *model, rate float32, epoch func(int, float64, float64)) (err error) {
 	steps := m.epoch()
+	var ends []*cudart.Event // of the epochs
+	defer func() {
+		for _, e := range ends {
+			err = errors.Join(err, e.Close())
+		}
+	}()
+	for range r.epochs {
+		e, err := r.b.dev.NewEvent(cudart.EventOptions{Timing: true})
+		if err != nil {
+			return err
+		}
+		ends = append(ends, e)
+	}
 	began := time.Now()
-	err := r.plan.Run(ctx, r.b.s, func(i int) error {
+	err = r.plan.Run(ctx, r.b.s, func(i int) error {
 		if i%len(steps) == 0 {
 			if err := m.b.begin(i / len(steps)); err != nil {
 				return err
@@ -95,21 +109,33 @@ func (r *planned) run(ctx context.Context, m *model, rate float32, epoch func(in
 		if err := steps[i%len(steps)].queue(); err != nil {
 			return err
 		}
-		if i%len(steps) == len(steps)-1 {
-			return m.learn(rate)
+		if i%len(steps) < len(steps)-1 {
+			return nil
 		}
-		return nil
+		if err := m.learn(rate); err != nil {
+			return err
+		}
+		return r.b.s.Record(ends[i/len(steps)])
 	})
 	if err != nil {
 		return err
 	}
-	seconds := time.Since(began).Seconds() / float64(r.epochs)
+	seconds := make([]float64, r.epochs) // the first one prepares the memory, and takes it back
+	seconds[0] = time.Since(began).Seconds()
+	for n := 1; n < r.epochs; n++ {
+		took, err := ends[n].Since(ends[n-1])
+		if err != nil {
+			return err
+		}
+		seconds[n] = took.Seconds()
+		seconds[0] -= seconds[n]
+	}
 	for n := range r.epochs {
 		loss, err := m.b.loss(ctx, n)
 		if err != nil {
 			return err
 		}
-		epoch(n, loss, seconds)
+		epoch(n, loss, seconds[n])
 	}
 	return nil
 }
