@@ -255,10 +255,10 @@ func TestBatchesThatWaitAndAreNotWanted(t *testing.T) {
 		}
 		s.e.workers.Wait()
 		if canceled {
-			require.Len(t, s.l.free.list, 3)
+			require.Equal(t, 3, s.l.free.count())
 			require.Equal(t, 2, s.copies())
 		} else {
-			require.Len(t, s.l.free.list, 2)
+			require.Equal(t, 2, s.l.free.count())
 			s.requireArrived(0, 1, 2)
 		}
 	}
@@ -278,7 +278,7 @@ func TestACopyOfSeveralBatchesThatFails(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "loader: copy batches 1 to 3 of epoch 0: ")
 	require.NoError(t, s.e.failedBefore(0))
-	require.Len(t, s.l.free.list, 3)
+	require.Equal(t, 3, s.l.free.count())
 	for _, one := range s.l.slots[1:4] {
 		require.False(t, one.copying.Done(t.Context()), "batch %d", one.number)
 	}
