@@ -62,9 +62,9 @@ func consume(b *testing.B, src Source, o Options, works bool) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
 	b.ReportMetric(float64(st.Batches-before.Batches)/float64(l.copies-copies), "batches/copy")
 	b.ReportMetric((cpuTime(b)-cpu).Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
-	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v, waits %v, consuming %v", b.N, st.Bottleneck(),
+	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v after %v for the consumer, waits %v, consuming %v", b.N, st.Bottleneck(),
 		st.Reading-before.Reading, st.Transforming-before.Transforming, st.TransformWaits-before.TransformWaits, st.SlotWaits-before.SlotWaits,
-		st.Copying-before.Copying, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
+		st.Copying-before.Copying, st.CopyWaits-before.CopyWaits, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
 }
 
 // cpuTime is what the process has used, of all cores.
