@@ -340,8 +340,8 @@ func TestEpochsOfBatchesThatGoTogether(t *testing.T) {
 func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		slots        []int
-		works        bool
+		slots          []int
+		works          bool
 		waits, records int
 	}{
 		{[]int{0, 1, 2, 3, 4, 5}, false, 1, 1},
