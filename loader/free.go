@@ -9,8 +9,8 @@ import (
 )
 
 // freeSlots are the slots that no batch is in. The GPU may still be using their
-// memory. One goroutine at a time takes slots; any may put them, and does not wait for
-// that one while it searches.
+// memory. One goroutine at a time takes slots. Any goroutine may put one, and does not
+// wait for the search of the one that takes.
 type freeSlots struct {
 	mu    sync.Mutex
 	news  []*slot       // since the last look
