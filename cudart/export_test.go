@@ -33,7 +33,7 @@ func (e *Event) WaitInC() error {
 }
 
 // CloseEvent destroys the event that stands for the Point.
-func (p Point) CloseEvent() error { return p.line.eventFor(p.n).Close() }
+func (p Point) CloseEvent() error { return p.line.eventFor(p.n).event.Close() }
 
 // PendingError is the calling thread's cudaGetLastError.
 func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin().cCall) }

@@ -123,21 +123,35 @@ func (p Point) Record() {
 }
 
 // WaitPoint makes work that is queued later wait until a Point of another stream is
-// reached (cudaStreamWaitEvent). The caller does not wait. If no event can be recorded
-// for the Point, nothing is queued, and the error is that of cudaEventRecord.
+// reached (cudaStreamWaitEvent). The caller does not wait. It makes no call, and queues
+// nothing, if the Point is known to be reached, or if the last wait that WaitPoint queued is
+// for it or for a later one of its stream. After [Stream.Handle], and on a stream of
+// [Device.StreamFromHandle], only a Point that is reached needs no call: the last wait may
+// have gone into a graph that other code was capturing. If no event can be recorded for the
+// Point, nothing is queued, and the error is that of cudaEventRecord.
 func (s *Stream) WaitPoint(p Point) error {
-	if p.Known() || p.line == s.line {
+	if p.Known() || p.line == s.line || s.follows(p) {
 		return nil
 	}
-	if e := p.line.eventFor(p.n); e != nil {
-		err := s.WaitEvent(e)
-		if err == nil || e.handle.state.Load()&handleClosed == 0 {
+	if e := p.line.eventFor(p.n); e.event != nil {
+		err := s.WaitEvent(e.event)
+		switch {
+		case err != nil && e.event.handle.state.Load()&handleClosed == 0:
 			return err
+		case err == nil && p.line.isPending(e):
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.followed = place{p.line.id, e.n}
+			return nil
 		}
-		// It could not be queried, and another goroutine has destroyed it meanwhile.
+		// During the call another goroutine found that it is done, or has destroyed it,
+		// because it could not be queried, or recorded it again, perhaps on another stream.
+		if p.Known() {
+			return nil
+		}
 	}
-	// One that is recorded now stands for the Point too. It is not the timeline's:
-	// another goroutine may be recording there.
+	// One that is recorded now stands for the Point too. It is not the timeline's, because
+	// another goroutine may be recording there. So it has no number to be remembered by.
 	e, err := p.line.recordOne(nil, false)
 	if e == nil {
 		return err
@@ -147,6 +161,20 @@ func (s *Stream) WaitPoint(p Point) error {
 		return err
 	}
 	return s.WaitEvent(e)
+}
+
+// A place is a Point that does not keep its Timeline from being collected.
+type place struct{ line, n uint64 }
+
+// follows reports whether the stream waits for the Point already. If it is closed, the call
+// is to return the error.
+func (s *Stream) follows(p Point) bool {
+	if s.line.exposed.Load() || s.line.handle.state.Load()&handleClosed != 0 || s.dev.rt.closed.Load() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.followed.line == p.line.id && s.followed.n >= p.n
 }
 
 // Line returns the Point's timeline, nil for the zero Point.

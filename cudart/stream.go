@@ -31,6 +31,9 @@ type Stream struct {
 	dev     *Device
 	line    *Timeline
 	cleanup runtime.Cleanup
+
+	mu       sync.Mutex // not held during calls into the library
+	followed place      // what WaitPoint made the stream wait for last
 }
 
 // NewStream creates a stream (cudaStreamCreateWithPriority). Close it; the garbage

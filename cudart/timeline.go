@@ -18,6 +18,7 @@ import (
 // one answers for it.
 type Timeline struct {
 	dev     *Device
+	id      uint64 // no other Timeline of the process has it
 	handle  handle
 	exposed atomic.Bool   // Stream.Handle was called: work may be queued unseen
 	asked   atomic.Bool   // Stream.Timeline was called: there may be Points
@@ -81,8 +82,11 @@ const (
 	drainAfter = 2
 )
 
+// timelines is the number of Timelines that the process has made.
+var timelines atomic.Uint64
+
 func newTimeline(d *Device, stream uintptr) *Timeline {
-	t := &Timeline{dev: d, handle: handle{value: stream, frame: d.rt.newFrame()}, events: &lineEvents{dev: d}}
+	t := &Timeline{dev: d, id: timelines.Add(1), handle: handle{value: stream, frame: d.rt.newFrame()}, events: &lineEvents{dev: d}}
 	t.waiting.line = t
 	runtime.AddCleanup(t, (*lineEvents).release, t.events)
 	return t
@@ -464,17 +468,23 @@ func (t *Timeline) err(n uint64) error {
 	return nil
 }
 
-// eventFor returns an event that stands for Point n, or nil if there is none.
+// eventFor returns an event that stands for Point n, without an event if there is none.
 //
-// Another goroutine may record the event again before the caller uses it. Then Point n
-// is reached, or the new recording is a later one of the same stream, for which to wait
-// is right as well. It may also be destroyed meanwhile, if it could not be queried.
-func (t *Timeline) eventFor(n uint64) *Event {
+// Other goroutines may destroy the event before the caller uses it, or record it again,
+// on any stream: isPending reports whether that could have happened.
+func (t *Timeline) eventFor(n uint64) pendingEvent {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := t.events.standsFor(n)
 	if i < 0 {
-		return nil
+		return pendingEvent{}
 	}
-	return t.events.pending[i].event
+	return t.events.pending[i]
+}
+
+// isPending reports whether an event of eventFor has stood for the same Points ever since.
+func (t *Timeline) isPending(p pendingEvent) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Contains(t.events.pending, p)
 }

@@ -31,10 +31,10 @@ type Batch struct {
 }
 
 // Use makes work that is queued on s from now on wait until the batch is on the
-// device (cudaStreamWaitEvent). The batch's memory is then not written again
-// before s has done what is queued on it until Release. Call it once for each
-// stream that uses the batch; s may be of another device, and may be closed
-// before Release.
+// device (cudaStreamWaitEvent, unless s waits for that already, for another batch of the
+// same copy). The batch's memory is then not written again before s has done what is
+// queued on it until Release. Call it once for each stream that uses the batch; s may be
+// of another device, and may be closed before Release.
 //
 // The error is [ErrReleased], or CUDA's: work that is queued on s then does not
 // wait for the batch, and Wait can be tried instead.
@@ -119,9 +119,9 @@ func (b *Batch) Keep() {
 
 // Release ends the use of the batch. Its device memory is written again when
 // the streams that were passed to Use have done what is queued on them now
-// (cudaEventRecord); Release does not wait for that, and an event that cannot be
-// recorded is recorded later. The loop releases batches that were not kept. A
-// second Release returns [ErrReleased].
+// (cudaEventRecord, unless nothing was queued since the last event); Release does not
+// wait for that, and an event that cannot be recorded is recorded later. The loop
+// releases batches that were not kept. A second Release returns [ErrReleased].
 func (b *Batch) Release() error {
 	if b.released.Swap(true) {
 		return b.failed("release", ErrReleased)

@@ -29,8 +29,9 @@ func benchSamples() int {
 	return 1 << 12
 }
 
-// consume runs epochs until b.N samples came, and reports the rate.
-func consume(b *testing.B, src Source, o Options) {
+// consume runs epochs until b.N samples came, and reports the rate. The consumer's stream
+// writes something over each batch if works is set.
+func consume(b *testing.B, src Source, o Options, works bool) {
 	dev := testgpu.Device(b)
 	l := newLoaderFor(b, dev, src, o)
 	s := stream(b, dev)
@@ -38,6 +39,9 @@ func consume(b *testing.B, src Source, o Options) {
 		for batch, err := range l.Batches(b.Context()) {
 			require.NoError(b, err)
 			require.NoError(b, batch.Use(s))
+			if works {
+				require.NoError(b, s.Memset(batch.Field(0), 0, 4))
+			}
 			if n += batch.Len(); n >= most {
 				break
 			}
@@ -45,7 +49,7 @@ func consume(b *testing.B, src Source, o Options) {
 		return n
 	}
 	epoch(src.Len() / 4) // warm up
-	before := l.Stats()
+	before, copies := l.Stats(), l.copies
 	b.ReportAllocs()
 	b.ResetTimer()
 	cpu := cpuTime(b)
@@ -56,10 +60,11 @@ func consume(b *testing.B, src Source, o Options) {
 	b.StopTimer()
 	st := l.Stats()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
+	b.ReportMetric(float64(st.Batches-before.Batches)/float64(l.copies-copies), "batches/copy")
 	b.ReportMetric((cpuTime(b)-cpu).Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
-	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v, waits %v, consuming %v", b.N, st.Bottleneck(),
+	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v after %v for the consumer, waits %v, consuming %v", b.N, st.Bottleneck(),
 		st.Reading-before.Reading, st.Transforming-before.Transforming, st.TransformWaits-before.TransformWaits, st.SlotWaits-before.SlotWaits,
-		st.Copying-before.Copying, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
+		st.Copying-before.Copying, st.CopyWaits-before.CopyWaits, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
 }
 
 // cpuTime is what the process has used, of all cores.
@@ -84,7 +89,8 @@ func data(n int) []float32 {
 }
 
 // BenchmarkLoader is samples in memory, in random order and in order: of a
-// [BatchSource], and read one at a time.
+// [BatchSource], and read one at a time; used is with work of the consumer's stream on each
+// batch, which C has none of.
 func BenchmarkLoader(b *testing.B) {
 	n := benchSamples()
 	all := data(n)
@@ -99,16 +105,18 @@ func BenchmarkLoader(b *testing.B) {
 		src     Source
 		batch   int
 		shuffle bool
+		works   bool
 	}{
-		{"shuffled/batch=16", together, 16, true},
-		{"shuffled/batch=256", together, 256, true},
-		{"shuffled/batch=4096", together, 4096, true},
-		{"ordered/batch=16", together, 16, false},
-		{"ordered/batch=256", together, 256, false},
-		{"ordered/batch=4096", together, 4096, false},
-		{"shuffled/batch=256/one-at-a-time", single, 256, true},
+		{"shuffled/batch=16", together, 16, true, false},
+		{"shuffled/batch=256", together, 256, true, false},
+		{"shuffled/batch=4096", together, 4096, true, false},
+		{"ordered/batch=16", together, 16, false, false},
+		{"ordered/batch=256", together, 256, false, false},
+		{"ordered/batch=4096", together, 4096, false, false},
+		{"shuffled/batch=16/used", together, 16, true, true},
+		{"shuffled/batch=256/one-at-a-time", single, 256, true, false},
 	} {
-		b.Run(c.name, func(b *testing.B) { consume(b, c.src, Options{BatchSize: c.batch, Shuffle: c.shuffle}) })
+		b.Run(c.name, func(b *testing.B) { consume(b, c.src, Options{BatchSize: c.batch, Shuffle: c.shuffle}, c.works) })
 	}
 }
 
@@ -147,13 +155,13 @@ func (s slow) Transform(_ context.Context, _ int, sample [][]byte) error {
 // BenchmarkIO is samples that take 2 ms each, and some computing.
 func BenchmarkIO(b *testing.B) {
 	n := benchSamples()
-	consume(b, slow{data(n), n}, Options{BatchSize: 256, Workers: 2048, Shuffle: true})
+	consume(b, slow{data(n), n}, Options{BatchSize: 256, Workers: 2048, Shuffle: true}, false)
 }
 
 // BenchmarkOverhead is samples that take no time, of 4 bytes.
 func BenchmarkOverhead(b *testing.B) {
 	src := Func(1<<22, []int{4}, func(context.Context, int, [][]byte) error { return nil })
-	consume(b, src, Options{BatchSize: 256, Shuffle: true})
+	consume(b, src, Options{BatchSize: 256, Shuffle: true}, false)
 }
 
 // BenchmarkPermutation is the cost of a place in a shuffled order.

@@ -44,6 +44,10 @@
 // neighbours in memory go in one copy of 4 MiB or less: until the link has room for
 // another copy, and no longer than a millisecond.
 //
+// Batches of one copy share the calls for it: the consumer's stream waits once for all of
+// them (cudaStreamWaitEvent), and Release records an event (cudaEventRecord) only if the
+// stream has got work since the last one.
+//
 // # Order
 //
 // Batches come in the order of their numbers, unless Options.Unordered is set.

@@ -177,7 +177,7 @@ func (e *epoch) get() (*slot, error) {
 				continue
 			}
 		}
-		if e.l.o.Unordered {
+		if e.l.o.Unordered || s.number == want {
 			return s, nil
 		}
 		e.waiting[s.number] = s

@@ -96,7 +96,7 @@ func TestErrorsEndTheEpoch(t *testing.T) {
 			}
 			require.Equal(t, 1, errs)
 			require.Len(t, numbers, bad/batch, "the batches before")
-			require.Len(t, l.free.list, len(l.slots))
+			require.Equal(t, len(l.slots), l.free.count())
 			require.Zero(t, l.Stats().Skipped)
 
 			src.read, src.transform = only(), only()
@@ -158,7 +158,7 @@ func TestErrorEndsUnorderedEpoch(t *testing.T) {
 	}
 	require.ErrorIs(t, last, errBad)
 	require.ErrorContains(t, last, "sample 20, ")
-	require.Len(t, l.free.list, len(l.slots))
+	require.Equal(t, len(l.slots), l.free.count())
 }
 
 // What failed in Read does not come to Transform.
@@ -373,7 +373,7 @@ func TestASourceThatEndsItsGoroutine(t *testing.T) {
 			}
 			src.read, src.transform = only(), only()
 			require.Len(t, slices.Concat(epochOf(t, l, s, 8)...), 20)
-			require.Len(t, l.free.list, len(l.slots))
+			require.Equal(t, len(l.slots), l.free.count())
 			require.Empty(t, l.turns, "all turns to transform are free")
 		}
 	}

@@ -292,7 +292,7 @@ func TestMemoryOfABatchThatFailed(t *testing.T) {
 	}
 	require.ErrorIs(t, last, cudart.ErrInvalidValue)
 	require.ErrorContains(t, last, "loader: copy batch 1 of epoch 0: ")
-	require.Len(t, l.free.list, 2)
+	require.Equal(t, 2, l.free.count())
 	for _, slot := range l.slots {
 		require.False(t, slot.copying.Done(t.Context()), "batch %d", slot.number)
 	}
@@ -347,12 +347,12 @@ func TestAnErrorOfOpeningAhead(t *testing.T) {
 	e.openAhead(e.last)
 	require.ErrorIs(t, e.ahead, cudart.ErrUnknown)
 	require.NoError(t, e.err, "there may be samples before the batch")
-	require.Len(t, l.free.list, 2)
+	require.Equal(t, 2, l.free.count())
 	w := &worker{e: e, c: &l.workers[0]}
 	require.False(t, w.openNext(e.last))
 	require.ErrorIs(t, e.err, cudart.ErrUnknown)
 	require.ErrorContains(t, e.err, "loader: batch 0 of epoch 0: copy of batch 0: ")
-	require.Len(t, l.free.list, 2)
+	require.Equal(t, 2, l.free.count())
 }
 
 // As long as CUDA cannot say what it is done with, epochs end with the error and

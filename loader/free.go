@@ -9,17 +9,19 @@ import (
 )
 
 // freeSlots are the slots that no batch is in. The GPU may still be using their
-// memory.
+// memory. One goroutine at a time takes slots. Any goroutine may put one, and does not
+// wait for the search of the one that takes.
 type freeSlots struct {
-	mu    sync.Mutex    // not held during calls into the library
-	list  []*slot       // in the order of their memory
-	added chan struct{} // holds a token if a slot was put since the last look
+	mu    sync.Mutex
+	news  []*slot       // since the last look
+	added chan struct{} // holds a token if there are any
+
+	list []*slot // in the order of their memory, of the goroutine that takes
 }
 
 func (f *freeSlots) put(s *slot) {
 	f.mu.Lock()
-	at, _ := slices.BinarySearchFunc(f.list, s, func(a, b *slot) int { return cmp.Compare(a.off, b.off) })
-	f.list = slices.Insert(f.list, at, s)
+	f.news = append(f.news, s)
 	f.mu.Unlock()
 	select {
 	case f.added <- struct{}{}:
@@ -27,24 +29,30 @@ func (f *freeSlots) put(s *slot) {
 	}
 }
 
-// take removes the slot that is to be filled next, nil if there is none. One
-// goroutine at a time takes.
+// sort moves the slots that were put to their places in the list.
+func (f *freeSlots) sort() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.news {
+		at, _ := slices.BinarySearchFunc(f.list, s, func(a, b *slot) int { return cmp.Compare(a.off, b.off) })
+		f.list = slices.Insert(f.list, at, s)
+	}
+	f.news = f.news[:0]
+}
+
+// take removes the slot that is to be filled next, nil if there is none.
 //
 // It is the first one in memory that the GPU is done with. So only as many are used as
 // the pace needs, which then stay in the processors' caches, and batches that follow
 // one another are neighbours. If the GPU is done with none, it is the one whose copy
 // was queued first.
 func (f *freeSlots) take(ctx context.Context) *slot {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.sort()
 	if len(f.list) == 0 {
 		return nil
 	}
 	if !f.list[0].knownDone() {
-		oldest := f.list[f.oldest()]
-		f.mu.Unlock()
-		oldest.done(ctx) // so that it is known
-		f.mu.Lock()
+		f.list[f.oldest()].done(ctx) // so that it is known
 	}
 	at := slices.IndexFunc(f.list, (*slot).knownDone)
 	if at < 0 {

@@ -25,7 +25,7 @@ func requireIdle(t *testing.T, l *Loader, kept int) {
 		stacks := make([]byte, 1<<20)
 		return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "loader.(*epoch)")
 	}, time.Minute, time.Millisecond, "goroutines are left")
-	require.Len(t, l.free.list, len(l.slots)-kept)
+	require.Equal(t, len(l.slots)-kept, l.free.count())
 }
 
 // Not parallel, as the other tests here: they look at the process's goroutines.

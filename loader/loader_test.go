@@ -79,3 +79,24 @@ func TestPermutations(t *testing.T) {
 		}
 	}
 }
+
+// What is filled ahead is 64 MiB, in 3 batches at least and 256 at the most, beside what
+// the workers are at.
+func TestBatchesAheadByDefault(t *testing.T) {
+	t.Parallel()
+	const kib = 1 << 10
+	for _, test := range []struct{ samples, bytes, batch, workers, want int }{
+		{1 << 20, 4 * kib, 4, 1, 256},
+		{1 << 20, 4 * kib, 64, 8, 256},
+		{1 << 20, 4 * kib, 128, 8, 128},
+		{1 << 20, 4 * kib, 256, 8, 64},
+		{1 << 20, 4 * kib, 4096, 8, 4},
+		{1 << 20, 4 * kib, 16384, 8, 3},
+		{1 << 20, 4 * kib, 1, 8, 8 + 256},
+		{100, 4 * kib, 4, 8, 26},
+	} {
+		o, _, err := Options{BatchSize: test.batch, Workers: test.workers}.resolve(numbered(test.samples, test.bytes))
+		require.NoError(t, err)
+		require.Equal(t, test.want, o.Prefetch, "%+v", test)
+	}
+}

@@ -2,7 +2,6 @@ package loader
 
 import (
 	"errors"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,11 +17,13 @@ import (
 type meter struct {
 	copying, waiting     atomic.Int64 // ns
 	measured, unmeasured atomic.Int64 // bytes that these stand for, and others so far
+
+	since int // copies since the last one that was measured, of the goroutine that uploads
 }
 
 const (
 	measuredFirst = 8 // batches of an epoch
-	measuredEvery = 8
+	measuredEvery = 8 // copies
 )
 
 // A timing holds the events of a slot: asked, before a copy waits for the
@@ -65,13 +66,14 @@ type measurement struct {
 
 // begin is called before the copy waits for the consumer's streams.
 func (m *meter) begin(stream *cudart.Stream, slots []*slot) measurement {
-	c := measurement{m: m, stream: stream, t: &slots[0].timing, on: slices.ContainsFunc(slots, (*slot).measured)}
+	m.since++
+	c := measurement{m: m, stream: stream, t: &slots[0].timing}
+	if c.on = slots[0].number < measuredFirst || m.since == measuredEvery; c.on {
+		m.since = 0
+	}
 	c.record(c.t.asked)
 	return c
 }
-
-// measured reports whether a copy of the slot is measured.
-func (s *slot) measured() bool { return s.number < measuredFirst || s.number%measuredEvery == 0 }
 
 func (c *measurement) record(e *cudart.Event) {
 	c.on = c.on && e != nil && c.stream.Record(e) == nil

@@ -21,7 +21,7 @@ type Options struct {
 	MaxTransforms int
 	// Prefetch is how many batches are filled or copied ahead of the consumer. 0
 	// means as many as the workers can be at and 64 MiB more, but at least three
-	// and at most 64 more, and no more than an epoch has.
+	// and at most 256 more, and no more than an epoch has.
 	Prefetch int
 	// MaxBytes bounds the bytes of pinned memory, and those of device memory:
 	// fewer batches are filled ahead then, but two at least. 0 is no bound.
@@ -56,8 +56,12 @@ type Options struct {
 // cudaMalloc aligns.
 const fieldAlign = 256
 
-// aheadBytes keep a link full while a worker wakes up.
-const aheadBytes = 64 << 20
+const (
+	// aheadBytes keep a link full while a worker wakes up.
+	aheadBytes = 64 << 20
+	// aheadBatches bounds what has to be searched, and the events that are created.
+	aheadBatches = 256
+)
 
 // A layout is where the fields of a batch lie.
 type layout struct {
@@ -131,7 +135,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 	}
 	o.MaxTransforms = min(o.MaxTransforms, o.Workers)
 	if o.Prefetch == 0 {
-		ahead := o.Workers*l.run(o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), 64)
+		ahead := o.Workers*l.run(o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), aheadBatches)
 		o.Prefetch = min(ahead, n/l.samples+1)
 	}
 	if o.Prefetch > math.MaxInt/l.bytes-1 {

@@ -83,3 +83,6 @@ func epochOf(t testing.TB, l *Loader, s *cudart.Stream, fields ...int) [][]int {
 	}
 	return all
 }
+
+// count returns how many slots are free. None is being put or taken.
+func (f *freeSlots) count() int { return len(f.list) + len(f.news) }

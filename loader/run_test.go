@@ -184,7 +184,7 @@ func TestABatchSourceThatFails(t *testing.T) {
 			require.Equal(t, want, l.Stats().Retried, name)
 			require.EqualValues(t, want, src.each.Load(), name)
 			require.Zero(t, l.Stats().Skipped)
-			require.Len(t, l.free.list, len(l.slots))
+			require.Equal(t, len(l.slots), l.free.count())
 		}
 	}
 }
@@ -279,7 +279,7 @@ func TestABatchSourceThatBlocks(t *testing.T) {
 		require.Zero(t, l.Stats().Retried)
 		require.Zero(t, l.Stats().Skipped)
 		require.Zero(t, src.each.Load())
-		require.Len(t, l.free.list, len(l.slots))
+		require.Equal(t, len(l.slots), l.free.count())
 	}
 }
 

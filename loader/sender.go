@@ -94,12 +94,15 @@ func (q *sender) wanted(s *slot) bool {
 // called when the link has room for another copy.
 func (q *sender) hold() bool {
 	e := q.e
-	if (len(q.held)+1)*e.l.layout.bytes > copyBytes || q.before.Done(e.ctx) {
+	switch {
+	case (len(q.held)+1)*e.l.layout.bytes > copyBytes, q.before.Known():
+		return false
+	case q.waiting.Load(): // send will be called
+		return true
+	case q.before.Done(e.ctx):
 		return false
 	}
-	if q.waiting.Swap(true) {
-		return true
-	}
+	q.waiting.Store(true)
 	room := make(chan struct{}, 1)
 	stop := q.before.Notify(room)
 	e.workers.Go(func() {

@@ -255,10 +255,10 @@ func TestBatchesThatWaitAndAreNotWanted(t *testing.T) {
 		}
 		s.e.workers.Wait()
 		if canceled {
-			require.Len(t, s.l.free.list, 3)
+			require.Equal(t, 3, s.l.free.count())
 			require.Equal(t, 2, s.copies())
 		} else {
-			require.Len(t, s.l.free.list, 2)
+			require.Equal(t, 2, s.l.free.count())
 			s.requireArrived(0, 1, 2)
 		}
 	}
@@ -278,7 +278,7 @@ func TestACopyOfSeveralBatchesThatFails(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "loader: copy batches 1 to 3 of epoch 0: ")
 	require.NoError(t, s.e.failedBefore(0))
-	require.Len(t, s.l.free.list, 3)
+	require.Equal(t, 3, s.l.free.count())
 	for _, one := range s.l.slots[1:4] {
 		require.False(t, one.copying.Done(t.Context()), "batch %d", one.number)
 	}
@@ -333,4 +333,86 @@ func TestEpochsOfBatchesThatGoTogether(t *testing.T) {
 			t.Logf("%d copies of %d batches", sim.Calls("cudaMemcpyAsync"), l.Stats().Batches)
 		})
 	}
+}
+
+// What batches of one copy cost the consumer: its stream waits once for all of them, and
+// records an event where it has queued work since the last one.
+func TestBatchesOfOneCopyShareCalls(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		slots          []int
+		works          bool
+		waits, records int
+	}{
+		{[]int{0, 1, 2, 3, 4, 5}, false, 1, 1},
+		{[]int{0, 1, 2, 3, 4, 5}, true, 1, 6},
+		{[]int{3, 4, 5, 0, 1, 2}, false, 2, 2}, // two copies
+		{[]int{3, 4, 5, 0, 1, 2}, true, 2, 6},
+	} {
+		s := newSending(t, 6, 4)
+		s.sim.Hold()
+		var slots []*slot
+		for number, slot := range test.slots {
+			slots = append(slots, s.fill(slot, number))
+		}
+		s.sendTogether(slots...)
+		require.Equal(t, test.waits, s.copies())
+		user := stream(t, s.l.dev)
+		calls := func() []int {
+			var n []int
+			for _, fn := range []string{"cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery", "cudaMemsetAsync"} {
+				n = append(n, s.sim.Calls(fn))
+			}
+			return n
+		}
+		before, work := calls(), 0
+		for len(s.e.arrived) > 0 {
+			s.e.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+				require.NoError(t, b.Use(user))
+				require.NoError(t, b.Use(user), "again")
+				if test.works {
+					work++
+					require.NoError(t, user.Memset(b.Field(0), 0, 300))
+				}
+				return true
+			})
+		}
+		after := calls()
+		for i := range after {
+			after[i] -= before[i]
+		}
+		require.Equal(t, []int{test.waits, test.records, 0, work}, after, "%+v", test)
+		require.Equal(t, 6, s.l.free.count())
+
+		// The stream's last event stands for all of its work on the batches.
+		s.sim.Release()
+		require.NoError(t, slots[5].wait(t.Context()))
+		looks := s.sim.Calls("cudaEventQuery")
+		for _, one := range slots {
+			require.True(t, one.knownDone(), "batch %d", one.number)
+		}
+		require.Equal(t, looks, s.sim.Calls("cudaEventQuery"))
+	}
+}
+
+// A stream that need not wait for a batch again is not done with it before it was copied.
+func TestBatchesOfOneCopyAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newSending(t, 3, 4)
+	user := stream(t, s.l.dev)
+	all := newLog(t, user, 3, 4*300)
+	s.sim.Hold()
+	s.sendTogether(s.fill(0, 0), s.fill(1, 1), s.fill(2, 2))
+	require.Equal(t, 1, s.copies())
+	for len(s.e.arrived) > 0 {
+		s.e.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+			all.add(b)
+			return true
+		})
+	}
+	for _, one := range s.l.slots {
+		require.False(t, one.using.Done(t.Context()))
+	}
+	s.sim.Release()
+	all.requireAll()
 }

@@ -150,8 +150,9 @@ func (e *epoch) reclaim(s *slot) error {
 // asked about.
 func (s *slot) done(ctx context.Context) bool { return s.copying.Done(ctx) && s.using.Done(ctx) }
 
-// knownDone is done without asking.
-func (s *slot) knownDone() bool { return s.copying.Known() && s.using.Known() }
+// knownDone is done without asking. Of slots that are being copied the Point says at once
+// that it is not.
+func (s *slot) knownDone() bool { return s.copied.Known() && s.copying.Known() && s.using.Known() }
 
 // wait waits until the GPU is done with all of the slot's memory.
 func (s *slot) wait(ctx context.Context) error {

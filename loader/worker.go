@@ -128,7 +128,7 @@ func (e *epoch) openAhead(o *opening) {
 	if free == nil {
 		return
 	}
-	if free.copying.Done(e.ctx) {
+	if free.copying.Known() { // take has looked
 		// An error is for the worker that needs the batch: as long as there are
 		// samples left before it, they come first.
 		if e.ahead = e.openOn(free); e.ahead == nil {

@@ -226,6 +226,9 @@ func (f *Fence) prune() {
 // Known reports whether the device is known to be done with the memory, without
 // a call into the library.
 func (f *Fence) Known() bool {
+	if f.Empty() {
+		return true
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.drop(func(u use) bool { return !u.open && u.point.Known() })
