@@ -13,6 +13,13 @@ var byteChecks = []Check{
 	{ID: "skipped_round_trips", Title: "round trips were left out", Severity: Note, Device: skippedRoundTrips},
 }
 
+// proved reports whether the round trips came to their end: they did not where a call did not
+// return.
+func (d *Device) proved() bool {
+	v := d.Verify
+	return v != nil && v.Cases+v.FailureCount+v.SkippedCases >= v.CasesPlanned
+}
+
 // trustNothing is the remedy for bytes that are wrong.
 const trustNothing = "trust no result of this machine: test its memory and the GPU (nvidia-smi -q -d ECC), reseat the card, check risers and cables"
 

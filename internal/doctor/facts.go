@@ -70,13 +70,36 @@ const (
 	ProbeCrashed ProbeState = "crashed" // its process died
 )
 
-// Probe is a call that was made in a process of its own, because it may hang or crash.
+// Stage is what a probe does.
+type Stage string
+
+// The stages of probes, in their order.
+const (
+	StageOpen       Stage = "open"        // loads libcudart, and counts the GPUs
+	StageMemory     Stage = "memory"      // makes a context, and reads how much memory is free
+	StageRoundTrips Stage = "round_trips" // proves the bytes
+	StageWaiting    Stage = "waiting"     // for other GPUs: it calls nothing
+	StageCopies     Stage = "copies"      // measures
+	StageTogether   Stage = "together"    // copies with all GPUs at once
+	StageNVML       Stage = "nvml"        // reads the management library
+)
+
+// Stages returns all stages.
+func Stages() []Stage {
+	return []Stage{StageOpen, StageMemory, StageRoundTrips, StageWaiting, StageCopies, StageTogether, StageNVML}
+}
+
+// Probe is work that was done in a process of its own, because its calls may hang or crash.
 type Probe struct {
-	Name    string     `json:"name"` // what was tried: cuda, nvml
-	Call    string     `json:"call"` // the C function that was reached last: cuInit
-	State   ProbeState `json:"state"`
-	Detail  string     `json:"detail,omitempty"` // the error, the signal, the time limit
-	Seconds float64    `json:"took_s"`
+	Name   string     `json:"name"`             // what was tried: cuda, nvml, gpu 0, all gpus
+	Device *int       `json:"device,omitempty"` // the GPU that was examined; nil for none and for several
+	Stage  Stage      `json:"stage,omitempty"`  // that was reached last
+	After  string     `json:"after,omitempty"`  // in this stage: the last piece of work that ended
+	Call   string     `json:"call"`             // the C function that was reached last, cuInit; empty if not known
+	State  ProbeState `json:"state"`
+	Detail string     `json:"detail,omitempty"` // the error, the signal, the time limit
+	// Seconds is the time from its start to its end, or until it was given up.
+	Seconds float64 `json:"took_s"`
 }
 
 // Process is a process that uses a GPU. Sizes are in bytes.
@@ -291,7 +314,7 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
 	return &Facts{
 		Host:    host,
-		Opening: &Opening{Error: p.Call + ": " + p.Detail},
+		Opening: &Opening{Error: p.what() + ": " + p.Detail},
 		Probes:  []Probe{p},
 		Devices: []Device{},
 	}
