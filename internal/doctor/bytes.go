@@ -39,7 +39,11 @@ func wrongBytes(_ *Facts, d *Device) (out []Finding) {
 			out = append(out, f)
 		}
 	}
-	for _, s := range d.copies() {
+	all := d.copies()
+	if d.Slower != nil {
+		all = slices.Concat(all, d.Slower.Series)
+	}
+	for _, s := range all {
 		if s.Mismatch != "" {
 			out = append(out, Finding{
 				Summary:  fmt.Sprintf("the copies that measured the bandwidth %s arrived wrong", directionText(&s)),

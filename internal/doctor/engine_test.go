@@ -457,6 +457,10 @@ var troubles = []struct {
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 12.6), series(result.DeviceToHost, 12.4)}
 	}},
 	{id: "slow_copies", sev: Problem, change: func(f *Facts) { f.ExpectedRate = 56 }, says: "--expect-bandwidth"},
+	{id: "busy", sev: Warning, change: func(f *Facts) {
+		f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 20)
+		f.Devices[0].OtherCPUs = number(12.0)
+	}, says: "12 of 16 CPUs busy"},
 	{id: "asymmetric_copies", change: func(f *Facts) {
 		f.Host.GPUs[0].Link = hostinfo.Link{} // not shown: the speed itself is not judged
 		f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 9)

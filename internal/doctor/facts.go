@@ -168,6 +168,12 @@ type Device struct {
 	Link      *Link          `json:"link,omitempty"`
 	Verify    *verify.Report `json:"verify,omitempty"`
 	Bandwidth *result.Bench  `json:"bandwidth,omitempty"`
+	// Slower is the slower one of two measurements of the bandwidth: slow copies are measured
+	// again. Nil for one.
+	Slower *result.Bench `json:"bandwidth_slower,omitempty"`
+	// OtherCPUs is how many CPUs other programs kept busy while the bandwidth was measured;
+	// nil if that is not known.
+	OtherCPUs *float64 `json:"other_cpus,omitempty"`
 	// Trials are short measurements beside the bandwidth: see bench.Trials.
 	Trials *result.Bench `json:"trials,omitempty"`
 	// Attributes are those of CUDA that decide how host memory behaves; absent if they
@@ -278,6 +284,36 @@ func newOpening(failed *cudart.OpenError) *Opening {
 		o.Code = int(code)
 	}
 	return o
+}
+
+// Take adds what an examination found of a GPU to what is known of it. Of two measurements of
+// the bandwidth the slower one is kept as such.
+func (d *Device) Take(found *Device) {
+	d.Errors = append(d.Errors, found.Errors...)
+	if found.MemoryTotal > 0 && d.MemoryTotal == 0 {
+		d.MemoryTotal, d.MemoryFree = found.MemoryTotal, found.MemoryFree
+	}
+	if found.Verify != nil {
+		d.Verify = found.Verify
+	}
+	if n := found.OtherCPUs; n != nil && (d.OtherCPUs == nil || *n > *d.OtherCPUs) {
+		d.OtherCPUs = n
+	}
+	if found.Bandwidth == nil {
+		return
+	}
+	if d.Bandwidth == nil {
+		d.Bandwidth, d.Trials = found.Bandwidth, found.Trials
+		return
+	}
+	if found.Slowest() < d.Slowest() || len(found.copies()) < len(d.copies()) {
+		d.Slower = found.Bandwidth
+		return
+	}
+	d.Slower, d.Bandwidth = d.Bandwidth, found.Bandwidth
+	if found.Trials != nil {
+		d.Trials = found.Trials
+	}
 }
 
 // SetHost sets the host, and adds to it what the facts know of its device nodes.

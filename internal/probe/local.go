@@ -25,6 +25,10 @@ type Request struct {
 	Simulate bool   `json:"simulate,omitempty"`
 	Device   int    `json:"device"` // for Device: its ordinal
 	Steps    Steps  `json:"steps"`
+	// Turn is for Device: it measures when this is closed, and until then waits in
+	// doctor.StageWaiting. Nil does not wait.
+	Turn   <-chan struct{} `json:"-"`
+	InTurn bool            `json:"in_turn,omitempty"` // set by Prober: there is a Turn
 }
 
 // Steps are what Device does with a GPU, after its memory was read.
@@ -408,15 +412,27 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 	verifying := 0.0
 	if r.Steps.Verify {
 		verifying = 1
-		if r.Steps.Bandwidth {
+		switch {
+		case r.Steps.Bandwidth && r.Turn != nil:
+			verifying = 0.5
+		case r.Steps.Bandwidth:
 			verifying = 0.8
 		}
 		if err := l.verify(ctx, dev, plans.Verify, verifying, e); err != nil {
 			return err
 		}
 	}
+	if r.Turn != nil {
+		e.stage(doctor.StageWaiting, verifying)
+		select {
+		case <-r.Turn:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	if r.Steps.Bandwidth {
 		e.stage(doctor.StageCopies, verifying)
+		load := startLoad(dev.Runtime().Library().Simulated)
 		b, err := measure.Run(ctx, bench.Link(plans.Bandwidth), measure.Env{Devices: []*cudart.Device{dev}}, nil)
 		keep := func(to **result.Bench) {
 			e.update(func(*Device) {
@@ -425,6 +441,8 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 				}
 			})
 		}
+		others := load.others()
+		e.update(func(d *Device) { d.Facts.OtherCPUs = others })
 		keep(&e.Facts.Bandwidth)
 		if err != nil || dev.Runtime().Library().Simulated { // which has the times of the simulator
 			return err

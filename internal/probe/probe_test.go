@@ -224,6 +224,43 @@ func TestExamination(t *testing.T) {
 	}
 }
 
+// A GPU whose turn comes later is verified before, and waits with all that takes long to make.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	for _, p := range []Prober{{Local: scripted, Isolated: true}, {Local: here(t)}} {
+		turn := make(chan struct{})
+		once := sync.OnceFunc(func() { close(turn) })
+		waited := false
+		out, err := p.Device(t.Context(), Request{Device: 1, Steps: all, Turn: turn}, func(d Device) {
+			switch d.Stage {
+			case doctor.StageWaiting:
+				waited = true
+				assert.Nil(t, d.Facts.Bandwidth)
+				assert.Equal(t, d.Facts.Verify.CasesPlanned, d.Facts.Verify.Cases)
+				once()
+			case doctor.StageCopies:
+				assert.True(t, waited)
+			}
+		})
+		require.NoError(t, err)
+		assert.True(t, waited)
+		assert.Equal(t, doctor.ProbeOK, out.Probe.State)
+		assert.NotNil(t, out.Facts.Bandwidth)
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		out, err = p.Device(ctx, Request{Device: 1, Steps: all, Turn: make(chan struct{})}, func(d Device) {
+			if d.Stage == doctor.StageWaiting {
+				cancel(assert.AnError)
+			}
+		})
+		require.NoError(t, err)
+		assert.Nil(t, out.Facts.Bandwidth)
+		assert.NotNil(t, out.Facts.Verify)
+		assert.NotEqual(t, doctor.ProbeHung, out.Probe.State, "it was in no call")
+	}
+}
+
 // here is the machine with two GPUs, in this process.
 func here(t *testing.T) Local {
 	l := scripted

@@ -32,9 +32,14 @@ const (
 // Children are what l does in processes that a Prober starts.
 func Children(l Local) map[string]child.Func {
 	return map[string]child.Func{
-		openChild:   child.Handle(l.Open),
-		deviceChild: child.HandleStream(l.Device),
-		nvmlChild:   child.HandleStream(l.NVML),
+		openChild: child.Handle(l.Open),
+		deviceChild: child.HandleTurn(func(ctx context.Context, r Request, turn <-chan struct{}, send func(Device)) (Device, error) {
+			if r.InTurn {
+				r.Turn = turn
+			}
+			return l.Device(ctx, r, send)
+		}),
+		nvmlChild: child.HandleStream(l.NVML),
 	}
 }
 
@@ -72,7 +77,8 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	limit := p.patience(openPatience) + patient // the first words come when the library is open
 	timer := time.AfterFunc(limit, func() { cancel(silent) })
 	defer timer.Stop()
-	out, err := child.Stream(listening, ever, deviceChild, r, func(d Device) {
+	r.InTurn = r.Turn != nil
+	out, err := child.StreamTurn(listening, ever, deviceChild, r, r.Turn, func(d Device) {
 		limit = patient
 		timer.Reset(limit)
 		show(d)
