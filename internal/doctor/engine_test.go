@@ -153,7 +153,12 @@ func apart(f *Facts) {
 // refused leaves memory of a node unmeasured.
 func refused(f *Facts) {
 	trial(f, byNode("1", result.HostToDevice, 55.2))
-	f.Devices[0].Trials.Notes = []string{"GPU 0, " + TrialNodeMemory + "0: not measured: numa: binding to node 0 failed (operation not permitted), pages come from any node"}
+	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+		f.Devices[0].Trials.Unmeasured = append(f.Devices[0].Trials.Unmeasured, result.Unmeasured{
+			Name: TrialByNode, Labels: result.Labels{{Key: TrialNode, Value: "0"}, {Key: result.Direction, Value: way}},
+			Reason: "binding to node 0 failed (operation not permitted), pages come from any node",
+		})
+	}
 }
 
 func vllm(f *Facts) *Process {
