@@ -21,17 +21,25 @@ const (
 // others returns what else used a GPU or the host while its copies were measured, as far as that
 // shows, and whether that explains slow copies. That a process has memory on the GPU does not, as
 // it may do nothing; it does where copies were of different speeds, too. NVML's utilization counts
-// kernels, and no copies.
+// kernels, and no copies. What was looked at and is idle is said if nothing explains them.
 func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 	present, active, varied := false, false, false
+	var idle []string
+	look := func(at bool, text string) {
+		if at {
+			active = true
+			seen = append(seen, text)
+		} else {
+			idle = append(idle, text)
+		}
+	}
 	if h := d.Health; h != nil {
 		if n := len(h.Processes); n > 0 {
 			present = true
 			seen = append(seen, units.Things(n, "other process is", "other processes are")+" on this GPU (NVML)")
 		}
 		if u := h.Utilization; u != nil {
-			active = *u >= busyGPU
-			seen = append(seen, fmt.Sprintf("the GPU was busy for %d %% of the last second before it was examined (NVML)", *u))
+			look(*u >= busyGPU, fmt.Sprintf("kernels ran for %d %% of the last second before the GPU was examined (NVML)", *u))
 		}
 	}
 	if used := d.MemoryTotal - d.MemoryFree; d.MemoryTotal > 0 && used > max(contextBytes, int(contextShare*float64(d.MemoryTotal))) {
@@ -40,8 +48,7 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 	}
 	if d.OtherCPUs != nil && f.Host != nil && f.Host.CPU.Threads > 0 {
 		all := float64(f.Host.CPU.Threads)
-		active = active || *d.OtherCPUs >= max(1, busyCPUs*all)
-		seen = append(seen, fmt.Sprintf("other programs kept %s of %d CPUs busy meanwhile (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
+		look(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("other programs kept %s of %d CPUs busy meanwhile (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
 	}
 	for _, s := range d.copies() {
 		if s.Spread > unsteady {
@@ -53,7 +60,10 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 		varied = true
 		seen = append(seen, fmt.Sprintf("measured twice, the slower direction reached %s and %s", units.Rate(slower), units.Rate(better)))
 	}
-	return seen, active || present && varied
+	if active || present && varied {
+		return seen, true
+	}
+	return append(seen, idle...), false
 }
 
 // twice returns what the slower direction reached in two measurements. ok is false if there was

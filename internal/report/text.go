@@ -336,7 +336,11 @@ func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	if v.Cases < v.CasesPlanned {
 		trips = fmt.Sprintf("%s of %s", units.Count(v.Cases), units.Things(v.CasesPlanned, "round trip", "round trips"))
 	}
-	text := fmt.Sprintf("%s, %s verified in %s, %s", trips, units.Data(v.VerifiedBytes), units.Duration(v.Duration), wrong)
+	text := fmt.Sprintf("%s, %s verified", trips, units.Data(v.VerifiedBytes))
+	if v.Duration > 0 {
+		text += " in " + units.Duration(v.Duration)
+	}
+	text += ", " + wrong
 	if v.FailureCount > 0 {
 		text += ", " + units.Things(v.FailureCount, "failure", "failures")
 	}
