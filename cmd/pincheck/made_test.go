@@ -25,7 +25,7 @@ func (l losing) Symbol(name string) uintptr {
 	return l.Sim.Symbol(name)
 }
 
-// Troubles that anybody can make on a machine with a GPU. Here the GPU is simulated, and its host
+// Troubles that are easily made on a machine with a GPU. Here the GPU is simulated, and its host
 // is read from files of such a host. Each is found by the command as it is run, named by its id,
 // with what was seen.
 func TestTroublesMadeOnPurpose(t *testing.T) {
