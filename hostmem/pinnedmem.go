@@ -195,6 +195,11 @@ func (m *pinnedMem) Spans() []Span { return slices.Clone(m.spans) }
 // differently.
 func (m *pinnedMem) Notes() []string { return slices.Concat(m.notes, m.region.Notes()) }
 
+// Misplaced returns, in words, why pages may lie on another NUMA node than Options.Node chose:
+// the host refused to bind them (mbind), or they were found elsewhere. It is nil if nothing
+// of that kind was seen. Notes has the same, beside others.
+func (m *pinnedMem) Misplaced() []string { return m.region.Misplaced() }
+
 // String names the memory in messages.
 func (m *pinnedMem) String() string {
 	if m.label != "" {

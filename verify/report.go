@@ -39,6 +39,12 @@ type Report struct {
 	Stale *StaleResult `json:"stale,omitempty"`
 }
 
+// took sets how long the run took, or has taken until now.
+func (r *Report) took(d time.Duration) {
+	r.Duration = d
+	r.VerifiedGBPerS = float64(r.VerifiedBytes) / 1e9 / max(d, 1).Seconds()
+}
+
 // PathReport sums up the cases of one path.
 type PathReport struct {
 	// Path is the way of the bytes.

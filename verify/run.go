@@ -63,6 +63,7 @@ type runner struct {
 	plan     Plan
 	report   *Report
 	progress Progress
+	began    time.Time
 	patience time.Duration // with copies that do not end
 	load     func(*cudart.Device) (gpu, error)
 	tamper   func(Case, []byte) // of tests, see trip
@@ -70,10 +71,9 @@ type runner struct {
 }
 
 func (r *runner) run(ctx context.Context) error {
-	start := time.Now()
+	r.began = time.Now()
 	err := r.paths(ctx)
-	r.report.Duration = time.Since(start)
-	r.report.VerifiedGBPerS = float64(r.report.VerifiedBytes) / 1e9 / r.report.Duration.Seconds()
+	r.report.took(time.Since(r.began))
 	return err
 }
 
@@ -87,10 +87,9 @@ func (r *runner) paths(ctx context.Context) error {
 	r.progress.CasesTotal = r.report.CasesPlanned
 	r.showProgress()
 	for i, path := range r.plan.Paths {
-		p := &pathRun{runner: r, PathReport: PathReport{Path: path, CasesPlanned: len(cases[i])}}
-		start := time.Now()
+		p := &pathRun{runner: r, PathReport: PathReport{Path: path, CasesPlanned: len(cases[i])}, start: time.Now()}
 		p.run(ctx, cases[i])
-		p.Duration = time.Since(start)
+		p.Duration = time.Since(p.start)
 		r.add(p.PathReport)
 		if ctx.Err() != nil {
 			return canceled(ctx)
@@ -128,7 +127,8 @@ func (r *runner) fail(c Case, err error) {
 	}
 }
 
-// showProgress calls Plan.Progress with the report so far, and that of a path that runs.
+// showProgress calls Plan.Progress with the report so far, and that of a path that runs: it
+// is the last one, should a call not return.
 func (r *runner) showProgress(running ...PathReport) {
 	if r.plan.Progress == nil {
 		return
@@ -138,6 +138,7 @@ func (r *runner) showProgress(running ...PathReport) {
 	for _, p := range running {
 		(&runner{report: &now}).add(p)
 	}
+	now.took(time.Since(r.began))
 	at := r.progress
 	at.Report = &now
 	r.plan.Progress(at)
@@ -151,6 +152,14 @@ func canceled(ctx context.Context) error {
 type pathRun struct {
 	*runner
 	PathReport
+	start time.Time
+}
+
+// show calls Plan.Progress with the report so far.
+func (p *pathRun) show() {
+	running := p.PathReport
+	running.Duration = time.Since(p.start)
+	p.showProgress(running)
 }
 
 // run does the cases, or as many of them as memory and failures allow, until ctx
@@ -337,7 +346,7 @@ func (p *pathRun) done(c Case) {
 	p.progress.CasesDone++
 	p.progress.BytesDone += c.SizeBytes
 	p.progress.Case = c
-	p.showProgress(p.PathReport)
+	p.show()
 }
 
 func (p *pathRun) skip(cases []Case, reason string) {
@@ -348,7 +357,7 @@ func (p *pathRun) skip(cases []Case, reason string) {
 	p.report.Skipped = append(p.report.Skipped, Skip{Path: p.Path, Cases: len(cases), Reason: reason})
 	p.progress.CasesTotal -= len(cases)
 	p.progress.BytesTotal -= totalBytes(cases)
-	p.showProgress(p.PathReport)
+	p.show()
 }
 
 func totalBytes(cases []Case) int {

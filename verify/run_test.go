@@ -309,6 +309,10 @@ func TestPathEndsAfterFailuresInARow(t *testing.T) {
 	plan.Progress = func(p Progress) {
 		last = p
 		assert.Equal(t, p.CasesDone, p.Report.Cases+p.Report.FailureCount)
+		assert.Positive(t, p.Report.Duration, "until now: it may be the last that is shown")
+		for _, path := range p.Report.Paths {
+			assert.Positive(t, path.Duration)
+		}
 		reports, pointers = append(reports, *p.Report), append(pointers, p.Report)
 	}
 	r, err := Run(t.Context(), dev, plan)

@@ -149,17 +149,6 @@ func TestAllGPUsAtOnce(t *testing.T) {
 	}
 }
 
-// Refused registrations are named, though copies go on with memory of cudaHostAlloc.
-func TestRefusedRegistration(t *testing.T) {
-	t.Parallel()
-	needsSim(t)
-	sys := on(t, "h200-vm")
-	sys.open = opening(t, cudasim.Config{NoRegister: true, Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
-	got := call(t, sys, "--quiet")
-	assert.Equal(t, exitProblems, got.code)
-	assert.Contains(t, got.stdout, "[confidential_computing]")
-}
-
 // stalling returns a simulated GPU whose calls of fn do not return, and what lets them. The
 // end of the test does that too: then all that the program held is released.
 func stalling(t *testing.T, cfg cudasim.Config, fn string, f cudasim.Fault) (sim *cudasim.Sim, unblock func()) {

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,15 +25,28 @@ import (
 )
 
 // asProgram makes the test binary the program itself. Stuck names a function of CUDA that
-// does not return in the processes that this starts, and a file that is made when it is called.
+// does not return in the processes that this starts, and a file that is made when it is called;
+// gpus is how many simulated GPUs they have.
 const (
 	asProgram = "PINCHECK_TEST_MAIN"
 	stuck     = "PINCHECK_TEST_STUCK"
+	gpus      = "PINCHECK_TEST_GPUS"
 )
 
 // scripted is what these processes do.
 func scripted() probe.Local {
 	l := probe.Local{ReadHost: thisHost, Adjust: small}
+	if n, err := strconv.Atoi(os.Getenv(gpus)); err == nil {
+		l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+			sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, n)})
+			if err != nil {
+				return nil, err
+			}
+			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		}
+		l.Patience = time.Hour // no machine is too slow
+		return l
+	}
 	fn, file, ok := strings.Cut(os.Getenv(stuck), " ")
 	if !ok {
 		return l
@@ -135,5 +149,37 @@ func TestADriverThatNeverReturns(t *testing.T) {
 				assert.Contains(t, r.Probes[0].Call, c.fn)
 			}
 		})
+	}
+}
+
+// Eight GPUs, as the whole program with its processes: each is verified and measured, and all of
+// them at once. TestEightGPUsSideBySide has the order.
+func TestEightGPUs(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "--quiet", "--format", "json")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Env = append(os.Environ(), asProgram+"=1", gpus+"=8")
+	_ = cmd.Run() // the code is that of the machine of the test
+	r, err := report.Read(stdout.Bytes())
+	require.NoError(t, err, stderr.String())
+	assert.True(t, r.Complete)
+	assert.Empty(t, r.Errors)
+	require.Len(t, r.Devices, 8)
+	for _, d := range r.Devices {
+		require.NotNil(t, d.Verify)
+		assert.Equal(t, d.Verify.CasesPlanned, d.Verify.Cases+d.Verify.SkippedCases)
+		require.NotNil(t, d.Bandwidth)
+		assert.Len(t, d.Bandwidth.Series, 2)
+		assert.Empty(t, d.Errors)
+	}
+	require.NotNil(t, r.Together)
+	assert.Len(t, r.Together.Series, 2*9, "each GPU and their sum, each way")
+	for _, p := range r.Probes {
+		assert.Equal(t, "nvml", p.Name, "the machine of the test may have a library that hangs")
 	}
 }

@@ -469,7 +469,7 @@ func TestInterruptedKeepsFindings(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	assert.Equal(t, exitInterrupted, run(ctx, nil, &stdout, &stderr, sys))
 	assert.Contains(t, stdout.String(), "round trips that failed: 1")
-	assert.Contains(t, stdout.String(), "Incomplete stopped: interrupted; 1 problem found until then")
+	assert.Contains(t, stdout.String(), "Incomplete stopped: interrupted; 1 problem (GPU 0) found until then")
 }
 
 func TestInterruptedBeforeItBegan(t *testing.T) {

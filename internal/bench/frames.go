@@ -151,6 +151,15 @@ func (t *trip) need() measure.Need {
 	return need
 }
 
+// node returns the NUMA node of the pinned memory.
+func (t *trip) node() (int, bool) {
+	memory := [][]byte{t.source.Bytes()}
+	if t.back != nil {
+		memory = append(memory, t.back.Bytes())
+	}
+	return whereLies(t.dev, memory...)
+}
+
 func (t *trip) open(ctx context.Context) (err error) {
 	t.onClose(t.releaseAnew)
 	kind := inPinned

@@ -410,9 +410,6 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 				Last:   func() (float64, bool) { return l.share, l.stage == stage },
 			})
 		}
-		if s.memory == inPinned {
-			c.Node = l.node
-		}
 		out.Setup += warmUp
 		out.Cases = append(out.Cases, c)
 	}

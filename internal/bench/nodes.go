@@ -98,7 +98,7 @@ func onNode(node int) hostKind {
 		if err != nil {
 			return nil, err
 		}
-		if err := lieOn(os.DirFS("/"), b.Bytes(), node, b.Notes()); err != nil {
+		if err := lieOn(os.DirFS("/"), b.Bytes(), node, b.Misplaced()); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
 		return registeredMemory(b), nil
@@ -109,9 +109,8 @@ func onNode(node int) hostKind {
 // mostlyOn is the share of pages on a node from which on memory counts as lying there.
 const mostlyOn = 0.95
 
-// lieOn returns an error for memory that does not lie on a node. Notes are why, if hostmem
-// says so.
-func lieOn(fsys fs.FS, b []byte, node int, notes []string) error {
+// lieOn returns an error for memory that does not lie on a node. Why is what hostmem says of it.
+func lieOn(fsys fs.FS, b []byte, node int, why []string) error {
 	pages, err := pagesByNode(fsys, b)
 	if err != nil {
 		return fmt.Errorf("the kernel does not say on which node pages lie: %w: %w", err, errors.ErrUnsupported)
@@ -124,9 +123,8 @@ func lieOn(fsys fs.FS, b []byte, node int, notes []string) error {
 	case total == 0:
 		return fmt.Errorf("the kernel does not say on which node pages of a driver lie: %w", errors.ErrUnsupported)
 	case float64(there) < mostlyOn*float64(total):
-		notes = slices.DeleteFunc(slices.Clone(notes), func(note string) bool { return !strings.HasPrefix(note, "numa:") })
 		text := fmt.Sprintf("of %d pages %d lie on node %d", total, there, node)
-		return fmt.Errorf("%s: %w", strings.Join(append(notes, text), "; "), errors.ErrUnsupported)
+		return fmt.Errorf("%s: %w", strings.Join(append(slices.Clone(why), text), "; "), errors.ErrUnsupported)
 	}
 	return nil
 }
@@ -153,6 +151,24 @@ func pagesByNode(fsys fs.FS, memory ...[]byte) (map[linux.NUMANode]int, error) {
 		}
 	}
 	return pages, nil
+}
+
+// whereLies returns the NUMA node that most pages of host memory for a device lie on, if the
+// host has several and the kernel says so.
+func whereLies(dev *cudart.Device, memory ...[]byte) (int, bool) {
+	if _, several := hostmem.NodeOf(dev); !several {
+		return 0, false
+	}
+	return nodeOfPages(os.DirFS("/"), memory...)
+}
+
+// nodeOfPages returns the node that most pages of memory lie on. ok is false for none.
+func nodeOfPages(fsys fs.FS, memory ...[]byte) (node int, ok bool) {
+	pages, err := pagesByNode(fsys, memory...)
+	if err != nil {
+		return 0, false
+	}
+	return mostPages(pages)
 }
 
 // mostPages returns the node that most pages lie on. ok is false for none.

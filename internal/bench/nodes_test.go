@@ -75,7 +75,7 @@ func TestCopiesByNode(t *testing.T) {
 		k := registered
 		k.open = func(ctx context.Context, dev *cudart.Device, n int) (*hostMemory, error) {
 			if node == refused {
-				return nil, fmt.Errorf("numa: binding to node %d failed: %w", node, errors.ErrUnsupported)
+				return nil, fmt.Errorf("binding to node %d failed: %w", node, errors.ErrUnsupported)
 			}
 			return openRegistered(ctx, dev, n)
 		}
@@ -100,7 +100,15 @@ func TestCopiesByNode(t *testing.T) {
 	refused = 0
 	b = run(t, e, env)
 	require.Len(t, b.Notes, 1)
-	assert.Contains(t, b.Notes[0], doctor.TrialNodeMemory+"0: not measured: numa: binding")
+	assert.Contains(t, b.Notes[0], "memory of NUMA node 0: not measured: binding")
+	require.Len(t, b.Unmeasured, 2)
+	for i, way := range bothWays {
+		u := b.Unmeasured[i]
+		assert.Equal(t, doctor.TrialByNode, u.Name)
+		assert.Equal(t, "0", u.Labels.Get(doctor.TrialNode))
+		assert.Equal(t, way, u.Labels.Get(result.Direction))
+		assert.Equal(t, "binding to node 0 failed: unsupported operation", u.Reason)
+	}
 	assert.Len(t, b.Select(result.View{Series: doctor.TrialByNode}), 2)
 
 	plan, err := trials(false, n, memory).Plan(env)
@@ -127,14 +135,13 @@ func TestMemoryLiesOnANode(t *testing.T) {
 		host fstest.MapFS
 		says string
 	}{
-		{host("N0=50 N1=50"), "numa: binding to node 1 failed; of 100 pages 50 lie on node 1"},
+		{host("N0=50 N1=50"), "binding to node 1 failed; of 100 pages 50 lie on node 1"},
 		{host(""), "pages of a driver"},
 		{fstest.MapFS{}, "does not say on which node"},
 	} {
-		err := lieOn(c.host, b, 1, []string{"no huge pages", "numa: binding to node 1 failed"})
+		err := lieOn(c.host, b, 1, []string{"binding to node 1 failed"})
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		assert.ErrorContains(t, err, c.says)
-		assert.NotContains(t, err.Error(), "huge pages")
 	}
 	pages, err := pagesByNode(host("N0=50 N1=51"), b)
 	require.NoError(t, err)
@@ -145,6 +152,11 @@ func TestMemoryLiesOnANode(t *testing.T) {
 	assert.True(t, ok)
 	assert.Equal(t, 1, node)
 	_, ok = mostPages(map[linux.NUMANode]int{})
+	assert.False(t, ok)
+	node, ok = nodeOfPages(host("N0=50 N1=51"), b)
+	assert.True(t, ok)
+	assert.Equal(t, 1, node, "where the pages are")
+	_, ok = nodeOfPages(fstest.MapFS{}, b)
 	assert.False(t, ok)
 }
 

@@ -148,7 +148,7 @@ func (c *way) labels() result.Labels {
 func (c *way) caseOf(m measure.Case) measure.Case {
 	m.BytesPerSample, m.WarmUp, m.Verify = c.n, 1, c.verify
 	if c.memory == inPinned {
-		m.Node = c.node
+		m.Node = func() (int, bool) { return whereLies(c.dev, c.hosts[c.memory].Bytes()) }
 	}
 	for i := range m.Also {
 		m.Also[i].Labels, m.Also[i].BytesPerSample = m.Labels, c.n

@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -110,14 +109,10 @@ func (r *copyRig) close() error {
 // node returns the NUMA node that most pages of the host memory lie on, if the host has
 // several and the kernel says so.
 func (r *copyRig) node() (int, bool) {
-	if _, several := hostmem.NodeOf(r.dev); !several || r.kind.name != memoryRegistered {
+	if r.kind.name != memoryRegistered {
 		return 0, false
 	}
-	pages, err := pagesByNode(os.DirFS("/"), r.source.bytes, r.target.bytes)
-	if err != nil {
-		return 0, false
-	}
-	return mostPages(pages)
+	return whereLies(r.dev, r.source.bytes, r.target.bytes)
 }
 
 // prepare overwrites where copies of n bytes are to arrive.

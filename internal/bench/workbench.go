@@ -123,9 +123,6 @@ func (w *workbench) host(ctx context.Context, kind string, n int) (copyable, err
 	return w.pageable(n)
 }
 
-// node returns the NUMA node of pinned memory.
-func (w *workbench) node() (int, bool) { return hostmem.NodeOf(w.dev) }
-
 // Values of result.Memory.
 const (
 	inPinned   = "pinned"

@@ -36,8 +36,9 @@ const killed = time.Second
 var ErrTimeout = errors.New("no answer within the time limit")
 
 // A Func is what a process does: it decodes the request, may send answers while it works,
-// and its last answer is encoded. Func functions are made by [Handle] and [HandleStream].
-type Func func(ctx context.Context, request json.RawMessage, send func(any)) (answer any, err error)
+// may wait for its turn, and its last answer is encoded. Func functions are made by [Handle],
+// [HandleStream] and [HandleTurn].
+type Func func(ctx context.Context, request json.RawMessage, turn <-chan struct{}, send func(any)) (answer any, err error)
 
 // Handle returns do as a Func. Requests and answers travel as JSON. Of an error the
 // text arrives, and whether it wraps errors.ErrUnsupported.
@@ -48,12 +49,20 @@ func Handle[Request, Answer any](do func(context.Context, Request) (Answer, erro
 // HandleStream is [Handle] of a function that sends what it has so far, for [Stream]: should
 // the process hang or crash, its caller has that. Send may be called from several goroutines.
 func HandleStream[Request, Answer any](do func(ctx context.Context, request Request, send func(Answer)) (Answer, error)) Func {
-	return func(ctx context.Context, text json.RawMessage, send func(any)) (any, error) {
+	return HandleTurn(func(ctx context.Context, request Request, _ <-chan struct{}, send func(Answer)) (Answer, error) {
+		return do(ctx, request, send)
+	})
+}
+
+// HandleTurn is [HandleStream] of a function that waits before a part of its work until turn is
+// closed, for [StreamTurn]: what must not be done beside others.
+func HandleTurn[Request, Answer any](do func(ctx context.Context, request Request, turn <-chan struct{}, send func(Answer)) (Answer, error)) Func {
+	return func(ctx context.Context, text json.RawMessage, turn <-chan struct{}, send func(any)) (any, error) {
 		var request Request
 		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, fmt.Errorf("request: %w", err)
 		}
-		return do(ctx, request, func(a Answer) { send(a) })
+		return do(ctx, request, turn, func(a Answer) { send(a) })
 	}
 }
 
@@ -85,8 +94,8 @@ func Serve(funcs map[string]Func) {
 	os.Exit(0)
 }
 
-// serve reads a request, and answers it. It calls orphaned if in ends meanwhile, which is
-// when the parent has ended. The error is that of writing.
+// serve reads a request, and answers it. A second value of in is its turn. It calls orphaned if
+// in ends meanwhile, which is when the parent has ended. The error is that of writing.
 func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) error {
 	var mu sync.Mutex
 	lines := json.NewEncoder(out)
@@ -112,11 +121,16 @@ func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) e
 	if err := requests.Decode(&request); err != nil {
 		return write(nil, fmt.Errorf("request: %w", err), false)
 	}
+	turn := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(io.Discard, in)
+		var word json.RawMessage
+		if requests.Decode(&word) == nil {
+			close(turn)
+			_, _ = io.Copy(io.Discard, in)
+		}
 		orphaned()
 	}()
-	answer, err := do(context.Background(), request, func(partial any) {
+	answer, err := do(context.Background(), request, turn, func(partial any) {
 		_ = write(partial, nil, true) // a parent that has ended reads nothing: see orphaned
 	})
 	return write(answer, err, false)
@@ -135,7 +149,12 @@ func Run[Answer any](ctx context.Context, limit time.Duration, name string, requ
 // with every answer that arrives before the last one. With an error it returns the newest
 // of them: what the process had found before it hung, crashed or failed.
 func Stream[Answer any](ctx context.Context, limit time.Duration, name string, request any, each func(Answer)) (answer Answer, err error) {
-	err = run(ctx, limit, name, request, func(text json.RawMessage, more bool) error {
+	return StreamTurn(ctx, limit, name, request, nil, each)
+}
+
+// StreamTurn is [Stream] of a function made by [HandleTurn], whose turn it is when turn is closed.
+func StreamTurn[Answer any](ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, each func(Answer)) (answer Answer, err error) {
+	err = run(ctx, limit, name, request, turn, func(text json.RawMessage, more bool) error {
 		var a Answer
 		if err := json.Unmarshal(text, &a); err != nil {
 			return fmt.Errorf("answer %.200q: %w", text, err)
@@ -151,7 +170,7 @@ func Stream[Answer any](ctx context.Context, limit time.Duration, name string, r
 	return answer, err
 }
 
-func run(ctx context.Context, limit time.Duration, name string, request any, take func(answer json.RawMessage, more bool) error) error {
+func run(ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, take func(answer json.RawMessage, more bool) error) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -189,10 +208,19 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tak
 		return err
 	}
 	ended := make(chan error, 1)
+	gone := make(chan struct{})
 	go func() {
 		// A process that has crashed reads no request: its end says more.
 		_, _ = in.Write(append(text, '\n'))
+		go func() {
+			select {
+			case <-turn:
+				_, _ = in.Write([]byte("true\n"))
+			case <-gone:
+			}
+		}()
 		ended <- cmd.Wait()
+		close(gone)
 	}()
 	answered := make(chan error, 1)
 	go func() { answered <- read(replies, take) }()

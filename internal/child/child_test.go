@@ -41,6 +41,16 @@ var funcs = map[string]Func{
 		}
 		return n, nil
 	}),
+	"turn": HandleTurn(func(_ context.Context, n int, turn <-chan struct{}, send func(int)) (int, error) {
+		select {
+		case <-turn:
+			return 0, errors.New("it is not its turn yet")
+		default:
+		}
+		send(n)
+		<-turn
+		return n + 1, nil
+	}),
 	"count and hang": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
 		send(n)
 		select {}
@@ -216,4 +226,28 @@ func TestRunInAProcessThatDoesNotServe(t *testing.T) {
 	t.Setenv(variable, "add")
 	_, err := Run[int](t.Context(), long, "add", []int{1})
 	require.ErrorContains(t, err, "does not call Serve")
+}
+
+// A process goes on when it is its turn, not before, and one whose turn does not come can be ended.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
+	}
+	turn := make(chan struct{})
+	waits := 0
+	answer, err := StreamTurn(t.Context(), long, "turn", 7, turn, func(n int) {
+		waits++
+		assert.Equal(t, 7, n)
+		close(turn)
+	})
+	require.NoError(t, err)
+	assert.Equal(t, 8, answer)
+	assert.Equal(t, 1, waits)
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	answer, err = StreamTurn(ctx, long, "turn", 7, make(chan struct{}), func(int) { cancel(stop) })
+	require.ErrorIs(t, err, stop)
+	assert.Equal(t, 7, answer)
 }

@@ -13,6 +13,13 @@ var byteChecks = []Check{
 	{ID: "skipped_round_trips", Title: "round trips were left out", Severity: Note, Device: skippedRoundTrips},
 }
 
+// proved reports whether the round trips came to their end: they did not where a call did not
+// return.
+func (d *Device) proved() bool {
+	v := d.Verify
+	return v != nil && v.Cases+v.FailureCount+v.SkippedCases >= v.CasesPlanned
+}
+
 // trustNothing is the remedy for bytes that are wrong.
 const trustNothing = "trust no result of this machine: test its memory and the GPU (nvidia-smi -q -d ECC), reseat the card, check risers and cables"
 
@@ -32,7 +39,11 @@ func wrongBytes(_ *Facts, d *Device) (out []Finding) {
 			out = append(out, f)
 		}
 	}
-	for _, s := range d.copies() {
+	all := d.copies()
+	if d.Slower != nil {
+		all = slices.Concat(all, d.Slower.Series)
+	}
+	for _, s := range all {
 		if s.Mismatch != "" {
 			out = append(out, Finding{
 				Summary:  fmt.Sprintf("the copies that measured the bandwidth %s arrived wrong", directionText(&s)),

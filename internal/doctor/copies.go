@@ -28,10 +28,6 @@ const (
 	TrialByNode    = "bandwidth_by_node"
 	TrialNode      = "numa_node"
 
-	// TrialNodeMemory is in the note of a trial of a node that could not be made, before
-	// the node's number.
-	TrialNodeMemory = "memory of NUMA node "
-
 	TrialCUDA     = "cuda_host_alloc" // cudaHostAlloc
 	TrialOurs     = "hostmem"         // populated by several threads, then registered
 	TrialPageable = "pageable"

@@ -122,7 +122,7 @@ func (f *Facts) hostShort() bool {
 
 // errorsOf returns the errors of a GPU that one check reports.
 func errorsOf(f *Facts, d *Device, check string) (texts []string) {
-	all := slices.Concat(d.Errors, benchErrors(d.Bandwidth), benchErrors(d.Trials))
+	all := slices.Concat(d.Errors, benchErrors(d.Bandwidth), benchErrors(d.Slower), benchErrors(d.Trials))
 	if d.Verify != nil {
 		for _, one := range d.Verify.Failures {
 			if classify(f, d, one.Error) != "failed_call" { // failed_round_trips has the others

@@ -43,7 +43,7 @@ func groups() []group {
 		{"libraries", libraryChecks, func(f *Facts) bool { return f.Library != nil }},
 		{"start of CUDA", startChecks, func(f *Facts) bool { return f.Library != nil }},
 		{"GPUs that are visible", visibilityChecks, devices(func(*Device) bool { return true })},
-		{"bytes", byteChecks, devices(func(d *Device) bool { return d.Verify != nil })},
+		{"bytes", byteChecks, devices((*Device).proved)},
 		{"calls", callChecks, copied},
 		{"limits of pinning", refusedChecks, host},
 		{"health", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},

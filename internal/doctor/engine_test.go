@@ -153,7 +153,12 @@ func apart(f *Facts) {
 // refused leaves memory of a node unmeasured.
 func refused(f *Facts) {
 	trial(f, byNode("1", result.HostToDevice, 55.2))
-	f.Devices[0].Trials.Notes = []string{"GPU 0, " + TrialNodeMemory + "0: not measured: numa: binding to node 0 failed (operation not permitted), pages come from any node"}
+	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+		f.Devices[0].Trials.Unmeasured = append(f.Devices[0].Trials.Unmeasured, result.Unmeasured{
+			Name: TrialByNode, Labels: result.Labels{{Key: TrialNode, Value: "0"}, {Key: result.Direction, Value: way}},
+			Reason: "binding to node 0 failed (operation not permitted), pages come from any node",
+		})
+	}
 }
 
 func vllm(f *Facts) *Process {
@@ -457,6 +462,10 @@ var troubles = []struct {
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 12.6), series(result.DeviceToHost, 12.4)}
 	}},
 	{id: "slow_copies", sev: Problem, change: func(f *Facts) { f.ExpectedRate = 56 }, says: "--expect-bandwidth"},
+	{id: "busy", sev: Warning, change: func(f *Facts) {
+		f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 20)
+		f.Devices[0].OtherCPUs = number(12.0)
+	}, says: "12 of 16 CPUs busy"},
 	{id: "asymmetric_copies", change: func(f *Facts) {
 		f.Host.GPUs[0].Link = hostinfo.Link{} // not shown: the speed itself is not judged
 		f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 9)

@@ -70,13 +70,36 @@ const (
 	ProbeCrashed ProbeState = "crashed" // its process died
 )
 
-// Probe is a call that was made in a process of its own, because it may hang or crash.
+// Stage is what a probe does.
+type Stage string
+
+// The stages of probes, in their order.
+const (
+	StageOpen       Stage = "open"        // loads libcudart, and counts the GPUs
+	StageMemory     Stage = "memory"      // makes a context, and reads how much memory is free
+	StageRoundTrips Stage = "round_trips" // proves the bytes
+	StageWaiting    Stage = "waiting"     // for other GPUs: it calls nothing
+	StageCopies     Stage = "copies"      // measures
+	StageTogether   Stage = "together"    // copies with all GPUs at once
+	StageNVML       Stage = "nvml"        // reads the management library
+)
+
+// Stages returns all stages.
+func Stages() []Stage {
+	return []Stage{StageOpen, StageMemory, StageRoundTrips, StageWaiting, StageCopies, StageTogether, StageNVML}
+}
+
+// Probe is work that was done in a process of its own, because its calls may hang or crash.
 type Probe struct {
-	Name    string     `json:"name"` // what was tried: cuda, nvml
-	Call    string     `json:"call"` // the C function that was reached last: cuInit
-	State   ProbeState `json:"state"`
-	Detail  string     `json:"detail,omitempty"` // the error, the signal, the time limit
-	Seconds float64    `json:"took_s"`
+	Name   string     `json:"name"`             // what was tried: cuda, nvml, gpu 0, all gpus
+	Device *int       `json:"device,omitempty"` // the GPU that was examined; nil for none and for several
+	Stage  Stage      `json:"stage,omitempty"`  // that was reached last
+	After  string     `json:"after,omitempty"`  // in this stage: the last piece of work that ended
+	Call   string     `json:"call"`             // the C function that was reached last, cuInit; empty if not known
+	State  ProbeState `json:"state"`
+	Detail string     `json:"detail,omitempty"` // the error, the signal, the time limit
+	// Seconds is the time from its start to its end, or until it was given up.
+	Seconds float64 `json:"took_s"`
 }
 
 // Process is a process that uses a GPU. Sizes are in bytes.
@@ -145,6 +168,12 @@ type Device struct {
 	Link      *Link          `json:"link,omitempty"`
 	Verify    *verify.Report `json:"verify,omitempty"`
 	Bandwidth *result.Bench  `json:"bandwidth,omitempty"`
+	// Slower is the slower one of two measurements of the bandwidth: slow copies are measured
+	// again. Nil for one.
+	Slower *result.Bench `json:"bandwidth_slower,omitempty"`
+	// OtherCPUs is how many CPUs other programs kept busy while the bandwidth was measured;
+	// nil if that is not known.
+	OtherCPUs *float64 `json:"other_cpus,omitempty"`
 	// Trials are short measurements beside the bandwidth: see bench.Trials.
 	Trials *result.Bench `json:"trials,omitempty"`
 	// Attributes are those of CUDA that decide how host memory behaves; absent if they
@@ -257,6 +286,36 @@ func newOpening(failed *cudart.OpenError) *Opening {
 	return o
 }
 
+// Take adds what an examination found of a GPU to what is known of it. Of two measurements of
+// the bandwidth the slower one is kept as such.
+func (d *Device) Take(found *Device) {
+	d.Errors = append(d.Errors, found.Errors...)
+	if found.MemoryTotal > 0 && d.MemoryTotal == 0 {
+		d.MemoryTotal, d.MemoryFree = found.MemoryTotal, found.MemoryFree
+	}
+	if found.Verify != nil {
+		d.Verify = found.Verify
+	}
+	if n := found.OtherCPUs; n != nil && (d.OtherCPUs == nil || *n > *d.OtherCPUs) {
+		d.OtherCPUs = n
+	}
+	if found.Bandwidth == nil {
+		return
+	}
+	if d.Bandwidth == nil {
+		d.Bandwidth, d.Trials = found.Bandwidth, found.Trials
+		return
+	}
+	if found.Slowest() < d.Slowest() || len(found.copies()) < len(d.copies()) {
+		d.Slower = found.Bandwidth
+		return
+	}
+	d.Slower, d.Bandwidth = d.Bandwidth, found.Bandwidth
+	if found.Trials != nil {
+		d.Trials = found.Trials
+	}
+}
+
 // SetHost sets the host, and adds to it what the facts know of its device nodes.
 func (f *Facts) SetHost(h *hostinfo.Host) {
 	f.Host = h
@@ -291,7 +350,7 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
 	return &Facts{
 		Host:    host,
-		Opening: &Opening{Error: p.Call + ": " + p.Detail},
+		Opening: &Opening{Error: p.what() + ": " + p.Detail},
 		Probes:  []Probe{p},
 		Devices: []Device{},
 	}

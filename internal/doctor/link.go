@@ -16,6 +16,8 @@ var linkChecks = []Check{
 	{ID: "narrow_link", Title: "the link has fewer lanes than card and slot", Severity: Problem, Device: narrowLink},
 	{ID: "slow_link", Title: "the link runs at a lower generation under load", Severity: Problem, Device: slowLink},
 	{ID: "narrow_upstream", Title: "a bridge above the GPU is narrower", Severity: Problem, Device: upstream},
+	{ID: "busy", Title: "others use the GPU or the host, and copies are slow", Severity: Warning,
+		Implies: []string{"slow_copies", "asymmetric_copies", "unsteady_copies"}, Device: busyCopies},
 	{ID: "slow_copies", Title: "pinned copies are slow", Severity: Problem, Implies: []string{"asymmetric_copies"}, Device: slowCopies},
 	{ID: "asymmetric_copies", Title: "one direction is much slower", Severity: Warning, Device: asymmetricCopies},
 	{ID: "impossible_rate", Title: "copies are faster than the link that is shown", Severity: Warning, Device: impossibleRate},
@@ -237,6 +239,9 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		Remedy: "stop other users of the GPU and of the link; bind the process to the GPU's NUMA node (numactl --cpunodebind --membind); " +
 			"look at the IOMMU (iommu=pt), power limits and PCIe errors in dmesg (AER)",
 	}
+	if seen, disturbed := f.others(d); !disturbed {
+		out.Evidence = append(out.Evidence, seen...)
+	}
 	if f.Host != nil {
 		if pci, ok := f.Host.GPU(d.PCIBusID); ok && strings.HasPrefix(pci.IOMMU, "DMA") {
 			out.Evidence = append(out.Evidence, "the IOMMU translates this GPU's accesses (iommu_group/type is "+pci.IOMMU+")")
@@ -333,6 +338,15 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 			one.Severity = Warning
 		}
 		out = append(out, one)
+	}
+	if slower, better, ok := d.twice(); ok {
+		out = append(out, Finding{
+			Summary:  "copies were slow at first, and not when they were measured again",
+			Evidence: []string{fmt.Sprintf("the slower direction reached %s, and then %s", units.Rate(slower), units.Rate(better))},
+			Cause:    "something else used the GPU, the link or the memory",
+			Cost:     "programs meet the same",
+			Remedy:   "see what else runs here (nvidia-smi, top)",
+		})
 	}
 	return out
 }

@@ -210,9 +210,10 @@ func farNodeNotMeasured(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	var notes []string
-	for _, note := range d.Trials.Notes {
-		if strings.Contains(note, TrialNodeMemory) {
-			notes = append(notes, note)
+	for _, u := range d.Trials.Unmeasured {
+		text := fmt.Sprintf("memory of node %s: %s", u.Labels.Get(TrialNode), u.Reason)
+		if u.Name == TrialByNode && !slices.Contains(notes, text) { // once for both directions
+			notes = append(notes, text)
 		}
 	}
 	if len(notes) == 0 {

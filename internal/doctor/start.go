@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/units"
 )
 
 // A startCode is a check of the error with which CUDA failed to start.
@@ -34,8 +33,9 @@ var startCodes = []startCode{
 // startChecks find why CUDA does not start on a host that has what it needs.
 var startChecks = slices.Concat(
 	[]Check{
-		{ID: "driver_hangs", Title: "the driver hangs", Severity: Problem, Implies: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"}, Host: hung},
-		{ID: "driver_crashes", Title: "the driver ends the process", Severity: Problem, Implies: []string{"failed_open"}, Host: crashed},
+		{ID: "driver_hangs", Title: "the driver hangs", Severity: Problem, Implies: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"},
+			Host: hung, Device: hungDevice},
+		{ID: "driver_crashes", Title: "the driver ends the process", Severity: Problem, Implies: []string{"failed_open"}, Host: crashed, Device: crashedDevice},
 		{ID: "hmm_breaks_start", Title: "HMM keeps CUDA from starting", Severity: Problem,
 			Implies: []string{"driver_hangs", "driver_init_failed", "driver_unknown_error"}, Host: unlessUsable(hmm)},
 	},
@@ -87,38 +87,6 @@ const notReturned = "has not returned"
 // Hangs reports whether a call into the driver had not returned when the time for opening
 // was over.
 func Hangs(failed *cudart.OpenError) bool { return strings.Contains(failed.Err.Error(), notReturned) }
-
-func hung(f *Facts) (out []Finding) {
-	for _, p := range f.Probes {
-		if p.State == ProbeHung {
-			out = append(out, Finding{Summary: fmt.Sprintf("%s does not return", p.Call), Evidence: []string{fmt.Sprintf("probe %s: %s after %s", p.Name, p.Detail, units.Seconds(p.Seconds))}})
-		}
-	}
-	if f.Opening != nil && strings.Contains(f.Opening.Error, notReturned) && len(out) == 0 {
-		out = append(out, Finding{Summary: "a call into the driver does not return", Evidence: []string{f.Opening.Error}})
-	}
-	for i := range out {
-		out[i].Cause = "the driver waits for a GPU that does not answer, or for a lock that another process holds: pinning hundreds of GB by one call holds it for minutes"
-		out[i].Cost = "programs that use CUDA hang here, some in a state that no signal ends"
-		out[i].Remedy = "see whether nvidia-smi hangs too, ps -eo pid,stat,wchan:32,cmd for processes in state D, and dmesg for NVRM and Xid; reset the GPU (sudo nvidia-smi -r) or reboot"
-	}
-	return out
-}
-
-func crashed(f *Facts) (out []Finding) {
-	for _, p := range f.Probes {
-		if p.State == ProbeCrashed {
-			out = append(out, Finding{
-				Summary:  fmt.Sprintf("%s ends the process", p.Call),
-				Evidence: []string{fmt.Sprintf("probe %s: %s", p.Name, p.Detail)},
-				Cause:    "a library that is damaged, of another version than the kernel module, or replaced while it is in use",
-				Cost:     "every program that makes this call dies",
-				Remedy:   "see dmesg for the fault; install the driver's user libraries again, in the kernel module's version; take what preloads libraries out of LD_PRELOAD",
-			})
-		}
-	}
-	return out
-}
 
 // hmm is open-gpu-kernel-modules #901: with HMM on, CUDA fails to start on kernels of
 // Enterprise Linux 9.

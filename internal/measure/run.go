@@ -174,7 +174,7 @@ func (r *run) group(ctx context.Context, g *Group) error {
 		}
 	} else {
 		r.done += len(g.Cases)
-		r.failed(ctx, g.Name, err)
+		r.failed(ctx, g.Name, err, g.Cases...)
 	}
 	if err := g.Close(); err != nil {
 		r.Errors = append(r.Errors, fmt.Sprintf("%s: release: %v", g.Name, err))
@@ -203,12 +203,17 @@ func (r *run) show(what string) {
 	r.progress(Progress{What: what, Done: r.done, Total: r.cases, Spent: spent, Left: left})
 }
 
-// failed records why a case or a group was not measured. That ctx ended is no failure.
-func (r *run) failed(ctx context.Context, name string, err error) {
+// failed records why a case or a group was not measured, with the cases that are missing. That
+// ctx ended is no failure.
+func (r *run) failed(ctx context.Context, name string, err error, missing ...Case) {
 	switch {
 	case ctx.Err() != nil:
 	case errors.Is(err, errors.ErrUnsupported):
 		r.Notes = append(r.Notes, fmt.Sprintf("%s: not measured: %v", name, err))
+		for i := range missing {
+			s := &missing[i].Series
+			r.Unmeasured = append(r.Unmeasured, result.Unmeasured{Name: s.Name, Labels: s.Labels, Reason: err.Error()})
+		}
 	default:
 		r.Errors = append(r.Errors, fmt.Sprintf("%s: %v", name, err))
 	}
@@ -223,7 +228,7 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	}
 	for range c.WarmUp {
 		if _, err := c.Sample(ctx); err != nil {
-			r.failed(ctx, caseName(g, c), err)
+			r.failed(ctx, caseName(g, c), err, *c)
 			return
 		}
 	}
@@ -231,7 +236,11 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	for len(s.Samples) < c.Fewest || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
 		v, err := c.Sample(ctx)
 		if err != nil {
-			r.failed(ctx, caseName(g, c), err)
+			if len(s.Samples) == 0 {
+				r.failed(ctx, caseName(g, c), err, *c)
+			} else {
+				r.failed(ctx, caseName(g, c), err)
+			}
 			break
 		}
 		s.Samples = append(s.Samples, v)

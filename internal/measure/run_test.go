@@ -123,6 +123,9 @@ func TestRunGoesOnAfterAFailure(t *testing.T) {
 	assert.Empty(t, b.Series[2].Mismatch)
 	assert.Equal(t, []string{"a: bad: no", "a: late: late", "a: wrong: compared afterwards: wrong bytes: byte 7", "b: full", "d: release: stuck"}, b.Errors)
 	assert.Equal(t, []string{"c: not measured: old: unsupported operation"}, b.Notes)
+	require.Len(t, b.Unmeasured, 1, "failures are no such thing")
+	assert.Equal(t, "never", b.Unmeasured[0].Name)
+	assert.Equal(t, "old: unsupported operation", b.Unmeasured[0].Reason)
 	assert.Equal(t, 3, closed)
 	assert.True(t, b.Complete, "it came to its end")
 }

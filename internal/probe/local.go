@@ -25,6 +25,10 @@ type Request struct {
 	Simulate bool   `json:"simulate,omitempty"`
 	Device   int    `json:"device"` // for Device: its ordinal
 	Steps    Steps  `json:"steps"`
+	// Turn is for Device: it measures when this is closed, and until then waits in
+	// doctor.StageWaiting. Nil does not wait.
+	Turn   <-chan struct{} `json:"-"`
+	InTurn bool            `json:"in_turn,omitempty"` // set by Prober: there is a Turn
 }
 
 // Steps are what Device does with a GPU, after its memory was read.
@@ -54,8 +58,11 @@ type Device struct {
 	Errors []string `json:"errors,omitempty"`
 	// Probe is how the examination ended. Its state is empty while it runs.
 	Probe doctor.Probe `json:"probe"`
-	// Step is what is done now, Share how much of all steps was done, and Left about how
-	// long this one will take, 0 for unknown.
+	// Stage is what is done now, After the last piece of it that has ended, Step both in words
+	// for the display of progress, Share how much of all steps was done, and
+	// Left about how long this one will take, 0 for unknown.
+	Stage doctor.Stage  `json:"stage"`
+	After string        `json:"after,omitempty"`
 	Step  string        `json:"step"`
 	Share float64       `json:"share"`
 	Left  time.Duration `json:"left"`
@@ -71,6 +78,7 @@ const (
 	callPatience  = 10 * time.Second
 	fullPatience  = time.Minute
 	nvmlPatience  = 10 * time.Second
+	silence       = 15 * time.Second
 	grace         = time.Second // after the end of a context
 )
 
@@ -85,8 +93,9 @@ type Local struct {
 	// Adjust changes the plans, if it is not nil: tests make them small.
 	Adjust func(Plans) Plans
 	// Tick is how often calls are looked at; 0 means a second. Patience is the most
-	// that a call may take; 0 means the constants above.
-	Tick, Patience time.Duration
+	// that a call may take, and Silence how long a process may send nothing, though it
+	// does so each Tick; 0 means the constants above.
+	Tick, Patience, Silence time.Duration
 }
 
 func (l Local) patience(usual time.Duration) time.Duration {
@@ -153,7 +162,7 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 		}
 		if failed.Stuck != "" {
 			out.Facts.Probes = append(out.Facts.Probes, doctor.Probe{
-				Name: probeCUDA, Call: failed.Stuck, State: doctor.ProbeHung,
+				Name: probeCUDA, Stage: doctor.StageOpen, Call: failed.Stuck, State: doctor.ProbeHung,
 				Detail: notReturned(ctx, patience), Seconds: patience.Seconds(),
 			})
 		}
@@ -189,12 +198,12 @@ const (
 	probeAll  = "all gpus"
 )
 
-// name is that of the probe of Device.
-func (r Request) name() string {
+// probe is that of Device, before it begins.
+func (r Request) probe() doctor.Probe {
 	if len(r.Steps.Together) > 0 {
-		return probeAll
+		return doctor.Probe{Name: probeAll}
 	}
-	return fmt.Sprintf("%s %d", probeGPU, r.Device)
+	return doctor.Probe{Name: fmt.Sprintf("%s %d", probeGPU, r.Device), Device: &r.Device}
 }
 
 func notReturned(ctx context.Context, after time.Duration) string {
@@ -209,7 +218,7 @@ func notReturned(ctx context.Context, after time.Duration) string {
 func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device, error) {
 	ongoing := &examination{send: send}
 	ongoing.Facts.Ordinal = r.Device
-	ongoing.Probe.Name = r.name()
+	ongoing.Stage, ongoing.Probe = doctor.StageOpen, r.probe()
 	opening, cancel := context.WithTimeout(ctx, l.patience(openPatience))
 	defer cancel()
 	began := time.Now()
@@ -217,9 +226,7 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 	if err != nil {
 		ongoing.Errors = closeAll()
 		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && failed.Stuck != "" {
-			ongoing.Probe.Call, ongoing.Probe.State = failed.Stuck, doctor.ProbeHung
-			ongoing.Probe.Detail = notReturned(ctx, l.patience(openPatience))
-			err = nil
+			return ongoing.end(doctor.Probe{Call: failed.Stuck, State: doctor.ProbeHung, Detail: notReturned(ctx, l.patience(openPatience))}, time.Since(began)), nil
 		}
 		return ongoing.Device, err
 	}
@@ -336,9 +343,15 @@ func (e *examination) end(probe doctor.Probe, took time.Duration) Device {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ended = true
-	probe.Name, probe.Seconds = e.Probe.Name, took.Seconds()
-	e.Probe = probe
+	e.Device.ended(e.Probe, probe, took)
 	return e.Device
+}
+
+// ended takes how the examination ended, as it was begun.
+func (d *Device) ended(begun, end doctor.Probe, took time.Duration) {
+	end.Name, end.Device = begun.Name, begun.Device
+	end.Stage, end.After, end.Seconds = d.Stage, d.After, took.Seconds()
+	d.Probe = end
 }
 
 // begun says that the first call has returned.
@@ -365,12 +378,19 @@ func (e *examination) patience(r Request) time.Duration {
 // seconds.
 const slowerThanNodes = 2
 
-// The steps, as they are shown.
-const (
-	stepMemory    = "memory"
-	stepBandwidth = "bandwidth"
-	stepTogether  = "all GPUs at once"
-)
+// steps are the stages, as they are shown.
+var steps = map[doctor.Stage]string{
+	doctor.StageMemory:     "memory",
+	doctor.StageRoundTrips: "round trips",
+	doctor.StageWaiting:    "waiting",
+	doctor.StageCopies:     "bandwidth",
+	doctor.StageTogether:   "all GPUs at once",
+}
+
+// stage begins a stage, when this share of all was done.
+func (e *examination) stage(s doctor.Stage, share float64) {
+	e.update(func(d *Device) { d.Stage, d.After, d.Step, d.Share, d.Left = s, "", steps[s], share, 0 })
+}
 
 func (l Local) plans(r Request) Plans {
 	plans := PlansFor(r.Steps, r.Simulate)
@@ -383,7 +403,7 @@ func (l Local) plans(r Request) Plans {
 // work does the steps. Only the end of ctx, and what makes going on senseless, is an error.
 func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *examination) error {
 	plans := l.plans(r)
-	e.update(func(d *Device) { d.Step = stepMemory })
+	e.stage(doctor.StageMemory, 0)
 	facts := doctor.Describe(dev)
 	facts.ReadMemory(dev)
 	e.begun()
@@ -392,15 +412,27 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 	verifying := 0.0
 	if r.Steps.Verify {
 		verifying = 1
-		if r.Steps.Bandwidth {
+		switch {
+		case r.Steps.Bandwidth && r.Turn != nil:
+			verifying = 0.5
+		case r.Steps.Bandwidth:
 			verifying = 0.8
 		}
 		if err := l.verify(ctx, dev, plans.Verify, verifying, e); err != nil {
 			return err
 		}
 	}
+	if r.Turn != nil {
+		e.stage(doctor.StageWaiting, verifying)
+		select {
+		case <-r.Turn:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	if r.Steps.Bandwidth {
-		e.update(func(d *Device) { d.Step, d.Share, d.Left = stepBandwidth, verifying, 0 })
+		e.stage(doctor.StageCopies, verifying)
+		load := startLoad(dev.Runtime().Library().Simulated)
 		b, err := measure.Run(ctx, bench.Link(plans.Bandwidth), measure.Env{Devices: []*cudart.Device{dev}}, nil)
 		keep := func(to **result.Bench) {
 			e.update(func(*Device) {
@@ -409,6 +441,8 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 				}
 			})
 		}
+		others := load.others()
+		e.update(func(d *Device) { d.Facts.OtherCPUs = others })
 		keep(&e.Facts.Bandwidth)
 		if err != nil || dev.Runtime().Library().Simulated { // which has the times of the simulator
 			return err
@@ -427,7 +461,7 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 // together copies with all devices at once. The first call makes a context on each, which
 // takes longer than the copies: that is done for all at the same time.
 func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request, e *examination) error {
-	e.update(func(d *Device) { d.Step = stepTogether })
+	e.stage(doctor.StageTogether, 0)
 	var ready sync.WaitGroup
 	for _, dev := range devices {
 		ready.Go(func() { _, _, _ = dev.MemInfo() }) // the measurement meets its error again
@@ -450,6 +484,7 @@ func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request
 
 // verify runs the round trips, which are this share of all steps.
 func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, share float64, e *examination) error {
+	e.stage(doctor.StageRoundTrips, 0)
 	shown, began := p.Progress, time.Now()
 	p.Progress = func(at verify.Progress) {
 		if shown != nil {
@@ -457,12 +492,13 @@ func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, sh
 		}
 		done := float64(at.BytesDone) / float64(max(at.BytesTotal, 1))
 		e.update(func(d *Device) {
-			d.Step, d.Share, d.Left = at.Case.String(), share*done, 0
+			d.Share, d.Left = share*done, 0
 			if done > 0.02 { // by the time so far; the first, small ones say nothing
 				d.Left = time.Duration(float64(time.Since(began)) * (1 - done) / done)
 			}
 			if at.CasesDone > 0 {
-				d.Facts.Verify = at.Report
+				d.After, d.Facts.Verify = at.Case.String(), at.Report
+				d.Step = d.After
 			}
 		})
 	}
@@ -485,7 +521,7 @@ type NVML struct {
 // before that is made, and what was read so far when a GPU was added.
 func (l Local) NVML(_ context.Context, _ Request, send func(NVML)) (NVML, error) {
 	var out NVML
-	out.Probe.Name = probeNVML
+	out.Probe.Name, out.Probe.Stage = probeNVML, doctor.StageNVML
 	began := time.Now()
 	gpus := -1 // of the report that was sent last, which is long
 	read := l.ReadNVML

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,6 +37,14 @@ var scripted = Local{
 			sim.Block(fn, cudasim.Fault{Times: -1})
 		case "fails":
 			sim.Fail(fn, cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
+		case "stops":
+			sim.OnCall(func(called string, _ int) {
+				if called == fn {
+					p, _ := os.FindProcess(os.Getpid())
+					_ = p.Signal(syscall.Signal(19)) // SIGSTOP, which not all platforms name
+					select {}
+				}
+			})
 		case "crashes":
 			sim.OnCall(func(called string, _ int) {
 				if called == fn {
@@ -103,7 +112,7 @@ func TestCallsThatNeverReturn(t *testing.T) {
 			assert.NoError(t, err, fn)
 			if assert.Len(t, out.Facts.Probes, 1, fn) {
 				assert.Equal(t, doctor.Probe{
-					Name: "cuda", Call: fn, State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: 3,
+					Name: "cuda", Stage: doctor.StageOpen, Call: fn, State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: 3,
 				}, out.Facts.Probes[0])
 			}
 			assert.Empty(t, out.Facts.Devices)
@@ -117,6 +126,12 @@ func TestCallsThatNeverReturn(t *testing.T) {
 			assert.Equal(t, doctor.ProbeHung, out.Probe.State, fn)
 			assert.Equal(t, fn+" on device 1", out.Probe.Call)
 			assert.Equal(t, "did not return in 3s", out.Probe.Detail)
+			assert.Equal(t, 1, *out.Probe.Device)
+			stage := doctor.StageRoundTrips
+			if fn == "cudaMemGetInfo" {
+				stage = doctor.StageMemory
+			}
+			assert.Equal(t, stage, out.Probe.Stage, fn)
 			assert.Equal(t, fn == "cudaMemGetInfo", out.Facts.MemoryTotal == 0, "what was found before is there: %s", fn)
 		})
 	}
@@ -131,15 +146,33 @@ func TestProcessesThatDie(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, out.Facts.Probes, 1)
 	assert.Equal(t, doctor.ProbeCrashed, out.Facts.Probes[0].State)
-	assert.Equal(t, "opening the library", out.Facts.Probes[0].Call)
+	assert.Equal(t, doctor.StageOpen, out.Facts.Probes[0].Stage)
+	assert.Empty(t, out.Facts.Probes[0].Call, "which call it was is not known")
 	assert.Contains(t, out.Facts.Probes[0].Detail, "signal: killed")
 
 	gpu, err := p.Device(t.Context(), Request{Library: "cudaMemcpyAsync crashes", Device: 1, Steps: all}, func(Device) {})
 	require.NoError(t, err)
 	assert.Equal(t, doctor.ProbeCrashed, gpu.Probe.State)
 	assert.Equal(t, "gpu 1", gpu.Probe.Name)
-	assert.NotEmpty(t, gpu.Probe.Call, "what it did then")
+	assert.Equal(t, 1, *gpu.Probe.Device)
+	assert.Equal(t, doctor.StageRoundTrips, gpu.Probe.Stage, "what it did then")
 	assert.Positive(t, gpu.Facts.MemoryTotal, "what was found before is there")
+}
+
+// A process that is stopped says nothing more: what it did last is named.
+func TestAProcessThatIsStopped(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	l := hasty()
+	l.Silence = 3 * time.Second
+	out, err := Prober{Local: l, Isolated: true}.Device(t.Context(), Request{Library: "cudaMemcpyAsync stops", Device: 1, Steps: all}, func(Device) {})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.ProbeHung, out.Probe.State)
+	assert.Equal(t, "its process sent nothing for 3s", out.Probe.Detail)
+	assert.Equal(t, 1, *out.Probe.Device)
+	assert.Equal(t, doctor.StageRoundTrips, out.Probe.Stage)
+	assert.Empty(t, out.Probe.Call, "which call it was is not known")
+	assert.Positive(t, out.Facts.MemoryTotal, "what was found before is there")
 }
 
 // A context that ends names the call that had not returned, in a process and without.
@@ -191,6 +224,43 @@ func TestExamination(t *testing.T) {
 	}
 }
 
+// A GPU whose turn comes later is verified before, and waits with all that takes long to make.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	for _, p := range []Prober{{Local: scripted, Isolated: true}, {Local: here(t)}} {
+		turn := make(chan struct{})
+		once := sync.OnceFunc(func() { close(turn) })
+		waited := false
+		out, err := p.Device(t.Context(), Request{Device: 1, Steps: all, Turn: turn}, func(d Device) {
+			switch d.Stage {
+			case doctor.StageWaiting:
+				waited = true
+				assert.Nil(t, d.Facts.Bandwidth)
+				assert.Equal(t, d.Facts.Verify.CasesPlanned, d.Facts.Verify.Cases)
+				once()
+			case doctor.StageCopies:
+				assert.True(t, waited)
+			}
+		})
+		require.NoError(t, err)
+		assert.True(t, waited)
+		assert.Equal(t, doctor.ProbeOK, out.Probe.State)
+		assert.NotNil(t, out.Facts.Bandwidth)
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		out, err = p.Device(ctx, Request{Device: 1, Steps: all, Turn: make(chan struct{})}, func(d Device) {
+			if d.Stage == doctor.StageWaiting {
+				cancel(assert.AnError)
+			}
+		})
+		require.NoError(t, err)
+		assert.Nil(t, out.Facts.Bandwidth)
+		assert.NotNil(t, out.Facts.Verify)
+		assert.NotEqual(t, doctor.ProbeHung, out.Probe.State, "it was in no call")
+	}
+}
+
 // here is the machine with two GPUs, in this process.
 func here(t *testing.T) Local {
 	l := scripted
@@ -230,7 +300,8 @@ func TestTogether(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, state, out.Probe.State, does)
 		assert.Equal(t, "all gpus", out.Probe.Name, does)
-		assert.NotEmpty(t, out.Probe.Call, does)
+		assert.Nil(t, out.Probe.Device, does)
+		assert.Equal(t, doctor.StageTogether, out.Probe.Stage, does)
 	}
 }
 
@@ -277,7 +348,7 @@ func TestAGPUThatNVMLDoesNotReturnFrom(t *testing.T) {
 	out, err := Prober{Local: hasty(), Isolated: true}.NVML(t.Context(), Request{})
 	require.NoError(t, err)
 	assert.Equal(t, doctor.Probe{
-		Name: "nvml", Call: "nvmlDeviceGetHandleByIndex_v2", State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: out.Probe.Seconds,
+		Name: "nvml", Stage: doctor.StageNVML, Call: "nvmlDeviceGetHandleByIndex_v2", State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: out.Probe.Seconds,
 	}, out.Probe)
 	assert.Equal(t, &nvml.Report{Library: "scripted", Count: 3, GPUs: []nvml.GPU{{Name: "simulated"}, {Index: 1, Name: "simulated"}}}, out.Report)
 }

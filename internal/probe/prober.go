@@ -1,8 +1,10 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 	"time"
@@ -30,14 +32,16 @@ const (
 // Children are what l does in processes that a Prober starts.
 func Children(l Local) map[string]child.Func {
 	return map[string]child.Func{
-		openChild:   child.Handle(l.Open),
-		deviceChild: child.HandleStream(l.Device),
-		nvmlChild:   child.HandleStream(l.NVML),
+		openChild: child.Handle(l.Open),
+		deviceChild: child.HandleTurn(func(ctx context.Context, r Request, turn <-chan struct{}, send func(Device)) (Device, error) {
+			if r.InTurn {
+				r.Turn = turn
+			}
+			return l.Device(ctx, r, send)
+		}),
+		nvmlChild: child.HandleStream(l.NVML),
 	}
 }
-
-// silence is how long a process may send nothing: each Tick it does.
-const silence = 15 * time.Second
 
 // ever is longer than anything takes.
 const ever = 1000 * time.Hour
@@ -50,14 +54,14 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 	began := time.Now()
 	limit := p.patience(openPatience)
 	out, err := child.Run[Opened](ctx, limit+grace, openChild, r)
-	probe, err := fate(ctx, err, "opening the library", limit)
+	probe, err := fate(ctx, err, true, notReturned(ctx, limit))
 	if probe.State == "" && err == nil {
 		return out, nil
 	}
 	if probe.State == "" {
 		return Opened{}, err
 	}
-	probe.Name, probe.Seconds = probeCUDA, time.Since(began).Seconds()
+	probe.Name, probe.Stage, probe.Seconds = probeCUDA, doctor.StageOpen, time.Since(began).Seconds()
 	return Opened{Facts: doctor.WithoutAnswer(probe, p.ReadHost())}, nil
 }
 
@@ -67,37 +71,34 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 		return p.Local.Device(ctx, r, show)
 	}
 	began := time.Now()
-	silent := errors.New("silent")
+	silent, patient := errors.New("silent"), cmp.Or(p.Silence, silence)
 	listening, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	limit := p.patience(openPatience) + silence // the first words come when the library is open
+	limit := p.patience(openPatience) + patient // the first words come when the library is open
 	timer := time.AfterFunc(limit, func() { cancel(silent) })
 	defer timer.Stop()
-	out, err := child.Stream(listening, ever, deviceChild, r, func(d Device) {
-		limit = silence
+	r.InTurn = r.Turn != nil
+	out, err := child.StreamTurn(listening, ever, deviceChild, r, r.Turn, func(d Device) {
+		limit = patient
 		timer.Reset(limit)
 		show(d)
 	})
 	if err == nil {
 		return out, nil
 	}
-	call := strings.Join(out.Inside, ", ")
-	if call == "" {
-		if call = out.Step; call == "" {
-			call = "opening the library"
-		}
-		if ctx.Err() != nil {
-			call = "" // it was at work, and in no call for long
-		}
-	}
+	detail := notReturned(ctx, limit)
 	if errors.Is(err, silent) {
-		err = child.ErrTimeout
+		err, detail = child.ErrTimeout, fmt.Sprintf("its process sent nothing for %v", limit)
 	}
-	probe, err := fate(ctx, err, call, limit)
+	call := strings.Join(out.Inside, ", ")
+	probe, err := fate(ctx, err, call != "", detail) // else it was at work, and in no call for long
+	probe.Call = call
 	out.Facts.Ordinal = r.Device
+	if out.Stage == "" { // it has sent nothing
+		out.Stage = doctor.StageOpen
+	}
 	if probe.State != "" {
-		probe.Name, probe.Seconds = r.name(), time.Since(began).Seconds()
-		out.Probe = probe
+		out.ended(r.probe(), probe, time.Since(began))
 	}
 	return out, err
 }
@@ -118,9 +119,9 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	if out.Report == nil {
 		out.Report = newest
 	}
-	probe, err := fate(ctx, err, out.Probe.Call, limit)
+	probe, err := fate(ctx, err, out.Probe.Call != "", notReturned(ctx, limit))
 	if probe.State != "" {
-		probe.Name, probe.Seconds = probeNVML, time.Since(began).Seconds()
+		probe.Name, probe.Stage, probe.Call, probe.Seconds = probeNVML, doctor.StageNVML, out.Probe.Call, time.Since(began).Seconds()
 		out.Probe = probe
 	}
 	return out, err
@@ -128,18 +129,15 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 
 // fate makes of the error of a process how it ended: the State is empty for one that has
 // answered. A context that ended is no error, and no fate if no call was under way.
-func fate(ctx context.Context, err error, call string, limit time.Duration) (doctor.Probe, error) {
+func fate(ctx context.Context, err error, calling bool, hung string) (doctor.Probe, error) {
 	switch crash := (*exec.ExitError)(nil); {
 	case err == nil:
-	case ctx.Err() != nil:
-		if call == "" {
-			return doctor.Probe{}, nil
-		}
-		return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: notReturned(ctx, limit)}, nil
-	case errors.Is(err, child.ErrTimeout):
-		return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: notReturned(ctx, limit)}, nil
+	case ctx.Err() != nil && !calling:
+		return doctor.Probe{}, nil
+	case ctx.Err() != nil, errors.Is(err, child.ErrTimeout):
+		return doctor.Probe{State: doctor.ProbeHung, Detail: hung}, nil
 	case errors.As(err, &crash):
-		return doctor.Probe{Call: call, State: doctor.ProbeCrashed, Detail: err.Error()}, nil
+		return doctor.Probe{State: doctor.ProbeCrashed, Detail: err.Error()}, nil
 	}
 	return doctor.Probe{}, err
 }

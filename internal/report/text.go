@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/doctor"
@@ -335,7 +336,11 @@ func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	if v.Cases < v.CasesPlanned {
 		trips = fmt.Sprintf("%s of %s", units.Count(v.Cases), units.Things(v.CasesPlanned, "round trip", "round trips"))
 	}
-	text := fmt.Sprintf("%s, %s verified in %s, %s", trips, units.Data(v.VerifiedBytes), units.Duration(v.Duration), wrong)
+	text := fmt.Sprintf("%s, %s verified", trips, units.Data(v.VerifiedBytes))
+	if v.Duration > 0 {
+		text += " in " + units.Duration(v.Duration)
+	}
+	text += ", " + wrong
 	if v.FailureCount > 0 {
 		text += ", " + units.Things(v.FailureCount, "failure", "failures")
 	}
@@ -468,7 +473,7 @@ func verdictText(r *Result) (label, text string, c color) {
 	case doctor.Incomplete:
 		label, text, c = "Incomplete", "stopped: "+r.Stopped, yellow
 		if n := r.count(doctor.Problem); n > 0 {
-			text += "; " + units.Things(n, "problem", "problems") + " found until then"
+			text += "; " + units.Things(n, "problem", "problems") + affected(r, doctor.Problem) + " found until then"
 		}
 	case doctor.Unusable:
 		label, text, c = "Unusable", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
@@ -489,15 +494,44 @@ func verdictText(r *Result) (label, text string, c color) {
 func problemsText(r *Result) string {
 	var parts []string
 	if n := r.count(doctor.Problem); n > 0 {
-		parts = append(parts, units.Things(n, "problem", "problems"))
+		parts = append(parts, units.Things(n, "problem", "problems")+affected(r, doctor.Problem))
 	}
 	if n := r.count(doctor.Warning); n > 0 {
-		parts = append(parts, units.Things(n, "warning", "warnings"))
+		parts = append(parts, units.Things(n, "warning", "warnings")+affected(r, doctor.Warning))
 	}
 	if failed := r.failures(); failed > 0 {
 		parts = append(parts, units.Things(failed, "error", "errors"))
 	}
 	return joined(parts...)
+}
+
+// affected names what findings of a severity are about: " (GPU 0, the host)".
+func affected(r *Result, s doctor.Severity) string {
+	var gpus []int
+	host := false
+	for _, f := range r.Findings {
+		switch {
+		case f.Severity != s:
+		case f.Device == nil:
+			host = true
+		default:
+			gpus = append(gpus, *f.Device)
+		}
+	}
+	slices.Sort(gpus)
+	gpus = slices.Compact(gpus)
+	var parts []string
+	switch len(gpus) {
+	case 0:
+	case 1:
+		parts = append(parts, fmt.Sprintf("GPU %d", gpus[0]))
+	default:
+		parts = append(parts, "GPUs "+strings.Trim(strings.ReplaceAll(fmt.Sprint(gpus), " ", ", "), "[]"))
+	}
+	if host {
+		parts = append(parts, "the host")
+	}
+	return " (" + joinedWith(" and ", parts...) + ")"
 }
 
 // measuredText says what there is, and that it was not judged.

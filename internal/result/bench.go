@@ -13,7 +13,10 @@ type Bench struct {
 	Notes    []string `json:"notes"`   // what was left out and why, and what disturbed
 	Errors   []string `json:"errors"`  // of cases that failed
 	Series   []Series `json:"series"`
-	Views    []View   `json:"views"`
+	// Unmeasured are series that the host, the driver or the GPU does not allow to measure.
+	// Notes say the same in words.
+	Unmeasured []Unmeasured `json:"unmeasured,omitempty"`
+	Views      []View       `json:"views"`
 	// Complete is false if the run ended early: what is there was measured.
 	Complete bool      `json:"complete"`
 	Started  time.Time `json:"started"`
@@ -61,6 +64,13 @@ type Series struct {
 	ShareOfLink *float64 `json:"share_of_link,omitempty"`
 	// Expected is what is known of such hardware; nil where nothing is.
 	Expected *Expected `json:"expected,omitempty"`
+}
+
+// Unmeasured is a series that could not be measured.
+type Unmeasured struct {
+	Name   string `json:"name"` // of the quantity
+	Labels Labels `json:"labels"`
+	Reason string `json:"reason"`
 }
 
 // Expected is a yardstick for a series.

@@ -13,11 +13,11 @@ func (r *Region) bind(o Options) {
 		return
 	}
 	if !slices.Contains(r.sys.Nodes, o.Node) {
-		r.note("numa: node %d has no memory (nodes %v have), not bound", o.Node, r.sys.Nodes)
+		r.misplace("node %d has no memory (nodes %v have), not bound", o.Node, r.sys.Nodes)
 		return
 	}
 	if err := r.sys.Calls.Bind(r.base, r.mapped, o.Node, o.NodeStrict); err != nil {
-		r.note("numa: binding to node %d failed (%v), pages come from any node", o.Node, err)
+		r.misplace("binding to node %d failed (%v), pages come from any node", o.Node, err)
 		return
 	}
 	r.node = o.Node
@@ -30,11 +30,11 @@ func (r *Region) checkNode() {
 	}
 	at, err := r.where(samples)
 	if err != nil {
-		r.note("numa: the nodes of the pages are unknown: %v", err)
+		r.misplace("the nodes of the pages are unknown: %v", err)
 		return
 	}
 	if here := at[r.node]; here < total(at) {
-		r.note("numa: of %d pages looked at %d lie on node %d, as they should, the others on %s", total(at), here, r.node, others(at, r.node))
+		r.misplace("of %d pages looked at %d lie on node %d, as they should, the others on %s", total(at), here, r.node, others(at, r.node))
 	}
 }
 

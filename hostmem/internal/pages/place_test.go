@@ -94,6 +94,11 @@ func TestPlacement(t *testing.T) {
 			r := mustMap(t, 4*mib, tc.o)
 			assert.Equal(t, tc.bound, bound)
 			assert.Equal(t, tc.notes, r.Notes())
+			var notes []string // all of these are about the node
+			for _, text := range r.Misplaced() {
+				notes = append(notes, "numa: "+text)
+			}
+			assert.Equal(t, tc.notes, notes)
 		})
 	}
 }

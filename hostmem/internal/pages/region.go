@@ -31,8 +31,9 @@ type Region struct {
 	// they are never unmapped underneath.
 	life sync.RWMutex
 
-	mu    sync.Mutex
-	notes []string
+	mu        sync.Mutex
+	notes     []string
+	misplaced []string // those of notes about the NUMA node
 
 	stalls stalls
 	holes  atomic.Int64 // huge pages that base pages had to stand in for
@@ -208,6 +209,23 @@ func (r *Region) note(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.notes = append(r.notes, fmt.Sprintf(format, args...))
+}
+
+// misplace notes why pages may lie on another NUMA node than they were to.
+func (r *Region) misplace(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	r.note("numa: %s", text)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.misplaced = append(r.misplaced, text)
+}
+
+// Misplaced returns why pages may lie on another NUMA node than they were to, in words; nil if
+// nothing is known to be wrong.
+func (r *Region) Misplaced() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.misplaced)
 }
 
 // Notes returns what the host refused, in words and in order.

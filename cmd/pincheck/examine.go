@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/probe"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+// An examiner examines GPUs: it is a probe.Prober, or what tests put in its place.
+type examiner interface {
+	Device(ctx context.Context, r probe.Request, show func(probe.Device)) (probe.Device, error)
+	NVML(ctx context.Context, r probe.Request) (probe.NVML, error)
+}
+
+const (
+	// mostSideBySide is how many GPUs are verified at once.
+	mostSideBySide = 8
+	// verifyBytes and fullBytes are about the host memory that each of these processes takes.
+	verifyBytes = 1 << 30
+	fullBytes   = 12 << 30
+)
+
+// sideBySide returns how many GPUs are verified at once: as many as the host and its control
+// group have memory for.
+func sideBySide(h *hostinfo.Host, full bool) int {
+	each := verifyBytes
+	if full {
+		each = fullBytes
+	}
+	n := mostSideBySide
+	if h == nil {
+		return n
+	}
+	if h.Memory.Available > 0 {
+		n = min(n, h.Memory.Available/each)
+	}
+	if left, ok := h.Cgroup.Headroom.Finite(); ok {
+		n = min(n, left/each)
+	}
+	return max(n, 1)
+}
+
+// togetherShare is about the share of a run that the copies with all GPUs at once take, with
+// the process that makes them.
+const togetherShare = 0.1
+
+// An examination does the steps of a request with each GPU.
+type examination struct {
+	*session
+	p       examiner
+	facts   *doctor.Facts
+	request probe.Request
+	shown   *overall
+	sick    []bool // by GPU: its process hung or died, and no other one is started
+}
+
+// examine verifies GPUs side by side, as that is no measurement and takes most of the time:
+// each in a process of its own, which then waits for its turn with all that takes long to make.
+// Copies are measured on one GPU after the other, and at the end on all at once.
+func (s *session) examine(ctx context.Context, p examiner, request probe.Request) error {
+	facts := s.result.Facts
+	all := make([]int, len(facts.Devices))
+	for i := range all {
+		all[i] = i
+	}
+	e := &examination{session: s, p: p, facts: facts, request: request, sick: make([]bool, len(all)),
+		shown: &overall{s: s, shares: make([]float64, len(all)), scale: 1}}
+	if len(all) > 1 && request.Steps.Bandwidth {
+		e.shown.scale = 1 - togetherShare
+	}
+	n := 1 // in this process, one after the other
+	if s.sys.isolated {
+		n = sideBySide(facts.Host, request.Steps.Full)
+	}
+	for group := range slices.Chunk(all, n) {
+		if err := e.group(ctx, group); err != nil {
+			return err
+		}
+	}
+	if !request.Steps.Bandwidth {
+		return nil
+	}
+	// Copies that are slow may have met others who copied: a second look shows that.
+	for i := range all {
+		if facts.Slow(&facts.Devices[i]) {
+			if err := e.one(ctx, i, probe.Steps{Bandwidth: true}, nil, func() {}); err != nil {
+				return err
+			}
+		}
+	}
+	return e.together(ctx)
+}
+
+// group does the steps with GPUs that are verified side by side.
+func (e *examination) group(ctx context.Context, gpus []int) error {
+	steps := e.request.Steps
+	if len(gpus) == 1 {
+		return e.one(ctx, gpus[0], steps, nil, func() {})
+	}
+	var ready, done sync.WaitGroup
+	turns := make([]chan struct{}, len(gpus))
+	ended := make([]chan struct{}, len(gpus))
+	for j, i := range gpus {
+		turns[j], ended[j] = make(chan struct{}), make(chan struct{})
+		ready.Add(1)
+		isReady := sync.OnceFunc(ready.Done)
+		turn := turns[j]
+		if !steps.Bandwidth {
+			turn = nil
+		}
+		done.Go(func() {
+			defer close(ended[j])
+			defer isReady()
+			_ = e.one(ctx, i, steps, turn, isReady) // the end of ctx, which is looked at below
+		})
+	}
+	ready.Wait()
+	for j := range gpus {
+		close(turns[j])
+		<-ended[j]
+	}
+	done.Wait()
+	return context.Cause(ctx)
+}
+
+// one does the steps with a GPU. It calls waits when that waits for its turn. The error is that
+// of ctx.
+func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-chan struct{}, waits func()) error {
+	d := &e.facts.Devices[i]
+	if e.sick[i] {
+		return context.Cause(ctx)
+	}
+	r := e.request
+	r.Device, r.Steps, r.Turn = d.Ordinal, steps, turn
+	answer, err := e.p.Device(ctx, r, func(now probe.Device) {
+		e.shown.show(i, now)
+		if now.Stage == doctor.StageWaiting {
+			waits()
+		}
+	})
+	e.change(func(r *report.Result) {
+		d.Take(&answer.Facts)
+		r.Errors = append(r.Errors, answer.Errors...)
+		if state := answer.Probe.State; state == doctor.ProbeHung || state == doctor.ProbeCrashed {
+			e.facts.Probes = append(e.facts.Probes, answer.Probe)
+			e.sick[i] = true
+		}
+		if err != nil && context.Cause(ctx) == nil {
+			d.Errors = append(d.Errors, err.Error())
+		}
+	})
+	if answer.Facts.Bandwidth != nil { // the link has not gone to sleep yet
+		e.health(ctx, e.p, e.facts, true)
+		host := e.readHost()
+		e.change(func(*report.Result) { d.Relink(host) })
+	}
+	return context.Cause(ctx)
+}
+
+// together copies with all GPUs at once, after each was measured alone.
+func (e *examination) together(ctx context.Context) error {
+	steps := probe.Steps{}
+	for i := range e.facts.Devices {
+		d := &e.facts.Devices[i]
+		if rate := d.Slowest(); rate > 0 && !e.sick[i] {
+			steps.Together = append(steps.Together, d.Ordinal)
+			if steps.Rate == 0 || rate < steps.Rate {
+				steps.Rate = rate
+			}
+		}
+	}
+	if len(steps.Together) < 2 {
+		return nil
+	}
+	r := e.request
+	r.Steps = steps
+	answer, err := e.p.Device(ctx, r, e.shown.together)
+	e.change(func(r *report.Result) {
+		e.facts.Together = answer.Together
+		r.Errors = append(append(r.Errors, answer.Errors...), answer.Facts.Errors...)
+		if state := answer.Probe.State; state == doctor.ProbeHung || state == doctor.ProbeCrashed {
+			e.facts.Probes = append(e.facts.Probes, answer.Probe)
+		}
+		if err != nil && context.Cause(ctx) == nil {
+			r.Errors = append(r.Errors, err.Error())
+		}
+	})
+	return context.Cause(ctx)
+}
+
+// overall shows how far the examination of all GPUs is.
+type overall struct {
+	s      *session
+	mu     sync.Mutex
+	shares []float64 // by GPU
+	scale  float64   // their share of all
+}
+
+func (o *overall) show(i int, now probe.Device) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.shares[i] = max(o.shares[i], now.Share)
+	sum := 0.0
+	for _, share := range o.shares {
+		sum += share
+	}
+	if now.Stage == doctor.StageWaiting {
+		return // others are at work
+	}
+	o.s.progress.Show(report.At{
+		What:  fmt.Sprintf("GPU %d, %s", now.Facts.Ordinal, now.Step),
+		Share: o.scale * sum / float64(len(o.shares)), Left: now.Left,
+	})
+}
+
+// together shows the last step, with all GPUs at once.
+func (o *overall) together(now probe.Device) {
+	o.s.progress.Show(report.At{What: now.Step, Share: 1 - togetherShare*(1-now.Share), Left: now.Left})
+}

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/fstest"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/doctor"
+	"github.com/gopinned/pinned/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/nvml"
+	"github.com/gopinned/pinned/internal/probe"
+	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/internal/result"
+	"github.com/gopinned/pinned/verify"
+)
+
+// A stageLog is an examiner of GPUs that writes down what happens, in order. No GPU of a group
+// goes on to wait for its turn before all of the group verify, so that a run which verifies them
+// one after the other never ends.
+type stageLog struct {
+	t       *testing.T
+	groupOf func(gpu int) int
+	sizes   map[int]int // of the groups
+
+	mu        sync.Mutex
+	events    []string
+	verifying map[int]int           // GPUs of a group that have begun
+	begun     map[int]chan struct{} // closed when all of them have
+	alone     int                   // GPUs that measure now
+	dies      map[int]bool          // at the end of its round trips
+	slow      map[int][]float64     // rates of the measurements, 55 without
+}
+
+func (l *stageLog) add(format string, args ...any) {
+	l.events = append(l.events, fmt.Sprintf(format, args...))
+}
+
+func (l *stageLog) group(n int) chan struct{} {
+	if l.begun[n] == nil {
+		l.begun[n] = make(chan struct{})
+	}
+	return l.begun[n]
+}
+
+func (l *stageLog) Device(ctx context.Context, r probe.Request, show func(probe.Device)) (probe.Device, error) {
+	var out probe.Device
+	out.Facts.Ordinal = r.Device
+	if len(r.Steps.Together) > 0 {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.add("together %v", r.Steps.Together)
+		assert.Zero(l.t, l.alone)
+		out.Together = &result.Bench{}
+		return out, nil
+	}
+	if r.Steps.Verify {
+		n := l.groupOf(r.Device)
+		l.mu.Lock()
+		l.add("verify")
+		all := l.group(n)
+		if l.verifying[n]++; l.verifying[n] == l.sizes[n] {
+			close(all)
+		}
+		l.mu.Unlock()
+		select {
+		case <-all:
+		case <-ctx.Done():
+			return out, ctx.Err()
+		}
+		out.Facts.Verify = &verify.Report{Cases: 1, CasesPlanned: 1}
+	}
+	l.mu.Lock()
+	dies := l.dies[r.Device]
+	l.mu.Unlock()
+	if dies {
+		out.Probe = doctor.Probe{Name: "gpu", Device: &r.Device, Stage: doctor.StageRoundTrips, State: doctor.ProbeCrashed}
+		return out, nil
+	}
+	if r.Turn != nil {
+		l.mu.Lock()
+		l.add("wait")
+		l.mu.Unlock()
+		out.Stage = doctor.StageWaiting
+		show(out)
+		show(out) // each second
+		<-r.Turn
+	}
+	if !r.Steps.Bandwidth {
+		return out, nil
+	}
+	l.mu.Lock()
+	l.add("measure %d", r.Device)
+	l.alone++
+	assert.Equal(l.t, 1, l.alone, "one GPU after the other")
+	rate := 55.0
+	if rates := l.slow[r.Device]; len(rates) > 0 {
+		rate, l.slow[r.Device] = rates[0], rates[1:]
+	}
+	l.mu.Unlock()
+	out.Stage = doctor.StageCopies
+	show(out)
+	out.Facts.Bandwidth = &result.Bench{Series: []result.Series{{
+		Name: "bandwidth", Labels: result.Labels{{Key: result.Direction, Value: result.HostToDevice}, {Key: result.Size, Value: "67108864"}, {Key: result.Memory, Value: "registered"}},
+		Samples: []float64{rate}, Stats: result.Summarize([]float64{rate}),
+	}}}
+	l.mu.Lock()
+	l.alone--
+	l.mu.Unlock()
+	return out, nil
+}
+
+func (l *stageLog) NVML(context.Context, probe.Request) (probe.NVML, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.add("clocks")
+	assert.Zero(l.t, l.alone)
+	return probe.NVML{}, nil
+}
+
+// examined returns what happens on a host with n GPUs, and the facts at the end.
+func examined(t *testing.T, n, groups int, steps probe.Steps, change func(*stageLog, *doctor.Facts)) ([]string, *doctor.Facts) {
+	t.Helper()
+	l := &stageLog{t: t, groupOf: func(gpu int) int { return gpu / groups }, sizes: map[int]int{}, verifying: map[int]int{}, begun: map[int]chan struct{}{}}
+	facts := &doctor.Facts{Host: &hostinfo.Host{}, ExpectedRate: 50}
+	for i := range n {
+		l.sizes[i/groups]++
+		facts.Devices = append(facts.Devices, doctor.Device{Ordinal: i, Name: "NVIDIA H200"})
+	}
+	if change != nil {
+		change(l, facts)
+	}
+	facts.SetHealth(&nvml.Report{}) // there is a library: the clocks are read, too
+	cmd := &cobra.Command{}
+	s := &session{options: &options{}, cmd: cmd, sys: system{root: fstest.MapFS{}, isolated: true}, result: &report.Result{Facts: facts}}
+	require.NoError(t, s.examine(t.Context(), l, probe.Request{Steps: steps}))
+	return l.events, facts
+}
+
+// Eight GPUs: the processes start, make their contexts and verify at the same time. Only what
+// would spoil a measurement is done one after the other, and needs no new process.
+func TestEightGPUsSideBySide(t *testing.T) {
+	t.Parallel()
+	both := probe.Steps{Verify: true, Bandwidth: true}
+	events, facts := examined(t, 8, 8, both, nil)
+	want := slices.Concat(slices.Repeat([]string{"verify"}, 8), slices.Repeat([]string{"wait"}, 8))
+	for i := range 8 {
+		want = append(want, fmt.Sprintf("measure %d", i), "clocks")
+	}
+	want = append(want, "together [0 1 2 3 4 5 6 7]")
+	assert.Equal(t, want, events)
+	for _, d := range facts.Devices {
+		assert.NotNil(t, d.Verify)
+		assert.NotNil(t, d.Bandwidth)
+		assert.Nil(t, d.Slower, "as fast as it should be")
+	}
+
+	events, _ = examined(t, 8, 8, probe.Steps{Verify: true}, nil)
+	assert.Equal(t, slices.Repeat([]string{"verify"}, 8), events, "without measurements none waits")
+
+	events, _ = examined(t, 1, 1, both, nil)
+	assert.Equal(t, []string{"verify", "measure 0", "clocks"}, events)
+
+	events, _ = examined(t, 4, 2, both, func(_ *stageLog, f *doctor.Facts) { f.Host.Memory.Available = 2<<30 + 7 })
+	pair := func(a, b int) []string {
+		return []string{"verify", "verify", "wait", "wait", fmt.Sprintf("measure %d", a), "clocks", fmt.Sprintf("measure %d", b), "clocks"}
+	}
+	assert.Equal(t, slices.Concat(pair(0, 1), pair(2, 3), []string{"together [0 1 2 3]"}), events, "as many at once as there is memory for")
+}
+
+// A GPU whose process dies before its turn holds up no other.
+func TestAGPUThatDiesBeforeItsTurn(t *testing.T) {
+	t.Parallel()
+	events, facts := examined(t, 3, 3, probe.Steps{Verify: true, Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) { l.dies = map[int]bool{1: true} })
+	assert.Equal(t, []string{"verify", "verify", "verify", "wait", "wait", "measure 0", "clocks", "measure 2", "clocks", "together [0 2]"}, events)
+	require.Len(t, facts.Probes, 1)
+	assert.Equal(t, 1, *facts.Probes[0].Device)
+}
+
+// Copies that are slow are measured once more, when all the others are done, and the better
+// measurement counts.
+func TestSlowCopiesAreMeasuredAgain(t *testing.T) {
+	t.Parallel()
+	for again, better := range map[float64]float64{54: 54, 20: 30} {
+		events, facts := examined(t, 2, 2, probe.Steps{Verify: true, Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) {
+			l.slow = map[int][]float64{0: {30, again}}
+		})
+		assert.Equal(t, []string{"verify", "verify", "wait", "wait", "measure 0", "clocks", "measure 1", "clocks", "measure 0", "clocks", "together [0 1]"}, events)
+		d := facts.Devices[0]
+		assert.Equal(t, better, d.Slowest())
+		require.NotNil(t, d.Slower)
+		assert.Equal(t, min(30, again), d.Slower.Series[0].Median)
+		assert.Nil(t, facts.Devices[1].Slower)
+	}
+}
+
+func TestHowManyGPUsSideBySide(t *testing.T) {
+	t.Parallel()
+	const gib = 1 << 30
+	for _, c := range []struct {
+		available, headroom int
+		full                bool
+		want                int
+	}{
+		{0, -1, false, 8},
+		{2000 * gib, -1, false, 8},
+		{2000 * gib, -1, true, 8},
+		{2000 * gib, 5 * gib, false, 5},
+		{40 * gib, -1, true, 3},
+		{200 << 20, -1, false, 1},
+	} {
+		h := &hostinfo.Host{}
+		h.Memory.Available, h.Cgroup.Headroom = c.available, hostinfo.Limit{Known: true, Unlimited: c.headroom < 0, N: c.headroom}
+		assert.Equal(t, c.want, sideBySide(h, c.full), "%+v", c)
+	}
+	assert.Equal(t, 8, sideBySide(nil, false))
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/report"
+)
+
+// losing is a simulated library whose asynchronous copies report success and copy nothing: they
+// are cudaPeekAtLastError, which takes no arguments.
+type losing struct{ *cudasim.Sim }
+
+func (l losing) Symbol(name string) uintptr {
+	if name == "cudaMemcpyAsync" {
+		name = "cudaPeekAtLastError"
+	}
+	return l.Sim.Symbol(name)
+}
+
+// Troubles that are easily made on a machine with a GPU. Here the GPU is simulated, and its host
+// is read from files of such a host. Each is found by the command as it is run, named by its id,
+// with what was seen.
+func TestTroublesMadeOnPurpose(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	const bus = "0000:00:06.0"
+	gpu := func(link cudasim.Link) cudasim.Config {
+		return cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: bus, Link: link}}}
+	}
+	// with is a captured host with the simulated GPU.
+	with := func(host string, cfg cudasim.Config) func(*testing.T) system {
+		return func(t *testing.T) system {
+			sys := on(t, host)
+			sys.open = opening(t, cfg)
+			return sys
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		machine func(*testing.T) system
+		args    []string
+		code    int
+		id      string
+		device  bool
+		seen    string
+	}{
+		{name: "libcudart hidden", id: "no_runtime_library", code: exitUnusable, seen: "libcudart",
+			machine: func(t *testing.T) system {
+				return failing(t, "h200-vm", noLibrary(cudart.DriverFacts{LibPath: "/usr/lib/x86_64-linux-gnu/libcuda.so.1"}))
+			}},
+		{name: "a cgroup limit smaller than the test", id: "host_memory_short", device: true, code: exitWarnings, seen: "memory.max",
+			machine: with("container-40-mb", func() cudasim.Config {
+				cfg := gpu(cudasim.Link{})
+				cfg.HostMemory = 40 << 10 // less than the largest round trip takes
+				return cfg
+			}())},
+		{name: "affinity to one core", id: "few_cpus", code: exitWarnings, seen: "Cpus_allowed_list is 3", machine: oneCPU},
+		{name: "THP off", id: "thp_off", code: exitWarnings, seen: "never", machine: with("thp-never", gpu(cudasim.Link{}))},
+		{name: "a link at half width", id: "narrow_link", device: true, code: exitWarnings, seen: "current_link_width is 8",
+			machine: with("h200-vm-x8", gpu(cudasim.Link{HostToDevice: cudasim.Way{Rate: 27}, DeviceToHost: cudasim.Way{Rate: 27}}))},
+		{name: "a slow direction", id: "slow_copies", device: true, code: exitProblems, seen: "device to host",
+			machine: with("h200-vm", gpu(cudasim.Link{DeviceToHost: cudasim.Way{Rate: 20}}))},
+		{name: "a stalled call", id: "driver_hangs", code: exitIncomplete, args: []string{"--timeout", "300ms"}, device: true, seen: "had not returned",
+			machine: func(t *testing.T) system {
+				sim, _ := stalling(t, gpu(cudasim.Link{}), "cudaMemcpyAsync", cudasim.Fault{})
+				sys := on(t, "h200-vm")
+				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+					return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+				}
+				return sys
+			}},
+		{name: "corrupted bytes", id: "wrong_bytes", device: true, code: exitProblems, seen: "bytes wrong",
+			machine: func(t *testing.T) system {
+				sim, err := cudasim.New(gpu(cudasim.Link{}))
+				require.NoError(t, err)
+				t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+				sys := on(t, "h200-vm")
+				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+					return cudart.OpenContext(ctx, cudart.Options{Source: losing{sim}})
+				}
+				return sys
+			}},
+		{name: "a refused registration", id: "confidential_computing", device: true, code: exitProblems, seen: "cudaHostRegister",
+			machine: with("h200-vm", func() cudasim.Config {
+				cfg := gpu(cudasim.Link{})
+				cfg.NoRegister = true
+				return cfg
+			}())},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got := call(t, c.machine(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
+			assert.Equal(t, c.code, got.code, got.stderr)
+			var r report.Result
+			require.NoError(t, json.Unmarshal([]byte(got.stdout), &r))
+			for _, f := range r.Findings {
+				if f.ID != c.id {
+					continue
+				}
+				assert.Equal(t, c.device, f.Device != nil, "which GPU")
+				assert.Contains(t, strings.Join(f.Evidence, "\n"), c.seen)
+				assert.NotEmpty(t, f.Cause+f.Cost)
+				assert.NotEmpty(t, f.Remedy)
+				return
+			}
+			assert.Fail(t, "not found", "%s among %v", c.id, r.Findings)
+		})
+	}
+}

@@ -1,0 +1,97 @@
+package doctor
+
+import (
+	"fmt"
+
+	"github.com/gopinned/pinned/internal/units"
+)
+
+const (
+	// busyGPU is the utilization of a GPU, in percent, from which on it was at work before it
+	// was examined.
+	busyGPU = 10
+	// busyCPUs is the share of the host's CPUs that other programs keep busy from which on they
+	// take memory bandwidth from copies.
+	busyCPUs = 0.25
+	// contextBytes and contextShare are more memory than a GPU has in use for pincheck alone.
+	contextBytes = 2 << 30
+	contextShare = 0.05
+)
+
+// others returns what else used a GPU or the host while its copies were measured, as far as that
+// shows, and whether that explains slow copies. That a process has memory on the GPU does not, as
+// it may do nothing; it does where copies were of different speeds, too. NVML's utilization counts
+// kernels, and no copies. What was looked at and is idle is said if nothing explains them.
+func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
+	present, active, varied := false, false, false
+	var idle []string
+	look := func(at bool, text string) {
+		if at {
+			active = true
+			seen = append(seen, text)
+		} else {
+			idle = append(idle, text)
+		}
+	}
+	if h := d.Health; h != nil {
+		if n := len(h.Processes); n > 0 {
+			present = true
+			seen = append(seen, units.Things(n, "other process is", "other processes are")+" on this GPU (NVML)")
+		}
+		if u := h.Utilization; u != nil {
+			look(*u >= busyGPU, fmt.Sprintf("kernels ran for %d %% of the last second before the GPU was examined (NVML)", *u))
+		}
+	}
+	if used := d.MemoryTotal - d.MemoryFree; d.MemoryTotal > 0 && used > max(contextBytes, int(contextShare*float64(d.MemoryTotal))) {
+		present = true
+		seen = append(seen, units.Bytes(used)+" of the GPU's memory are in use")
+	}
+	if d.OtherCPUs != nil && f.Host != nil && f.Host.CPU.Threads > 0 {
+		all := float64(f.Host.CPU.Threads)
+		look(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("other programs kept %s of %d CPUs busy meanwhile (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
+	}
+	for _, s := range d.copies() {
+		if s.Spread > unsteady {
+			varied = true
+			seen = append(seen, fmt.Sprintf("%s: %s to %s in one measurement", directionText(&s), units.Rate(s.Min), units.Rate(s.Max)))
+		}
+	}
+	if slower, better, ok := d.twice(); ok {
+		varied = true
+		seen = append(seen, fmt.Sprintf("measured twice, the slower direction reached %s and %s", units.Rate(slower), units.Rate(better)))
+	}
+	if active || present && varied {
+		return seen, true
+	}
+	return append(seen, idle...), false
+}
+
+// twice returns what the slower direction reached in two measurements. ok is false if there was
+// one only, and where they agree.
+func (d *Device) twice() (slower, better float64, ok bool) {
+	if d.Slower == nil {
+		return 0, 0, false
+	}
+	slower, better = (&Device{Bandwidth: d.Slower}).Slowest(), d.Slowest()
+	return slower, better, slower > 0 && slower < (1-unsteady)*better
+}
+
+// Slow reports whether copies of a GPU are below what can be expected of it.
+func (f *Facts) Slow(d *Device) bool { return len(slowCopies(f, d)) > 0 }
+
+// busyCopies finds slow copies beside others that use the GPU or the host. A limit that the
+// user has set counts all the same.
+func busyCopies(f *Facts, d *Device) []Finding {
+	seen, disturbed := f.others(d)
+	slow := slowCopies(f, d)
+	if !disturbed || len(slow) == 0 || f.ExpectedRate > 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "others used the GPU or the host meanwhile: " + slow[0].Summary,
+		Evidence: append(seen, slow[0].Evidence...),
+		Cause:    "what copies, or needs the host's memory, at the same time takes its part of the link and of the memory; the GPU may be as fast as it should be",
+		Cost:     "what was measured says little of the machine",
+		Remedy:   "run pincheck again when nothing else runs here (nvidia-smi, top); if copies are slow then too, it says why",
+	})
+}

@@ -1,0 +1,133 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// what names what a probe was doing, for "... does not return".
+func (p *Probe) what() string {
+	if p.Call != "" {
+		call := p.Call
+		if p.Device != nil { // it is said before
+			call = strings.ReplaceAll(call, fmt.Sprintf(" on device %d", *p.Device), "")
+		}
+		if p.Stage == StageTogether {
+			call += ", with all GPUs at once,"
+		}
+		return call
+	}
+	switch p.Stage {
+	case StageOpen:
+		return "opening the CUDA library"
+	case StageMemory:
+		return "reading how much memory is free"
+	case StageRoundTrips:
+		return "a round trip"
+	case StageWaiting:
+		return "a process that waits for other GPUs"
+	case StageCopies:
+		return "the measurement of copies"
+	case StageTogether:
+		return "the measurement with all GPUs at once"
+	case StageNVML:
+		return "the management library (NVML)"
+	}
+	return "a call into the driver"
+}
+
+// whole names all that a probe does. Described is whether the finding names the GPU.
+func (p *Probe) whole(described bool) string {
+	switch {
+	case p.Device != nil && described:
+		return "the examination of this GPU"
+	case p.Device != nil:
+		return fmt.Sprintf("the examination of GPU %d", *p.Device)
+	case p.Stage == StageTogether:
+		return "the measurement with all GPUs at once"
+	case p.Stage == StageNVML:
+		return "reading the management library (NVML)"
+	case p.Stage == StageOpen:
+		return "opening the CUDA library"
+	}
+	return "this run"
+}
+
+// seen is the evidence of a probe: how far it was, and how it ended. D is its GPU, or nil.
+func (p *Probe) seen(d *Device, ended string) (texts []string) {
+	if p.Stage == StageRoundTrips && d != nil && d.Verify != nil {
+		texts = append(texts, fmt.Sprintf("%s of %s had ended", units.Count(d.Verify.Cases), units.Things(d.Verify.CasesPlanned, "round trip", "round trips")))
+		if p.After != "" {
+			texts[0] += ", the last of them " + p.After
+		}
+	}
+	return append(texts, fmt.Sprintf("%s, %s after %s began", ended, units.Seconds(p.Seconds), p.whole(d != nil)))
+}
+
+// of returns the GPU that a probe is about, or nil if it was not described.
+func (p *Probe) of(f *Facts) *Device {
+	for i := range f.Devices {
+		if p.Device != nil && f.Devices[i].Ordinal == *p.Device {
+			return &f.Devices[i]
+		}
+	}
+	return nil
+}
+
+// probesOf returns the probes about a GPU, or those about none, that ended in a state.
+func (f *Facts) probesOf(d *Device, state ProbeState) (all []*Probe) {
+	for i := range f.Probes {
+		if p := &f.Probes[i]; p.State == state && p.of(f) == d {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func hung(f *Facts) []Finding {
+	out := hungDevice(f, nil)
+	if f.Opening != nil && strings.Contains(f.Opening.Error, notReturned) && len(out) == 0 {
+		out = append(out, hangs("a call into the driver", f.Opening.Error))
+	}
+	return out
+}
+
+// hungDevice finds what did not return in the examination of a GPU; of nil, elsewhere.
+func hungDevice(f *Facts, d *Device) (out []Finding) {
+	for _, p := range f.probesOf(d, ProbeHung) {
+		one := hangs(p.what(), p.seen(d, p.Detail+"; given up")...)
+		if p.Call == "" { // all of its process is silent
+			one.Cause += "; or the process that examined it was stopped (SIGSTOP, a debugger, a frozen control group)"
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+func hangs(what string, evidence ...string) Finding {
+	return Finding{
+		Summary:  what + " does not return",
+		Evidence: evidence,
+		Cause:    "the driver waits for a GPU that does not answer, or for a lock that another process holds: pinning hundreds of GB by one call holds it for minutes",
+		Cost:     "programs that use CUDA hang here, some in a state that no signal ends",
+		Remedy:   "see whether nvidia-smi hangs too, ps -eo pid,stat,wchan:32,cmd for processes in state D or T, and dmesg for NVRM and Xid; reset the GPU (sudo nvidia-smi -r) or reboot",
+	}
+}
+
+func crashed(f *Facts) []Finding { return crashedDevice(f, nil) }
+
+// crashedDevice finds what ended the process that examined a GPU; of nil, another one.
+func crashedDevice(f *Facts, d *Device) (out []Finding) {
+	for _, p := range f.probesOf(d, ProbeCrashed) {
+		out = append(out, Finding{
+			Summary:  p.what() + " ends the process",
+			Evidence: p.seen(d, p.Detail),
+			Cause:    "a library that is damaged, of another version than the kernel module, or replaced while it is in use",
+			Cost:     "every program that makes this call dies",
+			Remedy:   "see dmesg for the fault; install the driver's user libraries again, in the kernel module's version; take what preloads libraries out of LD_PRELOAD",
+		})
+	}
+	return out
+}

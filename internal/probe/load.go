@@ -1,0 +1,52 @@
+package probe
+
+import (
+	"os"
+	"time"
+
+	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/measure"
+)
+
+// A load is what the host's CPUs and this process had done at some moment.
+type load struct {
+	at   time.Time
+	cpus linux.CPUTime
+	own  time.Duration
+}
+
+// startLoad returns the load now, or nil if it is not known. A simulated GPU copies with the
+// host's CPUs, and says nothing of other programs.
+func startLoad(simulated bool) *load {
+	cpus, err := linux.ReadCPUTime(os.DirFS("/"))
+	own, known := measure.CPUTime()
+	if err != nil || !known || simulated {
+		return nil
+	}
+	return &load{time.Now(), cpus, own}
+}
+
+// others returns how many CPUs other programs have kept busy since l; nil if that is not known.
+func (l *load) others() *float64 {
+	if l == nil {
+		return nil
+	}
+	now := startLoad(false)
+	if now == nil {
+		return nil
+	}
+	return l.othersUntil(now)
+}
+
+// leastLoad is the least time that says something: the kernel counts in 10 ms.
+const leastLoad = 100 * time.Millisecond
+
+func (l *load) othersUntil(now *load) *float64 {
+	took := now.at.Sub(l.at)
+	if took < leastLoad {
+		return nil
+	}
+	busy := (now.cpus.Busy - l.cpus.Busy) - (now.own - l.own)
+	n := max(0, busy.Seconds()/took.Seconds())
+	return &n
+}
