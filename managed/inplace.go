@@ -14,27 +14,24 @@ import (
 func (r Range) InPlace() Use { return Use{Range: r, Mode: InPlace} }
 
 // findInPlace returns what the steps use in place, each byte once, in the order of
-// addresses, and how many bytes they access there. Memory that one step uses in place and
-// another one moves is an error: the place of the moved bytes would depend on the order of
-// the moves.
-func findInPlace(steps []Step) (ranges []Range, accessed int, err error) {
+// addresses, and how many bytes they access there, each once in each step. Memory that one
+// step uses in place and another one moves is an error: the place of the moved bytes would
+// depend on the order of the moves.
+func findInPlace(steps []Step) (merged []Range, accessed int, err error) {
 	for _, step := range steps {
+		var uses []Range
 		for _, u := range step {
 			if u.Mode == InPlace {
-				ranges = append(ranges, u.Range)
-				accessed += u.Len
+				uses = append(uses, u.Range)
 			}
 		}
-	}
-	slices.SortFunc(ranges, func(x, y Range) int { return cmp.Compare(x.ptr(), y.ptr()) })
-	merged := ranges[:0]
-	for _, r := range ranges {
-		if last := len(merged) - 1; last >= 0 && merged[last].Memory == r.Memory && r.Off <= merged[last].Off+merged[last].Len {
-			merged[last].Len = max(merged[last].Len, r.Off+r.Len-merged[last].Off)
-			continue
+		uses = merge(uses)
+		for _, r := range uses {
+			accessed += r.Len
 		}
-		merged = append(merged, r)
+		merged = append(merged, uses...)
 	}
+	merged = merge(merged)
 	for i, step := range steps {
 		for _, u := range step {
 			k := firstPast(merged, u.ptr())
@@ -45,6 +42,20 @@ func findInPlace(steps []Step) (ranges []Range, accessed int, err error) {
 		}
 	}
 	return merged, accessed, nil
+}
+
+// merge sorts ranges by their addresses, and joins those that overlap or touch.
+func merge(ranges []Range) []Range {
+	slices.SortFunc(ranges, func(x, y Range) int { return cmp.Compare(x.ptr(), y.ptr()) })
+	merged := ranges[:0]
+	for _, r := range ranges {
+		if last := len(merged) - 1; last >= 0 && merged[last].Memory == r.Memory && r.Off <= merged[last].Off+merged[last].Len {
+			merged[last].Len = max(merged[last].Len, r.Off+r.Len-merged[last].Off)
+			continue
+		}
+		merged = append(merged, r)
+	}
+	return merged
 }
 
 // firstPast returns the first of sorted ranges that ends past an address.

@@ -69,12 +69,12 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	steps := []Step{
 		{m.Range(mib, mib).InPlace(), other.All().InPlace()},
 		{m.Range(2*mib, 100).InPlace(), m.Range(0, mib).Read(), m.Range(3*mib, 5*mib).Read()},
-		{m.Range(mib+100, 10).InPlace()},
+		{m.Range(mib+100, 10).InPlace(), m.Range(mib+105, 10).InPlace(), m.Range(mib+100, 2).InPlace()},
 	}
 	held, accessed, err := findInPlace(steps)
 	require.NoError(t, err)
 	assert.ElementsMatch(t, []Range{m.Range(mib, mib+100), other.All()}, held)
-	assert.Equal(t, 2*mib+110, accessed)
+	assert.Equal(t, 2*mib+115, accessed, "a step counts each byte once")
 	p, err := g.a.NewPlan(steps, PlanOptions{Budget: 16 * mib})
 	require.NoError(t, err)
 	moved := 0
