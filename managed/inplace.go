@@ -3,7 +3,6 @@ package managed
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -69,7 +68,8 @@ func firstPast(ranges []Range, at cudart.DevPtr) int {
 // hold moves what is used in place to the host, which also populates what was never touched,
 // and advises the driver to leave it there and to map it for the device: so the device's
 // accesses cause no page faults. That takes as long as moving the memory, so it is done once,
-// by the first Run; the advice stays. One Run runs at a time.
+// by the first Run; the advice stays, also after an error, because it may be that of another
+// plan. Memory beyond the card has that advice as long as it is open. One Run runs at a time.
 func (p *Plan) hold(ctx context.Context) error {
 	if p.held || len(p.inPlace) == 0 {
 		return nil
@@ -77,25 +77,16 @@ func (p *Plan) hold(ctx context.Context) error {
 	if err := p.a.move(ctx, Host(), p.inPlace); err != nil {
 		return err
 	}
-	if err := p.adviseInPlace(func(a Advice) Advice { return a }); err != nil {
-		return errors.Join(err, p.adviseInPlace(Advice.unset))
-	}
-	p.held = true
-	return nil
-}
-
-// adviseInPlace gives advice for what is used in place, as it is or undone. Memory beyond
-// the card has that advice as long as it is open.
-func (p *Plan) adviseInPlace(which func(Advice) Advice) error {
-	var errs []error
 	for _, r := range p.inPlace {
 		if r.Memory.onHost {
 			continue
 		}
 		for _, a := range []Advice{PreferredLocation(Host()), AccessedBy(p.a.dev.Location())} {
-			a = which(a)
-			errs = append(errs, p.a.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at))
+			if err := p.a.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at); err != nil {
+				return err
+			}
 		}
 	}
-	return errors.Join(errs...)
+	p.held = true
+	return nil
 }

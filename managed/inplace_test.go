@@ -92,6 +92,41 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	require.ErrorIs(t, p.Run(t.Context(), g.s, func(int) error { return nil }), ErrClosed)
 }
 
+// A plan that cannot advise leaves the advice of another one, which gives it only once, and
+// does so itself when it runs again.
+func TestAPlanThatFailsLeavesAdvice(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m, other := g.alloc(4*mib), g.alloc(mib)
+	work := func(int) error { return g.s.Memset(m.DevPtr(), 7, m.Len()) }
+	plan := func(ranges ...Range) *Plan {
+		var step Step
+		for _, r := range ranges {
+			step = append(step, r.InPlace())
+		}
+		p, err := g.a.NewPlan([]Step{step}, PlanOptions{Budget: 1})
+		require.NoError(t, err)
+		return p
+	}
+	first, second := plan(m.All()), plan(m.All(), other.All())
+	require.NoError(t, first.Run(t.Context(), g.s, work))
+	for nth := 1; nth <= 4; nth++ {
+		g.sim.Fail("cudaMemAdvise", cudasim.Fault{Code: cudart.ErrUnknown, Nth: nth})
+		require.ErrorIs(t, second.Run(t.Context(), g.s, work), cudart.ErrUnknown)
+		g.sim.ResetFaults()
+		require.NoError(t, first.Run(t.Context(), g.s, work))
+		require.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.All()))
+		require.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+	}
+	require.NoError(t, second.Run(t.Context(), g.s, work))
+	for _, one := range []*Memory{m, other} {
+		at, err := one.Attributes(0, one.Len())
+		require.NoError(t, err)
+		assert.Equal(t, Host(), at.Preferred)
+		assert.Len(t, at.AccessedBy, 1)
+	}
+}
+
 // Memory beyond the card is used in place with the advice that it has anyway, and keeps it.
 func TestInPlaceBeyondTheCardKeepsItsAdvice(t *testing.T) {
 	t.Parallel()
