@@ -3,7 +3,6 @@ package managed
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -14,27 +13,24 @@ import (
 func (r Range) InPlace() Use { return Use{Range: r, Mode: InPlace} }
 
 // findInPlace returns what the steps use in place, each byte once, in the order of
-// addresses, and how many bytes they access there. Memory that one step uses in place and
-// another one moves is an error: the place of the moved bytes would depend on the order of
-// the moves.
-func findInPlace(steps []Step) (ranges []Range, accessed int, err error) {
+// addresses, and how many bytes they access there, each once in each step. Memory that one
+// step uses in place and another one moves is an error: the place of the moved bytes would
+// depend on the order of the moves.
+func findInPlace(steps []Step) (merged []Range, accessed int, err error) {
 	for _, step := range steps {
+		var uses []Range
 		for _, u := range step {
 			if u.Mode == InPlace {
-				ranges = append(ranges, u.Range)
-				accessed += u.Len
+				uses = append(uses, u.Range)
 			}
 		}
-	}
-	slices.SortFunc(ranges, func(x, y Range) int { return cmp.Compare(x.ptr(), y.ptr()) })
-	merged := ranges[:0]
-	for _, r := range ranges {
-		if last := len(merged) - 1; last >= 0 && merged[last].Memory == r.Memory && r.Off <= merged[last].Off+merged[last].Len {
-			merged[last].Len = max(merged[last].Len, r.Off+r.Len-merged[last].Off)
-			continue
+		uses = merge(uses)
+		for _, r := range uses {
+			accessed += r.Len
 		}
-		merged = append(merged, r)
+		merged = append(merged, uses...)
 	}
+	merged = merge(merged)
 	for i, step := range steps {
 		for _, u := range step {
 			k := firstPast(merged, u.ptr())
@@ -45,6 +41,20 @@ func findInPlace(steps []Step) (ranges []Range, accessed int, err error) {
 		}
 	}
 	return merged, accessed, nil
+}
+
+// merge sorts ranges by their addresses, and joins those that overlap or touch.
+func merge(ranges []Range) []Range {
+	slices.SortFunc(ranges, func(x, y Range) int { return cmp.Compare(x.ptr(), y.ptr()) })
+	merged := ranges[:0]
+	for _, r := range ranges {
+		if last := len(merged) - 1; last >= 0 && merged[last].Memory == r.Memory && r.Off <= merged[last].Off+merged[last].Len {
+			merged[last].Len = max(merged[last].Len, r.Off+r.Len-merged[last].Off)
+			continue
+		}
+		merged = append(merged, r)
+	}
+	return merged
 }
 
 // firstPast returns the first of sorted ranges that ends past an address.
@@ -58,7 +68,8 @@ func firstPast(ranges []Range, at cudart.DevPtr) int {
 // hold moves what is used in place to the host, which also populates what was never touched,
 // and advises the driver to leave it there and to map it for the device: so the device's
 // accesses cause no page faults. That takes as long as moving the memory, so it is done once,
-// by the first Run; the advice stays. One Run runs at a time.
+// by the first Run; the advice stays, also after an error, because it may be that of another
+// plan. Memory beyond the card has that advice as long as it is open. One Run runs at a time.
 func (p *Plan) hold(ctx context.Context) error {
 	if p.held || len(p.inPlace) == 0 {
 		return nil
@@ -66,25 +77,16 @@ func (p *Plan) hold(ctx context.Context) error {
 	if err := p.a.move(ctx, Host(), p.inPlace); err != nil {
 		return err
 	}
-	if err := p.adviseInPlace(func(a Advice) Advice { return a }); err != nil {
-		return errors.Join(err, p.adviseInPlace(Advice.unset))
-	}
-	p.held = true
-	return nil
-}
-
-// adviseInPlace gives advice for what is used in place, as it is or undone. Memory beyond
-// the card has that advice as long as it is open.
-func (p *Plan) adviseInPlace(which func(Advice) Advice) error {
-	var errs []error
 	for _, r := range p.inPlace {
 		if r.Memory.onHost {
 			continue
 		}
 		for _, a := range []Advice{PreferredLocation(Host()), AccessedBy(p.a.dev.Location())} {
-			a = which(a)
-			errs = append(errs, p.a.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at))
+			if err := p.a.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at); err != nil {
+				return err
+			}
 		}
 	}
-	return errors.Join(errs...)
+	p.held = true
+	return nil
 }

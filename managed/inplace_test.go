@@ -69,12 +69,12 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	steps := []Step{
 		{m.Range(mib, mib).InPlace(), other.All().InPlace()},
 		{m.Range(2*mib, 100).InPlace(), m.Range(0, mib).Read(), m.Range(3*mib, 5*mib).Read()},
-		{m.Range(mib+100, 10).InPlace()},
+		{m.Range(mib+100, 10).InPlace(), m.Range(mib+105, 10).InPlace(), m.Range(mib+100, 2).InPlace()},
 	}
 	held, accessed, err := findInPlace(steps)
 	require.NoError(t, err)
 	assert.ElementsMatch(t, []Range{m.Range(mib, mib+100), other.All()}, held)
-	assert.Equal(t, 2*mib+110, accessed)
+	assert.Equal(t, 2*mib+115, accessed, "a step counts each byte once")
 	p, err := g.a.NewPlan(steps, PlanOptions{Budget: 16 * mib})
 	require.NoError(t, err)
 	moved := 0
@@ -90,6 +90,41 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	require.NoError(t, err, "nothing counts for the budget")
 	require.NoError(t, m.Close())
 	require.ErrorIs(t, p.Run(t.Context(), g.s, func(int) error { return nil }), ErrClosed)
+}
+
+// A plan that cannot advise leaves the advice of another one, which gives it only once, and
+// does so itself when it runs again.
+func TestAPlanThatFailsLeavesAdvice(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m, other := g.alloc(4*mib), g.alloc(mib)
+	work := func(int) error { return g.s.Memset(m.DevPtr(), 7, m.Len()) }
+	plan := func(ranges ...Range) *Plan {
+		var step Step
+		for _, r := range ranges {
+			step = append(step, r.InPlace())
+		}
+		p, err := g.a.NewPlan([]Step{step}, PlanOptions{Budget: 1})
+		require.NoError(t, err)
+		return p
+	}
+	first, second := plan(m.All()), plan(m.All(), other.All())
+	require.NoError(t, first.Run(t.Context(), g.s, work))
+	for nth := 1; nth <= 4; nth++ {
+		g.sim.Fail("cudaMemAdvise", cudasim.Fault{Code: cudart.ErrUnknown, Nth: nth})
+		require.ErrorIs(t, second.Run(t.Context(), g.s, work), cudart.ErrUnknown)
+		g.sim.ResetFaults()
+		require.NoError(t, first.Run(t.Context(), g.s, work))
+		require.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.All()))
+		require.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+	}
+	require.NoError(t, second.Run(t.Context(), g.s, work))
+	for _, one := range []*Memory{m, other} {
+		at, err := one.Attributes(0, one.Len())
+		require.NoError(t, err)
+		assert.Equal(t, Host(), at.Preferred)
+		assert.Len(t, at.AccessedBy, 1)
+	}
 }
 
 // Memory beyond the card is used in place with the advice that it has anyway, and keeps it.

@@ -20,9 +20,9 @@ const (
 	Overwrite
 	// InPlace: it reads or writes there over the link, while the memory stays on the host.
 	// Nothing is moved, and nothing counts for the budget, but for pages that have bytes of
-	// memory that moves as well. That is the quickest for what a
-	// step reads or writes once, in order; each further access of the same bytes goes over the
-	// link again, and atomic or scattered ones are slow. All steps must use such memory so.
+	// memory that moves as well. That is the quickest for what a step reads or writes once, in
+	// order; each further access of the same bytes goes over the link again, and atomic or
+	// scattered ones are slow. All steps must use such memory so.
 	InPlace
 )
 

@@ -33,7 +33,7 @@ type engine struct {
 }
 
 // NewCopier returns a copier for a device. Close it. The first one of a device
-// allocates the ring of pinned memory, 10 MiB on up to four cores and 38 MiB on more,
+// allocates the ring of pinned memory, 11 MiB on up to four cores and 39 MiB on more,
 // and the streams that all copiers of the device share. On more than four cores the ring
 // has 28 MiB more while copies of both directions wait for memory. When ctx ends before,
 // the error is ctx's; others are of Options that cannot be, and those of [hostmem.Alloc]. After an

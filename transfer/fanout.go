@@ -66,7 +66,7 @@ type peer struct {
 
 // NewFanout returns a Fanout for devices of one CUDA library, each of them once. It
 // uses the rings that the Copiers of these devices share, and allocates those that
-// are missing, 38 MiB a device at most. It enables peer access in both directions
+// are missing, 39 MiB a device at most. It enables peer access in both directions
 // between those that can have it (cudaDeviceEnablePeerAccess); access that other
 // code of the process has enabled is used, and left enabled. When ctx ends before,
 // the error is ctx's. After an error nothing is left, unless the error says that it

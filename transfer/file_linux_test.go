@@ -49,7 +49,7 @@ func TestAMappedFileThatIsCutShort(t *testing.T) {
 	dev := r.device(n)
 	require.NoError(t, r.c.Upload(t.Context(), dev, mem))
 	require.NoError(t, f.Truncate(mib))
-	for _, n := range []int{1, 300 * kib, 3 * mib} { // of one goroutine, by CUDA, of workers
+	for _, n := range []int{1, 300 * kib, 3 * mib} { // in one piece, in several, by workers
 		require.ErrorContains(t, r.c.Upload(t.Context(), dev, mem[mib:mib+n]), "or its file was truncated")
 		require.ErrorContains(t, r.c.Upload(t.Context(), dev, mem[mib+1-min(n, mib):mib+1]), "or its file was truncated")
 	}

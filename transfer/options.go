@@ -5,9 +5,10 @@ import "fmt"
 // Options shape a Copier. The zero value is what most programs want.
 type Options struct {
 	// Workers is how many goroutines a copy keeps busy at the most, the caller's
-	// included, up to 1024. 0 stands for as many as fill the link: eight for an
-	// upload and four for a download. All copies of the process together have no
-	// more than three quarters of GOMAXPROCS, or all where that is up to four.
+	// included, up to 1024. 0 stands for as many as fill the link, which copies at once
+	// on a device share: see "Cores" in the package's documentation. All copies of the
+	// process together have no more than three quarters of GOMAXPROCS, or all where that
+	// is up to four.
 	Workers int
 }
 

@@ -20,7 +20,7 @@ type crew struct {
 	posted   atomic.Uint64          // changes when a job has more to do
 	spinning atomic.Int32           // workers that look for work
 	slow     atomic.Int32           // workers of slow jobs
-	devices  [2]atomic.Int32        // that have something to copy, by the way: see demand
+	devices  [2]atomic.Int32        // that have something to copy, for each direction: see demand
 
 	mu      sync.Mutex
 	workers int32

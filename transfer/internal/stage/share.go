@@ -10,7 +10,7 @@ const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 3, 9, 11
 // manyCopies is how many copies at once on a device keep its link busy by themselves.
 const manyCopies = 4
 
-// The ways of a copy.
+// The directions of a copy.
 const (
 	wayUp = iota
 	wayDown

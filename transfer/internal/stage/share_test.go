@@ -84,7 +84,7 @@ func TestShares(t *testing.T) {
 	require.Zero(t, s.crew.devices[wayUp].Load())
 }
 
-// slowFeed has nothing ready until it is told.
+// slowFeed has nothing ready until give is called.
 type slowFeed struct {
 	memory
 	mu    sync.Mutex

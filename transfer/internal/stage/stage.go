@@ -26,7 +26,7 @@ type Stage struct {
 
 	loneUp, loneDown lone
 
-	copies [2]atomic.Int32 // that have something to copy, by the way: see demand
+	copies [2]atomic.Int32 // that have something to copy, for each direction: see demand
 
 	bytes atomic.Int64 // that are pinned
 }
