@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -314,6 +315,13 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, underLoad bool) {
 	if !s.sys.isolated || s.sim || underLoad && facts.NVML == nil || ctx.Err() != nil {
 		return // in this process it may hang
+	}
+	hangs := false
+	s.change(func(*report.Result) {
+		hangs = slices.ContainsFunc(facts.Probes, func(p doctor.Probe) bool { return p.Stage == doctor.StageNVML })
+	})
+	if hangs {
+		return // it would again, for each GPU
 	}
 	answer, err := p.NVML(ctx, probe.Request{})
 	s.change(func(r *report.Result) {

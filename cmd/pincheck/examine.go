@@ -144,6 +144,7 @@ func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-
 			waits()
 		}
 	})
+	e.shown.ended(i)
 	e.change(func(r *report.Result) {
 		d.Take(&answer.Facts)
 		r.Errors = append(r.Errors, answer.Errors...)
@@ -217,6 +218,13 @@ func (o *overall) show(i int, now probe.Device) {
 		What:  fmt.Sprintf("GPU %d, %s", now.Facts.Ordinal, now.Step),
 		Share: o.scale * sum / float64(len(o.shares)), Left: now.Left,
 	})
+}
+
+// ended notes that nothing more is done with a GPU. It shows with the next step of another one.
+func (o *overall) ended(i int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.shares[i] = 1
 }
 
 // together shows the last step, with all GPUs at once.

@@ -36,6 +36,7 @@ type stageLog struct {
 	alone     int                   // GPUs that measure now
 	dies      map[int]bool          // at the end of its round trips
 	slow      map[int][]float64     // rates of the measurements, 55 without
+	nvml      doctor.ProbeState     // how reading the clocks ends
 }
 
 func (l *stageLog) add(format string, args ...any) {
@@ -121,7 +122,7 @@ func (l *stageLog) NVML(context.Context, probe.Request) (probe.NVML, error) {
 	defer l.mu.Unlock()
 	l.add("clocks")
 	assert.Zero(l.t, l.alone)
-	return probe.NVML{}, nil
+	return probe.NVML{Probe: doctor.Probe{Name: "nvml", Stage: doctor.StageNVML, State: l.nvml}}, nil
 }
 
 // examined returns what happens on a host with n GPUs, and the facts at the end.
@@ -220,4 +221,28 @@ func TestHowManyGPUsSideBySide(t *testing.T) {
 		assert.Equal(t, c.want, sideBySide(h, c.full), "%+v", c)
 	}
 	assert.Equal(t, 8, sideBySide(nil, false))
+}
+
+// GPUs that are done count as such in what is shown, before it is the others' turn, and what is
+// shown does not go back when one is measured again.
+func TestShareOfGPUsThatAreDone(t *testing.T) {
+	t.Parallel()
+	l := &stageLog{t: t, groupOf: func(gpu int) int { return gpu }, sizes: map[int]int{0: 1}, verifying: map[int]int{}, begun: map[int]chan struct{}{}}
+	s := &session{options: &options{}, cmd: &cobra.Command{}, sys: system{root: fstest.MapFS{}}, result: &report.Result{}}
+	e := &examination{session: s, p: l, facts: &doctor.Facts{Devices: make([]doctor.Device, 2)}, sick: make([]bool, 2),
+		shown: &overall{s: s, shares: make([]float64, 2), scale: 1}}
+	require.NoError(t, e.one(t.Context(), 0, probe.Steps{Verify: true, Bandwidth: true}, nil, func() {}))
+	assert.Equal(t, []float64{1, 0}, e.shown.shares)
+	require.NoError(t, e.one(t.Context(), 0, probe.Steps{Bandwidth: true}, nil, func() {}))
+	assert.Equal(t, []float64{1, 0}, e.shown.shares)
+}
+
+// A management library that does not return from one look would take as long with each GPU.
+func TestClocksAreNotReadAfterNVMLHung(t *testing.T) {
+	t.Parallel()
+	for _, state := range []doctor.ProbeState{doctor.ProbeHung, doctor.ProbeCrashed} {
+		events, facts := examined(t, 3, 3, probe.Steps{Verify: true, Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) { l.nvml = state })
+		assert.Equal(t, []string{"verify", "verify", "verify", "wait", "wait", "wait", "measure 0", "clocks", "measure 1", "measure 2", "together [0 1 2]"}, events)
+		assert.Len(t, facts.Probes, 1, "it is reported once")
+	}
 }

@@ -65,17 +65,17 @@ func (s *session) all(ctx context.Context, quick bool) error {
 	if err := s.check(ctx, probe.Steps{Verify: true, Bandwidth: true}); err != nil || len(s.result.Devices) == 0 {
 		return err
 	}
-	probes, health, together := s.result.Probes, s.result.NVML, s.result.Together
-	checked := s.result.Devices
+	checked := s.result.Facts
 	err := s.bench(ctx, s.sys.experiments, measure.Options{Quick: quick}, true)
 	// The facts are now those after the experiments, without what the check found.
 	s.change(func(r *report.Result) {
-		r.Probes, r.NVML, r.Together = append(probes, r.Probes...), health, together
+		r.Probes, r.NVML, r.Together = append(checked.Probes, r.Probes...), checked.NVML, checked.Together
+		r.Processes = checked.Processes
 		for i := range r.Devices {
-			for _, c := range checked {
+			for _, c := range checked.Devices {
 				if d := &r.Devices[i]; d.Ordinal == c.Ordinal {
-					d.Verify, d.Bandwidth, d.Trials, d.Health = c.Verify, c.Bandwidth, c.Trials, c.Health
-					d.Errors = append(c.Errors, d.Errors...)
+					c.Errors = append(c.Errors, d.Errors...)
+					*d = c
 				}
 			}
 		}

@@ -70,6 +70,18 @@ func TestReportOfFiles(t *testing.T) {
 	assert.Contains(t, page, ">bandwidth</h2>")
 }
 
+// A report has all that the check found of a GPU, also that its slow copies were measured twice: a
+// machine that is busy, or bytes that are wrong, are no other ones there.
+func TestReportHasAllOfTheCheck(t *testing.T) {
+	t.Parallel()
+	got := call(t, benches(t, none), "report", "--format", "json", "--expect-bandwidth", "1000")
+	assert.Equal(t, exitProblems, got.code, got.stderr)
+	r, err := report.Read([]byte(got.stdout))
+	require.NoError(t, err)
+	require.Len(t, r.Devices, 1)
+	assert.NotNil(t, r.Devices[0].Slower)
+}
+
 func TestReportOfFilesThatAreWrong(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

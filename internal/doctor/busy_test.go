@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/internal/result"
 )
@@ -94,13 +96,53 @@ func TestTheBetterOfTwoMeasurements(t *testing.T) {
 		}
 		assert.Equal(t, 55.0, d.Slowest())
 		assert.Equal(t, 30.0, (&Device{Bandwidth: d.Slower}).Slowest())
-		assert.Equal(t, 55.0, *d.OtherCPUs, "the more")
+		assert.Equal(t, 30.0, *d.OtherCPUs, "the fewer")
 		assert.Equal(t, map[float64]string{30: "second", 55: "first"}[rates[0]], d.Trials.Name, "of the better one")
 		_, found := Judge(f)
 		assert.Contains(t, ids(found), "wrong_bytes")
 		assert.Contains(t, ids(found), "unsteady_copies")
+		for _, one := range found {
+			if one.ID == "unsteady_copies" {
+				assert.Equal(t, "two measurements of the copies differ", one.Summary, "whichever was the first")
+				assert.Equal(t, []string{"the slower direction reached 30.0 GB/s in one and 55.0 GB/s in the other"}, one.Evidence)
+			}
+		}
 	}
 	d := Device{Bandwidth: bench(30)}
 	d.Take(&Device{Bandwidth: &result.Bench{Series: []result.Series{series(result.HostToDevice, 55)}}})
 	assert.Equal(t, 30.0, d.Slowest(), "one that has less than the other is not better")
+}
+
+// Copies that are slow in two measurements, and others were at work in one of them only: they do
+// not explain it.
+func TestSlowInAnIdleMeasurementToo(t *testing.T) {
+	t.Parallel()
+	for _, cpus := range [][2]float64{{12, 0.2}, {0.2, 12}} {
+		for _, rates := range [][2]float64{{34, 35}, {35, 34}} {
+			f := well(t)
+			d := &f.Devices[0]
+			d.Bandwidth = nil
+			for i, rate := range rates {
+				d.Take(&Device{OtherCPUs: number(cpus[i]), Bandwidth: &result.Bench{
+					Series: []result.Series{series(result.HostToDevice, rate), series(result.DeviceToHost, 55.3)},
+				}})
+			}
+			verdict, found := Judge(f)
+			assert.Equal(t, Problems, verdict)
+			assert.Contains(t, ids(found), "slow_copies")
+			assert.NotContains(t, ids(found), "busy")
+		}
+	}
+}
+
+// A limit of the user counts on a busy machine, too; what was seen of others is not kept back.
+func TestOthersBesideALimitOfTheUser(t *testing.T) {
+	t.Parallel()
+	f := well(t)
+	f.ExpectedRate = 56
+	f.Devices[0].Health.Utilization = number(99)
+	_, found := Judge(f)
+	i := slices.IndexFunc(found, func(one Finding) bool { return one.ID == "slow_copies" })
+	require.GreaterOrEqual(t, i, 0)
+	assert.Contains(t, found[i].Evidence, "kernels ran for 99 % of the last second before the GPU was examined (NVML)")
 }

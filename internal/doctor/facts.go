@@ -171,8 +171,8 @@ type Device struct {
 	// Slower is the slower one of two measurements of the bandwidth: slow copies are measured
 	// again. Nil for one.
 	Slower *result.Bench `json:"bandwidth_slower,omitempty"`
-	// OtherCPUs is how many CPUs other programs kept busy while the bandwidth was measured;
-	// nil if that is not known.
+	// OtherCPUs is how many CPUs other programs kept busy while the bandwidth was measured, of
+	// two measurements the fewer; nil if that is not known.
 	OtherCPUs *float64 `json:"other_cpus,omitempty"`
 	// Trials are short measurements beside the bandwidth: see bench.Trials.
 	Trials *result.Bench `json:"trials,omitempty"`
@@ -296,8 +296,8 @@ func (d *Device) Take(found *Device) {
 	if found.Verify != nil {
 		d.Verify = found.Verify
 	}
-	if n := found.OtherCPUs; n != nil && (d.OtherCPUs == nil || *n > *d.OtherCPUs) {
-		d.OtherCPUs = n
+	if n := found.OtherCPUs; n != nil && (d.OtherCPUs == nil || *n < *d.OtherCPUs) {
+		d.OtherCPUs = n // copies that were slow on an idle host, too, are not slow for others
 	}
 	if found.Bandwidth == nil {
 		return

@@ -41,7 +41,7 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		},
 		"its turn": {
 			Probe{Device: number(0), Stage: StageWaiting, Detail: silent, Seconds: 18}, true,
-			"a process that waits for other GPUs does not return", []string{silent + "; given up, 18.0 s after the examination of this GPU began"},
+			"waiting for other GPUs does not return", []string{silent + "; given up, 18.0 s after the examination of this GPU began"},
 		},
 		"the library, for one GPU": {
 			Probe{Device: number(0), Stage: StageOpen, Detail: "its process sent nothing for 1m15s", Seconds: 75}, true,
@@ -91,5 +91,13 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		require.NotEmpty(t, found, name)
 		assert.Equal(t, "driver_crashes", found[0].ID, name)
 		assert.Contains(t, found[0].Evidence[len(found[0].Evidence)-1], "signal: killed, ", name)
+		assert.Regexp(t, "^the process for .* was killed$", found[0].Summary, name)
+		assert.Contains(t, found[0].Cause, "memory", "%s: this signal comes from outside, and no library is damaged", name)
+
+		f.Probes[0].Detail = "signal: segmentation fault"
+		_, found = Judge(f)
+		require.NotEmpty(t, found, name)
+		assert.Equal(t, strings.Replace(c.summary, "does not return", "ends the process", 1), found[0].Summary, name)
+		assert.Contains(t, found[0].Cause, "library", name)
 	}
 }

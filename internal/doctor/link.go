@@ -239,7 +239,7 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		Remedy: "stop other users of the GPU and of the link; bind the process to the GPU's NUMA node (numactl --cpunodebind --membind); " +
 			"look at the IOMMU (iommu=pt), power limits and PCIe errors in dmesg (AER)",
 	}
-	if seen, disturbed := f.others(d); !disturbed {
+	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
 		out.Evidence = append(out.Evidence, seen...)
 	}
 	if f.Host != nil {
@@ -341,8 +341,8 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 	}
 	if slower, better, ok := d.twice(); ok {
 		out = append(out, Finding{
-			Summary:  "copies were slow at first, and not when they were measured again",
-			Evidence: []string{fmt.Sprintf("the slower direction reached %s, and then %s", units.Rate(slower), units.Rate(better))},
+			Summary:  "two measurements of the copies differ",
+			Evidence: []string{fmt.Sprintf("the slower direction reached %s in one and %s in the other", units.Rate(slower), units.Rate(better))},
 			Cause:    "something else used the GPU, the link or the memory",
 			Cost:     "programs meet the same",
 			Remedy:   "see what else runs here (nvidia-smi, top)",

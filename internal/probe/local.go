@@ -213,8 +213,8 @@ func notReturned(ctx context.Context, after time.Duration) string {
 	return fmt.Sprintf("did not return in %v", after)
 }
 
-// Device examines one GPU, or several together if the steps say so. Send is called with what was found until then, after each piece
-// of work and each Tick. It returns when ctx ends, and when a call does not return.
+// Device examines one GPU, or several together if the steps say so. Send is called with what was
+// found until then, after each piece of work and each Tick. It returns when ctx ends, and when a call does not return.
 func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device, error) {
 	ongoing := &examination{send: send}
 	ongoing.Facts.Ordinal = r.Device

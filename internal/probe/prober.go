@@ -75,12 +75,16 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	listening, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	limit := p.patience(openPatience) + patient // the first words come when the library is open
-	timer := time.AfterFunc(limit, func() { cancel(silent) })
-	defer timer.Stop()
+	tick := patient / silentTicks
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	var quiet silenceOf
+	quiet.allow(int(limit / tick))
+	go quiet.watch(listening, ticker.C, func() { cancel(silent) })
 	r.InTurn = r.Turn != nil
 	out, err := child.StreamTurn(listening, ever, deviceChild, r, r.Turn, func(d Device) {
 		limit = patient
-		timer.Reset(limit)
+		quiet.allow(silentTicks)
 		show(d)
 	})
 	if err == nil {
