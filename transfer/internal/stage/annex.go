@@ -26,10 +26,10 @@ type annex struct {
 	closed   bool
 }
 
-// annexPatience is how long mapping may wait for a limit: others wait behind it.
-const annexPatience = 250 * time.Millisecond
-
 var (
+	// annexPatience is how long mapping may take, as it may wait for a limit: others wait
+	// behind it.
+	annexPatience = 250 * time.Millisecond
 	// annexIdle is how long the annex stays when it is not needed.
 	annexIdle = time.Second
 	// annexRetry is after what time it is tried again to map it.
