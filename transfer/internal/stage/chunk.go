@@ -159,7 +159,6 @@ func (c *chunk) worked() {
 		c.end(true)
 	}
 	j.mu.Lock()
-	j.out--
 	if c.n = min(c.n, j.end-c.off); c.n > 0 {
 		if !j.Down {
 			j.queue++
@@ -167,9 +166,16 @@ func (c *chunk) worked() {
 			j.pass(c.off, c.n)
 		}
 	}
+	over := j.Down || c.n <= 0 // or an error was met before the chunk
+	if !over {
+		j.out--
+	}
 	j.mu.Unlock()
-	if j.Down || c.n <= 0 { // or an error was met before the chunk
-		c.x.release()
+	if over {
+		c.x.release() // first: the ring may be closed when the job has ended
+		j.mu.Lock()
+		j.out--
+		j.mu.Unlock()
 		j.Poke()
 		return
 	}
@@ -205,13 +211,15 @@ func (c *chunk) queued(to int, p cudart.Point, err error) {
 	}
 	if j.Down {
 		j.mu.Lock()
-		j.queue--
 		c.sent.Store(true)
 		orphan := c.orphan
 		j.mu.Unlock()
 		if orphan {
 			c.drop()
 		}
+		j.mu.Lock()
+		j.queue--
+		j.mu.Unlock()
 		j.Poke()
 		return
 	}

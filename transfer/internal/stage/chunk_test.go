@@ -1,0 +1,48 @@
+package stage
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// A job ends when its memory of the ring was released, and not before: the ring may be
+// closed then.
+func TestAJobEndsAfterItsChunks(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]Copy{
+		"download":                       {N: mib, Down: true},
+		"upload, error before the chunk": {N: mib},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, _ := simulated(t, cudasim.Config{})
+			j := s.newJob(c)
+			j.out = 1
+			one := &chunk{job: j, x: s.ring.try(mib, classOf(c.Down, false)), n: mib}
+			if !c.Down {
+				j.Cut(0, errTest)
+			}
+			s.ring.mu.Lock()
+			worked := make(chan struct{})
+			go func() {
+				one.worked()
+				close(worked)
+			}()
+			assert.Eventually(t, func() bool { // it has come to the ring
+				j.mu.Lock()
+				defer j.mu.Unlock()
+				return j.done.prefix() == mib || one.n <= 0
+			}, 10*time.Second, time.Millisecond)
+			over := j.over()
+			s.ring.mu.Unlock()
+			require.False(t, over)
+			<-worked
+			require.True(t, j.over())
+		})
+	}
+}
