@@ -211,13 +211,12 @@ func (c *chunk) queued(to int, p cudart.Point, err error) {
 	}
 	if j.Down {
 		j.mu.Lock()
-		c.sent.Store(true)
-		orphan := c.orphan
-		j.mu.Unlock()
-		if orphan {
-			c.drop()
+		if c.orphan {
+			j.mu.Unlock()
+			c.drop() // first, as in worked
+			j.mu.Lock()
 		}
-		j.mu.Lock()
+		c.sent.Store(true)
 		j.queue--
 		j.mu.Unlock()
 		j.Poke()

@@ -10,18 +10,8 @@ const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 3, 9, 11
 // manyCopies is how many copies at once on a device keep its link busy by themselves.
 const manyCopies = 4
 
-// The directions of a copy.
-const (
-	wayUp = iota
-	wayDown
-)
-
-func (j *Job) way() int {
-	if j.Down {
-		return wayDown
-	}
-	return wayUp
-}
+// way is the direction of a copy.
+func (j *Job) way() class { return classOf(j.Down, false) }
 
 // demand makes known whether the job has something to copy: others on its devices
 // leave it a share of the workers then. A job whose reader or writer is slow has
@@ -51,9 +41,9 @@ func (c *crew) limitOf(j *Job) int32 {
 	}
 	limit, way := j.limit, j.way()
 	switch {
-	case way == wayUp && c.devices[wayUp].Load() > 1:
+	case way == classUp && c.devices[way].Load() > 1:
 		limit = max(limit, severalHelpers)
-	case c.devices[1-way].Load() > 0: // each worker gets less of the memory's bandwidth
+	case c.devices[way.back()].Load() > 0: // each worker gets less of the memory's bandwidth
 		limit++
 	}
 	limit *= j.devices

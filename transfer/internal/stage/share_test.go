@@ -79,9 +79,9 @@ func TestShares(t *testing.T) {
 	require.Equal(t, []int32{3 * severalHelpers}, limits(fan))
 	fan.demand(false)
 	for _, stage := range s.stages {
-		require.Zero(t, stage.copies[wayUp].Load())
+		require.Zero(t, stage.copies[classUp].Load())
 	}
-	require.Zero(t, s.crew.devices[wayUp].Load())
+	require.Zero(t, s.crew.devices[classUp].Load())
 }
 
 // slowFeed has nothing ready until give is called.
@@ -118,17 +118,17 @@ func TestReadersThatAreSlowTakeNoShare(t *testing.T) {
 	waits := s.stages[0].newJob(Copy{N: mib, Feed: feed})
 	feed.Start(waits)
 	require.False(t, waits.openNext())
-	require.Zero(t, s.stages[0].copies[wayUp].Load())
+	require.Zero(t, s.stages[0].copies[classUp].Load())
 
 	stage, _ := acquire(t)
 	waits = stage.newJob(Copy{N: mib, Feed: feed})
 	feed.give()
 	require.True(t, waits.openNext())
-	require.EqualValues(t, 1, stage.copies[wayUp].Load())
+	require.EqualValues(t, 1, stage.copies[classUp].Load())
 	waits.Abort(0, context.Canceled)
 	require.False(t, waits.openNext())
-	require.EqualValues(t, 1, stage.copies[wayUp].Load(), "until it ends")
+	require.EqualValues(t, 1, stage.copies[classUp].Load(), "until it ends")
 	waits.demand(false)
 	waits.dropPieces()
-	require.Zero(t, stage.copies[wayUp].Load())
+	require.Zero(t, stage.copies[classUp].Load())
 }
