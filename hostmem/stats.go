@@ -154,13 +154,13 @@ type lost struct {
 // in use, and copies may use it.
 func (l *ledger) lose(o lost) {
 	index.remove(o.start, o.entry.id)
-	l.lostObjects.Add(1)
-	l.lostBytes.Add(int64(o.entry.bytes))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h := l.open[o.entry.id]; h != nil {
 		h.Lost = true
 	}
+	l.lostBytes.Add(int64(o.entry.bytes))
+	l.lostObjects.Add(1) // last: who sees it counted sees the rest
 }
 
 func (l *ledger) list() []Holding {

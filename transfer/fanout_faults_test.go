@@ -512,6 +512,7 @@ func TestMakingAndClosingAFanoutCanFail(t *testing.T) {
 			require.NoError(t, f.Close(), "once more does nothing")
 		}
 		calls := sim.TotalCalls() - start
+		sim.ResetFaults()
 		require.NoError(t, rt.Close())
 		require.NoError(t, sim.Check(), "call %d", nth)
 		require.NoError(t, sim.Close())

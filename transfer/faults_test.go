@@ -310,6 +310,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 			require.ErrorIs(t, c.Upload(t.Context(), 1, []byte{1}), ErrClosed)
 		}
 		calls := sim.TotalCalls() - start
+		sim.ResetFaults()
 		require.NoError(t, rt.Close())
 		require.NoError(t, sim.Check(), "call %d", nth)
 		require.NoError(t, sim.Close())

@@ -104,6 +104,7 @@ func TestEveryCallOfATripByAnotherDeviceCanFail(t *testing.T) {
 			start := sim.TotalCalls()
 			sim.FailCall(start+nth, cudart.ErrInvalidResourceHandle)
 			r, err := Run(t.Context(), dev, plan)
+			sim.ResetFaults() // the number of calls varies
 			require.NoError(t, err)
 			require.Zero(t, r.MismatchCount)
 			for _, f := range r.Failures {

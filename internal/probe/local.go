@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,7 +96,8 @@ type Local struct {
 	// Tick is how often calls are looked at; 0 means a second. Patience is the most
 	// that a call may take, and Silence how long a process may send nothing, though it
 	// does so each Tick; 0 means the constants above.
-	Tick, Patience, Silence time.Duration
+	// Grace is how long after the end of a context a call may take to return.
+	Tick, Patience, Silence, Grace time.Duration
 }
 
 func (l Local) patience(usual time.Duration) time.Duration {
@@ -103,6 +105,20 @@ func (l Local) patience(usual time.Duration) time.Duration {
 		return l.Patience
 	}
 	return usual
+}
+
+// grace is how long what is under way at the end of a context may take to return. Only what
+// takes longer is said not to return.
+func (l Local) grace() time.Duration { return cmp.Or(l.Grace, grace) }
+
+// late returns a context that ends some time after ctx does.
+func (l Local) late(ctx context.Context) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		pause(late, l.grace())
+		cancel(context.Cause(ctx))
+	})
+	return late, func() { stop(); cancel(nil) }
 }
 
 func (l Local) openLibrary(ctx context.Context, r Request) (rt *cudart.Runtime, closeAll func() []string, err error) {
@@ -149,8 +165,11 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 		host = SimulatedHost(host)
 	}
 	patience := l.patience(openPatience)
-	limited, cancel := context.WithTimeout(ctx, patience)
+	late, cancel := l.late(ctx)
 	defer cancel()
+	limited, cancel := context.WithTimeout(late, patience)
+	defer cancel()
+	began := time.Now()
 	rt, closeAll, err := l.openLibrary(limited, r)
 	var out Opened
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && ctx.Err() != nil && failed.Stuck == "" {
@@ -163,7 +182,7 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 		if failed.Stuck != "" {
 			out.Facts.Probes = append(out.Facts.Probes, doctor.Probe{
 				Name: probeCUDA, Stage: doctor.StageOpen, Call: failed.Stuck, State: doctor.ProbeHung,
-				Detail: notReturned(ctx, patience), Seconds: patience.Seconds(),
+				Detail: notReturned(ctx, patience), Seconds: time.Since(began).Seconds(),
 			})
 		}
 		err = nil
@@ -219,7 +238,9 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 	ongoing := &examination{send: send}
 	ongoing.Facts.Ordinal = r.Device
 	ongoing.Stage, ongoing.Probe = doctor.StageOpen, r.probe()
-	opening, cancel := context.WithTimeout(ctx, l.patience(openPatience))
+	late, cancel := l.late(ctx)
+	defer cancel()
+	opening, cancel := context.WithTimeout(late, l.patience(openPatience))
 	defer cancel()
 	began := time.Now()
 	rt, closeAll, err := l.openLibrary(opening, r)
@@ -305,7 +326,7 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 		if ended.IsZero() {
 			ended = time.Now()
 		}
-		if len(names) > 0 && time.Since(ended) >= min(grace, patience) {
+		if len(names) > 0 && time.Since(ended) >= l.grace() {
 			return doctor.Probe{Call: names[0], State: doctor.ProbeHung, Detail: notReturned(ctx, patience)}
 		}
 	}

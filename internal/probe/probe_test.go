@@ -37,6 +37,12 @@ var scripted = Local{
 			sim.Block(fn, cudasim.Fault{Times: -1})
 		case "fails":
 			sim.Fail(fn, cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
+		case "waits":
+			sim.OnCall(func(called string, _ int) {
+				if called == fn {
+					time.Sleep(500 * time.Millisecond)
+				}
+			})
 		case "stops":
 			sim.OnCall(func(called string, _ int) {
 				if called == fn {
@@ -111,9 +117,12 @@ func TestCallsThatNeverReturn(t *testing.T) {
 			out, err := p.Open(t.Context(), Request{Library: fn + " blocks"})
 			assert.NoError(t, err, fn)
 			if assert.Len(t, out.Facts.Probes, 1, fn) {
+				probe := out.Facts.Probes[0]
+				assert.InDelta(t, 3.5, probe.Seconds, 0.5)
+				probe.Seconds = 0
 				assert.Equal(t, doctor.Probe{
-					Name: "cuda", Stage: doctor.StageOpen, Call: fn, State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: 3,
-				}, out.Facts.Probes[0])
+					Name: "cuda", Stage: doctor.StageOpen, Call: fn, State: doctor.ProbeHung, Detail: "did not return in 3s",
+				}, probe)
 			}
 			assert.Empty(t, out.Facts.Devices)
 		})
@@ -195,6 +204,38 @@ func TestContextsThatEndDuringACall(t *testing.T) {
 		assert.Equal(t, doctor.ProbeHung, out.Probe.State, isolated)
 		assert.Equal(t, "cudaMemGetInfo on device 1", out.Probe.Call)
 		assert.Equal(t, "had not returned at the end: "+assert.AnError.Error(), out.Probe.Detail)
+	}
+}
+
+// What is under way when a context ends, and returns soon after, does not hang.
+func TestAContextThatEndsWhileTheLibraryOpens(t *testing.T) {
+	t.Parallel()
+	needsProcesses(t)
+	for _, isolated := range []bool{true, false} {
+		for _, does := range []string{"waits", "blocks"} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			p := Prober{Local: scripted, Isolated: isolated}
+			if does == "waits" {
+				p.Grace = time.Minute // until it has returned
+			}
+			ended := time.AfterFunc(100*time.Millisecond, func() { cancel(assert.AnError) })
+			out, err := p.Open(ctx, Request{Library: "cudaGetDeviceCount " + does})
+			require.NoError(t, err)
+			require.False(t, ended.Stop())
+			if does == "waits" {
+				assert.Empty(t, out.Facts.Probes, "isolated: %v", isolated)
+				assert.Len(t, out.Facts.Devices, 2)
+				continue
+			}
+			require.Len(t, out.Facts.Probes, 1)
+			assert.Equal(t, doctor.ProbeHung, out.Facts.Probes[0].State)
+			assert.Equal(t, "had not returned at the end: "+assert.AnError.Error(), out.Facts.Probes[0].Detail)
+			assert.Less(t, out.Facts.Probes[0].Seconds, 30.0, "what it took, not what it may take")
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := Prober{Local: scripted, Isolated: isolated}.Open(ended, Request{Library: "cudaGetDeviceCount blocks"})
+		require.ErrorIs(t, err, context.Canceled, "no call was made")
 	}
 }
 

@@ -48,12 +48,17 @@ const ever = 1000 * time.Hour
 
 // Open is [Local.Open].
 func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
+	if err := context.Cause(ctx); err != nil {
+		return Opened{}, err // no call was made that could hang
+	}
 	if !p.Isolated {
 		return p.Local.Open(ctx, r)
 	}
 	began := time.Now()
 	limit := p.patience(openPatience)
-	out, err := child.Run[Opened](ctx, limit+grace, openChild, r)
+	late, cancel := p.late(ctx)
+	defer cancel()
+	out, err := child.Run[Opened](late, limit+grace, openChild, r)
 	probe, err := fate(ctx, err, true, notReturned(ctx, limit))
 	if probe.State == "" && err == nil {
 		return out, nil
@@ -115,7 +120,9 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	began := time.Now()
 	limit := p.patience(nvmlPatience)
 	var newest *nvml.Report
-	out, err := child.Stream(ctx, limit, nvmlChild, r, func(now NVML) {
+	late, cancel := p.late(ctx)
+	defer cancel()
+	out, err := child.Stream(late, limit, nvmlChild, r, func(now NVML) {
 		if now.Report != nil {
 			newest = now.Report
 		}
