@@ -32,6 +32,10 @@ const maxText = 1 << 20
 // ends when the kernel lets it.
 const killed = time.Second
 
+// reaped is how long Run waits for the exit status of a process that has closed its answers:
+// a process that dies gives its memory back first, which takes longer the more is pinned.
+const reaped = 10 * time.Second
+
 // ErrTimeout is returned for a process that had not answered at its time limit.
 var ErrTimeout = errors.New("no answer within the time limit")
 
@@ -228,6 +232,10 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 	case err := <-answered:
 		// The answer counts, and not how the process ends: one that has answered may
 		// hang in the driver's exit handlers.
+		patience := killed
+		if errors.Is(err, io.EOF) {
+			patience = reaped
+		}
 		select {
 		case end := <-ended:
 			if errors.Is(err, io.EOF) && ctx.Err() == nil {
@@ -236,7 +244,7 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 				}
 				return fmt.Errorf("the process ended early: %w%s", end, stderr.quote())
 			}
-		case <-time.After(killed):
+		case <-time.After(patience):
 			cancel()
 			if errors.Is(err, io.EOF) && context.Cause(ctx) == context.Canceled {
 				return fmt.Errorf("process %d ended early, and hangs in the kernel", cmd.Process.Pid)
