@@ -22,9 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // Memory that is resident already is not refused for want of room: pinning it takes
@@ -192,7 +192,7 @@ func TestTheGuardKeepsAProcessAlive(t *testing.T) {
 		t.Run("small", pinUntilRefused)
 		return
 	}
-	if hostmemtest.Race || emulated(t) {
+	if testgpu.Race || emulated(t) {
 		t.Skip("the memory that the race detector or an emulator needs is not limited")
 	}
 	if n, ok := Available(); !ok || n < 2*limit {

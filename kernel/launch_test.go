@@ -116,7 +116,7 @@ func TestLaunchDoesNotAllocate(t *testing.T) {
 				kernel.Uint16(2), kernel.Float64(n), kernel.Int32(3)))
 		}
 		launch()
-		if !raceEnabled { // its own bookkeeping allocates
+		if !testgpu.Race { // its own bookkeeping allocates
 			assert.Zero(t, testing.AllocsPerRun(1000, launch))
 		}
 		require.NoError(t, err)

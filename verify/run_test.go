@@ -67,7 +67,7 @@ func requireClean(t *testing.T, r *Report) {
 
 func TestQuickPlan(t *testing.T) {
 	plan := Plan{}
-	if raceEnabled {
+	if testgpu.Race {
 		plan.MaxBytes = 65537
 	}
 	r, err := Run(t.Context(), testgpu.Device(t), plan)

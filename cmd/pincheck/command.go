@@ -87,6 +87,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 		if o.from != "" {
 			return o.produce(cmd, sys, "check", true, func(_ context.Context, s *session) error { return s.readArchive() })
 		}
+		o.quiet = o.quiet || o.npd // what it prints is one line
 		err := o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
 			return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
 		})

@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // When Close returns nil, no Get has returned a lease that is not released, none does
@@ -28,7 +29,7 @@ import (
 func TestCloseBesideGets(t *testing.T) {
 	t.Parallel()
 	rounds := 400
-	if hostmemtest.Race || hostmemtest.Emulated(t) {
+	if testgpu.Race || hostmemtest.Emulated(t) {
 		rounds = 60
 	}
 	g := newSimRig(t, cudasim.Config{})

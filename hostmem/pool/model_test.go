@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // Many goroutines do at random all that a pool and its streams can do, while calls fail
@@ -33,7 +34,7 @@ import (
 func TestPoolModel(t *testing.T) {
 	t.Parallel()
 	steps := 120_000
-	if hostmemtest.Race || hostmemtest.Emulated(t) {
+	if testgpu.Race || hostmemtest.Emulated(t) {
 		steps = 10_000
 	}
 	for name, o := range map[string]Options{

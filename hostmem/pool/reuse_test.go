@@ -63,7 +63,7 @@ func onANewStream(end func(r *reuseRig, l Lease, s *cudart.Stream)) func(r *reus
 // Not parallel, because it sets GOMAXPROCS.
 func TestOneLeaseAtATimeNeedsAHandfulOfBlocks(t *testing.T) {
 	rounds, processors, busy := 200, []int{1, 2, 8, 16}, []int{0, 1, 8, 32, 64}
-	if hostmemtest.Emulated(t) || hostmemtest.Race {
+	if hostmemtest.Emulated(t) || testgpu.Race {
 		rounds, processors, busy = 50, []int{1, 8}, []int{0, 8, 64}
 	}
 	loops := []reuse{{name: "no fault", round: onOneStream}}

@@ -31,7 +31,7 @@ import (
 func TestSoak(t *testing.T) {
 	const workers = 16
 	soakOperations := 1_000_000
-	if hostmemtest.Race {
+	if testgpu.Race {
 		soakOperations = 50_000
 	}
 	long, _ := time.ParseDuration(os.Getenv("PINNED_SOAK"))

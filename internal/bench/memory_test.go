@@ -54,10 +54,14 @@ func TestMemoryKept(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, b.Errors)
 	assert.Len(t, b.Series, 8)
+	within := 0.05
+	if testgpu.Race {
+		within = 0.3 // the detector's own memory
+	}
 	for _, n := range env.Sizes {
 		for method, want := range map[string]float64{ours: 1, pooled: 1, cudas: 1, powerOfTwo: float64(roundedUp(n)) / float64(n)} {
 			s := find(t, b, keptName, method, n)
-			assert.InDelta(t, want, s.Median, 0.05, "%s of %d", method, n)
+			assert.InDelta(t, want, s.Median, within, "%s of %d", method, n)
 			assert.Equal(t, result.Ratio, s.Unit)
 		}
 	}

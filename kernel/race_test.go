@@ -1,5 +1,0 @@
-//go:build linux && !android && (amd64 || arm64) && race
-
-package kernel_test
-
-const raceEnabled = true
