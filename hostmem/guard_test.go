@@ -219,14 +219,22 @@ func pinAtOnce(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})
 	var group sync.WaitGroup
 	results := make(chan error, 4)
+	others := make(chan struct{}, 4) // those that were refused
 	for range 4 {
 		group.Go(func() {
 			b, err := Alloc(t.Context(), g.Dev, 500*mib, Options{})
 			results <- err
-			if err == nil {
-				time.Sleep(100 * time.Millisecond) // the others ask meanwhile
-				assert.NoError(t, b.Close())
+			if err != nil {
+				others <- struct{}{}
+				return
 			}
+			for range 3 { // keeps it until all have asked
+				select {
+				case <-others:
+				case <-time.After(20 * time.Second):
+				}
+			}
+			assert.NoError(t, b.Close())
 		})
 	}
 	refused := 0

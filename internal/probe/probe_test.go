@@ -118,7 +118,7 @@ func TestCallsThatNeverReturn(t *testing.T) {
 			assert.NoError(t, err, fn)
 			if assert.Len(t, out.Facts.Probes, 1, fn) {
 				probe := out.Facts.Probes[0]
-				assert.InDelta(t, 3.5, probe.Seconds, 0.5)
+				assert.GreaterOrEqual(t, probe.Seconds, 3.0)
 				probe.Seconds = 0
 				assert.Equal(t, doctor.Probe{
 					Name: "cuda", Stage: doctor.StageOpen, Call: fn, State: doctor.ProbeHung, Detail: "did not return in 3s",
