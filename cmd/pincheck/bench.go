@@ -192,7 +192,7 @@ func (s *session) bench(ctx context.Context, experiments []measure.Experiment, o
 		if err != nil {
 			return err
 		}
-		s.show()
+		s.show(report.At{})
 		var spent time.Duration
 		for _, p := range planned {
 			if err := context.Cause(ctx); err != nil {
@@ -200,7 +200,7 @@ func (s *session) bench(ctx context.Context, experiments []measure.Experiment, o
 			}
 			b, err := measure.Run(ctx, p.Experiment, env, func(at measure.Progress) {
 				share := float64(at.Done) / float64(max(at.Total, 1))
-				s.progress.Show(report.At{
+				s.show(report.At{
 					What:  p.Name + ", " + at.What,
 					Share: (spent.Seconds() + share*p.time.Seconds()) / max(total.Seconds(), 1e-9),
 					Left:  at.Left + total - spent - p.time,
@@ -249,6 +249,7 @@ func (s *session) estimate(experiments []measure.Experiment, env measure.Env, al
 		lines = append(lines, report.Estimate{Name: e.Name, Time: took, Pinned: need.Pinned, Pageable: need.Pageable, Device: need.Device, Disk: need.Disk})
 	}
 	if !s.quiet {
+		s.hide()
 		report.WriteEstimates(s.cmd.ErrOrStderr(), lines)
 	}
 	return out, total, nil

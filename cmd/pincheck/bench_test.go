@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -371,3 +372,32 @@ func TestDevicesThatFail(t *testing.T) {
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "cudaMemGetInfo")
 }
+
+// Estimates are not mixed with the progress of what came before, which is shown again after them.
+func TestEstimatesAreWrittenAlone(t *testing.T) {
+	t.Parallel()
+	var s *session
+	written := 0
+	cmd := &cobra.Command{}
+	cmd.SetErr(writer(func(text []byte) (int, error) {
+		written++
+		assert.Nil(t, s.progress)
+		return len(text), nil
+	}))
+	s = &session{options: &options{}, cmd: cmd}
+	s.show(report.At{What: "GPU 0"})
+	require.NotNil(t, s.progress)
+	nothing := measure.Experiment{Name: "nothing", Plan: func(measure.Env) ([]measure.Group, error) { return nil, nil }}
+	_, _, err := s.estimate([]measure.Experiment{nothing}, measure.Env{}, true)
+	require.NoError(t, err)
+	assert.Equal(t, 1, written)
+	s.show(report.At{})
+	s.hide()
+	s.abandoned = true
+	s.show(report.At{})
+	assert.Nil(t, s.progress, "nothing is shown after the end")
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(text []byte) (int, error) { return w(text) }

@@ -24,16 +24,16 @@ import (
 // A session is one run of a command. Its result is complete data at every moment.
 type session struct {
 	*options
-	cmd      *cobra.Command
-	sys      system
-	format   report.Format
-	result   *report.Result
-	progress *report.Progress // nil shows nothing
+	cmd    *cobra.Command
+	sys    system
+	format report.Format
+	result *report.Result
 
 	// For a command that does not return in time: see abandon.
 	mu        sync.Mutex
 	abandoned bool
 	runtime   *cudart.Runtime
+	progress  *report.Progress // nil shows nothing
 }
 
 // change changes the result, unless the command was abandoned.
@@ -128,7 +128,7 @@ func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(cont
 	if err = context.Cause(ctx); err == nil {
 		err = s.within(ctx, do)
 	}
-	s.progress.Close()
+	s.hide()
 	switch usage := (usageError{}); {
 	case errors.As(err, &usage):
 		return nil, err
@@ -176,11 +176,26 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 	return nil
 }
 
-// show starts the display of progress.
-func (s *session) show() {
-	if !s.quiet && s.progress == nil {
+// show shows how far the command is, from now on.
+func (s *session) show(at report.At) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.quiet || s.abandoned {
+		return
+	}
+	if s.progress == nil {
 		s.progress = report.NewProgress(s.cmd.ErrOrStderr())
 	}
+	s.progress.Show(at)
+}
+
+// hide ends the display of progress: for good, or before something else is written to
+// standard error.
+func (s *session) hide() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress.Close()
+	s.progress = nil
 }
 
 // withDevices opens the library in this process, puts the facts into the result, and calls
@@ -306,7 +321,7 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 		s.change(func(*report.Result) { facts.Processes = processes })
 	}
 	if steps.Verify || steps.Bandwidth {
-		s.show()
+		s.show(report.At{})
 	}
 	return s.examine(ctx, p, request)
 }

@@ -214,7 +214,7 @@ func (o *overall) show(i int, now probe.Device) {
 	if now.Stage == doctor.StageWaiting {
 		return // others are at work
 	}
-	o.s.progress.Show(report.At{
+	o.s.show(report.At{
 		What:  fmt.Sprintf("GPU %d, %s", now.Facts.Ordinal, now.Step),
 		Share: o.scale * sum / float64(len(o.shares)), Left: now.Left,
 	})
@@ -229,5 +229,5 @@ func (o *overall) ended(i int) {
 
 // together shows the last step, with all GPUs at once.
 func (o *overall) together(now probe.Device) {
-	o.s.progress.Show(report.At{What: now.Step, Share: 1 - togetherShare*(1-now.Share), Left: now.Left})
+	o.s.show(report.At{What: now.Step, Share: 1 - togetherShare*(1-now.Share), Left: now.Left})
 }
