@@ -58,7 +58,7 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	if err != nil {
 		return err
 	}
-	if p.o.Budget+p.a.o.Reserve > free {
+	if !fits(p.o.Budget, p.a.o.Reserve, free) {
 		return fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s", ErrOversubscribed,
 			units.ExactBytes(p.o.Budget), units.ExactBytes(p.a.o.Reserve), units.ExactBytes(free), units.ExactBytes(total))
 	}
