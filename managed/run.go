@@ -296,7 +296,7 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 		}
 	}
 	if f.fresh {
-		if err := s.Discard(c.ptr(), c.n); err != nil {
+		if err := discard(s, c.ptr(), c.n); err != nil {
 			return false, err
 		}
 	}
@@ -375,7 +375,7 @@ func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error
 		}
 	}
 	if e.waste {
-		if err := s.Discard(c.ptr(), c.n); err != nil {
+		if err := discard(s, c.ptr(), c.n); err != nil {
 			return err
 		}
 	}
