@@ -82,7 +82,7 @@ func (c *card) available() int { return min(c.before, c.free+c.allocated) }
 // nothing is counted.
 func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error) {
 	c.mu.Lock()
-	if n <= c.enough-c.allocated && n+reserve <= c.available()/2-c.allocated {
+	if n <= c.enough-c.allocated && fits(n, reserve, c.available()/2-c.allocated) {
 		c.allocated += n
 		c.mu.Unlock()
 		return false, nil
@@ -93,7 +93,7 @@ func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n+reserve > c.available()-c.allocated { // nothing here overflows
+	if !fits(n, reserve, c.available()-c.allocated) {
 		if !oversubscribe {
 			return false, c.refuse(n, reserve)
 		}
@@ -102,6 +102,9 @@ func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error
 	c.allocated += n
 	return beyond, nil
 }
+
+// fits reports whether there is room for both, whose sum may be no int.
+func fits(n, reserve, room int) bool { return n <= room && reserve <= room-n }
 
 // refuse makes the error of a request that is too large, with c locked.
 func (c *card) refuse(n, reserve int) error {

@@ -1,7 +1,9 @@
 package managed
 
 import (
+	"bytes"
 	"context"
+	"os"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -244,6 +246,33 @@ func TestDiscard(t *testing.T) {
 	g.sync()
 	assert.EqualValues(t, 9, m.Bytes()[2*mib-1])
 	assert.EqualValues(t, 0, m.Bytes()[2*mib], "not discarded")
+}
+
+// Bytes that share a page with others are not discarded, as the others would be lost if CUDA
+// rounds up: neither by Discard nor by a plan.
+func TestDiscardKeepsPagesThatHaveOtherBytes(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
+	m := g.alloc(8 * mib)
+	page := os.Getpagesize()
+	off := page - int(m.DevPtr())&(page-1) + 100 // in a page
+	first, end := off-100, off+3*mib-page
+	for i, discard := range []func() error{
+		func() error { return m.Discard(g.s, off, 3*mib) },
+		func() error {
+			p, err := g.a.NewPlan([]Step{{m.Range(off, 3*mib).Overwrite()}}, PlanOptions{Budget: 8 * mib, Chunk: 4 * mib})
+			require.NoError(t, err)
+			return p.Run(t.Context(), g.s, func(int) error { return nil })
+		},
+		func() error { return m.Discard(g.s, off, page-100) },
+	} {
+		want := g.fillByCPU(m)
+		require.NoError(t, discard())
+		g.sync()
+		assert.True(t, bytes.Equal(want[:first+page], m.Bytes()[:first+page]), "%d", i)
+		assert.True(t, bytes.Equal(want[end+page:], m.Bytes()[end+page:]), "%d", i)
+		assert.Equal(t, i == 2, bytes.Equal(want, m.Bytes()), "whole pages are discarded")
+	}
 }
 
 func TestDiscardNeedsCUDA13(t *testing.T) {

@@ -124,8 +124,9 @@ func (a *Allocator) prefetchBatch(s *cudart.Stream, to cudart.Location, ranges [
 
 // Discard declares that the contents of n bytes at offset off do not matter any more, once
 // the stream gets there (cudaMemDiscardBatchAsync, of CUDA 13.0 and later): moves do not
-// copy them. Until they are written again, reads return anything. Errors are those of
-// [Memory.Prefetch], and [cudart.ErrUnsupported].
+// copy them. Until they are written again, reads return anything. Of pages that have other
+// bytes too nothing is discarded. Errors are those of [Memory.Prefetch], and
+// [cudart.ErrUnsupported].
 func (m *Memory) Discard(s *cudart.Stream, off, n int) error {
 	return m.with("discard", func() error {
 		r := m.Range(off, n)
@@ -137,8 +138,19 @@ func (m *Memory) Discard(s *cudart.Stream, off, n int) error {
 		case !m.a.concurrent:
 			return ErrNotConcurrent
 		}
-		return s.Discard(r.ptr(), n)
+		return discard(s, r.ptr(), n)
 	})
+}
+
+// discard discards the whole pages of n bytes. CUDA does not document what becomes of the
+// other bytes of a page, and rounds what it prefetches and advises up to pages.
+func discard(s *cudart.Stream, p cudart.DevPtr, n int) error {
+	page := cudart.DevPtr(os.Getpagesize())
+	first, end := (p+page-1)/page*page, (p+cudart.DevPtr(n))/page*page
+	if first >= end {
+		return nil
+	}
+	return s.Discard(first, int(end-first))
 }
 
 // Advice is a hint to the driver about how memory will be used. It changes speed, never

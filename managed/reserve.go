@@ -19,7 +19,7 @@ func (a *Allocator) room(n int) error {
 	c := a.card
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n+a.o.Reserve > c.free {
+	if !fits(n, a.o.Reserve, c.free) {
 		return fmt.Errorf("%w: %s of it stay on the host because the card had no room, and it has %s free of %s, of which %s are reserved (prefetch less, move other memory to the host with KeepReserve, or use a Plan)",
 			ErrReserve, units.ExactBytes(n), units.ExactBytes(c.free), units.ExactBytes(c.total), units.ExactBytes(a.o.Reserve))
 	}

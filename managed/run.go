@@ -29,7 +29,9 @@ import (
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the card has not as much free as the budget and Options.Reserve, and [ErrClosed] if
 // memory is closed. Work that was queued may still be running then, memory is where it was,
-// and what a later step would have overwritten may have lost its bytes.
+// and what a later step would have overwritten may have lost its bytes. So it is if queue
+// panics. queue must not call Run of the same plan, nor close its memory: both would wait for
+// this Run.
 func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) error) error {
 	if err := p.run(ctx, s, queue); err != nil {
 		return fmt.Errorf("managed: run plan of %d steps on %v: %w", p.steps, p.a.dev, err)
@@ -56,7 +58,7 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	if err != nil {
 		return err
 	}
-	if p.o.Budget+p.a.o.Reserve > free {
+	if !fits(p.o.Budget, p.a.o.Reserve, free) {
 		return fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s", ErrOversubscribed,
 			units.ExactBytes(p.o.Budget), units.ExactBytes(p.a.o.Reserve), units.ExactBytes(free), units.ExactBytes(total))
 	}
@@ -137,24 +139,43 @@ func (r *planRun) do(ctx context.Context) error {
 	for range min(r.o.Out, len(r.evicts)) {
 		workers.Go(func() { r.work(ctx, r.evictNext) })
 	}
-	for i := range r.steps {
-		if err := r.step(i); err != nil {
-			r.fail(err)
-			break
-		}
-	}
-	workers.Wait()
-	r.mu.Lock()
-	err := r.err
-	r.mu.Unlock()
-	if err != nil {
-		return errors.Join(err, r.unadvise())
+	if err := r.queueSteps(&workers); err != nil {
+		return err
 	}
 	// The last step may access nothing that left after it.
 	if len(r.ends) == 0 {
 		return nil
 	}
 	return r.ends[len(r.ends)-1].Wait(ctx)
+}
+
+var errNotReturned = errors.New("the function did not return")
+
+// queueSteps queues the work of all steps, and waits for the moves. So it does if queue
+// panics or ends its goroutine, as a test that fails does: the caller may close the memory
+// then.
+func (r *planRun) queueSteps(moves *sync.WaitGroup) (err error) {
+	failed := errNotReturned
+	defer func() {
+		if failed != nil {
+			r.fail(failed)
+		}
+		moves.Wait()
+		r.mu.Lock()
+		err = r.err
+		r.mu.Unlock()
+		if err != nil {
+			err = errors.Join(err, r.unadvise())
+		}
+	}()
+	for i := range r.steps {
+		if err := r.step(i); err != nil {
+			failed = err
+			return nil
+		}
+	}
+	failed = nil
+	return nil
 }
 
 // adviseFirst advises ReadMostly for all chunks that come to the card as copies at first,
@@ -275,7 +296,7 @@ func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, e
 		}
 	}
 	if f.fresh {
-		if err := s.Discard(c.ptr(), c.n); err != nil {
+		if err := discard(s, c.ptr(), c.n); err != nil {
 			return false, err
 		}
 	}
@@ -354,7 +375,7 @@ func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error
 		}
 	}
 	if e.waste {
-		if err := s.Discard(c.ptr(), c.n); err != nil {
+		if err := discard(s, c.ptr(), c.n); err != nil {
 			return err
 		}
 	}

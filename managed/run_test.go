@@ -3,6 +3,7 @@ package managed
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"time"
 	"unsafe"
@@ -178,6 +179,18 @@ func TestPlanNeedsItsBudgetOnTheCard(t *testing.T) {
 	require.NoError(t, g.dev.Free(other))
 	require.NoError(t, m.Close())
 	require.ErrorIs(t, p.Run(t.Context(), g.s, nothing), ErrClosed)
+}
+
+// A budget and a reserve whose sum is no int are too much, too.
+func TestARoomThatOverflowsIsTooMuch(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{Reserve: math.MaxInt})
+	_, err := g.a.Alloc(mib)
+	require.ErrorIs(t, err, ErrOversubscribed)
+	p, err := g.a.NewPlan([]Step{{}}, PlanOptions{Budget: 1 << 40})
+	require.NoError(t, err)
+	require.ErrorIs(t, p.Run(t.Context(), g.s, func(int) error { return nil }), ErrOversubscribed)
+	assert.Zero(t, g.a.Stats().Allocated)
 }
 
 // Memory that is larger than the card goes through it, next to the reserve.

@@ -37,38 +37,47 @@ type evict struct {
 
 // An access is a chunk that a step uses.
 type access struct {
-	chunk int
-	write bool
-	fresh bool // all of it is overwritten
+	chunk    int
+	write    bool
+	from, to int  // all uses of it overwrite these bytes of its memory; none if to is less
+	fresh    bool // all of it is overwritten
 }
 
 // newSchedule makes a schedule. held is what stays on the host; discards is whether bytes
 // that do not matter can be discarded.
 func newSchedule(steps []Step, o PlanOptions, held []Range, discards bool) (schedule, error) {
-	var s schedule
-	uses := s.cut(steps, o.Chunk, held)
-	if discards {
-		s.findFresh(steps, uses)
+	p, err := newPlanner(steps, o, held, discards)
+	if err != nil {
+		return schedule{}, err
 	}
-	p := planner{schedule: &s, uses: uses, budget: o.Budget, next: make([][]int, len(s.chunks)), card: make(map[int]*onCard)}
-	for i, step := range uses {
-		total := 0
-		for _, u := range step {
-			total += s.chunks[u.chunk].n
-			p.next[u.chunk] = append(p.next[u.chunk], i)
-		}
-		if total > o.Budget {
-			return s, fmt.Errorf("step %d accesses %s in chunks of %s, and PlanOptions.Budget is %s: %w (cut the step into smaller ones, make the chunks smaller, or raise the budget)",
-				i, units.ExactBytes(total), units.ExactBytes(o.Chunk), units.ExactBytes(o.Budget), ErrOversubscribed)
-		}
-	}
-	p.window = min(o.Budget/2, max((o.In+o.Out)*o.Chunk, o.Budget/8))
-	for i := range uses {
+	for i := range p.uses {
 		p.bring(i)
 		p.use(i)
 	}
 	p.finish()
-	return s, nil
+	return *p.schedule, nil
+}
+
+func newPlanner(steps []Step, o PlanOptions, held []Range, discards bool) (*planner, error) {
+	var s schedule
+	uses := s.cut(steps, o.Chunk, held)
+	if discards {
+		s.findFresh(uses)
+	}
+	p := &planner{schedule: &s, uses: uses, budget: o.Budget, next: make([][]turn, len(s.chunks)), card: make(map[int]*onCard)}
+	for i, step := range uses {
+		total := 0
+		for _, u := range step {
+			total += s.chunks[u.chunk].n
+			p.next[u.chunk] = append(p.next[u.chunk], turn{i, u.fresh})
+		}
+		if total > o.Budget {
+			return nil, fmt.Errorf("step %d accesses %s in chunks of %s, and PlanOptions.Budget is %s: %w (cut the step into smaller ones, make the chunks smaller, or raise the budget)",
+				i, units.ExactBytes(total), units.ExactBytes(o.Chunk), units.ExactBytes(o.Budget), ErrOversubscribed)
+		}
+	}
+	p.window = min(o.Budget/2, max((o.In+o.Out)*o.Chunk, o.Budget/8))
+	return p, nil
 }
 
 // cut makes the chunks, on a grid of addresses. A chunk is as long as the parts of it that
@@ -105,9 +114,13 @@ func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
 				if !ok {
 					k = len(uses[i])
 					in[id] = k
-					uses[i] = append(uses[i], access{chunk: id})
+					uses[i] = append(uses[i], access{chunk: id, to: math.MaxInt})
 				}
-				uses[i][k].write = uses[i][k].write || u.Mode != ReadOnly
+				a := &uses[i][k]
+				a.write = a.write || u.Mode != ReadOnly
+				if a.from, a.to = max(a.from, u.Off), min(a.to, u.Off+u.Len); u.Mode != Overwrite {
+					a.to = 0
+				}
 				at = end
 			}
 		}
@@ -115,23 +128,14 @@ func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
 	return uses
 }
 
-// findFresh finds the chunks of which a step overwrites all, with one use, and reads
+// findFresh finds the chunks of which a step overwrites all, with each use, and reads
 // nothing: other parts of a chunk must not be lost.
-func (s *schedule) findFresh(steps []Step, uses [][]access) {
-	for i, step := range steps {
-		for k := range uses[i] {
-			c := s.chunks[uses[i][k].chunk]
-			fresh := false
-			for _, u := range step {
-				if u.Memory != c.memory || u.Off >= c.off+c.n || c.off >= u.Off+u.Len {
-					continue
-				}
-				fresh = u.Mode == Overwrite && u.Off <= c.off && u.Off+u.Len >= c.off+c.n
-				if !fresh {
-					break
-				}
-			}
-			uses[i][k].fresh = fresh
+func (s *schedule) findFresh(uses [][]access) {
+	for _, step := range uses {
+		for k := range step {
+			u := &step[k]
+			c := s.chunks[u.chunk]
+			u.fresh = u.from <= c.off && c.off+c.n <= u.to
 		}
 	}
 }
@@ -143,7 +147,7 @@ func (s *schedule) findFresh(steps []Step, uses [][]access) {
 type planner struct {
 	*schedule
 	uses   [][]access
-	next   [][]int // by chunk: the steps that use it, from the current one on
+	next   [][]turn // by chunk: the steps that use it, from the current one on
 	budget int
 	window int // how many bytes may be ahead in place of others that are not the best to leave
 
@@ -152,6 +156,26 @@ type planner struct {
 	ahead int             // bytes of those that no step has used yet
 	step  int             // the first whose chunks may not all be on the card
 	nth   int             // the first of its accesses of which that holds
+
+	// Chunks on the card by when they are needed next, which saves a search among all of
+	// them: after their last use, and, of those that will be used before step, from step on.
+	// One that was used again is there with an earlier step, too, below all that may leave.
+	leave, stay nexts
+}
+
+// A turn is a step that uses a chunk.
+type turn struct {
+	step  int
+	fresh bool // it overwrites all of it
+}
+
+// from returns the first of a chunk's turns in a step or a later one, math.MaxInt for none.
+func from(turns []turn, step int) int {
+	k, _ := slices.BinarySearchFunc(turns, step, func(t turn, step int) int { return cmp.Compare(t.step, step) })
+	if k == len(turns) {
+		return math.MaxInt
+	}
+	return turns[k].step
 }
 
 // farther is how many times as far away as the step for which there must be room a chunk is
@@ -182,6 +206,7 @@ func (p *planner) bring(i int) {
 				if id < 0 || wait {
 					return
 				}
+				p.leave.pop()
 				p.evict(id)
 			}
 			p.card[u.chunk] = &onCard{fetch: len(p.fetches), last: -1}
@@ -193,6 +218,9 @@ func (p *planner) bring(i int) {
 			} else {
 				p.traffic.In += n
 			}
+		}
+		for _, u := range p.uses[p.step] {
+			p.stay.push(needed{chunk: u.chunk, next: from(p.next[u.chunk], p.step+1)})
 		}
 	}
 }
@@ -207,6 +235,7 @@ func (p *planner) use(i int) {
 		c.last = i
 		c.dirty = c.dirty || u.write
 		p.next[u.chunk] = p.next[u.chunk][1:]
+		p.leave.push(needed{chunk: u.chunk, next: from(p.next[u.chunk], 0), last: i})
 	}
 }
 
@@ -214,36 +243,18 @@ func (p *planner) use(i int) {
 // must be room, or -1. Of several it is the one that was used longest ago. best reports that
 // there will be no better one: what is used until then is needed sooner afterwards.
 func (p *planner) victim() (victim, last int, best bool) {
-	victim, other := -1, 0
-	for id, c := range p.card {
-		k, now := slices.BinarySearch(p.next[id], p.step)
-		next := math.MaxInt
-		if k < len(p.next[id]) {
-			next = p.next[id][k]
-		}
-		switch {
-		case now:
-		case k > 0:
-			other = max(other, next)
-		case victim < 0 || cmp.Or(cmp.Compare(next, last), cmp.Compare(p.card[victim].last, c.last), cmp.Compare(victim, id)) > 0:
-			victim, last = id, next
-		}
+	if len(p.leave) == 0 || p.leave[0].next <= p.step {
+		return -1, 0, false
 	}
-	return victim, last, last >= other
+	for len(p.stay) > 0 && from(p.next[p.stay[0].chunk], 0) >= p.step {
+		p.stay.pop() // it was used
+	}
+	v := p.leave[0]
+	return v.chunk, v.next, len(p.stay) == 0 || v.next >= p.stay[0].next
 }
 
 // wasted reports whether the next step that uses a chunk overwrites it.
-func (p *planner) wasted(id int) bool {
-	if len(p.next[id]) == 0 {
-		return false
-	}
-	for _, u := range p.uses[p.next[id][0]] {
-		if u.chunk == id {
-			return u.fresh
-		}
-	}
-	return false
-}
+func (p *planner) wasted(id int) bool { return len(p.next[id]) > 0 && p.next[id][0].fresh }
 
 // evict takes a chunk away.
 func (p *planner) evict(id int) {
@@ -280,4 +291,44 @@ func (p *planner) finish() {
 func (s *schedule) firstFetch(step int) int {
 	k, _ := slices.BinarySearchFunc(s.fetches, step, func(f fetch, step int) int { return cmp.Compare(f.step, step) })
 	return k
+}
+
+// A needed chunk is one with the step that uses it next, and the one that used it last.
+type needed struct{ chunk, next, last int }
+
+// before reports whether x leaves before y.
+func (x needed) before(y needed) bool {
+	return cmp.Or(cmp.Compare(y.next, x.next), cmp.Compare(x.last, y.last), cmp.Compare(x.chunk, y.chunk)) < 0
+}
+
+// nexts is a heap: the first one leaves before all others.
+type nexts []needed
+
+func (h *nexts) push(x needed) {
+	*h = append(*h, x)
+	l := *h
+	for i := len(l) - 1; i > 0 && l[i].before(l[(i-1)/2]); i = (i - 1) / 2 {
+		l[i], l[(i-1)/2] = l[(i-1)/2], l[i]
+	}
+}
+
+// pop removes the first one.
+func (h *nexts) pop() {
+	l := *h
+	l[0] = l[len(l)-1]
+	l = l[:len(l)-1]
+	*h = l
+	for i := 0; ; {
+		first := i
+		for child := 2*i + 1; child <= min(2*i+2, len(l)-1); child++ {
+			if l[child].before(l[first]) {
+				first = child
+			}
+		}
+		if first == i {
+			return
+		}
+		l[i], l[first] = l[first], l[i]
+		i = first
+	}
 }

@@ -1,9 +1,12 @@
 package managed
 
 import (
+	"cmp"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -308,4 +311,74 @@ func TestScheduleSparesWhatIsOverwritten(t *testing.T) {
 		}
 		assert.Positive(t, g.sim.Calls("cudaMemDiscardBatchAsync"))
 	}
+}
+
+// searched is the victim by a search among all chunks on the card.
+func searched(p *planner) (victim, last int, best bool) {
+	victim, other := -1, 0
+	for id, c := range p.card {
+		now, next := false, math.MaxInt
+		for _, t := range slices.Backward(p.next[id]) {
+			if t.step >= p.step {
+				now, next = t.step == p.step, t.step
+			}
+		}
+		switch {
+		case now:
+		case len(p.next[id]) > 0 && p.next[id][0].step < p.step:
+			other = max(other, next)
+		case victim < 0 || cmp.Or(cmp.Compare(next, last), cmp.Compare(p.card[victim].last, c.last), cmp.Compare(victim, id)) > 0:
+			victim, last = id, next
+		}
+	}
+	return victim, last, victim >= 0 && last >= other
+}
+
+// What leaves is found without a search among all that is on the card, and is the same.
+func TestTheChunkThatLeavesIsNeededLast(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m := g.alloc(64 * mib)
+	found, better := 0, 0
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		steps := make([]Step, 60)
+		for i := range steps {
+			for range r.IntN(4) {
+				steps[i] = append(steps[i], Use{m.Range(r.IntN(30)*2*mib, (1+r.IntN(2))*2*mib), Mode(r.IntN(3))})
+			}
+		}
+		p, err := newPlanner(steps, PlanOptions{Budget: (12 + r.IntN(40)) * mib, Chunk: 2 * mib, In: 1, Out: 1}, nil, true)
+		if err != nil {
+			require.ErrorIs(t, err, ErrOversubscribed)
+			continue
+		}
+		for i := range steps {
+			p.bring(i)
+			victim, last, best := p.victim()
+			want, wantLast, wantBest := searched(p)
+			require.Equal(t, []any{want, wantLast, wantBest}, []any{victim, last, best}, "seed %d, step %d", seed, i)
+			if victim >= 0 {
+				found++
+				if !best {
+					better++
+				}
+			}
+			p.use(i)
+		}
+	}
+	assert.Greater(t, found, 1000)
+	assert.Greater(t, better, 100)
+}
+
+// A plan of many steps over many chunks takes no time for each chunk on the card at each
+// step: that would be minutes here.
+func TestAScheduleOfManySteps(t *testing.T) {
+	t.Parallel()
+	const chunks, passes, room = 12_000, 4, 8000
+	m := &Memory{p: unsafe.Pointer(new(byte)), n: chunks * 2 * mib}
+	s, err := newSchedule(sequential(m.All(), 2*mib, passes, Range.Write), PlanOptions{Budget: room * 2 * mib, Chunk: 2 * mib, In: 2, Out: 4}, nil, true)
+	require.NoError(t, err)
+	assert.Len(t, s.evicts, len(s.fetches))
+	assert.Less(t, s.traffic.In, passes*m.n*3/5, "most stays from pass to pass")
 }

@@ -86,7 +86,7 @@ func main() {
 // An outcome is what -json writes.
 type outcome struct {
 	Losses  []float64 `json:"losses"`
-	Seconds []float64 `json:"seconds"` // of each epoch; of a plan all have the mean
+	Seconds []float64 `json:"seconds"` // of each epoch
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
@@ -127,14 +127,16 @@ func (o *options) check() error {
 		return errors.New("nodes, features, hidden, classes and epochs must be positive")
 	case g.Nodes > 1<<31 || g.Classes > g.Features:
 		return errors.New("at most 2^31 nodes, and as many classes as features")
-	case o.budget < 0 || o.budget > 1:
+	case max(g.EdgesPerNode, g.Features, g.Hidden) > 1<<20: // the bytes of it all are an int then
+		return errors.New("at most 2^20 edges a node, features, and hidden")
+	case !(o.budget >= 0 && o.budget <= 1): // NaN too
 		return errors.New("-budget is a share, from 0 to 1")
 	case o.budget > 0 && !o.managed:
 		return errors.New("-budget needs -managed: plain device memory stays where it is")
 	case o.panel < 0 || o.panel > 0 && g.Features%o.panel != 0:
 		return fmt.Errorf("-panel must divide the %d features", g.Features)
-	case o.chunk < 0 || o.chunk%2 != 0:
-		return errors.New("-chunk must be a multiple of 2")
+	case o.chunk < 0 || o.chunk > 1<<20 || o.chunk%2 != 0:
+		return errors.New("-chunk must be a multiple of 2, at most 2^20")
 	case o.cpu && o.managed:
 		return errors.New("-cpu uses no unified memory")
 	}

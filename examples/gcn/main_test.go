@@ -236,9 +236,12 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		"must be positive":            func(o *options) { o.graph.Nodes = 0 },
 		"as many classes as features": func(o *options) { o.graph.Classes = 13 },
 		"from 0 to 1":                 func(o *options) { o.budget = 2; o.managed = true },
+		"-budget is a share":          func(o *options) { o.budget = math.NaN(); o.managed = true },
+		"at most 2^20 edges a node":   func(o *options) { o.graph.EdgesPerNode = math.MaxInt },
 		"-budget needs -managed":      func(o *options) { o.budget = 0.5 },
 		"-panel must divide the 12":   func(o *options) { o.panel = 5 },
 		"-chunk must be a multiple":   func(o *options) { o.chunk = 3 },
+		"at most 2^20":                func(o *options) { o.chunk = 1 << 44 }, // MiB, whose bytes are 0
 		"-cpu uses no unified memory": func(o *options) { o.cpu, o.managed = true, true },
 	} {
 		o := options{graph: small, epochs: 1}

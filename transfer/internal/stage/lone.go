@@ -19,7 +19,7 @@ type lone struct {
 	stream *cudart.Stream
 	buf    *hostmem.Buffer
 	taken  atomic.Bool
-	left   cudart.Point // the end of a copy that was not waited for; guarded by taken
+	left   cudart.Point // the end of a copy that failed or was not waited for; guarded by taken
 
 	// Of the copy that runs.
 	state atomic.Int32
@@ -76,7 +76,7 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 	if down {
 		l = &s.loneDown
 	}
-	if len(mem) > len(l.buf.Bytes()) || !l.take() {
+	if len(mem) > len(l.buf.Bytes()) || !l.take(ctx) {
 		return false, nil
 	}
 	l.state.Store(loneUses)
@@ -101,15 +101,20 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 	return true, err
 }
 
-// take takes the slot, if neither a goroutine nor the GPU uses it.
-func (l *lone) take() bool {
+// take takes the slot, if neither a goroutine nor the GPU uses it. After a copy that was not
+// waited for it asks.
+func (l *lone) take(ctx context.Context) bool {
 	if !l.taken.CompareAndSwap(false, true) {
 		return false
 	}
-	if l.left.Known() {
+	if l.left == (cudart.Point{}) {
 		return true
 	}
-	l.left.Record()
+	if l.left.Done(ctx) {
+		_, _ = l.stream.Query() // what that copy failed with, which its caller has
+		l.left = cudart.Point{}
+		return true
+	}
 	l.taken.Store(false)
 	return false
 }

@@ -51,3 +51,32 @@ func TestACallerLeavesBetweenPieces(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(before[:2*lonePiece], back), "the pieces before it")
 }
+
+// A slot whose copy the library could not report as done is used again when the library
+// answers.
+func TestALoneSlotIsUsedAgain(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s, err := Acquire(t.Context(), dev)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
+	mem, src := device(t, dev, mostUp), random(mostUp, 1)
+	for _, down := range []bool{false, true} {
+		for _, fn := range []string{"cudaStreamSynchronize", "cudaStreamQuery", "cudaEventRecord", "cudaEventQuery", "cudaDeviceSynchronize"} {
+			sim.Fail(fn, cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+		}
+		ok, err := s.Brief(t.Context(), mem, src[:mostDown], down)
+		require.True(t, ok)
+		require.ErrorIs(t, err, ErrUnderWay)
+		ok, err = s.Brief(t.Context(), mem, src[:mostDown], down)
+		require.NoError(t, err)
+		require.False(t, ok, "the GPU may be using it")
+		sim.ResetFaults()
+		for !ok {
+			ok, err = s.Brief(t.Context(), mem, src[:mostDown], down)
+			require.NoError(t, err)
+		}
+	}
+}
