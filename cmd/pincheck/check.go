@@ -85,7 +85,7 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 	}
 	for _, call := range s.runtime.Stuck(context.Background(), 0) {
 		s.result.Probes = append(s.result.Probes, doctor.Probe{
-			Name: "cuda", Call: call.String(), State: doctor.ProbeHung, Seconds: time.Since(s.result.Started).Seconds(),
+			Name: "cuda", Call: call.String(), State: doctor.ProbeUnfinished, Seconds: time.Since(s.result.Started).Seconds(),
 			Detail: fmt.Sprintf("had not returned %v after the end of the run", cmp.Or(s.sys.patience, patience)),
 		})
 	}
@@ -198,12 +198,16 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		defer s.closing(sim.Close)
 		library = cudart.Options{Source: sim}
 	}
+	began := time.Now()
 	rt, err := s.sys.open(ctx, library)
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
-		// Having no GPU is a result, not an error of this run. So is a driver that hangs,
-		// which is why there are facts of a run that had no time for more.
+		// Having no GPU is a result, not an error of this run. So is a call that had not
+		// returned, which is why there are facts of a run that had no time for more.
 		cause := context.Cause(ctx)
-		if cause == nil || doctor.Hangs(failed) {
+		switch {
+		case failed.Stuck != "":
+			s.setFacts(probe.NotOpened(ctx, failed, s.readHost(), time.Since(began), 0))
+		case cause == nil:
 			s.setFacts(doctor.WithoutLibrary(failed, s.readHost()))
 		}
 		return cause
@@ -328,7 +332,7 @@ func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, u
 		switch {
 		case err != nil:
 			r.Errors = append(r.Errors, err.Error())
-		case answer.Probe.State == doctor.ProbeHung, answer.Probe.State == doctor.ProbeCrashed:
+		case !answer.Probe.State.Ended():
 			facts.Probes = append(facts.Probes, answer.Probe)
 		}
 		switch {

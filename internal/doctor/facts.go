@@ -68,7 +68,12 @@ const (
 	ProbeFailed  ProbeState = "failed"  // it returned an error
 	ProbeHung    ProbeState = "hung"    // it had not returned at its time limit
 	ProbeCrashed ProbeState = "crashed" // its process died
+	// ProbeUnfinished is that it had not returned when the run ended, before its time limit.
+	ProbeUnfinished ProbeState = "unfinished"
 )
+
+// Ended reports whether a probe came to its end, with success or an error.
+func (s ProbeState) Ended() bool { return s != ProbeHung && s != ProbeCrashed && s != ProbeUnfinished }
 
 // Stage is what a probe does.
 type Stage string
@@ -346,14 +351,14 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 	return f, nil
 }
 
-// WithoutAnswer returns the facts after a process that was to open a library hung or died.
+// WithoutAnswer returns the facts after opening a library hung, or ended its process, or had not
+// come to its end when the run did.
 func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
-	return &Facts{
-		Host:    host,
-		Opening: &Opening{Error: p.what() + ": " + p.Detail},
-		Probes:  []Probe{p},
-		Devices: []Device{},
+	f := &Facts{Host: host, Probes: []Probe{p}, Devices: []Device{}}
+	if p.State != ProbeUnfinished { // which is no failure
+		f.Opening = &Opening{Error: p.what() + ": " + p.Detail}
 	}
+	return f
 }
 
 // Gather describes the library and all devices of rt, without a context on any of them.

@@ -103,6 +103,16 @@ func hungDevice(f *Facts, d *Device) (out []Finding) {
 		}
 		out = append(out, one)
 	}
+	for _, p := range f.probesOf(d, ProbeUnfinished) {
+		out = append(out, Finding{
+			Severity: Note,
+			Summary:  p.what() + " had not returned when the run ended",
+			Evidence: p.seen(d, p.Detail),
+			Cause:    "it takes long here, as the first call does where GPUs must start; or it hangs: this run ended too early to say",
+			Cost:     "what was not measured yet is missing",
+			Remedy:   "run pincheck again without --timeout, or with a longer one, and let it end: it says so if a call does not return",
+		})
+	}
 	return out
 }
 

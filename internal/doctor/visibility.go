@@ -126,7 +126,7 @@ func gpuCount(h *hostinfo.Host) (n int) {
 }
 
 func noDevice(f *Facts) []Finding {
-	if f.Opening != nil && cudart.Code(f.Opening.Code) != cudart.ErrNoDevice {
+	if f.Opening != nil && cudart.Code(f.Opening.Code) != cudart.ErrNoDevice || f.Opening == nil && f.CUDADevices == nil {
 		return nil
 	}
 	out := Finding{

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -201,10 +202,72 @@ func TestContextsThatEndDuringACall(t *testing.T) {
 			}
 		})
 		require.NoError(t, err)
-		assert.Equal(t, doctor.ProbeHung, out.Probe.State, isolated)
+		assert.Equal(t, doctor.ProbeUnfinished, out.Probe.State, "isolated: %v; it may take longer", isolated)
 		assert.Equal(t, "cudaMemGetInfo on device 1", out.Probe.Call)
 		assert.Equal(t, "had not returned at the end: "+assert.AnError.Error(), out.Probe.Detail)
 	}
+}
+
+// The end of a run says nothing of a call that has not taken its time yet.
+func TestWhatHangsAndWhatWasNotFinished(t *testing.T) {
+	t.Parallel()
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(assert.AnError)
+	for _, c := range []struct {
+		ctx    context.Context
+		inside time.Duration
+		state  doctor.ProbeState
+		detail string
+	}{
+		{ended, 9 * time.Second, doctor.ProbeUnfinished, "had not returned at the end: " + assert.AnError.Error()},
+		{ended, 10 * time.Second, doctor.ProbeHung, "did not return in 10s"},
+		{t.Context(), 10 * time.Second, doctor.ProbeHung, "did not return in 10s"},
+	} {
+		assert.Equal(t, doctor.Probe{Call: "cudaFree", State: c.state, Detail: c.detail}, unreturned(c.ctx, "cudaFree", c.inside, 10*time.Second))
+	}
+}
+
+// Calls of one function that overlap, each of them soon done, are not one that hangs.
+func TestCallsThatOverlapDoNotHang(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	begin := func() (end func()) { // returns when the call is inside the library
+		returns := make(chan struct{})
+		inside := make(chan struct{})
+		sim.OnCall(func(string, int) { close(inside); <-returns })
+		go func() { _, _, err := dev.MemInfo(); done <- err }()
+		<-inside
+		return func() { close(returns); assert.NoError(t, <-done) }
+	}
+
+	watching, stop := context.WithCancel(t.Context())
+	end, ticks := begin(), 0
+	ongoing := &examination{first: true, send: func(d Device) {
+		assert.Len(t, d.Inside, 1, "one of them is inside at any time")
+		if ticks++; ticks > 60 {
+			stop()
+		}
+		if ticks%3 == 0 {
+			last := end
+			end = begin()
+			last()
+		}
+	}}
+	l := Local{Tick: time.Millisecond, Patience: 20 * time.Millisecond}
+	got := l.watch(watching, t.Context(), rt, Request{}, ongoing)
+	end()
+	assert.Empty(t, got, "after %d ticks", ticks)
+	require.NoError(t, rt.Close())
 }
 
 // What is under way when a context ends, and returns soon after, does not hang.
@@ -228,7 +291,8 @@ func TestAContextThatEndsWhileTheLibraryOpens(t *testing.T) {
 				continue
 			}
 			require.Len(t, out.Facts.Probes, 1)
-			assert.Equal(t, doctor.ProbeHung, out.Facts.Probes[0].State)
+			assert.Equal(t, doctor.ProbeUnfinished, out.Facts.Probes[0].State)
+			assert.Nil(t, out.Facts.Opening, "that has not failed")
 			assert.Equal(t, "had not returned at the end: "+assert.AnError.Error(), out.Facts.Probes[0].Detail)
 			assert.Less(t, out.Facts.Probes[0].Seconds, 30.0, "what it took, not what it may take")
 		}

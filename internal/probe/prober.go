@@ -59,7 +59,7 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 	late, cancel := p.late(ctx)
 	defer cancel()
 	out, err := child.Run[Opened](late, limit+grace, openChild, r)
-	probe, err := fate(ctx, err, true, notReturned(ctx, limit))
+	probe, err := fate(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
 	if probe.State == "" && err == nil {
 		return out, nil
 	}
@@ -95,12 +95,13 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	if err == nil {
 		return out, nil
 	}
-	detail := notReturned(ctx, limit)
-	if errors.Is(err, silent) {
-		err, detail = child.ErrTimeout, fmt.Sprintf("its process sent nothing for %v", limit)
-	}
 	call := strings.Join(out.Inside, ", ")
-	probe, err := fate(ctx, err, call != "", detail) // else it was at work, and in no call for long
+	hung := unreturned(ctx, call, 0, limit)
+	if errors.Is(err, silent) {
+		err = child.ErrTimeout
+		hung = doctor.Probe{State: doctor.ProbeHung, Detail: fmt.Sprintf("its process sent nothing for %v", limit)}
+	}
+	probe, err := fate(ctx, err, call != "", hung) // else it was at work, and in no call for long
 	probe.Call = call
 	out.Facts.Ordinal = r.Device
 	if out.Stage == "" { // it has sent nothing
@@ -130,7 +131,7 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	if out.Report == nil {
 		out.Report = newest
 	}
-	probe, err := fate(ctx, err, out.Probe.Call != "", notReturned(ctx, limit))
+	probe, err := fate(ctx, err, out.Probe.Call != "", unreturned(ctx, "", 0, limit))
 	if probe.State != "" {
 		probe.Name, probe.Stage, probe.Call, probe.Seconds = probeNVML, doctor.StageNVML, out.Probe.Call, time.Since(began).Seconds()
 		out.Probe = probe
@@ -139,14 +140,15 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 }
 
 // fate makes of the error of a process how it ended: the State is empty for one that has
-// answered. A context that ended is no error, and no fate if no call was under way.
-func fate(ctx context.Context, err error, calling bool, hung string) (doctor.Probe, error) {
+// answered, and hung is for one that has not. A context that ended is no error, and no fate if no
+// call was under way.
+func fate(ctx context.Context, err error, calling bool, hung doctor.Probe) (doctor.Probe, error) {
 	switch crash := (*exec.ExitError)(nil); {
 	case err == nil:
 	case ctx.Err() != nil && !calling:
 		return doctor.Probe{}, nil
 	case ctx.Err() != nil, errors.Is(err, child.ErrTimeout):
-		return doctor.Probe{State: doctor.ProbeHung, Detail: hung}, nil
+		return hung, nil
 	case errors.As(err, &crash):
 		return doctor.Probe{State: doctor.ProbeCrashed, Detail: err.Error()}, nil
 	}
