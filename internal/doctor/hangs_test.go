@@ -103,6 +103,11 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		assert.Regexp(t, "^the process for .* was killed$", found[0].Summary, name)
 		assert.Contains(t, found[0].Cause, "memory", "%s: this signal comes from outside, and no library is damaged", name)
 
+		f.Probes[0].Detail = "the process ended early: signal: terminated"
+		_, found = Judge(f)
+		require.NotEmpty(t, found, name)
+		assert.Regexp(t, "^the process for .* was killed$", found[0].Summary, name)
+
 		f.Probes[0].Detail = "signal: segmentation fault"
 		_, found = Judge(f)
 		require.NotEmpty(t, found, name)
