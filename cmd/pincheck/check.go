@@ -129,9 +129,12 @@ func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(cont
 		err = s.within(ctx, do)
 	}
 	s.progress.Close()
-	switch usage := (usageError{}); {
+	usage, stopped := usageError{}, stoppedRun("")
+	switch {
 	case errors.As(err, &usage):
 		return nil, err
+	case errors.As(err, &stopped):
+		r.Stopped = stopped.Error()
 	case err == nil:
 		r.Complete = true
 	case cmd.Context().Err() != nil:

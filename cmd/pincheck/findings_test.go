@@ -323,6 +323,19 @@ func TestWatchWithoutGPU(t *testing.T) {
 	assert.NotContains(t, stdout.String(), "no_driver_library")
 }
 
+// watch does not ask CUDA how many GPUs it shows.
+func TestWatchMissesGPUs(t *testing.T) {
+	t.Parallel()
+	sys := on(t, "h200-vm")
+	ctx, cancel := context.WithCancel(t.Context())
+	sys.after = func(time.Duration) <-chan time.Time { cancel(); return nil }
+	var stdout, stderr bytes.Buffer
+	assert.Equal(t, exitOK, run(ctx, []string{"watch", "--expect-gpus", "9", "--format", "jsonl"}, &stdout, &stderr, sys), stderr.String())
+	assert.Contains(t, stdout.String(), "the host shows 1 GPU, and there should be 9")
+	assert.Contains(t, stdout.String(), "GPUs with NVIDIA's driver: 1; --expect-gpus: 9")
+	assert.NotContains(t, stdout.String(), "cudaGetDeviceCount")
+}
+
 func TestLicenses(t *testing.T) {
 	t.Parallel()
 	sys := failing(t, "h200-vm", errors.New("licenses must not open a library"))

@@ -46,6 +46,8 @@ type Facts struct {
 	// that CUDA does not show; nil without it.
 	NVML    *nvml.Report `json:"nvml,omitempty"`
 	Devices []Device     `json:"devices"`
+	// Stopped is, in an archive, what ended the run that found this before it was done.
+	Stopped string `json:"stopped,omitempty"`
 	// Together is what the copies of all devices at once reached: see bench.Together.
 	Together *result.Bench `json:"together,omitempty"`
 }
