@@ -29,6 +29,8 @@ type session struct {
 	format   report.Format
 	result   *report.Result
 	progress *report.Progress // nil shows nothing
+	// slowHealth is that reading NVML took long. Only one goroutine does at a time.
+	slowHealth bool
 
 	// For a command that does not return in time: see abandon.
 	mu        sync.Mutex
@@ -318,9 +320,12 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	return s.examine(ctx, p, request)
 }
 
+// slowHealth is how long NVML may take to be read again with each GPU.
+const slowHealth = 5 * time.Second
+
 // health reads the management library. Under load it reads the clocks again.
 func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, underLoad bool) {
-	if !s.sys.isolated || s.sim || underLoad && facts.NVML == nil || ctx.Err() != nil {
+	if !s.sys.isolated || s.sim || underLoad && (facts.NVML == nil || s.slowHealth) || ctx.Err() != nil {
 		return // in this process it may hang
 	}
 	hangs := false
@@ -331,6 +336,7 @@ func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, u
 		return // it would again, for each GPU
 	}
 	answer, err := p.NVML(ctx, probe.Request{})
+	s.slowHealth = s.slowHealth || answer.Probe.Seconds > slowHealth.Seconds()
 	s.change(func(r *report.Result) {
 		switch {
 		case err != nil:

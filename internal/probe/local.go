@@ -76,9 +76,11 @@ type Device struct {
 const (
 	openPatience  = time.Minute
 	firstPatience = 30 * time.Second
+	nextPatience  = 10 * time.Second // for each other GPU: the driver starts one after the other
 	callPatience  = 10 * time.Second
 	fullPatience  = time.Minute
-	nvmlPatience  = 10 * time.Second
+	nvmlPatience  = 30 * time.Second // one call starts a GPU without persistence mode
+	nvmlCalls     = 2                // times that: all of them together
 	silence       = 15 * time.Second
 	grace         = time.Second // after the end of a context
 )
@@ -328,7 +330,7 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 		}
 		inside = calls
 		ongoing.update(func(d *Device) { d.Inside = names })
-		patience := l.patience(ongoing.patience(r))
+		patience := l.patience(ongoing.patience(r, rt.DeviceCount()))
 		for _, c := range stuck {
 			if calls[c] >= patience {
 				return unreturned(ctx, c.String(), calls[c], patience)
@@ -396,12 +398,13 @@ func (e *examination) begun() {
 	e.first = true
 }
 
-func (e *examination) patience(r Request) time.Duration {
+// patience is how long a call may take now, on a host with this many GPUs.
+func (e *examination) patience(r Request, gpus int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case !e.first:
-		return firstPatience
+		return firstPatience + time.Duration(gpus-1)*nextPatience
 	case r.Steps.Full:
 		return fullPatience
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -65,6 +66,13 @@ var scripted = Local{
 	},
 	ReadNVML: func(calling func(string, *nvml.Report)) (*nvml.Report, error) {
 		r := &nvml.Report{Library: "scripted", Count: 3}
+		for range slowCalls() {
+			calling("nvmlDeviceGetName", r)
+			time.Sleep(300 * time.Millisecond)
+		}
+		if slowCalls() > 0 {
+			return r, nil
+		}
 		for i := range 2 {
 			calling("nvmlDeviceGetHandleByIndex_v2", r)
 			calling("nvmlDeviceGetName", r)
@@ -81,6 +89,14 @@ var scripted = Local{
 		return p
 	},
 	Tick: 20 * time.Millisecond,
+}
+
+// slow is the variable that has the number of calls that NVML makes, each of them slow.
+const slow = "PINCHECK_TEST_SLOW_CALLS"
+
+func slowCalls() int {
+	n, _ := strconv.Atoi(os.Getenv(slow)) // 0 without
+	return n
 }
 
 // hasty is scripted with calls that may take little.
@@ -225,6 +241,17 @@ func TestWhatHangsAndWhatWasNotFinished(t *testing.T) {
 	} {
 		assert.Equal(t, doctor.Probe{Call: "cudaFree", State: c.state, Detail: c.detail}, unreturned(c.ctx, "cudaFree", c.inside, 10*time.Second))
 	}
+}
+
+// Eight GPUs without persistence mode start one after the other, and the first call waits for all.
+func TestTheFirstCallMayTakeLonger(t *testing.T) {
+	t.Parallel()
+	e := &examination{send: func(Device) {}}
+	assert.Equal(t, 30*time.Second, e.patience(Request{}, 1))
+	assert.Equal(t, 100*time.Second, e.patience(Request{}, 8))
+	e.begun()
+	assert.Equal(t, 10*time.Second, e.patience(Request{}, 8))
+	assert.Equal(t, time.Minute, e.patience(Request{Steps: Steps{Full: true}}, 8))
 }
 
 // Calls of one function that overlap, each of them soon done, are not one that hangs.
@@ -456,6 +483,26 @@ func TestAGPUThatNVMLDoesNotReturnFrom(t *testing.T) {
 		Name: "nvml", Stage: doctor.StageNVML, Call: "nvmlDeviceGetHandleByIndex_v2", State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: out.Probe.Seconds,
 	}, out.Probe)
 	assert.Equal(t, &nvml.Report{Library: "scripted", Count: 3, GPUs: []nvml.GPU{{Name: "simulated"}, {Index: 1, Name: "simulated"}}}, out.Report)
+}
+
+// On a slow host, or where each GPU must start, all calls together take long, and none hangs.
+func TestNVMLThatIsSlow(t *testing.T) {
+	needsProcesses(t)
+	p := Prober{Local: scripted, Isolated: true}
+	p.Patience = 3 * time.Second
+	t.Setenv(slow, "12")
+	out, err := p.NVML(t.Context(), Request{})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.ProbeOK, out.Probe.State, "%+v", out.Probe)
+	assert.Greater(t, out.Probe.Seconds, p.Patience.Seconds())
+	assert.NotNil(t, out.Report)
+
+	t.Setenv(slow, "1000")
+	out, err = p.NVML(t.Context(), Request{})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.ProbeFailed, out.Probe.State, "it ends in time, and no call is accused")
+	assert.Equal(t, "not done in 6s", out.Probe.Detail)
+	assert.NotNil(t, out.Report, "what was read")
 }
 
 func TestNVMLWithoutALibrary(t *testing.T) {

@@ -76,20 +76,14 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 		return p.Local.Device(ctx, r, show)
 	}
 	began := time.Now()
-	silent, patient := errors.New("silent"), cmp.Or(p.Silence, silence)
-	listening, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	patient := cmp.Or(p.Silence, silence)
 	limit := p.patience(openPatience) + patient // the first words come when the library is open
-	tick := patient / silentTicks
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	var quiet silenceOf
-	quiet.allow(int(limit / tick))
-	go quiet.watch(listening, ticker.C, func() { cancel(silent) })
+	listening, heard, stop := listen(ctx, limit, patient)
+	defer stop()
 	r.InTurn = r.Turn != nil
 	out, err := child.StreamTurn(listening, ever, deviceChild, r, r.Turn, func(d Device) {
 		limit = patient
-		quiet.allow(silentTicks)
+		heard()
 		show(d)
 	})
 	if err == nil {
@@ -97,7 +91,7 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	}
 	call := strings.Join(out.Inside, ", ")
 	hung := unreturned(ctx, call, 0, limit)
-	if errors.Is(err, silent) {
+	if errors.Is(err, errSilent) {
 		err = child.ErrTimeout
 		hung = doctor.Probe{State: doctor.ProbeHung, Detail: fmt.Sprintf("its process sent nothing for %v", limit)}
 	}
@@ -123,13 +117,24 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	var newest *nvml.Report
 	late, cancel := p.late(ctx)
 	defer cancel()
-	out, err := child.Stream(late, limit, nvmlChild, r, func(now NVML) {
+	listening, heard, stop := listen(late, limit, limit)
+	defer stop()
+	out, err := child.Stream(listening, nvmlCalls*limit, nvmlChild, r, func(now NVML) {
+		heard() // of a call that returned, and another one that begins
 		if now.Report != nil {
 			newest = now.Report
 		}
 	})
 	if out.Report == nil {
 		out.Report = newest
+	}
+	if errors.Is(err, child.ErrTimeout) { // each call returns, and all take long: none hangs
+		out.Probe.State, out.Probe.Seconds = doctor.ProbeFailed, time.Since(began).Seconds()
+		out.Probe.Detail = fmt.Sprintf("not done in %v", nvmlCalls*limit)
+		return out, nil
+	}
+	if errors.Is(err, errSilent) {
+		err = child.ErrTimeout
 	}
 	probe, err := fate(ctx, err, out.Probe.Call != "", unreturned(ctx, "", 0, limit))
 	if probe.State != "" {
