@@ -399,7 +399,7 @@ func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 func FromHost(host *hostinfo.Host) *Facts {
 	f := &Facts{Host: host, Devices: []Device{}}
 	for _, pci := range host.GPUs {
-		if pci.Driver != "nvidia" || host.NVIDIA.DriverVersion == "" {
+		if pci.Driver != "nvidia" || !own(host, pci) {
 			continue
 		}
 		d := Device{Ordinal: len(f.Devices), PCIBusID: pci.Address}
@@ -415,6 +415,26 @@ func FromHost(host *hostinfo.Host) *Facts {
 		f.Requirements = Require(host, nil)
 	}
 	return f
+}
+
+// own reports whether a GPU is one of this process. A container shows all GPUs of the host on the
+// PCI bus, and has the nodes of its own: which these are takes /proc/driver/nvidia/gpus.
+func own(host *hostinfo.Host, pci hostinfo.PCIDevice) bool {
+	nodes := 0
+	for _, n := range host.NVIDIA.Nodes {
+		if hostinfo.IsGPUNode(n.Path) {
+			nodes++
+		}
+	}
+	if host.Virt.Container == "" || nodes == 0 || nodes >= len(host.GPUs) {
+		return true
+	}
+	for _, b := range host.NVIDIA.Boards {
+		if same, ok := host.GPU(b.Address); ok && same.Address == pci.Address {
+			return b.Minor != "" && host.NVIDIA.HasNode("/dev/nvidia"+b.Minor)
+		}
+	}
+	return false
 }
 
 func attempts(all []cudart.Attempt) []Attempt {

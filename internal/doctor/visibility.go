@@ -154,6 +154,9 @@ func missingGPUs(f *Facts) []Finding {
 		have = *f.CUDADevices
 		count = fmt.Sprintf("cudaGetDeviceCount: %d", have)
 	case f.Opening == nil: // it was not asked
+		if f.Host != nil {
+			have = max(have, gpuCount(f.Host))
+		}
 		shows, count = "the host shows", fmt.Sprintf("GPUs with NVIDIA's driver: %d", have)
 	}
 	want, source := f.ExpectedGPUs, "--expect-gpus"
