@@ -212,8 +212,8 @@ func (op *opening) canceled(ctx context.Context) error {
 	if last := len(attempts) - 1; last >= 0 && attempts[last].Err == nil {
 		a := &attempts[last]
 		err = fmt.Errorf("%s: %w", a.Path, err)
-		for _, name := range op.calls.inside() {
-			stuck = stuckCall(name).String()
+		for c, name := range op.calls.inside() {
+			stuck = stuckCall(c, name).String()
 			err = fmt.Errorf("%s of %s %w: %w", stuck, a.Path, errNotReturned, ctx.Err())
 		}
 		a.Err = err

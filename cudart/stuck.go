@@ -23,16 +23,20 @@ func nameCall(number uint32, device int32, fn function) uint64 {
 	return uint64(number)<<(nameFunction+nameDevice) | uint64(device+1)<<nameFunction | uint64(fn) + 1
 }
 
-// A StuckCall is a call into the CUDA library that has not returned for a while.
+// A StuckCall is a call into the CUDA library that has not returned for a while. Values are equal
+// if they are of the same call, and not if they are of two calls of the same function.
 type StuckCall struct {
 	Function string // such as "cudaStreamQuery"
 	Device   int    // ordinal, or -1 for a call that is for no device
+
+	call *cCall // where it is made
+	name uint64 // has its number there
 }
 
-func stuckCall(name uint64) StuckCall {
+func stuckCall(call *cCall, name uint64) StuckCall {
 	fn := function(name&(1<<nameFunction-1)) - 1
 	device := int(name>>nameFunction&(1<<nameDevice-1)) - 1
-	return StuckCall{Function: fn.name(), Device: device}
+	return StuckCall{Function: fn.name(), Device: device, call: call, name: name}
 }
 
 // String returns the function and the device: "cudaStreamQuery on device 0".
@@ -66,7 +70,7 @@ func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
 		if before[c] != name {
 			continue
 		}
-		stuck = append(stuck, stuckCall(name))
+		stuck = append(stuck, stuckCall(c, name))
 	}
 	slices.SortFunc(stuck, func(a, b StuckCall) int { return strings.Compare(a.String(), b.String()) })
 	return stuck

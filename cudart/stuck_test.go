@@ -186,8 +186,10 @@ func TestStuckNamesTheCall(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, _, err := dev.MemInfo(); done <- err }()
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemGetInfo", 1))
-	want := []cudart.StuckCall{{Function: "cudaMemGetInfo", Device: 1}}
-	require.Equal(t, want, rt.Stuck(t.Context(), time.Millisecond))
+	want := rt.Stuck(t.Context(), time.Millisecond)
+	require.Len(t, want, 1)
+	assert.Equal(t, "cudaMemGetInfo", want[0].Function)
+	assert.Equal(t, 1, want[0].Device)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.Equal(t, want, rt.Stuck(ended, time.Hour), "its context ends it")
@@ -195,6 +197,16 @@ func TestStuckNamesTheCall(t *testing.T) {
 	unblock()
 	require.NoError(t, <-done)
 	require.Empty(t, rt.Stuck(t.Context(), time.Millisecond))
+
+	unblock = sim.Block("cudaMemGetInfo", cudasim.Fault{})
+	go func() { _, _, err := dev.MemInfo(); done <- err }()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemGetInfo", 1))
+	again := rt.Stuck(t.Context(), time.Millisecond)
+	require.Len(t, again, 1)
+	require.False(t, want[0] == again[0], "it is another call of the same function")
+	assert.Equal(t, want[0].String(), again[0].String())
+	unblock()
+	require.NoError(t, <-done)
 }
 
 // Two calls of one function, one after the other, are not one call that is stuck.

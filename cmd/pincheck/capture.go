@@ -57,10 +57,14 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 // writeArchive writes what was found. A run that was ended has found less.
 func (s *session) writeArchive(recorder *hosttext.Recorder, withNames bool) error {
 	a := &capture.Archive{Host: recorder.Host()}
-	if s.result.Facts != nil {
-		a.Environ = capture.Environ(s.result.Host)
-		facts := *s.result.Facts
+	if s.result.Facts != nil || !s.result.Complete {
+		facts := doctor.Facts{Devices: []doctor.Device{}}
+		if s.result.Facts != nil {
+			facts = *s.result.Facts
+			a.Environ = capture.Environ(facts.Host)
+		}
 		facts.Host = nil // the files are in the archive
+		facts.Stopped = s.result.Stopped
 		text, err := json.MarshalIndent(&facts, "", "  ")
 		if err != nil {
 			return outputError{err}
@@ -124,5 +128,13 @@ func (s *session) readArchive() error {
 	}
 	s.result.HostName = "" // it is another's
 	s.setFacts(facts)
+	if facts.Stopped != "" {
+		return stoppedRun(facts.Stopped)
+	}
 	return nil
 }
+
+// A stoppedRun is what ended the run of an archive before it was done.
+type stoppedRun string
+
+func (s stoppedRun) Error() string { return "the run of this archive was ended: " + string(s) }

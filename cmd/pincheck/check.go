@@ -28,6 +28,8 @@ type session struct {
 	sys    system
 	format report.Format
 	result *report.Result
+	// slowHealth is that reading NVML took long. Only one goroutine does at a time.
+	slowHealth bool
 
 	// For a command that does not return in time: see abandon.
 	mu        sync.Mutex
@@ -85,7 +87,7 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 	}
 	for _, call := range s.runtime.Stuck(context.Background(), 0) {
 		s.result.Probes = append(s.result.Probes, doctor.Probe{
-			Name: "cuda", Call: call.String(), State: doctor.ProbeHung, Seconds: time.Since(s.result.Started).Seconds(),
+			Name: "cuda", Call: call.String(), State: doctor.ProbeUnfinished, Seconds: time.Since(s.result.Started).Seconds(),
 			Detail: fmt.Sprintf("had not returned %v after the end of the run", cmp.Or(s.sys.patience, patience)),
 		})
 	}
@@ -129,9 +131,12 @@ func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(cont
 		err = s.within(ctx, do)
 	}
 	s.hide()
-	switch usage := (usageError{}); {
+	usage, stopped := usageError{}, stoppedRun("")
+	switch {
 	case errors.As(err, &usage):
 		return nil, err
+	case errors.As(err, &stopped):
+		r.Stopped = stopped.Error()
 	case err == nil:
 		r.Complete = true
 	case cmd.Context().Err() != nil:
@@ -213,12 +218,16 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		defer s.closing(sim.Close)
 		library = cudart.Options{Source: sim}
 	}
+	began := time.Now()
 	rt, err := s.sys.open(ctx, library)
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
-		// Having no GPU is a result, not an error of this run. So is a driver that hangs,
-		// which is why there are facts of a run that had no time for more.
+		// Having no GPU is a result, not an error of this run. So is a call that had not
+		// returned, which is why there are facts of a run that had no time for more.
 		cause := context.Cause(ctx)
-		if cause == nil || doctor.Hangs(failed) {
+		switch {
+		case failed.Stuck != "":
+			s.setFacts(probe.NotOpened(ctx, failed, s.readHost(), time.Since(began), 0))
+		case cause == nil:
 			s.setFacts(doctor.WithoutLibrary(failed, s.readHost()))
 		}
 		return cause
@@ -326,9 +335,12 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	return s.examine(ctx, p, request)
 }
 
+// slowHealth is how long NVML may take to be read again with each GPU.
+const slowHealth = 5 * time.Second
+
 // health reads the management library. Under load it reads the clocks again.
 func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, underLoad bool) {
-	if !s.sys.isolated || s.sim || underLoad && facts.NVML == nil || ctx.Err() != nil {
+	if !s.sys.isolated || s.sim || underLoad && (facts.NVML == nil || s.slowHealth) || ctx.Err() != nil {
 		return // in this process it may hang
 	}
 	hangs := false
@@ -339,11 +351,12 @@ func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, u
 		return // it would again, for each GPU
 	}
 	answer, err := p.NVML(ctx, probe.Request{})
+	s.slowHealth = s.slowHealth || answer.Probe.Seconds > slowHealth.Seconds()
 	s.change(func(r *report.Result) {
 		switch {
 		case err != nil:
 			r.Errors = append(r.Errors, err.Error())
-		case answer.Probe.State == doctor.ProbeHung, answer.Probe.State == doctor.ProbeCrashed:
+		case !answer.Probe.State.Ended():
 			facts.Probes = append(facts.Probes, answer.Probe)
 		}
 		switch {

@@ -148,7 +148,7 @@ func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-
 	e.change(func(r *report.Result) {
 		d.Take(&answer.Facts)
 		r.Errors = append(r.Errors, answer.Errors...)
-		if state := answer.Probe.State; state == doctor.ProbeHung || state == doctor.ProbeCrashed {
+		if !answer.Probe.State.Ended() {
 			e.facts.Probes = append(e.facts.Probes, answer.Probe)
 			e.sick[i] = true
 		}
@@ -185,7 +185,7 @@ func (e *examination) together(ctx context.Context) error {
 	e.change(func(r *report.Result) {
 		e.facts.Together = answer.Together
 		r.Errors = append(append(r.Errors, answer.Errors...), answer.Facts.Errors...)
-		if state := answer.Probe.State; state == doctor.ProbeHung || state == doctor.ProbeCrashed {
+		if !answer.Probe.State.Ended() {
 			e.facts.Probes = append(e.facts.Probes, answer.Probe)
 		}
 		if err != nil && context.Cause(ctx) == nil {

@@ -37,6 +37,8 @@ type stageLog struct {
 	dies      map[int]bool          // at the end of its round trips
 	slow      map[int][]float64     // rates of the measurements, 55 without
 	nvml      doctor.ProbeState     // how reading the clocks ends
+
+	nvmlSeconds float64 // how long that takes
 }
 
 func (l *stageLog) add(format string, args ...any) {
@@ -122,7 +124,7 @@ func (l *stageLog) NVML(context.Context, probe.Request) (probe.NVML, error) {
 	defer l.mu.Unlock()
 	l.add("clocks")
 	assert.Zero(l.t, l.alone)
-	return probe.NVML{Probe: doctor.Probe{Name: "nvml", Stage: doctor.StageNVML, State: l.nvml}}, nil
+	return probe.NVML{Probe: doctor.Probe{Name: "nvml", Stage: doctor.StageNVML, State: l.nvml, Seconds: l.nvmlSeconds}}, nil
 }
 
 // examined returns what happens on a host with n GPUs, and the facts at the end.
@@ -245,4 +247,7 @@ func TestClocksAreNotReadAfterNVMLHung(t *testing.T) {
 		assert.Equal(t, []string{"verify", "verify", "verify", "wait", "wait", "wait", "measure 0", "clocks", "measure 1", "measure 2", "together [0 1 2]"}, events)
 		assert.Len(t, facts.Probes, 1, "it is reported once")
 	}
+	events, facts := examined(t, 2, 2, probe.Steps{Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) { l.nvmlSeconds = 6 })
+	assert.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(events), func(e string) bool { return e != "clocks" })), "one look that is slow is enough: %v", events)
+	assert.Empty(t, facts.Probes, "it returns")
 }

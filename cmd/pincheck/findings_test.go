@@ -164,12 +164,16 @@ func stalling(t *testing.T, cfg cudasim.Config, fn string, f cudasim.Fault) (sim
 	return sim, unblock
 }
 
-// A driver that hangs is a finding, when the time is over.
-func TestADriverThatHangsIsNamed(t *testing.T) {
-	t.Parallel()
-	needsSim(t)
-	sim, _ := stalling(t, cudasim.Config{}, "cudaGetDeviceCount", cudasim.Fault{})
-	sys := on(t, "h200-vm")
+// interrupted runs the command, and interrupts it when a function of CUDA is called.
+func interrupted(t *testing.T, sys system, sim *cudasim.Sim, fn string, args ...string) outcome {
+	t.Helper()
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	sim.OnCall(func(name string, _ int) {
+		if name == fn {
+			interrupt()
+		}
+	})
 	sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 		rt, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
 		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
@@ -177,36 +181,49 @@ func TestADriverThatHangsIsNamed(t *testing.T) {
 		}
 		return rt, err
 	}
-	got := call(t, sys, "--quiet", "--timeout", "50ms")
-	assert.Equal(t, exitIncomplete, got.code)
-	assert.Contains(t, got.stdout, "[driver_hangs]")
-	assert.Contains(t, got.stdout, "cudaGetDeviceCount")
+	var stdout, stderr bytes.Buffer
+	code := run(ctx, args, &stdout, &stderr, sys)
+	return outcome{stdout.String(), stderr.String(), code}
 }
 
-// A call that stalls later is named too, when the time is over: what was found until then is
-// not lost.
-func TestAStalledCallIsNamed(t *testing.T) {
+// A call that had not returned when the run was ended is named, and no problem: it may take longer.
+// There may be a GPU, whatever is known of it until then.
+func TestCallsThatAnInterruptMeets(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
-		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{})
+	for _, c := range []struct {
+		fn, command string
+		described   bool // the GPU
+	}{
+		{"cudaDriverGetVersion", "check", false},
+		{"cudaGetDeviceCount", "check", false},
+		{"cudaGetDeviceCount", "verify", false},
+		{"cudaGetDeviceCount", "devices", false},
+		{"cudaGetDeviceCount", "bench link", false},
+		{"cudaGetDeviceProperties", "bench link", false},
+		{"cudaMemGetInfo", "check", true},
+		{"cudaMalloc", "verify", true},
+		{"cudaMemcpyAsync", "check", true},
+		{"cudaHostUnregister", "check", true},
+	} {
+		name := c.fn + " in " + c.command
+		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, c.fn, cudasim.Fault{Times: -1})
 		sys := on(t, "h200-vm")
-		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
-		}
-		got := call(t, sys, "--quiet", "--timeout", "300ms", "--format", "json")
+		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{})}
+		got := interrupted(t, sys, sim, c.fn, append(strings.Fields(c.command), "--quiet", "--format", "json", "--expect-gpus", "1")...)
 		unblock()
-		assert.Equal(t, exitIncomplete, got.code, fn)
-		var r report.Result
-		require.NoError(t, json.Unmarshal([]byte(got.stdout), &r), fn)
-		assert.Equal(t, doctor.Incomplete, r.Verdict, fn)
-		require.NotEmpty(t, r.Findings, fn)
-		assert.Equal(t, "driver_hangs", r.Findings[0].ID, fn)
-		assert.Contains(t, r.Findings[0].Summary, fn)
-		require.NotNil(t, r.Host, fn)
-		if fn == "cudaMemcpyAsync" {
-			assert.Len(t, r.Devices, 1, "it was described before")
+		assert.Equal(t, exitInterrupted, got.code, name)
+		r := resultOf(t, got)
+		assert.Equal(t, doctor.Incomplete, r.Verdict, name)
+		assert.Nil(t, r.Opening, name)
+		require.NotEmpty(t, r.Findings, name)
+		assert.Equal(t, "driver_hangs", r.Findings[0].ID, name)
+		assert.Equal(t, c.fn+" had not returned when the run ended", r.Findings[0].Summary)
+		for _, f := range r.Findings {
+			assert.Equal(t, doctor.Note, f.Severity, "%s: %s", name, f.Summary)
 		}
+		require.NotNil(t, r.Host, name)
+		assert.Equal(t, c.described, len(r.Devices) == 1, "%s: it was described before", name)
 	}
 }
 
@@ -229,6 +246,7 @@ func TestAStalledExperimentIsNamed(t *testing.T) {
 		require.NoError(t, err)
 		require.NotEmpty(t, r.Probes, fn)
 		assert.Equal(t, fn+" on device 0", r.Probes[0].Call)
+		assert.Equal(t, doctor.ProbeUnfinished, r.Probes[0].State)
 		assert.Len(t, r.Devices, 1, "it was described before")
 	}
 }
@@ -303,6 +321,19 @@ func TestWatchWithoutGPU(t *testing.T) {
 	assert.Equal(t, exitOK, run(ctx, []string{"watch"}, &stdout, &stdout, sys))
 	assert.Contains(t, stdout.String(), "+ problem no_gpu: there is no NVIDIA GPU in this machine")
 	assert.NotContains(t, stdout.String(), "no_driver_library")
+}
+
+// watch does not ask CUDA how many GPUs it shows.
+func TestWatchMissesGPUs(t *testing.T) {
+	t.Parallel()
+	sys := on(t, "h200-vm")
+	ctx, cancel := context.WithCancel(t.Context())
+	sys.after = func(time.Duration) <-chan time.Time { cancel(); return nil }
+	var stdout, stderr bytes.Buffer
+	assert.Equal(t, exitOK, run(ctx, []string{"watch", "--expect-gpus", "9", "--format", "jsonl"}, &stdout, &stderr, sys), stderr.String())
+	assert.Contains(t, stdout.String(), "the host shows 1 GPU, and there should be 9")
+	assert.Contains(t, stdout.String(), "GPUs with NVIDIA's driver: 1; --expect-gpus: 9")
+	assert.NotContains(t, stdout.String(), "cudaGetDeviceCount")
 }
 
 func TestLicenses(t *testing.T) {

@@ -17,8 +17,10 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -86,8 +88,9 @@ func Serve(funcs map[string]Func) {
 		return
 	}
 	os.Unsetenv(variable) // the processes that this one starts are others
-	// An interrupt of the terminal reaches this process too. The parent decides.
-	signal.Ignore(os.Interrupt)
+	// An interrupt of the terminal reaches this process too, and so does the signal of a service
+	// manager, or of timeout(1), that ends all of a group. The parent decides.
+	signal.Ignore(os.Interrupt, syscall.SIGTERM)
 	// Where memory runs out the kernel should kill this process, not its parent. Where
 	// that cannot be asked for, nothing is lost.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
@@ -238,6 +241,12 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 		}
 		select {
 		case end := <-ended:
+			if errors.Is(err, io.EOF) && signaled(end) {
+				select { // the signal may be for this process too, which has not seen it yet
+				case <-ctx.Done():
+				case <-time.After(killed):
+				}
+			}
 			if errors.Is(err, io.EOF) && ctx.Err() == nil {
 				if end == nil {
 					end = errors.New("without an answer")
@@ -265,6 +274,17 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 		<-answered      // no answer is taken after the return
 		return err
 	}
+}
+
+// signaled reports whether a process ended by one of the signals that ask for it: they may come
+// before Serve ignores them.
+func signaled(end error) bool {
+	exit := (*exec.ExitError)(nil)
+	if !errors.As(end, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}, status.Signal())
 }
 
 // read gives each reply to take, until the last one or an error. io.EOF is an end without

@@ -61,7 +61,23 @@ var funcs = map[string]Func{
 		_ = p.Kill()
 		select {}
 	}),
+	"signals": Handle(func(context.Context, int) (string, error) {
+		signalSelf(syscall.SIGINT, syscall.SIGTERM)
+		return "still here", nil
+	}),
+	"count and end by a signal": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+		send(n)
+		signalSelf(syscall.SIGHUP) // which Serve does not ignore
+		select {}
+	}),
 	"variable": Handle(func(context.Context, int) (string, error) { return os.Getenv(variable), nil }),
+}
+
+func signalSelf(signals ...syscall.Signal) {
+	p, _ := os.FindProcess(os.Getpid())
+	for _, s := range signals {
+		_ = p.Signal(s)
+	}
 }
 
 func TestMain(m *testing.M) {
@@ -114,6 +130,30 @@ func TestErrors(t *testing.T) {
 	require.ErrorContains(t, err, `child: add: answer "1": json: cannot unmarshal number`)
 	_, err = Run[int](t.Context(), long, "add", func() {})
 	require.ErrorContains(t, err, "request: json: unsupported type")
+}
+
+// Ctrl-C, a service manager and timeout(1) signal all of a process group: what a process was
+// started for ends by the context of its parent, and did not crash, whichever comes first.
+func TestSignalsToAProcessGroup(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no such signals")
+	}
+	answer, err := do[string](t, t.Context(), long, "signals", 0)
+	require.NoError(t, err)
+	assert.Equal(t, "still here", answer)
+
+	stop := errors.New("stop")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	last, err := Stream(ctx, long, "count and end by a signal", 3, func(int) {
+		time.AfterFunc(100*time.Millisecond, func() { cancel(stop) })
+	})
+	require.ErrorIs(t, err, stop)
+	assert.Equal(t, 3, last)
+
+	_, err = Run[int](t.Context(), long, "count and end by a signal", 3)
+	require.ErrorAs(t, err, new(*exec.ExitError), "no context has ended")
+	require.ErrorContains(t, err, "signal: hangup")
 }
 
 // A process that hangs is killed at its limit, and when ctx ends.

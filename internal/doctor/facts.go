@@ -46,6 +46,8 @@ type Facts struct {
 	// that CUDA does not show; nil without it.
 	NVML    *nvml.Report `json:"nvml,omitempty"`
 	Devices []Device     `json:"devices"`
+	// Stopped is, in an archive, what ended the run that found this before it was done.
+	Stopped string `json:"stopped,omitempty"`
 	// Together is what the copies of all devices at once reached: see bench.Together.
 	Together *result.Bench `json:"together,omitempty"`
 }
@@ -68,7 +70,12 @@ const (
 	ProbeFailed  ProbeState = "failed"  // it returned an error
 	ProbeHung    ProbeState = "hung"    // it had not returned at its time limit
 	ProbeCrashed ProbeState = "crashed" // its process died
+	// ProbeUnfinished is that it had not returned when the run ended, before its time limit.
+	ProbeUnfinished ProbeState = "unfinished"
 )
+
+// Ended reports whether a probe came to its end, with success or an error.
+func (s ProbeState) Ended() bool { return s != ProbeHung && s != ProbeCrashed && s != ProbeUnfinished }
 
 // Stage is what a probe does.
 type Stage string
@@ -346,14 +353,14 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 	return f, nil
 }
 
-// WithoutAnswer returns the facts after a process that was to open a library hung or died.
+// WithoutAnswer returns the facts after opening a library hung, or ended its process, or had not
+// come to its end when the run did.
 func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
-	return &Facts{
-		Host:    host,
-		Opening: &Opening{Error: p.what() + ": " + p.Detail},
-		Probes:  []Probe{p},
-		Devices: []Device{},
+	f := &Facts{Host: host, Probes: []Probe{p}, Devices: []Device{}}
+	if p.State != ProbeUnfinished { // which is no failure
+		f.Opening = &Opening{Error: p.what() + ": " + p.Detail}
 	}
+	return f
 }
 
 // Gather describes the library and all devices of rt, without a context on any of them.
@@ -392,7 +399,7 @@ func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 func FromHost(host *hostinfo.Host) *Facts {
 	f := &Facts{Host: host, Devices: []Device{}}
 	for _, pci := range host.GPUs {
-		if pci.Driver != "nvidia" || host.NVIDIA.DriverVersion == "" {
+		if pci.Driver != "nvidia" || !own(host, pci) {
 			continue
 		}
 		d := Device{Ordinal: len(f.Devices), PCIBusID: pci.Address}
@@ -408,6 +415,26 @@ func FromHost(host *hostinfo.Host) *Facts {
 		f.Requirements = Require(host, nil)
 	}
 	return f
+}
+
+// own reports whether a GPU is one of this process. A container shows all GPUs of the host on the
+// PCI bus, and has the nodes of its own: which these are takes /proc/driver/nvidia/gpus.
+func own(host *hostinfo.Host, pci hostinfo.PCIDevice) bool {
+	nodes := 0
+	for _, n := range host.NVIDIA.Nodes {
+		if hostinfo.IsGPUNode(n.Path) {
+			nodes++
+		}
+	}
+	if host.Virt.Container == "" || nodes == 0 || nodes >= len(host.GPUs) {
+		return true
+	}
+	for _, b := range host.NVIDIA.Boards {
+		if same, ok := host.GPU(b.Address); ok && same.Address == pci.Address {
+			return b.Minor != "" && host.NVIDIA.HasNode("/dev/nvidia"+b.Minor)
+		}
+	}
+	return false
 }
 
 func attempts(all []cudart.Attempt) []Attempt {

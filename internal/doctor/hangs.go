@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/units"
@@ -103,6 +104,16 @@ func hungDevice(f *Facts, d *Device) (out []Finding) {
 		}
 		out = append(out, one)
 	}
+	for _, p := range f.probesOf(d, ProbeUnfinished) {
+		out = append(out, Finding{
+			Severity: Note,
+			Summary:  p.what() + " had not returned when the run ended",
+			Evidence: p.seen(d, p.Detail),
+			Cause:    "it takes long here, as the first call does where GPUs must start; or it hangs: this run ended too early to say",
+			Cost:     "what was not measured yet is missing",
+			Remedy:   "run pincheck again without --timeout, or with a longer one, and let it end: it says so if a call does not return",
+		})
+	}
 	return out
 }
 
@@ -128,7 +139,9 @@ func crashedDevice(f *Facts, d *Device) (out []Finding) {
 			Cost:     "every program that makes this call dies",
 			Remedy:   "see dmesg for the fault; install the driver's user libraries again, in the kernel module's version; take what preloads libraries out of LD_PRELOAD",
 		}
-		if strings.Contains(p.Detail, "signal: killed") { // no fault of its own
+		if slices.ContainsFunc([]string{"killed", "terminated", "interrupt", "hangup"}, func(name string) bool {
+			return strings.Contains(p.Detail, "signal: "+name)
+		}) { // no fault of its own
 			one.Summary = "the process for " + p.whole(d != nil) + " was killed"
 			one.Cause = "the kernel kills processes when the memory of the machine or of the control group runs out; or someone killed it"
 			one.Cost = "what it had not measured yet is missing"

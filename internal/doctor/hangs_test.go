@@ -86,6 +86,15 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		assert.Equal(t, c.probe.Call == "", strings.Contains(one.Cause, "SIGSTOP"), "%s: all of a process that is silent may have been stopped", name)
 		assert.NotContains(t, Fine(f, found), "bytes", "%s: they were not proved", name)
 
+		f.Probes[0].State, f.Probes[0].Detail = ProbeUnfinished, "had not returned at the end: interrupted"
+		verdict, found := Judge(f)
+		require.Len(t, found, 1, name)
+		assert.Equal(t, "driver_hangs", found[0].ID, name)
+		assert.Equal(t, Note, found[0].Severity, "%s: the end of the run says nothing of it", name)
+		assert.Equal(t, strings.Replace(c.summary, "does not return", "had not returned when the run ended", 1), found[0].Summary, name)
+		assert.Contains(t, found[0].Evidence[len(found[0].Evidence)-1], "had not returned at the end: interrupted, ", name)
+		assert.NotEqual(t, Problems, verdict, name)
+
 		f.Probes[0].State, f.Probes[0].Detail = ProbeCrashed, "signal: killed"
 		_, found = Judge(f)
 		require.NotEmpty(t, found, name)
@@ -93,6 +102,11 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		assert.Contains(t, found[0].Evidence[len(found[0].Evidence)-1], "signal: killed, ", name)
 		assert.Regexp(t, "^the process for .* was killed$", found[0].Summary, name)
 		assert.Contains(t, found[0].Cause, "memory", "%s: this signal comes from outside, and no library is damaged", name)
+
+		f.Probes[0].Detail = "the process ended early: signal: terminated"
+		_, found = Judge(f)
+		require.NotEmpty(t, found, name)
+		assert.Regexp(t, "^the process for .* was killed$", found[0].Summary, name)
 
 		f.Probes[0].Detail = "signal: segmentation fault"
 		_, found = Judge(f)

@@ -106,6 +106,8 @@ func requireModule(h *hostinfo.Host, container bool) Requirement {
 	}
 	switch {
 	case h.NVIDIA.DriverVersion != "":
+	case boundDriver(h) == "nvidia":
+		r.Detail = "nvidia holds the GPU; its version does not show (/proc/driver/nvidia/version)"
 	case h.Virt.WSL:
 		r.Detail = "not needed under WSL, where Windows' driver serves"
 	default:

@@ -84,10 +84,6 @@ func explain(code cudart.Code) (means, do string) {
 // notReturned is in the errors of calls that had not returned at their limit.
 const notReturned = "has not returned"
 
-// Hangs reports whether a call into the driver had not returned when the time for opening
-// was over.
-func Hangs(failed *cudart.OpenError) bool { return strings.Contains(failed.Err.Error(), notReturned) }
-
 // hmm is open-gpu-kernel-modules #901: with HMM on, CUDA fails to start on kernels of
 // Enterprise Linux 9.
 func hmm(f *Facts) []Finding {

@@ -126,7 +126,7 @@ func gpuCount(h *hostinfo.Host) (n int) {
 }
 
 func noDevice(f *Facts) []Finding {
-	if f.Opening != nil && cudart.Code(f.Opening.Code) != cudart.ErrNoDevice {
+	if f.Opening != nil && cudart.Code(f.Opening.Code) != cudart.ErrNoDevice || f.Opening == nil && f.CUDADevices == nil {
 		return nil
 	}
 	out := Finding{
@@ -144,12 +144,20 @@ func noDevice(f *Facts) []Finding {
 }
 
 func missingGPUs(f *Facts) []Finding {
-	if f.CUDADevices == nil && len(f.Devices) == 0 && f.ExpectedGPUs == 0 {
-		return nil
+	if f.CUDADevices == nil && len(f.Devices) == 0 && (f.ExpectedGPUs == 0 || f.Opening == nil && f.Requirements == nil) {
+		return nil // the run ended before it looked
 	}
 	have := len(f.Devices)
-	if f.CUDADevices != nil {
+	shows, count := "CUDA shows", "CUDA did not start"
+	switch {
+	case f.CUDADevices != nil:
 		have = *f.CUDADevices
+		count = fmt.Sprintf("cudaGetDeviceCount: %d", have)
+	case f.Opening == nil: // it was not asked
+		if f.Host != nil {
+			have = max(have, gpuCount(f.Host))
+		}
+		shows, count = "the host shows", fmt.Sprintf("GPUs with NVIDIA's driver: %d", have)
 	}
 	want, source := f.ExpectedGPUs, "--expect-gpus"
 	if want == 0 {
@@ -165,8 +173,8 @@ func missingGPUs(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  fmt.Sprintf("CUDA shows %s, and there should be %d", units.Things(have, "GPU", "GPUs"), want),
-		Evidence: []string{fmt.Sprintf("cudaGetDeviceCount: %d; %s: %d", have, source, want)},
+		Summary:  fmt.Sprintf("%s %s, and there should be %d", shows, units.Things(have, "GPU", "GPUs"), want),
+		Evidence: []string{fmt.Sprintf("%s; %s: %d", count, source, want)},
 		Cause:    "a GPU that failed to start, fell off the bus, is held by another driver, or is hidden by CUDA_VISIBLE_DEVICES",
 		Cost:     "jobs that count on all GPUs fail or run on fewer",
 		Remedy:   "compare nvidia-smi -L with lspci -d 10de:, and see dmesg for NVRM: and Xid lines of the missing one; reset it (sudo nvidia-smi -r -i N) or reboot",

@@ -76,9 +76,11 @@ type Device struct {
 const (
 	openPatience  = time.Minute
 	firstPatience = 30 * time.Second
+	nextPatience  = 10 * time.Second // for each other GPU: the driver starts one after the other
 	callPatience  = 10 * time.Second
 	fullPatience  = time.Minute
-	nvmlPatience  = 10 * time.Second
+	nvmlPatience  = 30 * time.Second // one call starts a GPU without persistence mode
+	nvmlCalls     = 2                // times that: all of them together
 	silence       = 15 * time.Second
 	grace         = time.Second // after the end of a context
 )
@@ -174,16 +176,13 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 	var out Opened
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && ctx.Err() != nil && failed.Stuck == "" {
 		err = context.Cause(ctx) // there was no time
+	} else if failed != nil && failed.Stuck != "" {
+		out.Facts = NotOpened(ctx, failed, host, time.Since(began), patience)
+		err = nil
 	} else if failed != nil {
 		out.Facts = doctor.WithoutLibrary(failed, host)
-		if l.OpenLibrary == nil && failed.Stuck == "" {
+		if l.OpenLibrary == nil {
 			out.Facts.NodeErrors = openNodes(host)
-		}
-		if failed.Stuck != "" {
-			out.Facts.Probes = append(out.Facts.Probes, doctor.Probe{
-				Name: probeCUDA, Stage: doctor.StageOpen, Call: failed.Stuck, State: doctor.ProbeHung,
-				Detail: notReturned(ctx, patience), Seconds: time.Since(began).Seconds(),
-			})
 		}
 		err = nil
 	} else if err == nil {
@@ -191,6 +190,20 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 	}
 	out.Errors = closeAll()
 	return out, err
+}
+
+// NotOpened returns the facts after a call of opening the library had not returned, because it
+// takes more than patience, or because ctx ended before. A patience of 0 is that of [Local.Open].
+func NotOpened(ctx context.Context, failed *cudart.OpenError, host *hostinfo.Host, took, patience time.Duration) *doctor.Facts {
+	patience = cmp.Or(patience, openPatience)
+	probe := unreturned(ctx, failed.Stuck, took, patience)
+	probe.Name, probe.Stage, probe.Seconds = probeCUDA, doctor.StageOpen, took.Seconds()
+	if probe.State == doctor.ProbeUnfinished {
+		return doctor.WithoutAnswer(probe, host)
+	}
+	f := doctor.WithoutLibrary(failed, host)
+	f.Probes = append(f.Probes, probe)
+	return f
 }
 
 // openNodes opens and closes the device nodes, as CUDA does first: control groups of version 2
@@ -225,11 +238,13 @@ func (r Request) probe() doctor.Probe {
 	return doctor.Probe{Name: fmt.Sprintf("%s %d", probeGPU, r.Device), Device: &r.Device}
 }
 
-func notReturned(ctx context.Context, after time.Duration) string {
-	if err := context.Cause(ctx); err != nil {
-		return "had not returned at the end: " + err.Error()
+// unreturned is the end of a probe with a call that has not returned for a time. It hangs if that
+// is more than it may take. Else the end of ctx came first, and says nothing of the call.
+func unreturned(ctx context.Context, call string, inside, patience time.Duration) doctor.Probe {
+	if cause := context.Cause(ctx); cause != nil && inside < patience {
+		return doctor.Probe{Call: call, State: doctor.ProbeUnfinished, Detail: "had not returned at the end: " + cause.Error()}
 	}
-	return fmt.Sprintf("did not return in %v", after)
+	return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: fmt.Sprintf("did not return in %v", patience)}
 }
 
 // Device examines one GPU, or several together if the steps say so. Send is called with what was
@@ -247,7 +262,8 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 	if err != nil {
 		ongoing.Errors = closeAll()
 		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && failed.Stuck != "" {
-			return ongoing.end(doctor.Probe{Call: failed.Stuck, State: doctor.ProbeHung, Detail: notReturned(ctx, l.patience(openPatience))}, time.Since(began)), nil
+			took := time.Since(began)
+			return ongoing.end(unreturned(ctx, failed.Stuck, took, l.patience(openPatience)), took), nil
 		}
 		return ongoing.Device, err
 	}
@@ -299,25 +315,25 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 	if tick == 0 {
 		tick = time.Second
 	}
-	inside := map[string]time.Duration{}
+	inside := map[cudart.StuckCall]time.Duration{}
 	var ended time.Time
 	for watching.Err() == nil {
-		calls := map[string]time.Duration{}
+		calls := map[cudart.StuckCall]time.Duration{}
 		var names []string
 		stuck := rt.Stuck(watching, tick)
 		if stuck == nil {
 			pause(watching, tick)
 		}
 		for _, c := range stuck {
-			calls[c.String()] = inside[c.String()] + tick
+			calls[c] = inside[c] + tick
 			names = append(names, c.String())
 		}
 		inside = calls
 		ongoing.update(func(d *Device) { d.Inside = names })
-		patience := l.patience(ongoing.patience(r))
-		for _, name := range names {
-			if calls[name] >= patience {
-				return doctor.Probe{Call: name, State: doctor.ProbeHung, Detail: notReturned(ctx, patience)}
+		patience := l.patience(ongoing.patience(r, rt.DeviceCount()))
+		for _, c := range stuck {
+			if calls[c] >= patience {
+				return unreturned(ctx, c.String(), calls[c], patience)
 			}
 		}
 		if ctx.Err() == nil {
@@ -327,7 +343,7 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 			ended = time.Now()
 		}
 		if len(names) > 0 && time.Since(ended) >= l.grace() {
-			return doctor.Probe{Call: names[0], State: doctor.ProbeHung, Detail: notReturned(ctx, patience)}
+			return unreturned(ctx, names[0], calls[stuck[0]], patience)
 		}
 	}
 	return doctor.Probe{}
@@ -382,12 +398,13 @@ func (e *examination) begun() {
 	e.first = true
 }
 
-func (e *examination) patience(r Request) time.Duration {
+// patience is how long a call may take now, on a host with this many GPUs.
+func (e *examination) patience(r Request, gpus int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case !e.first:
-		return firstPatience
+		return firstPatience + time.Duration(gpus-1)*nextPatience
 	case r.Steps.Full:
 		return fullPatience
 	}

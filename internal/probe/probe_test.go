@@ -2,9 +2,11 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -64,6 +66,13 @@ var scripted = Local{
 	},
 	ReadNVML: func(calling func(string, *nvml.Report)) (*nvml.Report, error) {
 		r := &nvml.Report{Library: "scripted", Count: 3}
+		for range slowCalls() {
+			calling("nvmlDeviceGetName", r)
+			time.Sleep(300 * time.Millisecond)
+		}
+		if slowCalls() > 0 {
+			return r, nil
+		}
 		for i := range 2 {
 			calling("nvmlDeviceGetHandleByIndex_v2", r)
 			calling("nvmlDeviceGetName", r)
@@ -80,6 +89,14 @@ var scripted = Local{
 		return p
 	},
 	Tick: 20 * time.Millisecond,
+}
+
+// slow is the variable that has the number of calls that NVML makes, each of them slow.
+const slow = "PINCHECK_TEST_SLOW_CALLS"
+
+func slowCalls() int {
+	n, _ := strconv.Atoi(os.Getenv(slow)) // 0 without
+	return n
 }
 
 // hasty is scripted with calls that may take little.
@@ -201,10 +218,83 @@ func TestContextsThatEndDuringACall(t *testing.T) {
 			}
 		})
 		require.NoError(t, err)
-		assert.Equal(t, doctor.ProbeHung, out.Probe.State, isolated)
+		assert.Equal(t, doctor.ProbeUnfinished, out.Probe.State, "isolated: %v; it may take longer", isolated)
 		assert.Equal(t, "cudaMemGetInfo on device 1", out.Probe.Call)
 		assert.Equal(t, "had not returned at the end: "+assert.AnError.Error(), out.Probe.Detail)
 	}
+}
+
+// The end of a run says nothing of a call that has not taken its time yet.
+func TestWhatHangsAndWhatWasNotFinished(t *testing.T) {
+	t.Parallel()
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(assert.AnError)
+	for _, c := range []struct {
+		ctx    context.Context
+		inside time.Duration
+		state  doctor.ProbeState
+		detail string
+	}{
+		{ended, 9 * time.Second, doctor.ProbeUnfinished, "had not returned at the end: " + assert.AnError.Error()},
+		{ended, 10 * time.Second, doctor.ProbeHung, "did not return in 10s"},
+		{t.Context(), 10 * time.Second, doctor.ProbeHung, "did not return in 10s"},
+	} {
+		assert.Equal(t, doctor.Probe{Call: "cudaFree", State: c.state, Detail: c.detail}, unreturned(c.ctx, "cudaFree", c.inside, 10*time.Second))
+	}
+}
+
+// Eight GPUs without persistence mode start one after the other, and the first call waits for all.
+func TestTheFirstCallMayTakeLonger(t *testing.T) {
+	t.Parallel()
+	e := &examination{send: func(Device) {}}
+	assert.Equal(t, 30*time.Second, e.patience(Request{}, 1))
+	assert.Equal(t, 100*time.Second, e.patience(Request{}, 8))
+	e.begun()
+	assert.Equal(t, 10*time.Second, e.patience(Request{}, 8))
+	assert.Equal(t, time.Minute, e.patience(Request{Steps: Steps{Full: true}}, 8))
+}
+
+// Calls of one function that overlap, each of them soon done, are not one that hangs.
+func TestCallsThatOverlapDoNotHang(t *testing.T) {
+	t.Parallel()
+	sim, err := cudasim.New(cudasim.Config{})
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	require.NoError(t, err)
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	begin := func() (end func()) { // returns when the call is inside the library
+		returns := make(chan struct{})
+		inside := make(chan struct{})
+		sim.OnCall(func(string, int) { close(inside); <-returns })
+		go func() { _, _, err := dev.MemInfo(); done <- err }()
+		<-inside
+		return func() { close(returns); assert.NoError(t, <-done) }
+	}
+
+	watching, stop := context.WithCancel(t.Context())
+	end, ticks := begin(), 0
+	ongoing := &examination{first: true, send: func(d Device) {
+		assert.Len(t, d.Inside, 1, "one of them is inside at any time")
+		if ticks++; ticks > 60 {
+			stop()
+		}
+		if ticks%3 == 0 {
+			last := end
+			end = begin()
+			last()
+		}
+	}}
+	l := Local{Tick: time.Millisecond, Patience: 20 * time.Millisecond}
+	got := l.watch(watching, t.Context(), rt, Request{}, ongoing)
+	end()
+	assert.Empty(t, got, "after %d ticks", ticks)
+	require.NoError(t, rt.Close())
 }
 
 // What is under way when a context ends, and returns soon after, does not hang.
@@ -228,7 +318,8 @@ func TestAContextThatEndsWhileTheLibraryOpens(t *testing.T) {
 				continue
 			}
 			require.Len(t, out.Facts.Probes, 1)
-			assert.Equal(t, doctor.ProbeHung, out.Facts.Probes[0].State)
+			assert.Equal(t, doctor.ProbeUnfinished, out.Facts.Probes[0].State)
+			assert.Nil(t, out.Facts.Opening, "that has not failed")
 			assert.Equal(t, "had not returned at the end: "+assert.AnError.Error(), out.Facts.Probes[0].Detail)
 			assert.Less(t, out.Facts.Probes[0].Seconds, 30.0, "what it took, not what it may take")
 		}
@@ -392,6 +483,26 @@ func TestAGPUThatNVMLDoesNotReturnFrom(t *testing.T) {
 		Name: "nvml", Stage: doctor.StageNVML, Call: "nvmlDeviceGetHandleByIndex_v2", State: doctor.ProbeHung, Detail: "did not return in 3s", Seconds: out.Probe.Seconds,
 	}, out.Probe)
 	assert.Equal(t, &nvml.Report{Library: "scripted", Count: 3, GPUs: []nvml.GPU{{Name: "simulated"}, {Index: 1, Name: "simulated"}}}, out.Report)
+}
+
+// On a slow host, or where each GPU must start, all calls together take long, and none hangs.
+func TestNVMLThatIsSlow(t *testing.T) {
+	needsProcesses(t)
+	p := Prober{Local: scripted, Isolated: true}
+	p.Patience = 3 * time.Second
+	t.Setenv(slow, "12")
+	out, err := p.NVML(t.Context(), Request{})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.ProbeOK, out.Probe.State, "%+v", out.Probe)
+	assert.Greater(t, out.Probe.Seconds, p.Patience.Seconds())
+	assert.NotNil(t, out.Report)
+
+	t.Setenv(slow, "1000")
+	out, err = p.NVML(t.Context(), Request{})
+	require.NoError(t, err)
+	assert.Equal(t, doctor.ProbeFailed, out.Probe.State, "it ends in time, and no call is accused")
+	assert.Equal(t, "not done in 6s", out.Probe.Detail)
+	assert.NotNil(t, out.Report, "what was read")
 }
 
 func TestNVMLWithoutALibrary(t *testing.T) {

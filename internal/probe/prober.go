@@ -59,7 +59,7 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 	late, cancel := p.late(ctx)
 	defer cancel()
 	out, err := child.Run[Opened](late, limit+grace, openChild, r)
-	probe, err := fate(ctx, err, true, notReturned(ctx, limit))
+	probe, err := fate(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
 	if probe.State == "" && err == nil {
 		return out, nil
 	}
@@ -76,31 +76,26 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 		return p.Local.Device(ctx, r, show)
 	}
 	began := time.Now()
-	silent, patient := errors.New("silent"), cmp.Or(p.Silence, silence)
-	listening, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	patient := cmp.Or(p.Silence, silence)
 	limit := p.patience(openPatience) + patient // the first words come when the library is open
-	tick := patient / silentTicks
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	var quiet silenceOf
-	quiet.allow(int(limit / tick))
-	go quiet.watch(listening, ticker.C, func() { cancel(silent) })
+	listening, heard, stop := listen(ctx, limit, patient)
+	defer stop()
 	r.InTurn = r.Turn != nil
 	out, err := child.StreamTurn(listening, ever, deviceChild, r, r.Turn, func(d Device) {
 		limit = patient
-		quiet.allow(silentTicks)
+		heard()
 		show(d)
 	})
 	if err == nil {
 		return out, nil
 	}
-	detail := notReturned(ctx, limit)
-	if errors.Is(err, silent) {
-		err, detail = child.ErrTimeout, fmt.Sprintf("its process sent nothing for %v", limit)
-	}
 	call := strings.Join(out.Inside, ", ")
-	probe, err := fate(ctx, err, call != "", detail) // else it was at work, and in no call for long
+	hung := unreturned(ctx, call, 0, limit)
+	if errors.Is(err, errSilent) {
+		err = child.ErrTimeout
+		hung = doctor.Probe{State: doctor.ProbeHung, Detail: fmt.Sprintf("its process sent nothing for %v", limit)}
+	}
+	probe, err := fate(ctx, err, call != "", hung) // else it was at work, and in no call for long
 	probe.Call = call
 	out.Facts.Ordinal = r.Device
 	if out.Stage == "" { // it has sent nothing
@@ -122,7 +117,10 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	var newest *nvml.Report
 	late, cancel := p.late(ctx)
 	defer cancel()
-	out, err := child.Stream(late, limit, nvmlChild, r, func(now NVML) {
+	listening, heard, stop := listen(late, limit, limit)
+	defer stop()
+	out, err := child.Stream(listening, nvmlCalls*limit, nvmlChild, r, func(now NVML) {
+		heard() // of a call that returned, and another one that begins
 		if now.Report != nil {
 			newest = now.Report
 		}
@@ -130,7 +128,15 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	if out.Report == nil {
 		out.Report = newest
 	}
-	probe, err := fate(ctx, err, out.Probe.Call != "", notReturned(ctx, limit))
+	if errors.Is(err, child.ErrTimeout) { // each call returns, and all take long: none hangs
+		out.Probe.State, out.Probe.Seconds = doctor.ProbeFailed, time.Since(began).Seconds()
+		out.Probe.Detail = fmt.Sprintf("not done in %v", nvmlCalls*limit)
+		return out, nil
+	}
+	if errors.Is(err, errSilent) {
+		err = child.ErrTimeout
+	}
+	probe, err := fate(ctx, err, out.Probe.Call != "", unreturned(ctx, "", 0, limit))
 	if probe.State != "" {
 		probe.Name, probe.Stage, probe.Call, probe.Seconds = probeNVML, doctor.StageNVML, out.Probe.Call, time.Since(began).Seconds()
 		out.Probe = probe
@@ -139,14 +145,15 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 }
 
 // fate makes of the error of a process how it ended: the State is empty for one that has
-// answered. A context that ended is no error, and no fate if no call was under way.
-func fate(ctx context.Context, err error, calling bool, hung string) (doctor.Probe, error) {
+// answered, and hung is for one that has not. A context that ended is no error, and no fate if no
+// call was under way.
+func fate(ctx context.Context, err error, calling bool, hung doctor.Probe) (doctor.Probe, error) {
 	switch crash := (*exec.ExitError)(nil); {
 	case err == nil:
 	case ctx.Err() != nil && !calling:
 		return doctor.Probe{}, nil
 	case ctx.Err() != nil, errors.Is(err, child.ErrTimeout):
-		return doctor.Probe{State: doctor.ProbeHung, Detail: hung}, nil
+		return hung, nil
 	case errors.As(err, &crash):
 		return doctor.Probe{State: doctor.ProbeCrashed, Detail: err.Error()}, nil
 	}

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 )
@@ -16,6 +17,21 @@ type silenceOf struct{ left atomic.Int64 }
 
 // allow allows a number of ticks from now on.
 func (s *silenceOf) allow(ticks int) { s.left.Store(int64(ticks)) }
+
+// errSilent is the cause of a context that ends because a process has sent nothing for too long.
+var errSilent = errors.New("silent")
+
+// listen returns a context that ends with errSilent when heard is not called for a time: this one
+// first, and then that one.
+func listen(ctx context.Context, first, then time.Duration) (listening context.Context, heard, stop func()) {
+	listening, cancel := context.WithCancelCause(ctx)
+	tick := then / silentTicks
+	ticker := time.NewTicker(tick)
+	quiet := new(silenceOf)
+	quiet.allow(int(first / tick))
+	go quiet.watch(listening, ticker.C, func() { cancel(errSilent) })
+	return listening, func() { quiet.allow(silentTicks) }, func() { ticker.Stop(); cancel(nil) }
+}
 
 // watch calls tooLong at the first tick after those that were allowed. It returns then, and at
 // the end of ctx.
