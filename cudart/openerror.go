@@ -63,6 +63,9 @@ func (e *OpenError) Error() string {
 		fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)
 	}
 	fmt.Fprintf(&b, "\n\twhat helps: %s", e.Remedy())
+	if errors.Is(e.Err, ErrNoLibrary) && !e.source && e.Driver.LibPath == "" {
+		b.WriteString("; and an NVIDIA GPU with its driver, whose libcuda.so.1 was not found either")
+	}
 	return b.String()
 }
 

@@ -103,6 +103,19 @@ func TestTheReasonThatMattersMost(t *testing.T) {
 	}
 }
 
+// Without a driver a runtime library alone does not help.
+func TestNoLibraryAndNoDriver(t *testing.T) {
+	t.Parallel()
+	neither := cudart.OpenError{Err: cudart.ErrNoLibrary}
+	require.ErrorContains(t, &neither, "what helps: "+neither.Remedy()+"; and an NVIDIA GPU with its driver")
+	for _, other := range []cudart.OpenError{
+		{Err: cudart.ErrNoLibrary, Driver: cudart.DriverFacts{LibPath: "/usr/lib/libcuda.so.1"}},
+		{Err: cudart.ErrNoDriver},
+	} {
+		assert.NotContains(t, other.Error(), "NVIDIA GPU with its driver", "%v", other)
+	}
+}
+
 func TestDriverFactsNameEachPart(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, "libcuda none, kernel module none, device nodes none", cudart.DriverFacts{}.String())

@@ -22,7 +22,7 @@ type Buffer struct{ pinnedMem }
 // done, and Buffer.Notes why. The memory is zero. It reserves n bytes rounded up to a
 // page. n must be positive.
 //
-// Errors are of arguments that cannot be, naming the option; [ErrLimit] for what the
+// Errors are of invalid arguments, naming the option; [ErrLimit] for what the
 // host has no room for or [SetLimits] forbids; [cudart.ErrClosed] for a Runtime that
 // was closed; those of the system and of CUDA. An error of CUDA names every attempt, and
 // if the host is short of memory, what is available. After an error nothing is mapped or

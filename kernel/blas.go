@@ -179,7 +179,7 @@ func (b *BLAS) Path() string { return b.path }
 // Stream returns the stream on which Multiply queues.
 func (b *BLAS) Stream() *cudart.Stream { return b.stream }
 
-// Multiply queues c = alpha * a * b + beta * c (cublasSgemm). The error wraps
+// Multiply queues c = alpha * x * y + beta * c (cublasSgemm). The error wraps
 // [cudart.ErrInvalidValue] if the shapes do not fit, [ErrClosed], or is a [BLASStatus].
 func (b *BLAS) Multiply(c, x, y Matrix, alpha, beta float32) error {
 	rows, cols, inner, err := product(c, x, y)

@@ -26,10 +26,11 @@ type Dim = cudart.Dim
 // memory of a block.
 type Config = cudart.LaunchConfig
 
-// Threads returns the shape of at least n threads, in blocks of a number of them.
+// Threads returns the shape of a launch with n threads or more, in blocks of block threads
+// each. If n or block is not positive, it returns the zero Config, which Launch refuses.
 func Threads(n, block int) Config {
 	if n <= 0 || block <= 0 {
-		return Config{} // which Launch refuses
+		return Config{}
 	}
 	return Config{Grid: Dim{X: (n-1)/block + 1}, Block: Dim{X: block}}
 }

@@ -30,6 +30,7 @@ func (m Matrix) shape() (rows, cols int) {
 	return m.Rows, m.Cols
 }
 
+// String returns the shape, for messages.
 func (m Matrix) String() string {
 	s := fmt.Sprintf("%dx%d", m.Rows, m.Cols)
 	if m.Transposed {

@@ -182,7 +182,7 @@ func (m *Memory) Chase(s *cudart.Stream, chain cudart.DevPtr, start, steps int, 
 const MaxBusy = time.Minute
 
 // Busy queues work that runs for d by the device's timer and occupies one multiprocessor. It
-// ends after 4 clock cycles a nanosecond in any case. The error wraps
+// also ends after 4 clock cycles for each nanosecond of d, should the timer fail. The error wraps
 // [cudart.ErrInvalidValue] if d is negative or more than [MaxBusy].
 func (m *Memory) Busy(s *cudart.Stream, d time.Duration) error {
 	if d < 0 || d > MaxBusy {

@@ -81,7 +81,7 @@ type Allocator struct {
 }
 
 // New makes an allocator. It allocates nothing yet. Close it. Errors are of a nil device,
-// of one whose Runtime was closed ([cudart.ErrClosed]), of options that cannot be; for a
+// of one whose Runtime was closed ([cudart.ErrClosed]), of invalid options; for a
 // device without managed memory one that wraps [errors.ErrUnsupported], and
 // [ErrNotConcurrent].
 func New(dev *cudart.Device, o Options) (*Allocator, error) {

@@ -21,7 +21,8 @@ type Range struct {
 // All returns the range that is all of the memory.
 func (m *Memory) All() Range { return Range{Memory: m, Len: m.n} }
 
-// Range returns n bytes at offset off as a range.
+// Range returns n bytes at offset off as a range. It checks nothing: what uses the range
+// returns an error if n is not positive, or if the bytes are not all within the memory.
 func (m *Memory) Range(off, n int) Range { return Range{Memory: m, Off: off, Len: n} }
 
 func (r Range) ptr() cudart.DevPtr { return r.Memory.ptr() + cudart.DevPtr(r.Off) }
@@ -49,6 +50,7 @@ func (m *Memory) Prefetch(s *cudart.Stream, to cudart.Location) error {
 }
 
 // PrefetchRange is Prefetch of n bytes at offset off. CUDA moves the pages that have them.
+// A range that is empty or not within the memory is an error as well.
 func (m *Memory) PrefetchRange(s *cudart.Stream, off, n int, to cudart.Location) error {
 	return m.with("prefetch", func() error {
 		if s == nil {
@@ -197,7 +199,8 @@ func (a Advice) String() string {
 // others are [ErrClosed], [ErrNotConcurrent], and those of CUDA.
 func (m *Memory) Advise(a Advice) error { return m.AdviseRange(0, m.n, a) }
 
-// AdviseRange is Advise for n bytes at offset off, and the pages that have them.
+// AdviseRange is Advise for n bytes at offset off, and the pages that have them. A range that
+// is empty or not within the memory is an error as well.
 func (m *Memory) AdviseRange(off, n int, a Advice) error { return m.advise("advise", off, n, a) }
 
 // Unadvise undoes Advise.

@@ -91,7 +91,7 @@ type Plan struct {
 // NewPlan plans the steps, which run in this order. It moves nothing yet. The memory must
 // be of the allocator, and open until the last Run has returned.
 //
-// Errors are [ErrNotConcurrent], options and ranges that cannot be, and for a step that
+// Errors are [ErrNotConcurrent], invalid options and ranges, and for a step that
 // accesses more than the budget one that wraps [ErrOversubscribed]. Memory that one step
 // uses in place and another one moves is an error, too.
 func (a *Allocator) NewPlan(steps []Step, o PlanOptions) (*Plan, error) {

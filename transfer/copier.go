@@ -36,8 +36,8 @@ type engine struct {
 // allocates the ring of pinned memory, 11 MiB on up to four cores and 39 MiB on more,
 // and the streams that all copiers of the device share. On more than four cores the ring
 // has 28 MiB more while copies of both directions wait for memory. When ctx ends before,
-// the error is ctx's; others are of Options that cannot be, and those of [hostmem.Alloc]. After an
-// error nothing is left, unless the error says that it could not be released, and
+// the error is ctx's; others are of invalid Options, and those of [hostmem.Alloc]. After
+// an error nothing is left, unless the error says that it could not be released, and
 // NewCopier may be called again.
 func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	e, err := newEngine(ctx, dev, o)

@@ -19,7 +19,7 @@ const (
 	mostWorkers = 1024
 )
 
-// Validate returns an error that names the option which cannot be.
+// Validate returns an error that names the option that is invalid, or nil.
 func (o Options) Validate() error {
 	if o.Workers < 0 || o.Workers > mostWorkers {
 		return fmt.Errorf("Options.Workers: %d: must be from 0 to %d", o.Workers, mostWorkers)

@@ -14,6 +14,7 @@ type FormatError struct {
 	Reason string // what was found, and what was expected
 }
 
+// Error names the file, the tensor if there is one, and the reason.
 func (e *FormatError) Error() string {
 	if e.Tensor == "" {
 		return fmt.Sprintf("weights: read %s: %s", e.File, e.Reason)

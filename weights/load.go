@@ -76,10 +76,12 @@ type LoadError struct {
 	Err error
 }
 
+// Error names the tensor, the file, the offset in it, the devices and the reason.
 func (e *LoadError) Error() string {
 	return fmt.Sprintf("weights: load tensor %s of %s: at offset %d, onto %v: %v", quote(e.Tensor.Name), e.Tensor.File.name, e.Offset, e.Devices, e.Err)
 }
 
+// Unwrap returns Err.
 func (e *LoadError) Unwrap() error { return e.Err }
 
 // Load copies the plan's tensors from their files to the memory of devices: memory

@@ -28,7 +28,7 @@ func newBench(o *options, sys system) *cobra.Command {
 	f := &benchFlags{}
 	cmd := &cobra.Command{
 		Use:   "bench [NAME...]",
-		Short: "Measure, and answer what such measurements leave open",
+		Short: "Measure, and answer the question behind the figures",
 		Long: `bench runs experiments by name, or all of them (all), and says what was seen.
 Without a name it lists them. Before it starts it estimates the time, and checks
 that there is the memory.
@@ -61,7 +61,7 @@ that there is the memory.
 	flags.BoolVar(&f.quick, "quick", false, "fewer sizes and shorter samples")
 	flags.DurationVar(&f.duration, "duration", 0, "about how long each experiment measures, such as 10s (default: as long as it plans)")
 	named(flags, "duration", "time")
-	flags.Var(&f.sizes, "sizes", "sizes of copies, such as 64K,1MiB,4G, of 1024 (default: those of the experiment)")
+	flags.Var(&f.sizes, "sizes", "sizes of copies, such as 64K,1MiB,4G: K, M and G are powers of 1024 (default: those of the experiment)")
 	flags.IntVar(&f.pid, "pid", 0, "process to read (memory only)")
 	named(flags, "pid", "number")
 	for _, name := range []string{"duration", "sizes", "pid"} {

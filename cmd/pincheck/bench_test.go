@@ -338,6 +338,8 @@ func TestOutputFile(t *testing.T) {
 		got := call(t, benches(t, func() { measuredNothing = false }), "bench", "bandwidth", "--output", bad)
 		assert.Equal(t, exitOutput, got.code, bad)
 		assert.Contains(t, got.stderr, "pincheck: --output: ", bad)
+		assert.Contains(t, got.stderr, bad)
+		assert.NotContains(t, got.stderr, ".tmp", "the name that was given, not the one beside it")
 		assert.True(t, measuredNothing, bad)
 	}
 	if runtime.GOOS == "linux" {

@@ -205,7 +205,7 @@ func TestFromWhatIsNoArchive(t *testing.T) {
 	require.NoError(t, os.WriteFile(odd, b.Bytes(), 0o600))
 	for file, says := range map[string]string{
 		filepath.Join(dir, "none"): "no such file",
-		text:                       "not a file of gzip",
+		text:                       "not an archive of pincheck capture",
 		odd:                        "facts.json",
 	} {
 		got := call(t, sys, "--from", file)

@@ -69,7 +69,7 @@ func (o *options) register(root *cobra.Command) {
 	named(flags, "library", "path")
 	flags.DurationVar(&o.timeout, "timeout", 0, "end after this time, such as 30s, with what was found until then (default: no limit)")
 	named(flags, "timeout", "time")
-	flags.StringVar(&o.failAt, "fail-on", string(doctor.Warning), "gravity from which on findings change the exit code: problem, warning or note")
+	flags.StringVar(&o.failAt, "fail-on", string(doctor.Warning), "least severity of a finding that changes the exit code: problem, warning or note")
 	named(flags, "fail-on", "severity")
 	flags.StringSliceVar(&o.ignore, "ignore", nil, "leave out findings of these ids, with commas or repeated")
 	named(flags, "ignore", "id")

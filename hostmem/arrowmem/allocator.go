@@ -36,8 +36,9 @@ type Options struct {
 // The interface has no errors, and arrow-go's own allocators panic, or end the process,
 // when there is no memory. An Allocator takes memory of the Go heap if the pool has none:
 // because a limit was reached for longer than Options.Wait, CUDA refuses, or the pool is
-// closed. That memory is not pinned: package transfer copies it, more slowly, and
-// asynchronous copies of package cudart refuse it. [Allocator.Stats] counts it, and
+// closed. That memory is not pinned: copy it with package transfer, which is slower, and
+// never with asynchronous copies of package cudart, which refuse it in debug mode
+// (PINNED_DEBUG=1) only. [Allocator.Stats] counts it, and
 // [Allocator.Err] returns the reason. If the Go heap cannot grow either, the process ends,
 // as any Go program does.
 type Allocator struct {

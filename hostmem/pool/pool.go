@@ -109,8 +109,8 @@ type core struct {
 // gateClosed in core.gate means that the pool is closed.
 const gateClosed = 1 << 40
 
-// New makes a pool. It pins nothing yet. Close it. Errors are of options that cannot
-// be, of a nil device, and of one whose Runtime was closed ([cudart.ErrClosed]).
+// New makes a pool. It pins nothing yet. Close it. Errors are of invalid options,
+// of a nil device, and of one whose Runtime was closed ([cudart.ErrClosed]).
 func New(dev *cudart.Device, o Options) (*Pool, error) {
 	c, err := newCore(dev, o)
 	if err != nil {

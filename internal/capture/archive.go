@@ -222,7 +222,7 @@ func readMembers(r io.Reader) (map[string][]byte, error) {
 	packed := &io.LimitedReader{R: r, N: maxCompressed + 1}
 	unpacked, err := gzip.NewReader(packed)
 	if err != nil {
-		return nil, fmt.Errorf("not a file of gzip: %w", err)
+		return nil, fmt.Errorf("not an archive of pincheck capture: %w", err)
 	}
 	limited := &io.LimitedReader{R: unpacked, N: maxBytes + 1}
 	archive := tar.NewReader(limited)

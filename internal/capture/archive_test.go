@@ -84,8 +84,8 @@ func TestHostileArchives(t *testing.T) {
 		data []byte
 		says string
 	}{
-		"nothing":             {nil, "not a file of gzip"},
-		"text":                {[]byte("hello"), "not a file of gzip"},
+		"nothing":             {nil, "not an archive of pincheck capture"},
+		"text":                {[]byte("hello"), "not an archive of pincheck capture"},
 		"cut off":             {whole[:len(whole)/2], "unexpected EOF"},
 		"no host":             {pack(t, file("README.txt", "x")), "there is no host.txt"},
 		"a path upwards":      {pack(t, good, file("../../etc/cron.d/x", "x")), "is in no archive"},

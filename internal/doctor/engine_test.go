@@ -478,7 +478,11 @@ var troubles = []struct {
 	{id: "link_errors", change: func(f *Facts) { f.Devices[0].Health.PCIeReplays = number(81) }},
 	{id: "unsteady_copies", change: func(f *Facts) { f.Devices[0].Bandwidth.Series[0].Spread = 0.3 }},
 	{id: "unsteady_copies", sev: Warning, change: func(f *Facts) { f.Devices[0].Bandwidth.Series[0].Spread = 1.99 }},
-	{id: "unjudged_copies", change: func(f *Facts) { f.Host.GPUs[0].Link = hostinfo.Link{} }},
+	{id: "unjudged_copies", change: func(f *Facts) { f.Host.GPUs[0].Link = hostinfo.Link{} }, says: "does not show the GPU's link"},
+	{id: "unjudged_copies", change: func(f *Facts) {
+		f.Host.GPUs[0].Link, f.Simulated = hostinfo.Link{}, true
+	}, says: "the GPU is simulated"},
+	{id: "unjudged_copies", change: func(f *Facts) { f.Devices[0].Name = "NVIDIA GB10" }, says: "such a GPU on such a link", also: []string{"write_combined_slow"}},
 	{id: "slot_below_card", change: func(f *Facts) {
 		f.Host.GPUs[0].Link.CurrentSpeed = 16
 		f.Host.GPUs[0].Upstream = []hostinfo.Link{{Address: "0000:00:01.0", CurrentSpeed: 16, CurrentWidth: 16, MaxSpeed: 16, MaxWidth: 16}}

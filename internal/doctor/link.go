@@ -359,10 +359,16 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 	for _, s := range d.copies() {
 		rates = append(rates, fmt.Sprintf("%s %s", directionText(&s), units.Rate(s.Median)))
 	}
+	cause := "the host does not show the GPU's link, and there is no public figure"
+	if f.Simulated {
+		cause = "the GPU is simulated"
+	} else if d.Link != nil && d.Link.Rate > 0 {
+		cause = "there is no public figure of such a GPU on such a link"
+	}
 	return finding(Finding{
 		Summary:  "nothing is known of what this GPU should reach here, so its speed was not judged",
 		Evidence: rates,
-		Cause:    "the host does not show the GPU's link, and there is no public figure",
+		Cause:    cause,
 		Cost:     "a slow link would not be noticed",
 		Remedy:   "compare with another machine of this kind (pincheck compare)",
 	})

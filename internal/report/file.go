@@ -79,6 +79,9 @@ func beside(path string) (*os.File, error) {
 	dir, name := filepath.Split(path)
 	for range 100 {
 		f, err := os.OpenFile(fmt.Sprintf("%s.%s.%08x.tmp", dir, name, rand.Uint32()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if failed := (*fs.PathError)(nil); errors.As(err, &failed) {
+			failed.Path = path // the name that the caller knows
+		}
 		if !errors.Is(err, fs.ErrExist) {
 			return f, err
 		}

@@ -50,6 +50,77 @@ func TestReadmeProgramBuilds(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
+var readmeSnippet = regexp.MustCompile("(?s)```go\n(.*?)```")
+
+// snippetNames are what the README's snippets take for granted.
+const snippetNames = `package snippets
+
+import (
+	"context"
+	"io"
+	"os"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/loader"
+	"github.com/gopinned/pinned/managed"
+	"github.com/gopinned/pinned/transfer"
+	"github.com/gopinned/pinned/weights"
+)
+
+var (
+	ctx            context.Context
+	dev            *cudart.Device
+	devices        []*cudart.Device
+	s, stream      *cudart.Stream
+	dst, src, x, y cudart.DevPtr
+	dsts           []cudart.DevPtr
+	n, size        int
+	file           *os.File
+	ptx            []byte
+	anyGoBytes     []byte
+	images, labels []byte
+	deviceOf       func(*weights.Tensor) int
+	memory         map[int]weights.Memory
+
+	_ = []any{io.Copy, pool.New, kernel.Load, loader.New, managed.New, transfer.NewCopier}
+)
+`
+
+// The snippets in the README compile. They leave out what is done with results, so
+// variables that are not used are the only errors.
+func TestReadmeSnippetsCompile(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	source := snippetNames
+	snippets := 0
+	for _, match := range readmeSnippet.FindAllStringSubmatch(string(readme), -1) {
+		if !strings.HasPrefix(match[1], "package ") {
+			snippets++
+			source += "\nfunc _() {\n" + strings.ReplaceAll(match[1], "…", "") + "}\n"
+		}
+	}
+	require.Positive(t, snippets)
+	file := filepath.Join(t.TempDir(), "snippets.go")
+	require.NoError(t, os.WriteFile(file, []byte(source), 0o600))
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-gcflags=-e", "-o", os.DevNull, file).CombinedOutput()
+	if err == nil {
+		return
+	}
+	unused := 0
+	for line := range strings.Lines(string(out)) {
+		switch {
+		case strings.Contains(line, "declared and not used: "):
+			unused++
+		case !strings.HasPrefix(line, "#"):
+			t.Error(line)
+		}
+	}
+	assert.Positive(t, unused, "%v: %s", err, out)
+}
+
 var (
 	moduleLine  = regexp.MustCompile(`(?m)^module (\S+)$`)
 	requireLine = regexp.MustCompile(`(?m)^\s+(\S+\.\S+/\S+) v\S+( // indirect)?$`)
