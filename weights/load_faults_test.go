@@ -243,7 +243,7 @@ func TestLoadsThatAreCanceled(t *testing.T) {
 			err := tr.load(ctx)
 			tr.sim.OnCall(nil)
 			cancel(nil)
-			require.Zero(t, tr.sim.Outstanding().PendingOps, config)
+			require.Zero(t, tr.sim.Outstanding().PendingCopies, config)
 			if err == nil {
 				tr.requireLoaded(t, config)
 				continue
@@ -282,7 +282,7 @@ func TestLoadsWithFaultsAtRandom(t *testing.T) {
 				})
 			}
 			all.Wait()
-			require.Zero(t, tr.sim.Outstanding().PendingOps)
+			require.Zero(t, tr.sim.Outstanding().PendingCopies)
 			tr.sim.ResetFaults()
 			tr.requireWorks(t, fmt.Sprint(seed))
 		}

@@ -16,6 +16,7 @@ type Outstanding struct {
 	Streams, Events                int
 	PeerAccesses                   int // cudaDeviceEnablePeerAccess
 	PendingOps                     int // operations enqueued and not run; of destroyed streams, all but records of events
+	PendingCopies                  int // of these, the ones that use memory: copies, and what fills it
 }
 
 // String lists the counts that are not zero: "1 stream, 2 registrations (8192 bytes)".
@@ -56,7 +57,8 @@ func (s *Sim) Outstanding() Outstanding {
 }
 
 func (s *Sim) outstanding() Outstanding {
-	o := Outstanding{Streams: len(s.streams), Events: len(s.events), PendingOps: s.pendingOperations()}
+	o := Outstanding{Streams: len(s.streams), Events: len(s.events), }
+	o.PendingOps, o.PendingCopies = s.pendingOperations()
 	for _, d := range s.devices {
 		o.PeerAccesses += len(d.peers)
 	}

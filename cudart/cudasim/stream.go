@@ -578,17 +578,19 @@ func (c *call) launchHostFunc() cudart.Code {
 }
 
 // pendingOperations needs mu.
-func (s *Sim) pendingOperations() int {
-	n := 0
+func (s *Sim) pendingOperations() (all, copies int) {
 	for _, d := range s.devices {
 		for st := range d.streams {
 			for _, o := range st.queue {
 				// The last event of a stream that was destroyed uses nothing.
 				if !st.destroyed || o.record == nil {
-					n++
+					all++
+				}
+				if o.move != nil {
+					copies++
 				}
 			}
 		}
 	}
-	return n
+	return all, copies
 }
