@@ -2,6 +2,7 @@ package managed
 
 import (
 	"cmp"
+	"container/heap"
 	"fmt"
 	"math"
 	"slices"
@@ -206,7 +207,7 @@ func (p *planner) bring(i int) {
 				if id < 0 || wait {
 					return
 				}
-				p.leave.pop()
+				heap.Pop(&p.leave)
 				p.evict(id)
 			}
 			p.card[u.chunk] = &onCard{fetch: len(p.fetches), last: -1}
@@ -220,7 +221,7 @@ func (p *planner) bring(i int) {
 			}
 		}
 		for _, u := range p.uses[p.step] {
-			p.stay.push(needed{chunk: u.chunk, next: from(p.next[u.chunk], p.step+1)})
+			heap.Push(&p.stay, needed{chunk: u.chunk, next: from(p.next[u.chunk], p.step+1)})
 		}
 	}
 }
@@ -235,7 +236,7 @@ func (p *planner) use(i int) {
 		c.last = i
 		c.dirty = c.dirty || u.write
 		p.next[u.chunk] = p.next[u.chunk][1:]
-		p.leave.push(needed{chunk: u.chunk, next: from(p.next[u.chunk], 0), last: i})
+		heap.Push(&p.leave, needed{chunk: u.chunk, next: from(p.next[u.chunk], 0), last: i})
 	}
 }
 
@@ -247,7 +248,7 @@ func (p *planner) victim() (victim, last int, best bool) {
 		return -1, 0, false
 	}
 	for len(p.stay) > 0 && from(p.next[p.stay[0].chunk], 0) >= p.step {
-		p.stay.pop() // it was used
+		heap.Pop(&p.stay) // it was used
 	}
 	v := p.leave[0]
 	return v.chunk, v.next, len(p.stay) == 0 || v.next >= p.stay[0].next
@@ -301,34 +302,16 @@ func (x needed) before(y needed) bool {
 	return cmp.Or(cmp.Compare(y.next, x.next), cmp.Compare(x.last, y.last), cmp.Compare(x.chunk, y.chunk)) < 0
 }
 
-// nexts is a heap: the first one leaves before all others.
+// nexts is a heap ([container/heap]): the first one leaves before all others.
 type nexts []needed
 
-func (h *nexts) push(x needed) {
-	*h = append(*h, x)
-	l := *h
-	for i := len(l) - 1; i > 0 && l[i].before(l[(i-1)/2]); i = (i - 1) / 2 {
-		l[i], l[(i-1)/2] = l[(i-1)/2], l[i]
-	}
-}
-
-// pop removes the first one.
-func (h *nexts) pop() {
-	l := *h
-	l[0] = l[len(l)-1]
-	l = l[:len(l)-1]
-	*h = l
-	for i := 0; ; {
-		first := i
-		for child := 2*i + 1; child <= min(2*i+2, len(l)-1); child++ {
-			if l[child].before(l[first]) {
-				first = child
-			}
-		}
-		if first == i {
-			return
-		}
-		l[i], l[first] = l[first], l[i]
-		i = first
-	}
+func (h nexts) Len() int           { return len(h) }
+func (h nexts) Less(i, j int) bool { return h[i].before(h[j]) }
+func (h nexts) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *nexts) Push(x any)        { *h = append(*h, x.(needed)) }
+func (h *nexts) Pop() any {
+	last := len(*h) - 1
+	x := (*h)[last]
+	*h = (*h)[:last]
+	return x
 }
