@@ -25,6 +25,8 @@ type card struct {
 	free      int        // bytes, when asked last
 	total     int
 	enough    int // bytes that may be allocated without asking again
+	budgets   int // of the plans that run
+	room      int // bytes that were free when none ran
 }
 
 // cards are those that have an allocator.
@@ -101,6 +103,30 @@ func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error
 	}
 	c.allocated += n
 	return beyond, nil
+}
+
+// begin counts the budget of a plan as used, until end is called. What of it is on the card
+// at a time is not known, so that plans that run at once share what was free before them.
+func (c *card) begin(budget, reserve int) (end func(), err error) {
+	free, total, err := c.dev.MemInfo()
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.budgets == 0 {
+		c.room = free
+	}
+	if room := min(c.room, free+c.budgets) - c.budgets; !fits(budget, reserve, room) {
+		return nil, fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s, and the budgets of plans that run are %s", ErrOversubscribed,
+			units.ExactBytes(budget), units.ExactBytes(reserve), units.ExactBytes(free), units.ExactBytes(total), units.ExactBytes(c.budgets))
+	}
+	c.budgets += budget
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.budgets -= budget
+	}, nil
 }
 
 // fits reports whether there is room for both, whose sum may be no int.

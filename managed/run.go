@@ -11,7 +11,6 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/linux"
-	"github.com/gopinned/pinned/internal/units"
 )
 
 // Run runs the steps: for each it waits until what the step accesses is on its way to the
@@ -27,8 +26,8 @@ import (
 // long as moving it, and keeps that advice, also after an error: see [Memory.Unadvise].
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
-// if the card has not as much free as the budget and Options.Reserve, and [ErrClosed] if
-// memory is closed. Work that was queued may still be running then, memory is where it was,
+// if the card has not as much free as Options.Reserve and the budgets of all plans of the process
+// that run on it, and [ErrClosed] if memory is closed. Work that was queued may still be running then, memory is where it was,
 // and what a later step would have overwritten may have lost its bytes. So it is if queue
 // panics. queue must not call Run of the same plan, nor close its memory: both would wait for
 // this Run.
@@ -54,14 +53,11 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	free, total, err := p.a.dev.MemInfo()
+	end, err := p.a.card.begin(p.o.Budget, p.a.o.Reserve)
 	if err != nil {
 		return err
 	}
-	if !fits(p.o.Budget, p.a.o.Reserve, free) {
-		return fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s", ErrOversubscribed,
-			units.ExactBytes(p.o.Budget), units.ExactBytes(p.a.o.Reserve), units.ExactBytes(free), units.ExactBytes(total))
-	}
+	defer end()
 	entered := make(map[*Memory]bool)
 	defer func() {
 		for m := range entered {

@@ -235,6 +235,33 @@ func TestPlanWithLeasesOfAPool(t *testing.T) {
 	require.NoError(t, l.Release())
 }
 
+// Plans that run at once share the card, and not each has all of it.
+func TestPlansThatRunAtOnceShareTheCard(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 100 * mib}}}, Options{Reserve: 4 * mib})
+	free, _, err := g.dev.MemInfo()
+	require.NoError(t, err)
+	plan := func(budget int) *Plan {
+		m, err := g.a.Alloc(8 * mib)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, m.Close()) })
+		p, err := g.a.NewPlan([]Step{{m.All().Read()}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
+		require.NoError(t, err)
+		return p
+	}
+	nothing := func(int) error { return nil }
+	half, rest, more := plan(free/2), plan(free-free/2-4*mib), plan(free-free/2-4*mib+1)
+	for range 2 { // the first one is over
+		require.NoError(t, half.Run(t.Context(), g.s, func(int) error {
+			require.NoError(t, g.s.Synchronize(t.Context()), "now it has memory on the card")
+			require.ErrorIs(t, more.Run(t.Context(), g.s, nothing), ErrOversubscribed)
+			return rest.Run(t.Context(), g.s, nothing)
+		}))
+		require.NoError(t, more.Run(t.Context(), g.s, nothing))
+	}
+	require.ErrorIs(t, plan(free).Run(t.Context(), g.s, nothing), ErrOversubscribed, "with the reserve")
+}
+
 // A Run that waits for another one of the same plan ends with its context.
 func TestARunWaitsForAnother(t *testing.T) {
 	t.Parallel()
