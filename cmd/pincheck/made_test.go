@@ -68,7 +68,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 			machine: with("h200-vm-x8", gpu(cudasim.Link{HostToDevice: cudasim.Way{Rate: 27}, DeviceToHost: cudasim.Way{Rate: 27}}))},
 		{name: "a slow direction", id: "slow_copies", device: true, code: exitProblems, seen: "device to host",
 			machine: with("h200-vm", gpu(cudasim.Link{DeviceToHost: cudasim.Way{Rate: 20}}))},
-		{name: "a stalled call", id: "driver_hangs", code: exitIncomplete, args: []string{"--timeout", "2s"}, device: true, seen: "had not returned",
+		{name: "a stalled call", id: "driver_hangs", code: exitIncomplete, args: []string{"--timeout", "8s"}, device: true, seen: "had not returned",
 			machine: func(t *testing.T) system {
 				sim, _ := stalling(t, gpu(cudasim.Link{}), "cudaMemcpyAsync", cudasim.Fault{})
 				sys := on(t, "h200-vm")
