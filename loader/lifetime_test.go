@@ -298,7 +298,7 @@ func TestTheEndOfAnEpochWaitsForCopies(t *testing.T) {
 			sim.Release()
 		}
 	}
-	require.Zero(t, sim.Outstanding().PendingCopies)
+	require.Zero(t, sim.PendingCopies())
 
 	// It ends with its context.
 	sim.Hold()

@@ -159,7 +159,7 @@ func TestCallbacksThatDoNotReturn(t *testing.T) {
 					} else {
 						require.ErrorIs(t, failed, stage.ErrExited)
 					}
-					require.Zero(t, sim.Outstanding().PendingCopies)
+					require.Zero(t, sim.PendingCopies())
 				}
 				st := r.c.Stats()
 				require.Equal(t, st.Copies, st.Failures)

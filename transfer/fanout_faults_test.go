@@ -211,7 +211,7 @@ func TestEveryCallOfAFanoutCanFail(t *testing.T) {
 							b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: more, Code: cudart.ErrInvalidResourceHandle})
 							err := operation(t.Context(), b)
 							if !errors.Is(err, ErrUnderWay) {
-								require.Zero(t, b.sim.Outstanding().PendingCopies, what)
+								require.Zero(t, b.sim.PendingCopies(), what)
 							}
 							b.sim.ResetFaults()
 							positions.Add(1)
@@ -398,7 +398,7 @@ func TestSourcesOfAFanoutThatFail(t *testing.T) {
 			require.ErrorContains(t, err, fmt.Sprintf("at byte %d of %d", at, n), what)
 			require.Equal(t, at, done, what)
 			b.rig().requireOn(b.mems, want[:done], what)
-			require.Zero(t, b.sim.Outstanding().PendingCopies, what)
+			require.Zero(t, b.sim.PendingCopies(), what)
 		}
 	}
 	_, err := b.f.UploadReader(t.Context(), b.mems, readerFunc(func([]byte) (int, error) { panic(boom) }), n)
@@ -438,7 +438,7 @@ func TestFanoutsThatAreCanceled(t *testing.T) {
 				if err != nil {
 					require.ErrorIs(t, err, stop, "%s, %s", config, name)
 				}
-				require.Zero(t, b.sim.Outstanding().PendingCopies, "%s, %s", config, name)
+				require.Zero(t, b.sim.PendingCopies(), "%s, %s", config, name)
 			}
 			b.requireWorks(name, config+", "+name)
 		}
@@ -476,7 +476,7 @@ func TestFanoutWithFaultsAtRandom(t *testing.T) {
 				}
 				all.Wait()
 				if !gaveUp.Load() { // as it may on a busy machine, where a call is slow
-					require.Zero(t, b.sim.Outstanding().PendingCopies)
+					require.Zero(t, b.sim.PendingCopies())
 				}
 				require.Eventually(t, func() bool { return b.sim.Outstanding().PendingOps == 0 }, 20*time.Second, time.Millisecond)
 				b.sim.ResetFaults()

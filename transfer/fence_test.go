@@ -215,7 +215,7 @@ func TestCopiesThatAreQueuedInPart(t *testing.T) {
 				})
 				err = tt.do(&r.c.View, r, mem)
 				require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
-				require.Zero(t, sim.Outstanding().PendingCopies)
+				require.Zero(t, sim.PendingCopies())
 				sim.OnCall(nil)
 			})
 		}

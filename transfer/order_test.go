@@ -259,7 +259,7 @@ func TestCancelledCopies(t *testing.T) {
 			}}))
 			close(returned)
 			require.ErrorIs(t, err, cause, "%s, before: %t", name, before)
-			require.Zero(t, sim.Outstanding().PendingCopies, "%s, before: %t", name, before)
+			require.Zero(t, sim.PendingCopies(), "%s, before: %t", name, before)
 			require.NoError(t, r.c.Upload(t.Context(), mem, host))
 			require.True(t, bytes.Equal(host, r.onDevice(mem, n)))
 		}

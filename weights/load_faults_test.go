@@ -243,7 +243,7 @@ func TestLoadsThatAreCanceled(t *testing.T) {
 			err := tr.load(ctx)
 			tr.sim.OnCall(nil)
 			cancel(nil)
-			require.Zero(t, tr.sim.Outstanding().PendingCopies, config)
+			require.Zero(t, tr.sim.PendingCopies(), config)
 			if err == nil {
 				tr.requireLoaded(t, config)
 				continue
@@ -282,7 +282,7 @@ func TestLoadsWithFaultsAtRandom(t *testing.T) {
 				})
 			}
 			all.Wait()
-			require.Zero(t, tr.sim.Outstanding().PendingCopies)
+			require.Zero(t, tr.sim.PendingCopies())
 			tr.sim.ResetFaults()
 			tr.requireWorks(t, fmt.Sprint(seed))
 		}

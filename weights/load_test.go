@@ -559,7 +559,7 @@ func TestLoadThatEndsHalfWay(t *testing.T) {
 				var failed *weights.LoadError
 				require.ErrorAs(t, err, &failed)
 				require.ErrorIs(t, err, boom)
-				require.Zero(t, sim.Outstanding().PendingCopies)
+				require.Zero(t, sim.PendingCopies())
 				p.requireComplete(t, failed)
 				if !cancels {
 					require.Equal(t, tensor, failed.Tensor)

@@ -16,7 +16,6 @@ type Outstanding struct {
 	Streams, Events                int
 	PeerAccesses                   int // cudaDeviceEnablePeerAccess
 	PendingOps                     int // operations enqueued and not run; of destroyed streams, all but records of events
-	PendingCopies                  int // of these, the ones that use memory: copies, and what fills it
 }
 
 // String lists the counts that are not zero: "1 stream, 2 registrations (8192 bytes)".
@@ -56,9 +55,25 @@ func (s *Sim) Outstanding() Outstanding {
 	return s.outstanding()
 }
 
+// PendingCopies returns how many of the pending operations use memory: copies, and what fills
+// it. Records of events do not.
+func (s *Sim) PendingCopies() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.devices {
+		for st := range d.streams {
+			for _, o := range st.queue {
+				if o.move != nil {
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
+
 func (s *Sim) outstanding() Outstanding {
-	o := Outstanding{Streams: len(s.streams), Events: len(s.events), }
-	o.PendingOps, o.PendingCopies = s.pendingOperations()
+	o := Outstanding{Streams: len(s.streams), Events: len(s.events), PendingOps: s.pendingOperations()}
 	for _, d := range s.devices {
 		o.PeerAccesses += len(d.peers)
 	}

@@ -578,19 +578,17 @@ func (c *call) launchHostFunc() cudart.Code {
 }
 
 // pendingOperations needs mu.
-func (s *Sim) pendingOperations() (all, copies int) {
+func (s *Sim) pendingOperations() int {
+	n := 0
 	for _, d := range s.devices {
 		for st := range d.streams {
 			for _, o := range st.queue {
 				// The last event of a stream that was destroyed uses nothing.
 				if !st.destroyed || o.record == nil {
-					all++
-				}
-				if o.move != nil {
-					copies++
+					n++
 				}
 			}
 		}
 	}
-	return all, copies
+	return n
 }
