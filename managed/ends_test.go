@@ -14,12 +14,14 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-// The steps of a plan that moves memory in all modes, and leaves some in place.
+// The steps of a plan that moves 8 MiB of memory in all modes, and leaves 2 in place. Chunks of
+// 2 MiB are on a grid of addresses, on which the memory need not begin.
 func mixed(m *Memory) (steps []Step) {
+	at := int(-m.DevPtr() % (2 * mib))
 	for i := range 3 {
 		steps = append(steps,
-			Step{m.Range(i*2*mib, 2*mib).Read(), m.Range(8*mib, 2*mib).InPlace()},
-			Step{m.Range((2-i)*2*mib, mib).Write(), m.Range(6*mib, 2*mib).Overwrite()})
+			Step{m.Range(at+i*2*mib, 2*mib).Read(), m.Range(at+8*mib, 2*mib).InPlace()},
+			Step{m.Range(at+(2-i)*2*mib, mib).Write(), m.Range(at+6*mib, 2*mib).Overwrite()})
 	}
 	return steps
 }
@@ -28,7 +30,7 @@ func mixed(m *Memory) (steps []Step) {
 // used in place, no goroutine that moves, and no call that holds up Close.
 func (g *rig) unheld(m *Memory) {
 	g.Helper()
-	for off := 0; off < 8*mib; off += 2 * mib {
+	for off := 0; off < m.Len(); off += 2 * mib {
 		at, err := m.Attributes(off, 2*mib)
 		require.NoError(g, err)
 		require.False(g, at.ReadMostly, "at %d", off)
@@ -48,7 +50,7 @@ func (g *rig) moves() int { return g.sim.Calls("cudaMemPrefetchAsync") + g.sim.C
 func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
-	m, err := g.a.Alloc(10 * mib)
+	m, err := g.a.Alloc(12 * mib)
 	require.NoError(t, err)
 	g.fillByCPU(m)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
@@ -86,7 +88,7 @@ func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 func TestAPlanWhoseContextEndsAtAnyCall(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
-	m := g.alloc(10 * mib)
+	m := g.alloc(12 * mib)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 	require.NoError(t, err)
 	work := func(int) error { return g.s.Memset(m.DevPtr()+cudart.DevPtr(8*mib), 1, 100) }
@@ -120,7 +122,7 @@ func TestAPlanWhoseContextEndsAtAnyCall(t *testing.T) {
 func TestAPlanThatFailsAtAnyCallLeavesNoAdvice(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
-	m := g.alloc(10 * mib)
+	m := g.alloc(12 * mib)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 	require.NoError(t, err)
 	work := func(int) error { return nil }

@@ -206,24 +206,25 @@ func TestCallsThatAnInterruptMeets(t *testing.T) {
 		{"cudaMemcpyAsync", "check", true},
 		{"cudaHostUnregister", "check", true},
 	} {
-		name := c.fn + " in " + c.command
-		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, c.fn, cudasim.Fault{Times: -1})
-		sys := on(t, "h200-vm")
-		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{})}
-		got := interrupted(t, sys, sim, c.fn, append(strings.Fields(c.command), "--quiet", "--format", "json", "--expect-gpus", "1")...)
-		unblock()
-		assert.Equal(t, exitInterrupted, got.code, name)
-		r := resultOf(t, got)
-		assert.Equal(t, doctor.Incomplete, r.Verdict, name)
-		assert.Nil(t, r.Opening, name)
-		require.NotEmpty(t, r.Findings, name)
-		assert.Equal(t, "driver_hangs", r.Findings[0].ID, name)
-		assert.Equal(t, c.fn+" had not returned when the run ended", r.Findings[0].Summary)
-		for _, f := range r.Findings {
-			assert.Equal(t, doctor.Note, f.Severity, "%s: %s", name, f.Summary)
-		}
-		require.NotNil(t, r.Host, name)
-		assert.Equal(t, c.described, len(r.Devices) == 1, "%s: it was described before", name)
+		t.Run(c.fn+" in "+c.command, func(t *testing.T) { // each ends its simulator: a process has few
+			sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, c.fn, cudasim.Fault{Times: -1})
+			sys := on(t, "h200-vm")
+			sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{})}
+			got := interrupted(t, sys, sim, c.fn, append(strings.Fields(c.command), "--quiet", "--format", "json", "--expect-gpus", "1")...)
+			unblock()
+			assert.Equal(t, exitInterrupted, got.code)
+			r := resultOf(t, got)
+			assert.Equal(t, doctor.Incomplete, r.Verdict)
+			assert.Nil(t, r.Opening)
+			require.NotEmpty(t, r.Findings)
+			assert.Equal(t, "driver_hangs", r.Findings[0].ID)
+			assert.Equal(t, c.fn+" had not returned when the run ended", r.Findings[0].Summary)
+			for _, f := range r.Findings {
+				assert.Equal(t, doctor.Note, f.Severity, "%s", f.Summary)
+			}
+			require.NotNil(t, r.Host)
+			assert.Equal(t, c.described, len(r.Devices) == 1, "it was described before")
+		})
 	}
 }
 
