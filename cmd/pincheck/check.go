@@ -28,7 +28,8 @@ type session struct {
 	sys    system
 	format report.Format
 	result *report.Result
-	// slowHealth is that reading NVML took long. Only one goroutine does at a time.
+	// slowHealth is whether reading NVML took more than slowNVML. GPUs are measured, and NVML
+	// read after each, one at a time.
 	slowHealth bool
 
 	// For a command that does not return in time: see abandon.
@@ -335,8 +336,8 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	return s.examine(ctx, p, request)
 }
 
-// slowHealth is how long NVML may take to be read again with each GPU.
-const slowHealth = 5 * time.Second
+// slowNVML is how long NVML may take to be read again with each GPU.
+const slowNVML = 5 * time.Second
 
 // health reads the management library. Under load it reads the clocks again.
 func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, underLoad bool) {
@@ -351,7 +352,7 @@ func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, u
 		return // it would again, for each GPU
 	}
 	answer, err := p.NVML(ctx, probe.Request{})
-	s.slowHealth = s.slowHealth || answer.Probe.Seconds > slowHealth.Seconds()
+	s.slowHealth = s.slowHealth || answer.Probe.Seconds > slowNVML.Seconds()
 	s.change(func(r *report.Result) {
 		switch {
 		case err != nil:
