@@ -215,29 +215,48 @@ func TestStuckDistinguishesCalls(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	stop := make(chan struct{})
-	var calling sync.WaitGroup
-	calling.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
+	const rounds = 20
+	next := make(chan struct{})
+	done := make(chan error, 1)
+	unblock := sim.Block("cudaMemGetInfo", cudasim.Fault{})
+	go func() {
+		var err error
+		for range rounds + 1 {
+			if _, _, e := dev.MemInfo(); e != nil {
+				err = e
 			}
-			if _, _, err := dev.MemInfo(); !assert.NoError(t, err) {
-				return
-			}
+			<-next
 		}
-	})
-	for range 20 {
-		before := sim.Calls("cudaMemGetInfo")
-		stuck := rt.Stuck(t.Context(), time.Millisecond)
-		if sim.Calls("cudaMemGetInfo") > before+1 { // else that one call took as long
-			assert.Empty(t, stuck)
-		}
+		done <- err
+	}()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemGetInfo", 1))
+	for range rounds {
+		// While Stuck waits, the call that it saw returns, and another is made.
+		ctx := &endsAfter{Context: t.Context(), first: func() {
+			unblock()
+			unblock = sim.Block("cudaMemGetInfo", cudasim.Fault{})
+			next <- struct{}{}
+			assert.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemGetInfo", 1))
+		}}
+		assert.Empty(t, rt.Stuck(ctx, time.Hour))
 	}
-	close(stop)
-	calling.Wait()
+	assert.Len(t, rt.Stuck(t.Context(), 0), 1)
+	unblock()
+	close(next)
+	require.NoError(t, <-done)
+}
+
+// endsAfter is a context that ends when it is waited for, once first has returned.
+type endsAfter struct {
+	context.Context
+	first func()
+}
+
+func (c *endsAfter) Done() <-chan struct{} {
+	c.first()
+	ended := make(chan struct{})
+	close(ended)
+	return ended
 }
 
 // The runtime is closed although a call never returns.
