@@ -13,24 +13,18 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // Whichever call of copies fails, or ends their context, afterwards the stage shares its
 // workers among none, its memory is free and as much as before, and copies are right.
 func TestCopiesThatEndLeaveTheStageAsItWas(t *testing.T) {
 	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	s, err := Acquire(t.Context(), dev)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
+	s, sim := simulated(t, cudasim.Config{})
 	sizes := []int{mostUp - 5, mostDown, 100_000, 3*mib + 1}
 	var srcs, backs [][]byte
 	var mems []cudart.DevPtr
 	for i, n := range sizes {
-		srcs, backs, mems = append(srcs, random(n, uint64(i))), append(backs, make([]byte, n)), append(mems, device(t, dev, n))
+		srcs, backs, mems = append(srcs, random(n, uint64(i))), append(backs, make([]byte, n)), append(mems, device(t, s.Device(), n))
 	}
 	pinned := s.Bytes()
 	copies := func(ctx context.Context) (failed bool) {

@@ -5,24 +5,17 @@ import (
 	"context"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // A caller may leave between two pieces of an upload: its memory is not read after that.
 func TestACallerLeavesBetweenPieces(t *testing.T) {
 	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	s, err := Acquire(t.Context(), dev)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
-	mem, src := device(t, dev, mostUp), random(mostUp, 1)
+	s, sim := simulated(t, cudasim.Config{})
+	mem, src := device(t, s.Device(), mostUp), random(mostUp, 1)
 	before := bytes.Clone(src)
 	calls := sim.Calls("cudaMemcpyAsync")
 	unblock := sim.Block("cudaMemcpyAsync", cudasim.Fault{Nth: 2, Late: true})
@@ -56,13 +49,8 @@ func TestACallerLeavesBetweenPieces(t *testing.T) {
 // answers.
 func TestALoneSlotIsUsedAgain(t *testing.T) {
 	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	s, err := Acquire(t.Context(), dev)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
-	mem, src := device(t, dev, mostUp), random(mostUp, 1)
+	s, sim := simulated(t, cudasim.Config{})
+	mem, src := device(t, s.Device(), mostUp), random(mostUp, 1)
 	for _, down := range []bool{false, true} {
 		for _, fn := range []string{"cudaStreamSynchronize", "cudaStreamQuery", "cudaEventRecord", "cudaEventQuery", "cudaDeviceSynchronize"} {
 			sim.Fail(fn, cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
