@@ -63,19 +63,19 @@ func (e *OpenError) Error() string {
 		fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)
 	}
 	fmt.Fprintf(&b, "\n\twhat helps: %s", e.Remedy())
-	if errors.Is(e.Err, ErrNoLibrary) && !e.source && e.Driver.LibPath == "" {
-		b.WriteString("; and an NVIDIA GPU with its driver, whose libcuda.so.1 was not found either")
-	}
 	return b.String()
 }
 
 // Remedy returns what to do, after what Err means if its own text does not say so.
 func (e *OpenError) Remedy() string {
 	for _, r := range remedies {
-		if errors.Is(e.Err, r.err) {
-			if r.means == "" {
-				return r.do
-			}
+		switch {
+		case !errors.Is(e.Err, r.err):
+		case r.err == ErrNoLibrary && !e.source && e.Driver.LibPath == "":
+			return r.do + "; and an NVIDIA GPU with its driver, whose libcuda.so.1 was not found either"
+		case r.means == "":
+			return r.do
+		default:
 			return r.means + ": " + r.do
 		}
 	}
