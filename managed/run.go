@@ -27,10 +27,10 @@ import (
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the card has not as much free as Options.Reserve and the budgets of all plans of the process
-// that run on it, and [ErrClosed] if memory is closed. Work that was queued may still be running then, memory is where it was,
-// and what a later step would have overwritten may have lost its bytes. So it is if queue
-// panics. queue must not call Run of the same plan, nor close its memory: both would wait for
-// this Run.
+// that run on it, and [ErrClosed] if memory is closed. Work that was queued may still be
+// running then, memory is where it was, and what a later step would have overwritten may have
+// lost its bytes. So it is if queue panics. queue must not call Run of the same plan, nor close
+// its memory: both would wait for this Run.
 func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) error) error {
 	if err := p.run(ctx, s, queue); err != nil {
 		return fmt.Errorf("managed: run plan of %d steps on %v: %w", p.steps, p.a.dev, err)
