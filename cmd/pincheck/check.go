@@ -227,7 +227,7 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 		cause := context.Cause(ctx)
 		switch {
 		case failed.Stuck != "":
-			s.setFacts(probe.NotOpened(ctx, failed, s.readHost(), time.Since(began), 0))
+			s.setFacts(probe.Local{}.NotOpened(ctx, failed, s.readHost(), time.Since(began)))
 		case cause == nil:
 			s.setFacts(doctor.WithoutLibrary(failed, s.readHost()))
 		}

@@ -241,7 +241,7 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 		}
 		select {
 		case end := <-ended:
-			if errors.Is(err, io.EOF) && signaled(end) {
+			if errors.Is(err, io.EOF) && Killed(end) {
 				select { // the signal may be for this process too, which has not seen it yet
 				case <-ctx.Done():
 				case <-time.After(killed):
@@ -276,15 +276,15 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 	}
 }
 
-// signaled reports whether a process ended by one of the signals that ask for it: they may come
-// before Serve ignores them.
-func signaled(end error) bool {
+// Killed reports whether an error is of a process that somebody else ended by a signal, and not a
+// fault of its own. Those that ask for the end may come before Serve ignores them.
+func Killed(err error) bool {
 	exit := (*exec.ExitError)(nil)
-	if !errors.As(end, &exit) {
+	if !errors.As(err, &exit) {
 		return false
 	}
 	status, ok := exit.Sys().(syscall.WaitStatus)
-	return ok && status.Signaled() && slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}, status.Signal())
+	return ok && status.Signaled() && slices.Contains([]syscall.Signal{syscall.SIGKILL, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}, status.Signal())
 }
 
 // read gives each reply to take, until the last one or an error. io.EOF is an end without

@@ -69,13 +69,14 @@ const (
 	ProbeOK      ProbeState = "ok"
 	ProbeFailed  ProbeState = "failed"  // it returned an error
 	ProbeHung    ProbeState = "hung"    // it had not returned at its time limit
-	ProbeCrashed ProbeState = "crashed" // its process died
+	ProbeCrashed ProbeState = "crashed" // its process died of a fault
+	ProbeKilled  ProbeState = "killed"  // its process was killed from outside
 	// ProbeUnfinished is that it had not returned when the run ended, before its time limit.
 	ProbeUnfinished ProbeState = "unfinished"
 )
 
 // Ended reports whether a probe came to its end, with success or an error.
-func (s ProbeState) Ended() bool { return s != ProbeHung && s != ProbeCrashed && s != ProbeUnfinished }
+func (s ProbeState) Ended() bool { return s == "" || s == ProbeOK || s == ProbeFailed }
 
 // Stage is what a probe does.
 type Stage string

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/units"
@@ -132,22 +131,22 @@ func crashed(f *Facts) []Finding { return crashedDevice(f, nil) }
 // crashedDevice finds what ended the process that examined a GPU; of nil, another one.
 func crashedDevice(f *Facts, d *Device) (out []Finding) {
 	for _, p := range f.probesOf(d, ProbeCrashed) {
-		one := Finding{
+		out = append(out, Finding{
 			Summary:  p.what() + " ends the process",
 			Evidence: p.seen(d, p.Detail),
 			Cause:    "a library that is damaged, of another version than the kernel module, or replaced while it is in use",
 			Cost:     "every program that makes this call dies",
 			Remedy:   "see dmesg for the fault; install the driver's user libraries again, in the kernel module's version; take what preloads libraries out of LD_PRELOAD",
-		}
-		if slices.ContainsFunc([]string{"killed", "terminated", "interrupt", "hangup"}, func(name string) bool {
-			return strings.Contains(p.Detail, "signal: "+name)
-		}) { // no fault of its own
-			one.Summary = "the process for " + p.whole(d != nil) + " was killed"
-			one.Cause = "the kernel kills processes when the memory of the machine or of the control group runs out; or someone killed it"
-			one.Cost = "what it had not measured yet is missing"
-			one.Remedy = "see dmesg for \"out of memory\", and oom_kill in the control group's memory.events; allow more memory, or examine fewer GPUs at a time (--device)"
-		}
-		out = append(out, one)
+		})
+	}
+	for _, p := range f.probesOf(d, ProbeKilled) {
+		out = append(out, Finding{
+			Summary:  "the process for " + p.whole(d != nil) + " was killed",
+			Evidence: p.seen(d, p.Detail),
+			Cause:    "the kernel kills processes when the memory of the machine or of the control group runs out; or someone killed it",
+			Cost:     "what it had not measured yet is missing",
+			Remedy:   "see dmesg for \"out of memory\", and oom_kill in the control group's memory.events; allow more memory, or examine fewer GPUs at a time (--device)",
+		})
 	}
 	return out
 }

@@ -166,10 +166,9 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 	if r.Simulate {
 		host = SimulatedHost(host)
 	}
-	patience := l.patience(openPatience)
 	late, cancel := l.late(ctx)
 	defer cancel()
-	limited, cancel := context.WithTimeout(late, patience)
+	limited, cancel := context.WithTimeout(late, l.patience(openPatience))
 	defer cancel()
 	began := time.Now()
 	rt, closeAll, err := l.openLibrary(limited, r)
@@ -177,7 +176,7 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && ctx.Err() != nil && failed.Stuck == "" {
 		err = context.Cause(ctx) // there was no time
 	} else if failed != nil && failed.Stuck != "" {
-		out.Facts = NotOpened(ctx, failed, host, time.Since(began), patience)
+		out.Facts = l.NotOpened(ctx, failed, host, time.Since(began))
 		err = nil
 	} else if failed != nil {
 		out.Facts = doctor.WithoutLibrary(failed, host)
@@ -193,10 +192,9 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 }
 
 // NotOpened returns the facts after a call of opening the library had not returned, because it
-// takes more than patience, or because ctx ended before. A patience of 0 is that of [Local.Open].
-func NotOpened(ctx context.Context, failed *cudart.OpenError, host *hostinfo.Host, took, patience time.Duration) *doctor.Facts {
-	patience = cmp.Or(patience, openPatience)
-	probe := unreturned(ctx, failed.Stuck, took, patience)
+// takes more than it may, or because ctx ended before.
+func (l Local) NotOpened(ctx context.Context, failed *cudart.OpenError, host *hostinfo.Host, took time.Duration) *doctor.Facts {
+	probe := unreturned(ctx, failed.Stuck, took, l.patience(openPatience))
 	probe.Name, probe.Stage, probe.Seconds = probeCUDA, doctor.StageOpen, took.Seconds()
 	if probe.State == doctor.ProbeUnfinished {
 		return doctor.WithoutAnswer(probe, host)

@@ -53,11 +53,12 @@ var scripted = Local{
 					select {}
 				}
 			})
-		case "crashes":
+		case "crashes", "dies": // of a fault; by the kernel's hand
+			end := map[string]syscall.Signal{"crashes": syscall.SIGABRT, "dies": syscall.SIGKILL}[does]
 			sim.OnCall(func(called string, _ int) {
 				if called == fn {
 					p, _ := os.FindProcess(os.Getpid())
-					_ = p.Kill()
+					_ = p.Signal(end)
 					select {}
 				}
 			})
@@ -164,25 +165,34 @@ func TestCallsThatNeverReturn(t *testing.T) {
 	calls.Wait()
 }
 
+// A process that a fault ended is told from one that somebody killed.
 func TestProcessesThatDie(t *testing.T) {
 	t.Parallel()
 	needsProcesses(t)
 	p := Prober{Local: hasty(), Isolated: true}
-	out, err := p.Open(t.Context(), Request{Library: "cudaGetDeviceCount crashes"})
-	require.NoError(t, err)
-	require.Len(t, out.Facts.Probes, 1)
-	assert.Equal(t, doctor.ProbeCrashed, out.Facts.Probes[0].State)
-	assert.Equal(t, doctor.StageOpen, out.Facts.Probes[0].Stage)
-	assert.Empty(t, out.Facts.Probes[0].Call, "which call it was is not known")
-	assert.Contains(t, out.Facts.Probes[0].Detail, "signal: killed")
+	for does, want := range map[string]struct {
+		state  doctor.ProbeState
+		detail string
+	}{
+		"crashes": {doctor.ProbeCrashed, "SIGABRT"},
+		"dies":    {doctor.ProbeKilled, "signal: killed"},
+	} {
+		out, err := p.Open(t.Context(), Request{Library: "cudaGetDeviceCount " + does})
+		require.NoError(t, err)
+		require.Len(t, out.Facts.Probes, 1)
+		assert.Equal(t, want.state, out.Facts.Probes[0].State)
+		assert.Equal(t, doctor.StageOpen, out.Facts.Probes[0].Stage)
+		assert.Empty(t, out.Facts.Probes[0].Call, "which call it was is not known")
+		assert.Contains(t, out.Facts.Probes[0].Detail, want.detail)
 
-	gpu, err := p.Device(t.Context(), Request{Library: "cudaMemcpyAsync crashes", Device: 1, Steps: all}, func(Device) {})
-	require.NoError(t, err)
-	assert.Equal(t, doctor.ProbeCrashed, gpu.Probe.State)
-	assert.Equal(t, "gpu 1", gpu.Probe.Name)
-	assert.Equal(t, 1, *gpu.Probe.Device)
-	assert.Equal(t, doctor.StageRoundTrips, gpu.Probe.Stage, "what it did then")
-	assert.Positive(t, gpu.Facts.MemoryTotal, "what was found before is there")
+		gpu, err := p.Device(t.Context(), Request{Library: "cudaMemcpyAsync " + does, Device: 1, Steps: all}, func(Device) {})
+		require.NoError(t, err)
+		assert.Equal(t, want.state, gpu.Probe.State)
+		assert.Equal(t, "gpu 1", gpu.Probe.Name)
+		assert.Equal(t, 1, *gpu.Probe.Device)
+		assert.Equal(t, doctor.StageRoundTrips, gpu.Probe.Stage, "what it did then")
+		assert.Positive(t, gpu.Facts.MemoryTotal, "what was found before is there")
+	}
 }
 
 // A process that is stopped says nothing more: what it did last is named.

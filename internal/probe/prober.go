@@ -154,6 +154,8 @@ func fate(ctx context.Context, err error, calling bool, hung doctor.Probe) (doct
 		return doctor.Probe{}, nil
 	case ctx.Err() != nil, errors.Is(err, child.ErrTimeout):
 		return hung, nil
+	case child.Killed(err):
+		return doctor.Probe{State: doctor.ProbeKilled, Detail: err.Error()}, nil
 	case errors.As(err, &crash):
 		return doctor.Probe{State: doctor.ProbeCrashed, Detail: err.Error()}, nil
 	}
