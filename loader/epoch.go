@@ -17,13 +17,16 @@ type epoch struct {
 	order   permutation
 	workers sync.WaitGroup
 
-	// What is being claimed, which leads to what was opened after it. A worker
-	// that waits for a free slot holds claims: the others would wait for it too.
-	open   atomic.Pointer[opening]
-	claims sync.Mutex
-	last   *opening
-	next   int   // batch to be opened
-	ahead  error // why openAhead could not open it
+	// What is being claimed, which leads to what was opened after it.
+	current atomic.Pointer[opening]
+
+	// One worker at a time opens the next block, without holding claims.
+	claims   sync.Mutex
+	opening  bool
+	opened   sync.Cond // or there is no other block
+	last     *opening  // nil when there will be no other
+	next     int       // batch to be opened, of the worker that is opening
+	unopened error     // why it could not be
 
 	sender  *sender
 	arrived chan *slot // filled, and the copy queued
@@ -45,8 +48,9 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
 	}
 	e.sender = newSender(e)
-	e.last = new(opening) // a batch of nothing, after which the first one is opened
-	e.open.Store(e.last)
+	e.last = newOpening(l) // a block of nothing, after which the first one is opened
+	e.opened.L = &e.claims
+	e.current.Store(e.last)
 	if l.o.Shuffle {
 		e.order = newPermutation(l.n, l.o.Seed, start.Epoch)
 	}
@@ -56,7 +60,7 @@ func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
 	for i := range workers {
 		workers[i] = worker{e: e, c: &l.workers[i], places: places[i*fields : (i+1)*fields]}
 		if l.batch != nil {
-			workers[i].asked = make([]int, l.layout.run(len(workers)))
+			workers[i].asked = make([]int, l.layout.run(l.layout.block, len(workers)))
 		}
 		e.workers.Go(workers[i].work)
 	}
@@ -92,10 +96,13 @@ func (e *epoch) end() {
 	l := e.l
 	l.loops.enter(ending)
 	e.cancel(context.Canceled)
+	e.claims.Lock()
+	e.opened.Broadcast() // those that wait for a block see it
+	e.claims.Unlock()
 	e.workers.Wait()
-	for o := e.open.Load(); o != nil; o = o.next.Load() {
-		if int(o.claimed.Load()) < o.size {
-			l.free.put(o.s) // no worker will complete it
+	for o := e.current.Load(); o != nil; o = o.next.Load() {
+		for _, s := range o.left() {
+			l.free.put(s) // no worker will complete it
 		}
 	}
 	for _, s := range e.waiting {

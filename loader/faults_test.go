@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -157,6 +156,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 		"ordered":   func(*Options) {},
 		"unordered": func(o *Options) { o.Unordered, o.Workers = true, 9 },
 		"small":     func(o *Options) { o.BatchSize, o.Prefetch = 1, 9 },
+		"blocks":    func(o *Options) { o.BatchSize, o.Prefetch, o.Workers = 1, 15, 3 }, // of 4 batches
 	}
 	for _, name := range slices.Sorted(maps.Keys(shapes)) {
 		calls := w.count(shapes[name])
@@ -331,28 +331,6 @@ func TestACopyThatMayHaveFailed(t *testing.T) {
 		require.ErrorContains(t, b.Wait(t.Context()), "loader: wait for batch 0 of epoch 2: cudaEventQuery: ")
 		break
 	}
-}
-
-// Opening a batch ahead is an attempt: its error is for the worker that needs the
-// batch, when none of the samples before it are left.
-func TestAnErrorOfOpeningAhead(t *testing.T) {
-	t.Parallel()
-	sim, dev := simulated(t, cudasim.Link{})
-	l := newLoaderFor(t, dev, numbered(8, 8), Options{BatchSize: 4, Workers: 1, Prefetch: 1})
-	e := &epoch{l: l, ctx: t.Context(), badly: math.MaxInt, failed: make(chan struct{}, 1), last: new(opening)}
-	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown})
-	slot := l.slots[0]
-	require.NoError(t, l.upload(t.Context(), slot))
-	require.NoError(t, slot.copying.Wait(t.Context()))
-	e.openAhead(e.last)
-	require.ErrorIs(t, e.ahead, cudart.ErrUnknown)
-	require.NoError(t, e.err, "there may be samples before the batch")
-	require.Equal(t, 2, l.free.count())
-	w := &worker{e: e, c: &l.workers[0]}
-	require.False(t, w.openNext(e.last))
-	require.ErrorIs(t, e.err, cudart.ErrUnknown)
-	require.ErrorContains(t, e.err, "loader: batch 0 of epoch 0: copy of batch 0: ")
-	require.Equal(t, 2, l.free.count())
 }
 
 // As long as CUDA cannot say what it is done with, epochs end with the error and

@@ -34,10 +34,15 @@ func (f *freeSlots) sort() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, s := range f.news {
-		at, _ := slices.BinarySearchFunc(f.list, s, func(a, b *slot) int { return cmp.Compare(a.off, b.off) })
-		f.list = slices.Insert(f.list, at, s)
+		f.list = slices.Insert(f.list, f.place(s), s)
 	}
 	f.news = f.news[:0]
+}
+
+// place returns the place in the list of a slot that is not there.
+func (f *freeSlots) place(s *slot) int {
+	at, _ := slices.BinarySearchFunc(f.list, s, func(a, b *slot) int { return cmp.Compare(a.off, b.off) })
+	return at
 }
 
 // take removes the slot that is to be filled next, nil if there is none.
@@ -58,6 +63,30 @@ func (f *freeSlots) take(ctx context.Context) *slot {
 	if at < 0 {
 		at = f.oldest()
 	}
+	return f.remove(at)
+}
+
+// takeDone is take of a slot whose copy is done; nil if there is none.
+func (f *freeSlots) takeDone(ctx context.Context) *slot {
+	s := f.take(ctx)
+	if s != nil && !s.copying.Known() { // take has looked
+		f.put(s)
+		return nil
+	}
+	return s
+}
+
+// after removes the slot that follows one that was taken, in memory. It is nil unless the
+// GPU is done with it.
+func (f *freeSlots) after(ctx context.Context, s *slot) *slot {
+	at := f.place(s)
+	if at == len(f.list) || f.list[at].off != s.off+len(s.host) || !f.list[at].done(ctx) {
+		return nil
+	}
+	return f.remove(at)
+}
+
+func (f *freeSlots) remove(at int) *slot {
 	s := f.list[at]
 	f.list = slices.Delete(f.list, at, at+1)
 	return s

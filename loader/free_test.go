@@ -95,28 +95,59 @@ func TestWaitingForASlot(t *testing.T) {
 	}
 }
 
-// Where few batches suffice, few are used.
+// The slot after another one in memory is taken if it is free and the GPU is done with it.
+func TestTheSlotAfterAnother(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	l := newLoaderFor(t, dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4})
+	after := func(at int) *slot { return l.free.after(t.Context(), l.slots[at]) }
+	first := l.free.take(t.Context())
+	require.Same(t, l.slots[0], first)
+	require.Same(t, l.slots[1], after(0))
+	require.Nil(t, after(0), "1 is not free")
+	require.Same(t, l.slots[2], after(1))
+	require.Same(t, l.slots[3], after(2))
+	require.Same(t, l.slots[4], after(3))
+	require.Nil(t, after(4), "it is the last one")
+	sim.Hold()
+	l.slots[1].begin(0, 0, 4)
+	require.NoError(t, l.upload(t.Context(), l.slots[1]))
+	l.free.put(l.slots[3])
+	l.free.put(l.slots[1])
+	l.free.sort()
+	require.Nil(t, after(0), "it is being copied")
+	require.Same(t, l.slots[3], after(2))
+	sim.Release()
+	require.NoError(t, l.slots[1].wait(t.Context()))
+	require.Same(t, l.slots[1], after(0))
+	require.Zero(t, l.free.count())
+}
+
+// Where few batches suffice, few are used: those of the block that is being filled and of the
+// one that is open after it, and two that are on their way.
 func TestMemoryThatIsNotNeededIsNotUsed(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Link{})
 	const batch = 4
-	next := make(chan struct{}, 1) // lets the next batch be read
-	good := numbered(200, 8)
-	l := newLoaderFor(t, dev, Func(200, []int{8}, func(ctx context.Context, i int, sample [][]byte) error {
-		if i%batch == 0 {
-			<-next
+	for _, width := range []int{8, 1 << 18} { // blocks of 8 batches, and of one
+		next := make(chan struct{}, 1) // lets the next batch be read
+		good := numbered(200, width)
+		l := newLoaderFor(t, dev, Func(200, []int{width}, func(ctx context.Context, i int, sample [][]byte) error {
+			if i%batch == 0 {
+				<-next
+			}
+			return good.Read(ctx, i, sample)
+		}), Options{BatchSize: batch, Workers: 1, Prefetch: 32})
+		next <- struct{}{}
+		used := make(map[cudart.DevPtr]bool)
+		for b, err := range l.Batches(t.Context()) {
+			require.NoError(t, err)
+			require.NoError(t, b.Wait(t.Context()))
+			used[b.Field(0)] = true
+			if b.Number() < 49 {
+				next <- struct{}{}
+			}
 		}
-		return good.Read(ctx, i, sample)
-	}), Options{BatchSize: batch, Workers: 1, Prefetch: 32})
-	next <- struct{}{}
-	used := make(map[cudart.DevPtr]bool)
-	for b, err := range l.Batches(t.Context()) {
-		require.NoError(t, err)
-		require.NoError(t, b.Wait(t.Context()))
-		used[b.Field(0)] = true
-		if b.Number() < 49 {
-			next <- struct{}{}
-		}
+		require.LessOrEqual(t, len(used), 2*l.layout.block+2, "of %d", len(l.slots))
 	}
-	require.LessOrEqual(t, len(used), 4, "of %d", len(l.slots))
 }

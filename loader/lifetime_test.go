@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -26,6 +27,11 @@ func requireIdle(t *testing.T, l *Loader, kept int) {
 		return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "loader.(*epoch)")
 	}, time.Minute, time.Millisecond, "goroutines are left")
 	require.Equal(t, len(l.slots)-kept, l.free.count())
+	once := make(map[*slot]bool)
+	for _, s := range slices.Concat(l.free.list, l.free.news) {
+		require.False(t, once[s], "a slot is free twice")
+		once[s] = true
+	}
 }
 
 // Not parallel, as the other tests here: they look at the process's goroutines.
@@ -35,6 +41,9 @@ func TestLeavingAtEveryBatch(t *testing.T) {
 	for _, o := range []Options{
 		{BatchSize: 4, Workers: 3, Prefetch: 2},
 		{BatchSize: 4, Workers: 30, Prefetch: 2, Unordered: true, Shuffle: true},
+		{BatchSize: 4, Workers: 2, Prefetch: 11}, // blocks of 3
+		{BatchSize: 4, Workers: 1, Prefetch: 11},
+		{BatchSize: 4, Workers: 9, Prefetch: 31, Unordered: true}, // one block
 	} {
 		l := newLoaderFor(t, dev, numbered(30, 8), o)
 		for at := range 8 {
@@ -168,7 +177,7 @@ func TestCancelledWithinAClaim(t *testing.T) {
 		}
 		o := Options{BatchSize: 1000, Workers: 1}
 		l := newLoaderFor(t, dev, src, o)
-		require.Greater(t, l.layout.run(o.Workers), 100)
+		require.Greater(t, l.layout.run(1, o.Workers), 100)
 		for _, err := range l.Batches(ctx) {
 			require.ErrorIs(t, err, context.Canceled)
 		}

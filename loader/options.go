@@ -61,6 +61,11 @@ const (
 	aheadBytes = 64 << 20
 	// aheadBatches bounds what has to be searched, and the events that are created.
 	aheadBatches = 256
+	// blockBytes take the workers longer to fill than one of them to wake up.
+	blockBytes = 1 << 20
+	// inBlocks is into how many blocks the memory is divided at least: one is filled,
+	// one is open after it, one is being copied, and one is with the consumer.
+	inBlocks = 4
 )
 
 // A layout is where the fields of a batch lie.
@@ -69,6 +74,7 @@ type layout struct {
 	offsets []int // of each field of a batch
 	samples int   // that there is room for
 	bytes   int   // of a batch
+	block   int   // batches that are opened at once, at the most
 }
 
 func newLayout(sizes []int, samples int) (layout, error) {
@@ -98,9 +104,12 @@ func (l layout) sample() int {
 	return n
 }
 
-// run is how many samples a worker claims at a time: one if there are many workers,
-// and a share of a batch if a few would meet all the time.
-func (l layout) run(workers int) int { return max(1, l.samples/(2*workers)) }
+// run is how many samples of a batch a worker claims at a time when so many batches are
+// open: one if there are many workers, and a share of what is open if a few would meet all
+// the time.
+func (l layout) run(batches, workers int) int {
+	return max(1, min(batches*l.samples/(2*workers), l.samples))
+}
 
 // resolve checks the options and sets those that are 0.
 func (o Options) resolve(src Source) (Options, layout, error) {
@@ -135,7 +144,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 	}
 	o.MaxTransforms = min(o.MaxTransforms, o.Workers)
 	if o.Prefetch == 0 {
-		ahead := o.Workers*l.run(o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), aheadBatches)
+		ahead := o.Workers*l.run(1, o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), aheadBatches)
 		o.Prefetch = min(ahead, n/l.samples+1)
 	}
 	if o.Prefetch > math.MaxInt/l.bytes-1 {
@@ -148,6 +157,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		}
 		o.Prefetch = min(o.Prefetch, fit-1)
 	}
+	l.block = max(1, min(blockBytes/l.bytes, o.slots()/inBlocks))
 	if o.Label == "" {
 		o.Label = "loader"
 	}

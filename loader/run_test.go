@@ -46,7 +46,7 @@ func TestARunNamesTheSampleThatFails(t *testing.T) {
 						return nil
 					}
 					l := newLoaderFor(t, dev, src, o)
-					require.Equal(t, batch/2, l.layout.run(o.Workers))
+					require.Equal(t, batch/2, l.layout.run(1, o.Workers))
 					if !o.SkipErrors {
 						var last error
 						for _, last = range l.Batches(t.Context()) {
@@ -135,7 +135,7 @@ func TestBatchSource(t *testing.T) {
 		require.EqualValues(t, 2*n, src.some.Load())
 		runs := 0
 		for batch := range l.batches() {
-			runs += (l.sizeOf(batch) + l.layout.run(l.o.Workers) - 1) / l.layout.run(l.o.Workers)
+			runs += (l.sizeOf(batch) + l.layout.run(1, l.o.Workers) - 1) / l.layout.run(1, l.o.Workers)
 		}
 		require.EqualValues(t, 2*runs, src.calls.Load())
 		require.Zero(t, l.Stats().Retried)
@@ -179,7 +179,7 @@ func TestABatchSourceThatFails(t *testing.T) {
 			}
 			l := newLoaderFor(t, dev, src, Options{BatchSize: batch, Workers: workers})
 			require.Equal(t, slices.Collect(count(n)), slices.Concat(epochOf(t, l, s, 8, 300)...), name)
-			run := l.layout.run(workers)
+			run := l.layout.run(1, workers)
 			want := min(run, batch-13/run*run)
 			require.Equal(t, want, l.Stats().Retried, name)
 			require.EqualValues(t, want, src.each.Load(), name)

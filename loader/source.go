@@ -26,10 +26,11 @@ type BatchSource interface {
 
 	// ReadBatch writes the samples of the given numbers into their places in pinned
 	// memory. It is called in place of Read, with the samples that a worker claims at
-	// a time: BatchSize / (2 * Workers) or fewer, and one at least. run has one slice
-	// for each field, with the samples of the call back to back, in the order of
-	// indices: len(indices) times the size of the field. Neither slice may be used
-	// after ReadBatch returns. The contexts are those of Read.
+	// a time, all of one batch: BatchSize / (2 * Workers) or fewer, of batches below
+	// 1 MiB, several of which are filled together, up to BatchSize; and one at least.
+	// run has one slice for each field, with the samples of the call back to back, in
+	// the order of indices: len(indices) times the size of the field. Neither slice may
+	// be used after ReadBatch returns. The contexts are those of Read.
 	//
 	// If ReadBatch returns an error, panics or ends its goroutine, its samples are
 	// read again one at a time, by Read: then an error is that of a sample, and the

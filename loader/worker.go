@@ -5,31 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 )
-
-// An opening is a batch whose samples are being claimed. It is made anew for
-// each, since a worker may come late, when its slot is already another's.
-type opening struct {
-	s       *slot
-	number  int // of the batch
-	size    int // samples
-	claimed atomic.Int64
-	next    atomic.Pointer[opening]
-}
-
-// A run is samples of one batch that a worker has claimed.
-type run struct {
-	*opening
-	from, to int // positions in the batch
-}
-
-// claim takes up to n samples; there are none left if it is false.
-func (o *opening) claim(n int) (run, bool) {
-	to := int(o.claimed.Add(int64(n)))
-	return run{o, to - n, min(to, o.size)}, to-n < o.size
-}
 
 // A worker fills runs, one after another. What it is at is kept apart from its
 // goroutine, which the source may end (runtime.Goexit): the worker goes on from
@@ -62,7 +39,7 @@ func (w *worker) work() {
 	// the process would end otherwise. This is the goroutine's setting.
 	debug.SetPanicOnFault(true)
 	defer w.replace()
-	for w.opening != nil || w.claim() {
+	for w.s != nil || w.claim() {
 		w.fill()
 		w.finish()
 	}
@@ -85,19 +62,24 @@ var errGoexit = errors.New("the source ended its goroutine (runtime.Goexit)")
 func (w *worker) claim() bool {
 	e := w.e
 	for !e.broken.Load() && e.ctx.Err() == nil {
-		o := e.open.Load()
-		if r, ok := o.claim(e.l.layout.run(e.l.o.Workers)); ok {
+		o := e.current.Load()
+		if r, ok := o.claim(); ok {
 			w.begin(r)
 			if r.from == 0 {
 				e.openAhead(o)
 			}
 			return true
 		}
-		if next := o.next.Load(); next != nil {
-			e.open.CompareAndSwap(o, next)
-		} else if !w.openNext(o) {
+		next := o.next.Load()
+		if next == nil {
+			asked := time.Now()
+			next = e.openNext(o)
+			w.c.slotWaits.Add(int64(time.Since(asked)))
+		}
+		if next == nil {
 			break
 		}
+		e.current.CompareAndSwap(o, next)
 	}
 	return false
 }
@@ -109,83 +91,8 @@ func (w *worker) begin(r run) {
 		w.stage = readingAll
 	}
 	for at := r.from; at < r.to; at++ {
-		r.s.indices[at] = w.e.sample(r.number, at)
+		r.s.indices[at] = w.e.sample(r.s.number, at)
 	}
-}
-
-// openAhead opens the batch after o, if that is the last one and a slot is free
-// for it: workers that have to wait for it take long to wake. The caller has
-// samples in hand, and must not wait for other workers.
-func (e *epoch) openAhead(o *opening) {
-	if !e.claims.TryLock() {
-		return
-	}
-	defer e.claims.Unlock()
-	if e.last != o || !e.more() {
-		return
-	}
-	free := e.l.free.take(e.ctx)
-	if free == nil {
-		return
-	}
-	if free.copying.Known() { // take has looked
-		// An error is for the worker that needs the batch: as long as there are
-		// samples left before it, they come first.
-		if e.ahead = e.openOn(free); e.ahead == nil {
-			return
-		}
-	}
-	e.l.free.put(free)
-}
-
-// openNext opens the batch after o, of which nothing is left, unless another
-// worker has. It waits for a free slot, and is false when there are no
-// more batches, or the epoch ends.
-func (w *worker) openNext(o *opening) bool {
-	e := w.e
-	asked := time.Now()
-	defer func() { w.c.slotWaits.Add(int64(time.Since(asked))) }()
-	e.claims.Lock()
-	defer e.claims.Unlock()
-	switch {
-	case e.last != o:
-		return true
-	case !e.more():
-		return false
-	}
-	err := e.ahead
-	if err == nil {
-		if free := e.l.free.wait(e.ctx); free != nil {
-			if err = e.openOn(free); err == nil {
-				return true
-			}
-			e.l.free.put(free)
-		}
-	}
-	if e.ctx.Err() == nil {
-		e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.start.Epoch, err))
-	}
-	return false
-}
-
-// more reports whether there is a batch to be opened, and sets next to it.
-func (e *epoch) more() bool {
-	for e.start.has(e.next) {
-		e.next++
-	}
-	return e.next < e.l.batches()
-}
-
-// openOn opens the next batch on a free slot, when the slot's copy is done.
-func (e *epoch) openOn(s *slot) error {
-	if err := e.reclaim(s); err != nil {
-		return err
-	}
-	o := &opening{s: s, number: e.next, size: e.l.sizeOf(e.next)}
-	s.begin(e.start.Epoch, o.number, o.size)
-	e.last.next.Store(o)
-	e.last, e.next = o, o.number+1
-	return nil
 }
 
 // fill reads and transforms the samples of the run, from where it is.
@@ -298,7 +205,7 @@ func (w *worker) failed(err error) {
 		if e.l.o.SkipErrors {
 			e.l.stats.skipped.Add(1)
 		} else {
-			e.fail(w.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", w.s.indices[w.at], w.number, e.start.Epoch, err))
+			e.fail(w.s.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", w.s.indices[w.at], w.s.number, e.start.Epoch, err))
 		}
 		w.tries = 0
 		w.at++
