@@ -3,6 +3,7 @@ package stage
 import (
 	"bytes"
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -32,15 +33,17 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	src := random(64*mib, 1)
 	var queued atomic.Int64
 	both := func(ctx context.Context) error {
-		_, err := over[0].Run(ctx, Copy{N: len(src), Feed: &memory{mem: src}, Over: over, Groups: [][]int{{0}, {1}},
+		_, err := over[0].Run(ctx, Copy{N: len(src), Feed: &memory{mem: src}, Over: over, Groups: [][]int{{0}, {1}}, MaxChunk: ringUnit, // no unit is left
 			Queue: func(on *cudart.Stream, to int, mem []byte, off int) error {
 				queued.Add(1)
 				return on.CopyToDevice(mems[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 			}})
 		return err
 	}
-	goOn := make(chan struct{})
-	require.NoError(t, over[1].up(false).stream.LaunchHostFunc(func() { <-goOn }))
+	gate := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(goOn)
+	require.NoError(t, over[1].up(false).stream.LaunchHostFunc(func() { <-gate }))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { // ends it when all of the ring is taken, after which nothing is queued
@@ -59,7 +62,7 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 
 	_, err = up(t.Context(), over[0], mems[0], src)
 	require.ErrorIs(t, err, errLost)
-	close(goOn)
+	goOn()
 	for err != nil {
 		require.ErrorIs(t, err, errLost)
 		_, err = up(t.Context(), over[0], mems[0], src)
