@@ -60,7 +60,7 @@ func (v *View) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int
 	if done, ok, err := v.brief(ctx, src, dst, true); ok {
 		return done, err
 	}
-	return v.stageDown(ctx, src, stage.Copy{N: len(dst), Sink: into(dst, wayInto)})
+	return v.stageDown(ctx, src, stage.Copy{N: len(dst), Sink: into(dst, copyIn)})
 }
 
 // brief copies what is small, on the caller's goroutine; ok is false if it cannot now.
@@ -109,8 +109,8 @@ func (v *View) downloadFresh(ctx context.Context, dst []byte, src cudart.DevPtr)
 	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
-	plain := func([]byte) func(to, from []byte) { return func(to, from []byte) { copy(to, from) } }
-	c := stage.Copy{N: len(dst), Sink: into(dst, plain), Piece: hugePage, MaxChunk: 2 * hugePage}
+	put := func(to, from []byte) { copy(to, from) }
+	c := stage.Copy{N: len(dst), Sink: into(dst, put), Piece: hugePage, MaxChunk: 2 * hugePage}
 	c.Workers = runtime.GOMAXPROCS(0)
 	return v.stageDown(ctx, src, c)
 }
@@ -138,9 +138,8 @@ func (m *memoryFeed) fill(to []byte, off int) error {
 	return nil
 }
 
-// A memorySink takes what comes at once: memory of the caller's, or a mapped file. It
-// returns what takes the n bytes at off, in pieces.
-type memorySink func(off, n int) func(from []byte, off int) error
+// A memorySink takes what comes at once: memory of the caller's, or a mapped file.
+type memorySink func(from []byte, off int) error
 
 func (memorySink) Start(*stage.Job) {}
 
@@ -148,31 +147,24 @@ func (memorySink) Stop() {}
 
 func (memorySink) Room() int { return math.MaxInt }
 
-func (m memorySink) Take(off, n int) stage.Space { return stage.Space{Drain: m(off, n)} }
+func (m memorySink) Take(int, int) stage.Space { return stage.Space{Drain: m} }
 
-// drainedBy is a sink that gives all bytes to one function.
-func drainedBy(drain func(from []byte, off int) error) memorySink {
-	return func(int, int) func([]byte, int) error { return drain }
-}
-
-// into is a sink that puts bytes into dst, in the way that is chosen for each chunk.
-func into(dst []byte, way func(chunk []byte) func(to, from []byte)) memorySink {
-	return func(off, n int) func([]byte, int) error {
-		put := way(dst[off : off+n])
-		return func(from []byte, off int) error {
-			put(dst[off:off+len(from)], from)
-			return nil
-		}
+// into is a sink that puts bytes into dst.
+func into(dst []byte, put func(to, from []byte)) memorySink {
+	return func(from []byte, off int) error {
+		put(dst[off:off+len(from)], from)
+		return nil
 	}
 }
 
-// wayInto is how to copy into the caller's memory, which may be resident or not. What
-// is resident is written past the caches, where the ring should stay.
-func wayInto(mem []byte) func(to, from []byte) {
-	if resident(mem) {
-		return func(to, from []byte) { ntcopy.Copy(to, from) }
+// copyIn copies into the caller's memory, which may be resident or not. What is
+// resident is written past the caches, where the ring should stay.
+func copyIn(to, from []byte) {
+	if resident(to) {
+		ntcopy.Copy(to, from)
+	} else {
+		copyFresh(to, from)
 	}
-	return copyFresh
 }
 
 // copyFresh copies into memory that is not resident. It is populated a piece

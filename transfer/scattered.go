@@ -32,7 +32,7 @@ func (v *View) UploadAll(ctx context.Context, parts []Part) error {
 // way. No two parts may overlap on the host.
 func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
 	return v.all(ctx, "download", parts, func(p *partList) stage.Copy {
-		return stage.Copy{Down: true, Sink: drainedBy(p.spread), Queue: p.receive}
+		return stage.Copy{Down: true, Sink: memorySink(p.spread), Queue: p.receive}
 	})
 }
 
@@ -129,7 +129,7 @@ func (p *partList) gather(to []byte, off int) error {
 // spread brings parts to their places.
 func (p *partList) spread(from []byte, off int) error {
 	return p.each(off, len(from), func(piece Part, at int) error {
-		wayInto(piece.Host)(piece.Host, from[at:at+len(piece.Host)])
+		copyIn(piece.Host, from[at:at+len(piece.Host)])
 		return nil
 	})
 }

@@ -113,9 +113,10 @@ func TestSlicesThatAreRefused(t *testing.T) {
 	assert.ErrorContains(t, transfer.DownloadSlice(none, &c.View, two, mem), "the context is nil")
 }
 
-// A View's stream orders slices too, also one that another library owns.
+// A View's stream orders slices too, also one that another library owns. It is not parallel:
+// on a real GPU calls of other tests wait for the stream that it holds up, with locks of the
+// driver that its own calls need.
 func TestSlicesInTheOrderOfAForeignStream(t *testing.T) {
-	t.Parallel()
 	c := newCopier(t)
 	dev := c.Device()
 	owner, err := dev.NewStream(cudart.StreamOptions{})

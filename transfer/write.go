@@ -70,7 +70,7 @@ func (v *View) downloadBehind(ctx context.Context, src cudart.DevPtr, n int, w *
 // downloadMapped copies into a mapped file, and unmaps it.
 func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevPtr) (done int, err error) {
 	write := writeAt(m.file, m.off)
-	sink := drainedBy(func(from []byte, off int) error {
+	sink := memorySink(func(from []byte, off int) error {
 		to := m.mem[off : off+len(from)]
 		fault := stage.Guard(func() error {
 			m.put(to, from)

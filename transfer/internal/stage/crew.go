@@ -168,19 +168,13 @@ func (c *crew) choose(w *worker) *Job {
 
 func (c *crew) run(w *worker) {
 	defer c.cores.enter()()
-	var last *Job
 	for {
 		seen := c.posted.Load()
 		if j := c.find(w); j != nil {
 			c.work(j)
-			last = j
 			continue
 		}
-		if c.spin(seen, last) {
-			continue
-		}
-		last = nil // its memory is not to be kept
-		if !c.park(w, seen) {
+		if !c.spin(seen) && !c.park(w, seen) {
 			return
 		}
 	}
@@ -207,9 +201,8 @@ func (c *crew) yield() {
 	}
 }
 
-// spin looks whether there is something to do, for a while. It may be what follows in the
-// job that it worked for last: the job's conductor would see that a piece later.
-func (c *crew) spin(seen uint64, last *Job) bool {
+// spin looks whether there is something to do, for a while.
+func (c *crew) spin(seen uint64) bool {
 	defer c.spinning.Add(-1)
 	if procs := int32(runtime.GOMAXPROCS(0)); c.spinning.Add(1) > procs/4 {
 		return false
@@ -220,9 +213,6 @@ func (c *crew) spin(seen uint64, last *Job) bool {
 				return true
 			}
 			relax()
-		}
-		if last != nil {
-			last.standIn()
 		}
 	}
 	return false

@@ -51,7 +51,7 @@ type Copy struct {
 	Kernel   bool // Fill or Drain is mostly the kernel's work, which takes more workers
 }
 
-// A Feed gives an upload its bytes. Its methods are called by one goroutine at a time,
+// A Feed gives an upload its bytes. All its methods are called by one goroutine,
 // and do not block.
 type Feed interface {
 	// Start begins to read ahead. From then on methods of the Job may be called.
@@ -82,7 +82,7 @@ type Segment struct {
 var ErrNotReady = errors.New("the bytes are not ready")
 
 // A Sink takes the bytes of a download. Room, Take and Stop are called by one
-// goroutine at a time, and do not block.
+// goroutine, and do not block.
 type Sink interface {
 	Start(j *Job)
 	// Room returns how many bytes Take could take. When that was 0, Job.Poke must
@@ -110,7 +110,7 @@ type Space struct {
 // A Job is a Copy that runs. One goroutine conducts it: it opens chunks and asks
 // the GPU what is done. It and workers of the crew fill or drain the chunks in
 // pieces. The one that is last with a chunk passes it on: to the link, or back to
-// the ring. While the conductor is at a piece, a worker without one conducts.
+// the ring.
 type Job struct {
 	Copy
 	crews    []*crew // of Over, the conductor's first
@@ -120,14 +120,12 @@ type Job struct {
 	brief    bool
 	reporter *Reporter
 
-	conducting sync.Mutex
-	// Guarded by conducting until ended is set, then the conductor's.
-	ended   bool     // nothing is left to be conducted
+	// The conductor's.
 	demands bool     // there is something to copy: see demand
 	turn    int      // of the groups, for the next chunk
 	landing []*chunk // whose copy from the device was or will be queued, in order
 	waiter  *waiter  // for memory of its ring
-	stopped time.Time
+	ended   time.Time
 
 	helpers atomic.Int32
 	wake    chan struct{}
@@ -261,39 +259,19 @@ func (j *Job) conduct() {
 		j.Feed.Start(j)
 		defer j.Feed.Stop()
 	}
-	for !j.step() {
+	for {
+		j.advance()
 		worked := j.help(1)
 		j.report()
-		if !worked {
+		switch {
+		case j.over():
+			j.finish()
+			return
+		case !worked:
 			j.pause()
 		}
 	}
-	j.finish()
 }
-
-// step does what is to be conducted now, and reports whether the job is over.
-func (j *Job) step() (over bool) {
-	j.conducting.Lock()
-	defer j.conducting.Unlock()
-	j.advance()
-	j.ended = j.over()
-	return j.ended
-}
-
-// standIn conducts for the conductor, if something is due and nobody is at it.
-func (j *Job) standIn() {
-	if !j.conducting.TryLock() {
-		return
-	}
-	defer j.conducting.Unlock()
-	if !j.ended && !j.failed.Load() && j.due() {
-		j.advance()
-		j.Poke() // the conductor may be about to sleep
-	}
-}
-
-// due reports whether the GPU is done with something that the job waits for.
-func (j *Job) due() bool { return j.landed() || j.waiter != nil && j.waiter.poll() }
 
 // advance opens chunks, and those that have landed to be drained.
 func (j *Job) advance() {
@@ -452,15 +430,15 @@ func (j *Job) leaveRing() {
 func (j *Job) over() bool {
 	failed := j.failed.Load()
 	if failed {
-		if j.stopped.IsZero() {
-			j.stopped = time.Now()
+		if j.ended.IsZero() {
+			j.ended = time.Now()
 		}
 		j.dropPieces()
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if failed {
-		return j.out == 0 && (j.queue == 0 || time.Since(j.stopped) > landTimeout)
+		return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
 	}
 	return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
 }
@@ -482,47 +460,29 @@ func (j *Job) pause() {
 			return
 		default:
 		}
-		if j.pieces.Load() > 0 || j.look() {
+		if j.pieces.Load() > 0 || j.landed() || j.waiter != nil && j.waiter.poll() {
 			return
 		}
 		j.crews[0].yield()
 	}
-	landing, memory, ring := j.awaited()
-	j.sleep(slices.Concat(landing, memory))
-	for _, p := range landing {
-		if err := unknown(p); err != nil {
-			j.Abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
-		}
-	}
-	for _, p := range memory {
-		if err := unknown(p); err != nil { // there may be other memory
-			ring.setAside(p.Line(), UnderWay(p, err))
-		}
-	}
-}
-
-// look is due for a goroutine that does not conduct. It does not wait for one that does.
-func (j *Job) look() bool {
-	if !j.conducting.TryLock() {
-		return false
-	}
-	defer j.conducting.Unlock()
-	return j.due()
-}
-
-// awaited returns what the job waits for: the Points at which the next chunk lands, and
-// those at which a ring has memory for another.
-func (j *Job) awaited() (landing, memory []cudart.Point, r *ring) {
-	j.conducting.Lock()
-	defer j.conducting.Unlock()
+	var points []cudart.Point
 	if len(j.landing) > 0 && j.landing[0].sent.Load() {
-		landing = j.landing[0].x.fence.Points(landing)
+		points = j.landing[0].x.fence.Points(points)
 	}
+	own := len(points)
 	if j.waiter != nil {
-		r = j.waiter.ring
-		memory = r.heads()
+		points = append(points, j.waiter.ring.heads()...)
 	}
-	return landing, memory, r
+	j.sleep(points)
+	for i, p := range points {
+		switch err := unknown(p); {
+		case err == nil:
+		case i < own:
+			j.Abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
+		case j.waiter != nil: // there may be other memory
+			j.waiter.ring.setAside(p.Line(), UnderWay(p, err))
+		}
+	}
 }
 
 // sleep waits until the job is poked or a Point is reached. Meanwhile a worker may

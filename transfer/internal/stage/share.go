@@ -5,7 +5,7 @@ package stage
 // caches, and reading or faulting in the page cache three times. Uploads to several
 // devices at once take more for each, because a worker gets less of the memory's
 // bandwidth then.
-const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 4, 9, 11
+const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 3, 9, 11
 
 // manyCopies is how many copies at once on a device keep its link busy by themselves.
 const manyCopies = 4
