@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -30,7 +32,7 @@ func TestManaged(t *testing.T) {
 			require.NotNil(t, s, method)
 			assert.Positive(t, s.Median, method)
 		}
-		for _, method := range []string{byPlan, byFaults, byExplicit} {
+		for _, method := range []string{byPlan, byInPlace, byFaults, byExplicit} {
 			for _, access := range []string{"read", "write"} {
 				require.NotNil(t, b.Find(seriesManagedBudget, label(result.Device, device), label(result.Method, method), label(accessLabel, access)))
 			}
@@ -45,6 +47,32 @@ func TestManaged(t *testing.T) {
 	assert.Contains(t, strings.Join(b.Notes, "\n"), "managed memory of the group on GPU 0: ")
 	assert.Positive(t, sim.ManagedTraffic().FaultsOnDevice)
 	assert.Empty(t, explainManaged(env, &result.Bench{}))
+}
+
+// A plan that leaves memory on the host leaves no advice there: work without a plan has page
+// faults after it, and none with it.
+func TestPlansInPlaceAreUndone(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	const n, budget, chunk = 64 << 20, 8 << 20, 2 << 20
+	r := &managedRig{workbench: workbench{dev: dev}}
+	require.NoError(t, r.open(t.Context(), n))
+	t.Cleanup(func() { assert.NoError(t, r.shut()) })
+	faults := func(run func(context.Context, int, int, bool) (time.Duration, error)) int {
+		before := sim.ManagedTraffic().FaultsOnDevice
+		took, err := run(t.Context(), budget, chunk, true)
+		require.NoError(t, err)
+		require.Positive(t, took)
+		return int(sim.ManagedTraffic().FaultsOnDevice - before)
+	}
+	all := faults(r.faulting)
+	require.Positive(t, all)
+	for range 2 {
+		require.Zero(t, faults(r.inPlace))
+		require.Equal(t, all, faults(r.faulting))
+	}
 }
 
 // Sizes that would fill the card are left out, so that no other program of it suffers.
