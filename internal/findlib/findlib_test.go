@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -261,6 +262,7 @@ func TestFind(t *testing.T) {
 			for _, l := range tt.looked {
 				assert.Contains(t, looked, l)
 			}
+			assert.Len(t, slices.Compact(slices.Sorted(slices.Values(looked))), len(looked), "no place twice")
 		})
 	}
 }

@@ -24,12 +24,17 @@ func (s search) places() []place {
 	add := func(found, looked string, dirs []string) {
 		list = append(list, place{found: found, looked: looked, dirs: dirs})
 	}
+	without := func(found, looked string) { // says it once
+		if !slices.ContainsFunc(list, func(p place) bool { return p.looked == looked }) {
+			add(found, looked, nil)
+		}
+	}
 	addEnv := func(found, name, below string, dirs func(prefix string) []string) {
 		switch prefix := s.env(name); {
 		case prefix == "":
-			add(found, "$"+name+" (not set)", nil)
+			without(found, "$"+name+" (not set)")
 		case !path.IsAbs(prefix):
-			add(found, "$"+name+" (not an absolute path: "+prefix+")", nil)
+			without(found, "$"+name+" (not an absolute path: "+prefix+")")
 		default:
 			prefix = path.Clean(prefix)
 			add(found, "$"+name+" = "+prefix+below, dirs(prefix))
