@@ -98,6 +98,8 @@ check_lint() {
 
 check_test() {
 	CGO_ENABLED=0 gotest test -shuffle=on -count=1 -timeout=5m ./...
+	# What a ring has, and who copies, depends on the number of cores.
+	GOMAXPROCS=8 CGO_ENABLED=0 gotest eight-cores -p=2 -shuffle=on -count=1 -timeout=5m ./transfer/... ./loader
 }
 
 check_race() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -127,8 +128,10 @@ func TestSlicesInTheOrderOfAForeignStream(t *testing.T) {
 	mem, err := dev.Malloc(n * 4)
 	require.NoError(t, err)
 	got := make([]uint32, n)
-	goOn := make(chan struct{})
-	require.NoError(t, owner.LaunchHostFunc(func() { <-goOn }))
+	gate := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(goOn) // before the copier is closed, which waits
+	require.NoError(t, owner.LaunchHostFunc(func() { <-gate }))
 	require.NoError(t, owner.Memset(mem, 0x42, n*4)) // the owner's kernel
 	copied := make(chan error, 1)
 	go func() {
@@ -139,7 +142,7 @@ func TestSlicesInTheOrderOfAForeignStream(t *testing.T) {
 		t.Error("copied before the owner's work was done")
 	case <-time.After(10 * time.Millisecond): // long enough for a copy that does not wait
 	}
-	close(goOn)
+	goOn()
 	require.NoError(t, <-copied)
 	for i, x := range got {
 		require.Equal(t, uint32(0x42424242), x, i)

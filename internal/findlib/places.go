@@ -22,19 +22,17 @@ const toolkitBelow = "/{lib64,lib,targets/*/lib}"
 func (s search) places() []place {
 	var list []place
 	add := func(found, looked string, dirs []string) {
-		list = append(list, place{found: found, looked: looked, dirs: dirs})
-	}
-	without := func(found, looked string) { // says it once
-		if !slices.ContainsFunc(list, func(p place) bool { return p.looked == looked }) {
-			add(found, looked, nil)
+		if dirs == nil && slices.ContainsFunc(list, func(p place) bool { return p.looked == looked }) {
+			return // such as a variable that is not set
 		}
+		list = append(list, place{found: found, looked: looked, dirs: dirs})
 	}
 	addEnv := func(found, name, below string, dirs func(prefix string) []string) {
 		switch prefix := s.env(name); {
 		case prefix == "":
-			without(found, "$"+name+" (not set)")
+			add(found, "$"+name+" (not set)", nil)
 		case !path.IsAbs(prefix):
-			without(found, "$"+name+" (not an absolute path: "+prefix+")")
+			add(found, "$"+name+" (not an absolute path: "+prefix+")", nil)
 		default:
 			prefix = path.Clean(prefix)
 			add(found, "$"+name+" = "+prefix+below, dirs(prefix))
