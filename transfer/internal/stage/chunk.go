@@ -176,6 +176,7 @@ func (c *chunk) worked() {
 		j.mu.Lock()
 		j.out--
 		j.mu.Unlock()
+		j.standIn()
 		j.Poke()
 		return
 	}

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -19,6 +20,7 @@ type crew struct {
 	jobs     atomic.Pointer[[]*Job] // never changed in place
 	posted   atomic.Uint64          // changes when a job has more to do
 	spinning atomic.Int32           // workers that look for work
+	staying  atomic.Int32           // workers that wait for more of their job
 	slow     atomic.Int32           // workers of slow jobs
 	devices  [2]atomic.Int32        // that have something to copy, for each direction: see demand
 
@@ -59,8 +61,8 @@ var (
 	mostSpin = 50 * time.Microsecond
 	// parkFor is after what time a parked worker ends.
 	parkFor = time.Second
-	// fewPieces is how many pieces a worker does until it looks which job has the
-	// fewest workers.
+	// fewPieces is how many pieces a worker does until it looks whether another job
+	// has fewer workers.
 	fewPieces = 4
 )
 
@@ -145,15 +147,11 @@ func (c *crew) find(w *worker) *Job {
 
 func (c *crew) choose(w *worker) *Job {
 	var best *Job
-	var least int32
+	least := int32(math.MaxInt32)
 	jobs := *c.jobs.Load()
 	for i := range jobs {
-		j := jobs[(w.turn+i)%len(jobs)]
-		if j.pieces.Load() <= 0 || j.Slow && c.slow.Load() >= c.most/2 {
-			continue
-		}
-		if n := j.helpers.Load(); n < c.limitOf(j) && (best == nil || n < least) {
-			best, least = j, n
+		if j := jobs[(w.turn+i)%len(jobs)]; c.lacks(j, least) {
+			best, least = j, j.helpers.Load()
 		}
 	}
 	if best == nil || best.helpers.Add(1) > c.limitOf(best) {
@@ -189,9 +187,58 @@ func (c *crew) work(j *Job) {
 	if j.pieces.Load() > 1 {
 		c.post(j)
 	}
-	j.help(fewPieces)
+	for n := 1; ; n++ {
+		if !j.help(1) && !(c.stay(j) && j.help(1)) || n%fewPieces == 0 && c.wanted(j) {
+			break
+		}
+	}
 	c.copying.Add(-1)
 	j.helpers.Add(-1)
+}
+
+// wanted reports whether a worker of j should leave it: for another job that has fewer,
+// or because j may have fewer by now.
+func (c *crew) wanted(j *Job) bool {
+	others := j.helpers.Load() - 1
+	return others >= c.limitOf(j) || slices.ContainsFunc(*c.jobs.Load(), func(x *Job) bool {
+		return x != j && c.lacks(x, others)
+	})
+}
+
+// lacks reports whether a job has work for one more worker, and fewer than so many.
+func (c *crew) lacks(j *Job, many int32) bool {
+	if j.pieces.Load() <= 0 || j.Slow && c.slow.Load() >= c.most/2 {
+		return false
+	}
+	return j.helpers.Load() < min(many, c.limitOf(j))
+}
+
+// stay waits a while for a job's next piece, and conducts the job meanwhile. A worker
+// that left would be woken again for the next chunk, which holds up the link.
+func (c *crew) stay(j *Job) bool {
+	defer c.staying.Add(-1)
+	if procs := int32(runtime.GOMAXPROCS(0)); c.staying.Add(1) > procs/2 {
+		return false
+	}
+	seen := c.posted.Load()
+	for begin := time.Now(); time.Since(begin) < mostWait; {
+		for range 16 {
+			if j.pieces.Load() > 0 {
+				return true
+			}
+			if now := c.posted.Load(); now != seen {
+				if seen = now; c.wanted(j) {
+					return false
+				}
+			}
+			relax()
+		}
+		if !j.standIn() {
+			return false
+		}
+		c.yield()
+	}
+	return false
 }
 
 // yield lets other goroutines run where there are few cores to spin on.

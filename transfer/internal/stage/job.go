@@ -51,7 +51,7 @@ type Copy struct {
 	Kernel   bool // Fill or Drain is mostly the kernel's work, which takes more workers
 }
 
-// A Feed gives an upload its bytes. All its methods are called by one goroutine,
+// A Feed gives an upload its bytes. Its methods are called by one goroutine at a time,
 // and do not block.
 type Feed interface {
 	// Start begins to read ahead. From then on methods of the Job may be called.
@@ -82,7 +82,7 @@ type Segment struct {
 var ErrNotReady = errors.New("the bytes are not ready")
 
 // A Sink takes the bytes of a download. Room, Take and Stop are called by one
-// goroutine, and do not block.
+// goroutine at a time, and do not block.
 type Sink interface {
 	Start(j *Job)
 	// Room returns how many bytes Take could take. When that was 0, Job.Poke must
@@ -110,7 +110,7 @@ type Space struct {
 // A Job is a Copy that runs. One goroutine conducts it: it opens chunks and asks
 // the GPU what is done. It and workers of the crew fill or drain the chunks in
 // pieces. The one that is last with a chunk passes it on: to the link, or back to
-// the ring.
+// the ring. While the conductor is at a piece, a worker without one conducts.
 type Job struct {
 	Copy
 	crews    []*crew // of Over, the conductor's first
@@ -120,12 +120,14 @@ type Job struct {
 	brief    bool
 	reporter *Reporter
 
-	// The conductor's.
+	conducting sync.Mutex
+	// Guarded by conducting until ended is set, then the conductor's.
+	ended   bool     // nothing is left to be conducted
 	demands bool     // there is something to copy: see demand
 	turn    int      // of the groups, for the next chunk
 	landing []*chunk // whose copy from the device was or will be queued, in order
 	waiter  *waiter  // for memory of its ring
-	ended   time.Time
+	stopped time.Time
 
 	helpers atomic.Int32
 	wake    chan struct{}
@@ -259,19 +261,62 @@ func (j *Job) conduct() {
 		j.Feed.Start(j)
 		defer j.Feed.Stop()
 	}
-	for {
-		j.advance()
+	for !j.step() {
 		worked := j.help(1)
 		j.report()
-		switch {
-		case j.over():
-			j.finish()
-			return
-		case !worked:
+		if !worked {
 			j.pause()
 		}
 	}
+	j.finish()
 }
+
+// step does what is to be conducted now, and reports whether the job is over.
+func (j *Job) step() (over bool) {
+	j.takeOver()
+	defer j.conducting.Unlock()
+	j.advance()
+	j.ended = j.over()
+	return j.ended
+}
+
+// takeOver waits until nobody stands in. It is mostly a matter of microseconds, and a
+// goroutine that sleeps wakes later.
+func (j *Job) takeOver() {
+	if j.conducting.TryLock() {
+		return
+	}
+	for begin := time.Now(); time.Since(begin) < mostWait; j.crews[0].yield() {
+		for range 16 {
+			relax()
+			if j.conducting.TryLock() {
+				return
+			}
+		}
+	}
+	j.conducting.Lock()
+}
+
+// standIn conducts for the conductor, if something is due and nobody is at it. It reports
+// whether the job waits for the GPU.
+func (j *Job) standIn() bool {
+	if !j.conducting.TryLock() {
+		return true
+	}
+	defer j.conducting.Unlock()
+	if j.ended || j.failed.Load() {
+		return false
+	}
+	if j.due() {
+		j.advance()
+		j.Poke() // the conductor may be about to sleep
+	}
+	return j.waits()
+}
+
+// waits reports whether the job waits for the GPU, due whether that is done.
+func (j *Job) waits() bool { return len(j.landing) > 0 || j.waiter != nil }
+func (j *Job) due() bool   { return j.landed() || j.waiter != nil && j.waiter.poll() }
 
 // advance opens chunks, and those that have landed to be drained.
 func (j *Job) advance() {
@@ -430,25 +475,28 @@ func (j *Job) leaveRing() {
 func (j *Job) over() bool {
 	failed := j.failed.Load()
 	if failed {
-		if j.ended.IsZero() {
-			j.ended = time.Now()
+		if j.stopped.IsZero() {
+			j.stopped = time.Now()
 		}
 		j.dropPieces()
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if failed {
-		return j.out == 0 && (j.queue == 0 || time.Since(j.ended) > landTimeout)
+		return j.out == 0 && (j.queue == 0 || time.Since(j.stopped) > landTimeout)
 	}
 	return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
 }
 
-// spinFor is how long a goroutine asks again and again before it sleeps.
-const spinFor = 30 * time.Microsecond
+// mostWait is how long a goroutine of a job asks again and again what the GPU is done with
+// before it sleeps, or leaves: a chunk is 150 µs on its way. leastWait is how long for all
+// else.
+const mostWait, leastWait = 100 * time.Microsecond, 30 * time.Microsecond
 
 // pause waits until there may be more to do.
 func (j *Job) pause() {
-	for begin := time.Now(); time.Since(begin) < spinFor; {
+	most := mostWait
+	for begin := time.Now(); time.Since(begin) < most; {
 		for range 8 {
 			if len(j.wake) > 0 || j.pieces.Load() > 0 {
 				break
@@ -460,29 +508,52 @@ func (j *Job) pause() {
 			return
 		default:
 		}
-		if j.pieces.Load() > 0 || j.landed() || j.waiter != nil && j.waiter.poll() {
+		due, waits := j.look()
+		if due || j.pieces.Load() > 0 {
 			return
+		}
+		if !waits {
+			most = leastWait
 		}
 		j.crews[0].yield()
 	}
-	var points []cudart.Point
-	if len(j.landing) > 0 && j.landing[0].sent.Load() {
-		points = j.landing[0].x.fence.Points(points)
-	}
-	own := len(points)
-	if j.waiter != nil {
-		points = append(points, j.waiter.ring.heads()...)
-	}
-	j.sleep(points)
-	for i, p := range points {
-		switch err := unknown(p); {
-		case err == nil:
-		case i < own:
+	landing, memory, ring := j.awaited()
+	j.sleep(slices.Concat(landing, memory))
+	for _, p := range landing {
+		if err := unknown(p); err != nil {
 			j.Abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
-		case j.waiter != nil: // there may be other memory
-			j.waiter.ring.setAside(p.Line(), UnderWay(p, err))
 		}
 	}
+	for _, p := range memory {
+		if err := unknown(p); err != nil { // there may be other memory
+			ring.setAside(p.Line(), UnderWay(p, err))
+		}
+	}
+}
+
+// look is due and waits for a goroutine that does not conduct. It does not wait for one
+// that does.
+func (j *Job) look() (due, waits bool) {
+	if !j.conducting.TryLock() {
+		return false, true
+	}
+	defer j.conducting.Unlock()
+	return j.due(), j.waits()
+}
+
+// awaited returns what the job waits for: the Points at which the next chunk lands, and
+// those at which a ring has memory for another.
+func (j *Job) awaited() (landing, memory []cudart.Point, r *ring) {
+	j.conducting.Lock()
+	defer j.conducting.Unlock()
+	if len(j.landing) > 0 && j.landing[0].sent.Load() {
+		landing = j.landing[0].x.fence.Points(landing)
+	}
+	if j.waiter != nil {
+		r = j.waiter.ring
+		memory = r.heads()
+	}
+	return landing, memory, r
 }
 
 // sleep waits until the job is poked or a Point is reached. Meanwhile a worker may

@@ -66,7 +66,7 @@ func TestTheErrorWithTheLeastOffset(t *testing.T) {
 
 func TestDefaultWorkers(t *testing.T) {
 	t.Parallel()
-	for procs, want := range map[int]int{1: 1, 2: 2, 4: 4, 5: 3, 8: 6, 16: 12, 22: 16, 64: 48} {
+	for procs, want := range map[int]int{1: 1, 2: 2, 4: 4, 5: 4, 8: 7, 16: 14, 22: 19, 64: 56} {
 		assert.Equal(t, want, defaultWorkers(procs), "%d cores", procs)
 	}
 	for workers, most := range map[int32]int{2: 8 * mib, 48: 38 * mib} {

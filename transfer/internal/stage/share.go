@@ -5,7 +5,7 @@ package stage
 // caches, and reading or faulting in the page cache three times. Uploads to several
 // devices at once take more for each, because a worker gets less of the memory's
 // bandwidth then.
-const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 3, 9, 11
+const upHelpers, downHelpers, kernelHelpers, severalHelpers = 7, 4, 9, 11
 
 // manyCopies is how many copies at once on a device keep its link busy by themselves.
 const manyCopies = 4
@@ -40,11 +40,8 @@ func (c *crew) limitOf(j *Job) int32 {
 		return int32(j.Workers) - 1
 	}
 	limit, way := j.limit, j.way()
-	switch {
-	case way == classUp && c.devices[way].Load() > 1:
+	if way == classUp && c.devices[way].Load() > 1 {
 		limit = max(limit, severalHelpers)
-	case c.devices[way.back()].Load() > 0: // each worker gets less of the memory's bandwidth
-		limit++
 	}
 	limit *= j.devices
 	return min(limit, (limit+j.devices)/max(j.Over[0].copies[way].Load(), 1))

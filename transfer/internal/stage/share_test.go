@@ -44,14 +44,13 @@ func TestShares(t *testing.T) {
 	up := s.job(0, Copy{})
 	require.Equal(t, []int32{upHelpers}, limits(up))
 
-	// The other way's workers take of the memory's bandwidth.
 	down := s.job(0, Copy{Down: true})
-	require.Equal(t, []int32{upHelpers + 1, downHelpers + 1}, limits(up, down))
+	require.Equal(t, []int32{upHelpers, downHelpers}, limits(up, down))
 
-	// So does another device's upload, which is one more with its own share.
+	// Uploads to several devices take of the memory's bandwidth.
 	other := s.job(1, Copy{})
 	file := s.job(2, Copy{Kernel: true})
-	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, downHelpers + 1}, limits(up, other, file, down))
+	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, downHelpers}, limits(up, other, file, down))
 	other.demand(false)
 	file.demand(false)
 	file.demand(false) // once is enough
@@ -82,6 +81,33 @@ func TestShares(t *testing.T) {
 		require.Zero(t, stage.copies[classUp].Load())
 	}
 	require.Zero(t, s.crew.devices[classUp].Load())
+}
+
+// A worker leaves its job for one that has work and fewer workers, and not otherwise.
+func TestWorkersAreWanted(t *testing.T) {
+	t.Parallel()
+	s := newSharing(2)
+	j, other := s.job(0, Copy{}), s.job(1, Copy{Down: true})
+	s.crew.jobs.Store(&[]*Job{j, other})
+	j.helpers.Store(4)
+	require.False(t, s.crew.wanted(j), "the other one has no work")
+	other.pieces.Store(1)
+	for n, want := range []bool{true, true, true, false} { // 3 and 3 is as good as 4 and 2
+		other.helpers.Store(int32(n))
+		require.Equal(t, want, s.crew.wanted(j), "%d workers of the other one", n)
+	}
+	j.helpers.Store(7)
+	other.helpers.Store(downHelpers)
+	require.False(t, s.crew.wanted(j), "the other one has all that it may have")
+	other.helpers.Store(0)
+	s.crew.slow.Store(s.crew.most / 2)
+	other.Slow = true
+	require.False(t, s.crew.wanted(j), "enough of them wait for a disk")
+	other.pieces.Store(0)
+	for range 7 {
+		s.job(0, Copy{})
+	}
+	require.True(t, s.crew.wanted(j), "its share is smaller by now")
 }
 
 // slowFeed has nothing ready until give is called.

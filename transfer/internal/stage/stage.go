@@ -230,12 +230,12 @@ func crewOf(dev *cudart.Device) *crew {
 	return c
 }
 
-// defaultWorkers leaves a quarter of the cores to others, where that is one.
+// defaultWorkers leaves an eighth of the cores to others, where that is one.
 func defaultWorkers(procs int) int {
 	if procs <= 4 {
 		return procs
 	}
-	return procs * 3 / 4
+	return procs - (procs+7)/8
 }
 
 // oneGroup is of copies through one stage.

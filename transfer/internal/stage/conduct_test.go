@@ -1,0 +1,175 @@
+package stage
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// A watched sink or feed makes its job known when it starts.
+type (
+	watchedSink struct {
+		Sink
+		job chan<- *Job
+	}
+	watchedFeed struct {
+		Feed
+		job chan<- *Job
+	}
+)
+
+func (w watchedSink) Start(j *Job) {
+	w.Sink.Start(j)
+	w.job <- j
+}
+
+func (w watchedFeed) Start(j *Job) {
+	w.Feed.Start(j)
+	w.job <- j
+}
+
+// While the conductor of a download is at a piece, another goroutine drains all else.
+func TestAWorkerStandsInForTheConductor(t *testing.T) {
+	t.Parallel()
+	s, _ := simulated(t, cudasim.Config{})
+	const n = 64 * mib // more than the ring holds
+	mem := device(t, s.dev, n)
+	want, back := random(n, 1), make([]byte, n)
+	_, err := up(t.Context(), s, mem, want)
+	require.NoError(t, err)
+
+	busy, free := make(chan struct{}), make(chan struct{})
+	var pieces, drained atomic.Int64
+	drain := func(from []byte, off int) error {
+		if pieces.Add(1) == 1 { // the conductor's, as there are no workers
+			close(busy)
+			<-free
+		}
+		copy(back[off:], from)
+		drained.Add(int64(len(from)))
+		return nil
+	}
+	jobs := make(chan *Job, 1)
+	over := make(chan error, 1)
+	go func() {
+		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Sink: watchedSink{drains(drain), jobs}, Queue: queueDown(mem), Workers: 1})
+		over <- err
+	}()
+	j := <-jobs
+	<-busy
+	first := int64(pieceOf(leastChunk))
+	for begin := time.Now(); drained.Load() < n-first; runtime.Gosched() {
+		j.standIn()
+		j.help(1)
+		if !assert.Less(t, time.Since(begin), time.Minute, "%d bytes drained", drained.Load()) {
+			break
+		}
+	}
+	assert.Empty(t, over, "the conductor's piece is not done")
+	close(free)
+	require.NoError(t, <-over)
+	require.True(t, bytes.Equal(want, back))
+	j.standIn() // has no effect any more
+	require.Zero(t, s.ring.inUse())
+}
+
+// Goroutines that stand in at any time leave copies what they are, whether they succeed,
+// fail or are canceled.
+func TestStandingInAtAnyTime(t *testing.T) {
+	t.Parallel()
+	s, _ := simulated(t, cudasim.Config{})
+	s.crew = newCrew(4, cores{}) // of its own: others copy too
+	const most = 24 * mib
+	mem := device(t, s.dev, most)
+	r := rand.New(rand.NewPCG(5, 6))
+	for round := range 60 {
+		n := Alone + 1 + r.IntN(most-Alone)
+		want, back := random(n, uint64(round)), make([]byte, n)
+		at := n // of an error
+		if r.IntN(3) == 0 {
+			at = r.IntN(n)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if r.IntN(3) == 0 {
+			time.AfterFunc(time.Duration(r.IntN(3000))*time.Microsecond, cancel)
+		}
+		fails := func(off, n int) error {
+			if off <= at && at < off+n {
+				return errTest
+			}
+			return nil
+		}
+		fill := func(to []byte, off int) error {
+			copy(to, want[off:])
+			return fails(off, len(to))
+		}
+		drain := func(from []byte, off int) error {
+			copy(back[off:], from)
+			return fails(off, len(from))
+		}
+		jobs := make(chan *Job, 1)
+		workers := r.IntN(4)
+		up := Copy{N: n, Feed: watchedFeed{&fills{n: n, fill: fill}, jobs}, Queue: queueUp(mem), Workers: workers}
+		down := Copy{N: n, Down: true, Sink: watchedSink{drains(drain), jobs}, Queue: queueDown(mem), Workers: workers}
+		whole := true
+		for _, c := range []Copy{up, down} {
+			stop := make(chan struct{})
+			var others sync.WaitGroup
+			for range 3 {
+				others.Go(func() {
+					var j *Job
+					select {
+					case j = <-jobs:
+						jobs <- j
+					case <-stop:
+						return
+					}
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+							j.standIn()
+							runtime.Gosched()
+						}
+					}
+				})
+			}
+			done, err := s.Run(ctx, c)
+			close(stop)
+			others.Wait()
+			if len(jobs) > 0 {
+				<-jobs
+			}
+			switch {
+			case err == nil:
+				require.Equal(t, n, done)
+				require.Equal(t, n, at)
+			case ctx.Err() == nil:
+				require.ErrorIs(t, err, errTest)
+				require.LessOrEqual(t, done, at)
+			}
+			whole = whole && err == nil
+		}
+		cancel()
+		if whole {
+			require.True(t, bytes.Equal(want, back), "%d bytes", n)
+		}
+	}
+	require.Eventually(t, func() bool {
+		s.ring.mu.Lock()
+		s.ring.reclaim()
+		s.ring.mu.Unlock()
+		return s.ring.inUse() == 0 && s.crew.copying.Load() == 0
+	}, 10*time.Second, time.Millisecond)
+}
