@@ -56,9 +56,6 @@ type worker struct {
 }
 
 var (
-	// A worker without work looks for more for that long before it parks: waking
-	// it takes some tens of microseconds.
-	mostSpin = 50 * time.Microsecond
 	// parkFor is after what time a parked worker ends.
 	parkFor = time.Second
 	// fewPieces is how many pieces a worker does until it looks whether another job
@@ -254,7 +251,7 @@ func (c *crew) spin(seen uint64) bool {
 	if procs := int32(runtime.GOMAXPROCS(0)); c.spinning.Add(1) > procs/4 {
 		return false
 	}
-	for begin := time.Now(); time.Since(begin) < mostSpin; {
+	for begin := time.Now(); time.Since(begin) < mostWait; {
 		for range 16 {
 			if c.posted.Load() != seen {
 				return true

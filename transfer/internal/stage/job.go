@@ -488,10 +488,10 @@ func (j *Job) over() bool {
 	return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
 }
 
-// mostWait is how long a goroutine of a job asks again and again what the GPU is done with
-// before it sleeps, or leaves: a chunk is 150 µs on its way. leastWait is how long for all
-// else.
-const mostWait, leastWait = 100 * time.Microsecond, 30 * time.Microsecond
+// mostWait is how long a goroutine asks again and again what the GPU is done with, or what
+// there is to copy, before it sleeps: as long as a chunk is on its way, since waking takes
+// some tens of microseconds. leastWait is how long a job's own asks for all else.
+const mostWait, leastWait = 150 * time.Microsecond, 30 * time.Microsecond
 
 // pause waits until there may be more to do.
 func (j *Job) pause() {
