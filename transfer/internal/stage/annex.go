@@ -36,7 +36,7 @@ var (
 	annexRetry = 10 * time.Second
 )
 
-// wantAnnex is called when a copy has to wait. It needs r.mu.
+// wantAnnex is called when there is no memory for a copy. It needs r.mu.
 func (r *ring) wantAnnex(c class) {
 	a := &r.annex
 	if a.units == 0 || a.closed || r.usedBy(c.way().back()) == 0 {

@@ -88,6 +88,28 @@ func TestAnnexIsForBothDirections(t *testing.T) {
 	require.NoError(t, r.close(t.Context()))
 }
 
+// While another asks what the GPU is done with there may be memory, and no annex is needed.
+func TestNoAnnexBeforeTheGPUIsAsked(t *testing.T) {
+	t.Parallel()
+	b := newAnnexed(t)
+	r := b.ring
+	ups := b.taken(1, classUp)
+	r.mu.Lock()
+	r.asking = true
+	r.mu.Unlock()
+	w := r.wait(make(chan struct{}, 1), benchUnit, classDown)
+	require.False(t, w.poll())
+	r.mu.Lock()
+	require.True(t, r.annex.last.IsZero(), "nobody has wanted it")
+	r.asking = false
+	r.mu.Unlock()
+	b.eventually("it is mapped when that was in vain", func() bool { return w.poll() && b.annexed() })
+	for _, x := range append(ups, w.leave()) {
+		x.release()
+	}
+	require.NoError(t, r.close(t.Context()))
+}
+
 // An annex that is not needed is unmapped, and one that cannot be had is done without.
 func TestAnnexComesAndGoes(t *testing.T) {
 	defer func(a, b, c time.Duration) { annexIdle, annexRetry, annexPatience = a, b, c }(annexIdle, annexRetry, annexPatience)
