@@ -49,12 +49,12 @@
 //
 // # Cores
 //
-// An upload keeps up to eight cores busy, that of a file ten, and a download four: one
-// more while something is copied the other way, and an upload twelve for each device while
-// several devices have one. Copies at once on a device share these, unless
-// Options.Workers says otherwise. All copies of the process together keep three quarters
-// of GOMAXPROCS busy, or all where that is no more than four. On hosts with several NUMA
-// nodes workers run on the cores of the GPU's own.
+// An upload keeps up to eight cores busy, that of a file ten, and a download five, and an
+// upload twelve for each device while several devices have one. Copies at once on a device
+// share these, unless Options.Workers says otherwise. All copies of the process together
+// keep seven eighths of GOMAXPROCS busy, or all where that is no more than four. Between
+// chunks, and after a copy, they spin for up to 150 µs, on half of GOMAXPROCS. On hosts with
+// several NUMA nodes workers run on the cores of the GPU's own.
 //
 // # Concurrency
 //

@@ -7,7 +7,7 @@ type Options struct {
 	// Workers is how many goroutines a copy keeps busy at the most, the caller's
 	// included, up to 1024. 0 stands for as many as fill the link, which copies at once
 	// on a device share: see "Cores" in the package's documentation. All copies of the
-	// process together have no more than three quarters of GOMAXPROCS, or all where that
+	// process together have no more than seven eighths of GOMAXPROCS, or all where that
 	// is up to four.
 	Workers int
 }
