@@ -101,7 +101,7 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	l.next = o.Start.tidy()
 	l.next.Order = l.order
 	if err := l.allocate(ctx); err != nil {
-		return nil, errors.Join(err, l.release(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, gate.Undo(ctx, l.release))
 	}
 	return l, nil
 }

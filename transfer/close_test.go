@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -197,6 +198,41 @@ func TestCloseWithACallThatDoesNotReturn(t *testing.T) {
 	unblock()
 	require.NoError(t, r.c.Close())
 	require.Zero(t, sim.Outstanding().Registrations)
+}
+
+// What was made before opening failed is released, also if CUDA refuses that once: nobody
+// else can.
+func TestOpeningThatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	first, err := rt.Device(0)
+	require.NoError(t, err)
+	second, err := rt.Device(1)
+	require.NoError(t, err)
+	for name, open := range map[string]func() (io.Closer, error){
+		"copier": func() (io.Closer, error) { return NewCopier(t.Context(), first, Options{}) },
+		"fanout": func() (io.Closer, error) { return NewFanout(t.Context(), []*cudart.Device{first, second}, Options{}) },
+	} {
+		const fn = "cudaStreamCreateWithPriority"
+		for nth := 1; ; nth++ {
+			what := fmt.Sprintf("%s, stream %d", name, nth)
+			before := sim.Calls(fn)
+			sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrMemoryAllocation})
+			sim.Fail("cudaHostUnregister", cudasim.Fault{Nth: 1, Times: 1, Code: cudart.ErrUnknown})
+			c, err := open()
+			sim.ResetFaults()
+			if sim.Calls(fn)-before < nth {
+				require.NoError(t, err, what)
+				require.Greater(t, nth, 5, name)
+				require.NoError(t, c.Close())
+				break
+			}
+			require.ErrorIs(t, err, cudart.ErrMemoryAllocation, what)
+			require.NotErrorIs(t, err, cudart.ErrUnknown, what)
+			require.Zero(t, sim.Outstanding().Registrations, what)
+			require.Zero(t, sim.Outstanding().Streams, what)
+		}
+	}
 }
 
 // A device that cannot say when it is done keeps its memory: Close fails, as

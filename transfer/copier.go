@@ -59,7 +59,7 @@ func newEngine(ctx context.Context, dev *cudart.Device, o Options) (*engine, err
 	}
 	e := &engine{dev: dev, o: o}
 	if err := e.open(ctx); err != nil {
-		return nil, errors.Join(err, e.release(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, gate.Undo(ctx, e.release))
 	}
 	return e, nil
 }

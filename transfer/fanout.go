@@ -97,7 +97,7 @@ func newFan(ctx context.Context, devs []*cudart.Device, o Options) (*fan, error)
 	const returned, left = 1, 2
 	open := func() {
 		if err = f.open(ctx); err != nil || !state.CompareAndSwap(0, returned) {
-			err = errors.Join(err, f.release(context.WithoutCancel(ctx)))
+			err = errors.Join(err, gate.Undo(ctx, f.release))
 		}
 	}
 	if stage.Apart(ctx, 0, open, func(error) {}, func() bool { return state.CompareAndSwap(0, left) }) != nil {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/gate"
 )
 
 // A Stage is what all copies of a device share: its rings, its streams and the
@@ -79,7 +80,7 @@ func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 		case <-s.ready:
 		case <-ctx.Done():
 			if drop(dev, s) {
-				return nil, errors.Join(context.Cause(ctx), s.stage.close(context.WithoutCancel(ctx)))
+				return nil, errors.Join(context.Cause(ctx), gate.Undo(ctx, s.stage.close))
 			}
 			return nil, context.Cause(ctx)
 		}
@@ -149,7 +150,7 @@ func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	s := &Stage{dev: dev, crew: crewOf(dev)}
 	s.alone[0] = s
 	if err := s.open(ctx); err != nil {
-		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, gate.Undo(ctx, s.close))
 	}
 	return s, nil
 }
