@@ -193,12 +193,12 @@ func (c *crew) work(j *Job) {
 	j.helpers.Add(-1)
 }
 
-// wanted reports whether a worker of j should leave it: for another job that has fewer,
-// or because j may have fewer by now.
+// wanted reports whether a worker of j should leave it: for another job that has fewer, or
+// none, so that jobs take turns with one; or because j may have fewer by now.
 func (c *crew) wanted(j *Job) bool {
 	others := j.helpers.Load() - 1
 	return others >= c.limitOf(j) || slices.ContainsFunc(*c.jobs.Load(), func(x *Job) bool {
-		return x != j && c.lacks(x, others)
+		return x != j && c.lacks(x, max(others, 1))
 	})
 }
 

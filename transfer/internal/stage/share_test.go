@@ -96,6 +96,10 @@ func TestWorkersAreWanted(t *testing.T) {
 		other.helpers.Store(int32(n))
 		require.Equal(t, want, s.crew.wanted(j), "%d workers of the other one", n)
 	}
+	j.helpers.Store(1)
+	require.False(t, s.crew.wanted(j))
+	other.helpers.Store(0)
+	require.True(t, s.crew.wanted(j), "they take turns")
 	j.helpers.Store(7)
 	other.helpers.Store(downHelpers)
 	require.False(t, s.crew.wanted(j), "the other one has all that it may have")
