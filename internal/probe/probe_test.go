@@ -136,7 +136,7 @@ func TestCallsThatNeverReturn(t *testing.T) {
 			assert.NoError(t, err, fn)
 			if assert.Len(t, out.Facts.Probes, 1, fn) {
 				probe := out.Facts.Probes[0]
-				assert.GreaterOrEqual(t, probe.Seconds, 3.0)
+				assert.GreaterOrEqual(t, probe.Seconds, 1.0, "three, less what came before the call")
 				probe.Seconds = 0
 				assert.Equal(t, doctor.Probe{
 					Name: "cuda", Stage: doctor.StageOpen, Call: fn, State: doctor.ProbeHung, Detail: "did not return in 3s",
