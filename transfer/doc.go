@@ -52,9 +52,9 @@
 // An upload keeps up to eight cores busy, that of a file ten, and a download five, and an
 // upload twelve for each device while several devices have one. Copies at once on a device
 // share these, unless Options.Workers says otherwise. All copies of the process together
-// keep seven eighths of GOMAXPROCS busy, or all where that is no more than four. Between
-// chunks, and after a copy, they spin for up to 150 µs, on half of GOMAXPROCS. On hosts with
-// several NUMA nodes workers run on the cores of the GPU's own.
+// keep seven eighths of GOMAXPROCS busy, or all where that is no more than four. Those that
+// wait for a chunk spin for up to 150 µs, on half of GOMAXPROCS at the most, and after a copy
+// on a quarter. On hosts with several NUMA nodes workers run on the cores of the GPU's own.
 //
 // # Concurrency
 //

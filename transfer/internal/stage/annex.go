@@ -36,10 +36,11 @@ var (
 	annexRetry = 10 * time.Second
 )
 
-// wantAnnex is called when there is no memory for a copy. It needs r.mu.
+// wantAnnex is called when there is no memory for a copy. While another goroutine asks what
+// the GPU is done with there may be some. It needs r.mu.
 func (r *ring) wantAnnex(c class) {
 	a := &r.annex
-	if a.units == 0 || a.closed || r.usedBy(c.way().back()) == 0 {
+	if r.asking || a.units == 0 || a.closed || r.usedBy(c.way().back()) == 0 {
 		return
 	}
 	a.last = time.Now()

@@ -41,8 +41,23 @@ func (w watchedFeed) Start(j *Job) {
 // While the conductor of a download is at a piece, another goroutine drains all else.
 func TestAWorkerStandsInForTheConductor(t *testing.T) {
 	t.Parallel()
-	s, _ := simulated(t, cudasim.Config{})
-	const n = 64 * mib // more than the ring holds
+	t.Run("once", func(t *testing.T) {
+		drainBesideTheConductor(t, func(_ *Stage, j *Job) { j.standIn() })
+	})
+	t.Run("while it stays", func(t *testing.T) {
+		if runtime.GOMAXPROCS(0) == 1 {
+			t.Skip("one processor: no worker stays")
+		}
+		drainBesideTheConductor(t, func(s *Stage, j *Job) { s.crew.stay(j) })
+	})
+}
+
+func drainBesideTheConductor(t *testing.T, look func(s *Stage, j *Job)) {
+	// The last piece of a chunk is done before the next chunk lands: who did it finds nothing.
+	slow := cudasim.Way{Rate: 1}
+	s, _ := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{DeviceToHost: slow}}}})
+	s.crew = newCrew(4, cores{}) // of its own: others copy too
+	const n = 64 * mib           // more than the ring holds
 	mem := device(t, s.dev, n)
 	want, back := random(n, 1), make([]byte, n)
 	_, err := up(t.Context(), s, mem, want)
@@ -69,7 +84,7 @@ func TestAWorkerStandsInForTheConductor(t *testing.T) {
 	<-busy
 	first := int64(pieceOf(leastChunk))
 	for begin := time.Now(); drained.Load() < n-first; runtime.Gosched() {
-		j.standIn()
+		look(s, j)
 		j.help(1)
 		if !assert.Less(t, time.Since(begin), time.Minute, "%d bytes drained", drained.Load()) {
 			break

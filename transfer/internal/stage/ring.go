@@ -323,7 +323,7 @@ func (r *ring) wait(wake chan<- struct{}, n int, c class) *waiter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.waiters = append(r.waiters, w)
-	if r.serve(); w.x == nil && !r.asking {
+	if r.serve(); w.x == nil {
 		r.wantAnnex(c)
 	}
 	return w
@@ -347,10 +347,10 @@ func (w *waiter) poll() bool {
 	r := w.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w.x != nil || r.asking { // who asks gives it what there is
-		return w.x != nil
+	if w.x == nil {
+		r.reclaim()
 	}
-	if r.reclaim(); w.x == nil {
+	if w.x == nil {
 		r.wantAnnex(w.class)
 	}
 	return w.x != nil

@@ -231,7 +231,7 @@ func crewOf(dev *cudart.Device) *crew {
 	return c
 }
 
-// defaultWorkers leaves an eighth of the cores to others, where that is one.
+// defaultWorkers leaves an eighth of more than four cores to others, and one at least.
 func defaultWorkers(procs int) int {
 	if procs <= 4 {
 		return procs
