@@ -2,7 +2,11 @@
 
 package ntcopy
 
-import "golang.org/x/sys/cpu"
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
 
 // avx2 selects the implementation. Every amd64 CPU has SSE2.
 var avx2 = cpu.X86.HasAVX2
@@ -22,3 +26,13 @@ func blocksAVX2(dst, src []byte)
 
 //go:noescape
 func blocksSSE2(dst, src []byte)
+
+// gathers reports whether gather may be called.
+func gathers() bool { return avx2 }
+
+// gather copies rows of size bytes, back to back, with non-temporal stores. size is a
+// positive multiple of line, dst is aligned to line and as long as all rows.
+func gather(dst []byte, rows []unsafe.Pointer, size int) { gatherAVX2(dst, rows, size) }
+
+//go:noescape
+func gatherAVX2(dst []byte, rows []unsafe.Pointer, size int)

@@ -2,7 +2,7 @@
 
 #include "textflag.h"
 
-// Both functions end in SFENCE. Non-temporal stores wait in write-combining
+// All functions end in SFENCE. Non-temporal stores wait in write-combining
 // buffers, and unlike all other stores of amd64 they are not ordered with the stores
 // that follow: without the fence another thread or a device could see a flag that
 // says the copy is complete before it sees the copy. A fence orders the stores of
@@ -68,4 +68,42 @@ loop:
 	JHI    loop
 
 	SFENCE
+	RET
+
+// func gatherAVX2(dst []byte, rows []unsafe.Pointer, size int)
+//
+// While a row is copied the next is fetched line by line: the CPU itself fetches ahead
+// only where addresses follow one another, and no further than a page.
+TEXT ·gatherAVX2(SB), NOSPLIT, $0-56
+	MOVQ dst_base+0(FP), DI
+	MOVQ rows_base+24(FP), R8
+	MOVQ rows_len+32(FP), R9
+	MOVQ size+48(FP), R10
+
+row:
+	MOVQ (R8), SI
+	MOVQ SI, R11 // the last row fetches itself
+	MOVQ R10, CX
+	CMPQ R9, $1
+	JEQ  lines
+	MOVQ 8(R8), R11
+
+lines:
+	PREFETCHT0 (R11)
+	VMOVDQU    (SI), Y0
+	VMOVDQU    32(SI), Y1
+	VMOVNTDQ   Y0, (DI)
+	VMOVNTDQ   Y1, 32(DI)
+	ADDQ       $64, R11
+	ADDQ       $64, SI
+	ADDQ       $64, DI
+	SUBQ       $64, CX
+	JHI        lines
+
+	ADDQ $8, R8
+	DECQ R9
+	JNE  row
+
+	SFENCE
+	VZEROUPPER
 	RET

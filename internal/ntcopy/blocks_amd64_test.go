@@ -27,6 +27,16 @@ func choose(name string) { avx2 = name == "AVX2" }
 // is for, and what C code and devices may see. Without the fence half of the copies
 // are late while the test has two CPUs, and hardly any while it shares one.
 func TestCopyIsSeenBeforeALaterStore(t *testing.T) {
+	testSeenBeforeALaterStore(t, func(dst, src []byte) { Copy(dst, src) })
+}
+
+func TestRowsAreSeenBeforeALaterStore(t *testing.T) {
+	testSeenBeforeALaterStore(t, func(dst, src []byte) {
+		Rows(dst, src, leastRow, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+	})
+}
+
+func testSeenBeforeALaterStore(t *testing.T, copies func(dst, src []byte)) {
 	withEach(t, func(t *testing.T) {
 		const rounds = 500
 		sources := [2][]byte{make([]byte, smallest), bytes.Repeat([]byte{1}, smallest)}
@@ -56,7 +66,7 @@ func TestCopyIsSeenBeforeALaterStore(t *testing.T) {
 			done <- early
 		}()
 		for i := uint32(1); i <= rounds; i++ {
-			Copy(dst, sources[i%2])
+			copies(dst, sources[i%2])
 			storePlain(&round.value, i)
 			wait(&seen.value, i)
 		}

@@ -153,3 +153,46 @@ func emulated() bool {
 	at := -uintptr(unsafe.Pointer(&b[0])) % uintptr(os.Getpagesize())
 	return unix.Madvise(b[at:at+1], 999) == nil
 }
+
+// Rows end at a page that must not be touched, neither by a load nor by a store: what is
+// fetched ahead is never past the last row.
+func TestRowsTouchNothingOutside(t *testing.T) {
+	withEach(t, func(t *testing.T) {
+		const size, n = 4096, 2*mostRows + 1
+		src, dst := guarded(t, n*size), guarded(t, n*size)
+		randomize(src, 10)
+		rows := make([]int, n)
+		for i := range rows {
+			rows[i] = n - 1 - i
+		}
+		want := make([]byte, n*size)
+		from, to := src[len(src)-n*size:], dst[len(dst)-n*size:]
+		copyRows(want, from, size, rows)
+		recovered, stack := fault(func() { Rows(to, from, size, rows) })
+		require.Nil(t, recovered, stack)
+		require.Equal(t, -1, firstDifference(to, want))
+	})
+}
+
+func TestFaultsInRowsArePanics(t *testing.T) {
+	const size, n = 4096, 2 * mostRows
+	page := os.Getpagesize()
+	withEach(t, func(t *testing.T) {
+		for _, side := range []string{"source", "destination"} {
+			bad, good := protected(t, n*size, n*size/2&^(page-1)), aligned(n*size)
+			dst, src := good, bad
+			if side == "destination" {
+				dst, src = bad, good
+			}
+			recovered, stack := fault(func() { Rows(dst, src, size, []int{0, 1, 2, n - 1, 3}) })
+			if side == "destination" {
+				require.Nil(t, recovered, stack) // the first rows are not protected
+				recovered, stack = fault(func() { Rows(dst[n*size/2:], src, size, []int{0, 1}) })
+			}
+			require.NotNil(t, recovered, side)
+			_, ok := recovered.(runtime.Error)
+			require.True(t, ok, "%v", recovered)
+			assert.Contains(t, stack, "ntcopy.Rows", "the stack of the fault")
+		}
+	})
+}
