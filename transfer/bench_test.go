@@ -130,7 +130,10 @@ func BenchmarkSizes(b *testing.B) {
 	def, err := r.dev.NewStream(cudart.StreamOptions{Blocking: true}) // it waits for cudaMemcpy's stream
 	require.NoError(b, err)
 	defer func() { require.NoError(b, def.Close()) }()
-	for _, n := range []int{1, 4 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 2 * mib, 4 * mib, 16 * mib, 64 * mib, 1 << 30} {
+	legacy, err := r.dev.StreamFromHandle(0) // cudaMemcpy's stream
+	require.NoError(b, err)
+	defer func() { require.NoError(b, legacy.Close()) }()
+	for _, n := range []int{1, 4 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 2 * mib, 4 * mib, 16 * mib, 32 * mib, 64 * mib, 256 * mib, 1 << 30} {
 		if n > total {
 			break
 		}
@@ -149,7 +152,7 @@ func BenchmarkSizes(b *testing.B) {
 			{"up/cudaMemcpy", func() error { return r.dev.CopyToDevice(mem, pointer(next()), n) }},
 			{"up/queued", func() error { return r.c.With(Call{Stream: def}).Upload(ctx, mem, next()) }},
 			{"up/synced", func() error {
-				return errors.Join(r.dev.CopyToDevice(mem, pointer(next()), n), def.SynchronizeBlocking())
+				return errors.Join(r.dev.CopyToDevice(mem, pointer(next()), n), legacy.SynchronizeBlocking())
 			}},
 			{"down/transfer", func() error { return r.c.Download(ctx, next(), mem) }},
 			{"down/cudaMemcpy", func() error { return r.dev.CopyToHost(pointer(next()), mem, n) }},

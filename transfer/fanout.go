@@ -444,7 +444,7 @@ func (d onDevices) memory(ctx context.Context, src []byte) (int, error) {
 	if done, ok, err := d.pinned(ctx, src); ok {
 		return done, err
 	}
-	return d.feed(ctx, stage.Copy{N: len(src), Feed: &memoryFeed{from: src}})
+	return d.feed(ctx, fromMemory(src))
 }
 
 const (

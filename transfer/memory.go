@@ -38,7 +38,7 @@ func (v *View) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, 
 	if done, ok, err := v.brief(ctx, dst, src, false); ok {
 		return done, err
 	}
-	return v.stageUp(ctx, dst, stage.Copy{N: len(src), Feed: &memoryFeed{from: src}})
+	return v.stageUp(ctx, dst, fromMemory(src))
 }
 
 // Download copies from the device into dst, which may be any memory.
@@ -115,10 +115,21 @@ func (v *View) downloadFresh(ctx context.Context, dst []byte, src cudart.DevPtr)
 	return v.stageDown(ctx, src, c)
 }
 
+// mostPast is the largest upload that is written past the caches. What a larger one has
+// in them is overwritten there, again and again, and need not go to memory.
+const mostPast = 32 * mib
+
+// fromMemory is the upload of the caller's memory.
+func fromMemory(src []byte) stage.Copy {
+	m := &memoryFeed{from: src, past: len(src) <= mostPast}
+	return stage.Copy{N: len(src), Feed: m, Past: m.past}
+}
+
 // memoryFeed is the caller's memory.
 type memoryFeed struct {
 	from []byte
 	off  int // of what comes next
+	past bool
 }
 
 func (*memoryFeed) Start(*stage.Job) {}
@@ -134,7 +145,11 @@ func (m *memoryFeed) Take(most int) stage.Segment {
 }
 
 func (m *memoryFeed) fill(to []byte, off int) error {
-	copy(to, m.from[off:])
+	if from := m.from[off : off+len(to)]; m.past {
+		stage.Put(to, from)
+	} else {
+		copy(to, from)
+	}
 	return nil
 }
 

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,12 +13,12 @@ import (
 
 // sizes around everything that makes a difference: the last is more than the ring of
 // a machine with few cores.
-var sizes = []int{0, 1, 63, 4096, stage.Alone - 1, stage.Alone, stage.Alone + 1, 512 * kib, 512*kib + 1, mib, mib + 1, 9*mib + 13}
+var sizes = []int{0, 1, 63, 4096, stage.Alone - 1, stage.Alone, stage.Alone + 1, 256*kib + 1, 512 * kib, 512*kib + 1, mib, mib + 1, 9*mib + 13}
 
 func TestMemoryArrives(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{Workers: 3})
-	for _, n := range sizes {
+	for _, n := range append(slices.Clone(sizes), mostPast, mostPast+1) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			const skip = 5
 			want := bytesOf(uint64(n), n+2*skip)

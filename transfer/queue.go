@@ -80,7 +80,7 @@ func (v *View) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued
 	if !ok {
 		return false, nil
 	}
-	if err := stage.Guard(func() error { copy(lease.Bytes(), src); return nil }); err != nil {
+	if err := stage.Guard(func() error { stage.Put(lease.Bytes(), src); return nil }); err != nil {
 		return true, errors.Join(err, lease.Release())
 	}
 	// A stream with a full queue blocks the call.

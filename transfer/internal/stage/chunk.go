@@ -28,7 +28,7 @@ type chunk struct {
 }
 
 const (
-	leastPiece = 32 * kib
+	leastPiece = 64 * kib
 	mostPiece  = 512 * kib
 )
 

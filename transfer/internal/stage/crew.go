@@ -240,10 +240,14 @@ func (c *crew) stay(j *Job) bool {
 
 // yield lets other goroutines run where there are few cores to spin on.
 func (c *crew) yield() {
-	if c.most <= 2 {
+	if c.most <= 2 || c.crowded() {
 		runtime.Gosched()
 	}
 }
+
+// crowded reports whether goroutines that copy take all seats: those that only wait
+// should leave them the cores.
+func (c *crew) crowded() bool { return c.copying.free() <= 0 }
 
 // spin looks whether there is something to do, for a while.
 func (c *crew) spin(seen uint64) bool {

@@ -168,7 +168,9 @@ func TestSeats(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int32(4))
 	require.EqualValues(t, 4, s.free())
 	for range 4 {
+		require.False(t, (&crew{copying: s}).crowded())
 		require.True(t, s.take())
 	}
 	require.False(t, s.take())
+	require.True(t, (&crew{copying: s}).crowded())
 }

@@ -49,6 +49,7 @@ type Copy struct {
 	Piece    int  // bytes that a worker does at a time; 0 stands for a default
 	Slow     bool // Fill or Drain may wait for a disk
 	Kernel   bool // Fill or Drain is mostly the kernel's work, which takes more workers
+	Past     bool // Fill writes past the caches, as Drain mostly does, which takes fewer
 }
 
 // A Feed gives an upload its bytes. Its methods are called by one goroutine at a time,
@@ -161,8 +162,8 @@ func (s *Stage) newJob(c Copy) *Job {
 	switch {
 	case c.Kernel:
 		j.limit = kernelHelpers
-	case c.Down:
-		j.limit = downHelpers
+	case c.Down, c.Past:
+		j.limit = pastHelpers
 	}
 	// The smallest group takes the longest.
 	j.devices = int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
@@ -656,7 +657,7 @@ func (j *Job) settle() {
 		}
 		all.Wait()
 	} else {
-		for begin := time.Now(); time.Since(begin) < settleSpin && !j.ends.Done(asking); {
+		for begin := time.Now(); !j.crews[0].crowded() && time.Since(begin) < settleSpin && !j.ends.Done(asking); {
 			for range 64 {
 				relax()
 			}

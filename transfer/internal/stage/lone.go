@@ -35,9 +35,10 @@ const (
 
 // How many bytes are copied so: until workers would be quicker, at several times the
 // cores.
+
 const (
 	mostUp   = 12 * Alone
-	mostDown = 2 * Alone
+	mostDown = 4 * Alone
 	// lonePiece is how much is on its way while the goroutine copies the next.
 	lonePiece = 2 * Alone
 )
@@ -139,7 +140,7 @@ func (l *lone) upload(dev cudart.DevPtr, mem, slot []byte) error {
 			return nil // the caller has left
 		}
 		part := slot[at:min(at+lonePiece, len(mem))]
-		err := Guard(func() error { copy(part, mem[at:]); return nil })
+		err := Guard(func() error { Put(part, mem[at:at+len(part)]); return nil })
 		l.state.Store(loneWaits)
 		if err != nil {
 			return err

@@ -45,17 +45,21 @@ func TestShares(t *testing.T) {
 	require.Equal(t, []int32{upHelpers}, limits(up))
 
 	down := s.job(0, Copy{Down: true})
-	require.Equal(t, []int32{upHelpers, downHelpers}, limits(up, down))
+	require.Equal(t, []int32{upHelpers, pastHelpers}, limits(up, down))
 
 	// Uploads to several devices take of the memory's bandwidth.
 	other := s.job(1, Copy{})
 	file := s.job(2, Copy{Kernel: true})
-	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, downHelpers}, limits(up, other, file, down))
+	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, pastHelpers}, limits(up, other, file, down))
 	other.demand(false)
 	file.demand(false)
 	file.demand(false) // once is enough
 	down.demand(false)
 	require.Equal(t, []int32{upHelpers}, limits(up))
+
+	past := s.job(1, Copy{Past: true})
+	past.demand(false)
+	require.Equal(t, []int32{pastHelpers}, limits(past))
 
 	// Many on one device share, down to none besides themselves.
 	jobs := []*Job{up}
@@ -101,7 +105,7 @@ func TestWorkersAreWanted(t *testing.T) {
 	other.helpers.Store(0)
 	require.True(t, s.crew.wanted(j), "they take turns")
 	j.helpers.Store(7)
-	other.helpers.Store(downHelpers)
+	other.helpers.Store(pastHelpers)
 	require.False(t, s.crew.wanted(j), "the other one has all that it may have")
 	other.helpers.Store(0)
 	s.crew.slow.Store(s.crew.most / 2)
