@@ -38,8 +38,9 @@ type epoch struct {
 	badly   int   // its number, 0 if the error is no batch's
 
 	// The consumer's.
-	position Position
-	waiting  map[int]*slot // those that came before their turn
+	position  Position
+	waiting   map[int]*slot // those that came before their turn
+	consuming bool          // the phase of the loop: from one batch to the next if that is there
 }
 
 func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
@@ -176,6 +177,10 @@ func (e *epoch) get() (*slot, error) {
 			if err := e.failedBefore(want); err != nil {
 				return nil, err
 			}
+			if e.consuming && !e.allKept() {
+				e.consuming = false
+				e.l.loops.enter(waiting)
+			}
 			select {
 			case s = <-e.arrived:
 			case <-e.failed:
@@ -198,13 +203,13 @@ func (e *epoch) give(s *slot, yield func(*Batch, error) bool) (more bool) {
 	e.position = e.position.after(s.number)
 	l.stats.batches.Add(1)
 	b := &Batch{l: l, s: s, indices: s.indices, epoch: e.start.Epoch, number: s.number, position: e.position}
-	l.loops.enter(consuming)
+	if !e.consuming {
+		e.consuming = true
+		l.loops.enter(consuming)
+	}
 	defer func() { // the body may panic
 		if !b.kept {
 			_ = b.Release() // the body may have
-		}
-		if !e.allKept() {
-			l.loops.enter(waiting)
 		}
 	}()
 	return yield(b, nil)

@@ -93,6 +93,9 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 		free:    freeSlots{added: make(chan struct{}, 1)},
 	}
 	l.batch, _ = src.(BatchSource)
+	if m, ok := src.(memory); ok && l.layout.bytes <= mostUnread {
+		l.batch = unread{m}
+	}
 	l.transform, _ = src.(Transformer)
 	l.order = o.order(l.n)
 	if err := o.Start.check(l.order, l.batches()); err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/gopinned/pinned/internal/ntcopy"
 )
 
 // Memory returns a [BatchSource] of samples in memory: the bytes of data[f] are field
@@ -61,20 +63,40 @@ func (m memory) Read(_ context.Context, i int, sample [][]byte) error {
 // ReadBatch implements BatchSource.
 func (m memory) ReadBatch(_ context.Context, indices []int, run [][]byte) error {
 	for f, size := range m.fields {
-		gather(run[f], m.data[f], size, indices)
+		gather(run[f], m.data[f], size, indices, func(to, from []byte) int { return copy(to, from) })
+	}
+	return nil
+}
+
+// An unread memory is one whose samples only the device reads: nothing transforms them.
+// They are written past the caches, from which the device would have to fetch them.
+type unread struct{ memory }
+
+// mostUnread is the largest batch of which that is done. Larger ones have left the caches
+// of the cores, for one that all share, by the time that they are copied.
+const mostUnread = 1 << 20
+
+// ReadBatch implements BatchSource.
+func (m unread) ReadBatch(_ context.Context, indices []int, run [][]byte) error {
+	for f, size := range m.fields {
+		if ntcopy.Together(run[f], size) {
+			ntcopy.Rows(run[f], m.data[f], size, indices)
+		} else {
+			gather(run[f], m.data[f], size, indices, ntcopy.Copy)
+		}
 	}
 	return nil
 }
 
 // gather copies the samples of the given numbers to one place, back to back.
 // Neighbours are one copy.
-func gather(to, from []byte, size int, indices []int) {
+func gather(to, from []byte, size int, indices []int, put func(to, from []byte) int) {
 	for len(indices) > 0 {
 		n := 1
 		for n < len(indices) && indices[n] == indices[n-1]+1 {
 			n++
 		}
-		to = to[copy(to, from[indices[0]*size:(indices[0]+n)*size]):]
+		to = to[put(to, from[indices[0]*size:(indices[0]+n)*size]):]
 		indices = indices[n:]
 	}
 }

@@ -330,6 +330,35 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// transformed has samples that the host reads after they are in pinned memory.
+type transformed struct{ BatchSource }
+
+func (transformed) Transform(context.Context, int, [][]byte) error { return nil }
+
+// Samples are written past the caches if nothing reads them there, and the batches are
+// small.
+func TestMemoryPastTheCaches(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	const size = mostUnread / 256
+	small := memoryOf(t, 600, size)
+	for _, c := range []struct {
+		src   Source
+		batch int
+		past  bool
+	}{
+		{small, 256, true},
+		{small, 257, false},
+		{transformed{small}, 16, false},
+		{numbered(600, size), 16, false},
+	} {
+		l := newLoaderFor(t, dev, c.src, Options{BatchSize: c.batch, Shuffle: true})
+		_, past := l.batch.(unread)
+		require.Equal(t, c.past, past, "%T in batches of %d", c.src, c.batch)
+		require.Len(t, slices.Concat(epochOf(t, l, stream(t, dev), size)...), 600)
+	}
+}
+
 func TestMemoryThatIsNotSamples(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]struct {
@@ -372,7 +401,7 @@ func TestGather(t *testing.T) {
 		slices.Collect(count(n)), shuffled, shuffled[:16], shuffled[:17],
 	} {
 		to := make([]byte, len(indices)*size+1)
-		gather(to[:len(indices)*size], from, size, indices)
+		gather(to[:len(indices)*size], from, size, indices, func(to, from []byte) int { return copy(to, from) })
 		for at, i := range indices {
 			require.Equal(t, from[i*size:(i+1)*size], to[at*size:(at+1)*size], "%v at %d", indices, at)
 		}

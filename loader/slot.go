@@ -107,8 +107,7 @@ func (l *Loader) upload(ctx context.Context, slots ...*slot) error {
 	l.copies++
 	for _, s := range slots {
 		s.copied, s.turn = copied, l.copies
-		s.copying.Add(l.stream)
-		s.copying.Record()
+		s.copying.AddPoint(copied)
 	}
 	return err
 }
