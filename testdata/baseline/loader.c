@@ -5,9 +5,10 @@
 // epochs, after one to warm up; an op is a sample. CPU seconds are those of the process
 // (getrusage), with threads that spin for a free batch.
 //
-//	nvcc -O2 -Xcompiler -pthread loader.c -o loader && ./loader [EPOCHS [huge]]
+//	cc -O2 -pthread -I$CUDA/include loader.c -L$CUDA/lib64 -lcudart -o loader && ./loader [EPOCHS [huge]]
 //
-// or cc -O2 -pthread -I$CUDA/include loader.c -L$CUDA/lib64 -lcudart -o loader. EPOCHS is 1 to 99,
+// With -DPAST -mavx2 samples are written past the caches, as the library writes them in
+// batches of up to 1 MiB. EPOCHS is 1 to 99,
 // 5 if left out. The data set is 4 GiB, in pages of the size that the kernel chooses, as Go's
 // memory is; "huge" asks for huge ones (MADV_HUGEPAGE). It ends by itself after 300 seconds.
 #define _GNU_SOURCE
@@ -67,6 +68,21 @@ struct slot {
 	atomic_int left;    // claims that are not filled yet
 };
 
+#ifdef PAST
+#include <immintrin.h>
+static void put(void *to, const void *from) {
+	__m256i *d = to;
+	for (const __m256i *s = from; s < (const __m256i *)from + SAMPLE / 32; s += 2, d += 2) {
+		__m256i a = _mm256_loadu_si256(s), b = _mm256_loadu_si256(s + 1);
+		_mm256_stream_si256(d, a);
+		_mm256_stream_si256(d + 1, b);
+	}
+	_mm_sfence();
+}
+#else
+static void put(void *to, const void *from) { memcpy(to, from, SAMPLE); }
+#endif
+
 // An epoch is copied by all threads.
 static struct {
 	size_t batch, slots, threads; // samples of a batch
@@ -100,7 +116,7 @@ static void *work(void *unused) {
 		struct slot *s = &slots[b % e.slots];
 		await(s, b / e.slots * 2);
 		for (size_t i = first; i < first + CLAIM; i++)
-			memcpy(s->host + i * SAMPLE, data + e.order[b * e.batch + i] * SAMPLE, SAMPLE);
+			put(s->host + i * SAMPLE, data + e.order[b * e.batch + i] * SAMPLE);
 		if (atomic_fetch_sub(&s->left, 1) > 1) continue;
 		CHECK(cudaMemcpyAsync(s->dev, s->host, e.batch * SAMPLE, cudaMemcpyHostToDevice, stream));
 		CHECK(cudaEventRecord(s->copied, stream));

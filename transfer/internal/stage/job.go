@@ -639,7 +639,8 @@ func (j *Job) giveUp(why error) {
 }
 
 // settleSpin is how long a goroutine asks again and again for the end of its copy: the
-// last chunk takes that long, and a goroutine that sleeps wakes some 50 µs late.
+// last chunk takes that long, and a goroutine that sleeps wakes some 50 µs late. It sleeps
+// if others copy on all cores: they would wait for it longer.
 const settleSpin = 100 * time.Microsecond
 
 // settle waits until the copies are done that were queued, and takes their errors. After

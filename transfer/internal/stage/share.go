@@ -1,10 +1,10 @@
 package stage
 
 // How many workers a copy keeps busy, besides its own goroutine, for each device:
-// copying into the ring takes twice the cores of copying past the caches, which is out
-// of it, or a little into it, and reading or faulting in the page cache three times. Uploads to several
-// devices at once take more for each, because a worker gets less of the memory's
-// bandwidth then.
+// copying into the ring takes twice the cores of copying past the caches, out of it or,
+// for a small upload, into it; and reading or faulting in the page cache three times.
+// Uploads to several devices at once take more for each, because a worker gets less of
+// the memory's bandwidth then.
 const upHelpers, pastHelpers, kernelHelpers, severalHelpers = 7, 4, 9, 11
 
 // manyCopies is how many copies at once on a device keep its link busy by themselves.
