@@ -394,10 +394,13 @@ func TestEstimatesAreWrittenAlone(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 1, written)
 	s.show(report.At{})
-	s.hide()
-	s.abandoned = true
+	s.end()
+	assert.Nil(t, s.progress)
 	s.show(report.At{})
 	assert.Nil(t, s.progress, "nothing is shown after the end")
+	s.result = &report.Result{}
+	s.change(func(r *report.Result) { r.Command = "late" })
+	assert.Empty(t, s.result.Command, "nothing changes after the end")
 }
 
 type writer func([]byte) (int, error)

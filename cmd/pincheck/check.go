@@ -32,18 +32,17 @@ type session struct {
 	// read after each, one at a time.
 	slowHealth bool
 
-	// For a command that does not return in time: see abandon.
-	mu        sync.Mutex
-	abandoned bool
-	runtime   *cudart.Runtime
-	progress  *report.Progress // nil shows nothing
+	mu       sync.Mutex
+	over     bool // what runs still, of a command that did not return in time too, is nothing more to the result
+	runtime  *cudart.Runtime
+	progress *report.Progress // nil shows nothing
 }
 
-// change changes the result, unless the command was abandoned.
+// change changes the result, unless that is over.
 func (s *session) change(do func(r *report.Result)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.abandoned {
+	if !s.over {
 		do(s.result)
 	}
 }
@@ -79,7 +78,7 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.abandoned = true
+	s.over = true
 	if s.runtime == nil {
 		return context.Cause(ctx)
 	}
@@ -131,7 +130,7 @@ func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(cont
 	if err = context.Cause(ctx); err == nil {
 		err = s.within(ctx, do)
 	}
-	s.hide()
+	s.end()
 	usage, stopped := usageError{}, stoppedRun("")
 	switch {
 	case errors.As(err, &usage):
@@ -186,7 +185,7 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 func (s *session) show(at report.At) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.quiet || s.abandoned {
+	if s.quiet || s.over {
 		return
 	}
 	if s.progress == nil {
@@ -195,13 +194,20 @@ func (s *session) show(at report.At) {
 	s.progress.Show(at)
 }
 
-// hide ends the display of progress: for good, or before something else is written to
-// standard error.
+// hide ends the display of progress before something else is written to standard error.
 func (s *session) hide() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.progress.Close()
 	s.progress = nil
+}
+
+// end ends the display of progress for good, and changes of the result.
+func (s *session) end() {
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+	s.hide()
 }
 
 // withDevices opens the library in this process, puts the facts into the result, and calls

@@ -141,7 +141,7 @@ func examined(t *testing.T, n, groups int, steps probe.Steps, change func(*stage
 	}
 	facts.SetHealth(&nvml.Report{}) // there is a library: the clocks are read, too
 	cmd := &cobra.Command{}
-	s := &session{options: &options{}, cmd: cmd, sys: system{root: fstest.MapFS{}, isolated: true}, result: &report.Result{Facts: facts}}
+	s := &session{options: &options{quiet: true}, cmd: cmd, sys: system{root: fstest.MapFS{}, isolated: true}, result: &report.Result{Facts: facts}}
 	require.NoError(t, s.examine(t.Context(), l, probe.Request{Steps: steps}))
 	return l.events, facts
 }
@@ -230,7 +230,7 @@ func TestHowManyGPUsSideBySide(t *testing.T) {
 func TestShareOfGPUsThatAreDone(t *testing.T) {
 	t.Parallel()
 	l := &stageLog{t: t, groupOf: func(gpu int) int { return gpu }, sizes: map[int]int{0: 1}, verifying: map[int]int{}, begun: map[int]chan struct{}{}}
-	s := &session{options: &options{}, cmd: &cobra.Command{}, sys: system{root: fstest.MapFS{}}, result: &report.Result{}}
+	s := &session{options: &options{quiet: true}, cmd: &cobra.Command{}, sys: system{root: fstest.MapFS{}}, result: &report.Result{}}
 	e := &examination{session: s, p: l, facts: &doctor.Facts{Devices: make([]doctor.Device, 2)}, sick: make([]bool, 2),
 		shown: &overall{s: s, shares: make([]float64, 2), scale: 1}}
 	require.NoError(t, e.one(t.Context(), 0, probe.Steps{Verify: true, Bandwidth: true}, nil, func() {}))

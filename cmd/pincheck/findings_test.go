@@ -109,9 +109,10 @@ func TestOneBadGPUHidesNoOther(t *testing.T) {
 	needsSim(t)
 	sys := on(t, "h200-vm")
 	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
+		endSims(t) // another each time, which fails anew
 		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 		require.NoError(t, err)
-		t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+		sims.Store(t, sim)
 		sim.Fail("cudaGetDeviceProperties", cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
 		return cudart.Open(cudart.Options{Source: sim})
 	}

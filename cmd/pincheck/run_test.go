@@ -78,6 +78,7 @@ type outcome struct {
 func call(t *testing.T, sys system, args ...string) outcome {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
+	defer endSims(t)
 	code := run(t.Context(), args, &stdout, &stderr, sys)
 	return outcome{stdout.String(), stderr.String(), code}
 }
@@ -343,15 +344,36 @@ func TestNoDevices(t *testing.T) {
 	assert.Contains(t, got.stdout, "[hidden_gpu]")
 }
 
-// opening returns a function that opens one simulated library, again and again. The test
-// fails if anything is not released.
+// sims has the simulator that the opening of a test has started. A process has few, and a
+// test that holds one must not wait for another: so it ends with the call that used it.
+var sims sync.Map // *testing.T to *cudasim.Sim
+
+// opening returns a function that opens one simulated library, again and again during one
+// call of pincheck. The test fails if anything is not released.
 func opening(t *testing.T, cfg cudasim.Config) func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-	sim := sync.OnceValue(func() *cudasim.Sim { // there are few of them
-		sim, _ := testgpu.Sim(t, cfg)
-		return sim
-	})
+	t.Cleanup(func() { endSims(t) })
+	var mu sync.Mutex
+	var sim *cudasim.Sim
 	return func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-		return cudart.OpenContext(ctx, cudart.Options{Source: sim()})
+		mu.Lock()
+		defer mu.Unlock()
+		if mine, _ := sims.Load(t); mine == nil || mine != sim {
+			endSims(t) // that of an earlier call
+			var err error
+			if sim, err = cudasim.New(cfg); err != nil {
+				return nil, err
+			}
+			sims.Store(t, sim)
+		}
+		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	}
+}
+
+// endSims ends the simulator that opening has started for a test, if there is one.
+func endSims(t *testing.T) {
+	t.Helper()
+	if sim, ok := sims.LoadAndDelete(t); ok {
+		testgpu.End(t, sim.(*cudasim.Sim))
 	}
 }
 
@@ -425,6 +447,7 @@ func TestInterrupted(t *testing.T) {
 		}
 		var stdout, stderr bytes.Buffer
 		code := run(ctx, []string{"--format", "json"}, &stdout, &stderr, sys)
+		endSims(t)
 		assert.Equal(t, exitInterrupted, code, "after %d cases", after)
 		assert.Equal(t, after, reached, "no case is begun after the interruption")
 		r, err := report.Read(stdout.Bytes())

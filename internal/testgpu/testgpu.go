@@ -41,22 +41,26 @@ func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	if err != nil {
 		tb.Fatalf("start the simulated GPU: %v", err)
 	}
-	tb.Cleanup(func() {
-		tb.Helper()
-		err := sim.Check()
-		// A stream that is closed during a call on it is destroyed by the goroutine that
-		// makes the call, a moment after it returns.
-		for end := time.Now().Add(10 * time.Second); err != nil && time.Now().Before(end); err = sim.Check() {
-			time.Sleep(time.Millisecond)
-		}
-		if closing := sim.Close(); err == nil { // else it would report the same again
-			err = closing
-		}
-		if err != nil {
-			tb.Errorf("%v at the end of the test: %v", sim, err)
-		}
-	})
+	tb.Cleanup(func() { End(tb, sim) })
 	return sim, open(tb, cudart.Options{Source: sim})
+}
+
+// End closes a simulated library, and fails the test if anything was not released, or
+// misused.
+func End(tb testing.TB, sim *cudasim.Sim) {
+	tb.Helper()
+	err := sim.Check()
+	// A stream that is closed during a call on it is destroyed by the goroutine that
+	// makes the call, a moment after it returns.
+	for end := time.Now().Add(10 * time.Second); err != nil && time.Now().Before(end); err = sim.Check() {
+		time.Sleep(time.Millisecond)
+	}
+	if closing := sim.Close(); err == nil { // else it would report the same again
+		err = closing
+	}
+	if err != nil {
+		tb.Errorf("%v at the end of the test: %v", sim, err)
+	}
 }
 
 func open(tb testing.TB, o cudart.Options) *cudart.Runtime {
