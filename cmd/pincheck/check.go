@@ -33,12 +33,12 @@ type session struct {
 	slowHealth bool
 
 	mu       sync.Mutex
-	over     bool // what runs still, of a command that did not return in time too, is nothing more to the result
+	over     bool // the result is final, whatever runs still: the command may not have returned in time
 	runtime  *cudart.Runtime
 	progress *report.Progress // nil shows nothing
 }
 
-// change changes the result, unless that is over.
+// change changes the result, unless that is final.
 func (s *session) change(do func(r *report.Result)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
