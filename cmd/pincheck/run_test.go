@@ -357,7 +357,7 @@ func opening(t *testing.T, cfg cudasim.Config) func(context.Context, cudart.Opti
 	return func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if mine, _ := sims.Load(t); mine == nil || mine != sim {
+		if mine, _ := sims.Load(t); mine != sim {
 			endSims(t) // that of an earlier call
 			var err error
 			if sim, err = cudasim.New(cfg); err != nil {

@@ -2,15 +2,8 @@
 
 package ntcopy
 
-import "unsafe"
-
 // blocks copies len(dst) bytes with non-temporal stores. len(dst) is a positive
 // multiple of block and at most len(src); dst is aligned to line.
 //
 //go:noescape
 func blocks(dst, src []byte)
-
-// gathers reports whether gather may be called.
-func gathers() bool { return false }
-
-func gather([]byte, []unsafe.Pointer, int) { panic("no gather") }

@@ -35,7 +35,6 @@ const (
 
 // How many bytes are copied so: until workers would be quicker, at several times the
 // cores.
-
 const (
 	mostUp   = 12 * Alone
 	mostDown = 4 * Alone

@@ -2,8 +2,8 @@ package stage
 
 import "github.com/gopinned/pinned/internal/ntcopy"
 
-// leastPast is how many bytes are written past the caches. Of fewer the driver does not
-// leave the copy to the device: it reads them itself, and would wait for them.
+// leastPast is how many bytes are written past the caches. Fewer take longer so: it seems
+// that the driver reads them itself, and waits for memory.
 const leastPast = 32 * kib
 
 // Put copies into pinned memory that is on its way to a device: past the caches, from
