@@ -15,7 +15,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // BLASEnv is the environment variable that names the libcublas to load.
@@ -36,7 +36,7 @@ type BLAS struct {
 	path   string
 	handle uintptr // cublasHandle_t
 	fn     blasFunctions
-	gate   gate.Gate
+	life   lifetime.Lifetime
 	calls  sync.Pool // of *blasCall
 }
 
@@ -186,10 +186,10 @@ func (b *BLAS) Multiply(c, x, y Matrix, alpha, beta float32) error {
 	if err != nil {
 		return err
 	}
-	if !b.gate.Enter() {
+	if !b.life.Begin() {
 		return fmt.Errorf("kernel: multiply: cuBLAS is %w", ErrClosed)
 	}
-	defer b.gate.Leave()
+	defer b.life.End()
 	f := b.calls.Get().(*blasCall)
 	defer b.calls.Put(f)
 	f.alpha, f.beta = alpha, beta
@@ -215,7 +215,7 @@ func (b *BLAS) CloseContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("kernel: close cuBLAS: %w", errNilContext)
 	}
-	err := b.gate.Close(ctx, func(ctx context.Context) error {
+	err := b.life.Close(ctx, func(ctx context.Context) error {
 		if err := b.stream.Point().Wait(ctx); err != nil {
 			return err
 		}

@@ -87,10 +87,10 @@ func (k *Kernel) Limits() cudart.FunctionLimits { return k.function.Limits }
 // error wraps [cudart.ErrInvalidValue] if n is negative or more than the device has, and
 // [ErrClosed]. Not to be called during launches of k.
 func (k *Kernel) AllowShared(n int) error {
-	if !k.module.gate.Enter() {
+	if !k.module.life.Begin() {
 		return k.errorf("the module is %w", ErrClosed)
 	}
-	defer k.module.gate.Leave()
+	defer k.module.life.End()
 	if err := k.function.AllowShared(n); err != nil {
 		return k.errorf("%w", err)
 	}
@@ -118,10 +118,10 @@ func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
 	for i, a := range args {
 		words[i] = a.bits
 	}
-	if !m.gate.Enter() {
+	if !m.life.Begin() {
 		return k.errorf("the module is %w", ErrClosed)
 	}
-	defer m.gate.Leave()
+	defer m.life.End()
 	err := s.Launch(k.function, c, words[:len(args)])
 	if s.Device() == m.dev {
 		m.fence.Add(s)

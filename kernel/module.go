@@ -11,7 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/fence"
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -30,7 +30,7 @@ type Module struct {
 	dev     *cudart.Device
 	module  *cudart.Module
 	kernels map[string]parameters // nil if unknown
-	gate    gate.Gate
+	life    lifetime.Lifetime
 	fence   fence.Fence // of the kernels' runs
 }
 
@@ -57,10 +57,10 @@ func (m *Module) Device() *cudart.Device { return m.dev }
 // (cudaLibraryGetKernel, cuModuleGetFunction). The error wraps [cudart.ErrSymbolNotFound] if
 // the code has none of that name, and [ErrClosed].
 func (m *Module) Kernel(name string) (*Kernel, error) {
-	if !m.gate.Enter() {
+	if !m.life.Begin() {
 		return nil, fmt.Errorf("kernel: look up %s: the module is %w", name, ErrClosed)
 	}
-	defer m.gate.Leave()
+	defer m.life.End()
 	params, known := m.kernels[name]
 	if m.kernels != nil && !known {
 		names := strings.Join(slices.Sorted(maps.Keys(m.kernels)), ", ")
@@ -85,7 +85,7 @@ func (m *Module) CloseContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("kernel: close the module: %w", errNilContext)
 	}
-	err := m.gate.Close(ctx, func(ctx context.Context) error {
+	err := m.life.Close(ctx, func(ctx context.Context) error {
 		if err := m.fence.Wait(ctx); err != nil {
 			return fmt.Errorf("its kernels may be running: %w", err)
 		}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -57,7 +57,7 @@ type Loader struct {
 	cancel context.CancelCauseFunc // of the loop that is running
 	closed bool                    // to loops
 
-	released gate.Once // what allocate has allocated
+	released lifetime.Lifetime // what allocate has allocated
 }
 
 // New returns a loader with all the pinned memory, device memory and streams
@@ -104,7 +104,7 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	l.next = o.Start.tidy()
 	l.next.Order = l.order
 	if err := l.allocate(ctx); err != nil {
-		return nil, errors.Join(err, gate.Undo(ctx, l.release))
+		return nil, errors.Join(err, lifetime.Undo(ctx, l.release))
 	}
 	return l, nil
 }
@@ -149,7 +149,7 @@ func (l *Loader) CloseContext(ctx context.Context) error {
 	}
 	err := l.shut()
 	if err == nil {
-		err = l.released.Do(ctx, l.release)
+		err = l.released.Close(ctx, l.release)
 	}
 	if err != nil {
 		return fmt.Errorf("loader: close: %w", err)

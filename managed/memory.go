@@ -6,7 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // Memory is managed memory of an [Allocator], exactly as long as requested. Its methods may
@@ -22,7 +22,7 @@ type Memory struct {
 
 	prev, next *Memory // in a.live, guarded by a.mu
 
-	gate gate.Gate
+	life lifetime.Lifetime
 }
 
 // A memoryList is memory that is open, linked, which costs less than a map.
@@ -62,7 +62,7 @@ func (m *Memory) OnHost() bool { return m.onHost }
 // "Coherence" in the package's documentation. The slice must not be used after Close: the
 // process crashes.
 func (m *Memory) Bytes() []byte {
-	if m.gate.Refuses() {
+	if m.life.Sealed() {
 		return nil
 	}
 	return unsafe.Slice((*byte)(m.p), m.n)
@@ -93,7 +93,7 @@ func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 
 // Pointer returns the address of the first byte for the CPU, nil after Close.
 func (m *Memory) Pointer() unsafe.Pointer {
-	if m.gate.Refuses() {
+	if m.life.Sealed() {
 		return nil
 	}
 	return m.p
@@ -102,7 +102,7 @@ func (m *Memory) Pointer() unsafe.Pointer {
 // DevPtr returns the address of the first byte for devices, 0 after Close. It is the same
 // as the CPU's.
 func (m *Memory) DevPtr() cudart.DevPtr {
-	if m.gate.Refuses() {
+	if m.life.Sealed() {
 		return 0
 	}
 	return m.ptr()
@@ -118,9 +118,9 @@ func (m *Memory) String() string {
 // with makes a call that uses the memory, which is not freed meanwhile. what names it.
 func (m *Memory) with(what string, call func() error) error {
 	err := ErrClosed
-	if m.gate.Enter() {
+	if m.life.Begin() {
 		err = call()
-		m.gate.Leave()
+		m.life.End()
 	}
 	if err != nil {
 		return fmt.Errorf("managed: %s: %v: %w", what, m, err)
@@ -133,7 +133,7 @@ func (m *Memory) with(what string, call func() error) error {
 // stays allocated, and Close may be called again; once it has returned nil it does
 // nothing. Do not call it from within a function that a method of the memory calls.
 func (m *Memory) Close() error {
-	err := m.gate.Close(context.Background(), func(context.Context) error {
+	err := m.life.Close(context.Background(), func(context.Context) error {
 		if err := m.a.dev.Free(m.ptr()); err != nil {
 			return err
 		}

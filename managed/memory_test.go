@@ -295,7 +295,7 @@ func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", 1))
 	closed := make(chan error, 1)
 	go func() { closed <- m.Close() }()
-	for !m.gate.Refuses() {
+	for !m.life.Sealed() {
 		runtime.Gosched()
 	}
 	assert.Zero(t, g.sim.Calls("cudaFree"))

@@ -36,10 +36,10 @@ func (a *Allocator) move(ctx context.Context, to cudart.Location, ranges []Range
 	}
 	var chunks []Range
 	for _, r := range ranges {
-		if !r.Memory.gate.Enter() {
+		if !r.Memory.life.Begin() {
 			return fmt.Errorf("%v: %w", r.Memory, ErrClosed)
 		}
-		defer r.Memory.gate.Leave()
+		defer r.Memory.life.End()
 		for base := int(r.Memory.ptr()); r.Len > 0; {
 			n := min(DefaultChunk-(base+r.Off)%DefaultChunk, r.Len)
 			chunks = append(chunks, r.Memory.Range(r.Off, n))

@@ -115,10 +115,10 @@ func (a *Allocator) prefetchBatch(s *cudart.Stream, to cudart.Location, ranges [
 	}
 	var batch cudart.PrefetchBatch
 	for _, r := range ranges {
-		if !r.Memory.gate.Enter() {
+		if !r.Memory.life.Begin() {
 			return fmt.Errorf("%v: %w", r.Memory, ErrClosed)
 		}
-		defer r.Memory.gate.Leave()
+		defer r.Memory.life.End()
 		batch.Add(r.ptr(), r.Len, to)
 	}
 	return s.PrefetchBatch(&batch)

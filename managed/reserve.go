@@ -64,11 +64,11 @@ func (a *Allocator) keepReserve(ctx context.Context, s *cudart.Stream, want int)
 		if free >= want {
 			return moved, nil
 		}
-		if !m.gate.Enter() {
+		if !m.life.Begin() {
 			continue
 		}
 		err = a.moveOut(ctx, s, m)
-		m.gate.Leave()
+		m.life.End()
 		if err != nil {
 			return moved, fmt.Errorf("move %v to the host: %w", m, err)
 		}

@@ -61,12 +61,12 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	entered := make(map[*Memory]bool)
 	defer func() {
 		for m := range entered {
-			m.gate.Leave()
+			m.life.End()
 		}
 	}()
 	enter := func(m *Memory) error {
 		if !entered[m] {
-			if !m.gate.Enter() {
+			if !m.life.Begin() {
 				return fmt.Errorf("%v: %w", m, ErrClosed)
 			}
 			entered[m] = true

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -29,7 +29,7 @@ type engine struct {
 	direct [2]*cudart.Stream // for pinned memory, up and down
 	queued leases            // of copies on callers' streams
 	stats  counters
-	gate   gate.Gate
+	life   lifetime.Lifetime
 }
 
 // NewCopier returns a copier for a device. Close it. The first one of a device
@@ -59,7 +59,7 @@ func newEngine(ctx context.Context, dev *cudart.Device, o Options) (*engine, err
 	}
 	e := &engine{dev: dev, o: o}
 	if err := e.open(ctx); err != nil {
-		return nil, errors.Join(err, gate.Undo(ctx, e.release))
+		return nil, errors.Join(err, lifetime.Undo(ctx, e.release))
 	}
 	return e, nil
 }
@@ -103,7 +103,7 @@ func (e *engine) release(ctx context.Context) error {
 // callbacks: it returns an error then. CloseContext waits for them. After an
 // error Close may be called again; once it has returned nil it does nothing.
 func (c *Copier) Close() error {
-	if n := c.gate.Refuse(); n > 0 {
+	if n := c.life.Seal(); n > 0 {
 		return fmt.Errorf("transfer: close copier on %v: still copying (calls: %d): close it when they have returned, or with CloseContext, which waits for them", c.dev, n)
 	}
 	return c.CloseContext(context.Background())
@@ -113,7 +113,7 @@ func (c *Copier) Close() error {
 // the error is ctx's then. Called by a reader, a writer or Progress it waits for
 // its own copy until ctx ends.
 func (c *Copier) CloseContext(ctx context.Context) error {
-	if err := closeGate(ctx, &c.gate, c.release); err != nil {
+	if err := closeLifetime(ctx, &c.life, c.release); err != nil {
 		return fmt.Errorf("transfer: close copier on %v: %w", c.dev, err)
 	}
 	return nil

@@ -10,7 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -53,9 +53,9 @@ type fan struct {
 	peers  []peer // ordered pairs of a group
 	// queueing counts the goroutines that queue copies between members. A call into CUDA
 	// may keep one long after its copy was given up.
-	queueing gate.Gate
+	queueing lifetime.Lifetime
 	stats    counters
-	gate     gate.Gate
+	life     lifetime.Lifetime
 }
 
 // A peer is a member's access to another one's memory.
@@ -97,7 +97,7 @@ func newFan(ctx context.Context, devs []*cudart.Device, o Options) (*fan, error)
 	const returned, left = 1, 2
 	open := func() {
 		if err = f.open(ctx); err != nil || !state.CompareAndSwap(0, returned) {
-			err = errors.Join(err, gate.Undo(ctx, f.release))
+			err = errors.Join(err, lifetime.Undo(ctx, f.release))
 		}
 	}
 	if stage.Apart(ctx, 0, open, func(error) {}, func() bool { return state.CompareAndSwap(0, left) }) != nil {
@@ -221,7 +221,7 @@ func (f *fan) release(ctx context.Context) error {
 
 // releasePeers ends the copies between members.
 func (f *fan) releasePeers(ctx context.Context) error {
-	if f.queueing.Refuse() > 0 {
+	if f.queueing.Seal() > 0 {
 		return fmt.Errorf("copies between devices: %w: a call into the CUDA library has not returned", ErrUnderWay)
 	}
 	var errs []error
@@ -253,7 +253,7 @@ func (f *fan) releasePeers(ctx context.Context) error {
 // After an error Close may be called again; once it has returned nil it does
 // nothing.
 func (f *Fanout) Close() error {
-	if n := f.gate.Refuse(); n > 0 {
+	if n := f.life.Seal(); n > 0 {
 		return fmt.Errorf("transfer: close fanout: still copying (calls: %d): close it when they have returned, or with CloseContext, which waits for them", n)
 	}
 	return f.CloseContext(context.Background())
@@ -262,7 +262,7 @@ func (f *Fanout) Close() error {
 // CloseContext is Close that waits for methods that run as well, until ctx ends:
 // the error is ctx's then.
 func (f *Fanout) CloseContext(ctx context.Context) error {
-	if err := closeGate(ctx, &f.gate, f.release); err != nil {
+	if err := closeLifetime(ctx, &f.life, f.release); err != nil {
 		return fmt.Errorf("transfer: close fanout: %w", err)
 	}
 	return nil
@@ -337,10 +337,10 @@ func (f *FanoutView) run(ctx context.Context, n int, check func() error, copies 
 	if ctx == nil {
 		return 0, errNilContext
 	}
-	if !f.gate.Enter() {
+	if !f.life.Begin() {
 		return 0, ErrClosed
 	}
-	defer f.gate.Leave()
+	defer f.life.End()
 	switch s := f.call.Stream; {
 	case n < 0:
 		return 0, fmt.Errorf("%d bytes: must not be negative", n)
@@ -413,10 +413,10 @@ func (d onDevices) feed(ctx context.Context, c stage.Copy) (int, error) {
 // others, when the device has passed a Point. It returns their ends, also after an
 // error.
 func (d onDevices) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
-	if !d.queueing.Enter() {
+	if !d.queueing.Begin() {
 		return nil, ErrClosed // the copy was given up before
 	}
-	defer d.queueing.Leave()
+	defer d.queueing.End()
 	for _, p := range d.peers {
 		if p.from != from {
 			continue

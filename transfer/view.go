@@ -49,10 +49,10 @@ func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done 
 	if ctx == nil {
 		return 0, errNilContext
 	}
-	if !v.gate.Enter() {
+	if !v.life.Begin() {
 		return 0, ErrClosed
 	}
-	defer v.gate.Leave()
+	defer v.life.End()
 	switch s := v.call.Stream; {
 	case n < 0:
 		return 0, fmt.Errorf("%d bytes: must not be negative", n)

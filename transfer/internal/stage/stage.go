@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // A Stage is what all copies of a device share: its rings, its streams and the
@@ -80,7 +80,7 @@ func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 		case <-s.ready:
 		case <-ctx.Done():
 			if drop(dev, s) {
-				return nil, errors.Join(context.Cause(ctx), gate.Undo(ctx, s.stage.close))
+				return nil, errors.Join(context.Cause(ctx), lifetime.Undo(ctx, s.stage.close))
 			}
 			return nil, context.Cause(ctx)
 		}
@@ -150,7 +150,7 @@ func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	s := &Stage{dev: dev, crew: crewOf(dev)}
 	s.alone[0] = s
 	if err := s.open(ctx); err != nil {
-		return nil, errors.Join(err, gate.Undo(ctx, s.close))
+		return nil, errors.Join(err, lifetime.Undo(ctx, s.close))
 	}
 	return s, nil
 }

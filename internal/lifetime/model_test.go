@@ -1,4 +1,4 @@
-package gate
+package lifetime
 
 import (
 	"context"
@@ -12,14 +12,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 var rounds = flag.Int("rounds", 400, "rounds of the model test")
 
-// The model: one Gate, of which calls, Closes, ends of contexts and of releases are done at
+// The model: one Lifetime, of which calls, Closes, ends of contexts and of releases are done at
 // random, and time passes. After each step all goroutines run until they wait; then the oracle,
 // which is three variables, says who may wait and what each Close has returned.
-func TestGateModel(t *testing.T) {
+func TestLifetimeModel(t *testing.T) {
 	t.Parallel()
 	for round := range *rounds {
 		synctest.Test(t, func(t *testing.T) {
@@ -39,7 +41,7 @@ func TestGateModel(t *testing.T) {
 type model struct {
 	*testing.T
 	random *rand.Rand
-	Gate
+	Lifetime
 
 	// The oracle.
 	calls    int
@@ -67,17 +69,17 @@ var errCause = errors.New("the context's cause")
 func (m *model) step() {
 	switch k := m.random.IntN(100); {
 	case k < 30:
-		if entered := m.Enter(); assert.Equal(m, !m.shut, entered, "Enter") && entered {
+		if begun := m.Begin(); assert.Equal(m, !m.shut, begun, "Begin") && begun {
 			m.calls++
 		}
 	case k < 55:
 		if m.calls > 0 {
 			m.calls--
-			m.Leave()
+			m.End()
 		}
 	case k < 57:
 		m.shut = true
-		assert.Equal(m, m.calls, m.Refuse(), "Refuse")
+		assert.Equal(m, m.calls, m.Seal(), "Seal")
 	case k < 70:
 		m.close()
 	case k < 80:
@@ -95,9 +97,9 @@ func (m *model) step() {
 			c.outcome <- c.got
 		}
 	case k < 96:
-		time.Sleep(patience / 2)
+		time.Sleep(bounded.Grace / 2)
 	default:
-		time.Sleep(2 * patience)
+		time.Sleep(2 * bounded.Grace)
 	}
 }
 
@@ -132,10 +134,10 @@ func (c *modelClose) release(ctx context.Context) error {
 	return <-c.outcome
 }
 
-// check compares what the Gate has done with what it must have.
+// check compares what the Lifetime has done with what it must have.
 func (m *model) check() {
 	synctest.Wait()
-	assert.Equal(m, m.shut, m.Refuses())
+	assert.Equal(m, m.shut, m.Sealed())
 	m.closes = slices.DeleteFunc(m.closes, func(c *modelClose) bool {
 		select {
 		case err := <-c.result:
@@ -158,9 +160,9 @@ func (m *model) check() {
 func (m *model) returned(c *modelClose, err error) {
 	switch {
 	case m.running == c:
-		assert.ErrorIs(m, err, ErrStuck)
+		assert.ErrorIs(m, err, bounded.ErrStuck)
 		assert.ErrorIs(m, err, errCause)
-		assert.GreaterOrEqual(m, time.Since(c.ended), patience)
+		assert.GreaterOrEqual(m, time.Since(c.ended), bounded.Grace)
 	case c.ran:
 		assert.Equal(m, c.got, err, "its release's error")
 	case err == nil:
@@ -176,7 +178,7 @@ func (m *model) returned(c *modelClose, err error) {
 func (m *model) waits(c *modelClose) {
 	switch {
 	case m.running == c:
-		assert.True(m, c.ended.IsZero() || time.Since(c.ended) < patience, "beyond its context")
+		assert.True(m, c.ended.IsZero() || time.Since(c.ended) < bounded.Grace, "beyond its context")
 	case !c.ended.IsZero():
 		m.Error("waits beyond its context")
 	default:
@@ -188,7 +190,7 @@ func (m *model) waits(c *modelClose) {
 func (m *model) end() {
 	for m.calls > 0 {
 		m.calls--
-		m.Leave()
+		m.End()
 	}
 	for synctest.Wait(); m.running != nil; synctest.Wait() {
 		c := m.running
@@ -197,7 +199,7 @@ func (m *model) end() {
 	}
 	m.check()
 	require.Empty(m, m.closes)
-	require.Zero(m, m.Refuse())
+	require.Zero(m, m.Seal())
 	released := m.released
 	require.NoError(m, m.Close(context.Background(), func(context.Context) error {
 		assert.False(m, released, "released again")

@@ -1,4 +1,4 @@
-package gate
+package lifetime
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 var errRelease = errors.New("cannot be released")
@@ -28,26 +30,26 @@ func succeed(context.Context) error { return nil }
 
 func TestCloseTwice(t *testing.T) {
 	t.Parallel()
-	var g Gate
-	require.False(t, g.Refuses())
-	require.True(t, g.Enter())
-	g.Leave()
+	var l Lifetime
+	require.False(t, l.Sealed())
+	require.True(t, l.Begin())
+	l.End()
 	released := 0
 	release := func(context.Context) error {
 		released++
 		return nil
 	}
-	require.NoError(t, g.Close(t.Context(), release))
-	require.NoError(t, g.Close(t.Context(), release))
-	require.NoError(t, g.Close(context.Background(), release))
+	require.NoError(t, l.Close(t.Context(), release))
+	require.NoError(t, l.Close(t.Context(), release))
+	require.NoError(t, l.Close(context.Background(), release))
 	assert.Equal(t, 1, released)
-	assert.True(t, g.Refuses())
-	assert.Zero(t, g.Refuse())
+	assert.True(t, l.Sealed())
+	assert.Zero(t, l.Seal())
 	for range 3 {
-		assert.False(t, g.Enter())
+		assert.False(t, l.Begin())
 	}
-	assert.Zero(t, g.Refuse(), "calls that were refused do not count")
-	assert.True(t, g.Refuses())
+	assert.Zero(t, l.Seal(), "calls that were refused do not count")
+	assert.True(t, l.Sealed())
 }
 
 // After its context has ended Close still releases, if it has to wait for nothing.
@@ -56,15 +58,15 @@ func TestCloseWithAContextThatHasEnded(t *testing.T) {
 	ended, end := context.WithCancelCause(t.Context())
 	cause := errors.New("no time")
 	end(cause)
-	var g Gate
-	require.True(t, g.Enter())
-	require.ErrorIs(t, g.Close(ended, never(t)), cause)
-	require.False(t, g.Enter(), "it is shut all the same")
-	g.Leave()
-	require.ErrorIs(t, g.Close(ended, func(ctx context.Context) error { return ctx.Err() }), context.Canceled)
+	var l Lifetime
+	require.True(t, l.Begin())
+	require.ErrorIs(t, l.Close(ended, never(t)), cause)
+	require.False(t, l.Begin(), "it is shut all the same")
+	l.End()
+	require.ErrorIs(t, l.Close(ended, func(ctx context.Context) error { return ctx.Err() }), context.Canceled)
 	released := 0
-	require.NoError(t, g.Close(ended, func(context.Context) error { released++; return nil }))
-	require.NoError(t, g.Close(ended, never(t)))
+	require.NoError(t, l.Close(ended, func(context.Context) error { released++; return nil }))
+	require.NoError(t, l.Close(ended, never(t)))
 	assert.Equal(t, 1, released)
 }
 
@@ -78,19 +80,19 @@ func TestCloseWaitsForCalls(t *testing.T) {
 				if can {
 					ctx = t.Context()
 				}
-				var g Gate
-				require.True(t, g.Enter())
-				require.True(t, g.Enter())
+				var l Lifetime
+				require.True(t, l.Begin())
+				require.True(t, l.Begin())
 				var released atomic.Bool
 				closed := make(chan error, 1)
-				go func() { closed <- g.Close(ctx, func(context.Context) error { released.Store(true); return nil }) }()
+				go func() { closed <- l.Close(ctx, func(context.Context) error { released.Store(true); return nil }) }()
 				for left := 2; left > 0; left-- {
 					synctest.Wait()
 					require.False(t, released.Load())
 					require.Empty(t, closed)
-					require.False(t, g.Enter())
-					require.Equal(t, left, g.Refuse())
-					g.Leave()
+					require.False(t, l.Begin())
+					require.Equal(t, left, l.Seal())
+					l.End()
 				}
 				require.NoError(t, <-closed)
 				require.True(t, released.Load())
@@ -99,61 +101,61 @@ func TestCloseWaitsForCalls(t *testing.T) {
 	}
 }
 
-// A call that closes what it uses waits for itself, until the context ends. Refuse shows
+// A call that closes what it uses waits for itself, until the context ends. Seal shows
 // it why without waiting.
 func TestCloseInACallback(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var g Gate
-		require.True(t, g.Enter())
+		var l Lifetime
+		require.True(t, l.Begin())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		start := time.Now()
-		require.Equal(t, context.DeadlineExceeded, g.Close(ctx, never(t)))
+		require.Equal(t, context.DeadlineExceeded, l.Close(ctx, never(t)))
 		require.Equal(t, time.Hour, time.Since(start))
-		require.Equal(t, 1, g.Refuse())
-		g.Leave()
-		require.NoError(t, g.Close(t.Context(), succeed))
+		require.Equal(t, 1, l.Seal())
+		l.End()
+		require.NoError(t, l.Close(t.Context(), succeed))
 	})
 }
 
 func TestCloseInARelease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var g Gate
-		require.NoError(t, g.Close(t.Context(), func(ctx context.Context) error {
+		var l Lifetime
+		require.NoError(t, l.Close(t.Context(), func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Hour)
 			defer cancel()
-			err := g.Close(ctx, never(t))
+			err := l.Close(ctx, never(t))
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.EqualError(t, err, "another Close is in progress: context deadline exceeded")
 			return nil
 		}))
-		require.NoError(t, g.Close(t.Context(), never(t)))
+		require.NoError(t, l.Close(t.Context(), never(t)))
 	})
 }
 
 func TestAReleaseThatFails(t *testing.T) {
 	t.Parallel()
 	for _, ctx := range []context.Context{context.Background(), t.Context()} {
-		var g Gate
-		require.Equal(t, errRelease, g.Close(ctx, func(context.Context) error { return errRelease }))
-		require.False(t, g.Enter())
+		var l Lifetime
+		require.Equal(t, errRelease, l.Close(ctx, func(context.Context) error { return errRelease }))
+		require.False(t, l.Begin())
 		released := 0
-		require.NoError(t, g.Close(ctx, func(context.Context) error { released++; return nil }))
-		require.NoError(t, g.Close(ctx, never(t)))
+		require.NoError(t, l.Close(ctx, func(context.Context) error { released++; return nil }))
+		require.NoError(t, l.Close(ctx, never(t)))
 		require.Equal(t, 1, released)
 	}
 }
 
 func TestAReleaseThatPanics(t *testing.T) {
 	t.Parallel()
-	var g Gate
+	var l Lifetime
 	require.PanicsWithValue(t, "boom", func() {
-		_ = g.Close(context.Background(), func(context.Context) error { panic("boom") })
+		_ = l.Close(context.Background(), func(context.Context) error { panic("boom") })
 	})
 	released := 0
-	require.NoError(t, g.Close(t.Context(), func(context.Context) error { released++; return nil }))
+	require.NoError(t, l.Close(t.Context(), func(context.Context) error { released++; return nil }))
 	require.Equal(t, 1, released, "the first has released nothing")
 }
 
@@ -162,11 +164,11 @@ func TestAReleaseThatPanics(t *testing.T) {
 func TestOthersReleaseAfterAFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var g Gate
+		var l Lifetime
 		release, outcome := make(chan error), make(chan error)
 		for i := range 4 {
 			go func() {
-				release <- g.Close(t.Context(), func(context.Context) error { return <-outcome })
+				release <- l.Close(t.Context(), func(context.Context) error { return <-outcome })
 			}()
 			if i == 0 {
 				synctest.Wait() // the others come while it releases
@@ -190,30 +192,30 @@ func TestAReleaseThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	for _, outcome := range []error{nil, errRelease} {
 		synctest.Test(t, func(t *testing.T) {
-			var g Gate
+			var l Lifetime
 			returns := make(chan error)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			start := time.Now()
-			err := g.Close(ctx, func(context.Context) error { return <-returns })
-			require.ErrorIs(t, err, ErrStuck)
+			err := l.Close(ctx, func(context.Context) error { return <-returns })
+			require.ErrorIs(t, err, bounded.ErrStuck)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.Equal(t, time.Minute+patience, time.Since(start))
-			require.False(t, g.Enter())
+			require.Equal(t, time.Minute+bounded.Grace, time.Since(start))
+			require.False(t, l.Begin())
 
 			ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			start = time.Now()
-			err = g.Close(ctx, never(t))
+			err = l.Close(ctx, never(t))
 			require.ErrorContains(t, err, "another Close is in progress")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.NotErrorIs(t, err, ErrStuck)
+			require.NotErrorIs(t, err, bounded.ErrStuck)
 			require.Equal(t, time.Minute, time.Since(start))
 
 			again := make(chan error, 1)
 			var released atomic.Bool
 			go func() {
-				again <- g.Close(context.Background(), func(context.Context) error { released.Store(true); return nil })
+				again <- l.Close(context.Background(), func(context.Context) error { released.Store(true); return nil })
 			}()
 			synctest.Wait()
 			require.Empty(t, again, "a Close whose context cannot end waits")
@@ -228,15 +230,15 @@ func TestAReleaseThatDoesNotReturn(t *testing.T) {
 func TestAReleaseThatEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var g Gate
+		var l Lifetime
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		require.Equal(t, errRelease, g.Close(ctx, func(ctx context.Context) error {
+		require.Equal(t, errRelease, l.Close(ctx, func(ctx context.Context) error {
 			<-ctx.Done()
-			time.Sleep(patience - 1)
+			time.Sleep(bounded.Grace - 1)
 			return errRelease
 		}))
-		require.NoError(t, g.Close(t.Context(), succeed))
+		require.NoError(t, l.Close(t.Context(), succeed))
 	})
 }
 
@@ -246,7 +248,7 @@ func TestAReleaseThatEndsWithItsContext(t *testing.T) {
 func TestClosesAtTheSameTime(t *testing.T) {
 	t.Parallel()
 	for round := range 60 {
-		var g Gate
+		var l Lifetime
 		var thing int    // read by calls, written by releases
 		var released int // guarded as thing is
 		failures := round % 4
@@ -255,28 +257,28 @@ func TestClosesAtTheSameTime(t *testing.T) {
 			ctx = t.Context()
 		}
 		var users, closers sync.WaitGroup
-		var entered atomic.Int64
+		var begun atomic.Int64
 		for range 4 {
 			users.Go(func() {
-				for g.Enter() {
+				for l.Begin() {
 					if thing != 0 {
 						t.Error("used after a release")
 					}
-					entered.Add(1)
+					begun.Add(1)
 					if round%3 > 0 {
 						runtime.Gosched() // with a call in progress
 					}
-					g.Leave()
+					l.End()
 					runtime.Gosched()
 				}
 			})
 		}
-		for entered.Load() == 0 {
+		for begun.Load() == 0 {
 			runtime.Gosched()
 		}
 		for range 4 {
 			closers.Go(func() {
-				for g.Close(ctx, func(context.Context) error {
+				for l.Close(ctx, func(context.Context) error {
 					if thing++; thing <= failures {
 						return errRelease
 					}
@@ -291,7 +293,7 @@ func TestClosesAtTheSameTime(t *testing.T) {
 		}
 		closers.Wait()
 		users.Wait()
-		require.False(t, g.Enter())
+		require.False(t, l.Begin())
 	}
 }
 
@@ -301,9 +303,9 @@ func TestCallsEndWhileTheyAreRefused(t *testing.T) {
 	t.Parallel()
 	const calls = 10_000 // take long enough to end for others to come meanwhile
 	for round := range 100 {
-		var g Gate
+		var l Lifetime
 		for range calls {
-			g.Enter()
+			l.Begin()
 		}
 		var all sync.WaitGroup
 		refuse := func(when func() bool) {
@@ -313,26 +315,26 @@ func TestCallsEndWhileTheyAreRefused(t *testing.T) {
 						runtime.Gosched()
 					}
 				}
-				if n := g.Refuse(); n < 1 || n > calls {
+				if n := l.Seal(); n < 1 || n > calls {
 					t.Errorf("%d calls are in progress, not 1 to %d", n, calls)
 				}
 			})
 		}
-		refuse(func() bool { return g.state.Load() <= int64(calls-100*round) })
-		refuse(g.Refuses)
+		refuse(func() bool { return l.users.Calls() <= calls-100*round })
+		refuse(l.Sealed)
 		all.Go(func() {
 			for range calls - 1 {
-				g.Leave()
+				l.End()
 			}
 		})
 		all.Wait()
-		require.Equal(t, 1, g.Refuse())
+		require.Equal(t, 1, l.Seal())
 		var left atomic.Bool
 		all.Go(func() {
 			left.Store(true)
-			g.Leave()
+			l.End()
 		})
-		require.NoError(t, g.Close(context.Background(), func(context.Context) error {
+		require.NoError(t, l.Close(context.Background(), func(context.Context) error {
 			assert.True(t, left.Load())
 			return nil
 		}))
@@ -340,13 +342,13 @@ func TestCallsEndWhileTheyAreRefused(t *testing.T) {
 	}
 }
 
-func BenchmarkEnterLeave(b *testing.B) {
-	var g Gate
+func BenchmarkBeginEnd(b *testing.B) {
+	var l Lifetime
 	b.Run("alone", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if g.Enter() {
-				g.Leave()
+			if l.Begin() {
+				l.End()
 			}
 		}
 	})
@@ -354,8 +356,8 @@ func BenchmarkEnterLeave(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(p *testing.PB) {
 			for p.Next() {
-				if g.Enter() {
-					g.Leave()
+				if l.Begin() {
+					l.End()
 				}
 			}
 		})
@@ -367,8 +369,8 @@ func BenchmarkClose(b *testing.B) {
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		var g Gate
-		if err := g.Close(ctx, succeed); err != nil {
+		var l Lifetime
+		if err := l.Close(ctx, succeed); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -6,7 +6,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/gopinned/pinned/internal/gate"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -21,16 +22,16 @@ var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 // was uploaded must stay mapped.
 var ErrUnderWay = stage.ErrUnderWay
 
-// closeGate closes a gate of copies, and calls release when none runs any more.
-func closeGate(ctx context.Context, g *gate.Gate, release func(context.Context) error) error {
+// closeLifetime seals a lifetime of copies, and calls release when none runs any more.
+func closeLifetime(ctx context.Context, l *lifetime.Lifetime, release func(context.Context) error) error {
 	if ctx == nil {
 		return errNilContext
 	}
-	err := g.Close(ctx, release)
-	switch n := g.Refuse(); {
+	err := l.Close(ctx, release)
+	switch n := l.Seal(); {
 	case n > 0:
 		return fmt.Errorf("still copying (calls: %d): %w", n, err)
-	case errors.Is(err, gate.ErrStuck):
+	case errors.Is(err, bounded.ErrStuck):
 		return fmt.Errorf("%w: %w", ErrUnderWay, err)
 	}
 	return err

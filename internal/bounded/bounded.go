@@ -1,0 +1,127 @@
+// Package bounded makes calls that may never return: calls into CUDA, whose drivers have
+// locks and defects, and callbacks of the module's users.
+//
+// A call that does not return occupies a goroutine and, inside C, a thread. Nothing can
+// end it. What can be bounded is who waits for it: [Do] lets the caller go when its
+// context ends, [Group] bounds how many threads such calls occupy, and [Relay] has
+// another goroutine go on with work of which a call is one part. cudart.Runtime.Stuck
+// reports the calls into CUDA.
+package bounded
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+)
+
+const (
+	// Grace is how long a caller waits, once its context has ended, for a call that
+	// heeds the context: its own error says more than that of the context.
+	Grace = time.Second
+	// CallbackGrace is the same for a callback of a user, which need not heed it.
+	CallbackGrace = 10 * time.Millisecond
+	// NoGrace is for callers that have nothing to gain by the outcome.
+	NoGrace = -1
+	// Look is how long a caller waits for the answer to one query of the GPU.
+	Look = 200 * time.Millisecond
+	// Search is how long a caller waits for queries and releases of memory, as many
+	// as it needs, before it goes on without.
+	Search = 500 * time.Millisecond
+)
+
+// ErrStuck is in the errors of callers that have left a call behind.
+var ErrStuck = errors.New("a call into the CUDA library has not returned")
+
+// A Call is work that may never return.
+type Call[T any] struct {
+	// Run does the work.
+	Run func() (T, error)
+	// Stop is called when the context has ended, with its cause, so that Run returns
+	// soon. It may be nil.
+	Stop func(cause error)
+	// Abandon reports whether the caller may leave, which it then does: Run must not
+	// use the caller's memory any more. It is called again every millisecond while it
+	// returns false. Nil stands for a function that returns true.
+	Abandon func() bool
+	// Late takes the outcome of a Run whose caller has left. It may be nil.
+	Late func(T, error)
+	// Grace is the time between Stop and Abandon: 0 stands for the constant Grace, a
+	// negative one for none.
+	Grace time.Duration
+}
+
+// Do calls Run and returns its outcome. If ctx can end, Run runs on another goroutine,
+// and Do returns some time after the end of ctx, at the latest, with an error that wraps
+// ctx's, its cause and [ErrStuck]: see Call. Run is called although ctx has ended before.
+func Do[T any](ctx context.Context, c Call[T]) (T, error) {
+	if ctx.Done() == nil {
+		return c.Run()
+	}
+	type outcome struct {
+		value    T
+		err      error
+		returned bool
+	}
+	done, left := make(chan outcome), make(chan struct{})
+	go func() {
+		var o outcome
+		defer func() { // Run may end its goroutine
+			select {
+			case done <- o:
+			case <-left:
+				if o.returned && c.Late != nil {
+					c.Late(o.value, o.err)
+				}
+			}
+		}()
+		o.value, o.err = c.Run()
+		o.returned = true
+	}()
+	receive := func(o outcome) (T, error) {
+		if !o.returned {
+			runtime.Goexit()
+		}
+		return o.value, o.err
+	}
+	select {
+	case o := <-done:
+		return receive(o)
+	case <-ctx.Done():
+	}
+	if c.Stop != nil {
+		c.Stop(context.Cause(ctx))
+	}
+	timer := time.NewTimer(max(cmp.Or(c.Grace, Grace), 0))
+	defer timer.Stop()
+	for {
+		select {
+		case o := <-done:
+			return receive(o)
+		case <-timer.C:
+		}
+		if c.Abandon == nil || c.Abandon() {
+			break
+		}
+		timer.Reset(time.Millisecond)
+	}
+	select {
+	case o := <-done: // on a busy host both may be true
+		return receive(o)
+	default:
+	}
+	close(left)
+	var none T
+	return none, fmt.Errorf("%w: %w", ErrStuck, Ended(ctx))
+}
+
+// Ended returns the error of a context that has ended: it wraps ctx.Err and the cause.
+func Ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
