@@ -21,8 +21,7 @@ func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	require.NoError(tb, err)
 	abs := libc.Symbol("abs")
 	require.NotZero(tb, abs)
-	rt := &Runtime{binding: newBinding()}
-	rt.waits = newWaits(rt)
+	rt := &Runtime{binding: newBinding(), closing: make(chan struct{})}
 	for i := range rt.entry {
 		rt.entry[i] = abs
 	}
@@ -30,10 +29,11 @@ func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	rt.entry[fnMemcpyBatch] = libc.Symbol("pthread_condattr_destroy")
 	require.NotZero(tb, rt.entry[fnMemcpyBatch])
 	d := &Device{rt: rt}
-	return &Stream{dev: d, line: newTimeline(d, 0)}, &Event{dev: d, handle: handle{frame: rt.newFrame()}}
+	d.waits.init(rt)
+	return &Stream{dev: d, line: newTimeline(d, 0)}, d.eventOf(d.cEventOf(0), false)
 }
 
-func stubCalls(s *Stream, e *Event) map[string]func() error {
+func stubCalls(tb testing.TB, s *Stream, e *Event) map[string]func() error {
 	ctx := context.Background()
 	host := unsafe.Pointer(new([64]byte))
 	var batch CopyBatch
@@ -46,18 +46,20 @@ func stubCalls(s *Stream, e *Event) map[string]func() error {
 			}
 			return s.CopyBatch(&batch)
 		},
-		"memset":      func() error { return s.Memset(0, 1, 64) },
-		"record":      func() error { return s.Record(e) },
-		"wait":        func() error { return s.WaitEvent(e) },
-		"query":       func() error { _, err := s.Query(); return err },
-		"event query": func() error { _, err := e.Query(); return err },
-		"synchronize": func() error { return s.Synchronize(ctx) },
+		"memset":                   func() error { return s.Memset(0, 1, 64) },
+		"record":                   func() error { return s.Record(e) },
+		"wait":                     func() error { return s.WaitEvent(e) },
+		"query":                    func() error { _, err := s.Query(); return err },
+		"event query":              func() error { _, err := e.Query(); return err },
+		"synchronize":              func() error { return s.Synchronize(ctx) },
+		"synchronize, ctx can end": func() error { return s.Synchronize(tb.Context()) },
+		"event synchronize":        func() error { return e.Synchronize(ctx) },
 	}
 }
 
 func TestCallsDoNotAllocate(t *testing.T) {
 	s, e := stubRuntime(t)
-	for what, call := range stubCalls(s, e) {
+	for what, call := range stubCalls(t, s, e) {
 		require.NoError(t, call(), what)
 		assert.Zero(t, testing.AllocsPerRun(1000, func() { _ = call() }), what)
 	}
@@ -66,7 +68,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 // What a call costs besides the C function itself.
 func BenchmarkOverhead(b *testing.B) {
 	s, e := stubRuntime(b)
-	for what, call := range stubCalls(s, e) {
+	for what, call := range stubCalls(b, s, e) {
 		b.Run(what, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -37,10 +37,10 @@ type frame struct {
 
 	// The stream or the event that the call uses, if any.
 	line    *Timeline
-	event   *Event
+	event   *cEvent
 	pooled  bool
 	refused bool // the stream or event is closed
-	queues  bool // it may queue work on line
+	entries int  // that it may queue on line
 }
 
 // outPtr returns the address of result i, as an argument.
@@ -93,7 +93,7 @@ func (d *Device) begin(s *Stream) *frame {
 		return d.rt.begin()
 	}
 	f := s.line.begin()
-	f.queues = true
+	f.entries = 1
 	return f
 }
 
@@ -102,15 +102,6 @@ func (t *Timeline) begin() *frame {
 	f := t.dev.rt.enter(&t.handle)
 	if !f.refused {
 		f.line = t
-	}
-	return f
-}
-
-// begin starts a call that uses the event.
-func (e *Event) begin() *frame {
-	f := e.dev.rt.enter(&e.handle)
-	if !f.refused {
-		f.event = e
 	}
 	return f
 }
@@ -127,14 +118,14 @@ func (b *binding) enter(h *handle) *frame {
 
 // end ends what begin started.
 func (b *binding) end(f *frame) {
-	line, event, queues := f.line, f.event, f.queues
-	f.host, f.line, f.event, f.queues, f.refused = nil, nil, nil, false, false
+	line, event, entries := f.line, f.event, f.entries
+	f.host, f.line, f.event, f.entries, f.refused = nil, nil, nil, 0, false
 	if f.pooled {
 		b.frames.Put(f)
 	}
 	switch {
 	case line != nil:
-		line.leave(queues)
+		line.leave(entries)
 	case event != nil:
 		event.leave()
 	}
@@ -182,7 +173,7 @@ func (d *Device) guard(fn function, f *frame) Code {
 	switch {
 	case f.refused:
 		return codeClosed
-	case rt.closed.Load() && !worksAfterClose[fn]:
+	case rt.Closed() && !worksAfterClose[fn]:
 		return codeRuntimeClosed
 	}
 	b := rt.binding

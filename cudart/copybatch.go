@@ -105,6 +105,7 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 		return s.copyEach(b)
 	}
 	f := s.dev.begin(s)
+	f.entries = b.Len()
 	b.attributes.order = streamOrder
 	f.host = unsafe.Pointer(b)
 	f.args = [maxCallArgs]uintptr{

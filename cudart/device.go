@@ -14,6 +14,7 @@ type Device struct {
 	name     string
 	uuid     string
 	pciBusID string
+	waits    waits
 	events   eventPool
 	drainer  drainer
 }
@@ -67,6 +68,7 @@ const (
 func (rt *Runtime) newDevice(i int) (*Device, error) {
 	d := &Device{rt: rt, ordinal: i}
 	d.drainer.dev = d
+	d.waits.init(rt)
 	f := rt.begin()
 	defer rt.end(f)
 

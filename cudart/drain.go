@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A drainer waits for all work of a device (cudaDeviceSynchronize). One goroutine, so
@@ -14,27 +16,37 @@ type drainer struct {
 	dev     *Device
 	mu      sync.Mutex
 	running bool
-	next    []drainRequest
+	next    map[*drainRequest]struct{}
 }
 
 // A drainRequest is for a timeline, for a caller that waits, or for both.
 type drainRequest struct {
 	line      *Timeline
 	n, queued uint64
-	done      chan<- error
+	done      chan error
 }
 
-func (d *drainer) add(r drainRequest) {
+func (d *drainer) add(r *drainRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.next = append(d.next, r)
+	if d.next == nil {
+		d.next = make(map[*drainRequest]struct{})
+	}
+	d.next[r] = struct{}{}
 	if !d.running {
 		d.running = true
 		go d.run()
 	}
 }
 
-func (d *drainer) take() []drainRequest {
+// remove withdraws a request whose caller has gone.
+func (d *drainer) remove(r *drainRequest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.next, r)
+}
+
+func (d *drainer) take() map[*drainRequest]struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	requests := d.next
@@ -45,13 +57,13 @@ func (d *drainer) take() []drainRequest {
 
 func (d *drainer) run() {
 	for requests := d.take(); len(requests) > 0; requests = d.take() {
-		for i := range requests {
-			if r := &requests[i]; r.line != nil {
+		for r := range requests {
+			if r.line != nil {
 				r.n, r.queued = r.line.beginAnswer()
 			}
 		}
 		err := d.dev.synchronize()
-		for _, r := range requests {
+		for r := range requests {
 			if r.line != nil {
 				r.line.drained(r.n, r.queued, err)
 			}
@@ -65,14 +77,15 @@ func (d *drainer) run() {
 // waitClosed waits for all of a stream's work when the runtime was closed, and with it
 // the events: the device as a whole is asked, for a moment.
 func (t *Timeline) waitClosed(ctx context.Context) error {
-	done := make(chan error, 1)
-	t.dev.drainer.add(drainRequest{line: t, done: done})
-	timer := time.NewTimer(peekFor)
+	r := &drainRequest{line: t, done: make(chan error, 1)}
+	t.dev.drainer.add(r)
+	timer := time.NewTimer(bounded.Look)
 	defer timer.Stop()
 	select {
-	case err := <-done:
+	case err := <-r.done:
 		return err
 	case <-ctx.Done():
+		t.dev.drainer.remove(r)
 		return waitCanceled(t, ctx)
 	case <-timer.C:
 		return fmt.Errorf("wait for %v: the Runtime was closed, and the work is not done: %w", t, ErrClosed)
@@ -97,19 +110,21 @@ func (d *Device) Synchronize(ctx context.Context) error {
 	switch {
 	case ctx == nil:
 		return fmt.Errorf("cudaDeviceSynchronize: %v: %w", d, errNilContext)
-	case d.rt.closed.Load():
+	case d.rt.Closed():
 		return d.rt.errorf(fnDeviceSynchronize, codeRuntimeClosed, "%v", d)
 	case ctx.Err() != nil:
 		return waitCanceled(d, ctx)
 	}
-	done := make(chan error, 1)
-	d.drainer.add(drainRequest{done: done})
+	r := &drainRequest{done: make(chan error, 1)}
+	d.drainer.add(r)
 	select {
-	case err := <-done:
+	case err := <-r.done:
 		return err
 	case <-ctx.Done():
+		d.drainer.remove(r)
 		return waitCanceled(d, ctx)
-	case <-d.rt.waits.closing:
+	case <-d.rt.closing:
+		d.drainer.remove(r)
 		return d.rt.errorf(fnDeviceSynchronize, codeRuntimeClosed, "%v", d)
 	}
 }

@@ -1,12 +1,11 @@
 package cudart
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -25,65 +24,90 @@ type EventOptions struct {
 // recorded it. Its methods may be called from any goroutine.
 type Event struct {
 	dev     *Device
-	handle  handle
 	timing  bool
+	exposed atomic.Bool // Handle was called: other code may record it
+	closed  atomic.Bool
+	current *currentEvent
 	cleanup runtime.Cleanup
-
-	last    atomic.Pointer[Timeline] // on which Stream.Record recorded it last
-	waits   atomic.Int32             // callers of Synchronize
-	waiting waitQueue                // guarded by waits.mu
 }
+
+// A currentEvent is the cudaEvent_t that an Event has at the time: see [Stream.Record].
+type currentEvent struct{ atomic.Pointer[cEvent] }
 
 // NewEvent creates an event (cudaEventCreateWithFlags). Close it; the garbage
 // collector destroys an event that is lost. The error wraps [ErrMemoryAllocation] if
 // there is no room.
 func (d *Device) NewEvent(o EventOptions) (*Event, error) {
-	const disableTiming = 2
-	var flags uintptr = disableTiming
-	if o.Timing {
-		flags = 0
+	c, err := d.newCEvent(o.Timing)
+	if err != nil {
+		return nil, err
 	}
-	f := d.rt.begin()
-	defer d.rt.end(f)
-	f.args[0], f.args[1] = f.outPtr(0), flags
-	if code := d.guard(fnEventCreate, f); code != Success {
-		return nil, d.rt.errorf(fnEventCreate, code, "%+v on %v", o, d)
-	}
-	e := &Event{dev: d, handle: handle{value: uintptr(f.out[0]), frame: d.rt.newFrame()}, timing: o.Timing}
-	e.waiting.event = e
-	e.cleanup = runtime.AddCleanup(e, func(value uintptr) { go d.collectEvent(value) }, e.handle.value)
-	return e, nil
+	return d.eventOf(c, o.Timing), nil
 }
 
-// collectEvent destroys an event that was garbage collected, as Timeline.collect does
-// a stream.
-func (d *Device) collectEvent(value uintptr) {
-	if d.rt.closed.Load() {
-		return
-	}
-	f := d.rt.begin()
-	defer d.rt.end(f)
-	f.args[0] = value
-	d.guard(fnEventDestroy, f) // no caller is left to report to
+func (d *Device) eventOf(c *cEvent, timing bool) *Event {
+	e := &Event{dev: d, timing: timing, current: new(currentEvent)}
+	e.current.Store(c)
+	e.cleanup = runtime.AddCleanup(e, func(current *currentEvent) { go current.Load().collect() }, e.current)
+	return e
 }
 
 // Device returns the event's device.
 func (e *Event) Device() *Device { return e.dev }
 
 // Handle returns the cudaEvent_t. It is valid until Close.
-func (e *Event) Handle() EventHandle { return EventHandle(e.handle.value) }
+func (e *Event) Handle() EventHandle {
+	e.exposed.Store(true)
+	return EventHandle(e.current.Load().handle.value)
+}
 
 // String returns the handle and the device, for messages.
-func (e *Event) String() string { return fmt.Sprintf("event %#x of %v", e.handle.value, e.dev) }
+func (e *Event) String() string { return e.current.Load().String() }
+
+// begin starts a call that uses the event. The cudaEvent_t may be replaced meanwhile.
+func (e *Event) begin() (*cEvent, *frame) {
+	for {
+		c := e.current.Load()
+		f := c.begin()
+		if !f.refused || c == e.current.Load() {
+			return c, f
+		}
+		e.dev.rt.end(f)
+	}
+}
+
+// enter is begin for a call that has a frame already. After ok, call cEvent.leave.
+func (e *Event) enter() (c *cEvent, ok bool) {
+	for {
+		c = e.current.Load()
+		if _, ok = c.handle.enter(); ok || c == e.current.Load() {
+			return c, ok
+		}
+	}
+}
 
 // Query reports whether the work that the event recorded is done (cudaEventQuery). An
 // event that was never recorded is done.
 func (e *Event) Query() (done bool, err error) {
-	f := e.begin()
-	f.args[0] = e.handle.value
-	code := e.dev.guard(fnEventQuery, f)
-	e.dev.rt.end(f)
-	return e.dev.answer(fnEventQuery, code, e)
+	c, f := e.begin()
+	return c.queryBy(f)
+}
+
+// Synchronize waits until the work that the event recorded is done (cudaEventQuery). An
+// event that was never recorded is done. If [Stream.Record] records the event again
+// during the wait, the wait is still for the earlier work, unless [Event.Handle] was
+// called: then it ends when the later work is done. The errors are those of
+// [Stream.Synchronize].
+func (e *Event) Synchronize(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("synchronize %v: %w", e, errNilContext)
+	}
+	c := e.current.Load()
+	for !c.addWait(e) {
+		c = e.current.Load()
+	}
+	defer c.removeWait()
+	return e.dev.waits.wait(ctx, place{awaited{event: c}, c.queries.Load() + 1})
 }
 
 // Since returns the time on the GPU from start to e, with a resolution of about half
@@ -98,13 +122,13 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	if !e.timing || !start.timing {
 		return 0, invalid(fnEventElapsedTime, "both events must be made with EventOptions.Timing")
 	}
-	f := e.begin()
+	end, f := e.begin()
 	defer e.dev.rt.end(f)
 	code := codeClosed
-	if _, ok := start.handle.enter(); ok {
-		f.args[0], f.args[1], f.args[2] = f.outPtr(0), start.handle.value, e.handle.value
+	if begin, ok := start.enter(); ok {
+		f.args[0], f.args[1], f.args[2] = f.outPtr(0), begin.handle.value, end.handle.value
 		code = e.dev.guard(fnEventElapsedTime, f)
-		start.leave()
+		begin.leave()
 	}
 	if code != Success {
 		return 0, e.dev.rt.errorf(fnEventElapsedTime, code, "from %v to %v", start, e)
@@ -113,15 +137,61 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), nil
 }
 
-// leave ends a call on the event, and destroys the event if it was closed during the
-// call.
-func (e *Event) leave() {
-	if !e.handle.leave(false) {
-		return
+// Record makes e stand for all work that is queued so far (cudaEventRecord), in place
+// of what it recorded before. The error wraps [ErrInvalidResourceHandle] if e is of
+// another device, and [ErrClosed] if either is closed; a nil event is an error.
+func (s *Stream) Record(e *Event) error {
+	if e == nil {
+		return fmt.Errorf("cudaEventRecord: %v: %w", s, errNilEvent)
 	}
-	if e.destroy() != nil {
-		e.dev.rt.undone(e.Close)
+	if c := e.current.Load(); c.waits.Load() > 0 && !e.exposed.Load() {
+		return s.recordAnew(e, c)
 	}
+	return s.with(e, fnEventRecord)
+}
+
+// recordAnew records a new cudaEvent_t in place of c, which goroutines wait for: CUDA
+// forgets what an event recorded before.
+func (s *Stream) recordAnew(e *Event, c *cEvent) error {
+	e.dev.destroyBroken()
+	fresh, err := e.dev.newCEvent(e.timing)
+	if err != nil {
+		return err
+	}
+	if err := s.withC(fresh, fnEventRecord); err != nil {
+		return errors.Join(err, fresh.close())
+	}
+	e.current.Swap(fresh).replace()
+	if e.closed.Load() {
+		return errors.Join(e.dev.rt.errorf(fnEventRecord, codeClosed, "%v and %v", s, e), fresh.close())
+	}
+	return nil
+}
+
+// WaitEvent makes work that is queued later wait for the work that e recorded, on any
+// stream of any device (cudaStreamWaitEvent). The caller does not wait. An event that
+// was never recorded is not waited for. The error wraps [ErrClosed] if the event or
+// the stream is closed; a nil event is an error.
+func (s *Stream) WaitEvent(e *Event) error {
+	if e == nil {
+		return fmt.Errorf("cudaStreamWaitEvent: %v: %w", s, errNilEvent)
+	}
+	return s.with(e, fnStreamWaitEvent)
+}
+
+// with makes a call that takes the stream and an event.
+func (s *Stream) with(e *Event, fn function) error {
+	f := s.dev.begin(s)
+	code := codeClosed
+	if c, ok := e.enter(); ok {
+		code = s.callWith(f, c, fn)
+		c.leave()
+	}
+	s.dev.rt.end(f)
+	if code != Success {
+		return s.dev.rt.errorf(fn, code, "%v and %v", s, e)
+	}
+	return nil
 }
 
 // Close destroys the event (cudaEventDestroy). Streams that wait for it still do. If
@@ -129,102 +199,10 @@ func (e *Event) leave() {
 // Close does not wait for that. A second Close does nothing; after an error Close may
 // be called again.
 func (e *Event) Close() error {
-	if e.handle.close() {
-		if err := e.destroy(); err != nil {
-			return err
-		}
+	e.closed.Store(true)
+	if err := e.current.Load().close(); err != nil {
+		return err
 	}
 	e.cleanup.Stop()
 	return nil
-}
-
-func (e *Event) destroy() error { return e.dev.destroy(fnEventDestroy, &e.handle, e) }
-
-// destroy destroys a handle that was closed. A sticky error means that the context is
-// lost with all its handles. After any other error the caller may try again.
-func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
-	f := d.rt.begin()
-	defer d.rt.end(f)
-	f.args[0] = h.value
-	code := d.guard(fn, f)
-	if code == Success || code.sticky() {
-		h.destroyed()
-	} else {
-		h.unclaim()
-	}
-	if code != Success {
-		return d.rt.errorf(fn, code, "%v", what)
-	}
-	return nil
-}
-
-// An eventPool holds the events of the device that the package itself uses.
-type eventPool struct {
-	mu     sync.Mutex
-	free   []*Event
-	made   []*Event // all of them; some are with streams
-	broken []*Event // that could not be queried, to be destroyed
-	closed bool
-}
-
-func (d *Device) takeEvent() (*Event, error) {
-	d.events.mu.Lock()
-	if n := len(d.events.free); n > 0 {
-		e := d.events.free[n-1]
-		d.events.free = d.events.free[:n-1]
-		d.events.mu.Unlock()
-		return e, nil
-	}
-	broken := d.events.broken
-	d.events.broken = nil
-	d.events.mu.Unlock()
-	for _, e := range broken {
-		_ = e.Close() // closeEvents tries again
-	}
-	e, err := d.NewEvent(EventOptions{})
-	if err != nil {
-		return nil, err
-	}
-	d.events.mu.Lock()
-	if d.events.closed { // meanwhile
-		d.events.mu.Unlock()
-		return nil, errors.Join(d.rt.errorf(fnEventCreate, codeRuntimeClosed, "%v", d), e.Close())
-	}
-	defer d.events.mu.Unlock()
-	if len(d.events.made) == cap(d.events.made) {
-		d.events.made = slices.DeleteFunc(d.events.made, func(e *Event) bool { return e.handle.state.Load()&handleDestroyed != 0 })
-	}
-	d.events.made = append(d.events.made, e)
-	return e, nil
-}
-
-// putEvent makes an event available again. It may still be pending: an event may be
-// recorded again at any time.
-func (d *Device) putEvent(e *Event) {
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
-	if !d.events.closed {
-		d.events.free = append(d.events.free, e)
-	}
-}
-
-// discardEvent takes an event out of use. It is destroyed before another one is
-// created, not here: the caller holds locks.
-func (d *Device) discardEvent(e *Event) {
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
-	d.events.broken = append(d.events.broken, e)
-}
-
-// closeEvents destroys all events that takeEvent created, also those in use.
-func (d *Device) closeEvents() error {
-	d.events.mu.Lock()
-	made := d.events.made
-	d.events.free, d.events.made, d.events.broken, d.events.closed = nil, nil, nil, true
-	d.events.mu.Unlock()
-	var errs []error
-	for _, e := range made {
-		errs = append(errs, e.Close())
-	}
-	return errors.Join(errs...)
 }

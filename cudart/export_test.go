@@ -18,14 +18,14 @@ func (d *Device) NewBlockingEvent() (*Event, error) {
 	if code := d.guard(fnEventCreate, f); code != Success {
 		return nil, d.rt.errorf(fnEventCreate, code, "%v", d)
 	}
-	return &Event{dev: d, handle: handle{value: uintptr(f.out[0]), frame: d.rt.newFrame()}}, nil
+	return d.eventOf(d.cEventOf(uintptr(f.out[0])), false), nil
 }
 
 // WaitInC is cudaEventSynchronize.
 func (e *Event) WaitInC() error {
-	f := e.begin()
+	c, f := e.begin()
 	defer e.dev.rt.end(f)
-	f.args[0] = e.handle.value
+	f.args[0] = c.handle.value
 	if code := e.dev.guard(fnEventSynchronize, f); code != Success {
 		return e.dev.rt.errorf(fnEventSynchronize, code, "%v", e)
 	}
@@ -33,7 +33,7 @@ func (e *Event) WaitInC() error {
 }
 
 // CloseEvent destroys the event that stands for the Point.
-func (p Point) CloseEvent() error { return p.line.eventFor(p.n).event.Close() }
+func (p Point) CloseEvent() error { return p.line.eventFor(p.n).event.close() }
 
 // PendingError is the calling thread's cudaGetLastError.
 func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin().cCall) }
@@ -44,15 +44,17 @@ const (
 	PropertiesSize        = propertiesSize
 )
 
-// Waiting returns the number of waits that were left to the poller.
+// Waiting returns the number of waits that were left to the pollers.
 func (rt *Runtime) Waiting() int {
-	rt.waits.mu.Lock()
-	defer rt.waits.mu.Unlock()
 	n := 0
-	for _, q := range rt.waits.queues {
-		for me := q.first; me != nil; me = me.next {
-			n++
+	for _, d := range rt.Devices() {
+		d.waits.mu.Lock()
+		for _, q := range d.waits.queues {
+			for me := q.first; me != nil; me = me.next {
+				n++
+			}
 		}
+		d.waits.mu.Unlock()
 	}
 	return n
 }
@@ -67,7 +69,20 @@ var Verdict = verdict
 
 // Polling reports whether there is a poller.
 func (rt *Runtime) Polling() bool {
-	rt.waits.mu.Lock()
-	defer rt.waits.mu.Unlock()
-	return rt.waits.poller != nil
+	for _, d := range rt.Devices() {
+		d.waits.mu.Lock()
+		polling := d.waits.bell != nil
+		d.waits.mu.Unlock()
+		if polling {
+			return true
+		}
+	}
+	return false
+}
+
+// Drains returns the number of requests that wait for the next cudaDeviceSynchronize.
+func (d *Device) Drains() int {
+	d.drainer.mu.Lock()
+	defer d.drainer.mu.Unlock()
+	return len(d.drainer.next)
 }

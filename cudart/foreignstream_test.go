@@ -298,12 +298,13 @@ func TestPointsOfAForeignStreamThatItsOwnerDestroyed(t *testing.T) {
 					if when != "before Close" {
 						_, err = s.Query()
 						require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
-						require.ErrorIs(t, s.Synchronize(t.Context()), cudart.ErrInvalidResourceHandle)
+						require.ErrorIs(t, s.Synchronize(soon(t)), context.DeadlineExceeded, "the work is not done")
 					}
 					require.False(t, p.Known())
 					open()
 					require.NoError(t, p.Wait(t.Context()))
 					if when != "before Close" {
+						require.ErrorIs(t, s.Synchronize(t.Context()), cudart.ErrInvalidResourceHandle)
 						require.ErrorIs(t, p.Err(), cudart.ErrInvalidResourceHandle)
 					}
 					require.Zero(t, sim.Outstanding().PendingOps)

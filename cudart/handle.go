@@ -1,6 +1,7 @@
 package cudart
 
 import (
+	"fmt"
 	"runtime"
 	"sync/atomic"
 )
@@ -10,8 +11,8 @@ import (
 // are counted, and the last of them destroys a handle that was closed during the call.
 //
 // state holds, from the low bits up, the number of calls in progress, the stages of
-// closing, and the number of calls that have queued work. So one addition ends a call
-// and counts it.
+// closing, and the number of entries that calls have queued. So one addition ends a call
+// and counts them.
 type handle struct {
 	value uintptr
 	state atomic.Uint64
@@ -23,7 +24,7 @@ const (
 	handleClosed     = 1 << 16   // refuses calls
 	handleDestroying = 1 << 17   // a goroutine is about to destroy it
 	handleDestroyed  = 1 << 18
-	handleQueued     = 1 << 19 // one call that queued work
+	handleQueued     = 1 << 19 // one entry that was queued
 )
 
 // enter starts a call that uses the handle. ok is false if the handle is closed. alone
@@ -43,14 +44,10 @@ func (h *handle) enter() (alone, ok bool) {
 	}
 }
 
-// leave ends a call; queued reports that it may have queued work. If leave returns
-// true, the caller must destroy the handle.
-func (h *handle) leave(queued bool) (destroy bool) {
-	end := ^uint64(0) // -1
-	if queued {
-		end += handleQueued
-	}
-	s := h.state.Add(end)
+// leave ends a call, which may have queued so many entries. If leave returns true, the
+// caller must destroy the handle.
+func (h *handle) leave(entries int) (destroy bool) {
+	s := h.state.Add(uint64(entries)*handleQueued - 1)
 	return s&handleClosed != 0 && h.claim()
 }
 
@@ -80,6 +77,24 @@ func (h *handle) unclaim() { h.state.And(^uint64(handleDestroying)) }
 
 func (h *handle) destroyed() { h.state.Or(handleDestroyed) }
 
-// queued returns the number of calls that have queued work. It changes before such a
-// call returns to its caller.
+// queued returns the number of entries that were queued, modulo 2^45. It changes before a
+// call that queues some returns to its caller.
 func (h *handle) queued() uint64 { return h.state.Load() / handleQueued }
+
+// destroy destroys a handle that was closed. A sticky error means that the context is
+// lost with all its handles. After any other error the caller may try again.
+func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
+	f := d.rt.begin()
+	defer d.rt.end(f)
+	f.args[0] = h.value
+	code := d.guard(fn, f)
+	if code == Success || code.sticky() {
+		h.destroyed()
+	} else {
+		h.unclaim()
+	}
+	if code != Success {
+		return d.rt.errorf(fn, code, "%v", what)
+	}
+	return nil
+}

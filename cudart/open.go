@@ -160,8 +160,7 @@ func versionInName(v findlib.Version) Version {
 // try loads and binds a library and asks it for the devices. It returns nil if any
 // of that failed.
 func (op *opening) try(ctx context.Context, a Attempt) *Runtime {
-	rt := &Runtime{binding: newBinding(), lib: Library{Path: a.Path, Found: a.Found, Simulated: op.o.Source != nil}, debug: op.o.Debug}
-	rt.waits = newWaits(rt)
+	rt := &Runtime{binding: newBinding(), lib: Library{Path: a.Path, Found: a.Found, Simulated: op.o.Source != nil}, debug: op.o.Debug, closing: make(chan struct{})}
 	op.mu.Lock()
 	op.attempts, op.calls = append(op.attempts, a), rt.binding
 	op.mu.Unlock()

@@ -13,6 +13,7 @@ type peerAccess struct {
 	mu      sync.Mutex
 	uses    int
 	foreign bool // other code of the process has enabled it
+	tried   bool // disabling has returned an error, and may have worked
 
 	holders int // calls that use this; guarded by peers.mu
 }
@@ -128,9 +129,14 @@ func (d *Device) DisablePeerAccess(peer *Device) error {
 		f := d.rt.begin()
 		defer d.rt.end(f)
 		f.args[0] = uintptr(peer.ordinal)
-		if code := d.guard(fnDeviceDisablePeerAccess, f); code != Success {
+		// CUDA's calls may return an error of earlier asynchronous work although they
+		// have done their own.
+		code := d.guard(fnDeviceDisablePeerAccess, f)
+		if code != Success && (code != ErrPeerAccessNotEnabled || !access.tried) {
+			access.tried = true
 			return d.rt.errorf(fnDeviceDisablePeerAccess, code, "%v to %v", d, peer)
 		}
+		access.tried = false
 	}
 	access.uses--
 	return nil

@@ -3,6 +3,8 @@ package cudart
 import (
 	"context"
 	"fmt"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A Point is a place in the order of a stream: after all work that was queued when the
@@ -46,41 +48,47 @@ func (p Point) Done(ctx context.Context) bool {
 	switch {
 	case p.Known():
 		return true
-	case ctx == nil:
+	case ctx == nil || ctx.Err() != nil:
 		return false
 	case ctx.Done() == nil:
 		return p.line.reached(p.n)
 	}
-	w := p.line.dev.rt.waits
-	me := w.get(waitPeek)
-	me.line, me.n = p.line, p.n
-	return w.await(ctx, me) == nil
+	w := &p.line.dev.waits
+	if !w.looks.TryEnter() { // so many calls are inside the library
+		return false
+	}
+	me := w.get(p.place())
+	go me.look()
+	me.timer.Reset(bounded.Look)
+	defer me.timer.Stop()
+	select {
+	case err := <-me.done:
+		me.timer.Stop()
+		w.put(me)
+		return err == nil
+	case <-ctx.Done():
+	case <-me.timer.C:
+	}
+	// The goroutine that looks holds the wait.
+	return p.Known()
 }
+
+func (p Point) place() place { return place{awaited{line: p.line}, p.n} }
 
 // Wait waits until the Point is reached. It then returns nil, also if the work failed:
 // see Err. If ctx ends first, Wait returns ctx's error, and the GPU's work goes on. Any
 // other error means that CUDA cannot report whether the work is done: memory that it
 // uses must stay. A nil ctx is an error. A wait occupies no thread.
 func (p Point) Wait(ctx context.Context) error {
-	if ctx == nil {
+	switch {
+	case ctx == nil:
 		return fmt.Errorf("wait for a Point: %w", errNilContext)
-	}
-	if p.Known() {
+	case p.Known():
 		return nil
-	}
-	if p.line.dev.rt.closed.Load() && ctx.Err() == nil {
+	case p.line.dev.rt.Closed() && ctx.Err() == nil:
 		return p.line.waitClosed(ctx)
 	}
-	w := p.line.dev.rt.waits
-	if ctx.Done() == nil {
-		// Nothing can end the wait early: the caller may ask itself.
-		if over, _ := spin(func() (bool, error) { return p.line.reached(p.n), nil }); over {
-			return nil
-		}
-	}
-	me := w.get(waitPoint)
-	me.line, me.n = p.line, p.n
-	return w.await(ctx, me)
+	return p.line.dev.waits.wait(ctx, p.place())
 }
 
 // Notify sends to c when the Point is reached, or when CUDA cannot report that it is:
@@ -94,14 +102,10 @@ func (p Point) Notify(c chan<- struct{}) (stop func()) {
 		}
 		return func() {}
 	}
-	w := p.line.dev.rt.waits
-	me := &wait{kind: waitNotify, line: p.line, n: p.n, notify: c}
+	w := &p.line.dev.waits
+	me := &wait{place: p.place(), notify: c}
 	w.enqueue(me)
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.remove(me)
-	}
+	return func() { w.abandon(me) }
 }
 
 // Err returns the error that the stream reported before the Point was known to be
@@ -115,9 +119,15 @@ func (p Point) Err() error {
 }
 
 // Record records an event for a Point of [Timeline.End], unless there is one
-// (cudaEventRecord). If that fails, later looks at the Point try again.
+// (cudaEventRecord). If that fails, later looks at the Point try again. Record does not
+// block: on a stream that may be full, and on one that other code uses, the call is made
+// on another goroutine, and work that is queued meanwhile may be waited for as well.
 func (p Point) Record() {
-	if !p.Known() {
+	switch {
+	case p.Known():
+	case p.line.mayBlock():
+		p.line.recordSoon(p.n)
+	default:
 		p.line.record(false)
 	}
 }
@@ -134,14 +144,14 @@ func (s *Stream) WaitPoint(p Point) error {
 		return nil
 	}
 	if e := p.line.eventFor(p.n); e.event != nil {
-		err := s.WaitEvent(e.event)
+		err := s.withC(e.event, fnStreamWaitEvent)
 		switch {
 		case err != nil && e.event.handle.state.Load()&handleClosed == 0:
 			return err
 		case err == nil && p.line.isPending(e):
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.followed = place{p.line.id, e.n}
+			s.followed = pointID{p.line.id, e.n}
 			return nil
 		}
 		// During the call another goroutine found that it is done, or has destroyed it,
@@ -152,24 +162,24 @@ func (s *Stream) WaitPoint(p Point) error {
 	}
 	// One that is recorded now stands for the Point too. It is not the timeline's, because
 	// another goroutine may be recording there. So it has no number to be remembered by.
-	e, err := p.line.recordOne(nil, false)
-	if e == nil {
+	c, err := p.line.recordOne(nil, false)
+	if c == nil {
 		return err
 	}
-	defer p.line.dev.putEvent(e)
+	defer p.line.dev.putEvent(c)
 	if err != nil {
 		return err
 	}
-	return s.WaitEvent(e)
+	return s.withC(c, fnStreamWaitEvent)
 }
 
-// A place is a Point that does not keep its Timeline from being collected.
-type place struct{ line, n uint64 }
+// A pointID is a Point that does not keep its Timeline from being collected.
+type pointID struct{ line, n uint64 }
 
 // follows reports whether the stream waits for the Point already. If it is closed, the call
 // is to return the error.
 func (s *Stream) follows(p Point) bool {
-	if s.line.exposed.Load() || s.line.handle.state.Load()&handleClosed != 0 || s.dev.rt.closed.Load() {
+	if s.line.exposed.Load() || s.line.handle.state.Load()&handleClosed != 0 || s.dev.rt.Closed() {
 		return false
 	}
 	s.mu.Lock()

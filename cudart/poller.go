@@ -2,166 +2,123 @@ package cudart
 
 import (
 	"runtime"
-	"sync/atomic"
 	"time"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A poller queries for all waits of a runtime, on a thread of its own. It starts with
-// the first wait, and ends when there have been none for a while, so that a Runtime
-// without waits occupies nothing.
-type poller struct {
-	waits *waits
-	bell  *bell
-	watch *time.Timer
-	round atomic.Int64 // odd while it queries
-}
+// idleFor is how long a poller runs without waits: a device without waits occupies
+// nothing.
+const idleFor = time.Second
 
-const (
-	idleFor  = time.Second // without waits, before a poller ends
-	maxStuck = 8           // pollers that may be inside the library at once
-)
+// A round is one round of queries by the poller.
+type round struct {
+	*waits
+	inquiries []inquiry
+	began     time.Time
 
-// startPoller needs w.mu.
-func (w *waits) startPoller() {
-	p := &poller{waits: w, bell: newBell()}
-	p.watch = time.AfterFunc(time.Hour, p.replace)
-	p.watch.Stop()
-	w.poller = p
-	go p.run()
-}
-
-// replace starts another poller if this one has been inside the library for too long.
-// The other one leaves out the stream or event with which this one is stuck. This one
-// ends when its call returns.
-func (p *poller) replace() {
-	w := p.waits
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.poller != p || w.closed || p.round.Load()%2 == 0 || w.stuck == maxStuck {
-		return
-	}
-	w.stuck++
-	w.startPoller()
+	ended    bool          // waits have ended
+	youngest time.Duration // the age of the youngest wait that has not
 }
 
 // An inquiry is about the first wait of a queue.
 type inquiry struct {
 	queue *waitQueue
-	n     uint64
+	place
 	since time.Time
 }
 
-// run keeps its thread, which ends with it, because the precision of sleeps belongs to
-// the thread.
-func (p *poller) run() {
+// poll is the poller: see waits. It keeps its thread, which ends with it, because the
+// precision of sleeps belongs to the thread.
+func (w *waits) poll(u *bounded.Runner) {
 	runtime.LockOSThread()
-	p.bell.precise()
-	defer p.bell.close()
-	var list []inquiry
+	b := newBell()
+	b.precise()
+	defer b.close()
+	w.mu.Lock()
+	w.bell = b
+	w.mu.Unlock()
+	r := &round{waits: w}
+	query := r.query
 	for {
-		var more bool
-		if list, more = p.list(list[:0]); !more {
-			return
-		}
-		if len(list) == 0 {
-			if !p.bell.wait(idleFor) && p.endIdle() {
+		if r.list(); len(r.inquiries) == 0 {
+			if !b.wait(idleFor) && u.Stop(w.idle) {
 				return
 			}
 			continue
 		}
-		begin := time.Now()
-		p.round.Add(1)
-		p.watch.Reset(stuckAfter)
-		ended, youngest := p.askAll(list, begin)
-		p.watch.Stop()
-		p.round.Add(1)
-		clear(list) // keeps no stream from being collected
-		if ended {
-			continue // more may be done by now
+		mine := u.Call(query)
+		clear(r.inquiries) // keeps no stream from being collected
+		if !mine {
+			w.handOver(b)
+			return
 		}
-		sleep := max(min(max(youngest/16, minSleep), maxSleep), time.Since(begin))
-		p.bell.wait(sleep)
+		if !r.ended { // else more may be done by now
+			b.wait(max(min(max(r.youngest/16, minSleep), maxSleep), time.Since(r.began)))
+		}
 	}
 }
 
-// list appends the queues to query for. It returns false if this poller must end.
-func (p *poller) list(list []inquiry) ([]inquiry, bool) {
-	w := p.waits
+// idle reports whether the poller may end, which wakes it no more.
+func (w *waits) idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case w.poller != p:
-		w.stuck--
-		if w.poller != nil {
-			w.poller.bell.ring() // for the queue that it left out
-		}
-		return nil, false
-	case w.closed:
-		w.poller = nil
-		return nil, false
-	}
-	rest := w.queues[:0]
-	for _, q := range w.queues {
-		if q.listed = q.first != nil; !q.listed {
-			continue
-		}
-		rest = append(rest, q)
-		if !q.asking {
-			list = append(list, inquiry{q, q.first.n, q.first.since})
-		}
-	}
-	clear(w.queues[len(rest):])
-	w.queues = rest
-	return list, true
-}
-
-// endIdle ends the poller if there are no waits.
-func (p *poller) endIdle() bool {
-	w := p.waits
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.poller == p && len(w.queues) == 0 {
-		w.poller = nil
-		return true
-	}
-	return false
-}
-
-// askAll queries for each queue. It returns whether waits have ended, and the age of the
-// youngest wait that has not.
-func (p *poller) askAll(list []inquiry, now time.Time) (ended bool, youngest time.Duration) {
-	youngest = maxSleep * 16
-	for _, i := range list {
-		if p.ask(i) {
-			ended = true
-		} else {
-			youngest = min(youngest, now.Sub(i.since))
-		}
-	}
-	return ended, youngest
-}
-
-func (p *poller) ask(i inquiry) (ended bool) {
-	w, q := p.waits, i.queue
-	if q.line != nil {
-		if !q.line.reached(i.n) {
-			return false
-		}
-		w.end(q, q.line.done.Load(), nil)
-		return true
-	}
-	w.setAsking(q, true)
-	done, err := q.event.Query()
-	w.setAsking(q, false)
-	if !done && err == nil {
+	if len(w.queues) > 0 {
 		return false
 	}
-	w.end(q, 0, err)
+	w.bell = nil
 	return true
 }
 
-func (w *waits) setAsking(q *waitQueue, asking bool) {
+// handOver wakes the poller that has taken over, for the queue that it has left out. A
+// poller that has not begun yet will look at all.
+func (w *waits) handOver(b *bell) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	q.asking = asking
+	if w.bell == b {
+		w.bell = nil
+	} else if w.bell != nil {
+		w.bell.ring()
+	}
+}
+
+// list lists the queues that have waits.
+func (r *round) list() {
+	r.inquiries = r.inquiries[:0]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rest := r.queues[:0]
+	for _, q := range r.queues {
+		if q.listed = q.first != nil; q.listed {
+			rest = append(rest, q)
+			r.inquiries = append(r.inquiries, inquiry{q, q.first.place, q.first.since})
+		}
+	}
+	clear(r.queues[len(rest):])
+	r.queues = rest
+}
+
+// query queries for each queue, except for those for which another goroutine does.
+func (r *round) query() {
+	r.began, r.ended, r.youngest = time.Now(), false, maxSleep*16
+	for _, i := range r.inquiries {
+		over, err := i.reached()
+		if !over && err == nil {
+			r.youngest = min(r.youngest, r.began.Sub(i.since))
+			continue
+		}
+		r.end(i.queue, i.upTo(err), err)
+		r.ended = true
+	}
+}
+
+// upTo returns the last place that an outcome is for.
+func (i inquiry) upTo(err error) uint64 {
+	switch {
+	case err != nil:
+		return i.n
+	case i.event != nil:
+		return i.event.answered.Load()
+	}
+	return i.line.done.Load()
 }

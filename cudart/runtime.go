@@ -1,11 +1,13 @@
 package cudart
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
+
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // A Source provides the entry points of one CUDA runtime library. [Open] makes
@@ -67,8 +69,8 @@ type Runtime struct {
 	failed  map[int]error // the reasons for those
 	several bool          // more than one device: a call must select its own
 	debug   bool
-	closed  atomic.Bool
-	waits   *waits
+	life    lifetime.Lifetime // no calls are counted
+	closing chan struct{}     // closed by Close
 
 	mu   sync.Mutex
 	left []func() error // see undone
@@ -84,7 +86,7 @@ func (rt *Runtime) Debug() bool { return rt.debug }
 // [ErrInvalidDevice] if there is no device i, and [ErrClosed]. A device that CUDA could
 // not describe at Open has the error of that call.
 func (rt *Runtime) Device(i int) (*Device, error) {
-	if rt.closed.Load() {
+	if rt.Closed() {
 		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
 	}
 	if i < 0 || i >= len(rt.devices) {
@@ -118,25 +120,56 @@ func (rt *Runtime) Devices() []*Device {
 // library stays loaded, because CUDA cannot be unloaded safely.
 //
 // Close does not wait for calls that are inside the library: see
-// [Runtime.Stuck]. Its error joins those of cudaEventDestroy. A second Close does
-// nothing.
+// [Runtime.Stuck]. Its error joins those of cudaEventDestroy; another Close tries again.
+// After nil a second Close does nothing.
 func (rt *Runtime) Close() error {
-	if rt.closed.Swap(true) {
-		return nil
+	return rt.life.Close(context.Background(), func(context.Context) error {
+		rt.endWaits()
+		var errs []error
+		for _, d := range rt.Devices() {
+			errs = append(errs, d.closeEvents())
+		}
+		for _, retry := range rt.takeLeft() {
+			if err := retry(); err != nil {
+				rt.undone(retry)
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// endWaits ends all waits. It is called by one goroutine at a time.
+func (rt *Runtime) endWaits() {
+	select {
+	case <-rt.closing:
+		return
+	default:
 	}
-	rt.waits.close()
-	var errs []error
+	close(rt.closing)
 	for _, d := range rt.Devices() {
-		errs = append(errs, d.closeEvents())
+		d.waits.close()
 	}
-	for _, retry := range rt.takeLeft() {
-		errs = append(errs, retry())
+}
+
+// closeAll destroys events. It tries each of them twice, because CUDA reports an error of
+// earlier work once. keep takes those that could not be destroyed.
+func (rt *Runtime) closeAll(all []*cEvent, keep func(*cEvent)) error {
+	var errs []error
+	for _, c := range all {
+		if c.close() == nil {
+			continue
+		}
+		if err := c.close(); err != nil {
+			keep(c)
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
 
 // Closed reports whether Close was called.
-func (rt *Runtime) Closed() bool { return rt.closed.Load() }
+func (rt *Runtime) Closed() bool { return rt.life.Sealed() }
 
 // undone keeps what failed without a caller to report to: Close tries again.
 func (rt *Runtime) undone(retry func() error) {

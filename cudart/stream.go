@@ -33,7 +33,7 @@ type Stream struct {
 	cleanup runtime.Cleanup
 
 	mu       sync.Mutex // not held during calls into the library
-	followed place      // what WaitPoint made the stream wait for last
+	followed pointID    // what WaitPoint made the stream wait for last
 }
 
 // NewStream creates a stream (cudaStreamCreateWithPriority). Close it; the garbage
@@ -60,7 +60,7 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 // collect destroys a stream that was garbage collected. If the runtime is closed it
 // does not: a simulated library may be closed too, and another one in its place.
 func (t *Timeline) collect() {
-	if !t.dev.rt.closed.Load() {
+	if !t.dev.rt.Closed() {
 		_ = t.close() // no caller is left to report to
 	}
 }
@@ -141,46 +141,26 @@ func (d *Device) answer(fn function, code Code, what fmt.Stringer) (done bool, e
 	return false, d.rt.errorf(fn, code, "%v", what)
 }
 
-// WaitEvent makes work that is queued later wait for the work that e recorded, on any
-// stream of any device (cudaStreamWaitEvent). The caller does not wait. An event that
-// was never recorded is not waited for. The error wraps [ErrClosed] if the event or
-// the stream is closed; a nil event is an error.
-func (s *Stream) WaitEvent(e *Event) error {
-	if e == nil {
-		return fmt.Errorf("cudaStreamWaitEvent: %v: %w", s, errNilEvent)
+// callWith makes a call that takes the stream and an event, in a frame of the stream.
+func (s *Stream) callWith(f *frame, c *cEvent, fn function) Code {
+	f.args[0], f.args[1], f.args[2] = s.arg(), c.handle.value, 0
+	if fn == fnEventRecord {
+		f.args[0], f.args[1] = f.args[1], f.args[0]
 	}
-	return s.with(e, fnStreamWaitEvent, s.arg(), e.handle.value)
+	return s.dev.guard(fn, f)
 }
 
-// Record makes e stand for all work that is queued so far (cudaEventRecord), in place
-// of what it recorded before. The error wraps [ErrInvalidResourceHandle] if e is of
-// another device, and [ErrClosed] if either is closed; a nil event is an error.
-func (s *Stream) Record(e *Event) error {
-	if e == nil {
-		return fmt.Errorf("cudaEventRecord: %v: %w", s, errNilEvent)
-	}
-	if e.waits.Load() > 0 {
-		s.dev.rt.waits.rerecorded(e)
-	}
-	if err := s.with(e, fnEventRecord, e.handle.value, s.arg()); err != nil {
-		return err
-	}
-	e.last.Store(s.line)
-	return nil
-}
-
-// with makes a call that takes the stream and an event.
-func (s *Stream) with(e *Event, fn function, first, second uintptr) error {
+// withC is with for a cudaEvent_t.
+func (s *Stream) withC(c *cEvent, fn function) error {
 	f := s.dev.begin(s)
 	code := codeClosed
-	if _, ok := e.handle.enter(); ok {
-		f.args[0], f.args[1], f.args[2] = first, second, 0
-		code = s.dev.guard(fn, f)
-		e.leave()
+	if _, ok := c.handle.enter(); ok {
+		code = s.callWith(f, c, fn)
+		c.leave()
 	}
 	s.dev.rt.end(f)
 	if code != Success {
-		return s.dev.rt.errorf(fn, code, "%v and %v", s, e)
+		return s.dev.rt.errorf(fn, code, "%v and %v", s, c)
 	}
 	return nil
 }
@@ -188,8 +168,10 @@ func (s *Stream) with(e *Event, fn function, first, second uintptr) error {
 // LaunchHostFunc queues a call of fn on a thread of CUDA's (cudaLaunchHostFunc). It
 // runs when the work that is queued so far is done, and work that is queued later
 // waits until it returns. fn must be short, and must call neither CUDA nor this
-// package. If earlier work of the stream fails, CUDA does not call fn, reports
-// nothing, and fn stays referenced. A nil fn is an error.
+// package. fn must return: a panic, and the end of its goroutine (runtime.Goexit, which
+// testing.T.FailNow calls), end the process, because C has called it. If earlier work of
+// the stream fails, CUDA does not call fn, reports nothing, and fn stays referenced. A nil
+// fn is an error.
 func (s *Stream) LaunchHostFunc(fn func()) error {
 	if fn == nil {
 		return fmt.Errorf("cudaLaunchHostFunc: %v: the function is nil", s)

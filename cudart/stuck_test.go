@@ -309,7 +309,7 @@ func TestWaitsLeaveNothingBehind(t *testing.T) {
 	wait := make(chan error, 1)
 	go func() { wait <- s.Synchronize(t.Context()) }()
 	require.Eventually(t, func() bool { return rt.Waiting() == 1 }, 20*time.Second, time.Millisecond)
-	require.True(t, rt.Polling())
+	require.Eventually(t, rt.Polling, 20*time.Second, time.Millisecond)
 	open()
 	require.NoError(t, <-wait)
 	require.Eventually(t, func() bool { return !rt.Polling() }, 20*time.Second, 10*time.Millisecond)

@@ -514,3 +514,60 @@ func TestSynchronizeBlocking(t *testing.T) {
 	require.NoError(t, closed.Close())
 	require.ErrorIs(t, closed.SynchronizeBlocking(), cudart.ErrClosed)
 }
+
+// The answer of an event's query is about no Point if the event was recorded on another
+// stream during the query.
+func TestAnAnswerOfAnEventThatAnotherStreamHasIsIgnored(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s, err := b.dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	open := gate(t, s)
+	p := s.Point()
+	unblock := b.sim.Block("cudaEventQuery", cudasim.Fault{})
+	looked := make(chan bool)
+	go func() { looked <- p.Done(context.Background()) }()
+	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaEventQuery", 1))
+	// So many Points share events, and those that are not needed go to other streams.
+	for range 130 {
+		b.queue(s)
+		s.Point()
+	}
+	require.NoError(t, s.Close())
+	openOther := gate(t, b.s)
+	for range 130 {
+		b.queue(b.s)
+		b.s.Point()
+	}
+	openOther()
+	require.NoError(t, b.s.Synchronize(t.Context()))
+	unblock()
+	assert.False(t, <-looked)
+	assert.False(t, p.Known(), "the stream has not done it")
+	open()
+	require.NoError(t, p.Wait(t.Context()))
+}
+
+// An answer without an event is older than events that were recorded during the call.
+func TestAnAnswerLeavesLaterEventsInPlace(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	_ = b.s.Timeline()
+	unblock := b.sim.Block("cudaStreamQuery", cudasim.Fault{Late: true})
+	queried := make(chan error, 1)
+	go func() {
+		_, err := b.s.Query()
+		queried <- err
+	}()
+	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaStreamQuery", 1))
+	open := gate(t, b.s)
+	p := b.s.Point()
+	records := b.sim.Calls("cudaEventRecord")
+	unblock()
+	require.NoError(t, <-queried)
+	assert.Equal(t, p, b.s.Point())
+	assert.Equal(t, records, b.sim.Calls("cudaEventRecord"), "the event stands for it still")
+	assert.False(t, p.Done(context.Background()))
+	open()
+	require.NoError(t, p.Wait(t.Context()))
+}

@@ -8,13 +8,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // How a goroutine waits for the GPU.
 //
 // CUDA's own waits keep a thread each, and by default a core. Here a wait first queries
 // by itself for a few microseconds, which is enough for small copies. Then it joins a
-// queue, and one goroutine, the poller, queries for all waits of the runtime: for the
+// queue, and one goroutine for each device, the poller, queries for all waits: for the
 // first one of each stream. Between two rounds the poller sleeps for a sixteenth of the
 // time that the youngest wait has lasted, so that a wait ends some percent late at most;
 // and at least as long as the round took, so that a thousand waits use half a core at
@@ -23,65 +25,89 @@ import (
 //
 // Any call into the library can block: a stream blocks its caller when about a thousand
 // entries are queued, and drivers have locks and defects. So a wait whose context can
-// end makes its calls on another goroutine, which costs half a microsecond, and another
-// poller replaces one that is stuck inside the library.
+// end makes no call on the caller's goroutine, which costs half a microsecond. Few waits
+// query at a time; the others leave that to the poller, of which another takes over when
+// it is stuck inside the library. So a device that hangs occupies a bounded number of
+// threads, and holds up no wait for another device.
 const (
 	spinFor  = 25 * time.Microsecond
 	minSleep = 5 * time.Microsecond
 	maxSleep = 200 * time.Microsecond
-
-	stuckAfter = 5 * time.Millisecond   // inside the library
-	peekFor    = 200 * time.Millisecond // the longest look that a caller waits for
 )
 
-// waits are the waits of a runtime.
+// waits are the waits for the work of one device.
+//
+//	a wait is | entered by                  | left by
+//	querying  | wait, if few waits do       | its outcome, or queued
+//	queued    | enqueue                     | its outcome (end), abandon
+//	abandoned | its context, Runtime.Close  | – (another goroutine may hold it)
 type waits struct {
-	rt      *Runtime
-	pool    sync.Pool // of *wait
-	turns   turns
-	closing chan struct{} // closed by close
+	rt       *Runtime
+	pool     sync.Pool     // of *wait
+	spinning atomic.Int32  // waits that query
+	spinners int32         // so many may
+	looks    bounded.Group // of Point.Done
+	poller   *bounded.Relay
 
-	mu     sync.Mutex
-	queues []*waitQueue // those with waits
+	mu     sync.Mutex // never held during calls into the library
+	queues []*waitQueue
 	closed bool
-	poller *poller // nil if there is none
-	stuck  int     // pollers that were replaced while they were inside the library
+	bell   *bell // wakes the poller; nil if it does not run
 }
 
-// A waitQueue holds the waits for Points of one stream, or for one event.
-type waitQueue struct {
+// An awaited is what is waited for: a stream's work, or an event.
+type awaited struct {
 	line  *Timeline // or
-	event *Event
+	event *cEvent
+}
 
-	// Guarded by waits.mu. Waits for Points are in the Points' order.
+func (a awaited) String() string {
+	if a.event != nil {
+		return a.event.String()
+	}
+	return a.line.String()
+}
+
+// A place is Point n of a stream, or query n of an event.
+type place struct {
+	awaited
+	n uint64
+}
+
+// A waitQueue holds the waits for one stream, or for one event, in the order of their
+// places. It is guarded by waits.mu.
+type waitQueue struct {
+	of          awaited
 	first, last *wait
 	listed      bool // in waits.queues
-	asking      bool // of an event: a goroutine is inside cudaEventQuery
 }
 
-type waitKind uint8
+func (a awaited) queue() *waitQueue {
+	if a.event != nil {
+		return &a.event.waiting
+	}
+	return &a.line.waiting
+}
 
-const (
-	waitStream waitKind = iota // for all that is queued on line
-	waitPoint                  // for Point n of line
-	waitEvent                  // for event
-	waitPeek                   // not at all: look at Point n once
-	waitNotify                 // for Point n of line, with no goroutine waiting
-)
+// reached queries whether a place is reached. An error ends the wait.
+func (p place) reached() (bool, error) {
+	if p.event != nil {
+		return p.event.reached(p.n)
+	}
+	return p.line.reached(p.n), nil
+}
 
 // A wait is one goroutine's. It is reused after its outcome was received.
 type wait struct {
-	kind  waitKind
-	line  *Timeline
-	event *Event
-	n     uint64
+	place
+	query  func() (over bool, err error) // for the first microseconds
+	done   chan error
+	notify chan<- struct{} // in place of done
 
-	begin    func() // created once, so that starting a goroutine allocates nothing
-	done     chan error
-	notify   chan<- struct{} // in place of done
-	patience *time.Timer     // ends the turn of a call that blocks
-	peek     *time.Timer     // ends a look whose call blocks
-	turn     atomic.Int32
+	// Created once, so that starting a goroutine allocates nothing.
+	begin, look      func()
+	reached, streams func() (bool, error) // for query
+	timer            *time.Timer          // of Point.Done
 
 	// Guarded by waits.mu.
 	queue      *waitQueue
@@ -90,124 +116,112 @@ type wait struct {
 	abandoned  bool
 }
 
-// errNotReached is the outcome of a look.
+// errNotReached is the outcome of Point.Done.
 var errNotReached = errors.New("not reached")
 
-func newWaits(rt *Runtime) *waits {
-	w := &waits{rt: rt, turns: newTurns(), closing: make(chan struct{})}
+func (w *waits) init(rt *Runtime) {
+	w.rt, w.spinners = rt, int32(max(2, runtime.GOMAXPROCS(0)/4))
+	w.poller = bounded.NewRelay(w.poll)
 	w.pool.New = func() any {
 		me := &wait{done: make(chan error, 1)}
 		me.begin = func() { w.begin(me) }
-		me.patience = time.AfterFunc(time.Hour, func() { w.turns.leave(me) })
-		me.patience.Stop()
-		me.peek = time.NewTimer(time.Hour)
-		me.peek.Stop()
+		me.look = func() { w.look(me) }
+		me.reached = func() (bool, error) { return me.place.reached() }
+		me.streams = func() (bool, error) { return me.line.queryStream() }
+		me.timer = time.NewTimer(time.Hour)
+		me.timer.Stop()
 		return me
 	}
-	return w
 }
 
-func (w *waits) get(kind waitKind) *wait {
+func (w *waits) get(p place) *wait {
 	me := w.pool.Get().(*wait)
-	me.kind, me.line, me.event, me.n = kind, nil, nil, 0
+	me.place, me.query = p, me.reached
 	return me
+}
+
+// put makes a wait available that no other goroutine holds.
+func (w *waits) put(me *wait) {
+	me.place = place{} // keeps no stream from being collected
+	w.pool.Put(me)
 }
 
 // waitCanceled makes the error of a wait whose context ended first.
 func waitCanceled(what fmt.Stringer, ctx context.Context) error {
-	return fmt.Errorf("wait for %v canceled, its work on the GPU goes on: %w", what, ctx.Err())
+	return fmt.Errorf("wait for %v canceled, its work on the GPU goes on: %w", what, bounded.Ended(ctx))
 }
 
 // Synchronize waits until all work that is queued on the stream so far is done
 // (cudaStreamQuery, cudaEventQuery), and returns the work's error if it failed. If ctx
 // ends first, it returns ctx's error, and the GPU's work goes on: memory that it uses
-// must stay. If the Runtime is closed, the error wraps [ErrClosed]; a nil ctx is an
-// error. A wait occupies no thread.
+// must stay. The same is so for errors of CUDA that [Point.Wait] returns. If the Runtime
+// or the stream is closed, the error wraps [ErrClosed]; a nil ctx is an error. A wait
+// occupies no thread.
 func (s *Stream) Synchronize(ctx context.Context) error {
-	if ctx == nil {
+	t := s.line
+	switch {
+	case ctx == nil:
 		return fmt.Errorf("synchronize %v: %w", s, errNilContext)
+	case t.handle.state.Load()&handleClosed != 0:
+		return t.dev.rt.errorf(fnStreamQuery, codeClosed, "%v", s)
 	}
-	w := s.dev.rt.waits
-	if ctx.Done() == nil && w.turns.spin() {
-		// Nothing can end the wait early: the caller's goroutine may query.
-		over, err := spin(s.line.query)
-		w.turns.spinning.Add(-1)
-		if over {
-			return errors.Join(err, s.line.report())
-		}
-	}
-	me := w.get(waitStream)
-	me.line = s.line
+	w := &s.dev.waits
+	me := w.get(t.End().place())
+	me.query = me.streams // which needs no event, and reports errors of an idle stream too
 	if err := w.await(ctx, me); err != nil {
 		return err
 	}
-	return s.line.report()
+	return t.report()
 }
 
-// report returns, once, an error of the stream's work that a look at a Point has found.
-func (t *Timeline) report() error {
-	if t.unreported.Load() == nil {
-		return nil
+// queryStream reports whether all work so far is done, without an event. What it cannot
+// know, an event or the device as a whole will answer: see Timeline.reached.
+func (t *Timeline) queryStream() (done bool, err error) {
+	done, err = t.query()
+	if err != nil {
+		t.mu.Lock()
+		t.fail(err)
+		t.mu.Unlock()
+		return false, errNotReached
 	}
-	if err := t.unreported.Swap(nil); err != nil {
-		return *err
-	}
-	return nil
+	return done, nil
 }
 
-// Synchronize waits until the work that the event recorded is done (cudaEventQuery). An
-// event that was never recorded is done. If [Stream.Record] records the event again
-// during the wait, the wait is still for the earlier work. The errors are those of
-// [Stream.Synchronize].
-func (e *Event) Synchronize(ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("synchronize %v: %w", e, errNilContext)
-	}
-	e.waits.Add(1)
-	defer e.waits.Add(-1)
-	w := e.dev.rt.waits
-	me := w.get(waitEvent)
-	me.event = e
-	return w.await(ctx, me)
-}
+// wait waits until a place is reached.
+func (w *waits) wait(ctx context.Context, p place) error { return w.await(ctx, w.get(p)) }
 
 // await starts a wait and waits for its outcome, or until ctx ends.
 func (w *waits) await(ctx context.Context, me *wait) error {
-	what := me.what()
-	if ctx.Err() != nil {
-		w.pool.Put(me)
+	what := me.awaited
+	switch {
+	case ctx.Err() != nil:
+		w.put(me)
 		return waitCanceled(what, ctx)
-	}
-	var late <-chan time.Time
-	if ctx.Done() == nil {
-		me.begin()
-	} else {
-		go me.begin()
-		if me.kind == waitPeek {
-			me.peek.Reset(peekFor)
-			late = me.peek.C
+	case w.rt.Closed():
+		w.put(me)
+		return fmt.Errorf("wait for %v: the Runtime was closed: %w", what, ErrClosed)
+	case !w.takeSpinner():
+		w.enqueue(me)
+	case ctx.Done() == nil: // nothing can end the wait early: the caller may query
+		over, err := w.spin(me)
+		if over {
+			w.put(me)
+			return err
 		}
+		w.enqueue(me)
+	default:
+		go me.begin()
 	}
 	select {
 	case err := <-me.done:
-		me.peek.Stop()
-		w.pool.Put(me)
+		w.put(me)
 		return err
 	case <-ctx.Done():
 		w.abandon(me)
 		return waitCanceled(what, ctx)
-	case <-w.closing:
+	case <-w.rt.closing:
 		w.abandon(me)
 		return fmt.Errorf("wait for %v: the Runtime was closed: %w", what, ErrClosed)
-	case <-late:
-		select { // on a busy host both may be true
-		case err := <-me.done:
-			w.pool.Put(me)
-			return err
-		default:
-		}
-		w.abandon(me)
-		return errNotReached
 	}
 }
 
@@ -220,181 +234,104 @@ func (w *waits) abandon(me *wait) {
 	w.remove(me)
 }
 
-// what returns what is waited for, for messages.
-func (me *wait) what() fmt.Stringer {
-	if me.event != nil {
-		return me.event
+func (w *waits) takeSpinner() bool {
+	if w.spinning.Add(1) <= w.spinners {
+		return true
 	}
-	return me.line
+	w.spinning.Add(-1)
+	return false
 }
 
-// begin looks whether the wait is over, and if not leaves it to the poller.
+// begin is the wait of a caller whose context can end.
 func (w *waits) begin(me *wait) {
-	if me.kind == waitPeek {
-		over, _ := me.ask()
-		if over {
-			me.done <- nil
-		} else {
-			me.done <- errNotReached
-		}
-		return
-	}
-	if me.kind == waitPoint {
-		// One goroutine at a time asks for a stream, so these need no turns.
-		if over, _ := spin(me.ask); over {
-			me.done <- nil
-		} else {
-			w.enqueue(me)
-		}
-		return
-	}
-	if err := w.turns.take(me, w.closing); err != nil {
-		me.done <- fmt.Errorf("wait for %v: %w", me.what(), err)
-		return
-	}
-	over, err := me.look()
-	if !over && me.kind == waitStream {
-		p, fresh := me.line.next()
-		if fresh {
-			me.line.record(false)
-		}
-		me.n = p.n
-	}
-	w.turns.leave(me)
-	if over {
+	if over, err := w.spin(me); over {
 		me.done <- err
 	} else {
 		w.enqueue(me)
 	}
 }
 
-// look queries once, or for a few microseconds if the turn allows it.
-func (me *wait) look() (over bool, err error) {
-	if me.turn.Load() == turnSpins {
-		return spin(me.ask)
+// spin queries for a few microseconds, until the place is reached. It returns what
+// takeSpinner has taken. Then an event marks the place, so that work which is queued later
+// is not waited for.
+func (w *waits) spin(me *wait) (over bool, err error) {
+	over, err = spin(me.query)
+	if !over && me.line != nil && me.n > me.line.done.Load() {
+		me.line.mark(me.n)
 	}
-	over, err = me.ask()
-	return over || err != nil, err
+	w.spinning.Add(-1)
+	return over, err
 }
 
-// spin queries for a few microseconds, until the work is done or has failed.
-func spin(ask func() (done bool, err error)) (over bool, _ error) {
+// mark records an event that stands for Point n, unless there is one.
+func (t *Timeline) mark(n uint64) {
+	t.mu.Lock()
+	t.marks.wanted = max(t.marks.wanted, n)
+	t.mu.Unlock()
+	t.record(false)
+}
+
+// spin queries for a few microseconds. errNotReached ends that early.
+func spin(query func() (done bool, err error)) (over bool, _ error) {
 	// The clock is read after several queries, because it takes as long as one.
-	const questions = 8
-	done, err := ask()
-	if done || err != nil {
-		return true, err
-	}
-	for start := time.Now(); time.Since(start) < spinFor; {
-		for range questions {
-			if done, err := ask(); done || err != nil {
+	const queries = 8
+	var start time.Time
+	for {
+		for range queries {
+			switch done, err := query(); {
+			case err == errNotReached:
+				return false, nil
+			case done || err != nil:
 				return true, err
 			}
+			if start.IsZero() {
+				start = time.Now()
+			}
+		}
+		if time.Since(start) >= spinFor {
+			return false, nil
 		}
 	}
-	return false, nil
 }
 
-// ask queries once. An error of a stream or event ends the wait.
-func (me *wait) ask() (done bool, err error) {
-	switch me.kind {
-	case waitStream:
-		return me.line.query()
-	case waitEvent:
-		return me.event.Query()
+// look is the wait of Point.Done: it queries once.
+func (w *waits) look(me *wait) {
+	err := errNotReached
+	if me.line.reached(me.n) {
+		err = nil
 	}
-	return me.line.reached(me.n), nil
-}
-
-// turns bound the number of goroutines that query at once, so the cores that short waits
-// can use, and the threads that many waits create: each goroutine inside the library
-// needs one.
-type turns struct {
-	spinning *atomic.Int32
-	spinners int32         // so many may query repeatedly
-	crowd    chan struct{} // others queue here, and query once
-}
-
-// The values of wait.turn.
-const (
-	turnNone int32 = iota
-	turnSpins
-	turnCrowd
-)
-
-func newTurns() turns {
-	n := max(1, runtime.GOMAXPROCS(0)/8)
-	return turns{spinning: new(atomic.Int32), spinners: int32(n), crowd: make(chan struct{}, n)}
-}
-
-// spin takes a turn to query repeatedly, if there is one. The caller adds -1 to spinning
-// at the end.
-func (t turns) spin() bool {
-	if t.spinning.Add(1) <= t.spinners {
-		return true
-	}
-	t.spinning.Add(-1)
-	return false
-}
-
-// take waits for a turn. If a call of one of the crowd blocks, its turn goes to the next
-// one, and it goes on without.
-func (t turns) take(me *wait, closing <-chan struct{}) error {
-	if t.spin() {
-		me.turn.Store(turnSpins)
-		return nil
-	}
-	select {
-	case t.crowd <- struct{}{}:
-	case <-closing:
-		return ErrClosed
-	}
-	me.turn.Store(turnCrowd)
-	me.patience.Reset(stuckAfter)
-	return nil
-}
-
-func (t turns) leave(me *wait) {
-	switch me.turn.Swap(turnNone) {
-	case turnSpins:
-		t.spinning.Add(-1)
-	case turnCrowd:
-		me.patience.Stop()
-		<-t.crowd
-	}
+	w.looks.Leave()
+	me.done <- err
 }
 
 // enqueue leaves a wait to the poller.
 func (w *waits) enqueue(me *wait) {
-	var q *waitQueue
-	if me.line != nil {
-		q = &me.line.waiting
-	} else {
-		q = &me.event.waiting
-	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	switch {
 	case me.abandoned:
+		w.mu.Unlock()
 		return
 	case w.closed:
-		me.end(fmt.Errorf("wait for %v: %w", me.what(), ErrClosed))
+		me.end(fmt.Errorf("wait for %v: %w", me.awaited, ErrClosed))
+		w.mu.Unlock()
 		return
 	}
 	me.since = time.Now()
-	w.insert(q, me)
+	q := me.awaited.queue()
+	q.insert(me)
 	if !q.listed {
 		q.listed = true
 		w.queues = append(w.queues, q)
 	}
-	if w.poller == nil {
-		w.startPoller()
+	if w.bell != nil {
+		w.bell.ring()
 	}
-	w.poller.bell.ring()
+	w.mu.Unlock()
+	w.poller.Start()
 }
 
-// insert puts a wait after those for earlier Points.
-func (w *waits) insert(q *waitQueue, me *wait) {
+// insert puts a wait after those for earlier places.
+func (q *waitQueue) insert(me *wait) {
 	before := q.last
 	for before != nil && before.n > me.n {
 		before = before.prev
@@ -432,7 +369,7 @@ func (w *waits) remove(me *wait) {
 	me.queue, me.prev, me.next = nil, nil, nil
 }
 
-// end ends the waits of a queue for Points up to n.
+// end ends the waits of a queue for places up to n.
 func (w *waits) end(q *waitQueue, n uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -454,44 +391,20 @@ func (me *wait) end(err error) {
 	}
 }
 
-// rerecorded makes waits for an event wait for the end of its stream's work instead,
-// because the event is about to be recorded again.
-func (w *waits) rerecorded(e *Event) {
-	t := e.last.Load()
-	if t == nil {
-		return // other code recorded it, on an unknown stream
-	}
-	p := t.Point()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for me := e.waiting.first; me != nil; me = e.waiting.first {
-		w.remove(me)
-		me.line, me.n = t, p.n
-		w.insert(&t.waiting, me)
-	}
-	if t.waiting.first != nil && !t.waiting.listed {
-		t.waiting.listed = true
-		w.queues = append(w.queues, &t.waiting)
-	}
-}
-
 // close ends all waits.
 func (w *waits) close() {
 	w.mu.Lock()
-	if !w.closed {
-		w.closed = true
-		close(w.closing)
-	}
+	defer w.mu.Unlock()
+	w.closed = true
 	for _, q := range w.queues {
 		for me := q.first; me != nil; me = q.first {
 			w.remove(me)
-			me.end(fmt.Errorf("wait for %v: %w", me.what(), ErrClosed))
+			me.end(fmt.Errorf("wait for %v: %w", q.of, ErrClosed))
 		}
 		q.listed = false
 	}
 	w.queues = nil
-	if w.poller != nil {
-		w.poller.bell.ring()
+	if w.bell != nil {
+		w.bell.ring()
 	}
-	w.mu.Unlock()
 }

@@ -21,6 +21,11 @@ type Fault struct {
 	// Event selects calls with this event as argument; 0 selects all calls.
 	Event cudart.EventHandle
 
+	// Devices selects calls that need the context of one of these devices, which is
+	// current on their thread; none selects all calls. With Block, an empty function and
+	// Times -1 it is a device that hangs.
+	Devices []int
+
 	Nth   int // the first of the selected calls to fail, counted from now on; 0 and 1 are the next
 	Times int // how many selected calls from there on; 0 is 1, negative is all
 
@@ -188,6 +193,8 @@ func (e *export) misfit(f Fault) string {
 		return "Fault.Stream: the function takes no stream and no event"
 	case f.Event != 0 && e.event == 0:
 		return "Fault.Event: the function takes no event"
+	case len(f.Devices) > 0 && e.traits&(withoutDriver|withoutContext) != 0:
+		return "Fault.Devices: the function needs no context"
 	}
 	return ""
 }
@@ -211,8 +218,10 @@ func (s *Sim) disarm(a *armedFault) {
 }
 
 // selects reports whether the fault is for a call.
-func (a *armedFault) selects(export int, call int64, stream, event uintptr) bool {
+func (a *armedFault) selects(export int, call int64, device int, stream, event uintptr) bool {
 	switch {
+	case len(a.Devices) > 0 && !slices.Contains(a.Devices, device):
+		return false
 	case a.export == anyExport && call == 0, a.export != anyExport && a.export != export:
 		return false
 	case a.call != 0 && a.call != call:
@@ -259,8 +268,12 @@ func (s *Sim) strike(export int, name string, a *arguments) (in injection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stream, event := s.subject(&exports[export], a)
+	device := -1
+	if exports[export].traits&(withoutDriver|withoutContext) == 0 {
+		device = s.thread(s.threads.current()).device
+	}
 	for _, fault := range slices.Clone(f.list) {
-		if !fault.selects(export, call, stream, event) {
+		if !fault.selects(export, call, device, stream, event) {
 			continue
 		}
 		if fault.Nth--; fault.Nth > 0 || fault.Times == 0 {

@@ -197,6 +197,7 @@ func TestFailRefusesFaults(t *testing.T) {
 	}{
 		"stream":    {"cudaMalloc", cudasim.Fault{Stream: 5, Code: 1}, `Fail("cudaMalloc"): Fault.Stream: the function takes no stream`},
 		"event":     {"cudaStreamQuery", cudasim.Fault{Event: 5, Code: 1}, `Fail("cudaStreamQuery"): Fault.Event: the function takes no event`},
+		"device":    {"cudaGetDevice", cudasim.Fault{Devices: []int{1}, Code: 1}, `Fail("cudaGetDevice"): Fault.Devices: the function needs no context`},
 		"async":     {"cudaMemcpyAsync", cudasim.Fault{Async: true}, `Fail("cudaMemcpyAsync"): Fault.Async needs a Code`},
 		"transient": {"", cudasim.Fault{Transient: true, Code: 1}, `Fail(""): Fault.Transient needs Async`},
 	} {

@@ -18,9 +18,11 @@ type Group struct {
 	places chan struct{}
 }
 
+func (g *Group) init() { g.places = make(chan struct{}, MaxInside) }
+
 // Enter takes a place. Leave returns it. The error wraps ctx's, and [ErrStuck].
 func (g *Group) Enter(ctx context.Context) error {
-	g.once.Do(func() { g.places = make(chan struct{}, MaxInside) })
+	g.once.Do(g.init)
 	select {
 	case g.places <- struct{}{}:
 		return nil
@@ -36,3 +38,14 @@ func (g *Group) Enter(ctx context.Context) error {
 
 // Leave returns a place.
 func (g *Group) Leave() { <-g.places }
+
+// TryEnter takes a place if there is one.
+func (g *Group) TryEnter() bool {
+	g.once.Do(g.init)
+	select {
+	case g.places <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}

@@ -29,8 +29,8 @@ import (
 //
 // A stream that is added again is open again. An answer that cannot be had
 // leaves the stream where it is, and the next question is asked anew: a Fence
-// forgets nothing. No method but Record, and Done and Wait with a context that
-// cannot end, makes calls into the library on the caller's goroutine.
+// forgets nothing. Calls into the library that may block are made on the caller's
+// goroutine by Before, and by Done and Wait with a context that cannot end.
 //
 // Methods may be called from any goroutine.
 type Fence struct {
@@ -66,7 +66,7 @@ func (f *Fence) Add(s *cudart.Stream) {
 	}
 	f.uses[i].open = true
 	f.last.Store(line)
-	prune := len(f.uses) > max(f.pruneAt, leastPrune)
+	prune := len(f.uses) > max(f.pruneAt, minPrune)
 	f.mu.Unlock()
 	if prune {
 		f.prune()
@@ -78,19 +78,19 @@ func (f *Fence) Empty() bool { return f.count.Load() == 0 }
 
 // Record fixes the end of the work on the memory: what is queued on the streams
 // later is not waited for. It records an event on each stream that has queued
-// work since its last one (cudaEventRecord).
+// work since its last one (cudaEventRecord), and does not block: see cudart.Point.Record.
 func (f *Fence) Record() {
 	if f.Empty() {
 		return
 	}
-	var room [usual]cudart.Point
-	for _, p := range f.points(room[:0]) {
+	var buf [inlineStreams]cudart.Point
+	for _, p := range f.points(buf[:0]) {
 		p.Record()
 	}
 }
 
-// usual is how many streams there are at the most, nearly always.
-const usual = 4
+// inlineStreams is the number of streams handled without an allocation.
+const inlineStreams = 4
 
 // points fixes all streams and returns their points.
 func (f *Fence) points(list []cudart.Point) []cudart.Point {
@@ -170,8 +170,8 @@ func (f *Fence) Wait(ctx context.Context) error {
 // (cudaStreamWaitEvent). The caller does not wait, and the Fence stays as it is.
 // After an error some of the work may not be waited for.
 func (f *Fence) Before(s *cudart.Stream) error {
-	var room [usual]cudart.Point
-	for _, p := range f.points(room[:0]) {
+	var buf [inlineStreams]cudart.Point
+	for _, p := range f.points(buf[:0]) {
 		p.Record()
 		if err := s.WaitPoint(p); err != nil {
 			return err
@@ -192,7 +192,7 @@ func (f *Fence) Err() error {
 }
 
 const (
-	leastPrune   = 8
+	minPrune     = 8
 	pruneTimeout = 10 * time.Millisecond
 )
 
@@ -200,26 +200,33 @@ const (
 // short-lived streams have used does not remember them all.
 func (f *Fence) prune() {
 	f.mu.Lock()
-	var quiet []cudart.Point
+	var idle []cudart.Point
 	for _, u := range f.uses {
 		if p, ok := u.line.Quiet(); ok {
-			quiet = append(quiet, p)
+			idle = append(idle, p)
 		}
 	}
 	f.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), pruneTimeout)
 	defer cancel()
-	for _, p := range quiet {
+	for _, p := range idle {
 		p.Done(ctx)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.drop(func(u use) bool {
+	f.forget(func(u use) bool {
 		// Nothing was queued since its last point: that is the end, open or not.
 		p, ok := u.line.Quiet()
 		return ok && p.Known()
 	})
-	f.last.Store(nil) // it may have been dropped
+}
+
+// forget drops streams, also open ones, of which idle reports that they have no work on
+// the memory. An Add during idle may be of work that idle has not seen: so last is cleared
+// before, for Add to wait for the lock and add the stream again.
+func (f *Fence) forget(idle func(use) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last.Store(nil)
+	f.drop(idle)
 	f.pruneAt = 2 * len(f.uses)
 }
 

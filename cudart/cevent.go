@@ -1,0 +1,216 @@
+package cudart
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// A cEvent is a cudaEvent_t. [Event.Synchronize] waits for one by queries, which are
+// numbered: only a query that began after the wait answers it, because the event may have
+// been recorded again since an earlier one began.
+type cEvent struct {
+	dev    *Device
+	handle handle
+
+	queries  atomic.Uint64 // that were begun for waits
+	answered atomic.Uint64 // the newest of them that found the work done
+	querying atomic.Bool   // a goroutine is inside cudaEventQuery for waits
+	waiting  waitQueue     // guarded by waits.mu
+
+	waits     atomic.Int32 // goroutines that wait
+	stale     atomic.Bool  // its Event has another one
+	discarded atomic.Bool
+}
+
+// newCEvent creates a cudaEvent_t (cudaEventCreateWithFlags).
+func (d *Device) newCEvent(timing bool) (*cEvent, error) {
+	const disableTiming = 2
+	var flags uintptr = disableTiming
+	if timing {
+		flags = 0
+	}
+	f := d.rt.begin()
+	defer d.rt.end(f)
+	f.args[0], f.args[1] = f.outPtr(0), flags
+	if code := d.guard(fnEventCreate, f); code != Success {
+		return nil, d.rt.errorf(fnEventCreate, code, "flags %#x, on %v", flags, d)
+	}
+	return d.cEventOf(uintptr(f.out[0])), nil
+}
+
+func (d *Device) cEventOf(value uintptr) *cEvent {
+	c := &cEvent{dev: d, handle: handle{value: value, frame: d.rt.newFrame()}}
+	c.waiting.of.event = c
+	return c
+}
+
+// String returns the handle and the device, for messages.
+func (c *cEvent) String() string { return fmt.Sprintf("event %#x of %v", c.handle.value, c.dev) }
+
+// begin starts a call that uses the event.
+func (c *cEvent) begin() *frame {
+	f := c.dev.rt.enter(&c.handle)
+	if !f.refused {
+		f.event = c
+	}
+	return f
+}
+
+// leave ends a call on the event, and destroys the event if it was closed during the
+// call.
+func (c *cEvent) leave() {
+	if c.handle.leave(0) && c.destroy() != nil {
+		c.dev.rt.undone(c.close)
+	}
+}
+
+// close refuses calls from now on, and destroys the event unless calls are in progress:
+// then the last of them does.
+func (c *cEvent) close() error {
+	if c.handle.close() {
+		return c.destroy()
+	}
+	return nil
+}
+
+func (c *cEvent) destroy() error { return c.dev.destroy(fnEventDestroy, &c.handle, c) }
+
+// collect destroys the event of an [Event] that was garbage collected. If the runtime is
+// closed it does not: see Timeline.collect.
+func (c *cEvent) collect() {
+	if !c.dev.rt.Closed() {
+		_ = c.close() // no caller is left to report to
+	}
+}
+
+func (c *cEvent) query() (done bool, err error) { return c.queryBy(c.begin()) }
+
+// queryBy queries in a frame of begin, which it ends (cudaEventQuery).
+func (c *cEvent) queryBy(f *frame) (done bool, err error) {
+	f.args[0] = c.handle.value
+	code := c.dev.guard(fnEventQuery, f)
+	c.dev.rt.end(f)
+	return c.dev.answer(fnEventQuery, code, c)
+}
+
+// reached reports whether the work that was recorded before query n began is done. It
+// does not wait for a goroutine that is inside the library.
+func (c *cEvent) reached(n uint64) (done bool, err error) {
+	if c.answered.Load() < n && c.querying.CompareAndSwap(false, true) {
+		query := c.queries.Add(1)
+		if done, err = c.query(); done {
+			c.answered.Store(query)
+		}
+		c.querying.Store(false)
+	}
+	return c.answered.Load() >= n, err
+}
+
+// addWait counts a goroutine that waits, unless the Event has another cudaEvent_t.
+func (c *cEvent) addWait(e *Event) bool {
+	c.waits.Add(1)
+	if e.current.Load() == c {
+		return true
+	}
+	c.removeWait()
+	return false
+}
+
+func (c *cEvent) removeWait() {
+	if c.waits.Add(-1) == 0 && c.stale.Load() {
+		c.discard()
+	}
+}
+
+// replace discards the event when nobody waits for it any more: its Event has another one.
+func (c *cEvent) replace() {
+	c.stale.Store(true)
+	if c.waits.Load() == 0 {
+		c.discard()
+	}
+}
+
+func (c *cEvent) discard() {
+	if !c.discarded.Swap(true) {
+		c.dev.discardEvent(c)
+	}
+}
+
+// An eventPool holds the events of a device that the package itself uses.
+type eventPool struct {
+	mu     sync.Mutex
+	free   []*cEvent
+	made   []*cEvent // all of them; some are with streams
+	broken []*cEvent // to be destroyed
+	closed bool
+}
+
+// takeEvent returns a free event, or else a new one.
+func (d *Device) takeEvent() (*cEvent, error) {
+	d.events.mu.Lock()
+	if n := len(d.events.free); n > 0 {
+		c := d.events.free[n-1]
+		d.events.free = d.events.free[:n-1]
+		d.events.mu.Unlock()
+		return c, nil
+	}
+	d.events.mu.Unlock()
+	d.destroyBroken()
+	c, err := d.newCEvent(false)
+	if err != nil {
+		return nil, err
+	}
+	d.events.mu.Lock()
+	defer d.events.mu.Unlock()
+	if len(d.events.made) == cap(d.events.made) {
+		d.events.made = slices.DeleteFunc(d.events.made, func(c *cEvent) bool { return c.handle.state.Load()&handleDestroyed != 0 })
+	}
+	d.events.made = append(d.events.made, c)
+	if d.events.closed { // meanwhile: the next Close of the Runtime destroys it
+		return nil, d.rt.errorf(fnEventCreate, codeRuntimeClosed, "%v", d)
+	}
+	return c, nil
+}
+
+// putEvent makes an event available again. It may still be pending: an event may be
+// recorded again at any time.
+func (d *Device) putEvent(c *cEvent) {
+	d.events.mu.Lock()
+	defer d.events.mu.Unlock()
+	if !d.events.closed {
+		d.events.free = append(d.events.free, c)
+	}
+}
+
+// discardEvent takes an event out of use. It is destroyed before another one is
+// created, not here: the caller may hold locks, or may not wait.
+func (d *Device) discardEvent(c *cEvent) {
+	d.events.mu.Lock()
+	defer d.events.mu.Unlock()
+	d.events.broken = append(d.events.broken, c)
+}
+
+// destroyBroken destroys discarded events.
+func (d *Device) destroyBroken() {
+	d.events.mu.Lock()
+	broken := d.events.broken
+	d.events.broken = nil
+	d.events.mu.Unlock()
+	for _, c := range broken {
+		if c.close() != nil {
+			d.discardEvent(c) // for the next time
+		}
+	}
+}
+
+// closeEvents destroys all events that the package itself uses, also those in use. Those
+// that cannot be destroyed are kept for the next call.
+func (d *Device) closeEvents() error {
+	d.events.mu.Lock()
+	all := append(d.events.made, d.events.broken...)
+	d.events.free, d.events.made, d.events.broken, d.events.closed = nil, nil, nil, true
+	d.events.mu.Unlock()
+	return d.rt.closeAll(all, d.discardEvent)
+}
