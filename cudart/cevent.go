@@ -3,7 +3,6 @@ package cudart
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 )
 
@@ -138,9 +137,9 @@ func (c *cEvent) discard() {
 	}
 }
 
-// An eventPool holds the events of a device that the package itself uses.
+// An eventPool holds the events of a device that the package itself uses. It is guarded by
+// Device.mu.
 type eventPool struct {
-	mu     sync.Mutex
 	free   []*cEvent
 	made   []*cEvent // all of them; some are with streams
 	broken []*cEvent // to be destroyed
@@ -149,21 +148,21 @@ type eventPool struct {
 
 // takeEvent returns a free event, or else a new one.
 func (d *Device) takeEvent() (*cEvent, error) {
-	d.events.mu.Lock()
+	d.mu.Lock()
 	if n := len(d.events.free); n > 0 {
 		c := d.events.free[n-1]
 		d.events.free = d.events.free[:n-1]
-		d.events.mu.Unlock()
+		d.mu.Unlock()
 		return c, nil
 	}
-	d.events.mu.Unlock()
+	d.mu.Unlock()
 	d.destroyBroken()
 	c, err := d.newCEvent(false)
 	if err != nil {
 		return nil, err
 	}
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if len(d.events.made) == cap(d.events.made) {
 		d.events.made = slices.DeleteFunc(d.events.made, func(c *cEvent) bool { return c.handle.state.Load()&handleDestroyed != 0 })
 	}
@@ -177,8 +176,8 @@ func (d *Device) takeEvent() (*cEvent, error) {
 // putEvent makes an event available again. It may still be pending: an event may be
 // recorded again at any time.
 func (d *Device) putEvent(c *cEvent) {
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if !d.events.closed {
 		d.events.free = append(d.events.free, c)
 	}
@@ -187,17 +186,17 @@ func (d *Device) putEvent(c *cEvent) {
 // discardEvent takes an event out of use. It is destroyed before another one is
 // created, not here: the caller may hold locks, or may not wait.
 func (d *Device) discardEvent(c *cEvent) {
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.events.broken = append(d.events.broken, c)
 }
 
 // destroyBroken destroys discarded events.
 func (d *Device) destroyBroken() {
-	d.events.mu.Lock()
+	d.mu.Lock()
 	broken := d.events.broken
 	d.events.broken = nil
-	d.events.mu.Unlock()
+	d.mu.Unlock()
 	for _, c := range broken {
 		if c.close() != nil {
 			d.discardEvent(c) // for the next time
@@ -208,9 +207,9 @@ func (d *Device) destroyBroken() {
 // closeEvents destroys all events that the package itself uses, also those in use. Those
 // that cannot be destroyed are kept for the next call.
 func (d *Device) closeEvents() error {
-	d.events.mu.Lock()
+	d.mu.Lock()
 	all := append(d.events.made, d.events.broken...)
 	d.events.free, d.events.made, d.events.broken, d.events.closed = nil, nil, nil, true
-	d.events.mu.Unlock()
+	d.mu.Unlock()
 	return d.rt.closeAll(all, d.discardEvent)
 }

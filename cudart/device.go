@@ -3,6 +3,7 @@ package cudart
 import (
 	"bytes"
 	"fmt"
+	"sync"
 	"unsafe"
 )
 
@@ -15,8 +16,10 @@ type Device struct {
 	uuid     string
 	pciBusID string
 	waits    waits
-	events   eventPool
-	drainer  drainer
+
+	mu      sync.Mutex // of what follows; not held during calls into the library
+	events  eventPool
+	drainer drainer
 }
 
 // An Attr is a cudaDeviceAttr: the number of a property of a device, for
@@ -67,7 +70,6 @@ const (
 // cudaDeviceGetPCIBusId). Neither call makes a context.
 func (rt *Runtime) newDevice(i int) (*Device, error) {
 	d := &Device{rt: rt, ordinal: i}
-	d.drainer.dev = d
 	d.waits.init(rt)
 	f := rt.begin()
 	defer rt.end(f)

@@ -3,7 +3,6 @@ package cudart
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/gopinned/pinned/internal/bounded"
@@ -11,10 +10,9 @@ import (
 
 // A drainer waits for all work of a device (cudaDeviceSynchronize). One goroutine, so
 // one thread, serves all requests. Requests that come during a call are served by the
-// next one, because the call in progress may not cover their work.
+// next one, because the call in progress may not cover their work. It is guarded by
+// Device.mu.
 type drainer struct {
-	dev     *Device
-	mu      sync.Mutex
 	running bool
 	next    map[*drainRequest]struct{}
 }
@@ -26,43 +24,43 @@ type drainRequest struct {
 	done      chan error
 }
 
-func (d *drainer) add(r *drainRequest) {
+func (d *Device) addDrain(r *drainRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.next == nil {
-		d.next = make(map[*drainRequest]struct{})
+	if d.drainer.next == nil {
+		d.drainer.next = make(map[*drainRequest]struct{})
 	}
-	d.next[r] = struct{}{}
-	if !d.running {
-		d.running = true
-		go d.run()
+	d.drainer.next[r] = struct{}{}
+	if !d.drainer.running {
+		d.drainer.running = true
+		go d.drain()
 	}
 }
 
 // remove withdraws a request whose caller has gone.
-func (d *drainer) remove(r *drainRequest) {
+func (d *Device) removeDrain(r *drainRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.next, r)
+	delete(d.drainer.next, r)
 }
 
-func (d *drainer) take() map[*drainRequest]struct{} {
+func (d *Device) takeDrains() map[*drainRequest]struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	requests := d.next
-	d.next = nil
-	d.running = len(requests) > 0
+	requests := d.drainer.next
+	d.drainer.next = nil
+	d.drainer.running = len(requests) > 0
 	return requests
 }
 
-func (d *drainer) run() {
-	for requests := d.take(); len(requests) > 0; requests = d.take() {
+func (d *Device) drain() {
+	for requests := d.takeDrains(); len(requests) > 0; requests = d.takeDrains() {
 		for r := range requests {
 			if r.line != nil {
 				r.n, r.queued = r.line.beginAnswer()
 			}
 		}
-		err := d.dev.synchronize()
+		err := d.synchronize()
 		for r := range requests {
 			if r.line != nil {
 				r.line.drained(r.n, r.queued, err)
@@ -78,14 +76,14 @@ func (d *drainer) run() {
 // the events: the device as a whole is asked, for a moment.
 func (t *Timeline) waitClosed(ctx context.Context) error {
 	r := &drainRequest{line: t, done: make(chan error, 1)}
-	t.dev.drainer.add(r)
+	t.dev.addDrain(r)
 	timer := time.NewTimer(bounded.Look)
 	defer timer.Stop()
 	select {
 	case err := <-r.done:
 		return err
 	case <-ctx.Done():
-		t.dev.drainer.remove(r)
+		t.dev.removeDrain(r)
 		return waitCanceled(t, ctx)
 	case <-timer.C:
 		return fmt.Errorf("wait for %v: the Runtime was closed, and the work is not done: %w", t, ErrClosed)
@@ -116,15 +114,15 @@ func (d *Device) Synchronize(ctx context.Context) error {
 		return waitCanceled(d, ctx)
 	}
 	r := &drainRequest{done: make(chan error, 1)}
-	d.drainer.add(r)
+	d.addDrain(r)
 	select {
 	case err := <-r.done:
 		return err
 	case <-ctx.Done():
-		d.drainer.remove(r)
+		d.removeDrain(r)
 		return waitCanceled(d, ctx)
 	case <-d.rt.closing:
-		d.drainer.remove(r)
+		d.removeDrain(r)
 		return d.rt.errorf(fnDeviceSynchronize, codeRuntimeClosed, "%v", d)
 	}
 }

@@ -82,7 +82,7 @@ func (rt *Runtime) Polling() bool {
 
 // Drains returns the number of requests that wait for the next cudaDeviceSynchronize.
 func (d *Device) Drains() int {
-	d.drainer.mu.Lock()
-	defer d.drainer.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return len(d.drainer.next)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
 )
@@ -54,24 +55,11 @@ func OpenContext(ctx context.Context, o Options) (*Runtime, error) {
 	}
 	o.Debug = o.Debug || findlib.Getenv(DebugEnv) == "1"
 	op := &opening{o: o, host: findlib.This()}
-	if ctx.Done() == nil {
-		return op.run(ctx)
-	}
-	type outcome struct {
-		rt  *Runtime
-		err error
-	}
-	done := make(chan outcome, 1) // a Runtime that comes too late is garbage
-	go func() {
-		rt, err := op.run(ctx)
-		done <- outcome{rt, err}
-	}()
-	select {
-	case out := <-done:
-		return out.rt, out.err
-	case <-ctx.Done():
+	rt, err := bounded.Do(ctx, bounded.Call[*Runtime]{Run: func() (*Runtime, error) { return op.run(ctx) }, Grace: bounded.NoGrace})
+	if errors.Is(err, bounded.ErrStuck) { // a Runtime that comes too late is garbage
 		return nil, op.canceled(ctx)
 	}
+	return rt, err
 }
 
 // libcudart describes the library to the search.
@@ -205,7 +193,7 @@ func (op *opening) load(path string) (Source, error) {
 func (op *opening) canceled(ctx context.Context) error {
 	op.mu.Lock()
 	defer op.mu.Unlock()
-	err := fmt.Errorf("canceled: %w", ctx.Err())
+	err := fmt.Errorf("canceled: %w", bounded.Ended(ctx))
 	attempts := slices.Clone(op.attempts)
 	stuck := ""
 	if last := len(attempts) - 1; last >= 0 && attempts[last].Err == nil {
@@ -213,7 +201,7 @@ func (op *opening) canceled(ctx context.Context) error {
 		err = fmt.Errorf("%s: %w", a.Path, err)
 		for c, name := range op.calls.inside() {
 			stuck = stuckCall(c, name).String()
-			err = fmt.Errorf("%s of %s %w: %w", stuck, a.Path, errNotReturned, ctx.Err())
+			err = fmt.Errorf("%s of %s %w: %w", stuck, a.Path, errNotReturned, bounded.Ended(ctx))
 		}
 		a.Err = err
 	}

@@ -149,8 +149,8 @@ func (s *Stream) WaitPoint(p Point) error {
 		case err != nil && e.event.handle.state.Load()&handleClosed == 0:
 			return err
 		case err == nil && p.line.isPending(e):
-			s.mu.Lock()
-			defer s.mu.Unlock()
+			s.line.mu.Lock()
+			defer s.line.mu.Unlock()
 			s.followed = pointID{p.line.id, e.n}
 			return nil
 		}
@@ -182,8 +182,8 @@ func (s *Stream) follows(p Point) bool {
 	if s.line.exposed.Load() || s.line.handle.state.Load()&handleClosed != 0 || s.dev.rt.Closed() {
 		return false
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.line.mu.Lock()
+	defer s.line.mu.Unlock()
 	return s.followed.line == p.line.id && s.followed.n >= p.n
 }
 

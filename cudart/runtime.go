@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/gopinned/pinned/internal/lifetime"
 )
@@ -71,9 +70,7 @@ type Runtime struct {
 	debug   bool
 	life    lifetime.Lifetime // no calls are counted
 	closing chan struct{}     // closed by Close
-
-	mu   sync.Mutex
-	left []func() error // see undone
+	left    []func() error    // see undone; guarded by binding.mu
 }
 
 // Library describes the library in use.
@@ -173,14 +170,14 @@ func (rt *Runtime) Closed() bool { return rt.life.Sealed() }
 
 // undone keeps what failed without a caller to report to: Close tries again.
 func (rt *Runtime) undone(retry func() error) {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	rt.binding.mu.Lock()
+	defer rt.binding.mu.Unlock()
 	rt.left = append(rt.left, retry)
 }
 
 func (rt *Runtime) takeLeft() []func() error {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	rt.binding.mu.Lock()
+	defer rt.binding.mu.Unlock()
 	left := rt.left
 	rt.left = nil
 	return left

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 )
 
 // A StreamHandle is a cudaStream_t, for other libraries that take one.
@@ -32,8 +33,7 @@ type Stream struct {
 	line    *Timeline
 	cleanup runtime.Cleanup
 
-	mu       sync.Mutex // not held during calls into the library
-	followed pointID    // what WaitPoint made the stream wait for last
+	followed pointID // what WaitPoint made the stream wait for last; guarded by line.mu
 }
 
 // NewStream creates a stream (cudaStreamCreateWithPriority). Close it; the garbage
@@ -183,7 +183,7 @@ func (s *Stream) LaunchHostFunc(fn func()) error {
 	code := s.dev.guard(fnLaunchHostFunc, f)
 	s.dev.rt.end(f)
 	if code != Success {
-		t.take(id)
+		t.remove(id)
 		return s.dev.rt.errorf(fnLaunchHostFunc, code, "%v", s)
 	}
 	return nil
@@ -209,36 +209,27 @@ func (s *Stream) Close() error {
 // hostFuncs holds the functions that the library is to call. The library takes a C
 // function and a number. All share one C function, because purego never frees any.
 var hostFuncs = sync.OnceValue(func() *hostFuncTable {
-	t := &hostFuncTable{pending: make(map[uintptr]func())}
+	t := &hostFuncTable{}
 	t.entry = newHostFuncEntry(t.run)
 	return t
 })
 
 type hostFuncTable struct {
 	entry   uintptr
-	mu      sync.Mutex
-	next    uintptr
-	pending map[uintptr]func()
+	last    atomic.Uintptr
+	pending sync.Map // of func(), by number
 }
 
-func (t *hostFuncTable) add(fn func()) uintptr {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.next++
-	t.pending[t.next] = fn
-	return t.next
+func (t *hostFuncTable) add(fn func()) (id uintptr) {
+	id = t.last.Add(1)
+	t.pending.Store(id, fn)
+	return id
 }
 
-func (t *hostFuncTable) take(id uintptr) func() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	fn := t.pending[id]
-	delete(t.pending, id)
-	return fn
-}
+func (t *hostFuncTable) remove(id uintptr) { t.pending.Delete(id) }
 
 func (t *hostFuncTable) run(id uintptr) {
-	if fn := t.take(id); fn != nil {
-		fn()
+	if fn, ok := t.pending.LoadAndDelete(id); ok {
+		fn.(func())()
 	}
 }

@@ -176,7 +176,7 @@ func (t *Timeline) reach(n, queued uint64) {
 func (t *Timeline) drain() {
 	if !t.marks.draining {
 		t.marks.draining = true
-		t.dev.drainer.add(&drainRequest{line: t})
+		t.dev.addDrain(&drainRequest{line: t})
 	}
 }
 
