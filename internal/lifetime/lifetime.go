@@ -43,6 +43,10 @@ type Lifetime struct {
 // the call use the thing, and has to call End.
 func (l *Lifetime) Begin() bool { return l.users.Begin(0) }
 
+// Hold counts a call although calls may be refused: of a goroutine that closes part of the
+// thing, for which Wait waits. End ends it. A release that has begun does not wait for it.
+func (l *Lifetime) Hold() { l.users.Hold() }
+
 // End ends a call.
 func (l *Lifetime) End() {
 	if l.users.End() {
@@ -55,8 +59,11 @@ func (l *Lifetime) End() {
 // Seal makes Begin return false from now on, and returns how many calls are in progress.
 func (l *Lifetime) Seal() (calls int) {
 	l.users.Retire(0)
-	return l.users.Calls()
+	return l.Calls()
 }
+
+// Calls returns the number of calls in progress.
+func (l *Lifetime) Calls() int { return l.users.Calls() }
 
 // Sealed reports whether Begin returns false.
 func (l *Lifetime) Sealed() bool { return !l.users.Open(0) }

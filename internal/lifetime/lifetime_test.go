@@ -101,6 +101,31 @@ func TestCloseWaitsForCalls(t *testing.T) {
 	}
 }
 
+// Wait waits also for what is counted after calls are refused.
+func TestWaitWaitsForWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l Lifetime
+		l.Seal()
+		for range 2 {
+			l.Hold()
+			l.Hold()
+			require.Equal(t, 2, l.Calls())
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			require.ErrorIs(t, l.Wait(ctx), context.DeadlineExceeded)
+			waited := make(chan error, 1)
+			go func() { waited <- l.Wait(t.Context()) }()
+			l.End()
+			synctest.Wait()
+			require.Empty(t, waited)
+			l.End()
+			require.NoError(t, <-waited)
+			require.NoError(t, l.Wait(ctx), "nothing is held")
+		}
+	})
+}
+
 // A call that closes what it uses waits for itself, until the context ends. Seal shows
 // it why without waiting.
 func TestCloseInACallback(t *testing.T) {

@@ -50,6 +50,20 @@ func (u *Users) Begin(generation uint32) bool {
 	}
 }
 
+// Hold counts a call although the generation may be over. It is for those who have what
+// was used to themselves, or work for one who has.
+func (u *Users) Hold() {
+	for {
+		s := u.state.Load()
+		switch {
+		case s&usersCalls == usersCalls:
+			runtime.Gosched()
+		case u.state.CompareAndSwap(s, s+1):
+			return
+		}
+	}
+}
+
 // End ends a call. It returns true to the last one of a retired generation.
 func (u *Users) End() (last bool) {
 	return u.state.Add(^uint64(0))&(usersRetired|usersCalls) == usersRetired

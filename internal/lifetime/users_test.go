@@ -20,7 +20,10 @@ func TestUsersModel(t *testing.T) {
 		of := generation - uint32(random.IntN(4)/3) // sometimes the one before
 		now := open && of == generation
 		require.Equal(t, now, u.Open(of))
-		switch random.IntN(4) {
+		switch random.IntN(5) {
+		case 4:
+			u.Hold()
+			calls++
 		case 0:
 			if begun := u.Begin(of); assert.Equal(t, now, begun, "Begin") && begun {
 				calls++
