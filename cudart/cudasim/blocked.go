@@ -38,7 +38,7 @@ func (s *Sim) AwaitBlocked(ctx context.Context, fn string, n int) error {
 	defer s.mu.Unlock()
 	for s.blockedCalls(fn) < n {
 		err := ctx.Err()
-		if s.closed.Load() {
+		if s.life.Sealed() {
 			err = os.ErrClosed
 		}
 		if err != nil {

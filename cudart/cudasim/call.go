@@ -42,10 +42,10 @@ func put[T any](c *call, i int, v T) cudart.Code {
 
 // dispatch runs a call of an export.
 func (s *Sim) dispatch(export int, a *arguments) uintptr {
-	if !s.enter() {
+	if !s.life.Begin() {
 		return closedResult(export)
 	}
-	defer s.leave()
+	defer s.life.End()
 	e := &exports[export]
 	name := s.exported[export]
 	if name == "" {

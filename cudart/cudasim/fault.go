@@ -339,7 +339,7 @@ func (s *Sim) suffer(name string, h hit) bool {
 		s.addBlocked(name, -1)
 		s.mu.Unlock()
 	}
-	return !s.closed.Load()
+	return !s.life.Sealed()
 }
 
 // callHook turns a panic of the test's function into an error of the Sim, since

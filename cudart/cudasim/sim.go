@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -8,11 +9,30 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // A Sim is one simulated CUDA runtime library with its driver and devices. It
 // is a [cudart.Source]. Its methods may be called from several goroutines.
 type Sim struct {
+	library
+	life    lifetime.Lifetime // of calls, and of streams that run
+	closing chan struct{}     // closed by Close
+
+	faults faults
+
+	// mu guards the simulated machine below. What waits for it to change waits
+	// on the condition of a stream, on gate or on blockedMore.
+	mu sync.Mutex
+	schedule
+	machine
+	handles
+	paging
+	diary
+}
+
+// A library is the simulated libcudart. It does not change after New.
+type library struct {
 	cfg      Config
 	slot     *slot
 	start    time.Time
@@ -21,38 +41,46 @@ type Sim struct {
 	threads  *threadKey
 	base     uintptr   // of the device addresses and handles
 	earlier  []uintptr // those of the Sims that had the slot before
+}
 
-	closed  atomic.Bool
-	closing chan struct{}
-	active  atomic.Int64  // calls and streams that run
-	idle    chan struct{} // receives when active falls to 0 after Close
-
-	faults faults
-
-	// mu guards the simulated machine below. What waits for it to change waits
-	// on the condition of a stream, on gate or on blockedMore.
-	mu          sync.Mutex
+// A schedule says what runs now.
+type schedule struct {
 	gate        *sync.Cond // held or running changed
 	held        bool
 	running     int            // operations that move data now
 	blocked     map[string]int // calls that are blocked, by function
 	blockedMore *sync.Cond     // blocked changed
-	devices     []*device
-	contexts    map[uint64]*thread
-	blocks      blocks
-	streams     map[uintptr]*stream
-	events      map[uintptr]*event
-	lastHandle  uintptr
-	freeHandles []uintptr     // of streams that were destroyed, if they are reused
-	lastStream  uint64        // number of the last stream
-	leaked      int           // bytes that failed registrations left pinned
-	hostClock   time.Duration // virtual time that the host has seen
-	misuses     []Misuse
+	hostClock   time.Duration  // virtual time that the host has seen
+}
 
-	arrivals                                uint64 // pages of managed memory that came to a device
-	faultsOnDevice, faultsOnHost, evictions int    // pages
-	misused                                 int
-	internal                                []error
+// A machine is what the calls have made of the devices.
+type machine struct {
+	devices  []*device
+	contexts map[uint64]*thread
+	blocks   blocks
+	streams  map[uintptr]*stream
+	events   map[uintptr]*event
+	leaked   int // bytes that failed registrations left pinned
+}
+
+// The handles of streams and events.
+type handles struct {
+	lastHandle  uintptr
+	freeHandles []uintptr // of streams that were destroyed, if they are reused
+	lastStream  uint64    // number of the last stream
+}
+
+// The paging of managed memory, in pages.
+type paging struct {
+	arrivals                                uint64 // that came to a device
+	faultsOnDevice, faultsOnHost, evictions int
+}
+
+// A diary has what Check reports.
+type diary struct {
+	misuses  []Misuse
+	misused  int
+	internal []error
 }
 
 var _ cudart.Source = (*Sim)(nil)
@@ -75,17 +103,10 @@ func New(cfg Config) (*Sim, error) {
 		return nil, err
 	}
 	s := &Sim{
-		cfg:      cfg,
-		start:    time.Now(),
-		names:    make(map[string]int),
-		exported: make([]string, len(exports)),
-		threads:  key,
+		library:  library{cfg: cfg, start: time.Now(), names: make(map[string]int), exported: make([]string, len(exports)), threads: key},
 		closing:  make(chan struct{}),
-		idle:     make(chan struct{}, 1),
-		blocked:  make(map[string]int),
-		contexts: make(map[uint64]*thread),
-		streams:  make(map[uintptr]*stream),
-		events:   make(map[uintptr]*event),
+		schedule: schedule{blocked: make(map[string]int)},
+		machine:  machine{contexts: make(map[uint64]*thread), streams: make(map[uintptr]*stream), events: make(map[uintptr]*event)},
 	}
 	s.base = addressSpace(sims.Add(1))
 	s.blocks.next = s.base
@@ -112,7 +133,7 @@ func New(cfg Config) (*Sim, error) {
 // not export and after Close.
 func (s *Sim) Symbol(name string) uintptr {
 	i, ok := s.names[name]
-	if !ok || s.closed.Load() {
+	if !ok || s.life.Sealed() {
 		return 0
 	}
 	return s.slot.entries[i]
@@ -134,24 +155,21 @@ const closeTimeout = 10 * time.Second
 // crash. Close waits up to 10 seconds for host functions and calls that run, and
 // fails if one does not end. A second Close returns nil.
 func (s *Sim) Close() error {
-	if !s.closed.CompareAndSwap(false, true) {
+	s.mu.Lock()
+	if s.life.Sealed() {
+		s.mu.Unlock()
 		return nil
 	}
+	s.life.Seal()
 	s.slot.release()
-	s.mu.Lock()
 	left := s.outstandingError()
 	close(s.closing)
 	s.wakeAll()
 	s.mu.Unlock()
 
-	timeout := time.NewTimer(closeTimeout)
-	defer timeout.Stop()
-	for s.active.Load() > 0 {
-		select {
-		case <-s.idle:
-			continue
-		case <-timeout.C:
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if s.life.Wait(ctx) != nil {
 		return errors.Join(left, s.internalErrors(),
 			fmt.Errorf("%s: a host function or a call is still running %v after Close", s, closeTimeout))
 	}
@@ -177,25 +195,6 @@ func (s *Sim) Check() error {
 	}
 	s.mu.Unlock()
 	return errors.Join(append(errs, s.internalErrors())...)
-}
-
-// enter counts a call that runs. It is false when the Sim is closed.
-func (s *Sim) enter() bool {
-	s.active.Add(1)
-	if s.closed.Load() {
-		s.leave()
-		return false
-	}
-	return true
-}
-
-func (s *Sim) leave() {
-	if s.active.Add(-1) == 0 && s.closed.Load() {
-		select {
-		case s.idle <- struct{}{}:
-		default:
-		}
-	}
 }
 
 // wakeAll makes everything that waits look again. It needs mu.

@@ -154,7 +154,7 @@ func (c *call) room(st *stream) cudart.Code {
 		c.addBlocked(c.name, -1)
 	}
 	switch {
-	case c.closed.Load():
+	case c.life.Sealed():
 		return cudart.ErrCudartUnloading
 	case st.dev.broken != cudart.Success:
 		return st.dev.broken
@@ -168,7 +168,7 @@ func (c *call) room(st *stream) cudart.Code {
 func (st *stream) full() bool {
 	s := st.dev.sim
 	return s.cfg.QueueDepth > 0 && len(st.queue) >= s.cfg.QueueDepth &&
-		!st.destroyed && st.dev.broken == cudart.Success && !s.closed.Load()
+		!st.destroyed && st.dev.broken == cudart.Success && !s.life.Sealed()
 }
 
 // enqueue appends an operation, which runs later.
@@ -206,9 +206,9 @@ func (st *stream) wake() {
 	}
 	st.working = true
 	s := st.dev.sim
-	s.active.Add(1) // by a call, so the Sim is not done yet
+	s.life.Hold() // within a call, so the Sim is not done yet
 	go func() {
-		defer s.leave()
+		defer s.life.End()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		st.work(math.MaxUint64)
@@ -240,7 +240,7 @@ func (st *stream) pending() bool  { return st.done < st.issued }
 // waiting reports whether a call that waits for a place in the stream must go on
 // waiting.
 func (st *stream) waiting(seq uint64) bool {
-	return st.done < seq && st.dev.broken == cudart.Success && !st.dev.sim.closed.Load()
+	return st.done < seq && st.dev.broken == cudart.Success && !st.dev.sim.life.Sealed()
 }
 
 // work runs the queue until it is empty, or up to a place.
@@ -342,7 +342,7 @@ func (st *stream) run(o *operation) bool {
 	case o.move != nil:
 		s.runMove(o)
 	}
-	return !s.closed.Load()
+	return !s.life.Sealed()
 }
 
 // lost returns what is wrong with a device that is copied to or from.
@@ -376,10 +376,10 @@ func (s *Sim) runMove(o *operation) {
 // unheld waits for [Sim.Release]. It is false when the Sim was closed.
 func (st *stream) unheld() bool {
 	s := st.dev.sim
-	for s.held && st.dev.broken == cudart.Success && !s.closed.Load() {
+	for s.held && st.dev.broken == cudart.Success && !s.life.Sealed() {
 		s.gate.Wait()
 	}
-	return !s.closed.Load()
+	return !s.life.Sealed()
 }
 
 // callHost runs a host function, on a thread on which CUDA calls are refused.
@@ -403,7 +403,7 @@ func (s *Sim) sleepUntil(t time.Duration) {
 	if d := t - s.now(); d > shortSleep {
 		s.pause(d)
 	}
-	for s.now() < t && !s.closed.Load() {
+	for s.now() < t && !s.life.Sealed() {
 		runtime.Gosched()
 	}
 }
