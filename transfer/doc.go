@@ -14,7 +14,8 @@
 // pinned already is recognised, and copied directly. All copiers of a device share
 // its ring, which the last Close unmaps.
 //
-// A [Fanout] brings one source onto several devices, or a part of it onto each.
+// A [Fanout] brings one source onto several devices, or pieces of it, each to places of
+// its own.
 //
 // # Ordering
 //

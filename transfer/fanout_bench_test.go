@@ -46,26 +46,14 @@ func BenchmarkFanout(b *testing.B) {
 			}{
 				{"bytes", func() error { return r.f.Upload(b.Context(), mems, src) }},
 				{"file", func() error { _, err := r.f.UploadFrom(b.Context(), mems, file, 0, n); return err }},
-				{"shards", func() error {
-					var shards []Shard
-					for i, dev := range r.devs {
-						from, to := n*i/count, n*(i+1)/count
-						shards = append(shards, Shard{dev, mems[i] + cudart.DevPtr(from), int64(from), to - from})
-					}
-					return r.f.UploadShards(b.Context(), file, shards)
-				}},
 			} {
 				b.Run(bench.name+"/"+benchName(n), func(b *testing.B) {
 					r.forget(mems, n)
 					rate(b, n, func() { require.NoError(b, bench.one()) })
 					b.StopTimer()
 					for i, dev := range r.devs {
-						from, to := 0, n
-						if bench.name == "shards" {
-							from, to = n*i/count, n*(i+1)/count
-						}
-						got := (&rig{TB: b, dev: dev}).onDevice(mems[i]+cudart.DevPtr(from), to-from)
-						require.True(b, bytes.Equal(src[from:to], got), "%v", dev)
+						got := (&rig{TB: b, dev: dev}).onDevice(mems[i], n)
+						require.True(b, bytes.Equal(src, got), "%v", dev)
 					}
 				})
 			}

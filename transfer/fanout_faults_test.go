@@ -60,9 +60,6 @@ var fanOperations = map[string]func(ctx context.Context, b *fanTrial) error{
 		_, err := b.f.UploadReader(ctx, b.mems, struct{ io.Reader }{bytes.NewReader(b.want)}, len(b.want))
 		return err
 	},
-	"shards": func(ctx context.Context, b *fanTrial) error {
-		return b.f.UploadShards(ctx, bytes.NewReader(b.want), b.shards())
-	},
 	"pieces": func(ctx context.Context, b *fanTrial) error {
 		_, err := b.f.UploadPieces(ctx, bytes.NewReader(b.want), 0, len(b.want), piecesOf(b.mems, len(b.want), 300_001))
 		return err
@@ -77,17 +74,6 @@ func piecesOf(mems []cudart.DevPtr, n, size int) (list []Piece) {
 			p.Dsts = append(p.Dsts, mem+cudart.DevPtr(off))
 		}
 		list = append(list, p)
-	}
-	return list
-}
-
-// shards are three for each device, in no order.
-func (b *fanTrial) shards() (list []Shard) {
-	n := len(b.want)
-	for i, dev := range b.f.Devices() {
-		for _, p := range [][2]int{{2 * mib, n}, {0, mib / 2}, {mib / 2, 2 * mib}} {
-			list = append(list, Shard{Device: dev, Dst: b.mems[i] + cudart.DevPtr(p[0]), Off: int64(p[0]), N: p[1] - p[0]})
-		}
 	}
 	return list
 }
@@ -388,9 +374,6 @@ func TestSourcesOfAFanoutThatFail(t *testing.T) {
 				done, err := b.f.UploadFrom(t.Context(), b.mems, onlyReaderAt{bytes.NewReader(source)}, 0, n)
 				require.ErrorIs(t, err, end, what)
 				require.Equal(t, at, done, what)
-				err = b.f.UploadShards(t.Context(), onlyReaderAt{bytes.NewReader(source)}, b.shards())
-				require.ErrorIs(t, err, end, what)
-				require.Regexp(t, namesDevice, err.Error(), what)
 			}
 			b.rig().forget(b.mems, n)
 			done, err := b.f.UploadReader(t.Context(), b.mems, io.MultiReader(bytes.NewReader(source), failing{end}), n)

@@ -288,7 +288,6 @@ func TestAFanoutThatWasClosed(t *testing.T) {
 	require.NoError(t, f.Close())
 	require.Equal(t, 2, sim.Outstanding().PeerAccesses)
 	require.ErrorIs(t, f.Upload(t.Context(), make([]cudart.DevPtr, 2), make([]byte, 9)), os.ErrClosed)
-	require.ErrorIs(t, f.With(Call{}).UploadShards(t.Context(), bytes.NewReader(nil), nil), ErrClosed)
 	require.NoError(t, again.CloseContext(t.Context()))
 	require.Zero(t, sim.Outstanding().PeerAccesses)
 	require.Zero(t, again.Stats().RingBytes)
@@ -323,22 +322,15 @@ func TestFanoutReportsProgress(t *testing.T) {
 	r := newFanRig(t, devicesOf(t, 2), Options{})
 	const n = 20*mib + 1
 	mems, src := r.devices(n), bytesOf(5, n)
-	for what, one := range map[string]func(v *FanoutView) error{
-		"bytes": func(v *FanoutView) error { return v.Upload(t.Context(), mems, src) },
-		"shards": func(v *FanoutView) error {
-			return v.UploadShards(t.Context(), bytes.NewReader(src), []Shard{{r.devs[0], mems[0], 0, 9 * mib}, {r.devs[len(r.devs)-1], mems[len(mems)-1] + 9*mib, 9 * mib, n - 9*mib}})
-		},
-	} {
-		last := 0
-		err := one(r.f.With(Call{Progress: func(done, total int) {
-			assert.Greater(t, done, last, what)
-			assert.Equal(t, n, total, what)
-			last = done
-		}}))
-		require.NoError(t, err, what)
-		require.Equal(t, n, last, what)
-		boom := errors.New("boom")
-		err = one(r.f.With(Call{Progress: func(int, int) { panic(boom) }}))
-		require.ErrorContains(t, err, "panic: boom", what)
-	}
+	last := 0
+	err := r.f.With(Call{Progress: func(done, total int) {
+		assert.Greater(t, done, last)
+		assert.Equal(t, n, total)
+		last = done
+	}}).Upload(t.Context(), mems, src)
+	require.NoError(t, err)
+	require.Equal(t, n, last)
+	boom := errors.New("boom")
+	err = r.f.With(Call{Progress: func(int, int) { panic(boom) }}).Upload(t.Context(), mems, src)
+	require.ErrorContains(t, err, "panic: boom")
 }

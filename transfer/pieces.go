@@ -1,10 +1,12 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/gopinned/pinned/cudart"
@@ -39,7 +41,7 @@ func (f *FanoutView) UploadPieces(ctx context.Context, r io.ReaderAt, off int64,
 
 func (f *FanoutView) checkPieces(pieces []Piece, n int) error {
 	end := 0
-	places := make([]Shard, 0, len(pieces)*len(f.devs))
+	places := make([]devicePlace, 0, len(pieces)*len(f.devs))
 	for i, p := range pieces {
 		switch {
 		case p.N < 0:
@@ -56,10 +58,33 @@ func (f *FanoutView) checkPieces(pieces []Piece, n int) error {
 			if uint64(dst) > math.MaxUint64-uint64(p.N) {
 				return fmt.Errorf("piece %d: %d bytes at %#x of %v: no memory has such addresses", i, p.N, uintptr(dst), f.devs[d])
 			}
-			places = append(places, Shard{Device: f.devs[d], Dst: dst, Off: int64(p.Off), N: p.N})
+			if p.N > 0 {
+				places = append(places, devicePlace{d, dst, p.Off, p.N})
+			}
 		}
 	}
-	return checkApart(places)
+	return f.checkApart(places)
+}
+
+// A devicePlace is that of a piece on one device of the Fanout.
+type devicePlace struct {
+	device int
+	dst    cudart.DevPtr
+	off, n int // of the piece
+}
+
+// checkApart returns an error if two places overlap. It sorts them.
+func (f *FanoutView) checkApart(places []devicePlace) error {
+	slices.SortFunc(places, func(a, b devicePlace) int {
+		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.dst, b.dst))
+	})
+	for i := 1; i < len(places); i++ {
+		a, b := places[i-1], places[i]
+		if a.device == b.device && overlap(a.dst, a.n, b.dst, b.n) {
+			return fmt.Errorf("the parts at offsets %d and %d overlap on %v, at %#x", a.off, b.off, f.devs[a.device], uintptr(b.dst))
+		}
+	}
+	return nil
 }
 
 // each calls do for all that the n bytes at off have of pieces: n bytes of a piece
