@@ -250,6 +250,7 @@ func TestLoadsThatAreCanceled(t *testing.T) {
 			}
 			canceled++
 			require.ErrorIs(t, err, stop, config)
+			require.ErrorIs(t, err, context.Canceled, config)
 			var load *weights.LoadError
 			if errors.As(err, &load) {
 				tr.requireComplete(t, load)

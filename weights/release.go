@@ -3,14 +3,15 @@ package weights
 import (
 	"context"
 	"sync"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer"
 )
 
-// releaseTimeout bounds the wait for copies that CUDA does not end.
-const releaseTimeout = 2 * time.Second
+// releaseTimeout bounds the wait for copies that CUDA does not end, for a caller whose
+// context has not ended.
+const releaseTimeout = 2 * bounded.Grace
 
 // unreleased are Fanouts of loads that have returned. Their rings could not be
 // released, mostly because a call into CUDA had not returned. The runtime's next load
@@ -20,9 +21,14 @@ var unreleased struct {
 	of map[*cudart.Runtime][]*transfer.Fanout
 }
 
-// release closes a Fanout, or leaves that to the runtime's next load.
-func release(f *transfer.Fanout) error {
-	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+// release closes a Fanout of a load with a context, or leaves that to the runtime's next
+// load.
+func release(caller context.Context, f *transfer.Fanout) error {
+	timeout := releaseTimeout
+	if caller.Err() != nil {
+		timeout = bounded.Search
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(caller), timeout)
 	defer cancel()
 	err := f.CloseContext(ctx)
 	if err != nil { // CUDA reports each error once
@@ -40,15 +46,16 @@ func release(f *transfer.Fanout) error {
 	return err
 }
 
-// releaseOthers tries to release what other loads have left. Those have reported it.
-func releaseOthers(rt *cudart.Runtime) {
+// retryUnreleased closes Fanouts that earlier loads could not close. Their errors were
+// returned there.
+func retryUnreleased(caller context.Context, rt *cudart.Runtime) {
 	unreleased.Lock()
 	fanouts := unreleased.of[rt]
 	delete(unreleased.of, rt)
 	unreleased.Unlock()
 	var running sync.WaitGroup
 	for _, f := range fanouts {
-		running.Go(func() { _ = release(f) })
+		running.Go(func() { _ = release(caller, f) })
 	}
 	running.Wait()
 }

@@ -1,0 +1,161 @@
+package weights
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/transfer"
+)
+
+// A LoadError reports which tensor could not be brought to its place, and why.
+type LoadError struct {
+	// Tensor is nil where all are complete, and something else has failed:
+	// LoadOptions.Progress, or the release of pinned memory.
+	Tensor  *Tensor
+	Devices []*cudart.Device // that it was to be copied to
+	// Offset is of the first byte in the tensor's file that is not on all of them.
+	Offset int64
+	// Complete are the tensors all of whose parts are on their devices, in the
+	// order of the files. The others' memory has bytes of any kind.
+	Complete []*Tensor
+	// Err is the reason: an error of the file or of CUDA, or the context's.
+	Err error
+}
+
+// Error names the tensor, the file, the offset in it, the devices and the reason.
+func (e *LoadError) Error() string {
+	switch {
+	case e == nil:
+		return "<nil>"
+	case e.Tensor == nil:
+		return fmt.Sprintf("weights: load: %v", e.Err)
+	}
+	return fmt.Sprintf("weights: load tensor %s of %s: at offset %d, onto %v: %v", quote(e.Tensor.Name), e.Tensor.File.Name(), e.Offset, e.Devices, e.Err)
+}
+
+// Unwrap returns Err.
+func (e *LoadError) Unwrap() error {
+	if e == nil {
+		return nil
+	}
+	return e.Err
+}
+
+// A failure is a read of which only the first bytes are done, or one of
+// LoadOptions.Progress.
+type failure struct {
+	*Read // nil for Progress
+	done  int
+	err   error
+}
+
+// Error and Unwrap make a failure the cause of a loading's context.
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// err is the error of the load: of the first read that failed, with the errors of others
+// that are not its consequences. It is that of Progress if all reads have worked.
+func (l *loading) err(queues []*queue, reported bool) error {
+	reason := context.Cause(l.ctx)
+	first, _ := reason.(*failure)
+	var progress error
+	switch {
+	case first != nil && first.Read == nil:
+		first, progress = nil, first.err
+	case !reported:
+		progress = fmt.Errorf("progress has not returned: %w", bounded.Ended(l.ctx))
+	}
+	var errs []error
+	incomplete := map[*Tensor]bool{}
+	e := &LoadError{}
+	for _, f := range l.failures {
+		if f == nil {
+			continue
+		}
+		if first == nil {
+			first = f // of those that ended with the context
+		}
+		if f != first && (!errors.Is(f.err, reason) || errors.Is(f.err, transfer.ErrUnderWay)) {
+			errs = append(errs, f.err)
+		}
+		for t := range f.left() {
+			incomplete[t] = true
+		}
+	}
+	switch {
+	case first != nil:
+		errs = slices.Insert(errs, 0, first.err)
+		e.Offset = first.Offset + int64(min(first.done, first.Size-1))
+		for t := range first.left() {
+			e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
+			break
+		}
+		for _, d := range first.Devices {
+			e.Devices = append(e.Devices, l.memory[d].Device)
+		}
+	case progress != nil:
+		errs = append(errs, progress)
+	}
+	for _, q := range queues {
+		if q.err != nil {
+			errs = append(errs, q.err)
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	e.Err = errs[0]
+	if len(errs) > 1 {
+		e.Err = errors.Join(errs...)
+	}
+	if ended := l.caller.Err(); ended != nil && errors.Is(e.Err, context.Cause(l.caller)) && !errors.Is(e.Err, ended) {
+		e.Err = fmt.Errorf("%w: %w", ended, e.Err)
+	}
+	e.Complete = slices.DeleteFunc(l.tensors(), func(t *Tensor) bool { return incomplete[t] })
+	return e
+}
+
+// tensors returns all tensors of which there are parts, in the order of the files.
+func (l *loading) tensors() (list []*Tensor) {
+	files := fileOrder{}
+	for _, r := range l.reads {
+		files.add(r.File)
+	}
+	for _, p := range l.parts { // of no bytes
+		files.add(p.Tensor.File)
+	}
+	slices.SortFunc(l.parts, files.compare)
+	for _, p := range l.parts {
+		if len(list) == 0 || list[len(list)-1] != p.Tensor {
+			list = append(list, p.Tensor)
+		}
+	}
+	return list
+}
+
+// left iterates over the tensors of which bytes were not done, in order.
+func (r *failure) left() func(yield func(*Tensor) bool) {
+	done := min(r.done, r.Size-1) // all bytes may be there although the read failed
+	return func(yield func(*Tensor) bool) {
+		for _, p := range r.Pieces {
+			from, to := r.Offset+int64(max(p.From, done)), r.Offset+int64(p.From+p.Size)
+			if from >= to {
+				continue
+			}
+			tensors := r.File.tensors
+			at, _ := slices.BinarySearchFunc(tensors, from, func(t *Tensor, from int64) int {
+				return cmp.Compare(t.Offset+int64(t.Size), from+1)
+			})
+			for ; at < len(tensors) && tensors[at].Offset < to; at++ {
+				if tensors[at].Size > 0 && !yield(tensors[at]) {
+					return
+				}
+			}
+		}
+	}
+}
