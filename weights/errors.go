@@ -25,10 +25,10 @@ func (e *FormatError) Error() string {
 // quote makes a string out of a file fit for an error: it may have any length,
 // and control characters.
 func quote(s string) string {
-	if len(s) > mostQuoted {
-		return strconv.Quote(s[:mostQuoted]) + "..."
+	if len(s) > maxQuoted {
+		return strconv.Quote(s[:maxQuoted]) + "..."
 	}
 	return strconv.Quote(s)
 }
 
-const mostQuoted = 120
+const maxQuoted = 120

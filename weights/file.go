@@ -14,13 +14,9 @@ import (
 )
 
 // maxHeader is the limit of safetensors for the size of a header in bytes. It
-// bounds what reading any file's header takes in memory; the largest headers in
-// use have a few megabytes.
+// bounds the memory for any file's header. The largest headers in use have a few
+// megabytes.
 const maxHeader = 100_000_000
-
-// maxName is the longest name in bytes. GGUF allows 64 for tensors, which some
-// writers exceed, and 65535 for keys.
-const maxName = 65535
 
 // A Format is a kind of weights file.
 type Format string
@@ -50,7 +46,10 @@ type Tensor struct {
 
 // compare orders the tensors of one file by their place in it.
 func (t *Tensor) compare(u *Tensor) int {
-	return cmp.Or(cmp.Compare(t.Offset, u.Offset), cmp.Compare(t.Size, u.Size), strings.Compare(t.Name, u.Name))
+	if t.Offset != u.Offset { // nearly always; cmp.Or would compare the names, too
+		return cmp.Compare(t.Offset, u.Offset)
+	}
+	return cmp.Or(cmp.Compare(t.Size, u.Size), strings.Compare(t.Name, u.Name))
 }
 
 // A File is a weights file whose header has been read and checked. It does not
@@ -109,10 +108,10 @@ func openRegular(path string) (*os.File, int64, error) {
 // network. The name serves errors. File.Reader returns r, and File.Close does
 // not close it.
 //
-// Of a safetensors file it reads 8 bytes and the header, of a GGUF file the
-// header in pieces of 64 KiB; a header has at most 100 MB. It returns r's error
-// where reading fails, io.ErrUnexpectedEOF where r has fewer than size bytes,
-// and a *FormatError where the file is refused.
+// Of a safetensors file it reads 8 bytes and the header in pieces of 1 MiB, of a
+// GGUF file the header in pieces of 64 KiB; a header has at most 100 MB. It returns
+// r's error where reading fails or r panics, io.ErrUnexpectedEOF where r has fewer
+// than size bytes, and a *FormatError where the file is refused.
 func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
 	if r == nil {
 		return nil, fmt.Errorf("weights: read %s: nil reader", name)
@@ -149,7 +148,10 @@ func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
 // returns an error that wraps os.ErrClosed. The tensors' data in memory stays
 // valid, reads of the file fail.
 func (f *File) Close() error {
-	if f.owned == nil {
+	switch {
+	case f == nil:
+		return errors.New("weights: close: nil file")
+	case f.owned == nil:
 		return nil
 	}
 	if err := f.owned.Close(); err != nil {
@@ -158,26 +160,34 @@ func (f *File) Close() error {
 	return nil
 }
 
+// orEmpty returns f, or for nil a File without tensors, name and reader.
+func (f *File) orEmpty() *File {
+	if f == nil {
+		return &File{}
+	}
+	return f
+}
+
 // Name returns the name given to OpenFile or Parse.
-func (f *File) Name() string { return f.name }
+func (f *File) Name() string { return f.orEmpty().name }
 
 // Size returns the size of the whole file in bytes, as it was when the file was
 // opened.
-func (f *File) Size() int64 { return f.size }
+func (f *File) Size() int64 { return f.orEmpty().size }
 
 // Format returns the file's format.
-func (f *File) Format() Format { return f.format }
+func (f *File) Format() Format { return f.orEmpty().format }
 
 // Reader returns what reads the file's bytes: the *os.File that OpenFile
 // opened, or the reader given to Parse.
-func (f *File) Reader() io.ReaderAt { return f.r }
+func (f *File) Reader() io.ReaderAt { return f.orEmpty().r }
 
 // Tensors iterates over the file's tensors by ascending offset.
-func (f *File) Tensors() iter.Seq[*Tensor] { return slices.Values(f.tensors) }
+func (f *File) Tensors() iter.Seq[*Tensor] { return slices.Values(f.orEmpty().tensors) }
 
 // Tensor returns the tensor of that name, and whether there is one.
 func (f *File) Tensor(name string) (*Tensor, bool) {
-	t, ok := f.byName[name]
+	t, ok := f.orEmpty().byName[name]
 	return t, ok
 }
 
@@ -190,23 +200,24 @@ func (f *File) Tensor(name string) (*Tensor, bool) {
 // these. Strings are the file's bytes, which for tokens need not be UTF-8.
 // Slices are shared, and must not be changed.
 func (f *File) Metadata(key string) (any, bool) {
-	v, ok := f.metadata[key]
+	v, ok := f.orEmpty().metadata[key]
 	return v, ok
 }
 
 // MetadataKeys returns all keys of the metadata, sorted.
-func (f *File) MetadataKeys() []string { return slices.Sorted(maps.Keys(f.metadata)) }
+func (f *File) MetadataKeys() []string { return slices.Sorted(maps.Keys(f.orEmpty().metadata)) }
 
-// add enters a tensor of a name not used before. Its place is checked by
+// add adds a tensor, whose name must be the only one. Its place is checked by
 // arrange.
 func (f *File) add(t *Tensor) error {
 	if err := f.checkName(t.Name); err != nil {
 		return err
 	}
-	if f.byName[t.Name] != nil {
+	before := len(f.byName)
+	f.byName[t.Name] = t
+	if len(f.byName) == before {
 		return f.refuse(t.Name, "the file has two tensors of this name")
 	}
-	f.byName[t.Name] = t
 	f.tensors = append(f.tensors, t)
 	return nil
 }
@@ -217,8 +228,6 @@ func (f *File) checkName(name string) error {
 	switch {
 	case name == "":
 		return f.refuse("", "tensor %d has an empty name", len(f.tensors)+1)
-	case len(name) > maxName:
-		return f.refuse(name, "its name has %d bytes, want at most %d", len(name), maxName)
 	case !utf8.ValidString(name):
 		return f.refuse(name, "its name is not UTF-8")
 	case strings.IndexByte(name, 0) >= 0:
@@ -234,42 +243,20 @@ func (f *File) checkName(name string) error {
 // the last one ends.
 func (f *File) arrange(start int64) (int64, error) {
 	slices.SortFunc(f.tensors, (*Tensor).compare)
-	before, end := "the header", start
-	for _, t := range f.tensors {
+	end := start
+	for i, t := range f.tensors {
 		gap, padding := t.Offset-end, -end&(f.padding-1)
-		switch {
-		case gap < 0:
-			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
-		case gap > padding:
+		if gap < 0 || gap > padding {
+			before := "the header"
+			if i > 0 {
+				before = "tensor " + quote(f.tensors[i-1].Name)
+			}
+			if gap < 0 {
+				return 0, f.refuse(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
+			}
 			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes past the end of %s, want offset %d: bytes between tensors belong to none", t.Offset, gap, before, end+padding)
 		}
-		before, end = "tensor "+quote(t.Name), t.Offset+int64(t.Size)
+		end = t.Offset + int64(t.Size)
 	}
 	return end, nil
-}
-
-// A source is what a header is read from.
-type source struct {
-	r    io.ReaderAt
-	size int64
-	name string
-}
-
-// read fills p with the bytes at off.
-func (s source) read(p []byte, off int64) error {
-	n, err := s.r.ReadAt(p, off)
-	switch {
-	case n == len(p):
-		return nil
-	case n < 0 || n > len(p):
-		return fmt.Errorf("weights: read %s: the reader returned %d bytes where %d were asked for", s.name, n, len(p))
-	case err == nil || err == io.EOF:
-		return fmt.Errorf("weights: read %s: %w: %d bytes at offset %d, want %d of a file of %d", s.name, io.ErrUnexpectedEOF, n, off, len(p), s.size)
-	}
-	return fmt.Errorf("weights: read %s: %w", s.name, err)
-}
-
-// refuse makes the error for a file that is not as it should be.
-func (s source) refuse(tensor, reason string, args ...any) error {
-	return &FormatError{File: s.name, Tensor: tensor, Reason: fmt.Sprintf(reason, args...)}
 }

@@ -1,18 +1,23 @@
 package weights
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"slices"
+	"strings"
 )
 
 const (
 	ggufMagic        = "GGUF"
-	ggufMostVersion  = 3
+	ggufMaxVersion   = 3
 	ggufAlignment    = 32 // of files without the key
 	ggufAlignmentKey = "general.alignment"
 	ggufArray        = 9
-	ggufMostDims     = 4
+	ggufMaxDims      = 4
+	ggufMaxKey       = 65535 // bytes
+	ggufWindow       = 64 << 10
 )
 
 // parseGGUF reads the header: the version, two counts, key-value pairs, and
@@ -21,11 +26,11 @@ func (f *File) parseGGUF() error {
 	f.format = GGUF
 	c := newCursor(f.source, int64(len(ggufMagic)))
 	c.version = c.u32()
-	if v := c.version; c.err == nil && (v == 0 || v > ggufMostVersion) {
+	if v := c.version; c.err == nil && (v == 0 || v > ggufMaxVersion) {
 		if v&0xffff == 0 && v != 0 {
 			return f.refuse("", "GGUF version %d in big-endian byte order, whose tensors a GPU cannot use as they are (convert the file to little-endian)", bits.ReverseBytes32(v))
 		}
-		return f.refuse("", "GGUF version %d, want 1 to %d", v, ggufMostVersion)
+		return f.refuse("", "GGUF version %d, want 1 to %d", v, ggufMaxVersion)
 	}
 	tensors, pairs := c.length(), c.length()
 	// A length, one byte of name, and the rest.
@@ -60,8 +65,8 @@ func (f *File) ggufPair(c *cursor, i, n uint64) error {
 		return c.err
 	case key == "":
 		return c.fail("its key is empty")
-	case len(key) > maxName:
-		return c.fail("its key has %d bytes, want at most %d", len(key), maxName)
+	case len(key) > ggufMaxKey:
+		return c.fail("its key has %d bytes, want at most %d", len(key), ggufMaxKey)
 	}
 	if _, twice := f.metadata[key]; twice {
 		return c.fail("the file has the key %s twice", quote(key))
@@ -102,8 +107,8 @@ func (f *File) ggufTensor(c *cursor, i, n uint64) error {
 	}
 	c.tensor = t.Name
 	dims := c.u32()
-	if dims > ggufMostDims {
-		return c.fail("it has %d dimensions, want at most %d", dims, ggufMostDims)
+	if dims > ggufMaxDims {
+		return c.fail("it has %d dimensions, want at most %d", dims, ggufMaxDims)
 	}
 	t.Shape = make([]int, dims)
 	for d := range t.Shape {
@@ -153,16 +158,10 @@ func (f *File) ggufPlace(start int64) error {
 	return err
 }
 
-// A cursor reads a GGUF header from front to back. The first failure stays in
-// err, and makes all further reads return zero.
+// A cursor reads a GGUF header from front to back. After a failure all reads return zero.
 type cursor struct {
-	source
+	window
 	version uint32
-	pos     int64  // of the next byte
-	limit   int64  // no byte of a header is here or later
-	buf     []byte // for reading ahead
-	ahead   []byte // bytes from pos on that have been read
-	err     error
 
 	// What is being read, for errors: one of the count things of a kind, with
 	// its name once that is known.
@@ -172,8 +171,7 @@ type cursor struct {
 }
 
 func newCursor(s source, pos int64) *cursor {
-	limit := min(s.size, maxHeader)
-	return &cursor{source: s, pos: pos, limit: limit, buf: make([]byte, min(limit, 64<<10))}
+	return &cursor{window: newWindow(s, pos, min(s.size, maxHeader), ggufWindow)}
 }
 
 // at says what is read next: thing number index, from 0, of count.
@@ -191,12 +189,9 @@ func (c *cursor) fail(reason string, args ...any) error {
 		reason = "%s %d of %d: " + reason
 		args = append([]any{c.kind, c.index + 1, c.count}, args...)
 	}
-	c.err = c.refuse(c.tensor, reason, args...)
+	c.stop(c.refuse(c.tensor, reason, args...))
 	return c.err
 }
-
-// left returns how many bytes the rest of the header has at most.
-func (c *cursor) left() int64 { return c.limit - c.pos }
 
 // has checks that the header has n more bytes.
 func (c *cursor) has(n int) bool {
@@ -208,8 +203,8 @@ func (c *cursor) has(n int) bool {
 
 // fits checks a count of things that take so many bytes each.
 func (c *cursor) fits(what string, n uint64, each int) bool {
-	if most := uint64(c.left()) / uint64(each); c.err == nil && n > most {
-		c.fail("%d %s are declared, the %d bytes after that hold at most %d", n, what, c.left(), most)
+	if limit := uint64(c.left()) / uint64(each); c.err == nil && n > limit {
+		c.fail("%d %s are declared, the %d bytes after that hold at most %d", n, what, c.left(), limit)
 	}
 	return c.err == nil
 }
@@ -217,19 +212,15 @@ func (c *cursor) fits(what string, n uint64, each int) bool {
 // take returns the next n bytes, no more than buf holds, valid until the next
 // call; nil after a failure.
 func (c *cursor) take(n int) []byte {
-	if !c.has(n) {
-		return nil
-	}
 	if len(c.ahead) < n {
-		c.ahead = c.buf[:min(int64(len(c.buf)), c.left())]
-		if c.err = c.read(c.ahead, c.pos); c.err != nil {
+		if c.has(n) {
+			c.fill()
+		}
+		if c.err != nil {
 			return nil
 		}
 	}
-	b := c.ahead[:n]
-	c.ahead = c.ahead[n:]
-	c.pos += int64(n)
-	return b
+	return c.advance(n)
 }
 
 func (c *cursor) u8() uint8 {
@@ -298,13 +289,11 @@ func (c *cursor) str() string {
 	if n <= uint64(len(c.buf)) {
 		return string(c.take(int(n)))
 	}
-	text := make([]byte, n)
-	if c.err = c.read(text, c.pos); c.err != nil {
-		return ""
+	var text strings.Builder
+	for text.Len() < int(n) && c.more() {
+		text.Write(c.advance(min(len(c.ahead), int(n)-text.Len())))
 	}
-	c.pos += int64(n)
-	c.ahead = nil
-	return string(text)
+	return text.String()
 }
 
 // value reads a value after its type.
@@ -321,7 +310,7 @@ func (c *cursor) value() any {
 		return nil
 	}
 	kind, n := c.kindOf(id), c.length()
-	if kind == nil || !c.fits("values of an array", n, kind.least) {
+	if kind == nil || !c.fits("values of an array", n, cmp.Or(kind.size, c.lengthSize())) {
 		return nil
 	}
 	return kind.array(c, int(n))
@@ -340,7 +329,7 @@ func (c *cursor) kindOf(id uint32) *ggufKind {
 
 // A ggufKind reads the values of a type of the metadata.
 type ggufKind struct {
-	least int // bytes of a value
+	size  int // bytes of a value; 0 for a string, which has its length at least
 	value func(*cursor) any
 	array func(c *cursor, n int) any
 }
@@ -355,23 +344,23 @@ var ggufKinds = [...]ggufKind{
 	5:  kind(4, (*cursor).i32),
 	6:  kind(4, (*cursor).f32),
 	7:  kind(1, (*cursor).boolean),
-	8:  kind(4, (*cursor).str), // version 1; 8 since
+	8:  kind(0, (*cursor).str),
 	10: kind(8, (*cursor).u64),
 	11: kind(8, (*cursor).i64),
 	12: kind(8, (*cursor).f64),
 }
 
-func kind[T any](least int, read func(*cursor) T) ggufKind {
+func kind[T any](size int, read func(*cursor) T) ggufKind {
 	return ggufKind{
-		least: least,
+		size:  size,
 		value: func(c *cursor) any { return read(c) },
 		array: func(c *cursor, n int) any {
-			values := make([]T, n)
-			for i := range values {
-				values[i] = read(c)
-				if c.err != nil {
-					return nil
+			values := []T{}
+			for len(values) < n && c.err == nil {
+				if len(values) == cap(values) { // four times what was read, not all that is declared
+					values = slices.Grow(values, min(n-len(values), max(3*len(values), 1024)))
 				}
+				values = append(values, read(c))
 			}
 			return values
 		},

@@ -1,162 +1,320 @@
 package weights
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"math"
 	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
-// A jsonReader reads JSON of a known structure, token by token. Decoding it
-// into maps would keep one of two equal keys and not report the other.
+const (
+	// maxJSONDepth bounds the stack that nested values take.
+	maxJSONDepth = 1000
+	// jsonWindow is the size of a read. Most headers are smaller.
+	jsonWindow = 1 << 20
+)
+
+// A jsonReader reads JSON (RFC 8259) of a known structure, value by value. encoding/json
+// would replace what is not UTF-8, and so make equal names of different ones, and
+// take several times the time and the memory: see RATIONALE.md.
+//
+// After a failure, which stays in err, all methods return zero values.
 type jsonReader struct {
-	source
-	dec    *json.Decoder
-	length int    // of the text in bytes
-	tensor string // whose entry is being read, "" outside of one
+	window
+	start   int64             // offset of the JSON
+	depth   int               // of the value that is being read
+	text    []byte            // of the last string or scalar, until the next one
+	numbers []int             // of the last array of counts, until the next one
+	strings map[string]string // see intern
+	tensor  string            // whose entry is being read, "" outside of one
 }
 
-// newJSONReader refuses text that is not UTF-8: encoding/json would replace the
-// bytes at fault, and make equal names of different ones.
-func newJSONReader(s source, text []byte) (*jsonReader, error) {
-	if !utf8.Valid(text) {
-		return nil, s.refuse("", "the JSON is not UTF-8")
+// newJSONReader returns a reader of size bytes at an offset of a file.
+func newJSONReader(s source, start, size int64) *jsonReader {
+	return &jsonReader{window: newWindow(s, start, start+size, jsonWindow), start: start, strings: map[string]string{}}
+}
+
+func (j *jsonReader) fail(reason string, args ...any) { j.stop(j.refuse(j.tensor, reason, args...)) }
+
+// space passes white space, and returns whether a byte follows.
+func (j *jsonReader) space() bool {
+	for j.more() {
+		for i, c := range j.ahead {
+			if c != ' ' && c != '\n' && c != '\t' && c != '\r' {
+				j.advance(i)
+				return true
+			}
+		}
+		j.advance(len(j.ahead))
 	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.UseNumber()
-	return &jsonReader{source: s, dec: dec, length: len(text)}, nil
+	return false
 }
 
-func (j *jsonReader) fail(reason string, args ...any) error {
-	return j.refuse(j.tensor, reason, args...)
-}
-
-// token returns the next token. Commas and colons are checked and left out.
-func (j *jsonReader) token() (json.Token, error) {
-	tok, err := j.dec.Token()
-	switch err {
-	case nil:
-		return tok, nil
-	case io.EOF, io.ErrUnexpectedEOF:
-		return nil, j.fail("the JSON has %d bytes and ends within a value", j.length)
+// next returns the next byte that is no white space, and does not pass it.
+func (j *jsonReader) next() byte {
+	if !j.space() {
+		j.cutOff()
+		return 0
 	}
-	return nil, j.fail("not JSON at byte %d: %v", j.dec.InputOffset(), err)
+	return j.ahead[0]
+}
+
+// raw passes the next byte, which may be white space.
+func (j *jsonReader) raw() byte {
+	if !j.more() {
+		j.cutOff()
+		return 0
+	}
+	return j.advance(1)[0]
+}
+
+func (j *jsonReader) cutOff() {
+	j.fail("the JSON has %d bytes and ends within a value", j.limit-j.start)
+}
+
+// is passes the next byte if it is c, and returns whether it is.
+func (j *jsonReader) is(c byte) bool {
+	if j.next() != c {
+		return false
+	}
+	j.advance(1)
+	return true
+}
+
+// want passes the next byte, which must be c.
+func (j *jsonReader) want(c byte) {
+	if !j.is(c) {
+		j.unexpected(string(c))
+	}
+}
+
+func (j *jsonReader) unexpected(want string) {
+	if j.space() {
+		j.fail("not JSON at byte %d: %q, want %s", j.pos-j.start, j.ahead[0], want)
+	}
 }
 
 // end checks that nothing but white space follows.
 func (j *jsonReader) end() error {
-	if _, err := j.dec.Token(); err != io.EOF {
-		return j.fail("the JSON goes on at byte %d, after the value that it is", j.dec.InputOffset())
+	if j.space() {
+		j.fail("the JSON goes on at byte %d, after the value that it is", j.pos-j.start)
 	}
-	return nil
+	return j.err
 }
 
-// object reads an object, of which member reads each value. A key that appears
-// twice is refused.
-func (j *jsonReader) object(what string, member func(key string) error) error {
-	if err := j.open(what, '{', "an object"); err != nil {
-		return err
-	}
-	return j.members(what, member)
-}
-
-// objectOrNull is object for a value that may be null, which has no members.
-func (j *jsonReader) objectOrNull(what string, member func(key string) error) error {
-	tok, err := j.token()
-	switch {
-	case err != nil || tok == nil:
-		return err
-	case tok != json.Delim('{'):
-		return j.fail("%s is %s, want an object", what, describe(tok))
-	}
-	return j.members(what, member)
-}
-
-// members reads an object after its brace.
-func (j *jsonReader) members(what string, member func(key string) error) error {
-	seen := map[string]struct{}{}
-	for j.dec.More() {
-		tok, err := j.token()
-		if err != nil {
-			return err
+// object reads an object, of which member reads each value. The key is valid until member
+// reads a string or a scalar.
+func (j *jsonReader) object(what string, member func(key []byte)) {
+	j.list(what, '{', "an object", func() {
+		key := j.str()
+		j.want(':')
+		if j.err == nil {
+			member(key)
 		}
-		key, _ := tok.(string) // the Decoder refuses all others
-		if _, twice := seen[key]; twice {
-			return j.fail("%s has the key %s twice", what, quote(key))
-		}
-		seen[key] = struct{}{}
-		if err := member(key); err != nil {
-			return err
-		}
-	}
-	_, err := j.token()
-	return err
+	})
 }
 
 // array reads an array, of which item reads each value.
-func (j *jsonReader) array(what string, item func() error) error {
-	if err := j.open(what, '[', "an array"); err != nil {
-		return err
+func (j *jsonReader) array(what string, item func()) { j.list(what, '[', "an array", item) }
+
+func (j *jsonReader) list(what string, open byte, kind string, item func()) {
+	if j.next() != open {
+		j.fail("%s is %s, want %s", what, j.found(), kind)
+		return
 	}
-	for j.dec.More() {
-		if err := item(); err != nil {
-			return err
+	j.advance(1)
+	if j.depth++; j.depth > maxJSONDepth {
+		j.fail("values are nested more than %d levels deep", maxJSONDepth)
+	}
+	if end := open + 2; !j.is(end) { // { and }, [ and ] are two apart in ASCII
+		for item(); j.is(','); item() {
+		}
+		j.want(end)
+	}
+	j.depth--
+}
+
+// str reads a string, which is valid until the next string or scalar is read.
+func (j *jsonReader) str() []byte {
+	j.want('"')
+	j.text = j.text[:0]
+	for j.more() {
+		n := 0
+		for n < len(j.ahead) && j.ahead[n] != '"' && j.ahead[n] != '\\' && j.ahead[n] >= ' ' {
+			n++
+		}
+		j.text = append(j.text, j.advance(n)...)
+		if len(j.ahead) == 0 {
+			continue
+		}
+		switch c := j.advance(1)[0]; c {
+		case '"':
+			if !utf8.Valid(j.text) {
+				j.fail("the JSON is not UTF-8")
+			}
+			return j.text
+		case '\\':
+			j.escape()
+		default:
+			j.fail("not JSON at byte %d: %q in a string", j.pos-1-j.start, c)
 		}
 	}
-	_, err := j.token()
-	return err
+	j.cutOff()
+	return nil
 }
 
-func (j *jsonReader) open(what string, delim json.Delim, want string) error {
-	tok, err := j.token()
-	if err == nil && tok != delim {
-		err = j.fail("%s is %s, want %s", what, describe(tok), want)
+// escape reads an escape sequence after its backslash.
+func (j *jsonReader) escape() {
+	switch c := j.raw(); c {
+	case '"', '\\', '/':
+		j.text = append(j.text, c)
+	case 'b':
+		j.text = append(j.text, '\b')
+	case 'f':
+		j.text = append(j.text, '\f')
+	case 'n':
+		j.text = append(j.text, '\n')
+	case 'r':
+		j.text = append(j.text, '\r')
+	case 't':
+		j.text = append(j.text, '\t')
+	case 'u':
+		r := j.hex()
+		if utf16.IsSurrogate(r) {
+			var low rune
+			if j.raw() == '\\' && j.raw() == 'u' {
+				low = j.hex()
+			}
+			if r = utf16.DecodeRune(r, low); r == utf8.RuneError {
+				j.fail("half of a surrogate pair before byte %d", j.pos-j.start)
+			}
+		}
+		j.text = utf8.AppendRune(j.text, r)
+	default:
+		j.fail("not JSON at byte %d: the escape sequence \\%q", j.pos-1-j.start, c)
 	}
-	return err
 }
 
-func (j *jsonReader) str(what string) (string, error) {
-	tok, err := j.token()
-	if err != nil {
-		return "", err
+// hex reads four hexadecimal digits.
+func (j *jsonReader) hex() (r rune) {
+	for range 4 {
+		c := j.raw()
+		switch {
+		case c >= '0' && c <= '9':
+			c -= '0'
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			c = (c | 0x20) - 'a' + 10
+		default:
+			j.fail("not JSON at byte %d: %q, want a hexadecimal digit", j.pos-1-j.start, c)
+		}
+		r = r<<4 | rune(c)
 	}
-	s, ok := tok.(string)
+	return r
+}
+
+// strOf reads a string that is the value of something.
+func (j *jsonReader) strOf(what func() string) []byte {
+	if j.next() != '"' {
+		j.fail("%s is %s, want a string", what(), j.found())
+	}
+	return j.str()
+}
+
+// intern returns a string of its own for text, the same for equal ones.
+func (j *jsonReader) intern(text []byte) string {
+	s, ok := j.strings[string(text)]
 	if !ok {
-		return "", j.fail("%s is %s, want a string", what, describe(tok))
+		s = string(text)
+		j.strings[s] = s
 	}
-	return s, nil
+	return s
 }
 
-// count reads a whole number from 0 to the largest int, a value of what.
-func (j *jsonReader) count(what string) (int, error) {
-	tok, err := j.token()
-	if err != nil {
-		return 0, err
-	}
-	if text, ok := tok.(json.Number); ok {
-		if n, err := strconv.ParseUint(text.String(), 10, 64); err == nil && n <= math.MaxInt {
-			return int(n), nil
+// scalar reads a number, true, false or null, which is valid until the next string or
+// scalar is read.
+func (j *jsonReader) scalar() []byte {
+	j.text = j.text[:0]
+	count := true // digits alone, the first no zero that stands before others
+	for j.more() {
+		n := 0
+		for ; n < len(j.ahead); n++ {
+			c := j.ahead[n]
+			digit := c >= '0' && c <= '9'
+			if !digit && c != '+' && c != '-' && c != '.' && (c|0x20 < 'a' || c|0x20 > 'z') {
+				break
+			}
+			count = count && digit
+		}
+		j.text = append(j.text, j.advance(n)...)
+		if len(j.ahead) > 0 {
+			break
 		}
 	}
-	return 0, j.fail("%s has %s, want whole numbers from 0 to %d", what, describe(tok), math.MaxInt)
+	switch {
+	case len(j.text) == 0:
+		j.unexpected("a value")
+	case (!count || len(j.text) > 1 && j.text[0] == '0') && !json.Valid(j.text):
+		j.fail("not JSON at byte %d: %s", j.pos-j.start-int64(len(j.text)), cut(j.text))
+	}
+	return j.text
 }
 
-// describe says what a token is, for errors.
-func describe(tok json.Token) string {
-	switch tok := tok.(type) {
-	case json.Delim:
-		if tok == '{' {
-			return "an object"
+// counts reads an array of up to limit whole numbers from 0 to the largest int. They are
+// valid until the next such array is read.
+func (j *jsonReader) counts(what string, limit int) []int {
+	j.numbers = j.numbers[:0]
+	j.array(what, func() {
+		if len(j.numbers) == limit {
+			j.fail("%s has more than %d numbers", what, limit)
 		}
+		if c := j.next(); c >= '0' && c <= '9' {
+			n, err := strconv.ParseUint(string(j.scalar()), 10, 63)
+			if err == nil {
+				j.numbers = append(j.numbers, int(n))
+				return
+			}
+			j.fail("%s has %s, want whole numbers from 0 to %d", what, describe(j.text), math.MaxInt)
+		}
+		j.fail("%s has %s, want whole numbers from 0 to %d", what, j.found(), math.MaxInt)
+	})
+	return j.numbers
+}
+
+// found reads a value, of an object or an array nothing, and says what it is.
+func (j *jsonReader) found() string {
+	switch j.next() {
+	case '{':
+		return "an object"
+	case '[':
 		return "an array"
-	case string:
-		return "the string " + quote(tok)
-	case json.Number:
-		return "the number " + tok.String()[:min(len(tok), mostQuoted)]
-	case bool:
-		return strconv.FormatBool(tok)
+	case '"':
+		return "the string " + quote(string(j.str()))
 	}
-	return "null"
+	return describe(j.scalar())
 }
+
+// describe says what a scalar is.
+func describe(scalar []byte) string {
+	if len(scalar) > 0 && scalar[0] >= 'a' {
+		return string(scalar)
+	}
+	return "the number " + cut(scalar)
+}
+
+// skip reads over a value.
+func (j *jsonReader) skip() {
+	switch j.next() {
+	case '{':
+		j.object("", func([]byte) { j.skip() })
+	case '[':
+		j.array("", j.skip)
+	case '"':
+		j.str()
+	default:
+		j.scalar()
+	}
+}
+
+// cut shortens a scalar for an error.
+func cut(scalar []byte) string { return string(scalar[:min(len(scalar), maxQuoted)]) }

@@ -1,7 +1,6 @@
 package weights
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -130,8 +129,13 @@ func openIndexed(path string) (*Model, error) {
 	}
 	m := &Model{byName: map[string]*Tensor{}}
 	opened := map[string]*File{}
-	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.fileOf))) {
-		f, err := OpenFile(filepath.Join(filepath.Dir(path), filepath.FromSlash(name)))
+	for _, name := range slices.Sorted(maps.Keys(index.files)) {
+		file := filepath.Join(filepath.Dir(path), filepath.FromSlash(name))
+		if leaves(filepath.Dir(path), filepath.Dir(file)) {
+			err := index.refuse(index.files[name], "its file is %s, whose folder is a link out of the index's directory", quote(name))
+			return nil, errors.Join(err, m.Close())
+		}
+		f, err := OpenFile(file)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%w (named by the index %s)", err, path), m.Close())
 		}
@@ -152,8 +156,10 @@ func openIndexed(path string) (*Model, error) {
 
 // An index is a .safetensors.index.json.
 type index struct {
+	source
 	tensors []string          // as the file orders them
 	fileOf  map[string]string // by tensor
+	files   map[string]string // the first tensor of each
 }
 
 func readIndex(path string) (*index, error) {
@@ -162,53 +168,62 @@ func readIndex(path string) (*index, error) {
 		return nil, err
 	}
 	defer file.Close()
-	s := source{r: file, size: size, name: path}
+	x := &index{source: source{r: file, size: size, name: path}, files: map[string]string{}}
 	if size > maxHeader {
-		return nil, s.refuse("", "the index has %d bytes, want at most %d", size, maxHeader)
+		return nil, x.refuse("", "the index has %d bytes, want at most %d", size, maxHeader)
 	}
-	text := make([]byte, size)
-	if err := s.read(text, 0); err != nil {
-		return nil, err
-	}
-	j, err := newJSONReader(s, text)
-	if err != nil {
-		return nil, err
-	}
-	x := &index{}
-	err = j.object("the index", func(key string) error {
-		if key != "weight_map" {
-			return j.skip()
+	j := newJSONReader(x.source, 0, size)
+	j.object("the index", func(key []byte) {
+		switch {
+		case string(key) != "weight_map":
+			j.skip()
+		case x.fileOf != nil:
+			j.fail("the index has the key %q twice", "weight_map")
+		default:
+			x.fileOf = map[string]string{}
+			j.object("weight_map", func(key []byte) { x.add(j, string(key)) })
 		}
-		x.fileOf = map[string]string{}
-		return j.object("weight_map", func(tensor string) error {
-			name, err := j.str("the file of tensor " + quote(tensor))
-			if err != nil {
-				return err
-			}
-			if !filepath.IsLocal(filepath.FromSlash(name)) {
-				return s.refuse(tensor, "its file is %s, want a path within the index's directory", quote(name))
-			}
-			x.tensors = append(x.tensors, tensor)
-			x.fileOf[tensor] = name
-			return nil
-		})
 	})
-	if err == nil {
-		err = j.end()
+	if err := j.end(); err != nil {
+		return nil, err
 	}
-	if err == nil && x.fileOf == nil {
-		err = s.refuse("", "the index has no weight_map")
+	if x.fileOf == nil {
+		return nil, x.refuse("", "the index has no weight_map")
 	}
-	return x, err
+	return x, nil
 }
 
-// skip reads over one value of any kind.
-func (j *jsonReader) skip() error {
-	var value json.RawMessage
-	if err := j.dec.Decode(&value); err != nil {
-		return j.fail("not JSON at byte %d: %v", j.dec.InputOffset(), err)
+// add reads the name of a tensor's file.
+func (x *index) add(j *jsonReader, tensor string) {
+	if _, twice := x.fileOf[tensor]; twice {
+		j.fail("weight_map has the key %s twice", quote(tensor))
 	}
-	return nil
+	name := j.intern(j.strOf(func() string { return "the file of tensor " + quote(tensor) }))
+	if _, known := x.files[name]; !known {
+		if x.files[name] = tensor; j.err == nil && !filepath.IsLocal(filepath.FromSlash(name)) {
+			j.stop(x.refuse(tensor, "its file is %s, want a path within the index's directory", quote(name)))
+		}
+	}
+	x.tensors = append(x.tensors, tensor)
+	x.fileOf[tensor] = name
+}
+
+// leaves reports whether symbolic links lead from a directory to a folder outside of it.
+// A link to a file may: Hugging Face's cache has its files elsewhere. What does not exist
+// is reported when the file is opened.
+func leaves(dir, folder string) bool {
+	var real [2]string
+	for i, path := range []string{dir, folder} {
+		path, err := filepath.Abs(path)
+		if err == nil {
+			real[i], err = filepath.EvalSymlinks(path)
+		}
+		if err != nil {
+			return false
+		}
+	}
+	within, err := filepath.Rel(real[0], real[1])
+	return err != nil || !filepath.IsLocal(within)
 }
 
 // The keys of a GGUF file that is a part of a model, and the name of part 2 of
@@ -307,6 +322,9 @@ func splitKey[T any](f *File, key string) (value T, ok bool, err error) {
 // Close closes the model's files that OpenFile or OpenModel opened. It returns
 // what File.Close does for each, joined.
 func (m *Model) Close() error {
+	if m == nil {
+		return errors.New("weights: close: nil model")
+	}
 	var errs []error
 	for _, f := range m.files {
 		errs = append(errs, f.Close())
@@ -314,9 +332,17 @@ func (m *Model) Close() error {
 	return errors.Join(errs...)
 }
 
+// orEmpty returns m, or for nil a Model without files.
+func (m *Model) orEmpty() *Model {
+	if m == nil {
+		return &Model{}
+	}
+	return m
+}
+
 // Files returns the model's files: in the order of NewModel's arguments, by
 // name those of an index, by number the parts of a split model.
-func (m *Model) Files() []*File { return slices.Clone(m.files) }
+func (m *Model) Files() []*File { return slices.Clone(m.orEmpty().files) }
 
 // Tensors iterates over the model's tensors in the order of Files, those of one
 // file by ascending offset. That is the order in which reading them is fastest.
@@ -329,7 +355,7 @@ func (m *Model) Unindexed() iter.Seq[*Tensor] { return m.filter(false) }
 
 func (m *Model) filter(indexed bool) iter.Seq[*Tensor] {
 	return func(yield func(*Tensor) bool) {
-		for _, f := range m.files {
+		for _, f := range m.orEmpty().files {
 			for _, t := range f.tensors {
 				if (m.byName[t.Name] == t) == indexed && !yield(t) {
 					return
@@ -339,19 +365,8 @@ func (m *Model) filter(indexed bool) iter.Seq[*Tensor] {
 	}
 }
 
-// ByName iterates over the model's tensors by ascending name.
-func (m *Model) ByName() iter.Seq[*Tensor] {
-	return func(yield func(*Tensor) bool) {
-		for _, name := range slices.Sorted(maps.Keys(m.byName)) {
-			if !yield(m.byName[name]) {
-				return
-			}
-		}
-	}
-}
-
 // Tensor returns the tensor of that name, and whether there is one.
 func (m *Model) Tensor(name string) (*Tensor, bool) {
-	t, ok := m.byName[name]
+	t, ok := m.orEmpty().byName[name]
 	return t, ok
 }

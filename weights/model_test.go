@@ -104,7 +104,6 @@ func TestModelWithAnIndex(t *testing.T) {
 		m := open(t, path)
 		assert.Equal(t, []string{"model-00001-of-00002.safetensors", "model-00002.safetensors"}, fileNames(m))
 		assert.Equal(t, []string{"b", "c", "a"}, names(m.Tensors()), "by file and offset")
-		assert.Equal(t, []string{"a", "b", "c"}, names(m.ByName()))
 		assert.Equal(t, []string{"old", "a"}, names(m.Unindexed()), "of a the index has another")
 		a, ok := m.Tensor("a")
 		require.True(t, ok)
@@ -113,9 +112,6 @@ func TestModelWithAnIndex(t *testing.T) {
 		_, ok = m.Tensor("old")
 		assert.False(t, ok)
 		for range m.Tensors() {
-			break
-		}
-		for range m.ByName() {
 			break
 		}
 		for _, f := range m.Files() {
@@ -143,9 +139,10 @@ func TestIndexLies(t *testing.T) {
 		"absolute file":          {`{"weight_map":{"a":"/etc/passwd"}}`, "a", `its file is "/etc/passwd", want a path within the index's directory`},
 		"empty file":             {`{"weight_map":{"a":""}}`, "a", `its file is "", want a path within the index's directory`},
 		"text behind":            {`{"weight_map":{}}}`, "", "the JSON goes on at byte ..."},
-		"deep in what is unread": {`{"metadata":` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `}`, "", "not JSON at byte ..."},
+		"deep in what is unread": {`{"metadata":` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `}`, "", "values are nested more than 1000 levels deep"},
 		"cut off":                {`{"weight_map":{"a":"x.safetensors"`, "", "the JSON has 34 bytes and ends within a value"},
-		"cut off, unread":        {`{"metadata":[1`, "", "not JSON at byte ..."},
+		"cut off, unread":        {`{"metadata":[1`, "", "the JSON has 14 bytes and ends within a value"},
+		"half a name":            {`{"weight_map":{"\ud83d":"x.safetensors"}}`, "", "half of a surrogate pair before byte ..."},
 	} {
 		path := filepath.Join(put(t, map[string][]byte{"x.safetensors": file, "m.safetensors.index.json": []byte(tt.index)}), "m.safetensors.index.json")
 		m, err := weights.OpenModel(path)
@@ -158,6 +155,70 @@ func TestIndexLies(t *testing.T) {
 			tt.reason = refused.Reason
 		}
 		assert.Equal(t, &weights.FormatError{File: path, Tensor: tt.tensor, Reason: tt.reason}, refused, name)
+	}
+}
+
+// A file may be a link to anywhere, as in Hugging Face's cache. A folder may be one within
+// the model's directory.
+func TestLinksInAModel(t *testing.T) {
+	t.Parallel()
+	file := makeSafetensors(t, nil, three...)
+	dir := put(t, map[string][]byte{
+		"blobs/0123":              file,
+		"blobs/index":             []byte(`{"weight_map":{"a":"model.safetensors"}}`),
+		"snapshots/rev/README.md": nil,
+		"m/real/x.safetensors":    file,
+		"outside/x.safetensors":   file,
+		"m-too/x.safetensors":     file,
+	})
+	link := func(to, name string) {
+		if err := os.Symlink(filepath.FromSlash(to), filepath.Join(dir, filepath.FromSlash(name))); err != nil {
+			t.Skipf("the system makes no symbolic links: %v", err)
+		}
+	}
+	link("../../blobs/0123", "snapshots/rev/model.safetensors")
+	link("../../blobs/index", "snapshots/rev/model.safetensors.index.json")
+	link("snapshots/rev", "current")
+	for _, path := range []string{"snapshots/rev", "current", "current/model.safetensors.index.json", "current/model.safetensors"} {
+		assert.Equal(t, []string{"model.safetensors"}, fileNames(open(t, filepath.Join(dir, path))), path)
+	}
+
+	link("real", "m/linked")
+	link(filepath.Join(dir, "m", "real"), "m/absolute")
+	link("../outside", "m/out")
+	link("../m-too", "m/sibling")
+	link("linked/..", "m/itself")
+	link(filepath.Join(dir, "outside"), "m/real/out")
+	link("/", "m/root")
+	link("nowhere", "m/dangling")
+	link("loop", "m/loop")
+	index := filepath.Join(dir, "m", "model.safetensors.index.json")
+	here, err := os.Getwd()
+	require.NoError(t, err)
+	relative, err := filepath.Rel(here, filepath.Join(dir, "m"))
+	require.NoError(t, err)
+	for folder, want := range map[string]string{
+		"real": "", "linked": "", "absolute": "", "itself/linked": "", "itself": "x.safetensors: no such file",
+		"out": "link out", "sibling": "link out", "linked/out": "link out", "absolute/out": "link out", "root": "link out", "itself/../../out": "want a path",
+		"dangling": "x.safetensors: no such file", "loop": "x.safetensors: too many levels",
+	} {
+		name := folder + "/x.safetensors"
+		require.NoError(t, os.WriteFile(index, []byte(`{"weight_map":{"a":"`+name+`"}}`), 0o600))
+		m, err := weights.OpenModel(filepath.Join(dir, "m"))
+		if want == "" {
+			require.NoError(t, err, folder)
+			require.NoError(t, m.Close())
+			m, err = weights.OpenModel(relative)
+			require.NoError(t, err, folder)
+			require.NoError(t, m.Close())
+			continue
+		}
+		assert.Nil(t, m)
+		assert.ErrorContains(t, err, want, folder)
+		var refused *weights.FormatError
+		if assert.Equal(t, !strings.Contains(want, ":"), errors.As(err, &refused), folder) && refused != nil && want == "link out" {
+			assert.Equal(t, &weights.FormatError{File: index, Tensor: "a", Reason: `its file is "` + name + `", whose folder is a link out of the index's directory`}, refused)
+		}
 	}
 }
 

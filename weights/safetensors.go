@@ -3,6 +3,7 @@ package weights
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 )
 
 // parseSafetensors reads the header: a JSON object that has an entry for each
@@ -17,23 +18,22 @@ func (f *File) parseSafetensors(start []byte) error {
 	if data > f.size {
 		return f.refuse("", "its header has %d bytes by its first 8, the file has %d after these", n, f.size-int64(len(start)))
 	}
-	header := make([]byte, n)
-	if err := f.read(header, int64(len(start))); err != nil {
-		return err
+	j := newJSONReader(f.source, int64(len(start)), int64(n))
+	if j.more() && bytes.IndexByte([]byte(" \t\r\n"), j.ahead[0]) >= 0 {
+		j.fail("the header begins with white space, want {")
 	}
-	j, err := newJSONReader(f.source, header)
-	if err != nil {
-		return err
-	}
-	err = j.object("the header", func(key string) error {
-		if key == "__metadata__" {
-			return f.safetensorsMetadata(j)
+	metadata := false
+	j.object("the header", func(key []byte) {
+		switch {
+		case string(key) != "__metadata__":
+			f.safetensorsTensor(j, string(key), data)
+		case metadata:
+			j.fail("the header has the key %s twice", quote(string(key)))
+		default:
+			metadata = true
+			f.safetensorsMetadata(j)
 		}
-		return f.safetensorsTensor(j, key, data)
 	})
-	if err != nil {
-		return err
-	}
 	if err := j.end(); err != nil {
 		return err
 	}
@@ -61,92 +61,86 @@ func notWeights(start []byte) string {
 
 // safetensorsMetadata reads the value of __metadata__: an object of strings.
 // The reference reader takes null for an empty one.
-func (f *File) safetensorsMetadata(j *jsonReader) error {
-	return j.objectOrNull("__metadata__", func(key string) error {
-		value, err := j.str("the value of " + quote(key) + " in __metadata__")
-		f.metadata[key] = value
-		return err
+func (f *File) safetensorsMetadata(j *jsonReader) {
+	const what = "__metadata__"
+	if j.next() == 'n' {
+		j.found()
+		return
+	}
+	j.object(what, func(key []byte) {
+		k := string(key)
+		if _, twice := f.metadata[k]; twice {
+			j.fail("%s has the key %s twice", what, quote(k))
+		}
+		f.metadata[k] = string(j.strOf(func() string { return "the value of " + quote(k) + " in " + what }))
 	})
 }
 
 // safetensorsTensor reads a tensor's entry. The tensors' data starts at offset
-// data of the file.
-func (f *File) safetensorsTensor(j *jsonReader, name string, data int64) error {
+// data of the file. Keys that the format does not have are ignored, as the reference
+// reader does.
+func (f *File) safetensorsTensor(j *jsonReader, name string, data int64) {
 	t := &Tensor{Name: name, File: f}
 	if err := f.add(t); err != nil {
-		return err
+		j.stop(err)
+		return
 	}
-	var ends []int
 	j.tensor = name
-	err := j.object("its entry", func(key string) (err error) {
-		switch key {
-		case "dtype":
-			t.DType, err = j.dtype()
-		case "shape":
-			t.Shape, err = j.counts(key, maxDimensions)
-		case "data_offsets":
-			ends, err = j.counts(key, 2)
-			if err == nil && len(ends) != 2 {
-				err = j.fail("data_offsets has %d numbers, want 2", len(ends))
-			}
-		default:
-			err = j.fail("its entry has the key %s, want dtype, shape and data_offsets alone", quote(key))
+	keys := [...]string{"dtype", "shape", "data_offsets"}
+	var has [len(keys)]bool
+	var from, to int
+	j.object("its entry", func(key []byte) {
+		i := slices.Index(keys[:], string(key))
+		if i < 0 {
+			j.skip()
+			return
 		}
-		return err
+		if has[i] {
+			j.fail("its entry has the key %q twice", key)
+		}
+		has[i] = true
+		switch i {
+		case 0:
+			t.DType = j.dtype()
+		case 1:
+			t.Shape = append([]int{}, j.counts(keys[i], maxDimensions)...)
+		case 2:
+			if ends := j.counts(keys[i], 2); len(ends) == 2 {
+				from, to = ends[0], ends[1]
+			} else {
+				j.fail("data_offsets has %d numbers, want 2", len(ends))
+			}
+		}
 	})
-	if err != nil {
-		return err
+	if missing := slices.Index(has[:], false); missing >= 0 {
+		j.fail("its entry has no %s", keys[missing])
 	}
-	switch {
-	case t.DType == "":
-		return j.fail("its entry has no dtype")
-	case t.Shape == nil:
-		return j.fail("its entry has no shape")
-	case ends == nil:
-		return j.fail("its entry has no data_offsets")
+	if j.err != nil {
+		return
 	}
+	var err error
 	if t.Size, err = t.DType.size(t.Shape); err != nil {
-		return j.fail("%v", err)
+		j.fail("%v", err)
 	}
 	switch room := f.size - data; {
-	case ends[0] > ends[1]:
-		return j.fail("data_offsets start at %d and end at %d, before it", ends[0], ends[1])
-	case int64(ends[1]) > room:
-		return j.fail("data_offsets end at %d, the file has %d bytes after its header", ends[1], room)
-	case ends[1]-ends[0] != t.Size:
-		return j.fail("data_offsets %d to %d are %d bytes, %s of shape %v takes %d", ends[0], ends[1], ends[1]-ends[0], t.DType, t.Shape, t.Size)
+	case from > to:
+		j.fail("data_offsets start at %d and end at %d, before it", from, to)
+	case int64(to) > room:
+		j.fail("data_offsets end at %d, the file has %d bytes after its header", to, room)
+	case to-from != t.Size:
+		j.fail("data_offsets %d to %d are %d bytes, %s of shape %v takes %d", from, to, to-from, t.DType, t.Shape, t.Size)
 	}
-	t.Offset = data + int64(ends[0])
+	t.Offset = data + int64(from)
 	j.tensor = ""
-	return nil
 }
 
-// maxDimensions is how many dimensions a tensor of PyTorch or NumPy has at
-// most.
+// maxDimensions is the largest number of dimensions of PyTorch's and NumPy's tensors.
 const maxDimensions = 64
 
-func (j *jsonReader) dtype() (DType, error) {
-	s, err := j.str("dtype")
-	if err != nil {
-		return "", err
-	}
-	d := DType(s)
+func (j *jsonReader) dtype() DType {
+	d := DType(j.intern(j.strOf(func() string { return "dtype" })))
 	if _, known := safetensorsTypes[d]; !known {
-		return "", j.fail("dtype %s is not one of safetensors", quote(s))
+		j.fail("dtype %s is not one of safetensors", quote(string(d)))
 	}
-	return d, nil
-}
-
-// counts reads an array of whole numbers, which is not nil.
-func (j *jsonReader) counts(what string, most int) ([]int, error) {
-	numbers := []int{}
-	err := j.array(what, func() error {
-		if len(numbers) == most {
-			return j.fail("%s has more than %d numbers", what, most)
-		}
-		n, err := j.count(what)
-		numbers = append(numbers, n)
-		return err
-	})
-	return numbers, err
+	return d
 }

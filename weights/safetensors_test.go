@@ -64,7 +64,8 @@ func TestSafetensorsThatAreFine(t *testing.T) {
 		want   []string
 	}{
 		"no tensors":             {"{}", 0, nil},
-		"white space around":     {"\t\n {} \r\n", 0, nil},
+		"white space behind":     {"{}\t\n \r\n", 0, nil},
+		"white space within":     {" {\n\t\"a\" : { \"dtype\" :\"U8\"\r, \"shape\":[ 1 , 1 ],\"data_offsets\": [0,1]\n}\n}"[1:], 1, []string{"a"}},
 		"null metadata":          {`{"__metadata__":null}`, 0, nil},
 		"empty metadata":         {`{"__metadata__":{}}`, 0, nil},
 		"empty tensors alone":    {`{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"I8","shape":[2,0],"data_offsets":[0,0]}}`, 0, []string{"a", "b"}},
@@ -73,7 +74,14 @@ func TestSafetensorsThatAreFine(t *testing.T) {
 		"64 dimensions":          {`{"a":{"dtype":"U8","shape":[` + strings.Repeat("1,", 63) + `2],"data_offsets":[0,2]}}`, 2, []string{"a"}},
 		"one zero, others large": {fmt.Sprintf(`{"a":{"dtype":"U8","shape":[0,%d],"data_offsets":[0,0]}}`, maxInt), 0, []string{"a"}},
 		"escapes":                {`{"\u0061\/":{"dtype":"\u0055\u0038","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"a/"}},
-		"metadata named twice":   {`{"__metadata__":{"a":"b"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"a"}},
+		"a pair of surrogates":   {`{"\ud83d\ude00":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"\U0001F600"}},
+		"U+FFFD":                 {`{"\ufffd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"\uFFFD"}},
+		"every escape":           {`{"\"\\\/\b\f\n\r\t\u00Df":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"\"\\/\b\f\n\r\tß"}},
+		"a long name":            {`{"` + strings.Repeat("n", 3<<20) + `":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{strings.Repeat("n", 3<<20)}},
+		"other keys": {`{"a":{"strides":[1,[2,{}],-0.5e+7],"dtype":"U8","x":{"shape":"y","z":[]},"shape":[1],"t":true,"f":false,"n":null,` +
+			`"data_offsets":[0,1],"":"\"}","":0}}`, 1, []string{"a"}},
+		"nested deep":          {`{"a":{"x":` + strings.Repeat("[", 998) + strings.Repeat("]", 998) + `,"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"a"}},
+		"metadata named twice": {`{"__metadata__":{"a":"b"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := parse(st(tt.header, tt.data))
@@ -95,7 +103,6 @@ func safetensorsLies() []lie {
 	file := func(header string, data int) string { return string(st(header, data)) }
 	one := func(fields string, data int) string { return file(entry(fields), data) }
 	const atLimit = "\x01\xe1\xf5\x05\x00\x00\x00\x00" // 100,000,001
-	long := strings.Repeat("n", 65536)
 	return []lie{
 		// The first 8 bytes.
 		{"nothing", "", "", "the file has 0 bytes, every safetensors or GGUF file has more than 8"},
@@ -112,28 +119,29 @@ func safetensorsLies() []lie {
 		// JSON.
 		{"invalid UTF-8", file("{\"\xff\":1}", 0), "", "the JSON is not UTF-8"},
 		{"no JSON", file("hello", 0), "", "not JSON at byte ..."},
-		{"spaces alone", file("    ", 0), "", "the JSON has 4 bytes and ends within a value"},
+		{"spaces alone", file("    ", 0), "", "the header begins with white space, want {"},
 		{"JSON cut off", file(`{"a":{"dtype":"F32"`, 0), "a", "the JSON has 19 bytes and ends within a value"},
 		{"JSON cut off in a string", file(`{"a`, 0), "", "the JSON has 3 bytes and ends within a value"},
 		{"header an array", file(`[]`, 0), "", "the header is an array, want an object"},
 		{"header a string", file(`"{}"`, 0), "", `the header is the string "{}", want an object`},
 		{"header null", file(`null`, 0), "", "the header is null, want an object"},
-		{"more than one value", file(`{}{}`, 0), "", "the JSON goes on at byte 3, after the value that it is"},
+		{"more than one value", file(`{}{}`, 0), "", "the JSON goes on at byte 2, after the value that it is"},
 		{"text behind", file(`{"__metadata__":null}x`, 0), "", "the JSON goes on at byte ..."},
 		{"comma at the end", file(`{"__metadata__":{},}`, 0), "", "not JSON at byte ..."},
-		{"no colon", file(`{"a" 1}`, 0), "a", "not JSON at byte ..."},
+		{"no colon", file(`{"a" 1}`, 0), "", "not JSON at byte 5: '1', want :"},
 		{"key a number", file(`{1:2}`, 0), "", "not JSON at byte ..."},
-		{"nested", file(strings.Repeat(`{"a":`, 100000)+`1`+strings.Repeat("}", 100000), 0), "a", `its entry has the key "a", want dtype, shape and data_offsets alone`},
+		{"nested", file(strings.Repeat(`{"a":`, 100000)+`1`+strings.Repeat("}", 100000), 0), "a", "values are nested more than 1000 levels deep"},
 
 		// Keys and names.
-		{"tensor twice", file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "", `the header has the key "a" twice`},
-		{"tensor twice, escaped", file(`{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0062":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "", `the header has the key "b" twice`},
+		{"tensor twice", file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "a", "the file has two tensors of this name"},
+		{"tensor twice, escaped", file(`{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0062":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "b", "the file has two tensors of this name"},
 		{"metadata twice", file(`{"__metadata__":{},"__metadata__":{}}`, 0), "", `the header has the key "__metadata__" twice`},
 		{"metadata's key twice", file(`{"__metadata__":{"k":"1","k":"2"}}`, 0), "", `__metadata__ has the key "k" twice`},
 		{"dtype twice", one(`"dtype":"U8","dtype":"F32"`, 0), "a", `its entry has the key "dtype" twice`},
+		{"shape twice", one(`"shape":[],"sh\u0061pe":[]`, 0), "a", `its entry has the key "shape" twice`},
+		{"data_offsets twice", one(`"data_offsets":[0,0],"data_offsets":[0,0]`, 0), "a", `its entry has the key "data_offsets" twice`},
 		{"empty name", file(`{"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "", "tensor 1 has an empty name"},
 		{"zero byte in a name", file(`{"a\u0000b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "a\x00b", "its name has a zero byte, at which C libraries end it"},
-		{"long name", file(`{"`+long+`":{}}`, 0), long, "its name has 65536 bytes, want at most 65535"},
 		{"metadata an array", file(`{"__metadata__":["a"]}`, 0), "", "__metadata__ is an array, want an object"},
 		{"metadata a number", file(`{"__metadata__":{"n":1}}`, 0), "", `the value of "n" in __metadata__ is the number 1, want a string`},
 		{"metadata nested", file(`{"__metadata__":{"n":{"m":"x"}}}`, 0), "", `the value of "n" in __metadata__ is an object, want a string`},
@@ -144,7 +152,6 @@ func safetensorsLies() []lie {
 		{"entry empty", one(``, 0), "a", "its entry has no dtype"},
 		{"no shape", one(`"dtype":"U8","data_offsets":[0,1]`, 1), "a", "its entry has no shape"},
 		{"no offsets", one(`"dtype":"U8","shape":[1]`, 1), "a", "its entry has no data_offsets"},
-		{"unknown key", one(`"dtype":"U8","shape":[1],"data_offsets":[0,1],"strides":[1]`, 1), "a", `its entry has the key "strides", want dtype, shape and data_offsets alone`},
 		{"unknown dtype", one(`"dtype":"F33","shape":[1],"data_offsets":[0,1]`, 1), "a", `dtype "F33" is not one of safetensors`},
 		{"lower-case dtype", one(`"dtype":"f32","shape":[1],"data_offsets":[0,4]`, 4), "a", `dtype "f32" is not one of safetensors`},
 		{"dtype of GGUF", one(`"dtype":"Q4_0","shape":[32],"data_offsets":[0,18]`, 18), "a", `dtype "Q4_0" is not one of safetensors`},
@@ -210,7 +217,7 @@ func TestSafetensorsHeaderAloneIsRead(t *testing.T) {
 	r = &sparse{start: []byte{0, 0xe1, 0xf5, 0x05, 0, 0, 0, 0, '['}, size: 1 << 40} // 100,000,000
 	_, err = weights.Parse(r, r.size, "large")
 	require.ErrorContains(t, err, "the header is an array", "the limit itself is allowed")
-	assert.EqualValues(t, 8+100_000_000, r.read)
+	assert.EqualValues(t, 8+1<<20, r.read)
 }
 
 func TestTypesOfSafetensorsAndGGUFAreAll(t *testing.T) {
