@@ -135,16 +135,21 @@ func (d DType) Block() (elements, bytes int) {
 	return b.elements, b.bytes
 }
 
-// size returns how many bytes a tensor of a known type takes, or why there can
-// be no such tensor.
+// size returns the bytes of a tensor, or why there can be no such tensor.
 func (d DType) size(shape []int) (int, error) {
+	perBlock, blockBytes := d.Block()
+	if perBlock == 0 {
+		return 0, fmt.Errorf("the type %s is not known", quote(string(d)))
+	}
 	elements, ok := 1, true
 	for _, n := range shape {
+		if n < 0 {
+			return 0, fmt.Errorf("shape %v has a negative dimension", shape)
+		}
 		if elements, ok = multiply(elements, n); !ok {
 			return 0, fmt.Errorf("shape %v has more than %d elements", shape, math.MaxInt)
 		}
 	}
-	perBlock, blockBytes := d.Block()
 	if elements%perBlock != 0 {
 		return 0, fmt.Errorf("shape %v has %d elements, which do not fill bytes: %s is stored as %d elements in %d bytes", shape, elements, d, perBlock, blockBytes)
 	}

@@ -16,7 +16,10 @@ type FormatError struct {
 
 // Error names the file, the tensor if there is one, and the reason.
 func (e *FormatError) Error() string {
-	if e.Tensor == "" {
+	switch {
+	case e == nil:
+		return "<nil>"
+	case e.Tensor == "":
 		return fmt.Sprintf("weights: read %s: %s", e.File, e.Reason)
 	}
 	return fmt.Sprintf("weights: read %s: tensor %s: %s", e.File, quote(e.Tensor), e.Reason)

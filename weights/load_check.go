@@ -17,6 +17,8 @@ func (m Memory) check(n int) error {
 	switch {
 	case m.Device == nil:
 		return errors.New("nil device")
+	case m.Device.Runtime() == nil:
+		return errors.New("a device that is of no cudart.Runtime")
 	case m.Bytes < 0:
 		return fmt.Errorf("memory of %d bytes on %v", m.Bytes, m.Device)
 	case n > m.Bytes:

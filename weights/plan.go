@@ -18,7 +18,12 @@ type Part struct {
 }
 
 // Whole returns all of a tensor.
-func (t *Tensor) Whole() Part { return Part{Tensor: t, Size: t.Size} }
+func (t *Tensor) Whole() Part {
+	if t == nil {
+		return Part{}
+	}
+	return Part{Tensor: t, Size: t.Size}
+}
 
 // Rows returns the part of a tensor whose first index is from or more and less than
 // to, of which there may be none. It returns an error for a tensor without
@@ -26,12 +31,17 @@ func (t *Tensor) Whole() Part { return Part{Tensor: t, Size: t.Size} }
 // take a whole number of bytes, or of a quantized type's blocks.
 func (t *Tensor) Rows(from, to int) (Part, error) {
 	switch {
+	case t == nil:
+		return Part{}, errors.New("weights: rows of a nil tensor")
 	case len(t.Shape) == 0:
 		return Part{}, fmt.Errorf("weights: rows of tensor %s: it has no dimensions", quote(t.Name))
 	case from < 0 || from > to || to > t.Shape[0]:
 		return Part{}, fmt.Errorf("weights: rows %d to %d of tensor %s: its first dimension is %d", from, to, quote(t.Name), t.Shape[0])
 	}
 	row, err := t.DType.size(t.Shape[1:])
+	if err == nil {
+		_, err = t.DType.size(t.Shape)
+	}
 	if err != nil {
 		return Part{}, fmt.Errorf("weights: rows of tensor %s: %w", quote(t.Name), err)
 	}

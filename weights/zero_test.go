@@ -1,0 +1,198 @@
+package weights_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/weights"
+)
+
+// Zero values, nil, typed nil, and values out of range make errors, and no panics.
+func TestArgumentsThatMakeNoSense(t *testing.T) {
+	t.Parallel()
+	var (
+		noFile   *weights.File
+		noModel  *weights.Model
+		noTensor *weights.Tensor
+		noPlan   *weights.Plan
+		noCtx    context.Context
+		ctx      = t.Context()
+		lone     = &weights.Tensor{Name: "lone", DType: weights.U8, Shape: []int{4}, Size: 4}
+	)
+	f := mustParse(t, makeSafetensors(t, nil, u8("a", 4), u8("b", 4)), "f")
+	a, _ := f.Tensor("a")
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	memory := memoryOf(t, rt.Devices()[0], 100)
+	on := map[int]weights.Memory{0: memory}
+	good, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 1})
+	require.NoError(t, err)
+	// changed is the plan with another read or device.
+	changed := func(change func(*weights.Plan)) func() error {
+		p := &weights.Plan{Devices: slices.Clone(good.Devices), Reads: slices.Clone(good.Reads)}
+		p.Devices[0].Tensors = slices.Clone(p.Devices[0].Tensors)
+		p.Reads[0].Pieces = slices.Clone(p.Reads[0].Pieces)
+		change(p)
+		return func() error { return p.Load(ctx, on, weights.LoadOptions{}) }
+	}
+	read := func(r weights.Read) func() error { return changed(func(p *weights.Plan) { p.Reads[0] = r }) }
+	piece := func(p weights.Piece) func() error {
+		return changed(func(plan *weights.Plan) { plan.Reads[0].Pieces[0] = p })
+	}
+	place := func(p weights.Placement) func() error {
+		return func() error { return weights.Place(ctx, []weights.Placement{p}, weights.LoadOptions{}) }
+	}
+	share := func(s weights.Share) func() error {
+		return func() error { _, err := weights.PlanShares([]weights.Share{s}, weights.PlanOptions{}); return err }
+	}
+	rows := func(t *weights.Tensor, from, to int) func() error {
+		return func() error { _, err := t.Rows(from, to); return err }
+	}
+	parse := func(r io.ReaderAt) func() error {
+		return func() error { _, err := weights.Parse(r, 100, "x"); return err }
+	}
+	open := func(f func(string) (io.Closer, error), path string) func() error {
+		return func() error { _, err := f(path); return err }
+	}
+	openFile := func(path string) (io.Closer, error) { return weights.OpenFile(path) }
+	openModel := func(path string) (io.Closer, error) { return weights.OpenModel(path) }
+	for name, tt := range map[string]struct {
+		call func() error
+		says string
+	}{
+		"OpenFile of nothing":      {open(openFile, ""), "no such file"},
+		"OpenFile of a zero byte":  {open(openFile, "\x00"), "invalid argument"},
+		"OpenModel of nothing":     {open(openModel, ""), "no such file"},
+		"OpenModel of a zero byte": {open(openModel, "\x00"), "invalid argument"},
+		"Parse of nil":             {parse(nil), "nil reader"},
+		"Parse of a nil *os.File":  {parse((*os.File)(nil)), "invalid argument"},
+		"Parse of a nil bytes":     {parse((*bytes.Reader)(nil)), "panic: "},
+		"Parse of a nil strings":   {parse((*strings.Reader)(nil)), "panic: "},
+		"Parse of a nil section":   {parse((*io.SectionReader)(nil)), "panic: "},
+		"Parse of a zero section":  {parse(&io.SectionReader{}), "EOF"},
+		"Parse of a nil func":      {parse(readerAt(nil)), "panic: "},
+		"Parse of a negative size": {func() error { _, err := weights.Parse(strings.NewReader("x"), -1, ""); return err }, "negative size -1"},
+		"File.Close of nil":        {noFile.Close, "nil file"},
+		"Model.Close of nil":       {noModel.Close, "nil model"},
+		"NewModel of nil":          {func() error { _, err := weights.NewModel(nil); return err }, "nil file"},
+		"NewModel of a nil *File":  {func() error { _, err := weights.NewModel(f, noFile); return err }, "nil file"},
+		"Rows of nil":              {rows(noTensor, 0, 0), "nil tensor"},
+		"Rows of a zero Tensor":    {rows(&weights.Tensor{}, 0, 0), "no dimensions"},
+		"Rows of no type":          {rows(&weights.Tensor{Shape: []int{1}}, 0, 1), `the type "" is not known`},
+		"Rows of another type":     {rows(&weights.Tensor{DType: "F33", Shape: []int{1, 2}}, 0, 1), `the type "F33" is not known`},
+		"Rows of a negative shape": {rows(&weights.Tensor{DType: weights.U8, Shape: []int{2, -3}}, 0, 1), "negative dimension"},
+		"Rows of a large shape":    {rows(&weights.Tensor{DType: weights.U8, Shape: []int{maxInt, maxInt, 2}}, 0, 1), "more than"},
+		"Rows that are too many":   {rows(&weights.Tensor{DType: weights.U8, Shape: []int{maxInt, 2}}, maxInt-1, maxInt), "more than"},
+		"Rows before the first":    {rows(a, -1, 0), "rows -1 to 0"},
+		"Rows behind the last":     {rows(a, maxInt, maxInt), "its first dimension is 4"},
+		"NewPlan of nil":           {func() error { _, err := weights.NewPlan(nil, nil, weights.PlanOptions{}); return err }, "the sequence is nil"},
+		"NewPlan of a nil tensor": {func() error {
+			_, err := weights.NewPlan(slices.Values([]*weights.Tensor{nil}), nil, weights.PlanOptions{})
+			return err
+		}, "nil tensor"},
+		"NewPlan of a lone tensor": {func() error {
+			_, err := weights.NewPlan(slices.Values([]*weights.Tensor{lone, lone}), nil, weights.PlanOptions{})
+			return err
+		}, "not from a File's"},
+		"NewPlan with no alignment": {func() error { _, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: -1}); return err }, "PlanOptions.Align"},
+		"NewPlan with a bad gap": {func() error {
+			_, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{MaxGap: -maxInt - 1})
+			return err
+		}, "PlanOptions.MaxGap"},
+		"PlanShares of zero":        {share(weights.Share{}), "nil tensor"},
+		"PlanShares of nil":         {share(weights.Share{Part: noTensor.Whole()}), "nil tensor"},
+		"PlanShares of a zero file": {share(weights.Share{Part: weights.Part{Tensor: &weights.Tensor{File: &weights.File{}}}}), "not from a File's"},
+		"PlanShares of device -1":   {share(weights.Share{Part: a.Whole(), Device: -1}), "device -1"},
+		"PlanShares beyond":         {share(weights.Share{Part: weights.Part{Tensor: a, From: maxInt, Size: maxInt}}), "it has 4"},
+		"Load of nil":               {func() error { return noPlan.Load(ctx, on, weights.LoadOptions{}) }, "nil plan"},
+		"Load without a context":    {func() error { return good.Load(noCtx, on, weights.LoadOptions{}) }, "the context is nil"},
+		"Load of zero with no ctx":  {func() error { return new(weights.Plan).Load(noCtx, nil, weights.LoadOptions{}) }, "the context is nil"},
+		"Load without memory":       {func() error { return good.Load(ctx, nil, weights.LoadOptions{}) }, "no memory for device 0"},
+		"Load to zero memory":       {func() error { return good.Load(ctx, map[int]weights.Memory{0: {}}, weights.LoadOptions{}) }, "nil device"},
+		"Load to a zero device": {func() error {
+			return good.Load(ctx, map[int]weights.Memory{0: {Device: &cudart.Device{}, Ptr: 1, Bytes: maxInt}}, weights.LoadOptions{})
+		}, "of no cudart.Runtime"},
+		"Load of a zero read":        {read(weights.Read{}), "read 0 of the plan: nil file"},
+		"Load of nothing":            {read(weights.Read{File: f, Offset: 1, Devices: []int{0}}), "0 bytes from offset 1"},
+		"Load before the file":       {read(weights.Read{File: f, Offset: -1, Size: 1, Devices: []int{0}}), "1 bytes from offset -1"},
+		"Load behind the file":       {read(weights.Read{File: f, Offset: maxInt, Size: maxInt, Devices: []int{0}}), "which has"},
+		"Load of a zero file":        {read(weights.Read{File: &weights.File{}, Size: 1, Devices: []int{0}}), "which has 0"},
+		"Load to no device":          {read(weights.Read{File: f, Offset: 8, Size: 1}), "no devices"},
+		"Load to another device":     {read(weights.Read{File: f, Offset: 8, Size: 1, Devices: []int{1}}), "device 1 is not in the plan"},
+		"Load to one device twice":   {read(weights.Read{File: f, Offset: 8, Size: 1, Devices: []int{0, 0}}), "is there twice"},
+		"Load of a zero piece":       {piece(weights.Piece{}), "0 places for 1 devices"},
+		"Load to too many places":    {piece(weights.Piece{Size: 1, To: []int{0, 1}}), "2 places for 1 devices"},
+		"Load before the memory":     {piece(weights.Piece{Size: 1, To: []int{-1}}), "a piece of 1 bytes at -1 of device 0"},
+		"Load behind the memory":     {piece(weights.Piece{Size: 1, To: []int{100}}), "a piece of 1 bytes at 100 of device 0, which has 100"},
+		"Load far behind it":         {piece(weights.Piece{Size: maxInt, To: []int{maxInt}}), "device 0, which has 100"},
+		"Load of a negative piece":   {piece(weights.Piece{Size: -1, To: []int{0}}), "a piece of -1 bytes"},
+		"Load of what is not read":   {piece(weights.Piece{From: 7, Size: 50, To: []int{0}}), "50 bytes at 7"},
+		"Load before what is read":   {piece(weights.Piece{From: -1, Size: 1, To: []int{0}}), "at byte -1"},
+		"Load of a zero tensor":      {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0] = weights.Placed{} }), "nil tensor"},
+		"Load of a lone tensor":      {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Tensor = lone }), "not from a File's"},
+		"Load of negative bytes":     {changed(func(p *weights.Plan) { p.Devices[0].Bytes = -1; p.Devices[0].Device = 7 }), "no memory for device 7"},
+		"Place without a context":    {func() error { return weights.Place(noCtx, nil, weights.LoadOptions{}) }, "the context is nil"},
+		"Place of zero":              {place(weights.Placement{}), "nil tensor"},
+		"Place of a lone tensor":     {place(weights.Placement{Part: lone.Whole(), To: memory}), "not from a File's"},
+		"Place to zero memory":       {place(weights.Placement{Part: a.Whole()}), "nil device"},
+		"Place to a zero device":     {place(weights.Placement{Part: a.Whole(), To: weights.Memory{Device: new(cudart.Device), Ptr: 1, Bytes: 4}}), "of no cudart.Runtime"},
+		"Place to negative memory":   {place(weights.Placement{Part: a.Whole(), To: weights.Memory{Device: memory.Device, Ptr: 1, Bytes: -4}}), "memory of -4 bytes"},
+		"Place of a negative part":   {place(weights.Placement{Part: weights.Part{Tensor: a, From: 2, Size: -1}, To: memory}), "-1 bytes from byte 2"},
+		"FormatError of nil":         {func() error { return errors.New((*weights.FormatError)(nil).Error()) }, "<nil>"},
+		"FormatError of zero":        {func() error { return &weights.FormatError{} }, "weights: read"},
+		"LoadError of nil":           {func() error { return errors.New((*weights.LoadError)(nil).Error()) }, "<nil>"},
+		"LoadError of zero":          {func() error { return &weights.LoadError{} }, "weights: load: <nil>"},
+		"LoadError of a lone tensor": {func() error { return &weights.LoadError{Tensor: lone, Devices: []*cudart.Device{nil}} }, `weights: load tensor "lone" of `},
+	} {
+		require.NotPanics(t, func() {
+			err := tt.call()
+			if assert.Error(t, err, name) {
+				assert.Contains(t, err.Error(), tt.says, name)
+			}
+		}, name)
+	}
+	assert.NoError(t, (*weights.LoadError)(nil).Unwrap())
+	assert.NoError(t, new(weights.LoadError).Unwrap())
+	assert.Equal(t, weights.Part{}, noTensor.Whole())
+	assert.NoError(t, new(weights.Plan).Load(ctx, nil, weights.LoadOptions{Progress: func(int, int) { t.Error("progress of nothing") }}))
+	assert.NoError(t, weights.Place(ctx, nil, weights.LoadOptions{}))
+	for _, d := range []weights.DType{"", "F33", "\x00"} {
+		elements, bytes := d.Block()
+		assert.Zero(t, elements+bytes)
+	}
+	for _, f := range []*weights.File{nil, {}} {
+		assert.Zero(t, f.Name())
+		assert.Zero(t, f.Size())
+		assert.Zero(t, f.Format())
+		assert.Nil(t, f.Reader())
+		assert.Empty(t, slices.Collect(f.Tensors()))
+		assert.Empty(t, f.MetadataKeys())
+		_, ok := f.Tensor("")
+		assert.False(t, ok)
+		_, ok = f.Metadata("")
+		assert.False(t, ok)
+	}
+	assert.NoError(t, new(weights.File).Close())
+	for _, m := range []*weights.Model{nil, {}} {
+		assert.Empty(t, m.Files())
+		assert.Empty(t, slices.Collect(m.Tensors()))
+		assert.Empty(t, slices.Collect(m.Unindexed()))
+		_, ok := m.Tensor("")
+		assert.False(t, ok)
+	}
+	assert.NoError(t, new(weights.Model).Close())
+	m, err := weights.NewModel(new(weights.File))
+	require.NoError(t, err)
+	assert.NoError(t, m.Close())
+}
