@@ -3,9 +3,13 @@ package weights_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/weights"
 )
@@ -31,6 +35,9 @@ func FuzzSafetensors(f *testing.F) {
 	for _, l := range safetensorsLies() {
 		add([]byte(l.file))
 	}
+	for _, b := range badHeaders {
+		add(st(b.header, 1))
+	}
 	var specs []spec
 	for _, d := range safetensorsTypes {
 		specs = append(specs, spec{string(d), d, []int{2, 4}})
@@ -41,6 +48,52 @@ func FuzzSafetensors(f *testing.F) {
 		fuzz(t, header)
 		fuzz(t, st(string(header), int(data)))
 	})
+}
+
+// allocated returns the bytes and objects that f allocates. No other test may run.
+func allocated(f func()) (bytes, objects int) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return int(after.TotalAlloc - before.TotalAlloc), int(after.Mallocs - before.Mallocs)
+}
+
+// Memory grows with what is read of a header, and not with what it declares.
+func TestHeadersAreReadInLittleMemory(t *testing.T) {
+	const n = 20_000
+	specs := make([]spec, n)
+	for i := range specs {
+		specs[i] = spec{fmt.Sprintf("model.layers.%d.mlp.down_proj.weight", i), weights.BF16, []int{0, 8}}
+	}
+	for format, file := range map[string][]byte{"safetensors": makeSafetensors(t, nil, specs...), "GGUF": makeGGUF(3, 32, specs...)} {
+		var err error
+		bytes, objects := allocated(func() { _, err = parse(file) })
+		require.NoError(t, err)
+		require.Less(t, bytes, 8*len(file), format)
+		require.Less(t, objects, 4*n, format) // a tensor, its name and its shape
+	}
+	const claim = 99_000_000
+	for name, tt := range map[string]struct {
+		start []byte
+		size  int64
+		read  int64 // at most
+		bytes int   // at most
+	}{
+		"white space":           {st("{}"+strings.Repeat(" ", claim), 0), 0, 1 << 30, 2 << 20},
+		"white space within":    {st("{"+strings.Repeat(" ", claim)+"}", 0), 0, 1 << 30, 2 << 20},
+		"zeros":                 {binary.LittleEndian.AppendUint64(nil, claim), claim + 8, 2 << 20, 2 << 20},
+		"tensors":               {newGGUF(3, claim/25, 0).length(claim).b, claim, 1 << 20, 1 << 20},
+		"pairs":                 {newGGUF(3, 0, claim/14).length(claim).b, claim, 1 << 20, 1 << 20},
+		"strings":               {newGGUF(3, 0, 1).array("k", ggufString, claim/9).length(claim).b, claim, 1 << 20, 1 << 20},
+		"bools":                 {newGGUF(3, 0, 1).array("k", ggufBool, claim/2).u8(2).b, claim, 1 << 20, 1 << 20},
+		"strings that are read": {newGGUF(3, 0, 1).array("k", ggufString, claim/9).b, claim, claim, 3 * claim},
+	} {
+		r := &sparse{start: tt.start, size: max(tt.size, int64(len(tt.start)))}
+		bytes, _ := allocated(func() { _, _ = weights.Parse(r, r.size, name) })
+		require.Less(t, bytes, tt.bytes, name)
+		require.LessOrEqual(t, r.read, tt.read, name)
+	}
 }
 
 func FuzzGGUF(f *testing.F) {
@@ -66,13 +119,11 @@ func FuzzGGUF(f *testing.F) {
 
 // fuzz asserts that a file is refused with a FormatError or has all that is
 // promised of files, and that reading it allocates in proportion to its size.
-// The factor is JSON's: a number of a shape, two bytes, is some small objects.
 func fuzz(t *testing.T, file []byte) {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	parsed, err := parse(file)
-	runtime.ReadMemStats(&after)
-	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(len(file))*200+256<<10; got > most {
+	var parsed *weights.File
+	var err error
+	got, _ := allocated(func() { parsed, err = parse(file) })
+	if most := len(file)*24 + 64<<10; got > most {
 		t.Errorf("%d bytes were allocated for a file of %d, want at most %d", got, len(file), most)
 	}
 	if err != nil {

@@ -35,7 +35,11 @@ func newJSONReader(s source, start, size int64) *jsonReader {
 	return &jsonReader{window: newWindow(s, start, start+size, jsonWindow), start: start, strings: map[string]string{}}
 }
 
-func (j *jsonReader) fail(reason string, args ...any) { j.stop(j.refuse(j.tensor, reason, args...)) }
+func (j *jsonReader) fail(reason string, args ...any) {
+	if j.err == nil { // else each level of nested values would make an error
+		j.stop(j.refuse(j.tensor, reason, args...))
+	}
+}
 
 // space passes white space, and returns whether a byte follows.
 func (j *jsonReader) space() bool {
