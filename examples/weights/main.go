@@ -34,28 +34,49 @@ type options struct {
 	verify  bool
 	load    weights.LoadOptions
 	sim     bool
+	size    string // of the file to write, "" to load
+}
+
+const usage = `usage: weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
+       weights -make SIZE FILE
+
+MODEL is a safetensors or GGUF file, the index of several files (.safetensors.index.json),
+or a directory with a model.
+
+`
+
+// newFlags returns the flags, whose help names the arguments, too.
+func newFlags(o *options) *flag.FlagSet {
+	f := flag.NewFlagSet("weights", flag.ExitOnError)
+	f.Usage = func() {
+		fmt.Fprint(f.Output(), usage)
+		f.PrintDefaults()
+	}
+	f.StringVar(&o.devices, "devices", "", "CUDA's `NUMBERS` of the devices to load onto, such as 0,1 (default all)")
+	f.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files")
+	f.BoolVar(&o.load.DropCache, "drop-cache", false, "remove what was read from the page cache")
+	f.BoolVar(&o.load.DirectIO, "direct", false, "read past the page cache")
+	f.BoolVar(&o.sim, "sim", false, "use simulated GPUs")
+	f.StringVar(&o.size, "make", "", "write a safetensors file of this `SIZE`, such as 64MiB or 8GB, and load nothing")
+	return f
 }
 
 func main() {
 	log.SetFlags(0)
 	var o options
-	flag.StringVar(&o.devices, "devices", "", "CUDA's numbers of the devices to load onto, such as 0,1 (default all)")
-	flag.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files")
-	flag.BoolVar(&o.load.DropCache, "drop-cache", false, "remove what was read from the page cache")
-	flag.BoolVar(&o.load.DirectIO, "direct", false, "read past the page cache")
-	flag.BoolVar(&o.sim, "sim", false, "use simulated GPUs")
-	size := flag.String("make", "", "write a safetensors file of this size, such as 64MiB or 8GB, and load nothing")
-	flag.Parse()
+	f := newFlags(&o)
+	_ = f.Parse(os.Args[1:]) // which exits
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	var err error
 	switch {
-	case *size != "" && flag.NArg() == 1:
-		err = write(*size, flag.Arg(0))
-	case *size == "" && flag.NArg() > 0:
-		err = run(ctx, flag.Args(), o, os.Stdout)
+	case o.size != "" && f.NArg() == 1:
+		err = write(o.size, f.Arg(0))
+	case o.size == "" && f.NArg() > 0:
+		err = run(ctx, f.Args(), o, os.Stdout)
 	default:
-		err = errors.New("usage: weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...\n       weights -make SIZE FILE")
+		f.Usage()
+		os.Exit(2)
 	}
 	if err != nil {
 		log.Fatal(err)

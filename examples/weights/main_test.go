@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,6 +76,19 @@ func TestVerifyFindsOtherBytes(t *testing.T) {
 	tensors, err := verify(t.Context(), plan, memory, []*transfer.Copier{c})
 	require.NoError(t, err)
 	require.Equal(t, 1, tensors)
+}
+
+// The help names the arguments, and not where the program lies.
+func TestHelpNamesTheArguments(t *testing.T) {
+	var o options
+	var help strings.Builder
+	f := newFlags(&o)
+	f.Init("/tmp/go-build/exe/weights", flag.ContinueOnError)
+	f.SetOutput(&help)
+	require.ErrorIs(t, f.Parse([]string{"-h"}), flag.ErrHelp)
+	require.Contains(t, help.String(), "[-sim] MODEL...\n       weights -make SIZE FILE\n")
+	require.NotContains(t, help.String(), "go-build")
+	f.VisitAll(func(f *flag.Flag) { require.Contains(t, help.String(), "  -"+f.Name) })
 }
 
 func TestSizes(t *testing.T) {
