@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"io"
+	"iter"
 	"math"
 	"math/big"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -307,3 +309,40 @@ func (s *sparse) ReadAt(p []byte, off int64) (int, error) {
 }
 
 const maxInt = math.MaxInt
+
+// long reports whether sweeps take all that they can.
+func long() bool { return os.Getenv("PINNED_SOAK") != "" }
+
+// cells iterates over indices of the dimensions of a sweep, which have so many values each:
+// over all combinations in a long run, else over as few as have each value once.
+func cells(dims ...int) iter.Seq[[]int] {
+	all, most := 1, 0
+	for _, n := range dims {
+		all, most = all*n, max(most, n)
+	}
+	return func(yield func([]int) bool) {
+		for i := range all {
+			at, rest := make([]int, len(dims)), i
+			for d, n := range dims {
+				at[d] = i % n
+				if long() {
+					at[d] = rest % n
+					rest /= n
+				}
+			}
+			if !long() && i == most || !yield(at) {
+				return
+			}
+		}
+	}
+}
+
+func TestCellsHaveEachValueOnce(t *testing.T) {
+	for soak, want := range map[string][][]int{
+		"":    {{0, 0}, {1, 1}, {0, 2}},
+		"10m": {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}},
+	} {
+		t.Setenv("PINNED_SOAK", soak)
+		assert.Equal(t, want, slices.Collect(cells(2, 3)))
+	}
+}

@@ -135,13 +135,13 @@ var trialConfigs = map[string]cudasim.Config{"peers": {}, "no peers": {NoPeerAcc
 func TestEveryCallOfALoadCanFail(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
-	for config, cfg := range trialConfigs {
-		for name, more := range map[string]int{"once": 1, "from then on": -1} {
-			t.Run(config+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				sweepOfFaults(t, newTrial(t, cfg, b), more)
-			})
-		}
+	configs, times := []string{"peers", "no peers"}, []int{1, -1} // once, from then on
+	for i := range cells(len(configs), len(times)) {
+		config, more := configs[i[0]], times[i[1]]
+		t.Run(fmt.Sprintf("%s/%d", config, more), func(t *testing.T) {
+			t.Parallel()
+			sweepOfFaults(t, newTrial(t, trialConfigs[config], b), more)
+		})
 	}
 }
 
@@ -155,6 +155,9 @@ func sweepOfFaults(t *testing.T, tr *trial, more int) {
 			times = min(times, 2)
 		}
 		for nth := 1; nth <= min(times, 12); nth++ {
+			if !long() && nth > 3 && nth < min(times, 12) && nth%3 > 0 {
+				continue // all first calls, the last one, and some between
+			}
 			what := fmt.Sprintf("%s, call %d", fn, nth)
 			tr.forget(t)
 			tr.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: more, Code: cudart.ErrInvalidResourceHandle})
@@ -228,12 +231,15 @@ func TestLoadsThatAreCanceled(t *testing.T) {
 		for _, n := range tr.calls(t) {
 			all += n
 		}
-		canceled := 0
-		for i := range 24 {
+		canceled, ends := 0, 12
+		if long() {
+			ends = 48
+		}
+		for i := range ends {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			stop := errors.New("stop")
 			var left atomic.Int64
-			left.Store(int64(1 + all*i/24))
+			left.Store(int64(1 + all*i/ends))
 			tr.forget(t)
 			tr.sim.OnCall(func(string, int) {
 				if left.Add(-1) == 0 {
@@ -266,10 +272,16 @@ func TestLoadsThatAreCanceled(t *testing.T) {
 func TestLoadsWithFaultsAtRandom(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
-	for seed := range uint64(4) {
-		rnd := rand.New(rand.NewPCG(seed, 1))
-		tr := newTrial(t, trialConfigs[[]string{"peers", "no peers"}[seed%2]], b)
-		for range 15 {
+	configs := []string{"peers", "no peers"}
+	for i := range cells(len(configs), 2) {
+		seed := uint64(i[1])
+		rnd := rand.New(rand.NewPCG(seed, uint64(i[0])))
+		tr := newTrial(t, trialConfigs[configs[i[0]]], b)
+		rounds := 6
+		if long() {
+			rounds = 60
+		}
+		for range rounds {
 			for range rnd.IntN(4) {
 				tr.sim.Fail([]string{"cudaMemcpyAsync", "cudaEventRecord", "cudaMemcpyPeerAsync"}[rnd.IntN(3)],
 					cudasim.Fault{Nth: 1 + rnd.IntN(20), Times: 1, Code: cudart.ErrInvalidResourceHandle})

@@ -146,9 +146,11 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 		for _, before := range []bool{true, false} {
 			ctx, stop := end(t.Context())
 			var reading atomic.Bool
+			returned := make(chan struct{})
 			f, err := weights.Parse(readerAtFunc(func(p []byte, off int64) (int, error) {
 				if reading.Swap(false) {
 					stop()
+					<-returned // else all bytes may be there before the end is seen
 				}
 				return bytes.NewReader(data).ReadAt(p, off)
 			}), int64(len(data)), "file")
@@ -159,6 +161,7 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 				stop()
 			}
 			err = weights.Place(ctx, []weights.Placement{{Part: a.Whole(), To: memory}}, weights.LoadOptions{})
+			close(returned)
 			require.ErrorIs(t, err, ctx.Err(), name)
 			require.ErrorIs(t, err, context.Cause(ctx), name)
 			require.ErrorContains(t, err, "weights: load")

@@ -167,37 +167,36 @@ func TestLoadBringsEveryTensorToItsPlace(t *testing.T) {
 	t.Parallel()
 	devs := devicesOf(t, 2)
 	b := newBench(t)
-	for name, o := range map[string]weights.LoadOptions{"": {}, "direct": {DirectIO: true}, "drop": {DropCache: true}} {
-		for _, planOptions := range []weights.PlanOptions{{}, {Align: 1}, {Align: 4096, MaxGap: 10 * mib}} {
-			for at, place := range []func(*weights.Tensor) int{
-				nil,
-				func(t *weights.Tensor) int { return len(t.Name) % len(devs) },
-				func(t *weights.Tensor) int {
-					if strings.HasSuffix(t.Name, "up") {
-						return weights.Skip
-					}
-					return len(devs) - 1
-				},
-			} {
-				what := fmt.Sprint(name, planOptions, at)
-				plan, err := weights.NewPlan(slices.Values(b.tensors), place, planOptions)
-				require.NoError(t, err)
-				p := b.planned(t, devs, plan)
-				total := 0
-				for _, r := range plan.Reads {
-					total += r.Size
-				}
-				seen := []int{0}
-				o.Progress = func(done, of int) {
-					seen = append(seen, done)
-					assert.Equal(t, total, of)
-				}
-				require.NoError(t, plan.Load(t.Context(), p.memory, o), what)
-				p.requireLoaded(t, what)
-				assert.True(t, slices.IsSorted(seen), what)
-				assert.Equal(t, total, seen[len(seen)-1], what)
+	options := []weights.LoadOptions{{}, {DirectIO: true}, {DropCache: true}}
+	planOptions := []weights.PlanOptions{{}, {Align: 1}, {Align: 4096, MaxGap: 10 * mib}}
+	places := []func(*weights.Tensor) int{
+		func(t *weights.Tensor) int { return len(t.Name) % len(devs) },
+		nil,
+		func(t *weights.Tensor) int {
+			if strings.HasSuffix(t.Name, "up") {
+				return weights.Skip
 			}
+			return len(devs) - 1
+		},
+	}
+	for i := range cells(len(options), len(planOptions), len(places)) {
+		o, what := options[i[0]], fmt.Sprint(i)
+		plan, err := weights.NewPlan(slices.Values(b.tensors), places[i[2]], planOptions[i[1]])
+		require.NoError(t, err)
+		p := b.planned(t, devs, plan)
+		total := 0
+		for _, r := range plan.Reads {
+			total += r.Size
 		}
+		seen := []int{0}
+		o.Progress = func(done, of int) {
+			seen = append(seen, done)
+			assert.Equal(t, total, of)
+		}
+		require.NoError(t, plan.Load(t.Context(), p.memory, o), what)
+		p.requireLoaded(t, what)
+		assert.True(t, slices.IsSorted(seen), what)
+		assert.Equal(t, total, seen[len(seen)-1], what)
 	}
 }
 
@@ -519,70 +518,69 @@ func TestLoadThatEndsHalfWay(t *testing.T) {
 	boom := errors.New("the disk is on fire")
 	specs := specsOf("")
 	data := makeSafetensors(t, nil, specs...)
-	for _, at := range []string{"embed", "norm", "odd", "down", "last"} {
-		for _, both := range []bool{false, true} {
-			for _, cancels := range []bool{false, true} {
-				ctx, cancel := context.WithCancelCause(t.Context())
-				var broken int64 = maxInt
-				f, err := weights.Parse(readerAtFunc(func(p []byte, off int64) (int, error) {
-					n := copy(p, data[off:])
-					switch {
-					case off+int64(n) <= broken || off > broken:
-						return n, nil
-					case cancels:
-						cancel(boom)
-						return n, nil
-					}
-					return int(broken - off), boom
-				}), int64(len(data)), "file")
-				require.NoError(t, err)
-				tensor, _ := f.Tensor(at)
-				broken = tensor.Offset + int64(tensor.Size/2)
-				var shares []weights.Share
-				b := &bench{contents: map[*weights.Tensor][]byte{}}
-				i := 0
-				for tensor := range f.Tensors() {
-					b.contents[tensor] = data[tensor.Offset:][:tensor.Size]
-					shares = append(shares, weights.Share{Part: tensor.Whole(), Device: i % 2})
-					if both {
-						shares = append(shares, weights.Share{Part: tensor.Whole(), Device: 1 - i%2})
-					}
-					i++
-				}
-				plan, err := weights.PlanShares(shares, weights.PlanOptions{})
-				require.NoError(t, err)
-				p := b.planned(t, devs, plan)
-				err = plan.Load(ctx, p.memory, weights.LoadOptions{})
-				if cancels && err == nil {
-					continue // it was read at last
-				}
-				var failed *weights.LoadError
-				require.ErrorAs(t, err, &failed)
-				require.ErrorIs(t, err, boom)
-				require.Zero(t, sim.PendingCopies())
-				p.requireComplete(t, failed)
-				if !cancels {
-					require.Equal(t, tensor, failed.Tensor)
-					require.Equal(t, broken, failed.Offset)
-					require.ErrorContains(t, err, fmt.Sprintf("weights: load tensor %q of file: at offset %d, onto [device ", at, broken))
-					require.NotContains(t, err.Error(), "transfer:")
-					require.NotContains(t, err.Error(), "\n")
-				}
-				if both && !cancels {
-					var before []*weights.Tensor
-					for other := range f.Tensors() {
-						if other.Offset+int64(other.Size) <= broken {
-							before = append(before, other)
-						}
-						if other == tensor {
-							break
-						}
-					}
-					require.Subset(t, failed.Complete, before)
-				}
-				cancel(nil)
+	names := []string{"embed", "norm", "odd", "down", "last"}
+	ways := [][2]bool{{false, false}, {false, true}, {true, true}, {true, false}} // both, cancels
+	for i := range cells(len(names), len(ways)) {
+		at, both, cancels := names[i[0]], ways[i[1]][0], ways[i[1]][1]
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var broken int64 = maxInt
+		f, err := weights.Parse(readerAtFunc(func(p []byte, off int64) (int, error) {
+			n := copy(p, data[off:])
+			switch {
+			case off+int64(n) <= broken || off > broken:
+				return n, nil
+			case cancels:
+				cancel(boom)
+				return n, nil
 			}
+			return int(broken - off), boom
+		}), int64(len(data)), "file")
+		require.NoError(t, err)
+		tensor, _ := f.Tensor(at)
+		broken = tensor.Offset + int64(tensor.Size/2)
+		var shares []weights.Share
+		b := &bench{contents: map[*weights.Tensor][]byte{}}
+		i := 0
+		for tensor := range f.Tensors() {
+			b.contents[tensor] = data[tensor.Offset:][:tensor.Size]
+			shares = append(shares, weights.Share{Part: tensor.Whole(), Device: i % 2})
+			if both {
+				shares = append(shares, weights.Share{Part: tensor.Whole(), Device: 1 - i%2})
+			}
+			i++
 		}
+		plan, err := weights.PlanShares(shares, weights.PlanOptions{})
+		require.NoError(t, err)
+		p := b.planned(t, devs, plan)
+		err = plan.Load(ctx, p.memory, weights.LoadOptions{})
+		if cancels && err == nil {
+			continue // it was read at last
+		}
+		var failed *weights.LoadError
+		require.ErrorAs(t, err, &failed)
+		require.ErrorIs(t, err, boom)
+		require.Zero(t, sim.PendingCopies())
+		p.requireComplete(t, failed)
+		if !cancels {
+			require.Equal(t, tensor, failed.Tensor)
+			require.Equal(t, broken, failed.Offset)
+			require.ErrorContains(t, err, fmt.Sprintf("weights: load tensor %q of file: at offset %d, onto [device ", at, broken))
+			require.NotContains(t, err.Error(), "transfer:")
+			require.NotContains(t, err.Error(), "\n")
+		}
+		if both && !cancels {
+			var before []*weights.Tensor
+			for other := range f.Tensors() {
+				if other.Offset+int64(other.Size) <= broken {
+					before = append(before, other)
+				}
+				if other == tensor {
+					break
+				}
+			}
+			require.Subset(t, failed.Complete, before)
+		}
+		cancel(nil)
 	}
 }
 

@@ -190,9 +190,9 @@ func TestPlanRefuses(t *testing.T) {
 // they say.
 func TestPlansOfRandomModels(t *testing.T) {
 	t.Parallel()
-	rounds := 400
-	if testing.Short() {
-		rounds = 50
+	rounds := 100
+	if long() {
+		rounds = 1000
 	}
 	for seed := range rounds {
 		r := rand.New(rand.NewPCG(uint64(seed), 1))
