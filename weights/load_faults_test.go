@@ -220,6 +220,24 @@ func TestLoadOntoADeviceThatIsLost(t *testing.T) {
 	}
 }
 
+// A device that was lost before the load: the error names it and its tensor.
+func TestLoadAfterADeviceWasLost(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, cudasim.Config{}, smallBench(t))
+	require.NoError(t, tr.sim.LoseDevice(1))
+	var placements []weights.Placement
+	for i, tensor := range tr.tensors[:2] {
+		placements = append(placements, weights.Placement{Part: tensor.Whole(), To: tr.memory[i]})
+	}
+	var load *weights.LoadError
+	require.ErrorAs(t, weights.Place(t.Context(), placements, weights.LoadOptions{}), &load)
+	require.Equal(t, tr.tensors[1].Name, load.Tensor.Name)
+	require.True(t, slices.Equal([]*cudart.Device{tr.memory[1].Device}, load.Devices))
+	require.NotContains(t, load.Complete, tr.tensors[1])
+	require.NoError(t, tr.rt.Close())
+	_ = tr.sim.Close() // what the lost device has stays
+}
+
 // Loads that are canceled at any call end with the context's error; what they call
 // complete is there, and no device copies any more.
 func TestLoadsThatAreCanceled(t *testing.T) {
