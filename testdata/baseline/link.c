@@ -1,5 +1,5 @@
 /* The link as plain C measures it: pinned copies of 1 GiB each way, and both at
-   once, by events; medians of 16. Build and run:
+   once (four copies each), by events; medians of 16, in the format of Go benchmarks. Build and run:
    gcc -O2 -I/usr/local/cuda/include link.c -o link -L/usr/local/cuda/lib64 -lcudart && ./link */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -17,7 +17,8 @@ static int order(const void *a, const void *b) {
 
 static void show(const char *what, float *ms, double bytes) {
     qsort(ms, SAMPLES, sizeof *ms, order);
-    printf("%s %.2f GB/s (%.2f to %.2f)\n", what, bytes / ms[SAMPLES / 2] / 1e6, bytes / ms[SAMPLES - 1] / 1e6, bytes / ms[0] / 1e6);
+    printf("Benchmark%s\t%d\t%.0f ns/op\t%.2f GB/s\t%.2f min-GB/s\t%.2f max-GB/s\n", what, SAMPLES, ms[SAMPLES / 2] * 1e6,
+        bytes / ms[SAMPLES / 2] / 1e6, bytes / ms[SAMPLES - 1] / 1e6, bytes / ms[0] / 1e6);
 }
 
 int main(void) {
@@ -41,7 +42,7 @@ int main(void) {
         CK(cudaEventSynchronize(to));
         if (i >= 0) CK(cudaEventElapsedTime(&ms[i], from, to));
     }
-    show("up", ms, N);
+    show("Upload/pinned/1GiB", ms, N);
     for (int i = -2; i < SAMPLES; i++) {
         CK(cudaEventRecord(from, s));
         CK(cudaMemcpyAsync(down, b, N, cudaMemcpyDeviceToHost, s));
@@ -49,7 +50,7 @@ int main(void) {
         CK(cudaEventSynchronize(to));
         if (i >= 0) CK(cudaEventElapsedTime(&ms[i], from, to));
     }
-    show("down", ms, N);
+    show("Download/pinned/1GiB", ms, N);
     for (int i = -2; i < SAMPLES; i++) {
         CK(cudaEventRecord(from, s));
         CK(cudaStreamWaitEvent(t, from, 0));
@@ -63,6 +64,6 @@ int main(void) {
         CK(cudaEventSynchronize(to));
         if (i >= 0) CK(cudaEventElapsedTime(&ms[i], from, to));
     }
-    show("both", ms, 8.0 * N);
+    show("BothWays/pinned/1GiB", ms, 8.0 * N);
     return 0;
 }

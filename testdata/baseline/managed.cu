@@ -4,7 +4,7 @@
 //
 //	nvcc -O3 managed.cu -o managed -lpthread && ./managed [GiB [samples]]
 //
-// It takes at most a quarter of the memory that the card has free.
+// It takes at most a quarter of the memory that the card has free. Lines are in the format of Go benchmarks.
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -86,7 +86,10 @@ static void touch(char *p, size_t n, int threads) {
 }
 
 static void report(const char *what, size_t n, double took) {
-	printf("%-34s %7.2f GB/s\n", what, n / took / 1e9);
+	printf("BenchmarkManaged/");
+	for (; *what; what++)
+		putchar(*what == ' ' ? '-' : *what);
+	printf("\t1\t%.0f ns/op\t%.2f GB/s\n", took * 1e9, n / took / 1e9);
 }
 
 int main(int argc, char **argv) {

@@ -2,7 +2,9 @@
 // the format of Go benchmarks under the names of theirs, each with what it was
 // done with: medians, after one round to warm up.
 //
-//	cc -O2 -pthread -I$CUDA/include transfer.c -L$CUDA/lib64 -lcudart -o transfer && ./transfer 5
+//	cc -O2 -pthread -I$CUDA/include transfer.c -L$CUDA/lib64 -lcudart -o transfer && ./transfer [SAMPLES [GROUP...]]
+//
+// Groups are pageable, fresh, pinned, scattered and files; without any all are measured.
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -343,6 +345,12 @@ static void scattered(char *dev, int samples) {
 	CHECK(cudaFreeHost(host));
 }
 
+static int wanted(const char *group, int argc, char **argv) {
+	for (int i = 2; i < argc; i++)
+		if (strcmp(argv[i], group) == 0) return 1;
+	return argc <= 2;
+}
+
 int main(int argc, char **argv) {
 	int samples = argc > 1 ? atoi(argv[1]) : 5;
 	if (samples < 1 || samples > SAMPLES / 4) samples = 5;
@@ -350,12 +358,14 @@ int main(int argc, char **argv) {
 	char *dev;
 	CHECK(cudaMalloc((void **)&dev, 4 * GiB));
 	make_lanes();
-	munmap(touched(24 * GiB), 24 * GiB); // memory of virtual machines can grow as it is first touched
-	pageable(dev, samples);
-	fresh(dev, samples);
-	both_ways(dev, samples);
-	scattered(dev, 4 * samples);
-	files(dev, "/dev/shm", 1, fewer);
-	files(dev, "/tmp", 0, fewer);
+	if (argc <= 2) munmap(touched(24 * GiB), 24 * GiB); // memory of virtual machines can grow as it is first touched
+	if (wanted("pageable", argc, argv)) pageable(dev, samples);
+	if (wanted("fresh", argc, argv)) fresh(dev, samples);
+	if (wanted("pinned", argc, argv)) both_ways(dev, samples);
+	if (wanted("scattered", argc, argv)) scattered(dev, 4 * samples);
+	if (wanted("files", argc, argv)) {
+		files(dev, "/dev/shm", 1, fewer);
+		files(dev, "/tmp", 0, fewer);
+	}
 	return 0;
 }
