@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// programTimeout ends a program in C.
+const programTimeout = 2 * time.Minute
+
+// A program is one of testdata/baseline that rows name.
+type program struct {
+	args  []string // for few samples, and what rows need
+	quick bool     // it takes some seconds
+}
+
+var programs = map[string]program{
+	"calls":    {[]string{"1"}, true},
+	"fanout":   {[]string{"-s", "2", "-t", "16", "-d", "2", "-m", "2048"}, false},
+	"launch":   {[]string{"2"}, true},
+	"link":     {nil, true},
+	"loader":   {[]string{"1"}, false},
+	"managed":  {[]string{"2", "1"}, false},
+	"pin":      {[]string{"1"}, false},
+	"ring":     {[]string{"2"}, true},
+	"transfer": {[]string{"2", "fresh", "scattered", "files"}, false},
+}
+
+// A line is a figure that a program in C printed, as Go's benchmarks do: its name without Benchmark, and values
+// by unit.
+type line struct {
+	name   string
+	values map[string]float64
+}
+
+// parseLines reads the output of a program.
+func parseLines(output []byte) (lines []line) {
+	for text := range bytes.Lines(output) {
+		fields := strings.Fields(string(text))
+		if len(fields) < 4 || !strings.HasPrefix(fields[0], "Benchmark") {
+			continue
+		}
+		l := line{strings.TrimPrefix(fields[0], "Benchmark"), map[string]float64{}}
+		for i := 2; i+1 < len(fields); i += 2 {
+			if v, err := strconv.ParseFloat(fields[i], 64); err == nil {
+				l.values[fields[i+1]] = v
+			}
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+// value returns a figure of a line in a unit of rows.
+func (l line) value(unit string) (v float64, ok bool) {
+	switch {
+	case unit == cpuUnit:
+		v, ok = l.values["cpu-s/GB"]
+	case isRate(unit):
+		v, ok = l.values[unit]
+	default:
+		v, ok = l.values["ns/op"]
+		v *= 1e-9 / scale[unit]
+	}
+	return v, ok && v > 0
+}
+
+// fastest returns the figure of the name that has the best median in unit own: its median in unit. The name is
+// that wanted, or begins with it if that ends with a slash.
+func fastest(lines []line, wanted, own, unit string) (name string, v float64, ok bool) {
+	byName := map[string][]line{}
+	var names []string
+	for _, l := range lines {
+		if l.name != wanted && !(strings.HasSuffix(wanted, "/") && strings.HasPrefix(l.name, wanted)) {
+			continue
+		}
+		if byName[l.name] == nil {
+			names = append(names, l.name)
+		}
+		byName[l.name] = append(byName[l.name], l)
+	}
+	medianOf := func(name, unit string) (float64, bool) {
+		var all []float64
+		for _, l := range byName[name] {
+			if v, ok := l.value(unit); ok {
+				all = append(all, v)
+			}
+		}
+		return median(all), len(all) > 0
+	}
+	best := 0.0
+	for _, n := range names {
+		if v, has := medianOf(n, own); has && (!ok || v > best == isRate(own)) {
+			name, best, ok = n, v, true
+		}
+	}
+	if !ok {
+		return "", 0, false
+	}
+	v, ok = medianOf(name, unit)
+	return name, v, ok
+}
+
+// A baseline runs the programs of a folder, each once.
+type baseline struct {
+	dir     string
+	quick   bool
+	outputs map[string][]line
+	errs    map[string]error
+}
+
+func (b *baseline) lines(ctx context.Context, name string) ([]line, error) {
+	if b.outputs[name] == nil && b.errs[name] == nil {
+		b.outputs[name], b.errs[name] = b.run(ctx, name)
+	}
+	return b.outputs[name], b.errs[name]
+}
+
+func (b *baseline) run(ctx context.Context, name string) ([]line, error) {
+	path := filepath.Join(b.dir, name)
+	if _, err := os.Stat(path); b.dir == "" || errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s was not built", name)
+	}
+	if b.quick && !programs[name].quick {
+		return nil, fmt.Errorf("%s takes too long for -quick", name)
+	}
+	args := programs[name].args
+	if name == "ring" && !hugePagesAlways() {
+		args = append(args[:len(args):len(args)], "plain") // memory as that of Go
+	}
+	ctx, cancel := context.WithTimeout(ctx, programTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	output, err := cmd.Output()
+	lines := parseLines(output)
+	if err == nil && len(lines) == 0 {
+		err = errors.New("it printed no figure")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(said.String()))
+	}
+	return lines, nil
+}
+
+// hugePagesAlways reports whether a Go slice is in huge pages.
+func hugePagesAlways() bool {
+	text, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/enabled")
+	return err == nil && strings.Contains(string(text), "[always]")
+}
