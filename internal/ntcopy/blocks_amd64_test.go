@@ -32,7 +32,7 @@ func TestCopyIsSeenBeforeALaterStore(t *testing.T) {
 
 func TestRowsAreSeenBeforeALaterStore(t *testing.T) {
 	testSeenBeforeALaterStore(t, func(dst, src []byte) {
-		Rows(dst, src, leastRow, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+		Rows(dst, src, minRow, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	})
 }
 

@@ -158,7 +158,7 @@ func emulated() bool {
 // fetched ahead is never past the last row.
 func TestRowsTouchNothingOutside(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		const size, n = 4096, 2*mostRows + 1
+		const size, n = 4096, 2*maxRows + 1
 		src, dst := guarded(t, n*size), guarded(t, n*size)
 		randomize(src, 10)
 		rows := make([]int, n)
@@ -175,7 +175,7 @@ func TestRowsTouchNothingOutside(t *testing.T) {
 }
 
 func TestFaultsInRowsArePanics(t *testing.T) {
-	const size, n = 4096, 2 * mostRows
+	const size, n = 4096, 2 * maxRows
 	page := os.Getpagesize()
 	withEach(t, func(t *testing.T) {
 		for _, side := range []string{"source", "destination"} {

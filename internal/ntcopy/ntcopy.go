@@ -17,7 +17,10 @@
 // and would miss a race or a bad access in the caller's memory.
 package ntcopy
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 const (
 	// smallest is the least number of bytes that Copy writes with non-temporal
@@ -39,11 +42,11 @@ const (
 	// speed, because each ends in a fence: 64 KiB up to 13 %, 256 KiB up to 3 %.
 	piece = 256 << 10
 
-	// Rows of leastRow bytes to mostRow are copied many at a time. The smaller ones are
+	// Rows of minRow bytes to maxRow are copied many at a time. The smaller ones are
 	// not worth their addresses, the larger ones not the trouble.
-	leastRow, mostRow = 512, 8 << 10
-	// mostRows is how many at a time: no more than a piece.
-	mostRows = piece / mostRow
+	minRow, maxRow = 512, 8 << 10
+	// maxRows is how many at a time: no more than a piece.
+	maxRows = piece / maxRow
 )
 
 // Copy copies min(len(dst), len(src)) bytes from src to dst and returns that
@@ -86,7 +89,7 @@ func Copy(dst, src []byte) int {
 // Together reports whether Rows is quicker than a Copy for each row: if the CPU has AVX2,
 // and rows are whole cache lines of dst, and neither tiny nor large.
 func Together(dst []byte, size int) bool {
-	return gathers() && size >= leastRow && size <= mostRow && size%line == 0 && len(dst) > 0 && uintptr(unsafe.Pointer(&dst[0]))%line == 0
+	return gathers() && size >= minRow && size <= maxRow && size%line == 0 && len(dst) > 0 && uintptr(unsafe.Pointer(&dst[0]))%line == 0
 }
 
 // Rows copies rows of size bytes of src into dst, back to back, and returns how many bytes
@@ -96,22 +99,33 @@ func Together(dst []byte, size int) bool {
 // It is as Copy is, but for rows that are too small for that: one fence is for many, and
 // while one row is copied the next is fetched.
 func Rows(dst, src []byte, size int, rows []int) int {
-	src = src[:len(src):len(src)] // whose capacity may be more
-	dst = dst[:len(dst):len(dst)][:len(rows)*size]
+	if size == 0 {
+		return 0
+	}
+	count := len(src) / size // rows of src; with more, products below would wrap
+	if size < 0 || len(rows) > len(dst)/size {
+		panic(fmt.Sprintf("ntcopy: no room for %d rows of %d bytes in %d", len(rows), size, len(dst)))
+	}
+	dst = dst[:len(rows)*size]
 	together := Together(dst, size)
 	for at := 0; at < len(rows); {
-		some := rows[at:min(at+mostRows, len(rows))]
+		some := rows[at:min(at+maxRows, len(rows))]
 		to := dst[at*size : (at+len(some))*size]
 		at += len(some)
+		for _, r := range some {
+			if uint(r) >= uint(count) {
+				panic(fmt.Sprintf("ntcopy: row %d of %d rows of %d bytes", r, count, size))
+			}
+		}
 		if !together {
 			for i, r := range some {
 				Copy(to[i*size:(i+1)*size], src[r*size:(r+1)*size])
 			}
 			continue
 		}
-		var from [mostRows]unsafe.Pointer
+		var from [maxRows]unsafe.Pointer
 		for i, r := range some {
-			from[i] = unsafe.Pointer(&src[r*size : (r+1)*size][0])
+			from[i] = unsafe.Pointer(&src[r*size])
 		}
 		gather(to, from[:len(some)], size)
 	}

@@ -3,6 +3,7 @@ package ntcopy
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -31,10 +32,10 @@ func someRows(n, of int, seed uint64) []int {
 func TestRows(t *testing.T) {
 	withEach(t, func(t *testing.T) {
 		const of = 50
-		for _, size := range []int{1, 63, line, 100, leastRow - line, leastRow, leastRow + 1, leastRow + line, 4096, 4096 + 3*line, mostRow - 1, mostRow, mostRow + line, piece + line} {
+		for _, size := range []int{1, 63, line, 100, minRow - line, minRow, minRow + 1, minRow + line, 4096, 4096 + 3*line, maxRow - 1, maxRow, maxRow + line, piece + line} {
 			src := aligned(of*size + 17)
 			randomize(src, uint64(size))
-			for _, n := range []int{0, 1, 2, mostRows - 1, mostRows, mostRows + 1, 3 * mostRows} {
+			for _, n := range []int{0, 1, 2, maxRows - 1, maxRows, maxRows + 1, 3 * maxRows} {
 				if n*size > 8<<20 {
 					continue
 				}
@@ -67,12 +68,12 @@ func TestRowsTogether(t *testing.T) {
 		return
 	}
 	dst := aligned(1 << 20)
-	for _, size := range []int{leastRow, 4096, 4096 + line, mostRow} {
+	for _, size := range []int{minRow, 4096, 4096 + line, maxRow} {
 		assert.True(t, Together(dst, size), "%d bytes", size)
 		assert.True(t, Together(dst[line:], size), "%d bytes, the second line", size)
 		assert.False(t, Together(dst[1:], size), "%d bytes, no whole lines", size)
 	}
-	for _, size := range []int{1, line, leastRow - line, leastRow + 1, mostRow + line} {
+	for _, size := range []int{1, line, minRow - line, minRow + 1, maxRow + line} {
 		assert.False(t, Together(dst, size), "%d bytes", size)
 	}
 	assert.False(t, Together(nil, 4096))
@@ -85,16 +86,23 @@ func TestRowsPanicsOutsideTheSlices(t *testing.T) {
 	withEach(t, func(t *testing.T) {
 		for _, size := range []int{100, 4096} {
 			dst, src := aligned(3*size), aligned(5*size)
-			for _, rows := range [][]int{{5}, {-1}, {0, 1, 5}, {0, 1, 2, 3}} {
+			// The product of the last ones and of a size is 0, or less than len(src), in 64 bits.
+			for _, rows := range [][]int{{5}, {-1}, {0, 1, 5}, {0, 1, 2, 3}, {1 << 52}, {1 << 55}, {1 << 62}, {math.MaxInt}, {math.MinInt}, {0, 1<<62 + 1}} {
 				assert.Panics(t, func() { Rows(dst, src, size, rows) }, "%v of 5 rows of %d bytes, with room for 3", rows, size)
 			}
 		}
+		dst, src := aligned(minRow), aligned(minRow)
+		assert.Panics(t, func() { Rows(dst, src, minRow, []int{1 << 55}) }, "2^64 bytes from the start")
+		for _, size := range []int{-1, math.MinInt, 1 << 62, math.MaxInt} {
+			assert.Panics(t, func() { Rows(dst, src, size, []int{0, 0, 0, 0}) }, "rows of %d bytes", size)
+		}
+		assert.Zero(t, Rows(dst, src, 0, []int{0, math.MaxInt}), "rows without bytes are everywhere")
 	})
 }
 
 func TestRowsAllocatesNothing(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		const n = mostRows + 3
+		const n = maxRows + 3
 		dst, src, rows := aligned(n*4096), aligned(9*4096), someRows(n, 9, 1)
 		assert.Zero(t, testing.AllocsPerRun(10, func() { Rows(dst, src, 4096, rows) }))
 	})
@@ -129,14 +137,14 @@ func TestRowsOnAStackThatMoves(t *testing.T) {
 
 func FuzzRows(f *testing.F) {
 	f.Add([]byte("pinned"), uint16(4096), uint16(40), uint8(0))
-	f.Add([]byte{9, 0, 9}, uint16(leastRow), uint16(mostRows), uint8(64))
+	f.Add([]byte{9, 0, 9}, uint16(minRow), uint16(maxRows), uint8(64))
 	f.Add([]byte{1}, uint16(100), uint16(3), uint8(7))
 	f.Fuzz(func(t *testing.T, numbers []byte, size, n uint16, dstAt uint8) {
 		if len(numbers) == 0 {
 			return
 		}
 		const of = 64
-		bytes, count := int(size)%(2*mostRow)+1, int(n)%(3*mostRows)
+		bytes, count := int(size)%(2*maxRow)+1, int(n)%(3*maxRows)
 		src := aligned(of * bytes)
 		randomize(src, uint64(size))
 		rows := make([]int, count)
