@@ -2,10 +2,11 @@ package transfer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/gopinned/pinned/internal/sentinel"
 )
 
 // mostEmptyReads is how many reads in a row may return neither bytes nor an
@@ -54,10 +55,14 @@ func readAt(r io.ReaderAt, base int64) reading {
 	}
 }
 
-// early is the error of a reader that had fewer bytes than were asked for.
+// errSourceEnded is io.ErrUnexpectedEOF of a source that ended. A source may return
+// io.ErrUnexpectedEOF itself: then it has failed, and has no end here.
+var errSourceEnded = sentinel.New(io.ErrUnexpectedEOF.Error(), io.ErrUnexpectedEOF)
+
+// early returns the error of a reader that had fewer bytes than were asked for.
 func early(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
+	if err == io.EOF { // as readers return it: see io.EOF
+		return errSourceEnded
 	}
 	return err
 }

@@ -159,7 +159,7 @@ func (f *fileFeed) Take(most int) stage.Segment {
 func (f *fileFeed) fill(to []byte, off int) error {
 	got, err := f.readNow(to, off)
 	if err == nil && got < len(to) { // the file was truncated meanwhile
-		f.job.Cut(off+got, io.ErrUnexpectedEOF)
+		f.job.Cut(off+got, errSourceEnded)
 	}
 	return err
 }

@@ -39,8 +39,9 @@ func atPosition(ctx context.Context, s io.Seeker, n int, copies func(off int64) 
 	}
 	done, err := copies(off)
 	if done > 0 {
-		_, failed := seek(ctx, s, off+int64(done), io.SeekStart)
-		err = errors.Join(err, failed)
+		if _, failed := seek(ctx, s, off+int64(done), io.SeekStart); failed != nil {
+			err = errors.Join(err, failed)
+		}
 	}
 	return done, err
 }

@@ -85,7 +85,7 @@ func uploadMemory(ctx context.Context, dst place, mem []byte, n int) (done int, 
 		done, err = dst.memory(ctx, mem)
 	}
 	if err == nil && len(mem) < n {
-		err = fmt.Errorf("at byte %d of %d: %w", len(mem), n, io.ErrUnexpectedEOF)
+		err = fmt.Errorf("at byte %d of %d: %w", len(mem), n, errSourceEnded)
 	}
 	return done, err
 }
@@ -150,11 +150,19 @@ func (c *capture) WriteString(s string) (int, error) {
 // the device: as Read would, if each count on the device were read. Its ReadAt must
 // return what Read would there.
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
-	done, err := v.doWith(ctx, r, 0, n, func() (int, error) { return uploadNext(ctx, onDevice{v, dst}, r, n) })
+	done, err := v.uploadReader(ctx, dst, r, n)
 	if err != nil {
-		return done, fmt.Errorf("transfer: upload %d bytes from %s: %w", n, nameOf(r), err)
+		return done, errUploadReader(r, n, err)
 	}
 	return done, nil
+}
+
+func (v *View) uploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
+	return v.doWith(ctx, r, 0, n, func() (int, error) { return uploadNext(ctx, onDevice{v, dst}, r, n) })
+}
+
+func errUploadReader(r io.Reader, n int, err error) error {
+	return fmt.Errorf("transfer: upload %d bytes from %s: %w", n, nameOf(r), err)
 }
 
 // uploadNext copies the next n bytes of r, in the quickest way that it offers.

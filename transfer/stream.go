@@ -123,13 +123,16 @@ func (w *Writer) Write(p []byte) (int, error) {
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	done, err := w.v.UploadReader(w.ctx, w.dst+cudart.DevPtr(w.at), r, w.n-w.at)
+	left := w.n - w.at
+	done, err := w.v.uploadReader(w.ctx, w.dst+cudart.DevPtr(w.at), r, left)
 	w.at += done
 	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF) && w.at < w.n:
-		err = nil
 	case err == nil:
 		err = w.ended(r)
+	case errors.Unwrap(err) == errSourceEnded: // "at byte …" of r itself, not of what r copies from
+		err = nil
+	default:
+		err = errUploadReader(r, left, err)
 	}
 	return int64(done), err
 }
@@ -145,10 +148,10 @@ func (w *Writer) ended(r io.Reader) error {
 	switch {
 	case err == nil && <-got > 0:
 		return fmt.Errorf("transfer: %s has more than the %d bytes that there is room for: %w", nameOf(r), w.n, io.ErrShortWrite)
-	case errors.Is(err, io.ErrUnexpectedEOF):
+	case err == nil, err == errSourceEnded:
 		return nil
 	}
-	return err
+	return errUploadReader(r, 1, err)
 }
 
 // Len returns how many bytes may still be written.

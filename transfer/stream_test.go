@@ -2,8 +2,10 @@ package transfer
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -129,6 +131,64 @@ func TestStreamsThatAreTooLong(t *testing.T) {
 	n, err = w.Write(nil)
 	require.NoError(t, err)
 	require.Zero(t, n)
+}
+
+// A source that ends before its time is an error: only io.EOF is an end.
+func TestWriterReadFromReportsTruncatedSources(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	const n = 3 * mib
+	data := bytesOf(4, n)
+	mem, other := r.device(8*n), r.device(n)
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	_, err := z.Write(data)
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+	gunzip := func(of []byte) io.Reader {
+		g, err := gzip.NewReader(bytes.NewReader(of))
+		require.NoError(t, err)
+		return g
+	}
+	n64, err := r.c.NewWriter(t.Context(), mem, 2*n).ReadFrom(gunzip(zipped.Bytes()))
+	require.NoError(t, err)
+	require.EqualValues(t, n, n64)
+	require.True(t, bytes.Equal(data, r.onDevice(mem, n)))
+
+	failsAfter := func(has int, err error) io.Reader {
+		return io.MultiReader(bytes.NewReader(data[:has]), iotest.ErrReader(err))
+	}
+	// The source of a pipe is another copy, whose own source has ended early.
+	piped := func() io.Reader {
+		from, to := io.Pipe()
+		go func() {
+			_, err := to.Write(data[:1000])
+			_, early := r.c.UploadReader(t.Context(), other, strings.NewReader("short"), 100)
+			to.CloseWithError(errors.Join(err, early))
+		}()
+		return from
+	}
+	sources := map[string]func() io.Reader{
+		"half of a gzip stream":      func() io.Reader { return gunzip(zipped.Bytes()[:zipped.Len()/2]) },
+		"another copy that is short": piped,
+		"section of a short source":  func() io.Reader { return io.NewSectionReader(flaky{data, mib, ""}, 0, n) },
+		"end that is wrapped":        func() io.Reader { return failsAfter(5, fmt.Errorf("connection: %w", io.EOF)) },
+	}
+	for _, has := range []int{0, 1, mib, n} {
+		sources[fmt.Sprintf("body cut after %d bytes", has)] = func() io.Reader { return failsAfter(has, io.ErrUnexpectedEOF) }
+	}
+	for name, source := range sources {
+		for _, room := range []int{n, n + 1, 8 * n} {
+			w := r.c.NewWriter(t.Context(), mem, room)
+			n64, err := io.Copy(w, source())
+			require.Error(t, err, name)
+			if name != "end that is wrapped" {
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF, name)
+			}
+			require.EqualValues(t, room-w.Len(), n64, name)
+			require.True(t, bytes.Equal(data[:n64], r.onDevice(mem, int(n64))), name)
+		}
+	}
 }
 
 func TestStreamsThatFail(t *testing.T) {
