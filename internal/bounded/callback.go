@@ -1,10 +1,12 @@
 package bounded
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"time"
 )
 
 // ErrExited is the error of a callback that ended its goroutine.
@@ -42,4 +44,37 @@ func Foreign(f func() error, exited func(error)) error {
 	err := Guard(f)
 	returned = true
 	return err
+}
+
+// Callback makes one call of a user's code, on a goroutine of its own. The code may end
+// that ([ErrExited]), or panic: see [Guard]. It may block: when ctx ends, Callback waits
+// for CallbackGrace and returns the error of [Ended], and the call may go on.
+func Callback[T any](ctx context.Context, call func() (T, error)) (T, error) {
+	type outcome struct {
+		value T
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		o.err = Foreign(func() (err error) {
+			o.value, err = call()
+			return err
+		}, func(exited error) { done <- outcome{err: exited} })
+		done <- o
+	}()
+	select {
+	case o := <-done:
+		return o.value, o.err
+	case <-ctx.Done():
+	}
+	grace := time.NewTimer(CallbackGrace)
+	defer grace.Stop()
+	select {
+	case o := <-done:
+		return o.value, o.err
+	case <-grace.C:
+		var none T
+		return none, Ended(ctx)
+	}
 }
