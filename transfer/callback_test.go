@@ -110,10 +110,6 @@ func TestCallbacksThatDoNotReturn(t *testing.T) {
 			_, err := r.c.UploadReader(ctx, r.device(n), &hookedStream{hooked{want, end}, 0}, n)
 			return err
 		},
-		"reader with a position": func(ctx context.Context, r *rig, end func()) error {
-			_, err := r.c.UploadReader(ctx, r.device(n), &hookedSeeker{hookedStream: hookedStream{hooked{want, func() {}}, 0}, seek: end}, n)
-			return err
-		},
 		"writer": func(ctx context.Context, r *rig, end func()) error {
 			_, err := r.c.DownloadWriter(ctx, &hookedStream{hooked{make([]byte, n), end}, 0}, r.device(n), n)
 			return err
@@ -203,21 +199,6 @@ func (h *hookedStream) Write(p []byte) (int, error) {
 	n, err := h.WriteAt(p, h.at)
 	h.at += int64(n)
 	return n, err
-}
-
-// hookedSeeker has a position, and can be read at any.
-type hookedSeeker struct {
-	hookedStream
-	seek func()
-}
-
-func (h *hookedSeeker) Seek(off int64, whence int) (int64, error) {
-	h.seek()
-	if whence == io.SeekCurrent {
-		off += h.at
-	}
-	h.at = off
-	return off, nil
 }
 
 func TestReadersAreNotCalledAfterCancellation(t *testing.T) {

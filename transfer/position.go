@@ -2,13 +2,11 @@ package transfer
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"os"
+	"reflect"
 	"strings"
-
-	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A readSeekerAt can be read at any offset, and has a position of its own.
@@ -17,20 +15,47 @@ type readSeekerAt interface {
 	io.Seeker
 }
 
-// hasPosition returns a reader that can be read by several goroutines, from its
-// position on. Pipes and devices, which are files too, cannot.
-func hasPosition(r io.Reader) (readSeekerAt, bool) {
-	if f, ok := r.(*os.File); ok {
+// positioned returns a reader whose Read is ReadAt at its position, so that several
+// goroutines can read it. Only these types are known to be so: another one that has
+// ReadAt and Seek may have them from a file that it embeds, and a Read of its own. Pipes
+// and devices, which are files too, have no position.
+func positioned(r io.Reader) (readSeekerAt, bool) {
+	if f, ok := fileOf(r); ok {
 		info, err := f.Stat()
 		return f, err == nil && info.Mode().IsRegular()
 	}
-	s, ok := r.(readSeekerAt)
-	return s, ok
+	switch r := r.(type) {
+	case *bytes.Reader:
+		return r, true
+	case *strings.Reader:
+		return r, true
+	case *io.SectionReader:
+		return r, true
+	}
+	return nil, false
+}
+
+// fileOf returns the file that r is. io.Copy does not pass a file itself to a
+// [Writer]: it calls the file's WriteTo first, which passes the file in a struct of
+// package os.
+func fileOf(r io.Reader) (*os.File, bool) {
+	if f, ok := r.(*os.File); ok {
+		return f, true
+	}
+	if t := reflect.TypeOf(r); t.Kind() != reflect.Struct || t.PkgPath() != "os" {
+		return nil, false
+	}
+	field := reflect.ValueOf(r).FieldByName("File")
+	if !field.IsValid() || !field.CanInterface() {
+		return nil, false
+	}
+	f, ok := field.Interface().(*os.File)
+	return f, ok
 }
 
 // atPosition calls copies with the position of s, and moves it by what they return.
-func atPosition(ctx context.Context, s io.Seeker, n int, copies func(off int64) (int, error)) (int, error) {
-	off, err := seek(ctx, s, 0, io.SeekCurrent)
+func atPosition(s io.Seeker, n int, copies func(off int64) (int, error)) (int, error) {
+	off, err := s.Seek(0, io.SeekCurrent)
 	if err == nil {
 		err = checkOffset(off, n)
 	}
@@ -39,41 +64,9 @@ func atPosition(ctx context.Context, s io.Seeker, n int, copies func(off int64) 
 	}
 	done, err := copies(off)
 	if done > 0 {
-		if _, failed := seek(ctx, s, off+int64(done), io.SeekStart); failed != nil {
+		if _, failed := s.Seek(off+int64(done), io.SeekStart); failed != nil {
 			err = errors.Join(err, failed)
 		}
 	}
 	return done, err
-}
-
-// seek calls s.Seek. When ctx ends, it has [stage.Grace] still.
-func seek(ctx context.Context, s io.Seeker, offset int64, whence int) (int64, error) {
-	var at int64
-	err := isolated(ctx, s, func() (err error) {
-		at, err = s.Seek(offset, whence)
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	return at, nil
-}
-
-// isolated makes a call of rw. If that is foreign code the call runs on a goroutine of
-// its own, which it may end or block: it may outlast ctx.
-func isolated(ctx context.Context, rw any, call func() error) error {
-	switch rw.(type) {
-	case *os.File, *bytes.Reader, *strings.Reader, *io.SectionReader:
-		return stage.Guard(call)
-	}
-	outcome := make(chan error, 1)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		outcome <- stage.Foreign(call, func(exited error) { outcome <- exited })
-	}()
-	if !stage.Linger(ctx, over) {
-		return context.Cause(ctx)
-	}
-	return <-outcome
 }

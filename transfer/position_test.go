@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -49,7 +50,7 @@ func kinds(t *testing.T, data []byte) map[string]func() io.Reader {
 	}
 }
 
-// foreign is a reader with a position that this package does not know.
+// foreign is a reader that has ReadAt and Seek, of a type that this package does not know.
 type foreign struct{ *bytes.Reader }
 
 // UploadReader takes from a reader what io.CopyN takes, and leaves the rest of it.
@@ -98,7 +99,7 @@ func TestPositionsAfterAnError(t *testing.T) {
 	data := bytesOf(1, start+n)
 	mem := r.device(n)
 	for name, kind := range kinds(t, data) {
-		if name == "plain" {
+		if name == "plain" || name == "foreign" {
 			continue // of which more may have been read
 		}
 		for _, nth := range []int{0, 1, 3} {
@@ -159,47 +160,126 @@ func TestPositionsAfterASmallCopyFailed(t *testing.T) {
 	require.Zero(t, r.c.Stats().StagedBytes)
 }
 
-// A position that cannot be is an error, and so is a Seek that fails, panics or does not
-// return.
-func TestSeeksThatFail(t *testing.T) {
+// A position behind which there are no more offsets is an error.
+func TestPositionsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
-	mem, data := r.device(100), bytesOf(1, 100)
-	at := func(pos int64, seek func()) *hookedSeeker {
-		return &hookedSeeker{hookedStream: hookedStream{hooked{data, func() {}}, pos}, seek: seek}
-	}
-	for _, pos := range []int64{-1, 1<<63 - 1} {
-		_, err := r.c.UploadReader(t.Context(), mem, at(pos, func() {}), 100)
-		require.ErrorContains(t, err, "must not be negative")
-	}
-	_, err := r.c.UploadReader(t.Context(), mem, failingSeeker{at(0, func() {})}, 100)
-	require.ErrorIs(t, err, errFlaky)
-	var none *bytes.Reader
-	_, err = r.c.UploadReader(t.Context(), mem, none, 100)
-	require.ErrorContains(t, err, "nil pointer")
-
-	for _, calls := range []int{0, 1} { // before it blocks
-		free, blocks := make(chan struct{}), make(chan struct{})
-		n := 0
-		ctx, cancel := context.WithCancel(t.Context())
-		done, err := r.c.UploadReader(ctx, mem, at(0, func() {
-			if n++; n > calls {
-				close(blocks)
-				cancel()
-				<-free
-			}
-		}), 100)
-		<-blocks
-		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, 100*calls, done)
-		close(free)
-	}
-	require.NoError(t, r.c.Close(), "nothing is copied any more")
+	mem := r.device(100)
+	from := strings.NewReader("text")
+	_, err := from.Seek(math.MaxInt64, io.SeekStart)
+	require.NoError(t, err)
+	_, err = r.c.UploadReader(t.Context(), mem, from, 100)
+	require.ErrorContains(t, err, "must not be negative, nor the end more than")
+	f, err := os.Create(filepath.Join(t.TempDir(), "closed"))
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	_, err = r.c.UploadReader(t.Context(), mem, f, 100)
+	require.ErrorIs(t, err, os.ErrClosed)
 }
 
-type failingSeeker struct{ *hookedSeeker }
+// Types that embed a file, or another type that is read by several goroutines, and read or
+// write otherwise than that.
+type (
+	upperFile    struct{ *os.File }
+	upperSection struct{ *io.SectionReader }
+	upperBytes   struct{ *bytes.Reader }
+	upperString  struct{ strings.Reader }
+	upperBuffer  struct{ *bytes.Buffer }
+)
 
-func (failingSeeker) Seek(int64, int) (int64, error) { return 0, errFlaky }
+func upper(n int, p []byte, err error) (int, error) {
+	copy(p, bytes.ToUpper(p[:max(n, 0)]))
+	return n, err
+}
+
+func (u upperFile) Read(p []byte) (int, error) { n, err := u.File.Read(p); return upper(n, p, err) }
+func (u upperSection) Read(p []byte) (int, error) {
+	n, err := u.SectionReader.Read(p)
+	return upper(n, p, err)
+}
+func (u upperBytes) Read(p []byte) (int, error) { n, err := u.Reader.Read(p); return upper(n, p, err) }
+func (u *upperString) Read(p []byte) (int, error) {
+	n, err := u.Reader.Read(p)
+	return upper(n, p, err)
+}
+func (u upperBuffer) Read(p []byte) (int, error)  { n, err := u.Buffer.Read(p); return upper(n, p, err) }
+func (u upperFile) Write(p []byte) (int, error)   { return u.File.Write(bytes.ToUpper(p)) }
+func (u upperBuffer) Write(p []byte) (int, error) { return u.Buffer.Write(bytes.ToUpper(p)) }
+
+// A reader or writer that embeds another one is used through its own methods.
+func TestReadersAndWritersThatEmbedOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	const n = mib
+	text := bytes.Repeat([]byte("a file in lower case; "), n)[:n]
+	want := bytes.ToUpper(text)
+	path := filepath.Join(t.TempDir(), "lower")
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	mem := r.device(n)
+	for name, open := range map[string]func() io.Reader{
+		"file": func() io.Reader {
+			f, err := os.Open(path)
+			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, f.Close()) })
+			return upperFile{f}
+		},
+		"section": func() io.Reader { return upperSection{io.NewSectionReader(bytes.NewReader(text), 0, n)} },
+		"bytes":   func() io.Reader { return upperBytes{bytes.NewReader(text)} },
+		"string":  func() io.Reader { return &upperString{*strings.NewReader(string(text))} },
+		"buffer":  func() io.Reader { return upperBuffer{bytes.NewBuffer(bytes.Clone(text))} },
+	} {
+		r.fill(mem, make([]byte, n))
+		done, err := r.c.UploadReader(t.Context(), mem, open(), n)
+		require.NoError(t, err, name)
+		require.Equal(t, n, done, name)
+		require.True(t, bytes.Equal(want, r.onDevice(mem, n)), name)
+
+		r.fill(mem, make([]byte, n))
+		copied, err := r.c.NewWriter(t.Context(), mem, n).ReadFrom(open())
+		require.NoError(t, err, name)
+		require.EqualValues(t, n, copied, name)
+		require.True(t, bytes.Equal(want, r.onDevice(mem, n)), name)
+	}
+	r.fill(mem, text)
+	var b upperBuffer
+	b.Buffer = new(bytes.Buffer)
+	_, err := r.c.DownloadWriter(t.Context(), b, mem, n)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, b.Bytes()))
+	to, err := os.Create(path + ".to")
+	require.NoError(t, err)
+	_, err = r.c.DownloadWriter(t.Context(), upperFile{to}, mem, n)
+	require.NoError(t, err)
+	require.NoError(t, to.Close())
+	got, err := os.ReadFile(path + ".to")
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+}
+
+// io.Copy hides a file in a type of package os. It is read as the file itself.
+func TestFilesThatCopyHides(t *testing.T) {
+	t.Parallel()
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	require.NoError(t, err)
+	defer f.Close()
+	seen := 0
+	_, err = io.Copy(readFromFunc(func(r io.Reader) (int64, error) {
+		seen++
+		of, ok := fileOf(r)
+		assert.True(t, ok, "%T", r)
+		assert.Same(t, f, of)
+		return 0, nil
+	}), f)
+	require.NoError(t, err)
+	require.Equal(t, 1, seen)
+	_, ok := fileOf(upperFile{f})
+	require.False(t, ok)
+}
+
+type readFromFunc func(io.Reader) (int64, error)
+
+func (readFromFunc) Write([]byte) (int, error)             { panic("unused") }
+func (f readFromFunc) ReadFrom(r io.Reader) (int64, error) { return f(r) }
 
 // Files are written from their position on, which moves by what was written; other
 // writers are written to in order.

@@ -145,10 +145,11 @@ func (c *capture) WriteString(s string) (int, error) {
 // that. Reading is one goroutine's work, and overlaps with the copies; when ctx
 // ends, no further Read begins, and one that runs may outlast the call.
 //
-// A reader that has ReadAt and Seek too, as files and sections of them do, is
-// read by several goroutines, from its position on, which then moves by what is on
-// the device: as Read would, if each count on the device were read. Its ReadAt must
-// return what Read would there.
+// Several goroutines read a regular file, [io.SectionReader], [bytes.Reader] or
+// [strings.Reader], from its position on, which then moves by what is on the device: as
+// Read would, if each count on the device were read. Other types are read by their Read
+// alone, also those that embed one of these; pass what can be read at any offset to
+// [View.UploadFrom].
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
 	done, err := v.uploadReader(ctx, dst, r, n)
 	if err != nil {
@@ -173,8 +174,8 @@ func uploadNext(ctx context.Context, dst place, r io.Reader, n int) (int, error)
 		b.Next(done)
 		return done, err
 	}
-	if s, ok := hasPosition(r); ok {
-		return atPosition(ctx, s, n, func(off int64) (int, error) { return uploadAt(ctx, dst, s, off, n) })
+	if s, ok := positioned(r); ok {
+		return atPosition(s, n, func(off int64) (int, error) { return uploadAt(ctx, dst, s, off, n) })
 	}
 	read := func(to []byte, _, n int) (skip, got int, err error) {
 		got, err = readFull(ctx, r, to[:n])

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A Reader reads device memory. It is an [io.Reader], [io.ReaderAt] and
@@ -139,14 +140,9 @@ func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 
 // ended returns an error unless r has ended.
 func (w *Writer) ended(r io.Reader) error {
-	got := make(chan int, 1)
-	err := isolated(w.ctx, r, func() error {
-		n, err := readFull(w.ctx, r, make([]byte, 1))
-		got <- n
-		return err
-	})
+	n, err := bounded.Callback(w.ctx, func() (int, error) { return readFull(w.ctx, r, make([]byte, 1)) })
 	switch {
-	case err == nil && <-got > 0:
+	case n > 0:
 		return fmt.Errorf("transfer: %s has more than the %d bytes that there is room for: %w", nameOf(r), w.n, io.ErrShortWrite)
 	case err == nil, err == errSourceEnded:
 		return nil

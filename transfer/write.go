@@ -112,7 +112,7 @@ func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPt
 			return done, err
 		}
 		if f, ok := w.(*os.File); ok && writesAtOffset(f) {
-			return atPosition(ctx, f, n, func(off int64) (int, error) { return v.downloadAt(ctx, f, off, src, n) })
+			return atPosition(f, n, func(off int64) (int, error) { return v.downloadAt(ctx, f, off, src, n) })
 		}
 		return v.downloadBehind(ctx, src, n, newWriteBehind(1, write(w)))
 	})
