@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -147,7 +148,7 @@ func (r *readAhead) run() {
 		}
 		p := &piece{mem: newScratch(), off: off}
 		var skip, got int
-		err := stage.Foreign(func() (err error) {
+		err := bounded.Foreign(func() (err error) {
 			skip, got, err = r.read(*p.mem, off, n)
 			return err
 		}, func(err error) { r.job.Cut(off, err) })

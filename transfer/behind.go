@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -107,7 +108,7 @@ func (w *writeBehind) run() {
 			return
 		}
 		took := 0
-		err := stage.Foreign(func() (err error) {
+		err := bounded.Foreign(func() (err error) {
 			took, err = w.write(p.bytes, p.off)
 			return err
 		}, func(err error) { w.job.Cut(p.off, err) })

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -17,7 +18,7 @@ const mostEmptyReads = 100
 func readFull(ctx context.Context, r io.Reader, to []byte) (got int, err error) {
 	for empty := 0; got < len(to); {
 		if ctx.Err() != nil {
-			return got, context.Cause(ctx)
+			return got, bounded.Ended(ctx)
 		}
 		n, err := r.Read(to[got:])
 		if err := checkCount(r, "Read", n, len(to)-got); err != nil {

@@ -16,8 +16,8 @@ import (
 
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/testgpu"
-	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // liar is a reader and writer that does its work, and returns another count.
@@ -153,7 +153,7 @@ func TestCallbacksThatDoNotReturn(t *testing.T) {
 						require.ErrorContains(t, failed, "panic: out of patience")
 						require.ErrorContains(t, failed, "callback_test.go:", "the stack")
 					} else {
-						require.ErrorIs(t, failed, stage.ErrExited)
+						require.ErrorIs(t, failed, bounded.ErrExited)
 					}
 					require.Zero(t, sim.PendingCopies())
 				}
@@ -215,6 +215,7 @@ func TestReadersAreNotCalledAfterCancellation(t *testing.T) {
 	}}, 0}
 	done, err := r.c.UploadReader(ctx, mem, iotest.OneByteReader(from), n)
 	require.ErrorIs(t, err, assert.AnError)
+	require.ErrorIs(t, err, context.Canceled)
 	require.EqualValues(t, before, reads.Load())
 	require.LessOrEqual(t, done, before)
 	require.Equal(t, want[:done], r.onDevice(mem, done))

@@ -5,7 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -233,6 +236,104 @@ func TestOpeningThatFailsLeavesNothing(t *testing.T) {
 			require.Zero(t, sim.Outstanding().Streams, what)
 		}
 	}
+}
+
+// Calls into CUDA that do not return keep neither the making of a Copier or Fanout nor its
+// Close beyond their contexts. When they return, all is released.
+func TestOpenAndCloseWithCallsThatDoNotReturn(t *testing.T) {
+	t.Parallel()
+	type closer interface{ CloseContext(context.Context) error }
+	var cells []cell
+	for name, make := range map[string]func(context.Context, []*cudart.Device) (closer, error){
+		"copier": func(ctx context.Context, devs []*cudart.Device) (closer, error) {
+			return NewCopier(ctx, devs[0], Options{})
+		},
+		"fanout": func(ctx context.Context, devs []*cudart.Device) (closer, error) {
+			return NewFanout(ctx, devs, Options{})
+		},
+	} {
+		var probe callCounter
+		sim, rt := testgpu.Sim(t, twoDevices)
+		c, err := make(t.Context(), probe.count(sim, rt.Devices()))
+		require.NoError(t, err)
+		opening := probe.names()
+		require.NoError(t, c.CloseContext(t.Context()))
+		closing := probe.names()
+		require.Contains(t, opening, "cudaStreamCreateWithPriority")
+		require.Contains(t, opening, "cudaHostRegister")
+		require.Contains(t, closing, "cudaStreamDestroy")
+		for _, fn := range opening {
+			cells = append(cells, cell{name + " opens/" + fn, func(t *testing.T) {
+				sim, rt := testgpu.Sim(t, twoDevices)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				unblock := sim.Block(fn, cudasim.Fault{})
+				defer unblock()
+				go func() {
+					assert.NoError(t, sim.AwaitBlocked(t.Context(), fn, 1))
+					cancel(assert.AnError)
+				}()
+				_, err := make(ctx, rt.Devices())
+				require.ErrorIs(t, err, context.Canceled)
+				require.ErrorIs(t, err, assert.AnError)
+				require.NotErrorIs(t, err, ErrUnderWay, "nothing is copied")
+				unblock()
+				for sim.Outstanding().Registrations > 0 || sim.Outstanding().Streams > 0 || sim.Outstanding().PeerAccesses > 0 {
+					runtime.Gosched()
+				}
+				c, err := make(t.Context(), rt.Devices())
+				require.NoError(t, err)
+				require.NoError(t, c.CloseContext(t.Context()))
+			}})
+		}
+		for _, fn := range closing {
+			cells = append(cells, cell{name + " closes/" + fn, func(t *testing.T) {
+				sim, rt := testgpu.Sim(t, twoDevices)
+				c, err := make(t.Context(), rt.Devices())
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				unblock := sim.Block(fn, cudasim.Fault{})
+				defer unblock()
+				go func() {
+					assert.NoError(t, sim.AwaitBlocked(t.Context(), fn, 1))
+					cancel(assert.AnError)
+				}()
+				if err := c.CloseContext(ctx); err != nil { // it may close without the call
+					require.ErrorIs(t, err, context.Canceled)
+					require.ErrorIs(t, err, assert.AnError)
+				}
+				unblock()
+				require.NoError(t, c.CloseContext(t.Context()))
+			}})
+		}
+	}
+	atOnce(t, cells)
+}
+
+var twoDevices = cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}
+
+// A callCounter collects the C functions that are called.
+type callCounter struct {
+	mu    sync.Mutex
+	calls map[string]bool
+}
+
+func (c *callCounter) count(sim *cudasim.Sim, devs []*cudart.Device) []*cudart.Device {
+	c.calls = make(map[string]bool)
+	sim.OnCall(func(fn string, _ int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.calls[fn] = true
+	})
+	return devs
+}
+
+// names returns the functions that were called since the last call of names.
+func (c *callCounter) names() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	names := slices.Sorted(maps.Keys(c.calls))
+	clear(c.calls)
+	return names
 }
 
 // A device that cannot say when it is done keeps its memory: Close fails, as

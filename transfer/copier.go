@@ -58,8 +58,8 @@ func newEngine(ctx context.Context, dev *cudart.Device, o Options) (*engine, err
 		return nil, err
 	}
 	e := &engine{dev: dev, o: o}
-	if err := e.open(ctx); err != nil {
-		return nil, errors.Join(err, lifetime.Undo(ctx, e.release))
+	if err := opened(ctx, e); err != nil {
+		return nil, err
 	}
 	return e, nil
 }

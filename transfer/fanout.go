@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -92,21 +92,36 @@ func newFan(ctx context.Context, devs []*cudart.Device, o Options) (*fan, error)
 		return nil, err
 	}
 	f := &fan{o: o, devs: slices.Clone(devs)}
-	var err error
-	var state atomic.Int32
-	const returned, left = 1, 2
-	open := func() {
-		if err = f.open(ctx); err != nil || !state.CompareAndSwap(0, returned) {
-			err = errors.Join(err, lifetime.Undo(ctx, f.release))
-		}
-	}
-	if stage.Apart(ctx, 0, open, func(error) {}, func() bool { return state.CompareAndSwap(0, left) }) != nil {
-		return nil, context.Cause(ctx) // what open makes still, it releases; no copy is under way
-	}
-	if err != nil {
+	if err := opened(ctx, f); err != nil {
 		return nil, err
 	}
 	return f, nil
+}
+
+// opened opens what a Copier or a Fanout shares with its views. When ctx has ended it
+// leaves calls that do not return, and what they make is released. After an error nothing
+// is left otherwise.
+func opened(ctx context.Context, of interface {
+	open(context.Context) error
+	release(context.Context) error
+}) error {
+	if ctx.Err() != nil {
+		return bounded.Ended(ctx)
+	}
+	_, err := bounded.Do(ctx, bounded.Call[struct{}]{
+		Run: func() (none struct{}, err error) {
+			if err = of.open(ctx); err != nil {
+				err = errors.Join(err, lifetime.Undo(ctx, of.release))
+			}
+			return none, err
+		},
+		Late: func(_ struct{}, err error) {
+			if err == nil {
+				_ = lifetime.Undo(ctx, of.release)
+			}
+		},
+	})
+	return err
 }
 
 func checkDevices(devs []*cudart.Device) error {
@@ -128,9 +143,9 @@ func checkDevices(devs []*cudart.Device) error {
 
 func (f *fan) open(ctx context.Context) error {
 	for _, dev := range f.devs {
-		e, err := newEngine(ctx, dev, f.o)
-		if err != nil {
-			return fmt.Errorf("%v: %w", dev, err)
+		e := &engine{dev: dev, o: f.o}
+		if err := e.open(ctx); err != nil {
+			return fmt.Errorf("%v: %w", dev, errors.Join(err, lifetime.Undo(ctx, e.release)))
 		}
 		f.members, f.stages = append(f.members, e), append(f.stages, e.stage)
 	}
@@ -352,7 +367,7 @@ func (f *FanoutView) run(ctx context.Context, n int, check func() error, copies 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return 0, context.Cause(ctx)
+		return 0, bounded.Ended(ctx)
 	case n == 0:
 		return 0, nil
 	}

@@ -230,57 +230,45 @@ func TestEveryCallOfAFanoutCanFail(t *testing.T) {
 func TestCallsOfAFanoutThatDoNotReturn(t *testing.T) {
 	t.Parallel()
 	file, want := fanSource(t)
-	var cases []func()
+	var cells []cell
 	for config, cfg := range fanConfigs {
 		for name, operation := range fanOperations {
 			probe := newFanTrial(t, cfg, file, want)
 			calls := probe.callsOf(func() { require.NoError(t, operation(t.Context(), probe)) })
 			probe.close(name)
 			for _, fn := range slices.Sorted(maps.Keys(calls)) {
-				cases = append(cases, func() {
-					t.Run(strings.Join([]string{config, name, fn}, "/"), func(t *testing.T) {
-						b := newFanTrial(t, cfg, file, want)
-						ctx, cancel := context.WithCancel(t.Context())
-						defer cancel()
-						unblock := b.sim.Block(fn, cudasim.Fault{})
-						ended := make(chan error, 1)
-						go func() { ended <- operation(ctx, b) }()
-						// It may not make the call this time.
-						reached, stop := context.WithCancel(t.Context())
-						go func() {
-							if b.sim.AwaitBlocked(reached, fn, 1) == nil {
-								cancel()
-							}
-						}()
-						err := <-ended
-						stop()
-						unblock()
-						if err != nil {
-							require.ErrorIs(t, err, context.Canceled)
-						} else {
-							b.rig().requireOn(b.mems, want[:b.n(name)], fn)
+				cells = append(cells, cell{strings.Join([]string{config, name, fn}, "/"), func(t *testing.T) {
+					b := newFanTrial(t, cfg, file, want)
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					unblock := b.sim.Block(fn, cudasim.Fault{})
+					ended := make(chan error, 1)
+					go func() { ended <- operation(ctx, b) }()
+					// It may not make the call this time.
+					reached, stop := context.WithCancel(t.Context())
+					go func() {
+						if b.sim.AwaitBlocked(reached, fn, 1) == nil {
+							cancel()
 						}
-						for b.sim.Outstanding().PendingOps > 0 { // what was left
-							time.Sleep(time.Millisecond)
-						}
-						b.requireWorks(name, fn)
-						b.close(fn)
-					})
-				})
+					}()
+					err := <-ended
+					stop()
+					unblock()
+					if err != nil {
+						require.ErrorIs(t, err, context.Canceled)
+					} else {
+						b.rig().requireOn(b.mems, want[:b.n(name)], fn)
+					}
+					for b.sim.Outstanding().PendingOps > 0 { // what was left
+						time.Sleep(time.Millisecond)
+					}
+					b.requireWorks(name, fn)
+					b.close(fn)
+				}})
 			}
 		}
 	}
-	// They mostly wait: more at once than there are cores.
-	var next atomic.Int64
-	var all sync.WaitGroup
-	for range 12 {
-		all.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(cases)); i = next.Add(1) - 1 {
-				cases[i]()
-			}
-		})
-	}
-	all.Wait()
+	atOnce(t, cells)
 }
 
 // A copy between devices that CUDA keeps for long ends while the Fanout is closed: peer

@@ -26,6 +26,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -216,7 +217,7 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	// And a callback that ends its goroutine.
 	f = memfd(t, 0)
 	done, err := r.c.With(Call{Progress: func(int, int) { runtime.Goexit() }}).DownloadTo(t.Context(), f, 0, mem, n)
-	require.ErrorIs(t, err, stage.ErrExited)
+	require.ErrorIs(t, err, bounded.ErrExited)
 	info, err = f.Stat()
 	require.NoError(t, err)
 	require.EqualValues(t, done, info.Size())

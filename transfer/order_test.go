@@ -214,7 +214,7 @@ func TestProgressEndsAtTheTotal(t *testing.T) {
 	}
 }
 
-// A copy that is canceled returns the cause, also when Progress blocks. Nothing is in
+// A copy that is canceled returns the context's error and the cause, also when Progress blocks. Nothing is in
 // flight afterwards, and the next copy works.
 func TestCancelledCopies(t *testing.T) {
 	t.Parallel()
@@ -259,6 +259,7 @@ func TestCancelledCopies(t *testing.T) {
 			}}))
 			close(returned)
 			require.ErrorIs(t, err, cause, "%s, before: %t", name, before)
+			require.ErrorIs(t, err, context.Canceled, "%s, before: %t", name, before)
 			require.Zero(t, sim.PendingCopies(), "%s, before: %t", name, before)
 			require.NoError(t, r.c.Upload(t.Context(), mem, host))
 			require.True(t, bytes.Equal(host, r.onDevice(mem, n)))

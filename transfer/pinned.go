@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -66,14 +67,10 @@ func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error)
 		return false, nil // asking takes longer than staging
 	}
 	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
-	pinned := false
-	left := stage.Apart(ctx, 0, func() {
-		pinned = isRegistered(dev, first) && isRegistered(dev, last)
-	}, func(error) {}, func() bool { return true })
-	if left != nil {
-		return false, left
-	}
-	return pinned, nil
+	return bounded.Do(ctx, bounded.Call[bool]{
+		Run:   func() (bool, error) { return isRegistered(dev, first) && isRegistered(dev, last), nil },
+		Grace: bounded.CallbackGrace,
+	})
 }
 
 func isRegistered(dev *cudart.Device, at uintptr) bool {
@@ -124,18 +121,25 @@ func (v *View) copyDirect(ctx context.Context, n, way int, queue func(s *cudart.
 // do copies, and returns how many bytes, from the first on, were copied.
 func (d *directCopy) do(ctx context.Context, progress func(done, total int)) (int, error) {
 	d.stop = make(chan struct{})
-	var reporter *stage.Reporter
+	var reporter *bounded.Reporter
 	if progress != nil {
-		reporter = stage.NewReporter(d.n, progress, d.fail, d.stop)
+		reporter = bounded.NewReporter(d.n, progress, d.fail, d.stop)
 	}
-	left := stage.Apart(ctx, stage.Patience, func() { d.run(reporter) }, func(cause error) { d.fail(d.n, cause) }, func() bool { return true })
-	if left != nil {
-		d.giveUp(left)
+	ended, err := bounded.Do(ctx, bounded.Call[bool]{
+		Run: func() (bool, error) {
+			d.run(reporter)
+			return true, nil
+		},
+		Stop:  func(error) { d.fail(d.n, bounded.Ended(ctx)) },
+		Grace: stage.Grace,
+	})
+	if !ended {
+		d.giveUp(fmt.Errorf("%w: %w", stage.ErrUnderWay, err))
 	}
 	return d.result()
 }
 
-func (d *directCopy) run(reporter *stage.Reporter) {
+func (d *directCopy) run(reporter *bounded.Reporter) {
 	type flight struct {
 		off, n int
 		ends   []cudart.Point

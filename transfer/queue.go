@@ -9,6 +9,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -20,7 +21,7 @@ func (c Call) turn(ctx context.Context) error {
 	}
 	err := c.Stream.Timeline().End().Wait(ctx) // which calls CUDA elsewhere if ctx can end
 	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
+		return bounded.Ended(ctx)
 	}
 	return err
 }
@@ -80,16 +81,18 @@ func (v *View) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued
 	if !ok {
 		return false, nil
 	}
-	if err := stage.Guard(func() error { stage.Put(lease.Bytes(), src); return nil }); err != nil {
+	if err := bounded.Guard(func() error { stage.Put(lease.Bytes(), src); return nil }); err != nil {
 		return true, errors.Join(err, lease.Release())
 	}
 	// A stream with a full queue blocks the call.
-	var failed error
-	left := stage.Apart(ctx, 0, func() {
-		failed = errors.Join(lease.CopyToDevice(v.call.Stream, dst, 0, len(src)), lease.Release())
-	}, func(error) {}, func() bool { return true })
-	if left != nil {
-		return true, left
+	_, err = bounded.Do(ctx, bounded.Call[struct{}]{
+		Run: func() (none struct{}, err error) {
+			return none, errors.Join(lease.CopyToDevice(v.call.Stream, dst, 0, len(src)), lease.Release())
+		},
+		Grace: bounded.CallbackGrace,
+	})
+	if errors.Is(err, bounded.ErrStuck) {
+		err = fmt.Errorf("%w: %w", stage.ErrUnderWay, err)
 	}
-	return true, failed
+	return true, err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -47,6 +49,27 @@ func (r *rig) device(n int) cudart.DevPtr {
 	require.NoError(r, err)
 	r.Cleanup(func() { require.NoError(r, r.dev.Free(p)) })
 	return p
+}
+
+// A cell is one combination of what a sweep goes through.
+type cell struct {
+	name string
+	run  func(t *testing.T)
+}
+
+// atOnce runs cells that mostly wait: more of them at once than t.Parallel would, and fewer
+// than there may be simulated GPUs.
+func atOnce(t *testing.T, cells []cell) {
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range 12 {
+		all.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(cells)); i = next.Add(1) - 1 {
+				t.Run(cells[i].name, cells[i].run)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // bytesOf returns n bytes that differ from those of other seeds, and from each

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A Call shapes single copies: see [View.With]. The zero value changes nothing.
@@ -59,7 +60,7 @@ func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done 
 	case s != nil && s.Device() != v.dev:
 		return 0, fmt.Errorf("Call.Stream: %v is not of the copier's %v", s, v.dev)
 	case ctx.Err() != nil:
-		return 0, context.Cause(ctx)
+		return 0, bounded.Ended(ctx)
 	case n == 0:
 		return 0, nil
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -72,7 +73,7 @@ func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.Dev
 	write := writeAt(m.file, m.off)
 	sink := memorySink(func(from []byte, off int) error {
 		to := m.mem[off : off+len(from)]
-		fault := stage.Guard(func() error {
+		fault := bounded.Guard(func() error {
 			m.put(to, from)
 			return nil
 		})
@@ -103,7 +104,7 @@ func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.Dev
 func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
 	done, err := v.doWith(ctx, w, 0, n, func() (int, error) {
 		if b, ok := w.(*bytes.Buffer); ok && b != nil {
-			if err := stage.Guard(func() error { b.Grow(n); return nil }); err != nil {
+			if err := bounded.Guard(func() error { b.Grow(n); return nil }); err != nil {
 				return 0, err // n bytes are more than a slice can have
 			}
 			mem := b.AvailableBuffer()[:n]

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // An annex is memory that a ring has only while copies of both directions wait for it:
@@ -144,7 +145,7 @@ func (r *ring) closeAnnex(ctx context.Context) error {
 		select {
 		case <-changing:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return bounded.Ended(ctx)
 		}
 	}
 	return a.unmap(ctx) // nothing else changes it any more

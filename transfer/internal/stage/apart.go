@@ -7,62 +7,51 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// ErrUnderWay is in the errors of copies that are given up while the GPU may still
+// ErrUnderWay is in the errors of copies that are abandoned while the GPU may still
 // use memory.
 var ErrUnderWay = errors.New("copies may be under way")
 
-// errStuck is the reason that is known before CUDA says anything.
-var errStuck = fmt.Errorf("%w: a call into the CUDA library has not returned", ErrUnderWay)
+// errStuck is the reason that is known before CUDA reports anything.
+var errStuck = fmt.Errorf("%w: %w", ErrUnderWay, bounded.ErrStuck)
 
-// UnderWay is the error of copies of which it is not known when they end, as asking
-// the library for p has failed.
+// UnderWay returns the error of copies whose end is not known, as CUDA has returned err for
+// p.
 func UnderWay(p cudart.Point, err error) error {
 	return fmt.Errorf("%w on %v: %w", ErrUnderWay, p.Line(), err)
 }
 
 // asking is the context of questions to the library. A call that may wait no longer
-// than its context has another goroutine ask: see Apart.
+// than its context has another goroutine ask: see [bounded.Do].
 var asking = context.Background()
 
 const (
 	// landTimeout bounds the wait for copies that are under way after one failed.
-	landTimeout = time.Second
-	// Patience is how long a call may wait, once its context has ended, for one that
-	// waits so.
-	Patience = 2 * landTimeout
+	landTimeout = bounded.Grace
+	// Grace is how long the caller of a copy waits for it once its context has ended: the
+	// copy itself waits for the GPU.
+	Grace = 2 * bounded.Grace
 )
 
-// Apart calls f, which calls the library: on another goroutine if ctx can end, as
-// such a call may block. When ctx ends, stop is called with its cause; f should
-// then end soon. If it has not after the patience, Apart returns as soon as mayLeave
-// is true: an error that wraps the cause and [ErrUnderWay]. What f uses must stay
-// then.
-func Apart(ctx context.Context, patience time.Duration, f func(), stop func(cause error), mayLeave func() bool) (left error) {
-	if ctx.Done() == nil {
-		f()
-		return nil
-	}
-	over := make(chan struct{})
-	go func() {
-		f()
-		close(over)
-	}()
+// Linger waits until c is closed, or, once ctx has ended, for [bounded.CallbackGrace].
+func Linger(ctx context.Context, c <-chan struct{}) {
 	select {
-	case <-over:
-		return nil
+	case <-c:
+		return
 	case <-ctx.Done():
-		stop(context.Cause(ctx))
 	}
-	for wait := max(patience, Grace); ; wait = time.Millisecond {
-		select {
-		case <-over:
-			return nil
-		case <-time.After(wait):
-		}
-		if mayLeave() {
-			return fmt.Errorf("%w; %w", context.Cause(ctx), errStuck)
-		}
+	select {
+	case <-c:
+	case <-time.After(bounded.CallbackGrace):
 	}
+}
+
+// abandoned returns the error of a copy whose goroutine [bounded.Do] has left.
+func abandoned(err error) error {
+	if errors.Is(err, bounded.ErrStuck) {
+		return fmt.Errorf("%w: %w", ErrUnderWay, err)
+	}
+	return err
 }

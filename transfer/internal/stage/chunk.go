@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A chunk is a part of a job that passes through one extent.
@@ -132,7 +133,7 @@ func (c *chunk) do(i int) {
 	from := i * c.piece
 	mem := c.x.mem[from:min(from+c.piece, c.n)]
 	if !c.refused.Load() {
-		if err := Guard(func() error { return c.work(mem, c.off+from) }); errors.Is(err, ErrNotReady) {
+		if err := bounded.Guard(func() error { return c.work(mem, c.off+from) }); errors.Is(err, ErrNotReady) {
 			c.refused.Store(true)
 		} else if err != nil {
 			c.job.Cut(c.off+from, err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 )
 
@@ -119,7 +120,7 @@ type Job struct {
 	limit    int32 // workers at most, for each device: see crew.limitOf
 	devices  int32 // that the workers serve
 	brief    bool
-	reporter *Reporter
+	reporter *bounded.Reporter
 
 	conducting sync.Mutex
 	// Guarded by conducting until ended is set, then the conductor's.
@@ -168,7 +169,7 @@ func (s *Stage) newJob(c Copy) *Job {
 	// The smallest group takes the longest.
 	j.devices = int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
 	if c.Progress != nil {
-		j.reporter = NewReporter(c.N, c.Progress, j.Abort, j.abort)
+		j.reporter = bounded.NewReporter(c.N, c.Progress, j.Abort, j.abort)
 	}
 	return j
 }
@@ -228,11 +229,19 @@ func (j *Job) Past(off int) bool {
 // that are under way.
 func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	j := s.newJob(c)
-	left := Apart(ctx, Patience, j.conduct, func(cause error) { j.Abort(math.MaxInt-1, cause) }, func() bool {
-		j.dropPieces()
-		return j.working() == 0 // else workers use the caller's memory
+	ended, _ := bounded.Do(ctx, bounded.Call[bool]{
+		Run: func() (bool, error) {
+			j.conduct()
+			return true, nil
+		},
+		Stop: func(error) { j.Abort(math.MaxInt-1, bounded.Ended(ctx)) },
+		Abandon: func() bool {
+			j.dropPieces()
+			return j.working() == 0 // else workers use the caller's memory
+		},
+		Grace: Grace,
 	})
-	if left != nil {
+	if !ended {
 		j.giveUp(errStuck)
 	}
 	if c.Await != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A lone is what one small copy at a time passes through, in one direction: memory and a
@@ -21,9 +22,7 @@ type lone struct {
 	taken  atomic.Bool
 	left   cudart.Point // the end of a copy that failed or was not waited for; guarded by taken
 
-	// Of the copy that runs.
-	state atomic.Int32
-	err   error
+	state atomic.Int32 // of the copy that runs
 }
 
 // The states of a copy whose caller may leave.
@@ -85,20 +84,15 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 		l.taken.Store(false)
 		return true, err
 	}
-	left := Apart(ctx, Patience, func() {
-		err := l.copy(dev, mem, down)
-		if l.state.Swap(loneUses) == loneLeft {
-			l.taken.Store(false)
-		} else {
-			l.err = err
-		}
-	}, func(error) {}, func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) })
-	if left != nil {
-		return true, left
-	}
-	err = l.err
-	l.taken.Store(false)
-	return true, err
+	_, err = bounded.Do(ctx, bounded.Call[struct{}]{
+		Run: func() (struct{}, error) {
+			defer l.taken.Store(false)
+			return struct{}{}, l.copy(dev, mem, down)
+		},
+		Abandon: func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) },
+		Grace:   Grace,
+	})
+	return true, abandoned(err)
 }
 
 // take takes the slot, if neither a goroutine nor the GPU uses it. After a copy that was not
@@ -107,12 +101,7 @@ func (l *lone) take(ctx context.Context) bool {
 	if !l.taken.CompareAndSwap(false, true) {
 		return false
 	}
-	if l.left == (cudart.Point{}) {
-		return true
-	}
-	if l.left.Done(ctx) {
-		_, _ = l.stream.Query() // what that copy failed with, which its caller has
-		l.left = cudart.Point{}
+	if l.left == (cudart.Point{}) || l.left.Done(ctx) {
 		return true
 	}
 	l.taken.Store(false)
@@ -120,6 +109,10 @@ func (l *lone) take(ctx context.Context) bool {
 }
 
 func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
+	if l.left != (cudart.Point{}) {
+		_, _ = l.stream.Query() // what that copy failed with, which its caller has
+		l.left = cudart.Point{}
+	}
 	slot := l.buf.Bytes()
 	if !down {
 		return l.wait(l.upload(dev, mem, slot))
@@ -129,7 +122,7 @@ func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 	if err != nil || !l.state.CompareAndSwap(loneWaits, loneUses) {
 		return err
 	}
-	return Guard(func() error { copy(mem, slot); return nil })
+	return bounded.Guard(func() error { copy(mem, slot); return nil })
 }
 
 // upload queues the copy of mem in pieces. When it returns, mem is not used any more.
@@ -139,7 +132,7 @@ func (l *lone) upload(dev cudart.DevPtr, mem, slot []byte) error {
 			return nil // the caller has left
 		}
 		part := slot[at:min(at+lonePiece, len(mem))]
-		err := Guard(func() error { Put(part, mem[at:at+len(part)]); return nil })
+		err := bounded.Guard(func() error { Put(part, mem[at:at+len(part)]); return nil })
 		l.state.Store(loneWaits)
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
@@ -80,9 +81,9 @@ func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 		case <-s.ready:
 		case <-ctx.Done():
 			if drop(dev, s) {
-				return nil, errors.Join(context.Cause(ctx), lifetime.Undo(ctx, s.stage.close))
+				return nil, errors.Join(bounded.Ended(ctx), lifetime.Undo(ctx, s.stage.close))
 			}
-			return nil, context.Cause(ctx)
+			return nil, bounded.Ended(ctx)
 		}
 		if s.stage != nil {
 			return s.stage, nil
