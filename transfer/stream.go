@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
@@ -15,44 +15,109 @@ import (
 // [io.WriterTo], so that io.Copy takes the way of [View.DownloadWriter]. Reads of less
 // than some MiB take most of their time to begin: read into large buffers.
 //
-// Its methods may be called from any goroutine.
-type Reader struct {
-	v   *View
-	ctx context.Context
-	src cudart.DevPtr
-	n   int
+// Its methods may be called from any goroutine. Read and WriteTo take turns: one that is
+// called by the other, through its writer or Progress, waits until the context ends.
+type Reader struct{ memory }
 
-	mu sync.Mutex // held during Read and WriteTo
-	at int
+// A Writer writes device memory. It is an [io.Writer] and [io.ReaderFrom], so that
+// io.Copy takes the way of [View.UploadReader]. Writes of less than some MiB take most
+// of their time to begin: write large buffers.
+//
+// Its methods may be called from any goroutine. Write and ReadFrom take turns: one that is
+// called by the other, through its reader or Progress, waits until the context ends.
+type Writer struct{ memory }
+
+// memory is device memory that is read or written from its start to its end.
+type memory struct {
+	v    *View
+	ctx  context.Context
+	addr cudart.DevPtr
+	n    int           // bytes
+	turn chan struct{} // has room for the one method that copies
+	at   atomic.Int64  // bytes that were copied
 }
 
 // NewReader returns a Reader of n bytes of device memory. ctx ends its copies. A nil
 // ctx and a negative n are errors of the first use.
 func (v *View) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
-	return &Reader{v: v, ctx: ctx, src: src, n: n}
+	return &Reader{memory{v: v, ctx: ctx, addr: src, n: n, turn: make(chan struct{}, 1)}}
+}
+
+// NewWriter returns a Writer of n bytes of device memory. ctx ends its copies. A nil
+// ctx and a negative n are errors of the first use.
+func (v *View) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
+	return &Writer{memory{v: v, ctx: ctx, addr: dst, n: n, turn: make(chan struct{}, 1)}}
+}
+
+var errNoMemory = errors.New("the Reader or Writer is nil, or was not made by a View")
+
+func (m *memory) check() error {
+	switch {
+	case m == nil || m.turn == nil:
+		return errNoMemory
+	case m.ctx == nil:
+		return errNilContext
+	case m.n < 0:
+		return fmt.Errorf("%d bytes: must not be negative", m.n)
+	}
+	return nil
+}
+
+// next calls copies with the place and the size of what is left, and counts what it
+// returns as copied.
+func (m *memory) next(what string, copies func(at cudart.DevPtr, left int) (int, error)) (int, error) {
+	err := m.check()
+	if err == nil {
+		select {
+		case m.turn <- struct{}{}:
+			defer func() { <-m.turn }()
+			n, err := copies(m.addr+cudart.DevPtr(m.at.Load()), m.left())
+			m.at.Add(int64(n))
+			return n, err
+		case <-m.ctx.Done():
+			err = bounded.Ended(m.ctx)
+		}
+	}
+	return 0, fmt.Errorf("transfer: %s device memory: %w", what, err)
+}
+
+func (m *memory) left() int { return m.n - int(m.at.Load()) }
+
+// length is Len. It does not wait for a copy, which may be calling it.
+func (m *memory) length() int {
+	if m == nil {
+		return 0
+	}
+	return max(m.left(), 0)
 }
 
 // Read copies what comes next into p, as much as that holds, or returns io.EOF at the
 // end. Errors are those of [View.Download], and nothing is read then.
 func (r *Reader) Read(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n, err := r.ReadAt(p[:min(len(p), max(r.n-r.at, 0))], int64(r.at))
-	if n == 0 && err == nil && len(p) > 0 {
-		err = io.EOF
-	}
-	r.at += n
-	return n, err
+	return r.base().next("read", func(at cudart.DevPtr, left int) (int, error) {
+		n := min(len(p), left)
+		if n == 0 && len(p) > 0 {
+			return 0, io.EOF
+		}
+		if err := r.v.Download(r.ctx, p[:n], at); err != nil {
+			return 0, err
+		}
+		return n, nil
+	})
 }
 
 // ReadAt copies what is at an offset into p. It returns io.EOF if there is less, and
 // else errors of [View.Download], with nothing read.
 func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
-	if r.n < 0 || off < 0 {
-		return 0, fmt.Errorf("transfer: read offset %d of %d bytes of device memory: must not be negative", off, r.n)
+	err := r.base().check()
+	if err == nil && off < 0 {
+		err = fmt.Errorf("offset %d: must not be negative", off)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("transfer: read device memory: %w", err)
 	}
 	n := int(min(int64(len(p)), max(int64(r.n)-off, 0)))
-	if err := r.v.Download(r.ctx, p[:n], r.src+cudart.DevPtr(off)); err != nil {
+	if err := r.v.Download(r.ctx, p[:n], r.addr+cudart.DevPtr(off)); err != nil {
 		return 0, err
 	}
 	if n < len(p) {
@@ -63,79 +128,55 @@ func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 
 // WriteTo copies the rest to w. Count and errors are those of [View.DownloadWriter].
 func (r *Reader) WriteTo(w io.Writer) (int64, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	done, err := r.v.DownloadWriter(r.ctx, w, r.src+cudart.DevPtr(r.at), r.n-r.at)
-	r.at += done
-	return int64(done), err
+	n, err := r.base().next("read", func(at cudart.DevPtr, left int) (int, error) {
+		return r.v.DownloadWriter(r.ctx, w, at, left)
+	})
+	return int64(n), err
 }
 
-// Len returns how many bytes are left to Read.
-func (r *Reader) Len() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.n - r.at
-}
+// Len returns how many bytes are left to Read. A copy that runs does not count yet.
+func (r *Reader) Len() int { return r.base().length() }
 
-// A Writer writes device memory. It is an [io.Writer] and [io.ReaderFrom], so that
-// io.Copy takes the way of [View.UploadReader]. Writes of less than some MiB take most
-// of their time to begin: write large buffers.
-//
-// Its methods may be called from any goroutine.
-type Writer struct {
-	v   *View
-	ctx context.Context
-	dst cudart.DevPtr
-	n   int
-
-	mu sync.Mutex // held during Write and ReadFrom
-	at int
-}
-
-// NewWriter returns a Writer of n bytes of device memory. ctx ends its copies. A nil
-// ctx and a negative n are errors of the first use.
-func (v *View) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
-	return &Writer{v: v, ctx: ctx, dst: dst, n: n}
+func (r *Reader) base() *memory {
+	if r == nil {
+		return nil
+	}
+	return &r.memory
 }
 
 // Write copies p to the device, after what was written before. If p is longer than
 // what is left, it copies what there is room for and returns io.ErrShortWrite. After
 // an error of [View.Upload] nothing was written.
 func (w *Writer) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.n < 0 {
-		return 0, fmt.Errorf("transfer: write %d bytes of device memory: must not be negative", w.n)
-	}
-	n := min(len(p), w.n-w.at)
-	if err := w.v.Upload(w.ctx, w.dst+cudart.DevPtr(w.at), p[:n]); err != nil {
-		return 0, err
-	}
-	w.at += n
-	if n < len(p) {
-		return n, io.ErrShortWrite
-	}
-	return n, nil
+	return w.base().next("write", func(at cudart.DevPtr, left int) (int, error) {
+		n := min(len(p), left)
+		if err := w.v.Upload(w.ctx, at, p[:n]); err != nil {
+			return 0, err
+		}
+		if n < len(p) {
+			return n, io.ErrShortWrite
+		}
+		return n, nil
+	})
 }
 
 // ReadFrom copies r to the device until it ends, and returns how many bytes are there.
 // A reader that has more than there is room for is io.ErrShortWrite: one byte more
 // was read from it. Other errors are those of [View.UploadReader].
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	left := w.n - w.at
-	done, err := w.v.uploadReader(w.ctx, w.dst+cudart.DevPtr(w.at), r, left)
-	w.at += done
-	switch {
-	case err == nil:
-		err = w.ended(r)
-	case errors.Unwrap(err) == errSourceEnded: // "at byte …" of r itself, not of what r copies from
-		err = nil
-	default:
-		err = errUploadReader(r, left, err)
-	}
-	return int64(done), err
+	n, err := w.base().next("write", func(at cudart.DevPtr, left int) (int, error) {
+		done, err := w.v.uploadReader(w.ctx, at, r, left)
+		switch {
+		case err == nil:
+			err = w.ended(r)
+		case errors.Unwrap(err) == errSourceEnded: // "at byte …" of r itself, not of what r copies from
+			err = nil
+		default:
+			err = errUploadReader(r, left, err)
+		}
+		return done, err
+	})
+	return int64(n), err
 }
 
 // ended returns an error unless r has ended.
@@ -144,15 +185,18 @@ func (w *Writer) ended(r io.Reader) error {
 	switch {
 	case n > 0:
 		return fmt.Errorf("transfer: %s has more than the %d bytes that there is room for: %w", nameOf(r), w.n, io.ErrShortWrite)
-	case err == nil, err == errSourceEnded:
+	case err == errSourceEnded:
 		return nil
 	}
 	return errUploadReader(r, 1, err)
 }
 
-// Len returns how many bytes may still be written.
-func (w *Writer) Len() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.n - w.at
+// Len returns how many bytes may still be written. A copy that runs does not count yet.
+func (w *Writer) Len() int { return w.base().length() }
+
+func (w *Writer) base() *memory {
+	if w == nil {
+		return nil
+	}
+	return &w.memory
 }

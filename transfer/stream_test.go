@@ -243,3 +243,50 @@ func TestStreamsThatFail(t *testing.T) {
 	}
 	assert.Equal(t, 9, r.c.NewReader(t.Context(), cudart.DevPtr(1), 9).Len())
 }
+
+// Len does not wait for the copy that calls it, through its reader, its writer or Progress.
+func TestStreamsWhoseLenIsCalledByTheirCopy(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	const n = mib
+	mem := r.device(n)
+	var in *Reader
+	var out *Writer
+	lens := func(int, int) {
+		assert.Equal(t, n, in.Len())
+		assert.Equal(t, n, out.Len())
+	}
+	v := r.c.With(Call{Progress: lens})
+	in, out = v.NewReader(t.Context(), mem, n), v.NewWriter(t.Context(), mem, n)
+	source := bytes.NewReader(make([]byte, n))
+	copied, err := out.ReadFrom(readerFunc(func(p []byte) (int, error) { lens(0, 0); return source.Read(p) }))
+	require.NoError(t, err)
+	require.EqualValues(t, n, copied)
+	require.Zero(t, out.Len())
+	out = v.NewWriter(t.Context(), mem, n)
+	copied, err = in.WriteTo(writerFunc(func(p []byte) (int, error) { lens(0, 0); return len(p), nil }))
+	require.NoError(t, err)
+	require.EqualValues(t, n, copied)
+	require.Zero(t, in.Len())
+}
+
+// A copy that a stream's own copy begins waits for that: until the context ends.
+func TestStreamsThatCopyWithinTheirCopy(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	mem := r.device(100)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	out := r.c.NewWriter(ctx, mem, 100)
+	within := make(chan error, 1)
+	_, err := out.ReadFrom(readerFunc(func(p []byte) (int, error) {
+		go cancel(assert.AnError)
+		_, err := out.Write(p)
+		within <- err
+		return 0, err
+	}))
+	for _, err := range []error{err, <-within} {
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, assert.AnError)
+	}
+	require.Equal(t, 100, out.Len())
+}
