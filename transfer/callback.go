@@ -106,7 +106,7 @@ func checkCount(rw any, method string, n, of int) error {
 
 // nameOf is a file's name, and the type of other readers and writers.
 func nameOf(rw any) string {
-	if f, ok := rw.(*os.File); ok && f != nil {
+	if f, ok := rw.(*os.File); ok && !isNil(f) {
 		return f.Name()
 	}
 	return fmt.Sprintf("%T", rw)

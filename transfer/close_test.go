@@ -167,7 +167,7 @@ func TestCloseWaitsForStreamsOfCallers(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, r.c.CloseContext(ctx), context.DeadlineExceeded)
-		require.NotZero(t, r.c.queued.pool.Stats().ReservedBytes, "%d bytes", n)
+		require.NotZero(t, r.c.queued.Stats().ReservedBytes, "%d bytes", n)
 		open()
 		require.NoError(t, r.c.Close())
 		require.NoError(t, s.Synchronize(t.Context()))

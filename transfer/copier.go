@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/internal/sentinel"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -15,22 +16,22 @@ var (
 	errNilContext    = errors.New("the context is nil")
 	errNilDevice     = errors.New("the device is nil")
 	errNilReadWriter = errors.New("the reader or writer is nil")
+	errNotMade       = errors.New("the Copier or Fanout is nil or zero: make it with NewCopier or NewFanout")
 )
+
+// ErrClosed is returned by methods of a Copier or a Fanout that was closed, and of
+// its views. errors.Is reports that it is [os.ErrClosed].
+var ErrClosed = sentinel.New("already closed", os.ErrClosed)
+
+// ErrUnderWay is in the errors of copies that were abandoned while the GPU may still
+// be copying. What they copy to has bytes of any kind until it is done. Pinned memory
+// that they copy from or to must stay until then, and memory outside of Go's heap that
+// was uploaded must stay mapped.
+var ErrUnderWay = stage.ErrUnderWay
 
 // A Copier copies between one device and any host memory, file, reader or
 // writer. Its copies are the methods of [View].
 type Copier struct{ View }
-
-// An engine is what a Copier and its views share.
-type engine struct {
-	dev    *cudart.Device
-	o      Options
-	stage  *stage.Stage
-	direct [2]*cudart.Stream // for pinned memory, up and down
-	queued leases            // of copies on callers' streams
-	stats  counters
-	life   lifetime.Lifetime
-}
 
 // NewCopier returns a copier for a device. Close it. The first one of a device
 // allocates the ring of pinned memory, 11 MiB on up to four cores and 39 MiB on more,
@@ -40,59 +41,11 @@ type engine struct {
 // an error nothing is left, unless the error says that it could not be released, and
 // NewCopier may be called again.
 func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
-	e, err := newEngine(ctx, dev, o)
+	e, err := newEngine(ctx, fmt.Sprintf("copier on %v", dev), []*cudart.Device{dev}, o)
 	if err != nil {
-		return nil, fmt.Errorf("transfer: new copier on %v: %w", dev, err)
-	}
-	return &Copier{View{engine: e}}, nil
-}
-
-func newEngine(ctx context.Context, dev *cudart.Device, o Options) (*engine, error) {
-	switch {
-	case ctx == nil:
-		return nil, errNilContext
-	case dev == nil:
-		return nil, errNilDevice
-	}
-	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	e := &engine{dev: dev, o: o}
-	if err := opened(ctx, e); err != nil {
-		return nil, err
-	}
-	return e, nil
-}
-
-func (e *engine) open(ctx context.Context) (err error) {
-	if e.stage, err = stage.Acquire(ctx, e.dev); err != nil {
-		return err
-	}
-	for way := range e.direct {
-		if e.direct[way], err = e.dev.NewStream(cudart.StreamOptions{}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// release releases what open made, as far as it got.
-func (e *engine) release(ctx context.Context) error {
-	if err := e.queued.close(ctx); err != nil {
-		return err
-	}
-	for _, s := range e.direct {
-		if s == nil {
-			continue
-		}
-		if err := s.Close(); err != nil {
-			return err
-		}
-	}
-	if e.stage == nil {
-		return nil
-	}
-	return e.stage.Release(ctx)
+	return &Copier{View{view{engine: e}}}, nil
 }
 
 // Close releases the copier; the last one of a device waits for copies that are
@@ -102,21 +55,18 @@ func (e *engine) release(ctx context.Context) error {
 // Close does not wait for methods that run, as it may be called by one of their
 // callbacks: it returns an error then. CloseContext waits for them. After an
 // error Close may be called again; once it has returned nil it does nothing.
-func (c *Copier) Close() error {
-	if n := c.life.Seal(); n > 0 {
-		return fmt.Errorf("transfer: close copier on %v: still copying (calls: %d): close it when they have returned, or with CloseContext, which waits for them", c.dev, n)
-	}
-	return c.CloseContext(context.Background())
-}
+func (c *Copier) Close() error { return c.opened().close() }
 
 // CloseContext is Close that waits for methods that run as well, until ctx ends:
 // the error is ctx's then. Called by a reader, a writer or Progress it waits for
 // its own copy until ctx ends.
-func (c *Copier) CloseContext(ctx context.Context) error {
-	if err := closeLifetime(ctx, &c.life, c.release); err != nil {
-		return fmt.Errorf("transfer: close copier on %v: %w", c.dev, err)
+func (c *Copier) CloseContext(ctx context.Context) error { return c.opened().closeContext(ctx) }
+
+func (c *Copier) opened() *engine {
+	if c == nil {
+		return nil
 	}
-	return nil
+	return c.engine
 }
 
 // Stats are what a Copier and its views did so far, and in which way.
@@ -137,8 +87,12 @@ type counters struct {
 	copies, failures, stagedBytes, directBytes, batchedBytes, peerBytes atomic.Int64
 }
 
-func (c *counters) read() Stats {
-	return Stats{
+func (e *engine) readStats() Stats {
+	if e == nil {
+		return Stats{}
+	}
+	c := &e.stats
+	s := Stats{
 		Copies:       int(c.copies.Load()),
 		Failures:     int(c.failures.Load()),
 		StagedBytes:  int(c.stagedBytes.Load()),
@@ -146,11 +100,8 @@ func (c *counters) read() Stats {
 		BatchedBytes: int(c.batchedBytes.Load()),
 		PeerBytes:    int(c.peerBytes.Load()),
 	}
-}
-
-// Stats returns what was done so far by the Copier and all its views.
-func (v *View) Stats() Stats {
-	s := v.stats.read()
-	s.RingBytes = v.stage.Bytes()
+	for _, st := range e.stages {
+		s.RingBytes += st.Bytes()
+	}
 	return s
 }

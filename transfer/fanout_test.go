@@ -247,7 +247,7 @@ func TestFanoutRefuses(t *testing.T) {
 	for want, err := range map[string]error{
 		"2 destinations for 3 devices":                                      r.f.Upload(ctx, mems[:2], src),
 		"0 destinations for 3 devices":                                      r.f.Upload(ctx, nil, nil),
-		"the destinations on device 0 (Simulated GPU) (":                    r.f.Upload(ctx, near, src),
+		"the destinations of byte 0 on device 0 (Simulated GPU) (":          r.f.Upload(ctx, near, src),
 		"transfer: upload 1048576 bytes onto 3 devices: the context is nil": r.f.Upload(noContext, mems, src),
 		"Call.Stream: stream":                                               r.f.With(Call{Stream: s}).Upload(ctx, mems, src),
 		"context canceled":                                                  r.f.Upload(ended, mems, src),

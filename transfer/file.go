@@ -69,10 +69,10 @@ func writeDirect(f, d *os.File, base int64) writing {
 }
 
 // uploadFile copies from a regular file; ok is false if it is none, or shorter.
-func uploadFile(ctx context.Context, dst place, f *os.File, off int64, n int) (done int, ok bool, err error) {
-	if d := dst.shape().reopenDirect(f, os.O_RDONLY); d != nil {
+func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
+	if d := p.call.reopenDirect(f, os.O_RDONLY); d != nil {
 		defer d.Close()
-		done, err = uploadAhead(ctx, dst, n, newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers)))
+		done, err = p.uploadAhead(ctx, n, newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers)))
 		return done, true, err
 	}
 	cached, ok := openCached(f, off, n)
@@ -82,7 +82,7 @@ func uploadFile(ctx context.Context, dst place, f *os.File, off int64, n int) (d
 	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
 	defer feed.behind.wait(ctx)
-	done, err = dst.feed(ctx, stage.Copy{N: n, Feed: feed, Kernel: true})
+	done, err = p.feed(ctx, stage.Copy{N: n, Feed: feed, Kernel: true})
 	return done, true, err
 }
 

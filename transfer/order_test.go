@@ -49,7 +49,7 @@ func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
 	r := newSimRig(t, Options{Workers: 4})
 	s := r.stream()
-	for _, n := range []int{1000, stage.Alone, mostQueued} {
+	for _, n := range []int{1000, stage.Alone, maxQueued} {
 		dst, other := r.device(n), r.device(n)
 		src := bytesOf(1, n)
 		want := bytes.Clone(src)
@@ -74,8 +74,8 @@ func TestUploadsThatWaitForAStream(t *testing.T) {
 	r := newSimRig(t, Options{Workers: 4})
 	s := r.stream()
 	open := blocked(t, s)
-	for range queuedBytes / mostQueued {
-		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), r.device(mostQueued), make([]byte, mostQueued)))
+	for range queuedBytes / maxQueued {
+		require.NoError(t, r.c.With(Call{Stream: s}).Upload(t.Context(), r.device(maxQueued), make([]byte, maxQueued)))
 	}
 	for _, n := range []int{100, 3*mib + 1} {
 		dst, other := r.device(n), r.device(n)
@@ -173,7 +173,7 @@ func TestStreamsOfOtherDevicesAreRefused(t *testing.T) {
 	s, err := other.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
-	require.ErrorContains(t, r.c.With(Call{Stream: s}).Upload(t.Context(), r.device(1), []byte{1}), "is not of the copier's device 0")
+	require.ErrorContains(t, r.c.With(Call{Stream: s}).Upload(t.Context(), r.device(1), []byte{1}), "is not of the copier on device 0")
 }
 
 func TestProgressEndsAtTheTotal(t *testing.T) {

@@ -27,77 +27,89 @@ type Piece struct {
 // done with: pieces that end before are on all devices. r is read as
 // [View.UploadFrom] does, and Call.Progress counts what is read.
 func (f *FanoutView) UploadPieces(ctx context.Context, r io.ReaderAt, off int64, n int, pieces []Piece) (int, error) {
-	check := func() error { return f.checkPieces(pieces, n) }
-	err := checkRange(r, off, n)
-	done := 0
-	if err == nil {
-		done, err = f.run(ctx, n, check, func() (int, error) { return uploadAt(ctx, onDevices{f, pieces}, r, off, n) })
-	}
+	p := place{f.get(), pieces, true}
+	done, err := p.uploadFrom(ctx, r, off, n)
 	if err != nil {
-		return done, fmt.Errorf("transfer: upload %d pieces of %d bytes from offset %d of %s onto %d devices: %w", len(pieces), n, off, nameOf(r), len(f.devs), err)
+		return done, fmt.Errorf("transfer: upload %d pieces of %d bytes from offset %d of %s onto %d devices: %w", len(pieces), n, off, nameOf(r), p.size(), err)
 	}
 	return done, nil
 }
 
-func (f *FanoutView) checkPieces(pieces []Piece, n int) error {
+// size returns the number of devices.
+func (v view) size() int {
+	if v.engine == nil {
+		return 0
+	}
+	return len(v.members)
+}
+
+// check returns an error unless the pieces are in order within n bytes, and have places
+// on every device that do not overlap: no two devices have memory at one address.
+func (p place) check(n int) error {
 	end := 0
-	places := make([]devicePlace, 0, len(pieces)*len(f.devs))
-	for i, p := range pieces {
-		switch {
-		case p.N < 0:
-			return fmt.Errorf("piece %d: %d bytes: must not be negative", i, p.N)
-		case p.Off < end:
-			return fmt.Errorf("piece %d: at byte %d, before the end of the last one at %d: pieces must be in order", i, p.Off, end)
-		case p.Off > n || p.N > n-p.Off:
-			return fmt.Errorf("piece %d: %d bytes at %d, of %d that are read", i, p.N, p.Off, n)
-		case len(p.Dsts) != len(f.devs):
-			return fmt.Errorf("piece %d: %d destinations for %d devices: want one for each", i, len(p.Dsts), len(f.devs))
-		}
-		end = p.Off + p.N
-		for d, dst := range p.Dsts {
-			if uint64(dst) > math.MaxUint64-uint64(p.N) {
-				return fmt.Errorf("piece %d: %d bytes at %#x of %v: no memory has such addresses", i, p.N, uintptr(dst), f.devs[d])
+	places := make([]devicePlace, 0, len(p.pieces)*len(p.members))
+	for i, piece := range p.pieces {
+		if err := p.checkPiece(piece, end, n); err != nil {
+			if p.numbered {
+				err = fmt.Errorf("piece %d: %w", i, err)
 			}
-			if p.N > 0 {
-				places = append(places, devicePlace{d, dst, p.Off, p.N})
+			return err
+		}
+		end = piece.Off + piece.N
+		for d, dst := range piece.Dsts {
+			if piece.N > 0 {
+				places = append(places, devicePlace{d, dst, piece.Off, piece.N})
 			}
 		}
 	}
-	return f.checkApart(places)
+	slices.SortFunc(places, func(a, b devicePlace) int { return cmp.Compare(a.dst, b.dst) })
+	for i := 1; i < len(places); i++ {
+		if a, b := places[i-1], places[i]; b.dst < a.dst+cudart.DevPtr(a.n) {
+			return fmt.Errorf("the destinations of byte %d on %v (%#x) and of byte %d on %v (%#x) overlap",
+				a.off, p.members[a.device].dev, uintptr(a.dst), b.off, p.members[b.device].dev, uintptr(b.dst))
+		}
+	}
+	return nil
 }
 
-// A devicePlace is that of a piece on one device of the Fanout.
+// checkPiece checks a piece behind one that ends at a byte.
+func (p place) checkPiece(piece Piece, end, n int) error {
+	switch {
+	case piece.N < 0:
+		return fmt.Errorf("%d bytes: must not be negative", piece.N)
+	case piece.Off < end:
+		return fmt.Errorf("at byte %d, before the end of the last one at %d: pieces must be in order", piece.Off, end)
+	case piece.Off > n || piece.N > n-piece.Off:
+		return fmt.Errorf("%d bytes at %d, of %d that are read", piece.N, piece.Off, n)
+	case len(piece.Dsts) != len(p.members):
+		return fmt.Errorf("%d destinations for %d devices: want one for each", len(piece.Dsts), len(p.members))
+	}
+	for d, dst := range piece.Dsts {
+		if uint64(dst) > math.MaxUint64-uint64(piece.N) {
+			return fmt.Errorf("%d bytes at %#x of %v: no memory has such addresses", piece.N, uintptr(dst), p.members[d].dev)
+		}
+	}
+	return nil
+}
+
+// A devicePlace is that of a piece on one device.
 type devicePlace struct {
 	device int
 	dst    cudart.DevPtr
 	off, n int // of the piece
 }
 
-// checkApart returns an error if two places overlap. It sorts them.
-func (f *FanoutView) checkApart(places []devicePlace) error {
-	slices.SortFunc(places, func(a, b devicePlace) int {
-		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.dst, b.dst))
-	})
-	for i := 1; i < len(places); i++ {
-		a, b := places[i-1], places[i]
-		if a.device == b.device && overlap(a.dst, a.n, b.dst, b.n) {
-			return fmt.Errorf("the parts at offsets %d and %d overlap on %v, at %#x", a.off, b.off, f.devs[a.device], uintptr(b.dst))
-		}
-	}
-	return nil
-}
-
 // each calls do for all that the n bytes at off have of pieces: n bytes of a piece
 // after the first skip of it.
-func (d onDevices) each(off, n int, do func(p *Piece, skip, n int) error) error {
-	first := sort.Search(len(d.pieces), func(i int) bool { return d.pieces[i].Off+d.pieces[i].N > off })
-	for i := first; i < len(d.pieces) && d.pieces[i].Off < off+n; i++ {
-		p := &d.pieces[i]
-		from, to := max(off, p.Off), min(off+n, p.Off+p.N)
+func (p place) each(off, n int, do func(p *Piece, skip, n int) error) error {
+	first := sort.Search(len(p.pieces), func(i int) bool { return p.pieces[i].Off+p.pieces[i].N > off })
+	for i := first; i < len(p.pieces) && p.pieces[i].Off < off+n; i++ {
+		piece := &p.pieces[i]
+		from, to := max(off, piece.Off), min(off+n, piece.Off+piece.N)
 		if from == to {
 			continue
 		}
-		if err := do(p, from-p.Off, to-from); err != nil {
+		if err := do(piece, from-piece.Off, to-from); err != nil {
 			return err
 		}
 	}

@@ -121,7 +121,7 @@ func TestPiecesThatAreRefused(t *testing.T) {
 		"piece 0: 0 bytes at 101, of 100 that are read": {at(101, 0, 0)},
 		"piece 0: 1 destinations for 2 devices":         {{0, 1, mems[:1]}},
 		"piece 0: 1 bytes at 0xffffffffffffffff of dev": {{0, 1, []cudart.DevPtr{math.MaxUint64, 5}}},
-		"the parts at offsets 50 and 0 overlap on devi": {at(0, 10, 9), at(50, 10, 0)},
+		"the destinations of byte 50 on device 0 (":     {at(0, 10, 9), at(50, 10, 0)},
 	} {
 		done, err := r.f.UploadPieces(t.Context(), source, 0, 100, pieces)
 		require.ErrorContains(t, err, want)

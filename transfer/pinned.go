@@ -13,23 +13,13 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// uploadPinned is for memory that is pinned already, and needs no ring; ok is
-// false for other memory.
-func (v *View) uploadPinned(ctx context.Context, dst cudart.DevPtr, src []byte) (done int, ok bool, err error) {
-	send, known, err := pinnedSource(ctx, v.dev, src)
-	if send == nil {
-		return 0, err != nil, err
-	}
-	done, err = v.copyDirect(ctx, len(src), 0, func(s *cudart.Stream, off, n int) error {
-		return send(s, dst+cudart.DevPtr(off), off, n)
-	})
-	return done, known || !atSeam(err), err
-}
+// A sender queues a copy of n bytes at off of pinned memory.
+type sender func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
 
-// pinnedSource returns what queues a copy of n bytes at off of src, nil if that is
-// not pinned. Of memory that is not known to hostmem it may fail: see atSeam. The
-// error is of a call that does not return.
-func pinnedSource(ctx context.Context, dev *cudart.Device, src []byte) (send func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error, known bool, err error) {
+// pinnedSource returns the sender for src, nil if that is not pinned. If hostmem does not
+// know the memory, a copy may fail: see atSeam. The error is of a call that does not
+// return.
+func pinnedSource(ctx context.Context, dev *cudart.Device, src []byte) (send sender, known bool, err error) {
 	if p, at, ok := hostmem.Find(src); ok {
 		return func(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 			return p.CopyToDevice(s, dst, at+off, n)
@@ -43,21 +33,19 @@ func pinnedSource(ctx context.Context, dev *cudart.Device, src []byte) (send fun
 	}, false, nil
 }
 
-// downloadPinned is the same the other way.
-func (v *View) downloadPinned(ctx context.Context, dst []byte, src cudart.DevPtr) (done int, ok bool, err error) {
+// pinnedTarget is pinnedSource for a download.
+func pinnedTarget(ctx context.Context, dev *cudart.Device, dst []byte) (receive sender, known bool, err error) {
 	if p, at, ok := hostmem.Find(dst); ok {
-		done, err = v.copyDirect(ctx, len(dst), 1, func(s *cudart.Stream, off, n int) error {
-			return p.CopyToHost(s, at+off, src+cudart.DevPtr(off), n)
-		})
-		return done, true, err
+		return func(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+			return p.CopyToHost(s, at+off, src, n)
+		}, true, nil
 	}
-	if pinned, err := isPinned(ctx, v.dev, dst); !pinned {
-		return 0, err != nil, err
+	if pinned, err := isPinned(ctx, dev, dst); !pinned {
+		return nil, false, err
 	}
-	done, err = v.copyDirect(ctx, len(dst), 1, func(s *cudart.Stream, off, n int) error {
-		return s.CopyToHost(unsafe.Pointer(&dst[off]), src+cudart.DevPtr(off), n)
-	})
-	return done, !atSeam(err), err
+	return func(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+		return s.CopyToHost(unsafe.Pointer(&dst[off]), src, n)
+	}, false, nil
 }
 
 // isPinned asks CUDA about memory that is not hostmem's, at its ends
@@ -88,14 +76,17 @@ const (
 	// few pieces keep the link full, and a copy that is canceled ends after them.
 	directPiece  = 64 * mib
 	directPieces = 4
+	// The same for several devices, for each of them.
+	fanPiece  = 16 * mib
+	fanPieces = 4
 )
 
 // A direct copy is one of pinned memory.
 type directCopy struct {
 	n, piece, pieces int // of pieces, at most so many at a time
-	// queue queues a piece, and appends the ends of what it has queued, also after
-	// an error.
-	queue func(ends []cudart.Point, off, n int) ([]cudart.Point, error)
+	// queue queues a piece, and returns the ends of what it has queued, also after an
+	// error.
+	queue func(off, n int) ([]cudart.Point, error)
 
 	mu   sync.Mutex
 	done int // bytes
@@ -105,14 +96,9 @@ type directCopy struct {
 	stop chan struct{} // closed when err is set
 }
 
-// copyDirect copies n bytes of the caller's pinned memory, a piece of which queue
-// queues. It returns when the GPU is done with the memory, also after an error.
-func (v *View) copyDirect(ctx context.Context, n, way int, queue func(s *cudart.Stream, off, n int) error) (int, error) {
-	on := v.engine.direct[way]
-	d := &directCopy{n: n, piece: directPiece, pieces: directPieces, queue: func(ends []cudart.Point, off, n int) ([]cudart.Point, error) {
-		err := queue(on, off, n)
-		return append(ends, on.Point()), err
-	}}
+// runDirect runs a direct copy. It returns when the GPU is done with the memory, also
+// after an error.
+func (v view) runDirect(ctx context.Context, d *directCopy) (int, error) {
 	done, err := d.do(ctx, v.call.Progress)
 	v.stats.directBytes.Add(int64(done))
 	return done, err
@@ -151,7 +137,7 @@ func (d *directCopy) run(reporter *bounded.Reporter) {
 		for len(flights) < d.pieces && off < d.n && !d.failed() {
 			f := flight{off: off, n: min(d.piece, d.n-off)}
 			var err error
-			if f.ends, err = d.queue(nil, f.off, f.n); err != nil {
+			if f.ends, err = d.queue(f.off, f.n); err != nil {
 				d.fail(f.off, err)
 			}
 			flights = append(flights, f)

@@ -19,70 +19,56 @@ import (
 // io.ErrUnexpectedEOF, with what it had on the device. When ctx ends, no further
 // ReadAt begins, and one that runs may outlast the call.
 func (v *View) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
-	done, err := v.doWith(ctx, r, off, n, func() (int, error) { return uploadAt(ctx, onDevice{v, dst}, r, off, n) })
+	done, err := v.get().at(n, dst).uploadFrom(ctx, r, off, n)
 	if err != nil {
 		return done, fmt.Errorf("transfer: upload %d bytes from offset %d of %s: %w", n, off, nameOf(r), err)
 	}
 	return done, nil
 }
 
-// A place is where an upload goes: see onDevice and onDevices.
-type place interface {
-	// memory copies memory, which may be pinned.
-	memory(ctx context.Context, src []byte) (int, error)
-	// feed copies what a Feed has, through the ring.
-	feed(ctx context.Context, c stage.Copy) (int, error)
-	shape() Call
+func (p place) uploadFrom(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
+	return p.doWith(ctx, r, off, n, p.check, func() (int, error) { return p.uploadAt(ctx, r, off, n) })
 }
 
-// onDevice is a place on the device of a view.
-type onDevice struct {
-	*View
-	dst cudart.DevPtr
+func (p place) uploadReader(ctx context.Context, r io.Reader, n int) (int, error) {
+	return p.doWith(ctx, r, 0, n, p.check, func() (int, error) { return p.uploadNext(ctx, r, n) })
 }
-
-func (d onDevice) memory(ctx context.Context, src []byte) (int, error) {
-	return d.upload(ctx, d.dst, src)
-}
-
-func (d onDevice) feed(ctx context.Context, c stage.Copy) (int, error) {
-	return d.stageUp(ctx, d.dst, c)
-}
-
-func (d onDevice) shape() Call { return d.call }
 
 // uploadAt copies what r has at an offset, in the quickest way that it offers.
-func uploadAt(ctx context.Context, dst place, r io.ReaderAt, off int64, n int) (int, error) {
+func (p place) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
 	if s, ok := r.(*io.SectionReader); ok {
 		outer, base, size := s.Outer()
+		if isNil(outer) {
+			return 0, errNilReadWriter
+		}
 		if int64(n) <= size-off {
-			return uploadAt(ctx, dst, outer, base+off, n)
+			return p.uploadAt(ctx, outer, base+off, n)
 		}
 	}
 	if mem, ok := memoryAt(r, off, n); ok {
-		return uploadMemory(ctx, dst, mem, n)
+		return p.uploadMemory(ctx, mem, n)
 	}
 	if f, ok := r.(*os.File); ok {
-		if done, ok, err := uploadFile(ctx, dst, f, off, n); ok {
+		if done, ok, err := p.uploadFile(ctx, f, off, n); ok {
 			return done, err
 		}
 	}
-	return uploadAhead(ctx, dst, n, newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers)))
+	return p.uploadAhead(ctx, n, newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers)))
 }
 
 // readers is how many goroutines read at once: mostly they wait.
 const readers = 8
 
 // uploadAhead copies n bytes that are read ahead.
-func uploadAhead(ctx context.Context, dst place, n int, r *readAhead) (int, error) {
+func (p place) uploadAhead(ctx context.Context, n int, r *readAhead) (int, error) {
 	defer r.wait(ctx)
-	return dst.feed(ctx, stage.Copy{N: n, Feed: r})
+	return p.feed(ctx, stage.Copy{N: n, Feed: r})
 }
 
 // uploadMemory copies what a reader of n bytes has in memory.
-func uploadMemory(ctx context.Context, dst place, mem []byte, n int) (done int, err error) {
+func (p place) uploadMemory(ctx context.Context, mem []byte, n int) (done int, err error) {
 	if len(mem) > 0 {
-		done, err = dst.memory(ctx, mem)
+		done, err = p.memory(ctx, mem)
 	}
 	if err == nil && len(mem) < n {
 		err = fmt.Errorf("at byte %d of %d: %w", len(mem), n, errSourceEnded)
@@ -151,15 +137,11 @@ func (c *capture) WriteString(s string) (int, error) {
 // alone, also those that embed one of these; pass what can be read at any offset to
 // [View.UploadFrom].
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
-	done, err := v.uploadReader(ctx, dst, r, n)
+	done, err := v.get().at(n, dst).uploadReader(ctx, r, n)
 	if err != nil {
 		return done, errUploadReader(r, n, err)
 	}
 	return done, nil
-}
-
-func (v *View) uploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
-	return v.doWith(ctx, r, 0, n, func() (int, error) { return uploadNext(ctx, onDevice{v, dst}, r, n) })
 }
 
 func errUploadReader(r io.Reader, n int, err error) error {
@@ -167,19 +149,19 @@ func errUploadReader(r io.Reader, n int, err error) error {
 }
 
 // uploadNext copies the next n bytes of r, in the quickest way that it offers.
-func uploadNext(ctx context.Context, dst place, r io.Reader, n int) (int, error) {
+func (p place) uploadNext(ctx context.Context, r io.Reader, n int) (int, error) {
 	if b, ok := r.(*bytes.Buffer); ok && b != nil {
 		mem := b.Bytes()
-		done, err := uploadMemory(ctx, dst, mem[:min(n, len(mem))], n)
+		done, err := p.uploadMemory(ctx, mem[:min(n, len(mem))], n)
 		b.Next(done)
 		return done, err
 	}
 	if s, ok := positioned(r); ok {
-		return atPosition(s, n, func(off int64) (int, error) { return uploadAt(ctx, dst, s, off, n) })
+		return atPosition(s, n, func(off int64) (int, error) { return p.uploadAt(ctx, s, off, n) })
 	}
 	read := func(to []byte, _, n int) (skip, got int, err error) {
 		got, err = readFull(ctx, r, to[:n])
 		return 0, got, err
 	}
-	return uploadAhead(ctx, dst, n, newReadAhead(1, read, inOrder(n, 4)))
+	return p.uploadAhead(ctx, n, newReadAhead(1, read, inOrder(n, 4)))
 }

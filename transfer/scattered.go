@@ -38,15 +38,14 @@ func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
 
 func (v *View) all(ctx context.Context, what string, parts []Part, how func(*partList) stage.Copy) error {
 	p := newPartList(parts)
-	_, err := v.do(ctx, p.n(), func() (int, error) {
+	_, err := v.get().do(ctx, p.n(), nil, func() (int, error) {
 		if err := v.call.turn(ctx); err != nil {
 			return 0, err
 		}
-		p.batches = v.dev.Runtime().CanCopyBatch()
+		p.batches = v.dev().Runtime().CanCopyBatch()
 		c := how(p)
-		c.N, c.MaxChunk, c.Progress, c.Workers = p.n(), p.chunk(), v.call.Progress, v.o.Workers
-		done, err := v.stage.Run(ctx, c)
-		v.stats.batchedBytes.Add(int64(done))
+		c.N, c.MaxChunk = p.n(), p.chunk()
+		done, err := v.run(ctx, c, &v.stats.batchedBytes)
 		if err != nil {
 			err = fmt.Errorf("part %d: %w", min(p.find(done), len(parts)-1), err)
 		}

@@ -165,7 +165,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 // was read from it. Other errors are those of [View.UploadReader].
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 	n, err := w.base().next("write", func(at cudart.DevPtr, left int) (int, error) {
-		done, err := w.v.uploadReader(w.ctx, at, r, left)
+		done, err := w.v.get().at(left, at).uploadReader(w.ctx, r, left)
 		switch {
 		case err == nil:
 			err = w.ended(r)

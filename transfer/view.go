@@ -1,13 +1,14 @@
 package transfer
 
 import (
-	"context"
+	"bytes"
 	"fmt"
+	"io"
 	"math"
 	"os"
+	"strings"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A Call shapes single copies: see [View.With]. The zero value changes nothing.
@@ -34,42 +35,36 @@ type Call struct {
 // For all these methods: ctx must not be nil, nor a reader or writer, and sizes
 // are bytes, 0 or more. Copies of nothing succeed at once. The other errors are
 // those of ctx, of the reader or writer, of CUDA, and [ErrClosed].
-type View struct {
-	*engine
-	call Call
+type View struct{ view }
+
+// A view is an engine with the shape of its copies.
+type view struct {
+	*engine // nil for a zero View
+	call    Call
+}
+
+func (v *View) get() view {
+	if v == nil {
+		return view{}
+	}
+	return v.view
 }
 
 // With returns a view whose copies are shaped by call.
-func (v *View) With(call Call) *View { return &View{engine: v.engine, call: call} }
+func (v *View) With(call Call) *View { return &View{view{v.get().engine, call}} }
 
 // Device returns the device that is copied to and from.
-func (v *View) Device() *cudart.Device { return v.dev }
-
-// do runs one copy of n bytes, while the copier is open.
-func (v *View) do(ctx context.Context, n int, copies func() (int, error)) (done int, err error) {
-	if ctx == nil {
-		return 0, errNilContext
+func (v *View) Device() *cudart.Device {
+	if e := v.get().engine; e != nil {
+		return e.members[0].dev
 	}
-	if !v.life.Begin() {
-		return 0, ErrClosed
-	}
-	defer v.life.End()
-	switch s := v.call.Stream; {
-	case n < 0:
-		return 0, fmt.Errorf("%d bytes: must not be negative", n)
-	case s != nil && s.Device() != v.dev:
-		return 0, fmt.Errorf("Call.Stream: %v is not of the copier's %v", s, v.dev)
-	case ctx.Err() != nil:
-		return 0, bounded.Ended(ctx)
-	case n == 0:
-		return 0, nil
-	}
-	v.stats.copies.Add(1)
-	if done, err = copies(); err != nil {
-		v.stats.failures.Add(1)
-	}
-	return done, err
+	return nil
 }
+
+// Stats returns what was done so far by the Copier and all its views.
+func (v *View) Stats() Stats { return v.get().readStats() }
+
+func (v view) dev() *cudart.Device { return v.members[0].dev }
 
 // checkOffset checks the offset of n bytes.
 func checkOffset(off int64, n int) error {
@@ -81,21 +76,28 @@ func checkOffset(off int64, n int) error {
 
 // checkRange checks n bytes at an offset of a reader or writer.
 func checkRange(rw any, off int64, n int) error {
-	if f, ok := rw.(*os.File); rw == nil || ok && f == nil {
+	if isNil(rw) {
 		return errNilReadWriter
 	}
 	return checkOffset(off, n)
 }
 
-// doWith is do for n bytes at an offset of a reader or writer.
-func (v *View) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
-	if err := checkRange(rw, off, n); err != nil {
-		return 0, err
+// isNil reports whether a reader or writer is nil, of a type that is known to need more. A
+// nil pointer of another type may have methods that work.
+func isNil(rw any) bool {
+	switch rw := rw.(type) {
+	case nil:
+		return true
+	case *os.File:
+		return rw == nil || *rw == os.File{}
+	case *io.SectionReader:
+		return rw == nil
+	case *bytes.Reader:
+		return rw == nil
+	case *strings.Reader:
+		return rw == nil
+	case *bytes.Buffer:
+		return rw == nil
 	}
-	return v.do(ctx, n, func() (int, error) {
-		if err := v.call.turn(ctx); err != nil {
-			return 0, err
-		}
-		return copies()
-	})
+	return false
 }

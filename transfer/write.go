@@ -25,7 +25,7 @@ import (
 // one thread at a time write to a file. After an error it is no longer than
 // before, or than what was written.
 func (v *View) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
-	done, err := v.doWith(ctx, w, off, n, func() (int, error) { return v.downloadAt(ctx, w, off, src, n) })
+	done, err := v.get().doWith(ctx, w, off, n, nil, func() (int, error) { return v.downloadAt(ctx, w, off, src, n) })
 	if err != nil {
 		return done, fmt.Errorf("transfer: download %d bytes to offset %d of %s: %w", n, off, nameOf(w), err)
 	}
@@ -33,7 +33,7 @@ func (v *View) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cud
 }
 
 // downloadAt copies to an offset of w, in the quickest way that it offers.
-func (v *View) downloadAt(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
+func (v view) downloadAt(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
 	if f, ok := w.(*os.File); ok {
 		m, err := mapShared(f, off, n, !v.call.DirectIO)
 		switch {
@@ -63,13 +63,13 @@ const (
 )
 
 // downloadBehind copies n bytes that are written behind.
-func (v *View) downloadBehind(ctx context.Context, src cudart.DevPtr, n int, w *writeBehind) (int, error) {
+func (v view) downloadBehind(ctx context.Context, src cudart.DevPtr, n int, w *writeBehind) (int, error) {
 	// What the last writing took counts too.
 	return v.stageDown(ctx, src, stage.Copy{N: n, Sink: w, Await: func() { w.wait(ctx) }})
 }
 
 // downloadMapped copies into a mapped file, and unmaps it.
-func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevPtr) (done int, err error) {
+func (v view) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevPtr) (done int, err error) {
 	write := writeAt(m.file, m.off)
 	sink := memorySink(func(from []byte, off int) error {
 		to := m.mem[off : off+len(from)]
@@ -102,7 +102,7 @@ func (v *View) downloadMapped(ctx context.Context, m *sharedFile, src cudart.Dev
 // A file is written as DownloadTo does, from its offset on, which then moves by
 // what was written.
 func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
-	done, err := v.doWith(ctx, w, 0, n, func() (int, error) {
+	done, err := v.get().doWith(ctx, w, 0, n, nil, func() (int, error) {
 		if b, ok := w.(*bytes.Buffer); ok && b != nil {
 			if err := bounded.Guard(func() error { b.Grow(n); return nil }); err != nil {
 				return 0, err // n bytes are more than a slice can have

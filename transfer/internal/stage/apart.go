@@ -48,8 +48,9 @@ func Linger(ctx context.Context, c <-chan struct{}) {
 	}
 }
 
-// abandoned returns the error of a copy whose goroutine [bounded.Do] has left.
-func abandoned(err error) error {
+// Abandoned returns the error of a copy that [bounded.Do] has returned: one that it has left
+// may be under way.
+func Abandoned(err error) error {
 	if errors.Is(err, bounded.ErrStuck) {
 		return fmt.Errorf("%w: %w", ErrUnderWay, err)
 	}

@@ -92,7 +92,7 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 		Abandon: func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) },
 		Grace:   Grace,
 	})
-	return true, abandoned(err)
+	return true, Abandoned(err)
 }
 
 // take takes the slot, if neither a goroutine nor the GPU uses it. After a copy that was not

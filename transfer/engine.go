@@ -1,0 +1,354 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/transfer/internal/stage"
+)
+
+// An engine is what a Copier or a Fanout shares with its views.
+type engine struct {
+	what    string // in messages
+	o       Options
+	members []*member      // by device
+	stages  []*stage.Stage // of the members
+	// groups are members that can access each other's memory. Each chunk goes over the
+	// link of one of each group.
+	groups [][]int
+	peers  []peer // ordered pairs of a group
+	// forwarding counts the goroutines that queue copies between members. A call into CUDA
+	// may keep one long after its copy was abandoned.
+	forwarding lifetime.Lifetime
+	queued     *pool.Pool // memory for copies on callers' streams; nil for several devices
+	stats      counters
+	life       lifetime.Lifetime
+}
+
+// A member is a device of an engine.
+type member struct {
+	dev      *cudart.Device
+	stage    *stage.Stage
+	direct   [2]*cudart.Stream // for pinned memory: up, down
+	released bool
+}
+
+// A peer is a member's access to another one's memory.
+type peer struct {
+	from, to int
+	stream   *cudart.Stream // of from, for copies to the other one
+}
+
+// newEngine opens an engine. When ctx has ended it leaves calls that do not return: what
+// they make is released. After another error nothing is left, unless it could not be
+// released.
+func newEngine(ctx context.Context, what string, devs []*cudart.Device, o Options) (*engine, error) {
+	e := &engine{what: what, o: o}
+	err := e.make(ctx, devs)
+	if err != nil {
+		return nil, fmt.Errorf("transfer: new %s: %w", what, err)
+	}
+	return e, nil
+}
+
+func (e *engine) make(ctx context.Context, devs []*cudart.Device) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	if err := checkDevices(devs); err != nil {
+		return err
+	}
+	if err := e.o.Validate(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return bounded.Ended(ctx)
+	}
+	_, err := bounded.Do(ctx, bounded.Call[struct{}]{
+		Run: func() (none struct{}, err error) {
+			if err = e.open(ctx, devs); err != nil {
+				err = errors.Join(err, lifetime.Undo(ctx, e.release))
+			}
+			return none, err
+		},
+		Late: func(_ struct{}, err error) {
+			if err == nil {
+				_ = lifetime.Undo(ctx, e.release)
+			}
+		},
+	})
+	return err
+}
+
+func checkDevices(devs []*cudart.Device) error {
+	if len(devs) == 0 {
+		return errors.New("no devices")
+	}
+	for i, d := range devs {
+		switch {
+		case (d == nil || d.Runtime() == nil) && len(devs) == 1:
+			return errNilDevice
+		case d == nil || d.Runtime() == nil:
+			return fmt.Errorf("device %d of %d: %w", i, len(devs), errNilDevice)
+		case d.Runtime() != devs[0].Runtime():
+			return fmt.Errorf("%v and %v are of different CUDA libraries: open them with one cudart.Open", devs[0], d)
+		case slices.Contains(devs[:i], d):
+			return fmt.Errorf("%v is there twice", d)
+		}
+	}
+	return nil
+}
+
+func (e *engine) open(ctx context.Context, devs []*cudart.Device) (err error) {
+	for _, dev := range devs {
+		m := &member{dev: dev}
+		e.members = append(e.members, m)
+		if err := m.open(ctx); err != nil {
+			return e.of(dev, err)
+		}
+		e.stages = append(e.stages, m.stage)
+	}
+	if len(devs) == 1 {
+		e.groups = [][]int{{0}}
+		e.queued, err = pool.New(devs[0], pool.Options{MaxBytes: queuedBytes, Buffer: hostmem.Options{Label: "transfer queue"}})
+		return err
+	}
+	for i := range devs {
+		if err := e.join(i); err != nil {
+			return err
+		}
+	}
+	for i := range e.peers {
+		p := &e.peers[i]
+		if p.stream, err = devs[p.from].NewStream(cudart.StreamOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// of adds a device to an error, unless there is only one.
+func (e *engine) of(dev *cudart.Device, err error) error {
+	if err == nil || len(e.members) == 1 {
+		return err
+	}
+	return fmt.Errorf("%v: %w", dev, err)
+}
+
+func (m *member) open(ctx context.Context) (err error) {
+	if m.stage, err = stage.Acquire(ctx, m.dev); err != nil {
+		return err
+	}
+	for i := range m.direct {
+		if m.direct[i], err = m.dev.NewStream(cudart.StreamOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// join adds a member to the first group that it can access, or makes one.
+func (e *engine) join(i int) error {
+	for g, group := range e.groups {
+		ok, err := e.connect(i, group)
+		if err != nil {
+			return err
+		}
+		if ok {
+			e.groups[g] = append(group, i)
+			return nil
+		}
+	}
+	e.groups = append(e.groups, []int{i})
+	return nil
+}
+
+// connect enables access between a member and all of a group, both ways, or none.
+func (e *engine) connect(i int, group []int) (bool, error) {
+	var pairs []peer
+	for _, j := range group {
+		pairs = append(pairs, peer{from: i, to: j}, peer{from: j, to: i})
+	}
+	for _, p := range pairs {
+		if can, err := e.members[p.from].dev.CanAccessPeer(e.members[p.to].dev); err != nil || !can {
+			return false, err
+		}
+	}
+	before := len(e.peers)
+	for _, p := range pairs {
+		err := e.members[p.from].dev.EnablePeerAccess(e.members[p.to].dev)
+		if errors.Is(err, cudart.ErrTooManyPeers) || errors.Is(err, cudart.ErrPeerAccessUnsupported) {
+			return false, e.disconnect(before)
+		}
+		if err != nil {
+			return false, err
+		}
+		e.peers = append(e.peers, p)
+	}
+	return true, nil
+}
+
+// disconnect disables access that connect has enabled, but for the first pairs.
+func (e *engine) disconnect(first int) error {
+	var errs []error
+	kept := e.peers[:first]
+	for _, p := range e.peers[first:] {
+		if err := e.members[p.from].dev.DisablePeerAccess(e.members[p.to].dev); err != nil {
+			errs = append(errs, err)
+			kept = append(kept, p)
+		}
+	}
+	e.peers = kept
+	return errors.Join(errs...)
+}
+
+// release releases what open made, as far as it got. What cannot be released keeps
+// nothing else from it.
+func (e *engine) release(ctx context.Context) error {
+	errs := []error{e.releaseQueued(ctx), e.releasePeers(ctx)}
+	for _, m := range e.members {
+		errs = append(errs, e.of(m.dev, m.release(ctx)))
+	}
+	return errors.Join(errs...)
+}
+
+// releaseQueued waits for the copies on callers' streams.
+func (e *engine) releaseQueued(ctx context.Context) error {
+	if e.queued == nil {
+		return nil
+	}
+	err := e.queued.CloseContext(ctx)
+	if errors.Is(err, pool.ErrLeased) {
+		return fmt.Errorf("%w: %w", stage.ErrHeld, err)
+	}
+	return err
+}
+
+// releasePeers ends the copies between members.
+func (e *engine) releasePeers(ctx context.Context) error {
+	if e.forwarding.Seal() > 0 {
+		return fmt.Errorf("copies between devices: %w: %w", ErrUnderWay, bounded.ErrStuck)
+	}
+	var errs []error
+	for i := range e.peers {
+		p := &e.peers[i]
+		if p.stream == nil {
+			continue
+		}
+		err := p.stream.Point().Wait(ctx)
+		if err == nil {
+			err = p.stream.Close()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("copies from %v to %v: %w", e.members[p.from].dev, e.members[p.to].dev, err))
+			continue
+		}
+		p.stream = nil
+	}
+	if len(errs) == 0 { // else peer access may be in use
+		errs = append(errs, e.disconnect(0))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *member) release(ctx context.Context) error {
+	for _, s := range m.direct {
+		if s != nil {
+			if err := s.Close(); err != nil {
+				return err
+			}
+		}
+	}
+	if m.stage == nil || m.released {
+		return nil
+	}
+	err := m.stage.Release(ctx)
+	m.released = err == nil
+	return err
+}
+
+// close is the Close of a Copier or Fanout.
+func (e *engine) close() error {
+	if e != nil {
+		if n := e.life.Seal(); n > 0 {
+			return fmt.Errorf("transfer: close %s: still copying (calls: %d): close it when they have returned, or with CloseContext, which waits for them", e.what, n)
+		}
+	}
+	return e.closeContext(context.Background())
+}
+
+func (e *engine) closeContext(ctx context.Context) error {
+	switch {
+	case e == nil:
+		return fmt.Errorf("transfer: close: %w", errNotMade)
+	case ctx == nil:
+		return fmt.Errorf("transfer: close %s: %w", e.what, errNilContext)
+	}
+	err := e.life.Close(ctx, e.release)
+	switch n := e.life.Seal(); {
+	case n > 0:
+		return fmt.Errorf("transfer: close %s: still copying (calls: %d): %w", e.what, n, err)
+	case errors.Is(err, bounded.ErrStuck):
+		return fmt.Errorf("transfer: close %s: %w: %w", e.what, ErrUnderWay, err)
+	case err != nil:
+		return fmt.Errorf("transfer: close %s: %w", e.what, err)
+	}
+	return nil
+}
+
+// do runs one copy of n bytes, while the engine is open, if check finds nothing.
+func (v view) do(ctx context.Context, n int, check func(n int) error, copies func() (int, error)) (done int, err error) {
+	e := v.engine
+	switch {
+	case e == nil:
+		return 0, errNotMade
+	case ctx == nil:
+		return 0, errNilContext
+	case !e.life.Begin():
+		return 0, ErrClosed
+	}
+	defer e.life.End()
+	if n < 0 {
+		return 0, fmt.Errorf("%d bytes: must not be negative", n)
+	}
+	if s := v.call.Stream; s != nil && !slices.ContainsFunc(e.members, func(m *member) bool { return m.dev == s.Device() }) {
+		return 0, fmt.Errorf("Call.Stream: %v is not of the %s", s, e.what)
+	}
+	if check != nil {
+		if err := check(n); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return 0, bounded.Ended(ctx)
+	case n == 0:
+		return 0, nil
+	}
+	e.stats.copies.Add(1)
+	if done, err = copies(); err != nil {
+		e.stats.failures.Add(1)
+	}
+	return done, err
+}
+
+// doWith is do for n bytes at an offset of a reader or writer, in the order of
+// Call.Stream.
+func (v view) doWith(ctx context.Context, rw any, off int64, n int, check func(n int) error, copies func() (int, error)) (int, error) {
+	if err := checkRange(rw, off, n); err != nil {
+		return 0, err
+	}
+	return v.do(ctx, n, check, func() (int, error) {
+		if err := v.call.turn(ctx); err != nil {
+			return 0, err
+		}
+		return copies()
+	})
+}

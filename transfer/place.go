@@ -1,0 +1,140 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/transfer/internal/stage"
+)
+
+// A place is where an upload goes: pieces of its bytes, each to an address on every
+// device of the engine.
+type place struct {
+	view
+	pieces   []Piece
+	numbered bool // errors name the number of a piece
+}
+
+// at is the place of n bytes, with an address for each device.
+func (v view) at(n int, dsts ...cudart.DevPtr) place {
+	return place{view: v, pieces: []Piece{{N: n, Dsts: dsts}}}
+}
+
+// memory copies memory, which may be pinned.
+func (p place) memory(ctx context.Context, src []byte) (int, error) {
+	if len(p.members) == 1 && len(p.pieces) == 1 && p.pieces[0].Off == 0 && p.pieces[0].N >= len(src) {
+		return p.upload(ctx, p.pieces[0].Dsts[0], src)
+	}
+	if err := p.call.turn(ctx); err != nil {
+		return 0, err
+	}
+	send, known, err := pinnedSource(ctx, p.members[0].dev, src)
+	if err != nil {
+		return 0, err
+	}
+	return p.copyFrom(ctx, src, send, known)
+}
+
+// copyFrom copies memory. send queues copies of it if it is pinned, and is nil otherwise;
+// known reports whether hostmem has pinned it.
+func (p place) copyFrom(ctx context.Context, src []byte, send sender, known bool) (int, error) {
+	if send != nil {
+		done, err := p.copyPinned(ctx, len(src), send)
+		if known || !atSeam(err) {
+			return done, err
+		}
+	}
+	return p.feed(ctx, fromMemory(src))
+}
+
+// feed copies what a Feed has, through the ring.
+func (p place) feed(ctx context.Context, c stage.Copy) (int, error) {
+	c.Queue = func(on *cudart.Stream, to int, mem []byte, off int) error {
+		return p.each(off, len(mem), func(piece *Piece, skip, n int) error {
+			return on.CopyToDevice(piece.Dsts[to]+cudart.DevPtr(skip), unsafe.Pointer(&mem[piece.Off+skip-off]), n)
+		})
+	}
+	if len(p.peers) > 0 {
+		c.Forward = p.forward
+	}
+	return p.run(ctx, c, &p.stats.stagedBytes)
+}
+
+// run copies through the rings of the devices.
+func (v view) run(ctx context.Context, c stage.Copy, counter *atomic.Int64) (int, error) {
+	c.Over, c.Groups, c.Progress = v.stages, v.groups, v.call.Progress
+	if v.o.Workers > 0 {
+		c.Workers = v.o.Workers
+	}
+	done, err := v.stages[0].Run(ctx, c)
+	counter.Add(int64(done))
+	return done, err
+}
+
+// forward queues the copies of n bytes at off from one member of a group to the
+// others, when the device has passed a Point. It returns their ends, also after an
+// error.
+func (p place) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
+	if !p.forwarding.Begin() {
+		return nil, ErrClosed // the copy was abandoned before
+	}
+	defer p.forwarding.End()
+	for _, peer := range p.peers {
+		if peer.from != from {
+			continue
+		}
+		of, to := p.members[from].dev, p.members[peer.to].dev
+		err := peer.stream.WaitPoint(after)
+		if err == nil {
+			err = p.each(off, n, func(piece *Piece, skip, n int) error {
+				at := cudart.DevPtr(skip)
+				err := peer.stream.CopyPeer(piece.Dsts[peer.to]+at, to, piece.Dsts[from]+at, of, n)
+				if err == nil {
+					p.stats.peerBytes.Add(int64(n))
+				}
+				return err
+			})
+		}
+		ends = append(ends, peer.stream.Point()) // also of what was queued before an error
+		if err != nil {
+			return ends, fmt.Errorf("from %v to %v: %w", of, to, err)
+		}
+	}
+	return ends, nil
+}
+
+// copyPinned copies n bytes of pinned memory, which send queues, without the ring. With
+// several devices each of a group gets every so many pieces.
+func (p place) copyPinned(ctx context.Context, n int, send sender) (int, error) {
+	turn := 0
+	queue := func(off, n int) (ends []cudart.Point, err error) {
+		defer func() { turn++ }()
+		for _, group := range p.groups {
+			to := group[turn%len(group)]
+			on := p.members[to].direct[0]
+			err := p.each(off, n, func(piece *Piece, skip, n int) error {
+				return send(on, piece.Dsts[to]+cudart.DevPtr(skip), piece.Off+skip, n)
+			})
+			end := on.Point()
+			ends = append(ends, end)
+			if err != nil {
+				return ends, err
+			}
+			if len(p.peers) > 0 {
+				more, err := p.forward(to, off, n, end)
+				if ends = append(ends, more...); err != nil {
+					return ends, err
+				}
+			}
+		}
+		return ends, nil
+	}
+	c := &directCopy{n: n, piece: directPiece, pieces: directPieces, queue: queue}
+	if len(p.members) > 1 {
+		c.piece, c.pieces = fanPiece, fanPieces*len(p.members)
+	}
+	return p.runDirect(ctx, c)
+}
