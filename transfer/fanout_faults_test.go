@@ -513,3 +513,33 @@ func TestFanoutWithoutRoomForPeers(t *testing.T) {
 	require.NoError(t, sim.Check())
 	require.NoError(t, sim.Close())
 }
+
+// A copy between devices that fails has copies before it, which the GPU may be at: the
+// upload waits for them.
+func TestAFailedPeerCopyIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	file, want := fanSource(t)
+	b := newFanTrial(t, fanConfigs["peers"], file, want)
+	var gates []func()
+	for _, p := range b.f.peers {
+		gates = append(gates, blocked(t, p.stream))
+	}
+	b.sim.Fail("cudaMemcpyPeerAsync", cudasim.Fault{Nth: 2, Code: cudart.ErrInvalidValue})
+	// Both pieces are in one chunk.
+	_, err := b.f.UploadPieces(t.Context(), bytes.NewReader(want), 0, 2000, piecesOf(b.mems, 2000, 1000))
+	require.ErrorIs(t, err, cudart.ErrInvalidValue)
+	require.ErrorIs(t, err, ErrUnderWay, "the first one cannot end")
+
+	p := place{view: b.f.view, pieces: piecesOf(b.mems, 2000, 1000)}
+	b.sim.Fail("cudaMemcpyPeerAsync", cudasim.Fault{Nth: 2, Code: cudart.ErrInvalidValue})
+	ends, err := p.forward(0, 0, 2000, cudart.Point{})
+	require.ErrorIs(t, err, cudart.ErrInvalidValue)
+	require.Len(t, ends, 1)
+	require.False(t, ends[0].Done(t.Context()))
+	for _, open := range gates {
+		open()
+	}
+	require.NoError(t, ends[0].Wait(t.Context()))
+	b.requireWorks("bytes", "after")
+	b.close("after")
+}

@@ -594,3 +594,28 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 	sim.Release()
 	require.ErrorIs(t, <-outcome, cudart.ErrLaunchFailure)
 }
+
+// A download that has failed returns when the GPU is done with the memory that it copies
+// to, or with ErrUnderWay.
+func TestAFailedDownloadWaitsForCopiesInFlight(t *testing.T) {
+	t.Parallel()
+	s, sim := simulated(t, cudasim.Config{})
+	const n = 4 * mib
+	mem := device(t, s.dev, n)
+	sim.Hold()
+	jobs := make(chan *Job, 1)
+	outcome := make(chan error, 1)
+	go func() {
+		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Sink: watchedSink{target(make([]byte, n)), jobs}, Queue: queueDown(mem)})
+		outcome <- err
+	}()
+	j := <-jobs
+	for sim.PendingCopies() == 0 {
+		runtime.Gosched()
+	}
+	j.Abort(0, errTest)
+	err := <-outcome
+	require.ErrorIs(t, err, errTest)
+	require.ErrorIs(t, err, ErrUnderWay, "its copies cannot end")
+	sim.Release()
+}

@@ -272,3 +272,26 @@ func TestARingThatIsInUse(t *testing.T) {
 	x.release()
 	require.NoError(t, b.ring.close(t.Context()))
 }
+
+// A ring of which only one unit is left has none for a copy, as both directions need one.
+func TestARingWithOneUnitLeft(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := b.stream()
+	open := b.blocked(s)
+	all := b.taken(1, classUp)
+	for _, x := range all[:6] {
+		b.use(x, s)
+	}
+	b.ring.setAside(s.Timeline(), errTest)
+	require.NoError(t, b.ring.recover(), "two units are left")
+	b.use(all[6], s)
+	b.ring.setAside(s.Timeline(), errTest)
+	err := b.ring.recover()
+	require.ErrorIs(t, err, errLost)
+	require.ErrorIs(t, err, errTest)
+	open()
+	require.NoError(t, s.Synchronize(t.Context()))
+	require.NoError(t, b.ring.recover(), "the GPU is done with it")
+	all[7].release()
+}
