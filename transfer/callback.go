@@ -10,9 +10,9 @@ import (
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
-// mostEmptyReads is how many reads in a row may return neither bytes nor an
+// maxEmptyReads is how many reads in a row may return neither bytes nor an
 // error, as in package bufio.
-const mostEmptyReads = 100
+const maxEmptyReads = 100
 
 // readFull fills to from r.
 func readFull(ctx context.Context, r io.Reader, to []byte) (got int, err error) {
@@ -32,7 +32,7 @@ func readFull(ctx context.Context, r io.Reader, to []byte) (got int, err error) 
 		case got == len(to):
 		case err != nil:
 			return got, early(err)
-		case empty == mostEmptyReads:
+		case empty == maxEmptyReads:
 			return got, io.ErrNoProgress
 		}
 	}
@@ -40,7 +40,7 @@ func readFull(ctx context.Context, r io.Reader, to []byte) (got int, err error) 
 }
 
 // readAt reads what r has from base on.
-func readAt(r io.ReaderAt, base int64) reading {
+func readAt(r io.ReaderAt, base int64) readFunc {
 	return func(to []byte, off, n int) (skip, got int, err error) {
 		got, err = r.ReadAt(to[:n], base+int64(off))
 		if err := checkCount(r, "ReadAt", got, n); err != nil {
@@ -69,7 +69,7 @@ func early(err error) error {
 }
 
 // writeAt writes to w from base on.
-func writeAt(w io.WriterAt, base int64) writing {
+func writeAt(w io.WriterAt, base int64) writeFunc {
 	return func(from []byte, off int) (int, error) {
 		n, err := w.WriteAt(from, base+int64(off))
 		return wrote(w, "WriteAt", n, len(from), err)
@@ -77,7 +77,7 @@ func writeAt(w io.WriterAt, base int64) writing {
 }
 
 // write writes to w, in order.
-func write(w io.Writer) writing {
+func write(w io.Writer) writeFunc {
 	return func(from []byte, _ int) (int, error) {
 		n, err := w.Write(from)
 		return wrote(w, "Write", n, len(from), err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"os"
-	"sync"
 
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -20,13 +19,13 @@ func (c Call) reopenDirect(f *os.File, access int) *os.File {
 }
 
 // readDirect reads whole blocks of f, from base on, past the page cache through d.
-func readDirect(f, d *os.File, base int64) reading {
+func readDirect(f, d *os.File, base int64) readFunc {
 	return readBlocks(func(p []byte, off int64) (int, error) { return preadDirect(d, p, off) }, base, readAt(f, base))
 }
 
 // readBlocks reads whole blocks. What cannot be read so, such as the end of a
 // file, is left to cached.
-func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached reading) reading {
+func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached readFunc) readFunc {
 	return func(to []byte, off, n int) (skip, got int, err error) {
 		pos := base + int64(off)
 		skip = int(pos % block)
@@ -50,7 +49,7 @@ func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached
 
 // writeDirect writes whole blocks to f, from base on, past the page cache through
 // d. What cannot be written so is left to the cache.
-func writeDirect(f, d *os.File, base int64) writing {
+func writeDirect(f, d *os.File, base int64) writeFunc {
 	cached := writeAt(f, base)
 	return func(from []byte, off int) (took int, err error) {
 		whole := len(from) / block * block
@@ -81,25 +80,24 @@ func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (do
 	}
 	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
-	defer feed.behind.wait(ctx)
+	defer feed.Wait(ctx)
 	done, err = p.feed(ctx, stage.Copy{N: n, Feed: feed, Kernel: true})
 	return done, true, err
 }
 
 // A fileFeed is a [stage.Feed] of a file. Workers read what is in the page cache
-// straight into the ring. What is not, its own goroutines read.
+// straight into the ring. Goroutines of the readAhead read the rest.
 type fileFeed struct {
-	job *stage.Job
+	*readAhead
 	// readNow reads what is in the page cache, and returns stage.ErrNotReady if not
 	// all is.
 	readNow func(to []byte, off int) (got int, err error)
 	n       int
-	behind  *readAhead
 
-	next int // to be tried; the job's
+	next int // the byte to be tried next; the job's
 
-	mu     sync.Mutex
-	missed []span // that is not in the cache
+	// Guarded by readAhead.mu.
+	missed []span // not in the cache
 	run    int    // bytes that are not tried after the next miss
 	skip   int    // bytes that are not to be tried
 }
@@ -108,22 +106,20 @@ type fileFeed struct {
 type span struct{ off, n int }
 
 const (
-	leastMiss = 8 * mib
-	mostMiss  = 256 * mib
+	minMiss = 8 * mib
+	maxMiss = 256 * mib
 )
 
 func newFileFeed(readNow func(to []byte, off int) (got int, err error), f io.ReaderAt, off int64, n int) *fileFeed {
-	feed := &fileFeed{readNow: readNow, n: n, run: leastMiss}
-	feed.behind = newReadAhead(readers, readAt(f, off), feed.claim)
+	feed := &fileFeed{readNow: readNow, n: n, run: minMiss}
+	feed.readAhead = newReadAhead(readers, readAt(f, off), feed.claim)
 	return feed
 }
 
-func (f *fileFeed) Start(j *stage.Job) { f.job, f.behind.job = j, j }
-
-func (f *fileFeed) Stop() { f.behind.Stop() }
+func (f *fileFeed) Start(j *stage.Job) { f.job = j }
 
 func (f *fileFeed) Ready() int {
-	if n := f.behind.Ready(); n > 0 {
+	if n := f.readAhead.Ready(); n > 0 {
 		return n
 	}
 	f.skipMissed()
@@ -131,7 +127,7 @@ func (f *fileFeed) Ready() int {
 }
 
 // skipMissed leaves what follows on something that was not in the page cache to the
-// feed's own goroutines, untried.
+// readers, untried.
 func (f *fileFeed) skipMissed() {
 	f.mu.Lock()
 	n := min(f.skip, f.n-f.next)
@@ -142,17 +138,17 @@ func (f *fileFeed) skipMissed() {
 	}
 	f.mu.Unlock()
 	if n > 0 {
-		f.behind.more()
+		f.Callers.Start(readers)
 	}
 }
 
-func (f *fileFeed) Take(most int) stage.Segment {
-	if n := f.behind.Ready(); n > 0 {
-		return f.behind.Take(min(n, most))
+func (f *fileFeed) Take(n int) stage.Segment {
+	if ready := f.readAhead.Ready(); ready > 0 {
+		return f.readAhead.Take(min(n, ready))
 	}
 	off := f.next
-	f.next += most
-	return stage.Segment{Off: off, N: most, Fill: f.fill, End: func(filled bool) { f.tried(off, most, filled) }}
+	f.next += n
+	return stage.Segment{Off: off, N: n, Fill: f.fill, End: func(filled bool) { f.tried(off, n, filled) }}
 }
 
 // fill reads what is in the page cache.
@@ -164,31 +160,29 @@ func (f *fileFeed) fill(to []byte, off int) error {
 	return err
 }
 
-// tried leaves what was not in the page cache to the feed's own goroutines.
+// tried leaves what was not in the page cache to the readers.
 func (f *fileFeed) tried(off, n int, filled bool) {
 	f.mu.Lock()
 	if filled {
-		f.run = leastMiss
+		f.run = minMiss
 	} else {
 		f.missed = append(f.missed, span{off, n})
 		f.skip += f.run
-		f.run = min(2*f.run, mostMiss)
+		f.run = min(2*f.run, maxMiss)
 	}
 	f.mu.Unlock()
 	if !filled {
-		f.behind.more()
+		f.Callers.Start(readers)
 	}
 }
 
-// claim takes something that was missed.
-func (f *fileFeed) claim(most int) (off, n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+// claim takes something that was missed. It needs mu.
+func (f *fileFeed) claim(maxBytes int) (off, n int) {
 	if len(f.missed) == 0 {
 		return 0, 0
 	}
 	s := &f.missed[0]
-	off, n = s.off, min(s.n, most)
+	off, n = s.off, min(s.n, maxBytes)
 	if s.off, s.n = s.off+n, s.n-n; s.n == 0 {
 		f.missed = append(f.missed[:0], f.missed[1:]...)
 	}

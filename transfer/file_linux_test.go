@@ -87,7 +87,7 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 			done, err := r.c.at(n, mem).feed(t.Context(), stage.Copy{N: n, Feed: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
-			feed.behind.wait(t.Context())
+			feed.Wait(t.Context())
 			c.close()
 			require.True(t, bytes.Equal(want[off:], r.onDevice(mem, n)))
 		}

@@ -138,7 +138,7 @@ func TestFilesThatAreCachedInPart(t *testing.T) {
 			done, err := r.c.at(n, mem).feed(t.Context(), stage.Copy{N: n, Feed: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
-			feed.behind.wait(t.Context())
+			feed.Wait(t.Context())
 			require.True(t, bytes.Equal(want, r.onDevice(mem, n)), "%d %%", misses)
 		}
 	}

@@ -61,7 +61,7 @@ const readers = 8
 
 // uploadAhead copies n bytes that are read ahead.
 func (p place) uploadAhead(ctx context.Context, n int, r *readAhead) (int, error) {
-	defer r.wait(ctx)
+	defer r.Wait(ctx)
 	return p.feed(ctx, stage.Copy{N: n, Feed: r})
 }
 

@@ -65,7 +65,7 @@ const (
 // downloadBehind copies n bytes that are written behind.
 func (v view) downloadBehind(ctx context.Context, src cudart.DevPtr, n int, w *writeBehind) (int, error) {
 	// What the last writing took counts too.
-	return v.stageDown(ctx, src, stage.Copy{N: n, Sink: w, Await: func() { w.wait(ctx) }})
+	return v.stageDown(ctx, src, stage.Copy{N: n, Sink: w, Await: func() { w.Wait(ctx) }})
 }
 
 // downloadMapped copies into a mapped file, and unmaps it.

@@ -1,0 +1,258 @@
+package transfer
+
+import (
+	"sync"
+
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/transfer/internal/stage"
+)
+
+// buffers are between a job, whose workers must not block, and a reader or writer, which
+// may: goroutines of their own call that, with ordinary memory.
+//
+//	piece of an upload  | piece of a download | in
+//	is read             | is filled           | call; pieces
+//	waits               | waits               | pieces
+//	is copied           | is written          | Segments; call
+type buffers struct {
+	*bounded.Callers
+	job *stage.Job
+
+	mu      sync.Mutex
+	free    int      // pieces that may be made
+	pieces  []*piece // that wait, in order; also those that are being filled
+	stopped bool
+}
+
+// A piece is memory between a reader or writer and the ring.
+type piece struct {
+	mem   *scratch
+	off   int
+	bytes []byte // of mem
+	left  int    // bytes that are not copied from or to the ring
+}
+
+// Stop makes it so that no further call begins.
+func (b *buffers) Stop() {
+	b.mu.Lock()
+	b.stopped = true
+	for _, p := range b.pieces {
+		p.mem.release()
+	}
+	b.pieces = nil
+	b.mu.Unlock()
+	b.Callers.Stop()
+}
+
+// reuse makes the memory of a piece available.
+func (b *buffers) reuse(p *piece) {
+	p.mem.release()
+	b.mu.Lock()
+	b.free++
+	b.mu.Unlock()
+}
+
+// A readAhead is a [stage.Feed] of what a reader brings.
+type readAhead struct {
+	buffers
+	readers int
+	read    readFunc
+	// claim returns what to read next, of at most so many bytes; none if there is
+	// nothing for now. It needs mu.
+	claim func(maxBytes int) (off, n int)
+}
+
+// A readFunc reads n bytes at off. It returns where in to they begin (skip) and how many
+// they are (got); got < n only with an error.
+type readFunc func(to []byte, off, n int) (skip, got int, err error)
+
+// Of each reader's pieces one is read, and one copied; of each writer's one is written, and
+// two are filled.
+const piecesPerReader, piecesPerWriter = 2, 3
+
+func newReadAhead(readers int, read readFunc, claim func(maxBytes int) (off, n int)) *readAhead {
+	r := &readAhead{buffers: buffers{free: piecesPerReader * readers}, readers: readers, read: read, claim: claim}
+	r.Callers = bounded.NewCallers(readers, r.next)
+	return r
+}
+
+// inOrder claims n bytes from the first one to the last one.
+func inOrder(n, parts int) func(maxBytes int) (off, n int) {
+	next := 0
+	// Some pieces overlap reading and copying also if there is little to read.
+	size := max((n/parts+block-1)/block*block, block)
+	return func(maxBytes int) (int, int) {
+		off := next
+		next += min(size, maxBytes, n-next)
+		return off, next - off
+	}
+}
+
+func (r *readAhead) Start(j *stage.Job) {
+	r.job = j
+	r.Callers.Start(r.readers)
+}
+
+// next returns the next call of the reader.
+func (r *readAhead) next() (call func() error, done func(error)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped || r.free == 0 {
+		return nil, nil
+	}
+	off, n := r.claim(scratchBytes)
+	if n == 0 || r.job.Past(off) {
+		return nil, nil
+	}
+	r.free--
+	p := &piece{off: off}
+	skip, got := 0, 0
+	return func() (err error) {
+			p.mem = newScratch()
+			skip, got, err = r.read(*p.mem, off, n)
+			return err
+		}, func(err error) {
+			p.bytes, p.left = (*p.mem)[skip:skip+got], got
+			r.put(p)
+			if err != nil {
+				r.job.Cut(off+got, err)
+			}
+		}
+}
+
+func (r *readAhead) put(p *piece) {
+	r.mu.Lock()
+	wanted := !r.stopped && p.left > 0
+	if wanted {
+		r.pieces = append(r.pieces, p)
+	}
+	r.mu.Unlock()
+	if !wanted {
+		r.reuse(p)
+	}
+	r.job.Poke()
+}
+
+func (r *readAhead) Ready() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pieces) == 0 {
+		return 0
+	}
+	return len(r.pieces[0].bytes)
+}
+
+func (r *readAhead) Take(n int) stage.Segment {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pieces[0]
+	bytes, off := p.bytes[:n], p.off
+	if p.bytes, p.off = p.bytes[n:], p.off+n; len(p.bytes) == 0 {
+		r.pieces = append(r.pieces[:0], r.pieces[1:]...)
+	}
+	return stage.Segment{
+		Off: off,
+		N:   n,
+		Fill: func(to []byte, at int) error {
+			copy(to, bytes[at-off:])
+			return nil
+		},
+		End: func(bool) { r.copied(p, n) },
+	}
+}
+
+// copied counts bytes of a piece that are in the ring.
+func (r *readAhead) copied(p *piece, n int) {
+	r.mu.Lock()
+	p.left -= n
+	over := p.left == 0
+	r.mu.Unlock()
+	if over {
+		r.reuse(p)
+		r.Callers.Start(1)
+	}
+}
+
+// A writeBehind is a [stage.Sink] of what a writer takes.
+type writeBehind struct {
+	buffers
+	inOrder bool
+	write   writeFunc
+}
+
+// A writeFunc writes what is at off. It returns how many bytes it took: fewer than all
+// only with an error.
+type writeFunc func(from []byte, off int) (took int, err error)
+
+// newWriteBehind returns a writeBehind for so many writers at once; one writes in order.
+func newWriteBehind(writers int, write writeFunc) *writeBehind {
+	w := &writeBehind{buffers: buffers{free: piecesPerWriter * writers}, inOrder: writers == 1, write: write}
+	w.Callers = bounded.NewCallers(writers, w.next)
+	return w
+}
+
+func (w *writeBehind) Start(j *stage.Job) { w.job = j }
+
+func (w *writeBehind) Room() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.free == 0 {
+		return 0
+	}
+	return scratchBytes
+}
+
+func (w *writeBehind) Take(off, n int) stage.Space {
+	p := &piece{mem: newScratch(), off: off, left: n}
+	p.bytes = (*p.mem)[:n]
+	w.mu.Lock()
+	w.free--
+	w.pieces = append(w.pieces, p)
+	w.mu.Unlock()
+	return stage.Space{
+		Drain: func(from []byte, at int) error {
+			copy(p.bytes[at-off:], from)
+			return nil
+		},
+		End:   func(drained bool) { w.drained(p, drained) },
+		Later: true,
+	}
+}
+
+// drained makes a piece available to the writers, unless the copy ends before it.
+func (w *writeBehind) drained(p *piece, ok bool) {
+	if !ok {
+		return
+	}
+	w.mu.Lock()
+	p.left = 0
+	w.mu.Unlock()
+	w.Callers.Start(1)
+}
+
+// next returns the next call of the writer.
+func (w *writeBehind) next() (call func() error, done func(error)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, p := range w.pieces {
+		switch {
+		case w.stopped || w.job.Past(p.off) || p.left > 0 && w.inOrder:
+			return nil, nil
+		case p.left > 0:
+			continue
+		}
+		w.pieces = append(w.pieces[:i], w.pieces[i+1:]...)
+		took := 0
+		return func() (err error) {
+				took, err = w.write(p.bytes, p.off)
+				return err
+			}, func(err error) {
+				w.reuse(p)
+				w.job.Pass(p.off, took)
+				if err != nil {
+					w.job.Cut(p.off+took, err)
+				}
+			}
+	}
+	return nil, nil
+}
