@@ -13,7 +13,7 @@ import (
 //	piece of an upload  | piece of a download | in
 //	is read             | is filled           | call; pieces
 //	waits               | waits               | pieces
-//	is copied           | is written          | Segments; call
+//	is copied           | is written          | Parts; call
 type buffers struct {
 	*bounded.Callers
 	job *stage.Job
@@ -52,7 +52,7 @@ func (b *buffers) reuse(p *piece) {
 	b.mu.Unlock()
 }
 
-// A readAhead is a [stage.Feed] of what a reader brings.
+// A readAhead is a [stage.Host] of what a reader brings.
 type readAhead struct {
 	buffers
 	readers int
@@ -101,7 +101,7 @@ func (r *readAhead) next() (call func() error, done func(error)) {
 		return nil, nil
 	}
 	off, n := r.claim(scratchBytes)
-	if n == 0 || r.job.Past(off) {
+	if n == 0 || r.job.PastEnd(off) {
 		return nil, nil
 	}
 	r.free--
@@ -130,7 +130,7 @@ func (r *readAhead) put(p *piece) {
 	if !wanted {
 		r.reuse(p)
 	}
-	r.job.Poke()
+	r.job.Wake()
 }
 
 func (r *readAhead) Ready() int {
@@ -142,7 +142,7 @@ func (r *readAhead) Ready() int {
 	return len(r.pieces[0].bytes)
 }
 
-func (r *readAhead) Take(n int) stage.Segment {
+func (r *readAhead) Take(_, n int) stage.Part {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.pieces[0]
@@ -150,10 +150,10 @@ func (r *readAhead) Take(n int) stage.Segment {
 	if p.bytes, p.off = p.bytes[n:], p.off+n; len(p.bytes) == 0 {
 		r.pieces = append(r.pieces[:0], r.pieces[1:]...)
 	}
-	return stage.Segment{
+	return stage.Part{
 		Off: off,
 		N:   n,
-		Fill: func(to []byte, at int) error {
+		Copy: func(to []byte, at int) error {
 			copy(to, bytes[at-off:])
 			return nil
 		},
@@ -173,7 +173,7 @@ func (r *readAhead) copied(p *piece, n int) {
 	}
 }
 
-// A writeBehind is a [stage.Sink] of what a writer takes.
+// A writeBehind is a [stage.Host] of what a writer takes.
 type writeBehind struct {
 	buffers
 	inOrder bool
@@ -193,7 +193,7 @@ func newWriteBehind(writers int, write writeFunc) *writeBehind {
 
 func (w *writeBehind) Start(j *stage.Job) { w.job = j }
 
-func (w *writeBehind) Room() int {
+func (w *writeBehind) Ready() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.free == 0 {
@@ -202,15 +202,17 @@ func (w *writeBehind) Room() int {
 	return scratchBytes
 }
 
-func (w *writeBehind) Take(off, n int) stage.Space {
+func (w *writeBehind) Take(off, n int) stage.Part {
 	p := &piece{mem: newScratch(), off: off, left: n}
 	p.bytes = (*p.mem)[:n]
 	w.mu.Lock()
 	w.free--
 	w.pieces = append(w.pieces, p)
 	w.mu.Unlock()
-	return stage.Space{
-		Drain: func(from []byte, at int) error {
+	return stage.Part{
+		Off: off,
+		N:   n,
+		Copy: func(from []byte, at int) error {
 			copy(p.bytes[at-off:], from)
 			return nil
 		},
@@ -236,7 +238,7 @@ func (w *writeBehind) next() (call func() error, done func(error)) {
 	defer w.mu.Unlock()
 	for i, p := range w.pieces {
 		switch {
-		case w.stopped || w.job.Past(p.off) || p.left > 0 && w.inOrder:
+		case w.stopped || w.job.PastEnd(p.off) || p.left > 0 && w.inOrder:
 			return nil, nil
 		case p.left > 0:
 			continue

@@ -31,7 +31,7 @@ func TestCopiesAtOnce(t *testing.T) {
 		s := r.stream()
 		group.Go(func() {
 			for i := range rounds {
-				n := []int{100, stage.Alone, 700 * kib, most}[(g+i)%4]
+				n := []int{100, stage.MaxSmall, 700 * kib, most}[(g+i)%4]
 				want, got := bytesOf(uint64(g*100+i), n), make([]byte, n)
 				c := &r.c.View
 				if i%2 == 1 {
@@ -130,7 +130,7 @@ func TestSmallCopiesAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
 	const goroutines, copies = 100, 10
-	const room = 4 * stage.Alone
+	const room = 4 * stage.MaxSmall
 	mem := r.device(goroutines * room)
 	var group sync.WaitGroup
 	for g := range goroutines {

@@ -123,7 +123,7 @@ func TestErrorsThatAreReportedOnce(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	r := rigOn(t, dev, Options{Workers: 1})
-	const large = 13 * stage.Alone
+	const large = 13 * stage.MaxSmall
 	mem, want := r.device(large), bytesOf(1, large)
 	r.fill(mem, want)
 	fault := cudasim.Fault{Code: cudart.ErrLaunchFailure}

@@ -81,11 +81,11 @@ func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (do
 	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
 	defer feed.Wait(ctx)
-	done, err = p.feed(ctx, stage.Copy{N: n, Feed: feed, Kernel: true})
+	done, err = p.stageUp(ctx, stage.Copy{N: n, Host: feed, Kernel: true})
 	return done, true, err
 }
 
-// A fileFeed is a [stage.Feed] of a file. Workers read what is in the page cache
+// A fileFeed is a [stage.Host] that reads a file. Workers read what is in the page cache
 // straight into the ring. Goroutines of the readAhead read the rest.
 type fileFeed struct {
 	*readAhead
@@ -142,13 +142,13 @@ func (f *fileFeed) skipMissed() {
 	}
 }
 
-func (f *fileFeed) Take(n int) stage.Segment {
+func (f *fileFeed) Take(_, n int) stage.Part {
 	if ready := f.readAhead.Ready(); ready > 0 {
-		return f.readAhead.Take(min(n, ready))
+		return f.readAhead.Take(0, min(n, ready))
 	}
 	off := f.next
 	f.next += n
-	return stage.Segment{Off: off, N: n, Fill: f.fill, End: func(filled bool) { f.tried(off, n, filled) }}
+	return stage.Part{Off: off, N: n, Copy: f.fill, End: func(filled bool) { f.tried(off, n, filled) }}
 }
 
 // fill reads what is in the page cache.

@@ -84,7 +84,7 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 				require.NoError(t, c.mmap(int(f.Fd()), n))
 			}
 			feed := newFileFeed(c.readNow, f, off, n)
-			done, err := r.c.at(n, mem).feed(t.Context(), stage.Copy{N: n, Feed: feed})
+			done, err := r.c.at(n, mem).stageUp(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
 			feed.Wait(t.Context())

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"unsafe"
 
@@ -17,30 +16,51 @@ import (
 
 // Upload copies src, which may be any memory, to the device.
 func (v *View) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error {
-	_, err := v.get().do(ctx, len(src), nil, func() (int, error) { return v.upload(ctx, dst, src) })
+	_, err := v.get().do(ctx, len(src), nil, func() (int, error) {
+		v := v.view
+		if queued, err := v.queue(ctx, dst, src); queued {
+			return v.counted(len(src), err)
+		}
+		return v.copyMemory(ctx, dst, src, false)
+	})
 	if err != nil {
 		return fmt.Errorf("transfer: upload %d bytes: %w", len(src), err)
 	}
 	return nil
 }
 
-func (v view) upload(ctx context.Context, dst cudart.DevPtr, src []byte) (int, error) {
-	if queued, err := v.queue(ctx, dst, src); queued {
-		return v.counted(len(src), err)
+// Download copies from the device into dst, which may be any memory.
+func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
+	_, err := v.get().do(ctx, len(dst), nil, func() (int, error) { return v.copyMemory(ctx, src, dst, true) })
+	if err != nil {
+		return fmt.Errorf("transfer: download %d bytes: %w", len(dst), err)
 	}
+	return nil
+}
+
+// copyMemory copies between mem and one place on the device, in the order of Call.Stream.
+func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (int, error) {
 	if err := v.call.turn(ctx); err != nil {
 		return 0, err
 	}
-	send, known, err := pinnedSource(ctx, v.dev(), src)
-	if err != nil {
+	send, known, err := pinned(ctx, v.dev(), mem, down)
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	if send == nil {
-		if ok, err := v.small(ctx, dst, src, false); ok {
-			return v.counted(len(src), err)
+	case send != nil:
+		done, err := v.at(len(mem), at).copyPinned(ctx, len(mem), send, down)
+		if known || !atSeam(err) {
+			return done, err
+		}
+	case v.call.Progress == nil: // what is small is copied by the caller's goroutine
+		if ok, err := v.stages[0].CopySmall(ctx, at, mem, down); ok {
+			return v.counted(len(mem), err)
 		}
 	}
-	return v.at(len(src), dst).copyFrom(ctx, src, send, known)
+	if down {
+		return v.stageDown(ctx, at, stage.Copy{N: len(mem), Host: into(mem, copyIn)})
+	}
+	return v.at(len(mem), at).stageUp(ctx, fromMemory(mem))
 }
 
 // counted counts a small copy of n bytes.
@@ -50,6 +70,15 @@ func (v view) counted(n int, err error) (int, error) {
 	}
 	v.stats.stagedBytes.Add(int64(n))
 	return n, nil
+}
+
+// stageDown copies from one place on the device to the host, through the ring.
+func (v view) stageDown(ctx context.Context, src cudart.DevPtr, c stage.Copy) (int, error) {
+	c.Down = true
+	c.Queue = func(on *cudart.Stream, _ int, mem []byte, off int) error {
+		return on.CopyToHost(unsafe.Pointer(&mem[0]), src+cudart.DevPtr(off), len(mem))
+	}
+	return v.run(ctx, c, &v.stats.stagedBytes)
 }
 
 // turn waits until the caller's stream is done with what was queued there: a copy
@@ -76,7 +105,7 @@ const (
 // queue queues a small upload on the caller's stream, and does not wait for it.
 // queued is false if there is no stream, or no memory for it just now.
 func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued bool, err error) {
-	if v.call.Stream == nil || len(src) > maxQueued || v.call.Progress != nil {
+	if v.call.Stream == nil || len(src) > maxQueued || v.call.Progress != nil || ways.NoQueue {
 		return false, nil
 	}
 	lease, err := v.queued.TryGet(ctx, len(src))
@@ -94,62 +123,6 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 		Grace: bounded.CallbackGrace,
 	})
 	return true, stage.Abandoned(err)
-}
-
-// Download copies from the device into dst, which may be any memory.
-func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
-	_, err := v.get().do(ctx, len(dst), nil, func() (int, error) { return v.download(ctx, dst, src) })
-	if err != nil {
-		return fmt.Errorf("transfer: download %d bytes: %w", len(dst), err)
-	}
-	return nil
-}
-
-func (v view) download(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
-	if err := v.call.turn(ctx); err != nil {
-		return 0, err
-	}
-	receive, known, err := pinnedTarget(ctx, v.dev(), dst)
-	switch {
-	case err != nil:
-		return 0, err
-	case receive != nil:
-		done, err := v.downloadPinned(ctx, len(dst), src, receive)
-		if known || !atSeam(err) {
-			return done, err
-		}
-	default:
-		if ok, err := v.small(ctx, src, dst, true); ok {
-			return v.counted(len(dst), err)
-		}
-	}
-	return v.stageDown(ctx, src, stage.Copy{N: len(dst), Sink: into(dst, copyIn)})
-}
-
-// downloadPinned copies into pinned memory without the ring.
-func (v view) downloadPinned(ctx context.Context, n int, src cudart.DevPtr, receive sender) (int, error) {
-	on := v.members[0].direct[1]
-	return v.runDirect(ctx, &directCopy{n: n, piece: directPiece, pieces: directPieces, queue: func(off, n int) ([]cudart.Point, error) {
-		err := receive(on, src+cudart.DevPtr(off), off, n)
-		return []cudart.Point{on.Point()}, err
-	}})
-}
-
-// stageDown copies from one place on the device to a sink, through the ring.
-func (v view) stageDown(ctx context.Context, src cudart.DevPtr, c stage.Copy) (int, error) {
-	c.Down = true
-	c.Queue = func(on *cudart.Stream, _ int, mem []byte, off int) error {
-		return on.CopyToHost(unsafe.Pointer(&mem[0]), src+cudart.DevPtr(off), len(mem))
-	}
-	return v.run(ctx, c, &v.stats.stagedBytes)
-}
-
-// small copies what is small, on the caller's goroutine; ok is false if it cannot now.
-func (v view) small(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
-	if v.call.Progress != nil {
-		return false, nil
-	}
-	return v.stages[0].Brief(ctx, dev, mem, down)
 }
 
 // DownloadNew copies n bytes from the device into memory that it allocates:
@@ -187,70 +160,62 @@ func (v view) downloadFresh(ctx context.Context, dst []byte, src cudart.DevPtr) 
 		return 0, err
 	}
 	put := func(to, from []byte) { copy(to, from) }
-	c := stage.Copy{N: len(dst), Sink: into(dst, put), Piece: hugePage, MaxChunk: 2 * hugePage}
+	c := stage.Copy{N: len(dst), Host: into(dst, put), Piece: hugePage, MaxChunk: 2 * hugePage}
 	c.Workers = runtime.GOMAXPROCS(0)
 	return v.stageDown(ctx, src, c)
 }
 
-// mostPast is the largest upload that is written past the caches. What a larger one has
-// in them is overwritten there, again and again, and need not go to memory.
-const mostPast = 32 * mib
+// maxNonTemporal is the size of the largest upload whose chunks are filled with non-temporal
+// stores. What a larger one has in the caches is overwritten there, again and again, and need
+// not go to memory.
+const maxNonTemporal = 32 * mib
 
 // fromMemory is the upload of the caller's memory.
 func fromMemory(src []byte) stage.Copy {
-	m := &memoryFeed{from: src, past: len(src) <= mostPast}
-	return stage.Copy{N: len(src), Feed: m, Past: m.past}
-}
-
-// memoryFeed is the caller's memory.
-type memoryFeed struct {
-	from []byte
-	off  int // of what comes next
-	past bool
-}
-
-func (*memoryFeed) Start(*stage.Job) {}
-
-func (*memoryFeed) Stop() {}
-
-func (m *memoryFeed) Ready() int { return len(m.from) - m.off }
-
-func (m *memoryFeed) Take(most int) stage.Segment {
-	s := stage.Segment{Off: m.off, N: most, Fill: m.fill}
-	m.off += most
-	return s
-}
-
-func (m *memoryFeed) fill(to []byte, off int) error {
-	if from := m.from[off : off+len(to)]; m.past {
-		stage.Put(to, from)
-	} else {
-		copy(to, from)
+	put := func(to, from []byte) { copy(to, from) }
+	nonTemporal := len(src) <= maxNonTemporal
+	if nonTemporal {
+		put = stage.Put
 	}
-	return nil
-}
-
-// A memorySink takes what comes at once: memory of the caller's, or a mapped file.
-type memorySink func(from []byte, off int) error
-
-func (memorySink) Start(*stage.Job) {}
-
-func (memorySink) Stop() {}
-
-func (memorySink) Room() int { return math.MaxInt }
-
-func (m memorySink) Take(int, int) stage.Space { return stage.Space{Drain: m} }
-
-// into is a sink that puts bytes into dst.
-func into(dst []byte, put func(to, from []byte)) memorySink {
-	return func(from []byte, off int) error {
-		put(dst[off:off+len(from)], from)
+	return stage.Copy{N: len(src), NonTemporal: nonTemporal, Host: memoryHost(len(src), func(mem []byte, off int) error {
+		put(mem, src[off:off+len(mem)])
 		return nil
-	}
+	})}
+}
+
+// into is a Host that puts bytes into dst.
+func into(dst []byte, put func(to, from []byte)) stage.Host {
+	return memoryHost(len(dst), func(mem []byte, off int) error {
+		put(dst[off:off+len(mem)], mem)
+		return nil
+	})
+}
+
+// memoryHost is a Host of n bytes that are always ready: memory of the caller's, or a
+// mapped file.
+func memoryHost(n int, copies func(mem []byte, off int) error) stage.Host {
+	return &hostMemory{n: n, copies: copies}
+}
+
+type hostMemory struct {
+	n, next int
+	copies  func(mem []byte, off int) error
+}
+
+func (*hostMemory) Start(*stage.Job) {}
+
+func (*hostMemory) Stop() {}
+
+func (m *hostMemory) Ready() int { return m.n - m.next }
+
+func (m *hostMemory) Take(_, n int) stage.Part {
+	p := stage.Part{Off: m.next, N: n, Copy: m.copies}
+	m.next += n
+	return p
 }
 
 // copyIn copies into the caller's memory, which may be resident or not. What is
-// resident is written past the caches, where the ring should stay.
+// resident is written with non-temporal stores: the ring should stay in the caches.
 func copyIn(to, from []byte) {
 	if resident(to) {
 		ntcopy.Copy(to, from)

@@ -13,12 +13,12 @@ import (
 
 // sizes around everything that makes a difference: the last is more than the ring of
 // a machine with few cores.
-var sizes = []int{0, 1, 63, 4096, stage.Alone - 1, stage.Alone, stage.Alone + 1, 256*kib + 1, 512 * kib, 512*kib + 1, mib, mib + 1, 9*mib + 13}
+var sizes = []int{0, 1, 63, 4096, stage.MaxSmall - 1, stage.MaxSmall, stage.MaxSmall + 1, 256*kib + 1, 512 * kib, 512*kib + 1, mib, mib + 1, 9*mib + 13}
 
 func TestMemoryArrives(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{Workers: 3})
-	for _, n := range append(slices.Clone(sizes), mostPast, mostPast+1) {
+	for _, n := range append(slices.Clone(sizes), maxNonTemporal, maxNonTemporal+1) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			const skip = 5
 			want := bytesOf(uint64(n), n+2*skip)

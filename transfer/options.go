@@ -16,13 +16,13 @@ const (
 	kib = 1 << 10
 	mib = 1 << 20
 
-	mostWorkers = 1024
+	maxWorkers = 1024
 )
 
 // Validate returns an error that names the option that is invalid, or nil.
 func (o Options) Validate() error {
-	if o.Workers < 0 || o.Workers > mostWorkers {
-		return fmt.Errorf("Options.Workers: %d: must be from 0 to %d", o.Workers, mostWorkers)
+	if o.Workers < 0 || o.Workers > maxWorkers {
+		return fmt.Errorf("Options.Workers: %d: must be from 0 to %d", o.Workers, maxWorkers)
 	}
 	return nil
 }

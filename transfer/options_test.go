@@ -17,7 +17,7 @@ func TestBadInput(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	for option, all := range map[string][]Options{
-		"Workers": {{Workers: -1}, {Workers: mostWorkers + 1}, {Workers: math.MaxInt}, {Workers: math.MinInt}},
+		"Workers": {{Workers: -1}, {Workers: maxWorkers + 1}, {Workers: math.MaxInt}, {Workers: math.MinInt}},
 	} {
 		for _, o := range all {
 			_, err := NewCopier(t.Context(), dev, o)

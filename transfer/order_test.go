@@ -49,7 +49,7 @@ func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
 	r := newSimRig(t, Options{Workers: 4})
 	s := r.stream()
-	for _, n := range []int{1000, stage.Alone, maxQueued} {
+	for _, n := range []int{1000, stage.MaxSmall, maxQueued} {
 		dst, other := r.device(n), r.device(n)
 		src := bytesOf(1, n)
 		want := bytes.Clone(src)

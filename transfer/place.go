@@ -26,32 +26,26 @@ func (v view) at(n int, dsts ...cudart.DevPtr) place {
 // memory copies memory, which may be pinned.
 func (p place) memory(ctx context.Context, src []byte) (int, error) {
 	if len(p.members) == 1 && len(p.pieces) == 1 && p.pieces[0].Off == 0 && p.pieces[0].N >= len(src) {
-		return p.upload(ctx, p.pieces[0].Dsts[0], src)
+		return p.copyMemory(ctx, p.pieces[0].Dsts[0], src, false)
 	}
 	if err := p.call.turn(ctx); err != nil {
 		return 0, err
 	}
-	send, known, err := pinnedSource(ctx, p.members[0].dev, src)
+	send, known, err := pinned(ctx, p.members[0].dev, src, false)
 	if err != nil {
 		return 0, err
 	}
-	return p.copyFrom(ctx, src, send, known)
-}
-
-// copyFrom copies memory. send queues copies of it if it is pinned, and is nil otherwise;
-// known reports whether hostmem has pinned it.
-func (p place) copyFrom(ctx context.Context, src []byte, send sender, known bool) (int, error) {
 	if send != nil {
-		done, err := p.copyPinned(ctx, len(src), send)
+		done, err := p.copyPinned(ctx, len(src), send, false)
 		if known || !atSeam(err) {
 			return done, err
 		}
 	}
-	return p.feed(ctx, fromMemory(src))
+	return p.stageUp(ctx, fromMemory(src))
 }
 
-// feed copies what a Feed has, through the ring.
-func (p place) feed(ctx context.Context, c stage.Copy) (int, error) {
+// stageUp copies from the host, through the ring.
+func (p place) stageUp(ctx context.Context, c stage.Copy) (int, error) {
 	c.Queue = func(on *cudart.Stream, to int, mem []byte, off int) error {
 		return p.each(off, len(mem), func(piece *Piece, skip, n int) error {
 			return on.CopyToDevice(piece.Dsts[to]+cudart.DevPtr(skip), unsafe.Pointer(&mem[piece.Off+skip-off]), n)
@@ -65,7 +59,7 @@ func (p place) feed(ctx context.Context, c stage.Copy) (int, error) {
 
 // run copies through the rings of the devices.
 func (v view) run(ctx context.Context, c stage.Copy, counter *atomic.Int64) (int, error) {
-	c.Over, c.Groups, c.Progress = v.stages, v.groups, v.call.Progress
+	c.Stages, c.Groups, c.Progress = v.stages, v.groups, v.call.Progress
 	if v.o.Workers > 0 {
 		c.Workers = v.o.Workers
 	}
@@ -108,13 +102,16 @@ func (p place) forward(from, off, n int, after cudart.Point) (ends []cudart.Poin
 
 // copyPinned copies n bytes of pinned memory, which send queues, without the ring. With
 // several devices each of a group gets every so many pieces.
-func (p place) copyPinned(ctx context.Context, n int, send sender) (int, error) {
-	turn := 0
+func (p place) copyPinned(ctx context.Context, n int, send sender, down bool) (int, error) {
+	turn, stream := 0, 0
+	if down {
+		stream = 1
+	}
 	queue := func(off, n int) (ends []cudart.Point, err error) {
 		defer func() { turn++ }()
 		for _, group := range p.groups {
 			to := group[turn%len(group)]
-			on := p.members[to].direct[0]
+			on := p.members[to].direct[stream]
 			err := p.each(off, n, func(piece *Piece, skip, n int) error {
 				return send(on, piece.Dsts[to]+cudart.DevPtr(skip), piece.Off+skip, n)
 			})
@@ -132,9 +129,12 @@ func (p place) copyPinned(ctx context.Context, n int, send sender) (int, error) 
 		}
 		return ends, nil
 	}
-	c := &directCopy{n: n, piece: directPiece, pieces: directPieces, queue: queue}
+	c := stage.Direct{N: n, Piece: directPiece, Pieces: directPieces, Down: down, Queue: queue}
 	if len(p.members) > 1 {
-		c.piece, c.pieces = fanPiece, fanPieces*len(p.members)
+		c.Piece, c.Pieces = fanPiece, fanPieces*len(p.members)
 	}
-	return p.runDirect(ctx, c)
+	c.Progress = p.call.Progress
+	done, err := c.Run(ctx)
+	p.stats.directBytes.Add(int64(done))
+	return done, err
 }

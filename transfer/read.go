@@ -62,7 +62,7 @@ const readers = 8
 // uploadAhead copies n bytes that are read ahead.
 func (p place) uploadAhead(ctx context.Context, n int, r *readAhead) (int, error) {
 	defer r.Wait(ctx)
-	return p.feed(ctx, stage.Copy{N: n, Feed: r})
+	return p.stageUp(ctx, stage.Copy{N: n, Host: r})
 }
 
 // uploadMemory copies what a reader of n bytes has in memory.
@@ -81,33 +81,24 @@ func memoryAt(r io.ReaderAt, off int64, n int) (mem []byte, ok bool) {
 	var at interface {
 		io.Seeker
 		io.WriterTo
-		Len() int
 	}
 	switch r := r.(type) {
 	case *bytes.Reader:
-		if r == nil {
-			return nil, false
-		}
 		other := *r
 		at = &other
 	case *strings.Reader:
-		if r == nil {
-			return nil, false
-		}
 		other := *r
 		at = &other
 	default:
 		return nil, false
 	}
-	if _, err := at.Seek(off, io.SeekStart); err != nil || at.Len() == 0 {
-		return nil, err == nil
-	}
 	// It writes all that it has in one piece.
 	var c capture
-	if _, err := at.WriteTo(&c); err != nil {
-		return nil, false
+	_, err := at.Seek(off, io.SeekStart)
+	if err == nil {
+		_, err = at.WriteTo(&c)
 	}
-	return c.mem[:min(n, len(c.mem))], true
+	return c.mem[:min(n, len(c.mem))], err == nil
 }
 
 // A capture keeps the memory that it is written.

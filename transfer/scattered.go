@@ -23,28 +23,23 @@ type Part struct {
 // driver are of CUDA 12.8 or later). No two parts may overlap on the device.
 // After an error some parts may have been copied.
 func (v *View) UploadAll(ctx context.Context, parts []Part) error {
-	return v.all(ctx, "upload", parts, func(p *partList) stage.Copy {
-		return stage.Copy{Feed: p, Queue: p.send}
-	})
+	return v.all(ctx, "upload", parts, false)
 }
 
 // DownloadAll copies the device's bytes of every part to the host, in the same
 // way. No two parts may overlap on the host.
 func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
-	return v.all(ctx, "download", parts, func(p *partList) stage.Copy {
-		return stage.Copy{Down: true, Sink: memorySink(p.spread), Queue: p.receive}
-	})
+	return v.all(ctx, "download", parts, true)
 }
 
-func (v *View) all(ctx context.Context, what string, parts []Part, how func(*partList) stage.Copy) error {
-	p := newPartList(parts)
+func (v *View) all(ctx context.Context, what string, parts []Part, down bool) error {
+	p := newPartList(parts, down)
 	_, err := v.get().do(ctx, p.n(), nil, func() (int, error) {
 		if err := v.call.turn(ctx); err != nil {
 			return 0, err
 		}
 		p.batches = v.dev().Runtime().CanCopyBatch()
-		c := how(p)
-		c.N, c.MaxChunk = p.n(), p.chunk()
+		c := stage.Copy{N: p.n(), Down: down, Host: memoryHost(p.n(), p.copy), Queue: p.queue, MaxChunk: p.chunk()}
 		done, err := v.run(ctx, c, &v.stats.batchedBytes)
 		if err != nil {
 			err = fmt.Errorf("part %d: %w", min(p.find(done), len(parts)-1), err)
@@ -61,14 +56,14 @@ func (v *View) all(ctx context.Context, what string, parts []Part, how func(*par
 type partList struct {
 	parts  []Part
 	starts []int // of each, and the end
-	next   int   // byte to be taken
+	down   bool
 
 	batches bool // CUDA copies many parts with one call
 	batch   cudart.CopyBatch
 }
 
-func newPartList(parts []Part) *partList {
-	p := &partList{parts: parts, starts: make([]int, len(parts)+1)}
+func newPartList(parts []Part, down bool) *partList {
+	p := &partList{parts: parts, down: down, starts: make([]int, len(parts)+1)}
 	for i, part := range parts {
 		p.starts[i+1] = p.starts[i] + len(part.Host)
 	}
@@ -77,14 +72,8 @@ func newPartList(parts []Part) *partList {
 
 // chunk is how many bytes at a time make as many copies as a batch should have.
 func (p *partList) chunk() int {
-	return max(p.n()/len(p.parts)*mostInBatch/(64*kib)*(64*kib), 512*kib)
+	return max(p.n()/len(p.parts)*maxBatch/(64*kib)*(64*kib), 512*kib)
 }
-
-func (*partList) Start(*stage.Job) {}
-
-func (*partList) Stop() {}
-
-func (p *partList) Ready() int { return p.n() - p.next }
 
 func (p *partList) n() int { return p.starts[len(p.parts)] }
 
@@ -111,77 +100,61 @@ func (p *partList) each(off, n int, f func(piece Part, at int) error) error {
 	return nil
 }
 
-func (p *partList) Take(most int) stage.Segment {
-	seg := stage.Segment{Off: p.next, N: most, Fill: p.gather}
-	p.next += most
-	return seg
-}
-
-// gather brings parts together.
-func (p *partList) gather(to []byte, off int) error {
-	return p.each(off, len(to), func(piece Part, at int) error {
-		copy(to[at:], piece.Host)
+// copy copies between parts and mem, where they are back to back.
+func (p *partList) copy(mem []byte, off int) error {
+	return p.each(off, len(mem), func(piece Part, at int) error {
+		if p.down {
+			copyIn(piece.Host, mem[at:at+len(piece.Host)])
+		} else {
+			copy(mem[at:], piece.Host)
+		}
 		return nil
 	})
 }
 
-// spread brings parts to their places.
-func (p *partList) spread(from []byte, off int) error {
-	return p.each(off, len(from), func(piece Part, at int) error {
-		copyIn(piece.Host, from[at:at+len(piece.Host)])
-		return nil
-	})
-}
-
-func (p *partList) send(on *cudart.Stream, _ int, mem []byte, off int) error {
-	return p.queue(on, mem, off, func(run Part) error {
-		return on.CopyToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
-	}, func(run Part) {
-		p.batch.ToDevice(run.Device, unsafe.Pointer(&run.Host[0]), len(run.Host))
-	})
-}
-
-func (p *partList) receive(on *cudart.Stream, _ int, mem []byte, off int) error {
-	return p.queue(on, mem, off, func(run Part) error {
-		return on.CopyToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
-	}, func(run Part) {
-		p.batch.ToHost(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
-	})
-}
-
-// mostInBatch is how many copies one call queues: the call takes 0.4 µs a copy
+// maxBatch is how many copies one call queues: the call takes 0.4 µs a copy
 // then, and twice that with ten times as many.
-const mostInBatch = 1000
+const maxBatch = 1000
 
-// queue queues the copies of a chunk between its slot and the device, as
+// queue queues the copies of a chunk between its memory and the device, as
 // batches where there are any. What follows on each other on the device does so
-// in the slot too, and is one run.
-func (p *partList) queue(on *cudart.Stream, mem []byte, off int, one func(run Part) error, add func(run Part)) error {
-	flush := func(run Part, last bool) error {
-		if len(run.Host) > 0 {
-			if !p.batches {
-				return one(run)
-			}
-			add(run)
-		}
-		if p.batch.Len() < mostInBatch && !last {
-			return nil
-		}
-		defer p.batch.Reset()
-		return on.CopyBatch(&p.batch)
-	}
+// in the memory too, and is one run.
+func (p *partList) queue(on *cudart.Stream, _ int, mem []byte, off int) error {
 	var run Part
 	err := p.each(off, len(mem), func(piece Part, at int) error {
 		if run.Device+cudart.DevPtr(len(run.Host)) == piece.Device && len(run.Host) > 0 {
 			run.Host = run.Host[:len(run.Host)+len(piece.Host)]
 			return nil
 		}
-		err := flush(run, false)
+		err := p.queueRun(on, run, false)
 		run = Part{Device: piece.Device, Host: mem[at : at+len(piece.Host)]}
 		return err
 	})
 	if err == nil {
-		err = flush(run, true)
+		err = p.queueRun(on, run, true)
 	}
 	return err
+}
+
+// queueRun queues one copy, or adds it to the batch, which is queued when it is full or
+// the copy is the last one.
+func (p *partList) queueRun(on *cudart.Stream, run Part, last bool) error {
+	if n := len(run.Host); n > 0 {
+		host := unsafe.Pointer(&run.Host[0])
+		switch {
+		case p.batches && p.down:
+			p.batch.ToHost(host, run.Device, n)
+		case p.batches:
+			p.batch.ToDevice(run.Device, host, n)
+		case p.down:
+			return on.CopyToHost(host, run.Device, n)
+		default:
+			return on.CopyToDevice(run.Device, host, n)
+		}
+	}
+	if !p.batches || p.batch.Len() < maxBatch && !last {
+		return nil
+	}
+	defer p.batch.Reset()
+	return on.CopyBatch(&p.batch)
 }

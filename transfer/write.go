@@ -65,13 +65,13 @@ const (
 // downloadBehind copies n bytes that are written behind.
 func (v view) downloadBehind(ctx context.Context, src cudart.DevPtr, n int, w *writeBehind) (int, error) {
 	// What the last writing took counts too.
-	return v.stageDown(ctx, src, stage.Copy{N: n, Sink: w, Await: func() { w.Wait(ctx) }})
+	return v.stageDown(ctx, src, stage.Copy{N: n, Host: w, Await: func() { w.Wait(ctx) }})
 }
 
 // downloadMapped copies into a mapped file, and unmaps it.
 func (v view) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevPtr) (done int, err error) {
 	write := writeAt(m.file, m.off)
-	sink := memorySink(func(from []byte, off int) error {
+	host := memoryHost(len(m.mem), func(from []byte, off int) error {
 		to := m.mem[off : off+len(from)]
 		fault := bounded.Guard(func() error {
 			m.put(to, from)
@@ -85,7 +85,7 @@ func (v view) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevP
 		return nil
 	})
 	// Workers that populate parts of one page table, 2 MiB, wait for one another.
-	c := stage.Copy{N: len(m.mem), Sink: sink, Slow: m.slow, Kernel: true, Piece: hugePage, MaxChunk: 2 * hugePage}
+	c := stage.Copy{N: len(m.mem), Host: host, Slow: m.slow, Kernel: true, Piece: hugePage, MaxChunk: 2 * hugePage}
 	if m.grows {
 		c.Workers = freshWorkers
 	}
@@ -108,7 +108,7 @@ func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPt
 				return 0, err // n bytes are more than a slice can have
 			}
 			mem := b.AvailableBuffer()[:n]
-			done, err := v.download(ctx, mem, src)
+			done, err := v.copyMemory(ctx, src, mem, true)
 			b.Write(mem[:done])
 			return done, err
 		}

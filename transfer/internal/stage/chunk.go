@@ -9,226 +9,240 @@ import (
 )
 
 // A chunk is a part of a job that passes through one extent.
+//
+//	upload     download   | entered by             | who has it
+//	published  –          | openNext               | who claims its pieces
+//	submitted  submitted  | the last piece;        | the goroutine that queues it: see link
+//	                      | openNext               |
+//	–          arriving   | queued                 | the driver, in Job.driver
+//	–          published  | the driver             | who claims its pieces
+//	over       over       | queued; the last piece | its ring, which waits for the fence
+//
+// A chunk that is not copied, after an error, is dropped: by the goroutine that has it.
 type chunk struct {
-	job    *Job
-	x      *extent
-	turn   int // of the groups
-	off, n int
-	work   func(mem []byte, off int) error
-	end    func(worked bool) // nil for nothing
-	later  bool              // the sink passes it
+	Part
+	job  *Job
+	x    *extent
+	turn int // of the groups
 
 	piece   int          // bytes
 	pieces  int32        // in all
 	next    atomic.Int32 // to claim
 	left    atomic.Int32 // not done
-	refused atomic.Bool  // by Fill, which is not ready
+	refused atomic.Bool  // by Copy, which is not ready
 	sends   atomic.Int32 // copies that are not queued
-	sent    atomic.Bool  // from the device; set under job.mu
-	orphan  bool         // to be dropped when it is sent; guarded by job.mu
+	arrives atomic.Bool  // its copy from the device is queued; set under job.mu
+	orphan  bool         // to be dropped when it is queued; guarded by job.mu
 }
 
 const (
-	leastPiece = 64 * kib
-	mostPiece  = 512 * kib
+	minPiece = 64 * kib
+	maxPiece = 512 * kib
 )
 
-// pieceOf is the size of a chunk's pieces.
-func pieceOf(n int) int {
-	piece := (n/8 + leastPiece - 1) / leastPiece * leastPiece
-	return min(max(piece, leastPiece), mostPiece)
+// pieceSize is the size of the pieces of a chunk of n bytes.
+func pieceSize(n int) int {
+	piece := (n/8 + minPiece - 1) / minPiece * minPiece
+	return min(max(piece, minPiece), maxPiece)
 }
 
-// offer opens a chunk's pieces to all.
-func (j *Job) offer(c *chunk) {
+// A workQueue is the pieces of a job that any goroutine may claim.
+type workQueue struct {
+	workers atomic.Int32          // of the pools that are at the job
+	pieces  atomic.Int32          // that can be claimed
+	first   atomic.Pointer[chunk] // that has some; set under job.mu
+	more    []*chunk              // behind first; guarded by job.mu
+}
+
+// publish makes a chunk's pieces available to all.
+func (j *Job) publish(c *chunk) {
 	if c.piece = j.Piece; c.piece == 0 {
-		c.piece = pieceOf(c.n)
+		c.piece = pieceSize(c.N)
 	}
-	c.pieces = int32((c.n + c.piece - 1) / c.piece)
+	c.pieces = int32((c.N + c.piece - 1) / c.piece)
 	c.left.Store(c.pieces)
 	j.mu.Lock()
-	j.out++
-	alone := j.first.Load() == nil
-	if alone {
-		j.first.Store(c)
+	j.chunks.published++
+	only := j.work.first.Load() == nil
+	if only {
+		j.work.first.Store(c)
 	} else {
-		j.more = append(j.more, c)
+		j.work.more = append(j.work.more, c)
 	}
 	j.mu.Unlock()
-	j.pieces.Add(c.pieces)
-	if c.pieces > 1 || !alone {
-		for _, c := range j.crews {
-			c.post(j)
+	j.work.pieces.Add(c.pieces)
+	if c.pieces > 1 || !only {
+		for _, p := range j.pools {
+			p.publish(j)
 		}
 	}
 }
 
-// help does so many pieces, or fewer if there are none left.
-func (j *Job) help(most int) (worked bool) {
-	for range most {
-		c, i := j.claim()
-		if c == nil {
-			return worked
-		}
-		c.do(int(i))
-		worked = true
+// copyPiece fills or drains a piece, if there is one.
+func (j *Job) copyPiece() bool {
+	c, i := j.claim()
+	if c == nil {
+		return false
 	}
-	return worked
+	c.copyPiece(int(i))
+	return true
 }
 
-// claim takes a piece.
 func (j *Job) claim() (*chunk, int32) {
-	for j.pieces.Load() > 0 && !j.failed.Load() {
-		c := j.first.Load()
+	for j.work.pieces.Load() > 0 && !j.failed.Load() {
+		c := j.work.first.Load()
 		if c == nil {
 			return nil, 0
 		}
 		if i := c.next.Add(1) - 1; i < c.pieces {
-			j.pieces.Add(-1)
+			j.work.pieces.Add(-1)
 			return c, i
 		}
 		j.mu.Lock()
-		if j.first.Load() == c {
-			j.shift()
+		if j.work.first.Load() == c {
+			j.work.shift()
 		}
 		j.mu.Unlock()
 	}
 	return nil, 0
 }
 
-// shift makes the next open chunk the first. It needs j.mu.
-func (j *Job) shift() {
-	if len(j.more) == 0 {
-		j.first.Store(nil)
+// shift makes the next chunk the first. It needs job.mu.
+func (w *workQueue) shift() {
+	if len(w.more) == 0 {
+		w.first.Store(nil)
 		return
 	}
-	j.first.Store(j.more[0])
-	j.more[0] = nil
-	j.more = j.more[1:]
+	w.first.Store(w.more[0])
+	w.more[0] = nil
+	w.more = w.more[1:]
 }
 
 // dropPieces drops all pieces that are not claimed, after an error.
 func (j *Job) dropPieces() {
 	var dropped []*chunk
 	j.mu.Lock()
-	for c := j.first.Load(); c != nil; c = j.first.Load() {
+	for c := j.work.first.Load(); c != nil; c = j.work.first.Load() {
 		left := c.pieces - min(c.next.Swap(c.pieces), c.pieces)
-		j.pieces.Add(-left)
+		j.work.pieces.Add(-left)
 		if left > 0 && c.left.Add(-left) == 0 {
 			dropped = append(dropped, c)
 		}
-		j.shift()
+		j.work.shift()
 	}
 	j.mu.Unlock()
 	for _, c := range dropped {
 		c.drop()
-		j.mu.Lock()
-		j.out--
-		j.mu.Unlock()
+		j.finished(0)
 	}
 }
 
-// do works on a piece, and passes the chunk on if it is the last one.
-func (c *chunk) do(i int) {
+// finished counts a published chunk as finished, of which n bytes come again. Its memory
+// was released before: the ring may be closed when the job has ended.
+func (j *Job) finished(n int) {
+	j.mu.Lock()
+	j.chunks.published--
+	j.chunks.opened -= n
+	j.mu.Unlock()
+}
+
+// copyPiece fills or drains a piece, and passes the chunk on if it is the last one.
+func (c *chunk) copyPiece(i int) {
 	from := i * c.piece
-	mem := c.x.mem[from:min(from+c.piece, c.n)]
+	mem := c.x.mem[from:min(from+c.piece, c.N)]
 	if !c.refused.Load() {
-		if err := bounded.Guard(func() error { return c.work(mem, c.off+from) }); errors.Is(err, ErrNotReady) {
+		if err := bounded.Guard(func() error { return c.Copy(mem, c.Off+from) }); errors.Is(err, ErrNotReady) {
 			c.refused.Store(true)
 		} else if err != nil {
-			c.job.Cut(c.off+from, err)
+			c.job.Cut(c.Off+from, err)
 		}
 	}
 	if c.left.Add(-1) == 0 {
-		c.worked()
+		c.copied()
 	}
 }
 
-// worked passes on a chunk all of whose pieces are done.
-func (c *chunk) worked() {
+// copied passes on a chunk all of whose pieces are done.
+func (c *chunk) copied() {
 	j := c.job
 	if j.failed.Load() || c.refused.Load() {
 		c.drop()
-		j.mu.Lock()
-		j.out--
-		j.opened -= c.n
-		j.mu.Unlock()
-		j.Poke()
+		j.finished(c.N)
+		j.Wake()
 		return
 	}
-	if c.end != nil {
-		c.end(true)
+	if c.End != nil {
+		c.End(true)
 	}
 	j.mu.Lock()
-	if c.n = min(c.n, j.end-c.off); c.n > 0 {
-		if !j.Down {
-			j.queue++
-		} else if !c.later {
-			j.pass(c.off, c.n)
+	if c.N = min(c.N, j.outcome.end-c.Off); c.N > 0 {
+		if j.dir == toDevice {
+			j.chunks.submitted++
+		} else if !c.Later {
+			j.pass(c.Off, c.N)
 		}
 	}
-	over := j.Down || c.n <= 0 // or an error was met before the chunk
+	over := j.dir == toHost || c.N <= 0 // or an error was met before the chunk
 	if !over {
-		j.out--
+		j.chunks.published--
 	}
 	j.mu.Unlock()
 	if over {
-		c.x.release() // first: the ring may be closed when the job has ended
-		j.mu.Lock()
-		j.out--
-		j.mu.Unlock()
-		j.standIn()
-		j.Poke()
+		c.x.release()
+		j.finished(0)
+		j.tryDrive()
+		j.Wake()
 		return
 	}
 	c.sends.Store(int32(len(j.Groups)))
 	for g := range j.Groups {
-		to := c.via(g)
-		j.Over[to].up(j.brief).submit(c, to)
+		c.submit(g)
 	}
 }
 
-// via is the stage of a group, in Job.Over, over whose link the chunk goes.
-func (c *chunk) via(group int) int {
-	g := c.job.Groups[group]
-	return g[c.turn%len(g)]
+// submit has the chunk's copy queued on the link of one stage of a group.
+func (c *chunk) submit(group int) {
+	j := c.job
+	g := j.Groups[group]
+	device := g[c.turn%len(g)]
+	j.Stages[device].link(j.dir, j.small).submit(c, device)
 }
 
 // drop ends a chunk that is not copied.
 func (c *chunk) drop() {
-	if c.end != nil {
-		c.end(false)
+	if c.End != nil {
+		c.End(false)
 	}
 	c.x.release()
 }
 
 // queued is called when a copy of the chunk was queued, up to a Point, or that
 // has failed.
-func (c *chunk) queued(to int, p cudart.Point, err error) {
+func (c *chunk) queued(device int, p cudart.Point, err error) {
 	j := c.job
 	// Also after an error: some of it may be queued.
 	c.x.fence.AddPoint(p)
 	if err != nil {
-		j.Abort(c.off, err)
+		j.Abort(c.Off, err)
 	}
-	if j.Down {
+	if j.dir == toHost {
 		j.mu.Lock()
 		if c.orphan {
 			j.mu.Unlock()
-			c.drop() // first, as in worked
+			c.drop() // first: see finished
 			j.mu.Lock()
 		}
-		c.sent.Store(true)
-		j.queue--
+		c.arrives.Store(true)
+		j.chunks.submitted--
 		j.mu.Unlock()
-		j.Poke()
+		j.Wake()
 		return
 	}
 	j.ends.AddPoint(p)
 	if j.Forward != nil && err == nil {
-		ends, err := j.Forward(to, c.off, c.n, p)
+		ends, err := j.Forward(device, c.Off, c.N, p)
 		if err != nil {
-			j.Abort(c.off, err)
+			j.Abort(c.Off, err)
 		}
 		// The ring's memory bounds what is queued between devices, too.
 		for _, p := range ends {
@@ -241,10 +255,10 @@ func (c *chunk) queued(to int, p cudart.Point, err error) {
 	}
 	c.x.release()
 	j.mu.Lock()
-	j.queue--
+	j.chunks.submitted--
 	if !j.failed.Load() {
-		j.pass(c.off, c.n)
+		j.pass(c.Off, c.N)
 	}
 	j.mu.Unlock()
-	j.Poke()
+	j.Wake()
 }

@@ -22,21 +22,21 @@ func TestAJobEndsAfterItsChunks(t *testing.T) {
 			t.Parallel()
 			s, _ := simulated(t, cudasim.Config{})
 			j := s.newJob(c)
-			j.out = 1
-			one := &chunk{job: j, x: s.ring.try(mib, classOf(c.Down, false)), n: mib}
+			j.chunks.published = 1
+			one := &chunk{job: j, x: s.ring.try(request{n: mib, dir: directionOf(c.Down)}), Part: Part{N: mib}}
 			if !c.Down {
 				j.Cut(0, errTest)
 			}
 			s.ring.mu.Lock()
 			worked := make(chan struct{})
 			go func() {
-				one.worked()
+				one.copied()
 				close(worked)
 			}()
 			assert.Eventually(t, func() bool { // it has come to the ring
 				j.mu.Lock()
 				defer j.mu.Unlock()
-				return j.done.prefix() == mib || one.n <= 0
+				return j.done.prefix == mib || one.N <= 0
 			}, 10*time.Second, time.Millisecond)
 			over := j.over()
 			s.ring.mu.Unlock()

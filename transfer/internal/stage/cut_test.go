@@ -33,15 +33,15 @@ func TestASourceThatEndsWhileAChunkIsOpened(t *testing.T) {
 	mem, src := device(t, dev, n), random(n, 1)
 	boom := errors.New("boom")
 	for name, end := range map[string]func(j *Job){
-		"cut":           func(j *Job) { j.Cut(leastChunk, boom) },
+		"cut":           func(j *Job) { j.Cut(minChunk, boom) },
 		"cut at a byte": func(j *Job) { j.Cut(5, boom) },
-		"abort":         func(j *Job) { j.Abort(leastChunk, boom) },
+		"abort":         func(j *Job) { j.Abort(minChunk, boom) },
 	} {
 		feed := &cutting{memory: memory{mem: src}, end: end}
-		done, err := s.Run(t.Context(), Copy{N: n, Feed: feed, Queue: func(on *cudart.Stream, _ int, chunk []byte, off int) error {
+		done, err := s.Run(t.Context(), Copy{N: n, Host: feed, Queue: func(on *cudart.Stream, _ int, chunk []byte, off int) error {
 			return on.CopyToDevice(mem+cudart.DevPtr(off), unsafe.Pointer(&chunk[0]), len(chunk))
 		}})
 		require.ErrorIs(t, err, boom, name)
-		require.LessOrEqual(t, done, leastChunk, name)
+		require.LessOrEqual(t, done, minChunk, name)
 	}
 }

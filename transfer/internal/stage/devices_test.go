@@ -24,10 +24,10 @@ type filling struct {
 	fill func(off int)
 }
 
-func (f *filling) Take(most int) Segment {
-	s := f.memory.Take(most)
-	into := s.Fill
-	s.Fill = func(to []byte, off int) error {
+func (f *filling) Take(off, n int) Part {
+	s := f.memory.Take(off, n)
+	into := s.Copy
+	s.Copy = func(to []byte, off int) error {
 		f.fill(off)
 		return into(to, off)
 	}
@@ -39,38 +39,37 @@ func (f *filling) Take(most int) Segment {
 func twoDevices(t *testing.T, procs, nodes int) (list []*Stage, mems []cudart.DevPtr) {
 	t.Helper()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	c := newCrew(procs, cores{})
+	copying := newConcurrency(procs)
+	c := newWorkerPool(procs, cores{}, copying)
 	for i, dev := range rt.Devices() {
-		s, err := Acquire(t.Context(), dev)
+		s, err := Acquire(t.Context(), dev, Layout{})
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
 		if i > 0 && nodes > 1 {
-			copying := c.copying
-			c = newCrew(procs, cores{})
-			c.copying = copying
+			c = newWorkerPool(procs, cores{}, copying)
 		}
-		s.crew = c
+		s.workers = c
 		list, mems = append(list, s), append(mems, device(t, dev, 24*mib))
 	}
 	return list, mems
 }
 
 // begun is how many workers there are.
-func (c *crew) begun() int32 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.workers
+func (p *workerPool) begun() int32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.count
 }
 
 // uploadTo uploads src, of which fill sees each piece.
 func uploadTo(t *testing.T, s *Stage, mem cudart.DevPtr, src []byte, fill func(off int)) {
 	feed := &filling{memory: memory{mem: src}, fill: fill}
-	_, err := s.Run(t.Context(), Copy{N: len(src), Feed: feed, Queue: func(on *cudart.Stream, _ int, from []byte, off int) error {
+	_, err := s.Run(t.Context(), Copy{N: len(src), Host: feed, Queue: func(on *cudart.Stream, _ int, from []byte, off int) error {
 		return on.CopyToDevice(mem+cudart.DevPtr(off), unsafe.Pointer(&from[0]), len(from))
 	}})
 	assert.NoError(t, err)
 	back := make([]byte, len(src))
-	_, err = down(t.Context(), s, back, mem)
+	_, err = download(t.Context(), s, back, mem)
 	assert.NoError(t, err)
 	assert.True(t, bytes.Equal(src, back))
 }
@@ -100,7 +99,7 @@ func TestTwoDevicesWithoutHelpers(t *testing.T) {
 	}
 	all.Wait()
 	require.Equal(t, [2]int{n/mib - 1, n/mib - 1}, at)
-	require.Zero(t, list[0].crew.begun())
+	require.Zero(t, list[0].workers.begun())
 }
 
 // Copies of several devices share the workers of the process, whatever the NUMA
@@ -134,8 +133,8 @@ func TestTwoDevicesShareWorkers(t *testing.T) {
 			all.Wait()
 			require.LessOrEqual(t, most.Load(), int32(procs+jobs))
 			for _, s := range list {
-				require.LessOrEqual(t, s.crew.begun(), int32(procs))
-				for s.crew.copying.Load() > 0 { // a worker is about to look for more
+				require.LessOrEqual(t, s.workers.begun(), int32(procs))
+				for s.workers.copying.Load() > 0 { // a worker is about to look for more
 					runtime.Gosched()
 				}
 			}
@@ -143,16 +142,16 @@ func TestTwoDevicesShareWorkers(t *testing.T) {
 	}
 }
 
-// Workers take seats, and no more than there are, also when they ask at once.
-func TestSeats(t *testing.T) {
+// No more goroutines copy than the limit says, also when they begin at once.
+func TestConcurrencyIsLimited(t *testing.T) {
 	t.Parallel()
-	s := newSeats(4)
+	s := newConcurrency(4)
 	var all sync.WaitGroup
 	var got, most atomic.Int32
 	for range 8 {
 		all.Go(func() {
 			for range 2000 {
-				if !s.take() {
+				if !s.tryAdd() {
 					continue
 				}
 				now := got.Add(1)
@@ -168,9 +167,9 @@ func TestSeats(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int32(4))
 	require.EqualValues(t, 4, s.free())
 	for range 4 {
-		require.False(t, (&crew{copying: s}).crowded())
-		require.True(t, s.take())
+		require.False(t, (&workerPool{copying: s}).crowded())
+		require.True(t, s.tryAdd())
 	}
-	require.False(t, s.take())
-	require.True(t, (&crew{copying: s}).crowded())
+	require.False(t, s.tryAdd())
+	require.True(t, (&workerPool{copying: s}).crowded())
 }

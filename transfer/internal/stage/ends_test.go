@@ -20,11 +20,11 @@ import (
 func TestCopiesThatEndLeaveTheStageAsItWas(t *testing.T) {
 	t.Parallel()
 	s, sim := simulated(t, cudasim.Config{})
-	sizes := []int{mostUp - 5, mostDown, 100_000, 3*mib + 1}
+	sizes := []int{maxSlotUp - 5, maxSlotDown, 100_000, 3*mib + 1}
 	var srcs, backs [][]byte
 	var mems []cudart.DevPtr
 	for i, n := range sizes {
-		srcs, backs, mems = append(srcs, random(n, uint64(i))), append(backs, make([]byte, n)), append(mems, device(t, s.Device(), n))
+		srcs, backs, mems = append(srcs, random(n, uint64(i))), append(backs, make([]byte, n)), append(mems, device(t, s.dev, n))
 	}
 	pinned := s.Bytes()
 	copies := func(ctx context.Context) (failed bool) {
@@ -35,9 +35,9 @@ func TestCopiesThatEndLeaveTheStageAsItWas(t *testing.T) {
 				all.Go(func() {
 					var err error
 					if uploads {
-						_, err = up(ctx, s, mems[i], srcs[i])
+						_, err = upload(ctx, s, mems[i], srcs[i])
 					} else {
-						_, err = down(ctx, s, backs[i], mems[i])
+						_, err = download(ctx, s, backs[i], mems[i])
 					}
 					if err != nil {
 						bad.Store(true)
@@ -50,11 +50,11 @@ func TestCopiesThatEndLeaveTheStageAsItWas(t *testing.T) {
 		return failed
 	}
 	asItWas := func(what string, k int64) {
-		for s.loneUp.taken.Load() || s.loneDown.taken.Load() { // by a call that was left
+		for s.slots[toDevice].taken.Load() || s.slots[toHost].taken.Load() { // by a call that was left
 			runtime.Gosched()
 		}
-		require.Zero(t, s.copies[classUp].Load(), "%s %d", what, k)
-		require.Zero(t, s.copies[classDown].Load(), "%s %d", what, k)
+		require.Zero(t, s.active[toDevice].Load(), "%s %d", what, k)
+		require.Zero(t, s.active[toHost].Load(), "%s %d", what, k)
 		require.Equal(t, pinned, s.Bytes(), "%s %d", what, k)
 		// Errors of earlier calls may come to the next copy on a link, not to those after it.
 		for range 20 {

@@ -2,12 +2,10 @@ package stage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -15,167 +13,80 @@ import (
 	"github.com/gopinned/pinned/internal/fence"
 )
 
-// A Copy describes the copying of N bytes between the host and devices.
-type Copy struct {
-	N    int
-	Down bool
-	Feed Feed // of an upload
-	Sink Sink // of a download
-
-	// Queue queues the copy between mem, which is pinned, and the device's part
-	// of the bytes from off on, on a stream of Over[to].
-	Queue func(on *cudart.Stream, to int, mem []byte, off int) error
-
-	// Over are the stages of an upload to several devices, and Groups which of
-	// them share the work: each chunk is queued on the links of one stage of each
-	// group, by turns, from the ring of the first group's. None stands for the
-	// stage that runs the copy.
-	Over   []*Stage
-	Groups [][]int
-	// Forward is called when the n bytes at off were queued on the link of
-	// Over[from], up to a Point. It queues the copies from there to the others of
-	// the group, and returns their ends, also after an error. It may be nil.
-	Forward func(from, off, n int, after cudart.Point) ([]cudart.Point, error)
-
-	// Progress is called by one goroutine, which is not the caller's, with the
-	// bytes that are done of all.
-	Progress func(done, total int)
-
-	// Await is called when nothing more is begun, before the bytes are counted: it
-	// waits for writers that run still. It may be nil.
-	Await func()
-
-	Workers  int  // at most, the caller included; 0 stands for a default
-	MaxChunk int  // bytes; 0 stands for a default
-	Piece    int  // bytes that a worker does at a time; 0 stands for a default
-	Slow     bool // Fill or Drain may wait for a disk
-	Kernel   bool // Fill or Drain is mostly the kernel's work, which takes more workers
-	Past     bool // Fill writes past the caches, as Drain mostly does, which takes fewer
-}
-
-// A Feed gives an upload its bytes. Its methods are called by one goroutine at a time,
-// and do not block.
-type Feed interface {
-	// Start begins to read ahead. From then on methods of the Job may be called.
-	Start(j *Job)
-	// Ready returns how many bytes Take could return. When that was 0, Job.Poke
-	// must be called when there are some.
-	Ready() int
-	// Take returns up to most bytes, in any order; most is no more than Ready
-	// returned.
-	Take(most int) Segment
-	// Stop ends reading ahead.
-	Stop()
-}
-
-// A Segment is bytes that are ready to be copied to a device.
-type Segment struct {
-	Off, N int
-	// Fill writes the bytes from off on. It is called by several goroutines at
-	// once. After [ErrNotReady] the whole segment is taken back.
-	Fill func(to []byte, off int) error
-	// End is called when Fill was called for the last time; filled is false if
-	// the bytes were not copied, and must come again unless the copy has failed.
-	// It may be nil.
-	End func(filled bool)
-}
-
-// ErrNotReady is returned by Fill if it would have to wait.
-var ErrNotReady = errors.New("the bytes are not ready")
-
-// A Sink takes the bytes of a download. Room, Take and Stop are called by one
-// goroutine at a time, and do not block.
-type Sink interface {
-	Start(j *Job)
-	// Room returns how many bytes Take could take. When that was 0, Job.Poke must
-	// be called when there is room.
-	Room() int
-	// Take returns what takes n bytes at off, which follow on those of the last
-	// call; n is no more than Room returned.
-	Take(off, n int) Space
-	// Stop ends writing behind.
-	Stop()
-}
-
-// A Space is where bytes of a device go.
-type Space struct {
-	// Drain takes the bytes from off on. It is called by several goroutines at
-	// once.
-	Drain func(from []byte, off int) error
-	// End is called when Drain was called for the last time; drained is false if
-	// the bytes did not come. It may be nil.
-	End func(drained bool)
-	// Later says that the sink calls Job.Pass itself.
-	Later bool
-}
-
-// A Job is a Copy that runs. One goroutine conducts it: it opens chunks and asks
-// the GPU what is done. It and workers of the crew fill or drain the chunks in
-// pieces. The one that is last with a chunk passes it on: to the link, or back to
-// the ring. While the conductor is at a piece, a worker without one conducts.
+// A Job is a Copy that runs. Its goroutine and workers fill or drain its chunks in pieces,
+// and the one that is done last with a chunk passes it on: see chunk. One of them at a
+// time drives the job, under the driver lock: it opens chunks and queries the GPU. That is
+// the job's own goroutine, or a worker without a piece while the former copies one.
 type Job struct {
-	Copy
-	crews    []*crew // of Over, the conductor's first
-	oneCrew  [1]*crew
-	limit    int32 // workers at most, for each device: see crew.limitOf
-	devices  int32 // that the workers serve
-	brief    bool
+	Copy // does not change, nor does plan
+	plan
+	outcome // mu guards what says so below, too
+
+	driver driver
+	chunks chunkCounts // guarded by mu
+	work   workQueue
+	ends   fence.Fence // all copies to devices, and those from there that are dropped
+	wake   chan struct{}
+
 	reporter *bounded.Reporter
+}
 
-	conducting sync.Mutex
-	// Guarded by conducting until ended is set, then the conductor's.
-	ended   bool     // nothing is left to be conducted
-	demands bool     // there is something to copy: see demand
-	turn    int      // of the groups, for the next chunk
-	landing []*chunk // whose copy from the device was or will be queued, in order
-	waiter  *waiter  // for memory of its ring
-	stopped time.Time
+// A plan is what follows from a Copy.
+type plan struct {
+	dir        direction
+	small      bool
+	pools      []*workerPool // of Stages, the first one's first
+	maxWorkers int32         // for each device: see workerPool.workersOf
+	devices    int32         // that the workers serve
+}
 
-	helpers atomic.Int32
-	wake    chan struct{}
-	pieces  atomic.Int32          // that can be claimed
-	first   atomic.Pointer[chunk] // that has some
+// chunkCounts are numbers of a job.
+type chunkCounts struct {
+	opened    int // bytes that were assigned to chunks
+	published int // chunks whose pieces are filled or drained
+	submitted int // chunks that were submitted to a link and are not queued
+}
 
-	mu     sync.Mutex
-	more   []*chunk      // behind first
-	opened int           // bytes
-	out    int           // chunks that are worked on
-	queue  int           // chunks that were submitted to a link and are not queued
-	passed int           // bytes of chunks that are done with
-	done   ranges        // these chunks
-	ends   fence.Fence   // of all copies to devices, and those from there that are dropped
-	end    int           // of the copy
-	err    error         // the one with the least offset
-	at     int           // that offset
-	open   error         // why copies may be under way
-	failed atomic.Bool   // nothing more is begun
-	abort  chan struct{} // closed when failed is set
+// A driver is the state of who drives a job: guarded by mu until ended is set, and then
+// owned by the job's goroutine.
+type driver struct {
+	mu       sync.Mutex
+	ended    bool     // nothing is left to be driven
+	active   bool     // see setActive
+	turn     int      // of the groups, for the next chunk
+	arriving []*chunk // whose copy from the device was submitted, in order
+	waiter   *waiter  // for memory of a ring
+
+	// Once a job has failed, and nothing uses the caller's memory any more, it waits for
+	// calls into CUDA and for the GPU until grace ends. Nil before.
+	grace  context.Context
+	cancel context.CancelFunc
 }
 
 // newJob returns a job that is ready to run.
 func (s *Stage) newJob(c Copy) *Job {
-	j := &Job{Copy: c, brief: c.N <= Alone, wake: make(chan struct{}, 1), abort: make(chan struct{}), at: math.MaxInt, end: c.N}
-	if len(j.Over) == 0 {
-		j.Over, j.Groups = s.alone[:], oneGroup
-	}
-	j.crews = crewsOf(j.oneCrew[:0], j.Over)
-	j.limit = upHelpers
-	switch {
-	case c.Kernel:
-		j.limit = kernelHelpers
-	case c.Down, c.Past:
-		j.limit = pastHelpers
+	j := &Job{Copy: c, wake: make(chan struct{}, 1)}
+	j.outcome.init(c.N)
+	if len(j.Stages) == 0 {
+		j.Stages, j.Groups = s.self[:], oneGroup
 	}
 	// The smallest group takes the longest.
-	j.devices = int32(len(slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })))
+	devices := slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })
+	j.plan = plan{dir: directionOf(c.Down), small: c.N <= MaxSmall, pools: poolsOf(j.Stages), maxWorkers: uploadWorkers, devices: int32(len(devices))}
+	switch {
+	case c.Kernel:
+		j.maxWorkers = kernelWorkers
+	case c.Down, c.NonTemporal:
+		j.maxWorkers = nonTemporalWorkers
+	}
 	if c.Progress != nil {
-		j.reporter = bounded.NewReporter(c.N, c.Progress, j.Abort, j.abort)
+		j.reporter = bounded.NewReporter(c.N, c.Progress, j.Abort, j.stopped)
 	}
 	return j
 }
 
-// Poke makes the job look again.
-func (j *Job) Poke() {
+// Wake makes the job check for work. It never blocks.
+func (j *Job) Wake() {
 	select {
 	case j.wake <- struct{}{}:
 	default:
@@ -184,45 +95,26 @@ func (j *Job) Poke() {
 
 // Abort ends the job because of an error that was met at a byte.
 func (j *Job) Abort(at int, err error) {
-	j.mu.Lock()
-	j.keep(at, err)
-	j.fail()
-	j.mu.Unlock()
-	j.Poke()
-}
-
-// fail makes it so that nothing more is begun. It needs j.mu.
-func (j *Job) fail() {
-	if !j.failed.Swap(true) {
-		close(j.abort)
-	}
+	j.fail(at, err)
+	j.Wake()
 }
 
 // Cut ends the job at a byte, because of an error: the bytes before are copied.
 func (j *Job) Cut(at int, err error) {
+	j.cut(at, err)
+	j.Wake()
+}
+
+// Pass counts n bytes at off as done. It is for sinks whose Space says so.
+func (j *Job) Pass(off, n int) {
 	j.mu.Lock()
-	j.keep(at, err)
-	j.end = min(j.end, at)
+	j.pass(off, n)
 	j.mu.Unlock()
-	j.Poke()
+	j.Wake()
 }
 
-// keep keeps the error with the least offset, and of several the first.
-func (j *Job) keep(at int, err error) {
-	if at < j.at {
-		j.at, j.err = at, err
-	}
-}
-
-// Past reports whether nothing more is to be copied at a byte.
-func (j *Job) Past(off int) bool {
-	if j.failed.Load() {
-		return true
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return off >= j.end
-}
+// PastEnd reports whether nothing more is to be copied at a byte.
+func (j *Job) PastEnd(off int) bool { return j.pastEnd(off) }
 
 // Run copies, and returns how many bytes, from the first on, were copied. When
 // ctx ends it stops with the pieces that are worked on, and waits for the copies
@@ -231,18 +123,21 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	j := s.newJob(c)
 	ended, _ := bounded.Do(ctx, bounded.Call[bool]{
 		Run: func() (bool, error) {
-			j.conduct()
+			j.run()
 			return true, nil
 		},
 		Stop: func(error) { j.Abort(math.MaxInt-1, bounded.Ended(ctx)) },
 		Abandon: func() bool {
 			j.dropPieces()
-			return j.working() == 0 // else workers use the caller's memory
+			j.mu.Lock()
+			defer j.mu.Unlock()
+			return j.chunks.published == 0 // else workers use the caller's memory
 		},
-		Grace: Grace,
+		Grace: grace,
 	})
 	if !ended {
-		j.giveUp(errStuck)
+		j.abandon(j.dir, errStuck)
+		j.Wake()
 	}
 	if c.Await != nil {
 		c.Await()
@@ -250,29 +145,17 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	return j.result()
 }
 
-// working returns how many chunks are worked on.
-func (j *Job) working() int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.out
-}
-
-// conduct runs the job.
-func (j *Job) conduct() {
-	if !j.brief {
-		j.join()
-		defer j.leave()
-		defer j.demand(false)
+// run is the job's own goroutine.
+func (j *Job) run() {
+	if !j.small {
+		j.register()
+		defer j.unregister()
+		defer j.setActive(false)
 	}
-	if j.Down {
-		j.Sink.Start(j)
-		defer j.Sink.Stop()
-	} else {
-		j.Feed.Start(j)
-		defer j.Feed.Stop()
-	}
-	for !j.step() {
-		worked := j.help(1)
+	j.Host.Start(j)
+	defer j.Host.Stop()
+	for !j.drive() {
+		worked := j.copyPiece()
 		j.report()
 		if !worked {
 			j.pause()
@@ -281,147 +164,143 @@ func (j *Job) conduct() {
 	j.finish()
 }
 
-// step does what is to be conducted now, and reports whether the job is over.
-func (j *Job) step() (over bool) {
-	j.takeOver()
-	defer j.conducting.Unlock()
+// drive does what the driver is to do now, and reports whether the job is over.
+func (j *Job) drive() (over bool) {
+	j.lockDriver()
+	defer j.driver.mu.Unlock()
 	j.advance()
-	j.ended = j.over()
-	return j.ended
+	j.driver.ended = j.over()
+	return j.driver.ended
 }
 
-// takeOver waits until nobody stands in. It is mostly a matter of microseconds, and a
-// goroutine that sleeps wakes later.
-func (j *Job) takeOver() {
-	if j.conducting.TryLock() {
+// lockDriver takes the driver lock. It spins for a while first, because a goroutine that
+// sleeps wakes tens of microseconds late.
+func (j *Job) lockDriver() {
+	if j.driver.mu.TryLock() {
 		return
 	}
-	for begin := time.Now(); time.Since(begin) < mostWait; j.crews[0].yield() {
+	for begin := time.Now(); time.Since(begin) < maxSpin; j.pools[0].yield() {
 		for range 16 {
 			relax()
-			if j.conducting.TryLock() {
+			if j.driver.mu.TryLock() {
 				return
 			}
 		}
 	}
-	j.conducting.Lock()
+	j.driver.mu.Lock()
 }
 
-// standIn conducts for the conductor, if something is due and nobody is at it. It reports
+// tryDrive drives the job from a worker, unless another goroutine drives it. It reports
 // whether the job waits for the GPU.
-func (j *Job) standIn() bool {
-	if !j.conducting.TryLock() {
+func (j *Job) tryDrive() bool {
+	if !j.driver.mu.TryLock() {
 		return true
 	}
-	defer j.conducting.Unlock()
-	if j.ended || j.failed.Load() {
+	defer j.driver.mu.Unlock()
+	if j.driver.ended || j.failed.Load() {
 		return false
 	}
 	if j.due() {
 		j.advance()
-		j.Poke() // the conductor may be about to sleep
+		j.Wake() // the job's goroutine may be about to sleep
 	}
 	return j.waits()
 }
 
 // waits reports whether the job waits for the GPU, due whether that is done.
-func (j *Job) waits() bool { return len(j.landing) > 0 || j.waiter != nil }
-func (j *Job) due() bool   { return j.landed() || j.waiter != nil && j.waiter.poll() }
+func (j *Job) waits() bool { return len(j.driver.arriving) > 0 || j.driver.waiter != nil }
+func (j *Job) due() bool   { return j.arrived() || j.driver.waiter != nil && j.driver.waiter.poll() }
 
-// advance opens chunks, and those that have landed to be drained.
+// arrived reports whether the next chunk has come from the device.
+func (j *Job) arrived() bool {
+	list := j.driver.arriving
+	return len(list) > 0 && list[0].arrives.Load() && list[0].x.fence.Done(background)
+}
+
+// advance opens chunks, and publishes those that have arrived.
 func (j *Job) advance() {
-	for j.landed() {
-		c := j.landing[0]
-		j.landing = slices.Delete(j.landing, 0, 1)
+	for j.arrived() {
+		c := j.driver.arriving[0]
+		j.driver.arriving = slices.Delete(j.driver.arriving, 0, 1)
 		if err := c.x.fence.Err(); err != nil {
-			j.Abort(c.off, err)
+			j.Abort(c.Off, err)
 		}
-		if j.Past(c.off) {
+		if j.pastEnd(c.Off) {
 			c.drop()
 		} else {
-			j.offer(c)
+			j.publish(c)
 		}
 	}
 	for j.openNext() {
 	}
 }
 
-// progress is how many bytes were opened, and how many are to be. After an error
-// that was met at a byte those of a feed may come in any order still: see openNext.
+// progress returns the bytes assigned to chunks, and the bytes not yet assigned. After an
+// error that was met at a byte those of an upload may come in any order still: see openNext.
 func (j *Job) progress() (opened, left int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	opened = j.chunks.opened
 	switch {
 	case j.failed.Load():
-		return j.opened, 0
-	case j.Down:
-		return j.opened, j.end - j.opened
+		return opened, 0
+	case j.dir == toHost:
+		return opened, j.end - opened
 	}
-	return j.opened, j.N - j.opened
+	return opened, j.N - opened
 }
 
 // openNext opens a chunk, if there is something to copy, and memory for it.
 func (j *Job) openNext() bool {
 	opened, left := j.progress()
 	ready := 0
-	if left > 0 && j.Down {
-		ready = j.Sink.Room()
-	} else if left > 0 {
-		ready = j.Feed.Ready()
+	if left > 0 {
+		ready = j.Host.Ready()
 	}
 	if ready == 0 {
-		j.demand(left == 0 && j.demands)
+		j.setActive(left == 0 && j.driver.active)
 		j.leaveRing() // others may use what it waits for
 		return false
 	}
-	j.demand(!j.brief)
+	j.setActive(!j.small)
 	x := j.extent(opened, min(ready, left))
 	if x == nil {
 		return false
 	}
-	c := &chunk{job: j, x: x, turn: j.turn}
-	most := min(len(x.mem), ready, left)
-	if j.Down {
-		space := j.Sink.Take(opened, most)
-		c.off, c.n, c.work, c.end, c.later = opened, most, space.Drain, space.End, space.Later
-	} else {
-		seg := j.Feed.Take(most)
-		c.off, c.n, c.work, c.end = seg.Off, seg.N, seg.Fill, seg.End
-	}
-	j.turn++
+	c := &chunk{job: j, x: x, turn: j.driver.turn, Part: j.Host.Take(opened, min(len(x.mem), ready, left))}
+	j.driver.turn++
 	j.mu.Lock()
-	j.opened += c.n
-	past := c.off >= j.end
-	if j.Down {
-		j.queue++
+	j.chunks.opened += c.N
+	past := c.Off >= j.end
+	if j.dir == toHost {
+		j.chunks.submitted++
 	}
 	j.mu.Unlock()
 	switch {
-	case j.Down:
-		j.landing = append(j.landing, c)
-		to := c.via(0)
-		j.Over[to].down(j.brief).submit(c, to)
+	case j.dir == toHost:
+		j.driver.arriving = append(j.driver.arriving, c)
+		c.submit(0)
 	case past:
 		c.drop()
 	default:
-		j.offer(c)
+		j.publish(c)
 	}
 	return true
 }
 
-// Chunks are small at both ends of a copy, where the link has nothing to do
-// until the first is in the ring, and the workers nothing while the last is on
-// its way.
-const leastChunk = 512 * kib
+// minChunk is the size of the first and the last chunks: chunks are small at both ends of a
+// copy, where the link has nothing to do until the first is in the ring, and the workers
+// nothing while the last is on its way.
+const minChunk = 512 * kib
 
 func (j *Job) chunkSize(r *ring, opened, ready int) int {
-	least := leastChunk
-	if j.Over[0].copies[j.way()].Load() >= manyCopies {
+	least := minChunk
+	if j.Stages[0].active[j.dir].Load() >= manyCopies {
 		least *= 2 // the others keep the link and the workers busy
 	}
 	size := min(opened+least, (j.N-opened)/2)
 	size = max(size/least*least, least)
-	most := r.chunk(j.Down)
+	most := r.chunk(j.dir)
 	if j.MaxChunk > 0 {
 		most = min(most, j.MaxChunk)
 	}
@@ -432,83 +311,94 @@ func (j *Job) chunkSize(r *ring, opened, ready int) int {
 // there is none yet. If the ring whose turn it is has none, others of the group may:
 // their links are faster, or have less to do.
 func (j *Job) extent(opened, ready int) *extent {
-	if j.waiter == nil {
-		class := classOf(j.Down, j.Slow)
+	d := &j.driver
+	if d.waiter == nil {
 		for range j.Groups[0] {
 			r := j.ring()
-			if x := r.try(j.chunkSize(r, opened, ready), class); x != nil {
+			if x := r.try(j.request(r, opened, ready)); x != nil {
 				return x
 			}
-			j.turn++
+			d.turn++
 		}
-		j.turn -= len(j.Groups[0])
+		d.turn -= len(j.Groups[0])
 		r := j.ring()
-		j.waiter = r.wait(j.wake, j.chunkSize(r, opened, ready), class)
+		d.waiter = r.wait(j.wake, j.request(r, opened, ready))
 	}
-	if !j.waiter.poll() {
-		if err := j.waiter.ring.recover(); err != nil {
+	if !d.waiter.poll() {
+		if err := d.waiter.ring.check(); err != nil {
 			j.Abort(opened, err)
 		}
-		if !j.waiter.poll() {
+		if !d.waiter.poll() {
 			return nil
 		}
 	}
-	w := j.waiter
-	j.waiter = nil
+	w := d.waiter
+	d.waiter = nil
 	return w.leave()
+}
+
+func (j *Job) request(r *ring, opened, ready int) request {
+	return request{n: j.chunkSize(r, opened, ready), dir: j.dir, slow: j.Slow}
 }
 
 // ring is the ring whose turn it is.
 func (j *Job) ring() *ring {
 	group := j.Groups[0]
-	s := j.Over[group[j.turn%len(group)]]
-	if j.brief {
-		return s.few
+	s := j.Stages[group[j.driver.turn%len(group)]]
+	if j.small {
+		return s.smallRing
 	}
 	return s.ring
 }
 
 // leaveRing ends a wait for memory.
 func (j *Job) leaveRing() {
-	if j.waiter == nil {
+	w := j.driver.waiter
+	if w == nil {
 		return
 	}
-	if x := j.waiter.leave(); x != nil {
+	if x := w.leave(); x != nil {
 		x.release()
 	}
-	j.waiter = nil
+	j.driver.waiter = nil
 }
 
 // over reports whether all is copied, or, after an error, nothing is in hand any
 // more. Memory of the caller's is always waited for; a call into the library that
-// does not return, for a while.
+// does not return, until the grace ends.
 func (j *Job) over() bool {
 	failed := j.failed.Load()
 	if failed {
-		if j.stopped.IsZero() {
-			j.stopped = time.Now()
-		}
 		j.dropPieces()
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if failed {
-		return j.out == 0 && (j.queue == 0 || time.Since(j.stopped) > landTimeout)
+	c, d := &j.chunks, &j.driver
+	if !failed {
+		return j.done.prefix >= j.end && c.published == 0 && c.submitted == 0 && len(d.arriving) == 0
 	}
-	return j.done.prefix() >= j.end && j.out == 0 && j.queue == 0 && len(j.landing) == 0
+	if c.published > 0 {
+		return false
+	}
+	d.beginGrace()
+	return c.submitted == 0 || d.grace.Err() != nil
 }
 
-// mostWait is how long a goroutine asks again and again what the GPU is done with, or what
-// there is to copy, before it sleeps: as long as a chunk is on its way, since waking takes
-// some tens of microseconds. leastWait is how long a job's own asks for all else.
-const mostWait, leastWait = 150 * time.Microsecond, 30 * time.Microsecond
+func (d *driver) beginGrace() {
+	if d.grace == nil {
+		d.grace, d.cancel = context.WithTimeout(background, bounded.Grace)
+	}
+}
+
+// minSpin is how long a job's own goroutine polls for anything but the GPU before it sleeps.
+const minSpin = 30 * time.Microsecond
 
 // pause waits until there may be more to do.
 func (j *Job) pause() {
-	most := mostWait
-	for begin := time.Now(); time.Since(begin) < most; {
+	spin := maxSpin
+	for begin := time.Now(); time.Since(begin) < spin; {
 		for range 8 {
-			if len(j.wake) > 0 || j.pieces.Load() > 0 {
+			if len(j.wake) > 0 || j.work.pieces.Load() > 0 {
 				break
 			}
 			relax()
@@ -518,71 +408,71 @@ func (j *Job) pause() {
 			return
 		default:
 		}
-		due, waits := j.look()
-		if due || j.pieces.Load() > 0 {
+		due, waits := j.tryPoll()
+		if due || j.work.pieces.Load() > 0 {
 			return
 		}
 		if !waits {
-			most = leastWait
+			spin = minSpin
 		}
-		j.crews[0].yield()
+		j.pools[0].yield()
 	}
-	landing, memory, ring := j.awaited()
-	j.sleep(slices.Concat(landing, memory))
-	for _, p := range landing {
+	arriving, memory, ring := j.awaited()
+	j.sleep(slices.Concat(arriving, memory))
+	for _, p := range arriving {
 		if err := unknown(p); err != nil {
 			j.Abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
 		}
 	}
 	for _, p := range memory {
 		if err := unknown(p); err != nil { // there may be other memory
-			ring.setAside(p.Line(), UnderWay(p, err))
+			ring.quarantine(p.Line(), errUnknown(p, err))
 		}
 	}
 }
 
-// look is due and waits for a goroutine that does not conduct. It does not wait for one
+// tryPoll is due and waits for a goroutine that does not drive. It does not wait for one
 // that does.
-func (j *Job) look() (due, waits bool) {
-	if !j.conducting.TryLock() {
+func (j *Job) tryPoll() (due, waits bool) {
+	if !j.driver.mu.TryLock() {
 		return false, true
 	}
-	defer j.conducting.Unlock()
+	defer j.driver.mu.Unlock()
 	return j.due(), j.waits()
 }
 
-// awaited returns what the job waits for: the Points at which the next chunk lands, and
+// awaited returns what the job waits for: the Points at which the next chunk arrives, and
 // those at which a ring has memory for another.
-func (j *Job) awaited() (landing, memory []cudart.Point, r *ring) {
-	j.conducting.Lock()
-	defer j.conducting.Unlock()
-	if len(j.landing) > 0 && j.landing[0].sent.Load() {
-		landing = j.landing[0].x.fence.Points(landing)
+func (j *Job) awaited() (arriving, memory []cudart.Point, r *ring) {
+	j.driver.mu.Lock()
+	defer j.driver.mu.Unlock()
+	if list := j.driver.arriving; len(list) > 0 && list[0].arrives.Load() {
+		arriving = list[0].x.fence.Points(arriving)
 	}
-	if j.waiter != nil {
-		r = j.waiter.ring
-		memory = r.heads()
+	if w := j.driver.waiter; w != nil {
+		r = w.ring
+		memory = r.oldestPoints()
 	}
-	return landing, memory, r
+	return arriving, memory, r
 }
 
-// sleep waits until the job is poked or a Point is reached. Meanwhile a worker may
-// have its core.
+// sleep waits until the job is woken, a Point is reached, or the grace ends. Meanwhile a
+// worker may have its core.
 func (j *Job) sleep(points []cudart.Point) {
 	for _, p := range points {
 		defer p.Notify(j.wake)()
 	}
-	if !j.brief {
-		j.crews[0].copying.Add(-1)
-		defer j.crews[0].copying.Add(1)
+	if !j.small {
+		j.pools[0].copying.Add(-1)
+		defer j.pools[0].copying.Add(1)
 	}
-	if !j.failed.Load() {
+	if j.driver.grace == nil { // only this goroutine sets it
 		<-j.wake
 		return
 	}
 	select {
 	case <-j.wake:
-	case <-time.After(landTimeout / 20):
+	case <-j.driver.grace.Done():
 	}
 }
 
@@ -592,7 +482,7 @@ func unknown(p cudart.Point) error {
 	if p.Known() || p.Err() == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(asking, landTimeout/20)
+	ctx, cancel := context.WithTimeout(background, bounded.Look)
 	defer cancel()
 	if err := p.Wait(ctx); ctx.Err() == nil {
 		return err
@@ -600,17 +490,12 @@ func unknown(p cudart.Point) error {
 	return nil
 }
 
-// landed reports whether the next chunk has come from the device.
-func (j *Job) landed() bool {
-	return len(j.landing) > 0 && j.landing[0].sent.Load() && j.landing[0].x.fence.Done(asking)
-}
-
 // finish waits for the copies that were queued.
 func (j *Job) finish() {
 	j.leaveRing()
-	for _, c := range j.landing {
+	for _, c := range j.driver.arriving {
 		j.mu.Lock()
-		c.orphan = !c.sent.Load()
+		c.orphan = !c.arrives.Load()
 		j.mu.Unlock()
 		if !c.orphan {
 			for _, p := range c.x.fence.Points(nil) {
@@ -619,100 +504,72 @@ func (j *Job) finish() {
 			c.drop()
 		}
 	}
-	j.landing = nil
+	j.driver.arriving = nil
 	j.mu.Lock()
-	stuck := j.queue > 0
+	stuck := j.chunks.submitted > 0
 	j.mu.Unlock()
 	if stuck {
-		j.giveUp(errStuck)
+		j.abandon(j.dir, errStuck)
 	}
-	j.settle()
+	j.waitForEnds()
+	if j.driver.cancel != nil {
+		j.driver.cancel()
+	}
 	if j.reporter != nil {
 		j.report()
 		j.reporter.Finish()
 	}
 }
 
-// giveUp ends a job although the GPU may still copy, and why: that is reported beside
-// any other error. Of an upload it cannot be known what has arrived; what has come from
-// a device and was passed on has.
-func (j *Job) giveUp(why error) {
-	j.mu.Lock()
-	j.open = errors.Join(j.open, why)
-	if !j.Down {
-		j.at = 0
-	}
-	j.fail()
-	j.mu.Unlock()
-	j.Poke()
-}
+// endSpin is how long a goroutine polls for the end of its copy: the last chunk takes that
+// long, and a goroutine that sleeps wakes some 50 µs late. It sleeps if others copy on all
+// cores: they would wait for it longer.
+const endSpin = 100 * time.Microsecond
 
-// settleSpin is how long a goroutine asks again and again for the end of its copy: the
-// last chunk takes that long, and a goroutine that sleeps wakes some 50 µs late. It sleeps
-// if others copy on all cores: they would wait for it longer.
-const settleSpin = 100 * time.Microsecond
-
-// settle waits until the copies are done that were queued, and takes their errors. After
-// an error it waits for all devices at once, a while: one that does not answer leaves
-// the others their time.
-func (j *Job) settle() {
+// waitForEnds waits until the copies are done that were queued, and takes their errors.
+// After an error it waits for all devices at once, until the grace ends: one that does not
+// answer leaves the others their time.
+func (j *Job) waitForEnds() {
 	var room [4]cudart.Point
 	ends := j.ends.Points(room[:0])
+	ctx := background
 	if j.failed.Load() {
-		ctx, cancel := context.WithTimeout(asking, landTimeout)
-		defer cancel()
-		var all sync.WaitGroup
+		j.driver.beginGrace()
+		ctx = j.driver.grace
+		reached := make(chan struct{}, len(ends))
 		for _, p := range ends {
-			all.Go(func() { j.settled(ctx, p) })
+			defer p.Notify(reached)()
 		}
-		all.Wait()
+		for range ends {
+			select {
+			case <-reached:
+			case <-ctx.Done():
+			}
+		}
 	} else {
-		for begin := time.Now(); !j.crews[0].crowded() && time.Since(begin) < settleSpin && !j.ends.Done(asking); {
+		for begin := time.Now(); !j.pools[0].crowded() && time.Since(begin) < endSpin && !j.ends.Done(background); {
 			for range 64 {
 				relax()
 			}
 		}
-		for _, p := range ends {
-			j.settled(asking, p)
+	}
+	for _, p := range ends {
+		if err := p.Wait(ctx); err != nil {
+			err = errUnknown(p, err)
+			j.abandon(j.dir, err)
+			for _, s := range j.Stages {
+				for _, r := range s.rings() {
+					r.quarantine(p.Line(), err)
+				}
+			}
 		}
 	}
 	// Those of all chunks: a later one's Point does not have an error that was found before
 	// it. What failed to come from a device was not passed on.
 	j.ends.Known()
-	if err := j.ends.Err(); err != nil && !j.Down {
+	if err := j.ends.Err(); err != nil && j.dir == toDevice {
 		j.Abort(0, err)
 	}
-}
-
-// settled waits for one end.
-func (j *Job) settled(ctx context.Context, p cudart.Point) {
-	err := p.Wait(ctx)
-	if err == nil {
-		return
-	}
-	err = UnderWay(p, err)
-	j.giveUp(err)
-	for _, s := range j.Over {
-		s.ring.setAside(p.Line(), err)
-		s.few.setAside(p.Line(), err)
-	}
-}
-
-// result returns how many bytes, from the first on, were copied.
-func (j *Job) result() (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.err == nil && j.open == nil {
-		return j.N, nil
-	}
-	done := min(j.at, j.done.prefix())
-	switch {
-	case j.err == nil:
-		return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.open)
-	case j.open == nil:
-		return done, fmt.Errorf("at byte %d of %d: %w", done, j.N, j.err)
-	}
-	return done, fmt.Errorf("at byte %d of %d: %w; %w", done, j.N, j.err, j.open)
 }
 
 // report makes progress known.
@@ -721,43 +578,7 @@ func (j *Job) report() {
 		return
 	}
 	j.mu.Lock()
-	passed := j.passed
+	copied := j.copied
 	j.mu.Unlock()
-	j.reporter.Set(passed)
+	j.reporter.Set(copied)
 }
-
-// Pass counts n bytes at off as done. It is for sinks whose Space says so.
-func (j *Job) Pass(off, n int) {
-	j.mu.Lock()
-	j.pass(off, n)
-	j.mu.Unlock()
-	j.Poke()
-}
-
-// pass needs j.mu.
-func (j *Job) pass(off, n int) {
-	j.passed += n
-	j.done.add(off, n)
-}
-
-// ranges are parts of a job that are done. What is at the start is joined.
-type ranges struct {
-	start int // all before it is done
-	after map[int]int
-}
-
-func (r *ranges) add(off, n int) {
-	if off != r.start {
-		if r.after == nil {
-			r.after = make(map[int]int)
-		}
-		r.after[off] = n
-		return
-	}
-	for ; n > 0; n = r.after[r.start] {
-		delete(r.after, r.start)
-		r.start += n
-	}
-}
-
-func (r *ranges) prefix() int { return r.start }

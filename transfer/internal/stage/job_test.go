@@ -27,7 +27,7 @@ func simulated(t *testing.T, cfg cudasim.Config) (*Stage, *cudasim.Sim) {
 	sim, rt := testgpu.Sim(t, cfg)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	s, err := Acquire(t.Context(), dev)
+	s, err := Acquire(t.Context(), dev, Layout{})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
 	return s, sim
@@ -46,8 +46,8 @@ func TestTheErrorWithTheLeastOffset(t *testing.T) {
 	j.Cut(20, first)
 	j.Cut(20, second)
 	j.Cut(30, late)
-	require.False(t, j.Past(19))
-	require.True(t, j.Past(20))
+	require.False(t, j.PastEnd(19))
+	require.True(t, j.PastEnd(20))
 	j.Pass(0, 10)
 	j.Pass(30, 70)
 	require.False(t, j.over())
@@ -58,7 +58,7 @@ func TestTheErrorWithTheLeastOffset(t *testing.T) {
 	require.ErrorIs(t, err, first)
 	require.ErrorContains(t, err, "at byte 20 of 100")
 	j.Abort(5, late)
-	require.True(t, j.Past(0), "nothing more is begun")
+	require.True(t, j.PastEnd(0), "nothing more is begun")
 	done, err = j.result()
 	require.Equal(t, 5, done)
 	require.ErrorIs(t, err, late)
@@ -70,8 +70,7 @@ func TestDefaultWorkers(t *testing.T) {
 		assert.Equal(t, want, defaultWorkers(procs), "%d cores", procs)
 	}
 	for workers, most := range map[int32]int{2: 8 * mib, 48: 38 * mib} {
-		ring, _ := ringBytes(workers)
-		assert.LessOrEqual(t, ring, most)
+		assert.LessOrEqual(t, sizeOf(workers).ring, most)
 	}
 }
 
@@ -79,7 +78,7 @@ func TestDefaultWorkers(t *testing.T) {
 // at first.
 type scatter struct {
 	*Job
-	parts   []Segment
+	parts   []Part
 	refuse  map[int]bool // offsets
 	stopped atomic.Bool
 
@@ -90,7 +89,7 @@ type scatter struct {
 func newScatter(n, part int, r *rand.Rand, refuse bool) *scatter {
 	s := &scatter{refuse: make(map[int]bool), filled: make(map[int]int)}
 	for off := 0; off < n; off += part {
-		s.parts = append(s.parts, Segment{Off: off, N: min(part, n-off)})
+		s.parts = append(s.parts, Part{Off: off, N: min(part, n-off)})
 		s.refuse[off] = refuse && r.IntN(3) == 0
 	}
 	r.Shuffle(len(s.parts), func(i, j int) { s.parts[i], s.parts[j] = s.parts[j], s.parts[i] })
@@ -109,17 +108,17 @@ func (s *scatter) Ready() int {
 	return s.parts[0].N
 }
 
-func (s *scatter) Take(most int) Segment {
+func (s *scatter) Take(_, n int) Part {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &s.parts[0]
-	seg := Segment{Off: p.Off, N: most}
-	if p.Off, p.N = p.Off+most, p.N-most; p.N == 0 {
+	seg := Part{Off: p.Off, N: n}
+	if p.Off, p.N = p.Off+n, p.N-n; p.N == 0 {
 		s.parts = s.parts[1:]
 	}
 	refused := s.refuse[seg.Off]
 	delete(s.refuse, seg.Off)
-	seg.Fill = func(to []byte, off int) error {
+	seg.Copy = func(to []byte, off int) error {
 		if refused {
 			return ErrNotReady
 		}
@@ -136,7 +135,7 @@ func (s *scatter) Take(most int) Segment {
 			s.mu.Lock()
 			s.parts = append(s.parts, seg)
 			s.mu.Unlock()
-			s.Poke()
+			s.Wake()
 		}
 	}
 	return seg
@@ -165,7 +164,7 @@ func TestChunksCoverEverything(t *testing.T) {
 		feed := newScatter(n, 1+r.IntN(n)/(1+r.IntN(50))+n/200, r, r.IntN(2) == 0)
 		var mu sync.Mutex
 		queued := make(map[int]int)
-		c := Copy{N: n, Feed: feed, Workers: r.IntN(4), MaxChunk: r.IntN(3) * mib, Piece: r.IntN(2) * 200_000,
+		c := Copy{N: n, Host: feed, Workers: r.IntN(4), MaxChunk: r.IntN(3) * mib, Piece: r.IntN(2) * 200_000,
 			Queue: func(_ *cudart.Stream, _ int, mem []byte, off int) error {
 				mu.Lock()
 				defer mu.Unlock()
@@ -196,7 +195,7 @@ func TestAFailureBeforeAllIsRead(t *testing.T) {
 		var mu sync.Mutex
 		queued := make(map[int]int)
 		cut := sync.OnceFunc(func() { feed.Cut(at, errTest) })
-		c := Copy{N: n, Feed: feed, Queue: func(_ *cudart.Stream, _ int, mem []byte, off int) error {
+		c := Copy{N: n, Host: feed, Queue: func(_ *cudart.Stream, _ int, mem []byte, off int) error {
 			cut()
 			mu.Lock()
 			defer mu.Unlock()
@@ -210,17 +209,17 @@ func TestAFailureBeforeAllIsRead(t *testing.T) {
 	}
 }
 
-// An error of Fill or Drain leaves out what is behind its piece, and nothing before.
-func TestFillsAndDrainsThatFail(t *testing.T) {
+// An error of Part.Copy leaves out what is behind its piece, and nothing before.
+func TestCopyingsThatFail(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
 	const n = 12*mib + 5
 	mem, other := device(t, s.dev, n), device(t, s.dev, n)
 	want := random(n, 1)
 	for _, at := range []int{0, 1, mib, 5*mib + 7, n - 1} {
-		_, err := up(t.Context(), s, mem, make([]byte, n))
+		_, err := upload(t.Context(), s, mem, make([]byte, n))
 		require.NoError(t, err)
-		_, err = up(t.Context(), s, other, bytes.Repeat([]byte{9}, n)) // is in the ring now
+		_, err = upload(t.Context(), s, other, bytes.Repeat([]byte{9}, n)) // is in the ring now
 		require.NoError(t, err)
 		fill := func(to []byte, off int) error {
 			if off <= at && at < off+len(to) {
@@ -229,12 +228,12 @@ func TestFillsAndDrainsThatFail(t *testing.T) {
 			copy(to, want[off:])
 			return nil
 		}
-		done, err := s.Run(t.Context(), Copy{N: n, Feed: &fills{n: n, fill: fill}, Queue: queueUp(mem)})
+		done, err := s.Run(t.Context(), Copy{N: n, Host: &fills{n: n, fill: fill}, Queue: queueUp(mem)})
 		require.ErrorIs(t, err, errTest)
 		require.LessOrEqual(t, done, at)
-		require.Greater(t, done, at-mostPiece)
+		require.Greater(t, done, at-maxPiece)
 		back := make([]byte, n)
-		_, err = down(t.Context(), s, back, mem)
+		_, err = download(t.Context(), s, back, mem)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(want[:done], back[:done]))
 		for i, b := range back {
@@ -243,7 +242,7 @@ func TestFillsAndDrainsThatFail(t *testing.T) {
 			}
 		}
 
-		_, err = up(t.Context(), s, mem, want)
+		_, err = upload(t.Context(), s, mem, want)
 		require.NoError(t, err)
 		back = make([]byte, n)
 		drain := func(from []byte, off int) error {
@@ -253,7 +252,7 @@ func TestFillsAndDrainsThatFail(t *testing.T) {
 			copy(back[off:], from)
 			return nil
 		}
-		done, err = s.Run(t.Context(), Copy{N: n, Down: true, Sink: drains(drain), Queue: queueDown(mem)})
+		done, err = s.Run(t.Context(), Copy{N: n, Down: true, Host: drains(drain), Queue: queueDown(mem)})
 		require.ErrorContains(t, err, "panic: the disk is on fire")
 		require.LessOrEqual(t, done, at)
 		require.True(t, bytes.Equal(want[:done], back[:done]))
@@ -269,17 +268,17 @@ func (*fills) Start(*Job)   {}
 func (*fills) Stop()        {}
 func (f *fills) Ready() int { return f.n - f.next }
 
-func (f *fills) Take(most int) Segment {
-	f.next += most
-	return Segment{Off: f.next - most, N: most, Fill: f.fill}
+func (f *fills) Take(_, n int) Part {
+	f.next += n
+	return Part{Off: f.next - n, N: n, Copy: f.fill}
 }
 
 type drains func(from []byte, off int) error
 
-func (drains) Start(*Job)            {}
-func (drains) Stop()                 {}
-func (drains) Room() int             { return 1 << 40 }
-func (d drains) Take(int, int) Space { return Space{Drain: d} }
+func (drains) Start(*Job)             {}
+func (drains) Stop()                  {}
+func (drains) Ready() int             { return 1 << 40 }
+func (d drains) Take(off, n int) Part { return Part{Off: off, N: n, Copy: d} }
 
 func queueUp(dst cudart.DevPtr) func(*cudart.Stream, int, []byte, int) error {
 	return func(on *cudart.Stream, _ int, mem []byte, off int) error {
@@ -296,10 +295,10 @@ func queueDown(src cudart.DevPtr) func(*cudart.Stream, int, []byte, int) error {
 // stuck is a feed that has nothing ready.
 type stuck struct{}
 
-func (stuck) Start(*Job)       {}
-func (stuck) Stop()            {}
-func (stuck) Ready() int       { return 0 }
-func (stuck) Take(int) Segment { panic("nothing was ready") }
+func (stuck) Start(*Job)         {}
+func (stuck) Stop()              {}
+func (stuck) Ready() int         { return 0 }
+func (stuck) Take(int, int) Part { panic("nothing was ready") }
 
 // inUse is how many units of a ring are in use.
 func (r *ring) inUse() (units int) {
@@ -316,31 +315,31 @@ func (r *ring) inUse() (units int) {
 func TestFeedsThatAreStuck(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
-	s.crew = newCrew(8, cores{}) // of its own: others copy too
+	s.workers = newWorkerPool(8, cores{}, newConcurrency(8)) // of its own: others copy too
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	for range 40 {
 		group.Go(func() {
-			_, err := s.Run(ctx, Copy{N: 100 * mib, Feed: stuck{}, Queue: queueUp(0)})
+			_, err := s.Run(ctx, Copy{N: 100 * mib, Host: stuck{}, Queue: queueUp(0)})
 			assert.ErrorIs(t, err, context.Canceled)
 		})
 	}
-	for len(*s.crew.jobs.Load()) < 40 || s.crew.copying.Load() > 0 {
+	for len(*s.workers.jobs.Load()) < 40 || s.workers.copying.Load() > 0 {
 		runtime.Gosched()
 	}
 	require.Zero(t, s.ring.inUse())
-	require.Zero(t, s.few.inUse())
+	require.Zero(t, s.smallRing.inUse())
 	const n = 30 * mib
 	mem := device(t, s.dev, n)
 	want, back := random(n, 1), make([]byte, n)
-	_, err := up(t.Context(), s, mem, want)
+	_, err := upload(t.Context(), s, mem, want)
 	require.NoError(t, err)
-	_, err = down(t.Context(), s, back, mem)
+	_, err = download(t.Context(), s, back, mem)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, back))
 	cancel()
 	group.Wait()
-	require.Zero(t, s.crew.copying.Load())
+	require.Zero(t, s.workers.copying.Load())
 }
 
 // A wait for memory of the ring ends with the context.
@@ -355,7 +354,7 @@ func TestCanceledWhileTheRingIsFull(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
-		_, err := up(held, s, mem, src)
+		_, err := upload(held, s, mem, src)
 		assert.NoError(t, err)
 	})
 	waiters := func() int {
@@ -369,7 +368,7 @@ func TestCanceledWhileTheRingIsFull(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		done, err := up(ctx, s, mem, src)
+		done, err := upload(ctx, s, mem, src)
 		assert.ErrorIs(t, err, context.Canceled)
 		assert.Zero(t, done)
 	}()
@@ -394,7 +393,7 @@ func TestCanceledWhileItsCopyIsQueued(t *testing.T) {
 	unblock := sim.Block("cudaMemcpyAsync", cudasim.Fault{})
 	var group sync.WaitGroup
 	group.Go(func() {
-		_, err := down(context.Background(), s, make([]byte, n), mem)
+		_, err := download(context.Background(), s, make([]byte, n), mem)
 		assert.NoError(t, err)
 	})
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemcpyAsync", 1))
@@ -404,15 +403,15 @@ func TestCanceledWhileItsCopyIsQueued(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, err := down(ctx, s, dst, mem)
+		_, err := download(ctx, s, dst, mem)
 		assert.ErrorIs(t, err, context.Canceled)
 		assert.ErrorIs(t, err, ErrUnderWay)
 	}()
 	queued := func() int {
-		l := s.down(false)
+		l := s.link(toHost, false)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return len(l.waiting)
+		return len(l.submitted)
 	}
 	for queued() < 2 { // the first one's second chunk, and one of the second
 		runtime.Gosched()
@@ -420,9 +419,9 @@ func TestCanceledWhileItsCopyIsQueued(t *testing.T) {
 	cancel()
 	<-ended
 	units := 0
-	l := s.down(false)
+	l := s.link(toHost, false)
 	l.mu.Lock()
-	for _, c := range l.waiting {
+	for _, c := range l.submitted {
 		units += c.x.units
 	}
 	l.mu.Unlock()
@@ -431,7 +430,7 @@ func TestCanceledWhileItsCopyIsQueued(t *testing.T) {
 	group.Wait()
 	for s.ring.inUse() > 0 {
 		s.ring.mu.Lock()
-		s.ring.reclaim()
+		s.ring.poll()
 		s.ring.mu.Unlock()
 		runtime.Gosched()
 	}
@@ -449,14 +448,14 @@ func TestPointsThatCannotBeKnown(t *testing.T) {
 			sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrLaunchFailure})
 		}
 		for range 3 { // until the ring is full of such
-			_, err := up(context.Background(), s, mem, make([]byte, n))
+			_, err := upload(context.Background(), s, mem, make([]byte, n))
 			require.ErrorIs(t, err, cudart.ErrLaunchFailure)
 			require.ErrorIs(t, err, ErrUnderWay)
-			_, err = down(context.Background(), s, make([]byte, n), mem)
+			_, err = download(context.Background(), s, make([]byte, n), mem)
 			require.ErrorIs(t, err, cudart.ErrLaunchFailure)
 		}
 		sim.ResetFaults()
-		_, err := up(context.Background(), s, mem, make([]byte, n))
+		_, err := upload(context.Background(), s, mem, make([]byte, n))
 		require.NoError(t, err, "the memory is found to be free")
 	}
 }
@@ -471,9 +470,9 @@ func TestAStageIsShared(t *testing.T) {
 			dev, err := rt.Device(i % 3)
 			require.NoError(t, err)
 			group.Go(func() {
-				s, err := Acquire(t.Context(), dev)
+				s, err := Acquire(t.Context(), dev, Layout{})
 				if assert.NoError(t, err) {
-					assert.Same(t, dev, s.Device())
+					assert.Same(t, dev, s.dev)
 					assert.NoError(t, s.Release(t.Context()))
 				}
 			})
@@ -483,10 +482,10 @@ func TestAStageIsShared(t *testing.T) {
 	}
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	first, err := Acquire(t.Context(), dev)
+	first, err := Acquire(t.Context(), dev, Layout{})
 	require.NoError(t, err)
 	require.Equal(t, before+first.Bytes(), hostmem.ReadStats().ReservedBytes)
-	again, err := Acquire(t.Context(), dev)
+	again, err := Acquire(t.Context(), dev, Layout{})
 	require.NoError(t, err)
 	require.Same(t, first, again)
 	require.NoError(t, first.Release(t.Context()))
@@ -505,7 +504,7 @@ func TestARingThatCannotBePinned(t *testing.T) {
 	for nth := 1; nth <= 4; nth++ {
 		sim.Fail("cudaHostRegister", cudasim.Fault{Nth: nth, Times: -1, Code: cudart.ErrMemoryAllocation})
 		sim.Fail("cudaHostAlloc", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
-		_, err = Acquire(t.Context(), dev)
+		_, err = Acquire(t.Context(), dev, Layout{})
 		require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 		require.ErrorContains(t, err, "cudaHostRegister")
 		require.Equal(t, before, hostmem.ReadStats().ReservedBytes)
@@ -515,16 +514,16 @@ func TestARingThatCannotBePinned(t *testing.T) {
 	unblock := sim.Block("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	var group sync.WaitGroup
 	group.Go(func() {
-		_, err := Acquire(t.Context(), dev)
+		_, err := Acquire(t.Context(), dev, Layout{})
 		assert.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	})
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaHostRegister", 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = Acquire(ctx, dev)
+	_, err = Acquire(ctx, dev, Layout{})
 	require.ErrorIs(t, err, context.Canceled, "it waits no longer than its own context")
 	group.Go(func() {
-		s, err := Acquire(t.Context(), dev)
+		s, err := Acquire(t.Context(), dev, Layout{})
 		if assert.NoError(t, err) {
 			assert.NoError(t, s.Release(t.Context()))
 		}
@@ -546,7 +545,7 @@ func (h *halves) Ready() int   { return int(h.half.Load()) - h.next }
 
 func (h *halves) more() {
 	h.half.Store(int64(len(h.mem)))
-	h.job.Poke()
+	h.job.Wake()
 }
 
 // An error that CUDA reports once, while an early chunk is on its way, is of the copy,
@@ -555,7 +554,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	s, err := Acquire(t.Context(), dev)
+	s, err := Acquire(t.Context(), dev, Layout{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Release(context.Background())) }()
 	const n = 2 * mib
@@ -566,7 +565,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 	defer sim.Release()
 	outcome := make(chan error, 1)
 	go func() {
-		_, err := s.Run(t.Context(), Copy{N: n, Feed: feed, Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
+		_, err := s.Run(t.Context(), Copy{N: n, Host: feed, Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
 			return on.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 		}})
 		outcome <- err
@@ -575,7 +574,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 		s.ring.mu.Lock()
 		defer s.ring.mu.Unlock()
 		n := 0
-		for _, x := range s.ring.flying {
+		for _, x := range s.ring.inFlight {
 			n += len(x.mem)
 		}
 		return n
@@ -586,7 +585,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.ring.mu.Lock()
 		defer s.ring.mu.Unlock()
-		s.ring.reclaim()
+		s.ring.poll()
 		return sim.Calls("cudaEventQuery") > calls
 	}, 20*time.Second, time.Millisecond)
 	feed.more()
@@ -606,7 +605,7 @@ func TestAFailedDownloadWaitsForCopiesInFlight(t *testing.T) {
 	jobs := make(chan *Job, 1)
 	outcome := make(chan error, 1)
 	go func() {
-		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Sink: watchedSink{target(make([]byte, n)), jobs}, Queue: queueDown(mem)})
+		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Host: watched{target(make([]byte, n)), jobs}, Queue: queueDown(mem)})
 		outcome <- err
 	}()
 	j := <-jobs

@@ -16,42 +16,42 @@ type link struct {
 	stream *cudart.Stream
 
 	mu         sync.Mutex
-	waiting    []sending
-	submitting bool
+	submitted  []submission
+	submitting bool // a goroutine queues copies
 }
 
-// A sending is one copy of a chunk.
-type sending struct {
+// A submission is one copy of a chunk: to or from a device of its job.
+type submission struct {
 	*chunk
-	to  int
-	err error
+	device int
+	err    error
 }
 
 // submit queues a chunk's copy, or leaves that to the goroutine that is queueing
 // others. chunk.queued is called either way.
-func (l *link) submit(c *chunk, to int) {
+func (l *link) submit(c *chunk, device int) {
 	l.mu.Lock()
-	l.waiting = append(l.waiting, sending{chunk: c, to: to})
+	l.submitted = append(l.submitted, submission{chunk: c, device: device})
 	if l.submitting {
 		l.mu.Unlock()
 		return
 	}
 	l.submitting = true
-	var list []sending
-	for len(l.waiting) > 0 {
-		list, l.waiting = l.waiting, list[:0]
+	var list []submission
+	for len(l.submitted) > 0 {
+		list, l.submitted = l.submitted, list[:0]
 		l.mu.Unlock()
 		for i, s := range list {
-			list[i].err = s.job.Queue(l.stream, s.to, s.x.mem[:s.n], s.off)
+			list[i].err = s.job.Queue(l.stream, s.device, s.x.mem[:s.N], s.Off)
 		}
 		p := l.stream.Point()
 		for i, s := range list {
-			list[i] = sending{}
-			s.queued(s.to, p, s.err)
+			list[i] = submission{}
+			s.queued(s.device, p, s.err)
 		}
 		l.mu.Lock()
 	}
-	l.waiting = list[:0] // the longer room
+	l.submitted = list[:0] // the longer memory
 	l.submitting = false
 	l.mu.Unlock()
 }

@@ -25,7 +25,7 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	var over []*Stage
 	var mems []cudart.DevPtr
 	for _, dev := range rt.Devices() {
-		s, err := Acquire(t.Context(), dev)
+		s, err := Acquire(t.Context(), dev, Layout{})
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
 		over, mems = append(over, s), append(mems, device(t, dev, 64*mib))
@@ -33,7 +33,7 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	src := random(64*mib, 1)
 	var queued atomic.Int64
 	both := func(ctx context.Context) error {
-		_, err := over[0].Run(ctx, Copy{N: len(src), Feed: &memory{mem: src}, Over: over, Groups: [][]int{{0}, {1}}, MaxChunk: ringUnit, // no unit is left
+		_, err := over[0].Run(ctx, Copy{N: len(src), Host: &memory{mem: src}, Stages: over, Groups: [][]int{{0}, {1}}, MaxChunk: ringUnit, // no unit is left
 			Queue: func(on *cudart.Stream, to int, mem []byte, off int) error {
 				queued.Add(1)
 				return on.CopyToDevice(mems[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
@@ -43,7 +43,7 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	gate := make(chan struct{})
 	goOn := sync.OnceFunc(func() { close(gate) })
 	t.Cleanup(goOn)
-	require.NoError(t, over[1].up(false).stream.LaunchHostFunc(func() { <-gate }))
+	require.NoError(t, over[1].link(toDevice, false).stream.LaunchHostFunc(func() { <-gate }))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { // ends it when all of the ring is taken, after which nothing is queued
@@ -60,15 +60,15 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnderWay)
 	require.ErrorContains(t, err, "of device 1 (")
 
-	_, err = up(t.Context(), over[0], mems[0], src)
+	_, err = upload(t.Context(), over[0], mems[0], src)
 	require.ErrorIs(t, err, errLost)
 	goOn()
 	for err != nil {
 		require.ErrorIs(t, err, errLost)
-		_, err = up(t.Context(), over[0], mems[0], src)
+		_, err = upload(t.Context(), over[0], mems[0], src)
 	}
 	back := make([]byte, len(src))
-	_, err = down(t.Context(), over[0], back, mems[0])
+	_, err = download(t.Context(), over[0], back, mems[0])
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(src, back))
 }

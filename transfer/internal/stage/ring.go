@@ -4,276 +4,271 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 )
 
 // A ring is pinned memory that copies of one device pass through. It is cut into
 // extents of whole units, the first that are free, so that what is reused first
-// is what is in the caches still. An extent is free when it was released and the
-// GPU is done with it: jobs that need one ask, the oldest extent first.
+// is what is in the caches still.
+//
+//	extent       entered by                   | counts as used | next
+//	free                                      | –              | try, or a waiter
+//	used         try, serve                   | yes            | release
+//	in flight    release                      | yes            | polled, the oldest of each
+//	             with a fence                 |                | stream first: free
+//	quarantined  quarantine, for a stream     | lost           | its fence is known to have
+//	             that does not answer         |                | completed: free
+//
+// All changes of state need mu. Jobs that need memory poll; nobody polls for them.
 type ring struct {
-	dev   *cudart.Device
-	buf   *hostmem.Buffer
-	unit  int // bytes
-	units int // of buf
-	most  int // of an extent
-	annex annex
+	dev       *cudart.Device
+	buf       *hostmem.Buffer
+	unit      int // bytes
+	units     int // of buf
+	maxAlone  int // units that one direction has while the other one has none
+	maxChunk  int // units
+	extension extension
 
-	mu      sync.Mutex
-	free    []uint64     // a bit for each unit
-	used    [classes]int // units
-	flying  []*extent    // released, in order
-	aside   []*extent    // released, and a GPU does not say whether it is done
-	lost    int          // units of them
-	why     error        // of the last one
-	asking  bool         // a goroutine asks whether the oldest of flying is done
-	waiters []*waiter    // in order
+	mu          sync.Mutex
+	free        []bool          // by unit, the extension's included
+	used        [directions]int // units
+	usedSlow    int             // units of slow copies
+	inFlight    []*extent       // in the order of release
+	quarantined []*extent
+	lost        int       // units of the quarantined extents
+	lostWhy     error     // of the last one
+	polling     bool      // a goroutine polls extents in flight
+	waiters     []*waiter // in the order in which they began to wait
 }
 
-// A class is the direction of a copy, and whether it may wait for a disk while it
-// has memory of the ring.
-type class int
+// A ringSize is the size of a ring's parts, in bytes.
+type ringSize struct{ unit, ring, alone, extension, maxChunk int }
 
-const (
-	classUp class = iota
-	classDown
-	classSlowUp
-	classSlowDown
-	classes
-)
-
-func classOf(down, slow bool) class {
-	c := classUp
-	if down {
-		c = classDown
-	}
-	if slow {
-		c += classSlowUp - classUp
-	}
-	return c
+// A request is for memory of a ring.
+type request struct {
+	n    int // bytes
+	dir  direction
+	slow bool // the copy may wait for a disk while it has the memory
 }
-
-func (c class) slow() bool { return c >= classSlowUp }
-
-// way is the class without the slowness, back that of the other direction.
-func (c class) way() class  { return c % classSlowUp }
-func (c class) back() class { return 1 - c.way() }
-
-// usedBy is how many units copies of a direction have.
-func (r *ring) usedBy(way class) int { return r.used[way] + r.used[way+classSlowUp] }
 
 // An extent is memory that one chunk passes through.
 type extent struct {
-	ring  *ring
-	first int // unit
-	units int
-	class class
-	mem   []byte
-	fence fence.Fence      // of the GPU's use
-	line  *cudart.Timeline // of the stream that uses it, when released; nil for several
+	request
+	ring   *ring
+	first  int // unit
+	units  int
+	mem    []byte
+	fence  fence.Fence      // the GPU's use
+	stream *cudart.Timeline // that uses it, when in flight; nil for several
 }
 
 // A waiter is a job that found no extent. It is served as soon as there is memory
 // for it, and not only when it has woken: waking takes longer than a copy.
 type waiter struct {
-	ring  *ring
-	n     int
-	class class
-	wake  chan<- struct{}
-	x     *extent // that it was given
+	request
+	ring *ring
+	wake chan<- struct{}
+	x    *extent // that it was given
 }
 
-func newRing(ctx context.Context, dev *cudart.Device, units, annexed, unit, most int, label string) (*ring, error) {
-	buf, err := hostmem.Alloc(ctx, dev, units*unit, hostmem.Options{Label: label})
+func newRing(ctx context.Context, dev *cudart.Device, size ringSize) (*ring, error) {
+	buf, err := allocPiece(ctx, dev, size.ring)
 	if err != nil {
 		return nil, err
 	}
-	if spans := len(buf.Spans()); spans > 1 {
-		// Copies of a chunk must not cross from one registration to the next.
-		return nil, errors.Join(fmt.Errorf("%v: %w", buf, errPieces), buf.Close())
+	units, extended := size.ring/size.unit, size.extension/size.unit
+	r := &ring{
+		dev: dev, buf: buf, unit: size.unit, units: units, maxAlone: units, maxChunk: size.maxChunk / size.unit,
+		extension: extension{units: extended, pinned: new(atomic.Int64)},
+		free:      make([]bool, units+1+extended),
 	}
-	r := &ring{dev: dev, buf: buf, unit: unit, units: units, most: most, annex: annex{units: annexed, pinned: new(atomic.Int64)}, free: make([]uint64, (units+1+annexed+63)/64)}
-	r.set(0, units, true)
+	if size.alone > 0 {
+		r.maxAlone = size.alone / size.unit
+	}
+	r.setFree(0, units, true)
 	return r, nil
 }
 
-// try takes an extent of n bytes, nil if there is none, or others wait for one.
-func (r *ring) try(n int, c class) *extent {
+// allocPiece allocates memory that is one registration: copies must not cross from one to
+// the next.
+func allocPiece(ctx context.Context, dev *cudart.Device, n int) (*hostmem.Buffer, error) {
+	buf, err := hostmem.Alloc(ctx, dev, n, hostmem.Options{Label: ringLabel})
+	if err == nil && len(buf.Spans()) > 1 {
+		err = errors.Join(fmt.Errorf("%v: registered in several pieces, which copies cannot cross", buf), buf.Close())
+		buf = nil
+	}
+	return buf, err
+}
+
+// try takes an extent, nil if there is none, or others wait for one.
+func (r *ring) try(q request) *extent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for !r.waitedFor(c) {
-		if x := r.fit(n, c); x != nil {
+	for !r.precedes(q) {
+		if x := r.fit(q); x != nil {
 			return x
 		}
-		if !r.reclaim() {
+		if !r.poll() {
 			break
 		}
 	}
 	return nil
 }
 
-// waitedFor reports whether one waits who goes first.
-func (r *ring) waitedFor(c class) bool {
-	return slices.ContainsFunc(r.waiters, func(w *waiter) bool {
-		return w.class == c || w.class == c.way()
-	})
+// precedes reports whether a waiter goes before a request: slow ones wait for others of their
+// direction, others only for each other.
+func (r *ring) precedes(q request) bool {
+	return slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.dir == q.dir && (q.slow || !w.slow) })
 }
 
-// fit takes an extent if there is room for it.
-func (r *ring) fit(n int, c class) *extent {
-	units := (n + r.unit - 1) / r.unit
-	if r.usedBy(c.way())+units > r.share(c.way()) || c.slow() && r.slowLeft() < units {
+// fit takes an extent if its direction may have so much, and so much is free. Slow copies
+// have half of the ring at most.
+func (r *ring) fit(q request) *extent {
+	units := (q.n + r.unit - 1) / r.unit
+	if r.used[q.dir]+units > r.share(q.dir) || q.slow && r.usedSlow+units > r.units/2 {
 		return nil
 	}
-	return r.take(units, n, c)
+	return r.take(units, q)
 }
 
-// slowLeft is how many units slow copies may take still: they have half of the
-// ring at the most.
-func (r *ring) slowLeft() int { return r.units/2 - r.used[classSlowUp] - r.used[classSlowDown] }
-
-// share is how many units a direction may have: all but the annex, and if the other
+// share is how many units a direction may have: all but the extension, and if the other
 // direction wants some, half of all.
-func (r *ring) share(way class) int {
-	back, units := way.back(), r.units-r.lost
-	switch {
-	case r.usedBy(back) == 0 && !slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.class.way() == back }):
-		return units
-	case r.annex.open:
-		units += r.annex.units
+func (r *ring) share(d direction) int {
+	units, other := r.units-r.lost, d.opposite()
+	if r.used[other] == 0 && !slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.dir == other }) {
+		return min(units, r.maxAlone)
+	}
+	if r.extension.open {
+		units += r.extension.units
 	}
 	return units / 2
 }
 
-// chunk is the size of the largest chunks: a quarter of a direction's share, up
-// to most.
-func (r *ring) chunk(down bool) int {
+// chunk returns the size of the largest chunks: a quarter of a direction's share, up
+// to maxChunk.
+func (r *ring) chunk(d direction) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return min(r.most, max(r.share(classOf(down, false))/4, 1)) * r.unit
+	return r.chunkUnits(d) * r.unit
 }
+
+func (r *ring) chunkUnits(d direction) int { return min(r.maxChunk, max(r.share(d)/4, 1)) }
 
 // serve gives waiters what there is, in the order in which they began to wait.
 func (r *ring) serve() {
-	var full [classes]bool
+	var full struct{ fast, slow [directions]bool }
 	kept := r.waiters[:0]
-	for i, w := range r.waiters {
-		if !full[w.class] {
-			if w.x = r.fit(w.n, w.class); w.x != nil {
-				w.poke()
+	for _, w := range r.waiters {
+		if !full.fast[w.dir] && !(w.slow && full.slow[w.dir]) {
+			if w.x = r.fit(w.request); w.x != nil {
+				w.notify()
 				continue
 			}
-			full[w.class] = true
 			// A slow copy may be kept by its own limit, others by the memory.
-			if !w.class.slow() {
-				full[w.class+classSlowUp] = true
-			}
+			full.slow[w.dir] = true
+			full.fast[w.dir] = !w.slow
 		}
-		kept = append(kept, r.waiters[i])
+		kept = append(kept, w)
 	}
 	clear(r.waiters[len(kept):])
 	r.waiters = kept
 }
 
 // take takes the first free units in a row.
-func (r *ring) take(units, n int, c class) *extent {
+func (r *ring) take(units int, q request) *extent {
 	run := 0
-	for i := 0; i < len(r.free)*64; i++ {
-		word := r.free[i/64] >> (i % 64)
-		if word&1 == 0 {
+	for i, free := range r.free {
+		if run++; !free {
 			run = 0
-			if word == 0 {
-				i |= 63
-			} else {
-				i += bits.TrailingZeros64(word) - 1
-			}
+		}
+		if run < units {
 			continue
 		}
-		if run++; run < units {
-			continue
+		x := &extent{request: q, ring: r, first: i + 1 - units, units: units}
+		r.setFree(x.first, units, false)
+		r.count(x, 1)
+		buf, off := r.buf, x.first*r.unit
+		if x.first > r.units {
+			buf, off = r.extension.buf, (x.first-r.extensionAt())*r.unit
 		}
-		first := i + 1 - units
-		r.set(first, units, false)
-		r.used[c] += units
-		buf, off := r.buf, first*r.unit
-		if first > r.units {
-			buf, off = r.annex.buf, (first-r.annexAt())*r.unit
-		}
-		return &extent{ring: r, first: first, units: units, class: c, mem: buf.Bytes()[off : off+n : off+n]}
+		x.mem = buf.Bytes()[off : off+q.n : off+q.n]
+		return x
 	}
 	return nil
 }
 
-func (r *ring) set(first, units int, free bool) {
-	for i := first; i < first+units; i++ {
-		if free {
-			r.free[i/64] |= 1 << (i % 64)
-		} else {
-			r.free[i/64] &^= 1 << (i % 64)
-		}
+// count counts an extent's units as used, or no more with -1.
+func (r *ring) count(x *extent, sign int) {
+	r.used[x.dir] += sign * x.units
+	if x.slow {
+		r.usedSlow += sign * x.units
 	}
 }
 
-func (r *ring) isFree(first, units int) bool {
-	for i := first; i < first+units; i++ {
-		if r.free[i/64]&(1<<(i%64)) == 0 {
-			return false
-		}
-	}
-	return true
+// put makes a used extent free.
+func (r *ring) put(x *extent) {
+	r.setFree(x.first, x.units, true)
+	r.count(x, -1)
 }
 
-// reclaim asks which of the extents that were released the GPU is done with: of
-// those of each stream the oldest first. It serves waiters, and returns whether
-// there was one.
-func (r *ring) reclaim() (some bool) {
-	if r.asking {
+func (r *ring) setFree(first, units int, free bool) {
+	for i := range units {
+		r.free[first+i] = free
+	}
+}
+
+// poll queries the GPU for the extents that are in flight: of those of each stream the
+// oldest first. It serves waiters, and returns whether an extent became free. It releases mu
+// meanwhile.
+func (r *ring) poll() (some bool) {
+	if r.polling {
 		return false
 	}
-	r.asking = true
+	r.polling = true
+	some = r.restore()
 	var room [4]*cudart.Timeline
 	busy := room[:0]
-	for i := 0; i < len(r.flying); {
-		x := r.flying[i]
-		if !slices.Contains(busy, x.line) {
+	for i := 0; i < len(r.inFlight); {
+		x := r.inFlight[i]
+		if !slices.Contains(busy, x.stream) {
 			r.mu.Unlock()
-			done := x.fence.Done(asking)
+			done := x.fence.Done(background)
 			r.mu.Lock()
-			at := slices.Index(r.flying, x)
+			at := slices.Index(r.inFlight, x)
 			if at >= 0 && done {
-				r.flying = slices.Delete(r.flying, at, at+1)
+				r.inFlight = slices.Delete(r.inFlight, at, at+1)
 				r.put(x)
 				some = true
 			}
-			if i = max(at, 0); at < 0 || done { // it was set aside, or is free
+			if i = max(at, 0); at < 0 || done { // it was quarantined, or is free
 				continue
 			}
-			busy = append(busy, x.line)
+			busy = append(busy, x.stream)
 		}
 		i++
 	}
-	r.asking = false
+	r.polling = false
 	if some {
 		r.serve()
 	}
 	return some
 }
 
-// heads are the Points that the next extents depend on: the oldest of each stream.
-func (r *ring) heads() (points []cudart.Point) {
+// oldestPoints returns the Points that the next extents depend on: the oldest of each stream.
+func (r *ring) oldestPoints() (points []cudart.Point) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var lines []*cudart.Timeline
-	for _, x := range r.flying {
-		if !slices.Contains(lines, x.line) {
-			lines = append(lines, x.line)
+	var streams []*cudart.Timeline
+	for _, x := range r.inFlight {
+		if !slices.Contains(streams, x.stream) {
+			streams = append(streams, x.stream)
 			points = x.fence.Points(points)
 		}
 	}
@@ -291,40 +286,37 @@ func (x *extent) release() {
 		r.serve()
 		return
 	}
-	x.line = x.fence.Only()
-	isHead := !slices.ContainsFunc(r.flying, func(y *extent) bool { return y.line == x.line })
-	r.flying = append(r.flying, x)
-	if isHead {
-		for _, w := range r.waiters {
-			w.poke()
-		}
+	x.stream = x.fence.Only()
+	oldest := !slices.ContainsFunc(r.inFlight, func(y *extent) bool { return y.stream == x.stream })
+	r.inFlight = append(r.inFlight, x)
+	if oldest {
+		r.notifyAll()
 	}
 }
 
-// poke makes the job that waits look again.
-func (w *waiter) poke() {
+// notifyAll makes the jobs that wait poll.
+func (r *ring) notifyAll() {
+	for _, w := range r.waiters {
+		w.notify()
+	}
+}
+
+func (w *waiter) notify() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// put makes an extent's memory available.
-func (r *ring) put(x *extent) {
-	r.set(x.first, x.units, true)
-	r.used[x.class] -= x.units
-}
-
-// wait begins to wait for an extent of n bytes: wake is sent to when there is
-// one. The ring asks the GPU nothing by itself: the caller polls, and before it
-// sleeps asks to be notified when one of the heads is reached.
-func (r *ring) wait(wake chan<- struct{}, n int, c class) *waiter {
-	w := &waiter{ring: r, n: n, class: c, wake: wake}
+// wait begins to wait for an extent: wake is sent to when there is one. The caller polls,
+// and before it sleeps asks to be notified when one of the oldest points is reached.
+func (r *ring) wait(wake chan<- struct{}, q request) *waiter {
+	w := &waiter{ring: r, request: q, wake: wake}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.waiters = append(r.waiters, w)
 	if r.serve(); w.x == nil {
-		r.wantAnnex(c)
+		r.wantExtension(q.dir)
 	}
 	return w
 }
@@ -341,115 +333,112 @@ func (w *waiter) leave() *extent {
 	return w.x
 }
 
-// poll asks what the GPU is done with, and reports whether the waiter has got
-// memory.
+// poll polls the ring, and reports whether the waiter has got memory.
 func (w *waiter) poll() bool {
 	r := w.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if w.x == nil {
-		r.reclaim()
+		r.poll()
 	}
 	if w.x == nil {
-		r.wantAnnex(w.class)
+		r.wantExtension(w.dir)
 	}
 	return w.x != nil
 }
 
-// setAside keeps extents that a stream uses from holding up others: it is not
-// known when, or whether, that ends.
-func (r *ring) setAside(line *cudart.Timeline, why error) {
+// quarantine takes the extents of a stream that does not answer out of circulation, so that
+// they do not block extents of other streams. The shares become smaller, and so do the
+// chunks that jobs wait for.
+func (r *ring) quarantine(stream *cudart.Timeline, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.why = why
+	r.lostWhy = why
 	var room [4]cudart.Point
-	r.flying = slices.DeleteFunc(r.flying, func(x *extent) bool {
-		uses := slices.ContainsFunc(x.fence.Points(room[:0]), func(p cudart.Point) bool { return p.Line() == line })
-		if uses {
-			r.aside = append(r.aside, x)
-			r.used[x.class] -= x.units
-			r.lost += x.units
-			go func() {
-				if x.fence.Wait(asking) == nil {
-					r.takeBack(x)
-				}
-			}()
+	r.inFlight = slices.DeleteFunc(r.inFlight, func(x *extent) bool {
+		points := x.fence.Points(room[:0])
+		if !slices.ContainsFunc(points, func(p cudart.Point) bool { return p.Line() == stream }) {
+			return false
 		}
-		return uses
+		r.quarantined = append(r.quarantined, x)
+		r.count(x, -1)
+		r.lost += x.units
+		for _, p := range points {
+			p.Notify(make(chan struct{}, 1)) // so that it will be known
+		}
+		return true
 	})
-	for _, w := range r.waiters { // which may wait in vain
-		w.poke()
+	for _, w := range r.waiters {
+		w.n = min(w.n, r.chunkUnits(w.dir)*r.unit)
 	}
+	r.notifyAll()
 }
 
-// takeBack makes an extent available that was set aside, and is done.
-func (r *ring) takeBack(x *extent) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if i := slices.Index(r.aside, x); i >= 0 {
-		r.aside = slices.Delete(r.aside, i, i+1)
-		r.used[x.class] += x.units
+// restore makes quarantined extents free whose fences are known to have completed. It makes
+// no calls.
+func (r *ring) restore() (some bool) {
+	r.quarantined = slices.DeleteFunc(r.quarantined, func(x *extent) bool {
+		if !x.fence.Known() {
+			return false
+		}
+		r.count(x, 1)
 		r.lost -= x.units
 		r.put(x)
-		r.serve()
-	}
+		some = true
+		return true
+	})
+	return some
 }
 
-// recover returns an error if there will be no more memory, as far as is known: it
-// asks again for what was set aside.
-func (r *ring) recover() error {
+// check returns an error if there will be no more memory, as far as is known: it queries
+// the GPU for quarantined extents.
+func (r *ring) check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lost < r.units-1 { // both directions need one
+	if !r.isLost() {
 		return nil
 	}
-	aside := slices.Clone(r.aside)
+	list := slices.Clone(r.quarantined)
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(asking, landTimeout/20)
-	for _, x := range aside {
-		if x.fence.Wait(ctx) == nil {
-			r.takeBack(x)
-		}
+	ctx, cancel := context.WithTimeout(background, bounded.Look)
+	for _, x := range list {
+		_ = x.fence.Wait(ctx)
 	}
 	cancel()
 	r.mu.Lock()
-	if r.lost < r.units-1 {
+	if r.restore(); !r.isLost() {
+		r.serve()
 		return nil
 	}
-	return fmt.Errorf("%v: %w: %w", r.buf, errLost, r.why)
+	return fmt.Errorf("%v: %w: %w", r.buf, errLost, r.lostWhy)
 }
+
+// isLost reports whether no unit is left for one of the directions, as both need one.
+func (r *ring) isLost() bool { return r.lost >= r.units-1 }
 
 // close waits until the GPU is done with all extents, and unmaps the memory. No
 // copy uses the ring any more, but for those whose calls into the library have not
 // returned: then close fails, and may be tried again.
 func (r *ring) close(ctx context.Context) error {
 	r.mu.Lock()
-	flying := slices.Concat(r.flying, r.aside)
+	list := slices.Concat(r.inFlight, r.quarantined)
 	r.mu.Unlock()
-	for _, x := range flying {
+	for _, x := range list {
 		if err := x.fence.Wait(ctx); err != nil {
 			return fmt.Errorf("%v may be in use: %w", r.buf, err)
 		}
-		r.takeBack(x)
 	}
 	r.mu.Lock()
-	r.reclaim()
-	held := r.lost
-	for _, units := range r.used {
-		held += units
-	}
+	r.poll()
+	held := r.lost + r.used[toDevice] + r.used[toHost]
 	r.mu.Unlock()
 	if held > 0 {
 		return fmt.Errorf("%v: %w", r.buf, ErrHeld)
 	}
-	if err := r.closeAnnex(ctx); err != nil {
+	if err := r.closeExtension(ctx); err != nil {
 		return err
 	}
 	return r.buf.CloseContext(ctx)
 }
 
-// errLost says that no copy can use the memory any more.
 var errLost = errors.New("all of it may be in use")
-
-// ErrHeld says that a copy was given up, see Stage.Run.
-var ErrHeld = errors.New("in use by a copy that waits for a call into the CUDA library")

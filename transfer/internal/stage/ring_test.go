@@ -33,7 +33,7 @@ func newBench(t *testing.T) *bench {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	b := &bench{T: t, sim: sim, dev: dev, mem: device(t, dev, mib)}
-	b.ring, err = newRing(t.Context(), dev, 8, 0, benchUnit, 4, "test")
+	b.ring, err = newRing(t.Context(), dev, ringSize{unit: benchUnit, ring: 8 * benchUnit, maxChunk: 4 * benchUnit})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, b.ring.close(context.Background())) })
 	return b
@@ -65,9 +65,13 @@ func (b *bench) use(x *extent, s *cudart.Stream) {
 	x.release()
 }
 
-// taken takes as much memory for a class as there is.
-func (b *bench) taken(units int, c class) (all []*extent) {
-	for x := b.ring.try(units*benchUnit, c); x != nil; x = b.ring.try(units*benchUnit, c) {
+// taken takes as much memory for a direction as there is.
+func (b *bench) taken(units int, d direction) []*extent {
+	return b.takenFor(request{n: units * benchUnit, dir: d})
+}
+
+func (b *bench) takenFor(q request) (all []*extent) {
+	for x := b.ring.try(q); x != nil; x = b.ring.try(q) {
 		all = append(all, x)
 	}
 	return all
@@ -76,7 +80,7 @@ func (b *bench) taken(units int, c class) (all []*extent) {
 func TestExtentsDoNotOverlap(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	all := b.taken(1, classUp)
+	all := b.taken(1, toDevice)
 	require.Len(t, all, 8)
 	for i, x := range all {
 		require.Len(t, x.mem, benchUnit)
@@ -92,11 +96,11 @@ func TestExtentsDoNotOverlap(t *testing.T) {
 		}
 		x.release()
 	}
-	x := b.ring.try(3*benchUnit+1, classUp) // which takes four units
+	x := b.ring.try(request{n: 3*benchUnit + 1, dir: toDevice}) // which takes four units
 	require.Len(t, x.mem, 3*benchUnit+1)
-	y := b.ring.try(4*benchUnit, classUp)
+	y := b.ring.try(request{n: 4 * benchUnit, dir: toDevice})
 	require.NotNil(t, y, "the rest in a row")
-	require.Nil(t, b.ring.try(1, classUp))
+	require.Nil(t, b.ring.try(request{n: 1, dir: toDevice}))
 	x.release()
 	y.release()
 }
@@ -106,26 +110,26 @@ func TestExtentsDoNotOverlap(t *testing.T) {
 func TestSharesOfTheRing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	up := b.taken(1, classUp)
+	up := b.taken(1, toDevice)
 	require.Len(t, up, 8)
 	wake := make(chan struct{}, 1)
-	w := b.ring.wait(wake, benchUnit, classDown)
+	w := b.ring.wait(wake, request{n: benchUnit, dir: toHost})
 	require.False(t, w.poll())
 	for _, x := range up[:4] {
-		require.Nil(t, b.ring.try(benchUnit, classUp), "half is for the other direction")
+		require.Nil(t, b.ring.try(request{n: benchUnit, dir: toDevice}), "half is for the other direction")
 		x.release()
 	}
 	require.True(t, w.poll())
 	x := w.leave()
 	require.NotNil(t, x)
-	require.Nil(t, b.ring.try(benchUnit, classUp))
+	require.Nil(t, b.ring.try(request{n: benchUnit, dir: toDevice}))
 	x.release()
 	for _, x := range up[4:] {
 		x.release()
 	}
-	slow := append(b.taken(1, classSlowUp), b.taken(1, classSlowDown)...)
+	slow := append(b.takenFor(request{n: benchUnit, dir: toDevice, slow: true}), b.takenFor(request{n: benchUnit, dir: toHost, slow: true})...)
 	require.Len(t, slow, 4)
-	fast := append(b.taken(1, classUp), b.taken(1, classDown)...)
+	fast := append(b.taken(1, toDevice), b.taken(1, toHost)...)
 	require.Len(t, fast, 4)
 	for _, x := range append(slow, fast...) {
 		x.release()
@@ -137,12 +141,12 @@ func TestSharesOfTheRing(t *testing.T) {
 func TestWaitersAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	all := b.taken(1, classUp)
+	all := b.taken(1, toDevice)
 	var wakes [3]chan struct{}
 	var waiters [3]*waiter
 	for i := range waiters {
 		wakes[i] = make(chan struct{}, 1)
-		waiters[i] = b.ring.wait(wakes[i], []int{3, 1, 1}[i]*benchUnit, classUp)
+		waiters[i] = b.ring.wait(wakes[i], request{n: []int{3, 1, 1}[i] * benchUnit, dir: toDevice})
 	}
 	for i, x := range all {
 		x.release()
@@ -150,7 +154,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		require.Equal(t, i >= 3, waiters[1].poll())
 		require.Equal(t, i >= 4, waiters[2].poll())
 		if i < 4 {
-			require.Nil(t, b.ring.try(benchUnit, classUp))
+			require.Nil(t, b.ring.try(request{n: benchUnit, dir: toDevice}))
 		}
 	}
 	for i, w := range waiters {
@@ -166,15 +170,15 @@ func TestWaitersAreServedByOthers(t *testing.T) {
 	b := newBench(t)
 	s := b.stream()
 	open := b.blocked(s)
-	for _, x := range b.taken(1, classUp) {
+	for _, x := range b.taken(1, toDevice) {
 		b.use(x, s)
 	}
 	wake := make(chan struct{}, 1)
-	down := b.ring.wait(wake, benchUnit, classDown)
+	down := b.ring.wait(wake, request{n: benchUnit, dir: toHost})
 	require.False(t, down.poll())
 	open()
 	require.NoError(t, s.Synchronize(t.Context()))
-	x := b.ring.try(benchUnit, classUp)
+	x := b.ring.try(request{n: benchUnit, dir: toDevice})
 	require.NotNil(t, x)
 	require.Len(t, wake, 1)
 	require.NotNil(t, down.x)
@@ -187,17 +191,17 @@ func TestWaitersAreWokenToAsk(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s := b.stream()
-	all := b.taken(1, classUp)
+	all := b.taken(1, toDevice)
 	wake := make(chan struct{}, 1)
-	w := b.ring.wait(wake, benchUnit, classUp)
-	require.Empty(t, b.ring.heads())
+	w := b.ring.wait(wake, request{n: benchUnit, dir: toDevice})
+	require.Empty(t, b.ring.oldestPoints())
 	open := b.blocked(s)
 	b.use(all[0], s)
 	require.Len(t, wake, 1)
 	<-wake
 	b.use(all[1], s)
 	require.Empty(t, wake, "the first one comes before")
-	heads := b.ring.heads()
+	heads := b.ring.oldestPoints()
 	require.Len(t, heads, 1)
 	defer heads[0].Notify(wake)()
 	open()
@@ -216,7 +220,7 @@ func TestMemoryThatTheGPUUses(t *testing.T) {
 	b := newBench(t)
 	slow, fast := b.stream(), b.stream()
 	open := b.blocked(slow)
-	all := b.taken(1, classUp)
+	all := b.taken(1, toDevice)
 	for i, x := range all {
 		if i%2 == 0 {
 			b.use(x, slow)
@@ -225,7 +229,7 @@ func TestMemoryThatTheGPUUses(t *testing.T) {
 		}
 	}
 	require.NoError(t, fast.Synchronize(t.Context()))
-	again := b.taken(1, classUp)
+	again := b.taken(1, toDevice)
 	require.Len(t, again, 4)
 	for i, x := range again {
 		require.Equal(t, 2*i+1, x.first)
@@ -246,13 +250,13 @@ func TestAnErrorIsTheCopysOwn(t *testing.T) {
 	b := newBench(t)
 	s := b.stream()
 	var first, second fence.Fence // of what two jobs have queued
-	x := b.ring.try(8*benchUnit, classUp)
+	x := b.ring.try(request{n: 8 * benchUnit, dir: toDevice})
 	b.use(x, s)
 	first.AddPoint(s.Point())
 	b.sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
 	var y *extent
 	for y == nil {
-		y = b.ring.try(benchUnit, classUp)
+		y = b.ring.try(request{n: benchUnit, dir: toDevice})
 	}
 	b.use(y, s)
 	second.AddPoint(s.Point())
@@ -267,7 +271,7 @@ func TestAnErrorIsTheCopysOwn(t *testing.T) {
 func TestARingThatIsInUse(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	x := b.ring.try(1, classUp)
+	x := b.ring.try(request{n: 1, dir: toDevice})
 	require.ErrorIs(t, b.ring.close(t.Context()), ErrHeld)
 	x.release()
 	require.NoError(t, b.ring.close(t.Context()))
@@ -279,19 +283,42 @@ func TestARingWithOneUnitLeft(t *testing.T) {
 	b := newBench(t)
 	s := b.stream()
 	open := b.blocked(s)
-	all := b.taken(1, classUp)
+	all := b.taken(1, toDevice)
 	for _, x := range all[:6] {
 		b.use(x, s)
 	}
-	b.ring.setAside(s.Timeline(), errTest)
-	require.NoError(t, b.ring.recover(), "two units are left")
+	b.ring.quarantine(s.Timeline(), errTest)
+	require.NoError(t, b.ring.check(), "two units are left")
 	b.use(all[6], s)
-	b.ring.setAside(s.Timeline(), errTest)
-	err := b.ring.recover()
+	b.ring.quarantine(s.Timeline(), errTest)
+	err := b.ring.check()
 	require.ErrorIs(t, err, errLost)
 	require.ErrorIs(t, err, errTest)
 	open()
 	require.NoError(t, s.Synchronize(t.Context()))
-	require.NoError(t, b.ring.recover(), "the GPU is done with it")
+	require.NoError(t, b.ring.check(), "the GPU is done with it")
 	all[7].release()
+}
+
+// A wait for more memory than is left, when some does not come back, becomes one for less.
+func TestAWaitForMoreThanIsLeft(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := b.stream()
+	open := b.blocked(s)
+	all := b.taken(1, toDevice)
+	wake := make(chan struct{}, 1)
+	w := b.ring.wait(wake, request{n: 4 * benchUnit, dir: toDevice})
+	for _, x := range all[:6] {
+		b.use(x, s)
+	}
+	b.ring.quarantine(s.Timeline(), errTest)
+	require.False(t, w.poll())
+	all[6].release()
+	require.True(t, w.poll())
+	x := w.leave()
+	require.Len(t, x.mem, benchUnit)
+	x.release()
+	all[7].release()
+	open()
 }

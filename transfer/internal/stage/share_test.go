@@ -10,15 +10,15 @@ import (
 
 // sharing are jobs of stages that are only counted: nothing is copied.
 type sharing struct {
-	crew   *crew
-	stages []*Stage
+	workers *workerPool
+	stages  []*Stage
 }
 
 func newSharing(devices int) *sharing {
-	s := &sharing{crew: newCrew(64, cores{})}
+	s := &sharing{workers: newWorkerPool(64, cores{}, newConcurrency(64))}
 	for range devices {
-		stage := &Stage{crew: s.crew}
-		stage.alone[0] = stage
+		stage := &Stage{workers: s.workers}
+		stage.self[0] = stage
 		s.stages = append(s.stages, stage)
 	}
 	return s
@@ -28,7 +28,7 @@ func newSharing(devices int) *sharing {
 func (s *sharing) job(device int, c Copy) *Job {
 	c.N = 64 * mib
 	j := s.stages[device].newJob(c)
-	j.demand(true)
+	j.setActive(true)
 	return j
 }
 
@@ -37,29 +37,29 @@ func TestShares(t *testing.T) {
 	s := newSharing(3)
 	limits := func(jobs ...*Job) (list []int32) {
 		for _, j := range jobs {
-			list = append(list, s.crew.limitOf(j))
+			list = append(list, s.workers.workersOf(j))
 		}
 		return list
 	}
 	up := s.job(0, Copy{})
-	require.Equal(t, []int32{upHelpers}, limits(up))
+	require.Equal(t, []int32{uploadWorkers}, limits(up))
 
 	down := s.job(0, Copy{Down: true})
-	require.Equal(t, []int32{upHelpers, pastHelpers}, limits(up, down))
+	require.Equal(t, []int32{uploadWorkers, nonTemporalWorkers}, limits(up, down))
 
 	// Uploads to several devices take of the memory's bandwidth.
 	other := s.job(1, Copy{})
 	file := s.job(2, Copy{Kernel: true})
-	require.Equal(t, []int32{severalHelpers, severalHelpers, severalHelpers, pastHelpers}, limits(up, other, file, down))
-	other.demand(false)
-	file.demand(false)
-	file.demand(false) // once is enough
-	down.demand(false)
-	require.Equal(t, []int32{upHelpers}, limits(up))
+	require.Equal(t, []int32{severalWorkers, severalWorkers, severalWorkers, nonTemporalWorkers}, limits(up, other, file, down))
+	other.setActive(false)
+	file.setActive(false)
+	file.setActive(false) // once is enough
+	down.setActive(false)
+	require.Equal(t, []int32{uploadWorkers}, limits(up))
 
-	past := s.job(1, Copy{Past: true})
-	past.demand(false)
-	require.Equal(t, []int32{pastHelpers}, limits(past))
+	past := s.job(1, Copy{NonTemporal: true})
+	past.setActive(false)
+	require.Equal(t, []int32{nonTemporalWorkers}, limits(past))
 
 	// Many on one device share, down to none besides themselves.
 	jobs := []*Job{up}
@@ -67,24 +67,24 @@ func TestShares(t *testing.T) {
 		for int32(len(jobs)) < want.jobs {
 			jobs = append(jobs, s.job(0, Copy{}))
 		}
-		require.Equal(t, want.limit, s.crew.limitOf(up), "%d jobs", want.jobs)
+		require.Equal(t, want.limit, s.workers.workersOf(up), "%d jobs", want.jobs)
 	}
 	many := s.job(0, Copy{Workers: 5})
-	require.EqualValues(t, 4, s.crew.limitOf(many), "what the caller asks for is not shared")
+	require.EqualValues(t, 4, s.workers.workersOf(many), "what the caller asks for is not shared")
 	for _, j := range append(jobs[1:], many) {
-		j.demand(false)
+		j.setActive(false)
 	}
-	require.Equal(t, []int32{upHelpers}, limits(up))
+	require.Equal(t, []int32{uploadWorkers}, limits(up))
 
 	// A copy onto several devices has workers for each.
-	up.demand(false)
-	fan := s.job(0, Copy{Over: s.stages, Groups: [][]int{{0, 1, 2}}})
-	require.Equal(t, []int32{3 * severalHelpers}, limits(fan))
-	fan.demand(false)
+	up.setActive(false)
+	fan := s.job(0, Copy{Stages: s.stages, Groups: [][]int{{0, 1, 2}}})
+	require.Equal(t, []int32{3 * severalWorkers}, limits(fan))
+	fan.setActive(false)
 	for _, stage := range s.stages {
-		require.Zero(t, stage.copies[classUp].Load())
+		require.Zero(t, stage.active[toDevice].Load())
 	}
-	require.Zero(t, s.crew.devices[classUp].Load())
+	require.Zero(t, s.workers.active[toDevice].Load())
 }
 
 // A worker leaves its job for one that has work and fewer workers, and not otherwise.
@@ -92,30 +92,30 @@ func TestWorkersAreWanted(t *testing.T) {
 	t.Parallel()
 	s := newSharing(2)
 	j, other := s.job(0, Copy{}), s.job(1, Copy{Down: true})
-	s.crew.jobs.Store(&[]*Job{j, other})
-	j.helpers.Store(4)
-	require.False(t, s.crew.wanted(j), "the other one has no work")
-	other.pieces.Store(1)
+	s.workers.jobs.Store(&[]*Job{j, other})
+	j.work.workers.Store(4)
+	require.False(t, s.workers.wanted(j), "the other one has no work")
+	other.work.pieces.Store(1)
 	for n, want := range []bool{true, true, true, false} { // 3 and 3 is as good as 4 and 2
-		other.helpers.Store(int32(n))
-		require.Equal(t, want, s.crew.wanted(j), "%d workers of the other one", n)
+		other.work.workers.Store(int32(n))
+		require.Equal(t, want, s.workers.wanted(j), "%d workers of the other one", n)
 	}
-	j.helpers.Store(1)
-	require.False(t, s.crew.wanted(j))
-	other.helpers.Store(0)
-	require.True(t, s.crew.wanted(j), "they take turns")
-	j.helpers.Store(7)
-	other.helpers.Store(pastHelpers)
-	require.False(t, s.crew.wanted(j), "the other one has all that it may have")
-	other.helpers.Store(0)
-	s.crew.slow.Store(s.crew.most / 2)
+	j.work.workers.Store(1)
+	require.False(t, s.workers.wanted(j))
+	other.work.workers.Store(0)
+	require.True(t, s.workers.wanted(j), "they take turns")
+	j.work.workers.Store(7)
+	other.work.workers.Store(nonTemporalWorkers)
+	require.False(t, s.workers.wanted(j), "the other one has all that it may have")
+	other.work.workers.Store(0)
+	s.workers.slow.Store(s.workers.max / 2)
 	other.Slow = true
-	require.False(t, s.crew.wanted(j), "enough of them wait for a disk")
-	other.pieces.Store(0)
+	require.False(t, s.workers.wanted(j), "enough of them wait for a disk")
+	other.work.pieces.Store(0)
 	for range 7 {
 		s.job(0, Copy{})
 	}
-	require.True(t, s.crew.wanted(j), "its share is smaller by now")
+	require.True(t, s.workers.wanted(j), "its share is smaller by now")
 }
 
 // slowFeed has nothing ready until give is called.
@@ -141,7 +141,7 @@ func (f *slowFeed) give() {
 	f.mu.Lock()
 	f.ready = true
 	f.mu.Unlock()
-	f.job.Poke()
+	f.job.Wake()
 }
 
 // Copies that wait for their readers leave the workers to others.
@@ -149,20 +149,20 @@ func TestReadersThatAreSlowTakeNoShare(t *testing.T) {
 	t.Parallel()
 	s := newSharing(1)
 	feed := &slowFeed{memory: memory{mem: make([]byte, mib)}}
-	waits := s.stages[0].newJob(Copy{N: mib, Feed: feed})
+	waits := s.stages[0].newJob(Copy{N: mib, Host: feed})
 	feed.Start(waits)
 	require.False(t, waits.openNext())
-	require.Zero(t, s.stages[0].copies[classUp].Load())
+	require.Zero(t, s.stages[0].active[toDevice].Load())
 
 	stage, _ := acquire(t)
-	waits = stage.newJob(Copy{N: mib, Feed: feed})
+	waits = stage.newJob(Copy{N: mib, Host: feed})
 	feed.give()
 	require.True(t, waits.openNext())
-	require.EqualValues(t, 1, stage.copies[classUp].Load())
+	require.EqualValues(t, 1, stage.active[toDevice].Load())
 	waits.Abort(0, context.Canceled)
 	require.False(t, waits.openNext())
-	require.EqualValues(t, 1, stage.copies[classUp].Load(), "until it ends")
-	waits.demand(false)
+	require.EqualValues(t, 1, stage.active[toDevice].Load(), "until it ends")
+	waits.setActive(false)
 	waits.dropPieces()
-	require.Zero(t, stage.copies[classUp].Load())
+	require.Zero(t, stage.active[toDevice].Load())
 }

@@ -3,8 +3,8 @@ package stage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -16,192 +16,194 @@ import (
 // A Stage is what all copies of a device share: its rings, its streams and the
 // workers.
 type Stage struct {
-	dev   *cudart.Device
-	crew  *crew
-	alone [1]*Stage // the stage itself, as Copy.Over has it
-	ring  *ring     // of large copies
-	few   *ring     // of small ones, which would wait behind those
+	dev       *cudart.Device
+	shared    *shared
+	layout    Layout
+	workers   *workerPool
+	self      [1]*Stage // as Copy.Stages has it
+	ring      *ring     // large copies
+	smallRing *ring     // small copies, which must not queue behind chunks of 8 MiB; or ring
 
-	// Small copies have links of their own, so as not to queue behind chunks:
-	// by direction, and whether they are brief.
-	links [2][2]link
+	// By direction. Small copies have links of their own, for the same reason.
+	links  [directions]struct{ large, small link }
+	slots  [directions]smallSlot
+	active [directions]atomic.Int32 // copies that have something to copy: see setActive
 
-	loneUp, loneDown lone
-
-	copies [2]atomic.Int32 // that have something to copy, for each direction: see demand
-
-	bytes atomic.Int64 // that are pinned
+	pinned atomic.Int64 // bytes
 }
+
+// A Layout turns ways of copying off, for benchmarks that compare them. The zero Layout has
+// all of them.
+type Layout struct {
+	NoSlot      bool // small copies pass through a ring, though they are alone
+	NoSmallRing bool // they pass through the ring of large copies
+	OneSize     bool // the ring has the memory for both directions from the start
+}
+
+// A direction is that of a copy.
+type direction int
+
+const (
+	toDevice direction = iota
+	toHost
+	directions
+)
+
+func (d direction) opposite() direction { return 1 - d }
 
 const (
 	kib = 1 << 10
 	mib = 1 << 20
 
-	ringUnit = 512 * kib
+	// MaxSmall is the size of the largest copies that one goroutine copies alone: it is
+	// done before workers come.
+	MaxSmall = 64 * kib
 
-	// Alone is how many bytes are copied by one goroutine: it is done before
-	// workers come.
-	Alone = 64 * kib
-	// Small copies have a ring of so many units of that size.
-	fewUnits = 30
+	ringUnit       = 512 * kib
+	smallRingUnits = 30 // of MaxSmall bytes
+	ringLabel      = "transfer ring"
 
-	ringLabel = "transfer ring"
+	maxChunk     = 8 * mib
+	maxRing      = 36 * mib
+	maxExtension = 28 * mib
 )
 
-const (
-	chunkMost = 8 * mib
-	ringMost  = 36 * mib
-	annexMost = 28 * mib
-)
-
-// stages are those of the process, with a count of users.
-var stages struct {
-	sync.Mutex
-	all     map[*cudart.Device]*shared
-	crews   map[int]*crew // by NUMA node
-	copying *seats        // of all crews
+// process is what copies of all devices share.
+var process struct {
+	mu      sync.Mutex
+	stages  map[*cudart.Device]*shared
+	pools   map[int]*workerPool // by NUMA node
+	copying *concurrency        // of all pools
 }
 
-// A shared stage is made by the first that needs it, and released by the last.
+// A shared stage is opened by the first of its users, and closed by the last.
 type shared struct {
-	users int
-	ready chan struct{} // closed when the stage was made, or could not be
-	stage *Stage        // nil if it could not be
+	users int           // guarded by process.mu; also those that wait for opening
+	turn  chan struct{} // has room for the goroutine that opens the stage
+	stage *Stage        // guarded by turn, until the last user has left; nil if not open
 }
 
-// Acquire returns the device's stage, which it makes if this is the first use.
+// Acquire returns the device's stage, which it opens with a layout if this is the first use.
 // Release it.
-func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
-	for {
-		s, first := join(dev)
-		if first {
-			return s.open(ctx, dev)
+func Acquire(ctx context.Context, dev *cudart.Device, layout Layout) (*Stage, error) {
+	process.mu.Lock()
+	of := process.stages[dev]
+	if of == nil {
+		if process.stages == nil {
+			process.stages = make(map[*cudart.Device]*shared)
 		}
-		select {
-		case <-s.ready:
-		case <-ctx.Done():
-			if drop(dev, s) {
-				return nil, errors.Join(bounded.Ended(ctx), lifetime.Undo(ctx, s.stage.close))
-			}
-			return nil, bounded.Ended(ctx)
-		}
-		if s.stage != nil {
-			return s.stage, nil
-		}
-		// Another caller could not make it, with its own context: try again.
+		of = &shared{turn: make(chan struct{}, 1)}
+		process.stages[dev] = of
 	}
+	of.users++
+	process.mu.Unlock()
+	err := of.open(ctx, dev, layout)
+	if err != nil {
+		// Others may have opened it meanwhile, and left.
+		if of.leave(dev) && of.stage != nil {
+			err = errors.Join(err, lifetime.Undo(ctx, of.stage.close))
+		}
+		return nil, err
+	}
+	return of.stage, nil
 }
 
-// join begins a use of the device's stage. The first one is to make it.
-func join(dev *cudart.Device) (s *shared, first bool) {
-	stages.Lock()
-	defer stages.Unlock()
-	if stages.all == nil {
-		stages.all = make(map[*cudart.Device]*shared)
+// open opens the stage, unless it is open. After an error the next user tries.
+func (of *shared) open(ctx context.Context, dev *cudart.Device, layout Layout) error {
+	select {
+	case of.turn <- struct{}{}:
+		defer func() { <-of.turn }()
+	case <-ctx.Done():
+		return bounded.Ended(ctx)
 	}
-	s = stages.all[dev]
-	if first = s == nil; first {
-		s = &shared{ready: make(chan struct{})}
-		stages.all[dev] = s
+	if of.stage != nil {
+		return nil
 	}
-	s.users++
-	return s, first
+	s := &Stage{dev: dev, shared: of, layout: layout, workers: workersFor(dev)}
+	s.self[0] = s
+	if err := s.open(ctx); err != nil {
+		return errors.Join(err, lifetime.Undo(ctx, s.close))
+	}
+	of.stage = s
+	return nil
 }
 
-// open makes the stage. After an error the next Acquire tries anew.
-func (s *shared) open(ctx context.Context, dev *cudart.Device) (*Stage, error) {
-	stage, err := newStage(ctx, dev)
-	stages.Lock()
-	if s.stage = stage; err != nil {
-		delete(stages.all, dev)
+// leave ends one use, and returns whether there is none any more.
+func (of *shared) leave(dev *cudart.Device) (last bool) {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	of.users = max(of.users-1, 0)
+	if of.users == 0 && process.stages[dev] == of {
+		delete(process.stages, dev)
 	}
-	stages.Unlock()
-	close(s.ready)
-	return stage, err
-}
-
-// drop ends one use, and returns whether it was the last one.
-func drop(dev *cudart.Device, s *shared) (last bool) {
-	stages.Lock()
-	defer stages.Unlock()
-	if s.users--; s.users == 0 {
-		delete(stages.all, dev)
-		return true
-	}
-	return false
+	return of.users == 0
 }
 
 // Release ends a use. The last one waits until the GPU is done with the rings,
 // and unmaps them. After an error, ctx's included, it may be called again.
 func (s *Stage) Release(ctx context.Context) error {
-	stages.Lock()
-	of := stages.all[s.dev]
-	if of == nil || of.stage != s {
-		stages.Unlock()
-		return s.close(ctx) // the last one tries again
-	}
-	stages.Unlock()
-	if drop(s.dev, of) {
+	if s.shared.leave(s.dev) {
 		return s.close(ctx)
 	}
 	return nil
 }
 
-func newStage(ctx context.Context, dev *cudart.Device) (*Stage, error) {
-	s := &Stage{dev: dev, crew: crewOf(dev)}
-	s.alone[0] = s
-	if err := s.open(ctx); err != nil {
-		return nil, errors.Join(err, lifetime.Undo(ctx, s.close))
-	}
-	return s, nil
-}
-
 func (s *Stage) open(ctx context.Context) (err error) {
-	ring, annex := ringBytes(s.crew.most)
-	if s.ring, err = newRing(ctx, s.dev, ring/ringUnit, annex/ringUnit, ringUnit, chunkMost/ringUnit, ringLabel); err != nil {
+	size := sizeOf(s.workers.max)
+	if s.layout.OneSize {
+		size.ring, size.extension = size.ring+size.extension, 0
+	}
+	if s.ring, err = newRing(ctx, s.dev, size); err != nil {
 		return err
 	}
-	if s.few, err = newRing(ctx, s.dev, fewUnits, 0, Alone, 1, ringLabel); err != nil {
-		return err
+	s.smallRing = s.ring
+	if !s.layout.NoSmallRing {
+		if s.smallRing, err = newRing(ctx, s.dev, ringSize{unit: MaxSmall, ring: smallRingUnits * MaxSmall, maxChunk: MaxSmall}); err != nil {
+			return err
+		}
 	}
-	if err := errors.Join(s.loneUp.open(ctx, s.dev, mostUp), s.loneDown.open(ctx, s.dev, mostDown)); err != nil {
-		return err
+	for d, n := range []int{maxSlotUp, maxSlotDown} {
+		if err := s.slots[d].open(ctx, s.dev, n); err != nil {
+			return err
+		}
 	}
-	s.ring.annex.pinned = &s.bytes
-	s.bytes.Store(int64(s.ring.buf.Reserved() + s.few.buf.Reserved() + s.loneUp.buf.Reserved() + s.loneDown.buf.Reserved()))
-	return s.each(func(l *link) (err error) {
+	s.ring.extension.pinned = &s.pinned
+	bytes := s.slots[toDevice].buf.Reserved() + s.slots[toHost].buf.Reserved()
+	for _, r := range s.rings() {
+		bytes += r.buf.Reserved()
+	}
+	s.pinned.Store(int64(bytes))
+	return s.eachLink(func(l *link) (err error) {
 		l.stream, err = s.dev.NewStream(cudart.StreamOptions{})
 		return err
 	})
 }
 
-// ringBytes is the size of a ring that so many workers fill, and of its annex. Four
-// chunks of 8 MiB keep a link busy in one direction, and stay in the caches. A few
-// workers cannot fill the link, and gain by what stays in their own caches.
-func ringBytes(workers int32) (ring, annex int) {
+// sizeOf returns the size of a ring that so many workers fill. Four chunks of 8 MiB keep a
+// link busy in one direction, and stay in the caches. A few workers cannot fill the link,
+// and gain by what stays in their own caches.
+func sizeOf(workers int32) ringSize {
+	size := ringSize{unit: ringUnit, ring: maxRing, alone: maxRing, extension: maxExtension, maxChunk: maxChunk}
 	if workers <= 4 {
-		return 4 * 2 * mib, 0
+		size.ring, size.alone, size.extension = 4*2*mib, 4*2*mib, 0
 	}
-	return ringMost, annexMost
+	return size
 }
 
 // close releases what open made, as far as it came.
 func (s *Stage) close(ctx context.Context) error {
-	for _, r := range []*ring{s.ring, s.few} { // which stay: a copy that was given up may end now
-		if r == nil {
-			continue
-		}
+	for _, r := range s.rings() { // which stay: an abandoned copy may end now
 		if err := r.close(ctx); err != nil {
 			return err
 		}
 	}
-	for _, l := range []*lone{&s.loneUp, &s.loneDown} {
-		if err := l.close(ctx); err != nil {
+	for d := range s.slots {
+		if err := s.slots[d].close(ctx); err != nil {
 			return err
 		}
 	}
-	s.bytes.Store(0)
-	return s.each(func(l *link) error {
+	s.pinned.Store(0)
+	return s.eachLink(func(l *link) error {
 		if l.stream == nil {
 			return nil
 		}
@@ -209,62 +211,53 @@ func (s *Stage) close(ctx context.Context) error {
 	})
 }
 
-// Device returns the device.
-func (s *Stage) Device() *cudart.Device { return s.dev }
-
-// Bytes returns how much memory is pinned for the stage, until the last Release.
-func (s *Stage) Bytes() int { return int(s.bytes.Load()) }
-
-// crewOf returns the workers for devices of the NUMA node that a device is on.
-func crewOf(dev *cudart.Device) *crew {
-	node, cores := coresOf(dev)
-	stages.Lock()
-	defer stages.Unlock()
-	c := stages.crews[node]
-	if c == nil {
-		if stages.crews == nil {
-			stages.crews, stages.copying = make(map[int]*crew), newSeats(runtime.GOMAXPROCS(0))
+// rings returns those that were opened.
+func (s *Stage) rings() (list []*ring) {
+	for _, r := range []*ring{s.ring, s.smallRing} {
+		if r != nil && !slices.Contains(list, r) {
+			list = append(list, r)
 		}
-		c = newCrew(runtime.GOMAXPROCS(0), cores)
-		c.copying = stages.copying
-		stages.crews[node] = c
 	}
-	return c
+	return list
 }
 
-// defaultWorkers leaves an eighth of more than four cores to others, and one at least.
-func defaultWorkers(procs int) int {
-	if procs <= 4 {
-		return procs
+// Bytes returns how much memory is pinned for the stage, until the last Release.
+func (s *Stage) Bytes() int { return int(s.pinned.Load()) }
+
+// workersFor returns the workers for devices of the NUMA node that a device is on.
+func workersFor(dev *cudart.Device) *workerPool {
+	node, cores := coresOf(dev)
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	p := process.pools[node]
+	if p == nil {
+		procs := runtime.GOMAXPROCS(0)
+		if process.pools == nil {
+			process.pools, process.copying = make(map[int]*workerPool), newConcurrency(procs)
+		}
+		p = newWorkerPool(procs, cores, process.copying)
+		process.pools[node] = p
 	}
-	return procs - (procs+7)/8
+	return p
 }
 
 // oneGroup is of copies through one stage.
 var oneGroup = [][]int{{0}}
 
-// up and down are the links.
-func (s *Stage) up(brief bool) *link   { return s.link(0, brief) }
-func (s *Stage) down(brief bool) *link { return s.link(1, brief) }
-
-func (s *Stage) link(way int, brief bool) *link {
-	if brief {
-		return &s.links[way][1]
+func (s *Stage) link(d direction, small bool) *link {
+	if small {
+		return &s.links[d].small
 	}
-	return &s.links[way][0]
+	return &s.links[d].large
 }
 
-// each calls f for all links.
-func (s *Stage) each(f func(*link) error) error {
-	for way := range s.links {
-		for i := range s.links[way] {
-			if err := f(&s.links[way][i]); err != nil {
+func (s *Stage) eachLink(f func(*link) error) error {
+	for d := range s.links {
+		for _, l := range []*link{&s.links[d].large, &s.links[d].small} {
+			if err := f(l); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
 }
-
-// String names the stage in messages.
-func (s *Stage) String() string { return fmt.Sprintf("stage of %v", s.dev) }

@@ -20,7 +20,7 @@ import (
 func acquire(tb testing.TB) (*Stage, *cudart.Device) {
 	tb.Helper()
 	dev := testgpu.Device(tb)
-	s, err := Acquire(context.Background(), dev)
+	s, err := Acquire(context.Background(), dev, Layout{})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { assert.NoError(tb, s.Release(context.Background())) })
 	return s, dev
@@ -51,12 +51,11 @@ type memory struct {
 func (*memory) Start(*Job)   {}
 func (*memory) Stop()        {}
 func (m *memory) Ready() int { return len(m.mem) - m.next }
-func (m *memory) Room() int  { return len(m.mem) }
 
-func (m *memory) Take(most int) Segment {
+func (m *memory) Take(_, n int) Part {
 	off := m.next
-	m.next += most
-	return Segment{Off: off, N: most, Fill: func(to []byte, off int) error {
+	m.next += n
+	return Part{Off: off, N: n, Copy: func(to []byte, off int) error {
 		copy(to, m.mem[off:])
 		return nil
 	}}
@@ -64,31 +63,31 @@ func (m *memory) Take(most int) Segment {
 
 type target []byte
 
-func (target) Start(*Job)  {}
-func (target) Stop()       {}
-func (m target) Room() int { return len(m) }
+func (target) Start(*Job)   {}
+func (target) Stop()        {}
+func (m target) Ready() int { return len(m) }
 
-func (m target) Take(int, int) Space {
-	return Space{Drain: func(from []byte, off int) error {
+func (m target) Take(off, n int) Part {
+	return Part{Off: off, N: n, Copy: func(from []byte, off int) error {
 		ntcopy.Copy(m[off:], from)
 		return nil
 	}}
 }
 
-func up(ctx context.Context, s *Stage, dst cudart.DevPtr, src []byte) (int, error) {
-	if ok, err := s.Brief(ctx, dst, src, false); ok {
+func upload(ctx context.Context, s *Stage, dst cudart.DevPtr, src []byte) (int, error) {
+	if ok, err := s.CopySmall(ctx, dst, src, false); ok {
 		return len(src), err
 	}
-	return s.Run(ctx, Copy{N: len(src), Feed: &memory{mem: src}, Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
+	return s.Run(ctx, Copy{N: len(src), Host: &memory{mem: src}, Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
 		return on.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 	}})
 }
 
-func down(ctx context.Context, s *Stage, dst []byte, src cudart.DevPtr) (int, error) {
-	if ok, err := s.Brief(ctx, src, dst, true); ok {
+func download(ctx context.Context, s *Stage, dst []byte, src cudart.DevPtr) (int, error) {
+	if ok, err := s.CopySmall(ctx, src, dst, true); ok {
 		return len(dst), err
 	}
-	return s.Run(ctx, Copy{N: len(dst), Down: true, Sink: target(dst), Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
+	return s.Run(ctx, Copy{N: len(dst), Down: true, Host: target(dst), Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
 		return on.CopyToHost(unsafe.Pointer(&mem[0]), src+cudart.DevPtr(off), len(mem))
 	}})
 }
@@ -98,12 +97,12 @@ func TestThereAndBack(t *testing.T) {
 	const most = 100*mib + 12345
 	mem := device(t, dev, most)
 	src := random(most, 1)
-	for _, n := range []int{1, 4095, Alone, Alone + 1, 300_000, mib, 5*mib + 1, 33 * mib, most} {
-		done, err := up(t.Context(), s, mem, src[:n])
+	for _, n := range []int{1, 4095, MaxSmall, MaxSmall + 1, 300_000, mib, 5*mib + 1, 33 * mib, most} {
+		done, err := upload(t.Context(), s, mem, src[:n])
 		require.NoError(t, err)
 		require.Equal(t, n, done)
 		back := make([]byte, n)
-		done, err = down(t.Context(), s, back, mem)
+		done, err = download(t.Context(), s, back, mem)
 		require.NoError(t, err)
 		require.Equal(t, n, done)
 		require.True(t, bytes.Equal(src[:n], back), "%d bytes", n)
@@ -120,9 +119,9 @@ func TestManyAtOnce(t *testing.T) {
 			src := random(each, uint64(i))
 			back := make([]byte, each)
 			for range 5 {
-				_, err := up(t.Context(), s, mem, src)
+				_, err := upload(t.Context(), s, mem, src)
 				assert.NoError(t, err)
-				_, err = down(t.Context(), s, back, mem)
+				_, err = download(t.Context(), s, back, mem)
 				assert.NoError(t, err)
 				assert.True(t, bytes.Equal(src, back))
 			}
@@ -138,14 +137,14 @@ func TestCancel(t *testing.T) {
 	src := random(n, 1)
 	for i := range 20 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*500*time.Microsecond)
-		done, err := up(ctx, s, mem, src)
+		done, err := upload(ctx, s, mem, src)
 		cancel()
 		if err != nil {
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.LessOrEqual(t, done, n)
 		}
 	}
-	_, err := up(t.Context(), s, mem, src)
+	_, err := upload(t.Context(), s, mem, src)
 	require.NoError(t, err)
 }
 
@@ -158,7 +157,7 @@ func BenchmarkUpload(b *testing.B) {
 			b.SetBytes(int64(n))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := up(b.Context(), s, mem, src); err != nil {
+				if _, err := upload(b.Context(), s, mem, src); err != nil {
 					b.Fatal(err)
 				}
 			}

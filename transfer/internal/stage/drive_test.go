@@ -16,57 +16,46 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-// A watched sink or feed makes its job known when it starts.
-type (
-	watchedSink struct {
-		Sink
-		job chan<- *Job
-	}
-	watchedFeed struct {
-		Feed
-		job chan<- *Job
-	}
-)
+// A watched Host makes its job known when it starts.
+type watched struct {
+	Host
+	job chan<- *Job
+}
 
-func (w watchedSink) Start(j *Job) {
-	w.Sink.Start(j)
+func (w watched) Start(j *Job) {
+	w.Host.Start(j)
 	w.job <- j
 }
 
-func (w watchedFeed) Start(j *Job) {
-	w.Feed.Start(j)
-	w.job <- j
-}
-
-// While the conductor of a download is at a piece, another goroutine drains all else.
-func TestAWorkerStandsInForTheConductor(t *testing.T) {
+// While the goroutine of a download is at a piece, another one drains all else.
+func TestAWorkerDrivesForTheJob(t *testing.T) {
 	t.Parallel()
 	t.Run("once", func(t *testing.T) {
-		drainBesideTheConductor(t, func(_ *Stage, j *Job) { j.standIn() })
+		drainBesideTheJob(t, func(_ *Stage, j *Job) { j.tryDrive() })
 	})
 	t.Run("while it stays", func(t *testing.T) {
 		if runtime.GOMAXPROCS(0) == 1 {
 			t.Skip("one processor: no worker stays")
 		}
-		drainBesideTheConductor(t, func(s *Stage, j *Job) { s.crew.stay(j) })
+		drainBesideTheJob(t, func(s *Stage, j *Job) { s.workers.awaitPiece(j) })
 	})
 }
 
-func drainBesideTheConductor(t *testing.T, look func(s *Stage, j *Job)) {
+func drainBesideTheJob(t *testing.T, look func(s *Stage, j *Job)) {
 	// The last piece of a chunk is done before the next chunk lands: who did it finds nothing.
 	slow := cudasim.Way{Rate: 1}
 	s, _ := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{DeviceToHost: slow}}}})
-	s.crew = newCrew(4, cores{}) // of its own: others copy too
-	const n = 64 * mib           // more than the ring holds
+	s.workers = newWorkerPool(4, cores{}, newConcurrency(4)) // of its own: others copy too
+	const n = 64 * mib                                       // more than the ring holds
 	mem := device(t, s.dev, n)
 	want, back := random(n, 1), make([]byte, n)
-	_, err := up(t.Context(), s, mem, want)
+	_, err := upload(t.Context(), s, mem, want)
 	require.NoError(t, err)
 
 	busy, free := make(chan struct{}), make(chan struct{})
 	var pieces, drained atomic.Int64
 	drain := func(from []byte, off int) error {
-		if pieces.Add(1) == 1 { // the conductor's, as there are no workers
+		if pieces.Add(1) == 1 { // the job's own, as there are no workers
 			close(busy)
 			<-free
 		}
@@ -77,38 +66,38 @@ func drainBesideTheConductor(t *testing.T, look func(s *Stage, j *Job)) {
 	jobs := make(chan *Job, 1)
 	over := make(chan error, 1)
 	go func() {
-		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Sink: watchedSink{drains(drain), jobs}, Queue: queueDown(mem), Workers: 1})
+		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Host: watched{drains(drain), jobs}, Queue: queueDown(mem), Workers: 1})
 		over <- err
 	}()
 	j := <-jobs
 	<-busy
-	first := int64(pieceOf(leastChunk))
+	first := int64(pieceSize(minChunk))
 	for begin := time.Now(); drained.Load() < n-first; runtime.Gosched() {
 		look(s, j)
-		j.help(1)
+		j.copyPiece()
 		if !assert.Less(t, time.Since(begin), time.Minute, "%d bytes drained", drained.Load()) {
 			break
 		}
 	}
-	assert.Empty(t, over, "the conductor's piece is not done")
+	assert.Empty(t, over, "the job's own piece is not done")
 	close(free)
 	require.NoError(t, <-over)
 	require.True(t, bytes.Equal(want, back))
-	j.standIn() // has no effect any more
+	j.tryDrive() // has no effect any more
 	require.Zero(t, s.ring.inUse())
 }
 
-// Goroutines that stand in at any time leave copies what they are, whether they succeed,
+// Goroutines that drive at any time leave copies what they are, whether they succeed,
 // fail or are canceled.
-func TestStandingInAtAnyTime(t *testing.T) {
+func TestWorkersDriveConcurrently(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
-	s.crew = newCrew(4, cores{}) // of its own: others copy too
+	s.workers = newWorkerPool(4, cores{}, newConcurrency(4)) // of its own: others copy too
 	const most = 24 * mib
 	mem := device(t, s.dev, most)
 	r := rand.New(rand.NewPCG(5, 6))
 	for round := range 60 {
-		n := Alone + 1 + r.IntN(most-Alone)
+		n := MaxSmall + 1 + r.IntN(most-MaxSmall)
 		want, back := random(n, uint64(round)), make([]byte, n)
 		at := n // of an error
 		if r.IntN(3) == 0 {
@@ -134,8 +123,8 @@ func TestStandingInAtAnyTime(t *testing.T) {
 		}
 		jobs := make(chan *Job, 1)
 		workers := r.IntN(4)
-		up := Copy{N: n, Feed: watchedFeed{&fills{n: n, fill: fill}, jobs}, Queue: queueUp(mem), Workers: workers}
-		down := Copy{N: n, Down: true, Sink: watchedSink{drains(drain), jobs}, Queue: queueDown(mem), Workers: workers}
+		up := Copy{N: n, Host: watched{&fills{n: n, fill: fill}, jobs}, Queue: queueUp(mem), Workers: workers}
+		down := Copy{N: n, Down: true, Host: watched{drains(drain), jobs}, Queue: queueDown(mem), Workers: workers}
 		whole := true
 		for _, c := range []Copy{up, down} {
 			stop := make(chan struct{})
@@ -154,7 +143,7 @@ func TestStandingInAtAnyTime(t *testing.T) {
 						case <-stop:
 							return
 						default:
-							j.standIn()
+							j.tryDrive()
 							runtime.Gosched()
 						}
 					}
@@ -183,8 +172,8 @@ func TestStandingInAtAnyTime(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		s.ring.mu.Lock()
-		s.ring.reclaim()
+		s.ring.poll()
 		s.ring.mu.Unlock()
-		return s.ring.inUse() == 0 && s.crew.copying.Load() == 0
+		return s.ring.inUse() == 0 && s.workers.copying.Load() == 0
 	}, 10*time.Second, time.Millisecond)
 }

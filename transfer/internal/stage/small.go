@@ -10,46 +10,50 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/ntcopy"
 )
 
-// A lone is what one small copy at a time passes through, in one direction: memory and a
-// stream of its own, of whose end it needs no event. It is for a caller who copies alone,
-// for whom workers would come too late. Those who find it taken share an event with
-// others: see link.
-type lone struct {
+// A smallSlot is a pinned buffer and a stream for one small copy at a time, in one
+// direction. It synchronizes its stream, so it records no event. It is for a caller who
+// copies alone, for whom workers would come too late. Those who find it taken share an
+// event with others: see link.
+type smallSlot struct {
 	stream *cudart.Stream
 	buf    *hostmem.Buffer
 	taken  atomic.Bool
 	left   cudart.Point // the end of a copy that failed or was not waited for; guarded by taken
-
-	state atomic.Int32 // of the copy that runs
+	state  atomic.Int32 // of the copy
 }
 
-// The states of a copy whose caller may leave.
+// The states of a copy through a slot. It may be abandoned while it waits for CUDA.
+//
+//	slotCopies    begins, goes on           | uses the caller's memory
+//	slotWaits     a piece was copied        | waits for CUDA
+//	slotAbandoned the caller, if slotWaits  | waits for CUDA, and then frees the slot
 const (
-	loneUses int32 = iota // the caller's memory
-	loneWaits
-	loneLeft // the caller has left
+	slotCopies int32 = iota
+	slotWaits
+	slotAbandoned
 )
 
 // How many bytes are copied so: until workers would be quicker, at several times the
 // cores.
 const (
-	mostUp   = 12 * Alone
-	mostDown = 4 * Alone
-	// lonePiece is how much is on its way while the goroutine copies the next.
-	lonePiece = 2 * Alone
+	maxSlotUp   = 12 * MaxSmall
+	maxSlotDown = 4 * MaxSmall
+	// slotPiece is how much is on its way while the goroutine copies the next piece.
+	slotPiece = 2 * MaxSmall
 )
 
-func (l *lone) open(ctx context.Context, dev *cudart.Device, most int) (err error) {
+func (l *smallSlot) open(ctx context.Context, dev *cudart.Device, size int) (err error) {
 	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
-	l.buf, err = hostmem.Alloc(ctx, dev, most, hostmem.Options{Label: ringLabel})
+	l.buf, err = hostmem.Alloc(ctx, dev, size, hostmem.Options{Label: ringLabel})
 	return err
 }
 
-func (l *lone) close(ctx context.Context) error {
+func (l *smallSlot) close(ctx context.Context) error {
 	if l.buf != nil {
 		if l.taken.Load() {
 			return fmt.Errorf("%v: %w", l.buf, ErrHeld)
@@ -68,17 +72,14 @@ func (l *lone) close(ctx context.Context) error {
 	return l.stream.Close()
 }
 
-// Brief copies mem, if that is small and no other goroutine does so in this direction;
+// CopySmall copies mem, if that is small and no other goroutine does so in this direction;
 // else ok is false.
-func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
-	l := &s.loneUp
-	if down {
-		l = &s.loneDown
-	}
-	if len(mem) > len(l.buf.Bytes()) || !l.take(ctx) {
+func (s *Stage) CopySmall(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
+	l := &s.slots[directionOf(down)]
+	if s.layout.NoSlot || len(mem) > len(l.buf.Bytes()) || !l.take(ctx) {
 		return false, nil
 	}
-	l.state.Store(loneUses)
+	l.state.Store(slotCopies)
 	if ctx.Done() == nil { // without the allocations of what follows
 		err = l.copy(dev, mem, down)
 		l.taken.Store(false)
@@ -89,15 +90,15 @@ func (s *Stage) Brief(ctx context.Context, dev cudart.DevPtr, mem []byte, down b
 			defer l.taken.Store(false)
 			return struct{}{}, l.copy(dev, mem, down)
 		},
-		Abandon: func() bool { return l.state.CompareAndSwap(loneWaits, loneLeft) },
-		Grace:   Grace,
+		Abandon: func() bool { return l.state.CompareAndSwap(slotWaits, slotAbandoned) },
+		Grace:   grace,
 	})
 	return true, Abandoned(err)
 }
 
 // take takes the slot, if neither a goroutine nor the GPU uses it. After a copy that was not
-// waited for it asks.
-func (l *lone) take(ctx context.Context) bool {
+// waited for it queries the GPU.
+func (l *smallSlot) take(ctx context.Context) bool {
 	if !l.taken.CompareAndSwap(false, true) {
 		return false
 	}
@@ -108,7 +109,7 @@ func (l *lone) take(ctx context.Context) bool {
 	return false
 }
 
-func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
+func (l *smallSlot) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 	if l.left != (cudart.Point{}) {
 		_, _ = l.stream.Query() // what that copy failed with, which its caller has
 		l.left = cudart.Point{}
@@ -117,23 +118,23 @@ func (l *lone) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 	if !down {
 		return l.wait(l.upload(dev, mem, slot))
 	}
-	l.state.Store(loneWaits)
+	l.state.Store(slotWaits)
 	err := l.wait(l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem)))
-	if err != nil || !l.state.CompareAndSwap(loneWaits, loneUses) {
+	if err != nil || !l.state.CompareAndSwap(slotWaits, slotCopies) {
 		return err
 	}
 	return bounded.Guard(func() error { copy(mem, slot); return nil })
 }
 
 // upload queues the copy of mem in pieces. When it returns, mem is not used any more.
-func (l *lone) upload(dev cudart.DevPtr, mem, slot []byte) error {
-	for at := 0; at < len(mem); at += lonePiece {
-		if at > 0 && !l.state.CompareAndSwap(loneWaits, loneUses) {
-			return nil // the caller has left
+func (l *smallSlot) upload(dev cudart.DevPtr, mem, slot []byte) error {
+	for at := 0; at < len(mem); at += slotPiece {
+		if at > 0 && !l.state.CompareAndSwap(slotWaits, slotCopies) {
+			return nil // abandoned
 		}
-		part := slot[at:min(at+lonePiece, len(mem))]
+		part := slot[at:min(at+slotPiece, len(mem))]
 		err := bounded.Guard(func() error { Put(part, mem[at:at+len(part)]); return nil })
-		l.state.Store(loneWaits)
+		l.state.Store(slotWaits)
 		if err != nil {
 			return err
 		}
@@ -146,7 +147,7 @@ func (l *lone) upload(dev cudart.DevPtr, mem, slot []byte) error {
 
 // wait waits until the stream is done, for a copy that was queued or has failed. The
 // work is short, and inside of CUDA a thread sees its end first.
-func (l *lone) wait(err error) error {
+func (l *smallSlot) wait(err error) error {
 	if err == nil {
 		if err = l.stream.SynchronizeBlocking(); err == nil {
 			return nil
@@ -154,12 +155,26 @@ func (l *lone) wait(err error) error {
 	}
 	// Some of it may be queued.
 	l.left = l.stream.Point()
-	if unknown := l.left.Wait(asking); unknown != nil {
-		return errors.Join(err, UnderWay(l.left, unknown))
+	if unknown := l.left.Wait(background); unknown != nil {
+		return errors.Join(err, errUnknown(l.left, unknown))
 	}
 	failed := l.left.Err()
 	if _, again := l.stream.Query(); failed == nil { // else the next copy would find it
 		failed = again
 	}
 	return errors.Join(err, failed)
+}
+
+// minNonTemporal is the size of the smallest copies with non-temporal stores. Smaller ones
+// take longer so: it seems that the driver reads them itself, and waits for memory.
+const minNonTemporal = 32 * kib
+
+// Put copies into pinned memory that is on its way to a device: with non-temporal stores,
+// as the device would have to fetch it from the caches.
+func Put(to, from []byte) {
+	if len(from) < minNonTemporal {
+		copy(to, from)
+	} else {
+		ntcopy.Copy(to, from)
+	}
 }

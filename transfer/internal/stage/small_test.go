@@ -15,7 +15,7 @@ import (
 func TestACallerLeavesBetweenPieces(t *testing.T) {
 	t.Parallel()
 	s, sim := simulated(t, cudasim.Config{})
-	mem, src := device(t, s.Device(), mostUp), random(mostUp, 1)
+	mem, src := device(t, s.dev, maxSlotUp), random(maxSlotUp, 1)
 	before := bytes.Clone(src)
 	calls := sim.Calls("cudaMemcpyAsync")
 	unblock := sim.Block("cudaMemcpyAsync", cudasim.Fault{Nth: 2, Late: true})
@@ -23,26 +23,26 @@ func TestACallerLeavesBetweenPieces(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() {
-		_, err := s.Brief(ctx, mem, src, false)
+		_, err := s.CopySmall(ctx, mem, src, false)
 		left <- err
 	}()
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemcpyAsync", 1))
 	cancel()
 	require.ErrorIs(t, <-left, ErrUnderWay)
 	clear(src) // it is the caller's again
-	ok, err := s.Brief(t.Context(), mem, before[:100], false)
+	ok, err := s.CopySmall(t.Context(), mem, before[:100], false)
 	require.NoError(t, err)
 	require.False(t, ok, "the memory is in use")
 	unblock()
 	for !ok {
-		ok, err = s.Brief(t.Context(), mem+cudart.DevPtr(2*lonePiece), before[2*lonePiece:][:100], false)
+		ok, err = s.CopySmall(t.Context(), mem+cudart.DevPtr(2*slotPiece), before[2*slotPiece:][:100], false)
 		require.NoError(t, err)
 	}
 	require.Equal(t, calls+3, sim.Calls("cudaMemcpyAsync"), "no piece after it, and the next upload")
-	back := make([]byte, 2*lonePiece)
-	_, err = down(t.Context(), s, back, mem)
+	back := make([]byte, 2*slotPiece)
+	_, err = download(t.Context(), s, back, mem)
 	require.NoError(t, err)
-	require.True(t, bytes.Equal(before[:2*lonePiece], back), "the pieces before it")
+	require.True(t, bytes.Equal(before[:2*slotPiece], back), "the pieces before it")
 }
 
 // A slot whose copy the library could not report as done is used again when the library
@@ -50,20 +50,20 @@ func TestACallerLeavesBetweenPieces(t *testing.T) {
 func TestALoneSlotIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	s, sim := simulated(t, cudasim.Config{})
-	mem, src := device(t, s.Device(), mostUp), random(mostUp, 1)
+	mem, src := device(t, s.dev, maxSlotUp), random(maxSlotUp, 1)
 	for _, down := range []bool{false, true} {
 		for _, fn := range []string{"cudaStreamSynchronize", "cudaStreamQuery", "cudaEventRecord", "cudaEventQuery", "cudaDeviceSynchronize"} {
 			sim.Fail(fn, cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
 		}
-		ok, err := s.Brief(t.Context(), mem, src[:mostDown], down)
+		ok, err := s.CopySmall(t.Context(), mem, src[:maxSlotDown], down)
 		require.True(t, ok)
 		require.ErrorIs(t, err, ErrUnderWay)
-		ok, err = s.Brief(t.Context(), mem, src[:mostDown], down)
+		ok, err = s.CopySmall(t.Context(), mem, src[:maxSlotDown], down)
 		require.NoError(t, err)
 		require.False(t, ok, "the GPU may be using it")
 		sim.ResetFaults()
 		for !ok {
-			ok, err = s.Brief(t.Context(), mem, src[:mostDown], down)
+			ok, err = s.CopySmall(t.Context(), mem, src[:maxSlotDown], down)
 			require.NoError(t, err)
 		}
 	}

@@ -14,22 +14,22 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// newAnnexed has a ring of eight units and an annex of four.
-func newAnnexed(t *testing.T) *bench {
+// newExtended has a ring of eight units and an extension of four.
+func newExtended(t *testing.T) *bench {
 	t.Helper()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	b := &bench{T: t, sim: sim, dev: dev, mem: device(t, dev, mib)}
-	b.ring, err = newRing(t.Context(), dev, 8, 4, benchUnit, 4, "test")
+	b.ring, err = newRing(t.Context(), dev, ringSize{unit: benchUnit, ring: 8 * benchUnit, extension: 4 * benchUnit, maxChunk: 4 * benchUnit})
 	require.NoError(t, err)
 	return b
 }
 
-func (b *bench) annexed() bool {
+func (b *bench) extended() bool {
 	b.ring.mu.Lock()
 	defer b.ring.mu.Unlock()
-	return b.ring.annex.open
+	return b.ring.extension.open
 }
 
 func (b *bench) eventually(what string, is func() bool) {
@@ -39,31 +39,31 @@ func (b *bench) eventually(what string, is func() bool) {
 
 // Copies of one direction have the ring alone, however long they wait. Once both
 // directions wait they have more, until neither does.
-func TestAnnexIsForBothDirections(t *testing.T) {
-	defer func(a, b time.Duration) { annexIdle, annexPatience = a, b }(annexIdle, annexPatience)
-	annexIdle, annexPatience = 20*time.Millisecond, time.Minute // on a busy machine it takes long
-	b := newAnnexed(t)
+func TestExtensionIsForBothDirections(t *testing.T) {
+	defer func(a, b time.Duration) { extensionIdle, extensionTimeout = a, b }(extensionIdle, extensionTimeout)
+	extensionIdle, extensionTimeout = 20*time.Millisecond, time.Minute // on a busy machine it takes long
+	b := newExtended(t)
 	r := b.ring
 	wake := make(chan struct{}, 1)
-	ups := b.taken(1, classUp)
+	ups := b.taken(1, toDevice)
 	require.Len(t, ups, 8)
-	w := r.wait(wake, benchUnit, classUp)
+	w := r.wait(wake, request{n: benchUnit, dir: toDevice})
 	require.Nil(t, w.leave())
-	require.False(t, b.annexed(), "one direction")
+	require.False(t, b.extended(), "one direction")
 	for _, x := range ups[4:] {
 		x.release()
 	}
-	downs := b.taken(1, classDown)
+	downs := b.taken(1, toHost)
 	require.Len(t, downs, 4)
-	w = r.wait(wake, benchUnit, classDown)
-	b.eventually("the annex is mapped", b.annexed)
+	w = r.wait(wake, request{n: benchUnit, dir: toHost})
+	b.eventually("the extension is mapped", b.extended)
 	b.eventually("who waits gets it", w.poll)
 	downs = append(downs, w.leave())
-	downs = append(downs, b.taken(1, classDown)...)
+	downs = append(downs, b.taken(1, toHost)...)
 	require.Len(t, downs, 6, "half of all")
-	ups = append(ups[:4], b.taken(1, classUp)...)
+	ups = append(ups[:4], b.taken(1, toDevice)...)
 	require.Len(t, ups, 6)
-	require.EqualValues(t, 4*benchUnit, r.annex.pinned.Load())
+	require.EqualValues(t, 4*benchUnit, r.extension.pinned.Load())
 	all := append(ups, downs...)
 	for i, x := range all {
 		require.Len(t, x.mem, benchUnit)
@@ -79,50 +79,50 @@ func TestAnnexIsForBothDirections(t *testing.T) {
 		}
 		x.release()
 	}
-	alone := b.taken(4, classUp)
+	alone := b.taken(4, toDevice)
 	require.Len(t, alone, 2, "one direction alone has what it had")
 	for _, x := range alone {
 		x.release()
 	}
-	b.eventually("the annex is unmapped", func() bool { return r.annex.pinned.Load() == 0 })
+	b.eventually("the extension is unmapped", func() bool { return r.extension.pinned.Load() == 0 })
 	require.NoError(t, r.close(t.Context()))
 }
 
-// While another asks what the GPU is done with there may be memory, and no annex is needed.
-func TestNoAnnexBeforeTheGPUIsAsked(t *testing.T) {
+// While another asks what the GPU is done with there may be memory, and no extension is needed.
+func TestNoExtensionBeforeTheGPUIsAsked(t *testing.T) {
 	t.Parallel()
-	b := newAnnexed(t)
+	b := newExtended(t)
 	r := b.ring
-	ups := b.taken(1, classUp)
+	ups := b.taken(1, toDevice)
 	r.mu.Lock()
-	r.asking = true
+	r.polling = true
 	r.mu.Unlock()
-	w := r.wait(make(chan struct{}, 1), benchUnit, classDown)
+	w := r.wait(make(chan struct{}, 1), request{n: benchUnit, dir: toHost})
 	require.False(t, w.poll())
 	r.mu.Lock()
-	require.True(t, r.annex.last.IsZero(), "nobody has wanted it")
-	r.asking = false
+	require.True(t, r.extension.wanted.IsZero(), "nobody has wanted it")
+	r.polling = false
 	r.mu.Unlock()
-	b.eventually("it is mapped when that was in vain", func() bool { return w.poll() && b.annexed() })
+	b.eventually("it is mapped when that was in vain", func() bool { return w.poll() && b.extended() })
 	for _, x := range append(ups, w.leave()) {
 		x.release()
 	}
 	require.NoError(t, r.close(t.Context()))
 }
 
-// An annex that is not needed is unmapped, and one that cannot be had is done without.
-func TestAnnexComesAndGoes(t *testing.T) {
-	defer func(a, b, c time.Duration) { annexIdle, annexRetry, annexPatience = a, b, c }(annexIdle, annexRetry, annexPatience)
-	annexIdle, annexRetry, annexPatience = 10*time.Millisecond, 10*time.Millisecond, time.Minute
-	b := newAnnexed(t)
+// An extension that is not needed is unmapped, and one that cannot be had is done without.
+func TestExtensionComesAndGoes(t *testing.T) {
+	defer func(a, b, c time.Duration) { extensionIdle, extensionRetry, extensionTimeout = a, b, c }(extensionIdle, extensionRetry, extensionTimeout)
+	extensionIdle, extensionRetry, extensionTimeout = 10*time.Millisecond, 10*time.Millisecond, time.Minute
+	b := newExtended(t)
 	defer func() { assert.NoError(t, b.ring.close(context.Background())) }()
 	r := b.ring
 	wake := make(chan struct{}, 1)
 	both := func() (done func()) {
-		up, down := r.try(4*benchUnit, classUp), r.try(4*benchUnit, classDown)
+		up, down := r.try(request{n: 4 * benchUnit, dir: toDevice}), r.try(request{n: 4 * benchUnit, dir: toHost})
 		require.NotNil(t, up)
 		require.NotNil(t, down)
-		w := r.wait(wake, 4*benchUnit, classUp)
+		w := r.wait(wake, request{n: 4 * benchUnit, dir: toDevice})
 		return func() {
 			if x := w.leave(); x != nil {
 				x.release()
@@ -137,37 +137,37 @@ func TestAnnexComesAndGoes(t *testing.T) {
 	b.eventually("mapping has failed", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return !r.annex.tried.IsZero()
+		return !r.extension.failed.IsZero()
 	})
-	require.False(t, b.annexed())
+	require.False(t, b.extended())
 	done()
 	b.sim.ResetFaults()
-	time.Sleep(annexRetry)
+	time.Sleep(extensionRetry)
 	done = both()
-	b.eventually("the annex is mapped", b.annexed)
+	b.eventually("the extension is mapped", b.extended)
 	b.sim.Fail("cudaHostUnregister", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
 	done()
 	b.eventually("unmapping has failed, more than once", func() bool { return b.sim.Calls("cudaHostUnregister") >= 2 })
-	require.NotZero(t, r.annex.pinned.Load())
+	require.NotZero(t, r.extension.pinned.Load())
 	done = both()
-	require.Nil(t, r.try(benchUnit, classDown), "what may be unregistered is not used")
+	require.Nil(t, r.try(request{n: benchUnit, dir: toHost}), "what may be unregistered is not used")
 	done()
 	b.sim.ResetFaults()
-	b.eventually("it is unmapped", func() bool { return r.annex.pinned.Load() == 0 })
+	b.eventually("it is unmapped", func() bool { return r.extension.pinned.Load() == 0 })
 	require.Equal(t, 1, b.sim.Outstanding().Registrations)
 	done = both()
-	b.eventually("the annex is mapped again", b.annexed)
+	b.eventually("the extension is mapped again", b.extended)
 	done()
 }
 
-// Close waits for an annex that is being mapped, as long as its context allows.
-func TestCloseWhileTheAnnexIsMapped(t *testing.T) {
-	b := newAnnexed(t)
+// Close waits for an extension that is being mapped, as long as its context allows.
+func TestCloseWhileTheExtensionIsMapped(t *testing.T) {
+	b := newExtended(t)
 	r := b.ring
 	unblock := b.sim.Block("cudaHostRegister", cudasim.Fault{Times: 1})
 	defer unblock()
-	up, down := r.try(4*benchUnit, classUp), r.try(4*benchUnit, classDown)
-	w := r.wait(make(chan struct{}, 1), 4*benchUnit, classUp)
+	up, down := r.try(request{n: 4 * benchUnit, dir: toDevice}), r.try(request{n: 4 * benchUnit, dir: toHost})
+	w := r.wait(make(chan struct{}, 1), request{n: 4 * benchUnit, dir: toDevice})
 	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaHostRegister", 1))
 	require.Nil(t, w.leave())
 	up.release()
@@ -178,23 +178,23 @@ func TestCloseWhileTheAnnexIsMapped(t *testing.T) {
 	unblock()
 	require.NoError(t, r.close(t.Context()))
 	require.Zero(t, b.sim.Outstanding().Registrations)
-	require.Zero(t, r.annex.pinned.Load())
+	require.Zero(t, r.extension.pinned.Load())
 }
 
-// A limit of the process is for the memory that is needed: the annex waits for it for a
+// A limit of the process is for the memory that is needed: the extension waits for it for a
 // moment only, and copies go on.
-func TestAnnexGivesWayToLimits(t *testing.T) {
-	b := newAnnexed(t)
+func TestExtensionGivesWayToLimits(t *testing.T) {
+	b := newExtended(t)
 	defer func() { assert.NoError(t, b.ring.close(context.Background())) }()
 	require.NoError(t, hostmem.SetLimits(hostmem.Limits{MaxBytes: hostmem.ReadStats().PinnedBytes + 3*benchUnit}))
 	defer func() { require.NoError(t, hostmem.SetLimits(hostmem.Limits{})) }()
 	r := b.ring
-	up, down := r.try(4*benchUnit, classUp), r.try(4*benchUnit, classDown)
-	w := r.wait(make(chan struct{}, 1), 4*benchUnit, classUp)
+	up, down := r.try(request{n: 4 * benchUnit, dir: toDevice}), r.try(request{n: 4 * benchUnit, dir: toHost})
+	w := r.wait(make(chan struct{}, 1), request{n: 4 * benchUnit, dir: toDevice})
 	b.eventually("it has been tried", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return !r.annex.tried.IsZero()
+		return !r.extension.failed.IsZero()
 	})
 	other, err := hostmem.Alloc(t.Context(), b.dev, benchUnit, hostmem.Options{})
 	require.NoError(t, err)
@@ -202,5 +202,5 @@ func TestAnnexGivesWayToLimits(t *testing.T) {
 	require.Nil(t, w.leave())
 	up.release()
 	down.release()
-	require.False(t, b.annexed())
+	require.False(t, b.extended())
 }

@@ -1,0 +1,132 @@
+package stage
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+)
+
+// An outcome is how far a copy of n bytes has come, and why it ends before.
+//
+//	state    entered by      | is copied still         | what result counts
+//	running                  | all                     | n
+//	cut      Cut, at a byte  | what is before the byte | the same
+//	failed   fail, abandon   | nothing                 | up to the error, as far as it is
+//	                         |                         | copied without a gap
+//
+// Of several errors the one with the lowest offset is reported, and the first of those.
+type outcome struct {
+	n       int           // bytes
+	failed  atomic.Bool   // set under mu
+	stopped chan struct{} // closed when failed is set
+
+	mu     sync.Mutex
+	end    int    // the copy ends there
+	copied int    // bytes
+	done   ranges // that are copied
+	err    error
+	at     int   // the offset of err
+	open   error // why copies may be under way
+}
+
+func (o *outcome) init(n int) {
+	o.n, o.end, o.at, o.stopped = n, n, math.MaxInt, make(chan struct{})
+}
+
+// pass counts n bytes at off as copied. It needs mu.
+func (o *outcome) pass(off, n int) {
+	o.copied += n
+	o.done.add(off, n)
+}
+
+// cut ends the copy at a byte, because of an error: the bytes before are copied.
+func (o *outcome) cut(at int, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.keep(at, err)
+	o.end = min(o.end, at)
+}
+
+// fail ends the copy because of an error that was met at a byte: nothing more is begun.
+func (o *outcome) fail(at int, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.keep(at, err)
+	o.stop()
+}
+
+// abandon ends the copy although the GPU may still copy, and why: that is reported beside
+// any other error. Of an upload it cannot be known what has arrived; what has come from
+// a device and was passed on has.
+func (o *outcome) abandon(d direction, why error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.open = errors.Join(o.open, why)
+	if d == toDevice {
+		o.at = 0
+	}
+	o.stop()
+}
+
+// keep keeps the error with the lowest offset, and of several the first.
+func (o *outcome) keep(at int, err error) {
+	if at < o.at {
+		o.at, o.err = at, err
+	}
+}
+
+// stop needs mu.
+func (o *outcome) stop() {
+	if !o.failed.Swap(true) {
+		close(o.stopped)
+	}
+}
+
+// pastEnd reports whether nothing more is to be copied at a byte.
+func (o *outcome) pastEnd(off int) bool {
+	if o.failed.Load() {
+		return true
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return off >= o.end
+}
+
+// result returns how many bytes, from the first on, were copied.
+func (o *outcome) result() (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	err := o.err
+	switch {
+	case err == nil && o.open == nil:
+		return o.n, nil
+	case err == nil:
+		err = o.open
+	case o.open != nil:
+		err = fmt.Errorf("%w; %w", err, o.open)
+	}
+	done := min(o.at, o.done.prefix)
+	return done, fmt.Errorf("at byte %d of %d: %w", done, o.n, err)
+}
+
+// ranges are parts of a copy that are done. What is at the start is joined.
+type ranges struct {
+	prefix int         // all before it is done
+	after  map[int]int // sizes of other parts, by offset
+}
+
+func (r *ranges) add(off, n int) {
+	if off != r.prefix {
+		if r.after == nil {
+			r.after = make(map[int]int)
+		}
+		r.after[off] = n
+		return
+	}
+	for ; n > 0; n = r.after[r.prefix] {
+		delete(r.after, r.prefix)
+		r.prefix += n
+	}
+}
