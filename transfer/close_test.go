@@ -244,14 +244,16 @@ func TestOpenAndCloseWithCallsThatDoNotReturn(t *testing.T) {
 	t.Parallel()
 	type closer interface{ CloseContext(context.Context) error }
 	var cells []cell
-	for name, make := range map[string]func(context.Context, []*cudart.Device) (closer, error){
+	makers := map[string]func(context.Context, []*cudart.Device) (closer, error){
 		"copier": func(ctx context.Context, devs []*cudart.Device) (closer, error) {
 			return NewCopier(ctx, devs[0], Options{})
 		},
 		"fanout": func(ctx context.Context, devs []*cudart.Device) (closer, error) {
 			return NewFanout(ctx, devs, Options{})
 		},
-	} {
+	}
+	for _, name := range slices.Sorted(maps.Keys(makers)) {
+		make := makers[name]
 		var probe callCounter
 		sim, rt := testgpu.Sim(t, twoDevices)
 		c, err := make(t.Context(), probe.count(sim, rt.Devices()))
@@ -263,7 +265,7 @@ func TestOpenAndCloseWithCallsThatDoNotReturn(t *testing.T) {
 		require.Contains(t, opening, "cudaHostRegister")
 		require.Contains(t, closing, "cudaStreamDestroy")
 		for _, fn := range opening {
-			cells = append(cells, cell{name + " opens/" + fn, func(t *testing.T) {
+			cells = append(cells, cell{[]string{name + " opens", "opens " + fn}, func(t *testing.T) {
 				sim, rt := testgpu.Sim(t, twoDevices)
 				ctx, cancel := context.WithCancelCause(t.Context())
 				unblock := sim.Block(fn, cudasim.Fault{})
@@ -286,7 +288,7 @@ func TestOpenAndCloseWithCallsThatDoNotReturn(t *testing.T) {
 			}})
 		}
 		for _, fn := range closing {
-			cells = append(cells, cell{name + " closes/" + fn, func(t *testing.T) {
+			cells = append(cells, cell{[]string{name + " closes", "closes " + fn}, func(t *testing.T) {
 				sim, rt := testgpu.Sim(t, twoDevices)
 				c, err := make(t.Context(), rt.Devices())
 				require.NoError(t, err)
@@ -306,7 +308,7 @@ func TestOpenAndCloseWithCallsThatDoNotReturn(t *testing.T) {
 			}})
 		}
 	}
-	atOnce(t, cells)
+	atOnce(t, thin(cells))
 }
 
 var twoDevices = cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}

@@ -174,54 +174,60 @@ var namesDevice = regexp.MustCompile(`device [01] \(`)
 func TestEveryCallOfAFanoutCanFail(t *testing.T) {
 	t.Parallel()
 	file, want := fanSource(t)
-	var positions, failed atomic.Int64
-	for config, cfg := range fanConfigs {
-		for name, operation := range fanOperations {
-			t.Run(config+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				b := newFanTrial(t, cfg, file, want)
-				b.requireWorks(name, "before")
-				calls := b.callsOf(func() { require.NoError(t, operation(t.Context(), b)) })
-				for _, fn := range slices.Sorted(maps.Keys(calls)) {
-					times := calls[fn]
-					if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
-						times = min(times, 2)
-					}
-					for nth := 1; nth <= min(times, 8); nth++ {
-						for _, more := range []int{1, -1} {
-							if more < 0 && nth > 2 {
-								continue // each takes a second
-							}
-							what := fmt.Sprintf("%s, call %d, %d times", fn, nth, more)
-							b.rig().forget(b.mems, b.n(name))
-							b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: more, Code: cudart.ErrInvalidResourceHandle})
-							err := operation(t.Context(), b)
-							if !errors.Is(err, ErrUnderWay) {
-								require.Zero(t, b.sim.PendingCopies(), what)
-							}
-							b.sim.ResetFaults()
-							positions.Add(1)
-							if err != nil {
-								failed.Add(1)
-								require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
-								require.ErrorContains(t, err, fn, what)
-								require.Regexp(t, namesDevice, err.Error(), what)
-								require.Regexp(t, `at byte \d+ of \d+`, err.Error(), what)
-							} else {
-								b.rig().requireOn(b.mems, want[:b.n(name)], what)
-							}
-							b.requireWorks(name, what)
+	var failed atomic.Int64
+	var cells []cell
+	for _, config := range slices.Sorted(maps.Keys(fanConfigs)) {
+		for _, name := range slices.Sorted(maps.Keys(fanOperations)) {
+			probe := newFanTrial(t, fanConfigs[config], file, want)
+			calls := probe.callsOf(func() { require.NoError(t, fanOperations[name](t.Context(), probe)) })
+			probe.close(name)
+			for _, fn := range slices.Sorted(maps.Keys(calls)) {
+				add := func(nth, times int) {
+					dims := []string{config + ", " + name, config + ", " + fn, fmt.Sprintf("%s, call %d, %d times", fn, nth, times)}
+					cells = append(cells, cell{dims, func(t *testing.T) {
+						if newFanTrial(t, fanConfigs[config], file, want).fails(name, fn, nth, times) {
+							failed.Add(1)
 						}
+					}})
+				}
+				times := calls[fn]
+				if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
+					times = min(times, 2)
+				}
+				for nth := 1; nth <= min(times, 8); nth++ {
+					if add(nth, 1); nth <= 2 { // each takes a second
+						add(nth, -1)
 					}
 				}
-				b.close(name)
-			})
+			}
 		}
 	}
-	t.Cleanup(func() {
-		assert.NotZero(t, failed.Load())
-		t.Logf("%d faults: %d copies failed, %d worked all the same", positions.Load(), failed.Load(), positions.Load()-failed.Load())
-	})
+	cells = thin(cells)
+	atOnce(t, cells)
+	assert.NotZero(t, failed.Load())
+	t.Logf("%d faults: %d copies failed, %d worked all the same", len(cells), failed.Load(), len(cells)-int(failed.Load()))
+}
+
+// fails runs an operation with calls that fail, and reports whether it has failed.
+func (b *fanTrial) fails(name, fn string, nth, times int) bool {
+	b.rig().forget(b.mems, b.n(name))
+	b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: times, Code: cudart.ErrInvalidResourceHandle})
+	err := fanOperations[name](b.Context(), b)
+	if !errors.Is(err, ErrUnderWay) {
+		require.Zero(b, b.sim.PendingCopies())
+	}
+	b.sim.ResetFaults()
+	if err != nil {
+		require.ErrorIs(b, err, cudart.ErrInvalidResourceHandle)
+		require.ErrorContains(b, err, fn)
+		require.Regexp(b, namesDevice, err.Error())
+		require.Regexp(b, `at byte \d+ of \d+`, err.Error())
+	} else {
+		b.rig().requireOn(b.mems, b.want[:b.n(name)], name)
+	}
+	b.requireWorks(name, fn)
+	b.close(name)
+	return err != nil
 }
 
 // Calls that block hold up no caller whose context ends: the copy returns, and says
@@ -231,13 +237,15 @@ func TestCallsOfAFanoutThatDoNotReturn(t *testing.T) {
 	t.Parallel()
 	file, want := fanSource(t)
 	var cells []cell
-	for config, cfg := range fanConfigs {
-		for name, operation := range fanOperations {
+	for _, config := range slices.Sorted(maps.Keys(fanConfigs)) {
+		cfg := fanConfigs[config]
+		for _, name := range slices.Sorted(maps.Keys(fanOperations)) {
+			operation := fanOperations[name]
 			probe := newFanTrial(t, cfg, file, want)
 			calls := probe.callsOf(func() { require.NoError(t, operation(t.Context(), probe)) })
 			probe.close(name)
 			for _, fn := range slices.Sorted(maps.Keys(calls)) {
-				cells = append(cells, cell{strings.Join([]string{config, name, fn}, "/"), func(t *testing.T) {
+				cells = append(cells, cell{[]string{config, name, config + ", " + fn}, func(t *testing.T) {
 					b := newFanTrial(t, cfg, file, want)
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
@@ -268,7 +276,7 @@ func TestCallsOfAFanoutThatDoNotReturn(t *testing.T) {
 			}
 		}
 	}
-	atOnce(t, cells)
+	atOnce(t, thin(cells))
 }
 
 // A copy between devices that CUDA keeps for long ends while the Fanout is closed: peer
@@ -298,11 +306,13 @@ func TestCloseOfAFanoutWithACallThatDoesNotReturn(t *testing.T) {
 func TestADeviceOfAFanoutThatIsLost(t *testing.T) {
 	t.Parallel()
 	file, want := fanSource(t)
-	for config, cfg := range fanConfigs {
-		for name, operation := range fanOperations {
-			t.Run(config+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				for _, lost := range []int{0, 1} {
+	var cells []cell
+	for _, config := range slices.Sorted(maps.Keys(fanConfigs)) {
+		for _, name := range slices.Sorted(maps.Keys(fanOperations)) {
+			for _, lost := range []int{0, 1} {
+				dims := []string{config + ", " + name, fmt.Sprintf("%s, device %d", config, lost)}
+				cells = append(cells, cell{dims, func(t *testing.T) {
+					cfg, operation := fanConfigs[config], fanOperations[name]
 					b := newFanTrial(t, cfg, file, want)
 					dev := b.f.Devices()[1-lost]
 					c, err := NewCopier(t.Context(), dev, Options{})
@@ -341,10 +351,11 @@ func TestADeviceOfAFanoutThatIsLost(t *testing.T) {
 					if config == "peers" {
 						require.NotContains(t, err.Error(), fmt.Sprintf("of device %d", 1-lost))
 					}
-				}
-			})
+				}})
+			}
 		}
 	}
+	atOnce(t, thin(cells))
 }
 
 // A source that fails half-way fails the copy, and no device copies any more.

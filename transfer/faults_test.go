@@ -56,12 +56,12 @@ type bench struct {
 const benchBytes = 2*mib + 5
 
 // newBenches returns a function that makes benches, on CUDA of a version.
-func newBenches(t *testing.T) func(version cudart.Version) *bench {
+func newBenches(t *testing.T) func(t *testing.T, version cudart.Version) *bench {
 	dir := t.TempDir()
 	want := bytesOf(3, benchBytes)
 	file := filepath.Join(dir, "from")
 	require.NoError(t, os.WriteFile(file, want, 0o600))
-	return func(version cudart.Version) *bench {
+	return func(t *testing.T, version cudart.Version) *bench {
 		b := &bench{t: t, bytes: bytes.Clone(want), dir: dir, file: file}
 		var err error
 		b.sim, err = cudasim.New(cudasim.Config{Version: version})
@@ -222,64 +222,73 @@ func isQueued(operation string) bool { return strings.HasSuffix(operation, "on a
 func TestEveryCallCanFail(t *testing.T) {
 	benches := newBenches(t)
 	before, pinned := runtime.NumGoroutine(), hostmem.ReadStats().ReservedBytes
-	positions, failed := 0, 0
+	failed := 0
+	var cells []cell
 	for _, version := range []cudart.Version{12040, 13000} {
-		for name, operation := range operations {
-			// trial runs the operation with a fault, and returns the calls that it made.
-			trial := func(fn string, nth, times int) map[string]int {
-				what := fmt.Sprintf("%s, CUDA %v: %s, call %d, %d times", name, version, fn, nth, times)
-				b := benches(version)
-				if fn != "" {
-					b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: times, Code: cudart.ErrInvalidResourceHandle})
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a wait that has no end
-				defer cancel()
-				var got []byte
-				var err error
-				calls := b.calls(func() { got, err = operation(ctx, b) })
-				b.sim.ResetFaults()
-				switch {
-				case fn == "":
-					require.NoError(t, err, what)
-				case err != nil:
-					failed++
-					require.GreaterOrEqual(t, calls[fn], nth, what)
-					require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
-					require.ErrorContains(t, err, fn, what)
-				}
-				if err == nil && got != nil {
-					require.True(t, bytes.Equal(b.bytes, got), what)
-				}
-				if !isQueued(name) {
-					require.Zero(t, b.sim.PendingCopies(), what)
-				}
-				// The next one works, or reports a call that was in progress: then the one after it.
-				if _, err = operation(t.Context(), b); times < 0 && errors.Is(err, cudart.ErrInvalidResourceHandle) {
-					_, err = operation(t.Context(), b)
-				}
-				require.NoError(t, err, what)
-				b.close(what)
-				return calls
-			}
-			calls := trial("", 0, 0)
+		for _, name := range slices.Sorted(maps.Keys(operations)) {
+			b := benches(t, version)
+			calls := b.calls(func() {
+				_, err := operations[name](t.Context(), b)
+				require.NoError(t, err, name)
+			})
+			b.close(name)
 			for _, fn := range slices.Sorted(maps.Keys(calls)) {
+				add := func(nth, times int) {
+					dims := []string{fmt.Sprintf("%s, CUDA %v", name, version), fmt.Sprintf("%s %d times", fn, times), fmt.Sprintf("%s, call %d", fn, min(nth, 4))}
+					cells = append(cells, cell{dims, func(t *testing.T) {
+						if benches(t, version).fails(t, name, fn, nth, times) {
+							failed++
+						}
+					}})
+				}
 				times := calls[fn]
 				if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
 					times = min(times, 2)
 				}
 				for nth := 1; nth <= times; nth++ {
-					positions++
-					trial(fn, nth, 1)
+					add(nth, 1)
 				}
-				positions++
-				trial(fn, 1, -1)
+				add(1, -1)
 			}
 		}
+	}
+	cells = thin(cells)
+	for _, c := range cells {
+		t.Run(strings.Join(c.dims, "/"), c.run)
 	}
 	requireEnded(t, before)
 	require.Equal(t, pinned, hostmem.ReadStats().ReservedBytes)
 	require.NotZero(t, failed)
-	t.Logf("%d faults: %d copies failed, %d worked all the same", positions, failed, positions-failed)
+	t.Logf("%d faults: %d copies failed, %d worked all the same", len(cells), failed, len(cells)-failed)
+}
+
+// fails runs an operation with calls that fail, and reports whether it has failed.
+func (b *bench) fails(t *testing.T, name, fn string, nth, times int) bool {
+	b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: times, Code: cudart.ErrInvalidResourceHandle})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a wait that has no end
+	defer cancel()
+	var got []byte
+	var failed error
+	calls := b.calls(func() { got, failed = operations[name](ctx, b) })
+	b.sim.ResetFaults()
+	if failed != nil {
+		require.GreaterOrEqual(t, calls[fn], nth)
+		require.ErrorIs(t, failed, cudart.ErrInvalidResourceHandle)
+		require.ErrorContains(t, failed, fn)
+	} else if got != nil {
+		require.True(t, bytes.Equal(b.bytes, got))
+	}
+	if !isQueued(name) {
+		require.Zero(t, b.sim.PendingCopies())
+	}
+	// The next one works, or reports a call that was in progress: then the one after it.
+	_, err := operations[name](t.Context(), b)
+	if times < 0 && errors.Is(err, cudart.ErrInvalidResourceHandle) {
+		_, err = operations[name](t.Context(), b)
+	}
+	require.NoError(t, err)
+	b.close(t.Name())
+	return failed != nil
 }
 
 // Making and closing a copier, with each call failing in turn.

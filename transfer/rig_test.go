@@ -2,8 +2,11 @@ package transfer
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,8 +56,27 @@ func (r *rig) device(n int) cudart.DevPtr {
 
 // A cell is one combination of what a sweep goes through.
 type cell struct {
-	name string
+	dims []string // values of its dimensions
 	run  func(t *testing.T)
+}
+
+// thin returns cells that together have each value of each dimension, or all of them in the
+// long run, which PINNED_SOAK asks for.
+func thin(all []cell) (cells []cell) {
+	if os.Getenv("PINNED_SOAK") != "" {
+		return all
+	}
+	seen := make(map[string]bool)
+	for _, c := range all {
+		before := len(seen)
+		for i, value := range c.dims {
+			seen[fmt.Sprintf("%d: %s", i, value)] = true
+		}
+		if len(seen) > before {
+			cells = append(cells, c)
+		}
+	}
+	return cells
 }
 
 // atOnce runs cells that mostly wait: more of them at once than t.Parallel would, and fewer
@@ -65,7 +87,7 @@ func atOnce(t *testing.T, cells []cell) {
 	for range 12 {
 		all.Go(func() {
 			for i := next.Add(1) - 1; i < int64(len(cells)); i = next.Add(1) - 1 {
-				t.Run(cells[i].name, cells[i].run)
+				t.Run(strings.Join(cells[i].dims, "/"), cells[i].run)
 			}
 		})
 	}

@@ -7,11 +7,9 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
@@ -24,13 +22,13 @@ import (
 func TestEveryCallCanBlock(t *testing.T) {
 	benches := newBenches(t)
 	before, pinned := runtime.NumGoroutine(), hostmem.ReadStats().ReservedBytes
-	var group sync.WaitGroup
-	room := make(chan struct{}, 12) // most of the time they wait
-	for name, operation := range operations {
-		b := benches(13000)
+	var cells []cell
+	for _, name := range slices.Sorted(maps.Keys(operations)) {
+		operation := operations[name]
+		b := benches(t, 13000)
 		calls := b.calls(func() {
 			_, err := operation(t.Context(), b)
-			assert.NoError(t, err, name)
+			require.NoError(t, err, name)
 		})
 		b.close(name)
 		for _, fn := range slices.Sorted(maps.Keys(calls)) {
@@ -39,62 +37,56 @@ func TestEveryCallCanBlock(t *testing.T) {
 					if late && fn != "cudaMemcpyAsync" && fn != "cudaMemcpyBatchAsync" {
 						continue
 					}
-					room <- struct{}{}
-					group.Go(func() {
-						defer func() { <-room }()
-						what := fmt.Sprintf("%s: %s blocks, returns: %t, late: %t", name, fn, returns, late)
-						b := benches(13000)
-						unblock := b.sim.Block(fn, cudasim.Fault{Late: late})
-						defer unblock()
-						ctx, cancel := context.WithCancel(t.Context())
-						defer cancel()
-						var got []byte
-						var err error
-						ended := make(chan struct{})
-						go func() {
-							defer close(ended)
-							got, err = operation(ctx, b)
-						}()
-						patience, stop := context.WithTimeout(t.Context(), time.Minute)
-						defer stop()
-						blocked := make(chan error, 1)
-						go func() { blocked <- b.sim.AwaitBlocked(patience, fn, 1) }()
-						select {
-						case err := <-blocked:
-							assert.NoError(t, err, what)
-						case <-ended: // it did without the call this time
-						}
-						if returns {
-							unblock()
-						} else {
-							cancel()
-						}
-						select {
-						case <-ended:
-						case <-patience.Done():
-							t.Errorf("%s: the operation does not end", what)
-							return
-						}
-						switch {
-						case returns:
-							assert.NoError(t, err, what)
-							fallthrough
-						case err == nil:
-							if got != nil {
-								assert.True(t, bytes.Equal(b.bytes, got), what)
-							}
-						default:
-							assert.ErrorIs(t, err, context.Canceled, what)
-						}
-						unblock()
-						b.sim.ResetFaults()
-						b.close(what)
-					})
+					dims := []string{name, fmt.Sprintf("%s, returns: %t, late: %t", fn, returns, late)}
+					cells = append(cells, cell{dims, func(t *testing.T) { benches(t, 13000).blocked(t, operation, fn, returns, late) }})
 				}
 			}
 		}
 	}
-	group.Wait()
+	atOnce(t, thin(cells))
 	requireEnded(t, before)
-	assert.Equal(t, pinned, hostmem.ReadStats().ReservedBytes)
+	require.Equal(t, pinned, hostmem.ReadStats().ReservedBytes)
+}
+
+// blocked runs an operation with a call that blocks, and ends its context unless the call
+// returns. Afterwards all works, and can be released.
+func (b *bench) blocked(t *testing.T, operation func(context.Context, *bench) ([]byte, error), fn string, returns, late bool) {
+	unblock := b.sim.Block(fn, cudasim.Fault{Late: late})
+	defer unblock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var got []byte
+	var err error
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		got, err = operation(ctx, b)
+	}()
+	blocked := make(chan error, 1)
+	go func() { blocked <- b.sim.AwaitBlocked(t.Context(), fn, 1) }()
+	select {
+	case err := <-blocked:
+		require.NoError(t, err)
+	case <-ended: // it did without the call this time
+	}
+	if returns {
+		unblock()
+	} else {
+		cancel()
+	}
+	<-ended
+	switch {
+	case returns:
+		require.NoError(t, err)
+		fallthrough
+	case err == nil:
+		if got != nil {
+			require.True(t, bytes.Equal(b.bytes, got))
+		}
+	default:
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	unblock()
+	b.sim.ResetFaults()
+	b.close(t.Name())
 }

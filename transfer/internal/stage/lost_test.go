@@ -3,10 +3,9 @@ package stage
 import (
 	"bytes"
 	"context"
+	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -31,12 +30,10 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 		over, mems = append(over, s), append(mems, device(t, dev, 64*mib))
 	}
 	src := random(64*mib, 1)
-	var queued atomic.Int64
 	both := func(ctx context.Context) error {
 		_, err := over[0].Run(ctx, Copy{N: len(src), Host: &memory{mem: src}, Stages: over, Groups: [][]int{{0}, {1}}, MaxChunk: ringUnit, // no unit is left
 			Queue: func(on *cudart.Stream, to int, mem []byte, off int) error {
-				queued.Add(1)
-				return on.CopyToDevice(mems[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
+					return on.CopyToDevice(mems[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 			}})
 		return err
 	}
@@ -47,11 +44,11 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { // ends it when all of the ring is taken, after which nothing is queued
-		for last, idle := int64(-1), 0; idle < 100; idle++ {
-			time.Sleep(3 * time.Millisecond)
-			if now := queued.Load(); now != last {
-				last, idle = now, 0
-			}
+		r := over[0].ring
+		for full := false; !full; runtime.Gosched() {
+			r.mu.Lock()
+			full = len(r.waiters) > 0 && len(r.inFlight) == r.units
+			r.mu.Unlock()
 		}
 		cancel()
 	}()
