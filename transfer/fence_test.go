@@ -73,7 +73,7 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 	}
 }
 
-// What a writer takes counts, also after the copy was given up: the GPU does not
+// What a writer takes counts, also after the copy was abandoned: the GPU does not
 // answer any more, while a Write runs.
 func TestAWriteOutlastsTheCopy(t *testing.T) {
 	t.Parallel()

@@ -40,7 +40,7 @@ func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (sen
 // (cudaPointerGetAttributes). The error is of a call that does not return.
 func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error) {
 	if len(mem) <= stage.MaxSmall {
-		return false, nil // asking takes longer than staging
+		return false, nil // a query takes longer than staging
 	}
 	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
 	return bounded.Do(ctx, bounded.Call[bool]{

@@ -36,7 +36,7 @@ func rigOn(t testing.TB, dev *cudart.Device, o Options) *rig {
 	return &rig{TB: t, dev: dev, c: c}
 }
 
-// closeSoon closes the copier when calls have returned that copies were given up for.
+// closeSoon closes the copier when calls have returned that copies were abandoned for.
 func (r *rig) closeSoon() {
 	r.Helper()
 	for err := r.c.Close(); err != nil; err = r.c.Close() {

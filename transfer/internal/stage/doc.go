@@ -18,5 +18,5 @@
 // # Fairness
 //
 // The goroutine that calls copies too, so that every job goes on whatever the
-// workers do. Jobs that find no memory in the ring wait in the order of asking.
+// workers do. Jobs that find no memory in the ring wait in the order in which they came.
 package stage
