@@ -223,7 +223,7 @@ func (c *chunk) queued(device int, p cudart.Point, err error) {
 	// Also after an error: some of it may be queued.
 	c.x.fence.AddPoint(p)
 	if err != nil {
-		j.Abort(c.Off, err)
+		j.abort(c.Off, err)
 	}
 	if j.dir == toHost {
 		j.mu.Lock()
@@ -242,7 +242,7 @@ func (c *chunk) queued(device int, p cudart.Point, err error) {
 	if j.Forward != nil && err == nil {
 		ends, err := j.Forward(device, c.Off, c.N, p)
 		if err != nil {
-			j.Abort(c.Off, err)
+			j.abort(c.Off, err)
 		}
 		// The ring's memory bounds what is queued between devices, too.
 		for _, p := range ends {

@@ -35,7 +35,7 @@ func TestASourceThatEndsWhileAChunkIsOpened(t *testing.T) {
 	for name, end := range map[string]func(j *Job){
 		"cut":           func(j *Job) { j.Cut(minChunk, boom) },
 		"cut at a byte": func(j *Job) { j.Cut(5, boom) },
-		"abort":         func(j *Job) { j.Abort(minChunk, boom) },
+		"abort":         func(j *Job) { j.abort(minChunk, boom) },
 	} {
 		feed := &cutting{memory: memory{mem: src}, end: end}
 		done, err := s.Run(t.Context(), Copy{N: n, Host: feed, Queue: func(on *cudart.Stream, _ int, chunk []byte, off int) error {

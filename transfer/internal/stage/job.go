@@ -36,8 +36,9 @@ type plan struct {
 	dir        direction
 	small      bool
 	pools      []*workerPool // of Stages, the first one's first
-	maxWorkers int32         // for each device: see workerPool.workersOf
-	devices    int32         // that the workers serve
+	onePool    [1]*workerPool
+	maxWorkers int32 // for each device: see workerPool.workersOf
+	devices    int32 // that the workers serve
 }
 
 // chunkCounts are numbers of a job.
@@ -47,8 +48,17 @@ type chunkCounts struct {
 	submitted int // chunks that were submitted to a link and are not queued
 }
 
-// A driver is the state of who drives a job: guarded by mu until ended is set, and then
-// owned by the job's goroutine.
+// A driver is the state of who drives a job. All of it is guarded by mu until ended is set;
+// then it is the job's goroutine's.
+//
+//	state   entered by                       | who drives next
+//	driven  who takes mu: lockDriver of the  | nobody
+//	        job's goroutine, tryDrive of a   |
+//	        worker                           |
+//	free    who releases mu                  | the job's goroutine, which waits for mu, or a
+//	                                         | worker, which does not
+//	ended   drive of the job's goroutine, if | nobody: tryDrive returns false
+//	        all is copied, or has failed     |
 type driver struct {
 	mu       sync.Mutex
 	ended    bool     // nothing is left to be driven
@@ -58,7 +68,8 @@ type driver struct {
 	waiter   *waiter  // for memory of a ring
 
 	// Once a job has failed, and nothing uses the caller's memory any more, it waits for
-	// calls into CUDA and for the GPU until grace ends. Nil before.
+	// calls into CUDA and for the GPU until grace ends. Nil before. Only the job's
+	// goroutine uses it.
 	grace  context.Context
 	cancel context.CancelFunc
 }
@@ -72,7 +83,8 @@ func (s *Stage) newJob(c Copy) *Job {
 	}
 	// The smallest group takes the longest.
 	devices := slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })
-	j.plan = plan{dir: directionOf(c.Down), small: c.N <= MaxSmall, pools: poolsOf(j.Stages), maxWorkers: uploadWorkers, devices: int32(len(devices))}
+	j.plan = plan{dir: directionOf(c.Down), small: c.N <= MaxSmall, maxWorkers: uploadWorkers, devices: int32(len(devices))}
+	j.pools = poolsOf(j.onePool[:0], j.Stages)
 	switch {
 	case c.Kernel:
 		j.maxWorkers = kernelWorkers
@@ -80,7 +92,7 @@ func (s *Stage) newJob(c Copy) *Job {
 		j.maxWorkers = nonTemporalWorkers
 	}
 	if c.Progress != nil {
-		j.reporter = bounded.NewReporter(c.N, c.Progress, j.Abort, j.stopped)
+		j.reporter = bounded.NewReporter(c.N, c.Progress, j.abort, j.stopped)
 	}
 	return j
 }
@@ -93,8 +105,8 @@ func (j *Job) Wake() {
 	}
 }
 
-// Abort ends the job because of an error that was met at a byte.
-func (j *Job) Abort(at int, err error) {
+// abort ends the job because of an error that was met at a byte: nothing more is begun.
+func (j *Job) abort(at int, err error) {
 	j.fail(at, err)
 	j.Wake()
 }
@@ -105,16 +117,13 @@ func (j *Job) Cut(at int, err error) {
 	j.Wake()
 }
 
-// Pass counts n bytes at off as done. It is for sinks whose Space says so.
+// Pass counts n bytes at off as done. It is for Hosts whose Part is to be done Later.
 func (j *Job) Pass(off, n int) {
 	j.mu.Lock()
 	j.pass(off, n)
 	j.mu.Unlock()
 	j.Wake()
 }
-
-// PastEnd reports whether nothing more is to be copied at a byte.
-func (j *Job) PastEnd(off int) bool { return j.pastEnd(off) }
 
 // Run copies, and returns how many bytes, from the first on, were copied. When
 // ctx ends it stops with the pieces that are worked on, and waits for the copies
@@ -126,7 +135,7 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 			j.run()
 			return true, nil
 		},
-		Stop: func(error) { j.Abort(math.MaxInt-1, bounded.Ended(ctx)) },
+		Stop: func(error) { j.abort(math.MaxInt-1, bounded.Ended(ctx)) },
 		Abandon: func() bool {
 			j.dropPieces()
 			j.mu.Lock()
@@ -223,9 +232,9 @@ func (j *Job) advance() {
 		c := j.driver.arriving[0]
 		j.driver.arriving = slices.Delete(j.driver.arriving, 0, 1)
 		if err := c.x.fence.Err(); err != nil {
-			j.Abort(c.Off, err)
+			j.abort(c.Off, err)
 		}
-		if j.pastEnd(c.Off) {
+		if j.PastEnd(c.Off) {
 			c.drop()
 		} else {
 			j.publish(c)
@@ -326,7 +335,7 @@ func (j *Job) extent(opened, ready int) *extent {
 	}
 	if !d.waiter.poll() {
 		if err := d.waiter.ring.check(); err != nil {
-			j.Abort(opened, err)
+			j.abort(opened, err)
 		}
 		if !d.waiter.poll() {
 			return nil
@@ -421,7 +430,7 @@ func (j *Job) pause() {
 	j.sleep(slices.Concat(arriving, memory))
 	for _, p := range arriving {
 		if err := unknown(p); err != nil {
-			j.Abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
+			j.abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
 		}
 	}
 	for _, p := range memory {
@@ -466,7 +475,7 @@ func (j *Job) sleep(points []cudart.Point) {
 		j.pools[0].copying.Add(-1)
 		defer j.pools[0].copying.Add(1)
 	}
-	if j.driver.grace == nil { // only this goroutine sets it
+	if j.driver.grace == nil {
 		<-j.wake
 		return
 	}
@@ -568,7 +577,7 @@ func (j *Job) waitForEnds() {
 	// it. What failed to come from a device was not passed on.
 	j.ends.Known()
 	if err := j.ends.Err(); err != nil && j.dir == toDevice {
-		j.Abort(0, err)
+		j.abort(0, err)
 	}
 }
 

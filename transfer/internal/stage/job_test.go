@@ -57,7 +57,7 @@ func TestTheErrorWithTheLeastOffset(t *testing.T) {
 	require.Equal(t, 20, done)
 	require.ErrorIs(t, err, first)
 	require.ErrorContains(t, err, "at byte 20 of 100")
-	j.Abort(5, late)
+	j.abort(5, late)
 	require.True(t, j.PastEnd(0), "nothing more is begun")
 	done, err = j.result()
 	require.Equal(t, 5, done)
@@ -612,7 +612,7 @@ func TestAFailedDownloadWaitsForCopiesInFlight(t *testing.T) {
 	for sim.PendingCopies() == 0 {
 		runtime.Gosched()
 	}
-	j.Abort(0, errTest)
+	j.abort(0, errTest)
 	err := <-outcome
 	require.ErrorIs(t, err, errTest)
 	require.ErrorIs(t, err, ErrUnderWay, "its copies cannot end")

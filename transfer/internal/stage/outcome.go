@@ -84,8 +84,8 @@ func (o *outcome) stop() {
 	}
 }
 
-// pastEnd reports whether nothing more is to be copied at a byte.
-func (o *outcome) pastEnd(off int) bool {
+// PastEnd reports whether nothing more is to be copied at a byte.
+func (o *outcome) PastEnd(off int) bool {
 	if o.failed.Load() {
 		return true
 	}

@@ -159,7 +159,7 @@ func TestReadersThatAreSlowTakeNoShare(t *testing.T) {
 	feed.give()
 	require.True(t, waits.openNext())
 	require.EqualValues(t, 1, stage.active[toDevice].Load())
-	waits.Abort(0, context.Canceled)
+	waits.abort(0, context.Canceled)
 	require.False(t, waits.openNext())
 	require.EqualValues(t, 1, stage.active[toDevice].Load(), "until it ends")
 	waits.setActive(false)

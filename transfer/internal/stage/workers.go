@@ -94,8 +94,8 @@ func newWorkerPool(procs int, c cores, copying *concurrency) *workerPool {
 	return p
 }
 
-// poolsOf returns the pools of stages, each once.
-func poolsOf(stages []*Stage) (list []*workerPool) {
+// poolsOf appends the pools of stages to list, each once.
+func poolsOf(list []*workerPool, stages []*Stage) []*workerPool {
 	for _, s := range stages {
 		if !slices.Contains(list, s.workers) {
 			list = append(list, s.workers)
