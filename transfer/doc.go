@@ -30,7 +30,7 @@
 // # Errors and cancellation
 //
 // When ctx ends, or something fails, a copy begins nothing more, waits for what the
-// GPU is copying, and returns the error with the least offset. The bytes before the
+// GPU is copying, and returns the error with the lowest offset. The bytes before the
 // count that is returned, or before the offset in the error, are copied; those after
 // may be.
 //

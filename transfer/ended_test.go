@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -107,6 +108,14 @@ func TestContextsThatEndMeanwhile(t *testing.T) {
 			defer close(free)
 			_, err := r.c.DownloadWriter(ctx, writerFunc(func([]byte) (int, error) { end(); <-free; return 0, nil }), mem, n)
 			return err
+		},
+		"progress of pinned memory": func(ctx context.Context, end func()) error {
+			free := make(chan struct{})
+			defer close(free)
+			buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, buf.Close()) }()
+			return r.c.With(Call{Progress: func(int, int) { end(); <-free }}).Upload(ctx, mem, buf.Bytes())
 		},
 		"progress": func(ctx context.Context, end func()) error {
 			free := make(chan struct{})

@@ -141,7 +141,7 @@ func errUploadReader(r io.Reader, n int, err error) error {
 
 // uploadNext copies the next n bytes of r, in the quickest way that it offers.
 func (p place) uploadNext(ctx context.Context, r io.Reader, n int) (int, error) {
-	if b, ok := r.(*bytes.Buffer); ok && b != nil {
+	if b, ok := r.(*bytes.Buffer); ok {
 		mem := b.Bytes()
 		done, err := p.uploadMemory(ctx, mem[:min(n, len(mem))], n)
 		b.Next(done)

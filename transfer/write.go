@@ -103,7 +103,7 @@ func (v view) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevP
 // what was written.
 func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
 	done, err := v.get().doWith(ctx, w, 0, n, nil, func() (int, error) {
-		if b, ok := w.(*bytes.Buffer); ok && b != nil {
+		if b, ok := w.(*bytes.Buffer); ok {
 			if err := bounded.Guard(func() error { b.Grow(n); return nil }); err != nil {
 				return 0, err // n bytes are more than a slice can have
 			}

@@ -277,6 +277,30 @@ func TestARingThatIsInUse(t *testing.T) {
 	require.NoError(t, b.ring.close(t.Context()))
 }
 
+// Memory of a stream that did not answer is used again when the stream's work is done,
+// although nobody asks for that but who needs memory.
+func TestQuarantinedMemoryIsUsedAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := b.stream()
+	open := b.blocked(s)
+	all := b.taken(1, toDevice)
+	for _, x := range all[:3] {
+		b.use(x, s)
+	}
+	b.ring.quarantine(s.Timeline(), errTest)
+	require.Nil(t, b.ring.try(request{n: benchUnit, dir: toDevice}))
+	open()
+	var again []*extent
+	b.eventually("it is used", func() bool {
+		again = append(again, b.taken(1, toDevice)...)
+		return len(again) == 3
+	})
+	for _, x := range append(again, all[3:]...) {
+		x.release()
+	}
+}
+
 // A ring of which only one unit is left has none for a copy, as both directions need one.
 func TestARingWithOneUnitLeft(t *testing.T) {
 	t.Parallel()
