@@ -50,31 +50,39 @@ func Foreign(f func() error, exited func(error)) error {
 // that ([ErrExited]), or panic: see [Guard]. It may block: when ctx ends, Callback waits
 // for CallbackGrace and returns the error of [Ended], and the call may go on.
 func Callback[T any](ctx context.Context, call func() (T, error)) (T, error) {
-	type outcome struct {
+	var o struct {
 		value T
 		err   error
 	}
-	done := make(chan outcome, 1)
+	done := make(chan struct{})
 	go func() {
-		var o outcome
+		defer close(done)
 		o.err = Foreign(func() (err error) {
 			o.value, err = call()
 			return err
-		}, func(exited error) { done <- outcome{err: exited} })
-		done <- o
+		}, func(exited error) { o.err = exited })
 	}()
+	if !await(done, ctx.Done()) {
+		var none T
+		return none, Ended(ctx)
+	}
+	return o.value, o.err
+}
+
+// await waits until c is closed, and reports whether it is: once stopped is closed, it waits
+// for CallbackGrace at most.
+func await(c, stopped <-chan struct{}) bool {
 	select {
-	case o := <-done:
-		return o.value, o.err
-	case <-ctx.Done():
+	case <-c:
+		return true
+	case <-stopped:
 	}
 	grace := time.NewTimer(CallbackGrace)
 	defer grace.Stop()
 	select {
-	case o := <-done:
-		return o.value, o.err
+	case <-c:
+		return true
 	case <-grace.C:
-		var none T
-		return none, Ended(ctx)
+		return false
 	}
 }

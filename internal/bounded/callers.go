@@ -3,7 +3,6 @@ package bounded
 import (
 	"context"
 	"sync"
-	"time"
 )
 
 // Callers are goroutines that make calls of a user's code, such as a reader, which may
@@ -48,19 +47,7 @@ func (c *Callers) Stop() {
 }
 
 // Wait waits for calls that run after Stop: once ctx has ended for CallbackGrace only.
-func (c *Callers) Wait(ctx context.Context) {
-	select {
-	case <-c.idle:
-		return
-	case <-ctx.Done():
-	}
-	grace := time.NewTimer(CallbackGrace)
-	defer grace.Stop()
-	select {
-	case <-c.idle:
-	case <-grace.C:
-	}
-}
+func (c *Callers) Wait(ctx context.Context) { await(c.idle, ctx.Done()) }
 
 func (c *Callers) run() {
 	ended := false

@@ -3,7 +3,6 @@ package bounded
 import (
 	"fmt"
 	"sync/atomic"
-	"time"
 )
 
 // A Reporter calls a user's progress callback on a goroutine of its own, so that a callback
@@ -85,17 +84,5 @@ func (r *Reporter) isStopped() bool {
 // calls have returned.
 func (r *Reporter) Finish() (returned bool) {
 	close(r.finish)
-	select {
-	case <-r.over:
-		return true
-	case <-r.stopped:
-	}
-	grace := time.NewTimer(CallbackGrace)
-	defer grace.Stop()
-	select {
-	case <-r.over:
-		return true
-	case <-grace.C:
-		return false
-	}
+	return await(r.over, r.stopped)
 }
