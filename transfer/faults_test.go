@@ -234,7 +234,7 @@ func TestEveryCallCanFail(t *testing.T) {
 			b.close(name)
 			for _, fn := range slices.Sorted(maps.Keys(calls)) {
 				add := func(nth, times int) {
-					dims := []string{fmt.Sprintf("%s, CUDA %v", name, version), fmt.Sprintf("%s %d times", fn, times), fmt.Sprintf("%s, call %d", fn, min(nth, 4))}
+					dims := []string{name, fmt.Sprintf("CUDA %v", version), fmt.Sprintf("%s %d times", fn, times), fmt.Sprintf("%s, call %d", fn, min(nth, 4))}
 					cells = append(cells, cell{dims, func(t *testing.T) {
 						if benches(t, version).fails(t, name, fn, nth, times) {
 							failed++

@@ -60,10 +60,13 @@ type cell struct {
 	run  func(t *testing.T)
 }
 
+// soaks reports whether this is the long run, which PINNED_SOAK asks for.
+func soaks() bool { return os.Getenv("PINNED_SOAK") != "" }
+
 // thin returns cells that together have each value of each dimension, or all of them in the
-// long run, which PINNED_SOAK asks for.
+// long run.
 func thin(all []cell) (cells []cell) {
-	if os.Getenv("PINNED_SOAK") != "" {
+	if soaks() {
 		return all
 	}
 	seen := make(map[string]bool)
