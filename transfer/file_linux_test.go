@@ -87,7 +87,6 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 			done, err := r.c.at(n, mem).stageUp(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
-			feed.Wait(t.Context())
 			c.close()
 			require.True(t, bytes.Equal(want[off:], r.onDevice(mem, n)))
 		}

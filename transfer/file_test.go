@@ -138,7 +138,6 @@ func TestFilesThatAreCachedInPart(t *testing.T) {
 			done, err := r.c.at(n, mem).stageUp(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
-			feed.Wait(t.Context())
 			require.True(t, bytes.Equal(want, r.onDevice(mem, n)), "%d %%", misses)
 		}
 	}

@@ -206,6 +206,8 @@ func (*hostMemory) Start(*stage.Job) {}
 
 func (*hostMemory) Stop() {}
 
+func (*hostMemory) Wait(context.Context) {}
+
 func (m *hostMemory) Ready() int { return m.n - m.next }
 
 func (m *hostMemory) Take(_, n int) stage.Part {

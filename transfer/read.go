@@ -53,17 +53,11 @@ func (p place) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (i
 			return done, err
 		}
 	}
-	return p.uploadAhead(ctx, n, newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers)))
+	return p.stageUp(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers))})
 }
 
 // readers is how many goroutines read at once: mostly they wait.
 const readers = 8
-
-// uploadAhead copies n bytes that are read ahead.
-func (p place) uploadAhead(ctx context.Context, n int, r *readAhead) (int, error) {
-	defer r.Wait(ctx)
-	return p.stageUp(ctx, stage.Copy{N: n, Host: r})
-}
 
 // uploadMemory copies what a reader of n bytes has in memory.
 func (p place) uploadMemory(ctx context.Context, mem []byte, n int) (done int, err error) {
@@ -154,5 +148,5 @@ func (p place) uploadNext(ctx context.Context, r io.Reader, n int) (int, error) 
 		got, err = readFull(ctx, r, to[:n])
 		return 0, got, err
 	}
-	return p.uploadAhead(ctx, n, newReadAhead(1, read, inOrder(n, 4)))
+	return p.stageUp(ctx, stage.Copy{N: n, Host: newReadAhead(1, read, inOrder(n, 4))})
 }

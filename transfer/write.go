@@ -44,11 +44,11 @@ func (v view) downloadAt(ctx context.Context, w io.WriterAt, off int64, src cuda
 		}
 		if d := v.call.reopenDirect(f, os.O_WRONLY); d != nil {
 			defer d.Close()
-			return v.downloadBehind(ctx, src, n, newWriteBehind(writers, writeDirect(f, d, off)))
+			return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(writers, writeDirect(f, d, off))})
 		}
-		return v.downloadBehind(ctx, src, n, newWriteBehind(fileWriters, writeAt(f, off)))
+		return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(fileWriters, writeAt(f, off))})
 	}
-	return v.downloadBehind(ctx, src, n, newWriteBehind(writers, writeAt(w, off)))
+	return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(writers, writeAt(w, off))})
 }
 
 const (
@@ -61,12 +61,6 @@ const (
 	// ten are no quicker, at twice the cost.
 	freshWorkers = 4
 )
-
-// downloadBehind copies n bytes that are written behind.
-func (v view) downloadBehind(ctx context.Context, src cudart.DevPtr, n int, w *writeBehind) (int, error) {
-	// What the last writing took counts too.
-	return v.stageDown(ctx, src, stage.Copy{N: n, Host: w, Await: func() { w.Wait(ctx) }})
-}
 
 // downloadMapped copies into a mapped file, and unmaps it.
 func (v view) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevPtr) (done int, err error) {
@@ -115,7 +109,7 @@ func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPt
 		if f, ok := w.(*os.File); ok && writesAtOffset(f) {
 			return atPosition(f, n, func(off int64) (int, error) { return v.downloadAt(ctx, f, off, src, n) })
 		}
-		return v.downloadBehind(ctx, src, n, newWriteBehind(1, write(w)))
+		return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(1, write(w))})
 	})
 	if err != nil {
 		return done, fmt.Errorf("transfer: download %d bytes to %s: %w", n, nameOf(w), err)

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"context"
 	"errors"
 
 	"github.com/gopinned/pinned/cudart"
@@ -31,10 +32,6 @@ type Copy struct {
 	// bytes that are done of all.
 	Progress func(done, total int)
 
-	// Await is called when nothing more is begun, before the bytes are counted: it
-	// waits for writers that run still. It may be nil.
-	Await func()
-
 	Workers     int  // at most, the caller included; 0 stands for a default
 	MaxChunk    int  // bytes; 0 stands for a default
 	Piece       int  // bytes that a worker does at a time; 0 stands for a default
@@ -57,6 +54,9 @@ type Host interface {
 	Take(off, n int) Part
 	// Stop ends reading ahead and writing behind.
 	Stop()
+	// Wait waits for readers and writers that still run, before the bytes are counted:
+	// when ctx ends, for a moment only.
+	Wait(ctx context.Context)
 }
 
 // A Part is bytes of a Host that are ready to be copied.

@@ -148,9 +148,7 @@ func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 		j.abandon(j.dir, errStuck)
 		j.Wake()
 	}
-	if c.Await != nil {
-		c.Await()
-	}
+	c.Host.Wait(ctx)
 	return j.result()
 }
 

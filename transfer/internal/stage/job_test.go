@@ -96,8 +96,9 @@ func newScatter(n, part int, r *rand.Rand, refuse bool) *scatter {
 	return s
 }
 
-func (s *scatter) Start(j *Job) { s.Job = j }
-func (s *scatter) Stop()        { s.stopped.Store(true) }
+func (s *scatter) Start(j *Job)       { s.Job = j }
+func (s *scatter) Stop()              { s.stopped.Store(true) }
+func (*scatter) Wait(context.Context) {}
 
 func (s *scatter) Ready() int {
 	s.mu.Lock()
@@ -264,9 +265,10 @@ type fills struct {
 	fill    func(to []byte, off int) error
 }
 
-func (*fills) Start(*Job)   {}
-func (*fills) Stop()        {}
-func (f *fills) Ready() int { return f.n - f.next }
+func (*fills) Start(*Job)           {}
+func (*fills) Stop()                {}
+func (*fills) Wait(context.Context) {}
+func (f *fills) Ready() int         { return f.n - f.next }
 
 func (f *fills) Take(_, n int) Part {
 	f.next += n
@@ -277,6 +279,7 @@ type drains func(from []byte, off int) error
 
 func (drains) Start(*Job)             {}
 func (drains) Stop()                  {}
+func (drains) Wait(context.Context)   {}
 func (drains) Ready() int             { return 1 << 40 }
 func (d drains) Take(off, n int) Part { return Part{Off: off, N: n, Copy: d} }
 
@@ -295,10 +298,11 @@ func queueDown(src cudart.DevPtr) func(*cudart.Stream, int, []byte, int) error {
 // stuck is a feed that has nothing ready.
 type stuck struct{}
 
-func (stuck) Start(*Job)         {}
-func (stuck) Stop()              {}
-func (stuck) Ready() int         { return 0 }
-func (stuck) Take(int, int) Part { panic("nothing was ready") }
+func (stuck) Start(*Job)           {}
+func (stuck) Stop()                {}
+func (stuck) Wait(context.Context) {}
+func (stuck) Ready() int           { return 0 }
+func (stuck) Take(int, int) Part   { panic("nothing was ready") }
 
 // inUse is how many units of a ring are in use.
 func (r *ring) inUse() (units int) {

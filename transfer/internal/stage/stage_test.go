@@ -48,9 +48,10 @@ type memory struct {
 	next int
 }
 
-func (*memory) Start(*Job)   {}
-func (*memory) Stop()        {}
-func (m *memory) Ready() int { return len(m.mem) - m.next }
+func (*memory) Start(*Job)           {}
+func (*memory) Stop()                {}
+func (*memory) Wait(context.Context) {}
+func (m *memory) Ready() int         { return len(m.mem) - m.next }
 
 func (m *memory) Take(_, n int) Part {
 	off := m.next
@@ -63,9 +64,10 @@ func (m *memory) Take(_, n int) Part {
 
 type target []byte
 
-func (target) Start(*Job)   {}
-func (target) Stop()        {}
-func (m target) Ready() int { return len(m) }
+func (target) Start(*Job)           {}
+func (target) Stop()                {}
+func (target) Wait(context.Context) {}
+func (m target) Ready() int         { return len(m) }
 
 func (m target) Take(off, n int) Part {
 	return Part{Off: off, N: n, Copy: func(from []byte, off int) error {
