@@ -31,7 +31,7 @@ import (
 //	cuda        what CUDA does with pageable memory: cudaMemcpy, and a wait
 //
 // On a stream copies return before they are complete; the stream is synchronized after
-// every 64. BothWays is large copies in both directions, with the ring's extension or with
+// every 64. Beside is uploads beside a large one. BothWays is large copies in both directions, with the ring's extension or with
 // one ring that is as large from the start, and the memory that is pinned for it.
 func BenchmarkSmallUploads(b *testing.B) {
 	type way struct {
@@ -60,6 +60,31 @@ func BenchmarkSmallUploads(b *testing.B) {
 					}
 				}
 			}
+		})
+	}
+	for name, layout := range map[string]stage.Layout{"all": {}, "noSmallRing": {NoSmallRing: true}, "ring": {NoSlot: true, NoSmallRing: true}} {
+		b.Run("Beside/"+name, func(b *testing.B) {
+			ways.Layout = layout
+			defer func() { ways.Layout = stage.Layout{} }()
+			r := newRig(b, Options{})
+			n := benchSize(256 << 20)
+			large, src := r.device(n), touched(n)
+			ctx, cancel := context.WithCancel(b.Context())
+			var group sync.WaitGroup
+			group.Go(func() {
+				for ctx.Err() == nil {
+					assert.NoError(b, r.c.Upload(context.Background(), large, src))
+				}
+			})
+			for _, n := range []int{64, 4 * kib, 64 * kib} {
+				for _, goroutines := range []int{1, 4} {
+					b.Run(fmt.Sprintf("goroutines=%d/%dB", goroutines, n), func(b *testing.B) {
+						benchmarkSmall(b, r, "up", false, goroutines, n)
+					})
+				}
+			}
+			cancel()
+			group.Wait()
 		})
 	}
 	for name, layout := range map[string]stage.Layout{"extension": {}, "oneSize": {OneSize: true}} {
