@@ -56,6 +56,8 @@ type Call[T any] struct {
 // Do calls Run and returns its outcome. If ctx can end, Run runs on another goroutine,
 // and Do returns some time after the end of ctx, at the latest, with an error that wraps
 // ctx's, its cause and [ErrStuck]: see Call. Run is called although ctx has ended before.
+// If Run panics or ends its goroutine, Do does so too; a panic whose caller has left ends
+// the process.
 func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	if ctx.Done() == nil {
 		return c.Run()
@@ -64,15 +66,22 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 		value    T
 		err      error
 		returned bool
+		panicked any
 	}
 	done, left := make(chan outcome), make(chan struct{})
 	go func() {
 		var o outcome
-		defer func() { // Run may end its goroutine
+		defer func() {
+			if !o.returned {
+				o.panicked = recover() // nil if Run has ended its goroutine
+			}
 			select {
 			case done <- o:
 			case <-left:
-				if o.returned && c.Late != nil {
+				switch {
+				case o.panicked != nil:
+					panic(o.panicked)
+				case o.returned && c.Late != nil:
 					c.Late(o.value, o.err)
 				}
 			}
@@ -81,7 +90,10 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 		o.returned = true
 	}()
 	receive := func(o outcome) (T, error) {
-		if !o.returned {
+		switch {
+		case o.panicked != nil:
+			panic(o.panicked)
+		case !o.returned:
 			runtime.Goexit()
 		}
 		return o.value, o.err

@@ -126,6 +126,16 @@ func TestDoPassesOnGoexit(t *testing.T) {
 	assert.False(t, <-returned)
 }
 
+// A panic of the call is one of its caller, who may recover from it.
+func TestDoPassesOnPanics(t *testing.T) {
+	t.Parallel()
+	for name, ctx := range map[string]context.Context{"ctx cannot end": context.Background(), "ctx can end": t.Context()} {
+		assert.PanicsWithValue(t, "no", func() {
+			_, _ = Do(ctx, Call[int]{Run: func() (int, error) { panic("no") }, Late: func(int, error) { t.Error("it is not late") }})
+		}, name)
+	}
+}
+
 func TestEnded(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("cause")
