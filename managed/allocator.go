@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	// ErrClosed is returned by methods of an Allocator, Memory or Pool that is closed.
+	// ErrClosed is returned by methods of an Allocator or Memory that is closed.
 	// errors.Is reports that it is [os.ErrClosed].
 	ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
@@ -27,8 +27,7 @@ var (
 	// the CPU does. errors.Is reports that it is [errors.ErrUnsupported].
 	ErrNotConcurrent = sentinel.New("the device cannot access managed memory while the CPU does (its attribute ConcurrentManagedAccess is 0, as on Windows and in WSL, vGPU and gVisor): the process crashes if the CPU touches managed memory while work is pending, and there is no prefetch, no advice, and no more memory than the card has", errors.ErrUnsupported)
 
-	// ErrInUse is returned by Close of an Allocator whose memory is not closed, and of a
-	// Pool whose leases are not released.
+	// ErrInUse is returned by Close of an Allocator whose memory is not closed.
 	ErrInUse = errors.New("memory is in use")
 
 	errNilDevice  = errors.New("the device is nil")

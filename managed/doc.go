@@ -28,7 +28,7 @@
 // refuses such a device unless Options.AllowExclusive is set. Use [Memory.HostBytes]
 // there, which waits until the device is idle, and queue nothing until the access is over.
 //
-// Memory from CUDA is zero at first, except in a [Pool].
+// Memory from CUDA is zero at first.
 //
 // # Oversubscription
 //
@@ -50,8 +50,7 @@
 // # Memory lifetime
 //
 // [Memory.Close] frees the memory, and waits for the device's work first, as cudaFree
-// does. A Pool reuses memory in the order of streams, and waits for nothing. Memory that
-// is not closed stays allocated and counted.
+// does. Memory that is not closed stays allocated and counted.
 //
 // # Threads
 //

@@ -6,7 +6,6 @@ import (
 	"math"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -213,26 +212,6 @@ func TestPlanMovesMemoryBeyondTheCard(t *testing.T) {
 	}
 	assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
 	assert.Zero(t, g.sim.ManagedTraffic().Evictions)
-}
-
-// The work of a plan on a real card or a simulated one, against the same by hand.
-func TestPlanWithLeasesOfAPool(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, Options{})
-	g.needConcurrent()
-	p := g.pool(PoolOptions{})
-	l := get(t, p, 4*mib)
-	for i := range l.Bytes() {
-		l.Bytes()[i] = byte(i)
-	}
-	plan, err := g.a.NewPlan([]Step{{l.Range().Read()}}, PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
-	require.NoError(t, err)
-	back := make([]byte, 4*mib)
-	require.NoError(t, plan.Run(t.Context(), g.s, func(int) error {
-		return g.dev.CopyToHost(unsafe.Pointer(&back[0]), l.DevPtr(), 4*mib)
-	}))
-	assert.Equal(t, l.Bytes(), back)
-	require.NoError(t, l.Release())
 }
 
 // Plans that run at once share the card, and not each has all of it.

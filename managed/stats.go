@@ -29,7 +29,7 @@ func (c *counts) free(n int) {
 	c.Allocated -= n
 }
 
-// Stats returns the figures. Memory that a [Pool] keeps for reuse is allocated.
+// Stats returns the figures.
 func (a *Allocator) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -72,23 +72,6 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			_, err := g.a.KeepReserve(t.Context(), g.s, 64*mib)
 			return err
 		}},
-		{"pool", func(t *testing.T, g *rig, m *Memory) error {
-			p, err := g.a.NewPool(PoolOptions{MaxBytes: 3 * mib})
-			if err != nil {
-				return err
-			}
-			for _, n := range []int{mib, 2 * mib, mib, 3 * mib} {
-				l, failed := p.GetFor(t.Context(), g.s, n)
-				if err = failed; err != nil {
-					break
-				}
-				err = l.Prefetch(g.s, g.dev.Location())
-				if released := l.Release(g.s); !assert.NoError(t, released) || err != nil {
-					break
-				}
-			}
-			return errors.Join(err, closing(t, g, func() error { return p.Close(t.Context()) }))
-		}},
 		{"plan", func(t *testing.T, g *rig, m *Memory) error {
 			var steps []Step
 			for i := range 4 {
