@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
 	"github.com/gopinned/pinned/internal/lifetime"
@@ -33,11 +34,10 @@ var libcublas = findlib.Library{
 // BLAS multiplies matrices by NVIDIA's cuBLAS, in float32 without TF32.
 type BLAS struct {
 	stream *cudart.Stream
-	path   string
 	handle uintptr // cublasHandle_t
 	fn     blasFunctions
 	life   lifetime.Lifetime
-	calls  sync.Pool // of *blasCall
+	calls  *sync.Pool // of *blasCall
 }
 
 type blasFunctions struct{ create, destroy, setStream, sgemm uintptr }
@@ -55,27 +55,67 @@ type blasCall struct {
 // in use, or else the newest that the driver supports. Close it before the stream.
 //
 // The error wraps [cudart.ErrUnsupported] if no libcublas works, or if the device is a
-// simulated one: [Network.Multiply] needs none. A nil stream is an error.
-func NewBLAS(s *cudart.Stream) (*BLAS, error) {
-	if s == nil {
-		return nil, fmt.Errorf("kernel: cuBLAS: %w", errNilStream)
+// simulated one: [Network.Multiply] needs none. It does not if the device has too little free
+// memory ([BLASAllocFailed]), if CUDA reports an error, or if ctx ends first: then the error is
+// ctx's, and a call that does not return is left behind. A nil context or stream is an error.
+func NewBLAS(ctx context.Context, s *cudart.Stream) (*BLAS, error) {
+	var b *BLAS
+	var err error
+	switch {
+	case ctx == nil:
+		err = errNilContext
+	case noStream(s):
+		err = errNilStream
+	case s.Device().Runtime().Library().Simulated:
+		err = fmt.Errorf("%s runs no kernels: %w", s.Device().Runtime().Library().Path, cudart.ErrUnsupported)
+	default:
+		lib := s.Device().Runtime().Library()
+		b, err = newBLAS(ctx, s, blasCandidates(lib.Runtime.Major(), lib.Driver.Major()), loadBLAS)
 	}
-	lib := s.Device().Runtime().Library()
-	if lib.Simulated {
-		return nil, fmt.Errorf("kernel: cuBLAS: %s runs no kernels: %w", lib.Path, cudart.ErrUnsupported)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: cuBLAS: %w", err)
 	}
-	var failed []error
-	for _, c := range blasCandidates(lib.Runtime.Major(), lib.Driver.Major()) {
-		b, err := openBLAS(s, c.Path)
-		if err == nil {
-			return b, nil
+	return b, nil
+}
+
+// blasLoads bounds the threads that calls of newBLAS occupy which were left behind.
+var blasLoads bounded.Group
+
+// newBLAS makes a handle of the first of the libraries that works.
+func newBLAS(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, load func(path string) (blasFunctions, error)) (*BLAS, error) {
+	if err := blasLoads.Enter(ctx); err != nil {
+		return nil, err
+	}
+	return bounded.Do(ctx, bounded.Call[*BLAS]{Run: func() (*BLAS, error) {
+		defer blasLoads.Leave()
+		var failed []error
+		for _, c := range list {
+			if ctx.Err() != nil {
+				return nil, bounded.Ended(ctx)
+			}
+			fn, err := load(c.Path)
+			b := &BLAS{stream: s, fn: fn, calls: &sync.Pool{New: func() any { return new(blasCall) }}}
+			if err == nil {
+				err = b.create()
+			}
+			var ofCUDA *cudart.Error
+			switch {
+			case err == nil:
+				return b, nil
+			case errors.Is(err, cudart.ErrMemoryAllocation) || errors.As(err, &ofCUDA): // so it is with any library
+				return nil, fmt.Errorf("%s: %w", c.Path, err)
+			}
+			failed = append(failed, fmt.Errorf("%s: %w", c.Path, err))
 		}
-		failed = append(failed, fmt.Errorf("%s: %w", c.Path, err))
-	}
-	if len(failed) == 0 {
-		failed = append(failed, errors.New("found none that the driver supports"))
-	}
-	return nil, fmt.Errorf("kernel: cuBLAS: no usable libcublas (%s names one): %w: %w", BLASEnv, errors.Join(failed...), cudart.ErrUnsupported)
+		if len(failed) == 0 {
+			failed = append(failed, errors.New("found none that the driver supports"))
+		}
+		return nil, fmt.Errorf("no usable libcublas (%s names one): %w: %w", BLASEnv, errors.Join(failed...), cudart.ErrUnsupported)
+	}, Late: func(b *BLAS, err error) {
+		if err == nil {
+			_ = lifetime.Undo(ctx, b.CloseContext)
+		}
+	}})
 }
 
 // blasCandidates returns the libraries to try, in order.
@@ -97,9 +137,10 @@ func blasCandidates(runtime, driver int) []findlib.Candidate {
 	return list
 }
 
-func openBLAS(s *cudart.Stream, path string) (*BLAS, error) {
+// loadBLAS loads a library.
+func loadBLAS(path string) (fn blasFunctions, err error) {
 	if err := findlib.This().Check(path); err != nil {
-		return nil, err
+		return fn, err
 	}
 	// libcublas needs libcublasLt by its name. A library of that name that is loaded serves.
 	if lt := strings.Replace(filepath.Base(path), "libcublas", "libcublasLt", 1); filepath.IsAbs(path) {
@@ -110,19 +151,17 @@ func openBLAS(s *cudart.Stream, path string) (*BLAS, error) {
 	}
 	lib, err := dynlib.Open(path)
 	if err != nil {
-		return nil, err
+		return fn, err
 	}
-	b := &BLAS{stream: s, path: path}
-	b.calls.New = func() any { return new(blasCall) }
 	for name, to := range map[string]*uintptr{
-		"cublasCreate_v2": &b.fn.create, "cublasDestroy_v2": &b.fn.destroy,
-		"cublasSetStream_v2": &b.fn.setStream, "cublasSgemm_v2": &b.fn.sgemm,
+		"cublasCreate_v2": &fn.create, "cublasDestroy_v2": &fn.destroy,
+		"cublasSetStream_v2": &fn.setStream, "cublasSgemm_v2": &fn.sgemm,
 	} {
 		if *to = lib.Symbol(name); *to == 0 {
-			return nil, fmt.Errorf("%s is not exported", name)
+			return fn, fmt.Errorf("%s is not exported", name)
 		}
 	}
-	return b, b.create()
+	return fn, nil
 }
 
 // create makes the handle.
@@ -173,20 +212,19 @@ func (s BLASStatus) Is(target error) bool {
 	return s == BLASAllocFailed && target == cudart.ErrMemoryAllocation
 }
 
-// Path returns the path of the library.
-func (b *BLAS) Path() string { return b.path }
-
-// Stream returns the stream on which Multiply queues.
-func (b *BLAS) Stream() *cudart.Stream { return b.stream }
+// made reports whether NewBLAS has made it.
+func (b *BLAS) made() bool { return b != nil && b.stream != nil }
 
 // Multiply queues c = alpha * x * y + beta * c (cublasSgemm). The error wraps
 // [cudart.ErrInvalidValue] if the shapes do not fit, [ErrClosed], or is a [BLASStatus].
 func (b *BLAS) Multiply(c, x, y Matrix, alpha, beta float32) error {
 	rows, cols, inner, err := product(c, x, y)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if !b.life.Begin() {
+	case !b.made():
+		return fmt.Errorf("kernel: multiply: %w", errNotMade)
+	case !b.life.Begin():
 		return fmt.Errorf("kernel: multiply: cuBLAS is %w", ErrClosed)
 	}
 	defer b.life.End()
@@ -212,7 +250,10 @@ func (b *BLAS) Close() error { return b.CloseContext(context.Background()) }
 
 // CloseContext is Close that ends with ctx, with its error. A nil ctx is an error.
 func (b *BLAS) CloseContext(ctx context.Context) error {
-	if ctx == nil {
+	switch {
+	case !b.made():
+		return fmt.Errorf("kernel: close cuBLAS: %w", errNotMade)
+	case ctx == nil:
 		return fmt.Errorf("kernel: close cuBLAS: %w", errNilContext)
 	}
 	err := b.life.Close(ctx, func(ctx context.Context) error {

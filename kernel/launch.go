@@ -75,19 +75,27 @@ func (k *Kernel) setParameters(list parameters) {
 	}
 }
 
-// Name returns the name of the kernel.
-func (k *Kernel) Name() string { return k.function.Name() }
+// made reports whether Module.Kernel has made the Kernel.
+func (k *Kernel) made() bool { return k != nil && k.module != nil }
 
-// Limits returns the most threads of a block, its shared memory and more (cudaFuncGetAttributes,
-// cuFuncGetAttribute).
-func (k *Kernel) Limits() cudart.FunctionLimits { return k.function.Limits }
+// Limits returns the maximum threads of a block, its shared memory and more
+// (cudaFuncGetAttributes, cuFuncGetAttribute).
+func (k *Kernel) Limits() cudart.FunctionLimits {
+	if !k.made() {
+		return cudart.FunctionLimits{}
+	}
+	return k.function.Limits
+}
 
 // AllowShared lets launches use n bytes of dynamic shared memory a block, which without it
 // is 48 KiB less what the code itself declares (cudaFuncSetAttribute, cuFuncSetAttribute). The
 // error wraps [cudart.ErrInvalidValue] if n is negative or more than the device has, and
 // [ErrClosed]. Not to be called during launches of k.
 func (k *Kernel) AllowShared(n int) error {
-	if !k.module.life.Begin() {
+	switch {
+	case !k.made():
+		return k.errorf("%w", errNotMade)
+	case !k.module.life.Begin():
 		return k.errorf("the module is %w", ErrClosed)
 	}
 	defer k.module.life.End()
@@ -107,10 +115,13 @@ func (k *Kernel) AllowShared(n int) error {
 // or the stream is closed. Errors of the run appear at later calls that use the stream or the
 // device.
 func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
-	m := k.module
-	if s == nil {
+	switch {
+	case !k.made():
+		return k.errorf("%w", errNotMade)
+	case noStream(s):
 		return k.errorf("%w", errNilStream)
 	}
+	m := k.module
 	if err := k.check(c, args); err != nil {
 		return err
 	}
@@ -178,5 +189,9 @@ func (k *Kernel) invalid(format string, a ...any) error {
 }
 
 func (k *Kernel) errorf(format string, a ...any) error {
-	return fmt.Errorf("kernel: launch %v: "+format, append([]any{k.function}, a...)...)
+	var name any = "no kernel"
+	if k.made() {
+		name = k.function
+	}
+	return fmt.Errorf("kernel: launch %v: "+format, append([]any{name}, a...)...)
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 //go:embed src/memory.ptx
@@ -23,35 +24,20 @@ type Memory struct {
 	*Module
 	fill, check, copying, chase, busy *Kernel
 	processors                        int
+	inside                            bounded.Group // calls of Compare
 }
 
 // NewMemory loads the kernels. Close them. The errors are those of [Load].
 func NewMemory(dev *cudart.Device) (*Memory, error) {
-	module, err := Load(dev, memoryPTX)
+	m := new(Memory)
+	var err error
+	m.Module, m.processors, err = loadOwn(dev, memoryPTX, map[string]**Kernel{
+		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
+	})
 	if err != nil {
 		return nil, err
 	}
-	m := &Memory{Module: module}
-	err = module.kernelsInto(map[string]**Kernel{
-		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
-	})
-	if err == nil {
-		m.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
-	}
-	if err != nil {
-		return nil, errors.Join(err, module.Close())
-	}
 	return m, nil
-}
-
-// kernelsInto looks up kernels by their names.
-func (m *Module) kernelsInto(list map[string]**Kernel) (err error) {
-	for name, k := range list {
-		if *k, err = m.Kernel(name); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Threads of a block, as in src/memory.cu and src/network.cu, and what a multiprocessor holds.
@@ -69,10 +55,13 @@ func spread(n, block, processors int) Config {
 }
 
 func (m *Memory) sized(what string, p cudart.DevPtr, n int) error {
-	if n >= 0 {
-		return nil
+	switch {
+	case m == nil:
+		return fmt.Errorf("kernel: %s: %w", what, errNotMade)
+	case n < 0:
+		return fmt.Errorf("kernel: %s: %d bytes at %#x: %w", what, n, uintptr(p), cudart.ErrInvalidValue)
 	}
-	return fmt.Errorf("kernel: %s: %d bytes at %#x: %w", what, n, uintptr(p), cudart.ErrInvalidValue)
+	return nil
 }
 
 // Fill writes n bytes of a content, from position at on, to p.
@@ -103,7 +92,7 @@ type Found struct {
 
 // ResetResult makes a result that found nothing yet (cudaMemsetAsync).
 func (m *Memory) ResetResult(s *cudart.Stream, result cudart.DevPtr) error {
-	if s == nil {
+	if noStream(s) {
 		return fmt.Errorf("kernel: reset result: %w", errNilStream)
 	}
 	if err := s.Memset(result, 0, ResultBytes/2); err != nil {
@@ -114,6 +103,9 @@ func (m *Memory) ResetResult(s *cudart.Stream, result cudart.DevPtr) error {
 
 // ReadResult returns a result (cudaMemcpy). The checks must be done.
 func (m *Memory) ReadResult(result cudart.DevPtr) (Found, error) {
+	if m == nil || !m.made() {
+		return Found{}, fmt.Errorf("kernel: read result: %w", errNotMade)
+	}
 	var words [2]uint64
 	if err := m.dev.CopyToHost(unsafe.Pointer(&words), result, ResultBytes); err != nil {
 		return Found{}, err
@@ -126,16 +118,31 @@ func (m *Memory) ReadResult(result cudart.DevPtr) (Found, error) {
 
 // Compare is Check with a result of its own, for which it waits. If ctx ends first, the kernel
 // may be running on; the memory of its result, 16 bytes, stays allocated then.
-func (m *Memory) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) (found Found, err error) {
+func (m *Memory) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) (Found, error) {
 	switch {
+	case m == nil || !m.made():
+		return Found{}, fmt.Errorf("kernel: compare: %w", errNotMade)
 	case ctx == nil:
-		return found, fmt.Errorf("kernel: compare: %w", errNilContext)
-	case s == nil:
-		return found, fmt.Errorf("kernel: compare: %w", errNilStream)
+		return Found{}, fmt.Errorf("kernel: compare: %w", errNilContext)
+	case noStream(s):
+		return Found{}, fmt.Errorf("kernel: compare: %w", errNilStream)
 	}
+	if err := m.inside.Enter(ctx); err != nil {
+		return Found{}, fmt.Errorf("kernel: compare: %w", err)
+	}
+	return bounded.Do(ctx, bounded.Call[Found]{Run: func() (Found, error) {
+		defer m.inside.Leave()
+		return m.compare(ctx, s, p, n, c, at)
+	}})
+}
+
+func (m *Memory) compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) (found Found, err error) {
 	result, err := m.dev.Malloc(ResultBytes)
 	if err != nil {
 		return found, err
+	}
+	if ctx.Err() != nil { // meanwhile
+		return found, errors.Join(bounded.Ended(ctx), m.dev.Free(result))
 	}
 	err = m.ResetResult(s, result)
 	if err == nil {
@@ -162,7 +169,7 @@ func (m *Memory) Copy(s *cudart.Stream, dst, src cudart.DevPtr, n, blocks int) e
 	}
 	shape := spread(n/16, copyThreads, m.processors)
 	if blocks > 0 {
-		shape.Grid.X = min(shape.Grid.X, blocks*m.processors)
+		shape.Grid.X = min(shape.Grid.X, min(blocks, shape.Grid.X)*max(m.processors, 1))
 	}
 	return m.copying.Launch(s, shape, Ptr(dst), Ptr(src), Int(n))
 }
@@ -172,7 +179,10 @@ func (m *Memory) Copy(s *cudart.Stream, dst, src cudart.DevPtr, n, blocks int) e
 // bytes: the index at the end, and the clock cycles of the multiprocessor that it took. An index
 // outside of the array makes the context unusable.
 func (m *Memory) Chase(s *cudart.Stream, chain cudart.DevPtr, start, steps int, result cudart.DevPtr) error {
-	if start < 0 || steps < 0 {
+	switch {
+	case m == nil:
+		return fmt.Errorf("kernel: chase: %w", errNotMade)
+	case start < 0 || steps < 0:
 		return fmt.Errorf("kernel: chase: start %d, %d steps: %w", start, steps, cudart.ErrInvalidValue)
 	}
 	return m.chase.Launch(s, Config{Grid: Dim{X: 1}, Block: Dim{X: 1}}, Ptr(chain), Int(start), Int(steps), Ptr(result))
@@ -185,7 +195,10 @@ const MaxBusy = time.Minute
 // also ends after 4 clock cycles for each nanosecond of d, should the timer fail. The error wraps
 // [cudart.ErrInvalidValue] if d is negative or more than [MaxBusy].
 func (m *Memory) Busy(s *cudart.Stream, d time.Duration) error {
-	if d < 0 || d > MaxBusy {
+	switch {
+	case m == nil:
+		return fmt.Errorf("kernel: busy: %w", errNotMade)
+	case d < 0 || d > MaxBusy:
 		return fmt.Errorf("kernel: busy: %v: from 0 to %v: %w", d, MaxBusy, cudart.ErrInvalidValue)
 	}
 	const cycles = 4 // a nanosecond: more than any device has

@@ -21,9 +21,13 @@ var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 var (
 	errNilContext = errors.New("the context is nil")
-	errNilDevice  = errors.New("the device is nil")
-	errNilStream  = errors.New("the stream is nil")
+	errNilDevice  = errors.New("the device is nil or zero")
+	errNilStream  = errors.New("the stream is nil or zero")
+	errNotMade    = errors.New("what the method is called on is nil or zero: Load, Module.Kernel and the functions that begin with New make it")
 )
+
+// noStream reports whether a stream is nil or zero.
+func noStream(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 
 // A Module is code that is loaded on a device. Close it: the garbage collector unloads none.
 type Module struct {
@@ -37,27 +41,54 @@ type Module struct {
 // Load loads PTX, a cubin or a fat binary on a device (cudaLibraryLoadData of CUDA 12.8 or
 // later, else cuModuleLoadDataEx). The driver compiles PTX, which takes a fraction of a
 // second unless its cache has it. code may be changed afterwards. A nil device and empty code
-// are errors; see [cudart.Device.LoadModule] for the others.
+// are errors. The error wraps [cudart.ErrInvalidKernelImage] if the code is nothing of that
+// kind, or not whole; see [cudart.Device.LoadModule] for the others.
 func Load(dev *cudart.Device, code []byte) (*Module, error) {
-	if dev == nil {
+	if dev == nil || dev.Runtime() == nil {
 		return nil, fmt.Errorf("kernel: load: %w", errNilDevice)
 	}
-	loaded, err := dev.LoadModule(code)
+	kernels, err := checkCode(code)
+	var loaded *cudart.Module
+	if err == nil {
+		loaded, err = dev.LoadModule(code)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("kernel: load: %w", err)
 	}
-	kernels, _ := parsePTX(code)
 	return &Module{dev: dev, module: loaded, kernels: kernels}, nil
 }
 
-// Device returns the device on which the code is loaded.
-func (m *Module) Device() *cudart.Device { return m.dev }
+// loadOwn loads PTX of this package, looks up its kernels, and returns the number of
+// multiprocessors of the device.
+func loadOwn(dev *cudart.Device, ptx []byte, kernels map[string]**Kernel) (m *Module, processors int, err error) {
+	if m, err = Load(dev, ptx); err != nil {
+		return nil, 0, err
+	}
+	for name, k := range kernels {
+		if err == nil {
+			*k, err = m.Kernel(name)
+		}
+	}
+	if err == nil {
+		processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, m.Close())
+	}
+	return m, processors, nil
+}
+
+// made reports whether Load has made the Module.
+func (m *Module) made() bool { return m != nil && m.module != nil }
 
 // Kernel looks up a kernel by its name, which is that of a function with extern "C"
 // (cudaLibraryGetKernel, cuModuleGetFunction). The error wraps [cudart.ErrSymbolNotFound] if
 // the code has none of that name, and [ErrClosed].
 func (m *Module) Kernel(name string) (*Kernel, error) {
-	if !m.life.Begin() {
+	switch {
+	case !m.made():
+		return nil, fmt.Errorf("kernel: look up %s: %w", name, errNotMade)
+	case !m.life.Begin():
 		return nil, fmt.Errorf("kernel: look up %s: the module is %w", name, ErrClosed)
 	}
 	defer m.life.End()
@@ -82,7 +113,10 @@ func (m *Module) Close() error { return m.CloseContext(context.Background()) }
 
 // CloseContext is Close that ends with ctx, with its error. A nil ctx is an error.
 func (m *Module) CloseContext(ctx context.Context) error {
-	if ctx == nil {
+	switch {
+	case !m.made():
+		return fmt.Errorf("kernel: close the module: %w", errNotMade)
+	case ctx == nil:
 		return fmt.Errorf("kernel: close the module: %w", errNilContext)
 	}
 	err := m.life.Close(ctx, func(ctx context.Context) error {

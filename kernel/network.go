@@ -2,7 +2,6 @@ package kernel
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
@@ -27,31 +26,28 @@ type Network struct {
 
 // NewNetwork loads the kernels. Close them. The errors are those of [Load].
 func NewNetwork(dev *cudart.Device) (*Network, error) {
-	module, err := Load(dev, networkPTX)
-	if err != nil {
-		return nil, err
-	}
-	n := &Network{Module: module}
-	err = module.kernelsInto(map[string]**Kernel{
+	n := new(Network)
+	var err error
+	n.Module, n.processors, err = loadOwn(dev, networkPTX, map[string]**Kernel{
 		"pinned_gather": &n.gather, "pinned_scatter_add": &n.scatterAdd, "pinned_edges_add": &n.addEdges,
 		"pinned_relu": &n.relu, "pinned_relu_gradient": &n.reluGradient,
 		"pinned_cross_entropy": &n.crossEntropy, "pinned_sgd": &n.sgd, "pinned_scale": &n.scale,
 		"pinned_multiply_nn": &n.multiply[0][0], "pinned_multiply_nt": &n.multiply[0][1],
 		"pinned_multiply_tn": &n.multiply[1][0], "pinned_multiply_tt": &n.multiply[1][1],
 	})
-	if err == nil {
-		n.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
-	}
 	if err != nil {
-		return nil, errors.Join(err, module.Close())
+		return nil, err
 	}
 	return n, nil
 }
 
 // sized checks a number of rows or elements, and the width of rows.
-func sized(what string, n, width int) error {
-	if n < 0 || width <= 0 || width > maxDimension {
-		return fmt.Errorf("kernel: %s: %d of width %d: %w", what, n, width, cudart.ErrInvalidValue)
+func (n *Network) sized(what string, many, width int) error {
+	switch {
+	case n == nil:
+		return fmt.Errorf("kernel: %s: %w", what, errNotMade)
+	case many < 0 || width <= 0 || width > maxDimension:
+		return fmt.Errorf("kernel: %s: %d of width %d: %w", what, many, width, cudart.ErrInvalidValue)
 	}
 	return nil
 }
@@ -62,7 +58,7 @@ func (n *Network) byElement(many int) Config { return spread(many, blockThreads,
 
 // Gather sets row i of dst to row index[i] of src.
 func (n *Network) Gather(s *cudart.Stream, dst, src, index cudart.DevPtr, rows, width int) error {
-	if err := sized("gather", rows, width); err != nil || rows == 0 {
+	if err := n.sized("gather", rows, width); err != nil || rows == 0 {
 		return err
 	}
 	return n.gather.Launch(s, n.byRow(rows), Ptr(dst), Ptr(src), Ptr(index), Int(rows), Uint32(uint32(width)))
@@ -70,7 +66,7 @@ func (n *Network) Gather(s *cudart.Stream, dst, src, index cudart.DevPtr, rows, 
 
 // ScatterAdd adds row i of src to row index[i] of dst.
 func (n *Network) ScatterAdd(s *cudart.Stream, dst, src, index cudart.DevPtr, rows, width int) error {
-	if err := sized("scatter add", rows, width); err != nil || rows == 0 {
+	if err := n.sized("scatter add", rows, width); err != nil || rows == 0 {
 		return err
 	}
 	return n.scatterAdd.Launch(s, n.byRow(rows), Ptr(dst), Ptr(src), Ptr(index), Int(rows), Uint32(uint32(width)))
@@ -80,7 +76,7 @@ func (n *Network) ScatterAdd(s *cudart.Stream, dst, src, index cudart.DevPtr, ro
 // dst: Gather and ScatterAdd, without memory for the rows in between. weight is float32, or 0
 // for 1 everywhere.
 func (n *Network) AddEdges(s *cudart.Stream, dst, src, from, to, weight cudart.DevPtr, edges, width int) error {
-	if err := sized("add edges", edges, width); err != nil || edges == 0 {
+	if err := n.sized("add edges", edges, width); err != nil || edges == 0 {
 		return err
 	}
 	return n.addEdges.Launch(s, n.byRow(edges), Ptr(dst), Ptr(src), Ptr(from), Ptr(to), Ptr(weight), Int(edges), Uint32(uint32(width)))
@@ -88,7 +84,7 @@ func (n *Network) AddEdges(s *cudart.Stream, dst, src, from, to, weight cudart.D
 
 // ReLU sets many elements of dst to those of src, negative ones to 0. Both may be the same.
 func (n *Network) ReLU(s *cudart.Stream, dst, src cudart.DevPtr, many int) error {
-	if err := sized("ReLU", many, 1); err != nil || many == 0 {
+	if err := n.sized("ReLU", many, 1); err != nil || many == 0 {
 		return err
 	}
 	return n.relu.Launch(s, n.byElement(many), Ptr(dst), Ptr(src), Int(many))
@@ -97,7 +93,7 @@ func (n *Network) ReLU(s *cudart.Stream, dst, src cudart.DevPtr, many int) error
 // ReLUGradient sets dst to gradient where output, of ReLU, is positive, and else to 0. dst may be
 // gradient.
 func (n *Network) ReLUGradient(s *cudart.Stream, dst, gradient, output cudart.DevPtr, many int) error {
-	if err := sized("ReLU gradient", many, 1); err != nil || many == 0 {
+	if err := n.sized("ReLU gradient", many, 1); err != nil || many == 0 {
 		return err
 	}
 	return n.reluGradient.Launch(s, n.byElement(many), Ptr(dst), Ptr(gradient), Ptr(output), Int(many))
@@ -107,7 +103,7 @@ func (n *Network) ReLUGradient(s *cudart.Stream, dst, gradient, output cudart.De
 // row of logits and its label. It sets gradient to the gradient of that by logits, unless it is
 // 0; it may be logits. Rows whose label is not a class add nothing, and have gradient 0.
 func (n *Network) CrossEntropy(s *cudart.Stream, gradient, logits, labels, loss cudart.DevPtr, rows, classes int, scale float32) error {
-	if err := sized("cross entropy", rows, classes); err != nil || rows == 0 {
+	if err := n.sized("cross entropy", rows, classes); err != nil || rows == 0 {
 		return err
 	}
 	return n.crossEntropy.Launch(s, n.byRow(rows), Ptr(gradient), Ptr(logits), Ptr(labels), Ptr(loss), Int(rows), Uint32(uint32(classes)), Float32(scale))
@@ -115,7 +111,7 @@ func (n *Network) CrossEntropy(s *cudart.Stream, gradient, logits, labels, loss 
 
 // SGD is a step of stochastic gradient descent: weight -= rate * gradient.
 func (n *Network) SGD(s *cudart.Stream, weight, gradient cudart.DevPtr, rate float32, many int) error {
-	if err := sized("SGD", many, 1); err != nil || many == 0 {
+	if err := n.sized("SGD", many, 1); err != nil || many == 0 {
 		return err
 	}
 	return n.sgd.Launch(s, n.byElement(many), Ptr(weight), Ptr(gradient), Float32(rate), Int(many))
@@ -135,7 +131,9 @@ func (n *Network) Multiply(s *cudart.Stream, c, a, b Matrix, alpha, beta float32
 	switch {
 	case err != nil:
 		return err
-	case s == nil:
+	case n == nil || !n.made():
+		return fmt.Errorf("kernel: multiply: %w", errNotMade)
+	case noStream(s):
 		return fmt.Errorf("kernel: multiply: %w", errNilStream)
 	}
 	grid := Dim{X: (rows-1)/tile + 1, Y: (cols-1)/tile + 1, Z: 1}

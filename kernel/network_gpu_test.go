@@ -3,6 +3,7 @@
 package kernel_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -224,10 +225,9 @@ func TestGPUMultiplies(t *testing.T) {
 			return network.Multiply(s, c, a, b, alpha, beta)
 		},
 	}
-	blas, err := kernel.NewBLAS(s)
+	blas, err := kernel.NewBLAS(context.Background(), s)
 	switch {
 	case err == nil:
-		t.Logf("cuBLAS: %s", blas.Path())
 		defer func() { require.NoError(t, blas.Close()) }()
 		ways["cuBLAS"] = blas.Multiply
 	case errors.Is(err, errors.ErrUnsupported):
@@ -269,7 +269,7 @@ func TestGPUMultiplies(t *testing.T) {
 func BenchmarkMultiply(b *testing.B) {
 	dev, s := realGPU(b)
 	network := newNetwork(b, dev)
-	blas, err := kernel.NewBLAS(s)
+	blas, err := kernel.NewBLAS(context.Background(), s)
 	if err == nil {
 		defer func() { require.NoError(b, blas.Close()) }()
 	}

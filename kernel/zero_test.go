@@ -1,0 +1,151 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package kernel_test
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/kernel"
+)
+
+// The exported functions and methods, with values that nobody should pass: zero ones, nil, and
+// sizes out of range. All are errors, and none panics. (A method that a nil *Memory or *Network
+// has from its embedded Module panics in the caller.)
+func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
+	r := newRig(t, 13000, ptx)
+	empty := r.kernel(t, "empty")
+	ctx, one := t.Context(), kernel.Threads(1, 1)
+	var none context.Context
+	type calls map[string]func() error
+	ofModule := func(m *kernel.Module) calls {
+		return calls{
+			"Kernel":                   func() error { _, err := m.Kernel("f"); return err },
+			"Close":                    m.Close,
+			"CloseContext":             func() error { return m.CloseContext(ctx) },
+			"CloseContext without ctx": func() error { return m.CloseContext(none) },
+		}
+	}
+	ofKernel := func(k *kernel.Kernel) calls {
+		assert.Zero(t, k.Limits())
+		return calls{
+			"Launch":      func() error { return k.Launch(r.stream, one) },
+			"AllowShared": func() error { return k.AllowShared(1) },
+		}
+	}
+	ofMemory := func(m *kernel.Memory, n int) calls {
+		return calls{
+			"Fill":        func() error { return m.Fill(r.stream, 1, n, kernel.Content{}, 0) },
+			"Check":       func() error { return m.Check(r.stream, 1, n, kernel.Content{}, 0, 1) },
+			"Copy":        func() error { return m.Copy(r.stream, 1, 1, n, math.MaxInt) },
+			"Chase":       func() error { return m.Chase(r.stream, 1, n, n, 1) },
+			"Busy":        func() error { return m.Busy(r.stream, 1) },
+			"Busy long":   func() error { return m.Busy(r.stream, math.MaxInt64) },
+			"ReadResult":  func() error { _, err := m.ReadResult(1); return err },
+			"ResetResult": func() error { return m.ResetResult(new(cudart.Stream), 1) },
+			"Compare":     func() error { _, err := m.Compare(ctx, r.stream, 1, n, kernel.Content{}, 0); return err },
+		}
+	}
+	ofNetwork := func(n *kernel.Network, many int) calls {
+		m := kernel.Matrix{Rows: many, Cols: many}
+		return calls{
+			"Gather":       func() error { return n.Gather(r.stream, 1, 1, 1, many, 1) },
+			"ScatterAdd":   func() error { return n.ScatterAdd(r.stream, 1, 1, 1, many, 1) },
+			"AddEdges":     func() error { return n.AddEdges(r.stream, 1, 1, 1, 1, 1, many, 1) },
+			"ReLU":         func() error { return n.ReLU(r.stream, 1, 1, many) },
+			"ReLUGradient": func() error { return n.ReLUGradient(r.stream, 1, 1, 1, many) },
+			"CrossEntropy": func() error { return n.CrossEntropy(r.stream, 1, 1, 1, 1, many, 1, 1) },
+			"SGD":          func() error { return n.SGD(r.stream, 1, 1, 1, many) },
+			"Multiply":     func() error { return n.Multiply(r.stream, m, m, m, 1, 0) },
+		}
+	}
+	ofBLAS := func(b *kernel.BLAS) calls {
+		m := kernel.Matrix{Rows: 1, Cols: 1}
+		return calls{
+			"Multiply":     func() error { return b.Multiply(m, m, m, 1, 0) },
+			"of nothing":   func() error { return b.Multiply(kernel.Matrix{}, kernel.Matrix{}, kernel.Matrix{}, 1, 0) },
+			"Close":        b.Close,
+			"CloseContext": func() error { return b.CloseContext(none) },
+		}
+	}
+	for name, list := range map[string]calls{
+		"nil Module": ofModule(nil), "zero Module": ofModule(new(kernel.Module)), "Module of a zero Memory": ofModule(new(kernel.Memory).Module),
+		"nil Kernel": ofKernel(nil), "zero Kernel": ofKernel(new(kernel.Kernel)),
+		"nil Memory": ofMemory(nil, 1), "zero Memory": ofMemory(new(kernel.Memory), 1), "less than nothing": ofMemory(new(kernel.Memory), math.MinInt),
+		"nil Network": ofNetwork(nil, 1), "zero Network": ofNetwork(new(kernel.Network), 1), "network of less than nothing": ofNetwork(new(kernel.Network), math.MinInt),
+		"nil BLAS": ofBLAS(nil), "zero BLAS": ofBLAS(new(kernel.BLAS)),
+		"functions": {
+			"Load":                     func() error { _, err := kernel.Load(nil, []byte(ptx)); return err },
+			"Load on a zero device":    func() error { _, err := kernel.Load(new(cudart.Device), []byte(ptx)); return err },
+			"Load of nothing":          func() error { _, err := kernel.Load(r.dev, nil); return err },
+			"NewMemory":                func() error { _, err := kernel.NewMemory(nil); return err },
+			"NewNetwork":               func() error { _, err := kernel.NewNetwork(new(cudart.Device)); return err },
+			"NewBLAS without ctx":      func() error { _, err := kernel.NewBLAS(none, r.stream); return err },
+			"NewBLAS without a stream": func() error { _, err := kernel.NewBLAS(ctx, nil); return err },
+			"NewBLAS on a zero stream": func() error { _, err := kernel.NewBLAS(ctx, new(cudart.Stream)); return err },
+			"Launch on no stream":      func() error { return empty.Launch(nil, one) },
+			"Launch on a zero stream":  func() error { return empty.Launch(new(cudart.Stream), one) },
+			"Launch of nothing":        func() error { return empty.Launch(r.stream, kernel.Config{}) },
+			"Launch of less":           func() error { return empty.Launch(r.stream, kernel.Threads(math.MinInt, math.MinInt)) },
+			"Launch of all":            func() error { return empty.Launch(r.stream, kernel.Threads(math.MaxInt, math.MaxInt)) },
+			"Launch of zero arguments": func() error { return r.kernel(t, "mixed").Launch(r.stream, one, make([]kernel.Arg, 6)...) },
+			"Launch of many arguments": func() error { return empty.Launch(r.stream, one, make([]kernel.Arg, 1000)...) },
+			"Close without ctx":        func() error { return r.module.CloseContext(none) },
+		},
+	} {
+		for call, f := range list {
+			if assert.NotPanics(t, func() {
+				err := f()
+				assert.ErrorContains(t, err, "kernel: ", "%s: %s", name, call)
+			}, "%s: %s", name, call) {
+				continue
+			}
+		}
+	}
+	assert.Equal(t, "content kind 4294967295", kernel.ContentKind(math.MaxUint32).String())
+	kernel.Content{Kind: math.MaxUint32}.Fill(make([]byte, 20), math.MaxUint64)
+	_ = kernel.BLASStatus(math.MinInt32).Error()
+	assert.Zero(t, kernel.Matrix{}.T().Len())
+	assert.Empty(t, r.Launches())
+}
+
+// A call into the library that never returns holds up no Compare past its context.
+func TestCompareEndsWithItsContext(t *testing.T) {
+	k, dev := testgpu.NewKernels(t, cudasim.Config{})
+	k.Names = map[string]int{"pinned_fill": 6, "pinned_check": 7, "pinned_copy": 3, "pinned_chase": 4, "pinned_busy": 2}
+	m, err := kernel.NewMemory(dev)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	functions := []string{"cudaMalloc", "cudaMemcpy", "cudaFree"}
+	over := make(chan error, len(functions))
+	var unblock []func()
+	for _, fn := range functions {
+		s, err := dev.NewStream(cudart.StreamOptions{})
+		require.NoError(t, err)
+		unblock = append(unblock, k.Block(fn, cudasim.Fault{}))
+		go func() {
+			_, err := m.Compare(ctx, s, 0x1000, 64, kernel.Content{}, 0)
+			over <- err
+			_ = s.Close()
+		}()
+		require.NoError(t, k.AwaitBlocked(t.Context(), fn, 1))
+	}
+	cancel()
+	for range functions {
+		err := <-over
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, bounded.ErrStuck)
+	}
+	for _, f := range unblock {
+		f()
+	}
+	require.NoError(t, m.Close())
+}
