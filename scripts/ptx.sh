@@ -1,15 +1,25 @@
 #!/usr/bin/env bash
 # Compiles the kernels in kernel/src to PTX, which package kernel embeds, so that building this
-# module needs no CUDA toolkit. Run it after a change in kernel/src/*.cu, and commit the PTX; a
-# test compares the hash of the sources.
+# module needs no CUDA toolkit. Run it after a change in kernel/src/*.cu, and commit the PTX and
+# SHA256SUMS, which nothing else writes: a test compares the hashes of the sources and of the PTX.
 #
-#   scripts/ptx.sh
+#   scripts/ptx.sh          compiles
+#   scripts/ptx.sh check    compiles elsewhere, and compares with the PTX in kernel/src
 #
 # It uses nvcc, or where there is none libnvrtc through python3: set NVRTC to its path if the
 # loader does not find it. Use CUDA 11.8 or older: a driver refuses PTX of a newer CUDA than its
-# own, and a test says so.
+# own, and a test says so. The PTX in kernel/src is that of libnvrtc 11.8.89 (Debian's packages
+# libnvrtc11.2 and libnvrtc-builtins11.8, in non-free of bookworm), byte by byte.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../kernel/src"
+
+if [[ ${1:-} == check ]]; then
+	committed=$PWD
+	copy=$(mktemp -d)
+	trap 'rm -rf "$copy"' EXIT
+	cp ./*.cu "$copy"
+	cd "$copy"
+fi
 
 # nvrtc SOURCE PTX compiles with libnvrtc.
 nvrtc() {
@@ -47,14 +57,13 @@ PYTHON
 for source in *.cu; do
 	ptx=${source%.cu}.ptx
 	if command -v nvcc >/dev/null; then
-		nvcc --ptx --gpu-architecture=compute_75 --std=c++14 -o "$ptx.new" "$source"
+		nvcc --ptx --gpu-architecture=compute_75 --std=c++14 -o "$ptx" "$source"
 	else
-		nvrtc "$source" "$ptx.new"
+		nvrtc "$source" "$ptx"
 	fi
-	{
-		echo "// $source has the SHA-256 $(sha256sum "$source" | cut -d' ' -f1)"
-		cat "$ptx.new"
-	} >"$ptx"
-	rm "$ptx.new"
 	echo "$ptx: $(grep -m1 '^\.version' "$ptx"), $(grep -c '\.entry' "$ptx") kernels"
 done
+LC_ALL=C sha256sum ./*.cu ./*.ptx | sed 's|\./||' | LC_ALL=C sort -k2 >SHA256SUMS
+if [[ -n ${committed:-} ]]; then
+	diff -r "$committed" . && echo "ptx: the PTX is that of its sources"
+fi
