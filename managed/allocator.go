@@ -1,14 +1,15 @@
 package managed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"sync"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -30,10 +31,12 @@ var (
 	// ErrInUse is returned by Close of an Allocator whose memory is not closed.
 	ErrInUse = errors.New("memory is in use")
 
-	errNilDevice  = errors.New("the device is nil")
-	errNilStream  = errors.New("the stream is nil")
+	errNilDevice  = errors.New("the device is nil or zero")
+	errNilStream  = errors.New("the stream is nil or zero")
 	errNilContext = errors.New("the context is nil")
+	errNilQueue   = errors.New("the function is nil")
 	errSize       = errors.New("the size must be positive")
+	errNotMade    = errors.New("the Allocator, Memory or Plan is nil or zero: New, Alloc and NewPlan make them")
 )
 
 // DefaultLogAbove is the Options.LogAbove of allocators that set none.
@@ -43,10 +46,10 @@ const DefaultLogAbove = 100_000_000
 type Options struct {
 	// Label is counted for Alloc; "" is a label as well. See also AllocLabel.
 	Label string
-	// Reserve is how much device memory is kept free of managed memory, in bytes.
+	// Reserve is the device memory that is kept free of managed memory, in bytes.
 	Reserve int
-	// Oversubscribe allows more memory than the card has. What is beyond stays on the
-	// host, advised with PreferredLocation(Host()) and AccessedBy(dev.Location()).
+	// Oversubscribe allows more memory than the card has. The memory beyond that stays on
+	// the host, advised with PreferredLocation(Host()) and AccessedBy(dev.Location()).
 	Oversubscribe bool
 	// AllowExclusive allows a device that cannot access managed memory while the CPU
 	// does: see "Coherence" in the package's documentation.
@@ -58,24 +61,27 @@ type Options struct {
 }
 
 // An Allocator allocates managed memory for one device, and counts it.
+//
+//	state     entered by                  | Alloc, Move, Plan.Run       | Close
+//	open      New                         | counted: each call, and     | seals it
+//	          |                           | Memory until it is freed    |
+//	sealed    Close                       | ErrClosed                   | ErrInUse while any is counted,
+//	          |                           |                             | else destroys the streams
+//	released  a Close that has worked     | ErrClosed                   | nil
 type Allocator struct {
 	dev        *cudart.Device
 	o          Options
 	concurrent bool
 	notes      []string
 	card       *card
+	life       lifetime.Lifetime
 
-	leave sync.Once // the card
-
-	mu      sync.Mutex // not held during calls into the library
-	closed  bool
+	// Guarded by ledger.mu.
 	streams []*cudart.Stream // for moves, idle
-	live    memoryList
-	order   uint64 // of the last use: see Memory.used
-	total   counts
-	labels  map[string]*counts
-	own     *counts // of Options.Label, once there are any
-	onHost  int     // bytes of memory beyond the card
+	live    []*Memory        // in no order
+	total   Counts
+	labels  map[string]*Counts
+	onHost  int // bytes of memory beyond the card
 	failed  int
 }
 
@@ -93,7 +99,7 @@ func New(dev *cudart.Device, o Options) (*Allocator, error) {
 
 func newAllocator(dev *cudart.Device, o Options) (*Allocator, error) {
 	switch {
-	case dev == nil:
+	case dev == nil || dev.Runtime() == nil:
 		return nil, errNilDevice
 	case dev.Runtime().Closed():
 		return nil, fmt.Errorf("the Runtime of %v: %w", dev, cudart.ErrClosed)
@@ -102,36 +108,30 @@ func newAllocator(dev *cudart.Device, o Options) (*Allocator, error) {
 	case o.LogAbove < 0:
 		return nil, fmt.Errorf("Options.LogAbove of %d: must not be negative", o.LogAbove)
 	}
-	if o.LogAbove == 0 {
-		o.LogAbove = DefaultLogAbove
-	}
+	o.LogAbove = cmp.Or(o.LogAbove, DefaultLogAbove)
 	has, err := dev.Attribute(cudart.AttrManagedMemory)
 	if err != nil {
 		return nil, err
 	}
-	if has == 0 {
-		return nil, fmt.Errorf("%v has no managed memory (its attribute ManagedMemory is 0): %w", dev, errors.ErrUnsupported)
-	}
 	concurrent, err := dev.Attribute(cudart.AttrConcurrentManagedAccess)
-	if err != nil {
-		return nil, err
-	}
-	a := &Allocator{dev: dev, o: o, concurrent: concurrent != 0, labels: make(map[string]*counts)}
 	switch {
-	case !a.concurrent && !o.AllowExclusive:
+	case err != nil:
+		return nil, err
+	case has == 0:
+		return nil, fmt.Errorf("%v has no managed memory (its attribute ManagedMemory is 0): %w", dev, errors.ErrUnsupported)
+	case concurrent == 0 && !o.AllowExclusive:
 		return nil, fmt.Errorf("%v: %w (set Options.AllowExclusive to use it all the same, with Memory.HostBytes)", dev, ErrNotConcurrent)
-	case !a.concurrent && o.Oversubscribe:
+	case concurrent == 0 && o.Oversubscribe:
 		return nil, fmt.Errorf("Options.Oversubscribe: %v: %w", dev, ErrNotConcurrent)
 	}
-	a.notes = notesOf(dev, a.concurrent, o, os.Getenv(forceVariable))
-	a.card = openCard(dev)
-	return a, nil
+	notes := notesOf(dev, concurrent != 0, o, os.Getenv(forceVariable))
+	return &Allocator{dev: dev, o: o, concurrent: concurrent != 0, notes: notes, card: openCard(dev), labels: make(map[string]*Counts)}, nil
 }
 
 // forceVariable is an environment variable of the CUDA driver.
 const forceVariable = "CUDA_MANAGED_FORCE_DEVICE_ALLOC"
 
-// notesOf says what is special about this device.
+// notesOf returns the peculiarities of this device.
 func notesOf(dev *cudart.Device, concurrent bool, o Options, force string) []string {
 	var notes []string
 	if !concurrent {
@@ -147,48 +147,64 @@ func notesOf(dev *cudart.Device, concurrent bool, o Options, force string) []str
 	return append(notes, note)
 }
 
-// Device returns the device that the memory is for.
-func (a *Allocator) Device() *cudart.Device { return a.dev }
+// made reports whether New has made the Allocator.
+func (a *Allocator) made() bool { return a != nil && a.dev != nil }
 
 // Concurrent reports whether CPU and GPU may access managed memory at the same time: see
 // "Coherence" in the package's documentation.
-func (a *Allocator) Concurrent() bool { return a.concurrent }
+func (a *Allocator) Concurrent() bool { return a.made() && a.concurrent }
 
-// Notes returns what is special about managed memory here, in sentences: a device without
-// concurrent access, or CUDA_MANAGED_FORCE_DEVICE_ALLOC. nil for nothing.
-func (a *Allocator) Notes() []string { return a.notes }
+// Notes returns the peculiarities of managed memory here, in sentences: a device without
+// concurrent access, or CUDA_MANAGED_FORCE_DEVICE_ALLOC. It returns nil if there are none.
+func (a *Allocator) Notes() []string {
+	if !a.made() {
+		return nil
+	}
+	return a.notes
+}
 
-// Alloc allocates n bytes (cudaMallocManaged), and counts them under Options.Label. They
-// lie nowhere until they are touched or prefetched. n must be positive.
+// Alloc allocates n bytes (cudaMallocManaged), and counts them under Options.Label. No page
+// is allocated until it is first touched or prefetched. n must be positive.
 //
-// Errors are [ErrOversubscribed], with the figures, for what the card has no room for;
-// [ErrClosed]; and those of CUDA. After an error nothing is allocated, unless the error
-// says so.
-func (a *Allocator) Alloc(n int) (*Memory, error) { return a.AllocLabel(a.o.Label, n) }
+// Errors are [ErrOversubscribed], with the figures, if the device has no capacity for the
+// memory; [ErrClosed]; and those of CUDA. After an error nothing is allocated, unless the
+// error says so.
+func (a *Allocator) Alloc(n int) (*Memory, error) {
+	if !a.made() {
+		return a.AllocLabel("", n)
+	}
+	return a.AllocLabel(a.o.Label, n)
+}
 
-// AllocLabel is Alloc that counts the bytes under a label of their own.
+// AllocLabel is Alloc that counts the bytes under another label.
 func (a *Allocator) AllocLabel(label string, n int) (*Memory, error) {
+	if !a.made() {
+		return nil, fmt.Errorf("managed: allocate %d bytes (%q): %w", n, label, errNotMade)
+	}
 	m, err := a.alloc(label, n)
 	if err != nil {
-		a.mu.Lock()
+		ledger.mu.Lock()
 		a.failed++
-		a.mu.Unlock()
+		ledger.mu.Unlock()
 		return nil, fmt.Errorf("managed: allocate %d bytes (%q) for %v: %w", n, label, a.dev, err)
 	}
 	return m, nil
 }
 
-func (a *Allocator) alloc(label string, n int) (*Memory, error) {
-	if n <= 0 {
+func (a *Allocator) alloc(label string, n int) (m *Memory, err error) {
+	switch {
+	case n <= 0:
 		return nil, errSize
-	}
-	a.mu.Lock()
-	closed := a.closed
-	a.mu.Unlock()
-	if closed {
+	case !a.life.Begin(): // until the memory is freed
 		return nil, ErrClosed
 	}
-	beyond, err := a.card.admit(n, a.o.Reserve, a.o.Oversubscribe)
+	defer func() {
+		if err != nil {
+			a.life.End()
+		}
+	}()
+	ctx := context.Background()
+	beyond, err := a.card.admit(ctx, n, a.o.Reserve, a.o.Oversubscribe)
 	if err != nil {
 		return nil, err
 	}
@@ -197,105 +213,85 @@ func (a *Allocator) alloc(label string, n int) (*Memory, error) {
 		a.card.release(n)
 		return nil, err
 	}
-	m := &Memory{a: a, p: p, n: n, label: label, onHost: beyond}
+	m = &Memory{a: a, p: p, n: n, label: label, onHost: beyond}
 	if beyond {
-		err = m.keepOnHost()
-	}
-	if err == nil {
-		err = a.opened(m)
+		err = a.card.stayOnHost(ctx, m.All())
 	}
 	if err != nil {
-		if freeing := a.dev.Free(m.ptr()); freeing != nil {
+		if freeing := lifetime.Undo(ctx, func(context.Context) error { return a.dev.Free(m.ptr()) }); freeing != nil {
 			return nil, errors.Join(err, fmt.Errorf("the %d bytes at %#x stay allocated: %w", n, m.ptr(), freeing))
 		}
 		a.card.release(n)
 		return nil, err
 	}
+	a.opened(m)
 	return m, nil
 }
 
-// keepOnHost advises that the memory stays on the host.
-func (m *Memory) keepOnHost() error {
-	for _, advice := range []Advice{PreferredLocation(Host()), AccessedBy(m.a.dev.Location())} {
-		if err := m.a.dev.MemAdvise(m.ptr(), m.n, advice.kind, advice.at); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // opened counts new memory, and logs it.
-func (a *Allocator) opened(m *Memory) error {
-	a.mu.Lock()
-	if a.closed {
-		a.mu.Unlock()
-		return ErrClosed
+func (a *Allocator) opened(m *Memory) {
+	ledger.mu.Lock()
+	if m.counts = a.labels[m.label]; m.counts == nil {
+		m.counts = new(Counts)
+		a.labels[m.label] = m.counts
 	}
-	c := a.own
-	if m.label != a.o.Label {
-		c = a.labels[m.label]
-	}
-	if c == nil {
-		c = new(counts)
-		a.labels[m.label] = c
-		if m.label == a.o.Label {
-			a.own = c
-		}
-	}
-	m.counts = c
-	c.alloc(m.n)
+	m.counts.alloc(m.n)
 	a.total.alloc(m.n)
 	if m.onHost {
 		a.onHost += m.n
 	}
-	a.live.add(m)
-	a.order++
-	m.used = a.order
+	m.index = len(a.live)
+	a.live = append(a.live, m)
+	ledger.uses++
+	m.used = ledger.uses
 	total := a.total
-	a.mu.Unlock()
+	ledger.mu.Unlock()
 	if a.o.Logger != nil && m.n >= a.o.LogAbove {
 		a.o.Logger.LogAttrs(context.Background(), slog.LevelInfo, "managed: allocated", slog.Int("bytes", m.n),
 			slog.String("label", m.label), slog.Bool("on_host", m.onHost), slog.Int("allocated", total.Allocated),
 			slog.Int("peak", total.Peak), slog.Int("allocs", total.Allocs), slog.Int("device", a.dev.Ordinal()))
 	}
-	return nil
 }
 
 // freed uncounts memory.
 func (a *Allocator) freed(m *Memory) {
-	a.card.release(m.n)
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	ledger.mu.Lock()
+	a.card.allocated.used -= m.n
 	m.counts.free(m.n)
 	a.total.free(m.n)
 	if m.onHost {
 		a.onHost -= m.n
 	}
-	a.live.remove(m)
+	last := len(a.live) - 1
+	a.live[m.index], a.live[last].index = a.live[last], m.index
+	a.live[last] = nil
+	a.live = a.live[:last]
+	ledger.mu.Unlock()
+	a.life.End()
 }
 
-// Close refuses new allocations from its call on, and destroys the streams of plans. Memory
-// that is not closed is an error that wraps [ErrInUse]: close it, and call Close again.
-// After an error of CUDA Close may be called again, too. After one that returned nil it
-// does nothing.
+// Close refuses new allocations, moves and runs of plans from its call on, and destroys the
+// streams of moves. Memory that is not closed, and a call in progress, are an error that
+// wraps [ErrInUse]: close it, and call Close again. After an error of CUDA Close may be
+// called again, too. After one that returned nil it does nothing.
 func (a *Allocator) Close() error {
-	if err := a.close(); err != nil {
+	if !a.made() {
+		return fmt.Errorf("managed: close: %w", errNotMade)
+	}
+	if calls := a.life.Seal(); calls > 0 {
+		s := a.Stats()
+		return fmt.Errorf("managed: close allocator of %v: %d allocations with %d bytes are not closed, and %d calls are in progress: %w",
+			a.dev, s.Allocs-s.Frees, s.Allocated, max(calls-(s.Allocs-s.Frees), 0), ErrInUse)
+	}
+	err := a.life.Close(context.Background(), func(context.Context) error {
+		if err := a.closeStreams(); err != nil {
+			return err
+		}
+		a.card.close()
+		return nil
+	})
+	if err != nil {
 		return fmt.Errorf("managed: close allocator of %v: %w", a.dev, err)
 	}
-	return nil
-}
-
-func (a *Allocator) close() error {
-	a.mu.Lock()
-	a.closed = true
-	live, bytes := a.total.Allocs-a.total.Frees, a.total.Allocated
-	a.mu.Unlock()
-	if live > 0 {
-		return fmt.Errorf("%d allocations with %d bytes are not closed: %w", live, bytes, ErrInUse)
-	}
-	if err := a.closeStreams(); err != nil {
-		return err
-	}
-	a.leave.Do(a.card.close)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -137,12 +138,11 @@ func TestAllocAndClose(t *testing.T) {
 	m, err := g.a.Alloc(3*mib + 1)
 	require.NoError(t, err)
 	assert.Equal(t, 3*mib+1, m.Len())
-	assert.Equal(t, "one", m.Label())
 	assert.False(t, m.OnHost())
 	assert.Len(t, m.Bytes(), 3*mib+1)
-	assert.Equal(t, uintptr(m.Pointer()), uintptr(m.DevPtr()))
+	assert.Equal(t, uintptr(unsafe.Pointer(&m.Bytes()[0])), uintptr(m.DevPtr()))
 	m.Bytes()[3*mib] = 5
-	at, err := g.dev.PointerAttributes(uintptr(m.Pointer()))
+	at, err := g.dev.PointerAttributes(uintptr(m.DevPtr()))
 	require.NoError(t, err)
 	assert.Equal(t, cudart.MemoryManaged, at.Type)
 
@@ -153,14 +153,13 @@ func TestAllocAndClose(t *testing.T) {
 	require.NoError(t, m.Close())
 	require.NoError(t, m.Close())
 	assert.Nil(t, m.Bytes())
-	assert.Nil(t, m.Pointer())
 	assert.Zero(t, m.DevPtr())
 	for what, err := range map[string]error{
 		"prefetch": m.Prefetch(g.s, Host()),
 		"advise":   m.Advise(ReadMostly()),
 		"batch":    g.a.PrefetchBatch(g.s, Host(), m.All()),
 		"bytes":    func() error { _, err := m.HostBytes(t.Context()); return err }(),
-		"at":       func() error { _, err := m.Attributes(0, 1); return err }(),
+		"mapped":   func() error { _, err := m.MappedByHost(0, 1); return err }(),
 	} {
 		assert.ErrorIs(t, err, ErrClosed, what)
 	}
@@ -299,7 +298,7 @@ func TestMemoryBeyondTheCardStaysOnTheHost(t *testing.T) {
 		assert.False(t, in.OnHost())
 		assert.True(t, beyond.OnHost())
 		assert.Equal(t, 100*mib, g.a.Stats().OnHost)
-		at, err := beyond.Attributes(0, beyond.Len())
+		at, err := g.attributes(beyond, 0, beyond.Len())
 		require.NoError(t, err)
 		assert.Equal(t, cudart.RangeAttributes{Preferred: Host(), AccessedBy: []cudart.Location{g.dev.Location()}}, at)
 		for _, m := range []*Memory{in, beyond} {
@@ -361,7 +360,7 @@ func TestKeepReserveDropsCopiesOfMemoryThatIsReadMostly(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 32*mib, moved)
 	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.All()))
-	at, err := m.Attributes(0, m.Len())
+	at, err := g.attributes(m, 0, m.Len())
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly, "advised as before")
 }

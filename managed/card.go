@@ -1,146 +1,191 @@
 package managed
 
 import (
+	"context"
 	"fmt"
 	"sync"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// A card is the memory of a device, as all allocators of the process share it. It
-// decides what is too much.
-//
-// CUDA reports how much device memory is free, but not how much of the rest is pages of
-// our managed memory: those come and go. So what managed memory can have is estimated
-// as what was free before there was any, or, if less, what is free now and all that is
-// allocated.
-type card struct {
-	dev *cudart.Device
+// ledger is the managed memory of this process. One lock is enough for all devices: it is
+// held for some additions, and not during calls into the library.
+var ledger = struct {
+	mu    sync.Mutex
+	cards map[*cudart.Device]*card // those that have an Allocator
+	uses  uint64                   // see Memory.used
+}{cards: make(map[*cudart.Device]*card)}
 
-	mu        sync.Mutex // not held during calls into the library
-	users     int        // allocators
-	allocated int        // bytes of managed memory
-	before    int        // bytes that were free when none was allocated
-	free      int        // bytes, when asked last
-	total     int
-	enough    int // bytes that may be allocated without asking again
-	budgets   int // of the plans that run
-	room      int // bytes that were free when none ran
+// A card is the memory of a device. All Allocators of the device share it. Its numbers are
+// guarded by ledger.mu.
+type card struct {
+	dev         *cudart.Device
+	inside      bounded.Group // calls into the library whose callers may leave
+	allocators  int
+	free, total int   // bytes at the last query
+	allocated   share // managed memory
+	budgets     share // of the Plans that run
+	admitted    int   // bytes that may be allocated before the next query
 }
 
-// cards are those that have an allocator.
-var cards = struct {
-	mu sync.Mutex
-	of map[*cudart.Device]*card
-}{of: make(map[*cudart.Device]*card)}
+// A share is memory that may be on a device or on the host, and of which CUDA does not
+// report where it is: managed memory, or the memory of Plans.
+type share struct {
+	used      int // bytes
+	available int // estimate of the device memory that the share can have
+}
+
+// update corrects the estimate after a query. What others use is assumed not to have
+// changed, as long as that is possible: between none and all of the share is on the
+// device. Otherwise others have allocated or freed device memory, and all of the share is
+// assumed to be on the device.
+func (s *share) update(free, total int) {
+	if s.available < free || s.available > free+s.used {
+		s.available = min(free+s.used, total)
+	}
+}
 
 func openCard(dev *cudart.Device) *card {
-	cards.mu.Lock()
-	defer cards.mu.Unlock()
-	c := cards.of[dev]
+	ledger.mu.Lock()
+	defer ledger.mu.Unlock()
+	c := ledger.cards[dev]
 	if c == nil {
 		c = &card{dev: dev}
-		cards.of[dev] = c
+		ledger.cards[dev] = c
 	}
-	c.users++
+	c.allocators++
 	return c
 }
 
 func (c *card) close() {
-	cards.mu.Lock()
-	defer cards.mu.Unlock()
-	if c.users--; c.users == 0 {
-		delete(cards.of, c.dev)
+	ledger.mu.Lock()
+	defer ledger.mu.Unlock()
+	if c.allocators--; c.allocators == 0 {
+		delete(ledger.cards, c.dev)
 	}
 }
 
-// lookShare is the share of the card that may be allocated, where half of it and more is
-// free, before it is asked again what is free: cudaMemGetInfo takes longer than all else
-// here.
-const lookShare = 64
-
-// look asks how much is free (cudaMemGetInfo).
-func (c *card) look() error {
-	free, total, err := c.dev.MemInfo()
-	if err != nil {
+// call makes a call into the library whose caller may leave when ctx ends. It waits while
+// bounded.MaxInside of them are in progress.
+func (c *card) call(ctx context.Context, f func() error) error {
+	if err := c.inside.Enter(ctx); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.free, c.total = free, total
-	if c.allocated == 0 {
-		c.before = free
+	defer c.inside.Leave()
+	return f()
+}
+
+// leaving runs f, whose caller leaves some time after the end of ctx although a call into
+// the library does not return.
+func leaving(ctx context.Context, f func() error) error {
+	_, err := bounded.Do(ctx, bounded.Call[struct{}]{Run: func() (struct{}, error) { return struct{}{}, f() }})
+	return err
+}
+
+func (c *card) memInfo(ctx context.Context) (free, total int, err error) {
+	err = c.call(ctx, func() (err error) {
+		free, total, err = c.dev.MemInfo()
+		return err
+	})
+	return free, total, err
+}
+
+// advise advises the driver about memory.
+func (c *card) advise(ctx context.Context, r Range, a Advice) error {
+	return c.call(ctx, func() error { return c.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at) })
+}
+
+// stayOnHost advises that memory stays on the host, mapped for the device.
+func (c *card) stayOnHost(ctx context.Context, r Range) error {
+	for _, a := range []Advice{PreferredLocation(Host()), AccessedBy(c.dev.Location())} {
+		if err := c.advise(ctx, r, a); err != nil {
+			return err
+		}
 	}
-	c.enough = min(c.allocated+c.available()/lookShare, c.available()/2)
 	return nil
 }
 
-// available is the most that managed memory can have of the card.
-func (c *card) available() int { return min(c.before, c.free+c.allocated) }
+// admittedShare is the share of the device memory that may be allocated without a query,
+// where half of it is available: cudaMemGetInfo takes longer than the rest of Alloc.
+const admittedShare = 64
 
-// admit counts n bytes as allocated. beyond reports that they do not fit onto the card
-// next to all others and the reserve; without oversubscribe that is an error instead, and
-// nothing is counted.
-func (c *card) admit(n, reserve int, oversubscribe bool) (beyond bool, err error) {
-	c.mu.Lock()
-	if n <= c.enough-c.allocated && fits(n, reserve, c.available()/2-c.allocated) {
-		c.allocated += n
-		c.mu.Unlock()
-		return false, nil
-	}
-	c.mu.Unlock()
-	if err := c.look(); err != nil {
-		return false, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !fits(n, reserve, c.available()-c.allocated) {
-		if !oversubscribe {
-			return false, c.refuse(n, reserve)
-		}
-		beyond = true
-	}
-	c.allocated += n
-	return beyond, nil
-}
-
-// begin counts the budget of a plan as used, until end is called. What of it is on the card
-// at a time is not known, so that plans that run at once share what was free before them.
-func (c *card) begin(budget, reserve int) (end func(), err error) {
-	free, total, err := c.dev.MemInfo()
+// queryAndLock queries the free memory (cudaMemGetInfo). It returns with ledger.mu locked,
+// unless there is an error.
+func (c *card) queryAndLock(ctx context.Context) error {
+	free, total, err := c.memInfo(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.budgets == 0 {
-		c.room = free
-	}
-	if room := min(c.room, free+c.budgets) - c.budgets; !fits(budget, reserve, room) {
-		return nil, fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s, and the budgets of plans that run are %s", ErrOversubscribed,
-			units.ExactBytes(budget), units.ExactBytes(reserve), units.ExactBytes(free), units.ExactBytes(total), units.ExactBytes(c.budgets))
-	}
-	c.budgets += budget
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.budgets -= budget
-	}, nil
+	ledger.mu.Lock()
+	c.free, c.total = free, total
+	c.allocated.update(free, total)
+	c.budgets.update(free, total)
+	c.admitted = min(c.allocated.used+c.allocated.available/admittedShare, c.allocated.available/2)
+	return nil
 }
 
-// fits reports whether there is room for both, whose sum may be no int.
-func fits(n, reserve, room int) bool { return n <= room && reserve <= room-n }
-
-// refuse makes the error of a request that is too large, with c locked.
-func (c *card) refuse(n, reserve int) error {
-	return fmt.Errorf("%w: asked for %s, %s of managed memory are allocated and %s reserved, of %s that it could have; the card has %s free of %s (ask for less, free some, lower Options.Reserve, move data through the card with a Plan, or set Options.Oversubscribe, which is slow, and can hang a card or a host that others use too)",
-		ErrOversubscribed, units.ExactBytes(n), units.ExactBytes(c.allocated), units.ExactBytes(reserve), units.ExactBytes(max(c.available(), 0)), units.ExactBytes(c.free), units.ExactBytes(c.total))
+// admit counts n bytes as allocated. beyond reports that the device has no capacity for
+// them next to all others and the reserve; without oversubscribe that is an error instead,
+// and nothing is counted.
+func (c *card) admit(ctx context.Context, n, reserve int, oversubscribe bool) (beyond bool, err error) {
+	a := &c.allocated
+	ledger.mu.Lock()
+	if n > c.admitted-a.used || !fits(n, reserve, a.available/2-a.used) {
+		ledger.mu.Unlock()
+		if err := c.queryAndLock(ctx); err != nil {
+			return false, err
+		}
+		beyond = !fits(n, reserve, a.available-a.used)
+	}
+	defer ledger.mu.Unlock()
+	if beyond && !oversubscribe {
+		return false, fmt.Errorf("%w: asked for %s, %s of managed memory are allocated and %s reserved, of %s that it could have; the card has %s free of %s (ask for less, free some, lower Options.Reserve, move data through the card with a Plan, or set Options.Oversubscribe, which is slow, and can hang a card or a host that others use too)",
+			ErrOversubscribed, units.ExactBytes(n), units.ExactBytes(a.used), units.ExactBytes(reserve), units.ExactBytes(a.available), units.ExactBytes(c.free), units.ExactBytes(c.total))
+	}
+	a.used += n
+	return beyond, nil
 }
 
 // release uncounts bytes.
 func (c *card) release(n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.allocated -= n
+	ledger.mu.Lock()
+	defer ledger.mu.Unlock()
+	c.allocated.used -= n
 }
+
+// begin counts the budget of a Plan as used, until end is called.
+func (c *card) begin(ctx context.Context, budget, reserve int) (end func(), err error) {
+	if err := c.queryAndLock(ctx); err != nil {
+		return nil, err
+	}
+	defer ledger.mu.Unlock()
+	b := &c.budgets
+	if !fits(budget, reserve, b.available-b.used) {
+		return nil, fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the card has %s free of %s, and the budgets of plans that run are %s", ErrOversubscribed,
+			units.ExactBytes(budget), units.ExactBytes(reserve), units.ExactBytes(c.free), units.ExactBytes(c.total), units.ExactBytes(b.used))
+	}
+	b.used += budget
+	return func() {
+		ledger.mu.Lock()
+		defer ledger.mu.Unlock()
+		b.used -= budget
+	}, nil
+}
+
+// checkReserve checks that n more bytes on the device leave the reserve free.
+func (c *card) checkReserve(ctx context.Context, n, reserve int) error {
+	if err := c.queryAndLock(ctx); err != nil {
+		return err
+	}
+	defer ledger.mu.Unlock()
+	if !fits(n, reserve, c.free) {
+		return fmt.Errorf("%w: %s of it stay on the host because the card had no room, and it has %s free of %s, of which %s are reserved (prefetch less, move other memory to the host with KeepReserve, or use a Plan)",
+			ErrReserve, units.ExactBytes(n), units.ExactBytes(c.free), units.ExactBytes(c.total), units.ExactBytes(reserve))
+	}
+	return nil
+}
+
+// fits reports whether both fit into a capacity, also if their sum is no int.
+func fits(n, reserve, capacity int) bool { return n <= capacity && reserve <= capacity-n }

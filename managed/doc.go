@@ -30,13 +30,23 @@
 //
 // Memory from CUDA is zero at first.
 //
+// # Moving
+//
+// [Memory.Prefetch], [Memory.PrefetchRange] and [Allocator.PrefetchBatch] move memory in the
+// order of a stream, [Allocator.Move] at once and at the speed of the link, and a [Plan] ahead
+// of work whose accesses are known. [Memory.Discard] spares the copy of bytes that will be
+// overwritten. [Memory.Advise] and [Memory.AdviseRange] tell the driver what to do when memory
+// is accessed elsewhere. [Memory.MappedByHost] reports which part is on the host.
+//
 // # Oversubscription
 //
 // Managed memory may be larger than the card. The driver then evicts pages while kernels
 // run. That is slow, it can hang a card that others use too, and with some drivers the
 // host. So Alloc refuses what could not be on the card all at once, next to
 // Options.Reserve, and says by how much: [ErrOversubscribed]. Options.Oversubscribe allows
-// it. Memory beyond the card then stays on the host: the GPU accesses it over the link,
+// it. CUDA reports how much device memory is free, but not which pages of managed memory are
+// on the card: the capacity is an estimate, which assumes that other programs' share changes
+// as little as the free memory allows. Memory beyond the card stays on the host: the GPU accesses it over the link,
 // without faults, until it is prefetched. A [Plan] moves such memory through the card ahead
 // of the work, or leaves on the host what the work reads or writes once, in order ([InPlace]).
 //
@@ -50,7 +60,9 @@
 // # Memory lifetime
 //
 // [Memory.Close] frees the memory, and waits for the device's work first, as cudaFree
-// does. Memory that is not closed stays allocated and counted.
+// does. Memory that is not closed stays allocated and counted. If a context ends while a call
+// into CUDA does not return, the method returns, and its memory and Allocator stay in use
+// until the call returns.
 //
 // # Threads
 //

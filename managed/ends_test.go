@@ -31,7 +31,7 @@ func mixed(m *Memory) (steps []Step) {
 func (g *rig) unheld(m *Memory) {
 	g.Helper()
 	for off := 0; off < m.Len(); off += 2 * mib {
-		at, err := m.Attributes(off, 2*mib)
+		at, err := g.attributes(m, off, 2*mib)
 		require.NoError(g, err)
 		require.False(g, at.ReadMostly, "at %d", off)
 	}
@@ -46,7 +46,8 @@ func (g *rig) unheld(m *Memory) {
 func (g *rig) moves() int { return g.sim.Calls("cudaMemPrefetchAsync") + g.sim.Calls("cudaMemAdvise") }
 
 // However a step's function ends, also by a panic or by ending its goroutine, the moves end
-// before Run does, the advice is undone, and the plan may run again.
+// before Run does, the advice is undone, and the plan may run again. So it is with a context
+// that can end, with which the function is called on another goroutine.
 func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
@@ -56,8 +57,11 @@ func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 	require.NoError(t, err)
 	for step := range p.steps {
-		for _, end := range []func(){func() { panic("no") }, runtime.Goexit} {
-			over := make(chan any)
+		for i, end := range []func(){func() { panic("no") }, runtime.Goexit, func() { panic("no") }, runtime.Goexit} {
+			ctx, over := context.Background(), make(chan any)
+			if i < 2 {
+				ctx = t.Context()
+			}
 			go func() {
 				defer close(over)
 				defer func() {
@@ -65,7 +69,7 @@ func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 						over <- r
 					}
 				}()
-				_ = p.Run(context.Background(), g.s, func(i int) error {
+				_ = p.Run(ctx, g.s, func(i int) error {
 					if i == step {
 						end()
 					}

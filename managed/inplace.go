@@ -12,10 +12,10 @@ import (
 // InPlace is the use of a range that stays on the host, where the device accesses it.
 func (r Range) InPlace() Use { return Use{Range: r, Mode: InPlace} }
 
-// findInPlace returns what the steps use in place, each byte once, in the order of
-// addresses, and how many bytes they access there, each once in each step. Memory that one
-// step uses in place and another one moves is an error: the place of the moved bytes would
-// depend on the order of the moves.
+// findInPlace returns the memory that the steps use in place, each byte once, in the order of
+// addresses, and the number of bytes that they access there, each once in each step. Memory
+// that one step uses in place and another one moves is an error: the location of the moved
+// bytes would depend on the order of the moves.
 func findInPlace(steps []Step) (merged []Range, accessed int, err error) {
 	for _, step := range steps {
 		var uses []Range
@@ -65,11 +65,12 @@ func firstPast(ranges []Range, at cudart.DevPtr) int {
 	return k
 }
 
-// hold moves what is used in place to the host, which also populates what was never touched,
-// and advises the driver to leave it there and to map it for the device: so the device's
-// accesses cause no page faults. That takes as long as moving the memory, so it is done once,
-// by the first Run; the advice stays, also after an error, because it may be that of another
-// plan. Memory beyond the card has that advice as long as it is open. One Run runs at a time.
+// hold moves the memory that is used in place to the host, which also populates pages that
+// were never touched, and advises the driver to leave it there and to map it for the device:
+// so the device's accesses cause no page faults. That takes as long as moving the memory, so
+// it is done once, by the first Run; the advice stays, also after an error, because it may be
+// that of another plan. Memory beyond the card has that advice as long as it is open. One Run
+// runs at a time.
 func (p *Plan) hold(ctx context.Context) error {
 	if p.held || len(p.inPlace) == 0 {
 		return nil
@@ -81,10 +82,8 @@ func (p *Plan) hold(ctx context.Context) error {
 		if r.Memory.onHost {
 			continue
 		}
-		for _, a := range []Advice{PreferredLocation(Host()), AccessedBy(p.a.dev.Location())} {
-			if err := p.a.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at); err != nil {
-				return err
-			}
+		if err := p.a.card.stayOnHost(ctx, r); err != nil {
+			return err
 		}
 	}
 	p.held = true

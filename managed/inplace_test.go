@@ -45,7 +45,7 @@ func TestPlanLeavesMemoryInPlace(t *testing.T) {
 		}))
 		assert.Equal(t, want, out.Bytes())
 		for _, m := range []*Memory{in, out} {
-			at, err := m.Attributes(0, n)
+			at, err := g.attributes(m, 0, n)
 			require.NoError(t, err)
 			assert.Equal(t, Host(), at.Preferred)
 			assert.Len(t, at.AccessedBy, 1)
@@ -79,7 +79,7 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	require.NoError(t, err)
 	moved := 0
 	for _, c := range p.chunks {
-		moved += c.n
+		moved += c.Len
 	}
 	assert.Equal(t, 6*mib, moved)
 	require.NoError(t, m.Close())
@@ -120,7 +120,7 @@ func TestAPlanThatFailsLeavesAdvice(t *testing.T) {
 	}
 	require.NoError(t, second.Run(t.Context(), g.s, work))
 	for _, one := range []*Memory{m, other} {
-		at, err := one.Attributes(0, one.Len())
+		at, err := g.attributes(one, 0, one.Len())
 		require.NoError(t, err)
 		assert.Equal(t, Host(), at.Preferred)
 		assert.Len(t, at.AccessedBy, 1)
@@ -136,7 +136,7 @@ func TestInPlaceBeyondTheCardKeepsItsAdvice(t *testing.T) {
 	p, err := g.a.NewPlan([]Step{{m.All().InPlace()}}, PlanOptions{Budget: mib})
 	require.NoError(t, err)
 	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return g.s.Memset(m.DevPtr(), 7, m.Len()) }))
-	at, err := m.Attributes(0, m.Len())
+	at, err := g.attributes(m, 0, m.Len())
 	require.NoError(t, err)
 	assert.Equal(t, Host(), at.Preferred)
 	assert.Equal(t, map[int]int{onHost: 64 * mib}, g.at(m.All()))

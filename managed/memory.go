@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
@@ -16,53 +17,35 @@ type Memory struct {
 	p      unsafe.Pointer
 	n      int
 	label  string
-	onHost bool    // beyond the card: see Options.Oversubscribe
-	counts *counts // guarded by a.mu
-	used   uint64  // number of the last Alloc or Prefetch to a device, guarded by a.mu
+	onHost bool // beyond the card: see Options.Oversubscribe
+	life   lifetime.Lifetime
 
-	prev, next *Memory // in a.live, guarded by a.mu
-
-	life lifetime.Lifetime
+	// Guarded by ledger.mu.
+	counts *Counts
+	used   uint64 // ledger.uses at the last Alloc or prefetch to a device
+	index  int    // in a.live
 }
 
-// A memoryList is memory that is open, linked, which costs less than a map.
-type memoryList struct{ first *Memory }
-
-func (l *memoryList) add(m *Memory) {
-	m.next = l.first
-	if m.next != nil {
-		m.next.prev = m
-	}
-	l.first = m
-}
-
-func (l *memoryList) remove(m *Memory) {
-	if m.prev != nil {
-		m.prev.next = m.next
-	} else {
-		l.first = m.next
-	}
-	if m.next != nil {
-		m.next.prev = m.prev
-	}
-	m.prev, m.next = nil, nil
-}
+// made reports whether an Allocator has made the memory.
+func (m *Memory) made() bool { return m != nil && m.a != nil }
 
 // Len returns the bytes requested.
-func (m *Memory) Len() int { return m.n }
+func (m *Memory) Len() int {
+	if !m.made() {
+		return 0
+	}
+	return m.n
+}
 
-// Label returns the label under which the bytes are counted.
-func (m *Memory) Label() string { return m.label }
-
-// OnHost reports that the card had no room for the memory when it was allocated, so that
-// it stays on the host until it is prefetched: see Options.Oversubscribe.
-func (m *Memory) OnHost() bool { return m.onHost }
+// OnHost reports that the card had no capacity for the memory when it was allocated, so
+// that it stays on the host until it is prefetched: see Options.Oversubscribe.
+func (m *Memory) OnHost() bool { return m.made() && m.onHost }
 
 // Bytes returns the CPU's view, nil after Close. When the CPU may access it says
 // "Coherence" in the package's documentation. The slice must not be used after Close: the
 // process crashes.
 func (m *Memory) Bytes() []byte {
-	if m.life.Sealed() {
+	if !m.made() || m.life.Sealed() {
 		return nil
 	}
 	return unsafe.Slice((*byte)(m.p), m.n)
@@ -76,12 +59,14 @@ func (m *Memory) Bytes() []byte {
 func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 	var b []byte
 	err := m.with("host view", func() error {
-		if ctx == nil {
-			return errNilContext
-		}
 		b = unsafe.Slice((*byte)(m.p), m.n)
-		if m.a.concurrent {
-			return ctx.Err()
+		switch {
+		case ctx == nil:
+			return errNilContext
+		case ctx.Err() != nil:
+			return bounded.Ended(ctx)
+		case m.a.concurrent:
+			return nil
 		}
 		return m.a.dev.Synchronize(ctx)
 	})
@@ -91,18 +76,10 @@ func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 	return b, nil
 }
 
-// Pointer returns the address of the first byte for the CPU, nil after Close.
-func (m *Memory) Pointer() unsafe.Pointer {
-	if m.life.Sealed() {
-		return nil
-	}
-	return m.p
-}
-
 // DevPtr returns the address of the first byte for devices, 0 after Close. It is the same
 // as the CPU's.
 func (m *Memory) DevPtr() cudart.DevPtr {
-	if m.life.Sealed() {
+	if !m.made() || m.life.Sealed() {
 		return 0
 	}
 	return m.ptr()
@@ -112,13 +89,19 @@ func (m *Memory) ptr() cudart.DevPtr { return cudart.DevPtr(uintptr(m.p)) }
 
 // String names the memory in messages.
 func (m *Memory) String() string {
+	if !m.made() {
+		return "no managed memory"
+	}
 	return fmt.Sprintf("%d bytes of managed memory (%q) of %v", m.n, m.label, m.a.dev)
 }
 
-// with makes a call that uses the memory, which is not freed meanwhile. what names it.
+// with makes a call that uses the memory, which is not freed meanwhile. what names the call.
 func (m *Memory) with(what string, call func() error) error {
 	err := ErrClosed
-	if m.life.Begin() {
+	switch {
+	case !m.made():
+		err = errNotMade
+	case m.life.Begin():
 		err = call()
 		m.life.End()
 	}
@@ -128,18 +111,32 @@ func (m *Memory) with(what string, call func() error) error {
 	return nil
 }
 
+// withRange is with for a range of the memory.
+func (m *Memory) withRange(what string, off, n int, call func(r Range) error) error {
+	return m.with(what, func() error {
+		r := m.Range(off, n)
+		if err := r.check(); err != nil {
+			return err
+		}
+		return call(r)
+	})
+}
+
 // Close waits for the device's work and frees the memory (cudaFree). Methods that run on
 // other goroutines end first, all others return [ErrClosed]. After an error the memory
 // stays allocated, and Close may be called again; once it has returned nil it does
 // nothing. Do not call it from within a function that a method of the memory calls.
 func (m *Memory) Close() error {
-	err := m.life.Close(context.Background(), func(context.Context) error {
-		if err := m.a.dev.Free(m.ptr()); err != nil {
-			return err
-		}
-		m.a.freed(m)
-		return nil
-	})
+	err := errNotMade
+	if m.made() {
+		err = m.life.Close(context.Background(), func(context.Context) error {
+			if err := m.a.dev.Free(m.ptr()); err != nil {
+				return err
+			}
+			m.a.freed(m)
+			return nil
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("managed: close: %v: %w", m, err)
 	}

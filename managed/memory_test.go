@@ -78,10 +78,10 @@ func TestPrefetchMovesRangesAndAttributesSayWhere(t *testing.T) {
 		}
 		assert.Equal(t, calls, g.sim.Calls("cudaMemPrefetchBatchAsync"), v)
 
-		at, err := m.Attributes(0, 2*mib)
+		at, err := g.attributes(m, 0, 2*mib)
 		require.NoError(t, err)
 		assert.Equal(t, cudart.RangeAttributes{LastPrefetch: Host()}, at)
-		at, err = m.Attributes(0, 4*mib)
+		at, err = g.attributes(m, 0, 4*mib)
 		require.NoError(t, err)
 		assert.Equal(t, cudart.LocationNone, at.LastPrefetch.Kind, "not the same for all")
 		require.NoError(t, g.a.PrefetchBatch(g.s, Host()))
@@ -102,7 +102,7 @@ func TestMove(t *testing.T) {
 		assert.Equal(t, map[int]int{0: 100}, g.at(m.Range(0, 100)))
 		assert.Equal(t, map[int]int{0: n - 6*mib}, g.at(m.Range(6*mib, n-6*mib)))
 	}
-	at, err := m.Attributes(6*mib, n-6*mib)
+	at, err := g.attributes(m, 6*mib, n-6*mib)
 	require.NoError(t, err)
 	assert.Equal(t, g.dev.Location(), at.LastPrefetch)
 	require.NoError(t, g.a.Move(t.Context(), Host(), m.All()))
@@ -129,7 +129,6 @@ func TestRangesThatAreNotWithinAreRefused(t *testing.T) {
 			"batch":    g.a.PrefetchBatch(g.s, Host(), r),
 			"advise":   m.AdviseRange(r.Off, r.Len, ReadMostly()),
 			"unadvise": m.UnadviseRange(r.Off, r.Len, ReadMostly()),
-			"at":       func() error { _, err := m.Attributes(r.Off, r.Len); return err }(),
 			"mapped":   func() error { _, err := m.MappedByHost(r.Off, r.Len); return err }(),
 			"discard":  m.Discard(g.s, r.Off, r.Len),
 		} {
@@ -157,27 +156,27 @@ func TestAdviceAndItsUndoing(t *testing.T) {
 	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
 		require.NoError(t, m.Advise(advice), "%v", advice)
 	}
-	at, err := m.Attributes(0, n)
+	at, err := g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly)
 	assert.Equal(t, here, at.Preferred)
 	assert.ElementsMatch(t, []cudart.Location{here, Host()}, at.AccessedBy)
 	require.NoError(t, m.UnadviseRange(0, 4*mib, ReadMostly()))
-	at, err = m.Attributes(0, n)
+	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.False(t, at.ReadMostly, "not of all pages")
-	at, err = m.Attributes(4*mib, 4*mib)
+	at, err = g.attributes(m, 4*mib, 4*mib)
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly)
 	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
 		require.NoError(t, m.Unadvise(advice), "%v", advice)
 	}
-	at, err = m.Attributes(0, n)
+	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.Equal(t, cudart.RangeAttributes{}, at)
 	require.NoError(t, m.Prefetch(g.s, here))
 	g.sync()
-	at, err = m.Attributes(0, n)
+	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.Equal(t, here, at.LastPrefetch)
 }

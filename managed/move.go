@@ -4,93 +4,188 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// Move moves ranges to a place and waits until they are there. It prefetches them in chunks
-// from several goroutines, DefaultIn or DefaultOut of them, each of which occupies an OS
-// thread: the driver makes the host's pages on the thread that asks, and one Prefetch to
-// the host reaches a part of the link's speed only. It is in no order with streams:
+// Move moves ranges to a location and waits until they are there. It prefetches them in
+// chunks from several goroutines, DefaultIn or DefaultOut of them, each of which occupies an
+// OS thread: the driver allocates the host's pages on the calling thread, and one Prefetch
+// to the host reaches a part of the link's speed only. It is in no order with streams:
 // synchronise those whose work uses the ranges before. To copy the bytes elsewhere rather
 // than move them, download them with a transfer.Copier.
 //
 // Errors are those of [Memory.Prefetch], and ctx's, if that ends first. After an error some
-// of the bytes may have moved.
+// of the bytes may have moved. If ctx ends, Move waits up to a second for the moves in
+// flight.
 func (a *Allocator) Move(ctx context.Context, to cudart.Location, ranges ...Range) error {
-	if err := a.move(ctx, to, ranges); err != nil {
+	err := errNilContext
+	if ctx != nil {
+		err = leaving(ctx, func() error { return a.move(ctx, to, ranges) })
+	}
+	if err != nil {
 		return fmt.Errorf("managed: move %d ranges to %v: %w", len(ranges), to, err)
 	}
 	return nil
 }
 
 func (a *Allocator) move(ctx context.Context, to cudart.Location, ranges []Range) error {
-	if ctx == nil {
-		return errNilContext
-	}
-	if err := a.mayPrefetch(to, ranges...); err != nil {
+	if err := a.mayPrefetch(ctx, to, ranges...); err != nil {
 		return err
 	}
+	m, err := a.newMovers(ctx)
+	if err != nil {
+		return err
+	}
+	defer m.end()
 	var chunks []Range
 	for _, r := range ranges {
-		if !r.Memory.life.Begin() {
-			return fmt.Errorf("%v: %w", r.Memory, ErrClosed)
+		if err := m.use(r.Memory); err != nil {
+			return err
 		}
-		defer r.Memory.life.End()
 		for base := int(r.Memory.ptr()); r.Len > 0; {
 			n := min(DefaultChunk-(base+r.Off)%DefaultChunk, r.Len)
 			chunks = append(chunks, r.Memory.Range(r.Off, n))
 			r.Off, r.Len = r.Off+n, r.Len-n
 		}
 	}
-	workers := DefaultOut
+	goroutines := DefaultOut
 	if to.Kind == cudart.LocationDevice {
-		workers = DefaultIn
+		goroutines = DefaultIn
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range min(workers, len(chunks)) {
-		wg.Go(func() {
-			s, err := a.takeStream()
-			if err != nil {
-				cancel(err)
-				return
-			}
-			defer a.putStream(s)
-			for err == nil && ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= len(chunks) {
-					return
+	m.start(min(goroutines, len(chunks)), func(s *cudart.Stream) (more bool, err error) {
+		i := int(next.Add(1)) - 1
+		if i >= len(chunks) {
+			return false, nil
+		}
+		p, err := m.prefetch(s, chunks[i].ptr(), chunks[i].Len, to)
+		return true, errors.Join(err, m.arrive(p))
+	})
+	return m.wait()
+}
+
+// movers are goroutines that move memory, each on a stream of its own that has no other
+// work: CUDA then makes a prefetch on the calling thread, and not in a queue behind others.
+type movers struct {
+	of   *Allocator
+	ctx  context.Context // ends with the caller's, or with the first error: its cause
+	fail context.CancelCauseFunc
+	rest context.Context // for calls that must be made although ctx has ended; ends with end
+	stop func()
+	wg   sync.WaitGroup
+	used map[*Memory]bool // memory that is not freed until end
+}
+
+// newMovers counts a call of the Allocator, until end.
+func (a *Allocator) newMovers(ctx context.Context) (*movers, error) {
+	switch {
+	case ctx.Err() != nil:
+		return nil, bounded.Ended(ctx)
+	case !a.life.Begin():
+		return nil, ErrClosed
+	}
+	m := &movers{of: a, used: make(map[*Memory]bool)}
+	rest, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	m.rest = rest
+	m.ctx, m.fail = context.WithCancelCause(rest)
+	unwatch := context.AfterFunc(ctx, func() { m.fail(bounded.Ended(ctx)) })
+	m.stop = func() { unwatch(); cancel() }
+	return m, nil
+}
+
+// use keeps memory from being freed until end.
+func (m *movers) use(memory *Memory) error {
+	if !m.used[memory] {
+		if !memory.life.Begin() {
+			return fmt.Errorf("%v: %w", memory, ErrClosed)
+		}
+		m.used[memory] = true
+	}
+	return nil
+}
+
+// start starts n goroutines, which call next until it returns false, or there is an error.
+func (m *movers) start(n int, next func(s *cudart.Stream) (more bool, err error)) {
+	for range n {
+		m.wg.Go(func() {
+			s, err := m.stream()
+			if err == nil {
+				for more := true; more && err == nil && m.ctx.Err() == nil; {
+					more, err = next(s)
 				}
-				if err = s.Prefetch(chunks[i].ptr(), chunks[i].Len, to); err == nil {
-					err = finished(ctx, s.Point())
-				}
+				ledger.mu.Lock()
+				m.of.streams = append(m.of.streams, s)
+				ledger.mu.Unlock()
 			}
 			if err != nil {
-				cancel(err)
+				m.fail(err)
 			}
 		})
 	}
-	wg.Wait()
-	return context.Cause(ctx)
 }
 
-// overrun is how long a move may take after the end of the context.
-const overrun = 10 * time.Second
+// wait waits for the goroutines, and returns the first error.
+func (m *movers) wait() error {
+	m.wg.Wait()
+	return context.Cause(m.ctx)
+}
 
-// finished waits for the end of a move, and returns its error. It does so also when ctx has
-// ended, so that no move is under way after it.
-func finished(ctx context.Context, p cudart.Point) error {
-	err := p.Wait(ctx)
-	if err != nil && ctx.Err() != nil {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), overrun)
-		defer cancel()
-		return errors.Join(err, p.Wait(last))
+// end ends what newMovers and use began.
+func (m *movers) end() {
+	for memory := range m.used {
+		memory.life.End()
 	}
-	return errors.Join(err, p.Err())
+	m.stop()
+	m.of.life.End()
+}
+
+// stream returns an idle stream.
+func (m *movers) stream() (s *cudart.Stream, err error) {
+	ledger.mu.Lock()
+	if last := len(m.of.streams) - 1; last >= 0 {
+		s, m.of.streams = m.of.streams[last], m.of.streams[:last]
+	}
+	ledger.mu.Unlock()
+	if s == nil {
+		err = m.of.card.call(m.ctx, func() (err error) {
+			s, err = m.of.dev.NewStream(cudart.StreamOptions{})
+			return err
+		})
+	}
+	return s, err
+}
+
+// prefetch queues a prefetch, and returns the Point of its end.
+func (m *movers) prefetch(s *cudart.Stream, p cudart.DevPtr, n int, to cudart.Location) (end cudart.Point, err error) {
+	err = m.of.card.call(m.ctx, func() error {
+		if err := s.Prefetch(p, n, to); err != nil {
+			return err
+		}
+		end = s.Point()
+		return nil
+	})
+	return end, err
+}
+
+// arrive waits for a prefetch, and returns its error. It does so also when ctx has ended, so
+// that nothing is in flight after the movers' end.
+func (m *movers) arrive(end cudart.Point) error {
+	return errors.Join(end.Wait(m.rest), end.Err())
+}
+
+// closeStreams destroys the streams, which nothing uses any more. After an error it may be
+// called again.
+func (a *Allocator) closeStreams() error {
+	var errs []error
+	a.streams = slices.DeleteFunc(a.streams, func(s *cudart.Stream) bool {
+		err := s.Close()
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package managed
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -8,7 +9,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Host returns the host's memory as a place. That of a device is
+// Host returns the host's memory as a location. That of a device is
 // [cudart.Device.Location].
 func Host() cudart.Location { return cudart.Location{Kind: cudart.LocationHost} }
 
@@ -19,25 +20,29 @@ type Range struct {
 }
 
 // All returns the range that is all of the memory.
-func (m *Memory) All() Range { return Range{Memory: m, Len: m.n} }
+func (m *Memory) All() Range { return m.Range(0, m.Len()) }
 
-// Range returns n bytes at offset off as a range. It checks nothing: what uses the range
-// returns an error if n is not positive, or if the bytes are not all within the memory.
+// Range returns n bytes at offset off as a range. It checks nothing: a method that uses the
+// range returns an error if n is not positive, or if the bytes are not all within the memory.
 func (m *Memory) Range(off, n int) Range { return Range{Memory: m, Off: off, Len: n} }
 
+// ptr returns the address. The range has to be checked before.
 func (r Range) ptr() cudart.DevPtr { return r.Memory.ptr() + cudart.DevPtr(r.Off) }
 
 func (r Range) check() error {
 	switch {
-	case r.Memory == nil:
-		return fmt.Errorf("range of %d bytes: the memory is nil", r.Len)
+	case !r.Memory.made():
+		return fmt.Errorf("range of %d bytes: the memory is nil or zero", r.Len)
 	case r.Off < 0 || r.Len <= 0 || r.Off > r.Memory.n-r.Len:
 		return fmt.Errorf("%d bytes at offset %d are not all within it, or none", r.Len, r.Off)
 	}
 	return nil
 }
 
-// Prefetch queues the move of all bytes to a place (cudaMemPrefetchAsync): a device, the
+// noStream reports whether a stream is nil or zero.
+func noStream(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
+
+// Prefetch queues the move of all bytes to a location (cudaMemPrefetchAsync): a device, the
 // host, or with CUDA 12.2 and later a NUMA node. What is there already is not moved. Work
 // that is queued on the stream later finds the bytes there. CUDA 11 and 12 may block the
 // caller for a part of the move.
@@ -46,56 +51,59 @@ func (r Range) check() error {
 // stays on the host ([Memory.OnHost]) would not leave Options.Reserve free on the card,
 // and those of CUDA.
 func (m *Memory) Prefetch(s *cudart.Stream, to cudart.Location) error {
-	return m.PrefetchRange(s, 0, m.n, to)
+	return m.PrefetchRange(s, 0, m.Len(), to)
 }
 
 // PrefetchRange is Prefetch of n bytes at offset off. CUDA moves the pages that have them.
 // A range that is empty or not within the memory is an error as well.
 func (m *Memory) PrefetchRange(s *cudart.Stream, off, n int, to cudart.Location) error {
-	return m.with("prefetch", func() error {
-		if s == nil {
+	return m.withRange("prefetch", off, n, func(r Range) error {
+		if noStream(s) {
 			return errNilStream
 		}
-		r := m.Range(off, n)
-		if err := m.a.mayPrefetch(to, r); err != nil {
+		if err := m.a.mayPrefetch(context.Background(), to, r); err != nil {
 			return err
 		}
 		return s.Prefetch(r.ptr(), n, to)
 	})
 }
 
-// mayPrefetch checks a move before it is queued.
-func (a *Allocator) mayPrefetch(to cudart.Location, ranges ...Range) error {
-	if !a.concurrent {
+// mayPrefetch checks a move before it is queued. The ranges may be of memory of several
+// Allocators, on the location of each of which its own reserve counts.
+func (a *Allocator) mayPrefetch(ctx context.Context, to cudart.Location, ranges ...Range) error {
+	switch {
+	case !a.made():
+		return errNotMade
+	case !a.concurrent:
 		return ErrNotConcurrent
 	}
-	beyond := 0
+	var card *card
+	beyond, reserve := 0, 0
 	for _, r := range ranges {
 		if err := r.check(); err != nil {
 			return err
 		}
-		if r.Memory.onHost {
-			beyond += r.Len
+		if of := r.Memory.a; r.Memory.onHost && to == of.dev.Location() {
+			card, beyond, reserve = of.card, beyond+r.Len, max(reserve, of.o.Reserve)
 		}
 	}
-	if to.Kind != cudart.LocationDevice {
-		return nil
-	}
-	if to == a.dev.Location() && beyond > 0 {
-		if err := a.room(beyond); err != nil {
+	if beyond > 0 {
+		if err := card.checkReserve(ctx, beyond, reserve); err != nil {
 			return err
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, r := range ranges {
-		a.order++
-		r.Memory.used = a.order
+	if to.Kind == cudart.LocationDevice {
+		ledger.mu.Lock()
+		defer ledger.mu.Unlock()
+		for _, r := range ranges {
+			ledger.uses++
+			r.Memory.used = ledger.uses
+		}
 	}
 	return nil
 }
 
-// PrefetchBatch queues the moves of several ranges to a place: with one call of CUDA 13.0
+// PrefetchBatch queues the moves of several ranges to a location: with one call of CUDA 13.0
 // and later (cudaMemPrefetchBatchAsync), else one by one. The ranges may move in any order,
 // and may be of memory of any allocator. Without ranges it does nothing. Errors are those
 // of [Memory.Prefetch]; after an error of CUDA some may have been queued.
@@ -107,10 +115,10 @@ func (a *Allocator) PrefetchBatch(s *cudart.Stream, to cudart.Location, ranges .
 }
 
 func (a *Allocator) prefetchBatch(s *cudart.Stream, to cudart.Location, ranges []Range) error {
-	if s == nil {
+	if noStream(s) {
 		return errNilStream
 	}
-	if err := a.mayPrefetch(to, ranges...); err != nil {
+	if err := a.mayPrefetch(context.Background(), to, ranges...); err != nil {
 		return err
 	}
 	var batch cudart.PrefetchBatch
@@ -126,29 +134,26 @@ func (a *Allocator) prefetchBatch(s *cudart.Stream, to cudart.Location, ranges [
 
 // Discard declares that the contents of n bytes at offset off do not matter any more, once
 // the stream gets there (cudaMemDiscardBatchAsync, of CUDA 13.0 and later): moves do not
-// copy them. Until they are written again, reads return anything. Of pages that have other
-// bytes too nothing is discarded. Errors are those of [Memory.Prefetch], and
+// copy them. Until they are written again, reads return anything. Pages that have other
+// bytes too are not discarded. Errors are those of [Memory.Prefetch], and
 // [cudart.ErrUnsupported].
 func (m *Memory) Discard(s *cudart.Stream, off, n int) error {
-	return m.with("discard", func() error {
-		r := m.Range(off, n)
-		switch err := r.check(); {
-		case s == nil:
+	return m.withRange("discard", off, n, func(r Range) error {
+		switch {
+		case noStream(s):
 			return errNilStream
-		case err != nil:
-			return err
 		case !m.a.concurrent:
 			return ErrNotConcurrent
 		}
-		return discard(s, r.ptr(), n)
+		return discard(s, r)
 	})
 }
 
-// discard discards the whole pages of n bytes. CUDA does not document what becomes of the
+// discard discards the whole pages of a range. CUDA does not document what becomes of the
 // other bytes of a page, and rounds what it prefetches and advises up to pages.
-func discard(s *cudart.Stream, p cudart.DevPtr, n int) error {
+func discard(s *cudart.Stream, r Range) error {
 	page := cudart.DevPtr(os.Getpagesize())
-	first, end := (p+page-1)/page*page, (p+cudart.DevPtr(n))/page*page
+	first, end := (r.ptr()+page-1)/page*page, (r.ptr()+cudart.DevPtr(r.Len))/page*page
 	if first >= end {
 		return nil
 	}
@@ -162,23 +167,28 @@ type Advice struct {
 	at   cudart.Location
 }
 
-// ReadMostly advises that the memory is mostly read: each place that reads it gets a copy,
-// and a write drops the others' copies (cudaMemAdviseSetReadMostly).
+// ReadMostly advises that the memory is mostly read: each location that reads it gets a
+// copy, and a write drops the others' copies (cudaMemAdviseSetReadMostly).
 func ReadMostly() Advice { return Advice{cudart.AdviseReadMostly, Host()} }
 
-// PreferredLocation advises that the memory stays at a place: accesses from elsewhere go
+// PreferredLocation advises that the memory stays at a location: accesses from elsewhere go
 // over the link rather than move it, where that is possible
 // (cudaMemAdviseSetPreferredLocation).
 func PreferredLocation(at cudart.Location) Advice {
 	return Advice{cudart.AdvisePreferredLocation, at}
 }
 
-// AccessedBy advises that a place accesses the memory, so that it maps it wherever it lies,
-// and causes no page faults (cudaMemAdviseSetAccessedBy).
+// AccessedBy advises that a location accesses the memory: it maps the memory wherever the
+// pages are, and causes no page faults (cudaMemAdviseSetAccessedBy).
 func AccessedBy(at cudart.Location) Advice { return Advice{cudart.AdviseAccessedBy, at} }
 
-// unset is the advice that undoes it: cudaMemoryAdvise numbers each after its own.
-func (a Advice) unset() Advice { return Advice{a.kind + 1, a.at} }
+// unset returns the advice that undoes it: cudaMemoryAdvise numbers each after its own.
+func (a Advice) unset() Advice {
+	if a.kind == 0 {
+		return a
+	}
+	return Advice{a.kind + 1, a.at}
+}
 
 // String names the advice in messages: "preferred location: the host".
 func (a Advice) String() string {
@@ -197,30 +207,24 @@ func (a Advice) String() string {
 
 // Advise advises the driver about all bytes (cudaMemAdvise). The zero Advice is an error;
 // others are [ErrClosed], [ErrNotConcurrent], and those of CUDA.
-func (m *Memory) Advise(a Advice) error { return m.AdviseRange(0, m.n, a) }
+func (m *Memory) Advise(a Advice) error { return m.AdviseRange(0, m.Len(), a) }
 
 // AdviseRange is Advise for n bytes at offset off, and the pages that have them. A range that
 // is empty or not within the memory is an error as well.
 func (m *Memory) AdviseRange(off, n int, a Advice) error { return m.advise("advise", off, n, a) }
 
 // Unadvise undoes Advise.
-func (m *Memory) Unadvise(a Advice) error { return m.UnadviseRange(0, m.n, a) }
+func (m *Memory) Unadvise(a Advice) error { return m.UnadviseRange(0, m.Len(), a) }
 
 // UnadviseRange undoes AdviseRange. Of memory that is not read mostly any more one copy
 // stays: that at its preferred location, else that on the host.
 func (m *Memory) UnadviseRange(off, n int, a Advice) error {
-	if a.kind == 0 {
-		return m.advise("unadvise", off, n, a)
-	}
 	return m.advise("unadvise", off, n, a.unset())
 }
 
 func (m *Memory) advise(what string, off, n int, a Advice) error {
-	return m.with(what, func() error {
-		r := m.Range(off, n)
-		switch err := r.check(); {
-		case err != nil:
-			return err
+	return m.withRange(what, off, n, func(r Range) error {
+		switch {
 		case a.kind == 0:
 			return fmt.Errorf("%v", a)
 		case !m.a.concurrent:
@@ -233,32 +237,13 @@ func (m *Memory) advise(what string, off, n int, a Advice) error {
 	})
 }
 
-// Attributes returns what was advised for n bytes at offset off, and where they were
-// prefetched to last (cudaMemRangeGetAttribute). CUDA does not report where pages lie that
-// have moved since: see [Memory.MappedByHost]. Errors are [ErrClosed] and those of CUDA.
-func (m *Memory) Attributes(off, n int) (a cudart.RangeAttributes, err error) {
-	err = m.with("attributes", func() error {
-		r := m.Range(off, n)
-		if err := r.check(); err != nil {
-			return err
-		}
-		a, err = m.a.dev.RangeAttributes(r.ptr(), n)
-		return err
-	})
-	return a, err
-}
-
-// MappedByHost returns how many of the n bytes at offset off the CPU has mapped, in whole
-// pages (/proc/self/pagemap): those lie on the host, or are copies there of memory that is
-// read mostly. The others lie on a device, or were never touched. It is the nearest to where
-// pages lie that the system reports; the simulated GPU does not move pages so. Errors are
-// [ErrClosed], and those of the file, which wrap fs.ErrNotExist where there is none.
+// MappedByHost returns the number of the n bytes at offset off that the CPU has mapped, in
+// whole pages (/proc/self/pagemap): pages on the host, or copies there of memory that is
+// read mostly. Other pages are on a device, or were never touched. The system reports
+// nothing else about the location of pages; the simulated GPU does not move pages so. Errors
+// are [ErrClosed], and those of the file, which wrap fs.ErrNotExist where there is none.
 func (m *Memory) MappedByHost(off, n int) (mapped int, err error) {
-	err = m.with("pages mapped by the host", func() error {
-		r := m.Range(off, n)
-		if err := r.check(); err != nil {
-			return err
-		}
+	err = m.withRange("pages mapped by the host", off, n, func(r Range) (err error) {
 		mapped, err = linux.ReadPageMap(os.DirFS("/"), uintptr(r.ptr()), n)
 		return err
 	})

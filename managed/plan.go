@@ -1,10 +1,8 @@
 package managed
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
-
-	"github.com/gopinned/pinned/cudart"
 )
 
 // Mode is how a step accesses a range.
@@ -46,27 +44,28 @@ func (r Range) Overwrite() Use { return Use{Range: r, Mode: Overwrite} }
 
 // PlanOptions shape a Plan.
 type PlanOptions struct {
-	// Budget is how many bytes of the card the plan's memory may have at a time. It must
-	// hold what any two steps in a row access, to move the one's memory while the other
-	// works: more is better. It must be positive.
+	// Budget is the number of bytes of the card that the plan's memory may have at a time.
+	// It must hold what any two steps in a row access, to move the one's memory while the
+	// other works: more is better. It must be positive.
 	Budget int
-	// Chunk is how many bytes move at a time, a multiple of 2 MiB; 0 means DefaultChunk.
+	// Chunk is the number of bytes that move at once, a multiple of 2 MiB; 0 means
+	// DefaultChunk.
 	Chunk int
-	// In and Out are how many moves to the card and to the host are under way at a time,
-	// at most 64; 0 means DefaultIn and DefaultOut. Each occupies an OS thread while
-	// CUDA works on it.
+	// In and Out are the numbers of moves to the card and to the host that are in flight at
+	// a time, at most 64; 0 means DefaultIn and DefaultOut. Each occupies an OS thread while
+	// CUDA works on it; at most 16 do so at a time.
 	In, Out int
 }
 
 // Defaults of PlanOptions. Moves to the host take several threads, because the driver
-// makes the host's pages on the thread that asks.
+// allocates the host's pages on the calling thread.
 const (
 	DefaultChunk = 32 << 20
 	DefaultIn    = 2
 	DefaultOut   = 4
 
 	blockSize = 2 << 20 // in which the driver moves and maps memory
-	mostMoves = 64
+	maxMoves  = 64
 )
 
 // A Plan moves managed memory through the card for work whose accesses are known before:
@@ -74,9 +73,9 @@ const (
 // takes away what is needed last. So work over more data than the card has, or than a
 // budget, waits for copies, and not for page faults.
 //
-// What is only read while it is on the card keeps its copy on the host, and is dropped
-// (advice ReadMostly); the rest is prefetched back. What steps use in place ([InPlace])
-// stays on the host (advice PreferredLocation and AccessedBy).
+// Memory that is only read while it is on the card keeps its copy on the host, and is
+// dropped (advice ReadMostly); the rest is prefetched back. Memory that steps use in place
+// ([InPlace]) stays on the host (advice PreferredLocation and AccessedBy).
 type Plan struct {
 	a       *Allocator
 	o       PlanOptions
@@ -84,8 +83,8 @@ type Plan struct {
 	inPlace []Range
 	schedule
 
-	running chan struct{} // a value while one Run runs
-	held    bool          // what is used in place was moved to the host; of the Run that runs
+	running chan struct{} // a value while one Run is in progress
+	held    bool          // inPlace was moved to the host and advised; guarded by running
 }
 
 // NewPlan plans the steps, which run in this order. It moves nothing yet. The memory must
@@ -96,33 +95,30 @@ type Plan struct {
 // uses in place and another one moves is an error, too.
 func (a *Allocator) NewPlan(steps []Step, o PlanOptions) (*Plan, error) {
 	p, err := a.newPlan(steps, o)
-	if err != nil {
+	switch {
+	case !a.made():
+		return nil, fmt.Errorf("managed: new plan: %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("managed: new plan for %v: %w", a.dev, err)
 	}
 	return p, nil
 }
 
 func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
-	if o.Chunk == 0 {
-		o.Chunk = DefaultChunk
-	}
-	if o.In == 0 {
-		o.In = DefaultIn
-	}
-	if o.Out == 0 {
-		o.Out = DefaultOut
-	}
+	o.Chunk, o.In, o.Out = cmp.Or(o.Chunk, DefaultChunk), cmp.Or(o.In, DefaultIn), cmp.Or(o.Out, DefaultOut)
 	switch {
+	case !a.made():
+		return nil, errNotMade
 	case !a.concurrent:
 		return nil, ErrNotConcurrent
 	case o.Budget <= 0:
 		return nil, fmt.Errorf("PlanOptions.Budget of %d: must be positive", o.Budget)
 	case o.Chunk < 0 || o.Chunk%blockSize != 0:
 		return nil, fmt.Errorf("PlanOptions.Chunk of %d: must be a multiple of 2 MiB", o.Chunk)
-	case o.In < 0 || o.In > mostMoves:
-		return nil, fmt.Errorf("PlanOptions.In of %d: must be from 0 to %d", o.In, mostMoves)
-	case o.Out < 0 || o.Out > mostMoves:
-		return nil, fmt.Errorf("PlanOptions.Out of %d: must be from 0 to %d", o.Out, mostMoves)
+	case o.In < 0 || o.In > maxMoves:
+		return nil, fmt.Errorf("PlanOptions.In of %d: must be from 0 to %d", o.In, maxMoves)
+	case o.Out < 0 || o.Out > maxMoves:
+		return nil, fmt.Errorf("PlanOptions.Out of %d: must be from 0 to %d", o.Out, maxMoves)
 	}
 	for i, step := range steps {
 		for _, u := range step {
@@ -159,14 +155,12 @@ type Traffic struct {
 }
 
 // Traffic returns what one Run moves and accesses in place.
-func (p *Plan) Traffic() Traffic { return p.traffic }
-
-var errNilQueue = errors.New("the function is nil")
-
-// A chunk is a part of memory that moves as a whole.
-type chunk struct {
-	memory *Memory
-	off, n int
+func (p *Plan) Traffic() Traffic {
+	if !p.made() {
+		return Traffic{}
+	}
+	return p.traffic
 }
 
-func (c chunk) ptr() cudart.DevPtr { return c.memory.ptr() + cudart.DevPtr(c.off) }
+// made reports whether NewPlan has made the Plan.
+func (p *Plan) made() bool { return p != nil && p.a != nil }

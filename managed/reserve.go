@@ -8,39 +8,35 @@ import (
 	"slices"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 )
-
-// room checks that n more bytes on the card leave the reserve free.
-func (a *Allocator) room(n int) error {
-	if err := a.card.look(); err != nil {
-		return err
-	}
-	c := a.card
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !fits(n, a.o.Reserve, c.free) {
-		return fmt.Errorf("%w: %s of it stay on the host because the card had no room, and it has %s free of %s, of which %s are reserved (prefetch less, move other memory to the host with KeepReserve, or use a Plan)",
-			ErrReserve, units.ExactBytes(n), units.ExactBytes(c.free), units.ExactBytes(c.total), units.ExactBytes(a.o.Reserve))
-	}
-	return nil
-}
 
 // KeepReserve makes at least want bytes of the card free, or Options.Reserve if want is 0:
 // before a library allocates there, for example. It moves memory of the allocator to the
 // host by prefetching it there on s, what was allocated or prefetched longest ago first,
-// and waits until it is there. moved is how many bytes it prefetched; those that were on
-// the host already count, too. Memory of which only a part is advised ReadMostly may leave
-// copies on the card.
+// and waits until it is there. moved is the number of bytes that it prefetched; bytes that
+// were on the host already count, too. Memory of which only a part is advised ReadMostly may
+// leave copies on the card.
 //
 // The error wraps [ErrReserve] if that is not enough: other memory fills the card. Others
 // are a nil stream, [ErrNotConcurrent] if memory would have to move, those of CUDA, and
-// ctx's if that ends first.
+// ctx's if that ends first; if a call of CUDA does not return then, moved is 0.
 func (a *Allocator) KeepReserve(ctx context.Context, s *cudart.Stream, want int) (moved int, err error) {
-	if want == 0 {
-		want = a.o.Reserve
+	if !a.made() {
+		return 0, fmt.Errorf("managed: keep %d bytes free: %w", want, errNotMade)
 	}
-	moved, err = a.keepReserve(ctx, s, want)
+	want = cmp.Or(want, a.o.Reserve)
+	switch {
+	case ctx == nil:
+		err = errNilContext
+	case noStream(s):
+		err = errNilStream
+	case want < 0:
+		err = errors.New("must not be negative")
+	default:
+		moved, err = bounded.Do(ctx, bounded.Call[int]{Run: func() (int, error) { return a.keepReserve(ctx, s, want) }})
+	}
 	if err != nil {
 		return moved, fmt.Errorf("managed: keep %d bytes of %v free: %w", want, a.dev, err)
 	}
@@ -48,23 +44,14 @@ func (a *Allocator) KeepReserve(ctx context.Context, s *cudart.Stream, want int)
 }
 
 func (a *Allocator) keepReserve(ctx context.Context, s *cudart.Stream, want int) (moved int, err error) {
-	switch {
-	case ctx == nil:
-		return 0, errNilContext
-	case s == nil:
-		return 0, errNilStream
-	case want < 0:
-		return 0, errors.New("must not be negative")
-	}
-	for _, m := range a.coldest() {
-		free, _, err := a.dev.MemInfo()
-		if err != nil {
+	for _, m := range append(a.coldest(), nil) {
+		free, total, err := a.card.memInfo(ctx)
+		switch {
+		case err != nil || free >= want:
 			return moved, err
-		}
-		if free >= want {
-			return moved, nil
-		}
-		if !m.life.Begin() {
+		case m == nil:
+			return moved, fmt.Errorf("%w: %s are free of %s, and no managed memory of this allocator is left to move to the host: other memory fills the card", ErrReserve, units.ExactBytes(free), units.ExactBytes(total))
+		case !m.life.Begin():
 			continue
 		}
 		err = a.moveOut(ctx, s, m)
@@ -73,13 +60,6 @@ func (a *Allocator) keepReserve(ctx context.Context, s *cudart.Stream, want int)
 			return moved, fmt.Errorf("move %v to the host: %w", m, err)
 		}
 		moved += m.n
-	}
-	free, total, err := a.dev.MemInfo()
-	if err != nil {
-		return moved, err
-	}
-	if free < want {
-		return moved, fmt.Errorf("%w: %s are free of %s, and no managed memory of this allocator is left to move to the host: other memory fills the card", ErrReserve, units.ExactBytes(free), units.ExactBytes(total))
 	}
 	return moved, nil
 }
@@ -90,40 +70,33 @@ func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (e
 	if !a.concurrent {
 		return ErrNotConcurrent
 	}
-	at, err := a.dev.RangeAttributes(m.ptr(), m.n)
+	var at cudart.RangeAttributes
+	err = a.card.call(ctx, func() (err error) {
+		at, err = a.dev.RangeAttributes(m.ptr(), m.n)
+		return err
+	})
 	if err != nil && !errors.Is(err, cudart.ErrUnsupported) {
 		return err
 	}
 	if at.ReadMostly {
-		if err := a.dev.MemAdvise(m.ptr(), m.n, cudart.AdviseUnsetReadMostly, Host()); err != nil {
+		if err := a.card.advise(ctx, m.All(), ReadMostly().unset()); err != nil {
 			return err
 		}
 		defer func() {
-			err = errors.Join(err, a.dev.MemAdvise(m.ptr(), m.n, cudart.AdviseReadMostly, Host()))
+			err = errors.Join(err, a.card.advise(context.WithoutCancel(ctx), m.All(), ReadMostly()))
 		}()
 	}
-	if err := s.Prefetch(m.ptr(), m.n, Host()); err != nil {
+	if err := a.card.call(ctx, func() error { return s.Prefetch(m.ptr(), m.n, Host()) }); err != nil {
 		return err
 	}
 	return s.Synchronize(ctx)
 }
 
-// coldest returns the memory that is open, that used longest ago first.
+// coldest returns the memory that is open, in the order of its last use.
 func (a *Allocator) coldest() []*Memory {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	type at struct {
-		m    *Memory
-		used uint64
-	}
-	var list []at
-	for m := a.live.first; m != nil; m = m.next {
-		list = append(list, at{m, m.used})
-	}
-	slices.SortFunc(list, func(x, y at) int { return cmp.Compare(x.used, y.used) })
-	open := make([]*Memory, len(list))
-	for i, l := range list {
-		open[i] = l.m
-	}
+	ledger.mu.Lock()
+	defer ledger.mu.Unlock()
+	open := slices.Clone(a.live)
+	slices.SortFunc(open, func(x, y *Memory) int { return cmp.Compare(x.used, y.used) })
 	return open
 }

@@ -86,6 +86,11 @@ func (g *rig) sync() {
 	require.NoError(g, g.s.Synchronize(g.Context()))
 }
 
+// attributes are the advice for a part of memory, and the location of its last prefetch.
+func (g *rig) attributes(m *Memory, off, n int) (cudart.RangeAttributes, error) {
+	return g.dev.RangeAttributes(m.Range(off, n).ptr(), n)
+}
+
 // at is where the bytes of a range lie, on the simulated GPU.
 func (g *rig) at(r Range) map[int]int {
 	return g.sim.ManagedResidence(uintptr(r.ptr()), r.Len)

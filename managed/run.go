@@ -1,23 +1,23 @@
 package managed
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Run runs the steps: for each it waits until what the step accesses is on its way to the
+// Run runs the steps: for each it waits until what the step accesses is in flight to the
 // card, makes s wait for it, and calls queue, which queues the step's work on s. Meanwhile
 // it prefetches what later steps access, and takes away what is not needed soon. When it
-// returns, all work is done, and the plan's memory is on the host: CPU and GPU may use it
-// as they like. It may run again; one Run of a plan runs at a time.
+// returns nil, all work is done, and the plan's memory is on the host: CPU and GPU may use
+// it as they like. It may run again; one Run of a plan runs at a time.
 //
 // The memory should be on the host, or untouched, before: what else of it is on the card
 // does not count for the budget. While Run runs, no more may access it, and it is advised
@@ -29,9 +29,16 @@ import (
 // if the card has not as much free as Options.Reserve and the budgets of all plans of the process
 // that run on it, and [ErrClosed] if memory is closed. Work that was queued may still be
 // running then, memory is where it was, and what a later step would have overwritten may have
-// lost its bytes. So it is if queue panics. queue must not call Run of the same plan, nor close
-// its memory: both would wait for this Run.
+// lost its bytes. So it is if queue panics.
+//
+// If queue or a call of CUDA has not returned a second after the end of ctx, Run returns;
+// the call goes on, and the plan and its memory are in use until it returns. queue is called
+// on another goroutine than Run's if ctx can end. It must not call Run of the same plan, nor
+// close its memory: both would wait for this Run.
 func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) error) error {
+	if !p.made() {
+		return fmt.Errorf("managed: run plan: %w", errNotMade)
+	}
 	if err := p.run(ctx, s, queue); err != nil {
 		return fmt.Errorf("managed: run plan of %d steps on %v: %w", p.steps, p.a.dev, err)
 	}
@@ -42,107 +49,123 @@ func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error)
 	switch {
 	case ctx == nil:
 		return errNilContext
-	case s == nil:
+	case noStream(s):
 		return errNilStream
 	case queue == nil:
 		return errNilQueue
 	}
 	select {
 	case p.running <- struct{}{}:
-		defer func() { <-p.running }()
 	case <-ctx.Done():
-		return ctx.Err()
+		return bounded.Ended(ctx)
 	}
-	end, err := p.a.card.begin(p.o.Budget, p.a.o.Reserve)
+	var queueing atomic.Int64 // number of the step whose function is called, from 1 on
+	err := leaving(ctx, func() error {
+		defer func() { <-p.running }()
+		return p.runSteps(ctx, s, func(step int) error {
+			queueing.Store(int64(step + 1))
+			defer queueing.Store(0)
+			return queue(step)
+		})
+	})
+	if step := queueing.Load(); step > 0 && errors.Is(err, bounded.ErrStuck) {
+		return fmt.Errorf("step %d: the function has not returned: %w", step-1, err)
+	}
+	return err
+}
+
+func (p *Plan) runSteps(ctx context.Context, s *cudart.Stream, queue func(int) error) error {
+	m, err := p.a.newMovers(ctx)
+	if err != nil {
+		return err
+	}
+	defer m.end()
+	for _, c := range p.chunks {
+		if err := m.use(c.Memory); err != nil {
+			return err
+		}
+	}
+	for _, r := range p.inPlace {
+		if err := m.use(r.Memory); err != nil {
+			return err
+		}
+	}
+	end, err := p.a.card.begin(ctx, p.o.Budget, p.a.o.Reserve)
 	if err != nil {
 		return err
 	}
 	defer end()
-	entered := make(map[*Memory]bool)
-	defer func() {
-		for m := range entered {
-			m.life.End()
-		}
-	}()
-	enter := func(m *Memory) error {
-		if !entered[m] {
-			if !m.life.Begin() {
-				return fmt.Errorf("%v: %w", m, ErrClosed)
-			}
-			entered[m] = true
-		}
-		return nil
-	}
-	for _, c := range p.chunks {
-		if err := enter(c.memory); err != nil {
-			return err
-		}
-	}
-	for _, u := range p.inPlace {
-		if err := enter(u.Memory); err != nil {
-			return err
-		}
-	}
-	r := &planRun{Plan: p, s: s, queue: queue,
-		issued: make([]bool, len(p.fetches)), arrived: make([]cudart.Point, len(p.fetches)),
-		evicted: make([]bool, len(p.evicts)), ends: make([]cudart.Point, 0, p.steps), copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks))}
-	r.changed.L = &r.mu
 	if err := p.hold(ctx); err != nil {
 		return err
 	}
-	return r.do(ctx)
+	r := &planRun{Plan: p, movers: m, s: s, queue: queue,
+		fetched: progress{done: make([]bool, len(p.fetches))}, arriving: make([]cudart.Point, len(p.fetches)),
+		evicted: progress{done: make([]bool, len(p.evicts))}, ends: make([]cudart.Point, 0, p.steps),
+		copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks))}
+	r.changed.L = &r.mu
+	return r.do()
 }
 
-// A planRun is one run of a plan. Goroutines make the moves, each on a stream of its own
-// that has no other work: CUDA makes a prefetch on the calling thread then, and not in a
-// queue behind others. They wait here, not in the streams, for what must be over before.
+// A planRun is one run of a plan. Its movers wait here, not in their streams, for what must
+// be over before a move:
+//
+//	a         | is begun by      | when                             | is over when
+//	fetch     | a mover of In    | its first evicts are over        | its prefetch is queued (fetched)
+//	step      | the run, in      | its fetches and those of earlier | its work is queued (ends)
+//	          | order            | steps are over                   |
+//	evict     | a mover of Out   | its step's work is done          | the chunk has left (evicted)
+//
+// Nothing is begun after the first error, which ends movers.ctx.
 type planRun struct {
 	*Plan
-	s     *cudart.Stream
-	queue func(int) error
+	*movers
+	s       *cudart.Stream
+	queue   func(int) error
+	awaited int // fetches that s waits for
 
 	mu      sync.Mutex // not held during calls into the library
-	changed sync.Cond  // any of the following
-	err     error      // the first
+	changed sync.Cond  // of the following, or of movers.ctx
+	fetched progress
+	evicted progress
+	ends    []cudart.Point // of steps
 
-	nextFetch, nextEvict int            // to be made
-	issued               []bool         // by fetch: the prefetch is queued
-	arrived              []cudart.Point // by fetch: its end, once issued
-	allIssued            int            // fetches up to the first that is not
-	evicted              []bool         // by evict: it is over
-	allEvicted           int            // evicts up to the first that is not over
-	ends                 []cudart.Point // of the steps that are queued
-	cancel               context.CancelFunc
-
-	// By chunk, and written by the goroutine that moves it.
-	copied []bool // it is advised ReadMostly
-	home   []bool // the host has its bytes, or had them when it was fetched
+	// Written by the goroutine that moves the chunk.
+	arriving []cudart.Point // by fetch: its end, once it is over
+	copied   []bool         // by chunk: it is advised ReadMostly
+	home     []bool         // by chunk: the host has its bytes, or had them when it was fetched
 }
 
-func (r *planRun) do(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	r.cancel = cancel
-	defer context.AfterFunc(ctx, func() { r.fail(ctx.Err()) })()
+// progress is that of moves that are begun in order, by several goroutines.
+type progress struct {
+	begun int
+	done  []bool
+	first int // all before it are done
+}
 
+func (r *planRun) do() error {
+	defer context.AfterFunc(r.ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.changed.Broadcast()
+	})()
 	if err := r.adviseFirst(); err != nil {
-		return errors.Join(err, r.unadvise())
+		r.fail(err)
+		return errors.Join(context.Cause(r.ctx), r.unadvise())
 	}
-	var workers sync.WaitGroup
-	for range min(r.o.In, len(r.fetches)) {
-		workers.Go(func() { r.work(ctx, r.fetchNext) })
-	}
-	for range min(r.o.Out, len(r.evicts)) {
-		workers.Go(func() { r.work(ctx, r.evictNext) })
-	}
-	if err := r.queueSteps(&workers); err != nil {
+	r.start(min(r.o.In, len(r.fetches)), r.fetchNext)
+	r.start(min(r.o.Out, len(r.evicts)), r.evictNext)
+	if err := r.queueSteps(); err != nil {
 		return err
 	}
 	// The last step may access nothing that left after it.
 	if len(r.ends) == 0 {
 		return nil
 	}
-	return r.ends[len(r.ends)-1].Wait(ctx)
+	if err := r.ends[len(r.ends)-1].Wait(r.ctx); err != nil {
+		r.fail(err)
+		return context.Cause(r.ctx)
+	}
+	return nil
 }
 
 var errNotReturned = errors.New("the function did not return")
@@ -150,99 +173,102 @@ var errNotReturned = errors.New("the function did not return")
 // queueSteps queues the work of all steps, and waits for the moves. So it does if queue
 // panics or ends its goroutine, as a test that fails does: the caller may close the memory
 // then.
-func (r *planRun) queueSteps(moves *sync.WaitGroup) (err error) {
+func (r *planRun) queueSteps() (err error) {
 	failed := errNotReturned
 	defer func() {
 		if failed != nil {
 			r.fail(failed)
 		}
-		moves.Wait()
-		r.mu.Lock()
-		err = r.err
-		r.mu.Unlock()
-		if err != nil {
+		if err = r.movers.wait(); err != nil {
 			err = errors.Join(err, r.unadvise())
 		}
 	}()
 	for i := range r.steps {
-		if err := r.step(i); err != nil {
-			failed = err
+		if failed = r.step(i); failed != nil {
 			return nil
 		}
+		failed = errNotReturned
 	}
 	failed = nil
 	return nil
 }
 
 // adviseFirst advises ReadMostly for all chunks that come to the card as copies at first,
-// with one call for those that lie side by side: a call has to wait for the prefetches
-// under way.
+// with one call for chunks side by side: a call has to wait for the prefetches in flight.
 func (r *planRun) adviseFirst() error {
-	var list []int
+	var first []Range
 	seen := make([]bool, len(r.chunks))
 	for _, f := range r.fetches {
 		if f.copy && !seen[f.chunk] {
-			list = append(list, f.chunk)
+			first = append(first, r.chunks[f.chunk])
+			r.copied[f.chunk] = true
 		}
 		seen[f.chunk] = true
 	}
-	slices.SortFunc(list, func(x, y int) int { return cmp.Compare(r.chunks[x].ptr(), r.chunks[y].ptr()) })
-	for len(list) > 0 {
-		first, n := r.chunks[list[0]], 1
-		end := first.off + first.n
-		for ; n < len(list); n++ {
-			if c := r.chunks[list[n]]; c.memory != first.memory || c.off != end {
-				break
-			}
-			end += r.chunks[list[n]].n
-		}
-		if err := r.a.dev.MemAdvise(first.ptr(), end-first.off, cudart.AdviseReadMostly, Host()); err != nil {
+	for _, c := range merge(first) {
+		if err := r.a.card.advise(r.ctx, c, ReadMostly()); err != nil {
 			return err
 		}
-		for _, id := range list[:n] {
-			r.copied[id] = true
-		}
-		list = list[n:]
 	}
 	return nil
 }
 
-// fail records the first error, and ends all waits.
-func (r *planRun) fail(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.err == nil {
-		r.err = err
-	}
-	r.cancel()
-	r.changed.Broadcast()
-}
-
-// wait waits until ready returns true, with r.mu locked. It returns false after an error.
-func (r *planRun) wait(ready func() bool) bool {
-	for r.err == nil && !ready() {
+// waitUntil waits until ready returns true, with r.mu locked. It returns false after an error.
+func (r *planRun) waitUntil(ready func() bool) bool {
+	for r.ctx.Err() == nil && !ready() {
 		r.changed.Wait()
 	}
-	return r.err == nil
+	return r.ctx.Err() == nil
+}
+
+// begin returns the next move to be made, when it is ready. ok is false if there is none,
+// or after an error.
+func (r *planRun) begin(p *progress, ready func(k int) bool) (k int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	k = p.begun
+	if k == len(p.done) {
+		return 0, false
+	}
+	p.begun++
+	return k, r.waitUntil(func() bool { return ready(k) })
+}
+
+// over makes known that a move is over.
+func (r *planRun) over(p *progress, k int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.done[k] = true
+	for p.first < len(p.done) && p.done[p.first] {
+		p.first++
+	}
+	r.changed.Broadcast()
 }
 
 // step queues the work of one step.
 func (r *planRun) step(i int) error {
 	r.mu.Lock()
-	ok := r.wait(func() bool { return r.allIssued == len(r.fetches) || r.fetches[r.allIssued].step > i })
+	ok := r.waitUntil(func() bool { return r.fetched.first == len(r.fetches) || r.fetches[r.fetched.first].step > i })
 	r.mu.Unlock()
 	if !ok {
-		return nil
+		return context.Cause(r.ctx)
 	}
-	for k := r.firstFetch(i); k < len(r.fetches) && r.fetches[k].step == i; k++ {
-		if err := r.s.WaitPoint(r.arrived[k]); err != nil {
-			return fmt.Errorf("step %d: %w", i, err)
+	err := r.a.card.call(r.ctx, func() (err error) {
+		for ; r.awaited < len(r.fetches) && r.fetches[r.awaited].step == i && err == nil; r.awaited++ {
+			err = r.s.WaitPoint(r.arriving[r.awaited])
 		}
+		return err
+	})
+	if err == nil {
+		err = r.queue(i)
 	}
-	if err := r.queue(i); err != nil {
+	var end cudart.Point
+	if err == nil {
+		err = r.a.card.call(r.ctx, func() error { end = r.s.Point(); return nil })
+	}
+	if err != nil {
 		return fmt.Errorf("step %d: %w", i, err)
 	}
-	end := r.s.Point()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ends = append(r.ends, end)
@@ -250,119 +276,82 @@ func (r *planRun) step(i int) error {
 	return nil
 }
 
-// work makes moves on a stream of its own until next returns false.
-func (r *planRun) work(ctx context.Context, next func(context.Context, *cudart.Stream) (bool, error)) {
-	s, err := r.a.takeStream()
-	if err == nil {
-		for more := true; more && err == nil; {
-			more, err = next(ctx, s)
-		}
-		r.a.putStream(s)
-	}
-	if err != nil {
-		r.fail(err)
-	}
-}
-
 // fetchNext brings the next chunk to the card.
-func (r *planRun) fetchNext(ctx context.Context, s *cudart.Stream) (more bool, err error) {
-	r.mu.Lock()
-	k := r.nextFetch
-	if k == len(r.fetches) {
-		r.mu.Unlock()
-		return false, nil
-	}
-	r.nextFetch++
-	f := r.fetches[k]
-	ok := r.wait(func() bool { return r.allEvicted >= f.after })
-	r.mu.Unlock()
+func (r *planRun) fetchNext(s *cudart.Stream) (more bool, err error) {
+	k, ok := r.begin(&r.fetched, func(k int) bool { return r.evicted.first >= r.fetches[k].after })
 	if !ok {
 		return false, nil
 	}
+	f := r.fetches[k]
 	c := r.chunks[f.chunk]
 	if f.copy {
 		if !r.home[f.chunk] {
 			r.home[f.chunk] = c.onHost()
 		}
 		if !r.copied[f.chunk] {
-			if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseReadMostly, Host()); err != nil {
+			if err := r.a.card.advise(r.ctx, c, ReadMostly()); err != nil {
 				return false, err
 			}
 			r.copied[f.chunk] = true
 		}
 	}
-	if f.fresh {
-		if err := discard(s, c.ptr(), c.n); err != nil {
-			return false, err
-		}
-	}
-	if err := s.Prefetch(c.ptr(), c.n, r.a.dev.Location()); err != nil {
+	end, err := r.move(s, c, f.fresh, r.a.dev.Location())
+	if err != nil {
 		return false, err
 	}
-	p := s.Point()
-	r.mu.Lock()
-	r.issued[k], r.arrived[k] = true, p
-	for r.allIssued < len(r.issued) && r.issued[r.allIssued] {
-		r.allIssued++
-	}
-	r.changed.Broadcast()
-	r.mu.Unlock()
-	return true, finished(ctx, p)
+	r.arriving[k] = end
+	r.over(&r.fetched, k)
+	return true, r.arrive(end)
 }
 
-// onHost reports whether the host seems to have all of a chunk: it looks at a page of each
-// block, because all of them take as long as the move. What is on the card all the same
-// stays there when the copy is dropped, and is right there, too.
-func (c chunk) onHost() bool {
+// move queues the move of a chunk, whose bytes may be discarded.
+func (r *planRun) move(s *cudart.Stream, c Range, discarded bool, to cudart.Location) (end cudart.Point, err error) {
+	if discarded {
+		if err := r.a.card.call(r.ctx, func() error { return discard(s, c) }); err != nil {
+			return end, err
+		}
+	}
+	return r.prefetch(s, c.ptr(), c.Len, to)
+}
+
+// onHost reports whether the host seems to have all of a chunk. It checks a page of each
+// block, because all of them take as long as the move. A page that is on the card all the
+// same stays there when the copy is dropped, and has the right bytes there, too.
+func (c Range) onHost() bool {
 	var pages []uintptr
-	for at := uintptr(c.ptr()); at < uintptr(c.ptr())+uintptr(c.n); at += blockSize {
+	for at := uintptr(c.ptr()); at < uintptr(c.ptr())+uintptr(c.Len); at += blockSize {
 		pages = append(pages, at)
 	}
-	all, err := linux.PagesMapped(os.DirFS("/"), append(pages, uintptr(c.ptr())+uintptr(c.n)-1))
+	all, err := linux.PagesMapped(os.DirFS("/"), append(pages, uintptr(c.ptr())+uintptr(c.Len)-1))
 	return err == nil && all // without the file it is moved back when it leaves
 }
 
-// evictNext takes the next chunk away.
-func (r *planRun) evictNext(ctx context.Context, s *cudart.Stream) (more bool, err error) {
-	r.mu.Lock()
-	k := r.nextEvict
-	if k == len(r.evicts) {
-		r.mu.Unlock()
-		return false, nil
-	}
-	r.nextEvict++
-	e := r.evicts[k]
-	ok := r.wait(func() bool { return len(r.ends) > e.step })
-	var end cudart.Point
-	if ok {
-		end = r.ends[e.step]
-	}
-	r.mu.Unlock()
+// evictNext takes the next chunk away, after the work of its last step.
+func (r *planRun) evictNext(s *cudart.Stream) (more bool, err error) {
+	k, ok := r.begin(&r.evicted, func(k int) bool { return len(r.ends) > r.evicts[k].step })
 	if !ok {
 		return false, nil
 	}
-	if err := end.Wait(ctx); err != nil {
-		return false, err
-	}
-	if err := r.takeAway(ctx, s, e); err != nil {
-		return false, err
-	}
+	e := r.evicts[k]
 	r.mu.Lock()
-	r.evicted[k] = true
-	for r.allEvicted < len(r.evicted) && r.evicted[r.allEvicted] {
-		r.allEvicted++
-	}
-	r.changed.Broadcast()
+	end := r.ends[e.step]
 	r.mu.Unlock()
+	if err := end.Wait(r.ctx); err != nil {
+		return false, err
+	}
+	if err := r.takeAway(s, e); err != nil {
+		return false, err
+	}
+	r.over(&r.evicted, k)
 	return true, nil
 }
 
 // takeAway drops a copy, or moves a chunk to the host. A copy of what the host never had,
 // such as memory that was not touched before, is moved as well.
-func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error {
+func (r *planRun) takeAway(s *cudart.Stream, e evict) error {
 	c := r.chunks[e.chunk]
 	if e.drop {
-		if err := r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseUnsetReadMostly, Host()); err != nil {
+		if err := r.a.card.advise(r.ctx, c, ReadMostly().unset()); err != nil {
 			return err
 		}
 		r.copied[e.chunk] = false
@@ -370,15 +359,8 @@ func (r *planRun) takeAway(ctx context.Context, s *cudart.Stream, e evict) error
 			return nil
 		}
 	}
-	if e.waste {
-		if err := discard(s, c.ptr(), c.n); err != nil {
-			return err
-		}
-	}
-	if err := s.Prefetch(c.ptr(), c.n, Host()); err != nil {
-		return err
-	}
-	if err := finished(ctx, s.Point()); err != nil {
+	end, err := r.move(s, c, e.waste, Host())
+	if err = errors.Join(err, r.arrive(end)); err != nil {
 		return err
 	}
 	r.home[e.chunk] = true
@@ -390,42 +372,7 @@ func (r *planRun) unadvise() error {
 	var errs []error
 	for id, copied := range r.copied {
 		if c := r.chunks[id]; copied {
-			errs = append(errs, r.a.dev.MemAdvise(c.ptr(), c.n, cudart.AdviseUnsetReadMostly, Host()))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// takeStream returns a stream for moves, which is to be put back.
-func (a *Allocator) takeStream() (*cudart.Stream, error) {
-	a.mu.Lock()
-	if last := len(a.streams) - 1; last >= 0 {
-		s := a.streams[last]
-		a.streams = a.streams[:last]
-		a.mu.Unlock()
-		return s, nil
-	}
-	a.mu.Unlock()
-	return a.dev.NewStream(cudart.StreamOptions{})
-}
-
-func (a *Allocator) putStream(s *cudart.Stream) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.streams = append(a.streams, s)
-}
-
-// closeStreams destroys the streams for moves.
-func (a *Allocator) closeStreams() error {
-	a.mu.Lock()
-	streams := a.streams
-	a.streams = nil
-	a.mu.Unlock()
-	var errs []error
-	for _, s := range streams {
-		if err := s.Close(); err != nil {
-			errs = append(errs, err)
-			a.putStream(s)
+			errs = append(errs, r.a.card.advise(r.rest, c, ReadMostly().unset()))
 		}
 	}
 	return errors.Join(errs...)

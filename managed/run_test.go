@@ -80,7 +80,7 @@ func TestPlanRunsOverMoreThanItsBudget(t *testing.T) {
 	}
 	require.Equal(t, want, out.Bytes())
 	require.Equal(t, want, in.Bytes())
-	at, err := in.Attributes(0, n)
+	at, err := g.attributes(in, 0, n)
 	require.NoError(t, err)
 	assert.False(t, at.ReadMostly)
 }
@@ -102,7 +102,7 @@ func TestPlanDropsWhatIsOnlyRead(t *testing.T) {
 	toHost := g.sim.Calls("cudaMemPrefetchAsync") - len(p.fetches)
 	never := 0
 	for _, c := range p.chunks {
-		if c.memory == fresh {
+		if c.Memory == fresh {
 			never++
 		}
 	}
@@ -152,7 +152,7 @@ func TestPlanEndsWithTheFirstError(t *testing.T) {
 		return nil
 	})
 	require.ErrorIs(t, err, context.Canceled)
-	at, err := m.Attributes(0, m.Len())
+	at, err := g.attributes(m, 0, m.Len())
 	require.NoError(t, err)
 	assert.False(t, at.ReadMostly)
 	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return nil }))

@@ -13,7 +13,7 @@ import (
 // A schedule is which chunks come to the card and leave it, in which order. It is made
 // before anything moves, so that moves need no decisions.
 type schedule struct {
-	chunks  []chunk
+	chunks  []Range // parts of memory that move as a whole
 	fetches []fetch // in the order of the steps that need them
 	evicts  []evict // in the order in which they make room
 	traffic Traffic
@@ -69,7 +69,7 @@ func newPlanner(steps []Step, o PlanOptions, held []Range, discards bool) (*plan
 	for i, step := range uses {
 		total := 0
 		for _, u := range step {
-			total += s.chunks[u.chunk].n
+			total += s.chunks[u.chunk].Len
 			p.next[u.chunk] = append(p.next[u.chunk], turn{i, u.fresh})
 		}
 		if total > o.Budget {
@@ -107,10 +107,10 @@ func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
 				if !ok {
 					id = len(s.chunks)
 					of[place] = id
-					s.chunks = append(s.chunks, chunk{memory: u.Memory, off: at, n: end - at})
+					s.chunks = append(s.chunks, u.Memory.Range(at, end-at))
 				}
 				c := &s.chunks[id]
-				c.off, c.n = min(c.off, at), max(c.off+c.n, end)-min(c.off, at)
+				c.Off, c.Len = min(c.Off, at), max(c.Off+c.Len, end)-min(c.Off, at)
 				k, ok := in[id]
 				if !ok {
 					k = len(uses[i])
@@ -136,7 +136,7 @@ func (s *schedule) findFresh(uses [][]access) {
 		for k := range step {
 			u := &step[k]
 			c := s.chunks[u.chunk]
-			u.fresh = u.from <= c.off && c.off+c.n <= u.to
+			u.fresh = u.from <= c.Off && c.Off+c.Len <= u.to
 		}
 	}
 }
@@ -198,7 +198,7 @@ func (p *planner) bring(i int) {
 			if p.card[u.chunk] != nil {
 				continue
 			}
-			n := p.chunks[u.chunk].n
+			n := p.chunks[u.chunk].Len
 			for p.used+n > p.budget {
 				id, next, best := p.victim()
 				// To wait for a better one may be worth it, but not for the step that runs next:
@@ -231,7 +231,7 @@ func (p *planner) use(i int) {
 	for _, u := range p.uses[i] {
 		c := p.card[u.chunk]
 		if c.last < 0 {
-			p.ahead -= p.chunks[u.chunk].n
+			p.ahead -= p.chunks[u.chunk].Len
 		}
 		c.last = i
 		c.dirty = c.dirty || u.write
@@ -261,7 +261,7 @@ func (p *planner) wasted(id int) bool { return len(p.next[id]) > 0 && p.next[id]
 func (p *planner) evict(id int) {
 	c := p.card[id]
 	delete(p.card, id)
-	n := p.chunks[id].n
+	n := p.chunks[id].Len
 	p.used -= n
 	p.fetches[c.fetch].copy = !c.dirty
 	e := evict{chunk: id, step: c.last, drop: !c.dirty, waste: c.dirty && p.wasted(id)}
@@ -286,12 +286,6 @@ func (p *planner) finish() {
 	for _, id := range left {
 		p.evict(id)
 	}
-}
-
-// firstFetch returns the first fetch for a step, or for a later one.
-func (s *schedule) firstFetch(step int) int {
-	k, _ := slices.BinarySearchFunc(s.fetches, step, func(f fetch, step int) int { return cmp.Compare(f.step, step) })
-	return k
 }
 
 // A needed chunk is one with the step that uses it next, and the one that used it last.

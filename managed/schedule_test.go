@@ -25,10 +25,10 @@ func overwritten(t *testing.T, s schedule, steps []Step, uses [][]access, id, fr
 			continue
 		}
 		for _, u := range steps[i] {
-			if u.Memory != c.memory || u.Off >= c.off+c.n || u.Off+u.Len <= c.off {
+			if u.Memory != c.Memory || u.Off >= c.Off+c.Len || u.Off+u.Len <= c.Off {
 				continue
 			}
-			if u.Mode != Overwrite || u.Off > c.off || u.Off+u.Len < c.off+c.n {
+			if u.Mode != Overwrite || u.Off > c.Off || u.Off+u.Len < c.Off+c.Len {
 				return false
 			}
 		}
@@ -49,7 +49,7 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 	require.Equal(t, check.chunks, s.chunks)
 	for _, r := range held {
 		for _, c := range s.chunks {
-			require.True(t, c.memory != r.Memory || c.off+c.n <= r.Off || r.Off+r.Len <= c.off, "%v and %v", c, r)
+			require.True(t, c.Memory != r.Memory || c.Off+c.Len <= r.Off || r.Off+r.Len <= c.Off, "%v and %v", c, r)
 		}
 	}
 	card := make(map[int]bool)
@@ -65,16 +65,16 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 			switch {
 			case e.drop:
 				require.False(t, e.waste)
-				traffic.Dropped += s.chunks[e.chunk].n
+				traffic.Dropped += s.chunks[e.chunk].Len
 			case e.waste:
 				require.True(t, overwritten(t, s, steps, uses, e.chunk, before), "evict %d", evicts)
-				traffic.Spared += s.chunks[e.chunk].n
+				traffic.Spared += s.chunks[e.chunk].Len
 			default:
-				traffic.Back += s.chunks[e.chunk].n
+				traffic.Back += s.chunks[e.chunk].Len
 			}
 			delete(card, e.chunk)
 			delete(dirty, e.chunk)
-			used -= s.chunks[e.chunk].n
+			used -= s.chunks[e.chunk].Len
 		}
 	}
 	copies := make(map[int]bool)
@@ -85,13 +85,13 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 			require.False(t, card[f.chunk])
 			card[f.chunk] = true
 			copies[f.chunk] = f.copy
-			used += s.chunks[f.chunk].n
+			used += s.chunks[f.chunk].Len
 			most = max(most, used)
 			if f.fresh {
 				require.True(t, overwritten(t, s, steps, uses, f.chunk, i), "step %d", i)
-				traffic.Spared += s.chunks[f.chunk].n
+				traffic.Spared += s.chunks[f.chunk].Len
 			} else {
-				traffic.In += s.chunks[f.chunk].n
+				traffic.In += s.chunks[f.chunk].Len
 			}
 		}
 		for _, u := range uses[i] {
@@ -210,7 +210,7 @@ func TestScheduleBringsTheNextPanelWhileThisOneIsUsed(t *testing.T) {
 	early := make(map[int]int) // by step: bytes of its panel that come when the panel before is first used, or sooner
 	for _, f := range p.fetches {
 		c := p.chunks[f.chunk]
-		if c.memory != x.Memory {
+		if c.Memory != x.Memory {
 			assert.Zero(t, f.step/parts, "the rest comes once")
 			continue
 		}
@@ -219,7 +219,7 @@ func TestScheduleBringsTheNextPanelWhileThisOneIsUsed(t *testing.T) {
 			last = max(last, e.step)
 		}
 		if last < f.step-parts {
-			early[f.step] += c.n
+			early[f.step] += c.Len
 		}
 		assert.Less(t, last, f.step)
 	}
@@ -239,8 +239,8 @@ func TestScheduleCutsOnAGridOfAddresses(t *testing.T) {
 	require.NoError(t, err)
 	covered := 0
 	for i, c := range p.chunks {
-		covered += c.n
-		first, last := (int(c.ptr()))/(2*mib), (int(c.ptr())+c.n-1)/(2*mib)
+		covered += c.Len
+		first, last := (int(c.ptr()))/(2*mib), (int(c.ptr())+c.Len-1)/(2*mib)
 		assert.Equal(t, first, last, "chunk %d lies in one cell", i)
 	}
 	assert.Equal(t, 7*mib, covered, "what no step uses is not moved")

@@ -3,7 +3,7 @@ package managed
 // Counts are figures of allocations.
 type Counts struct {
 	Allocated int // bytes that are allocated now
-	Peak      int // most bytes that were allocated at a time, since New or ResetPeaks
+	Peak      int // maximum of Allocated since New or ResetPeaks
 	Allocs    int // allocations so far
 	Frees     int // memory closed so far
 }
@@ -16,34 +16,38 @@ type Stats struct {
 	Failures int               // of Alloc and AllocLabel, so far
 }
 
-type counts struct{ Counts }
-
-func (c *counts) alloc(n int) {
+func (c *Counts) alloc(n int) {
 	c.Allocs++
 	c.Allocated += n
 	c.Peak = max(c.Peak, c.Allocated)
 }
 
-func (c *counts) free(n int) {
+func (c *Counts) free(n int) {
 	c.Frees++
 	c.Allocated -= n
 }
 
 // Stats returns the figures.
 func (a *Allocator) Stats() Stats {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	s := Stats{Counts: a.total.Counts, Labels: make(map[string]Counts, len(a.labels)), OnHost: a.onHost, Failures: a.failed}
+	if !a.made() {
+		return Stats{}
+	}
+	ledger.mu.Lock()
+	defer ledger.mu.Unlock()
+	s := Stats{Counts: a.total, Labels: make(map[string]Counts, len(a.labels)), OnHost: a.onHost, Failures: a.failed}
 	for label, c := range a.labels {
-		s.Labels[label] = c.Counts
+		s.Labels[label] = *c
 	}
 	return s
 }
 
-// ResetPeaks sets all peaks to what is allocated now.
+// ResetPeaks sets all peaks to the bytes that are allocated now.
 func (a *Allocator) ResetPeaks() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	if !a.made() {
+		return
+	}
+	ledger.mu.Lock()
+	defer ledger.mu.Unlock()
 	a.total.Peak = a.total.Allocated
 	for _, c := range a.labels {
 		c.Peak = c.Allocated

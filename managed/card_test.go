@@ -1,0 +1,247 @@
+package managed
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// other allocates device memory as another program does, and returns a function that frees it.
+func (g *rig) other(n int) (free func()) {
+	g.Helper()
+	p, err := g.dev.Malloc(n)
+	require.NoError(g, err)
+	return func() {
+		g.Helper()
+		require.NoError(g, g.dev.Free(p))
+	}
+}
+
+// Device memory that others free after the first allocation can be allocated, whether what
+// was allocated is on the card or not.
+func TestMemoryThatOthersFreeCanBeAllocated(t *testing.T) {
+	t.Parallel()
+	for _, onCard := range []bool{false, true} {
+		g := newSimRig(t, small(64*mib), Options{})
+		free := g.other(56 * mib)
+		m := g.alloc(4 * mib)
+		_, err := g.a.Alloc(8 * mib)
+		require.ErrorIs(t, err, ErrOversubscribed)
+		if onCard {
+			require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+			g.sync()
+		}
+		free()
+		g.alloc(40 * mib)
+		g.alloc(20 * mib)
+		_, err = g.a.Alloc(1)
+		require.ErrorIs(t, err, ErrOversubscribed)
+		assert.ErrorContains(t, err, "64 MiB of managed memory are allocated")
+	}
+}
+
+// The same for the budgets of plans: a plan may run beside another one on memory that others
+// have freed since that one began.
+func TestMemoryThatOthersFreeCanBeBudgeted(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{Oversubscribe: true})
+	free := g.other(48 * mib)
+	plan := func(budget int) *Plan {
+		p, err := g.a.NewPlan([]Step{{g.alloc(2 * mib).All().Read()}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
+		require.NoError(t, err)
+		return p
+	}
+	nothing := func(int) error { return nil }
+	first, second := plan(12*mib), plan(40*mib)
+	require.NoError(t, first.Run(t.Context(), g.s, func(int) error {
+		require.ErrorIs(t, second.Run(t.Context(), g.s, nothing), ErrOversubscribed)
+		free()
+		return second.Run(t.Context(), g.s, nothing)
+	}))
+}
+
+// The guard queries the card again as allocations add up: others may have allocated
+// device memory meanwhile.
+func TestManySmallAllocationsAreRefusedAsOneLargeIs(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{})
+	g.alloc(mib)
+	defer g.other(48 * mib)()
+	allocated := 1
+	for ; allocated <= 64; allocated++ {
+		m, err := g.a.Alloc(mib)
+		if err != nil {
+			require.ErrorIs(t, err, ErrOversubscribed)
+			break
+		}
+		require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+		g.sync()
+		t.Cleanup(func() { assert.NoError(t, m.Close()) })
+	}
+	assert.InDelta(t, 16, allocated, 2)
+	assert.Zero(t, g.sim.ManagedTraffic().Evictions)
+}
+
+// A share's estimate is exact if nothing of it has been allocated, always lies between none
+// and all of it being on the device, and does not change while that may be right.
+func TestShareOfTheCard(t *testing.T) {
+	t.Parallel()
+	const total = 1000
+	random := rand.New(rand.NewPCG(1, 2))
+	var s share
+	others, onCard := 0, 0
+	for range 10_000 {
+		switch random.IntN(5) {
+		case 0: // others allocate or free
+			others = random.IntN(total - onCard + 1)
+		case 1: // pages move
+			onCard = random.IntN(min(s.used, total-others) + 1)
+		case 2:
+			s.used += random.IntN(100)
+		case 3:
+			s.used = random.IntN(s.used + 1)
+			onCard = min(onCard, s.used)
+		default:
+			free, before := total-others-onCard, s.available
+			s.update(free, total)
+			require.GreaterOrEqual(t, s.available, free)
+			require.LessOrEqual(t, s.available, min(free+s.used, total))
+			if s.used == 0 {
+				require.Equal(t, free, s.available)
+			}
+			if free <= before && before <= min(free+s.used, total) {
+				require.Equal(t, before, s.available)
+			}
+			alone := s
+			alone.update(total-onCard, total) // others have freed everything
+			require.GreaterOrEqual(t, alone.available, total-onCard)
+		}
+	}
+}
+
+// What is known of a device is forgotten with its last Allocator, so that the device can be
+// collected.
+func TestCardIsForgottenWithItsLastAllocator(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	known := func() bool {
+		ledger.mu.Lock()
+		defer ledger.mu.Unlock()
+		return ledger.cards[g.dev] != nil
+	}
+	other, err := New(g.dev, Options{})
+	require.NoError(t, err)
+	require.NoError(t, other.Close())
+	require.True(t, known(), "the rig's allocator is open")
+	require.NoError(t, g.a.Close())
+	require.NoError(t, g.a.Close())
+	require.False(t, known())
+}
+
+// Ranges of memory of several allocators move together, while those allocate and move it
+// themselves; the order of its uses is that of its own allocator. (The race detector sees the
+// accesses.)
+func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{})
+	other, err := New(g.dev, Options{})
+	require.NoError(t, err)
+	m, err := other.Alloc(4 * mib)
+	require.NoError(t, err)
+	recent, err := other.Alloc(4 * mib)
+	require.NoError(t, err)
+	over := make(chan error, 3)
+	const rounds = 50
+	go func() {
+		var err error
+		for i := 0; i < rounds && err == nil; i++ {
+			err = g.a.PrefetchBatch(g.s, g.dev.Location(), m.All())
+		}
+		over <- err
+	}()
+	go func() {
+		var err error
+		for i := 0; i < rounds && err == nil; i++ {
+			err = g.a.Move(t.Context(), g.dev.Location(), m.Range(0, mib))
+		}
+		over <- err
+	}()
+	go func() {
+		s, err := g.dev.NewStream(cudart.StreamOptions{})
+		for i := 0; i < rounds && err == nil; i++ {
+			if err = m.Prefetch(s, g.dev.Location()); err == nil {
+				_, err = other.KeepReserve(t.Context(), s, 1)
+			}
+		}
+		if err == nil {
+			err = s.Close()
+		}
+		over <- err
+	}()
+	for range cap(over) {
+		require.NoError(t, <-over)
+	}
+
+	// Many uses by another allocator do not make memory younger than it is.
+	s := g.s
+	require.NoError(t, recent.Prefetch(s, g.dev.Location()))
+	g.sync()
+	moved, err := other.KeepReserve(t.Context(), s, 58*mib)
+	require.NoError(t, err)
+	assert.Equal(t, 4*mib, moved)
+	assert.Equal(t, map[int]int{0: 4 * mib}, g.at(recent.All()))
+	assert.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.All()))
+	require.NoError(t, m.Close())
+	require.NoError(t, recent.Close())
+	require.NoError(t, other.Close())
+}
+
+// The reserve that counts for memory which stays on the host is that of its own allocator,
+// whichever allocator moves it.
+func TestReserveIsThatOfTheMemorysAllocator(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, small(64*mib), Options{})
+	other, err := New(g.dev, Options{Reserve: 32 * mib, Oversubscribe: true})
+	require.NoError(t, err)
+	m, err := other.Alloc(128 * mib)
+	require.NoError(t, err)
+	require.True(t, m.OnHost())
+	for what, move := range map[string]func(r Range) error{
+		"PrefetchBatch": func(r Range) error { return g.a.PrefetchBatch(g.s, g.dev.Location(), r) },
+		"Move":          func(r Range) error { return g.a.Move(t.Context(), g.dev.Location(), r) },
+		"Prefetch":      func(r Range) error { return m.PrefetchRange(g.s, r.Off, r.Len, g.dev.Location()) },
+	} {
+		require.ErrorIs(t, move(m.Range(0, 48*mib)), ErrReserve, what)
+		require.NoError(t, move(m.Range(0, mib)), what)
+	}
+	g.sync()
+	require.NoError(t, m.Close())
+	require.NoError(t, other.Close())
+}
+
+// An Allocator whose streams are in use is not closed, and one that is closed takes none:
+// they would never be destroyed.
+func TestMoveOfOtherMemoryByAClosedAllocator(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{}, Options{})
+	m := g.alloc(4 * mib)
+	other, err := New(g.dev, Options{})
+	require.NoError(t, err)
+	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{})
+	defer unblock()
+	moved := make(chan error, 1)
+	go func() { moved <- other.Move(t.Context(), g.dev.Location(), m.All()) }()
+	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", 1))
+	err = other.Close()
+	require.ErrorIs(t, err, ErrInUse)
+	assert.ErrorContains(t, err, "1 calls are in progress")
+	unblock()
+	require.NoError(t, <-moved)
+	require.ErrorIs(t, other.Move(t.Context(), Host(), m.All()), ErrClosed)
+	require.NoError(t, other.Close())
+}

@@ -1,0 +1,130 @@
+package managed
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// The exported functions and methods, with values that nobody should pass: zero ones, nil, and
+// sizes and offsets out of range. All are errors, and none panics.
+func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
+	good := g.alloc(4096)
+	ctx, nothing := t.Context(), func(int) error { return nil }
+	plan, err := g.a.NewPlan([]Step{{good.All().Read()}}, PlanOptions{Budget: mib * 2})
+	require.NoError(t, err)
+	type calls map[string]func() error
+	ofAllocator := func(a *Allocator) calls {
+		assert.Zero(t, a.Stats())
+		assert.Nil(t, a.Notes())
+		assert.False(t, a.Concurrent())
+		a.ResetPeaks()
+		return calls{
+			"Alloc":         func() error { _, err := a.Alloc(1); return err },
+			"AllocLabel":    func() error { _, err := a.AllocLabel("label", 1); return err },
+			"Move":          func() error { return a.Move(ctx, Host(), good.All()) },
+			"PrefetchBatch": func() error { return a.PrefetchBatch(g.s, Host(), good.All()) },
+			"KeepReserve":   func() error { _, err := a.KeepReserve(ctx, g.s, 1); return err },
+			"NewPlan":       func() error { _, err := a.NewPlan(nil, PlanOptions{Budget: 1}); return err },
+			"Close":         a.Close,
+		}
+	}
+	ofMemory := func(m *Memory, off, n int) calls {
+		c := calls{
+			"PrefetchRange": func() error { return m.PrefetchRange(g.s, off, n, Host()) },
+			"Discard":       func() error { return m.Discard(g.s, off, n) },
+			"AdviseRange":   func() error { return m.AdviseRange(off, n, ReadMostly()) },
+			"UnadviseRange": func() error { return m.UnadviseRange(off, n, ReadMostly()) },
+			"MappedByHost":  func() error { _, err := m.MappedByHost(off, n); return err },
+			"Move":          func() error { return g.a.Move(ctx, Host(), m.Range(off, n)) },
+			"PrefetchBatch": func() error { return g.a.PrefetchBatch(g.s, Host(), m.Range(off, n)) },
+		}
+		for mode := range InPlace + 1 {
+			use := Use{m.Range(off, n), mode}
+			c[fmt.Sprintf("NewPlan, mode %d", mode)] = func() error { _, err := g.a.NewPlan([]Step{{use}}, PlanOptions{Budget: 1 << 30}); return err }
+		}
+		if m != good {
+			assert.Zero(t, m.Len())
+			assert.Zero(t, m.All().Len)
+			assert.Nil(t, m.Bytes())
+			assert.Zero(t, m.DevPtr())
+			assert.False(t, m.OnHost())
+			assert.Equal(t, "no managed memory", m.String())
+			c["Prefetch"] = func() error { return m.Prefetch(g.s, Host()) }
+			c["Advise"] = func() error { return m.Advise(ReadMostly()) }
+			c["Unadvise"] = func() error { return m.Unadvise(ReadMostly()) }
+			c["HostBytes"] = func() error { _, err := m.HostBytes(ctx); return err }
+			c["Close"] = m.Close
+		}
+		return c
+	}
+	ofStream := func(s *cudart.Stream) calls {
+		return calls{
+			"Prefetch":      func() error { return good.Prefetch(s, Host()) },
+			"Discard":       func() error { return good.Discard(s, 0, 4096) },
+			"PrefetchBatch": func() error { return g.a.PrefetchBatch(s, Host(), good.All()) },
+			"KeepReserve":   func() error { _, err := g.a.KeepReserve(ctx, s, 1); return err },
+			"Run":           func() error { return plan.Run(ctx, s, nothing) },
+		}
+	}
+	ofPlan := func(p *Plan) calls {
+		assert.Zero(t, p.Traffic())
+		return calls{"Run": func() error { return p.Run(ctx, g.s, nothing) }}
+	}
+	for name, list := range map[string]calls{
+		"nil Allocator": ofAllocator(nil), "zero Allocator": ofAllocator(new(Allocator)),
+		"nil Memory": ofMemory(nil, 0, 1), "zero Memory": ofMemory(new(Memory), 0, 1), "nothing of no Memory": ofMemory(nil, 0, 0),
+		"nothing": ofMemory(good, 0, 0), "less": ofMemory(good, 0, math.MinInt), "before": ofMemory(good, -1, 1), "far before": ofMemory(good, math.MinInt, math.MaxInt),
+		"after": ofMemory(good, 4096, 1), "beyond": ofMemory(good, 4095, 2), "far beyond": ofMemory(good, math.MaxInt, math.MaxInt),
+		"nil stream": ofStream(nil), "zero stream": ofStream(new(cudart.Stream)),
+		"nil Plan": ofPlan(nil), "zero Plan": ofPlan(new(Plan)),
+		"no context": {
+			"HostBytes":   func() error { _, err := good.HostBytes(noContext); return err },
+			"Move":        func() error { return g.a.Move(noContext, Host(), good.All()) },
+			"KeepReserve": func() error { _, err := g.a.KeepReserve(noContext, g.s, 1); return err },
+			"Run":         func() error { return plan.Run(noContext, g.s, nothing) },
+		},
+		"others": {
+			"New":              func() error { _, err := New(nil, Options{}); return err },
+			"New, zero device": func() error { _, err := New(new(cudart.Device), Options{}); return err },
+			"New, options":     func() error { _, err := New(g.dev, Options{Reserve: math.MinInt}); return err },
+			"Alloc":            func() error { _, err := g.a.Alloc(math.MinInt); return err },
+			"Alloc of all":     func() error { _, err := g.a.Alloc(math.MaxInt); return err },
+			"KeepReserve":      func() error { _, err := g.a.KeepReserve(ctx, g.s, math.MinInt); return err },
+			"of all":           func() error { _, err := g.a.KeepReserve(ctx, g.s, math.MaxInt); return err },
+			"zero Range":       func() error { return g.a.Move(ctx, Host(), Range{}) },
+			"zero Use":         func() error { _, err := g.a.NewPlan([]Step{{Use{}}}, PlanOptions{Budget: 1}); return err },
+			"zero PlanOptions": func() error { _, err := g.a.NewPlan(nil, PlanOptions{}); return err },
+			"an unknown Mode":  func() error { _, err := g.a.NewPlan([]Step{{{good.All(), -1}}}, PlanOptions{Budget: 1}); return err },
+			"zero Advice":      func() error { return good.Advise(Advice{}) },
+			"not zero Advice":  func() error { return good.Unadvise(Advice{}) },
+			"zero Location":    func() error { return good.Prefetch(g.s, cudart.Location{}) },
+			"Move nowhere":     func() error { return g.a.Move(ctx, cudart.Location{Kind: math.MaxInt32}, good.All()) },
+			"Run of nothing":   func() error { return plan.Run(ctx, g.s, nil) },
+			"advised nowhere":  func() error { return good.Advise(PreferredLocation(cudart.Location{Kind: -1})) },
+			"by no device": func() error {
+				return good.Advise(AccessedBy(cudart.Location{Kind: cudart.LocationDevice, ID: math.MaxInt32}))
+			},
+			"Alloc of a closed Allocator": func() error {
+				a, err := New(g.dev, Options{})
+				require.NoError(t, err)
+				require.NoError(t, a.Close())
+				_, err = a.Alloc(1)
+				return err
+			},
+		},
+	} {
+		for call, f := range list {
+			assert.NotPanics(t, func() { assert.ErrorContains(t, f(), "managed: ", "%s: %s", name, call) }, "%s: %s", name, call)
+		}
+	}
+	assert.Equal(t, "no advice", Advice{}.String())
+}
