@@ -17,7 +17,7 @@ type parameters []int
 
 var (
 	ptxStart     = regexp.MustCompile(`^(?:\s|//[^\n]*\n|/\*(?s:.*?)\*/)*\.version\s+\d+\.\d+`)
-	ptxTarget    = regexp.MustCompile(`(?m)^\s*\.target\s+\w`)
+	ptxTarget    = regexp.MustCompile(`\s\.target\s+\w`)
 	ptxComment   = regexp.MustCompile(`(?s)//[^\n]*|/\*.*?\*/`)
 	ptxEntry     = regexp.MustCompile(`\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?`)
 	ptxParameter = regexp.MustCompile(`\.param\b[^,]*?\.[bsuf](\d+)(?:x2)?\b[^,\[]*(?:\[\s*(\d+)\s*\])?`)

@@ -57,6 +57,7 @@ func TestJunkIsRefused(t *testing.T) {
 	for name, code := range map[string][]byte{
 		"a fat binary": fatbin, "a fat binary and more": append(bytes.Clone(fatbin), "more"...), "a cubin": cubin, "PTX": ptx,
 		"PTX with its zero byte": append(bytes.Clone(ptx), 0), "our PTX": memoryPTX,
+		"PTX in one line":    []byte(".version 7.0 .target sm_75 .address_size 64"),
 		"PTX after comments": []byte("/* .version\n9 */ // x\n.version 7.0\n// y\n.target sm_75\n"),
 	} {
 		_, err := checkCode(code)

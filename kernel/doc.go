@@ -9,7 +9,8 @@
 //
 // # Loading
 //
-// [Load] takes PTX, a cubin or a fat binary. The driver compiles PTX for the device
+// [Load] takes PTX, a cubin or a fat binary, and checks that it is one and whole, as CUDA
+// itself looks at it when a kernel is looked up first. The driver compiles PTX for the device
 // (cudaLibraryLoadData with CUDA 12.8 or later, else cuModuleLoadDataEx), and keeps what it
 // compiled in a cache on disk. If it cannot, the error has the compiler's log: see
 // [cudart.JITError]. A simulated device runs no kernels: the error wraps
@@ -17,7 +18,7 @@
 //
 // # Launching
 //
-// [Kernel.Launch] checks the shape against the kernel's limits and, for PTX, the number and
+// [Kernel.Launch] checks the shape against the kernel's limits ([Kernel.Limits]) and, for PTX, the number and
 // the sizes of arguments against the kernel's parameters: with wrong ones CUDA reads beyond
 // them. It allocates nothing. It cannot check what the kernel does with them: a kernel that
 // accesses memory which is not allocated makes the context unusable.
@@ -27,7 +28,7 @@
 // [Memory] fills, checks, copies and times memory. [Network] has what small neural networks
 // need. Their sources are in src, in CUDA C; scripts/ptx.sh compiles them to the PTX that is
 // embedded, for all devices of compute capability 7.5 or later and drivers of CUDA 11.8 or
-// later.
+// later, and records the hashes of both.
 //
 // [BLAS] multiplies matrices by NVIDIA's cuBLAS where it is installed.
 //

@@ -119,6 +119,21 @@ func TestGPURunsPTX(t *testing.T) {
 	assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
 }
 
+// A fat binary, of a cubin for 9.0 and compressed PTX for all others, runs as PTX does.
+func TestGPURunsAFatBinary(t *testing.T) {
+	dev, s := realGPU(t)
+	code, err := os.ReadFile("testdata/user.fatbin")
+	require.NoError(t, err)
+	m, err := kernel.Load(dev, code)
+	require.NoError(t, err)
+	saxpy, err := m.Kernel("saxpy")
+	require.NoError(t, err)
+	px, py := to(t, dev, []float32{1, 2, 3, 4}), to(t, dev, []float32{10, 20, 30, 40})
+	require.NoError(t, saxpy.Launch(s, kernel.Threads(4, 2), kernel.Ptr(py), kernel.Ptr(px), kernel.Float32(-2), kernel.Uint32(4)))
+	assert.Equal(t, []float32{8, 16, 24, 32}, from[float32](t, s, py, 4))
+	require.NoError(t, m.Close())
+}
+
 // Kernels run on any goroutine, whatever thread it is on.
 func TestGPURunsPTXOnManyGoroutines(t *testing.T) {
 	dev, _ := realGPU(t)
