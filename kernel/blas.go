@@ -102,7 +102,9 @@ func newBLAS(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, lo
 			switch {
 			case err == nil:
 				return b, nil
-			case errors.Is(err, cudart.ErrMemoryAllocation) || errors.As(err, &ofCUDA): // so it is with any library
+			case errors.Is(err, cudart.ErrMemoryAllocation): // so it is with any library
+				return nil, fmt.Errorf("%s: %w (free device memory, or keep managed memory from filling the card: managed.Options.Reserve)", c.Path, err)
+			case errors.As(err, &ofCUDA):
 				return nil, fmt.Errorf("%s: %w", c.Path, err)
 			}
 			failed = append(failed, fmt.Errorf("%s: %w", c.Path, err))
