@@ -211,6 +211,7 @@ func TestBLASWithoutMemoryIsNotUnsupported(t *testing.T) {
 // A call of cuBLAS that never returns holds up no NewBLAS past its context. When it returns
 // after all, the handle is destroyed.
 func TestBLASThatBlocksEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	f, _, s := newFakeBLAS(t)
 	f.block["create"] = make(chan struct{})
 	cause := errors.New("the cause")

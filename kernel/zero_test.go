@@ -119,6 +119,7 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 
 // A call into the library that never returns holds up no Compare past its context.
 func TestCompareEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	k, dev := testgpu.NewKernels(t, cudasim.Config{})
 	k.Names = map[string]int{"pinned_fill": 6, "pinned_check": 7, "pinned_copy": 3, "pinned_chase": 4, "pinned_busy": 2}
 	m, err := kernel.NewMemory(dev)
