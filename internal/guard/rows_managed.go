@@ -61,7 +61,7 @@ func prefetch(f *fixture) (*task, error) {
 			if err := there(); err != nil {
 				return err
 			}
-			at, err := m.Attributes(0, n)
+			at, err := dev.RangeAttributes(m.DevPtr(), n)
 			if err == nil && (at.LastPrefetch != dev.Location()) {
 				err = errors.New("the memory was not prefetched to the device")
 			}
