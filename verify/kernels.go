@@ -31,7 +31,7 @@ func loadKernels(dev *cudart.Device) (gpu, error) {
 
 // newTrip allocates for cases of the path, and loads the kernels that it needs.
 func (p *pathRun) newTrip(ctx context.Context, n, streams int) (*trip, error) {
-	t, err := newTrip(ctx, p.dev, p.Path, n, streams)
+	t, err := newTrip(ctx, p.dev, p.plan.Peer, p.Path, n, streams)
 	if err != nil || !p.Path.kernels() {
 		return t, err
 	}

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 const (
@@ -14,7 +16,7 @@ const (
 
 // inSegments calls work for every segment of [0, n), from several goroutines
 // when n is large, and stops early when ctx is done or work returns false.
-// It returns ctx's error.
+// Its error is that of a ctx that ended.
 func inSegments(ctx context.Context, n int, work func(lo, hi int) bool) error {
 	segments := (n + segmentBytes - 1) / segmentBytes
 	var next atomic.Int64
@@ -30,17 +32,23 @@ func inSegments(ctx context.Context, n int, work func(lo, hi int) bool) error {
 			}
 		}
 	}
+	ended := func() error {
+		if ctx.Err() != nil {
+			return bounded.Ended(ctx)
+		}
+		return nil
+	}
 	workers := min(runtime.GOMAXPROCS(0), maxWorkers, segments)
 	if workers <= 1 {
 		loop()
-		return ctx.Err()
+		return ended()
 	}
 	var group sync.WaitGroup
 	for range workers {
 		group.Go(loop)
 	}
 	group.Wait()
-	return ctx.Err()
+	return ended()
 }
 
 // fillAll is content.fill over a large buffer.

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"slices"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/transfer"
@@ -16,21 +15,6 @@ type peers struct {
 	copier  *transfer.Copier // of dev
 }
 
-// other returns another device of the same library, nil if there is none: one with
-// peer access where there is one.
-func other(dev *cudart.Device) *cudart.Device {
-	all := slices.DeleteFunc(dev.Runtime().Devices(), func(d *cudart.Device) bool { return d == dev })
-	for _, d := range all {
-		if accessible(dev, d) {
-			return d
-		}
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	return all[0]
-}
-
 // accessible reports whether two devices can access each other's memory.
 func accessible(a, b *cudart.Device) bool {
 	there, err := a.CanAccessPeer(b)
@@ -38,10 +22,10 @@ func accessible(a, b *cudart.Device) bool {
 	return err == nil && failed == nil && there && back
 }
 
-// newPeers allocates memory on another device, which becomes a target of the trip.
+// newPeers allocates memory on the other device, which becomes a target of the trip.
 // Also after an error it returns what is to be released.
-func newPeers(ctx context.Context, t *trip) (p *peers, err error) {
-	p = &peers{dev: other(t.dev)}
+func newPeers(ctx context.Context, t *trip, dev *cudart.Device) (p *peers, err error) {
+	p = &peers{dev: dev}
 	mem, err := p.dev.Malloc(t.bytes)
 	if err != nil {
 		return p, err

@@ -16,11 +16,62 @@ import (
 
 var withPeers = []Path{PathPeer, PathFanout}
 
+// peer returns device 1 of the Runtime of device 0.
+func peer(t *testing.T, dev *cudart.Device) *cudart.Device {
+	t.Helper()
+	d, err := dev.Runtime().Device(1)
+	require.NoError(t, err)
+	return d
+}
+
+// Only the devices that are named get a context, which takes hundreds of MiB of a GPU.
+func TestOnlyTheDevicesThatAreNamedGetAContext(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		paths     []Path
+		dev, peer int // -1 for none
+		want      []int
+		skipped   int // paths
+	}{
+		{nil, 1, -1, []int{1}, 0},
+		{Paths(), 1, -1, []int{1}, 4},
+		{withPeers, 1, -1, nil, 2},
+		{nil, 2, 1, []int{1, 2}, 0},
+		{withPeers, 0, 2, []int{0, 2}, 0},
+	} {
+		sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
+		device := func(ordinal int) *cudart.Device {
+			if ordinal < 0 {
+				return nil
+			}
+			dev, err := rt.Device(ordinal)
+			require.NoError(t, err)
+			return dev
+		}
+		before := sim.Contexts()
+		require.Empty(t, before)
+		r, err := Run(t.Context(), device(c.dev), Plan{Paths: c.paths, Peer: device(c.peer), Sizes: []int{100}, Variants: 1, NoStale: true})
+		require.NoError(t, err)
+		assert.Len(t, r.Skipped, c.skipped, "%+v", c)
+		assert.Equal(t, c.want, sim.Contexts(), "%+v", c)
+	}
+}
+
+func TestPeersThatAreNone(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	_, foreign := simulated(t, cudasim.Config{})
+	for _, wrong := range []*cudart.Device{dev, foreign} {
+		_, err := Run(t.Context(), dev, Plan{Peer: wrong})
+		require.ErrorContains(t, err, "verify: run: Plan.Peer is device 0 (Simulated GPU): must be another device of the Runtime of device 0")
+	}
+}
+
 func TestTripsByAnotherDevice(t *testing.T) {
 	t.Parallel()
 	for name, no := range map[string][][2]int{"peers": nil, "no peers": {{0, 1}}} {
 		sim, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), NoPeerAccess: no})
-		r, err := Run(t.Context(), dev, Plan{Paths: withPeers, Sizes: []int{1, 4097, 65537, 2*mib + 1}, NoStale: true})
+		r, err := Run(t.Context(), dev, Plan{Peer: peer(t, dev), Paths: withPeers, Sizes: []int{1, 4097, 65537, 2*mib + 1}, NoStale: true})
 		require.NoError(t, err)
 		requireClean(t, r)
 		require.Empty(t, r.Skipped, name)
@@ -35,10 +86,10 @@ func TestTripsByAnotherDeviceOfTheMachine(t *testing.T) {
 		t.Skip("TestTripsByAnotherDevice is for simulated ones")
 	}
 	dev := testgpu.Device(t)
-	if other(dev) == nil {
+	if dev.Runtime().DeviceCount() < 2 {
 		t.Skip("needs two GPUs")
 	}
-	r, err := Run(t.Context(), dev, Plan{Paths: withPeers, NoStale: true})
+	r, err := Run(t.Context(), dev, Plan{Peer: peer(t, dev), Paths: withPeers, NoStale: true})
 	require.NoError(t, err)
 	requireClean(t, r)
 }
@@ -54,10 +105,10 @@ func TestPathsThatNeedAnotherDevice(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, got.Skipped, 2)
 	for _, s := range got.Skipped {
-		require.Equal(t, "needs another device beside device 0 (Simulated GPU)", s.Reason)
+		require.Equal(t, "needs another device beside device 0 (Simulated GPU): Plan.Peer is nil", s.Reason)
 	}
 	_, two := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	r, err = newRunner(t.Context(), two, Plan{})
+	r, err = newRunner(t.Context(), two, Plan{Peer: peer(t, two)})
 	require.NoError(t, err)
 	require.Equal(t, slices.DeleteFunc(Paths(), Path.kernels), r.plan.Paths, "all that a simulated device can do")
 }
@@ -74,7 +125,7 @@ func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	const n = 10000
-	tr, err := newTrip(t.Context(), dev, PathFanout, n+8, 1)
+	tr, err := newTrip(t.Context(), dev, peer(t, dev), PathFanout, n+8, 1)
 	require.NoError(t, err)
 	whole := tr.source
 	for _, pattern := range Patterns() {
@@ -101,6 +152,7 @@ func TestEveryCallOfATripByAnotherDeviceCanFail(t *testing.T) {
 	for nth := 1; nth <= calls; nth++ {
 		t.Run(fmt.Sprint(nth), func(t *testing.T) {
 			sim, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+			plan.Peer = peer(t, dev)
 			start := sim.TotalCalls()
 			sim.FailCall(start+nth, cudart.ErrInvalidResourceHandle)
 			r, err := Run(t.Context(), dev, plan)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -36,7 +37,7 @@ const (
 	PathHop Path = "device_hop"
 	// PathPeer is PathPinned with a copy to another device and back on the way
 	// (cudaMemcpyPeerAsync), over NVLink or PCI Express where the two have peer
-	// access, and else through the host. It needs two devices, as PathFanout does.
+	// access, and else through the host. It needs Plan.Peer, as PathFanout does.
 	PathPeer Path = "peer"
 	// PathCopier is Go heap memory by a Copier's Upload and Download.
 	PathCopier Path = "copier"
@@ -163,10 +164,13 @@ type Plan struct {
 	// Full makes the plan thorough: up to 4 GiB a copy, and 64 MiB through a
 	// Copier.
 	Full bool
-	// Paths are the ways to try, by default all that the number of devices allows,
-	// and on a simulated device those without kernels, which it does not run.
+	// Paths are the ways to try: by default all, without those by another device if
+	// there is no Peer, and without kernels on a simulated device, which runs none.
 	// Each is combined with all Sizes and Streams.
 	Paths []Path
+	// Peer is the other device of PathPeer and PathFanout, of the same Runtime. Nil
+	// leaves them out: no device is used but this one and the one that [Run] gets.
+	Peer *cudart.Device
 	// Sizes are the bytes of copies, each at least 1.
 	Sizes []int
 	// Streams are numbers of streams, from 1 to 64, that share a copy; a copy has

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/kernel"
 )
@@ -48,7 +49,10 @@ func newRunner(ctx context.Context, dev *cudart.Device, plan Plan) (*runner, err
 	if err != nil {
 		return nil, err
 	}
-	if !chosen && other(dev) == nil {
+	if p := plan.Peer; p != nil && (p == dev || p.Runtime() != dev.Runtime()) {
+		return nil, fmt.Errorf("Plan.Peer is %v: must be another device of the Runtime of %v", p, dev)
+	}
+	if !chosen && plan.Peer == nil {
 		plan.Paths = slices.DeleteFunc(plan.Paths, Path.peers)
 	}
 	if !chosen && dev.Runtime().Library().Simulated {
@@ -145,7 +149,7 @@ func (r *runner) showProgress(running ...PathReport) {
 }
 
 func canceled(ctx context.Context) error {
-	return fmt.Errorf("verify: run: %w", context.Cause(ctx))
+	return fmt.Errorf("verify: run: %w", bounded.Ended(ctx))
 }
 
 // pathRun does the cases of one path.
@@ -165,7 +169,7 @@ func (p *pathRun) show() {
 // run does the cases, or as many of them as memory and failures allow, until ctx
 // ends.
 func (p *pathRun) run(ctx context.Context, cases []Case) {
-	if reason := unsupported(p.dev, p.Path); reason != "" {
+	if reason := p.unsupported(); reason != "" {
 		p.skip(cases, reason)
 		return
 	}
@@ -183,10 +187,10 @@ func (p *pathRun) run(ctx context.Context, cases []Case) {
 }
 
 // unsupported returns why the device cannot do the path, "" when it can.
-func unsupported(dev *cudart.Device, path Path) string {
+func (p *pathRun) unsupported() string {
 	var attr cudart.Attr
 	var what string
-	switch path {
+	switch p.Path {
 	case PathManaged:
 		attr, what = cudart.AttrManagedMemory, "managed memory"
 	case PathManagedMoved:
@@ -196,16 +200,16 @@ func unsupported(dev *cudart.Device, path Path) string {
 	case PathRegistered:
 		attr, what = cudart.AttrHostRegisterSupported, "registering host memory"
 	case PathPeer, PathFanout:
-		if other(dev) == nil {
-			return fmt.Sprintf("needs another device beside %v", dev)
+		if p.plan.Peer == nil {
+			return fmt.Sprintf("needs another device beside %v: Plan.Peer is nil", p.dev)
 		}
 		return ""
 	default:
 		return ""
 	}
 	// With a library that is too old for the attribute, the call itself shows it.
-	if v, err := dev.Attribute(attr); err == nil && v == 0 {
-		return fmt.Sprintf("%s is not supported by %v: attribute %d is 0", what, dev, attr)
+	if v, err := p.dev.Attribute(attr); err == nil && v == 0 {
+		return fmt.Sprintf("%s is not supported by %v: attribute %d is 0", what, p.dev, attr)
 	}
 	return ""
 }
@@ -219,7 +223,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 		return cases // the next call fails as well, and is reported
 	}
 	if p.Path.peers() {
-		if there, _, err := other(p.dev).MemInfo(); err == nil {
+		if there, _, err := p.plan.Peer.MemInfo(); err == nil {
 			free = min(free, there)
 		}
 	}

@@ -127,7 +127,10 @@ func TestSecondDevice(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	dev, err := rt.Device(1)
 	require.NoError(t, err)
-	r, err := Run(t.Context(), dev, small())
+	plan := small()
+	plan.Peer, err = rt.Device(0)
+	require.NoError(t, err)
+	r, err := Run(t.Context(), dev, plan)
 	require.NoError(t, err)
 	requireClean(t, r)
 }
@@ -246,7 +249,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 		PathPinned, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew,
 	} {
 		for _, pattern := range Patterns() {
-			tr, err := newTrip(t.Context(), dev, path, n+8, 2)
+			tr, err := newTrip(t.Context(), dev, nil, path, n+8, 2)
 			require.NoError(t, err)
 			source, back := tr.source, tr.back
 			c := Case{Path: path, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}, Streams: 1}
@@ -354,7 +357,8 @@ func TestAsynchronousFailure(t *testing.T) {
 func TestCancelBetweenCases(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancelCause := context.WithCancelCause(t.Context())
+	cancel := func() { cancelCause(assert.AnError) }
 	plan := small()
 	plan.Progress = func(p Progress) {
 		if p.CasesDone == 10 {
@@ -363,6 +367,7 @@ func TestCancelBetweenCases(t *testing.T) {
 	}
 	r, err := Run(ctx, dev, plan)
 	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, assert.AnError)
 	assert.Equal(t, 10, r.Cases)
 	assert.Zero(t, r.FailureCount, "a cancellation is no failure")
 }
@@ -596,6 +601,7 @@ var unanswered = []string{"cudaEventRecord", "cudaEventQuery", "cudaStreamQuery"
 func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 	t.Parallel()
 	for _, path := range []Path{PathPinned, PathRegistered, PathHostAlloc, PathMapped, PathManaged, PathManagedMoved, PathHop} {
+		// While one call shows whether the work is done, it is waited for until the context ends.
 		for name, failing := range map[string][]string{
 			"all":       unanswered,
 			"streams":   {"cudaStreamQuery"},
@@ -603,6 +609,7 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 			"events":    {"cudaStreamQuery", "cudaEventQuery"},
 			"none":      nil,
 		} {
+			canceled := name != "all"
 			t.Run(string(path)+" "+name, func(t *testing.T) {
 				t.Parallel()
 				sim, err := cudasim.New(cudasim.Config{})
@@ -622,8 +629,8 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 						for _, fn := range failing {
 							sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrInvalidValue})
 						}
-						if failing == nil {
-							cancel() // only that ends the wait
+						if canceled {
+							cancel()
 						}
 					case held.Load():
 						assert.NotContains(t, []string{"cudaHostUnregister", "cudaFreeHost", "cudaFree"}, fn)
@@ -634,7 +641,7 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 				require.NoError(t, err)
 				r.patience = 20 * time.Millisecond
 				err = r.run(ctx)
-				if failing == nil {
+				if canceled {
 					require.ErrorIs(t, err, context.Canceled)
 				} else {
 					require.NoError(t, err)
@@ -645,7 +652,7 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 				require.Regexp(t, "release: [0-9].* of host memory and [0-9].* of device memory stay allocated: copies may be under way: ", last.Error)
 				require.Zero(t, r.report.Cases)
 				require.Zero(t, r.report.MismatchCount)
-				if failing != nil {
+				if !canceled {
 					require.Equal(t, 2, r.report.FailureCount, "the case's and the release's")
 					require.Equal(t, 1, r.report.SkippedCases, "no other case may touch the memory")
 				}
@@ -668,12 +675,13 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 func TestCopierPathsUseTheCallersStream(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	other := peer(t, dev)
 	const n = 1000
 	for _, path := range Paths() {
 		if !path.copier() {
 			continue
 		}
-		tr, err := newTrip(t.Context(), dev, path, mib, 1)
+		tr, err := newTrip(t.Context(), dev, other, path, mib, 1)
 		require.NoError(t, err)
 		s := tr.streams[0]
 		// after runs a copy, and only then lets the stream fill the device's bytes.

@@ -61,7 +61,7 @@ func StaleRead(ctx context.Context, dev *cudart.Device) (r StaleResult, err erro
 }
 
 func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, err error) {
-	t, err := newTrip(ctx, dev, PathPinned, n, 1)
+	t, err := newTrip(ctx, dev, nil, PathPinned, n, 1)
 	if err != nil {
 		return r, err
 	}

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"context"
 	"sync"
 	"testing"
 
@@ -48,6 +49,16 @@ func holdDownload(sim *cudasim.Sim) {
 			sim.Release()
 		}
 	})
+}
+
+func TestStaleReadOfAnEndedContext(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(assert.AnError)
+	_, err := StaleRead(ctx, dev)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, assert.AnError)
 }
 
 func TestStaleReadBeforeTheCopyRuns(t *testing.T) {

@@ -57,8 +57,8 @@ type trip struct {
 }
 
 // newTrip allocates for cases with up to n bytes, offsets included, on so many
-// streams. On an error everything is released.
-func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int) (t *trip, err error) {
+// streams. Peer is the other device of paths with one. On an error everything is released.
+func newTrip(ctx context.Context, dev, peer *cudart.Device, path Path, n, streams int) (t *trip, err error) {
 	t = &trip{dev: dev, path: path, bytes: n + leadBytes + guardBytes, patience: drainTimeout}
 	defer func() {
 		if err != nil {
@@ -70,7 +70,7 @@ func newTrip(ctx context.Context, dev *cudart.Device, path Path, n, streams int)
 		return t, err
 	}
 	if path.peers() {
-		if t.peers, err = newPeers(ctx, t); err != nil {
+		if t.peers, err = newPeers(ctx, t, peer); err != nil {
 			return t, err
 		}
 	}

@@ -57,7 +57,10 @@ type examination struct {
 	facts   *doctor.Facts
 	request probe.Request
 	shown   *overall
-	sick    []bool // by GPU: its process hung or died, and no other one is started
+
+	// By GPU.
+	ordinals []int
+	failed   []bool // its process hung or died, and no other one is started
 }
 
 // examine verifies GPUs side by side, as that is no measurement and takes most of the time:
@@ -65,11 +68,11 @@ type examination struct {
 // Copies are measured on one GPU after the other, and at the end on all at once.
 func (s *session) examine(ctx context.Context, p examiner, request probe.Request) error {
 	facts := s.result.Facts
-	all := make([]int, len(facts.Devices))
+	all, ordinals := make([]int, len(facts.Devices)), make([]int, len(facts.Devices))
 	for i := range all {
-		all[i] = i
+		all[i], ordinals[i] = i, facts.Devices[i].Ordinal
 	}
-	e := &examination{session: s, p: p, facts: facts, request: request, sick: make([]bool, len(all)),
+	e := &examination{session: s, p: p, facts: facts, request: request, ordinals: ordinals, failed: make([]bool, len(all)),
 		shown: &overall{s: s, shares: make([]float64, len(all)), scale: 1}}
 	if len(all) > 1 && request.Steps.Bandwidth {
 		e.shown.scale = 1 - togetherShare
@@ -133,11 +136,14 @@ func (e *examination) group(ctx context.Context, gpus []int) error {
 // of ctx.
 func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-chan struct{}, waits func()) error {
 	d := &e.facts.Devices[i]
-	if e.sick[i] {
+	if e.failed[i] {
 		return context.Cause(ctx)
 	}
 	r := e.request
 	r.Device, r.Steps, r.Turn = d.Ordinal, steps, turn
+	if steps.Verify { // from the next one on, so that not all go by the same
+		r.Peers = slices.Concat(e.ordinals[i+1:], e.ordinals[:i])
+	}
 	answer, err := e.p.Device(ctx, r, func(now probe.Device) {
 		e.shown.show(i, now)
 		if now.Stage == doctor.StageWaiting {
@@ -150,7 +156,7 @@ func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-
 		r.Errors = append(r.Errors, answer.Errors...)
 		if !answer.Probe.State.Ended() {
 			e.facts.Probes = append(e.facts.Probes, answer.Probe)
-			e.sick[i] = true
+			e.failed[i] = true
 		}
 		if err != nil && context.Cause(ctx) == nil {
 			d.Errors = append(d.Errors, err.Error())
@@ -169,7 +175,7 @@ func (e *examination) together(ctx context.Context) error {
 	steps := probe.Steps{}
 	for i := range e.facts.Devices {
 		d := &e.facts.Devices[i]
-		if rate := d.Slowest(); rate > 0 && !e.sick[i] {
+		if rate := d.Slowest(); rate > 0 && !e.failed[i] {
 			steps.Together = append(steps.Together, d.Ordinal)
 			if steps.Rate == 0 || rate < steps.Rate {
 				steps.Rate = rate

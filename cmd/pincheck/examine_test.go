@@ -35,6 +35,7 @@ type stageLog struct {
 	begun     map[int]chan struct{} // closed when all of them have
 	alone     int                   // GPUs that measure now
 	dies      map[int]bool          // at the end of its round trips
+	peers     map[int][]int         // GPUs that may be used beside one
 	slow      map[int][]float64     // rates of the measurements, 55 without
 	nvml      doctor.ProbeState     // how reading the clocks ends
 
@@ -67,6 +68,9 @@ func (l *stageLog) Device(ctx context.Context, r probe.Request, show func(probe.
 		n := l.groupOf(r.Device)
 		l.mu.Lock()
 		l.add("verify")
+		if l.peers != nil {
+			l.peers[r.Device] = r.Peers
+		}
 		all := l.group(n)
 		if l.verifying[n]++; l.verifying[n] == l.sizes[n] {
 			close(all)
@@ -177,6 +181,20 @@ func TestEightGPUsSideBySide(t *testing.T) {
 	assert.Equal(t, slices.Concat(pair(0, 1), pair(2, 3), []string{"together [0 1 2 3]"}), events, "as many at once as there is memory for")
 }
 
+// Each GPU may be verified with the others that were asked for, and begins with another one.
+func TestRoundTripsByTheNextGPU(t *testing.T) {
+	t.Parallel()
+	peers := map[int][]int{}
+	examined(t, 3, 3, probe.Steps{Verify: true}, func(l *stageLog, f *doctor.Facts) {
+		l.peers = peers
+		for i := range f.Devices {
+			f.Devices[i].Ordinal = 2 * i // of more GPUs
+		}
+		l.groupOf = func(int) int { return 0 }
+	})
+	assert.Equal(t, map[int][]int{0: {2, 4}, 2: {4, 0}, 4: {0, 2}}, peers)
+}
+
 // A GPU whose process dies before its turn holds up no other.
 func TestAGPUThatDiesBeforeItsTurn(t *testing.T) {
 	t.Parallel()
@@ -231,7 +249,7 @@ func TestShareOfGPUsThatAreDone(t *testing.T) {
 	t.Parallel()
 	l := &stageLog{t: t, groupOf: func(gpu int) int { return gpu }, sizes: map[int]int{0: 1}, verifying: map[int]int{}, begun: map[int]chan struct{}{}}
 	s := &session{options: &options{quiet: true}, cmd: &cobra.Command{}, sys: system{root: fstest.MapFS{}}, result: &report.Result{}}
-	e := &examination{session: s, p: l, facts: &doctor.Facts{Devices: make([]doctor.Device, 2)}, sick: make([]bool, 2),
+	e := &examination{session: s, p: l, facts: &doctor.Facts{Devices: make([]doctor.Device, 2)}, ordinals: []int{0, 1}, failed: make([]bool, 2),
 		shown: &overall{s: s, shares: make([]float64, 2), scale: 1}}
 	require.NoError(t, e.one(t.Context(), 0, probe.Steps{Verify: true, Bandwidth: true}, nil, func() {}))
 	assert.Equal(t, []float64{1, 0}, e.shown.shares)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
@@ -16,11 +17,21 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// All experiments run with small copies on the device that there is, which is the
-// machine's if a real one was asked for.
-func TestAllOnTheDeviceThereIs(t *testing.T) {
-	dev := testgpu.Device(t)
-	for _, e := range All() {
+// All experiments run with small copies on one device: on the machine's if a real one was
+// asked for, and else on one of three, of which the others get no context.
+func TestAllOnOneDevice(t *testing.T) {
+	var sim *cudasim.Sim
+	var dev *cudart.Device
+	if testgpu.Real() {
+		dev = testgpu.Device(t)
+	} else {
+		var rt *cudart.Runtime
+		var err error
+		sim, rt = testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
+		dev, err = rt.Device(1)
+		require.NoError(t, err)
+	}
+	for _, e := range append(All(), Link(LinkPlan{}), Trials(true)) {
 		t.Run(e.Name, func(t *testing.T) {
 			if e.Name == memoryName { // starts processes
 				emulated(t)
@@ -33,7 +44,10 @@ func TestAllOnTheDeviceThereIs(t *testing.T) {
 			assert.True(t, b.Complete)
 			assert.Empty(t, b.Errors)
 			assert.NotEmpty(t, b.Series)
-			assert.NotEmpty(t, b.Answers)
+			assert.Equal(t, e.Explain != nil, len(b.Answers) > 0)
+			if sim != nil {
+				assert.Subset(t, []int{1}, sim.Contexts())
+			}
 			for _, s := range b.Series {
 				assert.Empty(t, s.Mismatch, "%s %v", s.Name, s.Labels)
 			}

@@ -25,7 +25,11 @@ type Request struct {
 	Library  string `json:"library,omitempty"` // libcudart; empty to find one
 	Simulate bool   `json:"simulate,omitempty"`
 	Device   int    `json:"device"` // for Device: its ordinal
-	Steps    Steps  `json:"steps"`
+	// Peers are, for Device, the ordinals of the other devices that may be used: round trips
+	// go by the first of them that has peer access, or else by the first. Without any, no
+	// other device gets a context.
+	Peers []int `json:"peers,omitempty"`
+	Steps Steps `json:"steps"`
 	// Turn is for Device: it measures when this is closed, and until then waits in
 	// doctor.StageWaiting. Nil does not wait.
 	Turn   <-chan struct{} `json:"-"`
@@ -454,6 +458,7 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 		case r.Steps.Bandwidth:
 			verifying = 0.8
 		}
+		plans.Verify.Peer = peerOf(dev, r.Peers)
 		if err := l.verify(ctx, dev, plans.Verify, verifying, e); err != nil {
 			return err
 		}
@@ -516,6 +521,25 @@ func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request
 		}
 	})
 	return err
+}
+
+// peerOf returns the device that round trips with dev go by, nil for none. See Request.Peers.
+func peerOf(dev *cudart.Device, ordinals []int) (first *cudart.Device) {
+	for _, ordinal := range ordinals {
+		d, err := dev.Runtime().Device(ordinal)
+		if err != nil {
+			continue // what is wrong with it is told of it itself
+		}
+		there, err := dev.CanAccessPeer(d)
+		back, failed := d.CanAccessPeer(dev)
+		if err == nil && failed == nil && there && back {
+			return d
+		}
+		if first == nil {
+			first = d
+		}
+	}
+	return first
 }
 
 // verify runs the round trips, which are this share of all steps.

@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/nvml"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // scripted is a machine whose calls do what the name of the library says: "cudaMalloc blocks",
@@ -401,6 +402,23 @@ func TestTurns(t *testing.T) {
 		assert.NotNil(t, out.Facts.Verify)
 		assert.NotEqual(t, doctor.ProbeHung, out.Probe.State, "it was in no call")
 	}
+}
+
+// Round trips go by a GPU with peer access, if one of those that may be used has it.
+func TestPeerOfADevice(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 4), NoPeerAccess: [][2]int{{1, 2}}})
+	dev, err := rt.Device(1)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		ordinals []int
+		want     int
+	}{{[]int{2, 3, 0}, 3}, {[]int{2}, 2}, {[]int{9, 0}, 0}} {
+		got := peerOf(dev, c.ordinals)
+		require.NotNil(t, got)
+		assert.Equal(t, c.want, got.Ordinal())
+	}
+	assert.Nil(t, peerOf(dev, nil))
 }
 
 // here is the machine with two GPUs, in this process.
