@@ -6,10 +6,11 @@ import (
 	"strings"
 )
 
-// poison is what lay in a target before its copy.
+// poison is what is in a target before its copy.
 type poison struct {
 	at   string
 	mask byte
+	copy string // that was to overwrite it
 }
 
 // poisonAt returns the poison of a target.
@@ -26,10 +27,10 @@ func (c content) poisonAt(at string) content {
 // a stale byte shows which copy it did not get. No mask makes one pattern's
 // bytes into another's, as the complement would.
 var poisons = [...]poison{
-	{AtDevice, 0x93},
-	{AtHop, 0x36},
-	{AtPeer, 0x5B},
-	{AtReturn, 0xC9},
+	{AtDevice, 0x93, "the upload"},
+	{AtHop, 0x36, "the copy on the device"},
+	{AtPeer, 0x5B, "the copy to the other device"},
+	{AtReturn, 0xC9, "the download"},
 }
 
 // origin is an address that offset 0 of the copy had.
@@ -98,13 +99,11 @@ func (s *scan) block(found, want []byte, off int) {
 		}
 		found, want = found[wordBytes:], want[wordBytes:]
 	}
-	if len(found) > 0 {
+	if len(found) > 0 { // once more, with zeros behind
 		var f, w [wordBytes]byte
 		copy(f[:], found)
 		copy(w[:], want)
-		if x := binary.LittleEndian.Uint64(f[:]) ^ binary.LittleEndian.Uint64(w[:]); x != 0 {
-			s.word(x, f[:], off)
-		}
+		s.block(f[:], w[:], off)
 	}
 }
 
@@ -175,7 +174,7 @@ func (s *scan) endRegion() {
 	}
 }
 
-// strides finds out whether spans lie evenly and are of one length.
+// strides finds out whether spans have one distance and one length.
 type strides struct {
 	n            int
 	start        int // of the last one
@@ -207,7 +206,7 @@ type paging struct {
 	fits   bool
 }
 
-// add takes a wrong span of a copy of n bytes. Its edges may lie up to a word
+// add takes a wrong span of a copy of n bytes. Its edges may be up to a word
 // inside the page's: a byte or two there may be right by chance.
 func (p *paging) add(r span, n int) {
 	if r.from > 0 {
@@ -326,8 +325,8 @@ func nearbyShift(found []byte, want content, off int, regions []span) int {
 	return 0
 }
 
-// startsShifted is a cheap look at the bytes around off before all are compared.
-// The bytes just after off may belong before the copy's start: it looks after those.
+// startsShifted compares a few bytes around off, before all are compared. The bytes just
+// after off may belong before the copy's start: it compares those that follow.
 func startsShifted(found []byte, want content, k, off int) bool {
 	from := max(off, k)
 	to := min(from+shownBytes, len(found), len(found)+k)
@@ -335,7 +334,7 @@ func startsShifted(found []byte, want content, k, off int) bool {
 }
 
 // shifted reports whether the regions hold the expected bytes of k before, as
-// far as those lie in the copy; at least a few must.
+// far as those are in the copy; at least a few must be.
 func shifted(found []byte, want content, k int, regions []span) bool {
 	compared := 0
 	for _, r := range regions {

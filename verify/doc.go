@@ -2,8 +2,9 @@
 //
 // [Run] sends patterns through every kind of host memory that programs use:
 // hostmem's pinned buffers, registered memory, cudaHostAlloc, Go heap memory,
-// memory that the device maps, and managed memory, where it lies and moved to and fro; and through every method of a
-// [transfer.Copier]. Sizes go from one byte over odd ones and page edges to
+// memory that the device maps, and managed memory, in place and moved by
+// prefetches; and through every method of a [transfer.Copier]. With Plan.Peer the bytes go
+// by another device, too. Sizes go from one byte over odd ones and page edges to
 // gigabytes, with unaligned ends, on one and on several streams.
 //
 //	report, err := verify.Run(ctx, dev, verify.Plan{Full: true})
@@ -22,17 +23,17 @@
 //
 // # What a mismatch shows
 //
-// A [Mismatch] says where the first wrong byte lies, how many are wrong,
-// whether they start and end at pages of one of the addresses or lie at even
-// distances, and what they look like: the old bytes of a target that a copy did
+// A [Mismatch] has the place of the first wrong byte, how many are wrong,
+// whether they start and end at pages of one of the addresses or have one
+// distance, and what they are: the old bytes of a target that a copy did
 // not reach, the right bytes of another place, or one value.
 //
 // # Memory lifetime
 //
 // Run and StaleRead release what they allocate before they return or panic.
 // Memory that the GPU may still be using, because a copy does not end or because
-// CUDA cannot say whether it has, stays allocated, and so does what CUDA refuses
-// twice to release. The error says how much stays.
+// CUDA does not return whether it has, stays allocated, and so does what CUDA refuses
+// twice to release. The error has how much stays.
 //
 // # Synchronising
 //

@@ -3,12 +3,11 @@ package verify
 import (
 	"context"
 	"errors"
-	"fmt"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/transfer"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // end is host memory at one end of a path.
@@ -25,47 +24,13 @@ type end interface {
 	release(ctx context.Context) error
 }
 
-// newEnd allocates n bytes of the path's kind of host memory. c is the copier of
-// paths that use one.
-func newEnd(ctx context.Context, dev *cudart.Device, c *transfer.Copier, path Path, n int) (end, error) {
-	switch path {
-	case PathPageable:
-		return pageable{dev, make([]byte, n)}, nil
-	case PathRegistered:
-		return newRegistered(dev, n)
-	case PathHostAlloc:
-		d, err := newHostAlloc(dev, n, cudart.HostAllocDefault)
-		if err != nil {
-			return nil, err
-		}
-		return d, nil
-	case PathMapped, PathKernel:
-		return newMapped(dev, n)
-	case PathManaged:
-		d, err := newManaged(dev, n)
-		if err != nil {
-			return nil, err
-		}
-		return d, nil
-	case PathManagedMoved:
-		return newMoved(dev, n)
-	case PathPinned, PathHop, PathPeer:
-		return newPinned(ctx, dev, n)
-	default:
-		return newCopied(c, path, n)
-	}
-}
-
 // pinned is a hostmem buffer, whose own copies split at the seams of
 // registrations.
 type pinned struct{ buf *hostmem.Buffer }
 
-func newPinned(ctx context.Context, dev *cudart.Device, n int) (end, error) {
-	buf, err := hostmem.Alloc(ctx, dev, n, hostmem.Options{Label: "verify"})
-	if err != nil {
-		return nil, err
-	}
-	return pinned{buf}, nil
+func newPinned(ctx context.Context, t *trip) (end, error) {
+	buf, err := hostmem.Alloc(ctx, t.dev, t.bytes, hostmem.Options{Label: "verify"})
+	return pinned{buf}, err
 }
 
 func (p pinned) memory() []byte { return p.buf.Bytes() }
@@ -82,44 +47,48 @@ func (p pinned) release(ctx context.Context) error { return p.buf.CloseContext(c
 
 // direct is memory that streams copy from and to by its host address.
 type direct struct {
-	p    unsafe.Pointer
-	n    int
+	mem  []byte
 	free func() error
 }
 
-func (d direct) memory() []byte { return unsafe.Slice((*byte)(d.p), d.n) }
+func (d direct) memory() []byte { return d.mem }
 
 func (d direct) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return s.CopyToDevice(dst, unsafe.Add(d.p, off), n)
+	return s.CopyToDevice(dst, unsafe.Pointer(&d.mem[off]), n)
 }
 
 func (d direct) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return s.CopyToHost(unsafe.Add(d.p, off), src, n)
+	return s.CopyToHost(unsafe.Pointer(&d.mem[off]), src, n)
 }
 
 func (d direct) release(context.Context) error { return d.free() }
 
-func newHostAlloc(dev *cudart.Device, n int, flags cudart.HostAllocFlags) (direct, error) {
-	p, err := dev.HostAlloc(n, flags)
+func hostAlloc(t *trip, flags cudart.HostAllocFlags) (direct, error) {
+	p, err := t.dev.HostAlloc(t.bytes, flags)
 	if err != nil {
 		return direct{}, err
 	}
-	return direct{p, n, func() error { return dev.FreeHost(p) }}, nil
+	return direct{unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.FreeHost(p) }}, nil
+}
+
+func newHostAlloc(_ context.Context, t *trip) (end, error) {
+	return hostAlloc(t, cudart.HostAllocDefault)
 }
 
 // newRegistered maps memory, as a caller does who brings memory, and registers it.
-func newRegistered(dev *cudart.Device, n int) (end, error) {
-	p, unmap, err := mapMemory(n)
+func newRegistered(_ context.Context, t *trip) (end, error) {
+	mem, unmap, err := mapMemory(t.bytes)
 	if err != nil {
 		return nil, err
 	}
-	if err := dev.HostRegister(p, n, cudart.HostRegisterDefault); err != nil {
+	p := unsafe.Pointer(&mem[0])
+	if err := t.dev.HostRegister(p, t.bytes, cudart.HostRegisterDefault); err != nil {
 		return nil, errors.Join(err, unmap())
 	}
 	registered := true
-	return direct{p, n, func() error {
+	return direct{mem, func() error {
 		if registered {
-			if err := dev.HostUnregister(p); err != nil {
+			if err := t.dev.HostUnregister(p); err != nil {
 				return err // memory that is registered must stay mapped
 			}
 			registered = false
@@ -128,81 +97,85 @@ func newRegistered(dev *cudart.Device, n int) (end, error) {
 	}}, nil
 }
 
-func newManaged(dev *cudart.Device, n int) (direct, error) {
-	p, err := dev.MallocManaged(n, cudart.ManagedGlobal)
+func mallocManaged(t *trip) (direct, cudart.DevPtr, error) {
+	p, err := t.dev.MallocManaged(t.bytes, cudart.ManagedGlobal)
 	if err != nil {
-		return direct{}, err
+		return direct{}, 0, err
 	}
-	return direct{p, n, func() error { return dev.Free(cudart.DevPtr(uintptr(p))) }}, nil
+	at := cudart.DevPtr(uintptr(p))
+	return direct{unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.Free(at) }}, at, nil
+}
+
+func newManaged(_ context.Context, t *trip) (end, error) {
+	d, _, err := mallocManaged(t)
+	return d, err
+}
+
+// viewed is memory that the device copies from and to by its own address of it.
+type viewed struct {
+	direct
+	view cudart.DevPtr
+}
+
+func newMapped(_ context.Context, t *trip) (end, error) {
+	d, err := hostAlloc(t, cudart.HostAllocMapped)
+	if err != nil {
+		return nil, err
+	}
+	view, err := t.dev.HostDevicePointer(unsafe.Pointer(&d.mem[0]))
+	if err != nil {
+		return nil, errors.Join(err, releaseStep{units.ExactBytes(t.bytes) + " of host memory", d.release}.run(context.Background()))
+	}
+	return viewed{d, view}, nil
+}
+
+func (v viewed) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return s.CopyOnDevice(dst, v.view+cudart.DevPtr(off), n)
+}
+
+func (v viewed) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return s.CopyOnDevice(v.view+cudart.DevPtr(off), src, n)
 }
 
 // moved is managed memory that moves to the device before the device accesses it, and back
 // to the host before the CPU does. Pages move whole, so that the guards move, too.
 type moved struct {
-	direct
-	here cudart.Location
+	viewed
+	dev *cudart.Device
 }
 
-func newMoved(dev *cudart.Device, n int) (end, error) {
-	d, err := newManaged(dev, n)
-	if err != nil {
-		return nil, err
-	}
-	return moved{d, dev.Location()}, nil
+func newMoved(_ context.Context, t *trip) (end, error) {
+	d, at, err := mallocManaged(t)
+	return moved{viewed{d, at}, t.dev}, err
 }
 
-func (m moved) at(off int) cudart.DevPtr { return cudart.DevPtr(uintptr(m.p)) + cudart.DevPtr(off) }
-
-func (m moved) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	if err := s.Prefetch(m.at(off), n, m.here); err != nil {
+func (m moved) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	if err := s.Prefetch(m.view+cudart.DevPtr(off), n, m.dev.Location()); err != nil {
 		return err
 	}
-	return s.CopyOnDevice(dst, m.at(off), n)
+	return m.viewed.upload(ctx, s, dst, off, n)
 }
 
-func (m moved) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	if err := s.Prefetch(m.at(off), n, m.here); err != nil {
+func (m moved) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	at := m.view + cudart.DevPtr(off)
+	if err := s.Prefetch(at, n, m.dev.Location()); err != nil {
 		return err
 	}
-	if err := s.CopyOnDevice(m.at(off), src, n); err != nil {
+	if err := m.viewed.download(ctx, s, off, src, n); err != nil {
 		return err
 	}
-	return s.Prefetch(m.at(off), n, cudart.Location{Kind: cudart.LocationHost})
-}
-
-// mapped is host memory that the device copies from and to by its own address of it.
-type mapped struct {
-	direct
-	view cudart.DevPtr
-}
-
-func newMapped(dev *cudart.Device, n int) (end, error) {
-	d, err := newHostAlloc(dev, n, cudart.HostAllocMapped)
-	if err != nil {
-		return nil, err
-	}
-	view, err := dev.HostDevicePointer(d.p)
-	if err != nil {
-		return nil, errors.Join(err, releaseStep{fmt.Sprintf("%d bytes of host memory", n), d.free}.run())
-	}
-	return mapped{d, view}, nil
-}
-
-func (m mapped) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return s.CopyOnDevice(dst, m.view+cudart.DevPtr(off), n)
-}
-
-func (m mapped) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return s.CopyOnDevice(m.view+cudart.DevPtr(off), src, n)
+	return s.Prefetch(at, n, cudart.Location{Kind: cudart.LocationHost})
 }
 
 // pageable is Go heap memory: its copies are synchronous.
 type pageable struct {
+	direct
 	dev *cudart.Device
-	mem []byte
 }
 
-func (p pageable) memory() []byte { return p.mem }
+func newPageable(_ context.Context, t *trip) (end, error) {
+	return pageable{direct{make([]byte, t.bytes), func() error { return nil }}, t.dev}, nil
+}
 
 func (p pageable) upload(_ context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return p.dev.CopyToDevice(dst, unsafe.Pointer(&p.mem[off]), n)
@@ -211,5 +184,3 @@ func (p pageable) upload(_ context.Context, _ *cudart.Stream, dst cudart.DevPtr,
 func (p pageable) download(_ context.Context, _ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	return p.dev.CopyToHost(unsafe.Pointer(&p.mem[off]), src, n)
 }
-
-func (p pageable) release(context.Context) error { return nil }

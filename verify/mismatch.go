@@ -25,7 +25,7 @@ func (m Mismatch) String() string {
 	return m.Case.String() + ": " + m.Difference.describe(m.SizeBytes)
 }
 
-// Cause is what the wrong bytes look like. Unknown is the empty string.
+// Cause is a kind of wrong bytes. Unknown is the empty string.
 type Cause string
 
 const (
@@ -44,10 +44,10 @@ const (
 
 // Difference is how found bytes differ from expected ones.
 type Difference struct {
-	// FirstBadOffsetBytes is where the first wrong byte lies in the copy. In an
+	// FirstBadOffsetBytes is that of the first wrong byte in the copy. In an
 	// overrun it is negative before the target, and the size or more after it.
 	FirstBadOffsetBytes int `json:"first_bad_offset_bytes"`
-	// LastBadOffsetBytes is where the last wrong byte lies.
+	// LastBadOffsetBytes is that of the last wrong byte.
 	LastBadOffsetBytes int `json:"last_bad_offset_bytes"`
 	// Expected is what up to 16 bytes from the first wrong one should be.
 	Expected Hex `json:"expected_hex"`
@@ -65,19 +65,19 @@ type Difference struct {
 	// PageOf is the address that PageBytes counts from: PageOfSource,
 	// PageOfDevice or PageOfReturn.
 	PageOf string `json:"page_of,omitempty"`
-	// StrideBytes is the distance between the starts of wrong stretches that lie
-	// evenly and have one length; 0 when they do not.
+	// StrideBytes is the distance between the starts of wrong stretches that have one
+	// distance and one length; 0 when they do not.
 	StrideBytes int `json:"stride_bytes,omitempty"`
 	// StrideRunBytes is that length.
 	StrideRunBytes int `json:"stride_run_bytes,omitempty"`
-	// Cause is what the wrong bytes look like.
+	// Cause is the kind of the wrong bytes.
 	Cause Cause `json:"cause,omitempty"`
 	// At names the target that kept its stale bytes, was overrun or read wrong: AtDevice (by
 	// an upload), AtHop (by a copy on the device), AtPeer (by one to another
 	// device) or AtReturn (by a download);
 	// stale bytes of several are joined by commas.
 	At string `json:"at,omitempty"`
-	// ShiftBytes is how much later than it belongs every wrong byte lies:
+	// ShiftBytes is how much later than it belongs every wrong byte is:
 	// found[i] = expected[i-ShiftBytes].
 	ShiftBytes int `json:"shift_bytes,omitempty"`
 }
@@ -159,16 +159,10 @@ func (d Difference) describe(size int) string {
 }
 
 func staleText(at string) string {
-	switch at {
-	case AtDevice:
-		return "the upload"
-	case AtHop:
-		return "the copy on the device"
-	case AtPeer:
-		return "the copy to the other device"
-	case AtReturn:
-		return "the download"
-	default:
-		return "copies (" + at + ")"
+	for _, p := range poisons {
+		if p.at == at {
+			return p.copy
+		}
 	}
+	return "copies (" + at + ")"
 }

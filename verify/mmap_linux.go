@@ -6,23 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // mapMemory maps n bytes of private memory.
-func mapMemory(n int) (p unsafe.Pointer, unmap func() error, err error) {
-	p, err = unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
+func mapMemory(n int) (mem []byte, unmap func() error, err error) {
+	if mem, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
 		return nil, nil, fmt.Errorf("mmap %d bytes: %w", n, err)
 	}
-	return p, func() error {
-		if err := unix.MunmapPtr(p, uintptr(n)); err != nil {
-			return fmt.Errorf("munmap %d bytes at %p: %w", n, p, err)
-		}
-		return nil
-	}, nil
+	return mem, func() error { return os.NewSyscallError("munmap", unix.Munmap(mem)) }, nil
 }
 
 // memoryFile opens a new file of n bytes in memory, which has no name.

@@ -32,23 +32,16 @@ func inSegments(ctx context.Context, n int, work func(lo, hi int) bool) error {
 			}
 		}
 	}
-	ended := func() error {
-		if ctx.Err() != nil {
-			return bounded.Ended(ctx)
-		}
-		return nil
+	var others sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), maxWorkers, segments) - 1 {
+		others.Go(loop)
 	}
-	workers := min(runtime.GOMAXPROCS(0), maxWorkers, segments)
-	if workers <= 1 {
-		loop()
-		return ended()
+	loop()
+	others.Wait()
+	if ctx.Err() != nil {
+		return bounded.Ended(ctx)
 	}
-	var group sync.WaitGroup
-	for range workers {
-		group.Go(loop)
-	}
-	group.Wait()
-	return ended()
+	return nil
 }
 
 // fillAll is content.fill over a large buffer.

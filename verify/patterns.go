@@ -3,7 +3,6 @@ package verify
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"math/bits"
 )
 
@@ -38,15 +37,6 @@ const (
 // Patterns returns all patterns.
 func Patterns() []Pattern {
 	return []Pattern{Zeros, Ones, Alternating, WalkingBit, Counter, Random}
-}
-
-func (p Pattern) check() error {
-	for _, known := range Patterns() {
-		if p == known {
-			return nil
-		}
-	}
-	return fmt.Errorf("Plan.Patterns has unknown pattern %q; patterns are %v", string(p), Patterns())
 }
 
 // positional reports whether a run of the pattern's bytes shows where it belongs.

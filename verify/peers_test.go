@@ -110,14 +110,14 @@ func TestPathsThatNeedAnotherDevice(t *testing.T) {
 	_, two := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	r, err = newRunner(t.Context(), two, Plan{Peer: peer(t, two)})
 	require.NoError(t, err)
-	require.Equal(t, slices.DeleteFunc(Paths(), Path.kernels), r.plan.Paths, "all that a simulated device can do")
+	require.Equal(t, slices.DeleteFunc(Paths(), func(p Path) bool { return p.info().kernels }), r.plan.Paths, "all that a simulated device can do")
 }
 
 // onlyFirst goes to one of the two devices.
-type onlyFirst struct{ end }
+type onlyFirst struct{ fanned }
 
-func (e onlyFirst) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return e.end.(fanned).end.upload(ctx, s, dst, off, n)
+func (e onlyFirst) upload(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return e.copier.Upload(ctx, dst, e.mem[off:off+n])
 }
 
 // A copy that does not reach the other device is detected there.
@@ -125,13 +125,12 @@ func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	const n = 10000
-	tr, err := newTrip(t.Context(), dev, peer(t, dev), PathFanout, n+8, 1)
-	require.NoError(t, err)
+	tr := newTrip(t, dev, peer(t, dev), PathFanout, n+8, 1)
 	whole := tr.source
 	for _, pattern := range Patterns() {
 		c := Case{Path: PathFanout, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}}
 		want := content{pattern: pattern, seed: 11}
-		tr.source = onlyFirst{whole}
+		tr.source = onlyFirst{whole.(fanned)}
 		wrong, err := tr.run(t.Context(), c, want)
 		require.NoError(t, err)
 		require.Len(t, wrong, 1, pattern)

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -65,54 +66,66 @@ const (
 	PathDeviceMemory Path = "device_memory"
 )
 
+// A pathInfo has what a path needs, and how it differs from others.
+type pathInfo struct {
+	path Path
+	// open allocates an end, nil for none.
+	open func(context.Context, *trip) (end, error)
+	// attr is that of devices which can do the path, 0 for all; lacks is what others lack.
+	attr  cudart.Attr
+	lacks string
+
+	copier  bool // through a transfer.Copier
+	kernels bool
+	managed bool // memory
+	peer    bool // by Plan.Peer
+	hop     bool // by a second buffer on the device
+	// hostCopies is how many times the bytes are in host memory.
+	hostCopies int
+	streams    []int // of the cases, in place of Plan.Streams
+}
+
+var ownOrCallers = []int{0, 1} // streams
+
+var pathInfos = []pathInfo{
+	{path: PathPinned, open: newPinned, hostCopies: 2},
+	{path: PathRegistered, open: newRegistered, attr: cudart.AttrHostRegisterSupported, lacks: "registering host memory", hostCopies: 2},
+	{path: PathHostAlloc, open: newHostAlloc, hostCopies: 2},
+	{path: PathPageable, open: newPageable, hostCopies: 2, streams: []int{0}},
+	{path: PathMapped, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", hostCopies: 2},
+	{path: PathManaged, open: newManaged, attr: cudart.AttrManagedMemory, lacks: "managed memory", managed: true, hostCopies: 2},
+	{path: PathManagedMoved, open: newMoved, attr: cudart.AttrConcurrentManagedAccess, lacks: "moving managed memory", managed: true, hostCopies: 2},
+	{path: PathHop, open: newPinned, hop: true, hostCopies: 2},
+	{path: PathPeer, open: newPinned, peer: true, hop: true, hostCopies: 2},
+	{path: PathCopier, open: newCopied, copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: PathCopierFile, open: newCopiedFile, copier: true, hostCopies: 4, streams: ownOrCallers},
+	{path: PathCopierIO, open: newCopiedIO, copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: PathCopierParts, open: newCopiedParts, copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: PathCopierNew, open: newCopiedNew, copier: true, hostCopies: 3, streams: ownOrCallers},
+	{path: PathFanout, open: newFanned, copier: true, peer: true, hostCopies: 2, streams: ownOrCallers},
+	{path: PathKernel, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", kernels: true, hostCopies: 2},
+	{path: PathDeviceMemory, kernels: true, streams: []int{1}},
+}
+
+// info returns what is known of a path, which is zero for an unknown one.
+func (p Path) info() pathInfo {
+	for _, info := range pathInfos {
+		if info.path == p {
+			return info
+		}
+	}
+	return pathInfo{}
+}
+
 // Paths returns all paths.
-func Paths() []Path {
-	return []Path{
-		PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathPeer,
-		PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew, PathFanout,
-		PathKernel, PathDeviceMemory,
+func Paths() (all []Path) {
+	for _, info := range pathInfos {
+		all = append(all, info.path)
 	}
+	return all
 }
 
-func (p Path) check() error {
-	if slices.Contains(Paths(), p) {
-		return nil
-	}
-	return fmt.Errorf("Plan.Paths has unknown path %q; paths are %v", string(p), Paths())
-}
-
-// copier reports whether the path is through a transfer.Copier.
-func (p Path) copier() bool {
-	switch p {
-	case PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew, PathFanout:
-		return true
-	}
-	return false
-}
-
-// kernels reports whether the path runs kernels.
-func (p Path) kernels() bool { return p == PathKernel || p == PathDeviceMemory }
-
-// managed reports whether the path is managed memory.
-func (p Path) managed() bool { return p == PathManaged || p == PathManagedMoved }
-
-// peers reports whether the path needs another device.
-func (p Path) peers() bool { return p == PathPeer || p == PathFanout }
-
-// hostCopies returns how many times a case's bytes are in host memory.
-func (p Path) hostCopies() int {
-	switch p {
-	case PathCopierFile:
-		return 4
-	case PathCopierNew:
-		return 3
-	case PathDeviceMemory:
-		return 0
-	}
-	return 2
-}
-
-// Offset is how far the ends of a copy lie past a page boundary, in bytes.
+// Offset is the distance of the ends of a copy from a page boundary, in bytes.
 type Offset struct {
 	// Source is of the host memory that is sent.
 	Source int `json:"source_offset_bytes"`
@@ -130,7 +143,7 @@ type Case struct {
 	Pattern Pattern `json:"pattern"`
 	// SizeBytes is how many there are.
 	SizeBytes int `json:"size_bytes"`
-	// Offset is where they lie.
+	// Offset is where they begin.
 	Offset
 	// Streams is the number of streams that share the copies, and 0 if the path
 	// uses none. Through a Copier it is 0 for the copier's own streams, and 1 for
@@ -152,13 +165,13 @@ func (c Case) String() string {
 	switch {
 	case c.Streams > 1:
 		fmt.Fprintf(&b, " %d streams", c.Streams)
-	case c.Streams == 1 && c.Path.copier():
+	case c.Streams == 1 && c.Path.info().copier:
 		b.WriteString(" caller's stream")
 	}
 	return b.String()
 }
 
-// Plan says what [Run] does. The zero value is a quick plan that takes about a
+// Plan is what [Run] does. The zero value is a quick plan that takes about a
 // second. A field that is set replaces the preset's.
 type Plan struct {
 	// Full makes the plan thorough: up to 4 GiB a copy, and 64 MiB through a
@@ -180,7 +193,7 @@ type Plan struct {
 	// Patterns are what the bytes are. They are combined with Offsets as far as
 	// Variants allows.
 	Patterns []Pattern
-	// Offsets are where the bytes lie, each from 0 to 1 MiB.
+	// Offsets are where the bytes begin, each from 0 to 1 MiB.
 	Offsets []Offset
 	// Variants is how many combinations of Patterns and Offsets each size gets on
 	// each path. The next size goes on with the next ones. 0 is the preset: many
@@ -232,10 +245,9 @@ var (
 		2047, 2049, 4095, 4096, 4097, 8191, 8192, 8193, 65535, 65536, 65537,
 	}
 	quickSizes = append(slices.Clone(smallSizes), mib-1, mib+1, 2*mib-1, 2*mib, 2*mib+1, 6*mib+3)
-	fullSizes  = append(slices.Clone(smallSizes), mib-1, mib, mib+1, 2*mib-1, 2*mib, 2*mib+1, 4*mib+4096,
-		16*mib-1, 16*mib, 16*mib+1, 64*mib+7, 256*mib-1, 256*mib)
 	// A Copier's sizes: of several chunks, with a part of one.
 	fullCopierSizes = append(slices.Clone(smallSizes), mib-1, mib, mib+1, 2*mib-1, 2*mib, 2*mib+1, 16*mib-1, 16*mib+1, 64*mib+7)
+	fullSizes       = append(slices.Clone(fullCopierSizes), 4*mib+4096, 16*mib, 256*mib-1, 256*mib)
 	// Sizes around what 32 bits hold, for the paths whose memory is quickly allocated.
 	fullLargeSizes = []int{gib, gib + 1, 2*gib - 1, 2*gib + 1, 4*gib - 1, 4 * gib, 4*gib + 4097}
 	allOffsets     = []Offset{{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {3, 5, 7}, {8, 16, 4}, {4095, 1, 513}, {64, 4096, 4097}}
@@ -260,10 +272,10 @@ func (p Plan) normal() (Plan, error) {
 	}
 	var errs []error
 	for _, path := range p.Paths {
-		errs = append(errs, path.check())
+		errs = append(errs, known("Paths", "path", path, Paths()))
 	}
 	for _, pattern := range p.Patterns {
-		errs = append(errs, pattern.check())
+		errs = append(errs, known("Patterns", "pattern", pattern, Patterns()))
 	}
 	for _, n := range p.Sizes {
 		if n <= 0 {
@@ -276,11 +288,19 @@ func (p Plan) normal() (Plan, error) {
 		}
 	}
 	for _, o := range p.Offsets {
-		if least, most := min(o.Source, o.Device, o.Return), max(o.Source, o.Device, o.Return); least < 0 || most > maxOffsetBytes {
+		if min(o.Source, o.Device, o.Return) < 0 || max(o.Source, o.Device, o.Return) > maxOffsetBytes {
 			errs = append(errs, fmt.Errorf("Plan.Offsets has %+v: must be 0 to %d bytes", o, maxOffsetBytes))
 		}
 	}
 	return p, errors.Join(errs...)
+}
+
+// known returns an error for a value of a field of Plan that is none of all.
+func known[T ~string](field, what string, v T, all []T) error {
+	if slices.Contains(all, v) {
+		return nil
+	}
+	return fmt.Errorf("Plan.%s has unknown %s %q; %ss are %v", field, what, string(v), what, all)
 }
 
 // sizes returns the path's sizes in rising order.
@@ -291,7 +311,7 @@ func (p Plan) sizes(path Path) []int {
 		switch {
 		case p.Full && (path == PathPinned || path == PathRegistered || path == PathDeviceMemory):
 			sizes = slices.Concat(fullSizes, fullLargeSizes)
-		case p.Full && path.copier():
+		case p.Full && path.info().copier:
 			sizes = fullCopierSizes
 		case p.Full:
 			sizes = fullSizes
@@ -308,7 +328,7 @@ func (p Plan) variants(path Path, size, all int) int {
 	n := p.Variants
 	switch {
 	case n > 0:
-	case path.copier() && !p.Full:
+	case path.info().copier && !p.Full:
 		n = 1
 	case p.Full && size <= 65537:
 		n = all
@@ -350,14 +370,9 @@ func (p Plan) cases(path Path) []Case {
 	if len(positional) == 0 {
 		positional = all
 	}
-	streams := p.Streams
-	switch {
-	case path == PathPageable:
-		streams = []int{0}
-	case path.copier():
-		streams = []int{0, 1}
-	case path == PathDeviceMemory:
-		streams = []int{1}
+	streams := path.info().streams
+	if streams == nil {
+		streams = p.Streams
 	}
 	var cases []Case
 	turn := 0

@@ -49,7 +49,7 @@ func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
 				assert.Equal(t, map[int]int{0: len(cases)}, streams)
 			case path == PathDeviceMemory:
 				assert.Equal(t, map[int]int{1: len(cases)}, streams)
-			case path.copier():
+			case path.info().copier:
 				assert.Equal(t, map[int]int{0: len(cases) / 2, 1: len(cases) / 2}, streams)
 			default:
 				assert.Positive(t, streams[1])

@@ -87,7 +87,7 @@ type Skip struct {
 	Path Path `json:"path"`
 	// Cases is how many were left out.
 	Cases int `json:"cases"`
-	// Reason says why.
+	// Reason is why.
 	Reason string `json:"reason"`
 }
 
@@ -96,12 +96,9 @@ func (s Skip) String() string {
 	return fmt.Sprintf("%s: %d cases skipped: %s", s.Path, s.Cases, s.Reason)
 }
 
-// OK reports whether bytes were verified and nothing was wrong. Parts may have
-// been skipped.
-func (r *Report) OK() bool { return r.Err() == nil }
-
-// Err returns nil when the report is OK. Otherwise its error has the first
-// mismatch, wrapping [ErrMismatch], and the first failure, wrapping its error.
+// Err returns nil if bytes were verified and nothing was wrong; parts may have been
+// skipped. Otherwise its error has the first mismatch, wrapping [ErrMismatch], and the
+// first failure, wrapping its error.
 func (r *Report) Err() error {
 	var errs []error
 	if r.MismatchCount > 0 {

@@ -20,10 +20,10 @@ const pathFailures = 3
 // Run does the plan's round trips on dev and reports what came back wrong,
 // what failed and what was skipped. None of that is an error of Run's: it
 // returns one if an argument is nil or the plan makes no sense, or when ctx
-// ends, with the report so far. [Report.Err] judges the report.
+// ends, with the report so far. [Report.Err] is the verdict of the report.
 //
 // Everything is released before Run returns, also when Plan.Progress panics. A
-// failure in the report says what could not be.
+// failure in the report names what could not be.
 func Run(ctx context.Context, dev *cudart.Device, plan Plan) (*Report, error) {
 	r, err := newRunner(ctx, dev, plan)
 	if err != nil {
@@ -52,13 +52,19 @@ func newRunner(ctx context.Context, dev *cudart.Device, plan Plan) (*runner, err
 	if p := plan.Peer; p != nil && (p == dev || p.Runtime() != dev.Runtime()) {
 		return nil, fmt.Errorf("Plan.Peer is %v: must be another device of the Runtime of %v", p, dev)
 	}
-	if !chosen && plan.Peer == nil {
-		plan.Paths = slices.DeleteFunc(plan.Paths, Path.peers)
+	if !chosen {
+		simulated := dev.Runtime().Library().Simulated
+		plan.Paths = slices.DeleteFunc(plan.Paths, func(p Path) bool {
+			return p.info().peer && plan.Peer == nil || p.info().kernels && simulated
+		})
 	}
-	if !chosen && dev.Runtime().Library().Simulated {
-		plan.Paths = slices.DeleteFunc(plan.Paths, Path.kernels)
-	}
-	return &runner{dev: dev, plan: plan, patience: drainTimeout, load: loadKernels, report: &Report{Full: plan.Full}}, nil
+	r := defaultRunner(dev)
+	r.plan, r.report = plan, &Report{Full: plan.Full}
+	return r, nil
+}
+
+func defaultRunner(dev *cudart.Device) *runner {
+	return &runner{dev: dev, grace: drainTimeout, load: loadKernels, hostFree: hostmem.Available}
 }
 
 // runner does the cases of all paths.
@@ -68,7 +74,8 @@ type runner struct {
 	report   *Report
 	progress Progress
 	began    time.Time
-	patience time.Duration // with copies that do not end
+	grace    time.Duration // for copies that do not end
+	hostFree func() (int, bool)
 	load     func(*cudart.Device) (gpu, error)
 	tamper   func(Case, []byte) // of tests, see trip
 	found    func(Case, string, kernel.Found) kernel.Found
@@ -182,34 +189,21 @@ func (p *pathRun) run(ctx context.Context, cases []Case) {
 			p.failed(Case{Path: p.Path}, err)
 		}
 	}()
-	t.tamper, t.found, t.patience = p.tamper, p.found, p.patience
 	p.trips(ctx, t, cases)
 }
 
 // unsupported returns why the device cannot do the path, "" when it can.
 func (p *pathRun) unsupported() string {
-	var attr cudart.Attr
-	var what string
-	switch p.Path {
-	case PathManaged:
-		attr, what = cudart.AttrManagedMemory, "managed memory"
-	case PathManagedMoved:
-		attr, what = cudart.AttrConcurrentManagedAccess, "moving managed memory"
-	case PathMapped, PathKernel:
-		attr, what = cudart.AttrCanMapHostMemory, "mapped host memory"
-	case PathRegistered:
-		attr, what = cudart.AttrHostRegisterSupported, "registering host memory"
-	case PathPeer, PathFanout:
-		if p.plan.Peer == nil {
-			return fmt.Sprintf("needs another device beside %v: Plan.Peer is nil", p.dev)
-		}
-		return ""
-	default:
+	info := p.Path.info()
+	switch {
+	case info.peer && p.plan.Peer == nil:
+		return fmt.Sprintf("needs another device beside %v: Plan.Peer is nil", p.dev)
+	case info.attr == 0:
 		return ""
 	}
 	// With a library that is too old for the attribute, the call itself shows it.
-	if v, err := p.dev.Attribute(attr); err == nil && v == 0 {
-		return fmt.Sprintf("%s is not supported by %v: attribute %d is 0", what, p.dev, attr)
+	if v, err := p.dev.Attribute(info.attr); err == nil && v == 0 {
+		return fmt.Sprintf("%s is not supported by %v: attribute %d is 0", info.lacks, p.dev, info.attr)
 	}
 	return ""
 }
@@ -222,29 +216,34 @@ func (p *pathRun) affordable(cases []Case) []Case {
 	if err != nil {
 		return cases // the next call fails as well, and is reported
 	}
-	if p.Path.peers() {
+	info := p.Path.info()
+	if info.peer {
 		if there, _, err := p.plan.Peer.MemInfo(); err == nil {
 			free = min(free, there)
 		}
 	}
-	host, known := hostmem.Available()
+	host, known := p.hostFree()
+	buffers := 1 // on the device
+	if info.hop {
+		buffers = 2
+	}
 	return p.keep(cases, func(c Case) string {
 		n := c.SizeBytes
 		switch {
-		case p.Path.managed() && n > maxManaged:
+		case info.managed && n > maxManaged:
 			return fmt.Sprintf("managed memory is verified up to %s", units.ExactBytes(maxManaged))
-		case p.Path.managed() && 3*n > free/4:
+		case info.managed && 3*n > free/4:
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
-		case (p.Path == PathHop || p.Path == PathPeer) && 2*n > free/2, n > free/2:
+		case buffers*n > free/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
-		case known && p.Path.hostCopies()*n > host/2:
+		case known && info.hostCopies*n > host/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the host", host)
 		}
 		return ""
 	})
 }
 
-// keep returns the cases that reason says nothing about, and skips the others.
+// keep returns the cases for which reason returns nothing, and skips the others.
 func (p *pathRun) keep(cases []Case, reason func(Case) string) []Case {
 	var kept []Case
 	var reasons []string // in the order met
@@ -276,7 +275,7 @@ func (p *pathRun) allocate(ctx context.Context, cases []Case) (*trip, []Case) {
 			offset = max(offset, c.Source, c.Device, c.Return)
 			streams = max(streams, c.Streams)
 		}
-		t, err := p.newTrip(ctx, size+offset, streams)
+		t, err := p.newTrip(ctx, p.Path, size+offset, streams)
 		switch {
 		case err == nil:
 			return t, cases

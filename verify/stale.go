@@ -61,19 +61,22 @@ func StaleRead(ctx context.Context, dev *cudart.Device) (r StaleResult, err erro
 }
 
 func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, err error) {
-	t, err := newTrip(ctx, dev, nil, PathPinned, n, 1)
+	t, err := defaultRunner(dev).newTrip(ctx, PathPinned, n, 1)
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, t.release(ctx)) }()
+	return t.staleRead(ctx, n)
+}
 
+func (t *trip) staleRead(ctx context.Context, n int) (r StaleResult, err error) {
 	c := Case{Path: PathPinned, Pattern: Random, SizeBytes: n, Streams: 1}
 	want := content{pattern: Random, seed: uint64(n)}
 	if err := t.poison(ctx, c, want); err != nil {
 		return r, err
 	}
-	device := t.device + cudart.DevPtr(t.deviceAt(c))
-	if err := t.upload(ctx, t.streams[0], device, t.sourceAt(c), n); err != nil {
+	device := t.targets[0].of(c)
+	if err := t.upload(ctx, t.streams[0], device, sourceAt(c), n); err != nil {
 		return r, err
 	}
 	if err := t.synchronize(ctx); err != nil {
@@ -87,8 +90,8 @@ func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, e
 	for i := range old {
 		want.poisonAt(AtReturn).fill(old[i:i+1], at(i))
 	}
-	came := t.back.memory()[t.backAt(c):][:n]
-	if err := t.download(ctx, t.streams[0], t.backAt(c), device, n); err != nil {
+	came := t.returned(c)[guardBytes:][:n]
+	if err := t.download(ctx, t.streams[0], backAt(c), device, n); err != nil {
 		return r, err
 	}
 	r = StaleResult{SizeBytes: n, SampledBytes: staleSamples}

@@ -51,6 +51,20 @@ func holdDownload(sim *cudasim.Sim) {
 	})
 }
 
+// Bytes that are still wrong after synchronizing are counted, and are the report's error.
+func TestStaleReadCountsWhatIsWrongAfterwards(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{})
+	tr := newTrip(t, dev, nil, PathPinned, mib, 1)
+	tr.back = &lazyEnd{tr.back, 0, 0} // the download does nothing
+	r, err := tr.staleRead(t.Context(), mib)
+	require.NoError(t, err)
+	assert.Equal(t, StaleResult{SizeBytes: mib, SampledBytes: staleSamples, StaleBefore: staleSamples, BadAfter: mib}, r)
+	report := Report{Cases: 1, Stale: &r}
+	require.ErrorIs(t, report.Err(), ErrMismatch)
+	require.NoError(t, tr.release(t.Context()))
+}
+
 func TestStaleReadOfAnEndedContext(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})

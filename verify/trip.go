@@ -12,7 +12,6 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/units"
-	"github.com/gopinned/pinned/kernel"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -28,179 +27,194 @@ const (
 	lookTimeout = 100 * time.Millisecond
 )
 
-// errBusy says that the GPU may be using memory, which must not be touched then.
+// errBusy is the error while the GPU may be using memory, which must not be touched then.
 var errBusy = errors.New("copies may be under way")
 
 // trip holds what the cases of one path use: both ends, the memory on the
-// device between them, and streams.
+// devices between them, and streams.
 type trip struct {
-	dev     *cudart.Device
+	*runner
 	path    Path
 	bytes   int              // of each memory
 	copier  *transfer.Copier // of paths that use one
-	gpu     gpu              // likewise
+	fanout  *transfer.Fanout // likewise
+	there   *transfer.Copier // of the other device
+	gpu     gpu              // of paths with kernels
 	source  end
 	back    end
-	device  cudart.DevPtr
-	via     []target // other memory on devices that is written, in order
-	peers   *peers   // of paths with another device
+	targets []target // the first is what uploads write
 	streams []*cudart.Stream
 	events  []*cudart.Event
 
-	fence    fence.Fence   // of all the memory
-	patience time.Duration // with copies that do not end
-
-	// tamper lets a test spoil what came back before it is compared, and found what a kernel
-	// found.
-	tamper func(c Case, came []byte)
-	found  func(c Case, at string, f kernel.Found) kernel.Found
+	fence   fence.Fence   // of all the memory
+	grace   time.Duration // for copies that do not end
+	closers []releaseStep // of what may itself have copies under way
+	steps   []releaseStep
 }
 
-// newTrip allocates for cases with up to n bytes, offsets included, on so many
-// streams. Peer is the other device of paths with one. On an error everything is released.
-func newTrip(ctx context.Context, dev, peer *cudart.Device, path Path, n, streams int) (t *trip, err error) {
-	t = &trip{dev: dev, path: path, bytes: n + leadBytes + guardBytes, patience: drainTimeout}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.release(ctx))
-			t = nil
-		}
-	}()
-	if t.device, err = dev.Malloc(t.bytes); err != nil {
-		return t, err
-	}
-	if path.peers() {
-		if t.peers, err = newPeers(ctx, t, peer); err != nil {
-			return t, err
-		}
-	}
-	if path == PathHop || path == PathPeer {
-		p, err := dev.Malloc(t.bytes)
-		if err != nil {
-			return t, err
-		}
-		t.via = append(t.via, target{AtHop, dev, p})
-	}
-	for range streams {
-		s, err := dev.NewStream(cudart.StreamOptions{})
-		if err != nil {
-			return t, err
-		}
-		t.streams = append(t.streams, s)
-		e, err := dev.NewEvent(cudart.EventOptions{})
-		if err != nil {
-			return t, err
-		}
-		t.events = append(t.events, e)
-	}
-	if path.copier() {
-		if t.copier, err = transfer.NewCopier(ctx, dev, transfer.Options{}); err != nil {
-			return t, err
-		}
-	}
-	if path == PathDeviceMemory {
-		return t, nil
-	}
-	if t.source, err = newEnd(ctx, dev, t.copier, path, t.bytes); err != nil {
-		return t, err
-	}
-	if t.back, err = newEnd(ctx, dev, t.copier, path, t.bytes); err != nil {
-		return t, err
-	}
-	if path == PathFanout {
-		t.source = fanned{t.source, t}
+// target is memory on a device that a copy writes to.
+type target struct {
+	at  string
+	dev *cudart.Device
+	p   cudart.DevPtr
+}
+
+// newTrip allocates for cases with up to n bytes, offsets included, on that number of
+// streams. On an error everything is released.
+func (r *runner) newTrip(ctx context.Context, path Path, n, streams int) (*trip, error) {
+	t := &trip{runner: r, path: path, bytes: n + leadBytes + guardBytes, grace: r.grace}
+	if err := t.allocate(ctx, streams); err != nil {
+		return nil, errors.Join(err, t.release(ctx))
 	}
 	return t, nil
+}
+
+func (t *trip) allocate(ctx context.Context, streams int) (err error) {
+	if err := t.malloc(AtDevice, t.dev); err != nil {
+		return err
+	}
+	if t.path.info().peer {
+		if err := t.connect(ctx); err != nil {
+			return err
+		}
+	}
+	if t.path.info().hop {
+		if err := t.malloc(AtHop, t.dev); err != nil {
+			return err
+		}
+	}
+	for range streams {
+		s, err := t.dev.NewStream(cudart.StreamOptions{})
+		if err != nil {
+			return err
+		}
+		t.streams = append(t.streams, s)
+		t.onRelease("a stream", s.Close)
+		e, err := t.dev.NewEvent(cudart.EventOptions{})
+		if err != nil {
+			return err
+		}
+		t.events = append(t.events, e)
+		t.onRelease("an event", e.Close)
+	}
+	if t.path.info().copier {
+		if t.copier, err = t.newCopier(ctx, t.dev); err != nil {
+			return err
+		}
+	}
+	if t.path.info().kernels {
+		if t.gpu, err = t.load(t.dev); err != nil {
+			return err
+		}
+		t.closers = append(t.closers, releaseStep{"the code of kernels", t.gpu.CloseContext})
+	}
+	for _, e := range []*end{&t.source, &t.back} {
+		if t.path.info().open == nil {
+			break
+		}
+		made, err := t.path.info().open(ctx, t)
+		if err != nil {
+			return err
+		}
+		*e = made
+		t.steps = append(t.steps, releaseStep{units.ExactBytes(t.bytes) + " of host memory", made.release})
+	}
+	return nil
+}
+
+// malloc allocates device memory, as one more target.
+func (t *trip) malloc(at string, dev *cudart.Device) error {
+	p, err := dev.Malloc(t.bytes)
+	if err != nil {
+		return err
+	}
+	t.targets = append(t.targets, target{at, dev, p})
+	t.onRelease(units.ExactBytes(t.bytes)+" of device memory", func() error { return dev.Free(p) })
+	return nil
+}
+
+const copierMemory = "the pinned memory of a copier"
+
+func (t *trip) newCopier(ctx context.Context, dev *cudart.Device) (*transfer.Copier, error) {
+	c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
+	if err == nil {
+		t.closers = append(t.closers, releaseStep{copierMemory, c.CloseContext})
+	}
+	return c, err
+}
+
+// connect allocates what paths with another device have there.
+func (t *trip) connect(ctx context.Context) (err error) {
+	peer := t.plan.Peer
+	if err := t.malloc(AtPeer, peer); err != nil {
+		return err
+	}
+	if t.path == PathFanout {
+		if t.fanout, err = transfer.NewFanout(ctx, []*cudart.Device{t.dev, peer}, transfer.Options{}); err != nil {
+			return err
+		}
+		t.closers = append(t.closers, releaseStep{copierMemory, t.fanout.CloseContext})
+		t.there, err = t.newCopier(ctx, peer)
+		return err
+	}
+	pairs := [...][2]*cudart.Device{{t.dev, peer}, {peer, t.dev}}
+	for _, pair := range pairs {
+		if can, err := pair[0].CanAccessPeer(pair[1]); err != nil || !can {
+			return nil // copies go through the host
+		}
+	}
+	for _, pair := range pairs {
+		if err := pair[0].EnablePeerAccess(pair[1]); err != nil {
+			return err
+		}
+		t.onRelease("peer access", func() error { return pair[0].DisablePeerAccess(pair[1]) })
+	}
+	return nil
 }
 
 // A releaseStep releases something. do may be called again after an error.
 type releaseStep struct {
 	what string
-	do   func() error
+	do   func(context.Context) error
+}
+
+func (t *trip) onRelease(what string, do func() error) {
+	t.steps = append(t.steps, releaseStep{what, func(context.Context) error { return do() }})
 }
 
 // run tries twice. What cannot be released then stays.
-func (s releaseStep) run() error {
-	if s.do() == nil {
+func (s releaseStep) run(ctx context.Context) error {
+	if s.do(ctx) == nil {
 		return nil
 	}
-	if err := s.do(); err != nil {
+	if err := s.do(ctx); err != nil {
 		return fmt.Errorf("%s stays: %w", s.what, err)
 	}
 	return nil
 }
 
-// release waits for copies under way, and then releases everything. It goes on
-// after an error of CUDA. If copies may still be under way, also those of the
+// release waits for copies under way, and then releases everything, the last first. It
+// goes on after an error of CUDA. If copies may still be under way, also those of the
 // copier, everything stays that they may be using.
 func (t *trip) release(ctx context.Context) error {
 	if err := t.drain(ctx); err != nil {
 		return fmt.Errorf("release: %s stay allocated: %w", t.memory(), err)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.grace)
 	defer cancel()
-	for _, c := range t.closers() {
-		closing := releaseStep{c.what, func() error { return c.CloseContext(ctx) }}
-		if err := closing.run(); err != nil {
+	for _, c := range slices.Backward(t.closers) {
+		if err := c.run(ctx); err != nil {
 			return fmt.Errorf("release: %s stay allocated: %w: %w", t.memory(), errBusy, err)
 		}
 	}
 	var errs []error
-	for _, step := range t.releaseSteps(ctx) {
-		errs = append(errs, step.run())
+	for _, step := range slices.Backward(t.steps) {
+		errs = append(errs, step.run(ctx))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("release: %w", err)
 	}
 	return nil
-}
-
-func (t *trip) releaseSteps(ctx context.Context) (steps []releaseStep) {
-	for _, e := range []end{t.back, t.source} {
-		if e != nil {
-			steps = append(steps, releaseStep{units.ExactBytes(t.bytes) + " of host memory", func() error { return e.release(ctx) }})
-		}
-	}
-	for _, e := range t.events {
-		steps = append(steps, releaseStep{"an event", e.Close})
-	}
-	for _, s := range t.streams {
-		steps = append(steps, releaseStep{"a stream", s.Close})
-	}
-	for _, m := range slices.Backward(t.targets()) {
-		steps = append(steps, releaseStep{units.ExactBytes(t.bytes) + " of device memory", func() error { return m.dev.Free(m.p) }})
-	}
-	if t.peers != nil {
-		steps = append(steps, t.peers.disable...)
-	}
-	return steps
-}
-
-// A closer is a Copier, a Fanout or the code of kernels.
-type closer struct {
-	what string
-	contextCloser
-}
-
-type contextCloser interface {
-	CloseContext(ctx context.Context) error
-}
-
-func (t *trip) closers() (list []closer) {
-	const copier = "the pinned memory of a copier"
-	if t.gpu != nil {
-		list = append(list, closer{"the code of kernels", t.gpu})
-	}
-	if t.copier != nil {
-		list = append(list, closer{copier, t.copier})
-	}
-	if t.peers != nil && t.peers.fanout != nil {
-		list = append(list, closer{copier, t.peers.fanout})
-	}
-	if t.peers != nil && t.peers.copier != nil {
-		list = append(list, closer{copier, t.peers.copier})
-	}
-	return list
 }
 
 // memory names what release would release.
@@ -211,17 +225,17 @@ func (t *trip) memory() string {
 			host += t.bytes
 		}
 	}
-	return fmt.Sprintf("%s of host memory and %s of device memory", units.ExactBytes(host), units.ExactBytes(t.bytes*len(t.targets())))
+	return fmt.Sprintf("%s of host memory and %s of device memory", units.ExactBytes(host), units.ExactBytes(t.bytes*len(t.targets)))
 }
 
 // drain waits until no copy uses the memory, even when ctx has ended. What the
 // copies report does not matter here: one that failed has ended too. After an
 // error, errBusy among others, the memory must not be touched.
 func (t *trip) drain(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.grace)
 	defer cancel()
 	if err := t.fence.Wait(ctx); err != nil {
-		t.patience = min(t.patience, lookTimeout)
+		t.grace = min(t.grace, lookTimeout)
 		return fmt.Errorf("%w: %w", errBusy, err)
 	}
 	return nil
@@ -254,95 +268,110 @@ func (t *trip) uses(s *cudart.Stream) {
 }
 
 // run does the case and returns what is wrong, which is at most one difference
-// in the bytes themselves and one overrun a target.
-func (t *trip) run(ctx context.Context, c Case, want content) ([]Difference, error) {
+// in the bytes themselves and one overrun a target. After an error it has waited for
+// the copies under way, which memory depends on, also if ctx has ended.
+func (t *trip) run(ctx context.Context, c Case, want content) (wrong []Difference, err error) {
 	switch t.path {
 	case PathKernel:
-		return t.runKernel(ctx, c, want)
+		wrong, err = t.checkedByKernel(ctx, c, want)
 	case PathDeviceMemory:
-		return t.runDeviceMemory(ctx, c, want)
+		wrong, err = t.filledByKernel(ctx, c, want)
+	default:
+		wrong, err = t.thereAndBack(ctx, c, want)
 	}
+	if err != nil {
+		err = errors.Join(err, t.drain(ctx))
+	}
+	return wrong, err
+}
+
+// thereAndBack does a case whose bytes come back.
+func (t *trip) thereAndBack(ctx context.Context, c Case, want content) ([]Difference, error) {
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
 	if err := t.copies(ctx, c); err != nil {
-		return nil, errors.Join(err, t.drain(ctx))
+		return nil, err
 	}
 	if err := t.synchronize(ctx); err != nil {
 		return nil, err
 	}
 	if t.tamper != nil {
-		t.tamper(c, t.back.memory()[t.backAt(c)-guardBytes:][:c.SizeBytes+2*guardBytes])
+		t.tamper(c, t.returned(c))
 	}
-	wrong, err := t.compare(ctx, c, want, t.device)
+	wrong, err := t.arrived(ctx, c, want, t.targets[0])
+	if err != nil || t.path != PathFanout || len(wrong) > 0 {
+		return wrong, err
+	}
+	there, back := t.targets[1], t.returned(c)
+	if err := fillGuarded(ctx, want.poisonAt(AtReturn), back); err != nil {
+		return nil, err
+	}
+	if err := t.there.Download(ctx, back[guardBytes:][:c.SizeBytes], there.of(c)); err != nil {
+		return nil, err
+	}
+	return t.arrived(ctx, c, want, there)
+}
+
+// arrived returns what is wrong with the bytes that came back from a device, and around all
+// targets.
+func (t *trip) arrived(ctx context.Context, c Case, want content, from target) ([]Difference, error) {
+	wrong, err := t.compare(ctx, c, want, from)
 	if err != nil {
 		return nil, err
 	}
 	overruns, err := t.overruns(c)
-	if wrong = append(wrong, overruns...); err != nil || t.path != PathFanout || len(wrong) > 0 {
-		return wrong, err
-	}
-	return t.fromPeer(ctx, c, want)
+	return append(wrong, overruns...), err
 }
 
-// compare returns what is wrong with the bytes that came back, of memory on a device.
-func (t *trip) compare(ctx context.Context, c Case, want content, device cudart.DevPtr) ([]Difference, error) {
-	came := t.back.memory()[t.backAt(c):][:c.SizeBytes]
+// compare returns what is wrong with the bytes that came back from a device.
+func (t *trip) compare(ctx context.Context, c Case, want content, from target) ([]Difference, error) {
+	sent, came := t.sent(c)[guardBytes:], t.returned(c)[guardBytes:][:c.SizeBytes]
 	ok, err := equalAll(ctx, want, came)
 	if ok || err != nil {
 		return nil, err
 	}
 	d, _ := diff(came, want, []origin{
-		{PageOfSource, t.addr(t.source, t.sourceAt(c))},
-		{PageOfDevice, uintptr(device) + uintptr(t.deviceAt(c))},
-		{PageOfReturn, t.addr(t.back, t.backAt(c))},
+		{PageOfSource, uintptr(unsafe.Pointer(&sent[0]))},
+		{PageOfDevice, uintptr(from.of(c))},
+		{PageOfReturn, uintptr(unsafe.Pointer(&came[0]))},
 	})
 	return []Difference{d}, nil
 }
 
-// target is memory on a device that a copy writes to.
-type target struct {
-	at  string
-	dev *cudart.Device
-	p   cudart.DevPtr
-}
+func sourceAt(c Case) int { return leadBytes + c.Source }
+func backAt(c Case) int   { return leadBytes + c.Return }
 
-func (t *trip) targets() []target {
-	if t.device == 0 {
-		return nil
-	}
-	return append([]target{{AtDevice, t.dev, t.device}}, t.via...)
-}
+// of is where the case's bytes are.
+func (m target) of(c Case) cudart.DevPtr { return m.p + leadBytes + cudart.DevPtr(c.Device) }
 
-func (t *trip) sourceAt(c Case) int { return leadBytes + c.Source }
-func (t *trip) deviceAt(c Case) int { return leadBytes + c.Device }
-func (t *trip) backAt(c Case) int   { return leadBytes + c.Return }
+// sent and returned are the case's host memory with its guards.
+func (t *trip) sent(c Case) []byte     { return guarded(t.source, sourceAt(c), c) }
+func (t *trip) returned(c Case) []byte { return guarded(t.back, backAt(c), c) }
 
-func (t *trip) addr(e end, off int) uintptr {
-	return uintptr(unsafe.Pointer(&e.memory()[off]))
+func guarded(e end, at int, c Case) []byte {
+	return e.memory()[at-guardBytes:][:c.SizeBytes+2*guardBytes]
 }
 
 // poison fills every target with bytes that are nowhere the expected ones, with
 // guards around, and the source with the expected ones.
 func (t *trip) poison(ctx context.Context, c Case, want content) error {
-	source, back := t.sourceAt(c), t.backAt(c)
-	sent := t.source.memory()[source-guardBytes:][:c.SizeBytes+2*guardBytes]
-	for _, target := range t.targets() {
-		if err := fillGuarded(ctx, want.poisonAt(target.at), sent); err != nil {
+	sent := t.sent(c)
+	for _, m := range t.targets {
+		if err := fillGuarded(ctx, want.poisonAt(m.at), sent); err != nil {
 			return err
 		}
-		p := target.p + cudart.DevPtr(t.deviceAt(c)-guardBytes)
-		if target.dev != t.dev {
-			if err := target.dev.CopyToDevice(p, unsafe.Pointer(&sent[0]), len(sent)); err != nil {
+		if m.dev != t.dev {
+			if err := m.dev.CopyToDevice(m.of(c)-guardBytes, unsafe.Pointer(&sent[0]), len(sent)); err != nil {
 				return err
 			}
-			if err := target.dev.Synchronize(ctx); err != nil { // streams do not wait for it
+			if err := m.dev.Synchronize(ctx); err != nil { // streams do not wait for it
 				return err
 			}
 			continue
 		}
-		if err := t.upload(ctx, t.stream(c, 0), p, source-guardBytes, len(sent)); err != nil {
-			return errors.Join(err, t.drain(ctx))
+		if err := t.upload(ctx, t.stream(c, 0), m.of(c)-guardBytes, sourceAt(c)-guardBytes, len(sent)); err != nil {
+			return err
 		}
 		if err := t.synchronize(ctx); err != nil {
 			return err
@@ -351,7 +380,7 @@ func (t *trip) poison(ctx context.Context, c Case, want content) error {
 	if err := fillAll(ctx, want, sent[guardBytes:][:c.SizeBytes]); err != nil {
 		return err
 	}
-	return fillGuarded(ctx, want.poisonAt(AtReturn), t.back.memory()[back-guardBytes:][:len(sent)])
+	return fillGuarded(ctx, want.poisonAt(AtReturn), t.returned(c))
 }
 
 func fillGuarded(ctx context.Context, c content, b []byte) error {
@@ -366,23 +395,26 @@ func fillGuarded(ctx context.Context, c content, b []byte) error {
 // there, so that events have to keep the order.
 func (t *trip) copies(ctx context.Context, c Case) error {
 	n, k := c.SizeBytes, max(c.Streams, 1)
-	device := t.device + cudart.DevPtr(t.deviceAt(c))
 	if err := t.uploads(ctx, c); err != nil {
 		return err
 	}
-	if len(t.via) > 0 && t.path != PathFanout {
+	last := t.targets[0]
+	if len(t.targets) > 1 && t.path != PathFanout {
 		if err := t.allBefore(t.streams[:1], k); err != nil {
 			return err
 		}
-		from := t.dev
-		for _, m := range t.via {
-			to := m.p + cudart.DevPtr(t.deviceAt(c))
-			err := copyOn(t.streams[0], to, m.dev, device, from, n)
-			t.uses(t.streams[0])
+		for _, m := range t.targets[1:] {
+			s, err := t.streams[0], error(nil)
+			if m.dev == last.dev {
+				err = s.CopyOnDevice(m.of(c), last.of(c), n)
+			} else {
+				err = s.CopyPeer(m.of(c), m.dev, last.of(c), last.dev, n)
+			}
+			t.uses(s)
 			if err != nil {
 				return err
 			}
-			device, from = to, m.dev
+			last = m
 		}
 	}
 	if err := t.allBefore(t.streams[:k], k); err != nil {
@@ -394,7 +426,7 @@ func (t *trip) copies(ctx context.Context, c Case) error {
 			continue
 		}
 		s := t.stream(c, (i+1)%k)
-		if err := t.download(ctx, s, t.backAt(c)+from, device+cudart.DevPtr(from), to-from); err != nil {
+		if err := t.download(ctx, s, backAt(c)+from, last.of(c)+cudart.DevPtr(from), to-from); err != nil {
 			return err
 		}
 	}
@@ -404,10 +436,9 @@ func (t *trip) copies(ctx context.Context, c Case) error {
 // uploads queues the way to the device, a part on each stream.
 func (t *trip) uploads(ctx context.Context, c Case) error {
 	n, k := c.SizeBytes, max(c.Streams, 1)
-	device := t.device + cudart.DevPtr(t.deviceAt(c))
 	for i := range k {
 		from, to := n*i/k, n*(i+1)/k
-		if err := t.upload(ctx, t.stream(c, i), device+cudart.DevPtr(from), t.sourceAt(c)+from, to-from); err != nil {
+		if err := t.upload(ctx, t.stream(c, i), t.targets[0].of(c)+cudart.DevPtr(from), sourceAt(c)+from, to-from); err != nil {
 			return err
 		}
 	}
@@ -451,40 +482,36 @@ func (t *trip) allBefore(waiting []*cudart.Stream, k int) error {
 	return nil
 }
 
-// synchronize waits for all streams, and returns the error of a copy. When ctx
-// ends it still waits for the copies under way, which memory depends on.
+// synchronize waits for all streams, and returns the error of a copy.
 func (t *trip) synchronize(ctx context.Context) error {
 	for _, s := range t.streams {
 		if err := s.Synchronize(ctx); err != nil {
-			return errors.Join(err, t.drain(ctx))
+			return err
 		}
 	}
 	return nil
 }
 
-// overruns looks at the guards around every target.
-func (t *trip) overruns(c Case) ([]Difference, error) {
-	var wrong []Difference
-	look := func(at string, before, after []byte) {
+// overruns compares the guards around every target.
+func (t *trip) overruns(c Case) (wrong []Difference, err error) {
+	compare := func(at string, before, after []byte) {
 		if d, ok := overrun(at, before, after, c.SizeBytes); !ok {
 			wrong = append(wrong, d)
 		}
 	}
 	if t.back != nil {
-		back := t.back.memory()[t.backAt(c)-guardBytes:][:c.SizeBytes+2*guardBytes]
-		look(AtReturn, back[:guardBytes], back[len(back)-guardBytes:])
+		back := t.returned(c)
+		compare(AtReturn, back[:guardBytes], back[len(back)-guardBytes:])
 	}
-
 	var before, after [guardBytes]byte
-	for _, target := range t.targets() {
-		p := target.p + cudart.DevPtr(t.deviceAt(c))
-		if err := target.dev.CopyToHost(unsafe.Pointer(&before), p-guardBytes, guardBytes); err != nil {
+	for _, m := range t.targets {
+		if err := m.dev.CopyToHost(unsafe.Pointer(&before), m.of(c)-guardBytes, guardBytes); err != nil {
 			return wrong, err
 		}
-		if err := target.dev.CopyToHost(unsafe.Pointer(&after), p+cudart.DevPtr(c.SizeBytes), guardBytes); err != nil {
+		if err := m.dev.CopyToHost(unsafe.Pointer(&after), m.of(c)+cudart.DevPtr(c.SizeBytes), guardBytes); err != nil {
 			return wrong, err
 		}
-		look(target.at, before[:], after[:])
+		compare(m.at, before[:], after[:])
 	}
 	return wrong, nil
 }

@@ -156,7 +156,7 @@ func TestSimulatedCheckJSON(t *testing.T) {
 	require.Len(t, r.Devices, 1)
 	d := r.Devices[0]
 	require.NotNil(t, d.Verify)
-	assert.True(t, d.Verify.OK())
+	assert.NoError(t, d.Verify.Err())
 	require.NotNil(t, d.Bandwidth)
 	for _, s := range d.Bandwidth.Series {
 		assert.Len(t, s.Samples, 3)
