@@ -129,6 +129,26 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	return none, fmt.Errorf("%w: %w", ErrStuck, Ended(ctx))
 }
 
+// Extend returns a context that ends with ctx's cause, but grace later: for a call that
+// returns at once when its context ends, although it may be about to return by itself.
+// stop releases its timer.
+func Extend(ctx context.Context, grace time.Duration) (extended context.Context, stop context.CancelFunc) {
+	extended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	ended := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel(context.Cause(ctx))
+		case <-extended.Done():
+		}
+	})
+	return extended, func() {
+		ended()
+		cancel(nil)
+	}
+}
+
 // Ended returns the error of a context that has ended: it wraps ctx.Err and the cause.
 func Ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
