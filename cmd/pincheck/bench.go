@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/report"
 )
@@ -195,7 +196,7 @@ func (s *session) bench(ctx context.Context, experiments []measure.Experiment, o
 		s.show(report.At{})
 		var spent time.Duration
 		for _, p := range planned {
-			if err := context.Cause(ctx); err != nil {
+			if err := bounded.Ended(ctx); err != nil {
 				return err
 			}
 			b, err := measure.Run(ctx, p.Experiment, env, func(at measure.Progress) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/probe"
@@ -47,40 +47,24 @@ func (s *session) change(do func(r *report.Result)) {
 	}
 }
 
-// patience is how long a command may take after its context has ended, to release what it
+// releaseGrace is how long a command may take after its context has ended, to release what it
 // holds.
-const patience = 5 * time.Second
+const releaseGrace = 5 * time.Second
 
-// within calls do, and returns its error. If do has not returned some time after the end of
-// ctx, because a call into the driver does not return, the error names the call, and do
-// changes the result no more.
-func (s *session) within(ctx context.Context, do func(context.Context, *session) error) error {
-	done := make(chan error, 1)
-	go func() {
-		defer close(done)
-		done <- do(ctx, s)
-	}()
-	returned := func(err error, ok bool) error {
-		if !ok { // a test ended it
-			runtime.Goexit()
-		}
-		return err
-	}
-	select {
-	case err, ok := <-done:
-		return returned(err, ok)
-	case <-ctx.Done():
-	}
-	select {
-	case err, ok := <-done:
-		return returned(err, ok)
-	case <-time.After(cmp.Or(s.sys.patience, patience)):
+// runBounded runs do, and returns its error. If do is still inside a driver call when the grace
+// period after ctx's end is over, runBounded seals the result, records the stuck calls, and
+// returns ctx's error.
+func (s *session) runBounded(ctx context.Context, do func(context.Context, *session) error) error {
+	grace := cmp.Or(s.sys.grace, releaseGrace)
+	returned, stuck := bounded.Do(ctx, bounded.Call[error]{Grace: grace, Run: func() (error, error) { return do(ctx, s), nil }})
+	if stuck == nil {
+		return returned
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over = true
 	if s.runtime == nil {
-		return context.Cause(ctx)
+		return stuck
 	}
 	if s.result.Facts == nil {
 		s.result.Facts = &doctor.Facts{Devices: []doctor.Device{}}
@@ -88,10 +72,10 @@ func (s *session) within(ctx context.Context, do func(context.Context, *session)
 	for _, call := range s.runtime.Stuck(context.Background(), 0) {
 		s.result.Probes = append(s.result.Probes, doctor.Probe{
 			Name: "cuda", Call: call.String(), State: doctor.ProbeUnfinished, Seconds: time.Since(s.result.Started).Seconds(),
-			Detail: fmt.Sprintf("had not returned %v after the end of the run", cmp.Or(s.sys.patience, patience)),
+			Detail: fmt.Sprintf("had not returned %v after the end of the run", grace),
 		})
 	}
-	return context.Cause(ctx)
+	return stuck
 }
 
 // produce runs a command: do fills the session's result until ctx ends, and the result is
@@ -127,8 +111,8 @@ func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(cont
 		defer cancel()
 	}
 	s := &session{options: o, cmd: cmd, sys: sys, format: format, result: r}
-	if err = context.Cause(ctx); err == nil {
-		err = s.within(ctx, do)
+	if err = bounded.Ended(ctx); err == nil {
+		err = s.runBounded(ctx, do)
 	}
 	s.end()
 	usage, stopped := usageError{}, stoppedRun("")
@@ -230,14 +214,13 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
 		// Having no GPU is a result, not an error of this run. So is a call that had not
 		// returned, which is why there are facts of a run that had no time for more.
-		cause := context.Cause(ctx)
 		switch {
 		case failed.Stuck != "":
 			s.setFacts(probe.Local{}.NotOpened(ctx, failed, s.readHost(), time.Since(began)))
-		case cause == nil:
+		case ctx.Err() == nil:
 			s.setFacts(doctor.WithoutLibrary(failed, s.readHost()))
 		}
-		return cause
+		return bounded.Ended(ctx)
 	}
 	if err != nil {
 		s.setFacts(&doctor.Facts{Host: s.readHost(), Devices: []doctor.Device{}})
@@ -305,8 +288,8 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	request := probe.Request{Library: s.library, Simulate: s.sim, Steps: steps}
 	opened, err := p.Open(ctx, request)
 	facts := opened.Facts
-	if facts == nil && context.Cause(ctx) != nil {
-		return context.Cause(ctx)
+	if facts == nil && ctx.Err() != nil {
+		return bounded.Ended(ctx)
 	}
 	if facts == nil {
 		facts = &doctor.Facts{Devices: []doctor.Device{}}
@@ -322,7 +305,7 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 		return err
 	}
 	s.health(ctx, p, facts, false)
-	if err := context.Cause(ctx); err != nil || len(facts.Devices) == 0 {
+	if err := bounded.Ended(ctx); err != nil || len(facts.Devices) == 0 {
 		return err
 	}
 	if facts.Library != nil && !s.sim {

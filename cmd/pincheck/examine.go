@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/probe"
@@ -19,8 +20,8 @@ type examiner interface {
 }
 
 const (
-	// mostSideBySide is how many GPUs are verified at once.
-	mostSideBySide = 8
+	// maxSideBySide is how many GPUs are verified at once.
+	maxSideBySide = 8
 	// verifyBytes and fullBytes are about the host memory that each of these processes takes.
 	verifyBytes = 1 << 30
 	fullBytes   = 12 << 30
@@ -33,7 +34,7 @@ func sideBySide(h *hostinfo.Host, full bool) int {
 	if full {
 		each = fullBytes
 	}
-	n := mostSideBySide
+	n := maxSideBySide
 	if h == nil {
 		return n
 	}
@@ -92,7 +93,7 @@ func (s *session) examine(ctx context.Context, p examiner, request probe.Request
 	// Copies that are slow may have met others who copied: a second look shows that.
 	for i := range all {
 		if facts.Slow(&facts.Devices[i]) {
-			if err := e.one(ctx, i, probe.Steps{Bandwidth: true}, nil, func() {}); err != nil {
+			if err := e.examineGPU(ctx, i, probe.Steps{Bandwidth: true}, nil, func() {}); err != nil {
 				return err
 			}
 		}
@@ -104,7 +105,7 @@ func (s *session) examine(ctx context.Context, p examiner, request probe.Request
 func (e *examination) group(ctx context.Context, gpus []int) error {
 	steps := e.request.Steps
 	if len(gpus) == 1 {
-		return e.one(ctx, gpus[0], steps, nil, func() {})
+		return e.examineGPU(ctx, gpus[0], steps, nil, func() {})
 	}
 	var ready, done sync.WaitGroup
 	turns := make([]chan struct{}, len(gpus))
@@ -120,7 +121,7 @@ func (e *examination) group(ctx context.Context, gpus []int) error {
 		done.Go(func() {
 			defer close(ended[j])
 			defer isReady()
-			_ = e.one(ctx, i, steps, turn, isReady) // the end of ctx, which is looked at below
+			_ = e.examineGPU(ctx, i, steps, turn, isReady) // the end of ctx, which is looked at below
 		})
 	}
 	ready.Wait()
@@ -129,15 +130,15 @@ func (e *examination) group(ctx context.Context, gpus []int) error {
 		<-ended[j]
 	}
 	done.Wait()
-	return context.Cause(ctx)
+	return bounded.Ended(ctx)
 }
 
-// one does the steps with a GPU. It calls waits when that waits for its turn. The error is that
-// of ctx.
-func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-chan struct{}, waits func()) error {
+// examineGPU runs the steps on GPU i. It calls ready when the GPU waits for its turn to be
+// measured. It returns only ctx's error; other errors go into the result.
+func (e *examination) examineGPU(ctx context.Context, i int, steps probe.Steps, turn <-chan struct{}, ready func()) error {
 	d := &e.facts.Devices[i]
 	if e.failed[i] {
-		return context.Cause(ctx)
+		return bounded.Ended(ctx)
 	}
 	r := e.request
 	r.Device, r.Steps, r.Turn = d.Ordinal, steps, turn
@@ -147,7 +148,7 @@ func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-
 	answer, err := e.p.Device(ctx, r, func(now probe.Device) {
 		e.shown.show(i, now)
 		if now.Stage == doctor.StageWaiting {
-			waits()
+			ready()
 		}
 	})
 	e.shown.ended(i)
@@ -158,7 +159,7 @@ func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-
 			e.facts.Probes = append(e.facts.Probes, answer.Probe)
 			e.failed[i] = true
 		}
-		if err != nil && context.Cause(ctx) == nil {
+		if err != nil && ctx.Err() == nil {
 			d.Errors = append(d.Errors, err.Error())
 		}
 	})
@@ -167,7 +168,7 @@ func (e *examination) one(ctx context.Context, i int, steps probe.Steps, turn <-
 		host := e.readHost()
 		e.change(func(*report.Result) { d.Relink(host) })
 	}
-	return context.Cause(ctx)
+	return bounded.Ended(ctx)
 }
 
 // together copies with all GPUs at once, after each was measured alone.
@@ -194,11 +195,11 @@ func (e *examination) together(ctx context.Context) error {
 		if !answer.Probe.State.Ended() {
 			e.facts.Probes = append(e.facts.Probes, answer.Probe)
 		}
-		if err != nil && context.Cause(ctx) == nil {
+		if err != nil && ctx.Err() == nil {
 			r.Errors = append(r.Errors, err.Error())
 		}
 	})
-	return context.Cause(ctx)
+	return bounded.Ended(ctx)
 }
 
 // overall shows how far the examination of all GPUs is.

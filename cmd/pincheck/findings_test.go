@@ -236,7 +236,7 @@ func TestAStalledExperimentIsNamed(t *testing.T) {
 	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
 		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{Times: -1})
 		sys := on(t, "h200-vm")
-		sys.patience = 100 * time.Millisecond
+		sys.grace = 100 * time.Millisecond
 		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}
 		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 			return cudart.OpenContext(ctx, cudart.Options{Source: sim})

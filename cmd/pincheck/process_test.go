@@ -44,14 +44,14 @@ func scripted() probe.Local {
 			}
 			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
 		}
-		l.Patience = time.Hour // no machine is too slow
+		l.Limit = time.Hour // no machine is too slow
 		return l
 	}
 	fn, file, ok := strings.Cut(os.Getenv(stuck), " ")
 	if !ok {
 		return l
 	}
-	l.Tick, l.Patience = 20*time.Millisecond, 5*time.Second
+	l.Tick, l.Limit = 20*time.Millisecond, 5*time.Second
 	l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 		if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/units"
@@ -196,7 +197,7 @@ func (p *pinner) prepare(n int) error {
 // once pins and unpins n bytes, and returns how long each took. It returns when ctx ends:
 // what is pinned by then is unpinned later.
 func (p *pinner) once(ctx context.Context, n int) (pin, unpin time.Duration, err error) {
-	if err := context.Cause(ctx); err != nil {
+	if err := bounded.Ended(ctx); err != nil {
 		return 0, 0, err
 	}
 	type taken struct {
@@ -214,7 +215,7 @@ func (p *pinner) once(ctx context.Context, n int) (pin, unpin time.Duration, err
 		return t.pin, t.unpin, t.err
 	case <-ctx.Done():
 		p.left = true
-		return 0, 0, context.Cause(ctx)
+		return 0, 0, bounded.Ended(ctx)
 	}
 }
 

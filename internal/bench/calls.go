@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/units"
@@ -232,7 +233,7 @@ func (r *callRig) allocationsOf(ctx context.Context, c call, times int) (float64
 }
 
 func repeat(ctx context.Context, c call, times int) error {
-	if err := context.Cause(ctx); err != nil {
+	if err := bounded.Ended(ctx); err != nil {
 		return err
 	}
 	for range times {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -285,7 +286,7 @@ func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 	select {
 	case t.batch = <-f.full:
 	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+		return 0, bounded.Ended(ctx)
 	}
 	got := f.now()
 	from := t.batch.mem

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/units"
@@ -245,7 +246,7 @@ func (f *fileRig) fill(ctx context.Context) error {
 // pieces calls do for pieces of the file, until ctx ends.
 func (f *fileRig) pieces(ctx context.Context, do func(off, n int) error) error {
 	for off := 0; off < f.n; off += pieceSize {
-		if err := context.Cause(ctx); err != nil {
+		if err := bounded.Ended(ctx); err != nil {
 			return err
 		}
 		if err := do(off, min(f.n-off, pieceSize)); err != nil {
@@ -294,7 +295,7 @@ func (f *fileRig) sample(ctx context.Context, cache, method, device string, brin
 		return float64(f.n) / float64(took.Nanoseconds()), err
 	case <-ctx.Done():
 		f.left = true
-		return 0, context.Cause(ctx)
+		return 0, bounded.Ended(ctx)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/units"
@@ -137,7 +138,7 @@ func (r *copyRig) one(ctx context.Context, way, method string, n int) (float64, 
 	if method == issued {
 		err = stream.Synchronize(ctx)
 	}
-	return took.Seconds(), cmp.Or(err, context.Cause(ctx))
+	return took.Seconds(), cmp.Or(err, bounded.Ended(ctx))
 }
 
 func explainLatency(_ measure.Env, b *result.Bench) []string {

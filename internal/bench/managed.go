@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/units"
@@ -164,7 +165,7 @@ func (r *managedRig) open(ctx context.Context, n int) (err error) {
 	}
 	r.onClose(r.m.Close)
 	for at := 0; at < n; at += piece {
-		if err := context.Cause(ctx); err != nil {
+		if err := bounded.Ended(ctx); err != nil {
 			return err
 		}
 		touch(r.m.Bytes()[at:min(at+piece, n)])

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"sync"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 )
 
@@ -37,7 +38,7 @@ const (
 // should hold, until ctx ends.
 func (p pattern) each(ctx context.Context, b []byte, off int, do func(b, want []byte, off int) error) error {
 	for len(b) > 0 {
-		if err := context.Cause(ctx); err != nil {
+		if err := bounded.Ended(ctx); err != nil {
 			return err
 		}
 		at := (off + int(p)) % patternPeriod

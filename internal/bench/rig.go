@@ -7,6 +7,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 )
@@ -127,7 +128,7 @@ func (r *copyRig) prepare(ctx context.Context, way string, n int) error {
 	}
 	if way == result.DeviceToHost || way == result.Both {
 		for b := r.target.bytes[:n]; len(b) > 0; b = b[min(len(b), checkBytes):] {
-			if err := context.Cause(ctx); err != nil {
+			if err := bounded.Ended(ctx); err != nil {
 				return err
 			}
 			clear(b[:min(len(b), checkBytes)])
@@ -245,7 +246,7 @@ func (r *copyRig) begin(way string) error {
 
 func (r *copyRig) queue(ctx context.Context, way string, n, count int) error {
 	for range count {
-		if err := context.Cause(ctx); err != nil {
+		if err := bounded.Ended(ctx); err != nil {
 			return err
 		}
 		for _, w := range ways(way) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/kernel"
@@ -165,7 +166,7 @@ const piece = 32 << 20
 // pieces calls f for the pieces of n bytes, until ctx ends.
 func pieces(ctx context.Context, n int, f func(off, n int) error) error {
 	for off := 0; off < n; off += piece {
-		if err := context.Cause(ctx); err != nil {
+		if err := bounded.Ended(ctx); err != nil {
 			return err
 		}
 		if err := f(off, min(piece, n-off)); err != nil {

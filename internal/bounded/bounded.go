@@ -149,7 +149,8 @@ func Extend(ctx context.Context, grace time.Duration) (extended context.Context,
 	}
 }
 
-// Ended returns the error of a context that has ended: it wraps ctx.Err and the cause.
+// Ended returns the error of a context that has ended: it wraps ctx.Err and the cause. It is
+// nil while ctx has not ended.
 func Ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if errors.Is(cause, err) {

@@ -170,6 +170,7 @@ func TestEnded(t *testing.T) {
 	plain, cancelPlain := context.WithCancel(t.Context())
 	cancelPlain()
 	require.Equal(t, context.Canceled, Ended(plain))
+	require.NoError(t, Ended(t.Context()))
 }
 
 func TestGroupAdmitsSoMany(t *testing.T) {

@@ -9,6 +9,7 @@ package child
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // variable names the function that a process was started for.
@@ -30,13 +33,13 @@ const variable = "PINCHECK_CHILD"
 // maxText limits what is kept of a child's standard error, in bytes.
 const maxText = 1 << 20
 
-// killed is how long Run waits for a process that was killed: one that hangs in the kernel
+// killGrace is how long Run waits for a process that was killed: one that hangs in the kernel
 // ends when the kernel lets it.
-const killed = time.Second
+const killGrace = time.Second
 
-// reaped is how long Run waits for the exit status of a process that has closed its answers:
+// reapGrace is how long Run waits for the exit status of a process that has closed its answers:
 // a process that dies gives its memory back first, which takes longer the more is pinned.
-const reaped = 10 * time.Second
+const reapGrace = 10 * time.Second
 
 // ErrTimeout is returned for a process that had not answered at its time limit.
 var ErrTimeout = errors.New("no answer within the time limit")
@@ -177,15 +180,16 @@ func StreamTurn[Answer any](ctx context.Context, limit time.Duration, name strin
 	return answer, err
 }
 
-func run(ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, take func(answer json.RawMessage, more bool) error) error {
-	if err := context.Cause(ctx); err != nil {
+func run(caller context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, take func(answer json.RawMessage, more bool) error) error {
+	if err := bounded.Ended(caller); err != nil {
 		return err
 	}
 	if _, ok := os.LookupEnv(variable); ok { // else each process would start another one
 		return errors.New("this process was started by Run itself, and its main function or TestMain does not call Serve")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w of %v", ErrTimeout, limit))
+	ctx, cancel := context.WithTimeoutCause(caller, limit, fmt.Errorf("%w of %v", ErrTimeout, limit))
 	defer cancel()
+	cause := func() error { return cmp.Or(bounded.Ended(caller), context.Cause(ctx)) }
 	text, err := json.Marshal(request)
 	if err != nil {
 		return fmt.Errorf("request: %w", err)
@@ -196,7 +200,7 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 	}
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = append(os.Environ(), variable+"="+name)
-	cmd.WaitDelay = killed
+	cmd.WaitDelay = killGrace
 	var stderr limited
 	cmd.Stderr = &stderr
 	in, err := cmd.StdinPipe() // Wait closes it, and so does the end of this process
@@ -235,16 +239,16 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 	case err := <-answered:
 		// The answer counts, and not how the process ends: one that has answered may
 		// hang in the driver's exit handlers.
-		patience := killed
+		grace := killGrace
 		if errors.Is(err, io.EOF) {
-			patience = reaped
+			grace = reapGrace
 		}
 		select {
 		case end := <-ended:
 			if errors.Is(err, io.EOF) && Killed(end) {
 				select { // the signal may be for this process too, which has not seen it yet
 				case <-ctx.Done():
-				case <-time.After(killed):
+				case <-time.After(killGrace):
 				}
 			}
 			if errors.Is(err, io.EOF) && ctx.Err() == nil {
@@ -253,22 +257,22 @@ func run(ctx context.Context, limit time.Duration, name string, request any, tur
 				}
 				return fmt.Errorf("the process ended early: %w%s", end, stderr.quote())
 			}
-		case <-time.After(patience):
+		case <-time.After(grace):
 			cancel()
 			if errors.Is(err, io.EOF) && context.Cause(ctx) == context.Canceled {
 				return fmt.Errorf("process %d ended early, and hangs in the kernel", cmd.Process.Pid)
 			}
 		}
 		if errors.Is(err, io.EOF) { // it was killed
-			return context.Cause(ctx)
+			return cause()
 		}
 		return err
 	case <-ctx.Done():
 		select {
 		case <-ended:
-			err = context.Cause(ctx)
-		case <-time.After(2 * killed):
-			err = fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", context.Cause(ctx), cmd.Process.Pid)
+			err = cause()
+		case <-time.After(2 * killGrace):
+			err = fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", cause(), cmd.Process.Pid)
 		}
 		replies.Close() // a process that has not ended holds the other end
 		<-answered      // no answer is taken after the return

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -155,14 +156,14 @@ type run struct {
 
 // group runs the cases of a group. The error is that of a ctx that ended.
 func (r *run) group(ctx context.Context, g *Group) error {
-	if err := context.Cause(ctx); err != nil {
+	if err := bounded.Ended(ctx); err != nil {
 		return err
 	}
 	r.show(g.Name)
 	err := g.Open(ctx)
 	if err == nil {
 		for i := range g.Cases {
-			if err := context.Cause(ctx); err != nil {
+			if err := bounded.Ended(ctx); err != nil {
 				break
 			}
 			r.show(caseName(g, &g.Cases[i]))
@@ -180,7 +181,7 @@ func (r *run) group(ctx context.Context, g *Group) error {
 		r.Errors = append(r.Errors, fmt.Sprintf("%s: release: %v", g.Name, err))
 	}
 	r.show("")
-	return context.Cause(ctx)
+	return bounded.Ended(ctx)
 }
 
 func caseName(g *Group, c *Case) string {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bench"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/measure"
@@ -75,18 +76,18 @@ type Device struct {
 	Inside []string `json:"inside,omitempty"`
 }
 
-// Patience is how long a call may take. Those of --full copy up to 4 GiB, and the first of
-// a process initializes the GPU.
+// Time limits of calls that the user waits for. A call that takes longer hangs. They are much
+// longer than those of package bounded: calls of --full copy up to 4 GiB, and the first call
+// of a process initializes the GPU.
 const (
-	openPatience  = time.Minute
-	firstPatience = 30 * time.Second
-	nextPatience  = 10 * time.Second // for each other GPU: the driver starts one after the other
-	callPatience  = 10 * time.Second
-	fullPatience  = time.Minute
-	nvmlPatience  = 30 * time.Second // one call starts a GPU without persistence mode
-	nvmlCalls     = 2                // times that: all of them together
-	silence       = 15 * time.Second
-	grace         = time.Second // after the end of a context
+	openLimit      = time.Minute
+	firstCallLimit = 30 * time.Second
+	nextGPULimit   = 10 * time.Second // added for each other GPU: the driver starts one after the other
+	callLimit      = 10 * time.Second
+	fullCallLimit  = time.Minute
+	nvmlCallLimit  = 30 * time.Second // one call starts a GPU without persistence mode
+	nvmlCalls      = 2                // times nvmlCallLimit: all calls together
+	silenceLimit   = 15 * time.Second // of a child process
 )
 
 // Local does in this process what is asked for. The zero value is for the machine.
@@ -99,32 +100,28 @@ type Local struct {
 	ReadHost func() *hostinfo.Host
 	// Adjust changes the plans, if it is not nil: tests make them small.
 	Adjust func(Plans) Plans
-	// Tick is how often calls are looked at; 0 means a second. Patience is the most
-	// that a call may take, and Silence how long a process may send nothing, though it
-	// does so each Tick; 0 means the constants above.
-	// Grace is how long after the end of a context a call may take to return.
-	Tick, Patience, Silence, Grace time.Duration
+	// Tick is the time between two lists of the calls inside the library; 0 means a second.
+	Tick time.Duration
+	// Limit replaces the time limits of calls, and Silence the time in which a child process
+	// may send nothing, though it does so each Tick. 0 means the constants above.
+	Limit, Silence time.Duration
+	// Grace is how long what is under way at the end of a context may take to return. Only
+	// what takes longer is reported as unreturned. 0 means bounded.Grace.
+	Grace time.Duration
 }
 
-func (l Local) patience(usual time.Duration) time.Duration {
-	if l.Patience > 0 {
-		return l.Patience
-	}
-	return usual
-}
+func (l Local) limit(usual time.Duration) time.Duration { return cmp.Or(l.Limit, usual) }
 
-// grace is how long what is under way at the end of a context may take to return. Only what
-// takes longer is said not to return.
-func (l Local) grace() time.Duration { return cmp.Or(l.Grace, grace) }
+func (l Local) grace() time.Duration { return cmp.Or(l.Grace, bounded.Grace) }
 
-// late returns a context that ends some time after ctx does.
-func (l Local) late(ctx context.Context) (context.Context, context.CancelFunc) {
-	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		pause(late, l.grace())
-		cancel(context.Cause(ctx))
-	})
-	return late, func() { stop(); cancel(nil) }
+// openInTime is openLibrary within its time limit. A call that is about to return at the end of
+// ctx does so.
+func (l Local) openInTime(ctx context.Context, r Request) (*cudart.Runtime, func() []string, error) {
+	extended, stop := bounded.Extend(ctx, l.grace())
+	defer stop()
+	limited, cancel := context.WithTimeout(extended, l.limit(openLimit))
+	defer cancel()
+	return l.openLibrary(limited, r)
 }
 
 func (l Local) openLibrary(ctx context.Context, r Request) (rt *cudart.Runtime, closeAll func() []string, err error) {
@@ -170,15 +167,11 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 	if r.Simulate {
 		host = SimulatedHost(host)
 	}
-	late, cancel := l.late(ctx)
-	defer cancel()
-	limited, cancel := context.WithTimeout(late, l.patience(openPatience))
-	defer cancel()
 	began := time.Now()
-	rt, closeAll, err := l.openLibrary(limited, r)
+	rt, closeAll, err := l.openInTime(ctx, r)
 	var out Opened
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && ctx.Err() != nil && failed.Stuck == "" {
-		err = context.Cause(ctx) // there was no time
+		err = bounded.Ended(ctx) // there was no time
 	} else if failed != nil && failed.Stuck != "" {
 		out.Facts = l.NotOpened(ctx, failed, host, time.Since(began))
 		err = nil
@@ -198,7 +191,7 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 // NotOpened returns the facts after a call of opening the library had not returned, because it
 // takes more than it may, or because ctx ended before.
 func (l Local) NotOpened(ctx context.Context, failed *cudart.OpenError, host *hostinfo.Host, took time.Duration) *doctor.Facts {
-	probe := unreturned(ctx, failed.Stuck, took, l.patience(openPatience))
+	probe := unreturned(ctx, failed.Stuck, took, l.limit(openLimit))
 	probe.Name, probe.Stage, probe.Seconds = probeCUDA, doctor.StageOpen, took.Seconds()
 	if probe.State == doctor.ProbeUnfinished {
 		return doctor.WithoutAnswer(probe, host)
@@ -241,12 +234,12 @@ func (r Request) probe() doctor.Probe {
 }
 
 // unreturned is the end of a probe with a call that has not returned for a time. It hangs if that
-// is more than it may take. Else the end of ctx came first, and says nothing of the call.
-func unreturned(ctx context.Context, call string, inside, patience time.Duration) doctor.Probe {
-	if cause := context.Cause(ctx); cause != nil && inside < patience {
+// is its limit or more. Else ctx has ended before, which is no fault of the call.
+func unreturned(ctx context.Context, call string, inside, limit time.Duration) doctor.Probe {
+	if cause := context.Cause(ctx); cause != nil && inside < limit {
 		return doctor.Probe{Call: call, State: doctor.ProbeUnfinished, Detail: "had not returned at the end: " + cause.Error()}
 	}
-	return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: fmt.Sprintf("did not return in %v", patience)}
+	return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: fmt.Sprintf("did not return in %v", limit)}
 }
 
 // Device examines one GPU, or several together if the steps say so. Send is called with what was
@@ -255,17 +248,13 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 	ongoing := &examination{send: send}
 	ongoing.Facts.Ordinal = r.Device
 	ongoing.Stage, ongoing.Probe = doctor.StageOpen, r.probe()
-	late, cancel := l.late(ctx)
-	defer cancel()
-	opening, cancel := context.WithTimeout(late, l.patience(openPatience))
-	defer cancel()
 	began := time.Now()
-	rt, closeAll, err := l.openLibrary(opening, r)
+	rt, closeAll, err := l.openInTime(ctx, r)
 	if err != nil {
 		ongoing.Errors = closeAll()
 		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && failed.Stuck != "" {
 			took := time.Since(began)
-			return ongoing.end(unreturned(ctx, failed.Stuck, took, l.patience(openPatience)), took), nil
+			return ongoing.end(unreturned(ctx, failed.Stuck, took, l.limit(openLimit)), took), nil
 		}
 		return ongoing.Device, err
 	}
@@ -283,31 +272,31 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 		}
 		devices = append(devices, dev)
 	}
-	worked := make(chan []string, 1)
+	watching, stop := context.WithCancel(context.Background())
+	defer stop()
+	hung, leave := context.WithCancel(context.Background())
+	var probe doctor.Probe
 	go func() {
+		defer leave()
+		probe = l.watch(watching, ctx, rt, r, ongoing)
+	}()
+	errs, err := bounded.Do(hung, bounded.Call[[]string]{Grace: bounded.NoGrace, Run: func() ([]string, error) {
 		var err error
 		if len(r.Steps.Together) > 0 {
 			err = l.together(ctx, devices, r, ongoing)
 		} else {
 			err = l.work(ctx, devices[0], r, ongoing)
 		}
-		if cause := context.Cause(ctx); err != nil && cause == nil {
+		if err != nil && ctx.Err() == nil {
 			ongoing.update(func(d *Device) { d.Facts.Errors = append(d.Facts.Errors, err.Error()) })
 		}
-		worked <- closeAll()
-	}()
-	watching, stop := context.WithCancel(context.Background())
-	defer stop()
-	hung := make(chan doctor.Probe, 1)
-	go func() { hung <- l.watch(watching, ctx, rt, r, ongoing) }()
-	var probe doctor.Probe
-	select {
-	case errs := <-worked:
-		probe.State = doctor.ProbeOK
-		ongoing.update(func(d *Device) { d.Errors = append(d.Errors, errs...) })
-	case probe = <-hung:
+		return closeAll(), nil
+	}})
+	if err != nil { // a call hangs
+		return ongoing.end(probe, time.Since(began)), nil
 	}
-	return ongoing.end(probe, time.Since(began)), nil
+	ongoing.update(func(d *Device) { d.Errors = append(d.Errors, errs...) })
+	return ongoing.end(doctor.Probe{State: doctor.ProbeOK}, time.Since(began)), nil
 }
 
 // watch returns when a call has been inside the library for too long, or is inside it some
@@ -323,8 +312,11 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 		calls := map[cudart.StuckCall]time.Duration{}
 		var names []string
 		stuck := rt.Stuck(watching, tick)
-		if stuck == nil {
-			pause(watching, tick)
+		if stuck == nil { // it has returned at once
+			select {
+			case <-time.After(tick):
+			case <-watching.Done():
+			}
 		}
 		for _, c := range stuck {
 			calls[c] = inside[c] + tick
@@ -332,10 +324,10 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 		}
 		inside = calls
 		ongoing.update(func(d *Device) { d.Inside = names })
-		patience := l.patience(ongoing.patience(r, rt.DeviceCount()))
+		limit := l.limit(ongoing.callLimit(r, rt.DeviceCount()))
 		for _, c := range stuck {
-			if calls[c] >= patience {
-				return unreturned(ctx, c.String(), calls[c], patience)
+			if calls[c] >= limit {
+				return unreturned(ctx, c.String(), calls[c], limit)
 			}
 		}
 		if ctx.Err() == nil {
@@ -345,17 +337,10 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 			ended = time.Now()
 		}
 		if len(names) > 0 && time.Since(ended) >= l.grace() {
-			return unreturned(ctx, names[0], calls[stuck[0]], patience)
+			return unreturned(ctx, names[0], calls[stuck[0]], limit)
 		}
 	}
 	return doctor.Probe{}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }
 
 // An examination is the Device so far, which several goroutines use.
@@ -393,24 +378,24 @@ func (d *Device) ended(begun, end doctor.Probe, took time.Duration) {
 	d.Probe = end
 }
 
-// begun says that the first call has returned.
+// begun notes that the first call has returned.
 func (e *examination) begun() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.first = true
 }
 
-// patience is how long a call may take now, on a host with this many GPUs.
-func (e *examination) patience(r Request, gpus int) time.Duration {
+// callLimit is how long a call may take now, on a host with this many GPUs.
+func (e *examination) callLimit(r Request, gpus int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case !e.first:
-		return firstPatience + time.Duration(gpus-1)*nextPatience
+		return firstCallLimit + time.Duration(gpus-1)*nextGPULimit
 	case r.Steps.Full:
-		return fullPatience
+		return fullCallLimit
 	}
-	return callPatience
+	return callLimit
 }
 
 // slowerThanNodes is the rate of a link, in GB/s, below which memory of a far node makes no
@@ -427,8 +412,8 @@ var steps = map[doctor.Stage]string{
 	doctor.StageTogether:   "all GPUs at once",
 }
 
-// stage begins a stage, when this share of all was done.
-func (e *examination) stage(s doctor.Stage, share float64) {
+// setStage reports a new stage; share is the share of all work finished before it.
+func (e *examination) setStage(s doctor.Stage, share float64) {
 	e.update(func(d *Device) { d.Stage, d.After, d.Step, d.Share, d.Left = s, "", steps[s], share, 0 })
 }
 
@@ -443,7 +428,7 @@ func (l Local) plans(r Request) Plans {
 // work does the steps. Only the end of ctx, and what makes going on senseless, is an error.
 func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *examination) error {
 	plans := l.plans(r)
-	e.stage(doctor.StageMemory, 0)
+	e.setStage(doctor.StageMemory, 0)
 	facts := doctor.Describe(dev)
 	facts.ReadMemory(dev)
 	e.begun()
@@ -464,15 +449,15 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 		}
 	}
 	if r.Turn != nil {
-		e.stage(doctor.StageWaiting, verifying)
+		e.setStage(doctor.StageWaiting, verifying)
 		select {
 		case <-r.Turn:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return bounded.Ended(ctx)
 		}
 	}
 	if r.Steps.Bandwidth {
-		e.stage(doctor.StageCopies, verifying)
+		e.setStage(doctor.StageCopies, verifying)
 		load := startLoad(dev.Runtime().Library().Simulated)
 		b, err := measure.Run(ctx, bench.Link(plans.Bandwidth), measure.Env{Devices: []*cudart.Device{dev}}, nil)
 		keep := func(to **result.Bench) {
@@ -502,7 +487,7 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 // together copies with all devices at once. The first call makes a context on each, which
 // takes longer than the copies: that is done for all at the same time.
 func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request, e *examination) error {
-	e.stage(doctor.StageTogether, 0)
+	e.setStage(doctor.StageTogether, 0)
 	var ready sync.WaitGroup
 	for _, dev := range devices {
 		ready.Go(func() { _, _, _ = dev.MemInfo() }) // the measurement meets its error again
@@ -544,7 +529,7 @@ func peerOf(dev *cudart.Device, ordinals []int) (first *cudart.Device) {
 
 // verify runs the round trips, which are this share of all steps.
 func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, share float64, e *examination) error {
-	e.stage(doctor.StageRoundTrips, 0)
+	e.setStage(doctor.StageRoundTrips, 0)
 	shown, began := p.Progress, time.Now()
 	p.Progress = func(at verify.Progress) {
 		if shown != nil {

@@ -104,7 +104,7 @@ func slowCalls() int {
 // hasty is scripted with calls that may take little.
 func hasty() Local {
 	l := scripted
-	l.Patience = 3 * time.Second
+	l.Limit = 3 * time.Second
 	return l
 }
 
@@ -218,8 +218,7 @@ func TestContextsThatEndDuringACall(t *testing.T) {
 	needsProcesses(t)
 	for _, isolated := range []bool{true, false} {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		patient := scripted
-		p := Prober{Local: patient, Isolated: isolated}
+		p := Prober{Local: scripted, Isolated: isolated}
 		if isolated {
 			p.Local = hasty()
 		}
@@ -258,11 +257,11 @@ func TestWhatHangsAndWhatWasNotFinished(t *testing.T) {
 func TestTheFirstCallMayTakeLonger(t *testing.T) {
 	t.Parallel()
 	e := &examination{send: func(Device) {}}
-	assert.Equal(t, 30*time.Second, e.patience(Request{}, 1))
-	assert.Equal(t, 100*time.Second, e.patience(Request{}, 8))
+	assert.Equal(t, 30*time.Second, e.callLimit(Request{}, 1))
+	assert.Equal(t, 100*time.Second, e.callLimit(Request{}, 8))
 	e.begun()
-	assert.Equal(t, 10*time.Second, e.patience(Request{}, 8))
-	assert.Equal(t, time.Minute, e.patience(Request{Steps: Steps{Full: true}}, 8))
+	assert.Equal(t, 10*time.Second, e.callLimit(Request{}, 8))
+	assert.Equal(t, time.Minute, e.callLimit(Request{Steps: Steps{Full: true}}, 8))
 }
 
 // Calls of one function that overlap, each of them soon done, are not one that hangs.
@@ -301,7 +300,7 @@ func TestCallsThatOverlapDoNotHang(t *testing.T) {
 			last()
 		}
 	}}
-	l := Local{Tick: time.Millisecond, Patience: 20 * time.Millisecond}
+	l := Local{Tick: time.Millisecond, Limit: 20 * time.Millisecond}
 	got := l.watch(watching, t.Context(), rt, Request{}, ongoing)
 	end()
 	assert.Empty(t, got, "after %d ticks", ticks)
@@ -516,22 +515,29 @@ func TestAGPUThatNVMLDoesNotReturnFrom(t *testing.T) {
 // On a slow host, or where each GPU must start, all calls together take long, and none hangs.
 func TestNVMLThatIsSlow(t *testing.T) {
 	needsProcesses(t)
-	p := Prober{Local: scripted, Isolated: true}
-	p.Patience = 5 * time.Second
-	t.Setenv(slow, "18")
-	out, err := p.NVML(t.Context(), Request{})
-	require.NoError(t, err)
-	assert.Equal(t, doctor.ProbeOK, out.Probe.State, "%+v", out.Probe)
-	assert.Greater(t, out.Probe.Seconds, p.Patience.Seconds())
-	assert.NotNil(t, out.Report)
-
-	p.Patience = 3 * time.Second
-	t.Setenv(slow, "1000")
-	out, err = p.NVML(t.Context(), Request{})
-	require.NoError(t, err)
-	assert.Equal(t, doctor.ProbeFailed, out.Probe.State, "it ends in time, and no call is accused")
-	assert.Equal(t, "not done in 6s", out.Probe.Detail)
-	assert.NotNil(t, out.Report, "what was read")
+	t.Setenv(slow, "18") // 5.4 seconds
+	read := func(limit time.Duration, check func(NVML)) {
+		p := Prober{Local: scripted, Isolated: true}
+		p.Limit = limit
+		out, err := p.NVML(t.Context(), Request{})
+		assert.NoError(t, err)
+		assert.NotNil(t, out.Report, "what was read")
+		check(out)
+	}
+	var both sync.WaitGroup
+	both.Go(func() {
+		read(5*time.Second, func(out NVML) {
+			assert.Equal(t, doctor.ProbeOK, out.Probe.State, "%+v", out.Probe)
+			assert.Greater(t, out.Probe.Seconds, 5.0, "more than one call may take")
+		})
+	})
+	both.Go(func() {
+		read(2500*time.Millisecond, func(out NVML) {
+			assert.Equal(t, doctor.ProbeFailed, out.Probe.State, "it ends in time, and no call is accused")
+			assert.Equal(t, "not done in 5s", out.Probe.Detail)
+		})
+	})
+	both.Wait()
 }
 
 func TestNVMLWithoutALibrary(t *testing.T) {

@@ -9,16 +9,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/child"
 	"github.com/gopinned/pinned/internal/doctor"
 	"github.com/gopinned/pinned/internal/nvml"
 )
 
-// Prober examines a machine.
+// A Prober examines a machine.
 type Prober struct {
 	Local
-	// Isolated makes it use processes of their own, which child.Serve must serve with
-	// what Children returned. Otherwise it does all in this process.
+	// Isolated makes it use child processes, which child.Serve must serve with what
+	// Children returned. Otherwise it does all in this process.
 	Isolated bool
 }
 
@@ -43,23 +44,23 @@ func Children(l Local) map[string]child.Func {
 	}
 }
 
-// ever is longer than anything takes.
-const ever = 1000 * time.Hour
+// noTimeout stands for no limit of the whole child: silence ends it.
+const noTimeout = 1000 * time.Hour
 
 // Open is [Local.Open].
 func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
-	if err := context.Cause(ctx); err != nil {
+	if err := bounded.Ended(ctx); err != nil {
 		return Opened{}, err // no call was made that could hang
 	}
 	if !p.Isolated {
 		return p.Local.Open(ctx, r)
 	}
 	began := time.Now()
-	limit := p.patience(openPatience)
-	late, cancel := p.late(ctx)
-	defer cancel()
-	out, err := child.Run[Opened](late, limit+grace, openChild, r)
-	probe, err := fate(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
+	limit := p.limit(openLimit)
+	extended, stop := bounded.Extend(ctx, p.grace())
+	defer stop()
+	out, err := child.Run[Opened](extended, limit+bounded.Grace, openChild, r)
+	probe, err := outcome(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
 	if probe.State == "" && err == nil {
 		return out, nil
 	}
@@ -76,13 +77,13 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 		return p.Local.Device(ctx, r, show)
 	}
 	began := time.Now()
-	patient := cmp.Or(p.Silence, silence)
-	limit := p.patience(openPatience) + patient // the first words come when the library is open
-	listening, heard, stop := listen(ctx, limit, patient)
+	silence := cmp.Or(p.Silence, silenceLimit)
+	limit := p.limit(openLimit) + silence // the first answer comes when the library is open
+	listening, heard, stop := listen(ctx, limit, silence)
 	defer stop()
 	r.InTurn = r.Turn != nil
-	out, err := child.StreamTurn(listening, ever, deviceChild, r, r.Turn, func(d Device) {
-		limit = patient
+	out, err := child.StreamTurn(listening, noTimeout, deviceChild, r, r.Turn, func(d Device) {
+		limit = silence
 		heard()
 		show(d)
 	})
@@ -95,7 +96,7 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 		err = child.ErrTimeout
 		hung = doctor.Probe{State: doctor.ProbeHung, Detail: fmt.Sprintf("its process sent nothing for %v", limit)}
 	}
-	probe, err := fate(ctx, err, call != "", hung) // else it was at work, and in no call for long
+	probe, err := outcome(ctx, err, call != "", hung) // else it was at work, and in no call for long
 	probe.Call = call
 	out.Facts.Ordinal = r.Device
 	if out.Stage == "" { // it has sent nothing
@@ -113,12 +114,12 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 		return p.Local.NVML(ctx, r, func(NVML) {})
 	}
 	began := time.Now()
-	limit := p.patience(nvmlPatience)
+	limit := p.limit(nvmlCallLimit)
 	var newest *nvml.Report
-	late, cancel := p.late(ctx)
-	defer cancel()
-	listening, heard, stop := listen(late, limit, limit)
+	extended, stop := bounded.Extend(ctx, p.grace())
 	defer stop()
+	listening, heard, stopListening := listen(extended, limit, limit)
+	defer stopListening()
 	out, err := child.Stream(listening, nvmlCalls*limit, nvmlChild, r, func(now NVML) {
 		heard() // of a call that returned, and another one that begins
 		if now.Report != nil {
@@ -136,7 +137,7 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	if errors.Is(err, errSilent) {
 		err = child.ErrTimeout
 	}
-	probe, err := fate(ctx, err, out.Probe.Call != "", unreturned(ctx, "", 0, limit))
+	probe, err := outcome(ctx, err, out.Probe.Call != "", unreturned(ctx, "", 0, limit))
 	if probe.State != "" {
 		probe.Name, probe.Stage, probe.Call, probe.Seconds = probeNVML, doctor.StageNVML, out.Probe.Call, time.Since(began).Seconds()
 		out.Probe = probe
@@ -144,10 +145,10 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	return out, err
 }
 
-// fate makes of the error of a process how it ended: the State is empty for one that has
-// answered, and hung is for one that has not. A context that ended is no error, and no fate if no
-// call was under way.
-func fate(ctx context.Context, err error, calling bool, hung doctor.Probe) (doctor.Probe, error) {
+// outcome maps the error of a child process to a probe: without a State if it answered, hung if
+// it did not, crashed or killed if it died. A context that ended is no error, and without a State
+// if no call was under way.
+func outcome(ctx context.Context, err error, calling bool, hung doctor.Probe) (doctor.Probe, error) {
 	switch crash := (*exec.ExitError)(nil); {
 	case err == nil:
 	case ctx.Err() != nil && !calling:
