@@ -212,7 +212,7 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 	prepared := false
 	labels := result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Memory, Value: r.kind.name},
 		{Key: result.Direction, Value: way}, {Key: result.Size, Value: strconv.Itoa(n)}}
-	return measure.Case{
+	c := measure.Case{
 		Series: result.Series{Name: series, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: perCopy * count, Labels: labels},
 		WarmUp: 1,
 		Sample: func(ctx context.Context) (float64, error) {
@@ -243,6 +243,10 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 		Verify: func(ctx context.Context) error { return r.verify(ctx, way, n) },
 		Node:   r.node,
 	}
+	if r.kind.moves { // and moves back, which is not timed
+		c.CPU = r.watch.CPU
+	}
+	return c
 }
 
 // deviceMemory copies within the device's memory, of which host and link have no part.

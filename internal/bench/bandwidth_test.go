@@ -83,6 +83,27 @@ func TestBandwidthOfAKnownLink(t *testing.T) {
 	assert.True(t, own.Verified)
 }
 
+// The clock of both ways runs from the first copy of either to the last, whichever of them takes
+// longer, and neither begins before the clock, which the stream's earlier work holds up.
+func TestBothWaysAreTimedTogether(t *testing.T) {
+	t.Parallel()
+	const n, copies = 1 << 20, 3
+	fast, slow := cudasim.Way{Rate: 25}, cudasim.Way{Rate: 5}
+	for _, link := range []cudasim.Link{{HostToDevice: fast, DeviceToHost: slow}, {HostToDevice: slow, DeviceToHost: fast}} {
+		_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
+		r := &copyRig{workbench: workbench{dev: rt.Devices()[0]}, kind: registered, n: n}
+		require.NoError(t, r.open(t.Context()))
+		for before := range 3 { // copies that the clock's stream has yet to make
+			require.NoError(t, r.queue(t.Context(), result.HostToDevice, n, before))
+			took, err := r.take(t.Context(), result.Both, n, copies)
+			require.NoError(t, err)
+			want := time.Duration(copies * n / 5) // ns at 5 GB/s
+			assert.InDelta(t, want, took, float64(want)/50, "%+v after %d", link, before)
+		}
+		require.NoError(t, r.close())
+	}
+}
+
 func TestBandwidthOfAllKinds(t *testing.T) {
 	t.Parallel()
 	_, env := simulated(t, 1, 64<<10, 1<<20)

@@ -136,6 +136,43 @@ func TestLoaderBlocksOnlyWhereItSays(t *testing.T) {
 	assert.Equal(t, want, got[len(got)-oneSample:])
 }
 
+// A timedFeed has batches that take a time of a clock of their own, of which the loop waits for
+// a part.
+type timedFeed struct {
+	feed
+	now          *time.Duration
+	took, waits  time.Duration
+	batches      int
+	waitedAround time.Duration
+}
+
+func (f *timedFeed) next(context.Context) (time.Duration, error) {
+	f.batches++
+	*f.now += f.took
+	return f.waits, nil
+}
+
+func (f *timedFeed) waited(d time.Duration)         { f.waitedAround += d }
+func (f *timedFeed) bound() (loader.Stage, float64) { return loader.StageSource, 1 }
+func (f *timedFeed) close(context.Context) error    { return nil }
+
+// The rate is that of the whole loop: the time in which it waits for batches counts.
+func TestLoaderRateHasTheTimeWaited(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	var now time.Duration
+	l := newLoop(t, dev, fromMemory)
+	l.now, l.grid.window = func() time.Duration { return now }, 100*time.Millisecond
+	f := &timedFeed{now: &now, took: 20 * time.Millisecond, waits: 15 * time.Millisecond}
+	l.feed, l.setting = f, setting{workers: 1, memory: inPinned}
+	rate, err := l.sample(t.Context(), l.setting)
+	require.NoError(t, err)
+	assert.Equal(t, 5, f.batches)
+	assert.Zero(t, f.waitedAround)
+	assert.InDelta(t, float64(l.batch)/0.020, rate, 1e-6)
+	assert.InDelta(t, 0.75, l.waited, 1e-9)
+}
+
 func TestLoaderSaysWhatBounds(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)

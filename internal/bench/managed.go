@@ -138,6 +138,8 @@ type managedRig struct {
 	host *hostmem.Buffer
 	two  [2]*cudart.Stream // of explicit copies
 	size int
+
+	watch measure.Stopwatch // of what is timed, without the way to where it begins
 }
 
 const sinkBytes = 2 * managed.DefaultChunk
@@ -201,8 +203,8 @@ func (r *managedRig) moved(ctx context.Context, to cudart.Location) error {
 	return r.s.Synchronize(ctx)
 }
 
-// rate is the GB/s of n bytes since a moment.
-func rateSince(began time.Time, n int) float64 { return float64(n) / float64(time.Since(began)) }
+// rate stops the watch, and returns the GB/s of n bytes.
+func (r *managedRig) rate(n int) float64 { return float64(n) / float64(r.watch.Stop()) }
 
 // bySize are the cases of n bytes.
 func (r *managedRig) bySize(n int) []measure.Case {
@@ -213,9 +215,9 @@ func (r *managedRig) bySize(n int) []measure.Case {
 			if err != nil {
 				return 0, err
 			}
-			began := time.Now()
+			r.watch.Start()
 			err = touch(m)
-			rate := rateSince(began, n)
+			rate := r.rate(n)
 			return rate, errors.Join(err, m.Close())
 		}
 	}
@@ -224,9 +226,9 @@ func (r *managedRig) bySize(n int) []measure.Case {
 			if err := r.moved(ctx, start); err != nil {
 				return 0, err
 			}
-			began := time.Now()
+			r.watch.Start()
 			err := do(ctx)
-			return rateSince(began, n), err
+			return r.rate(n), err
 		}
 	}
 	set := func(ctx context.Context, p cudart.DevPtr) error {
@@ -241,7 +243,7 @@ func (r *managedRig) bySize(n int) []measure.Case {
 			Series: result.Series{Name: seriesManaged, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n,
 				Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: adviceLabel, Value: advice},
 					result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
-			WarmUp: 1, Samples: 7, Sample: sample,
+			WarmUp: 1, Samples: 7, Sample: sample, CPU: r.watch.CPU,
 		})
 	}
 	add(cpuFirstTouch, noAdvice, fresh(func(m *managed.Memory) error { touch(m.Bytes()); return nil }))
@@ -259,14 +261,14 @@ func (r *managedRig) bySize(n int) []measure.Case {
 			}
 			var rate float64
 			err := r.advised(advice, func() error {
-				began := time.Now()
+				r.watch.Start()
 				for range 2 {
 					if err := r.read(0, n); err != nil {
 						return err
 					}
 				}
 				err := r.s.Synchronize(ctx)
-				rate = rateSince(began, 2*n)
+				rate = r.rate(2 * n)
 				return err
 			})
 			return rate, err
@@ -334,25 +336,25 @@ func (r *managedRig) byPage(n int) []measure.Case {
 			if err := r.moved(ctx, managed.Host()); err != nil {
 				return 0, err
 			}
-			began := time.Now()
+			r.watch.Start()
 			for _, at := range pages {
 				if err := r.s.Memset(r.m.DevPtr()+cudart.DevPtr(at), 1, hostPage); err != nil {
 					return 0, err
 				}
 			}
 			err := r.s.Synchronize(ctx)
-			return time.Since(began).Seconds() / float64(len(pages)), err
+			return r.watch.Stop().Seconds() / float64(len(pages)), err
 		})
 		add(seriesManagedPages, cpuFaults, orderLabel, order, func(ctx context.Context) (float64, error) {
 			if err := r.moved(ctx, r.dev.Location()); err != nil {
 				return 0, err
 			}
 			b := r.m.Bytes()
-			began := time.Now()
+			r.watch.Start()
 			for _, at := range pages {
 				b[at]++
 			}
-			return time.Since(began).Seconds() / float64(len(pages)), nil
+			return r.watch.Stop().Seconds() / float64(len(pages)), nil
 		})
 	}
 	for _, advice := range []string{noAdvice, adviseFromAfar} {
@@ -363,7 +365,7 @@ func (r *managedRig) byPage(n int) []measure.Case {
 				if err := r.moved(ctx, managed.Host()); err != nil {
 					return err
 				}
-				began := time.Now()
+				r.watch.Start()
 				for i := range turns {
 					r.m.Bytes()[0] = byte(i)
 					if err := r.s.Memset(r.m.DevPtr(), byte(i+1), hostPage); err != nil {
@@ -376,7 +378,7 @@ func (r *managedRig) byPage(n int) []measure.Case {
 						return fmt.Errorf("the CPU reads %#x where the GPU wrote %#x: %w", got, byte(i+1), measure.ErrWrongBytes)
 					}
 				}
-				took = time.Since(began)
+				took = r.watch.Stop()
 				return nil
 			})
 			return took.Seconds() / turns, err
@@ -400,7 +402,7 @@ func (r *managedRig) budgeted(n int) []measure.Case {
 				Series: result.Series{Name: seriesManagedBudget, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n,
 					Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: accessLabel, Value: access},
 						result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
-				WarmUp: 1, Samples: 5,
+				WarmUp: 1, Samples: 5, CPU: r.watch.CPU,
 				Sample: func(ctx context.Context) (float64, error) {
 					run := map[string]func(context.Context, int, int, bool) (time.Duration, error){byExplicit: r.explicit, byPlan: r.planned, byInPlace: r.inPlace, byFaults: r.faulting}[method]
 					took, err := run(ctx, budget, chunk, write)
@@ -420,10 +422,11 @@ func (r *managedRig) work(s *cudart.Stream, at cudart.DevPtr, n int, write bool)
 	return s.CopyOnDevice(r.sink, at, n)
 }
 
-// home moves the memory to the host, where each run begins.
-func (r *managedRig) home(ctx context.Context) (time.Time, error) {
+// home moves the memory to the host, where each run begins, and starts the watch.
+func (r *managedRig) home(ctx context.Context) error {
 	err := r.moved(ctx, managed.Host())
-	return time.Now(), err
+	r.watch.Start()
+	return err
 }
 
 // plan plans the work in steps of a chunk each.
@@ -453,12 +456,11 @@ func (r *managedRig) planned(ctx context.Context, budget, chunk int, write bool)
 	if err != nil {
 		return 0, err
 	}
-	began, err := r.home(ctx)
-	if err != nil {
+	if err := r.home(ctx); err != nil {
 		return 0, err
 	}
 	err = r.runPlan(ctx, p, chunk, write)
-	return time.Since(began), err
+	return r.watch.Stop(), err
 }
 
 // inPlace measures the second run of a plan, as the first one gives advice. It takes the
@@ -468,7 +470,7 @@ func (r *managedRig) inPlace(ctx context.Context, budget, chunk int, write bool)
 	if err != nil {
 		return 0, err
 	}
-	if _, err := r.home(ctx); err != nil {
+	if err := r.home(ctx); err != nil {
 		return 0, err
 	}
 	defer func() {
@@ -479,13 +481,13 @@ func (r *managedRig) inPlace(ctx context.Context, budget, chunk int, write bool)
 	if err := r.runPlan(ctx, p, chunk, write); err != nil {
 		return 0, err
 	}
-	began := time.Now()
+	r.watch.Start()
 	err = r.runPlan(ctx, p, chunk, write)
-	return time.Since(began), err
+	return r.watch.Stop(), err
 }
 
 func (r *managedRig) faulting(ctx context.Context, _, chunk int, write bool) (time.Duration, error) {
-	began, err := r.home(ctx)
+	err := r.home(ctx)
 	for off := 0; off < r.size && err == nil; off += chunk {
 		n := min(chunk, r.size-off)
 		if err = r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), n, write); err == nil {
@@ -496,7 +498,7 @@ func (r *managedRig) faulting(ctx context.Context, _, chunk int, write bool) (ti
 		return 0, err
 	}
 	err = r.s.Synchronize(ctx)
-	return time.Since(began), err
+	return r.watch.Stop(), err
 }
 
 // explicit copies the same bytes from pinned memory to two buffers on the card in turn.
@@ -511,7 +513,7 @@ func (r *managedRig) explicit(ctx context.Context, _, chunk int, write bool) (to
 			}
 		}
 	}
-	began := time.Now()
+	r.watch.Start()
 	for i := 0; i*chunk < r.size; i++ {
 		off, s, at := i*chunk, r.two[i%2], r.sink+cudart.DevPtr(i%2*(sinkBytes/2))
 		n := min(chunk, r.size-off)
@@ -533,7 +535,7 @@ func (r *managedRig) explicit(ctx context.Context, _, chunk int, write bool) (to
 			return 0, err
 		}
 	}
-	return time.Since(began), nil
+	return r.watch.Stop(), nil
 }
 
 func explainManaged(_ measure.Env, b *result.Bench) []string {

@@ -29,6 +29,7 @@ type copyRig struct {
 	fork, join     *cudart.Event
 	check          *hostmem.Buffer // the device's bytes, to compare
 	rate           float64         // of the last sample, GB/s
+	watch          measure.Stopwatch
 }
 
 // checkBytes is how much of a device's memory is compared at a time.
@@ -212,6 +213,8 @@ func (r *copyRig) take(ctx context.Context, way string, n, count int) (time.Dura
 			return 0, err
 		}
 	}
+	r.watch.Start()
+	defer r.watch.Stop()
 	if err := r.begin(way); err != nil {
 		return 0, err
 	}

@@ -2,6 +2,26 @@ package measure
 
 import "time"
 
+// A Stopwatch times parts of samples. What a sample does before and after costs CPU time that
+// does not count either.
+type Stopwatch struct {
+	began     time.Time
+	cpu, used time.Duration
+}
+
+// Start begins a part.
+func (w *Stopwatch) Start() { w.began, w.cpu = time.Now(), cpuTime() }
+
+// Stop ends a part, and returns how long it took.
+func (w *Stopwatch) Stop() time.Duration {
+	took := time.Since(w.began)
+	w.used += cpuTime() - w.cpu
+	return took
+}
+
+// CPU returns the CPU time of this process in all parts so far: see [Case.CPU].
+func (w *Stopwatch) CPU() time.Duration { return w.used }
+
 // CPUTime returns the CPU time of all threads of this process so far (getrusage). ok is
 // false if it is not known.
 func CPUTime() (used time.Duration, ok bool) {

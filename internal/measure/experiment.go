@@ -82,6 +82,9 @@ type Case struct {
 	// Bytes returns how many bytes a sample copied, if Sample chooses that: nil for
 	// BytesPerSample.
 	Bytes func() int
+	// CPU returns the CPU time of all samples so far, if a sample does more than it times:
+	// see [Stopwatch]. nil for the CPU time of this process.
+	CPU func() time.Duration
 	// Verify compares what was copied after the samples. nil for nothing to compare. Bytes
 	// that are wrong are an error that wraps ErrWrongBytes.
 	Verify func(context.Context) error

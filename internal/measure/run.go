@@ -233,7 +233,11 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 			return
 		}
 	}
-	began, cpu := time.Now(), cpuTime()
+	cpuTimeOf := cpuTime
+	if c.CPU != nil {
+		cpuTimeOf = c.CPU
+	}
+	began, cpu := time.Now(), cpuTimeOf()
 	for len(s.Samples) < c.Fewest || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
 		v, err := c.Sample(ctx)
 		if err != nil {
@@ -257,8 +261,8 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	if c.Bytes != nil {
 		s.BytesPerSample = c.Bytes()
 	}
-	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && cpu >= 0 {
-		perGB := (cpuTime() - cpu).Seconds() / gb
+	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && cpuTime() >= 0 {
+		perGB := (cpuTimeOf() - cpu).Seconds() / gb
 		s.CPUSecondsPerGB = &perGB
 	}
 	if c.Node != nil {

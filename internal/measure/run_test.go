@@ -210,3 +210,27 @@ func TestBytesOfASampleMayBeKnownAfterwards(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 7, b.Series[0].BytesPerSample)
 }
+
+// The CPU time a GB is that of all samples by the bytes of all samples, without the warm-up.
+func TestCPUTimeIsOfAllSamples(t *testing.T) {
+	t.Parallel()
+	if _, known := CPUTime(); !known {
+		t.Skip("the CPU time of a process is not known on this platform")
+	}
+	for _, samples := range []int{3, 5} {
+		c := counted("copies")
+		c.WarmUp, c.Samples, c.BytesPerSample = 2, samples, 500_000_000
+		var used time.Duration
+		sample := c.Sample
+		c.Sample = func(ctx context.Context) (float64, error) {
+			used += 3 * time.Second
+			return sample(ctx)
+		}
+		c.CPU = func() time.Duration { return used }
+		b, err := Run(t.Context(), experiment(Group{Name: "a", Cases: []Case{c}}), Env{}, nil)
+		require.NoError(t, err)
+		require.Len(t, b.Series[0].Samples, samples)
+		require.NotNil(t, b.Series[0].CPUSecondsPerGB)
+		assert.InDelta(t, 6, *b.Series[0].CPUSecondsPerGB, 1e-9)
+	}
+}
