@@ -94,6 +94,26 @@ func TestTwoRuns(t *testing.T) {
 	assert.Equal(t, Same, wide.Verdict)
 }
 
+// The threshold is a share of the first run's value, which is the measure for the second.
+func TestThresholdIsAShareOfTheFirstRun(t *testing.T) {
+	t.Parallel()
+	steady := func(v float64) []float64 { return []float64{v, v, v, v, v, v, v, v} }
+	for _, c := range []struct {
+		first, second float64
+		want          Verdict
+	}{
+		{100, 103.05, Better}, // 2.96 % of the second
+		{100, 102.95, Same},
+		{100, 97.05, Same}, // 3.04 % of the second
+		{100, 96.95, Worse},
+	} {
+		runs := runsOf(t, []result.Series{measured("s", result.Higher, steady(c.first)...)}, []result.Series{measured("s", result.Higher, steady(c.second)...)})
+		got, err := Compare(runs, Options{Threshold: 0.03})
+		require.NoError(t, err)
+		assert.Equal(t, c.want, find(t, got, "s").Verdict, "%v", c)
+	}
+}
+
 func TestTheSameDataNeverDiffer(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(2, 2))
@@ -205,6 +225,32 @@ func TestFleet(t *testing.T) {
 	assert.Equal(t, Same, find(t, within, "up").Verdict, "2 % are less than the threshold")
 }
 
+// The median absolute deviation is scaled to the standard deviation of normal values: a host 3.5
+// of those away is out of line, and less is not.
+func TestDeviationOfAFleetIsScaled(t *testing.T) {
+	t.Parallel()
+	compare := func(threshold, last float64) (*Row, Verdict) {
+		var hosts [][]result.Series
+		for _, v := range []float64{99, 99, 100, 100, 101, 101, last} {
+			hosts = append(hosts, []result.Series{measured("s", result.Higher, v)})
+		}
+		c, err := Compare(runsOf(t, hosts...), Options{Threshold: threshold})
+		require.NoError(t, err)
+		r := find(t, c, "s")
+		assert.InDelta(t, 100, *r.Center, 1e-9)
+		assert.InDelta(t, 1, *r.Deviation, 1e-9)
+		return r, r.Values[6].Verdict
+	}
+	for distance, want := range map[float64]Verdict{3.4: "", 5.1: "", 5.3: Better} { // 3.5 times 1.4826 is 5.19
+		_, got := compare(0, 100+distance)
+		assert.Equal(t, want, got, distance)
+	}
+	for threshold, want := range map[float64]Verdict{0.009: Divided, 0.012: Divided, 0.016: Same} { // of 100: 1.48 counts
+		r, _ := compare(threshold, 101)
+		assert.Equal(t, want, r.Verdict, threshold)
+	}
+}
+
 func TestRunsThatCannotBeCompared(t *testing.T) {
 	t.Parallel()
 	a, b := []result.Series{measured("a", "", 1)}, []result.Series{measured("b", "", 1)}
@@ -314,6 +360,19 @@ func TestNVBandwidthStandsBesideOurs(t *testing.T) {
 	c, err = Compare(Runs([]File{{"a", their}, {"b", read(theirs)}}), Options{})
 	require.NoError(t, err)
 	assert.Len(t, c.Rows, 5, "two runs of nvbandwidth are compared as they are")
+}
+
+// nvbandwidth has both ways in two testcases. One of them alone is not both.
+func TestHalfOfBothWaysIsNotBoth(t *testing.T) {
+	t.Parallel()
+	for _, missing := range []string{"host_to_device_bidirectional_memcpy_ce", "device_to_host_bidirectional_memcpy_ce"} {
+		d, err := Read(strings.NewReader(strings.Replace(theirs, `"`+missing+`", "status": "Passed"`, `"`+missing+`", "status": "Waived"`, 1)), 2)
+		require.NoError(t, err)
+		for _, s := range d[0].Benches[0].Series {
+			assert.NotEqual(t, result.Both, s.Labels.Get(result.Direction), "without %s", missing)
+		}
+		assert.NotContains(t, strings.Join(d[0].Notes, "\n"), "both is the sum of the two")
+	}
 }
 
 func TestReadReportsWhatIsWrong(t *testing.T) {

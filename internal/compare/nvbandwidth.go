@@ -123,12 +123,13 @@ func parseNVBandwidth(raw json.RawMessage) (Document, error) {
 			}
 		}
 	}
+	measured := len(b.Series)
 	for _, h := range order {
 		if sum := both[h]; len(sum) == 2 {
 			add(h.method, h.gpu, result.Both, sum[result.HostToDevice]+sum[result.DeviceToHost])
 		}
 	}
-	if len(order) > 0 {
+	if len(b.Series) > measured {
 		d.Notes = append(d.Notes, "nvbandwidth measures each direction in a run of its own while the other one is busy: both is the sum of the two")
 	}
 	if len(others) > 0 {
