@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 
@@ -112,29 +113,33 @@ func TestCapture(t *testing.T) {
 func TestCaptureInterrupted(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
 	for _, fn := range []string{"", "cudaGetDeviceCount", "cudaMemGetInfo", "cudaMemcpyAsync"} {
-		t.Run(fn, func(t *testing.T) {
-			sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{Times: -1})
-			file := filepath.Join(t.TempDir(), "x.tar.gz")
-			sys := on(t, "h200-vm")
-			if fn == "" { // before any call is made
-				sys.adjust = nil
-				ctx, cancel := context.WithCancel(t.Context())
-				cancel()
-				var stdout, stderr bytes.Buffer
-				require.Equal(t, exitInterrupted, run(ctx, []string{"capture", "-o", file}, &stdout, &stderr, sys), stderr.String())
-			} else {
-				require.Equal(t, exitInterrupted, interrupted(t, sys, sim, fn, "capture", "-o", file).code)
-			}
-			unblock()
-			got := call(t, failing(t, "no-gpu-cgroup-v1", errors.New("an archive needs no library")), "--from", file, "--format", "json", "--expect-gpus", "1")
-			r := resultOf(t, got)
-			assert.Equal(t, exitIncomplete, got.code)
-			assert.Equal(t, doctor.Incomplete, r.Verdict)
-			assert.Equal(t, "the run of this archive was ended: interrupted", r.Stopped)
-			for _, f := range r.Findings {
-				assert.Equal(t, doctor.Note, f.Severity, "%s", f.Summary)
-			}
+		waiting.Go(func() {
+			t.Run(fn, func(t *testing.T) {
+				sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{Times: -1})
+				file := filepath.Join(t.TempDir(), "x.tar.gz")
+				sys := hasty(on(t, "h200-vm"))
+				if fn == "" { // before any call is made
+					sys.adjust = nil
+					ctx, cancel := context.WithCancel(t.Context())
+					cancel()
+					var stdout, stderr bytes.Buffer
+					require.Equal(t, exitInterrupted, run(ctx, []string{"capture", "-o", file}, &stdout, &stderr, sys), stderr.String())
+				} else {
+					require.Equal(t, exitInterrupted, interrupted(t, sys, sim, fn, "capture", "-o", file).code)
+				}
+				unblock()
+				got := call(t, failing(t, "no-gpu-cgroup-v1", errors.New("an archive needs no library")), "--from", file, "--format", "json", "--expect-gpus", "1")
+				r := resultOf(t, got)
+				assert.Equal(t, exitIncomplete, got.code)
+				assert.Equal(t, doctor.Incomplete, r.Verdict)
+				assert.Equal(t, "the run of this archive was ended: interrupted", r.Stopped)
+				for _, f := range r.Findings {
+					assert.Equal(t, doctor.Note, f.Severity, "%s", f.Summary)
+				}
+			})
 		})
 	}
 }

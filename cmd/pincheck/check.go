@@ -55,7 +55,7 @@ const releaseGrace = 5 * time.Second
 // period after ctx's end is over, runBounded seals the result, records the stuck calls, and
 // returns ctx's error.
 func (s *session) runBounded(ctx context.Context, do func(context.Context, *session) error) error {
-	grace := cmp.Or(s.sys.grace, releaseGrace)
+	grace := cmp.Or(s.sys.releaseGrace, releaseGrace)
 	returned, stuck := bounded.Do(ctx, bounded.Call[error]{Grace: grace, Run: func() (error, error) { return do(ctx, s), nil }})
 	if stuck == nil {
 		return returned
@@ -278,7 +278,7 @@ func (s *session) closing(close func() error) {
 
 // prober returns what examines the machine: in processes of their own, but in tests.
 func (s *session) prober() probe.Prober {
-	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.open}
+	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.open, Grace: s.sys.callGrace, Tick: s.sys.tick}
 	return probe.Prober{Local: local, Isolated: s.sys.isolated}
 }
 

@@ -34,8 +34,10 @@ type system struct {
 	expect func(measure.Env) func(*result.Series) *result.Expected
 	// after is time.After, or what tests put in its place. nil is time.After.
 	after func(time.Duration) <-chan time.Time
-	// grace is how long a run may go on after its end. 0 is releaseGrace.
-	grace time.Duration
+	// releaseGrace is how long a run may go on after its end. 0 is the constant of this name.
+	releaseGrace time.Duration
+	// callGrace and tick are probe.Local's Grace and Tick.
+	callGrace, tick time.Duration
 	// adjust changes the plans, if it is not nil: tests make them small.
 	adjust func(probe.Plans) probe.Plans
 }

@@ -29,6 +29,7 @@ func benchJSON(host string, rate float64) string {
 }
 
 func TestCompare(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		file := filepath.Join(dir, name)
@@ -104,6 +105,7 @@ func TestCompare(t *testing.T) {
 }
 
 func TestNPDOfASimulatedGPU(t *testing.T) {
+	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
 	got := call(t, sys, "--npd", "--sim")
@@ -113,6 +115,7 @@ func TestNPDOfASimulatedGPU(t *testing.T) {
 }
 
 func TestNPDWithoutAGPU(t *testing.T) {
+	t.Parallel()
 	none := call(t, failing(t, "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{})), "--npd")
 	assert.Equal(t, report.NPDUnknown, none.code, "a node without a GPU is not broken")
 	assert.Equal(t, "no NVIDIA GPU on the PCI bus of this host\n", none.stdout)
@@ -124,6 +127,7 @@ func TestNPDWithoutAGPU(t *testing.T) {
 
 // Whatever else fails, nothing is known of the node.
 func TestNPDOfAFailure(t *testing.T) {
+	t.Parallel()
 	for want, got := range map[string]outcome{
 		"check failed: library on fire\n": call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"),
 		"unknown format \"xml\"":          call(t, system{}, "--npd", "--format", "xml"),

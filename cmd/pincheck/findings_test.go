@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -165,6 +166,12 @@ func stalling(t *testing.T, cfg cudasim.Config, fn string, f cudasim.Fault) (sim
 	return sim, unblock
 }
 
+// hasty is a machine that waits less for calls that do not return: as long as all others take.
+func hasty(sys system) system {
+	sys.callGrace, sys.tick = 200*time.Millisecond, 200*time.Millisecond
+	return sys
+}
+
 // interrupted runs the command, and interrupts it when a function of CUDA is called.
 func interrupted(t *testing.T, sys system, sim *cudasim.Sim, fn string, args ...string) outcome {
 	t.Helper()
@@ -192,6 +199,8 @@ func interrupted(t *testing.T, sys system, sim *cudasim.Sim, fn string, args ...
 func TestCallsThatAnInterruptMeets(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
+	var waiting sync.WaitGroup // for calls, most of the time: all at once, with a simulator each
+	defer waiting.Wait()
 	for _, c := range []struct {
 		fn, command string
 		described   bool // the GPU
@@ -207,24 +216,26 @@ func TestCallsThatAnInterruptMeets(t *testing.T) {
 		{"cudaMemcpyAsync", "check", true},
 		{"cudaHostUnregister", "check", true},
 	} {
-		t.Run(c.fn+" in "+c.command, func(t *testing.T) { // each ends its simulator: a process has few
-			sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, c.fn, cudasim.Fault{Times: -1})
-			sys := on(t, "h200-vm")
-			sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{})}
-			got := interrupted(t, sys, sim, c.fn, append(strings.Fields(c.command), "--quiet", "--format", "json", "--expect-gpus", "1")...)
-			unblock()
-			assert.Equal(t, exitInterrupted, got.code)
-			r := resultOf(t, got)
-			assert.Equal(t, doctor.Incomplete, r.Verdict)
-			assert.Nil(t, r.Opening)
-			require.NotEmpty(t, r.Findings)
-			assert.Equal(t, "driver_hangs", r.Findings[0].ID)
-			assert.Equal(t, c.fn+" had not returned when the run ended", r.Findings[0].Summary)
-			for _, f := range r.Findings {
-				assert.Equal(t, doctor.Note, f.Severity, "%s", f.Summary)
-			}
-			require.NotNil(t, r.Host)
-			assert.Equal(t, c.described, len(r.Devices) == 1, "it was described before")
+		waiting.Go(func() {
+			t.Run(c.fn+" in "+c.command, func(t *testing.T) {
+				sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, c.fn, cudasim.Fault{Times: -1})
+				sys := hasty(on(t, "h200-vm"))
+				sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{})}
+				got := interrupted(t, sys, sim, c.fn, append(strings.Fields(c.command), "--quiet", "--format", "json", "--expect-gpus", "1")...)
+				unblock()
+				assert.Equal(t, exitInterrupted, got.code)
+				r := resultOf(t, got)
+				assert.Equal(t, doctor.Incomplete, r.Verdict)
+				assert.Nil(t, r.Opening)
+				require.NotEmpty(t, r.Findings)
+				assert.Equal(t, "driver_hangs", r.Findings[0].ID)
+				assert.Equal(t, c.fn+" had not returned when the run ended", r.Findings[0].Summary)
+				for _, f := range r.Findings {
+					assert.Equal(t, doctor.Note, f.Severity, "%s", f.Summary)
+				}
+				require.NotNil(t, r.Host)
+				assert.Equal(t, c.described, len(r.Devices) == 1, "it was described before")
+			})
 		})
 	}
 }
@@ -233,23 +244,29 @@ func TestCallsThatAnInterruptMeets(t *testing.T) {
 func TestAStalledExperimentIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
 	for _, fn := range []string{"cudaMemGetInfo", "cudaMemcpyAsync"} {
-		sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{Times: -1})
-		sys := on(t, "h200-vm")
-		sys.grace = 100 * time.Millisecond
-		sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}
-		sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
-		}
-		got := call(t, sys, "bench", "link", "--quiet", "--timeout", "1s", "--format", "json")
-		unblock()
-		assert.Equal(t, exitIncomplete, got.code, fn)
-		r, err := report.Read([]byte(got.stdout))
-		require.NoError(t, err)
-		require.NotEmpty(t, r.Probes, fn)
-		assert.Equal(t, fn+" on device 0", r.Probes[0].Call)
-		assert.Equal(t, doctor.ProbeUnfinished, r.Probes[0].State)
-		assert.Len(t, r.Devices, 1, "it was described before")
+		waiting.Go(func() {
+			t.Run(fn, func(t *testing.T) {
+				sim, unblock := stalling(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}}, fn, cudasim.Fault{Times: -1})
+				sys := on(t, "h200-vm")
+				sys.releaseGrace = 100 * time.Millisecond
+				sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}
+				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+					return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+				}
+				got := call(t, sys, "bench", "link", "--quiet", "--timeout", "1s", "--format", "json")
+				unblock()
+				assert.Equal(t, exitIncomplete, got.code, fn)
+				r, err := report.Read([]byte(got.stdout))
+				require.NoError(t, err)
+				require.NotEmpty(t, r.Probes, fn)
+				assert.Equal(t, fn+" on device 0", r.Probes[0].Call)
+				assert.Equal(t, doctor.ProbeUnfinished, r.Probes[0].State)
+				assert.Len(t, r.Devices, 1, "it was described before")
+			})
+		})
 	}
 }
 

@@ -46,7 +46,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		machine func(*testing.T) system
-		args    []string
+		stalls  string // a function of CUDA, in place of machine: the run is interrupted then
 		code    int
 		id      string
 		device  bool
@@ -68,15 +68,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 			machine: with("h200-vm-x8", gpu(cudasim.Link{HostToDevice: cudasim.Way{Rate: 27}, DeviceToHost: cudasim.Way{Rate: 27}}))},
 		{name: "a slow direction", id: "slow_copies", device: true, code: exitProblems, seen: "device to host",
 			machine: with("h200-vm", gpu(cudasim.Link{DeviceToHost: cudasim.Way{Rate: 20}}))},
-		{name: "a stalled call", id: "driver_hangs", code: exitIncomplete, args: []string{"--timeout", "8s"}, device: true, seen: "had not returned",
-			machine: func(t *testing.T) system {
-				sim, _ := stalling(t, gpu(cudasim.Link{}), "cudaMemcpyAsync", cudasim.Fault{})
-				sys := on(t, "h200-vm")
-				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-					return cudart.OpenContext(ctx, cudart.Options{Source: sim})
-				}
-				return sys
-			}},
+		{name: "a stalled call", id: "driver_hangs", code: exitInterrupted, device: true, seen: "had not returned", stalls: "cudaMemcpyAsync"},
 		{name: "corrupted bytes", id: "wrong_bytes", device: true, code: exitProblems, seen: "bytes wrong",
 			machine: func(t *testing.T) system {
 				sim, err := cudasim.New(gpu(cudasim.Link{}))
@@ -97,7 +89,13 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got := call(t, c.machine(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
+			args, got := []string{"--quiet", "--format", "json"}, outcome{}
+			if c.stalls != "" {
+				sim, _ := stalling(t, gpu(cudasim.Link{}), c.stalls, cudasim.Fault{})
+				got = interrupted(t, hasty(on(t, "h200-vm")), sim, c.stalls, args...)
+			} else {
+				got = call(t, c.machine(t), args...)
+			}
 			assert.Equal(t, c.code, got.code, got.stderr)
 			var r report.Result
 			require.NoError(t, json.Unmarshal([]byte(got.stdout), &r))

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ const (
 
 // scripted is what these processes do.
 func scripted() probe.Local {
-	l := probe.Local{ReadHost: thisHost, Adjust: small}
+	l := probe.Local{ReadHost: thisHost, Adjust: tiny}
 	if n, err := strconv.Atoi(os.Getenv(gpus)); err == nil {
 		l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 			sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, n)})
@@ -51,7 +52,7 @@ func scripted() probe.Local {
 	if !ok {
 		return l
 	}
-	l.Tick, l.Limit = 20*time.Millisecond, 5*time.Second
+	l.Tick, l.Limit = 20*time.Millisecond, 3*time.Second
 	l.OpenLibrary = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 		if err != nil {
@@ -107,6 +108,8 @@ func TestADriverThatNeverReturns(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
 	}
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
 	for _, c := range []struct {
 		name, fn, timeout string
 		signal            os.Signal
@@ -119,35 +122,36 @@ func TestADriverThatNeverReturns(t *testing.T) {
 		{"SIGINT", "cudaMemcpy", "", os.Interrupt, exitInterrupted, doctor.Incomplete},
 		{"SIGTERM", "cudaGetDeviceCount", "", syscall.SIGTERM, exitInterrupted, doctor.Incomplete},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			called := filepath.Join(t.TempDir(), "called")
-			args := []string{"--quiet", "--format", "json"}
-			if c.timeout != "" {
-				args = append(args, "--timeout", c.timeout)
-			}
-			cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-			var stdout, stderr bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			cmd.Env = append(os.Environ(), asProgram+"=1", stuck+"="+c.fn+" "+called)
-			require.NoError(t, cmd.Start())
-			if c.signal != nil {
-				for _, err := os.Stat(called); err != nil; _, err = os.Stat(called) {
-					time.Sleep(5 * time.Millisecond)
+		waiting.Go(func() {
+			t.Run(c.name, func(t *testing.T) {
+				called := filepath.Join(t.TempDir(), "called")
+				args := []string{"--quiet", "--format", "json"}
+				if c.timeout != "" {
+					args = append(args, "--timeout", c.timeout)
 				}
-				require.NoError(t, cmd.Process.Signal(c.signal))
-			}
-			_ = cmd.Wait() // the code is looked at below
-			require.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s%s", stdout.String(), stderr.String())
-			r, err := report.Read(stdout.Bytes())
-			require.NoError(t, err, stderr.String())
-			assert.Equal(t, c.verdict, r.Verdict)
-			if c.signal == nil && c.timeout == "" {
-				// A finding too, unless the machine of the test has no GPU, which comes first.
-				require.NotEmpty(t, r.Probes)
-				assert.Equal(t, doctor.ProbeHung, r.Probes[0].State)
-				assert.Contains(t, r.Probes[0].Call, c.fn)
-			}
+				cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+				var stdout, stderr bytes.Buffer
+				cmd.Stdout, cmd.Stderr = &stdout, &stderr
+				cmd.Env = append(os.Environ(), asProgram+"=1", stuck+"="+c.fn+" "+called)
+				require.NoError(t, cmd.Start())
+				if c.signal != nil {
+					for _, err := os.Stat(called); err != nil; _, err = os.Stat(called) {
+						time.Sleep(5 * time.Millisecond)
+					}
+					require.NoError(t, cmd.Process.Signal(c.signal))
+				}
+				_ = cmd.Wait() // the code is looked at below
+				require.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s%s", stdout.String(), stderr.String())
+				r, err := report.Read(stdout.Bytes())
+				require.NoError(t, err, stderr.String())
+				assert.Equal(t, c.verdict, r.Verdict)
+				if c.signal == nil && c.timeout == "" {
+					// A finding too, unless the machine of the test has no GPU, which comes first.
+					require.NotEmpty(t, r.Probes)
+					assert.Equal(t, doctor.ProbeHung, r.Probes[0].State)
+					assert.Contains(t, r.Probes[0].Call, c.fn)
+				}
+			})
 		})
 	}
 }

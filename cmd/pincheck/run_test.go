@@ -48,11 +48,18 @@ func capturedHost(t *testing.T, name string) fs.FS {
 // the machine that the test runs on.
 func on(t *testing.T, host string, environ ...string) system {
 	t.Helper()
-	return system{environ: environ, root: capturedHost(t, host), open: cudart.OpenContext, adjust: small,
+	return system{environ: environ, root: capturedHost(t, host), open: cudart.OpenContext, adjust: tiny,
 		hostname: func() (string, error) { return "host-7", nil }}
 }
 
-// small makes plans that tests have time for.
+// tiny makes plans that tests have time for, with round trips of few sizes.
+func tiny(p probe.Plans) probe.Plans {
+	p = small(p)
+	p.Verify.Sizes = []int{1, 4097, 65537}
+	return p
+}
+
+// small has all sizes up to 64 KiB and a byte: for outputs that show how many there are.
 func small(p probe.Plans) probe.Plans {
 	p.Verify.Variants = 1
 	p.Verify.MaxBytes = 65537
@@ -130,10 +137,15 @@ func golden(t *testing.T, name, got string) {
 	assert.Equal(t, string(want), got, "%s differs; run the test with -update if that is meant", name)
 }
 
+func withAllSizes(sys system) system {
+	sys.adjust = small
+	return sys
+}
+
 func TestSimulatedCheck(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	got := call(t, on(t, "no-gpu-cgroup-v1"), "--sim", "--quiet")
+	got := call(t, withAllSizes(on(t, "no-gpu-cgroup-v1")), "--sim", "--quiet")
 	assert.Equal(t, exitOK, got.code, got.stdout)
 	assert.Empty(t, got.stderr)
 	assert.Contains(t, got.stdout, "SIMULATED")
@@ -143,7 +155,7 @@ func TestSimulatedCheck(t *testing.T) {
 func TestSimulatedCheckJSON(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	got := call(t, on(t, "no-gpu-cgroup-v1"), "--sim", "--quiet", "--format", "json", "--device", "0")
+	got := call(t, withAllSizes(on(t, "no-gpu-cgroup-v1")), "--sim", "--quiet", "--format", "json", "--device", "0")
 	assert.Equal(t, exitOK, got.code, got.stdout)
 	assert.Empty(t, got.stderr)
 	golden(t, "pincheck-sim.json", got.stdout)
