@@ -36,6 +36,9 @@ func TestAllOnOneDevice(t *testing.T) {
 			if e.Name == memoryName { // starts processes
 				emulated(t)
 			}
+			if sim != nil {
+				t.Parallel()
+			}
 			b, err := measure.Run(t.Context(), e, measure.Env{
 				Devices: []*cudart.Device{dev},
 				Options: measure.Options{Quick: true, Sizes: []int{1 << 20}, Duration: time.Millisecond},

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -55,6 +56,9 @@ func simClock(t *testing.T, dev *cudart.Device) clock {
 		return d
 	}
 }
+
+// long reports whether sweeps try all combinations.
+func long() bool { return os.Getenv("PINNED_SOAK") != "" }
 
 // runAll runs an experiment, all of it.
 func runAll(t *testing.T, e measure.Experiment, env measure.Env) *result.Bench {

@@ -315,6 +315,7 @@ func TestAContextThatEndsWhileTheLibraryOpens(t *testing.T) {
 		for _, does := range []string{"waits", "blocks"} {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			p := Prober{Local: scripted, Isolated: isolated}
+			p.Grace = 200 * time.Millisecond
 			if does == "waits" {
 				p.Grace = time.Minute // until it has returned
 			}
