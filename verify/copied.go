@@ -6,54 +6,32 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/transfer"
 )
 
-// copied is Go heap memory at an end of a path through a transfer.Copier. The paths differ in
-// the methods by which it comes to the device and back.
-type copied struct {
-	*trip
-	mem  []byte
-	up   func(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []byte) error
-	down func(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error
-}
-
-func newCopied(_ context.Context, t *trip) (end, error) {
-	return copied{t, make([]byte, t.bytes), (*transfer.View).Upload, (*transfer.View).Download}, nil
-}
-
-func newCopiedNew(_ context.Context, t *trip) (end, error) {
-	return copied{t, make([]byte, t.bytes), (*transfer.View).Upload, downloadNew}, nil
-}
-
-func newCopiedIO(_ context.Context, t *trip) (end, error) {
-	return copied{t, make([]byte, t.bytes), uploadReader, downloadWriter}, nil
-}
-
-func newCopiedParts(_ context.Context, t *trip) (end, error) {
-	return copied{t, make([]byte, t.bytes), uploadParts, downloadParts}, nil
+// copied returns what allocates Go heap memory at an end of a path through a transfer.Copier.
+// The paths differ in the methods by which it comes to the device and back.
+func copied(up func(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []byte) error,
+	down func(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error) func(context.Context, *trip) (*end, error) {
+	return func(ctx context.Context, t *trip) (*end, error) {
+		e, err := newPageable(ctx, t)
+		e.upload = func(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+			return up(t.on(s), ctx, dst, e.mem[off:off+n])
+		}
+		e.download = func(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+			return down(t.on(s), ctx, e.mem[off:off+n], src)
+		}
+		return e, err
+	}
 }
 
 // on is the copier that works in the order of s, or on its own streams.
-func (e copied) on(s *cudart.Stream) *transfer.View {
-	return e.copier.With(transfer.Call{Stream: s})
-}
+func (t *trip) on(s *cudart.Stream) *transfer.View { return t.copier.With(transfer.Call{Stream: s}) }
 
-func (e copied) memory() []byte { return e.mem }
-
-func (e copied) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return e.up(e.on(s), ctx, dst, e.mem[off:off+n])
-}
-
-func (e copied) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return e.down(e.on(s), ctx, e.mem[off:off+n], src)
-}
-
-func (e copied) release(context.Context) error { return nil }
+var newCopied = copied((*transfer.View).Upload, (*transfer.View).Download)
 
 // downloadNew is DownloadNew, into memory that no poison can be put into.
 func downloadNew(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error {
@@ -107,38 +85,34 @@ func parts(dev cudart.DevPtr, b []byte) []transfer.Part {
 	return append(lists[1], lists[0]...)
 }
 
-// copiedFile goes by UploadFrom and DownloadTo, from and to a file in memory.
-type copiedFile struct {
-	copied
-	f *os.File
-}
-
-func newCopiedFile(_ context.Context, t *trip) (end, error) {
+// newCopiedFile is UploadFrom and DownloadTo, from and to a file in memory.
+func newCopiedFile(ctx context.Context, t *trip) (*end, error) {
 	f, err := memoryFile(t.bytes)
-	return copiedFile{copied{trip: t, mem: make([]byte, t.bytes)}, f}, err
-}
-
-func (e copiedFile) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	if _, err := e.f.WriteAt(e.mem[off:off+n], int64(off)); err != nil {
+	if err != nil {
+		return nil, err
+	}
+	e, err := newPageable(ctx, t)
+	e.release = func(context.Context) error { return f.Close() }
+	e.upload = func(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+		if _, err := f.WriteAt(e.mem[off:off+n], int64(off)); err != nil {
+			return err
+		}
+		return all(n)(t.on(s).UploadFrom(ctx, dst, f, int64(off), n))
+	}
+	e.download = func(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+		// The poison and the guards are in the file.
+		guarded, start := e.mem[off-guardBytes:off+n+guardBytes], int64(off-guardBytes)
+		if _, err := f.WriteAt(guarded, start); err != nil {
+			return err
+		}
+		if err := all(n)(t.on(s).DownloadTo(ctx, f, int64(off), src, n)); err != nil {
+			return err
+		}
+		_, err := f.ReadAt(guarded, start)
 		return err
 	}
-	return all(n)(e.on(s).UploadFrom(ctx, dst, e.f, int64(off), n))
+	return e, err
 }
-
-// download has the poison and the guards in the file.
-func (e copiedFile) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	guarded, start := e.mem[off-guardBytes:off+n+guardBytes], int64(off-guardBytes)
-	if _, err := e.f.WriteAt(guarded, start); err != nil {
-		return err
-	}
-	if err := all(n)(e.on(s).DownloadTo(ctx, e.f, int64(off), src, n)); err != nil {
-		return err
-	}
-	_, err := e.f.ReadAt(guarded, start)
-	return err
-}
-
-func (e copiedFile) release(context.Context) error { return e.f.Close() }
 
 // all returns an error unless n bytes were copied.
 func all(n int) func(int, error) error {
@@ -150,14 +124,12 @@ func all(n int) func(int, error) error {
 	}
 }
 
-// fanned goes to both devices by a Fanout.
-type fanned struct{ copied }
-
-func newFanned(_ context.Context, t *trip) (end, error) {
-	return fanned{copied{trip: t, mem: make([]byte, t.bytes), down: (*transfer.View).Download}}, nil
-}
-
-func (e fanned) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	there := e.targets[1].p + (dst - e.targets[0].p)
-	return e.fanout.With(transfer.Call{Stream: s}).Upload(ctx, []cudart.DevPtr{dst, there}, e.mem[off:off+n])
+// newFanned goes to both devices by a Fanout.
+func newFanned(ctx context.Context, t *trip) (*end, error) {
+	e, err := newCopied(ctx, t)
+	e.upload = func(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+		there := t.targets[1].p + (dst - t.targets[0].p)
+		return t.fanout.With(transfer.Call{Stream: s}).Upload(ctx, []cudart.DevPtr{dst, there}, e.mem[off:off+n])
+	}
+	return e, err
 }

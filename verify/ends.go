@@ -10,73 +10,65 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// end is host memory at one end of a path.
-type end interface {
-	// memory is the memory as the CPU sees it. It must not be touched while
-	// copies that use it are under way.
-	memory() []byte
-	// upload copies n bytes from off to the device, download n bytes from the
-	// device to off: queued on the stream, or done on return if s is nil. Around
-	// the n bytes at off there is room for guards.
-	upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error
-	download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+// An end is host memory at one end of a path.
+type end struct {
+	mem  []byte        // must not be touched while copies that use it are under way
+	view cudart.DevPtr // the device's address of it, where that is known
+	// upload copies to the device, download to mem. Around the bytes of a copy there is
+	// space for guards.
+	upload, download copyFunc
 	// release may be called again after an error. No copy uses the memory.
-	release(ctx context.Context) error
+	release func(context.Context) error
 }
 
-// pinned is a hostmem buffer, whose own copies split at the seams of
-// registrations.
-type pinned struct{ buf *hostmem.Buffer }
+// A copyFunc copies n bytes between off in host memory and a device: queued on the stream, or
+// done on return if s is nil.
+type copyFunc func(ctx context.Context, s *cudart.Stream, dev cudart.DevPtr, off, n int) error
 
-func newPinned(ctx context.Context, t *trip) (end, error) {
+// newPinned allocates a hostmem buffer, whose own copies split at the seams of registrations.
+func newPinned(ctx context.Context, t *trip) (*end, error) {
 	buf, err := hostmem.Alloc(ctx, t.dev, t.bytes, hostmem.Options{Label: "verify"})
-	return pinned{buf}, err
+	if err != nil {
+		return nil, err
+	}
+	return &end{
+		mem: buf.Bytes(),
+		upload: func(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+			return buf.CopyToDevice(s, dst, off, n)
+		},
+		download: func(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+			return buf.CopyToHost(s, off, src, n)
+		},
+		release: buf.CloseContext,
+	}, nil
 }
-
-func (p pinned) memory() []byte { return p.buf.Bytes() }
-
-func (p pinned) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return p.buf.CopyToDevice(s, dst, off, n)
-}
-
-func (p pinned) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return p.buf.CopyToHost(s, off, src, n)
-}
-
-func (p pinned) release(ctx context.Context) error { return p.buf.CloseContext(ctx) }
 
 // direct is memory that streams copy from and to by its host address.
-type direct struct {
-	mem  []byte
-	free func() error
-}
-
-func (d direct) memory() []byte { return d.mem }
-
-func (d direct) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return s.CopyToDevice(dst, unsafe.Pointer(&d.mem[off]), n)
-}
-
-func (d direct) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return s.CopyToHost(unsafe.Pointer(&d.mem[off]), src, n)
-}
-
-func (d direct) release(context.Context) error { return d.free() }
-
-func hostAlloc(t *trip, flags cudart.HostAllocFlags) (direct, error) {
-	p, err := t.dev.HostAlloc(t.bytes, flags)
-	if err != nil {
-		return direct{}, err
+func direct(mem []byte, free func() error) *end {
+	return &end{
+		mem: mem,
+		upload: func(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+			return s.CopyToDevice(dst, unsafe.Pointer(&mem[off]), n)
+		},
+		download: func(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+			return s.CopyToHost(unsafe.Pointer(&mem[off]), src, n)
+		},
+		release: func(context.Context) error { return free() },
 	}
-	return direct{unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.FreeHost(p) }}, nil
 }
 
-func newHostAlloc(_ context.Context, t *trip) (end, error) {
-	return hostAlloc(t, cudart.HostAllocDefault)
+func hostAlloc(flags cudart.HostAllocFlags) func(context.Context, *trip) (*end, error) {
+	return func(_ context.Context, t *trip) (*end, error) {
+		p, err := t.dev.HostAlloc(t.bytes, flags)
+		if err != nil {
+			return nil, err
+		}
+		return direct(unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.FreeHost(p) }), nil
+	}
 }
 
 // newRegistered maps memory, as a caller does who brings memory, and registers it.
-func newRegistered(_ context.Context, t *trip) (end, error) {
+func newRegistered(_ context.Context, t *trip) (*end, error) {
 	mem, unmap, err := mapMemory(t.bytes)
 	if err != nil {
 		return nil, err
@@ -86,7 +78,7 @@ func newRegistered(_ context.Context, t *trip) (end, error) {
 		return nil, errors.Join(err, unmap())
 	}
 	registered := true
-	return direct{mem, func() error {
+	return direct(mem, func() error {
 		if registered {
 			if err := t.dev.HostUnregister(p); err != nil {
 				return err // memory that is registered must stay mapped
@@ -94,93 +86,78 @@ func newRegistered(_ context.Context, t *trip) (end, error) {
 			registered = false
 		}
 		return unmap()
-	}}, nil
+	}), nil
 }
 
-func mallocManaged(t *trip) (direct, cudart.DevPtr, error) {
+func newManaged(_ context.Context, t *trip) (*end, error) {
 	p, err := t.dev.MallocManaged(t.bytes, cudart.ManagedGlobal)
-	if err != nil {
-		return direct{}, 0, err
-	}
-	at := cudart.DevPtr(uintptr(p))
-	return direct{unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.Free(at) }}, at, nil
-}
-
-func newManaged(_ context.Context, t *trip) (end, error) {
-	d, _, err := mallocManaged(t)
-	return d, err
-}
-
-// viewed is memory that the device copies from and to by its own address of it.
-type viewed struct {
-	direct
-	view cudart.DevPtr
-}
-
-func newMapped(_ context.Context, t *trip) (end, error) {
-	d, err := hostAlloc(t, cudart.HostAllocMapped)
 	if err != nil {
 		return nil, err
 	}
-	view, err := t.dev.HostDevicePointer(unsafe.Pointer(&d.mem[0]))
+	at := cudart.DevPtr(uintptr(p))
+	e := direct(unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.Free(at) })
+	e.view = at
+	return e, nil
+}
+
+// copyByView makes the device copy from and to its own address of the memory.
+func (e *end) copyByView() {
+	e.upload = func(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+		return s.CopyOnDevice(dst, e.view+cudart.DevPtr(off), n)
+	}
+	e.download = func(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+		return s.CopyOnDevice(e.view+cudart.DevPtr(off), src, n)
+	}
+}
+
+func newMapped(ctx context.Context, t *trip) (*end, error) {
+	e, err := hostAlloc(cudart.HostAllocMapped)(ctx, t)
 	if err != nil {
-		return nil, errors.Join(err, releaseStep{units.ExactBytes(t.bytes) + " of host memory", d.release}.run(context.Background()))
+		return nil, err
 	}
-	return viewed{d, view}, nil
-}
-
-func (v viewed) upload(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return s.CopyOnDevice(dst, v.view+cudart.DevPtr(off), n)
-}
-
-func (v viewed) download(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return s.CopyOnDevice(v.view+cudart.DevPtr(off), src, n)
-}
-
-// moved is managed memory that moves to the device before the device accesses it, and back
-// to the host before the CPU does. Pages move whole, so that the guards move, too.
-type moved struct {
-	viewed
-	dev *cudart.Device
-}
-
-func newMoved(_ context.Context, t *trip) (end, error) {
-	d, at, err := mallocManaged(t)
-	return moved{viewed{d, at}, t.dev}, err
-}
-
-func (m moved) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	if err := s.Prefetch(m.view+cudart.DevPtr(off), n, m.dev.Location()); err != nil {
-		return err
+	if e.view, err = t.dev.HostDevicePointer(unsafe.Pointer(&e.mem[0])); err != nil {
+		return nil, errors.Join(err, releaseStep{units.ExactBytes(t.bytes) + " of host memory", e.release}.run(ctx))
 	}
-	return m.viewed.upload(ctx, s, dst, off, n)
+	e.copyByView()
+	return e, nil
 }
 
-func (m moved) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	at := m.view + cudart.DevPtr(off)
-	if err := s.Prefetch(at, n, m.dev.Location()); err != nil {
-		return err
+// newMoved allocates managed memory that moves to the device before the device accesses it,
+// and back to the host before the CPU does. Pages move whole, so that the guards move, too.
+func newMoved(ctx context.Context, t *trip) (*end, error) {
+	e, err := newManaged(ctx, t)
+	if err != nil {
+		return nil, err
 	}
-	if err := m.viewed.download(ctx, s, off, src, n); err != nil {
-		return err
+	e.copyByView()
+	up, down := e.upload, e.download
+	e.upload = func(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+		if err := s.Prefetch(e.view+cudart.DevPtr(off), n, t.dev.Location()); err != nil {
+			return err
+		}
+		return up(ctx, s, dst, off, n)
 	}
-	return s.Prefetch(at, n, cudart.Location{Kind: cudart.LocationHost})
+	e.download = func(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+		at := e.view + cudart.DevPtr(off)
+		if err := s.Prefetch(at, n, t.dev.Location()); err != nil {
+			return err
+		}
+		if err := down(ctx, s, src, off, n); err != nil {
+			return err
+		}
+		return s.Prefetch(at, n, cudart.Location{Kind: cudart.LocationHost})
+	}
+	return e, nil
 }
 
-// pageable is Go heap memory: its copies are synchronous.
-type pageable struct {
-	direct
-	dev *cudart.Device
-}
-
-func newPageable(_ context.Context, t *trip) (end, error) {
-	return pageable{direct{make([]byte, t.bytes), func() error { return nil }}, t.dev}, nil
-}
-
-func (p pageable) upload(_ context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return p.dev.CopyToDevice(dst, unsafe.Pointer(&p.mem[off]), n)
-}
-
-func (p pageable) download(_ context.Context, _ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return p.dev.CopyToHost(unsafe.Pointer(&p.mem[off]), src, n)
+// newPageable allocates Go heap memory: its copies are synchronous.
+func newPageable(_ context.Context, t *trip) (*end, error) {
+	e := direct(make([]byte, t.bytes), func() error { return nil })
+	e.upload = func(_ context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+		return t.dev.CopyToDevice(dst, unsafe.Pointer(&e.mem[off]), n)
+	}
+	e.download = func(_ context.Context, _ *cudart.Stream, src cudart.DevPtr, off, n int) error {
+		return t.dev.CopyToHost(unsafe.Pointer(&e.mem[off]), src, n)
+	}
+	return e, nil
 }

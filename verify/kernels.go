@@ -69,7 +69,7 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Dif
 	from := t.targets[0]
 	wrong, err := t.checkOnGPU(ctx, c, want, AtDevice, from.of(c))
 	if err == nil && len(wrong) == 0 {
-		view := t.source.(viewed).view + cudart.DevPtr(sourceAt(c))
+		view := t.source.view + cudart.DevPtr(sourceAt(c))
 		wrong, err = t.checkOnGPU(ctx, c, want, AtSource, view)
 	}
 	if err != nil {

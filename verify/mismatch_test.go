@@ -10,6 +10,8 @@ import (
 )
 
 // corrupt makes n right bytes of a pattern and lets spoil change them.
+const kib = 1 << 10
+
 func corrupt(p Pattern, n int, spoil func(b []byte, c content)) ([]byte, content) {
 	c := content{pattern: p, seed: 99}
 	b := make([]byte, n)

@@ -113,13 +113,6 @@ func TestPathsThatNeedAnotherDevice(t *testing.T) {
 	require.Equal(t, slices.DeleteFunc(Paths(), func(p Path) bool { return p.info().kernels }), r.plan.Paths, "all that a simulated device can do")
 }
 
-// onlyFirst goes to one of the two devices.
-type onlyFirst struct{ fanned }
-
-func (e onlyFirst) upload(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return e.copier.Upload(ctx, dst, e.mem[off:off+n])
-}
-
 // A copy that does not reach the other device is detected there.
 func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 	t.Parallel()
@@ -127,10 +120,14 @@ func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 	const n = 10000
 	tr := newTrip(t, dev, peer(t, dev), PathFanout, n+8, 1)
 	whole := tr.source
+	onlyFirst := *whole // goes to one of the two devices
+	onlyFirst.upload = func(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+		return tr.copier.Upload(ctx, dst, whole.mem[off:off+n])
+	}
 	for _, pattern := range Patterns() {
 		c := Case{Path: PathFanout, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}}
 		want := content{pattern: pattern, seed: 11}
-		tr.source = onlyFirst{whole.(fanned)}
+		tr.source = &onlyFirst
 		wrong, err := tr.run(t.Context(), c, want)
 		require.NoError(t, err)
 		require.Len(t, wrong, 1, pattern)

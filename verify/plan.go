@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
+	"github.com/gopinned/pinned/transfer"
 )
 
 // Path is a way for bytes to travel to the device and back.
@@ -70,7 +71,7 @@ const (
 type pathInfo struct {
 	path Path
 	// open allocates an end, nil for none.
-	open func(context.Context, *trip) (end, error)
+	open func(context.Context, *trip) (*end, error)
 	// attr is that of devices which can do the path, 0 for all; lacks is what others lack.
 	attr  cudart.Attr
 	lacks string
@@ -90,7 +91,7 @@ var ownOrCallers = []int{0, 1} // streams
 var pathInfos = []pathInfo{
 	{path: PathPinned, open: newPinned, hostCopies: 2},
 	{path: PathRegistered, open: newRegistered, attr: cudart.AttrHostRegisterSupported, lacks: "registering host memory", hostCopies: 2},
-	{path: PathHostAlloc, open: newHostAlloc, hostCopies: 2},
+	{path: PathHostAlloc, open: hostAlloc(cudart.HostAllocDefault), hostCopies: 2},
 	{path: PathPageable, open: newPageable, hostCopies: 2, streams: []int{0}},
 	{path: PathMapped, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", hostCopies: 2},
 	{path: PathManaged, open: newManaged, attr: cudart.AttrManagedMemory, lacks: "managed memory", managed: true, hostCopies: 2},
@@ -99,9 +100,9 @@ var pathInfos = []pathInfo{
 	{path: PathPeer, open: newPinned, peer: true, hop: true, hostCopies: 2},
 	{path: PathCopier, open: newCopied, copier: true, hostCopies: 2, streams: ownOrCallers},
 	{path: PathCopierFile, open: newCopiedFile, copier: true, hostCopies: 4, streams: ownOrCallers},
-	{path: PathCopierIO, open: newCopiedIO, copier: true, hostCopies: 2, streams: ownOrCallers},
-	{path: PathCopierParts, open: newCopiedParts, copier: true, hostCopies: 2, streams: ownOrCallers},
-	{path: PathCopierNew, open: newCopiedNew, copier: true, hostCopies: 3, streams: ownOrCallers},
+	{path: PathCopierIO, open: copied(uploadReader, downloadWriter), copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: PathCopierParts, open: copied(uploadParts, downloadParts), copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: PathCopierNew, open: copied((*transfer.View).Upload, downloadNew), copier: true, hostCopies: 3, streams: ownOrCallers},
 	{path: PathFanout, open: newFanned, copier: true, peer: true, hostCopies: 2, streams: ownOrCallers},
 	{path: PathKernel, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", kernels: true, hostCopies: 2},
 	{path: PathDeviceMemory, kernels: true, streams: []int{1}},
@@ -229,7 +230,6 @@ type Progress struct {
 }
 
 const (
-	kib = 1 << 10
 	mib = 1 << 20
 	gib = 1 << 30
 

@@ -277,24 +277,19 @@ func TestDetailsAreBounded(t *testing.T) {
 	assert.Len(t, r.Mismatches, 3)
 }
 
-// lazyEnd is host memory whose copies after the first few do nothing.
-type lazyEnd struct {
-	end
-	uploads, downloads int
-}
-
-func (e *lazyEnd) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	if e.uploads--; e.uploads < 0 {
-		return nil
+// lazy returns an end whose copies after the first few do nothing.
+func lazy(e *end, uploads, downloads int) *end {
+	first := func(n int, f copyFunc) copyFunc {
+		return func(ctx context.Context, s *cudart.Stream, dev cudart.DevPtr, off, size int) error {
+			if n--; n < 0 {
+				return nil
+			}
+			return f(ctx, s, dev, off, size)
+		}
 	}
-	return e.end.upload(ctx, s, dst, off, n)
-}
-
-func (e *lazyEnd) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	if e.downloads--; e.downloads < 0 {
-		return nil
-	}
-	return e.end.download(ctx, s, off, src, n)
+	l := *e
+	l.upload, l.download = first(uploads, e.upload), first(downloads, e.download)
+	return &l
 }
 
 func TestCopiesThatDoNothingCannotPass(t *testing.T) {
@@ -317,7 +312,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 				{poisonings, 1, AtDevice},
 				{poisonings + 1, 0, AtReturn},
 			} {
-				tr.source, tr.back = &lazyEnd{source, tt.uploads, 0}, &lazyEnd{back, 0, tt.downloads}
+				tr.source, tr.back = lazy(source, tt.uploads, 0), lazy(back, 0, tt.downloads)
 				wrong, err := tr.run(t.Context(), c, want)
 				require.NoError(t, err)
 				require.Len(t, wrong, 1, "%s %s: no %s", path, pattern, tt.at)
@@ -769,7 +764,7 @@ func TestCopierPathsUseTheCallersStream(t *testing.T) {
 			require.NoError(t, <-copied, "%s", path)
 			require.NoError(t, s.Synchronize(t.Context()))
 		}
-		sent := tr.source.memory()[leadBytes:][:n]
+		sent := tr.source.mem[leadBytes:][:n]
 		for i := range sent {
 			sent[i] = byte(i)
 		}
@@ -779,7 +774,7 @@ func TestCopierPathsUseTheCallersStream(t *testing.T) {
 		require.NoError(t, dev.CopyToHost(unsafe.Pointer(&there[0]), device, n))
 		require.Equal(t, sent, there, "%s", path)
 		after(9, func() error { return tr.download(t.Context(), s, leadBytes, device, n) })
-		require.Equal(t, bytes.Repeat([]byte{9}, n), tr.back.memory()[leadBytes:][:n], "%s", path)
+		require.Equal(t, bytes.Repeat([]byte{9}, n), tr.back.mem[leadBytes:][:n], "%s", path)
 		require.NoError(t, tr.release(t.Context()))
 	}
 }

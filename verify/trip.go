@@ -40,8 +40,8 @@ type trip struct {
 	fanout  *transfer.Fanout // likewise
 	there   *transfer.Copier // of the other device
 	gpu     gpu              // of paths with kernels
-	source  end
-	back    end
+	source  *end
+	back    *end
 	targets []target // the first is what uploads write
 	streams []*cudart.Stream
 	events  []*cudart.Event
@@ -108,7 +108,7 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 		}
 		t.closers = append(t.closers, releaseStep{"the code of kernels", t.gpu.CloseContext})
 	}
-	for _, e := range []*end{&t.source, &t.back} {
+	for _, e := range []**end{&t.source, &t.back} {
 		if t.path.info().open == nil {
 			break
 		}
@@ -220,7 +220,7 @@ func (t *trip) release(ctx context.Context) error {
 // memory names what release would release.
 func (t *trip) memory() string {
 	host := 0
-	for _, e := range []end{t.back, t.source} {
+	for _, e := range []*end{t.back, t.source} {
 		if e != nil {
 			host += t.bytes
 		}
@@ -258,7 +258,7 @@ func (t *trip) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, 
 
 func (t *trip) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	defer t.uses(s)
-	return t.back.download(ctx, s, off, src, n)
+	return t.back.download(ctx, s, src, off, n)
 }
 
 func (t *trip) uses(s *cudart.Stream) {
@@ -349,8 +349,8 @@ func (m target) of(c Case) cudart.DevPtr { return m.p + leadBytes + cudart.DevPt
 func (t *trip) sent(c Case) []byte     { return guarded(t.source, sourceAt(c), c) }
 func (t *trip) returned(c Case) []byte { return guarded(t.back, backAt(c), c) }
 
-func guarded(e end, at int, c Case) []byte {
-	return e.memory()[at-guardBytes:][:c.SizeBytes+2*guardBytes]
+func guarded(e *end, at int, c Case) []byte {
+	return e.mem[at-guardBytes:][:c.SizeBytes+2*guardBytes]
 }
 
 // poison fills every target with bytes that are nowhere the expected ones, with

@@ -22,6 +22,15 @@ import (
 )
 
 // A session is one run of a command. Its result is complete data at every moment.
+//
+//	state    entered by                   | change       | show
+//	running                               | changes      | shows
+//	sealed   runBounded, if the command   | does nothing | does nothing
+//	         has not returned in time;    |              |
+//	         end                          |              |
+//
+// mu guards the state, what result points to while a command runs, and the display of
+// progress. What runs in several goroutines, GPU by GPU, uses change and show.
 type session struct {
 	*options
 	cmd    *cobra.Command
@@ -33,16 +42,16 @@ type session struct {
 	slowHealth bool
 
 	mu       sync.Mutex
-	over     bool // the result is final, whatever runs still: the command may not have returned in time
+	sealed   bool
 	runtime  *cudart.Runtime
 	progress *report.Progress // nil shows nothing
 }
 
-// change changes the result, unless that is final.
+// change changes the result, unless that is sealed.
 func (s *session) change(do func(r *report.Result)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.over {
+	if !s.sealed {
 		do(s.result)
 	}
 }
@@ -62,7 +71,7 @@ func (s *session) runBounded(ctx context.Context, do func(context.Context, *sess
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over = true
+	s.sealed = true
 	if s.runtime == nil {
 		return stuck
 	}
@@ -169,7 +178,12 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 func (s *session) show(at report.At) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.quiet || s.over {
+	s.showLocked(at)
+}
+
+// showLocked is show with s.mu held.
+func (s *session) showLocked(at report.At) {
+	if s.quiet || s.sealed {
 		return
 	}
 	if s.progress == nil {
@@ -189,7 +203,7 @@ func (s *session) hide() {
 // end ends the display of progress for good, and changes of the result.
 func (s *session) end() {
 	s.mu.Lock()
-	s.over = true
+	s.sealed = true
 	s.mu.Unlock()
 	s.hide()
 }

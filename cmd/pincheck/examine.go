@@ -202,17 +202,16 @@ func (e *examination) together(ctx context.Context) error {
 	return bounded.Ended(ctx)
 }
 
-// overall shows how far the examination of all GPUs is.
+// overall shows how far the examination of all GPUs is. The session's lock guards it.
 type overall struct {
 	s      *session
-	mu     sync.Mutex
 	shares []float64 // by GPU
 	scale  float64   // their share of all
 }
 
 func (o *overall) show(i int, now probe.Device) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	o.s.mu.Lock()
+	defer o.s.mu.Unlock()
 	o.shares[i] = max(o.shares[i], now.Share)
 	sum := 0.0
 	for _, share := range o.shares {
@@ -221,7 +220,7 @@ func (o *overall) show(i int, now probe.Device) {
 	if now.Stage == doctor.StageWaiting {
 		return // others are at work
 	}
-	o.s.show(report.At{
+	o.s.showLocked(report.At{
 		What:  fmt.Sprintf("GPU %d, %s", now.Facts.Ordinal, now.Step),
 		Share: o.scale * sum / float64(len(o.shares)), Left: now.Left,
 	})
@@ -229,8 +228,8 @@ func (o *overall) show(i int, now probe.Device) {
 
 // ended notes that nothing more is done with a GPU. It shows with the next step of another one.
 func (o *overall) ended(i int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	o.s.mu.Lock()
+	defer o.s.mu.Unlock()
 	o.shares[i] = 1
 }
 
