@@ -272,10 +272,10 @@ func (p Plan) normal() (Plan, error) {
 	}
 	var errs []error
 	for _, path := range p.Paths {
-		errs = append(errs, known("Paths", "path", path, Paths()))
+		errs = append(errs, known("Plan.Paths", "path", path, Paths()))
 	}
 	for _, pattern := range p.Patterns {
-		errs = append(errs, known("Patterns", "pattern", pattern, Patterns()))
+		errs = append(errs, known("Plan.Patterns", "pattern", pattern, Patterns()))
 	}
 	for _, n := range p.Sizes {
 		if n <= 0 {
@@ -300,7 +300,7 @@ func known[T ~string](field, what string, v T, all []T) error {
 	if slices.Contains(all, v) {
 		return nil
 	}
-	return fmt.Errorf("Plan.%s has unknown %s %q; %ss are %v", field, what, string(v), what, all)
+	return fmt.Errorf("%s has unknown %s %q; %ss are %v", field, what, string(v), what, all)
 }
 
 // sizes returns the path's sizes in rising order.

@@ -1,5 +1,5 @@
 // Package probe asks CUDA and NVML about a machine and measures its GPUs, in processes of
-// their own: a driver that hangs or crashes, as it does on hosts that are sick, is then a
+// their own: a driver that hangs or crashes, as it does on faulty hosts, is then a
 // fact about the host, and not the end.
 //
 // [Prober.Open] loads libcudart and lists the devices, [Prober.Device] examines one GPU, and

@@ -16,7 +16,7 @@ type load struct {
 }
 
 // startLoad returns the load now, or nil if it is not known. A simulated GPU copies with the
-// host's CPUs, and says nothing of other programs.
+// host's CPUs, which are not other programs'.
 func startLoad(simulated bool) *load {
 	cpus, err := linux.ReadCPUTime(os.DirFS("/"))
 	own, known := measure.CPUTime()
@@ -38,12 +38,13 @@ func (l *load) others() *float64 {
 	return l.othersUntil(now)
 }
 
-// leastLoad is the least time that says something: the kernel counts in 10 ms.
-const leastLoad = 100 * time.Millisecond
+// minLoadTime is the time from which on the counts, which the kernel makes in steps of 10 ms, are
+// exact enough.
+const minLoadTime = 100 * time.Millisecond
 
 func (l *load) othersUntil(now *load) *float64 {
 	took := now.at.Sub(l.at)
-	if took < leastLoad || now.cpus.Busy+now.cpus.Idle == l.cpus.Busy+l.cpus.Idle {
+	if took < minLoadTime || now.cpus.Busy+now.cpus.Idle == l.cpus.Busy+l.cpus.Idle {
 		return nil // some sandboxes show a /proc/stat that never changes
 	}
 	busy := (now.cpus.Busy - l.cpus.Busy) - (now.own - l.own)

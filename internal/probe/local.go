@@ -343,12 +343,21 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 	return doctor.Probe{}
 }
 
-// An examination is the Device so far, which several goroutines use.
+// An examination is the Device so far, which the goroutine that works and the one that watches
+// its calls share.
+//
+//	state     entered by                   | update            | limit of a call
+//	starting                               | changes and sends | that of a first call
+//	started   begun: the first call has    | changes and sends | those of other calls
+//	          returned                     |                   |
+//	ended     end                          | does nothing      | –
+//
+// mu guards all fields but send, which is called under it.
 type examination struct {
-	send  func(Device)
-	mu    sync.Mutex
-	ended bool
-	first bool // the first call has returned
+	send    func(Device)
+	mu      sync.Mutex
+	started bool
+	ended   bool
 	Device
 }
 
@@ -382,7 +391,7 @@ func (d *Device) ended(begun, end doctor.Probe, took time.Duration) {
 func (e *examination) begun() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.first = true
+	e.started = true
 }
 
 // callLimit is how long a call may take now, on a host with this many GPUs.
@@ -390,7 +399,7 @@ func (e *examination) callLimit(r Request, gpus int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case !e.first:
+	case !e.started:
 		return firstCallLimit + time.Duration(gpus-1)*nextGPULimit
 	case r.Steps.Full:
 		return fullCallLimit

@@ -289,7 +289,7 @@ func TestCallsThatOverlapDoNotHang(t *testing.T) {
 
 	watching, stop := context.WithCancel(t.Context())
 	end, ticks := begin(), 0
-	ongoing := &examination{first: true, send: func(d Device) {
+	ongoing := &examination{started: true, send: func(d Device) {
 		assert.Len(t, d.Inside, 1, "one of them is inside at any time")
 		if ticks++; ticks > 60 {
 			stop()
