@@ -31,7 +31,7 @@ func TestAllOnOneDevice(t *testing.T) {
 		dev, err = rt.Device(1)
 		require.NoError(t, err)
 	}
-	for _, e := range append(All(), Link(LinkPlan{}), Trials(true)) {
+	for _, e := range append(All(), Link(LinkPlan{SizeBytes: 1 << 20}), Trials(true)) {
 		t.Run(e.Name, func(t *testing.T) {
 			if e.Name == memoryName { // starts processes
 				emulated(t)
