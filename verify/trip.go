@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/transfer"
@@ -21,10 +22,9 @@ const (
 	guardByte  = 0xD6
 
 	// A copy that does not end in this time after a cancellation or an error is
-	// taken to hang, and the memory that it uses stays allocated.
+	// taken to hang, and the memory that it uses stays allocated. After that the
+	// time is bounded.Look.
 	drainTimeout = 20 * time.Second
-	// After that, and for releasing, no more time is given than this.
-	lookTimeout = 100 * time.Millisecond
 )
 
 // errBusy is the error while the GPU may be using memory, which must not be touched then.
@@ -235,7 +235,7 @@ func (t *trip) drain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.grace)
 	defer cancel()
 	if err := t.fence.Wait(ctx); err != nil {
-		t.grace = min(t.grace, lookTimeout)
+		t.grace = min(t.grace, bounded.Look)
 		return fmt.Errorf("%w: %w", errBusy, err)
 	}
 	return nil
