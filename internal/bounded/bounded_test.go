@@ -136,29 +136,6 @@ func TestDoPassesOnPanics(t *testing.T) {
 	}
 }
 
-func TestExtendEndsLater(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		cause := errors.New("cause")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		extended, stop := Extend(ctx, Grace)
-		stopped, stopEarly := Extend(ctx, Grace)
-		time.Sleep(time.Minute)
-		cancel(cause)
-		start := time.Now()
-		stopEarly()
-		<-stopped.Done()
-		require.Equal(t, context.Canceled, context.Cause(stopped))
-		<-extended.Done()
-		assert.Equal(t, Grace, time.Since(start))
-		require.Equal(t, cause, context.Cause(extended))
-		stop()
-
-		_, unused := Extend(t.Context(), Grace) // leaves nothing behind: see synctest.Test
-		unused()
-	})
-}
-
 func TestEnded(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("cause")
@@ -170,7 +147,6 @@ func TestEnded(t *testing.T) {
 	plain, cancelPlain := context.WithCancel(t.Context())
 	cancelPlain()
 	require.Equal(t, context.Canceled, Ended(plain))
-	require.NoError(t, Ended(t.Context()))
 }
 
 func TestGroupAdmitsSoMany(t *testing.T) {
