@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,8 @@ type Batch struct {
 	position Position
 	kept     bool
 	released atomic.Bool
+	ends     []cudart.Point // of the work on it, if the loop has released it
+	room     [2]cudart.Point
 }
 
 // Use makes work that is queued on s from now on wait until the batch is on the
@@ -39,37 +42,53 @@ type Batch struct {
 // The error is [ErrReleased], or CUDA's: work that is queued on s then does not
 // wait for the batch, and Wait can be tried instead.
 func (b *Batch) Use(s *cudart.Stream) error {
-	switch {
-	case b.released.Load():
-		return b.failed("use", ErrReleased)
-	case s == nil:
-		return b.failed("use", errNoStream)
+	err := b.usable()
+	if err == nil && s == nil {
+		err = errNoStream
 	}
-	err := s.WaitPoint(b.s.copied)
-	b.s.using.Add(s)
-	if err != nil {
-		return b.failed("use", err)
+	if err == nil {
+		if last := b.l.unrecorded.Swap(nil); last != nil {
+			last.recordEnds() // before s gets work for this batch
+		}
+		err = s.WaitPoint(b.s.copied)
+		b.s.using.Add(s)
 	}
-	return nil
+	return b.failed("use", err)
+}
+
+// recordEnds records events for the ends of the work on a batch that the loop has released.
+// It leaves the slot's fence alone, because the slot may be another batch's by now.
+func (b *Batch) recordEnds() {
+	for _, end := range b.ends {
+		end.Record()
+	}
 }
 
 // Wait waits until the batch is on the device. It returns ctx's error if that
 // ends first, [ErrReleased], or the copy's error if it failed.
 func (b *Batch) Wait(ctx context.Context) error {
-	if b.released.Load() {
-		return b.failed("wait for", ErrReleased)
+	err := b.usable()
+	if err == nil {
+		err = b.s.copied.Wait(ctx)
 	}
-	err := b.s.copied.Wait(ctx)
 	if err == nil {
 		err = b.s.copied.Err()
 	}
-	if err != nil {
-		return b.failed("wait for", err)
+	return b.failed("wait for", err)
+}
+
+// usable returns why the batch cannot be used.
+func (b *Batch) usable() error {
+	if b.released.Load() {
+		return ErrReleased
 	}
 	return nil
 }
 
 func (b *Batch) failed(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
 	return fmt.Errorf("loader: %s %v: %w", doing, b, err)
 }
 
@@ -111,9 +130,9 @@ func (b *Batch) Position() Position { return b.position }
 // goroutine may call. Meanwhile the loader has one batch less to fill. If all
 // (Prefetch + 1) batches are kept, the loop waits until one is released.
 func (b *Batch) Keep() {
-	if !b.kept && !b.released.Load() {
+	if b.usable() == nil && !b.kept {
 		b.kept = true
-		b.l.kept.Add(1)
+		b.l.counters.kept.Add(1)
 	}
 }
 
@@ -121,18 +140,37 @@ func (b *Batch) Keep() {
 // the streams that were passed to Use have done what is queued on them now
 // (cudaEventRecord, unless nothing was queued since the last event); Release does not
 // wait for that, and an event that cannot be recorded is recorded later. The loop
-// releases batches that were not kept. A second Release returns [ErrReleased].
+// releases batches that were not kept: then the next Use records the events. A second
+// Release returns [ErrReleased].
 func (b *Batch) Release() error {
-	if b.released.Swap(true) {
-		return b.failed("release", ErrReleased)
+	if err := b.usable(); err != nil || b.released.Swap(true) {
+		return b.failed("release", cmp.Or(err, error(ErrReleased)))
 	}
 	b.s.using.Record()
-	if b.kept {
-		b.l.kept.Add(-1)
-	}
-	b.l.free.put(b.s)
+	b.free()
 	return nil
 }
 
+// endTurn releases the batch for the loop, unless the body has. It makes no call into CUDA,
+// as the loop must end with its context.
+func (b *Batch) endTurn() {
+	if b.kept || b.released.Swap(true) {
+		return
+	}
+	b.s.using.Next() // fixes the ends
+	b.ends = b.s.using.Points(b.room[:0])
+	b.l.unrecorded.Store(b)
+	b.free()
+}
+
+func (b *Batch) free() {
+	if b.kept {
+		b.l.counters.kept.Add(-1)
+	}
+	b.l.driver.release(b.s)
+}
+
 // String names the batch in messages.
-func (b *Batch) String() string { return fmt.Sprintf("batch %d of epoch %d", b.number, b.epoch) }
+func (b *Batch) String() string {
+	return fmt.Sprintf("batch %d of epoch %d", b.number, b.epoch)
+}

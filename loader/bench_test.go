@@ -53,7 +53,7 @@ func consume(b *testing.B, src Source, o Options, works bool) {
 		return n
 	}
 	epoch(src.Len() / 4) // warm up
-	before, copies := l.Stats(), l.copies
+	before, copies := l.Stats(), l.driver.copies
 	b.ReportAllocs()
 	b.ResetTimer()
 	cpu := cpuTime(b)
@@ -64,7 +64,7 @@ func consume(b *testing.B, src Source, o Options, works bool) {
 	b.StopTimer()
 	st := l.Stats()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
-	b.ReportMetric(float64(st.Batches-before.Batches)/float64(l.copies-copies), "batches/copy")
+	b.ReportMetric(float64(st.Batches-before.Batches)/float64(l.driver.copies-copies), "batches/copy")
 	b.ReportMetric((cpuTime(b)-cpu).Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
 	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v after %v for the consumer, waits %v, consuming %v", b.N, st.Bottleneck(),
 		st.Reading-before.Reading, st.Transforming-before.Transforming, st.TransformWaits-before.TransformWaits, st.SlotWaits-before.SlotWaits,

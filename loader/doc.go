@@ -20,6 +20,25 @@
 // [BatchSource] reads many samples in one call; [Memory] is one, of samples in memory
 // or in a mapped file.
 //
+// # Loops and epochs
+//
+// A loop that is left, by break or return, leaves the rest of its epoch to the next one,
+// with the batches that are filled ahead. So a program can do something else in between,
+// without a second loader:
+//
+//	for steps := 0; steps < 1_000_000; validate() {
+//		for batch, err := range l.Batches(ctx) {
+//			…
+//			if steps++; steps%1000 == 0 {
+//				break // the next loop goes on with the next batch
+//			}
+//		}
+//	}
+//
+// A loop that gets to the end of its epoch leaves the next epoch to the next one; so does a
+// loop that an error or its context ends. [Loader.EndEpoch] leaves out the rest of an epoch.
+// Between loops the source is not called.
+//
 // # Memory lifetime
 //
 // [New] allocates all memory: (Prefetch + 1) batches, pinned and on the device.
@@ -45,14 +64,20 @@
 // another copy, and no longer than a millisecond.
 //
 // Batches of one copy share the calls for it: the consumer's stream waits once for all of
-// them (cudaStreamWaitEvent), and Release records an event (cudaEventRecord) only if the
-// stream has got work since the last one.
+// them (cudaStreamWaitEvent). For the end of the work on a batch an event is recorded
+// (cudaEventRecord) only if the stream has got work since the last one: by Release, or for a
+// batch that the loop releases by the next Use.
+//
+// One goroutine at a time makes the loader's calls into CUDA, a worker mostly. If one does
+// not return, New, Batches and Close end with their contexts all the same. The memory stays
+// allocated until it returns.
 //
 // # Order
 //
 // Batches come in the order of their numbers, unless Options.Unordered is set.
 // With Shuffle each epoch has an order of its own, which depends on the seed
-// and the epoch only. [Batch.Position] is where another process can go on.
+// and the epoch only. [Batch.Position] is where another process can go on: at the batch
+// with which the next loop goes on, too.
 //
 // # Errors
 //

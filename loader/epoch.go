@@ -2,68 +2,76 @@ package loader
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
-	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// An epoch is one loop over the batches.
+// An epoch is one pass over the batches. It ends when the loop has got them all and they are
+// on the device, with an error, or with EndEpoch. The next one may use all slots that the
+// consumer has not got.
 type epoch struct {
 	l       *Loader
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
 	start   Position
 	order   permutation
-	workers sync.WaitGroup
+	loop    atomic.Pointer[loop]  // that runs, or the last one
+	blocks  atomic.Pointer[block] // that is claimed from, which leads to those after it
+	filled  chan *slot            // for the driver
+	arrived chan *slot            // copied, for the loop
 
-	// What is being claimed, which leads to what was opened after it.
-	current atomic.Pointer[opening]
+	handed chan claim // for workers that wait for a block
 
-	// One worker at a time opens the next block, without holding claims.
-	claims   sync.Mutex
-	opening  bool
-	opened   sync.Cond // or there is no other block
-	last     *opening  // nil when there will be no other
-	next     int       // batch to be opened, of the worker that is opening
-	unopened error     // why it could not be
+	failure  atomic.Pointer[failure] // errDrained at the end
+	failed   chan struct{}           // has a token if failure has changed
+	draining atomic.Bool             // the loop has got all batches
 
-	sender  *sender
-	arrived chan *slot // filled, and the copy queued
+	// Guarded by driver.mu.
+	waiting int  // workers
+	stopped bool // the loop has ended: no worker may wait
+	opened  bool // no block follows: there is no batch, or an error comes before it
 
-	failing sync.Mutex
-	failed  chan struct{} // something has
-	broken  atomic.Bool
-	err     error // of the first batch that failed
-	badly   int   // its number, 0 if the error is no batch's
+	// Of the goroutine that drives.
+	last *block
+	next int // batch to be opened
 
-	// The consumer's.
+	// Of the loop.
 	position  Position
-	waiting   map[int]*slot // those that came before their turn
+	early     map[int]*slot // batches that came before their turn
 	consuming bool          // the phase of the loop: from one batch to the next if that is there
 }
 
-func newEpoch(ctx context.Context, l *Loader, start Position) *epoch {
+// A failure is the error that ends an epoch before a batch.
+type failure struct {
+	batch int
+	err   error
+}
+
+// errDrained ends an epoch whose batches are all on the device.
+var errDrained = errors.New("drained")
+
+// A loop is one range over Batches, over an epoch or a part of it.
+type loop struct {
+	e       *epoch
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	workers lifetime.Lifetime // goroutines that use workers
+	over    bool              // the epoch ends with the loop
+}
+
+func newEpoch(l *Loader, start Position) *epoch {
+	n := len(l.slots)
 	e := &epoch{
-		l: l, start: start, next: start.Batch, position: start,
-		arrived: make(chan *slot, len(l.slots)), failed: make(chan struct{}, 1), badly: math.MaxInt, waiting: make(map[int]*slot),
+		l: l, start: start, next: start.Batch, position: start, last: new(block), early: make(map[int]*slot),
+		filled: make(chan *slot, n), arrived: make(chan *slot, n), failed: make(chan struct{}, 1), handed: make(chan claim, l.o.Workers),
 	}
-	e.sender = newSender(e)
-	e.last = newOpening(l) // a block of nothing, after which the first one is opened
-	e.opened.L = &e.claims
-	e.current.Store(e.last)
+	e.opened = e.ends()
+	e.blocks.Store(e.last)
 	if l.o.Shuffle {
 		e.order = newPermutation(l.n, l.o.Seed, start.Epoch)
-	}
-	e.ctx, e.cancel = context.WithCancelCause(ctx)
-	workers, fields := make([]worker, len(l.workers)), len(l.layout.sizes)
-	places := make([][]byte, fields*len(workers))
-	for i := range workers {
-		workers[i] = worker{e: e, c: &l.workers[i], places: places[i*fields : (i+1)*fields]}
-		if l.batch != nil {
-			workers[i].asked = make([]int, l.layout.run(l.layout.block, len(workers)))
-		}
-		e.workers.Go(workers[i].work)
 	}
 	return e
 }
@@ -77,140 +85,187 @@ func (e *epoch) sample(batch, at int) int {
 	return i
 }
 
-// finish waits for the copies of an epoch that has given all its batches, and
-// returns the error of one that failed.
-func (e *epoch) finish() error {
-	l := e.l
-	l.loops.enter(ending)
-	e.workers.Wait() // they have nothing left to claim
-	for _, s := range l.slots {
-		if err := e.reclaim(s); err != nil {
-			return fmt.Errorf("loader: end of epoch %d: %w", e.start.Epoch, err)
-		}
+// ends sets next to the next batch that is to be opened, and reports whether there is none,
+// or an error comes before it.
+func (e *epoch) ends() bool {
+	for e.start.has(e.next) {
+		e.next++
 	}
-	return nil
+	return e.next >= e.l.batches() || e.failedBefore(e.next) != nil
 }
 
-// end ends the workers, and frees the slots that the loop did not get. Copies
-// may still be under way.
-func (e *epoch) end() {
-	l := e.l
-	l.loops.enter(ending)
-	e.cancel(context.Canceled)
-	e.claims.Lock()
-	e.opened.Broadcast() // those that wait for a block see it
-	e.claims.Unlock()
-	e.workers.Wait()
-	for o := e.current.Load(); o != nil; o = o.next.Load() {
-		for _, s := range o.left() {
-			l.free.put(s) // no worker will complete it
-		}
-	}
-	for _, s := range e.waiting {
-		l.free.put(s)
-	}
-	for len(e.arrived) > 0 {
-		l.free.put(<-e.arrived)
-	}
-	l.loops.enter(idle)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.cancel = nil
+// ahead returns how many claims are open in blocks from which nothing was claimed yet.
+func (e *epoch) ahead() int {
+	b := e.blocks.Load()
+	return e.last.before + e.last.claims - b.before - b.claims
 }
 
-// fail ends the epoch with the error of a batch. Those before it still come.
+// fail ends the epoch with the error of a batch, before that batch.
 func (e *epoch) fail(batch int, err error) {
-	e.failing.Lock()
-	defer e.failing.Unlock()
-	if batch >= e.badly {
-		return
+	if e.l.o.Unordered {
+		batch = 0 // it comes before all others
 	}
-	e.err, e.badly = err, batch
-	e.broken.Store(true)
-	select {
-	case e.failed <- struct{}{}:
-	default:
+	f := &failure{batch, err}
+	for old := e.failure.Load(); old == nil || batch < old.batch; old = e.failure.Load() {
+		if e.failure.CompareAndSwap(old, f) {
+			select {
+			case e.failed <- struct{}{}:
+			default:
+			}
+			return
+		}
 	}
 }
 
 // failedBefore returns the error that ends the epoch before a batch.
 func (e *epoch) failedBefore(batch int) error {
-	e.failing.Lock()
-	defer e.failing.Unlock()
-	if batch < e.badly && !(e.l.o.Unordered && e.err != nil) {
-		return nil
+	if f := e.failure.Load(); f != nil && f.batch <= batch {
+		return f.err
 	}
-	return e.err
+	return nil
 }
 
-// canceled returns why the epoch's context ended.
-func (e *epoch) canceled() error {
-	cause := context.Cause(e.ctx)
-	if n := len(e.l.slots); e.allKept() {
-		return fmt.Errorf("loader: epoch %d: all %d batches are kept, and none was released: %w", e.start.Epoch, n, cause)
+// begin starts a loop over what is left of an epoch, or over the next one.
+func (l *Loader) begin(ctx context.Context) (*loop, error) {
+	if err := l.check(ctx); err != nil {
+		return nil, err
 	}
-	return fmt.Errorf("loader: epoch %d: %w", e.start.Epoch, cause)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.life.Sealed():
+		return nil, ErrClosed
+	case l.running != nil:
+		return nil, ErrRunning
+	}
+	l.life.Begin()
+	e, phase := l.epoch.Load(), waiting
+	if e == nil {
+		e, phase = newEpoch(l, l.next), starting
+		l.next = l.next.nextEpoch()
+	}
+	l.watch.enter(phase)
+	p := &loop{e: e}
+	p.ctx, p.cancel = context.WithCancelCause(ctx)
+	l.running, e.consuming = p, false
+	e.loop.Store(p)
+	l.epoch.Store(e)
+	l.driver.setStopped(e, false)
+	since := time.Since(l.born)
+	for i := range l.workers {
+		w := &l.workers[i]
+		if w.since = since; w.e != e {
+			w.e, w.claim, w.tries, w.spoiled = e, claim{}, 0, false
+		}
+		p.workers.Begin()
+		go w.work(p)
+	}
+	return p, nil
+}
+
+// tryDrive drives on a worker's goroutine, unless another goroutine drives. The loop does
+// not wait for that goroutine meanwhile. It returns false if the loop has ended: then the
+// goroutine must return.
+func (p *loop) tryDrive() (mine bool) {
+	if p.e.l.driver.requests.Add(1) > 1 {
+		return true
+	}
+	p.workers.End()
+	p.e.l.driver.drive()
+	return p.workers.Begin()
+}
+
+// end ends the workers' goroutines, and the loop.
+func (p *loop) end() {
+	l := p.e.l
+	l.enter(ending)
+	p.cancel(context.Canceled)
+	p.workers.Seal()
+	l.driver.setStopped(p.e, true)
+	_ = p.workers.Wait(context.Background())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch.enter(idle)
+	l.running = nil
+	if p.over {
+		l.epoch.Store(nil)
+	}
+	l.life.End()
+}
+
+// ended returns why the loop's context has ended.
+func (p *loop) ended() error {
+	err := context.Cause(p.ctx)
+	if err != ErrClosed {
+		err = bounded.Ended(p.ctx)
+	}
+	if p.allKept() {
+		err = fmt.Errorf("all %d batches are kept, and none was released: %w", len(p.e.l.slots), err)
+	}
+	return fmt.Errorf("loader: epoch %d: %w", p.e.start.Epoch, err)
 }
 
 // allKept reports whether there is no memory left to fill.
-func (e *epoch) allKept() bool { return int(e.l.kept.Load()) == len(e.l.slots) }
+func (p *loop) allKept() bool { return int(p.e.l.counters.kept.Load()) == len(p.e.l.slots) }
 
-// get returns the next batch for the consumer, nil when there are no more.
-func (e *epoch) get() (*slot, error) {
+// get returns the next batch for the consumer. When it has got all and they are on the
+// device, it returns nil, or the error of a copy that failed.
+func (p *loop) get() (*slot, error) {
+	e, l := p.e, p.e.l
 	for {
-		if e.ctx.Err() != nil {
-			e.fail(0, e.canceled())
-			return nil, e.failedBefore(0)
-		}
 		want := e.position.Batch
-		if s := e.waiting[want]; s != nil {
-			delete(e.waiting, want)
+		s := e.early[want]
+		switch {
+		case p.ctx.Err() != nil:
+			return nil, p.ended()
+		case s != nil:
+			delete(e.early, want)
 			return s, nil
+		case want == l.batches() && !e.draining.Swap(true):
+			l.enter(ending)
+			l.driver.request()
 		}
-		if want == e.l.batches() {
-			return nil, nil
-		}
-		var s *slot
 		select {
 		case s = <-e.arrived:
 		default:
-			if err := e.failedBefore(want); err != nil {
+			switch err := e.failedBefore(want); err {
+			case nil:
+			case errDrained:
+				return nil, nil
+			default:
 				return nil, err
 			}
-			if e.consuming && !e.allKept() {
+			if e.consuming && !p.allKept() && !e.draining.Load() {
 				e.consuming = false
-				e.l.loops.enter(waiting)
+				l.enter(waiting)
 			}
 			select {
 			case s = <-e.arrived:
 			case <-e.failed:
 				continue
-			case <-e.ctx.Done():
+			case <-p.ctx.Done():
 				continue
 			}
 		}
-		if e.l.o.Unordered || s.number == want {
+		if l.o.Unordered || s.number == want {
 			return s, nil
 		}
-		e.waiting[s.number] = s
+		e.early[s.number] = s
 	}
 }
 
-// give gives a batch to the loop for a turn, or longer if it is kept. It is
-// false when the loop was left.
-func (e *epoch) give(s *slot, yield func(*Batch, error) bool) (more bool) {
-	l := e.l
+// give gives a batch to the loop's body for a turn, or longer if it is kept. It returns
+// false if the loop was left.
+func (p *loop) give(s *slot, yield func(*Batch, error) bool) (more bool) {
+	e, l := p.e, p.e.l
 	e.position = e.position.after(s.number)
-	l.stats.batches.Add(1)
+	l.counters.batches.Add(1)
+	s.lent.Store(true)
 	b := &Batch{l: l, s: s, indices: s.indices, epoch: e.start.Epoch, number: s.number, position: e.position}
 	if !e.consuming {
 		e.consuming = true
-		l.loops.enter(consuming)
+		l.enter(consuming)
 	}
-	defer func() { // the body may panic
-		if !b.kept {
-			_ = b.Release() // the body may have
-		}
-	}()
+	defer b.endTurn() // the body may panic
 	return yield(b, nil)
 }

@@ -96,7 +96,7 @@ func TestErrorsEndTheEpoch(t *testing.T) {
 			}
 			require.Equal(t, 1, errs)
 			require.Len(t, numbers, bad/batch, "the batches before")
-			require.Equal(t, len(l.slots), l.free.count())
+			require.Zero(t, lent(l))
 			require.Zero(t, l.Stats().Skipped)
 
 			src.read, src.transform = only(), only()
@@ -158,7 +158,7 @@ func TestErrorEndsUnorderedEpoch(t *testing.T) {
 	}
 	require.ErrorIs(t, last, errBad)
 	require.ErrorContains(t, last, "sample 20, ")
-	require.Equal(t, len(l.slots), l.free.count())
+	require.Zero(t, lent(l))
 }
 
 // What failed in Read does not come to Transform.
@@ -373,8 +373,8 @@ func TestASourceThatEndsItsGoroutine(t *testing.T) {
 			}
 			src.read, src.transform = only(), only()
 			require.Len(t, slices.Concat(epochOf(t, l, s, 8)...), 20)
-			require.Equal(t, len(l.slots), l.free.count())
-			require.Empty(t, l.turns, "all turns to transform are free")
+			require.Zero(t, lent(l))
+			require.EqualValues(t, l.o.MaxTransforms, l.transforms.free.Load())
 		}
 	}
 }
@@ -474,36 +474,6 @@ func TestBadOptions(t *testing.T) {
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
 		require.Equal(t, 4, b.Epoch())
-		break
-	}
-}
-
-// Nil arguments are errors.
-func TestNil(t *testing.T) {
-	t.Parallel()
-	dev := testgpu.Device(t)
-	src, o := numbered(10, 8), Options{BatchSize: 4}
-	var none context.Context
-	_, err := New(none, dev, src, o)
-	require.ErrorContains(t, err, "loader: new: the context is nil")
-	_, err = New(t.Context(), nil, src, o)
-	require.ErrorContains(t, err, "loader: new: the device is nil")
-	_, err = New(t.Context(), dev, nil, o)
-	require.ErrorContains(t, err, "loader: new: the source is nil")
-
-	l := newLoaderFor(t, dev, src, o)
-	require.ErrorContains(t, l.CloseContext(none), "loader: close: the context is nil")
-	errs := 0
-	for b, err := range l.Batches(none) {
-		require.Nil(t, b)
-		require.ErrorContains(t, err, "loader: batches: the context is nil")
-		errs++
-	}
-	require.Equal(t, 1, errs)
-	for b, err := range l.Batches(t.Context()) {
-		require.NoError(t, err)
-		require.ErrorContains(t, b.Use(nil), "loader: use batch 0 of epoch 0: the stream is nil")
-		require.ErrorContains(t, b.Wait(none), "loader: wait for batch 0 of epoch 0: ")
 		break
 	}
 }

@@ -107,6 +107,70 @@ func ExampleMemory() {
 	// batch 3 of epoch 0 181888 bytes of pixels 232 of labels
 }
 
+// A loop that is left leaves the rest of the epoch to the next one.
+func ExampleLoader_Batches() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	l, err := loader.New(ctx, dev, squares, loader.Options{BatchSize: 3})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	for steps := 0; steps < 6; fmt.Println("validate after", steps) {
+		for batch, err := range l.Batches(ctx) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(batch, batch.Indices())
+			if steps++; steps%3 == 0 {
+				break
+			}
+		}
+	}
+
+	// Output:
+	// batch 0 of epoch 0 [0 1 2]
+	// batch 1 of epoch 0 [3 4 5]
+	// batch 2 of epoch 0 [6 7 8]
+	// validate after 3
+	// batch 3 of epoch 0 [9]
+	// validate after 4
+	// batch 0 of epoch 1 [0 1 2]
+	// batch 1 of epoch 1 [3 4 5]
+	// validate after 6
+}
+
+// An epoch that is left out after its first batch.
+func ExampleLoader_EndEpoch() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	l, err := loader.New(ctx, dev, squares, loader.Options{BatchSize: 3})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	for range 2 {
+		for batch, err := range l.Batches(ctx) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(batch, batch.Indices())
+			break
+		}
+		if err := l.EndEpoch(); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	// Output:
+	// batch 0 of epoch 0 [0 1 2]
+	// batch 0 of epoch 1 [0 1 2]
+}
+
 // A program that ends after two batches goes on with the third.
 func ExamplePosition() {
 	dev, _, done := openGPU()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -30,8 +31,8 @@ type sweep struct {
 	lives, failed, absorbed int
 }
 
-// patience is how long a life may take before it counts as hung.
-const patience = time.Minute
+// timeout is how long a life may take before it counts as hung.
+const timeout = time.Minute
 
 // live makes a loader, consumes two epochs, and closes it. A batch that comes
 // without an error holds what it should. It returns the first error.
@@ -39,7 +40,7 @@ func (w *sweep) live(shape func(*Options)) (err error) {
 	fields := []int{5, 300}
 	o := Options{BatchSize: 4, Workers: 2, Prefetch: 2, Shuffle: true}
 	shape(&o)
-	ctx, cancel := context.WithTimeout(w.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.Context(), timeout)
 	defer cancel()
 	l, err := New(ctx, w.dev, numbered(18, fields...), o)
 	if err != nil {
@@ -147,6 +148,7 @@ func (w *sweep) suffer(fn string, nth int, code cudart.Code, shape func(*Options
 	require.Empty(w, w.sim.Misuses())
 }
 
+// With PINNED_SOAK at every position, else at the first one of each call and every fourth.
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	t.Parallel()
 	// The link takes its time, so that small batches are copied together.
@@ -165,7 +167,10 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 				continue // it cannot fail
 			}
 			for nth := range calls[fn] {
-				code := []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrInvalidValue}[nth%2]
+				if nth%4 > 0 && os.Getenv("PINNED_SOAK") == "" {
+					continue
+				}
+				code := []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrInvalidValue}[nth/4%2]
 				what := fmt.Sprintf("%s/%s #%d", name, fn, nth+1)
 				if !t.Run(what, func(t *testing.T) {
 					w.T = t
@@ -179,7 +184,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	}
 	require.NoError(t, w.s.Synchronize(t.Context()))
 	t.Logf("%d calls failed: %d lives reported it, %d went on all the same", w.lives, w.failed, w.absorbed)
-	assert.Greater(t, w.failed, 100)
+	assert.Greater(t, w.failed, 30)
 }
 
 // unanswered are the calls by which CUDA says whether work is done.
@@ -245,36 +250,35 @@ func TestTheHostWaitsIfTheDeviceCannot(t *testing.T) {
 // is not written.
 func TestUnknownMemoryIsNotWritten(t *testing.T) {
 	t.Parallel()
-	sim, dev := simulated(t, cudasim.Link{})
-	l := newLoaderFor(t, dev, numbered(8, 8), Options{BatchSize: 4, Prefetch: 1})
-	all := newLog(t, stream(t, dev), 2, 32)
-	for b, err := range l.Batches(t.Context()) {
-		require.NoError(t, err)
-		all.add(b)
-	}
-	s := l.slots[0]
-	sim.Hold()
-	require.NoError(t, all.s.CopyOnDevice(all.mem, s.mem, 32))
-	s.using.Add(all.s)
+	f := newDriven(t, numbered(8, 8), Options{BatchSize: 4, Prefetch: 1}, Position{})
+	s := f.l.slots[0]
+	s.begin(0, 0, 4)
+	f.sim.Hold()
+	user := stream(t, f.l.dev)
+	require.NoError(t, user.Memset(s.mem, 0, 32))
+	s.using.Add(user)
 	s.using.Record()
-	failAlways(sim, unanswered)
-	before := sim.Calls("cudaMemcpyAsync")
-	err := l.upload(t.Context(), s)
+	failAlways(f.sim, unanswered)
+	require.True(t, f.d.copy(f.p, f.l.slots[:1]))
+	err := f.e.failedBefore(0)
 	require.ErrorIs(t, err, cudart.ErrUnknown)
-	require.ErrorContains(t, err, "the GPU may be using the memory: ")
-	require.Equal(t, before, sim.Calls("cudaMemcpyAsync"))
+	require.ErrorContains(t, err, "loader: copy batch 0 of epoch 0: the GPU may be using the memory: ")
+	require.Zero(t, f.sim.Calls("cudaMemcpyAsync"))
 
-	// Until the context ends, it is waited for.
-	sim.ResetFaults()
-	sim.Fail("cudaStreamWaitEvent", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, l.upload(ctx, s), context.DeadlineExceeded)
-	require.Equal(t, before, sim.Calls("cudaMemcpyAsync"))
-	sim.ResetFaults()
-	sim.Release()
-	require.NoError(t, l.upload(t.Context(), s))
-	require.Equal(t, before+1, sim.Calls("cudaMemcpyAsync"))
+	// It is waited for, until the loop ends; the next one copies it.
+	f.sim.ResetFaults()
+	f.sim.Fail("cudaStreamWaitEvent", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	f.e.failure.Store(nil)
+	next := &loop{e: f.e, ctx: t.Context()}
+	f.p.cancel(nil)
+	require.False(t, f.d.copy(f.p, f.l.slots[:1]))
+	require.NoError(t, f.e.failedBefore(0))
+	require.Zero(t, f.sim.Calls("cudaMemcpyAsync"))
+	f.sim.ResetFaults()
+	f.sim.Release()
+	require.True(t, f.d.copy(next, f.l.slots[:1]))
+	require.Equal(t, 1, f.sim.Calls("cudaMemcpyAsync"))
+	require.NoError(t, f.e.failedBefore(0))
 }
 
 // A batch of which some was queued when its copy failed keeps its pinned memory
@@ -292,9 +296,8 @@ func TestMemoryOfABatchThatFailed(t *testing.T) {
 	}
 	require.ErrorIs(t, last, cudart.ErrInvalidValue)
 	require.ErrorContains(t, last, "loader: copy batch 1 of epoch 0: ")
-	require.Equal(t, 2, l.free.count())
 	for _, slot := range l.slots {
-		require.False(t, slot.copying.Done(t.Context()), "batch %d", slot.number)
+		require.False(t, slot.copied.Done(t.Context()), "batch %d", slot.number)
 	}
 	sim.Release()
 	require.Len(t, slices.Concat(epochOf(t, l, s, 8, 300)...), 6)
@@ -333,6 +336,28 @@ func TestACopyThatMayHaveFailed(t *testing.T) {
 	}
 }
 
+// The error of the last copy ends an epoch that has given all its batches.
+func TestTheLastCopyOfAnEpochThatFails(t *testing.T) {
+	t.Parallel()
+	for _, unordered := range []bool{false, true} {
+		sim, dev := simulated(t, cudasim.Link{})
+		l := newLoaderFor(t, dev, numbered(8, 8), Options{BatchSize: 4, Prefetch: 3, Unordered: unordered})
+		sim.Hold()
+		var last error
+		n := 0
+		for _, last = range l.Batches(t.Context()) {
+			if n++; n == 2 {
+				sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown})
+				sim.Release()
+			}
+		}
+		require.Equal(t, 3, n)
+		require.ErrorIs(t, last, cudart.ErrUnknown)
+		require.ErrorContains(t, last, "loader: end of epoch 0: copy of batch ")
+		require.Equal(t, 1, gaveEpoch(t, l))
+	}
+}
+
 // As long as CUDA cannot say what it is done with, epochs end with the error and
 // Close returns it. When it can, all goes on.
 func TestCUDACannotSay(t *testing.T) {
@@ -341,7 +366,7 @@ func TestCUDACannotSay(t *testing.T) {
 	s := stream(t, dev)
 	l, err := New(t.Context(), dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	var last error
 	for b, err := range l.Batches(ctx) {
@@ -403,7 +428,7 @@ func TestLostDevice(t *testing.T) {
 	require.NoError(t, err)
 	l, err := New(t.Context(), dev, numbered(100, 8), Options{BatchSize: 4, Workers: 3, Prefetch: 2})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	for b, loopErr := range l.Batches(ctx) {
 		if loopErr != nil {

@@ -18,75 +18,232 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// requireIdle requires that no goroutine of a loader is left, and that all its
-// memory but that of so many kept batches is free.
+// requireIdle requires that no goroutine of a loader is left, and that the consumer has so
+// many batches.
 func requireIdle(t *testing.T, l *Loader, kept int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		stacks := make([]byte, 1<<20)
-		return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "loader.(*epoch)")
+		s := string(stacks[:runtime.Stack(stacks, true)])
+		return !strings.Contains(s, "loader.(*worker).work") && !strings.Contains(s, "loader.(*driver).")
 	}, time.Minute, time.Millisecond, "goroutines are left")
-	require.Equal(t, len(l.slots)-kept, l.free.count())
-	once := make(map[*slot]bool)
-	for _, s := range slices.Concat(l.free.list, l.free.news) {
-		require.False(t, once[s], "a slot is free twice")
-		once[s] = true
+	require.Equal(t, kept, lent(l))
+}
+
+// loopOptions are loops of all kinds, over 30 samples.
+var loopOptions = []Options{
+	{BatchSize: 4, Workers: 3, Prefetch: 2},
+	{BatchSize: 4, Workers: 30, Prefetch: 2, Unordered: true, Shuffle: true},
+	{BatchSize: 4, Workers: 2, Prefetch: 11}, // blocks of 3
+	{BatchSize: 4, Workers: 1, Prefetch: 11},
+	{BatchSize: 4, Workers: 9, Prefetch: 31, Unordered: true}, // one block
+}
+
+// A loop that is left, or whose body panics, leaves the rest of its epoch to the next loop.
+// Not parallel, as the other tests here: they look at the process's goroutines.
+func TestALoopThatIsLeftKeepsItsEpoch(t *testing.T) {
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	for _, o := range loopOptions {
+		for _, turns := range []int{1, 3, 8, 9} { // of one loop
+			for _, panics := range []bool{false, true} {
+				var reads atomic.Int64
+				good := numbered(30, 8)
+				l := newLoaderFor(t, dev, Func(30, []int{8}, func(ctx context.Context, i int, sample [][]byte) error {
+					reads.Add(1)
+					return good.Read(ctx, i, sample)
+				}), o)
+				for epoch := range 2 {
+					var seen, numbers []int
+					at := Position{Epoch: epoch, Order: l.order}
+					loops := 0
+					for more := true; more; loops++ {
+						more = false
+						loop := func() {
+							defer func() { _ = recover() }()
+							n := 0
+							for b, err := range l.Batches(t.Context()) {
+								require.NoError(t, err)
+								require.Equal(t, epoch, b.Epoch())
+								require.Equal(t, at.after(b.Number()), b.Position())
+								at = b.Position()
+								requireBatch(t, b, s, 8)
+								seen, numbers = append(seen, b.Indices()...), append(numbers, b.Number())
+								if n++; n == turns {
+									more = true
+									if panics {
+										panic("left")
+									}
+									return
+								}
+							}
+						}
+						loop()
+						requireIdle(t, l, 0)
+					}
+					require.Equal(t, 8/turns+1, loops, "after the last batch a loop is empty")
+					require.True(t, o.Unordered || slices.IsSorted(numbers))
+					slices.Sort(seen)
+					require.Equal(t, slices.Collect(count(30)), seen, "%+v", o)
+					require.Equal(t, Position{Epoch: epoch, Batch: 8, Order: l.order}, at)
+				}
+				require.EqualValues(t, 60, reads.Load(), "what was filled is kept")
+			}
+		}
 	}
 }
 
-// Not parallel, as the other tests here: they look at the process's goroutines.
-func TestLeavingAtEveryBatch(t *testing.T) {
+// EndEpoch leaves out the rest of an epoch: not that of the next one, nor batches that are
+// kept.
+func TestEndEpoch(t *testing.T) {
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
-	for _, o := range []Options{
-		{BatchSize: 4, Workers: 3, Prefetch: 2},
-		{BatchSize: 4, Workers: 30, Prefetch: 2, Unordered: true, Shuffle: true},
-		{BatchSize: 4, Workers: 2, Prefetch: 11}, // blocks of 3
-		{BatchSize: 4, Workers: 1, Prefetch: 11},
-		{BatchSize: 4, Workers: 9, Prefetch: 31, Unordered: true}, // one block
-	} {
+	for _, o := range loopOptions {
 		l := newLoaderFor(t, dev, numbered(30, 8), o)
-		for at := range 8 {
-			for _, ending := range []string{"break", "panic", "cancel"} {
-				ctx, cancel := context.WithCancelCause(t.Context())
-				gone := errors.New("gone")
-				n := 0
-				loop := func() (err error) {
-					for b, err := range l.Batches(ctx) {
-						if err != nil {
-							require.Nil(t, b)
-							require.Equal(t, at+1, n, "%v", err)
-							n = -1 // nothing follows
-							return err
-						}
-						require.GreaterOrEqual(t, n, 0)
-						requireBatch(t, b, s, 8)
-						if n++; n == at+1 {
-							switch ending {
-							case "break":
-								return nil
-							case "panic":
-								panic(gone)
-							case "cancel":
-								cancel(gone)
-							}
-						}
-					}
-					return nil
+		require.NoError(t, l.EndEpoch(), "there is none")
+		for turns := 1; turns <= 8; turns++ {
+			var kept *Batch
+			for b, err := range l.Batches(t.Context()) {
+				require.NoError(t, err)
+				require.Equal(t, turns-1, b.Epoch())
+				require.EqualError(t, l.EndEpoch(), "loader: end epoch: a loop over its batches is running")
+				require.ErrorIs(t, l.EndEpoch(), ErrRunning)
+				if kept == nil {
+					kept = b
+					b.Keep()
 				}
-				switch ending {
-				case "break":
-					require.NoError(t, loop())
-				case "panic":
-					require.PanicsWithValue(t, gone, func() { _ = loop() })
-				case "cancel":
-					require.ErrorIs(t, loop(), gone)
+				if given := b.Position(); given.Batch+len(given.Done) == turns {
+					break
 				}
-				cancel(nil)
-				requireIdle(t, l, 0)
 			}
+			require.NoError(t, l.EndEpoch())
+			require.NoError(t, l.EndEpoch(), "there is none any more")
+			requireBatch(t, kept, s, 8)
+			require.NoError(t, kept.Release())
 		}
 		require.Len(t, epochOf(t, l, s, 8), 8, "the next epoch is whole")
+		require.NoError(t, l.EndEpoch())
+		require.Equal(t, 9, gaveEpoch(t, l))
+	}
+	// Options.Start is within an epoch, which no loop has begun.
+	o := Options{BatchSize: 4, Start: Position{Epoch: 3, Batch: 2, Order: "30 samples in batches of 4"}}
+	l, err := New(t.Context(), dev, numbered(30, 8), o)
+	require.NoError(t, err)
+	require.NoError(t, l.EndEpoch())
+	require.NoError(t, l.EndEpoch())
+	require.Equal(t, 4, gaveEpoch(t, l))
+	require.NoError(t, l.Close())
+	require.ErrorIs(t, l.EndEpoch(), ErrClosed)
+}
+
+// A canceled loop ends its epoch, at whichever batch.
+func TestACanceledLoopEndsItsEpoch(t *testing.T) {
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	gone := errors.New("gone")
+	for _, o := range loopOptions {
+		l := newLoaderFor(t, dev, numbered(30, 8), o)
+		for at := range 8 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			n := 0
+			var last error
+			for b, err := range l.Batches(ctx) {
+				if last = err; err != nil {
+					require.Nil(t, b)
+					continue
+				}
+				require.Equal(t, at, b.Epoch())
+				requireBatch(t, b, s, 8)
+				if n++; n == at+1 {
+					cancel(gone)
+				}
+			}
+			require.Equal(t, at+1, n)
+			require.ErrorIs(t, last, gone)
+			require.ErrorIs(t, last, context.Canceled)
+			requireIdle(t, l, 0)
+		}
+		require.Len(t, epochOf(t, l, s, 8), 8, "the next epoch is whole")
+	}
+}
+
+// An interrupted source spoils a sample and waits until its context ends, in one of its
+// methods, for all but the first samples, as long as it is blocked.
+type interrupted struct {
+	Source
+	in      string
+	first   int
+	blocked atomic.Bool
+	entered chan struct{}
+}
+
+func (s *interrupted) wait(ctx context.Context, in string, i int, sample [][]byte) error {
+	if s.in != in || i < s.first || !s.blocked.Load() {
+		return nil
+	}
+	add(sample, 77)
+	select {
+	case s.entered <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s *interrupted) Read(ctx context.Context, i int, sample [][]byte) error {
+	if err := s.Source.Read(ctx, i, sample); err != nil {
+		return err
+	}
+	add(sample, 1)
+	return s.wait(ctx, "Read", i, sample)
+}
+
+func (s *interrupted) Transform(ctx context.Context, i int, sample [][]byte) error {
+	add(sample, 255)
+	return s.wait(ctx, "Transform", i, sample)
+}
+
+// A togetherInterrupted source is one that reads many samples in a call.
+type togetherInterrupted struct{ *interrupted }
+
+func (s togetherInterrupted) ReadBatch(ctx context.Context, indices []int, all [][]byte) error {
+	for k, i := range indices {
+		if err := s.Read(ctx, i, [][]byte{all[0][8*k : 8*k+8]}); err != nil {
+			return err
+		}
+	}
+	return s.wait(ctx, "ReadBatch", indices[0], all)
+}
+
+// What a source was at when the loop was left is done again by the next loop, and is no
+// failure.
+func TestSamplesThatWereInterrupted(t *testing.T) {
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	const n, batch = 100, 10
+	for _, in := range []string{"Read", "Transform", "ReadBatch"} {
+		for _, workers := range []int{1, 3, 40} {
+			one := &interrupted{Source: numbered(n, 8), in: in, first: batch, entered: make(chan struct{}, 1)}
+			one.blocked.Store(true)
+			var src Source = one
+			if in == "ReadBatch" {
+				src = togetherInterrupted{one}
+			}
+			l := newLoaderFor(t, dev, src, Options{BatchSize: batch, Workers: workers, MaxTransforms: workers, Prefetch: 9})
+			for b, err := range l.Batches(t.Context()) {
+				require.NoError(t, err)
+				require.Zero(t, b.Number())
+				requireBatch(t, b, s, 8)
+				<-one.entered
+				break
+			}
+			requireIdle(t, l, 0)
+			one.blocked.Store(false)
+			require.Equal(t, slices.Collect(count(n))[batch:], slices.Concat(epochOf(t, l, s, 8)...))
+			require.Zero(t, l.Stats().Retried)
+			require.Zero(t, l.Stats().Skipped)
+		}
 	}
 }
 
@@ -177,7 +334,7 @@ func TestCancelledWithinAClaim(t *testing.T) {
 		}
 		o := Options{BatchSize: 1000, Workers: 1}
 		l := newLoaderFor(t, dev, src, o)
-		require.Greater(t, l.layout.run(1, o.Workers), 100)
+		require.Greater(t, l.layout.claimSize(1, o.Workers), 100)
 		for _, err := range l.Batches(ctx) {
 			require.ErrorIs(t, err, context.Canceled)
 		}
@@ -245,6 +402,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 // A call into CUDA that does not return keeps Close no longer than its context. When it
 // returns, all is released.
 func TestCloseWithACallThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
 	sim, dev := simulated(t, cudasim.Link{})
 	l, err := New(t.Context(), dev, numbered(8, 8), Options{BatchSize: 4})
 	require.NoError(t, err)
@@ -528,6 +686,7 @@ func TestCloseEndsTheLoop(t *testing.T) {
 	}
 	require.Equal(t, 3, n)
 	require.ErrorIs(t, last, ErrClosed)
+	require.NotErrorIs(t, last, context.Canceled, "nobody has canceled the caller's context")
 	requireIdle(t, l, 0)
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())

@@ -8,9 +8,11 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
@@ -24,11 +26,39 @@ var (
 	ErrRunning = errors.New("a loop over its batches is running")
 
 	errNilContext = errors.New("the context is nil")
+	errNotNew     = errors.New("the loader is not one of New")
 )
 
 // A Loader fills batches with samples and copies them to a device. Its methods
 // may be called from any goroutine.
+//
+//	state    entered by                    | Batches                | EndEpoch       | Close
+//	idle     New, the end of an epoch      | begins the next epoch  | –              | releases
+//	running  Batches                       | ErrRunning             | ErrRunning     | ends the loop, ErrRunning
+//	left     a loop that was left before   | goes on with the epoch | ends the epoch | releases
+//	         the end of its epoch          |                        |                |
+//	closed   Close                         | ErrClosed              | ErrClosed      | releases what is left
 type Loader struct {
+	spec
+	resources
+	workers    []worker
+	transforms semaphore
+	driver     driver
+	counters   counters
+	born       time.Time
+	life       lifetime.Lifetime // of the resources: loops and who drives use them
+
+	epoch      atomic.Pointer[epoch] // that is not over; changed under mu
+	unrecorded atomic.Pointer[Batch] // that the loop released last: the next Use records its ends
+
+	mu      sync.Mutex // not held during calls into CUDA or to the source
+	next    Position   // where the epoch after that begins
+	running *loop      // nil if none is
+	watch   stopwatch
+}
+
+// A spec is what New was called with.
+type spec struct {
 	dev       *cudart.Device
 	src       Source
 	n         int         // samples
@@ -37,40 +67,47 @@ type Loader struct {
 	o         Options
 	layout    layout
 	order     string // of the samples: see Position.Order
+}
 
+// batches returns how many an epoch has.
+func (sp *spec) batches() int {
+	n := sp.n / sp.o.BatchSize
+	if sp.n%sp.o.BatchSize > 0 && !sp.o.DropLast {
+		n++
+	}
+	return n
+}
+
+// sizeOf returns how many samples a batch has.
+func (sp *spec) sizeOf(batch int) int {
+	return min(sp.o.BatchSize, sp.n-batch*sp.o.BatchSize)
+}
+
+// resources are what New allocates.
+type resources struct {
 	buf    *hostmem.Buffer
 	mem    cudart.DevPtr
 	stream *cudart.Stream // of all copies
-	copies int            // queued there
-	slots  []*slot
-	free   freeSlots
-	turns  chan struct{} // one for each worker that may transform
-	kept   atomic.Int32  // batches
-
-	meter   meter
-	loops   stopwatch
-	stats   counters
-	workers []workerCounters
-
-	mu     sync.Mutex // not held during calls into the library
-	next   Position
-	cancel context.CancelCauseFunc // of the loop that is running
-	closed bool                    // to loops
-
-	released lifetime.Lifetime // what allocate has allocated
+	slots  []*slot        // in the order of their memory
 }
 
 // New returns a loader with all the pinned memory, device memory and streams
 // that it will ever use: (Prefetch + 1) batches of both. The context bounds New
 // only. Errors are those of [hostmem.Alloc] and [cudart.Device.Malloc], or name
 // what is wrong with the source or the options. After an error nothing stays
-// allocated, unless the error says so.
+// allocated, unless the error says so; if a call into CUDA does not return, all is
+// released when it does.
 func New(ctx context.Context, dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	l, err := newLoader(ctx, dev, src, o)
-	if err != nil {
-		return nil, fmt.Errorf("loader: new: %w", err)
+	return l, failed("new", err)
+}
+
+// failed names what has failed, if err is not nil.
+func failed(what string, err error) error {
+	if err == nil {
+		return nil
 	}
-	return l, nil
+	return fmt.Errorf("loader: %s: %w", what, err)
 }
 
 func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (*Loader, error) {
@@ -87,14 +124,14 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 		return nil, err
 	}
 	l := &Loader{
-		dev: dev, src: src, n: src.Len(), o: o, layout: layout,
-		turns:   make(chan struct{}, o.MaxTransforms),
-		workers: make([]workerCounters, o.Workers),
-		free:    freeSlots{added: make(chan struct{}, 1)},
+		spec:    spec{dev: dev, src: src, n: src.Len(), o: o, layout: layout},
+		workers: make([]worker, o.Workers), born: time.Now(),
 	}
+	l.transforms.init(o.MaxTransforms, o.Workers)
 	l.batch, _ = src.(BatchSource)
-	if m, ok := src.(memory); ok && l.layout.bytes <= mostUnread {
-		l.batch = unread{m}
+	if m, ok := src.(memory); ok && layout.bytes <= maxGPUOnly {
+		m.gpuOnly = true
+		l.batch = m
 	}
 	l.transform, _ = src.(Transformer)
 	l.order = o.order(l.n)
@@ -103,10 +140,23 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	}
 	l.next = o.Start.tidy()
 	l.next.Order = l.order
-	if err := l.allocate(ctx); err != nil {
-		return nil, errors.Join(err, lifetime.Undo(ctx, l.release))
+	l.driver.l, l.driver.maxHold = l, maxHold
+	for i := range l.workers {
+		l.workers[i].init(l)
 	}
-	return l, nil
+	return bounded.Do(ctx, bounded.Call[*Loader]{
+		Run: func() (*Loader, error) {
+			if err := l.allocate(ctx); err != nil {
+				return nil, errors.Join(err, lifetime.Undo(ctx, l.release))
+			}
+			return l, nil
+		},
+		Late: func(l *Loader, err error) {
+			if err == nil {
+				_ = lifetime.Undo(ctx, l.release) // hostmem lists what stays
+			}
+		},
+	})
 }
 
 func (l *Loader) allocate(ctx context.Context) (err error) {
@@ -121,15 +171,13 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 	if l.stream, err = l.dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
+	l.driver.meter.create(l.dev)
 	for i := range count {
 		off := i * size
-		s := &slot{
+		l.slots = append(l.slots, &slot{
 			host: l.buf.Bytes()[off : off+size], off: off, mem: l.mem + cudart.DevPtr(off),
 			indices: make([]int, l.layout.samples), skipped: make([]bool, l.layout.samples),
-			timing: newTiming(l.dev),
-		}
-		l.slots = append(l.slots, s)
-		l.free.put(s)
+		})
 	}
 	return nil
 }
@@ -144,15 +192,27 @@ func (l *Loader) Close() error { return l.CloseContext(context.Background()) }
 // CloseContext is Close that stops waiting when ctx ends. The loader is closed
 // to loops then, and its memory stays allocated.
 func (l *Loader) CloseContext(ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("loader: close: %w", errNilContext)
-	}
-	err := l.shut()
+	err := l.check(ctx)
 	if err == nil {
-		err = l.released.Close(ctx, l.release)
+		err = l.shut()
 	}
-	if err != nil {
-		return fmt.Errorf("loader: close: %w", err)
+	if err == nil {
+		if err = l.life.Wait(ctx); err != nil { // only for who drives
+			err = fmt.Errorf("%w: %w", bounded.ErrStuck, err)
+		} else {
+			err = l.life.Close(ctx, l.release)
+		}
+	}
+	return failed("close", err)
+}
+
+// check returns what is wrong with the arguments of a method.
+func (l *Loader) check(ctx context.Context) error {
+	switch {
+	case l == nil || l.src == nil:
+		return errNotNew
+	case ctx == nil:
+		return errNilContext
 	}
 	return nil
 }
@@ -161,12 +221,12 @@ func (l *Loader) CloseContext(ctx context.Context) error {
 func (l *Loader) shut() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.closed = true
-	if l.cancel != nil {
-		l.cancel(ErrClosed)
+	l.life.Seal()
+	if l.running != nil {
+		l.running.cancel(ErrClosed)
 		return fmt.Errorf("%w: it ends now, Close again when it has", ErrRunning)
 	}
-	if kept := l.kept.Load(); kept > 0 {
+	if kept := l.counters.kept.Load(); kept > 0 {
 		return fmt.Errorf("%d batches are kept: Close again when they are released", kept)
 	}
 	return nil
@@ -187,9 +247,7 @@ func (l *Loader) release(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	for _, s := range l.slots {
-		errs = append(errs, s.timing.close())
-	}
+	errs = append(errs, l.driver.meter.close())
 	if l.stream != nil {
 		errs = append(errs, l.stream.Close())
 	}
@@ -199,17 +257,18 @@ func (l *Loader) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Batches returns the batches of an epoch: the first call those of the first
-// epoch, or what is left of it after Options.Start, and each call those of the
-// next epoch. A batch belongs to the loop's body for one turn, unless it is kept.
-// An error ends the loop; the epoch is not begun again.
+// Batches returns the batches of an epoch. A loop that is left, by break or return, or
+// by a panic, leaves the rest of its epoch to the next one, with the batches that are
+// filled; a loop that gets to the end leaves the next epoch. [Loader.EndEpoch] leaves out
+// the rest. The first epoch begins at Options.Start. A batch belongs to the loop's body
+// for one turn, unless it is kept. An error ends the loop and its epoch.
 //
-// The error is that of a sample or of a copy; ctx's, when that ends; [ErrClosed];
-// or [ErrRunning], because one loop runs at a time.
+// The error is that of a sample or of a copy; ctx's, when that ends, with its cause;
+// [ErrClosed]; or [ErrRunning], because one loop runs at a time.
 //
-// When the loop ends, also by break or panic, so do all workers: it waits until
-// calls of the source return. Copies of batches that the loop did not get may go on
-// then, Close waits for them.
+// When the loop ends, however it does, the source is not called any more: it waits until
+// its calls return. The samples that they were to read are read again by the next loop.
+// Copies of batches that the loop did not get may go on then, Close waits for them.
 //
 // If all batches are kept when the loop asks for another, it waits, because
 // other goroutines may release one. Nothing can show that none will: the wait
@@ -217,57 +276,52 @@ func (l *Loader) release(ctx context.Context) error {
 // all are kept. [Stats].Kept shows how many are.
 func (l *Loader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
-		e, err := l.begin(ctx)
+		p, err := l.begin(ctx)
 		if err != nil {
-			yield(nil, fmt.Errorf("loader: batches: %w", err))
+			yield(nil, failed("batches", err))
 			return
 		}
-		defer e.end()
+		defer p.end()
 		for {
-			s, err := e.get()
-			if s == nil && err == nil {
-				err = e.finish()
-			}
+			s, err := p.get()
 			switch {
 			case err != nil:
+				p.over = true
 				yield(nil, err)
 				return
-			case s == nil || !e.give(s, yield):
+			case s == nil:
+				p.over = true
+				return
+			case !p.give(s, yield):
 				return
 			}
 		}
 	}
 }
 
-// begin starts the next epoch.
-func (l *Loader) begin(ctx context.Context) (*epoch, error) {
+// EndEpoch ends the epoch that a loop has left: the next loop begins the next epoch. What
+// was filled for the rest of it is dropped. Between epochs it does nothing. While a loop
+// runs, it returns [ErrRunning].
+func (l *Loader) EndEpoch() error {
+	err := l.check(context.Background())
+	if err == nil {
+		err = l.endEpoch()
+	}
+	return failed("end epoch", err)
+}
+
+func (l *Loader) endEpoch() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case ctx == nil:
-		return nil, errNilContext
-	case l.closed:
-		return nil, ErrClosed
-	case l.cancel != nil:
-		return nil, ErrRunning
+	case l.life.Sealed():
+		return ErrClosed
+	case l.running != nil:
+		return ErrRunning
+	case l.epoch.Load() != nil:
+		l.epoch.Store(nil)
+	case l.next.Batch > 0 || l.next.Done != nil: // Options.Start is within an epoch
+		l.next = l.next.nextEpoch()
 	}
-	l.loops.enter(starting)
-	e := newEpoch(ctx, l, l.next)
-	l.cancel = e.cancel
-	l.next = Position{Epoch: l.next.Epoch + 1, Order: l.order}
-	return e, nil
-}
-
-// batches returns how many an epoch has.
-func (l *Loader) batches() int {
-	n := l.n / l.o.BatchSize
-	if l.n%l.o.BatchSize > 0 && !l.o.DropLast {
-		n++
-	}
-	return n
-}
-
-// sizeOf returns how many samples a batch has.
-func (l *Loader) sizeOf(batch int) int {
-	return min(l.o.BatchSize, l.n-batch*l.o.BatchSize)
+	return nil
 }

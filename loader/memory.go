@@ -16,18 +16,25 @@ import (
 // An error says which field is not a whole number of samples, or has another number
 // of them than the first one.
 func Memory(fields []int, data ...[]byte) (BatchSource, error) {
-	m := memory{fields: slices.Clone(fields), data: slices.Clone(data)}
+	m := memory{slices.Clone(fields), slices.Clone(data), false}
 	if err := m.check(); err != nil {
-		return nil, fmt.Errorf("loader: memory: %w", err)
+		return nil, failed("memory", err)
 	}
 	return m, nil
 }
 
-// memory is a data set in memory.
+// memory is a data set in memory. If it is gpuOnly, no Transform reads the samples again, so
+// that they are written with non-temporal stores: the GPU would have to fetch them from the
+// caches.
 type memory struct {
-	fields []int
-	data   [][]byte
+	fields  []int
+	data    [][]byte
+	gpuOnly bool
 }
+
+// maxGPUOnly is the largest batch that is written so. From 2 MiB on batches are quicker
+// without: probably they have left the cores' caches when they are copied.
+const maxGPUOnly = 1 << 20
 
 func (m memory) check() error {
 	switch {
@@ -53,36 +60,21 @@ func (m memory) Len() int      { return len(m.data[0]) / m.fields[0] }
 func (m memory) Fields() []int { return m.fields }
 
 // Read implements Source.
-func (m memory) Read(_ context.Context, i int, sample [][]byte) error {
-	for f, size := range m.fields {
-		copy(sample[f], m.data[f][i*size:])
-	}
-	return nil
+func (m memory) Read(ctx context.Context, i int, sample [][]byte) error {
+	indices := [1]int{i}
+	return m.ReadBatch(ctx, indices[:], sample)
 }
 
 // ReadBatch implements BatchSource.
-func (m memory) ReadBatch(_ context.Context, indices []int, run [][]byte) error {
+func (m memory) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
 	for f, size := range m.fields {
-		gather(run[f], m.data[f], size, indices, func(to, from []byte) int { return copy(to, from) })
-	}
-	return nil
-}
-
-// An unread memory is one whose samples only the device reads: nothing transforms them.
-// They are written past the caches, from which the device would have to fetch them.
-type unread struct{ memory }
-
-// mostUnread is the largest batch of which that is done. From 2 MiB on batches are quicker
-// without: probably they have left the cores' caches when they are copied.
-const mostUnread = 1 << 20
-
-// ReadBatch implements BatchSource.
-func (m unread) ReadBatch(_ context.Context, indices []int, run [][]byte) error {
-	for f, size := range m.fields {
-		if ntcopy.Together(run[f], size) {
-			ntcopy.Rows(run[f], m.data[f], size, indices)
-		} else {
-			gather(run[f], m.data[f], size, indices, ntcopy.Copy)
+		switch {
+		case !m.gpuOnly:
+			gather(samples[f], m.data[f], size, indices, func(to, from []byte) int { return copy(to, from) })
+		case ntcopy.Together(samples[f], size):
+			ntcopy.Rows(samples[f], m.data[f], size, indices)
+		default:
+			gather(samples[f], m.data[f], size, indices, ntcopy.Copy)
 		}
 	}
 	return nil

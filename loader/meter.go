@@ -8,17 +8,19 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A meter measures on the device's clock how long copies take. It is for the
-// statistics only: where events fail, less is measured.
-//
-// Events cost the copy engine a pause, so that not all copies are measured: the
-// first of an epoch, and then one in some. Each stands for those since the one
-// before, by their bytes.
+// A meter measures on the device's clock how long copies take. It is for the statistics
+// only: where events fail, less is measured. Events cost the copy engine a pause, so that
+// not all copies are measured: the first of an epoch, and then one in some. Each stands for
+// those since the one before, by their bytes.
 type meter struct {
 	copying, waiting     atomic.Int64 // ns
 	measured, unmeasured atomic.Int64 // bytes that these stand for, and others so far
 
-	since int // copies since the last one that was measured, of the goroutine that uploads
+	// Of the goroutine that drives.
+	since   int // copies since the last one that was measured
+	turn    int // of the timings
+	timings [2 * measuredFirst]timing
+	events  []*cudart.Event // of all timings
 }
 
 const (
@@ -26,89 +28,91 @@ const (
 	measuredEvery = 8 // copies
 )
 
-// A timing holds the events of a slot: asked, before a copy waits for the
-// consumer's streams, and began and ended, around the copy. A copy of several slots
-// uses those of the first.
+// A timing holds the events of one copy at a time.
 type timing struct {
-	asked, began, ended *cudart.Event // or nil
-	bytes               int           // of the copy that they were recorded for, or 0
+	events [3]*cudart.Event // or nil
+	failed bool             // to record one of them
+	bytes  int              // of the copy; 0 if there is none
+	copied cudart.Point     // its end
 }
 
-func newTiming(dev *cudart.Device) (t timing) {
-	for _, e := range t.events() {
-		var err error
-		if *e, err = dev.NewEvent(cudart.EventOptions{Timing: true}); err != nil {
-			break
+const (
+	queued = iota // the event before the copy waits for the consumer's streams
+	began
+	ended
+)
+
+// create creates the events, as far as that works (cudaEventCreateWithFlags).
+func (m *meter) create(dev *cudart.Device) {
+	for i := range 3 * len(m.timings) {
+		e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+		if err != nil {
+			return
 		}
+		m.timings[i/3].events[i%3] = e
+		m.events = append(m.events, e)
 	}
-	return t
 }
 
-func (t *timing) events() [3]**cudart.Event { return [...]**cudart.Event{&t.asked, &t.began, &t.ended} }
-
-func (t *timing) close() error {
+func (m *meter) close() error {
 	var errs []error
-	for _, e := range t.events() {
-		if *e != nil {
-			errs = append(errs, (*e).Close())
-		}
+	for _, e := range m.events {
+		errs = append(errs, e.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// A measurement is of one upload. They do not overlap.
-type measurement struct {
-	m      *meter
-	stream *cudart.Stream
-	t      *timing
-	on     bool
-}
-
-// begin is called before the copy waits for the consumer's streams.
-func (m *meter) begin(stream *cudart.Stream, slots []*slot) measurement {
+// begin is called before a copy waits for the consumer's streams. batch is its first batch.
+// It returns nil if the copy is not measured.
+func (m *meter) begin(s *cudart.Stream, batch int) *timing {
+	m.collect()
 	m.since++
-	c := measurement{m: m, stream: stream, t: &slots[0].timing}
-	if c.on = slots[0].number < measuredFirst || m.since == measuredEvery; c.on {
-		m.since = 0
+	t := &m.timings[m.turn%len(m.timings)]
+	if t.bytes > 0 || batch >= measuredFirst && m.since < measuredEvery {
+		return nil
 	}
-	c.record(c.t.asked)
-	return c
+	m.since = 0
+	m.turn++
+	t.failed = false
+	t.record(s, queued)
+	return t
 }
 
-func (c *measurement) record(e *cudart.Event) {
-	c.on = c.on && e != nil && c.stream.Record(e) == nil
+func (t *timing) record(s *cudart.Stream, event int) {
+	if t != nil && !t.failed {
+		t.failed = s.Record(t.events[event]) != nil
+	}
 }
 
-// ordered is called before the copy is queued.
-func (c *measurement) ordered() { c.record(c.t.began) }
-
-// queued is called when a copy of n bytes was queued.
-func (c *measurement) queued(n int) {
-	c.record(c.t.ended)
-	if c.on {
-		c.t.bytes = n
+// end is called when n bytes were queued, with the end of the copy.
+func (m *meter) end(t *timing, n int, copied cudart.Point) {
+	if t == nil || t.failed {
+		m.unmeasured.Add(int64(n))
 	} else {
-		c.m.unmeasured.Add(int64(n))
+		t.bytes, t.copied = n, copied
 	}
 }
 
-// read adds the times of the slot's copy, if it was measured. The copy is done.
-func (m *meter) read(s *slot) {
-	t := &s.timing
-	n := int64(t.bytes)
-	if t.bytes = 0; n == 0 {
-		return
+// collect adds the times of the copies that are known to be done.
+func (m *meter) collect() {
+	for i := range m.timings {
+		t := &m.timings[i]
+		if t.bytes == 0 || !t.copied.Known() {
+			continue
+		}
+		n := int64(t.bytes)
+		t.bytes = 0
+		waited, err := t.events[began].Since(t.events[queued])
+		took, err2 := t.events[ended].Since(t.events[began])
+		if err != nil || err2 != nil {
+			m.unmeasured.Add(n)
+			continue
+		}
+		stands := n + m.unmeasured.Swap(0)
+		m.copying.Add(scale(took, stands, n))
+		m.waiting.Add(scale(waited, stands, n))
+		m.measured.Add(stands)
 	}
-	waited, err := t.began.Since(t.asked)
-	took, err2 := t.ended.Since(t.began)
-	if err != nil || err2 != nil {
-		m.unmeasured.Add(n)
-		return
-	}
-	stands := n + m.unmeasured.Swap(0)
-	m.copying.Add(scale(took, stands, n))
-	m.waiting.Add(scale(waited, stands, n))
-	m.measured.Add(stands)
 }
 
 // times returns how long all copies took, and waited for the consumer's streams.

@@ -104,10 +104,9 @@ func (l layout) sample() int {
 	return n
 }
 
-// run is how many samples of a batch a worker claims at a time when so many batches are
-// open: one if there are many workers, and a share of what is open if a few would meet all
-// the time.
-func (l layout) run(batches, workers int) int {
+// claimSize returns the samples that a worker claims at a time in a block of batches: one if
+// there are many workers, and a share of the block if a few would meet all the time.
+func (l layout) claimSize(batches, workers int) int {
 	return max(1, min(batches*l.samples/(2*workers), l.samples))
 }
 
@@ -144,7 +143,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 	}
 	o.MaxTransforms = min(o.MaxTransforms, o.Workers)
 	if o.Prefetch == 0 {
-		ahead := o.Workers*l.run(1, o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), aheadBatches)
+		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), aheadBatches)
 		o.Prefetch = min(ahead, n/l.samples+1)
 	}
 	if o.Prefetch > math.MaxInt/l.bytes-1 {

@@ -187,7 +187,7 @@ func TestUnorderedDoesNotWait(t *testing.T) {
 		return nil
 	})
 	l := newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 2, Prefetch: 2, Unordered: true})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	var numbers []int
 	for b, err := range l.Batches(ctx) {

@@ -41,7 +41,7 @@ func (o Options) order(n int) string {
 // cannot start at p.
 func (p Position) check(order string, batches int) error {
 	inside := p.Batch > 0 || len(p.Done) > 0
-	switch last := p.last(); {
+	switch {
 	case p.Epoch < 0:
 		return fmt.Errorf("Options.Start.Epoch is %d: must not be negative", p.Epoch)
 	case p.Batch < 0:
@@ -50,8 +50,13 @@ func (p Position) check(order string, batches int) error {
 		return fmt.Errorf("Options.Start is within an epoch and has no Order: set all of a Position that Batch.Position returned")
 	case p.Order != "" && p.Order != order:
 		return fmt.Errorf("Options.Start is a position in %s, and this loader has %s: it would skip or repeat samples", p.Order, order)
-	case last > batches:
-		return fmt.Errorf("Options.Start is after batch %d: an epoch has %d", last-1, batches)
+	}
+	last := p.Batch - 1
+	if len(p.Done) > 0 {
+		last = max(last, slices.Max(p.Done))
+	}
+	if last >= batches {
+		return fmt.Errorf("Options.Start is after batch %d: an epoch has %d", last, batches)
 	}
 	return nil
 }
@@ -88,6 +93,9 @@ func (p Position) after(batch int) Position {
 	return p
 }
 
+// nextEpoch returns the begin of the epoch after that of p.
+func (p Position) nextEpoch() Position { return Position{Epoch: p.Epoch + 1, Order: p.Order} }
+
 // has reports whether the loop got a batch before the position.
 func (p Position) has(batch int) bool {
 	if batch < p.Batch {
@@ -95,12 +103,4 @@ func (p Position) has(batch int) bool {
 	}
 	_, found := slices.BinarySearch(p.Done, batch)
 	return found
-}
-
-// last returns the number of the batch after all that the loop got.
-func (p Position) last() int {
-	if len(p.Done) == 0 {
-		return p.Batch
-	}
-	return max(slices.Max(p.Done)+1, p.Batch)
 }

@@ -84,5 +84,12 @@ func epochOf(t testing.TB, l *Loader, s *cudart.Stream, fields ...int) [][]int {
 	return all
 }
 
-// count returns how many slots are free. None is being put or taken.
-func (f *freeSlots) count() int { return len(f.list) + len(f.news) }
+// lent returns how many slots the consumer has.
+func lent(l *Loader) (n int) {
+	for _, s := range l.slots {
+		if s.lent.Load() {
+			n++
+		}
+	}
+	return n
+}

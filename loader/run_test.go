@@ -46,7 +46,7 @@ func TestARunNamesTheSampleThatFails(t *testing.T) {
 						return nil
 					}
 					l := newLoaderFor(t, dev, src, o)
-					require.Equal(t, batch/2, l.layout.run(1, o.Workers))
+					require.Equal(t, batch/2, l.layout.claimSize(1, o.Workers))
 					if !o.SkipErrors {
 						var last error
 						for _, last = range l.Batches(t.Context()) {
@@ -135,7 +135,7 @@ func TestBatchSource(t *testing.T) {
 		require.EqualValues(t, 2*n, src.some.Load())
 		runs := 0
 		for batch := range l.batches() {
-			runs += (l.sizeOf(batch) + l.layout.run(1, l.o.Workers) - 1) / l.layout.run(1, l.o.Workers)
+			runs += (l.sizeOf(batch) + l.layout.claimSize(1, l.o.Workers) - 1) / l.layout.claimSize(1, l.o.Workers)
 		}
 		require.EqualValues(t, 2*runs, src.calls.Load())
 		require.Zero(t, l.Stats().Retried)
@@ -179,12 +179,12 @@ func TestABatchSourceThatFails(t *testing.T) {
 			}
 			l := newLoaderFor(t, dev, src, Options{BatchSize: batch, Workers: workers})
 			require.Equal(t, slices.Collect(count(n)), slices.Concat(epochOf(t, l, s, 8, 300)...), name)
-			run := l.layout.run(1, workers)
+			run := l.layout.claimSize(1, workers)
 			want := min(run, batch-13/run*run)
 			require.Equal(t, want, l.Stats().Retried, name)
 			require.EqualValues(t, want, src.each.Load(), name)
 			require.Zero(t, l.Stats().Skipped)
-			require.Equal(t, len(l.slots), l.free.count())
+			require.Zero(t, lent(l))
 		}
 	}
 }
@@ -279,7 +279,7 @@ func TestABatchSourceThatBlocks(t *testing.T) {
 		require.Zero(t, l.Stats().Retried)
 		require.Zero(t, l.Stats().Skipped)
 		require.Zero(t, src.each.Load())
-		require.Equal(t, len(l.slots), l.free.count())
+		require.Zero(t, lent(l))
 	}
 }
 
@@ -340,7 +340,7 @@ func (transformed) Transform(context.Context, int, [][]byte) error { return nil 
 func TestMemoryPastTheCaches(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
-	const size = mostUnread / 256
+	const size = maxGPUOnly / 256
 	small := memoryOf(t, 600, size)
 	for _, c := range []struct {
 		src   Source
@@ -353,8 +353,8 @@ func TestMemoryPastTheCaches(t *testing.T) {
 		{numbered(600, size), 16, false},
 	} {
 		l := newLoaderFor(t, dev, c.src, Options{BatchSize: c.batch, Shuffle: true})
-		_, past := l.batch.(unread)
-		require.Equal(t, c.past, past, "%T in batches of %d", c.src, c.batch)
+		m, ok := l.batch.(memory)
+		require.Equal(t, c.past, ok && m.gpuOnly, "%T in batches of %d", c.src, c.batch)
 		require.Len(t, slices.Concat(epochOf(t, l, stream(t, dev), size)...), 600)
 	}
 }

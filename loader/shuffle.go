@@ -17,13 +17,13 @@ type permutation struct {
 }
 
 const (
-	mostListed = 4096 // samples
-	rounds     = 6    // even, so that the halves are in place again
+	maxListed = 4096 // samples
+	rounds    = 6    // even, so that the halves are in place again
 )
 
 func newPermutation(n int, seed uint64, epoch int) permutation {
 	random := random{mix(seed) ^ mix(^uint64(epoch))}
-	if n <= mostListed {
+	if n <= maxListed {
 		return permutation{list: random.shuffled(n)}
 	}
 	b := uint(bits.Len64(uint64(n - 1)))

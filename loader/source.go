@@ -14,8 +14,8 @@ type Source interface {
 
 	// Read writes sample i, counted from 0, into its place in pinned memory: one
 	// slice for each field, as long as the field, valid until Read returns. The
-	// slices hold bytes of an earlier sample. Read should return when ctx ends:
-	// the sample is not wanted any more, and the loop waits for Read.
+	// slices hold bytes of an earlier sample. Read should return when ctx ends: the
+	// loop has ended and waits for Read. The next loop may read the sample again.
 	Read(ctx context.Context, i int, sample [][]byte) error
 }
 
@@ -28,14 +28,14 @@ type BatchSource interface {
 	// memory. It is called in place of Read, with the samples that a worker claims at
 	// a time, all of one batch: BatchSize / (2 * Workers) or fewer, of batches below
 	// 1 MiB, several of which are filled together, up to BatchSize; and one at least.
-	// run has one slice for each field, with the samples of the call back to back, in
+	// samples has one slice for each field, with the samples of the call back to back, in
 	// the order of indices: len(indices) times the size of the field. Neither slice may
 	// be used after ReadBatch returns. The contexts are those of Read.
 	//
 	// If ReadBatch returns an error, panics or ends its goroutine, its samples are
 	// read again one at a time, by Read: then an error is that of a sample, and the
 	// others are not affected. [Stats].Retried counts them.
-	ReadBatch(ctx context.Context, indices []int, run [][]byte) error
+	ReadBatch(ctx context.Context, indices []int, samples [][]byte) error
 }
 
 // A Transformer is a Source whose samples need computing. Waiting belongs in

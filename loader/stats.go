@@ -1,7 +1,7 @@
 package loader
 
 import (
-	"sync"
+	"context"
 	"sync/atomic"
 	"time"
 )
@@ -88,31 +88,28 @@ func (s Stats) Bottleneck() Stage {
 }
 
 // counters of the loader as a whole.
-type counters struct {
-	batches, samples, skipped, retried atomic.Int64
-}
-
-// workerCounters are one worker's: none shares a cache line with another's.
-type workerCounters struct {
-	reading, transforming, transformWaits, slotWaits atomic.Int64
-	_                                                [128 - 4*8]byte
-}
+type counters struct{ batches, samples, skipped, retried, kept atomic.Int64 }
 
 // Stats returns what was done so far. It may be called at any time.
 func (l *Loader) Stats() Stats {
-	spent := l.loops.read()
-	samples := int(l.stats.samples.Load())
+	if l.check(context.Background()) != nil {
+		return Stats{}
+	}
+	l.mu.Lock()
+	spent := l.watch.read()
+	l.mu.Unlock()
+	c := &l.counters
+	samples := int(c.samples.Load())
 	s := Stats{
-		Samples: samples, Bytes: samples * l.layout.sample(),
-		Batches: int(l.stats.batches.Load()), Kept: int(l.kept.Load()),
-		Skipped: int(l.stats.skipped.Load()), Retried: int(l.stats.retried.Load()),
+		Samples: samples, Bytes: samples * l.layout.sample(), Batches: int(c.batches.Load()), Kept: int(c.kept.Load()),
+		Skipped: int(c.skipped.Load()), Retried: int(c.retried.Load()),
 		Elapsed:    spent[starting] + spent[waiting] + spent[consuming] + spent[ending],
 		BatchWaits: spent[starting] + spent[waiting], FirstWaits: spent[starting], Consuming: spent[consuming],
 		PinnedBytes: l.o.slots() * l.layout.bytes, maxTransforms: l.o.MaxTransforms,
 	}
-	s.Copying, s.CopyWaits = l.meter.times()
+	s.Copying, s.CopyWaits = l.driver.meter.times()
 	for i := range l.workers {
-		w := &l.workers[i]
+		w := &l.workers[i].times
 		s.Reading += time.Duration(w.reading.Load())
 		s.Transforming += time.Duration(w.transforming.Load())
 		s.TransformWaits += time.Duration(w.transformWaits.Load())
@@ -121,11 +118,9 @@ func (l *Loader) Stats() Stats {
 	return s
 }
 
-// A stopwatch divides the time of loops into phases.
+// A stopwatch divides the time of loops into phases. That of a Loader is guarded by Loader.mu.
 type stopwatch struct {
 	clock func() time.Time // or nil for the real one
-
-	mu    sync.Mutex
 	phase phase
 	since time.Time
 	spent [phases]time.Duration // before since
@@ -143,10 +138,15 @@ const (
 	phases
 )
 
+// enter begins a phase of the loader's loops.
+func (l *Loader) enter(p phase) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch.enter(p)
+}
+
 // enter begins a phase.
 func (w *stopwatch) enter(p phase) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	now := w.now()
 	w.spent[w.phase] += now.Sub(w.since)
 	w.phase, w.since = p, now
@@ -154,8 +154,6 @@ func (w *stopwatch) enter(p phase) {
 
 // read returns the time in each phase up to now.
 func (w *stopwatch) read() [phases]time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	spent := w.spent
 	spent[w.phase] += w.now().Sub(w.since)
 	return spent

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -48,9 +49,9 @@ func TestElapsedIsTheLoopsTime(t *testing.T) {
 	var l *Loader
 	leaving := make(chan struct{})
 	in := func(p phase) bool {
-		l.loops.mu.Lock()
-		defer l.loops.mu.Unlock()
-		return l.loops.phase == p
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.watch.phase == p
 	}
 	src := Func(16, []int{8}, func(ctx context.Context, i int, _ [][]byte) error {
 		switch i {
@@ -72,7 +73,7 @@ func TestElapsedIsTheLoopsTime(t *testing.T) {
 		return nil
 	})
 	l = newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 1, Prefetch: 3})
-	l.loops = stopwatch{clock: clock.now, since: clock.now()}
+	l.watch = stopwatch{clock: clock.now, since: clock.now()}
 	n := 0
 	for _, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
@@ -103,7 +104,7 @@ func TestKeepingIsConsuming(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
 	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4, Workers: 1, Prefetch: 1})
-	l.loops = stopwatch{clock: clock.now, since: clock.now()}
+	l.watch = stopwatch{clock: clock.now, since: clock.now()}
 	var kept []*Batch
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
@@ -165,66 +166,92 @@ func TestCopyingIsWhatTheCopiesTake(t *testing.T) {
 	}
 }
 
-// Of the first copies none stands for more than itself, and a later one for those
-// since the one before.
+// Of the first copies none stands for more than itself, and a later one for those since the
+// one before.
 func TestCopiesThatStandForOthers(t *testing.T) {
 	t.Parallel()
-	_, dev := simulated(t, cudasim.Link{})
+	sim, dev := simulated(t, cudasim.Link{})
 	var m meter
+	m.create(dev)
+	defer func() { require.NoError(t, m.close()) }()
 	s := stream(t, dev)
-	one := &slot{timing: newTiming(dev)}
-	defer func() { require.NoError(t, one.timing.close()) }()
-	upload := func(number, n int) {
-		one.number = number
-		c := m.begin(s, []*slot{one})
-		c.ordered()
-		c.queued(n)
+	measures := func(batch int) bool {
+		c := m.begin(s, batch)
+		c.record(s, began)
+		c.record(s, ended)
+		m.end(c, 100, s.Point())
+		return c != nil
 	}
-	for number := range 20 {
-		upload(number, 100)
-		require.Equal(t, number < 8 || number == 15, one.timing.bytes == 100, "batch %d", number)
-		require.NoError(t, one.timing.ended.Synchronize(t.Context()))
-		m.read(one)
+	require.True(t, measures(0))
+	require.NoError(t, s.Point().Wait(t.Context()))
+	m.collect()
+	copying, waiting := m.copying.Swap(0), m.waiting.Swap(0) // of one copy
+	require.Positive(t, waiting, "events take time, too")
+	m.since = 0
+	m.measured.Store(0)
+	for batch := range 20 {
+		require.Equal(t, batch < 8 || batch == 15, measures(batch), "batch %d", batch)
+		require.NoError(t, s.Point().Wait(t.Context()))
 	}
+	m.collect()
 	require.EqualValues(t, 16*100, m.measured.Load(), "8, and 1 for 8")
 	require.EqualValues(t, 4*100, m.unmeasured.Load())
+	require.EqualValues(t, 16*copying, m.copying.Load())
+	require.EqualValues(t, 16*waiting, m.waiting.Load())
 
 	// Copies count, however many batches they take.
 	var measured []int
-	for number := 20; number < 200; number += 10 {
-		together := []*slot{one}
-		for i := range 10 {
-			together = append(together, &slot{number: number + i})
+	for batch := 20; batch < 200; batch += 10 {
+		if measures(batch) {
+			measured = append(measured, batch)
 		}
-		one.number = number
-		if m.begin(s, together).on {
-			measured = append(measured, number)
-		}
+		require.NoError(t, s.Point().Wait(t.Context()))
 	}
 	require.Equal(t, []int{50, 130}, measured)
 
+	// As many are measured at a time as there are events.
+	m.collect()
+	sim.Hold()
+	for batch := range 2 * measuredFirst {
+		require.True(t, measures(batch%measuredFirst))
+	}
+	require.False(t, measures(0))
+	sim.Release()
+	require.NoError(t, s.Point().Wait(t.Context()))
+	require.True(t, measures(0))
+
+	// A copy whose time CUDA does not report is not measured.
+	bytes, unmeasured := m.measured.Load(), m.unmeasured.Load()
+	require.NoError(t, s.Point().Wait(t.Context()))
+	sim.Fail("cudaEventElapsedTime", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	m.collect()
+	sim.ResetFaults()
+	require.EqualValues(t, bytes, m.measured.Load())
+	require.Greater(t, m.unmeasured.Load(), unmeasured)
+
 	// What was not measured takes as long as the rest, byte by byte.
-	m = meter{}
+	m.copying.Store(0)
 	m.copying.Store(int64(time.Second))
 	m.waiting.Store(int64(time.Minute))
 	m.measured.Store(100)
 	m.unmeasured.Store(50)
-	copying, waiting := m.times()
-	require.Equal(t, 1500*time.Millisecond, copying)
-	require.Equal(t, 90*time.Second, waiting)
+	allCopying, allWaiting := m.times()
+	require.Equal(t, 1500*time.Millisecond, allCopying)
+	require.Equal(t, 90*time.Second, allWaiting)
 	m.measured.Store(0)
-	copying, _ = m.times()
-	require.Zero(t, copying)
+	allCopying, _ = m.times()
+	require.Zero(t, allCopying)
 }
 
 // Copies wait for the consumer's streams, and that is not the copies' time.
 func TestCopyWaits(t *testing.T) {
 	t.Parallel()
 	const slow, copying = 2 * time.Millisecond, 100 * time.Microsecond
-	sim, dev := simulated(t, cudasim.Link{OnDevice: late(slow), HostToDevice: late(copying)})
-	l := newLoaderFor(t, dev, numbered(4, 64), Options{BatchSize: 4, Prefetch: 1})
-	all := newLog(t, stream(t, dev), 1, 4*64)
+	f := newDrivenOn(t, cudasim.Link{OnDevice: late(slow), HostToDevice: late(copying)}, numbered(4, 64), Options{BatchSize: 4, Prefetch: 1}, Position{})
+	l, sim := f.l, f.sim
+	all := newLog(t, stream(t, l.dev), 1, 4*64)
 	slot := l.slots[0]
+	slot.begin(0, 0, 4)
 	for uses := range 4 {
 		before := l.Stats()
 		sim.Hold() // what the consumer's stream does is not done before the upload
@@ -233,10 +260,11 @@ func TestCopyWaits(t *testing.T) {
 			slot.using.Add(all.s)
 			slot.using.Record()
 		}
-		require.NoError(t, l.upload(t.Context(), slot))
+		require.True(t, f.d.copy(f.p, l.slots[:1]))
+		<-f.e.arrived
 		sim.Release()
 		require.NoError(t, slot.wait(t.Context()))
-		l.meter.read(slot)
+		f.d.meter.collect()
 		require.InDelta(t, copying, l.Stats().Copying-before.Copying, float64(10*time.Microsecond))
 		require.InDelta(t, time.Duration(uses)*slow, l.Stats().CopyWaits-before.CopyWaits, float64(10*time.Microsecond))
 	}
@@ -248,16 +276,14 @@ func TestWithoutTimingEvents(t *testing.T) {
 	sim, dev := simulated(t, cudasim.Link{})
 	s := stream(t, dev)
 	l := newLoaderFor(t, dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
-	for _, slot := range l.slots {
-		require.NoError(t, slot.timing.close())
-	}
+	require.NoError(t, l.driver.meter.close())
 	require.Len(t, epochOf(t, l, s, 8), 25)
 	require.Zero(t, l.Stats().Copying)
 
 	sim.Fail("cudaEventCreateWithFlags", cudasim.Fault{Nth: 2, Times: -1, Code: 2})
 	l, err := New(t.Context(), dev, numbered(100, 8), Options{BatchSize: 4, Prefetch: 2})
 	require.NoError(t, err)
-	require.Nil(t, l.slots[0].timing.began)
+	require.Nil(t, l.driver.meter.timings[0].events[began])
 	sim.ResetFaults()
 	require.Len(t, epochOf(t, l, s, 8), 25)
 	require.Zero(t, l.Stats().Copying)

@@ -3,7 +3,6 @@ package loader
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"testing"
 	"time"
@@ -14,42 +13,66 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-// sending is an epoch without workers: its test completes the batches, of a field of
-// 300 bytes.
-type sending struct {
+// driven is a driver of an epoch without workers: its test does what they do.
+type driven struct {
 	*testing.T
 	sim *cudasim.Sim
 	l   *Loader
+	d   *driver
 	e   *epoch
-	q   *sender
+	p   *loop
 }
 
-// newSending has batches that wait for others until the link has room.
-func newSending(t *testing.T, batches, batch int) *sending {
+func newDriven(t *testing.T, src Source, o Options, start Position) *driven {
 	t.Helper()
-	sim, dev := simulated(t, cudasim.Link{})
-	l := newLoaderFor(t, dev, numbered(batches*batch, 300), Options{BatchSize: batch, Prefetch: batches - 1})
-	require.Len(t, l.slots, batches)
-	e := &epoch{l: l, badly: math.MaxInt, failed: make(chan struct{}, 1), arrived: make(chan *slot, batches)}
-	e.ctx, e.cancel = context.WithCancelCause(t.Context())
-	e.sender = newSender(e)
-	e.sender.holdFor = time.Hour
-	for range batches {
-		l.free.take(t.Context())
-	}
-	s := &sending{T: t, sim: sim, l: l, e: e, q: e.sender}
+	return newDrivenOn(t, cudasim.Link{}, src, o, start)
+}
+
+func newDrivenOn(t *testing.T, link cudasim.Link, src Source, o Options, start Position) *driven {
+	t.Helper()
+	sim, dev := simulated(t, link)
+	l := newLoaderFor(t, dev, src, o)
+	e := newEpoch(l, start)
+	f := &driven{t, sim, l, &l.driver, e, &loop{e: e}}
+	f.p.ctx, f.p.cancel = context.WithCancelCause(t.Context())
+	e.loop.Store(f.p)
+	l.epoch.Store(e)
+	f.d.begin(e)
 	t.Cleanup(func() {
 		sim.Release()
-		e.cancel(context.Canceled)
-		e.workers.Wait()
+		f.p.cancel(context.Canceled)
 	})
-	return s
+	return f
+}
+
+// takeAll takes all slots.
+func (f *driven) takeAll() []*slot {
+	f.d.free = nil
+	return f.l.slots
+}
+
+// worker returns a worker of the epoch.
+func (f *driven) worker() *worker {
+	w := new(worker)
+	w.init(f.l)
+	w.e = f.e
+	return w
+}
+
+// newSending has batches of a field of 300 bytes, which wait for others until the link has
+// room.
+func newSending(t *testing.T, batches, batch int) *driven {
+	t.Helper()
+	f := newDriven(t, numbered(batches*batch, 300), Options{BatchSize: batch, Prefetch: batches - 1}, Position{})
+	require.Len(t, f.takeAll(), batches)
+	f.d.maxHold = time.Hour
+	return f
 }
 
 // fill fills a slot with a batch.
-func (s *sending) fill(slot, number int) *slot {
-	one := s.l.slots[slot]
-	n := s.l.layout.samples
+func (f *driven) fill(slot, number int) *slot {
+	one := f.l.slots[slot]
+	n := f.l.layout.samples
 	one.begin(0, number, n)
 	for at := range n {
 		one.indices[at] = number*n + at
@@ -58,21 +81,28 @@ func (s *sending) fill(slot, number int) *slot {
 	return one
 }
 
-// sendTogether completes the batches of slots at once. None waits for others.
-func (s *sending) sendTogether(slots ...*slot) {
+// complete hands in batches, and drives.
+func (f *driven) complete(slots ...*slot) {
 	for _, one := range slots {
-		s.q.filled <- one
+		f.e.filled <- one
 	}
-	s.q.due.Store(true)
-	s.q.send()
+	if f.d.requests.Add(1) == 1 {
+		f.d.drive()
+	}
+}
+
+// sendTogether hands in batches at once. None waits for others.
+func (f *driven) sendTogether(slots ...*slot) {
+	f.d.waited = true
+	f.complete(slots...)
 }
 
 // copies returns how many copies there were.
-func (s *sending) copies() int { return s.sim.Calls("cudaMemcpyAsync") }
+func (s *driven) copies() int { return s.sim.Calls("cudaMemcpyAsync") }
 
 // requireArrived requires that the batches have arrived, in this order, and that the
 // device has what is in them.
-func (s *sending) requireArrived(numbers ...int) {
+func (s *driven) requireArrived(numbers ...int) {
 	s.Helper()
 	var got []int
 	for len(s.e.arrived) > 0 {
@@ -113,10 +143,8 @@ func TestNeighboursAreOneCopy(t *testing.T) {
 		require.Equal(t, test.copies, s.copies()-before, "%+v", test)
 		s.requireArrived(slices.Sorted(slices.Values(test.numbers))...)
 		require.Equal(t, len(test.slots)*4, s.l.Stats().Samples)
-		for _, one := range slots {
-			s.l.meter.read(one)
-		}
-		require.EqualValues(t, len(test.slots)*4*300, s.l.meter.measured.Load()+s.l.meter.unmeasured.Load())
+		s.d.meter.collect()
+		require.EqualValues(t, len(test.slots)*4*300, s.d.meter.measured.Load()+s.d.meter.unmeasured.Load())
 	}
 }
 
@@ -146,9 +174,9 @@ func TestShortNeighbours(t *testing.T) {
 // One copy takes so many bytes at the most.
 func TestACopyIsNotTooLong(t *testing.T) {
 	t.Parallel()
-	const batch = copyBytes / 3 / 300 // three of them fit
+	const batch = maxCopy / 3 / 300 // three of them fit
 	s := newSending(t, 7, batch)
-	require.Equal(t, 3, copyBytes/s.l.layout.bytes)
+	require.Equal(t, 3, maxCopy/s.l.layout.bytes)
 	var slots []*slot
 	for i := range 7 {
 		slots = append(slots, s.fill(i, i))
@@ -184,12 +212,12 @@ func TestBatchesWaitWhileTheLinkIsBusy(t *testing.T) {
 	s := newSending(t, 7, 4)
 	s.sim.Hold()
 	for i := range 2 {
-		s.q.complete(s.fill(i, i))
+		s.complete(s.fill(i, i))
 		require.Equal(t, i+1, s.copies(), "the link has room")
 		require.Len(t, s.e.arrived, i+1)
 	}
 	for i := range 5 {
-		s.q.complete(s.fill(2+i, 2+i))
+		s.complete(s.fill(2+i, 2+i))
 	}
 	require.Equal(t, 2, s.copies())
 	require.Len(t, s.e.arrived, 2)
@@ -197,23 +225,22 @@ func TestBatchesWaitWhileTheLinkIsBusy(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.e.arrived) == 7 }, time.Minute, time.Millisecond)
 	require.Equal(t, 3, s.copies())
 	s.requireArrived(0, 1, 2, 3, 4, 5, 6)
-	s.e.workers.Wait() // no goroutine is left
 }
 
 // Batches that are enough for a copy do not wait.
 func TestEnoughForACopyDoesNotWait(t *testing.T) {
 	t.Parallel()
-	const batch = copyBytes / 3 / 300
+	const batch = maxCopy / 3 / 300
 	s := newSending(t, 6, batch)
 	s.sim.Hold()
 	for i := range 5 {
-		s.q.complete(s.fill(i, i))
+		s.complete(s.fill(i, i))
 		require.Equal(t, []int{1, 2, 2, 2, 3}[i], s.copies(), "batch %d", i)
 	}
-	large := newSending(t, 4, copyBytes/2/300+1) // two do not fit
+	large := newSending(t, 4, maxCopy/2/300+1) // two do not fit
 	large.sim.Hold()
 	for i := range 4 {
-		large.q.complete(large.fill(i, i))
+		large.complete(large.fill(i, i))
 		require.Equal(t, i+1, large.copies())
 	}
 }
@@ -236,31 +263,30 @@ func TestBatchesDoNotWaitForADeviceThatWaits(t *testing.T) {
 	require.Equal(t, n, got)
 }
 
-// Batches that wait for others are free again when the epoch ends or an error comes
-// before them.
-func TestBatchesThatWaitAndAreNotWanted(t *testing.T) {
+// Batches that wait for others are copied when the loop is left, as the next one gets them;
+// not if the epoch has ended, or an error comes before them.
+func TestBatchesThatWaitWhenTheLoopEnds(t *testing.T) {
 	t.Parallel()
-	for _, canceled := range []bool{false, true} {
+	for _, ending := range []string{"left", "over", "failed"} {
 		s := newSending(t, 6, 4)
 		s.sim.Hold()
 		for i := range 5 {
-			s.q.complete(s.fill(i, i))
+			s.complete(s.fill(i, i))
 		}
 		require.Equal(t, 2, s.copies())
-		if canceled {
-			s.e.cancel(context.Canceled)
-		} else {
+		arrives := 5
+		switch ending {
+		case "over":
+			arrives = 2
+			s.l.epoch.Store(nil)
+		case "failed":
+			arrives = 3
 			s.e.fail(3, errBad)
-			s.sim.Release()
 		}
-		s.e.workers.Wait()
-		if canceled {
-			require.Equal(t, 3, s.l.free.count())
-			require.Equal(t, 2, s.copies())
-		} else {
-			require.Equal(t, 2, s.l.free.count())
-			s.requireArrived(0, 1, 2)
-		}
+		s.p.cancel(nil)
+		require.Eventually(t, func() bool { return len(s.e.arrived) == arrives && !s.d.holding.Load() && s.d.requests.Load() == 0 }, time.Minute, time.Millisecond)
+		s.sim.Release()
+		s.requireArrived([]int{0, 1, 2, 3, 4}[:arrives]...)
 	}
 }
 
@@ -278,9 +304,8 @@ func TestACopyOfSeveralBatchesThatFails(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "loader: copy batches 1 to 3 of epoch 0: ")
 	require.NoError(t, s.e.failedBefore(0))
-	require.Equal(t, 3, s.l.free.count())
 	for _, one := range s.l.slots[1:4] {
-		require.False(t, one.copying.Done(t.Context()), "batch %d", one.number)
+		require.False(t, one.copied.Done(t.Context()), "batch %d", one.number)
 	}
 	require.Equal(t, 4, s.l.Stats().Samples)
 	s.sim.Release()
@@ -336,7 +361,8 @@ func TestEpochsOfBatchesThatGoTogether(t *testing.T) {
 }
 
 // What batches of one copy cost the consumer: its stream waits once for all of them, and
-// records an event where it has queued work since the last one.
+// records an event where it has queued work since the last one, for all batches but the
+// last, which the next Use is to do.
 func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -345,9 +371,9 @@ func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 		waits, records int
 	}{
 		{[]int{0, 1, 2, 3, 4, 5}, false, 1, 1},
-		{[]int{0, 1, 2, 3, 4, 5}, true, 1, 6},
+		{[]int{0, 1, 2, 3, 4, 5}, true, 1, 5},
 		{[]int{3, 4, 5, 0, 1, 2}, false, 2, 2}, // two copies
-		{[]int{3, 4, 5, 0, 1, 2}, true, 2, 6},
+		{[]int{3, 4, 5, 0, 1, 2}, true, 2, 5},
 	} {
 		s := newSending(t, 6, 4)
 		s.sim.Hold()
@@ -367,7 +393,7 @@ func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 		}
 		before, work := calls(), 0
 		for len(s.e.arrived) > 0 {
-			s.e.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+			s.p.give(<-s.e.arrived, func(b *Batch, _ error) bool {
 				require.NoError(t, b.Use(user))
 				require.NoError(t, b.Use(user), "again")
 				if test.works {
@@ -382,7 +408,7 @@ func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 			after[i] -= before[i]
 		}
 		require.Equal(t, []int{test.waits, test.records, 0, work}, after, "%+v", test)
-		require.Equal(t, 6, s.l.free.count())
+		require.Zero(t, lent(s.l))
 
 		// The stream's last event stands for all of its work on the batches.
 		s.sim.Release()
@@ -405,7 +431,7 @@ func TestBatchesOfOneCopyAreWaitedFor(t *testing.T) {
 	s.sendTogether(s.fill(0, 0), s.fill(1, 1), s.fill(2, 2))
 	require.Equal(t, 1, s.copies())
 	for len(s.e.arrived) > 0 {
-		s.e.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+		s.p.give(<-s.e.arrived, func(b *Batch, _ error) bool {
 			all.add(b)
 			return true
 		})
@@ -415,4 +441,123 @@ func TestBatchesOfOneCopyAreWaitedFor(t *testing.T) {
 	}
 	s.sim.Release()
 	all.requireAll()
+}
+
+// Events for the ends of a batch's work may be recorded when its memory is another batch's.
+// Work on that is waited for all the same.
+func TestEndsThatAreRecordedLate(t *testing.T) {
+	t.Parallel()
+	s := newSending(t, 2, 4)
+	users := []*cudart.Stream{stream(t, s.l.dev), stream(t, s.l.dev)}
+	use := func(number int, then func()) {
+		s.sendTogether(s.fill(0, number))
+		s.p.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+			for _, user := range users {
+				require.NoError(t, b.Use(user))
+				require.NoError(t, user.Memset(b.Field(0), 0, 8))
+			}
+			then()
+			return true
+		})
+	}
+	use(0, func() {})
+	last := s.l.unrecorded.Swap(nil)
+	require.Len(t, last.ends, 2, "of both streams")
+	use(1, func() {
+		last.recordEnds()
+		require.NoError(t, s.l.dev.Synchronize(t.Context()))
+		s.sim.Hold()
+		require.NoError(t, users[1].Memset(s.l.slots[0].mem, 0, 8))
+	})
+	require.False(t, s.l.slots[0].using.Done(t.Context()))
+	s.sim.Release()
+	require.NoError(t, s.l.slots[0].wait(t.Context()))
+}
+
+// take takes slots while there is one to be filled, and returns which they are.
+func (f *driven) take() (order []int) {
+	f.d.sort()
+	for s := f.d.take(nil); s != nil; s = f.d.take(nil) {
+		order = append(order, slices.Index(f.l.slots, s))
+	}
+	return order
+}
+
+func (f *driven) release(slots ...int) {
+	for _, at := range slots {
+		f.d.release(f.l.slots[at])
+	}
+}
+
+// The slot that is filled next is the first one that the GPU is done with, whichever
+// was released first; or else the one whose copy was queued first, if that is done.
+func TestTheSlotThatIsFilledNext(t *testing.T) {
+	t.Parallel()
+	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, Position{})
+	require.Equal(t, []int{0, 1, 2, 3, 4}, f.take())
+	f.release(3, 1, 4, 0, 2)
+	require.Equal(t, []int{0, 1, 2, 3, 4}, f.take())
+
+	// Copies of 3, 0 and 1 are under way, and a stream uses 2.
+	for _, s := range f.l.slots {
+		s.begin(0, 0, 4)
+	}
+	f.sim.Hold()
+	for _, at := range []int{3, 0, 1} {
+		require.True(t, f.d.copy(f.p, f.l.slots[at:at+1]))
+	}
+	user, dev := stream(t, f.l.dev), f.l.dev
+	mem, err := dev.Malloc(64)
+	require.NoError(t, err)
+	use := func(s *slot) {
+		require.NoError(t, user.CopyOnDevice(mem, s.mem, 8))
+		s.using.Add(user)
+	}
+	use(f.l.slots[2])
+	use(f.l.slots[3])
+	f.release(0, 1, 2, 3, 4)
+	require.Equal(t, []int{4, 2}, f.take(), "2 was never copied")
+	require.Equal(t, f.l.slots[3], f.d.free[f.d.oldest()])
+	f.release(2, 4)
+	f.sim.Release()
+	for _, s := range f.l.slots {
+		require.NoError(t, s.wait(t.Context()))
+	}
+	require.Equal(t, []int{0, 1, 2, 3, 4}, f.take())
+
+	// The GPU is done with 2, which is not known yet.
+	use(f.l.slots[2])
+	f.l.slots[2].using.Record()
+	done := make(chan struct{})
+	require.NoError(t, user.LaunchHostFunc(func() { close(done) }))
+	<-done
+	require.False(t, f.l.slots[2].knownDone())
+	f.release(4, 2)
+	require.Equal(t, []int{2, 4}, f.take())
+	require.NoError(t, dev.Free(mem))
+}
+
+// The slot after another one in memory is taken if it is free and the GPU is done with it.
+func TestTheSlotAfterAnother(t *testing.T) {
+	t.Parallel()
+	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, Position{})
+	after := func(at int) *slot { return f.d.take(f.l.slots[at : at+1]) }
+	require.Same(t, f.l.slots[0], f.d.take(nil))
+	require.Same(t, f.l.slots[1], after(0))
+	require.Nil(t, after(0), "1 is not free")
+	for at := range 3 {
+		require.Same(t, f.l.slots[at+2], after(at+1))
+	}
+	require.Nil(t, after(4), "it is the last one")
+	f.sim.Hold()
+	f.l.slots[1].begin(0, 0, 4)
+	require.True(t, f.d.copy(f.p, f.l.slots[1:2]))
+	f.release(3, 1)
+	f.d.sort()
+	require.Nil(t, after(0), "it is being copied")
+	require.Same(t, f.l.slots[3], after(2))
+	f.sim.Release()
+	require.NoError(t, f.l.slots[1].wait(t.Context()))
+	require.Same(t, f.l.slots[1], after(0))
+	require.Empty(t, f.d.free)
 }
