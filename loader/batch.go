@@ -16,7 +16,10 @@ import (
 // [os.ErrClosed].
 var ErrReleased = sentinel.New("already released", os.ErrClosed)
 
-var errNoStream = errors.New("the stream is nil")
+var (
+	errNoStream = errors.New("the stream is nil")
+	errNotGiven = errors.New("no loader has given it")
+)
 
 // A Batch is samples on the device, in memory of a [Loader], until it is
 // released. It is for one goroutine at a time.
@@ -79,7 +82,10 @@ func (b *Batch) Wait(ctx context.Context) error {
 
 // usable returns why the batch cannot be used.
 func (b *Batch) usable() error {
-	if b.released.Load() {
+	switch {
+	case b == nil || b.l == nil:
+		return errNotGiven
+	case b.released.Load():
 		return ErrReleased
 	}
 	return nil
@@ -92,39 +98,54 @@ func (b *Batch) failed(doing string, err error) error {
 	return fmt.Errorf("loader: %s %v: %w", doing, b, err)
 }
 
+// orZero returns a batch of nothing for nil.
+func (b *Batch) orZero() *Batch {
+	if b == nil {
+		return new(Batch)
+	}
+	return b
+}
+
 // Len returns the number of samples: BatchSize, or fewer if samples were skipped
 // and at an epoch's end.
-func (b *Batch) Len() int { return len(b.indices) }
+func (b *Batch) Len() int { return len(b.orZero().indices) }
 
 // Indices returns which samples these are, in the order of the batch. The slice
 // must not be changed, nor used after Release.
-func (b *Batch) Indices() []int { return b.indices }
+func (b *Batch) Indices() []int { return b.orZero().indices }
 
 // Field returns the device address of field f, counted from 0: that of the
-// samples back to back, aligned to 256 bytes. It may be used by streams after
-// Use, by the host after Wait, and not after Release.
+// samples back to back, aligned to 256 bytes; 0 if there is no such field. It may be used
+// by streams after Use, by the host after Wait, and not after Release.
 func (b *Batch) Field(f int) cudart.DevPtr {
+	if !b.has(f) {
+		return 0
+	}
 	return b.s.mem + cudart.DevPtr(b.l.layout.offsets[f])
 }
 
 // Host returns the bytes of field f in pinned memory until the batch is
-// released, and nil afterwards. They must not be changed.
+// released, and nil afterwards, or if there is no such field. They must not be changed.
 func (b *Batch) Host(f int) []byte {
-	if b.released.Load() {
+	if !b.has(f) || b.released.Load() {
 		return nil
 	}
 	from := b.l.layout.offsets[f]
 	return b.s.host[from : from+len(b.indices)*b.l.layout.sizes[f]]
 }
 
+func (b *Batch) has(f int) bool {
+	return b != nil && b.l != nil && f >= 0 && f < len(b.l.layout.offsets)
+}
+
 // Epoch returns the number of the epoch, from 0.
-func (b *Batch) Epoch() int { return b.epoch }
+func (b *Batch) Epoch() int { return b.orZero().epoch }
 
 // Number returns the number of the batch in its epoch, from 0.
-func (b *Batch) Number() int { return b.number }
+func (b *Batch) Number() int { return b.orZero().number }
 
 // Position returns where to go on after this batch: see [Options.Start].
-func (b *Batch) Position() Position { return b.position }
+func (b *Batch) Position() Position { return b.orZero().position }
 
 // Keep keeps the batch beyond the loop's turn, until Release, which any
 // goroutine may call. Meanwhile the loader has one batch less to fill. If all
@@ -172,5 +193,6 @@ func (b *Batch) free() {
 
 // String names the batch in messages.
 func (b *Batch) String() string {
+	b = b.orZero()
 	return fmt.Sprintf("batch %d of epoch %d", b.number, b.epoch)
 }

@@ -59,6 +59,25 @@ func (m memory) check() error {
 func (m memory) Len() int      { return len(m.data[0]) / m.fields[0] }
 func (m memory) Fields() []int { return m.fields }
 
+// fits returns why samples cannot be written to places.
+func (m memory) fits(places [][]byte, indices []int) error {
+	if len(places) != len(m.fields) {
+		return fmt.Errorf("loader: memory: room for %d fields, not %d", len(places), len(m.fields))
+	}
+	for f, size := range m.fields {
+		if n := len(indices) * size; len(places[f]) != n {
+			return fmt.Errorf("loader: memory: field %d: room for %d bytes, not %d", f, len(places[f]), n)
+		}
+	}
+	n := m.Len()
+	for _, i := range indices {
+		if i < 0 || i >= n {
+			return fmt.Errorf("loader: memory: sample %d of %d", i, n)
+		}
+	}
+	return nil
+}
+
 // Read implements Source.
 func (m memory) Read(ctx context.Context, i int, sample [][]byte) error {
 	indices := [1]int{i}
@@ -67,6 +86,9 @@ func (m memory) Read(ctx context.Context, i int, sample [][]byte) error {
 
 // ReadBatch implements BatchSource.
 func (m memory) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
+	if err := m.fits(samples, indices); err != nil {
+		return err
+	}
 	for f, size := range m.fields {
 		switch {
 		case !m.gpuOnly:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 )
 
 // Options shape a loader. Only BatchSize has to be set.
@@ -66,6 +67,8 @@ const (
 	// inBlocks is into how many blocks the memory is divided at least: one is filled,
 	// one is open after it, one is being copied, and one is with the consumer.
 	inBlocks = 4
+	// maxWorkers is a million goroutines, which take some GiB.
+	maxWorkers = 1 << 20
 )
 
 // A layout is where the fields of a batch lie.
@@ -126,11 +129,14 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 	if o.BatchSize <= 0 {
 		return o, layout{}, fmt.Errorf("Options.BatchSize is %d: must be positive", o.BatchSize)
 	}
-	n := src.Len()
+	n, fields, err := shape(src)
+	if err != nil {
+		return o, layout{}, fmt.Errorf("Len or Fields of the source: %w", err)
+	}
 	if n <= 0 {
 		return o, layout{}, errors.New("the source has no samples")
 	}
-	l, err := newLayout(src.Fields(), min(o.BatchSize, n))
+	l, err := newLayout(fields, min(o.BatchSize, n))
 	if err != nil {
 		return o, l, err
 	}
@@ -138,6 +144,9 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0))
 	}
 	o.Workers = min(o.Workers, n)
+	if o.Workers > maxWorkers {
+		return o, l, fmt.Errorf("Options.Workers is %d: at most %d", o.Workers, maxWorkers)
+	}
 	if o.MaxTransforms == 0 {
 		o.MaxTransforms = runtime.GOMAXPROCS(0)
 	}
@@ -161,6 +170,13 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		o.Label = "loader"
 	}
 	return o, l, nil
+}
+
+// shape returns the number of samples of a source, and their fields. A source that is a nil
+// pointer may panic.
+func shape(src Source) (n int, fields []int, err error) {
+	defer recovered(&err)
+	return src.Len(), slices.Clone(src.Fields()), nil
 }
 
 // slots are batches in memory at once: one is the consumer's.

@@ -1,6 +1,9 @@
 package loader
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // A Source has the samples of a data set. Its methods are called from many
 // goroutines.
@@ -51,8 +54,13 @@ type Transformer interface {
 // Func returns a Source of n samples with the given fields, which calls read
 // for each sample.
 func Func(n int, fields []int, read func(ctx context.Context, i int, sample [][]byte) error) Source {
+	if read == nil {
+		read = func(context.Context, int, [][]byte) error { return errNoFunction }
+	}
 	return funcSource{n, fields, read}
 }
+
+var errNoFunction = errors.New("loader: Func without a function")
 
 type funcSource struct {
 	n      int
