@@ -59,10 +59,12 @@ func (r *Region) sample(n int) []unsafe.Pointer {
 // are resident. It looks at some pages only (/proc/self/pagemap, mincore). What
 // cannot be found out counts as not in use.
 func (r *Region) InUse() int {
-	r.life.RLock()
-	defer r.life.RUnlock()
+	if !r.life.Begin() {
+		return 0
+	}
+	defer r.life.End()
 	switch {
-	case r.gone.Load() || r.backing == PageCache:
+	case r.backing == PageCache:
 		return 0
 	case r.backing == Reserved:
 		return r.mapped

@@ -12,33 +12,36 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// BenchmarkPopulate maps and populates 1 GiB with every number of threads, way
-// and kind of page. "auto" is what Map does by itself. Unmapping is not timed.
+// BenchmarkPopulate maps and populates 1 GiB with every number of threads and kind of
+// page. "auto" is the default. Unmapping is not timed.
 func BenchmarkPopulate(b *testing.B) {
 	sys := pages.NewSystem(os.DirFS("/"))
 	const n = 1<<30 + 1
 	for _, huge := range []pages.HugeMode{pages.HugeAuto, pages.HugeNever} {
-		for _, method := range []pages.Method{pages.Touch, pages.Advise} {
-			for _, threads := range []int{0, 1, 2, 3, 4, 6, 8, 12, 16} {
-				for _, item := range []int{0, 16 << 20, 64 << 20} {
-					if item != 0 && threads%2 == 1 {
-						continue
-					}
-					b.Run(fmt.Sprintf("%s/%s/threads=%s/item=%s", kindName(huge), methodName(method), orAuto(threads), orAuto(item>>20)), func(b *testing.B) {
-						o := pages.Options{System: sys, HugePages: huge, Populate: &pages.Populate{Threads: threads, Item: item, Method: method}}
-						b.SetBytes(n)
-						for b.Loop() {
-							r, err := pages.Map(b.Context(), n, o)
-							require.NoError(b, err)
-							b.StopTimer()
-							require.NoError(b, r.Unmap())
-							b.StartTimer()
-						}
-					})
+		for _, threads := range []int{0, 1, 2, 3, 4, 6, 8, 12, 16} {
+			for _, item := range []int{0, 16 << 20, 64 << 20} {
+				if item != 0 && threads%2 == 1 {
+					continue
 				}
+				b.Run(fmt.Sprintf("%s/threads=%s/item=%s", kindName(huge), orAuto(threads), orAuto(item>>20)), func(b *testing.B) {
+					b.SetBytes(n)
+					for b.Loop() {
+						r := populated(b, n, pages.Options{System: sys, HugePages: huge}, pages.Populate{Threads: threads, Item: item})
+						b.StopTimer()
+						require.NoError(b, r.Unmap())
+						b.StartTimer()
+					}
+				})
 			}
 		}
 	}
+}
+
+func populated(b *testing.B, n int, o pages.Options, p pages.Populate) *pages.Region {
+	r, err := pages.Map(b.Context(), n, o)
+	require.NoError(b, err)
+	require.NoError(b, r.Populate(b.Context(), 0, r.Mapped(), p))
+	return r
 }
 
 // BenchmarkMapUnmap is the cost of small regions, populated.
@@ -49,9 +52,7 @@ func BenchmarkMapUnmap(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(n))
 			for b.Loop() {
-				r, err := pages.Map(b.Context(), n, pages.Options{System: sys, Populate: &pages.Populate{}})
-				require.NoError(b, err)
-				require.NoError(b, r.Unmap())
+				require.NoError(b, populated(b, n, pages.Options{System: sys}, pages.Populate{}).Unmap())
 			}
 		})
 	}
@@ -62,10 +63,6 @@ func kindName(m pages.HugeMode) string {
 		return "4KiB"
 	}
 	return "huge"
-}
-
-func methodName(m pages.Method) string {
-	return [...]string{pages.Touch: "touch", pages.Advise: "madvise"}[m]
 }
 
 func orAuto(n int) string {

@@ -31,8 +31,8 @@ type Calls struct {
 	Advise func(p unsafe.Pointer, n int, a Advice) error
 	// Name shows the mapping as [anon:name] in /proc/self/maps.
 	Name func(p unsafe.Pointer, n int, name string) error
-	// Bind is mbind to one node: MPOL_BIND when strict, MPOL_PREFERRED when not.
-	Bind func(p unsafe.Pointer, n, node int, strict bool) error
+	// Bind is mbind to one node, MPOL_PREFERRED.
+	Bind func(p unsafe.Pointer, n, node int) error
 	// Where is move_pages without a move: the node of each page, negative (an
 	// errno) where there is none.
 	Where func(pages []unsafe.Pointer, nodes []int32) error
@@ -51,76 +51,51 @@ type Calls struct {
 // Before returns calls that call hook first, with the field's name and the advice
 // or mode where there is one ("Advise huge"), and fail with its error.
 func (c Calls) Before(hook func(call string) error) Calls {
+	first := func(name string, call func() error) error {
+		if err := hook(name); err != nil {
+			return err
+		}
+		return call()
+	}
 	return Calls{
-		Map: func(n, hugetlb int) (unsafe.Pointer, error) {
+		Map: func(n, hugetlb int) (p unsafe.Pointer, err error) {
 			name := "Map"
 			if hugetlb > 0 {
 				name = "Map hugetlb"
 			}
-			if err := hook(name); err != nil {
-				return nil, err
-			}
-			return c.Map(n, hugetlb)
+			err = first(name, func() error { p, err = c.Map(n, hugetlb); return err })
+			return p, err
 		},
-		MapFile: func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
-			if err := hook("MapFile"); err != nil {
-				return nil, err
-			}
-			return c.MapFile(f, off, n)
+		MapFile: func(f *os.File, off int64, n int) (p unsafe.Pointer, err error) {
+			err = first("MapFile", func() error { p, err = c.MapFile(f, off, n); return err })
+			return p, err
 		},
-		Unmap: func(p unsafe.Pointer, n int) error {
-			if err := hook("Unmap"); err != nil {
-				return err
-			}
-			return c.Unmap(p, n)
-		},
+		Unmap: func(p unsafe.Pointer, n int) error { return first("Unmap", func() error { return c.Unmap(p, n) }) },
 		Advise: func(p unsafe.Pointer, n int, a Advice) error {
-			if err := hook("Advise " + a.String()); err != nil {
-				return err
-			}
-			return c.Advise(p, n, a)
+			return first("Advise "+a.String(), func() error { return c.Advise(p, n, a) })
 		},
 		Name: func(p unsafe.Pointer, n int, name string) error {
-			if err := hook("Name"); err != nil {
-				return err
-			}
-			return c.Name(p, n, name)
+			return first("Name", func() error { return c.Name(p, n, name) })
 		},
-		Bind: func(p unsafe.Pointer, n, node int, strict bool) error {
-			if err := hook("Bind"); err != nil {
-				return err
-			}
-			return c.Bind(p, n, node, strict)
+		Bind: func(p unsafe.Pointer, n, node int) error {
+			return first("Bind", func() error { return c.Bind(p, n, node) })
 		},
 		Where: func(pages []unsafe.Pointer, nodes []int32) error {
-			if err := hook("Where"); err != nil {
-				return err
-			}
-			return c.Where(pages, nodes)
+			return first("Where", func() error { return c.Where(pages, nodes) })
 		},
 		Resident: func(p unsafe.Pointer, n int, vec []byte) error {
-			if err := hook("Resident"); err != nil {
-				return err
-			}
-			return c.Resident(p, n, vec)
+			return first("Resident", func() error { return c.Resident(p, n, vec) })
 		},
-		Private: func(pages []unsafe.Pointer) (int, error) {
-			if err := hook("Private"); err != nil {
-				return 0, err
-			}
-			return c.Private(pages)
+		Private: func(pages []unsafe.Pointer) (n int, err error) {
+			err = first("Private", func() error { n, err = c.Private(pages); return err })
+			return n, err
 		},
-		FileSystem: func(path string) (FileSystem, error) {
-			if err := hook("FileSystem"); err != nil {
-				return FileSystem{}, err
-			}
-			return c.FileSystem(path)
+		FileSystem: func(path string) (fs FileSystem, err error) {
+			err = first("FileSystem", func() error { fs, err = c.FileSystem(path); return err })
+			return fs, err
 		},
 		Touch: func(p unsafe.Pointer, n, step int) error {
-			if err := hook("Touch"); err != nil {
-				return err
-			}
-			return c.Touch(p, n, step)
+			return first("Touch", func() error { return c.Touch(p, n, step) })
 		},
 	}
 }

@@ -65,15 +65,11 @@ func name(p unsafe.Pointer, n int, name string) error {
 	return err
 }
 
-func bind(p unsafe.Pointer, n, node int, strict bool) error {
-	mode := uintptr(unix.MPOL_PREFERRED)
-	if strict {
-		mode = unix.MPOL_BIND
-	}
+func bind(p unsafe.Pointer, n, node int) error {
 	// The kernel reads one bit less than the length says.
 	mask := make([]uint64, node/64+1)
 	mask[node/64] = 1 << (node % 64)
-	return errno(unix.Syscall6(unix.SYS_MBIND, uintptr(p), uintptr(n), mode,
+	return errno(unix.Syscall6(unix.SYS_MBIND, uintptr(p), uintptr(n), unix.MPOL_PREFERRED,
 		uintptr(unsafe.Pointer(&mask[0])), uintptr(len(mask)*64+1), 0))
 }
 

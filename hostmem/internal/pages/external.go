@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -107,15 +106,11 @@ func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
 // Clear writes zeros to the memory with several threads, 0 for one for each core that
 // the process may use. The memory must be resident. An error is ctx's.
 func (r *Region) Clear(ctx context.Context, threads int) error {
-	if threads <= 0 {
-		threads = min(runtime.GOMAXPROCS(0), mostThreads)
-	}
 	mem := r.Bytes()
-	w := &workers{from: 0, to: len(mem), size: maxItem, threads: threads, work: func(_ context.Context, off, n int) error {
+	return forEach(ctx, 0, len(mem), maxItem, defaultThreads(threads), func(_ context.Context, off, n int) error {
 		clear(mem[off : off+n])
 		return nil
-	}}
-	return w.run(ctx)
+	})
 }
 
 // Sizes returns the bytes that n bytes take in base pages, and their alignment.

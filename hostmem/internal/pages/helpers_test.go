@@ -3,6 +3,8 @@
 package pages
 
 import (
+	"context"
+	"errors"
 	"os"
 	"sync"
 	"testing"
@@ -14,6 +16,9 @@ import (
 
 	"github.com/gopinned/pinned/internal/linux"
 )
+
+// soak reports whether sweeps run in full.
+func soak() bool { return os.Getenv("PINNED_SOAK") != "" }
 
 // ledger stands between a System and its calls and knows what is mapped.
 type ledger struct {
@@ -129,6 +134,25 @@ func emulated(t testing.TB) bool {
 	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(p), n)
 	require.NoError(t, err)
 	return u.Rss != n/2 || !u.HasFlag("dd")
+}
+
+// mapPopulated maps a region and makes it resident, or leaves nothing mapped.
+func mapPopulated(ctx context.Context, n int, o Options, p Populate) (*Region, error) {
+	r, err := Map(ctx, n, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Populate(ctx, 0, r.Mapped(), p); err != nil {
+		return nil, errors.Join(err, r.Unmap())
+	}
+	return r, nil
+}
+
+func mustPopulate(t testing.TB, n int, o Options) *Region {
+	t.Helper()
+	r := mustMap(t, n, o)
+	require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
+	return r
 }
 
 func mustMap(t testing.TB, n int, o Options) *Region {

@@ -16,7 +16,7 @@ func (r *Region) bind(o Options) {
 		r.misplace("node %d has no memory (nodes %v have), not bound", o.Node, r.sys.Nodes)
 		return
 	}
-	if err := r.sys.Calls.Bind(r.base, r.mapped, o.Node, o.NodeStrict); err != nil {
+	if err := r.sys.Calls.Bind(r.base, r.mapped, o.Node); err != nil {
 		r.misplace("binding to node %d failed (%v), pages come from any node", o.Node, err)
 		return
 	}
@@ -56,18 +56,8 @@ func others(at map[int]int, node int) string {
 	return strings.Trim(fmt.Sprint(list), "[]")
 }
 
-// NodeOf looks at up to n pages, evenly spread over the region, and counts them
-// by the NUMA node they lie on (move_pages). Pages that are not resident do not
-// count.
-func (r *Region) NodeOf(n int) (map[int]int, error) {
-	r.life.RLock()
-	defer r.life.RUnlock()
-	if r.gone.Load() {
-		return nil, ErrUnmapped
-	}
-	return r.where(n)
-}
-
+// where looks at up to n pages, evenly spread over the region, and counts them by the
+// NUMA node on which they reside (move_pages). Pages that are not resident do not count.
 func (r *Region) where(n int) (map[int]int, error) {
 	list := r.sample(n)
 	nodes := make([]int32, len(list))

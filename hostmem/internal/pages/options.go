@@ -22,47 +22,30 @@ const (
 	HugeTLB1G
 )
 
-// Options of Map. The zero value maps ordinary memory, advises huge pages from
-// 2 MiB on and populates nothing.
+// Options of Map. The zero value maps ordinary memory and advises huge pages from
+// 2 MiB on.
 type Options struct {
 	// Align of the first byte, a power of two in bytes. 0 means a page, or a huge
 	// page where the region can hold one.
 	Align int
 	// HugePages chooses the pages.
 	HugePages HugeMode
-	// Populate makes the region resident before Map returns; nil leaves that to
-	// Region.Populate or to the first touch.
-	Populate *Populate
-	// Node is the NUMA node the memory should come from, if NodeSet.
+	// Node is the NUMA node the memory should come from, if NodeSet. Other nodes are not
+	// forbidden: the kernel kills processes when the only node allowed has no memory left.
 	Node    int
 	NodeSet bool
-	// NodeStrict forbids other nodes (MPOL_BIND instead of MPOL_PREFERRED). It is not
-	// the default because the kernel kills processes when that node has no memory
-	// left; without it a full node costs speed only, and a note says so.
-	NodeStrict bool
 	// Fork lets a forked child have the region too. By default the child does not
 	// get it (MADV_DONTFORK), because copying the page tables of pinned memory is
 	// slow.
 	Fork bool
 	// Dump includes the region in core dumps (by default MADV_DONTDUMP).
 	Dump bool
+	// Admit, if set, is called before ordinary pages are mapped, with their bytes. Map
+	// returns its error.
+	Admit func(bytes int) error
 	// System is the host, and nil is this one.
 	System *System
 }
-
-// Method says how pages are made resident.
-type Method int
-
-const (
-	// Advise calls madvise with MADV_POPULATE_WRITE, for a huge page's worth at a
-	// time, and touches where the kernel does not have it (before Linux 5.14). The
-	// garbage collector does not have to wait for a system call, and for base pages
-	// it takes half the time of touching.
-	Advise Method = iota
-	// Touch writes to a byte of every page and leaves its value alone. Pages of
-	// 32 MiB and more are populated by Advise all the same.
-	Touch
-)
 
 // Populate says how a region is made resident. The zero value adapts to the host.
 type Populate struct {
@@ -72,10 +55,8 @@ type Populate struct {
 	// Item is the size in bytes that a thread takes at a time, rounded up to
 	// whole huge pages: 0 means up to 4 MiB.
 	Item int
-	// Method of making pages resident.
-	Method Method
-	// Done is for Region.Populate. If set, the thread that made [off, off+n) resident
-	// calls it right afterwards: several at a time, in no order, each item once. n is
+	// Done, if set, is called by the thread that made [off, off+n) resident,
+	// right afterwards: several at a time, in no order, each item once. n is
 	// Item, counted in mapped bytes, and less at the ends. An error ends populating
 	// and is returned. Done must not call Unmap, which waits for populating to end.
 	Done func(off, n int) error

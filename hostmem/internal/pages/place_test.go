@@ -24,37 +24,32 @@ func TestBindingToARealNode(t *testing.T) {
 		sys.Nodes = []int{0}
 	}
 	r := mustMap(t, 5*mib, Options{System: sys})
-	for _, strict := range []bool{false, true} {
-		node := sys.Nodes[len(sys.Nodes)-1]
-		err := sys.Calls.Bind(r.base, r.mapped, node, strict)
-		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
-			t.Skipf("mbind is not to be had here: %v", err)
-		}
-		require.NoError(t, err)
+	err := sys.Calls.Bind(r.base, r.mapped, sys.Nodes[len(sys.Nodes)-1])
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		t.Skipf("mbind is not to be had here: %v", err)
 	}
+	require.NoError(t, err)
 	require.NoError(t, r.Populate(t.Context(), 0, 2*mib, Populate{}))
-	at, err := r.NodeOf(100)
+	at, err := r.where(100)
 	require.NoError(t, err)
 	assert.Len(t, at, 1)
 	found := at[sys.Nodes[len(sys.Nodes)-1]]
 	assert.True(t, found >= 38 && found <= 42, "two of five MiB are resident, and %d of 100 samples", found)
-	assert.ErrorIs(t, sys.Calls.Bind(r.base, r.mapped, 1000, true), unix.EINVAL)
+	assert.ErrorIs(t, sys.Calls.Bind(r.base, r.mapped, 1000), unix.EINVAL)
 }
 
 func TestPlacement(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		name   string
-		o      Options
-		bind   error
-		where  func(nodes []int32) error
-		strict bool
-		bound  int // -1: Bind not called
-		notes  []string
+		name  string
+		o     Options
+		bind  error
+		where func(nodes []int32) error
+		bound int // -1: Bind not called
+		notes []string
 	}{
 		{name: "not requested", bound: -1},
 		{name: "as asked", o: Options{Node: 1, NodeSet: true}, bound: 1},
-		{name: "strictly", o: Options{Node: 1, NodeSet: true, NodeStrict: true}, bound: 1, strict: true},
 		{name: "no such node", o: Options{Node: 7, NodeSet: true}, bound: -1,
 			notes: []string{"numa: node 7 has no memory (nodes [0 1] have), not bound"}},
 		{name: "refused", o: Options{Node: 1, NodeSet: true}, bound: 1, bind: unix.EPERM,
@@ -73,10 +68,9 @@ func TestPlacement(t *testing.T) {
 			t.Parallel()
 			sys := twoNodes()
 			bound := -1
-			sys.Calls.Bind = func(_ unsafe.Pointer, n, node int, strict bool) error {
+			sys.Calls.Bind = func(_ unsafe.Pointer, n, node int) error {
 				bound = node
 				assert.Equal(t, 4*mib, n)
-				assert.Equal(t, tc.strict, strict)
 				return tc.bind
 			}
 			sys.Calls.Where = func(pages []unsafe.Pointer, nodes []int32) error {
@@ -90,8 +84,8 @@ func TestPlacement(t *testing.T) {
 				return nil
 			}
 			sys.Calls.Advise = func(unsafe.Pointer, int, Advice) error { return nil }
-			tc.o.System, tc.o.Populate, tc.o.HugePages = sys, &Populate{}, HugeNever
-			r := mustMap(t, 4*mib, tc.o)
+			tc.o.System, tc.o.HugePages = sys, HugeNever
+			r := mustPopulate(t, 4*mib, tc.o)
 			assert.Equal(t, tc.bound, bound)
 			assert.Equal(t, tc.notes, r.Notes())
 			var notes []string // all of these are about the node
@@ -107,11 +101,11 @@ func TestOneNodeIsNothingToChoose(t *testing.T) {
 	t.Parallel()
 	sys := hostSystem()
 	sys.Nodes = []int{0}
-	sys.Calls.Bind = func(unsafe.Pointer, int, int, bool) error {
+	sys.Calls.Bind = func(unsafe.Pointer, int, int) error {
 		assert.Fail(t, "bound")
 		return nil
 	}
-	r := mustMap(t, 4096, Options{System: sys, NodeSet: true, Populate: &Populate{}})
+	r := mustPopulate(t, 4096, Options{System: sys, NodeSet: true})
 	assert.Empty(t, r.Notes())
 }
 
@@ -120,10 +114,10 @@ func TestHugetlbOrANote(t *testing.T) {
 	sys := hostSystem()
 	l := newLedger(sys)
 	free := sys.freeHuge(2*mib, -1)
-	r, err := Map(t.Context(), 3*mib+1, Options{System: sys, HugePages: HugeTLB, Align: 8 * mib, Populate: &Populate{}})
+	r, err := mapPopulated(t.Context(), 3*mib+1, Options{System: sys, HugePages: HugeTLB, Align: 8 * mib}, Populate{})
 	require.NoError(t, err)
 	assert.Zero(t, uintptr(r.Pointer())%(8*mib))
-	if r.Page() == 2*mib {
+	if r.plan.page == 2*mib {
 		t.Logf("the pool had %d pages", free)
 		assert.Equal(t, 4*mib, r.Mapped())
 		assert.Empty(t, r.Notes())
@@ -148,55 +142,8 @@ func TestHugetlbOnANodeWithoutFreePages(t *testing.T) {
 		"sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages":   file("8\n"),
 		"sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages": file("1\n"),
 	}
-	sys.Calls.Bind = func(unsafe.Pointer, int, int, bool) error { return nil }
+	sys.Calls.Bind = func(unsafe.Pointer, int, int) error { return nil }
 	r := mustMap(t, 4*mib, Options{System: sys, HugePages: HugeTLB, NodeSet: true, Node: 1})
-	assert.Equal(t, sys.Page, r.Page())
+	assert.Equal(t, sys.Page, r.plan.page)
 	assert.Equal(t, "hugetlb: 1 of 2 pages of 2 MiB free on node 1: other pages were taken", r.Notes()[0])
-}
-
-// A pool that promised pages and cannot give them: the fault is met on the way.
-func TestHugetlbThatGivesOutOnTheWay(t *testing.T) {
-	t.Parallel()
-	sys := hostSystem()
-	l := newLedger(sys)
-	// Ordinary memory plays the pool's part.
-	plain := sys.Calls.Map
-	var fromPool bool
-	sys.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
-		fromPool = hugetlb > 0
-		return plain(n+hugetlb, 0)
-	}
-	real := sys.Calls
-	sys.Calls.Map = func(n, hugetlb int) (unsafe.Pointer, error) {
-		p, err := real.Map(n, hugetlb)
-		if err != nil || hugetlb == 0 {
-			return p, err
-		}
-		// As aligned as a pool's pages are.
-		head := int(-uintptr(p) & uintptr(hugetlb-1))
-		keep := unsafe.Add(p, head)
-		if head > 0 {
-			require.NoError(t, real.Unmap(p, head))
-		}
-		return keep, real.Unmap(unsafe.Add(keep, n), hugetlb-head)
-	}
-	sys.Calls.Advise = func(p unsafe.Pointer, n int, a Advice) error {
-		if a == AdvisePopulate && fromPool {
-			return unix.EFAULT
-		}
-		return real.Advise(p, n, a)
-	}
-	sys.Calls.Touch = func(p unsafe.Pointer, n, step int) error {
-		if fromPool {
-			return errFault
-		}
-		return real.Touch(p, n, step)
-	}
-	r, err := Map(t.Context(), 4*mib, Options{System: sys, HugePages: HugeTLB, Populate: &Populate{}})
-	require.NoError(t, err)
-	assert.Equal(t, sys.Page, r.Page())
-	require.NotEmpty(t, r.Notes())
-	assert.Contains(t, r.Notes()[0], "hugetlb: the pool ran out of pages")
-	require.NoError(t, r.Unmap())
-	l.requireNothingLeft(t)
 }

@@ -33,15 +33,22 @@ func (r *Region) countResident(t testing.TB, from, to int) (n int) {
 	return n
 }
 
-func TestPopulateByAnyWayLeavesNothingOutAndChangesNothing(t *testing.T) {
+func TestPopulateLeavesNothingOutAndChangesNothing(t *testing.T) {
 	requireAccount(t)
 	for _, mode := range []HugeMode{HugeAuto, HugeNever} {
-		for _, method := range []Method{Touch, Advise} {
+		for _, advice := range []bool{true, false} {
 			for _, threads := range []int{0, 1, 2, 7} {
-				t.Run(fmt.Sprintf("mode %d method %d threads %d", mode, method, threads), func(t *testing.T) {
-					r := mustMap(t, 9*mib+4097, Options{System: hostSystem(), HugePages: mode, Align: 4096})
+				t.Run(fmt.Sprintf("mode %d advice %t threads %d", mode, advice, threads), func(t *testing.T) {
+					sys := hostSystem()
+					sys.Calls = sys.Calls.Before(func(call string) error {
+						if call == "Advise populate" && !advice {
+							return unix.EINVAL // as before Linux 5.14
+						}
+						return nil
+					})
+					r := mustMap(t, 9*mib+4097, Options{System: sys, HugePages: mode, Align: 4096})
 					r.Bytes()[5*mib+123] = 42
-					require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: threads, Method: method, Item: 2 * mib}))
+					require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: threads, Item: 2 * mib}))
 					assert.Equal(t, r.Mapped()/4096, r.countResident(t, 0, r.Mapped()))
 					assert.Equal(t, byte(42), r.Bytes()[5*mib+123])
 					assert.Equal(t, 1, 256-strings.Count(string(r.Bytes()[5*mib:5*mib+256]), "\x00"), "bytes changed")
@@ -116,43 +123,34 @@ func TestDonesErrorEndsPopulating(t *testing.T) {
 	assert.LessOrEqual(t, calls.Load(), int32(4), "the other thread may have been at its item")
 }
 
-func TestCancellationUnmapsEverything(t *testing.T) {
+// A thread looks at the context before each block, so that the end of the context
+// does not wait for the rest of a large item.
+func TestPopulatingEndsWithItsContextWithinAnItem(t *testing.T) {
 	t.Parallel()
 	why := errors.New("the caller changed its mind")
 	for at := range 5 {
-		t.Run(fmt.Sprint("at block ", at), func(t *testing.T) {
-			t.Parallel()
-			sys := hostSystem()
-			l := newLedger(sys)
-			ctx, cancel := context.WithCancelCause(t.Context())
-			blocks := 0
-			real := sys.Calls.Touch
-			sys.Calls.Touch = func(p unsafe.Pointer, n, step int) error {
-				if blocks++; blocks >= at {
+		sys := hostSystem()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		blocks := 0
+		sys.Calls.Advise = func(_ unsafe.Pointer, _ int, a Advice) error {
+			if a == AdvisePopulate {
+				if blocks++; blocks == at {
 					cancel(why)
 				}
-				return real(p, n, step)
 			}
-			if at == 0 {
-				cancel(why)
-			}
-			_, err := Map(ctx, 64*mib, Options{System: sys, Populate: &Populate{Threads: 1, Method: Touch}})
-			require.ErrorIs(t, err, context.Canceled)
-			require.ErrorIs(t, err, why)
-			assert.LessOrEqual(t, blocks, at+1, "went on")
-			l.requireNothingLeft(t)
-		})
+			return nil
+		}
+		r := mustMap(t, 64*mib, Options{System: sys})
+		if at == 0 {
+			cancel(why)
+		}
+		err := r.Populate(ctx, 0, r.Mapped(), Populate{Threads: 1, Item: 64 * mib})
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, why)
+		assert.Equal(t, at, blocks)
+		_, err = Map(ctx, 1, Options{System: sys})
+		require.ErrorIs(t, err, why)
 	}
-	t.Run("deadline", func(t *testing.T) {
-		t.Parallel()
-		sys := hostSystem()
-		l := newLedger(sys)
-		ctx, cancel := context.WithTimeout(t.Context(), 0)
-		defer cancel()
-		_, err := Map(ctx, 64*mib, Options{System: sys, Populate: &Populate{}})
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		l.requireNothingLeft(t)
-	})
 }
 
 // Huge pages that take 40 ms each, in a bubble's time.
@@ -164,7 +162,7 @@ func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 		threads    int
 		slow       func(page int) bool
 		compaction bool // the kernel says why
-		huge       int  // huge pages touched until base pages are taken
+		huge       int  // huge pages until base pages are taken
 	}{
 		{"always", 1, func(int) bool { return true }, true, 4},
 		{"always, several threads", 4, func(int) bool { return true }, true, 9},
@@ -183,19 +181,13 @@ func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 					return fmt.Sprintf("compact_fail 7\ncompact_stall %d\n", 1000+stalls.Load())
 				})
 				sys.Calls.Advise = func(p unsafe.Pointer, n int, a Advice) error {
-					if a == AdviseNoHuge {
+					switch {
+					case a == AdviseNoHuge:
 						given.Add(1)
-					}
-					return nil
-				}
-				sys.Calls.Resident = func(p unsafe.Pointer, n int, vec []byte) error {
-					for i := range vec {
-						vec[i] = 1
-					}
-					return nil
-				}
-				sys.Calls.Touch = func(p unsafe.Pointer, n, step int) error {
-					if step < n {
+						return nil
+					case a != AdvisePopulate:
+						return nil
+					case given.Load() > 0:
 						time.Sleep(500 * time.Microsecond)
 						return nil
 					}
@@ -209,7 +201,7 @@ func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
 					}
 					return nil
 				}
-				r, err := Map(t.Context(), pages*2*mib, Options{System: sys, Populate: &Populate{Threads: tc.threads, Method: Touch}})
+				r, err := mapPopulated(t.Context(), pages*2*mib, Options{System: sys}, Populate{Threads: tc.threads})
 				require.NoError(t, err)
 				// Threads that were at a page together may each see it to its end.
 				assert.InDelta(t, tc.huge, huge.Load(), float64(tc.threads-1))
@@ -234,25 +226,7 @@ func (f fsFunc) Open(name string) (fs.File, error) {
 	return fstest.MapFS{name: file(f(name))}.Open(name)
 }
 
-func TestBasePagesStandInForHugePagesThatCannotBeHad(t *testing.T) {
-	requireAccount(t)
-	sys := hostSystem()
-	sys.HugePage, sys.THP = 2*mib, "madvise"
-	real := sys.Calls.Advise
-	sys.Calls.Advise = func(p unsafe.Pointer, n int, a Advice) error {
-		if a == AdviseHuge {
-			return nil // said, not done: so none is to be had
-		}
-		return real(p, n, a)
-	}
-	r := mustMap(t, 8*mib+1, Options{System: sys, Populate: &Populate{Method: Touch}})
-	assert.Equal(t, r.Mapped()/sys.Page, r.countResident(t, 0, r.Mapped()))
-	if sys := hostSystem(); sys.THP != "always" {
-		assert.Equal(t, []string{"base pages took the place of 4 of 4 huge pages, which the kernel did not have"}, r.Notes())
-	}
-}
-
-func TestAPageThatCannotBeHadIsAnErrorOfMap(t *testing.T) {
+func TestAPageThatCannotBeHadIsAnError(t *testing.T) {
 	t.Parallel()
 	sys := hostSystem()
 	l := newLedger(sys)
@@ -262,7 +236,7 @@ func TestAPageThatCannotBeHadIsAnErrorOfMap(t *testing.T) {
 		}
 		return nil
 	})
-	_, err := Map(t.Context(), 10*mib, Options{System: sys, Populate: &Populate{}})
+	_, err := mapPopulated(t.Context(), 10*mib, Options{System: sys}, Populate{})
 	require.ErrorIs(t, err, unix.EFAULT)
 	assert.ErrorContains(t, err, "at offset")
 	l.requireNothingLeft(t)

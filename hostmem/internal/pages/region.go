@@ -6,17 +6,17 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// ErrUnmapped is returned by methods of a region that was unmapped.
-var ErrUnmapped = errors.New("the region is unmapped")
+var errUnmapped = errors.New("the region is unmapped")
 
-// Region is anonymous memory that was mapped, trimmed, advised and perhaps
-// populated. Its methods may be called from any goroutine.
+// Region is memory that was mapped, trimmed and advised, and perhaps populated. Its
+// methods may be called from any goroutine.
 type Region struct {
 	sys  *System
 	plan plan
@@ -25,23 +25,14 @@ type Region struct {
 	base     unsafe.Pointer
 	mapped   int
 	backing  Backing
-	external *external // nil for memory that Map mapped
-	gone     atomic.Bool
-	// life is held for reading while pages are populated or looked at, so that
-	// they are never unmapped underneath.
-	life sync.RWMutex
+	external *external         // nil for memory that Map mapped
+	life     lifetime.Lifetime // of the mapping; it is used while pages are populated or looked at
 
 	mu        sync.Mutex
 	notes     []string
 	misplaced []string // those of notes about the NUMA node
-
-	stalls stalls
-	holes  atomic.Int64 // huge pages that base pages had to stand in for
+	stalls    stalls
 }
-
-// errDone is returned because Map unmaps after an error, although Done may have used
-// the pages by then.
-var errDone = errors.New("Populate.Done is for Region.Populate only")
 
 // Map maps n bytes, as o wants them. After an error, ctx's included, nothing
 // stays mapped, unless the error says that unmapping failed.
@@ -50,15 +41,12 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 	if sys == nil {
 		sys = Host()
 	}
-	if err := ended(ctx); err != nil {
-		return nil, fmt.Errorf("map %d bytes: %w", n, err)
-	}
-	if o.Populate != nil && o.Populate.Done != nil {
-		return nil, fmt.Errorf("map %d bytes: %w", n, errDone)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("map %d bytes: %w", n, bounded.Ended(ctx))
 	}
 	var notes []string
 	for _, size := range hugetlbSizes(o.HugePages) {
-		r, err := mapHugetlb(ctx, sys, n, size, o)
+		r, err := mapHugetlb(sys, n, size, o)
 		if err == nil {
 			r.notes = slices.Concat(notes, r.notes)
 			return r, nil
@@ -69,6 +57,9 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 		notes = append(notes, fmt.Sprintf("%v: other pages were taken", err))
 	}
 	p, err := newPlan(n, sys.Page, o.Align, sys.HugePage, o.HugePages, false)
+	if err == nil && o.Admit != nil {
+		err = o.Admit(p.mapped)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +68,9 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 		return nil, err
 	}
 	r.notes = notes
-	return r.prepare(ctx, o)
+	r.advise(o)
+	r.bind(o)
+	return r, nil
 }
 
 func hugetlbSizes(m HugeMode) []int {
@@ -94,7 +87,7 @@ func hugetlbSizes(m HugeMode) []int {
 // errPool says that the hugetlb pool could not serve, and something else can.
 var errPool = errors.New("hugetlb")
 
-func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Region, error) {
+func mapHugetlb(sys *System, n, size int, o Options) (*Region, error) {
 	p, err := newPlan(n, size, o.Align, sys.HugePage, o.HugePages, true)
 	if err != nil {
 		return nil, err
@@ -111,11 +104,9 @@ func mapHugetlb(ctx context.Context, sys *System, n, size int, o Options) (*Regi
 	if err != nil {
 		return nil, fmt.Errorf("%w: %d of %d pages of %s free (%w)", errPool, sys.freeHuge(size, -1), want, units.ExactBytes(size), err)
 	}
-	r, err = r.prepare(ctx, o)
-	if errors.Is(err, errFault) {
-		return nil, fmt.Errorf("%w: the pool ran out of pages: %w", errPool, err)
-	}
-	return r, err
+	r.advise(o)
+	r.bind(o)
+	return r, nil
 }
 
 // mapTrimmed maps enough for p's alignment anywhere and unmaps what lies before
@@ -159,18 +150,6 @@ func (p plan) hugetlbPage() int {
 		return p.page
 	}
 	return 0
-}
-
-// prepare does to a new region all that o requests, or unmaps it.
-func (r *Region) prepare(ctx context.Context, o Options) (*Region, error) {
-	r.advise(o)
-	r.bind(o)
-	if o.Populate != nil {
-		if err := r.Populate(ctx, 0, r.mapped, *o.Populate); err != nil {
-			return nil, r.sys.undo(r.base, r.mapped, err)
-		}
-	}
-	return r, nil
 }
 
 // advise gives the kernel advice on the region. Advice that it refuses costs speed,
@@ -235,18 +214,18 @@ func (r *Region) Notes() []string {
 	return slices.Clone(r.notes)
 }
 
-// Bytes returns the memory, exactly as long as requested, and nil once unmapped. It
-// must not be used after Unmap.
+// Bytes returns the memory, exactly as long as requested, and nil from Unmap on, after
+// which it must not be used.
 func (r *Region) Bytes() []byte {
-	if r.gone.Load() {
+	if r.life.Sealed() {
 		return nil
 	}
 	return unsafe.Slice((*byte)(r.base), r.plan.n)
 }
 
-// Pointer returns the address of the first byte, nil once unmapped.
+// Pointer returns the address of the first byte, nil from Unmap on.
 func (r *Region) Pointer() unsafe.Pointer {
-	if r.gone.Load() {
+	if r.life.Sealed() {
 		return nil
 	}
 	return r.base
@@ -258,22 +237,15 @@ func (r *Region) Len() int { return r.plan.n }
 // Mapped returns the bytes reserved: Len rounded up to a page.
 func (r *Region) Mapped() int { return r.mapped }
 
-// Page returns the unit of Mapped: a base page, or a page of the hugetlb pool.
-func (r *Region) Page() int { return r.plan.page }
-
 // Unmap unmaps the memory once populating has ended (munmap). A second call does
 // nothing. After an error the memory is still mapped and Unmap may be called again.
 func (r *Region) Unmap() error {
-	r.life.Lock()
-	defer r.life.Unlock()
-	if r.gone.Load() {
+	return r.life.Close(context.Background(), func(context.Context) error {
+		if err := r.unmap(); err != nil {
+			return fmt.Errorf("unmap %d bytes at %p: %w", r.mapped, r.base, err)
+		}
 		return nil
-	}
-	if err := r.unmap(); err != nil {
-		return fmt.Errorf("unmap %d bytes at %p: %w", r.mapped, r.base, err)
-	}
-	r.gone.Store(true)
-	return nil
+	})
 }
 
 func (r *Region) unmap() error {

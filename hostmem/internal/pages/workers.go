@@ -2,15 +2,16 @@ package pages
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// workers do work on [from, to) in items of size bytes, with several goroutines.
-//
-// How many? Making pages resident is the kernel writing zeros, and its speed
+// How many threads make pages resident? That is the kernel writing zeros, and its speed
 // grows with the threads: on 16 cores 16, 30, 40, 48, 58, 67 GB/s with 2, 4, 6,
 // 8, 12, 16 of them for huge pages, 6 to 44 GB/s for base pages. So it is as many
 // as the process may use cores (GOMAXPROCS, which follows affinity and the
@@ -21,87 +22,53 @@ import (
 // large pieces: each call keeps the address space locked for long. In pieces of
 // a huge page, as fill does it, no number of threads measured was slower than a
 // smaller one. That is why nothing here searches for the best number.
-type workers struct {
-	from, to, size int
-	threads        int
-	work           func(ctx context.Context, off, n int) error
+const maxThreads = 16
 
-	cancel context.CancelFunc
-	mu     sync.Mutex
-	err    error // the first that work returned
-	next   int   // offset of the next item
+// defaultThreads returns the number of threads where 0 were requested.
+func defaultThreads(requested int) int {
+	if requested > 0 {
+		return requested
+	}
+	return min(runtime.GOMAXPROCS(0), maxThreads)
 }
 
-const mostThreads = 16
-
-// run works until all is done, ctx ends or work fails, and waits for all workers.
-func (w *workers) run(parent context.Context) error {
-	ctx, cancel := context.WithCancel(parent)
-	defer cancel()
-	w.cancel = cancel
-	w.next = w.from
-	items := (w.to - w.from + w.size - 1) / w.size
-	if threads := min(w.threads, items); threads <= 1 {
-		w.worker(ctx)
+// forEach calls work for the items of [from, to), which end at multiples of size, from
+// several goroutines. It returns the first error, after which no other item begins, or
+// ctx's, when all calls have returned.
+func forEach(parent context.Context, from, to, size, threads int, work func(ctx context.Context, off, n int) error) error {
+	ctx, fail := context.WithCancelCause(parent)
+	defer fail(nil)
+	first, end := from/size, (to+size-1)/size
+	var next atomic.Int64
+	worker := func() {
+		// A panic is an error like any other, so that the memory is released.
+		defer func() {
+			if r := recover(); r != nil {
+				fail(fmt.Errorf("panic: %v\n%s", r, debug.Stack()))
+			}
+		}()
+		for ctx.Err() == nil {
+			item := first + int(next.Add(1)) - 1
+			if item >= end {
+				return
+			}
+			off := max(from, item*size)
+			if err := work(ctx, off, min(to, (item+1)*size)-off); err != nil {
+				fail(err)
+			}
+		}
+	}
+	if threads = min(threads, end-first); threads <= 1 {
+		worker()
 	} else {
-		var group sync.WaitGroup
+		var workers sync.WaitGroup
 		for range threads {
-			group.Go(func() { w.worker(ctx) })
+			workers.Go(worker)
 		}
-		group.Wait()
+		workers.Wait()
 	}
-	if err := ended(parent); err != nil {
-		return err
+	if parent.Err() != nil {
+		return bounded.Ended(parent)
 	}
-	return w.err
-}
-
-// ended returns nil while ctx goes on, and afterwards both its error and its cause.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if err == nil || errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
-}
-
-// worker works on item after item. A panic is an error like any other, so that the
-// memory is released.
-func (w *workers) worker(ctx context.Context) {
-	defer func() {
-		if r := recover(); r != nil {
-			w.fail(fmt.Errorf("panic: %v\n%s", r, debug.Stack()))
-		}
-	}()
-	for {
-		off, n := w.take(ctx)
-		if n == 0 {
-			return
-		}
-		if err := w.work(ctx, off, n); err != nil {
-			w.fail(err)
-		}
-	}
-}
-
-// take returns the next item, of no bytes when there is none.
-func (w *workers) take(ctx context.Context) (off, n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.next >= w.to || ctx.Err() != nil {
-		return 0, 0
-	}
-	// Items end at multiples of size, also if from is none.
-	off = w.next
-	w.next = min(off-off%w.size+w.size, w.to)
-	return off, w.next - off
-}
-
-func (w *workers) fail(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.err == nil {
-		w.err = err
-	}
-	w.cancel()
+	return context.Cause(ctx)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWorkersDoEachItemOnce(t *testing.T) {
+func TestForEachDoesEachItemOnce(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ from, to, size, threads int }{
 		{0, 1, 10, 1}, {0, 100, 10, 1}, {0, 100, 10, 4}, {7, 1003, 10, 16}, {0, 30, 10, 64}, {5, 5, 10, 4},
@@ -18,7 +18,7 @@ func TestWorkersDoEachItemOnce(t *testing.T) {
 		var mu sync.Mutex
 		seen := make([]int, c.to)
 		at, most := 0, 0
-		err := (&workers{from: c.from, to: c.to, size: c.size, threads: c.threads, work: func(_ context.Context, off, n int) error {
+		err := forEach(t.Context(), c.from, c.to, c.size, c.threads, func(_ context.Context, off, n int) error {
 			mu.Lock()
 			at++
 			most = max(most, at)
@@ -31,7 +31,7 @@ func TestWorkersDoEachItemOnce(t *testing.T) {
 			at--
 			mu.Unlock()
 			return nil
-		}}).run(t.Context())
+		})
 		require.NoError(t, err)
 		for i, n := range seen {
 			require.Equal(t, map[bool]int{true: 1, false: 0}[i >= c.from], n, "%+v: byte %d", c, i)
@@ -40,17 +40,17 @@ func TestWorkersDoEachItemOnce(t *testing.T) {
 	}
 }
 
-func TestWorkersStopAtTheFirstError(t *testing.T) {
+func TestForEachStopsAtTheFirstError(t *testing.T) {
 	t.Parallel()
 	bad := errors.New("bad")
 	done := 0
-	err := (&workers{to: 1000, size: 1, threads: 1, work: func(_ context.Context, off, _ int) error {
+	err := forEach(t.Context(), 0, 1000, 1, 1, func(_ context.Context, off, _ int) error {
 		done++
 		if off == 3 {
 			return bad
 		}
 		return nil
-	}}).run(t.Context())
+	})
 	require.ErrorIs(t, err, bad)
 	assert.Equal(t, 4, done)
 }
@@ -59,12 +59,12 @@ func TestWorkersStopAtTheFirstError(t *testing.T) {
 func TestAPanicInAWorkerIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, threads := range []int{1, 3} {
-		err := (&workers{to: 100, size: 1, threads: threads, work: func(_ context.Context, off, _ int) error {
+		err := forEach(t.Context(), 0, 100, 1, threads, func(_ context.Context, off, _ int) error {
 			if off == 7 {
 				panic("the worker's")
 			}
 			return nil
-		}}).run(t.Context())
+		})
 		require.ErrorContains(t, err, "panic: the worker's")
 		require.ErrorContains(t, err, "TestAPanicInAWorkerIsAnError", "with the stack")
 	}
