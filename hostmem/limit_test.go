@@ -46,7 +46,7 @@ func TestTheProcessLimitWaits(t *testing.T) {
 // endsWaiting is a context that ends when a request waits for the limit.
 func endsWaiting(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
-	stop := limits.Relief(func(int) int { cancel(); return 0 })
+	stop := limits.Reclaim(func(context.Context, int) int { cancel(); return 0 })
 	t.Cleanup(func() { stop(); cancel() })
 	return ctx
 }

@@ -126,7 +126,7 @@ func TestAskingThatDoesNotReturn(t *testing.T) {
 				assert.NoError(t, err)
 			})
 			within(t, "the idle timer", p.core.tick)
-			within(t, "the relief of other pools", func() { p.core.relieve(mib) })
+			within(t, "the relief of other pools", func() { p.core.relieve(context.Background(), mib) })
 			within(t, "Close with a context", func() {
 				err := p.CloseContext(timeout(t, 20*time.Millisecond))
 				if err != nil {
@@ -236,7 +236,7 @@ func TestUnregisteringThatNeverReturnsTakesFewThreads(t *testing.T) {
 	for i := range mostUnmappers + 2 {
 		l := get(t, p, (3+i)*mib) // of another class each
 		require.NoError(t, l.Release())
-		within(t, "the relief of other pools", func() { p.core.relieve(1 << 30) })
+		within(t, "the relief of other pools", func() { p.core.relieve(context.Background(), 1<<30) })
 	}
 	assert.Equal(t, mostUnmappers, g.Sim.Blocked()["cudaHostUnregister"])
 	require.NoError(t, get(t, p, 2*mib).Release())

@@ -157,7 +157,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 	c.local.New = func() any { return &c.shards[int(c.next.Add(1))%len(c.shards)] }
 	c.timer = time.AfterFunc(time.Hour, c.tick)
 	c.timer.Stop()
-	c.relief = c.budget.Relief(c.relieve)
+	c.relief = c.budget.Reclaim(c.relieve)
 	return c, nil
 }
 

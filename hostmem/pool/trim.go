@@ -51,13 +51,13 @@ func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(fre
 
 // relieve unmaps idle memory because other requests of the process need as much. A Get
 // that waits here unmaps what it cannot use itself.
-func (p *core) relieve(need int) (freed int) {
+func (p *core) relieve(ctx context.Context, need int) (freed int) {
 	p.moving.begin()
 	defer p.moving.end()
 	if p.gate.Load() > 0 {
 		return 0
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
+	ctx, cancel := context.WithTimeout(ctx, lookPatience)
 	defer cancel()
 	p.pending.Reclaim(ctx)
 	if p.idle() > 0 {

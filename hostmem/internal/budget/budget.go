@@ -30,9 +30,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -50,10 +52,12 @@ type Budget struct {
 	read func(pinnedFiles int) (linux.Headroom, error)
 	heap func() int // bytes that the Go heap may still grow by
 
-	mu     sync.Mutex
-	limit  limit
-	guard  guard
-	relief relief
+	mu    sync.Mutex
+	max   int      // bytes, 0 for no limit
+	used  int      // bytes of grants that are held
+	queue []*Grant // requests that wait, in the order of asking
+	guard guard
+	relief
 }
 
 // New returns a budget without a limit. read returns the kernel's figures, corrected
@@ -62,7 +66,7 @@ func New(read func(pinnedFiles int) (linux.Headroom, error)) *Budget {
 	return &Budget{
 		read: read, heap: heapGrowth,
 		guard:  guard{share: DefaultShare},
-		relief: relief{all: make(map[*reliever]struct{}), more: make(chan struct{}, 1)},
+		relief: relief{every: reliefEvery, more: make(chan struct{}, 1)},
 	}
 }
 
@@ -72,16 +76,22 @@ func New(read func(pinnedFiles int) (linux.Headroom, error)) *Budget {
 func (b *Budget) Set(max int, share float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.limit.max, b.guard.share = max, share
-	b.limit.refuse()
-	b.limit.serve()
+	b.max, b.guard.share = max, share
+	b.queue = slices.DeleteFunc(b.queue, func(g *Grant) bool {
+		err := b.never(g.n)
+		if err != nil {
+			g.decide(grantOver, err)
+		}
+		return err != nil
+	})
+	b.serve()
 }
 
 // Used returns the bytes that count for the limit.
 func (b *Budget) Used() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.limit.used
+	return b.used
 }
 
 // A Need is what a request is for.
@@ -100,25 +110,36 @@ type Need struct {
 
 // A Grant is a request for memory, and then the right to it. Release it, granted or
 // not.
+//
+//	state    entered by                  | counts for the limit | next
+//	waiting  Ask                         | no                   | held, over
+//	held     room for it, in the order   | yes                  | claimed, over
+//	         of asking                   |                      |
+//	claimed  Acquire, for its memory     | yes                  | over
+//	over     Release; Withdraw unless    | no                   |
+//	         claimed; Set, if it can     |                      |
+//	         never be granted            |                      |
+//
+// Changes need Budget.mu.
 type Grant struct {
 	b    *Budget
-	n    int
-	done chan struct{} // closed when it is decided
+	done chan struct{} // closed at the end of waiting
 	err  error         // then
 
 	// Guarded by b.mu.
-	prev, next *Grant
-	waiting    bool
-	held       bool // it counts for the limit
-	claimed    bool // an Acquire has it
-
-	// For the guard.
-	passed   bool
-	taken    int // bytes
-	file     bool
-	resident bool
-	reading  uint64 // the last one when it became resident
+	n       int // bytes
+	state   grantState
+	guarded // what the guard has admitted
 }
+
+type grantState int
+
+const (
+	grantWaiting grantState = iota
+	grantHeld
+	grantClaimed
+	grantOver
+)
 
 // Ask requests n bytes under the limit. The request waits in order while the limit
 // is reached: see Done. The guard is asked by Acquire.
@@ -126,13 +147,13 @@ func (b *Budget) Ask(n int) *Grant {
 	g := &Grant{b: b, n: n, done: make(chan struct{})}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.limit.never(n); err != nil {
-		g.decide(err)
+	if err := b.never(n); err != nil {
+		g.decide(grantOver, err)
 		return g
 	}
-	b.limit.push(g)
-	b.limit.serve()
-	if g.waiting {
+	b.queue = append(b.queue, g)
+	b.serve()
+	if g.state == grantWaiting {
 		b.startRelief()
 	}
 	return g
@@ -145,25 +166,24 @@ func (g *Grant) Done() <-chan struct{} { return g.done }
 // is closed.
 func (g *Grant) Err() error { return g.err }
 
-func (g *Grant) decide(err error) {
-	g.err = err
+func (g *Grant) decide(s grantState, err error) {
+	g.state, g.err = s, err
 	close(g.done)
 }
 
 // Acquire requests memory, waits until the limit allows it, and asks the guard. An
-// error is ctx's, or wraps ErrLimit. A grant that ctx has ([Grant.With]) is used in
-// place of a new one.
+// error wraps ErrLimit, and ctx's if that has ended. A grant that ctx has ([Grant.With])
+// is used in place of a new one.
 func (b *Budget) Acquire(ctx context.Context, need Need) (*Grant, error) {
 	g, ok := ctx.Value(grantKey{}).(*Grant)
-	if ok && g.b == b {
-		if err := g.claim(need.Bytes); err != nil {
-			return nil, err
-		}
-	} else {
+	if !ok || g.b != b {
 		g = b.Ask(need.Bytes)
 		if err := g.wait(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if err := g.claim(need.Bytes); err != nil {
+		return nil, err
 	}
 	if err := b.admit(ctx, g, need); err != nil {
 		g.Release()
@@ -172,6 +192,7 @@ func (b *Budget) Acquire(ctx context.Context, need Need) (*Grant, error) {
 	return g, nil
 }
 
+// wait waits until the request is decided.
 func (g *Grant) wait(ctx context.Context) error {
 	select {
 	case <-g.done: // even if ctx has ended
@@ -185,10 +206,10 @@ func (g *Grant) wait(ctx context.Context) error {
 	}
 	b := g.b
 	b.mu.Lock()
-	ahead, used, max := b.limit.ahead(g), b.limit.used, b.limit.max
+	ahead, used, max := slices.Index(b.queue, g), b.used, b.max
 	b.mu.Unlock()
 	g.Release()
-	return fmt.Errorf("%w: wait for %d bytes: %d of %d are pinned, %d requests came before: %w", ErrLimit, g.n, used, max, ahead, ctx.Err())
+	return fmt.Errorf("%w: wait for %d bytes: %d of %d are pinned, %d requests came before: %w", ErrLimit, g.n, used, max, ahead, bounded.Ended(ctx))
 }
 
 type grantKey struct{}
@@ -200,22 +221,26 @@ func (g *Grant) With(ctx context.Context) context.Context {
 	return context.WithValue(ctx, grantKey{}, g)
 }
 
-// claim takes over a grant, and returns what is not needed of it.
+// claim makes a grant one for n bytes of memory.
 func (g *Grant) claim(n int) error {
-	b := g.b
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	g.b.mu.Lock()
+	defer g.b.mu.Unlock()
 	switch {
-	case !g.held || g.claimed:
+	case g.state != grantHeld:
 		return fmt.Errorf("%w: the grant is not available", ErrLimit)
 	case g.n < n:
 		return fmt.Errorf("%w: %d bytes were granted, not %d", ErrLimit, g.n, n)
 	}
-	g.claimed = true
-	b.limit.used += n - g.n
-	g.n = n
-	b.limit.serve()
+	g.state = grantClaimed
+	g.resize(n)
 	return nil
+}
+
+// resize changes the bytes of a grant that counts for the limit. It needs b.mu.
+func (g *Grant) resize(n int) {
+	g.b.used += n - g.n
+	g.n = n
+	g.b.serve()
 }
 
 // Change makes a grant that was acquired one for other memory, whose pages are not
@@ -224,233 +249,148 @@ func (g *Grant) claim(n int) error {
 func (g *Grant) Change(ctx context.Context, need Need) error {
 	b := g.b
 	b.mu.Lock()
-	if more := need.Bytes - g.n; b.limit.max > 0 && more > max(0, b.limit.room()) {
+	if more := need.Bytes - g.n; b.max > 0 && more > max(0, b.room()) {
 		defer b.mu.Unlock()
-		return fmt.Errorf("%w of the process: %d more bytes, of which %d are left", ErrLimit, more, b.limit.room())
+		return fmt.Errorf("%w of the process: %d more bytes, of which %d are left", ErrLimit, more, b.room())
 	}
 	b.guard.remove(g)
-	g.passed, g.resident, g.taken = false, false, 0
-	b.limit.used += need.Bytes - g.n
-	g.n = need.Bytes
-	b.limit.serve()
+	g.guarded = guarded{}
+	g.resize(need.Bytes)
 	b.mu.Unlock()
 	return b.admit(ctx, g, need)
 }
 
 // Withdraw releases a grant that no Acquire has used.
-func (g *Grant) Withdraw() {
-	g.b.mu.Lock()
-	defer g.b.mu.Unlock()
-	if !g.claimed {
-		g.release()
-	}
-}
+func (g *Grant) Withdraw() { g.end(grantClaimed) }
 
 // Release returns the bytes, or withdraws a request that waits. A second Release
 // does nothing.
-func (g *Grant) Release() {
-	g.b.mu.Lock()
-	defer g.b.mu.Unlock()
-	g.release()
-}
+func (g *Grant) Release() { g.end(grantOver) }
 
-func (g *Grant) release() {
+// end ends a grant whose state comes before one.
+func (g *Grant) end(before grantState) {
 	b := g.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	switch {
-	case g.waiting:
-		b.limit.remove(g)
-		g.decide(context.Canceled)
-	case g.held:
-		g.held = false
-		b.limit.used -= g.n
-		b.guard.remove(g)
-	default:
+	case g.state >= before:
 		return
+	case g.state == grantWaiting:
+		b.queue = slices.DeleteFunc(b.queue, func(q *Grant) bool { return q == g })
+		g.decide(grantOver, context.Canceled)
+	default:
+		g.state = grantOver
+		b.used -= g.n
+		b.guard.remove(g)
 	}
-	b.limit.serve()
-}
-
-// A limit bounds the bytes of all grants. Its methods need Budget.mu.
-type limit struct {
-	max  int // bytes, 0 for none
-	used int
-
-	// first and last are the requests that wait, in the order of asking: a large
-	// one is not overtaken by small ones for ever.
-	first, last *Grant
+	b.serve()
 }
 
 // never returns the error of a request that cannot be granted under the limit.
-func (l *limit) never(n int) error {
-	if l.max == 0 || n <= l.max {
+func (b *Budget) never(n int) error {
+	if b.max == 0 || n <= b.max {
 		return nil
 	}
-	return fmt.Errorf("%w of the process: %w: %d bytes, of %d in all", ErrLimit, ErrTooLarge, n, l.max)
+	return fmt.Errorf("%w of the process: %w: %d bytes, of %d in all", ErrLimit, ErrTooLarge, n, b.max)
 }
 
 // room returns the bytes that are left.
-func (l *limit) room() int { return l.max - l.used }
+func (b *Budget) room() int { return b.max - b.used }
 
-// serve grants requests in order, as far as there is room.
-func (l *limit) serve() {
-	for g := l.first; g != nil && (l.max == 0 || g.n <= l.room()); g = l.first {
-		l.remove(g)
-		g.held = true
-		l.used += g.n
-		g.decide(nil)
+// serve grants requests in order, as far as there is room: a large one is not overtaken
+// by small ones for ever. It needs b.mu.
+func (b *Budget) serve() {
+	for len(b.queue) > 0 && (b.max == 0 || b.queue[0].n <= b.room()) {
+		g := b.queue[0]
+		b.queue = slices.Delete(b.queue, 0, 1)
+		b.used += g.n
+		g.decide(grantHeld, nil)
 	}
 }
 
-// refuse decides the requests that wait and can never be granted.
-func (l *limit) refuse() {
-	for g := l.first; g != nil; {
-		next := g.next
-		if err := l.never(g.n); err != nil {
-			l.remove(g)
-			g.decide(err)
-		}
-		g = next
-	}
-}
-
-// ahead returns how many requests wait before g.
-func (l *limit) ahead(g *Grant) (n int) {
-	for at := l.first; at != nil && at != g; at = at.next {
-		n++
-	}
-	return n
-}
-
-func (l *limit) push(g *Grant) {
-	g.waiting, g.prev = true, l.last
-	if l.last == nil {
-		l.first = g
-	} else {
-		l.last.next = g
-	}
-	l.last = g
-}
-
-func (l *limit) remove(g *Grant) {
-	if g.prev == nil {
-		l.first = g.next
-	} else {
-		g.prev.next = g.next
-	}
-	if g.next == nil {
-		l.last = g.prev
-	} else {
-		g.next.prev = g.prev
-	}
-	g.waiting, g.prev, g.next = false, nil, nil
-}
-
-// A reliever can unmap pinned memory that nothing uses.
-type reliever struct {
-	relieve func(need int) (freed int)
-	running bool // a call of it has not returned
-}
-
+// relief is how memory that nothing uses is reclaimed for requests. It is guarded by
+// Budget.mu.
 type relief struct {
-	all     map[*reliever]struct{}
-	running bool          // a goroutine calls the relievers for requests that wait
+	reclaim []*reclaimer
+	running bool          // a goroutine reclaims for requests that wait
 	more    chan struct{} // sent to when another request waits
+	every   time.Duration // between its attempts
 }
 
-// Relief registers a function that unmaps unused memory: at least need bytes, if it
-// has them. It is called without any lock, now and then while requests wait for the
-// limit, and before the guard refuses one. A call that does not return keeps no other
-// reliever from being called. stop ends that.
-func (b *Budget) Relief(relieve func(need int) (freed int)) (stop func()) {
-	r := &reliever{relieve: relieve}
+// A reclaimer is a function of [Budget.Reclaim].
+type reclaimer struct {
+	reclaim func(ctx context.Context, need int) (freed int)
+}
+
+// reliefEvery is when requests that wait try again: memory that was in use may be idle.
+const reliefEvery = 100 * time.Millisecond
+
+// Reclaim registers a function that unmaps unused memory: at least need bytes, if it
+// has them, and as fast as it can. It is called without any lock, now and then while
+// requests wait for the limit, and before the guard refuses one. It must return soon,
+// although calls into CUDA do not. stop ends that.
+func (b *Budget) Reclaim(reclaim func(ctx context.Context, need int) (freed int)) (stop func()) {
+	r := &reclaimer{reclaim}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.relief.all[r] = struct{}{}
+	b.reclaim = append(b.reclaim, r)
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		delete(b.relief.all, r)
+		b.reclaim = slices.DeleteFunc(b.reclaim, func(other *reclaimer) bool { return other == r })
 	}
 }
-
-const (
-	reliefEvery    = 100 * time.Millisecond
-	reliefPatience = time.Second // for one reliever
-)
 
 // startRelief needs b.mu.
 func (b *Budget) startRelief() {
-	if len(b.relief.all) == 0 {
-		return
-	}
-	if b.relief.running {
+	switch {
+	case b.running:
 		select {
-		case b.relief.more <- struct{}{}:
+		case b.more <- struct{}{}:
 		default:
 		}
-		return
+	case len(b.reclaim) > 0:
+		b.running = true
+		go b.relieveWaiting()
 	}
-	b.relief.running = true
-	go b.relieveWaiting()
 }
 
-// relieveWaiting calls the relievers for as long as requests wait for the limit.
+// relieveWaiting reclaims memory for as long as requests wait for the limit.
 func (b *Budget) relieveWaiting() {
 	for {
 		b.mu.Lock()
-		if b.limit.first == nil || len(b.relief.all) == 0 {
-			b.relief.running = false
-			b.mu.Unlock()
+		b.running = len(b.queue) > 0 && len(b.reclaim) > 0
+		running := b.running
+		b.mu.Unlock()
+		if !running {
 			return
 		}
-		b.mu.Unlock()
 		b.relieve(context.Background(), func(int) int {
-			if b.limit.first == nil {
+			if len(b.queue) == 0 {
 				return 0
 			}
-			return b.limit.first.n - b.limit.room()
+			return b.queue[0].n - b.room()
 		})
 		select {
-		case <-b.relief.more:
-		case <-time.After(reliefEvery): // what was in use may be idle by now
+		case <-b.more:
+		case <-time.After(b.every):
 		}
 	}
 }
 
-// relieve calls one reliever after the other until need returns 0 or less, and
+// relieve calls one reclaimer after the other until need returns 0 or less, and
 // returns the bytes that they have unmapped. need is called with b.mu.
 func (b *Budget) relieve(ctx context.Context, need func(freed int) int) (freed int) {
 	b.mu.Lock()
-	var all []*reliever
-	for r := range b.relief.all {
-		all = append(all, r)
-	}
-	b.mu.Unlock()
-	for _, r := range all {
-		b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range slices.Clone(b.reclaim) {
 		n := need(freed)
-		skip := n <= 0 || r.running
-		r.running = r.running || !skip
+		if n <= 0 || ctx.Err() != nil {
+			break
+		}
 		b.mu.Unlock()
-		if skip {
-			continue
-		}
-		done := make(chan int, 1)
-		go func() {
-			n := r.relieve(n)
-			b.mu.Lock()
-			r.running = false
-			b.mu.Unlock()
-			done <- n
-		}()
-		patience := time.NewTimer(reliefPatience)
-		select {
-		case n := <-done:
-			freed += n
-		case <-patience.C:
-		case <-ctx.Done():
-		}
-		patience.Stop()
+		freed += r.reclaim(ctx, n)
+		b.mu.Lock()
 	}
 	return freed
 }

@@ -40,25 +40,24 @@ const (
 // admit asks the guard. Before it refuses, it counts what is in use already, and has
 // unused memory unmapped.
 func (b *Budget) admit(ctx context.Context, g *Grant, need Need) error {
-	g.file = need.File
 	take := need.Bytes
 	if need.Reserved {
 		take = 0
 	}
-	err := b.tryAdmit(g, take)
+	err := b.tryAdmit(g, take, need.File)
 	if err != nil && need.InUse != nil && !need.File {
 		if take = max(0, need.Bytes-need.InUse()); take < need.Bytes {
-			err = b.tryAdmit(g, take)
+			err = b.tryAdmit(g, take, false)
 		}
 	}
-	if err != nil && ctx.Err() == nil && b.relieve(ctx, func(freed int) int { return take - b.allowed() - freed }) > 0 {
-		err = b.tryAdmit(g, take)
+	if err != nil && b.relieve(ctx, func(freed int) int { return take - b.allowed() - freed }) > 0 {
+		err = b.tryAdmit(g, take, need.File)
 	}
 	return err
 }
 
 // tryAdmit gives a grant n bytes of what is available, if there is room.
-func (b *Budget) tryAdmit(g *Grant, n int) error {
+func (b *Budget) tryAdmit(g *Grant, n int, file bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n > 0 {
@@ -66,11 +65,19 @@ func (b *Budget) tryAdmit(g *Grant, n int) error {
 			return err
 		}
 	}
-	g.passed, g.taken = true, n
+	g.taken, g.file = n, file
 	b.guard.taken += n
 	b.guard.arriving += n
 	b.guard.since += n
 	return nil
+}
+
+// guarded is what the guard has admitted for a grant.
+type guarded struct {
+	taken    int  // bytes
+	file     bool // of page cache
+	resident bool
+	reading  uint64 // the number of the last one when it became resident
 }
 
 // check returns an error if the host or the cgroup has no room for n bytes. It
@@ -80,15 +87,9 @@ func (b *Budget) check(n int) error {
 	if q.share > 1 {
 		return nil
 	}
-	fresh := false
-	if q.readings == 0 || q.since+n > freshBytes || time.Since(q.readAt) > freshFor {
-		if fresh = b.look(); !fresh {
-			return nil // nothing to compare with: the kernel decides
-		}
-	}
-	// Memory may have been released since the last reading.
-	if n > b.allowed() && !fresh && !b.look() {
-		return nil
+	stale := q.readings == 0 || q.since+n > freshBytes || time.Since(q.readAt) > freshFor
+	if (stale || n > b.allowed()) && !b.refresh() { // memory may have been released meanwhile
+		return nil // nothing to compare with: the kernel decides
 	}
 	if n <= b.allowed() {
 		return nil
@@ -97,8 +98,8 @@ func (b *Budget) check(n int) error {
 		ErrLimit, units.ExactBytes(n), q.reading, units.Bytes(q.arriving+q.unseen), units.Bytes(q.reserve), units.Bytes(q.taken), q.share)
 }
 
-// look makes a reading. It needs b.mu.
-func (b *Budget) look() bool {
+// refresh makes a reading, if the system has figures. It needs b.mu.
+func (b *Budget) refresh() bool {
 	q := &b.guard
 	reading, err := b.read(q.files)
 	if err != nil {
@@ -106,13 +107,13 @@ func (b *Budget) look() bool {
 	}
 	q.reading, q.readAt, q.since, q.unseen = reading, time.Now(), 0, 0
 	q.readings++
-	q.reserve = min(leastReserve, reading.Total/8) + b.heap()
+	q.reserve = min(minReserve, reading.Total/8) + b.heap()
 	return true
 }
 
-// leastReserve is left to the process besides the growth of its heap: stacks,
+// minReserve is left to the process besides the growth of its heap: stacks,
 // what C libraries allocate, page tables.
-const leastReserve = 64 << 20
+const minReserve = 64 << 20
 
 // allowed returns the most bytes that may be taken now. It needs b.mu.
 func (b *Budget) allowed() int {
@@ -127,7 +128,7 @@ func (g *Grant) Resident() {
 	g.b.mu.Lock()
 	defer g.b.mu.Unlock()
 	q := &g.b.guard
-	if !g.held || !g.passed || g.resident {
+	if g.state == grantOver || g.resident {
 		return
 	}
 	g.resident, g.reading = true, q.readings
@@ -140,9 +141,6 @@ func (g *Grant) Resident() {
 
 // remove undoes what tryAdmit and Resident did. It needs Budget.mu.
 func (q *guard) remove(g *Grant) {
-	if !g.passed {
-		return
-	}
 	q.taken -= g.taken
 	switch {
 	case !g.resident:
@@ -170,7 +168,7 @@ func (b *Budget) Headroom() (linux.Headroom, error) {
 // report what is available.
 func (b *Budget) Short(n int) (h linux.Headroom, short, ok bool) {
 	h, err := b.Headroom()
-	return h, err == nil && h.Available < min(leastReserve, h.Total/8)+n/pagesPerList, err == nil
+	return h, err == nil && h.Available < min(minReserve, h.Total/8)+n/pagesPerList, err == nil
 }
 
 // pagesPerList is how many bytes need a byte in lists of pages: 16 bytes for each page

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -98,6 +100,26 @@ func TestTheGuardReadsAgainBeforeItRefuses(t *testing.T) {
 	require.ErrorIs(t, take(b, 30*mib), ErrLimit, "90 MiB less the reserve of 64 are not enough")
 	files["proc/meminfo"] = meminfo(120 * mib)
 	require.NoError(t, take(b, 30*mib), "20 MiB were released meanwhile")
+}
+
+// A reading serves for a second, and for 64 MiB.
+func TestTheGuardDoesNotTrustAnOldReading(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := &fakeHost{total: 10 * gib}
+		readings := 0
+		b := withoutHeap(New(func(files int) (linux.Headroom, error) { readings++; return h.read(files) }))
+		b.grant(t, 32*mib)
+		b.grant(t, 32*mib)
+		time.Sleep(time.Second)
+		b.grant(t, 0)
+		b.grant(t, 32*mib)
+		require.Equal(t, 2, readings, "after 64 MiB, of which the first reading knew nothing")
+		time.Sleep(time.Second + 1)
+		h.use(10 * gib)
+		require.ErrorIs(t, take(b, mib), ErrLimit, "after a second")
+		require.Equal(t, 3, readings)
+	})
 }
 
 func TestTheTighterCgroupCounts(t *testing.T) {
@@ -354,7 +376,7 @@ func TestTheGuardHasUnusedMemoryUnmappedBeforeItRefuses(t *testing.T) {
 	h.use(800 * mib)
 	idle.Resident()
 	calls := 0
-	stop := b.Relief(func(need int) int {
+	stop := b.Reclaim(func(_ context.Context, need int) int {
 		calls++
 		assert.Equal(t, 400*mib, need, "500 MiB, of which 100 are left")
 		h.use(-800 * mib)

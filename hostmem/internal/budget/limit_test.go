@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -25,7 +26,7 @@ func withLimit(max int) *Budget {
 func (b *Budget) waiting() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.limit.ahead(nil)
+	return len(b.queue)
 }
 
 // grant acquires n bytes that are to be had at once.
@@ -94,7 +95,8 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
 	held := b.grant(t, 8)
-	ctx, cancel := context.WithCancel(t.Context())
+	cause := errors.New("cause")
+	ctx, cancel := context.WithCancelCause(t.Context())
 	first, second := make(chan error, 1), make(chan error, 1)
 	go func() { _, err := b.Acquire(ctx, Need{Bytes: 5}); first <- err }()
 	eventually(t, "it waits", func() bool { return b.waiting() == 1 })
@@ -106,9 +108,10 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 		second <- err
 	}()
 	eventually(t, "both wait", func() bool { return b.waiting() == 2 })
-	cancel()
+	cancel(cause)
 	err := <-first
 	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, cause)
 	require.ErrorIs(t, err, ErrLimit)
 	require.ErrorContains(t, err, "wait for 5 bytes: 8 of 10 are pinned, 0 requests came before")
 	require.NoError(t, <-second, "the next in the queue is served")
@@ -229,7 +232,7 @@ func TestReliefForRequestsThatWait(t *testing.T) {
 	for range 3 {
 		idle := b.grant(t, 3)
 		var once sync.Once
-		stop := b.Relief(func(need int) (freed int) {
+		stop := b.Reclaim(func(_ context.Context, need int) (freed int) {
 			once.Do(func() {
 				calls.Add(1)
 				assert.Contains(t, []int{5, 2}, need)
@@ -247,40 +250,49 @@ func TestReliefForRequestsThatWait(t *testing.T) {
 	g.Release()
 }
 
-// A reliever whose call never returns keeps no other from being called, and is not
-// called again meanwhile.
-func TestReliefWithACallThatNeverReturns(t *testing.T) {
+// What a request that waits has not needed of its grant serves the next one at once.
+func TestWhatAClaimReturnsServesThoseThatWait(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	idle := b.grant(t, 10)
-	release, stuck := make(chan struct{}), atomic.Int32{}
-	defer close(release)
-	defer b.Relief(func(int) int {
-		stuck.Add(1)
-		<-release
-		return 0
-	})()
-	defer b.Relief(func(int) int {
-		if stuck.Load() == 0 {
-			return 0 // not before the other is stuck
-		}
-		idle.Release()
-		return 10
-	})()
-	g, err := b.Acquire(t.Context(), Need{Bytes: 1})
+	g := b.Ask(10)
+	waits := b.Ask(3)
+	require.False(t, granted(waits))
+	got, err := b.Acquire(g.With(t.Context()), Need{Bytes: 7})
 	require.NoError(t, err)
-	assert.Equal(t, int32(1), stuck.Load())
-	g.Release()
+	require.True(t, granted(waits))
+	waits.Release()
+	got.Release()
+	assert.Zero(t, b.Used())
+}
+
+// Memory that becomes idle while a request waits is reclaimed for it, when it tries again.
+func TestReliefTriesAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := withLimit(10)
+		held := b.grant(t, 10)
+		idle := time.Now().Add(time.Second)
+		defer b.Reclaim(func(context.Context, int) int {
+			if time.Now().Before(idle) {
+				return 0
+			}
+			held.Release()
+			return 10
+		})()
+		b.grant(t, 1).Release()
+		assert.Equal(t, idle, time.Now())
+		time.Sleep(reliefEvery) // when its goroutine ends
+	})
 }
 
 func TestReliefEndsWithTheWaits(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	defer b.Relief(func(int) int { return 0 })()
+	defer b.Reclaim(func(context.Context, int) int { return 0 })()
 	running := func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.relief.running
+		return b.running
 	}
 	held := b.grant(t, 10)
 	waits := b.Ask(1)
