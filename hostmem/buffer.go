@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
@@ -33,71 +33,42 @@ type Buffer struct{ pinnedMem }
 // work and returns ctx's error. When ctx ends while a call into CUDA does not return,
 // Alloc returns within a second, and its work is undone when the call returns.
 func Alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, error) {
-	b, err := alloc(ctx, dev, n, o)
-	if err != nil {
-		process.failures.Add(1)
+	b := &Buffer{}
+	if err := b.open(ctx, dev, "buffer", o, func() error { return b.alloc(ctx, n, o) }); err != nil {
 		return nil, fmt.Errorf("hostmem: allocate %d bytes: %w", n, err)
 	}
 	return b, nil
 }
 
-func alloc(ctx context.Context, dev *cudart.Device, n int, o Options) (*Buffer, error) {
-	start := time.Now()
-	if err := checkArguments(ctx, dev); err != nil {
-		return nil, err
-	}
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	stack := callerStack(dev)
-	return bounded(ctx, func() (*Buffer, error) {
-		b := &Buffer{}
-		if err := b.open(ctx, dev, n, o); err != nil {
-			return nil, err
-		}
-		b.addToLedger(&process.buffers, b.region.Mapped(), start, stack)
-		return b, nil
-	}, func(b *Buffer) { _ = b.Close() }) // what stays is in the ledger
-}
-
-// open maps and registers n bytes, or has cudaHostAlloc allocate them.
-func (b *Buffer) open(ctx context.Context, dev *cudart.Device, n int, o Options) error {
-	h, err := hostOf(dev)
-	if err != nil {
-		return err
-	}
-	refused := h.refused()
+// alloc maps and registers n bytes, or has cudaHostAlloc allocate them.
+func (b *Buffer) alloc(ctx context.Context, n int, o Options) error {
+	refused := b.host.refused()
 	if refused == nil {
-		how, note := o.pages(ctx, dev)
-		r, err := pages.Map(ctx, n, how)
-		if err != nil {
-			return err
-		}
-		if note != "" {
-			b.notes = []string{note}
-		}
-		if err := b.acquire(ctx, needOf(r)); err != nil {
-			return errors.Join(err, r.Unmap())
-		}
-		err = b.register(ctx, h, dev, r, 0, o)
-		if err == nil {
-			b.opened("buffer", o)
-			return nil
-		}
+		err := b.mapAndRegister(ctx, n, o)
 		var final *refusal
 		if !errors.As(err, &final) {
-			return b.abort(explain(err))
+			return explain(err)
 		}
-		if err := b.undo(); err != nil {
+		if err := b.undo(ctx); err != nil {
 			return errors.Join(final, err)
 		}
 		refused = final
 	}
-	if err := b.hostAlloc(ctx, h, dev, n, o, refused); err != nil {
-		return b.abort(err)
+	return b.hostAlloc(ctx, n, o, refused)
+}
+
+func (b *Buffer) mapAndRegister(ctx context.Context, n int, o Options) error {
+	how, note := o.pages(ctx, b.dev)
+	// The limits say more than the kernel of what is too large for the host.
+	how.Admit = func(bytes int) error { return b.acquire(ctx, budget.Need{Bytes: bytes}) }
+	r, err := pages.Map(ctx, n, how)
+	if err != nil {
+		return err
 	}
-	b.opened("buffer", o)
-	return nil
+	if note != "" {
+		b.notes = []string{note}
+	}
+	return b.pin(ctx, r, 0, o)
 }
 
 // Slice returns memory as a slice of T, as many as fit whole: a buffer's, a

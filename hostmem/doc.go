@@ -15,10 +15,11 @@
 //
 // # Memory lifetime
 //
-// Pinned memory belongs to the caller that opened it, until Close. Close waits for
-// the copies that were queued by the object's own methods, then unregisters, then
-// unmaps. Copies queued by other means have to be waited for before. A slice from
-// Bytes must not be used after Close, when its addresses are no longer mapped.
+// Pinned memory belongs to the caller that opened it, until Close. From the first Close on
+// the object's methods refuse copies and return no memory. Close waits for the copies
+// that they have queued, then unregisters, then unmaps. Copies queued by other means have
+// to be waited for before. A slice from Bytes must not be used after Close, when its
+// addresses are no longer mapped.
 //
 // Registered memory is never unmapped. If unregistering fails, or it cannot be known
 // whether a copy is done, the memory stays, the error says so, and Close may be called
@@ -31,8 +32,10 @@
 // Everything may be called from any goroutine. Callers order what copies and
 // goroutines do to the bytes themselves.
 //
-// Functions that take a context return when it ends, even if a call into CUDA does
-// not: such a call occupies one thread, and what it did is undone when it returns.
+// Functions that take a context return within a second of its end, even if a call into
+// CUDA does not: such a call occupies one thread, and what it did is undone when it
+// returns. Few goroutines are inside CUDA for a device at a time. The others wait, and
+// their contexts end that.
 //
 // # Huge pages
 //

@@ -4,7 +4,6 @@ package hostmem
 
 import (
 	"runtime"
-	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -98,9 +97,9 @@ func TestFindForgets(t *testing.T) {
 		return !ok
 	}, 10*time.Second, 10*time.Millisecond)
 	assert.Eventually(t, func() bool {
-		index.mu.RLock()
-		defer index.mu.RUnlock()
-		_, listed := slices.BinarySearchFunc(index.all, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), byStart)
+		process.mu.RLock()
+		defer process.mu.RUnlock()
+		_, listed := process.search(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 		return !listed
 	}, 10*time.Second, time.Millisecond, "or it would hide what comes to lie there later")
 	_ = rt.Close()

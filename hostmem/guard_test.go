@@ -97,6 +97,28 @@ func TestResidentMemoryIsNotRefusedForWantOfRoom(t *testing.T) {
 	}
 }
 
+// However much more than the host has is requested, the limit refuses it, and not mmap.
+func TestMoreThanTheHostHasIsRefusedByTheLimit(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	sys := g.watch()
+	available, ok := Available()
+	require.True(t, ok)
+	for _, n := range []int{available, 2 * available, 1 << 45} {
+		for _, huge := range []HugePages{HugePagesAuto, HugePagesNever, HugeTLB1G} {
+			_, err := Alloc(g.Context(), g.Dev, n, Options{HugePages: huge})
+			require.ErrorIs(t, err, ErrLimit)
+			require.NotErrorIs(t, err, unix.ENOMEM)
+			require.ErrorContains(t, err, "available are")
+		}
+	}
+	require.NoError(t, SetLimits(Limits{MaxShare: 2}), "switched off")
+	t.Cleanup(func() { assert.NoError(t, SetLimits(Limits{})) })
+	_, err := Alloc(g.Context(), g.Dev, 1<<50, Options{})
+	require.ErrorIs(t, err, unix.ENOMEM)
+	require.ErrorContains(t, err, "memory or address space is short (available are")
+	assert.Zero(t, sys.Mapped.Load())
+}
+
 // Which pages the mappings of a process consist of.
 func TestBacking(t *testing.T) {
 	t.Parallel()

@@ -1,82 +1,107 @@
 package hostmem
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"weak"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// A host is what is known of how memory can be pinned for one device.
+// A host is what is known of how memory can be pinned for one device, and bounds the
+// threads that do so. Its values are replaced as a whole.
 type host struct {
+	pinning    bounded.Group // calls that register or allocate, or query the device
+	unpinning  bounded.Group // calls that unregister or free
+	attributes atomic.Pointer[attributes]
+	learned    atomic.Pointer[learned]
+}
+
+// attributes are those of the device, queried once.
+type attributes struct {
 	shared bool  // the device uses the host's page tables
 	cannot error // why the device cannot register memory
+}
 
-	mu      sync.Mutex
-	span    int   // the largest registration that worked, after a larger one was refused
+// learned is what worked after something else was refused.
+type learned struct {
+	span    int   // the largest registration, 0 if none was too large
 	refusal error // a *refusal, since cudaHostAlloc worked in place of registering
 }
 
-var hosts struct {
-	mu sync.Mutex
-	of map[weak.Pointer[cudart.Device]]*host
+var hosts sync.Map // of *host, by weak.Pointer[cudart.Device]
+
+// hostOf returns what is known for a device.
+func hostOf(dev *cudart.Device) *host {
+	key := weak.Make(dev)
+	h, ok := hosts.Load(key)
+	if !ok {
+		if h, ok = hosts.LoadOrStore(key, &host{}); !ok {
+			runtime.AddCleanup(dev, func(key weak.Pointer[cudart.Device]) { hosts.Delete(key) }, key)
+		}
+	}
+	return h.(*host)
 }
 
-// hostOf returns what is known for a device; the first time, it queries the device's
-// attributes (cudaDeviceGetAttribute).
-func hostOf(dev *cudart.Device) (*host, error) {
-	key := weak.Make(dev)
-	hosts.mu.Lock()
-	h := hosts.of[key]
-	hosts.mu.Unlock()
-	if h != nil {
-		return h, nil
+// inside makes a call into CUDA that may never return, when there is a place for it.
+func inside(ctx context.Context, places *bounded.Group, call func() error) error {
+	if err := places.Enter(ctx); err != nil {
+		return err
 	}
-	h = &host{}
-	tables, err := dev.Attribute(cudart.AttrPageableMemoryAccessUsesHostPageTables)
-	if err != nil {
-		return nil, err
-	}
-	supported, err := dev.Attribute(cudart.AttrHostRegisterSupported)
-	if err != nil {
-		return nil, err
-	}
-	h.shared = tables == 1
-	if supported == 0 {
-		h.cannot = cannotRegister(dev, cudart.AttrHostRegisterSupported, "host memory")
-	}
-	hosts.mu.Lock()
-	defer hosts.mu.Unlock()
-	if other := hosts.of[key]; other != nil {
-		return other, nil
-	}
-	if hosts.of == nil {
-		hosts.of = make(map[weak.Pointer[cudart.Device]]*host)
-	}
-	hosts.of[key] = h
-	runtime.AddCleanup(dev, func(key weak.Pointer[cudart.Device]) {
-		hosts.mu.Lock()
-		defer hosts.mu.Unlock()
-		delete(hosts.of, key)
-	}, key)
-	return h, nil
+	defer places.Leave()
+	return call()
 }
+
+// attribute queries the device (cudaDeviceGetAttribute).
+func (h *host) attribute(ctx context.Context, dev *cudart.Device, a cudart.Attr) (value int, err error) {
+	err = inside(ctx, &h.pinning, func() error {
+		value, err = dev.Attribute(a)
+		return err
+	})
+	return value, err
+}
+
+// query queries the device's attributes, the first time.
+func (h *host) query(ctx context.Context, dev *cudart.Device) error {
+	if h.attributes.Load() != nil {
+		return nil
+	}
+	tables, err := h.attribute(ctx, dev, cudart.AttrPageableMemoryAccessUsesHostPageTables)
+	if err != nil {
+		return err
+	}
+	supported, err := h.attribute(ctx, dev, cudart.AttrHostRegisterSupported)
+	if err != nil {
+		return err
+	}
+	a := &attributes{shared: tables == 1}
+	if supported == 0 {
+		a.cannot = cannotRegister(dev, cudart.AttrHostRegisterSupported, "host memory")
+	}
+	h.attributes.Store(a)
+	return nil
+}
+
+// shared reports whether the device uses the host's page tables.
+func (h *host) shared() bool { return h.attributes.Load().shared }
 
 // refused returns why memory has to come from cudaHostAlloc, nil if it need not.
 func (h *host) refused() error {
-	if h.shared {
+	switch a, l := h.attributes.Load(), h.learned.Load(); {
+	case a.shared:
 		return nil
+	case a.cannot != nil:
+		return a.cannot
+	case l != nil:
+		return l.refusal
 	}
-	if h.cannot != nil {
-		return h.cannot
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.refusal
+	return nil
 }
 
 // never returns why no memory at all can be registered, nil if it is not known.
@@ -87,39 +112,18 @@ func (h *host) never() error {
 	return nil
 }
 
-// remember records that cudaHostAlloc works where registering was refused.
-func (h *host) remember(refusal error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.span, h.refusal = 0, refusal
-}
-
-// forget makes the next Alloc try everything.
-func (h *host) forget() { h.remember(nil) }
-
 // unregistered records that memory was unregistered: there may be room for
 // registrations again.
 func (h *host) unregistered() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !errors.Is(h.refusal, errors.ErrUnsupported) {
-		h.refusal = nil
+	if l := h.learned.Load(); l != nil && !errors.Is(l.refusal, errors.ErrUnsupported) {
+		h.learned.CompareAndSwap(l, &learned{span: l.span})
 	}
-}
-
-// accepted records the largest registration that works.
-func (h *host) accepted(span int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.span = span
 }
 
 // limit returns the size in bytes of the largest registration to try.
 func (h *host) limit(kernel linux.Release) int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.span > 0 {
-		return min(h.span, spanLimit(kernel))
+	if l := h.learned.Load(); l != nil && l.span > 0 {
+		return min(l.span, spanLimit(kernel))
 	}
 	return spanLimit(kernel)
 }

@@ -24,24 +24,27 @@ func TestWhatEndsARefusal(t *testing.T) {
 	limit := &refusal{[]int{mib}, cudart.ErrMemoryAllocation}
 	never := &refusal{[]int{mib}, cudart.ErrNotSupported}
 	h := &host{}
-	h.accepted(mib)
+	h.attributes.Store(&attributes{})
+	accepted := func(n int) { h.learned.Store(&learned{span: n}) }
+	remember := func(err error) { h.learned.Store(&learned{refusal: err}) }
+	accepted(mib)
 	require.Equal(t, mib, h.limit(kernel))
-	h.remember(limit)
+	remember(limit)
 	require.Equal(t, error(limit), h.refused())
 	require.NoError(t, h.never())
 	require.Equal(t, maxSpan, h.limit(kernel))
 	h.unregistered()
 	require.NoError(t, h.refused())
-	h.remember(never)
+	remember(never)
 	h.unregistered()
 	require.Equal(t, error(never), h.refused())
 	require.Equal(t, error(never), h.never())
-	h.forget()
+	h.learned.Store(nil)
 	require.NoError(t, h.refused())
-	h.accepted(math.MaxInt)
+	accepted(math.MaxInt)
 	require.Equal(t, maxSpanLinux6, h.limit(linux.Release{Major: 6, Minor: 12}), "the kernel's limit stays")
-	h.shared = true
-	h.remember(never)
+	h.attributes.Store(&attributes{shared: true})
+	remember(never)
 	require.NoError(t, h.refused(), "nothing is to be registered")
 }
 
@@ -49,9 +52,8 @@ func TestWhatEndsARefusal(t *testing.T) {
 func TestADeviceIsForgottenWithItsRuntime(t *testing.T) {
 	t.Parallel()
 	known := func(key weak.Pointer[cudart.Device]) bool {
-		hosts.mu.Lock()
-		defer hosts.mu.Unlock()
-		return hosts.of[key] != nil
+		_, ok := hosts.Load(key)
+		return ok
 	}
 	use := func() weak.Pointer[cudart.Device] {
 		sim, err := cudasim.New(cudasim.Config{})

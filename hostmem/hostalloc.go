@@ -13,21 +13,19 @@ import (
 
 // hostAlloc allocates the memory by cudaHostAlloc where registering was refused, as the
 // error says, and clears it. The grant may be one for memory that is unmapped by now.
-// After an error the caller aborts.
-func (b *Buffer) hostAlloc(ctx context.Context, h *host, dev *cudart.Device, n int, o Options, refused error) error {
+func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error) error {
 	system := pages.SystemOf(ctx)
 	size, align, err := system.Sizes(n, o.Align)
 	if err != nil {
 		return err
 	}
-	b.dev, b.region, b.regs = dev, nil, nil
-	if err := b.allocateAligned(ctx, system, h, n, size, align, refused); err != nil {
+	if err := b.allocateAligned(ctx, system, n, size, align, refused); err != nil {
 		return err
 	}
 	if err := b.region.Clear(ctx, o.Workers); err != nil { // CUDA does not
 		return err
 	}
-	h.remember(refused)
+	b.host.learned.Store(&learned{refusal: refused})
 	b.notes = []string{fmt.Sprintf("%v: the memory comes from cudaHostAlloc, which pins more slowly", refused)}
 	if ignored := o.ofMapping(); len(ignored) > 0 {
 		b.notes = append(b.notes, strings.Join(ignored, ", ")+": ignored, because cudaHostAlloc chooses the pages")
@@ -37,41 +35,36 @@ func (b *Buffer) hostAlloc(ctx context.Context, h *host, dev *cudart.Device, n i
 
 // allocateAligned allocates size bytes, and, if CUDA's address is not aligned, as
 // many more as the alignment needs.
-func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, h *host, n, size, align int, refused error) error {
+func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, n, size, align int, refused error) error {
 	for _, extra := range []int{0, align} {
 		if n := size + extra; n > maxAllocLinux6 && leaksRefused(system.Kernel) {
 			return fmt.Errorf("%w; cudaHostAlloc of %d bytes was not tried: Linux %d.%d leaks the memory of a refused call of more than 2 GiB until the next boot (update the kernel, or allocate less at once)",
 				refused, n, system.Kernel.Major, system.Kernel.Minor)
 		}
-		if err := b.take(ctx, size+extra); err != nil {
+		if err := b.acquire(ctx, budget.Need{Bytes: size + extra}); err != nil {
 			return err
 		}
-		p, err := b.dev.HostAlloc(size+extra, cudart.HostAllocDefault)
+		var p unsafe.Pointer
+		err := inside(ctx, &b.host.pinning, func() (err error) {
+			p, err = b.dev.HostAlloc(size+extra, cudart.HostAllocDefault)
+			return err
+		})
 		if err != nil {
-			h.forget()
+			b.host.learned.Store(nil) // the next Alloc tries everything
 			return fmt.Errorf("%w; in its place %w (%s)", refused, err, headroom())
 		}
 		skip := int(-uintptr(p) & uintptr(align-1))
-		b.regs = &registrations{dev: b.dev, host: h, base: unsafe.Add(p, skip), allocated: p}
-		b.region = pages.Allocated(system, b.regs.base, n, size+extra)
+		b.base = unsafe.Add(p, skip)
+		b.region = pages.Allocated(system, b.base, n, size+extra)
+		b.allocated = p
 		if skip <= extra {
 			break
 		}
-		if err := b.regs.release(); err != nil {
+		if err := b.undo(ctx); err != nil {
 			return err
 		}
-		b.regs = nil
 	}
 	return nil
-}
-
-// take has the limits allow n bytes.
-func (b *Buffer) take(ctx context.Context, n int) error {
-	need := budget.Need{Bytes: n}
-	if b.grant == nil {
-		return b.acquire(ctx, need)
-	}
-	return b.grant.Change(ctx, need)
 }
 
 // ofMapping names the options that are about mapping memory, and were set.
@@ -91,18 +84,4 @@ func (o Options) ofMapping() (names []string) {
 		}
 	}
 	return names
-}
-
-// freeHost frees memory of cudaHostAlloc (cudaFreeHost). The call may return an error of
-// earlier asynchronous work although it has done its own: then the memory is not CUDA's
-// any more, and may be another owner's at the next try.
-func freeHost(dev *cudart.Device, p unsafe.Pointer) error {
-	err := dev.FreeHost(p)
-	if err == nil {
-		return nil
-	}
-	if a, lookErr := dev.PointerAttributes(uintptr(p)); lookErr == nil && a.Type == cudart.MemoryUnregistered {
-		return nil
-	}
-	return err
 }

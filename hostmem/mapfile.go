@@ -1,13 +1,13 @@
 package hostmem
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"syscall"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
@@ -54,71 +54,46 @@ const insteadOfMapping = "copy it through pinned memory instead, by package tran
 // file is an error. Otherwise errors, and what they leave, are those of [Alloc], and
 // so is what happens when ctx ends.
 func MapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
-	f, err := mapFile(ctx, dev, path, o)
-	if err != nil {
-		process.failures.Add(1)
+	f := &File{}
+	pin := Options{Label: cmp.Or(o.Label, path), Chunk: o.Chunk, Workers: o.Workers}
+	if err := f.open(ctx, dev, "file", pin, func() error { return f.mapFile(ctx, path, o, pin) }); err != nil {
 		return nil, fmt.Errorf("hostmem: map file %s: %w", path, err)
 	}
 	return f, nil
 }
 
-func mapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
-	start := time.Now()
-	if err := checkArguments(ctx, dev); err != nil {
-		return nil, err
-	}
-	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}
-	if pin.Label == "" {
-		pin.Label = path
-	}
-	if err := pin.Validate(); err != nil {
-		return nil, err
-	}
+func (f *File) mapFile(ctx context.Context, path string, o MapFileOptions, pin Options) error {
 	// Opening a pipe would wait, and opening a device may do anything.
 	if info, err := os.Stat(path); err != nil {
-		return nil, err
+		return err
 	} else if err := mappable(info); err != nil {
-		return nil, err
+		return err
 	}
-	stack := callerStack(dev)
-	return bounded(ctx, func() (*File, error) {
-		file, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		defer file.Close() // the mapping does not need it
-		f := &File{}
-		if err := f.open(ctx, dev, file, o, pin); err != nil {
-			return nil, err
-		}
-		f.addToLedger(&process.files, f.n, start, stack)
-		return f, nil
-	}, func(f *File) { _ = f.Close() }) // what stays is in the ledger
-}
-
-func (f *File) open(ctx context.Context, dev *cudart.Device, file *os.File, o MapFileOptions, pin Options) error {
-	n, err := o.length(file)
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	flags, err := registering(dev, true)
+	defer file.Close() // the mapping does not need it
+	if o.Length, err = o.length(file); err != nil {
+		return err
+	}
+	flags, err := f.host.registering(ctx, f.dev, true)
 	if err != nil {
 		return instead(err)
 	}
-	region, err := pages.MapFile(pages.SystemOf(ctx), file, o.Offset, n)
+	region, err := pages.MapFile(pages.SystemOf(ctx), file, o.Offset, o.Length)
 	if errors.Is(err, syscall.ENODEV) {
 		err = fmt.Errorf("its file system does not map files (%w): %w", errors.ErrUnsupported, err)
 	}
+	if err == nil {
+		err = explain(f.pin(ctx, region, flags, pin))
+	}
 	if err != nil {
 		return instead(err)
 	}
-	if err := f.pin(ctx, dev, region, "file", flags, pin); err != nil {
-		return instead(err)
-	}
 	// A byte that went missing until now is found here; later nothing checks.
-	o.Length = n
 	if _, err := o.length(file); err != nil {
-		return f.abort(fmt.Errorf("it shrank meanwhile: %w", err))
+		return fmt.Errorf("it shrank meanwhile: %w", err)
 	}
 	return nil
 }

@@ -252,7 +252,6 @@ func TestEverySystemCallOfAFileFails(t *testing.T) {
 			if err == nil {
 				if err = f.Close(); err != nil {
 					require.Equal(t, "Unmap", fault)
-					require.NotNil(t, f.Bytes())
 					require.NoError(t, f.Close())
 				}
 			}

@@ -14,7 +14,8 @@ package hostmem
 //     bytes rounded up to a page.
 //
 // Buffers from cudaHostAlloc are used as others are. But cudaFreeHost waits for all
-// work of the device, so Close takes as long, and no context ends that wait.
+// work of the device, so Close takes as long. CloseContext returns with its context, and
+// the memory is freed later.
 //
 // What worked is remembered for the device, so that the next Alloc does not try the
 // rest again. It is forgotten when it fails, and a refusal for size or number also
@@ -58,9 +59,9 @@ func (m Method) String() string {
 // after Close.
 func (m *pinnedMem) Method() Method {
 	switch {
-	case m.regs.allocated != nil:
+	case m.allocated != nil:
 		return HostAllocated
-	case m.regs.host.shared:
+	case m.host.shared():
 		return SharedPageTables
 	case len(m.spans) > 1:
 		return RegisteredInSpans

@@ -1,6 +1,7 @@
 package hostmem
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -26,7 +27,7 @@ func OnNode(n int) Node { return Node(n + 1) }
 
 // choose returns the node for memory of dev, if there is a choice. A host with one
 // node has none, and firmware may not report the device's node.
-func (n Node) choose(dev *cudart.Device, system *pages.System) (node int, ok bool, note string) {
+func (n Node) choose(ctx context.Context, dev *cudart.Device, system *pages.System) (node int, ok bool, note string) {
 	switch {
 	case n == AnyNode || len(system.Nodes) < 2:
 		return 0, false, ""
@@ -37,7 +38,7 @@ func (n Node) choose(dev *cudart.Device, system *pages.System) (node int, ok boo
 	if err == nil {
 		return node, true, ""
 	}
-	if id, attrErr := dev.Attribute(cudart.AttrHostNumaID); attrErr == nil && id >= 0 {
+	if id, attrErr := hostOf(dev).attribute(ctx, dev, cudart.AttrHostNumaID); attrErr == nil && id >= 0 {
 		return id, true, ""
 	}
 	return 0, false, fmt.Sprintf("numa: the node of %v is unknown (%v), pages come from any node", dev, err)
@@ -51,7 +52,7 @@ func NodeOf(dev *cudart.Device) (node int, ok bool) {
 	if dev == nil {
 		return 0, false
 	}
-	node, ok, _ = DeviceNode.choose(dev, pages.Host())
+	node, ok, _ = DeviceNode.choose(context.Background(), dev, pages.Host())
 	return node, ok
 }
 

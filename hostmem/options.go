@@ -81,13 +81,13 @@ func (o Options) Validate() error {
 		return fmt.Errorf("Options.Chunk of %d bytes: must be a multiple of 2 MiB", o.Chunk)
 	case o.HugePages < HugePagesAuto || o.HugePages > HugeTLB1G:
 		return fmt.Errorf("Options.HugePages of %d: no such value", o.HugePages)
-	case o.Workers < 0 || o.Workers > mostWorkers:
-		return fmt.Errorf("Options.Workers of %d: must be from 0 to %d", o.Workers, mostWorkers)
+	case o.Workers < 0 || o.Workers > maxWorkers:
+		return fmt.Errorf("Options.Workers of %d: must be from 0 to %d", o.Workers, maxWorkers)
 	}
 	return nil
 }
 
-const mostWorkers = 1024
+const maxWorkers = 1024
 
 // pages returns how to map memory for a device, with a note if its NUMA node is not
 // known.
@@ -99,6 +99,6 @@ func (o Options) pages(ctx context.Context, dev *cudart.Device) (how pages.Optio
 		Dump:      o.Dump,
 		System:    pages.SystemOf(ctx),
 	}
-	how.Node, how.NodeSet, note = o.Node.choose(dev, how.System)
+	how.Node, how.NodeSet, note = o.Node.choose(ctx, dev, how.System)
 	return how, note
 }

@@ -7,13 +7,16 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"syscall"
 	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -44,81 +47,123 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 }
 
 // pinnedMem is what a buffer, a registration and a mapped file have in common:
-// pinned memory that copies use until it is closed. Mapping and unmapping it is
-// theirs.
+// pinned memory that copies use until it is closed.
+//
+//	state   entered by       | who has the memory       | Bytes, copies
+//	opening open             | its goroutine            | –
+//	open    open returns     | all calls                | the memory, queued
+//	sealed  the first Close  | calls in progress and    | nil, ErrClosed
+//	        or CloseContext  | the GPU, then one Close  |
+//	closed  a release that   | nobody                   | nil, ErrClosed
+//	        succeeded        |                          |
 type pinnedMem struct {
-	dev      *cudart.Device
+	registrations
 	region   *pages.Region
-	regs     *registrations
-	spans    []Span // sorted
+	pieces   []Span // that copies are split into, sorted
 	n        int    // bytes that copies may touch
 	kind     string // "buffer", in messages
 	label    string
 	readOnly bool
-	notes    []string
 
 	grant   *budget.Grant
 	entry   entry // in the ledger
 	cleanup runtime.Cleanup
 
-	use     usage         // by copies that are being queued
-	fence   fence.Fence   // of the copies that were queued here
-	closing chan struct{} // holds the turn of the Close at work
-	gone    bool          // unregistered and unmapped; belongs to the one with the turn
+	life  lifetime.Lifetime // used by copies that are being queued
+	fence fence.Fence       // of the copies that were queued here
 }
 
-// pin makes a region resident and registers it, within the limits. After an error
-// it is neither registered nor mapped, unless the error says so.
-func (m *pinnedMem) pin(ctx context.Context, dev *cudart.Device, r *pages.Region, kind string, flags cudart.HostRegisterFlags, o Options) error {
-	h, err := hostOf(dev)
+// open opens memory: pin maps and pins it. After an error nothing is registered or
+// mapped, unless the error says so. When ctx ends while a call into CUDA does not
+// return, open does, and the memory is closed when the call returns.
+func (m *pinnedMem) open(ctx context.Context, dev *cudart.Device, kind string, o Options, pin func() error) error {
+	start := time.Now()
+	err := checkArguments(ctx, dev)
 	if err == nil {
-		err = m.acquire(ctx, needOf(r))
+		err = o.Validate()
+	}
+	if err == nil && ctx.Err() != nil {
+		err = bounded.Ended(ctx)
+	}
+	if err == nil {
+		m.dev, m.host, m.kind, m.label = dev, hostOf(dev), kind, o.Label
+		stack := callerStack(dev)
+		_, err = bounded.Do(ctx, bounded.Call[struct{}]{
+			Run: func() (none struct{}, err error) {
+				if err = m.host.query(ctx, dev); err == nil {
+					err = pin()
+				}
+				if err != nil {
+					return none, m.abort(ctx, err)
+				}
+				m.opened(start, stack)
+				return none, nil
+			},
+			Late: func(_ struct{}, err error) {
+				if err == nil {
+					_ = m.Close() // what stays is in the ledger
+				}
+			},
+		})
 	}
 	if err != nil {
-		return errors.Join(err, r.Unmap())
+		process.failures.Add(1)
 	}
-	if err := m.register(ctx, h, dev, r, flags, o); err != nil {
-		return m.abort(explain(err))
-	}
-	m.opened(kind, o)
-	return nil
+	return err
 }
 
-// needOf returns what a region that is not pinned takes of the limits.
-func needOf(r *pages.Region) budget.Need {
-	return budget.Need{
-		Bytes: r.Mapped(), File: r.Backing() == pages.PageCache, Reserved: r.Backing() == pages.Reserved, InUse: r.InUse,
-	}
-}
-
-// acquire waits for the limits. Address space costs nothing; what follows does.
+// acquire waits for the limits. It can be called again for other memory, in place of that
+// for which it was called before.
 func (m *pinnedMem) acquire(ctx context.Context, need budget.Need) (err error) {
+	if m.grant != nil {
+		return m.grant.Change(ctx, need)
+	}
 	m.grant, err = limits.Acquire(ctx, need)
 	return err
 }
 
-func (m *pinnedMem) register(ctx context.Context, h *host, dev *cudart.Device, r *pages.Region, flags cudart.HostRegisterFlags, o Options) error {
-	m.dev, m.region = dev, r
+// pin makes a region resident and registers it, within the limits.
+func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostRegisterFlags, o Options) error {
+	m.region, m.base, m.flags = r, r.Pointer(), flags
 	m.readOnly = flags&cudart.HostRegisterReadOnly != 0
-	m.regs = &registrations{dev: dev, host: h, base: r.Pointer(), flags: flags, limit: h.limit(pages.SystemOf(ctx).Kernel)}
-	return m.regs.populate(ctx, r, o)
+	m.limit = m.host.limit(pages.SystemOf(ctx).Kernel)
+	if m.grant == nil {
+		err := m.acquire(ctx, budget.Need{
+			Bytes: r.Mapped(), File: r.Backing() == pages.PageCache, Reserved: r.Backing() == pages.Reserved, InUse: r.InUse,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return m.populate(ctx, r, o)
 }
 
-// opened completes memory that is resident and pinned.
-func (m *pinnedMem) opened(kind string, o Options) {
+// opened completes memory that is resident and pinned, since start, and adds it to the
+// ledger. stack is the caller's, in debug mode.
+func (m *pinnedMem) opened(start time.Time, stack string) {
 	m.grant.Resident()
-	m.n, m.kind, m.label = m.region.Len(), kind, o.Label
-	m.notes = append(m.notes, m.regs.notes...)
-	if m.spans = m.regs.sorted(); len(m.spans) == 0 {
-		m.spans = []Span{{Off: 0, Len: m.n}} // nothing was registered, and copies may run through
+	m.n = m.region.Len()
+	for _, s := range m.spans {
+		m.pieces = append(m.pieces, s.Span)
 	}
-	m.closing = make(chan struct{}, 1)
-	m.use.init()
+	if len(m.pieces) == 0 {
+		m.pieces = []Span{{Off: 0, Len: m.n}} // nothing was registered, and copies may run through
+	}
+	h := Holding{Kind: m.kind, Label: m.label, Bytes: m.n, Stack: stack}
+	t := &process.files
+	switch m.kind {
+	case "buffer":
+		t, h.Bytes = &process.buffers, m.region.Mapped()
+	case "registration":
+		t = &process.registrations
+	}
+	m.entry = process.add(m, t, h, time.Since(start))
+	m.cleanup = runtime.AddCleanup(m, process.lose, m.entry)
 }
 
 // abort undoes what opening has done until then.
-func (m *pinnedMem) abort(cause error) error {
-	if err := m.undo(); err != nil {
+func (m *pinnedMem) abort(ctx context.Context, cause error) error {
+	if err := m.undo(ctx); err != nil {
 		return errors.Join(cause, err)
 	}
 	if m.grant != nil {
@@ -127,29 +172,30 @@ func (m *pinnedMem) abort(cause error) error {
 	return cause
 }
 
-// undo unregisters and unmaps. Memory that stays registered stays mapped, because the
-// GPU can still access it.
-func (m *pinnedMem) undo() error {
-	if m.regs == nil {
+// undo unregisters and unmaps. What stays registered stays mapped, because the
+// GPU can still access it, and counts as pinned.
+func (m *pinnedMem) undo(ctx context.Context) error {
+	r := m.region
+	if r == nil {
 		return nil
 	}
-	if err := twice(m.regs.release); err != nil {
-		process.leaked.Add(int64(m.region.Mapped()))
-		return fmt.Errorf("%d bytes at %p could not be unregistered and stay mapped: %w", m.region.Mapped(), m.regs.base, err)
-	}
-	if err := twice(m.region.Unmap); err != nil {
-		process.leaked.Add(int64(m.region.Mapped()))
-		return err
+	m.region = nil
+	err := lifetime.Undo(ctx, func(ctx context.Context) error { return m.unpin(ctx, r) })
+	m.allocated = nil
+	if err != nil {
+		m.grant = nil
+		process.leaked.Add(int64(r.Mapped()))
+		return fmt.Errorf("%d bytes at %p could not be unregistered or unmapped, and stay mapped: %w", r.Mapped(), m.base, err)
 	}
 	return nil
 }
 
-// twice tries again what no caller can: see unregister.
-func twice(try func() error) error {
-	if try() == nil {
-		return nil
+// unpin unregisters and unmaps. It can be called again after an error.
+func (m *pinnedMem) unpin(ctx context.Context, r *pages.Region) error {
+	if err := m.release(ctx); err != nil {
+		return err
 	}
-	return try()
+	return r.Unmap()
 }
 
 // explain adds what a refusal of cudaHostRegister means here.
@@ -157,6 +203,8 @@ func explain(err error) error {
 	switch {
 	case errors.Is(err, cudart.ErrHostMemoryAlreadyRegistered):
 		return fmt.Errorf("some of it is registered already, by Register, as a Buffer or by other code: %w", err)
+	case errors.Is(err, syscall.ENOMEM):
+		return fmt.Errorf("memory or address space is short (%s): %w", headroom(), err)
 	case errors.Is(err, cudart.ErrInvalidValue):
 		return fmt.Errorf("CUDA cannot pin such memory, or memory is short (%s): %w", headroom(), err)
 	}
@@ -166,16 +214,21 @@ func explain(err error) error {
 // Len returns the bytes requested.
 func (m *pinnedMem) Len() int { return m.n }
 
-// Bytes returns the memory, exactly as long as requested, and nil after Close. The
-// slice must not be used after Close.
-func (m *pinnedMem) Bytes() []byte { return m.region.Bytes() }
-
-// Pointer returns the address of the first byte, nil after Close.
-func (m *pinnedMem) Pointer() unsafe.Pointer {
-	if m.use.closed() {
+// Bytes returns the memory, exactly as long as requested, and nil once Close was called.
+// The slice must not be used after Close.
+func (m *pinnedMem) Bytes() []byte {
+	if m.life.Sealed() {
 		return nil
 	}
-	return m.regs.base
+	return m.region.Bytes()
+}
+
+// Pointer returns the address of the first byte, nil once Close was called.
+func (m *pinnedMem) Pointer() unsafe.Pointer {
+	if m.life.Sealed() {
+		return nil
+	}
+	return m.base
 }
 
 // Device returns the device on which the memory was registered.
@@ -188,7 +241,7 @@ func (m *pinnedMem) Label() string { return m.label }
 // larger than what can be registered at once or the Chunk of the options asked
 // for more. CopyToDevice and CopyToHost split copies at their ends. Memory that is not
 // registered (see [Method]) is one span.
-func (m *pinnedMem) Spans() []Span { return slices.Clone(m.spans) }
+func (m *pinnedMem) Spans() []Span { return slices.Clone(m.pieces) }
 
 // Notes returns, in words, what the host refused and costs speed, such as huge
 // pages or registering, options that do not apply, and what the device does
@@ -249,100 +302,61 @@ func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Point
 	if s == nil {
 		return errNilStream
 	}
-	if !m.use.begin() {
+	if !m.life.Begin() {
 		return ErrClosed
 	}
-	defer m.use.end()
+	defer m.life.End()
 	defer m.fence.Add(s) // when they are queued, the part of them that could be
-	base := m.regs.base
-	if len(m.spans) == 1 {
-		return one(unsafe.Add(base, off), 0, n)
+	if len(m.pieces) == 1 {
+		return one(unsafe.Add(m.base, off), 0, n)
 	}
-	return Pieces(m.spans, off, n, func(at, n int) error {
-		return one(unsafe.Add(base, at), at-off, n)
+	return Pieces(m.pieces, off, n, func(at, n int) error {
+		return one(unsafe.Add(m.base, at), at-off, n)
 	})
-}
-
-// register adds what was pinned just now, since start, to the ledger. t counts
-// memory of its kind, and stack is the caller's, in debug mode.
-func (m *pinnedMem) addToLedger(t *tally, bytes int, start time.Time, stack string) {
-	m.entry = process.add(t, Holding{Kind: m.kind, Label: m.label, Bytes: bytes, Stack: stack}, m.n, time.Since(start))
-	index.insert(m)
-	m.cleanup = runtime.AddCleanup(m, process.lose, lost{entry: m.entry, start: uintptr(m.regs.base)})
 }
 
 // Close waits for the copies that were queued by the methods here, unregisters the
 // memory (cudaHostUnregister) and unmaps what this package has mapped, or frees it
-// (cudaFreeHost): memory of [Register] stays mapped. A second Close does nothing.
+// (cudaFreeHost): memory of [Register] stays mapped. From the first Close on copies
+// return [ErrClosed]. A second Close does nothing.
 //
-// After an error Close may be called again. If it cannot be known whether the copies
-// are done, the memory is as it was. If unregistering or unmapping failed, it cannot
-// be used any more, stays mapped and counts as pinned.
+// After an error Close may be called again: the memory stays registered and mapped, and
+// counts as pinned, because the copies may not be done or unregistering has failed.
 func (m *pinnedMem) Close() error { return m.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting when ctx ends: the memory is then as it
-// was, and the error wraps ctx's.
+// CloseContext is Close that stops waiting when ctx ends: the error wraps ctx's. It
+// returns within a second of that, although a call into CUDA does not: what the call
+// does counts when it returns, and other Closes wait for it.
 func (m *pinnedMem) CloseContext(ctx context.Context) error {
-	if err := m.close(ctx); err != nil {
+	err := errNilContext
+	if ctx != nil {
+		m.life.Seal()
+		process.closing(m.entry)
+		err = m.life.Close(ctx, m.close)
+	}
+	if err != nil {
 		return fmt.Errorf("hostmem: close %v: %w", m, err)
 	}
 	return nil
 }
 
+// close waits for the GPU, and releases the memory.
 func (m *pinnedMem) close(ctx context.Context) error {
-	if ctx == nil {
-		return errNilContext
-	}
 	start := time.Now()
-	// Of several Closes one works, and the others wait for it.
-	select {
-	case m.closing <- struct{}{}:
-	default:
-		select {
-		case m.closing <- struct{}{}:
-		case <-ctx.Done():
-			return fmt.Errorf("another Close is in progress: %w", ctx.Err())
-		}
+	state := "copies may be in progress"
+	err := m.fence.Wait(ctx)
+	if err == nil {
+		state = "Close may be tried again"
+		err = m.unpin(ctx, m.region)
 	}
-	defer func() { <-m.closing }()
-	if m.gone {
-		return nil
-	}
-	if err := m.quiesce(ctx); err != nil {
+	if err != nil {
 		if ctx.Err() == nil {
 			process.failures.Add(1)
 		}
-		return fmt.Errorf("its memory stays registered and mapped, copies may be in progress: %w", err)
+		return fmt.Errorf("its memory stays registered and mapped, %s: %w", state, err)
 	}
-	if err := m.regs.release(); err != nil {
-		process.failures.Add(1)
-		return fmt.Errorf("its memory stays registered and mapped, Close may be tried again: %w", err)
-	}
-	if err := m.region.Unmap(); err != nil {
-		process.failures.Add(1)
-		return err
-	}
-	m.gone = true
 	m.cleanup.Stop()
 	process.remove(m.entry, time.Since(start))
 	m.grant.Release()
-	return nil
-}
-
-// quiesce waits until no copy is being queued and the GPU is done with those that
-// were, and refuses copies from then on. Meanwhile others may go on copying.
-func (m *pinnedMem) quiesce(ctx context.Context) error {
-	for !m.use.closed() {
-		if err := m.fence.Wait(ctx); err != nil {
-			return err
-		}
-		seen, err := m.use.wait(ctx)
-		if err != nil {
-			return err
-		}
-		if m.fence.Empty() && m.use.close(seen) {
-			index.remove(uintptr(m.regs.base), m.entry.id)
-		}
-	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -57,51 +56,35 @@ type Registration struct{ pinnedMem }
 // return, Register returns within a second, and its work is undone when the call
 // returns: the memory must stay mapped until then.
 func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
-	r, err := register(ctx, dev, mem, o)
-	if err != nil {
-		process.failures.Add(1)
+	r := &Registration{}
+	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}
+	if err := r.open(ctx, dev, "registration", pin, func() error { return r.register(ctx, mem, pin) }); err != nil {
 		return nil, fmt.Errorf("hostmem: register %d bytes at %p: %w", len(mem), unsafe.SliceData(mem), err)
 	}
 	return r, nil
 }
 
-func register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
-	start := time.Now()
-	if err := checkArguments(ctx, dev); err != nil {
-		return nil, err
-	}
+func (r *Registration) register(ctx context.Context, mem []byte, o Options) error {
 	if len(mem) == 0 {
-		return nil, errors.New("there are no bytes")
+		return errors.New("there are no bytes")
 	}
-	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}
-	if err := pin.Validate(); err != nil {
-		return nil, err
-	}
-	stack := callerStack(dev)
 	system := pages.SystemOf(ctx)
 	covered, memory, err := inspect(mem, system)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return bounded(ctx, func() (*Registration, error) {
-		region, err := pages.Borrow(system, memory)
-		if err != nil {
-			return nil, err
-		}
-		flags, err := registering(dev, memory.ReadOnly)
-		if err != nil {
-			return nil, copyInstead(err)
-		}
-		r := &Registration{}
-		if err := r.pin(ctx, dev, region, "registration", flags, pin); err != nil {
-			if m, ok := writesThrough(covered); ok && errors.Is(err, cudart.ErrInvalidValue) {
-				return nil, fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) refuses to pin such pages, as it could not detect changes (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
-			}
-			return nil, copyInstead(err)
-		}
-		r.addToLedger(&process.registrations, r.n, start, stack)
-		return r, nil
-	}, func(r *Registration) { _ = r.Close() }) // what stays is in the ledger
+	region, err := pages.Borrow(system, memory)
+	if err != nil {
+		return err
+	}
+	flags, err := r.host.registering(ctx, r.dev, memory.ReadOnly)
+	if err == nil {
+		err = explain(r.pin(ctx, region, flags, o))
+	}
+	if m, ok := writesThrough(covered); ok && errors.Is(err, cudart.ErrInvalidValue) {
+		return fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) refuses to pin such pages, as it could not detect changes (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
+	}
+	return copyInstead(err)
 }
 
 // ReadOnly reports whether the GPU may only read the memory.
@@ -117,20 +100,16 @@ func copyInstead(err error) error {
 }
 
 // registering returns how a device registers memory that Alloc has not mapped, or why
-// it cannot (cudaDeviceGetAttribute).
-func registering(dev *cudart.Device, readOnly bool) (cudart.HostRegisterFlags, error) {
-	h, err := hostOf(dev)
-	if err != nil {
-		return 0, err
-	}
+// it cannot.
+func (h *host) registering(ctx context.Context, dev *cudart.Device, readOnly bool) (cudart.HostRegisterFlags, error) {
 	if err := h.never(); err != nil {
 		return 0, err // before pages are made resident
 	}
 	if !readOnly {
 		return 0, nil
 	}
-	can, err := dev.Attribute(cudart.AttrHostRegisterReadOnlySupported)
-	if err == nil && can == 0 && !h.shared {
+	can, err := h.attribute(ctx, dev, cudart.AttrHostRegisterReadOnlySupported)
+	if err == nil && can == 0 && !h.shared() {
 		err = cannotRegister(dev, cudart.AttrHostRegisterReadOnlySupported, "memory that is mapped for reading only")
 	}
 	return cudart.HostRegisterReadOnly, err

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -43,7 +43,8 @@ func Pieces(spans []Span, off, n int, do func(off, n int) error) error {
 // registerFlags makes memory pinned for every device of the process.
 const registerFlags = cudart.HostRegisterPortable
 
-// registrations are those of one piece of memory, if it has any.
+// registrations are those of one piece of memory, if it has any. They belong to the
+// goroutine that opens the memory, and then to the one that closes it.
 type registrations struct {
 	dev       *cudart.Device
 	host      *host
@@ -52,67 +53,70 @@ type registrations struct {
 	limit     int                      // the largest registration
 	allocated unsafe.Pointer           // of cudaHostAlloc, in place of registrations
 	notes     []string
+	spans     []registered // sorted
+}
 
-	mu    sync.Mutex // not held during calls into CUDA
-	spans []Span
-	tried []Span // of these, those whose unregistering has failed
+// A registered span.
+type registered struct {
+	Span
+	failed bool // unregistering it has failed
 }
 
 // register registers one span (cudaHostRegister).
-func (p *registrations) register(s Span) error {
-	if err := p.dev.HostRegister(unsafe.Add(p.base, s.Off), s.Len, registerFlags|p.flags); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.spans = append(p.spans, s)
-	return nil
+func (p *registrations) register(ctx context.Context, s Span) error {
+	return inside(ctx, &p.host.pinning, func() error {
+		return p.dev.HostRegister(unsafe.Add(p.base, s.Off), s.Len, registerFlags|p.flags)
+	})
 }
 
-// sorted returns the spans in order.
-func (p *registrations) sorted() []Span {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	slices.SortFunc(p.spans, func(a, b Span) int { return a.Off - b.Off })
-	return slices.Clone(p.spans)
-}
-
-// release unregisters everything (cudaHostUnregister), or frees what cudaHostAlloc has
-// allocated. After an error it can be called again, and the memory must not be
-// unmapped. It is for one goroutine at a time.
-func (p *registrations) release() error {
-	if p.allocated != nil {
-		return freeHost(p.dev, p.allocated)
-	}
-	return p.unregister()
-}
-
-// unregister unregisters the spans, the last first. Those that could not be
-// unregistered stay.
+// release unregisters everything (cudaHostUnregister), the last first, or frees what
+// cudaHostAlloc has allocated (cudaFreeHost). What could not be unregistered stays:
+// release can be called again, and the memory must not be unmapped.
 //
 // CUDA's calls may return an error of earlier asynchronous work although they have
 // done their own. So "not registered" after an error means that the memory was
 // unregistered by the call before.
-func (p *registrations) unregister() error {
-	p.mu.Lock()
-	spans, tried := p.spans, p.tried
-	p.mu.Unlock()
-	var left []Span
+func (p *registrations) release(ctx context.Context) error {
+	if p.allocated != nil {
+		return p.free(ctx)
+	}
 	var errs []error
-	for _, s := range slices.Backward(spans) {
-		err := p.dev.HostUnregister(unsafe.Add(p.base, s.Off))
-		if err == nil || errors.Is(err, cudart.ErrHostMemoryNotRegistered) && slices.Contains(tried, s) {
+	for i := len(p.spans) - 1; i >= 0; i-- {
+		s := &p.spans[i]
+		err := inside(ctx, &p.host.unpinning, func() error {
+			err := p.dev.HostUnregister(unsafe.Add(p.base, s.Off))
+			if errors.Is(err, cudart.ErrHostMemoryNotRegistered) && s.failed {
+				return nil
+			}
+			s.failed = err != nil
+			return err
+		})
+		switch {
+		case err == nil:
+			p.spans = slices.Delete(p.spans, i, i+1)
 			p.host.unregistered()
 			continue
+		case errors.Is(err, bounded.ErrStuck): // so would be the others
+			i = 0
 		}
-		left = append(left, s)
 		errs = append(errs, err)
 	}
-	slices.Reverse(left)
-	p.mu.Lock()
-	p.spans, p.tried = left, left
-	p.mu.Unlock()
 	return errors.Join(errs...)
+}
+
+// free frees memory of cudaHostAlloc. The call may return an error of earlier
+// asynchronous work although it has done its own: then the memory is not CUDA's any
+// more, and may be another owner's at the next try.
+func (p *registrations) free(ctx context.Context) error {
+	return inside(ctx, &p.host.unpinning, func() error {
+		err := p.dev.FreeHost(p.allocated)
+		if err != nil {
+			if a, queryErr := p.dev.PointerAttributes(uintptr(p.allocated)); queryErr == nil && a.Type == cudart.MemoryUnregistered {
+				return nil
+			}
+		}
+		return err
+	})
 }
 
 // registerAll registers the first n bytes in as few registrations as possible. The
@@ -123,11 +127,12 @@ func (p *registrations) registerAll(ctx context.Context, n int) error {
 	var refused error
 	for off := 0; off < n; {
 		if ctx.Err() != nil {
-			return fmt.Errorf("register %d bytes: %w", n, context.Cause(ctx))
+			return fmt.Errorf("register %d bytes: %w", n, bounded.Ended(ctx))
 		}
 		s := Span{Off: off, Len: min(size, n-off)}
-		err := p.register(s)
+		err := p.register(ctx, s)
 		if err == nil {
+			p.spans = append(p.spans, registered{Span: s})
 			off += s.Len
 			continue
 		}
@@ -148,7 +153,7 @@ func (p *registrations) registerAll(ctx context.Context, n int) error {
 		size = max(minSpan, s.Len/2&^(chunkUnit-1))
 	}
 	if refused != nil {
-		p.host.accepted(size)
+		p.host.learned.Store(&learned{span: size})
 		p.note("%s refused (%v): there are registrations of at most %s", sizes(tried), refused, units.ExactBytes(size))
 	} else if size < n {
 		p.note("registrations are of at most %s here", units.ExactBytes(size))
@@ -166,7 +171,8 @@ func (p *registrations) note(format string, args ...any) {
 // Pages are resident before they are registered: registering memory that is not
 // makes the driver fault it in on one thread, at 4 to 7 GB/s.
 func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options) error {
-	if o.Chunk > 0 && !p.host.shared {
+	shared := p.host.shared()
+	if o.Chunk > 0 && !shared {
 		err := p.registerChunks(ctx, r, o)
 		switch {
 		case errors.Is(err, cudart.ErrNotSupported):
@@ -175,7 +181,7 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 			return err
 		}
 		// There may be too many of them.
-		if left := p.unregister(); left != nil {
+		if left := p.release(ctx); left != nil {
 			return errors.Join(err, left)
 		}
 		p.note("registering chunks of %s was refused: %v", units.ExactBytes(min(o.Chunk, p.limit)), err)
@@ -183,7 +189,7 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 	if err := r.Populate(ctx, 0, r.Mapped(), pages.Populate{Threads: o.Workers}); err != nil {
 		return err
 	}
-	if p.host.shared {
+	if shared {
 		p.note("%v uses the host's page tables (attribute %d): nothing was registered, the kernel may still move pages or swap them out",
 			p.dev, cudart.AttrPageableMemoryAccessUsesHostPageTables)
 		return nil
@@ -193,12 +199,24 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 
 // registerChunks registers chunks, each as soon as its pages are resident.
 func (p *registrations) registerChunks(ctx context.Context, r *pages.Region, o Options) error {
-	return r.Populate(ctx, 0, r.Mapped(), pages.Populate{
+	done := make([]Span, (r.Mapped()+chunkUnit-1)/chunkUnit) // by the unit in which each begins
+	err := r.Populate(ctx, 0, r.Mapped(), pages.Populate{
 		Threads: o.Workers,
 		Item:    min(o.Chunk, p.limit),
 		Done: func(off, n int) error {
 			// The bytes past the end of the last page are not the caller's.
-			return p.register(Span{Off: off, Len: min(n, r.Len()-off)})
+			s := Span{Off: off, Len: min(n, r.Len()-off)}
+			err := p.register(ctx, s)
+			if err == nil {
+				done[off/chunkUnit] = s
+			}
+			return err
 		},
 	})
+	for _, s := range done {
+		if s.Len > 0 {
+			p.spans = append(p.spans, registered{Span: s})
+		}
+	}
+	return err
 }

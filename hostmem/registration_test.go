@@ -87,13 +87,13 @@ func TestNodes(t *testing.T) {
 		{DeviceNode, single, 0, false}, {OnNode(1), single, 0, false}, {AnyNode, several, 0, false},
 		{OnNode(0), several, 0, true}, {OnNode(1), several, 1, true}, {DeviceNode, several, 1, true},
 	} {
-		node, ok, note := tc.node.choose(g.Dev, tc.sys)
+		node, ok, note := tc.node.choose(t.Context(), g.Dev, tc.sys)
 		assert.Equal(t, tc.ok, ok, "%+v", tc)
 		assert.Equal(t, tc.want, node, "%+v", tc)
 		assert.Empty(t, note)
 	}
 	unknown := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: -1}}}})
-	_, ok, note := DeviceNode.choose(unknown.Dev, several)
+	_, ok, note := DeviceNode.choose(t.Context(), unknown.Dev, several)
 	assert.False(t, ok)
 	assert.Contains(t, note, "node of device 0")
 }

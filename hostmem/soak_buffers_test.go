@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -21,16 +20,14 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 )
 
 // Many goroutines make, use and close buffers, with random faults of CUDA and of the system on the
 // simulated GPU, for a second or as long as PINNED_SOAK says. None may find another's bytes,
 // every error must be one that was made, and resident memory stays flat.
 func TestSoakBuffers(t *testing.T) {
-	total, err := time.ParseDuration(os.Getenv("PINNED_SOAK"))
-	if err != nil {
-		total = time.Second
-	}
+	total := hostmemtest.SoakTime(time.Second)
 	g := newRig(t)
 	before := ReadStats()
 	sys := g.watch()

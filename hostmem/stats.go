@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -97,9 +98,10 @@ type ledger struct {
 	pinTime, unpinTime             atomic.Int64
 	lostObjects, lostBytes, leaked atomic.Int64
 
-	mu   sync.Mutex
-	last uint64
-	open map[uint64]*Holding
+	mu    sync.RWMutex
+	last  uint64
+	open  map[uint64]*Holding
+	index []indexed // of what Find may find, by address
 }
 
 // A tally counts the memory of one kind, with its true peak.
@@ -118,20 +120,32 @@ type entry struct {
 	tally            *tally
 	id               uint64
 	requested, bytes int
+	start            uintptr // the first byte's address
 }
 
-// add records what was pinned just now, which has taken some time.
-func (l *ledger) add(t *tally, h Holding, requested int, took time.Duration) entry {
-	t.add(1, requested, h.Bytes)
+// add records what was pinned just now, which has taken some time. Find finds it from
+// then on.
+func (l *ledger) add(m *pinnedMem, t *tally, h Holding, took time.Duration) entry {
+	t.add(1, m.n, h.Bytes)
 	l.opened.Add(1)
 	l.pinTime.Add(int64(took))
 	h.Since = time.Now()
+	e := entry{tally: t, requested: m.n, bytes: h.Bytes, start: uintptr(m.base)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last++
-	h.ID = l.last
+	h.ID, e.id = l.last, l.last
 	l.open[h.ID] = &h
-	return entry{t, h.ID, requested, h.Bytes}
+	i, _ := l.search(e.start)
+	l.index = slices.Insert(l.index, i, indexed{start: e.start, end: e.start + uintptr(m.n), id: e.id, owner: weak.Make(m)})
+	return e
+}
+
+// closing hides memory from Find.
+func (l *ledger) closing(e entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hide(e)
 }
 
 // remove undoes add.
@@ -144,28 +158,22 @@ func (l *ledger) remove(e entry, took time.Duration) {
 	delete(l.open, e.id)
 }
 
-// lost describes an object that was garbage collected without Close.
-type lost struct {
-	entry entry
-	start uintptr // the first byte's address
-}
-
-// lose counts a lost object. Its memory stays as it is, because slices of it may be
-// in use, and copies may use it.
-func (l *ledger) lose(o lost) {
-	index.remove(o.start, o.entry.id)
+// lose counts an object that was garbage collected without Close. Its memory stays as it
+// is, because slices of it may be in use, and copies may use it.
+func (l *ledger) lose(e entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h := l.open[o.entry.id]; h != nil {
+	l.hide(e)
+	if h := l.open[e.id]; h != nil {
 		h.Lost = true
 	}
-	l.lostBytes.Add(int64(o.entry.bytes))
+	l.lostBytes.Add(int64(e.bytes))
 	l.lostObjects.Add(1) // last: who sees it counted sees the rest
 }
 
 func (l *ledger) list() []Holding {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.mu.RLock()
+	defer l.mu.RUnlock()
 	all := make([]Holding, 0, len(l.open))
 	for _, h := range l.open {
 		all = append(all, *h)
@@ -176,7 +184,7 @@ func (l *ledger) list() []Holding {
 
 // callerStack returns the stack of the call that pins memory, in debug mode.
 func callerStack(dev *cudart.Device) string {
-	if dev == nil || !dev.Runtime().Debug() {
+	if !dev.Runtime().Debug() {
 		return ""
 	}
 	return string(debug.Stack())

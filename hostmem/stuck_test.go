@@ -4,10 +4,14 @@ package hostmem
 
 import (
 	"context"
+	"errors"
 	"os"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,6 +19,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // within requires that f returns, although calls into CUDA do not. The time is for
@@ -30,43 +35,41 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// A copy that blocks in CUDA, because its stream is full, keeps neither copies on
-// other streams nor a Close whose context ends.
+// A copy that blocks in CUDA, because its stream is full, keeps no Close longer than its
+// context, and no copy from other memory.
 func TestACopyThatBlocksKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{QueueDepth: 4})
-	b := g.alloc(4096, Options{})
+	b, other := g.alloc(4096, Options{}), g.alloc(4096, Options{})
 	dst := g.Device(4096)
-	full, other := g.NewStream(), g.NewStream()
+	full, idle := g.NewStream(), g.NewStream()
 	open := g.Stall(full)
 	blocked := make(chan error)
 	go func() {
-		for range 4 {
-			if err := b.CopyToDevice(full, dst, 0, 4096); err != nil {
-				blocked <- err
-				return
-			}
+		var err error
+		for err == nil {
+			err = b.CopyToDevice(full, dst, 0, 4096)
 		}
-		blocked <- nil
+		blocked <- err
 	}()
 	g.AwaitBlocked("cudaMemcpyAsync", 1)
-	closed := make(chan error)
-	go func() { closed <- b.Close() }()
+	within(t, "a copy from the same memory on another stream", func() {
+		assert.NoError(t, b.CopyToDevice(idle, dst, 0, 4096))
+	})
 	within(t, "Close with a context", func() {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer cancel()
 		assert.ErrorIs(t, b.CloseContext(ctx), context.DeadlineExceeded)
 	})
-	within(t, "a copy on another stream", func() {
-		assert.NoError(t, b.CopyToDevice(other, dst, 0, 4096))
-		assert.NoError(t, other.Synchronize(t.Context()))
+	within(t, "a copy from other memory", func() {
+		assert.NoError(t, other.CopyToDevice(idle, dst, 0, 4096))
+		assert.NoError(t, idle.Synchronize(t.Context()))
 	})
-	assert.NotNil(t, b.Pointer(), "it is not closed yet")
-	assert.Equal(t, 1, g.Registrations())
+	assert.Equal(t, 2, g.Registrations())
 	open()
-	require.NoError(t, <-blocked)
-	require.NoError(t, <-closed)
-	assert.Zero(t, g.Registrations())
+	require.ErrorIs(t, <-blocked, ErrClosed, "the next copy")
+	require.NoError(t, b.Close())
+	assert.Equal(t, 1, g.Registrations())
 	assert.Empty(t, g.Sim.Misuses())
 }
 
@@ -124,7 +127,7 @@ func TestCallsThatDoNotReturn(t *testing.T) {
 			within(t, name, func() {
 				err := <-failed
 				assert.ErrorIs(t, err, context.Canceled)
-				assert.ErrorIs(t, err, errStuck)
+				assert.ErrorIs(t, err, bounded.ErrStuck)
 				assert.ErrorContains(t, err, "hostmem: "+name)
 			})
 			assert.Zero(t, g.Registrations())
@@ -149,69 +152,276 @@ func TestHostAllocThatDoesNotReturn(t *testing.T) {
 	within(t, "Alloc", func() {
 		err := <-failed
 		assert.ErrorIs(t, err, context.Canceled)
-		assert.ErrorIs(t, err, errStuck)
+		assert.ErrorIs(t, err, bounded.ErrStuck)
 	})
 	require.Equal(t, 1, g.Sim.Outstanding().HostAllocs)
 	unblock()
-	eventually(t, "the work is undone", func() bool { return g.Sim.Outstanding().HostAllocs == 0 && stuck.Load() == 0 })
+	eventually(t, "the work is undone", func() bool { return g.Sim.Outstanding().HostAllocs == 0 })
 }
 
-// Calls that never return occupy a bounded number of threads.
-func TestCallsThatNeverReturnAreFew(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
-	eventually(t, "no call of other tests is stuck", func() bool { return stuck.Load() == 0 })
-	unblock := g.Sim.Block("cudaHostRegister", cudasim.Fault{Times: -1})
+// threads returns the number of threads of this process.
+func threads(t *testing.T) int {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	require.NoError(t, err)
+	return len(tasks)
+}
+
+// twoDevices returns two devices of one simulated library.
+func twoDevices(t *testing.T) (first, second *rig) {
+	t.Helper()
+	first = newSimRig(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	dev, err := first.Dev.Runtime().Device(1)
+	require.NoError(t, err)
+	return first, first.on(dev)
+}
+
+// However many goroutines pin memory while cudaHostRegister does not return, few threads
+// are inside it, all calls return soon after their contexts end, and what they did is undone
+// when the calls into CUDA return. Other devices are not concerned. Not parallel, because it
+// counts the process's threads.
+func TestAllocsThatNeverReturnTakeFewThreads(t *testing.T) {
+	const calls = 200
+	g, other := twoDevices(t)
 	sys := g.watch()
-	const calls = mostStuck + 10
-	ctx, cancel := context.WithCancel(g.Context())
-	failed := make(chan error, calls)
-	for range mostStuck {
+	pinned := ReadStats().PinnedBytes
+	unblock := g.Sim.Block("cudaHostRegister", cudasim.Fault{Times: bounded.MaxInside})
+	before := threads(t)
+	cause := errors.New("cause")
+	ctx, cancel := context.WithCancelCause(g.Context())
+	failed, stuck := make(chan error, calls), 0
+	for range calls {
 		go func() { _, err := Alloc(ctx, g.Dev, 4096, Options{}); failed <- err }()
 	}
-	g.AwaitBlocked("cudaHostRegister", mostStuck)
-	cancel()
+	g.AwaitBlocked("cudaHostRegister", bounded.MaxInside)
+	eventually(t, "the others wait", func() bool { return ReadStats().PinnedBytes == pinned+calls*4096 })
+	assert.LessOrEqual(t, threads(t), before+2*bounded.MaxInside)
+	require.NoError(t, other.alloc(4096, Options{}).Close())
+	cancel(cause)
 	within(t, "Alloc", func() {
-		for range mostStuck {
-			assert.ErrorIs(t, <-failed, errStuck)
+		for range calls {
+			err := <-failed
+			assert.ErrorIs(t, err, context.Canceled)
+			assert.ErrorIs(t, err, cause)
+			if errors.Is(err, bounded.ErrStuck) {
+				stuck++ // the others may have been populating
+			}
 		}
 	})
-	fresh, cancel := context.WithCancel(g.Context())
-	defer cancel()
-	for range calls - mostStuck {
-		_, err := Alloc(fresh, g.Dev, 4096, Options{})
-		require.ErrorContains(t, err, "hostmem: allocate 4096 bytes: 16 calls into CUDA have not returned")
-	}
-	assert.Equal(t, mostStuck, g.Sim.Blocked()["cudaHostRegister"])
+	assert.GreaterOrEqual(t, stuck, bounded.MaxInside)
+	assert.Equal(t, bounded.MaxInside, g.Sim.Blocked()["cudaHostRegister"])
+	assert.Equal(t, pinned+bounded.MaxInside*4096, ReadStats().PinnedBytes, "what has not begun is undone")
 	unblock()
-	eventually(t, "all is undone", func() bool { return stuck.Load() == 0 && sys.Mapped.Load() == 0 })
-	b, err := Alloc(fresh, g.Dev, 4096, Options{})
-	require.NoError(t, err)
-	require.NoError(t, b.Close())
+	eventually(t, "all is undone", func() bool {
+		return sys.Mapped.Load() == 0 && g.Registrations() == 0 && ReadStats().PinnedBytes == pinned
+	})
+	require.NoError(t, g.alloc(4096, Options{}).Close())
 }
 
-// cudaHostUnregister that does not return keeps the Close that has called it, and no
-// other whose context ends.
-func TestCloseWhenUnregisteringDoesNotReturn(t *testing.T) {
+// The same while cudaHostUnregister does not return. The memory stays, and can be closed
+// again.
+func TestClosesThatNeverReturnTakeFewThreads(t *testing.T) {
+	const calls = 200
+	g, other := twoDevices(t)
+	sys := g.watch()
+	all := make([]*Buffer, calls)
+	for i := range all {
+		all[i] = g.alloc(4096, Options{})
+	}
+	chunks := g.alloc(8*mib, Options{Chunk: 2 * mib})
+	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{Times: bounded.MaxInside})
+	before := threads(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, calls)
+	for _, b := range all {
+		go func() { failed <- b.CloseContext(ctx) }()
+	}
+	g.AwaitBlocked("cudaHostUnregister", bounded.MaxInside)
+	assert.LessOrEqual(t, threads(t), before+2*bounded.MaxInside)
+	require.NoError(t, other.alloc(4096, Options{}).Close())
+	g.alloc(4096, Options{}) // registering is another kind of call
+	err := chunks.CloseContext(hostmemtest.Ended())
+	require.ErrorIs(t, err, bounded.ErrStuck)
+	assert.Equal(t, 1, strings.Count(err.Error(), "goroutines wait"), "of four registrations: %v", err)
+	require.Len(t, chunks.Spans(), 4)
+	cancel()
+	within(t, "CloseContext", func() {
+		for range calls {
+			err := <-failed
+			assert.ErrorIs(t, err, bounded.ErrStuck)
+			assert.ErrorIs(t, err, context.Canceled)
+		}
+	})
+	assert.Equal(t, calls+5, g.Registrations())
+	unblock()
+	eventually(t, "what was being unregistered is", func() bool { return g.Registrations() == calls+5-bounded.MaxInside })
+	require.NoError(t, chunks.Close())
+	for _, b := range all {
+		require.NoError(t, b.Close())
+	}
+	assert.Equal(t, 1, g.Registrations())
+	assert.Equal(t, int64(4096), sys.Mapped.Load())
+}
+
+// A query of the device that does not return keeps no Alloc longer than its context.
+func TestQueriesThatDoNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
-	b, other := g.alloc(4096, Options{}), g.alloc(4096, Options{})
-	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
-	closed := make(chan error)
-	go func() { closed <- b.Close() }()
-	g.AwaitBlocked("cudaHostUnregister", 1)
-	within(t, "others", func() {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-		defer cancel()
-		err := b.CloseContext(ctx)
-		assert.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.ErrorContains(t, err, "another Close is in progress")
-		assert.ErrorIs(t, b.CopyToDevice(g.Stream, 0, 0, 1), ErrClosed)
-		assert.Nil(t, b.Pointer())
-		assert.NoError(t, other.Close())
-	})
+	unblock := g.Sim.Block("cudaDeviceGetAttribute", cudasim.Fault{Times: -1})
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	go func() { _, err := Alloc(ctx, g.Dev, 4096, Options{}); failed <- err }()
+	g.AwaitBlocked("cudaDeviceGetAttribute", 1)
+	cancel()
+	within(t, "Alloc", func() { assert.ErrorIs(t, <-failed, bounded.ErrStuck) })
 	unblock()
-	require.NoError(t, <-closed)
-	require.NoError(t, b.CloseContext(hostmemtest.Ended()), "all is done")
+	require.NoError(t, g.alloc(4096, Options{}).Close())
+}
+
+// A call that does not return keeps no CloseContext longer than its context. The memory is
+// closed when the call returns; until then another Close waits, and the memory is refused to
+// all others.
+func TestCloseContextEndsAlthoughACallDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	path, _ := diskFile(t, 10_000)
+	type closer interface {
+		CloseContext(ctx context.Context) error
+		Close() error
+		Pointer() unsafe.Pointer
+		Bytes() []byte
+		CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
+	}
+	for _, tc := range []struct {
+		name, fn string
+		cfg      cudasim.Config
+		open     func(g *rig) (closer, error)
+	}{
+		{"buffer", "cudaHostUnregister", cudasim.Config{}, func(g *rig) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
+		{"buffer of cudaHostAlloc", "cudaFreeHost", cudasim.ConfidentialComputing(), func(g *rig) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
+		{"registration", "cudaHostUnregister", cudasim.Config{}, func(g *rig) (closer, error) {
+			return Register(g.Context(), g.Dev, mapped(g, -1, 4096, readWrite, private), RegisterOptions{})
+		}},
+		{"file", "cudaHostUnregister", cudasim.Config{}, func(g *rig) (closer, error) { return MapFile(g.Context(), g.Dev, path, MapFileOptions{}) }},
+		{"buffer that munmap blocks", "", cudasim.Config{}, func(g *rig) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			g := newSimRig(t, tc.cfg)
+			sys := g.watch()
+			opened := ReadStats().Closed
+			blocked, block := make(chan struct{}), make(chan struct{})
+			unblock := func() { close(block) }
+			if tc.fn == "" {
+				sys.Calls = sys.Calls.Before(func(call string) error {
+					if call == "Unmap" {
+						close(blocked)
+						<-block
+					}
+					return nil
+				})
+			}
+			c, err := tc.open(g)
+			require.NoError(t, err)
+			mem := c.Bytes()
+			if tc.fn != "" {
+				unblock = g.Sim.Block(tc.fn, cudasim.Fault{})
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			failed := make(chan error)
+			go func() { failed <- c.CloseContext(ctx) }()
+			if tc.fn != "" {
+				g.AwaitBlocked(tc.fn, 1)
+			} else {
+				<-blocked
+			}
+			cancel()
+			within(t, "CloseContext", func() {
+				err := <-failed
+				assert.ErrorIs(t, err, context.Canceled)
+				assert.ErrorIs(t, err, bounded.ErrStuck)
+				assert.ErrorContains(t, err, "hostmem: close "+strings.Fields(tc.name)[0])
+				err = c.CloseContext(ctx)
+				assert.ErrorIs(t, err, context.Canceled)
+				assert.ErrorContains(t, err, "another Close is in progress")
+			})
+			assert.Nil(t, c.Pointer())
+			assert.Nil(t, c.Bytes())
+			assert.ErrorIs(t, c.CopyToDevice(g.Stream, 0, 0, 1), ErrClosed)
+			_, _, ok := Find(mem)
+			assert.False(t, ok)
+			closed := make(chan error)
+			go func() { closed <- c.Close() }()
+			unblock()
+			require.NoError(t, <-closed)
+			require.NoError(t, c.CloseContext(hostmemtest.Ended()), "all is done")
+			o := g.Sim.Outstanding()
+			assert.Zero(t, o.Registrations+o.HostAllocs)
+			assert.Zero(t, sys.Mapped.Load())
+			assert.Greater(t, ReadStats().Closed, opened)
+		})
+	}
+}
+
+// From the first Close on copies are refused, so that a Close ends however many
+// goroutines copy.
+func TestCloseEndsAlthoughOthersCopy(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	b := g.alloc(4096, Options{})
+	dst := g.Device(4096)
+	var group sync.WaitGroup
+	var copies atomic.Int64
+	for range 8 {
+		s := g.NewStream()
+		group.Go(func() {
+			var err error
+			for err == nil {
+				err = b.CopyToDevice(s, dst, 0, 4096)
+				copies.Add(1)
+			}
+			assert.ErrorIs(t, err, ErrClosed)
+		})
+	}
+	eventually(t, "they copy", func() bool { return copies.Load() > 1000 })
+	within(t, "Close", func() { assert.NoError(t, b.Close()) })
+	group.Wait()
+	assert.Zero(t, g.Registrations())
+	assert.Empty(t, g.Sim.Misuses())
+}
+
+// A Close that fails leaves the memory registered, mapped and refused to copies, until
+// another Close succeeds.
+func TestAClosedBufferStaysClosedAfterAnError(t *testing.T) {
+	t.Parallel()
+	for _, fail := range []string{"the copies are not done", "cudaHostUnregister fails"} {
+		t.Run(fail, func(t *testing.T) {
+			t.Parallel()
+			g := newSimRig(t, cudasim.Config{})
+			sys := g.watch()
+			b := g.alloc(4096, Options{})
+			dst := g.Device(4096)
+			ctx, open := t.Context(), func() {}
+			if fail == "the copies are not done" {
+				ctx, open = hostmemtest.Ended(), g.Stall(g.Stream)
+				require.NoError(t, b.CopyToDevice(g.Stream, dst, 0, 4096))
+			} else {
+				g.Sim.Fail("cudaHostUnregister", cudasim.Fault{Code: cudart.ErrUnknown})
+			}
+			require.ErrorContains(t, b.CloseContext(ctx), "its memory stays registered and mapped")
+			for range 2 {
+				require.ErrorIs(t, b.CopyToDevice(g.Stream, dst, 0, 1), ErrClosed)
+				require.Nil(t, b.Bytes())
+				require.Nil(t, b.Pointer())
+				require.Equal(t, 1, g.Registrations())
+				require.Equal(t, int64(4096), sys.Mapped.Load())
+			}
+			open()
+			require.NoError(t, b.Close())
+			require.Zero(t, g.Registrations())
+			require.Zero(t, sys.Mapped.Load())
+			require.ErrorIs(t, b.CopyToDevice(g.Stream, dst, 0, 1), ErrClosed)
+		})
+	}
 }
 
 // cudaHostUnregister may have worked although it returns an error of earlier

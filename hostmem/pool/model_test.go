@@ -223,7 +223,7 @@ func (w *worker) step() bool {
 		case 0:
 			w.p.core.tick()
 		case 1:
-			w.p.core.relieve(context.Background(), w.random.IntN(4 * mib))
+			w.p.core.relieve(context.Background(), w.random.IntN(4*mib))
 		default:
 			if _, err := w.p.Trim(w.random.IntN(4 * mib)); err != nil {
 				return w.expected(err)

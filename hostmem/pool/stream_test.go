@@ -53,7 +53,7 @@ func TestBlocksAreNotReusedWhileCopied(t *testing.T) {
 				first := get(t, p, n)
 				fill(first.Bytes(), 1)
 				want, at := bytes.Clone(first.Bytes()), first.Pointer()
-				g.Sim.Hold()
+				g.Hold()
 				require.NoError(t, release(first, g.Stream, dst))
 				assert.NotZero(t, p.Stats().PendingBytes)
 				var others []Lease
@@ -269,7 +269,7 @@ func TestBrokenDeviceKeepsItsMemory(t *testing.T) {
 	g := &rig{hostmemtest.Loose(t, cudasim.Config{})}
 	p, err := New(g.Dev, Options{MaxBytes: 4 * mib})
 	require.NoError(t, err)
-	g.Sim.Hold()
+	g.Hold()
 	dst, err := g.Dev.Malloc(1)
 	require.NoError(t, err)
 	l := get(t, p, 4*mib)

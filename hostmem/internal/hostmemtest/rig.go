@@ -180,6 +180,26 @@ func Ended() context.Context {
 	return ctx
 }
 
+// Soak reports whether sweeps run in full, and tests as long as [SoakTime] says.
+func Soak() bool { return os.Getenv("PINNED_SOAK") != "" }
+
+// SoakTime returns the time for which a test runs that has no end.
+func SoakTime(byDefault time.Duration) time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("PINNED_SOAK")); err == nil {
+		return d
+	}
+	return byDefault
+}
+
+// OneOf returns the values of a dimension of a sweep for its i-th cell: one in turn, or
+// all of them if Soak.
+func OneOf[T any](all []T, i int) []T {
+	if Soak() {
+		return all
+	}
+	return all[i%len(all):][:1]
+}
+
 // Eventually polls for what another goroutine is about to do.
 func Eventually(tb testing.TB, what string, is func() bool) {
 	tb.Helper()
