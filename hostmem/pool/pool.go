@@ -83,7 +83,7 @@ type core struct {
 
 	peakInUse int // guarded by the locks of all shards, to read by any
 
-	pending                        *pending.Lines[block]
+	pending                        *pending.Queue[block]
 	reserved                       gauge
 	trimmed, waits, failures, lost atomic.Int64
 

@@ -9,11 +9,11 @@ import (
 	"slices"
 
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/pending"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // lookPatience is how long calls into CUDA that block may keep a look for memory.
-const lookPatience = pending.Patience
+const lookPatience = bounded.Search
 
 // Trim unmaps idle memory, the longest unused first, until at most keep bytes
 // of it are left, and returns how many bytes it has unmapped. A negative keep counts as

@@ -59,7 +59,7 @@ type waiter struct {
 	asked    bool          // the pending blocks were, since then
 	pause    int           // looks until makeRoom is of use again
 	ended    bool          // a watched point was reached, or cannot be known
-	heads    uint64        // what pending.Heads was when the points were watched
+	heads    uint64        // what pending.Changes was when the points were watched
 	watching []func()      // stop that
 }
 
@@ -216,7 +216,7 @@ func (w *waiter) hopeless(ctx context.Context) (err error) {
 // watch has reached sent to when the oldest block of any stream is done, as far as that is
 // known.
 func (w *waiter) watch() {
-	heads := w.pending.Heads()
+	heads := w.pending.Changes()
 	if heads == w.heads {
 		return
 	}

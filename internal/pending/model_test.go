@@ -73,7 +73,7 @@ type model struct {
 	dev     *cudart.Device
 	numbers cudart.DevPtr // number n is at 8n
 	pinned  unsafe.Pointer
-	lines   *pending.Lines[modelBlock]
+	queue   *pending.Queue[modelBlock]
 	all     []*modelBlock
 	copies  atomic.Int64
 	streams [modelStreams]modelStream
@@ -129,7 +129,7 @@ func newModel(t *testing.T, random *rand.Rand, faults bool) *model {
 	const size = int(unsafe.Sizeof([modelWords]uint64{}))
 	m.pinned, err = m.dev.HostAlloc(size*modelBlocks, 0)
 	require.NoError(t, err)
-	m.lines = pending.New(m.putIdle)
+	m.queue = pending.New(m.putIdle)
 	for i := range modelBlocks {
 		b := &modelBlock{index: i, words: (*[modelWords]uint64)(unsafe.Add(m.pinned, size*i))}
 		*b.words = [modelWords]uint64{}
@@ -196,11 +196,11 @@ func (w *worker) step() {
 	case k < 80:
 		w.release()
 	case k < 84:
-		w.lines.Reclaim(ctx)
+		w.queue.Reclaim(ctx)
 	case k < 86:
-		_ = w.lines.Wait(ctx, w.timeline(w.stream()))
+		_ = w.queue.Wait(ctx, w.timeline(w.stream()))
 	case k < 87:
-		_, _ = w.lines.Drain(ctx, func() error { return nil })
+		_, _ = w.queue.Drain(ctx, func() error { return nil })
 	case k < 90:
 		w.stream().stall()
 	case k < 95:
@@ -239,18 +239,18 @@ func (w *worker) lease(ctx context.Context) {
 		}
 		size = 0 // any
 	case 1:
-		if b = w.lines.Find(ctx, class, size, w.timeline(s)); b != nil {
+		if b = w.queue.Find(ctx, class, size, w.timeline(s)); b != nil {
 			w.found(b, leased)
 		}
 	case 2:
-		if b = w.lines.FindOn(ctx, w.timeline(s), class, size); b != nil {
+		if b = w.queue.FindOn(ctx, w.timeline(s), class, size); b != nil {
 			w.found(b, leased)
 		}
 	default:
 		s.mu.RLock() // that it is not replaced
 		defer s.mu.RUnlock()
 		size = 1
-		if b = w.lines.TakeOn(s.s.Timeline(), class); b == nil {
+		if b = w.queue.TakeOn(s.s.Timeline(), class); b == nil {
 			return
 		}
 		if !b.state.CompareAndSwap(isPending, leased) {
@@ -312,7 +312,7 @@ func (w *worker) put(b *modelBlock) {
 	at, busy := b.Fence.Next()
 	if busy {
 		b.state.Store(isPending)
-		w.lines.Add(&b.Block, at)
+		w.queue.Add(&b.Block, at)
 		return
 	}
 	b.state.Store(isPending)
@@ -386,13 +386,13 @@ func (m *model) end() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	for len(m.lines.Streams(nil)) > 0 && ctx.Err() == nil {
+	for len(m.queue.Streams(nil)) > 0 && ctx.Err() == nil {
 		// An answer that was lost to a fault is asked for anew.
-		_, _ = m.lines.Drain(ctx, func() error { return nil })
+		_, _ = m.queue.Drain(ctx, func() error { return nil })
 	}
 	assert.NoError(m, ctx.Err())
-	assert.Zero(m, m.lines.Bytes())
-	assert.Empty(m, m.lines.Oldest(nil))
+	assert.Zero(m, m.queue.Bytes())
+	assert.Empty(m, m.queue.Oldest(nil))
 	assert.Len(m, m.idle, modelBlocks)
 	for _, b := range m.all {
 		assert.Equal(m, isIdle, b.state.Load(), "block %d", b.index)
@@ -427,7 +427,7 @@ func (m *model) findBesideStalled() {
 			continue
 		}
 		found := func() bool {
-			m.lines.Reclaim(context.Background())
+			m.queue.Reclaim(context.Background())
 			return b.state.Load() == isIdle
 		}
 		assert.Eventually(m, found, 20*time.Second, time.Millisecond, "block %d", b.index)

@@ -11,193 +11,196 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 )
 
-// Lines are the pending blocks of a pool, in lines, one a stream. A stream works in order,
-// so the oldest block of its line answers for the others. A block that several streams use
-// is in the line of one of them, and moves to another's when that one is done with it.
+// A Queue holds the released blocks of a pool that a GPU may still use: one FIFO for each
+// stream. A stream works in order, so its oldest block is done first. A block that several
+// streams use is in the FIFO of one of them, and moves to another's when that one is done
+// with it.
 //
-// No goroutine watches the lines: who needs memory asks, outside of all locks, and asks
-// every stream before new memory is allocated: a busy stream hides no other. Blocks stay in
-// their line meanwhile, so that what an answer shows to be done is found by anyone.
+// No goroutine watches the FIFOs: a caller that needs memory queries the streams, outside
+// of all locks, and queries all of them before new memory is allocated: a busy stream hides
+// no other. Blocks stay in their FIFO during a query, so that any caller finds what its
+// result shows to be done.
 //
 // Methods may be called from any goroutine. Calls into the library are those of
-// [cudart.Point], which says what happens when they fail, block or never return.
-type Lines[T any] struct {
+// [cudart.Point], whose documentation covers calls that fail, block or never return.
+type Queue[T any] struct {
 	idle  func(*T)
 	bytes atomic.Int64
 
-	mu     sync.Mutex // not held during calls into the library
-	lines  map[*cudart.Timeline]*line[T]
-	order  line[T]  // of a ring: those that had done work when asked last come first
-	unused *line[T] // linked by next, for the next stream
-	heads  uint64
+	mu      sync.Mutex // not held during calls into the library
+	fifos   map[*cudart.Timeline]*fifo[T]
+	order   fifo[T]  // head of a ring: streams that had done work at their last query come first
+	unused  *fifo[T] // linked by next, for other streams
+	changes uint64   // of the blocks that are the oldest of a stream
 }
 
-// A Block is what a block of a pool has to be to be pending: embed it.
+// A Block is the part of a pool's block that a Queue needs: embed it.
 type Block[T any] struct {
 	Of          *T // the block that embeds this
 	Size, Class int
 	Fence       fence.Fence // of the work on the block
 
-	at         cudart.Point // the stream of the line is done with the block from there on
-	prev, next *Block[T]    // in the line
+	at         cudart.Point // where the FIFO's stream is done with the block
+	prev, next *Block[T]    // in the FIFO
 }
 
-// A line is the blocks of one stream, in the order of its work, never none.
-type line[T any] struct {
-	of          *cudart.Timeline
+// A fifo has the blocks of one stream, in the order of its work, and at least one.
+type fifo[T any] struct {
+	stream      *cudart.Timeline
 	first, last *Block[T]
-	classes     uint64   // bits of those of blocks that are or were here
-	prev, next  *line[T] // in the ring
+	classes     uint64   // bits of the classes of blocks that are or were in it
+	prev, next  *fifo[T] // in the ring
 }
 
-// New makes lines. idle takes each block that is found done, and that the caller did not
-// look for. No lock is held then.
-func New[T any](idle func(*T)) *Lines[T] {
-	q := &Lines[T]{idle: idle, lines: make(map[*cudart.Timeline]*line[T])}
+// New makes a Queue. Its methods pass each block that they find done to idle, unless they
+// return it. No lock is held then.
+func New[T any](idle func(*T)) *Queue[T] {
+	q := &Queue[T]{idle: idle, fifos: make(map[*cudart.Timeline]*fifo[T])}
 	q.order.prev, q.order.next = &q.order, &q.order
 	return q
 }
 
-// bit is that of a class in line.classes. Classes may share one.
+// bit is that of a class in fifo.classes. Classes may share one.
 func bit(class int) uint64 { return 1 << (uint64(class) * 0x9e3779b97f4a7c15 >> 58) }
 
 // Add adds a block that was released. at is what Fence.Next has returned.
-func (q *Lines[T]) Add(b *Block[T], at cudart.Point) {
+func (q *Queue[T]) Add(b *Block[T], at cudart.Point) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.insert(b, at)
 	q.bytes.Add(int64(b.Size))
 }
 
-// insert puts a block into the line of a stream, behind those of earlier work.
-func (q *Lines[T]) insert(b *Block[T], at cudart.Point) {
-	l := q.lines[at.Line()]
-	if l == nil {
-		if l = q.unused; l == nil {
-			l = new(line[T])
+// insert puts a block into the FIFO of a stream, behind blocks of earlier work.
+func (q *Queue[T]) insert(b *Block[T], at cudart.Point) {
+	f := q.fifos[at.Line()]
+	if f == nil {
+		if f = q.unused; f == nil {
+			f = new(fifo[T])
 		} else {
-			q.unused = l.next
+			q.unused = f.next
 		}
-		*l = line[T]{of: at.Line()}
-		q.lines[l.of] = l
-		l.link(&q.order)
+		*f = fifo[T]{stream: at.Line()}
+		q.fifos[f.stream] = f
+		f.link(&q.order)
 	}
-	before := l.last
+	before := f.last
 	for before != nil && !at.After(before.at) {
 		before = before.prev
 	}
 	b.at, b.prev = at, before
 	if before == nil {
-		b.next, l.first = l.first, b
-		q.heads++
+		b.next, f.first = f.first, b
+		q.changes++
 	} else {
 		b.next, before.next = before.next, b
 	}
 	if b.next == nil {
-		l.last = b
+		f.last = b
 	} else {
 		b.next.prev = b
 	}
-	l.classes |= bit(b.Class)
+	f.classes |= bit(b.Class)
 }
 
-// remove takes a block out of its line. A line without blocks is dropped.
-func (q *Lines[T]) remove(l *line[T], b *Block[T]) {
+// remove takes a block out of its FIFO, and drops a FIFO without blocks.
+func (q *Queue[T]) remove(f *fifo[T], b *Block[T]) {
 	if b.prev == nil {
-		l.first = b.next
-		q.heads++
+		f.first = b.next
+		q.changes++
 	} else {
 		b.prev.next = b.next
 	}
 	if b.next == nil {
-		l.last = b.prev
+		f.last = b.prev
 	} else {
 		b.next.prev = b.prev
 	}
 	b.at, b.prev, b.next = cudart.Point{}, nil, nil // no stream is kept
-	if l.first == nil {
-		l.unlink()
-		delete(q.lines, l.of)
-		*l = line[T]{next: q.unused}
-		q.unused = l
+	if f.first == nil {
+		f.unlink()
+		delete(q.fifos, f.stream)
+		*f = fifo[T]{next: q.unused}
+		q.unused = f
 	}
 }
 
-// link puts a line after another of the ring.
-func (l *line[T]) link(after *line[T]) {
-	l.prev, l.next = after, after.next
-	l.prev.next, l.next.prev = l, l
+// link puts a FIFO after another of the ring.
+func (f *fifo[T]) link(after *fifo[T]) {
+	f.prev, f.next = after, after.next
+	f.prev.next, f.next.prev = f, f
 }
 
-func (l *line[T]) unlink() { l.prev.next, l.next.prev = l.next, l.prev }
+func (f *fifo[T]) unlink() { f.prev.next, f.next.prev = f.next, f.prev }
 
-// Bytes are those of all blocks here.
-func (q *Lines[T]) Bytes() int { return int(q.bytes.Load()) }
+// Bytes returns the bytes of all blocks.
+func (q *Queue[T]) Bytes() int { return int(q.bytes.Load()) }
 
-// Oldest appends a Point for each stream, where it is done with its oldest block.
-func (q *Lines[T]) Oldest(list []cudart.Point) []cudart.Point {
+// Oldest appends the Point of each stream at which it is done with its oldest block.
+func (q *Queue[T]) Oldest(list []cudart.Point) []cudart.Point {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for l := q.order.next; l != &q.order; l = l.next {
-		list = append(list, l.first.at)
+	for f := q.order.next; f != &q.order; f = f.next {
+		list = append(list, f.first.at)
 	}
 	return list
 }
 
-// Heads returns a number that changes with what Oldest returns.
-func (q *Lines[T]) Heads() uint64 {
+// Changes returns a number that changes with the result of Oldest.
+func (q *Queue[T]) Changes() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.heads
+	return q.changes
 }
 
 // Streams appends the streams that have blocks.
-func (q *Lines[T]) Streams(list []*cudart.Timeline) []*cudart.Timeline {
+func (q *Queue[T]) Streams(list []*cudart.Timeline) []*cudart.Timeline {
 	return q.streams(list, ^uint64(0), nil)
 }
 
-func (q *Lines[T]) streams(list []*cudart.Timeline, classes uint64, but *cudart.Timeline) []*cudart.Timeline {
+func (q *Queue[T]) streams(list []*cudart.Timeline, classes uint64, but *cudart.Timeline) []*cudart.Timeline {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for l := q.order.next; l != &q.order; l = l.next {
-		if l.classes&classes != 0 && l.of != but {
-			list = append(list, l.of)
+	for f := q.order.next; f != &q.order; f = f.next {
+		if f.classes&classes != 0 && f.stream != but {
+			list = append(list, f.stream)
 		}
 	}
 	return list
 }
 
-// First returns the stream that had done work when it was asked last, if it may have
-// blocks of a class, else nil.
-func (q *Lines[T]) First(class int) *cudart.Timeline {
+// First returns the stream that had done work at its last query, if it may have blocks of
+// a class, else nil.
+func (q *Queue[T]) First(class int) *cudart.Timeline {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.order.next; l.classes&bit(class) != 0 {
-		return l.of
+	if f := q.order.next; f.classes&bit(class) != 0 {
+		return f.stream
 	}
 	return nil
 }
 
 // take takes the oldest block of a stream if the device is known to be done with it. Else
-// it returns the Point to ask about: of the oldest block, or, on another stream, of a block
+// it returns the Point to query: of the oldest block, or, on another stream, of a block
 // that has just moved there. ok is false if there is no block.
-func (q *Lines[T]) take(of *cudart.Timeline) (b *Block[T], at cudart.Point, ok bool) {
+func (q *Queue[T]) take(of *cudart.Timeline) (b *Block[T], at cudart.Point, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l := q.lines[of]
-	if l == nil {
+	f := q.fifos[of]
+	if f == nil {
 		return nil, at, false
 	}
-	b = l.first
+	b = f.first
 	if !b.at.Known() {
 		return nil, b.at, true
 	}
-	l.unlink()
-	l.link(&q.order)
-	q.remove(l, b)
+	f.unlink()
+	f.link(&q.order)
+	q.remove(f, b)
 	if at, ok = b.Fence.Next(); ok {
 		q.insert(b, at)
 		return nil, at, true
@@ -206,45 +209,41 @@ func (q *Lines[T]) take(of *cudart.Timeline) (b *Block[T], at cudart.Point, ok b
 	return b, at, true
 }
 
-const (
-	// usual is how many streams are asked without allocating.
-	usual = 16
-	// Patience is how long one look at all streams goes on asking: it is longer only if
-	// calls into CUDA block.
-	Patience = 500 * time.Millisecond
-)
+// inlineStreams is the number of streams that are queried without an allocation.
+const inlineStreams = 16
 
 // Find takes a block of a class, of size bytes or more, that the device is done with; nil if
-// there is none. It asks all streams but one, those first that had done work when asked last.
-// Other blocks that it finds done become idle. ctx bounds the calls, not the work.
-func (q *Lines[T]) Find(ctx context.Context, class, size int, but *cudart.Timeline) *T {
-	var room [usual]*cudart.Timeline
-	b, _ := q.look(ctx, q.streams(room[:0], bit(class), but), class, size)
+// there is none. It queries all streams but one, and first those that had done work at their
+// last query. Other blocks that it finds done become idle. ctx bounds the calls, not the work.
+func (q *Queue[T]) Find(ctx context.Context, class, size int, but *cudart.Timeline) *T {
+	var room [inlineStreams]*cudart.Timeline
+	b, _ := q.search(ctx, q.streams(room[:0], bit(class), but), class, size)
 	return b
 }
 
-// FindOn is Find that asks one stream; a nil one has no blocks.
-func (q *Lines[T]) FindOn(ctx context.Context, of *cudart.Timeline, class, size int) *T {
+// FindOn is Find that queries one stream; a nil one has no blocks.
+func (q *Queue[T]) FindOn(ctx context.Context, of *cudart.Timeline, class, size int) *T {
 	room := [...]*cudart.Timeline{of}
-	b, _ := q.look(ctx, room[:], class, size)
+	b, _ := q.search(ctx, room[:], class, size)
 	return b
 }
 
 // Reclaim makes all blocks idle that the device is done with, and returns how many.
-func (q *Lines[T]) Reclaim(ctx context.Context) int {
-	_, idle := q.look(ctx, q.Streams(nil), 0, 0)
+func (q *Queue[T]) Reclaim(ctx context.Context) int {
+	_, idle := q.search(ctx, q.Streams(nil), 0, 0)
 	return idle
 }
 
-// look takes what is done from the front of streams' lines, and of those that blocks move
-// to, until it finds a block that fits; none does if size is 0.
-func (q *Lines[T]) look(ctx context.Context, streams []*cudart.Timeline, class, size int) (found *T, idle int) {
+// search takes blocks that are done from the FIFOs of streams, and of streams to which
+// blocks move, until it finds one that fits; none does if size is 0. It queries for no longer
+// than bounded.Search, if each call returns soon.
+func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class, size int) (found *T, idle int) {
 	var start time.Time
 	for i := 0; i < len(streams); i++ {
 		switch {
 		case i == 1: // with one stream, reading the clock would take as long as the rest
 			start = time.Now()
-		case i > 1 && time.Since(start) > Patience:
+		case i > 1 && time.Since(start) > bounded.Search:
 			return nil, idle
 		}
 		of, more := streams[i], true
@@ -270,16 +269,16 @@ func (q *Lines[T]) look(ctx context.Context, streams []*cudart.Timeline, class, 
 
 // TakeOn takes a block of a class that one stream uses and no other, done or not: for work
 // of the same stream. It takes the one that was released last, and makes no calls.
-func (q *Lines[T]) TakeOn(of *cudart.Timeline, class int) *T {
+func (q *Queue[T]) TakeOn(of *cudart.Timeline, class int) *T {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l := q.lines[of]
-	if l == nil || l.classes&bit(class) == 0 {
+	f := q.fifos[of]
+	if f == nil || f.classes&bit(class) == 0 {
 		return nil
 	}
-	for b := l.last; b != nil; b = b.prev {
+	for b := f.last; b != nil; b = b.prev {
 		if b.Class == class && b.Fence.Only() == of {
-			q.remove(l, b)
+			q.remove(f, b)
 			q.bytes.Add(-int64(b.Size))
 			return b.Of
 		}
@@ -287,10 +286,10 @@ func (q *Lines[T]) TakeOn(of *cudart.Timeline, class int) *T {
 	return nil
 }
 
-// Wait waits until the device is done with all blocks of a stream's line, and of lines that
-// they move to, and makes them idle. An error says that it cannot be known whether it is, or
-// that ctx ended; the blocks stay then.
-func (q *Lines[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
+// Wait waits until the device is done with all blocks of a stream's FIFO, and with blocks
+// that move to other streams, and makes them idle. After an error blocks stay: the device
+// cannot report whether it is done with them, or ctx has ended.
+func (q *Queue[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
 	streams := []*cudart.Timeline{of}
 	for len(streams) > 0 {
 		b, at, ok := q.take(streams[0])
@@ -311,10 +310,9 @@ func (q *Lines[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
 	return err
 }
 
-// Drain is Wait for all streams that have blocks now; waited is false if there are none.
-// When a stream's blocks are idle it calls then, from any goroutine: other streams may take
-// long, or fail.
-func (q *Lines[T]) Drain(ctx context.Context, then func() error) (waited bool, err error) {
+// Drain waits for all streams that have blocks. It calls then once for every stream that
+// completed, possibly concurrently. It reports whether there was anything to wait for.
+func (q *Queue[T]) Drain(ctx context.Context, then func() error) (waited bool, err error) {
 	streams := q.Streams(nil)
 	errs := make([]error, len(streams))
 	var group sync.WaitGroup

@@ -32,7 +32,7 @@ type rig struct {
 	dev   *cudart.Device
 	mem   cudart.DevPtr
 	host  unsafe.Pointer
-	lines *pending.Lines[block]
+	queue *pending.Queue[block]
 
 	mu   sync.Mutex
 	idle []string
@@ -52,7 +52,7 @@ func newRig(t *testing.T) *rig {
 		assert.NoError(t, dev.Free(r.mem))
 		assert.NoError(t, dev.FreeHost(r.host))
 	})
-	r.lines = pending.New(func(b *block) {
+	r.queue = pending.New(func(b *block) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.idle = append(r.idle, b.name)
@@ -90,7 +90,7 @@ func (r *rig) release(name string, class int, streams ...*cudart.Stream) *block 
 	b.Fence.Record()
 	at, ok := b.Fence.Next()
 	require.True(r, ok)
-	r.lines.Add(&b.Block, at)
+	r.queue.Add(&b.Block, at)
 	return b
 }
 
@@ -108,7 +108,7 @@ func (r *rig) quiet(streams ...*cudart.Stream) {
 // still report that once.
 func (r *rig) recovers(s *cudart.Stream) {
 	r.Helper()
-	require.Eventually(r, func() bool { return r.lines.Wait(r.Context(), s.Timeline()) == nil }, 20*time.Second, time.Millisecond)
+	require.Eventually(r, func() bool { return r.queue.Wait(r.Context(), s.Timeline()) == nil }, 20*time.Second, time.Millisecond)
 }
 
 func (r *rig) takeIdle() (names []string) {
@@ -119,7 +119,7 @@ func (r *rig) takeIdle() (names []string) {
 }
 
 func (r *rig) find(class, size int, but *cudart.Timeline) string {
-	if b := r.lines.Find(r.Context(), class, size, but); b != nil {
+	if b := r.queue.Find(r.Context(), class, size, but); b != nil {
 		return b.name
 	}
 	return ""
@@ -137,12 +137,12 @@ func TestFind(t *testing.T) {
 	r.stall(busy)
 	r.release("busy", 6, busy)
 	r.quiet(s)
-	assert.Equal(t, 40, r.lines.Bytes())
+	assert.Equal(t, 40, r.queue.Bytes())
 	assert.Empty(t, r.find(6, 10, s.Timeline()))
 	assert.Empty(t, r.find(6, 11, busy.Timeline()), "it is too small")
 	assert.Equal(t, []string{"first", "second", "third"}, r.takeIdle())
 	assert.Empty(t, r.find(6, 10, nil))
-	assert.Equal(t, 10, r.lines.Bytes())
+	assert.Equal(t, 10, r.queue.Bytes())
 
 	for _, name := range []string{"first", "second", "third"} {
 		r.release(name, len(name), s)
@@ -150,12 +150,12 @@ func TestFind(t *testing.T) {
 	r.quiet(s)
 	assert.Equal(t, "second", r.find(6, 10, nil))
 	assert.Equal(t, []string{"first"}, r.takeIdle())
-	assert.Equal(t, s.Timeline(), r.lines.First(5), "it had done work when asked last")
-	assert.Nil(t, r.lines.FindOn(t.Context(), nil, 5, 10))
-	assert.Nil(t, r.lines.FindOn(t.Context(), busy.Timeline(), 6, 10))
-	assert.Equal(t, "third", r.lines.FindOn(t.Context(), s.Timeline(), 5, 10).name)
-	assert.Equal(t, busy.Timeline(), r.lines.First(6))
-	assert.Equal(t, []*cudart.Timeline{busy.Timeline()}, r.lines.Streams(nil))
+	assert.Equal(t, s.Timeline(), r.queue.First(5), "it had done work when asked last")
+	assert.Nil(t, r.queue.FindOn(t.Context(), nil, 5, 10))
+	assert.Nil(t, r.queue.FindOn(t.Context(), busy.Timeline(), 6, 10))
+	assert.Equal(t, "third", r.queue.FindOn(t.Context(), s.Timeline(), 5, 10).name)
+	assert.Equal(t, busy.Timeline(), r.queue.First(6))
+	assert.Equal(t, []*cudart.Timeline{busy.Timeline()}, r.queue.Streams(nil))
 }
 
 // Every stream is asked, each once, however many are busy and however much they have.
@@ -174,13 +174,13 @@ func TestOneQuestionAStream(t *testing.T) {
 	r.release("done", 1, s)
 	r.quiet(s)
 	before := r.sim.Calls("cudaEventQuery")
-	assert.Equal(t, 1, r.lines.Reclaim(t.Context()))
+	assert.Equal(t, 1, r.queue.Reclaim(t.Context()))
 	assert.Equal(t, []string{"done"}, r.takeIdle())
 	assert.Equal(t, streams+1, r.sim.Calls("cudaEventQuery")-before)
 	r.release("done", 1, s)
 	r.quiet(s)
 	assert.Equal(t, "done", r.find(1, 10, nil))
-	assert.Equal(t, 10*streams*each, r.lines.Bytes())
+	assert.Equal(t, 10*streams*each, r.queue.Bytes())
 }
 
 // A block of several streams is found when all of them are done with it, by the first look
@@ -190,19 +190,19 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 	for name, find := range map[string]func(r *rig, of *cudart.Timeline) string{
 		"Find": func(r *rig, _ *cudart.Timeline) string { return r.find(1, 10, nil) },
 		"FindOn": func(r *rig, of *cudart.Timeline) string {
-			if b := r.lines.FindOn(r.Context(), of, 1, 10); b != nil {
+			if b := r.queue.FindOn(r.Context(), of, 1, 10); b != nil {
 				return b.name
 			}
 			return ""
 		},
 		"Reclaim": func(r *rig, _ *cudart.Timeline) string {
-			if r.lines.Reclaim(r.Context()) == 1 {
+			if r.queue.Reclaim(r.Context()) == 1 {
 				return r.takeIdle()[0]
 			}
 			return ""
 		},
 		"Wait": func(r *rig, of *cudart.Timeline) string {
-			require.NoError(r, r.lines.Wait(r.Context(), of))
+			require.NoError(r, r.queue.Wait(r.Context(), of))
 			return r.takeIdle()[0]
 		},
 	} {
@@ -213,7 +213,7 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 			open := []func(){r.stall(a), r.stall(b), r.stall(c)}
 			r.release("several", 1, a, b, c)
 			for range open { // whichever stream's line it is in
-				of := r.lines.Streams(nil)
+				of := r.queue.Streams(nil)
 				require.Len(t, of, 1)
 				if name != "Wait" { // which would
 					assert.Empty(t, find(r, of[0]))
@@ -224,18 +224,18 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 						r.quiet(s)
 					}
 				}
-				got := r.lines.Reclaim(t.Context())
+				got := r.queue.Reclaim(t.Context())
 				if got == 1 {
 					assert.Equal(t, []string{"several"}, r.takeIdle())
 				}
 			}
-			assert.Zero(t, r.lines.Bytes())
+			assert.Zero(t, r.queue.Bytes())
 
 			// All are done, and none was asked.
 			r.release("several", 1, a, b, c)
 			r.quiet(a, b, c)
-			assert.Equal(t, "several", find(r, r.lines.Streams(nil)[0]))
-			assert.Zero(t, r.lines.Bytes())
+			assert.Equal(t, "several", find(r, r.queue.Streams(nil)[0]))
+			assert.Zero(t, r.queue.Bytes())
 		})
 	}
 }
@@ -249,7 +249,7 @@ func TestABlockMovesToItsPlace(t *testing.T) {
 	openA, openB := r.stall(a), r.stall(b)
 	r.release("several", 1, a, b)
 	of, other, open, openOther := a, b, openA, openB
-	if r.lines.Streams(nil)[0] != a.Timeline() {
+	if r.queue.Streams(nil)[0] != a.Timeline() {
 		of, other, open, openOther = b, a, openB, openA
 	}
 	r.release("behind", 2, of)
@@ -260,7 +260,7 @@ func TestABlockMovesToItsPlace(t *testing.T) {
 	r.release("late", 2, other)
 	open()
 	r.quiet(of)
-	assert.Equal(t, 3, r.lines.Reclaim(t.Context()))
+	assert.Equal(t, 3, r.queue.Reclaim(t.Context()))
 	assert.ElementsMatch(t, []string{"early", "several", "behind"}, r.takeIdle())
 }
 
@@ -278,42 +278,42 @@ func TestTakeOn(t *testing.T) {
 	r.release("another stream", 1, other)
 	calls := r.sim.TotalCalls()
 	for _, want := range []string{"new", "old"} {
-		require.Equal(t, want, r.lines.TakeOn(s.Timeline(), 1).name)
+		require.Equal(t, want, r.queue.TakeOn(s.Timeline(), 1).name)
 	}
-	assert.Nil(t, r.lines.TakeOn(s.Timeline(), 1))
-	assert.Nil(t, r.lines.TakeOn(s.Timeline(), 3))
-	assert.Nil(t, r.lines.TakeOn(r.stream().Timeline(), 1))
-	assert.Equal(t, "another class", r.lines.TakeOn(s.Timeline(), 2).name)
+	assert.Nil(t, r.queue.TakeOn(s.Timeline(), 1))
+	assert.Nil(t, r.queue.TakeOn(s.Timeline(), 3))
+	assert.Nil(t, r.queue.TakeOn(r.stream().Timeline(), 1))
+	assert.Equal(t, "another class", r.queue.TakeOn(s.Timeline(), 2).name)
 	assert.Equal(t, calls+1, r.sim.TotalCalls(), "of the new stream alone")
-	assert.Equal(t, 20, r.lines.Bytes())
+	assert.Equal(t, 20, r.queue.Bytes())
 	assert.Empty(t, r.takeIdle())
 }
 
-// Heads changes whenever another block is the oldest of a stream.
-func TestHeads(t *testing.T) {
+// Changes changes whenever another block is the oldest of a stream.
+func TestChangesCountsOldestBlocks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := r.stream()
 	r.stall(s)
-	heads := r.lines.Heads()
+	changes := r.queue.Changes()
 	changed := func() bool {
-		before := heads
-		heads = r.lines.Heads()
-		return heads != before
+		before := changes
+		changes = r.queue.Changes()
+		return changes != before
 	}
 	first := r.release("first", 1, s)
 	assert.True(t, changed())
 	points := first.Fence.Points(nil)
-	assert.Equal(t, points, r.lines.Oldest(nil))
+	assert.Equal(t, points, r.queue.Oldest(nil))
 	r.release("second", 2, s)
 	assert.False(t, changed())
-	assert.Equal(t, points, r.lines.Oldest(nil))
-	assert.Equal(t, first, r.lines.TakeOn(s.Timeline(), 1))
+	assert.Equal(t, points, r.queue.Oldest(nil))
+	assert.Equal(t, first, r.queue.TakeOn(s.Timeline(), 1))
 	assert.True(t, changed())
-	assert.NotEqual(t, points, r.lines.Oldest(nil))
-	r.lines.Add(&first.Block, points[0])
+	assert.NotEqual(t, points, r.queue.Oldest(nil))
+	r.queue.Add(&first.Block, points[0])
 	assert.True(t, changed(), "released late, it is the oldest all the same")
-	assert.Equal(t, points, r.lines.Oldest(nil))
+	assert.Equal(t, points, r.queue.Oldest(nil))
 }
 
 // Drain makes idle what one stream is done with although another takes long, and ends with
@@ -323,7 +323,7 @@ func TestDrain(t *testing.T) {
 	r := newRig(t)
 	then := make(chan struct{}, 10)
 	called := func() error { then <- struct{}{}; return nil }
-	waited, err := r.lines.Drain(t.Context(), called)
+	waited, err := r.queue.Drain(t.Context(), called)
 	require.NoError(t, err)
 	assert.False(t, waited)
 	assert.Empty(t, then)
@@ -337,11 +337,11 @@ func TestDrain(t *testing.T) {
 	defer cancel()
 	ended := make(chan error)
 	go func() {
-		_, err := r.lines.Drain(ctx, called)
+		_, err := r.queue.Drain(ctx, called)
 		ended <- err
 	}()
 	<-then
-	for r.lines.Bytes() > 10 {
+	for r.queue.Bytes() > 10 {
 		runtime.Gosched()
 	}
 	cancel()
@@ -349,11 +349,11 @@ func TestDrain(t *testing.T) {
 	assert.ElementsMatch(t, []string{"done", "several"}, r.takeIdle())
 	open()
 	failure := errors.New("made up")
-	waited, err = r.lines.Drain(t.Context(), func() error { return failure })
+	waited, err = r.queue.Drain(t.Context(), func() error { return failure })
 	require.ErrorIs(t, err, failure)
 	assert.True(t, waited)
 	assert.Equal(t, []string{"busy"}, r.takeIdle())
-	assert.Zero(t, r.lines.Bytes())
+	assert.Zero(t, r.queue.Bytes())
 }
 
 // Of a stream that cannot be asked nothing is taken, what others have done is, also of a
@@ -369,13 +369,13 @@ func TestAStreamThatCannotBeAsked(t *testing.T) {
 	r.sim.Fail("cudaEventQuery", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
 	r.sim.Fail("cudaEventRecord", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
 	r.sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
-	waited, err := r.lines.Drain(t.Context(), func() error { return nil })
+	waited, err := r.queue.Drain(t.Context(), func() error { return nil })
 	require.ErrorIs(t, err, cudart.ErrUnknown)
 	assert.True(t, waited)
 	assert.Equal(t, []string{"done"}, r.takeIdle())
 	r.sim.ResetFaults()
 	r.recovers(broken)
-	r.lines.Reclaim(t.Context())
+	r.queue.Reclaim(t.Context())
 	assert.ElementsMatch(t, []string{"broken", "several"}, r.takeIdle())
 }
 
@@ -385,7 +385,7 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 	r := newRig(t)
 	s, broken := r.stream(), r.stream()
 	several := r.release("several", 1, s, broken)
-	require.Equal(t, []*cudart.Timeline{broken.Timeline()}, r.lines.Streams(nil))
+	require.Equal(t, []*cudart.Timeline{broken.Timeline()}, r.queue.Streams(nil))
 	require.NoError(t, broken.Synchronize(t.Context()))
 	require.True(t, several.Fence.Points(nil)[1].Done(t.Context()))
 	r.release("broken", 1, broken)
@@ -393,9 +393,9 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 	r.sim.Fail("cudaEventQuery", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
 	r.sim.Fail("cudaEventRecord", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
 	r.sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
-	require.ErrorIs(t, r.lines.Wait(t.Context(), broken.Timeline()), cudart.ErrUnknown)
+	require.ErrorIs(t, r.queue.Wait(t.Context(), broken.Timeline()), cudart.ErrUnknown)
 	assert.Equal(t, []string{"several"}, r.takeIdle())
-	assert.Equal(t, 10, r.lines.Bytes())
+	assert.Equal(t, 10, r.queue.Bytes())
 	r.sim.ResetFaults()
 	r.recovers(broken)
 }
@@ -408,7 +408,7 @@ func TestNoStreamIsKept(t *testing.T) {
 	require.NoError(t, err)
 	b := r.release("block", 1, s)
 	require.NoError(t, s.Close())
-	require.NoError(t, r.lines.Wait(t.Context(), s.Timeline()))
+	require.NoError(t, r.queue.Wait(t.Context(), s.Timeline()))
 	kept := weak.Make(s.Timeline())
 	s = nil
 	require.Eventually(t, func() bool { runtime.GC(); return kept.Value() == nil }, 20*time.Second, time.Millisecond)
@@ -422,12 +422,12 @@ func TestPendingDoesNotAllocate(t *testing.T) {
 	s := r.stream()
 	r.stall(s)
 	b := r.release("block", 1, s)
-	at := r.lines.Oldest(nil)[0]
+	at := r.queue.Oldest(nil)[0]
 	cycle := func() {
-		if r.lines.Find(context.Background(), 1, 10, nil) != nil || r.lines.TakeOn(s.Timeline(), 1) != b {
+		if r.queue.Find(context.Background(), 1, 10, nil) != nil || r.queue.TakeOn(s.Timeline(), 1) != b {
 			t.Error("it is busy")
 		}
-		r.lines.Add(&b.Block, at)
+		r.queue.Add(&b.Block, at)
 	}
 	asked := testing.AllocsPerRun(100, func() { at.Done(context.Background()) })
 	assert.LessOrEqual(t, testing.AllocsPerRun(100, cycle), asked)
