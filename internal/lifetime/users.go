@@ -86,6 +86,23 @@ func (u *Users) Retire(generation uint32) (retired, idle bool) {
 	}
 }
 
+// RetireAndRenew is Retire, and Renew if no call is in progress, in one step.
+func (u *Users) RetireAndRenew(generation uint32) (retired, idle bool) {
+	for {
+		s := u.state.Load()
+		if !isOpen(s, generation) {
+			return false, false
+		}
+		next := s | usersRetired
+		if idle = s&usersCalls == 0; idle {
+			next = s + usersGeneration
+		}
+		if u.state.CompareAndSwap(s, next) {
+			return true, idle
+		}
+	}
+}
+
 // Renew begins the next generation. It is for the goroutine that was told that the last
 // one is over.
 func (u *Users) Renew() (generation uint32) {

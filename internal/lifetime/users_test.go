@@ -20,7 +20,18 @@ func TestUsersModel(t *testing.T) {
 		of := generation - uint32(random.IntN(4)/3) // sometimes the one before
 		now := open && of == generation
 		require.Equal(t, now, u.Open(of))
-		switch random.IntN(5) {
+		switch random.IntN(6) {
+		case 5:
+			if random.IntN(4) == 0 {
+				retired, idle := u.RetireAndRenew(of)
+				assert.Equal(t, now, retired)
+				assert.Equal(t, now && calls == 0, idle)
+				open = open && !retired
+				if idle {
+					generation++
+					open = true
+				}
+			}
 		case 4:
 			u.Hold()
 			calls++
