@@ -10,7 +10,7 @@ import (
 // Small blocks are cut from runs of pages, a run for blocks of one class, and
 // runs from arenas, each one registration. So a small block costs neither a
 // registration nor a huge page, and none crosses from one registration to the
-// next. All of this is guarded by core.mu.
+// next. All of this is guarded by memory.mu.
 const (
 	smallLimit = 2 << 20 // blocks of less are cut from arenas
 	minArena   = 2 << 20 // a huge page
@@ -151,10 +151,8 @@ func (p *core) cutLocked(class int) *block {
 	return b
 }
 
-// hasRun reports whether an arena has room for blocks of a class.
-func (p *core) hasRun(class int) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// hasRun reports whether an arena has room for blocks of a class. It needs mu.
+func (p *memory) hasRun(class int) bool {
 	for _, a := range p.arenas {
 		if units := runSize(class) / runUnit; a.fits >= units && a.find(units) >= 0 {
 			return true
@@ -164,10 +162,8 @@ func (p *core) hasRun(class int) bool {
 }
 
 // dissolve makes a run free whose blocks are all idle; false if the caller does not
-// have all of them.
-func (p *core) dissolve(s *slab, idle []*block) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// have all of them. It needs mu.
+func (p *memory) dissolve(s *slab, idle []*block) bool {
 	if len(idle) < len(s.blocks) {
 		return false
 	}

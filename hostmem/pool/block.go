@@ -1,16 +1,15 @@
 package pool
 
 import (
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/pending"
 )
 
-// A block is a piece of a pool's memory. It is, at any time, leased, or idle in
-// a shard, or pending, or belongs to the one goroutine that moves it.
+// A block is a piece of a pool's memory. See core for its states.
 type block struct {
 	pending.Block[block] // its fence is of the lease's work
 	pool                 *core
@@ -19,10 +18,7 @@ type block struct {
 	buf                  *hostmem.Buffer // that it is all of
 	spans                []hostmem.Span  // of buf, where it has several
 
-	// state is a generation and, in its low bits, the users of the block: the
-	// lease, or what else has it, and the calls that use it just now. A lease
-	// of another generation than the block's is over.
-	state atomic.Uint64
+	users lifetime.Users // each generation is one lease, and the calls that use it
 	trace atomic.Pointer[leaseTrace]
 
 	// What follows belongs to the one goroutine that has the block; home and
@@ -33,68 +29,10 @@ type block struct {
 	epoch     uint32 // when it became idle
 }
 
-const (
-	usersMask  = 1<<16 - 1
-	generation = 1 << 16 // one generation in block.state
-)
-
 func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {
 	b := &block{pool: p, base: base, home: p.shard()}
 	b.Of, b.Size, b.Class = b, size, class
-	b.state.Store(1)
 	return b
-}
-
-// is reports whether a lease of that generation is not over.
-func (b *block) is(gen uint64) bool { return b.state.Load()/generation == gen }
-
-// generation returns that of the lease that begins now.
-func (b *block) generation() uint64 { return b.state.Load() / generation }
-
-// begin starts a call that uses the block; false means that the lease is over.
-func (b *block) begin(gen uint64) bool {
-	for {
-		s := b.state.Load()
-		switch {
-		case s/generation != gen:
-			return false
-		case s&usersMask == usersMask:
-			runtime.Gosched()
-		case b.state.CompareAndSwap(s, s+1):
-			return true
-		}
-	}
-}
-
-// retire ends a lease once. The last of its users returns the block to the pool:
-// the caller, unless a call uses the block just now.
-func (b *block) retire(gen uint64) bool {
-	for {
-		s := b.state.Load()
-		if s/generation != gen {
-			return false
-		}
-		after := s + generation
-		last := s&usersMask == 1
-		if !last {
-			after--
-		}
-		if !b.state.CompareAndSwap(s, after) {
-			continue
-		}
-		if last {
-			b.pool.put(b)
-		}
-		return true
-	}
-}
-
-// end ends a call that uses the block.
-func (b *block) end() {
-	if b.state.Add(^uint64(0))&usersMask == 0 {
-		b.state.Add(1)
-		b.pool.put(b)
-	}
 }
 
 // copy calls one for each part of [off, off+n) that lies within one

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // within requires that f returns, although calls into CUDA do not. The time is for
@@ -126,7 +127,7 @@ func TestAskingThatDoesNotReturn(t *testing.T) {
 				assert.NoError(t, err)
 			})
 			within(t, "the idle timer", p.core.tick)
-			within(t, "the relief of other pools", func() { p.core.relieve(context.Background(), mib) })
+			within(t, "the relief of other pools", func() { p.core.reclaim(context.Background(), mib) })
 			within(t, "Close with a context", func() {
 				err := p.CloseContext(timeout(t, 20*time.Millisecond))
 				if err != nil {
@@ -233,16 +234,80 @@ func TestUnregisteringThatNeverReturnsTakesFewThreads(t *testing.T) {
 	p := g.pool(Options{IdleTime: -1})
 	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{Times: -1})
 	defer unblock()
-	for i := range mostUnmappers + 2 {
+	var reclaims sync.WaitGroup
+	for i := range bounded.MaxInside + 4 {
 		l := get(t, p, (3+i)*mib) // of another class each
 		require.NoError(t, l.Release())
-		within(t, "the relief of other pools", func() { p.core.relieve(context.Background(), 1<<30) })
+		reclaims.Go(func() { p.core.reclaim(context.Background(), 1<<30) })
+		eventually(t, "it is being unmapped", func() bool { return p.Stats().CachedBytes == 0 })
+		g.AwaitBlocked("cudaHostUnregister", min(i+1, bounded.MaxInside))
 	}
-	assert.Equal(t, mostUnmappers, g.Sim.Blocked()["cudaHostUnregister"])
+	within(t, "the relief of other pools", reclaims.Wait)
+	assert.Equal(t, bounded.MaxInside, g.Sim.Blocked()["cudaHostUnregister"])
 	require.NoError(t, get(t, p, 2*mib).Release())
 	unblock()
 	require.NoError(t, p.Close())
 	assert.Zero(t, g.Registrations())
+}
+
+// Memory that is to be unmapped, and is behind a cudaHostUnregister that does not return,
+// is unmapped with the next; what the call does counts when it returns.
+func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1})
+	for _, l := range []Lease{get(t, p, 3*mib), get(t, p, 4*mib), get(t, p, 5*mib)} {
+		require.NoError(t, l.Release())
+	}
+	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
+	within(t, "the relief of other pools", func() { assert.Zero(t, p.core.reclaim(context.Background(), 1<<30)) })
+	assert.Equal(t, 12*mib, p.Stats().ReservedBytes)
+	assert.Equal(t, 12*mib, p.Stats().SlackBytes)
+	freed, err := p.Trim(0)
+	require.NoError(t, err)
+	assert.Equal(t, p.Stats().ReservedBytes, 12*mib-freed)
+	assert.Equal(t, 1, g.Registrations(), "the one whose call does not return")
+	unblock()
+	atRest(t, p)
+	requireEmpty(t, p)
+}
+
+// The same for leases that are released after Close: with no other call.
+func TestLeasesReleasedAfterCloseBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1})
+	dst := g.Device(1)
+	leases := []Lease{get(t, p, 3*mib), get(t, p, 4*mib), get(t, p, 5*mib), get(t, p, 6*mib)}
+	require.ErrorIs(t, p.Close(), ErrLeased)
+	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
+	require.NoError(t, leases[0].Release())
+	g.AwaitBlocked("cudaHostUnregister", 1)
+	require.ErrorIs(t, p.CloseContext(timeout(t, 5*time.Millisecond)), context.DeadlineExceeded)
+	queueCopy(t, leases[1], g.Stream, dst, 1)
+	for _, l := range leases[1:] {
+		require.NoError(t, l.Release())
+	}
+	eventually(t, "the others are unmapped", func() bool { return g.Registrations() == 1 })
+	unblock()
+	atRest(t, p)
+	requireEmpty(t, p)
+}
+
+// Leases that are released while a goroutine unmaps others are unmapped after them.
+func TestLeasesReleasedAfterCloseWhileOthersAreUnmapped(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1})
+	first, second := get(t, p, 3*mib), get(t, p, 4*mib)
+	require.ErrorIs(t, p.Close(), ErrLeased)
+	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
+	require.NoError(t, first.Release())
+	g.AwaitBlocked("cudaHostUnregister", 1)
+	require.NoError(t, second.Release())
+	unblock()
+	atRest(t, p)
+	requireEmpty(t, p)
 }
 
 // Release while another goroutine's copy blocks in CUDA, because its stream is full,
@@ -272,7 +337,7 @@ func TestReleaseDuringACopyThatBlocks(t *testing.T) {
 	_, err := p.Get(timeout(t, 5*time.Millisecond), 4*mib)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "the copy uses the block")
 	result := waiting(t, p, t.Context(), 4*mib)
-	require.ErrorIs(t, p.CloseContext(timeout(t, 5*time.Millisecond)), ErrLeased, "nor is it unmapped")
+	require.ErrorIs(t, p.Close(), ErrLeased, "nor is it unmapped")
 	require.ErrorIs(t, (<-result).err, ErrClosed)
 	assert.Equal(t, 1, g.Registrations())
 	open()

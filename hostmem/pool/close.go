@@ -5,47 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync/atomic"
+	"sync"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// moving counts the goroutines that may hold blocks or memory which is neither leased
-// nor in a list: those that look for memory, or unmap it. Close waits for them.
-type moving struct {
-	n    atomic.Int64
-	none chan struct{} // sent to when the last of them ends
+// closing is the end of a pool.
+type closing struct {
+	// life counts the goroutines that may have blocks or memory which is neither leased
+	// nor in a list: those that search for memory, or unmap it. Close waits for them.
+	life       lifetime.Lifetime
+	once       sync.Once
+	began      chan struct{} // closed by Close
+	unregister func()        // ends the calls of reclaim
+
+	// flushing has the streams whose blocks a goroutine of flushLater unmaps, with true if
+	// others were released meanwhile. It is guarded by memory.mu.
+	flushing map[*cudart.Timeline]bool
 }
 
-func (m *moving) begin() { m.n.Add(1) }
-
-func (m *moving) end() {
-	if m.n.Add(-1) == 0 {
-		m.signal()
-	}
-}
-
-func (m *moving) signal() {
-	select {
-	case m.none <- struct{}{}:
-	default:
-	}
-}
-
-// wait waits until there are none.
-func (m *moving) wait(ctx context.Context) error {
-	for m.n.Load() > 0 {
-		select {
-		case <-m.none:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	m.signal() // another Close may wait
-	return nil
-}
-
-func (p *core) closed() bool { return p.gate.Load() >= gateClosed }
+func (p *closing) closed() bool { return p.life.Sealed() }
 
 // Close waits for the work on released blocks and unmaps all idle memory. From
 // then on Get returns [ErrClosed], also where it waits. While there are leases,
@@ -71,15 +51,17 @@ func (p *Pool) CloseContext(ctx context.Context) error {
 }
 
 func (p *core) close(ctx context.Context) error {
-	if p.gate.Or(gateClosed) < gateClosed {
-		close(p.closing)
-		p.relief()
-	}
-	p.timer.Stop()
+	p.once.Do(func() {
+		p.life.Seal()
+		p.waiting.Add(1) // for blocks that are released from now on, and for good
+		close(p.began)
+		p.unregister()
+		p.timer.Stop()
+	})
 	for {
 		more, err := p.flush(ctx)
 		if err == nil {
-			err = p.moving.wait(ctx)
+			err = p.life.Wait(ctx)
 		}
 		if err != nil {
 			return err
@@ -106,64 +88,36 @@ func (p *core) flush(ctx context.Context) (more bool, err error) {
 	return more || freed > 0, errors.Join(err, trimErr)
 }
 
-// flushing is the state of flushLater, guarded by core.mu.
-type flushing struct {
-	running, again bool
-	awaited        map[*cudart.Timeline]bool // streams that a goroutine waits for
-}
-
 // flushLater unmaps what leases that were released after Close have left, once the
-// work on it is done. However many they are, one goroutine unmaps, and one waits for
-// each stream.
+// work on it is done. However many they are, there is one goroutine for each stream that
+// may work on them, and one, with a nil stream, for memory that is idle already.
 func (p *core) flushLater() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.awaitStreams()
-	p.unmapLater()
-}
-
-// awaitStreams starts the goroutines that wait for streams, with p.mu locked.
-func (p *core) awaitStreams() {
-	for _, of := range p.pending.Streams(nil) {
-		if p.flushing.awaited[of] {
-			continue
+	for _, stream := range append(p.pending.Streams(nil), nil) {
+		_, running := p.flushing[stream]
+		p.flushing[stream] = running
+		if !running {
+			p.life.Hold()
+			go p.flushStream(stream)
 		}
-		p.flushing.awaited[of] = true
-		p.moving.begin()
-		go func() {
-			defer p.moving.end()
-			err := p.pending.Wait(context.Background(), of)
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			delete(p.flushing.awaited, of)
-			if err == nil { // else Close tries again, and reports
-				p.awaitStreams() // something may have been released meanwhile
-			}
-			p.unmapLater()
-		}()
 	}
 }
 
-// unmapLater starts the goroutine that unmaps what is idle, with p.mu locked.
-func (p *core) unmapLater() {
-	p.flushing.again = true
-	if p.flushing.running {
-		return
-	}
-	p.flushing.running = true
-	p.moving.begin()
-	go func() {
-		defer p.moving.end()
-		for p.flushAgain() {
-			_, _ = p.trim(context.Background(), everything, never) // Close tries again, and reports
+func (p *core) flushStream(stream *cudart.Timeline) {
+	defer p.life.End()
+	for again := true; again; {
+		waitErr := p.pending.Wait(context.Background(), stream)
+		ctx, cancel := searching(context.Background())
+		_, _ = p.trim(ctx, everything, never) // Close tries again, and reports
+		late := ctx.Err() != nil              // and what it has left is for the next time
+		cancel()
+		p.mu.Lock()
+		if again = late || p.flushing[stream] && waitErr == nil; again {
+			p.flushing[stream] = false
+		} else {
+			delete(p.flushing, stream)
 		}
-	}()
-}
-
-func (p *core) flushAgain() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.flushing.running = p.flushing.again
-	p.flushing.again = false
-	return p.flushing.running
+		p.mu.Unlock()
+	}
 }

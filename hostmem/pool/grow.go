@@ -5,27 +5,29 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // errFull says that a limit does not allow more memory now.
 var errFull = fmt.Errorf("%w reached", hostmem.ErrLimit)
 
-func tooLarge(least, limit int) error {
-	return fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, least, limit)
+func tooLarge(minSize, limit int) error {
+	return fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, minSize, limit)
 }
 
 // miss is a Get that the nearest shard could not serve.
 func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error) {
-	if least := p.least(class, n); p.o.MaxBytes > 0 && least > p.o.MaxBytes {
-		return nil, tooLarge(least, p.o.MaxBytes)
+	if size := p.minSize(class, n); p.o.MaxBytes > 0 && size > p.o.MaxBytes {
+		return nil, tooLarge(size, p.o.MaxBytes)
 	}
-	p.moving.begin()
-	defer p.moving.end()
+	if !p.life.Begin() {
+		return nil, ErrClosed
+	}
+	defer p.life.End()
 	b, hit, err := p.find(ctx, class, n, wait)
 	if err != nil {
 		return nil, err
@@ -37,21 +39,21 @@ func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error
 // find finds a block, makes one, or waits until one of both can be done. Without wait
 // the error is errFull instead.
 func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit bool, err error) {
-	var r room
+	var r reservation
 	err = errFull
-	if p.gate.Load() == 0 {
+	if p.waiting.Load() == 0 {
 		if b := p.search(ctx, class, n); b != nil {
 			return b, true, nil
 		}
 		b, r, err = p.grow(ctx, class, n)
 	}
-	short, retried := false, false
+	lowMemory, retried := false, false
 	for {
 		if errors.Is(err, errFull) {
 			if !wait {
 				return nil, false, err
 			}
-			b, hit, r, err = p.wait(ctx, class, n, short)
+			b, hit, r, err = p.wait(ctx, class, n, lowMemory)
 		}
 		if err == nil && b == nil {
 			b, err = p.make(ctx, class, r)
@@ -64,8 +66,8 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 		}
 		// The host may have memory once what is idle here is unmapped, or once the GPU
 		// is done with more.
-		looking, cancel := context.WithTimeout(ctx, lookPatience)
-		p.pending.Reclaim(looking)
+		querying, cancel := searching(ctx)
+		p.pending.Reclaim(querying)
 		cancel()
 		chosen, _ := p.plan(everything, never)
 		freed, trimErr := p.unmapSoon(ctx, chosen)
@@ -75,7 +77,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 			b, r, err = p.grow(ctx, class, n)
 			continue
 		case p.pending.Bytes() > 0:
-			short, err = true, errFull
+			lowMemory, err = true, errFull
 			continue
 		}
 		err = errors.Join(err, trimErr)
@@ -87,7 +89,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 	return nil, false, err
 }
 
-// search looks for a block everywhere.
+// search searches all lists for a block.
 func (p *core) search(ctx context.Context, class, n int) *block {
 	first := p.pending.First(class)
 	if b := p.pending.FindOn(ctx, first, class, n); b != nil {
@@ -99,8 +101,8 @@ func (p *core) search(ctx context.Context, class, n int) *block {
 	return p.pending.Find(ctx, class, n, first)
 }
 
-// least returns the bytes that a new registration for a request takes at least.
-func (p *core) least(class, n int) int {
+// minSize returns the least bytes of a new registration for a request.
+func (p *core) minSize(class, n int) int {
 	if isSmall(class) {
 		n = runSize(class)
 	}
@@ -109,19 +111,19 @@ func (p *core) least(class, n int) int {
 
 func (p *core) roundUp(n int) int { return (n + p.unit - 1) / p.unit * p.unit }
 
-// A room is memory that the limits of the pool and of the process allow.
-type room struct {
+// A reservation is for memory that the limits of the pool and of the process allow.
+type reservation struct {
 	size  int
 	grant *budget.Grant
 }
 
-// tryRoom takes room without waiting; the error is errFull if there is none now.
-func (p *core) tryRoom(size int) (room, error) {
+// tryReserve reserves without waiting; the error is errFull if a limit is reached.
+func (p *core) tryReserve(size int) (reservation, error) {
 	if p.closed() {
-		return room{}, ErrClosed
+		return reservation{}, ErrClosed
 	}
 	if !p.reserve(size) {
-		return room{}, errFull
+		return reservation{}, errFull
 	}
 	g := p.budget.Ask(size)
 	err := errFull
@@ -132,10 +134,10 @@ func (p *core) tryRoom(size int) (room, error) {
 	}
 	if err != nil {
 		g.Withdraw()
-		p.reserved.add(-size)
-		return room{}, err
+		p.unreserve(size)
+		return reservation{}, err
 	}
-	return room{size, g}, nil
+	return reservation{size, g}, nil
 }
 
 // reserve takes bytes of the pool's limit.
@@ -153,80 +155,84 @@ func (p *core) unreserve(size int) {
 	p.wakeUp()
 }
 
-// grow cuts a small block, or takes room for a new registration.
-func (p *core) grow(ctx context.Context, class, n int) (*block, room, error) {
+// grow cuts a small block, or makes a reservation for a new one.
+func (p *core) grow(ctx context.Context, class, n int) (*block, reservation, error) {
 	if !isSmall(class) {
 		if b := p.replace(ctx, class, n); b != nil {
-			return b, room{}, nil
+			return b, reservation{}, nil
 		}
-		r, err := p.tryRoom(p.least(class, n))
+		r, err := p.tryReserve(p.minSize(class, n))
 		return nil, r, err
 	}
 	if b := p.cut(class); b != nil {
-		return b, room{}, nil
+		return b, reservation{}, nil
 	}
 	// One goroutine makes an arena, and others take their blocks from it. One that
 	// is stuck inside CUDA does not keep them.
-	patience := time.NewTimer(lookPatience)
-	defer patience.Stop()
+	turn, cancel := searching(ctx)
+	defer cancel()
 	select {
 	case p.making <- struct{}{}:
 		defer func() { <-p.making }()
-	case <-patience.C:
-	case <-ctx.Done():
-		return nil, room{}, ctx.Err()
-	case <-p.closing:
-		return nil, room{}, ErrClosed
+	case <-turn.Done():
+		if ctx.Err() != nil {
+			return nil, reservation{}, bounded.Ended(ctx)
+		}
+	case <-p.began:
+		return nil, reservation{}, ErrClosed
 	}
 	if b := p.cut(class); b != nil {
-		return b, room{}, nil
+		return b, reservation{}, nil
 	}
 	b, err := p.addArena(ctx, class)
-	return b, room{}, err
+	return b, reservation{}, err
 }
 
-// replace returns a cached block of a large class, if there is one of n bytes by
-// now. One that is smaller goes: with it the pool would have more blocks of the class
-// than were ever used at once.
+// replace returns a cached block of a large class, if there is one of n bytes by now. A
+// smaller cached block is unmapped, so that the class never has more blocks than were in
+// use at once.
 func (p *core) replace(ctx context.Context, class, n int) *block {
 	b := p.steal(class, 1)
 	if b == nil || b.Size >= n {
 		return b
 	}
-	_, _ = p.unmapSoon(ctx, []*hostmem.Buffer{p.forget(b)}) // Trim and Close try again, and report
+	p.mu.Lock()
+	delete(p.large, b)
+	p.mu.Unlock()
+	_, _ = p.unmapSoon(ctx, []*hostmem.Buffer{b.buf}) // Trim and Close try again, and report
 	return nil
 }
 
 // addArena pins as much for small blocks as all arenas have, so that there are few,
 // or less where the limits or the host do not allow that.
 func (p *core) addArena(ctx context.Context, class int) (*block, error) {
-	least := p.least(class, 0)
+	minSize := p.minSize(class, 0)
 	size := 0
 	p.mu.Lock()
 	for _, a := range p.arenas {
 		size += a.buf.Len()
 	}
 	p.mu.Unlock()
-	size = max(least, p.roundUp(min(max(size/minArena*minArena, minArena), maxArena)))
+	size = max(minSize, p.roundUp(min(max(size/minArena*minArena, minArena), maxArena)))
 	for {
-		r, err := p.tryRoom(size)
+		r, err := p.tryReserve(size)
 		if err == nil {
 			var b *block
 			if b, err = p.make(ctx, class, r); err == nil {
 				return b, nil
 			}
 		}
-		if size == least || !errors.Is(err, errFull) && !shortOfMemory(err) && !errors.Is(err, ErrTooLarge) {
+		if size == minSize || !errors.Is(err, errFull) && !shortOfMemory(err) && !errors.Is(err, ErrTooLarge) {
 			return nil, err
 		}
-		if size = p.roundUp(size / 2 / minArena * minArena); size < max(least, minArena) {
-			size = least
+		if size = p.roundUp(size / 2 / minArena * minArena); size < max(minSize, minArena) {
+			size = minSize
 		}
 	}
 }
 
-// make pins memory for which there is room, and returns a block of it.
-func (p *core) make(ctx context.Context, class int, r room) (*block, error) {
+// make pins memory that was reserved, and returns a block of it.
+func (p *core) make(ctx context.Context, class int, r reservation) (*block, error) {
 	buf, err := hostmem.Alloc(r.grant.With(ctx), p.dev, r.size, p.o.Buffer)
 	if err != nil {
 		r.grant.Withdraw()

@@ -31,10 +31,10 @@ var (
 //
 // Its methods may be called from any goroutine.
 type Lease struct {
-	b     *block
-	gen   uint64
-	n     int
-	token *leaseToken // in debug mode
+	b          *block
+	generation uint32
+	n          int
+	token      *leaseToken // in debug mode
 }
 
 // Len returns the bytes requested.
@@ -44,7 +44,7 @@ func (l Lease) Len() int { return l.n }
 // Release. The slice must not be used after Release: the memory is another
 // lease's then.
 func (l Lease) Bytes() []byte {
-	if l.b == nil || !l.b.is(l.gen) {
+	if !l.open() {
 		return nil
 	}
 	return unsafe.Slice((*byte)(l.b.base), l.n)
@@ -52,11 +52,13 @@ func (l Lease) Bytes() []byte {
 
 // Pointer returns the address of the first byte, nil after Release.
 func (l Lease) Pointer() unsafe.Pointer {
-	if l.b == nil || !l.b.is(l.gen) {
+	if !l.open() {
 		return nil
 	}
 	return l.b.base
 }
+
+func (l Lease) open() bool { return l.b != nil && l.b.users.Open(l.generation) }
 
 // CopyToDevice queues a copy of n bytes at offset off to the device
 // (cudaMemcpyAsync). The bytes must not change before the stream has passed
@@ -85,7 +87,7 @@ func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsaf
 	if err == nil {
 		err = l.b.copy(off, n, one)
 		l.b.Fence.Add(s) // when they are queued, the part of them that could be
-		l.b.end()
+		l.end()
 	}
 	if err != nil {
 		return fmt.Errorf("pool: copy %s: %v: %w", what, l, err)
@@ -93,7 +95,7 @@ func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsaf
 	return nil
 }
 
-// begin checks a copy, and keeps the block the lease's until block.end.
+// begin checks a copy, and keeps the block the lease's until end.
 func (l Lease) begin(s *cudart.Stream, off, n int) error {
 	switch {
 	case l.b == nil:
@@ -102,10 +104,18 @@ func (l Lease) begin(s *cudart.Stream, off, n int) error {
 		return errNilStream
 	case off < 0 || n < 0 || off > l.n-n:
 		return fmt.Errorf("%d bytes at offset %d are not all within it", n, off)
-	case !l.b.begin(l.gen):
+	case !l.b.users.Begin(l.generation):
 		return ErrReleased
 	}
 	return nil
+}
+
+// end ends a call that uses the block.
+func (l Lease) end() {
+	if l.b.users.End() {
+		l.b.users.Renew()
+		l.b.pool.put(l.b)
+	}
 }
 
 // Release returns the memory to its pool. It is reused when the GPU has done
@@ -136,19 +146,23 @@ func (l Lease) release(streams []*cudart.Stream) error {
 		}
 	}
 	if len(streams) > 0 {
-		if !l.b.begin(l.gen) {
+		if !l.b.users.Begin(l.generation) {
 			return ErrReleased
 		}
-		defer l.b.end()
+		defer l.end()
 		for _, s := range streams {
 			l.b.Fence.Add(s)
 		}
 	}
-	if l.token != nil && l.b.is(l.gen) {
+	if l.token != nil && l.open() {
 		l.b.trace.Store(nil)
 	}
-	if !l.b.retire(l.gen) {
+	retired, idle := l.b.users.RetireAndRenew(l.generation)
+	if !retired {
 		return ErrReleased
+	}
+	if idle {
+		l.b.pool.put(l.b)
 	}
 	return nil
 }
@@ -177,9 +191,9 @@ func (l *Lease) watch() {
 	l.b.trace.Store(trace)
 	l.token = &leaseToken{of: l.b}
 	runtime.AddCleanup(l.token, func(lost Lease) {
-		if lost.b.is(lost.gen) {
+		if lost.open() {
 			trace.lost.Store(true)
 			lost.b.pool.lost.Add(1)
 		}
-	}, Lease{b: l.b, gen: l.gen})
+	}, Lease{b: l.b, generation: l.generation})
 }

@@ -135,6 +135,70 @@ func TestIdleMemoryOfOnePoolServesAnother(t *testing.T) {
 	require.ErrorIs(t, err, hostmem.ErrLimit)
 }
 
+// A pool keeps no idle memory from others under the process's limit, although a Get waits
+// in it that the idle memory does not serve.
+func TestIdleMemoryOfAPoolWhoseGetWaitsServesAnother(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	p, q := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib}), g.pool(Options{IdleTime: -1})
+	limitProcess(t, 10*mib)
+	held, idle := get(t, p, 4*mib), get(t, p, 3*mib)
+	require.NoError(t, idle.Release())
+	waits := waiting(t, p, t.Context(), 8*mib)
+	l, err := q.Get(timeout(t, 20*time.Second), 5*mib)
+	require.NoError(t, err)
+	reserves(t, p, 4*mib)
+	require.Equal(t, 1, p.Stats().Waiting)
+	require.NoError(t, l.Release())
+	require.NoError(t, held.Release())
+	r := <-waits
+	require.NoError(t, r.err)
+	require.NoError(t, r.l.Release())
+}
+
+// The limit of a pool holds also when the process's limit, for which a Get has waited, has
+// room again.
+func TestThePoolsLimitHoldsWhenTheProcessHasRoom(t *testing.T) {
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
+	limitProcess(t, 4*mib)
+	before := hostmem.ReadStats().PinnedBytes
+	full, err := hostmem.Alloc(t.Context(), g.Dev, 4*mib, hostmem.Options{})
+	require.NoError(t, err)
+	waits := waiting(t, p, t.Context(), 4*mib)
+	eventually(t, "the Get waits for the process", func() bool { return asleep(p) == 1 })
+	require.True(t, p.core.reserve(6*mib), "by a Get that did not have to wait")
+	require.NoError(t, full.Close())
+	eventually(t, "the Get does not keep its share of the process's limit", func() bool {
+		return hostmem.ReadStats().PinnedBytes == before && asleep(p) == 1
+	})
+	require.Empty(t, waits)
+	p.core.unreserve(6 * mib)
+	r := <-waits
+	require.NoError(t, r.err)
+	require.NoError(t, r.l.Release())
+	assert.LessOrEqual(t, p.Stats().PeakReservedBytes, 8*mib)
+}
+
+// What a Get that fails had reserved wakes the next one.
+func TestAGetThatFailsWakesTheNext(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
+	unblock := g.Sim.Block("cudaHostRegister", cudasim.Fault{Code: cudart.ErrInvalidValue})
+	failed := make(chan error)
+	go func() { _, err := p.Get(t.Context(), 8*mib); failed <- err }()
+	g.AwaitBlocked("cudaHostRegister", 1)
+	waits := waiting(t, p, t.Context(), 8*mib)
+	eventually(t, "the next Get sleeps", func() bool { return asleep(p) == 1 })
+	unblock()
+	require.ErrorIs(t, <-failed, cudart.ErrInvalidValue)
+	within(t, "the next Get", func() {
+		r := <-waits
+		assert.NoError(t, r.err)
+		assert.NoError(t, r.l.Release())
+	})
+}
+
 // The guard refuses a Get only when nothing idle is left in any pool.
 func TestTheGuardRefusesWhenNothingIdleIsLeft(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{})

@@ -33,7 +33,10 @@ import (
 // unmapped while copies use it.
 func TestPoolModel(t *testing.T) {
 	t.Parallel()
-	steps := 120_000
+	steps := 24_000
+	if hostmemtest.Soak() {
+		steps *= 50
+	}
 	if testgpu.Race || hostmemtest.Emulated(t) {
 		steps = 10_000
 	}
@@ -223,7 +226,7 @@ func (w *worker) step() bool {
 		case 0:
 			w.p.core.tick()
 		case 1:
-			w.p.core.relieve(context.Background(), w.random.IntN(4*mib))
+			w.p.core.reclaim(context.Background(), w.random.IntN(4*mib))
 		default:
 			if _, err := w.p.Trim(w.random.IntN(4 * mib)); err != nil {
 				return w.expected(err)

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/pending"
 )
 
@@ -63,51 +63,42 @@ type Pool struct {
 }
 
 // core is a pool without its handle, so that a lost handle can be noticed while
-// leases and the timer refer to the rest.
+// leases and the timer refer to the rest. A block is in one of these states:
+//
+//	state    entered by               | belongs to
+//	leased   Get                      | its Users: the lease and calls that use it
+//	pending  put by the last of them, | pending
+//	         if the GPU may use it    |
+//	idle     put, if it does not, or  | a shard
+//	         by who finds out later   |
+//	taken    who removes it from a    | that goroutine, which core.life counts
+//	         list, or makes it        |
+//
+// Memory without blocks is an arena's, or unwanted. Locks are taken in the order
+// memory.mu, shard.mu, and none is held during calls into CUDA.
 type core struct {
 	dev    *cudart.Device
 	o      Options
 	debug  bool
 	unit   int // bytes that memory comes in
 	budget *budget.Budget
-	shards []shard
-	local  sync.Pool // of *shard, only as a way to find the near one
-	next   atomic.Uint32
-
-	gate    atomic.Int64 // the Gets that wait for memory, plus gateClosed
-	epoch   atomic.Uint32
-	ticking atomic.Bool
-	timer   *time.Timer
+	cache
+	idleTime
+	queue
 
 	_ [64]byte // what is above is read by every Get and Release, and rarely written
 
-	peakInUse int // guarded by the locks of all shards, to read by any
-
-	pending                        *pending.Queue[block]
-	reserved                       gauge
-	trimmed, waits, failures, lost atomic.Int64
-
-	turn    chan struct{} // of the Get that waits and is next to have memory
-	wake    chan struct{} // for it
-	making  chan struct{} // of the Get that makes an arena
-	closing chan struct{} // closed by Close
-	relief  func()        // ends the calls of relieve
-	moving  moving
-
-	planning sync.Mutex // of the one that goes through all lists
-
-	mu        sync.Mutex
-	arenas    []*arena
-	partial   [classes]*slab // that has blocks left to cut
-	large     map[*block]struct{}
-	victims   []victim          // to be unmapped
-	unmappers int               // goroutines that unmap them
-	failed    []*hostmem.Buffer // could not be unmapped
-	flushing  flushing
+	pending *pending.Queue[block]
+	memory
+	counts
+	closing
 }
 
-// gateClosed in core.gate means that the pool is closed.
-const gateClosed = 1 << 40
+// counts are figures for Stats.
+type counts struct {
+	reserved                       gauge // bytes; bounded by Options.MaxBytes
+	trimmed, waits, failures, lost atomic.Int64
+}
 
 // New makes a pool. It pins nothing yet. Close it. Errors are of invalid options,
 // of a nil device, and of one whose Runtime was closed ([cudart.ErrClosed]).
@@ -143,21 +134,17 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 	}
 	c := &core{
 		dev: dev, o: o, debug: dev.Runtime().Debug(), unit: max(os.Getpagesize(), o.Buffer.HugePages.PageSize()),
-		budget:   budget.Process(),
-		shards:   make([]shard, runtime.GOMAXPROCS(0)),
-		turn:     make(chan struct{}, 1),
-		wake:     make(chan struct{}, 1),
-		making:   make(chan struct{}, 1),
-		closing:  make(chan struct{}),
-		moving:   moving{none: make(chan struct{}, 1)},
-		large:    make(map[*block]struct{}),
-		flushing: flushing{awaited: make(map[*cudart.Timeline]bool)},
+		budget:  budget.Process(),
+		cache:   cache{shards: make([]shard, runtime.GOMAXPROCS(0))},
+		queue:   queue{turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), retry: retryAfter},
+		memory:  memory{large: make(map[*block]struct{}), making: make(chan struct{}, 1)},
+		closing: closing{began: make(chan struct{}), flushing: make(map[*cudart.Timeline]bool)},
 	}
 	c.pending = pending.New(c.putIdle)
 	c.local.New = func() any { return &c.shards[int(c.next.Add(1))%len(c.shards)] }
 	c.timer = time.AfterFunc(time.Hour, c.tick)
 	c.timer.Stop()
-	c.relief = c.budget.Reclaim(c.relieve)
+	c.unregister = c.budget.Reclaim(c.reclaim)
 	return c, nil
 }
 
@@ -200,13 +187,13 @@ func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 	case ctx == nil:
 		return Lease{}, errNilContext
 	case ctx.Err() != nil:
-		return Lease{}, ctx.Err()
+		return Lease{}, bounded.Ended(ctx)
 	case p.dev.Runtime().Closed():
 		return Lease{}, fmt.Errorf("the Runtime of %v: %w", p.dev, cudart.ErrClosed)
 	}
 	class := classOf(n)
 	var b *block
-	if p.gate.Load() == 0 {
+	if p.waiting.Load() == 0 {
 		b = p.near(class, n)
 	}
 	if b == nil {
@@ -215,10 +202,9 @@ func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 			return Lease{}, err
 		}
 	}
-	l := Lease{b: b, gen: b.generation(), n: n}
-	// Close raises the gate before it counts leases: one of the two sees the
-	// other.
-	if p.closed() {
+	l := Lease{b: b, generation: b.users.Generation(), n: n}
+	// Close counts as waiting before it counts leases: one of the two sees the other.
+	if p.waiting.Load() > 0 && p.closed() {
 		return Lease{}, errors.Join(ErrClosed, l.Release())
 	}
 	if p.debug {
@@ -261,8 +247,8 @@ func (p *core) acquired(b *block, n int, hit bool) {
 	}
 }
 
-// put takes a block whose lease is over. It returns to the shard that it came
-// from, where the same goroutine makes its next request.
+// put takes a block whose lease is over, from the last of its users. The block returns to
+// the shard that it came from, where the same goroutine makes its next request.
 func (p *core) put(b *block) {
 	b.epoch = p.epoch.Load()
 	b.Fence.Record()
@@ -290,26 +276,18 @@ func (p *core) putIdle(b *block) {
 }
 
 // returned is called after blocks were put into a list. A Get that waits, or
-// Close, raised the gate before looking at the lists: either it sees the block
-// there, or the gate is seen here.
+// Close, counted itself before looking at the lists: either it sees the block
+// there, or it is seen here.
 func (p *core) returned() {
 	if !p.ticking.Load() {
 		p.startTicking()
 	}
-	switch g := p.gate.Load(); {
-	case g == 0:
-	case g >= gateClosed:
+	switch {
+	case p.waiting.Load() == 0:
+	case p.closed():
 		p.flushLater()
 	default:
 		p.wakeUp()
-	}
-}
-
-// wakeUp wakes the Get whose turn it is to wait, if there is one.
-func (p *core) wakeUp() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
 	}
 }
 

@@ -444,7 +444,7 @@ func TestLostLeasesAreListed(t *testing.T) {
 	p.core.mu.Unlock()
 	for _, b := range large { // what no user can do
 		if b.Size >= 5*mib {
-			require.NoError(t, Lease{b: b, gen: b.generation(), n: 5 * mib}.Release())
+			require.NoError(t, Lease{b: b, generation: b.users.Generation(), n: 5 * mib}.Release())
 		}
 	}
 	require.NoError(t, p.Close())

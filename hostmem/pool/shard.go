@@ -1,6 +1,18 @@
 package pool
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// cache has the idle blocks, and counts the leases.
+type cache struct {
+	shards []shard
+	local  sync.Pool // of *shard, only as a way to find the near one
+	next   atomic.Uint32
+
+	peakInUse int // guarded by the locks of all shards, to read by any
+}
 
 // A shard keeps idle blocks. There is one for each processor that Go uses, and
 // goroutines mostly use the one of the processor they run on, so that its
@@ -11,7 +23,7 @@ type shard struct {
 	free [classes]blockList // the last released is first, the others grow old
 
 	leases, requested int // of leases that were made here and are not over
-	inUse, slack      int // bytes of their blocks; of the peak, see core.raisePeak
+	inUse, slack      int // bytes of their blocks; of the peak, see cache.raisePeak
 	cached            int // bytes in free
 	hits, misses      int
 
@@ -45,7 +57,7 @@ func (s *shard) put(b *block) {
 }
 
 // acquire counts a lease, with s locked. If it returns false, the caller must call
-// core.raisePeak with the block's bytes once s is unlocked.
+// cache.raisePeak with the block's bytes once s is unlocked.
 func (s *shard) acquire(b *block, n int) (inPeak bool) {
 	b.home, b.requested = s, n
 	s.leases++
@@ -74,7 +86,7 @@ func (s *shard) release(b *block) {
 // What was in use at the peak and is not now is slack, which the shards hold
 // in parts. A lease uses slack of its own shard, or of others. Only if all of
 // them together have too little, this is a new peak.
-func (p *core) raisePeak(bytes int) {
+func (p *cache) raisePeak(bytes int) {
 	for i := range p.shards {
 		s := &p.shards[i]
 		s.mu.Lock()
@@ -102,18 +114,18 @@ func (p *core) raisePeak(bytes int) {
 }
 
 // shard returns one that probably no other goroutine uses just now.
-func (p *core) shard() *shard {
+func (p *cache) shard() *shard {
 	s := p.local.Get().(*shard)
 	p.local.Put(s)
 	return s
 }
 
-// stealMost is how many small blocks move to the near shard at once, so that
+// maxSteal is the number of small blocks that move to the near shard at once, so that
 // goroutines which only get blocks do not search all shards each time.
-const stealMost = 8
+const maxSteal = 8
 
 // steal takes an idle block from any shard.
-func (p *core) steal(class, n int) *block {
+func (p *cache) steal(class, n int) *block {
 	near := p.shard()
 	for i := range p.shards {
 		s := &p.shards[i]
@@ -121,7 +133,7 @@ func (p *core) steal(class, n int) *block {
 		b := s.popFree(class, n)
 		var more blockList
 		if b != nil && s != near && isSmall(class) {
-			for range stealMost - 1 {
+			for range maxSteal - 1 {
 				if m := s.popFree(class, n); m != nil {
 					more.pushBack(m)
 				}
@@ -142,8 +154,8 @@ func (p *core) steal(class, n int) *block {
 	return nil
 }
 
-// idle are the bytes of idle blocks.
-func (p *core) idle() (bytes int) {
+// idle returns the bytes of idle blocks.
+func (p *cache) idle() (bytes int) {
 	for i := range p.shards {
 		s := &p.shards[i]
 		s.mu.Lock()

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -30,11 +29,11 @@ import (
 // was injected, and at the end everything is unmapped.
 func TestSoak(t *testing.T) {
 	const workers = 16
-	soakOperations := 1_000_000
+	soakOperations := 150_000
 	if testgpu.Race {
 		soakOperations = 50_000
 	}
-	long, _ := time.ParseDuration(os.Getenv("PINNED_SOAK"))
+	long := hostmemtest.SoakTime(0)
 	g := newRig(t)
 	limit := 256 * mib
 	if testgpu.Real() {

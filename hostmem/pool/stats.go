@@ -64,8 +64,11 @@ func (p *core) stats() Stats {
 	st := Stats{
 		ReservedBytes: p.reserved.value(), PeakReservedBytes: int(p.reserved.peak.Load()),
 		MaxBytes: p.o.MaxBytes, PendingBytes: p.pending.Bytes(),
-		Waits: int(p.waits.Load()), Waiting: int(p.gate.Load() % gateClosed),
+		Waits: int(p.waits.Load()), Waiting: int(p.waiting.Load()),
 		TrimmedBytes: int(p.trimmed.Load()), Failures: int(p.failures.Load()), Lost: int(p.lost.Load()),
+	}
+	if p.closed() {
+		st.Waiting = max(0, st.Waiting-1) // Close
 	}
 	for i := range p.shards {
 		s := &p.shards[i]

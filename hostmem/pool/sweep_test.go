@@ -222,7 +222,7 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 			require.Zero(s, p.Stats().TrimmedBytes)
 		}},
 		{"relief", func(s *hostmemtest.Stage, p *Pool, _ context.Context) {
-			require.Zero(s, p.core.relieve(context.Background(), mib))
+			require.Zero(s, p.core.reclaim(context.Background(), mib))
 		}},
 		{"close", func(s *hostmemtest.Stage, p *Pool, ctx context.Context) {
 			require.Error(s, p.CloseContext(ctx))

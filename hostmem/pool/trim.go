@@ -7,13 +7,31 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// lookPatience is how long calls into CUDA that block may keep a look for memory.
-const lookPatience = bounded.Search
+// memory is what the pool has pinned, guarded by mu.
+type memory struct {
+	making chan struct{} // holds the turn of the Get that makes an arena; without mu
+
+	mu       sync.Mutex
+	arenas   []*arena
+	partial  [classes]*slab // that has blocks left to cut
+	large    map[*block]struct{}
+	unwanted []*hostmem.Buffer // to be unmapped with the next: could not be, or in time
+}
+
+// searching returns a context for queries and releases of memory that CUDA may keep from
+// returning, after which the caller goes on without. With a context that ends none of them
+// can keep it.
+func searching(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, bounded.Search)
+}
 
 // Trim unmaps idle memory, the longest unused first, until at most keep bytes
 // of it are left, and returns how many bytes it has unmapped. A negative keep counts as
@@ -22,14 +40,12 @@ const lookPatience = bounded.Search
 // be unregistered or unmapped: it counts as reserved, and the next Trim tries again.
 func (p *Pool) Trim(keep int) (int, error) {
 	c := p.core
-	c.moving.begin()
-	defer c.moving.end()
-	// With a context that ends no stream can keep it.
-	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
+	c.life.Hold()
+	defer c.life.End()
+	ctx, cancel := searching(context.Background())
 	defer cancel()
 	c.pending.Reclaim(ctx)
-	st := c.stats()
-	goal := st.ReservedBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
+	goal := c.unused() - max(keep, 0)
 	freed, err := c.trim(context.Background(), everything, func(freed int) bool { return freed >= goal })
 	runtime.KeepAlive(p)
 	if err != nil {
@@ -42,50 +58,52 @@ func everything(*block) bool { return true }
 
 func never(int) bool { return false }
 
+// unused returns the bytes that are neither leased nor pending.
+func (p *core) unused() int {
+	st := p.stats()
+	return st.ReservedBytes - st.InUseBytes - st.PendingBytes
+}
+
 // trim unmaps idle blocks that pick chooses until enough returns true, and waits for
 // that, or until ctx ends. An error is that of unmapping, or ctx's.
 func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(freed int) bool) (freed int, err error) {
+	p.life.Hold()
+	defer p.life.End()
 	chosen, _ := p.plan(pick, enough)
 	return p.unmap(ctx, chosen)
 }
 
-// relieve unmaps idle memory because other requests of the process need as much. A Get
-// that waits here unmaps what it cannot use itself.
-func (p *core) relieve(ctx context.Context, need int) (freed int) {
-	p.moving.begin()
-	defer p.moving.end()
-	if p.gate.Load() > 0 {
-		return 0
-	}
-	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+// reclaim unmaps idle memory because other requests of the process need as much. It leaves
+// a Get that waits here the blocks that serve it.
+func (p *core) reclaim(ctx context.Context, need int) (freed int) {
+	p.life.Hold()
+	defer p.life.End()
+	ctx, cancel := searching(ctx)
 	defer cancel()
 	p.pending.Reclaim(ctx)
-	if p.idle() > 0 {
-		freed, _ = p.trim(ctx, everything, func(freed int) bool { return freed >= need }) // Trim and Close try again, and report
+	pick := everything
+	if w := p.first.Load(); w != nil {
+		pick = w.cannotUse
 	}
+	freed, _ = p.trim(ctx, pick, func(freed int) bool { return freed >= need }) // Trim and Close try again, and report
 	return freed
 }
 
-// plan takes memory out of the lists that is to be unmapped: what could not be before,
+// plan takes memory out of the lists that is to be unmapped: what is unwanted,
 // arenas that nothing is cut from, and idle blocks that pick chooses until enough
-// returns true. It makes no calls into CUDA. left is how many idle blocks stay.
+// returns true. left is the number of these blocks that stay.
 func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen []*hostmem.Buffer, left int) {
-	p.planning.Lock()
-	defer p.planning.Unlock()
 	p.mu.Lock()
-	chosen = p.failed
-	p.failed = nil
-	p.mu.Unlock()
+	defer p.mu.Unlock()
 	freed := 0
-	for _, buf := range chosen {
-		freed += buf.Reserved()
-	}
 	choose := func(buffers ...*hostmem.Buffer) {
 		chosen = append(chosen, buffers...)
 		for _, buf := range buffers {
 			freed += buf.Reserved()
 		}
 	}
+	choose(p.unwanted...)
+	p.unwanted = nil
 	if !enough(freed) {
 		choose(p.emptyArenas()...)
 	}
@@ -102,7 +120,8 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 		case enough(freed):
 			back = append(back, b)
 		default:
-			choose(p.forget(b))
+			delete(p.large, b)
+			choose(b.buf)
 		}
 	}
 	for _, s := range order {
@@ -154,18 +173,8 @@ func (p *core) gather(pick func(*block) bool) []*block {
 	return found
 }
 
-// forget returns the memory of a large block, which is no block from then on.
-func (p *core) forget(b *block) *hostmem.Buffer {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.large, b)
-	return b.buf
-}
-
-// emptyArenas takes the arenas that nothing is cut from.
-func (p *core) emptyArenas() (empty []*hostmem.Buffer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// emptyArenas takes the arenas that nothing is cut from. It needs mu.
+func (p *memory) emptyArenas() (empty []*hostmem.Buffer) {
 	p.arenas = slices.DeleteFunc(p.arenas, func(a *arena) bool {
 		if len(a.slabs) > 0 {
 			return false
@@ -176,51 +185,49 @@ func (p *core) emptyArenas() (empty []*hostmem.Buffer) {
 	return empty
 }
 
-// A victim is memory to be unmapped, and for whom.
-type victim struct {
-	buf *hostmem.Buffer
-	of  *batch
-}
-
-// A batch is memory that one goroutine waits for. It is guarded by core.mu.
-type batch struct {
-	left, freed int
-	errs        []error
-	done        chan struct{}
-}
-
-// mostUnmappers bounds the threads on which cudaHostUnregister may be stuck.
-const mostUnmappers = 4
-
-// unmap unmaps memory that is in no list, and waits for that, or until ctx ends. It is
-// done on other goroutines, whose calls into CUDA may never return: then the caller is
-// stuck, unless its ctx ends, and what is left is done with the next memory to be
-// unmapped.
-func (p *core) unmap(ctx context.Context, buffers []*hostmem.Buffer) (freed int, err error) {
-	if len(buffers) == 0 {
-		return 0, nil
-	}
-	b := &batch{left: len(buffers), done: make(chan struct{})}
-	p.mu.Lock()
-	for _, buf := range buffers {
-		p.victims = append(p.victims, victim{buf, b})
-	}
-	p.mu.Unlock()
-	p.unmapper()
-	select {
-	case <-b.done:
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
+// discard leaves memory to be unmapped with the next.
+func (p *memory) discard(buffers ...*hostmem.Buffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return b.freed, errors.Join(append(b.errs, err)...)
+	p.unwanted = append(p.unwanted, buffers...)
+}
+
+// unmap unmaps memory that is in no list, and waits for that, or until ctx ends. What
+// has not been begun then is left for the next time. What CUDA has not returned from counts
+// when it does, and wakes the Get that waits.
+func (p *core) unmap(ctx context.Context, buffers []*hostmem.Buffer) (freed int, err error) {
+	var errs []error
+	for i, buf := range buffers {
+		if ctx.Err() != nil {
+			p.discard(buffers[i:]...)
+			errs = append(errs, bounded.Ended(ctx))
+			break
+		}
+		p.life.Hold()
+		size, err := bounded.Do(ctx, bounded.Call[int]{Grace: bounded.NoGrace, Run: func() (int, error) {
+			defer p.life.End()
+			return p.unmapOne(buf)
+		}})
+		freed += size
+		errs = append(errs, err)
+	}
+	return freed, errors.Join(errs...)
+}
+
+func (p *core) unmapOne(buf *hostmem.Buffer) (freed int, err error) {
+	if err := buf.Close(); err != nil {
+		p.failures.Add(1)
+		p.discard(buf)
+		return 0, err
+	}
+	p.trimmed.Add(int64(buf.Reserved()))
+	p.unreserve(buf.Reserved())
+	return buf.Reserved(), nil
 }
 
 // unmapSoon is unmap for a Get, which does not wait for a call into CUDA that blocks.
-// What it has begun goes on, and wakes the Gets that wait.
 func (p *core) unmapSoon(ctx context.Context, buffers []*hostmem.Buffer) (freed int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	ctx, cancel := searching(ctx)
 	defer cancel()
 	freed, err = p.unmap(ctx, buffers)
 	if ctx.Err() != nil {
@@ -229,79 +236,34 @@ func (p *core) unmapSoon(ctx context.Context, buffers []*hostmem.Buffer) (freed 
 	return freed, err
 }
 
-// unmapper starts a goroutine that unmaps victims, if there are any.
-func (p *core) unmapper() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.victims) == 0 || p.unmappers == mostUnmappers {
-		return
-	}
-	p.unmappers++
-	p.moving.begin()
-	go func() {
-		defer p.moving.end()
-		for v, ok := p.nextVictim(); ok; v, ok = p.nextVictim() {
-			size := v.buf.Reserved()
-			p.unmapped(v, size, v.buf.Close())
-		}
-	}()
+// idleTime counts how long blocks are idle, in ticks, because reading a clock at each
+// Release would take as long as all the rest of it. The timer runs while there is idle
+// memory.
+type idleTime struct {
+	epoch   atomic.Uint32 // ticks so far
+	ticking atomic.Bool
+	timer   *time.Timer
 }
 
-func (p *core) nextVictim() (v victim, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.victims) == 0 {
-		p.victims = nil
-		p.unmappers--
-		return v, false
-	}
-	v = p.victims[0]
-	p.victims = p.victims[1:]
-	return v, true
-}
-
-// unmapped counts a victim. One that could not be unregistered is kept for the
-// next try, and counts as reserved.
-func (p *core) unmapped(v victim, size int, err error) {
-	if err == nil {
-		p.trimmed.Add(int64(size))
-		p.unreserve(size)
-	} else {
-		p.failures.Add(1)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err == nil {
-		v.of.freed += size
-	} else {
-		v.of.errs = append(v.of.errs, err)
-		p.failed = append(p.failed, v.buf)
-	}
-	if v.of.left--; v.of.left == 0 {
-		close(v.of.done)
-	}
-}
-
-// idleTicks is how many ticks end in any time of IdleTime, and one more.
+// A block is unmapped idleTicks ticks after its release. A tick lasts IdleTime/2 and the
+// first one is partial, so that is 1 to 1.5 times IdleTime.
 const idleTicks = 3
 
-// startTicking starts the timer, which runs while there is idle memory.
 func (p *core) startTicking() {
 	if p.o.IdleTime > 0 && p.ticking.CompareAndSwap(false, true) {
 		p.timer.Reset(p.o.IdleTime / (idleTicks - 1))
 	}
 }
 
-// tick unmaps what was idle for IdleTime. It counts time in ticks, because
-// reading a clock at each Release would take as long as all the rest of it.
+// tick unmaps what was idle for IdleTime.
 func (p *core) tick() {
-	p.moving.begin()
-	defer p.moving.end()
+	p.life.Hold()
+	defer p.life.End()
 	if p.closed() {
 		return
 	}
 	now := p.epoch.Add(1)
-	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
+	ctx, cancel := searching(context.Background())
 	defer cancel()
 	p.pending.Reclaim(ctx)
 	_, _ = p.trim(ctx, func(b *block) bool { return now-b.epoch >= idleTicks }, never) // Trim and Close try again, and report

@@ -4,112 +4,155 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/gopinned/pinned/hostmem/internal/budget"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// wait is a Get that waits for a block, or for room to make one. One at a time has
-// the turn: it looks for memory of any kind, unmaps idle memory of other sizes to make
-// room, and else sleeps until a block is released, the GPU is done with one, the
-// budget of the process has room, or the pool is closed. short says that the host had
-// no memory for the room that there was: then it waits until the GPU is done with
-// something that can be unmapped.
-func (p *core) wait(ctx context.Context, class, n int, short bool) (b *block, hit bool, r room, err error) {
+// A queue is of the Gets that wait for memory.
+//
+//	state     entered by                | may be changed by
+//	waiting   a Get at a limit, Close   | atomic
+//	turn      the first of them         | it holds the channel's place
+//	wake      whoever returns blocks,   | received by the one that has the turn
+//	          or bytes of the limit     |
+//	waiter    the Get that has the turn | by it alone; class and n never change
+type queue struct {
+	waiting atomic.Int64 // the Gets that wait, and Close: others queue behind them
+	turn    chan struct{}
+	wake    chan struct{}
+	first   atomic.Pointer[waiter] // the Get that has the turn
+	retry   time.Duration          // between searches that nothing causes; 0 is never
+}
+
+// retryAfter is when a Get searches again although nothing has changed.
+const retryAfter = 100 * time.Millisecond
+
+// wakeUp wakes the Get that has the turn, if there is one.
+func (q *queue) wakeUp() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// wait blocks until a block or a reservation for one is available. Waiters queue; the
+// first one searches, in this order: blocks that the GPU is done with, idle blocks,
+// arenas, idle blocks of other classes that can be unmapped. Then it sleeps until a block
+// is released, the GPU is done with one, a limit has room, or the pool is closed.
+// lowMemory says that the host had no memory for a reservation: then the Get waits until
+// the GPU is done with something that can be unmapped.
+func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block, hit bool, r reservation, err error) {
 	p.waits.Add(1)
-	p.gate.Add(1)
-	defer p.gate.Add(-1)
+	p.waiting.Add(1)
+	defer p.waiting.Add(-1)
 	select {
 	case p.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, false, room{}, p.canceled(ctx.Err())
-	case <-p.closing:
-		return nil, false, room{}, ErrClosed
+		return nil, false, r, p.canceled(ctx)
+	case <-p.began:
+		return nil, false, r, ErrClosed
 	}
 	defer func() { <-p.turn }()
 	// Calls into CUDA that block must not keep the turn: see cudart.Point.Done.
-	looking, cancel := context.WithCancel(ctx)
+	querying, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &waiter{core: p, class: class, n: n, least: p.least(class, n), short: short, reached: make(chan struct{}, 1)}
+	w := &waiter{core: p, class: class, n: n, size: p.minSize(class, n), lowMemory: lowMemory, notify: make(chan struct{}, 1)}
+	p.first.Store(w)
 	defer w.stop()
 	for {
-		b, hit, r, err = w.look(looking)
+		b, hit, r, err = w.search(querying)
 		switch {
 		case err == nil:
 			return b, hit, r, nil
 		case p.closed():
-			return nil, false, room{}, ErrClosed
+			return nil, false, r, ErrClosed
 		case ctx.Err() != nil:
-			return nil, false, room{}, p.canceled(ctx.Err())
+			return nil, false, r, p.canceled(ctx)
 		case !errors.Is(err, errFull):
-			return nil, false, room{}, err
+			return nil, false, r, err
 		}
 		w.sleep(ctx)
 	}
 }
 
-// A waiter is the state of the Get that has the turn to wait.
+// A waiter is the state of the Get that has the turn.
 type waiter struct {
 	*core
-	class, n, least int
-	short           bool
+	class, n  int
+	size      int // bytes of a new registration
+	lowMemory bool
 
-	grant    *budget.Grant // a request that waits for the process's limit
-	reached  chan struct{} // the GPU is done with something
-	asked    bool          // the pending blocks were, since then
-	pause    int           // looks until makeRoom is of use again
-	ended    bool          // a watched point was reached, or cannot be known
-	heads    uint64        // what pending.Changes was when the points were watched
+	grant *budget.Grant // a request that waits for the process's limit
+
+	queried  bool          // the pending blocks were, since the last change
+	notified bool          // a watched Point was reached, or cannot be known
+	unknown  bool          // nothing was done then: it has to be queried again
+	notify   chan struct{} // sent to then
+	changes  uint64        // pending.Changes when the Points were watched
 	watching []func()      // stop that
+
+	pause   int  // searches without makeRoom
+	skipped bool // the last one was such
 }
 
-// look looks for memory of any kind, and makes room for more. The error is errFull
+// search searches for memory of any kind, and makes room for more. The error is errFull
 // if it has found neither.
-func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err error) {
-	if !w.asked {
-		w.asked = true
-		if w.pending.Reclaim(ctx) == 0 && w.ended {
-			if err := w.hopeless(ctx); err != nil {
-				return nil, false, room{}, err
-			}
-		}
-		w.ended = false
-	}
-	if b := w.steal(w.class, w.n); b != nil {
-		return b, true, room{}, nil
-	}
-	if isSmall(w.class) {
-		if b := w.cut(w.class); b != nil {
-			return b, false, room{}, nil
+func (w *waiter) search(ctx context.Context) (b *block, hit bool, r reservation, err error) {
+	if !w.queried {
+		w.queried = true
+		if err := w.query(ctx); err != nil {
+			return nil, false, r, err
 		}
 	}
-	if w.short {
+	if b, hit = w.take(); b != nil {
+		return b, hit, r, nil
+	}
+	if w.lowMemory {
 		if w.idle() == 0 && w.pending.Bytes() > 0 {
-			return nil, false, room{}, errFull
+			return nil, false, r, errFull
 		}
-		w.short = false
+		w.lowMemory = false
 		chosen, _ := w.plan(everything, never)
 		if _, err := w.unmapSoon(ctx, chosen); err != nil {
-			return nil, false, room{}, err
+			return nil, false, r, err
 		}
 	}
-	if r, err = w.room(); !errors.Is(err, errFull) {
+	if r, err = w.reserveOrAsk(); !errors.Is(err, errFull) {
 		return nil, false, r, err
 	}
 	// Other idle memory may make room.
 	if err := w.makeRoom(ctx); err != nil {
-		return nil, false, room{}, err
+		return nil, false, r, err
 	}
-	if b := w.steal(w.class, w.n); b != nil { // released meanwhile
-		return b, true, room{}, nil
+	if b, hit = w.take(); b != nil { // released meanwhile
+		return b, hit, r, nil
+	}
+	r, err = w.reserveOrAsk()
+	return nil, false, r, err
+}
+
+// query makes the blocks idle that the GPU is done with.
+func (w *waiter) query(ctx context.Context) error {
+	notified, done := w.notified, w.pending.Reclaim(ctx) > 0
+	w.notified, w.unknown = false, !done && (w.unknown || notified)
+	if notified && !done {
+		return w.unrecoverable(ctx)
+	}
+	return nil
+}
+
+// take takes an idle block, or cuts one.
+func (w *waiter) take() (b *block, hit bool) {
+	if b := w.steal(w.class, w.n); b != nil {
+		return b, true
 	}
 	if isSmall(w.class) {
-		if b := w.cut(w.class); b != nil {
-			return b, false, room{}, nil
-		}
+		return w.cut(w.class), false
 	}
-	r, err = w.room()
-	return nil, false, r, err
+	return nil, false
 }
 
 // makeRoom unmaps idle memory until the limit of the pool, or of the process, allows the
@@ -117,20 +160,21 @@ func (w *waiter) look(ctx context.Context) (b *block, hit bool, r room, err erro
 // after it a part of as many have to be released before the next time, or some time has
 // to pass.
 func (w *waiter) makeRoom(ctx context.Context) error {
-	st := w.stats()
-	unused := st.ReservedBytes - st.InUseBytes - st.PendingBytes
-	missing := w.least // of the process's limit
+	w.skipped = w.pause > 0
+	unused := w.unused()
+	missing := w.size // of the process's limit
 	if w.grant == nil {
-		missing = st.ReservedBytes + w.least - w.o.MaxBytes // of the pool's
+		missing = w.reserved.value() + w.size - w.o.MaxBytes // of the pool's
 	}
 	if unused == 0 || w.grant == nil && unused < missing {
+		w.skipped = false
 		return nil
 	}
 	if w.pause > 0 {
 		w.pause--
 		return nil
 	}
-	chosen, left := w.plan(func(b *block) bool { return b.Class != w.class || b.Size < w.n }, func(freed int) bool {
+	chosen, left := w.plan(w.cannotUse, func(freed int) bool {
 		return freed >= missing || isSmall(w.class) && w.hasRun(w.class)
 	})
 	w.pause = 1 + left/8 // at least one, because plan wakes this Get
@@ -138,63 +182,68 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 	return err
 }
 
-// room takes room for the least that the request takes. Where the process's limit
-// does not allow it, the request waits there, in the order of the process's requests.
-func (w *waiter) room() (room, error) {
+// cannotUse reports whether a block does not serve the request.
+func (w *waiter) cannotUse(b *block) bool { return b.Class != w.class || b.Size < w.n }
+
+// reserveOrAsk reserves the bytes of a new registration. Where the process's limit does
+// not allow them, the request waits there, in the order of the process's requests.
+func (w *waiter) reserveOrAsk() (reservation, error) {
 	if w.grant == nil {
-		r, err := w.tryRoom(w.least)
-		if errors.Is(err, errFull) && (w.o.MaxBytes == 0 || w.o.MaxBytes-w.reserved.value() >= w.least) {
-			w.grant = w.budget.Ask(w.least)
+		r, err := w.tryReserve(w.size)
+		if errors.Is(err, errFull) && (w.o.MaxBytes == 0 || w.o.MaxBytes-w.reserved.value() >= w.size) {
+			w.grant = w.budget.Ask(w.size)
 		}
 		return r, err
 	}
 	select {
 	case <-w.grant.Done():
 	default:
-		return room{}, errFull
+		return reservation{}, errFull
 	}
 	g := w.grant
 	w.grant = nil
 	err := g.Err()
-	if err == nil && !w.reserve(w.least) {
+	if err == nil && !w.reserve(w.size) {
 		err = errFull // of the pool's limit meanwhile
 	}
 	if err != nil {
 		g.Withdraw()
-		return room{}, err
+		return reservation{}, err
 	}
-	return room{w.least, g}, nil
+	return reservation{w.size, g}, nil
 }
 
-// retryAfter is when points are asked anew that could not be known.
-const retryAfter = 100 * time.Millisecond
-
-// sleep waits until another look may find something.
+// sleep waits until another search may find something.
 func (w *waiter) sleep(ctx context.Context) {
 	w.watch()
-	retry := time.NewTimer(retryAfter)
-	defer retry.Stop()
+	retry, after := ctx, w.retry
+	if w.unknown || w.skipped {
+		after = retryAfter
+	}
+	if after > 0 {
+		var cancel context.CancelFunc
+		retry, cancel = context.WithTimeout(ctx, after)
+		defer cancel()
+	}
 	var granted <-chan struct{}
 	if w.grant != nil {
 		granted = w.grant.Done()
 	}
 	select {
 	case <-w.wake:
-	case <-w.reached:
-		w.asked, w.ended = false, true
-	case <-retry.C:
-		w.asked, w.pause = false, 0
-		w.unmapper() // another may be stuck
+	case <-w.notify:
+		w.queried, w.notified = false, true
+	case <-retry.Done():
+		w.queried, w.pause = false, 0
 	case <-granted:
-	case <-ctx.Done():
-	case <-w.closing:
+	case <-w.began:
 	}
 }
 
-// hopeless returns an error if nothing is leased, and of no pending block it can be
-// known whether the GPU is done with it: no memory returns to the pool then. It asks
-// only streams that have returned errors, and waits for each answer for a moment.
-func (w *waiter) hopeless(ctx context.Context) (err error) {
+// unrecoverable returns an error if nothing is leased, and of no pending block it can be
+// known whether the GPU is done with it: no memory returns to the pool then. It queries
+// only streams that have returned errors, and waits for each result for a moment.
+func (w *waiter) unrecoverable(ctx context.Context) (err error) {
 	if w.stats().Leases > 0 {
 		return nil
 	}
@@ -202,7 +251,7 @@ func (w *waiter) hopeless(ctx context.Context) (err error) {
 		if at.Known() || at.Err() == nil {
 			return nil
 		}
-		soon, cancel := context.WithTimeout(ctx, retryAfter)
+		soon, cancel := context.WithTimeout(ctx, bounded.Look)
 		err = at.Wait(soon)
 		late := soon.Err() != nil
 		cancel()
@@ -213,17 +262,17 @@ func (w *waiter) hopeless(ctx context.Context) (err error) {
 	return err
 }
 
-// watch has reached sent to when the oldest block of any stream is done, as far as that is
-// known.
+// watch has notify sent to when the oldest block of any stream is done, or cannot be known
+// to be.
 func (w *waiter) watch() {
-	heads := w.pending.Changes()
-	if heads == w.heads {
+	changes := w.pending.Changes()
+	if changes == w.changes {
 		return
 	}
 	w.unwatch()
-	w.heads = heads
+	w.changes = changes
 	for _, at := range w.pending.Oldest(nil) {
-		w.watching = append(w.watching, at.Notify(w.reached))
+		w.watching = append(w.watching, at.Notify(w.notify))
 	}
 }
 
@@ -236,6 +285,7 @@ func (w *waiter) unwatch() {
 
 // stop ends what the waiter has begun.
 func (w *waiter) stop() {
+	w.first.Store(nil)
 	w.unwatch()
 	if w.grant != nil {
 		w.grant.Withdraw()
@@ -243,12 +293,12 @@ func (w *waiter) stop() {
 }
 
 // canceled returns the error of a Get whose context has ended.
-func (p *core) canceled(cause error) error {
+func (p *core) canceled(ctx context.Context) error {
 	st := p.stats()
 	limit := fmt.Sprintf("limit of %d bytes", p.o.MaxBytes)
 	if p.o.MaxBytes == 0 {
 		limit = "limit of the process or the host"
 	}
 	return fmt.Errorf("%s reached: %d in use by %d leases, %d released but waiting for the GPU, %d cached, %d requests waiting: %w",
-		limit, st.InUseBytes, st.Leases, st.PendingBytes, st.CachedBytes, st.Waiting, cause)
+		limit, st.InUseBytes, st.Leases, st.PendingBytes, st.CachedBytes, st.Waiting, bounded.Ended(ctx))
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-// asleep returns how many Gets are blocked in the queue.
+// asleep returns how many Gets are blocked in the queue, or wait for their turn to search
+// to be woken.
 func asleep(p *Pool) int {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -138,9 +139,10 @@ func TestPoolGivesUpWithItsContext(t *testing.T) {
 		err error
 	}
 	results := make(chan result)
-	var cancels []context.CancelFunc
+	var cancels []context.CancelCauseFunc
+	cause := errors.New("cause")
 	for i := range 3 {
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancelCause(t.Context())
 		cancels = append(cancels, cancel)
 		go func() {
 			_, err := p.Get(ctx, 8*mib)
@@ -149,16 +151,72 @@ func TestPoolGivesUpWithItsContext(t *testing.T) {
 		eventually(t, "the Get waits", func() bool { return p.Stats().Waiting == i+1 })
 	}
 	for _, i := range []int{1, 0, 2} { // in the queue; with the turn; with the turn after another
-		cancels[i]()
+		cancels[i](cause)
 		r := <-results
 		assert.Equal(t, i, r.who)
 		assert.ErrorIs(t, r.err, context.Canceled)
+		assert.ErrorIs(t, r.err, cause)
 		assert.ErrorContains(t, r.err, "limit of 8388608 bytes reached: 4186112 in use by 1 leases, 4194304 released but waiting for the GPU, 0 cached")
 	}
 	assert.Zero(t, p.Stats().Waiting)
 	open()
 	require.NoError(t, held.Release())
 	require.NoError(t, get(t, p, 8*mib).Release())
+}
+
+// A search that was skipped, because the one before went through all that is idle in
+// vain, is made up for.
+func TestASearchThatWasSkippedIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
+	var leases []Lease
+	for range 8 * mib / kib {
+		leases = append(leases, get(t, p, kib))
+	}
+	kept := make(map[*arena]Lease) // one block of each arena
+	for _, l := range leases {
+		if _, ok := kept[l.b.slab.arena]; ok {
+			require.NoError(t, l.Release())
+		} else {
+			kept[l.b.slab.arena] = l
+		}
+	}
+	waits := waiting(t, p, t.Context(), minArena)
+	eventually(t, "the Get has searched in vain", func() bool { return asleep(p) == 1 })
+	for _, l := range kept {
+		require.NoError(t, l.Release())
+	}
+	within(t, "the Get", func() {
+		r := <-waits
+		assert.NoError(t, r.err)
+		assert.NoError(t, r.l.Release())
+	})
+}
+
+// Queries that failed are made again, although nothing else happens.
+func TestQueriesThatFailedAreMadeAgain(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1, MaxBytes: 4 * mib})
+	dst := g.Device(1)
+	held, pending := get(t, p, 2*mib), get(t, p, 2*mib)
+	open := g.Stall(g.Stream)
+	queueCopy(t, pending, g.Stream, dst, 1)
+	require.NoError(t, pending.Release())
+	for _, fn := range []string{"cudaEventQuery", "cudaEventRecord", "cudaDeviceSynchronize"} {
+		g.Sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
+	}
+	waits := waiting(t, p, t.Context(), 2*mib)
+	eventually(t, "the device is queried again", func() bool { return g.Sim.Calls("cudaDeviceSynchronize") > 3 })
+	g.Sim.ResetFaults()
+	open()
+	within(t, "the Get", func() {
+		r := <-waits
+		assert.NoError(t, r.err)
+		assert.NoError(t, r.l.Release())
+	})
+	require.NoError(t, held.Release())
 }
 
 // While memory is pinned a context can end, too.
