@@ -98,9 +98,6 @@ func (f *File) mapFile(ctx context.Context, path string, o MapFileOptions, pin O
 	return nil
 }
 
-// ReadOnly reports whether the GPU may only read the memory, which is so.
-func (f *File) ReadOnly() bool { return f.readOnly }
-
 // mappable returns an error for what is not a regular file.
 func mappable(info fs.FileInfo) error {
 	switch mode := info.Mode(); {

@@ -231,12 +231,6 @@ func (m *pinnedMem) Pointer() unsafe.Pointer {
 	return m.base
 }
 
-// Device returns the device on which the memory was registered.
-func (m *pinnedMem) Device() *cudart.Device { return m.dev }
-
-// Label returns the Label of the options.
-func (m *pinnedMem) Label() string { return m.label }
-
 // Spans returns the registrations in order. There is one, unless the memory is
 // larger than what can be registered at once or the Chunk of the options asked
 // for more. CopyToDevice and CopyToHost split copies at their ends. Memory that is not

@@ -107,7 +107,7 @@ func (a *Allocator) Allocate(size int) []byte {
 		a.failed(fmt.Errorf("arrowmem: allocate %d bytes: no host has them", size))
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), a.patience(size))
+	ctx, cancel := context.WithTimeout(context.Background(), a.timeout(size))
 	defer cancel()
 	b := block{n: size}
 	var err error
@@ -134,9 +134,9 @@ func (a *Allocator) Allocate(size int) []byte {
 	return mem
 }
 
-// patience returns how long an allocation may take: what is slow, with a limit reached, is
+// timeout returns how long an allocation may take: what is slow, with a limit reached, is
 // to wait, and else to pin memory, at 3 to 30 GB/s.
-func (a *Allocator) patience(size int) time.Duration {
+func (a *Allocator) timeout(size int) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	wait := a.o.Wait

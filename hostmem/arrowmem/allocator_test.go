@@ -258,15 +258,15 @@ func TestAllocationsDoNotAllWaitAtALimit(t *testing.T) {
 func TestPatience(t *testing.T) {
 	t.Parallel()
 	a := newAllocator(t, newPool(t, testgpu.Device(t), pool.Options{}), Options{})
-	assert.Equal(t, DefaultWait+4096, a.patience(4096))
-	assert.Equal(t, DefaultWait+100*time.Second, a.patience(100e9))
+	assert.Equal(t, DefaultWait+4096, a.timeout(4096))
+	assert.Equal(t, DefaultWait+100*time.Second, a.timeout(100e9))
 	a.short = 100
-	assert.Equal(t, DefaultWait+99, a.patience(99))
-	assert.Equal(t, time.Millisecond+100, a.patience(100))
+	assert.Equal(t, DefaultWait+99, a.timeout(99))
+	assert.Equal(t, time.Millisecond+100, a.timeout(100))
 	a.o.Wait = 1
-	assert.EqualValues(t, 101, a.patience(100))
+	assert.EqualValues(t, 101, a.timeout(100))
 	a.o.Wait = math.MaxInt64
-	assert.EqualValues(t, math.MaxInt64, a.patience(99))
+	assert.EqualValues(t, math.MaxInt64, a.timeout(99))
 }
 
 // CUDA that pins no memory is a reason for memory of the Go heap.
@@ -352,9 +352,10 @@ func TestFreeOfUnknownMemory(t *testing.T) {
 }
 
 // Freed memory is reused only when the streams have passed what was queued before Free,
-// by this package's user or by another library.
+// by this package's user or by another library. Not parallel: on a real GPU
+// cudaHostUnregister of another test would wait for the host function here, and keep calls of
+// this test waiting.
 func TestFreedMemoryIsReusedWhenTheGPUIsDone(t *testing.T) {
-	t.Parallel()
 	dev := testgpu.Device(t)
 	for name, free := range map[string]func(a *Allocator, mem []byte){
 		"Free":       func(a *Allocator, mem []byte) { a.Free(mem) },
@@ -375,8 +376,10 @@ func TestFreedMemoryIsReusedWhenTheGPUIsDone(t *testing.T) {
 			copy(mem, "not overwritten")
 			dst, err := dev.Malloc(n)
 			require.NoError(t, err)
-			goOn := make(chan struct{})
-			require.NoError(t, owner.LaunchHostFunc(func() { <-goOn }))
+			gate := make(chan struct{})
+			open := sync.OnceFunc(func() { close(gate) })
+			defer open()
+			require.NoError(t, owner.LaunchHostFunc(func() { <-gate }))
 			require.NoError(t, owner.CopyToDevice(dst, unsafe.Pointer(&mem[0]), n))
 			free(a, mem)
 			for range 5 {
@@ -384,7 +387,7 @@ func TestFreedMemoryIsReusedWhenTheGPUIsDone(t *testing.T) {
 				require.NotEqual(t, at, address(other), "the copy has not run")
 				defer a.Free(other)
 			}
-			close(goOn)
+			open()
 			require.NoError(t, owner.Synchronize(t.Context()))
 			same := a.Allocate(n)
 			defer a.Free(same)

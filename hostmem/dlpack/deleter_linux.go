@@ -37,20 +37,14 @@ func callDeleter(fn, self uintptr) {
 // the thread may hold locks of the consumer, such as Python's.
 func deleted(address uintptr) {
 	exports.mu.Lock()
+	defer exports.mu.Unlock()
 	e, ok := exports.live[address]
-	delete(exports.live, address)
-	exports.mu.Unlock()
 	if !ok {
 		return // called twice
 	}
-	putCell(e.cell)
+	delete(exports.live, address)
+	exports.free = append(exports.free, e.cell)
 	if e.release != nil {
 		go e.release()
 	}
-}
-
-func putCell(c *cell) {
-	cells.mu.Lock()
-	defer cells.mu.Unlock()
-	cells.free = append(cells.free, c)
 }

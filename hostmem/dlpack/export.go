@@ -3,7 +3,6 @@ package dlpack
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"unsafe"
 
 	"github.com/gopinned/pinned/hostmem"
@@ -76,6 +75,8 @@ func export(mem []byte, t Tensor, release func(), fill func(c *cell, entry uintp
 	if err != nil {
 		return 0, fmt.Errorf("dlpack: export %d bytes: %w", len(mem), err)
 	}
+	exports.mu.Lock()
+	defer exports.mu.Unlock()
 	c, err := takeCell()
 	if err != nil {
 		return 0, fmt.Errorf("dlpack: export %d bytes: %w", len(mem), err)
@@ -92,8 +93,6 @@ func export(mem []byte, t Tensor, release func(), fill func(c *cell, entry uintp
 		c.shape[i], c.strides[i] = int64(t.Shape[i]), int64(strides[i])
 	}
 	address := fill(c, entry, tensor)
-	exports.mu.Lock()
-	defer exports.mu.Unlock()
 	exports.live[address] = exported{cell: c, owner: owner, release: release}
 	return address, nil
 }
@@ -129,19 +128,6 @@ func check(mem []byte, t *Tensor) (owner hostmem.Pinned, err error) {
 		return nil, fmt.Errorf("address %p is not a multiple of %d, the alignment of %v", &mem[0], align, t.Type)
 	}
 	return owner, nil
-}
-
-// exports are the tensors whose deleters were not called, by the address that C has.
-var exports = struct {
-	mu   sync.Mutex
-	live map[uintptr]exported
-}{live: make(map[uintptr]exported)}
-
-// An exported tensor refers to its memory, so that it is not lost.
-type exported struct {
-	cell    *cell
-	owner   hostmem.Pinned
-	release func()
 }
 
 func addressOf[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }

@@ -316,9 +316,10 @@ func TestManyTensors(t *testing.T) {
 }
 
 // A lease is not reused before the deleter was called, and then not before the stream that
-// the release function names has passed the consumer's copies.
+// the release function names has passed the consumer's copies. Not parallel: on a real GPU
+// cudaHostUnregister of another test would wait for the host function here, and keep calls of
+// this test waiting.
 func TestLeaseIsReusedWhenConsumerAndGPUAreDone(t *testing.T) {
-	t.Parallel()
 	dev := testgpu.Device(t)
 	p, err := pool.New(dev, pool.Options{})
 	require.NoError(t, err)
@@ -347,13 +348,15 @@ func TestLeaseIsReusedWhenConsumerAndGPUAreDone(t *testing.T) {
 	require.False(t, isReused(), "the consumer has it")
 	mem, err := dev.Malloc(n)
 	require.NoError(t, err)
-	goOn := make(chan struct{})
-	require.NoError(t, theirs.LaunchHostFunc(func() { <-goOn }))
+	gate := make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) })
+	defer open()
+	require.NoError(t, theirs.LaunchHostFunc(func() { <-gate }))
 	require.NoError(t, theirs.CopyToDevice(mem, place, n)) // the consumer's copy
 	v.Delete()
 	require.NoError(t, <-released)
 	require.False(t, isReused(), "the copy has not run")
-	close(goOn)
+	open()
 	require.NoError(t, theirs.Synchronize(t.Context()))
 	_, err = p.Trim(0) // what is idle
 	require.NoError(t, err)

@@ -3,7 +3,7 @@ package dlpack
 import (
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -12,9 +12,9 @@ import (
 type Imported struct {
 	Tensor
 
-	mu    sync.Mutex
-	mem   []byte
-	close func()
+	mem     []byte
+	deleter func()
+	closed  atomic.Bool
 }
 
 // Import takes a DLManagedTensorVersioned of another library. The memory stays that
@@ -66,7 +66,7 @@ func importTensor(c *cTensor, readOnly bool, release func()) (*Imported, error) 
 		return nil, fmt.Errorf("dlpack: import: %w", err)
 	}
 	t.ReadOnly = readOnly
-	in := &Imported{Tensor: t, mem: []byte{}, close: release}
+	in := &Imported{Tensor: t, mem: []byte{}, deleter: release}
 	if n == 0 {
 		return in, nil
 	}
@@ -114,8 +114,9 @@ func ints(address uintptr, n int32) []int {
 
 // Bytes returns the memory of all elements, in row-major order, and nil after Close.
 func (i *Imported) Bytes() []byte {
-	i.mu.Lock()
-	defer i.mu.Unlock()
+	if i.closed.Load() {
+		return nil
+	}
 	return i.mem
 }
 
@@ -123,12 +124,8 @@ func (i *Imported) Bytes() []byte {
 // copies that use it must be done. Close blocks as long as the deleter does, and always
 // returns nil. A second Close does nothing.
 func (i *Imported) Close() error {
-	i.mu.Lock()
-	release := i.close
-	i.mem, i.close = nil, nil
-	i.mu.Unlock()
-	if release != nil {
-		release()
+	if i.deleter != nil && i.closed.CompareAndSwap(false, true) {
+		i.deleter()
 	}
 	return nil
 }

@@ -52,34 +52,42 @@ type cell struct {
 	shape, strides [maxDims]int64
 }
 
-// cells have memory outside Go's heap. It is never unmapped and never cleared, and a cell
-// that was put last is used again last. So a consumer that calls a deleter twice finds the
-// deleter there, and almost never another tensor.
-var cells struct {
+// exports are the tensors whose deleters were not called, by the address that C has, and
+// the cells, which have memory outside Go's heap. It is never unmapped and never cleared,
+// and the cell that was freed last is used again last. So a consumer that calls a deleter
+// twice finds the deleter there, and almost never another tensor.
+var exports = struct {
 	mu   sync.Mutex
+	live map[uintptr]exported
 	free []*cell
 	all  []*hostmem.Pageable
+}{live: make(map[uintptr]exported)}
+
+// An exported tensor refers to its memory, so that it is not lost.
+type exported struct {
+	cell    *cell
+	owner   hostmem.Pinned
+	release func()
 }
 
 // cellsAtOnce are mapped together.
 const cellsAtOnce = 64
 
+// takeCell takes a free cell. It needs exports.mu.
 func takeCell() (*cell, error) {
-	cells.mu.Lock()
-	defer cells.mu.Unlock()
-	if len(cells.free) == 0 {
+	if len(exports.free) == 0 {
 		const size = int(unsafe.Sizeof(cell{}))
 		mem, err := hostmem.AllocPageable(cellsAtOnce * size)
 		if err != nil {
 			return nil, fmt.Errorf("memory for the DLTensor: %w", err)
 		}
-		cells.all = append(cells.all, mem)
+		exports.all = append(exports.all, mem)
 		for i := range cellsAtOnce {
-			cells.free = append(cells.free, (*cell)(unsafe.Pointer(&mem.Bytes()[i*size])))
+			exports.free = append(exports.free, (*cell)(unsafe.Pointer(&mem.Bytes()[i*size])))
 		}
 	}
-	c := cells.free[0]
-	cells.free = cells.free[1:]
+	c := exports.free[0]
+	exports.free = exports.free[1:]
 	return c, nil
 }
 
