@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"unsafe"
-	"weak"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -30,19 +29,10 @@ func Find(mem []byte) (p Pinned, off int, ok bool) {
 	return m, int(start - base), true
 }
 
-// indexed is an element of ledger.index. It keeps no memory's owner from being garbage
-// collected. What was collected leaves the index, because other memory may get its
-// addresses.
-type indexed struct {
-	start, end uintptr
-	id         uint64
-	owner      weak.Pointer[pinnedMem]
-}
-
-// search returns the first element that starts at an address, or the one before which
-// such a one would be. It needs l.mu.
+// search returns the index of the first memory that starts at an address, or of the one
+// after it. It needs l.mu.
 func (l *ledger) search(start uintptr) (i int, exact bool) {
-	return slices.BinarySearchFunc(l.index, start, func(p indexed, start uintptr) int { return cmp.Compare(p.start, start) })
+	return slices.BinarySearchFunc(l.index, start, func(h *holding, start uintptr) int { return cmp.Compare(h.start, start) })
 }
 
 func (l *ledger) find(start, end uintptr) (m *pinnedMem, base uintptr) {
@@ -52,18 +42,12 @@ func (l *ledger) find(start, end uintptr) (m *pinnedMem, base uintptr) {
 	if !exact {
 		i--
 	}
-	if i < 0 || end > l.index[i].end || start == end {
+	if i < 0 || start == end {
 		return nil, 0
 	}
-	return l.index[i].owner.Value(), l.index[i].start
-}
-
-// hide removes memory from the index. It needs l.mu.
-func (l *ledger) hide(e entry) {
-	for i, _ := l.search(e.start); i < len(l.index) && l.index[i].start == e.start; i++ {
-		if l.index[i].id == e.id {
-			l.index = slices.Delete(l.index, i, i+1)
-			return
-		}
+	h := l.index[i]
+	if m = h.owner.Value(); m == nil || end > h.start+uintptr(m.n) {
+		return nil, 0
 	}
+	return m, h.start
 }

@@ -66,7 +66,7 @@ type pinnedMem struct {
 	readOnly bool
 
 	grant   *budget.Grant
-	entry   entry // in the ledger
+	entry   *holding // in the ledger
 	cleanup runtime.Cleanup
 
 	life  lifetime.Lifetime // used by copies that are being queued
@@ -107,7 +107,7 @@ func (m *pinnedMem) open(ctx context.Context, dev *cudart.Device, kind string, o
 		})
 	}
 	if err != nil {
-		process.failures.Add(1)
+		process.change(func(s *Stats) { s.Failures++ })
 	}
 	return err
 }
@@ -150,14 +150,10 @@ func (m *pinnedMem) opened(start time.Time, stack string) {
 		m.pieces = []Span{{Off: 0, Len: m.n}} // nothing was registered, and copies may run through
 	}
 	h := Holding{Kind: m.kind, Label: m.label, Bytes: m.n, Stack: stack}
-	t := &process.files
-	switch m.kind {
-	case "buffer":
-		t, h.Bytes = &process.buffers, m.region.Mapped()
-	case "registration":
-		t = &process.registrations
+	if m.kind == "buffer" {
+		h.Bytes = m.region.Mapped()
 	}
-	m.entry = process.add(m, t, h, time.Since(start))
+	m.entry = process.add(m, h, time.Since(start))
 	m.cleanup = runtime.AddCleanup(m, process.lose, m.entry)
 }
 
@@ -184,7 +180,7 @@ func (m *pinnedMem) undo(ctx context.Context) error {
 	m.allocated = nil
 	if err != nil {
 		m.grant = nil
-		process.leaked.Add(int64(r.Mapped()))
+		process.change(func(s *Stats) { s.LeakedBytes += r.Mapped() })
 		return fmt.Errorf("%d bytes at %p could not be unregistered or unmapped, and stay mapped: %w", r.Mapped(), m.base, err)
 	}
 	return nil
@@ -345,7 +341,7 @@ func (m *pinnedMem) close(ctx context.Context) error {
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			process.failures.Add(1)
+			process.change(func(s *Stats) { s.Failures++ })
 		}
 		return fmt.Errorf("its memory stays registered and mapped, %s: %w", state, err)
 	}

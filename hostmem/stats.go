@@ -6,7 +6,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 	"weak"
 
@@ -66,120 +65,117 @@ func (h Holding) String() string {
 	return s
 }
 
-// ReadStats returns the present figures. They are read one after the other while
-// others work on.
+// ReadStats returns the present figures.
 func ReadStats() Stats {
-	p := &process
-	n := func(v *atomic.Int64) int { return int(v.Load()) }
-	return Stats{
-		RequestedBytes: n(&p.buffers.requested), ReservedBytes: n(&p.buffers.bytes), PeakReservedBytes: n(&p.buffers.peak), Buffers: n(&p.buffers.objects),
-		RegisteredBytes: n(&p.registrations.bytes), PeakRegisteredBytes: n(&p.registrations.peak), Registrations: n(&p.registrations.objects),
-		FileBytes: n(&p.files.bytes), PeakFileBytes: n(&p.files.peak), Files: n(&p.files.objects),
-		PinnedBytes: limits.Used(),
-		Opened:      n(&p.opened), Closed: n(&p.closed), Failures: n(&p.failures),
-		PinTime: time.Duration(p.pinTime.Load()), UnpinTime: time.Duration(p.unpinTime.Load()),
-		LostObjects: n(&p.lostObjects), LostBytes: n(&p.lostBytes), LeakedBytes: n(&p.leaked),
-	}
+	process.mu.RLock()
+	defer process.mu.RUnlock()
+	s := process.stats
+	s.PinnedBytes = limits.Used()
+	return s
 }
 
 // Outstanding lists what is pinned through this package at the moment, the oldest
 // first: at the end of a program, what it should have closed. In debug mode
 // (PINNED_DEBUG=1, or cudart.Options.Debug) it has the stacks.
-func Outstanding() []Holding { return process.list() }
+func Outstanding() []Holding {
+	process.mu.RLock()
+	defer process.mu.RUnlock()
+	all := make([]Holding, 0, len(process.open))
+	for h := range process.open {
+		all = append(all, h.Holding)
+	}
+	slices.SortFunc(all, func(a, b Holding) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
 
 // process is the ledger of this process.
-var process = ledger{open: make(map[uint64]*Holding)}
+var process = ledger{open: make(map[*holding]struct{})}
 
 // A ledger records what is pinned. It does not refer to the memory's owner, which
 // could not be garbage collected otherwise.
 type ledger struct {
-	buffers, registrations, files  tally
-	opened, closed, failures       atomic.Int64
-	pinTime, unpinTime             atomic.Int64
-	lostObjects, lostBytes, leaked atomic.Int64
-
 	mu    sync.RWMutex
-	last  uint64
-	open  map[uint64]*Holding
-	index []indexed // of what Find may find, by address
+	stats Stats // but for PinnedBytes
+	open  map[*holding]struct{}
+	index []*holding // that Find may find, by address
 }
 
-// A tally counts the memory of one kind, with its true peak.
-type tally struct{ objects, requested, bytes, peak atomic.Int64 }
+// A holding is one piece of memory in the ledger.
+type holding struct {
+	Holding
+	requested int     // bytes
+	start     uintptr // the first byte's address
+	owner     weak.Pointer[pinnedMem]
+}
 
-func (t *tally) add(objects, requested, bytes int) {
-	t.objects.Add(int64(objects))
-	t.requested.Add(int64(requested))
-	now := t.bytes.Add(int64(bytes))
-	for peak := t.peak.Load(); now > peak && !t.peak.CompareAndSwap(peak, now); peak = t.peak.Load() {
+// count adds objects of a kind, which have some bytes.
+func (s *Stats) count(kind string, objects, requested, bytes int) {
+	n, now, peak := &s.Files, &s.FileBytes, &s.PeakFileBytes
+	switch kind {
+	case "buffer":
+		n, now, peak = &s.Buffers, &s.ReservedBytes, &s.PeakReservedBytes
+		s.RequestedBytes += requested
+	case "registration":
+		n, now, peak = &s.Registrations, &s.RegisteredBytes, &s.PeakRegisteredBytes
 	}
+	*n += objects
+	*now += bytes
+	*peak = max(*peak, *now)
 }
 
-// An entry is one piece of memory in the ledger.
-type entry struct {
-	tally            *tally
-	id               uint64
-	requested, bytes int
-	start            uintptr // the first byte's address
+// change changes the figures.
+func (l *ledger) change(f func(s *Stats)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(&l.stats)
 }
 
 // add records what was pinned just now, which has taken some time. Find finds it from
 // then on.
-func (l *ledger) add(m *pinnedMem, t *tally, h Holding, took time.Duration) entry {
-	t.add(1, m.n, h.Bytes)
-	l.opened.Add(1)
-	l.pinTime.Add(int64(took))
-	h.Since = time.Now()
-	e := entry{tally: t, requested: m.n, bytes: h.Bytes, start: uintptr(m.base)}
+func (l *ledger) add(m *pinnedMem, h Holding, took time.Duration) *holding {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.last++
-	h.ID, e.id = l.last, l.last
-	l.open[h.ID] = &h
+	l.stats.count(h.Kind, 1, m.n, h.Bytes)
+	l.stats.Opened++
+	l.stats.PinTime += took
+	h.ID, h.Since = uint64(l.stats.Opened), time.Now()
+	e := &holding{Holding: h, requested: m.n, start: uintptr(m.base), owner: weak.Make(m)}
+	l.open[e] = struct{}{}
 	i, _ := l.search(e.start)
-	l.index = slices.Insert(l.index, i, indexed{start: e.start, end: e.start + uintptr(m.n), id: e.id, owner: weak.Make(m)})
+	l.index = slices.Insert(l.index, i, e)
 	return e
 }
 
-// closing hides memory from Find.
-func (l *ledger) closing(e entry) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.hide(e)
+// hide hides memory from Find. It needs l.mu.
+func (l *ledger) hide(e *holding) {
+	if i := slices.Index(l.index, e); i >= 0 {
+		l.index = slices.Delete(l.index, i, i+1)
+	}
 }
 
+// closing hides memory that is being closed from Find.
+func (l *ledger) closing(e *holding) { l.change(func(*Stats) { l.hide(e) }) }
+
 // remove undoes add.
-func (l *ledger) remove(e entry, took time.Duration) {
-	e.tally.add(-1, -e.requested, -e.bytes)
-	l.closed.Add(1)
-	l.unpinTime.Add(int64(took))
+func (l *ledger) remove(e *holding, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.open, e.id)
+	l.stats.count(e.Kind, -1, -e.requested, -e.Bytes)
+	l.stats.Closed++
+	l.stats.UnpinTime += took
+	delete(l.open, e)
 }
 
 // lose counts an object that was garbage collected without Close. Its memory stays as it
-// is, because slices of it may be in use, and copies may use it.
-func (l *ledger) lose(e entry) {
+// is, because slices of it may be in use, and copies may use it. Other memory may get its
+// addresses, if it was mapped by others.
+func (l *ledger) lose(e *holding) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hide(e)
-	if h := l.open[e.id]; h != nil {
-		h.Lost = true
-	}
-	l.lostBytes.Add(int64(e.bytes))
-	l.lostObjects.Add(1) // last: who sees it counted sees the rest
-}
-
-func (l *ledger) list() []Holding {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	all := make([]Holding, 0, len(l.open))
-	for _, h := range l.open {
-		all = append(all, *h)
-	}
-	slices.SortFunc(all, func(a, b Holding) int { return cmp.Compare(a.ID, b.ID) })
-	return all
+	e.Lost = true
+	l.stats.LostBytes += e.Bytes
+	l.stats.LostObjects++
 }
 
 // callerStack returns the stack of the call that pins memory, in debug mode.

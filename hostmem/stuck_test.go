@@ -368,15 +368,15 @@ func TestCloseEndsAlthoughOthersCopy(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{})
 	b := g.alloc(4096, Options{})
-	dst := g.Device(4096)
+	dst := g.Device(8 * 4096)
 	var group sync.WaitGroup
 	var copies atomic.Int64
-	for range 8 {
+	for i := range 8 {
 		s := g.NewStream()
 		group.Go(func() {
 			var err error
 			for err == nil {
-				err = b.CopyToDevice(s, dst, 0, 4096)
+				err = b.CopyToDevice(s, dst+cudart.DevPtr(i*4096), 0, 4096)
 				copies.Add(1)
 			}
 			assert.ErrorIs(t, err, ErrClosed)
