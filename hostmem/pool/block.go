@@ -47,34 +47,9 @@ func (b *block) copy(off, n int, one func(at unsafe.Pointer, skip, n int) error)
 }
 
 // A blockList is a list of blocks, linked by next.
-type blockList struct{ first, last *block }
+type blockList struct{ first *block }
 
-func (l *blockList) pushFront(b *block) {
-	b.next = l.first
-	l.first = b
-	if l.last == nil {
-		l.last = b
-	}
-}
-
-func (l *blockList) pushBack(b *block) {
-	b.next = nil
-	if l.last == nil {
-		l.first = b
-	} else {
-		l.last.next = b
-	}
-	l.last = b
-}
-
-// pop takes the first block, nil if there is none.
-func (l *blockList) pop() *block {
-	b := l.first
-	if b != nil {
-		l.remove(nil, b)
-	}
-	return b
-}
+func (l *blockList) push(b *block) { b.next, l.first = l.first, b }
 
 // remove takes b out, which comes after before, or first if that is nil.
 func (l *blockList) remove(before, b *block) {
@@ -82,9 +57,6 @@ func (l *blockList) remove(before, b *block) {
 		l.first = b.next
 	} else {
 		before.next = b.next
-	}
-	if l.last == b {
-		l.last = before
 	}
 	b.next = nil
 }

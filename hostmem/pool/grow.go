@@ -142,16 +142,26 @@ func (p *core) tryReserve(size int) (reservation, error) {
 
 // reserve takes bytes of the pool's limit.
 func (p *core) reserve(size int) bool {
-	if p.o.MaxBytes == 0 {
-		p.reserved.add(size)
-		return true
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.o.MaxBytes > 0 && size > p.o.MaxBytes-p.reserved {
+		return false
 	}
-	return p.reserved.addUpTo(size, p.o.MaxBytes)
+	p.setReserved(p.reserved + size)
+	return true
+}
+
+// setReserved needs mu.
+func (p *memory) setReserved(bytes int) {
+	p.reserved = bytes
+	p.peakReserved = max(p.peakReserved, bytes)
 }
 
 // unreserve returns them.
 func (p *core) unreserve(size int) {
-	p.reserved.add(-size)
+	p.mu.Lock()
+	p.setReserved(p.reserved - size)
+	p.mu.Unlock()
 	p.wakeUp()
 }
 
@@ -239,9 +249,9 @@ func (p *core) make(ctx context.Context, class int, r reservation) (*block, erro
 		p.unreserve(r.size)
 		return nil, err
 	}
-	p.reserved.add(buf.Reserved() - r.size)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.setReserved(p.reserved + buf.Reserved() - r.size)
 	if isSmall(class) {
 		p.arenas = append(p.arenas, newArena(buf))
 		return p.cutLocked(class), nil

@@ -96,7 +96,6 @@ type core struct {
 
 // counts are figures for Stats.
 type counts struct {
-	reserved                       gauge // bytes; bounded by Options.MaxBytes
 	trimmed, waits, failures, lost atomic.Int64
 }
 

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -48,6 +49,15 @@ func TestPoolReusesWhatWasReleased(t *testing.T) {
 			assert.Equal(t, 1, g.Registrations())
 			balanced(t, p)
 		})
+	}
+}
+
+// A gauge is a number and its maximum so far.
+type gauge struct{ now, peak atomic.Int64 }
+
+func (g *gauge) add(n int) {
+	now := g.now.Add(int64(n))
+	for peak := g.peak.Load(); now > peak && !g.peak.CompareAndSwap(peak, now); peak = g.peak.Load() {
 	}
 }
 

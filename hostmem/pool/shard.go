@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -45,7 +46,7 @@ func (s *shard) popFree(class, n int) *block {
 }
 
 func (s *shard) pushFree(b *block) {
-	s.free[b.Class].pushFront(b)
+	s.free[b.Class].push(b)
 	s.cached += b.Size
 }
 
@@ -131,19 +132,19 @@ func (p *cache) steal(class, n int) *block {
 		s := &p.shards[i]
 		s.mu.Lock()
 		b := s.popFree(class, n)
-		var more blockList
+		var more [maxSteal - 1]*block
 		if b != nil && s != near && isSmall(class) {
-			for range maxSteal - 1 {
-				if m := s.popFree(class, n); m != nil {
-					more.pushBack(m)
-				}
+			for j := range more {
+				more[j] = s.popFree(class, n)
 			}
 		}
 		s.mu.Unlock()
-		if more.first != nil {
+		if more[0] != nil {
 			near.mu.Lock()
-			for m := more.pop(); m != nil; m = more.pop() {
-				near.pushFree(m)
+			for _, m := range slices.Backward(more[:]) {
+				if m != nil {
+					near.pushFree(m)
+				}
 			}
 			near.mu.Unlock()
 		}

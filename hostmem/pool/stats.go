@@ -3,7 +3,6 @@ package pool
 import (
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/gopinned/pinned/hostmem"
@@ -30,39 +29,16 @@ type Stats struct {
 	Lost              int // leases whose handles were garbage collected without Release, in debug mode
 }
 
-// A gauge is a number and the most that it ever was.
-type gauge struct{ now, peak atomic.Int64 }
-
-func (g *gauge) add(n int) { g.rose(g.now.Add(int64(n))) }
-
-// addUpTo adds n unless that is more than limit.
-func (g *gauge) addUpTo(n, limit int) bool {
-	for {
-		now := g.now.Load()
-		if now+int64(n) > int64(limit) {
-			return false
-		}
-		if g.now.CompareAndSwap(now, now+int64(n)) {
-			g.rose(now + int64(n))
-			return true
-		}
-	}
-}
-
-func (g *gauge) rose(to int64) {
-	for peak := g.peak.Load(); to > peak && !g.peak.CompareAndSwap(peak, to); peak = g.peak.Load() {
-	}
-}
-
-func (g *gauge) value() int { return int(g.now.Load()) }
-
 // Stats returns the present figures. They are read one after the other while others
 // work on.
 func (p *Pool) Stats() Stats { return p.core.stats() }
 
 func (p *core) stats() Stats {
+	p.mu.Lock()
+	reserved, peak := p.reserved, p.peakReserved
+	p.mu.Unlock()
 	st := Stats{
-		ReservedBytes: p.reserved.value(), PeakReservedBytes: int(p.reserved.peak.Load()),
+		ReservedBytes: reserved, PeakReservedBytes: peak,
 		MaxBytes: p.o.MaxBytes, PendingBytes: p.pending.Bytes(),
 		Waits: int(p.waits.Load()), Waiting: int(p.waiting.Load()),
 		TrimmedBytes: int(p.trimmed.Load()), Failures: int(p.failures.Load()), Lost: int(p.lost.Load()),

@@ -24,6 +24,8 @@ type memory struct {
 	partial  [classes]*slab // that has blocks left to cut
 	large    map[*block]struct{}
 	unwanted []*hostmem.Buffer // to be unmapped with the next: could not be, or in time
+
+	reserved, peakReserved int // bytes that count for Options.MaxBytes
 }
 
 // searching returns a context for queries and releases of memory that CUDA may keep from
@@ -45,7 +47,8 @@ func (p *Pool) Trim(keep int) (int, error) {
 	ctx, cancel := searching(context.Background())
 	defer cancel()
 	c.pending.Reclaim(ctx)
-	goal := c.unused() - max(keep, 0)
+	st := c.stats()
+	goal := st.ReservedBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
 	freed, err := c.trim(context.Background(), everything, func(freed int) bool { return freed >= goal })
 	runtime.KeepAlive(p)
 	if err != nil {
@@ -57,12 +60,6 @@ func (p *Pool) Trim(keep int) (int, error) {
 func everything(*block) bool { return true }
 
 func never(int) bool { return false }
-
-// unused returns the bytes that are neither leased nor pending.
-func (p *core) unused() int {
-	st := p.stats()
-	return st.ReservedBytes - st.InUseBytes - st.PendingBytes
-}
 
 // trim unmaps idle blocks that pick chooses until enough returns true, and waits for
 // that, or until ctx ends. An error is that of unmapping, or ctx's.

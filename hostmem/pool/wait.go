@@ -161,10 +161,11 @@ func (w *waiter) take() (b *block, hit bool) {
 // to pass.
 func (w *waiter) makeRoom(ctx context.Context) error {
 	w.skipped = w.pause > 0
-	unused := w.unused()
+	st := w.stats()
+	unused := st.ReservedBytes - st.InUseBytes - st.PendingBytes
 	missing := w.size // of the process's limit
 	if w.grant == nil {
-		missing = w.reserved.value() + w.size - w.o.MaxBytes // of the pool's
+		missing = st.ReservedBytes + w.size - w.o.MaxBytes // of the pool's
 	}
 	if unused == 0 || w.grant == nil && unused < missing {
 		w.skipped = false
@@ -190,7 +191,7 @@ func (w *waiter) cannotUse(b *block) bool { return b.Class != w.class || b.Size 
 func (w *waiter) reserveOrAsk() (reservation, error) {
 	if w.grant == nil {
 		r, err := w.tryReserve(w.size)
-		if errors.Is(err, errFull) && (w.o.MaxBytes == 0 || w.o.MaxBytes-w.reserved.value() >= w.size) {
+		if errors.Is(err, errFull) && (w.o.MaxBytes == 0 || w.o.MaxBytes-w.stats().ReservedBytes >= w.size) {
 			w.grant = w.budget.Ask(w.size)
 		}
 		return r, err

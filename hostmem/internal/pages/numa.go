@@ -3,7 +3,6 @@ package pages
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // bind requests the region's pages from one node (mbind). Only a host with several
@@ -33,27 +32,10 @@ func (r *Region) checkNode() {
 		r.misplace("the nodes of the pages are unknown: %v", err)
 		return
 	}
-	if here := at[r.node]; here < total(at) {
-		r.misplace("of %d pages looked at %d lie on node %d, as they should, the others on %s", total(at), here, r.node, others(at, r.node))
+	delete(at, r.node)
+	if len(at) > 0 {
+		r.misplace("pages reside on other nodes than %d (of %d looked at, by node: %v)", r.node, samples, at)
 	}
-}
-
-func total(at map[int]int) (n int) {
-	for _, count := range at {
-		n += count
-	}
-	return n
-}
-
-func others(at map[int]int, node int) string {
-	var list []int
-	for n := range at {
-		if n != node {
-			list = append(list, n)
-		}
-	}
-	slices.Sort(list)
-	return strings.Trim(fmt.Sprint(list), "[]")
 }
 
 // where looks at up to n pages, evenly spread over the region, and counts them by the
