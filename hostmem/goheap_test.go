@@ -4,6 +4,7 @@ package hostmem
 
 import (
 	"fmt"
+	"os"
 	"testing"
 	"unsafe"
 
@@ -37,7 +38,7 @@ const (
 // isGoMemory asks the kernel and goMemory.
 func isGoMemory(tb testing.TB, mem []byte) bool {
 	tb.Helper()
-	maps, err := openMaps()
+	maps, err := linux.OpenMaps(os.DirFS("/"))
 	require.NoError(tb, err)
 	defer maps.Close()
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
@@ -59,7 +60,7 @@ func TestGoHeapIsFound(t *testing.T) {
 				// Each rule by itself: a Go release that breaks one must not go unnoticed.
 				p := unsafe.Pointer(unsafe.SliceData(part))
 				assert.True(t, pinnable(p), "by runtime.Pinner")
-				maps, err := openMaps()
+				maps, err := linux.OpenMaps(os.DirFS("/"))
 				require.NoError(t, err)
 				object := new([64]byte)
 				row, err := sameRow(maps, uintptr(p), uintptr(unsafe.Pointer(object)))

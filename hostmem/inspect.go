@@ -12,33 +12,18 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// openMaps opens the mappings of this process. Close them.
-func openMaps() (*linux.Maps, error) {
-	maps, err := linux.OpenMaps(os.DirFS("/"))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
-	}
-	return maps, err
-}
-
-// inspect looks mem up among the mappings of the process. It returns those that mem
-// lies in and what they say of it, or why CUDA cannot register it.
+// inspect looks mem up among the mappings of the process. It returns those that contain
+// mem and what they report of it, or why CUDA cannot register it.
 func inspect(mem []byte, system *pages.System) (covered []linux.Mapping, m pages.Memory, err error) {
-	maps, err := openMaps()
-	if err != nil {
-		return nil, m, fmt.Errorf("read the process's mappings: %w", err)
-	}
-	defer maps.Close()
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
 	end := start + uintptr(len(mem))
-	if covered, err = maps.Within(start, end); err != nil {
+	covered, heap, err := mappings(mem, start, end)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, m, fmt.Errorf("read the process's mappings: %w: %w", errors.ErrUnsupported, err)
+	case err != nil:
 		return nil, m, fmt.Errorf("read the process's mappings: %w", err)
-	}
-	heap, err := goMemory(maps, covered, mem)
-	if err != nil {
-		return nil, m, fmt.Errorf("read the process's mappings: %w", err)
-	}
-	if heap {
+	case heap:
 		return nil, m, ErrGoMemory
 	}
 	m.Bytes = mem
@@ -47,6 +32,20 @@ func inspect(mem []byte, system *pages.System) (covered []linux.Mapping, m pages
 	}
 	m.Backing, m.Shared = backing(covered, system)
 	return covered, m, nil
+}
+
+// mappings returns the mappings of the process that contain mem, and whether a part of it
+// is of the Go heap.
+func mappings(mem []byte, start, end uintptr) (covered []linux.Mapping, heap bool, err error) {
+	maps, err := linux.OpenMaps(os.DirFS("/"))
+	if err != nil {
+		return nil, false, err
+	}
+	defer maps.Close()
+	if covered, err = maps.Within(start, end); err == nil {
+		heap, err = goMemory(maps, covered, mem)
+	}
+	return covered, heap, err
 }
 
 // backing returns which pages the memory of the mappings consists of: page cache, if

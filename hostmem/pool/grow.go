@@ -15,14 +15,10 @@ import (
 // errFull says that a limit does not allow more memory now.
 var errFull = fmt.Errorf("%w reached", hostmem.ErrLimit)
 
-func tooLarge(minSize, limit int) error {
-	return fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, minSize, limit)
-}
-
 // miss is a Get that the nearest shard could not serve.
 func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error) {
 	if size := p.minSize(class, n); p.o.MaxBytes > 0 && size > p.o.MaxBytes {
-		return nil, tooLarge(size, p.o.MaxBytes)
+		return nil, fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, size, p.o.MaxBytes)
 	}
 	if !p.life.Begin() {
 		return nil, ErrClosed
@@ -32,7 +28,9 @@ func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error
 	if err != nil {
 		return nil, err
 	}
-	p.acquired(b, n, hit)
+	s := p.shard()
+	s.mu.Lock()
+	p.leased(s, b, n, hit)
 	return b, nil
 }
 

@@ -221,19 +221,12 @@ func (p *core) near(class, n int) *block {
 		s.mu.Unlock()
 		return nil
 	}
-	s.hits++
-	inPeak := s.acquire(b, n)
-	s.mu.Unlock()
-	if !inPeak {
-		p.raisePeak(b.Size)
-	}
+	p.leased(s, b, n, true)
 	return b
 }
 
-// acquired makes the near shard a block's home, and counts the lease.
-func (p *core) acquired(b *block, n int, hit bool) {
-	s := p.shard()
-	s.mu.Lock()
+// leased makes a shard, which is locked, a block's home, counts the lease, and unlocks it.
+func (p *core) leased(s *shard, b *block, n int, hit bool) {
 	if hit {
 		s.hits++
 	} else {

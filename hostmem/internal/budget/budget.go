@@ -311,15 +311,10 @@ func (b *Budget) serve() {
 // relief is how memory that nothing uses is reclaimed for requests. It is guarded by
 // Budget.mu.
 type relief struct {
-	reclaim []*reclaimer
+	reclaim []*func(ctx context.Context, need int) (freed int)
 	running bool          // a goroutine reclaims for requests that wait
 	more    chan struct{} // sent to when another request waits
 	every   time.Duration // between its attempts
-}
-
-// A reclaimer is a function of [Budget.Reclaim].
-type reclaimer struct {
-	reclaim func(ctx context.Context, need int) (freed int)
 }
 
 // reliefEvery is when requests that wait try again: memory that was in use may be idle.
@@ -330,14 +325,14 @@ const reliefEvery = 100 * time.Millisecond
 // requests wait for the limit, and before the guard refuses one. It must return soon,
 // although calls into CUDA do not. stop ends that.
 func (b *Budget) Reclaim(reclaim func(ctx context.Context, need int) (freed int)) (stop func()) {
-	r := &reclaimer{reclaim}
+	r := &reclaim
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reclaim = append(b.reclaim, r)
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.reclaim = slices.DeleteFunc(b.reclaim, func(other *reclaimer) bool { return other == r })
+		b.reclaim = slices.DeleteFunc(b.reclaim, func(other *func(context.Context, int) int) bool { return other == r })
 	}
 }
 
@@ -389,7 +384,7 @@ func (b *Budget) relieve(ctx context.Context, need func(freed int) int) (freed i
 			break
 		}
 		b.mu.Unlock()
-		freed += r.reclaim(ctx, n)
+		freed += (*r)(ctx, n)
 		b.mu.Lock()
 	}
 	return freed

@@ -12,11 +12,11 @@ func (r *Region) bind(o Options) {
 		return
 	}
 	if !slices.Contains(r.sys.Nodes, o.Node) {
-		r.misplace("node %d has no memory (nodes %v have), not bound", o.Node, r.sys.Nodes)
+		r.note(numaNote+"node %d has no memory (nodes %v have), not bound", o.Node, r.sys.Nodes)
 		return
 	}
 	if err := r.sys.Calls.Bind(r.base, r.mapped, o.Node); err != nil {
-		r.misplace("binding to node %d failed (%v), pages come from any node", o.Node, err)
+		r.note(numaNote+"binding to node %d failed (%v), pages come from any node", o.Node, err)
 		return
 	}
 	r.node = o.Node
@@ -29,12 +29,12 @@ func (r *Region) checkNode() {
 	}
 	at, err := r.where(samples)
 	if err != nil {
-		r.misplace("the nodes of the pages are unknown: %v", err)
+		r.note(numaNote+"the nodes of the pages are unknown: %v", err)
 		return
 	}
 	delete(at, r.node)
 	if len(at) > 0 {
-		r.misplace("pages reside on other nodes than %d (of %d looked at, by node: %v)", r.node, samples, at)
+		r.note(numaNote+"pages reside on other nodes than %d (of %d looked at, by node: %v)", r.node, samples, at)
 	}
 }
 

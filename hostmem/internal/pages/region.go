@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -28,10 +29,9 @@ type Region struct {
 	external *external         // nil for memory that Map mapped
 	life     lifetime.Lifetime // of the mapping; it is used while pages are populated or looked at
 
-	mu        sync.Mutex
-	notes     []string
-	misplaced []string // those of notes about the NUMA node
-	stalls    stalls
+	mu     sync.Mutex
+	notes  []string
+	stalls stalls
 }
 
 // Map maps n bytes, as o wants them. After an error, ctx's included, nothing
@@ -190,21 +190,18 @@ func (r *Region) note(format string, args ...any) {
 	r.notes = append(r.notes, fmt.Sprintf(format, args...))
 }
 
-// misplace notes why pages may lie on another NUMA node than they were to.
-func (r *Region) misplace(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	r.note("numa: %s", text)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.misplaced = append(r.misplaced, text)
-}
+// numaNote begins the notes why pages may reside on another NUMA node than they were to.
+const numaNote = "numa: "
 
-// Misplaced returns why pages may lie on another NUMA node than they were to, in words; nil if
-// nothing is known to be wrong.
-func (r *Region) Misplaced() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.misplaced)
+// Misplaced returns why pages may reside on another NUMA node than they were to, in words;
+// nil if nothing is known to be wrong.
+func (r *Region) Misplaced() (why []string) {
+	for _, note := range r.Notes() {
+		if text, ok := strings.CutPrefix(note, numaNote); ok {
+			why = append(why, text)
+		}
+	}
+	return why
 }
 
 // Notes returns what the host refused, in words and in order.
