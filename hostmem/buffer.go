@@ -60,7 +60,7 @@ func (b *Buffer) alloc(ctx context.Context, n int, o Options) error {
 func (b *Buffer) mapAndRegister(ctx context.Context, n int, o Options) error {
 	how, note := o.pages(ctx, b.dev)
 	// The limits say more than the kernel of what is too large for the host.
-	how.Admit = func(bytes int) error { return b.acquire(ctx, budget.Need{Bytes: bytes}) }
+	how.Admit = func(bytes int) error { return b.acquire(ctx, budget.Request{Bytes: bytes}) }
 	r, err := pages.Map(ctx, n, how)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 )
 
 // hostAlloc allocates the memory by cudaHostAlloc where registering was refused, as the
-// error says, and clears it. The grant may be one for memory that is unmapped by now.
+// error says, and clears it. The reservation may be one for memory that is unmapped by now.
 func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error) error {
 	system := pages.SystemOf(ctx)
 	size, align, err := system.Sizes(n, o.Align)
@@ -41,7 +41,7 @@ func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, n, s
 			return fmt.Errorf("%w; cudaHostAlloc of %d bytes was not tried: Linux %d.%d leaks the memory of a refused call of more than 2 GiB until the next boot (update the kernel, or allocate less at once)",
 				refused, n, system.Kernel.Major, system.Kernel.Minor)
 		}
-		if err := b.acquire(ctx, budget.Need{Bytes: size + extra}); err != nil {
+		if err := b.acquire(ctx, budget.Request{Bytes: size + extra}); err != nil {
 			return err
 		}
 		var p unsafe.Pointer

@@ -65,9 +65,9 @@ type pinnedMem struct {
 	label    string
 	readOnly bool
 
-	grant   *budget.Grant
-	entry   *holding // in the ledger
-	cleanup runtime.Cleanup
+	reservation *budget.Reservation
+	entry       *holding // in the ledger
+	cleanup     runtime.Cleanup
 
 	life  lifetime.Lifetime // used by copies that are being queued
 	fence fence.Fence       // of the copies that were queued here
@@ -114,11 +114,11 @@ func (m *pinnedMem) open(ctx context.Context, dev *cudart.Device, kind string, o
 
 // acquire waits for the limits. It can be called again for other memory, in place of that
 // for which it was called before.
-func (m *pinnedMem) acquire(ctx context.Context, need budget.Need) (err error) {
-	if m.grant != nil {
-		return m.grant.Change(ctx, need)
+func (m *pinnedMem) acquire(ctx context.Context, request budget.Request) (err error) {
+	if m.reservation != nil {
+		return m.reservation.Change(ctx, request)
 	}
-	m.grant, err = limits.Acquire(ctx, need)
+	m.reservation, err = limits.Acquire(ctx, request)
 	return err
 }
 
@@ -127,8 +127,8 @@ func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostR
 	m.region, m.base, m.flags = r, r.Pointer(), flags
 	m.readOnly = flags&cudart.HostRegisterReadOnly != 0
 	m.limit = m.host.limit(pages.SystemOf(ctx).Kernel)
-	if m.grant == nil {
-		err := m.acquire(ctx, budget.Need{
+	if m.reservation == nil {
+		err := m.acquire(ctx, budget.Request{
 			Bytes: r.Mapped(), File: r.Backing() == pages.PageCache, Reserved: r.Backing() == pages.Reserved, InUse: r.InUse,
 		})
 		if err != nil {
@@ -141,7 +141,7 @@ func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostR
 // opened completes memory that is resident and pinned, since start, and adds it to the
 // ledger. stack is the caller's, in debug mode.
 func (m *pinnedMem) opened(start time.Time, stack string) {
-	m.grant.Resident()
+	m.reservation.Resident()
 	m.n = m.region.Len()
 	for _, s := range m.spans {
 		m.pieces = append(m.pieces, s.Span)
@@ -162,8 +162,8 @@ func (m *pinnedMem) abort(ctx context.Context, cause error) error {
 	if err := m.undo(ctx); err != nil {
 		return errors.Join(cause, err)
 	}
-	if m.grant != nil {
-		m.grant.Release()
+	if m.reservation != nil {
+		m.reservation.Release()
 	}
 	return cause
 }
@@ -179,7 +179,7 @@ func (m *pinnedMem) undo(ctx context.Context) error {
 	err := lifetime.Undo(ctx, func(ctx context.Context) error { return m.unpin(ctx, r) })
 	m.allocated = nil
 	if err != nil {
-		m.grant = nil
+		m.reservation = nil
 		process.change(func(s *Stats) { s.LeakedBytes += r.Mapped() })
 		return fmt.Errorf("%d bytes at %p could not be unregistered or unmapped, and stay mapped: %w", r.Mapped(), m.base, err)
 	}
@@ -347,6 +347,6 @@ func (m *pinnedMem) close(ctx context.Context) error {
 	}
 	m.cleanup.Stop()
 	process.remove(m.entry, time.Since(start))
-	m.grant.Release()
+	m.reservation.Release()
 	return nil
 }

@@ -111,8 +111,8 @@ func (p *core) roundUp(n int) int { return (n + p.unit - 1) / p.unit * p.unit }
 
 // A reservation is for memory that the limits of the pool and of the process allow.
 type reservation struct {
-	size  int
-	grant *budget.Grant
+	size    int
+	process *budget.Reservation
 }
 
 // tryReserve reserves without waiting; the error is errFull if a limit is reached.
@@ -123,7 +123,7 @@ func (p *core) tryReserve(size int) (reservation, error) {
 	if !p.reserve(size) {
 		return reservation{}, errFull
 	}
-	g := p.budget.Ask(size)
+	g := p.budget.Reserve(size)
 	err := errFull
 	select {
 	case <-g.Done():
@@ -241,9 +241,9 @@ func (p *core) addArena(ctx context.Context, class int) (*block, error) {
 
 // make pins memory that was reserved, and returns a block of it.
 func (p *core) make(ctx context.Context, class int, r reservation) (*block, error) {
-	buf, err := hostmem.Alloc(r.grant.With(ctx), p.dev, r.size, p.o.Buffer)
+	buf, err := hostmem.Alloc(r.process.With(ctx), p.dev, r.size, p.o.Buffer)
 	if err != nil {
-		r.grant.Withdraw()
+		r.process.Withdraw()
 		p.unreserve(r.size)
 		return nil, err
 	}

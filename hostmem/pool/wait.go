@@ -85,7 +85,7 @@ type waiter struct {
 	size      int // bytes of a new registration
 	lowMemory bool
 
-	grant *budget.Grant // a request that waits for the process's limit
+	request *budget.Reservation // one that waits for the process's limit
 
 	queried  bool          // the pending blocks were, since the last change
 	notified bool          // a watched Point was reached, or cannot be known
@@ -120,7 +120,7 @@ func (w *waiter) search(ctx context.Context) (b *block, hit bool, r reservation,
 			return nil, false, r, err
 		}
 	}
-	if r, err = w.reserveOrAsk(); !errors.Is(err, errFull) {
+	if r, err = w.reserveOrQueue(); !errors.Is(err, errFull) {
 		return nil, false, r, err
 	}
 	// Other idle memory may make room.
@@ -130,7 +130,7 @@ func (w *waiter) search(ctx context.Context) (b *block, hit bool, r reservation,
 	if b, hit = w.take(); b != nil { // released meanwhile
 		return b, hit, r, nil
 	}
-	r, err = w.reserveOrAsk()
+	r, err = w.reserveOrQueue()
 	return nil, false, r, err
 }
 
@@ -164,10 +164,10 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 	st := w.stats()
 	unused := st.ReservedBytes - st.InUseBytes - st.PendingBytes
 	missing := w.size // of the process's limit
-	if w.grant == nil {
+	if w.request == nil {
 		missing = st.ReservedBytes + w.size - w.o.MaxBytes // of the pool's
 	}
-	if unused == 0 || w.grant == nil && unused < missing {
+	if unused == 0 || w.request == nil && unused < missing {
 		w.skipped = false
 		return nil
 	}
@@ -186,23 +186,23 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 // cannotUse reports whether a block does not serve the request.
 func (w *waiter) cannotUse(b *block) bool { return b.Class != w.class || b.Size < w.n }
 
-// reserveOrAsk reserves the bytes of a new registration. Where the process's limit does
+// reserveOrQueue reserves the bytes of a new registration. Where the process's limit does
 // not allow them, the request waits there, in the order of the process's requests.
-func (w *waiter) reserveOrAsk() (reservation, error) {
-	if w.grant == nil {
+func (w *waiter) reserveOrQueue() (reservation, error) {
+	if w.request == nil {
 		r, err := w.tryReserve(w.size)
 		if errors.Is(err, errFull) && (w.o.MaxBytes == 0 || w.o.MaxBytes-w.stats().ReservedBytes >= w.size) {
-			w.grant = w.budget.Ask(w.size)
+			w.request = w.budget.Reserve(w.size)
 		}
 		return r, err
 	}
 	select {
-	case <-w.grant.Done():
+	case <-w.request.Done():
 	default:
 		return reservation{}, errFull
 	}
-	g := w.grant
-	w.grant = nil
+	g := w.request
+	w.request = nil
 	err := g.Err()
 	if err == nil && !w.reserve(w.size) {
 		err = errFull // of the pool's limit meanwhile
@@ -227,8 +227,8 @@ func (w *waiter) sleep(ctx context.Context) {
 		defer cancel()
 	}
 	var granted <-chan struct{}
-	if w.grant != nil {
-		granted = w.grant.Done()
+	if w.request != nil {
+		granted = w.request.Done()
 	}
 	select {
 	case <-w.wake:
@@ -288,8 +288,8 @@ func (w *waiter) unwatch() {
 func (w *waiter) stop() {
 	w.first.Store(nil)
 	w.unwatch()
-	if w.grant != nil {
-		w.grant.Withdraw()
+	if w.request != nil {
+		w.request.Withdraw()
 	}
 }
 

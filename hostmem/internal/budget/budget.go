@@ -9,17 +9,17 @@
 // granted and is being made resident is not in them yet. So what was granted
 // counts as taken from what is available, until a reading of the figures that was
 // made after its pages were resident. In any order, and however many ask at
-// once, a grant that takes n bytes needs
+// once, a reservation of n bytes needs
 //
 //	taken + n <= share x (taken + available)   and   n <= available - reserve
 //
-// where taken is what all grants have taken, and available what the kernel reports
+// where taken is what all reservations have taken, and available what the kernel reports
 // less what it does not show yet. The share applies to all that is pinned together:
 // many small requests end where one large one would. What is left has to serve the
 // rest of the process too, whose Go heap grows until the garbage collector runs:
 // that growth is the larger part of the reserve.
 //
-// A grant takes only what the kernel still reports as available. Anonymous and
+// A reservation takes only what the kernel still reports as available. Anonymous and
 // shared memory that is resident before it is pinned is not among that: pinning it
 // takes nothing, and is never refused for want of room. The page cache of a file is,
 // resident or not, and stays among it when it is pinned, so that readings have to be
@@ -53,11 +53,11 @@ type Budget struct {
 	heap func() int // bytes that the Go heap may still grow by
 
 	mu    sync.Mutex
-	max   int      // bytes, 0 for no limit
-	used  int      // bytes of grants that are held
-	queue []*Grant // requests that wait, in the order of asking
+	max   int            // bytes, 0 for no limit
+	used  int            // bytes of reservations
+	queue []*Reservation // requests that wait, in the order of asking
 	guard guard
-	relief
+	reclaiming
 }
 
 // New returns a budget without a limit. read returns the kernel's figures, corrected
@@ -65,8 +65,8 @@ type Budget struct {
 func New(read func(pinnedFiles int) (linux.Headroom, error)) *Budget {
 	return &Budget{
 		read: read, heap: heapGrowth,
-		guard:  guard{share: DefaultShare},
-		relief: relief{every: reliefEvery, more: make(chan struct{}, 1)},
+		guard:      guard{share: DefaultShare},
+		reclaiming: reclaiming{more: make(chan struct{}, 1)},
 	}
 }
 
@@ -77,10 +77,10 @@ func (b *Budget) Set(max int, share float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.max, b.guard.share = max, share
-	b.queue = slices.DeleteFunc(b.queue, func(g *Grant) bool {
-		err := b.never(g.n)
+	b.queue = slices.DeleteFunc(b.queue, func(r *Reservation) bool {
+		err := b.never(r.n)
 		if err != nil {
-			g.decide(grantOver, err)
+			r.decide(over, err)
 		}
 		return err != nil
 	})
@@ -94,8 +94,8 @@ func (b *Budget) Used() int {
 	return b.used
 }
 
-// A Need is what a request is for.
-type Need struct {
+// A Request is for memory that is to be pinned.
+type Request struct {
 	Bytes int
 	// File says that the bytes are page cache of a file on a disk or the network:
 	// not of shared memory, as the files of a tmpfs are.
@@ -108,11 +108,11 @@ type Need struct {
 	InUse func() int
 }
 
-// A Grant is a request for memory, and then the right to it. Release it, granted or
+// A Reservation is a request for memory, and then the right to it. Release it, granted or
 // not.
 //
 //	state    entered by                  | counts for the limit | next
-//	waiting  Ask                         | no                   | held, over
+//	waiting  Reserve                     | no                   | held, over
 //	held     room for it, in the order   | yes                  | claimed, over
 //	         of asking                   |                      |
 //	claimed  Acquire, for its memory     | yes                  | over
@@ -121,167 +121,167 @@ type Need struct {
 //	         never be granted            |                      |
 //
 // Changes need Budget.mu.
-type Grant struct {
+type Reservation struct {
 	b    *Budget
 	done chan struct{} // closed at the end of waiting
 	err  error         // then
 
 	// Guarded by b.mu.
 	n       int // bytes
-	state   grantState
+	state   state
 	guarded // what the guard has admitted
 }
 
-type grantState int
+type state int
 
 const (
-	grantWaiting grantState = iota
-	grantHeld
-	grantClaimed
-	grantOver
+	waiting state = iota
+	held
+	claimed
+	over
 )
 
-// Ask requests n bytes under the limit. The request waits in order while the limit
+// Reserve requests n bytes under the limit. The request waits in order while the limit
 // is reached: see Done. The guard is asked by Acquire.
-func (b *Budget) Ask(n int) *Grant {
-	g := &Grant{b: b, n: n, done: make(chan struct{})}
+func (b *Budget) Reserve(n int) *Reservation {
+	r := &Reservation{b: b, n: n, done: make(chan struct{})}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.never(n); err != nil {
-		g.decide(grantOver, err)
-		return g
+		r.decide(over, err)
+		return r
 	}
-	b.queue = append(b.queue, g)
+	b.queue = append(b.queue, r)
 	b.serve()
-	if g.state == grantWaiting {
-		b.startRelief()
+	if r.state == waiting {
+		b.startReclaiming()
 	}
-	return g
+	return r
 }
 
 // Done returns a channel that is closed when the request is decided.
-func (g *Grant) Done() <-chan struct{} { return g.done }
+func (r *Reservation) Done() <-chan struct{} { return r.done }
 
 // Err returns why the request was refused, nil if it was granted. Call it when Done
 // is closed.
-func (g *Grant) Err() error { return g.err }
+func (r *Reservation) Err() error { return r.err }
 
-func (g *Grant) decide(s grantState, err error) {
-	g.state, g.err = s, err
-	close(g.done)
+func (r *Reservation) decide(s state, err error) {
+	r.state, r.err = s, err
+	close(r.done)
 }
 
 // Acquire requests memory, waits until the limit allows it, and asks the guard. An
-// error wraps ErrLimit, and ctx's if that has ended. A grant that ctx has ([Grant.With])
+// error wraps ErrLimit, and ctx's if that has ended. A reservation that ctx has ([Reservation.With])
 // is used in place of a new one.
-func (b *Budget) Acquire(ctx context.Context, need Need) (*Grant, error) {
-	g, ok := ctx.Value(grantKey{}).(*Grant)
-	if !ok || g.b != b {
-		g = b.Ask(need.Bytes)
-		if err := g.wait(ctx); err != nil {
+func (b *Budget) Acquire(ctx context.Context, request Request) (*Reservation, error) {
+	r, ok := ctx.Value(reservationKey{}).(*Reservation)
+	if !ok || r.b != b {
+		r = b.Reserve(request.Bytes)
+		if err := r.wait(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if err := g.claim(need.Bytes); err != nil {
+	if err := r.claim(request.Bytes); err != nil {
 		return nil, err
 	}
-	if err := b.admit(ctx, g, need); err != nil {
-		g.Release()
+	if err := b.admit(ctx, r, request); err != nil {
+		r.Release()
 		return nil, err
 	}
-	return g, nil
+	return r, nil
 }
 
 // wait waits until the request is decided.
-func (g *Grant) wait(ctx context.Context) error {
+func (r *Reservation) wait(ctx context.Context) error {
 	select {
-	case <-g.done: // even if ctx has ended
-		return g.err
+	case <-r.done: // even if ctx has ended
+		return r.err
 	default:
 	}
 	select {
-	case <-g.done:
-		return g.err
+	case <-r.done:
+		return r.err
 	case <-ctx.Done():
 	}
-	b := g.b
+	b := r.b
 	b.mu.Lock()
-	ahead, used, max := slices.Index(b.queue, g), b.used, b.max
+	ahead, used, limit := max(0, slices.Index(b.queue, r)), b.used, b.max
 	b.mu.Unlock()
-	g.Release()
-	return fmt.Errorf("%w: wait for %d bytes: %d of %d are pinned, %d requests came before: %w", ErrLimit, g.n, used, max, ahead, bounded.Ended(ctx))
+	r.Release()
+	return fmt.Errorf("%w: wait for %d bytes: %d of %d are pinned, %d requests came before: %w", ErrLimit, r.n, used, limit, ahead, bounded.Ended(ctx))
 }
 
-type grantKey struct{}
+type reservationKey struct{}
 
-// With returns a context with which Acquire uses this grant, which is decided: the
+// With returns a context with which Acquire uses this reservation, which is decided: the
 // caller has waited for it. If no Acquire does, the caller has to release it: see
 // Withdraw.
-func (g *Grant) With(ctx context.Context) context.Context {
-	return context.WithValue(ctx, grantKey{}, g)
+func (r *Reservation) With(ctx context.Context) context.Context {
+	return context.WithValue(ctx, reservationKey{}, r)
 }
 
-// claim makes a grant one for n bytes of memory.
-func (g *Grant) claim(n int) error {
-	g.b.mu.Lock()
-	defer g.b.mu.Unlock()
+// claim makes a reservation one for n bytes of memory.
+func (r *Reservation) claim(n int) error {
+	r.b.mu.Lock()
+	defer r.b.mu.Unlock()
 	switch {
-	case g.state != grantHeld:
-		return fmt.Errorf("%w: the grant is not available", ErrLimit)
-	case g.n < n:
-		return fmt.Errorf("%w: %d bytes were granted, not %d", ErrLimit, g.n, n)
+	case r.state != held:
+		return fmt.Errorf("%w: the reservation is not available", ErrLimit)
+	case r.n < n:
+		return fmt.Errorf("%w: %d bytes are reserved, not %d", ErrLimit, r.n, n)
 	}
-	g.state = grantClaimed
-	g.resize(n)
+	r.state = claimed
+	r.resize(n)
 	return nil
 }
 
-// resize changes the bytes of a grant that counts for the limit. It needs b.mu.
-func (g *Grant) resize(n int) {
-	g.b.used += n - g.n
-	g.n = n
-	g.b.serve()
+// resize changes the bytes of a reservation that counts for the limit. It needs b.mu.
+func (r *Reservation) resize(n int) {
+	r.b.used += n - r.n
+	r.n = n
+	r.b.serve()
 }
 
-// Change makes a grant that was acquired one for other memory, whose pages are not
+// Change makes a reservation that was acquired one for other memory, whose pages are not
 // resident yet: the old memory is unmapped. It does not wait: more than the limit has
-// room for is refused. After an error the grant is still to be released.
-func (g *Grant) Change(ctx context.Context, need Need) error {
-	b := g.b
+// room for is refused. After an error the reservation is still to be released.
+func (r *Reservation) Change(ctx context.Context, request Request) error {
+	b := r.b
 	b.mu.Lock()
-	if more := need.Bytes - g.n; b.max > 0 && more > max(0, b.room()) {
+	if more := request.Bytes - r.n; b.max > 0 && more > max(0, b.room()) {
 		defer b.mu.Unlock()
 		return fmt.Errorf("%w of the process: %d more bytes, of which %d are left", ErrLimit, more, b.room())
 	}
-	b.guard.remove(g)
-	g.guarded = guarded{}
-	g.resize(need.Bytes)
+	b.guard.remove(r)
+	r.guarded = guarded{}
+	r.resize(request.Bytes)
 	b.mu.Unlock()
-	return b.admit(ctx, g, need)
+	return b.admit(ctx, r, request)
 }
 
-// Withdraw releases a grant that no Acquire has used.
-func (g *Grant) Withdraw() { g.end(grantClaimed) }
+// Withdraw releases a reservation that no Acquire has used.
+func (r *Reservation) Withdraw() { r.end(claimed) }
 
 // Release returns the bytes, or withdraws a request that waits. A second Release
 // does nothing.
-func (g *Grant) Release() { g.end(grantOver) }
+func (r *Reservation) Release() { r.end(over) }
 
-// end ends a grant whose state comes before one.
-func (g *Grant) end(before grantState) {
-	b := g.b
+// end ends a reservation whose state comes before one.
+func (r *Reservation) end(before state) {
+	b := r.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case g.state >= before:
+	case r.state >= before:
 		return
-	case g.state == grantWaiting:
-		b.queue = slices.DeleteFunc(b.queue, func(q *Grant) bool { return q == g })
-		g.decide(grantOver, context.Canceled)
+	case r.state == waiting:
+		b.queue = slices.DeleteFunc(b.queue, func(q *Reservation) bool { return q == r })
+		r.decide(over, context.Canceled)
 	default:
-		g.state = grantOver
-		b.used -= g.n
-		b.guard.remove(g)
+		r.state = over
+		b.used -= r.n
+		b.guard.remove(r)
 	}
 	b.serve()
 }
@@ -301,24 +301,23 @@ func (b *Budget) room() int { return b.max - b.used }
 // by small ones for ever. It needs b.mu.
 func (b *Budget) serve() {
 	for len(b.queue) > 0 && (b.max == 0 || b.queue[0].n <= b.room()) {
-		g := b.queue[0]
+		r := b.queue[0]
 		b.queue = slices.Delete(b.queue, 0, 1)
-		b.used += g.n
-		g.decide(grantHeld, nil)
+		b.used += r.n
+		r.decide(held, nil)
 	}
 }
 
-// relief is how memory that nothing uses is reclaimed for requests. It is guarded by
+// reclaiming is how memory that nothing uses is reclaimed for requests. It is guarded by
 // Budget.mu.
-type relief struct {
-	reclaim []*func(ctx context.Context, need int) (freed int)
-	running bool          // a goroutine reclaims for requests that wait
-	more    chan struct{} // sent to when another request waits
-	every   time.Duration // between its attempts
+type reclaiming struct {
+	callbacks []*func(ctx context.Context, need int) (freed int)
+	running   bool          // a goroutine reclaims for requests that wait
+	more      chan struct{} // sent to when another request waits
 }
 
-// reliefEvery is when requests that wait try again: memory that was in use may be idle.
-const reliefEvery = 100 * time.Millisecond
+// reclaimEvery is when requests that wait try again: memory that was in use may be idle.
+const reclaimEvery = 100 * time.Millisecond
 
 // Reclaim registers a function that unmaps unused memory: at least need bytes, if it
 // has them, and as fast as it can. It is called without any lock, now and then while
@@ -328,39 +327,39 @@ func (b *Budget) Reclaim(reclaim func(ctx context.Context, need int) (freed int)
 	r := &reclaim
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.reclaim = append(b.reclaim, r)
+	b.callbacks = append(b.callbacks, r)
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.reclaim = slices.DeleteFunc(b.reclaim, func(other *func(context.Context, int) int) bool { return other == r })
+		b.callbacks = slices.DeleteFunc(b.callbacks, func(other *func(context.Context, int) int) bool { return other == r })
 	}
 }
 
-// startRelief needs b.mu.
-func (b *Budget) startRelief() {
+// startReclaiming has a goroutine reclaim memory for requests that wait. It needs b.mu.
+func (b *Budget) startReclaiming() {
 	switch {
 	case b.running:
 		select {
 		case b.more <- struct{}{}:
 		default:
 		}
-	case len(b.reclaim) > 0:
+	case len(b.callbacks) > 0:
 		b.running = true
-		go b.relieveWaiting()
+		go b.reclaimWaiting()
 	}
 }
 
-// relieveWaiting reclaims memory for as long as requests wait for the limit.
-func (b *Budget) relieveWaiting() {
+// reclaimWaiting reclaims memory for as long as requests wait for the limit.
+func (b *Budget) reclaimWaiting() {
 	for {
 		b.mu.Lock()
-		b.running = len(b.queue) > 0 && len(b.reclaim) > 0
+		b.running = len(b.queue) > 0 && len(b.callbacks) > 0
 		running := b.running
 		b.mu.Unlock()
 		if !running {
 			return
 		}
-		b.relieve(context.Background(), func(int) int {
+		b.reclaimFor(context.Background(), func(int) int {
 			if len(b.queue) == 0 {
 				return 0
 			}
@@ -368,17 +367,17 @@ func (b *Budget) relieveWaiting() {
 		})
 		select {
 		case <-b.more:
-		case <-time.After(b.every):
+		case <-time.After(reclaimEvery):
 		}
 	}
 }
 
-// relieve calls one reclaimer after the other until need returns 0 or less, and
+// reclaimFor calls one callback after the other until need returns 0 or less, and
 // returns the bytes that they have unmapped. need is called with b.mu.
-func (b *Budget) relieve(ctx context.Context, need func(freed int) int) (freed int) {
+func (b *Budget) reclaimFor(ctx context.Context, need func(freed int) int) (freed int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, r := range slices.Clone(b.reclaim) {
+	for _, r := range slices.Clone(b.callbacks) {
 		n := need(freed)
 		if n <= 0 || ctx.Err() != nil {
 			break

@@ -18,7 +18,7 @@ const DefaultShare = 0.9
 type guard struct {
 	share float64 // more than 1 switches it off
 
-	taken    int // bytes, by all grants
+	taken    int // bytes, by all reservations
 	files    int // of these, resident page cache, which the kernel reports as available
 	arriving int // of these, not yet resident
 	unseen   int // of these, resident since the last reading
@@ -39,25 +39,25 @@ const (
 
 // admit asks the guard. Before it refuses, it counts what is in use already, and has
 // unused memory unmapped.
-func (b *Budget) admit(ctx context.Context, g *Grant, need Need) error {
-	take := need.Bytes
-	if need.Reserved {
+func (b *Budget) admit(ctx context.Context, r *Reservation, request Request) error {
+	take := request.Bytes
+	if request.Reserved {
 		take = 0
 	}
-	err := b.tryAdmit(g, take, need.File)
-	if err != nil && need.InUse != nil && !need.File {
-		if take = max(0, need.Bytes-need.InUse()); take < need.Bytes {
-			err = b.tryAdmit(g, take, false)
+	err := b.tryAdmit(r, take, request.File)
+	if err != nil && request.InUse != nil && !request.File {
+		if take = max(0, request.Bytes-request.InUse()); take < request.Bytes {
+			err = b.tryAdmit(r, take, false)
 		}
 	}
-	if err != nil && b.relieve(ctx, func(freed int) int { return take - b.allowed() - freed }) > 0 {
-		err = b.tryAdmit(g, take, need.File)
+	if err != nil && b.reclaimFor(ctx, func(freed int) int { return take - b.allowed() - freed }) > 0 {
+		err = b.tryAdmit(r, take, request.File)
 	}
 	return err
 }
 
-// tryAdmit gives a grant n bytes of what is available, if there is room.
-func (b *Budget) tryAdmit(g *Grant, n int, file bool) error {
+// tryAdmit gives a reservation n bytes of what is available, if there is room.
+func (b *Budget) tryAdmit(r *Reservation, n int, file bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n > 0 {
@@ -65,14 +65,14 @@ func (b *Budget) tryAdmit(g *Grant, n int, file bool) error {
 			return err
 		}
 	}
-	g.taken, g.file = n, file
+	r.taken, r.file = n, file
 	b.guard.taken += n
 	b.guard.arriving += n
 	b.guard.since += n
 	return nil
 }
 
-// guarded is what the guard has admitted for a grant.
+// guarded is what the guard has admitted for a reservation.
 type guarded struct {
 	taken    int  // bytes
 	file     bool // of page cache
@@ -123,33 +123,33 @@ func (b *Budget) allowed() int {
 	return min(int(total)-q.taken, available-q.reserve)
 }
 
-// Resident records that the pages of the grant are resident.
-func (g *Grant) Resident() {
-	g.b.mu.Lock()
-	defer g.b.mu.Unlock()
-	q := &g.b.guard
-	if g.state == grantOver || g.resident {
+// Resident records that the pages of the reservation are resident.
+func (r *Reservation) Resident() {
+	r.b.mu.Lock()
+	defer r.b.mu.Unlock()
+	q := &r.b.guard
+	if r.state == over || r.resident {
 		return
 	}
-	g.resident, g.reading = true, q.readings
-	q.arriving -= g.taken
-	q.unseen += g.taken
-	if g.file {
-		q.files += g.taken
+	r.resident, r.reading = true, q.readings
+	q.arriving -= r.taken
+	q.unseen += r.taken
+	if r.file {
+		q.files += r.taken
 	}
 }
 
 // remove undoes what tryAdmit and Resident did. It needs Budget.mu.
-func (q *guard) remove(g *Grant) {
-	q.taken -= g.taken
+func (q *guard) remove(r *Reservation) {
+	q.taken -= r.taken
 	switch {
-	case !g.resident:
-		q.arriving -= g.taken
-	case g.reading == q.readings:
-		q.unseen -= g.taken
+	case !r.resident:
+		q.arriving -= r.taken
+	case r.reading == q.readings:
+		q.unseen -= r.taken
 	}
-	if g.resident && g.file {
-		q.files -= g.taken
+	if r.resident && r.file {
+		q.files -= r.taken
 	}
 }
 

@@ -42,7 +42,7 @@ func hostWith(total, available int) fstest.MapFS {
 }
 
 func take(b *Budget, n int) error {
-	_, err := b.Acquire(context.Background(), Need{Bytes: n})
+	_, err := b.Acquire(context.Background(), Request{Bytes: n})
 	return err
 }
 
@@ -76,7 +76,7 @@ func TestTheGuardCountsSmallRequestsToo(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	granted := 0
 	for n := 64*kib + random.IntN(mib); ; n = 64*kib + random.IntN(mib) {
-		g, err := b.Acquire(t.Context(), Need{Bytes: n})
+		g, err := b.Acquire(t.Context(), Request{Bytes: n})
 		if err != nil {
 			require.ErrorIs(t, err, ErrLimit)
 			break
@@ -231,11 +231,11 @@ func TestManyAtOnceGetNoMoreThanOneAfterTheOther(t *testing.T) {
 		b := withoutHeap(New(h.read))
 		var group sync.WaitGroup
 		var mu sync.Mutex
-		var all []*Grant
+		var all []*Reservation
 		for range 100 {
 			group.Go(func() {
 				for range 3 {
-					g, err := b.Acquire(t.Context(), Need{Bytes: size})
+					g, err := b.Acquire(t.Context(), Request{Bytes: size})
 					if err != nil {
 						assert.ErrorIs(t, err, ErrLimit)
 						return
@@ -282,7 +282,7 @@ func TestTheGuardUnderManyGoroutines(t *testing.T) {
 			random := rand.New(rand.NewPCG(3, uint64(i)))
 			for range 300 {
 				n := 1 + random.IntN(200*mib)
-				g, err := b.Acquire(t.Context(), Need{Bytes: n, File: random.IntN(4) == 0})
+				g, err := b.Acquire(t.Context(), Request{Bytes: n, File: random.IntN(4) == 0})
 				mu.Lock()
 				if err != nil {
 					refused++
@@ -323,7 +323,7 @@ func TestPinnedPageCacheIsNotAvailable(t *testing.T) {
 	t.Parallel()
 	h := &fakeHost{total: 1000 * mib, files: 700 * mib}
 	b := withoutHeap(New(h.read))
-	file, err := b.Acquire(t.Context(), Need{Bytes: 600 * mib, File: true, InUse: func() int { return 600 * mib }})
+	file, err := b.Acquire(t.Context(), Request{Bytes: 600 * mib, File: true, InUse: func() int { return 600 * mib }})
 	require.NoError(t, err)
 	file.Resident()
 	left, err := b.Headroom()
@@ -337,7 +337,7 @@ func TestPinnedPageCacheIsNotAvailable(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 1000*mib, left.Available)
 
-	_, err = b.Acquire(t.Context(), Need{Bytes: 950 * mib, File: true, InUse: func() int { return 950 * mib }})
+	_, err = b.Acquire(t.Context(), Request{Bytes: 950 * mib, File: true, InUse: func() int { return 950 * mib }})
 	require.ErrorIs(t, err, ErrLimit, "page cache that is resident is available, until it is pinned")
 }
 
@@ -347,8 +347,8 @@ func TestWhatIsInUseIsNotRefusedForWantOfRoom(t *testing.T) {
 	h := &fakeHost{total: 1000 * mib, used: 980 * mib}
 	b := withoutHeap(New(h.read))
 	looked := 0
-	need := func(n, inUse int) Need {
-		return Need{Bytes: n, InUse: func() int { looked++; return inUse }}
+	need := func(n, inUse int) Request {
+		return Request{Bytes: n, InUse: func() int { looked++; return inUse }}
 	}
 	g, err := b.Acquire(t.Context(), need(900*mib, 900*mib))
 	require.NoError(t, err)

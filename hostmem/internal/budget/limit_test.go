@@ -30,9 +30,9 @@ func (b *Budget) waiting() (n int) {
 }
 
 // grant acquires n bytes that are to be had at once.
-func (b *Budget) grant(tb testing.TB, n int) *Grant {
+func (b *Budget) grant(tb testing.TB, n int) *Reservation {
 	tb.Helper()
-	g, err := b.Acquire(tb.Context(), Need{Bytes: n})
+	g, err := b.Acquire(tb.Context(), Request{Bytes: n})
 	require.NoError(tb, err)
 	return g
 }
@@ -47,7 +47,7 @@ func eventually(tb testing.TB, what string, is func() bool) {
 	}
 }
 
-func granted(g *Grant) bool {
+func granted(g *Reservation) bool {
 	select {
 	case <-g.Done():
 		return g.Err() == nil
@@ -59,14 +59,14 @@ func granted(g *Grant) bool {
 func TestRequestsAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	held := []*Grant{b.grant(t, 4), b.grant(t, 6)}
-	var all []*Grant
+	held := []*Reservation{b.grant(t, 4), b.grant(t, 6)}
+	var all []*Reservation
 	// Small requests after a large one must not overtake it.
 	for i, n := range []int{10, 1, 7, 2, 10, 3} {
-		all = append(all, b.Ask(n))
+		all = append(all, b.Reserve(n))
 		assert.Equal(t, i+1, b.waiting())
 	}
-	nothing := b.Ask(0)
+	nothing := b.Reserve(0)
 	assert.False(t, granted(nothing), "not even nothing is granted before those that wait")
 	nothing.Release()
 	held[0].Release()
@@ -98,10 +98,10 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 	cause := errors.New("cause")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	first, second := make(chan error, 1), make(chan error, 1)
-	go func() { _, err := b.Acquire(ctx, Need{Bytes: 5}); first <- err }()
+	go func() { _, err := b.Acquire(ctx, Request{Bytes: 5}); first <- err }()
 	eventually(t, "it waits", func() bool { return b.waiting() == 1 })
 	go func() {
-		g, err := b.Acquire(t.Context(), Need{Bytes: 2})
+		g, err := b.Acquire(t.Context(), Request{Bytes: 2})
 		if err == nil {
 			defer g.Release()
 		}
@@ -118,7 +118,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 	held.Release()
 	assert.Zero(t, b.Used())
 
-	g, err := b.Acquire(ctx, Need{Bytes: 1})
+	g, err := b.Acquire(ctx, Request{Bytes: 1})
 	require.NoError(t, err, "what is to be had at once needs no wait")
 	g.Release()
 }
@@ -126,16 +126,16 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 func TestWhatNeverFitsIsRefused(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	_, err := b.Acquire(t.Context(), Need{Bytes: 11})
+	_, err := b.Acquire(t.Context(), Request{Bytes: 11})
 	require.ErrorIs(t, err, ErrTooLarge)
 	require.ErrorIs(t, err, ErrLimit)
 	held := b.grant(t, 10)
-	waits := b.Ask(9)
+	waits := b.Reserve(9)
 	assert.False(t, granted(waits))
 	b.Set(8, DefaultShare)
 	<-waits.Done()
 	require.ErrorIs(t, waits.Err(), ErrTooLarge, "a limit that shrinks ends the waits that it makes futile")
-	more := b.Ask(1)
+	more := b.Reserve(1)
 	assert.False(t, granted(more), "10 of 8 are used")
 	b.Set(0, DefaultShare)
 	assert.True(t, granted(more), "0 is no limit")
@@ -153,7 +153,7 @@ func TestALimitUnderManyGoroutines(t *testing.T) {
 	for i := range 16 {
 		group.Go(func() {
 			random := rand.New(rand.NewPCG(7, uint64(i)))
-			use := func(g *Grant) {
+			use := func(g *Reservation) {
 				assert.LessOrEqual(t, used.Add(int64(g.n)), int64(most))
 				used.Add(-int64(g.n))
 				g.Release()
@@ -164,13 +164,13 @@ func TestALimitUnderManyGoroutines(t *testing.T) {
 				case 0:
 					ctx, cancel := context.WithCancel(t.Context())
 					go cancel()
-					if g, err := b.Acquire(ctx, Need{Bytes: n}); err == nil {
+					if g, err := b.Acquire(ctx, Request{Bytes: n}); err == nil {
 						use(g)
 					} else {
 						assert.ErrorIs(t, err, context.Canceled)
 					}
 				case 1:
-					g := b.Ask(n)
+					g := b.Reserve(n)
 					if random.IntN(2) == 0 {
 						<-g.Done()
 						use(g)
@@ -178,7 +178,7 @@ func TestALimitUnderManyGoroutines(t *testing.T) {
 						g.Release() // whatever its state
 					}
 				default:
-					g, err := b.Acquire(t.Context(), Need{Bytes: n})
+					g, err := b.Acquire(t.Context(), Request{Bytes: n})
 					if assert.NoError(t, err) {
 						use(g)
 					}
@@ -196,28 +196,28 @@ func TestALimitUnderManyGoroutines(t *testing.T) {
 func TestAGrantOfTheContext(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	g := b.Ask(10)
+	g := b.Reserve(10)
 	require.True(t, granted(g))
-	got, err := b.Acquire(g.With(t.Context()), Need{Bytes: 7})
+	got, err := b.Acquire(g.With(t.Context()), Request{Bytes: 7})
 	require.NoError(t, err)
 	assert.Same(t, g, got)
 	assert.Equal(t, 7, b.Used())
-	_, err = b.Acquire(g.With(t.Context()), Need{Bytes: 7})
+	_, err = b.Acquire(g.With(t.Context()), Request{Bytes: 7})
 	require.ErrorIs(t, err, ErrLimit, "one grant is for one piece of memory")
 	g.Withdraw()
 	assert.Equal(t, 7, b.Used(), "it was used")
 	g.Release()
 	assert.Zero(t, b.Used())
 
-	g = b.Ask(5)
-	_, err = b.Acquire(g.With(t.Context()), Need{Bytes: 6})
+	g = b.Reserve(5)
+	_, err = b.Acquire(g.With(t.Context()), Request{Bytes: 6})
 	require.ErrorIs(t, err, ErrLimit)
 	g.Withdraw()
 	assert.Zero(t, b.Used(), "no Acquire used it")
 
 	other := withLimit(10)
-	g = other.Ask(10)
-	fresh, err := b.Acquire(g.With(t.Context()), Need{Bytes: 3})
+	g = other.Reserve(10)
+	fresh, err := b.Acquire(g.With(t.Context()), Request{Bytes: 3})
 	require.NoError(t, err)
 	assert.Equal(t, []int{3, 10}, []int{b.Used(), other.Used()}, "another budget's grant")
 	fresh.Release()
@@ -243,7 +243,7 @@ func TestReliefForRequestsThatWait(t *testing.T) {
 		})
 		defer stop()
 	}
-	g, err := b.Acquire(t.Context(), Need{Bytes: 6})
+	g, err := b.Acquire(t.Context(), Request{Bytes: 6})
 	require.NoError(t, err)
 	assert.Equal(t, int32(2), calls.Load(), "two of three were enough")
 	assert.Equal(t, 9, b.Used())
@@ -254,10 +254,10 @@ func TestReliefForRequestsThatWait(t *testing.T) {
 func TestWhatAClaimReturnsServesThoseThatWait(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	g := b.Ask(10)
-	waits := b.Ask(3)
+	g := b.Reserve(10)
+	waits := b.Reserve(3)
 	require.False(t, granted(waits))
-	got, err := b.Acquire(g.With(t.Context()), Need{Bytes: 7})
+	got, err := b.Acquire(g.With(t.Context()), Request{Bytes: 7})
 	require.NoError(t, err)
 	require.True(t, granted(waits))
 	waits.Release()
@@ -281,7 +281,7 @@ func TestReliefTriesAgain(t *testing.T) {
 		})()
 		b.grant(t, 1).Release()
 		assert.Equal(t, idle, time.Now())
-		time.Sleep(reliefEvery) // when its goroutine ends
+		time.Sleep(reclaimEvery) // when its goroutine ends
 	})
 }
 
@@ -295,7 +295,7 @@ func TestReliefEndsWithTheWaits(t *testing.T) {
 		return b.running
 	}
 	held := b.grant(t, 10)
-	waits := b.Ask(1)
+	waits := b.Reserve(1)
 	assert.True(t, running())
 	held.Release()
 	assert.True(t, granted(waits))
