@@ -272,6 +272,36 @@ func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	requireEmpty(t, p)
 }
 
+// The same for a Get that waits for room.
+func TestRoomBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{IdleTime: -1, MaxBytes: 12 * mib})
+	for _, l := range []Lease{get(t, p, 4*mib), get(t, p, 3*mib), get(t, p, 5*mib)} {
+		require.NoError(t, l.Release())
+	}
+	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
+	defer unblock()
+	within(t, "Get", func() { require.NoError(t, get(t, p, 2*mib).Release()) })
+	assert.Equal(t, 1, g.Sim.Blocked()["cudaHostUnregister"])
+}
+
+// Idle time unmaps the memory behind one, too.
+func TestIdleTimeBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	g := newSimRig(t, cudasim.Config{})
+	p := g.pool(Options{})
+	for _, l := range []Lease{get(t, p, 4*mib), get(t, p, 3*mib), get(t, p, 5*mib)} {
+		require.NoError(t, l.Release())
+	}
+	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
+	defer unblock()
+	for range idleTicks {
+		within(t, "a tick", p.core.tick)
+	}
+	assert.Equal(t, 1, g.Registrations())
+}
+
 // The same for leases that are released after Close: with no other call.
 func TestLeasesReleasedAfterCloseBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	t.Parallel()

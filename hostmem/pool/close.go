@@ -107,13 +107,10 @@ func (p *core) flushLater() {
 func (p *core) flushStream(stream *cudart.Timeline) {
 	defer p.life.End()
 	for again := true; again; {
-		waitErr := p.pending.Wait(context.Background(), stream)
-		ctx, cancel := searching(context.Background())
-		_, _ = p.trim(ctx, everything, never) // Close tries again, and reports
-		late := ctx.Err() != nil              // and what it has left is for the next time
-		cancel()
+		err := p.pending.Wait(context.Background(), stream)
+		p.trimEach(everything)
 		p.mu.Lock()
-		if again = late || p.flushing[stream] && waitErr == nil; again {
+		if again = p.flushing[stream] && err == nil; again {
 			p.flushing[stream] = false
 		} else {
 			delete(p.flushing, stream)

@@ -70,6 +70,17 @@ func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(fre
 	return p.unmap(ctx, chosen)
 }
 
+// trimEach is trim in the background. A call into CUDA that does not return keeps it from
+// the other memory for no longer than bounded.Search.
+func (p *core) trimEach(pick func(*block) bool) {
+	p.life.Hold()
+	defer p.life.End()
+	chosen, _ := p.plan(pick, never)
+	for one := range slices.Chunk(chosen, 1) {
+		_, _ = p.unmapSoon(context.Background(), one) // Trim and Close try again, and report
+	}
+}
+
 // reclaim unmaps idle memory because other requests of the process need as much. It leaves
 // a Get that waits here the blocks that serve it.
 func (p *core) reclaim(ctx context.Context, need int) (freed int) {
@@ -263,7 +274,7 @@ func (p *core) tick() {
 	ctx, cancel := searching(context.Background())
 	defer cancel()
 	p.pending.Reclaim(ctx)
-	_, _ = p.trim(ctx, func(b *block) bool { return now-b.epoch >= idleTicks }, never) // Trim and Close try again, and report
+	p.trimEach(func(b *block) bool { return now-b.epoch >= idleTicks })
 	p.ticking.Store(false)
 	// A Release that saw it ticking put its block into a list before.
 	if st := p.stats(); st.ReservedBytes > st.InUseBytes {
