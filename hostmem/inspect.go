@@ -12,7 +12,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// inspect looks mem up among the mappings of the process. It returns those that contain
+// inspect finds mem among the mappings of the process. It returns those that contain
 // mem and what they report of it, or why CUDA cannot register it.
 func inspect(mem []byte, system *pages.System) (covered []linux.Mapping, m pages.Memory, err error) {
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))

@@ -11,7 +11,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// A Node says on which NUMA node memory should lie. Memory on the GPU's own
+// A Node says on which NUMA node memory should reside. Memory on the GPU's own
 // node is worth 30 % to 200 % of a copy's speed on hosts with several.
 type Node int
 
@@ -44,7 +44,7 @@ func (n Node) choose(ctx context.Context, dev *cudart.Device, system *pages.Syst
 	return 0, false, fmt.Sprintf("numa: the node of %v is unknown (%v), pages come from any node", dev, err)
 }
 
-// NodeOf returns the NUMA node on which memory for the device lies by default,
+// NodeOf returns the NUMA node on which memory for the device resides by default,
 // as in /sys/devices/system/node (the PCI device's numa_node, or the attribute
 // HostNumaId); ok is false for a nil device, where there is one node only, and where
 // the system does not report it.

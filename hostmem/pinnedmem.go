@@ -238,7 +238,7 @@ func (m *pinnedMem) Spans() []Span { return slices.Clone(m.pieces) }
 // differently.
 func (m *pinnedMem) Notes() []string { return slices.Concat(m.notes, m.region.Notes()) }
 
-// Misplaced returns, in words, why pages may lie on another NUMA node than Options.Node chose:
+// Misplaced returns, in words, why pages may reside on another NUMA node than Options.Node chose:
 // the host refused to bind them (mbind), or they were found elsewhere. It is nil if nothing
 // of that kind was seen. Notes has the same, beside others.
 func (m *pinnedMem) Misplaced() []string { return m.region.Misplaced() }
@@ -315,7 +315,7 @@ func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Point
 func (m *pinnedMem) Close() error { return m.CloseContext(context.Background()) }
 
 // CloseContext is Close that stops waiting when ctx ends: the error wraps ctx's. It
-// returns within a second of that, although a call into CUDA does not: what the call
+// returns within a second or so of that, although a call into CUDA does not: what the call
 // does counts when it returns, and other Closes wait for it.
 func (m *pinnedMem) CloseContext(ctx context.Context) error {
 	err := errNilContext

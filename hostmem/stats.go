@@ -148,8 +148,11 @@ func (l *ledger) add(m *pinnedMem, h Holding, took time.Duration) *holding {
 
 // hide hides memory from Find. It needs l.mu.
 func (l *ledger) hide(e *holding) {
-	if i := slices.Index(l.index, e); i >= 0 {
-		l.index = slices.Delete(l.index, i, i+1)
+	for i, _ := l.search(e.start); i < len(l.index) && l.index[i].start == e.start; i++ {
+		if l.index[i] == e {
+			l.index = slices.Delete(l.index, i, i+1)
+			return
+		}
 	}
 }
 

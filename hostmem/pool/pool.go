@@ -75,7 +75,7 @@ type Pool struct {
 //	         list, or makes it        |
 //
 // Memory without blocks is an arena's, or unwanted. Locks are taken in the order
-// memory.mu, shard.mu, and none is held during calls into CUDA.
+// memory.mu, shard.mu, and that of pending; none is held during calls into CUDA.
 type core struct {
 	dev    *cudart.Device
 	o      Options
@@ -258,8 +258,8 @@ func (p *core) put(b *block) {
 	p.returned()
 }
 
-// putIdle takes a block whose work is done. Who looks for such blocks of a pool that was
-// closed unmaps them, too.
+// putIdle takes a block whose work is done. A goroutine that searches for such blocks of a
+// pool that was closed unmaps them, too.
 func (p *core) putIdle(b *block) {
 	b.home.put(b)
 	if !p.closed() {
@@ -268,7 +268,7 @@ func (p *core) putIdle(b *block) {
 }
 
 // returned is called after blocks were put into a list. A Get that waits, or
-// Close, counted itself before looking at the lists: either it sees the block
+// Close, counted itself before it searched the lists: either it sees the block
 // there, or it is seen here.
 func (p *core) returned() {
 	if !p.ticking.Load() {

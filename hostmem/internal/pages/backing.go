@@ -39,7 +39,7 @@ func (f FileSystem) Backing() Backing {
 // Backing returns which pages the region consists of.
 func (r *Region) Backing() Backing { return r.backing }
 
-// samples is how many pages are looked at where a part has to stand for all.
+// samples is the number of pages that are examined in place of all.
 const samples = 64
 
 // sample returns the addresses of up to n pages, evenly spread over the region.
@@ -56,7 +56,7 @@ func (r *Region) sample(n int) []unsafe.Pointer {
 
 // InUse estimates how many bytes of the region are in use already, so that the
 // kernel does not report them as available any more: pages of ordinary memory that
-// are resident. It looks at some pages only (/proc/self/pagemap, mincore). What
+// are resident. It examines some pages only (/proc/self/pagemap, mincore). What
 // cannot be found out counts as not in use.
 func (r *Region) InUse() int {
 	if !r.life.Begin() {
@@ -70,11 +70,11 @@ func (r *Region) InUse() int {
 		return r.mapped
 	}
 	list := r.sample(samples)
-	look := r.sys.Calls.Private
+	count := r.sys.Calls.Private
 	if r.external != nil && r.external.shared {
-		look = r.residentPages
+		count = r.residentPages
 	}
-	n, err := look(list)
+	n, err := count(list)
 	if err != nil {
 		return 0
 	}

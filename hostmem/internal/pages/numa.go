@@ -22,7 +22,7 @@ func (r *Region) bind(o Options) {
 	r.node = o.Node
 }
 
-// checkNode notes when pages lie on other nodes than the one they were bound to.
+// checkNode notes when pages reside on other nodes than the one they were bound to.
 func (r *Region) checkNode() {
 	if r.node < 0 {
 		return
@@ -34,11 +34,11 @@ func (r *Region) checkNode() {
 	}
 	delete(at, r.node)
 	if len(at) > 0 {
-		r.note(numaNote+"pages reside on other nodes than %d (of %d looked at, by node: %v)", r.node, samples, at)
+		r.note(numaNote+"pages reside on other nodes than %d (of %d examined, by node: %v)", r.node, samples, at)
 	}
 }
 
-// where looks at up to n pages, evenly spread over the region, and counts them by the
+// where examines up to n pages, evenly spread over the region, and counts them by the
 // NUMA node on which they reside (move_pages). Pages that are not resident do not count.
 func (r *Region) where(n int) (map[int]int, error) {
 	list := r.sample(n)

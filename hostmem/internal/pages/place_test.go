@@ -62,7 +62,7 @@ func TestPlacement(t *testing.T) {
 				nodes[1] = -int32(unix.ENOENT)
 				return nil
 			},
-			notes: []string{"numa: pages reside on other nodes than 1 (of 64 looked at, by node: map[0:32])"}},
+			notes: []string{"numa: pages reside on other nodes than 1 (of 64 examined, by node: map[0:32])"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

@@ -52,7 +52,7 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 // equally fast, and with small ones all threads end together.
 const maxItem = 4 << 20
 
-// block returns the bytes that are made resident between two looks at the context: a
+// block returns the bytes that are made resident between two checks of the context: a
 // huge page's worth.
 func (r *Region) block() int { return max(r.plan.page, r.sys.HugePage, 2<<20) }
 

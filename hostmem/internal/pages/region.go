@@ -27,7 +27,7 @@ type Region struct {
 	mapped   int
 	backing  Backing
 	external *external         // nil for memory that Map mapped
-	life     lifetime.Lifetime // of the mapping; it is used while pages are populated or looked at
+	life     lifetime.Lifetime // of the mapping; it is used while pages are populated or examined
 
 	mu     sync.Mutex
 	notes  []string
@@ -94,7 +94,7 @@ func mapHugetlb(sys *System, n, size int, o Options) (*Region, error) {
 	}
 	want := p.mapped / size
 	// The kernel promises pages by the host's count, and a page that the node does
-	// not have fails only when it is touched: look there first.
+	// not have fails only when it is touched: check the node first.
 	if o.NodeSet && len(sys.Nodes) > 1 {
 		if free := sys.freeHuge(size, o.Node); free < want {
 			return nil, fmt.Errorf("%w: %d of %d pages of %s free on node %d", errPool, free, want, units.ExactBytes(size), o.Node)
