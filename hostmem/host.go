@@ -104,14 +104,6 @@ func (h *host) refused() error {
 	return nil
 }
 
-// never returns why no memory at all can be registered, nil if it is not known.
-func (h *host) never() error {
-	if err := h.refused(); errors.Is(err, errors.ErrUnsupported) {
-		return err
-	}
-	return nil
-}
-
 // unregistered records that memory was unregistered: there may be room for
 // registrations again.
 func (h *host) unregistered() {

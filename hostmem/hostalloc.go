@@ -27,7 +27,13 @@ func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error)
 	}
 	b.host.learned.Store(&learned{refusal: refused})
 	b.notes = []string{fmt.Sprintf("%v: the memory comes from cudaHostAlloc, which pins more slowly", refused)}
-	if ignored := o.ofMapping(); len(ignored) > 0 {
+	var ignored []string
+	for i, set := range []bool{o.HugePages != HugePagesAuto, o.Chunk != 0, o.Node != DeviceNode, o.Fork, o.Dump} {
+		if set {
+			ignored = append(ignored, "Options."+[...]string{"HugePages", "Chunk", "Node", "Fork", "Dump"}[i])
+		}
+	}
+	if len(ignored) > 0 {
 		b.notes = append(b.notes, strings.Join(ignored, ", ")+": ignored, because cudaHostAlloc chooses the pages")
 	}
 	return nil
@@ -65,23 +71,4 @@ func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, n, s
 		}
 	}
 	return nil
-}
-
-// ofMapping names the options that are about mapping memory, and were set.
-func (o Options) ofMapping() (names []string) {
-	for _, option := range []struct {
-		name string
-		set  bool
-	}{
-		{"Options.HugePages", o.HugePages != HugePagesAuto},
-		{"Options.Chunk", o.Chunk != 0},
-		{"Options.Node", o.Node != DeviceNode},
-		{"Options.Fork", o.Fork},
-		{"Options.Dump", o.Dump},
-	} {
-		if option.set {
-			names = append(names, option.name)
-		}
-	}
-	return names
 }

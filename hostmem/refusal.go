@@ -48,7 +48,7 @@ func tooLarge(err error) bool {
 // shortage returns the error of a call that failed because the host is short of memory,
 // and nil if it is not.
 func shortage(n int, err error) error {
-	if _, short, ok := limits.Short(n); !ok || !short {
+	if !limits.Short(n) {
 		return nil
 	}
 	return fmt.Errorf("memory is short (%s): %w", headroom(), err)

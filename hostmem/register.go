@@ -102,7 +102,7 @@ func copyInstead(err error) error {
 // registering returns how a device registers memory that Alloc has not mapped, or why
 // it cannot.
 func (h *host) registering(ctx context.Context, dev *cudart.Device, readOnly bool) (cudart.HostRegisterFlags, error) {
-	if err := h.never(); err != nil {
+	if err := h.refused(); errors.Is(err, errors.ErrUnsupported) {
 		return 0, err // before pages are made resident
 	}
 	if !readOnly {

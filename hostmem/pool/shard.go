@@ -154,14 +154,3 @@ func (p *cache) steal(class, n int) *block {
 	}
 	return nil
 }
-
-// idle returns the bytes of idle blocks.
-func (p *cache) idle() (bytes int) {
-	for i := range p.shards {
-		s := &p.shards[i]
-		s.mu.Lock()
-		bytes += s.cached
-		s.mu.Unlock()
-	}
-	return bytes
-}

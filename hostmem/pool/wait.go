@@ -111,7 +111,7 @@ func (w *waiter) search(ctx context.Context) (b *block, hit bool, r reservation,
 		return b, hit, r, nil
 	}
 	if w.lowMemory {
-		if w.idle() == 0 && w.pending.Bytes() > 0 {
+		if st := w.stats(); st.CachedBytes == 0 && st.PendingBytes > 0 {
 			return nil, false, r, errFull
 		}
 		w.lowMemory = false

@@ -63,15 +63,9 @@ func TestShort(t *testing.T) {
 	b := New(func(int) (linux.Headroom, error) { return h, nil })
 	for available, want := range map[int]bool{0: true, 68*mib - 1: true, 68 * mib: false, gib: false} {
 		h.Available = available
-		seen, short, ok := b.Short(gib)
-		require.True(t, ok)
-		require.Equal(t, h, seen)
-		require.Equal(t, want, short, "%d bytes", available)
+		require.Equal(t, want, b.Short(gib), "%d bytes", available)
 	}
 	h = linux.Headroom{Available: 20 * mib, Total: 128 * mib}
-	_, short, ok := b.Short(gib)
-	require.True(t, ok)
-	require.False(t, short, "a small cgroup keeps an eighth")
-	_, _, ok = withLimit(0).Short(1)
-	require.False(t, ok)
+	require.False(t, b.Short(gib), "a small cgroup keeps an eighth")
+	require.False(t, withLimit(0).Short(1), "unknown")
 }

@@ -164,11 +164,11 @@ func (b *Budget) Headroom() (linux.Headroom, error) {
 
 // Short reports whether so little memory is available that pinning n bytes, which are
 // resident, may fail for it: less than what is left to the process, and what the
-// driver and the kernel need to list the pages. ok is false where the system does not
+// driver and the kernel need to list the pages. It is false where the system does not
 // report what is available.
-func (b *Budget) Short(n int) (h linux.Headroom, short, ok bool) {
+func (b *Budget) Short(n int) bool {
 	h, err := b.Headroom()
-	return h, err == nil && h.Available < min(minReserve, h.Total/8)+n/pagesPerList, err == nil
+	return err == nil && h.Available < min(minReserve, h.Total/8)+n/pagesPerList
 }
 
 // pagesPerList is how many bytes need a byte in lists of pages: 16 bytes for each page

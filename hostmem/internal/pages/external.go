@@ -15,8 +15,6 @@ import (
 type external struct {
 	readOnly bool
 	shared   bool
-	whole    unsafe.Pointer // the mapping that Unmap unmaps, nil for memory of another owner
-	size     int
 	slow     sync.Once // noted
 }
 
@@ -58,19 +56,13 @@ func MapFile(s *System, f *os.File, off int64, n int) (*Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of %s at %d: %w", n, f.Name(), off, err)
 	}
-	e := &external{readOnly: true, shared: true, whole: whole, size: size}
-	return s.external(unsafe.Add(whole, skip), n, page, on.Backing(), e), nil
+	r := s.external(unsafe.Add(whole, skip), n, page, on.Backing(), &external{readOnly: true, shared: true})
+	r.whole, r.size = whole, size
+	return r, nil
 }
 
 func (s *System) external(base unsafe.Pointer, n, page int, backing Backing, e *external) *Region {
 	return &Region{sys: s, plan: plan{n: n, mapped: n, page: page}, base: base, mapped: n, node: -1, backing: backing, external: e}
-}
-
-func (e *external) unmap(s *System) error {
-	if e.whole == nil {
-		return nil
-	}
-	return s.Calls.Unmap(e.whole, e.size)
 }
 
 // fault makes the pages of a block resident that are within the region. It gives

@@ -26,6 +26,8 @@ type Region struct {
 	base     unsafe.Pointer
 	mapped   int
 	backing  Backing
+	whole    unsafe.Pointer // the mapping that Unmap unmaps, nil for memory of another owner
+	size     int
 	external *external         // nil for memory that Map mapped
 	life     lifetime.Lifetime // of the mapping; it is used while pages are populated or examined
 
@@ -130,7 +132,7 @@ func (s *System) mapTrimmed(p plan) (*Region, error) {
 			return nil, s.undo(base, head+p.mapped, fmt.Errorf("trim %d bytes before %d: %w", head, p.mapped, err))
 		}
 	}
-	r := &Region{sys: s, plan: p, base: keep, mapped: p.mapped, node: -1}
+	r := &Region{sys: s, plan: p, base: keep, mapped: p.mapped, whole: keep, size: p.mapped, node: -1}
 	if p.hugetlb {
 		r.backing = Reserved
 	}
@@ -238,16 +240,12 @@ func (r *Region) Mapped() int { return r.mapped }
 // nothing. After an error the memory is still mapped and Unmap may be called again.
 func (r *Region) Unmap() error {
 	return r.life.Close(context.Background(), func(context.Context) error {
-		if err := r.unmap(); err != nil {
+		if r.whole == nil {
+			return nil
+		}
+		if err := r.sys.Calls.Unmap(r.whole, r.size); err != nil {
 			return fmt.Errorf("unmap %d bytes at %p: %w", r.mapped, r.base, err)
 		}
 		return nil
 	})
-}
-
-func (r *Region) unmap() error {
-	if r.external != nil {
-		return r.external.unmap(r.sys)
-	}
-	return r.sys.Calls.Unmap(r.base, r.mapped)
 }
