@@ -99,9 +99,8 @@ type modelBlock struct {
 
 	// The holder's.
 	want [modelWords]uint64
-	by   [modelWords]*cudart.Timeline // that writes it
-	used int                          // words of this lease
-	on   []*cudart.Timeline           // streams that were used since it was done last
+	used int                // words of this lease
+	on   []*cudart.Timeline // streams that were used since it was done last
 }
 
 const (
@@ -144,10 +143,10 @@ func newModel(t *testing.T, random *rand.Rand, faults bool) *model {
 	return m
 }
 
-// written reports whether all copies into a block are done, but those by one stream.
-func (b *modelBlock) written(but *cudart.Timeline) bool {
+// written reports whether all copies into a block are done.
+func (b *modelBlock) written() bool {
 	for i := range b.want {
-		if b.by[i] != but && atomic.LoadUint64(&b.words[i]) != b.want[i] {
+		if atomic.LoadUint64(&b.words[i]) != b.want[i] {
 			return false
 		}
 	}
@@ -159,7 +158,7 @@ func (m *model) found(b *modelBlock, to int32) {
 	if !b.state.CompareAndSwap(isPending, to) {
 		m.Errorf("block %d was found, and was not pending", b.index)
 	}
-	if !b.written(nil) {
+	if !b.written() {
 		m.Errorf("block %d was found, and is not done: it holds %v, not %v", b.index, *b.words, b.want)
 	}
 }
@@ -226,7 +225,7 @@ func (w *worker) lease(ctx context.Context) {
 	s := w.stream()
 	class, size := w.random.IntN(3), 1+w.random.IntN(3)
 	var b *modelBlock
-	switch w.random.IntN(4) {
+	switch w.random.IntN(3) {
 	case 0:
 		w.mu.Lock()
 		if n := len(w.idle); n > 0 {
@@ -246,23 +245,6 @@ func (w *worker) lease(ctx context.Context) {
 		if b = w.queue.FindOn(ctx, w.timeline(s), class, size); b != nil {
 			w.found(b, leased)
 		}
-	default:
-		s.mu.RLock() // that it is not replaced
-		defer s.mu.RUnlock()
-		size = 1
-		if b = w.queue.TakeOn(s.s.Timeline(), class); b == nil {
-			return
-		}
-		if !b.state.CompareAndSwap(isPending, leased) {
-			w.Errorf("block %d was taken, and was not pending", b.index)
-		}
-		if !b.written(s.s.Timeline()) {
-			w.Errorf("block %d was taken for a stream, and another uses it", b.index)
-		}
-		b.used = 0
-		w.copy(b, s)
-		w.put(b)
-		return
 	}
 	if b == nil {
 		return
@@ -292,7 +274,7 @@ func (w *worker) copy(b *modelBlock, s *modelStream) {
 	}
 	n := w.copies.Add(1)
 	if err := s.s.CopyToHost(unsafe.Pointer(&b.words[b.used]), w.numbers+cudart.DevPtr(8*n), 8); err == nil {
-		b.want[b.used], b.by[b.used] = uint64(n), s.s.Timeline()
+		b.want[b.used] = uint64(n)
 		b.used++
 	}
 	b.Fence.Add(s.s)
@@ -396,7 +378,7 @@ func (m *model) end() {
 	assert.Len(m, m.idle, modelBlocks)
 	for _, b := range m.all {
 		assert.Equal(m, isIdle, b.state.Load(), "block %d", b.index)
-		b.on, b.by = nil, [modelWords]*cudart.Timeline{}
+		b.on = nil
 	}
 	for i := range m.streams {
 		assert.NoError(m, m.streams[i].s.Close())

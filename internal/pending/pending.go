@@ -267,25 +267,6 @@ func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class
 	return nil, idle
 }
 
-// TakeOn takes a block of a class that one stream uses and no other, done or not: for work
-// of the same stream. It takes the one that was released last, and makes no calls.
-func (q *Queue[T]) TakeOn(of *cudart.Timeline, class int) *T {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	f := q.fifos[of]
-	if f == nil || f.classes&bit(class) == 0 {
-		return nil
-	}
-	for b := f.last; b != nil; b = b.prev {
-		if b.Class == class && b.Fence.Only() == of {
-			q.remove(f, b)
-			q.bytes.Add(-int64(b.Size))
-			return b.Of
-		}
-	}
-	return nil
-}
-
 // Wait waits until the device is done with all blocks of a stream's FIFO, and with blocks
 // that move to other streams, and makes them idle. After an error blocks stay: the device
 // cannot report whether it is done with them, or ctx has ended.

@@ -87,11 +87,16 @@ func (r *rig) release(name string, class int, streams ...*cudart.Stream) *block 
 		require.NoError(r, s.LaunchHostFunc(func() {}))
 		b.Fence.Add(s)
 	}
+	r.queue.Add(&b.Block, r.end(b))
+	return b
+}
+
+// end returns the Point that a block is to be added with.
+func (r *rig) end(b *block) cudart.Point {
 	b.Fence.Record()
 	at, ok := b.Fence.Next()
 	require.True(r, ok)
-	r.queue.Add(&b.Block, at)
-	return b
+	return at
 }
 
 // quiet waits for streams without asking for the blocks' Points.
@@ -264,43 +269,23 @@ func TestABlockMovesToItsPlace(t *testing.T) {
 	assert.ElementsMatch(t, []string{"early", "several", "behind"}, r.takeIdle())
 }
 
-// Of one stream and no other: whatever is done, and the last that was released.
-func TestTakeOn(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	s, other := r.stream(), r.stream()
-	r.stall(s)
-	r.stall(other)
-	r.release("old", 1, s)
-	r.release("new", 1, s)
-	r.release("another class", 2, s)
-	r.release("several", 1, s, other)
-	r.release("another stream", 1, other)
-	calls := r.sim.TotalCalls()
-	for _, want := range []string{"new", "old"} {
-		require.Equal(t, want, r.queue.TakeOn(s.Timeline(), 1).name)
-	}
-	assert.Nil(t, r.queue.TakeOn(s.Timeline(), 1))
-	assert.Nil(t, r.queue.TakeOn(s.Timeline(), 3))
-	assert.Nil(t, r.queue.TakeOn(r.stream().Timeline(), 1))
-	assert.Equal(t, "another class", r.queue.TakeOn(s.Timeline(), 2).name)
-	assert.Equal(t, calls+1, r.sim.TotalCalls(), "of the new stream alone")
-	assert.Equal(t, 20, r.queue.Bytes())
-	assert.Empty(t, r.takeIdle())
-}
-
 // Changes changes whenever another block is the oldest of a stream.
 func TestChangesCountsOldestBlocks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := r.stream()
-	r.stall(s)
+	open := r.stall(s)
 	changes := r.queue.Changes()
 	changed := func() bool {
 		before := changes
 		changes = r.queue.Changes()
 		return changes != before
 	}
+	late := &block{}
+	late.Of, late.Size = late, 10
+	require.NoError(r, s.LaunchHostFunc(func() {}))
+	late.Fence.Add(s)
+	early := r.end(late)
 	first := r.release("first", 1, s)
 	assert.True(t, changed())
 	points := first.Fence.Points(nil)
@@ -308,12 +293,13 @@ func TestChangesCountsOldestBlocks(t *testing.T) {
 	r.release("second", 2, s)
 	assert.False(t, changed())
 	assert.Equal(t, points, r.queue.Oldest(nil))
-	assert.Equal(t, first, r.queue.TakeOn(s.Timeline(), 1))
-	assert.True(t, changed())
-	assert.NotEqual(t, points, r.queue.Oldest(nil))
-	r.queue.Add(&first.Block, points[0])
+	r.queue.Add(&late.Block, early)
 	assert.True(t, changed(), "released late, it is the oldest all the same")
-	assert.Equal(t, points, r.queue.Oldest(nil))
+	assert.Equal(t, []cudart.Point{early}, r.queue.Oldest(nil))
+	open()
+	require.NoError(t, r.queue.Wait(t.Context(), s.Timeline()))
+	assert.True(t, changed())
+	assert.Empty(t, r.queue.Oldest(nil))
 }
 
 // Drain makes idle what one stream is done with although another takes long, and ends with
@@ -420,15 +406,13 @@ func TestNoStreamIsKept(t *testing.T) {
 func TestPendingDoesNotAllocate(t *testing.T) {
 	r := newRig(t)
 	s := r.stream()
-	r.stall(s)
 	b := r.release("block", 1, s)
 	at := r.queue.Oldest(nil)[0]
-	cycle := func() {
-		if r.queue.Find(context.Background(), 1, 10, nil) != nil || r.queue.TakeOn(s.Timeline(), 1) != b {
-			t.Error("it is busy")
+	require.NoError(t, at.Wait(t.Context()))
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if r.queue.Find(context.Background(), 1, 10, nil) != b {
+			t.Error("it is not found")
 		}
 		r.queue.Add(&b.Block, at)
-	}
-	asked := testing.AllocsPerRun(100, func() { at.Done(context.Background()) })
-	assert.LessOrEqual(t, testing.AllocsPerRun(100, cycle), asked)
+	}))
 }
