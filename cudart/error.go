@@ -11,7 +11,7 @@ import (
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
-//go:generate go run ../internal/gencodes codes.txt codes.go
+//go:generate go run ../scripts/gencodes codes.txt codes.go
 
 var (
 	// ErrUnsupported is returned by calls that the loaded library does not

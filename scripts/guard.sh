@@ -37,7 +37,7 @@ selftest_rows=(control/arithmetic calls/stream-query copies/upload/1MiB copies/d
 # build_guard DIRECTORY OUTPUT COMMIT [PLANTED]
 build_guard() {
 	(cd "$1" && CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath \
-		-ldflags="-s -w -X main.commit=$3 -X main.planted=${4:-0}" -o "$2" ./internal/guard)
+		-ldflags="-s -w -X main.commit=$3 -X main.planted=${4:-0}" -o "$2" ./scripts/guard)
 }
 
 # overlay COMMIT DIRECTORY puts COMMIT there, with this tree's guard, so that both builds measure in the same way.
@@ -48,18 +48,18 @@ overlay() {
 	mkdir -p "$dir"
 	git archive "$commit" | tar -x -C "$dir"
 	own=$dir/.own
-	mkdir -p "$own" "$dir/internal/guard"
-	mv "$dir"/internal/guard/*.go "$own" 2>/dev/null || true
-	for file in internal/guard/*.go; do
-		[[ $file == *_test.go ]] || cp "$file" "$dir/internal/guard/"
+	mkdir -p "$own" "$dir/scripts/guard"
+	mv "$dir"/{scripts,internal}/guard/*.go "$own" 2>/dev/null || true # older commits have it in internal/guard
+	for file in scripts/guard/*.go; do
+		[[ $file == *_test.go ]] || cp "$file" "$dir/scripts/guard/"
 	done
-	until errors=$(cd "$dir" && CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -gcflags=-e -o /dev/null ./internal/guard 2>&1); do
+	until errors=$(cd "$dir" && CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -gcflags=-e -o /dev/null ./scripts/guard 2>&1); do
 		mapfile -t bad < <(grep -oE '(rows|reference)_[a-z_]+\.go' <<<"$errors" | sort -u)
 		((${#bad[@]} > 0)) || die "the guard does not build with $commit:"$'\n'"$errors"
 		for file in "${bad[@]}"; do
-			rm "$dir/internal/guard/$file"
+			rm "$dir/scripts/guard/$file"
 			if [[ -e $own/$file ]]; then
-				mv "$own/$file" "$dir/internal/guard/"
+				mv "$own/$file" "$dir/scripts/guard/"
 				echo "$file is that of $commit"
 			else
 				echo "$file is left out: it does not build with $commit"

@@ -10,11 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/bench"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/bench"
 	"github.com/gopinned/pinned/internal/bounded"
-	"github.com/gopinned/pinned/internal/measure"
-	"github.com/gopinned/pinned/internal/report"
 )
 
 // benchFlags are the flags of bench.

@@ -10,12 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gopinned/pinned/internal/capture"
-	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
-	"github.com/gopinned/pinned/internal/probe"
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/capture"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 // captureFile is written unless --output names another file.
@@ -39,7 +38,7 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 			if o.output == "" {
 				o.output = captureFile
 			}
-			recorder := hosttext.Record(sys.root)
+			recorder := hostinfo.Record(sys.root)
 			sys.processes, sys.root = sys.root, recorder
 			s, err := o.fill(cmd, sys, "capture", func(ctx context.Context, s *session) error {
 				return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
@@ -55,7 +54,7 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 }
 
 // writeArchive writes what was found. A run that was ended has found less.
-func (s *session) writeArchive(recorder *hosttext.Recorder, withNames bool) error {
+func (s *session) writeArchive(recorder *hostinfo.Recorder, withNames bool) error {
 	a := &capture.Archive{Host: recorder.Host()}
 	if s.result.Facts != nil || !s.result.Complete {
 		facts := doctor.Facts{Devices: []doctor.Device{}}

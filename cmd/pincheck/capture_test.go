@@ -18,13 +18,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/capture"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/capture"
-	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
-	"github.com/gopinned/pinned/internal/hostinfo/hosttext"
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 func resultOf(t *testing.T, got outcome) *report.Result {
@@ -184,7 +183,7 @@ func TestEachHostIsJudgedTheSameFromItsArchive(t *testing.T) {
 	for _, file := range files {
 		c, err := hosttest.LoadCase(file)
 		require.NoError(t, err)
-		recorder := hosttext.Record(c.Host)
+		recorder := hostinfo.Record(c.Host)
 		host := hostinfo.Read(recorder, c.Environ)
 		verdict, found := judge(host, c.Facts)
 		a := &capture.Archive{Host: recorder.Host(), Environ: capture.Environ(host), Facts: c.Facts}

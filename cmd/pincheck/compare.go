@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gopinned/pinned/internal/compare"
-	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 func newCompare(o *options, sys system) *cobra.Command {

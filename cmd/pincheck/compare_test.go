@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/report"
 )
 
 // benchJSON is a document of pincheck bench with one series of this rate.

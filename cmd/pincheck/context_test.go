@@ -9,10 +9,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/bench"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/bench"
-	"github.com/gopinned/pinned/internal/measure"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 

@@ -6,8 +6,8 @@ import (
 	"io"
 	"slices"
 
-	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 // The exit codes. 2 is that of a fatal error of the Go runtime, and no other. Those from

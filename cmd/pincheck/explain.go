@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/docs/findings"
-	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/report"
 )
 
 func newExplain(o *options, sys system) *cobra.Command {

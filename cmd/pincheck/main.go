@@ -13,11 +13,11 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/bench"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe/child"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/bench"
-	"github.com/gopinned/pinned/internal/child"
-	"github.com/gopinned/pinned/internal/hostinfo"
-	"github.com/gopinned/pinned/internal/probe"
 )
 
 func main() {

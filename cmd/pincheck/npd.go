@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 // npdStatus is the outcome of a run with --npd, which has printed its message.

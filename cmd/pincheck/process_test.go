@@ -17,12 +17,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe/child"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/child"
-	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/probe"
-	"github.com/gopinned/pinned/internal/report"
 )
 
 // asProgram makes the test binary the program itself. Stuck names a function of CUDA that

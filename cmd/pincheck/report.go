@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gopinned/pinned/internal/measure"
-	"github.com/gopinned/pinned/internal/probe"
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 // reportFile is what report writes, unless --output names another file.

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 // reportTo is the file that pincheck report writes, with these arguments.

@@ -20,13 +20,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/bench"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/bench"
-	"github.com/gopinned/pinned/internal/doctor"
-	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
-	"github.com/gopinned/pinned/internal/probe"
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/verify"
 )

@@ -4,7 +4,7 @@ import (
 	"runtime"
 	"runtime/debug"
 
-	"github.com/gopinned/pinned/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 // version may be set when linking: -ldflags "-X main.version=v1.2.3". Otherwise it is

@@ -3,9 +3,9 @@ package main
 import (
 	"strconv"
 
-	"github.com/gopinned/pinned/internal/measure"
-	"github.com/gopinned/pinned/internal/result"
-	"github.com/gopinned/pinned/internal/yardstick"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
 )
 
 // yardsticks returns what the devices of an Env can be expected to reach.

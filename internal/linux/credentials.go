@@ -26,16 +26,16 @@ func (c Credentials) Has(capability int) bool { return c.Capabilities>>capabilit
 // MayOpen reports whether the mode and the owner of a file let a process of these
 // credentials read and write it. Access control lists and security modules may say
 // otherwise.
-func (c Credentials) MayOpen(mode fs.FileMode, uid, gid int) bool {
+func (c Credentials) MayOpen(mode fs.FileMode, owner Owner) bool {
 	const readWrite = 0o6
 	if c.Has(CapDACOverride) {
 		return true
 	}
 	bits := mode.Perm()
 	switch {
-	case uid == c.UID:
+	case owner.UID == c.UID:
 		bits >>= 6
-	case gid == c.GID || slices.Contains(c.Groups, gid):
+	case owner.GID == c.GID || slices.Contains(c.Groups, owner.GID):
 		bits >>= 3
 	}
 	return bits&readWrite == readWrite

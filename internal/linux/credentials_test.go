@@ -31,10 +31,10 @@ func TestCredentials(t *testing.T) {
 		{0o606, 0, 44, false}, // the group's bits count for its members, not those of others
 		{0o444, 0, 0, false},
 	} {
-		assert.Equal(t, f.may, c.MayOpen(f.mode, f.uid, f.gid), "%+v", f)
+		assert.Equal(t, f.may, c.MayOpen(f.mode, Owner{f.uid, f.gid}), "%+v", f)
 	}
 	c.Capabilities = 1 << CapDACOverride
-	assert.True(t, c.MayOpen(0, 0, 0))
+	assert.True(t, c.MayOpen(0, Owner{}))
 }
 
 func FuzzCredentials(f *testing.F) {

@@ -79,11 +79,21 @@ func parseMap(text string) ([]room, error) {
 	return rooms, nil
 }
 
+// The map's short name for the directory of what only pincheck needs.
+const (
+	shortName = "pincheck/"
+	longName  = "cmd/pincheck/internal/"
+)
+
 // names reads a cell: names in code quotes with commas between them, or a dash.
 func names(cell string) ([]string, error) {
 	var list []string
 	for _, m := range code.FindAllStringSubmatch(cell, -1) {
-		list = append(list, strings.TrimSuffix(m[1], "/"))
+		name := strings.TrimSuffix(m[1], "/")
+		if below, ok := strings.CutPrefix(name, shortName); ok {
+			name = longName + below
+		}
+		list = append(list, name)
 	}
 	if rest := strings.Trim(code.ReplaceAllString(cell, ""), ", "); rest != "" && (rest != "–" || len(list) > 0) {
 		return nil, fmt.Errorf("%q is not a list of names in code quotes", cell)
@@ -214,6 +224,7 @@ const smallMap = "# Contributing\n\n## Map\n\nText.\n\n" +
 	"| directory | what lives there | imports | modules |\n|---|---|---|---|\n" +
 	"| `cmd/tool/` | a tool | `lib/`, `lib/part/` | `cobra` |\n" +
 	"| `lib/part/` | a part | `lib/` | – |\n" +
+	"| `pincheck/part/` | a part of the command | `lib/` | – |\n" +
 	"| `lib/` | a library | – | `x/sys` |\n" +
 	"\nMore.\n\n| directory, for tests only | what lives there | imports | modules |\n|---|---|---|---|\n" +
 	"| `internal/helper/` | a helper | `lib/` | `testify` |\n" +
@@ -223,9 +234,10 @@ func smallTree() tree {
 	return tree{
 		module:   "example.org/m",
 		requires: []string{"golang.org/x/sys", "example.org/cobra", "example.org/testify"},
-		dirs:     []string{"cmd/tool", "lib/part", "lib", "internal/helper"},
+		dirs:     []string{"cmd/tool", "cmd/pincheck/internal/part", "lib/part", "lib", "internal/helper"},
 		files: []file{
 			{path: "cmd/tool/main.go", imports: []string{"example.org/m/lib", "example.org/m/lib/part", "example.org/cobra", "fmt"}},
+			{path: "cmd/pincheck/internal/part/part.go", imports: []string{"example.org/m/lib"}},
 			{path: "lib/part/part.go", imports: []string{"example.org/m/lib"}},
 			{path: "lib/lib.go", imports: []string{"unsafe", "golang.org/x/sys/unix", "example.org/m/lib/inner"}},
 			{path: "lib/inner/inner.go"},
@@ -239,7 +251,7 @@ func TestMapsThatAreWrong(t *testing.T) {
 	t.Parallel()
 	rooms, err := parseMap(smallMap)
 	require.NoError(t, err)
-	require.Len(t, rooms, 4)
+	require.Len(t, rooms, 5)
 	require.Empty(t, check(rooms, smallTree()), "this one is right")
 
 	for _, tt := range []struct {
@@ -255,12 +267,13 @@ func TestMapsThatAreWrong(t *testing.T) {
 		{want: "no file of lib/part imports module x/sys", old: "a part | `lib/` | –", new: "a part | `lib/` | `x/sys`"},
 		{want: "cmd/tool/main.go imports lib/part, which the row of cmd/tool does not list", old: "`lib/`, `lib/part/`", new: "`lib/`"},
 		{want: "lib/lib.go imports golang.org/x/sys/unix, which the row of lib does not list", old: "a library | – | `x/sys`", new: "a library | – | –"},
-		{want: "no file of lib/part imports lib", change: func(t *tree) { t.files[1].imports = nil }},
+		{want: "no file of cmd/pincheck/internal/part imports lib", change: func(t *tree) { t.files[1].imports = nil }},
+		{want: "no file of lib/part imports lib", change: func(t *tree) { t.files[2].imports = nil }},
 		{want: "other/other.go is in no room", change: func(t *tree) { t.files = append(t.files, file{path: "other/other.go"}) }},
-		{want: "lib/lib.go imports other, which is in no room", change: func(t *tree) { t.files[2].imports[2] = "example.org/m/other" }},
-		{want: "lib/lib.go imports internal/helper, which the row of lib does not list", change: func(t *tree) { t.files[2].imports[2] = "example.org/m/internal/helper" }},
-		{want: "lib/lib.go imports example.org/other, which go.mod does not require", change: func(t *tree) { t.files[2].imports[2] = "example.org/other" }},
-		{want: "lib/lib_test.go uses cgo", change: func(t *tree) { t.files[4].imports[0] = "C" }},
+		{want: "lib/lib.go imports other, which is in no room", change: func(t *tree) { t.files[3].imports[2] = "example.org/m/other" }},
+		{want: "lib/lib.go imports internal/helper, which the row of lib does not list", change: func(t *tree) { t.files[3].imports[2] = "example.org/m/internal/helper" }},
+		{want: "lib/lib.go imports example.org/other, which go.mod does not require", change: func(t *tree) { t.files[3].imports[2] = "example.org/other" }},
+		{want: "lib/lib_test.go uses cgo", change: func(t *tree) { t.files[5].imports[0] = "C" }},
 	} {
 		require.Contains(t, smallMap, tt.old)
 		rooms, err := parseMap(strings.Replace(smallMap, tt.old, tt.new, 1))

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/internal/hostinfo/hosttest"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -136,7 +136,7 @@ func TestTheTighterCgroupCounts(t *testing.T) {
 	require.ErrorContains(t, err, "memory.max")
 }
 
-// What pincheck reports of these hosts is tested in internal/hostinfo: both must say
+// What pincheck reports of these hosts is tested in cmd/pincheck/internal/hostinfo: both must say
 // the same. The guard keeps its reserve of that.
 func TestTheGuardOnCapturedHosts(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,445 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// Methods of pinning, beside those of the experiment memory.
+const (
+	registerPlain     = "register_unpopulated" // mmap and cudaHostRegister
+	registerPopulated = "register_populated"   // cudaHostRegister alone, of resident memory
+	poolFirst         = "pool_first_use"
+	poolReuse         = "pool_reuse"
+)
+
+// Names of the series.
+const (
+	pinTime   = "pin_time"
+	pinRate   = "pin_rate"
+	unpinTime = "unpin_time"
+	unpinRate = "unpin_rate"
+)
+
+var alloc = measure.Experiment{
+	Name:     "alloc",
+	Short:    "time to pin and unpin memory, by size and method",
+	Question: "How long does it take to pin memory, and which way is best here?",
+	Views: []result.View{
+		{Title: "Pinning, GB/s", Series: pinRate, X: result.Size, Lines: []string{result.Method}},
+		{Title: "Pinning, time", Series: pinTime, X: result.Size, Lines: []string{result.Method}},
+		{Title: "Unpinning, GB/s", Series: unpinRate, X: result.Size, Lines: []string{result.Method}},
+		{Title: "Unpinning, time", Series: unpinTime, X: result.Size, Lines: []string{result.Method}},
+	},
+	Plan:    planAlloc,
+	Explain: explainAlloc,
+}
+
+// Of each list the last is the worst case of allocators that round up to powers of two.
+var (
+	allocSizes          = []int{4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20, 1<<30 + 1}
+	quickAllocSizes     = []int{64 << 10, 16 << 20, 128<<20 + 1}
+	simulatedAllocSizes = []int{64 << 10, 1 << 20, 16<<20 + 1}
+)
+
+func planAlloc(env measure.Env) ([]measure.Group, error) {
+	if len(env.Devices) == 0 {
+		return nil, errNoDevice
+	}
+	dev := env.Devices[0] // pinning is the host's work
+	sizes := env.Sizes
+	if len(sizes) == 0 {
+		switch {
+		case dev.Runtime().Library().Simulated:
+			sizes = simulatedAllocSizes
+		case env.Quick:
+			sizes = quickAllocSizes
+		default:
+			sizes = allocSizes
+		}
+	}
+	var groups []measure.Group
+	for _, m := range pinMethods {
+		p := &pinner{dev: dev, method: m}
+		g := measure.Group{Name: m.name, Setup: secondsAt(warmUpBytes, slowPin), Open: p.open, Close: p.close, Notes: p.said}
+		for _, n := range sizes {
+			if m.name == powerOfTwo && bits.OnesCount(uint(n)) == 1 {
+				continue // it is cudaHostAlloc then
+			}
+			g.Cases = append(g.Cases, p.sized(n))
+			g.Need.Pinned = max(g.Need.Pinned, takes(m.allocator(), n))
+		}
+		if len(g.Cases) > 0 {
+			groups = append(groups, g)
+		}
+	}
+	if dev.Runtime().Library().Simulated {
+		groups[0].Notes = both(simulatedTimes, groups[0].Notes)
+	}
+	return groups, nil
+}
+
+// A pinMethod is a way of pinning.
+type pinMethod struct {
+	name string
+	// prepare does what is not counted, for memory of n bytes: once, or always before a
+	// sample. pin pins it and returns what unpins it; both are timed.
+	prepare func(p *pinner, n int) error
+	always  bool
+	pin     func(ctx context.Context, p *pinner, n int) (unpin func() error, err error)
+	// pooled memory is unpinned later, by the pool, so that this is not counted.
+	pooled bool
+	// times is how often a sample pins and unpins, to be longer than the clock is coarse.
+	// 0 means once.
+	times int
+}
+
+func (m pinMethod) allocator() string {
+	if m.name == powerOfTwo {
+		return powerOfTwo
+	}
+	return ours
+}
+
+var pinMethods = []pinMethod{
+	{name: ours, pin: pinOurs},
+	{name: cudas, pin: pinByCUDA},
+	{name: powerOfTwo, pin: pinByCUDA},
+	{name: registerPlain, pin: pinPlain},
+	{name: registerPopulated, prepare: populated, pin: register},
+	{name: poolFirst, prepare: freshPool, always: true, pin: pinFromPool, pooled: true},
+	{name: poolReuse, prepare: filledPool, pin: pinFromPool, pooled: true, times: 64},
+}
+
+// A pinner pins by one method.
+type pinner struct {
+	dev    *cudart.Device
+	method pinMethod
+	notes  []string
+
+	// What is prepared, for memory of this size.
+	size   int
+	undo   releases
+	memory []byte
+	pool   *pool.Pool
+
+	running sync.WaitGroup // a sample
+	left    bool           // it was not waited for when ctx ended, and uses all of this
+}
+
+// warmUpBytes is how much is pinned before the first sample, for the context, the driver's
+// code, and what hostmem finds out about the host.
+const warmUpBytes = 4 << 20
+
+func (p *pinner) open(ctx context.Context) error {
+	_, _, err := p.once(ctx, warmUpBytes)
+	return err
+}
+
+// close releases what is prepared. It does not wait for a call into CUDA that ctx did not
+// end: when that returns it is undone, and the rest released.
+func (p *pinner) close() error {
+	if !p.left {
+		return p.reset()
+	}
+	go func() {
+		p.running.Wait()
+		_ = p.reset() // an interrupted run reports no errors
+	}()
+	return nil
+}
+
+func (p *pinner) said() []string {
+	if p.left {
+		return nil
+	}
+	return p.notes
+}
+
+// simulatedTimes is said of times that no GPU and no driver has a part in.
+func simulatedTimes() []string {
+	return []string{"the simulated GPU neither pins nor populates memory: what this took is the time of the simulator and of this host"}
+}
+
+func (p *pinner) reset() error {
+	p.size, p.memory, p.pool = 0, nil, nil
+	return p.undo.run()
+}
+
+// prepare makes what the method needs for n bytes, unless it is there.
+func (p *pinner) prepare(n int) error {
+	if p.method.prepare == nil || p.size == n && !p.method.always {
+		return nil
+	}
+	if err := p.reset(); err != nil {
+		return err
+	}
+	p.size = n
+	return p.method.prepare(p, n)
+}
+
+// once pins and unpins n bytes, and returns how long each took. It returns when ctx ends:
+// what is pinned by then is unpinned later.
+func (p *pinner) once(ctx context.Context, n int) (pin, unpin time.Duration, err error) {
+	if err := bounded.Ended(ctx); err != nil {
+		return 0, 0, err
+	}
+	type taken struct {
+		pin, unpin time.Duration
+		err        error
+	}
+	done := make(chan taken, 1)
+	p.running.Go(func() {
+		var t taken
+		t.pin, t.unpin, t.err = p.measure(ctx, n)
+		done <- t
+	})
+	select {
+	case t := <-done:
+		return t.pin, t.unpin, t.err
+	case <-ctx.Done():
+		p.left = true
+		return 0, 0, bounded.Ended(ctx)
+	}
+}
+
+func (p *pinner) measure(ctx context.Context, n int) (pin, unpin time.Duration, err error) {
+	if err := p.prepare(n); err != nil {
+		return 0, 0, err
+	}
+	times := max(p.method.times, 1)
+	for range times {
+		start := time.Now()
+		release, err := p.method.pin(ctx, p, n)
+		pinned := time.Now()
+		if err != nil {
+			return 0, 0, err
+		}
+		if err := release(); err != nil {
+			return 0, 0, err
+		}
+		pin += pinned.Sub(start)
+		unpin += time.Since(pinned)
+	}
+	return pin / time.Duration(times), unpin / time.Duration(times), nil
+}
+
+// sized is the case of one size, whose samples measure all its series.
+func (p *pinner) sized(n int) measure.Case {
+	labels := result.Labels{{Key: result.Method, Value: p.method.name}, {Key: result.Size, Value: strconv.Itoa(n)}}
+	var pin, unpin time.Duration // of the last sample
+	c := measure.Case{
+		Series: result.Series{Name: pinTime, Labels: labels, Unit: result.Seconds, Better: result.Lower, BytesPerSample: n * max(p.method.times, 1)},
+		Budget: max(200*time.Millisecond, 3*secondsAt(n, slowPin)),
+		Sample: func(ctx context.Context) (_ float64, err error) {
+			pin, unpin, err = p.once(ctx, n)
+			return pin.Seconds(), err
+		},
+	}
+	also := func(name string, of *time.Duration, asRate bool) {
+		s := result.Series{Name: name, Labels: labels, Unit: result.Seconds, Better: result.Lower}
+		if asRate {
+			s.Unit, s.Better = result.GBPerSecond, result.Higher
+		}
+		c.Also = append(c.Also, measure.Also{Series: s, Last: func() (float64, bool) {
+			if asRate {
+				return float64(n) / float64(of.Nanoseconds()), *of > 0
+			}
+			return of.Seconds(), true
+		}})
+	}
+	if p.method.name != poolReuse { // which pins nothing
+		also(pinRate, &pin, true)
+	}
+	if !p.method.pooled {
+		also(unpinTime, &unpin, false)
+		also(unpinRate, &unpin, true)
+	}
+	return c
+}
+
+func pinOurs(ctx context.Context, p *pinner, n int) (func() error, error) {
+	b, err := hostmem.Alloc(ctx, p.dev, n, hostmem.Options{Label: "bench"})
+	if err != nil {
+		return nil, err
+	}
+	for _, note := range b.Notes() {
+		if note = p.method.name + ": " + note; !slices.Contains(p.notes, note) {
+			p.notes = append(p.notes, note)
+		}
+	}
+	return b.Close, nil
+}
+
+// pinByCUDA is cudaHostAlloc, of the rounded size where the method rounds.
+func pinByCUDA(_ context.Context, p *pinner, n int) (func() error, error) {
+	memory, err := p.dev.HostAlloc(takes(p.method.allocator(), n), cudart.HostAllocDefault)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return p.dev.FreeHost(memory) }, nil
+}
+
+// pinPlain maps memory and registers it before any of it is resident.
+func pinPlain(_ context.Context, p *pinner, n int) (func() error, error) {
+	b, unmap, err := mapPlain(n)
+	if err != nil {
+		return nil, err
+	}
+	at := unsafe.Pointer(&b[0])
+	if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
+		return nil, errors.Join(err, unmap())
+	}
+	return func() error {
+		if err := p.dev.HostUnregister(at); err != nil {
+			return err // it may be pinned still, and stays mapped
+		}
+		return unmap()
+	}, nil
+}
+
+// populated maps memory and makes it resident.
+func populated(p *pinner, n int) error {
+	m, err := hostmem.AllocPageable(n)
+	if err != nil {
+		return err
+	}
+	p.undo = append(p.undo, m.Close)
+	p.memory = m.Bytes()
+	touch(p.memory)
+	return nil
+}
+
+// register registers what is populated.
+func register(_ context.Context, p *pinner, n int) (func() error, error) {
+	at := unsafe.Pointer(&p.memory[0])
+	if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
+		return nil, err
+	}
+	return func() error { return p.dev.HostUnregister(at) }, nil
+}
+
+// freshPool makes a pool that has nothing pinned.
+func freshPool(p *pinner, n int) error {
+	made, err := pool.New(p.dev, pool.Options{})
+	if err != nil {
+		return err
+	}
+	p.pool = made
+	p.undo = append(p.undo, made.Close)
+	return nil
+}
+
+// filledPool makes a pool that has idle memory of n bytes.
+func filledPool(p *pinner, n int) error {
+	if err := freshPool(p, n); err != nil {
+		return err
+	}
+	l, err := p.pool.Get(context.Background(), n)
+	if err != nil {
+		return err
+	}
+	return l.Release()
+}
+
+func pinFromPool(ctx context.Context, p *pinner, n int) (func() error, error) {
+	l, err := p.pool.Get(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return l.Release() }, nil
+}
+
+func explainAlloc(_ measure.Env, b *result.Bench) []string {
+	var answers []string
+	say := func(format string, args ...any) { answers = append(answers, sentence(fmt.Sprintf(format, args...))) }
+	rates := largest(b, pinRate)
+	// Memory that is populated already, or pinned, is none that was pinned from nothing.
+	for _, no := range []string{registerPopulated, poolFirst, powerOfTwo} {
+		delete(rates, no)
+	}
+	if best := bestOf(rates); best != nil && len(rates) > 1 {
+		size := sizeOf(best.Labels)
+		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), units.Bytes(size), units.Seconds(float64(size)/1e9/best.Median), units.Rate(best.Median))
+		for _, other := range []string{cudas, registerPlain, ours} {
+			if s := rates[other]; s != nil && s != best {
+				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), units.Rate(s.Median))
+			}
+		}
+		say("%s", text)
+	}
+	times := largest(b, pinTime)
+	if rounded, exact := times[powerOfTwo], times[cudas]; rounded != nil && exact != nil && sizeOf(rounded.Labels) == sizeOf(exact.Labels) {
+		n := sizeOf(rounded.Labels)
+		text := fmt.Sprintf("An allocator that rounds up to powers of two pins %s for %s, in %s where cudaHostAlloc of the exact size takes %s",
+			units.Bytes(roundedUp(n)), units.Bytes(n), units.Seconds(rounded.Median), units.Seconds(exact.Median))
+		if s := times[ours]; s != nil && sizeOf(s.Labels) == n {
+			text += fmt.Sprintf(" and hostmem.Alloc %s", units.Seconds(s.Median))
+		}
+		say("%s", text)
+	}
+	if first, again := times[poolFirst], times[poolReuse]; first != nil && again != nil && sizeOf(first.Labels) == sizeOf(again.Labels) {
+		say("The first lease of %s from a pool takes %s, and its reuse %s", units.Bytes(sizeOf(first.Labels)), units.Seconds(first.Median), units.Seconds(again.Median))
+	}
+	if s := times[registerPopulated]; s != nil {
+		say("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", units.Bytes(sizeOf(s.Labels)), units.Seconds(s.Median))
+	}
+	return answers
+}
+
+// largest returns the series of a name with the largest size that any has, by method.
+func largest(b *result.Bench, name string) map[string]*result.Series {
+	all := b.Select(result.View{Series: name})
+	most := 0
+	for _, s := range all {
+		most = max(most, sizeOf(s.Labels))
+	}
+	found := map[string]*result.Series{}
+	for _, s := range all {
+		if sizeOf(s.Labels) == most {
+			found[s.Labels.Get(result.Method)] = s
+		}
+	}
+	return found
+}
+
+// bestOf returns the series with the highest median, or nil.
+func bestOf(series map[string]*result.Series) *result.Series {
+	var best *result.Series
+	for _, s := range series {
+		if best == nil || cmp.Or(cmp.Compare(s.Median, best.Median), cmp.Compare(best.Labels.Get(result.Method), s.Labels.Get(result.Method))) > 0 {
+			best = s
+		}
+	}
+	return best
+}
+
+// methodInWords returns the method of a series in words.
+func methodInWords(s *result.Series) string {
+	switch m := s.Labels.Get(result.Method); m {
+	case ours:
+		return "hostmem.Alloc"
+	case cudas:
+		return "cudaHostAlloc"
+	case registerPlain:
+		return "cudaHostRegister of memory that is not populated"
+	default:
+		return m
+	}
+}

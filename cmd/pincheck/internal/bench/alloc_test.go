@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+func TestAllocMeasuresEachMethod(t *testing.T) {
+	t.Parallel()
+	sim, devices := simulatedDevices(t, cudasim.Config{})
+	const odd = 4<<20 + 1
+	env := measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1 << 20, odd}}}
+	b, err := measure.Run(t.Context(), alloc, env, nil)
+	require.NoError(t, err)
+	require.Empty(t, b.Errors)
+	assert.Equal(t, simulatedTimes(), b.Notes)
+	for _, n := range env.Sizes {
+		for _, m := range pinMethods {
+			if m.name == powerOfTwo && n != odd {
+				assert.Nil(t, b.Find(pinTime, result.Label{Key: result.Method, Value: powerOfTwo}, result.Label{Key: result.Size, Value: fmt.Sprint(n)}),
+					"a power of two is cudaHostAlloc's own")
+				continue
+			}
+			seconds := find(t, b, pinTime, m.name, n)
+			assert.Equal(t, result.Seconds, seconds.Unit)
+			if m.name == poolReuse {
+				assert.Nil(t, b.Find(pinRate, seconds.Labels...), "it pins nothing")
+				continue
+			}
+			rate := find(t, b, pinRate, m.name, n)
+			require.Len(t, rate.Samples, len(seconds.Samples), m.name)
+			assert.GreaterOrEqual(t, len(seconds.Samples), 3)
+			for i, s := range seconds.Samples {
+				assert.InEpsilon(t, float64(n)/1e9, s*rate.Samples[i], 1e-9)
+			}
+			assert.Equal(t, result.GBPerSecond, rate.Unit)
+			unpin := b.Find(unpinTime, seconds.Labels...)
+			if m.pooled {
+				assert.Nil(t, unpin, m.name)
+			} else {
+				require.NotNil(t, unpin, m.name)
+				assert.Len(t, unpin.Samples, len(seconds.Samples))
+				assert.NotNil(t, b.Find(unpinRate, seconds.Labels...))
+			}
+		}
+	}
+	text := strings.Join(b.Answers, "\n")
+	for _, want := range []string{" pins fastest here: 4 MiB + 1 B in ", "rounds up to powers of two pins 8 MiB for 4 MiB + 1 B, in ", "The first lease of 4 MiB + 1 B from a pool takes ", "that is resident already takes "} {
+		assert.Contains(t, text, want)
+	}
+	assert.Len(t, b.Answers, 4)
+	assert.Zero(t, sim.Outstanding().Registrations+sim.Outstanding().HostAllocs)
+}
+
+// What a host refuses is left out, and the rest is measured.
+func TestAllocWithoutRegistering(t *testing.T) {
+	t.Parallel()
+	_, devices := simulatedDevices(t, cudasim.ConfidentialComputing())
+	b, err := measure.Run(t.Context(), alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<20 + 1}}}, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	notes := strings.Join(b.Notes, "\n")
+	assert.Contains(t, notes, registerPlain+": not measured: ")
+	assert.Contains(t, notes, registerPopulated+": not measured: ")
+	assert.Contains(t, notes, ours+": ", "why the memory is cudaHostAlloc's")
+	assert.Nil(t, b.Find(pinTime, result.Label{Key: result.Method, Value: registerPlain}))
+	find(t, b, pinTime, ours, 1<<20+1)
+	assert.NotContains(t, strings.Join(b.Answers, "\n"), "already")
+}
+
+// Whichever call fails, everything else is measured and all is released: testgpu looks.
+func TestAllocFails(t *testing.T) {
+	t.Parallel()
+	for _, fn := range []string{"cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaFreeHost"} {
+		t.Run(fn, func(t *testing.T) {
+			t.Parallel()
+			sim, devices := simulatedDevices(t, cudasim.Config{})
+			// Late: the call did its work, so that nothing is left to release.
+			late := strings.Contains(fn, "Un") || strings.Contains(fn, "Free")
+			sim.Fail(fn, cudasim.Fault{Nth: 3, Code: 999, Late: late})
+			b, err := measure.Run(t.Context(), alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<20 + 1}, Quick: true}}, nil)
+			require.NoError(t, err)
+			assert.Contains(t, strings.Join(append(b.Errors, b.Notes...), "\n"), fn, "hostmem has another way where registering fails")
+			assert.NotNil(t, b.Find(pinTime, result.Label{Key: result.Method, Value: poolReuse}), "the last method is measured")
+			assert.True(t, b.Complete)
+		})
+	}
+}
+
+// A call that does not return does not keep the run once ctx has ended.
+func TestAllocInterruptedInACall(t *testing.T) {
+	t.Parallel()
+	for _, fn := range []string{"cudaHostAlloc", "cudaHostRegister", "cudaFreeHost", "cudaHostUnregister"} {
+		t.Run(fn, func(t *testing.T) {
+			t.Parallel()
+			sim, devices := simulatedDevices(t, cudasim.Config{})
+			unblock := sim.Block(fn, cudasim.Fault{Nth: 4})
+			defer unblock()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			stop := errors.New("stop")
+			go func() {
+				if sim.AwaitBlocked(ctx, fn, 1) == nil {
+					cancel(stop)
+				}
+			}()
+			b, err := measure.Run(ctx, alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<20 + 1}}}, nil)
+			require.ErrorIs(t, err, stop)
+			assert.False(t, b.Complete)
+			assert.Empty(t, b.Errors)
+			unblock()
+		})
+	}
+}
+
+func TestAllocPlans(t *testing.T) {
+	t.Parallel()
+	_, err := planAlloc(measure.Env{})
+	require.EqualError(t, err, "no device")
+	_, devices := simulatedDevices(t, cudasim.Config{})
+	_, need, err := measure.Estimate(alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<28 + 1}}})
+	require.NoError(t, err)
+	assert.Equal(t, 1<<29, need.Pinned)
+}
+
+func TestAllocAnswersSayWhatIsThere(t *testing.T) {
+	t.Parallel()
+	assert.Empty(t, explainAlloc(measure.Env{}, &result.Bench{}))
+	series := func(name, method, size string, median float64) result.Series {
+		return result.Series{Name: name, Labels: result.Labels{{Key: result.Method, Value: method}, {Key: result.Size, Value: size}}, Stats: result.Stats{Median: median}}
+	}
+	b := &result.Bench{Series: []result.Series{
+		series(pinRate, ours, "1073741825", 26), series(pinRate, cudas, "1073741825", 3.2), series(pinRate, registerPlain, "1073741825", 3.8),
+		series(pinRate, registerPopulated, "1073741825", 90), series(pinRate, ours, "4096", 100),
+		series(pinTime, cudas, "1073741825", 0.34), series(pinTime, powerOfTwo, "1073741825", 0.68), series(pinTime, ours, "1073741825", 0.041),
+		series(pinTime, poolFirst, "1073741825", 0.042), series(pinTime, poolReuse, "1073741825", 200e-9),
+	}}
+	assert.Equal(t, []string{
+		"hostmem.Alloc pins fastest here: 1 GiB + 1 B in 41.3 ms, 26.0 GB/s, 8.1 times what cudaHostAlloc does (3.20 GB/s), 6.8 times what cudaHostRegister of memory that is not populated does (3.80 GB/s).",
+		"An allocator that rounds up to powers of two pins 2 GiB for 1 GiB + 1 B, in 680 ms where cudaHostAlloc of the exact size takes 340 ms and hostmem.Alloc 41.0 ms.",
+		"The first lease of 1 GiB + 1 B from a pool takes 42.0 ms, and its reuse 200 ns.",
+	}, explainAlloc(measure.Env{}, b))
+}

@@ -1,0 +1,363 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// The series of Bandwidth and Link.
+const (
+	seriesBandwidth    = "bandwidth"
+	seriesTogether     = "bandwidth_all_devices" // of one of them, or with allDevices the sum
+	seriesDeviceMemory = "device_memory"         // read and written by a copy within it
+)
+
+// allDevices is the value of the label device of a sum.
+const allDevices = "all"
+
+// Bandwidth measures copies between host and device: by size, direction and kind of host
+// memory, and with all devices at once.
+func Bandwidth() measure.Experiment {
+	return measure.Experiment{
+		Name:     "bandwidth",
+		Short:    "GB/s of copies by size, direction, kind of host memory and device",
+		Question: "How fast are copies between host and device, and what decides it?",
+		Views: []result.View{
+			{Title: "Registered memory, by size of a copy", Series: seriesBandwidth, Where: result.Labels{{Key: result.Memory, Value: memoryRegistered}},
+				X: result.Size, Lines: []string{result.Device, result.Direction}},
+			{Title: "Host to device, by kind of host memory", Series: seriesBandwidth, Where: result.Labels{{Key: result.Direction, Value: result.HostToDevice}},
+				X: result.Size, Lines: []string{result.Device, result.Memory}},
+			{Title: "Device to host, by kind of host memory", Series: seriesBandwidth, Where: result.Labels{{Key: result.Direction, Value: result.DeviceToHost}},
+				X: result.Size, Lines: []string{result.Device, result.Memory}},
+			{Title: "Both directions at once, sum", Series: seriesBandwidth, Where: result.Labels{{Key: result.Direction, Value: result.Both}},
+				X: result.Size, Lines: []string{result.Device, result.Memory}},
+			{Title: "All devices at once", Series: seriesTogether, X: result.Device, Lines: []string{result.Direction}},
+			{Title: "The device's own memory, read and written", Series: seriesDeviceMemory, X: result.Device, Lines: []string{result.Size}},
+			{Title: "The device's own memory, filled and checked by kernels", Series: seriesChecked, X: result.Device, Lines: []string{result.Method}},
+		},
+		Plan:    planBandwidth,
+		Explain: explainBandwidth,
+	}
+}
+
+var (
+	allSizes   = []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30, 4 << 30}
+	quickSizes = []int{16 << 10, 256 << 10, 4 << 20, 64 << 20}
+)
+
+const (
+	// largestOther is the largest copy with kinds of memory other than registered: a
+	// larger one is not faster, and cudaMemcpy of it could not be interrupted.
+	largestOther = 256 << 20
+	// sampleBytes is how many bytes the copies of a sample have together, unless that
+	// is more than mostCopies of them, or less than one.
+	sampleBytes = 256 << 20
+	mostCopies  = 256
+	// On a simulated device copies cost the host's time, and its memory is the host's.
+	simulatedLargest = 16 << 20
+	simulatedSample  = 8 << 20
+)
+
+// A sizing says which sizes are copied, and how often in a sample.
+type sizing struct {
+	sizes       []int // ascending
+	chosen      bool  // by the user
+	sampleBytes int
+	leftOut     bool // larger sizes, for want of memory
+}
+
+func newSizing(env measure.Env) sizing {
+	z := sizing{sampleBytes: sampleBytes}
+	simulated := slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
+	if simulated {
+		z.sampleBytes = simulatedSample
+	}
+	if z.sizes = slices.Compact(slices.Sorted(slices.Values(env.Sizes))); len(z.sizes) > 0 {
+		z.chosen = true
+		return z
+	}
+	all, most := allSizes, math.MaxInt
+	if env.Quick {
+		all = quickSizes
+	}
+	if available, ok := hostmem.Available(); ok {
+		most = min(most, available/16)
+	}
+	for _, d := range env.Devices {
+		if free, _, err := d.MemInfo(); err == nil {
+			most = min(most, free/4)
+		}
+	}
+	if simulated {
+		most = min(most, simulatedLargest)
+	}
+	for _, n := range all {
+		if n <= most {
+			z.sizes = append(z.sizes, n)
+		}
+	}
+	z.leftOut = len(z.sizes) < len(all) && !simulated
+	return z
+}
+
+// upTo returns the sizes up to n, unless the user chose them: all then.
+func (z sizing) upTo(n int) []int {
+	if z.chosen {
+		return z.sizes
+	}
+	return slices.DeleteFunc(slices.Clone(z.sizes), func(size int) bool { return size > n })
+}
+
+// count returns how many copies of n bytes a sample has.
+func (z sizing) count(n int) int { return min(max(z.sampleBytes/n, 1), mostCopies) }
+
+func planBandwidth(env measure.Env) ([]measure.Group, error) {
+	if len(env.Devices) == 0 {
+		return nil, errNoDevice
+	}
+	z := newSizing(env)
+	if len(z.sizes) == 0 {
+		return nil, errors.New("there is not memory enough for a copy of any size")
+	}
+	directions := []string{result.HostToDevice, result.DeviceToHost, result.Both}
+	var groups []measure.Group
+	for i, dev := range env.Devices {
+		for _, kind := range hostKinds() {
+			sizes, directions := z.sizes, directions
+			if kind.name != memoryRegistered {
+				if i > 0 { // the kinds differ by the host, not by the device
+					continue
+				}
+				sizes = z.upTo(largestOther)
+				if env.Quick && kind.name != memoryPageable && kind.name != memoryStaged {
+					sizes, directions = sizes[len(sizes)-1:], directions[:2]
+				}
+			}
+			rig := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: slices.Max(sizes)}
+			var cases []measure.Case
+			for _, n := range sizes {
+				for _, way := range directions {
+					count := z.count(n)
+					if kind.moves {
+						count = 1 // it moves once
+					}
+					cases = append(cases, rig.bandwidth(seriesBandwidth, way, n, count))
+				}
+			}
+			groups = append(groups, rig.group(kind.name+" memory", cases))
+		}
+		groups = append(groups, deviceMemory(dev, z))
+		if !isSimulated(env) {
+			groups = append(groups, mappedMemory(dev, z), checkedMemory(dev))
+		}
+	}
+	if len(env.Devices) > 1 {
+		sizes := z.upTo(64 << 20)
+		n := sizes[len(sizes)-1]
+		count := min(4*z.count(n), mostCopies) // long enough for the devices not to start at once
+		groups = append(groups, together(env.Devices, n, count, directions))
+	}
+	if isSimulated(env) {
+		groups = append(groups, notMeasured("mapped memory", "only kernels read it as such, and simulated GPUs run none; copies of it are those of cudaHostAlloc"))
+	}
+	if z.leftOut {
+		groups = append(groups, notMeasured("larger copies", "they would take too much of the memory that is available: choose the sizes to measure them nevertheless"))
+	}
+	return groups, nil
+}
+
+// notMeasured is a group that only says why something was not measured.
+func notMeasured(what, why string) measure.Group {
+	return measure.Group{Name: what,
+		Open:  func(context.Context) error { return fmt.Errorf("%s: %w", why, errors.ErrUnsupported) },
+		Close: func() error { return nil },
+	}
+}
+
+// group has the cases of one rig.
+func (r *copyRig) group(name string, cases []measure.Case) measure.Group {
+	return measure.Group{
+		Name: fmt.Sprintf("GPU %d, %s", r.dev.Ordinal(), name),
+		Need: r.need(), Setup: r.setup(cases), Open: r.open, Close: r.close, Cases: cases,
+	}
+}
+
+// A copy that is expected to take longer than tooLong is not made, unless it is small.
+// Samples of copies that are not small have as many as take no longer than longestSample:
+// who interrupts a run waits for those that are queued.
+const (
+	tooLong       = 2 * time.Second
+	small         = 64 << 20
+	longestSample = 250 * time.Millisecond
+)
+
+// bandwidth is the case of count copies of n bytes a sample.
+func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
+	perCopy := n
+	if way == result.Both || way == onDevice { // there and back, or read and written
+		perCopy *= 2
+	}
+	prepared := false
+	labels := result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Memory, Value: r.kind.name},
+		{Key: result.Direction, Value: way}, {Key: result.Size, Value: strconv.Itoa(n)}}
+	c := measure.Case{
+		Series: result.Series{Name: series, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: perCopy * count, Labels: labels},
+		WarmUp: 1,
+		Sample: func(ctx context.Context) (float64, error) {
+			if !prepared {
+				if expected := float64(perCopy*count) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
+					return 0, fmt.Errorf("a sample would take %s: %w", units.Seconds(expected/1e9), errors.ErrUnsupported)
+				}
+				if err := r.prepare(ctx, way, n); err != nil {
+					return 0, err
+				}
+				prepared = true
+				if count > 1 && n >= small {
+					one, err := r.take(ctx, way, n, 1)
+					if err != nil {
+						return 0, err
+					}
+					count = min(count, max(1, int(longestSample/one)))
+				}
+			}
+			took, err := r.take(ctx, way, n, count)
+			if err != nil {
+				return 0, err
+			}
+			r.rate = float64(perCopy*count) / float64(took.Nanoseconds())
+			return r.rate, nil
+		},
+		Bytes:  func() int { return perCopy * count },
+		Verify: func(ctx context.Context) error { return r.verify(ctx, way, n) },
+		Node:   r.node,
+	}
+	if r.kind.moves { // and moves back, which is not timed
+		c.CPU = r.watch.CPU
+	}
+	return c
+}
+
+// deviceMemory copies within the device's memory, of which host and link have no part.
+func deviceMemory(dev *cudart.Device, z sizing) measure.Group {
+	sizes := z.upTo(largestOther)
+	n := sizes[len(sizes)-1]
+	rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
+	c := rig.bandwidth(seriesDeviceMemory, onDevice, n, min(max(16*z.sampleBytes/n, 1), mostCopies))
+	c.Labels = slices.DeleteFunc(c.Labels, func(l result.Label) bool { return l.Key == result.Memory })
+	c.Node = nil
+	return rig.group("its own memory", []measure.Case{c})
+}
+
+// together copies between the host and all devices at once, count times n bytes a sample.
+func together(devices []*cudart.Device, n, count int, directions []string) measure.Group {
+	g := measure.Group{Name: "all devices at once"}
+	var rigs []*copyRig
+	for _, dev := range devices {
+		r := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
+		need := r.need()
+		g.Need.Pinned += need.Pinned
+		g.Need.Device = need.Device
+		g.Setup += r.setup(nil)
+		rigs = append(rigs, r)
+	}
+	g.Open = func(ctx context.Context) error {
+		return each(rigs, func(r *copyRig) error { return r.open(ctx) })
+	}
+	g.Close = func() error { return each(rigs, (*copyRig).close) }
+	for _, way := range directions {
+		g.Cases = append(g.Cases, allAtOnce(rigs, way, n, count))
+	}
+	return g
+}
+
+// each calls do for all at once: eight devices would take eight times as long otherwise.
+func each(rigs []*copyRig, do func(*copyRig) error) error {
+	errs := make([]error, len(rigs))
+	var all sync.WaitGroup
+	for i, r := range rigs {
+		all.Go(func() { errs[i] = do(r) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// allAtOnce returns the case of the sum of all devices, whose samples measure those of the
+// devices as well.
+func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
+	var last []time.Duration
+	round := func(ctx context.Context) ([]time.Duration, error) {
+		for _, r := range rigs {
+			if err := r.begin(way); err != nil {
+				return nil, err
+			}
+		}
+		for range count {
+			for _, r := range rigs {
+				if err := r.queue(ctx, way, n, 1); err != nil {
+					return nil, err
+				}
+			}
+		}
+		for _, r := range rigs {
+			if err := r.end(way); err != nil {
+				return nil, err
+			}
+		}
+		var times []time.Duration
+		for _, r := range rigs {
+			took, err := r.took(ctx, way)
+			if err != nil {
+				return nil, err
+			}
+			times = append(times, took)
+		}
+		return times, nil
+	}
+
+	var devices []measure.Also
+	sum := 0
+	for i, r := range rigs {
+		one := r.bandwidth(seriesTogether, way, n, count).Series
+		sum += one.BytesPerSample
+		devices = append(devices, measure.Also{Series: one, Last: func() (float64, bool) {
+			return float64(one.BytesPerSample) / float64(last[i].Nanoseconds()), true
+		}})
+	}
+
+	prepared := false
+	all := rigs[0].bandwidth(seriesTogether, way, n, count)
+	all.Labels[0].Value = allDevices
+	all.WarmUp, all.Node, all.Bytes, all.BytesPerSample, all.Also = 0, nil, nil, sum, devices
+	all.Sample = func(ctx context.Context) (float64, error) {
+		if !prepared {
+			if err := each(rigs, func(r *copyRig) error { return r.prepare(ctx, way, n) }); err != nil {
+				return 0, err
+			}
+			if _, err := round(ctx); err != nil { // to warm up
+				return 0, err
+			}
+			prepared = true
+		}
+		var err error
+		if last, err = round(ctx); err != nil {
+			return 0, err
+		}
+		return float64(sum) / float64(slices.Max(last).Nanoseconds()), nil
+	}
+	all.Verify = func(ctx context.Context) error {
+		return each(rigs, func(r *copyRig) error { return r.verify(ctx, way, n) })
+	}
+	return all
+}

@@ -1,0 +1,292 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// The series of Calls.
+const (
+	seriesCallTime        = "call_time"
+	seriesCallAllocations = "call_allocations" // of the Go heap
+)
+
+// callLabel is the label of the call, or of the pair of calls.
+const callLabel = "call"
+
+// copyCall is a copy's value of callLabel.
+const copyCall = "cudaMemcpyAsync to device, 64 B"
+
+// Calls measures what calls of CUDA through package cudart cost the caller.
+func Calls() measure.Experiment {
+	return measure.Experiment{
+		Name:     "calls",
+		Short:    "time and allocations of each CUDA call through package cudart",
+		Question: "What does a call of CUDA cost the caller?",
+		Views: []result.View{
+			{Title: "Time of a call", Series: seriesCallTime, X: callLabel, Lines: []string{result.Device}},
+			{Title: "Allocations of a call", Series: seriesCallAllocations, X: callLabel, Lines: []string{result.Device}},
+		},
+		Plan:    planCalls,
+		Explain: explainCalls,
+	}
+}
+
+// A callRig is what the calls need.
+type callRig struct {
+	workbench
+	stream      *cudart.Stream
+	event, then *cudart.Event // with timing, both recorded
+	device      cudart.DevPtr
+	host        unsafe.Pointer // pinned
+	page        unsafe.Pointer // to register
+}
+
+const (
+	callBytes = 64   // of copies
+	pageBytes = 4096 // of allocations
+)
+
+func (r *callRig) open(ctx context.Context) error {
+	var err error
+	if r.stream, err = r.workbench.stream(); err != nil {
+		return err
+	}
+	for _, e := range []**cudart.Event{&r.event, &r.then} {
+		if *e, err = r.workbench.event(cudart.EventOptions{Timing: true}); err != nil {
+			return err
+		}
+		if err := r.stream.Record(*e); err != nil {
+			return err
+		}
+	}
+	if r.device, err = r.workbench.device(pageBytes); err != nil {
+		return err
+	}
+	buffer, err := r.pinned(ctx, pageBytes)
+	if err != nil {
+		return err
+	}
+	r.host = buffer.Pointer()
+	page, err := r.pageable(pageBytes)
+	if err != nil {
+		return err
+	}
+	clear(page) // resident
+	r.page = unsafe.Pointer(unsafe.SliceData(page))
+	return r.stream.Synchronize(ctx)
+}
+
+func (r *callRig) close() error {
+	err := r.workbench.close()
+	*r = callRig{workbench: workbench{dev: r.dev}}
+	return err
+}
+
+// A call is a call of CUDA, or a pair that makes and releases something.
+type call struct {
+	name string
+	do   func() error
+	slow bool // some microseconds or more
+}
+
+// calls returns what is measured. Of cudaSetDevice and cudaGetDevice every call has its
+// part: package cudart makes the device current where it is not.
+func (r *callRig) calls() []call {
+	return []call{
+		{name: "cudaStreamQuery", do: func() error { _, err := r.stream.Query(); return err }},
+		{name: "cudaStreamSynchronize", do: func() error { return r.stream.SynchronizeBlocking() }},
+		{name: "cudaStreamWaitEvent", do: func() error { return r.stream.WaitEvent(r.event) }},
+		{name: "cudaStreamCreate + Destroy", slow: true, do: func() error {
+			s, err := r.dev.NewStream(cudart.StreamOptions{})
+			if err != nil {
+				return err
+			}
+			return s.Close()
+		}},
+		{name: "cudaEventQuery", do: func() error { _, err := r.event.Query(); return err }},
+		{name: "cudaEventRecord", do: func() error { return r.stream.Record(r.then) }},
+		{name: "cudaEventElapsedTime", do: func() error { _, err := r.event.Since(r.event); return err }},
+		{name: "cudaEventCreate + Destroy", do: func() error {
+			e, err := r.dev.NewEvent(cudart.EventOptions{})
+			if err != nil {
+				return err
+			}
+			return e.Close()
+		}},
+		{name: copyCall, do: func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }},
+		{name: "cudaMemcpyAsync to host, 64 B", do: func() error { return r.stream.CopyToHost(r.host, r.device, callBytes) }},
+		{name: "cudaMemcpy to device, 64 B", slow: true, do: func() error { return r.dev.CopyToDevice(r.device, r.host, callBytes) }},
+		{name: "cudaMemcpy to host, 64 B", slow: true, do: func() error { return r.dev.CopyToHost(r.host, r.device, callBytes) }},
+		{name: "cudaMemsetAsync, 64 B", do: func() error { return r.stream.Memset(r.device, 0, callBytes) }},
+		{name: "cudaMalloc + cudaFree, 4 KiB", slow: true, do: func() error {
+			p, err := r.dev.Malloc(pageBytes)
+			if err != nil {
+				return err
+			}
+			return r.dev.Free(p)
+		}},
+		{name: "cudaMallocAsync + cudaFreeAsync", do: func() error {
+			p, err := r.stream.Malloc(pageBytes)
+			if err != nil {
+				return err
+			}
+			return r.stream.Free(p)
+		}},
+		{name: "cudaHostAlloc + FreeHost, 4 KiB", slow: true, do: func() error {
+			p, err := r.dev.HostAlloc(pageBytes, cudart.HostAllocDefault)
+			if err != nil {
+				return err
+			}
+			return r.dev.FreeHost(p)
+		}},
+		{name: "cudaHostRegister + Unregister", slow: true, do: func() error {
+			if err := r.dev.HostRegister(r.page, pageBytes, cudart.HostRegisterDefault); err != nil {
+				return err
+			}
+			return r.dev.HostUnregister(r.page)
+		}},
+		{name: "cudaHostGetDevicePointer", do: func() error { _, err := r.dev.HostDevicePointer(r.host); return err }},
+		{name: "cudaPointerGetAttributes", do: func() error { _, err := r.dev.PointerAttributes(uintptr(r.host)); return err }},
+		{name: "cudaMemGetInfo", slow: true, do: func() error { _, _, err := r.dev.MemInfo(); return err }},
+		{name: "cudaDeviceGetAttribute", do: func() error { _, err := r.dev.Attribute(cudart.AttrPCIBus); return err }},
+	}
+}
+
+const (
+	// A stream holds about a thousand entries: so many calls never wait for room.
+	callsASample  = 200
+	slowCalls     = 10
+	callBudget    = 40 * time.Millisecond
+	quickCalls    = 15 * time.Millisecond
+	allocationRun = 5 // samples of allocations
+)
+
+func planCalls(env measure.Env) ([]measure.Group, error) {
+	if len(env.Devices) == 0 {
+		return nil, errNoDevice
+	}
+	var groups []measure.Group
+	for _, dev := range env.Devices {
+		r := &callRig{workbench: workbench{dev: dev}}
+		g := measure.Group{Name: fmt.Sprintf("GPU %d", dev.Ordinal()), Need: measure.Need{Pinned: pageBytes, Pageable: pageBytes, Device: 2 * pageBytes},
+			Open: r.open, Close: r.close}
+		for _, c := range r.calls() {
+			times := callsASample
+			if c.slow {
+				times = slowCalls
+			}
+			labels := result.Labels{{Key: callLabel, Value: c.name}, {Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
+			timed := measure.Case{
+				Series: result.Series{Name: seriesCallTime, Labels: labels, Unit: result.Seconds, Better: result.Lower},
+				WarmUp: 2, Budget: callBudget, Samples: 50,
+				Sample: func(ctx context.Context) (float64, error) { return r.timeOf(ctx, c, times) },
+			}
+			if env.Quick {
+				timed.Budget = quickCalls
+			}
+			allocations := measure.Case{
+				Series: result.Series{Name: seriesCallAllocations, Labels: labels, Unit: result.Count, Better: result.Lower},
+				WarmUp: 1, Budget: time.Millisecond, Samples: allocationRun, Fewest: allocationRun,
+				Sample: func(ctx context.Context) (float64, error) { return r.allocationsOf(ctx, c, times) },
+			}
+			g.Cases = append(g.Cases, timed, allocations)
+		}
+		groups = append(groups, g)
+	}
+	return groups, nil
+}
+
+// timeOf returns the seconds that a call takes. What it queued is waited for afterwards.
+func (r *callRig) timeOf(ctx context.Context, c call, times int) (float64, error) {
+	began := time.Now()
+	if err := repeat(ctx, c, times); err != nil {
+		return 0, err
+	}
+	took := time.Since(began)
+	return took.Seconds() / float64(times), r.stream.Synchronize(ctx)
+}
+
+// allocationsOf returns how often a call allocates of the Go heap. What other goroutines
+// allocate meanwhile counts too, so that a series may have samples that are too high.
+func (r *callRig) allocationsOf(ctx context.Context, c call, times int) (float64, error) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if err := repeat(ctx, c, times); err != nil {
+		return 0, err
+	}
+	runtime.ReadMemStats(&after)
+	return float64(after.Mallocs-before.Mallocs) / float64(times), r.stream.Synchronize(ctx)
+}
+
+func repeat(ctx context.Context, c call, times int) error {
+	if err := bounded.Ended(ctx); err != nil {
+		return err
+	}
+	for range times {
+		if err := c.do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func explainCalls(env measure.Env, b *result.Bench) []string {
+	var out []string
+	simulated := slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
+	for _, device := range devicesOf(b, seriesCallTime) {
+		out = append(out, explainTimes(b, device)...)
+	}
+	if simulated {
+		if len(out) > 0 {
+			out = append(out, "The library is simulated: these are its own times and allocations, not CUDA's.")
+		}
+		return out
+	}
+	for _, device := range devicesOf(b, seriesCallAllocations) {
+		out = append(out, explainAllocations(b, device))
+	}
+	return out
+}
+
+func explainTimes(b *result.Bench, device string) []string {
+	var out []string
+	all := b.Select(result.View{Series: seriesCallTime, Where: result.Labels{{Key: result.Device, Value: device}}})
+	slices.SortStableFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
+	if len(all) > 1 {
+		cheap, dear := all[0], all[len(all)-1]
+		out = append(out, fmt.Sprintf("GPU %s: a call takes from %s (%s) to %s (%s).", device,
+			units.Seconds(cheap.Median), cheap.Labels.Get(callLabel), units.Seconds(dear.Median), dear.Labels.Get(callLabel)))
+	}
+	copies := b.Find(seriesCallTime, result.Label{Key: result.Device, Value: device}, result.Label{Key: callLabel, Value: copyCall})
+	if copies != nil && copies.Median > 0 {
+		out = append(out, fmt.Sprintf("GPU %s: queueing a copy takes %s, so one thread queues %.0f thousand a second at most.", device, units.Seconds(copies.Median), 1/copies.Median/1000))
+	}
+	return out
+}
+
+func explainAllocations(b *result.Bench, device string) string {
+	var allocate []string
+	for _, s := range b.Select(result.View{Series: seriesCallAllocations, Where: result.Labels{{Key: result.Device, Value: device}}}) {
+		if s.Min >= 0.5 { // the sample that others disturbed least
+			allocate = append(allocate, fmt.Sprintf("%s (%.0f)", s.Labels.Get(callLabel), s.Min))
+		}
+	}
+	if len(allocate) == 0 {
+		return fmt.Sprintf("GPU %s: no call allocates Go memory.", device)
+	}
+	return fmt.Sprintf("GPU %s: calls that allocate Go memory, and how often: %s.", device, strings.Join(allocate, "; "))
+}

@@ -1,0 +1,451 @@
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/units"
+	"github.com/gopinned/pinned/transfer"
+)
+
+// Ways from a file to a device, as values of the label method.
+const (
+	fileMapped     = "mmap"                  // mmap, and cudaMemcpy of it
+	fileRead       = "read"                  // pread into pinned memory, and a copy of that
+	fileStaged     = "staged"                // transfer.Copier.UploadFrom
+	fileDirect     = "direct"                // the same, past the page cache (O_DIRECT)
+	fileRegistered = "page_cache_registered" // hostmem.MapFile, and a copy
+	fileFanout     = "fanout"                // transfer.Fanout.UploadFrom, to all devices
+	filePinned     = "pinned"                // no file: pinned memory, which shows the link
+)
+
+// Where a file is, as values of the label cache.
+const (
+	cacheLabel = "cache"
+	inCache    = "resident" // in the page cache
+	outOfCache = "cold"
+)
+
+const (
+	fileRate = "file_to_device"
+)
+
+var files = measure.Experiment{
+	Name:     "files",
+	Short:    "bring a file to the GPU, by way, from the page cache and from the disk",
+	Question: "Which way is best to bring a file to the GPU, and how far is it from the link?",
+	Views: []result.View{
+		{Title: "File to GPU, in the page cache", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: inCache}},
+			X: result.Method, Lines: []string{result.Size, result.Device}},
+		{Title: "File to GPU, not in the page cache", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: outOfCache}},
+			X: result.Method, Lines: []string{result.Size, result.Device}},
+	},
+	Plan:    planFiles,
+	Explain: explainFiles,
+}
+
+const (
+	fileSize          = 1 << 30
+	quickFileSize     = 128 << 20
+	simulatedFileSize = 8 << 20
+
+	// pieceSize is after how many bytes of a file ctx is asked, where that is for us to do.
+	pieceSize = 16 << 20
+	// writeRate is that of a disk that is not fast, in GB/s, for estimates.
+	writeRate = 0.5
+	// stillCached is the share of a file above which it was not dropped from the page
+	// cache.
+	stillCached = 0.05
+)
+
+func planFiles(env measure.Env) ([]measure.Group, error) {
+	if len(env.Devices) == 0 {
+		return nil, errNoDevice
+	}
+	sizes := env.Sizes
+	if len(sizes) == 0 {
+		switch {
+		case env.Devices[0].Runtime().Library().Simulated:
+			sizes = []int{simulatedFileSize}
+		case env.Quick:
+			sizes = []int{quickFileSize}
+		default:
+			sizes = []int{fileSize}
+		}
+	}
+	dir := os.TempDir()
+	free, inMemory, err := onDisk(dir)
+	if err != nil {
+		return nil, err
+	}
+	var groups []measure.Group
+	for _, n := range sizes {
+		if n > free {
+			return nil, fmt.Errorf("it takes a file of %s, and %s has room for %s: name smaller sizes, or another directory by TMPDIR", units.Bytes(n), dir, units.Bytes(free))
+		}
+		f := &fileRig{devices: env.Devices, n: n, dir: dir, inMemory: inMemory}
+		groups = append(groups, f.group())
+	}
+	if env.Devices[0].Runtime().Library().Simulated {
+		groups[0].Notes = func() []string {
+			return []string{"copies to the simulated GPU take the time of this host's memory: but for those from pinned memory, which the simulated link times, these rates are none of a link"}
+		}
+	}
+	return groups, nil
+}
+
+// A fileRig has what the ways of one file need.
+type fileRig struct {
+	devices  []*cudart.Device // the first of them is the target of single copies
+	n        int              // bytes
+	dir      string
+	inMemory bool
+
+	undo   releases
+	file   *os.File
+	path   string
+	at     []cudart.DevPtr // on each device
+	stream *cudart.Stream
+	span   *measure.Span
+	buffer *hostmem.Buffer
+	copier *transfer.Copier
+	fanout *transfer.Fanout
+	direct bool
+
+	running sync.WaitGroup // a sample
+	left    bool           // it was not waited for when ctx ended, and uses all of this
+}
+
+func (f *fileRig) group() measure.Group {
+	g := measure.Group{
+		Name: "file of " + units.Bytes(f.n), Open: f.open, Close: f.close,
+		Need:  measure.Need{Pinned: 2*f.n + ringBytes*len(f.devices), Device: f.n, Disk: f.n},
+		Setup: secondsAt(f.n, writeRate) + secondsAt(f.n, slowPin),
+	}
+	if f.inMemory {
+		g.Need.Pageable, g.Need.Disk = f.n, 0
+	}
+	add := func(device, cache, method string, bring fileWay) {
+		c := measure.Case{
+			Series: result.Series{Name: fileRate, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: f.n, Labels: result.Labels{
+				{Key: result.Device, Value: device}, {Key: result.Method, Value: method}, {Key: cacheLabel, Value: cache}, {Key: result.Size, Value: strconv.Itoa(f.n)}}},
+			Sample: func(ctx context.Context) (float64, error) { return f.sample(ctx, cache, method, device, bring) },
+			Verify: func(ctx context.Context) error { return f.verify(ctx, device) },
+		}
+		if cache == inCache {
+			c.WarmUp = 1
+		} else {
+			c.Samples, c.Budget = 3, 3*secondsAt(f.n, writeRate)
+		}
+		g.Cases = append(g.Cases, c)
+	}
+	one := strconv.Itoa(f.devices[0].Ordinal())
+	add(one, inCache, filePinned, f.fromPinned)
+	for _, cache := range []string{inCache, outOfCache} {
+		add(one, cache, fileMapped, clocked(f.fromMapping))
+		add(one, cache, fileRead, clocked(f.byReading))
+		add(one, cache, fileStaged, clocked(f.byStaging))
+		add(one, cache, fileRegistered, clocked(f.fromPageCache))
+		if cache == outOfCache { // it does not use the page cache
+			add(one, cache, fileDirect, clocked(f.pastThePageCache))
+		}
+		if len(f.devices) > 1 {
+			add(allDevices, cache, fileFanout, clocked(f.toAll))
+		}
+	}
+	return g
+}
+
+// ringBytes is what a copier has pinned, at most.
+const ringBytes = 64 << 20
+
+// open writes the file, and allocates the rest.
+func (f *fileRig) open(ctx context.Context) error {
+	var err error
+	if f.file, f.path, err = unlinkedFile(f.dir); err != nil {
+		return err
+	}
+	f.undo = append(f.undo, f.file.Close)
+	if err := f.write(ctx); err != nil {
+		return fmt.Errorf("write a file of %s below %s: %w", units.Bytes(f.n), f.dir, err)
+	}
+	f.direct = opensDirect(f.path)
+	for _, d := range f.devices {
+		p, err := d.Malloc(f.n)
+		if err != nil {
+			return err
+		}
+		f.at = append(f.at, p)
+		f.undo = append(f.undo, func() error { return d.Free(p) })
+	}
+	first := f.devices[0]
+	if f.stream, err = first.NewStream(cudart.StreamOptions{}); err != nil {
+		return err
+	}
+	f.undo = append(f.undo, f.stream.Close)
+	if f.span, err = measure.NewSpan(first); err != nil {
+		return err
+	}
+	f.undo = append(f.undo, f.span.Close)
+	if f.buffer, err = hostmem.Alloc(ctx, first, f.n, hostmem.Options{Label: "bench"}); err != nil {
+		return err
+	}
+	f.undo = append(f.undo, f.buffer.Close)
+	if err := f.fill(ctx); err != nil {
+		return err
+	}
+	if f.copier, err = transfer.NewCopier(ctx, first, transfer.Options{}); err != nil {
+		return err
+	}
+	f.undo = append(f.undo, func() error { return f.copier.CloseContext(context.Background()) })
+	if len(f.devices) > 1 {
+		if f.fanout, err = transfer.NewFanout(ctx, f.devices, transfer.Options{}); err != nil {
+			return err
+		}
+		f.undo = append(f.undo, func() error { return f.fanout.CloseContext(context.Background()) })
+	}
+	return nil
+}
+
+// write writes bytes that do not repeat, and waits until the disk has them: what it does
+// not have cannot be dropped from the page cache.
+func (f *fileRig) write(ctx context.Context) error {
+	random := rand.NewChaCha8([32]byte{1})
+	piece := make([]byte, min(f.n, pieceSize))
+	return f.pieces(ctx, func(off, n int) error {
+		_, _ = random.Read(piece[:n]) // never fails
+		if _, err := f.file.WriteAt(piece[:n], int64(off)); err != nil {
+			return err
+		}
+		return f.file.Sync()
+	})
+}
+
+// fill reads the file into the pinned memory.
+func (f *fileRig) fill(ctx context.Context) error {
+	return f.pieces(ctx, func(off, n int) error {
+		_, err := f.file.ReadAt(f.buffer.Bytes()[off:off+n], int64(off))
+		return err
+	})
+}
+
+// pieces calls do for pieces of the file, until ctx ends.
+func (f *fileRig) pieces(ctx context.Context, do func(off, n int) error) error {
+	for off := 0; off < f.n; off += pieceSize {
+		if err := bounded.Ended(ctx); err != nil {
+			return err
+		}
+		if err := do(off, min(f.n-off, pieceSize)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close releases everything. It does not wait for a sample that ctx did not end: all is
+// released when that returns.
+func (f *fileRig) close() error {
+	if !f.left {
+		f.at = nil
+		return f.undo.run()
+	}
+	go func() {
+		f.running.Wait()
+		_ = f.undo.run() // an interrupted run reports no errors
+	}()
+	return nil
+}
+
+// A fileWay brings the file to the device. It returns how long that took by the device, or 0:
+// the clock counts then.
+type fileWay func(context.Context) (time.Duration, error)
+
+// clocked is a way that the clock counts for.
+func clocked(do func(context.Context) error) fileWay {
+	return func(ctx context.Context) (time.Duration, error) { return 0, do(ctx) }
+}
+
+// sample brings the file to the device once, and returns GB/s.
+func (f *fileRig) sample(ctx context.Context, cache, method, device string, bring fileWay) (float64, error) {
+	switch {
+	case cache == outOfCache && f.inMemory:
+		return 0, fmt.Errorf("the files of %s are in memory (name a directory on a disk by TMPDIR): %w", f.dir, errors.ErrUnsupported)
+	case method == fileDirect && !f.direct:
+		return 0, fmt.Errorf("the file system of %s has no O_DIRECT: %w", f.dir, errors.ErrUnsupported)
+	}
+	var took time.Duration
+	done := make(chan error, 1)
+	f.running.Go(func() { done <- f.time(ctx, cache, device, bring, &took) })
+	select {
+	case err := <-done:
+		return float64(f.n) / float64(took.Nanoseconds()), err
+	case <-ctx.Done():
+		f.left = true
+		return 0, bounded.Ended(ctx)
+	}
+}
+
+// time is one sample. What the devices had before is overwritten, so that bytes which do
+// not arrive show.
+func (f *fileRig) time(ctx context.Context, cache, device string, bring fileWay, took *time.Duration) error {
+	for i, d := range f.devices {
+		if device == allDevices || i == 0 {
+			if err := errors.Join(d.Memset(f.at[i], 0x5a, f.n), d.Synchronize(ctx)); err != nil {
+				return err
+			}
+		}
+	}
+	if cache == outOfCache {
+		left, err := dropCache(f.file, f.n)
+		if err != nil {
+			return err
+		}
+		if left > stillCached {
+			return fmt.Errorf("%s of the file stay in the page cache: %w", units.Share(left), errors.ErrUnsupported)
+		}
+	}
+	start := time.Now()
+	onDevice, err := bring(ctx)
+	*took = max(cmp.Or(onDevice, time.Since(start)), 1)
+	return err
+}
+
+// fromPinned copies what is in pinned memory already.
+func (f *fileRig) fromPinned(ctx context.Context) (time.Duration, error) {
+	return f.span.Time(ctx, f.stream, func() error { return f.buffer.CopyToDevice(f.stream, f.at[0], 0, f.n) })
+}
+
+// fromMapping maps the file and has CUDA copy it, as loaders of weights do.
+func (f *fileRig) fromMapping(ctx context.Context) error {
+	b, unmap, err := mapForReading(f.file, f.n)
+	if err != nil {
+		return err
+	}
+	err = f.pieces(ctx, func(off, n int) error {
+		return f.devices[0].CopyToDevice(f.at[0]+cudart.DevPtr(off), unsafe.Pointer(&b[off]), n)
+	})
+	// cudaMemcpy of pageable memory returns when it was staged, which may be before it
+	// arrived.
+	return errors.Join(err, f.devices[0].Synchronize(ctx), unmap())
+}
+
+// byReading reads all of the file into pinned memory, with one thread, and copies it.
+func (f *fileRig) byReading(ctx context.Context) error {
+	if err := f.fill(ctx); err != nil {
+		return err
+	}
+	_, err := f.fromPinned(ctx)
+	return err
+}
+
+func (f *fileRig) byStaging(ctx context.Context) error {
+	_, err := f.copier.UploadFrom(ctx, f.at[0], f.file, 0, f.n)
+	return err
+}
+
+func (f *fileRig) pastThePageCache(ctx context.Context) error {
+	_, err := f.copier.With(transfer.Call{DirectIO: true}).UploadFrom(ctx, f.at[0], f.file, 0, f.n)
+	return err
+}
+
+// fromPageCache registers the page cache, copies it, and unregisters it.
+func (f *fileRig) fromPageCache(ctx context.Context) error {
+	m, err := hostmem.MapFile(ctx, f.devices[0], f.path, hostmem.MapFileOptions{Label: "bench"})
+	if err != nil {
+		return err
+	}
+	if err = m.CopyToDevice(f.stream, f.at[0], 0, f.n); err == nil {
+		err = f.stream.Synchronize(ctx)
+	}
+	return errors.Join(err, m.Close())
+}
+
+func (f *fileRig) toAll(ctx context.Context) error {
+	_, err := f.fanout.UploadFrom(ctx, f.at, f.file, 0, f.n)
+	return err
+}
+
+// verify compares what is on the devices with the file.
+func (f *fileRig) verify(ctx context.Context, device string) error {
+	arrived, want := make([]byte, min(f.n, pieceSize)), make([]byte, min(f.n, pieceSize))
+	for i, d := range f.devices {
+		if device != allDevices && i > 0 {
+			break
+		}
+		err := f.pieces(ctx, func(off, n int) error {
+			if _, err := f.file.ReadAt(want[:n], int64(off)); err != nil {
+				return err
+			}
+			if err := d.CopyToHost(unsafe.Pointer(&arrived[0]), f.at[i]+cudart.DevPtr(off), n); err != nil {
+				return err
+			}
+			if !bytes.Equal(arrived[:n], want[:n]) {
+				return fmt.Errorf("%v has other bytes than the file, between %d and %d", d, off, off+n)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fileWords are the ways in words.
+var fileWords = map[string]string{
+	fileMapped:     "mmap and cudaMemcpy",
+	fileRead:       "reading into pinned memory and copying that",
+	fileStaged:     "staging (transfer.Copier.UploadFrom)",
+	fileDirect:     "staging past the page cache (DirectIO)",
+	fileRegistered: "registering the page cache (hostmem.MapFile)",
+}
+
+func explainFiles(_ measure.Env, b *result.Bench) []string {
+	n := 0
+	for _, s := range b.Select(result.View{Series: fileRate}) {
+		n = max(n, sizeOf(s.Labels))
+	}
+	of := func(cache, method string) *result.Series {
+		return b.Find(fileRate, result.Label{Key: cacheLabel, Value: cache}, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})
+	}
+	link := of(inCache, filePinned)
+	var answers []string
+	for _, c := range []struct{ cache, text string }{{inCache, "in the page cache"}, {outOfCache, "that is not in the page cache"}} {
+		ways := map[string]*result.Series{}
+		for method := range fileWords {
+			if s := of(c.cache, method); s != nil {
+				ways[method] = s
+			}
+		}
+		best := bestOf(ways)
+		if best == nil || len(ways) < 2 {
+			continue
+		}
+		text := fmt.Sprintf("For a file of %s %s, %s is best: %s", units.Bytes(n), c.text, fileWords[best.Labels.Get(result.Method)], units.Rate(best.Median))
+		if mapped := ways[fileMapped]; mapped != nil && mapped != best {
+			text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, mapped.Median), fileWords[fileMapped], units.Rate(mapped.Median))
+		}
+		if link != nil {
+			text += fmt.Sprintf("; it is %s of what the link does from pinned memory (%s)", units.Share(best.Median/link.Median), units.Rate(link.Median))
+		}
+		answers = append(answers, sentence(text))
+		if s := of(c.cache, fileFanout); s != nil {
+			answers = append(answers, sentence(fmt.Sprintf("All devices get such a file at %s, read once (transfer.Fanout), %s what %s does for one", units.Rate(s.Median), factor(s.Median, best.Median), fileWords[best.Labels.Get(result.Method)])))
+		}
+	}
+	return answers
+}

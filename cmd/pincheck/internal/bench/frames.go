@@ -1,0 +1,450 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// Names of the series of frames.
+const (
+	roundTrip = "round_trip" // bytes both ways / wall time
+	stageTime = "stage_time"
+)
+
+// Values of result.Method in frames, from the slowest to the fastest.
+const (
+	framesAnew       = "allocated_anew"
+	framesPinned     = "pinned_source"
+	framesReused     = "reused"
+	framesOverlapped = "overlapped"
+)
+
+// framesStage is the key of the parts of a step.
+const framesStage = "stage"
+
+// The parts of a step.
+const (
+	stageDeviceAlloc = "allocate_device"
+	stageUpload      = "upload"
+	stageHostAlloc   = "allocate_host"
+	stageDownload    = "download"
+	stageHostCopy    = "copy_on_host"
+	stageRelease     = "release"
+)
+
+const (
+	frameBytes  = 3 * 3840 * 2160 * 4 // three colours of float32
+	batchFrames = 50
+	quickFrames = 4
+)
+
+// frames sends batches of frames to the GPU and back, first as programs do that were not
+// written for speed, then better and better.
+func frames(now clock) measure.Experiment {
+	return measure.Experiment{
+		Name:     "frames",
+		Short:    "batches of frames to the GPU and back: allocated anew, pinned, reused, overlapped",
+		Question: "How fast does a batch of frames get to the GPU and back, and what makes it slow?",
+		Views: []result.View{
+			{Title: "Bytes both ways by wall time", Series: roundTrip, X: result.Method, Lines: []string{result.Device, result.Size}},
+			{Title: "Where the time of a step goes", Series: stageTime, X: framesStage, Lines: []string{result.Device, result.Size, result.Method}},
+		},
+		Plan: func(env measure.Env) ([]measure.Group, error) {
+			if len(env.Devices) == 0 {
+				return nil, errDevices
+			}
+			var groups []measure.Group
+			for _, dev := range env.Devices {
+				for _, n := range batches(env, dev) {
+					groups = append(groups, framesGroups(env, dev, n, now)...)
+				}
+			}
+			return groups, nil
+		},
+		Explain: explainFrames,
+	}
+}
+
+// batches returns the bytes of the batches: those that were asked for, in whole frames if
+// they hold one, or as many frames as half of the memory has room for; less on a simulated
+// device.
+func batches(env measure.Env, dev *cudart.Device) []int {
+	if len(env.Sizes) > 0 {
+		sizes := slices.Sorted(slices.Values(env.Sizes))
+		for i, n := range sizes {
+			if n > frameBytes {
+				sizes[i] = n / frameBytes * frameBytes
+			}
+		}
+		return slices.Compact(sizes)
+	}
+	if isSimulated(env) {
+		return []int{mostSimulated}
+	}
+	count := batchFrames
+	if env.Quick {
+		count = quickFrames
+	}
+	if available, ok := hostmem.Available(); ok {
+		count = min(count, available/2/(2*frameBytes))
+	}
+	if free, _, err := dev.MemInfo(); err == nil {
+		count = min(count, free/2/frameBytes)
+	}
+	return []int{max(count, 1) * frameBytes}
+}
+
+// A trip takes a batch to the GPU and back in one of the methods.
+type trip struct {
+	workbench
+	method string
+	n      int
+	up     *cudart.Stream
+	spent  map[string]time.Duration // in each part of the last step
+
+	source, back copyable // back is nil if it is allocated anew
+	mem          cudart.DevPtr
+
+	// allocated anew: the batch as it came back last, and what releases it
+	current pageable
+	release func() error
+	// overlapped: the stream of the other direction
+	down *cudart.Stream
+}
+
+// stages returns the parts of a step.
+func (t *trip) stages() []string {
+	switch t.method {
+	case framesAnew:
+		return []string{stageDeviceAlloc, stageUpload, stageHostAlloc, stageDownload, stageRelease}
+	case framesPinned:
+		return []string{stageDeviceAlloc, stageUpload, stageHostAlloc, stageDownload, stageHostCopy, stageRelease}
+	case framesReused:
+		return []string{stageUpload, stageDownload}
+	}
+	return nil // they are not apart
+}
+
+// reuses reports whether all memory is allocated once.
+func (t *trip) reuses() bool { return t.method == framesReused || t.method == framesOverlapped }
+
+func (t *trip) need() measure.Need {
+	need := measure.Need{Pinned: t.n, Device: t.n}
+	switch {
+	case t.method == framesAnew:
+		need = measure.Need{Pageable: 2 * t.n, Device: t.n}
+	case t.reuses():
+		need.Pinned *= 2
+	default:
+		need.Pageable = t.n
+	}
+	return need
+}
+
+// node returns the NUMA node of the pinned memory.
+func (t *trip) node() (int, bool) {
+	memory := [][]byte{t.source.Bytes()}
+	if t.back != nil {
+		memory = append(memory, t.back.Bytes())
+	}
+	return whereLies(t.dev, memory...)
+}
+
+func (t *trip) open(ctx context.Context) (err error) {
+	t.onClose(t.releaseAnew)
+	kind := inPinned
+	if t.method == framesAnew {
+		kind = inPageable
+	}
+	if t.source, err = t.host(ctx, kind, t.n); err != nil {
+		return err
+	}
+	if err = uploaded.fill(ctx, t.source.Bytes()); err != nil {
+		return err
+	}
+	if t.up, err = t.stream(); err != nil {
+		return err
+	}
+	if t.down, err = t.stream(); err != nil || !t.reuses() {
+		return err
+	}
+	if t.mem, err = t.device(t.n); err != nil {
+		return err
+	}
+	if t.back, err = t.pinned(ctx, t.n); err != nil {
+		return err
+	}
+	if err = t.up.Memset(t.mem, poison, t.n); err != nil {
+		return err
+	}
+	return t.up.Synchronize(ctx)
+}
+
+// releaseAnew releases what a step allocated, if it was interrupted.
+func (t *trip) releaseAnew() error {
+	err := t.releaseHost()
+	if err == nil && t.mem != 0 && !t.reuses() {
+		err = t.releaseDevice()
+	}
+	return err
+}
+
+func (t *trip) releaseHost() error {
+	if t.release == nil {
+		return nil
+	}
+	err := t.release()
+	if err == nil {
+		t.current, t.release = nil, nil
+	}
+	return err
+}
+
+func (t *trip) releaseDevice() error {
+	err := t.dev.Free(t.mem)
+	if err == nil {
+		t.mem = 0
+	}
+	return err
+}
+
+// in counts the time of a part of the step.
+func (t *trip) in(stage string, do func() error) error {
+	began := t.now()
+	err := do()
+	t.spent[stage] += t.now() - began
+	return err
+}
+
+// copy copies the batch and waits for it.
+func (t *trip) copy(ctx context.Context, direction string, m copyable) error {
+	err := pieces(ctx, t.n, func(off, n int) error {
+		return copies(direction, m, t.up, t.mem+cudart.DevPtr(off), off, n)
+	})
+	if err != nil {
+		return err
+	}
+	return t.up.Synchronize(ctx)
+}
+
+func (t *trip) step(ctx context.Context) error {
+	t.spent = make(map[string]time.Duration)
+	switch t.method {
+	case framesReused:
+		if err := t.in(stageUpload, func() error { return t.copy(ctx, result.HostToDevice, t.source) }); err != nil {
+			return err
+		}
+		return t.in(stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.back) })
+	case framesOverlapped:
+		return t.overlapped(ctx)
+	}
+	return t.anew(ctx)
+}
+
+// anew allocates what it needs, as `x.cuda()` and `x.cpu()` do. The batch that came back
+// is the next one to go, or is copied to the pinned source.
+func (t *trip) anew(ctx context.Context) (err error) {
+	source := t.source
+	if t.current != nil {
+		source = t.current
+	}
+	parts := []struct {
+		stage string
+		do    func() error
+	}{
+		{stageDeviceAlloc, func() (err error) { t.mem, err = t.dev.Malloc(t.n); return err }},
+		{stageUpload, func() error { return t.copy(ctx, result.HostToDevice, source) }},
+		{stageRelease, t.releaseHost},
+		{stageHostAlloc, func() (err error) {
+			var b []byte
+			b, t.release, err = fresh(t.n)
+			t.current = b
+			return err
+		}},
+		{stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.current) }},
+		{stageRelease, t.releaseDevice},
+	}
+	if t.method == framesPinned {
+		parts = append(parts, []struct {
+			stage string
+			do    func() error
+		}{
+			{stageHostCopy, func() error {
+				return pieces(ctx, t.n, func(off, n int) error { copy(t.source.Bytes()[off:off+n], t.current[off:]); return nil })
+			}},
+			{stageRelease, t.releaseHost},
+		}...)
+	}
+	for _, p := range parts {
+		if err := t.in(p.stage, p.do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// overlapped sends one half while the other comes back, and then the other way round.
+// The half that comes back first was sent in the step before.
+func (t *trip) overlapped(ctx context.Context) error {
+	half := t.n / 2
+	send := func(off, n int) error { return t.source.CopyToDevice(t.up, t.mem+cudart.DevPtr(off), off, n) }
+	fetch := func(off, n int) error { return t.back.CopyToHost(t.down, off, t.mem+cudart.DevPtr(off), n) }
+	var sent, fetched cudart.Point
+	for _, queue := range []func() error{
+		func() error { return fetch(half, t.n-half) },
+		func() error { return send(0, half) },
+		func() error { fetched, sent = t.down.Point(), t.up.Point(); return t.up.WaitPoint(fetched) },
+		func() error { return t.down.WaitPoint(sent) },
+		func() error { return send(half, t.n-half) },
+		func() error { return fetch(0, half) },
+	} {
+		if err := queue(); err != nil {
+			return err
+		}
+	}
+	if err := t.up.Synchronize(ctx); err != nil {
+		return err
+	}
+	return t.down.Synchronize(ctx)
+}
+
+// verify compares the batch as it came back last.
+func (t *trip) verify(ctx context.Context) error {
+	back := t.source // of framesPinned
+	switch {
+	case t.reuses():
+		back = t.back
+	case t.method == framesAnew:
+		back = t.current
+	}
+	return uploaded.compare(ctx, back.Bytes(), 0)
+}
+
+// framesGroups are the methods on a batch of n bytes: a group each, because each has
+// memory of its own.
+func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups []measure.Group) {
+	// About what a step takes, at the few GB/s of new memory, or else of the link.
+	slow, fast := time.Duration(2*n/3), time.Duration(2*n/20)
+	for _, method := range []string{framesAnew, framesPinned, framesReused, framesOverlapped} {
+		t := &trip{workbench: workbench{dev: dev, now: now}, method: method, n: n}
+		if method == framesOverlapped && n < 2 {
+			continue // there are no halves
+		}
+		labels := append(labelsOf(dev), result.Labels{{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
+		step := slow
+		if t.reuses() {
+			step = fast
+		}
+		c := measure.Case{
+			Series: result.Series{Name: roundTrip, Labels: labels, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: 2 * n},
+			WarmUp: 1, Fewest: 2, Samples: 10, Budget: max(2*step, 50*time.Millisecond),
+			Sample: func(ctx context.Context) (float64, error) {
+				began := t.now()
+				if err := t.step(ctx); err != nil {
+					return 0, err
+				}
+				return float64(2*n) / float64((t.now() - began).Nanoseconds()), nil
+			},
+			Verify: t.verify,
+		}
+		if method != framesAnew {
+			c.Node = t.node
+		}
+		for _, stage := range t.stages() {
+			c.Also = append(c.Also, measure.Also{
+				Series: result.Series{Name: stageTime, Labels: labels.With(framesStage, stage), Unit: result.Seconds, Better: result.Lower, BytesPerSample: 2 * n},
+				Last:   func() (float64, bool) { return t.spent[stage].Seconds(), true },
+			})
+		}
+		groups = append(groups, measure.Group{
+			Name: fmt.Sprintf("%s, %s, on device %d", batchText(n), strings.ReplaceAll(method, "_", " "), dev.Ordinal()),
+			Need: t.need(), Setup: setupTime(n) + step, Open: t.open, Close: t.close, Cases: []measure.Case{c},
+		})
+	}
+	return groups
+}
+
+// batchText describes a batch: 50 frames (4.98 GB).
+func batchText(n int) string {
+	switch {
+	case n == frameBytes:
+		return fmt.Sprintf("1 frame (%s)", units.Data(n))
+	case n%frameBytes == 0:
+		return fmt.Sprintf("%d frames (%s)", n/frameBytes, units.Data(n))
+	}
+	return units.Bytes(n)
+}
+
+// explainFrames explains each gain, for the largest batch of the first device.
+func explainFrames(_ measure.Env, b *result.Bench) (out []string) {
+	one := largestOf(b, roundTrip)
+	if one == nil {
+		return nil
+	}
+	by := make(map[string]*result.Series)
+	for _, method := range []string{framesAnew, framesPinned, framesReused, framesOverlapped} {
+		by[method] = other(b, one, roundTrip, result.Method, method)
+	}
+	rate := func(s *result.Series) string { return units.Rate(s.Median) }
+	// gain returns the gain over a step before, if both were measured.
+	gain := func(s, before *result.Series) string {
+		if before == nil || before.Median <= 0 {
+			return ""
+		}
+		return fmt.Sprintf(", %s as fast as %s", units.Times(s.Median/before.Median), strings.ReplaceAll(before.Labels.Get(result.Method), "_", " "))
+	}
+	// share is that of a part in the time of all.
+	share := func(s *result.Series, stage string) float64 {
+		var part, all float64
+		for _, p := range b.Select(result.View{Series: stageTime, Where: s.Labels}) {
+			all += p.Median
+			if p.Labels.Get(framesStage) == stage {
+				part = p.Median
+			}
+		}
+		return part / max(all, 1e-9)
+	}
+	if s := by[framesAnew]; s != nil {
+		text := fmt.Sprintf("A batch of %s gets to the GPU and back at %s, both ways counted, if all memory is pageable and allocated anew.", batchText(sizeOf(s.Labels)), rate(s))
+		if down, up := share(s, stageDownload), share(s, stageUpload); down > 0 && up > 0 {
+			text += fmt.Sprintf(" %s of the time is the download, whose target has no pages yet, %s the upload; CUDA stages both.", units.Share(down), units.Share(up))
+		}
+		out = append(out, text)
+	}
+	if s := by[framesPinned]; s != nil {
+		text := fmt.Sprintf("With a pinned source alone it is %s%s.", rate(s), gain(s, by[framesAnew]))
+		if down, copied := share(s, stageDownload), share(s, stageHostCopy); down > 0 && copied > 0 {
+			text += fmt.Sprintf(" The download still goes to new pageable memory (%s of the time), and from there the CPU copies it to the pinned one (%s).", units.Share(down), units.Share(copied))
+		}
+		out = append(out, text)
+	}
+	if s := by[framesReused]; s != nil {
+		out = append(out, fmt.Sprintf("With pinned buffers at both ends that are used again, and so the device memory, it is %s%s: nothing is allocated, and nothing is staged.", rate(s), gain(s, by[framesPinned])))
+	}
+	if s := by[framesOverlapped]; s != nil {
+		text := fmt.Sprintf("With one half on its way there while the other comes back it is %s%s", rate(s), gain(s, by[framesReused]))
+		const some = 1.1
+		if before := by[framesReused]; before != nil {
+			if s.Median > some*before.Median {
+				text += ": the link carries both directions at once"
+			} else {
+				text += ": the two directions gain little from running at once here"
+			}
+		}
+		out = append(out, text+".")
+	}
+	if s, best := by[framesAnew], by[framesOverlapped]; s != nil && best != nil && s.Median > 0 {
+		out = append(out, fmt.Sprintf("From the first to the last that is %s as fast.", units.Times(best.Median/s.Median)))
+	}
+	return out
+}

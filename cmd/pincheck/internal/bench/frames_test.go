@@ -1,0 +1,158 @@
+package bench
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func TestFramesMeasuresTheLinkModel(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	const n = 4 << 20
+	b := runAll(t, frames(simClock(t, dev)), short(dev, n))
+	for method, rate := range map[string]float64{
+		framesAnew:       2 / (1.0/5 + 1.0/4),
+		framesPinned:     2 / (1.0/20 + 1.0/4),
+		framesReused:     2 / (1.0/20 + 1.0/10),
+		framesOverlapped: 2 / (1.0 / 10), // the slower direction, always busy
+	} {
+		s := b.Find(roundTrip, label(result.Method, method), label(result.Size, strconv.Itoa(n)))
+		require.NotNil(t, s, method)
+		assert.InEpsilon(t, rate, s.Median, 0.02, method)
+		assert.True(t, s.Verified, method)
+		for stage, took := range map[string]float64{stageUpload: n / 20e9, stageDownload: n / 10e9} {
+			if method == framesReused {
+				assert.InEpsilon(t, took, b.Find(stageTime, s.Labels.With(framesStage, stage)...).Median, 0.02, stage)
+			}
+		}
+		assert.Equal(t, method == framesPinned, b.Find(stageTime, s.Labels.With(framesStage, stageHostCopy)...) != nil, method)
+	}
+	require.Len(t, b.Answers, 5)
+	assert.Contains(t, b.Answers[0], "A batch of 4 MiB gets to the GPU and back at 4.4")
+	assert.Contains(t, b.Answers[0], " of the time is the download, whose target has no pages yet, ")
+	assert.Contains(t, b.Answers[1], "1.5 times as fast as allocated anew. The download still goes to new pageable memory (")
+	assert.Contains(t, b.Answers[2], " 2.0 times as fast as pinned source")
+	assert.Contains(t, b.Answers[3], "1.5 times as fast as reused: the link carries both directions at once.")
+	assert.Contains(t, b.Answers[4], "From the first to the last that is ")
+}
+
+// What each method allocates in a step: the point of the experiment.
+func TestFramesAllocatesWhereItSays(t *testing.T) {
+	t.Parallel()
+	for method, mallocs := range map[string]int{framesAnew: 1, framesPinned: 1, framesReused: 0, framesOverlapped: 0} {
+		t.Run(method, func(t *testing.T) {
+			sim, dev := slowSim(t)
+			f := &trip{workbench: workbench{dev: dev, now: wall()}, method: method, n: 100_001}
+			defer func() {
+				assert.NoError(t, f.close())
+				assert.Zero(t, sim.Outstanding().DeviceAllocs)
+			}()
+			require.NoError(t, f.open(t.Context()))
+			require.Error(t, uploaded.compare(t.Context(), make([]byte, f.n), 0))
+			if f.reuses() {
+				require.Error(t, f.verify(t.Context()), "nothing came back yet")
+			}
+			require.NoError(t, f.step(t.Context()))
+			before, registered := sim.Calls("cudaMalloc"), sim.Calls("cudaHostRegister")
+			for range 2 {
+				require.NoError(t, f.step(t.Context()))
+			}
+			assert.Equal(t, 2*mallocs, sim.Calls("cudaMalloc")-before)
+			assert.Equal(t, registered, sim.Calls("cudaHostRegister"))
+			require.NoError(t, f.verify(t.Context()))
+		})
+	}
+}
+
+// A half that is fetched before it was sent, or sent over what is being fetched, would
+// come back wrong: the batch changes with every step here, and one direction is much
+// faster than the other.
+func TestOverlappedHalvesKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	slow, fast := cudasim.Way{Rate: 0.2}, cudasim.Way{Rate: 200}
+	for name, link := range map[string]cudasim.Link{"slow upload": {HostToDevice: slow, DeviceToHost: fast}, "slow download": {HostToDevice: fast, DeviceToHost: slow}} {
+		t.Run(name, func(t *testing.T) {
+			_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
+			dev, err := rt.Device(0)
+			require.NoError(t, err)
+			f := &trip{workbench: workbench{dev: dev, now: wall()}, method: framesOverlapped, n: 1<<18 + 1}
+			require.NoError(t, f.open(t.Context()))
+			defer func() { assert.NoError(t, f.close()) }()
+			half := f.n / 2
+			for i := range 5 {
+				content := pattern(4099 * i)
+				require.NoError(t, content.fill(t.Context(), f.source.Bytes()))
+				require.NoError(t, f.step(t.Context()))
+				require.NoError(t, content.compare(t.Context(), f.back.Bytes()[:half], 0), "sent and fetched in this step")
+				if i > 0 {
+					require.NoError(t, pattern(4099*(i-1)).compare(t.Context(), f.back.Bytes()[half:], half), "sent in the step before")
+				}
+			}
+		})
+	}
+}
+
+func TestFramesInterruptedAnywhere(t *testing.T) {
+	t.Parallel()
+	interruptAnywhere(t, func(*cudart.Device) measure.Experiment { return frames(wall()) }, 5000)
+}
+
+func TestBatchesFitTheMemory(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 3 * 2 * frameBytes}}})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	assert.Equal(t, []int{mostSimulated}, batches(measure.Env{Devices: []*cudart.Device{dev}}, dev))
+	got := batches(measure.Env{}, dev) // as of a real one
+	require.Len(t, got, 1)
+	assert.Zero(t, got[0]%frameBytes)
+	assert.LessOrEqual(t, got[0], 3*frameBytes)
+	assert.Equal(t, []int{1, frameBytes - 1, frameBytes, 3 * frameBytes},
+		batches(measure.Env{Options: measure.Options{Sizes: []int{1, frameBytes, 3 * frameBytes, 4*frameBytes - 1, frameBytes - 1}}}, dev))
+	for n, want := range map[int]string{frameBytes: "1 frame (99.5 MB)", 50 * frameBytes: "50 frames (4.98 GB)", 1 << 20: "1 MiB"} {
+		assert.Equal(t, want, batchText(n))
+	}
+	e := frames(wall())
+	_, need, err := measure.Estimate(e, measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Sizes: []int{1 << 20}}})
+	require.NoError(t, err)
+	assert.Equal(t, measure.Need{Pinned: 2 << 20, Pageable: 2 << 20, Device: 1 << 20}, need)
+	full, _, err := measure.Estimate(e, measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Sizes: []int{frameBytes}}})
+	require.NoError(t, err)
+	assert.Less(t, full, time.Second)
+}
+
+func TestFramesExplainsOnlyWhatIsThere(t *testing.T) {
+	t.Parallel()
+	at := func(method string, v float64) result.Series {
+		s := result.Series{Name: roundTrip, Labels: result.Labels{label(result.Method, method), label(result.Size, strconv.Itoa(frameBytes))}, Samples: []float64{v}}
+		s.Stats = result.Summarize(s.Samples)
+		return s
+	}
+	explain := func(series ...result.Series) []string {
+		return explainFrames(measure.Env{}, &result.Bench{Series: series})
+	}
+	assert.Empty(t, explain())
+	assert.Equal(t, []string{"With pinned buffers at both ends that are used again, and so the device memory, it is 55.0 GB/s: nothing is allocated, and nothing is staged."}, explain(at(framesReused, 55)))
+	part := func(stage string, v float64) result.Series {
+		s := at(framesPinned, v)
+		s.Name, s.Labels = stageTime, s.Labels.With(framesStage, stage)
+		return s
+	}
+	assert.Equal(t, []string{"With a pinned source alone it is 3.00 GB/s. The download still goes to new pageable memory (60 % of the time), and from there the CPU copies it to the pinned one (30 %)."},
+		explain(at(framesPinned, 3), part(stageUpload, 1), part(stageDownload, 6), part(stageHostCopy, 3)))
+	got := explain(at(framesOverlapped, 56), at(framesAnew, 2.98), at(framesReused, 55))
+	require.Len(t, got, 4)
+	assert.Equal(t, "A batch of 1 frame (99.5 MB) gets to the GPU and back at 2.98 GB/s, both ways counted, if all memory is pageable and allocated anew.", got[0])
+	assert.Contains(t, got[2], "the two directions gain little")
+	assert.Equal(t, "From the first to the last that is 19 times as fast.", got[3])
+}

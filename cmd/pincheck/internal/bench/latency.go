@@ -1,0 +1,203 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// The series of Latency.
+const seriesLatency = "latency"
+
+// The values of the label method of Latency: what a sample takes the time of.
+const (
+	issued         = "issued"               // the call that queues the copy
+	awaited        = "synchronize"          // and Stream.Synchronize
+	awaitedBlocked = "synchronize_blocking" // and Stream.SynchronizeBlocking
+	byDevice       = "device"               // one of many copies in a row, by the device
+)
+
+// Latency measures small copies between registered memory and the device, one at a time.
+func Latency() measure.Experiment {
+	e := measure.Experiment{
+		Name:     "latency",
+		Short:    "time of small copies, issued and awaited, by size; percentiles",
+		Question: "How long does a small copy take, for the caller and for the device?",
+		Plan:     planLatency,
+		Explain:  explainLatency,
+	}
+	for _, way := range bothWays {
+		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(way) + ", by size", Series: seriesLatency,
+			Where: result.Labels{{Key: result.Direction, Value: way}}, X: result.Size, Lines: []string{result.Device, result.Method}})
+	}
+	e.Views = append(e.Views, result.View{Title: "One load by a thread of the device, each after the one before", Series: seriesLoad, X: result.Device, Lines: []string{result.Memory}})
+	return e
+}
+
+const (
+	latencySamples = 1000
+	quickLatencies = 300
+	// fewestLatencies is what percentiles need.
+	fewestLatencies = 200
+	latencyBudget   = 100 * time.Millisecond
+	quickLatency    = 20 * time.Millisecond
+	copiesInARow    = 64
+)
+
+func planLatency(env measure.Env) ([]measure.Group, error) {
+	if len(env.Devices) == 0 {
+		return nil, errNoDevice
+	}
+	sizes := slices.Compact(slices.Sorted(slices.Values(env.Sizes)))
+	if len(sizes) == 0 {
+		sizes = []int{1, 64, 512, 4 << 10, 16 << 10, 64 << 10}
+		if env.Quick {
+			sizes = []int{1, 4 << 10, 64 << 10}
+		}
+	}
+	var groups []measure.Group
+	for _, dev := range env.Devices {
+		rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: slices.Max(sizes)}
+		var cases []measure.Case
+		for _, n := range sizes {
+			for _, way := range bothWays {
+				for _, method := range []string{issued, awaited, awaitedBlocked, byDevice} {
+					c := rig.latency(way, method, n)
+					c.Samples, c.Fewest, c.Budget = latencySamples, fewestLatencies, latencyBudget
+					if env.Quick {
+						c.Samples, c.Budget = quickLatencies, quickLatency
+					}
+					if method == byDevice {
+						c.Samples, c.Fewest = 50, 0
+					}
+					cases = append(cases, c)
+				}
+			}
+		}
+		groups = append(groups, rig.group("small copies", cases))
+		if !isSimulated(env) {
+			groups = append(groups, loads(dev))
+		}
+	}
+	return groups, nil
+}
+
+// latency is the case of single copies of n bytes. Each begins on an idle stream.
+func (r *copyRig) latency(way, method string, n int) measure.Case {
+	prepared := false
+	copies := 1
+	if method == byDevice {
+		copies = copiesInARow
+	}
+	return measure.Case{
+		Series: result.Series{Name: seriesLatency, Unit: result.Seconds, Better: result.Lower,
+			Labels: result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Direction, Value: way},
+				{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}},
+		WarmUp: 10,
+		Sample: func(ctx context.Context) (float64, error) {
+			if !prepared {
+				if err := r.prepare(ctx, way, n); err != nil {
+					return 0, err
+				}
+				prepared = true
+			}
+			if method == byDevice {
+				took, err := r.take(ctx, way, n, copies)
+				return took.Seconds() / float64(copies), err
+			}
+			return r.one(ctx, way, method, n)
+		},
+		Verify: func(ctx context.Context) error { return r.verify(ctx, way, n) },
+		Node:   r.node,
+	}
+}
+
+// one returns the time of one copy, by the clock.
+func (r *copyRig) one(ctx context.Context, way, method string, n int) (float64, error) {
+	stream := r.main(way)
+	began := time.Now()
+	if err := r.copy(ctx, way, n); err != nil {
+		return 0, err
+	}
+	var err error
+	switch method {
+	case awaited:
+		err = stream.Synchronize(ctx)
+	case awaitedBlocked:
+		err = stream.SynchronizeBlocking()
+	}
+	took := time.Since(began)
+	if method == issued {
+		err = stream.Synchronize(ctx)
+	}
+	return took.Seconds(), cmp.Or(err, bounded.Ended(ctx))
+}
+
+func explainLatency(_ measure.Env, b *result.Bench) []string {
+	var out []string
+	for _, device := range devicesOf(b, seriesLatency) {
+		for _, way := range bothWays {
+			out = append(out, explainCopies(b, device, way)...)
+		}
+	}
+	return out
+}
+
+func explainCopies(b *result.Bench, device, way string) []string {
+	of := func(method string) []*result.Series {
+		all := b.Select(result.View{Series: seriesLatency, Where: result.Labels{{Key: result.Device, Value: device}, {Key: result.Direction, Value: way}, {Key: result.Method, Value: method}}})
+		slices.SortFunc(all, func(x, y *result.Series) int { return cmp.Compare(sizeOf(x.Labels), sizeOf(y.Labels)) })
+		return all
+	}
+	smallest := func(method string) *result.Series {
+		if all := of(method); len(all) > 0 {
+			return all[0]
+		}
+		return nil
+	}
+	var parts []string
+	add := func(s *result.Series, text string) {
+		if s != nil {
+			parts = append(parts, fmt.Sprintf(text, units.Seconds(s.Median), units.Seconds(s.P99)))
+		}
+	}
+	add(smallest(issued), "%s to issue (99 %% within %s)")
+	add(smallest(awaited), "%s with Synchronize (99 %% within %s)")
+	add(smallest(awaitedBlocked), "%s with SynchronizeBlocking (99 %% within %s)")
+	if s := smallest(byDevice); s != nil {
+		parts = append(parts, units.Seconds(s.Median)+" of the device's time if many are queued in a row")
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	var size int
+	for _, method := range []string{issued, awaited, awaitedBlocked, byDevice} {
+		if s := smallest(method); s != nil {
+			size = sizeOf(s.Labels)
+			break
+		}
+	}
+	out := []string{fmt.Sprintf("GPU %s: a copy of %s %s takes %s.", device, units.Bytes(size), directionText(way), list(parts))}
+	if all := of(byDevice); len(all) > 1 && all[0].Median > 0 {
+		last := all[0]
+		for _, s := range all {
+			if s.Median > 1.25*all[0].Median {
+				break
+			}
+			last = s
+		}
+		largest := all[len(all)-1]
+		if last != all[0] {
+			out = append(out, fmt.Sprintf("Up to %s the size hardly matters to the device; a copy of %s takes %s.", units.Bytes(sizeOf(last.Labels)), units.Bytes(sizeOf(largest.Labels)), units.Seconds(largest.Median)))
+		}
+	}
+	return out
+}

@@ -1,0 +1,60 @@
+package bench
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+func TestLatencyOfAKnownLink(t *testing.T) {
+	t.Parallel()
+	sizes := []int{1, 4 << 10, 64 << 10}
+	_, env := simulated(t, 1, sizes...)
+	b := run(t, Latency(), env)
+	for _, n := range sizes {
+		for _, way := range bothWays {
+			find := func(method string) *result.Series {
+				s := b.Find(seriesLatency, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Direction, Value: way}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})
+				require.NotNil(t, s, "%s %s %d", method, way, n)
+				assert.True(t, s.Verified)
+				return s
+			}
+			want := 8e-6 + float64(n)/25e9
+			assert.InDelta(t, want, find(byDevice).Median, want/50, "%s %d", way, n)
+			for _, method := range []string{awaited, awaitedBlocked} {
+				s := find(method)
+				assert.GreaterOrEqual(t, len(s.Samples), fewestLatencies)
+				assert.Greater(t, s.Min, want, "the caller waits for the device, which takes its time")
+				assert.GreaterOrEqual(t, s.P99, s.Median)
+			}
+			find(issued)
+		}
+	}
+	text := strings.Join(b.Answers, "\n")
+	assert.Contains(t, text, "GPU 0: a copy of 1 B host to device takes ")
+	assert.Contains(t, text, " with Synchronize (99 % within ")
+	assert.Contains(t, text, "8.01 µs of the device's time if many are queued in a row.")
+	assert.Contains(t, text, "Up to 4 KiB the size hardly matters to the device; a copy of 64 KiB takes 10.6 µs.")
+	assert.Empty(t, explainLatency(measure.Env{}, &result.Bench{}))
+}
+
+func TestLatencyInterrupted(t *testing.T) {
+	t.Parallel()
+	for _, at := range []int{1, 2, 50, 500} {
+		sim, env := simulated(t, 1, 64)
+		ctx, cancel := context.WithCancel(t.Context())
+		sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: at, After: cancel})
+		b, err := measure.Run(ctx, Latency(), env, nil)
+		require.ErrorIs(t, err, context.Canceled)
+		assert.Empty(t, b.Errors)
+		cancel()
+	}
+}

@@ -1,0 +1,101 @@
+package bench
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+)
+
+// A LinkPlan shapes [Link] and [Together]. Zero fields take the values that suit a check,
+// which takes about a quarter of a second a device on a fast link, and of all at once half a
+// second. Negative values are errors.
+type LinkPlan struct {
+	SizeBytes int           // of one copy; 0 means 64 MiB, and larger ones are not faster
+	Copies    int           // of a sample; 0 means 8
+	Samples   int           // of each direction; 0 means 9
+	Budget    time.Duration // of each direction; 0 means half a second
+}
+
+// validate returns an error for what cannot be.
+func (p LinkPlan) validate() error {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"size", p.SizeBytes}, {"copies", p.Copies}, {"samples", p.Samples}, {"budget", int(p.Budget)}} {
+		if f.value < 0 {
+			return fmt.Errorf("%s %d: must not be negative", f.name, f.value)
+		}
+	}
+	return nil
+}
+
+// or returns the plan with those of another for zero fields.
+func (p LinkPlan) or(q LinkPlan) LinkPlan {
+	return LinkPlan{cmp.Or(p.SizeBytes, q.SizeBytes), cmp.Or(p.Copies, q.Copies), cmp.Or(p.Samples, q.Samples), cmp.Or(p.Budget, q.Budget)}
+}
+
+// Link is [Bandwidth] with one size and registered memory, for a quick check of each
+// device's link.
+func Link(p LinkPlan) measure.Experiment {
+	e := Bandwidth()
+	e.Name, e.Explain, e.Views = "link", nil, e.Views[:1]
+	e.Question = "How fast are large copies between pinned memory and the device?"
+	e.Plan = func(env measure.Env) ([]measure.Group, error) {
+		if err := p.validate(); err != nil {
+			return nil, err
+		}
+		if len(env.Devices) == 0 {
+			return nil, errNoDevice
+		}
+		p := p.or(LinkPlan{SizeBytes: 64 << 20, Copies: 8, Samples: 9, Budget: 500 * time.Millisecond})
+		n, copies := p.SizeBytes, p.Copies
+		var groups []measure.Group
+		for _, dev := range env.Devices {
+			rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
+			var cases []measure.Case
+			for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+				c := rig.bandwidth(seriesBandwidth, way, n, copies)
+				c.Samples, c.Budget = p.Samples, p.Budget
+				cases = append(cases, c)
+			}
+			groups = append(groups, rig.group("registered memory", cases))
+		}
+		return groups, nil
+	}
+	return e
+}
+
+// togetherSample is about how long a sample of Together takes, if none slows another down.
+const togetherSample = 10 * time.Millisecond
+
+// Together measures large copies between pinned memory and all devices of Env at once, one
+// direction after the other: of each, and the sum. Rate is what the slowest device reaches
+// alone, in GB/s: on slow links samples have fewer copies than 8. 0 is unknown. Copies are of
+// 32 MiB, and there are at most 5 samples of a direction in 100 ms, and 3 at least.
+func Together(p LinkPlan, rate float64) measure.Experiment {
+	e := Bandwidth()
+	e.Name, e.Explain, e.Views = "together", nil, slices.DeleteFunc(e.Views, func(v result.View) bool { return v.Series != seriesTogether })
+	e.Question = "How fast are large copies between pinned memory and all devices at once?"
+	e.Plan = func(env measure.Env) ([]measure.Group, error) {
+		if err := p.validate(); err != nil {
+			return nil, err
+		}
+		if len(env.Devices) < 2 {
+			return nil, fmt.Errorf("%d devices: want two at least", len(env.Devices))
+		}
+		p := p.or(LinkPlan{SizeBytes: 32 << 20, Copies: 8, Samples: 5, Budget: 100 * time.Millisecond})
+		if rate > 0 {
+			p.Copies = min(p.Copies, max(1, int(rate*float64(togetherSample)/float64(p.SizeBytes))))
+		}
+		g := together(env.Devices, p.SizeBytes, p.Copies, bothWays)
+		for i := range g.Cases {
+			g.Cases[i].Samples, g.Cases[i].Budget = p.Samples, p.Budget
+		}
+		return []measure.Group{g}, nil
+	}
+	return e
+}

@@ -1,0 +1,513 @@
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
+	"github.com/gopinned/pinned/loader"
+)
+
+// Names of the series of loader.
+const (
+	samplesRate   = "samples"
+	waitedShare   = "waited_share" // of the loop's time, for a batch on the device
+	cpuPerMillion = "cpu_per_million_samples"
+	boundBy       = "bound_by" // share of the time for which the stage accounts
+)
+
+// Keys and values of the labels of loader.
+const (
+	sourceKey    = "source"
+	workersKey   = "workers"
+	copiesKey    = "copies"
+	gpuWorkKey   = "gpu_work"
+	batchKey     = "batch_samples"
+	stageKey     = "stage"
+	blockingText = "blocking"
+	nonBlocking  = "non_blocking"
+
+	fromMemory = "memory"
+	fromIO     = "io"
+	fromCPU    = "cpu"
+	fromBoth   = "io_and_cpu"
+)
+
+// A grid is the settings that are measured, and how long.
+type grid struct {
+	workers        []int
+	sources        []string
+	dataBytes      int
+	batch, ioBatch int           // samples; those that wait come in small batches, so that one takes no longer than the others
+	delay          time.Duration // of a sample that waits
+	window         time.Duration // of a sample of the measurement, or a batch of each worker
+	budget         time.Duration // of a setting
+}
+
+var (
+	fullGrid = grid{
+		workers: []int{1, 2, 4, 8}, sources: []string{fromMemory, fromIO, fromCPU, fromBoth}, dataBytes: 256 << 20,
+		batch: 256, ioBatch: 16, delay: 2 * time.Millisecond, window: 20 * time.Millisecond, budget: 160 * time.Millisecond,
+	}
+	quickGrid = grid{
+		workers: []int{1, 4}, sources: []string{fromMemory, fromBoth}, dataBytes: 64 << 20,
+		batch: 256, ioBatch: 8, delay: 2 * time.Millisecond, window: 10 * time.Millisecond, budget: 100 * time.Millisecond,
+	}
+)
+
+// A setting is a place in the grid.
+type setting struct {
+	workers              int
+	memory               string
+	nonBlocking, gpuWork bool
+}
+
+// loading measures batches of samples on their way to the GPU: the grid of settings of
+// PyTorch's DataLoader. Pinned memory is that of package loader, the rest of a plain
+// reader. DataLoader's 0 workers, by which the loop itself reads, has no counterpart: 1
+// is the nearest.
+func loading(full, quick grid) measure.Experiment {
+	var views []result.View
+	for _, q := range []struct{ title, series string }{
+		{"Samples a second", samplesRate}, {"Share of the time that the loop waits", waitedShare},
+		{"CPU seconds a million samples", cpuPerMillion}, {"What bounds, and its share of the time", boundBy},
+	} {
+		for _, source := range full.sources {
+			v := result.View{Title: q.title + ", " + sourceTexts[source], Series: q.series, Where: result.Labels{{Key: sourceKey, Value: source}},
+				X: workersKey, Lines: []string{result.Memory, copiesKey, gpuWorkKey}}
+			if q.series == boundBy {
+				v.Lines = append(v.Lines, stageKey)
+			}
+			views = append(views, v)
+		}
+	}
+	return measure.Experiment{
+		Name:     "loader",
+		Short:    "batches of samples: workers, pinned memory, non-blocking copies, GPU work, I/O and CPU work",
+		Question: "How many samples a second reach the GPU, and which of workers, pinned memory and non-blocking copies matters when?",
+		Views:    views,
+		Plan: func(env measure.Env) ([]measure.Group, error) {
+			if len(env.Devices) == 0 {
+				return nil, errDevices
+			}
+			g := full
+			if env.Quick {
+				g = quick
+			}
+			var groups []measure.Group
+			for _, source := range g.sources {
+				groups = append(groups, g.group(env.Devices[0], source)) // others are no different
+			}
+			return groups, nil
+		},
+		Explain: explainLoading,
+	}
+}
+
+var sourceTexts = map[string]string{
+	fromMemory: "samples in memory", fromIO: "samples that wait for I/O", fromCPU: "samples that are computed", fromBoth: "samples that wait for I/O and are computed",
+}
+
+// waits reports whether a source's samples wait, and computes whether they are computed.
+func waits(source string) bool    { return source == fromIO || source == fromBoth }
+func computes(source string) bool { return source == fromCPU || source == fromBoth }
+
+// batchOf returns the samples of a source's batches.
+func (g *grid) batchOf(source string) int {
+	if waits(source) {
+		return g.ioBatch
+	}
+	return g.batch
+}
+
+// settings returns all places of the grid.
+func (g *grid) settings() (all []setting) {
+	for _, gpuWork := range []bool{false, true} {
+		for _, memory := range []string{inPageable, inPinned} {
+			for _, nonBlocking := range []bool{false, true} {
+				for _, workers := range g.workers {
+					all = append(all, setting{workers, memory, nonBlocking, gpuWork})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// A loop consumes batches of one source, in one setting at a time.
+type loop struct {
+	workbench
+	grid   *grid
+	source string
+	batch  int
+
+	data   *samples
+	stream *cudart.Stream
+	load   load
+
+	setting setting
+	feed    feed            // of the setting, or nil
+	queued  [2]cudart.Point // after the work on the last batches
+	turns   int
+
+	waited, cpu float64 // of the last sample of the measurement
+	stage       loader.Stage
+	share       float64
+}
+
+func (l *loop) open(ctx context.Context) (err error) {
+	data, err := l.pageable(l.grid.dataBytes)
+	if err != nil {
+		return err
+	}
+	l.data = &samples{data: floats(data)}
+	if waits(l.source) {
+		l.data.delay = l.grid.delay
+	}
+	err = pieces(ctx, len(data), func(off, n int) error {
+		for i := range l.data.data[off/4 : (off+n)/4] {
+			l.data.data[off/4+i] = float32((off/4+i)%9973) / 9973
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if l.stream, err = l.workbench.stream(); err != nil {
+		return err
+	}
+	return l.fit(ctx)
+}
+
+// fit makes the GPU's work on a batch take as long as the copy of a batch from pageable
+// memory, so that there is something to hide.
+func (l *loop) fit(ctx context.Context) error {
+	span, err := l.span()
+	if err != nil {
+		return err
+	}
+	n := l.batch * oneSample
+	if l.load, err = l.newLoad(loadFactor * n); err != nil {
+		return err
+	}
+	target, err := l.device(n)
+	if err != nil {
+		return err
+	}
+	from := pageable(unsafe.Slice((*byte)(unsafe.Pointer(&l.data.data[0])), n))
+	var took time.Duration
+	for range 2 { // the first is a warm-up
+		if took, err = span.Time(ctx, l.stream, func() error { return from.CopyToDevice(l.stream, target, 0, n) }); err != nil {
+			return err
+		}
+	}
+	return l.load.fit(ctx, span, l.stream, took)
+}
+
+// src returns the source of the samples.
+func (l *loop) src() loader.Source {
+	if computes(l.source) {
+		return computed{l.data}
+	}
+	return l.data
+}
+
+// set starts the feed of a setting, in place of the one before.
+func (l *loop) set(ctx context.Context, s setting) error {
+	if l.feed != nil && l.setting == s {
+		return nil
+	}
+	if err := l.stop(); err != nil {
+		return err
+	}
+	var err error
+	if s.memory == inPinned {
+		var f *pinnedFeed
+		if f, err = newPinnedFeed(ctx, &l.workbench, l.src(), l.stream, s, l.batch); err == nil {
+			l.feed = f
+		}
+	} else {
+		var f *plainFeed
+		if f, err = newPlainFeed(ctx, &l.workbench, l.src(), l.stream, s, l.batch); err == nil {
+			l.feed = f
+		}
+	}
+	l.setting, l.queued = s, [2]cudart.Point{}
+	return err
+}
+
+// stop ends the feed.
+func (l *loop) stop() error {
+	if l.feed == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	err := l.stream.Synchronize(ctx)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("batches stay allocated, the GPU may be using them: %w", err)
+	}
+	err = errors.Join(err, l.feed.close(ctx))
+	l.feed = nil
+	return err
+}
+
+func (l *loop) close() error {
+	err := l.stop()
+	if l.feed != nil {
+		return err
+	}
+	return errors.Join(err, l.workbench.close())
+}
+
+// sample consumes batches for a while, and returns the samples a second. The loop is at
+// most two batches ahead of the GPU.
+func (l *loop) sample(ctx context.Context, s setting) (float64, error) {
+	if err := l.set(ctx, s); err != nil {
+		return 0, err
+	}
+	began := l.now()
+	cpu, ok := measure.CPUTime()
+	var waited time.Duration
+	batches := 0
+	for ; batches < max(2, s.workers) || l.now()-began < l.grid.window; batches++ {
+		d, err := l.turn(ctx)
+		if err != nil {
+			return 0, err
+		}
+		waited += d
+	}
+	if err := l.stream.Synchronize(ctx); err != nil {
+		return 0, err
+	}
+	took := l.now() - began
+	count := float64(batches * l.batch)
+	l.cpu = -1
+	if now, known := measure.CPUTime(); ok && known {
+		l.cpu = (now - cpu).Seconds() / count * 1e6
+	}
+	l.waited = waited.Seconds() / took.Seconds()
+	l.stage, l.share = l.feed.bound()
+	return count / took.Seconds(), nil
+}
+
+// turn gets a batch, and queues the work on it. It returns how long it waited for the
+// batch, or for the copies of earlier ones.
+func (l *loop) turn(ctx context.Context) (waited time.Duration, err error) {
+	place := &l.queued[l.turns%2]
+	asked := l.now()
+	if err := place.Wait(ctx); err != nil {
+		return 0, err
+	}
+	if !l.setting.gpuWork {
+		waited = l.now() - asked
+		l.feed.waited(waited)
+	}
+	d, err := l.feed.next(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if l.setting.gpuWork {
+		if err := l.load.queue(l.stream); err != nil {
+			return 0, err
+		}
+	}
+	*place = l.stream.Point()
+	l.turns++
+	return waited + d, nil
+}
+
+// verify compares a batch on the device with its samples.
+func (l *loop) verify(ctx context.Context) error {
+	if _, err := l.turn(ctx); err != nil {
+		return err
+	}
+	if err := l.stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	p, indices := l.feed.last()
+	got, want := make([]byte, len(indices)*oneSample), make([]byte, oneSample)
+	if err := l.dev.CopyToHost(unsafe.Pointer(&got[0]), p, len(got)); err != nil {
+		return err
+	}
+	for at, i := range indices {
+		l.data.copy(i, want)
+		if computes(l.source) {
+			if err := (computed{l.data}).Transform(ctx, i, [][]byte{want}); err != nil {
+				return err
+			}
+		}
+		if !bytes.Equal(want, got[at*oneSample:(at+1)*oneSample]) {
+			return fmt.Errorf("%w: sample %d, in place %d of a batch, is not on the device", measure.ErrWrongBytes, i, at)
+		}
+	}
+	return nil
+}
+
+// labels are the conditions of a setting's series.
+func (l *loop) labels(s setting) result.Labels {
+	copies, work := blockingText, "no"
+	if s.nonBlocking {
+		copies = nonBlocking
+	}
+	if s.gpuWork {
+		work = "yes"
+	}
+	return append(labelsOf(l.dev), result.Labels{
+		{Key: sourceKey, Value: l.source}, {Key: gpuWorkKey, Value: work}, {Key: result.Memory, Value: s.memory}, {Key: copiesKey, Value: copies},
+		{Key: workersKey, Value: strconv.Itoa(s.workers)}, {Key: batchKey, Value: strconv.Itoa(l.batch)},
+	}...)
+}
+
+// stages are what can bound.
+func stages() []loader.Stage {
+	return []loader.Stage{loader.StageSource, loader.StageTransform, loader.StageCopy, loader.StageConsumer}
+}
+
+// group is the settings for one source.
+func (g grid) group(dev *cudart.Device, source string) measure.Group {
+	l := &loop{workbench: workbench{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batchOf(source)}
+	most := slices.Max(g.workers)
+	size := l.batch * oneSample
+	warmUp := g.window
+	if waits(source) {
+		warmUp += 2 * time.Duration(l.batch) * g.delay
+	}
+	out := measure.Group{
+		Name: fmt.Sprintf("%s, on device %d", sourceTexts[source], dev.Ordinal()),
+		Need: measure.Need{
+			Pinned: (pinnedAhead + 1) * size, Pageable: g.dataBytes + plainBatches(most)*size,
+			Device: (pinnedAhead+1)*size + size + min(loadFactor*size, loadBytes),
+		},
+		Setup: setupTime(g.dataBytes), Open: l.open, Close: l.close,
+	}
+	for _, s := range g.settings() {
+		labels := l.labels(s)
+		c := measure.Case{
+			Series: result.Series{Name: samplesRate, Labels: labels, Unit: result.PerSecond, Better: result.Higher},
+			WarmUp: 1, Fewest: 2, Budget: g.budget,
+			Sample: func(ctx context.Context) (float64, error) { return l.sample(ctx, s) },
+			Verify: l.verify,
+			Also: []measure.Also{
+				{Series: result.Series{Name: waitedShare, Labels: labels, Unit: result.Ratio, Better: result.Lower}, Last: func() (float64, bool) { return l.waited, true }},
+				{Series: result.Series{Name: cpuPerMillion, Labels: labels, Unit: result.Seconds, Better: result.Lower}, Last: func() (float64, bool) { return l.cpu, l.cpu >= 0 }},
+			},
+		}
+		for _, stage := range stages() {
+			c.Also = append(c.Also, measure.Also{
+				Series: result.Series{Name: boundBy, Labels: labels.With(stageKey, string(stage)), Unit: result.Ratio},
+				Last:   func() (float64, bool) { return l.share, l.stage == stage },
+			})
+		}
+		out.Setup += warmUp
+		out.Cases = append(out.Cases, c)
+	}
+	return out
+}
+
+// explainLoading compares settings that differ in one thing.
+func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	for _, source := range []string{fromMemory, fromCPU, fromIO, fromBoth} {
+		all := b.Select(result.View{Series: samplesRate, Where: result.Labels{{Key: sourceKey, Value: source}}})
+		if len(all) == 0 {
+			continue
+		}
+		best := slices.MaxFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
+		text := fmt.Sprintf("Of %s at most %s a second reach the GPU (%s)", sourceTexts[source], units.Number(best.Median, 3), settingText(best.Labels))
+		if stage := boundOf(b, best); stage != "" {
+			text += ": " + stage + " bounds"
+		}
+		if s := also(b, best, waitedShare); s != nil {
+			text += fmt.Sprintf("; the loop waits %s of the time", units.Share(s.Median))
+		}
+		out = append(out, text+".")
+	}
+	for _, source := range []string{fromMemory, fromCPU, fromIO, fromBoth} {
+		if gain, n := gainOf(b, samplesRate, workersKey, fewestWorkers(b), mostWorkers(b), result.Label{Key: sourceKey, Value: source}); n > 0 && fewestWorkers(b) != mostWorkers(b) {
+			add("%s workers in place of %s bring %s the rate of %s.", mostWorkers(b), fewestWorkers(b), units.Times(gain), sourceTexts[source])
+		}
+	}
+	inMemory := result.Label{Key: sourceKey, Value: fromMemory}
+	if gain, n := gainOf(b, samplesRate, result.Memory, inPageable, inPinned, inMemory); n > 0 {
+		text := fmt.Sprintf("Pinned memory, with package loader, brings %s as many samples in memory as a plain reader with pageable memory", units.Times(gain))
+		if cpu, n := gainOf(b, cpuPerMillion, result.Memory, inPageable, inPinned, inMemory); n > 0 {
+			text += fmt.Sprintf(", for %s the CPU time a sample", units.Times(cpu))
+		}
+		out = append(out, text+".")
+	}
+	for _, work := range []string{"no", "yes"} {
+		var parts []string
+		for _, memory := range []string{inPinned, inPageable} {
+			if gain, n := gainOf(b, samplesRate, copiesKey, blockingText, nonBlocking, inMemory, result.Label{Key: gpuWorkKey, Value: work}, result.Label{Key: result.Memory, Value: memory}); n > 0 {
+				parts = append(parts, fmt.Sprintf("%s with %s memory", units.Number(gain, 2), memory))
+			}
+		}
+		if len(parts) > 0 {
+			with := map[string]string{"no": "Without", "yes": "With"}[work]
+			add("%s GPU work, copies that do not block bring this many times the samples of those that do: %s.", with, strings.Join(parts, ", "))
+		}
+	}
+	return out
+}
+
+// gainOf returns the median of how many times a value is that of another, between
+// settings that differ in one label only, and how many there are.
+func gainOf(b *result.Bench, name, key, before, after string, where ...result.Label) (float64, int) {
+	var gains []float64
+	for _, s := range b.Select(result.View{Series: name, Where: append(where, result.Label{Key: key, Value: before})}) {
+		if to := other(b, s, name, key, after); to != nil && s.Median > 0 {
+			gains = append(gains, to.Median/s.Median)
+		}
+	}
+	return result.Summarize(gains).Median, len(gains)
+}
+
+// fewestWorkers and mostWorkers return the ends of the grid, as labels have them.
+func fewestWorkers(b *result.Bench) string { return strconv.Itoa(workersOf(b)[0]) }
+func mostWorkers(b *result.Bench) string   { return strconv.Itoa(workersOf(b)[1]) }
+
+func workersOf(b *result.Bench) (ends [2]int) {
+	for i, s := range b.Select(result.View{Series: samplesRate}) {
+		n, _ := strconv.Atoi(s.Labels.Get(workersKey))
+		if i == 0 {
+			ends = [2]int{n, n}
+		}
+		ends = [2]int{min(ends[0], n), max(ends[1], n)}
+	}
+	return ends
+}
+
+// boundOf returns the stage that bounded most samples of a setting, "" if it is not known.
+func boundOf(b *result.Bench, s *result.Series) string {
+	stage, most := "", 0
+	for _, bound := range b.Select(result.View{Series: boundBy, Where: s.Labels}) {
+		if n := len(bound.Samples); n > most {
+			stage, most = bound.Labels.Get(stageKey), n
+		}
+	}
+	return stage
+}
+
+func settingText(l result.Labels) string {
+	work := "without GPU work"
+	if l.Get(gpuWorkKey) == "yes" {
+		work = "with GPU work"
+	}
+	plural := "s"
+	if l.Get(workersKey) == "1" {
+		plural = ""
+	}
+	return fmt.Sprintf("%s worker%s, %s memory, %s copies, %s", l.Get(workersKey), plural, l.Get(result.Memory), strings.ReplaceAll(l.Get(copiesKey), "_", "-"), work)
+}

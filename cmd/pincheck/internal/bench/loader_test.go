@@ -1,0 +1,283 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/loader"
+)
+
+// tiny is a grid that takes no time.
+var tiny = grid{
+	workers: []int{1, 3}, sources: fullGrid.sources, dataBytes: 16 * oneSample,
+	batch: 4, ioBatch: 3, delay: 50 * time.Microsecond, window: 1, budget: 1,
+}
+
+func TestLoaderMeasuresTheGrid(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	b := runAll(t, loading(tiny, tiny), measure.Env{Devices: []*cudart.Device{dev, dev}})
+	all := b.Select(result.View{Series: samplesRate})
+	require.Len(t, all, 4*2*2*2*2, "source, workers, memory, copies, GPU work")
+	seen := make(map[string]bool)
+	for _, s := range all {
+		text := s.Labels.Get(sourceKey) + settingText(s.Labels)
+		assert.False(t, seen[text], text)
+		seen[text] = true
+		assert.True(t, s.Verified, text)
+		assert.Positive(t, s.Min, text)
+		assert.Len(t, s.Samples, 2, text)
+		waited := also(b, s, waitedShare)
+		require.NotNil(t, waited, text)
+		assert.GreaterOrEqual(t, waited.Min, 0.0, text)
+		assert.LessOrEqual(t, waited.Max, 1.0, text)
+		if _, known := measure.CPUTime(); known {
+			assert.NotNil(t, also(b, s, cpuPerMillion), text)
+		}
+		bounds := 0
+		for _, bound := range b.Select(result.View{Series: boundBy, Where: s.Labels}) {
+			bounds += len(bound.Samples)
+			assert.LessOrEqual(t, bound.Max, 1.0, text)
+		}
+		assert.Equal(t, len(s.Samples), bounds, "one stage bounds each sample: %s", text)
+	}
+	require.Len(t, b.Answers, 4+4+1+2)
+	for i, want := range []string{"Of samples in memory at most ", "Of samples that are computed", "Of samples that wait for I/O at", "Of samples that wait for I/O and are computed", "3 workers in place of 1 bring"} {
+		assert.Contains(t, b.Answers[i], want)
+	}
+}
+
+// newLoop opens a loop on samples in memory, or on others.
+func newLoop(t *testing.T, dev *cudart.Device, source string) *loop {
+	t.Helper()
+	g := tiny
+	l := &loop{workbench: workbench{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batch}
+	t.Cleanup(func() { assert.NoError(t, l.close()) })
+	require.NoError(t, l.open(t.Context()))
+	return l
+}
+
+func TestLoaderCopiesAsItSays(t *testing.T) {
+	t.Parallel()
+	for _, s := range tiny.settings() {
+		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) { copiesAsItSays(t, s) })
+	}
+}
+
+func copiesAsItSays(t *testing.T, s setting) {
+	sim, dev := slowSim(t)
+	l := newLoop(t, dev, fromMemory)
+	require.NoError(t, l.set(t.Context(), s))
+	waits, async, sets := sim.Calls("cudaStreamSynchronize"), sim.Calls("cudaMemcpyAsync"), sim.Calls("cudaMemsetAsync")
+	for range 5 {
+		_, err := l.turn(t.Context())
+		require.NoError(t, err)
+	}
+	waits, async, sets = sim.Calls("cudaStreamSynchronize")-waits, sim.Calls("cudaMemcpyAsync")-async, sim.Calls("cudaMemsetAsync")-sets
+	switch {
+	case s.memory == inPinned:
+		assert.Positive(t, async)
+	case s.nonBlocking:
+		assert.Equal(t, []int{0, 5}, []int{waits, async})
+	default:
+		assert.Equal(t, []int{5, 5}, []int{waits, async})
+	}
+	if s.gpuWork {
+		assert.Equal(t, 5*l.load.count, sets)
+	} else {
+		assert.Zero(t, sets)
+	}
+	require.NoError(t, l.verify(t.Context()))
+	l.data = &samples{data: make([]float32, features)}
+	assert.ErrorContains(t, l.verify(t.Context()), "is not on the device", "other samples")
+}
+
+// A batch that does not block its caller is handed over while no copy can run; one that
+// does is on the device.
+func TestLoaderBlocksOnlyWhereItSays(t *testing.T) {
+	t.Parallel()
+	sim, dev := slowSim(t)
+	l := newLoop(t, dev, fromMemory)
+	s := setting{workers: 1, memory: inPinned, nonBlocking: true}
+	require.NoError(t, l.set(t.Context(), s))
+	sim.Hold()
+	for range 2 {
+		_, err := l.turn(t.Context())
+		require.NoError(t, err)
+	}
+	sim.Release()
+
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Way{Rate: 20, Latency: 20 * time.Millisecond}}}}})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	l = newLoop(t, dev, fromMemory)
+	s.nonBlocking = false
+	require.NoError(t, l.set(t.Context(), s))
+	_, err = l.turn(t.Context())
+	require.NoError(t, err)
+	p, indices := l.feed.last()
+	want := make([]byte, oneSample)
+	l.data.copy(indices[len(indices)-1], want)
+	got := make([]byte, len(indices)*oneSample)
+	require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), p, len(got)))
+	assert.Equal(t, want, got[len(got)-oneSample:])
+}
+
+// A timedFeed has batches that take a time of a clock of their own, of which the loop waits for
+// a part.
+type timedFeed struct {
+	feed
+	now          *time.Duration
+	took, waits  time.Duration
+	batches      int
+	waitedAround time.Duration
+}
+
+func (f *timedFeed) next(context.Context) (time.Duration, error) {
+	f.batches++
+	*f.now += f.took
+	return f.waits, nil
+}
+
+func (f *timedFeed) waited(d time.Duration)         { f.waitedAround += d }
+func (f *timedFeed) bound() (loader.Stage, float64) { return loader.StageSource, 1 }
+func (f *timedFeed) close(context.Context) error    { return nil }
+
+// The rate is that of the whole loop: the time in which it waits for batches counts.
+func TestLoaderRateHasTheTimeWaited(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	var now time.Duration
+	l := newLoop(t, dev, fromMemory)
+	l.now, l.grid.window = func() time.Duration { return now }, 100*time.Millisecond
+	f := &timedFeed{now: &now, took: 20 * time.Millisecond, waits: 15 * time.Millisecond}
+	l.feed, l.setting = f, setting{workers: 1, memory: inPinned}
+	rate, err := l.sample(t.Context(), l.setting)
+	require.NoError(t, err)
+	assert.Equal(t, 5, f.batches)
+	assert.Zero(t, f.waitedAround)
+	assert.InDelta(t, float64(l.batch)/0.020, rate, 1e-6)
+	assert.InDelta(t, 0.75, l.waited, 1e-9)
+}
+
+func TestLoaderSaysWhatBounds(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	l := newLoop(t, dev, fromIO)
+	l.data.delay = 20 * time.Millisecond // the largest part of the time on a busy machine, too
+	for _, memory := range []string{inPageable, inPinned} {
+		_, err := l.sample(t.Context(), setting{workers: 1, memory: memory, nonBlocking: true})
+		require.NoError(t, err)
+		assert.Equal(t, loader.StageSource, l.stage, memory)
+		for _, share := range []float64{l.waited, l.share} {
+			assert.Greater(t, share, 0.1, memory)
+			assert.LessOrEqual(t, share, 1.0, memory)
+		}
+	}
+
+	now := time.Duration(100)
+	f := plainFeed{workbench: workbench{now: func() time.Duration { return now }}}
+	for _, c := range []struct {
+		waiting, copying, waited time.Duration
+		reading, transforming    int64
+		stage                    loader.Stage
+		share                    float64
+	}{
+		{10, 20, 0, 1, 1, loader.StageConsumer, 0.7},
+		{10, 60, 0, 1, 1, loader.StageCopy, 0.6},
+		{10, 0, 60, 1, 1, loader.StageCopy, 0.6},
+		{80, 5, 0, 2, 1, loader.StageSource, 0.8},
+		{80, 5, 0, 1, 2, loader.StageTransform, 0.8},
+	} {
+		f.waiting, f.copying = c.waiting, c.copying
+		f.waited(c.waited)
+		f.reading.Store(c.reading)
+		f.transforming.Store(c.transforming)
+		stage, share := f.bound()
+		assert.Equal(t, c.stage, stage, "%+v", c)
+		assert.InDelta(t, c.share, share, 1e-9, "%+v", c)
+	}
+}
+
+// The budgets are what users are told before a run.
+func TestLoaderStaysWithinItsTime(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	for quick, most := range map[bool]time.Duration{false: 40 * time.Second, true: 5 * time.Second} {
+		took, need, err := measure.Estimate(loading(fullGrid, quickGrid), measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Quick: quick}})
+		require.NoError(t, err)
+		assert.LessOrEqual(t, took, most)
+		assert.Less(t, need.Pinned, 128<<20)
+		assert.Less(t, need.Pageable, 512<<20)
+	}
+}
+
+func TestLoaderInterruptedAnywhere(t *testing.T) {
+	t.Parallel()
+	small := tiny
+	small.workers, small.sources, small.delay = []int{2}, []string{fromMemory}, 0
+	interruptAnywhere(t, func(*cudart.Device) measure.Experiment { return loading(small, small) }, 4096)
+}
+
+// The workers of a feed end with it.
+func TestLoaderLeavesNoWorkers(t *testing.T) {
+	_, dev := slowSim(t)
+	l := newLoop(t, dev, fromMemory)
+	_, err := l.sample(t.Context(), setting{workers: 1, memory: inPageable})
+	require.NoError(t, err)
+	before := runtime.NumGoroutine()
+	for range 3 {
+		for _, memory := range []string{inPinned, inPageable} {
+			_, err := l.sample(t.Context(), setting{workers: 8, memory: memory})
+			require.NoError(t, err)
+		}
+	}
+	require.NoError(t, l.stop())
+	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+4 }, 10*time.Second, time.Millisecond)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = l.sample(ctx, setting{workers: 1, memory: inPageable})
+	assert.ErrorIs(t, err, context.Canceled)
+}
+
+func TestLoaderExplainsOnlyWhatIsThere(t *testing.T) {
+	t.Parallel()
+	at := func(name string, v float64, workers int, labels ...result.Label) result.Series {
+		s := result.Series{Name: name, Labels: append(result.Labels{label(sourceKey, fromMemory), label(workersKey, strconv.Itoa(workers))}, labels...), Samples: []float64{v}}
+		s.Stats = result.Summarize(s.Samples)
+		return s
+	}
+	explain := func(series ...result.Series) []string {
+		return explainLoading(measure.Env{}, &result.Bench{Series: series})
+	}
+	assert.Empty(t, explain())
+	conditions := func(memory, copies string) []result.Label {
+		return []result.Label{label(result.Memory, memory), label(copiesKey, copies), label(gpuWorkKey, "yes")}
+	}
+	pinned := conditions(inPinned, nonBlocking)
+	bound := at(boundBy, 0.9, 1, append(pinned, label(stageKey, "copy"))...)
+	assert.Equal(t, []string{"Of samples in memory at most 1,234,567 a second reach the GPU (1 worker, pinned memory, non-blocking copies, with GPU work): copy bounds; the loop waits 25 % of the time."},
+		explain(at(samplesRate, 1234567, 1, pinned...), at(waitedShare, 0.25, 1, pinned...), bound))
+	got := explain(at(samplesRate, 100, 1, pinned...), at(samplesRate, 50, 1, conditions(inPinned, blockingText)...), at(samplesRate, 20, 1, conditions(inPageable, nonBlocking)...),
+		at(samplesRate, 300, 4, pinned...), at(cpuPerMillion, 1, 1, pinned...), at(cpuPerMillion, 2, 1, conditions(inPageable, nonBlocking)...))
+	assert.Equal(t, []string{
+		"Of samples in memory at most 300 a second reach the GPU (4 workers, pinned memory, non-blocking copies, with GPU work).",
+		"4 workers in place of 1 bring 3.0 times the rate of samples in memory.",
+		"Pinned memory, with package loader, brings 5.0 times as many samples in memory as a plain reader with pageable memory, for 0.50 times the CPU time a sample.",
+		"With GPU work, copies that do not block bring this many times the samples of those that do: 2.0 with pinned memory.",
+	}, got)
+}

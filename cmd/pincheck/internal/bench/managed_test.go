@@ -1,0 +1,193 @@
+package bench
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+func TestManaged(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	env := measure.Env{Devices: rt.Devices(), Options: measure.Options{Quick: true, Sizes: []int{1 << 20}, Duration: 1}}
+	b, err := measure.Run(t.Context(), managedMemory, env, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	for _, v := range b.Views {
+		assert.NotEmpty(t, b.Select(v), "view %q", v.Title)
+	}
+	for _, device := range []string{"0", "1"} {
+		for _, method := range []string{cpuFirstTouch, gpuFirstTouch, prefetchToDevice, prefetchToHost, moveToDevice, moveToHost, gpuFaults, cpuFaults, gpuReads} {
+			s := b.Find(seriesManaged, label(result.Device, device), label(result.Method, method))
+			require.NotNil(t, s, method)
+			assert.Positive(t, s.Median, method)
+		}
+		for _, method := range []string{byPlan, byInPlace, byFaults, byExplicit} {
+			for _, access := range []string{"read", "write"} {
+				require.NotNil(t, b.Find(seriesManagedBudget, label(result.Device, device), label(result.Method, method), label(accessLabel, access)))
+			}
+		}
+		for _, advice := range []string{noAdvice, adviseFromAfar} {
+			require.NotNil(t, b.Find(seriesManagedPingPong, label(result.Device, device), label(adviceLabel, advice)))
+		}
+	}
+	text := strings.Join(b.Answers, "\n")
+	assert.Contains(t, text, "GPU 1: 1 MiB of managed memory move to the card at ")
+	assert.Contains(t, text, "GPU 0: work that writes 64 MiB with an eighth of them on the card runs at ")
+	assert.Contains(t, strings.Join(b.Notes, "\n"), "managed memory of the group on GPU 0: ")
+	assert.Positive(t, sim.ManagedTraffic().FaultsOnDevice)
+	assert.Empty(t, explainManaged(env, &result.Bench{}))
+}
+
+// Each sample moves the memory from where it is: a prefetch of what is there takes no time, and
+// says nothing.
+func TestManagedMemoryIsMovedFromTheOtherSide(t *testing.T) {
+	t.Parallel()
+	const n, host = 1 << 20, -1
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+
+	m := &managedRig{workbench: workbench{dev: dev}}
+	require.NoError(t, m.open(t.Context(), n))
+	t.Cleanup(func() { assert.NoError(t, m.shut()) })
+	kind := hostKinds()[slices.IndexFunc(hostKinds(), func(k hostKind) bool { return k.moves })]
+	c := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: n}
+	require.NoError(t, c.open(t.Context()))
+	t.Cleanup(func() { assert.NoError(t, c.close()) })
+
+	start := func(b []byte, sample func(context.Context) (float64, error)) map[int]int {
+		var at map[int]int // where the memory is when the last prefetch is queued
+		sim.OnCall(func(fn string, _ int) {
+			if fn == "cudaMemPrefetchAsync" {
+				at = sim.ManagedResidence(uintptr(unsafe.Pointer(&b[0])), n)
+			}
+		})
+		defer sim.OnCall(nil)
+		_, err := sample(t.Context())
+		require.NoError(t, err)
+		return at
+	}
+	for range 2 { // also when the sample before has moved it
+		for _, one := range m.bySize(n) {
+			switch one.Labels.Get(result.Method) {
+			case prefetchToDevice:
+				assert.Equal(t, map[int]int{host: n}, start(m.m.Bytes(), one.Sample))
+			case prefetchToHost:
+				assert.Equal(t, map[int]int{0: n}, start(m.m.Bytes(), one.Sample))
+			}
+		}
+	}
+	up, down := c.bandwidth(seriesBandwidth, result.HostToDevice, n, 1), c.bandwidth(seriesBandwidth, result.DeviceToHost, n, 1)
+	for range 2 {
+		assert.Equal(t, map[int]int{host: n}, start(c.source.bytes, up.Sample))
+		assert.Equal(t, map[int]int{0: n}, start(c.target.bytes, down.Sample))
+	}
+}
+
+// The CPU time of moving memory to where a sample begins is not the sample's. Not parallel: it is
+// that of the process.
+func TestManagedCPUTimeIsOfWhatIsTimed(t *testing.T) {
+	if _, known := measure.CPUTime(); !known {
+		t.Skip("the CPU time of a process is not known on this platform")
+	}
+	const n = 64 << 10
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	m := &managedRig{workbench: workbench{dev: dev}}
+	require.NoError(t, m.open(t.Context(), n))
+	t.Cleanup(func() { assert.NoError(t, m.shut()) })
+	kind := hostKinds()[slices.IndexFunc(hostKinds(), func(k hostKind) bool { return k.moves })]
+	c := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: n}
+	require.NoError(t, c.open(t.Context()))
+	t.Cleanup(func() { assert.NoError(t, c.close()) })
+	prefetch := m.bySize(n)[slices.IndexFunc(m.bySize(n), func(c measure.Case) bool { return c.Labels.Get(result.Method) == prefetchToDevice })]
+
+	const burnt = 50 * time.Millisecond
+	for name, one := range map[string]measure.Case{"managed": prefetch, "bandwidth": c.bandwidth(seriesBandwidth, result.HostToDevice, n, 1)} {
+		for timed := range 2 { // of the two prefetches of a sample, the one that takes CPU time
+			prefetches := 0
+			_, err := one.Sample(t.Context()) // which prepares
+			require.NoError(t, err)
+			sim.OnCall(func(fn string, _ int) {
+				if fn != "cudaMemPrefetchAsync" {
+					return
+				}
+				if prefetches++; prefetches == timed+1 {
+					began, _ := measure.CPUTime()
+					for now := began; now-began < burnt; now, _ = measure.CPUTime() {
+					}
+				}
+			})
+			before := one.CPU()
+			_, err = one.Sample(t.Context())
+			require.NoError(t, err)
+			sim.OnCall(nil)
+			assert.Equal(t, 2, prefetches, name)
+			assert.Equal(t, timed == 1, one.CPU()-before >= burnt, "%s: %v", name, one.CPU()-before)
+		}
+	}
+}
+
+// A plan that leaves memory on the host leaves no advice there: work without a plan has page
+// faults after it, and none with it.
+func TestPlansInPlaceAreUndone(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	const n, budget, chunk = 64 << 20, 8 << 20, 2 << 20
+	r := &managedRig{workbench: workbench{dev: dev}}
+	require.NoError(t, r.open(t.Context(), n))
+	t.Cleanup(func() { assert.NoError(t, r.shut()) })
+	faults := func(run func(context.Context, int, int, bool) (time.Duration, error)) int {
+		before := sim.ManagedTraffic().FaultsOnDevice
+		took, err := run(t.Context(), budget, chunk, true)
+		require.NoError(t, err)
+		require.Positive(t, took)
+		return int(sim.ManagedTraffic().FaultsOnDevice - before)
+	}
+	all := faults(r.faulting)
+	require.Positive(t, all)
+	for range 2 {
+		require.Zero(t, faults(r.inPlace))
+		require.Equal(t, all, faults(r.faulting))
+	}
+}
+
+// Sizes that would fill the card are left out, so that no other program of it suffers.
+func TestManagedLeavesRoomOnTheCard(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 400 << 20}}})
+	groups, err := planManaged(measure.Env{Devices: rt.Devices(), Options: measure.Options{Sizes: []int{1 << 20, 101 << 20}}})
+	require.NoError(t, err)
+	var names []string
+	for _, g := range groups {
+		names = append(names, g.Name)
+		assert.LessOrEqual(t, g.Need.Device, 400<<20/2, g.Name)
+	}
+	assert.Equal(t, []string{"managed memory, 1 MiB on GPU 0", "managed pages on GPU 0", "a budget of 8 MiB on GPU 0"}, names)
+}
+
+func TestManagedWithoutConcurrentAccessIsLeftOut(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrConcurrentManagedAccess: 0}}}})
+	b, err := measure.Run(t.Context(), managedMemory, measure.Env{Devices: rt.Devices(), Options: measure.Options{Quick: true, Sizes: []int{1 << 20}, Duration: 1}}, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	assert.Empty(t, b.Series)
+	assert.Contains(t, strings.Join(b.Notes, "\n"), "ConcurrentManagedAccess is 0")
+}

@@ -1,0 +1,359 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe/child"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/procmem"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// The methods of allocating pinned memory, as values of the label.
+const (
+	ours       = "hostmem"
+	pooled     = "pool"
+	cudas      = "cuda_host_alloc"
+	powerOfTwo = "power_of_two" // cudaHostAlloc of the size rounded up to a power of two
+)
+
+var allocators = []string{ours, pooled, cudas, powerOfTwo}
+
+const (
+	memoryName = "memory"
+	keptName   = "kept_per_byte"
+)
+
+var memory = measure.Experiment{
+	Name:     memoryName,
+	Short:    "host memory kept for each byte asked, by size and allocator",
+	Question: "How much memory does pinned memory take?",
+	Views: []result.View{
+		{Title: "Bytes kept for each byte asked", Series: keptName, X: result.Size, Lines: []string{result.Method}},
+	},
+	Plan:    planMemory,
+	Explain: explainMemory,
+}
+
+var (
+	memorySizes      = []int{4 << 10, 64 << 10, 1 << 20, 1<<20 + 1, 3 << 20, 16<<20 + 1, 100 << 20, 256<<20 + 1, 1 << 30, 1<<30 + 1}
+	quickMemorySizes = []int{1<<20 + 1, 100 << 20, 256<<20 + 1}
+	// The simulated GPU has the memory of the host that tests share.
+	simulatedMemorySizes = []int{64 << 10, 1<<20 + 1, 3 << 20, 16<<20 + 1}
+)
+
+// Small sizes are allocated several times, until askedAtLeast bytes are asked for, so that
+// what a process takes by the way is little of it.
+const (
+	askedAtLeast = 64 << 20
+	mostBlocks   = 16384 // each may be a mapping, of which Linux allows 65,530
+)
+
+func blocksOf(n int) int { return min(max(askedAtLeast/n, 1), mostBlocks) }
+
+// roundedUp returns the next power of two.
+func roundedUp(n int) int { return 1 << bits.Len(uint(n-1)) }
+
+// takes returns the bytes that an allocator pins for a request, about.
+func takes(allocator string, n int) int {
+	switch allocator {
+	case powerOfTwo:
+		return roundedUp(n)
+	case pooled:
+		return n + n/8
+	}
+	return n
+}
+
+func planMemory(env measure.Env) ([]measure.Group, error) {
+	if len(env.Devices) == 0 {
+		return nil, errNoDevice
+	}
+	dev := env.Devices[0] // host memory is the same for all
+	sizes := env.Sizes
+	if len(sizes) == 0 {
+		switch {
+		case dev.Runtime().Library().Simulated:
+			sizes = simulatedMemorySizes
+		case env.Quick:
+			sizes = quickMemorySizes
+		default:
+			sizes = memorySizes
+		}
+	}
+	var groups []measure.Group
+	for _, allocator := range allocators {
+		k := &keeper{dev: dev, allocator: allocator}
+		g := measure.Group{Name: allocator, Open: k.open, Close: func() error { return nil }, Notes: func() []string { return k.notes }}
+		for _, n := range sizes {
+			g.Cases = append(g.Cases, k.kept(n, env.Quick))
+			g.Need.Pinned = max(g.Need.Pinned, blocksOf(n)*takes(allocator, n))
+		}
+		groups = append(groups, g)
+	}
+	groups[0].Notes = both(unseen, groups[0].Notes)
+	if dev.Runtime().Library().Simulated {
+		groups[0].Notes = both(simulatedTables, groups[0].Notes)
+	}
+	return groups, nil
+}
+
+func both(a, b func() []string) func() []string {
+	return func() []string { return append(a(), b()...) }
+}
+
+// unseen says what the figures do not count.
+func unseen() []string {
+	return []string{"kept is what the kernel counts as resident of a fresh process (smaps_rollup); tables that the driver has in the kernel, such as the addresses of registered pages, are not in it"}
+}
+
+// simulatedTables is said of processes in which a simulated driver runs.
+func simulatedTables() []string {
+	return []string{"the simulated driver is a part of the process, and its tables count: hundreds of bytes a block"}
+}
+
+// A keeper measures what an allocator keeps, each time in a fresh process.
+type keeper struct {
+	dev       *cudart.Device
+	allocator string
+	notes     []string
+}
+
+func (k *keeper) open(context.Context) error {
+	if _, err := linux.ReadSMapsRollup(os.DirFS("/")); err != nil {
+		return fmt.Errorf("the kernel does not report what a process keeps: %w: %w", err, errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// What a process takes to start and to open CUDA, and the least rate of pinning, for
+// estimates and for the time limit.
+const (
+	processTime   = 500 * time.Millisecond
+	slowPin       = 2.5 // GB/s
+	processLimit  = time.Minute
+	slowestRate   = 0.1 // GB/s
+	mostProcesses = 3   // for a case
+)
+
+func secondsAt(bytes int, rate float64) time.Duration { return time.Duration(float64(bytes) / rate) }
+
+// kept is the case of one size. A second process hardly ever differs.
+func (k *keeper) kept(n int, quick bool) measure.Case {
+	samples := mostProcesses
+	if quick {
+		samples = 1
+	}
+	count := blocksOf(n)
+	pinned := count * takes(k.allocator, n)
+	return measure.Case{
+		Series: result.Series{Name: keptName, Unit: result.Ratio, Better: result.Lower,
+			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
+		Fewest: 1, Samples: samples, Budget: processTime + secondsAt(pinned, slowPin),
+		Sample: func(ctx context.Context) (float64, error) {
+			library := k.dev.Runtime().Library()
+			answer, err := child.Run[keepAnswer](ctx, processLimit+secondsAt(pinned, slowestRate), keepChild, keepRequest{
+				Library: library.Path, Simulated: library.Simulated, Device: k.dev.Ordinal(), Allocator: k.allocator, Size: n, Count: count,
+			})
+			if err != nil {
+				return 0, err
+			}
+			for _, note := range answer.Notes {
+				if note = k.allocator + ": " + note; !slices.Contains(k.notes, note) {
+					k.notes = append(k.notes, note)
+				}
+			}
+			return float64(answer.Kept) / (float64(n) * float64(count)), nil
+		},
+	}
+}
+
+// Children are the functions that experiments run in processes of their own: see
+// [child.Serve].
+func Children() map[string]child.Func { return map[string]child.Func{keepChild: child.Handle(keep)} }
+
+const keepChild = "keep"
+
+type keepRequest struct {
+	Library   string // path, if it is not simulated
+	Simulated bool
+	Device    int
+	Allocator string
+	Size      int
+	Count     int // of blocks of this size
+}
+
+type keepAnswer struct {
+	Kept  int // bytes
+	Notes []string
+}
+
+// keep allocates pinned memory, and returns what the process has become larger by. It is
+// for a process that ends then.
+func keep(ctx context.Context, r keepRequest) (answer keepAnswer, err error) {
+	var opened releases
+	defer func() { err = errors.Join(err, opened.run()) }()
+	options := cudart.Options{Library: r.Library}
+	if r.Simulated {
+		sim, err := cudasim.New(cudasim.Config{})
+		if err != nil {
+			return answer, err
+		}
+		opened = append(opened, sim.Close)
+		options = cudart.Options{Source: sim}
+		r.Device = 0
+	}
+	rt, err := cudart.Open(options)
+	if err != nil {
+		return answer, err
+	}
+	opened = append(opened, rt.Close)
+	dev, err := rt.Device(r.Device)
+	if err != nil {
+		return answer, err
+	}
+	// The first memory makes the context, and brings the driver's code into memory.
+	first, err := hostmem.Alloc(ctx, dev, 4096, hostmem.Options{})
+	if err != nil {
+		return answer, err
+	}
+	opened = append(opened, first.Close)
+	a := &allocation{dev: dev, allocator: r.Allocator, size: r.Size}
+	before, err := resident()
+	if err != nil {
+		return answer, err
+	}
+	for range r.Count {
+		release, err := a.alloc(ctx)
+		if err != nil {
+			return answer, err
+		}
+		opened = append(opened, release)
+	}
+	after, err := resident()
+	if err != nil {
+		return answer, err
+	}
+	if r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo) {
+		a.notes = append(a.notes, "the simulated cudaHostAlloc leaves its memory unpopulated, so it was written to here")
+	}
+	return keepAnswer{Kept: after - before, Notes: a.notes}, nil
+}
+
+// An allocation is of memory by one of the allocators.
+type allocation struct {
+	dev       *cudart.Device
+	allocator string
+	size      int
+	pool      *pool.Pool
+	notes     []string
+}
+
+// alloc allocates a block. Its pages are resident.
+func (a *allocation) alloc(ctx context.Context) (release func() error, err error) {
+	switch a.allocator {
+	case ours:
+		b, err := hostmem.Alloc(ctx, a.dev, a.size, hostmem.Options{Label: "bench"})
+		if err != nil {
+			return nil, err
+		}
+		if len(a.notes) == 0 {
+			a.notes = b.Notes()
+		}
+		return b.Close, nil
+	case pooled:
+		made := a.pool == nil
+		if made {
+			if a.pool, err = pool.New(a.dev, pool.Options{}); err != nil {
+				return nil, err
+			}
+		}
+		l, err := a.pool.Get(ctx, a.size)
+		switch {
+		case err != nil && made:
+			return nil, errors.Join(err, a.pool.Close())
+		case err != nil:
+			return nil, err
+		case made: // released last
+			return func() error { return errors.Join(l.Release(), a.pool.Close()) }, nil
+		}
+		return func() error { return l.Release() }, nil
+	case cudas, powerOfTwo:
+		n := takes(a.allocator, a.size)
+		p, err := a.dev.HostAlloc(n, cudart.HostAllocDefault)
+		if err != nil {
+			return nil, err
+		}
+		if a.dev.Runtime().Library().Simulated {
+			touch(unsafe.Slice((*byte)(p), n))
+		}
+		return func() error { return a.dev.FreeHost(p) }, nil
+	}
+	return nil, fmt.Errorf("there is no allocator %q", a.allocator)
+}
+
+// touch writes to each page.
+func touch(b []byte) {
+	for i := 0; i < len(b); i += 4096 {
+		b[i] = 1
+	}
+}
+
+// resident returns the bytes that the kernel counts as resident of this process, without
+// what Go keeps for its heap to grow again.
+func resident() (int, error) {
+	debug.FreeOSMemory()
+	s, err := linux.ReadSMapsRollup(os.DirFS("/"))
+	return s.Rss + s.Hugetlb, err
+}
+
+func explainMemory(_ measure.Env, b *result.Bench) []string {
+	var answers []string
+	for _, a := range []struct{ method, text string }{
+		{ours, "hostmem.Alloc"},
+		{pooled, "A pool (hostmem/pool)"},
+		{cudas, "cudaHostAlloc"},
+		{powerOfTwo, "An allocator that rounds up to powers of two, as PyTorch's does by default,"},
+	} {
+		worst := mostOf(b, keptName, a.method)
+		if worst == nil {
+			continue
+		}
+		n := sizeOf(worst.Labels)
+		text := fmt.Sprintf("%s keeps at most %s bytes for each byte asked, at %s", a.text, units.Number(worst.Median, 3), units.Bytes(n))
+		if extra := int((worst.Median - 1) * float64(n)); worst.Median >= 1.05 {
+			text += fmt.Sprintf(": %s more than asked", units.Bytes(extra))
+		}
+		answers = append(answers, sentence(text))
+		if a.method == powerOfTwo && worst.Median >= 1.25 {
+			answers = append(answers, sentence("In PyTorch this ends it: "+procmem.PyTorchSetting))
+		}
+	}
+	return answers
+}
+
+// mostOf returns the series of a name and a method with the largest median, or nil.
+func mostOf(b *result.Bench, name, method string) *result.Series {
+	var most *result.Series
+	for _, s := range b.Select(result.View{Series: name, Where: result.Labels{{Key: result.Method, Value: method}}}) {
+		if most == nil || s.Median > most.Median {
+			most = s
+		}
+	}
+	return most
+}

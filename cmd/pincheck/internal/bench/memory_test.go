@@ -1,0 +1,210 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// simulatedDevices returns the devices of a simulated library.
+func simulatedDevices(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, []*cudart.Device) {
+	t.Helper()
+	sim, rt := testgpu.Sim(t, cfg)
+	return sim, rt.Devices()
+}
+
+// emulated skips a test that needs the kernel's own account of this program, or to start
+// it again.
+func emulated(t *testing.T) {
+	t.Helper()
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("a program of this architecture cannot start itself, and the account is that of qemu")
+	}
+}
+
+func find(t *testing.T, b *result.Bench, name, method string, n int) *result.Series {
+	t.Helper()
+	s := b.Find(name, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})
+	require.NotNil(t, s, "%s by %s of %d bytes", name, method, n)
+	return s
+}
+
+func TestMemoryKept(t *testing.T) {
+	t.Parallel()
+	emulated(t)
+	_, devices := simulatedDevices(t, cudasim.Config{})
+	const large = 64<<20 + 1
+	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{1 << 20, large}}}
+	b, err := measure.Run(t.Context(), memory, env, nil)
+	require.NoError(t, err)
+	require.Empty(t, b.Errors)
+	assert.Len(t, b.Series, 8)
+	within := 0.05
+	if testgpu.Race {
+		within = 0.3 // the detector's own memory
+	}
+	for _, n := range env.Sizes {
+		for method, want := range map[string]float64{ours: 1, pooled: 1, cudas: 1, powerOfTwo: float64(roundedUp(n)) / float64(n)} {
+			s := find(t, b, keptName, method, n)
+			assert.InDelta(t, want, s.Median, within, "%s of %d", method, n)
+			assert.Equal(t, result.Ratio, s.Unit)
+		}
+	}
+	text := strings.Join(b.Answers, "\n")
+	assert.Contains(t, text, "rounds up to powers of two, as PyTorch's does by default, keeps at most 2.0")
+	assert.Contains(t, text, "pinned_max_round_threshold_mb")
+	notes := strings.Join(b.Notes, "\n")
+	assert.Contains(t, notes, "smaps_rollup")
+	assert.Contains(t, notes, "power_of_two: the simulated cudaHostAlloc")
+	assert.NotContains(t, notes, "hostmem: ")
+}
+
+func TestMemoryInterrupted(t *testing.T) {
+	t.Parallel()
+	emulated(t)
+	_, devices := simulatedDevices(t, cudasim.Config{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{1 << 20}}}
+	b, err := measure.Run(ctx, memory, env, func(p measure.Progress) {
+		if p.Done == 1 {
+			cancel(stop)
+		}
+	})
+	require.ErrorIs(t, err, stop)
+	assert.Len(t, b.Series, 1)
+	assert.Empty(t, b.Errors)
+	assert.Len(t, b.Answers, 1)
+}
+
+func TestMemoryPlans(t *testing.T) {
+	t.Parallel()
+	_, err := planMemory(measure.Env{})
+	require.EqualError(t, err, "no device")
+	_, devices := simulatedDevices(t, cudasim.Config{})
+	_, need, err := measure.Estimate(memory, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<29 + 1}}})
+	require.NoError(t, err)
+	assert.Equal(t, 1<<30, need.Pinned, "what the allocator that rounds takes")
+	for n, want := range map[int]int{1: 16384, 4 << 10: 16384, 64 << 10: 1024, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1} {
+		assert.Equal(t, want, blocksOf(n), n)
+	}
+	for n, want := range map[int]int{1: 1, 2: 2, 3: 4, 1 << 30: 1 << 30, 1<<30 + 1: 1 << 31} {
+		assert.Equal(t, want, roundedUp(n), n)
+	}
+}
+
+// The functions of the child, in this process: whatever fails, all is released.
+func TestKeepFails(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("no CUDA on " + runtime.GOOS)
+	}
+	_, err := keep(t.Context(), keepRequest{Simulated: true, Allocator: "malloc", Size: 1, Count: 1})
+	require.ErrorContains(t, err, `there is no allocator "malloc"`)
+	_, err = keep(t.Context(), keepRequest{Library: "/nowhere/libcudart.so.13", Allocator: ours, Size: 1, Count: 1})
+	require.ErrorContains(t, err, "/nowhere/libcudart.so.13")
+	for _, allocator := range allocators {
+		_, err := keep(t.Context(), keepRequest{Simulated: true, Allocator: allocator, Size: 1 << 60, Count: 2})
+		require.Error(t, err, allocator)
+		assert.NotContains(t, err.Error(), "outstanding")
+	}
+}
+
+func TestMemoryAnswersSayWhatIsThere(t *testing.T) {
+	t.Parallel()
+	assert.Empty(t, explainMemory(measure.Env{}, &result.Bench{}))
+	b := &result.Bench{Series: []result.Series{
+		{Name: keptName, Labels: result.Labels{{Key: result.Method, Value: cudas}, {Key: result.Size, Value: "65536"}}, Stats: result.Stats{Median: 32}},
+		{Name: keptName, Labels: result.Labels{{Key: result.Method, Value: powerOfTwo}, {Key: result.Size, Value: "1048576"}}, Stats: result.Stats{Median: 1.001}},
+	}}
+	assert.Equal(t, []string{
+		"cudaHostAlloc keeps at most 32.0 bytes for each byte asked, at 64 KiB: 1.94 MiB more than asked.",
+		"An allocator that rounds up to powers of two, as PyTorch's does by default, keeps at most 1.00 bytes for each byte asked, at 1 MiB.",
+	}, explainMemory(measure.Env{}, b))
+}
+
+const running = `7e0000000000-7e0000400000 r-xp 00000000 00:01 9 /site-packages/torch/lib/libtorch_cuda.so
+Rss:                1024 kB
+7e1000000000-7e1000400000 r-xp 00000000 00:01 9 /usr/lib/libcuda.so.580.159.04
+Rss:                1024 kB
+7f0000000000-7f0080000000 rw-s 00000000 00:01 1063 /dev/zero (deleted)
+Rss:             2097152 kB
+7f1000000000-7f1010000000 rw-p 00000000 00:00 0
+Rss:              262144 kB
+`
+
+func TestReadMemory(t *testing.T) {
+	t.Parallel()
+	fsys := fstest.MapFS{
+		"proc/7/status":  {Data: []byte("Name:\tpython3\nState:\tS (sleeping)\n")},
+		"proc/7/smaps":   {Data: []byte(running)},
+		"proc/7/environ": {Data: []byte("PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:4096\x00")},
+	}
+	b, err := ReadMemory(fsys, 7)
+	require.NoError(t, err)
+	assert.True(t, b.Complete)
+	assert.Equal(t, "memory", b.Name)
+	assert.InDelta(t, 2<<30, b.Find(processName, result.Label{Key: kindLabel, Value: "like_cuda_host_alloc"}).Median, 0)
+	assert.InDelta(t, 2<<30+256<<20, b.Find(processName, result.Label{Key: kindLabel, Value: "pinned_at_most"}).Median, 0)
+	assert.InDelta(t, 2<<30, b.Find(blockName, result.Label{Key: blockLabel, Value: "1"}).Median, 0)
+	assert.Nil(t, b.Find(processName, result.Label{Key: kindLabel, Value: "mlock"}), "there is none")
+	require.Len(t, b.Answers, 3)
+	assert.Equal(t, "Process 7 (python3), which has libraries of PyTorch, seems to pin between 2 GiB and 2.25 GiB of its 2.25 GiB of resident memory.", b.Answers[0])
+	assert.Contains(t, b.Answers[1], "rounded up to powers of two (a guess): 1 of 1 blocks of more than 2 MiB, 2 GiB together, have such sizes. What was asked for does not show: up to nearly half of it, 1 GiB, may be unused")
+	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, it has the setting that ends this already")
+	for _, v := range b.Views {
+		assert.NotEmpty(t, b.Select(v), v.Title)
+	}
+
+	fsys["proc/7/environ"].Data = []byte("HOME=/\x00")
+	b, err = ReadMemory(fsys, 7)
+	require.NoError(t, err)
+	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, this ends it: PYTORCH_ALLOC_CONF=")
+
+	fsys["proc/7/smaps"].Data = []byte(strings.ReplaceAll(running, "libtorch_cuda", "libother"))
+	b, err = ReadMemory(fsys, 7)
+	require.NoError(t, err)
+	assert.Contains(t, b.Answers[1], "It does not look rounded up to powers of two (a guess): 1 of 1 blocks", "one block proves nothing")
+
+	delete(fsys, "proc/7/environ")
+	fsys["proc/7/smaps"].Data = []byte("7f0000000000-7f0080000000 rw-p 00000000 00:00 0\nRss: 4 kB\n")
+	b, err = ReadMemory(fsys, 7)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"Process 7 (python3) has no CUDA driver mapped and no locked memory: it pins nothing that shows."}, b.Answers)
+	assert.Contains(t, strings.Join(b.Notes, "\n"), "the environment of the process could not be read")
+
+	_, err = ReadMemory(fsys, 8)
+	require.ErrorContains(t, err, "memory of process 8: ")
+}
+
+func TestReadMemoryOfThisProcess(t *testing.T) {
+	t.Parallel()
+	if _, err := linux.ReadSMapsRollup(os.DirFS("/")); err != nil {
+		t.Skip("the kernel does not report what a process has: ", err)
+	}
+	b, err := ReadMemory(os.DirFS("/"), os.Getpid())
+	require.NoError(t, err)
+	assert.NotEmpty(t, b.Answers)
+}
+
+func TestFactors(t *testing.T) {
+	t.Parallel()
+	for f, want := range map[float64]string{1: "about", 0.5: "0.50 times", 1.3: "1.3 times", 12.3: "12 times"} {
+		assert.Equal(t, want, factor(f, 1))
+	}
+}

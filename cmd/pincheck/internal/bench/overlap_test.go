@@ -1,0 +1,263 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+)
+
+// short is one sample or a few of each case.
+func short(dev *cudart.Device, sizes ...int) measure.Env {
+	return measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Quick: true, Duration: 1, Sizes: sizes}}
+}
+
+func TestOverlapMeasuresTheLinkModel(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	const n = 4 << 20
+	b := runAll(t, without(overlap(simClock(t, dev)), isStale), short(dev, 1<<20, n))
+	size := label(result.Size, strconv.Itoa(n))
+	find := func(name string, labels ...result.Label) float64 {
+		t.Helper()
+		s := b.Find(name, labels...)
+		require.NotNil(t, s, "%s %v", name, labels)
+		assert.True(t, s.Verified, "%s %v", name, labels)
+		return s.Median
+	}
+	for _, c := range []struct {
+		direction, memory string
+		rate, blocked     float64
+	}{
+		{result.HostToDevice, inPageable, 5, 1}, {result.HostToDevice, inPinned, 20, 0},
+		{result.DeviceToHost, inPageable, 4, 1}, {result.DeviceToHost, inPinned, 10, 0},
+	} {
+		where := []result.Label{size, label(result.Direction, c.direction), label(result.Memory, c.memory)}
+		took := n / c.rate / 1e9
+		assert.InDelta(t, c.blocked, find(blockedShare, where...), 0.02, where)
+		assert.InEpsilon(t, took, find(copyTime, where...), 0.02, where)
+		assert.InDelta(t, c.blocked*took, find(callTime, where...), 0.02*took, where)
+		for _, order := range []string{firstWork, firstCopy} {
+			where := append(where, label(first, order))
+			assert.InEpsilon(t, took, find(copyAlone, where...), 0.02, where)
+			work := find(workAlone, where...)
+			assert.InEpsilon(t, took, work, 0.06, where) // whole memsets
+			// The one that blocks its caller hides only behind what is queued already.
+			hidden := 1.0
+			if c.memory == inPageable && order == firstCopy {
+				hidden = 0
+			}
+			assert.InDelta(t, hidden, find(hiddenShare, where...), 0.03, where)
+			assert.InEpsilon(t, max(took, work)+(1-hidden)*min(took, work), find(togetherTime, where...), 0.02, where)
+		}
+	}
+	for _, r := range []string{readerOther, readerSame} {
+		assert.Zero(t, find(oldShare, size, label(reader, r)), "the simulated calls return when the bytes have arrived")
+	}
+
+	require.Len(t, b.Answers, 6)
+	assert.Contains(t, b.Answers[0], "An asynchronous copy of 4 MiB host to device blocks its caller: pageable memory for ")
+	assert.Contains(t, b.Answers[0], "So only the copy of pinned memory is asynchronous here")
+	assert.Contains(t, b.Answers[0], " times as long")
+	assert.Contains(t, b.Answers[2], "device to host")
+	assert.Contains(t, b.Answers[4], "by cudaMemcpy found all bytes in place")
+	assert.Contains(t, b.Answers[5], "on the same stream found all bytes in place")
+}
+
+// without leaves groups out of an experiment.
+func without(e measure.Experiment, omit func(name string) bool) measure.Experiment {
+	plan := e.Plan
+	e.Plan = func(env measure.Env) ([]measure.Group, error) {
+		groups, err := plan(env)
+		return slices.DeleteFunc(groups, func(g measure.Group) bool { return omit(g.Name) }), err
+	}
+	return e
+}
+
+// isStale is of the group whose memory is not of the sizes that are asked for.
+func isStale(name string) bool { return strings.HasPrefix(name, "reads before synchronising") }
+
+// The third copy of each sample, the one that is overtaken, is held until the wait for
+// it begins, so that no machine is too slow to overtake it.
+func TestReadsBeforeSynchronisingFindOldBytes(t *testing.T) {
+	t.Parallel()
+	sim, dev := slowSim(t)
+	var mu sync.Mutex // the hook is called from several threads
+	copies, held := 0, false
+	sim.OnCall(func(fn string, _ int) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case held:
+			held = false
+			sim.Release()
+		case fn == "cudaMemcpyAsync":
+			if copies++; copies%3 == 0 {
+				held = true
+				sim.Hold()
+			}
+		}
+	})
+	b, err := measure.Run(t.Context(), without(overlap(wall()), func(name string) bool { return !isStale(name) }), short(dev), nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	require.Len(t, b.Series, 1)
+	assert.Equal(t, []float64{1, 1, 1}, b.Series[0].Samples)
+	assert.True(t, b.Series[0].Verified)
+	require.Len(t, b.Answers, 1)
+	assert.Contains(t, b.Answers[0], "finds old bytes: 100 % of those looked at (median of 3)")
+}
+
+func TestWorkThatIsNotInOrderReadsOldBytes(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	const n = 1 << 16
+	o := &ordering{workbench: workbench{dev: dev}}
+	defer func() { assert.NoError(t, o.close()) }()
+	require.NoError(t, o.open(t.Context(), n))
+	for late, want := range map[int]int{0: 0, 100: 100, n: n} {
+		old, err := o.old(t.Context(), n, func(n int) error {
+			if late == n {
+				return nil
+			}
+			return o.source.CopyToDevice(o.stream, o.a, 0, n-late)
+		})
+		require.NoError(t, err)
+		assert.Equal(t, want, old)
+	}
+	for _, u := range o.uploads() {
+		old, err := o.old(t.Context(), n, u.do)
+		require.NoError(t, err)
+		assert.Zero(t, old)
+		require.NoError(t, o.verify(t.Context(), n))
+	}
+}
+
+func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
+	t.Parallel()
+	at := func(name string, v float64, labels ...result.Label) result.Series {
+		s := result.Series{Name: name, Labels: append(result.Labels{label(result.Device, "0")}, labels...), Samples: []float64{v}}
+		s.Stats = result.Summarize(s.Samples)
+		return s
+	}
+	conditions := func(memory string) []result.Label {
+		return []result.Label{label(result.Memory, memory), label(result.Direction, result.HostToDevice), label(result.Size, "1048576")}
+	}
+	blocked := func(memory string, call, done float64) []result.Series {
+		c := conditions(memory)
+		return []result.Series{at(blockedShare, call/done, c...), at(callTime, call, c...), at(copyTime, done, c...)}
+	}
+	explain := func(series ...result.Series) []string {
+		return explainOverlap(measure.Env{}, &result.Bench{Series: series})
+	}
+	assert.Empty(t, explain())
+	assert.Equal(t, []string{"An asynchronous copy of 1 MiB host to device blocks its caller: pinned memory for 1.0 % of the copy's time (1.00 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
+	for want, series := range map[string][]result.Series{
+		"copies of pageable memory do not block": append(blocked(inPageable, 1e-6, 1e-4), blocked(inPinned, 1e-6, 1e-4)...),
+		"So only the copy of pinned":             append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 1e-6, 1e-4)...),
+		"pinned memory alone does not make":      append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 9e-4, 1e-3)...),
+	} {
+		got := explain(series...)
+		require.Len(t, got, 1)
+		assert.Contains(t, got[0], want)
+	}
+	order := append(conditions(inPageable), label(result.Method, "cudaMemcpy"), label(reader, readerOther))
+	assert.Contains(t, explain(at(oldShare, 0.25, order...))[0], "by cudaMemcpy read old bytes: up to 25 % of 1 MiB.")
+	host := label(reader, readerHost)
+	assert.Contains(t, explain(at(oldShare, 0, host))[0], "In 1 tries no read")
+	hidden := append(conditions(inPinned), label(first, firstCopy))
+	assert.Equal(t, []string{"Of a copy of 1 MiB host to device this much hides behind work on another stream that takes about as long: 97 % with pinned memory if the copy is queued first."},
+		explain(at(hiddenShare, 0.97, hidden...)))
+}
+
+// Every call of an experiment ends the run once: all is released.
+func TestOverlapInterruptedAnywhere(t *testing.T) {
+	t.Parallel()
+	interruptAnywhere(t, func(*cudart.Device) measure.Experiment { return without(overlap(wall()), isStale) }, 4096)
+}
+
+// interruptAnywhere ends a run at some of its calls, and makes calls fail. All must be
+// released: simulated fails the test otherwise.
+func interruptAnywhere(t *testing.T, e func(*cudart.Device) measure.Experiment, size int) {
+	t.Helper()
+	count := func() int {
+		sim, dev := slowSim(t)
+		before := sim.TotalCalls()
+		b, err := measure.Run(t.Context(), e(dev), short(dev, size), nil)
+		require.NoError(t, err)
+		assert.Empty(t, b.Errors)
+		return sim.TotalCalls() - before
+	}()
+	places := 5
+	if long() {
+		places = 15
+	}
+	for i := range places {
+		at := 1 + i*count/places
+		t.Run(fmt.Sprint("interrupted at call ", at), func(t *testing.T) {
+			sim, dev := slowSim(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var mu sync.Mutex
+			calls := 0
+			sim.OnCall(func(string, int) {
+				mu.Lock()
+				defer mu.Unlock()
+				if calls++; calls == at {
+					cancel()
+				}
+			})
+			b, err := measure.Run(ctx, e(dev), short(dev, size), nil)
+			if err != nil {
+				assert.ErrorIs(t, err, context.Canceled)
+				assert.False(t, b.Complete)
+			}
+			assert.Empty(t, b.Errors)
+		})
+	}
+	// What fails is left out, and the rest is measured and released.
+	for j, fn := range []string{"cudaMalloc", "cudaHostRegister", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags", "cudaMemcpy", "cudaMemcpyAsync",
+		"cudaMemsetAsync", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventElapsedTime"} {
+		for i, nth := range []int{1, 5} {
+			if !long() && j%2 != i {
+				continue
+			}
+			t.Run(fmt.Sprint(fn, " fails at call ", nth), func(t *testing.T) {
+				sim, dev := slowSim(t)
+				sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrMemoryAllocation})
+				_, err := measure.Run(t.Context(), e(dev), short(dev, size), nil)
+				assert.NoError(t, err)
+			})
+		}
+	}
+}
+
+// What verify compares is what the copies brought, nothing that was there before.
+func TestOverlapVerifiesTheCopies(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	const n = 10_001
+	b := &copyBench{workbench: workbench{dev: dev, now: wall()}}
+	defer func() { assert.NoError(t, b.close()) }()
+	require.NoError(t, b.open(t.Context(), n))
+	for _, c := range waysOf(b, []int{n - 1, n}) {
+		require.NoError(t, c.prepare(t.Context()))
+		assert.ErrorIs(t, c.verify(t.Context()), measure.ErrWrongBytes, c.labels())
+		require.NoError(t, c.queue())
+		require.NoError(t, b.stream.Synchronize(t.Context()))
+		assert.NoError(t, c.verify(t.Context()), c.labels())
+		require.NoError(t, c.prepare(t.Context()), "only once")
+		assert.NoError(t, c.verify(t.Context()), c.labels())
+	}
+}

@@ -1,0 +1,151 @@
+package bench
+
+import (
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/procmem"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+const (
+	processName = "process_memory"
+	blockName   = "process_block"
+	kindLabel   = "kind"
+	blockLabel  = "block"
+	// shownBlocks is how many of the largest blocks are listed.
+	shownBlocks = 16
+)
+
+// ReadMemory reads the memory of a running process below root, which is [os.DirFS] of "/",
+// as a result of the experiment memory. It measures nothing, and the process goes on. What
+// it says of rounding is a guess, and named so. Errors are those of [procmem.Read].
+func ReadMemory(root fs.FS, pid int) (*result.Bench, error) {
+	started := time.Now()
+	p, err := procmem.Read(root, pid)
+	if err != nil {
+		return nil, err
+	}
+	b := &result.Bench{
+		Name: memoryName, Question: fmt.Sprintf("How much memory does process %d (%s) pin?", p.PID, p.Name),
+		Views: []result.View{
+			{Title: "Memory of the process", Series: processName, X: kindLabel},
+			{Title: "Largest blocks of pinned memory", Series: blockName, X: blockLabel},
+		},
+		Errors: []string{}, Complete: true, Started: started.UTC(),
+		Series: processSeries(p), Answers: processAnswers(p), Notes: processNotes(p),
+	}
+	b.Seconds = time.Since(started).Seconds()
+	return b, nil
+}
+
+func processSeries(p *procmem.Process) []result.Series {
+	series := []result.Series{}
+	add := func(name, key, value string, bytes int) {
+		samples := []float64{float64(bytes)}
+		series = append(series, result.Series{Name: name, Labels: result.Labels{{Key: key, Value: value}}, Unit: result.Bytes,
+			Samples: samples, Stats: result.Summarize(samples)})
+	}
+	least, most := p.Pinned()
+	add(processName, kindLabel, "resident", p.Resident)
+	add(processName, kindLabel, "pinned_at_least", least)
+	add(processName, kindLabel, "pinned_at_most", most)
+	for _, k := range []struct {
+		name  string
+		bytes int
+	}{
+		{"like_cuda_host_alloc", p.HostAllocated},
+		{"hostmem_buffers", p.Buffers},
+		{"mlock", p.Locked},
+		{"pinned_for_rdma", p.PinnedByKey},
+		{"hugetlb", p.Hugetlb},
+		{"other_private", p.Private},
+	} {
+		if k.bytes > 0 {
+			add(processName, kindLabel, k.name, k.bytes)
+		}
+	}
+	for i, block := range p.Blocks[:min(len(p.Blocks), shownBlocks)] {
+		add(blockName, blockLabel, fmt.Sprint(i+1), block.Size)
+	}
+	return series
+}
+
+func processAnswers(p *procmem.Process) []string {
+	var names []string
+	for _, f := range p.Frameworks {
+		names = append(names, f.Name)
+	}
+	who := fmt.Sprintf("Process %d (%s)", p.PID, p.Name)
+	if len(names) > 0 {
+		who += ", which has libraries of " + strings.Join(names, ", ") + ","
+	}
+	least, most := p.Pinned()
+	if !p.Driver && least == 0 {
+		return sentences([]string{who + " has no CUDA driver mapped and no locked memory: it pins nothing that shows"})
+	}
+	amount := "at least " + units.Bytes(least)
+	if most > least {
+		amount = fmt.Sprintf("between %s and %s", units.Bytes(least), units.Bytes(most))
+	}
+	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, units.Bytes(p.Resident))}
+	if !p.Driver {
+		return sentences(answers)
+	}
+	bytes, blocks, likely := p.Rounded()
+	switch {
+	case likely:
+		answers = append(answers, fmt.Sprintf("It looks rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB, %s together, have such sizes. What was asked for does not show: up to nearly half of it, %s, may be unused",
+			blocks, len(p.Blocks), units.Bytes(bytes), units.Bytes(bytes/2)))
+		answers = append(answers, roundingEnds(p)...)
+	case len(p.Blocks) > 0:
+		answers = append(answers, fmt.Sprintf("It does not look rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB have such sizes", blocks, len(p.Blocks)))
+	}
+	return sentences(answers)
+}
+
+// sentences ends each text with a full stop.
+func sentences(texts []string) []string {
+	for i := range texts {
+		texts[i] = sentence(texts[i])
+	}
+	return texts
+}
+
+// roundingEnds says which settings would end the rounding, and which are there already.
+func roundingEnds(p *procmem.Process) []string {
+	var answers []string
+	for _, f := range p.Frameworks {
+		switch {
+		case f.Setting == "":
+		case f.Set:
+			answers = append(answers, fmt.Sprintf("If it is %s that pins, it has the setting that ends this already, as it was started: its version does not know it, or these sizes are below its limit, or they were asked for", f.Name))
+		default:
+			answers = append(answers, fmt.Sprintf("If it is %s that pins, this ends it: %s", f.Name, f.Setting))
+		}
+	}
+	if len(answers) == 0 {
+		answers = append(answers, "Which software pins this memory does not show by its libraries, so no setting is known that would end it")
+	}
+	return answers
+}
+
+func processNotes(p *procmem.Process) []string {
+	notes := []string{"a reading, not a measurement: nothing in /proc lists pinned memory as such"}
+	if p.HostAllocated > 0 {
+		notes = append(notes, "memory of cudaHostAlloc is shared anonymous memory (/dev/zero (deleted)); other shared memory of the process would look alike, and a driver that allocates for several requests together would make sizes of its own")
+	}
+	if p.Driver && p.Private > 0 {
+		notes = append(notes, "memory of cudaHostRegister looks like any other (VmLck and VmPin do not count it): all anonymous memory in mappings of a MiB and more is within \"at most\"")
+	}
+	if p.Locked > 0 {
+		notes = append(notes, "memory of mlock stays resident; whether the GPU has direct access to it does not show")
+	}
+	if p.Environ == nil {
+		notes = append(notes, "the environment of the process could not be read, so settings that are there already do not show")
+	}
+	return notes
+}

@@ -1,0 +1,310 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
+)
+
+// onDevice is the direction of a copy within a device's memory, beside those of package
+// result.
+const onDevice = "on_device"
+
+// A copyRig is what copies between a device and host memory of one kind need.
+type copyRig struct {
+	workbench
+	kind hostKind
+	n    int // bytes of each of the four blocks
+
+	source, target *hostMemory   // of uploads, of downloads
+	in, out        cudart.DevPtr // the target of uploads, the source of downloads
+	up, down       *cudart.Stream
+	span           *measure.Span
+	fork, join     *cudart.Event
+	check          *hostmem.Buffer // the device's bytes, to compare
+	rate           float64         // of the last sample, GB/s
+	watch          measure.Stopwatch
+}
+
+// checkBytes is how much of a device's memory is compared at a time.
+const checkBytes = 8 << 20
+
+// need is what open takes.
+func (r *copyRig) need() measure.Need {
+	need := measure.Need{Device: 2 * r.n, Pinned: min(r.n, checkBytes)}
+	switch {
+	case r.kind.pinned:
+		need.Pinned += 2 * r.n
+	default:
+		need.Pageable = 2 * r.n
+	}
+	return need
+}
+
+// setup is about how long open and the comparisons of some cases take.
+func (r *copyRig) setup(cases []measure.Case) time.Duration {
+	const pin, memory = 3.0, 6.0 // GB/s, of a host that is not fast
+	ns := 2*float64(r.n)/pin + 2*float64(r.n)/memory
+	for i := range cases {
+		ns += float64(sizeOf(cases[i].Labels)) / memory
+	}
+	return time.Duration(ns)
+}
+
+// open allocates the memory and writes the patterns. After an error it needs a close, too.
+func (r *copyRig) open(ctx context.Context) error {
+	var err error
+	for _, s := range []**cudart.Stream{&r.up, &r.down} {
+		if *s, err = r.stream(); err != nil {
+			return err
+		}
+	}
+	if r.span, err = r.workbench.span(); err != nil {
+		return err
+	}
+	for _, e := range []**cudart.Event{&r.fork, &r.join} {
+		if *e, err = r.event(cudart.EventOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, p := range []*cudart.DevPtr{&r.in, &r.out} {
+		if *p, err = r.device(r.n); err != nil {
+			return err
+		}
+	}
+	for _, m := range []struct {
+		memory  **hostMemory
+		content pattern
+	}{{&r.source, uploaded}, {&r.target, downloaded}} {
+		made, err := r.kind.open(ctx, r.dev, r.n)
+		if err != nil {
+			return err
+		}
+		*m.memory = made
+		r.onClose(made.close)
+		if err := m.content.fill(ctx, made.bytes); err != nil {
+			return err
+		}
+	}
+	if r.check, err = r.pinned(ctx, min(r.n, checkBytes)); err != nil {
+		return err
+	}
+	if err := r.target.toDevice(ctx, r.up, r.out, r.n); err != nil {
+		return err
+	}
+	return r.up.Synchronize(ctx)
+}
+
+// close waits for what is queued, and releases everything.
+func (r *copyRig) close() error {
+	err := r.workbench.close()
+	*r = copyRig{workbench: workbench{dev: r.dev}, kind: r.kind, n: r.n}
+	return err
+}
+
+// node returns the NUMA node that most pages of the host memory lie on, if the host has
+// several and the kernel says so.
+func (r *copyRig) node() (int, bool) {
+	if r.kind.name != memoryRegistered {
+		return 0, false
+	}
+	return whereLies(r.dev, r.source.bytes, r.target.bytes)
+}
+
+// prepare overwrites where copies of n bytes are to arrive.
+func (r *copyRig) prepare(ctx context.Context, way string, n int) error {
+	if r.kind.moves {
+		return nil
+	}
+	if way != result.DeviceToHost {
+		if err := r.up.Memset(r.in, 0, n); err != nil {
+			return err
+		}
+	}
+	if way == result.DeviceToHost || way == result.Both {
+		for b := r.target.bytes[:n]; len(b) > 0; b = b[min(len(b), checkBytes):] {
+			if err := bounded.Ended(ctx); err != nil {
+				return err
+			}
+			clear(b[:min(len(b), checkBytes)])
+		}
+	}
+	return r.up.Synchronize(ctx)
+}
+
+// verify compares what arrived.
+func (r *copyRig) verify(ctx context.Context, way string, n int) error {
+	if err := r.dev.Synchronize(ctx); err != nil { // also what cudaMemcpy left to do
+		return err
+	}
+	if r.kind.moves {
+		return errors.Join(uploaded.compare(ctx, r.source.bytes[:n], 0), downloaded.compare(ctx, r.target.bytes[:n], 0))
+	}
+	var errs []error
+	switch way {
+	case result.HostToDevice, result.Both:
+		errs = append(errs, r.compare(ctx, n, uploaded))
+	case onDevice:
+		errs = append(errs, r.compare(ctx, n, downloaded))
+	}
+	if way == result.DeviceToHost || way == result.Both {
+		if r.target.slowToRead { // so the device reads it
+			err := r.target.toDevice(ctx, r.up, r.in, n)
+			if err == nil {
+				err = r.compare(ctx, n, downloaded)
+			}
+			errs = append(errs, err)
+		} else {
+			errs = append(errs, downloaded.compare(ctx, r.target.bytes[:n], 0))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// compare compares n bytes of r.in with a pattern.
+func (r *copyRig) compare(ctx context.Context, n int, want pattern) error {
+	for off := 0; off < n; off += r.check.Len() {
+		m := min(n-off, r.check.Len())
+		if err := r.check.CopyToHost(r.up, 0, r.in+cudart.DevPtr(off), m); err != nil {
+			return err
+		}
+		if err := r.up.Synchronize(ctx); err != nil {
+			return err
+		}
+		if err := want.compare(ctx, r.check.Bytes()[:m], off); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copy is one copy of n bytes in one direction.
+func (r *copyRig) copy(ctx context.Context, way string, n int) error {
+	switch way {
+	case result.HostToDevice:
+		return r.source.toDevice(ctx, r.up, r.in, n)
+	case result.DeviceToHost:
+		return r.target.toHost(ctx, r.down, r.out, n)
+	}
+	return r.up.CopyOnDevice(r.in, r.out, n)
+}
+
+// ways returns the directions that are copied in at once.
+func ways(way string) []string {
+	if way == result.Both {
+		return []string{result.HostToDevice, result.DeviceToHost}
+	}
+	return []string{way}
+}
+
+// take returns how long count copies of n bytes took, in both directions at once together.
+func (r *copyRig) take(ctx context.Context, way string, n, count int) (time.Duration, error) {
+	if r.kind.wall {
+		return r.takeWall(ctx, way, n, count)
+	}
+	if r.kind.moves {
+		if err := r.moveBack(ctx, way, n); err != nil {
+			return 0, err
+		}
+	}
+	r.watch.Start()
+	defer r.watch.Stop()
+	if err := r.begin(way); err != nil {
+		return 0, err
+	}
+	if err := r.queue(ctx, way, n, count); err != nil {
+		return 0, err // close waits for what was queued
+	}
+	if err := r.end(way); err != nil {
+		return 0, err
+	}
+	return r.took(ctx, way)
+}
+
+// main returns the stream of which the events are timed.
+func (r *copyRig) main(way string) *cudart.Stream {
+	if way == result.DeviceToHost {
+		return r.down
+	}
+	return r.up
+}
+
+// begin records the start. Both directions start at once.
+func (r *copyRig) begin(way string) error {
+	err := r.span.Begin(r.main(way))
+	if err != nil || way != result.Both {
+		return err
+	}
+	if err := r.up.Record(r.fork); err != nil {
+		return err
+	}
+	return r.down.WaitEvent(r.fork)
+}
+
+func (r *copyRig) queue(ctx context.Context, way string, n, count int) error {
+	for range count {
+		if err := bounded.Ended(ctx); err != nil {
+			return err
+		}
+		for _, w := range ways(way) {
+			if err := r.copy(ctx, w, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// end records the end, which is that of the direction that ends last.
+func (r *copyRig) end(way string) error {
+	if way == result.Both {
+		if err := r.down.Record(r.join); err != nil {
+			return err
+		}
+		if err := r.up.WaitEvent(r.join); err != nil {
+			return err
+		}
+	}
+	return r.span.Stop(r.main(way))
+}
+
+func (r *copyRig) took(ctx context.Context, way string) (time.Duration, error) {
+	return r.span.Took(ctx, r.main(way))
+}
+
+// moveBack moves memory to where it is to move away from.
+func (r *copyRig) moveBack(ctx context.Context, way string, n int) error {
+	for _, w := range ways(way) {
+		var err error
+		if w == result.HostToDevice {
+			err = r.source.toHost(ctx, r.up, 0, n)
+		} else {
+			err = r.target.toDevice(ctx, r.up, 0, n)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return r.up.Synchronize(ctx)
+}
+
+// takeWall is take by the clock, with a goroutine for each direction.
+func (r *copyRig) takeWall(ctx context.Context, way string, n, count int) (time.Duration, error) {
+	all := ways(way)
+	errs := make(chan error, len(all))
+	began := time.Now()
+	for _, w := range all {
+		go func() { errs <- r.queue(ctx, w, n, count) }()
+	}
+	var joined []error
+	for range all {
+		joined = append(joined, <-errs)
+	}
+	return time.Since(began), errors.Join(joined...)
+}

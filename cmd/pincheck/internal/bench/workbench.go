@@ -1,0 +1,323 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/kernel"
+)
+
+// A clock returns the caller's time since some moment. Tests take one that follows the
+// link model of the simulated GPU, so that no machine is too slow for them.
+type clock func() time.Duration
+
+// wall is the host's clock.
+func wall() clock {
+	start := time.Now()
+	return func() time.Duration { return time.Since(start) }
+}
+
+// A workbench holds the memory and the streams of a group of cases.
+type workbench struct {
+	dev     *cudart.Device
+	now     clock
+	streams []*cudart.Stream
+	undo    []func(context.Context) error // releases what was made, in the order of making
+}
+
+// drainTime is how long close waits for work that is under way.
+const drainTime = 10 * time.Second
+
+// close waits for the streams, and releases everything, the last one first. If the
+// streams' work does not end, all stays allocated, because the GPU may be using it.
+func (w *workbench) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	var errs []error
+	for _, s := range w.streams {
+		err := s.Synchronize(ctx)
+		if ctx.Err() != nil {
+			return fmt.Errorf("all memory stays allocated, the GPU may be using it: %w", err)
+		}
+		errs = append(errs, err)
+	}
+	for i := len(w.undo) - 1; i >= 0; i-- {
+		errs = append(errs, w.undo[i](ctx))
+	}
+	w.streams, w.undo = nil, nil
+	return errors.Join(errs...)
+}
+
+func (w *workbench) onClose(undo func() error) {
+	w.undo = append(w.undo, func(context.Context) error { return undo() })
+}
+
+// stream makes a stream that is in no order with others.
+func (w *workbench) stream() (*cudart.Stream, error) {
+	s, err := w.dev.NewStream(cudart.StreamOptions{})
+	if err == nil {
+		w.streams = append(w.streams, s)
+		w.onClose(s.Close)
+	}
+	return s, err
+}
+
+func (w *workbench) span() (*measure.Span, error) {
+	s, err := measure.NewSpan(w.dev)
+	if err == nil {
+		w.onClose(s.Close)
+	}
+	return s, err
+}
+
+func (w *workbench) event(o cudart.EventOptions) (*cudart.Event, error) {
+	e, err := w.dev.NewEvent(o)
+	if err == nil {
+		w.onClose(e.Close)
+	}
+	return e, err
+}
+
+// device allocates device memory.
+func (w *workbench) device(n int) (cudart.DevPtr, error) {
+	p, err := w.dev.Malloc(n)
+	if err == nil {
+		w.onClose(func() error { return w.dev.Free(p) })
+	}
+	return p, err
+}
+
+// pinned allocates pinned memory.
+func (w *workbench) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) {
+	b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench"})
+	if err == nil {
+		w.undo = append(w.undo, b.CloseContext)
+	}
+	return b, err
+}
+
+// pageable allocates memory that is not pinned.
+func (w *workbench) pageable(n int) (pageable, error) {
+	p, err := hostmem.AllocPageable(n)
+	if err != nil {
+		return nil, err
+	}
+	w.onClose(p.Close)
+	return p.Bytes(), nil
+}
+
+// host allocates memory of a kind.
+func (w *workbench) host(ctx context.Context, kind string, n int) (copyable, error) {
+	if kind == inPinned {
+		return w.pinned(ctx, n)
+	}
+	return w.pageable(n)
+}
+
+// Values of result.Memory.
+const (
+	inPinned   = "pinned"
+	inPageable = "pageable"
+)
+
+// copyable is host memory that copies can use (cudaMemcpyAsync): a *hostmem.Buffer, or
+// pageable.
+type copyable interface {
+	Bytes() []byte
+	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
+	CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+}
+
+// pageable is mapped memory that is not pinned. Copies of it block, as CUDA stages them:
+// how far is what is measured.
+type pageable []byte
+
+func (p pageable) Bytes() []byte { return p }
+
+func (p pageable) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return s.CopyToDevice(dst, unsafe.Pointer(&p[off:][:n][0]), n)
+}
+
+func (p pageable) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return s.CopyToHost(unsafe.Pointer(&p[off:][:n][0]), src, n)
+}
+
+// copies queues a copy in a direction.
+func copies(direction string, m copyable, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
+	if direction == result.HostToDevice {
+		return m.CopyToDevice(s, dev, off, n)
+	}
+	return m.CopyToHost(s, off, dev, n)
+}
+
+// piece is how much is copied, filled or compared before the context is looked at.
+const piece = 32 << 20
+
+// pieces calls f for the pieces of n bytes, until ctx ends.
+func pieces(ctx context.Context, n int, f func(off, n int) error) error {
+	for off := 0; off < n; off += piece {
+		if err := bounded.Ended(ctx); err != nil {
+			return err
+		}
+		if err := f(off, min(piece, n-off)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// poison is what device memory holds before something is copied there.
+const poison = 0xee
+
+// compareDevice compares device memory with a pattern (cudaMemcpy).
+func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n int, want pattern) error {
+	b := make([]byte, min(n, piece))
+	return pieces(ctx, n, func(off, n int) error {
+		if err := w.dev.CopyToHost(unsafe.Pointer(&b[0]), p+cudart.DevPtr(off), n); err != nil {
+			return err
+		}
+		return want.compare(ctx, b[:n], off)
+	})
+}
+
+// A load is work for the GPU: a kernel that does nothing for a time, or where there are no
+// kernels a number of memsets (cudaMemsetAsync). These are few, so that to queue them takes no
+// time to speak of beside theirs.
+type load struct {
+	busy *kernel.Memory
+	time time.Duration
+
+	at       cudart.DevPtr
+	most     int // bytes that are allocated
+	n, count int // bytes of a memset, and how many
+}
+
+const (
+	loadBytes = 256 << 20
+	fewSets   = 4
+	mostSets  = 512 // a stream holds about a thousand
+	leastSet  = 256 // bytes
+)
+
+// newLoad loads the kernel, or allocates what to set, up to loadBytes.
+func (w *workbench) newLoad(n int) (l load, err error) {
+	l.busy, err = kernel.NewMemory(w.dev)
+	switch {
+	case err == nil:
+		w.undo = append(w.undo, l.busy.CloseContext)
+		return l, nil
+	case !errors.Is(err, errors.ErrUnsupported):
+		return l, err
+	}
+	l.busy, l.most = nil, max(leastSet, min(n, loadBytes))
+	l.at, err = w.device(l.most)
+	return l, err
+}
+
+func (l *load) queue(s *cudart.Stream) error {
+	if l.busy != nil {
+		return l.busy.Busy(s, l.time)
+	}
+	for range l.count {
+		if err := s.Memset(l.at, 0, l.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fit makes the load take about as long as is wanted, memsets by measuring.
+func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, want time.Duration) error {
+	if l.busy != nil {
+		l.time = min(max(want, time.Microsecond), kernel.MaxBusy)
+		_, err := span.Time(ctx, s, func() error { return l.queue(s) }) // what a first run costs
+		return err
+	}
+	l.n, l.count = l.most, fewSets
+	for range 3 { // the first is a warm-up, and far off
+		took, err := span.Time(ctx, s, func() error { return l.queue(s) })
+		if err != nil {
+			return err
+		}
+		bytes := int(float64(l.n*l.count) * want.Seconds() / took.Seconds())
+		l.count = max(fewSets, min((bytes+l.most/2)/l.most, mostSets))
+		l.n = max(leastSet, min(bytes/l.count, l.most))
+	}
+	return nil
+}
+
+// fitted reports whether fit was called.
+func (l *load) fitted() bool { return l.count > 0 || l.time > 0 }
+
+// labelsOf returns the labels of a device.
+func labelsOf(dev *cudart.Device) result.Labels {
+	return result.Labels{{Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
+}
+
+// sizesOr returns the sizes that were asked for, in order, or else those of a quick run, or
+// all. A simulated device, whose copies cost the host's time, copies less.
+func sizesOr(env measure.Env, quick, all []int) []int {
+	if len(env.Sizes) > 0 {
+		return slices.Compact(slices.Sorted(slices.Values(env.Sizes)))
+	}
+	sizes := slices.Clone(all)
+	if env.Quick {
+		sizes = slices.Clone(quick)
+	}
+	if isSimulated(env) {
+		for i, n := range sizes {
+			sizes[i] = min(n, mostSimulated)
+		}
+	}
+	return slices.Compact(sizes)
+}
+
+const mostSimulated = 4 << 20
+
+// isSimulated reports whether a device is simulated.
+func isSimulated(env measure.Env) bool {
+	return slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
+}
+
+// errDevices is the error of a plan for no device.
+var errDevices = errNoDevice
+
+// largestOf returns the series of a name with the labels and the largest size, or nil.
+func largestOf(b *result.Bench, name string, where ...result.Label) (most *result.Series) {
+	for _, s := range b.Select(result.View{Series: name, Where: where}) {
+		if most == nil || sizeOf(s.Labels) > sizeOf(most.Labels) {
+			most = s
+		}
+	}
+	return most
+}
+
+// other returns the series of a name under the conditions of s, but with another value
+// of one of them; nil if there is none, or if s is nil.
+func other(b *result.Bench, s *result.Series, name, key, value string) *result.Series {
+	if s == nil {
+		return nil
+	}
+	where := slices.Clone(s.Labels)
+	for i := range where {
+		if where[i].Key == key {
+			where[i].Value = value
+		}
+	}
+	return b.Find(name, where...)
+}
+
+// also returns the series of another quantity under the conditions of s, or nil.
+func also(b *result.Bench, s *result.Series, name string) *result.Series {
+	return other(b, s, name, "", "")
+}

@@ -1,0 +1,122 @@
+package bench
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// testLink is slow enough for the time of calls not to matter, on the device's clock.
+var testLink = cudasim.Link{
+	HostToDevice: cudasim.Way{Rate: 20}, DeviceToHost: cudasim.Way{Rate: 10},
+	PageableHostToDevice: cudasim.Way{Rate: 5}, PageableDeviceToHost: cudasim.Way{Rate: 4},
+	OnDevice: cudasim.Way{Rate: 200},
+}
+
+// slowSim opens a simulated GPU with testLink.
+func slowSim(t *testing.T) (*cudasim.Sim, *cudart.Device) {
+	t.Helper()
+	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: testLink}}})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	return sim, dev
+}
+
+// simClock is the caller's time by the simulated GPU: an event that is recorded on an
+// idle stream has the time of the last work that the host has waited for. It is the same
+// on any machine, at any load. Each look takes half a microsecond.
+func simClock(t *testing.T, dev *cudart.Device) clock {
+	t.Helper()
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Close()) })
+	event := func() *cudart.Event {
+		e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, e.Close()) })
+		return e
+	}
+	start, now := event(), event()
+	require.NoError(t, s.Record(start))
+	return func() time.Duration {
+		assert.NoError(t, s.Record(now))
+		assert.NoError(t, s.Synchronize(context.Background()))
+		d, err := now.Since(start)
+		assert.NoError(t, err)
+		return d
+	}
+}
+
+// long reports whether sweeps try all combinations.
+func long() bool { return os.Getenv("PINNED_SOAK") != "" }
+
+// runAll runs an experiment, all of it.
+func runAll(t *testing.T, e measure.Experiment, env measure.Env) *result.Bench {
+	t.Helper()
+	b, err := measure.Run(t.Context(), e, env, nil)
+	require.NoError(t, err)
+	assert.Empty(t, b.Errors)
+	assert.Empty(t, b.Notes)
+	assert.True(t, b.Complete)
+	for _, v := range b.Views {
+		assert.NotEmpty(t, b.Select(v), "view %q", v.Title)
+	}
+	return b
+}
+
+// label is short for tests.
+func label(key, value string) result.Label { return result.Label{Key: key, Value: value} }
+
+func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	w := workbench{dev: dev}
+	defer func() { assert.NoError(t, w.close()) }()
+	s, err := w.stream()
+	require.NoError(t, err)
+	span, err := w.span()
+	require.NoError(t, err)
+	l, err := w.newLoad(200_000) // a microsecond
+	require.NoError(t, err)
+	for want, sets := range map[time.Duration]int{100 * time.Microsecond: 100, 2 * time.Microsecond: fewSets} {
+		require.NoError(t, l.fit(t.Context(), span, s, want))
+		assert.Equal(t, sets, l.count, want)
+		took, err := span.Time(t.Context(), s, func() error { return l.queue(s) })
+		require.NoError(t, err)
+		assert.InDelta(t, want, took, float64(time.Microsecond))
+	}
+	require.NoError(t, l.fit(t.Context(), span, s, time.Second))
+	assert.Equal(t, []int{mostSets, 200_000}, []int{l.count, l.n})
+	require.NoError(t, l.fit(t.Context(), span, s, 1))
+	assert.Equal(t, []int{fewSets, leastSet}, []int{l.count, l.n})
+}
+
+func TestSizesAreThoseAskedFor(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	quick, all := []int{1 << 20, 16 << 20}, []int{64 << 20, 256 << 20}
+	env := measure.Env{}
+	assert.Equal(t, all, sizesOr(env, quick, all))
+	env.Quick = true
+	assert.Equal(t, quick, sizesOr(env, quick, all))
+	env.Devices = []*cudart.Device{dev}
+	assert.Equal(t, []int{1 << 20, mostSimulated}, sizesOr(env, quick, all))
+	env.Quick = false
+	assert.Equal(t, []int{mostSimulated}, sizesOr(env, quick, all))
+	env.Sizes = []int{9, 1 << 30, 9}
+	assert.Equal(t, []int{9, 1 << 30}, sizesOr(env, quick, all))
+	for _, e := range All() {
+		_, _, err := measure.Estimate(e, measure.Env{})
+		assert.ErrorContains(t, err, "no device", e.Name)
+	}
+}

@@ -1,0 +1,456 @@
+package compare
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+)
+
+func measured(name string, better result.Better, samples ...float64) result.Series {
+	return result.Series{Name: name, Unit: result.GBPerSecond, Better: better, Samples: samples, Stats: result.Summarize(samples),
+		Labels: result.Labels{{Key: result.Device, Value: "0"}}}
+}
+
+func runsOf(t *testing.T, hosts ...[]result.Series) []Run {
+	t.Helper()
+	var files []File
+	for i, s := range hosts {
+		files = append(files, File{Name: fmt.Sprintf("%d.json", i), Documents: []Document{{
+			Tool: "pincheck", Host: fmt.Sprintf("h%d", i), Complete: true, Benches: []result.Bench{{Name: "bandwidth", Series: s, Complete: true}}}}})
+	}
+	return Runs(files)
+}
+
+func noise(r *rand.Rand, center, scatter float64, n int) []float64 {
+	out := make([]float64, n)
+	for i := range out {
+		out[i] = center * (1 + scatter*r.NormFloat64())
+	}
+	return out
+}
+
+func find(t *testing.T, c *Comparison, name string) *Row {
+	t.Helper()
+	for i := range c.Rows {
+		if c.Rows[i].Name == name {
+			return &c.Rows[i]
+		}
+	}
+	require.Fail(t, "no series "+name)
+	return nil
+}
+
+func TestTwoRuns(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(1, 1))
+	up, down := noise(r, 55, 0.005, 9), noise(r, 44, 0.005, 9)
+	runs := runsOf(t, []result.Series{
+		measured("lower", result.Higher, up...), measured("higher", result.Higher, down...),
+		measured("lower time", result.Lower, up...), measured("higher time", result.Lower, down...),
+		measured("neither", "", up...), measured("same", result.Higher, up...),
+		measured("slightly", result.Higher, 100, 100, 100, 100, 100, 100, 100, 100),
+		measured("few", result.Higher, 55, 55, 55), measured("single", result.Higher, 55),
+		measured("scattered", result.Higher, 10, 20, 30, 40, 50, 60, 70),
+		measured("zero", result.Higher, 0, 0, 0, 0, 0, 0, 0, 0),
+		measured("gone", result.Higher, 1, 2, 3),
+	}, []result.Series{
+		measured("lower", result.Higher, down...), measured("higher", result.Higher, up...),
+		measured("lower time", result.Lower, down...), measured("higher time", result.Lower, up...),
+		measured("neither", "", down...), measured("same", result.Higher, noise(r, 55, 0.005, 25)...),
+		measured("slightly", result.Higher, 98, 98, 98, 98, 98, 98, 98, 98),
+		measured("few", result.Higher, 40, 40, 40), measured("single", result.Higher, 56),
+		measured("scattered", result.Higher, 15, 25, 35, 45, 55, 65, 75),
+		measured("zero", result.Higher, 1, 1, 1, 1, 1, 1, 1, 1),
+		measured("new", result.Higher, 1, 2, 3),
+	})
+	c, err := Compare(runs, Options{Threshold: 0.03})
+	require.NoError(t, err)
+	for name, want := range map[string]Verdict{
+		"lower": Worse, "higher": Better, "lower time": Better, "higher time": Worse, "neither": Different, "same": Same,
+		"slightly": Same, // 2 % for sure
+		"few":      Untested, "single": Same, "scattered": Unclear, "zero": Better, "gone": Missing, "new": Missing,
+	} {
+		assert.Equal(t, want, find(t, c, name).Verdict, name)
+	}
+	assert.Equal(t, Worse, c.Verdict)
+	assert.InDelta(t, 0.8, *find(t, c, "lower").Ratio, 0.01)
+	assert.Nil(t, find(t, c, "zero").Ratio)
+	assert.Nil(t, find(t, c, "few").P)
+	// The lowest of nine tests: 2 of 48,620 ways, nine times.
+	assert.InDelta(t, 9*2.0/48620, *find(t, c, "lower").P, 1e-9)
+	assert.Nil(t, find(t, c, "gone").Values[1])
+	assert.Nil(t, find(t, c, "new").Values[0])
+	assert.Equal(t, 9, find(t, c, "lower").Values[0].Samples)
+
+	wide, err := Compare(runs, Options{Threshold: 0.5})
+	require.NoError(t, err)
+	assert.Equal(t, Same, wide.Verdict)
+}
+
+// The threshold is a share of the first run's value, which is the measure for the second.
+func TestThresholdIsAShareOfTheFirstRun(t *testing.T) {
+	t.Parallel()
+	steady := func(v float64) []float64 { return []float64{v, v, v, v, v, v, v, v} }
+	for _, c := range []struct {
+		first, second float64
+		want          Verdict
+	}{
+		{100, 103.05, Better}, // 2.96 % of the second
+		{100, 102.95, Same},
+		{100, 97.05, Same}, // 3.04 % of the second
+		{100, 96.95, Worse},
+	} {
+		runs := runsOf(t, []result.Series{measured("s", result.Higher, steady(c.first)...)}, []result.Series{measured("s", result.Higher, steady(c.second)...)})
+		got, err := Compare(runs, Options{Threshold: 0.03})
+		require.NoError(t, err)
+		assert.Equal(t, c.want, find(t, got, "s").Verdict, "%v", c)
+	}
+}
+
+func TestTheSameDataNeverDiffer(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(2, 2))
+	for n := range 15 {
+		var series []result.Series
+		for i := range 10 {
+			series = append(series, measured(fmt.Sprint(i), result.Higher, noise(r, 50*r.Float64(), 0.1, n+1)...))
+		}
+		c, err := Compare(runsOf(t, series, series), Options{})
+		require.NoError(t, err)
+		assert.Equal(t, Same, c.Verdict)
+		for _, row := range c.Rows {
+			assert.Equal(t, Same, row.Verdict)
+			if row.P != nil {
+				assert.InDelta(t, 1, *row.P, 1e-9)
+			}
+		}
+		c, err = Compare(runsOf(t, series, series, series, series), Options{})
+		require.NoError(t, err)
+		assert.Equal(t, Same, c.Verdict)
+	}
+}
+
+// Two runs of one machine are taken for different as seldom as is promised, over all
+// series together, and a shift well above the scatter is found always.
+func TestChanceAndShift(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(3, 3))
+	const rounds, series = 60, 20
+	accidents := 0
+	for range rounds {
+		var a, b, shifted []result.Series
+		for i := range series {
+			name := fmt.Sprint(i)
+			a = append(a, measured(name, result.Higher, noise(r, 50, 0.05, 9)...))
+			b = append(b, measured(name, result.Higher, noise(r, 50, 0.05, 9)...))
+			shifted = append(shifted, measured(name, result.Higher, noise(r, 30, 0.05, 9)...))
+		}
+		c, err := Compare(runsOf(t, a, b), Options{})
+		require.NoError(t, err)
+		for _, row := range c.Rows {
+			if row.Verdict != Unclear && row.Verdict != Same {
+				accidents++
+				break
+			}
+		}
+		c, err = Compare(runsOf(t, a, shifted), Options{Threshold: 0.03})
+		require.NoError(t, err)
+		for _, row := range c.Rows {
+			assert.Equal(t, Worse, row.Verdict)
+		}
+	}
+	assert.LessOrEqual(t, accidents, 8, "3 of %d are promised", rounds)
+}
+
+func TestFleet(t *testing.T) {
+	t.Parallel()
+	host := func(up, pin float64, more ...result.Series) []result.Series {
+		return append([]result.Series{measured("up", result.Higher, up), measured("latency", result.Lower, 1/up), measured("pin", result.Higher, pin)}, more...)
+	}
+	c, err := Compare(runsOf(t,
+		host(55.3, 16, measured("odd", "", 7)), host(55.4, 26, measured("odd", "", 7)),
+		host(41, 17, measured("odd", "", 7)), host(55.5, 25, measured("odd", "", 9)),
+		host(70, 21, measured("lone", "", 1)),
+	), Options{Threshold: 0.03})
+	require.NoError(t, err)
+	assert.Equal(t, Worse, c.Verdict)
+
+	up := find(t, c, "up")
+	assert.Equal(t, Worse, up.Verdict)
+	assert.InDelta(t, 55.4, *up.Center, 1e-9)
+	assert.InDelta(t, 0.1, *up.Deviation, 1e-9)
+	verdicts := func(r *Row) (out []Verdict) {
+		for _, v := range r.Values {
+			if v == nil {
+				out = append(out, Missing)
+			} else {
+				out = append(out, v.Verdict)
+			}
+		}
+		return out
+	}
+	assert.Equal(t, []Verdict{"", "", Worse, "", Better}, verdicts(up))
+	assert.Equal(t, []Verdict{"", "", Worse, "", Better}, verdicts(find(t, c, "latency")))
+	pin := find(t, c, "pin")
+	assert.Equal(t, Divided, pin.Verdict, "16, 17, 21, 25, 26: none stands out")
+	assert.Equal(t, make([]Verdict, 5), verdicts(pin))
+	odd := find(t, c, "odd")
+	assert.Equal(t, Different, odd.Verdict)
+	assert.Equal(t, []Verdict{"", "", "", Different, Missing}, verdicts(odd))
+	assert.Equal(t, Missing, find(t, c, "lone").Verdict)
+
+	require.Len(t, c.Hosts, 5)
+	three := 3
+	assert.Equal(t, Host{Name: "h0", Series: 4, Missing: 1}, c.Hosts[0])
+	assert.Equal(t, 2, c.Hosts[2].Worse)
+	assert.Equal(t, 2, c.Hosts[2].OutOfLine)
+	assert.Contains(t, []int{0, 1}, *c.Hosts[2].Farthest)
+	assert.Equal(t, Host{Name: "h3", Series: 4, OutOfLine: 1, Worse: 1, Missing: 1, Farthest: &three}, c.Hosts[3])
+	assert.Equal(t, Host{Name: "h4", Series: 3, OutOfLine: 2, Missing: 1}, c.Hosts[4])
+
+	ahead, err := Compare(runsOf(t, host(55, 20), host(55, 20), host(70, 20)), Options{Threshold: 0.03})
+	require.NoError(t, err)
+	assert.Equal(t, Same, ahead.Verdict, "a host that is better is named, and is no failure")
+	assert.Equal(t, Better, find(t, ahead, "up").Verdict)
+
+	within, err := Compare(runsOf(t, host(55, 20), host(55, 20), host(54, 20)), Options{Threshold: 0.03})
+	require.NoError(t, err)
+	assert.Equal(t, Same, find(t, within, "up").Verdict, "2 % are less than the threshold")
+}
+
+// The median absolute deviation is scaled to the standard deviation of normal values: a host 3.5
+// of those away is out of line, and less is not.
+func TestDeviationOfAFleetIsScaled(t *testing.T) {
+	t.Parallel()
+	compare := func(threshold, last float64) (*Row, Verdict) {
+		var hosts [][]result.Series
+		for _, v := range []float64{99, 99, 100, 100, 101, 101, last} {
+			hosts = append(hosts, []result.Series{measured("s", result.Higher, v)})
+		}
+		c, err := Compare(runsOf(t, hosts...), Options{Threshold: threshold})
+		require.NoError(t, err)
+		r := find(t, c, "s")
+		assert.InDelta(t, 100, *r.Center, 1e-9)
+		assert.InDelta(t, 1, *r.Deviation, 1e-9)
+		return r, r.Values[6].Verdict
+	}
+	for distance, want := range map[float64]Verdict{3.4: "", 5.1: "", 5.3: Better} { // 3.5 times 1.4826 is 5.19
+		_, got := compare(0, 100+distance)
+		assert.Equal(t, want, got, distance)
+	}
+	for threshold, want := range map[float64]Verdict{0.009: Divided, 0.012: Divided, 0.016: Same} { // of 100: 1.48 counts
+		r, _ := compare(threshold, 101)
+		assert.Equal(t, want, r.Verdict, threshold)
+	}
+}
+
+func TestRunsThatCannotBeCompared(t *testing.T) {
+	t.Parallel()
+	a, b := []result.Series{measured("a", "", 1)}, []result.Series{measured("b", "", 1)}
+	for want, run := range map[string]func() (*Comparison, error){
+		"1 run: two or more":   func() (*Comparison, error) { return Compare(runsOf(t, a), Options{}) },
+		"no series in common":  func() (*Comparison, error) { return Compare(runsOf(t, a, b), Options{}) },
+		"have no series in":    func() (*Comparison, error) { return Compare(runsOf(t, a, a, b), Options{}) },
+		"threshold -1: must":   func() (*Comparison, error) { return Compare(runsOf(t, a, a), Options{Threshold: -1}) },
+		"threshold NaN: must":  func() (*Comparison, error) { return Compare(runsOf(t, a, a), Options{Threshold: math.NaN()}) },
+		"threshold +Inf: must": func() (*Comparison, error) { return Compare(runsOf(t, a, a), Options{Threshold: math.Inf(1)}) },
+	} {
+		c, err := run()
+		assert.ErrorContains(t, err, want)
+		assert.Nil(t, c)
+	}
+}
+
+func TestSeriesAreTheSameByAllTheirLabels(t *testing.T) {
+	t.Parallel()
+	labelled := func(unit result.Unit, labels ...result.Label) result.Series {
+		return result.Series{Name: "x", Unit: unit, Labels: labels, Samples: []float64{1}}
+	}
+	a, b := result.Label{Key: "a", Value: "1"}, result.Label{Key: "b", Value: "2"}
+	runs := runsOf(t, []result.Series{labelled("s", a, b), labelled("bytes", a, b), labelled("s", a)}, []result.Series{labelled("s", b, a)})
+	c, err := Compare(runs, Options{})
+	require.NoError(t, err)
+	require.Len(t, c.Rows, 3)
+	assert.Equal(t, []Verdict{Same, Missing, Missing}, []Verdict{c.Rows[0].Verdict, c.Rows[1].Verdict, c.Rows[2].Verdict})
+}
+
+func TestRunsAndTheirNames(t *testing.T) {
+	t.Parallel()
+	document := func(host string, samples ...float64) Document {
+		return Document{Tool: "pincheck", Host: host, Complete: true, Benches: []result.Bench{{Name: "b", Series: []result.Series{measured("s", "", samples...)}}}}
+	}
+	name := func(runs []Run) (out []string) {
+		for _, r := range runs {
+			out = append(out, r.Name)
+		}
+		return out
+	}
+	runs := Runs([]File{{Name: "fleet.jsonl", Documents: []Document{document("x", 1), document("y", 2), document("x", 3)}}})
+	assert.Equal(t, []string{"x", "y"}, name(runs))
+	assert.Equal(t, []float64{1, 3}, runs[0].series[0].Samples, "the samples of both documents")
+	assert.InDelta(t, 2, runs[0].series[0].Median, 0)
+	runs = Runs([]File{{Name: "d/before.json", Documents: []Document{document("x", 1)}}, {Name: "after.json", Documents: []Document{document("x", 3)}}})
+	assert.Equal(t, []string{"before", "after"}, name(runs))
+	runs = Runs([]File{{Name: "a.json", Documents: []Document{document("", 1), document("", 3)}}, {Name: "b/a.json", Documents: []Document{document("", 1)}}})
+	assert.Equal(t, []string{"a", "a (2)", "a (3)"}, name(runs))
+}
+
+const ours = `{"schema_version": 2, "command": "bench", "host_name": "gpu-1", "started": "2026-11-21T20:00:00Z", "complete": true, "benches": [
+ {"bench": "bandwidth", "complete": true, "started": "2026-11-21T20:00:00Z", "series": [
+  {"name": "bandwidth", "labels": {"device": "0", "direction": "host_to_device", "size_bytes": "4096", "memory": "cuda_host_alloc"}, "unit": "gb_per_s", "better": "higher", "samples": [1.1]},
+  {"name": "bandwidth", "labels": {"device": "0", "direction": "host_to_device", "size_bytes": "1073741824", "memory": "registered"}, "unit": "gb_per_s", "better": "higher", "samples": [55.3]},
+  {"name": "bandwidth", "labels": {"device": "0", "direction": "host_to_device", "size_bytes": "536870912", "memory": "cuda_host_alloc"}, "unit": "gb_per_s", "better": "higher", "samples": [55.4, 55.5, 55.4, 55.4]},
+  {"name": "bandwidth", "labels": {"device": "0", "direction": "host_to_device", "size_bytes": "536870912", "memory": "cuda_host_alloc", "devices": "2"}, "unit": "gb_per_s", "better": "higher", "samples": [33]},
+  {"name": "bandwidth", "labels": {"device": "0", "direction": "both", "size_bytes": "536870912", "memory": "registered"}, "unit": "gb_per_s", "better": "higher", "samples": [98.8]},
+  {"name": "bandwidth", "labels": {"device": "0", "direction": "device_to_host", "size_bytes": "536870912", "memory": "pageable"}, "unit": "gb_per_s", "better": "higher", "samples": [9]}]}]}`
+
+// In the shape that nvbandwidth 0.8 prints with -j, from its json_output.cpp.
+const theirs = `{"nvbandwidth": {
+ "CUDA Runtime Version": 13000, "Driver Version": "580.159.04",
+ "GPU Device list": ["0: NVIDIA H200 (00000000:00:06): (gpu-1)", "1: NVIDIA H200 (00000000:00:07): (gpu-1)"],
+ "git_version": "v0.8", "version": "v0.8", "warning": "NOTE: small",
+ "testcases": [
+  {"name": "host_to_device_memcpy_ce", "status": "Passed", "bandwidth_description": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", "bandwidth_matrix": [["55.48", "55.5"]], "sum": 110.98},
+  {"name": "device_to_host_memcpy_ce", "status": "Passed", "bandwidth_matrix": [["55.38", "N/A"]], "sum": 55.38},
+  {"name": "host_to_device_bidirectional_memcpy_ce", "status": "Passed", "bandwidth_matrix": [[48.4]], "sum": 48.4},
+  {"name": "device_to_host_bidirectional_memcpy_ce", "status": "Passed", "bandwidth_matrix": [[50.9]], "sum": 50.9},
+  {"name": "host_to_device_memcpy_sm", "status": "Passed", "bandwidth_matrix": [["35.19"]], "sum": 35.19},
+  {"name": "device_to_device_memcpy_read_ce", "status": "Passed", "bandwidth_matrix": [["N/A", "276"], ["276", "N/A"]], "sum": 552},
+  {"name": "device_to_host_memcpy_sm", "status": "Waived"}]}}`
+
+func TestNVBandwidthStandsBesideOurs(t *testing.T) {
+	t.Parallel()
+	read := func(text string) []Document {
+		d, err := Read(strings.NewReader(text), 2)
+		require.NoError(t, err)
+		return d
+	}
+	their := read(theirs)
+	require.Len(t, their, 1)
+	assert.Equal(t, "gpu-1", their[0].Host)
+	assert.Equal(t, "nvbandwidth v0.8", their[0].Tool)
+	assert.True(t, their[0].Complete)
+	assert.Equal(t, []string{"nvbandwidth: NOTE: small", "nvbandwidth: device_to_host_memcpy_sm: waived",
+		"nvbandwidth measures each direction in a run of its own while the other one is busy: both is the sum of the two",
+		"nvbandwidth: not compared: device_to_device_memcpy_read_ce"}, their[0].Notes)
+
+	c, err := Compare(Runs([]File{{"theirs.json", their}, {"ours.json", read(ours)}}), Options{Threshold: 0.03})
+	require.NoError(t, err)
+	assert.Equal(t, []string{"theirs", "ours"}, []string{c.Runs[0].Name, c.Runs[1].Name}, "one host: named after the files")
+	type pair struct{ a, b float64 }
+	got := map[string]pair{}
+	for _, r := range c.Rows {
+		if r.Verdict != Missing {
+			assert.Equal(t, Same, r.Verdict)
+			got[fmt.Sprint(r.Labels)] = pair{r.Values[0].Median, r.Values[1].Median}
+		}
+	}
+	assert.Equal(t, map[string]pair{
+		"[{device 0} {direction host_to_device} {size_bytes 536870912} {memory cuda_host_alloc}]": {55.48, 55.4},
+		"[{device 0} {direction both} {size_bytes 536870912} {memory registered}]":                {48.4 + 50.9, 98.8},
+	}, got)
+
+	c, err = Compare(Runs([]File{{"a", their}, {"b", read(theirs)}}), Options{})
+	require.NoError(t, err)
+	assert.Len(t, c.Rows, 5, "two runs of nvbandwidth are compared as they are")
+}
+
+// nvbandwidth has both ways in two testcases. One of them alone is not both.
+func TestHalfOfBothWaysIsNotBoth(t *testing.T) {
+	t.Parallel()
+	for _, missing := range []string{"host_to_device_bidirectional_memcpy_ce", "device_to_host_bidirectional_memcpy_ce"} {
+		d, err := Read(strings.NewReader(strings.Replace(theirs, `"`+missing+`", "status": "Passed"`, `"`+missing+`", "status": "Waived"`, 1)), 2)
+		require.NoError(t, err)
+		for _, s := range d[0].Benches[0].Series {
+			assert.NotEqual(t, result.Both, s.Labels.Get(result.Direction), "without %s", missing)
+		}
+		assert.NotContains(t, strings.Join(d[0].Notes, "\n"), "both is the sum of the two")
+	}
+}
+
+func TestReadReportsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ text, want string }{
+		{"", "empty"},
+		{" \n", "empty"},
+		{ours[:len(ours)/2], "truncated: it ends within document 1"},
+		{ours + ours[:200], "truncated: it ends within document 2"},
+		{strings.Replace(ours, `"schema_version": 2`, `"schema_version": 3`, 1), "document 1: schema version 3, and this pincheck reads versions up to 2"},
+		{ours + "\n" + strings.Replace(ours, `"schema_version": 2`, `"schema_version": 9e99`, 1), "document 2: schema version 9e+99"},
+		{strings.Replace(ours, `"schema_version": 2`, `"schema_version": "two"`, 1), "neither a result of pincheck"},
+		{`{"schema_version": 1, "command": "check", "devices": []}`, "no measurements: compare what pincheck bench"},
+		{`{"a": 1}`, "neither a result of pincheck"},
+		{`[1, 2]`, "neither a result of pincheck"},
+		{`null`, "neither a result of pincheck"},
+		{`"text"`, "neither a result of pincheck"},
+		{"pincheck: no GPU", "not JSON: byte 1"},
+		{"\x00\xff\xfe", "not JSON"},
+		{strings.Replace(ours, "[1.1]", `["1.1"]`, 1), "cannot unmarshal string"},
+		{strings.Replace(ours, "[1.1]", `[1e999]`, 1), "cannot unmarshal number"},
+		{strings.Replace(theirs, `"55.48"`, `"fast"`, 1), `bandwidth_matrix: "fast" is no bandwidth`},
+		{strings.Replace(theirs, `"55.48"`, `"NaN"`, 1), `is no bandwidth`},
+		{`{"nvbandwidth": {"error": "no device", "testcases": [{"name": "host_to_device_memcpy_ce", "status": "Running"}]}}`,
+			"no testcase between the host and a GPU passed, such as host_to_device_memcpy_ce (nvbandwidth: no device; nvbandwidth: host_to_device_memcpy_ce: running)"},
+		{`{"nvbandwidth": 7}`, "nvbandwidth: json: cannot"},
+	} {
+		_, err := Read(strings.NewReader(c.text), 2)
+		assert.ErrorContains(t, err, c.want, "%.80s", c.text)
+	}
+	_, err := read(endless{}, 2, 1<<20)
+	assert.ErrorContains(t, err, "more than 1 MiB")
+
+	simulated, err := Read(strings.NewReader(strings.Replace(ours, `"complete": true, "benches"`, `"simulated": true, "benches"`, 1)), 2)
+	require.NoError(t, err)
+	assert.True(t, simulated[0].Complete)
+	assert.Equal(t, []string{"a simulated GPU: its figures say nothing of the host"}, simulated[0].Notes)
+	incomplete, err := Read(strings.NewReader(strings.Replace(ours, `"complete": true, "benches"`, `"complete": false, "benches"`, 1)), 2)
+	require.NoError(t, err)
+	assert.False(t, incomplete[0].Complete)
+	assert.False(t, Runs([]File{{"a", incomplete}})[0].Complete)
+}
+
+// endless is white space that does not end.
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = ' '
+	}
+	return len(b), nil
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(ours)
+	f.Add(theirs)
+	f.Add(ours + "\n" + theirs)
+	f.Add(`{"schema_version": 1, "benches": [{"series": [{"samples": [0, -1, 1e308, 5e-324], "labels": null}]}]}`)
+	f.Add(`{"nvbandwidth": {"testcases": [{"name": "_", "status": "Passed", "bandwidth_matrix": [[]]}]}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		documents, err := Read(strings.NewReader(text), 2)
+		if err != nil {
+			return
+		}
+		require.NotEmpty(t, documents)
+		for n := range 4 {
+			files := make([]File, n)
+			for i := range files {
+				files[i] = File{Name: "f", Documents: documents}
+			}
+			c, err := Compare(Runs(files), Options{Threshold: 0.03})
+			if err != nil {
+				continue
+			}
+			for _, r := range c.Rows {
+				require.Len(t, r.Values, len(c.Runs))
+				require.NotEmpty(t, r.Verdict)
+			}
+		}
+	})
+}

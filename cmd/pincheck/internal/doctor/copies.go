@@ -1,0 +1,100 @@
+package doctor
+
+import (
+	"fmt"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// copyChecks judge the short measurements beside the bandwidth.
+var copyChecks = []Check{
+	{ID: "slow_small_copies", Title: "small copies take long", Severity: Warning, Device: slowSmallCopies},
+	{ID: "slow_pageable", Title: "copies from memory that is not pinned are slow", Severity: Note, Device: slowPageable},
+	{ID: "write_combined_slow", Title: "write-combined memory is slow here", Severity: Note, Device: writeCombinedSlow},
+}
+
+// Names of the series of [Device.Trials], beside those of the experiments of the same
+// names.
+const (
+	// TrialLatency is the time of one small copy with its wait, in seconds; TrialPinRate
+	// the rate of pinning, by [result.Method]; the rates of copies are TrialBandwidth, by
+	// [result.Memory] and [result.Direction], and TrialByNode, by TrialNode, the NUMA node
+	// of the host memory, and [result.Direction].
+	TrialLatency   = "latency"
+	TrialPinRate   = "pin_rate"
+	TrialBandwidth = "bandwidth"
+	TrialByNode    = "bandwidth_by_node"
+	TrialNode      = "numa_node"
+
+	TrialCUDA     = "cuda_host_alloc" // cudaHostAlloc
+	TrialOurs     = "hostmem"         // populated by several threads, then registered
+	TrialPageable = "pageable"
+)
+
+// trial returns a series of the trials, or nil.
+func (d *Device) trial(name string, where ...result.Label) *result.Series {
+	if d.Trials == nil {
+		return nil
+	}
+	s := d.Trials.Find(name, where...)
+	if s == nil || s.Median <= 0 {
+		return nil
+	}
+	return s
+}
+
+// mostLatency is more than a small copy takes on any host that was measured; 6 µs are
+// usual.
+const mostLatency = 40e-6
+
+func slowSmallCopies(_ *Facts, d *Device) []Finding {
+	s := d.trial(TrialLatency)
+	if s == nil || s.Median <= mostLatency {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("a copy of a few bytes takes %s", units.Seconds(s.Median)),
+		Evidence: []string{fmt.Sprintf("median of %d; 5 to 15 µs are usual", len(s.Samples))},
+		Cause:    "processors that sleep deeply or run at a low clock, a virtual machine that traps the GPU's doorbell, a sandbox that passes calls on, or CUDA_LAUNCH_BLOCKING",
+		Cost:     "programs with many small copies or kernels are slow",
+		Remedy:   "set the governor to performance (cpupower frequency-set -g performance), copy many small pieces at once, and unset CUDA_LAUNCH_BLOCKING",
+	})
+}
+
+func slowPageable(_ *Facts, d *Device) []Finding {
+	out := Finding{
+		Cause:  "CUDA copies memory that is not pinned through a small buffer of its own, by one thread",
+		Remedy: "pin what is copied often (PyTorch: pin_memory=True and non_blocking=True), or stage large copies through a pinned ring by several threads, as this project's package transfer does",
+	}
+	worst := 1.0
+	for _, s := range d.copies() {
+		way := s.Labels.Get(result.Direction)
+		p := d.trial(TrialBandwidth, result.Label{Key: result.Memory, Value: TrialPageable}, result.Label{Key: result.Direction, Value: way})
+		if p == nil || s.Median <= 0 || p.Median >= 0.6*s.Median {
+			continue
+		}
+		worst = min(worst, p.Median/s.Median)
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s: %s, and %s pinned", directionText(&s), units.Rate(p.Median), units.Rate(s.Median)))
+	}
+	if len(out.Evidence) == 0 {
+		return nil
+	}
+	out.Summary = fmt.Sprintf("copies of memory that is not pinned reach %s of pinned ones", units.Share(worst))
+	out.Cost = fmt.Sprintf("they take %s as long, and hold the calling thread", units.Times(1/worst))
+	return finding(out)
+}
+
+func writeCombinedSlow(_ *Facts, d *Device) []Finding {
+	if !yardstick.Coherent(d.Name) {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "on this GPU write-combined pinned memory is half as fast as plain pinned memory",
+		Evidence: []string{d.Name + ": 47 GiB/s against 97 GiB/s were measured on a GH200"},
+		Cause:    "over NVLink-C2C, memory that the processor does not cache is slow for both",
+		Cost:     "copies take twice as long",
+		Remedy:   "do not use cudaHostAllocWriteCombined here",
+	})
+}

@@ -1,0 +1,156 @@
+package doctor
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// pinningChecks find why pinning memory takes long.
+var pinningChecks = []Check{
+	{ID: "slow_pinning", Title: "pinning memory is slow", Severity: Warning, Device: slowPinning},
+	{ID: "fragmented_memory", Title: "memory is fragmented", Severity: Warning, Implies: []string{"thp_defrag_always"}, Host: fragmented},
+	{ID: "thp_off", Title: "transparent huge pages are off", Severity: Warning, Host: thpOff},
+	{ID: "thp_defrag_always", Title: "page faults wait for huge pages", Severity: Note, Host: thpDefrag},
+	{ID: "pinning_stalls_others", Title: "one call for all of it would stall others", Severity: Note, Device: stallsOthers},
+}
+
+const (
+	// leastCUDA is the rate of cudaHostAlloc, in GB/s, below which pinning is slow even
+	// for one thread of an old processor; 1.3 to 3.3 were reported.
+	leastCUDA = 1.0
+	// muchFaster is how many times faster pinning by several threads is where it is worth
+	// a change.
+	muchFaster = 3.0
+)
+
+func slowPinning(f *Facts, d *Device) []Finding {
+	by := func(method string) *result.Series {
+		return d.trial(TrialPinRate, result.Label{Key: result.Method, Value: method})
+	}
+	cuda, ours := by(TrialCUDA), by(TrialOurs)
+	if cuda == nil {
+		return nil
+	}
+	out := Finding{
+		Evidence: []string{fmt.Sprintf("cudaHostAlloc pins %s", units.Rate(cuda.Median))},
+		Cause:    "cudaHostAlloc faults every page in by itself, on one thread",
+		Cost:     fmt.Sprintf("64 GB take %s", units.Seconds(64/cuda.Median)),
+		Remedy: "populate with several threads and register once, as hostmem.Alloc does; PyTorch: PYTORCH_ALLOC_CONF=pinned_use_cuda_host_register:True,pinned_num_register_threads:8; " +
+			"keep pinned memory in a pool",
+	}
+	if ours != nil {
+		out.Evidence = append(out.Evidence, fmt.Sprintf("populated by several threads, then registered: %s", units.Rate(ours.Median)))
+		out.Cost += fmt.Sprintf(", and could take %s", units.Seconds(64/ours.Median))
+	}
+	switch {
+	case cuda.Median < leastCUDA:
+		out.Summary = fmt.Sprintf("pinning memory is slow: %s", units.Rate(cuda.Median))
+		if f.Host != nil {
+			if share, ok := hugeShare(f); ok {
+				out.Evidence = append(out.Evidence, fmt.Sprintf("%s of the free memory is in blocks of 2 MiB and more", units.Share(share)))
+			}
+		}
+	case ours != nil && ours.Median >= muchFaster*cuda.Median:
+		out.Severity = Note
+		out.Summary = fmt.Sprintf("memory can be pinned %s faster here than by cudaHostAlloc", units.Times(ours.Median/cuda.Median))
+	default:
+		return nil
+	}
+	return finding(out)
+}
+
+// hugeShare returns which share of the free memory is in blocks of at least 512 pages.
+func hugeShare(f *Facts) (share float64, ok bool) {
+	pages, huge := 0, 0
+	for _, z := range f.Host.Memory.Free {
+		pages += z.Pages
+		huge += z.Huge
+	}
+	if pages == 0 {
+		return 0, false
+	}
+	return float64(huge) / float64(pages), true
+}
+
+const (
+	// fewHuge is the share of free memory in huge blocks below which memory is
+	// fragmented.
+	fewHuge = 0.10
+	// oftenInVain is the share of page faults that got no huge page, above which that
+	// costs; of at least manyFaults.
+	oftenInVain = 0.25
+	manyFaults  = 10000
+)
+
+// fragmented asks for both: little is free in huge blocks, and faults went without. Free
+// memory alone is small on every host that caches files.
+func fragmented(f *Facts) []Finding {
+	if f.Host == nil || f.Host.Memory.Stalls == nil {
+		return nil
+	}
+	share, ok := hugeShare(f)
+	s := f.Host.Memory.Stalls
+	faults := s.HugeFaults + s.HugeFallback
+	if !ok || share >= fewHuge || faults < manyFaults || float64(s.HugeFallback) < oftenInVain*float64(faults) {
+		return nil
+	}
+	return finding(Finding{
+		Summary: "memory is fragmented: few huge pages can be had",
+		Evidence: []string{
+			fmt.Sprintf("/proc/buddyinfo: %s of the free memory is in blocks of 2 MiB and more", units.Share(share)),
+			fmt.Sprintf("/proc/vmstat since boot: thp_fault_fallback %d of %d, compact_stall %d, compact_fail %d", s.HugeFallback, faults, s.Compact, s.CompactFail),
+		},
+		Cause:  "long uptime with a full page cache, or many small allocations of the kernel",
+		Cost:   "pinning goes by pages of 4 KiB, which takes two to five times as long; with defrag=madvise or always each fault may wait for compaction, minutes in all",
+		Remedy: "before a big program starts: echo 3 | sudo tee /proc/sys/vm/drop_caches; echo 1 | sudo tee /proc/sys/vm/compact_memory; for pools of a fixed size reserve huge pages at boot (hugepages=N)",
+	})
+}
+
+func thpOff(f *Facts) []Finding {
+	if f.Host == nil || f.Host.Memory.THP.Enabled != "never" {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "transparent huge pages are off",
+		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/enabled is never"},
+		Cost:     "memory is pinned page by page of 4 KiB: about half as fast, and unpinned five times slower",
+		Remedy:   "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled (programs that ask for them get them, others do not), and transparent_hugepage=madvise on the kernel's command line",
+	})
+}
+
+func thpDefrag(f *Facts) []Finding {
+	if f.Host == nil || f.Host.Memory.THP.Defrag != "always" || f.Host.Memory.THP.Enabled == "never" {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "every page fault may wait until the kernel has made a huge page",
+		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/defrag is always"},
+		Cost:     "on fragmented memory, programs stall at their page faults; pinning slows down to GBs a minute",
+		Remedy:   "echo defer+madvise | sudo tee /sys/kernel/mm/transparent_hugepage/defrag",
+	})
+}
+
+// longStall is how long others may wait for the driver before their watchdogs act.
+const longStall = 60 * time.Second
+
+func stallsOthers(f *Facts, d *Device) []Finding {
+	cuda := d.trial(TrialPinRate, result.Label{Key: result.Method, Value: TrialCUDA})
+	left, source, ok := f.headroom()
+	if cuda == nil || !ok || d != &f.Devices[0] {
+		return nil
+	}
+	stall := time.Duration(float64(left) / cuda.Median)
+	if stall < longStall {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("pinning all of this host's memory by one call would stall other CUDA programs for %s", units.Duration(stall)),
+		Evidence: []string{fmt.Sprintf("%s at %s (%s)", units.Bytes(left), units.Rate(cuda.Median), source)},
+		Cause:    "the driver holds a lock of the whole host while it pins",
+		Cost:     "starting programs, nvidia-smi and monitors wait that long, and watchdogs of 300 s end them",
+		Remedy:   "pin in pieces of about 1 GiB, populated first by several threads",
+	})
+}

@@ -1,0 +1,225 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cudart"
+)
+
+// State is whether a requirement is met.
+type State string
+
+// The states.
+const (
+	Present   State = "present"
+	Missing   State = "missing"
+	Uncertain State = "unknown" // the host does not show it
+)
+
+// Requirement is one part that a usable GPU needs of the host.
+type Requirement struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	State  State  `json:"state"`
+	Detail string `json:"detail,omitempty"` // what was found, or searched for
+	Remedy string `json:"remedy,omitempty"` // if it is missing
+}
+
+// Require checks each part that a GPU needs, after a failure to open the library, or if
+// the library shows no device (opening is nil then). Each part depends on those before
+// it, so the first one that is missing should be mended first.
+func Require(host *hostinfo.Host, opening error) []Requirement {
+	failed := &cudart.OpenError{}
+	explained := errors.As(opening, &failed)
+	container := host.Virt.Container != ""
+	all := []Requirement{
+		requireLibc(host),
+		requireGPU(host, container),
+		requireModule(host, container),
+		requireNodes(host, container),
+		requireDriverLibrary(failed.Driver, opening == nil, explained, container),
+		requireRuntime(failed.Attempts, opening),
+	}
+	for i := range all {
+		if all[i].State != Missing {
+			all[i].Remedy = ""
+		}
+	}
+	return all
+}
+
+// startWithGPU is the remedy for most of what is missing in a container.
+const startWithGPU = "start the container with the GPU: docker run --gpus all, or in Kubernetes a limit of nvidia.com/gpu"
+
+func requireLibc(h *hostinfo.Host) Requirement {
+	r := Requirement{ID: "c_library", Name: "C library", State: Present, Detail: strings.TrimSpace(h.Libc.Kind + " " + h.Libc.Version)}
+	switch h.Libc.Kind {
+	case "":
+		r.State, r.Detail = Uncertain, "no dynamic loader in the usual places"
+	case "musl":
+		r.State = Missing
+		r.Detail = "musl (" + h.Libc.Loader + "); NVIDIA's libraries need glibc"
+		r.Remedy = "use an image with glibc 2.17 or later, such as debian or ubuntu in place of alpine"
+	}
+	return r
+}
+
+func requireGPU(h *hostinfo.Host, container bool) Requirement {
+	r := Requirement{ID: "gpu", Name: "NVIDIA GPU", State: Present}
+	switch {
+	case len(h.GPUs) > 0:
+		var list []string
+		for _, g := range h.GPUs {
+			list = append(list, fmt.Sprintf("%s (10de:%s)", g.Address, strings.TrimPrefix(g.DeviceID, "0x")))
+		}
+		r.Detail = strings.Join(list, ", ")
+	case len(h.NVIDIA.Boards) > 0:
+		r.Detail = h.NVIDIA.Boards[0].Address + " " + h.NVIDIA.Boards[0].Model
+	case h.NVIDIA.HasNode("/dev/dxg"):
+		r.Detail = "/dev/dxg (WSL)"
+	case h.NVIDIA.HasGPUNode():
+		r.State, r.Detail = Uncertain, "not on the PCI bus shown here, though there is a device node for one"
+	case h.PCICount == 0:
+		r.State, r.Detail = Uncertain, "the PCI bus is not shown (/sys/bus/pci/devices)"
+	default:
+		r.State = Missing
+		r.Detail = fmt.Sprintf("none among the %d devices in /sys/bus/pci/devices", h.PCICount)
+		r.Remedy = "use a machine with an NVIDIA GPU"
+		switch {
+		case h.Virt.VM:
+			r.Remedy += ", or have one passed through to this virtual machine"
+		case container:
+			r.Remedy += " for this container"
+		}
+	}
+	return r
+}
+
+func requireModule(h *hostinfo.Host, container bool) Requirement {
+	r := Requirement{ID: "kernel_module", Name: "kernel module", State: Present, Detail: "nvidia " + h.NVIDIA.DriverVersion}
+	if h.NVIDIA.OpenModule {
+		r.Detail += " (open)"
+	}
+	switch {
+	case h.NVIDIA.DriverVersion != "":
+	case boundDriver(h) == "nvidia":
+		r.Detail = "nvidia holds the GPU; its version does not show (/proc/driver/nvidia/version)"
+	case h.Virt.WSL:
+		r.Detail = "not needed under WSL, where Windows' driver serves"
+	default:
+		r.State = Missing
+		r.Detail = "no /proc/driver/nvidia/version"
+		r.Remedy = "install NVIDIA's driver (580 or later serves CUDA 13, 525 CUDA 12) and load it: sudo modprobe nvidia"
+		switch bound := boundDriver(h); {
+		case bound == "nouveau" || h.NVIDIA.HasModule("nouveau"):
+			r.Detail += "; nouveau holds the GPU"
+			r.Remedy = "install NVIDIA's driver, keep nouveau from loading (a modprobe.d file with \"blacklist nouveau\"), and reboot"
+		case bound == "vfio-pci":
+			r.Detail += "; vfio-pci holds the GPU, which is to be passed to a virtual machine"
+			r.Remedy = "run this in that virtual machine, or bind the GPU to the nvidia driver"
+		case container:
+			r.Remedy = "install NVIDIA's driver on the container's host, and " + startWithGPU
+		}
+	}
+	return r
+}
+
+func boundDriver(h *hostinfo.Host) string {
+	for _, g := range h.GPUs {
+		if g.Driver != "" {
+			return g.Driver
+		}
+	}
+	return ""
+}
+
+func requireNodes(h *hostinfo.Host, container bool) Requirement {
+	r := Requirement{ID: "device_nodes", Name: "device nodes", State: Present}
+	var found, absent []string
+	for _, n := range h.NVIDIA.Nodes {
+		found = append(found, n.Path)
+	}
+	r.Detail = strings.Join(found, " ")
+	if h.Virt.WSL {
+		if !h.NVIDIA.HasNode("/dev/dxg") {
+			r.State, r.Detail = Missing, "no /dev/dxg"
+			r.Remedy = "update WSL (wsl --update) and the NVIDIA driver of Windows"
+		}
+		return r
+	}
+	if !h.NVIDIA.HasGPUNode() {
+		absent = append(absent, "/dev/nvidia0")
+	}
+	for _, name := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm"} {
+		if !h.NVIDIA.HasNode(name) {
+			absent = append(absent, name)
+		}
+	}
+	if len(absent) == 0 {
+		return r
+	}
+	r.State = Missing
+	r.Detail = "no " + strings.Join(absent, ", no ")
+	if len(found) > 0 {
+		r.Detail += "; there is " + strings.Join(found, " ")
+	}
+	r.Remedy = "once the module is loaded, make them: sudo nvidia-modprobe -c 0 -u (running nvidia-smi as root does the same)"
+	if container {
+		r.Remedy = startWithGPU
+	}
+	return r
+}
+
+func requireDriverLibrary(d cudart.DriverFacts, inUse, explained, container bool) Requirement {
+	r := Requirement{ID: "driver_library", Name: "driver library", State: Present, Detail: d.LibPath}
+	switch {
+	case d.LibPath != "":
+	case inUse:
+		r.Detail = "in use"
+	case !explained:
+		r.State, r.Detail = Uncertain, "not looked for"
+	default:
+		r.State = Missing
+		r.Detail = "no libcuda.so.1"
+		r.Remedy = "install the driver's user part (libcuda1 on Debian, libnvidia-compute-* on Ubuntu), of the kernel module's version"
+		if container {
+			r.Remedy = startWithGPU + "; NVIDIA_DRIVER_CAPABILITIES must hold compute"
+		}
+	}
+	return r
+}
+
+func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
+	r := Requirement{ID: "runtime_library", Name: "runtime library", State: Present, Detail: "in use"}
+	if opening == nil {
+		return r
+	}
+	for _, a := range attempts {
+		// A library that could be called exists, though the call failed.
+		if ce := (*cudart.Error)(nil); errors.Is(a.Err, cudart.ErrNoDriver) || errors.As(a.Err, &ce) {
+			r.Detail = a.Path
+			if a.Runtime != 0 {
+				r.Detail += fmt.Sprintf(" (%s)", a.Runtime)
+			}
+			return r
+		}
+	}
+	if !errors.Is(opening, cudart.ErrNoLibrary) {
+		r.State, r.Detail = Uncertain, opening.Error()
+		return r
+	}
+	r.State = Missing
+	r.Detail = "no libcudart.so of version 11 to 13 that loads"
+	for _, a := range attempts {
+		if path.IsAbs(a.Path) {
+			r.Detail = fmt.Sprintf("%s does not load: %v", a.Path, a.Err)
+			break
+		}
+	}
+	r.Remedy = "install one (pip install nvidia-cuda-runtime, or your distribution's cuda-cudart or libcudart package), or name it: --library PATH"
+	return r
+}

@@ -1,0 +1,283 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// The series of [Facts.Together], by [result.Device] and [result.Direction]. The device
+// TogetherSum is their sum.
+const (
+	TogetherBandwidth = "bandwidth_all_devices"
+	TogetherSum       = "all"
+)
+
+// An uplink is a link above several GPUs, which share it.
+type uplink struct {
+	hostinfo.Link
+	gpus []*Device
+}
+
+// rate returns what it carries in GB/s each way, as it is trained under load if that is
+// less than it could; 0 is unknown.
+func (u *uplink) rate() float64 {
+	for _, d := range u.gpus {
+		if d.Link != nil && d.Link.Bottleneck != nil && d.Link.Bottleneck.Address == u.Address {
+			return d.Link.Bottleneck.Rate
+		}
+	}
+	return u.Max()
+}
+
+func (u *uplink) has(d *Device) bool { return slices.Contains(u.gpus, d) }
+
+func (u *uplink) String() string {
+	return fmt.Sprintf("GPUs %s are below the bridge %s, %s x%d", ordinals(u.gpus), u.Address, Generation(u.MaxSpeed), u.MaxWidth)
+}
+
+func ordinals(gpus []*Device) string {
+	var texts []string
+	for _, d := range gpus {
+		texts = append(texts, strconv.Itoa(d.Ordinal))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// uplinks returns the links above several GPUs: of those above the same ones the narrowest, and
+// of equal ones the nearest.
+func (f *Facts) uplinks() (shared []*uplink) {
+	if f.Host == nil || f.Simulated {
+		return nil
+	}
+	var all []*uplink
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		pci, ok := f.Host.GPU(d.PCIBusID)
+		if !ok {
+			continue
+		}
+		for _, up := range pci.Upstream {
+			j := slices.IndexFunc(all, func(u *uplink) bool { return u.Address == up.Address })
+			if j < 0 {
+				j = len(all)
+				all = append(all, &uplink{Link: up})
+			}
+			all[j].gpus = append(all[j].gpus, d)
+		}
+	}
+	for _, u := range all {
+		i := slices.IndexFunc(shared, func(s *uplink) bool { return slices.Equal(s.gpus, u.gpus) })
+		switch {
+		case len(u.gpus) < 2:
+		case i < 0:
+			shared = append(shared, u)
+		case u.rate() > 0 && (shared[i].rate() == 0 || u.rate() < shared[i].rate()):
+			shared[i] = u
+		}
+	}
+	return shared
+}
+
+// sharedSwitch finds uplinks that carry less than the GPUs below them could.
+func sharedSwitch(f *Facts) (out []Finding) {
+	for _, u := range f.uplinks() {
+		sum := 0.0
+		for _, d := range u.gpus {
+			made := d.made(f.Host)
+			sum += hostinfo.LinkRate(made.Speed, made.Width)
+		}
+		if u.Max() == 0 || u.Max() >= sum {
+			continue
+		}
+		one := Finding{
+			Summary:  fmt.Sprintf("GPUs %s share one link of %s", ordinals(u.gpus), units.Rate(u.Max())),
+			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %s x%d", u.Address, Generation(u.MaxSpeed), u.MaxWidth)},
+			Cost:     fmt.Sprintf("when all copy at once each has %s each way", units.Rate(u.Max()/float64(len(u.gpus)))),
+			Remedy:   "load what several of them need once, and pass it on between GPUs; spread jobs over GPUs of different switches (nvidia-smi topo -m)",
+		}
+		for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+			if c := f.atOnce(way); c.of(u.gpus) {
+				one.Evidence = append(one.Evidence, fmt.Sprintf("%s: %s together, when all GPUs copied at once; %s is the sum of each alone",
+					wayText(way), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
+			}
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// Copies of all GPUs at once, one way: what each got, what it reaches alone, and what it can
+// be expected to get, of the uplinks that are known. In GB/s.
+type atOnce struct {
+	way              string
+	got, alone, fair map[*Device]float64
+	gpus             []*Device // of which all three are known
+}
+
+// of reports whether these GPUs are among those that were measured.
+func (c atOnce) of(gpus []*Device) bool {
+	return !slices.ContainsFunc(gpus, func(d *Device) bool { return !slices.Contains(c.gpus, d) })
+}
+
+func sumOf(rates map[*Device]float64, gpus []*Device) (sum float64) {
+	for _, d := range gpus {
+		sum += rates[d]
+	}
+	return sum
+}
+
+// atOnce returns what was measured of one direction.
+func (f *Facts) atOnce(way string) atOnce {
+	c := atOnce{way: way, got: map[*Device]float64{}, alone: map[*Device]float64{}, fair: map[*Device]float64{}}
+	if f.Together == nil {
+		return c
+	}
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		s := f.Together.Find(TogetherBandwidth, result.Label{Key: result.Device, Value: strconv.Itoa(d.Ordinal)}, result.Label{Key: result.Direction, Value: way})
+		j := slices.IndexFunc(d.copies(), func(s result.Series) bool { return s.Labels.Get(result.Direction) == way })
+		if s == nil || s.Median <= 0 || s.Spread > wild || j < 0 || d.copies()[j].Median <= 0 {
+			continue
+		}
+		c.got[d], c.alone[d] = s.Median, d.copies()[j].Median
+		c.fair[d] = c.alone[d]
+		c.gpus = append(c.gpus, d)
+	}
+	for _, u := range f.uplinks() {
+		carries, sum := payloadShare*u.rate(), sumOf(c.alone, u.gpus)
+		for _, d := range c.gpus {
+			if u.has(d) && carries > 0 && sum > carries {
+				c.fair[d] = min(c.fair[d], c.alone[d]*carries/sum)
+			}
+		}
+	}
+	return c
+}
+
+const (
+	// starved is the share of what a GPU can be expected to get beside the others, below
+	// which it is starved: two H200s kept 96 % and more, and of eight H100s some kept 7 to
+	// 45 % (NVIDIA/cuda-samples #357).
+	starved = 0.5
+	// lowTogether is the share below which all of them are noticeably slower at once.
+	lowTogether = slowShare
+)
+
+// shown reports whether the host shows the links above a GPU as they are: virtual machines
+// have none, or made-up ones, and NVLink-C2C is no link of that kind.
+func (f *Facts) shown(d *Device) bool {
+	if f.Host == nil || f.Host.Virt.VM || yardstick.Coherent(d.Name) {
+		return false
+	}
+	pci, ok := f.Host.GPU(d.PCIBusID)
+	return ok && len(pci.Upstream) > 0
+}
+
+// busy reports whether other processes have memory on the GPU: what they copy meanwhile does
+// not show.
+func (d *Device) busy() bool { return d.Health != nil && len(d.Health.Processes) > 0 }
+
+// slowTogether compares copies of all GPUs at once with those of each alone, and with what
+// the uplinks that they share carry.
+func slowTogether(f *Facts) []Finding {
+	var grave, mild []string
+	var slow []*Device
+	least, lowest := 1.0, 1.0
+	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+		c := f.atOnce(way)
+		if len(c.gpus) < 2 {
+			continue
+		}
+		for _, d := range c.gpus {
+			if share := c.got[d] / c.fair[d]; share < starved && f.shown(d) && !d.busy() {
+				text := fmt.Sprintf("GPU %d, %s: %s at once with the others, %s alone", d.Ordinal, wayText(way), units.Rate(c.got[d]), units.Rate(c.alone[d]))
+				if c.fair[d] < c.alone[d] {
+					text += fmt.Sprintf(", and %s is its part of the link that it shares", units.Rate(c.fair[d]))
+				}
+				grave = append(grave, text)
+				least = min(least, share)
+				if !slices.Contains(slow, d) {
+					slow = append(slow, d)
+				}
+			}
+		}
+		got, fair := sumOf(c.got, c.gpus), sumOf(c.fair, c.gpus)
+		if got < lowTogether*fair {
+			text := fmt.Sprintf("%s: %s together; %s is the sum of each alone", wayText(way), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
+			if sum := sumOf(c.alone, c.gpus); fair < sum {
+				text += fmt.Sprintf(", of which the links that are shared carry %s", units.Rate(fair))
+			}
+			mild = append(mild, text)
+			lowest = min(lowest, got/fair)
+		}
+	}
+	switch {
+	case len(grave) > 0:
+		slices.SortFunc(slow, func(a, b *Device) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
+		who := "GPU %s gets"
+		if len(slow) > 1 {
+			who = "GPUs %s get as little as"
+		}
+		out := Finding{
+			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %s of what is due", ordinals(slow), units.Share(least)),
+			Evidence: append(grave, f.places(slow)...),
+			Cause: "something that is not a link above the GPUs limits them: memory of the other socket, memory channels that are empty, the inner links of the processor, " +
+				"an IOMMU that translates, or a switch that sends copies up and down again (ACS)",
+			Cost:   fmt.Sprintf("programs that load all GPUs at once wait %s as long for the slowest", units.Times(1/max(least, 0.01))),
+			Remedy: "place memory on each GPU's own node (numactl --cpunodebind --membind); see that all memory channels are populated (sudo dmidecode -t memory); try iommu=pt on the kernel's command line; compare with nvbandwidth -t host_to_all_memcpy_ce",
+		}
+		return finding(out)
+	case len(mild) > 0:
+		var gpus []*Device
+		for i := range f.Devices {
+			gpus = append(gpus, &f.Devices[i])
+		}
+		return finding(Finding{
+			Severity: Note,
+			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %s of what they and the links above them reach", units.Share(lowest)),
+			Evidence: append(mild, f.places(gpus)...),
+			Cause:    "the host's memory or the processor's inner links are too slow for all at once, the GPUs share a link that the host does not show, or other programs copied meanwhile",
+			Cost:     "programs that load all GPUs at once take that much longer",
+			Remedy:   "load what several GPUs need once, and pass it on between GPUs; start loads one after the other",
+		})
+	}
+	return nil
+}
+
+// places says where GPUs are: which bridges they share, or else their root ports, and their
+// NUMA nodes.
+func (f *Facts) places(gpus []*Device) (texts []string) {
+	var below []*Device
+	for _, u := range f.uplinks() {
+		if slices.ContainsFunc(gpus, u.has) {
+			texts = append(texts, u.String())
+			below = append(below, u.gpus...)
+		}
+	}
+	for _, d := range gpus {
+		pci, ok := hostinfo.PCIDevice{}, false
+		if f.Host != nil {
+			pci, ok = f.Host.GPU(d.PCIBusID)
+		}
+		if !ok || slices.Contains(below, d) {
+			continue
+		}
+		text := fmt.Sprintf("GPU %d is at %s", d.Ordinal, pci.Address)
+		if n := len(pci.Upstream); n > 0 && f.shown(d) {
+			text = fmt.Sprintf("GPU %d has the root port %s for itself", d.Ordinal, pci.Upstream[n-1].Address)
+		}
+		if d.NUMANode != nil {
+			text += fmt.Sprintf(", on NUMA node %d", *d.NUMANode)
+		}
+		texts = append(texts, text)
+	}
+	return texts
+}

@@ -1,0 +1,139 @@
+// Package htmlreport writes results as one HTML file that needs nothing else: no network
+// and no script. It follows the reader's light or dark colours, fits a phone, and prints.
+//
+// It shows any experiment by its result's Views: values over a number as lines with their
+// range, others as bars, and a table under each plot. Everything from results is escaped.
+package htmlreport
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+)
+
+// A Run is what was found on one host.
+type Run struct {
+	Host    string    `json:"host"` // its name
+	Tool    string    `json:"tool"`
+	Started time.Time `json:"started"`
+	// Warning is shown above everything, such as that the GPU was a simulated one.
+	Warning  string         `json:"warning,omitempty"`
+	Facts    []Fact         `json:"facts"`             // about the machine, the most important first
+	Verdict  string         `json:"verdict,omitempty"` // a word, or empty if nothing was judged
+	Tone     Tone           `json:"tone,omitempty"`    // of the verdict
+	Reason   string         `json:"reason,omitempty"`  // of the verdict, a sentence
+	Findings []Finding      `json:"findings"`
+	Benches  []result.Bench `json:"benches"`
+}
+
+// A Tone is how a verdict is shown.
+type Tone string
+
+// The tones. A verdict may have none.
+const (
+	Good Tone = "good"
+	Bad  Tone = "bad"
+)
+
+// A Fact is a line about the machine.
+type Fact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// A Finding is something that is wrong, or worth a note.
+type Finding struct {
+	Severity string `json:"severity"`
+	Summary  string `json:"summary"`
+	Cause    string `json:"cause,omitempty"`
+	Remedy   string `json:"remedy,omitempty"`
+}
+
+var (
+	//go:embed page.html
+	pageText string
+	//go:embed style.css
+	styleText string
+	//go:embed page.js
+	scriptText string
+
+	page = template.Must(template.New("page").Funcs(template.FuncMap{
+		"clean":    clean,
+		"short":    func(s string) string { return shorten(clean(s), 40) },
+		"duration": duration,
+		"stamp":    stamp,
+	}).Parse(pageText))
+)
+
+// Write writes the page about runs. The error is that of w; there is none for data of odd
+// shapes, which is shown as far as it can be.
+func Write(w io.Writer, runs ...Run) error {
+	p := pageData{Style: template.CSS(styleText), Script: template.JS(scriptText)}
+	for i, r := range runs {
+		v := runView{Run: r, ID: fmt.Sprintf("run%d", i+1)}
+		for j := range r.Benches {
+			b := &r.Benches[j]
+			v.Sections = append(v.Sections, section{
+				Bench: b, ID: fmt.Sprintf("%s-%d", v.ID, j+1), Figures: figures(b),
+			})
+		}
+		p.Runs = append(p.Runs, v)
+	}
+	var b bytes.Buffer
+	if err := page.Execute(&b, p); err != nil {
+		return fmt.Errorf("htmlreport: %w", err)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// pageData is what the template shows.
+type pageData struct {
+	Style  template.CSS
+	Script template.JS
+	Runs   []runView
+}
+
+// Title is the title of the page.
+func (p pageData) Title() string {
+	switch {
+	case len(p.Runs) == 1 && p.Runs[0].Host != "":
+		return "pincheck: " + shorten(clean(p.Runs[0].Host), 80)
+	case len(p.Runs) > 1:
+		return fmt.Sprintf("pincheck: %d results", len(p.Runs))
+	}
+	return "pincheck"
+}
+
+type runView struct {
+	Run
+	ID       string
+	Sections []section
+}
+
+// A section is one experiment.
+type section struct {
+	*result.Bench
+	ID      string
+	Figures []figure
+}
+
+// Lead is the first answer, and Rest are the others.
+func (s section) Lead() string {
+	if len(s.Answers) == 0 {
+		return ""
+	}
+	return s.Answers[0]
+}
+
+func (s section) Rest() []string {
+	if len(s.Answers) < 2 {
+		return nil
+	}
+	return s.Answers[1:]
+}

@@ -1,0 +1,164 @@
+package probe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/probe/child"
+	"github.com/gopinned/pinned/internal/bounded"
+)
+
+// A Prober examines a machine.
+type Prober struct {
+	Local
+	// Isolated makes it use child processes, which child.Serve must serve with what
+	// Children returned. Otherwise it does all in this process.
+	Isolated bool
+}
+
+// The names of the processes' functions.
+const (
+	openChild   = "probe open"
+	deviceChild = "probe device"
+	nvmlChild   = "probe nvml"
+)
+
+// Children are what l does in processes that a Prober starts.
+func Children(l Local) map[string]child.Func {
+	return map[string]child.Func{
+		openChild: child.Handle(l.Open),
+		deviceChild: child.HandleTurn(func(ctx context.Context, r Request, turn <-chan struct{}, send func(Device)) (Device, error) {
+			if r.InTurn {
+				r.Turn = turn
+			}
+			return l.Device(ctx, r, send)
+		}),
+		nvmlChild: child.HandleStream(l.NVML),
+	}
+}
+
+// noTimeout stands for no limit of the whole child: silence ends it.
+const noTimeout = 1000 * time.Hour
+
+// Open is [Local.Open].
+func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
+	if err := bounded.Ended(ctx); err != nil {
+		return Opened{}, err // no call was made that could hang
+	}
+	if !p.Isolated {
+		return p.Local.Open(ctx, r)
+	}
+	began := time.Now()
+	limit := p.limit(openLimit)
+	extended, stop := bounded.Extend(ctx, p.grace())
+	defer stop()
+	out, err := child.Run[Opened](extended, limit+bounded.Grace, openChild, r)
+	probe, err := outcome(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
+	if probe.State == "" && err == nil {
+		return out, nil
+	}
+	if probe.State == "" {
+		return Opened{}, err
+	}
+	probe.Name, probe.Stage, probe.Seconds = probeCUDA, doctor.StageOpen, time.Since(began).Seconds()
+	return Opened{Facts: doctor.WithoutAnswer(probe, p.ReadHost())}, nil
+}
+
+// Device is [Local.Device].
+func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Device, error) {
+	if !p.Isolated {
+		return p.Local.Device(ctx, r, show)
+	}
+	began := time.Now()
+	silence := cmp.Or(p.Silence, silenceLimit)
+	limit := p.limit(openLimit) + silence // the first answer comes when the library is open
+	listening, heard, stop := listen(ctx, limit, silence)
+	defer stop()
+	r.InTurn = r.Turn != nil
+	out, err := child.StreamTurn(listening, noTimeout, deviceChild, r, r.Turn, func(d Device) {
+		limit = silence
+		heard()
+		show(d)
+	})
+	if err == nil {
+		return out, nil
+	}
+	call := strings.Join(out.Inside, ", ")
+	hung := unreturned(ctx, call, 0, limit)
+	if errors.Is(err, errSilent) {
+		err = child.ErrTimeout
+		hung = doctor.Probe{State: doctor.ProbeHung, Detail: fmt.Sprintf("its process sent nothing for %v", limit)}
+	}
+	probe, err := outcome(ctx, err, call != "", hung) // else it was at work, and in no call for long
+	probe.Call = call
+	out.Facts.Ordinal = r.Device
+	if out.Stage == "" { // it has sent nothing
+		out.Stage = doctor.StageOpen
+	}
+	if probe.State != "" {
+		out.ended(r.probe(), probe, time.Since(began))
+	}
+	return out, err
+}
+
+// NVML is [Local.NVML], which in this process may not return.
+func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
+	if !p.Isolated {
+		return p.Local.NVML(ctx, r, func(NVML) {})
+	}
+	began := time.Now()
+	limit := p.limit(nvmlCallLimit)
+	var newest *nvml.Report
+	extended, stop := bounded.Extend(ctx, p.grace())
+	defer stop()
+	listening, heard, stopListening := listen(extended, limit, limit)
+	defer stopListening()
+	out, err := child.Stream(listening, nvmlCalls*limit, nvmlChild, r, func(now NVML) {
+		heard() // of a call that returned, and another one that begins
+		if now.Report != nil {
+			newest = now.Report
+		}
+	})
+	if out.Report == nil {
+		out.Report = newest
+	}
+	if errors.Is(err, child.ErrTimeout) { // each call returns, and all take long: none hangs
+		out.Probe.State, out.Probe.Seconds = doctor.ProbeFailed, time.Since(began).Seconds()
+		out.Probe.Detail = fmt.Sprintf("not done in %v", nvmlCalls*limit)
+		return out, nil
+	}
+	if errors.Is(err, errSilent) {
+		err = child.ErrTimeout
+	}
+	probe, err := outcome(ctx, err, out.Probe.Call != "", unreturned(ctx, "", 0, limit))
+	if probe.State != "" {
+		probe.Name, probe.Stage, probe.Call, probe.Seconds = probeNVML, doctor.StageNVML, out.Probe.Call, time.Since(began).Seconds()
+		out.Probe = probe
+	}
+	return out, err
+}
+
+// outcome maps the error of a child process to a probe: without a State if it answered, hung if
+// it did not, crashed or killed if it died. A context that ended is no error, and without a State
+// if no call was under way.
+func outcome(ctx context.Context, err error, calling bool, hung doctor.Probe) (doctor.Probe, error) {
+	switch crash := (*exec.ExitError)(nil); {
+	case err == nil:
+	case ctx.Err() != nil && !calling:
+		return doctor.Probe{}, nil
+	case ctx.Err() != nil, errors.Is(err, child.ErrTimeout):
+		return hung, nil
+	case child.Killed(err):
+		return doctor.Probe{State: doctor.ProbeKilled, Detail: err.Error()}, nil
+	case errors.As(err, &crash):
+		return doctor.Probe{State: doctor.ProbeCrashed, Detail: err.Error()}, nil
+	}
+	return doctor.Probe{}, err
+}

@@ -1,0 +1,123 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+)
+
+// madeUp is a comparison of made-up hosts. The GB/s at 1 GiB are those of each host, the
+// other series are the same on all.
+func madeUp(t *testing.T, rates ...float64) *compare.Comparison {
+	t.Helper()
+	var files []compare.File
+	for i, rate := range rates {
+		samples := func(center float64) []float64 {
+			out := make([]float64, 9)
+			for k := range out {
+				out[k] = center * (1 + 0.001*float64(k-4))
+			}
+			return out
+		}
+		var b result.Bench
+		b.Name, b.Complete = "bandwidth", true
+		for _, d := range []string{result.HostToDevice, result.DeviceToHost} {
+			for _, size := range []int{4096, 1 << 30} {
+				v := rate
+				if size == 4096 {
+					v = 1.1
+				}
+				b.Series = append(b.Series, result.Series{Name: "bandwidth", Unit: result.GBPerSecond, Better: result.Higher, Samples: samples(v),
+					Labels: result.Labels{{Key: result.Device, Value: "0"}, {Key: result.Direction, Value: d}, {Key: result.Size, Value: fmt.Sprint(size)}, {Key: result.Memory, Value: "registered"}}})
+			}
+		}
+		latency := result.Bench{Name: "latency", Complete: true, Series: []result.Series{{Name: "round_trip", Unit: result.Seconds, Better: result.Lower,
+			Samples: samples(6.4e-6), Labels: result.Labels{{Key: result.Size, Value: "64"}}}}}
+		d := compare.Document{Tool: "pincheck", Host: fmt.Sprintf("made-up-%d", i+1), Complete: i != 1, Benches: []result.Bench{b, latency}}
+		if i == 0 {
+			d.Benches = append(d.Benches, result.Bench{Name: "alloc", Complete: true, Series: []result.Series{{Name: "pin", Unit: result.GBPerSecond, Samples: []float64{3}}}})
+		}
+		files = append(files, compare.File{Name: fmt.Sprintf("%d.json", i+1), Documents: []compare.Document{d}})
+	}
+	c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: 0.03})
+	require.NoError(t, err)
+	return c
+}
+
+func TestComparisons(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]*compare.Comparison{
+		"two": madeUp(t, 55.4, 41.5), "same": madeUp(t, 55.4, 55.3), "fleet": madeUp(t, 55.4, 55.3, 41.5, 55.5), "divided": madeUp(t, 55, 55, 40, 40),
+	} {
+		for _, width := range []int{40, 80, 100} {
+			var b bytes.Buffer
+			require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Width: width}, false))
+			for line := range strings.Lines(b.String()) {
+				assert.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), width, "%s: %s", name, line)
+				assert.Equal(t, strings.TrimRight(line, " \n")+"\n", line, "no space at the end")
+			}
+			golden(t, fmt.Sprintf("golden/compare-%s-%d.txt", name, width), b.String())
+		}
+	}
+	var b bytes.Buffer
+	require.NoError(t, WriteComparison(&b, madeUp(t, 55.4, 41.5), testTool, JSON, Style{Width: 80}, false))
+	golden(t, "golden/compare-two.json", b.String())
+	var back map[string]any
+	require.NoError(t, json.Unmarshal(b.Bytes(), &back))
+	assert.Equal(t, "compare", back["command"])
+	assert.Equal(t, "worse", back["verdict"])
+	assert.ErrorContains(t, WriteComparison(&b, madeUp(t, 1, 2), testTool, "csv", Style{Width: 80}, false), "text or json, not as csv")
+	assert.Error(t, WriteComparison(full{}, madeUp(t, 1, 2), testTool, Text, Style{Width: 80}, false))
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, fmt.Errorf("no space left on device") }
+
+func TestComparisonOfManySeriesShowsWhatDiffers(t *testing.T) {
+	t.Parallel()
+	c := madeUp(t, 55.4, 41.5)
+	for i := range 50 {
+		row := c.Rows[0]
+		row.Labels = row.Labels.With(result.Size, fmt.Sprint((i+1)<<12))
+		c.Rows = append(c.Rows, row)
+	}
+	show := func(all bool) string {
+		var b bytes.Buffer
+		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Color: true, Width: 100}, all))
+		return b.String()
+	}
+	assert.NotContains(t, show(false), "168 KiB")
+	assert.Contains(t, show(false), "1 GiB")
+	assert.Contains(t, show(true), "168 KiB")
+	assert.Contains(t, show(false), "\x1b[1;31mworse\x1b[0m")
+}
+
+// What comes from files cannot write to the terminal.
+func TestComparisonOfHostileNames(t *testing.T) {
+	t.Parallel()
+	hostile := "\x1b[2J<b>" + strings.Repeat("界", 200) + "\n"
+	c := madeUp(t, 55.4, 41.5, 30)
+	for i := range c.Runs {
+		c.Runs[i].Name, c.Runs[i].Tool, c.Runs[i].Notes = hostile, hostile, []string{hostile}
+		c.Hosts[i].Name = hostile
+	}
+	for i := range c.Rows {
+		c.Rows[i].Bench, c.Rows[i].Name, c.Rows[i].Unit = hostile, hostile, result.Unit(hostile)
+		c.Rows[i].Labels = result.Labels{{Key: hostile, Value: hostile}}
+	}
+	for _, width := range []int{-1, 0, 1, 40, 1 << 30} {
+		var b bytes.Buffer
+		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Width: width}, true))
+		assert.NotContains(t, b.String(), "\x1b")
+	}
+}

@@ -1,0 +1,49 @@
+package report
+
+import (
+	"bytes"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+)
+
+// The page has the machine, the verdict, the findings and what check and verify measured.
+func TestHTML(t *testing.T) {
+	t.Parallel()
+	all := results(t)
+	for name, wants := range map[string][]string{
+		"healthy": {"<h1>host-7</h1>", `verdict good">Healthy`, "NVIDIA H200, 139.8 GiB, compute capability 9.0", "PCIe 5.0 x16", "CUDA", ">Bytes verified<", ">Copies of pinned memory<", "55.41",
+			"GPU 0: 3,200 of 3,233 round trips, 318.9 MB: no byte was wrong.", "GPU 0: 55.4 GB/s host to device, 55.4 GB/s device to host."},
+		"unhealthy": {`verdict bad">`, "3 mismatches, 1 failure.", ">mismatches: further series<", "GPU 0: ", `class="problem"`, "cudaMemGetInfo: cudaErrorUnknown (999)", "NVIDIA L40S?[31m"},
+		"simulated": {"A simulated GPU: nothing here was measured on hardware.", "(simulated)"},
+		"no-gpu":    {`verdict bad">Unusable`, "Nothing was measured."},
+		"version":   {"Nothing was measured."},
+	} {
+		require.Contains(t, all, name)
+		page := render(t, all[name], HTML, Style{})
+		for _, want := range wants {
+			assert.Contains(t, page, want, name)
+		}
+		assert.True(t, strings.HasSuffix(page, "</html>\n"), name)
+	}
+	assert.NotContains(t, strings.ToLower(render(t, all["healthy"], HTML, Style{})), "simulated")
+}
+
+func TestHTMLOfSeveralResults(t *testing.T) {
+	t.Parallel()
+	all := results(t)
+	with := &Result{HostName: "host-9", Complete: true, Benches: []result.Bench{{Name: "latency", Answers: []string{"fast"},
+		Series: []result.Series{{Name: "latency", Unit: result.Seconds, Samples: []float64{math.NaN(), 2e-6}}}}}}
+	with.Conclude(false)
+	var b bytes.Buffer
+	require.NoError(t, WriteHTML(&b, all["healthy"], with))
+	assert.Contains(t, b.String(), "<h1>host-7</h1>")
+	assert.Contains(t, b.String(), "<h1>host-9</h1>")
+	assert.Contains(t, b.String(), "2.000\u00a0µs")
+	assert.Contains(t, b.String(), "1 number was not finite")
+}

@@ -1,0 +1,196 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+)
+
+// SchemaVersion is the version of the JSON's shape.
+const SchemaVersion = 2
+
+// Result is the result of one run of the tool. It is complete data at every moment: when
+// a run is stopped, it has what was found until then, and is not Complete.
+type Result struct {
+	SchemaVersion int       `json:"schema_version"`
+	Command       string    `json:"command"` // check, verify, devices, bench, report or version
+	Tool          Tool      `json:"tool"`
+	HostName      string    `json:"host_name,omitempty"`
+	Started       time.Time `json:"started"`
+	Seconds       float64   `json:"took_s"`
+	Complete      bool      `json:"complete"`
+	Stopped       string    `json:"stopped,omitempty"` // what ended a run that is not Complete
+	// Verdict is empty if nothing was to be judged.
+	Verdict       doctor.Verdict `json:"verdict,omitempty"`
+	Errors        []string       `json:"errors"` // of the run itself
+	*doctor.Facts                // nil if nothing was examined
+	// Findings are in the order of their weight; there are none if all is well.
+	Findings []doctor.Finding `json:"findings"`
+	// Fine names what was looked at and has nothing to be mended.
+	Fine    []string       `json:"fine,omitempty"`
+	Benches []result.Bench `json:"benches"`
+}
+
+// Tool is the program that ran.
+type Tool struct {
+	Name     string `json:"name"`
+	Version  string `json:"version"`
+	Revision string `json:"revision,omitempty"` // of the source, with "+dirty" if it was changed
+	Go       string `json:"go"`
+	Platform string `json:"platform"` // linux/amd64
+}
+
+// Conclude sets the verdict by what is in the result. Judged is whether findings are
+// searched for, by comparing with what such hardware reaches, without those of the ids in
+// ignore. Without a GPU they say what is missing, unless an experiment needed none.
+func (r *Result) Conclude(judged bool, ignore ...string) {
+	verdict := r.Verdict
+	if r.Facts != nil && (judged || len(r.Devices) == 0 && len(r.Benches) == 0) {
+		verdict, r.Findings = doctor.Judge(r.Facts, ignore...)
+		r.Fine = doctor.Fine(r.Facts, r.Findings)
+	}
+	switch {
+	case !r.Complete:
+		r.Verdict = doctor.Incomplete
+	case r.Facts != nil && len(r.Devices) == 0:
+		r.Verdict = doctor.Unusable
+	case r.failures() > 0 || r.count(doctor.Problem) > 0:
+		r.Verdict = doctor.Problems
+	case judged:
+		r.Verdict = verdict
+	case len(r.Benches) > 0:
+		r.Verdict = doctor.Measured
+	}
+}
+
+// failures counts what failed, in the run, its experiments and on its GPUs. Where there are
+// findings, they have those of the GPUs.
+func (r *Result) failures() int {
+	n := len(r.Errors)
+	for i := range r.Benches {
+		n += len(r.Benches[i].Errors)
+	}
+	if r.Facts != nil && r.Findings == nil {
+		for i := range r.Devices {
+			n += len(r.Devices[i].Errors)
+		}
+	}
+	return n
+}
+
+// count returns the number of findings of a severity.
+func (r *Result) count(s doctor.Severity) int {
+	n := 0
+	for _, f := range r.Findings {
+		if f.Severity == s {
+			n++
+		}
+	}
+	return n
+}
+
+// Read reads a result from JSON that Write wrote, of this version or of version 1. Results of
+// other versions, and what is no result, are errors.
+func Read(data []byte) (*Result, error) {
+	var head struct {
+		Version int `json:"schema_version"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, fmt.Errorf("report: read: not a result of pincheck: %w", err)
+	}
+	switch {
+	case head.Version == 1:
+		for _, name := range []string{"stale_before", "bad_after"} { // which had no unit
+			data = bytes.ReplaceAll(data, []byte(`"`+name+`":`), []byte(`"`+name+`_bytes":`))
+		}
+	case head.Version == 0:
+		return nil, errors.New("report: read: not a result of pincheck: it has no schema_version")
+	case head.Version != SchemaVersion:
+		return nil, fmt.Errorf("report: read: schema_version %d: this pincheck reads 1 and %d (use a newer one)", head.Version, SchemaVersion)
+	}
+	r := &Result{Complete: head.Version == 1} // which kept no others
+	d := json.NewDecoder(bytes.NewReader(data))
+	if err := d.Decode(r); err != nil {
+		return nil, fmt.Errorf("report: read: %w", err)
+	}
+	if head.Version == 1 {
+		if err := r.readBandwidth1(data); err != nil {
+			return nil, fmt.Errorf("report: read: %w", err)
+		}
+	}
+	if r.Verdict == "no_gpu" { // as releases before the doctor wrote it
+		r.Verdict = doctor.Unusable
+	}
+	r.SchemaVersion = SchemaVersion
+	return r, nil
+}
+
+// Format is a form of output.
+type Format string
+
+// The formats.
+const (
+	Text       Format = "text"
+	JSON       Format = "json"
+	JSONLines  Format = "jsonl"
+	Prometheus Format = "prometheus"
+	CSV        Format = "csv"
+	HTML       Format = "html"
+)
+
+// Formats returns all formats.
+func Formats() []Format { return []Format{Text, JSON, JSONLines, Prometheus, CSV, HTML} }
+
+// ParseFormat returns the format with a name, or an error that lists all names.
+func ParseFormat(s string) (Format, error) {
+	var names []string
+	for _, f := range Formats() {
+		if s == string(f) {
+			return f, nil
+		}
+		names = append(names, string(f))
+	}
+	return "", fmt.Errorf("unknown format %q: formats are %s", s, strings.Join(names, ", "))
+}
+
+// Write writes the result in a format, by one call of w.Write, so that a result that
+// cannot be rendered leaves nothing behind. Style is for text. Numbers that are not
+// finite are left out of all formats. The error is that of w, or of a format that does
+// not exist.
+func Write(w io.Writer, r *Result, f Format, s Style) error {
+	r = finite(r)
+	var b bytes.Buffer
+	switch f {
+	case JSON, JSONLines:
+		r.SchemaVersion = SchemaVersion
+		e := json.NewEncoder(&b)
+		e.SetEscapeHTML(false)
+		if f == JSON {
+			e.SetIndent("", "  ")
+		}
+		if err := e.Encode(r); err != nil {
+			return err
+		}
+	case Text:
+		writeText(&b, r, s)
+	case Prometheus:
+		writePrometheus(&b, r)
+	case CSV:
+		if err := writeCSV(&b, r); err != nil {
+			return err
+		}
+	case HTML:
+		return WriteHTML(w, r)
+	default:
+		return fmt.Errorf("unknown format %q", string(f))
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}

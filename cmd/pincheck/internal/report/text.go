@@ -1,0 +1,589 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/units"
+	"github.com/gopinned/pinned/verify"
+)
+
+const labelWidth = 11 // of the left column
+
+// page collects the text. A row is a label and a text.
+type page struct {
+	*bytes.Buffer
+	style Style
+}
+
+// width is that of the text to the right of the labels.
+func (p *page) width() int { return p.style.width() - labelWidth }
+
+func (p *page) row(label, format string, args ...any) {
+	p.painted(label, bold, plainf(format, args...), "")
+}
+
+// note is a row whose text is dim.
+func (p *page) note(label, format string, args ...any) {
+	p.painted(label, bold, plainf(format, args...), dim)
+}
+
+// sub is a paragraph with a small label of its own, below a row.
+func (p *page) sub(label, text string) {
+	indent := strings.Repeat(" ", labelWidth)
+	for i, line := range wrap(plain(text), p.width()-len(label)-2) {
+		if i > 0 {
+			label = strings.Repeat(" ", len(label))
+		}
+		p.WriteString(indent + p.style.paint(dim, label) + "  " + line + "\n")
+	}
+}
+
+func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format, args...)) }
+
+func (p *page) painted(label string, labelColor color, text string, textColor color) {
+	for i, line := range wrap(text, p.width()) {
+		if i > 0 {
+			label = ""
+		}
+		pad := strings.Repeat(" ", max(1, labelWidth-len([]rune(label))))
+		if textColor != "" {
+			line = p.style.paint(textColor, line)
+		}
+		p.WriteString(strings.TrimRight(p.style.paint(labelColor, label)+pad+line, " ") + "\n")
+	}
+}
+
+func (p *page) gap() { p.WriteByte('\n') }
+
+func writeText(b *bytes.Buffer, r *Result, s Style) {
+	p := &page{b, s}
+	p.tool(r)
+	if r.Facts != nil && r.Simulated {
+		p.painted("SIMULATED", yellow, "a simulated GPU: nothing below was measured on hardware", yellow)
+	}
+	first := r.Command == "check" || r.Command == "verify" // the doctor: its verdict comes first
+	if first {
+		p.verdict(r)
+		p.findings(r.Findings)
+		p.fine(r.Fine)
+	}
+	if r.Facts != nil {
+		p.gap()
+		p.library(r.Library, r.Simulated)
+		p.host(r.Host)
+		p.requirements(r.Requirements)
+		for i := range r.Devices {
+			p.gap()
+			p.device(&r.Devices[i], r.Command == "verify")
+		}
+		if r.Together != nil {
+			p.gap()
+			p.together(r.Together)
+		}
+	}
+	for i := range r.Benches {
+		p.bench(&r.Benches[i])
+	}
+	if !first {
+		p.findings(r.Findings)
+	}
+	if r.Facts != nil && !(len(r.Findings) > 0 && r.Findings[0].ID == "no_gpu") { // no library helps then
+		p.search(r.Search)
+	}
+	if len(r.Errors) > 0 {
+		p.gap()
+	}
+	for _, e := range r.Errors {
+		p.painted("Error", red, plain(e), "")
+	}
+	if !first {
+		p.verdict(r)
+	}
+}
+
+func (p *page) tool(r *Result) {
+	name, platform := plain(r.Tool.Name+" "+r.Tool.Version), plain(r.Tool.Platform)
+	lines := wrap(name, p.style.width())
+	for i, line := range lines {
+		if i > 0 {
+			p.WriteByte('\n')
+		}
+		p.WriteString(p.style.paint(bold, line))
+	}
+	if r.Command == "version" {
+		p.WriteString("\n")
+		if r.Tool.Revision != "" {
+			p.row("revision", "%s", r.Tool.Revision)
+		}
+		p.row("go", "%s", r.Tool.Go)
+		p.row("platform", "%s", r.Tool.Platform)
+		return
+	}
+	if last := lines[len(lines)-1]; platform != "" && len([]rune(last))+2+len([]rune(platform)) <= p.style.width() {
+		p.WriteString("  " + p.style.paint(dim, platform))
+	}
+	p.WriteByte('\n')
+	if at := joinedWith(", ", r.HostName, r.Started.UTC().Format("2006-01-02 15:04:05 UTC")); !r.Started.IsZero() {
+		for _, line := range wrap(plain(at), p.style.width()) {
+			p.WriteString(p.style.paint(dim, line) + "\n")
+		}
+	}
+}
+
+func (p *page) library(l *doctor.Library, simulated bool) {
+	if l == nil {
+		return
+	}
+	if simulated {
+		p.row("Library", "%s", l.Path)
+	} else {
+		p.row("Library", "%s (found: %s)", l.Path, l.Found)
+	}
+	p.row("", "CUDA runtime %s, driver for CUDA up to %s", l.RuntimeVersion, l.DriverVersion)
+	p.attempts(l.Attempts)
+}
+
+// attempts lists the libraries that were not taken, and why.
+func (p *page) attempts(all []doctor.Attempt) {
+	for _, a := range all {
+		if a.Error != "" {
+			p.note("", "not %s (found: %s): %s", a.Path, a.Found, a.Error)
+		}
+	}
+}
+
+// search writes how a library was searched for, and none was found.
+func (p *page) search(s *doctor.Search) {
+	if s == nil || len(s.Attempts) == 0 && len(s.Looked) == 0 {
+		return
+	}
+	p.gap()
+	p.row("Search", "libraries that were tried, and where they were looked for")
+	p.attempts(s.Attempts)
+	if len(s.Looked) > 0 {
+		p.note("", "looked in: %s", strings.Join(s.Looked, "; "))
+	}
+}
+
+func (p *page) host(h *hostinfo.Host) {
+	if h == nil {
+		return
+	}
+	label := "Host"
+	for _, text := range []string{systemText(h), machineText(h)} {
+		if text != "" {
+			p.row(label, "%s", text)
+			label = ""
+		}
+	}
+}
+
+// systemText is about a host's software.
+func systemText(h *hostinfo.Host) string {
+	system := []string{h.Distro.Name, prefixed("Linux ", h.Kernel.Release), strings.TrimSpace(h.Libc.Kind + " " + h.Libc.Version)}
+	switch {
+	case h.Virt.WSL:
+		system = append(system, "WSL")
+	case h.Virt.VM:
+		system = append(system, "virtual machine")
+	}
+	return joined(append(system, prefixed("container: ", h.Virt.Container), prefixed("NVIDIA kernel module ", h.NVIDIA.DriverVersion))...)
+}
+
+// machineText is about a host's CPUs and memory.
+func machineText(h *hostinfo.Host) string {
+	var machine []string
+	if h.CPU.Threads > 0 {
+		cpus := units.Things(h.CPU.Threads, "CPU", "CPUs")
+		if u := h.CPU.Usable(); u > 0 && u < float64(h.CPU.Threads) {
+			cpus += fmt.Sprintf(" (%g usable)", u)
+		}
+		machine = append(machine, joinedWith(" ", cpus, h.CPU.Model))
+	}
+	if n := len(h.NUMA); n > 0 {
+		machine = append(machine, units.Things(n, "NUMA node", "NUMA nodes"))
+	}
+	if h.Memory.Total > 0 {
+		memory := units.Bytes(h.Memory.Total) + " memory"
+		if h.Memory.Available > 0 {
+			memory += ", " + units.Bytes(h.Memory.Available) + " available"
+		}
+		machine = append(machine, memory)
+	}
+	if n, ok := h.Cgroup.Headroom.Finite(); ok && (h.Memory.Available == 0 || n < h.Memory.Available) {
+		machine = append(machine, fmt.Sprintf("%s left by the cgroup", units.Bytes(n)))
+	}
+	return joined(machine...)
+}
+
+// joined joins the parts that are not empty, with commas.
+func joined(parts ...string) string { return joinedWith(", ", parts...) }
+
+func joinedWith(sep string, parts ...string) string {
+	var out []string
+	for _, s := range parts {
+		if s != "" {
+			out = append(out, s)
+		}
+	}
+	return strings.Join(out, sep)
+}
+
+func prefixed(prefix, s string) string {
+	if s == "" {
+		return ""
+	}
+	return prefix + s
+}
+
+func (p *page) requirements(all []doctor.Requirement) {
+	if len(all) == 0 {
+		return
+	}
+	p.gap()
+	p.row("Needed", "what a GPU needs of this machine")
+	width := 0
+	name := func(r doctor.Requirement) string { return clip(plain(r.Name), p.width()-9) }
+	for _, r := range all {
+		width = max(width, len([]rune(name(r))))
+	}
+	for _, r := range all {
+		mark, c := "ok", green
+		switch r.State {
+		case doctor.Missing:
+			mark, c = "MISSING", red
+		case doctor.Uncertain:
+			mark, c = "unknown", yellow
+		}
+		indent := strings.Repeat(" ", labelWidth)
+		head := fmt.Sprintf("%-*s  ", width, name(r)) + p.style.paint(c, mark) + strings.Repeat(" ", 9-len(mark))
+		room := p.width() - width - 11
+		if room < 20 { // too narrow beside the name: below it
+			p.WriteString(indent + strings.TrimRight(head, " ") + "\n")
+			head, room = "  ", p.width()-2
+			if r.Detail == "" {
+				continue
+			}
+		}
+		for i, line := range wrap(plain(r.Detail), room) {
+			if i > 0 {
+				head = strings.Repeat(" ", p.width()-room)
+			}
+			p.WriteString(strings.TrimRight(indent+head+line, " ") + "\n")
+		}
+	}
+}
+
+func (p *page) device(d *doctor.Device, detailed bool) {
+	p.row(fmt.Sprintf("GPU %d", d.Ordinal), "%s", joined(d.Name, prefixed("compute capability ", d.ComputeCapability)))
+	p.row("", "%s, PCI %s", d.UUID, joined(d.PCIBusID, numaText(d)))
+	if d.MemoryTotal > 0 {
+		p.row("", "memory %s, %s free", units.Bytes(d.MemoryTotal), units.Bytes(d.MemoryFree))
+	}
+	p.row("", "%s", linkText(d.Link))
+	if d.Verify != nil {
+		p.roundTrips(d.Verify, detailed)
+	}
+	if d.Bandwidth != nil {
+		p.bandwidth(d)
+		for _, e := range d.Bandwidth.Errors {
+			p.painted("", bold, plain("error: "+e), red)
+		}
+	}
+	for _, e := range d.Errors {
+		p.painted("", bold, plain("error: "+e), red)
+	}
+}
+
+func numaText(d *doctor.Device) string {
+	if d.NUMANode == nil {
+		return ""
+	}
+	return fmt.Sprintf("NUMA node %d", *d.NUMANode)
+}
+
+func linkText(l *doctor.Link) string {
+	if l == nil {
+		return "link unknown: the host does not show it"
+	}
+	best := fmt.Sprintf("%s x%d, %s each way", doctor.Generation(l.MaxSpeed), l.MaxWidth, units.Rate(l.MaxRate))
+	now := fmt.Sprintf("%s x%d, %s each way", doctor.Generation(l.Speed), l.Width, units.Rate(l.Rate))
+	text := "link " + now
+	switch {
+	case l.Rate == 0:
+		text = "link unknown now, at best " + best
+	case l.MaxRate == 0 || l.Rate == l.MaxRate:
+	case l.Width == l.MaxWidth:
+		text += ", trained down from " + best + " (as idle GPUs are)"
+	default:
+		text += ", at best " + best
+	}
+	if b := l.Bottleneck; b != nil {
+		text += fmt.Sprintf("; behind bridge %s with %s x%d, %s", b.Address, doctor.Generation(b.Speed), b.Width, units.Rate(b.Rate))
+	}
+	return text
+}
+
+func (p *page) roundTrips(v *verify.Report, detailed bool) {
+	wrong := units.Things(v.MismatchCount, "mismatch", "mismatches")
+	trips := units.Things(v.Cases, "round trip", "round trips")
+	if v.Cases < v.CasesPlanned {
+		trips = fmt.Sprintf("%s of %s", units.Count(v.Cases), units.Things(v.CasesPlanned, "round trip", "round trips"))
+	}
+	text := fmt.Sprintf("%s, %s verified", trips, units.Data(v.VerifiedBytes))
+	if v.Duration > 0 {
+		text += " in " + units.Duration(v.Duration)
+	}
+	text += ", " + wrong
+	if v.FailureCount > 0 {
+		text += ", " + units.Things(v.FailureCount, "failure", "failures")
+	}
+	p.row("", "%s", text)
+	if detailed {
+		t := table{heads: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
+		for _, path := range v.Paths {
+			t.rows = append(t.rows, []string{string(path.Path), units.Count(path.Cases), units.Bytes(path.LargestBytes), units.Data(path.VerifiedBytes),
+				units.Duration(path.Duration), units.Count(path.MismatchCount), units.Count(path.FailureCount)})
+		}
+		p.table(t)
+		if v.Stale != nil {
+			p.note("", "%s", staleText(v.Stale))
+		}
+		for _, m := range v.Mismatches {
+			p.painted("", bold, plain("wrong: "+m.String()), red)
+		}
+		for _, f := range v.Failures {
+			p.painted("", bold, plain("failed: "+f.String()), red)
+		}
+	}
+	for _, s := range v.Skipped {
+		p.note("", "skipped %s: %s", units.Things(s.Cases, "case", "cases")+" of "+string(s.Path), s.Reason)
+	}
+}
+
+func staleText(s *verify.StaleResult) string {
+	if !s.Shown() {
+		return fmt.Sprintf("reading before synchronising: no old byte seen this time, %s wrong afterwards", units.Count(s.BadAfter))
+	}
+	return fmt.Sprintf("reading before synchronising: %d of %d bytes looked at were still old; afterwards %s of %s wrong",
+		s.StaleBefore, s.SampledBytes, units.Count(s.BadAfter), units.Bytes(s.SizeBytes))
+}
+
+func (p *page) bandwidth(d *doctor.Device) {
+	rate := d.Link.PathRate()
+	for _, s := range d.Bandwidth.Series {
+		text := fmt.Sprintf("pinned %s %s", directionText(&s), units.Rate(s.Median))
+		if rate > 0 {
+			text += fmt.Sprintf(", %s of the link", units.Share(s.Median/rate))
+		} else {
+			text += ", no yardstick known"
+		}
+		p.row("", "%s (median of %d, %s to %s)", text, len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
+	}
+}
+
+// together shows the copies of all GPUs at once.
+func (p *page) together(b *result.Bench) {
+	label := "All GPUs"
+	for _, s := range b.Select(result.View{Series: doctor.TogetherBandwidth, Where: result.Labels{{Key: result.Device, Value: doctor.TogetherSum}}}) {
+		p.row(label, "at once %s %s (median of %d, %s to %s)", directionText(s), units.Rate(s.Median), len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
+		label = ""
+	}
+	if len(b.Series) == 0 {
+		for _, note := range b.Notes {
+			p.row(label, "at once: %s", note)
+			label = ""
+		}
+	}
+}
+
+func directionText(s *result.Series) string {
+	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
+}
+
+// severityColors are the labels' colors.
+var severityColors = map[doctor.Severity]color{doctor.Problem: red, doctor.Warning: yellow, doctor.Note: dim}
+
+func (p *page) findings(all []doctor.Finding) {
+	for _, f := range all {
+		p.gap()
+		label := strings.ToUpper(string(f.Severity[:min(1, len(f.Severity))])) + string(f.Severity[min(1, len(f.Severity)):])
+		subject := ""
+		if f.Device != nil {
+			subject = fmt.Sprintf("GPU %d: ", *f.Device)
+		}
+		id := ""
+		if f.ID != "" {
+			id = " [" + f.ID + "]"
+		}
+		p.painted(label, severityColors[f.Severity], plain(subject+f.Summary+id), "")
+		for i, e := range f.Evidence {
+			p.sub([]string{"seen", "    "}[min(i, 1)], e)
+		}
+		if f.Cause != "" {
+			p.sub("why ", f.Cause)
+		}
+		if f.Cost != "" {
+			p.sub("cost", f.Cost)
+		}
+		if f.Remedy != "" {
+			p.sub("do  ", f.Remedy)
+		}
+	}
+	if len(all) > 0 {
+		p.gap()
+		p.note("", "pincheck explain ID says more of a finding")
+	}
+}
+
+// fine names what was looked at and has nothing to be mended.
+func (p *page) fine(names []string) {
+	if len(names) > 0 {
+		p.gap()
+		p.painted("Fine", green, plain(joined(names...)), "")
+	}
+}
+
+func (p *page) verdict(r *Result) {
+	label, text, c := verdictText(r)
+	if label != "" {
+		p.gap()
+		p.painted(label, c, plain(text), "")
+	}
+}
+
+// verdictText returns the verdict in words, or nothing if there is none.
+func verdictText(r *Result) (label, text string, c color) {
+	c = green
+	switch r.Verdict {
+	case doctor.Healthy:
+		label, text = "Healthy", healthyText(r)
+	case doctor.Measured:
+		label, text = "Measured", measuredText(r)
+	case doctor.Warnings:
+		label, text, c = "Warnings", problemsText(r), yellow
+	case doctor.Problems:
+		label, text, c = "Problems", problemsText(r), red
+	case doctor.Incomplete:
+		label, text, c = "Incomplete", "stopped: "+r.Stopped, yellow
+		if n := r.count(doctor.Problem); n > 0 {
+			text += "; " + units.Things(n, "problem", "problems") + affected(r, doctor.Problem) + " found until then"
+		}
+	case doctor.Unusable:
+		label, text, c = "Unusable", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
+		if len(r.Findings) > 0 {
+			text = r.Findings[0].Summary + ": " + text
+		}
+	case doctor.Failed:
+		label, text, c = "Failed", "nothing was examined", red
+	default:
+		return "", "", ""
+	}
+	if r.Facts != nil && r.Simulated {
+		text += " (simulated)"
+	}
+	return label, text, c
+}
+
+func problemsText(r *Result) string {
+	var parts []string
+	if n := r.count(doctor.Problem); n > 0 {
+		parts = append(parts, units.Things(n, "problem", "problems")+affected(r, doctor.Problem))
+	}
+	if n := r.count(doctor.Warning); n > 0 {
+		parts = append(parts, units.Things(n, "warning", "warnings")+affected(r, doctor.Warning))
+	}
+	if failed := r.failures(); failed > 0 {
+		parts = append(parts, units.Things(failed, "error", "errors"))
+	}
+	return joined(parts...)
+}
+
+// affected names what findings of a severity are about: " (GPU 0, the host)".
+func affected(r *Result, s doctor.Severity) string {
+	var gpus []int
+	host := false
+	for _, f := range r.Findings {
+		switch {
+		case f.Severity != s:
+		case f.Device == nil:
+			host = true
+		default:
+			gpus = append(gpus, *f.Device)
+		}
+	}
+	slices.Sort(gpus)
+	gpus = slices.Compact(gpus)
+	var parts []string
+	switch len(gpus) {
+	case 0:
+	case 1:
+		parts = append(parts, fmt.Sprintf("GPU %d", gpus[0]))
+	default:
+		parts = append(parts, "GPUs "+strings.Trim(strings.ReplaceAll(fmt.Sprint(gpus), " ", ", "), "[]"))
+	}
+	if host {
+		parts = append(parts, "the host")
+	}
+	return " (" + joinedWith(" and ", parts...) + ")"
+}
+
+// measuredText says what there is, and that it was not judged.
+func measuredText(r *Result) string {
+	if len(r.Benches) == 0 {
+		return healthyText(r) + "; copies were not judged: no yardstick known"
+	}
+	all, expected := 0, 0
+	for i := range r.Benches {
+		for _, s := range r.Benches[i].Series {
+			all++
+			if s.Expected != nil {
+				expected++
+			}
+		}
+	}
+	text := units.Things(all, "series", "series") + " in " + units.Seconds(r.Seconds)
+	switch {
+	case all == 0:
+		return "nothing: see the notes above"
+	case expected == 0:
+		text += "; no yardstick known"
+	case expected < all:
+		text += fmt.Sprintf("; no yardstick known for %d", all-expected)
+	}
+	return text
+}
+
+// healthyText returns the figures on which the verdict is based.
+func healthyText(r *Result) string {
+	bytes, skipped, least := 0, 0, 0.0
+	measured := false
+	for _, d := range r.Devices {
+		if d.Verify != nil {
+			bytes += d.Verify.VerifiedBytes
+			skipped += d.Verify.SkippedCases
+		}
+		if d.Bandwidth == nil {
+			continue
+		}
+		for _, s := range d.Bandwidth.Series {
+			if rate := d.Link.PathRate(); rate > 0 && (!measured || s.Median/rate < least) {
+				least, measured = s.Median/rate, true
+			}
+		}
+	}
+	text := units.Data(bytes) + " came back right"
+	if skipped > 0 {
+		text += fmt.Sprintf(" (%s left out)", units.Things(skipped, "round trip", "round trips"))
+	}
+	if measured {
+		text += fmt.Sprintf(", copies reach %s of the link", units.Share(least))
+	}
+	return text
+}

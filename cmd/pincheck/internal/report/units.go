@@ -1,0 +1,115 @@
+package report
+
+import (
+	"math"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// value formats a value of a series, with its unit where that is not in the head of a
+// table.
+func value(u result.Unit, v float64) string {
+	switch u {
+	case result.Seconds:
+		return units.Seconds(v)
+	case result.Bytes:
+		if math.Abs(v) < math.MaxInt64/2 {
+			return units.Bytes(int(math.Round(v)))
+		}
+	case result.Count:
+		if v == math.Trunc(v) && math.Abs(v) < 1e15 {
+			return units.Count(int(v))
+		}
+	}
+	return units.Number(v, 3)
+}
+
+// unitText names a unit in the head of a table, "" if values have theirs.
+func unitText(u result.Unit) string {
+	switch u {
+	case result.GBPerSecond:
+		return "GB/s"
+	case result.PerSecond:
+		return "per second"
+	case result.Ratio:
+		return "ratio"
+	case result.Seconds, result.Bytes, result.Count:
+		return ""
+	}
+	return plain(string(u))
+}
+
+// measured formats a value with its unit.
+func measured(u result.Unit, v float64) string {
+	if unit := unitText(u); unit != "" && u != result.Ratio {
+		return value(u, v) + " " + unit
+	}
+	return value(u, v)
+}
+
+// labelText makes words of a label's value: sizes in bytes and snake_case.
+func labelText(l result.Label) string {
+	if strings.HasSuffix(l.Key, "_bytes") {
+		if n, err := strconv.Atoi(l.Value); err == nil {
+			return units.Bytes(n)
+		}
+	}
+	text := plain(strings.ReplaceAll(l.Value, "_", " "))
+	if l.Key == result.Device {
+		if _, err := strconv.Atoi(l.Value); err == nil {
+			return "GPU " + text
+		}
+	}
+	return text
+}
+
+// clip shortens text to at most width runes.
+func clip(text string, width int) string {
+	if runes := []rune(text); len(runes) > width {
+		return string(runes[:max(width-1, 0)]) + "…"
+	}
+	return text
+}
+
+// plain makes one printable line of text from outside: paths, names and errors may
+// contain anything, also escape sequences.
+func plain(s string) string {
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t':
+			return ' '
+		case !unicode.IsPrint(r):
+			return '?'
+		}
+		return r
+	}, s)
+	return strings.Join(strings.Fields(s), " ")
+}
+
+// wrap breaks text into lines of at most width runes, at spaces, or inside a word that is
+// longer.
+func wrap(text string, width int) []string {
+	width = max(width, 1)
+	var lines []string
+	var line []rune
+	for word := range strings.FieldsSeq(text) {
+		runes := []rune(word)
+		if len(line) > 0 && len(line)+1+len(runes) <= width {
+			line = append(append(line, ' '), runes...)
+			continue
+		}
+		if len(line) > 0 {
+			lines = append(lines, string(line))
+		}
+		for len(runes) > width {
+			lines = append(lines, string(runes[:width]))
+			runes = runes[width:]
+		}
+		line = runes
+	}
+	return append(lines, string(line))
+}

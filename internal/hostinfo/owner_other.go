@@ -1,5 +1,0 @@
-//go:build !unix
-
-package hostinfo
-
-func systemOwner(any) (Owner, bool) { return Owner{}, false }

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package linux
+
+func systemOwner(any) (Owner, bool) { return Owner{}, false }
