@@ -28,5 +28,5 @@ if [[ -z $browser ]]; then
 fi
 "$browser" --version
 PINNED_TEST_BROWSER=$browser PINNED_TEST_BROWSER_OUT=$out CGO_ENABLED=0 \
-	go test -count=1 -timeout=5m -run '^TestInABrowser$' -v ./cmd/pincheck/internal/htmlreport
+	go test -count=1 -timeout=5m -run '^TestInABrowser$' -v ./cmd/pincheck/internal/report
 [[ -z $out ]] || ls "$out"

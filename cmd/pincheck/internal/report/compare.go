@@ -130,7 +130,7 @@ func (t *comparison) head(text string) {
 }
 
 // columns writes text and the columns of numbers beside it, or below it.
-func (t *comparison) columns(text string, c color, columns string) {
+func (t *comparison) columns(text string, c ansiColor, columns string) {
 	indent := t.width - numbers
 	if t.stacked {
 		for i, line := range wrap(text, t.width-2) {
@@ -150,7 +150,7 @@ func (t *comparison) columns(text string, c color, columns string) {
 }
 
 // painted is text in a colour, or in none.
-func (t *comparison) painted(c color, text string) string {
+func (t *comparison) painted(c ansiColor, text string) string {
 	if c == "" {
 		return text
 	}

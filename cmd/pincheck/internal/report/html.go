@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/htmlreport"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -15,34 +14,34 @@ import (
 // WriteHTML writes one HTML file about results, which needs nothing else. The error is
 // that of w.
 func WriteHTML(w io.Writer, all ...*Result) error {
-	runs := make([]htmlreport.Run, len(all))
+	runs := make([]pageRun, len(all))
 	for i, r := range all {
 		runs[i] = htmlRun(finite(r))
 	}
-	return htmlreport.Write(w, runs...)
+	return writePage(w, runs...)
 }
 
-func htmlRun(r *Result) htmlreport.Run {
+func htmlRun(r *Result) pageRun {
 	label, reason, color := verdictText(r)
-	run := htmlreport.Run{
+	run := pageRun{
 		Host: r.HostName, Tool: strings.TrimSpace(r.Tool.Name + " " + r.Tool.Version), Started: r.Started,
 		Verdict: label, Reason: reason, Benches: append(checkedBenches(r), r.Benches...),
 	}
 	switch {
 	case color == red:
-		run.Tone = htmlreport.Bad
+		run.Tone = toneBad
 	case r.Verdict == doctor.Healthy:
-		run.Tone = htmlreport.Good
+		run.Tone = toneGood
 	}
 	for _, e := range r.Errors {
-		run.Findings = append(run.Findings, htmlreport.Finding{Severity: string(doctor.Problem), Summary: e})
+		run.Findings = append(run.Findings, pageFinding{Severity: string(doctor.Problem), Summary: e})
 	}
 	for _, f := range r.Findings {
 		subject := ""
 		if f.Device != nil {
 			subject = fmt.Sprintf("GPU %d: ", *f.Device)
 		}
-		run.Findings = append(run.Findings, htmlreport.Finding{Severity: string(f.Severity), Summary: subject + f.Summary, Cause: joinedWith("; ", append(slices.Clone(f.Evidence), f.Cause, f.Cost)...), Remedy: f.Remedy})
+		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject + f.Summary, Cause: joinedWith("; ", append(slices.Clone(f.Evidence), f.Cause, f.Cost)...), Remedy: f.Remedy})
 	}
 	if r.Facts == nil {
 		return run
@@ -52,7 +51,7 @@ func htmlRun(r *Result) htmlreport.Run {
 	}
 	fact := func(name, value string) {
 		if value != "" {
-			run.Facts = append(run.Facts, htmlreport.Fact{Name: name, Value: value})
+			run.Facts = append(run.Facts, pageFact{Name: name, Value: value})
 		}
 	}
 	var names []string
@@ -65,7 +64,7 @@ func htmlRun(r *Result) htmlreport.Run {
 		fact(fmt.Sprintf("GPU %d", d.Ordinal), joined(d.Name, memory, prefixed("compute capability ", d.ComputeCapability)))
 		fact(fmt.Sprintf("GPU %d, connection", d.Ordinal), joined(prefixed("PCI ", d.PCIBusID), numaText(d), linkText(d.Link)))
 		for _, e := range d.Errors {
-			run.Findings = append(run.Findings, htmlreport.Finding{Severity: string(doctor.Problem), Summary: fmt.Sprintf("GPU %d: %s", d.Ordinal, e)})
+			run.Findings = append(run.Findings, pageFinding{Severity: string(doctor.Problem), Summary: fmt.Sprintf("GPU %d: %s", d.Ordinal, e)})
 		}
 		names = append(names, d.Name)
 	}

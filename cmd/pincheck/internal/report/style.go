@@ -55,17 +55,18 @@ func (s Style) width() int {
 	return min(max(s.Width, narrowest), widest)
 }
 
-type color string
+// An ansiColor is the parameters of an SGR escape sequence.
+type ansiColor string
 
 const (
-	bold   color = "1"
-	dim    color = "2"
-	red    color = "1;31"
-	green  color = "1;32"
-	yellow color = "1;33"
+	bold   ansiColor = "1"
+	dim    ansiColor = "2"
+	red    ansiColor = "1;31"
+	green  ansiColor = "1;32"
+	yellow ansiColor = "1;33"
 )
 
-func (s Style) paint(c color, text string) string {
+func (s Style) paint(c ansiColor, text string) string {
 	if !s.Color || text == "" {
 		return text
 	}

@@ -67,7 +67,7 @@ func (p *page) columns(widths []int, heads [][]string, rows [][]string, from, to
 	for _, h := range heads[from:to] {
 		height = max(height, len(h))
 	}
-	line := func(c color, cell func(i int) string) {
+	line := func(c ansiColor, cell func(i int) string) {
 		var b strings.Builder
 		fmt.Fprintf(&b, "%-*s", widths[0], cell(0))
 		for i := from; i < to; i++ {

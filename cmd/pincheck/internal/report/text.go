@@ -46,7 +46,7 @@ func (p *page) sub(label, text string) {
 
 func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format, args...)) }
 
-func (p *page) painted(label string, labelColor color, text string, textColor color) {
+func (p *page) painted(label string, labelColor ansiColor, text string, textColor ansiColor) {
 	for i, line := range wrap(text, p.width()) {
 		if i > 0 {
 			label = ""
@@ -408,7 +408,7 @@ func directionText(s *result.Series) string {
 }
 
 // severityColors are the labels' colors.
-var severityColors = map[doctor.Severity]color{doctor.Problem: red, doctor.Warning: yellow, doctor.Note: dim}
+var severityColors = map[doctor.Severity]ansiColor{doctor.Problem: red, doctor.Warning: yellow, doctor.Note: dim}
 
 func (p *page) findings(all []doctor.Finding) {
 	for _, f := range all {
@@ -459,7 +459,7 @@ func (p *page) verdict(r *Result) {
 }
 
 // verdictText returns the verdict in words, or nothing if there is none.
-func verdictText(r *Result) (label, text string, c color) {
+func verdictText(r *Result) (label, text string, c ansiColor) {
 	c = green
 	switch r.Verdict {
 	case doctor.Healthy:

@@ -1,4 +1,4 @@
-package htmlreport
+package report
 
 import (
 	"cmp"
@@ -18,7 +18,7 @@ type figure struct {
 	Note   string // what the plots leave out
 	Legend []entry
 	Panels []panel
-	Table  table
+	Table  seriesTable
 }
 
 // Open reports whether the table is shown at once: in place of a plot, if it is short.

@@ -1,4 +1,4 @@
-package htmlreport
+package report
 
 import (
 	"bytes"
@@ -42,9 +42,9 @@ const (
 
 // Colours are written as roles, which the style sheet defines for light and dark.
 var (
-	ink  = role(0xe0)
-	dim  = role(0xe1)
-	grid = role(0xe2)
+	roleInk  = role(0xe0)
+	roleDim  = role(0xe1)
+	roleGrid = role(0xe2)
 )
 
 const (
@@ -59,9 +59,9 @@ func role(n uint8) color.NRGBA { return color.NRGBA{0xc0, 0xfe, n, 0xff} }
 func styleColor(style int) color.NRGBA {
 	switch style {
 	case common:
-		return dim
+		return roleDim
 	case inked:
-		return ink
+		return roleInk
 	}
 	return role(uint8(style % styles))
 }
@@ -99,13 +99,13 @@ func drawChart(c chart, f format) template.HTML {
 	p.BackgroundColor = nil
 	for _, a := range []*plot.Axis{&p.X, &p.Y} {
 		a.Min, a.Max = 0, 1
-		a.LineStyle = draw.LineStyle{Color: dim, Width: 1}
-		a.Tick.LineStyle = draw.LineStyle{Color: dim, Width: 1}
+		a.LineStyle = draw.LineStyle{Color: roleDim, Width: 1}
+		a.Tick.LineStyle = draw.LineStyle{Color: roleDim, Width: 1}
 		a.Tick.Length = 7 // the labels cover the ends
 	}
 	p.X.Padding, p.Y.Padding = 0, 6
-	p.X.Tick.Label = textStyle(dim, textSize, draw.XCenter, draw.YTop)
-	p.Y.Tick.Label = textStyle(dim, textSize, draw.XRight, draw.YCenter)
+	p.X.Tick.Label = textStyle(roleDim, textSize, draw.XCenter, draw.YTop)
+	p.Y.Tick.Label = textStyle(roleDim, textSize, draw.XRight, draw.YCenter)
 	if c.groups != nil {
 		return drawBars(p, c, f)
 	}
@@ -118,7 +118,7 @@ func drawLines(p *plot.Plot, c chart, f format) template.HTML {
 	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
 	g := plotter.NewGrid()
 	g.Vertical.Width = 0
-	g.Horizontal = draw.LineStyle{Color: grid, Width: 1}
+	g.Horizontal = draw.LineStyle{Color: roleGrid, Width: 1}
 	p.Add(g)
 	for _, y := range c.expected {
 		at := c.places(y.points)
@@ -144,9 +144,9 @@ func drawLines(p *plot.Plot, c chart, f format) template.HTML {
 		p.Add(&plotter.Line{XYs: at, LineStyle: s}, &plotter.Scatter{XYs: at, GlyphStyle: g})
 	}
 	return element(c.title, f, f.height, func(all draw.Canvas) {
-		above := textStyle(dim, textSize, draw.XLeft, draw.YTop)
+		above := textStyle(roleDim, textSize, draw.XLeft, draw.YTop)
 		all.FillText(above, vg.Point{X: 0, Y: all.Max.Y}, fitting(c.y.label, above, f.width))
-		below := textStyle(dim, textSize, draw.XRight, draw.YBottom)
+		below := textStyle(roleDim, textSize, draw.XRight, draw.YBottom)
 		all.FillText(below, vg.Point{X: all.Max.X, Y: descent}, fitting(c.x.label, below, f.width))
 		p.Draw(draw.Crop(all, 0, 0, 22, -22))
 	})
@@ -200,7 +200,7 @@ type bars struct {
 func drawBars(p *plot.Plot, c chart, f format) template.HTML {
 	b := bars{chart: c}
 	var names plot.ConstantTicks
-	nameStyle := textStyle(ink, textSize, draw.XRight, draw.YCenter)
+	nameStyle := textStyle(roleInk, textSize, draw.XRight, draw.YCenter)
 	for group, name := range c.groups {
 		first := b.height
 		for _, l := range c.lines {
@@ -236,11 +236,11 @@ func drawBars(p *plot.Plot, c chart, f format) template.HTML {
 	p.X.LineStyle.Width, p.X.Tick.Length, p.X.Padding = 0, 0, 5
 	g := plotter.NewGrid()
 	g.Horizontal.Color = nil
-	g.Vertical = draw.LineStyle{Color: grid, Width: 1}
+	g.Vertical = draw.LineStyle{Color: roleGrid, Width: 1}
 	p.Add(g, b)
 	const axisHeight, valueWidth = 54, 44
 	return element(c.title, f, b.height+axisHeight, func(all draw.Canvas) {
-		below := textStyle(dim, textSize, draw.XRight, draw.YBottom)
+		below := textStyle(roleDim, textSize, draw.XRight, draw.YBottom)
 		all.FillText(below, vg.Point{X: all.Max.X - valueWidth, Y: descent}, fitting(c.y.label, below, f.width-valueWidth))
 		p.Draw(draw.Crop(all, 0, -valueWidth, 22, -descent))
 	})
@@ -282,7 +282,7 @@ func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
 	at := func(v float64) vg.Length { return x(b.chart.y.scale.at(v)) }
 	zero := at(min(max(0, b.chart.y.scale.min), b.chart.y.scale.max))
-	value := textStyle(ink, textSize-1, draw.XLeft, draw.YCenter)
+	value := textStyle(roleInk, textSize-1, draw.XLeft, draw.YCenter)
 	for _, one := range b.all {
 		top, bottom := y(1-(one.top+1)/b.height), y(1-(one.top+barHeight-1)/b.height)
 		middle := (top + bottom) / 2
@@ -290,7 +290,7 @@ func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
 		c.FillPolygon(styleColor(one.style), []vg.Point{{X: zero, Y: top}, {X: end, Y: top}, {X: end, Y: bottom}, {X: zero, Y: bottom}})
 		low, high := at(one.low), at(one.high)
 		if high-low > 1 {
-			whisker := draw.LineStyle{Color: ink, Width: 1}
+			whisker := draw.LineStyle{Color: roleInk, Width: 1}
 			c.StrokeLine2(whisker, low, middle, high, middle)
 			c.StrokeLine2(whisker, low, middle-3, low, middle+3)
 			c.StrokeLine2(whisker, high, middle-3, high, middle+3)
@@ -345,11 +345,11 @@ func element(title string, f format, height float64, paint func(draw.Canvas)) te
 			m := roleName.FindStringSubmatch(s)
 			n, _ := strconv.ParseUint(m[2], 16, 8) // two hexadecimal digits
 			switch n := uint8(n); {
-			case n == ink.B:
+			case n == roleInk.B:
 				return m[1] + ":var(--ink)"
-			case n == dim.B:
+			case n == roleDim.B:
 				return m[1] + ":var(--dim)"
-			case n == grid.B:
+			case n == roleGrid.B:
 				return m[1] + ":var(--grid)"
 			case n >= faintRole:
 				return fmt.Sprintf("%s:var(--c%d);fill-opacity:.08", m[1], n-faintRole)

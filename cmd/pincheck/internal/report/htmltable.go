@@ -1,4 +1,4 @@
-package htmlreport
+package report
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
 
-// A table has a row a series.
-type table struct {
+// A seriesTable has a row for each series.
+type seriesTable struct {
 	Caption string // what all rows share
 	Keys    []string
 	Rows    []row
@@ -45,8 +45,8 @@ const (
 
 // newTable returns the table of series: the labels in which they differ, in the view's
 // order, then the rest.
-func newTable(v result.View, all []*result.Series) table {
-	var t table
+func newTable(v result.View, all []*result.Series) seriesTable {
+	var t seriesTable
 	keys := varying(append(append([]string{v.X}, v.Lines...), otherKeys(v, all)...), all)
 	if len(all) == 1 && v.X != "" {
 		keys = []string{v.X}
@@ -68,7 +68,7 @@ func newTable(v result.View, all []*result.Series) table {
 		}
 	}
 	width = min(width, widestStrip)
-	t.Range = "±" + percent(width)
+	t.Range = "±" + typesetShare(width)
 	for _, s := range all {
 		r := newRow(s, keys, width)
 		t.Samples = t.Samples || r.Strip != ""
@@ -90,14 +90,14 @@ func newRow(s *result.Series, keys []string, width float64) row {
 	if ok {
 		r.Median, r.Low, r.High = quantity(st.Median, s.Unit, 4), quantity(st.Min, s.Unit, 4), quantity(st.Max, s.Unit, 4)
 		if len(s.Samples) != 1 {
-			r.Spread = percent(st.Spread)
+			r.Spread = typesetShare(st.Spread)
 		}
 		r.Strip = strip(s.Samples, st.Median, width)
 	}
 	if e := s.Expected; e != nil {
 		r.Expected, r.Source = quantity(e.Value, s.Unit, 4), clean(e.Source)
 		if ok && e.Value != 0 {
-			r.Share = percent(st.Median / e.Value)
+			r.Share = typesetShare(st.Median / e.Value)
 		}
 	}
 	if s.CPUSecondsPerGB != nil {

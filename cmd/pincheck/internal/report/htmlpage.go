@@ -1,9 +1,4 @@
-// Package htmlreport writes results as one HTML file that needs nothing else: no network
-// and no script. It follows the reader's light or dark colours, fits a phone, and prints.
-//
-// It shows any experiment by its result's Views: values over a number as lines with their
-// range, others as bars, and a table under each plot. Everything from results is escaped.
-package htmlreport
+package report
 
 import (
 	"bytes"
@@ -16,38 +11,38 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
 
-// A Run is what was found on one host.
-type Run struct {
+// A pageRun is what was found on one host.
+type pageRun struct {
 	Host    string    `json:"host"` // its name
 	Tool    string    `json:"tool"`
 	Started time.Time `json:"started"`
 	// Warning is shown above everything, such as that the GPU was a simulated one.
 	Warning  string         `json:"warning,omitempty"`
-	Facts    []Fact         `json:"facts"`             // about the machine, the most important first
+	Facts    []pageFact     `json:"facts"`             // about the machine, the most important first
 	Verdict  string         `json:"verdict,omitempty"` // a word, or empty if nothing was judged
-	Tone     Tone           `json:"tone,omitempty"`    // of the verdict
+	Tone     tone           `json:"tone,omitempty"`    // of the verdict
 	Reason   string         `json:"reason,omitempty"`  // of the verdict, a sentence
-	Findings []Finding      `json:"findings"`
+	Findings []pageFinding  `json:"findings"`
 	Benches  []result.Bench `json:"benches"`
 }
 
-// A Tone is how a verdict is shown.
-type Tone string
+// A tone is how a verdict is shown.
+type tone string
 
 // The tones. A verdict may have none.
 const (
-	Good Tone = "good"
-	Bad  Tone = "bad"
+	toneGood tone = "good"
+	toneBad  tone = "bad"
 )
 
-// A Fact is a line about the machine.
-type Fact struct {
+// A pageFact is a line about the machine.
+type pageFact struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// A Finding is something that is wrong, or worth a note.
-type Finding struct {
+// A pageFinding is something that is wrong, or worth a note.
+type pageFinding struct {
 	Severity string `json:"severity"`
 	Summary  string `json:"summary"`
 	Cause    string `json:"cause,omitempty"`
@@ -62,7 +57,7 @@ var (
 	//go:embed page.js
 	scriptText string
 
-	page = template.Must(template.New("page").Funcs(template.FuncMap{
+	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 		"clean":    clean,
 		"short":    func(s string) string { return shorten(clean(s), 40) },
 		"duration": duration,
@@ -70,12 +65,15 @@ var (
 	}).Parse(pageText))
 )
 
-// Write writes the page about runs. The error is that of w; there is none for data of odd
-// shapes, which is shown as far as it can be.
-func Write(w io.Writer, runs ...Run) error {
+// writePage writes one HTML file about runs. It needs nothing else: no network and no script.
+// It follows the reader's light or dark colours, fits a phone, and prints. An experiment is shown
+// by its result's Views: values over a number as lines with their range, others as bars, and a
+// table under each plot. Everything from results is escaped. The error is that of w; there is none
+// for data of odd shapes, which is shown as far as it can be.
+func writePage(w io.Writer, runs ...pageRun) error {
 	p := pageData{Style: template.CSS(styleText), Script: template.JS(scriptText)}
 	for i, r := range runs {
-		v := runView{Run: r, ID: fmt.Sprintf("run%d", i+1)}
+		v := runView{pageRun: r, ID: fmt.Sprintf("run%d", i+1)}
 		for j := range r.Benches {
 			b := &r.Benches[j]
 			v.Sections = append(v.Sections, section{
@@ -85,8 +83,8 @@ func Write(w io.Writer, runs ...Run) error {
 		p.Runs = append(p.Runs, v)
 	}
 	var b bytes.Buffer
-	if err := page.Execute(&b, p); err != nil {
-		return fmt.Errorf("htmlreport: %w", err)
+	if err := pageTemplate.Execute(&b, p); err != nil {
+		return fmt.Errorf("report: html: %w", err)
 	}
 	_, err := w.Write(b.Bytes())
 	return err
@@ -111,7 +109,7 @@ func (p pageData) Title() string {
 }
 
 type runView struct {
-	Run
+	pageRun
 	ID       string
 	Sections []section
 }

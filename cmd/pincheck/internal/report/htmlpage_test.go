@@ -1,10 +1,9 @@
-package htmlreport
+package report
 
 import (
 	"bytes"
 	"encoding/json"
 	"encoding/xml"
-	"flag"
 	"io"
 	"math"
 	"os"
@@ -19,36 +18,19 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-var testdata = filepath.Join("..", "..", "..", "..", "testdata")
-
-// golden compares with a file below testdata, or writes it with -update.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join(testdata, name)
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
-		return
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err, "run the test with -update to make it")
-	assert.True(t, string(want) == got, "%s differs; run the test with -update if that is meant, and read the diff", name)
-}
-
-func render(t testing.TB, runs ...Run) string {
+func renderPage(t testing.TB, runs ...pageRun) string {
 	t.Helper()
 	var b bytes.Buffer
-	require.NoError(t, Write(&b, runs...))
+	require.NoError(t, writePage(&b, runs...))
 	return b.String()
 }
 
 // example is a run with all kinds of views. It is no measurement, and says so.
-func example(t testing.TB) []Run {
+func example(t testing.TB) []pageRun {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(testdata, "htmlreport", "example.json"))
+	text, err := os.ReadFile(filepath.Join("testdata", "example.json"))
 	require.NoError(t, err)
-	var runs []Run
+	var runs []pageRun
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	require.NoError(t, d.Decode(&runs))
@@ -67,7 +49,7 @@ func sampled(name string, unit result.Unit, labels result.Labels, samples ...flo
 }
 
 // oddRuns are results of odd shapes.
-func oddRuns() []Run {
+func oddRuns() []pageRun {
 	cpu, node := math.NaN(), -1
 	x := func(v string) result.Labels { return result.Labels{{Key: "x", Value: v}} }
 	all := result.View{Title: "t", Series: "s", X: "x"}
@@ -107,28 +89,28 @@ func oddRuns() []Run {
 		}
 	}
 	benches = append(benches, many)
-	return []Run{
+	return []pageRun{
 		{Host: long(), Tool: long(), Warning: long(), Verdict: long(), Started: time.Unix(0, 0),
-			Facts: []Fact{{long(), long()}, {"\x00\x1b[31m", "\xff\xfe"}}, Findings: []Finding{{long(), long(), long(), long()}}, Benches: benches},
+			Facts: []pageFact{{long(), long()}, {"\x00\x1b[31m", "\xff\xfe"}}, Findings: []pageFinding{{long(), long(), long(), long()}}, Benches: benches},
 		{},
 	}
 }
 
 // The page of the example is what a browser has shown to people. The page of odd results is
 // not nice, but whole.
-func TestGolden(t *testing.T) {
+func TestGoldenPages(t *testing.T) {
 	t.Parallel()
-	golden(t, "golden/htmlreport-example.html", render(t, example(t)...))
-	golden(t, "golden/htmlreport-odd.html", render(t, oddRuns()...))
+	golden(t, "golden/page-example.html", renderPage(t, example(t)...))
+	golden(t, "golden/page-odd.html", renderPage(t, oddRuns()...))
 }
 
 // What comes from results is text: it opens no element, and closes none.
 func TestEverythingIsEscaped(t *testing.T) {
 	t.Parallel()
-	for _, runs := range [][]Run{oddRuns(), nil, {{}}} {
-		wellFormed(t, render(t, runs...))
+	for _, runs := range [][]pageRun{oddRuns(), nil, {{}}} {
+		wellFormed(t, renderPage(t, runs...))
 	}
-	page := render(t, oddRuns()...)
+	page := renderPage(t, oddRuns()...)
 	assert.Contains(t, page, "&lt;script&gt;alert(1)", "the name is there, as text")
 	assert.NotContains(t, page, "<script>alert")
 	assert.NotContains(t, page, "<img")
@@ -180,17 +162,13 @@ func asXML(page string) string {
 
 func TestWriteFails(t *testing.T) {
 	t.Parallel()
-	assert.ErrorIs(t, Write(failing{}, Run{}), io.ErrShortWrite)
+	assert.ErrorContains(t, writePage(failing{}, pageRun{}), "no space")
 }
-
-type failing struct{}
-
-func (failing) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
 
 // A page needs nothing else: no address in it leads anywhere.
 func TestNothingIsFetched(t *testing.T) {
 	t.Parallel()
-	page := render(t, example(t)...)
+	page := renderPage(t, example(t)...)
 	for _, s := range []string{"http:", "https:", "src=", "url(", "@import", "xlink"} {
 		assert.NotContains(t, page, s)
 	}
@@ -354,14 +332,14 @@ func TestNumbers(t *testing.T) {
 		"12\u00a0round-trips, all":        quantity(12, "round-trips, all", 2),
 		"1\u00a0GiB\u00a0+\u00a01\u00a0B": labelValue(result.Size, "1073741825"),
 		"1.000\u00a0GiB":                  quantity(1<<30-1, result.Bytes, 4),
-		"−25\u00a0%":                      percent(-0.25),
+		"−25\u00a0%":                      typesetShare(-0.25),
 		"1m40s":                           duration(100),
 		"host to device":                  labelValue(result.Direction, result.HostToDevice),
 		"O_DIRECT":                        labelValue("method", "O_DIRECT"),
 		"workers 8":                       condition("workers", "8"),
 		"not GPU work":                    condition("gpu_work", "false"),
-		"0.5\u00a0%":                      percent(0.005),
-		"12\u00a0%":                       percent(0.12),
+		"0.5\u00a0%":                      typesetShare(0.005),
+		"12\u00a0%":                       typesetShare(0.12),
 		"a b? c":                          clean("a\n\tb\x1b c"),
 		"abcd…":                           shorten("abcdefgh", 5),
 	} {
@@ -398,10 +376,10 @@ func TestScales(t *testing.T) {
 // Any document that is JSON gives a page that is whole, with nothing in it that a result
 // opened.
 func FuzzWrite(f *testing.F) {
-	for _, runs := range [][]Run{example(f)[:1], {{Host: long()}}} {
+	for _, runs := range [][]pageRun{example(f)[:1], {{Host: long()}}} {
 		for i := range runs {
 			for _, b := range runs[i].Benches {
-				text, err := json.Marshal(Run{Host: "h", Benches: []result.Bench{trimmed(b)}})
+				text, err := json.Marshal(pageRun{Host: "h", Benches: []result.Bench{trimmed(b)}})
 				require.NoError(f, err)
 				f.Add(text, 1.0)
 			}
@@ -409,7 +387,7 @@ func FuzzWrite(f *testing.F) {
 	}
 	f.Add([]byte(`{"host":"<b>","benches":[{"bench":"x","series":[{"name":"s","labels":{"a":"1"},"samples":[1,2]},{"name":"s","labels":{"a":"2"},"samples":[3]}],"views":[{"series":"s","x":"a","lines":["a","b"]}]}]}`), math.Inf(1))
 	f.Fuzz(func(t *testing.T, text []byte, v float64) {
-		var r Run
+		var r pageRun
 		if len(text) > 1<<14 || json.Unmarshal(text, &r) != nil {
 			return
 		}
@@ -422,7 +400,7 @@ func FuzzWrite(f *testing.F) {
 				}
 			}
 		}
-		wellFormed(t, render(t, r))
+		wellFormed(t, renderPage(t, r))
 	})
 }
 

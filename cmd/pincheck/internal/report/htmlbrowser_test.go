@@ -1,4 +1,4 @@
-package htmlreport
+package report
 
 import (
 	"bufio"
@@ -202,9 +202,9 @@ type shownLayout struct {
 func TestInABrowser(t *testing.T) {
 	b := newBrowser(t)
 	dir := t.TempDir()
-	for name, runs := range map[string][]Run{"example": example(t), "odd": oddRuns()} {
+	for name, runs := range map[string][]pageRun{"example": example(t), "odd": oddRuns()} {
 		file := filepath.Join(dir, name+".html")
-		require.NoError(t, os.WriteFile(file, []byte(render(t, runs...)), 0o644))
+		require.NoError(t, os.WriteFile(file, []byte(renderPage(t, runs...)), 0o644))
 		for _, width := range []int{360, 800, 1400} {
 			for _, scheme := range []string{"light", "dark"} {
 				what := fmt.Sprintf("%s-%d-%s", name, width, scheme)

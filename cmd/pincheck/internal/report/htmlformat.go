@@ -1,4 +1,4 @@
-package htmlreport
+package report
 
 import (
 	"fmt"
@@ -108,7 +108,7 @@ func round(v float64, u result.Unit) string {
 	return withUnit(number(short, units.AllDigits), unit)
 }
 
-func percent(v float64) string { return typeset(units.Share(v)) }
+func typesetShare(v float64) string { return typeset(units.Share(v)) }
 
 // duration formats a time in seconds, "" for one that is none.
 func duration(s float64) string {
