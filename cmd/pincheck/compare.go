@@ -79,29 +79,34 @@ and of output that cannot be written: see pincheck --help.`,
 func readFiles(names []string, stdin io.Reader) ([]compare.File, error) {
 	var files []compare.File
 	for _, name := range names {
-		f := compare.File{Name: name}
-		var err error
-		if name == "-" {
-			f.Documents, err = compare.Read(stdin, report.SchemaVersion)
-		} else {
-			f.Documents, err = readFile(name)
-		}
-		if path := (*fs.PathError)(nil); errors.As(err, &path) {
-			err = path.Err // the name is said already
-		}
+		documents, err := readFile(name, stdin, report.ReadDocuments)
 		if err != nil {
 			return nil, fmt.Errorf("compare: %s: %w", name, err)
 		}
-		files = append(files, f)
+		files = append(files, compare.File{Name: name, Documents: documents})
 	}
 	return files, nil
 }
 
-func readFile(name string) ([]compare.Document, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
+// readFile reads the file of a name, of which - is the standard input. Errors do not repeat the name.
+func readFile[T any](name string, stdin io.Reader, read func(io.Reader) (T, error)) (content T, err error) {
+	r := stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return content, withoutPath(err)
+		}
+		defer f.Close()
+		r = f
 	}
-	defer f.Close()
-	return compare.Read(f, report.SchemaVersion)
+	content, err = read(r)
+	return content, withoutPath(err)
+}
+
+// withoutPath leaves out the path of an error, which the caller names.
+func withoutPath(err error) error {
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		return path.Err
+	}
+	return err
 }

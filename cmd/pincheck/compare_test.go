@@ -87,7 +87,7 @@ func TestCompare(t *testing.T) {
 		{[]string{fast, filepath.Join(dir, "nothing")}, "nothing: no such file or directory\n"},
 		{[]string{fast, dir}, dir + ": is a directory\n"},
 		{[]string{fast, garbage}, "garbage: not JSON: byte 2"},
-		{[]string{fast, write("future", strings.Replace(benchJSON("a", 1), `"schema_version": `, `"schema_version": 9`, 1))}, "future: document 1: schema version 9"},
+		{[]string{fast, write("future", strings.Replace(benchJSON("a", 1), `"schema_version": `, `"schema_version": 9`, 1))}, "future: document 1: schema_version 9"},
 		{[]string{fast, slow, "--format", "xml"}, "unknown format"},
 		{[]string{fast, slow, "--threshold", "-1"}, "threshold -0.01: must not be negative"},
 		{[]string{fast, slow, "--threshold", "NaN"}, "threshold NaN: must not be negative"},

@@ -3,12 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -94,7 +90,7 @@ func (o *options) showFiles(cmd *cobra.Command, names []string) error {
 	}
 	var all []*report.Result
 	for _, name := range names {
-		results, err := readResults(name, cmd.InOrStdin())
+		results, err := readFile(name, cmd.InOrStdin(), report.ReadAll)
 		if err != nil {
 			return usagef("%s: %w", name, err)
 		}
@@ -108,47 +104,4 @@ func (o *options) showFiles(cmd *cobra.Command, names []string) error {
 		return outputError{fmt.Errorf("--output: %w", err)}
 	}
 	return nil
-}
-
-// readResults reads the results in a file, of which there is at least one.
-func readResults(name string, stdin io.Reader) ([]*report.Result, error) {
-	r := stdin
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, withoutPath(err)
-		}
-		defer f.Close()
-		r = f
-	}
-	var all []*report.Result
-	for d := json.NewDecoder(r); ; {
-		var text json.RawMessage
-		err := d.Decode(&text)
-		switch path := (*fs.PathError)(nil); {
-		case errors.Is(err, io.EOF) && len(all) > 0:
-			return all, nil
-		case errors.Is(err, io.EOF):
-			return nil, errors.New("it is empty")
-		case errors.Is(err, io.ErrUnexpectedEOF):
-			return nil, errors.New("it is cut off")
-		case errors.As(err, &path):
-			return nil, withoutPath(err)
-		case err != nil:
-			return nil, fmt.Errorf("no JSON: %w", err)
-		}
-		one, err := report.Read(text)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, one)
-	}
-}
-
-// withoutPath leaves out the path, which the caller names.
-func withoutPath(err error) error {
-	if path := (*fs.PathError)(nil); errors.As(err, &path) {
-		return path.Err
-	}
-	return err
 }

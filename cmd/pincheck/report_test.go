@@ -90,12 +90,12 @@ func TestReportOfFilesThatAreWrong(t *testing.T) {
 		"foreign.json":   {`{"nvbandwidth":{}}`, "it has no schema_version"},
 		"list.json":      {`[1]`, "not a result of pincheck"},
 		"future.json":    {`{"schema_version":999}`, "schema_version 999"},
-		"cut-off.json":   {`{"schema_version":2,"benches":[{"bench`, "it is cut off"},
-		"empty.json":     {"", "it is empty"},
-		"not-json.json":  {"<html>", "no JSON"},
+		"cut-off.json":   {`{"schema_version":2,"benches":[{"bench`, "truncated: it ends within document"},
+		"empty.json":     {"", "empty: no result"},
+		"not-json.json":  {"<html>", "not JSON"},
 		"wrong.json":     {`{"schema_version":2,"benches":"x"}`, "benches"},
-		"second.json":    {`{"schema_version":2}{`, "it is cut off"},
-		"trailing.jsonl": {"{\"schema_version\":2}\n}", "no JSON"},
+		"second.json":    {`{"schema_version":2}{`, "truncated: it ends within document"},
+		"trailing.jsonl": {"{\"schema_version\":2}\n}", "not JSON"},
 	} {
 		file := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(file, []byte(c.text), 0o644))

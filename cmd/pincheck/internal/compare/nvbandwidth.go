@@ -60,10 +60,10 @@ var (
 
 var nvHost = regexp.MustCompile(`: \(([^()]+)\)$`)
 
-// parseNVBandwidth returns the copies between pinned memory and each GPU as series of the
+// ParseNVBandwidth returns the copies between pinned memory and each GPU as series of the
 // bench bandwidth. The JSON does not say how large the copies were, and has one value a
 // GPU, the median of its samples, so nothing can be tested.
-func parseNVBandwidth(raw json.RawMessage) (Document, error) {
+func ParseNVBandwidth(raw json.RawMessage) (Document, error) {
 	var in nvbandwidth
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return Document{}, fmt.Errorf("nvbandwidth: %w", err)

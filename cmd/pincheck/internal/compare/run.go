@@ -38,7 +38,17 @@ func (s *series) key() string {
 	return fmt.Sprintf("%q %q %q %q", s.bench, s.Name, s.Unit, labels)
 }
 
-// A File is the documents of a file, as [Read] returns them.
+// A Document is what one run of a tool wrote.
+type Document struct {
+	Tool     string // pincheck, or nvbandwidth with its version
+	Host     string // empty if it is not known
+	Started  time.Time
+	Complete bool // false if the run ended early
+	Benches  []result.Bench
+	Notes    []string // what was left out when it was read
+}
+
+// A File is the documents of a file.
 type File struct {
 	Name      string
 	Documents []Document

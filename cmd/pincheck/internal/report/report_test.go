@@ -261,7 +261,7 @@ func TestReadRefuses(t *testing.T) {
 		"GPU 0":                            "not a result of pincheck",
 		"{}":                               "no schema_version",
 		"[1]":                              "not a result of pincheck",
-		`{"schema_version":3}`:             "schema_version 3: this pincheck reads 1 and 2 (use a newer one)",
+		`{"schema_version":3}`:             "schema_version 3: this pincheck reads 1 and 2 (use the pincheck that wrote it, or a newer one)",
 		`{"schema_version":-1}`:            "schema_version -1",
 		whole[:len(whole)/2]:               "unexpected end of JSON input",
 		`{"schema_version":2,"devices":7}`: "devices",

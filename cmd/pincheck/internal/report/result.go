@@ -3,7 +3,6 @@ package report
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -94,42 +93,6 @@ func (r *Result) count(s doctor.Severity) int {
 		}
 	}
 	return n
-}
-
-// Read reads a result from JSON that Write wrote, of this version or of version 1. Results of
-// other versions, and what is no result, are errors.
-func Read(data []byte) (*Result, error) {
-	var head struct {
-		Version int `json:"schema_version"`
-	}
-	if err := json.Unmarshal(data, &head); err != nil {
-		return nil, fmt.Errorf("report: read: not a result of pincheck: %w", err)
-	}
-	switch {
-	case head.Version == 1:
-		for _, name := range []string{"stale_before", "bad_after"} { // which had no unit
-			data = bytes.ReplaceAll(data, []byte(`"`+name+`":`), []byte(`"`+name+`_bytes":`))
-		}
-	case head.Version == 0:
-		return nil, errors.New("report: read: not a result of pincheck: it has no schema_version")
-	case head.Version != SchemaVersion:
-		return nil, fmt.Errorf("report: read: schema_version %d: this pincheck reads 1 and %d (use a newer one)", head.Version, SchemaVersion)
-	}
-	r := &Result{Complete: head.Version == 1} // which kept no others
-	d := json.NewDecoder(bytes.NewReader(data))
-	if err := d.Decode(r); err != nil {
-		return nil, fmt.Errorf("report: read: %w", err)
-	}
-	if head.Version == 1 {
-		if err := r.readBandwidth1(data); err != nil {
-			return nil, fmt.Errorf("report: read: %w", err)
-		}
-	}
-	if r.Verdict == "no_gpu" { // as releases before the doctor wrote it
-		r.Verdict = doctor.Unusable
-	}
-	r.SchemaVersion = SchemaVersion
-	return r, nil
 }
 
 // Format is a form of output.

@@ -1,0 +1,174 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// maxFile is the most bytes of one file of results: a run has some hundred kilobytes.
+const maxFile = 256 << 20
+
+// errForeign is the error for JSON that pincheck did not write.
+var errForeign = errors.New("not a result of pincheck (--format json)")
+
+// ReadAll reads the results of one file, one after the other: JSON, or JSON lines, of this
+// version or of version 1. A file without a result is an error, and so is anything else.
+func ReadAll(r io.Reader) ([]*Result, error) {
+	return readEach(r, maxFile, Read)
+}
+
+// ReadDocuments reads what package compare compares: results of pincheck bench, as [ReadAll]
+// reads them, and of nvbandwidth 0.8 or later. A result without measurements is an error.
+func ReadDocuments(r io.Reader) ([]compare.Document, error) { return readEach(r, maxFile, document) }
+
+// readEach parses the JSON documents of a file of at most limit bytes.
+func readEach[T any](r io.Reader, limit int64, parse func([]byte) (T, error)) ([]T, error) {
+	limited := &io.LimitedReader{R: r, N: limit + 1}
+	decoder := json.NewDecoder(limited)
+	var all []T
+	for {
+		var raw json.RawMessage
+		err := decoder.Decode(&raw)
+		switch syntax := (*json.SyntaxError)(nil); {
+		case limited.N == 0:
+			return nil, fmt.Errorf("more than %s: no result is that large", units.ExactBytes(int(limit)))
+		case errors.Is(err, io.EOF) && len(all) > 0:
+			return all, nil
+		case errors.Is(err, io.EOF):
+			return nil, errors.New("empty: no result is in it")
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return nil, fmt.Errorf("truncated: it ends within document %d", len(all)+1)
+		case errors.As(err, &syntax):
+			return nil, fmt.Errorf("not JSON: byte %d: %w", syntax.Offset, err)
+		case err != nil:
+			return nil, err
+		}
+		one, err := parse(raw)
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", len(all)+1, err)
+		}
+		all = append(all, one)
+	}
+}
+
+// document returns the measurements of a result of pincheck or of nvbandwidth.
+func document(raw []byte) (compare.Document, error) {
+	var head struct {
+		NVBandwidth json.RawMessage `json:"nvbandwidth"`
+	}
+	if json.Unmarshal(raw, &head) == nil && head.NVBandwidth != nil {
+		return compare.ParseNVBandwidth(head.NVBandwidth)
+	}
+	r, err := Read(raw)
+	if errors.Is(err, errForeign) {
+		return compare.Document{}, fmt.Errorf("not a result of nvbandwidth (--json), and %w", err)
+	}
+	if err != nil {
+		return compare.Document{}, err
+	}
+	d := compare.Document{Tool: "pincheck", Host: r.HostName, Started: r.Started, Complete: r.Complete, Benches: r.Benches}
+	if r.Facts != nil && r.Simulated {
+		d.Notes = append(d.Notes, "a simulated GPU: its figures say nothing of the host")
+	}
+	series := 0
+	for _, b := range d.Benches {
+		series += len(b.Series)
+		d.Complete = d.Complete && b.Complete
+	}
+	if series == 0 {
+		return compare.Document{}, errors.New("it has no measurements: compare what pincheck bench --format json writes")
+	}
+	return d, nil
+}
+
+// Read reads a result from JSON that Write wrote, of this version or of version 1. Results of
+// other versions, and what is no result, are errors.
+func Read(data []byte) (*Result, error) {
+	var head struct {
+		Version *float64 `json:"schema_version"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, fmt.Errorf("%w: %w", errForeign, err)
+	}
+	if head.Version == nil {
+		return nil, fmt.Errorf("%w: it has no schema_version", errForeign)
+	}
+	version := *head.Version
+	switch version {
+	case 1:
+		for _, name := range []string{"stale_before", "bad_after"} { // which had no unit
+			data = bytes.ReplaceAll(data, []byte(`"`+name+`":`), []byte(`"`+name+`_bytes":`))
+		}
+	case SchemaVersion:
+	default:
+		return nil, fmt.Errorf("schema_version %v: this pincheck reads 1 and %d (use the pincheck that wrote it, or a newer one)", version, SchemaVersion)
+	}
+	r := &Result{Complete: version == 1} // which kept no others
+	if err := json.Unmarshal(data, r); err != nil {
+		return nil, err
+	}
+	if version == 1 {
+		if err := r.readBandwidth1(data); err != nil {
+			return nil, err
+		}
+	}
+	if r.Verdict == "no_gpu" { // as releases before the doctor wrote it
+		r.Verdict = doctor.Unusable
+	}
+	r.SchemaVersion = SchemaVersion
+	return r, nil
+}
+
+// bandwidth1 is the bandwidth of a device in version 1.
+type bandwidth1 struct {
+	Size   int           `json:"size_bytes"` // of one copy
+	Copies int           `json:"copies_per_sample"`
+	Pin    time.Duration `json:"pin_ns"`
+	Series []struct {
+		Direction string    `json:"direction"`
+		Samples   []float64 `json:"samples_gb_per_s"`
+	} `json:"series"`
+}
+
+// readBandwidth1 takes the bandwidth of devices from JSON of version 1.
+func (r *Result) readBandwidth1(data []byte) error {
+	var old struct {
+		Devices []struct {
+			Bandwidth *bandwidth1 `json:"bandwidth"`
+		} `json:"devices"`
+	}
+	if err := json.Unmarshal(data, &old); err != nil {
+		return err
+	}
+	for i := range old.Devices {
+		if b := old.Devices[i].Bandwidth; b != nil {
+			d := &r.Devices[i]
+			d.Bandwidth = b.bench(d.Ordinal)
+		}
+	}
+	return nil
+}
+
+func (b *bandwidth1) bench(device int) *result.Bench {
+	out := &result.Bench{Name: "link", Complete: true, Notes: []string{
+		"of a pincheck that did not compare the copies", "to map, populate and register the memory took " + b.Pin.String()}}
+	for _, s := range b.Series {
+		out.Series = append(out.Series, result.Series{
+			Name: "bandwidth", Unit: result.GBPerSecond, Better: result.Higher,
+			Labels: result.Labels{{Key: result.Device, Value: strconv.Itoa(device)}, {Key: result.Memory, Value: "registered"},
+				{Key: result.Direction, Value: s.Direction}, {Key: result.Size, Value: strconv.Itoa(b.Size)}},
+			Samples: s.Samples, Stats: result.Summarize(s.Samples), BytesPerSample: b.Size * b.Copies,
+		})
+	}
+	return out
+}
