@@ -33,12 +33,14 @@ func Load(file string) (fstest.MapFS, error) {
 //	facts.json  doctor.Facts: what CUDA and NVML returned, and what was measured. It is
 //	            merged into that of the base: objects by name, lists by place; null removes
 //	expect      the ids of the findings, one a line
+//	thread.json the public thread that the host was composed from, and what has to be found
 type Case struct {
 	Host    fstest.MapFS
 	Environ []string
 	Facts   json.RawMessage // empty for none
 	Expect  []string
 	Judged  bool // it has an entry expect, which may be empty
+	Thread  json.RawMessage
 }
 
 // maxBases is how many bases stand on one another.
@@ -105,6 +107,8 @@ func loadCase(file string, bases int) (*Case, error) {
 			return nil, fmt.Errorf("facts.json: %w", err)
 		}
 	}
+	thread, _ := take("thread.json")
+	c.Thread = json.RawMessage(thread)
 	_, c.Judged = host["expect"]
 	c.Expect = lines("expect")
 	for name, entry := range host {

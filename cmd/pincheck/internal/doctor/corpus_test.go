@@ -45,7 +45,7 @@ func (o *Opening) failure(search *Search) *cudart.OpenError {
 	return e
 }
 
-func judgeCase(t *testing.T, c *hosttest.Case) (*Facts, Verdict, []string) {
+func factsOfCase(t *testing.T, c *hosttest.Case) *Facts {
 	t.Helper()
 	f, err := FromCapture(hostinfo.Read(c.Host, c.Environ), c.Facts)
 	require.NoError(t, err)
@@ -56,6 +56,12 @@ func judgeCase(t *testing.T, c *hosttest.Case) (*Facts, Verdict, []string) {
 			f.Requirements = Require(f.Host, nil)
 		}
 	}
+	return f
+}
+
+func judgeCase(t *testing.T, c *hosttest.Case) (*Facts, Verdict, []string) {
+	t.Helper()
+	f := factsOfCase(t, c)
 	verdict, found := Judge(f)
 	ids := []string{}
 	for _, one := range found {
