@@ -240,15 +240,15 @@ func TestWrongBytesAreFound(t *testing.T) {
 				require.NoError(t, r.verify(t.Context(), way, n), way)
 				switch {
 				case kind.moves:
-					r.target.bytes[at]++
+					r.target.Bytes()[at]++
 				case way == result.DeviceToHost || way == result.Both:
-					r.target.bytes[at]++
+					r.target.Bytes()[at]++
 				default:
 					require.NoError(t, r.dev.Memset(r.in+at, 7, 16))
 				}
 				require.ErrorContains(t, r.verify(t.Context(), way, n), fmt.Sprintf("wrong bytes: byte %d is ", at), way)
 				if kind.moves {
-					r.target.bytes[at]--
+					r.target.Bytes()[at]--
 				}
 			}
 		})

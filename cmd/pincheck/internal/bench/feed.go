@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/loader"
 )
@@ -185,7 +184,7 @@ type plainFeed struct {
 
 // A plainBatch is host memory of a batch.
 type plainBatch struct {
-	mem  pageable
+	mem  asyncMemory
 	from int // its first sample
 }
 
@@ -296,7 +295,7 @@ func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 			err = f.stream.SynchronizeBlocking()
 		}
 	} else {
-		err = from.CopyToDevice(f.stream, t.mem, 0, len(from))
+		err = from.CopyToDevice(ctx, f.stream, t.mem, 0, len(from))
 	}
 	done := f.now()
 	f.waiting += got - began
@@ -342,5 +341,4 @@ var (
 	_ feed               = (*pinnedFeed)(nil)
 	_ feed               = (*plainFeed)(nil)
 	_ loader.Transformer = computed{}
-	_ copyable           = (*hostmem.Buffer)(nil)
 )

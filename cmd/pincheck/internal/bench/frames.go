@@ -112,11 +112,11 @@ type trip struct {
 	up     *cudart.Stream
 	spent  map[string]time.Duration // in each part of the last step
 
-	source, back copyable // back is nil if it is allocated anew
+	source, back hostMemory // back is nil if it is allocated anew
 	mem          cudart.DevPtr
 
 	// allocated anew: the batch as it came back last, and what releases it
-	current pageable
+	current asyncMemory
 	release func() error
 	// overlapped: the stream of the other direction
 	down *cudart.Stream
@@ -162,11 +162,11 @@ func (t *trip) node() (int, bool) {
 
 func (t *trip) open(ctx context.Context) (err error) {
 	t.onClose(t.releaseAnew)
-	kind := inPinned
+	kind := registered
 	if t.method == framesAnew {
-		kind = inPageable
+		kind = unpinnedAsync
 	}
-	if t.source, err = t.host(ctx, kind, t.n); err != nil {
+	if t.source, err = kind.open(ctx, &t.workbench, t.n); err != nil {
 		return err
 	}
 	if err = uploaded.fill(ctx, t.source.Bytes()); err != nil {
@@ -181,7 +181,7 @@ func (t *trip) open(ctx context.Context) (err error) {
 	if t.mem, err = t.device(t.n); err != nil {
 		return err
 	}
-	if t.back, err = t.pinned(ctx, t.n); err != nil {
+	if t.back, err = registered.open(ctx, &t.workbench, t.n); err != nil {
 		return err
 	}
 	if err = t.up.Memset(t.mem, poison, t.n); err != nil {
@@ -227,9 +227,9 @@ func (t *trip) in(stage string, do func() error) error {
 }
 
 // copy copies the batch and waits for it.
-func (t *trip) copy(ctx context.Context, direction string, m copyable) error {
+func (t *trip) copy(ctx context.Context, direction string, m hostMemory) error {
 	err := pieces(ctx, t.n, func(off, n int) error {
-		return copies(direction, m, t.up, t.mem+cudart.DevPtr(off), off, n)
+		return copyMemory(ctx, direction, m, t.up, t.mem+cudart.DevPtr(off), off, n)
 	})
 	if err != nil {
 		return err
@@ -297,8 +297,8 @@ func (t *trip) anew(ctx context.Context) (err error) {
 // The half that comes back first was sent in the step before.
 func (t *trip) overlapped(ctx context.Context) error {
 	half := t.n / 2
-	send := func(off, n int) error { return t.source.CopyToDevice(t.up, t.mem+cudart.DevPtr(off), off, n) }
-	fetch := func(off, n int) error { return t.back.CopyToHost(t.down, off, t.mem+cudart.DevPtr(off), n) }
+	send := func(off, n int) error { return t.source.CopyToDevice(ctx, t.up, t.mem+cudart.DevPtr(off), off, n) }
+	fetch := func(off, n int) error { return t.back.CopyToHost(ctx, t.down, off, t.mem+cudart.DevPtr(off), n) }
 	var sent, fetched cudart.Point
 	for _, queue := range []func() error{
 		func() error { return fetch(half, t.n-half) },

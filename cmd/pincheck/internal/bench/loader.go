@@ -205,10 +205,10 @@ func (l *loop) fit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	from := pageable(unsafe.Slice((*byte)(unsafe.Pointer(&l.data.data[0])), n))
+	from := asyncMemory(unsafe.Slice((*byte)(unsafe.Pointer(&l.data.data[0])), n))
 	var took time.Duration
 	for range 2 { // the first is a warm-up
-		if took, err = span.Time(ctx, l.stream, func() error { return from.CopyToDevice(l.stream, target, 0, n) }); err != nil {
+		if took, err = span.Time(ctx, l.stream, func() error { return from.CopyToDevice(ctx, l.stream, target, 0, n) }); err != nil {
 			return err
 		}
 	}

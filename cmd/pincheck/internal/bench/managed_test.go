@@ -92,8 +92,8 @@ func TestManagedMemoryIsMovedFromTheOtherSide(t *testing.T) {
 	}
 	up, down := c.bandwidth(seriesBandwidth, result.HostToDevice, n, 1), c.bandwidth(seriesBandwidth, result.DeviceToHost, n, 1)
 	for range 2 {
-		assert.Equal(t, map[int]int{host: n}, start(c.source.bytes, up.Sample))
-		assert.Equal(t, map[int]int{0: n}, start(c.target.bytes, down.Sample))
+		assert.Equal(t, map[int]int{host: n}, start(c.source.Bytes(), up.Sample))
+		assert.Equal(t, map[int]int{0: n}, start(c.target.Bytes(), down.Sample))
 	}
 }
 

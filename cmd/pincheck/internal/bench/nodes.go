@@ -93,15 +93,13 @@ func farthest(host *hostinfo.Host, busID string) (own, far int, ok bool) {
 // where the kernel refuses that, or does not say where they lie.
 func onNode(node int) hostKind {
 	k := registered
-	k.open = func(ctx context.Context, dev *cudart.Device, n int) (*hostMemory, error) {
-		b, err := hostmem.Alloc(ctx, dev, n, hostmem.Options{Label: "bench", Node: hostmem.OnNode(node)})
+	k.open = func(ctx context.Context, w *workbench, n int) (hostMemory, error) {
+		b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench", Node: hostmem.OnNode(node)})
 		if err != nil {
 			return nil, err
 		}
-		if err := lieOn(os.DirFS("/"), b.Bytes(), node, b.Misplaced()); err != nil {
-			return nil, errors.Join(err, b.Close())
-		}
-		return registeredMemory(b), nil
+		w.undo = append(w.undo, b.CloseContext)
+		return bufferMemory{b}, lieOn(os.DirFS("/"), b.Bytes(), node, b.Misplaced())
 	}
 	return k
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -73,11 +72,11 @@ func TestCopiesByNode(t *testing.T) {
 	refused := -1
 	memory := func(node int) hostKind {
 		k := registered
-		k.open = func(ctx context.Context, dev *cudart.Device, n int) (*hostMemory, error) {
+		k.open = func(ctx context.Context, w *workbench, n int) (hostMemory, error) {
 			if node == refused {
 				return nil, fmt.Errorf("binding to node %d failed: %w", node, errors.ErrUnsupported)
 			}
-			return openRegistered(ctx, dev, n)
+			return openRegistered(ctx, w, n)
 		}
 		return k
 	}
@@ -172,10 +171,11 @@ func TestMemoryOfARealNode(t *testing.T) {
 		t.Skipf("no numa_maps here: %v", err)
 	}
 	_, env := simulated(t, 1)
-	if m, err := onNode(int(nodes[0])).open(t.Context(), env.Devices[0], 4<<20); len(nodes) == 1 || err == nil {
+	w := &workbench{dev: env.Devices[0]}
+	defer func() { require.NoError(t, w.close()) }()
+	if _, err := onNode(int(nodes[0])).open(t.Context(), w, 4<<20); len(nodes) == 1 {
 		require.NoError(t, err)
-		require.NoError(t, m.close())
 	}
-	_, err = onNode(1000).open(t.Context(), env.Devices[0], 4<<20)
+	_, err = onNode(1000).open(t.Context(), w, 4<<20)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }

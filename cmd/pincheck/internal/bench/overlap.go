@@ -61,7 +61,9 @@ func overlap(now clock) measure.Experiment {
 			}
 			var groups []measure.Group
 			for _, dev := range env.Devices {
-				groups = append(groups, blockedGroup(env, dev, now), hiddenGroup(env, dev, now), staleGroup(dev), orderGroup(env, dev, now))
+				groups = append(groups, blockedGroups(env, dev, now)...)
+				groups = append(groups, hiddenGroups(env, dev, now)...)
+				groups = append(groups, staleGroup(dev), orderGroup(env, dev, now))
 			}
 			return groups, nil
 		},
@@ -69,75 +71,24 @@ func overlap(now clock) measure.Experiment {
 	}
 }
 
-// A copyBench has memory of both kinds, and copies one way at a time.
-type copyBench struct {
-	workbench
-	hosts  map[string]copyable
-	mem    cudart.DevPtr
-	stream *cudart.Stream
-}
-
-func (b *copyBench) open(ctx context.Context, n int) (err error) {
-	b.hosts = make(map[string]copyable)
-	for _, kind := range []string{inPageable, inPinned} {
-		if b.hosts[kind], err = b.host(ctx, kind, n); err != nil {
-			return err
-		}
-	}
-	if b.mem, err = b.device(n); err != nil {
-		return err
-	}
-	b.stream, err = b.workbench.stream()
-	return err
-}
-
-// A way is a kind of copy on a copyBench.
+// A way is a kind of copy on a copyRig.
 type way struct {
-	*copyBench
+	*copyRig
 	direction, memory string
 	n                 int
-	content           pattern
 	prepared          bool
 }
 
-// prepare writes the pattern to where the copies come from, and other bytes to where
-// they go, once.
+// prepare overwrites where the copies are to arrive, once.
 func (c *way) prepare(ctx context.Context) error {
 	if c.prepared {
 		return nil
 	}
-	host := c.hosts[c.memory]
-	b := host.Bytes()[:c.n]
-	if err := c.content.fill(ctx, b); err != nil {
-		return err
-	}
-	if c.direction == result.HostToDevice {
-		if err := c.stream.Memset(c.mem, poison, c.n); err != nil {
-			return err
-		}
-	} else if err := host.CopyToDevice(c.stream, c.mem, 0, c.n); err != nil {
-		return err
-	}
-	if err := c.stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	if c.direction == result.DeviceToHost {
-		clear(b)
-	}
 	c.prepared = true
-	return nil
+	return c.copyRig.prepare(ctx, c.direction, c.n)
 }
 
-func (c *way) queue() error {
-	return copies(c.direction, c.hosts[c.memory], c.stream, c.mem, 0, c.n)
-}
-
-func (c *way) verify(ctx context.Context) error {
-	if c.direction == result.HostToDevice {
-		return c.compareDevice(ctx, c.mem, c.n, c.content)
-	}
-	return c.content.compare(ctx, c.hosts[c.memory].Bytes()[:c.n], 0)
-}
+func (c *way) queue(ctx context.Context) error { return c.copy(ctx, c.direction, c.n) }
 
 // labels are the conditions of a way's series.
 func (c *way) labels() result.Labels {
@@ -146,23 +97,26 @@ func (c *way) labels() result.Labels {
 
 // caseOf completes a case of a way.
 func (c *way) caseOf(m measure.Case) measure.Case {
-	m.BytesPerSample, m.WarmUp, m.Verify = c.n, 1, c.verify
-	if c.memory == inPinned {
-		m.Node = func() (int, bool) { return whereLies(c.dev, c.hosts[c.memory].Bytes()) }
-	}
+	m.BytesPerSample, m.WarmUp = c.n, 1
+	m.Verify = func(ctx context.Context) error { return c.verify(ctx, c.direction, c.n) }
+	m.Node = c.node
 	for i := range m.Also {
 		m.Also[i].Labels, m.Also[i].BytesPerSample = m.Labels, c.n
 	}
 	return m
 }
 
-// waysOf returns all ways of a copyBench.
-func waysOf(b *copyBench, sizes []int) (all []*way) {
+// overlapKinds are the kinds of memory that overlap compares, by their label.
+var overlapKinds = []struct {
+	label string
+	kind  hostKind
+}{{inPageable, unpinnedAsync}, {inPinned, registered}}
+
+// waysOf returns the copies of memory on a copyRig, in both directions.
+func waysOf(r *copyRig, memory string, sizes []int) (all []*way) {
 	for _, n := range sizes {
-		for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
-			for _, memory := range []string{inPageable, inPinned} {
-				all = append(all, &way{copyBench: b, direction: direction, memory: memory, n: n, content: pattern(4099 * (len(all) + 1))})
-			}
+		for _, direction := range bothWays {
+			all = append(all, &way{copyRig: r, direction: direction, memory: memory, n: n})
 		}
 	}
 	return all
@@ -173,38 +127,37 @@ func last(name string, d *time.Duration) measure.Also {
 	return measure.Also{Series: result.Series{Name: name, Unit: result.Seconds, Better: result.Lower}, Last: func() (float64, bool) { return d.Seconds(), true }}
 }
 
-// blockedGroup measures how long the call of a copy takes.
-func blockedGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
+// blockedGroups measure how long the call of a copy takes.
+func blockedGroups(env measure.Env, dev *cudart.Device, now clock) (groups []measure.Group) {
 	sizes := sizesOr(env, []int{1 << 20, 16 << 20}, []int{64 << 10, 1 << 20, 16 << 20, 256 << 20})
-	b := &copyBench{workbench: workbench{dev: dev, now: now}}
-	most := slices.Max(sizes)
-	g := measure.Group{
-		Name: fmt.Sprintf("calls on device %d", dev.Ordinal()), Need: measure.Need{Pinned: most, Pageable: most, Device: most}, Setup: setupTime(4 * most),
-		Open: func(ctx context.Context) error { return b.open(ctx, most) }, Close: b.close,
-	}
-	for _, c := range waysOf(b, sizes) {
-		var call, done time.Duration
-		sample := func(ctx context.Context) (float64, error) {
-			if err := c.prepare(ctx); err != nil {
-				return 0, err
+	for _, k := range overlapKinds {
+		r := &copyRig{workbench: workbench{dev: dev, now: now}, kind: k.kind, n: slices.Max(sizes)}
+		var cases []measure.Case
+		for _, c := range waysOf(r, k.label, sizes) {
+			var call, done time.Duration
+			sample := func(ctx context.Context) (float64, error) {
+				if err := c.prepare(ctx); err != nil {
+					return 0, err
+				}
+				began := r.now()
+				if err := c.queue(ctx); err != nil {
+					return 0, err
+				}
+				call = r.now() - began
+				if err := r.main(c.direction).Synchronize(ctx); err != nil {
+					return 0, err
+				}
+				done = r.now() - began
+				return call.Seconds() / done.Seconds(), nil
 			}
-			began := b.now()
-			if err := c.queue(); err != nil {
-				return 0, err
-			}
-			call = b.now() - began
-			if err := b.stream.Synchronize(ctx); err != nil {
-				return 0, err
-			}
-			done = b.now() - began
-			return call.Seconds() / done.Seconds(), nil
+			cases = append(cases, c.caseOf(measure.Case{
+				Series: result.Series{Name: blockedShare, Labels: c.labels(), Unit: result.Ratio, Better: result.Lower},
+				Sample: sample, Also: []measure.Also{last(callTime, &call), last(copyTime, &done)},
+			}))
 		}
-		g.Cases = append(g.Cases, c.caseOf(measure.Case{
-			Series: result.Series{Name: blockedShare, Labels: c.labels(), Unit: result.Ratio, Better: result.Lower},
-			Sample: sample, Also: []measure.Also{last(callTime, &call), last(copyTime, &done)},
-		}))
+		groups = append(groups, r.group("calls of copies of "+k.label+" memory", cases))
 	}
-	return g
+	return groups
 }
 
 // setupTime is about how long it takes to allocate and to fill memory.
@@ -212,23 +165,19 @@ func setupTime(n int) time.Duration { return 10*time.Millisecond + time.Duration
 
 // A hiding measures copies beside work on another stream.
 type hiding struct {
-	copyBench
-	span *measure.Span
+	copyRig
 	work *cudart.Stream
 	load load
 }
 
-func (h *hiding) open(ctx context.Context, n int) (err error) {
-	if err = h.copyBench.open(ctx, n); err != nil {
-		return err
-	}
-	if h.span, err = h.workbench.span(); err != nil {
+func (h *hiding) open(ctx context.Context) (err error) {
+	if err = h.copyRig.open(ctx); err != nil {
 		return err
 	}
 	if h.work, err = h.workbench.stream(); err != nil {
 		return err
 	}
-	h.load, err = h.newLoad(loadFactor * n)
+	h.load, err = h.newLoad(loadFactor * h.n)
 	return err
 }
 
@@ -239,13 +188,14 @@ const loadFactor = 16
 // both is the time of the copy and the work at once. The work waits for the span's
 // begin, and its end for the work.
 func (h *hiding) both(ctx context.Context, c *way, workFirst bool) (time.Duration, error) {
-	if err := h.span.Begin(h.stream); err != nil {
+	stream := h.main(c.direction)
+	if err := h.span.Begin(stream); err != nil {
 		return 0, err
 	}
-	if err := h.work.WaitPoint(h.stream.Point()); err != nil {
+	if err := h.work.WaitPoint(stream.Point()); err != nil {
 		return 0, err
 	}
-	queue := []func() error{c.queue, func() error { return h.load.queue(h.work) }}
+	queue := []func() error{func() error { return c.queue(ctx) }, func() error { return h.load.queue(h.work) }}
 	if workFirst {
 		slices.Reverse(queue)
 	}
@@ -254,54 +204,61 @@ func (h *hiding) both(ctx context.Context, c *way, workFirst bool) (time.Duratio
 			return 0, err
 		}
 	}
-	if err := h.stream.WaitPoint(h.work.Point()); err != nil {
+	if err := stream.WaitPoint(h.work.Point()); err != nil {
 		return 0, err
 	}
-	return h.span.End(ctx, h.stream)
+	return h.span.End(ctx, stream)
 }
 
-// hiddenGroup measures how much of a copy hides behind work.
-func hiddenGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
+// hiddenGroups measure how much of a copy hides behind work.
+func hiddenGroups(env measure.Env, dev *cudart.Device, now clock) (groups []measure.Group) {
 	sizes := sizesOr(env, []int{16 << 20}, []int{16 << 20, 64 << 20})
-	h := &hiding{copyBench: copyBench{workbench: workbench{dev: dev, now: now}}}
-	most := slices.Max(sizes)
-	g := measure.Group{
-		Name: fmt.Sprintf("copies beside work on device %d", dev.Ordinal()), Need: measure.Need{Pinned: most, Pageable: most, Device: most + min(loadFactor*most, loadBytes)}, Setup: setupTime(6 * most),
-		Open: func(ctx context.Context) error { return h.open(ctx, most) }, Close: h.close,
-	}
-	for _, c := range waysOf(&h.copyBench, sizes) {
-		for _, order := range []string{firstWork, firstCopy} {
-			var alone, work, both time.Duration
-			var fitted load // for a copy of this kind
-			sample := func(ctx context.Context) (share float64, err error) {
-				if err = c.prepare(ctx); err != nil {
-					return 0, err
-				}
-				if alone, err = h.span.Time(ctx, h.stream, c.queue); err != nil {
-					return 0, err
-				}
-				if !fitted.fitted() {
-					if err = h.load.fit(ctx, h.span, h.work, alone); err != nil {
-						return 0, err
-					}
-					fitted = h.load
-				}
-				h.load = fitted
-				if work, err = h.span.Time(ctx, h.work, func() error { return h.load.queue(h.work) }); err != nil {
-					return 0, err
-				}
-				if both, err = h.both(ctx, c, order == firstWork); err != nil {
-					return 0, err
-				}
-				return (alone + work - both).Seconds() / min(alone, work).Seconds(), nil
+	for _, k := range overlapKinds {
+		h := &hiding{copyRig: copyRig{workbench: workbench{dev: dev, now: now}, kind: k.kind, n: slices.Max(sizes)}}
+		var cases []measure.Case
+		for _, c := range waysOf(&h.copyRig, k.label, sizes) {
+			for _, order := range []string{firstWork, firstCopy} {
+				cases = append(cases, h.hidden(c, order))
 			}
-			g.Cases = append(g.Cases, c.caseOf(measure.Case{
-				Series: result.Series{Name: hiddenShare, Labels: c.labels().With(first, order), Unit: result.Ratio, Better: result.Higher},
-				Budget: 100 * time.Millisecond, Sample: sample, Also: []measure.Also{last(copyAlone, &alone), last(workAlone, &work), last(togetherTime, &both)},
-			}))
 		}
+		g := h.group("copies of "+k.label+" memory beside work", cases)
+		g.Open = h.open
+		g.Need.Device += min(loadFactor*h.n, loadBytes)
+		groups = append(groups, g)
 	}
-	return g
+	return groups
+}
+
+// hidden is the case of a copy beside work, of which order is queued first.
+func (h *hiding) hidden(c *way, order string) measure.Case {
+	var alone, work, both time.Duration
+	var fitted load // for a copy of this kind
+	sample := func(ctx context.Context) (share float64, err error) {
+		if err = c.prepare(ctx); err != nil {
+			return 0, err
+		}
+		if alone, err = h.span.Time(ctx, h.main(c.direction), func() error { return c.queue(ctx) }); err != nil {
+			return 0, err
+		}
+		if !fitted.fitted() {
+			if err = h.load.fit(ctx, h.span, h.work, alone); err != nil {
+				return 0, err
+			}
+			fitted = h.load
+		}
+		h.load = fitted
+		if work, err = h.span.Time(ctx, h.work, func() error { return h.load.queue(h.work) }); err != nil {
+			return 0, err
+		}
+		if both, err = h.both(ctx, c, order == firstWork); err != nil {
+			return 0, err
+		}
+		return (alone + work - both).Seconds() / min(alone, work).Seconds(), nil
+	}
+	return c.caseOf(measure.Case{
+		Series: result.Series{Name: hiddenShare, Labels: c.labels().With(first, order), Unit: result.Ratio, Better: result.Higher},
+		Budget: 100 * time.Millisecond, Sample: sample, Also: []measure.Also{last(copyAlone, &alone), last(workAlone, &work), last(togetherTime, &both)},
+	})
 }
 
 // staleGroup measures what a read sees that does not synchronise: verify.StaleRead,
@@ -334,14 +291,14 @@ func staleGroup(dev *cudart.Device) measure.Group {
 // default stream copy what arrived.
 type ordering struct {
 	workbench
-	source pageable // without poison
+	source asyncMemory // without poison
 	a, b   cudart.DevPtr
-	came   pageable
+	came   asyncMemory
 	stream *cudart.Stream
 }
 
 func (o *ordering) open(ctx context.Context, n int) (err error) {
-	for _, m := range []*pageable{&o.source, &o.came} {
+	for _, m := range []*asyncMemory{&o.source, &o.came} {
 		if *m, err = o.pageable(n); err != nil {
 			return err
 		}
@@ -366,14 +323,14 @@ func (o *ordering) open(ctx context.Context, n int) (err error) {
 }
 
 // old returns how many old bytes the stream read of an upload of n bytes.
-func (o *ordering) old(ctx context.Context, n int, upload func(n int) error) (int, error) {
+func (o *ordering) old(ctx context.Context, n int, upload func(ctx context.Context, n int) error) (int, error) {
 	if err := o.stream.Memset(o.a, poison, n); err != nil {
 		return 0, err
 	}
 	if err := o.stream.Synchronize(ctx); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(upload(n), o.stream.CopyOnDevice(o.b, o.a, n)); err != nil {
+	if err := errors.Join(upload(ctx, n), o.stream.CopyOnDevice(o.b, o.a, n)); err != nil {
 		return 0, err
 	}
 	if err := o.stream.Synchronize(ctx); err != nil {
@@ -405,14 +362,14 @@ func (o *ordering) verify(_ context.Context, n int) error {
 // uploads are the ways in which an upload is followed by work.
 func (o *ordering) uploads() []upload {
 	return []upload{
-		{"cudaMemcpy", readerOther, func(n int) error { return o.dev.CopyToDevice(o.a, unsafe.Pointer(&o.source[0]), n) }},
-		{"cudaMemcpyAsync", readerSame, func(n int) error { return o.source.CopyToDevice(o.stream, o.a, 0, n) }},
+		{"cudaMemcpy", readerOther, func(_ context.Context, n int) error { return o.dev.CopyToDevice(o.a, unsafe.Pointer(&o.source[0]), n) }},
+		{"cudaMemcpyAsync", readerSame, func(ctx context.Context, n int) error { return o.source.CopyToDevice(ctx, o.stream, o.a, 0, n) }},
 	}
 }
 
 type upload struct {
 	method, reader string
-	do             func(n int) error
+	do             func(ctx context.Context, n int) error
 }
 
 const orderTries = 10 // uploads of a sample

@@ -127,11 +127,11 @@ func TestWorkThatIsNotInOrderReadsOldBytes(t *testing.T) {
 	defer func() { assert.NoError(t, o.close()) }()
 	require.NoError(t, o.open(t.Context(), n))
 	for late, want := range map[int]int{0: 0, 100: 100, n: n} {
-		old, err := o.old(t.Context(), n, func(n int) error {
+		old, err := o.old(t.Context(), n, func(ctx context.Context, n int) error {
 			if late == n {
 				return nil
 			}
-			return o.source.CopyToDevice(o.stream, o.a, 0, n-late)
+			return o.source.CopyToDevice(ctx, o.stream, o.a, 0, n-late)
 		})
 		require.NoError(t, err)
 		assert.Equal(t, want, old)
@@ -248,16 +248,19 @@ func TestOverlapVerifiesTheCopies(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
 	const n = 10_001
-	b := &copyBench{workbench: workbench{dev: dev, now: wall()}}
-	defer func() { assert.NoError(t, b.close()) }()
-	require.NoError(t, b.open(t.Context(), n))
-	for _, c := range waysOf(b, []int{n - 1, n}) {
-		require.NoError(t, c.prepare(t.Context()))
-		assert.ErrorIs(t, c.verify(t.Context()), measure.ErrWrongBytes, c.labels())
-		require.NoError(t, c.queue())
-		require.NoError(t, b.stream.Synchronize(t.Context()))
-		assert.NoError(t, c.verify(t.Context()), c.labels())
-		require.NoError(t, c.prepare(t.Context()), "only once")
-		assert.NoError(t, c.verify(t.Context()), c.labels())
+	for _, k := range overlapKinds {
+		r := &copyRig{workbench: workbench{dev: dev, now: wall()}, kind: k.kind, n: n}
+		require.NoError(t, r.open(t.Context()))
+		for _, c := range waysOf(r, k.label, []int{n - 1, n}) {
+			verify := c.caseOf(measure.Case{}).Verify
+			require.NoError(t, c.prepare(t.Context()))
+			assert.ErrorIs(t, verify(t.Context()), measure.ErrWrongBytes, c.labels())
+			require.NoError(t, c.queue(t.Context()))
+			require.NoError(t, r.main(c.direction).Synchronize(t.Context()))
+			assert.NoError(t, verify(t.Context()), c.labels())
+			require.NoError(t, c.prepare(t.Context()), "only once")
+			assert.NoError(t, verify(t.Context()), c.labels())
+		}
+		assert.NoError(t, r.close())
 	}
 }

@@ -22,7 +22,7 @@ type copyRig struct {
 	kind hostKind
 	n    int // bytes of each of the four blocks
 
-	source, target *hostMemory   // of uploads, of downloads
+	source, target hostMemory    // of uploads, of downloads
 	in, out        cudart.DevPtr // the target of uploads, the source of downloads
 	up, down       *cudart.Stream
 	span           *measure.Span
@@ -79,23 +79,22 @@ func (r *copyRig) open(ctx context.Context) error {
 		}
 	}
 	for _, m := range []struct {
-		memory  **hostMemory
+		memory  *hostMemory
 		content pattern
 	}{{&r.source, uploaded}, {&r.target, downloaded}} {
-		made, err := r.kind.open(ctx, r.dev, r.n)
+		made, err := r.kind.open(ctx, &r.workbench, r.n)
 		if err != nil {
 			return err
 		}
 		*m.memory = made
-		r.onClose(made.close)
-		if err := m.content.fill(ctx, made.bytes); err != nil {
+		if err := m.content.fill(ctx, made.Bytes()); err != nil {
 			return err
 		}
 	}
 	if r.check, err = r.pinned(ctx, min(r.n, checkBytes)); err != nil {
 		return err
 	}
-	if err := r.target.toDevice(ctx, r.up, r.out, r.n); err != nil {
+	if err := r.target.CopyToDevice(ctx, r.up, r.out, 0, r.n); err != nil {
 		return err
 	}
 	return r.up.Synchronize(ctx)
@@ -104,7 +103,7 @@ func (r *copyRig) open(ctx context.Context) error {
 // close waits for what is queued, and releases everything.
 func (r *copyRig) close() error {
 	err := r.workbench.close()
-	*r = copyRig{workbench: workbench{dev: r.dev}, kind: r.kind, n: r.n}
+	*r = copyRig{workbench: workbench{dev: r.dev, now: r.now}, kind: r.kind, n: r.n}
 	return err
 }
 
@@ -114,7 +113,7 @@ func (r *copyRig) node() (int, bool) {
 	if r.kind.name != memoryRegistered {
 		return 0, false
 	}
-	return whereLies(r.dev, r.source.bytes, r.target.bytes)
+	return whereLies(r.dev, r.source.Bytes(), r.target.Bytes())
 }
 
 // prepare overwrites where copies of n bytes are to arrive.
@@ -128,7 +127,7 @@ func (r *copyRig) prepare(ctx context.Context, way string, n int) error {
 		}
 	}
 	if way == result.DeviceToHost || way == result.Both {
-		for b := r.target.bytes[:n]; len(b) > 0; b = b[min(len(b), checkBytes):] {
+		for b := r.target.Bytes()[:n]; len(b) > 0; b = b[min(len(b), checkBytes):] {
 			if err := bounded.Ended(ctx); err != nil {
 				return err
 			}
@@ -144,7 +143,7 @@ func (r *copyRig) verify(ctx context.Context, way string, n int) error {
 		return err
 	}
 	if r.kind.moves {
-		return errors.Join(uploaded.compare(ctx, r.source.bytes[:n], 0), downloaded.compare(ctx, r.target.bytes[:n], 0))
+		return errors.Join(uploaded.compare(ctx, r.source.Bytes()[:n], 0), downloaded.compare(ctx, r.target.Bytes()[:n], 0))
 	}
 	var errs []error
 	switch way {
@@ -154,14 +153,14 @@ func (r *copyRig) verify(ctx context.Context, way string, n int) error {
 		errs = append(errs, r.compare(ctx, n, downloaded))
 	}
 	if way == result.DeviceToHost || way == result.Both {
-		if r.target.slowToRead { // so the device reads it
-			err := r.target.toDevice(ctx, r.up, r.in, n)
+		if r.kind.slowToRead { // so the device reads it
+			err := r.target.CopyToDevice(ctx, r.up, r.in, 0, n)
 			if err == nil {
 				err = r.compare(ctx, n, downloaded)
 			}
 			errs = append(errs, err)
 		} else {
-			errs = append(errs, downloaded.compare(ctx, r.target.bytes[:n], 0))
+			errs = append(errs, downloaded.compare(ctx, r.target.Bytes()[:n], 0))
 		}
 	}
 	return errors.Join(errs...)
@@ -188,9 +187,9 @@ func (r *copyRig) compare(ctx context.Context, n int, want pattern) error {
 func (r *copyRig) copy(ctx context.Context, way string, n int) error {
 	switch way {
 	case result.HostToDevice:
-		return r.source.toDevice(ctx, r.up, r.in, n)
+		return r.source.CopyToDevice(ctx, r.up, r.in, 0, n)
 	case result.DeviceToHost:
-		return r.target.toHost(ctx, r.down, r.out, n)
+		return r.target.CopyToHost(ctx, r.down, 0, r.out, n)
 	}
 	return r.up.CopyOnDevice(r.in, r.out, n)
 }
@@ -283,9 +282,9 @@ func (r *copyRig) moveBack(ctx context.Context, way string, n int) error {
 	for _, w := range ways(way) {
 		var err error
 		if w == result.HostToDevice {
-			err = r.source.toHost(ctx, r.up, 0, n)
+			err = r.source.CopyToHost(ctx, r.up, 0, 0, n)
 		} else {
-			err = r.target.toDevice(ctx, r.up, 0, n)
+			err = r.target.CopyToDevice(ctx, r.up, 0, 0, n)
 		}
 		if err != nil {
 			return err

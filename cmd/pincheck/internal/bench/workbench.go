@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -107,7 +106,7 @@ func (w *workbench) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) 
 }
 
 // pageable allocates memory that is not pinned.
-func (w *workbench) pageable(n int) (pageable, error) {
+func (w *workbench) pageable(n int) (asyncMemory, error) {
 	p, err := hostmem.AllocPageable(n)
 	if err != nil {
 		return nil, err
@@ -116,49 +115,11 @@ func (w *workbench) pageable(n int) (pageable, error) {
 	return p.Bytes(), nil
 }
 
-// host allocates memory of a kind.
-func (w *workbench) host(ctx context.Context, kind string, n int) (copyable, error) {
-	if kind == inPinned {
-		return w.pinned(ctx, n)
-	}
-	return w.pageable(n)
-}
-
-// Values of result.Memory.
+// Values of result.Memory in experiments that compare pinned memory with memory that is not.
 const (
 	inPinned   = "pinned"
 	inPageable = "pageable"
 )
-
-// copyable is host memory that copies can use (cudaMemcpyAsync): a *hostmem.Buffer, or
-// pageable.
-type copyable interface {
-	Bytes() []byte
-	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
-	CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error
-}
-
-// pageable is mapped memory that is not pinned. Copies of it block, as CUDA stages them:
-// how far is what is measured.
-type pageable []byte
-
-func (p pageable) Bytes() []byte { return p }
-
-func (p pageable) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return s.CopyToDevice(dst, unsafe.Pointer(&p[off:][:n][0]), n)
-}
-
-func (p pageable) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return s.CopyToHost(unsafe.Pointer(&p[off:][:n][0]), src, n)
-}
-
-// copies queues a copy in a direction.
-func copies(direction string, m copyable, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
-	if direction == result.HostToDevice {
-		return m.CopyToDevice(s, dev, off, n)
-	}
-	return m.CopyToHost(s, off, dev, n)
-}
 
 // piece is how much is copied, filled or compared before the context is looked at.
 const piece = 32 << 20
@@ -178,17 +139,6 @@ func pieces(ctx context.Context, n int, f func(off, n int) error) error {
 
 // poison is what device memory holds before something is copied there.
 const poison = 0xee
-
-// compareDevice compares device memory with a pattern (cudaMemcpy).
-func (w *workbench) compareDevice(ctx context.Context, p cudart.DevPtr, n int, want pattern) error {
-	b := make([]byte, min(n, piece))
-	return pieces(ctx, n, func(off, n int) error {
-		if err := w.dev.CopyToHost(unsafe.Pointer(&b[0]), p+cudart.DevPtr(off), n); err != nil {
-			return err
-		}
-		return want.compare(ctx, b[:n], off)
-	})
-}
 
 // A load is work for the GPU: a kernel that does nothing for a time, or where there are no
 // kernels a number of memsets (cudaMemsetAsync). These are few, so that to queue them takes no

@@ -1,0 +1,209 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/transfer"
+)
+
+// A hostKind is a kind of host memory, and how it is copied.
+type hostKind struct {
+	name       string // value of the label memory
+	wall       bool   // the calling thread copies or stages, so that its clock counts, and not the device's events
+	moves      bool   // nothing is copied: the memory itself moves to the device and back
+	pinned     bool   // open allocates pinned memory
+	slowToRead bool   // reading by the CPU takes many times as long as writing
+
+	// open allocates n bytes, which closing the workbench releases.
+	open func(ctx context.Context, w *workbench, n int) (hostMemory, error)
+}
+
+// hostMemory is memory of a kind. Copies of kinds with wall are complete when they return,
+// the others are queued.
+type hostMemory interface {
+	Bytes() []byte
+	CopyToDevice(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error
+	CopyToHost(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+}
+
+// copyMemory copies in a direction, between n bytes of m from off on and device memory.
+func copyMemory(ctx context.Context, direction string, m hostMemory, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
+	if direction == result.HostToDevice {
+		return m.CopyToDevice(ctx, s, dev, off, n)
+	}
+	return m.CopyToHost(ctx, s, off, dev, n)
+}
+
+// The names of the kinds.
+const (
+	memoryRegistered    = "registered"
+	memoryHostAlloc     = "cuda_host_alloc"
+	memoryWriteCombined = "write_combined"
+	memoryPageable      = "pageable"
+	memoryStaged        = "staged"
+	memoryManaged       = "managed"
+)
+
+var (
+	registered = hostKind{name: memoryRegistered, pinned: true, open: openRegistered}
+	// unpinned is copied by cudaMemcpy, unpinnedAsync by cudaMemcpyAsync, as far as that is
+	// asynchronous for such memory.
+	unpinned      = hostKind{name: memoryPageable, wall: true, open: openUnpinned}
+	unpinnedAsync = hostKind{name: memoryPageable, open: func(_ context.Context, w *workbench, n int) (hostMemory, error) { return w.pageable(n) }}
+)
+
+// hostKinds returns all kinds that copies can be measured with, registered memory first.
+func hostKinds() []hostKind {
+	return []hostKind{
+		registered,
+		{name: memoryHostAlloc, pinned: true, open: openHostAlloc(cudart.HostAllocDefault)},
+		{name: memoryWriteCombined, pinned: true, slowToRead: true, open: openHostAlloc(writeCombined)},
+		unpinned,
+		{name: memoryStaged, wall: true, open: openStaged},
+		{name: memoryManaged, moves: true, open: openManaged},
+	}
+}
+
+// writeCombined is cudaHostAllocWriteCombined. Package cudart does not offer it: no host is
+// known where it is faster.
+const writeCombined cudart.HostAllocFlags = 4
+
+// bufferMemory is memory that hostmem registered.
+type bufferMemory struct{ *hostmem.Buffer }
+
+func openRegistered(ctx context.Context, w *workbench, n int) (hostMemory, error) {
+	b, err := w.pinned(ctx, n)
+	return bufferMemory{b}, err
+}
+
+func (m bufferMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return m.Buffer.CopyToDevice(s, dst, off, n)
+}
+
+func (m bufferMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return m.Buffer.CopyToHost(s, off, src, n)
+}
+
+// asyncMemory is memory that cudaMemcpyAsync copies by its address. Where it is pageable, CUDA
+// stages it, and the call blocks.
+type asyncMemory []byte
+
+func openHostAlloc(flags cudart.HostAllocFlags) func(context.Context, *workbench, int) (hostMemory, error) {
+	return func(_ context.Context, w *workbench, n int) (hostMemory, error) {
+		p, err := w.dev.HostAlloc(n, flags)
+		if err != nil {
+			return nil, err
+		}
+		w.onClose(func() error { return w.dev.FreeHost(p) })
+		return asyncMemory(unsafe.Slice((*byte)(p), n)), nil
+	}
+}
+
+func (m asyncMemory) Bytes() []byte { return m }
+
+// pointer returns the address of the n bytes from off on.
+func (m asyncMemory) pointer(off, n int) unsafe.Pointer { return unsafe.Pointer(&m[off:][:n][0]) }
+
+func (m asyncMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return s.CopyToDevice(dst, m.pointer(off, n), n)
+}
+
+func (m asyncMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return s.CopyToHost(m.pointer(off, n), src, n)
+}
+
+// syncMemory is pageable memory that cudaMemcpy copies.
+type syncMemory struct {
+	asyncMemory
+	dev *cudart.Device
+}
+
+func openUnpinned(_ context.Context, w *workbench, n int) (hostMemory, error) {
+	m, err := w.pageable(n)
+	return syncMemory{m, w.dev}, err
+}
+
+// CopyToDevice synchronizes the stream of cudaMemcpy: streams that do not block do not wait for
+// the end of a cudaMemcpy to the device.
+func (m syncMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return s.CopyPageableToDevice(dst, m.pointer(off, n), n)
+}
+
+func (m syncMemory) CopyToHost(_ context.Context, _ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return m.dev.CopyToHost(m.pointer(off, n), src, n)
+}
+
+// stagedMemory is pageable memory that package transfer copies.
+type stagedMemory struct {
+	asyncMemory
+	copier *transfer.Copier
+}
+
+func openStaged(ctx context.Context, w *workbench, n int) (hostMemory, error) {
+	m, err := w.pageable(n)
+	if err != nil {
+		return nil, err
+	}
+	c, err := transfer.NewCopier(ctx, w.dev, transfer.Options{})
+	if err != nil {
+		return nil, err
+	}
+	w.undo = append(w.undo, c.CloseContext)
+	return stagedMemory{m, c}, nil
+}
+
+func (m stagedMemory) CopyToDevice(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return m.copier.Upload(ctx, dst, m.asyncMemory[off:][:n])
+}
+
+func (m stagedMemory) CopyToHost(ctx context.Context, _ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return m.copier.Download(ctx, m.asyncMemory[off:][:n], src)
+}
+
+// prefetchedMemory is managed memory, of which a copy is a prefetch (cudaMemPrefetchAsync).
+type prefetchedMemory struct {
+	asyncMemory
+	dev *cudart.Device
+}
+
+func openManaged(_ context.Context, w *workbench, n int) (hostMemory, error) {
+	for _, need := range []struct {
+		attribute cudart.Attr
+		what      string
+	}{
+		{cudart.AttrManagedMemory, "has no managed memory"},
+		{cudart.AttrConcurrentManagedAccess, "does not move managed memory on demand, so there is nothing to prefetch"},
+	} {
+		v, err := w.dev.Attribute(need.attribute)
+		if err != nil {
+			return nil, err
+		}
+		if v == 0 {
+			return nil, fmt.Errorf("%v %s: %w", w.dev, need.what, errors.ErrUnsupported)
+		}
+	}
+	p, err := w.dev.MallocManaged(n, cudart.ManagedGlobal)
+	if err != nil {
+		return nil, err
+	}
+	w.onClose(func() error { return w.dev.Free(cudart.DevPtr(uintptr(p))) })
+	return prefetchedMemory{unsafe.Slice((*byte)(p), n), w.dev}, nil
+}
+
+func (m prefetchedMemory) prefetch(s *cudart.Stream, off, n int, to cudart.Location) error {
+	return s.Prefetch(cudart.DevPtr(uintptr(m.pointer(off, n))), n, to)
+}
+
+func (m prefetchedMemory) CopyToDevice(_ context.Context, s *cudart.Stream, _ cudart.DevPtr, off, n int) error {
+	return m.prefetch(s, off, n, m.dev.Location())
+}
+
+func (m prefetchedMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, _ cudart.DevPtr, n int) error {
+	return m.prefetch(s, off, n, cudart.Location{Kind: cudart.LocationHost})
+}
