@@ -15,8 +15,9 @@ func newExplain(o *options, sys system) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain [ID]",
 		Short: "Say what a finding means, and what to do",
-		Long: `explain prints the page of a finding: what it means, why it happens, what was
-looked at, what to do, and what others met. Without an id it lists all.`,
+		Long: `explain prints the page of a finding: what it means, what was looked at, each
+cause with what it costs and what to do, and what others met. Without an id it
+lists all. Words in *italics* stand for what pincheck finds on a host.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usagef("explain takes one id, and got %q", args)
@@ -35,18 +36,18 @@ looked at, what to do, and what others met. Without an id it lists all.`,
 			if len(args) == 0 {
 				var entries [][2]string
 				for _, c := range doctor.Checks() {
-					entries = append(entries, [2]string{c.ID, fmt.Sprintf("%s: %s", c.Severity, c.Title)})
+					entries = append(entries, [2]string{c.ID, fmt.Sprintf("%s: %s", c.Severity(), c.Title())})
 				}
 				if err := report.WriteList(out, entries, report.StyleFor(out, sys.getenv)); err != nil {
 					return outputError{err}
 				}
 				return nil
 			}
-			page, ok := findings.Page(args[0])
+			page, ok := findings.Get(args[0])
 			if !ok {
 				return unknownID("explain", args[0])
 			}
-			if _, err := fmt.Fprint(out, page); err != nil {
+			if _, err := fmt.Fprint(out, page.Text); err != nil {
 				return outputError{err}
 			}
 			return nil

@@ -1,29 +1,188 @@
-// Package findings has a page about each finding of pincheck: what it means, why it
-// happens, what was looked at, what to do, and what others met.
+// Package findings has a page about each finding of pincheck. The pages are the only place
+// where its title, severity, causes, costs and remedies are written: pincheck reads them from
+// here, and pincheck explain prints them.
+//
+// # Form of a page
+//
+// The file name.md begins with "# name" and a line with the severity and the title:
+//
+//	Warning: the memory near the GPU may not be used.
+//
+// The sections "What it means" and "What was looked at" are for readers alone, and so are others
+// at the end. The section "Cause" has what pincheck prints:
+//
+//   - Why: the cause, if it is known
+//   - Cost: what it costs the user, for "allow node *N*" and others see below
+//   - Do: the remedy
+//
+// Where there are several causes the section is called "Causes", and each has a heading of the
+// third level with its name. Words in italics (*N*) stand for what pincheck has found; if it
+// has not, they are printed as they are. In code quotes nothing is replaced.
 package findings
 
 import (
 	"embed"
+	"fmt"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 //go:embed *.md
-var pages embed.FS
+var files embed.FS
 
-// Page returns the page of a finding, in Markdown. ok is false if there is none.
-func Page(id string) (text string, ok bool) {
-	b, err := fs.ReadFile(pages, id+".md")
-	return string(b), err == nil
+// A Page is what is known of a finding.
+type Page struct {
+	ID       string
+	Severity string // problem, warning or note
+	Title    string // what was found, in a few words
+	Causes   []Cause
+	Text     string // the page in Markdown
+}
+
+// A Cause is one reason for a finding. Texts are empty where nothing is known.
+type Cause struct {
+	Name string // among the causes of the page; empty for the only one
+	Why  string
+	Cost string
+	Do   string
+}
+
+// Get returns the page of a finding. ok is false if there is none.
+func Get(id string) (page *Page, ok bool) {
+	page, ok = pages()[id]
+	return page, ok
 }
 
 // IDs returns the ids of all pages, sorted.
 func IDs() (ids []string) {
-	entries, _ := fs.ReadDir(pages, ".") // embedded: it cannot fail
-	for _, e := range entries {
-		ids = append(ids, strings.TrimSuffix(e.Name(), ".md"))
+	for id := range pages() {
+		ids = append(ids, id)
 	}
 	slices.Sort(ids)
 	return ids
+}
+
+// Cause returns the cause of a name, or the first one for an empty name.
+func (p *Page) Cause(name string) (Cause, bool) {
+	for _, c := range p.Causes {
+		if name == "" || c.Name == name {
+			return c, true
+		}
+	}
+	return Cause{}, false
+}
+
+// Values are texts for the words in italics of a page.
+type Values map[string]string
+
+// variable matches code, and words in italics.
+var variable = regexp.MustCompile("`[^`]*`|\\*[^*]+\\*")
+
+// With returns the cause with values in the place of words in italics, and without marks of
+// Markdown.
+func (c Cause) With(values Values) Cause {
+	put := func(text string) string {
+		return variable.ReplaceAllStringFunc(text, func(marked string) string {
+			word := marked[1 : len(marked)-1]
+			if value, ok := values[word]; ok && marked[0] == '*' {
+				return value
+			}
+			return word
+		})
+	}
+	c.Why, c.Cost, c.Do = put(c.Why), put(c.Cost), put(c.Do)
+	return c
+}
+
+// Variables returns the words in italics.
+func (c Cause) Variables() (words []string) {
+	for _, marked := range variable.FindAllString(c.Why+"\n"+c.Cost+"\n"+c.Do, -1) {
+		if word := marked[1 : len(marked)-1]; marked[0] == '*' && !slices.Contains(words, word) {
+			words = append(words, word)
+		}
+	}
+	return words
+}
+
+// pages parses all pages once. A page of another form is a mistake in this directory.
+var pages = sync.OnceValue(func() map[string]*Page {
+	all := map[string]*Page{}
+	names, err := fs.Glob(files, "*.md")
+	for _, name := range names {
+		var text []byte
+		if text, err = fs.ReadFile(files, name); err != nil {
+			break
+		}
+		id := strings.TrimSuffix(name, ".md")
+		if all[id], err = parse(id, string(text)); err != nil {
+			break
+		}
+	}
+	if err != nil {
+		panic(err)
+	}
+	return all
+})
+
+var firstLines = regexp.MustCompile(`^# (\w+)\n\n(Problem|Warning|Note): (.+)\.\n\n`)
+
+// parse parses the page of an id.
+func parse(id, text string) (*Page, error) {
+	wrong := func(format string, args ...any) (*Page, error) {
+		return nil, fmt.Errorf("docs/findings/%s.md: %s", id, fmt.Sprintf(format, args...))
+	}
+	head := firstLines.FindStringSubmatch(text)
+	if head == nil || head[1] != id {
+		return wrong("it does not begin with # %s and a line such as Warning: title.", id)
+	}
+	p := &Page{ID: id, Severity: strings.ToLower(head[2]), Title: head[3], Text: text}
+	section := ""
+	var item *string // that is being read
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		switch name, heading := strings.CutPrefix(line, "## "); {
+		case heading:
+			section, item = name, nil
+			if section == "Cause" {
+				p.Causes = append(p.Causes, Cause{})
+			}
+			continue
+		case section != "Cause" && section != "Causes":
+			continue
+		}
+		if name, heading := strings.CutPrefix(line, "### "); heading && section == "Causes" {
+			p.Causes, item = append(p.Causes, Cause{Name: name}), nil
+			continue
+		}
+		label, rest, labelled := strings.Cut(strings.TrimPrefix(line, "- "), ": ")
+		switch {
+		case line == "":
+			item = nil
+		case item != nil && strings.HasPrefix(line, "  "):
+			*item += " " + strings.TrimSpace(line)
+		case !strings.HasPrefix(line, "- ") || !labelled || len(p.Causes) == 0:
+			return wrong("%q in the section %s is no item of a cause", line, section)
+		default:
+			c := &p.Causes[len(p.Causes)-1]
+			if item = map[string]*string{"Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do}[label]; item == nil || *item != "" {
+				return wrong("%q: want Why, Cost and Do, once each", line)
+			}
+			*item = rest
+		}
+	}
+	for i, c := range p.Causes {
+		if c.Do == "" {
+			return wrong("the cause %q has no remedy", c.Name)
+		}
+		if slices.ContainsFunc(p.Causes[:i], func(other Cause) bool { return other.Name == c.Name }) {
+			return wrong("there are two causes %q", c.Name)
+		}
+	}
+	if len(p.Causes) == 0 {
+		return wrong("it has no cause")
+	}
+	return p, nil
 }

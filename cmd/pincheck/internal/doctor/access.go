@@ -28,31 +28,23 @@ var (
 // accessChecks find what keeps a process from reaching a GPU, from the machine to the
 // device node.
 var accessChecks = []Check{
-	{ID: "no_gpu", Title: "no NVIDIA GPU in this machine", Severity: Problem, Implies: withoutGPU,
+	{ID: "no_gpu", Implies: withoutGPU,
 		Host: unlessUsable(func(f *Facts) []Finding { return f.missing("gpu", "there is no NVIDIA GPU in this machine") })},
-	{ID: "gpu_off_bus", Title: "a GPU fell off the bus", Severity: Problem,
-		Implies: slices.Concat([]string{"missing_gpus", "driver_hangs", "driver_crashes"}, startFailures), Host: offBus},
-	{ID: "nouveau_holds_gpu", Title: "nouveau holds the GPU", Severity: Problem,
-		Implies: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(nouveau)},
-	{ID: "vfio_holds_gpu", Title: "vfio-pci holds the GPU", Severity: Problem,
-		Implies: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(vfio)},
-	{ID: "no_kernel_module", Title: "the NVIDIA kernel module is not loaded", Severity: Problem, Implies: slices.Concat(
+	{ID: "gpu_off_bus", Implies: slices.Concat([]string{"missing_gpus", "driver_hangs", "driver_crashes"}, startFailures), Host: offBus},
+	{ID: "nouveau_holds_gpu", Implies: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(nouveau)},
+	{ID: "vfio_holds_gpu", Implies: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(vfio)},
+	{ID: "no_kernel_module", Implies: slices.Concat(
 		[]string{"container_gpu_void", "container_without_gpu", "capabilities_without_compute"}, withoutModule),
 		Host: unlessUsable(func(f *Facts) []Finding {
 			return f.missing("kernel_module", "the NVIDIA kernel module is not loaded")
 		})},
-	{ID: "container_gpu_void", Title: "the container was started with NVIDIA_VISIBLE_DEVICES=void", Severity: Problem,
-		Implies: slices.Concat([]string{"container_without_gpu", "no_device_nodes"}, withoutNodes), Host: unlessUsable(gpuVoid)},
-	{ID: "container_without_gpu", Title: "the container was started without a GPU", Severity: Problem,
-		Implies: slices.Concat([]string{"no_device_nodes"}, withoutNodes), Host: unlessUsable(containerWithoutGPU)},
-	{ID: "capabilities_without_compute", Title: "the container may not compute", Severity: Problem,
-		Implies: slices.Concat([]string{"no_driver_library", "no_uvm"}, startFailures), Host: unlessUsable(withoutCompute)},
-	{ID: "no_device_nodes", Title: "device nodes are missing", Severity: Problem, Implies: withoutNodes, Host: unlessUsable(noNodes)},
-	{ID: "no_uvm", Title: "nvidia_uvm is not loaded, or has no device node", Severity: Problem, Implies: startFailures, Host: unlessUsable(noUVM)},
-	{ID: "node_permission", Title: "this user may not open the GPU's device nodes", Severity: Problem,
-		Implies: startFailures, Host: unlessUsable(nodePermission)},
-	{ID: "device_cgroup_denies", Title: "the device control group denies the GPU", Severity: Problem,
-		Implies: startFailures, Host: unlessUsable(deviceCgroup)},
+	{ID: "container_gpu_void", Implies: slices.Concat([]string{"container_without_gpu", "no_device_nodes"}, withoutNodes), Host: unlessUsable(gpuVoid)},
+	{ID: "container_without_gpu", Implies: slices.Concat([]string{"no_device_nodes"}, withoutNodes), Host: unlessUsable(containerWithoutGPU)},
+	{ID: "capabilities_without_compute", Implies: slices.Concat([]string{"no_driver_library", "no_uvm"}, startFailures), Host: unlessUsable(withoutCompute)},
+	{ID: "no_device_nodes", Implies: withoutNodes, Host: unlessUsable(noNodes)},
+	{ID: "no_uvm", Implies: startFailures, Host: unlessUsable(noUVM)},
+	{ID: "node_permission", Implies: startFailures, Host: unlessUsable(nodePermission)},
+	{ID: "device_cgroup_denies", Implies: startFailures, Host: unlessUsable(deviceCgroup)},
 }
 
 // unlessUsable is for checks of what would keep every GPU from being used: where one can
@@ -81,10 +73,8 @@ func (f *Facts) missing(id, summary string) []Finding {
 	if !ok || r.State != Missing {
 		return nil
 	}
-	return finding(Finding{Summary: summary, Evidence: []string{r.Detail}, Cost: noCUDA, Remedy: r.Remedy})
+	return finding(Finding{Summary: summary, Evidence: []string{r.Detail}, Remedy: r.Remedy})
 }
-
-const noCUDA = "no program can use CUDA here"
 
 func offBus(f *Facts) []Finding {
 	if f.Host == nil {
@@ -96,9 +86,6 @@ func offBus(f *Facts) []Finding {
 			out = append(out, Finding{
 				Summary:  fmt.Sprintf("the GPU at %s fell off the bus", g.Address),
 				Evidence: []string{"/sys/bus/pci/devices/" + g.Address + "/config reads as ones only"},
-				Cause:    "the card lost power, its link, or its firmware (Xid 79 in dmesg)",
-				Cost:     "the card is lost until the next cold start, and programs that use it hang or fail",
-				Remedy:   "see dmesg for NVRM: Xid 79; switch the machine off and on; then check the card's seat, power cables, risers and temperature, and have it replaced if it happens again",
 			})
 		}
 	}
@@ -113,8 +100,6 @@ func nouveau(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "the driver nouveau holds the GPU, which has no CUDA",
 		Evidence: []string{"nouveau is in /proc/modules or bound to the GPU; there is no /proc/driver/nvidia/version"},
-		Cost:     noCUDA,
-		Remedy:   "install NVIDIA's driver; echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf; rebuild the initramfs (sudo update-initramfs -u, or sudo dracut --force) and reboot",
 	})
 }
 
@@ -129,8 +114,6 @@ func vfio(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "vfio-pci holds the GPU, which is to be passed to a virtual machine",
 		Evidence: evidence,
-		Cost:     "no program on this host can use the GPU",
-		Remedy:   "run this in the virtual machine, or bind the GPU to the driver nvidia (driverctl unset-override ADDRESS, or remove vfio-pci.ids from the kernel's command line)",
 	})
 }
 
@@ -143,9 +126,6 @@ func gpuVoid(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "the container was started with no GPU on purpose",
 		Evidence: []string{fmt.Sprintf("NVIDIA_VISIBLE_DEVICES=%q, and there is no /dev/nvidia0", value)},
-		Cause:    "NVIDIA's container runtime injects no GPU for this value; Kubernetes sets void where the pod asks for none",
-		Cost:     noCUDA,
-		Remedy:   startWithGPU,
 	})
 }
 
@@ -157,8 +137,6 @@ func containerWithoutGPU(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "the container was started without a GPU",
 		Evidence: []string{"the host has the driver " + h.NVIDIA.DriverVersion + " (/proc/driver/nvidia/version)", "there is no /dev/nvidia* in this container"},
-		Cost:     noCUDA,
-		Remedy:   startWithGPU + "; NVIDIA's container toolkit has to be installed on the host (nvidia-ctk runtime configure)",
 	})
 }
 
@@ -175,8 +153,6 @@ func withoutCompute(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "the container got the driver without its libraries for computing",
 		Evidence: []string{fmt.Sprintf("NVIDIA_DRIVER_CAPABILITIES=%q, without compute", value)},
-		Cost:     noCUDA + "; nvidia-smi works nevertheless",
-		Remedy:   "start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility (docker run -e …, or env of the pod)",
 	})
 }
 
@@ -196,14 +172,11 @@ func noUVM(f *Facts) []Finding {
 	out := Finding{
 		Summary:  "there is no /dev/nvidia-uvm",
 		Evidence: []string{"/dev/nvidiactl and a GPU's node are there, /dev/nvidia-uvm is not"},
-		Cause:    "the module nvidia_uvm is loaded by the first program that uses CUDA as root, and some container runtimes forget its node",
-		Cost:     noCUDA + ": cuInit fails with 999 or 3; nvidia-smi works nevertheless",
-		Remedy:   "sudo nvidia-modprobe -c 0 -u (on the host, at boot); docker run needs --gpus all, and --device /dev/nvidia-uvm where devices are listed by hand",
 	}
 	if n.HasNode("/dev/nvidia-uvm") {
 		out.Summary = "the module nvidia_uvm is not loaded"
 		out.Evidence = []string{"/proc/modules has no nvidia_uvm"}
-		out.Cause = "CUDA needs it; it is loaded by the first program that uses CUDA as root"
+		out.because = "not_loaded"
 	}
 	return finding(out)
 }
@@ -224,9 +197,6 @@ func nodePermission(f *Facts) []Finding {
 	}
 	out := Finding{
 		Summary: "this user may not open the GPU's device nodes", Evidence: closed,
-		Cause:  "their mode lets only root or a group read and write them (NVreg_DeviceFileMode, or a udev rule)",
-		Cost:   "no program of this user can use CUDA",
-		Remedy: "add the user to the nodes' group (often video or render: sudo usermod -aG video USER), or load the module with NVreg_DeviceFileMode=0666; in a rootless container pass the group on (podman --group-add keep-groups)",
 	}
 	if u := f.Host.User; u != nil {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("user %d, group %d, other groups %v", u.UID, u.GID, u.Groups))
@@ -259,8 +229,5 @@ func deviceCgroup(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary: "the device control group keeps this container from opening the GPU", Evidence: evidence,
-		Cause:  "the nodes are there, but the runtime did not allow them; or systemctl daemon-reload on the host took the permission away from a running container",
-		Cost:   noCUDA,
-		Remedy: "restart the container with the GPU (--gpus all, or the nvidia runtime); where it is lost after a while, upgrade NVIDIA's container toolkit or use CDI (nvidia-ctk cdi generate), or --device for each node",
 	})
 }

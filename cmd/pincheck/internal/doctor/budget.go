@@ -12,15 +12,15 @@ import (
 
 // budgetChecks judge how much memory can be pinned.
 var budgetChecks = []Check{
-	{ID: "little_headroom", Title: "little memory can be pinned", Severity: Warning, Implies: []string{"cgroup_below_host"}, Host: littleHeadroom},
-	{ID: "memory_high", Title: "memory.high slows the container down", Severity: Warning, Implies: []string{"little_headroom"}, Host: memoryHigh},
-	{ID: "hugetlb_unused", Title: "reserved huge pages are unused", Severity: Warning, Host: hugetlbUnused},
-	{ID: "strict_overcommit", Title: "the kernel promises no more memory", Severity: Warning, Host: strictOvercommit},
-	{ID: "swapping", Title: "the host swaps", Severity: Warning, Host: swapping},
-	{ID: "pinned_by_others", Title: "programs have pinned more than half of the memory", Severity: Note, Host: pinnedByOthers},
-	{ID: "limits_exceed_memory", Title: "containers may use more memory together than there is", Severity: Note, Host: limitsExceedMemory},
-	{ID: "cgroup_below_host", Title: "the container has much less memory than the host shows", Severity: Note, Host: cgroupBelowHost},
-	{ID: "memlock_rdma", Title: "RLIMIT_MEMLOCK limits RDMA", Severity: Note, Host: memlockRDMA},
+	{ID: "little_headroom", Implies: []string{"cgroup_below_host"}, Host: littleHeadroom},
+	{ID: "memory_high", Implies: []string{"little_headroom"}, Host: memoryHigh},
+	{ID: "hugetlb_unused", Host: hugetlbUnused},
+	{ID: "strict_overcommit", Host: strictOvercommit},
+	{ID: "swapping", Host: swapping},
+	{ID: "pinned_by_others", Host: pinnedByOthers},
+	{ID: "limits_exceed_memory", Host: limitsExceedMemory},
+	{ID: "cgroup_below_host", Host: cgroupBelowHost},
+	{ID: "memlock_rdma", Host: memlockRDMA},
 }
 
 // headroom returns how much can be pinned, and the file that says so.
@@ -56,15 +56,13 @@ func littleHeadroom(f *Facts) []Finding {
 	out := Finding{
 		Summary:  fmt.Sprintf("only %s can be pinned", units.Bytes(left)),
 		Evidence: []string{source},
-		Cost:     "pinned memory cannot be reclaimed: beyond that the kernel ends a process of the container or the host",
-		Remedy:   "free memory, or raise the container's limit (docker run --memory, resources.limits.memory in Kubernetes, --mem of Slurm)",
 	}
 	if limit, limited := f.Host.Cgroup.MemoryLimit.Finite(); limited && source == f.limitFile() {
 		used, _ := f.Host.Cgroup.MemoryUsed.Finite()
 		out.Evidence = []string{fmt.Sprintf("%s is %s, %s are used, of them %s page cache", source, units.Bytes(limit), units.Bytes(used), units.Bytes(f.Host.Cgroup.FileCache))}
 	} else if _, texts := f.pinners(); len(texts) > 0 {
 		out.Evidence = append(out.Evidence, texts...)
-		out.Cause = "other programs have pinned memory"
+		out.because = "other_programs"
 	}
 	return finding(out)
 }
@@ -104,9 +102,6 @@ func pinnedByOthers(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("programs have pinned %s of the host's %s", units.Bytes(pinned), units.Bytes(m.Total)),
 		Evidence: append(texts, fmt.Sprintf("/proc/meminfo: %s are available", units.Bytes(m.Available))),
-		Cause:    "each program sizes its pinned memory by the host's, and keeps it until it ends",
-		Cost:     "pinned memory can be neither reclaimed nor swapped out: the next program that takes half of the host's memory is ended by the kernel",
-		Remedy:   "give programs fixed sizes that fit together; PyTorch 2.12 and later release what they do not use with torch.accelerator.empty_host_cache()",
 	})
 }
 
@@ -154,9 +149,6 @@ func limitsExceedMemory(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("%d control groups with programs that use GPUs may use %s together, and the host has %s", len(limits), units.Bytes(sum), units.Bytes(total)),
 		Evidence: evidence,
-		Cause:    "limits are no reservations: each was chosen without the others",
-		Cost:     "pinned memory cannot be reclaimed: with each of them within its limit the host can run out of memory, and the kernel ends a program of any of them",
-		Remedy:   "lower the limits until they fit together (docker update --memory); Kubernetes: requests as high as the limits, so that such pods are not put on one node",
 	})
 }
 
@@ -173,9 +165,6 @@ func memoryHigh(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "the container is at memory.high, beyond which the kernel slows it down",
 		Evidence: []string{fmt.Sprintf("%s is %s, and %s that cannot be reclaimed are used", f.limitFile(), units.Bytes(limit), units.Bytes(used-g.FileCache))},
-		Cause:    "pinned memory cannot be reclaimed, so that the kernel makes every allocation wait in vain",
-		Cost:     "all programs of the container crawl, and none is ended",
-		Remedy:   "raise memory.high, or set it to max and leave the limit to memory.max (systemd: MemoryHigh=infinity)",
 	})
 }
 
@@ -199,9 +188,6 @@ func hugetlbUnused(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("%s are reserved as huge pages, and unused", units.Bytes(free)),
 		Evidence: []string{"/proc/meminfo HugePages_Free, /sys/devices/system/node/node*/hugepages", fmt.Sprintf("%s of %s are available to other programs", units.Bytes(m.Available), units.Bytes(m.Total))},
-		Cause:    "hugepages= on the kernel's command line, or vm.nr_hugepages",
-		Cost:     "other programs cannot use that memory, and those that size pinned pools by MemTotal are ended for want of it",
-		Remedy:   "sudo sysctl vm.nr_hugepages=0, or use them (hostmem.Options.HugeTLB, mmap with MAP_HUGETLB)",
 	})
 }
 
@@ -217,9 +203,6 @@ func strictOvercommit(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("programs may ask for %s more only", units.Bytes(max(0, limit-committed))),
 		Evidence: []string{fmt.Sprintf("vm.overcommit_memory is 2; /proc/meminfo: CommitLimit %s, Committed_AS %s", units.Bytes(limit), units.Bytes(committed))},
-		Cause:    "with strict accounting the kernel counts what programs reserve, and CUDA reserves far more address space than it uses",
-		Cost:     "allocations fail with out of memory while memory is free",
-		Remedy:   "sudo sysctl vm.overcommit_memory=0, or raise vm.overcommit_ratio",
 	})
 }
 
@@ -235,9 +218,6 @@ func swapping(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "the host is short of memory and swaps",
 		Evidence: []string{fmt.Sprintf("%s of %s swap are used, %s of %s memory are available", units.Bytes(m.Swap-free), units.Bytes(m.Swap), units.Bytes(m.Available), units.Bytes(m.Total))},
-		Cause:    "pinned memory cannot be swapped out, so that all others have to go",
-		Cost:     "programs wait for the disk, and pinning waits for pages to be written out",
-		Remedy:   "end what is not needed, or pin less",
 	})
 }
 
@@ -252,8 +232,6 @@ func cgroupBelowHost(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("this container may use %s more, and /proc/meminfo shows %s as available", units.Bytes(left), units.Bytes(f.Host.Memory.Available)),
 		Evidence: []string{f.limitFile(), "/proc/meminfo is the host's, also in a container"},
-		Cost:     "programs that size their pinned memory by the host's are ended by the kernel, without a message",
-		Remedy:   "give such programs a fixed size, below the container's limit",
 	})
 }
 
@@ -271,7 +249,5 @@ func memlockRDMA(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("RLIMIT_MEMLOCK is %s: it does not limit CUDA, but RDMA", units.Bytes(limit)),
 		Evidence: []string{"/proc/self/limits Max locked memory", units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
-		Cost:     "registering buffers with ibv_reg_mr and mlock fail beyond it",
-		Remedy:   "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or docker run --ulimit memlock=-1",
 	})
 }

@@ -90,8 +90,5 @@ func busyCopies(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  "others used the GPU or the host meanwhile: " + slow[0].Summary,
 		Evidence: append(seen, slow[0].Evidence...),
-		Cause:    "what copies, or needs the host's memory, at the same time takes its part of the link and of the memory; the GPU may be as fast as it should be",
-		Cost:     "what was measured says little of the machine",
-		Remedy:   "run pincheck again when nothing else runs here (nvidia-smi, top); if copies are slow then too, it says why",
 	})
 }

@@ -2,15 +2,16 @@ package doctor
 
 import (
 	"fmt"
+	"github.com/gopinned/pinned/docs/findings"
 	"slices"
 	"strings"
 )
 
 // byteChecks judge whether the bytes arrived.
 var byteChecks = []Check{
-	{ID: "wrong_bytes", Title: "bytes came back wrong", Severity: Problem, Host: wrongTogether, Device: wrongBytes},
-	{ID: "failed_round_trips", Title: "round trips failed", Severity: Problem, Device: failedRoundTrips},
-	{ID: "skipped_round_trips", Title: "round trips were left out", Severity: Note, Device: skippedRoundTrips},
+	{ID: "wrong_bytes", Host: wrongTogether, Device: wrongBytes},
+	{ID: "failed_round_trips", Device: failedRoundTrips},
+	{ID: "skipped_round_trips", Device: skippedRoundTrips},
 }
 
 // proved reports whether the round trips came to their end: they did not where a call did not
@@ -20,16 +21,11 @@ func (d *Device) proved() bool {
 	return v != nil && v.Cases+v.FailureCount+v.SkippedCases >= v.CasesPlanned
 }
 
-// trustNothing is the remedy for bytes that are wrong.
-const trustNothing = "trust no result of this machine: test its memory and the GPU (nvidia-smi -q -d ECC), reseat the card, check risers and cables"
-
-const wrongCost = "results computed here can be wrong without any error"
-
 func wrongBytes(_ *Facts, d *Device) (out []Finding) {
 	if v := d.Verify; v != nil {
 		stale := v.Stale != nil && v.Stale.BadAfter > 0
 		if v.MismatchCount > 0 || stale {
-			f := Finding{Summary: fmt.Sprintf("bytes came back wrong in %d of %d round trips", v.MismatchCount, v.Cases), Cost: wrongCost, Remedy: trustNothing}
+			f := Finding{Summary: fmt.Sprintf("bytes came back wrong in %d of %d round trips", v.MismatchCount, v.Cases)}
 			for _, m := range v.Mismatches[:min(len(v.Mismatches), 3)] {
 				f.Evidence = append(f.Evidence, m.String())
 			}
@@ -47,7 +43,7 @@ func wrongBytes(_ *Facts, d *Device) (out []Finding) {
 		if s.Mismatch != "" {
 			out = append(out, Finding{
 				Summary:  fmt.Sprintf("the copies that measured the bandwidth %s arrived wrong", directionText(&s)),
-				Evidence: []string{s.Mismatch}, Cost: wrongCost, Remedy: trustNothing,
+				Evidence: []string{s.Mismatch},
 			})
 		}
 	}
@@ -63,7 +59,7 @@ func wrongTogether(f *Facts) (out []Finding) {
 		if s.Mismatch != "" {
 			out = append(out, Finding{
 				Summary:  fmt.Sprintf("the copies of all GPUs at once, %s, arrived wrong", directionText(&s)),
-				Evidence: []string{s.Mismatch}, Cost: wrongCost, Remedy: trustNothing,
+				Evidence: []string{s.Mismatch},
 			})
 		}
 	}
@@ -88,8 +84,6 @@ func failedRoundTrips(f *Facts, d *Device) []Finding {
 	out := Finding{
 		Summary:  fmt.Sprintf("round trips that failed: %d", v.FailureCount),
 		Evidence: evidence[:min(len(evidence), 3)],
-		Cost:     "this GPU was not proved",
-		Remedy:   "see the error, and run nvidia-smi",
 	}
 	if v.Cases == 0 && v.FailureCount == 0 {
 		if v.SkippedCases > 0 {
@@ -98,9 +92,7 @@ func failedRoundTrips(f *Facts, d *Device) []Finding {
 		out.Summary = "no round trip was made"
 	}
 	if len(evidence) > 0 {
-		if means, do := textOf(evidence[0]); do != "" {
-			out.Cause, out.Remedy = means, do
-		}
+		out.means = meaningIn(evidence[0])
 	}
 	return finding(out)
 }
@@ -113,8 +105,6 @@ func skippedRoundTrips(_ *Facts, d *Device) []Finding {
 	}
 	out := Finding{
 		Summary: fmt.Sprintf("%d of %d round trips were left out, and prove nothing", v.SkippedCases, v.CasesPlanned),
-		Cost:    "these sizes and kinds of memory were not proved",
-		Remedy:  "see the reasons; where they speak of memory, free some on the host or the GPU, or raise the container's limit",
 	}
 	if v.SkippedCases > v.CasesPlanned/2 {
 		out.Severity = Warning
@@ -125,6 +115,6 @@ func skippedRoundTrips(_ *Facts, d *Device) []Finding {
 			reasons = append(reasons, s.Reason)
 		}
 	}
-	out.Cause = strings.Join(reasons, "; ")
+	out.values = findings.Values{"reasons": strings.Join(reasons, "; ")}
 	return finding(out)
 }

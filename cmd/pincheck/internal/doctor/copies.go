@@ -5,14 +5,15 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // copyChecks judge the short measurements beside the bandwidth.
 var copyChecks = []Check{
-	{ID: "slow_small_copies", Title: "small copies take long", Severity: Warning, Device: slowSmallCopies},
-	{ID: "slow_pageable", Title: "copies from memory that is not pinned are slow", Severity: Note, Device: slowPageable},
-	{ID: "write_combined_slow", Title: "write-combined memory is slow here", Severity: Note, Device: writeCombinedSlow},
+	{ID: "slow_small_copies", Device: slowSmallCopies},
+	{ID: "slow_pageable", Device: slowPageable},
+	{ID: "write_combined_slow", Device: writeCombinedSlow},
 }
 
 // Names of the series of [Device.Trials], beside those of the experiments of the same
@@ -57,17 +58,11 @@ func slowSmallCopies(_ *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("a copy of a few bytes takes %s", units.Seconds(s.Median)),
 		Evidence: []string{fmt.Sprintf("median of %d; 5 to 15 µs are usual", len(s.Samples))},
-		Cause:    "processors that sleep deeply or run at a low clock, a virtual machine that traps the GPU's doorbell, a sandbox that passes calls on, or CUDA_LAUNCH_BLOCKING",
-		Cost:     "programs with many small copies or kernels are slow",
-		Remedy:   "set the governor to performance (cpupower frequency-set -g performance), copy many small pieces at once, and unset CUDA_LAUNCH_BLOCKING",
 	})
 }
 
 func slowPageable(_ *Facts, d *Device) []Finding {
-	out := Finding{
-		Cause:  "CUDA copies memory that is not pinned through a small buffer of its own, by one thread",
-		Remedy: "pin what is copied often (PyTorch: pin_memory=True and non_blocking=True), or stage large copies through a pinned ring by several threads, as this project's package transfer does",
-	}
+	var out Finding
 	worst := 1.0
 	for _, s := range d.copies() {
 		way := s.Labels.Get(result.Direction)
@@ -82,7 +77,7 @@ func slowPageable(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	out.Summary = fmt.Sprintf("copies of memory that is not pinned reach %s of pinned ones", units.Share(worst))
-	out.Cost = fmt.Sprintf("they take %s as long, and hold the calling thread", units.Times(1/worst))
+	out.values = findings.Values{"several times": units.Times(1 / worst)}
 	return finding(out)
 }
 
@@ -93,8 +88,5 @@ func writeCombinedSlow(_ *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  "on this GPU write-combined pinned memory is half as fast as plain pinned memory",
 		Evidence: []string{d.Name + ": 47 GiB/s against 97 GiB/s were measured on a GH200"},
-		Cause:    "over NVLink-C2C, memory that the processor does not cache is slow for both",
-		Cost:     "copies take twice as long",
-		Remedy:   "do not use cudaHostAllocWriteCombined here",
 	})
 }

@@ -3,18 +3,18 @@ package doctor
 import (
 	"cmp"
 	"slices"
+
+	"github.com/gopinned/pinned/docs/findings"
 )
 
 // A Check is one idea of what can be wrong. Host is called once, Device once for each
 // GPU; either may be nil.
 type Check struct {
-	ID       string
-	Title    string   // what it finds, in a few words
-	Severity Severity // of its findings, unless they have one of their own
+	ID string // of its findings: docs/findings has a page of this name, with title and severity
 	// Implies are the checks whose findings follow from one of this check: of the same
 	// GPU, or any if this one is about the host.
 	Implies []string
-	// Host and Device return what they find. ID, severity and device may be left empty.
+	// Host and Device return what they find, without ID and device, and without what the page has.
 	Host   func(*Facts) []Finding
 	Device func(*Facts, *Device) []Finding
 }
@@ -59,6 +59,19 @@ func groups() []group {
 	}
 }
 
+// Title is what the check finds, in a few words.
+func (c Check) Title() string { return c.page().Title }
+
+// Severity is the severity of the check's findings, unless they have one of their own.
+func (c Check) Severity() Severity { return Severity(c.page().Severity) }
+
+func (c Check) page() findings.Page {
+	if p, ok := findings.Get(c.ID); ok {
+		return *p
+	}
+	return findings.Page{}
+}
+
 // Checks returns all checks, in the order of findings of one severity.
 func Checks() (all []Check) {
 	for _, g := range groups() {
@@ -94,7 +107,8 @@ func judge(f *Facts) []Finding {
 	for _, c := range Checks() {
 		add := func(found []Finding, device *int) {
 			for _, one := range found {
-				one.ID, one.Severity, one.Device = c.ID, cmp.Or(one.Severity, c.Severity), device
+				one.ID, one.Severity, one.Device = c.ID, cmp.Or(one.Severity, c.Severity()), device
+				one.describe()
 				all = append(all, one)
 			}
 		}

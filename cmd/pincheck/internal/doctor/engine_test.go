@@ -3,6 +3,7 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -912,8 +913,8 @@ func TestChecksAreConsistent(t *testing.T) {
 		assert.Regexp(t, `^[a-z][a-z0-9_]*$`, c.ID)
 		assert.False(t, seen[c.ID], "%s is there twice", c.ID)
 		seen[c.ID] = true
-		assert.NotEmpty(t, c.Title, c.ID)
-		assert.Contains(t, Severities(), c.Severity, c.ID)
+		assert.NotEmpty(t, c.Title(), c.ID)
+		assert.Contains(t, Severities(), c.Severity(), c.ID)
 		assert.True(t, c.Host != nil || c.Device != nil, c.ID)
 	}
 	for _, c := range Checks() {
@@ -930,18 +931,16 @@ func TestPages(t *testing.T) {
 	var known []string
 	for _, c := range Checks() {
 		known = append(known, c.ID)
-		page, ok := findings.Page(c.ID)
+		page, ok := findings.Get(c.ID)
 		if !assert.True(t, ok, "docs/findings/%s.md is missing", c.ID) {
 			continue
 		}
-		assert.True(t, strings.HasPrefix(page, "# "+c.ID+"\n"), c.ID)
-		assert.Contains(t, page, "Severity: "+string(c.Severity)+".", c.ID)
-		for _, heading := range []string{"What it means", "Why it happens", "What was looked at", "What to do"} {
-			assert.Regexp(t, "(?m)^## "+heading+"\n\n\\S", page, "%s: %s", c.ID, heading)
+		for _, heading := range []string{"What it means", "What was looked at"} {
+			assert.Regexp(t, "(?m)^## "+heading+"\n\n\\S", page.Text, "%s: %s", c.ID, heading)
 		}
-		for _, link := range regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(page, -1) {
+		for _, link := range regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(page.Text, -1) {
 			if file, local := strings.CutSuffix(link[1], ".md"); local {
-				_, there := findings.Page(file)
+				_, there := findings.Get(file)
 				assert.True(t, there, "%s links to %s", c.ID, link[1])
 			} else {
 				assert.Regexp(t, `^https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$`, link[1], c.ID)
@@ -949,6 +948,71 @@ func TestPages(t *testing.T) {
 		}
 	}
 	assert.ElementsMatch(t, known, findings.IDs())
+}
+
+// What checks return names a cause of the finding's page, and values for words that it has.
+func TestFindingsNameCausesOfTheirPages(t *testing.T) {
+	t.Parallel()
+	named := 0
+	for _, c := range troubles {
+		f := well(t)
+		if c.make != nil {
+			f = c.make(t)
+		}
+		if c.change != nil {
+			c.change(f)
+		}
+		relink(f)
+		for _, check := range Checks() {
+			var found []Finding
+			if check.Host != nil {
+				found = check.Host(f)
+			}
+			for i := range f.Devices {
+				if check.Device != nil {
+					found = append(found, check.Device(f, &f.Devices[i])...)
+				}
+			}
+			page, ok := findings.Get(check.ID)
+			require.True(t, ok, check.ID)
+			for _, one := range found {
+				named++
+				cause, ok := page.Cause(one.because)
+				assert.True(t, ok, "%s has no cause %q", check.ID, one.because)
+				for word := range one.values {
+					assert.Contains(t, cause.Variables(), word, "%s %s", check.ID, one.because)
+				}
+				if one.means != (meaning{}) {
+					assert.NotEmpty(t, causeOf(one.means.page, one.means.cause).Do, "%s: %v", check.ID, one.means)
+				}
+				assert.Empty(t, one.Cause+one.Cost, "%s: its page has that", check.ID)
+			}
+		}
+	}
+	assert.Greater(t, named, len(Checks()))
+}
+
+// Every cause of a page with several is one that the checks name.
+func TestCausesOfPagesAreNamed(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	source := ""
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if !strings.HasSuffix(file, "_test.go") {
+			source += string(text)
+		}
+	}
+	for _, id := range findings.IDs() {
+		page, _ := findings.Get(id)
+		for i, cause := range page.Causes {
+			if i > 0 { // the first is that of findings that name none
+				assert.Contains(t, source, `"`+cause.Name+`"`, id)
+			}
+		}
+	}
 }
 
 // On a machine without a GPU all that is missing is one finding, which names the others.
@@ -1008,19 +1072,28 @@ func TestFactsSurviveJSON(t *testing.T) {
 func TestEveryCodeThatIsNamedHasARemedy(t *testing.T) {
 	t.Parallel()
 	for _, code := range []cudart.Code{35, 802, 803, 804, 999, 46, 3, 2, 34, 100, 101, 214, 719, 700, 801, 1, 36, 220, 304, 702, 712, 713, 716} {
-		_, do := codeText(code)
-		assert.NotEmpty(t, do, "%v", code)
-	}
-	for _, s := range startCodes {
-		for _, code := range s.codes {
-			if code < cudart.ErrMpsConnectionFailed || code > cudart.ErrMpsClientTerminated {
-				means, do := explain(code)
-				assert.NotEmpty(t, means, "%v", code)
-				assert.NotEqual(t, "see the error, and whether nvidia-smi works", do, "%v", code)
-			}
-		}
+		means, _ := meaningOf(code)
+		assert.NotEmpty(t, causeOf(means.page, means.cause).Do, "%v", code)
 	}
 	assert.Equal(t, cudart.ErrECCUncorrectable, codeIn("x: cudaErrorECCUncorrectable (214): y"))
 	assert.Equal(t, cudart.Success, codeIn("cudaErrorX (99999999999999)"))
 	assert.Equal(t, cudart.Success, codeIn("no code (7)"))
+}
+
+// Errors of package cudart and findings of pincheck say the same of a code with which CUDA does not start.
+func TestPagesSayWhatErrorsOfCudartSay(t *testing.T) {
+	t.Parallel()
+	same := func(code cudart.Code, page, cause string) {
+		why, do, _ := strings.Cut((&cudart.OpenError{Err: code}).Remedy(), ": ")
+		got := causeOf(page, cause).With(nil)
+		assert.Equal(t, why, got.Why, page)
+		assert.Equal(t, do, got.Do, page)
+	}
+	for _, s := range startCodes {
+		if len(s.codes) == 1 { // of MPS cudart says nothing
+			same(s.codes[0], s.id, "")
+		}
+	}
+	same(cudart.ErrNoDevice, "failed_call", "no_device")
+	same(cudart.ErrInvalidDevice, "failed_call", "invalid_device")
 }

@@ -1,5 +1,11 @@
 package doctor
 
+import (
+	"cmp"
+
+	"github.com/gopinned/pinned/docs/findings"
+)
+
 // Severity is what a finding means for the reader.
 type Severity string
 
@@ -30,7 +36,8 @@ func (s Severity) weight() int {
 	return len(Severities())
 }
 
-// Finding is one thing that a check found.
+// Finding is one thing that a check found. A check returns what it saw: summary, evidence, and which
+// of the causes on the finding's page it is. Judge adds the rest, which the page has.
 type Finding struct {
 	// ID is the check's. docs/findings has a page of this name.
 	ID       string   `json:"id"`
@@ -44,6 +51,32 @@ type Finding struct {
 	Remedy   string   `json:"remedy,omitempty"`
 	// Followers are findings that follow from this one and are left out.
 	Followers []string `json:"followers,omitempty"`
+
+	because string          // name of the cause, if the page has several
+	means   meaning         // of an error's code: cause and remedy in place of the page's, where it is known
+	values  findings.Values // for the words in italics of the cause
+}
+
+// describe adds what the page has of a finding.
+func (f *Finding) describe() {
+	c := causeOf(f.ID, f.because)
+	if f.means != (meaning{}) {
+		known := causeOf(f.means.page, f.means.cause)
+		c.Why, c.Do = known.Why, known.Do
+	}
+	c = c.With(f.values)
+	f.Cause, f.Cost, f.Remedy = c.Why, c.Cost, cmp.Or(f.Remedy, c.Do)
+	f.because, f.means, f.values = "", meaning{}, nil
+}
+
+// causeOf returns a cause of a page. There is none for a name that no page has, which tests find.
+func causeOf(page, name string) findings.Cause {
+	p, ok := findings.Get(page)
+	if !ok {
+		return findings.Cause{}
+	}
+	c, _ := p.Cause(name)
+	return c
 }
 
 // Verdict is the conclusion of a run.

@@ -99,7 +99,7 @@ func hungDevice(f *Facts, d *Device) (out []Finding) {
 	for _, p := range f.probesOf(d, ProbeHung) {
 		one := hangs(p.what(), p.seen(d, p.Detail+"; given up")...)
 		if p.Call == "" { // all of its process is silent
-			one.Cause += "; or the process that examined it was stopped (SIGSTOP, a debugger, a frozen control group)"
+			one.because = "silent"
 		}
 		out = append(out, one)
 	}
@@ -108,22 +108,14 @@ func hungDevice(f *Facts, d *Device) (out []Finding) {
 			Severity: Note,
 			Summary:  p.what() + " had not returned when the run ended",
 			Evidence: p.seen(d, p.Detail),
-			Cause:    "it takes long here, as the first call does where GPUs must start; or it hangs: this run ended too early to say",
-			Cost:     "what was not measured yet is missing",
-			Remedy:   "run pincheck again without --timeout, or with a longer one, and let it end: it says so if a call does not return",
+			because:  "unfinished",
 		})
 	}
 	return out
 }
 
 func hangs(what string, evidence ...string) Finding {
-	return Finding{
-		Summary:  what + " does not return",
-		Evidence: evidence,
-		Cause:    "the driver waits for a GPU that does not answer, or for a lock that another process holds: pinning hundreds of GB by one call holds it for minutes",
-		Cost:     "programs that use CUDA hang here, some in a state that no signal ends",
-		Remedy:   "see whether nvidia-smi hangs too, ps -eo pid,stat,wchan:32,cmd for processes in state D or T, and dmesg for NVRM and Xid; reset the GPU (sudo nvidia-smi -r) or reboot",
-	}
+	return Finding{Summary: what + " does not return", Evidence: evidence, because: "no_return"}
 }
 
 func crashed(f *Facts) []Finding { return crashedDevice(f, nil) }
@@ -134,18 +126,14 @@ func crashedDevice(f *Facts, d *Device) (out []Finding) {
 		out = append(out, Finding{
 			Summary:  p.what() + " ends the process",
 			Evidence: p.seen(d, p.Detail),
-			Cause:    "a library that is damaged, of another version than the kernel module, or replaced while it is in use",
-			Cost:     "every program that makes this call dies",
-			Remedy:   "see dmesg for the fault; install the driver's user libraries again, in the kernel module's version; take what preloads libraries out of LD_PRELOAD",
+			because:  "fault",
 		})
 	}
 	for _, p := range f.probesOf(d, ProbeKilled) {
 		out = append(out, Finding{
 			Summary:  "the process for " + p.whole(d != nil) + " was killed",
 			Evidence: p.seen(d, p.Detail),
-			Cause:    "the kernel kills processes when the memory of the machine or of the control group runs out; or someone killed it",
-			Cost:     "what it had not measured yet is missing",
-			Remedy:   "see dmesg for \"out of memory\", and oom_kill in the control group's memory.events; allow more memory, or examine fewer GPUs at a time (--device)",
+			because:  "killed",
 		})
 	}
 	return out

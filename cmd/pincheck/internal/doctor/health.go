@@ -11,12 +11,12 @@ import (
 // healthChecks judge what NVML reports. Errors of memory that programs meet are in
 // cudaerrors.go.
 var healthChecks = []Check{
-	{ID: "row_remap_failed", Title: "the GPU's memory cannot be mended", Severity: Problem, Implies: []string{"row_remap_pending"}, Device: remapFailed},
-	{ID: "row_remap_pending", Title: "broken memory waits for a reset", Severity: Warning, Device: remapPending},
-	{ID: "throttled", Title: "the GPU's clocks are reduced", Severity: Warning, Device: throttled},
-	{ID: "locked_memory_clock", Title: "the memory clock is locked", Severity: Warning, Device: lockedMemoryClock},
-	{ID: "other_processes", Title: "other processes use the GPU", Severity: Note, Device: otherProcesses},
-	{ID: "persistence_off", Title: "persistence mode is off", Severity: Note, Host: persistenceOff},
+	{ID: "row_remap_failed", Implies: []string{"row_remap_pending"}, Device: remapFailed},
+	{ID: "row_remap_pending", Device: remapPending},
+	{ID: "throttled", Device: throttled},
+	{ID: "locked_memory_clock", Device: lockedMemoryClock},
+	{ID: "other_processes", Device: otherProcesses},
+	{ID: "persistence_off", Host: persistenceOff},
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }
@@ -28,8 +28,6 @@ func remapFailed(_ *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  "a broken row of the GPU's memory could not be replaced",
 		Evidence: []string{"NVML: row remapping failed"},
-		Cost:     "programs that use that memory are ended",
-		Remedy:   "have the card replaced (nvidia-smi -q -d ROW_REMAPPER is what the vendor asks for)",
 	})
 }
 
@@ -40,8 +38,6 @@ func remapPending(_ *Facts, d *Device) []Finding {
 	out := Finding{
 		Summary:  "broken memory of the GPU is still in use until it is reset",
 		Evidence: []string{"NVML: retired pages or remapped rows are pending"},
-		Cost:     "programs that use that memory are ended",
-		Remedy:   "end the programs on this GPU and reset it (sudo nvidia-smi -r -i N), or reboot",
 	}
 	if n := d.Health.RetiredPages; n != nil {
 		out.Evidence = append(out.Evidence, units.Things(*n, "retired page", "retired pages"))
@@ -64,16 +60,12 @@ func throttled(_ *Facts, d *Device) []Finding {
 	out := Finding{
 		Summary:  "the GPU reduces its clocks",
 		Evidence: []string{"NVML: " + strings.Join(reasons, ", ")},
-		Cause:    "it is too hot",
-		Cost:     "all work on it takes longer",
-		Remedy:   "see nvidia-smi -q -d TEMPERATURE,PERFORMANCE: clean filters, check fans and the room's temperature",
 	}
 	if t := d.Health.TemperatureC; t > 0 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%d degrees Celsius", t))
 	}
 	if slices.Contains(reasons, "hw_power_brake_slowdown") {
-		out.Cause = "the power supply asks for it (power brake)"
-		out.Remedy = "check the power supplies and their limits, and the power cables of the card"
+		out.because = "power_brake"
 	}
 	return finding(out)
 }
@@ -87,9 +79,6 @@ func lockedMemoryClock(_ *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  "the GPU's memory clock is set below its maximum",
 		Evidence: []string{fmt.Sprintf("NVML: %d of %d MHz, applications_clocks_setting", h.MemoryClock, h.MemoryClockMax)},
-		Cause:    "nvidia-smi -lmc, or -ac",
-		Cost:     "copies both ways at once become slower, and all work that needs memory",
-		Remedy:   "sudo nvidia-smi -rmc; sudo nvidia-smi -rac",
 	})
 }
 
@@ -104,8 +93,6 @@ func otherProcesses(_ *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("%s on this GPU beside this one", units.Things(len(d.Health.Processes), "process is", "processes are")),
 		Evidence: evidence,
-		Cost:     "what was measured can be lower than what the GPU reaches alone",
-		Remedy:   "measure again when they have ended, if a figure is in doubt",
 	})
 }
 
@@ -122,8 +109,5 @@ func persistenceOff(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "persistence mode is off",
 		Evidence: []string{"NVML: " + strings.Join(off, ", ")},
-		Cause:    "the driver shuts a GPU down when its last user ends",
-		Cost:     "the first CUDA call of each program takes a second or more a GPU",
-		Remedy:   "sudo systemctl enable --now nvidia-persistenced (or sudo nvidia-smi -pm 1)",
 	})
 }

@@ -8,25 +8,25 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // linkChecks judge the PCI Express link, and the copies over it.
 var linkChecks = []Check{
-	{ID: "narrow_link", Title: "the link has fewer lanes than card and slot", Severity: Problem, Device: narrowLink},
-	{ID: "slow_link", Title: "the link runs at a lower generation under load", Severity: Problem, Device: slowLink},
-	{ID: "narrow_upstream", Title: "a bridge above the GPU is narrower", Severity: Problem, Device: upstream},
-	{ID: "busy", Title: "others use the GPU or the host, and copies are slow", Severity: Warning,
-		Implies: []string{"slow_copies", "asymmetric_copies", "unsteady_copies"}, Device: busyCopies},
-	{ID: "slow_copies", Title: "pinned copies are slow", Severity: Problem, Implies: []string{"asymmetric_copies"}, Device: slowCopies},
-	{ID: "asymmetric_copies", Title: "one direction is much slower", Severity: Warning, Device: asymmetricCopies},
-	{ID: "impossible_rate", Title: "copies are faster than the link that is shown", Severity: Warning, Device: impossibleRate},
-	{ID: "link_errors", Title: "the link has errors", Severity: Warning, Device: linkErrors},
-	{ID: "unsteady_copies", Title: "the samples spread", Severity: Note, Device: unsteadyCopies},
-	{ID: "unjudged_copies", Title: "no yardstick for the copies", Severity: Note, Device: unjudgedCopies},
-	{ID: "slot_below_card", Title: "the slot is made for less than the card", Severity: Note, Device: slotBelowCard},
-	{ID: "slow_together", Title: "GPUs slow each other down", Severity: Warning, Host: slowTogether},
-	{ID: "shared_switch", Title: "several GPUs share a link", Severity: Note, Host: sharedSwitch},
+	{ID: "narrow_link", Device: narrowLink},
+	{ID: "slow_link", Device: slowLink},
+	{ID: "narrow_upstream", Device: upstream},
+	{ID: "busy", Implies: []string{"slow_copies", "asymmetric_copies", "unsteady_copies"}, Device: busyCopies},
+	{ID: "slow_copies", Implies: []string{"asymmetric_copies"}, Device: slowCopies},
+	{ID: "asymmetric_copies", Device: asymmetricCopies},
+	{ID: "impossible_rate", Device: impossibleRate},
+	{ID: "link_errors", Device: linkErrors},
+	{ID: "unsteady_copies", Device: unsteadyCopies},
+	{ID: "unjudged_copies", Device: unjudgedCopies},
+	{ID: "slot_below_card", Device: slotBelowCard},
+	{ID: "slow_together", Host: slowTogether},
+	{ID: "shared_switch", Host: sharedSwitch},
 }
 
 const (
@@ -156,9 +156,7 @@ func narrowLink(f *Facts, d *Device) []Finding {
 		Severity: f.linkSeverity(d),
 		Summary:  fmt.Sprintf("the PCIe link runs at x%d of x%d", l.Width, made.Width),
 		Evidence: []string{fmt.Sprintf("current_link_width is %d", l.Width), asMade(made)},
-		Cause:    "lanes that do not train: a card that is not seated well, a riser, dirt, or lanes that the firmware gives to another slot; a virtual machine may be made so",
-		Cost:     fmt.Sprintf("%s are left of %s each way", units.Rate(l.Rate), units.Rate(hostinfo.LinkRate(l.Speed, made.Width))),
-		Remedy:   "put the card into a slot with all lanes wired, reseat it, and look for lane sharing (bifurcation) in the firmware's setup",
+		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.LinkRate(l.Speed, made.Width))},
 	})
 }
 
@@ -172,9 +170,7 @@ func slowLink(f *Facts, d *Device) []Finding {
 		Severity: f.linkSeverity(d),
 		Summary:  fmt.Sprintf("under load the PCIe link runs at %s of %s", Generation(l.Speed), Generation(made.Speed)),
 		Evidence: []string{fmt.Sprintf("current_link_speed is %g GT/s after copies at %s", l.Speed, units.Rate(d.fastest())), asMade(made)},
-		Cause:    "the ends could not agree on more: a riser or cable of an older generation, a limit in the firmware's setup, or errors on the link; a virtual machine may be made so",
-		Cost:     fmt.Sprintf("%s are left of %s each way", units.Rate(l.Rate), units.Rate(hostinfo.LinkRate(made.Speed, l.Width))),
-		Remedy:   "look for a slower slot or riser, a speed limit in the firmware's setup, and PCIe errors in dmesg (AER)",
+		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.LinkRate(made.Speed, l.Width))},
 	})
 }
 
@@ -192,15 +188,13 @@ func upstream(_ *Facts, d *Device) []Finding {
 	out := Finding{
 		Summary:  fmt.Sprintf("the bridge above the GPU, %s, carries %s, less than the GPU's own link", b.Address, units.Rate(b.Rate)),
 		Evidence: []string{fmt.Sprintf("it runs at %s x%d", Generation(b.Speed), b.Width)},
-		Cause:    "its link is trained down",
-		Cost:     fmt.Sprintf("copies of all devices below it share %s each way", units.Rate(b.Rate)),
-		Remedy:   "move the card to a slot of the processor itself, or the bridge to a wider one",
+		values:   findings.Values{"rate": units.Rate(b.Rate)},
 	}
 	if b.MaxWidth > 0 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("it could run at %s x%d", Generation(b.MaxSpeed), b.MaxWidth))
 	}
 	if b.Speed >= b.MaxSpeed && b.Width >= b.MaxWidth {
-		out.Severity, out.Cause = Note, "it is made so"
+		out.Severity, out.because = Note, "made_so"
 	}
 	return finding(out)
 }
@@ -234,10 +228,7 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		Severity: severity,
 		Summary:  fmt.Sprintf("pinned copies reach %s of what such a GPU reaches on such a link", units.Share(least)),
 		Evidence: slow,
-		Cause:    "another user of the GPU or of the link, memory of another NUMA node, an IOMMU that translates, power limits, or errors on the link",
-		Cost:     fmt.Sprintf("copies take %s as long", units.Times(1/max(least, 0.01))),
-		Remedy: "stop other users of the GPU and of the link; bind the process to the GPU's NUMA node (numactl --cpunodebind --membind); " +
-			"look at the IOMMU (iommu=pt), power limits and PCIe errors in dmesg (AER)",
+		values:   findings.Values{"several times": units.Times(1 / max(least, 0.01))},
 	}
 	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
 		out.Evidence = append(out.Evidence, seen...)
@@ -268,9 +259,7 @@ func asymmetricCopies(_ *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("copies %s are much slower than %s", directionText(slow), directionText(fast)),
 		Evidence: []string{fmt.Sprintf("%s against %s", units.Rate(slow.Median), units.Rate(fast.Median))},
-		Cause:    "memory of another NUMA node, a processor that sends or takes small packets only, or errors on the link in one direction",
-		Cost:     fmt.Sprintf("copies that way take %s as long", units.Times(fast.Median/max(slow.Median, 0.001))),
-		Remedy:   "bind the process to the GPU's NUMA node (numactl --cpunodebind --membind), update the firmware, see dmesg for PCIe errors (AER), and compare with nvbandwidth",
+		values:   findings.Values{"several times": units.Times(fast.Median / max(slow.Median, 0.001))},
 	})
 }
 
@@ -283,9 +272,6 @@ func impossibleRate(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("copies are faster than the link: %s of %s", units.Rate(d.fastest()), units.Rate(rate)),
 		Evidence: []string{fmt.Sprintf("the host shows %v at most", made)},
-		Cause:    "the host shows a link that is not the true one, as virtual machines do, or time runs at a wrong rate here",
-		Cost:     "the speed cannot be judged by the link",
-		Remedy:   "compare with nvbandwidth, and with the link that the host of the virtual machine shows (lspci -vv); see the clock source (/sys/devices/system/clocksource)",
 	})
 }
 
@@ -298,9 +284,6 @@ const (
 func linkErrors(f *Facts, d *Device) []Finding {
 	out := Finding{
 		Summary: "the PCIe link had errors",
-		Cause:   "a card that is not seated well, a riser or a cable, or a slot that cannot carry this generation",
-		Cost:    "what arrives wrong is sent again, which takes time; an error that cannot be corrected ends programs",
-		Remedy:  "reseat the card, replace the riser or cable, or set a lower generation in the firmware's setup; see dmesg for AER lines",
 	}
 	if f.Host != nil {
 		if pci, ok := f.Host.GPU(d.PCIBusID); ok && pci.Errors != nil {
@@ -330,9 +313,7 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 		one := Finding{
 			Summary:  fmt.Sprintf("%s: samples spread over %s of their median", directionText(&s), units.Share(s.Spread)),
 			Evidence: []string{fmt.Sprintf("%s to %s", units.Rate(s.Min), units.Rate(s.Max))},
-			Cause:    "something else uses the GPU, the link or the memory",
-			Cost:     "the median says little",
-			Remedy:   "measure again on a quiet machine",
+			because:  "samples",
 		}
 		if s.Spread > wild {
 			one.Severity = Warning
@@ -343,9 +324,7 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 		out = append(out, Finding{
 			Summary:  "two measurements of the copies differ",
 			Evidence: []string{fmt.Sprintf("the slower direction reached %s in one and %s in the other", units.Rate(slower), units.Rate(better))},
-			Cause:    "something else used the GPU, the link or the memory",
-			Cost:     "programs meet the same",
-			Remedy:   "see what else runs here (nvidia-smi, top)",
+			because:  "measurements",
 		})
 	}
 	return out
@@ -359,18 +338,16 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 	for _, s := range d.copies() {
 		rates = append(rates, fmt.Sprintf("%s %s", directionText(&s), units.Rate(s.Median)))
 	}
-	cause := "the host does not show the GPU's link, and there is no public figure"
+	because := "hidden_link"
 	if f.Simulated {
-		cause = "the GPU is simulated"
+		because = "simulated"
 	} else if d.Link != nil && d.Link.Rate > 0 {
-		cause = "there is no public figure of such a GPU on such a link"
+		because = "no_figure"
 	}
 	return finding(Finding{
 		Summary:  "nothing is known of what this GPU should reach here, so its speed was not judged",
 		Evidence: rates,
-		Cause:    cause,
-		Cost:     "a slow link would not be noticed",
-		Remedy:   "compare with another machine of this kind (pincheck compare)",
+		because:  because,
 	})
 }
 
@@ -382,8 +359,7 @@ func slotBelowCard(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the slot is made for %v, and the card for %s x%d", made, Generation(l.MaxSpeed), l.MaxWidth),
 		Evidence: []string{"max_link_speed and max_link_width of the card and of the bridge above it"},
-		Cost:     fmt.Sprintf("%s each way of %s that the card could", units.Rate(hostinfo.LinkRate(made.Speed, made.Width)), units.Rate(l.MaxRate)),
-		Remedy:   "use a faster slot, if the machine has one",
+		values:   findings.Values{"rate": units.Rate(hostinfo.LinkRate(made.Speed, made.Width)), "full rate": units.Rate(l.MaxRate)},
 	})
 }
 

@@ -10,9 +10,9 @@ import (
 
 // loadChecks judge where programs load model weights from, and how.
 var loadChecks = []Check{
-	{ID: "weights_on_network", Title: "weights are mapped from another machine", Severity: Warning, Implies: []string{"weights_mapped"}, Host: weightsOnNetwork},
-	{ID: "weights_mapped", Title: "weights are copied from a mapped file", Severity: Note, Host: weightsMapped},
-	{ID: "small_read_ahead", Title: "little is read ahead", Severity: Note, Host: smallReadAhead},
+	{ID: "weights_on_network", Implies: []string{"weights_mapped"}, Host: weightsOnNetwork},
+	{ID: "weights_mapped", Host: weightsMapped},
+	{ID: "small_read_ahead", Host: smallReadAhead},
 }
 
 // weights describes a mapped file of weights.
@@ -47,8 +47,6 @@ func (f *Facts) mappedWeights(network bool) (list []string) {
 	return list
 }
 
-const readInstead = "read the file in place of mapping it, in large pieces by several threads into a pinned ring (transfer.Copier.UploadFile and package weights do; sglang and others: --weight-loader-disable-mmap; llama.cpp: --no-mmap)"
-
 func weightsOnNetwork(f *Facts) []Finding {
 	list := f.mappedWeights(true)
 	if len(list) == 0 {
@@ -57,9 +55,6 @@ func weightsOnNetwork(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "model weights are mapped from a file system of another machine",
 		Evidence: list[:min(len(list), 4)],
-		Cause:    "a mapped file is read by page faults, one small request after the other, each with the way over the network",
-		Cost:     "loads take several times as long: 258 s in place of 32 s, and 43 minutes from EFS, were reported",
-		Remedy:   "copy the files to a local disk or /dev/shm first, or " + readInstead,
 	})
 }
 
@@ -71,9 +66,6 @@ func weightsMapped(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "model weights are copied from a mapped file",
 		Evidence: list[:min(len(list), 4)],
-		Cause:    "a mapped file is not pinned: the copies go through CUDA's own small buffer, and page by page where the file is not in memory",
-		Cost:     "7 to 10 GB/s in place of 50 from memory; from a disk less than the disk can",
-		Remedy:   readInstead,
 	})
 }
 
@@ -104,8 +96,5 @@ func smallReadAhead(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "the kernel reads little ahead on a network file system",
 		Evidence: list[:min(len(list), 4)],
-		Cause:    "since Linux 5.4 NFS reads 128 KiB ahead unless told otherwise",
-		Cost:     "reading one file in order reaches a fraction of the network's rate",
-		Remedy:   "echo 16384 | sudo tee /sys/class/bdi/MAJOR:MINOR/read_ahead_kb (mountpoint -d POINT prints the numbers), or a udev rule; mount NFS with nconnect=8",
 	})
 }

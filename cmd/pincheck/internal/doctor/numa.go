@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -9,23 +8,22 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // numaChecks judge which processors and which memory the process has, seen from the GPU.
 var numaChecks = []Check{
-	{ID: "few_cpus", Title: "one CPU may be used", Severity: Warning, Host: fewCPUs},
-	{ID: "far_cpus", Title: "no CPU near the GPU may be used", Severity: Warning, Implies: []string{"pages_far", "far_node_slow"}, Device: farCPUs},
-	{ID: "far_memory", Title: "the memory near the GPU may not be used", Severity: Warning, Implies: []string{"pages_far", "far_node_slow", "far_node_not_measured"}, Device: farMemory},
-	{ID: "pages_far", Title: "pages lay far from the GPU", Severity: Warning, Implies: []string{"far_node_slow"}, Device: pagesFar},
-	{ID: "far_node_slow", Title: "memory of a far node is slower to copy", Severity: Note, Device: farNodeSlow},
-	{ID: "numa_unknown", Title: "the firmware does not say where the GPU is", Severity: Note, Device: numaUnknown},
-	{ID: "sub_numa", Title: "the sockets are divided into several nodes", Severity: Note, Host: subNUMA},
-	{ID: "no_sys_nice", Title: "the container may not place memory", Severity: Note, Implies: []string{"far_node_not_measured"}, Host: noSysNice},
-	{ID: "far_node_not_measured", Title: "what far memory costs could not be measured", Severity: Note, Device: farNodeNotMeasured},
+	{ID: "few_cpus", Host: fewCPUs},
+	{ID: "far_cpus", Implies: []string{"pages_far", "far_node_slow"}, Device: farCPUs},
+	{ID: "far_memory", Implies: []string{"pages_far", "far_node_slow", "far_node_not_measured"}, Device: farMemory},
+	{ID: "pages_far", Implies: []string{"far_node_slow"}, Device: pagesFar},
+	{ID: "far_node_slow", Device: farNodeSlow},
+	{ID: "numa_unknown", Device: numaUnknown},
+	{ID: "sub_numa", Host: subNUMA},
+	{ID: "no_sys_nice", Implies: []string{"far_node_not_measured"}, Host: noSysNice},
+	{ID: "far_node_not_measured", Device: farNodeNotMeasured},
 }
-
-const bind = "numactl --cpunodebind=%d --membind=%d PROGRAM"
 
 func fewCPUs(f *Facts) []Finding {
 	h := f.Host
@@ -34,9 +32,6 @@ func fewCPUs(f *Facts) []Finding {
 	}
 	out := Finding{
 		Summary: fmt.Sprintf("this process may use %g of %d CPUs", h.CPU.Usable(), h.CPU.Threads),
-		Cause:   "a CPU mask (taskset, a scheduler, cpuset) or a quota of the container",
-		Cost:    "pinning and staging run on one thread: memory is populated at 3 to 4 GB/s in place of 25 and more",
-		Remedy:  "give it more CPUs: taskset -p 0xffff PID, --cpus of the container, --cpus-per-task of Slurm",
 	}
 	if h.CPU.Quota > 0 && h.CPU.Quota <= 1 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("the control group's quota is %g CPUs", h.CPU.Quota))
@@ -88,9 +83,7 @@ func farCPUs(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may use none of the CPUs there", node.ID),
 		Evidence: []string{"CPUs near the GPU: " + near, "Cpus_allowed_list: " + f.Host.CPU.Allowed},
-		Cause:    "a CPU mask (taskset, a scheduler, cpuset)",
-		Cost:     "memory is populated on the far node, and copies cross between sockets: " + cmp.Or(d.farCost(node.ID), "others measured a third to two thirds less"),
-		Remedy:   fmt.Sprintf(bind+"; Slurm: --gpu-bind=closest; Kubernetes: topologyManagerPolicy: single-numa-node", node.ID, node.ID),
+		values:   d.farValues(node.ID),
 	})
 }
 
@@ -105,9 +98,7 @@ func farMemory(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may not use the memory there", node.ID),
 		Evidence: []string{"Mems_allowed_list: " + f.Host.CPU.AllowedMems},
-		Cause:    "a cpuset of the container or the job",
-		Cost:     "all pinned memory is on the far node, and copies cross between sockets: " + cmp.Or(d.farCost(node.ID), "others measured a third to two thirds less"),
-		Remedy:   fmt.Sprintf("allow node %d: --cpuset-mems of docker, or cpuset.mems of the control group", node.ID),
+		values:   d.farValues(node.ID),
 	})
 }
 
@@ -123,9 +114,7 @@ func pagesFar(f *Facts, d *Device) []Finding {
 		return finding(Finding{
 			Summary:  fmt.Sprintf("the memory that was measured lay on NUMA node %d, and the GPU is on node %d", *s.NUMANode, node.ID),
 			Evidence: []string{fmt.Sprintf("/proc/self/numa_maps, of the memory of the copies %s", directionText(&s))},
-			Cause:    "the node's memory is full, or the system's policy places pages elsewhere",
-			Cost:     "copies cross between sockets: " + cmp.Or(d.farCost(node.ID), "others measured a third to two thirds less"),
-			Remedy:   fmt.Sprintf("free memory of the node (numastat -m), or "+bind, node.ID, node.ID),
+			values:   d.farValues(node.ID),
 		})
 	}
 	return nil
@@ -168,14 +157,18 @@ func (d *Device) farCopies(own int) (all []farCopy) {
 	return all
 }
 
-// farCost says what memory of a far node costs on this host, or nothing if that is not
-// known.
-func (d *Device) farCost(own int) string {
+// farValues are the GPU's own node and, if it is known, what memory of a far node costs on this
+// host.
+func (d *Device) farValues(own int) findings.Values {
+	values := findings.Values{"N": strconv.Itoa(own)}
 	var texts []string
 	for _, c := range d.farCopies(own) {
 		texts = append(texts, c.String())
 	}
-	return strings.Join(texts, "; ")
+	if len(texts) > 0 {
+		values["others measured a third to two thirds less"] = strings.Join(texts, "; ")
+	}
+	return values
 }
 
 func farNodeSlow(f *Facts, d *Device) []Finding {
@@ -197,9 +190,7 @@ func farNodeSlow(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %s of the rate", node.ID, units.Share(least)),
 		Evidence: texts,
-		Cause:    "such copies cross between sockets, or between parts of one",
-		Cost:     fmt.Sprintf("programs that do not place their memory take up to %s as long to copy: pages land on the node of the thread that populates them", units.Times(1/least)),
-		Remedy:   fmt.Sprintf(bind+"; hostmem.Alloc places memory on the GPU's node by itself", node.ID, node.ID),
+		values:   findings.Values{"N": strconv.Itoa(node.ID), "several times": units.Times(1 / least)},
 	})
 }
 
@@ -222,9 +213,7 @@ func farNodeNotMeasured(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("what memory of another NUMA node than the GPU's own, %d, costs was not measured", node.ID),
 		Evidence: notes,
-		Cause:    "the kernel placed the pages on another node: it refuses mbind to this process, a cpuset forbids the node, or the node is full; or it does not show where pages lie",
-		Cost:     "whether copies are slower with memory of a far node is not known here; others measured a third to two thirds less",
-		Remedy:   fmt.Sprintf("docker run --cap-add SYS_NICE; free memory of the nodes (numastat -m); or run pincheck on each node: numactl --cpunodebind=%d --membind=N pincheck", node.ID),
+		values:   findings.Values{"N": strconv.Itoa(node.ID)},
 	})
 }
 
@@ -239,9 +228,6 @@ func numaUnknown(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  "the host has several NUMA nodes, and does not say which is the GPU's",
 		Evidence: []string{"numa_node is -1", fmt.Sprintf("%d nodes, %d sockets", len(f.memoryNodes()), h.CPU.Sockets)},
-		Cause:    "the firmware, or the virtual machine's configuration, leaves it out",
-		Cost:     "no program can place its memory near the GPU by itself",
-		Remedy:   "update the firmware; in a virtual machine give the GPU a place in the guest's topology (pcie-expander-bus with numa_node); until then measure each node: numactl --cpunodebind=N --membind=N pincheck",
 	})
 }
 
@@ -264,9 +250,6 @@ func subNUMA(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), near),
 		Evidence: []string{"/sys/devices/system/node, numa_node of the GPUs"},
-		Cause:    "sub-NUMA clustering (SNC) or nodes per socket (NPS) is on in the firmware",
-		Cost:     "memory that is spread over all nodes is mostly far from the GPUs",
-		Remedy:   "place pinned memory on the GPU's own node, or turn SNC or NPS off",
 	})
 }
 
@@ -278,8 +261,5 @@ func noSysNice(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "this container may not say on which NUMA node memory is placed",
 		Evidence: []string{fmt.Sprintf("no CAP_SYS_NICE, and %d nodes", len(f.memoryNodes()))},
-		Cause:    "the default seccomp profile of container runtimes allows mbind and set_mempolicy only with that capability",
-		Cost:     "memory lands where its threads run; a pool that is shared by GPUs of two sockets is far from one of them",
-		Remedy:   "docker run --cap-add SYS_NICE, or bind the whole container: --cpuset-cpus and --cpuset-mems",
 	})
 }

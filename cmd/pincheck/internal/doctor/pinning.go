@@ -5,16 +5,17 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // pinningChecks find why pinning memory takes long.
 var pinningChecks = []Check{
-	{ID: "slow_pinning", Title: "pinning memory is slow", Severity: Warning, Device: slowPinning},
-	{ID: "fragmented_memory", Title: "memory is fragmented", Severity: Warning, Implies: []string{"thp_defrag_always"}, Host: fragmented},
-	{ID: "thp_off", Title: "transparent huge pages are off", Severity: Warning, Host: thpOff},
-	{ID: "thp_defrag_always", Title: "page faults wait for huge pages", Severity: Note, Host: thpDefrag},
-	{ID: "pinning_stalls_others", Title: "one call for all of it would stall others", Severity: Note, Device: stallsOthers},
+	{ID: "slow_pinning", Device: slowPinning},
+	{ID: "fragmented_memory", Implies: []string{"thp_defrag_always"}, Host: fragmented},
+	{ID: "thp_off", Host: thpOff},
+	{ID: "thp_defrag_always", Host: thpDefrag},
+	{ID: "pinning_stalls_others", Device: stallsOthers},
 }
 
 const (
@@ -36,14 +37,11 @@ func slowPinning(f *Facts, d *Device) []Finding {
 	}
 	out := Finding{
 		Evidence: []string{fmt.Sprintf("cudaHostAlloc pins %s", units.Rate(cuda.Median))},
-		Cause:    "cudaHostAlloc faults every page in by itself, on one thread",
-		Cost:     fmt.Sprintf("64 GB take %s", units.Seconds(64/cuda.Median)),
-		Remedy: "populate with several threads and register once, as hostmem.Alloc does; PyTorch: PYTORCH_ALLOC_CONF=pinned_use_cuda_host_register:True,pinned_num_register_threads:8; " +
-			"keep pinned memory in a pool",
+		values:   findings.Values{"seconds": units.Seconds(64 / cuda.Median)},
 	}
 	if ours != nil {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("populated by several threads, then registered: %s", units.Rate(ours.Median)))
-		out.Cost += fmt.Sprintf(", and could take %s", units.Seconds(64/ours.Median))
+		out.values["seconds"] += fmt.Sprintf(", and could take %s", units.Seconds(64/ours.Median))
 	}
 	switch {
 	case cuda.Median < leastCUDA:
@@ -103,9 +101,6 @@ func fragmented(f *Facts) []Finding {
 			fmt.Sprintf("/proc/buddyinfo: %s of the free memory is in blocks of 2 MiB and more", units.Share(share)),
 			fmt.Sprintf("/proc/vmstat since boot: thp_fault_fallback %d of %d, compact_stall %d, compact_fail %d", s.HugeFallback, faults, s.Compact, s.CompactFail),
 		},
-		Cause:  "long uptime with a full page cache, or many small allocations of the kernel",
-		Cost:   "pinning goes by pages of 4 KiB, which takes two to five times as long; with defrag=madvise or always each fault may wait for compaction, minutes in all",
-		Remedy: "before a big program starts: echo 3 | sudo tee /proc/sys/vm/drop_caches; echo 1 | sudo tee /proc/sys/vm/compact_memory; for pools of a fixed size reserve huge pages at boot (hugepages=N)",
 	})
 }
 
@@ -116,8 +111,6 @@ func thpOff(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "transparent huge pages are off",
 		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/enabled is never"},
-		Cost:     "memory is pinned page by page of 4 KiB: about half as fast, and unpinned five times slower",
-		Remedy:   "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled (programs that ask for them get them, others do not), and transparent_hugepage=madvise on the kernel's command line",
 	})
 }
 
@@ -128,8 +121,6 @@ func thpDefrag(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "every page fault may wait until the kernel has made a huge page",
 		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/defrag is always"},
-		Cost:     "on fragmented memory, programs stall at their page faults; pinning slows down to GBs a minute",
-		Remedy:   "echo defer+madvise | sudo tee /sys/kernel/mm/transparent_hugepage/defrag",
 	})
 }
 
@@ -149,8 +140,5 @@ func stallsOthers(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("pinning all of this host's memory by one call would stall other CUDA programs for %s", units.Duration(stall)),
 		Evidence: []string{fmt.Sprintf("%s at %s (%s)", units.Bytes(left), units.Rate(cuda.Median), source)},
-		Cause:    "the driver holds a lock of the whole host while it pins",
-		Cost:     "starting programs, nvidia-smi and monitors wait that long, and watchdogs of 300 s end them",
-		Remedy:   "pin in pieces of about 1 GiB, populated first by several threads",
 	})
 }

@@ -52,8 +52,10 @@ func Require(host *hostinfo.Host, opening error) []Requirement {
 	return all
 }
 
-// startWithGPU is the remedy for most of what is missing in a container.
-const startWithGPU = "start the container with the GPU: docker run --gpus all, or in Kubernetes a limit of nvidia.com/gpu"
+// remedy returns the remedy for a requirement that is missing, for a cause on its finding's page.
+func (r Requirement) remedy(cause string) string {
+	return causeOf("no_"+r.ID, cause).With(nil).Do
+}
 
 func requireLibc(h *hostinfo.Host) Requirement {
 	r := Requirement{ID: "c_library", Name: "C library", State: Present, Detail: strings.TrimSpace(h.Libc.Kind + " " + h.Libc.Version)}
@@ -63,7 +65,7 @@ func requireLibc(h *hostinfo.Host) Requirement {
 	case "musl":
 		r.State = Missing
 		r.Detail = "musl (" + h.Libc.Loader + "); NVIDIA's libraries need glibc"
-		r.Remedy = "use an image with glibc 2.17 or later, such as debian or ubuntu in place of alpine"
+		r.Remedy = r.remedy("")
 	}
 	return r
 }
@@ -88,12 +90,13 @@ func requireGPU(h *hostinfo.Host, container bool) Requirement {
 	default:
 		r.State = Missing
 		r.Detail = fmt.Sprintf("none among the %d devices in /sys/bus/pci/devices", h.PCICount)
-		r.Remedy = "use a machine with an NVIDIA GPU"
 		switch {
 		case h.Virt.VM:
-			r.Remedy += ", or have one passed through to this virtual machine"
+			r.Remedy = r.remedy("vm")
 		case container:
-			r.Remedy += " for this container"
+			r.Remedy = r.remedy("container")
+		default:
+			r.Remedy = r.remedy("host")
 		}
 	}
 	return r
@@ -113,16 +116,16 @@ func requireModule(h *hostinfo.Host, container bool) Requirement {
 	default:
 		r.State = Missing
 		r.Detail = "no /proc/driver/nvidia/version"
-		r.Remedy = "install NVIDIA's driver (580 or later serves CUDA 13, 525 CUDA 12) and load it: sudo modprobe nvidia"
+		r.Remedy = r.remedy("host")
 		switch bound := boundDriver(h); {
 		case bound == "nouveau" || h.NVIDIA.HasModule("nouveau"):
 			r.Detail += "; nouveau holds the GPU"
-			r.Remedy = "install NVIDIA's driver, keep nouveau from loading (a modprobe.d file with \"blacklist nouveau\"), and reboot"
+			r.Remedy = r.remedy("nouveau")
 		case bound == "vfio-pci":
 			r.Detail += "; vfio-pci holds the GPU, which is to be passed to a virtual machine"
-			r.Remedy = "run this in that virtual machine, or bind the GPU to the nvidia driver"
+			r.Remedy = r.remedy("vfio")
 		case container:
-			r.Remedy = "install NVIDIA's driver on the container's host, and " + startWithGPU
+			r.Remedy = r.remedy("container")
 		}
 	}
 	return r
@@ -147,7 +150,7 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	if h.Virt.WSL {
 		if !h.NVIDIA.HasNode("/dev/dxg") {
 			r.State, r.Detail = Missing, "no /dev/dxg"
-			r.Remedy = "update WSL (wsl --update) and the NVIDIA driver of Windows"
+			r.Remedy = r.remedy("wsl")
 		}
 		return r
 	}
@@ -167,9 +170,9 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	if len(found) > 0 {
 		r.Detail += "; there is " + strings.Join(found, " ")
 	}
-	r.Remedy = "once the module is loaded, make them: sudo nvidia-modprobe -c 0 -u (running nvidia-smi as root does the same)"
+	r.Remedy = r.remedy("host")
 	if container {
-		r.Remedy = startWithGPU
+		r.Remedy = r.remedy("container")
 	}
 	return r
 }
@@ -185,9 +188,9 @@ func requireDriverLibrary(d cudart.DriverFacts, inUse, explained, container bool
 	default:
 		r.State = Missing
 		r.Detail = "no libcuda.so.1"
-		r.Remedy = "install the driver's user part (libcuda1 on Debian, libnvidia-compute-* on Ubuntu), of the kernel module's version"
+		r.Remedy = r.remedy("host")
 		if container {
-			r.Remedy = startWithGPU + "; NVIDIA_DRIVER_CAPABILITIES must hold compute"
+			r.Remedy = r.remedy("container")
 		}
 	}
 	return r
@@ -220,6 +223,6 @@ func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
 			break
 		}
 	}
-	r.Remedy = "install one (pip install nvidia-cuda-runtime, or your distribution's cuda-cudart or libcudart package), or name it: --library PATH"
+	r.Remedy = r.remedy("")
 	return r
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -100,8 +101,7 @@ func sharedSwitch(f *Facts) (out []Finding) {
 		one := Finding{
 			Summary:  fmt.Sprintf("GPUs %s share one link of %s", ordinals(u.gpus), units.Rate(u.Max())),
 			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %s x%d", u.Address, Generation(u.MaxSpeed), u.MaxWidth)},
-			Cost:     fmt.Sprintf("when all copy at once each has %s each way", units.Rate(u.Max()/float64(len(u.gpus)))),
-			Remedy:   "load what several of them need once, and pass it on between GPUs; spread jobs over GPUs of different switches (nvidia-smi topo -m)",
+			values:   findings.Values{"rate": units.Rate(u.Max() / float64(len(u.gpus)))},
 		}
 		for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
 			if c := f.atOnce(way); c.of(u.gpus) {
@@ -229,10 +229,7 @@ func slowTogether(f *Facts) []Finding {
 		out := Finding{
 			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %s of what is due", ordinals(slow), units.Share(least)),
 			Evidence: append(grave, f.places(slow)...),
-			Cause: "something that is not a link above the GPUs limits them: memory of the other socket, memory channels that are empty, the inner links of the processor, " +
-				"an IOMMU that translates, or a switch that sends copies up and down again (ACS)",
-			Cost:   fmt.Sprintf("programs that load all GPUs at once wait %s as long for the slowest", units.Times(1/max(least, 0.01))),
-			Remedy: "place memory on each GPU's own node (numactl --cpunodebind --membind); see that all memory channels are populated (sudo dmidecode -t memory); try iommu=pt on the kernel's command line; compare with nvbandwidth -t host_to_all_memcpy_ce",
+			values:   findings.Values{"several times": units.Times(1 / max(least, 0.01))},
 		}
 		return finding(out)
 	case len(mild) > 0:
@@ -244,9 +241,7 @@ func slowTogether(f *Facts) []Finding {
 			Severity: Note,
 			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %s of what they and the links above them reach", units.Share(lowest)),
 			Evidence: append(mild, f.places(gpus)...),
-			Cause:    "the host's memory or the processor's inner links are too slow for all at once, the GPUs share a link that the host does not show, or other programs copied meanwhile",
-			Cost:     "programs that load all GPUs at once take that much longer",
-			Remedy:   "load what several GPUs need once, and pass it on between GPUs; start loads one after the other",
+			because:  "sum",
 		})
 	}
 	return nil

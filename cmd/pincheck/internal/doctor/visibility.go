@@ -8,21 +8,19 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // visibilityChecks find GPUs that are there and that CUDA does not show, or shows under
 // another number.
 var visibilityChecks = []Check{
-	{ID: "hidden_gpu", Title: "CUDA_VISIBLE_DEVICES hides every GPU", Severity: Problem,
-		Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: unlessUsable(hiddenGPU)},
-	{ID: "visible_devices_unknown", Title: "CUDA_VISIBLE_DEVICES names a GPU that does not exist", Severity: Problem,
-		Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: visibleDevicesUnknown},
-	{ID: "mig_without_instance", Title: "MIG is on, and has no instance", Severity: Problem,
-		Implies: []string{"no_device", "gpus_unavailable", "failed_open", "missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
-	{ID: "no_device", Title: "CUDA shows no GPU", Severity: Problem, Implies: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
-	{ID: "missing_gpus", Title: "fewer GPUs in CUDA than there should be", Severity: Problem, Host: missingGPUs},
-	{ID: "device_order", Title: "CUDA's numbers are not in the order of the PCI bus", Severity: Note, Host: deviceOrder},
+	{ID: "hidden_gpu", Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: unlessUsable(hiddenGPU)},
+	{ID: "visible_devices_unknown", Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: visibleDevicesUnknown},
+	{ID: "mig_without_instance", Implies: []string{"no_device", "gpus_unavailable", "failed_open", "missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
+	{ID: "no_device", Implies: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
+	{ID: "missing_gpus", Host: missingGPUs},
+	{ID: "device_order", Host: deviceOrder},
 }
 
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
@@ -35,9 +33,6 @@ func hiddenGPU(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  "CUDA_VISIBLE_DEVICES hides GPUs from this process",
 		Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)},
-		Cause:    "an empty value, or a negative number, hides all GPUs",
-		Cost:     noCUDA,
-		Remedy:   "unset CUDA_VISIBLE_DEVICES, or name devices that exist (nvidia-smi -L)",
 	})
 }
 
@@ -63,15 +58,12 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 	out := Finding{
 		Summary:  "CUDA_VISIBLE_DEVICES names a GPU that does not exist",
 		Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)},
-		Cause:    "CUDA takes the GPUs up to the first one that does not exist, and none behind it",
-		Cost:     noCUDA,
-		Remedy:   "unset CUDA_VISIBLE_DEVICES, or name GPUs and MIG instances that nvidia-smi -L lists; inside a container they are counted from 0",
 	}
 	if unknown != "" {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", unknown, units.Things(gpuCount(f.Host), "GPU", "GPUs")))
 	}
 	if n := len(f.Devices); n > 0 {
-		out.Severity, out.Cost = Warning, fmt.Sprintf("this process has %s, and not those behind the wrong one", units.Things(n, "GPU", "GPUs"))
+		out.Severity, out.because, out.values = Warning, "some", findings.Values{"N GPUs": units.Things(n, "GPU", "GPUs")}
 	}
 	return finding(out)
 }
@@ -131,8 +123,6 @@ func noDevice(f *Facts) []Finding {
 	}
 	out := Finding{
 		Summary: "everything is there, and yet CUDA shows no device",
-		Cost:    noCUDA,
-		Remedy:  "run nvidia-smi, look into dmesg for NVRM messages, and see whether MIG is on without an instance (nvidia-smi mig -lgi) or another user's exclusive mode holds the GPU",
 	}
 	if f.Opening != nil {
 		out.Evidence = []string{f.Opening.Error}
@@ -175,9 +165,6 @@ func missingGPUs(f *Facts) []Finding {
 	out := Finding{
 		Summary:  fmt.Sprintf("%s %s, and there should be %d", shows, units.Things(have, "GPU", "GPUs"), want),
 		Evidence: []string{fmt.Sprintf("%s; %s: %d", count, source, want)},
-		Cause:    "a GPU that failed to start, fell off the bus, is held by another driver, or is hidden by CUDA_VISIBLE_DEVICES",
-		Cost:     "jobs that count on all GPUs fail or run on fewer",
-		Remedy:   "compare nvidia-smi -L with lspci -d 10de:, and see dmesg for NVRM: and Xid lines of the missing one; reset it (sudo nvidia-smi -r -i N) or reboot",
 	}
 	if f.Host != nil && len(f.Devices) == have {
 		for _, g := range f.Host.GPUs {
@@ -217,9 +204,6 @@ func deviceOrder(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary: "CUDA's numbers are not those of nvidia-smi", Evidence: evidence,
-		Cause:  "CUDA puts the fastest GPU first, nvidia-smi goes by the PCI bus",
-		Cost:   "a job can be on another GPU than the one that was looked at",
-		Remedy: "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID",
 	})
 }
 
@@ -237,8 +221,5 @@ func migWithoutInstance(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary: "MIG is on, and there is no instance to compute on", Evidence: evidence[:min(len(evidence), 4)],
-		Cause:  "with MIG on, CUDA shows instances only; those made by hand are gone after a reboot",
-		Cost:   noCUDA,
-		Remedy: "make instances (sudo nvidia-smi mig -cgi 0 -C; nvidia-smi mig -lgip lists the profiles), or switch MIG off (sudo nvidia-smi -mig 0, which resets the GPU)",
 	})
 }

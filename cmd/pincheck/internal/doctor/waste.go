@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // wasteChecks find memory that is pinned and not used.
 var wasteChecks = []Check{
-	{ID: "rounded_pins", Title: "a program pins up to twice what it asked for", Severity: Warning, Host: roundedPins},
+	{ID: "rounded_pins", Host: roundedPins},
 }
 
 // leastRounded is from where on rounding is worth a change.
@@ -23,15 +24,13 @@ func roundedPins(f *Facts) (out []Finding) {
 		one := Finding{
 			Summary:  fmt.Sprintf("process %d (%s) pins %s in blocks whose sizes are powers of two", p.PID, p.Name, units.Bytes(p.Rounded)),
 			Evidence: []string{fmt.Sprintf("/proc/%d/smaps: %s, %s pinned in all", p.PID, units.Things(p.RoundedBlocks, "such block", "such blocks"), units.Bytes(p.Pinned))},
-			Cause:    "its allocator rounds sizes up to powers of two",
-			Cost:     fmt.Sprintf("up to half of it, %s, is pinned and never used", units.Bytes(p.Rounded/2)),
-			Remedy:   "ask for powers of two, or allocate large buffers without the framework's allocator",
+			values:   findings.Values{"size": units.Bytes(p.Rounded / 2)},
 		}
 		var names []string
 		for _, fw := range p.Frameworks {
 			names = append(names, fw.Name)
 			if fw.Rounds && fw.Setting != "" && !fw.Set {
-				one.Remedy = fw.Name + ": " + fw.Setting
+				one.because, one.values["the framework's setting"] = "setting", fw.Name+": "+fw.Setting
 			}
 		}
 		if len(names) > 0 {
