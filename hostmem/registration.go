@@ -186,7 +186,7 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 		}
 		p.note("registering chunks of %s was refused: %v", units.ExactBytes(min(o.Chunk, p.limit)), err)
 	}
-	if err := r.Populate(ctx, 0, r.Mapped(), pages.Populate{Threads: o.Workers}); err != nil {
+	if err := r.Populate(ctx, pages.Populate{Threads: o.Workers}); err != nil {
 		return err
 	}
 	if shared {
@@ -200,7 +200,7 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 // registerChunks registers chunks, each as soon as its pages are resident.
 func (p *registrations) registerChunks(ctx context.Context, r *pages.Region, o Options) error {
 	done := make([]Span, (r.Mapped()+chunkUnit-1)/chunkUnit) // by the unit in which each begins
-	err := r.Populate(ctx, 0, r.Mapped(), pages.Populate{
+	err := r.Populate(ctx, pages.Populate{
 		Threads: o.Workers,
 		Item:    min(o.Chunk, p.limit),
 		Done: func(off, n int) error {

@@ -40,7 +40,7 @@ func BenchmarkPopulate(b *testing.B) {
 func populated(b *testing.B, n int, o pages.Options, p pages.Populate) *pages.Region {
 	r, err := pages.Map(b.Context(), n, o)
 	require.NoError(b, err)
-	require.NoError(b, r.Populate(b.Context(), 0, r.Mapped(), p))
+	require.NoError(b, r.Populate(b.Context(), p))
 	return r
 }
 

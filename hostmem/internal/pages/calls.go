@@ -2,6 +2,7 @@ package pages
 
 import (
 	"os"
+	"reflect"
 	"unsafe"
 )
 
@@ -48,71 +49,37 @@ type Calls struct {
 	Touch func(p unsafe.Pointer, n, step int) error
 }
 
-// Before returns calls that call hook first, with the field's name and the advice
-// or mode where there is one ("Advise huge"), and fail with its error.
+// Before returns calls that call hook first, with the field's name and the advice or mode
+// where there is one ("Advise huge", "Map hugetlb"), and fail with its error.
 func (c Calls) Before(hook func(call string) error) Calls {
-	first := func(name string, call func() error) error {
-		if err := hook(name); err != nil {
-			return err
-		}
-		return call()
-	}
-	return Calls{
-		Map: func(n, hugetlb int) (p unsafe.Pointer, err error) {
-			name := "Map"
-			if hugetlb > 0 {
-				name = "Map hugetlb"
+	table := reflect.ValueOf(&c).Elem()
+	for i := range table.NumField() {
+		field := table.Field(i)
+		name, call := table.Type().Field(i).Name, reflect.ValueOf(field.Interface())
+		field.Set(reflect.MakeFunc(call.Type(), func(args []reflect.Value) []reflect.Value {
+			full, last := name, args[len(args)-1].Interface()
+			if a, ok := last.(Advice); ok {
+				full += " " + a.String()
+			} else if name == "Map" && last != 0 {
+				full += " hugetlb"
 			}
-			err = first(name, func() error { p, err = c.Map(n, hugetlb); return err })
-			return p, err
-		},
-		MapFile: func(f *os.File, off int64, n int) (p unsafe.Pointer, err error) {
-			err = first("MapFile", func() error { p, err = c.MapFile(f, off, n); return err })
-			return p, err
-		},
-		Unmap: func(p unsafe.Pointer, n int) error { return first("Unmap", func() error { return c.Unmap(p, n) }) },
-		Advise: func(p unsafe.Pointer, n int, a Advice) error {
-			return first("Advise "+a.String(), func() error { return c.Advise(p, n, a) })
-		},
-		Name: func(p unsafe.Pointer, n int, name string) error {
-			return first("Name", func() error { return c.Name(p, n, name) })
-		},
-		Bind: func(p unsafe.Pointer, n, node int) error {
-			return first("Bind", func() error { return c.Bind(p, n, node) })
-		},
-		Where: func(pages []unsafe.Pointer, nodes []int32) error {
-			return first("Where", func() error { return c.Where(pages, nodes) })
-		},
-		Resident: func(p unsafe.Pointer, n int, vec []byte) error {
-			return first("Resident", func() error { return c.Resident(p, n, vec) })
-		},
-		Private: func(pages []unsafe.Pointer) (n int, err error) {
-			err = first("Private", func() error { n, err = c.Private(pages); return err })
-			return n, err
-		},
-		FileSystem: func(path string) (fs FileSystem, err error) {
-			err = first("FileSystem", func() error { fs, err = c.FileSystem(path); return err })
-			return fs, err
-		},
-		Touch: func(p unsafe.Pointer, n, step int) error {
-			return first("Touch", func() error { return c.Touch(p, n, step) })
-		},
+			if err := hook(full); err != nil {
+				out := make([]reflect.Value, call.Type().NumOut())
+				for i := range out {
+					out[i] = reflect.Zero(call.Type().Out(i))
+				}
+				out[len(out)-1] = reflect.ValueOf(&err).Elem()
+				return out
+			}
+			return call.Call(args)
+		}))
 	}
+	return c
 }
 
 func (a Advice) String() string {
-	switch a {
-	case AdviseHuge:
-		return "huge"
-	case AdviseNoHuge:
-		return "nohuge"
-	case AdviseDontFork:
-		return "dontfork"
-	case AdviseDontDump:
-		return "dontdump"
-	case AdvisePopulateRead:
-		return "populate read"
-	default:
-		return "populate"
-	}
+	return [...]string{
+		AdviseHuge: "huge", AdviseNoHuge: "nohuge", AdviseDontFork: "dontfork", AdviseDontDump: "dontdump",
+		AdvisePopulate: "populate", AdvisePopulateRead: "populate read",
+	}[a]
 }

@@ -99,7 +99,7 @@ func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
 // the process may use. The memory must be resident. An error is ctx's.
 func (r *Region) Clear(ctx context.Context, threads int) error {
 	mem := r.Bytes()
-	return forEach(ctx, 0, len(mem), maxItem, defaultThreads(threads), func(_ context.Context, off, n int) error {
+	return forEach(ctx, len(mem), maxItem, defaultThreads(threads), func(_ context.Context, off, n int) error {
 		clear(mem[off : off+n])
 		return nil
 	})

@@ -40,7 +40,7 @@ func TestBorrowedMemoryIsPopulatedAndStays(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, unsafe.Pointer(&part[0]), r.Pointer())
 		assert.Equal(t, []int{len(part), len(part)}, []int{r.Len(), r.Mapped()})
-		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: 2}))
+		require.NoError(t, r.Populate(t.Context(), Populate{Threads: 2}))
 		assert.Empty(t, r.Notes())
 		if !emulated(t) {
 			want := (bounds[1]+page-1)/page - bounds[0]/page
@@ -68,7 +68,7 @@ func TestBorrowedMemoryIsNotTouchedWhereAdviceIsUnknown(t *testing.T) {
 		})
 		r, err := Borrow(sys, Memory{Bytes: mem, ReadOnly: readOnly})
 		require.NoError(t, err)
-		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
+		require.NoError(t, r.Populate(t.Context(), Populate{}))
 		require.Len(t, r.Notes(), 1)
 		assert.Contains(t, r.Notes()[0], "slower")
 	}
@@ -83,7 +83,7 @@ func TestItemsOfBorrowedMemoryCoverItOnce(t *testing.T) {
 	r, err := Borrow(hostSystem(), Memory{Bytes: part})
 	require.NoError(t, err)
 	covered := 0
-	require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: 1, Item: 2 * mib, Done: func(off, n int) error {
+	require.NoError(t, r.Populate(t.Context(), Populate{Threads: 1, Item: 2 * mib, Done: func(off, n int) error {
 		assert.Equal(t, covered, off)
 		assert.Less(t, off, r.Len())
 		covered += n
@@ -118,7 +118,7 @@ func TestMapFile(t *testing.T) {
 		r, err := MapFile(sys, f, int64(bounds[0]), bounds[1]-bounds[0])
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
-		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
+		require.NoError(t, r.Populate(t.Context(), Populate{}))
 		assert.Empty(t, r.Notes())
 		require.Equal(t, want[bounds[0]:bounds[1]], r.Bytes())
 		assert.Positive(t, mapped)
@@ -138,7 +138,7 @@ func TestAFilesMissingPage(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.Unmap()) }()
 	require.NoError(t, f.Truncate(1))
-	err = r.Populate(t.Context(), 0, r.Mapped(), Populate{})
+	err = r.Populate(t.Context(), Populate{})
 	if emulated(t) {
 		return // advice does nothing there
 	}
@@ -188,7 +188,7 @@ func TestMapFileOfAPartOfAHugetlbfs(t *testing.T) {
 		assert.Equal(t, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path)
 		assert.Equal(t, Reserved, r.Backing())
 		assert.Equal(t, r.Len(), r.InUse(), "hugetlb pages come out of their reserve")
-		require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
+		require.NoError(t, r.Populate(t.Context(), Populate{}))
 		require.Equal(t, want[bounds[0]:bounds[1]], r.Bytes())
 		require.NoError(t, r.Unmap(), "%v", bounds)
 		assert.Zero(t, mapped, "%v", bounds)

@@ -142,7 +142,7 @@ func mapPopulated(ctx context.Context, n int, o Options, p Populate) (*Region, e
 	if err != nil {
 		return nil, err
 	}
-	if err := r.Populate(ctx, 0, r.Mapped(), p); err != nil {
+	if err := r.Populate(ctx, p); err != nil {
 		return nil, errors.Join(err, r.Unmap())
 	}
 	return r, nil
@@ -151,7 +151,7 @@ func mapPopulated(ctx context.Context, n int, o Options, p Populate) (*Region, e
 func mustPopulate(t testing.TB, n int, o Options) *Region {
 	t.Helper()
 	r := mustMap(t, n, o)
-	require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{}))
+	require.NoError(t, r.Populate(t.Context(), Populate{}))
 	return r
 }
 

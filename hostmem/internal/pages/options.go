@@ -94,5 +94,3 @@ func newPlan(n, page, align, huge int, mode HugeMode, hugetlb bool) (plan, error
 }
 
 func roundUp(n, unit int) int { return (n + unit - 1) &^ (unit - 1) }
-
-func roundDown(n, unit int) int { return n &^ (unit - 1) }

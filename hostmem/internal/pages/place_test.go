@@ -29,7 +29,7 @@ func TestBindingToARealNode(t *testing.T) {
 		t.Skipf("mbind is not to be had here: %v", err)
 	}
 	require.NoError(t, err)
-	require.NoError(t, r.Populate(t.Context(), 0, 2*mib, Populate{}))
+	require.NoError(t, touch(r.base, 2*mib, sys.Page))
 	at, err := r.where(100)
 	require.NoError(t, err)
 	assert.Len(t, at, 1)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -13,26 +12,21 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// Populate makes the bytes [from, to) of the mapped region resident, rounded out
-// to whole pages, and leaves their values alone. Where the kernel has no huge page,
-// base pages take its place, so nothing is left out. When ctx ends, it
+// Populate makes the region resident and leaves its bytes alone. Where the kernel has no
+// huge page, base pages take its place, so nothing is left out. When ctx ends, Populate
 // stops within a page or so and returns its error and cause; what is resident stays so.
-func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
+func (r *Region) Populate(ctx context.Context, p Populate) error {
 	if !r.life.Begin() {
 		return errUnmapped
 	}
 	defer r.life.End()
-	if from < 0 || to < from || to > r.mapped {
-		return fmt.Errorf("populate [%d, %d) of %d bytes: out of range", from, to, r.mapped)
-	}
-	unit, threads := r.block(), defaultThreads(p.Threads)
-	size := p.Item
+	threads, size := defaultThreads(p.Threads), p.Item
 	if size <= 0 {
 		// Enough items for all threads, also in a small region.
-		size = min(maxItem, (to-from)/(4*threads))
+		size = min(maxItem, r.mapped/(4*threads))
 	}
-	size = roundUp(max(size, 1), unit)
-	err := forEach(ctx, roundDown(from, r.plan.page), roundUp(to, r.plan.page), size, threads, func(ctx context.Context, off, n int) error {
+	size = roundUp(max(size, 1), r.block())
+	err := forEach(ctx, roundUp(r.mapped, r.plan.page), size, threads, func(ctx context.Context, off, n int) error {
 		if err := r.fill(ctx, off, n); err != nil {
 			return err
 		}
@@ -42,7 +36,7 @@ func (r *Region) Populate(ctx context.Context, from, to int, p Populate) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("populate %d bytes: %w", to-from, err)
+		return fmt.Errorf("populate %d bytes: %w", r.mapped, err)
 	}
 	r.checkNode()
 	return nil
@@ -74,7 +68,7 @@ func (r *Region) fill(ctx context.Context, off, n int) error {
 		if err := r.fault(p, size); err != nil {
 			return fmt.Errorf("%d bytes at offset %d: %w", size, off, err)
 		}
-		if r.plan.thp && size == r.sys.HugePage && !r.stalls.stopped.Load() {
+		if r.plan.thp && size == r.sys.HugePage {
 			r.watch(size, time.Since(start))
 		}
 		off += size
@@ -108,55 +102,44 @@ const (
 	slowLimit = 16 // four slow ones in a row
 )
 
-// stalls is the state of watch.
+// stalls is the state of watch, guarded by Region.mu.
 type stalls struct {
-	score   atomic.Int32
-	stopped atomic.Bool // no huge pages are requested any more
-
-	// Guarded by Region.mu.
-	seen  bool // a slow page
-	count int  // the kernel's stalls when the first slow page was seen
+	score   int
+	seen    bool // a slow page
+	count   int  // the kernel's stalls when the first slow page was seen
+	stopped bool // no huge pages are requested any more
 }
 
 // watch records how long a huge page took, and requests no others if they take too long.
 func (r *Region) watch(n int, took time.Duration) {
-	if took < time.Duration(n)*slowByte {
-		if r.stalls.score.Load() > 0 {
-			r.stalls.score.Add(-1)
-		}
-		return
-	}
-	count, stop := r.slow(r.sys.compactionStalls())
-	if !stop {
-		return
-	}
-	state := fmt.Sprintf("huge pages come too slowly (the last took %s, compaction stalls: %d, /sys/kernel/mm/transparent_hugepage/defrag is %q)",
-		units.Duration(took), count, r.sys.Defrag)
-	if err := r.sys.Calls.Advise(r.base, r.mapped, AdviseNoHuge); err != nil {
-		r.note("%s, and going on without them failed: %v", state, err)
-		return
-	}
-	r.note("%s: the rest has base pages", state)
-}
-
-// slow counts a slow huge page. stop is true for the one after which no others are to be
-// requested; since is the kernel's stalls since the first slow one.
-func (r *Region) slow(count int) (since int, stop bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := &r.stalls
+	if s.stopped {
+		return
+	}
+	if took < time.Duration(n)*slowByte {
+		s.score = max(0, s.score-1)
+		return
+	}
+	count := r.sys.compactionStalls()
 	if !s.seen {
 		s.seen, s.count = true, count
 	}
-	if s.score.Add(slowScore) < slowLimit || s.stopped.Load() {
-		return 0, false
+	if s.score += slowScore; s.score < slowLimit {
+		return
 	}
 	if count == s.count {
-		s.score.Store(0)
-		return 0, false
+		s.score = 0
+		return
 	}
-	s.stopped.Store(true)
-	return count - s.count, true
+	s.stopped = true
+	outcome := ": the rest has base pages"
+	if err := r.sys.Calls.Advise(r.base, r.mapped, AdviseNoHuge); err != nil {
+		outcome = fmt.Sprintf(", and going on without them failed: %v", err)
+	}
+	r.notes = append(r.notes, fmt.Sprintf("huge pages come too slowly (the last took %s, compaction stalls: %d, /sys/kernel/mm/transparent_hugepage/defrag is %q)%s",
+		units.Duration(took), count-s.count, r.sys.Defrag, outcome))
 }
 
 // compactionStalls returns how often, on the whole host, a request for memory in one

@@ -48,7 +48,7 @@ func TestPopulateLeavesNothingOutAndChangesNothing(t *testing.T) {
 					})
 					r := mustMap(t, 9*mib+4097, Options{System: sys, HugePages: mode, Align: 4096})
 					r.Bytes()[5*mib+123] = 42
-					require.NoError(t, r.Populate(t.Context(), 0, r.Mapped(), Populate{Threads: threads, Item: 2 * mib}))
+					require.NoError(t, r.Populate(t.Context(), Populate{Threads: threads, Item: 2 * mib}))
 					assert.Equal(t, r.Mapped()/4096, r.countResident(t, 0, r.Mapped()))
 					assert.Equal(t, byte(42), r.Bytes()[5*mib+123])
 					assert.Equal(t, 1, 256-strings.Count(string(r.Bytes()[5*mib:5*mib+256]), "\x00"), "bytes changed")
@@ -58,26 +58,14 @@ func TestPopulateLeavesNothingOutAndChangesNothing(t *testing.T) {
 	}
 }
 
-func TestPopulateARange(t *testing.T) {
-	requireAccount(t)
-	r := mustMap(t, 64*kib, Options{System: hostSystem()})
-	require.NoError(t, r.Populate(t.Context(), 5000, 8192+1, Populate{}))
-	assert.Equal(t, 2, r.countResident(t, 0, r.Mapped()))
-	assert.Equal(t, 2, r.countResident(t, 4096, 3*4096))
-	require.NoError(t, r.Populate(t.Context(), 7, 7, Populate{}))
-	for _, c := range [][2]int{{-1, 1}, {0, 64*kib + 1}, {2, 1}} {
-		assert.ErrorContains(t, r.Populate(t.Context(), c[0], c[1], Populate{}), "out of range")
-	}
-}
-
 func TestDoneSeesEveryItemOnce(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct{ n, from, to, item, threads int }{
-		{64*mib + 1, 0, 64*mib + 4096, 16 * mib, 3},
-		{64*mib + 1, 0, 64*mib + 4096, 1, 0},
-		{10 * mib, 3 * mib, 10 * mib, 4 * mib, 2},
-		{4096, 0, 4096, 64 * mib, 8},
-		{4096, 0, 4096, 0, 0},
+	for _, tc := range []struct{ n, to, item, threads int }{
+		{64*mib + 1, 64*mib + 4096, 16 * mib, 3},
+		{64*mib + 1, 64*mib + 4096, 1, 0},
+		{10 * mib, 10 * mib, 4 * mib, 2},
+		{4096, 4096, 64 * mib, 8},
+		{4096, 4096, 0, 0},
 	} {
 		t.Run(fmt.Sprintf("%+v", tc), func(t *testing.T) {
 			t.Parallel()
@@ -87,14 +75,14 @@ func TestDoneSeesEveryItemOnce(t *testing.T) {
 			r := mustMap(t, tc.n, Options{System: sys, HugePages: HugeNever})
 			var mu sync.Mutex
 			var got []span
-			require.NoError(t, r.Populate(t.Context(), tc.from, tc.to, Populate{Item: tc.item, Threads: tc.threads, Done: func(off, n int) error {
+			require.NoError(t, r.Populate(t.Context(), Populate{Item: tc.item, Threads: tc.threads, Done: func(off, n int) error {
 				mu.Lock()
 				defer mu.Unlock()
 				got = append(got, span{uintptr(off), n})
 				return nil
 			}}))
 			slices.SortFunc(got, func(a, b span) int { return int(a.base) - int(b.base) })
-			at := tc.from
+			at := 0
 			for _, s := range got {
 				assert.Equal(t, at, int(s.base))
 				at += s.n
@@ -112,7 +100,7 @@ func TestDonesErrorEndsPopulating(t *testing.T) {
 	r := mustMap(t, 64*mib, Options{System: hostSystem(), HugePages: HugeNever})
 	boom := errors.New("boom")
 	var calls atomic.Int32
-	err := r.Populate(t.Context(), 0, r.Mapped(), Populate{Item: 2 * mib, Threads: 2, Done: func(off, n int) error {
+	err := r.Populate(t.Context(), Populate{Item: 2 * mib, Threads: 2, Done: func(off, n int) error {
 		if calls.Add(1) == 3 {
 			return boom
 		}
@@ -144,7 +132,7 @@ func TestPopulatingEndsWithItsContextWithinAnItem(t *testing.T) {
 		if at == 0 {
 			cancel(why)
 		}
-		err := r.Populate(ctx, 0, r.Mapped(), Populate{Threads: 1, Item: 64 * mib})
+		err := r.Populate(ctx, Populate{Threads: 1, Item: 64 * mib})
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, why)
 		assert.Equal(t, at, blocks)

@@ -32,13 +32,12 @@ func defaultThreads(requested int) int {
 	return min(runtime.GOMAXPROCS(0), maxThreads)
 }
 
-// forEach calls work for the items of [from, to), which end at multiples of size, from
+// forEach calls work for the items of [0, to), which begin at multiples of size, from
 // several goroutines. It returns the first error, after which no other item begins, or
 // ctx's, when all calls have returned.
-func forEach(parent context.Context, from, to, size, threads int, work func(ctx context.Context, off, n int) error) error {
+func forEach(parent context.Context, to, size, threads int, work func(ctx context.Context, off, n int) error) error {
 	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
-	first, end := from/size, (to+size-1)/size
 	var next atomic.Int64
 	worker := func() {
 		// A panic is an error like any other, so that the memory is released.
@@ -48,17 +47,16 @@ func forEach(parent context.Context, from, to, size, threads int, work func(ctx 
 			}
 		}()
 		for ctx.Err() == nil {
-			item := first + int(next.Add(1)) - 1
-			if item >= end {
+			off := int(next.Add(1)-1) * size
+			if off >= to {
 				return
 			}
-			off := max(from, item*size)
-			if err := work(ctx, off, min(to, (item+1)*size)-off); err != nil {
+			if err := work(ctx, off, min(to-off, size)); err != nil {
 				fail(err)
 			}
 		}
 	}
-	if threads = min(threads, end-first); threads <= 1 {
+	if threads = min(threads, (to+size-1)/size); threads <= 1 {
 		worker()
 	} else {
 		var workers sync.WaitGroup
