@@ -5,6 +5,7 @@ package hostmem
 import (
 	"os"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,7 +23,7 @@ func TestPageable(t *testing.T) {
 	require.Equal(t, n, p.Len())
 	_, _, pinned := Find(mem)
 	assert.False(t, pinned)
-	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(p.region.Pointer()), n)
+	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(unsafe.Pointer(&p.Bytes()[0])), n)
 	require.NoError(t, err)
 	assert.Zero(t, u.Rss, "nothing is resident before it is touched")
 	assert.False(t, u.HasFlag("dc") || u.HasFlag("dd"), "ordinary memory: forked children and core dumps have it: %v", u.Flags)

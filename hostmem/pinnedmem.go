@@ -124,7 +124,7 @@ func (m *pinnedMem) acquire(ctx context.Context, request budget.Request) (err er
 
 // pin makes a region resident and registers it, within the limits.
 func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostRegisterFlags, o Options) error {
-	m.region, m.base, m.flags = r, r.Pointer(), flags
+	m.region, m.base, m.flags = r, unsafe.Pointer(unsafe.SliceData(r.Bytes())), flags
 	m.readOnly = flags&cudart.HostRegisterReadOnly != 0
 	m.limit = m.host.limit(pages.SystemOf(ctx).Kernel)
 	if m.reservation == nil {

@@ -71,7 +71,7 @@ func (r *Region) InUse() int {
 	}
 	list := r.sample(samples)
 	count := r.sys.Calls.Private
-	if r.external != nil && r.external.shared {
+	if r.external != nil && r.external.Shared {
 		count = r.residentPages
 	}
 	n, err := count(list)

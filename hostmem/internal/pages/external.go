@@ -5,20 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"syscall"
 	"unsafe"
 )
 
-// external describes a region that Map did not make: memory that other code mapped,
-// or a file. It starts and ends anywhere in a page.
-type external struct {
-	readOnly bool
-	shared   bool
-	slow     sync.Once // noted
-}
-
-// Memory describes memory that other code mapped.
+// Memory describes a region that Map did not make: memory that other code mapped, or a
+// file. It starts and ends anywhere in a page.
 type Memory struct {
 	Bytes    []byte
 	Backing  Backing
@@ -32,14 +24,13 @@ func Borrow(s *System, m Memory) (*Region, error) {
 	if s.Calls.Advise == nil {
 		return nil, fmt.Errorf("populating is %w", errors.ErrUnsupported)
 	}
-	base := unsafe.Pointer(unsafe.SliceData(m.Bytes))
-	return s.external(base, len(m.Bytes), s.Page, m.Backing, &external{readOnly: m.ReadOnly, shared: m.Shared}), nil
+	return s.external(m, s.Page), nil
 }
 
 // Allocated makes a region of n bytes at base, with size bytes reserved, that other
 // code allocated, is resident, and frees: Unmap does nothing to it.
 func Allocated(s *System, base unsafe.Pointer, n, size int) *Region {
-	r := s.external(base, n, s.Page, Ordinary, &external{})
+	r := s.external(Memory{Bytes: unsafe.Slice((*byte)(base), n)}, s.Page)
 	r.mapped = size
 	return r
 }
@@ -56,19 +47,24 @@ func MapFile(s *System, f *os.File, off int64, n int) (*Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of %s at %d: %w", n, f.Name(), off, err)
 	}
-	r := s.external(unsafe.Add(whole, skip), n, page, on.Backing(), &external{readOnly: true, shared: true})
-	r.whole, r.size = whole, size
+	mapping := unsafe.Slice((*byte)(whole), size)
+	r := s.external(Memory{Bytes: mapping[skip:][:n], Backing: on.Backing(), ReadOnly: true, Shared: true}, page)
+	r.whole = mapping
 	return r, nil
 }
 
-func (s *System) external(base unsafe.Pointer, n, page int, backing Backing, e *external) *Region {
-	return &Region{sys: s, plan: plan{n: n, mapped: n, page: page}, base: base, mapped: n, node: -1, backing: backing, external: e}
+func (s *System) external(m Memory, page int) *Region {
+	n := len(m.Bytes)
+	return &Region{
+		sys: s, plan: plan{n: n, mapped: n, page: page}, node: -1,
+		base: unsafe.Pointer(unsafe.SliceData(m.Bytes)), backing: m.Backing, external: &m,
+	}
 }
 
-// fault makes the pages of a block resident that are within the region. It gives
+// faultExternal makes the pages of a block resident that are within the region. It gives
 // advice only: the memory may be a device's, where a touch has effects. On kernels
 // that do not know the advice (before 5.14) pages become resident later, one by one.
-func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
+func (r *Region) faultExternal(p unsafe.Pointer, n int) error {
 	// Work is rounded out to whole pages, which may be one too many here.
 	n = min(n, r.mapped-int(uintptr(p)-uintptr(r.base)))
 	if n <= 0 {
@@ -79,7 +75,7 @@ func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
 	page := unsafe.Add(p, -skip)
 	n += skip
 	how := AdvisePopulate
-	if e.readOnly {
+	if r.external.ReadOnly {
 		how = AdvisePopulateRead
 	}
 	err := r.sys.Calls.Advise(page, n, how)
@@ -89,7 +85,7 @@ func (e *external) fault(r *Region, p unsafe.Pointer, n int) error {
 	if errors.Is(err, syscall.EFAULT) {
 		return fmt.Errorf("%w: %w", errFault, err)
 	}
-	e.slow.Do(func() {
+	r.slow.Do(func() {
 		r.note("madvise %s failed (%v): pages that are not resident become so one by one, which is slower", how, err)
 	})
 	return nil

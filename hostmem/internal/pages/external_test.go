@@ -38,7 +38,7 @@ func TestBorrowedMemoryIsPopulatedAndStays(t *testing.T) {
 		part := mem[bounds[0]:bounds[1]]
 		r, err := Borrow(hostSystem(), Memory{Bytes: part})
 		require.NoError(t, err)
-		assert.Equal(t, unsafe.Pointer(&part[0]), r.Pointer())
+		assert.Equal(t, unsafe.Pointer(&part[0]), r.base)
 		assert.Equal(t, []int{len(part), len(part)}, []int{r.Len(), r.Mapped()})
 		require.NoError(t, r.Populate(t.Context(), Populate{Threads: 2}))
 		assert.Empty(t, r.Notes())

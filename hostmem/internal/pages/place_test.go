@@ -116,12 +116,12 @@ func TestHugetlbOrANote(t *testing.T) {
 	free := sys.freeHuge(2*mib, -1)
 	r, err := mapPopulated(t.Context(), 3*mib+1, Options{System: sys, HugePages: HugeTLB, Align: 8 * mib}, Populate{})
 	require.NoError(t, err)
-	assert.Zero(t, uintptr(r.Pointer())%(8*mib))
+	assert.Zero(t, uintptr(r.base)%(8*mib))
 	if r.plan.page == 2*mib {
 		t.Logf("the pool had %d pages", free)
 		assert.Equal(t, 4*mib, r.Mapped())
 		assert.Empty(t, r.Notes())
-		u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(r.Pointer()), r.Mapped())
+		u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(r.base), r.Mapped())
 		require.NoError(t, err)
 		assert.Equal(t, 4*mib, u.Hugetlb)
 	} else {

@@ -26,7 +26,7 @@ func (r *Region) Populate(ctx context.Context, p Populate) error {
 		size = min(maxItem, r.mapped/(4*threads))
 	}
 	size = roundUp(max(size, 1), r.block())
-	err := forEach(ctx, roundUp(r.mapped, r.plan.page), size, threads, func(ctx context.Context, off, n int) error {
+	err := forEach(ctx, roundUp(r.mapped, r.page), size, threads, func(ctx context.Context, off, n int) error {
 		if err := r.fill(ctx, off, n); err != nil {
 			return err
 		}
@@ -48,7 +48,7 @@ const maxItem = 4 << 20
 
 // block returns the bytes that are made resident between two checks of the context: a
 // huge page's worth.
-func (r *Region) block() int { return max(r.plan.page, r.sys.HugePage, 2<<20) }
+func (r *Region) block() int { return max(r.page, r.sys.HugePage, 2<<20) }
 
 // errFault is a page that the kernel could not supply: no hugetlb page left on the
 // node that the memory is bound to, or broken memory.
@@ -68,7 +68,7 @@ func (r *Region) fill(ctx context.Context, off, n int) error {
 		if err := r.fault(p, size); err != nil {
 			return fmt.Errorf("%d bytes at offset %d: %w", size, off, err)
 		}
-		if r.plan.thp && size == r.sys.HugePage {
+		if r.thp && size == r.sys.HugePage {
 			r.watch(size, time.Since(start))
 		}
 		off += size
@@ -81,12 +81,12 @@ func (r *Region) fill(ctx context.Context, off, n int) error {
 // (before 5.14) by touching each page.
 func (r *Region) fault(p unsafe.Pointer, n int) error {
 	if r.external != nil {
-		return r.external.fault(r, p, n)
+		return r.faultExternal(p, n)
 	}
 	if r.sys.Calls.Advise(p, n, AdvisePopulate) == nil {
 		return nil
 	}
-	return r.sys.Calls.Touch(p, n, r.plan.page)
+	return r.sys.Calls.Touch(p, n, r.page)
 }
 
 // A huge page can take the kernel seconds when memory is fragmented and it has to

@@ -19,18 +19,16 @@ var errUnmapped = errors.New("the region is unmapped")
 // Region is memory that was mapped, trimmed and advised, and perhaps populated. Its
 // methods may be called from any goroutine.
 type Region struct {
-	sys  *System
-	plan plan
-	node int // bound to, or -1
-
+	sys *System
+	plan
+	node     int // bound to, or -1
 	base     unsafe.Pointer
-	mapped   int
 	backing  Backing
-	whole    unsafe.Pointer // the mapping that Unmap unmaps, nil for memory of another owner
-	size     int
-	external *external         // nil for memory that Map mapped
+	whole    []byte            // the mapping that Unmap unmaps, nil for memory of another owner
+	external *Memory           // nil for memory that Map mapped
 	life     lifetime.Lifetime // of the mapping; it is used while pages are populated or examined
 
+	slow   sync.Once // noted
 	mu     sync.Mutex
 	notes  []string
 	stalls stalls
@@ -48,15 +46,15 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 	}
 	var notes []string
 	for _, size := range hugetlbSizes(o.HugePages) {
-		r, err := mapHugetlb(sys, n, size, o)
-		if err == nil {
-			r.notes = slices.Concat(notes, r.notes)
-			return r, nil
-		}
-		if !errors.Is(err, errPool) {
+		p, err := newPlan(n, size, o.Align, sys.HugePage, o.HugePages, true)
+		if err != nil {
 			return nil, err
 		}
-		notes = append(notes, fmt.Sprintf("%v: other pages were taken", err))
+		r, err := sys.mapHugetlb(p, o, notes)
+		if err == nil {
+			return r, nil
+		}
+		notes = append(notes, fmt.Sprintf("hugetlb: %v: other pages were taken", err))
 	}
 	p, err := newPlan(n, sys.Page, o.Align, sys.HugePage, o.HugePages, false)
 	if err == nil && o.Admit != nil {
@@ -65,14 +63,7 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := sys.mapTrimmed(p)
-	if err != nil {
-		return nil, err
-	}
-	r.notes = notes
-	r.advise(o)
-	r.bind(o)
-	return r, nil
+	return sys.mapPlan(p, o, notes)
 }
 
 func hugetlbSizes(m HugeMode) []int {
@@ -81,41 +72,35 @@ func hugetlbSizes(m HugeMode) []int {
 		return []int{2 << 20}
 	case HugeTLB1G:
 		return []int{1 << 30, 2 << 20}
-	default:
-		return nil
 	}
+	return nil
 }
 
-// errPool says that the hugetlb pool could not serve, and something else can.
-var errPool = errors.New("hugetlb")
-
-func mapHugetlb(sys *System, n, size int, o Options) (*Region, error) {
-	p, err := newPlan(n, size, o.Align, sys.HugePage, o.HugePages, true)
-	if err != nil {
-		return nil, err
-	}
-	want := p.mapped / size
+// mapHugetlb is mapPlan for pages of a hugetlb pool, which may have too few.
+func (s *System) mapHugetlb(p plan, o Options, notes []string) (*Region, error) {
+	want := p.mapped / p.page
 	// The kernel promises pages by the host's count, and a page that the node does
 	// not have fails only when it is touched: check the node first.
-	if o.NodeSet && len(sys.Nodes) > 1 {
-		if free := sys.freeHuge(size, o.Node); free < want {
-			return nil, fmt.Errorf("%w: %d of %d pages of %s free on node %d", errPool, free, want, units.ExactBytes(size), o.Node)
+	if o.NodeSet && len(s.Nodes) > 1 {
+		if free := s.freeHuge(p.page, o.Node); free < want {
+			return nil, fmt.Errorf("%d of %d pages of %s free on node %d", free, want, units.ExactBytes(p.page), o.Node)
 		}
 	}
-	r, err := sys.mapTrimmed(p)
+	r, err := s.mapPlan(p, o, notes)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %d of %d pages of %s free (%w)", errPool, sys.freeHuge(size, -1), want, units.ExactBytes(size), err)
+		return nil, fmt.Errorf("%d of %d pages of %s free (%w)", s.freeHuge(p.page, -1), want, units.ExactBytes(p.page), err)
 	}
-	r.advise(o)
-	r.bind(o)
 	return r, nil
 }
 
-// mapTrimmed maps enough for p's alignment anywhere and unmaps what lies before
-// and after.
-func (s *System) mapTrimmed(p plan) (*Region, error) {
-	whole := p.mapped + p.align - p.page
-	base, err := s.Calls.Map(whole, p.hugetlbPage())
+// mapPlan maps enough for p's alignment anywhere, unmaps what is before and after, and
+// advises and binds the rest.
+func (s *System) mapPlan(p plan, o Options, notes []string) (*Region, error) {
+	whole, hugetlb, backing := p.mapped+p.align-p.page, 0, Ordinary
+	if p.hugetlb {
+		hugetlb, backing = p.page, Reserved
+	}
+	base, err := s.Calls.Map(whole, hugetlb)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes aligned to %d: %w", p.n, p.align, err)
 	}
@@ -132,10 +117,9 @@ func (s *System) mapTrimmed(p plan) (*Region, error) {
 			return nil, s.undo(base, head+p.mapped, fmt.Errorf("trim %d bytes before %d: %w", head, p.mapped, err))
 		}
 	}
-	r := &Region{sys: s, plan: p, base: keep, mapped: p.mapped, whole: keep, size: p.mapped, node: -1}
-	if p.hugetlb {
-		r.backing = Reserved
-	}
+	r := &Region{sys: s, plan: p, base: keep, whole: unsafe.Slice((*byte)(keep), p.mapped), node: -1, backing: backing, notes: notes}
+	r.advise(o)
+	r.bind(o)
 	return r, nil
 }
 
@@ -145,13 +129,6 @@ func (s *System) undo(base unsafe.Pointer, n int, cause error) error {
 		return errors.Join(cause, fmt.Errorf("%d bytes at %p stay mapped: %w", n, base, err))
 	}
 	return cause
-}
-
-func (p plan) hugetlbPage() int {
-	if p.hugetlb {
-		return p.page
-	}
-	return 0
 }
 
 // advise gives the kernel advice on the region. Advice that it refuses costs speed,
@@ -173,11 +150,11 @@ func (r *Region) advise(o Options) {
 		take(AdviseDontDump, "core dumps hold the region")
 	}
 	switch {
-	case r.plan.hugetlb:
-	case r.plan.thp && r.sys.THP != "never":
-		r.plan.thp = take(AdviseHuge, "4 KiB pages, slower to pin")
-	case r.plan.thp:
-		r.plan.thp = false
+	case r.hugetlb:
+	case r.thp && r.sys.THP != "never":
+		r.thp = take(AdviseHuge, "4 KiB pages, slower to pin")
+	case r.thp:
+		r.thp = false
 		r.note("transparent huge pages are switched off (/sys/kernel/mm/transparent_hugepage/enabled), pinning is slower")
 	case r.sys.THP == "always":
 		// Small neighbours are one mapping to the kernel: a huge page for one of them
@@ -219,19 +196,11 @@ func (r *Region) Bytes() []byte {
 	if r.life.Sealed() {
 		return nil
 	}
-	return unsafe.Slice((*byte)(r.base), r.plan.n)
-}
-
-// Pointer returns the address of the first byte, nil from Unmap on.
-func (r *Region) Pointer() unsafe.Pointer {
-	if r.life.Sealed() {
-		return nil
-	}
-	return r.base
+	return unsafe.Slice((*byte)(r.base), r.n)
 }
 
 // Len returns the bytes requested.
-func (r *Region) Len() int { return r.plan.n }
+func (r *Region) Len() int { return r.n }
 
 // Mapped returns the bytes reserved: Len rounded up to a page.
 func (r *Region) Mapped() int { return r.mapped }
@@ -243,7 +212,7 @@ func (r *Region) Unmap() error {
 		if r.whole == nil {
 			return nil
 		}
-		if err := r.sys.Calls.Unmap(r.whole, r.size); err != nil {
+		if err := r.sys.Calls.Unmap(unsafe.Pointer(&r.whole[0]), len(r.whole)); err != nil {
 			return fmt.Errorf("unmap %d bytes at %p: %w", r.mapped, r.base, err)
 		}
 		return nil
