@@ -1,7 +1,8 @@
 package pool
 
 import (
-	"math/bits"
+	"bytes"
+	"slices"
 	"unsafe"
 
 	"github.com/gopinned/pinned/hostmem"
@@ -40,88 +41,57 @@ func runSize(class int) int {
 // An arena is a registration that runs are cut from.
 type arena struct {
 	buf   *hostmem.Buffer
-	used  []uint64 // a bit for each unit, set also past the last one
-	units int
-	free  int // units
+	used  []byte // for each runUnit, 1 if a slab has it
 	slabs map[*slab]struct{}
-
-	// fits is at least the units of the longest free run: there is none longer.
-	fits int
+	fits  int // units; no free run is longer
 }
 
 // A slab is a run and the blocks that were cut from it.
 type slab struct {
 	arena  *arena
-	first  int // unit
-	units  int
-	total  int // blocks that fit
+	run    []byte // of arena.used
+	first  int    // unit
+	total  int    // blocks that fit
 	blocks []*block
 }
 
 func newArena(buf *hostmem.Buffer) *arena {
 	units := buf.Len() / runUnit
-	a := &arena{buf: buf, used: make([]uint64, (units+63)/64), units: units, free: units, fits: units, slabs: make(map[*slab]struct{})}
-	if rest := units % 64; rest > 0 {
-		a.used[len(a.used)-1] = ^uint64(0) << rest
-	}
-	return a
+	return &arena{buf: buf, used: make([]byte, units), fits: units, slabs: make(map[*slab]struct{})}
 }
 
 // cut takes a run, the first that is long enough; nil if there is none.
 func (a *arena) cut(class int) *slab {
 	units := runSize(class) / runUnit
-	if a.fits < units {
-		return nil
-	}
 	first := a.find(units)
 	if first < 0 {
-		a.fits = units - 1
 		return nil
 	}
-	s := &slab{arena: a, first: first, units: units, total: runSize(class) / classSize(class)}
-	a.mark(s, true)
+	s := &slab{arena: a, run: a.used[first:][:units], first: first, total: runSize(class) / classSize(class)}
+	copy(s.run, bytes.Repeat([]byte{1}, units))
 	a.slabs[s] = struct{}{}
 	return s
 }
 
+var freeRun [smallLimit / runUnit]byte
+
 // find returns the first unit of the first free run of so many units, or -1.
 func (a *arena) find(units int) int {
-	start := 0 // of the run that unit i may belong to
-	for i := 0; i < len(a.used)*64; {
-		word := a.used[i/64] >> (i % 64)
-		if word&1 == 0 {
-			free := min(bits.TrailingZeros64(word), 64-i%64)
-			if i += free; i-start >= units {
-				return start
-			}
-			continue
-		}
-		i += min(bits.TrailingZeros64(^word), 64-i%64)
-		start = i
+	if a.fits < units {
+		return -1
 	}
-	return -1
+	first := bytes.Index(a.used, freeRun[:units])
+	if first < 0 {
+		a.fits = units - 1
+	}
+	return first
 }
 
 // join makes a run free again.
 func (a *arena) join(s *slab) {
-	a.mark(s, false)
+	clear(s.run)
 	delete(a.slabs, s)
-	a.fits = a.units
-}
-
-func (a *arena) mark(s *slab, used bool) {
-	for i := s.first; i < s.first+s.units; i++ {
-		if used {
-			a.used[i/64] |= 1 << (i % 64)
-		} else {
-			a.used[i/64] &^= 1 << (i % 64)
-		}
-	}
-	if used {
-		a.free -= s.units
-	} else {
-		a.free += s.units
-	}
+	a.fits = len(a.used)
 }
 
 // cut makes a new block of a small class; nil if no arena has room.
@@ -153,12 +123,7 @@ func (p *core) cutLocked(class int) *block {
 
 // hasRun reports whether an arena has room for blocks of a class. It needs mu.
 func (p *memory) hasRun(class int) bool {
-	for _, a := range p.arenas {
-		if units := runSize(class) / runUnit; a.fits >= units && a.find(units) >= 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.arenas, func(a *arena) bool { return a.find(runSize(class)/runUnit) >= 0 })
 }
 
 // dissolve makes a run free whose blocks are all idle; false if the caller does not

@@ -88,30 +88,17 @@ func (s *shard) release(b *block) {
 // in parts. A lease uses slack of its own shard, or of others. Only if all of
 // them together have too little, this is a new peak.
 func (p *cache) raisePeak(bytes int) {
-	for i := range p.shards {
+	for i := range p.shards { // the locks are kept, as slack may come to a shard that was passed
 		s := &p.shards[i]
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		took := min(s.slack, bytes)
 		s.slack -= took
-		s.mu.Unlock()
 		if bytes -= took; bytes == 0 {
 			return
 		}
 	}
-	// A shard that was passed may have slack by now: the answer takes all at once.
-	for i := range p.shards {
-		p.shards[i].mu.Lock()
-	}
-	for i := range p.shards {
-		s := &p.shards[i]
-		took := min(s.slack, bytes)
-		s.slack -= took
-		bytes -= took
-	}
 	p.peakInUse += bytes
-	for i := range p.shards {
-		p.shards[i].mu.Unlock()
-	}
 }
 
 // shard returns one that probably no other goroutine uses just now.
