@@ -37,7 +37,7 @@ func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error
 // find finds a block, makes one, or waits until one of both can be done. Without wait
 // the error is errFull instead.
 func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit bool, err error) {
-	var r reservation
+	var r *budget.Reservation
 	err = errFull
 	if p.waiting.Load() == 0 {
 		if b := p.search(ctx, class, n); b != nil {
@@ -54,7 +54,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 			b, hit, r, err = p.wait(ctx, class, n, lowMemory)
 		}
 		if err == nil && b == nil {
-			b, err = p.make(ctx, class, r)
+			b, err = p.make(ctx, class, p.minSize(class, n), r)
 		}
 		if err == nil {
 			return b, hit, nil
@@ -109,33 +109,41 @@ func (p *core) minSize(class, n int) int {
 
 func (p *core) roundUp(n int) int { return (n + p.unit - 1) / p.unit * p.unit }
 
-// A reservation is for memory that the limits of the pool and of the process allow.
-type reservation struct {
-	size    int
-	process *budget.Reservation
-}
-
-// tryReserve reserves without waiting; the error is errFull if a limit is reached.
-func (p *core) tryReserve(size int) (reservation, error) {
-	if p.closed() {
-		return reservation{}, ErrClosed
+// request requests the bytes of a new registration within the limits of the pool and of the
+// process. The error is errFull if a limit is reached. If that is the process's, r waits for
+// it in the order of the process's requests: pass r again, or withdraw it.
+func (p *core) request(size int, r *budget.Reservation) (*budget.Reservation, error) {
+	switch {
+	case p.closed():
+		return r, ErrClosed
+	case r == nil && p.o.MaxBytes > 0 && size > p.o.MaxBytes-p.stats().ReservedBytes:
+		return nil, errFull
+	case r == nil:
+		r = p.budget.Reserve(size)
 	}
-	if !p.reserve(size) {
-		return reservation{}, errFull
-	}
-	g := p.budget.Reserve(size)
-	err := errFull
 	select {
-	case <-g.Done():
-		err = g.Err()
+	case <-r.Done():
 	default:
+		return r, errFull
+	}
+	err := r.Err()
+	if err == nil && !p.reserve(size) {
+		err = errFull // of the pool's limit meanwhile
 	}
 	if err != nil {
-		g.Withdraw()
-		p.unreserve(size)
-		return reservation{}, err
+		r.Withdraw()
+		return nil, err
 	}
-	return reservation{size, g}, nil
+	return r, nil
+}
+
+// tryRequest is request that leaves no request waiting.
+func (p *core) tryRequest(size int) (*budget.Reservation, error) {
+	r, err := p.request(size, nil)
+	if err != nil && r != nil {
+		r.Withdraw()
+	}
+	return r, err
 }
 
 // reserve takes bytes of the pool's limit.
@@ -145,35 +153,30 @@ func (p *core) reserve(size int) bool {
 	if p.o.MaxBytes > 0 && size > p.o.MaxBytes-p.reserved {
 		return false
 	}
-	p.setReserved(p.reserved + size)
+	p.reserved += size
+	p.peakReserved = max(p.peakReserved, p.reserved)
 	return true
-}
-
-// setReserved needs mu.
-func (p *memory) setReserved(bytes int) {
-	p.reserved = bytes
-	p.peakReserved = max(p.peakReserved, bytes)
 }
 
 // unreserve returns them.
 func (p *core) unreserve(size int) {
 	p.mu.Lock()
-	p.setReserved(p.reserved - size)
+	p.reserved -= size
 	p.mu.Unlock()
 	p.wakeUp()
 }
 
 // grow cuts a small block, or makes a reservation for a new one.
-func (p *core) grow(ctx context.Context, class, n int) (*block, reservation, error) {
+func (p *core) grow(ctx context.Context, class, n int) (*block, *budget.Reservation, error) {
 	if !isSmall(class) {
 		if b := p.replace(ctx, class, n); b != nil {
-			return b, reservation{}, nil
+			return b, nil, nil
 		}
-		r, err := p.tryReserve(p.minSize(class, n))
+		r, err := p.tryRequest(p.minSize(class, n))
 		return nil, r, err
 	}
 	if b := p.cut(class); b != nil {
-		return b, reservation{}, nil
+		return b, nil, nil
 	}
 	// One goroutine makes an arena, and others take their blocks from it. One that
 	// is stuck inside CUDA does not keep them.
@@ -184,16 +187,16 @@ func (p *core) grow(ctx context.Context, class, n int) (*block, reservation, err
 		defer func() { <-p.making }()
 	case <-turn.Done():
 		if ctx.Err() != nil {
-			return nil, reservation{}, bounded.Ended(ctx)
+			return nil, nil, bounded.Ended(ctx)
 		}
 	case <-p.began:
-		return nil, reservation{}, ErrClosed
+		return nil, nil, ErrClosed
 	}
 	if b := p.cut(class); b != nil {
-		return b, reservation{}, nil
+		return b, nil, nil
 	}
 	b, err := p.addArena(ctx, class)
-	return b, reservation{}, err
+	return b, nil, err
 }
 
 // replace returns a cached block of a large class, if there is one of n bytes by now. A
@@ -223,10 +226,10 @@ func (p *core) addArena(ctx context.Context, class int) (*block, error) {
 	p.mu.Unlock()
 	size = max(minSize, p.roundUp(min(max(size/minArena*minArena, minArena), maxArena)))
 	for {
-		r, err := p.tryReserve(size)
+		r, err := p.tryRequest(size)
 		if err == nil {
 			var b *block
-			if b, err = p.make(ctx, class, r); err == nil {
+			if b, err = p.make(ctx, class, size, r); err == nil {
 				return b, nil
 			}
 		}
@@ -240,16 +243,17 @@ func (p *core) addArena(ctx context.Context, class int) (*block, error) {
 }
 
 // make pins memory that was reserved, and returns a block of it.
-func (p *core) make(ctx context.Context, class int, r reservation) (*block, error) {
-	buf, err := hostmem.Alloc(r.process.With(ctx), p.dev, r.size, p.o.Buffer)
+func (p *core) make(ctx context.Context, class, size int, r *budget.Reservation) (*block, error) {
+	buf, err := hostmem.Alloc(r.With(ctx), p.dev, size, p.o.Buffer)
 	if err != nil {
-		r.process.Withdraw()
-		p.unreserve(r.size)
+		r.Withdraw()
+		p.unreserve(size)
 		return nil, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.setReserved(p.reserved + buf.Reserved() - r.size)
+	p.reserved += buf.Reserved() - size
+	p.peakReserved = max(p.peakReserved, p.reserved)
 	if isSmall(class) {
 		p.arenas = append(p.arenas, newArena(buf))
 		return p.cutLocked(class), nil

@@ -44,7 +44,7 @@ func (q *queue) wakeUp() {
 // is released, the GPU is done with one, a limit has room, or the pool is closed.
 // lowMemory says that the host had no memory for a reservation: then the Get waits until
 // the GPU is done with something that can be unmapped.
-func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block, hit bool, r reservation, err error) {
+func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block, hit bool, r *budget.Reservation, err error) {
 	p.waits.Add(1)
 	p.waiting.Add(1)
 	defer p.waiting.Add(-1)
@@ -100,7 +100,7 @@ type waiter struct {
 
 // search searches for memory of any kind, and makes room for more. The error is errFull
 // if it has found neither.
-func (w *waiter) search(ctx context.Context) (b *block, hit bool, r reservation, err error) {
+func (w *waiter) search(ctx context.Context) (b *block, hit bool, r *budget.Reservation, err error) {
 	if !w.queried {
 		w.queried = true
 		if err := w.query(ctx); err != nil {
@@ -120,7 +120,7 @@ func (w *waiter) search(ctx context.Context) (b *block, hit bool, r reservation,
 			return nil, false, r, err
 		}
 	}
-	if r, err = w.reserveOrQueue(); !errors.Is(err, errFull) {
+	if r, err = w.reserve(); !errors.Is(err, errFull) {
 		return nil, false, r, err
 	}
 	// Other idle memory may make room.
@@ -130,7 +130,7 @@ func (w *waiter) search(ctx context.Context) (b *block, hit bool, r reservation,
 	if b, hit = w.take(); b != nil { // released meanwhile
 		return b, hit, r, nil
 	}
-	r, err = w.reserveOrQueue()
+	r, err = w.reserve()
 	return nil, false, r, err
 }
 
@@ -186,32 +186,14 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 // cannotUse reports whether a block does not serve the request.
 func (w *waiter) cannotUse(b *block) bool { return b.Class != w.class || b.Size < w.n }
 
-// reserveOrQueue reserves the bytes of a new registration. Where the process's limit does
-// not allow them, the request waits there, in the order of the process's requests.
-func (w *waiter) reserveOrQueue() (reservation, error) {
-	if w.request == nil {
-		r, err := w.tryReserve(w.size)
-		if errors.Is(err, errFull) && (w.o.MaxBytes == 0 || w.o.MaxBytes-w.stats().ReservedBytes >= w.size) {
-			w.request = w.budget.Reserve(w.size)
-		}
-		return r, err
+// reserve reserves the bytes of a new registration, or leaves a request waiting.
+func (w *waiter) reserve() (r *budget.Reservation, err error) {
+	if r, err = w.core.request(w.size, w.request); err != nil {
+		w.request = r
+		return nil, err
 	}
-	select {
-	case <-w.request.Done():
-	default:
-		return reservation{}, errFull
-	}
-	g := w.request
 	w.request = nil
-	err := g.Err()
-	if err == nil && !w.reserve(w.size) {
-		err = errFull // of the pool's limit meanwhile
-	}
-	if err != nil {
-		g.Withdraw()
-		return reservation{}, err
-	}
-	return reservation{w.size, g}, nil
+	return r, nil
 }
 
 // sleep waits until another search may find something.
