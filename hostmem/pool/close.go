@@ -94,7 +94,7 @@ func (p *core) flush(ctx context.Context) (more bool, err error) {
 func (p *core) flushLater() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, stream := range append(p.pending.Streams(nil), nil) {
+	for _, stream := range append(p.pending.Streams(), nil) {
 		_, running := p.flushing[stream]
 		p.flushing[stream] = running
 		if !running {

@@ -40,7 +40,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 	var r *budget.Reservation
 	err = errFull
 	if p.waiting.Load() == 0 {
-		if b := p.search(ctx, class, n); b != nil {
+		if b := p.pending.Find(ctx, class, n, func() *block { return p.steal(class, n) }); b != nil {
 			return b, true, nil
 		}
 		b, r, err = p.grow(ctx, class, n)
@@ -85,18 +85,6 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 		p.failures.Add(1)
 	}
 	return nil, false, err
-}
-
-// search searches all lists for a block.
-func (p *core) search(ctx context.Context, class, n int) *block {
-	first := p.pending.First(class)
-	if b := p.pending.FindOn(ctx, first, class, n); b != nil {
-		return b
-	}
-	if b := p.steal(class, n); b != nil {
-		return b
-	}
-	return p.pending.Find(ctx, class, n, first)
 }
 
 // minSize returns the least bytes of a new registration for a request.

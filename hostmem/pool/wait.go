@@ -230,7 +230,7 @@ func (w *waiter) unrecoverable(ctx context.Context) (err error) {
 	if w.stats().Leases > 0 {
 		return nil
 	}
-	for _, at := range w.pending.Oldest(nil) {
+	for _, at := range w.pending.Oldest() {
 		if at.Known() || at.Err() == nil {
 			return nil
 		}
@@ -254,7 +254,7 @@ func (w *waiter) watch() {
 	}
 	w.unwatch()
 	w.changes = changes
-	for _, at := range w.pending.Oldest(nil) {
+	for _, at := range w.pending.Oldest() {
 		w.watching = append(w.watching, at.Notify(w.notify))
 	}
 }

@@ -222,10 +222,9 @@ func (w *worker) lease(ctx context.Context) {
 	if len(w.held) == 4 {
 		w.release()
 	}
-	s := w.stream()
 	class, size := w.random.IntN(3), 1+w.random.IntN(3)
 	var b *modelBlock
-	switch w.random.IntN(3) {
+	switch w.random.IntN(2) {
 	case 0:
 		w.mu.Lock()
 		if n := len(w.idle); n > 0 {
@@ -238,11 +237,7 @@ func (w *worker) lease(ctx context.Context) {
 		}
 		size = 0 // any
 	case 1:
-		if b = w.queue.Find(ctx, class, size, w.timeline(s)); b != nil {
-			w.found(b, leased)
-		}
-	case 2:
-		if b = w.queue.FindOn(ctx, w.timeline(s), class, size); b != nil {
+		if b = w.queue.Find(ctx, class, size, func() *modelBlock { return nil }); b != nil {
 			w.found(b, leased)
 		}
 	}
@@ -368,13 +363,13 @@ func (m *model) end() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	for len(m.queue.Streams(nil)) > 0 && ctx.Err() == nil {
+	for len(m.queue.Streams()) > 0 && ctx.Err() == nil {
 		// An answer that was lost to a fault is asked for anew.
 		_, _ = m.queue.Drain(ctx, func() error { return nil })
 	}
 	assert.NoError(m, ctx.Err())
 	assert.Zero(m, m.queue.Bytes())
-	assert.Empty(m, m.queue.Oldest(nil))
+	assert.Empty(m, m.queue.Oldest())
 	assert.Len(m, m.idle, modelBlocks)
 	for _, b := range m.all {
 		assert.Equal(m, isIdle, b.state.Load(), "block %d", b.index)

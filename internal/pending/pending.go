@@ -140,14 +140,14 @@ func (f *fifo[T]) unlink() { f.prev.next, f.next.prev = f.next, f.prev }
 // Bytes returns the bytes of all blocks.
 func (q *Queue[T]) Bytes() int { return int(q.bytes.Load()) }
 
-// Oldest appends the Point of each stream at which it is done with its oldest block.
-func (q *Queue[T]) Oldest(list []cudart.Point) []cudart.Point {
+// Oldest returns the Point of each stream at which it is done with its oldest block.
+func (q *Queue[T]) Oldest() (points []cudart.Point) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for f := q.order.next; f != &q.order; f = f.next {
-		list = append(list, f.first.at)
+		points = append(points, f.first.at)
 	}
-	return list
+	return points
 }
 
 // Changes returns a number that changes with the result of Oldest.
@@ -157,31 +157,26 @@ func (q *Queue[T]) Changes() uint64 {
 	return q.changes
 }
 
-// Streams appends the streams that have blocks.
-func (q *Queue[T]) Streams(list []*cudart.Timeline) []*cudart.Timeline {
-	return q.streams(list, ^uint64(0), nil)
-}
-
-func (q *Queue[T]) streams(list []*cudart.Timeline, classes uint64, but *cudart.Timeline) []*cudart.Timeline {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for f := q.order.next; f != &q.order; f = f.next {
-		if f.classes&classes != 0 && f.stream != but {
-			list = append(list, f.stream)
-		}
-	}
+// Streams returns the streams that have blocks.
+func (q *Queue[T]) Streams() []*cudart.Timeline {
+	list, _ := q.streams(nil, ^uint64(0))
 	return list
 }
 
-// First returns the stream that had done work at its last query, if it may have blocks of
-// a class, else nil.
-func (q *Queue[T]) First(class int) *cudart.Timeline {
+// streams appends the streams that may have blocks of some classes. recent is 1 if the first
+// of them is the stream that had done work at its last query, else 0.
+func (q *Queue[T]) streams(list []*cudart.Timeline, classes uint64) (all []*cudart.Timeline, recent int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if f := q.order.next; f.classes&bit(class) != 0 {
-		return f.stream
+	for f := q.order.next; f != &q.order; f = f.next {
+		if f.classes&classes != 0 {
+			list = append(list, f.stream)
+			if f == q.order.next {
+				recent = 1
+			}
+		}
 	}
-	return nil
+	return list, recent
 }
 
 // take takes the oldest block of a stream if the device is known to be done with it. Else
@@ -213,24 +208,25 @@ func (q *Queue[T]) take(of *cudart.Timeline) (b *Block[T], at cudart.Point, ok b
 const inlineStreams = 16
 
 // Find takes a block of a class, of size bytes or more, that the device is done with; nil if
-// there is none. It queries all streams but one, and first those that had done work at their
-// last query. Other blocks that it finds done become idle. ctx bounds the calls, not the work.
-func (q *Queue[T]) Find(ctx context.Context, class, size int, but *cudart.Timeline) *T {
-	var room [inlineStreams]*cudart.Timeline
-	b, _ := q.search(ctx, q.streams(room[:0], bit(class), but), class, size)
-	return b
-}
-
-// FindOn is Find that queries one stream; a nil one has no blocks.
-func (q *Queue[T]) FindOn(ctx context.Context, of *cudart.Timeline, class, size int) *T {
-	room := [...]*cudart.Timeline{of}
-	b, _ := q.search(ctx, room[:], class, size)
+// there is none. It queries the stream that had done work at its last query, then calls
+// other, for a block that is idle already, and then queries the other streams. Other blocks
+// that it finds done become idle. ctx bounds the calls, not the work.
+func (q *Queue[T]) Find(ctx context.Context, class, size int, other func() *T) *T {
+	var buf [inlineStreams]*cudart.Timeline
+	streams, recent := q.streams(buf[:0], bit(class))
+	if b, _ := q.search(ctx, streams[:recent:recent], class, size); b != nil {
+		return b
+	}
+	if b := other(); b != nil {
+		return b
+	}
+	b, _ := q.search(ctx, streams[recent:], class, size)
 	return b
 }
 
 // Reclaim makes all blocks idle that the device is done with, and returns how many.
 func (q *Queue[T]) Reclaim(ctx context.Context) int {
-	_, idle := q.search(ctx, q.Streams(nil), 0, 0)
+	_, idle := q.search(ctx, q.Streams(), 0, 0)
 	return idle
 }
 
@@ -294,7 +290,7 @@ func (q *Queue[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
 // Drain waits for all streams that have blocks. It calls then once for every stream that
 // completed, possibly concurrently. It reports whether there was anything to wait for.
 func (q *Queue[T]) Drain(ctx context.Context, then func() error) (waited bool, err error) {
-	streams := q.Streams(nil)
+	streams := q.Streams()
 	errs := make([]error, len(streams))
 	var group sync.WaitGroup
 	for i, of := range streams {

@@ -123,12 +123,14 @@ func (r *rig) takeIdle() (names []string) {
 	return names
 }
 
-func (r *rig) find(class, size int, but *cudart.Timeline) string {
-	if b := r.queue.Find(r.Context(), class, size, but); b != nil {
+func (r *rig) find(class, size int) string {
+	if b := r.queue.Find(r.Context(), class, size, noOther); b != nil {
 		return b.name
 	}
 	return ""
 }
+
+func noOther() *block { return nil }
 
 // A block that fits is found; those before it on its stream become idle, what is behind it
 // stays, and so does what is busy.
@@ -143,24 +145,26 @@ func TestFind(t *testing.T) {
 	r.release("busy", 6, busy)
 	r.quiet(s)
 	assert.Equal(t, 40, r.queue.Bytes())
-	assert.Empty(t, r.find(6, 10, s.Timeline()))
-	assert.Empty(t, r.find(6, 11, busy.Timeline()), "it is too small")
+	assert.Empty(t, r.find(6, 11), "it is too small")
 	assert.Equal(t, []string{"first", "second", "third"}, r.takeIdle())
-	assert.Empty(t, r.find(6, 10, nil))
+	assert.Empty(t, r.find(6, 10))
 	assert.Equal(t, 10, r.queue.Bytes())
 
 	for _, name := range []string{"first", "second", "third"} {
 		r.release(name, len(name), s)
 	}
 	r.quiet(s)
-	assert.Equal(t, "second", r.find(6, 10, nil))
+	assert.Equal(t, "second", r.find(6, 10))
 	assert.Equal(t, []string{"first"}, r.takeIdle())
-	assert.Equal(t, s.Timeline(), r.queue.First(5), "it had done work when asked last")
-	assert.Nil(t, r.queue.FindOn(t.Context(), nil, 5, 10))
-	assert.Nil(t, r.queue.FindOn(t.Context(), busy.Timeline(), 6, 10))
-	assert.Equal(t, "third", r.queue.FindOn(t.Context(), s.Timeline(), 5, 10).name)
-	assert.Equal(t, busy.Timeline(), r.queue.First(6))
-	assert.Equal(t, []*cudart.Timeline{busy.Timeline()}, r.queue.Streams(nil))
+	idle := &block{name: "idle"}
+	other := func() *block { return idle }
+	assert.Equal(t, "third", r.queue.Find(t.Context(), 5, 10, other).name, "its stream had done work at its last query")
+	queries := r.sim.Calls("cudaEventQuery")
+	r.stall(s)
+	r.release("third", 6, s)
+	assert.Equal(t, "idle", r.queue.Find(t.Context(), 6, 10, other).name)
+	assert.Equal(t, 1, r.sim.Calls("cudaEventQuery")-queries, "of the first stream alone")
+	assert.Len(t, r.queue.Streams(), 2)
 }
 
 // Every stream is asked, each once, however many are busy and however much they have.
@@ -184,7 +188,7 @@ func TestOneQuestionAStream(t *testing.T) {
 	assert.Equal(t, streams+1, r.sim.Calls("cudaEventQuery")-before)
 	r.release("done", 1, s)
 	r.quiet(s)
-	assert.Equal(t, "done", r.find(1, 10, nil))
+	assert.Equal(t, "done", r.find(1, 10))
 	assert.Equal(t, 10*streams*each, r.queue.Bytes())
 }
 
@@ -193,13 +197,7 @@ func TestOneQuestionAStream(t *testing.T) {
 func TestBlocksOfSeveralStreams(t *testing.T) {
 	t.Parallel()
 	for name, find := range map[string]func(r *rig, of *cudart.Timeline) string{
-		"Find": func(r *rig, _ *cudart.Timeline) string { return r.find(1, 10, nil) },
-		"FindOn": func(r *rig, of *cudart.Timeline) string {
-			if b := r.queue.FindOn(r.Context(), of, 1, 10); b != nil {
-				return b.name
-			}
-			return ""
-		},
+		"Find": func(r *rig, _ *cudart.Timeline) string { return r.find(1, 10) },
 		"Reclaim": func(r *rig, _ *cudart.Timeline) string {
 			if r.queue.Reclaim(r.Context()) == 1 {
 				return r.takeIdle()[0]
@@ -218,7 +216,7 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 			open := []func(){r.stall(a), r.stall(b), r.stall(c)}
 			r.release("several", 1, a, b, c)
 			for range open { // whichever stream's line it is in
-				of := r.queue.Streams(nil)
+				of := r.queue.Streams()
 				require.Len(t, of, 1)
 				if name != "Wait" { // which would
 					assert.Empty(t, find(r, of[0]))
@@ -239,7 +237,7 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 			// All are done, and none was asked.
 			r.release("several", 1, a, b, c)
 			r.quiet(a, b, c)
-			assert.Equal(t, "several", find(r, r.queue.Streams(nil)[0]))
+			assert.Equal(t, "several", find(r, r.queue.Streams()[0]))
 			assert.Zero(t, r.queue.Bytes())
 		})
 	}
@@ -254,7 +252,7 @@ func TestABlockMovesToItsPlace(t *testing.T) {
 	openA, openB := r.stall(a), r.stall(b)
 	r.release("several", 1, a, b)
 	of, other, open, openOther := a, b, openA, openB
-	if r.queue.Streams(nil)[0] != a.Timeline() {
+	if r.queue.Streams()[0] != a.Timeline() {
 		of, other, open, openOther = b, a, openB, openA
 	}
 	r.release("behind", 2, of)
@@ -289,17 +287,17 @@ func TestChangesCountsOldestBlocks(t *testing.T) {
 	first := r.release("first", 1, s)
 	assert.True(t, changed())
 	points := first.Fence.Points(nil)
-	assert.Equal(t, points, r.queue.Oldest(nil))
+	assert.Equal(t, points, r.queue.Oldest())
 	r.release("second", 2, s)
 	assert.False(t, changed())
-	assert.Equal(t, points, r.queue.Oldest(nil))
+	assert.Equal(t, points, r.queue.Oldest())
 	r.queue.Add(&late.Block, early)
 	assert.True(t, changed(), "released late, it is the oldest all the same")
-	assert.Equal(t, []cudart.Point{early}, r.queue.Oldest(nil))
+	assert.Equal(t, []cudart.Point{early}, r.queue.Oldest())
 	open()
 	require.NoError(t, r.queue.Wait(t.Context(), s.Timeline()))
 	assert.True(t, changed())
-	assert.Empty(t, r.queue.Oldest(nil))
+	assert.Empty(t, r.queue.Oldest())
 }
 
 // Drain makes idle what one stream is done with although another takes long, and ends with
@@ -371,7 +369,7 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 	r := newRig(t)
 	s, broken := r.stream(), r.stream()
 	several := r.release("several", 1, s, broken)
-	require.Equal(t, []*cudart.Timeline{broken.Timeline()}, r.queue.Streams(nil))
+	require.Equal(t, []*cudart.Timeline{broken.Timeline()}, r.queue.Streams())
 	require.NoError(t, broken.Synchronize(t.Context()))
 	require.True(t, several.Fence.Points(nil)[1].Done(t.Context()))
 	r.release("broken", 1, broken)
@@ -407,10 +405,10 @@ func TestPendingDoesNotAllocate(t *testing.T) {
 	r := newRig(t)
 	s := r.stream()
 	b := r.release("block", 1, s)
-	at := r.queue.Oldest(nil)[0]
+	at := r.queue.Oldest()[0]
 	require.NoError(t, at.Wait(t.Context()))
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
-		if r.queue.Find(context.Background(), 1, 10, nil) != b {
+		if r.queue.Find(context.Background(), 1, 10, noOther) != b {
 			t.Error("it is not found")
 		}
 		r.queue.Add(&b.Block, at)
