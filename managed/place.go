@@ -244,8 +244,8 @@ func (m *Memory) advise(what string, off, n int, a Advice) error {
 // are [ErrClosed], and those of the file, which wrap fs.ErrNotExist where there is none.
 func (m *Memory) MappedByHost(off, n int) (mapped int, err error) {
 	err = m.withRange("pages mapped by the host", off, n, func(r Range) (err error) {
-		mapped, err = linux.ReadPageMap(os.DirFS("/"), uintptr(r.ptr()), n)
+		mapped, err = linux.CountPages(os.DirFS("/"), linux.PagesMapped, n, uintptr(r.ptr()))
 		return err
 	})
-	return mapped, err
+	return mapped * os.Getpagesize(), err
 }

@@ -322,8 +322,9 @@ func (c Range) onHost() bool {
 	for at := uintptr(c.ptr()); at < uintptr(c.ptr())+uintptr(c.Len); at += blockSize {
 		pages = append(pages, at)
 	}
-	all, err := linux.PagesMapped(os.DirFS("/"), append(pages, uintptr(c.ptr())+uintptr(c.Len)-1))
-	return err == nil && all // without the file it is moved back when it leaves
+	pages = append(pages, uintptr(c.ptr())+uintptr(c.Len)-1)
+	mapped, err := linux.CountPages(os.DirFS("/"), linux.PagesMapped, 1, pages...)
+	return err == nil && mapped == len(pages) // without the file it is moved back when it leaves
 }
 
 // evictNext takes the next chunk away, after the work of its last step.

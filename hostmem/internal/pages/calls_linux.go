@@ -3,7 +3,6 @@
 package pages
 
 import (
-	"encoding/binary"
 	"math"
 	"math/bits"
 	"os"
@@ -11,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 func realCalls() Calls {
@@ -85,29 +86,12 @@ func resident(p unsafe.Pointer, n int, vec []byte) error {
 	return errno(unix.Syscall(unix.SYS_MINCORE, uintptr(p), uintptr(n), uintptr(unsafe.Pointer(&vec[0]))))
 }
 
-// The bits of an entry of /proc/self/pagemap.
-const (
-	pagePresent   = 1 << 63
-	pageShared    = 1 << 61 // a file's, or shared memory
-	pageExclusive = 1 << 56 // only this process has it; the zero page is not
-)
-
 func private(pages []unsafe.Pointer) (n int, err error) {
-	f, err := os.Open("/proc/self/pagemap")
-	if err != nil {
-		return 0, err
+	addrs := make([]uintptr, len(pages))
+	for i, page := range pages {
+		addrs[i] = uintptr(page)
 	}
-	defer f.Close()
-	var entry [8]byte
-	for _, page := range pages {
-		if _, err := f.ReadAt(entry[:], int64(uintptr(page)/uintptr(os.Getpagesize()))*int64(len(entry))); err != nil {
-			return 0, err
-		}
-		if binary.NativeEndian.Uint64(entry[:])&(pagePresent|pageShared|pageExclusive) == pagePresent|pageExclusive {
-			n++
-		}
-	}
-	return n, nil
+	return linux.CountPages(os.DirFS("/"), linux.PagesPrivate, 1, addrs...)
 }
 
 func fileSystem(path string) (FileSystem, error) {
