@@ -343,7 +343,7 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 						for _, m := range s.Sim.Misuses() {
 							t.Error(m)
 						}
-						s.Disarm()
+						s.Sim.ResetFaults()
 						s.Sim.Release()
 						finish()
 						require.Equal(t, start, s.Holding())

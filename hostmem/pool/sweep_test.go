@@ -250,7 +250,7 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 						for _, m := range s.Sim.Misuses() {
 							t.Error(m)
 						}
-						s.Disarm()
+						s.Sim.ResetFaults()
 						s.Sim.Release()
 						if err := p.Close(); err != nil { // an answer that was asked for before
 							require.ErrorIs(t, err, cudart.ErrMemoryAllocation)

@@ -5,9 +5,9 @@ package hostmemtest
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -216,7 +216,8 @@ func ResidentBytes(tb testing.TB) int {
 	status, err := os.ReadFile("/proc/self/status")
 	require.NoError(tb, err)
 	_, rest, _ := strings.Cut(string(status), "VmRSS:")
-	kib, err := strconv.Atoi(strings.Fields(rest)[0])
+	var kib int
+	_, err = fmt.Sscan(rest, &kib)
 	require.NoError(tb, err)
 	return kib << 10
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -54,11 +53,9 @@ type Stage struct {
 	ledger Ledger
 
 	mu       sync.Mutex
-	sysCalls []string // made while recording, or armed
-	sysNth   int      // which of them fails, from 1 on; 0 is none
-	errno    unix.Errno
-	record   bool
-	calls    []string       // of CUDA, while recording
+	fault    *fault
+	calls    []string       // of CUDA
+	sysCalls []string       // of the system
 	owed     map[int]string // threads with an error pending, and whose it is
 	left     []string       // errors that were left pending
 }
@@ -92,12 +89,10 @@ func NewStage(t *testing.T, cfg cudasim.Config, l Ledger) *Stage {
 func (s *Stage) beforeSystemCall(call string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.record && s.sysNth == 0 {
-		return nil
-	}
 	s.sysCalls = append(s.sysCalls, call)
-	if len(s.sysCalls) == s.sysNth {
-		return s.errno
+	if f := s.fault; f != nil && f.fn == "" && len(s.sysCalls) == f.nth {
+		f.met = true
+		return f.want
 	}
 	return nil
 }
@@ -115,7 +110,7 @@ func (s *Stage) onCall(fn string, _ int) {
 			s.left = append(s.left, fmt.Sprintf("%s was called with the error of %s pending", fn, of))
 		}
 	}
-	if s.record && fn != "cudaGetLastError" {
+	if fn != "cudaGetLastError" {
 		s.calls = append(s.calls, fn)
 	}
 }
@@ -132,12 +127,9 @@ func (s *Stage) requireNoPendingError() {
 // observe makes an act without a fault, and returns which calls it made.
 func (s *Stage) observe(op Operation) (cuda, system []string) {
 	a := op.Start(s)
-	s.mu.Lock()
-	s.record, s.calls, s.sysCalls = true, nil, nil
-	s.mu.Unlock()
+	s.arm(nil)
 	err := a.Do()
 	s.mu.Lock()
-	s.record = false
 	cuda, system = slices.Clone(s.calls), slices.Clone(s.sysCalls)
 	s.mu.Unlock()
 	require.NoError(s, err, "without any fault")
@@ -149,43 +141,35 @@ func (s *Stage) observe(op Operation) (cuda, system []string) {
 // A fault makes one call fail: of CUDA, or of the system.
 type fault struct {
 	name string
+	fn   string // of CUDA; empty for the system
+	nth  int    // call of fn, or of the system, from 1 on
 	want error
-	arm  func(s *Stage)
-	met  func(s *Stage) bool
+	met  bool // guarded by Stage.mu
 }
 
-func cudaFault(fn string, nth int, code cudart.Code) fault {
-	var met atomic.Bool
-	return fault{
-		name: fmt.Sprintf("%s #%d: %s", fn, nth, code.Name()),
-		want: code,
-		arm: func(s *Stage) {
-			s.Sim.Fail(fn, cudasim.Fault{Nth: nth, Code: code, After: func() {
-				met.Store(true)
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				s.owed[unix.Gettid()] = fn
-			}})
-		},
-		met: func(*Stage) bool { return met.Load() },
+// arm makes the calls from now on count, and one of them fail.
+func (s *Stage) arm(f *fault) {
+	s.mu.Lock()
+	s.fault, s.calls, s.sysCalls = f, nil, nil
+	s.mu.Unlock()
+	if f == nil || f.fn == "" {
+		return
 	}
+	s.Sim.Fail(f.fn, cudasim.Fault{Nth: f.nth, Code: f.want.(cudart.Code), After: func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.met = true
+		s.owed[unix.Gettid()] = f.fn
+	}})
 }
 
-func systemFault(call string, nth int, errno unix.Errno) fault {
-	return fault{
-		name: fmt.Sprintf("system call %d, %s: %s", nth, call, unix.ErrnoName(errno)),
-		want: errno,
-		arm: func(s *Stage) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.sysNth, s.errno, s.sysCalls = nth, errno, nil
-		},
-		met: func(s *Stage) bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return len(s.sysCalls) >= nth
-		},
-	}
+// disarm ends the fault, and reports whether it was met.
+func (s *Stage) disarm(f *fault) (met bool) {
+	s.Sim.ResetFaults()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fault = nil
+	return f.met
 }
 
 // Synchronize waits for the stage's stream. An error that a fence found by asking for a
@@ -198,14 +182,6 @@ func (s *Stage) Synchronize() {
 		require.ErrorAs(s, err, &call)
 		require.NoError(s, s.Stream.Synchronize(context.Background()))
 	}
-}
-
-// Disarm ends all faults.
-func (s *Stage) Disarm() {
-	s.Sim.ResetFaults()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sysNth = 0
 }
 
 // A Holding is everything that is held and counted.
@@ -226,16 +202,15 @@ func (s *Stage) Holding() Holding {
 type outcome struct{ met, failed, absorbed int }
 
 // suffer makes an act under one fault.
-func (s *Stage) suffer(op Operation, prefix string, f fault, o *outcome) {
+func (s *Stage) suffer(op Operation, prefix string, f *fault, o *outcome) {
 	s.Helper()
 	start := s.Holding()
 	reserved := s.ledger.Reserved()
 	a := op.Start(s)
 	before := s.Holding()
-	f.arm(s)
+	s.arm(f)
 	err := a.Do()
-	met := f.met(s)
-	s.Disarm()
+	met := s.disarm(f)
 	s.requireNoPendingError()
 	if met {
 		o.met++
@@ -305,7 +280,7 @@ func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l
 						continue
 					}
 					for _, code := range OneOf(sweepCodes, i) {
-						f := cudaFault(fn, counts[fn], code)
+						f := &fault{name: fmt.Sprintf("%s #%d: %s", fn, counts[fn], code.Name()), fn: fn, nth: counts[fn], want: code}
 						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).suffer(op, prefix, f, &cuda) }) {
 							return
 						}
@@ -316,7 +291,7 @@ func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l
 				}
 				for i, call := range sysCalls {
 					for _, errno := range OneOf(sweepErrnos, i) {
-						f := systemFault(call, i+1, errno)
+						f := &fault{name: fmt.Sprintf("system call %d, %s: %s", i+1, call, unix.ErrnoName(errno)), nth: i + 1, want: errno}
 						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).suffer(op, prefix, f, &system) }) {
 							return
 						}
