@@ -42,17 +42,13 @@ const (
 // String returns "registered", "registered in spans", "cudaHostAlloc" or "shared page
 // tables", and "unknown" for other values.
 func (m Method) String() string {
-	switch m {
-	case Registered:
-		return "registered"
-	case RegisteredInSpans:
-		return "registered in spans"
-	case HostAllocated:
-		return "cudaHostAlloc"
-	case SharedPageTables:
-		return "shared page tables"
+	names := [...]string{
+		Registered: "registered", RegisteredInSpans: "registered in spans", HostAllocated: "cudaHostAlloc", SharedPageTables: "shared page tables",
 	}
-	return "unknown"
+	if m < 0 || int(m) >= len(names) {
+		return "unknown"
+	}
+	return names[m]
 }
 
 // Method returns how the GPU was given direct access to the memory. It stays the same

@@ -40,14 +40,7 @@ type Unversioned uintptr
 // no copy may cross from one to the next. The error wraps [errors.ErrUnsupported] on
 // platforms other than Linux on amd64 and arm64.
 func Export(mem []byte, t Tensor, release func()) (Versioned, error) {
-	address, err := export(mem, t, release, func(c *cell, entry uintptr, tensor cTensor) uintptr {
-		v := &c.versioned
-		*v = cVersioned{major: majorVersion, deleter: entry, tensor: tensor}
-		if t.ReadOnly {
-			v.flags = flagReadOnly
-		}
-		return addressOf(v)
-	})
+	address, err := export(mem, t, release, true)
 	return Versioned(address), err
 }
 
@@ -57,17 +50,13 @@ func ExportUnversioned(mem []byte, t Tensor, release func()) (Unversioned, error
 	if t.ReadOnly {
 		return 0, fmt.Errorf("dlpack: export %d bytes: Tensor.ReadOnly: a DLManagedTensor has no such flag (use Export)", len(mem))
 	}
-	address, err := export(mem, t, release, func(c *cell, entry uintptr, tensor cTensor) uintptr {
-		u := &c.unversioned
-		*u = cUnversioned{deleter: entry, tensor: tensor}
-		return addressOf(u)
-	})
+	address, err := export(mem, t, release, false)
 	return Unversioned(address), err
 }
 
-// export checks a tensor and lets fill write one of the structs.
-func export(mem []byte, t Tensor, release func(), fill func(c *cell, entry uintptr, tensor cTensor) (address uintptr)) (uintptr, error) {
-	owner, err := check(mem, &t)
+// export checks a tensor, writes the structs, and returns the address of one.
+func export(mem []byte, t Tensor, release func(), versioned bool) (address uintptr, err error) {
+	owner, strides, err := check(mem, &t)
 	if err != nil {
 		return 0, fmt.Errorf("dlpack: export %d bytes: %w", len(mem), err)
 	}
@@ -88,46 +77,53 @@ func export(mem []byte, t Tensor, release func(), fill func(c *cell, entry uintp
 	if owner != nil {
 		tensor.data = addressOf(&mem[0])
 	}
-	strides, _ := t.strides() // check had no error of it
 	for i := range t.Shape {
 		c.shape[i], c.strides[i] = int64(t.Shape[i]), int64(strides[i])
 	}
-	address := fill(c, entry, tensor)
+	c.unversioned = cUnversioned{deleter: entry, tensor: tensor}
+	c.versioned = cVersioned{major: majorVersion, deleter: entry, tensor: tensor}
+	if t.ReadOnly {
+		c.versioned.flags = flagReadOnly
+	}
+	address = addressOf(&c.unversioned)
+	if versioned {
+		address = addressOf(&c.versioned)
+	}
 	exports.live[address] = exported{cell: c, owner: owner, release: release}
 	return address, nil
 }
 
-// check returns the pinned memory in which mem lies, nil for a tensor without elements.
-// It replaces the zero values of t.
-func check(mem []byte, t *Tensor) (owner hostmem.Pinned, err error) {
+// check returns the strides and the pinned memory that contains mem, nil for a tensor
+// without elements. It replaces the zero values of t.
+func check(mem []byte, t *Tensor) (owner hostmem.Pinned, strides []int, err error) {
 	t.Type.Lanes = max(1, t.Type.Lanes)
 	switch t.Device {
 	case 0:
 		t.Device = CUDAHost
 	case CPU, CUDAHost:
 	default:
-		return nil, fmt.Errorf("Tensor.Device of %d: want CUDAHost or CPU", t.Device)
+		return nil, nil, fmt.Errorf("Tensor.Device of %d: want CUDAHost or CPU", t.Device)
 	}
-	n, err := t.extent()
+	strides, n, err := t.layout()
 	if err != nil || n == 0 {
-		return nil, err
+		return nil, strides, err
 	}
 	if n > len(mem) {
-		return nil, fmt.Errorf("the tensor needs %d", n)
+		return nil, nil, fmt.Errorf("the tensor needs %d", n)
 	}
 	owner, off, ok := hostmem.Find(mem[:n])
 	if !ok {
-		return nil, errors.New("not pinned memory of package hostmem (use memory of hostmem.Alloc, Register or a pool)")
+		return nil, nil, errors.New("not pinned memory of package hostmem (use memory of hostmem.Alloc, Register or a pool)")
 	}
 	for _, s := range owner.Spans() {
 		if seam := s.Off + s.Len; off < seam && seam < off+n {
-			return nil, fmt.Errorf("byte %d begins another registration, and no copy may cross from one to the next (allocate without Options.Chunk)", seam-off)
+			return nil, nil, fmt.Errorf("byte %d begins another registration, and no copy may cross from one to the next (allocate without Options.Chunk)", seam-off)
 		}
 	}
 	if align := t.Type.align(); addressOf(&mem[0])%align != 0 {
-		return nil, fmt.Errorf("address %p is not a multiple of %d, the alignment of %v", &mem[0], align, t.Type)
+		return nil, nil, fmt.Errorf("address %p is not a multiple of %d, the alignment of %v", &mem[0], align, t.Type)
 	}
-	return owner, nil
+	return owner, strides, nil
 }
 
 func addressOf[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }

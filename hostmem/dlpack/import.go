@@ -89,11 +89,10 @@ func (c *cTensor) read() (t Tensor, n int, err error) {
 		return t, 0, fmt.Errorf("it has %d dimensions, and its shape is at address %#x", c.ndim, c.shape)
 	}
 	t = Tensor{Device: c.deviceType, Type: c.dtype, Shape: ints(c.shape, c.ndim)}
-	n, err = t.extent()
+	compact, n, err := t.layout()
 	if err != nil || n == 0 || c.strides == 0 {
 		return t, n, err
 	}
-	compact, _ := t.strides() // extent has checked them
 	strides := ints(c.strides, c.ndim)
 	for i := range strides {
 		if t.Shape[i] != 1 && strides[i] != compact[i] {

@@ -82,62 +82,42 @@ type Tensor struct {
 // maxDims is the largest number of dimensions, which is NumPy's and PyTorch's as well.
 const maxDims = 64
 
-// extent returns the number of bytes from the start of the first element to the end of
-// the last, 0 if there are no elements.
-func (t *Tensor) extent() (int, error) {
+// layout returns the distances of neighbors in elements, also if Strides is nil, and the
+// bytes from the start of the first element to the end of the last: 0 if there are no
+// elements.
+func (t *Tensor) layout() (strides []int, size int, err error) {
+	negative := func(n int) bool { return n < 0 }
 	switch {
 	case t.Type.Bits == 0 || t.Type.Bits%8 != 0:
-		return 0, fmt.Errorf("Tensor.Type of %v: elements of whole bytes are supported", t.Type)
+		return nil, 0, fmt.Errorf("Tensor.Type of %v: elements of whole bytes are supported", t.Type)
 	case len(t.Shape) > maxDims:
-		return 0, fmt.Errorf("Tensor.Shape of %d dimensions: there can be %d", len(t.Shape), maxDims)
+		return nil, 0, fmt.Errorf("Tensor.Shape of %d dimensions: there can be %d", len(t.Shape), maxDims)
 	case t.Strides != nil && len(t.Strides) != len(t.Shape):
-		return 0, fmt.Errorf("Tensor.Strides for %d dimensions: Tensor.Shape has %d", len(t.Strides), len(t.Shape))
+		return nil, 0, fmt.Errorf("Tensor.Strides for %d dimensions: Tensor.Shape has %d", len(t.Strides), len(t.Shape))
+	case slices.ContainsFunc(t.Shape, negative):
+		return nil, 0, fmt.Errorf("Tensor.Shape of %v: dimension %d is negative", t.Shape, slices.IndexFunc(t.Shape, negative))
+	case slices.ContainsFunc(t.Strides, negative):
+		return nil, 0, fmt.Errorf("Tensor.Strides of %v: dimension %d is negative", t.Strides, slices.IndexFunc(t.Strides, negative))
 	}
-	for i, n := range t.Shape {
-		if n < 0 {
-			return 0, fmt.Errorf("Tensor.Shape of %v: dimension %d is negative", t.Shape, i)
+	strides, next, ok := t.Strides, 1, true
+	if strides == nil {
+		strides = make([]int, len(t.Shape))
+		for i, n := range slices.Backward(t.Shape) {
+			strides[i] = next
+			next, ok = addProduct(0, next, n, ok)
 		}
 	}
-	strides, err := t.strides() // of empty tensors, too: consumers read them
-	if err != nil {
-		return 0, err
+	if ok && slices.Contains(t.Shape, 0) {
+		return strides, 0, nil // consumers read the strides of empty tensors, too
 	}
-	for i, n := range strides {
-		if n < 0 {
-			return 0, fmt.Errorf("Tensor.Strides of %v: dimension %d is negative", t.Strides, i)
-		}
-	}
-	if slices.Contains(t.Shape, 0) {
-		return 0, nil
-	}
-	last, ok := 0, true // index of the last element
+	last := 0 // index of the last element
 	for i, n := range t.Shape {
 		last, ok = addProduct(last, n-1, strides[i], ok)
 	}
-	end, ok := addProduct(t.Type.size(), last, t.Type.size(), ok)
-	if !ok {
-		return 0, errTooLarge
+	if size, ok = addProduct(t.Type.size(), last, t.Type.size(), ok); !ok {
+		return nil, 0, errors.New("the tensor is larger than the address space")
 	}
-	return end, nil
-}
-
-var errTooLarge = errors.New("the tensor is larger than the address space")
-
-// strides returns the distances of neighbors, also if Strides is nil.
-func (t *Tensor) strides() ([]int, error) {
-	if t.Strides != nil {
-		return t.Strides, nil
-	}
-	strides := make([]int, len(t.Shape))
-	next, ok := 1, true
-	for i := len(t.Shape) - 1; i >= 0; i-- {
-		strides[i] = next
-		next, ok = addProduct(0, next, t.Shape[i], ok)
-	}
-	if !ok {
-		return nil, errTooLarge
-	}
-	return strides, nil
+	return strides, size, nil
 }
 
 // addProduct returns a + b*c for numbers that are not negative. ok stays true if neither
