@@ -114,10 +114,14 @@ func (h *host) unregistered() {
 
 // limit returns the size in bytes of the largest registration to try.
 func (h *host) limit(kernel linux.Release) int {
-	if l := h.learned.Load(); l != nil && l.span > 0 {
-		return min(l.span, spanLimit(kernel))
+	n := maxSpan
+	if leaksRefused(kernel) {
+		n = maxSpanLinux6
 	}
-	return spanLimit(kernel)
+	if l := h.learned.Load(); l != nil && l.span > 0 {
+		n = min(n, l.span)
+	}
+	return n
 }
 
 // cannotRegister is the error of a device on which an attribute is 0.
@@ -145,12 +149,4 @@ const (
 // call of more than 2 GiB.
 func leaksRefused(kernel linux.Release) bool {
 	return kernel.AtLeast(6, 11) && !kernel.AtLeast(6, 14)
-}
-
-// spanLimit returns the largest registration on a kernel of this release.
-func spanLimit(kernel linux.Release) int {
-	if leaksRefused(kernel) {
-		return maxSpanLinux6
-	}
-	return maxSpan
 }

@@ -59,14 +59,17 @@ type Options struct {
 
 // PageSize returns the size in bytes of the reserved pages that are requested, 0
 // for ordinary ones.
-func (h HugePages) PageSize() int {
+func (h HugePages) PageSize() int { return append(h.hugetlb(), 0)[0] }
+
+// hugetlb returns the sizes of reserved pages to try.
+func (h HugePages) hugetlb() []int {
 	switch h {
 	case HugeTLB:
-		return 2 << 20
+		return []int{2 << 20}
 	case HugeTLB1G:
-		return 1 << 30
+		return []int{1 << 30, 2 << 20}
 	}
-	return 0
+	return nil
 }
 
 const chunkUnit = 2 << 20
@@ -93,11 +96,8 @@ const maxWorkers = 1024
 // known.
 func (o Options) pages(ctx context.Context, dev *cudart.Device) (how pages.Options, note string) {
 	how = pages.Options{
-		Align:     o.Align,
-		HugePages: pages.HugeMode(o.HugePages),
-		Fork:      o.Fork,
-		Dump:      o.Dump,
-		System:    pages.SystemOf(ctx),
+		Align: o.Align, NoHuge: o.HugePages == HugePagesNever, Hugetlb: o.HugePages.hugetlb(),
+		Fork: o.Fork, Dump: o.Dump, System: pages.SystemOf(ctx),
 	}
 	how.Node, how.NodeSet, note = o.Node.choose(ctx, dev, how.System)
 	return how, note

@@ -297,9 +297,6 @@ func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Point
 	}
 	defer m.life.End()
 	defer m.fence.Add(s) // when they are queued, the part of them that could be
-	if len(m.pieces) == 1 {
-		return one(unsafe.Add(m.base, off), 0, n)
-	}
 	return Pieces(m.pieces, off, n, func(at, n int) error {
 		return one(unsafe.Add(m.base, at), at-off, n)
 	})

@@ -83,29 +83,23 @@ func (l Lease) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) e
 }
 
 func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
-	err := l.begin(s, off, n)
-	if err == nil {
+	var err error
+	switch {
+	case l.b == nil:
+		err = errNoLease
+	case s == nil:
+		err = errNilStream
+	case off < 0 || n < 0 || off > l.n-n:
+		err = fmt.Errorf("%d bytes at offset %d are not all within it", n, off)
+	case !l.b.users.Begin(l.generation):
+		err = ErrReleased
+	default:
 		err = l.b.copy(off, n, one)
 		l.b.Fence.Add(s) // when they are queued, the part of them that could be
 		l.end()
 	}
 	if err != nil {
 		return fmt.Errorf("pool: copy %s: %v: %w", what, l, err)
-	}
-	return nil
-}
-
-// begin checks a copy, and keeps the block the lease's until end.
-func (l Lease) begin(s *cudart.Stream, off, n int) error {
-	switch {
-	case l.b == nil:
-		return errNoLease
-	case s == nil:
-		return errNilStream
-	case off < 0 || n < 0 || off > l.n-n:
-		return fmt.Errorf("%d bytes at offset %d are not all within it", n, off)
-	case !l.b.users.Begin(l.generation):
-		return ErrReleased
 	}
 	return nil
 }

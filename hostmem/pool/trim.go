@@ -71,10 +71,8 @@ func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(fre
 }
 
 // trimEach is trim in the background. A call into CUDA that does not return keeps it from
-// the other memory for no longer than bounded.Search.
+// the other memory for no longer than bounded.Search. The caller is counted by life.
 func (p *core) trimEach(pick func(*block) bool) {
-	p.life.Hold()
-	defer p.life.End()
 	chosen, _ := p.plan(pick, never)
 	for one := range slices.Chunk(chosen, 1) {
 		_, _ = p.unmapSoon(context.Background(), one) // Trim and Close try again, and report

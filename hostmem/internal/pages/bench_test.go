@@ -17,16 +17,16 @@ import (
 func BenchmarkPopulate(b *testing.B) {
 	sys := pages.NewSystem(os.DirFS("/"))
 	const n = 1<<30 + 1
-	for _, huge := range []pages.HugeMode{pages.HugeAuto, pages.HugeNever} {
+	for _, noHuge := range []bool{false, true} {
 		for _, threads := range []int{0, 1, 2, 3, 4, 6, 8, 12, 16} {
 			for _, item := range []int{0, 16 << 20, 64 << 20} {
 				if item != 0 && threads%2 == 1 {
 					continue
 				}
-				b.Run(fmt.Sprintf("%s/threads=%s/item=%s", kindName(huge), orAuto(threads), orAuto(item>>20)), func(b *testing.B) {
+				b.Run(fmt.Sprintf("%s/threads=%s/item=%s", kindName(noHuge), orAuto(threads), orAuto(item>>20)), func(b *testing.B) {
 					b.SetBytes(n)
 					for b.Loop() {
-						r := populated(b, n, pages.Options{System: sys, HugePages: huge}, pages.Populate{Threads: threads, Item: item})
+						r := populated(b, n, pages.Options{System: sys, NoHuge: noHuge}, pages.Populate{Threads: threads, Item: item})
 						b.StopTimer()
 						require.NoError(b, r.Unmap())
 						b.StartTimer()
@@ -58,8 +58,8 @@ func BenchmarkMapUnmap(b *testing.B) {
 	}
 }
 
-func kindName(m pages.HugeMode) string {
-	if m == pages.HugeNever {
+func kindName(noHuge bool) string {
+	if noHuge {
 		return "4KiB"
 	}
 	return "huge"

@@ -103,6 +103,6 @@ func (r *Region) Clear(ctx context.Context, threads int) error {
 
 // Sizes returns the bytes that n bytes take in base pages, and their alignment.
 func (s *System) Sizes(n, align int) (size, aligned int, err error) {
-	p, err := newPlan(n, s.Page, align, 0, HugeNever, false)
+	p, err := newPlan(n, s.Page, align, 0)
 	return p.mapped, p.align, err
 }

@@ -28,9 +28,9 @@ func sweepOperations() map[string]operation {
 		"small, aligned":   {5000, Options{Align: mib}, one},
 		"huge pages":       {5*mib + 1, Options{}, one},
 		"huge, unaligned":  {5*mib + 1, Options{Align: 4096}, one},
-		"base pages":       {5*mib + 1, Options{HugePages: HugeNever}, one},
+		"base pages":       {5*mib + 1, Options{NoHuge: true}, one},
 		"several threads":  {17*mib + 1, Options{}, Populate{Threads: 3, Item: 2 * mib}},
-		"hugetlb":          {3 * mib, Options{HugePages: HugeTLB1G}, one},
+		"hugetlb":          {3 * mib, Options{Hugetlb: []int{gib, 2 * mib}}, one},
 		"on a node":        {3 * mib, Options{NodeSet: true}, one},
 		"aligned to a GiB": {3*mib + 1, Options{Align: gib}, one},
 	}
@@ -125,7 +125,7 @@ func TestACallThatNeverWorks(t *testing.T) {
 			o := Options{System: sys, NodeSet: true, Node: 1}
 			if tc.call == "Map hugetlb" {
 				sys.Nodes = []int{0}
-				o.HugePages = HugeTLB
+				o.Hugetlb = []int{2 * mib}
 			}
 			r, err := mapPopulated(t.Context(), 3*mib+1, o, Populate{})
 			if tc.fatal {

@@ -63,21 +63,21 @@ func TestPlans(t *testing.T) {
 	const huge = 2 << 20
 	for _, tc := range []struct {
 		n, align int
-		mode     HugeMode
+		noHuge   bool
 		want     plan
 	}{
-		{1, 0, HugeAuto, plan{n: 1, mapped: 4096, page: 4096, align: 4096}},
-		{huge - 1, 0, HugeAuto, plan{n: huge - 1, mapped: huge, page: 4096, align: 4096}},
-		{huge, 0, HugeAuto, plan{n: huge, mapped: huge, page: 4096, align: huge, thp: true}},
-		{huge + 1, 64, HugeAuto, plan{n: huge + 1, mapped: huge + 4096, page: 4096, align: 4096, thp: true}},
-		{huge, 0, HugeNever, plan{n: huge, mapped: huge, page: 4096, align: 4096}},
-		{1, 1 << 30, HugeAuto, plan{n: 1, mapped: 4096, page: 4096, align: 1 << 30}},
+		{1, 0, false, plan{n: 1, mapped: 4096, page: 4096, align: 4096}},
+		{huge - 1, 0, false, plan{n: huge - 1, mapped: huge, page: 4096, align: 4096}},
+		{huge, 0, false, plan{n: huge, mapped: huge, page: 4096, align: huge, thp: true}},
+		{huge + 1, 64, false, plan{n: huge + 1, mapped: huge + 4096, page: 4096, align: 4096, thp: true}},
+		{huge, 0, true, plan{n: huge, mapped: huge, page: 4096, align: 4096}},
+		{1, 1 << 30, false, plan{n: 1, mapped: 4096, page: 4096, align: 1 << 30}},
 	} {
-		got, err := newPlan(tc.n, 4096, tc.align, huge, tc.mode, false)
+		got, err := newPlan(tc.n, 4096, tc.align, map[bool]int{false: huge}[tc.noHuge])
 		require.NoError(t, err)
 		assert.Equal(t, tc.want, got)
 	}
-	got, err := newPlan(5<<20, huge, 0, huge, HugeTLB, true)
+	got, err := newPlan(5<<20, huge, 0, 0)
 	require.NoError(t, err)
-	assert.Equal(t, plan{n: 5 << 20, mapped: 6 << 20, page: huge, align: huge, hugetlb: true}, got)
+	assert.Equal(t, plan{n: 5 << 20, mapped: 6 << 20, page: huge, align: huge}, got)
 }

@@ -7,29 +7,17 @@ import (
 	"math/bits"
 )
 
-// HugeMode says which pages a region is made of.
-type HugeMode int
-
-const (
-	// HugeAuto advises transparent huge pages for regions that can hold one.
-	HugeAuto HugeMode = iota
-	// HugeNever keeps the region on base pages.
-	HugeNever
-	// HugeTLB takes pages from the hugetlb pool, 2 MiB each on most hosts, and
-	// falls back to HugeAuto with a note when the pool has too few.
-	HugeTLB
-	// HugeTLB1G is HugeTLB with pages of 1 GiB; it falls back to HugeTLB.
-	HugeTLB1G
-)
-
 // Options of Map. The zero value maps ordinary memory and advises huge pages from
 // 2 MiB on.
 type Options struct {
 	// Align of the first byte, a power of two in bytes. 0 means a page, or a huge
 	// page where the region can hold one.
 	Align int
-	// HugePages chooses the pages.
-	HugePages HugeMode
+	// NoHuge keeps the region on base pages.
+	NoHuge bool
+	// Hugetlb are the sizes in bytes of hugetlb pages to take. Where a pool has too few,
+	// the next size is tried, and then ordinary pages, with a note.
+	Hugetlb []int
 	// Node is the NUMA node the memory should come from, if NodeSet. Other nodes are not
 	// forbidden: the kernel kills processes when the only node allowed has no memory left.
 	Node    int
@@ -76,12 +64,13 @@ var (
 	errAlign = errors.New("alignment must be a power of two")
 )
 
-func newPlan(n, page, align, huge int, mode HugeMode, hugetlb bool) (plan, error) {
+// newPlan plans a region of pages of one size. Transparent huge pages are advised if huge,
+// their size, is not 0.
+func newPlan(n, page, align, huge int) (plan, error) {
 	if align < 0 || bits.OnesCount(uint(align)) > 1 {
 		return plan{}, fmt.Errorf("map %d bytes aligned to %d: %w", n, align, errAlign)
 	}
-	p := plan{n: n, page: page, hugetlb: hugetlb}
-	p.thp = !hugetlb && mode != HugeNever && huge > page && n >= huge
+	p := plan{n: n, page: page, thp: huge > page && n >= huge}
 	p.align = max(align, page)
 	if align == 0 && p.thp {
 		p.align = huge

@@ -84,7 +84,7 @@ func TestPlacement(t *testing.T) {
 				return nil
 			}
 			sys.Calls.Advise = func(unsafe.Pointer, int, Advice) error { return nil }
-			tc.o.System, tc.o.HugePages = sys, HugeNever
+			tc.o.System, tc.o.NoHuge = sys, true
 			r := mustPopulate(t, 4*mib, tc.o)
 			assert.Equal(t, tc.bound, bound)
 			assert.Equal(t, tc.notes, r.Notes())
@@ -114,7 +114,7 @@ func TestHugetlbOrANote(t *testing.T) {
 	sys := hostSystem()
 	l := newLedger(sys)
 	free := sys.freeHuge(2*mib, -1)
-	r, err := mapPopulated(t.Context(), 3*mib+1, Options{System: sys, HugePages: HugeTLB, Align: 8 * mib}, Populate{})
+	r, err := mapPopulated(t.Context(), 3*mib+1, Options{System: sys, Hugetlb: []int{2 * mib}, Align: 8 * mib}, Populate{})
 	require.NoError(t, err)
 	assert.Zero(t, uintptr(r.base)%(8*mib))
 	if r.plan.page == 2*mib {
@@ -143,7 +143,7 @@ func TestHugetlbOnANodeWithoutFreePages(t *testing.T) {
 		"sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages": file("1\n"),
 	}
 	sys.Calls.Bind = func(unsafe.Pointer, int, int) error { return nil }
-	r := mustMap(t, 4*mib, Options{System: sys, HugePages: HugeTLB, NodeSet: true, Node: 1})
+	r := mustMap(t, 4*mib, Options{System: sys, Hugetlb: []int{2 * mib}, NodeSet: true, Node: 1})
 	assert.Equal(t, sys.Page, r.plan.page)
 	assert.Equal(t, "hugetlb: 1 of 2 pages of 2 MiB free on node 1: other pages were taken", r.Notes()[0])
 }

@@ -35,10 +35,10 @@ func (r *Region) countResident(t testing.TB, from, to int) (n int) {
 
 func TestPopulateLeavesNothingOutAndChangesNothing(t *testing.T) {
 	requireAccount(t)
-	for _, mode := range []HugeMode{HugeAuto, HugeNever} {
+	for _, noHuge := range []bool{false, true} {
 		for _, advice := range []bool{true, false} {
 			for _, threads := range []int{0, 1, 2, 7} {
-				t.Run(fmt.Sprintf("mode %d advice %t threads %d", mode, advice, threads), func(t *testing.T) {
+				t.Run(fmt.Sprintf("base pages %t advice %t threads %d", noHuge, advice, threads), func(t *testing.T) {
 					sys := hostSystem()
 					sys.Calls = sys.Calls.Before(func(call string) error {
 						if call == "Advise populate" && !advice {
@@ -46,7 +46,7 @@ func TestPopulateLeavesNothingOutAndChangesNothing(t *testing.T) {
 						}
 						return nil
 					})
-					r := mustMap(t, 9*mib+4097, Options{System: sys, HugePages: mode, Align: 4096})
+					r := mustMap(t, 9*mib+4097, Options{System: sys, NoHuge: noHuge, Align: 4096})
 					r.Bytes()[5*mib+123] = 42
 					require.NoError(t, r.Populate(t.Context(), Populate{Threads: threads, Item: 2 * mib}))
 					assert.Equal(t, r.Mapped()/4096, r.countResident(t, 0, r.Mapped()))
@@ -72,7 +72,7 @@ func TestDoneSeesEveryItemOnce(t *testing.T) {
 			sys := hostSystem()
 			sys.Calls.Touch = func(unsafe.Pointer, int, int) error { return nil }
 			sys.Calls.Advise = func(unsafe.Pointer, int, Advice) error { return nil }
-			r := mustMap(t, tc.n, Options{System: sys, HugePages: HugeNever})
+			r := mustMap(t, tc.n, Options{System: sys, NoHuge: true})
 			var mu sync.Mutex
 			var got []span
 			require.NoError(t, r.Populate(t.Context(), Populate{Item: tc.item, Threads: tc.threads, Done: func(off, n int) error {
@@ -97,7 +97,7 @@ func TestDoneSeesEveryItemOnce(t *testing.T) {
 
 func TestDonesErrorEndsPopulating(t *testing.T) {
 	t.Parallel()
-	r := mustMap(t, 64*mib, Options{System: hostSystem(), HugePages: HugeNever})
+	r := mustMap(t, 64*mib, Options{System: hostSystem(), NoHuge: true})
 	boom := errors.New("boom")
 	var calls atomic.Int32
 	err := r.Populate(t.Context(), Populate{Item: 2 * mib, Threads: 2, Done: func(off, n int) error {

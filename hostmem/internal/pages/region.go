@@ -45,18 +45,23 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 		return nil, fmt.Errorf("map %d bytes: %w", n, bounded.Ended(ctx))
 	}
 	var notes []string
-	for _, size := range hugetlbSizes(o.HugePages) {
-		p, err := newPlan(n, size, o.Align, sys.HugePage, o.HugePages, true)
+	for _, size := range o.Hugetlb {
+		p, err := newPlan(n, size, o.Align, 0)
 		if err != nil {
 			return nil, err
 		}
+		p.hugetlb = true
 		r, err := sys.mapHugetlb(p, o, notes)
 		if err == nil {
 			return r, nil
 		}
 		notes = append(notes, fmt.Sprintf("hugetlb: %v: other pages were taken", err))
 	}
-	p, err := newPlan(n, sys.Page, o.Align, sys.HugePage, o.HugePages, false)
+	huge := sys.HugePage
+	if o.NoHuge {
+		huge = 0
+	}
+	p, err := newPlan(n, sys.Page, o.Align, huge)
 	if err == nil && o.Admit != nil {
 		err = o.Admit(p.mapped)
 	}
@@ -64,16 +69,6 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 		return nil, err
 	}
 	return sys.mapPlan(p, o, notes)
-}
-
-func hugetlbSizes(m HugeMode) []int {
-	switch m {
-	case HugeTLB:
-		return []int{2 << 20}
-	case HugeTLB1G:
-		return []int{1 << 30, 2 << 20}
-	}
-	return nil
 }
 
 // mapHugetlb is mapPlan for pages of a hugetlb pool, which may have too few.

@@ -29,24 +29,24 @@ func TestARegionKeepsWhatWasAskedRoundedUpToAPage(t *testing.T) {
 	sys := hostSystem()
 	type wanted struct {
 		n, align int
-		mode     HugeMode
+		noHuge   bool
 	}
 	var list []wanted
 	for _, n := range []int{1, 2, 4095, 4096, 4097, 64 * kib, 64*kib + 1, mib, 2*mib - 1, 2 * mib, 2*mib + 1, 3*mib + 5, 4 * mib, 16*mib + 4097, 64*mib + 1} {
 		for i, align := range []int{0, 1, 4096, 64 * kib, 2 * mib, gib} {
-			for _, mode := range []HugeMode{HugeAuto, HugeNever} {
+			for _, noHuge := range []bool{false, true} {
 				if i == 0 || n == 3*mib+5 || soak() {
-					list = append(list, wanted{n, align, mode})
+					list = append(list, wanted{n, align, noHuge})
 				}
 			}
 		}
 	}
 	if soak() {
-		list = append(list, wanted{gib + 1, gib, HugeAuto}, wanted{129*mib + 1, 0, HugeNever})
+		list = append(list, wanted{gib + 1, gib, false}, wanted{129*mib + 1, 0, true})
 	}
 	for _, w := range list {
-		t.Run(fmt.Sprintf("%d aligned to %d mode %d", w.n, w.align, w.mode), func(t *testing.T) {
-			o := Options{System: sys, Align: w.align, HugePages: w.mode}
+		t.Run(fmt.Sprintf("%d aligned to %d base pages %t", w.n, w.align, w.noHuge), func(t *testing.T) {
+			o := Options{System: sys, Align: w.align, NoHuge: w.noHuge}
 			r := mustPopulate(t, w.n, o)
 			kept := roundUp(w.n, sys.Page)
 			assert.Len(t, r.Bytes(), w.n)
@@ -54,7 +54,7 @@ func TestARegionKeepsWhatWasAskedRoundedUpToAPage(t *testing.T) {
 			assert.Equal(t, kept, r.Mapped())
 			assert.Equal(t, sys.Page, r.plan.page)
 			align := max(w.align, sys.Page)
-			if w.align == 0 && w.mode == HugeAuto && sys.HugePage > 0 && w.n >= sys.HugePage {
+			if w.align == 0 && !w.noHuge && sys.HugePage > 0 && w.n >= sys.HugePage {
 				align = sys.HugePage
 			}
 			addr := uintptr(r.base)
@@ -68,12 +68,12 @@ func TestARegionKeepsWhatWasAskedRoundedUpToAPage(t *testing.T) {
 			assert.Equal(t, kept, u.Rss, "resident")
 			assert.Less(t, u.Rss-w.n, sys.Page, "kept beyond what was asked")
 			assert.True(t, u.HasFlag("dc") && u.HasFlag("dd"), "flags %v: forks or core dumps would have it", u.Flags)
-			if w.mode == HugeNever || w.n < 2*mib {
+			if w.noHuge || w.n < 2*mib {
 				assert.Zero(t, u.AnonHugePages, "a huge page where none should be")
 			}
 
 			// Advice goes to the whole mapping; what huge pages there are lie within.
-			assert.Equal(t, u.HasFlag("hg"), w.mode == HugeAuto && sys.THP != "" && sys.THP != "never" && w.n >= sys.HugePage)
+			assert.Equal(t, u.HasFlag("hg"), !w.noHuge && sys.THP != "" && sys.THP != "never" && w.n >= sys.HugePage)
 			r.Bytes()[0], r.Bytes()[w.n-1] = 1, 2
 
 			require.NoError(t, r.Unmap())
@@ -115,7 +115,7 @@ func TestMapRefuses(t *testing.T) {
 		{"a negative alignment", 1, Options{Align: -4096}, errAlign},
 		{"an alignment beyond the addresses", 1, Options{Align: 1 << 62}, unix.ENOMEM},
 		{"more than there is", 1 << 50, Options{}, unix.ENOMEM},
-		{"hugetlb of nothing", 0, Options{HugePages: HugeTLB}, errSize},
+		{"hugetlb of nothing", 0, Options{Hugetlb: []int{2 * mib}}, errSize},
 		{"not admitted", 1, Options{Admit: func(n int) error { return fmt.Errorf("map %d bytes: %w", 1, unix.EDQUOT) }}, unix.EDQUOT},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -256,22 +256,22 @@ func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
 func TestAdviceFollowsTheHostsMode(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		thp   string
-		n     int
-		mode  HugeMode
-		want  []Advice
-		notes int
+		thp    string
+		n      int
+		noHuge bool
+		want   []Advice
+		notes  int
 	}{
-		{"madvise", 4 * mib, HugeAuto, []Advice{AdviseHuge}, 0},
-		{"always", 4 * mib, HugeAuto, []Advice{AdviseHuge}, 0},
-		{"never", 4 * mib, HugeAuto, nil, 1},
-		{"never", 4 * kib, HugeAuto, nil, 0},
-		{"madvise", 4 * kib, HugeAuto, nil, 0},
-		{"always", 4 * kib, HugeAuto, []Advice{AdviseNoHuge}, 0},
-		{"always", 4 * mib, HugeNever, []Advice{AdviseNoHuge}, 0},
-		{"madvise", 4 * mib, HugeNever, nil, 0},
+		{"madvise", 4 * mib, false, []Advice{AdviseHuge}, 0},
+		{"always", 4 * mib, false, []Advice{AdviseHuge}, 0},
+		{"never", 4 * mib, false, nil, 1},
+		{"never", 4 * kib, false, nil, 0},
+		{"madvise", 4 * kib, false, nil, 0},
+		{"always", 4 * kib, false, []Advice{AdviseNoHuge}, 0},
+		{"always", 4 * mib, true, []Advice{AdviseNoHuge}, 0},
+		{"madvise", 4 * mib, true, nil, 0},
 	} {
-		t.Run(fmt.Sprintf("%s %d mode %d", tc.thp, tc.n, tc.mode), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s %d base pages %t", tc.thp, tc.n, tc.noHuge), func(t *testing.T) {
 			t.Parallel()
 			sys := hostSystem()
 			sys.THP, sys.HugePage = tc.thp, 2*mib
@@ -281,7 +281,7 @@ func TestAdviceFollowsTheHostsMode(t *testing.T) {
 				got = append(got, a)
 				return nil
 			}
-			r := mustMap(t, tc.n, Options{System: sys, HugePages: tc.mode, Fork: true, Dump: true})
+			r := mustMap(t, tc.n, Options{System: sys, NoHuge: tc.noHuge, Fork: true, Dump: true})
 			assert.Equal(t, tc.want, got)
 			assert.Len(t, r.Notes(), tc.notes)
 		})
