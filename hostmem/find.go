@@ -1,7 +1,6 @@
 package hostmem
 
 import (
-	"cmp"
 	"slices"
 	"unsafe"
 
@@ -29,17 +28,22 @@ func Find(mem []byte) (p Pinned, off int, ok bool) {
 	return m, int(start - base), true
 }
 
-// search returns the index of the first memory that starts at an address, or of the one
-// after it. It needs l.mu.
-func (l *ledger) search(start uintptr) (i int, exact bool) {
-	return slices.BinarySearchFunc(l.index, start, func(h *holding, start uintptr) int { return cmp.Compare(h.start, start) })
+// after returns the index of the first memory that starts after an address. It needs l.mu.
+func (l *ledger) after(address uintptr) int {
+	i, _ := slices.BinarySearchFunc(l.index, address, func(h *holding, address uintptr) int {
+		if h.start <= address {
+			return -1
+		}
+		return 1
+	})
+	return i
 }
 
 func (l *ledger) find(start, end uintptr) (m *pinnedMem, base uintptr) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	i, exact := l.search(start)
-	if !exact {
+	i := l.after(start) - 1
+	for i >= 0 && l.index[i].hidden {
 		i--
 	}
 	if i < 0 || start == end {

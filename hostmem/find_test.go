@@ -4,6 +4,7 @@ package hostmem
 
 import (
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -99,8 +100,8 @@ func TestFindForgets(t *testing.T) {
 	assert.Eventually(t, func() bool {
 		process.mu.RLock()
 		defer process.mu.RUnlock()
-		_, listed := process.search(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-		return !listed
+		start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+		return !slices.ContainsFunc(process.index, func(h *holding) bool { return h.start == start && !h.hidden })
 	}, 10*time.Second, time.Millisecond, "or it would hide what comes to lie there later")
 	_ = rt.Close()
 	_ = sim.Close() // an error of what was lost

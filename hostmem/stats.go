@@ -80,24 +80,23 @@ func ReadStats() Stats {
 func Outstanding() []Holding {
 	process.mu.RLock()
 	defer process.mu.RUnlock()
-	all := make([]Holding, 0, len(process.open))
-	for h := range process.open {
-		all = append(all, h.Holding)
+	all := make([]Holding, len(process.index))
+	for i, h := range process.index {
+		all[i] = h.Holding
 	}
 	slices.SortFunc(all, func(a, b Holding) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }
 
 // process is the ledger of this process.
-var process = ledger{open: make(map[*holding]struct{})}
+var process ledger
 
 // A ledger records what is pinned. It does not refer to the memory's owner, which
 // could not be garbage collected otherwise.
 type ledger struct {
 	mu    sync.RWMutex
-	stats Stats // but for PinnedBytes
-	open  map[*holding]struct{}
-	index []*holding // that Find may find, by address
+	stats Stats      // but for PinnedBytes
+	index []*holding // by address
 }
 
 // A holding is one piece of memory in the ledger.
@@ -106,6 +105,7 @@ type holding struct {
 	requested int     // bytes
 	start     uintptr // the first byte's address
 	owner     weak.Pointer[pinnedMem]
+	hidden    bool // Find does not find it
 }
 
 // count adds objects of a kind, which have some bytes.
@@ -140,24 +140,12 @@ func (l *ledger) add(m *pinnedMem, h Holding, took time.Duration) *holding {
 	l.stats.PinTime += took
 	h.ID, h.Since = uint64(l.stats.Opened), time.Now()
 	e := &holding{Holding: h, requested: m.n, start: uintptr(m.base), owner: weak.Make(m)}
-	l.open[e] = struct{}{}
-	i, _ := l.search(e.start)
-	l.index = slices.Insert(l.index, i, e)
+	l.index = slices.Insert(l.index, l.after(e.start), e)
 	return e
 }
 
-// hide hides memory from Find. It needs l.mu.
-func (l *ledger) hide(e *holding) {
-	for i, _ := l.search(e.start); i < len(l.index) && l.index[i].start == e.start; i++ {
-		if l.index[i] == e {
-			l.index = slices.Delete(l.index, i, i+1)
-			return
-		}
-	}
-}
-
 // closing hides memory that is being closed from Find.
-func (l *ledger) closing(e *holding) { l.change(func(*Stats) { l.hide(e) }) }
+func (l *ledger) closing(e *holding) { l.change(func(*Stats) { e.hidden = true }) }
 
 // remove undoes add.
 func (l *ledger) remove(e *holding, took time.Duration) {
@@ -166,7 +154,7 @@ func (l *ledger) remove(e *holding, took time.Duration) {
 	l.stats.count(e.Kind, -1, -e.requested, -e.Bytes)
 	l.stats.Closed++
 	l.stats.UnpinTime += took
-	delete(l.open, e)
+	l.index = slices.DeleteFunc(l.index, func(h *holding) bool { return h == e })
 }
 
 // lose counts an object that was garbage collected without Close. Its memory stays as it
@@ -175,8 +163,7 @@ func (l *ledger) remove(e *holding, took time.Duration) {
 func (l *ledger) lose(e *holding) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.hide(e)
-	e.Lost = true
+	e.hidden, e.Lost = true, true
 	l.stats.LostBytes += e.Bytes
 	l.stats.LostObjects++
 }

@@ -23,14 +23,14 @@ type block struct {
 
 	// What follows belongs to the one goroutine that has the block; home and
 	// requested are written under home's lock.
-	home      *shard // that counts the lease, and to which the block returns
+	home      *shard // that counts the lease, and to which the block returns; nil before the first
 	requested int    // bytes, of the lease, 0 for none
 	next      *block // in a list
 	epoch     uint32 // when it became idle
 }
 
 func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {
-	b := &block{pool: p, base: base, home: p.shard()}
+	b := &block{pool: p, base: base}
 	b.Of, b.Size, b.Class = b, size, class
 	return b
 }

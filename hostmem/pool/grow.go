@@ -24,24 +24,26 @@ func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error
 		return nil, ErrClosed
 	}
 	defer p.life.End()
-	b, hit, err := p.find(ctx, class, n, wait)
-	if err != nil {
-		return nil, err
+	b, err := p.find(ctx, class, n, wait)
+	switch {
+	case err == nil:
+		s := p.shard()
+		s.mu.Lock()
+		p.leased(s, b, n)
+	case ctx.Err() == nil && !errors.Is(err, ErrClosed) && !errors.Is(err, errFull):
+		p.failures.Add(1)
 	}
-	s := p.shard()
-	s.mu.Lock()
-	p.leased(s, b, n, hit)
-	return b, nil
+	return b, err
 }
 
 // find finds a block, makes one, or waits until one of both can be done. Without wait
 // the error is errFull instead.
-func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit bool, err error) {
+func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, err error) {
 	var r *budget.Reservation
 	err = errFull
 	if p.waiting.Load() == 0 {
 		if b := p.pending.Find(ctx, class, n, func() *block { return p.steal(class, n) }); b != nil {
-			return b, true, nil
+			return b, nil
 		}
 		b, r, err = p.grow(ctx, class, n)
 	}
@@ -49,18 +51,15 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 	for {
 		if errors.Is(err, errFull) {
 			if !wait {
-				return nil, false, err
+				return nil, err
 			}
-			b, hit, r, err = p.wait(ctx, class, n, lowMemory)
+			b, r, err = p.wait(ctx, class, n, lowMemory)
 		}
 		if err == nil && b == nil {
 			b, err = p.make(ctx, class, p.minSize(class, n), r)
 		}
-		if err == nil {
-			return b, hit, nil
-		}
-		if !shortOfMemory(err) || ctx.Err() != nil {
-			break
+		if err == nil || !shortOfMemory(err) || ctx.Err() != nil {
+			return b, err
 		}
 		// The host may have memory once what is idle here is unmapped, or once the GPU
 		// is done with more.
@@ -73,18 +72,12 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, hit
 		case freed > 0 && !retried:
 			retried = true
 			b, r, err = p.grow(ctx, class, n)
-			continue
 		case p.pending.Bytes() > 0:
 			lowMemory, err = true, errFull
-			continue
+		default:
+			return nil, errors.Join(err, trimErr)
 		}
-		err = errors.Join(err, trimErr)
-		break
 	}
-	if ctx.Err() == nil && !errors.Is(err, ErrClosed) {
-		p.failures.Add(1)
-	}
-	return nil, false, err
 }
 
 // minSize returns the least bytes of a new registration for a request.

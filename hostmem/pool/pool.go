@@ -221,13 +221,13 @@ func (p *core) near(class, n int) *block {
 		s.mu.Unlock()
 		return nil
 	}
-	p.leased(s, b, n, true)
+	p.leased(s, b, n)
 	return b
 }
 
 // leased makes a shard, which is locked, a block's home, counts the lease, and unlocks it.
-func (p *core) leased(s *shard, b *block, n int, hit bool) {
-	if hit {
+func (p *core) leased(s *shard, b *block, n int) {
+	if b.home != nil {
 		s.hits++
 	} else {
 		s.misses++

@@ -44,16 +44,16 @@ func (q *queue) wakeUp() {
 // is released, the GPU is done with one, a limit has room, or the pool is closed.
 // lowMemory says that the host had no memory for a reservation: then the Get waits until
 // the GPU is done with something that can be unmapped.
-func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block, hit bool, r *budget.Reservation, err error) {
+func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block, r *budget.Reservation, err error) {
 	p.waits.Add(1)
 	p.waiting.Add(1)
 	defer p.waiting.Add(-1)
 	select {
 	case p.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, false, r, p.canceled(ctx)
+		return nil, r, p.canceled(ctx)
 	case <-p.began:
-		return nil, false, r, ErrClosed
+		return nil, r, ErrClosed
 	}
 	defer func() { <-p.turn }()
 	// Calls into CUDA that block must not keep the turn: see cudart.Point.Done.
@@ -63,16 +63,16 @@ func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block
 	p.first.Store(w)
 	defer w.stop()
 	for {
-		b, hit, r, err = w.search(querying)
+		b, r, err = w.search(querying)
 		switch {
 		case err == nil:
-			return b, hit, r, nil
+			return b, r, nil
 		case p.closed():
-			return nil, false, r, ErrClosed
+			return nil, r, ErrClosed
 		case ctx.Err() != nil:
-			return nil, false, r, p.canceled(ctx)
+			return nil, r, p.canceled(ctx)
 		case !errors.Is(err, errFull):
-			return nil, false, r, err
+			return nil, r, err
 		}
 		w.sleep(ctx)
 	}
@@ -100,38 +100,38 @@ type waiter struct {
 
 // search searches for memory of any kind, and makes room for more. The error is errFull
 // if it has found neither.
-func (w *waiter) search(ctx context.Context) (b *block, hit bool, r *budget.Reservation, err error) {
+func (w *waiter) search(ctx context.Context) (b *block, r *budget.Reservation, err error) {
 	if !w.queried {
 		w.queried = true
 		if err := w.query(ctx); err != nil {
-			return nil, false, r, err
+			return nil, r, err
 		}
 	}
-	if b, hit = w.take(); b != nil {
-		return b, hit, r, nil
+	if b = w.take(); b != nil {
+		return b, r, nil
 	}
 	if w.lowMemory {
 		if st := w.stats(); st.CachedBytes == 0 && st.PendingBytes > 0 {
-			return nil, false, r, errFull
+			return nil, r, errFull
 		}
 		w.lowMemory = false
 		chosen, _ := w.plan(everything, never)
 		if _, err := w.unmapSoon(ctx, chosen); err != nil {
-			return nil, false, r, err
+			return nil, r, err
 		}
 	}
 	if r, err = w.reserve(); !errors.Is(err, errFull) {
-		return nil, false, r, err
+		return nil, r, err
 	}
 	// Other idle memory may make room.
 	if err := w.makeRoom(ctx); err != nil {
-		return nil, false, r, err
+		return nil, r, err
 	}
-	if b, hit = w.take(); b != nil { // released meanwhile
-		return b, hit, r, nil
+	if b = w.take(); b != nil { // released meanwhile
+		return b, r, nil
 	}
 	r, err = w.reserve()
-	return nil, false, r, err
+	return nil, r, err
 }
 
 // query makes the blocks idle that the GPU is done with.
@@ -145,14 +145,12 @@ func (w *waiter) query(ctx context.Context) error {
 }
 
 // take takes an idle block, or cuts one.
-func (w *waiter) take() (b *block, hit bool) {
-	if b := w.steal(w.class, w.n); b != nil {
-		return b, true
+func (w *waiter) take() *block {
+	b := w.steal(w.class, w.n)
+	if b == nil && isSmall(w.class) {
+		b = w.cut(w.class)
 	}
-	if isSmall(w.class) {
-		return w.cut(w.class), false
-	}
-	return nil, false
+	return b
 }
 
 // makeRoom unmaps idle memory until the limit of the pool, or of the process, allows the
