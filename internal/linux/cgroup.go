@@ -36,22 +36,17 @@ func readCgroupMembers(fsys fs.FS, process string) ([]CgroupMember, error) {
 // ParseCgroupMembers parses /proc/PID/cgroup: "4:memory:/a/b", and "0::/a/b" for
 // version 2.
 func ParseCgroupMembers(text string) ([]CgroupMember, error) {
-	var members []CgroupMember
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
+	return parseLines(text, `"hierarchy:controllers:/path"`, func(line string) (m CgroupMember, ok bool) {
 		fields := strings.SplitN(line, ":", 3)
 		if len(fields) != 3 || !path.IsAbs(fields[2]) {
-			return nil, &SyntaxError{Line: number, Text: line, Want: `"hierarchy:controllers:/path"`}
+			return m, false
 		}
-		m := CgroupMember{Path: fields[2]}
+		m.Path = fields[2]
 		if fields[1] != "" {
 			m.Controllers = strings.Split(fields[1], ",")
 		}
-		members = append(members, m)
-	}
-	return members, nil
+		return m, true
+	})
 }
 
 // ReadCgroups lists the control groups that may bind this process through a

@@ -63,6 +63,32 @@ func inFile(name string, err error) error {
 	return nil
 }
 
+// eachLine calls parse with each line, until it returns false: then the error quotes the
+// line, and the form that is wanted.
+func eachLine(text, want string, parse func(line string) (ok bool)) error {
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		if line = strings.TrimSuffix(line, "\n"); !parse(line) {
+			return &SyntaxError{Line: number, Text: line, Want: want}
+		}
+	}
+	return nil
+}
+
+// parseLines returns what parse returns for each line. See eachLine.
+func parseLines[T any](text, want string, parse func(line string) (value T, ok bool)) (all []T, err error) {
+	err = eachLine(text, want, func(line string) bool {
+		value, ok := parse(line)
+		all = append(all, value)
+		return ok
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
 // ReadInt reads a file that holds one decimal number and nothing else, as most of
 // /proc/sys and /sys do.
 func ReadInt(fsys fs.FS, name string) (int, error) { return read(fsys, name, parseInt) }
@@ -110,16 +136,14 @@ func ReadCounters(fsys fs.FS, name string) (Counters, error) { return read(fsys,
 // counts of errors.
 func ParseCounters(text string) (Counters, error) {
 	counters := make(Counters, strings.Count(text, "\n"))
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
+	err := eachLine(text, `"name number"`, func(line string) bool {
 		name, digits, _ := strings.Cut(line, " ")
 		n, ok := parseSize(digits, 1)
-		if !ok || name == "" {
-			return nil, &SyntaxError{Line: number, Text: line, Want: `"name number"`}
-		}
 		counters[name] = n
+		return ok && name != ""
+	})
+	if err != nil {
+		return nil, err
 	}
 	return counters, nil
 }

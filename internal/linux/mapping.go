@@ -49,24 +49,9 @@ func ReadProcessMaps(fsys fs.FS, pid int) ([]Mapping, error) {
 }
 
 // ParseMaps parses /proc/PID/maps, which the kernel sorts by address.
-func ParseMaps(text string) ([]Mapping, error) {
-	var all []Mapping
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
-		m, ok := parseMapping(line)
-		if !ok {
-			return nil, notMapping(number, line)
-		}
-		all = append(all, m)
-	}
-	return all, nil
-}
+func ParseMaps(text string) ([]Mapping, error) { return parseLines(text, wantMapping, parseMapping) }
 
-func notMapping(number int, line string) error {
-	return &SyntaxError{Line: number, Text: line, Want: "a mapping, as proc(5) describes it"}
-}
+const wantMapping = "a mapping, as proc(5) describes it"
 
 // parseMapping parses a line:
 // "7f0000000000-7f0000001000 rw-p 00000000 fe:00 1234    /path".

@@ -118,7 +118,7 @@ func (m *Maps) next(addr uintptr) error {
 		m.last, ok = parseMapping(m.lines.Text())
 	}
 	if !ok {
-		return notMapping(m.line, m.lines.Text())
+		return &SyntaxError{Line: m.line, Text: m.lines.Text(), Want: wantMapping}
 	}
 	return nil
 }

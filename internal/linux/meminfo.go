@@ -17,10 +17,7 @@ func ReadMeminfo(fsys fs.FS) (Meminfo, error) { return read(fsys, "proc/meminfo"
 // with "Node 0 ".
 func ParseMeminfo(text string) (Meminfo, error) {
 	info := make(Meminfo, strings.Count(text, "\n"))
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
+	err := eachLine(text, `"Name: number kB"`, func(line string) bool {
 		name, value, _ := strings.Cut(line, ":")
 		if node, ok := strings.CutPrefix(name, "Node "); ok {
 			_, name, _ = strings.Cut(node, " ")
@@ -31,10 +28,11 @@ func ParseMeminfo(text string) (Meminfo, error) {
 			unit = 1 << 10
 		}
 		n, ok := parseSize(digits, unit)
-		if !ok || name == "" {
-			return nil, &SyntaxError{Line: number, Text: line, Want: `"Name: number kB"`}
-		}
 		info[name] = n
+		return ok && name != ""
+	})
+	if err != nil {
+		return nil, err
 	}
 	return info, nil
 }

@@ -25,26 +25,21 @@ func ReadMounts(fsys fs.FS) ([]Mount, error) {
 // ParseMounts parses /proc/PID/mountinfo:
 // "36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/sda rw,errors=continue".
 func ParseMounts(text string) ([]Mount, error) {
-	var mounts []Mount
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
+	return parseLines(text, "a mount, as proc(5) describes it", func(line string) (Mount, bool) {
 		before, after, ok := strings.Cut(line, " - ")
 		// The source may be empty, so that two spaces follow each other.
 		left, right := strings.Split(before, " "), strings.Split(after, " ")
 		if !ok || len(left) < 6 || len(right) < 3 || !path.IsAbs(left[4]) {
-			return nil, &SyntaxError{Line: number, Text: line, Want: "a mount, as proc(5) describes it"}
+			return Mount{}, false
 		}
-		mounts = append(mounts, Mount{
+		return Mount{
 			Device:  left[2],
 			Root:    unescape(left[3]),
 			Point:   unescape(left[4]),
 			Type:    right[0],
 			Options: strings.Split(right[len(right)-1], ","),
-		})
-	}
-	return mounts, nil
+		}, true
+	})
 }
 
 // HasOption reports whether the file system was mounted with the option.

@@ -68,7 +68,7 @@ func ParseSMaps(r io.Reader, start uintptr, n int) (SMaps, error) {
 			}
 			m, ok := parseMapping(lines.Text())
 			if !ok {
-				return SMaps{}, notMapping(number, lines.Text())
+				return SMaps{}, &SyntaxError{Line: number, Text: lines.Text(), Want: wantMapping}
 			}
 			s.add(m)
 			continue
@@ -116,7 +116,7 @@ func ParseEverySMaps(r io.Reader, each func(Mapping, SMaps)) error {
 		}
 		var ok bool
 		if m, ok = parseMapping(lines.Text()); !ok {
-			return notMapping(number, lines.Text())
+			return &SyntaxError{Line: number, Text: lines.Text(), Want: wantMapping}
 		}
 		s = SMaps{}
 		s.add(m)
