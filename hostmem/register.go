@@ -51,10 +51,8 @@ type Registration struct{ pinnedMem }
 // [cudart.ErrHostMemoryAlreadyRegistered]. Otherwise errors, and what they leave, are
 // those of [Alloc]. Memory that is resident is never refused for want of room.
 //
-// When ctx ends while Register waits for a limit or makes pages resident, it undoes
-// its work and returns ctx's error. When ctx ends while a call into CUDA does not
-// return, Register returns within a second, and its work is undone when the call
-// returns: the memory must stay mapped until then.
+// When ctx ends, Register does what Alloc does. If a call into CUDA has not returned then,
+// the memory must stay mapped until it has.
 func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
 	r := &Registration{}
 	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}

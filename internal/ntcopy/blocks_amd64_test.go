@@ -39,8 +39,8 @@ func TestRowsAreSeenBeforeALaterStore(t *testing.T) {
 func testSeenBeforeALaterStore(t *testing.T, copies func(dst, src []byte)) {
 	withEach(t, func(t *testing.T) {
 		const rounds = 500
-		sources := [2][]byte{make([]byte, smallest), bytes.Repeat([]byte{1}, smallest)}
-		dst := aligned(smallest) // no tail, which ordinary stores would write
+		sources := [2][]byte{make([]byte, minCopy), bytes.Repeat([]byte{1}, minCopy)}
+		dst := aligned(minCopy) // no tail, which ordinary stores would write
 		var round, seen struct {
 			_     [line]byte
 			value uint32
@@ -58,7 +58,7 @@ func testSeenBeforeALaterStore(t *testing.T, copies func(dst, src []byte)) {
 			early := 0
 			for i := uint32(1); i <= rounds; i++ {
 				wait(&round.value, i)
-				if want := byte(i % 2); dst[smallest-1] != want || dst[smallest-line] != want || dst[smallest-2*line] != want {
+				if want := byte(i % 2); dst[minCopy-1] != want || dst[minCopy-line] != want || dst[minCopy-2*line] != want {
 					early++
 				}
 				atomic.StoreUint32(&seen.value, i)

@@ -40,11 +40,11 @@ func fault(f func()) (recovered any, stack string) {
 
 func TestNoAccessOutsideTheSlices(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		const most = piece + smallest
+		const most = piece + minCopy
 		src, dst := guarded(t, most), guarded(t, most)
 		randomize(src, 7)
 		require.NoError(t, unix.Mprotect(src, unix.PROT_READ))
-		lengths := []int{1, 63, 64, 1000, smallest - 1, smallest, smallest + 1, smallest + block - 1, piece, piece + 1, piece + block + line}
+		lengths := []int{1, 63, 64, 1000, minCopy - 1, minCopy, minCopy + 1, minCopy + block - 1, piece, piece + 1, piece + block + line}
 		for _, n := range lengths {
 			for by := range 130 {
 				if by+n > most {

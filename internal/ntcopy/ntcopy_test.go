@@ -94,7 +94,7 @@ func filled(b []byte) bool { return bytes.Count(b, []byte{fill}) == len(b) }
 
 func TestEveryAlignment(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		lengths := []int{100, smallest - 1, smallest, smallest + 77, smallest + block + 63}
+		lengths := []int{100, minCopy - 1, minCopy, minCopy + 77, minCopy + block + 63}
 		a := newArena(lengths[len(lengths)-1])
 		for dstAt := range 128 {
 			for srcAt := range 128 {
@@ -108,11 +108,11 @@ func TestEveryAlignment(t *testing.T) {
 
 func TestEveryLength(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		a := newArena(smallest + 1100)
+		a := newArena(minCopy + 1100)
 		for n := range 1100 {
 			for _, at := range []struct{ dst, src int }{{0, 0}, {1, 0}, {0, 1}, {63, 17}} {
 				a.check(t, at.dst, at.src, n)
-				a.check(t, at.dst, at.src, smallest-2+n)
+				a.check(t, at.dst, at.src, minCopy-2+n)
 			}
 		}
 	})
@@ -145,7 +145,7 @@ func TestRandomLengths(t *testing.T) {
 
 func TestTheShorterSliceCounts(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		for _, n := range []int{0, 1, 100, smallest - 1, smallest, smallest + 1, piece + 5} {
+		for _, n := range []int{0, 1, 100, minCopy - 1, minCopy, minCopy + 1, piece + 5} {
 			long := make([]byte, n+300)
 			randomize(long, 3)
 
@@ -159,15 +159,15 @@ func TestTheShorterSliceCounts(t *testing.T) {
 			assert.True(t, bytes.Equal(dst[:n], long[:n]), "%d bytes", n)
 			assert.True(t, filled(dst[n:]), "wrote past the length of %d bytes, into the capacity", n)
 		}
-		assert.Zero(t, Copy(nil, make([]byte, smallest)))
-		assert.Zero(t, Copy(make([]byte, smallest), nil))
+		assert.Zero(t, Copy(nil, make([]byte, minCopy)))
+		assert.Zero(t, Copy(make([]byte, minCopy), nil))
 		assert.Zero(t, Copy(nil, nil))
 	})
 }
 
 func TestSliceOntoItself(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		for _, n := range []int{100, smallest + 1, piece + block + 1} {
+		for _, n := range []int{100, minCopy + 1, piece + block + 1} {
 			b := make([]byte, n)
 			randomize(b, 4)
 			want := bytes.Clone(b)
@@ -181,7 +181,7 @@ func TestSliceOntoItself(t *testing.T) {
 // plain atomic says that a part is complete.
 func TestGoroutinesCopyAtTheSameTime(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		const part, parts, rounds = piece + smallest + 37, 8, 20
+		const part, parts, rounds = piece + minCopy + 37, 8, 20
 		src, dst := make([]byte, part), make([]byte, parts*part)
 		randomize(src, 5)
 		for range rounds {
@@ -210,14 +210,14 @@ func TestGoroutinesCopyAtTheSameTime(t *testing.T) {
 // has found the alignment of the destination.
 func TestDestinationOnAStackThatMoves(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		src := make([]byte, smallest+500)
+		src := make([]byte, minCopy+500)
 		randomize(src, 6)
 		for at := 0; at < 128; at += 17 {
 			var collected atomic.Int32
 			wrong := make(chan int)
 			go func() {
 				growStack(40)
-				var dst [smallest + 700]byte // does not escape
+				var dst [minCopy + 700]byte // does not escape
 				bad := 0
 				for collected.Load() < 2 {
 					clear(dst[:])
@@ -249,19 +249,19 @@ func growStack(depth int) byte {
 
 func TestCopyAllocatesNothing(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		dst, src := make([]byte, piece+smallest), make([]byte, piece+smallest)
-		for _, n := range []int{100, smallest, piece + smallest} {
+		dst, src := make([]byte, piece+minCopy), make([]byte, piece+minCopy)
+		for _, n := range []int{100, minCopy, piece + minCopy} {
 			assert.Zero(t, testing.AllocsPerRun(10, func() { Copy(dst, src[:n]) }), "%d bytes", n)
 		}
 	})
 }
 
 func FuzzCopy(f *testing.F) {
-	f.Add([]byte("pinned"), uint8(0), uint8(0), uint32(smallest), uint32(smallest))
+	f.Add([]byte("pinned"), uint8(0), uint8(0), uint32(minCopy), uint32(minCopy))
 	f.Add([]byte{0, 1, 2}, uint8(63), uint8(1), uint32(piece+100), uint32(piece+block))
 	f.Add([]byte{}, uint8(0), uint8(0), uint32(0), uint32(1))
 	f.Fuzz(func(t *testing.T, content []byte, dstAt, srcAt uint8, dstLen, srcLen uint32) {
-		const most = 2*piece + smallest
+		const most = 2*piece + minCopy
 		src := make([]byte, int(srcAt)+int(srcLen%most))
 		for i := range src {
 			src[i] = byte(i >> 8)

@@ -11,17 +11,10 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// How many threads make pages resident? That is the kernel writing zeros, and its speed
-// grows with the threads: on 16 cores 16, 30, 40, 48, 58, 67 GB/s with 2, 4, 6,
-// 8, 12, 16 of them for huge pages, 6 to 44 GB/s for base pages. So it is as many
-// as the process may use cores (GOMAXPROCS, which follows affinity and the
-// cgroup's quota), for what is a tenth of a second for 4 GiB, and at most 16: by
-// then registering takes longer than populating.
-//
-// What collapses, from 49 to 12 GB/s at eight threads, is MADV_POPULATE_WRITE in
-// large pieces: each call keeps the address space locked for long. In pieces of
-// a huge page, as fill does it, no number of threads measured was slower than a
-// smaller one. That is why nothing here searches for the best number.
+// maxThreads bounds the threads that make pages resident, one for each core that the
+// process may use (GOMAXPROCS, which follows affinity and the cgroup's quota). With more of
+// them registering takes longer than populating. In pieces of a huge page more threads were
+// never slower, so nothing here searches for the best number: see RATIONALE.md.
 const maxThreads = 16
 
 // defaultThreads returns the number of threads where 0 were requested.
