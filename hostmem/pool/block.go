@@ -25,7 +25,6 @@ type block struct {
 	// requested are written under home's lock.
 	home      *shard // that counts the lease, and to which the block returns; nil before the first
 	requested int    // bytes, of the lease, 0 for none
-	next      *block // in a list
 	epoch     uint32 // when it became idle
 }
 
@@ -44,19 +43,4 @@ func (b *block) copy(off, n int, one func(at unsafe.Pointer, skip, n int) error)
 	return hostmem.Pieces(b.spans, off, n, func(at, n int) error {
 		return one(unsafe.Add(b.base, at), at-off, n)
 	})
-}
-
-// A blockList is a list of blocks, linked by next.
-type blockList struct{ first *block }
-
-func (l *blockList) push(b *block) { b.next, l.first = l.first, b }
-
-// remove takes b out, which comes after before, or first if that is nil.
-func (l *blockList) remove(before, b *block) {
-	if before == nil {
-		l.first = b.next
-	} else {
-		before.next = b.next
-	}
-	b.next = nil
 }

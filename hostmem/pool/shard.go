@@ -21,7 +21,7 @@ type cache struct {
 // they are requested.
 type shard struct {
 	mu   sync.Mutex
-	free [classes]blockList // the last released is first, the others grow old
+	free [classes][]*block // the last released is last, the others grow old
 
 	leases, requested int // of leases that were made here and are not over
 	inUse, slack      int // bytes of their blocks; of the peak, see cache.raisePeak
@@ -34,10 +34,10 @@ type shard struct {
 // popFree takes an idle block that holds n bytes. Only large blocks of a class
 // differ in size.
 func (s *shard) popFree(class, n int) *block {
-	var before *block
-	for b := s.free[class].first; b != nil; before, b = b, b.next {
+	list := s.free[class]
+	for i, b := range slices.Backward(list) {
 		if b.Size >= n {
-			s.free[class].remove(before, b)
+			s.free[class] = slices.Delete(list, i, i+1)
 			s.cached -= b.Size
 			return b
 		}
@@ -46,7 +46,7 @@ func (s *shard) popFree(class, n int) *block {
 }
 
 func (s *shard) pushFree(b *block) {
-	s.free[b.Class].push(b)
+	s.free[b.Class] = append(s.free[b.Class], b)
 	s.cached += b.Size
 }
 
@@ -119,19 +119,16 @@ func (p *cache) steal(class, n int) *block {
 		s := &p.shards[i]
 		s.mu.Lock()
 		b := s.popFree(class, n)
-		var more [maxSteal - 1]*block
-		if b != nil && s != near && isSmall(class) {
-			for j := range more {
-				more[j] = s.popFree(class, n)
-			}
+		var buf [maxSteal - 1]*block
+		more := buf[:0]
+		for b != nil && s != near && isSmall(class) && len(more) < len(buf) && len(s.free[class]) > 0 {
+			more = append(more, s.popFree(class, n))
 		}
 		s.mu.Unlock()
-		if more[0] != nil {
+		if len(more) > 0 {
 			near.mu.Lock()
-			for _, m := range slices.Backward(more[:]) {
-				if m != nil {
-					near.pushFree(m)
-				}
+			for _, m := range slices.Backward(more) {
+				near.pushFree(m)
 			}
 			near.mu.Unlock()
 		}

@@ -155,20 +155,15 @@ func (p *core) gather(pick func(*block) bool) []*block {
 	for i := range p.shards {
 		s := &p.shards[i]
 		s.mu.Lock()
-		for class := range s.free {
-			l := &s.free[class]
-			var before *block
-			for b := l.first; b != nil; {
-				next := b.next
-				if pick(b) {
-					l.remove(before, b)
-					s.cached -= b.Size
-					found = append(found, b)
-				} else {
-					before = b
+		for class, list := range &s.free {
+			s.free[class] = slices.DeleteFunc(list, func(b *block) bool {
+				if !pick(b) {
+					return false
 				}
-				b = next
-			}
+				s.cached -= b.Size
+				found = append(found, b)
+				return true
+			})
 		}
 		s.mu.Unlock()
 	}
