@@ -58,13 +58,14 @@ func (a *Allocator) move(ctx context.Context, to cudart.Location, ranges []Range
 		goroutines = DefaultIn
 	}
 	var next atomic.Int64
-	m.start(min(goroutines, len(chunks)), func(s *cudart.Stream) (more bool, err error) {
-		i := int(next.Add(1)) - 1
-		if i >= len(chunks) {
-			return false, nil
+	m.start(min(goroutines, len(chunks)), func(s *cudart.Stream) error {
+		for i := int(next.Add(1)) - 1; i < len(chunks) && m.ctx.Err() == nil; i = int(next.Add(1)) - 1 {
+			p, err := m.prefetch(s, chunks[i].ptr(), chunks[i].Len, to)
+			if err = errors.Join(err, m.arrive(p)); err != nil {
+				return err
+			}
 		}
-		p, err := m.prefetch(s, chunks[i].ptr(), chunks[i].Len, to)
-		return true, errors.Join(err, m.arrive(p))
+		return nil
 	})
 	return m.wait()
 }
@@ -109,15 +110,13 @@ func (m *movers) use(memory *Memory) error {
 	return nil
 }
 
-// start starts n goroutines, which call next until it returns false, or there is an error.
-func (m *movers) start(n int, next func(s *cudart.Stream) (more bool, err error)) {
+// start starts n goroutines that work, each on a stream. They return soon after the end of ctx.
+func (m *movers) start(n int, work func(s *cudart.Stream) error) {
 	for range n {
 		m.wg.Go(func() {
 			s, err := m.stream()
 			if err == nil {
-				for more := true; more && err == nil && m.ctx.Err() == nil; {
-					more, err = next(s)
-				}
+				err = work(s)
 				ledger.mu.Lock()
 				m.of.streams = append(m.of.streams, s)
 				ledger.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
+	"slices"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
@@ -80,13 +80,8 @@ func (p *Plan) runSteps(ctx context.Context, s *cudart.Stream, queue func(int) e
 		return err
 	}
 	defer m.end()
-	for _, c := range p.chunks {
+	for _, c := range slices.Concat(p.chunks, p.inPlace) {
 		if err := m.use(c.Memory); err != nil {
-			return err
-		}
-	}
-	for _, r := range p.inPlace {
-		if err := m.use(r.Memory); err != nil {
 			return err
 		}
 	}
@@ -98,11 +93,12 @@ func (p *Plan) runSteps(ctx context.Context, s *cudart.Stream, queue func(int) e
 	if err := p.hold(ctx); err != nil {
 		return err
 	}
-	r := &planRun{Plan: p, movers: m, s: s, queue: queue,
-		fetched: progress{done: make([]bool, len(p.fetches))}, arriving: make([]cudart.Point, len(p.fetches)),
-		evicted: progress{done: make([]bool, len(p.evicts))}, ends: make([]cudart.Point, 0, p.steps),
-		copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks))}
-	r.changed.L = &r.mu
+	r := &planRun{
+		Plan: p, movers: m, s: s, queue: queue,
+		fetched: newSignals(len(p.fetches)), evicted: newSignals(len(p.evicts)), queued: newSignals(p.steps),
+		arriving: make([]cudart.Point, len(p.fetches)), ends: make([]cudart.Point, p.steps),
+		copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks)),
+	}
 	return r.do()
 }
 
@@ -111,57 +107,64 @@ func (p *Plan) runSteps(ctx context.Context, s *cudart.Stream, queue func(int) e
 //
 //	a         | is begun by      | when                             | is over when
 //	fetch     | a mover of In    | its first evicts are over        | its prefetch is queued (fetched)
-//	step      | the run, in      | its fetches and those of earlier | its work is queued (ends)
+//	step      | the run, in      | its fetches and those of earlier | its work is queued (queued)
 //	          | order            | steps are over                   |
 //	evict     | a mover of Out   | its step's work is done          | the chunk has left (evicted)
 //
+// What one of them writes below it writes before its signal, and others read it after that.
 // Nothing is begun after the first error, which ends movers.ctx.
 type planRun struct {
 	*Plan
 	*movers
-	s       *cudart.Stream
-	queue   func(int) error
-	awaited int // fetches that s waits for
+	s     *cudart.Stream
+	queue func(int) error
 
-	mu      sync.Mutex // not held during calls into the library
-	changed sync.Cond  // of the following, or of movers.ctx
-	fetched progress
-	evicted progress
-	ends    []cudart.Point // of steps
-
-	// Written by the goroutine that moves the chunk.
-	arriving []cudart.Point // by fetch: its end, once it is over
-	copied   []bool         // by chunk: it is advised ReadMostly
-	home     []bool         // by chunk: the host has its bytes, or had them when it was fetched
+	fetched, evicted, queued signals
+	fetching, evicting       atomic.Int64   // begun
+	arriving                 []cudart.Point // by fetch: its end
+	ends                     []cudart.Point // by step: of its work
+	copied                   []bool         // by chunk: it is advised ReadMostly
+	home                     []bool         // by chunk: the host has its bytes, or had them when it was fetched
 }
 
-// progress is that of moves that are begun in order, by several goroutines.
-type progress struct {
-	begun int
-	done  []bool
-	first int // all before it are done
+// signals has a channel for each move, or step, which is closed when that is over.
+type signals []chan struct{}
+
+func newSignals(n int) signals {
+	s := make(signals, n)
+	for k := range s {
+		s[k] = make(chan struct{})
+	}
+	return s
+}
+
+// await waits for signals. It returns false after an error.
+func (r *planRun) await(s signals) bool {
+	for _, over := range s {
+		select {
+		case <-over:
+		case <-r.ctx.Done():
+			return false
+		}
+	}
+	return r.ctx.Err() == nil
 }
 
 func (r *planRun) do() error {
-	defer context.AfterFunc(r.ctx, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.changed.Broadcast()
-	})()
 	if err := r.adviseFirst(); err != nil {
 		r.fail(err)
 		return errors.Join(context.Cause(r.ctx), r.unadvise())
 	}
-	r.start(min(r.o.In, len(r.fetches)), r.fetchNext)
-	r.start(min(r.o.Out, len(r.evicts)), r.evictNext)
+	r.start(min(r.o.In, len(r.fetches)), r.fetchAll)
+	r.start(min(r.o.Out, len(r.evicts)), r.evictAll)
 	if err := r.queueSteps(); err != nil {
 		return err
 	}
 	// The last step may access nothing that left after it.
-	if len(r.ends) == 0 {
+	if r.steps == 0 {
 		return nil
 	}
-	if err := r.ends[len(r.ends)-1].Wait(r.ctx); err != nil {
+	if err := r.ends[r.steps-1].Wait(r.ctx); err != nil {
 		r.fail(err)
 		return context.Cause(r.ctx)
 	}
@@ -183,8 +186,13 @@ func (r *planRun) queueSteps() (err error) {
 			err = errors.Join(err, r.unadvise())
 		}
 	}()
+	fetch := 0
 	for i := range r.steps {
-		if failed = r.step(i); failed != nil {
+		first := fetch
+		for fetch < len(r.fetches) && r.fetches[fetch].step == i {
+			fetch++
+		}
+		if failed = r.step(i, first, fetch); failed != nil {
 			return nil
 		}
 		failed = errNotReturned
@@ -213,95 +221,66 @@ func (r *planRun) adviseFirst() error {
 	return nil
 }
 
-// waitUntil waits until ready returns true, with r.mu locked. It returns false after an error.
-func (r *planRun) waitUntil(ready func() bool) bool {
-	for r.ctx.Err() == nil && !ready() {
-		r.changed.Wait()
-	}
-	return r.ctx.Err() == nil
-}
-
-// begin returns the next move to be made, when it is ready. ok is false if there is none,
-// or after an error.
-func (r *planRun) begin(p *progress, ready func(k int) bool) (k int, ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	k = p.begun
-	if k == len(p.done) {
-		return 0, false
-	}
-	p.begun++
-	return k, r.waitUntil(func() bool { return ready(k) })
-}
-
-// over makes known that a move is over.
-func (r *planRun) over(p *progress, k int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p.done[k] = true
-	for p.first < len(p.done) && p.done[p.first] {
-		p.first++
-	}
-	r.changed.Broadcast()
-}
-
-// step queues the work of one step.
-func (r *planRun) step(i int) error {
-	r.mu.Lock()
-	ok := r.waitUntil(func() bool { return r.fetched.first == len(r.fetches) || r.fetches[r.fetched.first].step > i })
-	r.mu.Unlock()
-	if !ok {
+// step queues the work of one step, after its fetches, the first up to end.
+func (r *planRun) step(i, first, end int) error {
+	if !r.await(r.fetched[first:end]) {
 		return context.Cause(r.ctx)
 	}
-	err := r.a.card.call(r.ctx, func() (err error) {
-		for ; r.awaited < len(r.fetches) && r.fetches[r.awaited].step == i && err == nil; r.awaited++ {
-			err = r.s.WaitPoint(r.arriving[r.awaited])
+	err := r.a.card.call(r.ctx, func() error {
+		for _, arriving := range r.arriving[first:end] {
+			if err := r.s.WaitPoint(arriving); err != nil {
+				return err
+			}
 		}
-		return err
+		return nil
 	})
 	if err == nil {
 		err = r.queue(i)
 	}
-	var end cudart.Point
 	if err == nil {
-		err = r.a.card.call(r.ctx, func() error { end = r.s.Point(); return nil })
+		err = r.a.card.call(r.ctx, func() error { r.ends[i] = r.s.Point(); return nil })
 	}
 	if err != nil {
 		return fmt.Errorf("step %d: %w", i, err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ends = append(r.ends, end)
-	r.changed.Broadcast()
+	close(r.queued[i])
 	return nil
 }
 
-// fetchNext brings the next chunk to the card.
-func (r *planRun) fetchNext(s *cudart.Stream) (more bool, err error) {
-	k, ok := r.begin(&r.fetched, func(k int) bool { return r.evicted.first >= r.fetches[k].after })
-	if !ok {
-		return false, nil
+// fetchAll brings chunks to the card, until there are no more.
+func (r *planRun) fetchAll(s *cudart.Stream) error {
+	for evicted := 0; ; {
+		k := int(r.fetching.Add(1)) - 1
+		if k >= len(r.fetches) || !r.await(r.evicted[evicted:r.fetches[k].after]) {
+			return nil
+		}
+		evicted = r.fetches[k].after
+		if err := r.fetch(s, k); err != nil {
+			return err
+		}
 	}
+}
+
+// fetch brings a chunk to the card.
+func (r *planRun) fetch(s *cudart.Stream, k int) error {
 	f := r.fetches[k]
 	c := r.chunks[f.chunk]
 	if f.copy {
-		if !r.home[f.chunk] {
-			r.home[f.chunk] = c.onHost()
-		}
+		r.home[f.chunk] = r.home[f.chunk] || c.onHost()
 		if !r.copied[f.chunk] {
 			if err := r.a.card.advise(r.ctx, c, ReadMostly()); err != nil {
-				return false, err
+				return err
 			}
 			r.copied[f.chunk] = true
 		}
 	}
 	end, err := r.move(s, c, f.fresh, r.a.dev.Location())
 	if err != nil {
-		return false, err
+		return err
 	}
 	r.arriving[k] = end
-	r.over(&r.fetched, k)
-	return true, r.arrive(end)
+	close(r.fetched[k])
+	return r.arrive(end)
 }
 
 // move queues the move of a chunk, whose bytes may be discarded.
@@ -327,24 +306,22 @@ func (c Range) onHost() bool {
 	return err == nil && mapped == len(pages) // without the file it is moved back when it leaves
 }
 
-// evictNext takes the next chunk away, after the work of its last step.
-func (r *planRun) evictNext(s *cudart.Stream) (more bool, err error) {
-	k, ok := r.begin(&r.evicted, func(k int) bool { return len(r.ends) > r.evicts[k].step })
-	if !ok {
-		return false, nil
+// evictAll takes chunks away, each after the work of its last step, until there are no more.
+func (r *planRun) evictAll(s *cudart.Stream) error {
+	for {
+		k := int(r.evicting.Add(1)) - 1
+		if k >= len(r.evicts) || !r.await(r.queued[r.evicts[k].step:][:1]) {
+			return nil
+		}
+		e := r.evicts[k]
+		if err := r.ends[e.step].Wait(r.ctx); err != nil {
+			return err
+		}
+		if err := r.takeAway(s, e); err != nil {
+			return err
+		}
+		close(r.evicted[k])
 	}
-	e := r.evicts[k]
-	r.mu.Lock()
-	end := r.ends[e.step]
-	r.mu.Unlock()
-	if err := end.Wait(r.ctx); err != nil {
-		return false, err
-	}
-	if err := r.takeAway(s, e); err != nil {
-		return false, err
-	}
-	r.over(&r.evicted, k)
-	return true, nil
 }
 
 // takeAway drops a copy, or moves a chunk to the host. A copy of what the host never had,
