@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
@@ -44,8 +45,6 @@ const DefaultLogAbove = 100_000_000
 
 // Options shape an Allocator. The zero value is what most programs want.
 type Options struct {
-	// Label is counted for Alloc; "" is a label as well. See also AllocLabel.
-	Label string
 	// Reserve is the device memory that is kept free of managed memory, in bytes.
 	Reserve int
 	// Oversubscribe allows more memory than the card has. The memory beyond that stays on
@@ -78,27 +77,28 @@ type Allocator struct {
 
 	// Guarded by ledger.mu.
 	streams []*cudart.Stream // for moves, idle
-	live    []*Memory        // in no order
+	live    map[*Memory]bool // not closed
 	total   Counts
 	labels  map[string]*Counts
 	onHost  int // bytes of memory beyond the card
-	failed  int
 }
 
 // New makes an allocator. It allocates nothing yet. Close it. Errors are of a nil device,
 // of one whose Runtime was closed ([cudart.ErrClosed]), of invalid options; for a
-// device without managed memory one that wraps [errors.ErrUnsupported], and
-// [ErrNotConcurrent].
-func New(dev *cudart.Device, o Options) (*Allocator, error) {
-	a, err := newAllocator(dev, o)
+// device without managed memory one that wraps [errors.ErrUnsupported],
+// [ErrNotConcurrent], and ctx's if that ends first.
+func New(ctx context.Context, dev *cudart.Device, o Options) (*Allocator, error) {
+	a, err := newAllocator(ctx, dev, o)
 	if err != nil {
 		return nil, fmt.Errorf("managed: new allocator: %w", err)
 	}
 	return a, nil
 }
 
-func newAllocator(dev *cudart.Device, o Options) (*Allocator, error) {
+func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocator, error) {
 	switch {
+	case ctx == nil:
+		return nil, errNilContext
 	case dev == nil || dev.Runtime() == nil:
 		return nil, errNilDevice
 	case dev.Runtime().Closed():
@@ -109,11 +109,13 @@ func newAllocator(dev *cudart.Device, o Options) (*Allocator, error) {
 		return nil, fmt.Errorf("Options.LogAbove of %d: must not be negative", o.LogAbove)
 	}
 	o.LogAbove = cmp.Or(o.LogAbove, DefaultLogAbove)
-	has, err := dev.Attribute(cudart.AttrManagedMemory)
-	if err != nil {
-		return nil, err
-	}
-	concurrent, err := dev.Attribute(cudart.AttrConcurrentManagedAccess)
+	var has, concurrent int
+	err := leaving(ctx, func() (err error) {
+		if has, err = dev.Attribute(cudart.AttrManagedMemory); err == nil {
+			concurrent, err = dev.Attribute(cudart.AttrConcurrentManagedAccess)
+		}
+		return err
+	})
 	switch {
 	case err != nil:
 		return nil, err
@@ -125,7 +127,10 @@ func newAllocator(dev *cudart.Device, o Options) (*Allocator, error) {
 		return nil, fmt.Errorf("Options.Oversubscribe: %v: %w", dev, ErrNotConcurrent)
 	}
 	notes := notesOf(dev, concurrent != 0, o, os.Getenv(forceVariable))
-	return &Allocator{dev: dev, o: o, concurrent: concurrent != 0, notes: notes, card: openCard(dev), labels: make(map[string]*Counts)}, nil
+	return &Allocator{
+		dev: dev, o: o, concurrent: concurrent != 0, notes: notes, card: openCard(dev),
+		live: make(map[*Memory]bool), labels: make(map[string]*Counts),
+	}, nil
 }
 
 // forceVariable is an environment variable of the CUDA driver.
@@ -163,35 +168,45 @@ func (a *Allocator) Notes() []string {
 	return a.notes
 }
 
-// Alloc allocates n bytes (cudaMallocManaged), and counts them under Options.Label. No page
-// is allocated until it is first touched or prefetched. n must be positive.
+// Alloc allocates n bytes (cudaMallocManaged). No page is allocated until it is first touched
+// or prefetched. n must be positive.
 //
 // Errors are [ErrOversubscribed], with the figures, if the device has no capacity for the
-// memory; [ErrClosed]; and those of CUDA. After an error nothing is allocated, unless the
-// error says so.
-func (a *Allocator) Alloc(n int) (*Memory, error) {
-	if !a.made() {
-		return a.AllocLabel("", n)
-	}
-	return a.AllocLabel(a.o.Label, n)
+// memory; [ErrClosed]; ctx's if that ends first; and those of CUDA. After an error nothing is
+// allocated, unless the error says so; if a call of CUDA does not return, the memory is freed
+// when it does.
+func (a *Allocator) Alloc(ctx context.Context, n int) (*Memory, error) {
+	return a.AllocLabel(ctx, "", n)
 }
 
-// AllocLabel is Alloc that counts the bytes under another label.
-func (a *Allocator) AllocLabel(label string, n int) (*Memory, error) {
-	if !a.made() {
+// AllocLabel is Alloc that counts the bytes under a label, too: see [Stats].
+func (a *Allocator) AllocLabel(ctx context.Context, label string, n int) (*Memory, error) {
+	var m *Memory
+	var err error
+	switch {
+	case !a.made():
 		return nil, fmt.Errorf("managed: allocate %d bytes (%q): %w", n, label, errNotMade)
+	case ctx == nil:
+		err = errNilContext
+	case ctx.Err() != nil:
+		err = bounded.Ended(ctx)
+	default:
+		m, err = bounded.Do(ctx, bounded.Call[*Memory]{
+			Run: func() (*Memory, error) { return a.alloc(ctx, label, n) },
+			Late: func(m *Memory, err error) {
+				if err == nil {
+					_ = lifetime.Undo(ctx, m.CloseContext) // or it stays counted
+				}
+			},
+		})
 	}
-	m, err := a.alloc(label, n)
 	if err != nil {
-		ledger.mu.Lock()
-		a.failed++
-		ledger.mu.Unlock()
 		return nil, fmt.Errorf("managed: allocate %d bytes (%q) for %v: %w", n, label, a.dev, err)
 	}
 	return m, nil
 }
 
-func (a *Allocator) alloc(label string, n int) (m *Memory, err error) {
+func (a *Allocator) alloc(ctx context.Context, label string, n int) (m *Memory, err error) {
 	switch {
 	case n <= 0:
 		return nil, errSize
@@ -203,24 +218,23 @@ func (a *Allocator) alloc(label string, n int) (m *Memory, err error) {
 			a.life.End()
 		}
 	}()
-	ctx := context.Background()
 	beyond, err := a.card.admit(ctx, n, a.o.Reserve, a.o.Oversubscribe)
 	if err != nil {
 		return nil, err
 	}
-	p, err := a.dev.MallocManaged(n, cudart.ManagedGlobal)
-	if err != nil {
-		a.card.release(n)
-		return nil, err
-	}
-	m = &Memory{a: a, p: p, n: n, label: label, onHost: beyond}
-	if beyond {
-		err = a.card.stayOnHost(ctx, m.All())
-	}
-	if err != nil {
-		if freeing := lifetime.Undo(ctx, func(context.Context) error { return a.dev.Free(m.ptr()) }); freeing != nil {
-			return nil, errors.Join(err, fmt.Errorf("the %d bytes at %#x stay allocated: %w", n, m.ptr(), freeing))
+	m = &Memory{a: a, n: n, label: label, onHost: beyond}
+	err = a.card.call(ctx, func() (err error) {
+		m.p, err = a.dev.MallocManaged(n, cudart.ManagedGlobal)
+		return err
+	})
+	if err == nil && beyond {
+		if err = a.card.stayOnHost(ctx, m.All()); err != nil {
+			if freeing := lifetime.Undo(ctx, m.free); freeing != nil {
+				return nil, errors.Join(err, fmt.Errorf("the %d bytes at %#x stay allocated: %w", n, m.ptr(), freeing))
+			}
 		}
+	}
+	if err != nil {
 		a.card.release(n)
 		return nil, err
 	}
@@ -240,8 +254,7 @@ func (a *Allocator) opened(m *Memory) {
 	if m.onHost {
 		a.onHost += m.n
 	}
-	m.index = len(a.live)
-	a.live = append(a.live, m)
+	a.live[m] = true
 	ledger.uses++
 	m.used = ledger.uses
 	total := a.total
@@ -262,28 +275,32 @@ func (a *Allocator) freed(m *Memory) {
 	if m.onHost {
 		a.onHost -= m.n
 	}
-	last := len(a.live) - 1
-	a.live[m.index], a.live[last].index = a.live[last], m.index
-	a.live[last] = nil
-	a.live = a.live[:last]
+	delete(a.live, m)
 	ledger.mu.Unlock()
 	a.life.End()
 }
 
-// Close refuses new allocations, moves and runs of plans from its call on, and destroys the
-// streams of moves. Memory that is not closed, and a call in progress, are an error that
-// wraps [ErrInUse]: close it, and call Close again. After an error of CUDA Close may be
-// called again, too. After one that returned nil it does nothing.
-func (a *Allocator) Close() error {
-	if !a.made() {
+// Close is [Allocator.CloseContext] without an end.
+func (a *Allocator) Close() error { return a.CloseContext(context.Background()) }
+
+// CloseContext refuses new allocations, moves and runs of plans from its call on, and destroys
+// the streams of moves (cudaStreamDestroy). Memory that is not closed, and a call in progress,
+// are an error that wraps [ErrInUse]: close it, and call Close again. After an error of CUDA,
+// or ctx's if that ends first, Close may be called again, too. After one that returned nil it
+// does nothing.
+func (a *Allocator) CloseContext(ctx context.Context) error {
+	switch {
+	case !a.made():
 		return fmt.Errorf("managed: close: %w", errNotMade)
+	case ctx == nil:
+		return fmt.Errorf("managed: close: %w", errNilContext)
 	}
 	if calls := a.life.Seal(); calls > 0 {
 		s := a.Stats()
 		return fmt.Errorf("managed: close allocator of %v: %d allocations with %d bytes are not closed, and %d calls are in progress: %w",
 			a.dev, s.Allocs-s.Frees, s.Allocated, max(calls-(s.Allocs-s.Frees), 0), ErrInUse)
 	}
-	err := a.life.Close(context.Background(), func(context.Context) error {
+	err := a.life.Close(ctx, func(context.Context) error {
 		if err := a.closeStreams(); err != nil {
 			return err
 		}

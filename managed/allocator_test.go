@@ -34,18 +34,18 @@ func TestNewRefusesWhatCannotBe(t *testing.T) {
 		{dev, Options{Reserve: -1}, "Options.Reserve of -1"},
 		{dev, Options{LogAbove: -1}, "Options.LogAbove of -1"},
 	} {
-		_, err := New(tt.dev, tt.o)
+		_, err := New(t.Context(), tt.dev, tt.o)
 		assert.ErrorContains(t, err, tt.want)
 	}
 	require.NoError(t, rt.Close())
-	_, err = New(dev, Options{})
+	_, err = New(t.Context(), dev, Options{})
 	assert.ErrorIs(t, err, cudart.ErrClosed)
 }
 
 func TestNewRefusesADeviceWithoutManagedMemory(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrManagedMemory: 0}}}})
-	_, err := New(rt.Devices()[0], Options{})
+	_, err := New(t.Context(), rt.Devices()[0], Options{})
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	assert.ErrorContains(t, err, "ManagedMemory is 0")
 }
@@ -55,22 +55,21 @@ func TestNewRefusesADeviceWithoutManagedMemory(t *testing.T) {
 func TestDeviceWithoutConcurrentAccess(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, exclusive(), Options{})
-	_, err := New(g.dev, Options{})
+	_, err := New(t.Context(), g.dev, Options{})
 	require.ErrorIs(t, err, ErrNotConcurrent)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	assert.ErrorContains(t, err, "Options.AllowExclusive")
-	_, err = New(g.dev, Options{AllowExclusive: true, Oversubscribe: true})
+	_, err = New(t.Context(), g.dev, Options{AllowExclusive: true, Oversubscribe: true})
 	require.ErrorIs(t, err, ErrNotConcurrent)
 	assert.ErrorContains(t, err, "Options.Oversubscribe")
 	assert.Contains(t, strings.Join(g.a.Notes(), "\n"), "ConcurrentManagedAccess is 0")
 
 	m := g.alloc(mib)
 	for what, err := range map[string]error{
-		"prefetch": m.Prefetch(g.s, g.dev.Location()),
-		"advise":   m.Advise(ReadMostly()),
-		"unadvise": m.Unadvise(ReadMostly()),
-		"discard":  m.Discard(g.s, 0, mib),
-		"batch":    g.a.PrefetchBatch(g.s, Host(), m.All()),
+		"prefetch": m.All().Prefetch(t.Context(), g.s, g.dev.Location()),
+		"advise":   m.All().Advise(t.Context(), ReadMostly()),
+		"unadvise": m.All().Unadvise(t.Context(), ReadMostly()),
+		"discard":  m.All().Discard(t.Context(), g.s),
 	} {
 		assert.ErrorIs(t, err, ErrNotConcurrent, what)
 		assert.ErrorContains(t, err, "managed: ", what)
@@ -119,7 +118,7 @@ func TestForceDeviceAllocIsReported(t *testing.T) {
 	g := newSimRig(t, cudasim.Config{}, Options{})
 	for value, want := range map[string]bool{"": false, "0": false, "1": true} {
 		t.Setenv("CUDA_MANAGED_FORCE_DEVICE_ALLOC", value)
-		a, err := New(g.dev, Options{Reserve: 1})
+		a, err := New(t.Context(), g.dev, Options{Reserve: 1})
 		require.NoError(t, err)
 		text := strings.Join(a.Notes(), "\n")
 		assert.Equal(t, want, strings.Contains(text, "CUDA_MANAGED_FORCE_DEVICE_ALLOC=1"), "%q", value)
@@ -130,12 +129,12 @@ func TestForceDeviceAllocIsReported(t *testing.T) {
 
 func TestAllocAndClose(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{Label: "one"})
+	g := newRig(t, Options{})
 	for _, n := range []int{0, -1} {
-		_, err := g.a.Alloc(n)
+		_, err := g.a.Alloc(t.Context(), n)
 		require.ErrorContains(t, err, "the size must be positive")
 	}
-	m, err := g.a.Alloc(3*mib + 1)
+	m, err := g.a.Alloc(t.Context(), 3*mib+1)
 	require.NoError(t, err)
 	assert.Equal(t, 3*mib+1, m.Len())
 	assert.False(t, m.OnHost())
@@ -147,7 +146,7 @@ func TestAllocAndClose(t *testing.T) {
 	assert.Equal(t, cudart.MemoryManaged, at.Type)
 
 	require.ErrorIs(t, g.a.Close(), ErrInUse)
-	_, err = g.a.Alloc(1)
+	_, err = g.a.Alloc(t.Context(), 1)
 	require.ErrorIs(t, err, ErrClosed)
 	require.ErrorIs(t, err, os.ErrClosed)
 	require.NoError(t, m.Close())
@@ -155,11 +154,10 @@ func TestAllocAndClose(t *testing.T) {
 	assert.Nil(t, m.Bytes())
 	assert.Zero(t, m.DevPtr())
 	for what, err := range map[string]error{
-		"prefetch": m.Prefetch(g.s, Host()),
-		"advise":   m.Advise(ReadMostly()),
-		"batch":    g.a.PrefetchBatch(g.s, Host(), m.All()),
+		"prefetch": m.All().Prefetch(t.Context(), g.s, Host()),
+		"advise":   m.All().Advise(t.Context(), ReadMostly()),
 		"bytes":    func() error { _, err := m.HostBytes(t.Context()); return err }(),
-		"mapped":   func() error { _, err := m.MappedByHost(0, 1); return err }(),
+		"mapped":   func() error { _, err := m.Range(0, 1).MappedByHost(); return err }(),
 	} {
 		assert.ErrorIs(t, err, ErrClosed, what)
 	}
@@ -169,19 +167,17 @@ func TestAllocAndClose(t *testing.T) {
 
 func TestStatsCountByLabel(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{Label: "x"})
-	a, err := g.a.Alloc(100)
+	g := newRig(t, Options{})
+	a, err := g.a.AllocLabel(t.Context(), "x", 100)
 	require.NoError(t, err)
-	b, err := g.a.AllocLabel("y", 50)
+	b, err := g.a.AllocLabel(t.Context(), "y", 50)
 	require.NoError(t, err)
 	require.NoError(t, a.Close())
-	_, err = g.a.Alloc(-1)
+	_, err = g.a.Alloc(t.Context(), -1)
 	require.Error(t, err)
-	assert.Equal(t, Stats{Counts: Counts{50, 150, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 100, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
-	g.a.ResetPeaks()
-	assert.Equal(t, Stats{Counts: Counts{50, 50, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 0, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
+	assert.Equal(t, Stats{Counts: Counts{50, 150, 2, 1}, Labels: map[string]Counts{"x": {0, 100, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
 	require.NoError(t, b.Close())
-	assert.Equal(t, Counts{0, 50, 2, 2}, g.a.Stats().Counts)
+	assert.Equal(t, Counts{0, 150, 2, 2}, g.a.Stats().Counts)
 }
 
 // The peak is exact: with every goroutine holding its memory at a barrier, it is what they
@@ -195,7 +191,7 @@ func TestStatsAreExactUnderConcurrency(t *testing.T) {
 	for i := range workers {
 		wg.Go(func() {
 			for round := range rounds {
-				m, err := g.a.AllocLabel([]string{"even", "odd"}[i%2], n)
+				m, err := g.a.AllocLabel(t.Context(), []string{"even", "odd"}[i%2], n)
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -217,10 +213,12 @@ func TestStatsAreExactUnderConcurrency(t *testing.T) {
 func TestLargeAllocationsAreLogged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	g := newRig(t, Options{Label: "big", Logger: slog.New(slog.NewJSONHandler(&out, nil)), LogAbove: 1000})
+	g := newRig(t, Options{Logger: slog.New(slog.NewJSONHandler(&out, nil)), LogAbove: 1000})
 	g.alloc(999)
 	assert.Empty(t, out.String())
-	g.alloc(1000)
+	m, err := g.a.AllocLabel(t.Context(), "big", 1000)
+	require.NoError(t, err)
+	defer m.Close()
 	var record map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &record))
 	delete(record, "time")
@@ -233,7 +231,7 @@ func TestOversubscriptionIsRefused(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, small(64*mib), Options{Reserve: 16 * mib})
 	m := g.alloc(40 * mib)
-	_, err := g.a.Alloc(8*mib + 1)
+	_, err := g.a.Alloc(t.Context(), 8*mib+1)
 	require.ErrorIs(t, err, ErrOversubscribed)
 	for _, figure := range []string{"asked for 8 MiB + 1 B", "40 MiB of managed memory are allocated",
 		"16 MiB reserved", "of 64 MiB that it could have", "64 MiB free of 64 MiB", "Options.Oversubscribe"} {
@@ -243,12 +241,12 @@ func TestOversubscriptionIsRefused(t *testing.T) {
 	g.alloc(8 * mib)
 
 	// What is on the card is not counted twice.
-	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
-	_, err = g.a.Alloc(1)
+	_, err = g.a.Alloc(t.Context(), 1)
 	require.ErrorIs(t, err, ErrOversubscribed)
 	assert.ErrorContains(t, err, "24 MiB free")
-	_, err = g.a.Alloc(1 << 62)
+	_, err = g.a.Alloc(t.Context(), 1<<62)
 	require.ErrorIs(t, err, ErrOversubscribed)
 }
 
@@ -257,17 +255,17 @@ func TestOversubscriptionIsRefused(t *testing.T) {
 func TestOversubscriptionCountsAllOfTheCard(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, small(64*mib), Options{})
-	other, err := New(g.dev, Options{})
+	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
-	m, err := other.Alloc(30 * mib)
+	m, err := other.Alloc(t.Context(), 30*mib)
 	require.NoError(t, err)
-	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
-	_, err = g.a.Alloc(35 * mib)
+	_, err = g.a.Alloc(t.Context(), 35*mib)
 	require.ErrorIs(t, err, ErrOversubscribed)
 	p, err := g.dev.Malloc(20 * mib)
 	require.NoError(t, err)
-	_, err = g.a.Alloc(15 * mib)
+	_, err = g.a.Alloc(t.Context(), 15*mib)
 	require.ErrorIs(t, err, ErrOversubscribed)
 	g.alloc(14 * mib)
 	require.NoError(t, g.dev.Free(p))
@@ -280,9 +278,9 @@ func TestFailedAllocationIsNotCounted(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, small(64*mib), Options{})
 	g.sim.Fail("cudaMallocManaged", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
-	_, err := g.a.Alloc(40 * mib)
+	_, err := g.a.Alloc(t.Context(), 40*mib)
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-	assert.Equal(t, Stats{Failures: 1, Labels: map[string]Counts{}}, g.a.Stats())
+	assert.Equal(t, Stats{Labels: map[string]Counts{}}, g.a.Stats())
 	g.alloc(64 * mib)
 }
 
@@ -311,9 +309,9 @@ func TestMemoryBeyondTheCardStaysOnTheHost(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, 24*mib, free)
 
-		require.NoError(t, beyond.PrefetchRange(g.s, 0, 8*mib, g.dev.Location()))
+		require.NoError(t, beyond.Range(0, 8*mib).Prefetch(t.Context(), g.s, g.dev.Location()))
 		g.sync()
-		err = beyond.PrefetchRange(g.s, 8*mib, 64*kib, g.dev.Location())
+		err = beyond.Range(8*mib, 64*kib).Prefetch(t.Context(), g.s, g.dev.Location())
 		require.ErrorIs(t, err, ErrReserve)
 		assert.ErrorContains(t, err, "16 MiB free of 64 MiB")
 	}
@@ -324,7 +322,7 @@ func TestKeepReserveMovesTheColdestMemoryFirst(t *testing.T) {
 	g := newSimRig(t, small(64*mib), Options{})
 	a, b, c := g.alloc(16*mib), g.alloc(16*mib), g.alloc(16*mib)
 	for _, m := range []*Memory{b, a, c} {
-		require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+		require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	}
 	g.sync()
 	_, err := g.dev.Malloc(32 * mib) // as cuBLAS does
@@ -353,8 +351,8 @@ func TestKeepReserveDropsCopiesOfMemoryThatIsReadMostly(t *testing.T) {
 	g := newSimRig(t, small(64*mib), Options{})
 	m := g.alloc(32 * mib)
 	g.fillByCPU(m)
-	require.NoError(t, m.Advise(ReadMostly()))
-	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	require.NoError(t, m.All().Advise(t.Context(), ReadMostly()))
+	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
 	moved, err := g.a.KeepReserve(t.Context(), g.s, 64*mib)
 	require.NoError(t, err)

@@ -18,7 +18,7 @@ import (
 
 func benchRig(b *testing.B) (*cudart.Device, *Allocator) {
 	dev := testgpu.Device(b)
-	a, err := New(dev, Options{AllowExclusive: true})
+	a, err := New(b.Context(), dev, Options{AllowExclusive: true})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, a.Close()) })
 	return dev, a
@@ -31,7 +31,7 @@ func BenchmarkAlloc(b *testing.B) {
 	b.Run("managed", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			m, err := a.Alloc(1 << 20)
+			m, err := a.Alloc(b.Context(), 1<<20)
 			if err == nil {
 				err = m.Close()
 			}
@@ -84,7 +84,7 @@ func touch(m *Memory) {
 func BenchmarkPrefetch(b *testing.B) {
 	dev, a := benchRig(b)
 	n := benchBytes(b, dev) / 2
-	m, err := a.Alloc(n)
+	m, err := a.Alloc(b.Context(), n)
 	require.NoError(b, err)
 	touch(m)
 	b.Run("Move", func(b *testing.B) {
@@ -123,7 +123,7 @@ func BenchmarkPrefetch(b *testing.B) {
 									return
 								}
 								for at := int(next.Add(int64(part))) - part; at < n && err == nil; at = int(next.Add(int64(part))) - part {
-									if err = m.PrefetchRange(s, at, min(part, n-at), way.to); err == nil {
+									if err = m.Range(at, min(part, n-at)).Prefetch(b.Context(), s, way.to); err == nil {
 										err = s.SynchronizeBlocking()
 									}
 								}
@@ -156,12 +156,12 @@ func BenchmarkPlanSequential(b *testing.B) {
 	ctx := context.Background()
 	n := benchBytes(b, dev)
 	budget := n / 8
-	m, err := a.Alloc(n)
+	m, err := a.Alloc(b.Context(), n)
 	require.NoError(b, err)
 	touch(m)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(b, err)
-	require.NoError(b, m.Prefetch(s, Host()))
+	require.NoError(b, m.All().Prefetch(b.Context(), s, Host()))
 	require.NoError(b, s.Synchronize(ctx))
 	const largest = 64 << 20
 	sink, err := dev.Malloc(2 * largest)
@@ -232,7 +232,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 			}
 			rate(b)
 			for _, advice := range []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())} {
-				require.NoError(b, m.Unadvise(advice))
+				require.NoError(b, m.All().Unadvise(b.Context(), advice))
 			}
 		})
 		b.Run(name+"/faults", func(b *testing.B) {
@@ -259,7 +259,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 			b.Run(name+"/"+method, func(b *testing.B) {
 				stay := []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())}
 				for _, advice := range stay {
-					require.NoError(b, m.Advise(advice))
+					require.NoError(b, m.All().Advise(b.Context(), advice))
 				}
 				for b.Loop() {
 					for off := 0; off < n; off += chunk {
@@ -269,7 +269,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 				}
 				rate(b)
 				for _, advice := range stay {
-					require.NoError(b, m.Unadvise(advice))
+					require.NoError(b, m.All().Unadvise(b.Context(), advice))
 				}
 			})
 		}
@@ -319,7 +319,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 // What Alloc and Close do beside the two calls of CUDA.
 func BenchmarkCounting(b *testing.B) {
 	_, a := benchRig(b)
-	m, err := a.Alloc(1 << 20)
+	m, err := a.Alloc(b.Context(), 1<<20)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -30,16 +30,16 @@ func TestMemoryThatOthersFreeCanBeAllocated(t *testing.T) {
 		g := newSimRig(t, small(64*mib), Options{})
 		free := g.other(56 * mib)
 		m := g.alloc(4 * mib)
-		_, err := g.a.Alloc(8 * mib)
+		_, err := g.a.Alloc(t.Context(), 8*mib)
 		require.ErrorIs(t, err, ErrOversubscribed)
 		if onCard {
-			require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+			require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 			g.sync()
 		}
 		free()
 		g.alloc(40 * mib)
 		g.alloc(20 * mib)
-		_, err = g.a.Alloc(1)
+		_, err = g.a.Alloc(t.Context(), 1)
 		require.ErrorIs(t, err, ErrOversubscribed)
 		assert.ErrorContains(t, err, "64 MiB of managed memory are allocated")
 	}
@@ -74,12 +74,12 @@ func TestManySmallAllocationsAreRefusedAsOneLargeIs(t *testing.T) {
 	defer g.other(48 * mib)()
 	allocated := 1
 	for ; allocated <= 64; allocated++ {
-		m, err := g.a.Alloc(mib)
+		m, err := g.a.Alloc(t.Context(), mib)
 		if err != nil {
 			require.ErrorIs(t, err, ErrOversubscribed)
 			break
 		}
-		require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+		require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 		g.sync()
 		t.Cleanup(func() { assert.NoError(t, m.Close()) })
 	}
@@ -134,7 +134,7 @@ func TestCardIsForgottenWithItsLastAllocator(t *testing.T) {
 		defer ledger.mu.Unlock()
 		return ledger.cards[g.dev] != nil
 	}
-	other, err := New(g.dev, Options{})
+	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
 	require.NoError(t, other.Close())
 	require.True(t, known(), "the rig's allocator is open")
@@ -149,18 +149,18 @@ func TestCardIsForgottenWithItsLastAllocator(t *testing.T) {
 func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, small(64*mib), Options{})
-	other, err := New(g.dev, Options{})
+	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
-	m, err := other.Alloc(4 * mib)
+	m, err := other.Alloc(t.Context(), 4*mib)
 	require.NoError(t, err)
-	recent, err := other.Alloc(4 * mib)
+	recent, err := other.Alloc(t.Context(), 4*mib)
 	require.NoError(t, err)
 	over := make(chan error, 3)
 	const rounds = 50
 	go func() {
 		var err error
 		for i := 0; i < rounds && err == nil; i++ {
-			err = g.a.PrefetchBatch(g.s, g.dev.Location(), m.All())
+			err = g.a.Move(t.Context(), g.dev.Location(), m.All(), recent.Range(0, mib))
 		}
 		over <- err
 	}()
@@ -174,7 +174,7 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 	go func() {
 		s, err := g.dev.NewStream(cudart.StreamOptions{})
 		for i := 0; i < rounds && err == nil; i++ {
-			if err = m.Prefetch(s, g.dev.Location()); err == nil {
+			if err = m.All().Prefetch(t.Context(), s, g.dev.Location()); err == nil {
 				_, err = other.KeepReserve(t.Context(), s, 1)
 			}
 		}
@@ -189,7 +189,7 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 
 	// Many uses by another allocator do not make memory younger than it is.
 	s := g.s
-	require.NoError(t, recent.Prefetch(s, g.dev.Location()))
+	require.NoError(t, recent.All().Prefetch(t.Context(), s, g.dev.Location()))
 	g.sync()
 	moved, err := other.KeepReserve(t.Context(), s, 58*mib)
 	require.NoError(t, err)
@@ -206,15 +206,14 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 func TestReserveIsThatOfTheMemorysAllocator(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, small(64*mib), Options{})
-	other, err := New(g.dev, Options{Reserve: 32 * mib, Oversubscribe: true})
+	other, err := New(t.Context(), g.dev, Options{Reserve: 32 * mib, Oversubscribe: true})
 	require.NoError(t, err)
-	m, err := other.Alloc(128 * mib)
+	m, err := other.Alloc(t.Context(), 128*mib)
 	require.NoError(t, err)
 	require.True(t, m.OnHost())
 	for what, move := range map[string]func(r Range) error{
-		"PrefetchBatch": func(r Range) error { return g.a.PrefetchBatch(g.s, g.dev.Location(), r) },
-		"Move":          func(r Range) error { return g.a.Move(t.Context(), g.dev.Location(), r) },
-		"Prefetch":      func(r Range) error { return m.PrefetchRange(g.s, r.Off, r.Len, g.dev.Location()) },
+		"Move":     func(r Range) error { return g.a.Move(t.Context(), g.dev.Location(), r) },
+		"Prefetch": func(r Range) error { return r.Prefetch(t.Context(), g.s, g.dev.Location()) },
 	} {
 		require.ErrorIs(t, move(m.Range(0, 48*mib)), ErrReserve, what)
 		require.NoError(t, move(m.Range(0, mib)), what)
@@ -230,7 +229,7 @@ func TestMoveOfOtherMemoryByAClosedAllocator(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
 	m := g.alloc(4 * mib)
-	other, err := New(g.dev, Options{})
+	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{})
 	defer unblock()

@@ -3,11 +3,11 @@
 // faults. The package counts it, moves it before it is accessed, and keeps it from
 // filling a card.
 //
-//	a, err := managed.New(dev, managed.Options{Reserve: 2 << 30})
-//	m, err := a.Alloc(n)
-//	x := hostmem.Slice[float32](m)            // the CPU's view
-//	err = m.Prefetch(stream, dev.Location())  // returns before it has moved
-//	err = a.Move(ctx, managed.Host(), m.All()) // waits until it has
+//	a, err := managed.New(ctx, dev, managed.Options{Reserve: 2 << 30})
+//	m, err := a.Alloc(ctx, n)
+//	x := hostmem.Slice[float32](m)                       // the CPU's view
+//	err = m.All().Prefetch(ctx, stream, dev.Location())  // returns before it has moved
+//	err = a.Move(ctx, managed.Host(), m.All())           // waits until it has
 //	…                                         // queue work on m.DevPtr()
 //	err = m.Close()
 //	err = a.Close()
@@ -32,11 +32,10 @@
 //
 // # Moving
 //
-// [Memory.Prefetch], [Memory.PrefetchRange] and [Allocator.PrefetchBatch] move memory in the
-// order of a stream, [Allocator.Move] at once and at the speed of the link, and a [Plan] ahead
-// of work whose accesses are known. [Memory.Discard] spares the copy of bytes that will be
-// overwritten. [Memory.Advise] and [Memory.AdviseRange] tell the driver what to do when memory
-// is accessed elsewhere. [Memory.MappedByHost] reports which part is on the host.
+// [Range.Prefetch] moves memory in the order of a stream, [Allocator.Move] at once and at the
+// speed of the link, and a [Plan] ahead of work whose accesses are known. [Range.Discard]
+// spares the copy of bytes that will be overwritten. [Range.Advise] tells the driver what to do
+// when memory is accessed elsewhere. [Range.MappedByHost] reports how much is on the host.
 //
 // # Oversubscription
 //

@@ -51,7 +51,7 @@ func (g *rig) moves() int { return g.sim.Calls("cudaMemPrefetchAsync") + g.sim.C
 func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
-	m, err := g.a.Alloc(12 * mib)
+	m, err := g.a.Alloc(t.Context(), 12*mib)
 	require.NoError(t, err)
 	g.fillByCPU(m)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})

@@ -33,7 +33,7 @@ func Example() {
 	ctx := context.Background()
 	dev, done := openDevice()
 	defer done()
-	a, err := managed.New(dev, managed.Options{Reserve: 8 << 20})
+	a, err := managed.New(ctx, dev, managed.Options{Reserve: 8 << 20})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	m, err := a.AllocLabel("features", 4<<20)
+	m, err := a.AllocLabel(ctx, "features", 4<<20)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func Example() {
 	for i := range x {
 		x[i] = 1 // the CPU writes
 	}
-	if err := m.Prefetch(s, dev.Location()); err != nil {
+	if err := m.All().Prefetch(ctx, s, dev.Location()); err != nil {
 		log.Fatal(err)
 	}
 	if err := s.Memset(m.DevPtr(), 0, m.Len()/2); err != nil { // the GPU works
@@ -60,7 +60,7 @@ func Example() {
 	}
 	fmt.Println(x[0], x[len(x)-1])
 	fmt.Println(a.Stats().Labels["features"].Allocated, "bytes")
-	_, err = a.Alloc(60 << 20)
+	_, err = a.Alloc(ctx, 60<<20)
 	fmt.Println("refused:", err != nil)
 	if err := m.Close(); err != nil {
 		log.Fatal(err)
@@ -82,7 +82,7 @@ func ExamplePlan() {
 	ctx := context.Background()
 	dev, done := openDevice()
 	defer done()
-	a, err := managed.New(dev, managed.Options{Oversubscribe: true})
+	a, err := managed.New(ctx, dev, managed.Options{Oversubscribe: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func ExamplePlan() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	m, err := a.Alloc(128 << 20)
+	m, err := a.Alloc(ctx, 128<<20)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -23,7 +23,6 @@ type Memory struct {
 	// Guarded by ledger.mu.
 	counts *Counts
 	used   uint64 // ledger.uses at the last Alloc or prefetch to a device
-	index  int    // in a.live
 }
 
 // made reports whether an Allocator has made the memory.
@@ -57,15 +56,8 @@ func (m *Memory) Bytes() []byte {
 // waits for no results: synchronise the stream that writes the memory. Errors are
 // [ErrClosed], ctx's, if that ends first, and those of CUDA.
 func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
-	var b []byte
-	err := m.with("host view", func() error {
-		b = unsafe.Slice((*byte)(m.p), m.n)
-		switch {
-		case ctx == nil:
-			return errNilContext
-		case ctx.Err() != nil:
-			return bounded.Ended(ctx)
-		case m.a.concurrent:
+	err := m.with(ctx, "host view", func() error {
+		if m.a.concurrent {
 			return nil
 		}
 		return m.a.dev.Synchronize(ctx)
@@ -73,7 +65,7 @@ func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b, nil
+	return unsafe.Slice((*byte)(m.p), m.n), nil
 }
 
 // DevPtr returns the address of the first byte for devices, 0 after Close. It is the same
@@ -95,15 +87,24 @@ func (m *Memory) String() string {
 	return fmt.Sprintf("%d bytes of managed memory (%q) of %v", m.n, m.label, m.a.dev)
 }
 
-// with makes a call that uses the memory, which is not freed meanwhile. what names the call.
-func (m *Memory) with(what string, call func() error) error {
-	err := ErrClosed
+// with makes a call that uses the memory, which is not freed before the call returns: with may
+// return earlier, some time after the end of ctx. what names the call.
+func (m *Memory) with(ctx context.Context, what string, call func() error) error {
+	var err error
 	switch {
 	case !m.made():
 		err = errNotMade
-	case m.life.Begin():
-		err = call()
-		m.life.End()
+	case ctx == nil:
+		err = errNilContext
+	case ctx.Err() != nil:
+		err = bounded.Ended(ctx)
+	case !m.life.Begin():
+		err = ErrClosed
+	default:
+		err = leaving(ctx, func() error {
+			defer m.life.End()
+			return call()
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("managed: %s: %v: %w", what, m, err)
@@ -111,34 +112,36 @@ func (m *Memory) with(what string, call func() error) error {
 	return nil
 }
 
-// withRange is with for a range of the memory.
-func (m *Memory) withRange(what string, off, n int, call func(r Range) error) error {
-	return m.with(what, func() error {
-		r := m.Range(off, n)
-		if err := r.check(); err != nil {
-			return err
-		}
-		return call(r)
-	})
-}
+// Close is [Memory.CloseContext] without an end.
+func (m *Memory) Close() error { return m.CloseContext(context.Background()) }
 
-// Close waits for the device's work and frees the memory (cudaFree). Methods that run on
-// other goroutines end first, all others return [ErrClosed]. After an error the memory
-// stays allocated, and Close may be called again; once it has returned nil it does
-// nothing. Do not call it from within a function that a method of the memory calls.
-func (m *Memory) Close() error {
-	err := errNotMade
-	if m.made() {
-		err = m.life.Close(context.Background(), func(context.Context) error {
-			if err := m.a.dev.Free(m.ptr()); err != nil {
-				return err
+// CloseContext waits for the device's work and frees the memory (cudaFree). Methods that run
+// on other goroutines end first, all others return [ErrClosed]. After an error, of CUDA or
+// ctx's if that ends first, the memory stays allocated until a cudaFree in progress returns,
+// and Close may be called again; once it has returned nil it does nothing. Do not call it from
+// within a function that a method of the memory calls.
+func (m *Memory) CloseContext(ctx context.Context) error {
+	var err error
+	switch {
+	case !m.made():
+		err = errNotMade
+	case ctx == nil:
+		err = errNilContext
+	default:
+		err = m.life.Close(ctx, func(ctx context.Context) error {
+			err := m.free(ctx)
+			if err == nil {
+				m.a.freed(m)
 			}
-			m.a.freed(m)
-			return nil
+			return err
 		})
 	}
 	if err != nil {
 		return fmt.Errorf("managed: close: %v: %w", m, err)
 	}
 	return nil
+}
+
+func (m *Memory) free(ctx context.Context) error {
+	return m.a.card.call(ctx, func() error { return m.a.dev.Free(m.ptr()) })
 }

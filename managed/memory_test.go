@@ -31,14 +31,14 @@ func TestCPUAndGPUWriteInTurn(t *testing.T) {
 			b[i] = byte(i) ^ byte(i>>8) + turn
 		}
 		if g.a.Concurrent() && turn > 0 {
-			require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+			require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 		}
 		g.sync()
 		require.NoError(t, g.dev.CopyToHost(unsafe.Pointer(&back[0]), m.DevPtr(), n))
 		require.Equal(t, b, back, "what the CPU wrote, as the GPU reads it")
 		require.NoError(t, g.s.Memset(m.DevPtr(), 0xa0+turn, n-1))
 		if g.a.Concurrent() && turn == 2 {
-			require.NoError(t, m.Prefetch(g.s, Host()))
+			require.NoError(t, m.All().Prefetch(t.Context(), g.s, Host()))
 		}
 		g.sync()
 		last := back[n-1]
@@ -66,25 +66,17 @@ func TestPrefetchMovesRangesAndAttributesSayWhere(t *testing.T) {
 		g := newSimRig(t, cudasim.Config{Version: v}, Options{})
 		m := g.alloc(4 * mib)
 		require.Equal(t, map[int]int{nowhere: 4 * mib}, g.at(m.All()))
-		require.NoError(t, m.PrefetchRange(g.s, mib, mib, g.dev.Location()))
+		require.NoError(t, m.Range(mib, mib).Prefetch(t.Context(), g.s, g.dev.Location()))
 		g.sync()
 		assert.Equal(t, map[int]int{nowhere: 3 * mib, 0: mib}, g.at(m.All()))
-		require.NoError(t, g.a.PrefetchBatch(g.s, Host(), m.Range(0, mib), m.Range(mib, mib)))
-		g.sync()
+		require.NoError(t, g.a.Move(t.Context(), Host(), m.Range(0, mib), m.Range(mib, mib)))
 		assert.Equal(t, map[int]int{nowhere: 2 * mib, onHost: 2 * mib}, g.at(m.All()))
-		calls := 0
-		if v >= 13000 {
-			calls = 1
-		}
-		assert.Equal(t, calls, g.sim.Calls("cudaMemPrefetchBatchAsync"), v)
-
 		at, err := g.attributes(m, 0, 2*mib)
 		require.NoError(t, err)
 		assert.Equal(t, cudart.RangeAttributes{LastPrefetch: Host()}, at)
 		at, err = g.attributes(m, 0, 4*mib)
 		require.NoError(t, err)
 		assert.Equal(t, cudart.LocationNone, at.LastPrefetch.Kind, "not the same for all")
-		require.NoError(t, g.a.PrefetchBatch(g.s, Host()))
 	}
 }
 
@@ -125,25 +117,24 @@ func TestRangesThatAreNotWithinAreRefused(t *testing.T) {
 	m := g.alloc(4096)
 	for _, r := range []Range{{m, -1, 1}, {m, 0, 0}, {m, 0, -1}, {m, 0, 4097}, {m, 4096, 1}, {m, 1 << 62, 1 << 62}} {
 		for what, err := range map[string]error{
-			"prefetch": m.PrefetchRange(g.s, r.Off, r.Len, Host()),
-			"batch":    g.a.PrefetchBatch(g.s, Host(), r),
-			"advise":   m.AdviseRange(r.Off, r.Len, ReadMostly()),
-			"unadvise": m.UnadviseRange(r.Off, r.Len, ReadMostly()),
-			"mapped":   func() error { _, err := m.MappedByHost(r.Off, r.Len); return err }(),
-			"discard":  m.Discard(g.s, r.Off, r.Len),
+			"prefetch": r.Prefetch(t.Context(), g.s, Host()),
+			"move":     g.a.Move(t.Context(), Host(), r),
+			"advise":   r.Advise(t.Context(), ReadMostly()),
+			"unadvise": r.Unadvise(t.Context(), ReadMostly()),
+			"mapped":   func() error { _, err := r.MappedByHost(); return err }(),
+			"discard":  r.Discard(t.Context(), g.s),
 		} {
 			assert.ErrorContains(t, err, "not all within it", "%s %+v", what, r)
 		}
 	}
-	assert.ErrorContains(t, g.a.PrefetchBatch(g.s, Host(), Range{}), "the memory is nil")
-	assert.ErrorIs(t, m.Prefetch(nil, Host()), errNilStream)
-	assert.ErrorIs(t, m.Discard(nil, 0, 1), errNilStream)
-	assert.ErrorIs(t, g.a.PrefetchBatch(nil, Host(), m.All()), errNilStream)
-	assert.ErrorContains(t, m.Advise(Advice{}), "no advice")
-	assert.ErrorContains(t, m.Unadvise(Advice{}), "no advice")
+	assert.ErrorContains(t, g.a.Move(t.Context(), Host(), Range{}), "the memory is nil")
+	assert.ErrorIs(t, m.All().Prefetch(t.Context(), nil, Host()), errNilStream)
+	assert.ErrorIs(t, m.All().Discard(t.Context(), nil), errNilStream)
+	assert.ErrorContains(t, m.All().Advise(t.Context(), Advice{}), "no advice")
+	assert.ErrorContains(t, m.All().Unadvise(t.Context(), Advice{}), "no advice")
 	_, err := m.HostBytes(noContext)
 	assert.ErrorIs(t, err, errNilContext)
-	assert.ErrorIs(t, m.Prefetch(g.s, cudart.Location{Kind: cudart.LocationDevice, ID: 99}), cudart.ErrInvalidDevice)
+	assert.ErrorIs(t, m.All().Prefetch(t.Context(), g.s, cudart.Location{Kind: cudart.LocationDevice, ID: 99}), cudart.ErrInvalidDevice)
 }
 
 func TestAdviceAndItsUndoing(t *testing.T) {
@@ -154,14 +145,14 @@ func TestAdviceAndItsUndoing(t *testing.T) {
 	m := g.alloc(n)
 	here := g.dev.Location()
 	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
-		require.NoError(t, m.Advise(advice), "%v", advice)
+		require.NoError(t, m.All().Advise(t.Context(), advice), "%v", advice)
 	}
 	at, err := g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly)
 	assert.Equal(t, here, at.Preferred)
 	assert.ElementsMatch(t, []cudart.Location{here, Host()}, at.AccessedBy)
-	require.NoError(t, m.UnadviseRange(0, 4*mib, ReadMostly()))
+	require.NoError(t, m.Range(0, 4*mib).Unadvise(t.Context(), ReadMostly()))
 	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.False(t, at.ReadMostly, "not of all pages")
@@ -169,12 +160,12 @@ func TestAdviceAndItsUndoing(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly)
 	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
-		require.NoError(t, m.Unadvise(advice), "%v", advice)
+		require.NoError(t, m.All().Unadvise(t.Context(), advice), "%v", advice)
 	}
 	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.Equal(t, cudart.RangeAttributes{}, at)
-	require.NoError(t, m.Prefetch(g.s, here))
+	require.NoError(t, m.All().Prefetch(t.Context(), g.s, here))
 	g.sync()
 	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
@@ -193,7 +184,7 @@ func TestReadMostlyCopies(t *testing.T) {
 		m.Bytes()[i] = byte(i)
 	}
 	mapped := func() int {
-		b, err := m.MappedByHost(0, n)
+		b, err := m.All().MappedByHost()
 		require.NoError(t, err)
 		return b
 	}
@@ -201,21 +192,21 @@ func TestReadMostlyCopies(t *testing.T) {
 		g.sim.TouchManaged(uintptr(m.DevPtr()), n, true)
 	}
 	require.Equal(t, n, mapped())
-	require.NoError(t, m.Advise(ReadMostly()))
-	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	require.NoError(t, m.All().Advise(t.Context(), ReadMostly()))
+	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
 	if g.sim != nil {
 		assert.Equal(t, map[int]int{0: n, onHost: n}, g.at(m.All()))
 	} else {
 		t.Logf("with a copy on the card the CPU has %d of %d bytes mapped", mapped(), n)
 	}
-	require.NoError(t, m.Unadvise(ReadMostly()))
+	require.NoError(t, m.All().Unadvise(t.Context(), ReadMostly()))
 	if g.sim != nil {
 		assert.Equal(t, map[int]int{onHost: n}, g.at(m.All()))
 	} else {
 		t.Logf("after the copy on the card was dropped it has %d", mapped())
 	}
-	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
+	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
 	if g.sim != nil {
 		assert.Equal(t, map[int]int{0: n}, g.at(m.All()))
@@ -236,11 +227,11 @@ func TestDiscard(t *testing.T) {
 	m := g.alloc(4 * mib)
 	m.Bytes()[0] = 1
 	if !g.dev.Runtime().CanDiscard() {
-		require.ErrorIs(t, m.Discard(g.s, 0, 4*mib), cudart.ErrUnsupported)
+		require.ErrorIs(t, m.Range(0, 4*mib).Discard(t.Context(), g.s), cudart.ErrUnsupported)
 		return
 	}
-	require.NoError(t, m.Prefetch(g.s, g.dev.Location()))
-	require.NoError(t, m.Discard(g.s, 0, 2*mib))
+	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+	require.NoError(t, m.Range(0, 2*mib).Discard(t.Context(), g.s))
 	require.NoError(t, g.s.Memset(m.DevPtr(), 9, 2*mib))
 	g.sync()
 	assert.EqualValues(t, 9, m.Bytes()[2*mib-1])
@@ -257,13 +248,13 @@ func TestDiscardKeepsPagesThatHaveOtherBytes(t *testing.T) {
 	off := page - int(m.DevPtr())&(page-1) + 100 // in a page
 	first, end := off-100, off+3*mib-page
 	for i, discard := range []func() error{
-		func() error { return m.Discard(g.s, off, 3*mib) },
+		func() error { return m.Range(off, 3*mib).Discard(t.Context(), g.s) },
 		func() error {
 			p, err := g.a.NewPlan([]Step{{m.Range(off, 3*mib).Overwrite()}}, PlanOptions{Budget: 8 * mib, Chunk: 4 * mib})
 			require.NoError(t, err)
 			return p.Run(t.Context(), g.s, func(int) error { return nil })
 		},
-		func() error { return m.Discard(g.s, off, page-100) },
+		func() error { return m.Range(off, page-100).Discard(t.Context(), g.s) },
 	} {
 		want := g.fillByCPU(m)
 		require.NoError(t, discard())
@@ -278,19 +269,19 @@ func TestDiscardNeedsCUDA13(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{Version: 12080}, Options{})
 	m := g.alloc(mib)
-	require.ErrorIs(t, m.Discard(g.s, 0, mib), cudart.ErrUnsupported)
+	require.ErrorIs(t, m.Range(0, mib).Discard(t.Context(), g.s), cudart.ErrUnsupported)
 }
 
 // Close waits for a call on the memory, so that CUDA never gets an address that was freed.
 func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(mib)
+	m, err := g.a.Alloc(t.Context(), mib)
 	require.NoError(t, err)
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{})
 	defer unblock()
 	prefetched := make(chan error, 1)
-	go func() { prefetched <- m.Prefetch(g.s, g.dev.Location()) }()
+	go func() { prefetched <- m.All().Prefetch(t.Context(), g.s, g.dev.Location()) }()
 	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", 1))
 	closed := make(chan error, 1)
 	go func() { closed <- m.Close() }()
@@ -298,7 +289,7 @@ func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 		runtime.Gosched()
 	}
 	assert.Zero(t, g.sim.Calls("cudaFree"))
-	assert.ErrorIs(t, m.Prefetch(g.s, Host()), ErrClosed)
+	assert.ErrorIs(t, m.All().Prefetch(t.Context(), g.s, Host()), ErrClosed)
 	unblock()
 	require.NoError(t, <-prefetched)
 	require.NoError(t, <-closed)
@@ -307,7 +298,7 @@ func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 func TestCloseCanBeRetried(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(mib)
+	m, err := g.a.Alloc(t.Context(), mib)
 	require.NoError(t, err)
 	g.sim.Fail("cudaFree", cudasim.Fault{Code: cudart.ErrInvalidValue})
 	err = m.Close()

@@ -19,7 +19,7 @@ import (
 // synchronise those whose work uses the ranges before. To copy the bytes elsewhere rather
 // than move them, download them with a transfer.Copier.
 //
-// Errors are those of [Memory.Prefetch], and ctx's, if that ends first. After an error some
+// Errors are those of [Range.Prefetch], and ctx's, if that ends first. After an error some
 // of the bytes may have moved. If ctx ends, Move waits up to a second for the moves in
 // flight.
 func (a *Allocator) Move(ctx context.Context, to cudart.Location, ranges ...Range) error {

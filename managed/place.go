@@ -42,29 +42,25 @@ func (r Range) check() error {
 // noStream reports whether a stream is nil or zero.
 func noStream(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 
-// Prefetch queues the move of all bytes to a location (cudaMemPrefetchAsync): a device, the
-// host, or with CUDA 12.2 and later a NUMA node. What is there already is not moved. Work
-// that is queued on the stream later finds the bytes there. CUDA 11 and 12 may block the
-// caller for a part of the move.
+// Prefetch queues the move of the range to a location (cudaMemPrefetchAsync): a device, the
+// host, or with CUDA 12.2 and later a NUMA node. CUDA moves the pages that have bytes of the
+// range. What is there already is not moved. Work that is queued on the stream later finds the
+// bytes there. CUDA 11 and 12 may block the call for a part of the move.
 //
-// Errors are [ErrClosed], a nil stream, [ErrNotConcurrent], [ErrReserve] if memory that
-// stays on the host ([Memory.OnHost]) would not leave Options.Reserve free on the card,
-// and those of CUDA.
-func (m *Memory) Prefetch(s *cudart.Stream, to cudart.Location) error {
-	return m.PrefetchRange(s, 0, m.Len(), to)
-}
-
-// PrefetchRange is Prefetch of n bytes at offset off. CUDA moves the pages that have them.
-// A range that is empty or not within the memory is an error as well.
-func (m *Memory) PrefetchRange(s *cudart.Stream, off, n int, to cudart.Location) error {
-	return m.withRange("prefetch", off, n, func(r Range) error {
+// Errors are [ErrClosed], a range that is empty or not within its memory, a nil stream,
+// [ErrNotConcurrent], [ErrReserve] if memory that stays on the host ([Memory.OnHost]) would
+// not leave Options.Reserve free on the card, ctx's if that ends first, and those of CUDA. If
+// ctx ends while a call of CUDA does not return, the call goes on.
+func (r Range) Prefetch(ctx context.Context, s *cudart.Stream, to cudart.Location) error {
+	return r.with(ctx, "prefetch", func() error {
 		if noStream(s) {
 			return errNilStream
 		}
-		if err := m.a.mayPrefetch(context.Background(), to, r); err != nil {
+		a := r.Memory.a
+		if err := a.mayPrefetch(ctx, to, r); err != nil {
 			return err
 		}
-		return s.Prefetch(r.ptr(), n, to)
+		return a.card.call(ctx, func() error { return s.Prefetch(r.ptr(), r.Len, to) })
 	})
 }
 
@@ -103,49 +99,19 @@ func (a *Allocator) mayPrefetch(ctx context.Context, to cudart.Location, ranges 
 	return nil
 }
 
-// PrefetchBatch queues the moves of several ranges to a location: with one call of CUDA 13.0
-// and later (cudaMemPrefetchBatchAsync), else one by one. The ranges may move in any order,
-// and may be of memory of any allocator. Without ranges it does nothing. Errors are those
-// of [Memory.Prefetch]; after an error of CUDA some may have been queued.
-func (a *Allocator) PrefetchBatch(s *cudart.Stream, to cudart.Location, ranges ...Range) error {
-	if err := a.prefetchBatch(s, to, ranges); err != nil {
-		return fmt.Errorf("managed: prefetch %d ranges to %v: %w", len(ranges), to, err)
-	}
-	return nil
-}
-
-func (a *Allocator) prefetchBatch(s *cudart.Stream, to cudart.Location, ranges []Range) error {
-	if noStream(s) {
-		return errNilStream
-	}
-	if err := a.mayPrefetch(context.Background(), to, ranges...); err != nil {
-		return err
-	}
-	var batch cudart.PrefetchBatch
-	for _, r := range ranges {
-		if !r.Memory.life.Begin() {
-			return fmt.Errorf("%v: %w", r.Memory, ErrClosed)
-		}
-		defer r.Memory.life.End()
-		batch.Add(r.ptr(), r.Len, to)
-	}
-	return s.PrefetchBatch(&batch)
-}
-
-// Discard declares that the contents of n bytes at offset off do not matter any more, once
-// the stream gets there (cudaMemDiscardBatchAsync, of CUDA 13.0 and later): moves do not
-// copy them. Until they are written again, reads return anything. Pages that have other
-// bytes too are not discarded. Errors are those of [Memory.Prefetch], and
-// [cudart.ErrUnsupported].
-func (m *Memory) Discard(s *cudart.Stream, off, n int) error {
-	return m.withRange("discard", off, n, func(r Range) error {
+// Discard declares that the bytes of the range do not matter any more, once the stream gets
+// there (cudaMemDiscardBatchAsync, of CUDA 13.0 and later): moves do not copy them. Until they
+// are written again, reads return anything. Pages that have other bytes too are not discarded.
+// Errors are those of Prefetch, but for ErrReserve, and [cudart.ErrUnsupported].
+func (r Range) Discard(ctx context.Context, s *cudart.Stream) error {
+	return r.with(ctx, "discard", func() error {
 		switch {
 		case noStream(s):
 			return errNilStream
-		case !m.a.concurrent:
+		case !r.Memory.a.concurrent:
 			return ErrNotConcurrent
 		}
-		return discard(s, r)
+		return r.Memory.a.card.call(ctx, func() error { return discard(s, r) })
 	})
 }
 
@@ -205,47 +171,51 @@ func (a Advice) String() string {
 	return "no advice"
 }
 
-// Advise advises the driver about all bytes (cudaMemAdvise). The zero Advice is an error;
-// others are [ErrClosed], [ErrNotConcurrent], and those of CUDA.
-func (m *Memory) Advise(a Advice) error { return m.AdviseRange(0, m.Len(), a) }
+// Advise advises the driver about the range, and all pages that have bytes of it
+// (cudaMemAdvise). The zero Advice is an error; others are those of [Range.Discard].
+func (r Range) Advise(ctx context.Context, a Advice) error { return r.advise(ctx, "advise", a) }
 
-// AdviseRange is Advise for n bytes at offset off, and the pages that have them. A range that
-// is empty or not within the memory is an error as well.
-func (m *Memory) AdviseRange(off, n int, a Advice) error { return m.advise("advise", off, n, a) }
-
-// Unadvise undoes Advise.
-func (m *Memory) Unadvise(a Advice) error { return m.UnadviseRange(0, m.Len(), a) }
-
-// UnadviseRange undoes AdviseRange. Of memory that is not read mostly any more one copy
-// stays: that at its preferred location, else that on the host.
-func (m *Memory) UnadviseRange(off, n int, a Advice) error {
-	return m.advise("unadvise", off, n, a.unset())
+// Unadvise undoes Advise. Of memory that is not read mostly any more one copy stays: that at its
+// preferred location, else that on the host.
+func (r Range) Unadvise(ctx context.Context, a Advice) error {
+	return r.advise(ctx, "unadvise", a.unset())
 }
 
-func (m *Memory) advise(what string, off, n int, a Advice) error {
-	return m.withRange(what, off, n, func(r Range) error {
+func (r Range) advise(ctx context.Context, what string, a Advice) error {
+	return r.with(ctx, what, func() error {
 		switch {
 		case a.kind == 0:
 			return fmt.Errorf("%v", a)
-		case !m.a.concurrent:
+		case !r.Memory.a.concurrent:
 			return ErrNotConcurrent
 		}
-		if err := m.a.dev.MemAdvise(r.ptr(), n, a.kind, a.at); err != nil {
+		if err := r.Memory.a.card.advise(ctx, r, a); err != nil {
 			return fmt.Errorf("%v: %w", a, err)
 		}
 		return nil
 	})
 }
 
-// MappedByHost returns the number of the n bytes at offset off that the CPU has mapped, in
-// whole pages (/proc/self/pagemap): pages on the host, or copies there of memory that is
-// read mostly. Other pages are on a device, or were never touched. The system reports
-// nothing else about the location of pages; the simulated GPU does not move pages so. Errors
-// are [ErrClosed], and those of the file, which wrap fs.ErrNotExist where there is none.
-func (m *Memory) MappedByHost(off, n int) (mapped int, err error) {
-	err = m.withRange("pages mapped by the host", off, n, func(r Range) (err error) {
-		mapped, err = linux.CountPages(os.DirFS("/"), linux.PagesMapped, n, uintptr(r.ptr()))
+// MappedByHost returns the number of bytes of the range that the CPU has mapped, in whole
+// pages (/proc/self/pagemap): pages on the host, or copies there of memory that is read
+// mostly. Other pages are on a device, or were never touched. The system reports nothing else
+// about the location of pages; the simulated GPU does not move pages so. Errors are
+// [ErrClosed], and those of the file, which wrap fs.ErrNotExist where there is none. It does
+// not block.
+func (r Range) MappedByHost() (mapped int, err error) {
+	err = r.with(context.Background(), "pages mapped by the host", func() (err error) {
+		mapped, err = linux.CountPages(os.DirFS("/"), linux.PagesMapped, r.Len, uintptr(r.ptr()))
 		return err
 	})
 	return mapped * os.Getpagesize(), err
+}
+
+// with makes a call that uses the range, whose memory is not freed meanwhile: see Memory.with.
+func (r Range) with(ctx context.Context, what string, call func() error) error {
+	return r.Memory.with(ctx, what, func() error {
+		if err := r.check(); err != nil {
+			return err
+		}
+		return call()
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gopinned/pinned/cudart"
@@ -92,11 +93,9 @@ func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (e
 	return s.Synchronize(ctx)
 }
 
-// coldest returns the memory that is open, in the order of its last use.
+// coldest returns the memory that is not closed, in the order of its last use.
 func (a *Allocator) coldest() []*Memory {
 	ledger.mu.Lock()
 	defer ledger.mu.Unlock()
-	open := slices.Clone(a.live)
-	slices.SortFunc(open, func(x, y *Memory) int { return cmp.Compare(x.used, y.used) })
-	return open
+	return slices.SortedFunc(maps.Keys(a.live), func(x, y *Memory) int { return cmp.Compare(x.used, y.used) })
 }

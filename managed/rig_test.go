@@ -50,7 +50,7 @@ func (g *rig) on(dev *cudart.Device, o Options) *rig {
 	concurrent, err := dev.Attribute(cudart.AttrConcurrentManagedAccess)
 	require.NoError(g, err)
 	o.AllowExclusive = o.AllowExclusive || concurrent == 0
-	a, err := New(dev, o)
+	a, err := New(g.Context(), dev, o)
 	require.NoError(g, err)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(g, err)
@@ -75,7 +75,7 @@ func (g *rig) needConcurrent() {
 // alloc allocates memory that is closed at the end.
 func (g *rig) alloc(n int) *Memory {
 	g.Helper()
-	m, err := g.a.Alloc(n)
+	m, err := g.a.Alloc(g.Context(), n)
 	require.NoError(g, err)
 	g.Cleanup(func() { assert.NoError(g, m.Close()) })
 	return m

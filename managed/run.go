@@ -23,7 +23,7 @@ import (
 // does not count for the budget. While Run runs, no more may access it, and it is advised
 // ReadMostly in part: advice of that kind does not outlast it. What is used in place is moved
 // to the host and advised PreferredLocation and AccessedBy by the first Run, which takes as
-// long as moving it, and keeps that advice, also after an error: see [Memory.Unadvise].
+// long as moving it, and keeps that advice, also after an error: see [Range.Unadvise].
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the card has not as much free as Options.Reserve and the budgets of all plans of the process

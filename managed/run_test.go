@@ -163,7 +163,7 @@ func TestPlanEndsWithTheFirstError(t *testing.T) {
 func TestPlanNeedsItsBudgetOnTheCard(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, small(64*mib), Options{Reserve: 8 * mib})
-	m, err := g.a.Alloc(32 * mib)
+	m, err := g.a.Alloc(t.Context(), 32*mib)
 	require.NoError(t, err)
 	p, err := g.a.NewPlan([]Step{{m.Range(0, 2*mib).Read()}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
@@ -184,7 +184,7 @@ func TestPlanNeedsItsBudgetOnTheCard(t *testing.T) {
 func TestARoomThatOverflowsIsTooMuch(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, small(64*mib), Options{Reserve: math.MaxInt})
-	_, err := g.a.Alloc(mib)
+	_, err := g.a.Alloc(t.Context(), mib)
 	require.ErrorIs(t, err, ErrOversubscribed)
 	p, err := g.a.NewPlan([]Step{{}}, PlanOptions{Budget: 1 << 40})
 	require.NoError(t, err)
@@ -221,7 +221,7 @@ func TestPlansThatRunAtOnceShareTheCard(t *testing.T) {
 	free, _, err := g.dev.MemInfo()
 	require.NoError(t, err)
 	plan := func(budget int) *Plan {
-		m, err := g.a.Alloc(8 * mib)
+		m, err := g.a.Alloc(t.Context(), 8*mib)
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, m.Close()) })
 		p, err := g.a.NewPlan([]Step{{m.All().Read()}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
@@ -245,7 +245,7 @@ func TestPlansThatRunAtOnceShareTheCard(t *testing.T) {
 func TestARunWaitsForAnother(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(4 * mib)
+	m, err := g.a.Alloc(t.Context(), 4*mib)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, m.Close()) })
 	p, err := g.a.NewPlan([]Step{{m.Range(0, 4*mib).Read()}}, PlanOptions{Budget: 64 * mib})

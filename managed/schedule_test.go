@@ -250,9 +250,9 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	g := newSimRig(t, cudasim.Config{}, Options{})
 	m := g.alloc(8 * mib)
-	other, err := New(g.dev, Options{})
+	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
-	theirs, err := other.Alloc(1)
+	theirs, err := other.Alloc(t.Context(), 1)
 	require.NoError(t, err)
 	good := []Step{{m.All().Read()}}
 	ok := PlanOptions{Budget: 8 * mib}

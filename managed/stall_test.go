@@ -29,25 +29,25 @@ type waiting struct {
 
 var waitingOperations = map[string]waiting{
 	"host bytes": {exclusive().Devices[0], Options{}, func(g *rig) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(mib)
+		m, err := g.a.Alloc(g.Context(), mib)
 		require.NoError(g, err)
 		return m, func(ctx context.Context) error { _, err := m.HostBytes(ctx); return err }
 	}},
 	"move": {small(8 * mib).Devices[0], Options{Oversubscribe: true}, func(g *rig) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(16 * mib)
+		m, err := g.a.Alloc(g.Context(), 16*mib)
 		require.NoError(g, err)
 		return m, func(ctx context.Context) error { return g.a.Move(ctx, g.dev.Location(), m.Range(0, 4*mib)) }
 	}},
 	"keep reserve": {small(64 * mib).Devices[0], Options{}, func(g *rig) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(mib)
+		m, err := g.a.Alloc(g.Context(), mib)
 		require.NoError(g, err)
-		require.NoError(g, m.Advise(ReadMostly()))
-		require.NoError(g, m.Prefetch(g.s, g.dev.Location()))
+		require.NoError(g, m.All().Advise(g.Context(), ReadMostly()))
+		require.NoError(g, m.All().Prefetch(g.Context(), g.s, g.dev.Location()))
 		g.sync()
 		return m, func(ctx context.Context) error { _, err := g.a.KeepReserve(ctx, g.s, 64*mib); return err }
 	}},
 	"plan": {cudasim.DeviceConfig{}, Options{}, func(g *rig) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(12 * mib)
+		m, err := g.a.Alloc(g.Context(), 12*mib)
 		require.NoError(g, err)
 		p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 		require.NoError(g, err)
@@ -160,7 +160,7 @@ func startEveryOperation(t *testing.T, ctx context.Context, ended func(error, st
 // startManyMoves starts moves that do not return, which occupy a bounded number of threads.
 func startManyMoves(t *testing.T, ctx context.Context, ended func(error, string)) (check func()) {
 	g := newSimRig(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(200 * mib)
+	m, err := g.a.Alloc(g.Context(), 200*mib)
 	require.NoError(t, err)
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{Times: -1})
 	t.Cleanup(unblock)

@@ -30,44 +30,46 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	}
 	operations := []operation{
 		{"new", func(t *testing.T, g *rig, _ *Memory) error {
-			a, err := New(g.dev, Options{Reserve: mib})
+			a, err := New(t.Context(), g.dev, Options{Reserve: mib})
 			if err == nil {
 				err = a.Close()
 			}
 			return err
 		}},
 		{"alloc", func(t *testing.T, g *rig, _ *Memory) error {
-			m, err := g.a.Alloc(mib)
+			m, err := g.a.Alloc(t.Context(), mib)
 			if err != nil {
 				return err
 			}
 			return closing(t, g, m.Close)
 		}},
 		{"alloc beyond the card", func(t *testing.T, g *rig, _ *Memory) error {
-			m, err := g.a.Alloc(100 * mib)
+			m, err := g.a.Alloc(t.Context(), 100*mib)
 			if err != nil {
 				return err
 			}
-			return errors.Join(m.PrefetchRange(g.s, 0, mib, g.dev.Location()), closing(t, g, m.Close))
+			return errors.Join(m.Range(0, mib).Prefetch(t.Context(), g.s, g.dev.Location()), closing(t, g, m.Close))
 		}},
-		{"prefetch", func(t *testing.T, g *rig, m *Memory) error { return m.Prefetch(g.s, g.dev.Location()) }},
-		{"prefetch batch", func(t *testing.T, g *rig, m *Memory) error {
-			return g.a.PrefetchBatch(g.s, g.dev.Location(), m.Range(0, 100), m.Range(mib, mib))
+		{"prefetch", func(t *testing.T, g *rig, m *Memory) error {
+			return m.All().Prefetch(t.Context(), g.s, g.dev.Location())
+		}},
+		{"move of two ranges", func(t *testing.T, g *rig, m *Memory) error {
+			return g.a.Move(t.Context(), g.dev.Location(), m.Range(0, 100), m.Range(mib, mib))
 		}},
 		{"move", func(t *testing.T, g *rig, m *Memory) error {
 			return g.a.Move(t.Context(), g.dev.Location(), m.All())
 		}},
-		{"discard", func(t *testing.T, g *rig, m *Memory) error { return m.Discard(g.s, 0, mib) }},
+		{"discard", func(t *testing.T, g *rig, m *Memory) error { return m.Range(0, mib).Discard(t.Context(), g.s) }},
 		{"advise", func(t *testing.T, g *rig, m *Memory) error {
 			for _, a := range []Advice{ReadMostly(), PreferredLocation(Host()), AccessedBy(g.dev.Location())} {
-				if err := m.Advise(a); err != nil {
+				if err := m.All().Advise(t.Context(), a); err != nil {
 					return err
 				}
 			}
 			return nil
 		}},
 		{"keep reserve", func(t *testing.T, g *rig, m *Memory) error {
-			if err := m.Prefetch(g.s, g.dev.Location()); err != nil {
+			if err := m.All().Prefetch(t.Context(), g.s, g.dev.Location()); err != nil {
 				return err
 			}
 			_, err := g.a.KeepReserve(t.Context(), g.s, 64*mib)

@@ -26,26 +26,23 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		assert.Zero(t, a.Stats())
 		assert.Nil(t, a.Notes())
 		assert.False(t, a.Concurrent())
-		a.ResetPeaks()
 		return calls{
-			"Alloc":         func() error { _, err := a.Alloc(1); return err },
-			"AllocLabel":    func() error { _, err := a.AllocLabel("label", 1); return err },
-			"Move":          func() error { return a.Move(ctx, Host(), good.All()) },
-			"PrefetchBatch": func() error { return a.PrefetchBatch(g.s, Host(), good.All()) },
-			"KeepReserve":   func() error { _, err := a.KeepReserve(ctx, g.s, 1); return err },
-			"NewPlan":       func() error { _, err := a.NewPlan(nil, PlanOptions{Budget: 1}); return err },
-			"Close":         a.Close,
+			"Alloc":       func() error { _, err := a.Alloc(ctx, 1); return err },
+			"AllocLabel":  func() error { _, err := a.AllocLabel(ctx, "label", 1); return err },
+			"Move":        func() error { return a.Move(ctx, Host(), good.All()) },
+			"KeepReserve": func() error { _, err := a.KeepReserve(ctx, g.s, 1); return err },
+			"NewPlan":     func() error { _, err := a.NewPlan(nil, PlanOptions{Budget: 1}); return err },
+			"Close":       a.Close,
 		}
 	}
 	ofMemory := func(m *Memory, off, n int) calls {
 		c := calls{
-			"PrefetchRange": func() error { return m.PrefetchRange(g.s, off, n, Host()) },
-			"Discard":       func() error { return m.Discard(g.s, off, n) },
-			"AdviseRange":   func() error { return m.AdviseRange(off, n, ReadMostly()) },
-			"UnadviseRange": func() error { return m.UnadviseRange(off, n, ReadMostly()) },
-			"MappedByHost":  func() error { _, err := m.MappedByHost(off, n); return err },
-			"Move":          func() error { return g.a.Move(ctx, Host(), m.Range(off, n)) },
-			"PrefetchBatch": func() error { return g.a.PrefetchBatch(g.s, Host(), m.Range(off, n)) },
+			"Prefetch":     func() error { return m.Range(off, n).Prefetch(ctx, g.s, Host()) },
+			"Discard":      func() error { return m.Range(off, n).Discard(ctx, g.s) },
+			"Advise":       func() error { return m.Range(off, n).Advise(ctx, ReadMostly()) },
+			"Unadvise":     func() error { return m.Range(off, n).Unadvise(ctx, ReadMostly()) },
+			"MappedByHost": func() error { _, err := m.Range(off, n).MappedByHost(); return err },
+			"Move":         func() error { return g.a.Move(ctx, Host(), m.Range(off, n)) },
 		}
 		for mode := range InPlace + 1 {
 			use := Use{m.Range(off, n), mode}
@@ -58,9 +55,6 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			assert.Zero(t, m.DevPtr())
 			assert.False(t, m.OnHost())
 			assert.Equal(t, "no managed memory", m.String())
-			c["Prefetch"] = func() error { return m.Prefetch(g.s, Host()) }
-			c["Advise"] = func() error { return m.Advise(ReadMostly()) }
-			c["Unadvise"] = func() error { return m.Unadvise(ReadMostly()) }
 			c["HostBytes"] = func() error { _, err := m.HostBytes(ctx); return err }
 			c["Close"] = m.Close
 		}
@@ -68,11 +62,10 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	}
 	ofStream := func(s *cudart.Stream) calls {
 		return calls{
-			"Prefetch":      func() error { return good.Prefetch(s, Host()) },
-			"Discard":       func() error { return good.Discard(s, 0, 4096) },
-			"PrefetchBatch": func() error { return g.a.PrefetchBatch(s, Host(), good.All()) },
-			"KeepReserve":   func() error { _, err := g.a.KeepReserve(ctx, s, 1); return err },
-			"Run":           func() error { return plan.Run(ctx, s, nothing) },
+			"Prefetch":    func() error { return good.All().Prefetch(ctx, s, Host()) },
+			"Discard":     func() error { return good.All().Discard(ctx, s) },
+			"KeepReserve": func() error { _, err := g.a.KeepReserve(ctx, s, 1); return err },
+			"Run":         func() error { return plan.Run(ctx, s, nothing) },
 		}
 	}
 	ofPlan := func(p *Plan) calls {
@@ -93,31 +86,31 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"Run":         func() error { return plan.Run(noContext, g.s, nothing) },
 		},
 		"others": {
-			"New":              func() error { _, err := New(nil, Options{}); return err },
-			"New, zero device": func() error { _, err := New(new(cudart.Device), Options{}); return err },
-			"New, options":     func() error { _, err := New(g.dev, Options{Reserve: math.MinInt}); return err },
-			"Alloc":            func() error { _, err := g.a.Alloc(math.MinInt); return err },
-			"Alloc of all":     func() error { _, err := g.a.Alloc(math.MaxInt); return err },
+			"New":              func() error { _, err := New(ctx, nil, Options{}); return err },
+			"New, zero device": func() error { _, err := New(ctx, new(cudart.Device), Options{}); return err },
+			"New, options":     func() error { _, err := New(ctx, g.dev, Options{Reserve: math.MinInt}); return err },
+			"Alloc":            func() error { _, err := g.a.Alloc(ctx, math.MinInt); return err },
+			"Alloc of all":     func() error { _, err := g.a.Alloc(ctx, math.MaxInt); return err },
 			"KeepReserve":      func() error { _, err := g.a.KeepReserve(ctx, g.s, math.MinInt); return err },
 			"of all":           func() error { _, err := g.a.KeepReserve(ctx, g.s, math.MaxInt); return err },
 			"zero Range":       func() error { return g.a.Move(ctx, Host(), Range{}) },
 			"zero Use":         func() error { _, err := g.a.NewPlan([]Step{{Use{}}}, PlanOptions{Budget: 1}); return err },
 			"zero PlanOptions": func() error { _, err := g.a.NewPlan(nil, PlanOptions{}); return err },
 			"an unknown Mode":  func() error { _, err := g.a.NewPlan([]Step{{{good.All(), -1}}}, PlanOptions{Budget: 1}); return err },
-			"zero Advice":      func() error { return good.Advise(Advice{}) },
-			"not zero Advice":  func() error { return good.Unadvise(Advice{}) },
-			"zero Location":    func() error { return good.Prefetch(g.s, cudart.Location{}) },
+			"zero Advice":      func() error { return good.All().Advise(ctx, Advice{}) },
+			"not zero Advice":  func() error { return good.All().Unadvise(ctx, Advice{}) },
+			"zero Location":    func() error { return good.All().Prefetch(ctx, g.s, cudart.Location{}) },
 			"Move nowhere":     func() error { return g.a.Move(ctx, cudart.Location{Kind: math.MaxInt32}, good.All()) },
 			"Run of nothing":   func() error { return plan.Run(ctx, g.s, nil) },
-			"advised nowhere":  func() error { return good.Advise(PreferredLocation(cudart.Location{Kind: -1})) },
+			"advised nowhere":  func() error { return good.All().Advise(ctx, PreferredLocation(cudart.Location{Kind: -1})) },
 			"by no device": func() error {
-				return good.Advise(AccessedBy(cudart.Location{Kind: cudart.LocationDevice, ID: math.MaxInt32}))
+				return good.All().Advise(ctx, AccessedBy(cudart.Location{Kind: cudart.LocationDevice, ID: math.MaxInt32}))
 			},
 			"Alloc of a closed Allocator": func() error {
-				a, err := New(g.dev, Options{})
+				a, err := New(ctx, g.dev, Options{})
 				require.NoError(t, err)
 				require.NoError(t, a.Close())
-				_, err = a.Alloc(1)
+				_, err = a.Alloc(ctx, 1)
 				return err
 			},
 		},

@@ -13,7 +13,7 @@ type cpu struct {
 	losses []float64
 }
 
-func (c *cpu) alloc(label string, n int, _ bool) (*memory, error) {
+func (c *cpu) alloc(ctx context.Context, label string, n int, _ bool) (*memory, error) {
 	c.bytes += 8 * n
 	return &memory{label: label, n: n, host: make([]float64, n)}, nil
 }

@@ -83,17 +83,17 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 		if o.verbose {
 			logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 		}
-		b.unified, err = managed.New(b.dev, managed.Options{Reserve: reserve, Logger: logger})
+		b.unified, err = managed.New(ctx, b.dev, managed.Options{Reserve: reserve, Logger: logger})
 		return b, err
 	}
 	b.copier, err = transfer.NewCopier(ctx, b.dev, transfer.Options{})
 	return b, err
 }
 
-func (b *gpu) alloc(label string, n int, small bool) (m *memory, err error) {
+func (b *gpu) alloc(ctx context.Context, label string, n int, small bool) (m *memory, err error) {
 	m = &memory{label: label, n: n}
 	if b.unified != nil && !small {
-		if m.managed, err = b.unified.AllocLabel(label, 4*n); err != nil {
+		if m.managed, err = b.unified.AllocLabel(ctx, label, 4*n); err != nil {
 			return nil, err
 		}
 		m.p = m.managed.DevPtr()
@@ -208,7 +208,7 @@ func (b *gpu) loss(ctx context.Context, epoch int) (loss float64, err error) {
 // runner chooses how the memory of the steps comes to the card.
 func (b *gpu) runner(ctx context.Context, m *model, epochs int) (runner, error) {
 	var err error
-	if b.losses, err = b.alloc("losses", 2*epochs, true); err != nil {
+	if b.losses, err = b.alloc(ctx, "losses", 2*epochs, true); err != nil {
 		return nil, err
 	}
 	if b.budget == 0 {
@@ -216,7 +216,7 @@ func (b *gpu) runner(ctx context.Context, m *model, epochs int) (runner, error) 
 			if p.managed == nil {
 				continue
 			}
-			if err := p.managed.Prefetch(b.s, b.dev.Location()); err != nil {
+			if err := p.managed.All().Prefetch(ctx, b.s, b.dev.Location()); err != nil {
 				return nil, err
 			}
 		}

@@ -267,14 +267,14 @@ func planOf(t *testing.T, o options) managed.Traffic {
 	_, rt := testgpu.Sim(t, cudasim.Config{Version: 13000})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	a, err := managed.New(dev, managed.Options{})
+	a, err := managed.New(t.Context(), dev, managed.Options{})
 	require.NoError(t, err)
 	width := o.panelWidth()
 	m := &model{graph: &graph{sizes: o.graph, from: make([]uint32, o.graph.edges())}, width: width}
 	total := 0
 	var all []*managed.Memory
 	large := func(n int) *memory {
-		p, err := a.Alloc(4*n + 2<<20)
+		p, err := a.Alloc(t.Context(), 4*n + 2<<20)
 		require.NoError(t, err)
 		all = append(all, p)
 		total += 4 * n

@@ -76,7 +76,7 @@ func (l edgeList) uses() []use {
 // A backend computes, in the order of the calls.
 type backend interface {
 	// alloc allocates n elements of 4 bytes. Small memory is always where it is used.
-	alloc(label string, n int, small bool) (*memory, error)
+	alloc(ctx context.Context, label string, n int, small bool) (*memory, error)
 	// fill sets all elements: f sets some of them, from first on.
 	fill(ctx context.Context, m *memory, f func(dst []float32, first int)) error
 	fillIndices(ctx context.Context, m *memory, v []uint32) error
@@ -125,7 +125,7 @@ func newModel(ctx context.Context, g *graph, b backend, width int, staged bool) 
 			return nil
 		}
 		var p *memory
-		if p, err = b.alloc(label, n, small); err != nil {
+		if p, err = b.alloc(ctx, label, n, small); err != nil {
 			err = fmt.Errorf("%s, %.2f GB: %w", label, 4*float64(n)/1e9, err)
 		}
 		return p

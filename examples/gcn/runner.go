@@ -163,7 +163,7 @@ func (p piece) len() int { return min(pieceBytes, 4*p.memory.n-p.index*pieceByte
 
 func (r *byFaults) run(ctx context.Context, m *model, rate float32, epoch func(int, float64, float64)) error {
 	return runEpochs(ctx, m, r.epochs, rate, epoch, func(s step) error {
-		if err := r.use(s.uses); err != nil {
+		if err := r.use(ctx, s.uses); err != nil {
 			return err
 		}
 		return s.queue()
@@ -171,7 +171,7 @@ func (r *byFaults) run(ctx context.Context, m *model, rate float32, epoch func(i
 }
 
 // use makes room for what a step accesses.
-func (r *byFaults) use(uses []use) error {
+func (r *byFaults) use(ctx context.Context, uses []use) error {
 	used := make(map[piece]bool)
 	var list []piece
 	for _, u := range uses {
@@ -192,7 +192,7 @@ func (r *byFaults) use(uses []use) error {
 	})
 	for len(old) > 0 && r.bytes > r.budget {
 		p := old[0]
-		if err := p.memory.managed.PrefetchRange(r.s, p.index*pieceBytes, p.len(), managed.Host()); err != nil {
+		if err := p.memory.managed.Range(p.index*pieceBytes, p.len()).Prefetch(ctx, r.s, managed.Host()); err != nil {
 			return err
 		}
 		r.bytes -= p.len()

@@ -27,11 +27,11 @@ func prefetch(f *fixture) (*task, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := managed.New(dev, managed.Options{})
+	a, err := managed.New(f.ctx, dev, managed.Options{})
 	if err != nil {
 		return nil, err
 	}
-	m, err := a.Alloc(n)
+	m, err := a.Alloc(f.ctx, n)
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
@@ -104,12 +104,12 @@ func planned(way planWay) func(*fixture) (*task, error) {
 				err = errors.Join(err, closeAll())
 			}
 		}()
-		a, err := managed.New(dev, managed.Options{})
+		a, err := managed.New(f.ctx, dev, managed.Options{})
 		if err != nil {
 			return nil, err
 		}
 		undo = append(undo, a.Close)
-		m, err := a.Alloc(n)
+		m, err := a.Alloc(f.ctx, n)
 		if err != nil {
 			return nil, err
 		}

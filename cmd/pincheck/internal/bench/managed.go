@@ -152,7 +152,7 @@ func (r *managedRig) group(name string, need measure.Need, n int, cases []measur
 
 // open allocates n bytes, which lie on the host.
 func (r *managedRig) open(ctx context.Context, n int) (err error) {
-	if r.a, err = managed.New(r.dev, managed.Options{Label: "bench"}); err != nil {
+	if r.a, err = managed.New(ctx, r.dev, managed.Options{}); err != nil {
 		return err
 	}
 	r.onClose(r.a.Close)
@@ -162,7 +162,7 @@ func (r *managedRig) open(ctx context.Context, n int) (err error) {
 	if r.sink, err = r.device(sinkBytes); err != nil {
 		return err
 	}
-	if r.m, err = r.a.Alloc(n); err != nil {
+	if r.m, err = r.a.Alloc(ctx, n); err != nil {
 		return err
 	}
 	r.onClose(r.m.Close)
@@ -197,7 +197,7 @@ func (r *managedRig) notes() []string {
 
 // moved moves all of the memory to a place, which no sample counts.
 func (r *managedRig) moved(ctx context.Context, to cudart.Location) error {
-	if err := r.m.Prefetch(r.s, to); err != nil {
+	if err := r.m.All().Prefetch(ctx, r.s, to); err != nil {
 		return err
 	}
 	return r.s.Synchronize(ctx)
@@ -210,8 +210,8 @@ func (r *managedRig) rate(n int) float64 { return float64(n) / float64(r.watch.S
 func (r *managedRig) bySize(n int) []measure.Case {
 	here := r.dev.Location()
 	fresh := func(touch func(m *managed.Memory) error) func(context.Context) (float64, error) {
-		return func(context.Context) (float64, error) {
-			m, err := r.a.Alloc(n)
+		return func(ctx context.Context) (float64, error) {
+			m, err := r.a.Alloc(ctx, n)
 			if err != nil {
 				return 0, err
 			}
@@ -260,7 +260,7 @@ func (r *managedRig) bySize(n int) []measure.Case {
 				return 0, err
 			}
 			var rate float64
-			err := r.advised(advice, func() error {
+			err := r.advised(ctx, advice, func() error {
 				r.watch.Start()
 				for range 2 {
 					if err := r.read(0, n); err != nil {
@@ -288,7 +288,7 @@ func (r *managedRig) read(off, n int) error {
 }
 
 // advised runs f under advice.
-func (r *managedRig) advised(advice string, f func() error) error {
+func (r *managedRig) advised(ctx context.Context, advice string, f func() error) error {
 	var all []managed.Advice
 	switch advice {
 	case adviseRead:
@@ -297,16 +297,16 @@ func (r *managedRig) advised(advice string, f func() error) error {
 		all = []managed.Advice{managed.PreferredLocation(managed.Host()), managed.AccessedBy(r.dev.Location())}
 	}
 	for i, a := range all {
-		if err := r.m.Advise(a); err != nil {
+		if err := r.m.All().Advise(ctx, a); err != nil {
 			for _, done := range all[:i] {
-				err = errors.Join(err, r.m.Unadvise(done))
+				err = errors.Join(err, r.m.All().Unadvise(ctx, done))
 			}
 			return err
 		}
 	}
 	err := f()
 	for _, a := range all {
-		err = errors.Join(err, r.m.Unadvise(a))
+		err = errors.Join(err, r.m.All().Unadvise(ctx, a))
 	}
 	return err
 }
@@ -361,7 +361,7 @@ func (r *managedRig) byPage(n int) []measure.Case {
 		add(seriesManagedPingPong, "", adviceLabel, advice, func(ctx context.Context) (float64, error) {
 			const turns = 20
 			var took time.Duration
-			err := r.advised(advice, func() error {
+			err := r.advised(ctx, advice, func() error {
 				if err := r.moved(ctx, managed.Host()); err != nil {
 					return err
 				}
@@ -475,7 +475,7 @@ func (r *managedRig) inPlace(ctx context.Context, budget, chunk int, write bool)
 	}
 	defer func() {
 		for _, advice := range []managed.Advice{managed.PreferredLocation(managed.Host()), managed.AccessedBy(r.dev.Location())} {
-			err = errors.Join(err, r.m.Unadvise(advice))
+			err = errors.Join(err, r.m.All().Unadvise(ctx, advice))
 		}
 	}()
 	if err := r.runPlan(ctx, p, chunk, write); err != nil {
@@ -491,7 +491,7 @@ func (r *managedRig) faulting(ctx context.Context, _, chunk int, write bool) (ti
 	for off := 0; off < r.size && err == nil; off += chunk {
 		n := min(chunk, r.size-off)
 		if err = r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), n, write); err == nil {
-			err = r.m.PrefetchRange(r.s, off, n, managed.Host())
+			err = r.m.Range(off, n).Prefetch(ctx, r.s, managed.Host())
 		}
 	}
 	if err != nil {
