@@ -369,7 +369,7 @@ func TestASourceThatEndsItsGoroutine(t *testing.T) {
 				var last error
 				for _, last = range l.Batches(t.Context()) {
 				}
-				require.EqualError(t, last, "loader: sample 3, batch 0 of epoch 0: the source ended its goroutine (runtime.Goexit)")
+				require.EqualError(t, last, "loader: sample 3, batch 0 of epoch 0: a callback ended its goroutine (runtime.Goexit, as testing.T.FailNow does)")
 			}
 			src.read, src.transform = only(), only()
 			require.Len(t, slices.Concat(epochOf(t, l, s, 8)...), 20)

@@ -59,7 +59,7 @@ func TestAMappedDataSetThatIsCutShort(t *testing.T) {
 			}
 		}
 		require.ErrorContains(t, last, ", batch 1 of epoch 1: no memory at 0x")
-		require.ErrorContains(t, last, "or the file behind it cut short")
+		require.ErrorContains(t, last, "or its file was truncated")
 		require.Equal(t, 1, batches)
 		require.Equal(t, [][]int{{0, 1, 2, 3}, {4, 5}, nil}, epochOf(t, skipping, s, page))
 

@@ -6,6 +6,8 @@ import (
 	"math"
 	"runtime"
 	"slices"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // Options shape a loader. Only BatchSize has to be set.
@@ -175,7 +177,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 // shape returns the number of samples of a source, and their fields. A source that is a nil
 // pointer may panic.
 func shape(src Source) (n int, fields []int, err error) {
-	defer recovered(&err)
+	defer bounded.Recovered(&err)
 	return src.Len(), slices.Clone(src.Fields()), nil
 }
 

@@ -23,7 +23,7 @@ func TestARunNamesTheSampleThatFails(t *testing.T) {
 	for name, cause := range map[string]func() error{
 		"bad sample":      func() error { return errBad },
 		"panic: gone":     func() error { panic("gone") },
-		"runtime.Goexit)": func() error { runtime.Goexit(); return nil },
+		"runtime.Goexit": func() error { runtime.Goexit(); return nil },
 	} {
 		for _, stage := range []string{"read", "transform"} {
 			for bad := range n {
@@ -197,7 +197,7 @@ func TestASampleOfABatchSourceThatFails(t *testing.T) {
 	for name, cause := range map[string]func() error{
 		"bad sample":      func() error { return errBad },
 		"panic: gone":     func() error { panic("gone") },
-		"runtime.Goexit)": func() error { runtime.Goexit(); return nil },
+		"runtime.Goexit": func() error { runtime.Goexit(); return nil },
 	} {
 		for bad := range 40 {
 			src := newTogether(40, 8)

@@ -2,12 +2,12 @@ package loader
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A worker fills claims, one after another. It is kept apart from its goroutine: if the
@@ -68,7 +68,7 @@ func (w *worker) work(p *loop) {
 		case !mine:
 		case w.calling: // the source is ending the goroutine
 			w.calling = false
-			w.failed(p.ctx, errGoexit)
+			w.failed(p.ctx, bounded.ErrExited)
 			go w.work(p)
 		default:
 			p.workers.End()
@@ -93,8 +93,6 @@ func (w *worker) work(p *loop) {
 		}
 	}
 }
-
-var errGoexit = errors.New("the source ended its goroutine (runtime.Goexit)")
 
 // next claims samples. It returns false if there are none left, or the loop ends. first is
 // true if they are the first ones of a block.
@@ -178,7 +176,7 @@ func (w *worker) samples(ctx context.Context) {
 // guarded calls the source until it fails: a panic is an error too. Guarding each
 // sample by itself would cost more than reading a small one.
 func (w *worker) guarded(ctx context.Context) (err error) {
-	defer recovered(&err)
+	defer bounded.Recovered(&err)
 	if w.stage == readingAll {
 		return w.readAll(ctx)
 	}
@@ -189,20 +187,6 @@ func (w *worker) guarded(ctx context.Context) (err error) {
 		w.tries, w.spoiled = 0, false
 	}
 	return nil
-}
-
-// recovered makes an error of a panic of the source. It is to be deferred.
-func recovered(err *error) {
-	switch p := recover().(type) {
-	case nil:
-	case interface {
-		runtime.Error
-		Addr() uintptr
-	}:
-		*err = fmt.Errorf("no memory at %#x: it was unmapped, or the file behind it cut short: %w\n%s", p.Addr(), p, debug.Stack())
-	default:
-		*err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-	}
 }
 
 // readAll reads the samples of the claim in one call. The source gets a copy of their

@@ -12,24 +12,28 @@ import (
 // ErrExited is the error of a callback that ended its goroutine.
 var ErrExited = errors.New("a callback ended its goroutine (runtime.Goexit, as testing.T.FailNow does)")
 
-// Guard calls f and returns a panic as an error, with the stack. A memory fault is such a
+// Guard calls f and returns a panic as an error: see [Recovered]. A memory fault is such a
 // panic, too: a mapped file that was truncated has no bytes past its end, and one on a full
 // file system gets no more.
 func Guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		switch p := recover().(type) {
-		case nil:
-		case interface {
-			runtime.Error
-			Addr() uintptr
-		}:
-			err = fmt.Errorf("no memory at %#x (unmapped, or its file was truncated, or the file system is full): %w", p.Addr(), p)
-		default:
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
-	}()
+	defer Recovered(&err)
 	return f()
+}
+
+// Recovered sets err to a panic as an error, with the stack, or, if it is a memory fault, with
+// the address. It is to be deferred.
+func Recovered(err *error) {
+	switch p := recover().(type) {
+	case nil:
+	case interface {
+		runtime.Error
+		Addr() uintptr
+	}:
+		*err = fmt.Errorf("no memory at %#x (unmapped, or its file was truncated, or the file system is full): %w", p.Addr(), p)
+	default:
+		*err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+	}
 }
 
 // Foreign is Guard for code that may end its goroutine. Then Foreign does not return, and
