@@ -221,11 +221,11 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 	if err != nil && p.ctx.Err() != nil {
 		return false
 	}
-	t.record(l.stream, began)
+	t = t.record(l.stream, began)
 	if err == nil {
 		err = d.queue(slots)
 	}
-	t.record(l.stream, ended)
+	t = t.record(l.stream, ended)
 	copied := l.stream.Point()
 	d.before, d.last = d.last, copied
 	d.copies++

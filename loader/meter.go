@@ -20,7 +20,6 @@ type meter struct {
 	since   int // copies since the last one that was measured
 	turn    int // of the timings
 	timings [2 * measuredFirst]timing
-	events  []*cudart.Event // of all timings
 }
 
 const (
@@ -31,7 +30,6 @@ const (
 // A timing holds the events of one copy at a time.
 type timing struct {
 	events [3]*cudart.Event // or nil
-	failed bool             // to record one of them
 	bytes  int              // of the copy; 0 if there is none
 	copied cudart.Point     // its end
 }
@@ -50,14 +48,17 @@ func (m *meter) create(dev *cudart.Device) {
 			return
 		}
 		m.timings[i/3].events[i%3] = e
-		m.events = append(m.events, e)
 	}
 }
 
 func (m *meter) close() error {
 	var errs []error
-	for _, e := range m.events {
-		errs = append(errs, e.Close())
+	for i := range m.timings {
+		for _, e := range m.timings[i].events {
+			if e != nil {
+				errs = append(errs, e.Close())
+			}
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -73,20 +74,20 @@ func (m *meter) begin(s *cudart.Stream, batch int) *timing {
 	}
 	m.since = 0
 	m.turn++
-	t.failed = false
-	t.record(s, queued)
-	return t
+	return t.record(s, queued)
 }
 
-func (t *timing) record(s *cudart.Stream, event int) {
-	if t != nil && !t.failed {
-		t.failed = s.Record(t.events[event]) != nil
+// record returns nil if the copy is not measured, or not any more because it fails.
+func (t *timing) record(s *cudart.Stream, event int) *timing {
+	if t == nil || s.Record(t.events[event]) != nil {
+		return nil
 	}
+	return t
 }
 
 // end is called when n bytes were queued, with the end of the copy.
 func (m *meter) end(t *timing, n int, copied cudart.Point) {
-	if t == nil || t.failed {
+	if t == nil {
 		m.unmeasured.Add(int64(n))
 	} else {
 		t.bytes, t.copied = n, copied

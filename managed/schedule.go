@@ -62,14 +62,14 @@ func newSchedule(steps []Step, o PlanOptions, held []Range, discards bool) (sche
 func newPlanner(steps []Step, o PlanOptions, held []Range, discards bool) (*planner, error) {
 	var s schedule
 	uses := s.cut(steps, o.Chunk, held)
-	if discards {
-		s.findFresh(uses)
-	}
 	p := &planner{schedule: &s, uses: uses, budget: o.Budget, next: make([][]turn, len(s.chunks)), card: make(map[int]*onCard)}
 	for i, step := range uses {
 		total := 0
-		for _, u := range step {
-			total += s.chunks[u.chunk].Len
+		for k := range step {
+			u := &step[k]
+			c := s.chunks[u.chunk]
+			u.fresh = discards && u.from <= c.Off && c.Off+c.Len <= u.to // other parts must not be lost
+			total += c.Len
 			p.next[u.chunk] = append(p.next[u.chunk], turn{i, u.fresh})
 		}
 		if total > o.Budget {
@@ -127,18 +127,6 @@ func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
 		}
 	}
 	return uses
-}
-
-// findFresh finds the chunks of which a step overwrites all, with each use, and reads
-// nothing: other parts of a chunk must not be lost.
-func (s *schedule) findFresh(uses [][]access) {
-	for _, step := range uses {
-		for k := range step {
-			u := &step[k]
-			c := s.chunks[u.chunk]
-			u.fresh = u.from <= c.Off && c.Off+c.Len <= u.to
-		}
-	}
 }
 
 // A planner makes a schedule by playing the steps. Before each it brings what later steps
