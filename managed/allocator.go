@@ -71,7 +71,6 @@ type Allocator struct {
 	dev        *cudart.Device
 	o          Options
 	concurrent bool
-	notes      []string
 	card       *card
 	life       lifetime.Lifetime
 
@@ -126,9 +125,8 @@ func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocato
 	case concurrent == 0 && o.Oversubscribe:
 		return nil, fmt.Errorf("Options.Oversubscribe: %v: %w", dev, ErrNotConcurrent)
 	}
-	notes := notesOf(dev, concurrent != 0, o, os.Getenv(forceVariable))
 	return &Allocator{
-		dev: dev, o: o, concurrent: concurrent != 0, notes: notes, card: openCard(dev),
+		dev: dev, o: o, concurrent: concurrent != 0, card: openCard(dev),
 		live: make(map[*Memory]bool), labels: make(map[string]*Counts),
 	}, nil
 }
@@ -165,7 +163,7 @@ func (a *Allocator) Notes() []string {
 	if !a.made() {
 		return nil
 	}
-	return a.notes
+	return notesOf(a.dev, a.concurrent, a.o, os.Getenv(forceVariable))
 }
 
 // Alloc allocates n bytes (cudaMallocManaged). No page is allocated until it is first touched

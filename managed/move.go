@@ -76,8 +76,8 @@ type movers struct {
 	of   *Allocator
 	ctx  context.Context // ends with the caller's, or with the first error: its cause
 	fail context.CancelCauseFunc
-	rest context.Context // for calls that must be made although ctx has ended; ends with end
-	stop func()
+	rest context.Context // does not end: for calls that must be made although ctx has ended
+	stop func() bool     // no longer ends ctx with the caller's
 	wg   sync.WaitGroup
 	used map[*Memory]bool // memory that is not freed until end
 }
@@ -90,12 +90,9 @@ func (a *Allocator) newMovers(ctx context.Context) (*movers, error) {
 	case !a.life.Begin():
 		return nil, ErrClosed
 	}
-	m := &movers{of: a, used: make(map[*Memory]bool)}
-	rest, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	m.rest = rest
-	m.ctx, m.fail = context.WithCancelCause(rest)
-	unwatch := context.AfterFunc(ctx, func() { m.fail(bounded.Ended(ctx)) })
-	m.stop = func() { unwatch(); cancel() }
+	m := &movers{of: a, rest: context.WithoutCancel(ctx), used: make(map[*Memory]bool)}
+	m.ctx, m.fail = context.WithCancelCause(m.rest)
+	m.stop = context.AfterFunc(ctx, func() { m.fail(bounded.Ended(ctx)) })
 	return m, nil
 }
 
