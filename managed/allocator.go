@@ -80,6 +80,7 @@ type Allocator struct {
 	total   Counts
 	labels  map[string]*Counts
 	onHost  int // bytes of memory beyond the card
+	failed  int // allocations
 }
 
 // New makes an allocator. It allocates nothing yet. Close it. Errors are of a nil device,
@@ -199,6 +200,9 @@ func (a *Allocator) AllocLabel(ctx context.Context, label string, n int) (*Memor
 		})
 	}
 	if err != nil {
+		ledger.mu.Lock()
+		a.failed++
+		ledger.mu.Unlock()
 		return nil, fmt.Errorf("managed: allocate %d bytes (%q) for %v: %w", n, label, a.dev, err)
 	}
 	return m, nil

@@ -175,9 +175,11 @@ func TestStatsCountByLabel(t *testing.T) {
 	require.NoError(t, a.Close())
 	_, err = g.a.Alloc(t.Context(), -1)
 	require.Error(t, err)
-	assert.Equal(t, Stats{Counts: Counts{50, 150, 2, 1}, Labels: map[string]Counts{"x": {0, 100, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
+	assert.Equal(t, Stats{Counts: Counts{50, 150, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 100, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
+	g.a.ResetPeaks()
+	assert.Equal(t, Stats{Counts: Counts{50, 50, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 0, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
 	require.NoError(t, b.Close())
-	assert.Equal(t, Counts{0, 150, 2, 2}, g.a.Stats().Counts)
+	assert.Equal(t, Counts{0, 50, 2, 2}, g.a.Stats().Counts)
 }
 
 // The peak is exact: with every goroutine holding its memory at a barrier, it is what they
@@ -280,7 +282,7 @@ func TestFailedAllocationIsNotCounted(t *testing.T) {
 	g.sim.Fail("cudaMallocManaged", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err := g.a.Alloc(t.Context(), 40*mib)
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-	assert.Equal(t, Stats{Labels: map[string]Counts{}}, g.a.Stats())
+	assert.Equal(t, Stats{Failures: 1, Labels: map[string]Counts{}}, g.a.Stats())
 	g.alloc(64 * mib)
 }
 

@@ -23,6 +23,7 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	require.NoError(t, err)
 	type calls map[string]func() error
 	ofAllocator := func(a *Allocator) calls {
+		a.ResetPeaks()
 		assert.Zero(t, a.Stats())
 		assert.Nil(t, a.Notes())
 		assert.False(t, a.Concurrent())
