@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -21,17 +24,17 @@ func TestCodeSaysWhatCUDASays(t *testing.T) {
 		{ErrMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory", "cudaErrorMemoryAllocation (2): out of memory"},
 		{ErrInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version",
 			"cudaErrorInsufficientDriver (35): CUDA driver version is insufficient for CUDA runtime version"},
-		{ErrUnsupportedDevSideSync, "cudaErrorUnsupportedDevSideSync", "the provided PTX contains unsupported call to cudaDeviceSynchronize",
+		{Code(225), "cudaErrorUnsupportedDevSideSync", "the provided PTX contains unsupported call to cudaDeviceSynchronize",
 			"cudaErrorUnsupportedDevSideSync (225): the provided PTX contains unsupported call to cudaDeviceSynchronize"},
 		{ErrNotReady, "cudaErrorNotReady", "device not ready", "cudaErrorNotReady (600): device not ready"},
 		{ErrHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped",
 			"cudaErrorHostMemoryAlreadyRegistered (712): part or all of the requested memory range is already mapped"},
-		{ErrTensorMemoryLeak, "cudaErrorTensorMemoryLeak", "tensor memory not completely freed",
+		{Code(721), "cudaErrorTensorMemoryLeak", "tensor memory not completely freed",
 			"cudaErrorTensorMemoryLeak (721): tensor memory not completely freed"},
-		{ErrInvalidResourceConfiguration, "cudaErrorInvalidResourceConfiguration", "one or more resources are insufficient or non-applicable for the operation",
+		{Code(915), "cudaErrorInvalidResourceConfiguration", "one or more resources are insufficient or non-applicable for the operation",
 			"cudaErrorInvalidResourceConfiguration (915): one or more resources are insufficient or non-applicable for the operation"},
 		{ErrUnknown, "cudaErrorUnknown", "unknown error", "cudaErrorUnknown (999): unknown error"},
-		{ErrApiFailureBase, "cudaErrorApiFailureBase", "api failure base", "cudaErrorApiFailureBase (10000): api failure base"},
+		{Code(10000), "cudaErrorApiFailureBase", "api failure base", "cudaErrorApiFailureBase (10000): api failure base"},
 	} {
 		assert.Equal(t, tt.name, tt.code.Name())
 		assert.Equal(t, tt.text, tt.code.Text())
@@ -47,28 +50,47 @@ func TestUnknownCodesKeepTheirNumberAndLookLikeNoName(t *testing.T) {
 	}
 }
 
-// The binary search needs the order; names must be C's, and texts without spaces around
-// them.
+// Names must be C's, and texts without spaces around them.
 func TestCodeTableIsSortedAndWhole(t *testing.T) {
 	t.Parallel()
-	names := map[string]Code{}
-	for i, row := range codeTable {
-		if i > 0 {
-			assert.Less(t, codeTable[i-1].code, row.code, row.name)
+	row := regexp.MustCompile(`^(\d{1,9}) (cudaSuccess|cudaError[A-Z][A-Za-z]+) (\S.*\S)$`)
+	names, last := map[string]bool{}, -1
+	for i, line := range strings.Split(strings.TrimSuffix(codesText, "\n"), "\n") {
+		if strings.HasPrefix(line, "# ") {
+			continue
 		}
-		if row.code != Success {
-			assert.Regexp(t, `^cudaError[A-Z][A-Za-z]+$`, row.name)
-		}
-		assert.NotEmpty(t, row.text, row.name)
-		assert.Equal(t, strings.TrimSpace(row.text), row.text)
-		assert.NotContains(t, names, row.name)
-		names[row.name] = row.code
-
-		assert.Equal(t, row.name, row.code.Name())
-		assert.Equal(t, row.text, row.code.Text())
+		m := row.FindStringSubmatch(line)
+		require.NotNil(t, m, "line %d: not NUMBER cudaErrorNAME TEXT: %q", i+1, line)
+		number, err := strconv.Atoi(m[1])
+		require.NoError(t, err)
+		assert.Less(t, last, number, line)
+		assert.NotContains(t, names, m[2])
+		assert.Equal(t, codeInfo{m[2], m[3]}, codeTable()[Code(number)])
+		last, names[m[2]] = number, true
 	}
 	// 125 codes in 11.8, 4 more in 12.4, 5 more by 13.0.
-	assert.Len(t, codeTable, 134)
+	assert.Len(t, names, 134)
+	assert.Len(t, codeTable(), 134)
+}
+
+func TestConstantsHaveTheNamesOfTheirCodes(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("codes.go")
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip("the source is not here")
+	}
+	require.NoError(t, err)
+	constants := regexp.MustCompile(`(?m)^\t(?:Err(\w+)|Success) +Code = (\d+) +// (.*)$`).FindAllSubmatch(source, -1)
+	require.Greater(t, len(constants), 50)
+	for _, c := range constants {
+		number, err := strconv.Atoi(string(c[2]))
+		require.NoError(t, err)
+		name := "cudaSuccess"
+		if len(c[1]) > 0 {
+			name = "cudaError" + string(c[1])
+		}
+		assert.Equal(t, codeInfo{name, string(c[3])}, codeTable()[Code(number)])
+	}
 }
 
 func TestCodeIsFoundThroughWrapping(t *testing.T) {

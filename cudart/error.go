@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 
 	"github.com/gopinned/pinned/internal/sentinel"
 )
-
-//go:generate go run ../scripts/gencodes codes.txt codes.go
 
 var (
 	// ErrUnsupported is returned by calls that the loaded library does not
@@ -63,9 +60,9 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Code }
 
 // A Code is a cudaError_t. It is an error with its name and text built in, so that
-// errors.Is(err, ErrMemoryAllocation) and messages need no library. The constants
-// Err… are all codes of CUDA 11.8 to 13.0. A code of a newer library keeps its
-// number, and its name and text say that it is unrecognized.
+// errors.Is(err, ErrMemoryAllocation) and messages need no library. A code of a library
+// newer than CUDA 13.0 keeps its number, and its name and text say that it is
+// unrecognized.
 type Code int32
 
 const (
@@ -75,20 +72,10 @@ const (
 
 // Name returns the C name, as cudaGetErrorName does: "cudaErrorMemoryAllocation".
 // For an unrecognized code it is a phrase with spaces, which no name has.
-func (c Code) Name() string {
-	if info, ok := c.info(); ok {
-		return info.name
-	}
-	return unrecognizedName
-}
+func (c Code) Name() string { return cmp.Or(codeTable()[c].name, unrecognizedName) }
 
 // Text returns the short description, as cudaGetErrorString does: "out of memory".
-func (c Code) Text() string {
-	if info, ok := c.info(); ok {
-		return info.text
-	}
-	return unrecognizedText
-}
+func (c Code) Text() string { return cmp.Or(codeTable()[c].text, unrecognizedText) }
 
 // Error returns name, number and text: "cudaErrorMemoryAllocation (2): out of memory".
 func (c Code) Error() string {
@@ -99,16 +86,6 @@ func (c Code) Error() string {
 // [errors.ErrUnsupported].
 func (c Code) Is(target error) bool {
 	return target == errors.ErrUnsupported && (c == ErrNotSupported || c == ErrCallRequiresNewerDriver)
-}
-
-func (c Code) info() (codeInfo, bool) {
-	i, ok := slices.BinarySearchFunc(codeTable[:], c, func(row codeInfo, c Code) int {
-		return cmp.Compare(row.code, c)
-	})
-	if !ok {
-		return codeInfo{}, false
-	}
-	return codeTable[i], true
 }
 
 // sticky reports whether the code stays with the context until the process ends.

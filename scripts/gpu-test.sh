@@ -32,7 +32,7 @@ die() { echo "gpu-test: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set -/{/^set -/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
 # Packages whose tests read the source tree, which is not in a bundle.
-needs_source=(internal/rules scripts/gencodes)
+needs_source=(internal/rules)
 
 build() {
 	local arch="" carry=()

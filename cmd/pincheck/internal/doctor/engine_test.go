@@ -291,7 +291,7 @@ var troubles = []struct {
 	{id: "mps_unavailable", make: start(cudart.ErrMpsServerNotReady), says: "nvidia-cuda-mps-control"},
 	{id: "driver_init_failed", make: start(cudart.ErrInitializationError), says: "nvidia-smi"},
 	{id: "driver_unknown_error", make: start(cudart.ErrUnknown), says: "nvidia_uvm"},
-	{id: "failed_open", make: start(cudart.ErrStartupFailure), says: "127"},
+	{id: "failed_open", make: start(cudart.Code(127)), says: "127"},
 	{id: "no_device", make: start(cudart.ErrNoDevice), says: "MIG"},
 	{id: "driver_hangs", make: func(t *testing.T) *Facts {
 		f := stopped(t, cudart.ErrUnknown)
