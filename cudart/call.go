@@ -52,8 +52,8 @@ func (f *frame) outInt(i int) int { return int(*(*int32)(unsafe.Pointer(&f.out[i
 // A binding is a loaded library: the address of each function, and how it takes its
 // arguments.
 type binding struct {
-	entry    [numFunctions]uintptr
-	abi      [numFunctions]abi
+	entry    [maxFunctions]uintptr
+	abi      [maxFunctions]abi
 	frames   sync.Pool
 	launches sync.Pool // of *launch
 
@@ -221,15 +221,4 @@ func (d *Device) makeCurrent(b *binding, f *frame) Code {
 		return code.of(fnSetDevice)
 	}
 	return Success
-}
-
-// worksAfterClose are the functions that a closed runtime still calls: those that
-// release memory, streams and events, and those that report whether the GPU still uses
-// them.
-var worksAfterClose = [numFunctions]bool{
-	fnFree: true, fnFreeAsync: true, fnFreeHost: true, fnHostUnregister: true,
-	fnStreamDestroy: true, fnStreamQuery: true, fnStreamGetID: true,
-	fnEventDestroy: true, fnEventQuery: true, fnEventRecord: true,
-	fnDeviceSynchronize: true, fnPointerGetAttributes: true, fnDeviceDisablePeerAccess: true,
-	fnLibraryUnload: true, fnModuleUnload: true,
 }

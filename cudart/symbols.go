@@ -1,75 +1,11 @@
 package cudart
 
-// A function is one of the CUDA runtime that this package calls.
+// A function is one of the CUDA runtime, or of the driver's library, that this package
+// calls. The variables below are all functions.
 type function uint8
 
-const (
-	fnRuntimeGetVersion function = iota
-	fnDriverGetVersion
-	fnGetDeviceCount
-	fnSetDevice
-	fnGetDevice
-	fnGetDeviceProperties
-	fnDeviceGetAttribute
-	fnDeviceGetPCIBusID
-	fnDeviceGetStreamPriorityRange
-	fnDeviceSynchronize
-	fnDeviceCanAccessPeer
-	fnDeviceEnablePeerAccess
-	fnDeviceDisablePeerAccess
-	fnMemGetInfo
-	fnMalloc
-	fnFree
-	fnMallocAsync
-	fnFreeAsync
-	fnMallocManaged
-	fnMemPrefetch
-	fnMemAdvise
-	fnMemRangeGetAttribute
-	fnMemPrefetchBatch
-	fnMemDiscardBatch
-	fnHostAlloc
-	fnFreeHost
-	fnHostRegister
-	fnHostUnregister
-	fnHostGetDevicePointer
-	fnPointerGetAttributes
-	fnMemcpy
-	fnMemcpyAsync
-	fnMemcpyPeerAsync
-	fnMemcpyBatch
-	fnMemset
-	fnMemsetAsync
-	fnStreamCreate
-	fnStreamDestroy
-	fnStreamQuery
-	fnStreamSynchronize
-	fnStreamWaitEvent
-	fnStreamGetID
-	fnEventCreate
-	fnEventDestroy
-	fnEventRecord
-	fnEventQuery
-	fnEventSynchronize
-	fnEventElapsedTime
-	fnLaunchHostFunc
-	fnLibraryLoad
-	fnLibraryUnload
-	fnLibraryGetKernel
-	fnFuncGetAttributes
-	fnFuncSetAttribute
-	fnLaunchKernel
-	fnModuleLoad // from here to fnDriverLaunchKernel of the driver's library, libcuda
-	fnModuleUnload
-	fnModuleGetFunction
-	fnDriverFuncGetAttribute
-	fnDriverFuncSetAttribute
-	fnDriverLaunchKernel
-	fnGetLastError
-	fnGetErrorName
-	fnGetErrorString
-	numFunctions
-)
+// maxFunctions is more than there are.
+const maxFunctions = 64
 
 // An abi is how a function takes its arguments, if that changed between versions.
 type abi uint8
@@ -92,95 +28,123 @@ type symbol struct {
 	since    Version // first version in which it is used
 	until    Version // first version in which it is not used any more, 0 for none
 	abi      abi
+	// afterClose marks functions that a closed Runtime still calls: those that release
+	// memory, streams and events, and those that report whether the GPU still uses them.
+	afterClose bool
 }
 
-// versionRows is the number of symbols that bind needs to get the runtime's version.
+// symbols are the names of the runtime's functions, driverSymbols those of libcuda, which
+// are bound if the runtime cannot load code.
+var symbols, driverSymbols []symbol
+
+var (
+	functions       function             // their number
+	names           [maxFunctions]string // of the oldest version
+	worksAfterClose [maxFunctions]bool   // symbol.afterClose
+)
+
+// bind makes a function of the runtime, which has these names.
+func bind(rows ...symbol) function { return add(&symbols, rows...) }
+
+func required(name string) function { return bind(symbol{name: name, required: true}) }
+
+func optional(name string) function { return bind(symbol{name: name}) }
+
+func add(list *[]symbol, rows ...symbol) function {
+	fn := functions
+	functions++
+	names[fn] = rows[0].name
+	for _, s := range rows {
+		s.fn = fn
+		*list = append(*list, s)
+		worksAfterClose[fn] = worksAfterClose[fn] || s.afterClose
+	}
+	return fn
+}
+
+// versionRows is the number of functions that bind needs to get the runtime's version.
 // They come first.
 const versionRows = 3
 
-// symbols are all names that are bound.
-var symbols = [...]symbol{
-	{fn: fnRuntimeGetVersion, name: "cudaRuntimeGetVersion", required: true},
-	{fn: fnDriverGetVersion, name: "cudaDriverGetVersion", required: true},
-	{fn: fnGetLastError, name: "cudaGetLastError", required: true},
-	{fn: fnGetErrorName, name: "cudaGetErrorName", required: true},
-	{fn: fnGetErrorString, name: "cudaGetErrorString", required: true},
+var (
+	fnRuntimeGetVersion = required("cudaRuntimeGetVersion")
+	fnDriverGetVersion  = required("cudaDriverGetVersion")
+	fnGetLastError      = required("cudaGetLastError")
 
-	{fn: fnGetDeviceCount, name: "cudaGetDeviceCount", required: true},
-	{fn: fnSetDevice, name: "cudaSetDevice", required: true},
-	{fn: fnGetDevice, name: "cudaGetDevice", required: true},
-	{fn: fnGetDeviceProperties, name: "cudaGetDeviceProperties", required: true},
-	{fn: fnDeviceGetAttribute, name: "cudaDeviceGetAttribute", required: true},
-	{fn: fnDeviceGetPCIBusID, name: "cudaDeviceGetPCIBusId", required: true},
-	{fn: fnDeviceGetStreamPriorityRange, name: "cudaDeviceGetStreamPriorityRange", required: true},
-	{fn: fnDeviceSynchronize, name: "cudaDeviceSynchronize", required: true},
-	{fn: fnDeviceCanAccessPeer, name: "cudaDeviceCanAccessPeer"},
-	{fn: fnDeviceEnablePeerAccess, name: "cudaDeviceEnablePeerAccess"},
-	{fn: fnDeviceDisablePeerAccess, name: "cudaDeviceDisablePeerAccess"},
+	fnGetDeviceCount               = required("cudaGetDeviceCount")
+	fnSetDevice                    = required("cudaSetDevice")
+	fnGetDevice                    = required("cudaGetDevice")
+	fnGetDeviceProperties          = required("cudaGetDeviceProperties")
+	fnDeviceGetAttribute           = required("cudaDeviceGetAttribute")
+	fnDeviceGetPCIBusID            = required("cudaDeviceGetPCIBusId")
+	fnDeviceGetStreamPriorityRange = required("cudaDeviceGetStreamPriorityRange")
+	fnDeviceSynchronize            = bind(symbol{name: "cudaDeviceSynchronize", required: true, afterClose: true})
+	fnDeviceCanAccessPeer          = optional("cudaDeviceCanAccessPeer")
+	fnDeviceEnablePeerAccess       = optional("cudaDeviceEnablePeerAccess")
+	fnDeviceDisablePeerAccess      = bind(symbol{name: "cudaDeviceDisablePeerAccess", afterClose: true})
 
-	{fn: fnMemGetInfo, name: "cudaMemGetInfo", required: true},
-	{fn: fnMalloc, name: "cudaMalloc", required: true},
-	{fn: fnFree, name: "cudaFree", required: true},
-	{fn: fnMallocAsync, name: "cudaMallocAsync", since: 11020},
-	{fn: fnFreeAsync, name: "cudaFreeAsync", since: 11020},
-	{fn: fnMallocManaged, name: "cudaMallocManaged"},
-	{fn: fnMemPrefetch, name: "cudaMemPrefetchAsync", until: 12020, abi: abiOrdinal},
-	{fn: fnMemPrefetch, name: "cudaMemPrefetchAsync_v2", since: 12020, until: 13000, abi: abiLocation},
-	{fn: fnMemPrefetch, name: "cudaMemPrefetchAsync", since: 13000, abi: abiLocation},
-	{fn: fnMemAdvise, name: "cudaMemAdvise", until: 12020, abi: abiOrdinal},
-	{fn: fnMemAdvise, name: "cudaMemAdvise_v2", since: 12020, until: 13000, abi: abiLocation},
-	{fn: fnMemAdvise, name: "cudaMemAdvise", since: 13000, abi: abiLocation},
-	{fn: fnMemRangeGetAttribute, name: "cudaMemRangeGetAttribute"},
-	{fn: fnMemPrefetchBatch, name: "cudaMemPrefetchBatchAsync", since: prefetchBatchSince},
-	{fn: fnMemDiscardBatch, name: "cudaMemDiscardBatchAsync", since: prefetchBatchSince},
+	fnMemGetInfo    = required("cudaMemGetInfo")
+	fnMalloc        = required("cudaMalloc")
+	fnFree          = bind(symbol{name: "cudaFree", required: true, afterClose: true})
+	fnMallocAsync   = bind(symbol{name: "cudaMallocAsync", since: 11020})
+	fnFreeAsync     = bind(symbol{name: "cudaFreeAsync", since: 11020, afterClose: true})
+	fnMallocManaged = optional("cudaMallocManaged")
+	fnMemPrefetch   = bind(
+		symbol{name: "cudaMemPrefetchAsync", until: 12020, abi: abiOrdinal},
+		symbol{name: "cudaMemPrefetchAsync_v2", since: 12020, until: 13000, abi: abiLocation},
+		symbol{name: "cudaMemPrefetchAsync", since: 13000, abi: abiLocation})
+	fnMemAdvise = bind(
+		symbol{name: "cudaMemAdvise", until: 12020, abi: abiOrdinal},
+		symbol{name: "cudaMemAdvise_v2", since: 12020, until: 13000, abi: abiLocation},
+		symbol{name: "cudaMemAdvise", since: 13000, abi: abiLocation})
+	fnMemRangeGetAttribute = optional("cudaMemRangeGetAttribute")
+	fnMemPrefetchBatch     = bind(symbol{name: "cudaMemPrefetchBatchAsync", since: prefetchBatchSince})
+	fnMemDiscardBatch      = bind(symbol{name: "cudaMemDiscardBatchAsync", since: prefetchBatchSince})
 
-	{fn: fnHostAlloc, name: "cudaHostAlloc", required: true},
-	{fn: fnFreeHost, name: "cudaFreeHost", required: true},
-	{fn: fnHostRegister, name: "cudaHostRegister", required: true},
-	{fn: fnHostUnregister, name: "cudaHostUnregister", required: true},
-	{fn: fnHostGetDevicePointer, name: "cudaHostGetDevicePointer", required: true},
-	{fn: fnPointerGetAttributes, name: "cudaPointerGetAttributes", required: true},
+	fnHostAlloc            = required("cudaHostAlloc")
+	fnFreeHost             = bind(symbol{name: "cudaFreeHost", required: true, afterClose: true})
+	fnHostRegister         = required("cudaHostRegister")
+	fnHostUnregister       = bind(symbol{name: "cudaHostUnregister", required: true, afterClose: true})
+	fnHostGetDevicePointer = required("cudaHostGetDevicePointer")
+	fnPointerGetAttributes = bind(symbol{name: "cudaPointerGetAttributes", required: true, afterClose: true})
 
-	{fn: fnMemcpy, name: "cudaMemcpy", required: true},
-	{fn: fnMemcpyAsync, name: "cudaMemcpyAsync", required: true},
-	{fn: fnMemcpyPeerAsync, name: "cudaMemcpyPeerAsync"},
-	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: batchSince, until: 13000, abi: abiFailIndex},
-	{fn: fnMemcpyBatch, name: "cudaMemcpyBatchAsync", since: 13000, abi: abiNoFailIndex},
-	{fn: fnMemset, name: "cudaMemset", required: true},
-	{fn: fnMemsetAsync, name: "cudaMemsetAsync", required: true},
+	fnMemcpy          = required("cudaMemcpy")
+	fnMemcpyAsync     = required("cudaMemcpyAsync")
+	fnMemcpyPeerAsync = optional("cudaMemcpyPeerAsync")
+	fnMemcpyBatch     = bind(
+		symbol{name: "cudaMemcpyBatchAsync", since: batchSince, until: 13000, abi: abiFailIndex},
+		symbol{name: "cudaMemcpyBatchAsync", since: 13000, abi: abiNoFailIndex})
+	fnMemset      = required("cudaMemset")
+	fnMemsetAsync = required("cudaMemsetAsync")
 
-	{fn: fnStreamCreate, name: "cudaStreamCreateWithPriority", required: true},
-	{fn: fnStreamDestroy, name: "cudaStreamDestroy", required: true},
-	{fn: fnStreamQuery, name: "cudaStreamQuery", required: true},
-	{fn: fnStreamSynchronize, name: "cudaStreamSynchronize", required: true},
-	{fn: fnStreamWaitEvent, name: "cudaStreamWaitEvent", required: true},
-	{fn: fnStreamGetID, name: "cudaStreamGetId", since: 12000},
-	{fn: fnEventCreate, name: "cudaEventCreateWithFlags", required: true},
-	{fn: fnEventDestroy, name: "cudaEventDestroy", required: true},
-	{fn: fnEventRecord, name: "cudaEventRecord", required: true},
-	{fn: fnEventQuery, name: "cudaEventQuery", required: true},
-	{fn: fnEventSynchronize, name: "cudaEventSynchronize", required: true},
-	{fn: fnEventElapsedTime, name: "cudaEventElapsedTime", required: true},
-	{fn: fnLaunchHostFunc, name: "cudaLaunchHostFunc", required: true},
+	fnStreamCreate      = required("cudaStreamCreateWithPriority")
+	fnStreamDestroy     = bind(symbol{name: "cudaStreamDestroy", required: true, afterClose: true})
+	fnStreamQuery       = bind(symbol{name: "cudaStreamQuery", required: true, afterClose: true})
+	fnStreamSynchronize = required("cudaStreamSynchronize")
+	fnStreamWaitEvent   = required("cudaStreamWaitEvent")
+	fnStreamGetID       = bind(symbol{name: "cudaStreamGetId", since: 12000, afterClose: true})
+	fnEventCreate       = required("cudaEventCreateWithFlags")
+	fnEventDestroy      = bind(symbol{name: "cudaEventDestroy", required: true, afterClose: true})
+	fnEventRecord       = bind(symbol{name: "cudaEventRecord", required: true, afterClose: true})
+	fnEventQuery        = bind(symbol{name: "cudaEventQuery", required: true, afterClose: true})
+	fnEventSynchronize  = required("cudaEventSynchronize")
+	fnEventElapsedTime  = required("cudaEventElapsedTime")
+	fnLaunchHostFunc    = required("cudaLaunchHostFunc")
 
-	{fn: fnLibraryLoad, name: "cudaLibraryLoadData", since: librarySince},
-	{fn: fnLibraryUnload, name: "cudaLibraryUnload", since: librarySince},
-	{fn: fnLibraryGetKernel, name: "cudaLibraryGetKernel", since: librarySince},
-	{fn: fnFuncGetAttributes, name: "cudaFuncGetAttributes", since: librarySince},
-	{fn: fnFuncSetAttribute, name: "cudaFuncSetAttribute", since: librarySince},
-	{fn: fnLaunchKernel, name: "cudaLaunchKernelExC", since: librarySince},
-}
+	fnLibraryLoad       = bind(symbol{name: "cudaLibraryLoadData", since: librarySince})
+	fnLibraryUnload     = bind(symbol{name: "cudaLibraryUnload", since: librarySince, afterClose: true})
+	fnLibraryGetKernel  = bind(symbol{name: "cudaLibraryGetKernel", since: librarySince})
+	fnFuncGetAttributes = bind(symbol{name: "cudaFuncGetAttributes", since: librarySince})
+	fnFuncSetAttribute  = bind(symbol{name: "cudaFuncSetAttribute", since: librarySince})
+	fnLaunchKernel      = bind(symbol{name: "cudaLaunchKernelExC", since: librarySince})
 
-// driverSymbols are the names of libcuda that are bound if the runtime cannot load code.
-// They are the same in all versions.
-var driverSymbols = [...]symbol{
-	{fn: fnModuleLoad, name: "cuModuleLoadDataEx"},
-	{fn: fnModuleUnload, name: "cuModuleUnload"},
-	{fn: fnModuleGetFunction, name: "cuModuleGetFunction"},
-	{fn: fnDriverFuncGetAttribute, name: "cuFuncGetAttribute"},
-	{fn: fnDriverFuncSetAttribute, name: "cuFuncSetAttribute"},
-	{fn: fnDriverLaunchKernel, name: "cuLaunchKernel"},
-}
+	fnModuleLoad             = add(&driverSymbols, symbol{name: "cuModuleLoadDataEx"})
+	fnModuleUnload           = add(&driverSymbols, symbol{name: "cuModuleUnload", afterClose: true})
+	fnModuleGetFunction      = add(&driverSymbols, symbol{name: "cuModuleGetFunction"})
+	fnDriverFuncGetAttribute = add(&driverSymbols, symbol{name: "cuFuncGetAttribute"})
+	fnDriverFuncSetAttribute = add(&driverSymbols, symbol{name: "cuFuncSetAttribute"})
+	fnDriverLaunchKernel     = add(&driverSymbols, symbol{name: "cuLaunchKernel"})
+)
 
 // serves reports whether the row is the one to use with a runtime of version v.
 func (s *symbol) serves(v Version) bool {
@@ -188,13 +152,4 @@ func (s *symbol) serves(v Version) bool {
 }
 
 // name is the C name of a function, for messages.
-func (fn function) name() string {
-	for _, rows := range [][]symbol{symbols[:], driverSymbols[:]} {
-		for i := range rows {
-			if rows[i].fn == fn {
-				return rows[i].name
-			}
-		}
-	}
-	return "unknown function"
-}
+func (fn function) name() string { return names[fn] }
