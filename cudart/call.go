@@ -32,7 +32,7 @@ const maxCallArgs = 11
 type frame struct {
 	cCall
 	own  cCall          // for the calls that guard makes for itself
-	out  [4]uint64      // results that C writes: sizes, handles, numbers
+	out  results        // that C writes: sizes, handles, numbers
 	host unsafe.Pointer // keeps host memory alive, and in the heap, during the call
 
 	// The stream or the event that the call uses, if any.
@@ -45,9 +45,6 @@ type frame struct {
 
 // outPtr returns the address of result i, as an argument.
 func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
-
-// outInt returns result i, a C int.
-func (f *frame) outInt(i int) int { return int(*(*int32)(unsafe.Pointer(&f.out[i]))) }
 
 // A binding is a loaded library: the address of each function, and how it takes its
 // arguments.
@@ -196,6 +193,29 @@ func (d *Device) guard(fn function, f *frame) Code {
 	return code
 }
 
+// results are what C wrote to a frame.
+type results [4]uint64
+
+// int returns result i, a C int.
+func (r *results) int(i int) int { return int(int32(r[i])) }
+
+// do makes a call by guard, and ends the frame. detail describes the call's arguments for
+// its error. After an error the results are 0. It allocates nothing unless the call fails.
+func (d *Device) do(fn function, f *frame, detail func() string) (results, error) {
+	return d.rt.finish(fn, f, d.guard(fn, f), detail)
+}
+
+// finish ends the frame of a call that returned code.
+func (rt *Runtime) finish(fn function, f *frame, code Code, detail func() string) (out results, err error) {
+	if code == Success {
+		out = f.out
+	} else {
+		err = rt.errorf(fn, code, "%s", detail())
+	}
+	rt.end(f)
+	return out, err
+}
+
 // attach attaches the context of the current device to the calling thread. Before
 // 12.0 cudaSetDevice does not, and some functions (such as cudaMemAdvise of 11.8) then
 // fail on a new thread with "invalid device context". cudaFree of nothing is the
@@ -213,7 +233,7 @@ func (d *Device) makeCurrent(b *binding, f *frame) Code {
 	if code := b.call(fnGetDevice, &f.own); code != Success {
 		return code.of(fnGetDevice)
 	}
-	if f.outInt(3) == d.ordinal {
+	if f.out.int(3) == d.ordinal {
 		return Success
 	}
 	f.own.args[0] = uintptr(d.ordinal)

@@ -31,12 +31,12 @@ func (d *Device) newCEvent(timing bool) (*cEvent, error) {
 		flags = 0
 	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), flags
-	if code := d.guard(fnEventCreate, f); code != Success {
-		return nil, d.rt.errorf(fnEventCreate, code, "flags %#x, on %v", flags, d)
+	out, err := d.do(fnEventCreate, f, func() string { return fmt.Sprintf("flags %#x, on %v", flags, d) })
+	if err != nil {
+		return nil, err
 	}
-	return d.cEventOf(uintptr(f.out[0])), nil
+	return d.cEventOf(uintptr(out[0])), nil
 }
 
 func (d *Device) cEventOf(value uintptr) *cEvent {

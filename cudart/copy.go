@@ -1,6 +1,9 @@
 package cudart
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // A copyKind is a cudaMemcpyKind.
 type copyKind uintptr
@@ -95,12 +98,8 @@ func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, k
 	f := d.begin(s)
 	f.host = host
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4] = dst, src, uintptr(n), uintptr(kind), s.arg()
-	code := d.guard(fn, f)
-	d.rt.end(f)
-	if code != Success {
-		return d.rt.errorf(fn, code, "%d bytes %v, from %#x to %#x on %v", n, kind, src, dst, d)
-	}
-	return nil
+	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%d bytes %v, from %#x to %#x on %v", n, kind, src, dst, d) })
+	return err
 }
 
 // checkPinned refuses, in debug mode, host memory for an asynchronous copy that is
@@ -140,10 +139,6 @@ func (d *Device) memset(s *Stream, p DevPtr, v byte, n int) error {
 	}
 	f := d.begin(s)
 	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(v), uintptr(n), s.arg()
-	code := d.guard(fn, f)
-	d.rt.end(f)
-	if code != Success {
-		return d.rt.errorf(fn, code, "%d bytes at %#x on %v", n, uintptr(p), d)
-	}
-	return nil
+	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%d bytes at %#x on %v", n, uintptr(p), d) })
+	return err
 }

@@ -126,12 +126,9 @@ func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordina
 // no context.
 func (d *Device) Attribute(a Attr) (int, error) {
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(a), uintptr(d.ordinal)
-	if code := d.rt.ask(fnDeviceGetAttribute, f); code != Success {
-		return 0, d.rt.errorf(fnDeviceGetAttribute, code, "attribute %d of %v", a, d)
-	}
-	return f.outInt(0), nil
+	out, err := d.rt.finish(fnDeviceGetAttribute, f, d.rt.ask(fnDeviceGetAttribute, f), func() string { return fmt.Sprintf("attribute %d of %v", a, d) })
+	return out.int(0), err
 }
 
 // MemInfo returns the bytes of device memory that are free for all processes, and
@@ -139,12 +136,9 @@ func (d *Device) Attribute(a Attr) (int, error) {
 // takes some hundred MiB.
 func (d *Device) MemInfo() (free, total int, err error) {
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
-	if code := d.guard(fnMemGetInfo, f); code != Success {
-		return 0, 0, d.rt.errorf(fnMemGetInfo, code, "memory of %v", d)
-	}
-	return int(f.out[0]), int(f.out[1]), nil
+	out, err := d.do(fnMemGetInfo, f, func() string { return fmt.Sprintf("memory of %v", d) })
+	return int(out[0]), int(out[1]), err
 }
 
 // StreamPriorities returns the lowest and the highest priority of streams of the
@@ -152,10 +146,7 @@ func (d *Device) MemInfo() (free, total int, err error) {
 // 0 and -5, for example. Both are 0 if the device has no priorities.
 func (d *Device) StreamPriorities() (lowest, highest int, err error) {
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
-	if code := d.guard(fnDeviceGetStreamPriorityRange, f); code != Success {
-		return 0, 0, d.rt.errorf(fnDeviceGetStreamPriorityRange, code, "%v", d)
-	}
-	return f.outInt(0), f.outInt(1), nil
+	out, err := d.do(fnDeviceGetStreamPriorityRange, f, d.String)
+	return out.int(0), out.int(1), err
 }

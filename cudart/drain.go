@@ -92,11 +92,8 @@ func (t *Timeline) waitClosed(ctx context.Context) error {
 
 func (d *Device) synchronize() error {
 	f := d.rt.begin()
-	defer d.rt.end(f)
-	if code := d.guard(fnDeviceSynchronize, f); code != Success {
-		return d.rt.errorf(fnDeviceSynchronize, code, "%v", d)
-	}
-	return nil
+	_, err := d.do(fnDeviceSynchronize, f, d.String)
+	return err
 }
 
 // Synchronize waits until all work that is queued on the device so far is done

@@ -85,7 +85,6 @@ func (h *handle) queued() uint64 { return h.state.Load() / handleQueued }
 // lost with all its handles. After any other error the caller may try again.
 func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0] = h.value
 	code := d.guard(fn, f)
 	if code == Success || code.sticky() {
@@ -93,8 +92,6 @@ func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
 	} else {
 		h.unclaim()
 	}
-	if code != Success {
-		return d.rt.errorf(fn, code, "%v", what)
-	}
-	return nil
+	_, err := d.rt.finish(fn, f, code, what.String)
+	return err
 }

@@ -1,6 +1,9 @@
 package cudart
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // HostAllocFlags are flags of cudaHostAlloc, to be combined with |.
 type HostAllocFlags uint32
@@ -30,12 +33,9 @@ func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) 
 		return nil, invalid(fnHostAlloc, "size %d: must be positive", n)
 	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
-	if code := d.guard(fnHostAlloc, f); code != Success {
-		return nil, d.rt.errorf(fnHostAlloc, code, "%d bytes, flags %#x, for %v", n, uint32(flags), d)
-	}
-	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
+	out, err := d.do(fnHostAlloc, f, func() string { return fmt.Sprintf("%d bytes, flags %#x, for %v", n, uint32(flags), d) })
+	return *(*unsafe.Pointer)(unsafe.Pointer(&out[0])), err
 }
 
 // FreeHost frees memory of [Device.HostAlloc] (cudaFreeHost). No copy may use it
@@ -46,12 +46,9 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 		return nil
 	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0] = uintptr(p)
-	if code := d.guard(fnFreeHost, f); code != Success {
-		return d.rt.errorf(fnFreeHost, code, "%p", p)
-	}
-	return nil
+	_, err := d.do(fnFreeHost, f, func() string { return fmt.Sprintf("%p", p) })
+	return err
 }
 
 // HostRegister pins n bytes of mapped memory at p (cudaHostRegister). Neither p nor
@@ -69,12 +66,9 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 		return invalid(fnHostRegister, "size %d: must be positive", n)
 	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(flags)
-	if code := d.guard(fnHostRegister, f); code != Success {
-		return d.rt.errorf(fnHostRegister, code, "%d bytes at %p, flags %#x, for %v", n, p, uint32(flags), d)
-	}
-	return nil
+	_, err := d.do(fnHostRegister, f, func() string { return fmt.Sprintf("%d bytes at %p, flags %#x, for %v", n, p, uint32(flags), d) })
+	return err
 }
 
 // HostUnregister unpins memory of [Device.HostRegister] (cudaHostUnregister). p is
@@ -84,12 +78,9 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 // not unmap it.
 func (d *Device) HostUnregister(p unsafe.Pointer) error {
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0] = uintptr(p)
-	if code := d.guard(fnHostUnregister, f); code != Success {
-		return d.rt.errorf(fnHostUnregister, code, "%p", p)
-	}
-	return nil
+	_, err := d.do(fnHostUnregister, f, func() string { return fmt.Sprintf("%p", p) })
+	return err
 }
 
 // HostDevicePointer returns the address at which the device accesses pinned host
@@ -97,10 +88,7 @@ func (d *Device) HostUnregister(p unsafe.Pointer) error {
 // pinned.
 func (d *Device) HostDevicePointer(p unsafe.Pointer) (DevPtr, error) {
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(p), 0
-	if code := d.guard(fnHostGetDevicePointer, f); code != Success {
-		return 0, d.rt.errorf(fnHostGetDevicePointer, code, "%p", p)
-	}
-	return DevPtr(f.out[0]), nil
+	out, err := d.do(fnHostGetDevicePointer, f, func() string { return fmt.Sprintf("%p", p) })
+	return DevPtr(out[0]), err
 }

@@ -52,20 +52,18 @@ func (l Location) String() string {
 	return fmt.Sprintf("location of kind %d", int(l.Kind))
 }
 
-// ordinal is the place for 11.x to 12.1: a device, or -1 for the host.
-func (l Location) ordinal() (int, error) {
-	switch l.Kind {
-	case LocationDevice:
-		return l.ID, nil
-	case LocationHost:
-		return -1, nil
+// locationArg is a place as an argument: from 12.2 on a cudaMemLocation by value (two ints
+// in one register), before an ordinal, -1 for the host.
+func (d *Device) locationArg(fn function, p DevPtr, n int, l Location) (uintptr, error) {
+	switch {
+	case d.rt.abi[fn] == abiLocation:
+		return uintptr(uint64(uint32(l.Kind)) | uint64(uint32(l.ID))<<32), nil
+	case l.Kind == LocationDevice:
+		return uintptr(l.ID), nil
+	case l.Kind == LocationHost:
+		return ^uintptr(0), nil
 	}
-	return 0, fmt.Errorf("a NUMA node as the location needs CUDA 12.2 or later: %w", ErrUnsupported)
-}
-
-// word is the place as a cudaMemLocation by value: two ints in one register.
-func (l Location) word() uintptr {
-	return uintptr(uint64(uint32(l.Kind)) | uint64(uint32(l.ID))<<32)
+	return 0, fmt.Errorf("%s: %d bytes at %#x: a NUMA node as the location needs CUDA 12.2 or later: %w", fn.name(), n, uintptr(p), ErrUnsupported)
 }
 
 // An Advice is a cudaMemoryAdvise.
@@ -92,12 +90,9 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 		return nil, invalid(fnMallocManaged, "size %d: must be positive", n)
 	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
-	if code := d.guard(fnMallocManaged, f); code != Success {
-		return nil, d.rt.errorf(fnMallocManaged, code, "%d bytes on %v", n, d)
-	}
-	return *(*unsafe.Pointer)(unsafe.Pointer(&f.out[0])), nil
+	out, err := d.do(fnMallocManaged, f, func() string { return fmt.Sprintf("%d bytes on %v", n, d) })
+	return *(*unsafe.Pointer)(unsafe.Pointer(&out[0])), err
 }
 
 // Prefetch queues the move of n bytes of managed memory at p to a location
@@ -109,23 +104,17 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	if n <= 0 {
 		return invalid(fnMemPrefetch, "size %d: must be positive", n)
 	}
-	rt := s.dev.rt
+	where, err := s.dev.locationArg(fnMemPrefetch, p, n, to)
+	if err != nil {
+		return err
+	}
 	f := s.dev.begin(s)
-	defer rt.end(f)
-	f.args[0], f.args[1] = uintptr(p), uintptr(n)
-	if rt.abi[fnMemPrefetch] == abiLocation {
-		f.args[2], f.args[3], f.args[4] = to.word(), 0, s.arg()
-	} else {
-		device, err := to.ordinal()
-		if err != nil {
-			return fmt.Errorf("%s: %d bytes at %#x: %w", fnMemPrefetch.name(), n, uintptr(p), err)
-		}
-		f.args[2], f.args[3] = uintptr(device), s.arg()
+	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(n), where, s.arg()
+	if s.dev.rt.abi[fnMemPrefetch] == abiLocation {
+		f.args[3], f.args[4] = 0, s.arg()
 	}
-	if code := s.dev.guard(fnMemPrefetch, f); code != Success {
-		return rt.errorf(fnMemPrefetch, code, "%d bytes at %#x to %v", n, uintptr(p), to)
-	}
-	return nil
+	_, err = s.dev.do(fnMemPrefetch, f, func() string { return fmt.Sprintf("%d bytes at %#x to %v", n, uintptr(p), to) })
+	return err
 }
 
 // MemAdvise advises the driver how n bytes of managed memory at p will be used, and
@@ -134,20 +123,14 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 	if n <= 0 {
 		return invalid(fnMemAdvise, "size %d: must be positive", n)
 	}
+	where, err := d.locationArg(fnMemAdvise, p, n, at)
+	if err != nil {
+		return err
+	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
-	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(advice)
-	if d.rt.abi[fnMemAdvise] == abiLocation {
-		f.args[3] = at.word()
-	} else {
-		device, err := at.ordinal()
-		if err != nil {
-			return fmt.Errorf("%s: %d bytes at %#x: %w", fnMemAdvise.name(), n, uintptr(p), err)
-		}
-		f.args[3] = uintptr(device)
-	}
-	if code := d.guard(fnMemAdvise, f); code != Success {
-		return d.rt.errorf(fnMemAdvise, code, "%d bytes at %#x, advice %d, location %v", n, uintptr(p), advice, at)
-	}
-	return nil
+	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(n), uintptr(advice), where
+	_, err = d.do(fnMemAdvise, f, func() string {
+		return fmt.Sprintf("%d bytes at %#x, advice %d, location %v", n, uintptr(p), advice, at)
+	})
+	return err
 }

@@ -78,16 +78,12 @@ func (d *Device) RangeAttributes(p DevPtr, n int) (RangeAttributes, error) {
 // rangeAttribute fills in the ints of one attribute.
 func (d *Device) rangeAttribute(p DevPtr, n, attribute int, to []int32) error {
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	heap := make([]int32, len(to)) // C writes to it: to may lie on the stack
 	f.host = unsafe.Pointer(&heap[0])
-	f.args[0], f.args[1], f.args[2] = uintptr(f.host), uintptr(4*len(to)), uintptr(attribute)
-	f.args[3], f.args[4] = uintptr(p), uintptr(n)
-	if code := d.guard(fnMemRangeGetAttribute, f); code != Success {
-		return d.rt.errorf(fnMemRangeGetAttribute, code, "attribute %d of %d bytes at %#x", attribute, n, uintptr(p))
-	}
+	f.args = [maxCallArgs]uintptr{uintptr(f.host), uintptr(4 * len(to)), uintptr(attribute), uintptr(p), uintptr(n)}
+	_, err := d.do(fnMemRangeGetAttribute, f, func() string { return fmt.Sprintf("attribute %d of %d bytes at %#x", attribute, n, uintptr(p)) })
 	copy(to, heap)
-	return nil
+	return err
 }
 
 // prefetchBatchSince is the first version of library and driver with batches of
@@ -161,16 +157,13 @@ func (s *Stream) PrefetchBatch(b *PrefetchBatch) error {
 		return nil
 	}
 	f := s.dev.begin(s)
-	defer rt.end(f)
 	f.host = unsafe.Pointer(b)
 	f.args = [maxCallArgs]uintptr{
 		uintptr(unsafe.Pointer(&b.ptrs[0])), uintptr(unsafe.Pointer(&b.sizes[0])), uintptr(b.Len()),
 		uintptr(unsafe.Pointer(&b.locations[0])), uintptr(unsafe.Pointer(&b.indexes[0])), uintptr(b.Len()), 0, s.arg(),
 	}
-	if code := s.dev.guard(fnMemPrefetchBatch, f); code != Success {
-		return rt.errorf(fnMemPrefetchBatch, code, "%d ranges on %v", b.Len(), s.dev)
-	}
-	return nil
+	_, err := s.dev.do(fnMemPrefetchBatch, f, func() string { return fmt.Sprintf("%d ranges on %v", b.Len(), s.dev) })
+	return err
 }
 
 // CanDiscard reports whether [Stream.Discard] works: both library and driver must be of
@@ -188,13 +181,9 @@ func (s *Stream) Discard(p DevPtr, n int) error {
 	if n <= 0 {
 		return invalid(fnMemDiscardBatch, "size %d: must be positive", n)
 	}
-	rt := s.dev.rt
 	f := s.dev.begin(s)
-	defer rt.end(f)
 	f.out[0], f.out[1] = uint64(p), uint64(n)
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4] = f.outPtr(0), f.outPtr(1), 1, 0, s.arg()
-	if code := s.dev.guard(fnMemDiscardBatch, f); code != Success {
-		return rt.errorf(fnMemDiscardBatch, code, "%d bytes at %#x", n, uintptr(p))
-	}
-	return nil
+	_, err := s.dev.do(fnMemDiscardBatch, f, func() string { return fmt.Sprintf("%d bytes at %#x", n, uintptr(p)) })
+	return err
 }

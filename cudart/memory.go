@@ -1,6 +1,9 @@
 package cudart
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // A DevPtr is an address that a device can access, mostly in its own memory. It is
 // an integer to Go: it keeps nothing from being freed, and cannot be dereferenced.
@@ -38,12 +41,9 @@ func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
 		return 0, invalid(fn, "size %d: must be positive", n)
 	}
 	f := d.begin(s)
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), s.arg()
-	if code := d.guard(fn, f); code != Success {
-		return 0, d.rt.errorf(fn, code, "%d bytes on %v", n, d)
-	}
-	return DevPtr(f.out[0]), nil
+	out, err := d.do(fn, f, func() string { return fmt.Sprintf("%d bytes on %v", n, d) })
+	return DevPtr(out[0]), err
 }
 
 func (d *Device) free(s *Stream, p DevPtr) error {
@@ -55,12 +55,9 @@ func (d *Device) free(s *Stream, p DevPtr) error {
 		fn = fnFreeAsync
 	}
 	f := d.begin(s)
-	defer d.rt.end(f)
 	f.args[0], f.args[1] = uintptr(p), s.arg()
-	if code := d.guard(fn, f); code != Success {
-		return d.rt.errorf(fn, code, "%#x on %v", uintptr(p), d)
-	}
-	return nil
+	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%#x on %v", uintptr(p), d) })
+	return err
 }
 
 // A MemoryType is a cudaMemoryType: the kind of memory at an address.
@@ -113,11 +110,10 @@ type cPointerAttributes struct {
 func (d *Device) PointerAttributes(address uintptr) (PointerAttributes, error) {
 	var c cPointerAttributes
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.host = unsafe.Pointer(&c)
 	f.args[0], f.args[1] = uintptr(f.host), address
-	if code := d.guard(fnPointerGetAttributes, f); code != Success {
-		return PointerAttributes{}, d.rt.errorf(fnPointerGetAttributes, code, "address %#x", address)
+	if _, err := d.do(fnPointerGetAttributes, f, func() string { return fmt.Sprintf("address %#x", address) }); err != nil {
+		return PointerAttributes{}, err
 	}
 	return PointerAttributes{
 		Type: MemoryType(c.kind), Device: int(c.device),

@@ -249,7 +249,7 @@ func (fn *Function) askDriver(f *frame) error {
 		if code := fn.module.dev.guard(fnDriverFuncGetAttribute, f); code != Success {
 			return fn.errorf(fnDriverFuncGetAttribute, code)
 		}
-		*a.to = f.outInt(0)
+		*a.to = f.out.int(0)
 	}
 	return nil
 }

@@ -299,27 +299,21 @@ func (rt *Runtime) addDevices(ctx context.Context) error {
 
 func (rt *Runtime) version(fn function) (Version, error) {
 	f := rt.begin()
-	defer rt.end(f)
-	f.out[0] = 0
-	f.args[0] = f.outPtr(0)
-	if code := rt.ask(fn, f); code != Success {
-		return 0, rt.errorf(fn, code, "%s", rt.lib.Path)
-	}
-	return Version(f.outInt(0)), nil
+	f.out[0], f.args[0] = 0, f.outPtr(0)
+	out, err := rt.finish(fn, f, rt.ask(fn, f), func() string { return rt.lib.Path })
+	return Version(out.int(0)), err
 }
 
 // count returns the number of devices (cudaGetDeviceCount). None is not an error.
 func (rt *Runtime) count() (int, error) {
 	f := rt.begin()
-	defer rt.end(f)
-	f.out[0] = 0
-	f.args[0] = f.outPtr(0)
-	switch code := rt.ask(fnGetDeviceCount, f); code {
-	case Success:
-		return f.outInt(0), nil
-	case ErrNoDevice:
+	f.out[0], f.args[0] = 0, f.outPtr(0)
+	code := rt.ask(fnGetDeviceCount, f)
+	out, err := rt.finish(fnGetDeviceCount, f, code, func() string {
+		return fmt.Sprintf("runtime %s, driver for up to %s", rt.lib.Runtime, rt.lib.Driver)
+	})
+	if code == ErrNoDevice {
 		return 0, nil
-	default:
-		return 0, rt.errorf(fnGetDeviceCount, code, "runtime %s, driver for up to %s", rt.lib.Runtime, rt.lib.Driver)
 	}
+	return out.int(0), err
 }

@@ -73,12 +73,9 @@ func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
 		return false, err
 	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(d.ordinal), uintptr(peer.ordinal)
-	if code := d.rt.ask(fnDeviceCanAccessPeer, f); code != Success {
-		return false, d.rt.errorf(fnDeviceCanAccessPeer, code, "%v to %v", d, peer)
-	}
-	return f.outInt(0) != 0, nil
+	out, err := d.rt.finish(fnDeviceCanAccessPeer, f, d.rt.ask(fnDeviceCanAccessPeer, f), func() string { return fmt.Sprintf("%v to %v", d, peer) })
+	return out.int(0) != 0, err
 }
 
 // EnablePeerAccess lets the device access the memory of another one directly
@@ -158,12 +155,10 @@ func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n in
 	}
 	f := s.dev.begin(s)
 	f.args = [maxCallArgs]uintptr{uintptr(dst), uintptr(to.ordinal), uintptr(src), uintptr(from.ordinal), uintptr(n), s.arg()}
-	code := s.dev.guard(fnMemcpyPeerAsync, f)
-	s.dev.rt.end(f)
-	if code != Success {
-		return s.dev.rt.errorf(fnMemcpyPeerAsync, code, "%d bytes from %#x on %v to %#x on %v", n, uintptr(src), from, uintptr(dst), to)
-	}
-	return nil
+	_, err := s.dev.do(fnMemcpyPeerAsync, f, func() string {
+		return fmt.Sprintf("%d bytes from %#x on %v to %#x on %v", n, uintptr(src), from, uintptr(dst), to)
+	})
+	return err
 }
 
 // checkPeer refuses a peer that is nil, or a device of another library.

@@ -46,12 +46,12 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 		flags = 0
 	}
 	f := d.rt.begin()
-	defer d.rt.end(f)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), flags, uintptr(o.Priority)
-	if code := d.guard(fnStreamCreate, f); code != Success {
-		return nil, d.rt.errorf(fnStreamCreate, code, "%+v on %v", o, d)
+	out, err := d.do(fnStreamCreate, f, func() string { return fmt.Sprintf("%+v on %v", o, d) })
+	if err != nil {
+		return nil, err
 	}
-	s := &Stream{dev: d, line: newTimeline(d, uintptr(f.out[0]))}
+	s := &Stream{dev: d, line: newTimeline(d, uintptr(out[0]))}
 	// On a goroutine of its own, because the calls may block.
 	s.cleanup = runtime.AddCleanup(s, func(t *Timeline) { go t.collect() }, s.line)
 	return s, nil
