@@ -34,7 +34,7 @@ type symbol struct {
 }
 
 // symbols are the names of the runtime's functions, driverSymbols those of libcuda, which
-// are bound if the runtime cannot load code.
+// are bound when code is loaded first.
 var symbols, driverSymbols []symbol
 
 var (
@@ -131,19 +131,12 @@ var (
 	fnEventElapsedTime  = required("cudaEventElapsedTime")
 	fnLaunchHostFunc    = required("cudaLaunchHostFunc")
 
-	fnLibraryLoad       = bind(symbol{name: "cudaLibraryLoadData", since: librarySince})
-	fnLibraryUnload     = bind(symbol{name: "cudaLibraryUnload", since: librarySince, afterClose: true})
-	fnLibraryGetKernel  = bind(symbol{name: "cudaLibraryGetKernel", since: librarySince})
-	fnFuncGetAttributes = bind(symbol{name: "cudaFuncGetAttributes", since: librarySince})
-	fnFuncSetAttribute  = bind(symbol{name: "cudaFuncSetAttribute", since: librarySince})
-	fnLaunchKernel      = bind(symbol{name: "cudaLaunchKernelExC", since: librarySince})
-
-	fnModuleLoad             = add(&driverSymbols, symbol{name: "cuModuleLoadDataEx"})
-	fnModuleUnload           = add(&driverSymbols, symbol{name: "cuModuleUnload", afterClose: true})
-	fnModuleGetFunction      = add(&driverSymbols, symbol{name: "cuModuleGetFunction"})
-	fnDriverFuncGetAttribute = add(&driverSymbols, symbol{name: "cuFuncGetAttribute"})
-	fnDriverFuncSetAttribute = add(&driverSymbols, symbol{name: "cuFuncSetAttribute"})
-	fnDriverLaunchKernel     = add(&driverSymbols, symbol{name: "cuLaunchKernel"})
+	fnModuleLoad        = add(&driverSymbols, symbol{name: "cuModuleLoadDataEx"})
+	fnModuleUnload      = add(&driverSymbols, symbol{name: "cuModuleUnload", afterClose: true})
+	fnModuleGetFunction = add(&driverSymbols, symbol{name: "cuModuleGetFunction"})
+	fnFuncGetAttribute  = add(&driverSymbols, symbol{name: "cuFuncGetAttribute"})
+	fnFuncSetAttribute  = add(&driverSymbols, symbol{name: "cuFuncSetAttribute"})
+	fnLaunchKernel      = add(&driverSymbols, symbol{name: "cuLaunchKernel"})
 )
 
 // serves reports whether the row is the one to use with a runtime of version v.

@@ -11,8 +11,7 @@
 //
 // [Load] takes PTX, a cubin or a fat binary, and checks that it is one and whole, as CUDA
 // itself looks at it when a kernel is looked up first. The driver compiles PTX for the device
-// (cudaLibraryLoadData with CUDA 12.8 or later, else cuModuleLoadDataEx), and keeps what it
-// compiled in a cache on disk. If it cannot, the error has the compiler's log: see
+// (cuModuleLoadDataEx), and keeps what it compiled in a cache on disk. If it cannot, the error has the compiler's log: see
 // [cudart.JITError]. A simulated device runs no kernels: the error wraps
 // [errors.ErrUnsupported].
 //

@@ -79,7 +79,7 @@ func (k *Kernel) setParameters(list parameters) {
 func (k *Kernel) made() bool { return k != nil && k.module != nil }
 
 // Limits returns the maximum threads of a block, its shared memory and more
-// (cudaFuncGetAttributes, cuFuncGetAttribute).
+// (cuFuncGetAttribute).
 func (k *Kernel) Limits() cudart.FunctionLimits {
 	if !k.made() {
 		return cudart.FunctionLimits{}
@@ -88,7 +88,7 @@ func (k *Kernel) Limits() cudart.FunctionLimits {
 }
 
 // AllowShared lets launches use n bytes of dynamic shared memory a block, which without it
-// is 48 KiB less what the code itself declares (cudaFuncSetAttribute, cuFuncSetAttribute). The
+// is 48 KiB less what the code itself declares (cuFuncSetAttribute). The
 // error wraps [cudart.ErrInvalidValue] if n is negative or more than the device has, and
 // [ErrClosed]. Not to be called during launches of k.
 func (k *Kernel) AllowShared(n int) error {
@@ -105,7 +105,7 @@ func (k *Kernel) AllowShared(n int) error {
 	return nil
 }
 
-// Launch queues a run of the kernel on a stream (cudaLaunchKernelExC, cuLaunchKernel), with
+// Launch queues a run of the kernel on a stream (cuLaunchKernel), with
 // at most [MaxArgs] arguments. It allocates nothing. Parameters that are structs by value are
 // not supported.
 //

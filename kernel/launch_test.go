@@ -167,7 +167,7 @@ func TestWrongLaunchesAreRefused(t *testing.T) {
 		assert.ErrorIs(t, err, errors.ErrUnsupported)
 		assert.ErrorContains(t, err, "parameter 0 is a struct by value")
 
-		r.Codes["cudaLaunchKernelExC"], r.Codes["cuLaunchKernel"] = cudart.ErrLaunchOutOfResources, cudart.ErrLaunchOutOfResources
+		r.Codes["cuLaunchKernel"] = cudart.ErrLaunchOutOfResources
 		assert.ErrorIs(t, empty.Launch(r.stream, one), cudart.ErrLaunchOutOfResources)
 		assert.Empty(t, r.Launches())
 
@@ -206,13 +206,11 @@ func TestFailedCompilationHasItsLog(t *testing.T) {
 		const log = "ptxas application ptx input, line 7; error   : Unknown symbol 'x'"
 		k, dev := testgpu.NewKernels(t, cudasim.Config{Version: v})
 		k.Names, k.Log = names, log+"\n"
-		for _, fns := range [][]string{{"cudaLibraryLoadData", "cuModuleLoadDataEx"}, {"cudaLibraryGetKernel", "cuModuleGetFunction"}, {"cudaFuncGetAttributes", "cuFuncGetAttribute"}} {
+		for _, fn := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncGetAttribute"} {
 			clear(k.Codes)
-			for _, fn := range fns {
-				k.Codes[fn] = cudart.ErrInvalidPtx
-			}
+			k.Codes[fn] = cudart.ErrInvalidPtx
 			m, err := kernel.Load(dev, []byte(ptx))
-			if fns[0] != "cudaLibraryLoadData" {
+			if fn != "cuModuleLoadDataEx" {
 				require.NoError(t, err)
 				_, err = m.Kernel("mixed")
 				defer m.Close()
@@ -304,7 +302,7 @@ func TestCloseDuringLaunches(t *testing.T) {
 func TestCloseAfterAFailureTriesAgain(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
 		r := newRig(t, v, ptx)
-		r.Codes["cudaLibraryUnload"], r.Codes["cuModuleUnload"] = cudart.ErrUnknown, cudart.ErrUnknown
+		r.Codes["cuModuleUnload"] = cudart.ErrUnknown
 		assert.ErrorIs(t, r.module.Close(), cudart.ErrUnknown)
 		clear(r.Codes)
 		require.NoError(t, r.module.Close())

@@ -38,8 +38,7 @@ type Module struct {
 	fence   fence.Fence // of the kernels' runs
 }
 
-// Load loads PTX, a cubin or a fat binary on a device (cudaLibraryLoadData of CUDA 12.8 or
-// later, else cuModuleLoadDataEx). The driver compiles PTX, which takes a fraction of a
+// Load loads PTX, a cubin or a fat binary on a device (cuModuleLoadDataEx). The driver compiles PTX, which takes a fraction of a
 // second unless its cache has it. code may be changed afterwards. A nil device and empty code
 // are errors. The error wraps [cudart.ErrInvalidKernelImage] if the code is nothing of that
 // kind, or not whole; see [cudart.Device.LoadModule] for the others.
@@ -82,7 +81,7 @@ func loadOwn(dev *cudart.Device, ptx []byte, kernels map[string]**Kernel) (m *Mo
 func (m *Module) made() bool { return m != nil && m.module != nil }
 
 // Kernel looks up a kernel by its name, which is that of a function with extern "C"
-// (cudaLibraryGetKernel, cuModuleGetFunction). The error wraps [cudart.ErrSymbolNotFound] if
+// (cuModuleGetFunction). The error wraps [cudart.ErrSymbolNotFound] if
 // the code has none of that name, and [ErrClosed].
 func (m *Module) Kernel(name string) (*Kernel, error) {
 	switch {
@@ -106,8 +105,8 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	return k, nil
 }
 
-// Close waits for the kernels that were launched, and unloads the code (cudaLibraryUnload,
-// cuModuleUnload). From its start on, launches return [ErrClosed]. After an error the code
+// Close waits for the kernels that were launched, and unloads the code
+// (cuModuleUnload). From its start on, launches return [ErrClosed]. After an error the code
 // stays loaded, and Close may be called again; once it has returned nil it does nothing.
 func (m *Module) Close() error { return m.CloseContext(context.Background()) }
 

@@ -103,13 +103,6 @@ func init() {
 		{name: "cudaStreamGetId", args: 2, stream: 1, since: 12000, run: (*call).streamGetID},
 		{name: "cudaLaunchHostFunc", args: 3, stream: 1, run: (*call).launchHostFunc},
 
-		{name: "cudaLibraryLoadData", args: 8, since: 12080, run: (*call).noKernels},
-		{name: "cudaLibraryUnload", args: 1, since: 12080, run: (*call).noKernels},
-		{name: "cudaLibraryGetKernel", args: 3, since: 12080, run: (*call).noKernels},
-		{name: "cudaFuncGetAttributes", args: 2, since: 12080, run: (*call).noKernels},
-		{name: "cudaFuncSetAttribute", args: 3, since: 12080, run: (*call).noKernels},
-		{name: "cudaLaunchKernelExC", args: 3, since: 12080, run: (*call).noKernels},
-
 		{name: "cudaEventCreateWithFlags", args: 2, run: (*call).eventCreateWithFlags},
 		{name: "cudaEventDestroy", args: 1, event: 1, run: (*call).eventDestroy},
 		{name: "cudaEventRecord", args: 2, stream: 2, event: 1, run: (*call).eventRecord},

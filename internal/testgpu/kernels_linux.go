@@ -85,9 +85,8 @@ var (
 
 // Symbol returns the entries of Kernels, and of the Sim where there is none.
 func (k *Kernels) Symbol(name string) uintptr {
-	isNew := k.Sim.Symbol("cudaLibraryLoadData") != 0
 	for _, e := range kernelEntries() {
-		if e.name == name && e.runtime == isNew {
+		if e.name == name {
 			if k.Quick && e.launch {
 				return noop()
 			}
@@ -107,40 +106,14 @@ var noop = sync.OnceValue(func() uintptr {
 })
 
 type kernelEntry struct {
-	name            string
-	runtime, launch bool
-	entry           uintptr
+	name   string
+	launch bool
+	entry  uintptr
 }
 
 // kernelEntries are C functions, made once because they are never freed.
 var kernelEntries = sync.OnceValue(func() []kernelEntry {
 	return []kernelEntry{
-		{name: "cudaLibraryLoadData", runtime: true, entry: purego.NewCallback(func(out, code, options, values, n, _, _, _ uintptr) uintptr {
-			return currentKernels.load("cudaLibraryLoadData", out, code, n, options, values)
-		})},
-		{name: "cudaLibraryUnload", runtime: true, entry: purego.NewCallback(func(handle uintptr) uintptr { return currentKernels.unload("cudaLibraryUnload", handle) })},
-		{name: "cudaLibraryGetKernel", runtime: true, entry: purego.NewCallback(func(out, handle, name uintptr) uintptr {
-			return currentKernels.get("cudaLibraryGetKernel", out, handle, name)
-		})},
-		{name: "cudaFuncGetAttributes", runtime: true, entry: purego.NewCallback(func(out, fn uintptr) uintptr {
-			return currentKernels.attributes(out, fn)
-		})},
-		{name: "cudaFuncSetAttribute", runtime: true, entry: purego.NewCallback(func(fn, attribute, value uintptr) uintptr {
-			return currentKernels.setAttribute("cudaFuncSetAttribute", fn, attribute, value)
-		})},
-		{name: "cudaLaunchKernelExC", runtime: true, launch: true, entry: purego.NewCallback(func(config, fn, args uintptr) uintptr {
-			c := at[struct {
-				grid, block            [3]uint32
-				shared                 uint64
-				stream, attributes     uintptr
-				numAttributes, padding uint32
-			}](config)
-			if c.attributes != 0 || c.numAttributes != 0 {
-				return uintptr(cudart.ErrInvalidValue)
-			}
-			return currentKernels.launch("cudaLaunchKernelExC", fn, Launched{Grid: c.grid, Block: c.block, Shared: int(c.shared), Stream: c.stream}, args)
-		})},
-
 		{name: "cuModuleLoadDataEx", entry: purego.NewCallback(func(out, code, n, options, values uintptr) uintptr {
 			return currentKernels.load("cuModuleLoadDataEx", out, code, n, options, values)
 		})},
@@ -236,17 +209,6 @@ const (
 	KernelDynamic   = 45056
 	KernelRegisters = 33
 )
-
-func (k *Kernels) attributes(out, fn uintptr) uintptr {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if c := k.Codes["cudaFuncGetAttributes"]; c != 0 {
-		return uintptr(c)
-	}
-	*at[[3]uint64](out) = [3]uint64{KernelStatic, 0, 16}
-	*at[[6]int32](out + 24) = [6]int32{KernelThreads, KernelRegisters, 75, 90, 0, KernelDynamic}
-	return 0
-}
 
 func (k *Kernels) attribute(out, attribute, fn uintptr) uintptr {
 	k.mu.Lock()
