@@ -35,12 +35,10 @@ type frame struct {
 	out  results        // that C writes: sizes, handles, numbers
 	host unsafe.Pointer // keeps host memory alive, and in the heap, during the call
 
-	// The stream or the event that the call uses, if any.
-	line    *Timeline
-	event   *cEvent
+	handle  *handle // of the stream or the event that the call uses, if any
 	pooled  bool
 	refused bool // the stream or event is closed
-	entries int  // that it may queue on line
+	entries int  // that it may queue on the stream
 }
 
 // outPtr returns the address of result i, as an argument.
@@ -94,37 +92,15 @@ func (d *Device) begin(s *Stream) *frame {
 	return f
 }
 
-// begin starts a call that uses the stream and queues no work.
-func (t *Timeline) begin() *frame {
-	f := t.dev.rt.enter(&t.handle)
-	if !f.refused {
-		f.line = t
-	}
-	return f
-}
-
-func (b *binding) enter(h *handle) *frame {
-	alone, ok := h.enter()
-	if alone {
-		return h.frame
-	}
-	f := b.begin()
-	f.refused = !ok
-	return f
-}
-
 // end ends what begin started.
 func (b *binding) end(f *frame) {
-	line, event, entries := f.line, f.event, f.entries
-	f.host, f.line, f.event, f.entries, f.refused = nil, nil, nil, 0, false
+	handle, entries := f.handle, f.entries
+	f.host, f.handle, f.entries, f.refused = nil, nil, 0, false
 	if f.pooled {
 		b.frames.Put(f)
 	}
-	switch {
-	case line != nil:
-		line.leave(entries)
-	case event != nil:
-		event.leave()
+	if handle != nil {
+		handle.leave(entries)
 	}
 }
 

@@ -10,8 +10,7 @@ import (
 // numbered: only a query that began after the wait answers it, because the event may have
 // been recorded again since an earlier one began.
 type cEvent struct {
-	dev    *Device
-	handle handle
+	handle
 
 	queries  atomic.Uint64 // that were begun for waits
 	answered atomic.Uint64 // the newest of them that found the work done
@@ -40,55 +39,27 @@ func (d *Device) newCEvent(timing bool) (*cEvent, error) {
 }
 
 func (d *Device) cEventOf(value uintptr) *cEvent {
-	c := &cEvent{dev: d, handle: handle{value: value, frame: d.rt.newFrame()}}
-	c.waiting.of.event = c
+	c := &cEvent{handle: handle{dev: d, value: value, frame: d.rt.newFrame()}}
+	c.owner, c.waiting.of.event = c, c
 	return c
 }
 
 // String returns the handle and the device, for messages.
-func (c *cEvent) String() string { return fmt.Sprintf("event %#x of %v", c.handle.value, c.dev) }
+func (c *cEvent) String() string { return fmt.Sprintf("event %#x of %v", c.value, c.dev) }
 
-// begin starts a call that uses the event.
-func (c *cEvent) begin() *frame {
-	f := c.dev.rt.enter(&c.handle)
-	if !f.refused {
-		f.event = c
-	}
-	return f
+// use is enter for [Stream.with].
+func (c *cEvent) use() (*cEvent, bool) {
+	_, ok := c.enter()
+	return c, ok
 }
 
-// leave ends a call on the event, and destroys the event if it was closed during the
-// call.
-func (c *cEvent) leave() {
-	if c.handle.leave(0) && c.destroy() != nil {
-		c.dev.rt.undone(c.close)
-	}
-}
-
-// close refuses calls from now on, and destroys the event unless calls are in progress:
-// then the last of them does.
-func (c *cEvent) close() error {
-	if c.handle.close() {
-		return c.destroy()
-	}
-	return nil
-}
-
-func (c *cEvent) destroy() error { return c.dev.destroy(fnEventDestroy, &c.handle, c) }
-
-// collect destroys the event of an [Event] that was garbage collected. If the runtime is
-// closed it does not: see Timeline.collect.
-func (c *cEvent) collect() {
-	if !c.dev.rt.Closed() {
-		_ = c.close() // no caller is left to report to
-	}
-}
+func (c *cEvent) finish() error { return c.destroy(fnEventDestroy) }
 
 func (c *cEvent) query() (done bool, err error) { return c.queryBy(c.begin()) }
 
 // queryBy queries in a frame of begin, which it ends (cudaEventQuery).
 func (c *cEvent) queryBy(f *frame) (done bool, err error) {
-	f.args[0] = c.handle.value
+	f.args[0] = c.value
 	code := c.dev.guard(fnEventQuery, f)
 	c.dev.rt.end(f)
 	return c.dev.answer(fnEventQuery, code, c)
@@ -164,7 +135,7 @@ func (d *Device) takeEvent() (*cEvent, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.events.made) == cap(d.events.made) {
-		d.events.made = slices.DeleteFunc(d.events.made, func(c *cEvent) bool { return c.handle.state.Load()&handleDestroyed != 0 })
+		d.events.made = slices.DeleteFunc(d.events.made, func(c *cEvent) bool { return c.isDestroyed() })
 	}
 	d.events.made = append(d.events.made, c)
 	if d.events.closed { // meanwhile: the next Close of the Runtime destroys it

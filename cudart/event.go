@@ -58,7 +58,7 @@ func (e *Event) Device() *Device { return e.dev }
 // Handle returns the cudaEvent_t. It is valid until Close.
 func (e *Event) Handle() EventHandle {
 	e.exposed.Store(true)
-	return EventHandle(e.current.Load().handle.value)
+	return EventHandle(e.current.Load().value)
 }
 
 // String returns the handle and the device, for messages.
@@ -80,7 +80,7 @@ func (e *Event) begin() (*cEvent, *frame) {
 func (e *Event) enter() (c *cEvent, ok bool) {
 	for {
 		c = e.current.Load()
-		if _, ok = c.handle.enter(); ok || c == e.current.Load() {
+		if c, ok = c.use(); ok || c == e.current.Load() {
 			return c, ok
 		}
 	}
@@ -123,18 +123,14 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 		return 0, invalid(fnEventElapsedTime, "both events must be made with EventOptions.Timing")
 	}
 	end, f := e.begin()
-	defer e.dev.rt.end(f)
 	code := codeClosed
 	if begin, ok := start.enter(); ok {
-		f.args[0], f.args[1], f.args[2] = f.outPtr(0), begin.handle.value, end.handle.value
+		f.args[0], f.args[1], f.args[2] = f.outPtr(0), begin.value, end.value
 		code = e.dev.guard(fnEventElapsedTime, f)
-		begin.leave()
+		begin.leave(0)
 	}
-	if code != Success {
-		return 0, e.dev.rt.errorf(fnEventElapsedTime, code, "from %v to %v", start, e)
-	}
-	milliseconds := math.Float32frombits(uint32(f.out[0]))
-	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), nil
+	out, err := e.dev.rt.finish(fnEventElapsedTime, f, code, func() string { return fmt.Sprintf("from %v to %v", start, e) })
+	return time.Duration(float64(math.Float32frombits(uint32(out[0]))) * float64(time.Millisecond)), err
 }
 
 // Record makes e stand for all work that is queued so far (cudaEventRecord), in place
@@ -147,7 +143,7 @@ func (s *Stream) Record(e *Event) error {
 	if c := e.current.Load(); c.waits.Load() > 0 && !e.exposed.Load() {
 		return s.recordAnew(e, c)
 	}
-	return s.with(e, fnEventRecord)
+	return s.with(fnEventRecord, e, e.enter)
 }
 
 // recordAnew records a new cudaEvent_t in place of c, which goroutines wait for: CUDA
@@ -158,7 +154,7 @@ func (s *Stream) recordAnew(e *Event, c *cEvent) error {
 	if err != nil {
 		return err
 	}
-	if err := s.withC(fresh, fnEventRecord); err != nil {
+	if err := s.with(fnEventRecord, fresh, fresh.use); err != nil {
 		return errors.Join(err, fresh.close())
 	}
 	e.current.Swap(fresh).replace()
@@ -176,22 +172,7 @@ func (s *Stream) WaitEvent(e *Event) error {
 	if e == nil {
 		return fmt.Errorf("cudaStreamWaitEvent: %v: %w", s, errNilEvent)
 	}
-	return s.with(e, fnStreamWaitEvent)
-}
-
-// with makes a call that takes the stream and an event.
-func (s *Stream) with(e *Event, fn function) error {
-	f := s.dev.begin(s)
-	code := codeClosed
-	if c, ok := e.enter(); ok {
-		code = s.callWith(f, c, fn)
-		c.leave()
-	}
-	s.dev.rt.end(f)
-	if code != Success {
-		return s.dev.rt.errorf(fn, code, "%v and %v", s, e)
-	}
-	return nil
+	return s.with(fnStreamWaitEvent, e, e.enter)
 }
 
 // Close destroys the event (cudaEventDestroy). Streams that wait for it still do. If

@@ -90,7 +90,7 @@ func (t *Timeline) identify() error {
 }
 
 func (t *Timeline) askID(f *frame) Code {
-	f.args[0], f.args[1] = t.handle.value, f.outPtr(0)
+	f.args[0], f.args[1] = t.value, f.outPtr(0)
 	return t.dev.guard(fnStreamGetID, f)
 }
 

@@ -14,9 +14,17 @@ import (
 // closing, and the number of entries that calls have queued. So one addition ends a call
 // and counts them.
 type handle struct {
+	dev   *Device
 	value uintptr
 	state atomic.Uint64
 	frame *frame // for the call that found no other in progress
+	owner handleOwner
+}
+
+// A handleOwner is a Timeline or a cEvent.
+type handleOwner interface {
+	fmt.Stringer
+	finish() error // destroys the handle
 }
 
 const (
@@ -44,19 +52,49 @@ func (h *handle) enter() (alone, ok bool) {
 	}
 }
 
-// leave ends a call, which may have queued so many entries. If leave returns true, the
-// caller must destroy the handle.
-func (h *handle) leave(entries int) (destroy bool) {
-	s := h.state.Add(uint64(entries)*handleQueued - 1)
-	return s&handleClosed != 0 && h.claim()
+// begin starts a call that uses the handle and queues no work.
+func (h *handle) begin() *frame {
+	alone, ok := h.enter()
+	f := h.frame
+	if !alone {
+		f = h.dev.rt.begin()
+	}
+	if f.refused = !ok; ok {
+		f.handle = h
+	}
+	return f
 }
 
-// close refuses calls from now on. If it returns true, no call is in progress, and
-// the caller must destroy the handle.
-func (h *handle) close() (destroy bool) {
-	h.state.Or(handleClosed)
-	return h.claim()
+// leave ends a call, which may have queued so many entries, and destroys the handle if it
+// was closed during the call.
+func (h *handle) leave(entries int) {
+	s := h.state.Add(uint64(entries)*handleQueued - 1)
+	if s&handleClosed != 0 && h.claim() && h.owner.finish() != nil {
+		h.dev.rt.undone(h.close)
+	}
 }
+
+// close refuses calls from now on, and destroys the handle unless calls are in progress:
+// then the last of them does.
+func (h *handle) close() error {
+	h.state.Or(handleClosed)
+	if h.claim() {
+		return h.owner.finish()
+	}
+	return nil
+}
+
+// collect closes a handle whose Stream or Event was garbage collected. If the runtime is
+// closed it does not: a simulated library may be closed too, and another one in its place.
+func (h *handle) collect() {
+	if !h.dev.rt.Closed() {
+		_ = h.close() // no caller is left to report to
+	}
+}
+
+func (h *handle) closed() bool { return h.state.Load()&handleClosed != 0 }
+
+func (h *handle) isDestroyed() bool { return h.state.Load()&handleDestroyed != 0 }
 
 // claim reserves the destruction of a closed handle for the caller. It fails if calls
 // are in progress, or if another caller has reserved it.
@@ -83,15 +121,15 @@ func (h *handle) queued() uint64 { return h.state.Load() / handleQueued }
 
 // destroy destroys a handle that was closed. A sticky error means that the context is
 // lost with all its handles. After any other error the caller may try again.
-func (d *Device) destroy(fn function, h *handle, what fmt.Stringer) error {
-	f := d.rt.begin()
+func (h *handle) destroy(fn function) error {
+	f := h.dev.rt.begin()
 	f.args[0] = h.value
-	code := d.guard(fn, f)
+	code := h.dev.guard(fn, f)
 	if code == Success || code.sticky() {
 		h.destroyed()
 	} else {
 		h.unclaim()
 	}
-	_, err := d.rt.finish(fn, f, code, what.String)
+	_, err := h.dev.rt.finish(fn, f, code, h.owner.String)
 	return err
 }

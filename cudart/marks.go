@@ -56,7 +56,7 @@ const (
 
 // mayBlock reports whether queueing an entry may block because the stream is full.
 func (t *Timeline) mayBlock() bool {
-	return t.exposed.Load() || t.handle.queued()-t.marks.doneAt.Load() > maxUnblocked
+	return t.exposed.Load() || t.queued()-t.marks.doneAt.Load() > maxUnblocked
 }
 
 // recordSoon is record on another goroutine, unless Point n has an event or is about to.
@@ -80,7 +80,7 @@ func (t *Timeline) record(end bool) {
 	defer t.mu.Unlock()
 	for !m.recording && !m.ended && m.latest < m.wanted && (end || t.faults.inRow < drainAfter) {
 		m.recording = true
-		p := pendingEvent{n: m.begun + 1, queued: t.handle.queued()}
+		p := pendingEvent{n: m.begun + 1, queued: t.queued()}
 		m.begun = p.n
 		c := m.events.take()
 		t.mu.Unlock()
@@ -98,7 +98,7 @@ func (t *Timeline) record(end bool) {
 		if c != nil {
 			m.events.unused = append(m.events.unused, c)
 		}
-		if end || t.handle.state.Load()&handleClosed == 0 { // else finish records the end
+		if end || !t.closed() { // else finish records the end
 			t.fail(err)
 		}
 		break
@@ -122,10 +122,10 @@ func (t *Timeline) recordOne(c *cEvent, end bool) (*cEvent, error) {
 	code := t.sameStream(f)
 	if code == Success {
 		code = codeClosed
-		if _, ok := c.handle.enter(); ok { // Runtime.Close destroys events that are in use, too
-			f.args[0], f.args[1] = c.handle.value, t.handle.value
+		if _, ok := c.enter(); ok { // Runtime.Close destroys events that are in use, too
+			f.args[0], f.args[1] = c.value, t.value
 			code = t.dev.guard(fnEventRecord, f)
-			c.leave()
+			c.leave(0)
 		}
 	}
 	t.dev.rt.end(f)

@@ -144,9 +144,9 @@ func (s *Stream) WaitPoint(p Point) error {
 		return nil
 	}
 	if e := p.line.eventFor(p.n); e.event != nil {
-		err := s.withC(e.event, fnStreamWaitEvent)
+		err := s.with(fnStreamWaitEvent, e.event, e.event.use)
 		switch {
-		case err != nil && e.event.handle.state.Load()&handleClosed == 0:
+		case err != nil && !e.event.closed():
 			return err
 		case err == nil && p.line.isPending(e):
 			s.line.mu.Lock()
@@ -170,7 +170,7 @@ func (s *Stream) WaitPoint(p Point) error {
 	if err != nil {
 		return err
 	}
-	return s.withC(c, fnStreamWaitEvent)
+	return s.with(fnStreamWaitEvent, c, c.use)
 }
 
 // A pointID is a Point that does not keep its Timeline from being collected.
@@ -179,7 +179,7 @@ type pointID struct{ line, n uint64 }
 // follows reports whether the stream waits for the Point already. If it is closed, the call
 // is to return the error.
 func (s *Stream) follows(p Point) bool {
-	if s.line.exposed.Load() || s.line.handle.state.Load()&handleClosed != 0 || s.dev.rt.Closed() {
+	if s.line.exposed.Load() || s.line.closed() || s.dev.rt.Closed() {
 		return false
 	}
 	s.line.mu.Lock()

@@ -57,20 +57,12 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	return s, nil
 }
 
-// collect destroys a stream that was garbage collected. If the runtime is closed it
-// does not: a simulated library may be closed too, and another one in its place.
-func (t *Timeline) collect() {
-	if !t.dev.rt.Closed() {
-		_ = t.close() // no caller is left to report to
-	}
-}
-
 // arg is the stream as an argument of a call, 0 for no stream.
 func (s *Stream) arg() uintptr {
 	if s == nil {
 		return 0
 	}
-	return s.line.handle.value
+	return s.line.value
 }
 
 // Device returns the stream's device.
@@ -119,7 +111,7 @@ func (t *Timeline) ask(fn function) (done bool, err error) {
 	f := t.begin()
 	code := t.sameStream(f)
 	if code == Success {
-		f.args[0] = t.handle.value
+		f.args[0] = t.value
 		code = t.dev.guard(fn, f)
 	}
 	if asked && code == Success {
@@ -141,28 +133,20 @@ func (d *Device) answer(fn function, code Code, what fmt.Stringer) (done bool, e
 	return false, d.rt.errorf(fn, code, "%v", what)
 }
 
-// callWith makes a call that takes the stream and an event, in a frame of the stream.
-func (s *Stream) callWith(f *frame, c *cEvent, fn function) Code {
-	f.args[0], f.args[1], f.args[2] = s.arg(), c.handle.value, 0
-	if fn == fnEventRecord {
-		f.args[0], f.args[1] = f.args[1], f.args[0]
-	}
-	return s.dev.guard(fn, f)
-}
-
-// withC is with for a cudaEvent_t.
-func (s *Stream) withC(c *cEvent, fn function) error {
+// with makes a call that takes the stream and the cudaEvent_t that enter has entered.
+func (s *Stream) with(fn function, event fmt.Stringer, enter func() (*cEvent, bool)) error {
 	f := s.dev.begin(s)
 	code := codeClosed
-	if _, ok := c.handle.enter(); ok {
-		code = s.callWith(f, c, fn)
-		c.leave()
+	if c, ok := enter(); ok {
+		f.args[0], f.args[1], f.args[2] = s.arg(), c.value, 0
+		if fn == fnEventRecord {
+			f.args[0], f.args[1] = c.value, s.arg()
+		}
+		code = s.dev.guard(fn, f)
+		c.leave(0)
 	}
-	s.dev.rt.end(f)
-	if code != Success {
-		return s.dev.rt.errorf(fn, code, "%v and %v", s, c)
-	}
-	return nil
+	_, err := s.dev.rt.finish(fn, f, code, func() string { return fmt.Sprintf("%v and %v", s, event) })
+	return err
 }
 
 // LaunchHostFunc queues a call of fn on a thread of CUDA's (cudaLaunchHostFunc). It
@@ -180,13 +164,11 @@ func (s *Stream) LaunchHostFunc(fn func()) error {
 	id := t.add(fn)
 	f := s.dev.begin(s)
 	f.args[0], f.args[1], f.args[2] = s.arg(), t.entry, id
-	code := s.dev.guard(fnLaunchHostFunc, f)
-	s.dev.rt.end(f)
-	if code != Success {
+	_, err := s.dev.do(fnLaunchHostFunc, f, s.String)
+	if err != nil {
 		t.remove(id)
-		return s.dev.rt.errorf(fnLaunchHostFunc, code, "%v", s)
 	}
-	return nil
+	return err
 }
 
 // Close destroys the stream and does not wait for its work, which runs to its end

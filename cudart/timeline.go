@@ -17,9 +17,8 @@ import (
 // for earlier Points too: if one could not be recorded, or cannot be queried, the next
 // one answers for it.
 type Timeline struct {
-	dev     *Device
-	id      uint64 // no other Timeline of the process has it
-	handle  handle
+	handle
+	id      uint64        // no other Timeline of the process has it
 	exposed atomic.Bool   // Stream.Handle was called: work may be queued unseen
 	asked   atomic.Bool   // Stream.Timeline was called: there may be Points
 	done    atomic.Uint64 // Points up to this number are reached
@@ -36,9 +35,9 @@ type Timeline struct {
 var timelines atomic.Uint64
 
 func newTimeline(d *Device, stream uintptr) *Timeline {
-	t := &Timeline{dev: d, id: timelines.Add(1), handle: handle{value: stream, frame: d.rt.newFrame()}}
+	t := &Timeline{id: timelines.Add(1), handle: handle{dev: d, value: stream, frame: d.rt.newFrame()}}
 	t.marks.events = &lineEvents{dev: d}
-	t.waiting.of.line = t
+	t.owner, t.waiting.of.line = t, t
 	runtime.AddCleanup(t, (*lineEvents).release, t.marks.events)
 	return t
 }
@@ -94,7 +93,7 @@ func (t *Timeline) next() (p Point, fresh bool) {
 // current reports whether no work was queued since the latest recording began.
 func (t *Timeline) current() bool {
 	m := &t.marks
-	return m.latest >= m.wanted && m.latestAt == t.handle.queued() && (!t.exposed.Load() || m.ended)
+	return m.latest >= m.wanted && m.latestAt == t.queued() && (!t.exposed.Load() || m.ended)
 }
 
 // reached looks whether Point n is reached. It does not wait for goroutines that are
@@ -187,7 +186,7 @@ func (t *Timeline) beginAnswer() (n, queued uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.marks.begun++
-	return t.marks.begun, t.handle.queued()
+	return t.marks.begun, t.queued()
 }
 
 // answered records the answer that all work before Point n is done.
@@ -221,32 +220,6 @@ func (t *Timeline) drained(n, queued uint64, err error) {
 	t.dev.waits.end(&t.waiting, n, err)
 }
 
-// leave ends a call on the stream, which may have queued so many entries, and destroys
-// the stream if it was closed during the call.
-func (t *Timeline) leave(entries int) {
-	if t.handle.leave(entries) {
-		if err := t.finish(); err != nil {
-			t.dev.rt.undone(t.finishAgain)
-		}
-	}
-}
-
-// close refuses work from now on, and destroys the stream unless calls are in progress:
-// then the last of them does.
-func (t *Timeline) close() error {
-	if t.handle.close() {
-		return t.finish()
-	}
-	return nil
-}
-
-func (t *Timeline) finishAgain() error {
-	if t.handle.claim() {
-		return t.finish()
-	}
-	return nil
-}
-
 // finish destroys the stream (cudaStreamDestroy), unless other code owns it. If there
 // may be Points, it records an event for the end of the stream's work first.
 func (t *Timeline) finish() error {
@@ -260,14 +233,14 @@ func (t *Timeline) finish() error {
 	}
 	var err error
 	if t.foreign == nil {
-		err = t.dev.destroy(fnStreamDestroy, &t.handle, t)
+		err = t.destroy(fnStreamDestroy)
 	} else {
-		t.handle.destroyed()
+		t.destroyed()
 		defer close(t.foreign.unused)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.handle.state.Load()&handleDestroyed != 0 {
+	if t.isDestroyed() {
 		t.marks.ended = true
 		for c := t.marks.events.take(); c != nil; c = t.marks.events.take() {
 			t.dev.putEvent(c)
@@ -277,4 +250,4 @@ func (t *Timeline) finish() error {
 }
 
 // String returns the handle and the device of the stream, for messages.
-func (t *Timeline) String() string { return fmt.Sprintf("stream %#x of %v", t.handle.value, t.dev) }
+func (t *Timeline) String() string { return fmt.Sprintf("stream %#x of %v", t.value, t.dev) }

@@ -162,7 +162,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	switch {
 	case ctx == nil:
 		return fmt.Errorf("synchronize %v: %w", s, errNilContext)
-	case t.handle.state.Load()&handleClosed != 0:
+	case t.closed():
 		return t.dev.rt.errorf(fnStreamQuery, codeClosed, "%v", s)
 	}
 	w := &s.dev.waits
