@@ -1,6 +1,7 @@
 package cudart
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -175,12 +176,22 @@ func (d *Device) destroyBroken() {
 	}
 }
 
-// closeEvents destroys all events that the package itself uses, also those in use. Those
-// that cannot be destroyed are kept for the next call.
-func (d *Device) closeEvents() error {
+// closeEvents destroys all events that the package itself uses, also those in use. It tries
+// each of them twice, because CUDA reports an error of earlier work once. Those that cannot
+// be destroyed are kept for the next call.
+func (d *Device) closeEvents() (err error) {
 	d.mu.Lock()
 	all := append(d.events.made, d.events.broken...)
 	d.events.free, d.events.made, d.events.broken, d.events.closed = nil, nil, nil, true
 	d.mu.Unlock()
-	return d.rt.closeAll(all, d.discardEvent)
+	for _, c := range all {
+		if c.close() == nil {
+			continue
+		}
+		if failed := c.close(); failed != nil {
+			d.discardEvent(c)
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
 }

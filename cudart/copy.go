@@ -9,22 +9,14 @@ import (
 type copyKind uintptr
 
 const (
-	hostToDevice   copyKind = 1
-	deviceToHost   copyKind = 2
-	deviceToDevice copyKind = 3
-	byAddress      copyKind = 4 // cudaMemcpyDefault: the addresses say which
+	hostToDevice copyKind = iota + 1
+	deviceToHost
+	deviceToDevice
+	byAddress // cudaMemcpyDefault: the addresses say which
 )
 
 func (k copyKind) String() string {
-	switch k {
-	case hostToDevice:
-		return "host to device"
-	case deviceToHost:
-		return "device to host"
-	case byAddress:
-		return "of a batch"
-	}
-	return "device to device"
+	return [...]string{"host to device", "device to host", "device to device", "of a batch"}[k-1]
 }
 
 // CopyToDevice copies n bytes from any host memory to device memory (cudaMemcpy).
@@ -88,10 +80,7 @@ func (s *Stream) CopyOnDevice(dst, src DevPtr, n int) error {
 
 // copy queues a copy on s, or copies synchronously if s is nil.
 func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, kind copyKind) error {
-	fn := fnMemcpy
-	if s != nil {
-		fn = fnMemcpyAsync
-	}
+	fn := s.either(fnMemcpy, fnMemcpyAsync)
 	if n < 0 {
 		return invalid(fn, "size %d: must not be negative", n)
 	}
@@ -130,10 +119,7 @@ func (d *Device) Memset(p DevPtr, v byte, n int) error { return d.memset(nil, p,
 func (s *Stream) Memset(p DevPtr, v byte, n int) error { return s.dev.memset(s, p, v, n) }
 
 func (d *Device) memset(s *Stream, p DevPtr, v byte, n int) error {
-	fn := fnMemset
-	if s != nil {
-		fn = fnMemsetAsync
-	}
+	fn := s.either(fnMemset, fnMemsetAsync)
 	if n < 0 {
 		return invalid(fn, "size %d: must not be negative", n)
 	}

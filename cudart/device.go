@@ -46,7 +46,6 @@ const (
 	AttrComputeCapabilityMinor                 Attr = 76 // 0 of 9.0
 	AttrStreamPrioritiesSupported              Attr = 78
 	AttrManagedMemory                          Attr = 83 // Device.MallocManaged works
-	AttrMultiGPUBoard                          Attr = 84 // other GPUs are on the same board
 	AttrPageableMemoryAccess                   Attr = 88 // the device can access memory that is not pinned
 	AttrConcurrentManagedAccess                Attr = 89 // host and device can access managed memory at once
 	AttrCanUseHostPointerForRegisteredMem      Attr = 91 // the device's address of registered memory is the host's
@@ -95,9 +94,7 @@ func (rt *Runtime) newDevice(i int) (*Device, error) {
 }
 
 func cString(b []byte) string {
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
-	}
+	b, _, _ = bytes.Cut(b, []byte{0})
 	return string(b)
 }
 

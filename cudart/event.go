@@ -27,12 +27,9 @@ type Event struct {
 	timing  bool
 	exposed atomic.Bool // Handle was called: other code may record it
 	closed  atomic.Bool
-	current *currentEvent
+	current *atomic.Pointer[cEvent] // replaced by Stream.Record
 	cleanup runtime.Cleanup
 }
-
-// A currentEvent is the cudaEvent_t that an Event has at the time: see [Stream.Record].
-type currentEvent struct{ atomic.Pointer[cEvent] }
 
 // NewEvent creates an event (cudaEventCreateWithFlags). Close it; the garbage
 // collector destroys an event that is lost. The error wraps [ErrMemoryAllocation] if
@@ -46,9 +43,9 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 }
 
 func (d *Device) eventOf(c *cEvent, timing bool) *Event {
-	e := &Event{dev: d, timing: timing, current: new(currentEvent)}
+	e := &Event{dev: d, timing: timing, current: new(atomic.Pointer[cEvent])}
 	e.current.Store(c)
-	e.cleanup = runtime.AddCleanup(e, func(current *currentEvent) { go current.Load().collect() }, e.current)
+	e.cleanup = runtime.AddCleanup(e, func(current *atomic.Pointer[cEvent]) { go current.Load().collect() }, e.current)
 	return e
 }
 

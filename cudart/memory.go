@@ -33,10 +33,7 @@ func (s *Stream) Malloc(n int) (DevPtr, error) { return s.dev.malloc(s, n) }
 func (s *Stream) Free(p DevPtr) error { return s.dev.free(s, p) }
 
 func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
-	fn := fnMalloc
-	if s != nil {
-		fn = fnMallocAsync
-	}
+	fn := s.either(fnMalloc, fnMallocAsync)
 	if n <= 0 {
 		return 0, invalid(fn, "size %d: must be positive", n)
 	}
@@ -50,10 +47,7 @@ func (d *Device) free(s *Stream, p DevPtr) error {
 	if p == 0 {
 		return nil
 	}
-	fn := fnFree
-	if s != nil {
-		fn = fnFreeAsync
-	}
+	fn := s.either(fnFree, fnFreeAsync)
 	f := d.begin(s)
 	f.args[0], f.args[1] = uintptr(p), s.arg()
 	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%#x on %v", uintptr(p), d) })
@@ -74,15 +68,8 @@ const (
 // String returns "unregistered", "host", "device" or "managed", and "unknown" for
 // other values.
 func (t MemoryType) String() string {
-	switch t {
-	case MemoryUnregistered:
-		return "unregistered"
-	case MemoryHost:
-		return "host"
-	case MemoryDevice:
-		return "device"
-	case MemoryManaged:
-		return "managed"
+	if names := [...]string{"unregistered", "host", "device", "managed"}; t >= 0 && int(t) < len(names) {
+		return names[t]
 	}
 	return "unknown"
 }

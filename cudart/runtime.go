@@ -149,22 +149,6 @@ func (rt *Runtime) endWaits() {
 	}
 }
 
-// closeAll destroys events. It tries each of them twice, because CUDA reports an error of
-// earlier work once. keep takes those that could not be destroyed.
-func (rt *Runtime) closeAll(all []*cEvent, keep func(*cEvent)) error {
-	var errs []error
-	for _, c := range all {
-		if c.close() == nil {
-			continue
-		}
-		if err := c.close(); err != nil {
-			keep(c)
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // Closed reports whether Close was called.
 func (rt *Runtime) Closed() bool { return rt.life.Sealed() }
 

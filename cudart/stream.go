@@ -65,6 +65,14 @@ func (s *Stream) arg() uintptr {
 	return s.line.value
 }
 
+// either returns async for a call on a stream, and sync for no stream.
+func (s *Stream) either(sync, async function) function {
+	if s == nil {
+		return sync
+	}
+	return async
+}
+
 // Device returns the stream's device.
 func (s *Stream) Device() *Device { return s.dev }
 
@@ -160,13 +168,13 @@ func (s *Stream) LaunchHostFunc(fn func()) error {
 	if fn == nil {
 		return fmt.Errorf("cudaLaunchHostFunc: %v: the function is nil", s)
 	}
-	t := hostFuncs()
-	id := t.add(fn)
+	id := lastHostFunc.Add(1)
+	hostFuncs.Store(id, fn)
 	f := s.dev.begin(s)
-	f.args[0], f.args[1], f.args[2] = s.arg(), t.entry, id
+	f.args[0], f.args[1], f.args[2] = s.arg(), hostFuncEntry(), id
 	_, err := s.dev.do(fnLaunchHostFunc, f, s.String)
 	if err != nil {
-		t.remove(id)
+		hostFuncs.Delete(id)
 	}
 	return err
 }
@@ -188,30 +196,18 @@ func (s *Stream) Close() error {
 	return nil
 }
 
-// hostFuncs holds the functions that the library is to call. The library takes a C
-// function and a number. All share one C function, because purego never frees any.
-var hostFuncs = sync.OnceValue(func() *hostFuncTable {
-	t := &hostFuncTable{}
-	t.entry = newHostFuncEntry(t.run)
-	return t
+// hostFuncs are the functions that the library is to call, by number: it takes a C function
+// and a number.
+var (
+	hostFuncs    sync.Map // of func()
+	lastHostFunc atomic.Uintptr
+)
+
+// hostFuncEntry returns the one C function that calls all of them: purego never frees any.
+var hostFuncEntry = sync.OnceValue(func() uintptr {
+	return newHostFuncEntry(func(id uintptr) {
+		if fn, ok := hostFuncs.LoadAndDelete(id); ok {
+			fn.(func())()
+		}
+	})
 })
-
-type hostFuncTable struct {
-	entry   uintptr
-	last    atomic.Uintptr
-	pending sync.Map // of func(), by number
-}
-
-func (t *hostFuncTable) add(fn func()) (id uintptr) {
-	id = t.last.Add(1)
-	t.pending.Store(id, fn)
-	return id
-}
-
-func (t *hostFuncTable) remove(id uintptr) { t.pending.Delete(id) }
-
-func (t *hostFuncTable) run(id uintptr) {
-	if fn, ok := t.pending.LoadAndDelete(id); ok {
-		fn.(func())()
-	}
-}

@@ -18,15 +18,10 @@ type Group struct {
 	places chan struct{}
 }
 
-func (g *Group) init() { g.places = make(chan struct{}, MaxInside) }
-
 // Enter takes a place. Leave returns it. The error wraps ctx's, and [ErrStuck].
 func (g *Group) Enter(ctx context.Context) error {
-	g.once.Do(g.init)
-	select {
-	case g.places <- struct{}{}:
+	if g.TryEnter() {
 		return nil
-	default:
 	}
 	select {
 	case g.places <- struct{}{}:
@@ -41,7 +36,7 @@ func (g *Group) Leave() { <-g.places }
 
 // TryEnter takes a place if there is one.
 func (g *Group) TryEnter() bool {
-	g.once.Do(g.init)
+	g.once.Do(func() { g.places = make(chan struct{}, MaxInside) })
 	select {
 	case g.places <- struct{}{}:
 		return true

@@ -2,6 +2,7 @@ package findlib
 
 import (
 	"bytes"
+	"cmp"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -90,7 +91,7 @@ func checkELF(r io.ReaderAt, size uint64, arch string) error {
 	}
 	if n > elf.EI_DATA {
 		if c := elf.Class(start[elf.EI_CLASS]); c != elf.ELFCLASS64 {
-			return fmt.Errorf("wrong architecture: %s, this process is 64-bit", className(c))
+			return fmt.Errorf("wrong architecture: %s, this process is 64-bit", cmp.Or(map[elf.Class]string{elf.ELFCLASS32: "32-bit"}[c], "ELF class "+c.String()))
 		}
 		if d := elf.Data(start[elf.EI_DATA]); d != elf.ELFDATA2LSB {
 			return fmt.Errorf("wrong architecture: byte order %v, this process is little-endian", d)
@@ -106,7 +107,8 @@ func checkELF(r io.ReaderAt, size uint64, arch string) error {
 		return fmt.Errorf("wrong architecture: built for %s, this process is %s", strings.TrimPrefix(m.String(), "EM_"), arch)
 	}
 	if t := elf.Type(h.Type); t != elf.ET_DYN {
-		return fmt.Errorf("not a shared library but %s", typeName(t))
+		name := map[elf.Type]string{elf.ET_EXEC: "an executable", elf.ET_REL: "an object file"}[t]
+		return fmt.Errorf("not a shared library but %s", cmp.Or(name, "ELF type "+t.String()))
 	}
 
 	var p elf.Prog64
@@ -145,21 +147,4 @@ func inside(what string, off, n, size uint64) error {
 		return fmt.Errorf("%w: %s ends at byte %d, the file has %d (copy or install it again)", errTruncated, what, end, size)
 	}
 	return nil
-}
-
-func className(c elf.Class) string {
-	if c == elf.ELFCLASS32 {
-		return "32-bit"
-	}
-	return "ELF class " + c.String()
-}
-
-func typeName(t elf.Type) string {
-	switch t {
-	case elf.ET_EXEC:
-		return "an executable"
-	case elf.ET_REL:
-		return "an object file"
-	}
-	return "ELF type " + t.String()
 }

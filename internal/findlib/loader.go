@@ -3,15 +3,14 @@ package findlib
 import (
 	"os"
 	"path"
+	"slices"
 	"strings"
 )
 
 // loaderDirs returns the directories in which the dynamic loader looks for a
 // bare name, in its order.
 func (h Host) loaderDirs() []string {
-	dirs := h.loaderEnvDirs()
-	dirs = append(dirs, h.loaderConfigDirs()...)
-	return append(dirs, h.systemDirs()...)
+	return slices.Concat(h.loaderEnvDirs(), h.loaderConfigDirs(), h.systemDirs())
 }
 
 // loaderEnvDirs returns the directories in $LD_LIBRARY_PATH, without empty and

@@ -74,27 +74,21 @@ func (u *Users) Calls() int { return int(u.state.Load() & usersCalls) }
 
 // Retire ends a generation. It returns true to the one caller that has ended it; idle
 // reports that no call is in progress, so that no End returns true.
-func (u *Users) Retire(generation uint32) (retired, idle bool) {
-	for {
-		s := u.state.Load()
-		if !isOpen(s, generation) {
-			return false, false
-		}
-		if u.state.CompareAndSwap(s, s|usersRetired) {
-			return true, s&usersCalls == 0
-		}
-	}
-}
+func (u *Users) Retire(generation uint32) (retired, idle bool) { return u.retire(generation, false) }
 
 // RetireAndRenew is Retire, and Renew if no call is in progress, in one step.
 func (u *Users) RetireAndRenew(generation uint32) (retired, idle bool) {
+	return u.retire(generation, true)
+}
+
+func (u *Users) retire(generation uint32, renew bool) (retired, idle bool) {
 	for {
 		s := u.state.Load()
 		if !isOpen(s, generation) {
 			return false, false
 		}
 		next := s | usersRetired
-		if idle = s&usersCalls == 0; idle {
+		if idle = s&usersCalls == 0; idle && renew {
 			next = s + usersGeneration
 		}
 		if u.state.CompareAndSwap(s, next) {
