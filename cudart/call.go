@@ -2,6 +2,7 @@ package cudart
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 	"unsafe"
 	"weak"
@@ -71,8 +72,8 @@ func (b *binding) newFrame() *frame {
 	f := new(frame)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.made) == cap(b.made) {
-		b.dropFrames()
+	if len(b.made) == cap(b.made) { // drop what was garbage collected
+		b.made = slices.DeleteFunc(b.made, func(w weak.Pointer[frame]) bool { return w.Value() == nil })
 	}
 	b.made = append(b.made, weak.Make(f))
 	return f

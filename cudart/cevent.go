@@ -12,11 +12,11 @@ import (
 // been recorded again since an earlier one began.
 type cEvent struct {
 	handle
+	waitQueue // guarded by waits.mu
 
 	queries  atomic.Uint64 // that were begun for waits
 	answered atomic.Uint64 // the newest of them that found the work done
 	querying atomic.Bool   // a goroutine is inside cudaEventQuery for waits
-	waiting  waitQueue     // guarded by waits.mu
 
 	waits     atomic.Int32 // goroutines that wait
 	stale     atomic.Bool  // its Event has another one
@@ -41,7 +41,7 @@ func (d *Device) newCEvent(timing bool) (*cEvent, error) {
 
 func (d *Device) cEventOf(value uintptr) *cEvent {
 	c := &cEvent{handle: handle{dev: d, value: value, frame: d.rt.newFrame()}}
-	c.owner, c.waiting.of.event = c, c
+	c.owner, c.of = c, c
 	return c
 }
 
@@ -78,6 +78,8 @@ func (c *cEvent) reached(n uint64) (done bool, err error) {
 	}
 	return c.answered.Load() >= n, err
 }
+
+func (c *cEvent) reachedUpTo() uint64 { return c.answered.Load() }
 
 // addWait counts a goroutine that waits, unless the Event has another cudaEvent_t.
 func (c *cEvent) addWait(e *Event) bool {

@@ -48,42 +48,31 @@ func (d *Device) RangeAttributes(p DevPtr, n int) (RangeAttributes, error) {
 	if n <= 0 {
 		return RangeAttributes{}, invalid(fnMemRangeGetAttribute, "size %d: must be positive", n)
 	}
-	var one [1]int32
-	var a RangeAttributes
-	if err := d.rangeAttribute(p, n, rangeReadMostly, one[:]); err != nil {
-		return RangeAttributes{}, err
-	}
-	a.ReadMostly = one[0] == 1
-	for _, place := range []struct {
-		attribute int
-		to        *Location
-	}{{rangePreferred, &a.Preferred}, {rangeLastPrefetch, &a.LastPrefetch}} {
-		if err := d.rangeAttribute(p, n, place.attribute, one[:]); err != nil {
-			return RangeAttributes{}, err
+	var err error
+	get := func(attribute, count int) []int32 {
+		ints := make([]int32, count) // C writes to it
+		if err == nil {
+			f := d.rt.begin()
+			f.host = unsafe.Pointer(&ints[0])
+			f.args = [maxCallArgs]uintptr{uintptr(f.host), uintptr(4 * count), uintptr(attribute), uintptr(p), uintptr(n)}
+			_, err = d.do(fnMemRangeGetAttribute, f, func() string { return fmt.Sprintf("attribute %d of %d bytes at %#x", attribute, n, uintptr(p)) })
 		}
-		*place.to = locationOf(one[0])
+		return ints
 	}
-	by := make([]int32, d.rt.DeviceCount()+1) // all devices and the host
-	if err := d.rangeAttribute(p, n, rangeAccessedBy, by); err != nil {
-		return RangeAttributes{}, err
+	a := RangeAttributes{
+		ReadMostly:   get(rangeReadMostly, 1)[0] == 1,
+		Preferred:    locationOf(get(rangePreferred, 1)[0]),
+		LastPrefetch: locationOf(get(rangeLastPrefetch, 1)[0]),
 	}
-	for _, ordinal := range by {
+	for _, ordinal := range get(rangeAccessedBy, d.rt.DeviceCount()+1) { // all devices and the host
 		if ordinal != ordinalNone {
 			a.AccessedBy = append(a.AccessedBy, locationOf(ordinal))
 		}
 	}
+	if err != nil {
+		return RangeAttributes{}, err
+	}
 	return a, nil
-}
-
-// rangeAttribute fills in the ints of one attribute.
-func (d *Device) rangeAttribute(p DevPtr, n, attribute int, to []int32) error {
-	f := d.rt.begin()
-	heap := make([]int32, len(to)) // C writes to it: to may lie on the stack
-	f.host = unsafe.Pointer(&heap[0])
-	f.args = [maxCallArgs]uintptr{uintptr(f.host), uintptr(4 * len(to)), uintptr(attribute), uintptr(p), uintptr(n)}
-	_, err := d.do(fnMemRangeGetAttribute, f, func() string { return fmt.Sprintf("attribute %d of %d bytes at %#x", attribute, n, uintptr(p)) })
-	copy(to, heap)
-	return err
 }
 
 // prefetchBatchSince is the first version of library and driver with batches of

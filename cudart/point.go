@@ -51,7 +51,8 @@ func (p Point) Done(ctx context.Context) bool {
 	case ctx == nil || ctx.Err() != nil:
 		return false
 	case ctx.Done() == nil:
-		return p.line.reached(p.n)
+		reached, _ := p.line.reached(p.n) // no error
+		return reached
 	}
 	w := &p.line.dev.waits
 	if !w.looks.TryEnter() { // so many calls are inside the library
@@ -73,7 +74,7 @@ func (p Point) Done(ctx context.Context) bool {
 	return p.Known()
 }
 
-func (p Point) place() place { return place{awaited{line: p.line}, p.n} }
+func (p Point) place() place { return place{p.line, p.n} }
 
 // Wait waits until the Point is reached. It then returns nil, also if the work failed:
 // see Err. If ctx ends first, Wait returns ctx's error, and the GPU's work goes on. Any

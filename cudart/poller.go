@@ -107,18 +107,11 @@ func (r *round) query() {
 			r.youngest = min(r.youngest, r.began.Sub(i.since))
 			continue
 		}
-		r.end(i.queue, i.upTo(err), err)
+		upTo := i.n
+		if err == nil {
+			upTo = i.of.reachedUpTo()
+		}
+		r.end(i.queue, upTo, err)
 		r.ended = true
 	}
-}
-
-// upTo returns the last place that an outcome is for.
-func (i inquiry) upTo(err error) uint64 {
-	switch {
-	case err != nil:
-		return i.n
-	case i.event != nil:
-		return i.event.answered.Load()
-	}
-	return i.line.done.Load()
 }

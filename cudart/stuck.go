@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"weak"
 )
 
 // noDevice is the ordinal in calls that are for no device.
@@ -93,9 +92,4 @@ func (b *binding) inside() map[*cCall]uint64 {
 		}
 	}
 	return calls
-}
-
-// dropFrames drops frames that were garbage collected. It needs b.mu.
-func (b *binding) dropFrames() {
-	b.made = slices.DeleteFunc(b.made, func(w weak.Pointer[frame]) bool { return w.Value() == nil })
 }

@@ -28,7 +28,7 @@ type Timeline struct {
 	marks  marks
 	faults faults
 
-	waiting waitQueue // guarded by waits.mu
+	waitQueue // guarded by waits.mu
 }
 
 // timelines is the number of Timelines that the process has made.
@@ -37,7 +37,7 @@ var timelines atomic.Uint64
 func newTimeline(d *Device, stream uintptr) *Timeline {
 	t := &Timeline{id: timelines.Add(1), handle: handle{dev: d, value: stream, frame: d.rt.newFrame()}}
 	t.marks.events = &lineEvents{dev: d}
-	t.owner, t.waiting.of.line = t, t
+	t.owner, t.of = t, t
 	runtime.AddCleanup(t, (*lineEvents).release, t.marks.events)
 	return t
 }
@@ -97,14 +97,14 @@ func (t *Timeline) current() bool {
 }
 
 // reached looks whether Point n is reached. It does not wait for goroutines that are
-// inside the library.
-func (t *Timeline) reached(n uint64) bool {
+// inside the library. The error is nil.
+func (t *Timeline) reached(n uint64) (bool, error) {
 	if n <= t.done.Load() {
-		return true
+		return true, nil
 	}
 	m := &t.marks
 	if m.querying.Load() {
-		return false
+		return false, nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -119,7 +119,7 @@ func (t *Timeline) reached(n uint64) bool {
 	}
 	i := m.events.standsFor(n)
 	if i < 0 || m.querying.Load() {
-		return n <= t.done.Load()
+		return n <= t.done.Load(), nil
 	}
 	p := m.events.pending[i]
 	m.querying.Store(true)
@@ -144,8 +144,10 @@ func (t *Timeline) reached(n uint64) bool {
 	default:
 		t.faults.inRow = 0
 	}
-	return n <= t.done.Load()
+	return n <= t.done.Load(), nil
 }
+
+func (t *Timeline) reachedUpTo() uint64 { return t.done.Load() }
 
 // discard takes an event out of use that cannot be queried and was removed from the
 // pending ones. A new event has to stand for its Points.
@@ -217,7 +219,7 @@ func (t *Timeline) drained(n, queued uint64, err error) {
 		t.fail(err)
 	}
 	t.mu.Unlock()
-	t.dev.waits.end(&t.waiting, n, err)
+	t.dev.waits.end(&t.waitQueue, n, err)
 }
 
 // finish destroys the stream (cudaStreamDestroy), unless other code owns it. If there

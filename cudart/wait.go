@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -55,24 +56,23 @@ type waits struct {
 	bell   *bell // wakes the poller; nil if it does not run
 }
 
-// An awaited is what is waited for: a stream's work, or an event.
-type awaited struct {
-	line  *Timeline // or
-	event *cEvent
+// An awaited is what is waited for: the work of a Timeline, or a cEvent.
+type awaited interface {
+	fmt.Stringer
+	// reached queries whether place n is reached. An error ends the wait.
+	reached(n uint64) (bool, error)
+	// reachedUpTo returns the last place that is known to be reached.
+	reachedUpTo() uint64
+	queue() *waitQueue
 }
 
-func (a awaited) String() string {
-	if a.event != nil {
-		return a.event.String()
-	}
-	return a.line.String()
-}
-
-// A place is Point n of a stream, or query n of an event.
+// A place is Point n of a Timeline, or query n of a cEvent.
 type place struct {
-	awaited
-	n uint64
+	of awaited
+	n  uint64
 }
+
+func (p place) reached() (bool, error) { return p.of.reached(p.n) }
 
 // A waitQueue holds the waits for one stream, or for one event, in the order of their
 // places. It is guarded by waits.mu.
@@ -82,20 +82,7 @@ type waitQueue struct {
 	listed      bool // in waits.queues
 }
 
-func (a awaited) queue() *waitQueue {
-	if a.event != nil {
-		return &a.event.waiting
-	}
-	return &a.line.waiting
-}
-
-// reached queries whether a place is reached. An error ends the wait.
-func (p place) reached() (bool, error) {
-	if p.event != nil {
-		return p.event.reached(p.n)
-	}
-	return p.line.reached(p.n), nil
-}
+func (q *waitQueue) queue() *waitQueue { return q }
 
 // A wait is one goroutine's. It is reused after its outcome was received.
 type wait struct {
@@ -127,7 +114,7 @@ func (w *waits) init(rt *Runtime) {
 		me.begin = func() { w.begin(me) }
 		me.look = func() { w.look(me) }
 		me.reached = func() (bool, error) { return me.place.reached() }
-		me.streams = func() (bool, error) { return me.line.queryStream() }
+		me.streams = func() (bool, error) { return me.of.(*Timeline).queryStream() }
 		me.timer = time.NewTimer(time.Hour)
 		me.timer.Stop()
 		return me
@@ -192,7 +179,7 @@ func (w *waits) wait(ctx context.Context, p place) error { return w.await(ctx, w
 
 // await starts a wait and waits for its outcome, or until ctx ends.
 func (w *waits) await(ctx context.Context, me *wait) error {
-	what := me.awaited
+	what := me.of
 	switch {
 	case ctx.Err() != nil:
 		w.put(me)
@@ -256,8 +243,8 @@ func (w *waits) begin(me *wait) {
 // is not waited for.
 func (w *waits) spin(me *wait) (over bool, err error) {
 	over, err = spin(me.query)
-	if !over && me.line != nil && me.n > me.line.done.Load() {
-		me.line.mark(me.n)
+	if t, ok := me.of.(*Timeline); ok && !over && me.n > t.done.Load() {
+		t.mark(me.n)
 	}
 	w.spinning.Add(-1)
 	return over, err
@@ -296,9 +283,9 @@ func spin(query func() (done bool, err error)) (over bool, _ error) {
 
 // look is the wait of Point.Done: it queries once.
 func (w *waits) look(me *wait) {
-	err := errNotReached
-	if me.line.reached(me.n) {
-		err = nil
+	reached, err := me.reached()
+	if !reached {
+		err = errNotReached
 	}
 	w.looks.Leave()
 	me.done <- err
@@ -312,12 +299,12 @@ func (w *waits) enqueue(me *wait) {
 		w.mu.Unlock()
 		return
 	case w.closed:
-		me.end(fmt.Errorf("wait for %v: %w", me.awaited, ErrClosed))
+		me.end(fmt.Errorf("wait for %v: %w", me.of, ErrClosed))
 		w.mu.Unlock()
 		return
 	}
 	me.since = time.Now()
-	q := me.awaited.queue()
+	q := me.of.queue()
 	q.insert(me)
 	if !q.listed {
 		q.listed = true
@@ -394,17 +381,14 @@ func (me *wait) end(err error) {
 // close ends all waits.
 func (w *waits) close() {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.closed = true
-	for _, q := range w.queues {
-		for me := q.first; me != nil; me = q.first {
-			w.remove(me)
-			me.end(fmt.Errorf("wait for %v: %w", q.of, ErrClosed))
-		}
-		q.listed = false
-	}
+	queues := w.queues
 	w.queues = nil
 	if w.bell != nil {
 		w.bell.ring()
+	}
+	w.mu.Unlock()
+	for _, q := range queues {
+		w.end(q, math.MaxUint64, fmt.Errorf("wait for %v: %w", q.of, ErrClosed))
 	}
 }

@@ -4,12 +4,6 @@ package dynlib
 
 import "errors"
 
-// A Library is a library that the dynamic loader has loaded. It is never unloaded, because
-// CUDA's threads and exit handlers would still run its code.
-type Library struct {
-	path string
-}
-
 // Open fails with [errors.ErrUnsupported].
 func Open(string) (*Library, error) { return nil, errors.ErrUnsupported }
 

@@ -168,6 +168,21 @@ func (s search) filesIn(dir string) (files []file, note string) {
 	return files, strings.Join(notes, "; ")
 }
 
+// mapped returns the files mapped into the process whose base name matches, or
+// a note why they cannot be listed.
+func (h Host) mapped(match func(base string) bool) (files []linux.MappedFile, note string) {
+	maps, err := h.maps()
+	if err != nil {
+		return nil, " (" + cause(err).Error() + ")"
+	}
+	for _, f := range linux.MappedFiles(maps) {
+		if match(path.Base(f.Path)) {
+			files = append(files, f)
+		}
+	}
+	return files, ""
+}
+
 // resolve returns the file behind all links, or p itself where that fails.
 func (h Host) resolve(p string) string {
 	real, err := filepath.EvalSymlinks(h.root + p)
