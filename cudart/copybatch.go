@@ -96,13 +96,16 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 	case b.Len() == 0:
 		return nil
 	}
-	if rt.debug {
-		if err := s.dev.checkBatch(b); err != nil {
-			return err
-		}
+	if err := s.dev.checkBatch(b); err != nil {
+		return err
 	}
 	if s.isDefault() {
-		return s.copyEach(b)
+		for i, n := range b.sizes {
+			if err := s.dev.copy(s, b.dsts[i], b.srcs[i], nil, n, byAddress); err != nil {
+				return fmt.Errorf("%s: %w", b.copy(i), err)
+			}
+		}
+		return nil
 	}
 	f := s.dev.begin(s)
 	f.entries = b.Len()
@@ -116,30 +119,20 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 	if rt.abi[fnMemcpyBatch] == abiFailIndex {
 		f.args[7], f.args[8] = f.outPtr(0), s.arg()
 	}
-	code := s.dev.guard(fnMemcpyBatch, f)
-	failed := f.out[0]
-	rt.end(f)
-	switch {
-	case code == Success:
-		return nil
-	case failed < uint64(b.Len()):
-		return rt.errorf(fnMemcpyBatch, code, "%s on %v", b.copy(int(failed)), s.dev)
-	}
-	return rt.errorf(fnMemcpyBatch, code, "%d copies on %v", b.Len(), s.dev)
-}
-
-// copyEach queues the copies of a list one by one.
-func (s *Stream) copyEach(b *CopyBatch) error {
-	for i, n := range b.sizes {
-		if err := s.dev.copy(s, b.dsts[i], b.srcs[i], nil, n, byAddress); err != nil {
-			return fmt.Errorf("%s: %w", b.copy(i), err)
+	_, err := s.dev.do(fnMemcpyBatch, f, func() string {
+		if failed := f.out[0]; failed < uint64(b.Len()) {
+			return fmt.Sprintf("%s on %v", b.copy(int(failed)), s.dev)
 		}
-	}
-	return nil
+		return fmt.Sprintf("%d copies on %v", b.Len(), s.dev)
+	})
+	return err
 }
 
 // checkBatch is checkPinned for every copy, on both sides: device memory passes.
 func (d *Device) checkBatch(b *CopyBatch) error {
+	if !d.rt.debug {
+		return nil
+	}
 	for i, n := range b.sizes {
 		for _, at := range [2]uintptr{b.dsts[i], b.srcs[i]} {
 			if err := d.checkPinned(fnMemcpyBatch, at, n); err != nil {

@@ -144,16 +144,12 @@ func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) er
 // the symbol of the library's version, or else the first version that has one.
 func (rt *Runtime) missing(fn function) error {
 	name, need := fn.name(), "another build of the library"
-	for i := range symbols {
-		s := &symbols[i]
-		if s.fn != fn {
-			continue
-		}
-		if s.serves(rt.lib.Runtime) {
+	for _, s := range symbols {
+		if s.fn == fn && s.serves(rt.lib.Runtime) {
 			name = s.name
 			break
 		}
-		if s.since > rt.lib.Runtime {
+		if s.fn == fn && s.since > rt.lib.Runtime {
 			name, need = s.name, "CUDA "+s.since.String()+" or later"
 			break
 		}

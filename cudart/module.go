@@ -234,11 +234,6 @@ func newLaunch() *launch {
 	return l
 }
 
-var (
-	errNilStream   = errors.New("the stream is nil")
-	errNilFunction = errors.New("the function is nil")
-)
-
 // Launch queues a kernel (cuLaunchKernel). Each argument is in the low bytes of a word.
 // Their number and sizes are not checked: package kernel does that, and CUDA reads as many
 // as the kernel has. The error wraps [ErrInvalidValue] if a number is out of range, and
@@ -247,9 +242,9 @@ var (
 func (s *Stream) Launch(fn *Function, c LaunchConfig, args []uint64) error {
 	switch {
 	case s == nil:
-		return fmt.Errorf("cuLaunchKernel: %w", errNilStream)
+		return errors.New("cuLaunchKernel: the stream is nil")
 	case fn == nil:
-		return fmt.Errorf("cuLaunchKernel: %v: %w", s, errNilFunction)
+		return fmt.Errorf("cuLaunchKernel: %v: the function is nil", s)
 	case fn.module.dev != s.dev:
 		return invalid(fnLaunchKernel, "%v cannot be launched on %v", fn, s)
 	case len(args) > MaxKernelArgs:

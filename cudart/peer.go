@@ -95,14 +95,12 @@ func (d *Device) EnablePeerAccess(peer *Device) error {
 	defer done()
 	if access.uses == 0 {
 		f := d.rt.begin()
-		defer d.rt.end(f)
 		f.args[0], f.args[1] = uintptr(peer.ordinal), 0
-		switch code := d.guard(fnDeviceEnablePeerAccess, f); code {
-		case Success:
-		case ErrPeerAccessAlreadyEnabled:
-			access.foreign = true
-		default:
-			return d.rt.errorf(fnDeviceEnablePeerAccess, code, "%v to %v", d, peer)
+		code := d.guard(fnDeviceEnablePeerAccess, f)
+		_, err := d.rt.finish(fnDeviceEnablePeerAccess, f, code, func() string { return fmt.Sprintf("%v to %v", d, peer) })
+		access.foreign = code == ErrPeerAccessAlreadyEnabled
+		if err != nil && !access.foreign {
+			return err
 		}
 	}
 	access.uses++

@@ -126,7 +126,11 @@ func (rt *Runtime) Close() error {
 		for _, d := range rt.Devices() {
 			errs = append(errs, d.closeEvents())
 		}
-		for _, retry := range rt.takeLeft() {
+		rt.binding.mu.Lock()
+		left := rt.left
+		rt.left = nil
+		rt.binding.mu.Unlock()
+		for _, retry := range left {
 			if err := retry(); err != nil {
 				rt.undone(retry)
 				errs = append(errs, err)
@@ -157,12 +161,4 @@ func (rt *Runtime) undone(retry func() error) {
 	rt.binding.mu.Lock()
 	defer rt.binding.mu.Unlock()
 	rt.left = append(rt.left, retry)
-}
-
-func (rt *Runtime) takeLeft() []func() error {
-	rt.binding.mu.Lock()
-	defer rt.binding.mu.Unlock()
-	left := rt.left
-	rt.left = nil
-	return left
 }

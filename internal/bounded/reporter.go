@@ -58,8 +58,13 @@ func (r *Reporter) run() {
 			last = true
 		}
 		done := int(r.done.Load())
-		if done == reported || r.isStopped() {
+		if done == reported {
 			continue
+		}
+		select {
+		case <-r.stopped:
+			continue
+		default:
 		}
 		reported = done
 		failed := func(err error) { r.fail(done, fmt.Errorf("progress: %w", err)) }
@@ -67,15 +72,6 @@ func (r *Reporter) run() {
 			failed(err)
 			return
 		}
-	}
-}
-
-func (r *Reporter) isStopped() bool {
-	select {
-	case <-r.stopped:
-		return true
-	default:
-		return false
 	}
 }
 

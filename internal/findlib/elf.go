@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/bits"
 	"os"
 	"path"
 	"strings"
@@ -139,8 +138,8 @@ func checkELF(r io.ReaderAt, size uint64, arch string) error {
 
 // inside reports whether n bytes from offset off on are within a file.
 func inside(what string, off, n, size uint64) error {
-	end, overflow := bits.Add64(off, n, 0)
-	if overflow != 0 {
+	end := off + n
+	if end < off {
 		end = math.MaxUint64
 	}
 	if end > size {

@@ -84,7 +84,7 @@ func (h Host) Find(lib Library) (found []Candidate, looked []string) {
 		}
 	}
 
-	mapped, note := h.mapped(s.names)
+	mapped, note := h.mapped(s.file.MatchString)
 	looked = append(looked, "libraries loaded already (/proc/self/maps)"+note)
 	for _, m := range mapped {
 		if !m.Deleted {
@@ -132,8 +132,6 @@ type search struct {
 	wheel *regexp.Regexp // names of the directory that describes its wheel, likewise
 }
 
-func (s search) names(base string) bool { return s.file.MatchString(base) }
-
 type file struct {
 	path, real string // real is the file behind all links
 	version    Version
@@ -148,7 +146,7 @@ func (s search) filesIn(dir string) (files []file, note string) {
 	}
 	var notes []string
 	for _, name := range slices.Backward(names) {
-		if !s.names(name) {
+		if !s.file.MatchString(name) {
 			continue
 		}
 		p := path.Join(dir, name)

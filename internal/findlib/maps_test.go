@@ -21,7 +21,7 @@ const mapsOfTwoLibraries = `55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 1311 /
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
 `
 
-var libcudartNames = Host{}.search(libcudart).names
+var libcudartNames = Host{}.search(libcudart).file.MatchString
 
 func withMaps(text string) Host {
 	return Host{maps: func() ([]linux.Mapping, error) { return linux.ParseMaps(text) }}

@@ -82,9 +82,3 @@ func (s Scale) Unit(v float64, digits int) Unit {
 	}
 	return s[0]
 }
-
-// text formats a value as Number does, in its unit: 8.20 µs.
-func (s Scale) text(v float64, digits int) string {
-	u := s.Unit(v, digits)
-	return joined(Number(v/u.Factor, digits), u.Name)
-}

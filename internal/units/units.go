@@ -72,7 +72,8 @@ func Seconds(s float64) string {
 	if a := math.Abs(s); a >= 99.95 && a < longest {
 		return time.Duration(math.Round(s) * 1e9).String()
 	}
-	return Time.text(s, 3)
+	u := Time.Unit(s, 3)
+	return joined(Number(s/u.Factor, 3), u.Name)
 }
 
 // Duration is Seconds of a time.Duration.
