@@ -110,9 +110,6 @@ func (h *handle) claim() bool {
 	}
 }
 
-// unclaim undoes claim after a destruction that failed and can be tried again.
-func (h *handle) unclaim() { h.state.And(^uint64(handleDestroying)) }
-
 func (h *handle) destroyed() { h.state.Or(handleDestroyed) }
 
 // queued returns the number of entries that were queued, modulo 2^45. It changes before a
@@ -128,7 +125,7 @@ func (h *handle) destroy(fn function) error {
 	if code == Success || code.sticky() {
 		h.destroyed()
 	} else {
-		h.unclaim()
+		h.state.And(^uint64(handleDestroying))
 	}
 	_, err := h.dev.rt.finish(fn, f, code, h.owner.String)
 	return err

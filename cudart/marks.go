@@ -59,15 +59,6 @@ func (t *Timeline) mayBlock() bool {
 	return t.exposed.Load() || t.queued()-t.marks.doneAt.Load() > maxUnblocked
 }
 
-// recordSoon is record on another goroutine, unless Point n has an event or is about to.
-func (t *Timeline) recordSoon(n uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.marks.latest < n && !t.marks.recording {
-		go t.record(false)
-	}
-}
-
 // record records events until all Points have one, or until that fails. Only one
 // goroutine records at a time; for others record returns, and that goroutine goes on
 // for them. end is set for the end of a stream that is being closed.

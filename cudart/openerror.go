@@ -1,6 +1,7 @@
 package cudart
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -31,17 +32,8 @@ type DriverFacts struct {
 
 // String lists the parts, with "none" for one that is missing.
 func (d DriverFacts) String() string {
-	part := func(what, have string) string {
-		if have == "" {
-			have = "none"
-		}
-		return what + " " + have
-	}
-	return strings.Join([]string{
-		part("libcuda", d.LibPath),
-		part("kernel module", d.KernelModuleVersion),
-		part("device nodes", strings.Join(d.DeviceNodes, " ")),
-	}, ", ")
+	return fmt.Sprintf("libcuda %s, kernel module %s, device nodes %s", cmp.Or(d.LibPath, "none"),
+		cmp.Or(d.KernelModuleVersion, "none"), cmp.Or(strings.Join(d.DeviceNodes, " "), "none"))
 }
 
 // Unwrap returns Err.

@@ -89,7 +89,7 @@ func (p Point) Wait(ctx context.Context) error {
 	case p.line.dev.rt.Closed() && ctx.Err() == nil:
 		return p.line.waitClosed(ctx)
 	}
-	return p.line.dev.waits.wait(ctx, p.place())
+	return p.line.dev.waits.await(ctx, p.line.dev.waits.get(p.place()))
 }
 
 // Notify sends to c when the Point is reached, or when CUDA cannot report that it is:
@@ -124,12 +124,17 @@ func (p Point) Err() error {
 // block: on a stream that may be full, and on one that other code uses, the call is made
 // on another goroutine, and work that is queued meanwhile may be waited for as well.
 func (p Point) Record() {
+	t := p.line
 	switch {
 	case p.Known():
-	case p.line.mayBlock():
-		p.line.recordSoon(p.n)
+	case t.mayBlock():
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.marks.latest < p.n && !t.marks.recording {
+			go t.record(false)
+		}
 	default:
-		p.line.record(false)
+		t.record(false)
 	}
 }
 

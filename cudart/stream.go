@@ -90,7 +90,7 @@ func (s *Stream) String() string { return s.line.String() }
 // Query reports whether all work queued so far is done (cudaStreamQuery). The error
 // is one of the stream's work: done is false then, although no work may be left.
 func (s *Stream) Query() (done bool, err error) {
-	done, err = s.line.query()
+	done, err = s.line.ask(fnStreamQuery)
 	if err == nil {
 		err = s.line.report()
 	}
@@ -106,8 +106,6 @@ func (s *Stream) SynchronizeBlocking() error {
 	_, err := s.line.ask(fnStreamSynchronize)
 	return errors.Join(err, s.line.report())
 }
-
-func (t *Timeline) query() (done bool, err error) { return t.ask(fnStreamQuery) }
 
 // ask calls a function that answers for all work so far.
 func (t *Timeline) ask(fn function) (done bool, err error) {

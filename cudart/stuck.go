@@ -66,10 +66,9 @@ func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
 	}
 	var stuck []StuckCall
 	for c, name := range rt.inside() {
-		if before[c] != name {
-			continue
+		if before[c] == name {
+			stuck = append(stuck, stuckCall(c, name))
 		}
-		stuck = append(stuck, stuckCall(c, name))
 	}
 	slices.SortFunc(stuck, func(a, b StuckCall) int { return strings.Compare(a.String(), b.String()) })
 	return stuck

@@ -164,7 +164,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 // queryStream reports whether all work so far is done, without an event. What it cannot
 // know, an event or the device as a whole will answer: see Timeline.reached.
 func (t *Timeline) queryStream() (done bool, err error) {
-	done, err = t.query()
+	done, err = t.ask(fnStreamQuery)
 	if err != nil {
 		t.mu.Lock()
 		t.fail(err)
@@ -173,9 +173,6 @@ func (t *Timeline) queryStream() (done bool, err error) {
 	}
 	return done, nil
 }
-
-// wait waits until a place is reached.
-func (w *waits) wait(ctx context.Context, p place) error { return w.await(ctx, w.get(p)) }
 
 // await starts a wait and waits for its outcome, or until ctx ends.
 func (w *waits) await(ctx context.Context, me *wait) error {
