@@ -309,9 +309,14 @@ func (e *engine) closeContext(ctx context.Context) error {
 	return nil
 }
 
-// do runs one copy of n bytes, while the engine is open, if check finds nothing.
-func (v view) do(ctx context.Context, n int, check func(n int) error, copies func() (int, error)) (done int, err error) {
-	e := v.engine
+// do runs one copy of n bytes that has no places to be checked.
+func (v view) do(ctx context.Context, n int, copies func() (int, error)) (int, error) {
+	return place{view: v}.do(ctx, n, copies)
+}
+
+// do runs one copy of n bytes, while the engine is open.
+func (p place) do(ctx context.Context, n int, copies func() (int, error)) (done int, err error) {
+	e := p.engine
 	switch {
 	case e == nil:
 		return 0, errNotMade
@@ -324,18 +329,16 @@ func (v view) do(ctx context.Context, n int, check func(n int) error, copies fun
 	if n < 0 {
 		return 0, fmt.Errorf("%d bytes: must not be negative", n)
 	}
-	if s := v.call.Stream; s != nil && !slices.ContainsFunc(e.members, func(m *member) bool { return m.dev == s.Device() }) {
+	if s := p.call.Stream; s != nil && !slices.ContainsFunc(e.members, func(m *member) bool { return m.dev == s.Device() }) {
 		return 0, fmt.Errorf("Call.Stream: %v is not of the %s", s, e.what)
 	}
-	if check != nil {
-		if err := check(n); err != nil {
-			return 0, err
-		}
+	if err := p.check(n); err != nil {
+		return 0, err
 	}
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return 0, bounded.Ended(ctx)
-	case n == 0:
+	}
+	if n == 0 {
 		return 0, nil
 	}
 	e.stats.copies.Add(1)
@@ -347,12 +350,15 @@ func (v view) do(ctx context.Context, n int, check func(n int) error, copies fun
 
 // doWith is do for n bytes at an offset of a reader or writer, in the order of
 // Call.Stream.
-func (v view) doWith(ctx context.Context, rw any, off int64, n int, check func(n int) error, copies func() (int, error)) (int, error) {
-	if err := checkRange(rw, off, n); err != nil {
+func (p place) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
+	if isNil(rw) {
+		return 0, errNilReadWriter
+	}
+	if err := checkOffset(off, n); err != nil {
 		return 0, err
 	}
-	return v.do(ctx, n, check, func() (int, error) {
-		if err := v.call.turn(ctx); err != nil {
+	return p.do(ctx, n, func() (int, error) {
+		if err := p.call.turn(ctx); err != nil {
 			return 0, err
 		}
 		return copies()

@@ -99,9 +99,9 @@ func (f *FanoutView) Stats() Stats { return f.get().readStats() }
 // Upload copies src, which may be any memory, to all devices.
 func (f *FanoutView) Upload(ctx context.Context, dsts []cudart.DevPtr, src []byte) error {
 	p := f.get().at(len(src), dsts...)
-	_, err := p.do(ctx, len(src), p.check, func() (int, error) { return p.memory(ctx, src) })
+	_, err := p.do(ctx, len(src), func() (int, error) { return p.memory(ctx, src) })
 	if err != nil {
-		return fmt.Errorf("transfer: upload %d bytes onto %d devices: %w", len(src), p.size(), err)
+		return fmt.Errorf("transfer: upload %d bytes%s: %w", len(src), p.onto(), err)
 	}
 	return nil
 }
@@ -109,21 +109,11 @@ func (f *FanoutView) Upload(ctx context.Context, dsts []cudart.DevPtr, src []byt
 // UploadFrom copies n bytes from offset off of r to all devices, and returns how
 // many, from the first on, are on all of them. r is read as [View.UploadFrom] does.
 func (f *FanoutView) UploadFrom(ctx context.Context, dsts []cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
-	p := f.get().at(n, dsts...)
-	done, err := p.uploadFrom(ctx, r, off, n)
-	if err != nil {
-		return done, fmt.Errorf("transfer: upload %d bytes from offset %d of %s onto %d devices: %w", n, off, nameOf(r), p.size(), err)
-	}
-	return done, nil
+	return f.get().at(n, dsts...).uploadFrom(ctx, r, off, n)
 }
 
 // UploadReader copies the next n bytes of r to all devices, and returns how many,
 // from the first on, are on all of them. r is read as [View.UploadReader] does.
 func (f *FanoutView) UploadReader(ctx context.Context, dsts []cudart.DevPtr, r io.Reader, n int) (int, error) {
-	p := f.get().at(n, dsts...)
-	done, err := p.uploadReader(ctx, r, n)
-	if err != nil {
-		return done, fmt.Errorf("transfer: upload %d bytes from %s onto %d devices: %w", n, nameOf(r), p.size(), err)
-	}
-	return done, nil
+	return f.get().at(n, dsts...).uploadReader(ctx, r, n)
 }

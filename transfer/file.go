@@ -71,7 +71,7 @@ func writeDirect(f, d *os.File, base int64) writeFunc {
 func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
 	if d := p.call.reopenDirect(f, os.O_RDONLY); d != nil {
 		defer d.Close()
-		done, err = p.stageUp(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers))})
+		done, err = p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers))})
 		return done, true, err
 	}
 	cached, ok := openCached(f, off, n)
@@ -80,7 +80,7 @@ func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (do
 	}
 	feed := newFileFeed(cached.readNow, f, off, n)
 	defer cached.close()
-	done, err = p.stageUp(ctx, stage.Copy{N: n, Host: feed, Kernel: true})
+	done, err = p.stage(ctx, stage.Copy{N: n, Host: feed, Kernel: true})
 	return done, true, err
 }
 

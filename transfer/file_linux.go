@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/ntcopy"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -18,7 +20,7 @@ import (
 // a file that is open for appending, where writing ignores the offset.
 func reopenDirect(f *os.File, access int) (d *os.File) {
 	_ = control(f, func(fd int) error {
-		flags, ok := regular(fd)
+		flags, _, ok := regular(fd)
 		mode := flags & unix.O_ACCMODE
 		if !ok || flags&(unix.O_APPEND|unix.O_PATH) != 0 || mode != access && mode != unix.O_RDWR {
 			return nil
@@ -49,26 +51,30 @@ func notDirect(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
+// mapFile maps n bytes at off of a file. The bytes are behind the first skip of the mapping,
+// which begins with a page.
+func mapFile(fd int, off int64, n, prot int) (mapping []byte, skip int, err error) {
+	skip = int(off % int64(os.Getpagesize()))
+	mapping, err = unix.Mmap(fd, off-int64(skip), skip+n, prot, unix.MAP_SHARED)
+	return mapping, skip, os.NewSyscallError("mmap", err)
+}
+
 // A cachedFile is a part of a regular file that may be in the page cache.
 type cachedFile struct {
-	file *os.File
-	base int64
-
+	file  *os.File
+	base  int64
 	flags int // of reading: unless it is a file in memory, what is in the page cache only
 
-	// For file systems that cannot say what they would have to wait for, the
-	// file is mapped, and mincore asked.
-	asks   bool
-	mapped unsafe.Pointer
-	skip   int // bytes of the mapping before base
-	length int // of the mapping
+	// Of a file system that cannot report what it would have to wait for: then mincore does.
+	mapping []byte
+	skip    int // bytes of the mapping before base
 }
 
 // openCached returns n bytes at off of a file, ok if it is regular, as long as
 // that, and it can be found out what is in the page cache.
 func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 	c = &cachedFile{file: f, base: off, flags: unix.RWF_NOWAIT}
-	err := control(f, func(fd int) error {
+	err := control(f, func(fd int) (err error) {
 		var s unix.Stat_t
 		if err := unix.Fstat(fd, &s); err != nil {
 			return err
@@ -90,22 +96,16 @@ func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 		if int(s.Uid) != os.Geteuid() && os.Geteuid() != 0 {
 			return errors.ErrUnsupported
 		}
-		c.asks, c.flags = true, 0
-		return c.mmap(fd, n)
+		c.flags = 0
+		c.mapping, c.skip, err = mapFile(fd, off, n, unix.PROT_READ)
+		return err
 	})
 	return c, err == nil
 }
 
-func (c *cachedFile) mmap(fd, n int) (err error) {
-	c.skip = int(c.base % int64(os.Getpagesize()))
-	c.length = c.skip + n
-	c.mapped, err = unix.MmapPtr(fd, c.base-int64(c.skip), nil, uintptr(c.length), unix.PROT_READ, unix.MAP_SHARED)
-	return err
-}
-
 func (c *cachedFile) close() {
-	if c.mapped != nil {
-		_ = unix.MunmapPtr(c.mapped, uintptr(c.length))
+	if c.mapping != nil {
+		_ = unix.Munmap(c.mapping)
 	}
 }
 
@@ -113,8 +113,10 @@ func (c *cachedFile) close() {
 // returns [stage.ErrNotReady] if not all is, and less than asked for at the end of
 // the file.
 func (c *cachedFile) readNow(to []byte, off int) (got int, err error) {
-	if c.asks && !c.isCached(off, len(to)) {
-		return 0, stage.ErrNotReady
+	if c.mapping != nil {
+		if cached, err := areResident(c.mapping[c.skip+off:][:len(to)]); !cached || err != nil {
+			return 0, stage.ErrNotReady
+		}
 	}
 	err = control(c.file, func(fd int) error {
 		for got < len(to) {
@@ -144,28 +146,6 @@ func (c *cachedFile) pread(fd int, to []byte, at int64) (int, error) {
 	return unix.Preadv2(fd, [][]byte{to}, at, c.flags)
 }
 
-// isCached asks what is in the page cache (mincore).
-func (c *cachedFile) isCached(off, n int) bool {
-	page := os.Getpagesize()
-	first := (c.skip + off) / page
-	pages := (c.skip+off+n+page-1)/page - first
-	var room [256]byte
-	for pages > 0 {
-		k := min(pages, len(room))
-		if !pagesResident(unsafe.Add(c.mapped, first*page), room[:k]) {
-			return false
-		}
-		first, pages = first+k, pages-k
-	}
-	return true
-}
-
-// pagesResident reports whether so many pages as room has bytes are resident.
-func pagesResident(at unsafe.Pointer, room []byte) bool {
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(at), uintptr(len(room)*os.Getpagesize()), uintptr(unsafe.Pointer(&room[0])))
-	return errno == 0 && !slices.ContainsFunc(room, func(b byte) bool { return b&1 == 0 })
-}
-
 // A sharedFile is a part of a file, mapped.
 type sharedFile struct {
 	file     *os.File
@@ -173,11 +153,8 @@ type sharedFile struct {
 	off, end int64 // of mem in the file
 	before   int64 // the file's size, before it was extended to end
 	slow     bool  // writing may wait for a disk
-	grows    bool  // pages are allocated when they are written
 	put      func(to, from []byte)
-
-	base   unsafe.Pointer // of the mapping
-	mapped int            // bytes
+	mapping  []byte // which mem is in
 }
 
 // mapShared maps n bytes at off of a file in memory, which it extends to hold
@@ -185,12 +162,10 @@ type sharedFile struct {
 // errors.ErrUnsupported for other files, and for those that cannot be mapped for
 // writing.
 func mapShared(f *os.File, off int64, n int, cached bool) (*sharedFile, error) {
-	skip := int(off % int64(os.Getpagesize()))
-	m := &sharedFile{file: f, off: off, end: off + int64(n), mapped: skip + n, put: copyFresh}
+	m := &sharedFile{file: f, off: off, end: off + int64(n)}
 	if err := control(f, func(fd int) error { return m.open(fd, cached) }); err != nil {
 		return nil, err
 	}
-	m.mem = unsafe.Slice((*byte)(m.base), m.mapped)[skip:]
 	return m, nil
 }
 
@@ -202,36 +177,40 @@ func (m *sharedFile) open(fd int, cached bool) error {
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return os.NewSyscallError("fstatfs", err)
 	}
-	flags, ok := regular(fd) // device nodes may be in memory too
+	flags, size, ok := regular(fd) // device nodes may be in memory too
 	if !ok || flags&(unix.O_ACCMODE|unix.O_APPEND) != unix.O_RDWR {
 		return errors.ErrUnsupported
 	}
-	var err error
-	if m.before, err = sizeOf(fd); err != nil {
-		return err
-	}
+	m.before = size
 	switch {
 	case int64(fs.Type) == unix.TMPFS_MAGIC:
 		return m.extend(fd)
 	case cached && m.before >= m.end && slices.Contains(onDisk, int64(fs.Type)):
-		return m.cached(fd)
+		return m.mapCached(fd)
 	}
 	return errors.ErrUnsupported
 }
 
-// cached maps a file that is in the page cache. A write to a page that is not
+func (m *sharedFile) mmap(fd int) error {
+	mapping, skip, err := mapFile(fd, m.off, int(m.end-m.off), unix.PROT_READ|unix.PROT_WRITE)
+	if err == nil {
+		m.mapping, m.mem = mapping, mapping[skip:]
+	}
+	return err
+}
+
+// mapCached maps a file that is in the page cache. A write to a page that is not
 // would read the page first.
-func (m *sharedFile) cached(fd int) error {
+func (m *sharedFile) mapCached(fd int) error {
 	if err := m.mmap(fd); err != nil {
 		return err
 	}
-	const samples = 64
 	page := os.Getpagesize()
-	pages := (m.mapped + page - 1) / page
-	for i := range min(samples, pages) {
-		var one [1]byte
-		if !pagesResident(unsafe.Add(m.base, i*pages/min(samples, pages)*page), one[:]) {
-			return errors.Join(errors.ErrUnsupported, unix.MunmapPtr(m.base, uintptr(m.mapped)))
+	pages := (len(m.mapping) + page - 1) / page
+	samples := min(64, pages)
+	for i := range samples {
+		if cached, err := areResident(m.mapping[i*pages/samples*page:][:1]); !cached || err != nil {
+			return errors.Join(errors.ErrUnsupported, unix.Munmap(m.mapping))
 		}
 	}
 	m.slow, m.put = true, copyOnto
@@ -245,20 +224,17 @@ func copyOnto(to, from []byte) {
 	ntcopy.Copy(to, from)
 }
 
-func (m *sharedFile) mmap(fd int) (err error) {
-	skip := m.mapped - int(m.end-m.off)
-	m.base, err = unix.MmapPtr(fd, m.off-int64(skip), nil, uintptr(m.mapped), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return os.NewSyscallError("mmap", err)
-}
+// grows reports whether pages are allocated when they are written.
+func (m *sharedFile) grows() bool { return m.before < m.end }
 
 // extend maps a file in memory, which may become longer.
 func (m *sharedFile) extend(fd int) error {
-	if m.grows = m.before < m.end; m.grows {
+	m.put = copyOnto
+	if m.grows() {
+		m.put = copyFresh
 		if err := unix.Ftruncate(fd, m.end); err != nil {
 			return os.NewSyscallError("ftruncate", err)
 		}
-	} else {
-		m.put = copyOnto
 	}
 	if err := m.mmap(fd); err != nil {
 		return errors.Join(err, m.shrink(fd, m.before))
@@ -269,7 +245,7 @@ func (m *sharedFile) extend(fd int) error {
 // close unmaps the file, of which done bytes were written. What it was extended
 // by beyond them is cut off.
 func (m *sharedFile) close(done int) error {
-	err := os.NewSyscallError("munmap", unix.MunmapPtr(m.base, uintptr(m.mapped)))
+	err := os.NewSyscallError("munmap", unix.Munmap(m.mapping))
 	size := m.before
 	if done > 0 {
 		size = max(size, m.off+int64(done))
@@ -282,11 +258,43 @@ func (m *sharedFile) close(done int) error {
 
 // shrink undoes extend, unless others have changed the size since.
 func (m *sharedFile) shrink(fd int, size int64) error {
-	now, err := sizeOf(fd)
-	if err != nil || now != m.end || size >= m.end {
-		return err
+	if _, now, ok := regular(fd); !ok || now != m.end || size >= m.end {
+		return nil
 	}
 	return os.NewSyscallError("ftruncate", unix.Ftruncate(fd, size))
+}
+
+// freshWorkers is how many workers copy into a file whose pages are allocated meanwhile:
+// ten are no quicker, at twice the cost.
+const freshWorkers = 4
+
+// downloadMapped copies into a file that it maps; ok is false if that cannot be done.
+func (p place) downloadMapped(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
+	m, err := mapShared(f, off, n, !p.call.DirectIO)
+	if err != nil {
+		return 0, !errors.Is(err, errors.ErrUnsupported), err
+	}
+	write := writeAt(f, off)
+	host := memoryHost(n, func(from []byte, off int) error {
+		to := m.mem[off : off+len(from)]
+		fault := bounded.Guard(func() error {
+			m.put(to, from)
+			return nil
+		})
+		if fault != nil { // no page is there: writing allocates one, or reports why not
+			_, err := write(from, off)
+			return err
+		}
+		forget(to)
+		return nil
+	})
+	// Workers that populate parts of one page table, 2 MiB, wait for one another.
+	c := stage.Copy{N: n, Down: true, Host: host, Slow: m.slow, Kernel: true, Piece: hugePage, MaxChunk: 2 * hugePage}
+	if m.grows() {
+		c.Workers = freshWorkers
+	}
+	done, err = p.stage(ctx, c)
+	return done, true, errors.Join(err, m.close(done))
 }
 
 // control calls do with the descriptor of f, which is not closed meanwhile.
@@ -302,26 +310,79 @@ func control(f *os.File, do func(fd int) error) error {
 	return err
 }
 
-// regular returns the flags of an open file, ok if it is a regular one.
-func regular(fd int) (flags int, ok bool) {
+// regular returns the flags and the size of an open file, ok if it is a regular one.
+func regular(fd int) (flags int, size int64, ok bool) {
 	var s unix.Stat_t
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-	return flags, err == nil && unix.Fstat(fd, &s) == nil && s.Mode&unix.S_IFMT == unix.S_IFREG
-}
-
-func sizeOf(fd int) (int64, error) {
-	var s unix.Stat_t
-	err := unix.Fstat(fd, &s)
-	return s.Size, os.NewSyscallError("fstat", err)
+	ok = err == nil && unix.Fstat(fd, &s) == nil && s.Mode&unix.S_IFMT == unix.S_IFREG
+	return flags, s.Size, ok
 }
 
 // writesAtOffset reports whether a file is regular, and written where its offset is.
 func writesAtOffset(f *os.File) (ok bool) {
 	_ = control(f, func(fd int) error {
-		var flags int
-		flags, ok = regular(fd)
-		ok = ok && flags&unix.O_APPEND == 0
+		flags, _, isRegular := regular(fd)
+		ok = isRegular && flags&unix.O_APPEND == 0
 		return nil
 	})
 	return ok
+}
+
+// resident reports whether the first whole page of mem is in memory. It is true for memory
+// without whole pages, and if the kernel does not tell.
+func resident(mem []byte) bool {
+	pages := innerPages(mem)
+	if len(pages) == 0 {
+		return true
+	}
+	is, err := areResident(pages[:1])
+	return is || err != nil
+}
+
+// areResident reports whether all pages that have bytes of mem are in memory (mincore).
+func areResident(mem []byte) (bool, error) {
+	page := os.Getpagesize()
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	skip := int(at) & (page - 1)
+	at -= uintptr(skip)
+	var there [256]byte
+	for pages := (skip + len(mem) + page - 1) / page; pages > 0; pages -= len(there) {
+		some := there[:min(pages, len(there))]
+		_, _, errno := unix.Syscall(unix.SYS_MINCORE, at, uintptr(len(some)*page), uintptr(unsafe.Pointer(&some[0])))
+		if errno != 0 {
+			return false, errno
+		}
+		if slices.ContainsFunc(some, func(b byte) bool { return b&1 == 0 }) {
+			return false, nil
+		}
+		at += uintptr(len(some) * page)
+	}
+	return true, nil
+}
+
+// populate makes the whole pages of mem resident for writing
+// (MADV_POPULATE_WRITE, since Linux 5.14). If it fails, writing faults them in.
+func populate(mem []byte) {
+	if pages := innerPages(mem); len(pages) > 0 {
+		_ = unix.Madvise(pages, unix.MADV_POPULATE_WRITE)
+	}
+}
+
+// forget removes the pages of a file's mapping, while they stay in the file
+// (MADV_DONTNEED). Workers do that side by side; munmap does it with one thread.
+func forget(mem []byte) {
+	if pages := innerPages(mem); len(pages) > 0 {
+		_ = unix.Madvise(pages, unix.MADV_DONTNEED)
+	}
+}
+
+// innerPages is the part of mem that is whole pages.
+func innerPages(mem []byte) []byte {
+	page := os.Getpagesize()
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) & (page - 1)
+	if skip+page > len(mem) {
+		return nil
+	}
+	whole := mem[skip:]
+	return whole[:len(whole)&^(page-1)]
 }

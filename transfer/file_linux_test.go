@@ -79,12 +79,12 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 			r.fill(mem, make([]byte, n))
 			c, ok := openCached(f, off, n)
 			require.True(t, ok)
-			if asks && !c.asks {
-				c.asks = true
-				require.NoError(t, c.mmap(int(f.Fd()), n))
+			if asks && c.mapping == nil {
+				c.mapping, c.skip, err = mapFile(int(f.Fd()), off, n, unix.PROT_READ)
+				require.NoError(t, err)
 			}
 			feed := newFileFeed(c.readNow, f, off, n)
-			done, err := r.c.at(n, mem).stageUp(t.Context(), stage.Copy{N: n, Host: feed})
+			done, err := r.c.at(n, mem).stage(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
 			c.close()

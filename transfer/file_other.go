@@ -3,6 +3,7 @@
 package transfer
 
 import (
+	"context"
 	"errors"
 	"os"
 )
@@ -13,19 +14,6 @@ func preadDirect(*os.File, []byte, int64) (int, error) { return 0, errors.ErrUns
 
 func notDirect(error) bool { return true }
 
-type sharedFile struct {
-	file  *os.File
-	mem   []byte
-	off   int64
-	slow  bool
-	grows bool
-	put   func(to, from []byte)
-}
-
-func mapShared(*os.File, int64, int, bool) (*sharedFile, error) { return nil, errors.ErrUnsupported }
-
-func (*sharedFile) close(int) error { return nil }
-
 type cachedFile struct{}
 
 func openCached(*os.File, int64, int) (*cachedFile, bool) { return nil, false }
@@ -34,4 +22,12 @@ func (*cachedFile) readNow([]byte, int) (int, error) { return 0, errors.ErrUnsup
 
 func (*cachedFile) close() {}
 
+func (place) downloadMapped(context.Context, *os.File, int64, int) (int, bool, error) {
+	return 0, false, nil
+}
+
 func writesAtOffset(*os.File) bool { return false }
+
+func resident([]byte) bool { return true }
+
+func populate([]byte) {}

@@ -135,7 +135,7 @@ func TestFilesThatAreCachedInPart(t *testing.T) {
 			}
 			r.fill(mem, make([]byte, n))
 			feed := newFileFeed(readNow, bytes.NewReader(want), 0, n)
-			done, err := r.c.at(n, mem).stageUp(t.Context(), stage.Copy{N: n, Host: feed})
+			done, err := r.c.at(n, mem).stage(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
 			require.True(t, bytes.Equal(want, r.onDevice(mem, n)), "%d %%", misses)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
@@ -16,8 +15,7 @@ import (
 
 // Upload copies src, which may be any memory, to the device.
 func (v *View) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error {
-	_, err := v.get().do(ctx, len(src), nil, func() (int, error) {
-		v := v.view
+	_, err := v.get().do(ctx, len(src), func() (int, error) {
 		if queued, err := v.queue(ctx, dst, src); queued {
 			return v.counted(len(src), err)
 		}
@@ -31,7 +29,7 @@ func (v *View) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error 
 
 // Download copies from the device into dst, which may be any memory.
 func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
-	_, err := v.get().do(ctx, len(dst), nil, func() (int, error) { return v.copyMemory(ctx, src, dst, true) })
+	_, err := v.get().do(ctx, len(dst), func() (int, error) { return v.copyMemory(ctx, src, dst, true) })
 	if err != nil {
 		return fmt.Errorf("transfer: download %d bytes: %w", len(dst), err)
 	}
@@ -57,10 +55,11 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 			return v.counted(len(mem), err)
 		}
 	}
+	c := fromMemory(mem)
 	if down {
-		return v.stageDown(ctx, at, stage.Copy{N: len(mem), Host: into(mem, copyIn)})
+		c = stage.Copy{N: len(mem), Down: true, Host: into(mem, copyIn)}
 	}
-	return v.at(len(mem), at).stageUp(ctx, fromMemory(mem))
+	return v.at(len(mem), at).stage(ctx, c)
 }
 
 // counted counts a small copy of n bytes.
@@ -70,15 +69,6 @@ func (v view) counted(n int, err error) (int, error) {
 	}
 	v.stats.stagedBytes.Add(int64(n))
 	return n, nil
-}
-
-// stageDown copies from one place on the device to the host, through the ring.
-func (v view) stageDown(ctx context.Context, src cudart.DevPtr, c stage.Copy) (int, error) {
-	c.Down = true
-	c.Queue = func(on *cudart.Stream, _ int, mem []byte, off int) error {
-		return on.CopyToHost(unsafe.Pointer(&mem[0]), src+cudart.DevPtr(off), len(mem))
-	}
-	return v.run(ctx, c, &v.stats.stagedBytes)
 }
 
 // turn waits until the caller's stream is done with what was queued there: a copy
@@ -131,17 +121,24 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 // are used. The memory of no bytes is empty.
 func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*hostmem.Pageable, error) {
 	mem := new(hostmem.Pageable)
-	_, err := v.get().do(ctx, n, nil, func() (int, error) {
-		fresh, err := hostmem.AllocPageable(n)
-		if err != nil {
+	_, err := v.get().do(ctx, n, func() (done int, err error) {
+		if err = v.call.turn(ctx); err != nil {
 			return 0, err
 		}
-		done, err := v.downloadFresh(ctx, fresh.Bytes(), src)
-		if err != nil {
-			return done, errors.Join(err, fresh.Close())
+		if mem, err = hostmem.AllocPageable(n); err != nil {
+			return 0, err
 		}
-		mem = fresh
-		return done, nil
+		// The worker that touches a huge page first has it cleared, in its caches, and
+		// should be the one that writes it.
+		put := func(to, from []byte) { copy(to, from) }
+		done, err = v.at(n, src).stage(ctx, stage.Copy{
+			N: n, Down: true, Host: into(mem.Bytes(), put),
+			Piece: hugePage, MaxChunk: 2 * hugePage, Workers: runtime.GOMAXPROCS(0),
+		})
+		if err != nil {
+			err = errors.Join(err, mem.Close())
+		}
+		return done, err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("transfer: download %d bytes: %w", n, err)
@@ -151,19 +148,6 @@ func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*host
 
 // hugePage is what the kernel clears at a time, on amd64 and most of arm64.
 const hugePage = 2 * mib
-
-// downloadFresh copies into whole huge pages that are not resident: the worker
-// that touches a page first has it cleared, in its caches, and should be the one
-// that writes it.
-func (v view) downloadFresh(ctx context.Context, dst []byte, src cudart.DevPtr) (int, error) {
-	if err := v.call.turn(ctx); err != nil {
-		return 0, err
-	}
-	put := func(to, from []byte) { copy(to, from) }
-	c := stage.Copy{N: len(dst), Host: into(dst, put), Piece: hugePage, MaxChunk: 2 * hugePage}
-	c.Workers = runtime.GOMAXPROCS(0)
-	return v.stageDown(ctx, src, c)
-}
 
 // maxNonTemporal is the size of the largest upload whose chunks are filled with non-temporal
 // stores. What a larger one has in the caches is overwritten there, again and again, and need

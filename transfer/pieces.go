@@ -27,20 +27,7 @@ type Piece struct {
 // done with: pieces that end before are on all devices. r is read as
 // [View.UploadFrom] does, and Call.Progress counts what is read.
 func (f *FanoutView) UploadPieces(ctx context.Context, r io.ReaderAt, off int64, n int, pieces []Piece) (int, error) {
-	p := place{f.get(), pieces, true}
-	done, err := p.uploadFrom(ctx, r, off, n)
-	if err != nil {
-		return done, fmt.Errorf("transfer: upload %d pieces of %d bytes from offset %d of %s onto %d devices: %w", len(pieces), n, off, nameOf(r), p.size(), err)
-	}
-	return done, nil
-}
-
-// size returns the number of devices.
-func (v view) size() int {
-	if v.engine == nil {
-		return 0
-	}
-	return len(v.members)
+	return place{f.get(), pieces, true}.uploadFrom(ctx, r, off, n)
 }
 
 // check returns an error unless the pieces are in order within n bytes, and have places

@@ -17,23 +17,23 @@ type sender func(s *cudart.Stream, at cudart.DevPtr, off, n int) error
 // pinned returns the sender for mem, nil if that is not pinned. If hostmem does not know the
 // memory, a copy may fail: see atSeam. The error is of a call that does not return.
 func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (send sender, known bool, err error) {
-	if p, start, ok := hostmem.Find(mem); ok {
-		return func(s *cudart.Stream, at cudart.DevPtr, off, n int) error {
-			if down {
-				return p.CopyToHost(s, start+off, at, n)
-			}
-			return p.CopyToDevice(s, at, start+off, n)
-		}, true, nil
-	}
-	if ok, err := isPinned(ctx, dev, mem); !ok {
-		return nil, false, err
+	p, start, isKnown := hostmem.Find(mem)
+	if !isKnown {
+		if ok, err := isPinned(ctx, dev, mem); !ok {
+			return nil, false, err
+		}
 	}
 	return func(s *cudart.Stream, at cudart.DevPtr, off, n int) error {
-		if down {
+		switch {
+		case isKnown && down:
+			return p.CopyToHost(s, start+off, at, n)
+		case isKnown:
+			return p.CopyToDevice(s, at, start+off, n)
+		case down:
 			return s.CopyToHost(unsafe.Pointer(&mem[off]), at, n)
 		}
 		return s.CopyToDevice(at, unsafe.Pointer(&mem[off]), n)
-	}, false, nil
+	}, isKnown, nil
 }
 
 // isPinned asks CUDA about memory that is not hostmem's, at its ends
@@ -43,15 +43,14 @@ func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error)
 		return false, nil // a query takes longer than staging
 	}
 	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
+	registered := func(at uintptr) bool {
+		a, err := dev.PointerAttributes(at)
+		return err == nil && a.Type != cudart.MemoryUnregistered
+	}
 	return bounded.Do(ctx, bounded.Call[bool]{
-		Run:   func() (bool, error) { return isRegistered(dev, first) && isRegistered(dev, last), nil },
+		Run:   func() (bool, error) { return registered(first) && registered(last), nil },
 		Grace: bounded.CallbackGrace,
 	})
-}
-
-func isRegistered(dev *cudart.Device, at uintptr) bool {
-	a, err := dev.PointerAttributes(at)
-	return err == nil && a.Type != cudart.MemoryUnregistered
 }
 
 // atSeam reports whether a direct copy may have failed because the memory is of

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
@@ -23,7 +24,22 @@ func (v view) at(n int, dsts ...cudart.DevPtr) place {
 	return place{view: v, pieces: []Piece{{N: n, Dsts: dsts}}}
 }
 
-// memory copies memory, which may be pinned.
+// what names n bytes in errors, and onto where they go.
+func (p place) what(n int) string {
+	if p.numbered {
+		return fmt.Sprintf("%d pieces of %d bytes", len(p.pieces), n)
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+func (p place) onto() string {
+	if p.engine == nil || len(p.members) == 1 {
+		return ""
+	}
+	return fmt.Sprintf(" onto %d devices", len(p.members))
+}
+
+// memory uploads memory, which may be pinned.
 func (p place) memory(ctx context.Context, src []byte) (int, error) {
 	if len(p.members) == 1 && len(p.pieces) == 1 && p.pieces[0].Off == 0 && p.pieces[0].N >= len(src) {
 		return p.copyMemory(ctx, p.pieces[0].Dsts[0], src, false)
@@ -31,7 +47,7 @@ func (p place) memory(ctx context.Context, src []byte) (int, error) {
 	if err := p.call.turn(ctx); err != nil {
 		return 0, err
 	}
-	send, known, err := pinned(ctx, p.members[0].dev, src, false)
+	send, known, err := pinned(ctx, p.dev(), src, false)
 	if err != nil {
 		return 0, err
 	}
@@ -41,14 +57,19 @@ func (p place) memory(ctx context.Context, src []byte) (int, error) {
 			return done, err
 		}
 	}
-	return p.stageUp(ctx, fromMemory(src))
+	return p.stage(ctx, fromMemory(src))
 }
 
-// stageUp copies from the host, through the ring.
-func (p place) stageUp(ctx context.Context, c stage.Copy) (int, error) {
-	c.Queue = func(on *cudart.Stream, to int, mem []byte, off int) error {
+// stage copies between the host and the place, through the ring.
+func (p place) stage(ctx context.Context, c stage.Copy) (int, error) {
+	down := c.Down
+	c.Queue = func(on *cudart.Stream, device int, mem []byte, off int) error {
 		return p.each(off, len(mem), func(piece *Piece, skip, n int) error {
-			return on.CopyToDevice(piece.Dsts[to]+cudart.DevPtr(skip), unsafe.Pointer(&mem[piece.Off+skip-off]), n)
+			host, at := unsafe.Pointer(&mem[piece.Off+skip-off]), piece.Dsts[device]+cudart.DevPtr(skip)
+			if down {
+				return on.CopyToHost(host, at, n)
+			}
+			return on.CopyToDevice(at, host, n)
 		})
 	}
 	if len(p.peers) > 0 {
@@ -60,9 +81,7 @@ func (p place) stageUp(ctx context.Context, c stage.Copy) (int, error) {
 // run copies through the rings of the devices.
 func (v view) run(ctx context.Context, c stage.Copy, counter *atomic.Int64) (int, error) {
 	c.Stages, c.Groups, c.Progress = v.stages, v.groups, v.call.Progress
-	if v.o.Workers > 0 {
-		c.Workers = v.o.Workers
-	}
+	c.Workers = cmp.Or(v.o.Workers, c.Workers)
 	done, err := v.stages[0].Run(ctx, c)
 	counter.Add(int64(done))
 	return done, err

@@ -19,19 +19,15 @@ import (
 // io.ErrUnexpectedEOF, with what it had on the device. When ctx ends, no further
 // ReadAt begins, and one that runs may outlast the call.
 func (v *View) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
-	done, err := v.get().at(n, dst).uploadFrom(ctx, r, off, n)
-	if err != nil {
-		return done, fmt.Errorf("transfer: upload %d bytes from offset %d of %s: %w", n, off, nameOf(r), err)
-	}
-	return done, nil
+	return v.get().at(n, dst).uploadFrom(ctx, r, off, n)
 }
 
 func (p place) uploadFrom(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
-	return p.doWith(ctx, r, off, n, p.check, func() (int, error) { return p.uploadAt(ctx, r, off, n) })
-}
-
-func (p place) uploadReader(ctx context.Context, r io.Reader, n int) (int, error) {
-	return p.doWith(ctx, r, 0, n, p.check, func() (int, error) { return p.uploadNext(ctx, r, n) })
+	done, err := p.doWith(ctx, r, off, n, func() (int, error) { return p.uploadAt(ctx, r, off, n) })
+	if err != nil {
+		return done, fmt.Errorf("transfer: upload %s from offset %d of %s%s: %w", p.what(n), off, nameOf(r), p.onto(), err)
+	}
+	return done, nil
 }
 
 // uploadAt copies what r has at an offset, in the quickest way that it offers.
@@ -53,7 +49,7 @@ func (p place) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (i
 			return done, err
 		}
 	}
-	return p.stageUp(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers))})
+	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers))})
 }
 
 // readers is how many goroutines read at once: mostly they wait.
@@ -122,15 +118,19 @@ func (c *capture) WriteString(s string) (int, error) {
 // alone, also those that embed one of these; pass what can be read at any offset to
 // [View.UploadFrom].
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
-	done, err := v.get().at(n, dst).uploadReader(ctx, r, n)
+	return v.get().at(n, dst).uploadReader(ctx, r, n)
+}
+
+func (p place) uploadReader(ctx context.Context, r io.Reader, n int) (int, error) {
+	done, err := p.doWith(ctx, r, 0, n, func() (int, error) { return p.uploadNext(ctx, r, n) })
 	if err != nil {
-		return done, errUploadReader(r, n, err)
+		return done, p.errUploadReader(r, n, err)
 	}
 	return done, nil
 }
 
-func errUploadReader(r io.Reader, n int, err error) error {
-	return fmt.Errorf("transfer: upload %d bytes from %s: %w", n, nameOf(r), err)
+func (p place) errUploadReader(r io.Reader, n int, err error) error {
+	return fmt.Errorf("transfer: upload %d bytes from %s%s: %w", n, nameOf(r), p.onto(), err)
 }
 
 // uploadNext copies the next n bytes of r, in the quickest way that it offers.
@@ -148,5 +148,5 @@ func (p place) uploadNext(ctx context.Context, r io.Reader, n int) (int, error) 
 		got, err = readFull(ctx, r, to[:n])
 		return 0, got, err
 	}
-	return p.stageUp(ctx, stage.Copy{N: n, Host: newReadAhead(1, read, inOrder(n, 4))})
+	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(1, read, inOrder(n, 4))})
 }

@@ -17,7 +17,7 @@ import (
 //
 // Its methods may be called from any goroutine. Read and WriteTo take turns: one that is
 // called by the other, through its writer or Progress, waits until the context ends.
-type Reader struct{ memory }
+type Reader memory
 
 // A Writer writes device memory. It is an [io.Writer] and [io.ReaderFrom], so that
 // io.Copy takes the way of [View.UploadReader]. Writes of less than some MiB take most
@@ -25,7 +25,7 @@ type Reader struct{ memory }
 //
 // Its methods may be called from any goroutine. Write and ReadFrom take turns: one that is
 // called by the other, through its reader or Progress, waits until the context ends.
-type Writer struct{ memory }
+type Writer memory
 
 // memory is device memory that is read or written from its start to its end.
 type memory struct {
@@ -40,18 +40,18 @@ type memory struct {
 // NewReader returns a Reader of n bytes of device memory. ctx ends its copies. A nil
 // ctx and a negative n are errors of the first use.
 func (v *View) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
-	return &Reader{memory{v: v, ctx: ctx, addr: src, n: n, turn: make(chan struct{}, 1)}}
+	return &Reader{v: v, ctx: ctx, addr: src, n: n, turn: make(chan struct{}, 1)}
 }
 
 // NewWriter returns a Writer of n bytes of device memory. ctx ends its copies. A nil
 // ctx and a negative n are errors of the first use.
 func (v *View) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
-	return &Writer{memory{v: v, ctx: ctx, addr: dst, n: n, turn: make(chan struct{}, 1)}}
+	return &Writer{v: v, ctx: ctx, addr: dst, n: n, turn: make(chan struct{}, 1)}
 }
 
 var errNoMemory = errors.New("the Reader or Writer is nil, or was not made by a View")
 
-func (m *memory) check() error {
+func (m *memory) check(off int64) error {
 	switch {
 	case m == nil || m.turn == nil:
 		return errNoMemory
@@ -60,13 +60,13 @@ func (m *memory) check() error {
 	case m.n < 0:
 		return fmt.Errorf("%d bytes: must not be negative", m.n)
 	}
-	return nil
+	return checkOffset(off, 0)
 }
 
 // next calls copies with the place and the size of what is left, and counts what it
 // returns as copied.
 func (m *memory) next(what string, copies func(at cudart.DevPtr, left int) (int, error)) (int, error) {
-	err := m.check()
+	err := m.check(0)
 	if err == nil {
 		select {
 		case m.turn <- struct{}{}:
@@ -81,20 +81,18 @@ func (m *memory) next(what string, copies func(at cudart.DevPtr, left int) (int,
 	return 0, fmt.Errorf("transfer: %s device memory: %w", what, err)
 }
 
-func (m *memory) left() int { return m.n - int(m.at.Load()) }
-
-// length is Len. It does not wait for a copy, which may be calling it.
-func (m *memory) length() int {
+// left does not wait for a copy, which may be calling it.
+func (m *memory) left() int {
 	if m == nil {
 		return 0
 	}
-	return max(m.left(), 0)
+	return max(m.n-int(m.at.Load()), 0)
 }
 
 // Read copies what comes next into p, as much as that holds, or returns io.EOF at the
 // end. Errors are those of [View.Download], and nothing is read then.
 func (r *Reader) Read(p []byte) (int, error) {
-	return r.base().next("read", func(at cudart.DevPtr, left int) (int, error) {
+	return (*memory)(r).next("read", func(at cudart.DevPtr, left int) (int, error) {
 		n := min(len(p), left)
 		if n == 0 && len(p) > 0 {
 			return 0, io.EOF
@@ -109,11 +107,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 // ReadAt copies what is at an offset into p. It returns io.EOF if there is less, and
 // else errors of [View.Download], with nothing read.
 func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
-	err := r.base().check()
-	if err == nil && off < 0 {
-		err = fmt.Errorf("offset %d: must not be negative", off)
-	}
-	if err != nil {
+	if err := (*memory)(r).check(off); err != nil {
 		return 0, fmt.Errorf("transfer: read device memory: %w", err)
 	}
 	n := int(min(int64(len(p)), max(int64(r.n)-off, 0)))
@@ -128,27 +122,20 @@ func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 
 // WriteTo copies the rest to w. Count and errors are those of [View.DownloadWriter].
 func (r *Reader) WriteTo(w io.Writer) (int64, error) {
-	n, err := r.base().next("read", func(at cudart.DevPtr, left int) (int, error) {
+	n, err := (*memory)(r).next("read", func(at cudart.DevPtr, left int) (int, error) {
 		return r.v.DownloadWriter(r.ctx, w, at, left)
 	})
 	return int64(n), err
 }
 
 // Len returns how many bytes are left to Read. A copy that runs does not count yet.
-func (r *Reader) Len() int { return r.base().length() }
-
-func (r *Reader) base() *memory {
-	if r == nil {
-		return nil
-	}
-	return &r.memory
-}
+func (r *Reader) Len() int { return (*memory)(r).left() }
 
 // Write copies p to the device, after what was written before. If p is longer than
 // what is left, it copies what there is room for and returns io.ErrShortWrite. After
 // an error of [View.Upload] nothing was written.
 func (w *Writer) Write(p []byte) (int, error) {
-	return w.base().next("write", func(at cudart.DevPtr, left int) (int, error) {
+	return (*memory)(w).next("write", func(at cudart.DevPtr, left int) (int, error) {
 		n := min(len(p), left)
 		if err := w.v.Upload(w.ctx, at, p[:n]); err != nil {
 			return 0, err
@@ -164,15 +151,16 @@ func (w *Writer) Write(p []byte) (int, error) {
 // A reader that has more than there is room for is io.ErrShortWrite: one byte more
 // was read from it. Other errors are those of [View.UploadReader].
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
-	n, err := w.base().next("write", func(at cudart.DevPtr, left int) (int, error) {
-		done, err := w.v.get().at(left, at).uploadReader(w.ctx, r, left)
+	n, err := (*memory)(w).next("write", func(at cudart.DevPtr, left int) (int, error) {
+		p := w.v.get().at(left, at)
+		done, err := p.doWith(w.ctx, r, 0, left, func() (int, error) { return p.uploadNext(w.ctx, r, left) })
 		switch {
 		case err == nil:
-			err = w.ended(r)
+			err = w.ended(p, r)
 		case errors.Unwrap(err) == errSourceEnded: // "at byte …" of r itself, not of what r copies from
 			err = nil
 		default:
-			err = errUploadReader(r, left, err)
+			err = p.errUploadReader(r, left, err)
 		}
 		return done, err
 	})
@@ -180,7 +168,7 @@ func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // ended returns an error unless r has ended.
-func (w *Writer) ended(r io.Reader) error {
+func (w *Writer) ended(p place, r io.Reader) error {
 	n, err := bounded.Callback(w.ctx, func() (int, error) { return readFull(w.ctx, r, make([]byte, 1)) })
 	switch {
 	case n > 0:
@@ -188,15 +176,8 @@ func (w *Writer) ended(r io.Reader) error {
 	case err == errSourceEnded:
 		return nil
 	}
-	return errUploadReader(r, 1, err)
+	return p.errUploadReader(r, 1, err)
 }
 
 // Len returns how many bytes may still be written. A copy that runs does not count yet.
-func (w *Writer) Len() int { return w.base().length() }
-
-func (w *Writer) base() *memory {
-	if w == nil {
-		return nil
-	}
-	return &w.memory
-}
+func (w *Writer) Len() int { return (*memory)(w).left() }

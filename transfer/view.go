@@ -74,14 +74,6 @@ func checkOffset(off int64, n int) error {
 	return nil
 }
 
-// checkRange checks n bytes at an offset of a reader or writer.
-func checkRange(rw any, off int64, n int) error {
-	if isNil(rw) {
-		return errNilReadWriter
-	}
-	return checkOffset(off, n)
-}
-
 // isNil reports whether a reader or writer is nil, of a type that is known to need more. A
 // nil pointer of another type may have methods that work.
 func isNil(rw any) bool {

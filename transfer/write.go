@@ -3,7 +3,6 @@ package transfer
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -25,66 +24,36 @@ import (
 // one thread at a time write to a file. After an error it is no longer than
 // before, or than what was written.
 func (v *View) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
-	done, err := v.get().doWith(ctx, w, off, n, nil, func() (int, error) { return v.downloadAt(ctx, w, off, src, n) })
+	p := v.get().at(n, src)
+	done, err := p.doWith(ctx, w, off, n, func() (int, error) { return p.downloadAt(ctx, w, off, n) })
 	if err != nil {
 		return done, fmt.Errorf("transfer: download %d bytes to offset %d of %s: %w", n, off, nameOf(w), err)
 	}
 	return done, nil
 }
 
-// downloadAt copies to an offset of w, in the quickest way that it offers.
-func (v view) downloadAt(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
-	if f, ok := w.(*os.File); ok {
-		m, err := mapShared(f, off, n, !v.call.DirectIO)
-		switch {
-		case err == nil:
-			return v.downloadMapped(ctx, m, src)
-		case !errors.Is(err, errors.ErrUnsupported):
-			return 0, err
-		}
-		if d := v.call.reopenDirect(f, os.O_WRONLY); d != nil {
-			defer d.Close()
-			return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(writers, writeDirect(f, d, off))})
-		}
-		return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(fileWriters, writeAt(f, off))})
-	}
-	return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(writers, writeAt(w, off))})
-}
-
 const (
-	// writers is how many goroutines write at once: mostly they wait.
-	writers = 8
+	// maxWriters is how many goroutines write at once: mostly they wait.
+	maxWriters = 8
 	// fileWriters is the same for a file in the page cache: the kernel lets one at
 	// a time go on.
 	fileWriters = 1
-	// freshWorkers is how many copy into a file whose pages are allocated meanwhile:
-	// ten are no quicker, at twice the cost.
-	freshWorkers = 4
 )
 
-// downloadMapped copies into a mapped file, and unmaps it.
-func (v view) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevPtr) (done int, err error) {
-	write := writeAt(m.file, m.off)
-	host := memoryHost(len(m.mem), func(from []byte, off int) error {
-		to := m.mem[off : off+len(from)]
-		fault := bounded.Guard(func() error {
-			m.put(to, from)
-			return nil
-		})
-		if fault != nil { // no page is there: writing allocates one, or reports why not
-			_, err := write(from, off)
-			return err
+// downloadAt copies to an offset of w, in the quickest way that it offers.
+func (p place) downloadAt(ctx context.Context, w io.WriterAt, off int64, n int) (int, error) {
+	writers, write := maxWriters, writeAt(w, off)
+	if f, ok := w.(*os.File); ok {
+		if done, ok, err := p.downloadMapped(ctx, f, off, n); ok {
+			return done, err
 		}
-		forget(to)
-		return nil
-	})
-	// Workers that populate parts of one page table, 2 MiB, wait for one another.
-	c := stage.Copy{N: len(m.mem), Host: host, Slow: m.slow, Kernel: true, Piece: hugePage, MaxChunk: 2 * hugePage}
-	if m.grows {
-		c.Workers = freshWorkers
+		writers = fileWriters
+		if d := p.call.reopenDirect(f, os.O_WRONLY); d != nil {
+			defer d.Close()
+			writers, write = maxWriters, writeDirect(f, d, off)
+		}
 	}
-	done, err = v.stageDown(ctx, src, c)
-	return done, errors.Join(err, m.close(done))
+	return p.stage(ctx, stage.Copy{N: n, Down: true, Host: newWriteBehind(writers, write)})
 }
 
 // DownloadWriter copies n bytes from the device to w, and returns how many w
@@ -96,20 +65,21 @@ func (v view) downloadMapped(ctx context.Context, m *sharedFile, src cudart.DevP
 // A file is written as DownloadTo does, from its offset on, which then moves by
 // what was written.
 func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
-	done, err := v.get().doWith(ctx, w, 0, n, nil, func() (int, error) {
+	p := v.get().at(n, src)
+	done, err := p.doWith(ctx, w, 0, n, func() (int, error) {
 		if b, ok := w.(*bytes.Buffer); ok {
 			if err := bounded.Guard(func() error { b.Grow(n); return nil }); err != nil {
 				return 0, err // n bytes are more than a slice can have
 			}
 			mem := b.AvailableBuffer()[:n]
-			done, err := v.copyMemory(ctx, src, mem, true)
+			done, err := p.copyMemory(ctx, src, mem, true)
 			b.Write(mem[:done])
 			return done, err
 		}
 		if f, ok := w.(*os.File); ok && writesAtOffset(f) {
-			return atPosition(f, n, func(off int64) (int, error) { return v.downloadAt(ctx, f, off, src, n) })
+			return atPosition(f, n, func(off int64) (int, error) { return p.downloadAt(ctx, f, off, n) })
 		}
-		return v.stageDown(ctx, src, stage.Copy{N: n, Host: newWriteBehind(1, write(w))})
+		return p.stage(ctx, stage.Copy{N: n, Down: true, Host: newWriteBehind(1, write(w))})
 	})
 	if err != nil {
 		return done, fmt.Errorf("transfer: download %d bytes to %s: %w", n, nameOf(w), err)
