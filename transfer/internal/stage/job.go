@@ -565,9 +565,8 @@ func (j *Job) waitForEnds() {
 			err = errUnknown(p, err)
 			j.abandon(j.dir, err)
 			for _, s := range j.Stages {
-				for _, r := range s.rings() {
-					r.quarantine(p.Line(), err)
-				}
+				s.ring.quarantine(p.Line(), err)
+				s.smallRing.quarantine(p.Line(), err)
 			}
 		}
 	}

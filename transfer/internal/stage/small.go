@@ -45,31 +45,28 @@ const (
 	slotPiece = 2 * MaxSmall
 )
 
-func (l *smallSlot) open(ctx context.Context, dev *cudart.Device, size int) (err error) {
-	if l.stream, err = dev.NewStream(cudart.StreamOptions{}); err != nil {
+func (s *Stage) openSlot(ctx context.Context, d direction) (err error) {
+	l, size := &s.slots[d], maxSlotUp
+	if d == toHost {
+		size = maxSlotDown
+	}
+	if l.buf, err = hostmem.Alloc(ctx, s.dev, size, hostmem.Options{Label: ringLabel}); err != nil {
 		return err
 	}
-	l.buf, err = hostmem.Alloc(ctx, dev, size, hostmem.Options{Label: ringLabel})
+	s.pinned.Add(int64(l.buf.Reserved()))
+	s.opened = append(s.opened, l.close)
+	l.stream, err = s.openStream()
 	return err
 }
 
 func (l *smallSlot) close(ctx context.Context) error {
-	if l.buf != nil {
-		if l.taken.Load() {
-			return fmt.Errorf("%v: %w", l.buf, ErrHeld)
-		}
-		if err := l.left.Wait(ctx); err != nil {
-			return fmt.Errorf("%v may be in use: %w", l.buf, err)
-		}
-		if err := l.buf.CloseContext(ctx); err != nil {
-			return err
-		}
-		l.buf = nil
+	if l.taken.Load() {
+		return fmt.Errorf("%v: %w", l.buf, ErrHeld)
 	}
-	if l.stream == nil {
-		return nil
+	if err := l.left.Wait(ctx); err != nil {
+		return fmt.Errorf("%v may be in use: %w", l.buf, err)
 	}
-	return l.stream.Close()
+	return l.buf.CloseContext(ctx)
 }
 
 // CopySmall copies mem, if that is small and no other goroutine does so in this direction;

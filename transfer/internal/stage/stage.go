@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -29,7 +28,8 @@ type Stage struct {
 	slots  [directions]smallSlot
 	active [directions]atomic.Int32 // copies that have something to copy: see setActive
 
-	pinned atomic.Int64 // bytes
+	pinned atomic.Int64                  // bytes
+	opened []func(context.Context) error // close what open made, in order
 }
 
 // A Layout turns ways of copying off, for benchmarks that compare them. The zero Layout has
@@ -69,12 +69,12 @@ const (
 )
 
 // process is what copies of all devices share.
-var process struct {
+var process = struct {
 	mu      sync.Mutex
 	stages  map[*cudart.Device]*shared
 	pools   map[int]*workerPool // by NUMA node
 	copying *concurrency        // of all pools
-}
+}{stages: make(map[*cudart.Device]*shared), pools: make(map[int]*workerPool)}
 
 // A shared stage is opened by the first of its users, and closed by the last.
 type shared struct {
@@ -89,9 +89,6 @@ func Acquire(ctx context.Context, dev *cudart.Device, layout Layout) (*Stage, er
 	process.mu.Lock()
 	of := process.stages[dev]
 	if of == nil {
-		if process.stages == nil {
-			process.stages = make(map[*cudart.Device]*shared)
-		}
 		of = &shared{turn: make(chan struct{}, 1)}
 		process.stages[dev] = of
 	}
@@ -153,30 +150,44 @@ func (s *Stage) open(ctx context.Context) (err error) {
 	if s.layout.OneSize {
 		size.ring, size.extension = size.ring+size.extension, 0
 	}
-	if s.ring, err = newRing(ctx, s.dev, size); err != nil {
+	if s.ring, err = s.openRing(ctx, size); err != nil {
 		return err
-	}
-	s.smallRing = s.ring
-	if !s.layout.NoSmallRing {
-		if s.smallRing, err = newRing(ctx, s.dev, ringSize{unit: MaxSmall, ring: smallRingUnits * MaxSmall, maxChunk: MaxSmall}); err != nil {
-			return err
-		}
-	}
-	for d, n := range []int{maxSlotUp, maxSlotDown} {
-		if err := s.slots[d].open(ctx, s.dev, n); err != nil {
-			return err
-		}
 	}
 	s.ring.extension.pinned = &s.pinned
-	bytes := s.slots[toDevice].buf.Reserved() + s.slots[toHost].buf.Reserved()
-	for _, r := range s.rings() {
-		bytes += r.buf.Reserved()
+	s.smallRing = s.ring
+	if !s.layout.NoSmallRing {
+		if s.smallRing, err = s.openRing(ctx, ringSize{unit: MaxSmall, ring: smallRingUnits * MaxSmall, maxChunk: MaxSmall}); err != nil {
+			return err
+		}
 	}
-	s.pinned.Store(int64(bytes))
-	return s.eachLink(func(l *link) (err error) {
-		l.stream, err = s.dev.NewStream(cudart.StreamOptions{})
-		return err
-	})
+	for d := range s.links {
+		for _, l := range []*link{&s.links[d].large, &s.links[d].small} {
+			if l.stream, err = s.openStream(); err != nil {
+				return err
+			}
+		}
+		if err := s.openSlot(ctx, direction(d)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Stage) openRing(ctx context.Context, size ringSize) (*ring, error) {
+	r, err := newRing(ctx, s.dev, size)
+	if err == nil {
+		s.pinned.Add(int64(r.buf.Reserved()))
+		s.opened = append(s.opened, r.close)
+	}
+	return r, err
+}
+
+func (s *Stage) openStream() (*cudart.Stream, error) {
+	stream, err := s.dev.NewStream(cudart.StreamOptions{})
+	if err == nil {
+		s.opened = append(s.opened, func(context.Context) error { return stream.Close() })
+	}
+	return stream, err
 }
 
 // sizeOf returns the size of a ring that so many workers fill. Four chunks of 8 MiB keep a
@@ -192,33 +203,13 @@ func sizeOf(workers int32) ringSize {
 
 // close releases what open made, as far as it came.
 func (s *Stage) close(ctx context.Context) error {
-	for _, r := range s.rings() { // which stay: an abandoned copy may end now
-		if err := r.close(ctx); err != nil {
-			return err
-		}
-	}
-	for d := range s.slots {
-		if err := s.slots[d].close(ctx); err != nil {
+	for ; len(s.opened) > 0; s.opened = s.opened[1:] {
+		if err := s.opened[0](ctx); err != nil {
 			return err
 		}
 	}
 	s.pinned.Store(0)
-	return s.eachLink(func(l *link) error {
-		if l.stream == nil {
-			return nil
-		}
-		return l.stream.Close()
-	})
-}
-
-// rings returns those that were opened.
-func (s *Stage) rings() (list []*ring) {
-	for _, r := range []*ring{s.ring, s.smallRing} {
-		if r != nil && !slices.Contains(list, r) {
-			list = append(list, r)
-		}
-	}
-	return list
+	return nil
 }
 
 // Bytes returns how much memory is pinned for the stage, until the last Release.
@@ -232,8 +223,8 @@ func workersFor(dev *cudart.Device) *workerPool {
 	p := process.pools[node]
 	if p == nil {
 		procs := runtime.GOMAXPROCS(0)
-		if process.pools == nil {
-			process.pools, process.copying = make(map[int]*workerPool), newConcurrency(procs)
+		if process.copying == nil {
+			process.copying = newConcurrency(procs)
 		}
 		p = newWorkerPool(procs, cores, process.copying)
 		process.pools[node] = p
@@ -249,15 +240,4 @@ func (s *Stage) link(d direction, small bool) *link {
 		return &s.links[d].small
 	}
 	return &s.links[d].large
-}
-
-func (s *Stage) eachLink(f func(*link) error) error {
-	for d := range s.links {
-		for _, l := range []*link{&s.links[d].large, &s.links[d].small} {
-			if err := f(l); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
