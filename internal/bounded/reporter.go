@@ -21,8 +21,11 @@ type Reporter struct {
 
 // NewReporter returns a Reporter for work of total bytes. It calls fail with the bytes that
 // were reported last if f panics or ends its goroutine, and begins no call of f once stopped
-// is closed. Finish must be called.
+// is closed. Finish must be called. Without f the Reporter is nil, and does nothing.
 func NewReporter(total int, f func(done, total int), fail func(at int, err error), stopped <-chan struct{}) *Reporter {
+	if f == nil {
+		return nil
+	}
 	r := &Reporter{
 		total: total, f: f, fail: fail, stopped: stopped,
 		wake: make(chan struct{}, 1), finish: make(chan struct{}), over: make(chan struct{}),
@@ -34,6 +37,9 @@ func NewReporter(total int, f func(done, total int), fail func(at int, err error
 // Set makes known that done bytes are done. It never blocks, and has no effect if as many
 // bytes were done before, or after Finish. Any goroutine may call it.
 func (r *Reporter) Set(done int) {
+	if r == nil {
+		return
+	}
 	for before := r.done.Load(); ; before = r.done.Load() {
 		if int64(done) <= before {
 			return
@@ -79,6 +85,9 @@ func (r *Reporter) run() {
 // call that runs for CallbackGrace at most; the call may go on then. It returns whether all
 // calls have returned.
 func (r *Reporter) Finish() (returned bool) {
+	if r == nil {
+		return true
+	}
 	close(r.finish)
 	return await(r.over, r.stopped)
 }

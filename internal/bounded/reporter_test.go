@@ -151,3 +151,11 @@ func TestGuardReturnsPanicsAsErrors(t *testing.T) {
 		assert.ErrorContains(t, Guard(f), want)
 	}
 }
+
+// Work without a callback needs no Reporter, and no check for one.
+func TestReporterWithoutACallback(t *testing.T) {
+	t.Parallel()
+	r := NewReporter(100, nil, nil, nil)
+	r.Set(100)
+	assert.True(t, r.Finish())
+}

@@ -3,7 +3,6 @@ package stage
 import (
 	"context"
 	"fmt"
-	"math"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
@@ -23,22 +22,10 @@ type Direct struct {
 // Run copies, and returns how many bytes, from the first on, were copied, when the GPU is
 // done with the memory, also after an error.
 func (c Direct) Run(ctx context.Context) (int, error) {
-	d := &directCopy{Direct: c, dir: directionOf(c.Down)}
-	d.init(c.N)
-	if c.Progress != nil {
-		d.reporter = bounded.NewReporter(c.N, c.Progress, d.fail, d.stopped)
-	}
-	ended, _ := bounded.Do(ctx, bounded.Call[bool]{
-		Run: func() (bool, error) {
-			d.copy()
-			return true, nil
-		},
-		Stop:  func(error) { d.fail(math.MaxInt-1, bounded.Ended(ctx)) },
-		Grace: grace,
-	})
-	if !ended {
-		d.abandon(d.dir, errStuck)
-	}
+	d := &directCopy{Direct: c}
+	d.init(c.N, c.Down)
+	d.reporter = bounded.NewReporter(c.N, c.Progress, d.fail, d.stopped)
+	d.runBounded(ctx, d)
 	return d.result()
 }
 
@@ -46,7 +33,6 @@ func (c Direct) Run(ctx context.Context) (int, error) {
 type directCopy struct {
 	Direct
 	outcome
-	dir      direction
 	reporter *bounded.Reporter
 }
 
@@ -56,7 +42,12 @@ type queuedPiece struct {
 	ends   []cudart.Point
 }
 
-func (d *directCopy) copy() {
+func (d *directCopy) abort(at int, err error) { d.fail(at, err) }
+
+// released is true: the GPU may use the memory longer than the call, see [ErrUnderWay].
+func (d *directCopy) released() bool { return true }
+
+func (d *directCopy) run() {
 	var queued []queuedPiece
 	for next := 0; ; {
 		for len(queued) < d.Pieces && next < d.N && !d.failed.Load() {
@@ -74,16 +65,14 @@ func (d *directCopy) copy() {
 		d.await(queued[0])
 		queued = queued[1:]
 	}
-	if d.reporter != nil {
-		d.reporter.Finish()
-	}
+	d.reporter.Finish()
 }
 
 // await waits for a piece.
 func (d *directCopy) await(p queuedPiece) {
 	for _, end := range p.ends {
 		if err := end.Wait(background); err != nil {
-			d.abandon(d.dir, errUnknown(end, err))
+			d.abandon(errUnknown(end, err))
 		} else if err := end.Err(); err != nil {
 			d.fail(p.off, fmt.Errorf("%v: %w", end.Line(), err))
 		}
@@ -94,7 +83,5 @@ func (d *directCopy) await(p queuedPiece) {
 	d.mu.Lock()
 	d.pass(p.off, p.n)
 	d.mu.Unlock()
-	if d.reporter != nil {
-		d.reporter.Set(p.off + p.n)
-	}
+	d.reporter.Set(p.off + p.n)
 }

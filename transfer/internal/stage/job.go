@@ -33,7 +33,6 @@ type Job struct {
 
 // A plan is what follows from a Copy.
 type plan struct {
-	dir        direction
 	small      bool
 	pools      []*workerPool // of Stages, the first one's first
 	onePool    [1]*workerPool
@@ -77,13 +76,13 @@ type driver struct {
 // newJob returns a job that is ready to run.
 func (s *Stage) newJob(c Copy) *Job {
 	j := &Job{Copy: c, wake: make(chan struct{}, 1)}
-	j.outcome.init(c.N)
+	j.outcome.init(c.N, c.Down)
 	if len(j.Stages) == 0 {
 		j.Stages, j.Groups = s.self[:], oneGroup
 	}
 	// The smallest group takes the longest.
 	devices := slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })
-	j.plan = plan{dir: directionOf(c.Down), small: c.N <= MaxSmall, maxWorkers: uploadWorkers, devices: int32(len(devices))}
+	j.plan = plan{small: c.N <= MaxSmall, maxWorkers: uploadWorkers, devices: int32(len(devices))}
 	j.pools = poolsOf(j.onePool[:0], j.Stages)
 	switch {
 	case c.Kernel:
@@ -91,16 +90,17 @@ func (s *Stage) newJob(c Copy) *Job {
 	case c.Down, c.NonTemporal:
 		j.maxWorkers = nonTemporalWorkers
 	}
-	if c.Progress != nil {
-		j.reporter = bounded.NewReporter(c.N, c.Progress, j.abort, j.stopped)
-	}
+	j.reporter = bounded.NewReporter(c.N, c.Progress, j.abort, j.stopped)
 	return j
 }
 
 // Wake makes the job check for work. It never blocks.
-func (j *Job) Wake() {
+func (j *Job) Wake() { wake(j.wake) }
+
+// wake wakes the goroutine that receives from c, which has room for one.
+func wake(c chan<- struct{}) {
 	select {
-	case j.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -130,26 +130,18 @@ func (j *Job) Pass(off, n int) {
 // that are under way.
 func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
 	j := s.newJob(c)
-	ended, _ := bounded.Do(ctx, bounded.Call[bool]{
-		Run: func() (bool, error) {
-			j.run()
-			return true, nil
-		},
-		Stop: func(error) { j.abort(math.MaxInt-1, bounded.Ended(ctx)) },
-		Abandon: func() bool {
-			j.dropPieces()
-			j.mu.Lock()
-			defer j.mu.Unlock()
-			return j.chunks.published == 0 // else workers use the caller's memory
-		},
-		Grace: grace,
-	})
-	if !ended {
-		j.abandon(j.dir, errStuck)
-		j.Wake()
-	}
+	j.runBounded(ctx, j)
+	j.Wake()
 	c.Host.Wait(ctx)
 	return j.result()
+}
+
+// released drops the pieces that no worker copies.
+func (j *Job) released() bool {
+	j.dropPieces()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.chunks.published == 0
 }
 
 // run is the job's own goroutine.
@@ -424,15 +416,14 @@ func (j *Job) pause() {
 		}
 		j.pools[0].yield()
 	}
-	arriving, memory, ring := j.awaited()
-	j.sleep(slices.Concat(arriving, memory))
-	for _, p := range arriving {
-		if err := unknown(p); err != nil {
+	points, arriving, ring := j.awaited()
+	j.sleep(points)
+	for i, p := range points {
+		switch err := unknown(p); {
+		case err == nil:
+		case i < arriving:
 			j.abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
-		}
-	}
-	for _, p := range memory {
-		if err := unknown(p); err != nil { // there may be other memory
+		default: // there may be other memory
 			ring.quarantine(p.Line(), errUnknown(p, err))
 		}
 	}
@@ -449,18 +440,19 @@ func (j *Job) tryPoll() (due, waits bool) {
 }
 
 // awaited returns what the job waits for: the Points at which the next chunk arrives, and
-// those at which a ring has memory for another.
-func (j *Job) awaited() (arriving, memory []cudart.Point, r *ring) {
+// after these the Points at which a ring has memory for another.
+func (j *Job) awaited() (points []cudart.Point, arriving int, r *ring) {
 	j.driver.mu.Lock()
 	defer j.driver.mu.Unlock()
 	if list := j.driver.arriving; len(list) > 0 && list[0].arrives.Load() {
-		arriving = list[0].x.fence.Points(arriving)
+		points = list[0].x.fence.Points(nil)
 	}
+	arriving = len(points)
 	if w := j.driver.waiter; w != nil {
 		r = w.ring
-		memory = r.oldestPoints()
+		points = r.oldestPoints(points)
 	}
-	return arriving, memory, r
+	return points, arriving, r
 }
 
 // sleep waits until the job is woken, a Point is reached, or the grace ends. Meanwhile a
@@ -516,16 +508,14 @@ func (j *Job) finish() {
 	stuck := j.chunks.submitted > 0
 	j.mu.Unlock()
 	if stuck {
-		j.abandon(j.dir, errStuck)
+		j.abandon(errStuck)
 	}
 	j.waitForEnds()
 	if j.driver.cancel != nil {
 		j.driver.cancel()
 	}
-	if j.reporter != nil {
-		j.report()
-		j.reporter.Finish()
-	}
+	j.report()
+	j.reporter.Finish()
 }
 
 // endSpin is how long a goroutine polls for the end of its copy: the last chunk takes that
@@ -563,7 +553,7 @@ func (j *Job) waitForEnds() {
 	for _, p := range ends {
 		if err := p.Wait(ctx); err != nil {
 			err = errUnknown(p, err)
-			j.abandon(j.dir, err)
+			j.abandon(err)
 			for _, s := range j.Stages {
 				s.ring.quarantine(p.Line(), err)
 				s.smallRing.quarantine(p.Line(), err)

@@ -1,11 +1,14 @@
 package stage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // An outcome is how far a copy of n bytes has come, and why it ends before.
@@ -18,7 +21,8 @@ import (
 //
 // Of several errors the one with the lowest offset is reported, and the first of those.
 type outcome struct {
-	n       int           // bytes
+	n       int // bytes
+	dir     direction
 	failed  atomic.Bool   // set under mu
 	stopped chan struct{} // closed when failed is set
 
@@ -31,8 +35,31 @@ type outcome struct {
 	open   error // why copies may be under way
 }
 
-func (o *outcome) init(n int) {
-	o.n, o.end, o.at, o.stopped = n, n, math.MaxInt, make(chan struct{})
+func (o *outcome) init(n int, down bool) {
+	o.n, o.end, o.at, o.dir, o.stopped = n, n, math.MaxInt, directionOf(down), make(chan struct{})
+}
+
+// A running copy is a Job or a directCopy.
+type running interface {
+	run()
+	abort(at int, err error) // ends it
+	released() bool          // the caller's memory is not used any more
+}
+
+// runBounded runs a copy until it is done or abandoned: see [bounded.Call].
+func (o *outcome) runBounded(ctx context.Context, c running) {
+	ended, _ := bounded.Do(ctx, bounded.Call[bool]{
+		Run: func() (bool, error) {
+			c.run()
+			return true, nil
+		},
+		Stop:    func(error) { c.abort(math.MaxInt-1, bounded.Ended(ctx)) },
+		Abandon: c.released,
+		Grace:   grace,
+	})
+	if !ended {
+		o.abandon(errStuck)
+	}
 }
 
 // pass counts n bytes at off as copied. It needs mu.
@@ -60,11 +87,11 @@ func (o *outcome) fail(at int, err error) {
 // abandon ends the copy although the GPU may still copy, and why: that is reported beside
 // any other error. Of an upload it cannot be known what has arrived; what has come from
 // a device and was passed on has.
-func (o *outcome) abandon(d direction, why error) {
+func (o *outcome) abandon(why error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.open = errors.Join(o.open, why)
-	if d == toDevice {
+	if o.dir == toDevice {
 		o.at = 0
 	}
 	o.stop()

@@ -168,7 +168,7 @@ func (r *ring) serve() {
 	for _, w := range r.waiters {
 		if !full.fast[w.dir] && !(w.slow && full.slow[w.dir]) {
 			if w.x = r.fit(w.request); w.x != nil {
-				w.notify()
+				wake(w.wake)
 				continue
 			}
 			// A slow copy may be kept by its own limit, others by the memory.
@@ -261,8 +261,8 @@ func (r *ring) poll() (some bool) {
 	return some
 }
 
-// oldestPoints returns the Points that the next extents depend on: the oldest of each stream.
-func (r *ring) oldestPoints() (points []cudart.Point) {
+// oldestPoints appends the Points that the next extents depend on: the oldest of each stream.
+func (r *ring) oldestPoints(points []cudart.Point) []cudart.Point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var streams []*cudart.Timeline
@@ -297,14 +297,7 @@ func (x *extent) release() {
 // notifyAll makes the jobs that wait poll.
 func (r *ring) notifyAll() {
 	for _, w := range r.waiters {
-		w.notify()
-	}
-}
-
-func (w *waiter) notify() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
+		wake(w.wake)
 	}
 }
 
