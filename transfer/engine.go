@@ -32,12 +32,6 @@ type engine struct {
 	life       lifetime.Lifetime
 }
 
-// ways are ways of copying that are turned off: by benchmarks only, which compare them.
-var ways struct {
-	stage.Layout
-	NoQueue bool // no upload is queued on a caller's stream
-}
-
 // A member is a device of an engine.
 type member struct {
 	dev      *cudart.Device
@@ -149,7 +143,7 @@ func (e *engine) of(dev *cudart.Device, err error) error {
 }
 
 func (m *member) open(ctx context.Context) (err error) {
-	if m.stage, err = stage.Acquire(ctx, m.dev, ways.Layout); err != nil {
+	if m.stage, err = stage.Acquire(ctx, m.dev); err != nil {
 		return err
 	}
 	for i := range m.direct {

@@ -95,7 +95,7 @@ const (
 // queue queues a small upload on the caller's stream, and does not wait for it.
 // queued is false if there is no stream, or no memory for it just now.
 func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued bool, err error) {
-	if v.call.Stream == nil || len(src) > maxQueued || v.call.Progress != nil || ways.NoQueue {
+	if v.call.Stream == nil || len(src) > maxQueued || v.call.Progress != nil {
 		return false, nil
 	}
 	lease, err := v.queued.TryGet(ctx, len(src))

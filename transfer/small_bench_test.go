@@ -17,94 +17,64 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// BenchmarkSmallUploads answers which of the ways of small copies are worth their code: it
-// turns each of them off in turn, for copies of each size by one goroutine and by several.
-//
-//	all         as the package is
-//	noSlot      no copy by the caller's goroutine alone
-//	noSmallRing small copies pass through the ring of large ones
-//	ring        neither: that ring alone
-//	noQueue     nothing is queued on a caller's stream
-//	cuda        what CUDA does with pageable memory: cudaMemcpy, and a wait
+// BenchmarkSmallUploads measures small copies of each size by one goroutine and by several,
+// in memory that is not pinned, beside what CUDA does with such memory: cudaMemcpy, and a wait.
 //
 // On a stream copies return before they are complete; the stream is synchronized after
-// every 64. Beside is uploads beside a large one. BothWays is large copies in both directions, with the ring's extension or with
-// one ring that is as large from the start, and the memory that is pinned for it.
+// every 64. Beside is uploads beside a large one. BothWays is large copies in both directions,
+// and the memory that is pinned before and with the ring's extension.
 func BenchmarkSmallUploads(b *testing.B) {
-	type way struct {
-		name string
-		stage.Layout
-		noQueue, cuda bool
-	}
-	for _, w := range []way{
-		{name: "all"},
-		{name: "noSlot", Layout: stage.Layout{NoSlot: true}},
-		{name: "noSmallRing", Layout: stage.Layout{NoSmallRing: true}},
-		{name: "ring", Layout: stage.Layout{NoSlot: true, NoSmallRing: true}},
-		{name: "noQueue", noQueue: true},
-		{name: "cuda", cuda: true},
-	} {
-		b.Run(w.name, func(b *testing.B) {
-			ways.Layout, ways.NoQueue = w.Layout, w.noQueue
-			defer func() { ways.Layout, ways.NoQueue = stage.Layout{}, false }()
+	for _, way := range []string{"transfer", "cuda"} {
+		b.Run(way, func(b *testing.B) {
 			r := newRig(b, Options{})
 			for _, goroutines := range []int{1, 16} {
 				for _, n := range []int{64, 4 * kib, 32 * kib, 128 * kib, 256 * kib, mib} {
 					for _, direction := range []string{"up", "down", "stream"} {
 						b.Run(fmt.Sprintf("%s/goroutines=%d/%dB", direction, goroutines, n), func(b *testing.B) {
-							benchmarkSmall(b, r, direction, w.cuda, goroutines, n)
+							benchmarkSmall(b, r, direction, way == "cuda", goroutines, n)
 						})
 					}
 				}
 			}
 		})
 	}
-	for name, layout := range map[string]stage.Layout{"all": {}, "noSmallRing": {NoSmallRing: true}, "ring": {NoSlot: true, NoSmallRing: true}} {
-		b.Run("Beside/"+name, func(b *testing.B) {
-			ways.Layout = layout
-			defer func() { ways.Layout = stage.Layout{} }()
-			r := newRig(b, Options{})
-			n := benchSize(256 << 20)
-			large, src := r.device(n), touched(n)
-			ctx, cancel := context.WithCancel(b.Context())
-			var group sync.WaitGroup
-			group.Go(func() {
-				for ctx.Err() == nil {
-					assert.NoError(b, r.c.Upload(context.Background(), large, src))
-				}
-			})
-			for _, n := range []int{64, 4 * kib, 64 * kib} {
-				for _, goroutines := range []int{1, 4} {
-					b.Run(fmt.Sprintf("goroutines=%d/%dB", goroutines, n), func(b *testing.B) {
-						benchmarkSmall(b, r, "up", false, goroutines, n)
-					})
-				}
+	b.Run("Beside", func(b *testing.B) {
+		r := newRig(b, Options{})
+		n := benchSize(256 << 20)
+		large, src := r.device(n), touched(n)
+		ctx, cancel := context.WithCancel(b.Context())
+		var group sync.WaitGroup
+		group.Go(func() {
+			for ctx.Err() == nil {
+				assert.NoError(b, r.c.Upload(context.Background(), large, src))
 			}
-			cancel()
+		})
+		for _, n := range []int{64, 4 * kib, 64 * kib} {
+			for _, goroutines := range []int{1, 4} {
+				b.Run(fmt.Sprintf("goroutines=%d/%dB", goroutines, n), func(b *testing.B) {
+					benchmarkSmall(b, r, "up", false, goroutines, n)
+				})
+			}
+		}
+		cancel()
+		group.Wait()
+	})
+	b.Run("BothWays", func(b *testing.B) {
+		r := newRig(b, Options{})
+		n := benchSize(2 << 30)
+		there, back, src, dst := r.device(n), r.device(n), touched(n), touched(n)
+		idle := r.c.Stats().RingBytes
+		rate(b, 2*n, func() {
+			var group sync.WaitGroup
+			group.Go(func() { assert.NoError(b, r.c.Upload(b.Context(), there, src)) })
+			group.Go(func() { assert.NoError(b, r.c.Download(b.Context(), dst, back)) })
 			group.Wait()
 		})
-	}
-	for name, layout := range map[string]stage.Layout{"extension": {}, "oneSize": {OneSize: true}} {
-		b.Run("BothWays/"+name, func(b *testing.B) {
-			ways.Layout = layout
-			defer func() { ways.Layout = stage.Layout{} }()
-			r := newRig(b, Options{})
-			n := benchSize(2 << 30)
-			there, back, src, dst := r.device(n), r.device(n), touched(n), touched(n)
-			idle := r.c.Stats().RingBytes
-			rate(b, 2*n, func() {
-				var group sync.WaitGroup
-				group.Go(func() { assert.NoError(b, r.c.Upload(b.Context(), there, src)) })
-				group.Go(func() { assert.NoError(b, r.c.Download(b.Context(), dst, back)) })
-				group.Wait()
-			})
-			b.ReportMetric(float64(idle)/mib, "pinned-idle-MiB")
-			b.ReportMetric(float64(r.c.Stats().RingBytes)/mib, "pinned-MiB")
-		})
-	}
+		b.ReportMetric(float64(idle)/mib, "pinned-idle-MiB")
+		b.ReportMetric(float64(r.c.Stats().RingBytes)/mib, "pinned-MiB")
+	})
 }
 
 // benchmarkSmall is b.N copies of n bytes by so many goroutines together.

@@ -42,7 +42,7 @@ func twoDevices(t *testing.T, procs, nodes int) (list []*Stage, mems []cudart.De
 	copying := newConcurrency(procs)
 	c := newWorkerPool(procs, cores{}, copying)
 	for i, dev := range rt.Devices() {
-		s, err := Acquire(t.Context(), dev, Layout{})
+		s, err := Acquire(t.Context(), dev)
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
 		if i > 0 && nodes > 1 {

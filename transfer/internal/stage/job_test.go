@@ -27,7 +27,7 @@ func simulated(t *testing.T, cfg cudasim.Config) (*Stage, *cudasim.Sim) {
 	sim, rt := testgpu.Sim(t, cfg)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	s, err := Acquire(t.Context(), dev, Layout{})
+	s, err := Acquire(t.Context(), dev)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
 	return s, sim
@@ -474,7 +474,7 @@ func TestAStageIsShared(t *testing.T) {
 			dev, err := rt.Device(i % 3)
 			require.NoError(t, err)
 			group.Go(func() {
-				s, err := Acquire(t.Context(), dev, Layout{})
+				s, err := Acquire(t.Context(), dev)
 				if assert.NoError(t, err) {
 					assert.Same(t, dev, s.dev)
 					assert.NoError(t, s.Release(t.Context()))
@@ -486,10 +486,10 @@ func TestAStageIsShared(t *testing.T) {
 	}
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	first, err := Acquire(t.Context(), dev, Layout{})
+	first, err := Acquire(t.Context(), dev)
 	require.NoError(t, err)
 	require.Equal(t, before+first.Bytes(), hostmem.ReadStats().ReservedBytes)
-	again, err := Acquire(t.Context(), dev, Layout{})
+	again, err := Acquire(t.Context(), dev)
 	require.NoError(t, err)
 	require.Same(t, first, again)
 	require.NoError(t, first.Release(t.Context()))
@@ -508,7 +508,7 @@ func TestARingThatCannotBePinned(t *testing.T) {
 	for nth := 1; nth <= 4; nth++ {
 		sim.Fail("cudaHostRegister", cudasim.Fault{Nth: nth, Times: -1, Code: cudart.ErrMemoryAllocation})
 		sim.Fail("cudaHostAlloc", cudasim.Fault{Times: -1, Code: cudart.ErrMemoryAllocation})
-		_, err = Acquire(t.Context(), dev, Layout{})
+		_, err = Acquire(t.Context(), dev)
 		require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 		require.ErrorContains(t, err, "cudaHostRegister")
 		require.Equal(t, before, hostmem.ReadStats().ReservedBytes)
@@ -518,16 +518,16 @@ func TestARingThatCannotBePinned(t *testing.T) {
 	unblock := sim.Block("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	var group sync.WaitGroup
 	group.Go(func() {
-		_, err := Acquire(t.Context(), dev, Layout{})
+		_, err := Acquire(t.Context(), dev)
 		assert.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	})
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaHostRegister", 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = Acquire(ctx, dev, Layout{})
+	_, err = Acquire(ctx, dev)
 	require.ErrorIs(t, err, context.Canceled, "it waits no longer than its own context")
 	group.Go(func() {
-		s, err := Acquire(t.Context(), dev, Layout{})
+		s, err := Acquire(t.Context(), dev)
 		if assert.NoError(t, err) {
 			assert.NoError(t, s.Release(t.Context()))
 		}
@@ -558,7 +558,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	s, err := Acquire(t.Context(), dev, Layout{})
+	s, err := Acquire(t.Context(), dev)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Release(context.Background())) }()
 	const n = 2 * mib

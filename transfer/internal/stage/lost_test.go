@@ -24,7 +24,7 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	var over []*Stage
 	var mems []cudart.DevPtr
 	for _, dev := range rt.Devices() {
-		s, err := Acquire(t.Context(), dev, Layout{})
+		s, err := Acquire(t.Context(), dev)
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, s.Release(context.Background())) })
 		over, mems = append(over, s), append(mems, device(t, dev, 64*mib))

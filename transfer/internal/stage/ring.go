@@ -32,7 +32,6 @@ type ring struct {
 	buf       *hostmem.Buffer
 	unit      int // bytes
 	units     int // of buf
-	maxAlone  int // units that one direction has while the other one has none
 	maxChunk  int // units
 	extension extension
 
@@ -49,7 +48,7 @@ type ring struct {
 }
 
 // A ringSize is the size of a ring's parts, in bytes.
-type ringSize struct{ unit, ring, alone, extension, maxChunk int }
+type ringSize struct{ unit, ring, extension, maxChunk int }
 
 // A request is for memory of a ring.
 type request struct {
@@ -85,12 +84,9 @@ func newRing(ctx context.Context, dev *cudart.Device, size ringSize) (*ring, err
 	}
 	units, extended := size.ring/size.unit, size.extension/size.unit
 	r := &ring{
-		dev: dev, buf: buf, unit: size.unit, units: units, maxAlone: units, maxChunk: size.maxChunk / size.unit,
+		dev: dev, buf: buf, unit: size.unit, units: units, maxChunk: size.maxChunk / size.unit,
 		extension: extension{units: extended, pinned: new(atomic.Int64)},
 		free:      make([]bool, units+1+extended),
-	}
-	if size.alone > 0 {
-		r.maxAlone = size.alone / size.unit
 	}
 	r.setFree(0, units, true)
 	return r, nil
@@ -143,7 +139,7 @@ func (r *ring) fit(q request) *extent {
 func (r *ring) share(d direction) int {
 	units, other := r.units-r.lost, d.opposite()
 	if r.used[other] == 0 && !slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.dir == other }) {
-		return min(units, r.maxAlone)
+		return units
 	}
 	if r.extension.open {
 		units += r.extension.units

@@ -73,7 +73,7 @@ func (l *smallSlot) close(ctx context.Context) error {
 // else ok is false.
 func (s *Stage) CopySmall(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
 	l := &s.slots[directionOf(down)]
-	if s.layout.NoSlot || len(mem) > len(l.buf.Bytes()) || !l.take(ctx) {
+	if len(mem) > len(l.buf.Bytes()) || !l.take(ctx) {
 		return false, nil
 	}
 	l.state.Store(slotCopies)

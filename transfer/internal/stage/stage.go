@@ -17,11 +17,10 @@ import (
 type Stage struct {
 	dev       *cudart.Device
 	shared    *shared
-	layout    Layout
 	workers   *workerPool
 	self      [1]*Stage // as Copy.Stages has it
 	ring      *ring     // large copies
-	smallRing *ring     // small copies, which must not queue behind chunks of 8 MiB; or ring
+	smallRing *ring     // small copies, which must not queue behind chunks of 8 MiB
 
 	// By direction. Small copies have links of their own, for the same reason.
 	links  [directions]struct{ large, small link }
@@ -30,14 +29,6 @@ type Stage struct {
 
 	pinned atomic.Int64                  // bytes
 	opened []func(context.Context) error // close what open made, in order
-}
-
-// A Layout turns ways of copying off, for benchmarks that compare them. The zero Layout has
-// all of them.
-type Layout struct {
-	NoSlot      bool // small copies pass through a ring, though they are alone
-	NoSmallRing bool // they pass through the ring of large copies
-	OneSize     bool // the ring has the memory for both directions from the start
 }
 
 // A direction is that of a copy.
@@ -83,9 +74,9 @@ type shared struct {
 	stage *Stage        // guarded by turn, until the last user has left; nil if not open
 }
 
-// Acquire returns the device's stage, which it opens with a layout if this is the first use.
+// Acquire returns the device's stage, which it opens if this is the first use.
 // Release it.
-func Acquire(ctx context.Context, dev *cudart.Device, layout Layout) (*Stage, error) {
+func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	process.mu.Lock()
 	of := process.stages[dev]
 	if of == nil {
@@ -94,7 +85,7 @@ func Acquire(ctx context.Context, dev *cudart.Device, layout Layout) (*Stage, er
 	}
 	of.users++
 	process.mu.Unlock()
-	err := of.open(ctx, dev, layout)
+	err := of.open(ctx, dev)
 	if err != nil {
 		// Others may have opened it meanwhile, and left.
 		if of.leave(dev) && of.stage != nil {
@@ -106,7 +97,7 @@ func Acquire(ctx context.Context, dev *cudart.Device, layout Layout) (*Stage, er
 }
 
 // open opens the stage, unless it is open. After an error the next user tries.
-func (of *shared) open(ctx context.Context, dev *cudart.Device, layout Layout) error {
+func (of *shared) open(ctx context.Context, dev *cudart.Device) error {
 	select {
 	case of.turn <- struct{}{}:
 		defer func() { <-of.turn }()
@@ -116,7 +107,7 @@ func (of *shared) open(ctx context.Context, dev *cudart.Device, layout Layout) e
 	if of.stage != nil {
 		return nil
 	}
-	s := &Stage{dev: dev, shared: of, layout: layout, workers: workersFor(dev)}
+	s := &Stage{dev: dev, shared: of, workers: workersFor(dev)}
 	s.self[0] = s
 	if err := s.open(ctx); err != nil {
 		return errors.Join(err, lifetime.Undo(ctx, s.close))
@@ -146,19 +137,12 @@ func (s *Stage) Release(ctx context.Context) error {
 }
 
 func (s *Stage) open(ctx context.Context) (err error) {
-	size := sizeOf(s.workers.max)
-	if s.layout.OneSize {
-		size.ring, size.extension = size.ring+size.extension, 0
-	}
-	if s.ring, err = s.openRing(ctx, size); err != nil {
+	if s.ring, err = s.openRing(ctx, sizeOf(s.workers.max)); err != nil {
 		return err
 	}
 	s.ring.extension.pinned = &s.pinned
-	s.smallRing = s.ring
-	if !s.layout.NoSmallRing {
-		if s.smallRing, err = s.openRing(ctx, ringSize{unit: MaxSmall, ring: smallRingUnits * MaxSmall, maxChunk: MaxSmall}); err != nil {
-			return err
-		}
+	if s.smallRing, err = s.openRing(ctx, ringSize{unit: MaxSmall, ring: smallRingUnits * MaxSmall, maxChunk: MaxSmall}); err != nil {
+		return err
 	}
 	for d := range s.links {
 		for _, l := range []*link{&s.links[d].large, &s.links[d].small} {
@@ -194,11 +178,10 @@ func (s *Stage) openStream() (*cudart.Stream, error) {
 // link busy in one direction, and stay in the caches. A few workers cannot fill the link,
 // and gain by what stays in their own caches.
 func sizeOf(workers int32) ringSize {
-	size := ringSize{unit: ringUnit, ring: maxRing, alone: maxRing, extension: maxExtension, maxChunk: maxChunk}
 	if workers <= 4 {
-		size.ring, size.alone, size.extension = 4*2*mib, 4*2*mib, 0
+		return ringSize{unit: ringUnit, ring: 4 * 2 * mib, maxChunk: maxChunk}
 	}
-	return size
+	return ringSize{unit: ringUnit, ring: maxRing, extension: maxExtension, maxChunk: maxChunk}
 }
 
 // close releases what open made, as far as it came.

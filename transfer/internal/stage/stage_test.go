@@ -20,7 +20,7 @@ import (
 func acquire(tb testing.TB) (*Stage, *cudart.Device) {
 	tb.Helper()
 	dev := testgpu.Device(tb)
-	s, err := Acquire(context.Background(), dev, Layout{})
+	s, err := Acquire(context.Background(), dev)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { assert.NoError(tb, s.Release(context.Background())) })
 	return s, dev
