@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,14 +31,13 @@ type engine struct {
 	queued     *pool.Pool // memory for copies on callers' streams; nil for several devices
 	stats      counters
 	life       lifetime.Lifetime
+	opened     []func(context.Context) error // release what open made
 }
 
 // A member is a device of an engine.
 type member struct {
-	dev      *cudart.Device
-	stage    *stage.Stage
-	direct   [2]*cudart.Stream // for pinned memory: up, down
-	released bool
+	dev    *cudart.Device
+	direct [2]*cudart.Stream // for pinned memory: up, down
 }
 
 // A peer is a member's access to another one's memory.
@@ -51,40 +51,32 @@ type peer struct {
 // released.
 func newEngine(ctx context.Context, what string, devs []*cudart.Device, o Options) (*engine, error) {
 	e := &engine{what: what, o: o}
-	err := e.make(ctx, devs)
+	err := e.check(ctx, devs)
+	if err == nil {
+		_, err = bounded.Do(ctx, bounded.Call[struct{}]{
+			Run: func() (none struct{}, err error) {
+				if err = e.open(ctx, devs); err != nil {
+					err = errors.Join(err, lifetime.Undo(ctx, e.release))
+				}
+				return none, err
+			},
+			Late: func(struct{}, error) { _ = lifetime.Undo(ctx, e.release) },
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("transfer: new %s: %w", what, err)
 	}
 	return e, nil
 }
 
-func (e *engine) make(ctx context.Context, devs []*cudart.Device) error {
+func (e *engine) check(ctx context.Context, devs []*cudart.Device) error {
 	if ctx == nil {
 		return errNilContext
 	}
-	if err := checkDevices(devs); err != nil {
+	if err := cmp.Or(checkDevices(devs), e.o.Validate()); err != nil || ctx.Err() == nil {
 		return err
 	}
-	if err := e.o.Validate(); err != nil {
-		return err
-	}
-	if ctx.Err() != nil {
-		return bounded.Ended(ctx)
-	}
-	_, err := bounded.Do(ctx, bounded.Call[struct{}]{
-		Run: func() (none struct{}, err error) {
-			if err = e.open(ctx, devs); err != nil {
-				err = errors.Join(err, lifetime.Undo(ctx, e.release))
-			}
-			return none, err
-		},
-		Late: func(_ struct{}, err error) {
-			if err == nil {
-				_ = lifetime.Undo(ctx, e.release)
-			}
-		},
-	})
-	return err
+	return bounded.Ended(ctx)
 }
 
 func checkDevices(devs []*cudart.Device) error {
@@ -110,16 +102,19 @@ func (e *engine) open(ctx context.Context, devs []*cudart.Device) (err error) {
 	for _, dev := range devs {
 		m := &member{dev: dev}
 		e.members = append(e.members, m)
-		if err := m.open(ctx); err != nil {
+		if err := e.openMember(ctx, m); err != nil {
 			return e.of(dev, err)
 		}
-		e.stages = append(e.stages, m.stage)
 	}
 	if len(devs) == 1 {
 		e.groups = [][]int{{0}}
 		e.queued, err = pool.New(devs[0], pool.Options{MaxBytes: queuedBytes, Buffer: hostmem.Options{Label: "transfer queue"}})
+		if err == nil {
+			e.opened = append(e.opened, e.releaseQueued)
+		}
 		return err
 	}
+	e.opened = append(e.opened, e.releasePeers)
 	for i := range devs {
 		if err := e.join(i); err != nil {
 			return err
@@ -134,24 +129,30 @@ func (e *engine) open(ctx context.Context, devs []*cudart.Device) (err error) {
 	return nil
 }
 
+func (e *engine) openMember(ctx context.Context, m *member) error {
+	st, err := stage.Acquire(ctx, m.dev)
+	if err != nil {
+		return err
+	}
+	e.stages = append(e.stages, st)
+	e.opened = append(e.opened, func(ctx context.Context) error { return e.of(m.dev, st.Release(ctx)) })
+	for i := range m.direct {
+		s, err := m.dev.NewStream(cudart.StreamOptions{})
+		if err != nil {
+			return err
+		}
+		m.direct[i] = s
+		e.opened = append(e.opened, func(context.Context) error { return e.of(m.dev, s.Close()) })
+	}
+	return nil
+}
+
 // of adds a device to an error, unless there is only one.
 func (e *engine) of(dev *cudart.Device, err error) error {
 	if err == nil || len(e.members) == 1 {
 		return err
 	}
 	return fmt.Errorf("%v: %w", dev, err)
-}
-
-func (m *member) open(ctx context.Context) (err error) {
-	if m.stage, err = stage.Acquire(ctx, m.dev); err != nil {
-		return err
-	}
-	for i := range m.direct {
-		if m.direct[i], err = m.dev.NewStream(cudart.StreamOptions{}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // join adds a member to the first group that it can access, or makes one.
@@ -209,21 +210,22 @@ func (e *engine) disconnect(first int) error {
 	return errors.Join(errs...)
 }
 
-// release releases what open made, as far as it got. What cannot be released keeps
-// nothing else from it.
+// release releases what open made, the last first. What cannot be released keeps nothing
+// else from it.
 func (e *engine) release(ctx context.Context) error {
-	errs := []error{e.releaseQueued(ctx), e.releasePeers(ctx)}
-	for _, m := range e.members {
-		errs = append(errs, e.of(m.dev, m.release(ctx)))
-	}
+	var errs []error
+	slices.Reverse(e.opened)
+	e.opened = slices.DeleteFunc(e.opened, func(release func(context.Context) error) bool {
+		err := release(ctx)
+		errs = append(errs, err)
+		return err == nil
+	})
+	slices.Reverse(e.opened)
 	return errors.Join(errs...)
 }
 
 // releaseQueued waits for the copies on callers' streams.
 func (e *engine) releaseQueued(ctx context.Context) error {
-	if e.queued == nil {
-		return nil
-	}
 	err := e.queued.CloseContext(ctx)
 	if errors.Is(err, pool.ErrLeased) {
 		return fmt.Errorf("%w: %w", stage.ErrHeld, err)
@@ -256,22 +258,6 @@ func (e *engine) releasePeers(ctx context.Context) error {
 		errs = append(errs, e.disconnect(0))
 	}
 	return errors.Join(errs...)
-}
-
-func (m *member) release(ctx context.Context) error {
-	for _, s := range m.direct {
-		if s != nil {
-			if err := s.Close(); err != nil {
-				return err
-			}
-		}
-	}
-	if m.stage == nil || m.released {
-		return nil
-	}
-	err := m.stage.Release(ctx)
-	m.released = err == nil
-	return err
 }
 
 // close is the Close of a Copier or Fanout.

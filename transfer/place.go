@@ -288,12 +288,15 @@ func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error)
 		return false, nil // a query takes longer than staging
 	}
 	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
-	registered := func(at uintptr) bool {
-		a, err := dev.PointerAttributes(at)
-		return err == nil && a.Type != cudart.MemoryUnregistered
-	}
 	return bounded.Do(ctx, bounded.Call[bool]{
-		Run:   func() (bool, error) { return registered(first) && registered(last), nil },
+		Run: func() (bool, error) {
+			for _, at := range [...]uintptr{first, last} {
+				if a, err := dev.PointerAttributes(at); err != nil || a.Type == cudart.MemoryUnregistered {
+					return false, nil
+				}
+			}
+			return true, nil
+		},
 		Grace: bounded.CallbackGrace,
 	})
 }
