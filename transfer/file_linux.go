@@ -275,7 +275,7 @@ func (p place) downloadMapped(ctx context.Context, f *os.File, off int64, n int)
 		return 0, !errors.Is(err, errors.ErrUnsupported), err
 	}
 	write := writeAt(f, off)
-	host := memoryHost(n, func(from []byte, off int) error {
+	host := stage.Memory(func(from []byte, off int) error {
 		to := m.mem[off : off+len(from)]
 		fault := bounded.Guard(func() error {
 			m.put(to, from)

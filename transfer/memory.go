@@ -57,7 +57,10 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 	}
 	c := fromMemory(mem)
 	if down {
-		c = stage.Copy{N: len(mem), Down: true, Host: into(mem, copyIn)}
+		c = stage.Copy{N: len(mem), Down: true, Host: stage.Memory(func(from []byte, off int) error {
+			copyIn(mem[off:off+len(from)], from)
+			return nil
+		})}
 	}
 	return v.at(len(mem), at).stage(ctx, c)
 }
@@ -130,9 +133,12 @@ func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*host
 		}
 		// The worker that touches a huge page first has it cleared, in its caches, and
 		// should be the one that writes it.
-		put := func(to, from []byte) { copy(to, from) }
+		fill := func(from []byte, off int) error {
+			copy(mem.Bytes()[off:], from)
+			return nil
+		}
 		done, err = v.at(n, src).stage(ctx, stage.Copy{
-			N: n, Down: true, Host: into(mem.Bytes(), put),
+			N: n, Down: true, Host: stage.Memory(fill),
 			Piece: hugePage, MaxChunk: 2 * hugePage, Workers: runtime.GOMAXPROCS(0),
 		})
 		if err != nil {
@@ -156,48 +162,15 @@ const maxNonTemporal = 32 * mib
 
 // fromMemory is the upload of the caller's memory.
 func fromMemory(src []byte) stage.Copy {
-	put := func(to, from []byte) { copy(to, from) }
 	nonTemporal := len(src) <= maxNonTemporal
-	if nonTemporal {
-		put = stage.Put
-	}
-	return stage.Copy{N: len(src), NonTemporal: nonTemporal, Host: memoryHost(len(src), func(mem []byte, off int) error {
-		put(mem, src[off:off+len(mem)])
+	return stage.Copy{N: len(src), NonTemporal: nonTemporal, Host: stage.Memory(func(mem []byte, off int) error {
+		if from := src[off : off+len(mem)]; nonTemporal {
+			stage.Put(mem, from)
+		} else {
+			copy(mem, from)
+		}
 		return nil
 	})}
-}
-
-// into is a Host that puts bytes into dst.
-func into(dst []byte, put func(to, from []byte)) stage.Host {
-	return memoryHost(len(dst), func(mem []byte, off int) error {
-		put(dst[off:off+len(mem)], mem)
-		return nil
-	})
-}
-
-// memoryHost is a Host of n bytes that are always ready: memory of the caller's, or a
-// mapped file.
-func memoryHost(n int, copies func(mem []byte, off int) error) stage.Host {
-	return &hostMemory{n: n, copies: copies}
-}
-
-type hostMemory struct {
-	n, next int
-	copies  func(mem []byte, off int) error
-}
-
-func (*hostMemory) Start(*stage.Job) {}
-
-func (*hostMemory) Stop() {}
-
-func (*hostMemory) Wait(context.Context) {}
-
-func (m *hostMemory) Ready() int { return m.n - m.next }
-
-func (m *hostMemory) Take(_, n int) stage.Part {
-	p := stage.Part{Off: m.next, N: n, Copy: m.copies}
-	m.next += n
-	return p
 }
 
 // copyIn copies into the caller's memory, which may be resident or not. What is

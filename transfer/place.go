@@ -155,7 +155,7 @@ func (p place) copyPinned(ctx context.Context, n int, send sender, down bool) (i
 		}
 		return ends, nil
 	}
-	c := stage.Direct{N: n, Piece: directPiece, Pieces: directPieces, Down: down, Queue: queue}
+	c := &stage.Direct{N: n, Piece: directPiece, Pieces: directPieces, Down: down, Queue: queue}
 	if len(p.members) > 1 {
 		c.Piece, c.Pieces = fanPiece, fanPieces*len(p.members)
 	}

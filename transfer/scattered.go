@@ -39,7 +39,7 @@ func (v *View) all(ctx context.Context, what string, parts []Part, down bool) er
 			return 0, err
 		}
 		p.batches = v.dev().Runtime().CanCopyBatch()
-		c := stage.Copy{N: p.n(), Down: down, Host: memoryHost(p.n(), p.copy), Queue: p.queue, MaxChunk: p.chunk()}
+		c := stage.Copy{N: p.n(), Down: down, Host: stage.Memory(p.copy), Queue: p.queue, MaxChunk: p.chunk()}
 		done, err := v.run(ctx, c, &v.stats.batchedBytes)
 		if err != nil {
 			err = fmt.Errorf("part %d: %w", min(p.find(done), len(parts)-1), err)

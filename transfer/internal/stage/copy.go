@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"errors"
+	"math"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -58,6 +59,16 @@ type Host interface {
 	// when ctx ends, for a moment only.
 	Wait(ctx context.Context)
 }
+
+// Memory is a Host of bytes that are always ready: memory of the caller's, or a mapped file.
+// It copies those from off on into memory of the ring, or out of it.
+type Memory func(mem []byte, off int) error
+
+func (Memory) Start(*Job)             {}
+func (Memory) Stop()                  {}
+func (Memory) Wait(context.Context)   {}
+func (Memory) Ready() int             { return math.MaxInt }
+func (m Memory) Take(off, n int) Part { return Part{Off: off, N: n, Copy: m} }
 
 // A Part is bytes of a Host that are ready to be copied.
 type Part struct {

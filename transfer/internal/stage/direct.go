@@ -8,7 +8,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A Direct describes a copy of N bytes of pinned memory, which needs no ring.
+// A Direct is a copy of N bytes of pinned memory, which needs no ring.
 type Direct struct {
 	N, Piece int // bytes
 	Pieces   int // that are queued at once
@@ -17,71 +17,59 @@ type Direct struct {
 	// error.
 	Queue    func(off, n int) ([]cudart.Point, error)
 	Progress func(done, total int)
-}
 
-// Run copies, and returns how many bytes, from the first on, were copied, when the GPU is
-// done with the memory, also after an error.
-func (c Direct) Run(ctx context.Context) (int, error) {
-	d := &directCopy{Direct: c}
-	d.init(c.N, c.Down)
-	d.reporter = bounded.NewReporter(c.N, c.Progress, d.fail, d.stopped)
-	d.runBounded(ctx, d)
-	return d.result()
-}
-
-// A directCopy is a Direct that runs.
-type directCopy struct {
-	Direct
 	outcome
 	reporter *bounded.Reporter
 }
 
-// A queuedPiece is n bytes at off on their way.
-type queuedPiece struct {
-	off, n int
-	ends   []cudart.Point
+// Run copies, and returns how many bytes, from the first on, were copied, when the GPU is
+// done with the memory, also after an error. It is called once.
+func (d *Direct) Run(ctx context.Context) (int, error) {
+	d.init(d.N, d.Down)
+	d.reporter = bounded.NewReporter(d.N, d.Progress, d.fail, d.stopped)
+	d.runBounded(ctx, d)
+	return d.result()
 }
 
-func (d *directCopy) abort(at int, err error) { d.fail(at, err) }
+func (d *Direct) abort(at int, err error) { d.fail(at, err) }
 
 // released is true: the GPU may use the memory longer than the call, see [ErrUnderWay].
-func (d *directCopy) released() bool { return true }
+func (d *Direct) released() bool { return true }
 
-func (d *directCopy) run() {
-	var queued []queuedPiece
-	for next := 0; ; {
-		for len(queued) < d.Pieces && next < d.N && !d.failed.Load() {
-			p := queuedPiece{off: next, n: min(d.Piece, d.N-next)}
-			var err error
-			if p.ends, err = d.Queue(p.off, p.n); err != nil {
-				d.fail(p.off, err)
+func (d *Direct) run() {
+	defer d.reporter.Finish()
+	var queued [][]cudart.Point // the ends of pieces
+	for done, next := 0, 0; ; done += d.Piece {
+		for ; len(queued) < d.Pieces && next < d.N && !d.failed.Load(); next += d.Piece {
+			ends, err := d.Queue(next, min(d.Piece, d.N-next))
+			if err != nil {
+				d.fail(next, err)
 			}
-			queued = append(queued, p)
-			next += p.n
+			queued = append(queued, ends)
 		}
 		if len(queued) == 0 {
-			break
+			return
 		}
-		d.await(queued[0])
+		d.await(done, queued[0])
 		queued = queued[1:]
 	}
-	d.reporter.Finish()
 }
 
-// await waits for a piece.
-func (d *directCopy) await(p queuedPiece) {
-	for _, end := range p.ends {
+// await waits for the ends of the piece at off.
+func (d *Direct) await(off int, ends []cudart.Point) {
+	for _, end := range ends {
 		if err := end.Wait(background); err != nil {
 			d.abandon(errUnknown(end, err))
 		} else if err := end.Err(); err != nil {
-			d.fail(p.off, fmt.Errorf("%v: %w", end.Line(), err))
+			d.fail(off, fmt.Errorf("%v: %w", end.Line(), err))
 		}
 	}
 	if d.failed.Load() {
 		return
 	}
+	n := min(d.Piece, d.N-off)
 	d.mu.Lock()
-	d.pass(p.off, p.n)
+	d.pass(off, n)
 	d.mu.Unlock()
-	d.reporter.Set(p.off + p.n)
+	d.reporter.Set(off + n)
 }

@@ -66,7 +66,7 @@ func drainBesideTheJob(t *testing.T, look func(s *Stage, j *Job)) {
 	jobs := make(chan *Job, 1)
 	over := make(chan error, 1)
 	go func() {
-		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Host: watched{drains(drain), jobs}, Queue: queueDown(mem), Workers: 1})
+		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Host: watched{Memory(drain), jobs}, Queue: queueDown(mem), Workers: 1})
 		over <- err
 	}()
 	j := <-jobs
@@ -123,8 +123,8 @@ func TestWorkersDriveConcurrently(t *testing.T) {
 		}
 		jobs := make(chan *Job, 1)
 		workers := r.IntN(4)
-		up := Copy{N: n, Host: watched{&fills{n: n, fill: fill}, jobs}, Queue: queueUp(mem), Workers: workers}
-		down := Copy{N: n, Down: true, Host: watched{drains(drain), jobs}, Queue: queueDown(mem), Workers: workers}
+		up := Copy{N: n, Host: watched{Memory(fill), jobs}, Queue: queueUp(mem), Workers: workers}
+		down := Copy{N: n, Down: true, Host: watched{Memory(drain), jobs}, Queue: queueDown(mem), Workers: workers}
 		whole := true
 		for _, c := range []Copy{up, down} {
 			stop := make(chan struct{})

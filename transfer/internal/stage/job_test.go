@@ -229,7 +229,7 @@ func TestCopyingsThatFail(t *testing.T) {
 			copy(to, want[off:])
 			return nil
 		}
-		done, err := s.Run(t.Context(), Copy{N: n, Host: &fills{n: n, fill: fill}, Queue: queueUp(mem)})
+		done, err := s.Run(t.Context(), Copy{N: n, Host: Memory(fill), Queue: queueUp(mem)})
 		require.ErrorIs(t, err, errTest)
 		require.LessOrEqual(t, done, at)
 		require.Greater(t, done, at-maxPiece)
@@ -253,35 +253,12 @@ func TestCopyingsThatFail(t *testing.T) {
 			copy(back[off:], from)
 			return nil
 		}
-		done, err = s.Run(t.Context(), Copy{N: n, Down: true, Host: drains(drain), Queue: queueDown(mem)})
+		done, err = s.Run(t.Context(), Copy{N: n, Down: true, Host: Memory(drain), Queue: queueDown(mem)})
 		require.ErrorContains(t, err, "panic: the disk is on fire")
 		require.LessOrEqual(t, done, at)
 		require.True(t, bytes.Equal(want[:done], back[:done]))
 	}
 }
-
-type fills struct {
-	n, next int
-	fill    func(to []byte, off int) error
-}
-
-func (*fills) Start(*Job)           {}
-func (*fills) Stop()                {}
-func (*fills) Wait(context.Context) {}
-func (f *fills) Ready() int         { return f.n - f.next }
-
-func (f *fills) Take(_, n int) Part {
-	f.next += n
-	return Part{Off: f.next - n, N: n, Copy: f.fill}
-}
-
-type drains func(from []byte, off int) error
-
-func (drains) Start(*Job)             {}
-func (drains) Stop()                  {}
-func (drains) Wait(context.Context)   {}
-func (drains) Ready() int             { return 1 << 40 }
-func (d drains) Take(off, n int) Part { return Part{Off: off, N: n, Copy: d} }
 
 func queueUp(dst cudart.DevPtr) func(*cudart.Stream, int, []byte, int) error {
 	return func(on *cudart.Stream, _ int, mem []byte, off int) error {
@@ -609,7 +586,7 @@ func TestAFailedDownloadWaitsForCopiesInFlight(t *testing.T) {
 	jobs := make(chan *Job, 1)
 	outcome := make(chan error, 1)
 	go func() {
-		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Host: watched{target(make([]byte, n)), jobs}, Queue: queueDown(mem)})
+		_, err := s.Run(context.Background(), Copy{N: n, Down: true, Host: watched{into(make([]byte, n)), jobs}, Queue: queueDown(mem)})
 		outcome <- err
 	}()
 	j := <-jobs

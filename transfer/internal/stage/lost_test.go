@@ -31,7 +31,7 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 	}
 	src := random(64*mib, 1)
 	both := func(ctx context.Context) error {
-		_, err := over[0].Run(ctx, Copy{N: len(src), Host: &memory{mem: src}, Stages: over, Groups: [][]int{{0}, {1}}, MaxChunk: ringUnit, // no unit is left
+		_, err := over[0].Run(ctx, Copy{N: len(src), Host: from(src), Stages: over, Groups: [][]int{{0}, {1}}, MaxChunk: ringUnit, // no unit is left
 			Queue: func(on *cudart.Stream, to int, mem []byte, off int) error {
 				return on.CopyToDevice(mems[to]+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 			}})

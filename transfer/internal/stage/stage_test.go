@@ -43,6 +43,7 @@ func random(n int, seed uint64) []byte {
 	return b[:n]
 }
 
+// memory is a Host of which tests change how much is ready.
 type memory struct {
 	mem  []byte
 	next int
@@ -54,33 +55,30 @@ func (*memory) Wait(context.Context) {}
 func (m *memory) Ready() int         { return len(m.mem) - m.next }
 
 func (m *memory) Take(_, n int) Part {
-	off := m.next
 	m.next += n
-	return Part{Off: off, N: n, Copy: func(to []byte, off int) error {
-		copy(to, m.mem[off:])
-		return nil
-	}}
+	return Part{Off: m.next - n, N: n, Copy: from(m.mem)}
 }
 
-type target []byte
-
-func (target) Start(*Job)           {}
-func (target) Stop()                {}
-func (target) Wait(context.Context) {}
-func (m target) Ready() int         { return len(m) }
-
-func (m target) Take(off, n int) Part {
-	return Part{Off: off, N: n, Copy: func(from []byte, off int) error {
-		ntcopy.Copy(m[off:], from)
+// from is a Host of an upload from memory, and into one of a download.
+func from(src []byte) Memory {
+	return func(to []byte, off int) error {
+		copy(to, src[off:])
 		return nil
-	}}
+	}
+}
+
+func into(dst []byte) Memory {
+	return func(from []byte, off int) error {
+		ntcopy.Copy(dst[off:], from)
+		return nil
+	}
 }
 
 func upload(ctx context.Context, s *Stage, dst cudart.DevPtr, src []byte) (int, error) {
 	if ok, err := s.CopySmall(ctx, dst, src, false); ok {
 		return len(src), err
 	}
-	return s.Run(ctx, Copy{N: len(src), Host: &memory{mem: src}, Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
+	return s.Run(ctx, Copy{N: len(src), Host: from(src), Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
 		return on.CopyToDevice(dst+cudart.DevPtr(off), unsafe.Pointer(&mem[0]), len(mem))
 	}})
 }
@@ -89,7 +87,7 @@ func download(ctx context.Context, s *Stage, dst []byte, src cudart.DevPtr) (int
 	if ok, err := s.CopySmall(ctx, src, dst, true); ok {
 		return len(dst), err
 	}
-	return s.Run(ctx, Copy{N: len(dst), Down: true, Host: target(dst), Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
+	return s.Run(ctx, Copy{N: len(dst), Down: true, Host: into(dst), Queue: func(on *cudart.Stream, _ int, mem []byte, off int) error {
 		return on.CopyToHost(unsafe.Pointer(&mem[0]), src+cudart.DevPtr(off), len(mem))
 	}})
 }
