@@ -8,37 +8,13 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// reopenDirect returns the file opened once more, past the page cache, if the call
-// asks for it. It is nil for what is not a regular file, and where the file system
-// refuses.
-func (c Call) reopenDirect(f *os.File, access int) *os.File {
-	if !c.DirectIO {
-		return nil
-	}
-	return reopenDirect(f, access)
-}
-
-// readDirect reads whole blocks of f, from base on, past the page cache through d.
-func readDirect(f, d *os.File, base int64) readFunc {
-	return readBlocks(func(p []byte, off int64) (int, error) { return preadDirect(d, p, off) }, base, readAt(f, base))
-}
-
-// readBlocks reads whole blocks. What cannot be read so, such as the end of a
-// file, is left to cached.
+// readBlocks reads whole blocks from base on by pread, which may return less. What cannot be
+// read so, such as the end of a file, is left to cached.
 func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached readFunc) readFunc {
 	return func(to []byte, off, n int) (skip, got int, err error) {
 		pos := base + int64(off)
 		skip = int(pos % block)
-		pos -= int64(skip)
-		want := (skip + n + block - 1) / block * block
-		have := 0
-		for have < want && have%block == 0 {
-			n, err := pread(to[have:want], pos+int64(have))
-			if n <= 0 || err != nil {
-				break
-			}
-			have += n
-		}
+		have, _ := pread(to[:(skip+n+block-1)/block*block], pos-int64(skip))
 		if got = min(max(have-skip, 0), n); got == n {
 			return skip, n, nil
 		}
@@ -71,7 +47,7 @@ func writeDirect(f, d *os.File, base int64) writeFunc {
 func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
 	if d := p.call.reopenDirect(f, os.O_RDONLY); d != nil {
 		defer d.Close()
-		done, err = p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readDirect(f, d, off), inOrder(n, 2*readers))})
+		done, err = p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readBlocks(d.ReadAt, off, readAt(f, off)), inOrder(n, 2*readers))})
 		return done, true, err
 	}
 	cached, ok := openCached(f, off, n)

@@ -16,9 +16,12 @@ import (
 )
 
 // reopenDirect opens a regular file once more, with the flags that it is open
-// with and O_DIRECT. It returns nil where that cannot be done: among others for
-// a file that is open for appending, where writing ignores the offset.
-func reopenDirect(f *os.File, access int) (d *os.File) {
+// with and O_DIRECT, if the call asks for that. It returns nil where that cannot be done:
+// among others for a file that is open for appending, where writing ignores the offset.
+func (c Call) reopenDirect(f *os.File, access int) (d *os.File) {
+	if !c.DirectIO {
+		return nil
+	}
 	_ = control(f, func(fd int) error {
 		flags, _, ok := regular(fd)
 		mode := flags & unix.O_ACCMODE
@@ -32,18 +35,6 @@ func reopenDirect(f *os.File, access int) (d *os.File) {
 		return nil
 	})
 	return d
-}
-
-// preadDirect reads from a file of reopenDirect, perhaps less than p.
-func preadDirect(d *os.File, p []byte, off int64) (n int, err error) {
-	err = control(d, func(fd int) error {
-		for {
-			if n, err = unix.Pread(fd, p, off); err != unix.EINTR {
-				return err
-			}
-		}
-	})
-	return n, err
 }
 
 // notDirect reports whether writing failed because of O_DIRECT.

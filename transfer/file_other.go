@@ -8,9 +8,7 @@ import (
 	"os"
 )
 
-func reopenDirect(*os.File, int) *os.File { return nil }
-
-func preadDirect(*os.File, []byte, int64) (int, error) { return 0, errors.ErrUnsupported }
+func (Call) reopenDirect(*os.File, int) *os.File { return nil }
 
 func notDirect(error) bool { return true }
 

@@ -189,7 +189,7 @@ func (j *Job) lockDriver() {
 	j.driver.mu.Lock()
 }
 
-// tryDrive drives the job from a worker, unless another goroutine drives it. It reports
+// tryDrive drives the job if something is due, unless another goroutine drives it. It reports
 // whether the job waits for the GPU.
 func (j *Job) tryDrive() bool {
 	if !j.driver.mu.TryLock() {
@@ -402,17 +402,16 @@ func (j *Job) pause() {
 			}
 			relax()
 		}
+		if !j.tryDrive() {
+			spin = minSpin
+		}
 		select {
 		case <-j.wake:
 			return
 		default:
 		}
-		due, waits := j.tryPoll()
-		if due || j.work.pieces.Load() > 0 {
+		if j.work.pieces.Load() > 0 {
 			return
-		}
-		if !waits {
-			spin = minSpin
 		}
 		j.pools[0].yield()
 	}
@@ -427,16 +426,6 @@ func (j *Job) pause() {
 			ring.quarantine(p.Line(), errUnknown(p, err))
 		}
 	}
-}
-
-// tryPoll is due and waits for a goroutine that does not drive. It does not wait for one
-// that does.
-func (j *Job) tryPoll() (due, waits bool) {
-	if !j.driver.mu.TryLock() {
-		return false, true
-	}
-	defer j.driver.mu.Unlock()
-	return j.due(), j.waits()
 }
 
 // awaited returns what the job waits for: the Points at which the next chunk arrives, and
@@ -533,15 +522,8 @@ func (j *Job) waitForEnds() {
 	if j.failed.Load() {
 		j.driver.beginGrace()
 		ctx = j.driver.grace
-		reached := make(chan struct{}, len(ends))
 		for _, p := range ends {
-			defer p.Notify(reached)()
-		}
-		for range ends {
-			select {
-			case <-reached:
-			case <-ctx.Done():
-			}
+			defer p.Notify(make(chan struct{}, 1))() // so that it is known when its turn comes
 		}
 	} else {
 		for begin := time.Now(); !j.pools[0].crowded() && time.Since(begin) < endSpin && !j.ends.Done(background); {
