@@ -83,7 +83,12 @@ func (s *Stage) newJob(c Copy) *Job {
 	// The smallest group takes the longest.
 	devices := slices.MinFunc(j.Groups, func(a, b []int) int { return len(a) - len(b) })
 	j.plan = plan{small: c.N <= MaxSmall, maxWorkers: uploadWorkers, devices: int32(len(devices))}
-	j.pools = poolsOf(j.onePool[:0], j.Stages)
+	j.pools = j.onePool[:0]
+	for _, s := range j.Stages {
+		if !slices.Contains(j.pools, s.workers) {
+			j.pools = append(j.pools, s.workers)
+		}
+	}
 	switch {
 	case c.Kernel:
 		j.maxWorkers = kernelWorkers

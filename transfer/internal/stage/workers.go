@@ -94,16 +94,6 @@ func newWorkerPool(procs int, c cores, copying *concurrency) *workerPool {
 	return p
 }
 
-// poolsOf appends the pools of stages to list, each once.
-func poolsOf(list []*workerPool, stages []*Stage) []*workerPool {
-	for _, s := range stages {
-		if !slices.Contains(list, s.workers) {
-			list = append(list, s.workers)
-		}
-	}
-	return list
-}
-
 // register makes a job known to the workers of its devices. Its own goroutine copies too.
 func (j *Job) register() {
 	j.pools[0].copying.Add(1)
