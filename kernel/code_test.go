@@ -115,31 +115,32 @@ func TestJunkIsRefused(t *testing.T) {
 // Our PTX is what the compiler has made of the sources beside it, and drivers of CUDA 11.8 take
 // it. scripts/ptx.sh compiles, and alone writes the hashes. scripts/ptx.sh check compiles with
 // CUDA 11.8 and compares. What the kernels compute only a GPU shows, as nothing here runs PTX:
-// the tests TestGPU... compare it with what Go computes, of the memory's kernels in gpu_test.go
-// and of the networks' in network_gpu_test.go.
+// the tests TestGPU... here and in examples/gcn compare it with what Go computes.
 func TestPTXIsOfItsSources(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("src/*.[cp]*")
-	require.NoError(t, err)
-	var sums strings.Builder
-	for _, file := range files {
-		text, err := os.ReadFile(file)
+	for _, dir := range []string{"src", "../examples/gcn/src"} {
+		files, err := filepath.Glob(dir + "/*.[cp]*")
 		require.NoError(t, err)
-		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(text), filepath.Base(file))
-		if filepath.Ext(file) == ".cu" {
-			continue
+		var sums strings.Builder
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(text), filepath.Base(file))
+			if filepath.Ext(file) == ".cu" {
+				continue
+			}
+			var major, minor int
+			_, version, _ := strings.Cut(string(text), "\n.version ")
+			_, err = fmt.Sscanf(version, "%d.%d", &major, &minor)
+			require.NoError(t, err)
+			assert.LessOrEqual(t, 100*major+minor, 708, "drivers of CUDA 11.8 take up to 7.8: compile with CUDA 11.8 or older")
+			assert.Contains(t, string(text), "\n.target sm_75\n")
 		}
-		var major, minor int
-		_, version, _ := strings.Cut(string(text), "\n.version ")
-		_, err = fmt.Sscanf(version, "%d.%d", &major, &minor)
+		recorded, err := os.ReadFile(dir + "/SHA256SUMS")
 		require.NoError(t, err)
-		assert.LessOrEqual(t, 100*major+minor, 708, "drivers of CUDA 11.8 take up to 7.8: compile with CUDA 11.8 or older")
-		assert.Contains(t, string(text), "\n.target sm_75\n")
+		assert.Equal(t, string(recorded), sums.String(), "a source or PTX was changed by hand: run scripts/ptx.sh")
+		assert.Len(t, files, 2)
 	}
-	recorded, err := os.ReadFile("src/SHA256SUMS")
-	require.NoError(t, err)
-	assert.Equal(t, string(recorded), sums.String(), "a source or PTX was changed by hand: run scripts/ptx.sh")
-	assert.Len(t, files, 4)
 }
 
 // The kernels that the package launches are in its PTX, with the parameters that it gives them:
@@ -151,12 +152,4 @@ func TestOwnKernelsHaveTheParametersThatAreGiven(t *testing.T) {
 		"pinned_fill": {8, 8, 8, 4, 8, 8}, "pinned_check": {8, 8, 8, 4, 8, 8, 8}, "pinned_copy": {8, 8, 8},
 		"pinned_chase": {8, 8, 8, 8}, "pinned_busy": {8, 8},
 	}, memory)
-	network := parsePTX(networkPTX)
-	product := parameters{8, 8, 8, 8, 8, 8, 4, 4}
-	assert.Equal(t, map[string]parameters{
-		"pinned_gather": {8, 8, 8, 8, 4}, "pinned_scatter_add": {8, 8, 8, 8, 4}, "pinned_edges_add": {8, 8, 8, 8, 8, 8, 4},
-		"pinned_relu": {8, 8, 8}, "pinned_relu_gradient": {8, 8, 8, 8}, "pinned_cross_entropy": {8, 8, 8, 8, 8, 4, 4},
-		"pinned_sgd": {8, 8, 4, 8}, "pinned_scale": {8, 4, 8},
-		"pinned_multiply_nn": product, "pinned_multiply_nt": product, "pinned_multiply_tn": product, "pinned_multiply_tt": product,
-	}, network)
 }

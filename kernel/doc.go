@@ -24,12 +24,9 @@
 //
 // # The package's own kernels
 //
-// [Memory] fills, checks, copies and times memory. [Network] has what small neural networks
-// need. Their sources are in src, in CUDA C; scripts/ptx.sh compiles them to the PTX that is
-// embedded, for all devices of compute capability 7.5 or later and drivers of CUDA 11.8 or
-// later, and records the hashes of both.
-//
-// [BLAS] multiplies matrices by NVIDIA's cuBLAS where it is installed.
+// [Memory] fills, checks, copies and times memory. The source is in src, in CUDA C;
+// scripts/ptx.sh compiles it to the PTX that is embedded, for all devices of compute capability
+// 7.5 or later and drivers of CUDA 11.8 or later, and records the hashes of both.
 //
 // # Threads
 //

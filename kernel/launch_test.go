@@ -346,10 +346,8 @@ func TestSimulatedDevicesRunNoKernels(t *testing.T) {
 		require.NoError(t, err)
 		assert.Empty(t, rt.Library().Missing)
 		for what, call := range map[string]func() error{
-			"load":    func() error { _, err := kernel.Load(dev, []byte(ptx)); return err },
-			"memory":  func() error { _, err := kernel.NewMemory(dev); return err },
-			"network": func() error { _, err := kernel.NewNetwork(dev); return err },
-			"cuBLAS":  func() error { _, err := kernel.NewBLAS(t.Context(), s); return err },
+			"load":   func() error { _, err := kernel.Load(dev, []byte(ptx)); return err },
+			"memory": func() error { _, err := kernel.NewMemory(dev); return err },
 		} {
 			assert.ErrorIs(t, call(), errors.ErrUnsupported, "%s %v", what, v)
 		}

@@ -29,18 +29,28 @@ type Memory struct {
 
 // NewMemory loads the kernels. Close them. The errors are those of [Load].
 func NewMemory(dev *cudart.Device) (*Memory, error) {
-	m := new(Memory)
-	var err error
-	m.Module, m.processors, err = loadOwn(dev, memoryPTX, map[string]**Kernel{
-		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
-	})
+	module, err := Load(dev, memoryPTX)
 	if err != nil {
 		return nil, err
+	}
+	m := &Memory{Module: module}
+	for name, k := range map[string]**Kernel{
+		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
+	} {
+		if err == nil {
+			*k, err = m.Kernel(name)
+		}
+	}
+	if err == nil {
+		m.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
 
-// Threads of a block, as in src/memory.cu and src/network.cu, and what a multiprocessor holds.
+// Threads of a block, as in src/memory.cu, and what a multiprocessor holds.
 const (
 	blockThreads     = 256
 	copyThreads      = 512

@@ -57,26 +57,6 @@ func Load(dev *cudart.Device, code []byte) (*Module, error) {
 	return &Module{dev: dev, module: loaded, kernels: kernels}, nil
 }
 
-// loadOwn loads PTX of this package, looks up its kernels, and returns the number of
-// multiprocessors of the device.
-func loadOwn(dev *cudart.Device, ptx []byte, kernels map[string]**Kernel) (m *Module, processors int, err error) {
-	if m, err = Load(dev, ptx); err != nil {
-		return nil, 0, err
-	}
-	for name, k := range kernels {
-		if err == nil {
-			*k, err = m.Kernel(name)
-		}
-	}
-	if err == nil {
-		processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
-	}
-	if err != nil {
-		return nil, 0, errors.Join(err, m.Close())
-	}
-	return m, processors, nil
-}
-
 // made reports whether Load has made the Module.
 func (m *Module) made() bool { return m != nil && m.module != nil }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // The exported functions and methods, with values that nobody should pass: zero ones, nil, and
-// sizes out of range. All are errors, and none panics. (A method that a nil *Memory or *Network
+// sizes out of range. All are errors, and none panics. (A method that a nil *Memory
 // has from its embedded Module panics in the caller.)
 func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	r := newRig(t, 13000, ptx)
@@ -54,43 +54,15 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"Compare":     func() error { _, err := m.Compare(ctx, r.stream, 1, n, kernel.Content{}, 0); return err },
 		}
 	}
-	ofNetwork := func(n *kernel.Network, many int) calls {
-		m := kernel.Matrix{Rows: many, Cols: many}
-		return calls{
-			"Gather":       func() error { return n.Gather(r.stream, 1, 1, 1, many, 1) },
-			"ScatterAdd":   func() error { return n.ScatterAdd(r.stream, 1, 1, 1, many, 1) },
-			"AddEdges":     func() error { return n.AddEdges(r.stream, 1, 1, 1, 1, 1, many, 1) },
-			"ReLU":         func() error { return n.ReLU(r.stream, 1, 1, many) },
-			"ReLUGradient": func() error { return n.ReLUGradient(r.stream, 1, 1, 1, many) },
-			"CrossEntropy": func() error { return n.CrossEntropy(r.stream, 1, 1, 1, 1, many, 1, 1) },
-			"SGD":          func() error { return n.SGD(r.stream, 1, 1, 1, many) },
-			"Multiply":     func() error { return n.Multiply(r.stream, m, m, m, 1, 0) },
-		}
-	}
-	ofBLAS := func(b *kernel.BLAS) calls {
-		m := kernel.Matrix{Rows: 1, Cols: 1}
-		return calls{
-			"Multiply":     func() error { return b.Multiply(m, m, m, 1, 0) },
-			"of nothing":   func() error { return b.Multiply(kernel.Matrix{}, kernel.Matrix{}, kernel.Matrix{}, 1, 0) },
-			"Close":        b.Close,
-			"CloseContext": func() error { return b.CloseContext(none) },
-		}
-	}
 	for name, list := range map[string]calls{
 		"nil Module": ofModule(nil), "zero Module": ofModule(new(kernel.Module)), "Module of a zero Memory": ofModule(new(kernel.Memory).Module),
 		"nil Kernel": ofKernel(nil), "zero Kernel": ofKernel(new(kernel.Kernel)),
 		"nil Memory": ofMemory(nil, 1), "zero Memory": ofMemory(new(kernel.Memory), 1), "less than nothing": ofMemory(new(kernel.Memory), math.MinInt),
-		"nil Network": ofNetwork(nil, 1), "zero Network": ofNetwork(new(kernel.Network), 1), "network of less than nothing": ofNetwork(new(kernel.Network), math.MinInt),
-		"nil BLAS": ofBLAS(nil), "zero BLAS": ofBLAS(new(kernel.BLAS)),
 		"functions": {
 			"Load":                     func() error { _, err := kernel.Load(nil, []byte(ptx)); return err },
 			"Load on a zero device":    func() error { _, err := kernel.Load(new(cudart.Device), []byte(ptx)); return err },
 			"Load of nothing":          func() error { _, err := kernel.Load(r.dev, nil); return err },
 			"NewMemory":                func() error { _, err := kernel.NewMemory(nil); return err },
-			"NewNetwork":               func() error { _, err := kernel.NewNetwork(new(cudart.Device)); return err },
-			"NewBLAS without ctx":      func() error { _, err := kernel.NewBLAS(none, r.stream); return err },
-			"NewBLAS without a stream": func() error { _, err := kernel.NewBLAS(ctx, nil); return err },
-			"NewBLAS on a zero stream": func() error { _, err := kernel.NewBLAS(ctx, new(cudart.Stream)); return err },
 			"Launch on no stream":      func() error { return empty.Launch(nil, one) },
 			"Launch on a zero stream":  func() error { return empty.Launch(new(cudart.Stream), one) },
 			"Launch of nothing":        func() error { return empty.Launch(r.stream, kernel.Config{}) },
@@ -112,8 +84,6 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	}
 	assert.Equal(t, "content kind 4294967295", kernel.ContentKind(math.MaxUint32).String())
 	kernel.Content{Kind: math.MaxUint32}.Fill(make([]byte, 20), math.MaxUint64)
-	_ = kernel.BLASStatus(math.MinInt32).Error()
-	assert.Zero(t, kernel.Matrix{}.T().Len())
 	assert.Empty(t, r.Launches())
 }
 

@@ -1,25 +1,18 @@
 #!/usr/bin/env bash
-# Compiles the kernels in kernel/src to PTX, which package kernel embeds, so that building this
-# module needs no CUDA toolkit. Run it after a change in kernel/src/*.cu, and commit the PTX and
-# SHA256SUMS, which nothing else writes: a test compares the hashes of the sources and of the PTX.
+# Compiles the kernels in kernel/src and examples/gcn/src to PTX, which the package and the
+# example embed, so that building this module needs no CUDA toolkit. Run it after a change of a
+# .cu file, and commit the PTX and SHA256SUMS, which nothing else writes: a test compares the
+# hashes of the sources and of the PTX.
 #
 #   scripts/ptx.sh          compiles
-#   scripts/ptx.sh check    compiles elsewhere, and compares with the PTX in kernel/src
+#   scripts/ptx.sh check    compiles elsewhere, and compares with the PTX in the repository
 #
 # It uses nvcc, or where there is none libnvrtc through python3: set NVRTC to its path if the
 # loader does not find it. Use CUDA 11.8 or older: a driver refuses PTX of a newer CUDA than its
-# own, and a test says so. The PTX in kernel/src is that of libnvrtc 11.8.89 (Debian's packages
+# own, and a test says so. The PTX in the repository is that of libnvrtc 11.8.89 (Debian's packages
 # libnvrtc11.2 and libnvrtc-builtins11.8, in non-free of bookworm), byte by byte.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../kernel/src"
-
-if [[ ${1:-} == check ]]; then
-	committed=$PWD
-	copy=$(mktemp -d)
-	trap 'rm -rf "$copy"' EXIT
-	cp ./*.cu "$copy"
-	cd "$copy"
-fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # nvrtc SOURCE PTX compiles with libnvrtc.
 nvrtc() {
@@ -54,16 +47,30 @@ open(ptx, "wb").write(out.value)
 PYTHON
 }
 
-for source in *.cu; do
-	ptx=${source%.cu}.ptx
-	if command -v nvcc >/dev/null; then
-		nvcc --ptx --gpu-architecture=compute_75 --std=c++14 -o "$ptx" "$source"
-	else
-		nvrtc "$source" "$ptx"
+copy=
+trap 'rm -rf "$copy"' EXIT
+for committed in "$PWD"/{kernel,examples/gcn}/src; do
+	cd "$committed"
+	if [[ ${1:-} == check ]]; then
+		copy=$(mktemp -d)
+		cp ./*.cu "$copy"
+		cd "$copy"
 	fi
-	echo "$ptx: $(grep -m1 '^\.version' "$ptx"), $(grep -c '\.entry' "$ptx") kernels"
+	for source in *.cu; do
+		ptx=${source%.cu}.ptx
+		if command -v nvcc >/dev/null; then
+			nvcc --ptx --gpu-architecture=compute_75 --std=c++14 -o "$ptx" "$source"
+		else
+			nvrtc "$source" "$ptx"
+		fi
+		echo "$ptx: $(grep -m1 '^\.version' "$ptx"), $(grep -c '\.entry' "$ptx") kernels"
+	done
+	LC_ALL=C sha256sum ./*.cu ./*.ptx | sed 's|\./||' | LC_ALL=C sort -k2 >SHA256SUMS
+	if [[ -n $copy ]]; then
+		diff -r "$committed" .
+		rm -r "$copy"
+	fi
 done
-LC_ALL=C sha256sum ./*.cu ./*.ptx | sed 's|\./||' | LC_ALL=C sort -k2 >SHA256SUMS
-if [[ -n ${committed:-} ]]; then
-	diff -r "$committed" . && echo "ptx: the PTX is that of its sources"
+if [[ -n $copy ]]; then
+	echo "ptx: the PTX is that of its sources"
 fi

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/kernel/cublas"
 	"github.com/gopinned/pinned/managed"
 	"github.com/gopinned/pinned/transfer"
 )
@@ -40,8 +40,8 @@ type gpu struct {
 	dev     *cudart.Device
 	s       *cudart.Stream
 	copier  *transfer.Copier
-	network *kernel.Network
-	blas    *kernel.BLAS // nil without
+	network *network
+	blas    *cublas.Handle // nil without
 
 	unified *managed.Allocator // nil without
 	all     []*memory
@@ -67,11 +67,11 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 	if b.s, err = b.dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return b, err
 	}
-	if b.network, err = kernel.NewNetwork(b.dev); err != nil {
+	if b.network, err = newNetwork(b.dev); err != nil {
 		return b, err
 	}
 	if o.blas {
-		if b.blas, err = kernel.NewBLAS(ctx, b.s); errors.Is(err, cudart.ErrUnsupported) {
+		if b.blas, err = cublas.New(ctx, b.s); errors.Is(err, cudart.ErrUnsupported) {
 			fmt.Fprintln(out, "without cuBLAS:", err)
 			b.blas, err = nil, nil
 		} else if err != nil {
@@ -164,32 +164,32 @@ func (b *gpu) zero(m matrix) error { return b.s.Memset(at(m), 0, 4*m.len()) }
 func (b *gpu) copy(dst, src matrix) error { return b.s.CopyOnDevice(at(dst), at(src), 4*src.len()) }
 
 func (b *gpu) multiply(c, x, y matrix, tx, ty bool, beta float32) error {
-	to := kernel.Matrix{P: at(c), Rows: c.rows, Cols: c.cols}
-	left := kernel.Matrix{P: at(x), Rows: x.rows, Cols: x.cols, Transposed: tx}
-	right := kernel.Matrix{P: at(y), Rows: y.rows, Cols: y.cols, Transposed: ty}
+	to := cublas.Matrix{P: at(c), Rows: c.rows, Cols: c.cols}
+	left := cublas.Matrix{P: at(x), Rows: x.rows, Cols: x.cols, Transposed: tx}
+	right := cublas.Matrix{P: at(y), Rows: y.rows, Cols: y.cols, Transposed: ty}
 	if b.blas != nil {
 		return b.blas.Multiply(to, left, right, 1, beta)
 	}
-	return b.network.Multiply(b.s, to, left, right, 1, beta)
+	return b.network.multiply(b.s, to, left, right, 1, beta)
 }
 
 func (b *gpu) addEdges(dst, src matrix, l edgeList) error {
 	off := cudart.DevPtr(4 * l.first)
-	return b.network.AddEdges(b.s, at(dst), at(src), l.from.p+off, l.to.p+off, l.weight.p+off, l.count, dst.cols)
+	return b.network.addEdges(b.s, at(dst), at(src), l.from.p+off, l.to.p+off, l.weight.p+off, l.count, dst.cols)
 }
 
-func (b *gpu) relu(m matrix) error { return b.network.ReLU(b.s, at(m), at(m), m.len()) }
+func (b *gpu) relu(m matrix) error { return b.network.relu(b.s, at(m), at(m), m.len()) }
 
 func (b *gpu) reluGradient(gradient, output matrix) error {
-	return b.network.ReLUGradient(b.s, at(gradient), at(gradient), at(output), gradient.len())
+	return b.network.reluGradient(b.s, at(gradient), at(gradient), at(output), gradient.len())
 }
 
 func (b *gpu) crossEntropy(logits matrix, labels *memory, scale float32) error {
-	return b.network.CrossEntropy(b.s, at(logits), at(logits), labels.p, b.losses.p+cudart.DevPtr(8*b.epoch), logits.rows, logits.cols, scale)
+	return b.network.crossEntropy(b.s, at(logits), at(logits), labels.p, b.losses.p+cudart.DevPtr(8*b.epoch), logits.rows, logits.cols, scale)
 }
 
 func (b *gpu) sgd(weight, gradient matrix, rate float32) error {
-	return b.network.SGD(b.s, at(weight), at(gradient), rate, weight.len())
+	return b.network.sgd(b.s, at(weight), at(gradient), rate, weight.len())
 }
 
 func (b *gpu) begin(epoch int) error {

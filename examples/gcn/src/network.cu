@@ -1,5 +1,5 @@
 // Kernels for small neural networks on matrices of float32 in row-major order.
-// scripts/ptx.sh compiles this file to network.ptx, which package kernel embeds.
+// scripts/ptx.sh compiles this file to network.ptx, which the program embeds.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -7,33 +7,8 @@ typedef unsigned long long u64;
 static __device__ __forceinline__ u64 this_thread() { return blockIdx.x * (u64)blockDim.x + threadIdx.x; }
 static __device__ __forceinline__ u64 all_threads() { return gridDim.x * (u64)blockDim.x; }
 
-// pinned_gather sets row i of dst to row index[i] of src.
-extern "C" __global__ void __launch_bounds__(256)
-	pinned_gather(float *dst, const float *src, const u32 *index, u64 rows, u32 width) {
-	u32 lane = threadIdx.x & 31;
-	for (u64 i = this_thread() / 32; i < rows; i += all_threads() / 32) {
-		const float *from = src + (u64)index[i] * width;
-		float *to = dst + i * width;
-		for (u32 c = lane; c < width; c += 32)
-			to[c] = from[c];
-	}
-}
-
-// pinned_scatter_add adds row i of src to row index[i] of dst.
-extern "C" __global__ void __launch_bounds__(256)
-	pinned_scatter_add(float *dst, const float *src, const u32 *index, u64 rows, u32 width) {
-	u32 lane = threadIdx.x & 31;
-	for (u64 i = this_thread() / 32; i < rows; i += all_threads() / 32) {
-		const float *from = src + i * width;
-		float *to = dst + (u64)index[i] * width;
-		for (u32 c = lane; c < width; c += 32)
-			atomicAdd(to + c, from[c]);
-	}
-}
-
 // pinned_edges_add adds for each edge e row from[e] of src, times weight[e], to row to[e]
-// of dst: gather and scatter-add without memory for the rows of the edges. Without weights
-// the factor is 1.
+// of dst. Without weights the factor is 1.
 extern "C" __global__ void __launch_bounds__(256)
 	pinned_edges_add(float *dst, const float *src, const u32 *from, const u32 *to, const float *weight, u64 edges, u32 width) {
 	u32 lane = threadIdx.x & 31;

@@ -1,11 +1,11 @@
 //go:build linux && !android && (amd64 || arm64)
 
-package kernel
+package cublas
 
 import (
 	"context"
 	"errors"
-	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -26,7 +26,7 @@ import (
 // set, and its product is computed at once, column by column as cuBLAS stores matrices.
 type fakeBLAS struct {
 	mu                 sync.Mutex
-	status             map[string]BLASStatus // results of functions that are not to work
+	status             map[string]Status // results of functions that are not to work
 	block              map[string]chan struct{}
 	calls              []string
 	created, destroyed int
@@ -38,8 +38,8 @@ const fakeHandle = 0xb1a5
 var (
 	fakeTurn  sync.Mutex
 	fake      *fakeBLAS
-	fakeEntry = sync.OnceValue(func() blasFunctions {
-		return blasFunctions{
+	fakeEntry = sync.OnceValue(func() functions {
+		return functions{
 			create: purego.NewCallback(func(handle *uintptr) uintptr {
 				return fake.call("create", func() { *handle = fakeHandle; fake.created++ })
 			}),
@@ -91,9 +91,9 @@ func (f *fakeBLAS) call(name string, work func()) uintptr {
 	return 0
 }
 
-func (f *fakeBLAS) load(path string) (blasFunctions, error) {
+func (f *fakeBLAS) load(path string) (functions, error) {
 	if path == "broken" {
-		return blasFunctions{}, errors.New("it is broken")
+		return functions{}, errors.New("it is broken")
 	}
 	return fakeEntry(), nil
 }
@@ -108,7 +108,7 @@ func newFakeBLAS(t *testing.T) (*fakeBLAS, *cudasim.Sim, *cudart.Stream) {
 		assert.NoError(t, s.Close())
 		fakeTurn.Unlock()
 	})
-	fake = &fakeBLAS{status: map[string]BLASStatus{}, block: map[string]chan struct{}{}}
+	fake = &fakeBLAS{status: map[string]Status{}, block: map[string]chan struct{}{}}
 	return fake, sim, s
 }
 
@@ -122,7 +122,7 @@ func libraries(paths ...string) (list []findlib.Candidate) {
 // Products of all shapes and transposes are those of matrices stored row by row.
 func TestBLASMultipliesMatricesStoredByRows(t *testing.T) {
 	f, _, s := newFakeBLAS(t)
-	b, err := newBLAS(t.Context(), s, libraries("broken", "good"), f.load)
+	b, err := open(t.Context(), s, libraries("broken", "good"), f.load)
 	require.NoError(t, err)
 	assert.Equal(t, uintptr(s.Handle()), f.stream)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -164,7 +164,7 @@ func TestBLASMultipliesMatricesStoredByRows(t *testing.T) {
 	}
 	require.ErrorIs(t, b.Multiply(Matrix{}, Matrix{}, Matrix{}, 1, 0), cudart.ErrInvalidValue)
 	f.status["destroy"] = 14
-	require.ErrorIs(t, b.Close(), BLASStatus(14))
+	require.ErrorIs(t, b.Close(), Status(14))
 	clear(f.status)
 	require.NoError(t, b.Close())
 	require.NoError(t, b.Close())
@@ -177,38 +177,38 @@ func TestBLASMultipliesMatricesStoredByRows(t *testing.T) {
 // library would not help.
 func TestBLASWithoutMemoryIsNotUnsupported(t *testing.T) {
 	f, sim, s := newFakeBLAS(t)
-	f.status["create"] = BLASAllocFailed
-	_, err := newBLAS(t.Context(), s, libraries("first", "second"), f.load)
-	require.ErrorIs(t, err, BLASAllocFailed)
+	f.status["create"] = AllocFailed
+	_, err := open(t.Context(), s, libraries("first", "second"), f.load)
+	require.ErrorIs(t, err, AllocFailed)
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	assert.NotErrorIs(t, err, errors.ErrUnsupported)
 	assert.ErrorContains(t, err, "first: cublasCreate: CUBLAS_STATUS_ALLOC_FAILED (3)")
 	assert.Equal(t, []string{"create"}, f.calls)
 
 	clear(f.status)
-	f.status["setStream"] = BLASAllocFailed
-	_, err = newBLAS(t.Context(), s, libraries("first"), f.load)
+	f.status["setStream"] = AllocFailed
+	_, err = open(t.Context(), s, libraries("first"), f.load)
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	assert.Equal(t, []int{1, 1}, []int{f.created, f.destroyed}, "the handle is destroyed")
 
 	clear(f.status)
 	sim.Fail("cudaFree", cudasim.Fault{Code: cudart.ErrIllegalAddress, Times: -1}) // attaches the context
-	_, err = newBLAS(t.Context(), s, libraries("first", "second"), f.load)
+	_, err = open(t.Context(), s, libraries("first", "second"), f.load)
 	require.ErrorIs(t, err, cudart.ErrIllegalAddress)
 	assert.NotErrorIs(t, err, errors.ErrUnsupported)
 	sim.ResetFaults()
 
 	f.status["create"] = 1 // the library is for another driver
-	_, err = newBLAS(t.Context(), s, libraries("first", "second", "broken"), f.load)
+	_, err = open(t.Context(), s, libraries("first", "second", "broken"), f.load)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
-	for _, text := range []string{"first: cublasCreate: CUBLAS_STATUS_NOT_INITIALIZED (1)", "second: ", "broken: it is broken", BLASEnv} {
+	for _, text := range []string{"first: cublasCreate: CUBLAS_STATUS_NOT_INITIALIZED (1)", "second: ", "broken: it is broken", Env} {
 		assert.ErrorContains(t, err, text)
 	}
-	_, err = newBLAS(t.Context(), s, nil, f.load)
+	_, err = open(t.Context(), s, nil, f.load)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
 
-// A call of cuBLAS that never returns holds up no NewBLAS past its context. When it returns
+// A call of cuBLAS that never returns holds up no New past its context. When it returns
 // after all, the handle is destroyed.
 func TestBLASThatBlocksEndsWithItsContext(t *testing.T) {
 	t.Parallel()
@@ -218,7 +218,7 @@ func TestBLASThatBlocksEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	over := make(chan error)
 	go func() {
-		_, err := newBLAS(ctx, s, libraries("good"), f.load)
+		_, err := open(ctx, s, libraries("good"), f.load)
 		over <- err
 	}()
 	for called := false; !called; {
@@ -233,98 +233,37 @@ func TestBLASThatBlocksEndsWithItsContext(t *testing.T) {
 	}
 	assert.NotErrorIs(t, err, errors.ErrUnsupported)
 	close(f.block["create"])
-	require.NoError(t, blasLoads.Enter(t.Context()), "a place is free again")
-	blasLoads.Leave()
+	require.NoError(t, opening.Enter(t.Context()), "a place is free again")
+	opening.Leave()
 	for destroyed := false; !destroyed; {
 		f.mu.Lock()
 		destroyed = f.destroyed == 1
 		f.mu.Unlock()
 	}
-	_, err = newBLAS(ctx, s, libraries("good"), f.load)
+	_, err = open(ctx, s, libraries("good"), f.load)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, cause)
 }
 
-// One that runs no kernels has the results of checks all the same.
-func TestReadResult(t *testing.T) {
-	_, rt := testgpu.Sim(t, cudasim.Config{})
-	dev := rt.Devices()[0]
-	s, err := dev.NewStream(cudart.StreamOptions{})
-	require.NoError(t, err)
-	p, err := dev.Malloc(ResultBytes)
-	require.NoError(t, err)
-	m := &Memory{Module: &Module{dev: dev, module: new(cudart.Module)}}
-	require.NoError(t, m.ResetResult(s, p))
-	require.NoError(t, s.Synchronize(t.Context()))
-	found, err := m.ReadResult(p)
-	require.NoError(t, err)
-	assert.Equal(t, Found{Wrong: 0, First: -1}, found)
-	words := [2]uint64{3, 12345678901}
-	require.NoError(t, dev.CopyToDevice(p, unsafe.Pointer(&words), ResultBytes))
-	found, err = m.ReadResult(p)
-	require.NoError(t, err)
-	assert.Equal(t, Found{Wrong: 3, First: 12345678901}, found)
-	require.NoError(t, dev.Free(p))
-	require.NoError(t, s.Close())
-}
-
-// Network.Multiply has several blocks share the inner dimension where c has few tiles. They
-// add, so that c is made beta * c before.
-func TestProductThatIsShared(t *testing.T) {
-	const processors = 108 // of the simulated device: see below
-	k, dev := testgpu.NewKernels(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrMultiProcessorCount: processors}}}})
-	k.Names = make(map[string]int)
-	for name, params := range parsePTX(networkPTX) {
-		k.Names[name] = len(params)
+// Zero values, nil and shapes out of range are errors, and none panics.
+func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
+	_, _, s := newFakeBLAS(t)
+	var none context.Context
+	one := Matrix{P: 1, Rows: 1, Cols: 1}
+	for name, h := range map[string]*Handle{"nil": nil, "zero": new(Handle)} {
+		for call, f := range map[string]func() error{
+			"Multiply":            func() error { return h.Multiply(one, one, one, 1, 0) },
+			"Multiply of nothing": func() error { return h.Multiply(Matrix{}, Matrix{}, Matrix{}, 1, 0) },
+			"Close":               h.Close,
+			"CloseContext":        func() error { return h.CloseContext(none) },
+			"New without ctx":     func() error { _, err := New(none, s); return err },
+			"New, no stream":      func() error { _, err := New(t.Context(), nil); return err },
+			"New, zero stream":    func() error { _, err := New(t.Context(), new(cudart.Stream)); return err },
+			"New, simulated":      func() error { _, err := New(t.Context(), s); return err },
+		} {
+			assert.NotPanics(t, func() { assert.ErrorContains(t, f(), "cublas: ", "%s: %s", name, call) }, "%s: %s", name, call)
+		}
 	}
-	n, err := NewNetwork(dev)
-	require.NoError(t, err)
-	s, err := dev.NewStream(cudart.StreamOptions{})
-	require.NoError(t, err)
-	const rows, cols = 65, 10
-	c, err := dev.Malloc(4 * rows * cols)
-	require.NoError(t, err)
-	for _, tt := range []struct {
-		rows, inner int
-		beta        float32
-		z           int // blocks that share the inner dimension
-		before      string
-	}{
-		{rows, tileShare, 0, 1, ""},
-		{rows, 2*tileShare - 1, 0.5, 1, ""},
-		{rows, 2 * tileShare, 0, 2, "memset"},
-		{rows, 2 * tileShare, 1, 2, ""},
-		{rows, 3 * tileShare, 0.5, 3, "pinned_scale"},
-		{rows, 1000 * tileShare, 0, 4 * processors / 2, "memset"},
-		{tile * 2 * processors, 3 * tileShare, 0.5, 1, ""},
-	} {
-		name := fmt.Sprintf("%+v", tt)
-		launched, memsets := len(k.Launches()), k.Calls("cudaMemsetAsync")
-		to := Matrix{P: c, Rows: tt.rows, Cols: cols}
-		a, b := Matrix{P: 0x1000, Rows: tt.inner, Cols: tt.rows}.T(), Matrix{P: 0x2000, Rows: tt.inner, Cols: cols}
-		require.NoError(t, n.Multiply(s, to, a, b, 2, tt.beta), name)
-		launches := k.Launches()[launched:]
-		want := []string{"pinned_multiply_tn"}
-		if tt.before == "pinned_scale" {
-			want = []string{"pinned_scale", want[0]}
-			assert.Equal(t, []uint64{uint64(c), uint64(Float32(tt.beta).bits), uint64(to.Len())}, launches[0].Args, name)
-		}
-		var got []string
-		for _, l := range launches {
-			got = append(got, l.Kernel)
-		}
-		assert.Equal(t, want, got, name)
-		memset := 0
-		if tt.before == "memset" {
-			memset = 1
-		}
-		assert.Equal(t, memset, k.Calls("cudaMemsetAsync")-memsets, name)
-		l := launches[len(launches)-1]
-		assert.Equal(t, [3]uint32{uint32((tt.rows-1)/tile + 1), 1, uint32(tt.z)}, l.Grid, name)
-		assert.Equal(t, []uint64{uint64(c), 0x1000, 0x2000, uint64(tt.rows), cols, uint64(tt.inner), Float32(2).bits, Float32(tt.beta).bits}, l.Args, name)
-	}
-	require.NoError(t, s.Synchronize(t.Context()))
-	require.NoError(t, dev.Free(c))
-	require.NoError(t, s.Close())
-	require.NoError(t, n.Close())
+	_ = Status(math.MinInt32).Error()
+	assert.Equal(t, Matrix{Transposed: true}, Matrix{}.T())
 }

@@ -1,0 +1,51 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package kernel
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A device that runs no kernels has the results of checks all the same.
+func TestReadResult(t *testing.T) {
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	dev := rt.Devices()[0]
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	p, err := dev.Malloc(ResultBytes)
+	require.NoError(t, err)
+	m := &Memory{Module: &Module{dev: dev, module: new(cudart.Module)}}
+	require.NoError(t, m.ResetResult(s, p))
+	require.NoError(t, s.Synchronize(t.Context()))
+	found, err := m.ReadResult(p)
+	require.NoError(t, err)
+	assert.Equal(t, Found{Wrong: 0, First: -1}, found)
+	words := [2]uint64{3, 12345678901}
+	require.NoError(t, dev.CopyToDevice(p, unsafe.Pointer(&words), ResultBytes))
+	found, err = m.ReadResult(p)
+	require.NoError(t, err)
+	assert.Equal(t, Found{Wrong: 3, First: 12345678901}, found)
+	require.NoError(t, dev.Free(p))
+	require.NoError(t, s.Close())
+}
+
+// No more threads are launched than a device runs at once, and never none.
+func TestSpread(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ n, block, processors, blocks int }{
+		{0, 256, 132, 1}, {1, 256, 132, 1}, {257, 256, 132, 2}, {1 << 40, 256, 132, 132 * 8}, {1 << 40, 512, 132, 132 * 4}, {1 << 40, 256, 0, 8},
+	} {
+		c := spread(tt.n, tt.block, tt.processors)
+		assert.Equal(t, Config{Grid: Dim{X: tt.blocks}, Block: Dim{X: tt.block}}, c, "%+v", tt)
+	}
+	assert.Equal(t, Config{}, Threads(0, 256))
+	assert.Equal(t, Config{}, Threads(5, 0))
+}
