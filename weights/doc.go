@@ -25,12 +25,12 @@
 // whole, with a [FormatError] that names the file, the tensor, what was found
 // and what was expected. Memory and time grow in proportion to what was read of
 // the header, which has at most 100 MB: 10^6 tensors take one or two seconds of one
-// core, and 270 MB.
+// core, and 360 MB.
 //
 // The rules are those of the formats' descriptions and of the reference readers,
 // huggingface/safetensors and ggml. Stricter than the readers: a safetensors header
 // begins with {, no key that has a meaning appears twice, tensors have at most 64
-// dimensions, and values are nested at most 1000 levels deep; a GGUF header has at
+// dimensions, and values are nested at most 10,000 levels deep; a GGUF header has at
 // most 100 MB, a key at most 65535 bytes, and a bool is 0 or 1; names of tensors are
 // UTF-8, not empty, and without zero bytes. More lenient: GGUF's version 1 is read,
 // its tensors may have names of more than 63 bytes, and be listed in any order.

@@ -108,8 +108,8 @@ func openRegular(path string) (*os.File, int64, error) {
 // network. The name serves errors. File.Reader returns r, and File.Close does
 // not close it.
 //
-// Of a safetensors file it reads 8 bytes and the header in pieces of 1 MiB, of a
-// GGUF file the header in pieces of 64 KiB; a header has at most 100 MB. It returns
+// Of a safetensors file it reads 9 bytes and the header, of a GGUF file the header in
+// pieces of 64 KiB; a header has at most 100 MB. It returns
 // r's error where reading fails or r panics, io.ErrUnexpectedEOF where r has fewer
 // than size bytes, and a *FormatError where the file is refused.
 func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
@@ -125,9 +125,9 @@ func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
 		byName:   map[string]*Tensor{},
 		metadata: map[string]any{},
 	}
-	var start [8]byte
+	var start [9]byte
 	if size < int64(len(start)) {
-		return nil, f.refuse("", "the file has %d bytes, every safetensors or GGUF file has more than %d", size, len(start))
+		return nil, f.refuse("", "the file has %d bytes, every safetensors or GGUF file has more than %d", size, len(start)-1)
 	}
 	if err := f.read(start[:], 0); err != nil {
 		return nil, err

@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"strings"
 )
 
 const (
@@ -17,7 +16,7 @@ const (
 	ggufArray        = 9
 	ggufMaxDims      = 4
 	ggufMaxKey       = 65535 // bytes
-	ggufWindow       = 64 << 10
+	ggufBuffer       = 64 << 10
 )
 
 // parseGGUF reads the header: the version, two counts, key-value pairs, and
@@ -158,9 +157,16 @@ func (f *File) ggufPlace(start int64) error {
 	return err
 }
 
-// A cursor reads a GGUF header from front to back. After a failure all reads return zero.
+// A cursor reads a GGUF header from front to back, through a buffer. So what is allocated for a
+// header grows with what was read of it, and not with what it declares. After a failure all
+// reads return zero.
 type cursor struct {
-	window
+	source
+	pos     int64  // offset of the next byte
+	limit   int64  // offset of the largest header's end
+	buf     []byte // for reading ahead
+	ahead   []byte // bytes from pos on that have been read
+	err     error  // the first failure: nothing is read after it
 	version uint32
 
 	// What is being read, for errors: one of the count things of a kind, with
@@ -171,7 +177,8 @@ type cursor struct {
 }
 
 func newCursor(s source, pos int64) *cursor {
-	return &cursor{window: newWindow(s, pos, min(s.size, maxHeader), ggufWindow)}
+	limit := min(s.size, maxHeader)
+	return &cursor{source: s, pos: pos, limit: limit, buf: make([]byte, min(ggufBuffer, limit-pos))}
 }
 
 // at says what is read next: thing number index, from 0, of count.
@@ -193,13 +200,14 @@ func (c *cursor) fail(reason string, args ...any) error {
 	return c.err
 }
 
-// has checks that the header has n more bytes.
-func (c *cursor) has(n int) bool {
-	if c.err == nil && int64(n) > c.left() {
-		c.fail("%d bytes are wanted at offset %d, the header ends at %d at the latest", n, c.pos, c.limit)
-	}
-	return c.err == nil
+// stop keeps the first failure.
+func (c *cursor) stop(err error) {
+	c.err = cmp.Or(c.err, err)
+	c.ahead = nil
 }
+
+// left returns the largest number of bytes that the rest of the header has.
+func (c *cursor) left() int64 { return c.limit - c.pos }
 
 // fits checks a count of things that take so many bytes each.
 func (c *cursor) fits(what string, n uint64, each int) bool {
@@ -212,29 +220,22 @@ func (c *cursor) fits(what string, n uint64, each int) bool {
 // take returns the next n bytes, no more than buf holds, valid until the next
 // call; nil after a failure.
 func (c *cursor) take(n int) []byte {
-	if len(c.ahead) < n {
-		if c.has(n) {
-			c.fill()
-		}
-		if c.err != nil {
+	if len(c.ahead) < n && c.err == nil {
+		if int64(n) > c.left() {
+			c.fail("%d bytes are wanted at offset %d, the header ends at %d at the latest", n, c.pos, c.limit)
 			return nil
 		}
+		c.ahead = c.buf[:min(int64(len(c.buf)), c.left())]
+		if err := c.read(c.ahead, c.pos); err != nil {
+			c.stop(err)
+		}
 	}
-	return c.advance(n)
-}
-
-func (c *cursor) u8() uint8 {
-	if b := c.take(1); b != nil {
-		return b[0]
+	if c.err != nil {
+		return nil
 	}
-	return 0
-}
-
-func (c *cursor) u16() uint16 {
-	if b := c.take(2); b != nil {
-		return binary.LittleEndian.Uint16(b)
-	}
-	return 0
+	taken := c.ahead[:n]
+	c.ahead, c.pos = c.ahead[n:], c.pos+int64(n)
+	return taken
 }
 
 func (c *cursor) u32() uint32 {
@@ -249,21 +250,6 @@ func (c *cursor) u64() uint64 {
 		return binary.LittleEndian.Uint64(b)
 	}
 	return 0
-}
-
-func (c *cursor) i8() int8     { return int8(c.u8()) }
-func (c *cursor) i16() int16   { return int16(c.u16()) }
-func (c *cursor) i32() int32   { return int32(c.u32()) }
-func (c *cursor) i64() int64   { return int64(c.u64()) }
-func (c *cursor) f32() float32 { return math.Float32frombits(c.u32()) }
-func (c *cursor) f64() float64 { return math.Float64frombits(c.u64()) }
-
-func (c *cursor) boolean() bool {
-	b := c.u8()
-	if b > 1 {
-		c.fail("a bool is %d, want 0 or 1", b)
-	}
-	return b == 1
 }
 
 // length reads a count or a size, of which version 1 has 32 bits.
@@ -289,80 +275,94 @@ func (c *cursor) str() string {
 	if n <= uint64(len(c.buf)) {
 		return string(c.take(int(n)))
 	}
-	var text strings.Builder
-	for text.Len() < int(n) && c.more() {
-		text.Write(c.advance(min(len(c.ahead), int(n)-text.Len())))
+	var text []byte
+	for left := int(n); left > 0 && c.err == nil; left = int(n) - len(text) {
+		text = append(text, c.take(min(left, len(c.buf)))...)
 	}
-	return text.String()
+	return string(text)
 }
 
 // value reads a value after its type.
 func (c *cursor) value() any {
-	id := c.u32()
-	if id != ggufArray {
-		if kind := c.kindOf(id); kind != nil {
-			return kind.value(c)
+	id, n, array := c.u32(), uint64(1), false
+	if id == ggufArray {
+		if id, array = c.u32(), true; id == ggufArray {
+			c.fail("it is an array of arrays, which ggml does not read either")
 		}
-		return nil
+		n = c.length()
 	}
-	if id = c.u32(); id == ggufArray {
-		c.fail("it is an array of arrays, which ggml does not read either")
-		return nil
+	if c.err == nil && id >= uint32(len(ggufKinds)) {
+		c.fail("its type is %d, want 0 to %d", id, len(ggufKinds)-1)
 	}
-	kind, n := c.kindOf(id), c.length()
-	if kind == nil || !c.fits("values of an array", n, cmp.Or(kind.size, c.lengthSize())) {
-		return nil
-	}
-	return kind.array(c, int(n))
-}
-
-func (c *cursor) kindOf(id uint32) *ggufKind {
 	if c.err != nil {
 		return nil
 	}
-	if id >= uint32(len(ggufKinds)) {
-		c.fail("its type is %d, want 0 to %d", id, len(ggufKinds)-1)
+	kind := ggufKinds[id]
+	if array && !c.fits("values of an array", n, cmp.Or(kind.size, c.lengthSize())) {
 		return nil
 	}
-	return &ggufKinds[id]
+	return kind.read(c, int(n), array)
 }
 
-// A ggufKind reads the values of a type of the metadata.
+// A ggufKind reads values of a type of the metadata.
 type ggufKind struct {
-	size  int // bytes of a value; 0 for a string, which has its length at least
-	value func(*cursor) any
-	array func(c *cursor, n int) any
+	size int // bytes of a value; 0 for a string, which has its length at least
+	read func(c *cursor, n int, array bool) any
 }
 
 // ggufKinds is enum gguf_type without arrays.
 var ggufKinds = [...]ggufKind{
-	0:  kind(1, (*cursor).u8),
-	1:  kind(1, (*cursor).i8),
-	2:  kind(2, (*cursor).u16),
-	3:  kind(2, (*cursor).i16),
-	4:  kind(4, (*cursor).u32),
-	5:  kind(4, (*cursor).i32),
-	6:  kind(4, (*cursor).f32),
-	7:  kind(1, (*cursor).boolean),
-	8:  kind(0, (*cursor).str),
-	10: kind(8, (*cursor).u64),
-	11: kind(8, (*cursor).i64),
-	12: kind(8, (*cursor).f64),
+	0:  {1, numbers[uint8]},
+	1:  {1, numbers[int8]},
+	2:  {2, numbers[uint16]},
+	3:  {2, numbers[int16]},
+	4:  {4, numbers[uint32]},
+	5:  {4, numbers[int32]},
+	6:  {4, numbers[float32]},
+	7:  {1, numbers[bool]},
+	8:  {0, texts},
+	10: {8, numbers[uint64]},
+	11: {8, numbers[int64]},
+	12: {8, numbers[float64]},
 }
 
-func kind[T any](size int, read func(*cursor) T) ggufKind {
-	return ggufKind{
-		size:  size,
-		value: func(c *cursor) any { return read(c) },
-		array: func(c *cursor, n int) any {
-			values := []T{}
-			for len(values) < n && c.err == nil {
-				if len(values) == cap(values) { // four times what was read, not all that is declared
-					values = slices.Grow(values, min(n-len(values), max(3*len(values), 1024)))
-				}
-				values = append(values, read(c))
-			}
-			return values
-		},
+// numbers reads n numbers or bools.
+func numbers[T any](c *cursor, n int, array bool) any {
+	var number T
+	size := binary.Size(number)
+	_, isBool := any(number).(bool)
+	values := []T{}
+	for len(values) < n && c.err == nil {
+		some := c.take(size * min(n-len(values), len(c.buf)/size, max(len(c.ahead)/size, 1)))
+		if wrong := slices.IndexFunc(some, func(b byte) bool { return b > 1 }); isBool && wrong >= 0 {
+			c.fail("a bool is %d, want 0 or 1", some[wrong])
+		}
+		from := len(values)
+		values = grow(values, n, len(some)/size)[:from+len(some)/size]
+		_, _ = binary.Decode(some, binary.LittleEndian, values[from:]) // of whole numbers
 	}
+	if array || c.err != nil {
+		return values
+	}
+	return values[0]
+}
+
+// texts reads n strings.
+func texts(c *cursor, n int, array bool) any {
+	values := []string{}
+	for len(values) < n && c.err == nil {
+		values = append(grow(values, n, 1), c.str())
+	}
+	if array || c.err != nil {
+		return values
+	}
+	return values[0]
+}
+
+// grow makes room for more values, of n in all: four times those that were read, and not n.
+func grow[T any](values []T, n, more int) []T {
+	if len(values)+more <= cap(values) {
+		return values
+	}
+	return slices.Grow(values, min(n-len(values), max(more, 3*len(values), 1024)))
 }

@@ -166,7 +166,7 @@ func ggufLies() []lie {
 	long := strings.Repeat("n", 65536)
 	return []lie{
 		// The header's first bytes.
-		{"magic and no more", "GGUF\x03\x00\x00\x00", "", "8 bytes are wanted at offset 8, the header ends at 8 at the latest"},
+		{"magic and no more", "GGUF\x03\x00\x00\x00\x00", "", "8 bytes are wanted at offset 8, the header ends at 9 at the latest"},
 		{"cut off in a count", "GGUF\x03\x00\x00\x00\x00\x00", "", "8 bytes are wanted at offset 8, the header ends at 10 at the latest"},
 		{"cut off in the second count", newGGUF(3, 0, 0).string()[:20], "", "8 bytes are wanted at offset 16, the header ends at 20 at the latest"},
 		{"version 0", newGGUF(0, 0, 0).string(), "", "GGUF version 0, want 1 to 3"},
@@ -300,7 +300,7 @@ func TestGGUFHeaderAloneIsRead(t *testing.T) {
 	f, err := weights.Parse(r, r.size, "large")
 	require.NoError(t, err)
 	checkFile(t, f)
-	assert.LessOrEqual(t, r.read, int64(8+64<<10))
+	assert.LessOrEqual(t, r.read, int64(9+64<<10))
 
 	// Zeros are pairs with empty keys, so the limit is seen through lengths.
 	for _, g := range []*gguf{
@@ -311,7 +311,7 @@ func TestGGUFHeaderAloneIsRead(t *testing.T) {
 		r := &sparse{start: g.b, size: size}
 		_, err := weights.Parse(r, size, "large")
 		assert.ErrorContains(t, err, "hold at most")
-		assert.LessOrEqual(t, r.read, int64(8+64<<10))
+		assert.LessOrEqual(t, r.read, int64(9+64<<10))
 	}
 }
 
@@ -349,10 +349,10 @@ func TestReadersThatFail(t *testing.T) {
 			}, io.ErrUnexpectedEOF, fmt.Sprintf("of a file of %d", len(file))},
 			"more bytes": {func(p []byte, off int64) (int, error) {
 				return len(p) + 1, nil
-			}, nil, "the reader returned 9 bytes where 8 were asked for"},
+			}, nil, "the reader returned 10 bytes where 9 were asked for"},
 			"negative count": {func(p []byte, off int64) (int, error) {
 				return -1, nil
-			}, nil, "the reader returned -1 bytes where 8 were asked for"},
+			}, nil, "the reader returned -1 bytes where 9 were asked for"},
 		}
 		for name, tt := range tests {
 			f, err := weights.Parse(tt.read, int64(len(file)), "test file")

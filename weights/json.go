@@ -1,324 +1,180 @@
 package weights
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
 )
 
-const (
-	// maxJSONDepth bounds the stack that nested values take.
-	maxJSONDepth = 1000
-	// jsonWindow is the size of a read. Most headers are smaller.
-	jsonWindow = 1 << 20
-)
-
-// A jsonReader reads JSON (RFC 8259) of a known structure, value by value. encoding/json
-// would replace what is not UTF-8, and so make equal names of different ones, and
-// take several times the time and the memory: see RATIONALE.md.
-//
-// After a failure, which stays in err, all methods return zero values.
-type jsonReader struct {
-	window
-	start   int64             // offset of the JSON
-	depth   int               // of the value that is being read
-	text    []byte            // of the last string or scalar, until the next one
-	numbers []int             // of the last array of counts, until the next one
-	strings map[string]string // see intern
-	tensor  string            // whose entry is being read, "" outside of one
-}
-
-// newJSONReader returns a reader of size bytes at an offset of a file.
-func newJSONReader(s source, start, size int64) *jsonReader {
-	return &jsonReader{window: newWindow(s, start, start+size, jsonWindow), start: start, strings: map[string]string{}}
-}
-
-func (j *jsonReader) fail(reason string, args ...any) {
-	if j.err == nil { // else each level of nested values would make an error
-		j.stop(j.refuse(j.tensor, reason, args...))
+// readJSON reads a JSON object (RFC 8259) of size bytes at an offset. encoding/json checks it,
+// but would replace invalid UTF-8 and half a surrogate pair, and so make equal names of
+// different ones: both are refused. The functions below rely on these checks. They show every
+// key, where decoding into a map would keep the last of two equal ones.
+func (s source) readJSON(what string, off, size int64) (object []byte, err error) {
+	text := make([]byte, size)
+	if err := s.read(text, off); err != nil {
+		return nil, err
 	}
+	if !utf8.Valid(text) {
+		return nil, s.refuse("", "%s is not UTF-8", what)
+	}
+	if !json.Valid(text) {
+		return nil, s.refuse("", "%s is not JSON: %s", what, syntaxError(text))
+	}
+	if at := halfSurrogate(text); at >= 0 {
+		return nil, s.refuse("", "%s has half of a surrogate pair at byte %d", what, at)
+	}
+	text = bytes.TrimLeft(text, jsonSpace)
+	return text, s.wantList("", what, text, '{')
 }
 
-// space passes white space, and returns whether a byte follows.
-func (j *jsonReader) space() bool {
-	for j.more() {
-		for i, c := range j.ahead {
-			if c != ' ' && c != '\n' && c != '\t' && c != '\r' {
-				j.advance(i)
-				return true
-			}
+const jsonSpace = " \t\r\n"
+
+// syntaxError returns the reason and the position of the first error in JSON.
+func syntaxError(text []byte) string {
+	err := json.Unmarshal(text, new(json.RawMessage))
+	if at, ok := err.(*json.SyntaxError); ok {
+		return fmt.Sprintf("%v at byte %d", at, max(at.Offset-1, 0))
+	}
+	return err.Error()
+}
+
+// halfSurrogate returns the offset of an escape sequence for half of a surrogate pair, or -1.
+func halfSurrogate(text []byte) int {
+	for at := 0; ; {
+		next := bytes.IndexByte(text[at:], '\\')
+		if next < 0 {
+			return -1
 		}
-		j.advance(len(j.ahead))
+		at += next
+		switch unit := codeUnit(text[at:]); {
+		case !utf16.IsSurrogate(unit):
+			at += 2
+		case utf16.DecodeRune(unit, codeUnit(text[at+6:])) == utf8.RuneError:
+			return at
+		default:
+			at += 12
+		}
 	}
-	return false
 }
 
-// next returns the next byte that is no white space, and does not pass it.
-func (j *jsonReader) next() byte {
-	if !j.space() {
-		j.cutOff()
+// codeUnit returns the UTF-16 code unit of an escape sequence \uXXXX, 0 for other text.
+func codeUnit(text []byte) rune {
+	if !bytes.HasPrefix(text, []byte(`\u`)) {
 		return 0
 	}
-	return j.ahead[0]
+	unit, _ := strconv.ParseUint(string(text[2:6]), 16, 16)
+	return rune(unit)
 }
 
-// raw passes the next byte, which may be white space.
-func (j *jsonReader) raw() byte {
-	if !j.more() {
-		j.cutOff()
-		return 0
-	}
-	return j.advance(1)[0]
-}
-
-func (j *jsonReader) cutOff() {
-	j.fail("the JSON has %d bytes and ends within a value", j.limit-j.start)
-}
-
-// is passes the next byte if it is c, and returns whether it is.
-func (j *jsonReader) is(c byte) bool {
-	if j.next() != c {
-		return false
-	}
-	j.advance(1)
-	return true
-}
-
-// want passes the next byte, which must be c.
-func (j *jsonReader) want(c byte) {
-	if !j.is(c) {
-		j.unexpected(string(c))
-	}
-}
-
-func (j *jsonReader) unexpected(want string) {
-	if j.space() {
-		j.fail("not JSON at byte %d: %q, want %s", j.pos-j.start, j.ahead[0], want)
-	}
-}
-
-// end checks that nothing but white space follows.
-func (j *jsonReader) end() error {
-	if j.space() {
-		j.fail("the JSON goes on at byte %d, after the value that it is", j.pos-j.start)
-	}
-	return j.err
-}
-
-// object reads an object, of which member reads each value. The key is valid until member
-// reads a string or a scalar.
-func (j *jsonReader) object(what string, member func(key []byte)) {
-	j.list(what, '{', "an object", func() {
-		key := j.str()
-		j.want(':')
-		if j.err == nil {
-			member(key)
-		}
-	})
-}
-
-// array reads an array, of which item reads each value.
-func (j *jsonReader) array(what string, item func()) { j.list(what, '[', "an array", item) }
-
-func (j *jsonReader) list(what string, open byte, kind string, item func()) {
-	if j.next() != open {
-		j.fail("%s is %s, want %s", what, j.found(), kind)
-		return
-	}
-	j.advance(1)
-	if j.depth++; j.depth > maxJSONDepth {
-		j.fail("values are nested more than %d levels deep", maxJSONDepth)
-	}
-	if end := open + 2; !j.is(end) { // { and }, [ and ] are two apart in ASCII
-		for item(); j.is(','); item() {
-		}
-		j.want(end)
-	}
-	j.depth--
-}
-
-// str reads a string, which is valid until the next string or scalar is read.
-func (j *jsonReader) str() []byte {
-	j.want('"')
-	j.text = j.text[:0]
-	for j.more() {
-		n := 0
-		for n < len(j.ahead) && j.ahead[n] != '"' && j.ahead[n] != '\\' && j.ahead[n] >= ' ' {
-			n++
-		}
-		j.text = append(j.text, j.advance(n)...)
-		if len(j.ahead) == 0 {
-			continue
-		}
-		switch c := j.advance(1)[0]; c {
-		case '"':
-			if !utf8.Valid(j.text) {
-				j.fail("the JSON is not UTF-8")
-			}
-			return j.text
-		case '\\':
-			j.escape()
-		default:
-			j.fail("not JSON at byte %d: %q in a string", j.pos-1-j.start, c)
-		}
-	}
-	j.cutOff()
-	return nil
-}
-
-// escape reads an escape sequence after its backslash.
-func (j *jsonReader) escape() {
-	switch c := j.raw(); c {
-	case '"', '\\', '/':
-		j.text = append(j.text, c)
-	case 'b':
-		j.text = append(j.text, '\b')
-	case 'f':
-		j.text = append(j.text, '\f')
-	case 'n':
-		j.text = append(j.text, '\n')
-	case 'r':
-		j.text = append(j.text, '\r')
-	case 't':
-		j.text = append(j.text, '\t')
-	case 'u':
-		r := j.hex()
-		if utf16.IsSurrogate(r) {
-			var low rune
-			if j.raw() == '\\' && j.raw() == 'u' {
-				low = j.hex()
-			}
-			if r = utf16.DecodeRune(r, low); r == utf8.RuneError {
-				j.fail("half of a surrogate pair before byte %d", j.pos-j.start)
-			}
-		}
-		j.text = utf8.AppendRune(j.text, r)
-	default:
-		j.fail("not JSON at byte %d: the escape sequence \\%q", j.pos-1-j.start, c)
-	}
-}
-
-// hex reads four hexadecimal digits.
-func (j *jsonReader) hex() (r rune) {
-	for range 4 {
-		c := j.raw()
-		switch {
-		case c >= '0' && c <= '9':
-			c -= '0'
-		case c|0x20 >= 'a' && c|0x20 <= 'f':
-			c = (c | 0x20) - 'a' + 10
-		default:
-			j.fail("not JSON at byte %d: %q, want a hexadecimal digit", j.pos-1-j.start, c)
-		}
-		r = r<<4 | rune(c)
-	}
-	return r
-}
-
-// strOf reads a string that is the value of something.
-func (j *jsonReader) strOf(what func() string) []byte {
-	if j.next() != '"' {
-		j.fail("%s is %s, want a string", what(), j.found())
-	}
-	return j.str()
-}
-
-// intern returns a string of its own for text, the same for equal ones.
-func (j *jsonReader) intern(text []byte) string {
-	s, ok := j.strings[string(text)]
-	if !ok {
-		s = string(text)
-		j.strings[s] = s
-	}
-	return s
-}
-
-// scalar reads a number, true, false or null, which is valid until the next string or
-// scalar is read.
-func (j *jsonReader) scalar() []byte {
-	j.text = j.text[:0]
-	count := true // digits alone, the first no zero that stands before others
-	for j.more() {
-		n := 0
-		for ; n < len(j.ahead); n++ {
-			c := j.ahead[n]
-			digit := c >= '0' && c <= '9'
-			if !digit && c != '+' && c != '-' && c != '.' && (c|0x20 < 'a' || c|0x20 > 'z') {
-				break
-			}
-			count = count && digit
-		}
-		j.text = append(j.text, j.advance(n)...)
-		if len(j.ahead) > 0 {
-			break
-		}
-	}
+// wantList returns an error for a value that is not the object or array that open begins.
+func (s source) wantList(tensor, what string, value []byte, open byte) error {
 	switch {
-	case len(j.text) == 0:
-		j.unexpected("a value")
-	case (!count || len(j.text) > 1 && j.text[0] == '0') && !json.Valid(j.text):
-		j.fail("not JSON at byte %d: %s", j.pos-j.start-int64(len(j.text)), cut(j.text))
+	case value[0] == open:
+		return nil
+	case open == '[':
+		return s.refuse(tensor, "%s is %s, want an array", what, describe(value))
 	}
-	return j.text
+	return s.refuse(tensor, "%s is %s, want an object", what, describe(value))
 }
 
-// counts reads an array of up to limit whole numbers from 0 to the largest int. They are
-// valid until the next such array is read.
-func (j *jsonReader) counts(what string, limit int) []int {
-	j.numbers = j.numbers[:0]
-	j.array(what, func() {
-		if len(j.numbers) == limit {
-			j.fail("%s has more than %d numbers", what, limit)
-		}
-		if c := j.next(); c >= '0' && c <= '9' {
-			n, err := strconv.ParseUint(string(j.scalar()), 10, 63)
-			if err == nil {
-				j.numbers = append(j.numbers, int(n))
-				return
+// wantString returns the text of a string. The text may share the memory of value.
+func (s source) wantString(tensor, what string, value []byte) ([]byte, error) {
+	if value[0] != '"' {
+		return nil, s.refuse(tensor, "%s is %s, want a string", what, describe(value))
+	}
+	return unquote(value), nil
+}
+
+// A jsonScanner goes through the values of an array, or the keys and values of an object.
+type jsonScanner struct{ rest []byte }
+
+func scan(list []byte) jsonScanner { return jsonScanner{list[1:]} }
+
+// next returns the next value, or the next key. It is empty at the end.
+func (j *jsonScanner) next() []byte {
+	text := bytes.TrimLeft(j.rest, jsonSpace+",:")
+	n := extent(text)
+	j.rest = text[n:]
+	return text[:n]
+}
+
+// extent returns the length of the value that text begins with, 0 at the end of a list.
+func extent(text []byte) int {
+	depth := 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '"':
+			for i++; text[i] != '"'; i++ {
+				if text[i] == '\\' {
+					i++
+				}
 			}
-			j.fail("%s has %s, want whole numbers from 0 to %d", what, describe(j.text), math.MaxInt)
+			if depth == 0 {
+				return i + 1
+			}
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth == 0 {
+				return i
+			}
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		case ' ', '\t', '\r', '\n', ',':
+			if depth == 0 {
+				return i
+			}
 		}
-		j.fail("%s has %s, want whole numbers from 0 to %d", what, j.found(), math.MaxInt)
-	})
-	return j.numbers
+	}
+	return len(text)
 }
 
-// found reads a value, of an object or an array nothing, and says what it is.
-func (j *jsonReader) found() string {
-	switch j.next() {
+// unquote returns the text of a string, which may share the memory of value.
+func unquote(value []byte) []byte {
+	if bytes.IndexByte(value, '\\') < 0 {
+		return value[1 : len(value)-1]
+	}
+	var text string
+	_ = json.Unmarshal(value, &text) // which is valid
+	return []byte(text)
+}
+
+// counts appends the numbers of an array to list, which holds at most limit.
+func (s source) counts(tensor, what string, value []byte, list []int, limit int) ([]int, error) {
+	if err := s.wantList(tensor, what, value, '['); err != nil {
+		return nil, err
+	}
+	j := scan(value)
+	for item := j.next(); len(item) > 0; item = j.next() {
+		n, err := strconv.ParseUint(string(item), 10, 63)
+		if err != nil {
+			return nil, s.refuse(tensor, "%s has %s, want whole numbers from 0 to %d", what, describe(item), math.MaxInt)
+		}
+		if len(list) == limit {
+			return nil, s.refuse(tensor, "%s has more than %d numbers", what, limit)
+		}
+		list = append(list, int(n))
+	}
+	return list, nil
+}
+
+// describe returns what a value is, for an error.
+func describe(value []byte) string {
+	switch value[0] {
 	case '{':
 		return "an object"
 	case '[':
 		return "an array"
 	case '"':
-		return "the string " + quote(string(j.str()))
+		return "the string " + quote(string(unquote(value)))
+	case 't', 'f', 'n':
+		return string(value)
 	}
-	return describe(j.scalar())
+	return "the number " + string(value[:min(len(value), maxQuoted)])
 }
-
-// describe says what a scalar is.
-func describe(scalar []byte) string {
-	if len(scalar) > 0 && scalar[0] >= 'a' {
-		return string(scalar)
-	}
-	return "the number " + cut(scalar)
-}
-
-// skip reads over a value.
-func (j *jsonReader) skip() {
-	switch j.next() {
-	case '{':
-		j.object("", func([]byte) { j.skip() })
-	case '[':
-		j.array("", j.skip)
-	case '"':
-		j.str()
-	default:
-		j.scalar()
-	}
-}
-
-// cut shortens a scalar for an error.
-func cut(scalar []byte) string { return string(scalar[:min(len(scalar), maxQuoted)]) }

@@ -1,10 +1,10 @@
 package weights
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,11 +29,8 @@ func NewModel(files ...*File) (*Model, error) {
 		if f == nil {
 			return nil, errors.New("weights: new model: nil file")
 		}
-		for _, t := range f.tensors {
-			if other := m.byName[t.Name]; other != nil {
-				return nil, f.refuse(t.Name, "%s has a tensor of this name too", other.File.name)
-			}
-			m.byName[t.Name] = t
+		if err := m.addAll(f); err != nil {
+			return nil, err
 		}
 	}
 	return m, nil
@@ -69,18 +66,40 @@ func OpenModel(path string) (*Model, error) {
 			return nil, err
 		}
 	}
+	m := &Model{byName: map[string]*Tensor{}}
 	if strings.HasSuffix(path, indexSuffix) {
-		return openIndexed(path)
+		err = m.openIndexed(path)
+	} else {
+		err = m.openParts(path)
 	}
-	f, err := OpenFile(path)
 	if err != nil {
-		return nil, err
-	}
-	m, err := openSplit(f)
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
+}
+
+// open opens a file of the model.
+func (m *Model) open(path string) (*File, error) {
+	f, err := OpenFile(path)
+	if err == nil {
+		m.files = append(m.files, f)
+	}
+	return f, err
+}
+
+func (m *Model) sortFiles() {
+	slices.SortFunc(m.files, func(f, g *File) int { return strings.Compare(f.name, g.name) })
+}
+
+// addAll adds all tensors of a file.
+func (m *Model) addAll(f *File) error {
+	for _, t := range f.tensors {
+		if other := m.byName[t.Name]; other != nil {
+			return f.refuse(t.Name, "%s has a tensor of this name too", other.File.name)
+		}
+		m.byName[t.Name] = t
+	}
+	return nil
 }
 
 // findModel returns the path of the model in a directory.
@@ -121,91 +140,79 @@ func findModel(dir string) (string, error) {
 	return "", fmt.Errorf("weights: open %s: the directory has %d models (open one by its path: %s)", dir, len(choices), strings.Join(choices[:min(len(choices), 10)], ", "))
 }
 
-// openIndexed opens the files that an index names.
-func openIndexed(path string) (*Model, error) {
-	index, err := readIndex(path)
-	if err != nil {
-		return nil, err
-	}
-	m := &Model{byName: map[string]*Tensor{}}
-	opened := map[string]*File{}
-	for _, name := range slices.Sorted(maps.Keys(index.files)) {
-		file := filepath.Join(filepath.Dir(path), filepath.FromSlash(name))
-		if leaves(filepath.Dir(path), filepath.Dir(file)) {
-			err := index.refuse(index.files[name], "its file is %s, whose folder is a link out of the index's directory", quote(name))
-			return nil, errors.Join(err, m.Close())
-		}
-		f, err := OpenFile(file)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%w (named by the index %s)", err, path), m.Close())
-		}
-		opened[name] = f
-		m.files = append(m.files, f)
-	}
-	for _, tensor := range index.tensors {
-		f := opened[index.fileOf[tensor]]
-		t, ok := f.Tensor(tensor)
-		if !ok {
-			err := f.refuse(tensor, "the file has no such tensor, %s says that it has", path)
-			return nil, errors.Join(err, m.Close())
-		}
-		m.byName[tensor] = t
-	}
-	return m, nil
-}
-
-// An index is a .safetensors.index.json.
-type index struct {
-	source
-	tensors []string          // as the file orders them
-	fileOf  map[string]string // by tensor
-	files   map[string]string // the first tensor of each
-}
-
-func readIndex(path string) (*index, error) {
+// openIndexed opens the files that an index names, and takes each tensor from its file.
+func (m *Model) openIndexed(path string) error {
 	file, size, err := openRegular(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer file.Close()
-	x := &index{source: source{r: file, size: size, name: path}, files: map[string]string{}}
+	index := source{r: file, size: size, name: path}
 	if size > maxHeader {
-		return nil, x.refuse("", "the index has %d bytes, want at most %d", size, maxHeader)
+		return index.refuse("", "the index has %d bytes, want at most %d", size, maxHeader)
 	}
-	j := newJSONReader(x.source, 0, size)
-	j.object("the index", func(key []byte) {
-		switch {
-		case string(key) != "weight_map":
-			j.skip()
-		case x.fileOf != nil:
-			j.fail("the index has the key %q twice", "weight_map")
-		default:
-			x.fileOf = map[string]string{}
-			j.object("weight_map", func(key []byte) { x.add(j, string(key)) })
+	text, err := index.readJSON("the index", 0, size)
+	if err != nil {
+		return err
+	}
+	var tensors []byte // the value of weight_map
+	j := scan(text)
+	for key := j.next(); len(key) > 0; key = j.next() {
+		if value := j.next(); string(unquote(key)) == "weight_map" {
+			if tensors != nil {
+				return index.refuse("", "the index has the key %q twice", "weight_map")
+			}
+			tensors = value
 		}
-	})
-	if err := j.end(); err != nil {
-		return nil, err
 	}
-	if x.fileOf == nil {
-		return nil, x.refuse("", "the index has no weight_map")
+	if tensors == nil {
+		return index.refuse("", "the index has no weight_map")
 	}
-	return x, nil
+	if err := index.wantList("", "weight_map", tensors, '{'); err != nil {
+		return err
+	}
+	files := map[string]*File{}
+	j = scan(tensors)
+	for key := j.next(); len(key) > 0; key = j.next() {
+		tensor, value := string(unquote(key)), j.next()
+		if m.byName[tensor] != nil {
+			return index.refuse("", "weight_map has the key %s twice", quote(tensor))
+		}
+		if value[0] != '"' {
+			return index.refuse("", "the file of tensor %s is %s, want a string", quote(tensor), describe(value))
+		}
+		name := unquote(value)
+		f := files[string(name)]
+		if f == nil {
+			if f, err = m.openNamed(index, tensor, string(name)); err != nil {
+				return err
+			}
+			files[string(name)] = f
+		}
+		if m.byName[tensor] = f.byName[tensor]; m.byName[tensor] == nil {
+			return f.refuse(tensor, "the file has no such tensor, %s says that it has", path)
+		}
+	}
+	m.sortFiles()
+	return nil
 }
 
-// add reads the name of a tensor's file.
-func (x *index) add(j *jsonReader, tensor string) {
-	if _, twice := x.fileOf[tensor]; twice {
-		j.fail("weight_map has the key %s twice", quote(tensor))
+// openNamed opens the file that an index names for a tensor.
+func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
+	name = filepath.FromSlash(name)
+	if !filepath.IsLocal(name) {
+		return nil, index.refuse(tensor, "its file is %s, want a path within the index's directory", quote(name))
 	}
-	name := j.intern(j.strOf(func() string { return "the file of tensor " + quote(tensor) }))
-	if _, known := x.files[name]; !known {
-		if x.files[name] = tensor; j.err == nil && !filepath.IsLocal(filepath.FromSlash(name)) {
-			j.stop(x.refuse(tensor, "its file is %s, want a path within the index's directory", quote(name)))
-		}
+	dir := filepath.Dir(index.name)
+	path := filepath.Join(dir, name)
+	if leaves(dir, filepath.Dir(path)) {
+		return nil, index.refuse(tensor, "its file is %s, whose folder is a link out of the index's directory", quote(name))
 	}
-	x.tensors = append(x.tensors, tensor)
-	x.fileOf[tensor] = name
+	f, err := m.open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w (named by the index %s)", err, index.name)
+	}
+	return f, nil
 }
 
 // leaves reports whether symbolic links lead from a directory to a folder outside of it.
@@ -236,72 +243,50 @@ const (
 
 var splitName = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
 
-// openSplit makes the model that f is, or is a part of.
-func openSplit(f *File) (*Model, error) {
-	count, split, err := splitKey[uint16](f, splitCountKey)
+// openParts opens a file and, if it is a part of a split model, the other parts.
+func (m *Model) openParts(path string) error {
+	f, err := m.open(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if !split || count < 2 {
-		return NewModel(f)
+	count, _, err := splitKey[uint16](f, splitCountKey)
+	if err != nil {
+		return err
 	}
-	name := splitName.FindStringSubmatch(f.name)
+	if count < 2 {
+		return m.addAll(f)
+	}
+	name := splitName.FindStringSubmatch(path)
 	if name == nil || name[3] != fmt.Sprintf("%05d", count) || name[2] < "00001" || name[2] > name[3] {
-		return nil, f.refuse("", "the file is one of %d parts of a model, want a name that ends in -00001-of-%05d.gguf or the number of another part", count, count)
+		return f.refuse("", "the file is one of %d parts of a model, want a name that ends in -00001-of-%05d.gguf or the number of another part", count, count)
 	}
-	files := make([]*File, count)
-	for i := range files {
-		path := fmt.Sprintf("%s-%05d-of-%05d.gguf", name[1], i+1, count)
-		if path == f.name {
-			files[i] = f
-		} else if files[i], err = OpenFile(path); err != nil {
-			err = fmt.Errorf("%w (part %d of %d of the model)", err, i+1, count)
-			break
-		}
-		if err = checkPart(files[i], i, int(count)); err != nil {
-			break
-		}
-	}
-	var m *Model
-	if err == nil {
-		m, err = NewModel(files...)
-	}
-	if err == nil {
-		err = checkTotal(m)
-	}
-	if err != nil {
-		for _, other := range files {
-			if other != nil && other != f {
-				err = errors.Join(err, other.Close())
+	for i := range int(count) {
+		part := fmt.Sprintf("%s-%05d-of-%05d.gguf", name[1], i+1, count)
+		if part != path {
+			if _, err := m.open(part); err != nil {
+				return fmt.Errorf("%w (part %d of %d of the model)", err, i+1, count)
 			}
 		}
-		return nil, err
 	}
-	return m, nil
-}
-
-// checkPart refuses a file that is not part i of count by its own account.
-func checkPart(f *File, i, count int) error {
-	number, _, err := splitKey[uint16](f, splitNumberKey)
-	if err != nil {
-		return err
+	m.sortFiles()
+	for i, f := range m.files {
+		number, _, err1 := splitKey[uint16](f, splitNumberKey)
+		of, _, err2 := splitKey[uint16](f, splitCountKey)
+		err := cmp.Or(err1, err2)
+		if err == nil && (int(number) != i || of != count) {
+			err = f.refuse("", "%s is %d and %s is %d, want %d and %d by the file's name", splitNumberKey, number, splitCountKey, of, i, count)
+		}
+		if err == nil {
+			err = m.addAll(f)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	of, _, err := splitKey[uint16](f, splitCountKey)
-	if err != nil {
-		return err
-	}
-	if int(number) != i || int(of) != count {
-		return f.refuse("", "%s is %d and %s is %d, want %d and %d by the file's name", splitNumberKey, number, splitCountKey, of, i, count)
-	}
-	return nil
-}
-
-// checkTotal refuses a split model that lacks tensors.
-func checkTotal(m *Model) error {
 	first := m.files[0]
 	want, ok, err := splitKey[int32](first, splitTensorsKey)
 	if err == nil && ok && int(want) != len(m.byName) {
-		err = first.refuse("", "%s is %d, the %d parts have %d tensors", splitTensorsKey, want, len(m.files), len(m.byName))
+		err = first.refuse("", "%s is %d, the %d parts have %d tensors", splitTensorsKey, want, count, len(m.byName))
 	}
 	return err
 }

@@ -126,8 +126,8 @@ func TestIndexLies(t *testing.T) {
 	t.Parallel()
 	file := makeSafetensors(t, nil, three...)
 	for name, tt := range map[string]struct{ index, tensor, reason string }{
-		"empty":                  {``, "", "the JSON has 0 bytes and ends within a value"},
-		"not UTF-8":              {"{\"\xff\":1}", "", "the JSON is not UTF-8"},
+		"empty":                  {``, "", "the index is not JSON: unexpected end of JSON input at byte 0"},
+		"not UTF-8":              {"{\"\xff\":1}", "", "the index is not UTF-8"},
 		"an array":               {`[]`, "", "the index is an array, want an object"},
 		"no map":                 {`{"metadata":{}}`, "", "the index has no weight_map"},
 		"map a string":           {`{"weight_map":"x"}`, "", `weight_map is the string "x", want an object`},
@@ -138,11 +138,11 @@ func TestIndexLies(t *testing.T) {
 		"file outside, hidden":   {`{"weight_map":{"a":"y/../../x.safetensors"}}`, "a", `its file is "y/../../x.safetensors", want a path within the index's directory`},
 		"absolute file":          {`{"weight_map":{"a":"/etc/passwd"}}`, "a", `its file is "/etc/passwd", want a path within the index's directory`},
 		"empty file":             {`{"weight_map":{"a":""}}`, "a", `its file is "", want a path within the index's directory`},
-		"text behind":            {`{"weight_map":{}}}`, "", "the JSON goes on at byte ..."},
-		"deep in what is unread": {`{"metadata":` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `}`, "", "values are nested more than 1000 levels deep"},
-		"cut off":                {`{"weight_map":{"a":"x.safetensors"`, "", "the JSON has 34 bytes and ends within a value"},
-		"cut off, unread":        {`{"metadata":[1`, "", "the JSON has 14 bytes and ends within a value"},
-		"half a name":            {`{"weight_map":{"\ud83d":"x.safetensors"}}`, "", "half of a surrogate pair before byte ..."},
+		"text behind":            {`{"weight_map":{}}}`, "", "the index is not JSON: invalid character '}' after top-level value at byte 17"},
+		"deep in what is unread": {`{"metadata":` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `}`, "", "the index is not JSON: invalid character '[' exceeded max depth at byte 10011"},
+		"cut off":                {`{"weight_map":{"a":"x.safetensors"`, "", "the index is not JSON: unexpected end of JSON input at byte 33"},
+		"cut off, unread":        {`{"metadata":[1`, "", "the index is not JSON: unexpected end of JSON input at byte 13"},
+		"half a name":            {`{"weight_map":{"\ud83d":"x.safetensors"}}`, "", "the index has half of a surrogate pair at byte 16"},
 	} {
 		path := filepath.Join(put(t, map[string][]byte{"x.safetensors": file, "m.safetensors.index.json": []byte(tt.index)}), "m.safetensors.index.json")
 		m, err := weights.OpenModel(path)
@@ -351,7 +351,7 @@ func TestSplitModelsThatAreRefused(t *testing.T) {
 		"count a uint32":            {"odd.gguf", map[string][]byte{"odd.gguf": odd}, "odd.gguf", "split.count is of type uint32, want uint16", false},
 		"count of another a uint32": {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": odd}, "m-00002-of-00003.gguf", "split.count is of type uint32, want uint16", false},
 		"number a uint32":           {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": oddNumber}, "m-00002-of-00003.gguf", "split.no is of type uint32, want uint16", false},
-		"a part is bad":             {"m-00003-of-00003.gguf", map[string][]byte{"m-00001-of-00003.gguf": []byte("GGUFxxxx")}, "m-00001-of-00003.gguf", "GGUF version", false},
+		"a part is bad":             {"m-00003-of-00003.gguf", map[string][]byte{"m-00001-of-00003.gguf": []byte("GGUFxxxxx")}, "m-00001-of-00003.gguf", "GGUF version", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := splitFiles(3)

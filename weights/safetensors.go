@@ -6,36 +6,40 @@ import (
 	"slices"
 )
 
-// parseSafetensors reads the header: a JSON object that has an entry for each
-// tensor. The file's first 8 bytes, start, are its size.
+// parseSafetensors reads the header: a JSON object that has an entry for each tensor. The
+// first 8 bytes of the file, before the {, are its size.
 func (f *File) parseSafetensors(start []byte) error {
 	f.format = Safetensors
-	n := binary.LittleEndian.Uint64(start)
-	if n > maxHeader {
+	n, header := binary.LittleEndian.Uint64(start), int64(len(start)-1)
+	switch rest := uint64(f.size - header); {
+	case n > maxHeader:
 		return f.refuse("", "%s, as safetensors its header would have %d bytes, want at most %d", notWeights(start), n, maxHeader)
+	case n > rest:
+		return f.refuse("", "its header has %d bytes by its first %d, the file has %d after these", n, header, rest)
+	case start[header] != '{':
+		return f.refuse("", "the header begins with %q, want {", start[header:])
 	}
-	data := int64(len(start)) + int64(n)
-	if data > f.size {
-		return f.refuse("", "its header has %d bytes by its first 8, the file has %d after these", n, f.size-int64(len(start)))
+	text, err := f.readJSON("the header", header, int64(n))
+	if err != nil {
+		return err
 	}
-	j := newJSONReader(f.source, int64(len(start)), int64(n))
-	if j.more() && bytes.IndexByte([]byte(" \t\r\n"), j.ahead[0]) >= 0 {
-		j.fail("the header begins with white space, want {")
-	}
-	metadata := false
-	j.object("the header", func(key []byte) {
-		switch {
-		case string(key) != "__metadata__":
-			f.safetensorsTensor(j, string(key), data)
+	data, metadata := header+int64(n), false
+	var dtype DType
+	j := scan(text)
+	for key := j.next(); len(key) > 0; key = j.next() {
+		value := j.next()
+		switch name := string(unquote(key)); {
+		case name != "__metadata__":
+			dtype, err = f.safetensorsTensor(name, value, data, dtype)
 		case metadata:
-			j.fail("the header has the key %s twice", quote(string(key)))
+			err = f.refuse("", "the header has the key %s twice", quote(name))
 		default:
 			metadata = true
-			f.safetensorsMetadata(j)
+			err = f.safetensorsMetadata(name, value)
 		}
-	})
-	if err := j.end(); err != nil {
-		return err
+		if err != nil {
+			return err
+		}
 	}
 	end, err := f.arrange(data)
 	if err == nil && end != f.size {
@@ -59,88 +63,94 @@ func notWeights(start []byte) string {
 	return "neither GGUF nor safetensors"
 }
 
-// safetensorsMetadata reads the value of __metadata__: an object of strings.
-// The reference reader takes null for an empty one.
-func (f *File) safetensorsMetadata(j *jsonReader) {
-	const what = "__metadata__"
-	if j.next() == 'n' {
-		j.found()
-		return
+// safetensorsMetadata reads the value of __metadata__: an object of strings. The reference
+// reader takes null for an empty one.
+func (f *File) safetensorsMetadata(what string, value []byte) error {
+	if value[0] == 'n' {
+		return nil
 	}
-	j.object(what, func(key []byte) {
-		k := string(key)
+	if err := f.wantList("", what, value, '{'); err != nil {
+		return err
+	}
+	j := scan(value)
+	for key := j.next(); len(key) > 0; key = j.next() {
+		k, value := string(unquote(key)), j.next()
 		if _, twice := f.metadata[k]; twice {
-			j.fail("%s has the key %s twice", what, quote(k))
+			return f.refuse("", "%s has the key %s twice", what, quote(k))
 		}
-		f.metadata[k] = string(j.strOf(func() string { return "the value of " + quote(k) + " in " + what }))
-	})
-}
-
-// safetensorsTensor reads a tensor's entry. The tensors' data starts at offset
-// data of the file. Keys that the format does not have are ignored, as the reference
-// reader does.
-func (f *File) safetensorsTensor(j *jsonReader, name string, data int64) {
-	t := &Tensor{Name: name, File: f}
-	if err := f.add(t); err != nil {
-		j.stop(err)
-		return
-	}
-	j.tensor = name
-	keys := [...]string{"dtype", "shape", "data_offsets"}
-	var has [len(keys)]bool
-	var from, to int
-	j.object("its entry", func(key []byte) {
-		i := slices.Index(keys[:], string(key))
-		if i < 0 {
-			j.skip()
-			return
+		if value[0] != '"' {
+			return f.refuse("", "the value of %s in %s is %s, want a string", quote(k), what, describe(value))
 		}
-		if has[i] {
-			j.fail("its entry has the key %q twice", key)
-		}
-		has[i] = true
-		switch i {
-		case 0:
-			t.DType = j.dtype()
-		case 1:
-			t.Shape = append([]int{}, j.counts(keys[i], maxDimensions)...)
-		case 2:
-			if ends := j.counts(keys[i], 2); len(ends) == 2 {
-				from, to = ends[0], ends[1]
-			} else {
-				j.fail("data_offsets has %d numbers, want 2", len(ends))
-			}
-		}
-	})
-	if missing := slices.Index(has[:], false); missing >= 0 {
-		j.fail("its entry has no %s", keys[missing])
+		f.metadata[k] = string(unquote(value))
 	}
-	if j.err != nil {
-		return
-	}
-	var err error
-	if t.Size, err = t.DType.size(t.Shape); err != nil {
-		j.fail("%v", err)
-	}
-	switch room := f.size - data; {
-	case from > to:
-		j.fail("data_offsets start at %d and end at %d, before it", from, to)
-	case int64(to) > room:
-		j.fail("data_offsets end at %d, the file has %d bytes after its header", to, room)
-	case to-from != t.Size:
-		j.fail("data_offsets %d to %d are %d bytes, %s of shape %v takes %d", from, to, to-from, t.DType, t.Shape, t.Size)
-	}
-	t.Offset = data + int64(from)
-	j.tensor = ""
+	return nil
 }
 
 // maxDimensions is the largest number of dimensions of PyTorch's and NumPy's tensors.
 const maxDimensions = 64
 
-func (j *jsonReader) dtype() DType {
-	d := DType(j.intern(j.strOf(func() string { return "dtype" })))
-	if _, known := safetensorsTypes[d]; !known {
-		j.fail("dtype %s is not one of safetensors", quote(string(d)))
+// safetensorsTensor reads a tensor's entry, and returns its type. The tensors' data starts at
+// offset data of the file, and before is the type of the tensor before. Keys that the format
+// does not have are ignored, as the reference reader does.
+func (f *File) safetensorsTensor(name string, entry []byte, data int64, before DType) (DType, error) {
+	t := &Tensor{Name: name, File: f, DType: before}
+	if err := f.add(t); err != nil {
+		return "", err
 	}
-	return d
+	if err := f.wantList(name, "its entry", entry, '{'); err != nil {
+		return "", err
+	}
+	keys := [...]string{"dtype", "shape", "data_offsets"}
+	var values [len(keys)][]byte
+	j := scan(entry)
+	for key := j.next(); len(key) > 0; key = j.next() {
+		key, value := unquote(key), j.next()
+		switch i := slices.Index(keys[:], string(key)); {
+		case i < 0:
+		case values[i] != nil:
+			return "", f.refuse(name, "its entry has the key %q twice", key)
+		default:
+			values[i] = value
+		}
+	}
+	if missing := slices.IndexFunc(values[:], func(value []byte) bool { return value == nil }); missing >= 0 {
+		return "", f.refuse(name, "its entry has no %s", keys[missing])
+	}
+	dtype, err := f.wantString(name, keys[0], values[0])
+	if err != nil {
+		return "", err
+	}
+	if string(dtype) != string(before) { // else one string serves both
+		t.DType = DType(dtype)
+	}
+	if _, known := safetensorsTypes[t.DType]; !known {
+		return "", f.refuse(name, "dtype %s is not one of safetensors", quote(string(dtype)))
+	}
+	var numbers [maxDimensions]int
+	shape, err := f.counts(name, keys[1], values[1], numbers[:0], maxDimensions)
+	if err != nil {
+		return "", err
+	}
+	t.Shape = append([]int{}, shape...)
+	if t.Size, err = t.DType.size(t.Shape); err != nil {
+		return "", f.refuse(name, "%v", err)
+	}
+	ends, err := f.counts(name, keys[2], values[2], numbers[:0], 2)
+	if err != nil {
+		return "", err
+	}
+	if len(ends) != 2 {
+		return "", f.refuse(name, "data_offsets has %d numbers, want 2", len(ends))
+	}
+	switch from, to, rest := ends[0], ends[1], f.size-data; {
+	case from > to:
+		err = f.refuse(name, "data_offsets start at %d and end at %d, before it", from, to)
+	case int64(to) > rest:
+		err = f.refuse(name, "data_offsets end at %d, the file has %d bytes after its header", to, rest)
+	case to-from != t.Size:
+		err = f.refuse(name, "data_offsets %d to %d are %d bytes, %s of shape %v takes %d", from, to, to-from, t.DType, t.Shape, t.Size)
+	default:
+		t.Offset = data + int64(from)
+	}
+	return t.DType, err
 }

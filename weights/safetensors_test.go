@@ -80,7 +80,7 @@ func TestSafetensorsThatAreFine(t *testing.T) {
 		"a long name":            {`{"` + strings.Repeat("n", 3<<20) + `":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{strings.Repeat("n", 3<<20)}},
 		"other keys": {`{"a":{"strides":[1,[2,{}],-0.5e+7],"dtype":"U8","x":{"shape":"y","z":[]},"shape":[1],"t":true,"f":false,"n":null,` +
 			`"data_offsets":[0,1],"":"\"}","":0}}`, 1, []string{"a"}},
-		"nested deep":          {`{"a":{"x":` + strings.Repeat("[", 998) + strings.Repeat("]", 998) + `,"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"a"}},
+		"nested deep":          {`{"a":{"x":` + strings.Repeat("[", 9998) + strings.Repeat("]", 9998) + `,"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"a"}},
 		"metadata named twice": {`{"__metadata__":{"a":"b"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1, []string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -107,30 +107,30 @@ func safetensorsLies() []lie {
 		// The first 8 bytes.
 		{"nothing", "", "", "the file has 0 bytes, every safetensors or GGUF file has more than 8"},
 		{"seven bytes", "\x02\x00\x00\x00\x00\x00\x00", "", "the file has 7 bytes, every safetensors or GGUF file has more than 8"},
-		{"header of nothing", "\x00\x00\x00\x00\x00\x00\x00\x00", "", "the JSON has 0 bytes and ends within a value"},
+		{"header of nothing", "\x00\x00\x00\x00\x00\x00\x00\x00", "", "the file has 8 bytes, every safetensors or GGUF file has more than 8"},
 		{"header past the file", "\x03\x00\x00\x00\x00\x00\x00\x00{}", "", "its header has 3 bytes by its first 8, the file has 2 after these"},
 		{"header past the limit", atLimit + "{}", "", "neither GGUF nor safetensors, as safetensors its header would have 100000001 bytes, want at most 100000000"},
 		{"header of 2^64-1", "\xff\xff\xff\xff\xff\xff\xff\xff{}", "", "neither GGUF nor safetensors, as safetensors its header would have 18446744073709551615 bytes, want at most 100000000"},
 		{"Git LFS pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "", "looks like a Git LFS pointer in place of the file (run git lfs pull), as safetensors its header would have 2336927755350992246 bytes, want at most 100000000"},
 		{"PyTorch archive", "PK\x03\x04\x00\x00\x08\x08\x00\x00", "", "looks like a zip archive, such as PyTorch's .pt and .bin (convert it to safetensors), as safetensors its header would have 578712552184433488 bytes, want at most 100000000"},
-		{"pickle", "\x80\x02}q\x01X\x00\x00", "", "looks like a Python pickle (convert it to safetensors), as safetensors its header would have 96763222229632 bytes, want at most 100000000"},
+		{"pickle", "\x80\x02}q\x01X\x00\x00.", "", "looks like a Python pickle (convert it to safetensors), as safetensors its header would have 96763222229632 bytes, want at most 100000000"},
 		{"web page", "<!DOCTYPE html>", "", "looks like HTML or XML, such as a failed download's page, as safetensors its header would have 5789751444030890300 bytes, want at most 100000000"},
 
 		// JSON.
-		{"invalid UTF-8", file("{\"\xff\":1}", 0), "", "the JSON is not UTF-8"},
-		{"no JSON", file("hello", 0), "", "not JSON at byte ..."},
-		{"spaces alone", file("    ", 0), "", "the header begins with white space, want {"},
-		{"JSON cut off", file(`{"a":{"dtype":"F32"`, 0), "a", "the JSON has 19 bytes and ends within a value"},
-		{"JSON cut off in a string", file(`{"a`, 0), "", "the JSON has 3 bytes and ends within a value"},
-		{"header an array", file(`[]`, 0), "", "the header is an array, want an object"},
-		{"header a string", file(`"{}"`, 0), "", `the header is the string "{}", want an object`},
-		{"header null", file(`null`, 0), "", "the header is null, want an object"},
-		{"more than one value", file(`{}{}`, 0), "", "the JSON goes on at byte 2, after the value that it is"},
-		{"text behind", file(`{"__metadata__":null}x`, 0), "", "the JSON goes on at byte ..."},
-		{"comma at the end", file(`{"__metadata__":{},}`, 0), "", "not JSON at byte ..."},
-		{"no colon", file(`{"a" 1}`, 0), "", "not JSON at byte 5: '1', want :"},
-		{"key a number", file(`{1:2}`, 0), "", "not JSON at byte ..."},
-		{"nested", file(strings.Repeat(`{"a":`, 100000)+`1`+strings.Repeat("}", 100000), 0), "a", "values are nested more than 1000 levels deep"},
+		{"invalid UTF-8", file("{\"\xff\":1}", 0), "", "the header is not UTF-8"},
+		{"no JSON", file("hello", 0), "", "the header begins with \"h\", want {"},
+		{"spaces alone", file("    ", 0), "", "the header begins with \" \", want {"},
+		{"JSON cut off", file(`{"a":{"dtype":"F32"`, 0), "", "the header is not JSON: unexpected end of JSON input at byte 18"},
+		{"JSON cut off in a string", file(`{"a`, 0), "", "the header is not JSON: unexpected end of JSON input at byte 2"},
+		{"header an array", file(`[]`, 0), "", "the header begins with \"[\", want {"},
+		{"header a string", file(`"{}"`, 0), "", `the header begins with "\"", want {`},
+		{"header null", file(`null`, 0), "", "the header begins with \"n\", want {"},
+		{"more than one value", file(`{}{}`, 0), "", "the header is not JSON: invalid character '{' after top-level value at byte 2"},
+		{"text behind", file(`{"__metadata__":null}x`, 0), "", "the header is not JSON: invalid character 'x' after top-level value at byte 21"},
+		{"comma at the end", file(`{"__metadata__":{},}`, 0), "", "the header is not JSON: invalid character '}' looking for beginning of object key string at byte 19"},
+		{"no colon", file(`{"a" 1}`, 0), "", "the header is not JSON: invalid character '1' after object key at byte 5"},
+		{"key a number", file(`{1:2}`, 0), "", "the header is not JSON: invalid character '1' looking for beginning of object key string at byte 1"},
+		{"nested", file(strings.Repeat(`{"a":`, 100000)+`1`+strings.Repeat("}", 100000), 0), "", "the header is not JSON: invalid character '{' exceeded max depth at byte 50000"},
 
 		// Keys and names.
 		{"tensor twice", file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "a", "the file has two tensors of this name"},
@@ -212,12 +212,12 @@ func TestSafetensorsHeaderAloneIsRead(t *testing.T) {
 	f, err := weights.Parse(r, r.size, "large")
 	require.NoError(t, err)
 	checkFile(t, f)
-	assert.EqualValues(t, 8+len(header), r.read)
+	assert.EqualValues(t, 9+len(header), r.read, "its first byte twice")
 
 	r = &sparse{start: []byte{0, 0xe1, 0xf5, 0x05, 0, 0, 0, 0, '['}, size: 1 << 40} // 100,000,000
 	_, err = weights.Parse(r, r.size, "large")
-	require.ErrorContains(t, err, "the header is an array", "the limit itself is allowed")
-	assert.EqualValues(t, 8+1<<20, r.read)
+	require.ErrorContains(t, err, `the header begins with "["`, "the limit itself is allowed")
+	assert.EqualValues(t, 9, r.read)
 }
 
 func TestTypesOfSafetensorsAndGGUFAreAll(t *testing.T) {

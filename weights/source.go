@@ -1,0 +1,38 @@
+package weights
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/gopinned/pinned/internal/bounded"
+)
+
+// A source is what a header is read from.
+type source struct {
+	r    io.ReaderAt
+	size int64
+	name string
+}
+
+// read fills p with the bytes at off.
+func (s source) read(p []byte, off int64) error {
+	var n int
+	err := bounded.Guard(func() (err error) {
+		n, err = s.r.ReadAt(p, off)
+		return err
+	})
+	switch {
+	case n == len(p):
+		return nil
+	case n < 0 || n > len(p):
+		return fmt.Errorf("weights: read %s: the reader returned %d bytes where %d were asked for", s.name, n, len(p))
+	case err == nil || err == io.EOF:
+		return fmt.Errorf("weights: read %s: %w: %d bytes at offset %d, want %d of a file of %d", s.name, io.ErrUnexpectedEOF, n, off, len(p), s.size)
+	}
+	return fmt.Errorf("weights: read %s: %w", s.name, err)
+}
+
+// refuse makes the error for a file that is not as it should be.
+func (s source) refuse(tensor, reason string, args ...any) error {
+	return &FormatError{File: s.name, Tensor: tensor, Reason: fmt.Sprintf(reason, args...)}
+}
