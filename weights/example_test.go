@@ -73,7 +73,11 @@ func ExampleNewPlan() {
 			fmt.Printf("  %s at %d\n", p.Tensor.Name, p.Offset)
 		}
 	}
-	for _, r := range plan.Reads {
+	reads, err := plan.Reads()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, r := range reads {
 		fmt.Printf("read %d bytes at %d of %s for devices %v\n", r.Size, r.Offset, filepath.Base(r.File.Name()), r.Devices)
 	}
 	// Output:

@@ -61,17 +61,17 @@ type LoadOptions struct {
 //
 // Errors are reported before anything is copied for devices that are nil, or of
 // different CUDA libraries, or the same under two indexes; for memory that is missing
-// or too small; for a plan that is nil or was changed so that it does not fit its files
+// or too small; for a plan that is nil or was changed so that it does not fit its tensors
 // or the memory; and for files that are closed, or shorter than they were when opened.
 // An error that comes later ends all copies, and is a *LoadError. When ctx ends, its
 // Err wraps ctx's error and cause. Memory and files are not used any more then, unless
 // the error wraps [transfer.ErrUnderWay].
 func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) error {
-	l := loading{o: o, memory: memory}
-	if err := l.checkPlan(p); err != nil {
+	placements, err := p.placements(memory)
+	if err != nil {
 		return fmt.Errorf("weights: load: %w", err)
 	}
-	return l.load(ctx)
+	return place(ctx, p.files, placements, p.maxGap, o)
 }
 
 // Place copies parts of tensors from their files to given places, as if by one Plan:
@@ -80,8 +80,12 @@ func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) e
 // of [Plan.Load]. It also returns an error, before anything is copied, for a Part of
 // what is no File's tensor or beyond it, and for parts that overlap on a device.
 func Place(ctx context.Context, placements []Placement, o LoadOptions) error {
-	l := loading{o: o, memory: map[int]Memory{}}
-	if err := l.plan(placements); err != nil {
+	return place(ctx, nil, placements, 0, o)
+}
+
+func place(ctx context.Context, files []*File, placements []Placement, maxGap int, o LoadOptions) error {
+	l := loading{o: o}
+	if err := l.plan(files, placements, maxGap); err != nil {
 		return fmt.Errorf("weights: load: %w", err)
 	}
 	return l.load(ctx)
@@ -97,10 +101,10 @@ func Place(ctx context.Context, placements []Placement, o LoadOptions) error {
 //	             which is its cause, or by   |
 //	             the caller's context        |
 type loading struct {
-	o      LoadOptions
-	parts  []Part
-	reads  []Read
-	memory map[int]Memory // by the index of a device
+	o       LoadOptions
+	tensors []*Tensor        // in the order of the files
+	reads   []Read           // to addresses
+	devices []*cudart.Device // by the indices of the reads
 
 	caller context.Context // of Load or Place
 	ctx    context.Context
@@ -114,7 +118,6 @@ type loading struct {
 // A queue is the reads for one set of devices.
 type queue struct {
 	devices []*cudart.Device
-	bases   []cudart.DevPtr
 	reads   []int // indices
 	taken   atomic.Int64
 	err     error // of the release
@@ -170,7 +173,7 @@ func (l *loading) queues() (list []*queue) {
 		if at < 0 {
 			q := &queue{}
 			for _, d := range devices {
-				q.devices, q.bases = append(q.devices, l.memory[d].Device), append(q.bases, l.memory[d].Ptr)
+				q.devices = append(q.devices, l.devices[d])
 			}
 			at = len(list)
 			list = append(list, q)
@@ -224,7 +227,7 @@ func (l *loading) lane(q *queue, fanout *transfer.Fanout) {
 		if l.ctx.Err() != nil {
 			err = bounded.Ended(l.ctx)
 		} else {
-			done, err = l.read(q, fanout, &l.reads[i])
+			done, err = l.read(fanout, &l.reads[i])
 		}
 		if err != nil {
 			l.fail(i, done, err)
@@ -234,12 +237,12 @@ func (l *loading) lane(q *queue, fanout *transfer.Fanout) {
 
 // read copies one read, and returns how many of its bytes, from the first on, are
 // done with.
-func (l *loading) read(q *queue, fanout *transfer.Fanout, r *Read) (int, error) {
+func (l *loading) read(fanout *transfer.Fanout, r *Read) (int, error) {
 	pieces := make([]transfer.Piece, len(r.Pieces))
 	for i, p := range r.Pieces {
 		pieces[i] = transfer.Piece{Off: p.From, N: p.Size, Dsts: make([]cudart.DevPtr, len(p.To))}
 		for d, to := range p.To {
-			pieces[i].Dsts[d] = q.bases[d] + cudart.DevPtr(to)
+			pieces[i].Dsts[d] = cudart.DevPtr(to)
 		}
 	}
 	call := transfer.Call{DirectIO: l.o.DirectIO}

@@ -31,84 +31,36 @@ func (m Memory) check(n int) error {
 	return nil
 }
 
-// checkPlan checks the arguments of Load.
-func (l *loading) checkPlan(p *Plan) error {
+// placements returns the places in memory of the plan's tensors.
+func (p *Plan) placements(memory map[int]Memory) (list []Placement, err error) {
 	if p == nil {
-		return errors.New("nil plan")
+		return nil, errors.New("nil plan")
 	}
-	var devices []*cudart.Device
-	bytes := make(map[int]int, len(p.Devices)) // by device
+	index := map[*cudart.Device]int{} // in the plan
 	for _, d := range p.Devices {
-		m, ok := l.memory[d.Device]
+		m, ok := memory[d.Device]
 		if !ok {
-			return fmt.Errorf("no memory for device %d of the plan, which gets %d bytes", d.Device, d.Bytes)
+			return nil, fmt.Errorf("no memory for device %d of the plan, which gets %d bytes", d.Device, d.Bytes)
 		}
 		if err := m.check(d.Bytes); err != nil {
-			return fmt.Errorf("device %d of the plan: %w", d.Device, err)
+			return nil, fmt.Errorf("device %d of the plan: %w", d.Device, err)
 		}
-		if i := slices.Index(devices, m.Device); i >= 0 {
-			return fmt.Errorf("devices %d and %d of the plan are both %v", p.Devices[i].Device, d.Device, m.Device)
+		if other, twice := index[m.Device]; twice {
+			return nil, fmt.Errorf("devices %d and %d of the plan are both %v", other, d.Device, m.Device)
 		}
-		devices = append(devices, m.Device)
-		bytes[d.Device] = m.Bytes
+		index[m.Device] = d.Device
 		for _, t := range d.Tensors {
-			if err := t.check(); err != nil {
-				return err
+			if t.Offset < 0 || t.Offset > m.Bytes {
+				return nil, fmt.Errorf("a tensor at %d of device %d, which has %d bytes", t.Offset, d.Device, m.Bytes)
 			}
-			l.parts = append(l.parts, t.Part)
+			list = append(list, Placement{t.Part, Memory{m.Device, m.Ptr + cudart.DevPtr(t.Offset), m.Bytes - t.Offset}})
 		}
 	}
-	for i := range p.Reads {
-		if err := p.Reads[i].check(bytes); err != nil {
-			return fmt.Errorf("read %d of the plan: %w", i, err)
-		}
-	}
-	l.reads = p.Reads
-	return checkDevices(devices)
-}
-
-// check returns an error for a read that is not within its file, or goes to other
-// places than those of the plan's devices, which have so many bytes each.
-func (r *Read) check(bytes map[int]int) error {
-	switch {
-	case r.File == nil:
-		return errors.New("nil file")
-	case r.Size < 1 || r.Offset < 0 || int64(r.Size) > r.File.size-r.Offset:
-		return fmt.Errorf("%d bytes from offset %d of %s, which has %d", r.Size, r.Offset, r.File.name, r.File.size)
-	case len(r.Devices) == 0:
-		return errors.New("no devices")
-	}
-	for i, d := range r.Devices {
-		room, ok := bytes[d]
-		if !ok {
-			return fmt.Errorf("device %d is not in the plan", d)
-		}
-		for _, p := range r.Pieces {
-			if len(p.To) != len(r.Devices) {
-				return fmt.Errorf("a piece has %d places for %d devices", len(p.To), len(r.Devices))
-			}
-			if to := p.To[i]; to < 0 || p.Size < 0 || p.Size > room-to {
-				return fmt.Errorf("a piece of %d bytes at %d of device %d, which has %d", p.Size, to, d, room)
-			}
-		}
-	}
-	return nil
-}
-
-// checkDevices returns an error for devices that cannot work together.
-func checkDevices(devices []*cudart.Device) error {
-	for _, d := range devices {
-		if d.Runtime() != devices[0].Runtime() {
-			return fmt.Errorf("%v and %v are of different CUDA libraries: open them with one cudart.Open", devices[0], d)
-		}
-	}
-	return nil
+	return list, nil
 }
 
 // plan makes reads for placements. Addresses are counted from 0 on each device.
-func (l *loading) plan(placements []Placement) error {
-	files := fileOrder{}
-	var devices []*cudart.Device
+func (l *loading) plan(files []*File, placements []Placement, maxGap int) error {
 	targets := make([]target, 0, len(placements))
 	for i, p := range placements {
 		if err := p.check(); err != nil {
@@ -117,28 +69,25 @@ func (l *loading) plan(placements []Placement) error {
 		if err := p.To.check(p.Size); err != nil {
 			return fmt.Errorf("tensor %s of %s: %w", quote(p.Tensor.Name), p.Tensor.File.name, err)
 		}
-		device := slices.Index(devices, p.To.Device)
+		device := slices.Index(l.devices, p.To.Device)
 		if device < 0 {
-			device = len(devices)
-			devices = append(devices, p.To.Device)
-			l.memory[device] = Memory{Device: p.To.Device}
+			device = len(l.devices)
+			l.devices = append(l.devices, p.To.Device)
 		}
-		files.add(p.Tensor.File)
+		if first := l.devices[0]; p.To.Device.Runtime() != first.Runtime() {
+			return fmt.Errorf("%v and %v are of different CUDA libraries: open them with one cudart.Open", first, p.To.Device)
+		}
 		targets = append(targets, target{p.Part, device, int(p.To.Ptr)})
 	}
-	if err := checkDevices(devices); err != nil {
+	if err := checkApart(targets, l.devices); err != nil {
 		return err
 	}
-	if err := checkApart(targets, devices); err != nil {
-		return err
+	l.reads = planReads(files, targets, maxGap)
+	for _, t := range targets { // in the order of the files
+		if n := len(l.tensors); n == 0 || l.tensors[n-1] != t.Tensor {
+			l.tensors = append(l.tensors, t.Tensor)
+		}
 	}
-	slices.SortFunc(targets, func(t, u target) int {
-		return cmp.Or(files.compare(t.Part, u.Part), cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to))
-	})
-	for _, t := range targets {
-		l.parts = append(l.parts, t.Part)
-	}
-	l.reads = planReads(targets, 0)
 	return nil
 }
 

@@ -96,7 +96,7 @@ func (l *loading) err(queues []*queue, reported bool) error {
 			break
 		}
 		for _, d := range first.Devices {
-			e.Devices = append(e.Devices, l.memory[d].Device)
+			e.Devices = append(e.Devices, l.devices[d])
 		}
 	case progress != nil:
 		errs = append(errs, progress)
@@ -116,26 +116,8 @@ func (l *loading) err(queues []*queue, reported bool) error {
 	if ended := l.caller.Err(); ended != nil && errors.Is(e.Err, context.Cause(l.caller)) && !errors.Is(e.Err, ended) {
 		e.Err = fmt.Errorf("%w: %w", ended, e.Err)
 	}
-	e.Complete = slices.DeleteFunc(l.tensors(), func(t *Tensor) bool { return incomplete[t] })
+	e.Complete = slices.DeleteFunc(l.tensors, func(t *Tensor) bool { return incomplete[t] })
 	return e
-}
-
-// tensors returns all tensors of which there are parts, in the order of the files.
-func (l *loading) tensors() (list []*Tensor) {
-	files := fileOrder{}
-	for _, r := range l.reads {
-		files.add(r.File)
-	}
-	for _, p := range l.parts { // of no bytes
-		files.add(p.Tensor.File)
-	}
-	slices.SortFunc(l.parts, files.compare)
-	for _, p := range l.parts {
-		if len(list) == 0 || list[len(list)-1] != p.Tensor {
-			list = append(list, p.Tensor)
-		}
-	}
-	return list
 }
 
 // left iterates over the tensors of which bytes were not done, in order.

@@ -185,7 +185,9 @@ func TestLoadBringsEveryTensorToItsPlace(t *testing.T) {
 		require.NoError(t, err)
 		p := b.planned(t, devs, plan)
 		total := 0
-		for _, r := range plan.Reads {
+		reads, err := plan.Reads()
+		require.NoError(t, err)
+		for _, r := range reads {
 			total += r.Size
 		}
 		seen := []int{0}
@@ -281,7 +283,9 @@ func TestEveryByteIsReadOnce(t *testing.T) {
 		}
 		plan, err := weights.PlanShares(shares, weights.PlanOptions{})
 		require.NoError(t, err)
-		require.Len(t, plan.Reads, 1, "neighbours are one read")
+		reads, err := plan.Reads()
+		require.NoError(t, err)
+		require.Len(t, reads, 1, "neighbours are one read")
 		p := (&bench{}).planned(t, devs, plan)
 		require.NoError(t, plan.Load(t.Context(), p.memory, weights.LoadOptions{}))
 		for tensor := range f.Tensors() {
@@ -398,8 +402,10 @@ func TestSharesThatAreRefused(t *testing.T) {
 	}
 	p, err := weights.PlanShares([]weights.Share{{weights.Part{Tensor: a, Size: 10}, 1}, {weights.Part{Tensor: a, From: 10, Size: 5}, 1}}, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)
-	require.Len(t, p.Reads, 1)
-	assert.Len(t, p.Reads[0].Pieces, 1, "neighbours are one copy")
+	reads, err := p.Reads()
+	require.NoError(t, err)
+	require.Len(t, reads, 1)
+	assert.Len(t, reads[0].Pieces, 1, "neighbours are one copy")
 }
 
 func TestLoadRefuses(t *testing.T) {

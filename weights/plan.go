@@ -89,17 +89,15 @@ type PlanOptions struct {
 	MaxGap int
 }
 
-// A Plan says where tensors go and how to read them: for each device what to
-// allocate and where in it each tensor starts, and the reads that fetch all of
-// them. It holds no addresses and touches neither files nor devices; [Plan.Load]
-// does. It must not be changed.
+// A Plan places tensors: for each device, how many bytes to allocate, and where in them each
+// tensor starts. It holds no addresses and uses neither files nor devices; [Plan.Load] does.
 type Plan struct {
 	// Devices has the plan of each device that gets a tensor, by ascending
 	// index.
 	Devices []DevicePlan
-	// Reads are in the order of the files and of their offsets. No byte of a tensor
-	// is in the Pieces of two of them.
-	Reads []Read
+
+	files  []*File // in the order in which they are read
+	maxGap int
 }
 
 // A DevicePlan is what a Plan has for one device.
@@ -202,6 +200,7 @@ func planShares(shares []Share, o PlanOptions) (*Plan, error) {
 		return nil, fmt.Errorf("PlanOptions.MaxGap is %d, want 0 or more", o.MaxGap)
 	}
 	files := fileOrder{}
+	p := &Plan{maxGap: o.MaxGap}
 	for _, s := range shares {
 		if err := s.check(); err != nil {
 			return nil, err
@@ -209,14 +208,15 @@ func planShares(shares []Share, o PlanOptions) (*Plan, error) {
 		if s.Device < 0 {
 			return nil, fmt.Errorf("tensor %s is placed on device %d, want 0 or more, or Skip", quote(s.Tensor.Name), s.Device)
 		}
-		files.add(s.Tensor.File)
+		if files.add(s.Tensor.File) {
+			p.files = append(p.files, s.Tensor.File)
+		}
 	}
 	shares = slices.Clone(shares)
 	slices.SortFunc(shares, func(s, t Share) int { return cmp.Or(files.compare(s.Part, t.Part), cmp.Compare(s.Device, t.Device)) })
 
 	devices := map[int]*DevicePlan{}
-	targets := make([]target, len(shares))
-	for i, s := range shares {
+	for _, s := range shares {
 		d := devices[s.Device]
 		if d == nil {
 			d = &DevicePlan{Device: s.Device}
@@ -234,22 +234,42 @@ func planShares(shares []Share, o PlanOptions) (*Plan, error) {
 		at := d.Bytes + padding
 		d.Tensors = append(d.Tensors, Placed{s.Part, at})
 		d.Bytes = at + s.Size
-		targets[i] = target{s.Part, s.Device, at}
 	}
-	p := &Plan{Reads: planReads(targets, o.MaxGap)}
 	for _, device := range slices.Sorted(maps.Keys(devices)) {
 		p.Devices = append(p.Devices, *devices[device])
 	}
 	return p, nil
 }
 
+// Reads returns the reads that fetch the plan's tensors, in the order of the files and of their
+// offsets. No byte of a tensor is in the Pieces of two of them. It returns an error if
+// the plan was changed to have a Part beyond its tensor.
+func (p *Plan) Reads() ([]Read, error) {
+	if p == nil {
+		return nil, errors.New("weights: reads: nil plan")
+	}
+	var targets []target
+	for _, d := range p.Devices {
+		for _, t := range d.Tensors {
+			if err := t.check(); err != nil {
+				return nil, fmt.Errorf("weights: reads: %w", err)
+			}
+			targets = append(targets, target{t.Part, d.Device, t.Offset})
+		}
+	}
+	return planReads(p.files, targets, p.maxGap), nil
+}
+
 // A fileOrder is the order in which files were used first.
 type fileOrder map[*File]int
 
-func (o fileOrder) add(f *File) {
-	if _, used := o[f]; !used {
-		o[f] = len(o)
+// add reports whether the file was not used before.
+func (o fileOrder) add(f *File) bool {
+	if _, used := o[f]; used {
+		return false
 	}
+	o[f] = len(o)
+	return true
 }
 
 // compare orders parts by their files, and by their places in these.

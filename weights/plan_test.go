@@ -33,7 +33,11 @@ type devicePiece struct{ From, To, Size int }
 
 // readsOf returns the reads for a device.
 func readsOf(p *weights.Plan, device int) (list []deviceRead) {
-	for _, r := range p.Reads {
+	reads, err := p.Reads()
+	if err != nil {
+		panic(err)
+	}
+	for _, r := range reads {
 		at := slices.Index(r.Devices, device)
 		if at < 0 {
 			continue
@@ -58,18 +62,21 @@ func TestPlanOfNeighbours(t *testing.T) {
 
 	p, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{})
 	require.NoError(t, err)
-	assert.Equal(t, &weights.Plan{Devices: []weights.DevicePlan{{
+	assert.Equal(t, []weights.DevicePlan{{
 		Device: 0,
 		Bytes:  1536,
 		Tensors: []weights.Placed{
 			{tensors[0].Whole(), 0}, {tensors[1].Whole(), 256}, {tensors[2].Whole(), 768},
 			{tensors[3].Whole(), 1024}, {tensors[4].Whole(), 1280}, {tensors[5].Whole(), 1536},
 		},
-	}}, Reads: []weights.Read{{File: f, Offset: start, Size: 1152, Devices: []int{0}, Pieces: []weights.Piece{
+	}}, p.Devices)
+	reads, err := p.Reads()
+	require.NoError(t, err)
+	assert.Equal(t, []weights.Read{{File: f, Offset: start, Size: 1152, Devices: []int{0}, Pieces: []weights.Piece{
 		{From: 0, To: []int{0}, Size: 868}, // a, b and c
 		{From: 868, To: []int{1024}, Size: 28},
 		{From: 896, To: []int{1280}, Size: 256},
-	}}}}, p)
+	}}}, reads)
 
 	p, err = weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)

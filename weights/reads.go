@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -12,17 +13,27 @@ type target struct {
 	device, to int
 }
 
-// planReads returns the reads that bring parts to their places. Targets are sorted
-// by file and part, and by device where several have one part.
-func planReads(targets []target, maxGap int) []Read {
+// planReads sorts targets, and returns the reads that bring parts to them: in the order of
+// files, and behind these of the files that the targets use first.
+func planReads(files []*File, targets []target, maxGap int) []Read {
+	order := fileOrder{}
+	for _, f := range files {
+		order.add(f)
+	}
+	for _, t := range targets {
+		order.add(t.Tensor.File)
+	}
+	slices.SortFunc(targets, func(t, u target) int {
+		return cmp.Or(order.compare(t.Part, u.Part), cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to))
+	})
 	p := readPlanner{maxGap: maxGap, last: map[string]int{}}
-	for len(targets) > 0 {
-		same := 1
-		for same < len(targets) && targets[same].Tensor == targets[0].Tensor {
-			same++
+	for from := 0; from < len(targets); {
+		to := from + 1
+		for to < len(targets) && targets[to].Tensor == targets[from].Tensor {
+			to++
 		}
-		p.tensor(targets[:same])
-		targets = targets[same:]
+		p.tensor(targets[from:to])
+		from = to
 	}
 	return p.reads
 }

@@ -38,17 +38,12 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 	on := map[int]weights.Memory{0: memory}
 	good, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)
-	// changed is the plan with another read or device.
+	// changed is the plan with another device.
 	changed := func(change func(*weights.Plan)) func() error {
-		p := &weights.Plan{Devices: slices.Clone(good.Devices), Reads: slices.Clone(good.Reads)}
+		p := &weights.Plan{Devices: slices.Clone(good.Devices)}
 		p.Devices[0].Tensors = slices.Clone(p.Devices[0].Tensors)
-		p.Reads[0].Pieces = slices.Clone(p.Reads[0].Pieces)
 		change(p)
 		return func() error { return p.Load(ctx, on, weights.LoadOptions{}) }
-	}
-	read := func(r weights.Read) func() error { return changed(func(p *weights.Plan) { p.Reads[0] = r }) }
-	piece := func(p weights.Piece) func() error {
-		return changed(func(plan *weights.Plan) { plan.Reads[0].Pieces[0] = p })
 	}
 	place := func(p weights.Placement) func() error {
 		return func() error { return weights.Place(ctx, []weights.Placement{p}, weights.LoadOptions{}) }
@@ -123,22 +118,16 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		"Load to a zero device": {func() error {
 			return good.Load(ctx, map[int]weights.Memory{0: {Device: &cudart.Device{}, Ptr: 1, Bytes: maxInt}}, weights.LoadOptions{})
 		}, "of no cudart.Runtime"},
-		"Load of a zero read":        {read(weights.Read{}), "read 0 of the plan: nil file"},
-		"Load of nothing":            {read(weights.Read{File: f, Offset: 1, Devices: []int{0}}), "0 bytes from offset 1"},
-		"Load before the file":       {read(weights.Read{File: f, Offset: -1, Size: 1, Devices: []int{0}}), "1 bytes from offset -1"},
-		"Load behind the file":       {read(weights.Read{File: f, Offset: maxInt, Size: maxInt, Devices: []int{0}}), "which has"},
-		"Load of a zero file":        {read(weights.Read{File: &weights.File{}, Size: 1, Devices: []int{0}}), "which has 0"},
-		"Load to no device":          {read(weights.Read{File: f, Offset: 8, Size: 1}), "no devices"},
-		"Load to another device":     {read(weights.Read{File: f, Offset: 8, Size: 1, Devices: []int{1}}), "device 1 is not in the plan"},
-		"Load to one device twice":   {read(weights.Read{File: f, Offset: 8, Size: 1, Devices: []int{0, 0}}), "is there twice"},
-		"Load of a zero piece":       {piece(weights.Piece{}), "0 places for 1 devices"},
-		"Load to too many places":    {piece(weights.Piece{Size: 1, To: []int{0, 1}}), "2 places for 1 devices"},
-		"Load before the memory":     {piece(weights.Piece{Size: 1, To: []int{-1}}), "a piece of 1 bytes at -1 of device 0"},
-		"Load behind the memory":     {piece(weights.Piece{Size: 1, To: []int{100}}), "a piece of 1 bytes at 100 of device 0, which has 100"},
-		"Load far behind it":         {piece(weights.Piece{Size: maxInt, To: []int{maxInt}}), "device 0, which has 100"},
-		"Load of a negative piece":   {piece(weights.Piece{Size: -1, To: []int{0}}), "a piece of -1 bytes"},
-		"Load of what is not read":   {piece(weights.Piece{From: 7, Size: 50, To: []int{0}}), "50 bytes at 7"},
-		"Load before what is read":   {piece(weights.Piece{From: -1, Size: 1, To: []int{0}}), "at byte -1"},
+		"Load before the memory":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = -1 }), "at -1 of device 0"},
+		"Load behind the memory":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = maxInt }), "of device 0, which has 100"},
+		"Load past the memory":       {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = 97 }), "memory of 3 bytes"},
+		"Load of overlapping places": {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = 2 }), "overlap on"},
+		"Load of one device twice":   {changed(func(p *weights.Plan) { p.Devices = append(p.Devices, p.Devices[0]) }), "devices 0 and 0 of the plan are both"},
+		"Reads of nil":               {func() error { _, err := noPlan.Reads(); return err }, "nil plan"},
+		"Reads of a lone tensor": {func() error {
+			_, err := (&weights.Plan{Devices: []weights.DevicePlan{{Tensors: []weights.Placed{{Part: lone.Whole()}}}}}).Reads()
+			return err
+		}, "not from a File's"},
 		"Load of a zero tensor":      {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0] = weights.Placed{} }), "nil tensor"},
 		"Load of a lone tensor":      {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Tensor = lone }), "not from a File's"},
 		"Load of negative bytes":     {changed(func(p *weights.Plan) { p.Devices[0].Bytes = -1; p.Devices[0].Device = 7 }), "no memory for device 7"},
