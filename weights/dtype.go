@@ -11,7 +11,8 @@ type DType string
 
 // Plain types: one element after the other. F4 and the F6 types are packed
 // without padding, and their tensors end at a byte. GGUF has F64, F32, F16,
-// BF16 and I8 to I64 of these, safetensors has all.
+// BF16 and I8 to I64 of these, safetensors has all. GGUF's quantized types have
+// ggml's names, such as Q4_K.
 const (
 	BOOL        DType = "BOOL"
 	F4          DType = "F4"
@@ -37,38 +38,6 @@ const (
 	U64         DType = "U64"
 )
 
-// GGUF's quantized types: blocks of elements that share their scales. A row,
-// which is the last dimension of a shape, is whole blocks.
-const (
-	Q1_0    DType = "Q1_0"
-	Q2_0    DType = "Q2_0"
-	Q4_0    DType = "Q4_0"
-	Q4_1    DType = "Q4_1"
-	Q5_0    DType = "Q5_0"
-	Q5_1    DType = "Q5_1"
-	Q8_0    DType = "Q8_0"
-	Q8_1    DType = "Q8_1"
-	Q2_K    DType = "Q2_K"
-	Q3_K    DType = "Q3_K"
-	Q4_K    DType = "Q4_K"
-	Q5_K    DType = "Q5_K"
-	Q6_K    DType = "Q6_K"
-	Q8_K    DType = "Q8_K"
-	IQ1_S   DType = "IQ1_S"
-	IQ1_M   DType = "IQ1_M"
-	IQ2_XXS DType = "IQ2_XXS"
-	IQ2_XS  DType = "IQ2_XS"
-	IQ2_S   DType = "IQ2_S"
-	IQ3_XXS DType = "IQ3_XXS"
-	IQ3_S   DType = "IQ3_S"
-	IQ4_NL  DType = "IQ4_NL"
-	IQ4_XS  DType = "IQ4_XS"
-	TQ1_0   DType = "TQ1_0"
-	TQ2_0   DType = "TQ2_0"
-	MXFP4   DType = "MXFP4"
-	NVFP4   DType = "NVFP4"
-)
-
 // A block is the smallest piece of a type that is whole bytes.
 type block struct{ elements, bytes int }
 
@@ -82,46 +51,29 @@ var safetensorsTypes = map[DType]block{
 	C64: {1, 8}, F64: {1, 8}, I64: {1, 8}, U64: {1, 8},
 }
 
-// quantizedTypes holds what ggml declares as struct block_*: 256 elements are a
-// super-block there. The sums go through the fields of the struct.
+// quantizedTypes holds GGUF's quantized types: blocks of elements that share their scales, which
+// ggml declares as struct block_*. 256 elements are a super-block there. The sums go through the
+// fields of the struct. A row, which is the last dimension of a shape, is whole blocks.
 var quantizedTypes = map[DType]block{
-	Q1_0:    {128, 2 + 16},
-	Q2_0:    {64, 2 + 16},
-	Q4_0:    {32, 2 + 16},
-	Q4_1:    {32, 2 + 2 + 16},
-	Q5_0:    {32, 2 + 4 + 16},
-	Q5_1:    {32, 2 + 2 + 4 + 16},
-	Q8_0:    {32, 2 + 32},
-	Q8_1:    {32, 2 + 2 + 32},
-	Q2_K:    {256, 16 + 64 + 2 + 2},
-	Q3_K:    {256, 32 + 64 + 12 + 2},
-	Q4_K:    {256, 2 + 2 + 12 + 128},
-	Q5_K:    {256, 2 + 2 + 12 + 32 + 128},
-	Q6_K:    {256, 128 + 64 + 16 + 2},
-	Q8_K:    {256, 4 + 256 + 32},
-	IQ1_S:   {256, 2 + 32 + 16},
-	IQ1_M:   {256, 32 + 16 + 8},
-	IQ2_XXS: {256, 2 + 64},
-	IQ2_XS:  {256, 2 + 64 + 8},
-	IQ2_S:   {256, 2 + 64 + 8 + 8},
-	IQ3_XXS: {256, 2 + 96},
-	IQ3_S:   {256, 2 + 64 + 8 + 32 + 4},
-	IQ4_NL:  {32, 2 + 16},
-	IQ4_XS:  {256, 2 + 2 + 4 + 128},
-	TQ1_0:   {256, 48 + 4 + 2},
-	TQ2_0:   {256, 64 + 2},
-	MXFP4:   {32, 1 + 16},
-	NVFP4:   {64, 4 + 32},
+	"Q1_0": {128, 2 + 16}, "Q2_0": {64, 2 + 16}, "Q4_0": {32, 2 + 16}, "Q4_1": {32, 2 + 2 + 16},
+	"Q5_0": {32, 2 + 4 + 16}, "Q5_1": {32, 2 + 2 + 4 + 16}, "Q8_0": {32, 2 + 32}, "Q8_1": {32, 2 + 2 + 32},
+	"Q2_K": {256, 16 + 64 + 2 + 2}, "Q3_K": {256, 32 + 64 + 12 + 2}, "Q4_K": {256, 2 + 2 + 12 + 128},
+	"Q5_K": {256, 2 + 2 + 12 + 32 + 128}, "Q6_K": {256, 128 + 64 + 16 + 2}, "Q8_K": {256, 4 + 256 + 32},
+	"IQ1_S": {256, 2 + 32 + 16}, "IQ1_M": {256, 32 + 16 + 8},
+	"IQ2_XXS": {256, 2 + 64}, "IQ2_XS": {256, 2 + 64 + 8}, "IQ2_S": {256, 2 + 64 + 8 + 8},
+	"IQ3_XXS": {256, 2 + 96}, "IQ3_S": {256, 2 + 64 + 8 + 32 + 4},
+	"IQ4_NL": {32, 2 + 16}, "IQ4_XS": {256, 2 + 2 + 4 + 128},
+	"TQ1_0": {256, 48 + 4 + 2}, "TQ2_0": {256, 64 + 2}, "MXFP4": {32, 1 + 16}, "NVFP4": {64, 4 + 32},
 }
 
 // ggmlTypes is enum ggml_type. The numbers left out are of types that ggml
 // removed; no file has them any more.
 var ggmlTypes = map[uint32]DType{
-	0: F32, 1: F16, 2: Q4_0, 3: Q4_1, 6: Q5_0, 7: Q5_1, 8: Q8_0, 9: Q8_1,
-	10: Q2_K, 11: Q3_K, 12: Q4_K, 13: Q5_K, 14: Q6_K, 15: Q8_K,
-	16: IQ2_XXS, 17: IQ2_XS, 18: IQ3_XXS, 19: IQ1_S, 20: IQ4_NL, 21: IQ3_S, 22: IQ2_S, 23: IQ4_XS,
-	24: I8, 25: I16, 26: I32, 27: I64, 28: F64, 29: IQ1_M, 30: BF16,
-	34: TQ1_0, 35: TQ2_0, 39: MXFP4, 40: NVFP4, 41: Q1_0, 42: Q2_0,
+	0: F32, 1: F16, 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
+	10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
+	16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+	24: I8, 25: I16, 26: I32, 27: I64, 28: F64, 29: "IQ1_M", 30: BF16,
+	34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }
 
 // Block returns the number of elements that are stored together and the bytes

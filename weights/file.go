@@ -236,24 +236,26 @@ func (f *File) checkName(name string) error {
 	return nil
 }
 
-// arrange sorts the tensors by their place in the file, and refuses a file in
-// which they overlap, or leave bytes between them that belong to none: each
-// starts where the one before it ends, or at the next multiple of the padding.
-// All lie within the file, and their data starts at start. It returns where
-// the last one ends.
+// arrange sorts the tensors by their place in the file, whose data begins at start, and makes their
+// offsets, which count from there, those in the file. It refuses a file in which they end past the
+// file, overlap, or leave bytes between them that belong to none: each starts where the one before it
+// ends, or at the next multiple of the padding. It returns where the last one ends.
 func (f *File) arrange(start int64) (int64, error) {
 	slices.SortFunc(f.tensors, (*Tensor).compare)
 	end := start
 	for i, t := range f.tensors {
-		gap, padding := t.Offset-end, -end&(f.padding-1)
-		if gap < 0 || gap > padding {
-			before := "the header"
-			if i > 0 {
-				before = "tensor " + quote(f.tensors[i-1].Name)
-			}
-			if gap < 0 {
-				return 0, f.refuse(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
-			}
+		if data := f.size - start; int64(t.Size) > data-t.Offset {
+			return 0, f.refuse(t.Name, "its %d bytes at offset %d of the data end past the file, which has %d bytes of data", t.Size, t.Offset, max(data, 0))
+		}
+		t.Offset += start
+		gap, padding, before := t.Offset-end, -end&(f.padding-1), "the header"
+		if i > 0 && (gap < 0 || gap > padding) {
+			before = "tensor " + quote(f.tensors[i-1].Name)
+		}
+		switch {
+		case gap < 0:
+			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
+		case gap > padding:
 			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes past the end of %s, want offset %d: bytes between tensors belong to none", t.Offset, gap, before, end+padding)
 		}
 		end = t.Offset + int64(t.Size)

@@ -37,124 +37,98 @@ func (f *File) parseGGUF() error {
 	c.fits("key-value pairs", pairs, c.lengthSize()+1+4+1)
 
 	for i := uint64(0); i < pairs && c.err == nil; i++ {
-		if err := f.ggufPair(c, i, pairs); err != nil {
-			return err
-		}
+		c.at("key-value pair", i, pairs)
+		c.pair(f.metadata)
 	}
-	if err := f.ggufPadding(); c.err == nil && err != nil {
-		return err
-	}
+	f.padding = c.alignment(f.metadata)
 	for i := uint64(0); i < tensors && c.err == nil; i++ {
-		if err := f.ggufTensor(c, i, tensors); err != nil {
-			return err
-		}
+		c.at("tensor", i, tensors)
+		c.tensorInfo(f)
 	}
 	if c.err != nil {
 		return c.err
 	}
-	return f.ggufPlace(c.pos + -c.pos&(f.padding-1))
+	_, err := f.arrange(c.pos + -c.pos&(f.padding-1)) // ggml ignores what follows the last tensor
+	return err
 }
 
-// ggufPair reads key-value pair i of n.
-func (f *File) ggufPair(c *cursor, i, n uint64) error {
-	c.at("key-value pair", i, n)
+// pair reads a key-value pair.
+func (c *cursor) pair(metadata map[string]any) {
 	key := c.str()
+	_, twice := metadata[key]
 	switch {
-	case c.err != nil:
-		return c.err
 	case key == "":
-		return c.fail("its key is empty")
+		c.fail("its key is empty")
 	case len(key) > ggufMaxKey:
-		return c.fail("its key has %d bytes, want at most %d", len(key), ggufMaxKey)
+		c.fail("its key has %d bytes, want at most %d", len(key), ggufMaxKey)
+	case twice:
+		c.fail("the file has the key %s twice", quote(key))
+	default:
+		c.key = key
+		metadata[key] = c.value()
 	}
-	if _, twice := f.metadata[key]; twice {
-		return c.fail("the file has the key %s twice", quote(key))
-	}
-	c.key = key
-	f.metadata[key] = c.value()
-	return c.err
 }
 
-// ggufPadding takes the alignment of the tensors' data from the metadata.
-func (f *File) ggufPadding() error {
-	f.padding = ggufAlignment
-	value, ok := f.metadata[ggufAlignmentKey]
+// alignment returns the alignment of the tensors' data, by the metadata.
+func (c *cursor) alignment(metadata map[string]any) int64 {
+	c.at("", 0, 0)
+	value, ok := metadata[ggufAlignmentKey]
 	if !ok {
-		return nil
+		return ggufAlignment
 	}
 	n, ok := value.(uint32)
-	if !ok {
-		return f.refuse("", "%s is of type %T, want uint32", ggufAlignmentKey, value)
+	switch {
+	case !ok:
+		c.fail("%s is of type %T, want uint32", ggufAlignmentKey, value)
+	case bits.OnesCount32(n) != 1:
+		c.fail("%s is %d, want a power of two", ggufAlignmentKey, n)
 	}
-	if bits.OnesCount32(n) != 1 {
-		return f.refuse("", "%s is %d, want a power of two", ggufAlignmentKey, n)
-	}
-	f.padding = int64(n)
-	return nil
+	return int64(n)
 }
 
-// ggufTensor reads tensor i of n. Its Offset is that of the file, which counts
-// from the start of the tensors' data.
-func (f *File) ggufTensor(c *cursor, i, n uint64) error {
-	c.at("tensor", i, n)
+// tensorInfo reads a tensor. Its Offset is that of the file, which counts from the start of
+// the tensors' data.
+func (c *cursor) tensorInfo(f *File) {
 	t := &Tensor{Name: c.str(), File: f}
-	if c.err != nil {
-		return c.err
-	}
-	if err := f.add(t); err != nil {
-		return err
+	if c.err == nil {
+		c.stop(f.add(t))
 	}
 	c.tensor = t.Name
 	dims := c.u32()
 	if dims > ggufMaxDims {
-		return c.fail("it has %d dimensions, want at most %d", dims, ggufMaxDims)
+		c.fail("it has %d dimensions, want at most %d", dims, ggufMaxDims)
+		return
 	}
 	t.Shape = make([]int, dims)
 	for d := range t.Shape {
 		n := c.length()
 		if n > math.MaxInt {
-			return c.fail("dimension %d is %d, want at most %d", d, n, math.MaxInt)
+			c.fail("dimension %d is %d, want at most %d", d, n, math.MaxInt)
 		}
 		t.Shape[len(t.Shape)-1-d] = int(n)
 	}
 	id, offset := c.u32(), c.u64()
 	if c.err != nil {
-		return c.err
+		return
 	}
 	var known bool
 	if t.DType, known = ggmlTypes[id]; !known {
-		return c.fail("ggml type %d is not known, or was removed", id)
-	}
-	if perBlock, _ := t.DType.Block(); dims > 0 && t.Shape[dims-1]%perBlock != 0 {
-		return c.fail("its rows have %d elements, want whole blocks: %s has %d elements a block", t.Shape[dims-1], t.DType, perBlock)
-	}
-	var err error
-	if t.Size, err = t.DType.size(t.Shape); err != nil {
-		return c.fail("%v", err)
-	}
-	if offset > uint64(f.size) {
-		return c.fail("its data is at offset %d, the file has %d bytes", offset, f.size)
+		c.fail("ggml type %d is not known, or was removed", id)
+		return
 	}
 	t.Offset = int64(offset)
-	if t.Offset&(f.padding-1) != 0 {
-		return c.fail("its data is at offset %d, want a multiple of %d, the alignment", t.Offset, f.padding)
+	size, err := t.DType.size(t.Shape)
+	t.Size = size
+	switch perBlock, _ := t.DType.Block(); {
+	case dims > 0 && t.Shape[dims-1]%perBlock != 0:
+		c.fail("its rows have %d elements, want whole blocks: %s has %d elements a block", t.Shape[dims-1], t.DType, perBlock)
+	case err != nil:
+		c.fail("%v", err)
+	case offset > uint64(f.size):
+		c.fail("its data is at offset %d, the file has %d bytes", offset, f.size)
+	case t.Offset&(f.padding-1) != 0:
+		c.fail("its data is at offset %d, want a multiple of %d, the alignment", t.Offset, f.padding)
 	}
-	return nil
-}
-
-// ggufPlace makes the tensors' offsets those in the file, whose data starts at
-// start. What follows the last tensor is ignored, as ggml does: padding, or
-// nothing.
-func (f *File) ggufPlace(start int64) error {
-	room := f.size - start
-	for _, t := range f.tensors {
-		if int64(t.Size) > room-t.Offset {
-			return f.refuse(t.Name, "its %d bytes at offset %d of the data end past the file, which has %d bytes of data", t.Size, t.Offset, max(room, 0))
-		}
-		t.Offset += start
-	}
-	_, err := f.arrange(start)
-	return err
 }
 
 // A cursor reads a GGUF header from front to back, through a buffer. So what is allocated for a
@@ -186,8 +160,8 @@ func (c *cursor) at(kind string, index, count uint64) {
 	c.kind, c.index, c.count, c.key, c.tensor = kind, index, count, "", ""
 }
 
-// fail makes the first failure, and returns it.
-func (c *cursor) fail(reason string, args ...any) error {
+// fail makes the first failure.
+func (c *cursor) fail(reason string, args ...any) {
 	switch {
 	case c.key != "":
 		reason = "the value of %s: " + reason
@@ -197,13 +171,13 @@ func (c *cursor) fail(reason string, args ...any) error {
 		args = append([]any{c.kind, c.index + 1, c.count}, args...)
 	}
 	c.stop(c.refuse(c.tensor, reason, args...))
-	return c.err
 }
 
 // stop keeps the first failure.
 func (c *cursor) stop(err error) {
-	c.err = cmp.Or(c.err, err)
-	c.ahead = nil
+	if c.err = cmp.Or(c.err, err); c.err != nil {
+		c.ahead = nil
+	}
 }
 
 // left returns the largest number of bytes that the rest of the header has.

@@ -26,9 +26,9 @@ func TestGGUFOfEveryType(t *testing.T) {
 	}
 	specs = append(specs,
 		spec{"scalar", weights.F16, nil},
-		spec{"empty", weights.Q4_K, []int{0, 256}},
+		spec{"empty", "Q4_K", []int{0, 256}},
 		spec{"after an empty one", weights.I8, []int{3}},
-		spec{"an empty row", weights.Q4_K, []int{7, 0}},
+		spec{"an empty row", "Q4_K", []int{7, 0}},
 		spec{strings.Repeat("größe ", 20), weights.F32, []int{1, 2, 3, 4}},
 	)
 	for version := uint32(1); version <= 3; version++ {

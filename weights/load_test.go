@@ -97,7 +97,7 @@ func newBench(t testing.TB) *bench {
 	return benchOf(t, dir, map[string][]byte{
 		"a.safetensors": makeSafetensors(t, nil, specsOf("a.")...),
 		"b.safetensors": makeSafetensors(t, map[string]string{"format": "pt"}, specsOf("b.")...),
-		"c.gguf":        makeGGUF(3, 64, append(specsOf("c."), spec{"c.q", weights.Q4_0, []int{8, 64}})...),
+		"c.gguf":        makeGGUF(3, 64, append(specsOf("c."), spec{"c.q", "Q4_0", []int{8, 64}})...),
 		"d.gguf":        makeGGUF(2, 32, specsOf("d.")...),
 	})
 }
@@ -350,7 +350,7 @@ func TestPlaceAtGivenAddresses(t *testing.T) {
 
 func TestRowsOfTensors(t *testing.T) {
 	t.Parallel()
-	f := mustParse(t, makeGGUF(3, 32, spec{"q", weights.Q4_0, []int{6, 2, 64}}, spec{"v", weights.Q4_0, []int{64}}, spec{"s", weights.F32, nil}, spec{"e", weights.F32, []int{0, 3}}), "f")
+	f := mustParse(t, makeGGUF(3, 32, spec{"q", "Q4_0", []int{6, 2, 64}}, spec{"v", "Q4_0", []int{64}}, spec{"s", weights.F32, nil}, spec{"e", weights.F32, []int{0, 3}}), "f")
 	get := func(name string) *weights.Tensor {
 		tensor, ok := f.Tensor(name)
 		require.True(t, ok)

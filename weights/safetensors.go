@@ -23,14 +23,13 @@ func (f *File) parseSafetensors(start []byte) error {
 	if err != nil {
 		return err
 	}
-	data, metadata := header+int64(n), false
-	var dtype DType
+	metadata, dtype := false, DType("")
 	j := scan(text)
 	for key := j.next(); len(key) > 0; key = j.next() {
 		value := j.next()
 		switch name := string(unquote(key)); {
 		case name != "__metadata__":
-			dtype, err = f.safetensorsTensor(name, value, data, dtype)
+			dtype, err = f.safetensorsTensor(name, value, dtype)
 		case metadata:
 			err = f.refuse("", "the header has the key %s twice", quote(name))
 		default:
@@ -41,7 +40,7 @@ func (f *File) parseSafetensors(start []byte) error {
 			return err
 		}
 	}
-	end, err := f.arrange(data)
+	end, err := f.arrange(header + int64(n))
 	if err == nil && end != f.size {
 		err = f.refuse("", "its tensors end at offset %d, the file has %d bytes: the last %d belong to no tensor", end, f.size, f.size-end)
 	}
@@ -89,10 +88,9 @@ func (f *File) safetensorsMetadata(what string, value []byte) error {
 // maxDimensions is the largest number of dimensions of PyTorch's and NumPy's tensors.
 const maxDimensions = 64
 
-// safetensorsTensor reads a tensor's entry, and returns its type. The tensors' data starts at
-// offset data of the file, and before is the type of the tensor before. Keys that the format
-// does not have are ignored, as the reference reader does.
-func (f *File) safetensorsTensor(name string, entry []byte, data int64, before DType) (DType, error) {
+// safetensorsTensor reads a tensor's entry, and returns its type. before is the type of the
+// tensor before. Keys that the format does not have are ignored, as the reference reader does.
+func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType, error) {
 	t := &Tensor{Name: name, File: f, DType: before}
 	if err := f.add(t); err != nil {
 		return "", err
@@ -142,15 +140,13 @@ func (f *File) safetensorsTensor(name string, entry []byte, data int64, before D
 	if len(ends) != 2 {
 		return "", f.refuse(name, "data_offsets has %d numbers, want 2", len(ends))
 	}
-	switch from, to, rest := ends[0], ends[1], f.size-data; {
+	switch from, to := ends[0], ends[1]; {
 	case from > to:
 		err = f.refuse(name, "data_offsets start at %d and end at %d, before it", from, to)
-	case int64(to) > rest:
-		err = f.refuse(name, "data_offsets end at %d, the file has %d bytes after its header", to, rest)
 	case to-from != t.Size:
 		err = f.refuse(name, "data_offsets %d to %d are %d bytes, %s of shape %v takes %d", from, to, to-from, t.DType, t.Shape, t.Size)
 	default:
-		t.Offset = data + int64(from)
+		t.Offset = int64(from)
 	}
 	return t.DType, err
 }
