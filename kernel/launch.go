@@ -11,9 +11,8 @@ import (
 type Kernel struct {
 	module   *Module
 	function *cudart.Function
-	known    bool // params and sizes are
-	params   int
-	sizes    [MaxArgs]uint8 // bytes; 255 for more than an Arg has
+	known    bool // params are
+	params   parameters
 }
 
 // MaxArgs is the number of arguments that a launch can have.
@@ -67,13 +66,6 @@ func Float32(v float32) Arg { return Arg{uint64(math.Float32bits(v)), 4} }
 
 // Float64 is a double parameter.
 func Float64(v float64) Arg { return Arg{math.Float64bits(v), 8} }
-
-func (k *Kernel) setParameters(list parameters) {
-	k.params = len(list)
-	for i, n := range list[:min(len(list), MaxArgs)] {
-		k.sizes[i] = uint8(min(n, math.MaxUint8))
-	}
-}
 
 // made reports whether Module.Kernel has made the Kernel.
 func (k *Kernel) made() bool { return k != nil && k.module != nil }
@@ -166,22 +158,19 @@ func (k *Kernel) check(c Config, args []Arg) error {
 		return k.invalid("%d arguments: at most %d", len(args), MaxArgs)
 	case !k.known:
 		return nil
-	case len(args) != k.params:
-		return k.invalid("%d arguments: the kernel has %d", len(args), k.params)
+	case len(args) != len(k.params):
+		return k.invalid("%d arguments: the kernel has %d", len(args), len(k.params))
 	}
 	for i, a := range args {
-		if a.size != k.sizes[i] {
-			return k.invalidArg(i, a)
+		switch n := k.params[i]; {
+		case int(a.size) == n:
+		case n == 1 || n == 2 || n == 4 || n == 8:
+			return k.invalid("argument %d has %d bytes: the parameter has %d", i, a.size, n)
+		default:
+			return k.errorf("parameter %d is a struct by value: %w", i, cudart.ErrUnsupported)
 		}
 	}
 	return nil
-}
-
-func (k *Kernel) invalidArg(i int, a Arg) error {
-	if n := k.sizes[i]; n != 1 && n != 2 && n != 4 && n != 8 {
-		return k.errorf("parameter %d is a struct by value: %w", i, cudart.ErrUnsupported)
-	}
-	return k.invalid("argument %d has %d bytes: the parameter has %d", i, a.size, k.sizes[i])
 }
 
 func (k *Kernel) invalid(format string, a ...any) error {

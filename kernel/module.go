@@ -80,9 +80,7 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kernel: look up %q: %w", name, err)
 	}
-	k := &Kernel{module: m, function: f, known: known}
-	k.setParameters(params)
-	return k, nil
+	return &Kernel{module: m, function: f, known: known, params: params}, nil
 }
 
 // Close waits for the kernels that were launched, and unloads the code

@@ -207,31 +207,21 @@ func (f *File) Metadata(key string) (any, bool) {
 // MetadataKeys returns all keys of the metadata, sorted.
 func (f *File) MetadataKeys() []string { return slices.Sorted(maps.Keys(f.orEmpty().metadata)) }
 
-// add adds a tensor, whose name must be the only one. Its place is checked by
-// arrange.
+// add adds a tensor, whose name must be the only one, and one that a library can ask for. Its
+// place is checked by arrange.
 func (f *File) add(t *Tensor) error {
-	if err := f.checkName(t.Name); err != nil {
-		return err
-	}
-	before := len(f.byName)
-	f.byName[t.Name] = t
-	if len(f.byName) == before {
-		return f.refuse(t.Name, "the file has two tensors of this name")
-	}
-	f.tensors = append(f.tensors, t)
-	return nil
-}
-
-// checkName refuses names that no library could ask for. The names of JSON are
-// UTF-8 already.
-func (f *File) checkName(name string) error {
 	switch {
-	case name == "":
+	case t.Name == "":
 		return f.refuse("", "tensor %d has an empty name", len(f.tensors)+1)
-	case !utf8.ValidString(name):
-		return f.refuse(name, "its name is not UTF-8")
-	case strings.IndexByte(name, 0) >= 0:
-		return f.refuse(name, "its name has a zero byte, at which C libraries end it")
+	case !utf8.ValidString(t.Name):
+		return f.refuse(t.Name, "its name is not UTF-8")
+	case strings.IndexByte(t.Name, 0) >= 0:
+		return f.refuse(t.Name, "its name has a zero byte, at which C libraries end it")
+	}
+	f.byName[t.Name] = t
+	f.tensors = append(f.tensors, t)
+	if len(f.byName) < len(f.tensors) {
+		return f.refuse(t.Name, "the file has two tensors of this name")
 	}
 	return nil
 }

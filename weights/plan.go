@@ -156,17 +156,14 @@ func NewPlan(tensors iter.Seq[*Tensor], place func(*Tensor) int, o PlanOptions) 
 	chosen := map[*Tensor]bool{}
 	var shares []Share
 	for t := range tensors {
-		switch {
-		case t == nil:
-			return nil, errors.New("weights: plan: nil tensor")
-		case chosen[t]:
+		s := Share{Part: t.Whole()}
+		if err := s.check(); err != nil {
+			return nil, fmt.Errorf("weights: plan: %w", err)
+		}
+		if chosen[t] {
 			return nil, fmt.Errorf("weights: plan: tensor %s of %s is there twice", quote(t.Name), t.File.name)
 		}
 		chosen[t] = true
-		if err := t.Whole().check(); err != nil {
-			return nil, fmt.Errorf("weights: plan: %w", err)
-		}
-		s := Share{Part: t.Whole()}
 		if place != nil {
 			s.Device = place(t)
 		}

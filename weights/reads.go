@@ -46,7 +46,8 @@ type readPlanner struct {
 	key    []byte         // of last
 }
 
-// tensor adds the parts of one tensor: what several devices get is one segment.
+// tensor adds the parts of one tensor, in segments: the bytes between two neighbouring starts
+// or ends of parts go to the same places.
 func (p *readPlanner) tensor(targets []target) {
 	if t := targets[0]; len(targets) == 1 {
 		if t.Size > 0 {
@@ -60,6 +61,7 @@ func (p *readPlanner) tensor(targets []target) {
 	}
 	slices.Sort(cuts)
 	cuts = slices.Compact(cuts)
+	slices.SortStableFunc(targets, func(t, u target) int { return cmp.Compare(t.device, u.device) })
 	for i := 1; i < len(cuts); i++ {
 		segment := Part{Tensor: targets[0].Tensor, From: cuts[i-1], Size: cuts[i] - cuts[i-1]}
 		var here []target
@@ -68,26 +70,18 @@ func (p *readPlanner) tensor(targets []target) {
 				here = append(here, t)
 			}
 		}
-		for len(here) > 0 {
-			here = p.segment(segment, here)
+		for len(here) > 0 { // once for each time that a device gets the segment
+			var devices, to []int
+			here = slices.DeleteFunc(here, func(t target) bool {
+				if n := len(devices); n > 0 && devices[n-1] == t.device {
+					return false
+				}
+				devices, to = append(devices, t.device), append(to, t.to+segment.From-t.From)
+				return true
+			})
+			p.add(segment, devices, to)
 		}
 	}
-}
-
-// segment adds a segment for each device once, and returns the targets that are left:
-// those of a device which gets it at several places.
-func (p *readPlanner) segment(s Part, targets []target) (left []target) {
-	slices.SortStableFunc(targets, func(a, b target) int { return a.device - b.device })
-	var devices, to []int
-	for _, t := range targets {
-		if n := len(devices); n > 0 && devices[n-1] == t.device {
-			left = append(left, t)
-			continue
-		}
-		devices, to = append(devices, t.device), append(to, t.to+s.From-t.From)
-	}
-	p.add(s, devices, to)
-	return left
 }
 
 // add adds a segment, behind all that were added before, unless it was added for
@@ -126,10 +120,5 @@ func (r *Read) extend(offset int64, size int, to []int, maxGap int64) bool {
 
 // endsAt reports whether a piece ends at these places of all devices.
 func (p *Piece) endsAt(to []int) bool {
-	for i, at := range p.To {
-		if at+p.Size != to[i] {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(p.To, to, func(at, to int) bool { return at+p.Size == to })
 }
