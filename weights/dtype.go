@@ -93,30 +93,22 @@ func (d DType) size(shape []int) (int, error) {
 	if perBlock == 0 {
 		return 0, fmt.Errorf("the type %s is not known", quote(string(d)))
 	}
-	elements, ok := 1, true
+	elements, limit := 1, math.MaxInt
 	for _, n := range shape {
-		if n < 0 {
+		switch {
+		case n < 0:
 			return 0, fmt.Errorf("shape %v has a negative dimension", shape)
+		case n > 0 && elements > limit/n:
+			return 0, fmt.Errorf("shape %v has more than %d elements", shape, limit)
 		}
-		if elements, ok = multiply(elements, n); !ok {
-			return 0, fmt.Errorf("shape %v has more than %d elements", shape, math.MaxInt)
-		}
+		elements *= n
 	}
-	if elements%perBlock != 0 {
+	switch blocks := elements / perBlock; {
+	case elements%perBlock != 0:
 		return 0, fmt.Errorf("shape %v has %d elements, which do not fill bytes: %s is stored as %d elements in %d bytes", shape, elements, d, perBlock, blockBytes)
+	case blocks > limit/blockBytes:
+		return 0, fmt.Errorf("%s of shape %v takes more than %d bytes", d, shape, limit)
+	default:
+		return blocks * blockBytes, nil
 	}
-	bytes, ok := multiply(elements/perBlock, blockBytes)
-	if !ok {
-		return 0, fmt.Errorf("%s of shape %v takes more than %d bytes", d, shape, math.MaxInt)
-	}
-	return bytes, nil
-}
-
-// multiply returns the product of two numbers that are not negative, and
-// whether it is an int.
-func multiply(a, b int) (int, bool) {
-	if b != 0 && a > math.MaxInt/b {
-		return 0, false
-	}
-	return a * b, true
 }

@@ -84,11 +84,21 @@ func Place(ctx context.Context, placements []Placement, o LoadOptions) error {
 }
 
 func place(ctx context.Context, files []*File, placements []Placement, maxGap int, o LoadOptions) error {
-	l := loading{o: o}
-	if err := l.plan(files, placements, maxGap); err != nil {
+	l := loading{o: o, caller: ctx}
+	err := l.plan(files, placements, maxGap)
+	switch {
+	case err != nil:
+	case ctx == nil:
+		err = errors.New("the context is nil")
+	default:
+		if err = l.checkFiles(); err == nil {
+			err = bounded.Ended(ctx)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("weights: load: %w", err)
 	}
-	return l.load(ctx)
+	return l.load()
 }
 
 // A loading is one call of Load or Place. Its lanes share it:
@@ -117,19 +127,10 @@ type loading struct {
 
 // A queue is the reads for one set of devices.
 type queue struct {
+	set     []int // indices of the devices
 	devices []*cudart.Device
-	reads   []int // indices
-	taken   atomic.Int64
-	err     error // of the release
-}
-
-// take returns the next read.
-func (q *queue) take() (read int, ok bool) {
-	n := int(q.taken.Add(1)) - 1
-	if n >= len(q.reads) {
-		return 0, false
-	}
-	return q.reads[n], true
+	reads   chan int // indices of those that no lane has taken
+	err     error    // of the release
 }
 
 // lanes is how many reads of a queue are copied at once: when one ends, the links
@@ -137,25 +138,15 @@ func (q *queue) take() (read int, ok bool) {
 const lanes = 2
 
 // load runs the reads.
-func (l *loading) load(ctx context.Context) error {
-	if ctx == nil {
-		return errors.New("weights: load: the context is nil")
-	}
-	if err := l.checkFiles(); err != nil {
-		return fmt.Errorf("weights: load: %w", err)
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("weights: load: %w", bounded.Ended(ctx))
-	}
-	l.caller = ctx
-	l.ctx, l.cancel = context.WithCancelCause(ctx)
+func (l *loading) load() error {
+	l.ctx, l.cancel = context.WithCancelCause(l.caller)
 	defer l.cancel(nil)
 	l.failures = make([]*failure, len(l.reads))
 	queues := l.queues()
 	l.report()
 	var running sync.WaitGroup
 	if len(queues) > 0 {
-		running.Go(func() { retryUnreleased(ctx, queues[0].devices[0].Runtime()) })
+		running.Go(func() { retryUnreleased(l.caller, queues[0].devices[0].Runtime()) })
 	}
 	for _, q := range queues {
 		running.Go(func() { l.run(q) })
@@ -167,18 +158,19 @@ func (l *loading) load(ctx context.Context) error {
 
 // queues returns the reads by their sets of devices.
 func (l *loading) queues() (list []*queue) {
-	for i := range l.reads {
-		devices := l.reads[i].Devices
-		at := slices.IndexFunc(list, func(q *queue) bool { return slices.Equal(l.reads[q.reads[0]].Devices, devices) })
+	for i, r := range l.reads {
+		at := slices.IndexFunc(list, func(q *queue) bool { return slices.Equal(q.set, r.Devices) })
 		if at < 0 {
-			q := &queue{}
-			for _, d := range devices {
+			q := &queue{set: r.Devices, reads: make(chan int, len(l.reads))}
+			for _, d := range r.Devices {
 				q.devices = append(q.devices, l.devices[d])
 			}
-			at = len(list)
-			list = append(list, q)
+			at, list = len(list), append(list, q)
 		}
-		list[at].reads = append(list[at].reads, i)
+		list[at].reads <- i
+	}
+	for _, q := range list {
+		close(q.reads)
 	}
 	return list
 }
@@ -200,8 +192,7 @@ func (l *loading) report() {
 func (l *loading) run(q *queue) {
 	fanout, err := transfer.NewFanout(l.ctx, q.devices, transfer.Options{})
 	if err != nil {
-		first, _ := q.take()
-		l.fail(first, 0, cause(err))
+		l.fail(<-q.reads, 0, cause(err))
 		l.lane(q, nil) // which fails the others
 		return
 	}
@@ -222,7 +213,7 @@ func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 // lane copies reads of a queue, one after the other. When one has failed, of whichever
 // queue, the others do.
 func (l *loading) lane(q *queue, fanout *transfer.Fanout) {
-	for i, ok := q.take(); ok; i, ok = q.take() {
+	for i := range q.reads {
 		done, err := 0, error(nil)
 		if l.ctx.Err() != nil {
 			err = bounded.Ended(l.ctx)

@@ -47,10 +47,9 @@ const indexSuffix = ".safetensors.index.json"
 //     that exists, else model.safetensors, else the only index, file or split
 //     model that is there.
 //
-// An index decides where a tensor is: what a file holds beyond that, such as a
-// tensor that the index takes from another file, is not of the model, and
-// listed by Unindexed. The sizes in an index are ignored; those in use are
-// often wrong.
+// An index decides where a tensor is: tensors of a file that the index does not take
+// from it are not of the model, and [File.Tensors] has them. The sizes in an index are
+// ignored; those in use are often wrong.
 //
 // It returns an error that wraps the operating system's where a file cannot be
 // opened or read (fs.ErrNotExist where one is missing), an error that lists the
@@ -331,18 +330,11 @@ func (m *Model) Files() []*File { return slices.Clone(m.orEmpty().files) }
 
 // Tensors iterates over the model's tensors in the order of Files, those of one
 // file by ascending offset. That is the order in which reading them is fastest.
-func (m *Model) Tensors() iter.Seq[*Tensor] { return m.filter(true) }
-
-// Unindexed iterates over the tensors that the model's files hold and that its
-// index does not take from them, in the order of Tensors. Only models opened
-// through an index have any.
-func (m *Model) Unindexed() iter.Seq[*Tensor] { return m.filter(false) }
-
-func (m *Model) filter(indexed bool) iter.Seq[*Tensor] {
+func (m *Model) Tensors() iter.Seq[*Tensor] {
 	return func(yield func(*Tensor) bool) {
 		for _, f := range m.orEmpty().files {
 			for _, t := range f.tensors {
-				if (m.byName[t.Name] == t) == indexed && !yield(t) {
+				if m.byName[t.Name] == t && !yield(t) {
 					return
 				}
 			}

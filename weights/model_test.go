@@ -104,7 +104,6 @@ func TestModelWithAnIndex(t *testing.T) {
 		m := open(t, path)
 		assert.Equal(t, []string{"model-00001-of-00002.safetensors", "model-00002.safetensors"}, fileNames(m))
 		assert.Equal(t, []string{"b", "c", "a"}, names(m.Tensors()), "by file and offset")
-		assert.Equal(t, []string{"old", "a"}, names(m.Unindexed()), "of a the index has another")
 		a, ok := m.Tensor("a")
 		require.True(t, ok)
 		assert.Equal(t, weights.I8, a.DType)
@@ -291,7 +290,6 @@ func TestSplitModel(t *testing.T) {
 		m := open(t, filepath.Join(dir, path))
 		assert.Equal(t, []string{"m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"}, fileNames(m), path)
 		assert.Equal(t, []string{"b", "c", "a"}, names(m.Tensors()))
-		assert.Empty(t, names(m.Unindexed()))
 		for i, f := range m.Files() {
 			checkTensors(t, f, three[i])
 		}

@@ -176,7 +176,6 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 	for _, m := range []*weights.Model{nil, {}} {
 		assert.Empty(t, m.Files())
 		assert.Empty(t, slices.Collect(m.Tensors()))
-		assert.Empty(t, slices.Collect(m.Unindexed()))
 		_, ok := m.Tensor("")
 		assert.False(t, ok)
 	}
