@@ -24,17 +24,20 @@ const (
 func (f *File) parseGGUF() error {
 	f.format = GGUF
 	c := newCursor(f.source, int64(len(ggufMagic)))
-	c.version = c.u32()
-	if v := c.version; c.err == nil && (v == 0 || v > ggufMaxVersion) {
+	v := c.u32()
+	if c.err == nil && (v == 0 || v > ggufMaxVersion) {
 		if v&0xffff == 0 && v != 0 {
 			return f.refuse("", "GGUF version %d in big-endian byte order, whose tensors a GPU cannot use as they are (convert the file to little-endian)", bits.ReverseBytes32(v))
 		}
 		return f.refuse("", "GGUF version %d, want 1 to %d", v, ggufMaxVersion)
 	}
+	if v == 1 {
+		c.wide = 4
+	}
 	tensors, pairs := c.length(), c.length()
 	// A length, one byte of name, and the rest.
-	c.fits("tensors", tensors, c.lengthSize()+1+4+4+8)
-	c.fits("key-value pairs", pairs, c.lengthSize()+1+4+1)
+	c.fits("tensors", tensors, c.wide+1+4+4+8)
+	c.fits("key-value pairs", pairs, c.wide+1+4+1)
 
 	for i := uint64(0); i < pairs && c.err == nil; i++ {
 		c.at("key-value pair", i, pairs)
@@ -107,7 +110,7 @@ func (c *cursor) tensorInfo(f *File) {
 		}
 		t.Shape[len(t.Shape)-1-d] = int(n)
 	}
-	id, offset := c.u32(), c.u64()
+	id, offset := c.u32(), c.uint(8)
 	if c.err != nil {
 		return
 	}
@@ -136,12 +139,12 @@ func (c *cursor) tensorInfo(f *File) {
 // reads return zero.
 type cursor struct {
 	source
-	pos     int64  // offset of the next byte
-	limit   int64  // offset of the largest header's end
-	buf     []byte // for reading ahead
-	ahead   []byte // bytes from pos on that have been read
-	err     error  // the first failure: nothing is read after it
-	version uint32
+	pos   int64  // offset of the next byte
+	limit int64  // offset of the largest header's end
+	buf   []byte // for reading ahead
+	ahead []byte // bytes from pos on that have been read
+	err   error  // the first failure: nothing is read after it
+	wide  int    // bytes of a count or a length: 8, of version 1 4
 
 	// What is being read, for errors: one of the count things of a kind, with
 	// its name once that is known.
@@ -152,7 +155,7 @@ type cursor struct {
 
 func newCursor(s source, pos int64) *cursor {
 	limit := min(s.size, maxHeader)
-	return &cursor{source: s, pos: pos, limit: limit, buf: make([]byte, min(ggufBuffer, limit-pos))}
+	return &cursor{source: s, pos: pos, limit: limit, wide: 8, buf: make([]byte, min(ggufBuffer, limit-pos))}
 }
 
 // at says what is read next: thing number index, from 0, of count.
@@ -212,34 +215,17 @@ func (c *cursor) take(n int) []byte {
 	return taken
 }
 
-func (c *cursor) u32() uint32 {
-	if b := c.take(4); b != nil {
-		return binary.LittleEndian.Uint32(b)
-	}
-	return 0
+// uint reads a number of so many bytes.
+func (c *cursor) uint(size int) uint64 {
+	var b [8]byte
+	copy(b[:], c.take(size))
+	return binary.LittleEndian.Uint64(b[:])
 }
 
-func (c *cursor) u64() uint64 {
-	if b := c.take(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
+func (c *cursor) u32() uint32 { return uint32(c.uint(4)) }
 
-// length reads a count or a size, of which version 1 has 32 bits.
-func (c *cursor) length() uint64 {
-	if c.version == 1 {
-		return uint64(c.u32())
-	}
-	return c.u64()
-}
-
-func (c *cursor) lengthSize() int {
-	if c.version == 1 {
-		return 4
-	}
-	return 8
-}
+// length reads a count or a size.
+func (c *cursor) length() uint64 { return c.uint(c.wide) }
 
 func (c *cursor) str() string {
 	n := c.length()
@@ -272,7 +258,7 @@ func (c *cursor) value() any {
 		return nil
 	}
 	kind := ggufKinds[id]
-	if array && !c.fits("values of an array", n, cmp.Or(kind.size, c.lengthSize())) {
+	if array && !c.fits("values of an array", n, cmp.Or(kind.size, c.wide)) {
 		return nil
 	}
 	return kind.read(c, int(n), array)

@@ -82,14 +82,6 @@ func (s source) wantList(tensor, what string, value []byte, open byte) error {
 	return s.refuse(tensor, "%s is %s, want an object", what, describe(value))
 }
 
-// wantString returns the text of a string. The text may share the memory of value.
-func (s source) wantString(tensor, what string, value []byte) ([]byte, error) {
-	if value[0] != '"' {
-		return nil, s.refuse(tensor, "%s is %s, want a string", what, describe(value))
-	}
-	return unquote(value), nil
-}
-
 // A jsonScanner goes through the values of an array, or the keys and values of an object.
 type jsonScanner struct{ rest []byte }
 

@@ -71,7 +71,7 @@ func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) e
 	if err != nil {
 		return fmt.Errorf("weights: load: %w", err)
 	}
-	return place(ctx, p.files, placements, p.maxGap, o)
+	return place(ctx, p.files, placements, o)
 }
 
 // Place copies parts of tensors from their files to given places, as if by one Plan:
@@ -80,12 +80,12 @@ func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) e
 // of [Plan.Load]. It also returns an error, before anything is copied, for a Part of
 // what is no File's tensor or beyond it, and for parts that overlap on a device.
 func Place(ctx context.Context, placements []Placement, o LoadOptions) error {
-	return place(ctx, nil, placements, 0, o)
+	return place(ctx, nil, placements, o)
 }
 
-func place(ctx context.Context, files []*File, placements []Placement, maxGap int, o LoadOptions) error {
+func place(ctx context.Context, files []*File, placements []Placement, o LoadOptions) error {
 	l := loading{o: o, caller: ctx}
-	err := l.plan(files, placements, maxGap)
+	err := l.plan(files, placements)
 	switch {
 	case err != nil:
 	case ctx == nil:

@@ -60,7 +60,7 @@ func (p *Plan) placements(memory map[int]Memory) (list []Placement, err error) {
 }
 
 // plan makes reads for placements. Addresses are counted from 0 on each device.
-func (l *loading) plan(files []*File, placements []Placement, maxGap int) error {
+func (l *loading) plan(files []*File, placements []Placement) error {
 	targets := make([]target, 0, len(placements))
 	for i, p := range placements {
 		if err := p.check(); err != nil {
@@ -82,7 +82,7 @@ func (l *loading) plan(files []*File, placements []Placement, maxGap int) error 
 	if err := checkApart(targets, l.devices); err != nil {
 		return err
 	}
-	l.reads = planReads(files, targets, maxGap)
+	l.reads = planReads(files, targets)
 	for _, t := range targets { // in the order of the files
 		if n := len(l.tensors); n == 0 || l.tensors[n-1] != t.Tensor {
 			l.tensors = append(l.tensors, t.Tensor)

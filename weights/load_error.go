@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/gopinned/pinned/cudart"
@@ -120,23 +121,18 @@ func (l *loading) err(queues []*queue, reported bool) error {
 	return e
 }
 
-// left iterates over the tensors of which bytes were not done, in order.
-func (r *failure) left() func(yield func(*Tensor) bool) {
-	done := min(r.done, r.Size-1) // all bytes may be there although the read failed
+// left iterates over the tensors of which bytes were not done, in order. Nothing but padding is
+// read along with them.
+func (r *failure) left() iter.Seq[*Tensor] {
+	from := r.Offset + int64(min(r.done, r.Size-1)) // all bytes may be there although the read failed
+	tensors := r.File.tensors
+	at, _ := slices.BinarySearchFunc(tensors, from, func(t *Tensor, from int64) int {
+		return cmp.Compare(t.Offset+int64(t.Size), from+1)
+	})
 	return func(yield func(*Tensor) bool) {
-		for _, p := range r.Pieces {
-			from, to := r.Offset+int64(max(p.From, done)), r.Offset+int64(p.From+p.Size)
-			if from >= to {
-				continue
-			}
-			tensors := r.File.tensors
-			at, _ := slices.BinarySearchFunc(tensors, from, func(t *Tensor, from int64) int {
-				return cmp.Compare(t.Offset+int64(t.Size), from+1)
-			})
-			for ; at < len(tensors) && tensors[at].Offset < to; at++ {
-				if tensors[at].Size > 0 && !yield(tensors[at]) {
-					return
-				}
+		for _, t := range tensors[at:] {
+			if t.Offset >= r.Offset+int64(r.Size) || t.Size > 0 && !yield(t) {
+				return
 			}
 		}
 	}

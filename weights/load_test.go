@@ -168,7 +168,7 @@ func TestLoadBringsEveryTensorToItsPlace(t *testing.T) {
 	devs := devicesOf(t, 2)
 	b := newBench(t)
 	options := []weights.LoadOptions{{}, {DirectIO: true}, {DropCache: true}}
-	planOptions := []weights.PlanOptions{{}, {Align: 1}, {Align: 4096, MaxGap: 10 * mib}}
+	planOptions := []weights.PlanOptions{{}, {Align: 1}, {Align: 4096}}
 	places := []func(*weights.Tensor) int{
 		func(t *weights.Tensor) int { return len(t.Name) % len(devs) },
 		nil,

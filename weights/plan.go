@@ -83,10 +83,6 @@ type PlanOptions struct {
 	// power of two in bytes. 0 means 256, the alignment of cudaMalloc's memory,
 	// which all of CUDA's libraries accept.
 	Align int
-	// MaxGap is how many bytes between two tensors of the same devices are read
-	// along and dropped, so that one read gets both. 0 means none but the padding
-	// of a GGUF file, which belongs to no tensor.
-	MaxGap int
 }
 
 // A Plan places tensors: for each device, how many bytes to allocate, and where in them each
@@ -96,8 +92,7 @@ type Plan struct {
 	// index.
 	Devices []DevicePlan
 
-	files  []*File // in the order in which they are read
-	maxGap int
+	files []*File // in the order in which they are read
 }
 
 // A DevicePlan is what a Plan has for one device.
@@ -180,24 +175,19 @@ func NewPlan(tensors iter.Seq[*Tensor], place func(*Tensor) int, o PlanOptions) 
 //
 // It returns an error for a Part beyond its tensor, for Parts of a tensor that
 // overlap on one device, and otherwise those of NewPlan.
-func PlanShares(shares []Share, o PlanOptions) (*Plan, error) {
-	p, err := planShares(shares, o)
-	if err != nil {
+func PlanShares(shares []Share, o PlanOptions) (p *Plan, err error) {
+	if p, err = planShares(shares, cmp.Or(o.Align, 256)); err != nil {
 		return nil, fmt.Errorf("weights: plan: %w", err)
 	}
 	return p, nil
 }
 
-func planShares(shares []Share, o PlanOptions) (*Plan, error) {
-	align := cmp.Or(o.Align, 256)
-	switch {
-	case align < 1 || align&(align-1) != 0:
-		return nil, fmt.Errorf("PlanOptions.Align is %d, want a power of two", o.Align)
-	case o.MaxGap < 0:
-		return nil, fmt.Errorf("PlanOptions.MaxGap is %d, want 0 or more", o.MaxGap)
+func planShares(shares []Share, align int) (*Plan, error) {
+	if align < 1 || align&(align-1) != 0 {
+		return nil, fmt.Errorf("PlanOptions.Align is %d, want a power of two", align)
 	}
 	files := fileOrder{}
-	p := &Plan{maxGap: o.MaxGap}
+	p := &Plan{}
 	for _, s := range shares {
 		if err := s.check(); err != nil {
 			return nil, err
@@ -254,7 +244,7 @@ func (p *Plan) Reads() ([]Read, error) {
 			targets = append(targets, target{t.Part, d.Device, t.Offset})
 		}
 	}
-	return planReads(p.files, targets, p.maxGap), nil
+	return planReads(p.files, targets), nil
 }
 
 // A fileOrder is the order in which files were used first.

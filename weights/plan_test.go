@@ -91,31 +91,21 @@ func TestPlanOfDevices(t *testing.T) {
 	place := func(t *weights.Tensor) int {
 		return map[string]int{"a": 7, "b": 2, "c": 7, "d": weights.Skip, "e": 2}[t.Name]
 	}
-	for gap, want := range map[int][]deviceRead{
-		0: {
-			{File: f, Offset: start + 300, Size: 300, Pieces: []devicePiece{{0, 0, 300}}},
-			{File: f, Offset: start + 1200, Size: 300, Pieces: []devicePiece{{0, 512, 300}}},
-		},
-		600: {
-			{File: f, Offset: start + 300, Size: 1200, Pieces: []devicePiece{{0, 0, 300}, {900, 512, 300}}},
-		},
-	} {
-		p, err := weights.NewPlan(f.Tensors(), place, weights.PlanOptions{MaxGap: gap})
-		require.NoError(t, err)
-		require.Len(t, p.Devices, 2)
-		assert.Equal(t, 2, p.Devices[0].Device)
-		assert.Equal(t, 812, p.Devices[0].Bytes)
-		assert.Equal(t, want, readsOf(p, 2), "gaps of up to %d", gap)
-		assert.Equal(t, 7, p.Devices[1].Device)
-		var placed []string
-		for _, tensor := range p.Devices[1].Tensors {
-			placed = append(placed, fmt.Sprint(tensor.Tensor.Name, tensor.Offset))
-		}
-		assert.Equal(t, []string{"a0", "c512"}, placed)
-	}
-	p, err := weights.NewPlan(f.Tensors(), place, weights.PlanOptions{MaxGap: 599})
+	p, err := weights.NewPlan(f.Tensors(), place, weights.PlanOptions{})
 	require.NoError(t, err)
-	assert.Len(t, readsOf(p, 2), 2, "a gap of 600 is more than 599")
+	require.Len(t, p.Devices, 2)
+	assert.Equal(t, 2, p.Devices[0].Device)
+	assert.Equal(t, 812, p.Devices[0].Bytes)
+	assert.Equal(t, []deviceRead{
+		{File: f, Offset: start + 300, Size: 300, Pieces: []devicePiece{{0, 0, 300}}},
+		{File: f, Offset: start + 1200, Size: 300, Pieces: []devicePiece{{0, 512, 300}}},
+	}, readsOf(p, 2))
+	assert.Equal(t, 7, p.Devices[1].Device)
+	var placed []string
+	for _, tensor := range p.Devices[1].Tensors {
+		placed = append(placed, fmt.Sprint(tensor.Tensor.Name, tensor.Offset))
+	}
+	assert.Equal(t, []string{"a0", "c512"}, placed)
 
 	p, err = weights.NewPlan(f.Tensors(), func(*weights.Tensor) int { return weights.Skip }, weights.PlanOptions{})
 	require.NoError(t, err)
@@ -162,7 +152,6 @@ func TestPlanRefuses(t *testing.T) {
 		{list(a), nil, weights.PlanOptions{Align: 3}, "PlanOptions.Align is 3, want a power of two"},
 		{list(a), nil, weights.PlanOptions{Align: -256}, "PlanOptions.Align is -256, want a power of two"},
 		{list(a), nil, weights.PlanOptions{Align: -maxInt - 1}, "want a power of two"},
-		{list(a), nil, weights.PlanOptions{MaxGap: -1}, "PlanOptions.MaxGap is -1, want 0 or more"},
 		{f.Tensors(), nil, weights.PlanOptions{Align: maxInt/2 + 1}, ""},
 	}
 	for _, tt := range tests {
@@ -235,7 +224,7 @@ func TestPlansOfRandomModels(t *testing.T) {
 			on[tensor] = r.IntN(devices+1) - 1
 		}
 		place := func(t *weights.Tensor) int { return on[t] }
-		o := weights.PlanOptions{Align: 1 << r.IntN(10), MaxGap: []int{0, 0, 1, 50, 5000}[r.IntN(5)]}
+		o := weights.PlanOptions{Align: 1 << r.IntN(10)}
 		if r.IntN(4) == 0 {
 			o.Align = 0
 		}
@@ -283,7 +272,7 @@ func checkPlan(t testing.TB, p *weights.Plan, chosen []*weights.Tensor, place fu
 			file := slices.Index(files, read.File)
 			require.GreaterOrEqual(t, file, 0)
 			if k > 0 && before.File == read.File {
-				assert.Greater(t, read.Offset-end, int64(max(o.MaxGap, padding(read.File)-1)), "reads ascend, and are as large as MaxGap allows")
+				assert.Greater(t, read.Offset-end, int64(padding(read.File)-1), "reads ascend, and are as large as the padding allows")
 			} else if k > 0 {
 				assert.Greater(t, file, slices.Index(files, before.File), "files ascend")
 			}
@@ -299,7 +288,7 @@ func checkPlan(t testing.TB, p *weights.Plan, chosen []*weights.Tensor, place fu
 				require.Greater(t, piece.Size, 0)
 				gap := piece.From - at
 				require.GreaterOrEqual(t, gap, 0, "pieces ascend")
-				assert.LessOrEqual(t, gap, max(o.MaxGap, padding(read.File)-1), "gaps within a read")
+				assert.LessOrEqual(t, gap, padding(read.File)-1, "gaps within a read")
 				if n > 0 && gap == 0 {
 					last := read.Pieces[n-1]
 					assert.NotEqual(t, last.To+last.Size, piece.To, "neighbours are one piece")

@@ -15,7 +15,7 @@ type target struct {
 
 // planReads sorts targets, and returns the reads that bring parts to them: in the order of
 // files, and behind these of the files that the targets use first.
-func planReads(files []*File, targets []target, maxGap int) []Read {
+func planReads(files []*File, targets []target) []Read {
 	order := fileOrder{}
 	for _, f := range files {
 		order.add(f)
@@ -26,7 +26,7 @@ func planReads(files []*File, targets []target, maxGap int) []Read {
 	slices.SortFunc(targets, func(t, u target) int {
 		return cmp.Or(order.compare(t.Part, u.Part), cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to))
 	})
-	p := readPlanner{maxGap: maxGap, last: map[string]int{}}
+	p := readPlanner{last: map[string]int{}}
 	for from := 0; from < len(targets); {
 		to := from + 1
 		for to < len(targets) && targets[to].Tensor == targets[from].Tensor {
@@ -40,10 +40,9 @@ func planReads(files []*File, targets []target, maxGap int) []Read {
 
 // A readPlanner makes reads of what is added to it in the order of the files.
 type readPlanner struct {
-	reads  []Read
-	maxGap int
-	last   map[string]int // read for each set of devices
-	key    []byte         // of last
+	reads []Read
+	last  map[string]int // read for each set of devices
+	key   []byte         // of last
 }
 
 // tensor adds the parts of one tensor, in segments: the bytes between two neighbouring starts
@@ -93,7 +92,7 @@ func (p *readPlanner) add(s Part, devices, to []int) {
 	}
 	f, offset := s.Tensor.File, s.Tensor.Offset+int64(s.From)
 	if last, ok := p.last[string(p.key)]; ok {
-		if r := &p.reads[last]; r.File == f && r.extend(offset, s.Size, to, max(int64(p.maxGap), f.padding-1)) {
+		if r := &p.reads[last]; r.File == f && r.extend(offset, s.Size, to) {
 			return
 		}
 	}
@@ -101,11 +100,11 @@ func (p *readPlanner) add(s Part, devices, to []int) {
 	p.reads = append(p.reads, Read{File: f, Offset: offset, Size: s.Size, Devices: devices, Pieces: []Piece{{Size: s.Size, To: to}}})
 }
 
-// extend makes r reach to the end of size bytes at an offset of the file, and reports
-// whether they are near enough.
-func (r *Read) extend(offset int64, size int, to []int, maxGap int64) bool {
+// extend makes r reach to the end of size bytes at an offset of the file, and reports whether
+// nothing but padding, which is read along, is between them.
+func (r *Read) extend(offset int64, size int, to []int) bool {
 	from := offset - r.Offset
-	if from < int64(r.Size) || from-int64(r.Size) > maxGap || from > int64(math.MaxInt-size) {
+	if from < int64(r.Size) || from-int64(r.Size) >= r.File.padding || from > int64(math.MaxInt-size) {
 		return false
 	}
 	r.Size = int(from) + size

@@ -101,10 +101,6 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 			return err
 		}, "not from a File's"},
 		"NewPlan with no alignment": {func() error { _, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: -1}); return err }, "PlanOptions.Align"},
-		"NewPlan with a bad gap": {func() error {
-			_, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{MaxGap: -maxInt - 1})
-			return err
-		}, "PlanOptions.MaxGap"},
 		"PlanShares of zero":        {share(weights.Share{}), "nil tensor"},
 		"PlanShares of nil":         {share(weights.Share{Part: noTensor.Whole()}), "nil tensor"},
 		"PlanShares of a zero file": {share(weights.Share{Part: weights.Part{Tensor: &weights.Tensor{File: &weights.File{}}}}), "not from a File's"},
