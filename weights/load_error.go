@@ -59,48 +59,33 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// err is the error of the load: of the first read that failed, with the errors of others
-// that are not its consequences. It is that of Progress if all reads have worked.
+// err is the error of the load: what ended it, with the errors of reads that are not consequences
+// of that. It names the read that ended it, or else the first one that is incomplete.
 func (l *loading) err(queues []*queue, reported bool) error {
-	reason := context.Cause(l.ctx)
-	first, _ := reason.(*failure)
-	var progress error
-	switch {
-	case first != nil && first.Read == nil:
-		first, progress = nil, first.err
-	case !reported:
-		progress = fmt.Errorf("progress has not returned: %w", bounded.Ended(l.ctx))
-	}
 	var errs []error
+	reason := context.Cause(l.ctx)
+	at, _ := reason.(*failure)
+	switch {
+	case at != nil:
+		errs = append(errs, at.err)
+	case !reported:
+		errs = append(errs, fmt.Errorf("progress has not returned: %w", bounded.Ended(l.ctx)))
+	}
+	if at != nil && at.Read == nil {
+		at = nil
+	}
 	incomplete := map[*Tensor]bool{}
-	e := &LoadError{}
 	for _, f := range l.failures {
 		if f == nil {
 			continue
 		}
-		if first == nil {
-			first = f // of those that ended with the context
-		}
-		if f != first && (!errors.Is(f.err, reason) || errors.Is(f.err, transfer.ErrUnderWay)) {
-			errs = append(errs, f.err)
-		}
 		for t := range f.left() {
 			incomplete[t] = true
 		}
-	}
-	switch {
-	case first != nil:
-		errs = slices.Insert(errs, 0, first.err)
-		e.Offset = first.Offset + int64(min(first.done, first.Size-1))
-		for t := range first.left() {
-			e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
-			break
+		if f != at && (len(errs) == 0 || !errors.Is(f.err, reason) || errors.Is(f.err, transfer.ErrUnderWay)) {
+			errs = append(errs, f.err)
 		}
-		for _, d := range first.Devices {
-			e.Devices = append(e.Devices, l.devices[d])
-		}
-	case progress != nil:
-		errs = append(errs, progress)
+		at = cmp.Or(at, f)
 	}
 	for _, q := range queues {
 		if q.err != nil {
@@ -110,12 +95,19 @@ func (l *loading) err(queues []*queue, reported bool) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	e.Err = errs[0]
+	e := &LoadError{Err: errs[0]}
 	if len(errs) > 1 {
 		e.Err = errors.Join(errs...)
 	}
-	if ended := l.caller.Err(); ended != nil && errors.Is(e.Err, context.Cause(l.caller)) && !errors.Is(e.Err, ended) {
-		e.Err = fmt.Errorf("%w: %w", ended, e.Err)
+	if at != nil {
+		e.Offset = at.Offset + int64(min(at.done, at.Size-1))
+		for t := range at.left() {
+			e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
+			break
+		}
+		for _, d := range at.Devices {
+			e.Devices = append(e.Devices, l.devices[d])
+		}
 	}
 	e.Complete = slices.DeleteFunc(l.tensors, func(t *Tensor) bool { return incomplete[t] })
 	return e

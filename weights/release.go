@@ -16,10 +16,10 @@ const releaseTimeout = 2 * bounded.Grace
 // unreleased are Fanouts of loads that have returned. Their rings could not be
 // released, mostly because a call into CUDA had not returned. The runtime's next load
 // tries again, as no caller can.
-var unreleased struct {
+var unreleased = struct {
 	sync.Mutex
 	of map[*cudart.Runtime][]*transfer.Fanout
-}
+}{of: map[*cudart.Runtime][]*transfer.Fanout{}}
 
 // release closes a Fanout of a load with a context, or leaves that to the runtime's next
 // load.
@@ -37,9 +37,6 @@ func release(caller context.Context, f *transfer.Fanout) error {
 	if err != nil {
 		unreleased.Lock()
 		defer unreleased.Unlock()
-		if unreleased.of == nil {
-			unreleased.of = make(map[*cudart.Runtime][]*transfer.Fanout)
-		}
 		rt := f.Devices()[0].Runtime()
 		unreleased.of[rt] = append(unreleased.of[rt], f)
 	}

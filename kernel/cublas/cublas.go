@@ -42,7 +42,6 @@ var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 var (
 	errNilContext = errors.New("the context is nil")
-	errNilStream  = errors.New("the stream is nil or zero")
 	errNotMade    = errors.New("the Handle is nil or zero: New makes one")
 )
 
@@ -91,7 +90,7 @@ func New(ctx context.Context, s *cudart.Stream) (*Handle, error) {
 	case ctx == nil:
 		return nil, fmt.Errorf("cublas: %w", errNilContext)
 	case s == nil || s.Device() == nil:
-		return nil, fmt.Errorf("cublas: %w", errNilStream)
+		return nil, errors.New("cublas: the stream is nil or zero")
 	}
 	lib := s.Device().Runtime().Library()
 	if lib.Simulated {
