@@ -244,7 +244,8 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 	s.mu.Lock()
 	s.runtime = rt
 	s.mu.Unlock()
-	facts := doctor.Gather(rt, s.readHost())
+	facts := doctor.Gather(rt)
+	facts.SetHost(s.readHost())
 	if facts.Devices, err = s.devices.choose(facts.Devices); err != nil {
 		return err
 	}

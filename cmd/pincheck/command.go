@@ -30,7 +30,7 @@ type system struct {
 	hostname func() (string, error) // nil leaves it out
 	// experiments are those of pincheck bench.
 	experiments []measure.Experiment
-	// expect returns measure.Env.Expect for an Env. nil for no yardsticks.
+	// expect returns measure.Env.Expect for an Env. nil for none.
 	expect func(measure.Env) func(*result.Series) *result.Expected
 	// after is time.After, or what tests put in its place. nil is time.After.
 	after func(time.Duration) <-chan time.Time

@@ -34,7 +34,7 @@ func main() {
 		root:        os.DirFS("/"),
 		open:        cudart.OpenContext,
 		isolated:    true,
-		expect:      yardsticks,
+		expect:      expectedRates,
 		hostname:    os.Hostname,
 		experiments: bench.All(),
 	})

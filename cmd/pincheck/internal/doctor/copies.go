@@ -3,8 +3,8 @@ package doctor
 import (
 	"fmt"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/reference"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
 	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -82,7 +82,7 @@ func slowPageable(_ *Facts, d *Device) []Finding {
 }
 
 func writeCombinedSlow(_ *Facts, d *Device) []Finding {
-	if !yardstick.Coherent(d.Name) {
+	if !reference.Coherent(d.Name) {
 		return nil
 	}
 	return finding(Finding{

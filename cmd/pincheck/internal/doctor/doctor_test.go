@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -156,4 +157,23 @@ func TestAReportOfNVMLThatEndedEarly(t *testing.T) {
 	assert.Len(t, migWithoutInstance(&Facts{NVML: report}), 1)
 	report.Count = 2
 	assert.Empty(t, migWithoutInstance(&Facts{NVML: report}))
+}
+
+// What a host shows comes to its GPUs with SetHost. A link that was read under load stays.
+func TestSetHostGivesGPUsTheirLinks(t *testing.T) {
+	t.Parallel()
+	h := host(t, "h200-vm")
+	underLoad := &Link{Speed: 32, Width: 8}
+	f := &Facts{Devices: []Device{{PCIBusID: h.GPUs[0].Address}, {PCIBusID: h.GPUs[0].Address, Link: underLoad}}, NodeErrors: map[string]string{"/dev/nvidia0": "operation not permitted"}}
+	f.SetHost(h)
+	assert.Equal(t, hostinfo.PCIe{Speed: 32, Width: 16}, f.Devices[0].Link.Now())
+	assert.Equal(t, h.GPUs[0].CPUs, f.Devices[0].LocalCPUs)
+	assert.Same(t, underLoad, f.Devices[1].Link)
+	assert.Equal(t, "operation not permitted", f.Host.NVIDIA.Nodes[slices.IndexFunc(f.Host.NVIDIA.Nodes, func(n hostinfo.Node) bool { return n.Path == "/dev/nvidia0" })].OpenError)
+	assert.Empty(t, f.Requirements)
+
+	none := 0
+	f = &Facts{CUDADevices: &none, Devices: []Device{}}
+	f.SetHost(h)
+	assert.Equal(t, Require(h, nil), f.Requirements)
 }

@@ -263,6 +263,18 @@ type Upstream struct {
 	MaxWidth int     `json:"max_width,omitempty"`
 }
 
+// Now returns what the link is trained to.
+func (l *Link) Now() hostinfo.PCIe { return hostinfo.PCIe{Speed: l.Speed, Width: l.Width} }
+
+// Best returns what the device can train to.
+func (l *Link) Best() hostinfo.PCIe { return hostinfo.PCIe{Speed: l.MaxSpeed, Width: l.MaxWidth} }
+
+// Now returns what the link is trained to.
+func (u *Upstream) Now() hostinfo.PCIe { return hostinfo.PCIe{Speed: u.Speed, Width: u.Width} }
+
+// Best returns what the link can train to.
+func (u *Upstream) Best() hostinfo.PCIe { return hostinfo.PCIe{Speed: u.MaxSpeed, Width: u.MaxWidth} }
+
 // PathRate returns what the path from the root to the device can carry as its links are
 // trained now, in GB/s each way. 0 is unknown.
 func (l *Link) PathRate() float64 {
@@ -324,12 +336,22 @@ func (d *Device) Take(found *Device) {
 	}
 }
 
-// SetHost sets the host, and adds to it what the facts know of its device nodes.
+// SetHost sets the host. It is the only way by which what was read of a host comes to GPUs: their
+// links, as they are now unless they are known already, and what is missing if there is none. The
+// host gets what the facts know of its device nodes.
 func (f *Facts) SetHost(h *hostinfo.Host) {
 	f.Host = h
 	for i := range h.NVIDIA.Nodes {
 		n := &h.NVIDIA.Nodes[i]
 		n.OpenError = f.NodeErrors[n.Path]
+	}
+	for i := range f.Devices {
+		if d := &f.Devices[i]; d.Link == nil { // else it is as it was under load
+			d.Relink(h)
+		}
+	}
+	if f.CUDADevices != nil && *f.CUDADevices == 0 && f.Requirements == nil {
+		f.Requirements = Require(h, nil)
 	}
 }
 
@@ -342,15 +364,10 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 			return nil, fmt.Errorf("doctor: facts.json: %w", err)
 		}
 	}
-	f.SetHost(host)
 	if f.Devices == nil {
 		f.Devices = []Device{}
 	}
-	for i := range f.Devices {
-		if d := &f.Devices[i]; d.Link == nil { // else it is as it was under load
-			d.Relink(host)
-		}
-	}
+	f.SetHost(host)
 	return f, nil
 }
 
@@ -364,13 +381,13 @@ func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
 	return f
 }
 
-// Gather describes the library and all devices of rt, without a context on any of them.
-func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
+// Gather describes the library and all devices of rt, without a context on any of them. What the
+// host shows of them comes with SetHost.
+func Gather(rt *cudart.Runtime) *Facts {
 	lib := rt.Library()
 	count := rt.DeviceCount()
 	f := &Facts{
 		Simulated: lib.Simulated,
-		Host:      host,
 		Library: &Library{
 			Path: lib.Path, Found: lib.Found,
 			RuntimeVersion: lib.Runtime.String(), DriverVersion: lib.Driver.String(),
@@ -385,12 +402,7 @@ func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 			f.DeviceErrors = append(f.DeviceErrors, err.Error())
 			continue
 		}
-		described := Describe(d)
-		described.Relink(host)
-		f.Devices = append(f.Devices, described)
-	}
-	if count == 0 {
-		f.Requirements = Require(host, nil)
+		f.Devices = append(f.Devices, Describe(d))
 	}
 	return f
 }
@@ -398,7 +410,7 @@ func Gather(rt *cudart.Runtime, host *hostinfo.Host) *Facts {
 // FromHost returns the facts that need no CUDA: the host, and its GPUs as the kernel shows
 // them.
 func FromHost(host *hostinfo.Host) *Facts {
-	f := &Facts{Host: host, Devices: []Device{}}
+	f := &Facts{Devices: []Device{}}
 	for _, pci := range host.GPUs {
 		if pci.Driver != "nvidia" || !own(host, pci) {
 			continue
@@ -409,9 +421,9 @@ func FromHost(host *hostinfo.Host) *Facts {
 				d.Name, d.UUID = b.Model, b.UUID
 			}
 		}
-		d.Relink(host)
 		f.Devices = append(f.Devices, d)
 	}
+	f.SetHost(host)
 	if len(f.Devices) == 0 {
 		f.Requirements = Require(host, nil)
 	}
@@ -577,14 +589,14 @@ func (d *Device) Relink(host *hostinfo.Host) {
 func newLink(pci hostinfo.PCIDevice) *Link {
 	at := pci.Link
 	l := &Link{
-		Speed: at.CurrentSpeed, Width: at.CurrentWidth, Rate: at.Current(),
-		MaxSpeed: at.MaxSpeed, MaxWidth: at.MaxWidth, MaxRate: at.Max(),
+		Speed: at.CurrentSpeed, Width: at.CurrentWidth, Rate: at.Now().Rate(),
+		MaxSpeed: at.MaxSpeed, MaxWidth: at.MaxWidth, MaxRate: at.Best().Rate(),
 	}
 	if l.Rate == 0 && l.MaxRate == 0 {
 		return nil
 	}
 	for i, up := range pci.Upstream {
-		rate := up.Current()
+		rate := up.Now().Rate()
 		// The nearest bridge is the other end of the device's own link.
 		if i == 0 && rate == l.Rate || rate == 0 {
 			continue

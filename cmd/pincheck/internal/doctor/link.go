@@ -6,8 +6,8 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/reference"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
 	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -77,24 +77,28 @@ func (d *Device) fastest() (rate float64) {
 	return rate
 }
 
-// made returns the link for which card and slot are made; zero if unknown.
-func (d *Device) made(h *hostinfo.Host) yardstick.Link {
-	if h != nil {
-		if pci, ok := h.GPU(d.PCIBusID); ok {
-			return yardstick.LinkOf(pci)
-		}
+// pci returns what the host shows of a GPU on its PCI bus.
+func (f *Facts) pci(d *Device) (pci hostinfo.PCIDevice, shown bool) {
+	if f.Host == nil {
+		return hostinfo.PCIDevice{}, false
 	}
-	return yardstick.Link{}
+	return f.Host.GPU(d.PCIBusID)
 }
 
-// under returns the link as it was under load. A link that was read too late, when it
+// made returns the link for which card and slot are made; zero if unknown.
+func (f *Facts) made(d *Device) hostinfo.PCIe {
+	pci, _ := f.pci(d)
+	return pci.Made()
+}
+
+// underLoad returns the link as it was under load. A link that was read too late, when it
 // slept again, carries less than what was measured: it counts as it is made.
-func (d *Device) under(h *hostinfo.Host) yardstick.Link {
+func (f *Facts) underLoad(d *Device) hostinfo.PCIe {
 	l := d.Link
 	if l == nil || l.Rate == 0 || d.fastest() > lies*l.Rate {
-		return d.made(h)
+		return f.made(d)
 	}
-	return yardstick.Link{Speed: l.Speed, Width: l.Width}
+	return l.Now()
 }
 
 // expected returns what a series of copies should reach over the path as it is, or nil. A
@@ -103,7 +107,7 @@ func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
 	if f.ExpectedRate > 0 {
 		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth"}
 	}
-	e := yardstick.Expect(d.Name, d.under(f.Host), s)
+	e := reference.Expect(d.Name, f.underLoad(d), s)
 	path := 0.0
 	if l := d.Link; l != nil && l.Bottleneck != nil {
 		path = l.Bottleneck.Rate
@@ -121,26 +125,18 @@ func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
 // packets.
 const payloadShare = 128.0 / 152
 
-// judged reports whether the copies of a GPU were compared with a yardstick.
+// judged reports whether the copies of a GPU were compared with a reference.
 func (f *Facts) judged(d *Device) bool {
 	return slices.ContainsFunc(d.copies(), func(s result.Series) bool { return f.expected(d, &s) != nil })
 }
 
-// Generation returns the generation of a link speed in GT/s: "PCIe 5.0".
-func Generation(speed float64) string {
-	if g := hostinfo.Generation(speed); g > 0 {
-		return fmt.Sprintf("PCIe %d.0", g)
-	}
-	return fmt.Sprintf("%g GT/s", speed)
-}
-
 // asMade is what a finding on the link says of what card and slot are made for.
-func asMade(l yardstick.Link) string { return fmt.Sprintf("card and slot are made for %v", l) }
+func asMade(l hostinfo.PCIe) string { return fmt.Sprintf("card and slot are made for %v", l) }
 
 // linkSeverity is that of a link below its maximum. A virtual machine does not show the
 // slot, which may be made for less, as in small instances of a cloud.
 func (f *Facts) linkSeverity(d *Device) Severity {
-	if pci, ok := f.Host.GPU(d.PCIBusID); ok && f.Host.Virt.VM && len(pci.Upstream) == 0 {
+	if pci, ok := f.pci(d); ok && f.Host.Virt.VM && len(pci.Upstream) == 0 {
 		return Warning
 	}
 	return Problem
@@ -148,7 +144,7 @@ func (f *Facts) linkSeverity(d *Device) Severity {
 
 // narrowLink needs no load: the width of a link is the same when it is idle.
 func narrowLink(f *Facts, d *Device) []Finding {
-	made, l := d.made(f.Host), d.Link
+	made, l := f.made(d), d.Link
 	if l == nil || l.Width == 0 || l.Width >= made.Width || d.lied() {
 		return nil
 	}
@@ -156,21 +152,21 @@ func narrowLink(f *Facts, d *Device) []Finding {
 		Severity: f.linkSeverity(d),
 		Summary:  fmt.Sprintf("the PCIe link runs at x%d of x%d", l.Width, made.Width),
 		Evidence: []string{fmt.Sprintf("current_link_width is %d", l.Width), asMade(made)},
-		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.LinkRate(l.Speed, made.Width))},
+		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.PCIe{Speed: l.Speed, Width: made.Width}.Rate())},
 	})
 }
 
 // slowLink needs load: an idle link is trained down.
 func slowLink(f *Facts, d *Device) []Finding {
-	made, l := d.made(f.Host), d.Link
+	made, l := f.made(d), d.Link
 	if l == nil || !d.measured() || l.Speed == 0 || l.Speed >= made.Speed || d.lied() {
 		return nil
 	}
 	return finding(Finding{
 		Severity: f.linkSeverity(d),
-		Summary:  fmt.Sprintf("under load the PCIe link runs at %s of %s", Generation(l.Speed), Generation(made.Speed)),
+		Summary:  fmt.Sprintf("under load the PCIe link runs at %s of %s", l.Now().Version(), made.Version()),
 		Evidence: []string{fmt.Sprintf("current_link_speed is %g GT/s after copies at %s", l.Speed, units.Rate(d.fastest())), asMade(made)},
-		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.LinkRate(made.Speed, l.Width))},
+		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.PCIe{Speed: made.Speed, Width: l.Width}.Rate())},
 	})
 }
 
@@ -187,11 +183,11 @@ func upstream(_ *Facts, d *Device) []Finding {
 	b := d.Link.Bottleneck
 	out := Finding{
 		Summary:  fmt.Sprintf("the bridge above the GPU, %s, carries %s, less than the GPU's own link", b.Address, units.Rate(b.Rate)),
-		Evidence: []string{fmt.Sprintf("it runs at %s x%d", Generation(b.Speed), b.Width)},
+		Evidence: []string{fmt.Sprintf("it runs at %v", b.Now())},
 		values:   findings.Values{"rate": units.Rate(b.Rate)},
 	}
 	if b.MaxWidth > 0 {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("it could run at %s x%d", Generation(b.MaxSpeed), b.MaxWidth))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("it could run at %v", b.Best()))
 	}
 	if b.Speed >= b.MaxSpeed && b.Width >= b.MaxWidth {
 		out.Severity, out.because = Note, "made_so"
@@ -233,10 +229,8 @@ func slowCopies(f *Facts, d *Device) []Finding {
 	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
 		out.Evidence = append(out.Evidence, seen...)
 	}
-	if f.Host != nil {
-		if pci, ok := f.Host.GPU(d.PCIBusID); ok && strings.HasPrefix(pci.IOMMU, "DMA") {
-			out.Evidence = append(out.Evidence, "the IOMMU translates this GPU's accesses (iommu_group/type is "+pci.IOMMU+")")
-		}
+	if pci, ok := f.pci(d); ok && strings.HasPrefix(pci.IOMMU, "DMA") {
+		out.Evidence = append(out.Evidence, "the IOMMU translates this GPU's accesses (iommu_group/type is "+pci.IOMMU+")")
 	}
 	return finding(out)
 }
@@ -264,9 +258,9 @@ func asymmetricCopies(_ *Facts, d *Device) []Finding {
 }
 
 func impossibleRate(f *Facts, d *Device) []Finding {
-	made := d.made(f.Host)
-	rate := hostinfo.LinkRate(made.Speed, made.Width)
-	if rate == 0 || d.fastest() <= lies*rate || yardstick.Coherent(d.Name) {
+	made := f.made(d)
+	rate := made.Rate()
+	if rate == 0 || d.fastest() <= lies*rate || reference.Coherent(d.Name) {
 		return nil
 	}
 	return finding(Finding{
@@ -286,7 +280,7 @@ func linkErrors(f *Facts, d *Device) []Finding {
 		Summary: "the PCIe link had errors",
 	}
 	if f.Host != nil {
-		if pci, ok := f.Host.GPU(d.PCIBusID); ok && pci.Errors != nil {
+		if pci, ok := f.pci(d); ok && pci.Errors != nil {
 			e := pci.Errors
 			if e.Fatal > 0 || e.NonFatal > 0 || e.Correctable > mostCorrectable {
 				out.Evidence = append(out.Evidence, fmt.Sprintf("since boot: %d correctable, %d non-fatal, %d fatal (aer_dev_*)", e.Correctable, e.NonFatal, e.Fatal))
@@ -352,14 +346,14 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 }
 
 func slotBelowCard(f *Facts, d *Device) []Finding {
-	made, l := d.made(f.Host), d.Link
-	if l == nil || made.Width == 0 || hostinfo.LinkRate(made.Speed, made.Width) >= l.MaxRate {
+	made, l := f.made(d), d.Link
+	if l == nil || made.Width == 0 || made.Rate() >= l.MaxRate {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the slot is made for %v, and the card for %s x%d", made, Generation(l.MaxSpeed), l.MaxWidth),
+		Summary:  fmt.Sprintf("the slot is made for %v, and the card for %v", made, l.Best()),
 		Evidence: []string{"max_link_speed and max_link_width of the card and of the bridge above it"},
-		values:   findings.Values{"rate": units.Rate(hostinfo.LinkRate(made.Speed, made.Width)), "full rate": units.Rate(l.MaxRate)},
+		values:   findings.Values{"rate": units.Rate(made.Rate()), "full rate": units.Rate(l.MaxRate)},
 	})
 }
 

@@ -222,7 +222,7 @@ func numaUnknown(f *Facts, d *Device) []Finding {
 	if h == nil || d.NUMANode != nil || len(f.memoryNodes()) < 2 || h.CPU.Sockets < 2 || f.Simulated {
 		return nil
 	}
-	if _, shown := h.GPU(d.PCIBusID); !shown {
+	if _, shown := f.pci(d); !shown {
 		return nil
 	}
 	return finding(Finding{

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/reference"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/yardstick"
 	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -35,13 +35,13 @@ func (u *uplink) rate() float64 {
 			return d.Link.Bottleneck.Rate
 		}
 	}
-	return u.Max()
+	return u.Best().Rate()
 }
 
 func (u *uplink) has(d *Device) bool { return slices.Contains(u.gpus, d) }
 
 func (u *uplink) String() string {
-	return fmt.Sprintf("GPUs %s are below the bridge %s, %s x%d", ordinals(u.gpus), u.Address, Generation(u.MaxSpeed), u.MaxWidth)
+	return fmt.Sprintf("GPUs %s are below the bridge %s, %v", ordinals(u.gpus), u.Address, u.Best())
 }
 
 func ordinals(gpus []*Device) string {
@@ -61,7 +61,7 @@ func (f *Facts) uplinks() (shared []*uplink) {
 	var all []*uplink
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		pci, ok := f.Host.GPU(d.PCIBusID)
+		pci, ok := f.pci(d)
 		if !ok {
 			continue
 		}
@@ -92,16 +92,15 @@ func sharedSwitch(f *Facts) (out []Finding) {
 	for _, u := range f.uplinks() {
 		sum := 0.0
 		for _, d := range u.gpus {
-			made := d.made(f.Host)
-			sum += hostinfo.LinkRate(made.Speed, made.Width)
+			sum += f.made(d).Rate()
 		}
-		if u.Max() == 0 || u.Max() >= sum {
+		if u.Best().Rate() == 0 || u.Best().Rate() >= sum {
 			continue
 		}
 		one := Finding{
-			Summary:  fmt.Sprintf("GPUs %s share one link of %s", ordinals(u.gpus), units.Rate(u.Max())),
-			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %s x%d", u.Address, Generation(u.MaxSpeed), u.MaxWidth)},
-			values:   findings.Values{"rate": units.Rate(u.Max() / float64(len(u.gpus)))},
+			Summary:  fmt.Sprintf("GPUs %s share one link of %s", ordinals(u.gpus), units.Rate(u.Best().Rate())),
+			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %v", u.Address, u.Best())},
+			values:   findings.Values{"rate": units.Rate(u.Best().Rate() / float64(len(u.gpus)))},
 		}
 		for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
 			if c := f.atOnce(way); c.of(u.gpus) {
@@ -174,10 +173,10 @@ const (
 // shown reports whether the host shows the links above a GPU as they are: virtual machines
 // have none, or made-up ones, and NVLink-C2C is no link of that kind.
 func (f *Facts) shown(d *Device) bool {
-	if f.Host == nil || f.Host.Virt.VM || yardstick.Coherent(d.Name) {
+	if f.Host == nil || f.Host.Virt.VM || reference.Coherent(d.Name) {
 		return false
 	}
-	pci, ok := f.Host.GPU(d.PCIBusID)
+	pci, ok := f.pci(d)
 	return ok && len(pci.Upstream) > 0
 }
 
@@ -258,10 +257,7 @@ func (f *Facts) places(gpus []*Device) (texts []string) {
 		}
 	}
 	for _, d := range gpus {
-		pci, ok := hostinfo.PCIDevice{}, false
-		if f.Host != nil {
-			pci, ok = f.Host.GPU(d.PCIBusID)
-		}
+		pci, ok := f.pci(d)
 		if !ok || slices.Contains(below, d) {
 			continue
 		}

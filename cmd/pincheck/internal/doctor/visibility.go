@@ -169,7 +169,7 @@ func missingGPUs(f *Facts) []Finding {
 	if f.Host != nil && len(f.Devices) == have {
 		for _, g := range f.Host.GPUs {
 			if !slices.ContainsFunc(f.Devices, func(d Device) bool {
-				same, ok := f.Host.GPU(d.PCIBusID)
+				same, ok := f.pci(&d)
 				return ok && same.Address == g.Address
 			}) {
 				out.Evidence = append(out.Evidence, fmt.Sprintf("not in CUDA: %s, driver %q", g.Address, g.Driver))

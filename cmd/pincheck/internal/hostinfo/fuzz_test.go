@@ -71,7 +71,7 @@ func check(t *testing.T, host fstest.MapFS) {
 		t.Fatalf("headroom %d", n)
 	}
 	for _, g := range h.GPUs {
-		if r := g.Link.Current(); r < 0 || r != r {
+		if r := g.Link.Now().Rate(); r < 0 || r != r {
 			t.Fatalf("link rate %v", r)
 		}
 	}

@@ -65,8 +65,8 @@ func TestH200VM(t *testing.T) {
 	assert.Equal(t, "nvidia", gpu.Driver)
 	assert.Nil(t, gpu.NUMANode, "-1 is unknown, not node -1")
 	assert.Empty(t, gpu.Upstream)
-	assert.InDelta(t, 63.0, gpu.Link.Current(), 0.05)
-	assert.InDelta(t, 63.0, gpu.Link.Max(), 0.05)
+	assert.InDelta(t, 63.0, gpu.Link.Now().Rate(), 0.05)
+	assert.InDelta(t, 63.0, gpu.Link.Best().Rate(), 0.05)
 	// On this kernel the root group has neither memory.max nor memory.current.
 	assert.Equal(t, hostinfo.Cgroup{}, h.Cgroup)
 
@@ -124,8 +124,8 @@ func TestDualEPYCInCgroupV2(t *testing.T) {
 	require.NotNil(t, h100.NUMANode)
 	assert.Equal(t, 0, *h100.NUMANode)
 	assert.Equal(t, "nvidia", h100.Driver)
-	assert.InDelta(t, 4.0, h100.Link.Current(), 0.01, "an idle GPU trains down")
-	assert.InDelta(t, 63.0, h100.Link.Max(), 0.05)
+	assert.InDelta(t, 4.0, h100.Link.Now().Rate(), 0.01, "an idle GPU trains down")
+	assert.InDelta(t, 63.0, h100.Link.Best().Rate(), 0.05)
 	require.Len(t, h100.Upstream, 1)
 	assert.Equal(t, "0000:00:01.1", h100.Upstream[0].Address)
 
@@ -135,7 +135,7 @@ func TestDualEPYCInCgroupV2(t *testing.T) {
 	require.Len(t, l40s.Upstream, 2, "the bridge without a link is left out")
 	assert.Equal(t, "0000:c1:00.0", l40s.Upstream[0].Address)
 	assert.Equal(t, 8, l40s.Upstream[1].CurrentWidth)
-	assert.InDelta(t, 15.75, l40s.Upstream[1].Current(), 0.01)
+	assert.InDelta(t, 15.75, l40s.Upstream[1].Now().Rate(), 0.01)
 
 	assert.Equal(t, map[string]string{"CUDA_VISIBLE_DEVICES": "0"}, h.Env, "the last one counts, others stay out")
 }
@@ -156,8 +156,8 @@ func TestContainerInCgroupV1(t *testing.T) {
 	assert.Zero(t, h.Memory.Available, "unknown before Linux 3.14, and where it is hidden")
 	require.Len(t, h.GPUs, 1)
 	assert.Nil(t, h.GPUs[0].NUMANode)
-	assert.InDelta(t, 7.88, h.GPUs[0].Link.Current(), 0.01)
-	assert.InDelta(t, 15.75, h.GPUs[0].Link.Max(), 0.01)
+	assert.InDelta(t, 7.88, h.GPUs[0].Link.Now().Rate(), 0.01)
+	assert.InDelta(t, 15.75, h.GPUs[0].Link.Best().Rate(), 0.01)
 }
 
 func TestWSL(t *testing.T) {

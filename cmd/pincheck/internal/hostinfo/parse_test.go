@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestLinkRate(t *testing.T) {
+func TestRateOfALink(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		speed string
@@ -33,8 +33,8 @@ func TestLinkRate(t *testing.T) {
 		{"", 16, 0, 0},
 	} {
 		speed := parseSpeed(c.speed)
-		assert.InDelta(t, c.want, LinkRate(speed, c.width), 0.001, "%s x%d", c.speed, c.width)
-		assert.Equal(t, c.gen, Generation(speed), c.speed)
+		assert.InDelta(t, c.want, PCIe{speed, c.width}.Rate(), 0.001, "%s x%d", c.speed, c.width)
+		assert.Equal(t, c.gen, PCIe{Speed: speed}.Generation(), c.speed)
 	}
 	assert.Zero(t, parseWidth("255"))
 	assert.Zero(t, parseWidth("x16"))
@@ -115,4 +115,19 @@ func TestNaturalOrder(t *testing.T) {
 	assert.Positive(t, compareNatural("node10", "node2"))
 	assert.Zero(t, compareNatural("node1", "node1"))
 	assert.NotZero(t, compareNatural("node1", "node01"))
+}
+
+// The slower of the card and its slot counts.
+func TestCardAndSlotAreMadeForTheLowerMaximum(t *testing.T) {
+	t.Parallel()
+	card := PCIDevice{Link: Link{CurrentSpeed: 2.5, CurrentWidth: 8, MaxSpeed: 32, MaxWidth: 16}}
+	assert.Equal(t, PCIe{32, 16}, card.Made())
+	card.Upstream = []Link{{CurrentSpeed: 16, CurrentWidth: 8}, {MaxSpeed: 2.5, MaxWidth: 1}}
+	assert.Equal(t, PCIe{32, 16}, card.Made(), "the slot shows no maximum, and the next bridge is another link")
+	card.Upstream[0].MaxSpeed, card.Upstream[0].MaxWidth = 16, 8
+	assert.Equal(t, PCIe{16, 8}, card.Made())
+	card.Upstream[0].MaxSpeed, card.Upstream[0].MaxWidth = 64, 16
+	assert.Equal(t, PCIe{32, 16}, card.Made())
+	card.Link = Link{CurrentSpeed: 32, CurrentWidth: 16}
+	assert.Equal(t, PCIe{}, card.Made(), "what it is trained to is not what it can do")
 }

@@ -1,8 +1,10 @@
 package hostinfo
 
 import (
+	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,39 +48,61 @@ type Link struct {
 	MaxWidth     int     `json:"max_width,omitempty"`
 }
 
-// Current returns the rate to which the link is trained now, in GB/s each way. 0 is
-// unknown.
-func (l Link) Current() float64 { return LinkRate(l.CurrentSpeed, l.CurrentWidth) }
+// Now returns what the link is trained to now.
+func (l Link) Now() PCIe { return PCIe{l.CurrentSpeed, l.CurrentWidth} }
 
-// Max returns the rate to which the device can train, in GB/s each way. 0 is unknown.
-func (l Link) Max() float64 { return LinkRate(l.MaxSpeed, l.MaxWidth) }
+// Best returns what the device can train to.
+func (l Link) Best() PCIe { return PCIe{l.MaxSpeed, l.MaxWidth} }
 
-// Generation returns the PCI Express generation of a speed in GT/s, 0 for other speeds.
-func Generation(speed float64) int {
-	for i, s := range []float64{2.5, 5, 8, 16, 32, 64} {
-		if speed == s {
-			return i + 1
-		}
+// Made returns the best link of a GPU and its slot: the lower maximum of the two ends. It is
+// unknown if the host does not show the GPU's maximum.
+func (d PCIDevice) Made() PCIe {
+	made := d.Link.Best()
+	if made.Rate() == 0 {
+		return PCIe{}
 	}
-	return 0
+	if len(d.Upstream) > 0 && d.Upstream[0].Best().Rate() > 0 { // the nearest bridge is the slot
+		slot := d.Upstream[0].Best()
+		made.Speed, made.Width = min(made.Speed, slot.Speed), min(made.Width, slot.Width)
+	}
+	return made
 }
 
-// LinkRate returns what a link of this speed (GT/s a lane) and width (lanes) can carry
-// each way in GB/s, after the encoding of its generation and before packet headers:
-// 8b/10b up to generation 2, 128b/130b up to 5, and flits of 242 in 256 bytes from 6 on.
-// 32 GT/s x16 is 63.0 GB/s.
-func LinkRate(speed float64, width int) float64 {
-	if speed <= 0 || width <= 0 {
+// PCIe is the speed and the width of a PCI Express link. The zero value is unknown.
+type PCIe struct {
+	Speed float64 // GT/s a lane
+	Width int     // lanes
+}
+
+// Generation returns the generation of a speed, 0 for speeds that none has.
+func (l PCIe) Generation() int { return 1 + slices.Index([]float64{2.5, 5, 8, 16, 32, 64}, l.Speed) }
+
+// Version returns the generation in words: "PCIe 5.0", and "65 GT/s" for a speed that none has.
+func (l PCIe) Version() string {
+	if g := l.Generation(); g > 0 {
+		return fmt.Sprintf("PCIe %d.0", g)
+	}
+	return fmt.Sprintf("%g GT/s", l.Speed)
+}
+
+// String returns "PCIe 5.0 x16".
+func (l PCIe) String() string { return fmt.Sprintf("%s x%d", l.Version(), l.Width) }
+
+// Rate returns what the link can carry each way in GB/s, after the encoding of its generation
+// and before packet headers: 8b/10b up to generation 2, 128b/130b up to 5, and flits of 242 in
+// 256 bytes from 6 on. 32 GT/s x16 is 63.0 GB/s. 0 is unknown.
+func (l PCIe) Rate() float64 {
+	if l.Speed <= 0 || l.Width <= 0 {
 		return 0
 	}
 	encoding := 128.0 / 130
 	switch {
-	case speed <= 5:
+	case l.Speed <= 5:
 		encoding = 8.0 / 10
-	case speed >= 64:
+	case l.Speed >= 64:
 		encoding = 242.0 / 256
 	}
-	return speed * float64(width) * encoding / 8
+	return l.Speed * float64(l.Width) * encoding / 8
 }
 
 const vendorNVIDIA = "0x10de"
@@ -129,7 +153,7 @@ func readUpstream(f files, dir string) []Link {
 		}
 		l := readLink(f, p)
 		l.Address = path.Base(p)
-		if l.Current() > 0 || l.Max() > 0 {
+		if l.Now().Rate() > 0 || l.Best().Rate() > 0 {
 			out = append(out, l)
 		}
 	}

@@ -159,30 +159,27 @@ type Opened struct {
 	Errors []string      `json:"errors,omitempty"` // of releasing
 }
 
-// Open opens the library and lists the devices, without making a context on any. That there
-// is no library and no GPU is no error. The error wraps errors.ErrUnsupported on other
+// Open opens the library and lists the devices, without making a context on any. What the host
+// shows of them comes with Facts.SetHost. That there is no library and no GPU is no error. The error wraps errors.ErrUnsupported on other
 // platforms.
 func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
-	host := l.ReadHost()
-	if r.Simulate {
-		host = SimulatedHost(host)
-	}
 	began := time.Now()
 	rt, closeAll, err := l.openInTime(ctx, r)
 	var out Opened
 	if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) && ctx.Err() != nil && failed.Stuck == "" {
 		err = bounded.Ended(ctx) // there was no time
 	} else if failed != nil && failed.Stuck != "" {
-		out.Facts = l.NotOpened(ctx, failed, host, time.Since(began))
+		out.Facts = l.NotOpened(ctx, failed, l.ReadHost(), time.Since(began))
 		err = nil
 	} else if failed != nil {
+		host := l.ReadHost()
 		out.Facts = doctor.WithoutLibrary(failed, host)
 		if l.OpenLibrary == nil {
 			out.Facts.NodeErrors = openNodes(host)
 		}
 		err = nil
 	} else if err == nil {
-		out.Facts = doctor.Gather(rt, host)
+		out.Facts = doctor.Gather(rt)
 	}
 	out.Errors = closeAll()
 	return out, err

@@ -312,8 +312,8 @@ func linkText(l *doctor.Link) string {
 	if l == nil {
 		return "link unknown: the host does not show it"
 	}
-	best := fmt.Sprintf("%s x%d, %s each way", doctor.Generation(l.MaxSpeed), l.MaxWidth, units.Rate(l.MaxRate))
-	now := fmt.Sprintf("%s x%d, %s each way", doctor.Generation(l.Speed), l.Width, units.Rate(l.Rate))
+	best := fmt.Sprintf("%v, %s each way", l.Best(), units.Rate(l.MaxRate))
+	now := fmt.Sprintf("%v, %s each way", l.Now(), units.Rate(l.Rate))
 	text := "link " + now
 	switch {
 	case l.Rate == 0:
@@ -325,7 +325,7 @@ func linkText(l *doctor.Link) string {
 		text += ", at best " + best
 	}
 	if b := l.Bottleneck; b != nil {
-		text += fmt.Sprintf("; behind bridge %s with %s x%d, %s", b.Address, doctor.Generation(b.Speed), b.Width, units.Rate(b.Rate))
+		text += fmt.Sprintf("; behind bridge %s with %v, %s", b.Address, b.Now(), units.Rate(b.Rate))
 	}
 	return text
 }

@@ -1,10 +1,10 @@
-// Package yardstick says what series of measurements can be expected to reach on known
+// Package reference says what series of measurements can be expected to reach on known
 // hardware, each with its source: public figures of the GPU or of the generation of its
 // link, and for other generations the arithmetic of the link. Where nothing is known there
-// is no yardstick: of latencies and of the rate of pinning, for example, which depend on
+// is no expectation: of latencies and of the rate of pinning, for example, which depend on
 // the processor, of copies that are not between pinned memory and one GPU, and of links
 // that the host does not show.
-package yardstick
+package reference
 
 import (
 	"fmt"
@@ -22,13 +22,13 @@ type GPU struct {
 	PCIBusID string
 }
 
-// New returns the yardstick for series of these GPUs, for measure.Env.Expect. It returns
+// New returns a function that returns the expected rate for series of these GPUs, for measure.Env.Expect. It returns
 // nil for a series of which nothing is known.
 func New(host *hostinfo.Host, gpus []GPU) func(*result.Series) *result.Expected {
-	links := make([]Link, len(gpus))
+	links := make([]hostinfo.PCIe, len(gpus))
 	for i, g := range gpus {
 		if pci, ok := host.GPU(g.PCIBusID); ok {
-			links[i] = LinkOf(pci)
+			links[i] = pci.Made()
 		}
 	}
 	return func(s *result.Series) *result.Expected {
@@ -40,40 +40,12 @@ func New(host *hostinfo.Host, gpus []GPU) func(*result.Series) *result.Expected 
 	}
 }
 
-// A Link is a PCI Express link as it is when nothing is wrong. The zero Link is unknown.
-type Link struct {
-	Speed float64 // GT/s a lane
-	Width int     // lanes
-}
-
-// LinkOf returns the best link of a GPU and its slot: the lower maximum of the two ends.
-// It is unknown if the host does not show the GPU's maximum.
-func LinkOf(d hostinfo.PCIDevice) Link {
-	if d.Link.Max() == 0 {
-		return Link{}
-	}
-	l := Link{d.Link.MaxSpeed, d.Link.MaxWidth}
-	if len(d.Upstream) > 0 && d.Upstream[0].Max() > 0 { // the nearest bridge is the slot
-		l.Speed = min(l.Speed, d.Upstream[0].MaxSpeed)
-		l.Width = min(l.Width, d.Upstream[0].MaxWidth)
-	}
-	return l
-}
-
-// String returns "PCIe 5.0 x16".
-func (l Link) String() string {
-	if g := hostinfo.Generation(l.Speed); g > 0 {
-		return fmt.Sprintf("PCIe %d.0 x%d", g, l.Width)
-	}
-	return fmt.Sprintf("%g GT/s x%d", l.Speed, l.Width)
-}
-
-// Rate returns what a link carries in one direction in GB/s, with payloads of this many
+// payloadRate returns what a link carries in one direction in GB/s, with payloads of this many
 // bytes a packet: 128, 256 or 512 on most hosts. Going to the device the packets are
 // completions of its reads, with a header of 12 bytes, and from the device writes, with
 // one of 16. Up to generation 5 each packet also has 8 bytes of framing, sequence number
 // and checksum. Acknowledgements and flow control take a few per cent more.
-func (l Link) Rate(direction string, payload int) float64 {
+func payloadRate(l hostinfo.PCIe, direction string, payload int) float64 {
 	overhead := 12
 	if direction == result.DeviceToHost {
 		overhead = 16
@@ -81,7 +53,7 @@ func (l Link) Rate(direction string, payload int) float64 {
 	if l.Speed < 64 { // the flits of generation 6 need no framing a packet
 		overhead += 8
 	}
-	return hostinfo.LinkRate(l.Speed, l.Width) * float64(payload) / float64(payload+overhead)
+	return l.Rate() * float64(payload) / float64(payload+overhead)
 }
 
 // smallestPayload is the payload that every device supports, in bytes.
@@ -100,9 +72,9 @@ const (
 	writeCombined = "write_combined"
 )
 
-// Expect returns the yardstick for a series of one GPU of this name and link, or nil.
+// Expect returns the expected rate for a series of one GPU of this name and link, or nil.
 // With direction [result.Both] the series is the sum of both directions.
-func Expect(gpu string, link Link, s *result.Series) *result.Expected {
+func Expect(gpu string, link hostinfo.PCIe, s *result.Series) *result.Expected {
 	if s.Name != "bandwidth" || s.Unit != result.GBPerSecond || !understood(s.Labels) {
 		return nil
 	}
@@ -126,8 +98,8 @@ func Expect(gpu string, link Link, s *result.Series) *result.Expected {
 	return byLink(link, direction)
 }
 
-// byLink returns the yardstick for large copies over a link, whatever the GPU.
-func byLink(link Link, direction string) *result.Expected {
+// byLink returns the expected rate for large copies over a link, whatever the GPU.
+func byLink(link hostinfo.PCIe, direction string) *result.Expected {
 	if direction != result.HostToDevice && direction != result.DeviceToHost {
 		return nil
 	}
@@ -143,11 +115,11 @@ func byLink(link Link, direction string) *result.Expected {
 		}
 		return &result.Expected{Value: low * scale, Source: source}
 	}
-	if hostinfo.Generation(link.Speed) == 0 {
+	if link.Generation() == 0 {
 		return nil
 	}
 	return &result.Expected{
-		Value:  link.Rate(direction, smallestPayload),
+		Value:  payloadRate(link, direction, smallestPayload),
 		Source: fmt.Sprintf("%v: computed from its rate, encoding and packets of %d bytes; no public figure", link, smallestPayload),
 	}
 }
