@@ -173,7 +173,7 @@ func TestEachHostIsJudgedTheSameFromItsArchive(t *testing.T) {
 	judge := func(host *hostinfo.Host, facts []byte) (doctor.Verdict, []string) {
 		f, err := doctor.FromCapture(host, facts)
 		require.NoError(t, err)
-		verdict, found := doctor.Judge(f)
+		verdict, found := doctor.Evaluate(f)
 		var ids []string
 		for _, one := range found {
 			ids = append(ids, one.ID)

@@ -80,7 +80,7 @@ func (w *watch) run(ctx context.Context, interval time.Duration) error {
 		f := doctor.FromHost(hostinfo.Read(w.sys.root, w.sys.environ))
 		f.ExpectedGPUs = w.expectGPUs
 		f.Processes = doctor.Processes(w.sys.root)
-		_, found := doctor.Judge(f, w.ignore...)
+		_, found := doctor.Evaluate(f, w.ignore...)
 		if err := w.print(time.Now().UTC(), found, first); err != nil {
 			return outputError{err}
 		}

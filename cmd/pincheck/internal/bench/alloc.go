@@ -406,13 +406,13 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 // largest returns the series of a name with the largest size that any has, by method.
 func largest(b *result.Bench, name string) map[string]*result.Series {
 	all := b.Select(result.View{Series: name})
-	most := 0
+	largest := 0
 	for _, s := range all {
-		most = max(most, sizeOf(s.Labels))
+		largest = max(largest, sizeOf(s.Labels))
 	}
 	found := map[string]*result.Series{}
 	for _, s := range all {
-		if sizeOf(s.Labels) == most {
+		if sizeOf(s.Labels) == largest {
 			found[s.Labels.Get(result.Method)] = s
 		}
 	}

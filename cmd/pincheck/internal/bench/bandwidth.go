@@ -62,9 +62,9 @@ const (
 	// larger one is not faster, and cudaMemcpy of it could not be interrupted.
 	largestOther = 256 << 20
 	// sampleBytes is how many bytes the copies of a sample have together, unless that
-	// is more than mostCopies of them, or less than one.
+	// is more than maxCopies of them, or less than one.
 	sampleBytes = 256 << 20
-	mostCopies  = 256
+	maxCopies   = 256
 	// On a simulated device copies cost the host's time, and its memory is the host's.
 	simulatedLargest = 16 << 20
 	simulatedSample  = 8 << 20
@@ -88,23 +88,23 @@ func newSizing(env measure.Env) sizing {
 		z.chosen = true
 		return z
 	}
-	all, most := allSizes, math.MaxInt
+	all, largest := allSizes, math.MaxInt
 	if env.Quick {
 		all = quickSizes
 	}
 	if available, ok := hostmem.Available(); ok {
-		most = min(most, available/16)
+		largest = min(largest, available/16)
 	}
 	for _, d := range env.Devices {
 		if free, _, err := d.MemInfo(); err == nil {
-			most = min(most, free/4)
+			largest = min(largest, free/4)
 		}
 	}
 	if simulated {
-		most = min(most, simulatedLargest)
+		largest = min(largest, simulatedLargest)
 	}
 	for _, n := range all {
-		if n <= most {
+		if n <= largest {
 			z.sizes = append(z.sizes, n)
 		}
 	}
@@ -121,7 +121,7 @@ func (z sizing) upTo(n int) []int {
 }
 
 // count returns how many copies of n bytes a sample has.
-func (z sizing) count(n int) int { return min(max(z.sampleBytes/n, 1), mostCopies) }
+func (z sizing) count(n int) int { return min(max(z.sampleBytes/n, 1), maxCopies) }
 
 func planBandwidth(env measure.Env) ([]measure.Group, error) {
 	if len(env.Devices) == 0 {
@@ -145,18 +145,18 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 					sizes, directions = sizes[len(sizes)-1:], directions[:2]
 				}
 			}
-			rig := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: slices.Max(sizes)}
+			fixture := &copyFixture{resources: resources{dev: dev}, kind: kind, n: slices.Max(sizes)}
 			var cases []measure.Case
 			for _, n := range sizes {
-				for _, way := range directions {
+				for _, direction := range directions {
 					count := z.count(n)
 					if kind.moves {
 						count = 1 // it moves once
 					}
-					cases = append(cases, rig.bandwidth(seriesBandwidth, way, n, count))
+					cases = append(cases, fixture.bandwidth(seriesBandwidth, direction, n, count))
 				}
 			}
-			groups = append(groups, rig.group(kind.name+" memory", cases))
+			groups = append(groups, fixture.group(kind.name+" memory", cases))
 		}
 		groups = append(groups, deviceMemory(dev, z))
 		if !isSimulated(env) {
@@ -166,7 +166,7 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 	if len(env.Devices) > 1 {
 		sizes := z.upTo(64 << 20)
 		n := sizes[len(sizes)-1]
-		count := min(4*z.count(n), mostCopies) // long enough for the devices not to start at once
+		count := min(4*z.count(n), maxCopies) // long enough for the devices not to start at once
 		groups = append(groups, together(env.Devices, n, count, directions))
 	}
 	if isSimulated(env) {
@@ -187,7 +187,7 @@ func notMeasured(what, why string) measure.Group {
 }
 
 // group has the cases of one rig.
-func (r *copyRig) group(name string, cases []measure.Case) measure.Group {
+func (r *copyFixture) group(name string, cases []measure.Case) measure.Group {
 	return measure.Group{
 		Name: fmt.Sprintf("GPU %d, %s", r.dev.Ordinal(), name),
 		Need: r.need(), Setup: r.setup(cases), Open: r.open, Close: r.close, Cases: cases,
@@ -204,14 +204,14 @@ const (
 )
 
 // bandwidth is the case of count copies of n bytes a sample.
-func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
+func (r *copyFixture) bandwidth(series, direction string, n, count int) measure.Case {
 	perCopy := n
-	if way == result.Both || way == onDevice { // there and back, or read and written
+	if direction == result.Both || direction == onDevice { // there and back, or read and written
 		perCopy *= 2
 	}
 	prepared := false
 	labels := result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Memory, Value: r.kind.name},
-		{Key: result.Direction, Value: way}, {Key: result.Size, Value: strconv.Itoa(n)}}
+		{Key: result.Direction, Value: direction}, {Key: result.Size, Value: strconv.Itoa(n)}}
 	c := measure.Case{
 		Series: result.Series{Name: series, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: perCopy * count, Labels: labels},
 		WarmUp: 1,
@@ -220,19 +220,19 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 				if expected := float64(perCopy*count) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
 					return 0, fmt.Errorf("a sample would take %s: %w", units.Seconds(expected/1e9), errors.ErrUnsupported)
 				}
-				if err := r.prepare(ctx, way, n); err != nil {
+				if err := r.prepare(ctx, direction, n); err != nil {
 					return 0, err
 				}
 				prepared = true
 				if count > 1 && n >= small {
-					one, err := r.take(ctx, way, n, 1)
+					one, err := r.take(ctx, direction, n, 1)
 					if err != nil {
 						return 0, err
 					}
 					count = min(count, max(1, int(longestSample/one)))
 				}
 			}
-			took, err := r.take(ctx, way, n, count)
+			took, err := r.take(ctx, direction, n, count)
 			if err != nil {
 				return 0, err
 			}
@@ -240,7 +240,7 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 			return r.rate, nil
 		},
 		Bytes:  func() int { return perCopy * count },
-		Verify: func(ctx context.Context) error { return r.verify(ctx, way, n) },
+		Verify: func(ctx context.Context) error { return r.verify(ctx, direction, n) },
 		Node:   r.node,
 	}
 	if r.kind.moves { // and moves back, which is not timed
@@ -253,40 +253,40 @@ func (r *copyRig) bandwidth(series, way string, n, count int) measure.Case {
 func deviceMemory(dev *cudart.Device, z sizing) measure.Group {
 	sizes := z.upTo(largestOther)
 	n := sizes[len(sizes)-1]
-	rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
-	c := rig.bandwidth(seriesDeviceMemory, onDevice, n, min(max(16*z.sampleBytes/n, 1), mostCopies))
+	fixture := &copyFixture{resources: resources{dev: dev}, kind: registered, n: n}
+	c := fixture.bandwidth(seriesDeviceMemory, onDevice, n, min(max(16*z.sampleBytes/n, 1), maxCopies))
 	c.Labels = slices.DeleteFunc(c.Labels, func(l result.Label) bool { return l.Key == result.Memory })
 	c.Node = nil
-	return rig.group("its own memory", []measure.Case{c})
+	return fixture.group("its own memory", []measure.Case{c})
 }
 
 // together copies between the host and all devices at once, count times n bytes a sample.
 func together(devices []*cudart.Device, n, count int, directions []string) measure.Group {
 	g := measure.Group{Name: "all devices at once"}
-	var rigs []*copyRig
+	var fixtures []*copyFixture
 	for _, dev := range devices {
-		r := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
+		r := &copyFixture{resources: resources{dev: dev}, kind: registered, n: n}
 		need := r.need()
 		g.Need.Pinned += need.Pinned
 		g.Need.Device = need.Device
 		g.Setup += r.setup(nil)
-		rigs = append(rigs, r)
+		fixtures = append(fixtures, r)
 	}
 	g.Open = func(ctx context.Context) error {
-		return each(rigs, func(r *copyRig) error { return r.open(ctx) })
+		return each(fixtures, func(r *copyFixture) error { return r.open(ctx) })
 	}
-	g.Close = func() error { return each(rigs, (*copyRig).close) }
-	for _, way := range directions {
-		g.Cases = append(g.Cases, allAtOnce(rigs, way, n, count))
+	g.Close = func() error { return each(fixtures, (*copyFixture).close) }
+	for _, direction := range directions {
+		g.Cases = append(g.Cases, allAtOnce(fixtures, direction, n, count))
 	}
 	return g
 }
 
 // each calls do for all at once: eight devices would take eight times as long otherwise.
-func each(rigs []*copyRig, do func(*copyRig) error) error {
-	errs := make([]error, len(rigs))
+func each(fixtures []*copyFixture, do func(*copyFixture) error) error {
+	errs := make([]error, len(fixtures))
 	var all sync.WaitGroup
-	for i, r := range rigs {
+	for i, r := range fixtures {
 		all.Go(func() { errs[i] = do(r) })
 	}
 	all.Wait()
@@ -295,29 +295,29 @@ func each(rigs []*copyRig, do func(*copyRig) error) error {
 
 // allAtOnce returns the case of the sum of all devices, whose samples measure those of the
 // devices as well.
-func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
+func allAtOnce(fixtures []*copyFixture, direction string, n, count int) measure.Case {
 	var last []time.Duration
 	round := func(ctx context.Context) ([]time.Duration, error) {
-		for _, r := range rigs {
-			if err := r.begin(way); err != nil {
+		for _, r := range fixtures {
+			if err := r.begin(direction); err != nil {
 				return nil, err
 			}
 		}
 		for range count {
-			for _, r := range rigs {
-				if err := r.queue(ctx, way, n, 1); err != nil {
+			for _, r := range fixtures {
+				if err := r.queue(ctx, direction, n, 1); err != nil {
 					return nil, err
 				}
 			}
 		}
-		for _, r := range rigs {
-			if err := r.end(way); err != nil {
+		for _, r := range fixtures {
+			if err := r.end(direction); err != nil {
 				return nil, err
 			}
 		}
 		var times []time.Duration
-		for _, r := range rigs {
-			took, err := r.took(ctx, way)
+		for _, r := range fixtures {
+			took, err := r.took(ctx, direction)
 			if err != nil {
 				return nil, err
 			}
@@ -328,8 +328,8 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
 
 	var devices []measure.Also
 	sum := 0
-	for i, r := range rigs {
-		one := r.bandwidth(seriesTogether, way, n, count).Series
+	for i, r := range fixtures {
+		one := r.bandwidth(seriesTogether, direction, n, count).Series
 		sum += one.BytesPerSample
 		devices = append(devices, measure.Also{Series: one, Last: func() (float64, bool) {
 			return float64(one.BytesPerSample) / float64(last[i].Nanoseconds()), true
@@ -337,12 +337,12 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
 	}
 
 	prepared := false
-	all := rigs[0].bandwidth(seriesTogether, way, n, count)
+	all := fixtures[0].bandwidth(seriesTogether, direction, n, count)
 	all.Labels[0].Value = allDevices
 	all.WarmUp, all.Node, all.Bytes, all.BytesPerSample, all.Also = 0, nil, nil, sum, devices
 	all.Sample = func(ctx context.Context) (float64, error) {
 		if !prepared {
-			if err := each(rigs, func(r *copyRig) error { return r.prepare(ctx, way, n) }); err != nil {
+			if err := each(fixtures, func(r *copyFixture) error { return r.prepare(ctx, direction, n) }); err != nil {
 				return 0, err
 			}
 			if _, err := round(ctx); err != nil { // to warm up
@@ -357,7 +357,7 @@ func allAtOnce(rigs []*copyRig, way string, n, count int) measure.Case {
 		return float64(sum) / float64(slices.Max(last).Nanoseconds()), nil
 	}
 	all.Verify = func(ctx context.Context) error {
-		return each(rigs, func(r *copyRig) error { return r.verify(ctx, way, n) })
+		return each(fixtures, func(r *copyFixture) error { return r.verify(ctx, direction, n) })
 	}
 	return all
 }

@@ -57,12 +57,12 @@ func TestBandwidthOfAKnownLink(t *testing.T) {
 	_, env := simulated(t, 1, sizes...)
 	b := run(t, Bandwidth(), env)
 	for _, memory := range []string{memoryRegistered, memoryHostAlloc, memoryWriteCombined} {
-		for _, way := range bothWays {
-			all := copiesOf(b, "0", memory, way)
+		for _, direction := range bothDirections {
+			all := copiesOf(b, "0", memory, direction)
 			if memory == memoryRegistered {
-				assert.Len(t, all, len(sizes), "%s %s", memory, way)
+				assert.Len(t, all, len(sizes), "%s %s", memory, direction)
 			} else {
-				assert.Len(t, all, 1, "%s %s: a quick run", memory, way)
+				assert.Len(t, all, 1, "%s %s: a quick run", memory, direction)
 			}
 			for _, s := range all {
 				want := modelled(sizeOf(s.Labels))
@@ -91,7 +91,7 @@ func TestBothWaysAreTimedTogether(t *testing.T) {
 	fast, slow := cudasim.Way{Rate: 25}, cudasim.Way{Rate: 5}
 	for _, link := range []cudasim.Link{{HostToDevice: fast, DeviceToHost: slow}, {HostToDevice: slow, DeviceToHost: fast}} {
 		_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
-		r := &copyRig{workbench: workbench{dev: rt.Devices()[0]}, kind: registered, n: n}
+		r := &copyFixture{resources: resources{dev: rt.Devices()[0]}, kind: registered, n: n}
 		require.NoError(t, r.open(t.Context()))
 		for before := range 3 { // copies that the clock's stream has yet to make
 			require.NoError(t, r.queue(t.Context(), result.HostToDevice, n, before))
@@ -115,9 +115,9 @@ func TestBandwidthOfAllKinds(t *testing.T) {
 	}
 	b := run(t, Bandwidth(), env)
 	for _, kind := range hostKinds() {
-		for _, way := range bothWays {
-			all := copiesOf(b, "0", kind.name, way)
-			require.NotEmpty(t, all, "%s %s", kind.name, way)
+		for _, direction := range bothDirections {
+			all := copiesOf(b, "0", kind.name, direction)
+			require.NotEmpty(t, all, "%s %s", kind.name, direction)
 			for _, s := range all {
 				assert.True(t, s.Verified, "%v", s.Labels)
 			}
@@ -148,19 +148,19 @@ func TestBandwidthOfAllDevicesAtOnce(t *testing.T) {
 	t.Parallel()
 	_, env := simulated(t, 3, 1<<20)
 	b := run(t, Bandwidth(), env)
-	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
-		sum := b.Find(seriesTogether, result.Label{Key: result.Device, Value: allDevices}, result.Label{Key: result.Direction, Value: way})
+	for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
+		sum := b.Find(seriesTogether, result.Label{Key: result.Device, Value: allDevices}, result.Label{Key: result.Direction, Value: direction})
 		require.NotNil(t, sum)
 		want := 3 * modelled(1<<20)
 		assert.InDelta(t, want, sum.Median, want/50)
 		for d := range 3 {
-			one := b.Find(seriesTogether, result.Label{Key: result.Device, Value: strconv.Itoa(d)}, result.Label{Key: result.Direction, Value: way})
+			one := b.Find(seriesTogether, result.Label{Key: result.Device, Value: strconv.Itoa(d)}, result.Label{Key: result.Direction, Value: direction})
 			require.NotNil(t, one)
 			assert.Len(t, one.Samples, len(sum.Samples), "the same samples")
 			assert.InDelta(t, want/3, one.Median, want/3/50)
 			assert.True(t, one.Verified)
 		}
-		assert.NotEmpty(t, copiesOf(b, "2", memoryRegistered, way))
+		assert.NotEmpty(t, copiesOf(b, "2", memoryRegistered, direction))
 	}
 	assert.Contains(t, strings.Join(b.Answers, "\n"), "All 3 devices at once, host to device: 63.0 GB/s, 100 % of the sum of each alone: no shared uplink shows.")
 }
@@ -169,14 +169,14 @@ func TestBandwidthOfAllDevicesAtOnce(t *testing.T) {
 func figures(of map[string]float64) *result.Bench {
 	b := &result.Bench{}
 	for what, v := range of {
-		var name, device, memory, way string
+		var name, device, memory, direction string
 		var n int
-		_, err := fmt.Sscan(what, &name, &device, &memory, &way, &n)
+		_, err := fmt.Sscan(what, &name, &device, &memory, &direction, &n)
 		if err != nil {
 			panic(err)
 		}
 		b.Series = append(b.Series, result.Series{Name: name, Stats: result.Summarize([]float64{v}), Labels: result.Labels{
-			{Key: result.Device, Value: device}, {Key: result.Memory, Value: memory}, {Key: result.Direction, Value: way}, {Key: result.Size, Value: strconv.Itoa(n)}}})
+			{Key: result.Device, Value: device}, {Key: result.Memory, Value: memory}, {Key: result.Direction, Value: direction}, {Key: result.Size, Value: strconv.Itoa(n)}}})
 	}
 	return b
 }
@@ -223,30 +223,30 @@ func TestWrongBytesAreFound(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			t.Parallel()
 			_, env := simulated(t, 1)
-			r := &copyRig{workbench: workbench{dev: env.Devices[0]}, kind: kind, n: n}
+			r := &copyFixture{resources: resources{dev: env.Devices[0]}, kind: kind, n: n}
 			defer func() { require.NoError(t, r.close()) }()
 			require.NoError(t, r.open(t.Context()))
-			for _, way := range []string{result.HostToDevice, result.DeviceToHost, result.Both, onDevice} {
-				if kind.moves && way == onDevice {
+			for _, direction := range []string{result.HostToDevice, result.DeviceToHost, result.Both, onDevice} {
+				if kind.moves && direction == onDevice {
 					continue
 				}
-				require.NoError(t, r.prepare(t.Context(), way, n))
+				require.NoError(t, r.prepare(t.Context(), direction, n))
 				if !kind.moves {
-					require.ErrorContains(t, r.verify(t.Context(), way, n), "wrong bytes: byte ", "nothing was copied: %s", way)
-					require.NoError(t, r.prepare(t.Context(), way, n), way)
+					require.ErrorContains(t, r.verify(t.Context(), direction, n), "wrong bytes: byte ", "nothing was copied: %s", direction)
+					require.NoError(t, r.prepare(t.Context(), direction, n), direction)
 				}
-				_, err := r.take(t.Context(), way, n, 1)
+				_, err := r.take(t.Context(), direction, n, 1)
 				require.NoError(t, err)
-				require.NoError(t, r.verify(t.Context(), way, n), way)
+				require.NoError(t, r.verify(t.Context(), direction, n), direction)
 				switch {
 				case kind.moves:
 					r.target.Bytes()[at]++
-				case way == result.DeviceToHost || way == result.Both:
+				case direction == result.DeviceToHost || direction == result.Both:
 					r.target.Bytes()[at]++
 				default:
 					require.NoError(t, r.dev.Memset(r.in+at, 7, 16))
 				}
-				require.ErrorContains(t, r.verify(t.Context(), way, n), fmt.Sprintf("wrong bytes: byte %d is ", at), way)
+				require.ErrorContains(t, r.verify(t.Context(), direction, n), fmt.Sprintf("wrong bytes: byte %d is ", at), direction)
 				if kind.moves {
 					r.target.Bytes()[at]--
 				}
@@ -336,7 +336,7 @@ func TestSizing(t *testing.T) {
 func TestCopiesThatTakeTooLongAreLeftOut(t *testing.T) {
 	t.Parallel()
 	sim, env := simulated(t, 1)
-	r := &copyRig{workbench: workbench{dev: env.Devices[0]}, kind: registered, rate: 0.2}
+	r := &copyFixture{resources: resources{dev: env.Devices[0]}, kind: registered, rate: 0.2}
 	before := sim.TotalCalls()
 	_, err := r.bandwidth(seriesBandwidth, result.HostToDevice, 1<<30, 1).Sample(t.Context())
 	require.EqualError(t, err, "a sample would take 5.37 s: unsupported operation")

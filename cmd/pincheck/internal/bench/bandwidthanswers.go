@@ -12,13 +12,13 @@ import (
 )
 
 // copiesOf returns the series of bandwidth of a device, a kind of memory and a direction.
-func copiesOf(b *result.Bench, device, memory, way string) []*result.Series {
+func copiesOf(b *result.Bench, device, memory, direction string) []*result.Series {
 	return b.Select(result.View{Series: seriesBandwidth, Where: result.Labels{
-		{Key: result.Device, Value: device}, {Key: result.Memory, Value: memory}, {Key: result.Direction, Value: way}}})
+		{Key: result.Device, Value: device}, {Key: result.Memory, Value: memory}, {Key: result.Direction, Value: direction}}})
 }
 
-// bothWays are the directions one after the other.
-var bothWays = []string{result.HostToDevice, result.DeviceToHost}
+// bothDirections are the directions one after the other.
+var bothDirections = []string{result.HostToDevice, result.DeviceToHost}
 
 func explainBandwidth(_ measure.Env, b *result.Bench) []string {
 	var out []string
@@ -42,8 +42,8 @@ func explainBandwidth(_ measure.Env, b *result.Bench) []string {
 	for _, d := range devices {
 		say(bothAtOnce(b, d))
 	}
-	for _, way := range append(slices.Clone(bothWays), result.Both) {
-		say(sharedUplink(b, way))
+	for _, direction := range append(slices.Clone(bothDirections), result.Both) {
+		say(sharedUplink(b, direction))
 	}
 	for _, d := range devicesOf(b, seriesDeviceMemory) {
 		say(notTheCardsMemory(b, d))
@@ -54,13 +54,13 @@ func explainBandwidth(_ measure.Env, b *result.Bench) []string {
 // reached says how fast registered memory is, and how near to the yardstick.
 func reached(b *result.Bench, device string) string {
 	var parts []string
-	for _, way := range bothWays {
-		all, ok := sameSize(copiesOf(b, device, memoryRegistered, way))
+	for _, direction := range bothDirections {
+		all, ok := sameSize(copiesOf(b, device, memoryRegistered, direction))
 		if !ok {
 			continue
 		}
 		s := all[0]
-		part := fmt.Sprintf("%s %s in copies of %s", units.Rate(s.Median), directionText(way), units.Bytes(sizeOf(s.Labels)))
+		part := fmt.Sprintf("%s %s in copies of %s", units.Rate(s.Median), directionText(direction), units.Bytes(sizeOf(s.Labels)))
 		if e := s.Expected; e != nil && e.Value > 0 {
 			part += fmt.Sprintf(" (%s of %s, %s)", units.Share(s.Median/e.Value), units.Rate(e.Value), e.Source)
 		}
@@ -74,8 +74,8 @@ func reached(b *result.Bench, device string) string {
 
 // against returns what registered memory reaches and what another kind does, in copies of
 // one size, as "55.4 GB/s against 9.30 GB/s", and how many times as fast registered memory is.
-func against(b *result.Bench, device, memory, way string) (text string, size int, times float64, ok bool) {
-	pair, ok := sameSize(copiesOf(b, device, memoryRegistered, way), copiesOf(b, device, memory, way))
+func against(b *result.Bench, device, memory, direction string) (text string, size int, times float64, ok bool) {
+	pair, ok := sameSize(copiesOf(b, device, memoryRegistered, direction), copiesOf(b, device, memory, direction))
 	if !ok || pair[1].Median <= 0 {
 		return "", 0, 0, false
 	}
@@ -84,9 +84,9 @@ func against(b *result.Bench, device, memory, way string) (text string, size int
 
 func pinnedGain(b *result.Bench, device string) string {
 	var parts []string
-	for _, way := range bothWays {
-		if text, size, times, ok := against(b, device, memoryPageable, way); ok {
-			parts = append(parts, fmt.Sprintf("%s as fast %s (%s, copies of %s)", units.Times(times), directionText(way), text, units.Bytes(size)))
+	for _, direction := range bothDirections {
+		if text, size, times, ok := against(b, device, memoryPageable, direction); ok {
+			parts = append(parts, fmt.Sprintf("%s as fast %s (%s, copies of %s)", units.Times(times), directionText(direction), text, units.Bytes(size)))
 		}
 	}
 	if len(parts) == 0 {
@@ -97,10 +97,10 @@ func pinnedGain(b *result.Bench, device string) string {
 
 func stagedGain(b *result.Bench, device string) string {
 	var parts []string
-	for _, way := range bothWays {
-		pair, ok := sameSize(copiesOf(b, device, memoryStaged, way), copiesOf(b, device, memoryRegistered, way))
+	for _, direction := range bothDirections {
+		pair, ok := sameSize(copiesOf(b, device, memoryStaged, direction), copiesOf(b, device, memoryRegistered, direction))
 		if ok && pair[1].Median > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s (%s of registered memory)", units.Rate(pair[0].Median), directionText(way), units.Share(pair[0].Median/pair[1].Median)))
+			parts = append(parts, fmt.Sprintf("%s %s (%s of registered memory)", units.Rate(pair[0].Median), directionText(direction), units.Share(pair[0].Median/pair[1].Median)))
 		}
 	}
 	if len(parts) == 0 {
@@ -112,10 +112,10 @@ func stagedGain(b *result.Bench, device string) string {
 func otherKinds(b *result.Bench, device string) string {
 	var parts []string
 	for _, memory := range []string{memoryHostAlloc, memoryWriteCombined, memoryManaged} {
-		for _, way := range bothWays {
-			pair, ok := sameSize(copiesOf(b, device, memory, way), copiesOf(b, device, memoryRegistered, way))
+		for _, direction := range bothDirections {
+			pair, ok := sameSize(copiesOf(b, device, memory, direction), copiesOf(b, device, memoryRegistered, direction))
 			if ok && pair[1].Median > 0 {
-				parts = append(parts, fmt.Sprintf("%s %s %s", strings.ReplaceAll(memory, "_", " "), units.Share(pair[0].Median/pair[1].Median), directionText(way)))
+				parts = append(parts, fmt.Sprintf("%s %s %s", strings.ReplaceAll(memory, "_", " "), units.Share(pair[0].Median/pair[1].Median), directionText(direction)))
 			}
 		}
 	}
@@ -166,24 +166,24 @@ func bothAtOnce(b *result.Bench, device string) string {
 	return fmt.Sprintf("GPU %s, both directions at once: %s together, %s of the sum of each alone: %s.", device, units.Rate(three[0].Median), units.Share(share), verdict)
 }
 
-func sharedUplink(b *result.Bench, way string) string {
+func sharedUplink(b *result.Bench, direction string) string {
 	var sum *result.Series
-	alone, least, slowest := 0.0, 0.0, ""
+	alone, smallest, slowest := 0.0, 0.0, ""
 	count := 0
-	for _, s := range b.Select(result.View{Series: seriesTogether, Where: result.Labels{{Key: result.Direction, Value: way}}}) {
+	for _, s := range b.Select(result.View{Series: seriesTogether, Where: result.Labels{{Key: result.Direction, Value: direction}}}) {
 		d := s.Labels.Get(result.Device)
 		if d == allDevices {
 			sum = s
 			continue
 		}
-		pair, ok := sameSize([]*result.Series{s}, copiesOf(b, d, memoryRegistered, way))
+		pair, ok := sameSize([]*result.Series{s}, copiesOf(b, d, memoryRegistered, direction))
 		if !ok || pair[1].Median <= 0 {
 			return ""
 		}
 		count++
 		alone += pair[1].Median
-		if share := s.Median / pair[1].Median; slowest == "" || share < least {
-			least, slowest = share, d
+		if share := s.Median / pair[1].Median; slowest == "" || share < smallest {
+			smallest, slowest = share, d
 		}
 	}
 	if sum == nil || count < 2 {
@@ -192,9 +192,9 @@ func sharedUplink(b *result.Bench, way string) string {
 	share := sum.Median / alone
 	verdict := "no shared uplink shows"
 	if share < addUp {
-		verdict = fmt.Sprintf("they share an uplink, or the host's memory is too slow for all (GPU %s keeps the least, %s)", slowest, units.Share(least))
+		verdict = fmt.Sprintf("they share an uplink, or the host's memory is too slow for all (GPU %s keeps the least, %s)", slowest, units.Share(smallest))
 	}
-	return fmt.Sprintf("All %d devices at once, %s: %s, %s of the sum of each alone: %s.", count, directionText(way), units.Rate(sum.Median), units.Share(share), verdict)
+	return fmt.Sprintf("All %d devices at once, %s: %s, %s of the sum of each alone: %s.", count, directionText(direction), units.Rate(sum.Median), units.Share(share), verdict)
 }
 
 func notTheCardsMemory(b *result.Bench, device string) string {

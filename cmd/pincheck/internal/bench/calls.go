@@ -45,9 +45,9 @@ func Calls() measure.Experiment {
 	}
 }
 
-// A callRig is what the calls need.
-type callRig struct {
-	workbench
+// A callFixture is what the calls need.
+type callFixture struct {
+	resources
 	stream      *cudart.Stream
 	event, then *cudart.Event // with timing, both recorded
 	device      cudart.DevPtr
@@ -60,20 +60,20 @@ const (
 	pageBytes = 4096 // of allocations
 )
 
-func (r *callRig) open(ctx context.Context) error {
+func (r *callFixture) open(ctx context.Context) error {
 	var err error
-	if r.stream, err = r.workbench.stream(); err != nil {
+	if r.stream, err = r.resources.stream(); err != nil {
 		return err
 	}
 	for _, e := range []**cudart.Event{&r.event, &r.then} {
-		if *e, err = r.workbench.event(cudart.EventOptions{Timing: true}); err != nil {
+		if *e, err = r.resources.event(cudart.EventOptions{Timing: true}); err != nil {
 			return err
 		}
 		if err := r.stream.Record(*e); err != nil {
 			return err
 		}
 	}
-	if r.device, err = r.workbench.device(pageBytes); err != nil {
+	if r.device, err = r.resources.device(pageBytes); err != nil {
 		return err
 	}
 	buffer, err := r.pinned(ctx, pageBytes)
@@ -90,9 +90,9 @@ func (r *callRig) open(ctx context.Context) error {
 	return r.stream.Synchronize(ctx)
 }
 
-func (r *callRig) close() error {
-	err := r.workbench.close()
-	*r = callRig{workbench: workbench{dev: r.dev}}
+func (r *callFixture) close() error {
+	err := r.resources.close()
+	*r = callFixture{resources: resources{dev: r.dev}}
 	return err
 }
 
@@ -105,7 +105,7 @@ type call struct {
 
 // calls returns what is measured. Of cudaSetDevice and cudaGetDevice every call has its
 // part: package cudart makes the device current where it is not.
-func (r *callRig) calls() []call {
+func (r *callFixture) calls() []call {
 	return []call{
 		{name: "cudaStreamQuery", do: func() error { _, err := r.stream.Query(); return err }},
 		{name: "cudaStreamSynchronize", do: func() error { return r.stream.SynchronizeBlocking() }},
@@ -181,7 +181,7 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {
-		r := &callRig{workbench: workbench{dev: dev}}
+		r := &callFixture{resources: resources{dev: dev}}
 		g := measure.Group{Name: fmt.Sprintf("GPU %d", dev.Ordinal()), Need: measure.Need{Pinned: pageBytes, Pageable: pageBytes, Device: 2 * pageBytes},
 			Open: r.open, Close: r.close}
 		for _, c := range r.calls() {
@@ -200,7 +200,7 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 			}
 			allocations := measure.Case{
 				Series: result.Series{Name: seriesCallAllocations, Labels: labels, Unit: result.Count, Better: result.Lower},
-				WarmUp: 1, Budget: time.Millisecond, Samples: allocationRun, Fewest: allocationRun,
+				WarmUp: 1, Budget: time.Millisecond, Samples: allocationRun, MinSamples: allocationRun,
 				Sample: func(ctx context.Context) (float64, error) { return r.allocationsOf(ctx, c, times) },
 			}
 			g.Cases = append(g.Cases, timed, allocations)
@@ -211,7 +211,7 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 }
 
 // timeOf returns the seconds that a call takes. What it queued is waited for afterwards.
-func (r *callRig) timeOf(ctx context.Context, c call, times int) (float64, error) {
+func (r *callFixture) timeOf(ctx context.Context, c call, times int) (float64, error) {
 	began := time.Now()
 	if err := repeat(ctx, c, times); err != nil {
 		return 0, err
@@ -222,7 +222,7 @@ func (r *callRig) timeOf(ctx context.Context, c call, times int) (float64, error
 
 // allocationsOf returns how often a call allocates of the Go heap. What other goroutines
 // allocate meanwhile counts too, so that a series may have samples that are too high.
-func (r *callRig) allocationsOf(ctx context.Context, c call, times int) (float64, error) {
+func (r *callFixture) allocationsOf(ctx context.Context, c call, times int) (float64, error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	if err := repeat(ctx, c, times); err != nil {

@@ -19,7 +19,7 @@ import (
 func TestCallsAreThoseOfTheirNames(t *testing.T) {
 	t.Parallel()
 	sim, env := simulated(t, 1)
-	r := &callRig{workbench: workbench{dev: env.Devices[0]}}
+	r := &callFixture{resources: resources{dev: env.Devices[0]}}
 	defer func() { require.NoError(t, r.close()) }()
 	require.NoError(t, r.open(t.Context()))
 	names := map[string]bool{}
@@ -54,7 +54,7 @@ func TestCalls(t *testing.T) {
 	b, err := measure.Run(t.Context(), Calls(), env, nil)
 	require.NoError(t, err)
 	require.Empty(t, b.Errors)
-	want := len((&callRig{}).calls())
+	want := len((&callFixture{}).calls())
 	for _, device := range []string{"0", "1"} {
 		for name, unit := range map[string]result.Unit{seriesCallTime: result.Seconds, seriesCallAllocations: result.Count} {
 			all := b.Select(result.View{Series: name, Where: result.Labels{{Key: result.Device, Value: device}}})
@@ -84,14 +84,14 @@ func TestCalls(t *testing.T) {
 func TestAllocationsAreCounted(t *testing.T) {
 	t.Parallel()
 	_, env := simulated(t, 1)
-	r := &callRig{workbench: workbench{dev: env.Devices[0]}}
+	r := &callFixture{resources: resources{dev: env.Devices[0]}}
 	defer func() { require.NoError(t, r.close()) }()
 	require.NoError(t, r.open(t.Context()))
-	var kept [][]byte
-	n, err := r.allocationsOf(t.Context(), call{do: func() error { kept = append(kept[:0], make([]byte, 64<<10)); return nil }}, 100)
+	var retained [][]byte
+	n, err := r.allocationsOf(t.Context(), call{do: func() error { retained = append(retained[:0], make([]byte, 64<<10)); return nil }}, 100)
 	require.NoError(t, err)
 	assert.GreaterOrEqual(t, n, 1.0)
-	require.Len(t, kept, 1)
+	require.Len(t, retained, 1)
 }
 
 func TestCallsInterruptedOrUnsupported(t *testing.T) {

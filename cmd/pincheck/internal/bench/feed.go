@@ -96,7 +96,7 @@ type pinnedFeed struct {
 }
 
 // newPinnedFeed starts a loader, until ctx ends or the feed is closed.
-func newPinnedFeed(ctx context.Context, w *workbench, src loader.Source, stream *cudart.Stream, s setting, batch int) (*pinnedFeed, error) {
+func newPinnedFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (*pinnedFeed, error) {
 	l, err := loader.New(ctx, w.dev, src, loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: pinnedAhead, Label: "bench"})
 	if err != nil {
 		return nil, err
@@ -163,7 +163,7 @@ func (f *pinnedFeed) close(ctx context.Context) error {
 // A plainFeed is what programs do without a loader: goroutines fill batches in memory
 // that is not pinned, a channel brings them to the loop, and the loop copies them.
 type plainFeed struct {
-	workbench
+	resources
 	src      loader.Source
 	batch    int // samples
 	blocking bool
@@ -195,10 +195,10 @@ type turn struct {
 }
 
 // newPlainFeed starts the workers. After an error the feed is closed.
-func newPlainFeed(ctx context.Context, w *workbench, src loader.Source, stream *cudart.Stream, s setting, batch int) (*plainFeed, error) {
+func newPlainFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (*plainFeed, error) {
 	count := plainBatches(s.workers)
 	f := &plainFeed{
-		workbench: workbench{dev: w.dev, now: w.now}, src: src, batch: batch, blocking: !s.nonBlocking, stream: stream,
+		resources: resources{dev: w.dev, now: w.now}, src: src, batch: batch, blocking: !s.nonBlocking, stream: stream,
 		free: make(chan *plainBatch, count), full: make(chan *plainBatch, ahead(s.workers)), cancel: func() {}, began: w.now(),
 	}
 	n := batch * oneSample
@@ -209,7 +209,7 @@ func newPlainFeed(ctx context.Context, w *workbench, src loader.Source, stream *
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.workbench.close())
+		return nil, errors.Join(err, f.resources.close())
 	}
 	for i := range count {
 		f.free <- &plainBatch{mem: mem[i*n : (i+1)*n]}
@@ -317,24 +317,24 @@ func (f *plainFeed) waited(d time.Duration) { f.copying += d }
 // bound goes by what the loop did most of the time.
 func (f *plainFeed) bound() (loader.Stage, float64) {
 	all := max(f.now()-f.began, 1)
-	stage, most := loader.StageConsumer, all-f.waiting-f.copying
-	if f.copying > most {
-		stage, most = loader.StageCopy, f.copying
+	stage, largest := loader.StageConsumer, all-f.waiting-f.copying
+	if f.copying > largest {
+		stage, largest = loader.StageCopy, f.copying
 	}
-	if f.waiting > most {
-		stage, most = loader.StageSource, f.waiting
+	if f.waiting > largest {
+		stage, largest = loader.StageSource, f.waiting
 		if f.transforming.Load() > f.reading.Load() {
 			stage = loader.StageTransform
 		}
 	}
-	return stage, most.Seconds() / all.Seconds()
+	return stage, largest.Seconds() / all.Seconds()
 }
 
 // close ends the workers. The stream must be done with the copies.
 func (f *plainFeed) close(context.Context) error {
 	f.cancel()
 	f.workers.Wait()
-	return f.workbench.close()
+	return f.resources.close()
 }
 
 var (

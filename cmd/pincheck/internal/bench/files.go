@@ -97,7 +97,7 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 		if n > free {
 			return nil, fmt.Errorf("it takes a file of %s, and %s has room for %s: name smaller sizes, or another directory by TMPDIR", units.Bytes(n), dir, units.Bytes(free))
 		}
-		f := &fileRig{devices: env.Devices, n: n, dir: dir, inMemory: inMemory}
+		f := &fileFixture{devices: env.Devices, n: n, dir: dir, inMemory: inMemory}
 		groups = append(groups, f.group())
 	}
 	if env.Devices[0].Runtime().Library().Simulated {
@@ -108,8 +108,8 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 	return groups, nil
 }
 
-// A fileRig has what the ways of one file need.
-type fileRig struct {
+// A fileFixture has what the ways of one file need.
+type fileFixture struct {
 	devices  []*cudart.Device // the first of them is the target of single copies
 	n        int              // bytes
 	dir      string
@@ -130,7 +130,7 @@ type fileRig struct {
 	left    bool           // it was not waited for when ctx ended, and uses all of this
 }
 
-func (f *fileRig) group() measure.Group {
+func (f *fileFixture) group() measure.Group {
 	g := measure.Group{
 		Name: "file of " + units.Bytes(f.n), Open: f.open, Close: f.close,
 		Need:  measure.Need{Pinned: 2*f.n + ringBytes*len(f.devices), Device: f.n, Disk: f.n},
@@ -174,7 +174,7 @@ func (f *fileRig) group() measure.Group {
 const ringBytes = 64 << 20
 
 // open writes the file, and allocates the rest.
-func (f *fileRig) open(ctx context.Context) error {
+func (f *fileFixture) open(ctx context.Context) error {
 	var err error
 	if f.file, f.path, err = unlinkedFile(f.dir); err != nil {
 		return err
@@ -223,7 +223,7 @@ func (f *fileRig) open(ctx context.Context) error {
 
 // write writes bytes that do not repeat, and waits until the disk has them: what it does
 // not have cannot be dropped from the page cache.
-func (f *fileRig) write(ctx context.Context) error {
+func (f *fileFixture) write(ctx context.Context) error {
 	random := rand.NewChaCha8([32]byte{1})
 	piece := make([]byte, min(f.n, pieceSize))
 	return f.pieces(ctx, func(off, n int) error {
@@ -236,7 +236,7 @@ func (f *fileRig) write(ctx context.Context) error {
 }
 
 // fill reads the file into the pinned memory.
-func (f *fileRig) fill(ctx context.Context) error {
+func (f *fileFixture) fill(ctx context.Context) error {
 	return f.pieces(ctx, func(off, n int) error {
 		_, err := f.file.ReadAt(f.buffer.Bytes()[off:off+n], int64(off))
 		return err
@@ -244,7 +244,7 @@ func (f *fileRig) fill(ctx context.Context) error {
 }
 
 // pieces calls do for pieces of the file, until ctx ends.
-func (f *fileRig) pieces(ctx context.Context, do func(off, n int) error) error {
+func (f *fileFixture) pieces(ctx context.Context, do func(off, n int) error) error {
 	for off := 0; off < f.n; off += pieceSize {
 		if err := bounded.Ended(ctx); err != nil {
 			return err
@@ -258,7 +258,7 @@ func (f *fileRig) pieces(ctx context.Context, do func(off, n int) error) error {
 
 // close releases everything. It does not wait for a sample that ctx did not end: all is
 // released when that returns.
-func (f *fileRig) close() error {
+func (f *fileFixture) close() error {
 	if !f.left {
 		f.at = nil
 		return f.undo.run()
@@ -280,7 +280,7 @@ func clocked(do func(context.Context) error) fileWay {
 }
 
 // sample brings the file to the device once, and returns GB/s.
-func (f *fileRig) sample(ctx context.Context, cache, method, device string, bring fileWay) (float64, error) {
+func (f *fileFixture) sample(ctx context.Context, cache, method, device string, bring fileWay) (float64, error) {
 	switch {
 	case cache == outOfCache && f.inMemory:
 		return 0, fmt.Errorf("the files of %s are in memory (name a directory on a disk by TMPDIR): %w", f.dir, errors.ErrUnsupported)
@@ -301,7 +301,7 @@ func (f *fileRig) sample(ctx context.Context, cache, method, device string, brin
 
 // time is one sample. What the devices had before is overwritten, so that bytes which do
 // not arrive show.
-func (f *fileRig) time(ctx context.Context, cache, device string, bring fileWay, took *time.Duration) error {
+func (f *fileFixture) time(ctx context.Context, cache, device string, bring fileWay, took *time.Duration) error {
 	for i, d := range f.devices {
 		if device == allDevices || i == 0 {
 			if err := errors.Join(d.Memset(f.at[i], 0x5a, f.n), d.Synchronize(ctx)); err != nil {
@@ -325,12 +325,12 @@ func (f *fileRig) time(ctx context.Context, cache, device string, bring fileWay,
 }
 
 // fromPinned copies what is in pinned memory already.
-func (f *fileRig) fromPinned(ctx context.Context) (time.Duration, error) {
+func (f *fileFixture) fromPinned(ctx context.Context) (time.Duration, error) {
 	return f.span.Time(ctx, f.stream, func() error { return f.buffer.CopyToDevice(f.stream, f.at[0], 0, f.n) })
 }
 
 // fromMapping maps the file and has CUDA copy it, as loaders of weights do.
-func (f *fileRig) fromMapping(ctx context.Context) error {
+func (f *fileFixture) fromMapping(ctx context.Context) error {
 	b, unmap, err := mapForReading(f.file, f.n)
 	if err != nil {
 		return err
@@ -344,7 +344,7 @@ func (f *fileRig) fromMapping(ctx context.Context) error {
 }
 
 // byReading reads all of the file into pinned memory, with one thread, and copies it.
-func (f *fileRig) byReading(ctx context.Context) error {
+func (f *fileFixture) byReading(ctx context.Context) error {
 	if err := f.fill(ctx); err != nil {
 		return err
 	}
@@ -352,18 +352,18 @@ func (f *fileRig) byReading(ctx context.Context) error {
 	return err
 }
 
-func (f *fileRig) byStaging(ctx context.Context) error {
+func (f *fileFixture) byStaging(ctx context.Context) error {
 	_, err := f.copier.UploadFrom(ctx, f.at[0], f.file, 0, f.n)
 	return err
 }
 
-func (f *fileRig) pastThePageCache(ctx context.Context) error {
+func (f *fileFixture) pastThePageCache(ctx context.Context) error {
 	_, err := f.copier.With(transfer.Call{DirectIO: true}).UploadFrom(ctx, f.at[0], f.file, 0, f.n)
 	return err
 }
 
 // fromPageCache registers the page cache, copies it, and unregisters it.
-func (f *fileRig) fromPageCache(ctx context.Context) error {
+func (f *fileFixture) fromPageCache(ctx context.Context) error {
 	m, err := hostmem.MapFile(ctx, f.devices[0], f.path, hostmem.MapFileOptions{Label: "bench"})
 	if err != nil {
 		return err
@@ -374,13 +374,13 @@ func (f *fileRig) fromPageCache(ctx context.Context) error {
 	return errors.Join(err, m.Close())
 }
 
-func (f *fileRig) toAll(ctx context.Context) error {
+func (f *fileFixture) toAll(ctx context.Context) error {
 	_, err := f.fanout.UploadFrom(ctx, f.at, f.file, 0, f.n)
 	return err
 }
 
 // verify compares what is on the devices with the file.
-func (f *fileRig) verify(ctx context.Context, device string) error {
+func (f *fileFixture) verify(ctx context.Context, device string) error {
 	arrived, want := make([]byte, min(f.n, pieceSize)), make([]byte, min(f.n, pieceSize))
 	for i, d := range f.devices {
 		if device != allDevices && i > 0 {
@@ -425,18 +425,18 @@ func explainFiles(_ measure.Env, b *result.Bench) []string {
 	link := of(inCache, filePinned)
 	var answers []string
 	for _, c := range []struct{ cache, text string }{{inCache, "in the page cache"}, {outOfCache, "that is not in the page cache"}} {
-		ways := map[string]*result.Series{}
+		directionsOf := map[string]*result.Series{}
 		for method := range fileWords {
 			if s := of(c.cache, method); s != nil {
-				ways[method] = s
+				directionsOf[method] = s
 			}
 		}
-		best := bestOf(ways)
-		if best == nil || len(ways) < 2 {
+		best := bestOf(directionsOf)
+		if best == nil || len(directionsOf) < 2 {
 			continue
 		}
 		text := fmt.Sprintf("For a file of %s %s, %s is best: %s", units.Bytes(n), c.text, fileWords[best.Labels.Get(result.Method)], units.Rate(best.Median))
-		if mapped := ways[fileMapped]; mapped != nil && mapped != best {
+		if mapped := directionsOf[fileMapped]; mapped != nil && mapped != best {
 			text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, mapped.Median), fileWords[fileMapped], units.Rate(mapped.Median))
 		}
 		if link != nil {

@@ -78,7 +78,7 @@ func TestFilesKnowTheLink(t *testing.T) {
 func TestFilesThatDoNotArrive(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	_, devices := simulatedDevices(t, cudasim.Config{})
-	f := &fileRig{devices: devices, n: 1 << 20, dir: os.TempDir()}
+	f := &fileFixture{devices: devices, n: 1 << 20, dir: os.TempDir()}
 	require.NoError(t, f.open(t.Context()))
 	defer func() { require.NoError(t, f.close()) }()
 	_, err := f.sample(t.Context(), inCache, fileStaged, "0", clocked(func(context.Context) error { return nil }))

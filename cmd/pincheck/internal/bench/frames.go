@@ -89,7 +89,7 @@ func batches(env measure.Env, dev *cudart.Device) []int {
 		return slices.Compact(sizes)
 	}
 	if isSimulated(env) {
-		return []int{mostSimulated}
+		return []int{maxSimulated}
 	}
 	count := batchFrames
 	if env.Quick {
@@ -106,7 +106,7 @@ func batches(env measure.Env, dev *cudart.Device) []int {
 
 // A trip takes a batch to the GPU and back in one of the methods.
 type trip struct {
-	workbench
+	resources
 	method string
 	n      int
 	up     *cudart.Stream
@@ -166,7 +166,7 @@ func (t *trip) open(ctx context.Context) (err error) {
 	if t.method == framesAnew {
 		kind = unpinnedAsync
 	}
-	if t.source, err = kind.open(ctx, &t.workbench, t.n); err != nil {
+	if t.source, err = kind.open(ctx, &t.resources, t.n); err != nil {
 		return err
 	}
 	if err = uploaded.fill(ctx, t.source.Bytes()); err != nil {
@@ -181,7 +181,7 @@ func (t *trip) open(ctx context.Context) (err error) {
 	if t.mem, err = t.device(t.n); err != nil {
 		return err
 	}
-	if t.back, err = registered.open(ctx, &t.workbench, t.n); err != nil {
+	if t.back, err = registered.open(ctx, &t.resources, t.n); err != nil {
 		return err
 	}
 	if err = t.up.Memset(t.mem, poison, t.n); err != nil {
@@ -336,7 +336,7 @@ func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups
 	// About what a step takes, at the few GB/s of new memory, or else of the link.
 	slow, fast := time.Duration(2*n/3), time.Duration(2*n/20)
 	for _, method := range []string{framesAnew, framesPinned, framesReused, framesOverlapped} {
-		t := &trip{workbench: workbench{dev: dev, now: now}, method: method, n: n}
+		t := &trip{resources: resources{dev: dev, now: now}, method: method, n: n}
 		if method == framesOverlapped && n < 2 {
 			continue // there are no halves
 		}
@@ -347,7 +347,7 @@ func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups
 		}
 		c := measure.Case{
 			Series: result.Series{Name: roundTrip, Labels: labels, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: 2 * n},
-			WarmUp: 1, Fewest: 2, Samples: 10, Budget: max(2*step, 50*time.Millisecond),
+			WarmUp: 1, MinSamples: 2, Samples: 10, Budget: max(2*step, 50*time.Millisecond),
 			Sample: func(ctx context.Context) (float64, error) {
 				began := t.now()
 				if err := t.step(ctx); err != nil {

@@ -52,7 +52,7 @@ func TestFramesAllocatesWhereItSays(t *testing.T) {
 	for method, mallocs := range map[string]int{framesAnew: 1, framesPinned: 1, framesReused: 0, framesOverlapped: 0} {
 		t.Run(method, func(t *testing.T) {
 			sim, dev := slowSim(t)
-			f := &trip{workbench: workbench{dev: dev, now: wall()}, method: method, n: 100_001}
+			f := &trip{resources: resources{dev: dev, now: wall()}, method: method, n: 100_001}
 			defer func() {
 				assert.NoError(t, f.close())
 				assert.Zero(t, sim.Outstanding().DeviceAllocs)
@@ -85,7 +85,7 @@ func TestOverlappedHalvesKeepTheirOrder(t *testing.T) {
 			_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
 			dev, err := rt.Device(0)
 			require.NoError(t, err)
-			f := &trip{workbench: workbench{dev: dev, now: wall()}, method: framesOverlapped, n: 1<<18 + 1}
+			f := &trip{resources: resources{dev: dev, now: wall()}, method: framesOverlapped, n: 1<<18 + 1}
 			require.NoError(t, f.open(t.Context()))
 			defer func() { assert.NoError(t, f.close()) }()
 			half := f.n / 2
@@ -112,7 +112,7 @@ func TestBatchesFitTheMemory(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 3 * 2 * frameBytes}}})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	assert.Equal(t, []int{mostSimulated}, batches(measure.Env{Devices: []*cudart.Device{dev}}, dev))
+	assert.Equal(t, []int{maxSimulated}, batches(measure.Env{Devices: []*cudart.Device{dev}}, dev))
 	got := batches(measure.Env{}, dev) // as of a real one
 	require.Len(t, got, 1)
 	assert.Zero(t, got[0]%frameBytes)

@@ -20,8 +20,8 @@ type hostKind struct {
 	pinned     bool   // open allocates pinned memory
 	slowToRead bool   // reading by the CPU takes many times as long as writing
 
-	// open allocates n bytes, which closing the workbench releases.
-	open func(ctx context.Context, w *workbench, n int) (hostMemory, error)
+	// open allocates n bytes, which w releases.
+	open func(ctx context.Context, w *resources, n int) (hostMemory, error)
 }
 
 // hostMemory is memory of a kind. Copies of kinds with wall are complete when they return,
@@ -55,7 +55,7 @@ var (
 	// unpinned is copied by cudaMemcpy, unpinnedAsync by cudaMemcpyAsync, as far as that is
 	// asynchronous for such memory.
 	unpinned      = hostKind{name: memoryPageable, wall: true, open: openUnpinned}
-	unpinnedAsync = hostKind{name: memoryPageable, open: func(_ context.Context, w *workbench, n int) (hostMemory, error) { return w.pageable(n) }}
+	unpinnedAsync = hostKind{name: memoryPageable, open: func(_ context.Context, w *resources, n int) (hostMemory, error) { return w.pageable(n) }}
 )
 
 // hostKinds returns all kinds that copies can be measured with, registered memory first.
@@ -77,7 +77,7 @@ const writeCombined cudart.HostAllocFlags = 4
 // bufferMemory is memory that hostmem registered.
 type bufferMemory struct{ *hostmem.Buffer }
 
-func openRegistered(ctx context.Context, w *workbench, n int) (hostMemory, error) {
+func openRegistered(ctx context.Context, w *resources, n int) (hostMemory, error) {
 	b, err := w.pinned(ctx, n)
 	return bufferMemory{b}, err
 }
@@ -94,8 +94,8 @@ func (m bufferMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, s
 // stages it, and the call blocks.
 type asyncMemory []byte
 
-func openHostAlloc(flags cudart.HostAllocFlags) func(context.Context, *workbench, int) (hostMemory, error) {
-	return func(_ context.Context, w *workbench, n int) (hostMemory, error) {
+func openHostAlloc(flags cudart.HostAllocFlags) func(context.Context, *resources, int) (hostMemory, error) {
+	return func(_ context.Context, w *resources, n int) (hostMemory, error) {
 		p, err := w.dev.HostAlloc(n, flags)
 		if err != nil {
 			return nil, err
@@ -124,7 +124,7 @@ type syncMemory struct {
 	dev *cudart.Device
 }
 
-func openUnpinned(_ context.Context, w *workbench, n int) (hostMemory, error) {
+func openUnpinned(_ context.Context, w *resources, n int) (hostMemory, error) {
 	m, err := w.pageable(n)
 	return syncMemory{m, w.dev}, err
 }
@@ -145,7 +145,7 @@ type stagedMemory struct {
 	copier *transfer.Copier
 }
 
-func openStaged(ctx context.Context, w *workbench, n int) (hostMemory, error) {
+func openStaged(ctx context.Context, w *resources, n int) (hostMemory, error) {
 	m, err := w.pageable(n)
 	if err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ type prefetchedMemory struct {
 	dev *cudart.Device
 }
 
-func openManaged(_ context.Context, w *workbench, n int) (hostMemory, error) {
+func openManaged(_ context.Context, w *resources, n int) (hostMemory, error) {
 	for _, need := range []struct {
 		attribute cudart.Attr
 		what      string

@@ -35,7 +35,7 @@ const (
 
 // kernels has the memory of a group whose cases run kernels.
 type kernels struct {
-	workbench
+	resources
 	n      int // bytes on either side
 	host   bool
 	memory *kernel.Memory
@@ -52,7 +52,7 @@ func (k *kernels) open(context.Context) (err error) {
 		return err
 	}
 	k.undo = append(k.undo, k.memory.CloseContext)
-	if k.span, err = k.workbench.span(); err != nil {
+	if k.span, err = k.resources.span(); err != nil {
 		return err
 	}
 	if k.p, err = k.device(k.n); err != nil {
@@ -72,7 +72,7 @@ func (k *kernels) open(context.Context) (err error) {
 			return err
 		}
 	}
-	k.s, err = k.workbench.stream()
+	k.s, err = k.resources.stream()
 	return err
 }
 
@@ -96,17 +96,17 @@ func (k *kernels) compare(ctx context.Context, n int, c kernel.Content) error {
 // mappedMemory measures copies by a kernel that reads or writes host memory over the link.
 func mappedMemory(dev *cudart.Device, z sizing) measure.Group {
 	sizes := z.upTo(largestOther)
-	k := &kernels{workbench: workbench{dev: dev}, n: slices.Max(sizes), host: true}
+	k := &kernels{resources: resources{dev: dev}, n: slices.Max(sizes), host: true}
 	var cases []measure.Case
 	for _, n := range sizes {
-		for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
-			cases = append(cases, k.copies(way, n, z.count(n)))
+		for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
+			cases = append(cases, k.copies(direction, n, z.count(n)))
 		}
 	}
 	return k.group("mapped memory", cases)
 }
 
-func (k *kernels) copies(way string, n, count int) measure.Case {
+func (k *kernels) copies(direction string, n, count int) measure.Case {
 	content := kernel.Content{Seed: uint64(n)}
 	prepared := false
 	prepare := func(ctx context.Context) error {
@@ -114,7 +114,7 @@ func (k *kernels) copies(way string, n, count int) measure.Case {
 			return nil
 		}
 		prepared = true
-		if way == result.HostToDevice {
+		if direction == result.HostToDevice {
 			content.Fill(k.bytes[:n], 0)
 			return k.s.Memset(k.p, poison, n)
 		}
@@ -123,7 +123,7 @@ func (k *kernels) copies(way string, n, count int) measure.Case {
 		}
 		return k.memory.Fill(k.s, k.p, n, content, 0)
 	}
-	labels := append(labelsOf(k.dev), result.Labels{{Key: result.Memory, Value: memoryMapped}, {Key: result.Direction, Value: way}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
+	labels := append(labelsOf(k.dev), result.Labels{{Key: result.Memory, Value: memoryMapped}, {Key: result.Direction, Value: direction}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
 	return measure.Case{
 		Series: result.Series{Name: seriesBandwidth, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n * count, Labels: labels},
 		WarmUp: 1,
@@ -132,7 +132,7 @@ func (k *kernels) copies(way string, n, count int) measure.Case {
 				return 0, err
 			}
 			dst, src := k.p, k.mapped
-			if way == result.DeviceToHost {
+			if direction == result.DeviceToHost {
 				dst, src = src, dst
 			}
 			took, err := k.span.Time(ctx, k.s, func() error {
@@ -146,7 +146,7 @@ func (k *kernels) copies(way string, n, count int) measure.Case {
 			return float64(n*count) / 1e9 / took.Seconds(), err
 		},
 		Verify: func(ctx context.Context) error {
-			if way == result.HostToDevice {
+			if direction == result.HostToDevice {
 				return k.compare(ctx, n, content)
 			}
 			want := make([]byte, piece)
@@ -170,7 +170,7 @@ func checkedMemory(dev *cudart.Device) measure.Group {
 	if free, _, err := dev.MemInfo(); err == nil {
 		n = min(n, free/4)
 	}
-	k := &kernels{workbench: workbench{dev: dev}, n: n}
+	k := &kernels{resources: resources{dev: dev}, n: n}
 	const count = 4
 	var cases []measure.Case
 	for _, method := range []string{byFill, byCheck} {
@@ -214,7 +214,7 @@ const (
 // loads measures how long one load takes, of device memory and of host memory over the link:
 // each load gives the address of the next.
 func loads(dev *cudart.Device) measure.Group {
-	k := &kernels{workbench: workbench{dev: dev}, n: chainBytes, host: true}
+	k := &kernels{resources: resources{dev: dev}, n: chainBytes, host: true}
 	var ends int // where the chain leads
 	prepared := false
 	prepare := func(ctx context.Context) error {

@@ -43,7 +43,7 @@ func TestSimulatedGPUsHaveNoKernelGroups(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	w := &workbench{dev: dev, now: wall()}
+	w := &resources{dev: dev, now: wall()}
 	l, err := w.newLoad(1 << 20)
 	require.NoError(t, err)
 	assert.Nil(t, l.busy)
@@ -56,7 +56,7 @@ func TestSimulatedGPUsHaveNoKernelGroups(t *testing.T) {
 	assert.True(t, l.fitted())
 	require.NoError(t, w.close())
 
-	k := &kernels{workbench: workbench{dev: dev}, n: 100, host: true}
+	k := &kernels{resources: resources{dev: dev}, n: 100, host: true}
 	assert.ErrorIs(t, k.open(t.Context()), errors.ErrUnsupported)
 	require.NoError(t, k.close())
 }
@@ -82,7 +82,7 @@ func TestGPUKernelGroups(t *testing.T) {
 		require.NoError(t, g.Close())
 	}
 
-	w := &workbench{dev: dev, now: wall()}
+	w := &resources{dev: dev, now: wall()}
 	l, err := w.newLoad(1 << 20)
 	require.NoError(t, err)
 	require.NotNil(t, l.busy)

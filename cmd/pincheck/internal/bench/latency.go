@@ -34,9 +34,9 @@ func Latency() measure.Experiment {
 		Plan:     planLatency,
 		Explain:  explainLatency,
 	}
-	for _, way := range bothWays {
-		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(way) + ", by size", Series: seriesLatency,
-			Where: result.Labels{{Key: result.Direction, Value: way}}, X: result.Size, Lines: []string{result.Device, result.Method}})
+	for _, direction := range bothDirections {
+		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(direction) + ", by size", Series: seriesLatency,
+			Where: result.Labels{{Key: result.Direction, Value: direction}}, X: result.Size, Lines: []string{result.Device, result.Method}})
 	}
 	e.Views = append(e.Views, result.View{Title: "One load by a thread of the device, each after the one before", Series: seriesLoad, X: result.Device, Lines: []string{result.Memory}})
 	return e
@@ -45,11 +45,11 @@ func Latency() measure.Experiment {
 const (
 	latencySamples = 1000
 	quickLatencies = 300
-	// fewestLatencies is what percentiles need.
-	fewestLatencies = 200
-	latencyBudget   = 100 * time.Millisecond
-	quickLatency    = 20 * time.Millisecond
-	copiesInARow    = 64
+	// minLatencies is what percentiles need.
+	minLatencies  = 200
+	latencyBudget = 100 * time.Millisecond
+	quickLatency  = 20 * time.Millisecond
+	copiesInARow  = 64
 )
 
 func planLatency(env measure.Env) ([]measure.Group, error) {
@@ -65,24 +65,24 @@ func planLatency(env measure.Env) ([]measure.Group, error) {
 	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {
-		rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: slices.Max(sizes)}
+		fixture := &copyFixture{resources: resources{dev: dev}, kind: registered, n: slices.Max(sizes)}
 		var cases []measure.Case
 		for _, n := range sizes {
-			for _, way := range bothWays {
+			for _, direction := range bothDirections {
 				for _, method := range []string{issued, awaited, awaitedBlocked, byDevice} {
-					c := rig.latency(way, method, n)
-					c.Samples, c.Fewest, c.Budget = latencySamples, fewestLatencies, latencyBudget
+					c := fixture.latency(direction, method, n)
+					c.Samples, c.MinSamples, c.Budget = latencySamples, minLatencies, latencyBudget
 					if env.Quick {
 						c.Samples, c.Budget = quickLatencies, quickLatency
 					}
 					if method == byDevice {
-						c.Samples, c.Fewest = 50, 0
+						c.Samples, c.MinSamples = 50, 0
 					}
 					cases = append(cases, c)
 				}
 			}
 		}
-		groups = append(groups, rig.group("small copies", cases))
+		groups = append(groups, fixture.group("small copies", cases))
 		if !isSimulated(env) {
 			groups = append(groups, loads(dev))
 		}
@@ -91,7 +91,7 @@ func planLatency(env measure.Env) ([]measure.Group, error) {
 }
 
 // latency is the case of single copies of n bytes. Each begins on an idle stream.
-func (r *copyRig) latency(way, method string, n int) measure.Case {
+func (r *copyFixture) latency(direction, method string, n int) measure.Case {
 	prepared := false
 	copies := 1
 	if method == byDevice {
@@ -99,32 +99,32 @@ func (r *copyRig) latency(way, method string, n int) measure.Case {
 	}
 	return measure.Case{
 		Series: result.Series{Name: seriesLatency, Unit: result.Seconds, Better: result.Lower,
-			Labels: result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Direction, Value: way},
+			Labels: result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Direction, Value: direction},
 				{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}},
 		WarmUp: 10,
 		Sample: func(ctx context.Context) (float64, error) {
 			if !prepared {
-				if err := r.prepare(ctx, way, n); err != nil {
+				if err := r.prepare(ctx, direction, n); err != nil {
 					return 0, err
 				}
 				prepared = true
 			}
 			if method == byDevice {
-				took, err := r.take(ctx, way, n, copies)
+				took, err := r.take(ctx, direction, n, copies)
 				return took.Seconds() / float64(copies), err
 			}
-			return r.one(ctx, way, method, n)
+			return r.one(ctx, direction, method, n)
 		},
-		Verify: func(ctx context.Context) error { return r.verify(ctx, way, n) },
+		Verify: func(ctx context.Context) error { return r.verify(ctx, direction, n) },
 		Node:   r.node,
 	}
 }
 
 // one returns the time of one copy, by the clock.
-func (r *copyRig) one(ctx context.Context, way, method string, n int) (float64, error) {
-	stream := r.main(way)
+func (r *copyFixture) one(ctx context.Context, direction, method string, n int) (float64, error) {
+	stream := r.main(direction)
 	began := time.Now()
-	if err := r.copy(ctx, way, n); err != nil {
+	if err := r.copy(ctx, direction, n); err != nil {
 		return 0, err
 	}
 	var err error
@@ -144,16 +144,16 @@ func (r *copyRig) one(ctx context.Context, way, method string, n int) (float64, 
 func explainLatency(_ measure.Env, b *result.Bench) []string {
 	var out []string
 	for _, device := range devicesOf(b, seriesLatency) {
-		for _, way := range bothWays {
-			out = append(out, explainCopies(b, device, way)...)
+		for _, direction := range bothDirections {
+			out = append(out, explainCopies(b, device, direction)...)
 		}
 	}
 	return out
 }
 
-func explainCopies(b *result.Bench, device, way string) []string {
+func explainCopies(b *result.Bench, device, direction string) []string {
 	of := func(method string) []*result.Series {
-		all := b.Select(result.View{Series: seriesLatency, Where: result.Labels{{Key: result.Device, Value: device}, {Key: result.Direction, Value: way}, {Key: result.Method, Value: method}}})
+		all := b.Select(result.View{Series: seriesLatency, Where: result.Labels{{Key: result.Device, Value: device}, {Key: result.Direction, Value: direction}, {Key: result.Method, Value: method}}})
 		slices.SortFunc(all, func(x, y *result.Series) int { return cmp.Compare(sizeOf(x.Labels), sizeOf(y.Labels)) })
 		return all
 	}
@@ -185,7 +185,7 @@ func explainCopies(b *result.Bench, device, way string) []string {
 			break
 		}
 	}
-	out := []string{fmt.Sprintf("GPU %s: a copy of %s %s takes %s.", device, units.Bytes(size), directionText(way), list(parts))}
+	out := []string{fmt.Sprintf("GPU %s: a copy of %s %s takes %s.", device, units.Bytes(size), directionText(direction), list(parts))}
 	if all := of(byDevice); len(all) > 1 && all[0].Median > 0 {
 		last := all[0]
 		for _, s := range all {

@@ -20,18 +20,18 @@ func TestLatencyOfAKnownLink(t *testing.T) {
 	_, env := simulated(t, 1, sizes...)
 	b := run(t, Latency(), env)
 	for _, n := range sizes {
-		for _, way := range bothWays {
+		for _, direction := range bothDirections {
 			find := func(method string) *result.Series {
-				s := b.Find(seriesLatency, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Direction, Value: way}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})
-				require.NotNil(t, s, "%s %s %d", method, way, n)
+				s := b.Find(seriesLatency, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Direction, Value: direction}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})
+				require.NotNil(t, s, "%s %s %d", method, direction, n)
 				assert.True(t, s.Verified)
 				return s
 			}
 			want := 8e-6 + float64(n)/25e9
-			assert.InDelta(t, want, find(byDevice).Median, want/50, "%s %d", way, n)
+			assert.InDelta(t, want, find(byDevice).Median, want/50, "%s %d", direction, n)
 			for _, method := range []string{awaited, awaitedBlocked} {
 				s := find(method)
-				assert.GreaterOrEqual(t, len(s.Samples), fewestLatencies)
+				assert.GreaterOrEqual(t, len(s.Samples), minLatencies)
 				assert.Greater(t, s.Min, want, "the caller waits for the device, which takes its time")
 				assert.GreaterOrEqual(t, s.P99, s.Median)
 			}

@@ -55,14 +55,14 @@ func Link(p LinkPlan) measure.Experiment {
 		n, copies := p.SizeBytes, p.Copies
 		var groups []measure.Group
 		for _, dev := range env.Devices {
-			rig := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: n}
+			fixture := &copyFixture{resources: resources{dev: dev}, kind: registered, n: n}
 			var cases []measure.Case
-			for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
-				c := rig.bandwidth(seriesBandwidth, way, n, copies)
+			for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
+				c := fixture.bandwidth(seriesBandwidth, direction, n, copies)
 				c.Samples, c.Budget = p.Samples, p.Budget
 				cases = append(cases, c)
 			}
-			groups = append(groups, rig.group("registered memory", cases))
+			groups = append(groups, fixture.group("registered memory", cases))
 		}
 		return groups, nil
 	}
@@ -91,7 +91,7 @@ func Together(p LinkPlan, rate float64) measure.Experiment {
 		if rate > 0 {
 			p.Copies = min(p.Copies, max(1, int(rate*float64(togetherSample)/float64(p.SizeBytes))))
 		}
-		g := together(env.Devices, p.SizeBytes, p.Copies, bothWays)
+		g := together(env.Devices, p.SizeBytes, p.Copies, bothDirections)
 		for i := range g.Cases {
 			g.Cases[i].Samples, g.Cases[i].Budget = p.Samples, p.Budget
 		}

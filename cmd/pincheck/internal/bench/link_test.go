@@ -48,11 +48,11 @@ func TestTogether(t *testing.T) {
 	env.Duration = 0
 	b := run(t, Together(LinkPlan{SizeBytes: 1 << 20, Samples: 4, Budget: time.Hour}, 0), env)
 	require.Len(t, b.Series, 8)
-	for _, way := range bothWays {
+	for _, direction := range bothDirections {
 		sum := 0.0
 		for _, device := range []string{"0", "1", "2", doctor.TogetherSum} {
-			s := b.Find(doctor.TogetherBandwidth, result.Label{Key: result.Device, Value: device}, result.Label{Key: result.Direction, Value: way})
-			require.NotNil(t, s, "%s %s", device, way)
+			s := b.Find(doctor.TogetherBandwidth, result.Label{Key: result.Device, Value: device}, result.Label{Key: result.Direction, Value: direction})
+			require.NotNil(t, s, "%s %s", device, direction)
 			assert.True(t, s.Verified)
 			assert.Len(t, s.Samples, 4)
 			if device == doctor.TogetherSum {

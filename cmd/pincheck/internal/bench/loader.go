@@ -147,7 +147,7 @@ func (g *grid) settings() (all []setting) {
 
 // A loop consumes batches of one source, in one setting at a time.
 type loop struct {
-	workbench
+	resources
 	grid   *grid
 	source string
 	batch  int
@@ -184,7 +184,7 @@ func (l *loop) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if l.stream, err = l.workbench.stream(); err != nil {
+	if l.stream, err = l.resources.stream(); err != nil {
 		return err
 	}
 	return l.fit(ctx)
@@ -234,12 +234,12 @@ func (l *loop) set(ctx context.Context, s setting) error {
 	var err error
 	if s.memory == inPinned {
 		var f *pinnedFeed
-		if f, err = newPinnedFeed(ctx, &l.workbench, l.src(), l.stream, s, l.batch); err == nil {
+		if f, err = newPinnedFeed(ctx, &l.resources, l.src(), l.stream, s, l.batch); err == nil {
 			l.feed = f
 		}
 	} else {
 		var f *plainFeed
-		if f, err = newPlainFeed(ctx, &l.workbench, l.src(), l.stream, s, l.batch); err == nil {
+		if f, err = newPlainFeed(ctx, &l.resources, l.src(), l.stream, s, l.batch); err == nil {
 			l.feed = f
 		}
 	}
@@ -268,7 +268,7 @@ func (l *loop) close() error {
 	if l.feed != nil {
 		return err
 	}
-	return errors.Join(err, l.workbench.close())
+	return errors.Join(err, l.resources.close())
 }
 
 // sample consumes batches for a while, and returns the samples a second. The loop is at
@@ -377,8 +377,8 @@ func stages() []loader.Stage {
 
 // group is the settings for one source.
 func (g grid) group(dev *cudart.Device, source string) measure.Group {
-	l := &loop{workbench: workbench{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batchOf(source)}
-	most := slices.Max(g.workers)
+	l := &loop{resources: resources{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batchOf(source)}
+	largest := slices.Max(g.workers)
 	size := l.batch * oneSample
 	warmUp := g.window
 	if waits(source) {
@@ -387,7 +387,7 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 	out := measure.Group{
 		Name: fmt.Sprintf("%s, on device %d", sourceTexts[source], dev.Ordinal()),
 		Need: measure.Need{
-			Pinned: (pinnedAhead + 1) * size, Pageable: g.dataBytes + plainBatches(most)*size,
+			Pinned: (pinnedAhead + 1) * size, Pageable: g.dataBytes + plainBatches(largest)*size,
 			Device: (pinnedAhead+1)*size + size + min(loadFactor*size, loadBytes),
 		},
 		Setup: setupTime(g.dataBytes), Open: l.open, Close: l.close,
@@ -396,7 +396,7 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 		labels := l.labels(s)
 		c := measure.Case{
 			Series: result.Series{Name: samplesRate, Labels: labels, Unit: result.PerSecond, Better: result.Higher},
-			WarmUp: 1, Fewest: 2, Budget: g.budget,
+			WarmUp: 1, MinSamples: 2, Budget: g.budget,
 			Sample: func(ctx context.Context) (float64, error) { return l.sample(ctx, s) },
 			Verify: l.verify,
 			Also: []measure.Also{
@@ -435,8 +435,8 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 		out = append(out, text+".")
 	}
 	for _, source := range []string{fromMemory, fromCPU, fromIO, fromBoth} {
-		if gain, n := gainOf(b, samplesRate, workersKey, fewestWorkers(b), mostWorkers(b), result.Label{Key: sourceKey, Value: source}); n > 0 && fewestWorkers(b) != mostWorkers(b) {
-			add("%s workers in place of %s bring %s the rate of %s.", mostWorkers(b), fewestWorkers(b), units.Times(gain), sourceTexts[source])
+		if gain, n := gainOf(b, samplesRate, workersKey, minWorkers(b), maxWorkers(b), result.Label{Key: sourceKey, Value: source}); n > 0 && minWorkers(b) != maxWorkers(b) {
+			add("%s workers in place of %s bring %s the rate of %s.", maxWorkers(b), minWorkers(b), units.Times(gain), sourceTexts[source])
 		}
 	}
 	inMemory := result.Label{Key: sourceKey, Value: fromMemory}
@@ -474,9 +474,9 @@ func gainOf(b *result.Bench, name, key, before, after string, where ...result.La
 	return result.Summarize(gains).Median, len(gains)
 }
 
-// fewestWorkers and mostWorkers return the ends of the grid, as labels have them.
-func fewestWorkers(b *result.Bench) string { return strconv.Itoa(workersOf(b)[0]) }
-func mostWorkers(b *result.Bench) string   { return strconv.Itoa(workersOf(b)[1]) }
+// minWorkers and maxWorkers return the ends of the grid, as labels have them.
+func minWorkers(b *result.Bench) string { return strconv.Itoa(workersOf(b)[0]) }
+func maxWorkers(b *result.Bench) string { return strconv.Itoa(workersOf(b)[1]) }
 
 func workersOf(b *result.Bench) (ends [2]int) {
 	for i, s := range b.Select(result.View{Series: samplesRate}) {
@@ -491,10 +491,10 @@ func workersOf(b *result.Bench) (ends [2]int) {
 
 // boundOf returns the stage that bounded most samples of a setting, "" if it is not known.
 func boundOf(b *result.Bench, s *result.Series) string {
-	stage, most := "", 0
+	stage, largest := "", 0
 	for _, bound := range b.Select(result.View{Series: boundBy, Where: s.Labels}) {
-		if n := len(bound.Samples); n > most {
-			stage, most = bound.Labels.Get(stageKey), n
+		if n := len(bound.Samples); n > largest {
+			stage, largest = bound.Labels.Get(stageKey), n
 		}
 	}
 	return stage

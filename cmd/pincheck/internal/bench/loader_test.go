@@ -64,7 +64,7 @@ func TestLoaderMeasuresTheGrid(t *testing.T) {
 func newLoop(t *testing.T, dev *cudart.Device, source string) *loop {
 	t.Helper()
 	g := tiny
-	l := &loop{workbench: workbench{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batch}
+	l := &loop{resources: resources{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batch}
 	t.Cleanup(func() { assert.NoError(t, l.close()) })
 	require.NoError(t, l.open(t.Context()))
 	return l
@@ -189,7 +189,7 @@ func TestLoaderSaysWhatBounds(t *testing.T) {
 	}
 
 	now := time.Duration(100)
-	f := plainFeed{workbench: workbench{now: func() time.Duration { return now }}}
+	f := plainFeed{resources: resources{now: func() time.Duration { return now }}}
 	for _, c := range []struct {
 		waiting, copying, waited time.Duration
 		reading, transforming    int64
@@ -216,10 +216,10 @@ func TestLoaderSaysWhatBounds(t *testing.T) {
 func TestLoaderStaysWithinItsTime(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
-	for quick, most := range map[bool]time.Duration{false: 40 * time.Second, true: 5 * time.Second} {
+	for quick, largest := range map[bool]time.Duration{false: 40 * time.Second, true: 5 * time.Second} {
 		took, need, err := measure.Estimate(loading(fullGrid, quickGrid), measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Quick: quick}})
 		require.NoError(t, err)
-		assert.LessOrEqual(t, took, most)
+		assert.LessOrEqual(t, took, largest)
 		assert.Less(t, need.Pinned, 128<<20)
 		assert.Less(t, need.Pageable, 512<<20)
 	}

@@ -87,7 +87,7 @@ const (
 	gpuPage      = 64 << 10
 	pagesTouched = 256
 	timesBudget  = 8
-	leastBudget  = 8 << 20
+	minBudget    = 8 << 20
 )
 
 func planManaged(env measure.Env) ([]measure.Group, error) {
@@ -100,7 +100,7 @@ func planManaged(env measure.Env) ([]measure.Group, error) {
 		total = 512 << 20
 	}
 	if isSimulated(env) || len(env.Sizes) > 0 {
-		total = max(slices.Max(sizes), timesBudget*leastBudget)
+		total = max(slices.Max(sizes), timesBudget*minBudget)
 	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {
@@ -112,7 +112,7 @@ func planManaged(env measure.Env) ([]measure.Group, error) {
 		if available, ok := hostmem.Available(); ok {
 			fits = min(fits, available/managedShare)
 		}
-		r := &managedRig{workbench: workbench{dev: dev}}
+		r := &managedFixture{resources: resources{dev: dev}}
 		for _, n := range sizes {
 			if n <= fits {
 				groups = append(groups, r.group(fmt.Sprintf("managed memory, %s", units.Bytes(n)), measure.Need{Pageable: n, Device: 2 * n}, n, r.bySize(n)))
@@ -120,7 +120,7 @@ func planManaged(env measure.Env) ([]measure.Group, error) {
 		}
 		page := pagesTouched * gpuPage
 		groups = append(groups, r.group("managed pages", measure.Need{Pageable: page, Device: page}, page, r.byPage(page)))
-		budget := min(total, fits) / timesBudget &^ (leastBudget - 1)
+		budget := min(total, fits) / timesBudget &^ (minBudget - 1)
 		if n := budget * timesBudget; n > 0 {
 			groups = append(groups, r.group(fmt.Sprintf("a budget of %s", units.Bytes(budget)), measure.Need{Pageable: n, Pinned: n, Device: 2 * budget}, n, r.budgeted(n)))
 		}
@@ -128,9 +128,9 @@ func planManaged(env measure.Env) ([]measure.Group, error) {
 	return groups, nil
 }
 
-// A managedRig is what a group needs.
-type managedRig struct {
-	workbench
+// A managedFixture is what a group needs.
+type managedFixture struct {
+	resources
 	a    *managed.Allocator
 	s    *cudart.Stream
 	m    *managed.Memory
@@ -144,14 +144,14 @@ type managedRig struct {
 
 const sinkBytes = 2 * managed.DefaultChunk
 
-func (r *managedRig) group(name string, need measure.Need, n int, cases []measure.Case) measure.Group {
+func (r *managedFixture) group(name string, need measure.Need, n int, cases []measure.Case) measure.Group {
 	need.Device += sinkBytes
 	return measure.Group{Name: fmt.Sprintf("%s on GPU %d", name, r.dev.Ordinal()), Need: need, Setup: time.Duration(float64(n) / 2),
 		Open: func(ctx context.Context) error { return r.open(ctx, n) }, Close: r.shut, Cases: cases, Notes: r.notes}
 }
 
 // open allocates n bytes, which lie on the host.
-func (r *managedRig) open(ctx context.Context, n int) (err error) {
+func (r *managedFixture) open(ctx context.Context, n int) (err error) {
 	if r.a, err = managed.New(ctx, r.dev, managed.Options{}); err != nil {
 		return err
 	}
@@ -176,14 +176,14 @@ func (r *managedRig) open(ctx context.Context, n int) (err error) {
 	return nil
 }
 
-func (r *managedRig) shut() error {
+func (r *managedFixture) shut() error {
 	err := r.close()
-	*r = managedRig{workbench: workbench{dev: r.dev}}
+	*r = managedFixture{resources: resources{dev: r.dev}}
 	return err
 }
 
 // notes returns the statistics of the allocator, and what is special here.
-func (r *managedRig) notes() []string {
+func (r *managedFixture) notes() []string {
 	if r.a == nil {
 		return nil
 	}
@@ -196,7 +196,7 @@ func (r *managedRig) notes() []string {
 }
 
 // moved moves all of the memory to a place, which no sample counts.
-func (r *managedRig) moved(ctx context.Context, to cudart.Location) error {
+func (r *managedFixture) moved(ctx context.Context, to cudart.Location) error {
 	if err := r.m.All().Prefetch(ctx, r.s, to); err != nil {
 		return err
 	}
@@ -204,10 +204,10 @@ func (r *managedRig) moved(ctx context.Context, to cudart.Location) error {
 }
 
 // rate stops the watch, and returns the GB/s of n bytes.
-func (r *managedRig) rate(n int) float64 { return float64(n) / float64(r.watch.Stop()) }
+func (r *managedFixture) rate(n int) float64 { return float64(n) / float64(r.watch.Stop()) }
 
 // bySize are the cases of n bytes.
-func (r *managedRig) bySize(n int) []measure.Case {
+func (r *managedFixture) bySize(n int) []measure.Case {
 	here := r.dev.Location()
 	fresh := func(touch func(m *managed.Memory) error) func(context.Context) (float64, error) {
 		return func(ctx context.Context) (float64, error) {
@@ -278,7 +278,7 @@ func (r *managedRig) bySize(n int) []measure.Case {
 }
 
 // read queues reads of a range by the GPU: copies within its memory.
-func (r *managedRig) read(off, n int) error {
+func (r *managedFixture) read(off, n int) error {
 	for end := off + n; off < end; off += sinkBytes {
 		if err := r.s.CopyOnDevice(r.sink, r.m.DevPtr()+cudart.DevPtr(off), min(sinkBytes, end-off)); err != nil {
 			return err
@@ -288,7 +288,7 @@ func (r *managedRig) read(off, n int) error {
 }
 
 // advised runs f under advice.
-func (r *managedRig) advised(ctx context.Context, advice string, f func() error) error {
+func (r *managedFixture) advised(ctx context.Context, advice string, f func() error) error {
 	var all []managed.Advice
 	switch advice {
 	case adviseRead:
@@ -312,7 +312,7 @@ func (r *managedRig) advised(ctx context.Context, advice string, f func() error)
 }
 
 // byPage are the cases of single pages of the n bytes.
-func (r *managedRig) byPage(n int) []measure.Case {
+func (r *managedFixture) byPage(n int) []measure.Case {
 	var cases []measure.Case
 	add := func(series, method, key, value string, sample func(context.Context) (float64, error)) {
 		labels := labelsOf(r.dev)
@@ -388,7 +388,7 @@ func (r *managedRig) byPage(n int) []measure.Case {
 }
 
 // budgeted are the cases of work over n bytes with an eighth of them on the card.
-func (r *managedRig) budgeted(n int) []measure.Case {
+func (r *managedFixture) budgeted(n int) []measure.Case {
 	budget := n / timesBudget
 	chunk := min(managed.DefaultChunk, budget/4)
 	var cases []measure.Case
@@ -415,7 +415,7 @@ func (r *managedRig) budgeted(n int) []measure.Case {
 }
 
 // work queues what a step does with n bytes at an address of the card.
-func (r *managedRig) work(s *cudart.Stream, at cudart.DevPtr, n int, write bool) error {
+func (r *managedFixture) work(s *cudart.Stream, at cudart.DevPtr, n int, write bool) error {
 	if write {
 		return s.Memset(at, 1, n)
 	}
@@ -423,14 +423,14 @@ func (r *managedRig) work(s *cudart.Stream, at cudart.DevPtr, n int, write bool)
 }
 
 // home moves the memory to the host, where each run begins, and starts the watch.
-func (r *managedRig) home(ctx context.Context) error {
+func (r *managedFixture) home(ctx context.Context) error {
 	err := r.moved(ctx, managed.Host())
 	r.watch.Start()
 	return err
 }
 
 // plan plans the work in steps of a chunk each.
-func (r *managedRig) plan(budget, chunk int, use func(managed.Range) managed.Use) (*managed.Plan, error) {
+func (r *managedFixture) plan(budget, chunk int, use func(managed.Range) managed.Use) (*managed.Plan, error) {
 	var steps []managed.Step
 	for off := 0; off < r.size; off += chunk {
 		steps = append(steps, managed.Step{use(r.m.Range(off, min(chunk, r.size-off)))})
@@ -440,14 +440,14 @@ func (r *managedRig) plan(budget, chunk int, use func(managed.Range) managed.Use
 }
 
 // runPlan runs the work by a plan.
-func (r *managedRig) runPlan(ctx context.Context, p *managed.Plan, chunk int, write bool) error {
+func (r *managedFixture) runPlan(ctx context.Context, p *managed.Plan, chunk int, write bool) error {
 	return p.Run(ctx, r.s, func(i int) error {
 		off := i * chunk
 		return r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), min(chunk, r.size-off), write)
 	})
 }
 
-func (r *managedRig) planned(ctx context.Context, budget, chunk int, write bool) (time.Duration, error) {
+func (r *managedFixture) planned(ctx context.Context, budget, chunk int, write bool) (time.Duration, error) {
 	use := managed.Range.Read
 	if write {
 		use = managed.Range.Write
@@ -465,7 +465,7 @@ func (r *managedRig) planned(ctx context.Context, budget, chunk int, write bool)
 
 // inPlace measures the second run of a plan, as the first one gives advice. It takes the
 // advice back, with which there are no page faults.
-func (r *managedRig) inPlace(ctx context.Context, budget, chunk int, write bool) (took time.Duration, err error) {
+func (r *managedFixture) inPlace(ctx context.Context, budget, chunk int, write bool) (took time.Duration, err error) {
 	p, err := r.plan(budget, chunk, managed.Range.InPlace)
 	if err != nil {
 		return 0, err
@@ -486,7 +486,7 @@ func (r *managedRig) inPlace(ctx context.Context, budget, chunk int, write bool)
 	return r.watch.Stop(), err
 }
 
-func (r *managedRig) faulting(ctx context.Context, _, chunk int, write bool) (time.Duration, error) {
+func (r *managedFixture) faulting(ctx context.Context, _, chunk int, write bool) (time.Duration, error) {
 	err := r.home(ctx)
 	for off := 0; off < r.size && err == nil; off += chunk {
 		n := min(chunk, r.size-off)
@@ -502,7 +502,7 @@ func (r *managedRig) faulting(ctx context.Context, _, chunk int, write bool) (ti
 }
 
 // explicit copies the same bytes from pinned memory to two buffers on the card in turn.
-func (r *managedRig) explicit(ctx context.Context, _, chunk int, write bool) (took time.Duration, err error) {
+func (r *managedFixture) explicit(ctx context.Context, _, chunk int, write bool) (took time.Duration, err error) {
 	if r.host == nil {
 		if r.host, err = r.pinned(ctx, r.size); err != nil {
 			return 0, err

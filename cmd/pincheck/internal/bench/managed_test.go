@@ -60,11 +60,11 @@ func TestManagedMemoryIsMovedFromTheOtherSide(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 
-	m := &managedRig{workbench: workbench{dev: dev}}
+	m := &managedFixture{resources: resources{dev: dev}}
 	require.NoError(t, m.open(t.Context(), n))
 	t.Cleanup(func() { assert.NoError(t, m.shut()) })
 	kind := hostKinds()[slices.IndexFunc(hostKinds(), func(k hostKind) bool { return k.moves })]
-	c := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: n}
+	c := &copyFixture{resources: resources{dev: dev}, kind: kind, n: n}
 	require.NoError(t, c.open(t.Context()))
 	t.Cleanup(func() { assert.NoError(t, c.close()) })
 
@@ -107,11 +107,11 @@ func TestManagedCPUTimeIsOfWhatIsTimed(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	m := &managedRig{workbench: workbench{dev: dev}}
+	m := &managedFixture{resources: resources{dev: dev}}
 	require.NoError(t, m.open(t.Context(), n))
 	t.Cleanup(func() { assert.NoError(t, m.shut()) })
 	kind := hostKinds()[slices.IndexFunc(hostKinds(), func(k hostKind) bool { return k.moves })]
-	c := &copyRig{workbench: workbench{dev: dev}, kind: kind, n: n}
+	c := &copyFixture{resources: resources{dev: dev}, kind: kind, n: n}
 	require.NoError(t, c.open(t.Context()))
 	t.Cleanup(func() { assert.NoError(t, c.close()) })
 	prefetch := m.bySize(n)[slices.IndexFunc(m.bySize(n), func(c measure.Case) bool { return c.Labels.Get(result.Method) == prefetchToDevice })]
@@ -150,7 +150,7 @@ func TestPlansInPlaceAreUndone(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	const n, budget, chunk = 64 << 20, 8 << 20, 2 << 20
-	r := &managedRig{workbench: workbench{dev: dev}}
+	r := &managedFixture{resources: resources{dev: dev}}
 	require.NoError(t, r.open(t.Context(), n))
 	t.Cleanup(func() { assert.NoError(t, r.shut()) })
 	faults := func(run func(context.Context, int, int, bool) (time.Duration, error)) int {

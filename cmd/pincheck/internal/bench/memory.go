@@ -61,10 +61,10 @@ var (
 // what a process takes by the way is little of it.
 const (
 	askedAtLeast = 64 << 20
-	mostBlocks   = 16384 // each may be a mapping, of which Linux allows 65,530
+	maxBlocks    = 16384 // each may be a mapping, of which Linux allows 65,530
 )
 
-func blocksOf(n int) int { return min(max(askedAtLeast/n, 1), mostBlocks) }
+func blocksOf(n int) int { return min(max(askedAtLeast/n, 1), maxBlocks) }
 
 // roundedUp returns the next power of two.
 func roundedUp(n int) int { return 1 << bits.Len(uint(n-1)) }
@@ -101,7 +101,7 @@ func planMemory(env measure.Env) ([]measure.Group, error) {
 		k := &keeper{dev: dev, allocator: allocator}
 		g := measure.Group{Name: allocator, Open: k.open, Close: func() error { return nil }, Notes: func() []string { return k.notes }}
 		for _, n := range sizes {
-			g.Cases = append(g.Cases, k.kept(n, env.Quick))
+			g.Cases = append(g.Cases, k.retained(n, env.Quick))
 			g.Need.Pinned = max(g.Need.Pinned, blocksOf(n)*takes(allocator, n))
 		}
 		groups = append(groups, g)
@@ -144,18 +144,18 @@ func (k *keeper) open(context.Context) error {
 // What a process takes to start and to open CUDA, and the least rate of pinning, for
 // estimates and for the time limit.
 const (
-	processTime   = 500 * time.Millisecond
-	slowPin       = 2.5 // GB/s
-	processLimit  = time.Minute
-	slowestRate   = 0.1 // GB/s
-	mostProcesses = 3   // for a case
+	processTime  = 500 * time.Millisecond
+	slowPin      = 2.5 // GB/s
+	processLimit = time.Minute
+	slowestRate  = 0.1 // GB/s
+	maxProcesses = 3   // for a case
 )
 
 func secondsAt(bytes int, rate float64) time.Duration { return time.Duration(float64(bytes) / rate) }
 
-// kept is the case of one size. A second process hardly ever differs.
-func (k *keeper) kept(n int, quick bool) measure.Case {
-	samples := mostProcesses
+// retained is the case of one size. A second process hardly ever differs.
+func (k *keeper) retained(n int, quick bool) measure.Case {
+	samples := maxProcesses
 	if quick {
 		samples = 1
 	}
@@ -164,7 +164,7 @@ func (k *keeper) kept(n int, quick bool) measure.Case {
 	return measure.Case{
 		Series: result.Series{Name: keptName, Unit: result.Ratio, Better: result.Lower,
 			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
-		Fewest: 1, Samples: samples, Budget: processTime + secondsAt(pinned, slowPin),
+		MinSamples: 1, Samples: samples, Budget: processTime + secondsAt(pinned, slowPin),
 		Sample: func(ctx context.Context) (float64, error) {
 			library := k.dev.Runtime().Library()
 			answer, err := child.Run[keepAnswer](ctx, processLimit+secondsAt(pinned, slowestRate), keepChild, keepRequest{
@@ -178,7 +178,7 @@ func (k *keeper) kept(n int, quick bool) measure.Case {
 					k.notes = append(k.notes, note)
 				}
 			}
-			return float64(answer.Kept) / (float64(n) * float64(count)), nil
+			return float64(answer.Retained) / (float64(n) * float64(count)), nil
 		},
 	}
 }
@@ -199,8 +199,8 @@ type keepRequest struct {
 }
 
 type keepAnswer struct {
-	Kept  int // bytes
-	Notes []string
+	Retained int // bytes
+	Notes    []string
 }
 
 // keep allocates pinned memory, and returns what the process has become larger by. It is
@@ -252,7 +252,7 @@ func keep(ctx context.Context, r keepRequest) (answer keepAnswer, err error) {
 	if r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo) {
 		a.notes = append(a.notes, "the simulated cudaHostAlloc leaves its memory unpopulated, so it was written to here")
 	}
-	return keepAnswer{Kept: after - before, Notes: a.notes}, nil
+	return keepAnswer{Retained: after - before, Notes: a.notes}, nil
 }
 
 // An allocation is of memory by one of the allocators.
@@ -330,7 +330,7 @@ func explainMemory(_ measure.Env, b *result.Bench) []string {
 		{cudas, "cudaHostAlloc"},
 		{powerOfTwo, "An allocator that rounds up to powers of two, as PyTorch's does by default,"},
 	} {
-		worst := mostOf(b, keptName, a.method)
+		worst := maxMedianOf(b, keptName, a.method)
 		if worst == nil {
 			continue
 		}
@@ -347,13 +347,13 @@ func explainMemory(_ measure.Env, b *result.Bench) []string {
 	return answers
 }
 
-// mostOf returns the series of a name and a method with the largest median, or nil.
-func mostOf(b *result.Bench, name, method string) *result.Series {
-	var most *result.Series
+// maxMedianOf returns the series of a name and a method with the largest median, or nil.
+func maxMedianOf(b *result.Bench, name, method string) *result.Series {
+	var largest *result.Series
 	for _, s := range b.Select(result.View{Series: name, Where: result.Labels{{Key: result.Method, Value: method}}}) {
-		if most == nil || s.Median > most.Median {
-			most = s
+		if largest == nil || s.Median > largest.Median {
+			largest = s
 		}
 	}
-	return most
+	return largest
 }

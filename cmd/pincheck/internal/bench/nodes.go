@@ -37,28 +37,28 @@ const (
 // node farthest from it. There are none where the host has no choice, or does not name the
 // device's node. Memory returns the kind of memory of a node.
 func byNode(host *hostinfo.Host, dev *cudart.Device, n int, memory func(node int) hostKind) (groups []measure.Group) {
-	own, far, ok := farthest(host, dev.PCIBusID())
+	own, remote, ok := remotest(host, dev.PCIBusID())
 	if !ok {
 		return nil
 	}
-	for _, node := range []int{own, far} {
-		rig := &copyRig{workbench: workbench{dev: dev}, kind: memory(node), n: n}
+	for _, node := range []int{own, remote} {
+		fixture := &copyFixture{resources: resources{dev: dev}, kind: memory(node), n: n}
 		var cases []measure.Case
-		for _, way := range bothWays {
-			c := rig.bandwidth(seriesByNode, way, n, nodeCopies)
+		for _, direction := range bothDirections {
+			c := fixture.bandwidth(seriesByNode, direction, n, nodeCopies)
 			c.Labels = c.Labels.With(nodeLabel, strconv.Itoa(node))
-			c.Samples, c.Fewest, c.Budget = 5, 3, nodeBudget
+			c.Samples, c.MinSamples, c.Budget = 5, 3, nodeBudget
 			c.Node = func() (int, bool) { return node, true } // opening it has looked
 			cases = append(cases, c)
 		}
-		groups = append(groups, rig.group(fmt.Sprintf("memory of NUMA node %d", node), cases))
+		groups = append(groups, fixture.group(fmt.Sprintf("memory of NUMA node %d", node), cases))
 	}
 	return groups
 }
 
-// farthest returns the node of a device, and the one whose memory is farthest from it: of
+// remotest returns the node of a device, and the one whose memory is farthest from it: of
 // several the first.
-func farthest(host *hostinfo.Host, busID string) (own, far int, ok bool) {
+func remotest(host *hostinfo.Host, busID string) (own, remote int, ok bool) {
 	if host == nil {
 		return 0, 0, false
 	}
@@ -71,7 +71,7 @@ func farthest(host *hostinfo.Host, busID string) (own, far int, ok bool) {
 	if i < 0 {
 		return 0, 0, false
 	}
-	most := -1
+	largest := -1
 	for j, n := range host.NUMA {
 		// Nodes without CPUs are memory of GPUs or of expanders. A cpuset may forbid others.
 		may, listed := host.CPU.MemoryFrom(n.ID)
@@ -82,18 +82,18 @@ func farthest(host *hostinfo.Host, busID string) (own, far int, ok bool) {
 		if j < len(host.NUMA[i].Distances) { // they are in the order of the nodes
 			distance = host.NUMA[i].Distances[j]
 		}
-		if distance > most {
-			most, far, ok = distance, n.ID, true
+		if distance > largest {
+			largest, remote, ok = distance, n.ID, true
 		}
 	}
-	return own, far, ok
+	return own, remote, ok
 }
 
 // onNode is registered memory whose pages lie on a NUMA node. Opening it is unsupported
 // where the kernel refuses that, or does not say where they lie.
 func onNode(node int) hostKind {
 	k := registered
-	k.open = func(ctx context.Context, w *workbench, n int) (hostMemory, error) {
+	k.open = func(ctx context.Context, w *resources, n int) (hostMemory, error) {
 		b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench", Node: hostmem.OnNode(node)})
 		if err != nil {
 			return nil, err
@@ -104,8 +104,8 @@ func onNode(node int) hostKind {
 	return k
 }
 
-// mostlyOn is the share of pages on a node from which on memory counts as lying there.
-const mostlyOn = 0.95
+// minShareOnNode is the share of pages on a node from which on memory counts as lying there.
+const minShareOnNode = 0.95
 
 // lieOn returns an error for memory that does not lie on a node. Why is what hostmem says of it.
 func lieOn(fsys fs.FS, b []byte, node int, why []string) error {
@@ -120,7 +120,7 @@ func lieOn(fsys fs.FS, b []byte, node int, why []string) error {
 	switch there := pages[linux.NUMANode(node)]; {
 	case total == 0:
 		return fmt.Errorf("the kernel does not say on which node pages of a driver lie: %w", errors.ErrUnsupported)
-	case float64(there) < mostlyOn*float64(total):
+	case float64(there) < minShareOnNode*float64(total):
 		text := fmt.Sprintf("of %d pages %d lie on node %d", total, there, node)
 		return fmt.Errorf("%s: %w", strings.Join(append(slices.Clone(why), text), "; "), errors.ErrUnsupported)
 	}
@@ -166,15 +166,15 @@ func nodeOfPages(fsys fs.FS, memory ...[]byte) (node int, ok bool) {
 	if err != nil {
 		return 0, false
 	}
-	return mostPages(pages)
+	return maxPages(pages)
 }
 
-// mostPages returns the node that most pages lie on. ok is false for none.
-func mostPages(pages map[linux.NUMANode]int) (node int, ok bool) {
-	most := 0
+// maxPages returns the node that most pages lie on. ok is false for none.
+func maxPages(pages map[linux.NUMANode]int) (node int, ok bool) {
+	largest := 0
 	for at, n := range pages {
-		if n > most || n == most && n > 0 && int(at) < node {
-			node, most, ok = int(at), n, true
+		if n > largest || n == largest && n > 0 && int(at) < node {
+			node, largest, ok = int(at), n, true
 		}
 	}
 	return node, ok

@@ -38,7 +38,7 @@ func TestFarthestNode(t *testing.T) {
 	const gpu = "0000:06:00.0"
 	for name, c := range map[string]struct {
 		change func(*hostinfo.Host)
-		far    int // -1 for none
+		remote int // -1 for none
 	}{
 		"of two that are as far, the first": {func(*hostinfo.Host) {}, 0},
 		"the farthest":                      {func(h *hostinfo.Host) { h.NUMA[1].Distances[2] = 33 }, 2},
@@ -52,13 +52,13 @@ func TestFarthestNode(t *testing.T) {
 	} {
 		h := fourNodes(gpu)
 		c.change(h)
-		own, far, ok := farthest(h, gpu)
-		assert.Equal(t, c.far >= 0, ok, name)
+		own, remote, ok := remotest(h, gpu)
+		assert.Equal(t, c.remote >= 0, ok, name)
 		if ok {
-			assert.Equal(t, [2]int{1, c.far}, [2]int{own, far}, name)
+			assert.Equal(t, [2]int{1, c.remote}, [2]int{own, remote}, name)
 		}
 	}
-	_, _, ok := farthest(nil, gpu)
+	_, _, ok := remotest(nil, gpu)
 	assert.False(t, ok)
 }
 
@@ -72,7 +72,7 @@ func TestCopiesByNode(t *testing.T) {
 	refused := -1
 	memory := func(node int) hostKind {
 		k := registered
-		k.open = func(ctx context.Context, w *workbench, n int) (hostMemory, error) {
+		k.open = func(ctx context.Context, w *resources, n int) (hostMemory, error) {
 			if node == refused {
 				return nil, fmt.Errorf("binding to node %d failed: %w", node, errors.ErrUnsupported)
 			}
@@ -87,9 +87,9 @@ func TestCopiesByNode(t *testing.T) {
 	b := run(t, e, env)
 	assert.Empty(t, b.Notes)
 	for _, node := range []int{0, 1} {
-		for _, way := range bothWays {
-			s := b.Find(doctor.TrialByNode, result.Label{Key: doctor.TrialNode, Value: fmt.Sprint(node)}, result.Label{Key: result.Direction, Value: way})
-			require.NotNil(t, s, "%d %s", node, way)
+		for _, direction := range bothDirections {
+			s := b.Find(doctor.TrialByNode, result.Label{Key: doctor.TrialNode, Value: fmt.Sprint(node)}, result.Label{Key: result.Direction, Value: direction})
+			require.NotNil(t, s, "%d %s", node, direction)
 			assert.True(t, s.Verified)
 			assert.Equal(t, node, *s.NUMANode)
 			assert.Positive(t, s.Median)
@@ -101,11 +101,11 @@ func TestCopiesByNode(t *testing.T) {
 	require.Len(t, b.Notes, 1)
 	assert.Contains(t, b.Notes[0], "memory of NUMA node 0: not measured: binding")
 	require.Len(t, b.Unmeasured, 2)
-	for i, way := range bothWays {
+	for i, direction := range bothDirections {
 		u := b.Unmeasured[i]
 		assert.Equal(t, doctor.TrialByNode, u.Name)
 		assert.Equal(t, "0", u.Labels.Get(doctor.TrialNode))
-		assert.Equal(t, way, u.Labels.Get(result.Direction))
+		assert.Equal(t, direction, u.Labels.Get(result.Direction))
 		assert.Equal(t, "binding to node 0 failed: unsupported operation", u.Reason)
 	}
 	assert.Len(t, b.Select(result.View{Series: doctor.TrialByNode}), 2)
@@ -147,10 +147,10 @@ func TestMemoryLiesOnANode(t *testing.T) {
 	twice, err := pagesByNode(host("N0=50 N1=51"), b, b[1:])
 	require.NoError(t, err)
 	assert.Equal(t, pages, twice, "a mapping counts once")
-	node, ok := mostPages(pages)
+	node, ok := maxPages(pages)
 	assert.True(t, ok)
 	assert.Equal(t, 1, node)
-	_, ok = mostPages(map[linux.NUMANode]int{})
+	_, ok = maxPages(map[linux.NUMANode]int{})
 	assert.False(t, ok)
 	node, ok = nodeOfPages(host("N0=50 N1=51"), b)
 	assert.True(t, ok)
@@ -171,7 +171,7 @@ func TestMemoryOfARealNode(t *testing.T) {
 		t.Skipf("no numa_maps here: %v", err)
 	}
 	_, env := simulated(t, 1)
-	w := &workbench{dev: env.Devices[0]}
+	w := &resources{dev: env.Devices[0]}
 	defer func() { require.NoError(t, w.close()) }()
 	if _, err := onNode(int(nodes[0])).open(t.Context(), w, 4<<20); len(nodes) == 1 {
 		require.NoError(t, err)

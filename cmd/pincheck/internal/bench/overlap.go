@@ -71,32 +71,32 @@ func overlap(now clock) measure.Experiment {
 	}
 }
 
-// A way is a kind of copy on a copyRig.
-type way struct {
-	*copyRig
+// A copyCase is a direction, a kind of memory and a size on a copyFixture.
+type copyCase struct {
+	*copyFixture
 	direction, memory string
 	n                 int
 	prepared          bool
 }
 
 // prepare overwrites where the copies are to arrive, once.
-func (c *way) prepare(ctx context.Context) error {
+func (c *copyCase) prepare(ctx context.Context) error {
 	if c.prepared {
 		return nil
 	}
 	c.prepared = true
-	return c.copyRig.prepare(ctx, c.direction, c.n)
+	return c.copyFixture.prepare(ctx, c.direction, c.n)
 }
 
-func (c *way) queue(ctx context.Context) error { return c.copy(ctx, c.direction, c.n) }
+func (c *copyCase) queue(ctx context.Context) error { return c.copy(ctx, c.direction, c.n) }
 
-// labels are the conditions of a way's series.
-func (c *way) labels() result.Labels {
+// labels are the conditions of a copyCase's series.
+func (c *copyCase) labels() result.Labels {
 	return append(labelsOf(c.dev), result.Labels{{Key: result.Memory, Value: c.memory}, {Key: result.Direction, Value: c.direction}, {Key: result.Size, Value: strconv.Itoa(c.n)}}...)
 }
 
-// caseOf completes a case of a way.
-func (c *way) caseOf(m measure.Case) measure.Case {
+// caseOf completes a case of a copyCase.
+func (c *copyCase) caseOf(m measure.Case) measure.Case {
 	m.BytesPerSample, m.WarmUp = c.n, 1
 	m.Verify = func(ctx context.Context) error { return c.verify(ctx, c.direction, c.n) }
 	m.Node = c.node
@@ -112,11 +112,11 @@ var overlapKinds = []struct {
 	kind  hostKind
 }{{inPageable, unpinnedAsync}, {inPinned, registered}}
 
-// waysOf returns the copies of memory on a copyRig, in both directions.
-func waysOf(r *copyRig, memory string, sizes []int) (all []*way) {
+// copyCasesOf returns the copies of memory on a copyFixture, in both directions.
+func copyCasesOf(r *copyFixture, memory string, sizes []int) (all []*copyCase) {
 	for _, n := range sizes {
-		for _, direction := range bothWays {
-			all = append(all, &way{copyRig: r, direction: direction, memory: memory, n: n})
+		for _, direction := range bothDirections {
+			all = append(all, &copyCase{copyFixture: r, direction: direction, memory: memory, n: n})
 		}
 	}
 	return all
@@ -131,9 +131,9 @@ func last(name string, d *time.Duration) measure.Also {
 func blockedGroups(env measure.Env, dev *cudart.Device, now clock) (groups []measure.Group) {
 	sizes := sizesOr(env, []int{1 << 20, 16 << 20}, []int{64 << 10, 1 << 20, 16 << 20, 256 << 20})
 	for _, k := range overlapKinds {
-		r := &copyRig{workbench: workbench{dev: dev, now: now}, kind: k.kind, n: slices.Max(sizes)}
+		r := &copyFixture{resources: resources{dev: dev, now: now}, kind: k.kind, n: slices.Max(sizes)}
 		var cases []measure.Case
-		for _, c := range waysOf(r, k.label, sizes) {
+		for _, c := range copyCasesOf(r, k.label, sizes) {
 			var call, done time.Duration
 			sample := func(ctx context.Context) (float64, error) {
 				if err := c.prepare(ctx); err != nil {
@@ -165,16 +165,16 @@ func setupTime(n int) time.Duration { return 10*time.Millisecond + time.Duration
 
 // A hiding measures copies beside work on another stream.
 type hiding struct {
-	copyRig
+	copyFixture
 	work *cudart.Stream
 	load load
 }
 
 func (h *hiding) open(ctx context.Context) (err error) {
-	if err = h.copyRig.open(ctx); err != nil {
+	if err = h.copyFixture.open(ctx); err != nil {
 		return err
 	}
-	if h.work, err = h.workbench.stream(); err != nil {
+	if h.work, err = h.resources.stream(); err != nil {
 		return err
 	}
 	h.load, err = h.newLoad(loadFactor * h.n)
@@ -187,7 +187,7 @@ const loadFactor = 16
 
 // both is the time of the copy and the work at once. The work waits for the span's
 // begin, and its end for the work.
-func (h *hiding) both(ctx context.Context, c *way, workFirst bool) (time.Duration, error) {
+func (h *hiding) both(ctx context.Context, c *copyCase, workFirst bool) (time.Duration, error) {
 	stream := h.main(c.direction)
 	if err := h.span.Begin(stream); err != nil {
 		return 0, err
@@ -214,9 +214,9 @@ func (h *hiding) both(ctx context.Context, c *way, workFirst bool) (time.Duratio
 func hiddenGroups(env measure.Env, dev *cudart.Device, now clock) (groups []measure.Group) {
 	sizes := sizesOr(env, []int{16 << 20}, []int{16 << 20, 64 << 20})
 	for _, k := range overlapKinds {
-		h := &hiding{copyRig: copyRig{workbench: workbench{dev: dev, now: now}, kind: k.kind, n: slices.Max(sizes)}}
+		h := &hiding{copyFixture: copyFixture{resources: resources{dev: dev, now: now}, kind: k.kind, n: slices.Max(sizes)}}
 		var cases []measure.Case
-		for _, c := range waysOf(&h.copyRig, k.label, sizes) {
+		for _, c := range copyCasesOf(&h.copyFixture, k.label, sizes) {
 			for _, order := range []string{firstWork, firstCopy} {
 				cases = append(cases, h.hidden(c, order))
 			}
@@ -230,7 +230,7 @@ func hiddenGroups(env measure.Env, dev *cudart.Device, now clock) (groups []meas
 }
 
 // hidden is the case of a copy beside work, of which order is queued first.
-func (h *hiding) hidden(c *way, order string) measure.Case {
+func (h *hiding) hidden(c *copyCase, order string) measure.Case {
 	var alone, work, both time.Duration
 	var fitted load // for a copy of this kind
 	sample := func(ctx context.Context) (share float64, err error) {
@@ -290,7 +290,7 @@ func staleGroup(dev *cudart.Device) measure.Group {
 // An ordering uploads pageable memory, and has a stream that is not in order with the
 // default stream copy what arrived.
 type ordering struct {
-	workbench
+	resources
 	source asyncMemory // without poison
 	a, b   cudart.DevPtr
 	came   asyncMemory
@@ -308,7 +308,7 @@ func (o *ordering) open(ctx context.Context, n int) (err error) {
 			return err
 		}
 	}
-	if o.stream, err = o.workbench.stream(); err != nil {
+	if o.stream, err = o.resources.stream(); err != nil {
 		return err
 	}
 	if err = uploaded.fill(ctx, o.source); err != nil {
@@ -378,11 +378,11 @@ const orderTries = 10 // uploads of a sample
 // memory whose call has returned: CUDA may return when the bytes are staged.
 func orderGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 	sizes := sizesOr(env, []int{1 << 20}, []int{256 << 10, 1 << 20, 16 << 20})
-	o := &ordering{workbench: workbench{dev: dev, now: now}}
-	most := slices.Max(sizes)
+	o := &ordering{resources: resources{dev: dev, now: now}}
+	largest := slices.Max(sizes)
 	g := measure.Group{
-		Name: fmt.Sprintf("uploads and work on device %d", dev.Ordinal()), Need: measure.Need{Pageable: 2 * most, Device: 2 * most}, Setup: setupTime(2 * most),
-		Open: func(ctx context.Context) error { return o.open(ctx, most) }, Close: o.close,
+		Name: fmt.Sprintf("uploads and work on device %d", dev.Ordinal()), Need: measure.Need{Pageable: 2 * largest, Device: 2 * largest}, Setup: setupTime(2 * largest),
+		Open: func(ctx context.Context) error { return o.open(ctx, largest) }, Close: o.close,
 	}
 	for _, n := range sizes {
 		for i, u := range o.uploads() {

@@ -123,7 +123,7 @@ func TestWorkThatIsNotInOrderReadsOldBytes(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
 	const n = 1 << 16
-	o := &ordering{workbench: workbench{dev: dev}}
+	o := &ordering{resources: resources{dev: dev}}
 	defer func() { assert.NoError(t, o.close()) }()
 	require.NoError(t, o.open(t.Context(), n))
 	for late, want := range map[int]int{0: 0, 100: 100, n: n} {
@@ -249,9 +249,9 @@ func TestOverlapVerifiesTheCopies(t *testing.T) {
 	_, dev := slowSim(t)
 	const n = 10_001
 	for _, k := range overlapKinds {
-		r := &copyRig{workbench: workbench{dev: dev, now: wall()}, kind: k.kind, n: n}
+		r := &copyFixture{resources: resources{dev: dev, now: wall()}, kind: k.kind, n: n}
 		require.NoError(t, r.open(t.Context()))
-		for _, c := range waysOf(r, k.label, []int{n - 1, n}) {
+		for _, c := range copyCasesOf(r, k.label, []int{n - 1, n}) {
 			verify := c.caseOf(measure.Case{}).Verify
 			require.NoError(t, c.prepare(t.Context()))
 			assert.ErrorIs(t, verify(t.Context()), measure.ErrWrongBytes, c.labels())

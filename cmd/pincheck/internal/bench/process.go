@@ -49,10 +49,10 @@ func processSeries(p *procmem.Process) []result.Series {
 		series = append(series, result.Series{Name: name, Labels: result.Labels{{Key: key, Value: value}}, Unit: result.Bytes,
 			Samples: samples, Stats: result.Summarize(samples)})
 	}
-	least, most := p.Pinned()
+	smallest, largest := p.Pinned()
 	add(processName, kindLabel, "resident", p.Resident)
-	add(processName, kindLabel, "pinned_at_least", least)
-	add(processName, kindLabel, "pinned_at_most", most)
+	add(processName, kindLabel, "pinned_at_least", smallest)
+	add(processName, kindLabel, "pinned_at_most", largest)
 	for _, k := range []struct {
 		name  string
 		bytes int
@@ -83,13 +83,13 @@ func processAnswers(p *procmem.Process) []string {
 	if len(names) > 0 {
 		who += ", which has libraries of " + strings.Join(names, ", ") + ","
 	}
-	least, most := p.Pinned()
-	if !p.Driver && least == 0 {
+	smallest, largest := p.Pinned()
+	if !p.Driver && smallest == 0 {
 		return sentences([]string{who + " has no CUDA driver mapped and no locked memory: it pins nothing that shows"})
 	}
-	amount := "at least " + units.Bytes(least)
-	if most > least {
-		amount = fmt.Sprintf("between %s and %s", units.Bytes(least), units.Bytes(most))
+	amount := "at least " + units.Bytes(smallest)
+	if largest > smallest {
+		amount = fmt.Sprintf("between %s and %s", units.Bytes(smallest), units.Bytes(largest))
 	}
 	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, units.Bytes(p.Resident))}
 	if !p.Driver {

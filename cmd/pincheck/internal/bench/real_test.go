@@ -70,14 +70,14 @@ func TestTheDoctorsMeasurementsOnTheMachine(t *testing.T) {
 		b, err := measure.Run(t.Context(), Trials(true), measure.Env{Devices: []*cudart.Device{dev}, Host: host}, nil)
 		require.NoError(t, err)
 		require.Empty(t, b.Errors)
-		own, far, ok := farthest(host, dev.PCIBusID())
+		own, remote, ok := remotest(host, dev.PCIBusID())
 		byNode := b.Select(result.View{Series: doctor.TrialByNode})
 		if !ok {
 			assert.Empty(t, byNode)
 			t.Logf("%v: one NUMA node, or none that is named", dev)
 			continue
 		}
-		assert.Equal(t, 4, len(byNode)+len(b.Unmeasured), "both ways, for each node of %d and %d", own, far)
+		assert.Equal(t, 4, len(byNode)+len(b.Unmeasured), "both ways, for each node of %d and %d", own, remote)
 		for _, s := range byNode {
 			assert.True(t, s.Verified)
 			t.Logf("%v: %v %.1f GB/s", dev, s.Labels, s.Median)

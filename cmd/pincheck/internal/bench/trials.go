@@ -33,16 +33,16 @@ func trials(pin bool, n int, memory func(node int) hostKind) measure.Experiment 
 			}
 			var groups []measure.Group
 			for _, dev := range env.Devices {
-				small := &copyRig{workbench: workbench{dev: dev}, kind: registered, n: trialLatency}
+				small := &copyFixture{resources: resources{dev: dev}, kind: registered, n: trialLatency}
 				one := small.latency(result.HostToDevice, awaited, trialLatency)
-				one.Samples, one.Fewest, one.Budget = quickLatencies, 20, quickLatency
+				one.Samples, one.MinSamples, one.Budget = quickLatencies, 20, quickLatency
 				groups = append(groups, small.group("small copies", []measure.Case{one}))
 
-				ordinary := &copyRig{workbench: workbench{dev: dev}, kind: unpinned, n: trialCopy}
+				ordinary := &copyFixture{resources: resources{dev: dev}, kind: unpinned, n: trialCopy}
 				var cases []measure.Case
-				for _, way := range bothWays {
-					c := ordinary.bandwidth(seriesBandwidth, way, trialCopy, 1)
-					c.Samples, c.Fewest, c.Budget = 5, 3, trialBudget
+				for _, direction := range bothDirections {
+					c := ordinary.bandwidth(seriesBandwidth, direction, trialCopy, 1)
+					c.Samples, c.MinSamples, c.Budget = 5, 3, trialBudget
 					cases = append(cases, c)
 				}
 				groups = append(groups, ordinary.group("memory that is not pinned", cases))
@@ -57,7 +57,7 @@ func trials(pin bool, n int, memory func(node int) hostKind) measure.Experiment 
 				}
 				p := &pinner{dev: env.Devices[0], method: m}
 				c := p.sized(trialPin)
-				c.Samples, c.Fewest, c.Budget = 5, 3, trialBudget
+				c.Samples, c.MinSamples, c.Budget = 5, 3, trialBudget
 				groups = append(groups, measure.Group{Name: m.name, Need: measure.Need{Pinned: trialPin},
 					Setup: secondsAt(warmUpBytes, slowPin), Open: p.open, Close: p.close, Cases: []measure.Case{c}})
 			}

@@ -18,9 +18,9 @@ func TestTrialsAreWhatTheDoctorAsksFor(t *testing.T) {
 	b := run(t, Trials(true), env)
 	assert.Empty(t, b.Errors)
 	require.NotNil(t, b.Find(doctor.TrialLatency))
-	for _, way := range bothWays {
-		s := b.Find(doctor.TrialBandwidth, result.Label{Key: result.Memory, Value: doctor.TrialPageable}, result.Label{Key: result.Direction, Value: way})
-		require.NotNil(t, s, way)
+	for _, direction := range bothDirections {
+		s := b.Find(doctor.TrialBandwidth, result.Label{Key: result.Memory, Value: doctor.TrialPageable}, result.Label{Key: result.Direction, Value: direction})
+		require.NotNil(t, s, direction)
 		assert.True(t, s.Verified)
 	}
 	for _, method := range []string{doctor.TrialCUDA, doctor.TrialOurs} {

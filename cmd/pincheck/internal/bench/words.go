@@ -25,11 +25,11 @@ func factor(a, b float64) string {
 func sentence(text string) string { return strings.TrimSuffix(text, ".") + "." }
 
 // directionText returns a direction in words.
-func directionText(way string) string {
-	if way == result.Both {
+func directionText(direction string) string {
+	if direction == result.Both {
 		return "both directions at once"
 	}
-	return strings.ReplaceAll(way, "_", " ")
+	return strings.ReplaceAll(direction, "_", " ")
 }
 
 // list joins words: "a, b and c".

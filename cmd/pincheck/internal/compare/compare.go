@@ -18,9 +18,9 @@ type Options struct {
 // alpha is the chance that two equal runs are taken for different in any series.
 const alpha = 0.05
 
-// fewestSamples is the fewest a side with which a test can be sure: of two times three
+// minSamples is the fewest a side with which a test can be sure: of two times three
 // samples the most uneven ranks have a chance of 0.1.
-const fewestSamples = 4
+const minSamples = 4
 
 // A Verdict is what a comparison comes to.
 type Verdict string
@@ -97,9 +97,9 @@ func Compare(runs []Run, o Options) (*Comparison, error) {
 		return nil, fmt.Errorf("threshold %v: must not be negative", o.Threshold)
 	}
 	c := &Comparison{Runs: runs, Threshold: o.Threshold, Alpha: alpha, Verdict: Same, Rows: rows(runs)}
-	fewest := 2
+	minimum := 2
 	if len(runs) > 2 {
-		fewest = 3
+		minimum = 3
 	}
 	var common []*Row
 	for i := range c.Rows {
@@ -110,7 +110,7 @@ func Compare(runs []Run, o Options) (*Comparison, error) {
 				have++
 			}
 		}
-		if r.Verdict = Missing; have >= fewest {
+		if r.Verdict = Missing; have >= minimum {
 			common = append(common, r)
 		}
 	}
@@ -155,7 +155,7 @@ func (c *Comparison) pair(common []*Row) {
 			ratio := b.Median / a.Median
 			r.Ratio = &ratio
 		}
-		if min(a.Samples, b.Samples) >= fewestSamples {
+		if min(a.Samples, b.Samples) >= minSamples {
 			tested = append(tested, r)
 			p = append(p, rankTest(a.samples, b.samples))
 		}

@@ -28,23 +28,23 @@ var (
 // accessChecks find what keeps a process from reaching a GPU, from the machine to the
 // device node.
 var accessChecks = []Check{
-	{ID: "no_gpu", Implies: withoutGPU,
+	{ID: "no_gpu", Suppresses: withoutGPU,
 		Host: unlessUsable(func(f *Facts) []Finding { return f.missing("gpu", "there is no NVIDIA GPU in this machine") })},
-	{ID: "gpu_off_bus", Implies: slices.Concat([]string{"missing_gpus", "driver_hangs", "driver_crashes"}, startFailures), Host: offBus},
-	{ID: "nouveau_holds_gpu", Implies: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(nouveau)},
-	{ID: "vfio_holds_gpu", Implies: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(vfio)},
-	{ID: "no_kernel_module", Implies: slices.Concat(
+	{ID: "gpu_off_bus", Suppresses: slices.Concat([]string{"missing_gpus", "driver_hangs", "driver_crashes"}, startFailures), Host: offBus},
+	{ID: "nouveau_holds_gpu", Suppresses: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(nouveau)},
+	{ID: "vfio_holds_gpu", Suppresses: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(vfio)},
+	{ID: "no_kernel_module", Suppresses: slices.Concat(
 		[]string{"container_gpu_void", "container_without_gpu", "capabilities_without_compute"}, withoutModule),
 		Host: unlessUsable(func(f *Facts) []Finding {
 			return f.missing("kernel_module", "the NVIDIA kernel module is not loaded")
 		})},
-	{ID: "container_gpu_void", Implies: slices.Concat([]string{"container_without_gpu", "no_device_nodes"}, withoutNodes), Host: unlessUsable(gpuVoid)},
-	{ID: "container_without_gpu", Implies: slices.Concat([]string{"no_device_nodes"}, withoutNodes), Host: unlessUsable(containerWithoutGPU)},
-	{ID: "capabilities_without_compute", Implies: slices.Concat([]string{"no_driver_library", "no_uvm"}, startFailures), Host: unlessUsable(withoutCompute)},
-	{ID: "no_device_nodes", Implies: withoutNodes, Host: unlessUsable(noNodes)},
-	{ID: "no_uvm", Implies: startFailures, Host: unlessUsable(noUVM)},
-	{ID: "node_permission", Implies: startFailures, Host: unlessUsable(nodePermission)},
-	{ID: "device_cgroup_denies", Implies: startFailures, Host: unlessUsable(deviceCgroup)},
+	{ID: "container_gpu_void", Suppresses: slices.Concat([]string{"container_without_gpu", "no_device_nodes"}, withoutNodes), Host: unlessUsable(gpuVoid)},
+	{ID: "container_without_gpu", Suppresses: slices.Concat([]string{"no_device_nodes"}, withoutNodes), Host: unlessUsable(containerWithoutGPU)},
+	{ID: "capabilities_without_compute", Suppresses: slices.Concat([]string{"no_driver_library", "no_uvm"}, startFailures), Host: unlessUsable(withoutCompute)},
+	{ID: "no_device_nodes", Suppresses: withoutNodes, Host: unlessUsable(noNodes)},
+	{ID: "no_uvm", Suppresses: startFailures, Host: unlessUsable(noUVM)},
+	{ID: "node_permission", Suppresses: startFailures, Host: unlessUsable(nodePermission)},
+	{ID: "device_cgroup_denies", Suppresses: startFailures, Host: unlessUsable(deviceCgroup)},
 }
 
 // unlessUsable is for checks of what would keep every GPU from being used: where one can

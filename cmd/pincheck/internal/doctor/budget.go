@@ -12,8 +12,8 @@ import (
 
 // budgetChecks judge how much memory can be pinned.
 var budgetChecks = []Check{
-	{ID: "little_headroom", Implies: []string{"cgroup_below_host"}, Host: littleHeadroom},
-	{ID: "memory_high", Implies: []string{"little_headroom"}, Host: memoryHigh},
+	{ID: "little_headroom", Suppresses: []string{"cgroup_below_host"}, Host: littleHeadroom},
+	{ID: "memory_high", Suppresses: []string{"little_headroom"}, Host: memoryHigh},
 	{ID: "hugetlb_unused", Host: hugetlbUnused},
 	{ID: "strict_overcommit", Host: strictOvercommit},
 	{ID: "swapping", Host: swapping},
@@ -45,12 +45,12 @@ func (f *Facts) limitFile() string {
 	return g.Path + "/" + g.LimitFile
 }
 
-// leastHeadroom is what pincheck itself and small programs need.
-const leastHeadroom = 1 << 30
+// minHeadroom is what pincheck itself and small programs need.
+const minHeadroom = 1 << 30
 
 func littleHeadroom(f *Facts) []Finding {
 	left, source, ok := f.headroom()
-	if !ok || left >= leastHeadroom {
+	if !ok || left >= minHeadroom {
 		return nil
 	}
 	out := Finding{
@@ -77,15 +77,15 @@ func (f *Facts) pinners() (pinned int, texts []string) {
 			break
 		}
 		pinned += p.Pinned
-		if len(texts) < mostPinners {
+		if len(texts) < maxPinners {
 			texts = append(texts, fmt.Sprintf("process %d (%s) has pinned %s at least", p.PID, p.Name, units.Bytes(p.Pinned)))
 		}
 	}
 	return pinned, texts
 }
 
-// mostPinners is how many programs a finding names.
-const mostPinners = 3
+// maxPinners is how many programs a finding names.
+const maxPinners = 3
 
 // pinnedByOthers finds hosts of which more than half is pinned: a program that sizes its own
 // pool by the host's memory does not find it. What shows are mappings, of which a part may

@@ -25,7 +25,7 @@ const (
 func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 	present, active, varied := false, false, false
 	var idle []string
-	look := func(at bool, text string) {
+	note := func(at bool, text string) {
 		if at {
 			active = true
 			seen = append(seen, text)
@@ -39,7 +39,7 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 			seen = append(seen, units.Things(n, "other process is", "other processes are")+" on this GPU (NVML)")
 		}
 		if u := h.Utilization; u != nil {
-			look(*u >= busyGPU, fmt.Sprintf("kernels ran for %d %% of the last second before the GPU was examined (NVML)", *u))
+			note(*u >= busyGPU, fmt.Sprintf("kernels ran for %d %% of the last second before the GPU was examined (NVML)", *u))
 		}
 	}
 	if used := d.MemoryTotal - d.MemoryFree; d.MemoryTotal > 0 && used > max(contextBytes, int(contextShare*float64(d.MemoryTotal))) {
@@ -48,7 +48,7 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 	}
 	if d.OtherCPUs != nil && f.Host != nil && f.Host.CPU.Threads > 0 {
 		all := float64(f.Host.CPU.Threads)
-		look(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("other programs kept %s of %d CPUs busy meanwhile (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
+		note(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("other programs kept %s of %d CPUs busy meanwhile (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
 	}
 	for _, s := range d.copies() {
 		if s.Spread > unsteady {

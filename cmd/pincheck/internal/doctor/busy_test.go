@@ -54,7 +54,7 @@ func TestSlowCopiesBesideOthers(t *testing.T) {
 		for _, change := range c.change {
 			change(f)
 		}
-		verdict, found := Judge(f)
+		verdict, found := Evaluate(f)
 		if c.busy {
 			assert.Equal(t, Warnings, verdict, name)
 			assert.Contains(t, ids(found), "busy", name)
@@ -71,7 +71,7 @@ func TestSlowCopiesBesideOthers(t *testing.T) {
 			change(f)
 		}
 		f.Devices[0].Slower = nil
-		verdict, _ = Judge(f)
+		verdict, _ = Evaluate(f)
 		assert.Equal(t, Healthy, verdict, name)
 	}
 }
@@ -98,7 +98,7 @@ func TestTheBetterOfTwoMeasurements(t *testing.T) {
 		assert.Equal(t, 30.0, (&Device{Bandwidth: d.Slower}).Slowest())
 		assert.Equal(t, 30.0, *d.OtherCPUs, "the fewer")
 		assert.Equal(t, map[float64]string{30: "second", 55: "first"}[rates[0]], d.Trials.Name, "of the better one")
-		_, found := Judge(f)
+		_, found := Evaluate(f)
 		assert.Contains(t, ids(found), "wrong_bytes")
 		assert.Contains(t, ids(found), "unsteady_copies")
 		for _, one := range found {
@@ -127,7 +127,7 @@ func TestSlowInAnIdleMeasurementToo(t *testing.T) {
 					Series: []result.Series{series(result.HostToDevice, rate), series(result.DeviceToHost, 55.3)},
 				}})
 			}
-			verdict, found := Judge(f)
+			verdict, found := Evaluate(f)
 			assert.Equal(t, Problems, verdict)
 			assert.Contains(t, ids(found), "slow_copies")
 			assert.NotContains(t, ids(found), "busy")
@@ -141,7 +141,7 @@ func TestOthersBesideALimitOfTheUser(t *testing.T) {
 	f := well(t)
 	f.ExpectedRate = 56
 	f.Devices[0].Health.Utilization = number(99)
-	_, found := Judge(f)
+	_, found := Evaluate(f)
 	i := slices.IndexFunc(found, func(one Finding) bool { return one.ID == "slow_copies" })
 	require.GreaterOrEqual(t, i, 0)
 	assert.Contains(t, found[i].Evidence, "kernels ran for 99 % of the last second before the GPU was examined (NVML)")

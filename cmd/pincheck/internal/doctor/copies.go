@@ -46,13 +46,13 @@ func (d *Device) trial(name string, where ...result.Label) *result.Series {
 	return s
 }
 
-// mostLatency is more than a small copy takes on any host that was measured; 6 µs are
+// maxLatency is more than a small copy takes on any host that was measured; 6 µs are
 // usual.
-const mostLatency = 40e-6
+const maxLatency = 40e-6
 
 func slowSmallCopies(_ *Facts, d *Device) []Finding {
 	s := d.trial(TrialLatency)
-	if s == nil || s.Median <= mostLatency {
+	if s == nil || s.Median <= maxLatency {
 		return nil
 	}
 	return finding(Finding{
@@ -65,8 +65,8 @@ func slowPageable(_ *Facts, d *Device) []Finding {
 	var out Finding
 	worst := 1.0
 	for _, s := range d.copies() {
-		way := s.Labels.Get(result.Direction)
-		p := d.trial(TrialBandwidth, result.Label{Key: result.Memory, Value: TrialPageable}, result.Label{Key: result.Direction, Value: way})
+		direction := s.Labels.Get(result.Direction)
+		p := d.trial(TrialBandwidth, result.Label{Key: result.Memory, Value: TrialPageable}, result.Label{Key: result.Direction, Value: direction})
 		if p == nil || s.Median <= 0 || p.Median >= 0.6*s.Median {
 			continue
 		}

@@ -62,7 +62,7 @@ func factsOfCase(t *testing.T, c *hosttest.Case) *Facts {
 func judgeCase(t *testing.T, c *hosttest.Case) (*Facts, Verdict, []string) {
 	t.Helper()
 	f := factsOfCase(t, c)
-	verdict, found := Judge(f)
+	verdict, found := Evaluate(f)
 	ids := []string{}
 	for _, one := range found {
 		assert.NotEmpty(t, one.Summary, one.ID)

@@ -161,7 +161,7 @@ var callChecks = []Check{
 	{ID: "uncorrectable_ecc", Device: uncorrectableECC},
 	{ID: "gpu_fault", Device: reported("gpu_fault", "the GPU stopped the work of this process")},
 	{ID: "nvlink_error", Device: reported("nvlink_error", "a link between GPUs failed")},
-	{ID: "compute_mode_prohibited", Implies: []string{"failed_call", "failed_round_trips"}, Device: computeMode(2)},
+	{ID: "compute_mode_prohibited", Suppresses: []string{"failed_call", "failed_round_trips"}, Device: computeMode(2)},
 	{ID: "failed_call", Host: failedDevices, Device: failedCall},
 	{ID: "gpu_full", Device: gpuFull},
 	{ID: "host_memory_short", Device: hostMemoryShort},

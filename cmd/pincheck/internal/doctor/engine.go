@@ -11,9 +11,9 @@ import (
 // GPU; either may be nil.
 type Check struct {
 	ID string // of its findings: docs/findings has a page of this name, with title and severity
-	// Implies are the checks whose findings follow from one of this check: of the same
+	// Suppresses are the checks whose findings follow from one of this check: of the same
 	// GPU, or any if this one is about the host.
-	Implies []string
+	Suppresses []string
 	// Host and Device return what they find, without ID and device, and without what the page has.
 	Host   func(*Facts) []Finding
 	Device func(*Facts, *Device) []Finding
@@ -48,7 +48,7 @@ func groups() []group {
 		{"limits of pinning", refusedChecks, host},
 		{"health", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},
 		{"link", linkChecks, func(f *Facts) bool {
-			return copied(f) && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !f.judged(&d) })
+			return copied(f) && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !f.compared(&d) })
 		}},
 		{"small and pageable copies", copyChecks, devices(func(d *Device) bool { return d.Trials != nil })},
 		{"NUMA and CPUs", numaChecks, host},
@@ -80,8 +80,8 @@ func Checks() (all []Check) {
 	return all
 }
 
-// Fine names what was looked at and has nothing to be mended.
-func Fine(f *Facts, found []Finding) []string {
+// Passed returns the names of the check groups that had data and found no warning or problem.
+func Passed(f *Facts, found []Finding) []string {
 	fine := []string{}
 	for _, g := range groups() {
 		bad := slices.ContainsFunc(found, func(one Finding) bool {
@@ -94,15 +94,15 @@ func Fine(f *Facts, found []Finding) []string {
 	return fine
 }
 
-// Judge runs all checks. It returns the findings by weight, without those that follow from
+// Evaluate runs all checks. It returns the findings by weight, without those that follow from
 // others and those whose ids are ignored, and the verdict.
-func Judge(f *Facts, ignore ...string) (Verdict, []Finding) {
-	found := leaveOut(judge(f), ignore)
+func Evaluate(f *Facts, ignore ...string) (Verdict, []Finding) {
+	found := leaveOut(findAll(f), ignore)
 	return verdict(f, found), found
 }
 
-// judge runs all checks on the facts.
-func judge(f *Facts) []Finding {
+// findAll runs all checks on the facts.
+func findAll(f *Facts) []Finding {
 	all := []Finding{}
 	for _, c := range Checks() {
 		add := func(found []Finding, device *int) {
@@ -137,14 +137,14 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 		if hidden[i] {
 			continue // what follows from it follows from its own cause
 		}
-		implied := implications(cause.ID, found)
+		implied := suppressedBy(cause.ID, found)
 		for j, other := range all {
 			if i == j || !slices.Contains(implied, other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
 				continue
 			}
 			hidden[j] = true
-			if !slices.Contains(cause.Followers, other.ID) {
-				cause.Followers = append(cause.Followers, other.ID)
+			if !slices.Contains(cause.Suppressed, other.ID) {
+				cause.Suppressed = append(cause.Suppressed, other.ID)
 			}
 		}
 	}
@@ -158,9 +158,9 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 	return kept
 }
 
-// implications returns the ids of what follows from a check, and of what follows from these
+// suppressedBy returns the ids of what follows from a check, and of what follows from these
 // where they were found: a cause that is not there explains nothing.
-func implications(id string, found func(id string) bool) (ids []string) {
+func suppressedBy(id string, found func(id string) bool) (ids []string) {
 	all := Checks()
 	var follow func(id string)
 	follow = func(id string) {
@@ -168,7 +168,7 @@ func implications(id string, found func(id string) bool) (ids []string) {
 		if i < 0 {
 			return
 		}
-		for _, next := range all[i].Implies {
+		for _, next := range all[i].Suppresses {
 			if !slices.Contains(ids, next) {
 				ids = append(ids, next)
 				if found(next) {
@@ -187,7 +187,7 @@ func verdict(f *Facts, found []Finding) Verdict {
 	has := func(s Severity) bool {
 		return slices.ContainsFunc(found, func(one Finding) bool { return one.Severity == s })
 	}
-	unjudged := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !f.judged(&d) })
+	unjudged := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !f.compared(&d) })
 	switch {
 	case len(f.Devices) == 0:
 		return Unusable

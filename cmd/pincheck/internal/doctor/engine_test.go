@@ -131,11 +131,11 @@ var wide = hostinfo.Link{CurrentSpeed: 32, CurrentWidth: 16, MaxSpeed: 32, MaxWi
 // allAtOnce are the rates of copies of all GPUs at once, in GB/s, both ways alike.
 func allAtOnce(f *Facts, rates ...float64) {
 	f.Together = &result.Bench{}
-	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
-		sum := series(way, 0)
+	for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
+		sum := series(direction, 0)
 		sum.Name, sum.Labels = TogetherBandwidth, sum.Labels.With(result.Device, TogetherSum)
 		for i, rate := range rates {
-			s := series(way, rate)
+			s := series(direction, rate)
 			s.Name, s.Labels = TogetherBandwidth, s.Labels.With(result.Device, fmt.Sprint(i))
 			f.Together.Series = append(f.Together.Series, s)
 		}
@@ -154,9 +154,9 @@ func apart(f *Facts) {
 // refused leaves memory of a node unmeasured.
 func refused(f *Facts) {
 	trial(f, byNode("1", result.HostToDevice, 55.2))
-	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
+	for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
 		f.Devices[0].Trials.Unmeasured = append(f.Devices[0].Trials.Unmeasured, result.Unmeasured{
-			Name: TrialByNode, Labels: result.Labels{{Key: TrialNode, Value: "0"}, {Key: result.Direction, Value: way}},
+			Name: TrialByNode, Labels: result.Labels{{Key: TrialNode, Value: "0"}, {Key: result.Direction, Value: direction}},
 			Reason: "binding to node 0 failed (operation not permitted), pages come from any node",
 		})
 	}
@@ -685,7 +685,7 @@ func TestEachCheckFindsItsTrouble(t *testing.T) {
 		if c.change != nil {
 			c.change(f)
 		}
-		verdict, found := Judge(relink(f))
+		verdict, found := Evaluate(relink(f))
 		var same []string
 		for _, id := range ids(found) { // of several GPUs
 			if len(same) == 0 || same[len(same)-1] != id {
@@ -714,7 +714,7 @@ func TestEachCheckFindsItsTrouble(t *testing.T) {
 		}
 		assert.Equal(t, want, verdict, name)
 
-		verdict, found = Judge(f, append(c.also, c.id)...)
+		verdict, found = Evaluate(f, append(c.also, c.id)...)
 		assert.Empty(t, found, name)
 		assert.Contains(t, []Verdict{Healthy, Measured, Unusable}, verdict, name)
 	}
@@ -788,10 +788,10 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 		},
 		"two nodes, measured on a busy machine": func(f *Facts) {
 			twoNodes(f)
-			far := byNode("0", result.HostToDevice, 30)
-			far.Spread = 0.4
+			remote := byNode("0", result.HostToDevice, 30)
+			remote.Spread = 0.4
 			trial(f, byNode("1", result.HostToDevice, 55.2))
-			trial(f, far)
+			trial(f, remote)
 		},
 		"two nodes, of which one was measured": func(f *Facts) {
 			twoNodes(f)
@@ -858,7 +858,7 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 	} {
 		f := well(t)
 		change(f)
-		verdict, found := Judge(relink(f))
+		verdict, found := Evaluate(relink(f))
 		assert.Empty(t, ids(found), name)
 		assert.Equal(t, Healthy, verdict, name)
 	}
@@ -894,7 +894,7 @@ func TestCapturedHosts(t *testing.T) {
 		if len(f.Devices) == 0 {
 			f.Devices = append(f.Devices, Device{Name: "Some GPU", PCIBusID: "0000:99:00.0"})
 		}
-		_, found := Judge(relink(f))
+		_, found := Evaluate(relink(f))
 		grave := []string{}
 		for _, one := range found {
 			if one.Severity.AtLeast(Warning) {
@@ -918,7 +918,7 @@ func TestChecksAreConsistent(t *testing.T) {
 		assert.True(t, c.Host != nil || c.Device != nil, c.ID)
 	}
 	for _, c := range Checks() {
-		for _, id := range implications(c.ID, func(string) bool { return true }) {
+		for _, id := range suppressedBy(c.ID, func(string) bool { return true }) {
 			assert.True(t, seen[id], "%s implies %s, which is no check", c.ID, id)
 			assert.NotEqual(t, c.ID, id, "%s follows from itself", c.ID)
 		}
@@ -1019,11 +1019,11 @@ func TestCausesOfPagesAreNamed(t *testing.T) {
 func TestAFirstCauseHidesItsFollowers(t *testing.T) {
 	t.Parallel()
 	f := WithoutLibrary(noLibrary(cudart.DriverFacts{}), host(t, "no-gpu-cgroup-v1"))
-	verdict, found := Judge(f)
+	verdict, found := Evaluate(f)
 	assert.Equal(t, Unusable, verdict)
 	require.NotEmpty(t, found)
 	assert.Equal(t, "no_gpu", found[0].ID)
-	assert.Subset(t, found[0].Followers, []string{"no_kernel_module", "no_driver_library", "no_runtime_library"})
+	assert.Subset(t, found[0].Suppressed, []string{"no_kernel_module", "no_driver_library", "no_runtime_library"})
 	for _, one := range found[1:] {
 		assert.NotEqual(t, Problem, one.Severity, one.ID)
 	}
@@ -1039,10 +1039,10 @@ func TestFindingsOfOneGPUAreItsOwn(t *testing.T) {
 	bad.Errors = []string{"one"}
 	f.Devices = append(f.Devices, bad)
 	failing(f, "cudaMemcpy: cudaErrorUnknown (999): unknown error")
-	_, found := Judge(relink(f))
+	_, found := Evaluate(relink(f))
 	assert.Equal(t, []string{"compute_mode_prohibited", "failed_call"}, ids(found), "that of GPU 1 is hidden, that of GPU 0 is not")
 	assert.Equal(t, 1, *found[0].Device)
-	assert.Equal(t, []string{"failed_call"}, found[0].Followers)
+	assert.Equal(t, []string{"failed_call"}, found[0].Suppressed)
 	assert.Equal(t, 0, *found[1].Device)
 	assert.Contains(t, found[1].Remedy, "nvidia_uvm", "what cudart says of the code")
 }
@@ -1063,8 +1063,8 @@ func TestFactsSurviveJSON(t *testing.T) {
 		require.NoError(t, err)
 		back := &Facts{}
 		require.NoError(t, json.Unmarshal(text, back))
-		_, want := Judge(f)
-		_, got := Judge(back)
+		_, want := Evaluate(f)
+		_, got := Evaluate(back)
 		assert.Equal(t, ids(want), ids(got), c.id)
 	}
 }

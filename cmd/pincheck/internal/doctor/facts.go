@@ -140,7 +140,7 @@ type WeightFile struct {
 // Search is a search for a library that found none.
 type Search struct {
 	Attempts []Attempt `json:"attempts"`
-	Looked   []string  `json:"looked"` // places that were searched
+	Looked   []string  `json:"looked"` // locations that were searched
 }
 
 // Library is the CUDA runtime library in use. Versions are "13.0".
@@ -575,7 +575,7 @@ func (d *Device) Relink(host *hostinfo.Host) {
 		d.Link = newLink(pci)
 	}
 	rate := d.Link.PathRate()
-	if d.Link != nil && rate > 0 && d.fastest() > lies*rate {
+	if d.Link != nil && rate > 0 && d.fastest() > impossible*rate {
 		rate = d.Link.MaxRate // it slept again when it was read
 	}
 	if d.Bandwidth != nil && rate > 0 {

@@ -49,8 +49,8 @@ type Finding struct {
 	Cause    string   `json:"cause,omitempty"` // why, as far as is known
 	Cost     string   `json:"cost,omitempty"`  // what it costs the user
 	Remedy   string   `json:"remedy,omitempty"`
-	// Followers are findings that follow from this one and are left out.
-	Followers []string `json:"followers,omitempty"`
+	// Suppressed are findings that follow from this one and are left out.
+	Suppressed []string `json:"followers,omitempty"`
 
 	because string          // name of the cause, if the page has several
 	means   meaning         // of an error's code: cause and remedy in place of the page's, where it is known

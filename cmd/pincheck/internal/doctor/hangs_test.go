@@ -76,7 +76,7 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		f.Devices[0].Verify = &verify.Report{CasesPlanned: 10, Cases: 4}
 		c.probe.State = ProbeHung
 		f.Probes = []Probe{c.probe}
-		_, found := Judge(f)
+		_, found := Evaluate(f)
 		require.NotEmpty(t, found, name)
 		one := found[0]
 		assert.Equal(t, "driver_hangs", one.ID, name)
@@ -84,10 +84,10 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		assert.Equal(t, c.summary, one.Summary, name)
 		assert.Equal(t, c.seen, one.Evidence, name)
 		assert.Equal(t, c.probe.Call == "", strings.Contains(one.Cause, "SIGSTOP"), "%s: all of a process that is silent may have been stopped", name)
-		assert.NotContains(t, Fine(f, found), "bytes", "%s: they were not proved", name)
+		assert.NotContains(t, Passed(f, found), "bytes", "%s: they were not proved", name)
 
 		f.Probes[0].State, f.Probes[0].Detail = ProbeUnfinished, "had not returned at the end: interrupted"
-		verdict, found := Judge(f)
+		verdict, found := Evaluate(f)
 		require.Len(t, found, 1, name)
 		assert.Equal(t, "driver_hangs", found[0].ID, name)
 		assert.Equal(t, Note, found[0].Severity, "%s: the end of the run says nothing of it", name)
@@ -96,7 +96,7 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		assert.NotEqual(t, Problems, verdict, name)
 
 		f.Probes[0].State, f.Probes[0].Detail = ProbeKilled, "signal: killed"
-		_, found = Judge(f)
+		_, found = Evaluate(f)
 		require.NotEmpty(t, found, name)
 		assert.Equal(t, "driver_crashes", found[0].ID, name)
 		assert.Contains(t, found[0].Evidence[len(found[0].Evidence)-1], "signal: killed, ", name)
@@ -104,7 +104,7 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		assert.Contains(t, found[0].Cause, "memory", "%s: this signal comes from outside, and no library is damaged", name)
 
 		f.Probes[0].State, f.Probes[0].Detail = ProbeCrashed, "signal: segmentation fault"
-		_, found = Judge(f)
+		_, found = Evaluate(f)
 		require.NotEmpty(t, found, name)
 		assert.Equal(t, strings.Replace(c.summary, "does not return", "ends the process", 1), found[0].Summary, name)
 		assert.Contains(t, found[0].Cause, "library", name)

@@ -11,7 +11,7 @@ import (
 // healthChecks judge what NVML reports. Errors of memory that programs meet are in
 // cudaerrors.go.
 var healthChecks = []Check{
-	{ID: "row_remap_failed", Implies: []string{"row_remap_pending"}, Device: remapFailed},
+	{ID: "row_remap_failed", Suppresses: []string{"row_remap_pending"}, Device: remapFailed},
 	{ID: "row_remap_pending", Device: remapPending},
 	{ID: "throttled", Device: throttled},
 	{ID: "locked_memory_clock", Device: lockedMemoryClock},

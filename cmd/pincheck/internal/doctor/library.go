@@ -10,17 +10,17 @@ import (
 
 // libraryChecks find what is wrong with the libraries that CUDA programs load.
 var libraryChecks = []Check{
-	{ID: "no_c_library", Implies: append([]string{"no_driver_library", "no_runtime_library", "library_unusable"}, startFailures...),
+	{ID: "no_c_library", Suppresses: append([]string{"no_driver_library", "no_runtime_library", "library_unusable"}, startFailures...),
 		Host: unlessUsable(func(f *Facts) []Finding {
 			return f.missing("c_library", "NVIDIA's libraries need glibc, and this system has musl")
 		})},
-	{ID: "no_driver_library", Implies: startFailures,
+	{ID: "no_driver_library", Suppresses: startFailures,
 		Host: unlessUsable(func(f *Facts) []Finding {
 			return f.missing("driver_library", "the driver's library libcuda.so.1 is missing")
 		})},
-	{ID: "library_unusable", Implies: []string{"no_runtime_library"},
+	{ID: "library_unusable", Suppresses: []string{"no_runtime_library"},
 		Host: unlessUsable(unusableLibrary)},
-	{ID: "no_runtime_library", Implies: []string{"failed_open"},
+	{ID: "no_runtime_library", Suppresses: []string{"failed_open"},
 		Host: unlessUsable(func(f *Facts) []Finding {
 			return f.missing("runtime_library", "the CUDA runtime library libcudart is missing")
 		})},

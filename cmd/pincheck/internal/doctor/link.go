@@ -17,8 +17,8 @@ var linkChecks = []Check{
 	{ID: "narrow_link", Device: narrowLink},
 	{ID: "slow_link", Device: slowLink},
 	{ID: "narrow_upstream", Device: upstream},
-	{ID: "busy", Implies: []string{"slow_copies", "asymmetric_copies", "unsteady_copies"}, Device: busyCopies},
-	{ID: "slow_copies", Implies: []string{"asymmetric_copies"}, Device: slowCopies},
+	{ID: "busy", Suppresses: []string{"slow_copies", "asymmetric_copies", "unsteady_copies"}, Device: busyCopies},
+	{ID: "slow_copies", Suppresses: []string{"asymmetric_copies"}, Device: slowCopies},
 	{ID: "asymmetric_copies", Device: asymmetricCopies},
 	{ID: "impossible_rate", Device: impossibleRate},
 	{ID: "link_errors", Device: linkErrors},
@@ -38,9 +38,9 @@ const (
 	// lopsided is the share of the faster direction that the slower one reaches at least
 	// if nothing is wrong.
 	lopsided = 0.75
-	// lies is how far copies are above a link's rate if that cannot be true: the rate is
+	// impossible is how far copies are above a link's rate if that cannot be true: the rate is
 	// an upper bound.
-	lies = 1.02
+	impossible = 1.02
 	// unsteady and wild are spreads of samples, relative to their median: something
 	// disturbs the copies, or the result means little.
 	unsteady = 0.15
@@ -95,7 +95,7 @@ func (f *Facts) made(d *Device) hostinfo.PCIe {
 // slept again, carries less than what was measured: it counts as it is made.
 func (f *Facts) underLoad(d *Device) hostinfo.PCIe {
 	l := d.Link
-	if l == nil || l.Rate == 0 || d.fastest() > lies*l.Rate {
+	if l == nil || l.Rate == 0 || d.fastest() > impossible*l.Rate {
 		return f.made(d)
 	}
 	return l.Now()
@@ -125,8 +125,8 @@ func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
 // packets.
 const payloadShare = 128.0 / 152
 
-// judged reports whether the copies of a GPU were compared with a reference.
-func (f *Facts) judged(d *Device) bool {
+// compared reports whether the copies of a GPU were compared with a reference.
+func (f *Facts) compared(d *Device) bool {
 	return slices.ContainsFunc(d.copies(), func(s result.Series) bool { return f.expected(d, &s) != nil })
 }
 
@@ -145,7 +145,7 @@ func (f *Facts) linkSeverity(d *Device) Severity {
 // narrowLink needs no load: the width of a link is the same when it is idle.
 func narrowLink(f *Facts, d *Device) []Finding {
 	made, l := f.made(d), d.Link
-	if l == nil || l.Width == 0 || l.Width >= made.Width || d.lied() {
+	if l == nil || l.Width == 0 || l.Width >= made.Width || d.misread() {
 		return nil
 	}
 	return finding(Finding{
@@ -159,7 +159,7 @@ func narrowLink(f *Facts, d *Device) []Finding {
 // slowLink needs load: an idle link is trained down.
 func slowLink(f *Facts, d *Device) []Finding {
 	made, l := f.made(d), d.Link
-	if l == nil || !d.measured() || l.Speed == 0 || l.Speed >= made.Speed || d.lied() {
+	if l == nil || !d.measured() || l.Speed == 0 || l.Speed >= made.Speed || d.misread() {
 		return nil
 	}
 	return finding(Finding{
@@ -170,14 +170,14 @@ func slowLink(f *Facts, d *Device) []Finding {
 	})
 }
 
-// lied reports whether copies were faster than the link as it was read: it was read when
+// misread reports whether copies were faster than the link as it was read: it was read when
 // it slept again, or it is not the truth.
-func (d *Device) lied() bool {
-	return d.Link != nil && d.Link.Rate > 0 && d.fastest() > lies*d.Link.Rate
+func (d *Device) misread() bool {
+	return d.Link != nil && d.Link.Rate > 0 && d.fastest() > impossible*d.Link.Rate
 }
 
 func upstream(_ *Facts, d *Device) []Finding {
-	if d.Link == nil || d.Link.Bottleneck == nil || !d.measured() || d.fastest() > lies*d.Link.Bottleneck.Rate {
+	if d.Link == nil || d.Link.Bottleneck == nil || !d.measured() || d.fastest() > impossible*d.Link.Bottleneck.Rate {
 		return nil
 	}
 	b := d.Link.Bottleneck
@@ -198,7 +198,7 @@ func upstream(_ *Facts, d *Device) []Finding {
 func slowCopies(f *Facts, d *Device) []Finding {
 	var slow []string
 	severity := Warning
-	least := 1.0
+	smallest := 1.0
 	for _, s := range d.copies() {
 		e := f.expected(d, &s)
 		low, slowBelow := lowShare, slowShare
@@ -211,7 +211,7 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		if s.Median < slowBelow*e.Value {
 			severity = Problem
 		}
-		least = min(least, s.Median/e.Value)
+		smallest = min(smallest, s.Median/e.Value)
 		slow = append(slow, fmt.Sprintf("%s %s; %s can be expected (%s)", directionText(&s), units.Rate(s.Median), units.Rate(e.Value), e.Source))
 	}
 	if len(slow) == 0 {
@@ -222,9 +222,9 @@ func slowCopies(f *Facts, d *Device) []Finding {
 	}
 	out := Finding{
 		Severity: severity,
-		Summary:  fmt.Sprintf("pinned copies reach %s of what such a GPU reaches on such a link", units.Share(least)),
+		Summary:  fmt.Sprintf("pinned copies reach %s of what such a GPU reaches on such a link", units.Share(smallest)),
 		Evidence: slow,
-		values:   findings.Values{"several times": units.Times(1 / max(least, 0.01))},
+		values:   findings.Values{"several times": units.Times(1 / max(smallest, 0.01))},
 	}
 	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
 		out.Evidence = append(out.Evidence, seen...)
@@ -260,7 +260,7 @@ func asymmetricCopies(_ *Facts, d *Device) []Finding {
 func impossibleRate(f *Facts, d *Device) []Finding {
 	made := f.made(d)
 	rate := made.Rate()
-	if rate == 0 || d.fastest() <= lies*rate || reference.Coherent(d.Name) {
+	if rate == 0 || d.fastest() <= impossible*rate || reference.Coherent(d.Name) {
 		return nil
 	}
 	return finding(Finding{
@@ -271,8 +271,8 @@ func impossibleRate(f *Facts, d *Device) []Finding {
 
 // Counts that DCGM allows in a run.
 const (
-	mostCorrectable = 480
-	mostReplays     = 80
+	maxCorrectable = 480
+	maxReplays     = 80
 )
 
 func linkErrors(f *Facts, d *Device) []Finding {
@@ -282,7 +282,7 @@ func linkErrors(f *Facts, d *Device) []Finding {
 	if f.Host != nil {
 		if pci, ok := f.pci(d); ok && pci.Errors != nil {
 			e := pci.Errors
-			if e.Fatal > 0 || e.NonFatal > 0 || e.Correctable > mostCorrectable {
+			if e.Fatal > 0 || e.NonFatal > 0 || e.Correctable > maxCorrectable {
 				out.Evidence = append(out.Evidence, fmt.Sprintf("since boot: %d correctable, %d non-fatal, %d fatal (aer_dev_*)", e.Correctable, e.NonFatal, e.Fatal))
 			}
 			if e.Fatal > 0 {
@@ -290,7 +290,7 @@ func linkErrors(f *Facts, d *Device) []Finding {
 			}
 		}
 	}
-	if h := d.Health; h != nil && h.PCIeReplays != nil && *h.PCIeReplays > mostReplays {
+	if h := d.Health; h != nil && h.PCIeReplays != nil && *h.PCIeReplays > maxReplays {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("NVML: %d replays since the driver was loaded", *h.PCIeReplays))
 	}
 	if len(out.Evidence) == 0 {
@@ -325,7 +325,7 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 }
 
 func unjudgedCopies(f *Facts, d *Device) []Finding {
-	if !d.measured() || f.judged(d) {
+	if !d.measured() || f.compared(d) {
 		return nil
 	}
 	var rates []string
@@ -357,6 +357,6 @@ func slotBelowCard(f *Facts, d *Device) []Finding {
 	})
 }
 
-func directionText(s *result.Series) string { return wayText(s.Labels.Get(result.Direction)) }
+func directionText(s *result.Series) string { return directionWords(s.Labels.Get(result.Direction)) }
 
-func wayText(way string) string { return strings.ReplaceAll(way, "_", " ") }
+func directionWords(direction string) string { return strings.ReplaceAll(direction, "_", " ") }

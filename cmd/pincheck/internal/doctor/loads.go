@@ -10,7 +10,7 @@ import (
 
 // loadChecks judge where programs load model weights from, and how.
 var loadChecks = []Check{
-	{ID: "weights_on_network", Implies: []string{"weights_mapped"}, Host: weightsOnNetwork},
+	{ID: "weights_on_network", Suppresses: []string{"weights_mapped"}, Host: weightsOnNetwork},
 	{ID: "weights_mapped", Host: weightsMapped},
 	{ID: "small_read_ahead", Host: smallReadAhead},
 }
@@ -69,8 +69,8 @@ func weightsMapped(f *Facts) []Finding {
 	})
 }
 
-// leastReadAhead is what network file systems need: their own value is often 128 KiB.
-const leastReadAhead = 1 << 20
+// minReadAhead is what network file systems need: their own value is often 128 KiB.
+const minReadAhead = 1 << 20
 
 // smallReadAhead judges mounts of other machines, and those that hold weights in use.
 func smallReadAhead(f *Facts) []Finding {
@@ -86,7 +86,7 @@ func smallReadAhead(f *Facts) []Finding {
 				return found && at.Point == m.Point
 			})
 		})
-		if ok && ahead < leastReadAhead && (m.Network && strings.HasPrefix(m.Type, "nfs") || used && m.Network) {
+		if ok && ahead < minReadAhead && (m.Network && strings.HasPrefix(m.Type, "nfs") || used && m.Network) {
 			list = append(list, fmt.Sprintf("%s (%s): %s", m.Point, m.Type, units.Bytes(ahead)))
 		}
 	}

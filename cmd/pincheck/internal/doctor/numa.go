@@ -14,18 +14,18 @@ import (
 
 // numaChecks judge which processors and which memory the process has, seen from the GPU.
 var numaChecks = []Check{
-	{ID: "few_cpus", Host: fewCPUs},
-	{ID: "far_cpus", Implies: []string{"pages_far", "far_node_slow"}, Device: farCPUs},
-	{ID: "far_memory", Implies: []string{"pages_far", "far_node_slow", "far_node_not_measured"}, Device: farMemory},
-	{ID: "pages_far", Implies: []string{"far_node_slow"}, Device: pagesFar},
-	{ID: "far_node_slow", Device: farNodeSlow},
+	{ID: "few_cpus", Host: oneCPU},
+	{ID: "far_cpus", Suppresses: []string{"pages_far", "far_node_slow"}, Device: remoteCPUs},
+	{ID: "far_memory", Suppresses: []string{"pages_far", "far_node_slow", "far_node_not_measured"}, Device: remoteMemory},
+	{ID: "pages_far", Suppresses: []string{"far_node_slow"}, Device: pagesRemote},
+	{ID: "far_node_slow", Device: remoteNodeSlow},
 	{ID: "numa_unknown", Device: numaUnknown},
 	{ID: "sub_numa", Host: subNUMA},
-	{ID: "no_sys_nice", Implies: []string{"far_node_not_measured"}, Host: noSysNice},
-	{ID: "far_node_not_measured", Device: farNodeNotMeasured},
+	{ID: "no_sys_nice", Suppresses: []string{"far_node_not_measured"}, Host: noSysNice},
+	{ID: "far_node_not_measured", Device: remoteNodeNotMeasured},
 }
 
-func fewCPUs(f *Facts) []Finding {
+func oneCPU(f *Facts) []Finding {
 	h := f.Host
 	if h == nil || h.CPU.Threads <= 1 || h.CPU.Usable() == 0 || h.CPU.Usable() > 1 {
 		return nil
@@ -68,26 +68,26 @@ func (f *Facts) memoryNodes() (nodes []hostinfo.NUMANode) {
 	return nodes
 }
 
-func farCPUs(f *Facts, d *Device) []Finding {
+func remoteCPUs(f *Facts, d *Device) []Finding {
 	node, ok := f.home(d)
 	if !ok {
 		return nil
 	}
-	near := d.LocalCPUs
-	if near == "" {
-		near = node.CPUs
+	local := d.LocalCPUs
+	if local == "" {
+		local = node.CPUs
 	}
-	if n, known := f.Host.CPU.AllowedIn(near); !known || n > 0 {
+	if n, known := f.Host.CPU.AllowedIn(local); !known || n > 0 {
 		return nil
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may use none of the CPUs there", node.ID),
-		Evidence: []string{"CPUs near the GPU: " + near, "Cpus_allowed_list: " + f.Host.CPU.Allowed},
-		values:   d.farValues(node.ID),
+		Evidence: []string{"CPUs near the GPU: " + local, "Cpus_allowed_list: " + f.Host.CPU.Allowed},
+		values:   d.remoteValues(node.ID),
 	})
 }
 
-func farMemory(f *Facts, d *Device) []Finding {
+func remoteMemory(f *Facts, d *Device) []Finding {
 	node, ok := f.home(d)
 	if !ok || node.Total == 0 {
 		return nil
@@ -98,11 +98,11 @@ func farMemory(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may not use the memory there", node.ID),
 		Evidence: []string{"Mems_allowed_list: " + f.Host.CPU.AllowedMems},
-		values:   d.farValues(node.ID),
+		values:   d.remoteValues(node.ID),
 	})
 }
 
-func pagesFar(f *Facts, d *Device) []Finding {
+func pagesRemote(f *Facts, d *Device) []Finding {
 	node, ok := f.home(d)
 	if !ok {
 		return nil
@@ -114,55 +114,55 @@ func pagesFar(f *Facts, d *Device) []Finding {
 		return finding(Finding{
 			Summary:  fmt.Sprintf("the memory that was measured lay on NUMA node %d, and the GPU is on node %d", *s.NUMANode, node.ID),
 			Evidence: []string{fmt.Sprintf("/proc/self/numa_maps, of the memory of the copies %s", directionText(&s))},
-			values:   d.farValues(node.ID),
+			values:   d.remoteValues(node.ID),
 		})
 	}
 	return nil
 }
 
-// farShare is the share of the near node's rate below which a far node is slower for sure:
+// remoteShare is the share of the near node's rate below which a far node is slower for sure:
 // samples of one case spread less, or are called unsteady, and a third less is the smallest
 // difference that was reported.
-const farShare = 1 - unsteady
+const remoteShare = 1 - unsteady
 
-// A farCopy is what copies one way reach from or to memory of the GPU's own node, and of a
-// far one.
-type farCopy struct {
-	near, far *result.Series
+// A remoteCopy is what copies one way reach from or to memory of the GPU's own node, and of a
+// remote one.
+type remoteCopy struct {
+	local, remote *result.Series
 }
 
-func (c farCopy) share() float64 { return c.far.Median / c.near.Median }
+func (c remoteCopy) share() float64 { return c.remote.Median / c.local.Median }
 
-func (c farCopy) String() string {
+func (c remoteCopy) String() string {
 	return fmt.Sprintf("%s: %s with memory of node %s, and %s with memory of node %s",
-		directionText(c.near), units.Rate(c.near.Median), c.near.Labels.Get(TrialNode), units.Rate(c.far.Median), c.far.Labels.Get(TrialNode))
+		directionText(c.local), units.Rate(c.local.Median), c.local.Labels.Get(TrialNode), units.Rate(c.remote.Median), c.remote.Labels.Get(TrialNode))
 }
 
-// farCopies returns what was measured of a GPU with this node, without what was unsteady.
-func (d *Device) farCopies(own int) (all []farCopy) {
+// remoteCopies returns what was measured of a GPU with this node, without what was unsteady.
+func (d *Device) remoteCopies(own int) (all []remoteCopy) {
 	if d.Trials == nil {
 		return nil
 	}
 	node := strconv.Itoa(own)
 	for i := range d.Trials.Series {
-		far := &d.Trials.Series[i]
-		if far.Name != TrialByNode || far.Labels.Get(TrialNode) == node {
+		remote := &d.Trials.Series[i]
+		if remote.Name != TrialByNode || remote.Labels.Get(TrialNode) == node {
 			continue
 		}
-		near := d.trial(TrialByNode, result.Label{Key: TrialNode, Value: node}, result.Label{Key: result.Direction, Value: far.Labels.Get(result.Direction)})
-		if near != nil && far.Median > 0 && near.Spread <= unsteady && far.Spread <= unsteady {
-			all = append(all, farCopy{near, far})
+		local := d.trial(TrialByNode, result.Label{Key: TrialNode, Value: node}, result.Label{Key: result.Direction, Value: remote.Labels.Get(result.Direction)})
+		if local != nil && remote.Median > 0 && local.Spread <= unsteady && remote.Spread <= unsteady {
+			all = append(all, remoteCopy{local, remote})
 		}
 	}
 	return all
 }
 
-// farValues are the GPU's own node and, if it is known, what memory of a far node costs on this
+// remoteValues are the GPU's own node and, if it is known, what memory of a far node costs on this
 // host.
-func (d *Device) farValues(own int) findings.Values {
+func (d *Device) remoteValues(own int) findings.Values {
 	values := findings.Values{"N": strconv.Itoa(own)}
 	var texts []string
-	for _, c := range d.farCopies(own) {
+	for _, c := range d.remoteCopies(own) {
 		texts = append(texts, c.String())
 	}
 	if len(texts) > 0 {
@@ -171,31 +171,31 @@ func (d *Device) farValues(own int) findings.Values {
 	return values
 }
 
-func farNodeSlow(f *Facts, d *Device) []Finding {
+func remoteNodeSlow(f *Facts, d *Device) []Finding {
 	node, ok := f.home(d)
 	if !ok {
 		return nil
 	}
 	var texts []string
-	least := 1.0
-	for _, c := range d.farCopies(node.ID) {
-		if c.share() < farShare {
+	smallest := 1.0
+	for _, c := range d.remoteCopies(node.ID) {
+		if c.share() < remoteShare {
 			texts = append(texts, c.String())
-			least = min(least, c.share())
+			smallest = min(smallest, c.share())
 		}
 	}
 	if len(texts) == 0 {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %s of the rate", node.ID, units.Share(least)),
+		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %s of the rate", node.ID, units.Share(smallest)),
 		Evidence: texts,
-		values:   findings.Values{"N": strconv.Itoa(node.ID), "several times": units.Times(1 / least)},
+		values:   findings.Values{"N": strconv.Itoa(node.ID), "several times": units.Times(1 / smallest)},
 	})
 }
 
-// farNodeNotMeasured says why the cost is not known, where it was asked for.
-func farNodeNotMeasured(f *Facts, d *Device) []Finding {
+// remoteNodeNotMeasured says why the cost is not known, where it was asked for.
+func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
 	node, ok := f.home(d)
 	if !ok || d.Trials == nil {
 		return nil
@@ -237,18 +237,18 @@ func subNUMA(f *Facts) []Finding {
 	if h == nil || h.CPU.Sockets == 0 || h.Virt.VM || len(nodes) <= h.CPU.Sockets || len(f.Devices) == 0 {
 		return nil
 	}
-	var near []int
+	var local []int
 	for _, d := range f.Devices {
-		if d.NUMANode != nil && !slices.Contains(near, *d.NUMANode) {
-			near = append(near, *d.NUMANode)
+		if d.NUMANode != nil && !slices.Contains(local, *d.NUMANode) {
+			local = append(local, *d.NUMANode)
 		}
 	}
-	slices.Sort(near)
-	if len(near) == 0 || len(near) >= len(nodes) {
+	slices.Sort(local)
+	if len(local) == 0 || len(local) >= len(nodes) {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), near),
+		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), local),
 		Evidence: []string{"/sys/devices/system/node, numa_node of the GPUs"},
 	})
 }

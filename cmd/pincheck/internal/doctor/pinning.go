@@ -12,16 +12,16 @@ import (
 // pinningChecks find why pinning memory takes long.
 var pinningChecks = []Check{
 	{ID: "slow_pinning", Device: slowPinning},
-	{ID: "fragmented_memory", Implies: []string{"thp_defrag_always"}, Host: fragmented},
+	{ID: "fragmented_memory", Suppresses: []string{"thp_defrag_always"}, Host: fragmented},
 	{ID: "thp_off", Host: thpOff},
 	{ID: "thp_defrag_always", Host: thpDefrag},
 	{ID: "pinning_stalls_others", Device: stallsOthers},
 }
 
 const (
-	// leastCUDA is the rate of cudaHostAlloc, in GB/s, below which pinning is slow even
+	// minCUDARate is the rate of cudaHostAlloc, in GB/s, below which pinning is slow even
 	// for one thread of an old processor; 1.3 to 3.3 were reported.
-	leastCUDA = 1.0
+	minCUDARate = 1.0
 	// muchFaster is how many times faster pinning by several threads is where it is worth
 	// a change.
 	muchFaster = 3.0
@@ -44,7 +44,7 @@ func slowPinning(f *Facts, d *Device) []Finding {
 		out.values["seconds"] += fmt.Sprintf(", and could take %s", units.Seconds(64/ours.Median))
 	}
 	switch {
-	case cuda.Median < leastCUDA:
+	case cuda.Median < minCUDARate:
 		out.Summary = fmt.Sprintf("pinning memory is slow: %s", units.Rate(cuda.Median))
 		if f.Host != nil {
 			if share, ok := hugeShare(f); ok {
@@ -74,9 +74,9 @@ func hugeShare(f *Facts) (share float64, ok bool) {
 }
 
 const (
-	// fewHuge is the share of free memory in huge blocks below which memory is
+	// minHugeShare is the share of free memory in huge blocks below which memory is
 	// fragmented.
-	fewHuge = 0.10
+	minHugeShare = 0.10
 	// oftenInVain is the share of page faults that got no huge page, above which that
 	// costs; of at least manyFaults.
 	oftenInVain = 0.25
@@ -92,7 +92,7 @@ func fragmented(f *Facts) []Finding {
 	share, ok := hugeShare(f)
 	s := f.Host.Memory.Stalls
 	faults := s.HugeFaults + s.HugeFallback
-	if !ok || share >= fewHuge || faults < manyFaults || float64(s.HugeFallback) < oftenInVain*float64(faults) {
+	if !ok || share >= minHugeShare || faults < manyFaults || float64(s.HugeFallback) < oftenInVain*float64(faults) {
 		return nil
 	}
 	return finding(Finding{

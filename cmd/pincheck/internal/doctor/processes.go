@@ -13,8 +13,8 @@ import (
 func Processes(root fs.FS) (all []Process) {
 	memory, _ := linux.ReadMeminfo(root) // without it, every limit is one
 	for _, s := range procmem.Survey(root, os.Getpid()) {
-		least, _ := s.Pinned()
-		p := Process{PID: s.PID, Name: s.Name, Frameworks: s.Frameworks, Pinned: least, Mappings: s.Mappings}
+		smallest, _ := s.Pinned()
+		p := Process{PID: s.PID, Name: s.Name, Frameworks: s.Frameworks, Pinned: smallest, Mappings: s.Mappings}
 		if bytes, blocks, likely := s.Rounded(); likely {
 			p.Rounded, p.RoundedBlocks = bytes, blocks
 		}

@@ -46,7 +46,7 @@ func TestLimitsOfProcesses(t *testing.T) {
 	// They exceed the host's memory together.
 	f := well(t)
 	f.Host.Memory.Total, f.Processes = 64*gib, all
-	_, found := Judge(relink(f))
+	_, found := Evaluate(relink(f))
 	require.Equal(t, []string{"limits_exceed_memory"}, ids(found))
 	assert.Contains(t, found[0].Summary, "2 control groups")
 	assert.Contains(t, found[0].Summary, "90 GiB together, and the host has 64 GiB")

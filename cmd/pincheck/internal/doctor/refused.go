@@ -12,7 +12,7 @@ import (
 // refusedChecks find why memory cannot be pinned here, or not as much as asked for. None
 // of them tries: on some kernels each failed attempt leaks memory.
 var refusedChecks = []Check{
-	{ID: "confidential_computing", Implies: []string{"no_host_register"}, Device: confidentialComputing},
+	{ID: "confidential_computing", Suppresses: []string{"no_host_register"}, Device: confidentialComputing},
 	{ID: "leaked_pins", Host: leakedPins},
 	{ID: "pin_refused", Device: pinRefused},
 	{ID: "pin_over_2gib_leaks", Host: pinOver2GiB},
@@ -89,28 +89,28 @@ func noHostRegister(_ *Facts, d *Device) []Finding {
 	})
 }
 
-// usualMappings is vm.max_map_count as the kernel sets it.
-const usualMappings = 65530
+// defaultMappings is vm.max_map_count as the kernel sets it.
+const defaultMappings = 65530
 
 func fewMappings(f *Facts) (out []Finding) {
 	if f.Host == nil {
 		return nil
 	}
-	most, ok := f.Host.Memory.MaxMappings.Finite()
+	limit, ok := f.Host.Memory.MaxMappings.Finite()
 	if !ok {
 		return nil
 	}
-	if most < usualMappings {
+	if limit < defaultMappings {
 		out = append(out, Finding{
-			Summary:  fmt.Sprintf("a process may have %d mappings only", most),
-			Evidence: []string{fmt.Sprintf("vm.max_map_count is %d; the kernel's own value is %d", most, usualMappings)},
+			Summary:  fmt.Sprintf("a process may have %d mappings only", limit),
+			Evidence: []string{fmt.Sprintf("vm.max_map_count is %d; the kernel's own value is %d", limit, defaultMappings)},
 			because:  "limit",
 		})
 	}
 	for _, p := range f.Processes {
-		if p.Mappings > most/10*8 {
+		if p.Mappings > limit/10*8 {
 			out = append(out, Finding{
-				Summary:  fmt.Sprintf("process %d (%s) has %d of the %d mappings that it may have", p.PID, p.Name, p.Mappings, most),
+				Summary:  fmt.Sprintf("process %d (%s) has %d of the %d mappings that it may have", p.PID, p.Name, p.Mappings, limit),
 				Evidence: []string{fmt.Sprintf("lines of /proc/%d/maps, and vm.max_map_count", p.PID)},
 				because:  "registrations",
 			})

@@ -33,10 +33,10 @@ var startCodes = []startCode{
 // startChecks find why CUDA does not start on a host that has what it needs.
 var startChecks = slices.Concat(
 	[]Check{
-		{ID: "driver_hangs", Implies: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"},
+		{ID: "driver_hangs", Suppresses: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"},
 			Host: hung, Device: hungDevice},
-		{ID: "driver_crashes", Implies: []string{"failed_open"}, Host: crashed, Device: crashedDevice},
-		{ID: "hmm_breaks_start", Implies: []string{"driver_hangs", "driver_init_failed", "driver_unknown_error"}, Host: unlessUsable(hmm)},
+		{ID: "driver_crashes", Suppresses: []string{"failed_open"}, Host: crashed, Device: crashedDevice},
+		{ID: "hmm_breaks_start", Suppresses: []string{"driver_hangs", "driver_init_failed", "driver_unknown_error"}, Host: unlessUsable(hmm)},
 	},
 	codeChecks(),
 	[]Check{{ID: "failed_open", Host: unlessUsable(failedOpen)}},

@@ -153,7 +153,7 @@ func TestHostsFromThreadsAreNamedRight(t *testing.T) {
 		if th.Kind == "healthy" {
 			healthy++
 		}
-		verdict, found := Judge(factsOfCase(t, c))
+		verdict, found := Evaluate(factsOfCase(t, c))
 		g, why := th.grade(verdict, found)
 		for _, row := range []string{th.Group, "all"} {
 			if table[row] == nil {

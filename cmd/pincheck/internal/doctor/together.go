@@ -102,10 +102,10 @@ func sharedSwitch(f *Facts) (out []Finding) {
 			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %v", u.Address, u.Best())},
 			values:   findings.Values{"rate": units.Rate(u.Best().Rate() / float64(len(u.gpus)))},
 		}
-		for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
-			if c := f.atOnce(way); c.of(u.gpus) {
+		for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
+			if c := f.atOnce(direction); c.of(u.gpus) {
 				one.Evidence = append(one.Evidence, fmt.Sprintf("%s: %s together, when all GPUs copied at once; %s is the sum of each alone",
-					wayText(way), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
+					directionWords(direction), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
 			}
 		}
 		out = append(out, one)
@@ -116,7 +116,7 @@ func sharedSwitch(f *Facts) (out []Finding) {
 // Copies of all GPUs at once, one way: what each got, what it reaches alone, and what it can
 // be expected to get, of the uplinks that are known. In GB/s.
 type atOnce struct {
-	way              string
+	direction        string
 	got, alone, fair map[*Device]float64
 	gpus             []*Device // of which all three are known
 }
@@ -134,15 +134,15 @@ func sumOf(rates map[*Device]float64, gpus []*Device) (sum float64) {
 }
 
 // atOnce returns what was measured of one direction.
-func (f *Facts) atOnce(way string) atOnce {
-	c := atOnce{way: way, got: map[*Device]float64{}, alone: map[*Device]float64{}, fair: map[*Device]float64{}}
+func (f *Facts) atOnce(direction string) atOnce {
+	c := atOnce{direction: direction, got: map[*Device]float64{}, alone: map[*Device]float64{}, fair: map[*Device]float64{}}
 	if f.Together == nil {
 		return c
 	}
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		s := f.Together.Find(TogetherBandwidth, result.Label{Key: result.Device, Value: strconv.Itoa(d.Ordinal)}, result.Label{Key: result.Direction, Value: way})
-		j := slices.IndexFunc(d.copies(), func(s result.Series) bool { return s.Labels.Get(result.Direction) == way })
+		s := f.Together.Find(TogetherBandwidth, result.Label{Key: result.Device, Value: strconv.Itoa(d.Ordinal)}, result.Label{Key: result.Direction, Value: direction})
+		j := slices.IndexFunc(d.copies(), func(s result.Series) bool { return s.Labels.Get(result.Direction) == direction })
 		if s == nil || s.Median <= 0 || s.Spread > wild || j < 0 || d.copies()[j].Median <= 0 {
 			continue
 		}
@@ -189,20 +189,20 @@ func (d *Device) busy() bool { return d.Health != nil && len(d.Health.Processes)
 func slowTogether(f *Facts) []Finding {
 	var grave, mild []string
 	var slow []*Device
-	least, lowest := 1.0, 1.0
-	for _, way := range []string{result.HostToDevice, result.DeviceToHost} {
-		c := f.atOnce(way)
+	smallest, lowest := 1.0, 1.0
+	for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
+		c := f.atOnce(direction)
 		if len(c.gpus) < 2 {
 			continue
 		}
 		for _, d := range c.gpus {
 			if share := c.got[d] / c.fair[d]; share < starved && f.shown(d) && !d.busy() {
-				text := fmt.Sprintf("GPU %d, %s: %s at once with the others, %s alone", d.Ordinal, wayText(way), units.Rate(c.got[d]), units.Rate(c.alone[d]))
+				text := fmt.Sprintf("GPU %d, %s: %s at once with the others, %s alone", d.Ordinal, directionWords(direction), units.Rate(c.got[d]), units.Rate(c.alone[d]))
 				if c.fair[d] < c.alone[d] {
 					text += fmt.Sprintf(", and %s is its part of the link that it shares", units.Rate(c.fair[d]))
 				}
 				grave = append(grave, text)
-				least = min(least, share)
+				smallest = min(smallest, share)
 				if !slices.Contains(slow, d) {
 					slow = append(slow, d)
 				}
@@ -210,7 +210,7 @@ func slowTogether(f *Facts) []Finding {
 		}
 		got, fair := sumOf(c.got, c.gpus), sumOf(c.fair, c.gpus)
 		if got < lowTogether*fair {
-			text := fmt.Sprintf("%s: %s together; %s is the sum of each alone", wayText(way), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
+			text := fmt.Sprintf("%s: %s together; %s is the sum of each alone", directionWords(direction), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
 			if sum := sumOf(c.alone, c.gpus); fair < sum {
 				text += fmt.Sprintf(", of which the links that are shared carry %s", units.Rate(fair))
 			}
@@ -226,9 +226,9 @@ func slowTogether(f *Facts) []Finding {
 			who = "GPUs %s get as little as"
 		}
 		out := Finding{
-			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %s of what is due", ordinals(slow), units.Share(least)),
-			Evidence: append(grave, f.places(slow)...),
-			values:   findings.Values{"several times": units.Times(1 / max(least, 0.01))},
+			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %s of what is due", ordinals(slow), units.Share(smallest)),
+			Evidence: append(grave, f.locations(slow)...),
+			values:   findings.Values{"several times": units.Times(1 / max(smallest, 0.01))},
 		}
 		return finding(out)
 	case len(mild) > 0:
@@ -239,16 +239,16 @@ func slowTogether(f *Facts) []Finding {
 		return finding(Finding{
 			Severity: Note,
 			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %s of what they and the links above them reach", units.Share(lowest)),
-			Evidence: append(mild, f.places(gpus)...),
+			Evidence: append(mild, f.locations(gpus)...),
 			because:  "sum",
 		})
 	}
 	return nil
 }
 
-// places says where GPUs are: which bridges they share, or else their root ports, and their
+// locations says where GPUs are: which bridges they share, or else their root ports, and their
 // NUMA nodes.
-func (f *Facts) places(gpus []*Device) (texts []string) {
+func (f *Facts) locations(gpus []*Device) (texts []string) {
 	var below []*Device
 	for _, u := range f.uplinks() {
 		if slices.ContainsFunc(gpus, u.has) {

@@ -41,7 +41,7 @@ func TestFilesThatDoNotShowAccuseNothing(t *testing.T) {
 				continue // a node that is not there is missing
 			}
 			f := FromHost(hostinfo.Read(left, c.Environ))
-			_, found := Judge(f)
+			_, found := Evaluate(f)
 			for _, one := range found {
 				assert.False(t, one.Severity.AtLeast(Warning), "%s without %s, as watch reads it: %s: %s", host, name, one.ID, one.Summary)
 			}

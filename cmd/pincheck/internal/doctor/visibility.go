@@ -15,10 +15,10 @@ import (
 // visibilityChecks find GPUs that are there and that CUDA does not show, or shows under
 // another number.
 var visibilityChecks = []Check{
-	{ID: "hidden_gpu", Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: unlessUsable(hiddenGPU)},
-	{ID: "visible_devices_unknown", Implies: []string{"no_device", "failed_open", "missing_gpus"}, Host: visibleDevicesUnknown},
-	{ID: "mig_without_instance", Implies: []string{"no_device", "gpus_unavailable", "failed_open", "missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
-	{ID: "no_device", Implies: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
+	{ID: "hidden_gpu", Suppresses: []string{"no_device", "failed_open", "missing_gpus"}, Host: unlessUsable(hiddenGPU)},
+	{ID: "visible_devices_unknown", Suppresses: []string{"no_device", "failed_open", "missing_gpus"}, Host: visibleDevicesUnknown},
+	{ID: "mig_without_instance", Suppresses: []string{"no_device", "gpus_unavailable", "failed_open", "missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
+	{ID: "no_device", Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
 	{ID: "missing_gpus", Host: missingGPUs},
 	{ID: "device_order", Host: deviceOrder},
 }

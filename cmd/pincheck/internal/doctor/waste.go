@@ -13,12 +13,12 @@ var wasteChecks = []Check{
 	{ID: "rounded_pins", Host: roundedPins},
 }
 
-// leastRounded is from where on rounding is worth a change.
-const leastRounded = 1 << 30
+// minRounded is from where on rounding is worth a change.
+const minRounded = 1 << 30
 
 func roundedPins(f *Facts) (out []Finding) {
 	for _, p := range f.Processes {
-		if p.Rounded < leastRounded {
+		if p.Rounded < minRounded {
 			continue
 		}
 		one := Finding{

@@ -51,14 +51,14 @@ func readCgroup(f files) Cgroup {
 
 // readCPUQuota returns the smallest quota of the process's groups.
 func readCPUQuota(f files) float64 {
-	var least float64
+	var smallest float64
 	groups, _ := linux.ReadCgroups(f.fsys, "cpu")
 	for _, g := range groups {
-		if quota, err := g.CPUQuota(f.fsys); err == nil && quota > 0 && (least == 0 || quota < least) {
-			least = quota
+		if quota, err := g.CPUQuota(f.fsys); err == nil && quota > 0 && (smallest == 0 || quota < smallest) {
+			smallest = quota
 		}
 	}
-	return least
+	return smallest
 }
 
 // readDevicesAllowed reads the list of the process's own group.

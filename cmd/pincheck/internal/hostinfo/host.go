@@ -61,8 +61,8 @@ func Read(fsys fs.FS, environ []string) *Host {
 	return h
 }
 
-// kept are the variables that are reported. They contain no secrets.
-var kept = []string{
+// reportedVariables are the variables that are reported. They contain no secrets.
+var reportedVariables = []string{
 	"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
 	"CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PINNED_CUDART",
 	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
@@ -70,7 +70,7 @@ var kept = []string{
 
 func keepEnv(environ []string) map[string]string {
 	var out map[string]string
-	for _, name := range kept {
+	for _, name := range reportedVariables {
 		if v, ok := lookupEnv(environ, name); ok {
 			if out == nil {
 				out = map[string]string{}

@@ -71,10 +71,10 @@ type Need struct {
 type Case struct {
 	// Series has the name, labels and units. The samples come later.
 	result.Series
-	WarmUp  int           // samples that do not count
-	Fewest  int           // samples to take whatever they cost; 0 means 3
-	Samples int           // most to take; 0 means 25
-	Budget  time.Duration // after which only Fewest are taken; 0 means 300 ms
+	WarmUp     int           // samples that do not count
+	MinSamples int           // samples to take whatever they cost; 0 means 3
+	Samples    int           // most to take; 0 means 25
+	Budget     time.Duration // after which only Fewest are taken; 0 means 300 ms
 	// Sample takes one sample. It must return soon after ctx ends.
 	Sample func(context.Context) (float64, error)
 	// Also are further quantities that each sample measures.
@@ -104,8 +104,8 @@ type Also struct {
 var ErrWrongBytes = errors.New("wrong bytes")
 
 const (
-	fewest        = 3
-	mostSamples   = 25
+	minimum       = 3
+	maxSamples    = 25
 	caseBudget    = 300 * time.Millisecond
 	quickSamples  = 9
 	quickBudget   = 100 * time.Millisecond

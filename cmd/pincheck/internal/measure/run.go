@@ -89,11 +89,11 @@ func newPlan(e Experiment, env Env) (*plan, error) {
 		p.need = p.need.or(g.Need)
 		for j := range g.Cases {
 			c := &g.Cases[j]
-			c.Fewest = cmp.Or(c.Fewest, fewest)
+			c.MinSamples = cmp.Or(c.MinSamples, minimum)
 			if env.Quick {
 				c.Samples, c.Budget = cmp.Or(c.Samples, quickSamples), cmp.Or(c.Budget, quickBudget)
 			}
-			c.Samples, c.Budget = cmp.Or(c.Samples, mostSamples), cmp.Or(c.Budget, caseBudget)
+			c.Samples, c.Budget = cmp.Or(c.Samples, maxSamples), cmp.Or(c.Budget, caseBudget)
 			budget += c.Budget
 			p.cases++
 		}
@@ -238,7 +238,7 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 		cpuTimeOf = c.CPU
 	}
 	began, cpu := time.Now(), cpuTimeOf()
-	for len(s.Samples) < c.Fewest || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
+	for len(s.Samples) < c.MinSamples || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
 		v, err := c.Sample(ctx)
 		if err != nil {
 			if len(s.Samples) == 0 {

@@ -273,12 +273,12 @@ func (d device) modes(g *GPU) {
 	g.Persistence = boolOf(d.get("nvmlDeviceGetPersistenceMode"))
 	g.ComputeMode = d.get("nvmlDeviceGetComputeMode")
 	g.MIG = boolOf(d.get2("nvmlDeviceGetMigMode"))
-	most := d.get("nvmlDeviceGetMaxMigDeviceCount")
-	if g.MIG == nil || !*g.MIG || most == nil {
+	limit := d.get("nvmlDeviceGetMaxMigDeviceCount")
+	if g.MIG == nil || !*g.MIG || limit == nil {
 		return
 	}
 	instances := 0
-	for i := range *most {
+	for i := range *limit {
 		if d.call([]string{"nvmlDeviceGetMigDeviceHandleByIndex"}, d.handle, uintptr(i), d.number(0)) == success {
 			instances++
 		}

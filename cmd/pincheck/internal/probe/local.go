@@ -110,7 +110,7 @@ type Local struct {
 	Grace time.Duration
 }
 
-func (l Local) limit(usual time.Duration) time.Duration { return cmp.Or(l.Limit, usual) }
+func (l Local) limit(normal time.Duration) time.Duration { return cmp.Or(l.Limit, normal) }
 
 func (l Local) grace() time.Duration { return cmp.Or(l.Grace, bounded.Grace) }
 

@@ -198,13 +198,13 @@ func (p *Process) count(maps []mapped) {
 func powerOfTwo(n int) bool { return n > 0 && bits.OnesCount(uint(n)) == 1 }
 
 // Pinned returns at least how much memory seems to be pinned, and at most.
-func (p *Process) Pinned() (least, most int) {
-	least = p.HostAllocated + p.Buffers + max(p.Locked, p.PinnedByKey)
-	most = least
+func (p *Process) Pinned() (smallest, limit int) {
+	smallest = p.HostAllocated + p.Buffers + max(p.Locked, p.PinnedByKey)
+	limit = smallest
 	if p.Driver {
-		most = min(least+p.Private, max(p.Resident, least))
+		limit = min(smallest+p.Private, max(p.Resident, smallest))
 	}
-	return least, most
+	return smallest, limit
 }
 
 // Rounded returns the bytes of the blocks whose size is a power of two, how many they

@@ -74,9 +74,9 @@ func TestPyTorchRounds(t *testing.T) {
 	assert.Equal(t, 2114*mib, p.HostAllocated)
 	assert.Equal(t, (60+1+1+2114)*mib, p.Resident)
 	assert.Equal(t, []Block{{2048 * mib, 2048 * mib, true}, {64 * mib, 64 * mib, true}}, p.Blocks, "2 MiB are the driver's own unit")
-	least, most := p.Pinned()
-	assert.Equal(t, 2114*mib, least)
-	assert.Equal(t, 2114*mib, most, "the heap of malloc is not what is registered")
+	smallest, limit := p.Pinned()
+	assert.Equal(t, 2114*mib, smallest)
+	assert.Equal(t, 2114*mib, limit, "the heap of malloc is not what is registered")
 	bytes, blocks, likely := p.Rounded()
 	assert.Equal(t, 2112*mib, bytes)
 	assert.Equal(t, 2, blocks)
@@ -126,9 +126,9 @@ func TestARealProcess(t *testing.T) {
 	assert.Equal(t, 2048*mib, p.Blocks[0].Size)
 	_, _, likely := p.Rounded()
 	assert.True(t, likely)
-	least, most := p.Pinned()
-	assert.Equal(t, 2056*mib, least, "beside small ones of the driver")
-	assert.Less(t, most, 2400*mib)
+	smallest, limit := p.Pinned()
+	assert.Equal(t, 2056*mib, smallest, "beside small ones of the driver")
+	assert.Less(t, limit, 2400*mib)
 }
 
 // Shared memory of a process without the CUDA driver, as a database has, is not pinned.
@@ -139,9 +139,9 @@ func TestSharedMemoryWithoutTheDriver(t *testing.T) {
 	assert.False(t, p.Driver)
 	assert.Zero(t, p.HostAllocated)
 	assert.Empty(t, p.Blocks)
-	least, most := p.Pinned()
-	assert.Zero(t, least)
-	assert.Zero(t, most)
+	smallest, limit := p.Pinned()
+	assert.Zero(t, smallest)
+	assert.Zero(t, limit)
 	assert.Equal(t, (1024+64+60)*mib, p.Resident)
 }
 
@@ -160,9 +160,9 @@ func TestOtherWaysOfPinning(t *testing.T) {
 	assert.Equal(t, 64*mib, p.Hugetlb)
 	assert.Equal(t, 2*mib, p.Locked)
 	assert.Equal(t, 4*mib, p.PinnedByKey)
-	least, most := p.Pinned()
-	assert.Equal(t, 104*mib, least)
-	assert.Equal(t, 354*mib, most)
+	smallest, limit := p.Pinned()
+	assert.Equal(t, 104*mib, smallest)
+	assert.Equal(t, 354*mib, limit)
 }
 
 // With this setting PyTorch registers what malloc returns, which has a page more.
@@ -300,8 +300,8 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if least, most := p.Pinned(); least > most {
-			t.Errorf("pinned %d to %d", least, most)
+		if smallest, limit := p.Pinned(); smallest > limit {
+			t.Errorf("pinned %d to %d", smallest, limit)
 		}
 		p.Rounded()
 	})

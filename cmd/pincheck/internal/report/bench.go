@@ -60,13 +60,13 @@ func (p *page) method(b *result.Bench) {
 	if len(b.Series) == 0 {
 		return
 	}
-	fewest, most, verified, copied := math.MaxInt, 0, 0, 0
+	minimum, largest, verified, copied := math.MaxInt, 0, 0, 0
 	cpuLow, cpuHigh := math.Inf(1), math.Inf(-1)
 	var nodes []string
 	var unsteady *result.Series
 	for i := range b.Series {
 		s := &b.Series[i]
-		fewest, most = min(fewest, len(s.Samples)), max(most, len(s.Samples))
+		minimum, largest = min(minimum, len(s.Samples)), max(largest, len(s.Samples))
 		if s.Verified {
 			verified++
 		}
@@ -83,12 +83,12 @@ func (p *page) method(b *result.Bench) {
 			unsteady = s
 		}
 	}
-	samples := units.Count(fewest)
-	if most > fewest {
-		samples += " to " + units.Count(most)
+	samples := units.Count(minimum)
+	if largest > minimum {
+		samples += " to " + units.Count(largest)
 	}
 	parts := []string{fmt.Sprintf("medians of %s samples, taken in %s", samples, units.Seconds(b.Seconds))}
-	if fewest == 1 && most == 1 {
+	if minimum == 1 && largest == 1 {
 		parts[0] = "one sample each, taken in " + units.Seconds(b.Seconds)
 	}
 	if unsteady.Spread > 0 {
@@ -203,7 +203,7 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 		}
 		p.painted(label, bold, line, bold)
 	}
-	t := table{heads: []string{strings.TrimSuffix(strings.ReplaceAll(v.X, "_", " "), " bytes")}, with: map[int]bool{}}
+	t := table{headers: []string{strings.TrimSuffix(strings.ReplaceAll(v.X, "_", " "), " bytes")}, with: map[int]bool{}}
 	expected := map[int]bool{} // columns with a yardstick
 	var sources []string
 	known, greatest := 0, 0.0
@@ -216,10 +216,10 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 		}
 	}
 	for i, name := range g.columns {
-		t.heads = append(t.heads, name)
+		t.headers = append(t.headers, name)
 		if expected[i] {
-			t.with[len(t.heads)] = true
-			t.heads = append(t.heads, "expected")
+			t.with[len(t.headers)] = true
+			t.headers = append(t.headers, "expected")
 		}
 	}
 	for i, name := range g.rows {
@@ -263,9 +263,9 @@ func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 	}
 	type line struct{ name, chart, value string }
 	var lines []line
-	room := p.width()
-	if g.numeric() && len(g.rows) <= room {
-		wide := min(max(room/2/len(g.rows), 1), 3) // blocks a value
+	columns := p.width()
+	if g.numeric() && len(g.rows) <= columns {
+		wide := min(max(columns/2/len(g.rows), 1), 3) // blocks a value
 		for j, name := range g.columns {
 			var values []float64
 			highest := math.Inf(-1)
@@ -285,7 +285,7 @@ func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 		for i, name := range g.rows {
 			for j, column := range g.columns {
 				if s := g.cells[[2]int{i, j}]; s != nil {
-					lines = append(lines, line{joinedWith(" ", name, column), rowChart(s.Median, greatest, max(min(room/3, 24), 6)), measured(unit, s.Median)})
+					lines = append(lines, line{joinedWith(" ", name, column), rowChart(s.Median, greatest, max(min(columns/3, 24), 6)), measured(unit, s.Median)})
 				}
 			}
 		}
@@ -295,20 +295,20 @@ func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 		names, charts, values = max(names, len([]rune(l.name))), max(charts, len([]rune(l.chart))), max(values, len([]rune(l.value)))
 	}
 	p.gap()
-	beside := names+2+charts+2+values <= room
+	beside := names+2+charts+2+values <= columns
 	for _, l := range lines {
 		if beside {
 			p.indented(pad(l.name, names) + "  " + pad(l.chart, charts) + "  " + l.value)
 			continue
 		}
-		for _, text := range wrap(l.name, room) {
+		for _, text := range wrap(l.name, columns) {
 			p.indented(text)
 		}
-		if charts+2+values <= room {
+		if charts+2+values <= columns {
 			p.indented(pad(l.chart, charts) + "  " + l.value)
 		} else {
 			p.indented(l.chart)
-			p.indented(clip(l.value, room))
+			p.indented(clip(l.value, columns))
 		}
 	}
 }

@@ -42,9 +42,9 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 }
 
 const (
-	few        = 40 // series, which are all shown
-	fewMissing = 20
-	numbers    = 39 // columns of a pair's numbers
+	few             = 40 // series, which are all shown
+	maxMissingShown = 20
+	numbers         = 39 // columns of a pair's numbers
 )
 
 // comparison is the text of a comparison.
@@ -213,7 +213,7 @@ func (t *comparison) missing() {
 		if len(lack) == 0 {
 			continue
 		}
-		if shown == fewMissing && !t.all {
+		if shown == maxMissingShown && !t.all {
 			left++
 			continue
 		}

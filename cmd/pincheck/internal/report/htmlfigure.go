@@ -21,8 +21,8 @@ type figure struct {
 	Table  seriesTable
 }
 
-// Open reports whether the table is shown at once: in place of a plot, if it is short.
-func (f figure) Open() bool { return len(f.Panels) == 0 && len(f.Table.Rows) <= shortTable }
+// ExpandTable reports whether the table is initially expanded: there is no plot, and it has at most 24 rows.
+func (f figure) ExpandTable() bool { return len(f.Panels) == 0 && len(f.Table.Rows) <= shortTable }
 
 const shortTable = 24
 
@@ -45,7 +45,7 @@ type chart struct {
 	x, y     axis
 	groups   []string // names of the groups of bars; none for lines
 	lines    []line
-	expected []yardstick
+	expected []expectation
 }
 
 // An axis has a label, and a scale that all panels of a figure share.
@@ -66,7 +66,7 @@ type line struct {
 type point struct{ x, y, low, high float64 }
 
 // A yardstick is what is known of such hardware.
-type yardstick struct {
+type expectation struct {
 	points []point // x and y; one for a value along the whole axis
 	text   string
 	line   int // the style of the line it belongs to
@@ -80,10 +80,10 @@ const (
 )
 
 const (
-	mostLines  = 8  // in a panel, before it is divided
-	mostStyles = 16 // drawn at all
-	mostBars   = 60
-	mostPanels = 12
+	maxLines  = 8  // in a panel, before it is divided
+	maxStyles = 16 // drawn at all
+	maxBars   = 60
+	maxPanels = 12
 )
 
 // figures returns the views of an experiment, and then what they do not show, as tables.
@@ -146,15 +146,15 @@ func newFigure(v result.View, all []*result.Series) figure {
 		return f
 	}
 	p := newLayout(v, drawn)
-	if n := len(p.names); n > mostStyles {
-		f.Note = fmt.Sprintf("%d of %d lines are drawn; the table has all.", mostStyles, n)
+	if n := len(p.names); n > maxStyles {
+		f.Note = fmt.Sprintf("%d of %d lines are drawn; the table has all.", maxStyles, n)
 		if p.bars {
-			f.Note = fmt.Sprintf("%d of %d kinds of bars are drawn; the table has all.", mostStyles, n)
+			f.Note = fmt.Sprintf("%d of %d kinds of bars are drawn; the table has all.", maxStyles, n)
 		}
 	}
 	for _, part := range p.parts {
 		c := p.chart(part, drawn)
-		if p.bars && len(c.groups)*len(c.lines) > mostBars {
+		if p.bars && len(c.groups)*len(c.lines) > maxBars {
 			f.Note = "Too many values for bars: see the table."
 			return f
 		}
@@ -173,7 +173,7 @@ func newFigure(v result.View, all []*result.Series) figure {
 		}
 	}
 	var lines []entry
-	for i, name := range p.names[:min(len(p.names), mostStyles)] {
+	for i, name := range p.names[:min(len(p.names), maxStyles)] {
 		if name != "" {
 			lines = append(lines, entry{Swatch: swatch(i, p.bars), Text: name})
 		}
@@ -275,14 +275,14 @@ func (p *layout) ambiguous(all []*result.Series) bool {
 // divide returns the label by which lines are divided into panels, if there are too many
 // for one, and its values.
 func (p *layout) divide(all []*result.Series) (string, []string) {
-	if p.lineCount(all, p.keys) <= mostLines || len(p.keys) < 2 {
+	if p.lineCount(all, p.keys) <= maxLines || len(p.keys) < 2 {
 		return "", nil
 	}
 	best, values := "", []string(nil)
 	for _, key := range p.keys {
 		rest := slices.DeleteFunc(slices.Clone(p.keys), func(k string) bool { return k == key })
 		of := valuesOf(key, all)
-		if len(of) > mostPanels || p.lineCount(all, rest) > mostLines {
+		if len(of) > maxPanels || p.lineCount(all, rest) > maxLines {
 			continue
 		}
 		if best == "" || len(of) < len(values) {
@@ -415,7 +415,7 @@ func (p *layout) chart(in part, all []*result.Series) chart {
 			here = append(here, s)
 		}
 	}
-	for style, name := range p.names[:min(len(p.names), mostStyles)] {
+	for style, name := range p.names[:min(len(p.names), maxStyles)] {
 		l := line{name: name, style: style}
 		var known []*result.Series
 		for _, s := range here {
@@ -462,7 +462,7 @@ func (c *chart) expect(p *layout, style int, known []*result.Series) {
 	for _, source := range order {
 		of := sources[source]
 		first := of[0].Expected.Value
-		y := yardstick{line: style, style: style}
+		y := expectation{line: style, style: style}
 		if p.bars {
 			y.style = inked
 		}
@@ -480,7 +480,7 @@ func (c *chart) expect(p *layout, style int, known []*result.Series) {
 		slices.SortStableFunc(y.points, func(a, b point) int { return cmp.Compare(a.x, b.x) })
 		if y.style == common {
 			y.points = y.points[:1]
-			if slices.ContainsFunc(c.expected, func(o yardstick) bool { return o.style == common && o.text == y.text }) {
+			if slices.ContainsFunc(c.expected, func(o expectation) bool { return o.style == common && o.text == y.text }) {
 				continue
 			}
 		}

@@ -62,8 +62,8 @@ func oddRuns() []pageRun {
 	markedUp := one(long(), result.View{Title: long(), Series: long(), X: long(), Lines: []string{long()}}, everything, everything)
 	markedUp.Question, markedUp.Answers, markedUp.Notes, markedUp.Errors = long(), []string{long(), long()}, []string{long()}, []string{long()}
 	markedUp.Seconds = math.NaN()
-	yardstick := sampled("s", result.GBPerSecond, x("a"), 5)
-	yardstick.Expected = &result.Expected{Value: 7, Source: long()}
+	expectation := sampled("s", result.GBPerSecond, x("a"), 5)
+	expectation.Expected = &result.Expected{Value: 7, Source: long()}
 	benches := []result.Bench{
 		markedUp,
 		{Name: "nothing"},
@@ -79,7 +79,7 @@ func oddRuns() []pageRun {
 		one("huge and tiny", all, sampled("s", result.Seconds, x("1"), 1e300), sampled("s", result.Seconds, x("2"), 1e-300), sampled("s", result.Seconds, x("3"), 1e17), sampled("s", result.Seconds, x("100000000000000000"), 1e-17)),
 		one("far away", all, sampled("s", result.Seconds, x("100000000000000000"), 1), sampled("s", result.Seconds, x("100000000000000016"), 1)),
 		one("mixed units", all, sampled("s", result.Seconds, x("1"), 1), sampled("s", result.Bytes, x("1"), 1)),
-		one("expected bar", all, yardstick, sampled("s", result.GBPerSecond, x(long()), 9)),
+		one("expected bar", all, expectation, sampled("s", result.GBPerSecond, x(long()), 9)),
 		one("no such series", result.View{Title: "t", Series: "none", X: "x"}, sampled("s", result.Seconds, x("1"), 1)),
 	}
 	many := result.Bench{Name: "many lines", Views: []result.View{{Title: "many", Series: "s", X: "x", Lines: []string{"a"}}, {Title: "divided", Series: "s", X: "x", Lines: []string{"a", "b"}}}}
@@ -290,8 +290,8 @@ func TestNothingIsLeftOut(t *testing.T) {
 	require.Len(t, all, 2)
 	assert.Equal(t, "other s: further series", all[1].Title)
 	assert.Equal(t, "3.000\u00a0µs", all[1].Table.Rows[0].Median)
-	assert.True(t, all[1].Open())
-	assert.False(t, all[0].Open())
+	assert.True(t, all[1].ExpandTable())
+	assert.False(t, all[0].ExpandTable())
 }
 
 func TestSamplesAroundTheirMedian(t *testing.T) {
@@ -304,7 +304,7 @@ func TestSamplesAroundTheirMedian(t *testing.T) {
 		many[i] = 90 + float64(i)/50
 	}
 	dots := strip(many, 100, 0.1)
-	assert.LessOrEqual(t, strings.Count(dots, "M"), mostMarks)
+	assert.LessOrEqual(t, strings.Count(dots, "M"), maxMarks)
 	assert.True(t, strings.HasPrefix(dots, "M4 ") && strings.HasSuffix(dots, "M96 6h0"), "the outermost are there: %s", dots)
 }
 

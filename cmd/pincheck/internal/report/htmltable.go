@@ -38,7 +38,7 @@ type label string
 func (l label) Long() bool { return utf8.RuneCountInString(string(l)) > 28 }
 
 const (
-	mostMarks    = 40 // of a strip
+	maxMarks     = 40 // of a strip
 	widestStrip  = 0.5
 	closestStrip = 0.01
 )
@@ -125,7 +125,7 @@ func strip(samples []float64, median, width float64) string {
 	}
 	slices.Sort(out)
 	out = slices.Compact(out)
-	for len(out) > mostMarks { // the outermost stay
+	for len(out) > maxMarks { // the outermost stay
 		for i := 1; i < len(out)-1; i++ {
 			out = slices.Delete(out, i, i+1)
 		}

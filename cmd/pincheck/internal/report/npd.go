@@ -58,9 +58,9 @@ func healthyLine(r *Result) string {
 			continue
 		}
 		for _, s := range d.Bandwidth.Series {
-			way := s.Labels.Get(result.Direction)
-			if old, ok := slowest[way]; !ok || s.Median < old {
-				slowest[way] = s.Median
+			direction := s.Labels.Get(result.Direction)
+			if old, ok := slowest[direction]; !ok || s.Median < old {
+				slowest[direction] = s.Median
 			}
 		}
 	}
@@ -68,9 +68,9 @@ func healthyLine(r *Result) string {
 	if r.Simulated {
 		text = "simulated: " + text
 	}
-	for _, way := range []struct{ direction, name string }{{result.HostToDevice, "H2D"}, {result.DeviceToHost, "D2H"}} {
-		if v, ok := slowest[way.direction]; ok {
-			text += fmt.Sprintf(", %s %s", way.name, units.Rate(v))
+	for _, direction := range []struct{ direction, name string }{{result.HostToDevice, "H2D"}, {result.DeviceToHost, "D2H"}} {
+		if v, ok := slowest[direction.direction]; ok {
+			text += fmt.Sprintf(", %s %s", direction.name, units.Rate(v))
 		}
 	}
 	return text

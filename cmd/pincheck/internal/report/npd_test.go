@@ -16,10 +16,10 @@ import (
 func TestNPD(t *testing.T) {
 	t.Parallel()
 	speeds := func(up, down float64) *result.Bench {
-		way := func(direction string, median float64) result.Series {
+		direction := func(direction string, median float64) result.Series {
 			return result.Series{Labels: result.Labels{{Key: result.Direction, Value: direction}}, Stats: result.Stats{Median: median}}
 		}
-		return &result.Bench{Series: []result.Series{way(result.HostToDevice, up), way(result.DeviceToHost, down)}}
+		return &result.Bench{Series: []result.Series{direction(result.HostToDevice, up), direction(result.DeviceToHost, down)}}
 	}
 	two := &doctor.Facts{Devices: []doctor.Device{{Bandwidth: speeds(55.4, 54)}, {Bandwidth: speeds(55.1, 55)}}}
 	one := 1

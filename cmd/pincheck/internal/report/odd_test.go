@@ -34,8 +34,8 @@ func (o oddities) number() float64 {
 	return []float64{0, 1, -1, 55.4, math.NaN(), math.Inf(1), math.Inf(-1), 1e300, -1e300, math.MaxFloat64, 5e-324, 1e-9, 4096, math.Copysign(0, -1)}[o.IntN(14)]
 }
 
-func (o oddities) list(most int, f func()) {
-	for range o.IntN(most + 1) {
+func (o oddities) list(largest int, f func()) {
+	for range o.IntN(largest + 1) {
 		f()
 	}
 }

@@ -82,11 +82,11 @@ func (p *Progress) Show(at At) {
 	if at.Left > 0 {
 		left = ", " + whole(at.Left) + " left"
 	}
-	room := p.bar.Width() - 27 // for the share and the times
-	if room > 32 {
-		room /= 2 // for the bar
+	columns := p.bar.Width() - 27 // for the share and the times
+	if columns > 32 {
+		columns /= 2 // for the bar
 	}
-	p.bar.Set("what", clip(plain(at.What), max(room, 0))).Set("left", left).SetCurrent(int64(at.Share * steps))
+	p.bar.Set("what", clip(plain(at.What), max(columns, 0))).Set("left", left).SetCurrent(int64(at.Share * steps))
 }
 
 // line writes one line.

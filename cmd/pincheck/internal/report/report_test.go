@@ -52,9 +52,9 @@ var started = time.Date(2026, 11, 21, 20, 30, 0, 0, time.UTC)
 
 var testTool = Tool{Name: "pincheck", Version: "v0.1.0", Revision: "0123456789ab", Go: "go1.26.0", Platform: "linux/amd64"}
 
-func series(way string, samples ...float64) result.Series {
+func series(direction string, samples ...float64) result.Series {
 	return result.Series{Name: "bandwidth", Labels: result.Labels{{Key: result.Device, Value: "0"}, {Key: result.Memory, Value: "registered"},
-		{Key: result.Direction, Value: way}, {Key: result.Size, Value: "67108864"}},
+		{Key: result.Direction, Value: direction}, {Key: result.Size, Value: "67108864"}},
 		Unit: result.GBPerSecond, Better: result.Higher, Samples: samples, Stats: result.Summarize(samples), BytesPerSample: 512 << 20, Verified: true}
 }
 
@@ -101,8 +101,8 @@ func h200(h *hostinfo.Host) *doctor.Facts {
 func TestAllGPUsAtOnceAreShown(t *testing.T) {
 	t.Parallel()
 	f := h200(host(t, "h200-vm"))
-	of := func(device, way string, rate float64) result.Series {
-		s := series(way, rate, rate, rate)
+	of := func(device, direction string, rate float64) result.Series {
+		s := series(direction, rate, rate, rate)
 		s.Name, s.Labels = doctor.TogetherBandwidth, s.Labels.With(result.Device, device)
 		return s
 	}
@@ -120,7 +120,7 @@ func results(t *testing.T) map[string]*Result {
 	t.Helper()
 	judged := func(command string, f *doctor.Facts) *Result {
 		r := &Result{Command: command, Tool: testTool, HostName: "host-7", Started: started, Seconds: 1.5, Complete: true, Facts: f}
-		_, r.Findings = doctor.Judge(f)
+		_, r.Findings = doctor.Evaluate(f)
 		r.Conclude(true)
 		return r
 	}

@@ -32,8 +32,8 @@ type Result struct {
 	*doctor.Facts                // nil if nothing was examined
 	// Findings are in the order of their weight; there are none if all is well.
 	Findings []doctor.Finding `json:"findings"`
-	// Fine names what was looked at and has nothing to be mended.
-	Fine    []string       `json:"fine,omitempty"`
+	// Passed are the names of the check groups that had data and found no warning or problem.
+	Passed  []string       `json:"fine,omitempty"`
 	Benches []result.Bench `json:"benches"`
 }
 
@@ -52,8 +52,8 @@ type Tool struct {
 func (r *Result) Conclude(judged bool, ignore ...string) {
 	verdict := r.Verdict
 	if r.Facts != nil && (judged || len(r.Devices) == 0 && len(r.Benches) == 0) {
-		verdict, r.Findings = doctor.Judge(r.Facts, ignore...)
-		r.Fine = doctor.Fine(r.Facts, r.Findings)
+		verdict, r.Findings = doctor.Evaluate(r.Facts, ignore...)
+		r.Passed = doctor.Passed(r.Facts, r.Findings)
 	}
 	switch {
 	case !r.Complete:

@@ -8,9 +8,9 @@ import (
 // A table has the heads of its columns and rows of as many cells. The first column is
 // flush left.
 type table struct {
-	heads []string
-	rows  [][]string
-	with  map[int]bool // columns that stay beside the one before
+	headers []string
+	rows    [][]string
+	with    map[int]bool // columns that stay beside the one before
 }
 
 const headWidth = 12 // of a head, where it has several words
@@ -21,11 +21,11 @@ func (p *page) table(t table) {
 	if len(t.rows) == 0 {
 		return
 	}
-	widths := make([]int, len(t.heads))
-	heads := make([][]string, len(t.heads))
-	for i, h := range t.heads {
-		heads[i] = wrap(plain(h), headWidth)
-		for _, line := range heads[i] {
+	widths := make([]int, len(t.headers))
+	headers := make([][]string, len(t.headers))
+	for i, h := range t.headers {
+		headers[i] = wrap(plain(h), headWidth)
+		for _, line := range headers[i] {
 			widths[i] = max(widths[i], len([]rune(line)))
 		}
 	}
@@ -35,12 +35,12 @@ func (p *page) table(t table) {
 			widths[i] = max(widths[i], len([]rune(row[i])))
 		}
 	}
-	for from := 1; from < len(t.heads) || from == 1; {
+	for from := 1; from < len(t.headers) || from == 1; {
 		to, width := from, widths[0]
 	fill:
-		for to < len(t.heads) {
+		for to < len(t.headers) {
 			next, more := to+1, 2+widths[to]
-			for next < len(t.heads) && t.with[next] {
+			for next < len(t.headers) && t.with[next] {
 				more += 2 + widths[next]
 				next++
 			}
@@ -56,15 +56,15 @@ func (p *page) table(t table) {
 		if from > 1 {
 			p.gap()
 		}
-		p.columns(widths, heads, t.rows, from, to)
+		p.columns(widths, headers, t.rows, from, to)
 		from = max(to, from+1)
 	}
 }
 
 // columns writes the first column and those in [from, to).
-func (p *page) columns(widths []int, heads [][]string, rows [][]string, from, to int) {
-	height := len(heads[0])
-	for _, h := range heads[from:to] {
+func (p *page) columns(widths []int, headers [][]string, rows [][]string, from, to int) {
+	height := len(headers[0])
+	for _, h := range headers[from:to] {
 		height = max(height, len(h))
 	}
 	line := func(c ansiColor, cell func(i int) string) {
@@ -80,9 +80,9 @@ func (p *page) columns(widths []int, heads [][]string, rows [][]string, from, to
 		p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+text, " ") + "\n")
 	}
 	for n := range height {
-		line(dim, func(i int) string { // heads stand on the first row
-			if at := n - (height - len(heads[i])); at >= 0 {
-				return heads[i][at]
+		line(dim, func(i int) string { // headers stand on the first row
+			if at := n - (height - len(headers[i])); at >= 0 {
+				return headers[i][at]
 			}
 			return ""
 		})

@@ -71,7 +71,7 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	if first {
 		p.verdict(r)
 		p.findings(r.Findings)
-		p.fine(r.Fine)
+		p.fine(r.Passed)
 	}
 	if r.Facts != nil {
 		p.gap()
@@ -263,17 +263,17 @@ func (p *page) requirements(all []doctor.Requirement) {
 		}
 		indent := strings.Repeat(" ", labelWidth)
 		head := fmt.Sprintf("%-*s  ", width, name(r)) + p.style.paint(c, mark) + strings.Repeat(" ", 9-len(mark))
-		room := p.width() - width - 11
-		if room < 20 { // too narrow beside the name: below it
+		columns := p.width() - width - 11
+		if columns < 20 { // too narrow beside the name: below it
 			p.WriteString(indent + strings.TrimRight(head, " ") + "\n")
-			head, room = "  ", p.width()-2
+			head, columns = "  ", p.width()-2
 			if r.Detail == "" {
 				continue
 			}
 		}
-		for i, line := range wrap(plain(r.Detail), room) {
+		for i, line := range wrap(plain(r.Detail), columns) {
 			if i > 0 {
-				head = strings.Repeat(" ", p.width()-room)
+				head = strings.Repeat(" ", p.width()-columns)
 			}
 			p.WriteString(strings.TrimRight(indent+head+line, " ") + "\n")
 		}
@@ -346,7 +346,7 @@ func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	}
 	p.row("", "%s", text)
 	if detailed {
-		t := table{heads: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
+		t := table{headers: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
 		for _, path := range v.Paths {
 			t.rows = append(t.rows, []string{string(path.Path), units.Count(path.Cases), units.Bytes(path.LargestBytes), units.Data(path.VerifiedBytes),
 				units.Duration(path.Duration), units.Count(path.MismatchCount), units.Count(path.FailureCount)})
@@ -562,7 +562,7 @@ func measuredText(r *Result) string {
 
 // healthyText returns the figures on which the verdict is based.
 func healthyText(r *Result) string {
-	bytes, skipped, least := 0, 0, 0.0
+	bytes, skipped, smallest := 0, 0, 0.0
 	measured := false
 	for _, d := range r.Devices {
 		if d.Verify != nil {
@@ -573,8 +573,8 @@ func healthyText(r *Result) string {
 			continue
 		}
 		for _, s := range d.Bandwidth.Series {
-			if rate := d.Link.PathRate(); rate > 0 && (!measured || s.Median/rate < least) {
-				least, measured = s.Median/rate, true
+			if rate := d.Link.PathRate(); rate > 0 && (!measured || s.Median/rate < smallest) {
+				smallest, measured = s.Median/rate, true
 			}
 		}
 	}
@@ -583,7 +583,7 @@ func healthyText(r *Result) string {
 		text += fmt.Sprintf(" (%s left out)", units.Things(skipped, "round trip", "round trips"))
 	}
 	if measured {
-		text += fmt.Sprintf(", copies reach %s of the link", units.Share(least))
+		text += fmt.Sprintf(", copies reach %s of the link", units.Share(smallest))
 	}
 	return text
 }

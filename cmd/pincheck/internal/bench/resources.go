@@ -26,8 +26,8 @@ func wall() clock {
 	return func() time.Duration { return time.Since(start) }
 }
 
-// A workbench holds the memory and the streams of a group of cases.
-type workbench struct {
+// resources are the memory and the streams of a group of cases. close releases them.
+type resources struct {
 	dev     *cudart.Device
 	now     clock
 	streams []*cudart.Stream
@@ -39,7 +39,7 @@ const drainTime = 10 * time.Second
 
 // close waits for the streams, and releases everything, the last one first. If the
 // streams' work does not end, all stays allocated, because the GPU may be using it.
-func (w *workbench) close() error {
+func (w *resources) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	var errs []error
@@ -57,12 +57,12 @@ func (w *workbench) close() error {
 	return errors.Join(errs...)
 }
 
-func (w *workbench) onClose(undo func() error) {
+func (w *resources) onClose(undo func() error) {
 	w.undo = append(w.undo, func(context.Context) error { return undo() })
 }
 
 // stream makes a stream that is in no order with others.
-func (w *workbench) stream() (*cudart.Stream, error) {
+func (w *resources) stream() (*cudart.Stream, error) {
 	s, err := w.dev.NewStream(cudart.StreamOptions{})
 	if err == nil {
 		w.streams = append(w.streams, s)
@@ -71,7 +71,7 @@ func (w *workbench) stream() (*cudart.Stream, error) {
 	return s, err
 }
 
-func (w *workbench) span() (*measure.Span, error) {
+func (w *resources) span() (*measure.Span, error) {
 	s, err := measure.NewSpan(w.dev)
 	if err == nil {
 		w.onClose(s.Close)
@@ -79,7 +79,7 @@ func (w *workbench) span() (*measure.Span, error) {
 	return s, err
 }
 
-func (w *workbench) event(o cudart.EventOptions) (*cudart.Event, error) {
+func (w *resources) event(o cudart.EventOptions) (*cudart.Event, error) {
 	e, err := w.dev.NewEvent(o)
 	if err == nil {
 		w.onClose(e.Close)
@@ -88,7 +88,7 @@ func (w *workbench) event(o cudart.EventOptions) (*cudart.Event, error) {
 }
 
 // device allocates device memory.
-func (w *workbench) device(n int) (cudart.DevPtr, error) {
+func (w *resources) device(n int) (cudart.DevPtr, error) {
 	p, err := w.dev.Malloc(n)
 	if err == nil {
 		w.onClose(func() error { return w.dev.Free(p) })
@@ -97,7 +97,7 @@ func (w *workbench) device(n int) (cudart.DevPtr, error) {
 }
 
 // pinned allocates pinned memory.
-func (w *workbench) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) {
+func (w *resources) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) {
 	b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench"})
 	if err == nil {
 		w.undo = append(w.undo, b.CloseContext)
@@ -106,7 +106,7 @@ func (w *workbench) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) 
 }
 
 // pageable allocates memory that is not pinned.
-func (w *workbench) pageable(n int) (asyncMemory, error) {
+func (w *resources) pageable(n int) (asyncMemory, error) {
 	p, err := hostmem.AllocPageable(n)
 	if err != nil {
 		return nil, err
@@ -148,19 +148,19 @@ type load struct {
 	time time.Duration
 
 	at       cudart.DevPtr
-	most     int // bytes that are allocated
+	largest  int // bytes that are allocated
 	n, count int // bytes of a memset, and how many
 }
 
 const (
 	loadBytes = 256 << 20
-	fewSets   = 4
-	mostSets  = 512 // a stream holds about a thousand
-	leastSet  = 256 // bytes
+	minSets   = 4
+	maxSets   = 512 // a stream holds about a thousand
+	minSet    = 256 // bytes
 )
 
 // newLoad loads the kernel, or allocates what to set, up to loadBytes.
-func (w *workbench) newLoad(n int) (l load, err error) {
+func (w *resources) newLoad(n int) (l load, err error) {
 	l.busy, err = kernel.NewMemory(w.dev)
 	switch {
 	case err == nil:
@@ -169,8 +169,8 @@ func (w *workbench) newLoad(n int) (l load, err error) {
 	case !errors.Is(err, errors.ErrUnsupported):
 		return l, err
 	}
-	l.busy, l.most = nil, max(leastSet, min(n, loadBytes))
-	l.at, err = w.device(l.most)
+	l.busy, l.largest = nil, max(minSet, min(n, loadBytes))
+	l.at, err = w.device(l.largest)
 	return l, err
 }
 
@@ -193,15 +193,15 @@ func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, wa
 		_, err := span.Time(ctx, s, func() error { return l.queue(s) }) // what a first run costs
 		return err
 	}
-	l.n, l.count = l.most, fewSets
+	l.n, l.count = l.largest, minSets
 	for range 3 { // the first is a warm-up, and far off
 		took, err := span.Time(ctx, s, func() error { return l.queue(s) })
 		if err != nil {
 			return err
 		}
 		bytes := int(float64(l.n*l.count) * want.Seconds() / took.Seconds())
-		l.count = max(fewSets, min((bytes+l.most/2)/l.most, mostSets))
-		l.n = max(leastSet, min(bytes/l.count, l.most))
+		l.count = max(minSets, min((bytes+l.largest/2)/l.largest, maxSets))
+		l.n = max(minSet, min(bytes/l.count, l.largest))
 	}
 	return nil
 }
@@ -226,13 +226,13 @@ func sizesOr(env measure.Env, quick, all []int) []int {
 	}
 	if isSimulated(env) {
 		for i, n := range sizes {
-			sizes[i] = min(n, mostSimulated)
+			sizes[i] = min(n, maxSimulated)
 		}
 	}
 	return slices.Compact(sizes)
 }
 
-const mostSimulated = 4 << 20
+const maxSimulated = 4 << 20
 
 // isSimulated reports whether a device is simulated.
 func isSimulated(env measure.Env) bool {
@@ -243,13 +243,13 @@ func isSimulated(env measure.Env) bool {
 var errDevices = errNoDevice
 
 // largestOf returns the series of a name with the labels and the largest size, or nil.
-func largestOf(b *result.Bench, name string, where ...result.Label) (most *result.Series) {
+func largestOf(b *result.Bench, name string, where ...result.Label) (largest *result.Series) {
 	for _, s := range b.Select(result.View{Series: name, Where: where}) {
-		if most == nil || sizeOf(s.Labels) > sizeOf(most.Labels) {
-			most = s
+		if largest == nil || sizeOf(s.Labels) > sizeOf(largest.Labels) {
+			largest = s
 		}
 	}
-	return most
+	return largest
 }
 
 // other returns the series of a name under the conditions of s, but with another value

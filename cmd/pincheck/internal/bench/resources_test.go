@@ -80,7 +80,7 @@ func label(key, value string) result.Label { return result.Label{Key: key, Value
 func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
-	w := workbench{dev: dev}
+	w := resources{dev: dev}
 	defer func() { assert.NoError(t, w.close()) }()
 	s, err := w.stream()
 	require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 	require.NoError(t, err)
 	l, err := w.newLoad(200_000) // a microsecond
 	require.NoError(t, err)
-	for want, sets := range map[time.Duration]int{100 * time.Microsecond: 100, 2 * time.Microsecond: fewSets} {
+	for want, sets := range map[time.Duration]int{100 * time.Microsecond: 100, 2 * time.Microsecond: minSets} {
 		require.NoError(t, l.fit(t.Context(), span, s, want))
 		assert.Equal(t, sets, l.count, want)
 		took, err := span.Time(t.Context(), s, func() error { return l.queue(s) })
@@ -96,9 +96,9 @@ func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 		assert.InDelta(t, want, took, float64(time.Microsecond))
 	}
 	require.NoError(t, l.fit(t.Context(), span, s, time.Second))
-	assert.Equal(t, []int{mostSets, 200_000}, []int{l.count, l.n})
+	assert.Equal(t, []int{maxSets, 200_000}, []int{l.count, l.n})
 	require.NoError(t, l.fit(t.Context(), span, s, 1))
-	assert.Equal(t, []int{fewSets, leastSet}, []int{l.count, l.n})
+	assert.Equal(t, []int{minSets, minSet}, []int{l.count, l.n})
 }
 
 func TestSizesAreThoseAskedFor(t *testing.T) {
@@ -110,9 +110,9 @@ func TestSizesAreThoseAskedFor(t *testing.T) {
 	env.Quick = true
 	assert.Equal(t, quick, sizesOr(env, quick, all))
 	env.Devices = []*cudart.Device{dev}
-	assert.Equal(t, []int{1 << 20, mostSimulated}, sizesOr(env, quick, all))
+	assert.Equal(t, []int{1 << 20, maxSimulated}, sizesOr(env, quick, all))
 	env.Quick = false
-	assert.Equal(t, []int{mostSimulated}, sizesOr(env, quick, all))
+	assert.Equal(t, []int{maxSimulated}, sizesOr(env, quick, all))
 	env.Sizes = []int{9, 1 << 30, 9}
 	assert.Equal(t, []int{9, 1 << 30}, sizesOr(env, quick, all))
 	for _, e := range All() {

@@ -16,9 +16,9 @@ import (
 // result.
 const onDevice = "on_device"
 
-// A copyRig is what copies between a device and host memory of one kind need.
-type copyRig struct {
-	workbench
+// A copyFixture has the memory, streams and events for copies between a device and host memory of one kind.
+type copyFixture struct {
+	resources
 	kind hostKind
 	n    int // bytes of each of the four blocks
 
@@ -36,7 +36,7 @@ type copyRig struct {
 const checkBytes = 8 << 20
 
 // need is what open takes.
-func (r *copyRig) need() measure.Need {
+func (r *copyFixture) need() measure.Need {
 	need := measure.Need{Device: 2 * r.n, Pinned: min(r.n, checkBytes)}
 	switch {
 	case r.kind.pinned:
@@ -48,7 +48,7 @@ func (r *copyRig) need() measure.Need {
 }
 
 // setup is about how long open and the comparisons of some cases take.
-func (r *copyRig) setup(cases []measure.Case) time.Duration {
+func (r *copyFixture) setup(cases []measure.Case) time.Duration {
 	const pin, memory = 3.0, 6.0 // GB/s, of a host that is not fast
 	ns := 2*float64(r.n)/pin + 2*float64(r.n)/memory
 	for i := range cases {
@@ -58,14 +58,14 @@ func (r *copyRig) setup(cases []measure.Case) time.Duration {
 }
 
 // open allocates the memory and writes the patterns. After an error it needs a close, too.
-func (r *copyRig) open(ctx context.Context) error {
+func (r *copyFixture) open(ctx context.Context) error {
 	var err error
 	for _, s := range []**cudart.Stream{&r.up, &r.down} {
 		if *s, err = r.stream(); err != nil {
 			return err
 		}
 	}
-	if r.span, err = r.workbench.span(); err != nil {
+	if r.span, err = r.resources.span(); err != nil {
 		return err
 	}
 	for _, e := range []**cudart.Event{&r.fork, &r.join} {
@@ -82,7 +82,7 @@ func (r *copyRig) open(ctx context.Context) error {
 		memory  *hostMemory
 		content pattern
 	}{{&r.source, uploaded}, {&r.target, downloaded}} {
-		made, err := r.kind.open(ctx, &r.workbench, r.n)
+		made, err := r.kind.open(ctx, &r.resources, r.n)
 		if err != nil {
 			return err
 		}
@@ -101,15 +101,15 @@ func (r *copyRig) open(ctx context.Context) error {
 }
 
 // close waits for what is queued, and releases everything.
-func (r *copyRig) close() error {
-	err := r.workbench.close()
-	*r = copyRig{workbench: workbench{dev: r.dev, now: r.now}, kind: r.kind, n: r.n}
+func (r *copyFixture) close() error {
+	err := r.resources.close()
+	*r = copyFixture{resources: resources{dev: r.dev, now: r.now}, kind: r.kind, n: r.n}
 	return err
 }
 
 // node returns the NUMA node that most pages of the host memory lie on, if the host has
 // several and the kernel says so.
-func (r *copyRig) node() (int, bool) {
+func (r *copyFixture) node() (int, bool) {
 	if r.kind.name != memoryRegistered {
 		return 0, false
 	}
@@ -117,16 +117,16 @@ func (r *copyRig) node() (int, bool) {
 }
 
 // prepare overwrites where copies of n bytes are to arrive.
-func (r *copyRig) prepare(ctx context.Context, way string, n int) error {
+func (r *copyFixture) prepare(ctx context.Context, direction string, n int) error {
 	if r.kind.moves {
 		return nil
 	}
-	if way != result.DeviceToHost {
+	if direction != result.DeviceToHost {
 		if err := r.up.Memset(r.in, 0, n); err != nil {
 			return err
 		}
 	}
-	if way == result.DeviceToHost || way == result.Both {
+	if direction == result.DeviceToHost || direction == result.Both {
 		for b := r.target.Bytes()[:n]; len(b) > 0; b = b[min(len(b), checkBytes):] {
 			if err := bounded.Ended(ctx); err != nil {
 				return err
@@ -138,7 +138,7 @@ func (r *copyRig) prepare(ctx context.Context, way string, n int) error {
 }
 
 // verify compares what arrived.
-func (r *copyRig) verify(ctx context.Context, way string, n int) error {
+func (r *copyFixture) verify(ctx context.Context, direction string, n int) error {
 	if err := r.dev.Synchronize(ctx); err != nil { // also what cudaMemcpy left to do
 		return err
 	}
@@ -146,13 +146,13 @@ func (r *copyRig) verify(ctx context.Context, way string, n int) error {
 		return errors.Join(uploaded.compare(ctx, r.source.Bytes()[:n], 0), downloaded.compare(ctx, r.target.Bytes()[:n], 0))
 	}
 	var errs []error
-	switch way {
+	switch direction {
 	case result.HostToDevice, result.Both:
 		errs = append(errs, r.compare(ctx, n, uploaded))
 	case onDevice:
 		errs = append(errs, r.compare(ctx, n, downloaded))
 	}
-	if way == result.DeviceToHost || way == result.Both {
+	if direction == result.DeviceToHost || direction == result.Both {
 		if r.kind.slowToRead { // so the device reads it
 			err := r.target.CopyToDevice(ctx, r.up, r.in, 0, n)
 			if err == nil {
@@ -167,7 +167,7 @@ func (r *copyRig) verify(ctx context.Context, way string, n int) error {
 }
 
 // compare compares n bytes of r.in with a pattern.
-func (r *copyRig) compare(ctx context.Context, n int, want pattern) error {
+func (r *copyFixture) compare(ctx context.Context, n int, want pattern) error {
 	for off := 0; off < n; off += r.check.Len() {
 		m := min(n-off, r.check.Len())
 		if err := r.check.CopyToHost(r.up, 0, r.in+cudart.DevPtr(off), m); err != nil {
@@ -184,8 +184,8 @@ func (r *copyRig) compare(ctx context.Context, n int, want pattern) error {
 }
 
 // copy is one copy of n bytes in one direction.
-func (r *copyRig) copy(ctx context.Context, way string, n int) error {
-	switch way {
+func (r *copyFixture) copy(ctx context.Context, direction string, n int) error {
+	switch direction {
 	case result.HostToDevice:
 		return r.source.CopyToDevice(ctx, r.up, r.in, 0, n)
 	case result.DeviceToHost:
@@ -194,50 +194,50 @@ func (r *copyRig) copy(ctx context.Context, way string, n int) error {
 	return r.up.CopyOnDevice(r.in, r.out, n)
 }
 
-// ways returns the directions that are copied in at once.
-func ways(way string) []string {
-	if way == result.Both {
+// directionsOf returns the directions that are copied in at once.
+func directionsOf(direction string) []string {
+	if direction == result.Both {
 		return []string{result.HostToDevice, result.DeviceToHost}
 	}
-	return []string{way}
+	return []string{direction}
 }
 
 // take returns how long count copies of n bytes took, in both directions at once together.
-func (r *copyRig) take(ctx context.Context, way string, n, count int) (time.Duration, error) {
+func (r *copyFixture) take(ctx context.Context, direction string, n, count int) (time.Duration, error) {
 	if r.kind.wall {
-		return r.takeWall(ctx, way, n, count)
+		return r.takeWall(ctx, direction, n, count)
 	}
 	if r.kind.moves {
-		if err := r.moveBack(ctx, way, n); err != nil {
+		if err := r.moveBack(ctx, direction, n); err != nil {
 			return 0, err
 		}
 	}
 	r.watch.Start()
 	defer r.watch.Stop()
-	if err := r.begin(way); err != nil {
+	if err := r.begin(direction); err != nil {
 		return 0, err
 	}
-	if err := r.queue(ctx, way, n, count); err != nil {
+	if err := r.queue(ctx, direction, n, count); err != nil {
 		return 0, err // close waits for what was queued
 	}
-	if err := r.end(way); err != nil {
+	if err := r.end(direction); err != nil {
 		return 0, err
 	}
-	return r.took(ctx, way)
+	return r.took(ctx, direction)
 }
 
 // main returns the stream of which the events are timed.
-func (r *copyRig) main(way string) *cudart.Stream {
-	if way == result.DeviceToHost {
+func (r *copyFixture) main(direction string) *cudart.Stream {
+	if direction == result.DeviceToHost {
 		return r.down
 	}
 	return r.up
 }
 
 // begin records the start. Both directions start at once.
-func (r *copyRig) begin(way string) error {
-	err := r.span.Begin(r.main(way))
-	if err != nil || way != result.Both {
+func (r *copyFixture) begin(direction string) error {
+	err := r.span.Begin(r.main(direction))
+	if err != nil || direction != result.Both {
 		return err
 	}
 	if err := r.up.Record(r.fork); err != nil {
@@ -246,12 +246,12 @@ func (r *copyRig) begin(way string) error {
 	return r.down.WaitEvent(r.fork)
 }
 
-func (r *copyRig) queue(ctx context.Context, way string, n, count int) error {
+func (r *copyFixture) queue(ctx context.Context, direction string, n, count int) error {
 	for range count {
 		if err := bounded.Ended(ctx); err != nil {
 			return err
 		}
-		for _, w := range ways(way) {
+		for _, w := range directionsOf(direction) {
 			if err := r.copy(ctx, w, n); err != nil {
 				return err
 			}
@@ -261,8 +261,8 @@ func (r *copyRig) queue(ctx context.Context, way string, n, count int) error {
 }
 
 // end records the end, which is that of the direction that ends last.
-func (r *copyRig) end(way string) error {
-	if way == result.Both {
+func (r *copyFixture) end(direction string) error {
+	if direction == result.Both {
 		if err := r.down.Record(r.join); err != nil {
 			return err
 		}
@@ -270,16 +270,16 @@ func (r *copyRig) end(way string) error {
 			return err
 		}
 	}
-	return r.span.Stop(r.main(way))
+	return r.span.Stop(r.main(direction))
 }
 
-func (r *copyRig) took(ctx context.Context, way string) (time.Duration, error) {
-	return r.span.Took(ctx, r.main(way))
+func (r *copyFixture) took(ctx context.Context, direction string) (time.Duration, error) {
+	return r.span.Took(ctx, r.main(direction))
 }
 
 // moveBack moves memory to where it is to move away from.
-func (r *copyRig) moveBack(ctx context.Context, way string, n int) error {
-	for _, w := range ways(way) {
+func (r *copyFixture) moveBack(ctx context.Context, direction string, n int) error {
+	for _, w := range directionsOf(direction) {
 		var err error
 		if w == result.HostToDevice {
 			err = r.source.CopyToHost(ctx, r.up, 0, 0, n)
@@ -294,8 +294,8 @@ func (r *copyRig) moveBack(ctx context.Context, way string, n int) error {
 }
 
 // takeWall is take by the clock, with a goroutine for each direction.
-func (r *copyRig) takeWall(ctx context.Context, way string, n, count int) (time.Duration, error) {
-	all := ways(way)
+func (r *copyFixture) takeWall(ctx context.Context, direction string, n, count int) (time.Duration, error) {
+	all := directionsOf(direction)
 	errs := make(chan error, len(all))
 	began := time.Now()
 	for _, w := range all {
