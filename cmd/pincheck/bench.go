@@ -139,7 +139,7 @@ func chooseExperiments(known []measure.Experiment, args []string) (chosen []meas
 	return chosen, all, nil
 }
 
-// nearest returns the name that is the fewest changes of letters away, if those are few.
+// nearest returns the name with the lowest edit distance, if that is below 3, or "".
 func nearest(name string, names []string) string {
 	best, fewest := "", 3
 	for _, n := range names {
@@ -150,7 +150,7 @@ func nearest(name string, names []string) string {
 	return best
 }
 
-// distance is how many letters must be inserted, deleted or replaced to make b of a.
+// distance returns the edit distance (Levenshtein) between a and b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -181,8 +181,8 @@ func (s *session) readMemory(pid int) error {
 	return nil
 }
 
-// bench runs the experiments. One that cannot run as planned is wrong usage, and nothing
-// is measured; of all, it is an error of the result, and the others run.
+// bench runs the experiments. If one cannot run as planned, that is wrong usage and nothing is
+// measured; with all, it is an error in the result, and the others run.
 func (s *session) bench(ctx context.Context, experiments []measure.Experiment, options measure.Options, all bool) error {
 	run := func(devices []*cudart.Device) error {
 		env := measure.Env{Options: options, Devices: devices, Host: s.readHost()}
@@ -232,7 +232,8 @@ type planned struct {
 	time time.Duration
 }
 
-// estimate says how long each experiment will take, and how much memory.
+// estimate returns the experiments that can run with their estimated times, and writes a table of
+// the estimates.
 func (s *session) estimate(experiments []measure.Experiment, env measure.Env, all bool) (out []planned, total time.Duration, err error) {
 	var lines []report.Estimate
 	for _, e := range experiments {

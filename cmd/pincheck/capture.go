@@ -53,7 +53,7 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 	return cmd
 }
 
-// writeArchive writes what was found. A run that was ended has found less.
+// writeArchive writes the archive. An interrupted run has fewer facts in it.
 func (s *session) writeArchive(recorder *hostinfo.Recorder, withNames bool) error {
 	a := &capture.Archive{Host: recorder.Host()}
 	if s.result.Facts != nil || !s.result.Complete {
@@ -91,10 +91,10 @@ func (s *session) writeArchive(recorder *hostinfo.Recorder, withNames bool) erro
 		return nil
 	}
 	s.result.Conclude(false)
-	return judged{s.result, s.failOn(), s.cmd.Context().Err() != nil}
+	return verdictError{s.result, s.failOn(), s.cmd.Context().Err() != nil}
 }
 
-// names are those of this machine and of who runs this.
+// names returns the names of this machine and its user, which the archive replaces.
 func (s *session) names() (n capture.Names) {
 	if s.sys.hostname != nil {
 		if name, err := s.sys.hostname(); err == nil {
@@ -133,7 +133,7 @@ func (s *session) readArchive() error {
 	return nil
 }
 
-// A stoppedRun is what ended the run of an archive before it was done.
+// A stoppedRun is the error for an archive of an interrupted run. It has the reason.
 type stoppedRun string
 
 func (s stoppedRun) Error() string { return "the run of this archive was ended: " + string(s) }

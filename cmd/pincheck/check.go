@@ -21,7 +21,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A session is one run of a command. Its result is complete data at every moment.
+// A session is one run of a command. Its result can be written at any time.
 //
 //	state    entered by                   | change       | show
 //	running                               | changes      | shows
@@ -47,7 +47,7 @@ type session struct {
 	progress *report.Progress // nil shows nothing
 }
 
-// change changes the result, unless that is sealed.
+// change calls do to change the result, unless the result is sealed.
 func (s *session) change(do func(r *report.Result)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,8 +56,7 @@ func (s *session) change(do func(r *report.Result)) {
 	}
 }
 
-// releaseGrace is how long a command may take after its context has ended, to release what it
-// holds.
+// releaseGrace is how long a command may take to release its resources after its context ended.
 const releaseGrace = 5 * time.Second
 
 // runBounded runs do, and returns its error. If do is still inside a driver call when the grace
@@ -87,23 +86,22 @@ func (s *session) runBounded(ctx context.Context, do func(context.Context, *sess
 	return stuck
 }
 
-// produce runs a command: do fills the session's result until ctx ends, and the result is
-// written whatever happened, unless the call itself was wrong. Judged is whether the
-// command looks for findings.
-func (o *options) produce(cmd *cobra.Command, sys system, name string, judged bool, do func(context.Context, *session) error) error {
+// produce runs a command. do fills the session's result until ctx ends. The result is always
+// written, except after wrong usage. If evaluate is set, findings are searched for.
+func (o *options) produce(cmd *cobra.Command, sys system, name string, evaluate bool, do func(context.Context, *session) error) error {
 	s, err := o.fill(cmd, sys, name, do)
 	if err != nil {
 		return err
 	}
-	s.result.Conclude(judged, o.ignore...)
+	s.result.Conclude(evaluate, o.ignore...)
 	if o.npd {
 		return writeNPD(cmd.OutOrStdout(), s.result)
 	}
 	return s.write()
 }
 
-// fill runs a command until ctx ends, and returns its session with the result. The error
-// is that of a wrong call.
+// fill runs a command until ctx ends, and returns its session with the result. It returns an
+// error for wrong usage only.
 func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(context.Context, *session) error) (*session, error) {
 	format, err := o.validate()
 	if err != nil {
@@ -144,14 +142,14 @@ func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(cont
 	return s, nil
 }
 
-// write writes the result and returns its verdict as an error.
+// write writes the result, and returns its verdict as a verdictError.
 func (s *session) write() error {
 	if err := s.emit(s.cmd, s.sys, func(w io.Writer, style report.Style) error {
 		return report.Write(w, s.result, s.format, style)
 	}); err != nil {
 		return err
 	}
-	return judged{s.result, s.failOn(), s.cmd.Context().Err() != nil}
+	return verdictError{s.result, s.failOn(), s.cmd.Context().Err() != nil}
 }
 
 // emit calls write for the standard output, or for the file of --output.
@@ -174,7 +172,7 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 	return nil
 }
 
-// show shows how far the command is, from now on.
+// show displays the progress of the command.
 func (s *session) show(at report.At) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +190,7 @@ func (s *session) showLocked(at report.At) {
 	s.progress.Show(at)
 }
 
-// hide ends the display of progress before something else is written to standard error.
+// hide removes the display of progress, before something else is written to standard error.
 func (s *session) hide() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +198,7 @@ func (s *session) hide() {
 	s.progress = nil
 }
 
-// end ends the display of progress for good, and changes of the result.
+// end seals the result, and removes the display of progress.
 func (s *session) end() {
 	s.mu.Lock()
 	s.sealed = true
@@ -208,9 +206,8 @@ func (s *session) end() {
 	s.hide()
 }
 
-// withDevices opens the library in this process, puts the facts into the result, and calls
-// do with the devices that were chosen, if there are any. Having no GPU is a fact, not an
-// error.
+// withDevices opens the library in this process, puts the facts into the result, and calls do with
+// the chosen devices, if there are any. A missing GPU is a fact, not an error.
 func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Device) error) error {
 	library := cudart.Options{Library: s.library}
 	if s.sim {
@@ -269,7 +266,7 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 	return do(devices)
 }
 
-// setFacts puts facts into the result, with what the user knows.
+// setFacts puts facts into the result, with the expectations of the user's flags.
 func (s *session) setFacts(f *doctor.Facts) {
 	f.ExpectedGPUs, f.ExpectedRate = s.expectGPUs, s.expectRate
 	s.change(func(r *report.Result) { r.Facts = f })
@@ -284,20 +281,20 @@ func (s *session) readHost() *hostinfo.Host {
 	return h
 }
 
-// closing adds the error of close to the result's.
+// closing calls close, and adds its error to the result.
 func (s *session) closing(close func() error) {
 	if err := close(); err != nil {
 		s.change(func(r *report.Result) { r.Errors = append(r.Errors, err.Error()) })
 	}
 }
 
-// prober returns what examines the machine: in processes of their own, but in tests.
+// prober returns the examiner of this machine. It uses child processes, except in tests.
 func (s *session) prober() probe.Prober {
 	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.open, Grace: s.sys.callGrace, Tick: s.sys.tick}
 	return probe.Prober{Local: local, Isolated: s.sys.isolated}
 }
 
-// check does the steps with each GPU.
+// check examines the host, and does the steps with each GPU.
 func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	p := s.prober()
 	request := probe.Request{Library: s.library, Simulate: s.sim, Steps: steps}
@@ -340,10 +337,10 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	return s.examine(ctx, p, request)
 }
 
-// slowNVML is how long NVML may take to be read again with each GPU.
+// slowNVML is the longest time of a reading of NVML at which it is read again after each GPU.
 const slowNVML = 5 * time.Second
 
-// health reads the management library. Under load it reads the clocks again.
+// health reads the management library. With underLoad it updates only clocks and counters.
 func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, underLoad bool) {
 	if !s.sys.isolated || s.sim || underLoad && (facts.NVML == nil || s.slowHealth) || ctx.Err() != nil {
 		return // in this process it may hang

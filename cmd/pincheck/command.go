@@ -17,7 +17,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// system is what the commands need of the machine.
+// system gives the commands access to the machine. Tests replace its fields.
 type system struct {
 	environ []string
 	root    fs.FS
@@ -25,20 +25,20 @@ type system struct {
 	// is read of root, and an archive has no files of other processes.
 	processes fs.FS
 	open      func(context.Context, cudart.Options) (*cudart.Runtime, error)
-	// isolated is that probes run in processes of their own, and --sim as well.
+	// isolated makes probes run in child processes, also with --sim.
 	isolated bool
 	hostname func() (string, error) // nil leaves it out
-	// experiments are those of pincheck bench.
+	// experiments are the experiments of pincheck bench.
 	experiments []measure.Experiment
 	// expect returns measure.Env.Expect for an Env. nil for none.
 	expect func(measure.Env) func(*result.Series) *result.Expected
-	// after is time.After, or what tests put in its place. nil is time.After.
+	// after replaces time.After in tests. nil stands for time.After.
 	after func(time.Duration) <-chan time.Time
-	// releaseGrace is how long a run may go on after its end. 0 is the constant of this name.
+	// releaseGrace replaces the constant of this name, unless it is 0.
 	releaseGrace time.Duration
 	// callGrace and tick are probe.Local's Grace and Tick.
 	callGrace, tick time.Duration
-	// adjust changes the plans, if it is not nil: tests make them small.
+	// adjust, if not nil, changes the plans: tests make them small.
 	adjust func(probe.Plans) probe.Plans
 }
 

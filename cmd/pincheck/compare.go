@@ -66,7 +66,7 @@ and of output that cannot be written: see pincheck --help.`,
 				return err
 			}
 			if c.Verdict == compare.Worse {
-				return judged{result: &report.Result{Verdict: doctor.Problems}}
+				return verdictError{result: &report.Result{Verdict: doctor.Problems}}
 			}
 			return nil
 		},

@@ -13,7 +13,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// An examiner examines GPUs: it is a probe.Prober, or what tests put in its place.
+// An examiner examines GPUs. It is a probe.Prober, except in tests.
 type examiner interface {
 	Device(ctx context.Context, r probe.Request, show func(probe.Device)) (probe.Device, error)
 	NVML(ctx context.Context, r probe.Request) (probe.NVML, error)
@@ -22,13 +22,13 @@ type examiner interface {
 const (
 	// maxSideBySide is how many GPUs are verified at once.
 	maxSideBySide = 8
-	// verifyBytes and fullBytes are about the host memory that each of these processes takes.
+	// verifyBytes and fullBytes estimate the host memory of one such process.
 	verifyBytes = 1 << 30
 	fullBytes   = 12 << 30
 )
 
-// sideBySide returns how many GPUs are verified at once: as many as the host and its control
-// group have memory for.
+// sideBySide returns the number of GPUs to verify at the same time, limited by the memory of the
+// host and its control group.
 func sideBySide(h *hostinfo.Host, full bool) int {
 	each := verifyBytes
 	if full {
@@ -47,8 +47,8 @@ func sideBySide(h *hostinfo.Host, full bool) int {
 	return max(n, 1)
 }
 
-// togetherShare is about the share of a run that the copies with all GPUs at once take, with
-// the process that makes them.
+// togetherShare estimates the share of a run's time for the copies with all GPUs at the same time,
+// including the start of their process.
 const togetherShare = 0.1
 
 // An examination does the steps of a request with each GPU.
@@ -101,7 +101,7 @@ func (s *session) examine(ctx context.Context, p examiner, request probe.Request
 	return e.together(ctx)
 }
 
-// group does the steps with GPUs that are verified side by side.
+// group examines GPUs that are verified at the same time and measured one after the other.
 func (e *examination) group(ctx context.Context, gpus []int) error {
 	steps := e.request.Steps
 	if len(gpus) == 1 {
@@ -171,7 +171,7 @@ func (e *examination) examineGPU(ctx context.Context, i int, steps probe.Steps, 
 	return bounded.Ended(ctx)
 }
 
-// together copies with all GPUs at once, after each was measured alone.
+// together measures copies with all GPUs at the same time, after each was measured alone.
 func (e *examination) together(ctx context.Context) error {
 	steps := probe.Steps{}
 	for i := range e.facts.Devices {
@@ -202,7 +202,7 @@ func (e *examination) together(ctx context.Context) error {
 	return bounded.Ended(ctx)
 }
 
-// overall shows how far the examination of all GPUs is. The session's lock guards it.
+// overall displays the progress of the examination of all GPUs. The session's lock guards it.
 type overall struct {
 	s      *session
 	shares []float64 // by GPU
@@ -226,7 +226,7 @@ func (o *overall) show(i int, now probe.Device) {
 	})
 }
 
-// ended notes that nothing more is done with a GPU. It shows with the next step of another one.
+// ended counts a GPU as done. The display changes with the next step of another GPU.
 func (o *overall) ended(i int) {
 	o.s.mu.Lock()
 	defer o.s.mu.Unlock()

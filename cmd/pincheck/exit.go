@@ -47,26 +47,27 @@ type outputError struct{ err error }
 func (e outputError) Error() string { return e.err.Error() }
 func (e outputError) Unwrap() error { return e.err }
 
-// judged is the outcome of a command that wrote its result.
-type judged struct {
+// verdictError is the error of a command that has written its result. It has the verdict, which
+// decides the exit code.
+type verdictError struct {
 	result      *report.Result
 	failOn      doctor.Severity
 	interrupted bool
 }
 
-func (j judged) Error() string { return string(j.result.Verdict) }
+func (v verdictError) Error() string { return string(v.result.Verdict) }
 
-func (j judged) code() int {
-	switch j.result.Verdict {
+func (v verdictError) code() int {
+	switch v.result.Verdict {
 	case doctor.Unusable:
 		return exitUnusable
 	case doctor.Incomplete:
-		if j.interrupted {
+		if v.interrupted {
 			return exitInterrupted
 		}
 		return exitIncomplete
 	case "", doctor.Healthy, doctor.Measured, doctor.Warnings:
-		if slices.ContainsFunc(j.result.Findings, func(f doctor.Finding) bool { return f.Severity.AtLeast(j.failOn) }) {
+		if slices.ContainsFunc(v.result.Findings, func(f doctor.Finding) bool { return f.Severity.AtLeast(v.failOn) }) {
 			return exitWarnings
 		}
 		return exitOK
@@ -78,7 +79,7 @@ func (j judged) code() int {
 // stderr unless the command has written a result.
 func exitCode(err error, stderr io.Writer) int {
 	var (
-		verdict judged
+		verdict verdictError
 		output  outputError
 		usage   usageError
 		npd     npdStatus

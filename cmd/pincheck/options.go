@@ -17,7 +17,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
-// options are the flags that all commands share.
+// options are the flags of all commands.
 type options struct {
 	sim        bool
 	format     string
@@ -37,8 +37,8 @@ type options struct {
 	expectRate float64
 }
 
-// A flagText is a flag whose values are of a kind that pflag has no name for: the kind
-// stands in the help, and the shell's completions show no back quotes for it.
+// A flagText is a flag with a name for the kind of its values, such as time, which pflag lacks. The
+// help shows the name; back quotes in the usage text would show up in shell completions.
 type flagText struct {
 	pflag.Value
 	kind string
@@ -46,7 +46,7 @@ type flagText struct {
 
 func (f flagText) Type() string { return f.kind }
 
-// named gives the value of a flag its name in the help, which says what no value means.
+// named sets the name of a flag's value in the help, and drops default values that mean none.
 func named(flags *pflag.FlagSet, flag, kind string) {
 	f := flags.Lookup(flag)
 	f.Value = flagText{f.Value, kind}
@@ -139,10 +139,10 @@ func (o *options) validate() (report.Format, error) {
 	return format, nil
 }
 
-// failOn is the severity from which on findings change the exit code.
+// failOn returns the lowest severity of findings that change the exit code.
 func (o *options) failOn() doctor.Severity { return doctor.Severity(o.failAt) }
 
-// devices are what --device names: numbers, UUIDs, PCI addresses and all.
+// devices are the values of --device: numbers, UUIDs, PCI addresses, or "all".
 type devices []string
 
 func (d *devices) String() string { return strings.Join(*d, ",") }
@@ -167,7 +167,7 @@ func (d *devices) Set(list string) error {
 	return nil
 }
 
-// choose returns the GPUs that were named, or none if there are none.
+// choose returns the named GPUs of all, or all of them if none is named.
 func (d devices) choose(all []doctor.Device) ([]doctor.Device, error) {
 	if len(d) == 0 || len(all) == 0 || slices.Contains(d, "all") {
 		return all, nil
@@ -261,7 +261,7 @@ func parseSize(s string) (int, error) {
 	return int(n) << shift, nil
 }
 
-// sizes are what --sizes names, in bytes: ascending, each once.
+// sizes are the values of --sizes in bytes, ascending and without duplicates.
 type sizes []int
 
 func (s *sizes) String() string { return strings.Trim(fmt.Sprint([]int(*s)), "[]") }

@@ -46,7 +46,7 @@ another --format the same results are written in that form.
 			} else {
 				err = o.produce(cmd, sys, "report", true, func(ctx context.Context, s *session) error { return s.all(ctx, !full) })
 			}
-			if written := (judged{}); (err == nil || errors.As(err, &written)) && o.output != "" && !o.quiet {
+			if written := (verdictError{}); (err == nil || errors.As(err, &written)) && o.output != "" && !o.quiet {
 				fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", o.output)
 			}
 			return err

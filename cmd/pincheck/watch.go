@@ -92,8 +92,8 @@ func (w *watch) run(ctx context.Context, interval time.Duration) error {
 	return nil
 }
 
-// print writes what is new and what is over. The figures of a finding change all the time:
-// it is the same as long as its id, its severity and its GPU are.
+// print writes the findings that appeared and those that ended since the last call. Two findings are
+// the same if id, severity and GPU are equal; their figures may differ.
 func (w *watch) print(now time.Time, found []doctor.Finding, first bool) error {
 	old, fresh := without(w.last, found), without(found, w.last)
 	w.last = found

@@ -7,29 +7,28 @@ import (
 	"github.com/gopinned/pinned/docs/findings"
 )
 
-// A Check is one idea of what can be wrong. Host is called once, Device once for each
-// GPU; either may be nil.
+// A Check searches for one kind of finding. Host is called once, Device once for each GPU;
+// either may be nil.
 type Check struct {
 	ID string // of its findings: docs/findings has a page of this name, with title and severity
-	// Suppresses are the checks whose findings follow from one of this check: of the same
-	// GPU, or any if this one is about the host.
+	// Suppresses are the ids of findings that a finding of this check suppresses, because they
+	// follow from it: on the same GPU, or everywhere if the finding is about the host.
 	Suppresses []string
 	// Host and Device return what they find, without ID and device, and without what the page has.
 	Host   func(*Facts) []Finding
 	Device func(*Facts, *Device) []Finding
 }
 
-// A group is checks about one thing.
+// A group is a list of checks about one subject.
 type group struct {
 	name   string
 	checks []Check
-	// looked reports whether the facts have what most of the checks ask for.
+	// looked reports whether the facts contain the data that most of the checks need.
 	looked func(*Facts) bool
 }
 
-// groups are all checks. The order is that of findings of one severity: first what keeps a
-// GPU from being used, in the order in which it should be mended, then wrong bytes and
-// failures, then what costs speed, then what costs memory.
+// groups returns all checks. Findings of one severity are in this order: causes that keep a GPU
+// from being used, in the order in which to fix them; mismatches and failures; speed; memory.
 func groups() []group {
 	devices := func(has func(*Device) bool) func(*Facts) bool {
 		return func(f *Facts) bool {
@@ -82,20 +81,20 @@ func Checks() (all []Check) {
 
 // Passed returns the names of the check groups that had data and found no warning or problem.
 func Passed(f *Facts, found []Finding) []string {
-	fine := []string{}
+	passed := []string{}
 	for _, g := range groups() {
 		bad := slices.ContainsFunc(found, func(one Finding) bool {
 			return one.Severity.AtLeast(Warning) && slices.ContainsFunc(g.checks, func(c Check) bool { return c.ID == one.ID })
 		})
 		if !bad && g.looked(f) {
-			fine = append(fine, g.name)
+			passed = append(passed, g.name)
 		}
 	}
-	return fine
+	return passed
 }
 
-// Evaluate runs all checks. It returns the findings by weight, without those that follow from
-// others and those whose ids are ignored, and the verdict.
+// Evaluate runs all checks. It returns the verdict, and the findings by severity, without
+// suppressed and ignored ones.
 func Evaluate(f *Facts, ignore ...string) (Verdict, []Finding) {
 	found := leaveOut(findAll(f), ignore)
 	return verdict(f, found), found
@@ -125,8 +124,8 @@ func findAll(f *Facts) []Finding {
 	return all
 }
 
-// leaveOut removes what follows from other findings, and what is ignored: an ignored
-// finding hides its followers nevertheless. The rest is sorted by weight.
+// leaveOut removes suppressed and ignored findings, and sorts the rest by severity. An ignored
+// finding suppresses others all the same.
 func leaveOut(all []Finding, ignore []string) []Finding {
 	hidden := make([]bool, len(all))
 	found := func(id string) bool {
@@ -135,11 +134,11 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 	for i := range all {
 		cause := &all[i]
 		if hidden[i] {
-			continue // what follows from it follows from its own cause
+			continue // the finding that suppresses it suppresses those that follow, too
 		}
-		implied := suppressedBy(cause.ID, found)
+		suppressed := suppressedBy(cause.ID, found)
 		for j, other := range all {
-			if i == j || !slices.Contains(implied, other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
+			if i == j || !slices.Contains(suppressed, other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
 				continue
 			}
 			hidden[j] = true
@@ -148,18 +147,18 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 			}
 		}
 	}
-	kept := []Finding{}
+	remaining := []Finding{}
 	for i, one := range all {
 		if !hidden[i] && !slices.Contains(ignore, one.ID) {
-			kept = append(kept, one)
+			remaining = append(remaining, one)
 		}
 	}
-	slices.SortStableFunc(kept, func(a, b Finding) int { return cmp.Compare(a.Severity.weight(), b.Severity.weight()) })
-	return kept
+	slices.SortStableFunc(remaining, func(a, b Finding) int { return cmp.Compare(a.Severity.weight(), b.Severity.weight()) })
+	return remaining
 }
 
-// suppressedBy returns the ids of what follows from a check, and of what follows from these
-// where they were found: a cause that is not there explains nothing.
+// suppressedBy returns the ids that a finding suppresses: those of its check, and those of each
+// suppressed check that has a finding itself.
 func suppressedBy(id string, found func(id string) bool) (ids []string) {
 	all := Checks()
 	var follow func(id string)
@@ -181,13 +180,13 @@ func suppressedBy(id string, found func(id string) bool) (ids []string) {
 	return ids
 }
 
-// verdict concludes from the findings that are left. A speed without a yardstick is no sign
-// of health.
+// verdict returns the verdict for the remaining findings. A speed without an expected rate is no
+// proof of health.
 func verdict(f *Facts, found []Finding) Verdict {
 	has := func(s Severity) bool {
 		return slices.ContainsFunc(found, func(one Finding) bool { return one.Severity == s })
 	}
-	unjudged := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !f.compared(&d) })
+	unrated := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !f.compared(&d) })
 	switch {
 	case len(f.Devices) == 0:
 		return Unusable
@@ -195,7 +194,7 @@ func verdict(f *Facts, found []Finding) Verdict {
 		return Problems
 	case has(Warning):
 		return Warnings
-	case unjudged:
+	case unrated:
 		return Measured
 	}
 	return Healthy

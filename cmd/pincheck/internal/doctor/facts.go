@@ -13,7 +13,7 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// Facts are all that was found and measured.
+// Facts is everything that was read and measured. It is plain data: archives contain it as JSON.
 type Facts struct {
 	Simulated bool           `json:"simulated"`
 	Host      *hostinfo.Host `json:"host,omitempty"`

@@ -12,7 +12,7 @@ type Severity string
 // The severities, the gravest first.
 const (
 	// Problem is something broken, wrong or refused, or clearly below what this hardware
-	// reaches: it should be mended before the machine is relied on.
+	// reaches: it should be fixed before the machine is relied on.
 	Problem Severity = "problem"
 	// Warning is something that works, and costs time or memory, or will fail under
 	// conditions that are named.
@@ -36,8 +36,8 @@ func (s Severity) weight() int {
 	return len(Severities())
 }
 
-// Finding is one thing that a check found. A check returns what it saw: summary, evidence, and which
-// of the causes on the finding's page it is. Judge adds the rest, which the page has.
+// Finding is the result of a check. A check returns summary and evidence, and names one of the
+// causes on the finding's page. Evaluate adds the texts of the page.
 type Finding struct {
 	// ID is the check's. docs/findings has a page of this name.
 	ID       string   `json:"id"`
@@ -49,7 +49,7 @@ type Finding struct {
 	Cause    string   `json:"cause,omitempty"` // why, as far as is known
 	Cost     string   `json:"cost,omitempty"`  // what it costs the user
 	Remedy   string   `json:"remedy,omitempty"`
-	// Suppressed are findings that follow from this one and are left out.
+	// Suppressed are the ids of findings that follow from this one and are left out.
 	Suppressed []string `json:"followers,omitempty"`
 
 	because string          // name of the cause, if the page has several
@@ -84,8 +84,8 @@ type Verdict string
 
 // The verdicts.
 const (
-	Healthy    Verdict = "healthy"    // judged, and nothing is wrong
-	Measured   Verdict = "measured"   // nothing failed, and speeds were not judged
+	Healthy    Verdict = "healthy"    // evaluated, and nothing is wrong
+	Measured   Verdict = "measured"   // nothing failed, and speeds had no expected rate
 	Warnings   Verdict = "warnings"   // there are warnings, and no problems
 	Problems   Verdict = "problems"   // there are problems
 	Unusable   Verdict = "unusable"   // no GPU can be used

@@ -2,8 +2,8 @@ package measure
 
 import "time"
 
-// A Stopwatch times parts of samples. What a sample does before and after costs CPU time that
-// does not count either.
+// A Stopwatch measures the wall time and the CPU time of parts of samples, so that preparation
+// and cleanup do not count.
 type Stopwatch struct {
 	began     time.Time
 	cpu, used time.Duration

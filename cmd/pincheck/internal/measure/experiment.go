@@ -10,56 +10,56 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// An Experiment is a set of measurements that answers a question.
+// An Experiment is a set of measurements and the answer to a question about them.
 type Experiment struct {
 	Name     string
 	Short    string // one line for a list
 	Question string
 	Views    []result.View
-	// Plan returns what is to be measured. It measures and allocates nothing.
+	// Plan returns the groups to measure. It neither measures nor allocates.
 	Plan func(Env) ([]Group, error)
-	// Explain answers the question by what was measured, which may be a part of it,
-	// or nothing. nil for none.
+	// Explain returns the answers. The Bench may lack series, as some cases fail or are not
+	// reached. nil for no answers.
 	Explain func(Env, *result.Bench) (answers []string)
 }
 
-// Env is what an experiment runs on, and with which options.
+// Env has the devices, the host and the options of a run.
 type Env struct {
 	Options
 	Devices []*cudart.Device
 	Host    *hostinfo.Host
-	// Expect returns the yardstick for a series, or nil where there is none. It may
-	// be nil.
+	// Expect returns the expected value of a series, or nil if none is known. Expect itself
+	// may be nil.
 	Expect func(*result.Series) *result.Expected
 }
 
 // Options shape experiments.
 type Options struct {
-	// Quick is for fewer sizes and shorter samples.
+	// Quick asks for fewer sizes and shorter samples.
 	Quick bool
-	// Duration is about how long all cases of an experiment take together. 0 means as
-	// long as its plan says.
+	// Duration is the approximate time of all cases of an experiment together. 0 keeps the
+	// budgets of the plan.
 	Duration time.Duration
-	// Sizes replace those of the plan, where it has sizes of copies.
+	// Sizes replace the plan's sizes of copies, in bytes.
 	Sizes []int
 }
 
-// A Group is cases that share memory. One is open at a time.
+// A Group is a list of cases that share memory. One group is open at a time.
 type Group struct {
 	Name  string
 	Need  Need
-	Setup time.Duration // about how long Open takes
-	// Open makes what the cases use. An error that wraps errors.ErrUnsupported leaves
-	// the group out, with a note. Close is called also after an error.
+	Setup time.Duration // estimated time of Open
+	// Open allocates what the cases use. If its error wraps errors.ErrUnsupported, the group
+	// is left out with a note. Close is called after an error, too.
 	Open  func(context.Context) error
 	Close func() error
 	Cases []Case
-	// Notes returns what a reader of the series has to know. It is called after the
-	// cases of a group that was opened. nil for nothing.
+	// Notes returns sentences for readers of the series. Run calls it after the cases, if
+	// Open succeeded. nil for none.
 	Notes func() []string
 }
 
-// Need is what a group takes at its peak, in bytes.
+// Need is the peak use of a group in bytes.
 type Need struct {
 	Pinned   int // of host memory
 	Pageable int
@@ -71,36 +71,36 @@ type Need struct {
 type Case struct {
 	// Series has the name, labels and units. The samples come later.
 	result.Series
-	WarmUp     int           // samples that do not count
-	MinSamples int           // samples to take whatever they cost; 0 means 3
-	Samples    int           // most to take; 0 means 25
-	Budget     time.Duration // after which only Fewest are taken; 0 means 300 ms
+	WarmUp     int           // samples to discard first
+	MinSamples int           // samples to take however long they last; 0 means 3
+	Samples    int           // maximum number of samples; 0 means 25
+	Budget     time.Duration // after it no more than MinSamples are taken; 0 means 300 ms
 	// Sample takes one sample. It must return soon after ctx ends.
 	Sample func(context.Context) (float64, error)
-	// Also are further quantities that each sample measures.
+	// Also are other quantities that each sample measures.
 	Also []Also
-	// Bytes returns how many bytes a sample copied, if Sample chooses that: nil for
-	// BytesPerSample.
+	// Bytes returns the bytes that a sample copied, if Sample chooses their number. nil
+	// stands for BytesPerSample.
 	Bytes func() int
-	// CPU returns the CPU time of all samples so far, if a sample does more than it times:
-	// see [Stopwatch]. nil for the CPU time of this process.
+	// CPU returns the CPU time of the timed parts of all samples so far: see [Stopwatch].
+	// nil stands for the CPU time of this process, including what is not timed.
 	CPU func() time.Duration
-	// Verify compares what was copied after the samples. nil for nothing to compare. Bytes
-	// that are wrong are an error that wraps ErrWrongBytes.
+	// Verify compares the copied bytes after the samples. A mismatch is an error that wraps
+	// ErrWrongBytes. nil for nothing to compare.
 	Verify func(context.Context) error
-	// Node returns the NUMA node of the host memory, when the group is open. nil for
-	// none.
+	// Node returns the NUMA node of the group's host memory, while the group is open. nil
+	// for none.
 	Node func() (node int, ok bool)
 }
 
-// Also is a series of a quantity that the samples of a [Case] measure as well.
+// Also is a series of another quantity that the samples of a [Case] measure.
 type Also struct {
 	result.Series
 	// Last returns the value of the last sample. ok is false if it has none.
 	Last func() (value float64, ok bool)
 }
 
-// ErrWrongBytes is wrapped by the error of a Verify that compared, and found wrong bytes.
+// ErrWrongBytes is wrapped by the error of a Verify that found a mismatch.
 var ErrWrongBytes = errors.New("wrong bytes")
 
 const (

@@ -13,16 +13,15 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// Progress is how far a run is.
+// Progress describes how much of a run is done.
 type Progress struct {
-	What        string // the case that runs
+	What        string // the running case
 	Done, Total int    // cases
 	Spent, Left time.Duration
 }
 
-// Estimate returns about how long an experiment takes, and what it needs at its peak.
-// The error says that it cannot run: options that make no sense, or more memory than there
-// is.
+// Estimate returns the estimated time of an experiment and its peak use of memory. It returns
+// an error for invalid options, and for a plan that needs more memory than is available.
 func Estimate(e Experiment, env Env) (time.Duration, Need, error) {
 	p, err := newPlan(e, env)
 	if err != nil {
@@ -31,10 +30,9 @@ func Estimate(e Experiment, env Env) (time.Duration, Need, error) {
 	return p.time, p.need, nil
 }
 
-// Run runs an experiment. The result is complete data whatever happens: when ctx
-// ends it has what was finished, and the error is ctx's. What fails in a case is in the
-// result's Errors, and the other cases run. An error of the plan is returned without a
-// result.
+// Run runs an experiment. When ctx ends, it returns the finished series and ctx's error. A case
+// that fails adds its error to the result's Errors, and the other cases run. Run returns no
+// result for an error of [Estimate].
 func Run(ctx context.Context, e Experiment, env Env, progress func(Progress)) (*result.Bench, error) {
 	p, err := newPlan(e, env)
 	if err != nil {
@@ -57,7 +55,7 @@ func Run(ctx context.Context, e Experiment, env Env, progress func(Progress)) (*
 	return r.Bench, err
 }
 
-// A plan is an experiment's with all defaults in their places.
+// A plan is an experiment with the defaults filled in.
 type plan struct {
 	Experiment
 	env    Env
@@ -123,11 +121,11 @@ func (n Need) or(m Need) Need {
 	return Need{max(n.Pinned, m.Pinned), max(n.Pageable, m.Pageable), max(n.Device, m.Device), max(n.Disk, m.Disk)}
 }
 
-// hostShare is the share of the available host memory that an experiment may take: the
-// machine has other work.
+// hostShare is the share of the available host memory that an experiment may use, because
+// other programs run on the machine.
 const hostShare = 0.8
 
-// fits returns an error for a plan that takes more memory than there is.
+// fits returns an error for a plan that needs more memory than is available.
 func (p *plan) fits() error {
 	if host := p.need.Pinned + p.need.Pageable; host > 0 {
 		if available, ok := hostmem.Available(); ok && float64(host) > hostShare*float64(available) {
@@ -154,7 +152,7 @@ type run struct {
 	done     int // cases
 }
 
-// group runs the cases of a group. The error is that of a ctx that ended.
+// group runs the cases of a group. It returns only ctx's error; others go into the result.
 func (r *run) group(ctx context.Context, g *Group) error {
 	if err := bounded.Ended(ctx); err != nil {
 		return err
@@ -204,8 +202,8 @@ func (r *run) show(what string) {
 	r.progress(Progress{What: what, Done: r.done, Total: r.cases, Spent: spent, Left: left})
 }
 
-// failed records why a case or a group was not measured, with the cases that are missing. That
-// ctx ended is no failure.
+// failed records why a case or a group was not measured, and the missing cases. It records
+// nothing if ctx has ended.
 func (r *run) failed(ctx context.Context, name string, err error, missing ...Case) {
 	switch {
 	case ctx.Err() != nil:
@@ -220,7 +218,7 @@ func (r *run) failed(ctx context.Context, name string, err error, missing ...Cas
 	}
 }
 
-// take measures a case, and adds those of its series that have a sample.
+// take measures a case, and adds each of its series that has a sample.
 func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	s := c.Series
 	also := make([]result.Series, len(c.Also))
@@ -289,7 +287,7 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	}
 }
 
-// add completes a series, and adds it.
+// add adds a series with its statistics and its expected value.
 func (r *run) add(s result.Series) {
 	s.Stats = result.Summarize(s.Samples)
 	if r.env.Expect != nil {

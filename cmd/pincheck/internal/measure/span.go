@@ -9,8 +9,8 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A Span times work of a stream by two events (cudaEventElapsedTime), so neither calls
-// nor the clock of the host count.
+// A Span times work of a stream by two events (cudaEventElapsedTime). The time of the calls and
+// the host's clock do not count.
 type Span struct {
 	start, end *cudart.Event
 }
@@ -38,15 +38,14 @@ func (s *Span) Close() error {
 	return errors.Join(errs...)
 }
 
-// Begin records the start on a stream. Other streams may be made to wait for it, to be
-// in the same Span.
+// Begin records the start on a stream (cudaEventRecord). Work of other streams is in the Span if
+// they wait for the start, and the stream waits for them before Stop.
 func (s *Span) Begin(on *cudart.Stream) error { return on.Record(s.start) }
 
-// Stop records the end on a stream.
+// Stop records the end on a stream (cudaEventRecord).
 func (s *Span) Stop(on *cudart.Stream) error { return on.Record(s.end) }
 
-// Took waits for the end on a stream, and returns the time since the start, by the
-// device.
+// Took waits for the stream, and returns the device's time from start to end.
 func (s *Span) Took(ctx context.Context, on *cudart.Stream) (time.Duration, error) {
 	if err := on.Synchronize(ctx); err != nil {
 		return 0, err
@@ -58,7 +57,7 @@ func (s *Span) Took(ctx context.Context, on *cudart.Stream) (time.Duration, erro
 	return took, err
 }
 
-// End is Stop and Took.
+// End calls Stop and Took.
 func (s *Span) End(ctx context.Context, on *cudart.Stream) (time.Duration, error) {
 	if err := s.Stop(on); err != nil {
 		return 0, err
@@ -66,7 +65,7 @@ func (s *Span) End(ctx context.Context, on *cudart.Stream) (time.Duration, error
 	return s.Took(ctx, on)
 }
 
-// Time is Begin, what queue queues on the stream, and End.
+// Time returns the device's time of the work that queue queues on the stream.
 func (s *Span) Time(ctx context.Context, on *cudart.Stream, queue func() error) (time.Duration, error) {
 	if err := s.Begin(on); err != nil {
 		return 0, err

@@ -1,9 +1,9 @@
-// Package probe asks CUDA and NVML about a machine and measures its GPUs, in processes of
-// their own: a driver that hangs or crashes, as it does on faulty hosts, is then a
-// fact about the host, and not the end.
+// Package probe asks CUDA and NVML about a machine and measures its GPUs, in child processes. A
+// driver that hangs or crashes, as on faulty hosts, ends the child process only, and becomes a
+// fact about the host.
 //
 // [Prober.Open] loads libcudart and lists the devices, [Prober.Device] examines one GPU, and
 // [Prober.NVML] reads the management library. All of them return when their context ends,
-// with what was found until then. What did not return is in a doctor.Probe, with the name
-// of the call.
+// with what was found so far. A call that did not return is recorded in a doctor.Probe by name.
+// Package probe/child runs the processes.
 package probe

@@ -8,15 +8,15 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// A load is what the host's CPUs and this process had done at some moment.
+// A load is the CPU time of the host and of this process at a moment.
 type load struct {
 	at   time.Time
 	cpus linux.CPUTime
 	own  time.Duration
 }
 
-// startLoad returns the load now, or nil if it is not known. A simulated GPU copies with the
-// host's CPUs, which are not other programs'.
+// startLoad returns the current load, or nil if it is unknown. It is nil for a simulated GPU, whose
+// copies use the host's CPUs.
 func startLoad(simulated bool) *load {
 	cpus, err := linux.ReadCPUTime(os.DirFS("/"))
 	own, known := measure.CPUTime()
@@ -26,7 +26,7 @@ func startLoad(simulated bool) *load {
 	return &load{time.Now(), cpus, own}
 }
 
-// others returns how many CPUs other programs have kept busy since l; nil if that is not known.
+// others returns the average number of CPUs that other programs used since l, or nil if unknown.
 func (l *load) others() *float64 {
 	if l == nil {
 		return nil
@@ -38,8 +38,7 @@ func (l *load) others() *float64 {
 	return l.othersUntil(now)
 }
 
-// minLoadTime is the time from which on the counts, which the kernel makes in steps of 10 ms, are
-// exact enough.
+// minLoadTime is the shortest time that others evaluates. The kernel counts in steps of 10 ms.
 const minLoadTime = 100 * time.Millisecond
 
 func (l *load) othersUntil(now *load) *float64 {

@@ -21,29 +21,29 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// Request is what to examine, and how.
+// Request names what to examine and the steps to do.
 type Request struct {
 	Library  string `json:"library,omitempty"` // libcudart; empty to find one
 	Simulate bool   `json:"simulate,omitempty"`
 	Device   int    `json:"device"` // for Device: its ordinal
-	// Peers are, for Device, the ordinals of the other devices that may be used: round trips
-	// go by the first of them that has peer access, or else by the first. Without any, no
-	// other device gets a context.
+	// Peers are the ordinals of other devices that Device may use. Round trips go through the
+	// first one with peer access, else through the first one. If there is none, no other
+	// device gets a context.
 	Peers []int `json:"peers,omitempty"`
 	Steps Steps `json:"steps"`
-	// Turn is for Device: it measures when this is closed, and until then waits in
-	// doctor.StageWaiting. Nil does not wait.
+	// Turn makes Device wait in doctor.StageWaiting, before it measures, until Turn is
+	// closed. Nil does not wait.
 	Turn   <-chan struct{} `json:"-"`
-	InTurn bool            `json:"in_turn,omitempty"` // set by Prober: there is a Turn
+	InTurn bool            `json:"in_turn,omitempty"` // set by Prober if there is a Turn
 }
 
-// Steps are what Device does with a GPU, after its memory was read.
+// Steps selects what Device does with a GPU after it has read the free memory.
 type Steps struct {
 	Verify    bool `json:"verify,omitempty"`
 	Full      bool `json:"full,omitempty"` // of Verify: all combinations
 	Bandwidth bool `json:"bandwidth,omitempty"`
-	// Together are the ordinals of devices to copy with all at once, in place of all other
-	// steps. Rate is what the slowest of them reaches alone, in GB/s; 0 is unknown.
+	// Together are the ordinals of devices that copy at the same time. It replaces all other
+	// steps. Rate is the lowest rate that one of them reaches alone, in GB/s; 0 is unknown.
 	Together []int   `json:"together,omitempty"`
 	Rate     float64 `json:"rate,omitempty"`
 }
@@ -55,7 +55,7 @@ type Plans struct {
 	Together  bench.LinkPlan
 }
 
-// Device is what was found of a GPU, until now.
+// Device is what the examination of a GPU has found so far.
 type Device struct {
 	Facts doctor.Device `json:"facts"`
 	// Together is what the step of this name measured.
@@ -64,9 +64,9 @@ type Device struct {
 	Errors []string `json:"errors,omitempty"`
 	// Probe is how the examination ended. Its state is empty while it runs.
 	Probe doctor.Probe `json:"probe"`
-	// Stage is what is done now, After the last piece of it that has ended, Step both in words
-	// for the display of progress, Share how much of all steps was done, and
-	// Left about how long this one will take, 0 for unknown.
+	// Stage is the running stage, After the last piece of its work that ended, and Step both
+	// of them in words. Share is the finished share of all steps, from 0 to 1. Left is the
+	// estimated time until this step ends; 0 is unknown.
 	Stage doctor.Stage  `json:"stage"`
 	After string        `json:"after,omitempty"`
 	Step  string        `json:"step"`
@@ -90,7 +90,8 @@ const (
 	silenceLimit   = 15 * time.Second // of a child process
 )
 
-// Local does in this process what is asked for. The zero value is for the machine.
+// Local examines the machine in this process. Tests set its fields; the zero value of each
+// stands for the machine.
 type Local struct {
 	// OpenLibrary is cudart.OpenContext, if it is nil.
 	OpenLibrary func(context.Context, cudart.Options) (*cudart.Runtime, error)
@@ -230,8 +231,8 @@ func (r Request) probe() doctor.Probe {
 	return doctor.Probe{Name: fmt.Sprintf("%s %d", probeGPU, r.Device), Device: &r.Device}
 }
 
-// unreturned is the end of a probe with a call that has not returned for a time. It hangs if that
-// is its limit or more. Else ctx has ended before, which is no fault of the call.
+// unreturned returns the outcome of a probe whose call has not returned. The call hangs if it has
+// been inside the library for limit or longer. Otherwise it is unfinished: ctx ended first.
 func unreturned(ctx context.Context, call string, inside, limit time.Duration) doctor.Probe {
 	if cause := context.Cause(ctx); cause != nil && inside < limit {
 		return doctor.Probe{Call: call, State: doctor.ProbeUnfinished, Detail: "had not returned at the end: " + cause.Error()}
@@ -239,8 +240,9 @@ func unreturned(ctx context.Context, call string, inside, limit time.Duration) d
 	return doctor.Probe{Call: call, State: doctor.ProbeHung, Detail: fmt.Sprintf("did not return in %v", limit)}
 }
 
-// Device examines one GPU, or several together if the steps say so. Send is called with what was
-// found until then, after each piece of work and each Tick. It returns when ctx ends, and when a call does not return.
+// Device examines one GPU, or several at the same time for Steps.Together. It calls send with what
+// it has found so far after each piece of work and each Tick. It returns when ctx ends, and when a
+// call exceeds its limit.
 func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device, error) {
 	ongoing := &examination{send: send}
 	ongoing.Facts.Ordinal = r.Device
@@ -296,8 +298,8 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 	return ongoing.end(doctor.Probe{State: doctor.ProbeOK}, time.Since(began)), nil
 }
 
-// watch returns when a call has been inside the library for too long, or is inside it some
-// time after the end of ctx.
+// watch returns when a call exceeds its limit, or when a call is still inside the library after
+// the grace period that follows ctx's end.
 func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Request, ongoing *examination) doctor.Probe {
 	tick := l.Tick
 	if tick == 0 {
@@ -368,7 +370,7 @@ func (e *examination) update(do func(*Device)) {
 	}
 }
 
-// end returns the device. What still runs changes it no more.
+// end returns the device, and makes later updates no-ops.
 func (e *examination) end(probe doctor.Probe, took time.Duration) Device {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -377,21 +379,21 @@ func (e *examination) end(probe doctor.Probe, took time.Duration) Device {
 	return e.Device
 }
 
-// ended takes how the examination ended, as it was begun.
+// ended sets the probe's outcome, with the name and the device that it had at the beginning.
 func (d *Device) ended(begun, end doctor.Probe, took time.Duration) {
 	end.Name, end.Device = begun.Name, begun.Device
 	end.Stage, end.After, end.Seconds = d.Stage, d.After, took.Seconds()
 	d.Probe = end
 }
 
-// begun notes that the first call has returned.
+// begun records that the first call has returned: later calls have shorter limits.
 func (e *examination) begun() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.started = true
 }
 
-// callLimit is how long a call may take now, on a host with this many GPUs.
+// callLimit returns the current limit of a call on a host with this number of GPUs.
 func (e *examination) callLimit(r Request, gpus int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -431,7 +433,8 @@ func (l Local) plans(r Request) Plans {
 	return plans
 }
 
-// work does the steps. Only the end of ctx, and what makes going on senseless, is an error.
+// work does the steps with one GPU. It returns an error if ctx ends, or if the next step is
+// pointless after the failure. Other errors go into the facts.
 func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *examination) error {
 	plans := l.plans(r)
 	e.setStage(doctor.StageMemory, 0)
@@ -490,8 +493,8 @@ func (l Local) work(ctx context.Context, dev *cudart.Device, r Request, e *exami
 	return nil
 }
 
-// together copies with all devices at once. The first call makes a context on each, which
-// takes longer than the copies: that is done for all at the same time.
+// together copies with all devices at the same time. Making a context takes longer than the
+// copies, so the contexts are made concurrently first.
 func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request, e *examination) error {
 	e.setStage(doctor.StageTogether, 0)
 	var ready sync.WaitGroup
@@ -514,7 +517,7 @@ func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request
 	return err
 }
 
-// peerOf returns the device that round trips with dev go by, nil for none. See Request.Peers.
+// peerOf returns the device through which round trips with dev go, or nil. See Request.Peers.
 func peerOf(dev *cudart.Device, ordinals []int) (first *cudart.Device) {
 	for _, ordinal := range ordinals {
 		d, err := dev.Runtime().Device(ordinal)
@@ -533,7 +536,7 @@ func peerOf(dev *cudart.Device, ordinals []int) (first *cudart.Device) {
 	return first
 }
 
-// verify runs the round trips, which are this share of all steps.
+// verify runs the round trips. Share is their part of the time of all steps.
 func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, share float64, e *examination) error {
 	e.setStage(doctor.StageRoundTrips, 0)
 	shown, began := p.Progress, time.Now()
@@ -562,14 +565,14 @@ func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, sh
 	return err
 }
 
-// NVML is what the management library returned.
+// NVML is the report of the management library, and how reading it ended.
 type NVML struct {
 	Report *nvml.Report `json:"report,omitempty"` // nil without the library, or not of all GPUs: see the Probe
 	Probe  doctor.Probe `json:"probe"`
 }
 
-// NVML reads the management library. That there is none is no error. It sends each call
-// before that is made, and what was read so far when a GPU was added.
+// NVML reads the management library. A missing library is no error. It calls send before each
+// call into the library, and with the report so far after each GPU.
 func (l Local) NVML(_ context.Context, _ Request, send func(NVML)) (NVML, error) {
 	var out NVML
 	out.Probe.Name, out.Probe.Stage = probeNVML, doctor.StageNVML

@@ -18,8 +18,8 @@ import (
 // A Prober examines a machine.
 type Prober struct {
 	Local
-	// Isolated makes it use child processes, which child.Serve must serve with what
-	// Children returned. Otherwise it does all in this process.
+	// Isolated makes it use child processes, whose main function passes [Children] to
+	// child.Serve. Otherwise it works in this process.
 	Isolated bool
 }
 
@@ -30,7 +30,7 @@ const (
 	nvmlChild   = "probe nvml"
 )
 
-// Children are what l does in processes that a Prober starts.
+// Children returns the functions of child processes that a Prober starts.
 func Children(l Local) map[string]child.Func {
 	return map[string]child.Func{
 		openChild: child.Handle(l.Open),

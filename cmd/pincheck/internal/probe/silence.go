@@ -7,22 +7,21 @@ import (
 	"time"
 )
 
-// silentTicks is how often this process looks before the silence of another one is too long.
+// silentTicks is the number of ticks without an answer after which a child process counts as hung.
 const silentTicks = 15
 
-// silenceOf counts for how many ticks of this process another one has sent nothing. Time in which
-// this process does not run is no silence: after Ctrl-Z, or in a control group that was frozen,
-// both say nothing.
+// silenceOf counts the ticks of this process in which a child process has sent nothing. It counts
+// ticks and not time, because both processes stop after Ctrl-Z and in a frozen control group.
 type silenceOf struct{ left atomic.Int64 }
 
-// allow allows a number of ticks from now on.
+// allow sets the number of ticks that may pass without an answer.
 func (s *silenceOf) allow(ticks int) { s.left.Store(int64(ticks)) }
 
 // errSilent is the cause of a context that ends because a process has sent nothing for too long.
 var errSilent = errors.New("silent")
 
-// listen returns a context that ends with errSilent when heard is not called for a time: this one
-// first, and then that one.
+// listen returns a context that ends with errSilent if heard is not called in time: within first at
+// the beginning, and within then after each call.
 func listen(ctx context.Context, first, then time.Duration) (listening context.Context, heard, stop func()) {
 	listening, cancel := context.WithCancelCause(ctx)
 	tick := then / silentTicks
@@ -33,8 +32,7 @@ func listen(ctx context.Context, first, then time.Duration) (listening context.C
 	return listening, func() { quiet.allow(silentTicks) }, func() { ticker.Stop(); cancel(nil) }
 }
 
-// watch calls tooLong at the first tick after those that were allowed. It returns then, and at
-// the end of ctx.
+// watch calls tooLong once the allowed ticks have passed. It returns then, or when ctx ends.
 func (s *silenceOf) watch(ctx context.Context, ticks <-chan time.Time, tooLong func()) {
 	for {
 		select {

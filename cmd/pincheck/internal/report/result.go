@@ -26,7 +26,7 @@ type Result struct {
 	Seconds       float64   `json:"took_s"`
 	Complete      bool      `json:"complete"`
 	Stopped       string    `json:"stopped,omitempty"` // what ended a run that is not Complete
-	// Verdict is empty if nothing was to be judged.
+	// Verdict is empty if nothing was evaluated.
 	Verdict       doctor.Verdict `json:"verdict,omitempty"`
 	Errors        []string       `json:"errors"` // of the run itself
 	*doctor.Facts                // nil if nothing was examined
@@ -46,12 +46,12 @@ type Tool struct {
 	Platform string `json:"platform"` // linux/amd64
 }
 
-// Conclude sets the verdict by what is in the result. Judged is whether findings are
-// searched for, by comparing with what such hardware reaches, without those of the ids in
-// ignore. Without a GPU they say what is missing, unless an experiment needed none.
-func (r *Result) Conclude(judged bool, ignore ...string) {
+// Conclude sets the verdict from the content of the result. If evaluate is set, it searches for
+// findings, without the ids in ignore. If there is no GPU, it searches always, as the findings
+// contain what is missing; except if experiments ran, which needed no GPU then.
+func (r *Result) Conclude(evaluate bool, ignore ...string) {
 	verdict := r.Verdict
-	if r.Facts != nil && (judged || len(r.Devices) == 0 && len(r.Benches) == 0) {
+	if r.Facts != nil && (evaluate || len(r.Devices) == 0 && len(r.Benches) == 0) {
 		verdict, r.Findings = doctor.Evaluate(r.Facts, ignore...)
 		r.Passed = doctor.Passed(r.Facts, r.Findings)
 	}
@@ -62,7 +62,7 @@ func (r *Result) Conclude(judged bool, ignore ...string) {
 		r.Verdict = doctor.Unusable
 	case r.failures() > 0 || r.count(doctor.Problem) > 0:
 		r.Verdict = doctor.Problems
-	case judged:
+	case evaluate:
 		r.Verdict = verdict
 	case len(r.Benches) > 0:
 		r.Verdict = doctor.Measured

@@ -71,7 +71,7 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	if first {
 		p.verdict(r)
 		p.findings(r.Findings)
-		p.fine(r.Passed)
+		p.passed(r.Passed)
 	}
 	if r.Facts != nil {
 		p.gap()
@@ -442,8 +442,8 @@ func (p *page) findings(all []doctor.Finding) {
 	}
 }
 
-// fine names what was looked at and has nothing to be mended.
-func (p *page) fine(names []string) {
+// passed writes the names of the check groups that found no warning or problem.
+func (p *page) passed(names []string) {
 	if len(names) > 0 {
 		p.gap()
 		p.painted("Fine", green, plain(joined(names...)), "")

@@ -27,30 +27,30 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// variable names the function that a process was started for.
+// variable is the environment variable that names the function of a child process.
 const variable = "PINCHECK_CHILD"
 
 // maxText limits what is kept of a child's standard error, in bytes.
 const maxText = 1 << 20
 
-// killGrace is how long Run waits for a process that was killed: one that hangs in the kernel
-// ends when the kernel lets it.
+// killGrace is how long Run waits for the end of a process that it killed. A process that hangs
+// in the kernel may not end.
 const killGrace = time.Second
 
-// reapGrace is how long Run waits for the exit status of a process that has closed its answers:
-// a process that dies gives its memory back first, which takes longer the more is pinned.
+// reapGrace is how long Run waits for the exit status of a process that closed its pipe without
+// an answer. A dying process unpins its memory first, which takes seconds for hundreds of GB.
 const reapGrace = 10 * time.Second
 
-// ErrTimeout is returned for a process that had not answered at its time limit.
+// ErrTimeout is wrapped by the error for a process that has not answered within its time limit.
 var ErrTimeout = errors.New("no answer within the time limit")
 
-// A Func is what a process does: it decodes the request, may send answers while it works,
-// may wait for its turn, and its last answer is encoded. Func functions are made by [Handle],
-// [HandleStream] and [HandleTurn].
+// A Func is the work of a child process. It decodes the request, may send answers while it works
+// and wait for its turn, and returns the last answer. [Handle], [HandleStream] and [HandleTurn]
+// make them.
 type Func func(ctx context.Context, request json.RawMessage, turn <-chan struct{}, send func(any)) (answer any, err error)
 
-// Handle returns do as a Func. Requests and answers travel as JSON. Of an error the
-// text arrives, and whether it wraps errors.ErrUnsupported.
+// Handle returns do as a Func. Requests and answers are sent as JSON. The parent gets the text of
+// an error, and whether it wraps errors.ErrUnsupported.
 func Handle[Request, Answer any](do func(context.Context, Request) (Answer, error)) Func {
 	return HandleStream(func(ctx context.Context, request Request, _ func(Answer)) (Answer, error) { return do(ctx, request) })
 }
