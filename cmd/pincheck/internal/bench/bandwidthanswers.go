@@ -51,7 +51,7 @@ func explainBandwidth(_ measure.Env, b *result.Bench) []string {
 	return out
 }
 
-// reached says how fast registered memory is, and how near to the yardstick.
+// reached says how fast registered memory is, and how near to the reference.
 func reached(b *result.Bench, device string) string {
 	var parts []string
 	for _, direction := range bothDirections {

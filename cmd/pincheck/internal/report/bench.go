@@ -127,11 +127,11 @@ func seriesText(s *result.Series) string {
 	return text + ", " + expectedText(s)
 }
 
-// expectedText compares the median with the yardstick.
+// expectedText compares the median with the reference.
 func expectedText(s *result.Series) string {
 	e := s.Expected
 	if e == nil {
-		return "no yardstick known"
+		return "no reference known"
 	}
 	return fmt.Sprintf("expected %s, from %s", measured(s.Unit, e.Value), e.Source)
 }
@@ -204,7 +204,7 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 		p.painted(label, bold, line, bold)
 	}
 	t := table{headers: []string{strings.TrimSuffix(strings.ReplaceAll(v.X, "_", " "), " bytes")}, with: map[int]bool{}}
-	expected := map[int]bool{} // columns with a yardstick
+	expected := map[int]bool{} // columns with a reference
 	var sources []string
 	known, greatest := 0, 0.0
 	for at, s := range g.cells {
@@ -246,9 +246,9 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 	p.table(t)
 	switch {
 	case known == 0:
-		p.note("", "no yardstick known")
+		p.note("", "no reference known")
 	case known < len(g.cells):
-		p.note("", "expected: from %s; ? where no yardstick is known", strings.Join(sources, "; "))
+		p.note("", "expected: from %s; ? where no reference is known", strings.Join(sources, "; "))
 	default:
 		p.note("", "expected: from %s", strings.Join(sources, "; "))
 	}

@@ -190,7 +190,7 @@ type bar struct {
 	expected []point
 }
 
-// bars draws bars with their range and their yardsticks.
+// bars draws bars with their range and their references.
 type bars struct {
 	all    []bar
 	chart  chart

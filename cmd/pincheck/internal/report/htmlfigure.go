@@ -65,7 +65,7 @@ type line struct {
 // A point is one series: its median, lowest and highest sample.
 type point struct{ x, y, low, high float64 }
 
-// A yardstick is what is known of such hardware.
+// A reference is what is known of such hardware.
 type expectation struct {
 	points []point // x and y; one for a value along the whole axis
 	text   string
@@ -73,7 +73,7 @@ type expectation struct {
 	style  int // its own
 }
 
-// Styles of yardsticks that are not those of a line.
+// Styles of references that are not those of a line.
 const (
 	common = -1 - iota
 	inked
@@ -448,7 +448,7 @@ func (p *layout) place(s *result.Series) float64 {
 	return x
 }
 
-// expect adds the yardsticks of a line. Values that are the same everywhere are drawn
+// expect adds the references of a line. Values that are the same everywhere are drawn
 // along the whole axis, once for all lines.
 func (c *chart) expect(p *layout, style int, known []*result.Series) {
 	sources := map[string][]*result.Series{}

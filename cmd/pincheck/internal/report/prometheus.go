@@ -164,7 +164,7 @@ func (m *metrics) device(d *doctor.Device) {
 	}
 }
 
-// series adds the statistics of a series, and its yardstick.
+// series adds the statistics of a series, and its reference.
 func (m *metrics) series(s listed) {
 	if len(s.Samples) == 0 {
 		return

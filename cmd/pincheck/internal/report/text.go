@@ -382,7 +382,7 @@ func (p *page) bandwidth(d *doctor.Device) {
 		if rate > 0 {
 			text += fmt.Sprintf(", %s of the link", units.Share(s.Median/rate))
 		} else {
-			text += ", no yardstick known"
+			text += ", no reference known"
 		}
 		p.row("", "%s (median of %d, %s to %s)", text, len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
 	}
@@ -537,7 +537,7 @@ func affected(r *Result, s doctor.Severity) string {
 // measuredText says what there is, and that it was not judged.
 func measuredText(r *Result) string {
 	if len(r.Benches) == 0 {
-		return healthyText(r) + "; copies were not judged: no yardstick known"
+		return healthyText(r) + "; copies were not judged: no reference known"
 	}
 	all, expected := 0, 0
 	for i := range r.Benches {
@@ -553,9 +553,9 @@ func measuredText(r *Result) string {
 	case all == 0:
 		return "nothing: see the notes above"
 	case expected == 0:
-		text += "; no yardstick known"
+		text += "; no reference known"
 	case expected < all:
-		text += fmt.Sprintf("; no yardstick known for %d", all-expected)
+		text += fmt.Sprintf("; no reference known for %d", all-expected)
 	}
 	return text
 }

@@ -73,7 +73,7 @@ type Unmeasured struct {
 	Reason string `json:"reason"`
 }
 
-// Expected is a yardstick for a series.
+// Expected is the expected value of a series, with its source.
 type Expected struct {
 	Value  float64 `json:"value"` // in the series' unit
 	Source string  `json:"source"`
