@@ -1,6 +1,6 @@
-// Package compare says what differs for sure between runs: two of them by a rank test of
-// the samples, three or more by which hosts are out of line.
+// Package compare finds significant differences between runs: between two runs by a rank test of
+// their samples, between three or more by the distance of a host from the others.
 //
-// [Read] reads the JSON documents of pincheck bench and of nvbandwidth, [Runs] makes runs
-// of them, and [Compare] compares these.
+// Package report reads [Document] values from files of pincheck bench and of nvbandwidth. [Runs]
+// combines them into runs, and [Compare] compares the runs.
 package compare

@@ -1,7 +1,7 @@
-// Package result holds what measurements return: plain data, which reports render, which
-// is kept as JSON, and which is compared with that of other runs and hosts.
+// Package result has the types of measured data: plain data that reports render, that JSON files
+// store, and that package compare compares.
 //
-// A [Bench] is complete data at every moment: one that was interrupted has the series
-// that were finished, and says that it is not Complete. Sizes are bytes, times seconds,
+// A [Bench] can be written at any time. An interrupted one has the finished series, and its
+// Complete is false. Sizes are bytes, times seconds,
 // rates GB/s of 1e9 bytes.
 package result
