@@ -119,6 +119,7 @@ func nameText(s *result.Series) string {
 	return strings.Join(parts, ", ")
 }
 
+// seriesText describes a series in a sentence: conditions, median, range, reference.
 func seriesText(s *result.Series) string {
 	text := fmt.Sprintf("%s: %s", nameText(s), measured(s.Unit, s.Median))
 	if n := len(s.Samples); n > 1 {
@@ -143,6 +144,7 @@ type grid struct {
 	cells         map[[2]int]*result.Series
 }
 
+// newGrid sorts series into rows and columns, in the order in which their values occur.
 func newGrid(series []*result.Series, v result.View) grid {
 	g := grid{cells: map[[2]int]*result.Series{}}
 	index := func(list *[]string, name string) int {
@@ -313,10 +315,12 @@ func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 	}
 }
 
+// indented writes a line to the right of the labels.
 func (p *page) indented(text string) {
 	p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+text, " ") + "\n")
 }
 
+// pad appends spaces up to a width in runes.
 func pad(text string, width int) string {
 	return text + strings.Repeat(" ", max(0, width-len([]rune(text))))
 }

@@ -58,8 +58,10 @@ type comparison struct {
 	stacked bool
 }
 
+// pair reports whether two runs are compared: more are a fleet.
 func (t *comparison) pair() bool { return len(t.Runs) == 2 }
 
+// write writes the runs, the rows that differ, the hosts of a fleet, and a summary.
 func (t *comparison) write() {
 	for i, r := range t.Runs {
 		role := ""
@@ -157,6 +159,7 @@ func (t *comparison) painted(c ansiColor, text string) string {
 	return t.style.paint(c, text)
 }
 
+// pairRow writes both medians of a series, their relative change, and the verdict.
 func (t *comparison) pairRow(r *compare.Row) {
 	change := "–"
 	if r.Ratio != nil {
@@ -165,6 +168,7 @@ func (t *comparison) pairRow(r *compare.Row) {
 	t.columns(rowText(r), "", fmt.Sprintf("%9s %9s %8s  %s", value(r.Unit, r.Values[0].Median), value(r.Unit, r.Values[1].Median), change, t.verdict(r.Verdict)))
 }
 
+// fleetRow writes the median of the hosts with their scatter, and each host that is out of line.
 func (t *comparison) fleetRow(r *compare.Row) {
 	scatter := ""
 	if *r.Center != 0 {
@@ -231,6 +235,7 @@ func (t *comparison) missing() {
 	}
 }
 
+// hosts writes for each host in how many series it is out of line.
 func (t *comparison) hosts() {
 	for _, h := range t.Hosts {
 		text := fmt.Sprintf("in line in all of %s", units.Things(h.Series, "series", "series"))
@@ -292,6 +297,7 @@ func (t *comparison) lines(label, text string) {
 	t.wrapped(indent+"  ", text)
 }
 
+// wrapped writes text in lines of the width, each with an indent.
 func (t *comparison) wrapped(indent, text string) {
 	for _, line := range wrap(text, t.width-len(indent)) {
 		t.WriteString(indent + line + "\n")

@@ -33,6 +33,7 @@ func writeCSV(b *bytes.Buffer, r *Result) error {
 	return w.Error()
 }
 
+// csvRow returns the cells of a series, in the order of the header.
 func csvRow(r *Result, s listed, simulated bool) []string {
 	number := func(v float64) string {
 		if !isFinite(v) {

@@ -34,11 +34,13 @@ func finite(r *Result) *Result {
 
 var timeType = reflect.TypeFor[time.Time]()
 
+// isFinite reports whether v is neither infinite nor NaN, which JSON cannot have.
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 // isLabel reports whether v is one of result.Labels, whose keys are those of an object.
 func isLabel(v reflect.Value) bool { return v.Type() == reflect.TypeFor[result.Label]() }
 
+// contains reports whether labels have one with the key of label.
 func contains(labels, label reflect.Value) bool {
 	return slices.ContainsFunc(labels.Interface().(result.Labels), func(l result.Label) bool { return l.Key == label.Interface().(result.Label).Key })
 }

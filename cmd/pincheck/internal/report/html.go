@@ -21,6 +21,7 @@ func WriteHTML(w io.Writer, all ...*Result) error {
 	return writePage(w, runs...)
 }
 
+// htmlRun returns what the page shows of a result.
 func htmlRun(r *Result) pageRun {
 	label, reason, color := verdictText(r)
 	run := pageRun{

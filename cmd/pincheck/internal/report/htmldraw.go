@@ -56,6 +56,7 @@ const (
 // role is the colour that element replaces by the style sheet's variable.
 func role(n uint8) color.NRGBA { return color.NRGBA{0xc0, 0xfe, n, 0xff} }
 
+// styleColor returns the role of a line's style. Styles repeat after eight; then lines are dashed.
 func styleColor(style int) color.NRGBA {
 	switch style {
 	case common:
@@ -71,10 +72,12 @@ var glyphs = [styles]draw.GlyphDrawer{
 	draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{},
 }
 
+// glyph returns the marker of a line's style.
 func glyph(style int) draw.GlyphStyle {
 	return draw.GlyphStyle{Color: styleColor(style), Radius: 3, Shape: glyphs[style%styles]}
 }
 
+// stroke returns how the line of a style is drawn.
 func stroke(style int) draw.LineStyle {
 	s := draw.LineStyle{Color: styleColor(style), Width: lineWidth}
 	if style >= styles {
@@ -83,12 +86,14 @@ func stroke(style int) draw.LineStyle {
 	return s
 }
 
+// dashed returns how the reference of a style is drawn.
 func dashed(style int) draw.LineStyle {
 	return draw.LineStyle{Color: styleColor(style), Width: 1.5, Dashes: []vg.Length{6, 4}}
 }
 
 var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
+// textStyle returns a style for text that the page's font renders.
 func textStyle(c color.Color, size vg.Length, x draw.XAlignment, y draw.YAlignment) text.Style {
 	return text.Style{Color: c, Font: font.From(sans, size), XAlign: x, YAlign: y, Handler: plot.DefaultTextHandler}
 }
@@ -112,6 +117,7 @@ func drawChart(c chart, f format) template.HTML {
 	return drawLines(p, c, f)
 }
 
+// drawLines draws lines with the range of their samples, over numbers.
 func drawLines(p *plot.Plot, c chart, f format) template.HTML {
 	p.X.Tick.Marker = c.x.ticks(f.marks)
 	p.Y.Tick.Marker = c.y.ticks(7)
@@ -197,6 +203,7 @@ type bars struct {
 	height float64
 }
 
+// drawBars draws horizontal bars in groups, for conditions that are no numbers.
 func drawBars(p *plot.Plot, c chart, f format) template.HTML {
 	b := bars{chart: c}
 	var names plot.ConstantTicks
@@ -319,6 +326,7 @@ func swatch(style int, asBar bool) template.HTML {
 	})
 }
 
+// dashedSwatch returns the legend's sample of a reference.
 func dashedSwatch(style int) template.HTML {
 	f := format{class: "swatch", width: 26, height: 12}
 	return element("", f, f.height, func(c draw.Canvas) { c.StrokeLine2(dashed(style), 1, 6, 25, 6) })

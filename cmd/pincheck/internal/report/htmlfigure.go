@@ -215,6 +215,7 @@ type part struct {
 	where result.Labels
 }
 
+// newLayout divides the series of a view into panels, groups and lines.
 func newLayout(v result.View, all []*result.Series) *layout {
 	p := &layout{view: v, groupOf: map[string]int{}}
 	xs := map[float64]bool{}
@@ -252,6 +253,7 @@ func newLayout(v result.View, all []*result.Series) *layout {
 	return p
 }
 
+// groupName returns the words for a value of the axis.
 func (p *layout) groupName(value string) string {
 	if _, err := strconv.ParseFloat(value, 64); err == nil || value == "true" || value == "false" {
 		return condition(p.view.X, value)
@@ -292,6 +294,7 @@ func (p *layout) divide(all []*result.Series) (string, []string) {
 	return best, values
 }
 
+// lineCount returns how many lines a panel would have if these keys named them.
 func (p *layout) lineCount(all []*result.Series, keys []string) int {
 	seen := map[string]bool{}
 	for _, s := range all {
@@ -300,6 +303,7 @@ func (p *layout) lineCount(all []*result.Series, keys []string) int {
 	return len(seen)
 }
 
+// lineName returns the words for a series in the legend.
 func (p *layout) lineName(s *result.Series) string { return nameBy(s, p.keys) }
 
 // nameBy names conditions. Of several, those that are false are left out.
@@ -330,6 +334,7 @@ func varying(keys []string, all []*result.Series) []string {
 	return out
 }
 
+// valuesOf returns the values of a key, each once, in the order of the series.
 func valuesOf(key string, all []*result.Series) []string {
 	var out []string
 	for _, s := range all {

@@ -108,6 +108,7 @@ func round(v float64, u result.Unit) string {
 	return withUnit(number(short, units.AllDigits), unit)
 }
 
+// typesetShare formats a share in per cent for the page.
 func typesetShare(v float64) string { return typeset(units.Share(v)) }
 
 // duration formats a time in seconds, "" for one that is none.
@@ -118,6 +119,7 @@ func duration(s float64) string {
 	return typeset(units.Seconds(s))
 }
 
+// stamp formats a time in UTC, "" for the zero time.
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return ""

@@ -108,6 +108,7 @@ func (p pageData) Title() string {
 	return "pincheck"
 }
 
+// A runView is a run with what the template needs beside it.
 type runView struct {
 	pageRun
 	ID       string
@@ -129,6 +130,7 @@ func (s section) Lead() string {
 	return s.Answers[0]
 }
 
+// Rest returns the answers after the first one.
 func (s section) Rest() []string {
 	if len(s.Answers) < 2 {
 		return nil

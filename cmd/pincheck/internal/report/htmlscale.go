@@ -19,6 +19,8 @@ type scale struct {
 // at returns the place of a value, within the scale.
 func (s scale) at(v float64) float64 { return min(max(s.place(v), 0), 1) }
 
+// place returns the position of a value: 0 at the low end of the scale, 1 at the high end, and more or
+// less beyond them.
 func (s scale) place(v float64) float64 {
 	low, high := s.min, s.max
 	if s.log {

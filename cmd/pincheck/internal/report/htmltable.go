@@ -21,6 +21,7 @@ type seriesTable struct {
 	Samples, Expected, CPU, Node, Checked bool
 }
 
+// A row has the texts of one series.
 type row struct {
 	Labels                    []label
 	Median, Low, High, Spread string
@@ -81,6 +82,7 @@ func newTable(v result.View, all []*result.Series) seriesTable {
 	return t
 }
 
+// newRow formats a series. Width is the range of the strip of samples, as a share of the median.
 func newRow(s *result.Series, keys []string, width float64) row {
 	r := row{Count: len(s.Samples), Checked: s.Verified, Median: "–", Low: "–", High: "–", Spread: "–"}
 	for _, k := range keys {

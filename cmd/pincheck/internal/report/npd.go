@@ -51,6 +51,8 @@ func NPD(r *Result) (message string, status int) {
 // NPDError returns the message of a run that failed, whose status is NPDUnknown.
 func NPDError(err error) string { return npdLine("check failed: " + err.Error()) }
 
+// healthyLine returns the message for a healthy node: the number of GPUs and the slowest rate of each
+// direction.
 func healthyLine(r *Result) string {
 	slowest := map[string]float64{}
 	for _, d := range r.Devices {

@@ -58,6 +58,7 @@ func NewProgress(w io.Writer) *Progress {
 	return p
 }
 
+// newBar returns a progress bar for a terminal. A narrow one shows the share without a bar.
 func newBar(w io.Writer, width int) *pb.ProgressBar {
 	bar := `{{string . "what"}} {{bar . "[" "█" "█" " " "]"}} {{percent . "%3.0f %%"}} {{etime . "%s"}}{{string . "left"}}`
 	if width < 60 {

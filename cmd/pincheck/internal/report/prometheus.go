@@ -17,6 +17,7 @@ type metrics struct {
 	families map[string]*family
 }
 
+// A family is the samples of one metric.
 type family struct {
 	help  string
 	lines []string
@@ -78,6 +79,7 @@ func labelName(s string) string {
 	return s
 }
 
+// truth returns 1 for true, as metrics have no booleans.
 func truth(b bool) float64 {
 	if b {
 		return 1
@@ -113,6 +115,7 @@ func writePrometheus(b *bytes.Buffer, r *Result) {
 	}
 }
 
+// run adds the metrics of the run: version, verdict, findings, errors.
 func (m *metrics) run(r *Result) {
 	labels := []result.Label{{Key: "version", Value: r.Tool.Version}, {Key: "revision", Value: r.Tool.Revision}, {Key: "command", Value: r.Command}}
 	if r.Facts != nil {
@@ -149,6 +152,7 @@ func (m *metrics) run(r *Result) {
 	}
 }
 
+// device adds the metrics of a GPU.
 func (m *metrics) device(d *doctor.Device) {
 	device := result.Label{Key: result.Device, Value: strconv.Itoa(d.Ordinal)}
 	m.add("pincheck_gpu_info", "A GPU of the run.", 1, device,

@@ -159,6 +159,7 @@ func (r *Result) readBandwidth1(data []byte) error {
 	return nil
 }
 
+// bench returns the bandwidth in the form of this version.
 func (b *bandwidth1) bench(device int) *result.Bench {
 	out := &result.Bench{Name: "link", Complete: true, Notes: []string{
 		"of a pincheck that did not compare the copies", "to map, populate and register the memory took " + b.Pin.String()}}

@@ -47,6 +47,7 @@ func (r *Result) series() []listed {
 	return out
 }
 
+// single returns a series of one value.
 func single(name string, labels result.Labels, unit result.Unit, v float64) *result.Series {
 	return &result.Series{Name: name, Labels: labels, Unit: unit, Samples: []float64{v}, Stats: result.Summarize([]float64{v})}
 }

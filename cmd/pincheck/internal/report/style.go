@@ -48,6 +48,7 @@ func Width(w io.Writer) int {
 	return defaultWidth
 }
 
+// width returns the width of the text in columns.
 func (s Style) width() int {
 	if s.Width == 0 {
 		return defaultWidth
@@ -66,6 +67,7 @@ const (
 	yellow ansiColor = "1;33"
 )
 
+// paint puts text between escape sequences of a color, if colors are on.
 func (s Style) paint(c ansiColor, text string) string {
 	if !s.Color || text == "" {
 		return text

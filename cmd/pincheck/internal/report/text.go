@@ -24,6 +24,7 @@ type page struct {
 // width is that of the text to the right of the labels.
 func (p *page) width() int { return p.style.width() - labelWidth }
 
+// row writes text beside a bold label, wrapped to the width. Text from outside is made printable.
 func (p *page) row(label, format string, args ...any) {
 	p.painted(label, bold, plainf(format, args...), "")
 }
@@ -44,8 +45,10 @@ func (p *page) sub(label, text string) {
 	}
 }
 
+// plainf formats text and makes it printable.
 func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format, args...)) }
 
+// painted writes text beside a label, each in a color. Lines after the first have no label.
 func (p *page) painted(label string, labelColor ansiColor, text string, textColor ansiColor) {
 	for i, line := range wrap(text, p.width()) {
 		if i > 0 {
@@ -59,8 +62,11 @@ func (p *page) painted(label string, labelColor ansiColor, text string, textColo
 	}
 }
 
+// gap writes an empty line.
 func (p *page) gap() { p.WriteByte('\n') }
 
+// writeText writes a result as text. Verdict and findings come first for commands of the doctor, and
+// last for others, whose measurements are what the user asked for.
 func writeText(b *bytes.Buffer, r *Result, s Style) {
 	p := &page{b, s}
 	p.tool(r)
@@ -107,6 +113,7 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	}
 }
 
+// tool writes program, version, host and time.
 func (p *page) tool(r *Result) {
 	name, platform := plain(r.Tool.Name+" "+r.Tool.Version), plain(r.Tool.Platform)
 	lines := wrap(name, p.style.width())
@@ -136,6 +143,7 @@ func (p *page) tool(r *Result) {
 	}
 }
 
+// library writes which libcudart is in use, and which others were not taken.
 func (p *page) library(l *doctor.Library, simulated bool) {
 	if l == nil {
 		return
@@ -171,6 +179,7 @@ func (p *page) search(s *doctor.Search) {
 	}
 }
 
+// host writes system, processors and memory.
 func (p *page) host(h *hostinfo.Host) {
 	if h == nil {
 		return
@@ -225,6 +234,7 @@ func machineText(h *hostinfo.Host) string {
 // joined joins the parts that are not empty, with commas.
 func joined(parts ...string) string { return joinedWith(", ", parts...) }
 
+// joinedWith joins the parts that are not empty.
 func joinedWith(sep string, parts ...string) string {
 	var out []string
 	for _, s := range parts {
@@ -235,6 +245,7 @@ func joinedWith(sep string, parts ...string) string {
 	return strings.Join(out, sep)
 }
 
+// prefixed returns s with a prefix, or "" for an empty s.
 func prefixed(prefix, s string) string {
 	if s == "" {
 		return ""
@@ -242,6 +253,7 @@ func prefixed(prefix, s string) string {
 	return prefix + s
 }
 
+// requirements writes what a GPU needs of the host, and the remedy for what is missing.
 func (p *page) requirements(all []doctor.Requirement) {
 	if len(all) == 0 {
 		return
@@ -280,6 +292,8 @@ func (p *page) requirements(all []doctor.Requirement) {
 	}
 }
 
+// device writes a GPU with its link, round trips, copies and errors. Detailed adds a table of the
+// round trips.
 func (p *page) device(d *doctor.Device, detailed bool) {
 	p.row(fmt.Sprintf("GPU %d", d.Ordinal), "%s", joined(d.Name, prefixed("compute capability ", d.ComputeCapability)))
 	p.row("", "%s, PCI %s", d.UUID, joined(d.PCIBusID, numaText(d)))
@@ -301,6 +315,7 @@ func (p *page) device(d *doctor.Device, detailed bool) {
 	}
 }
 
+// numaText names the NUMA node of a GPU, or returns "" if it is unknown.
 func numaText(d *doctor.Device) string {
 	if d.NUMANode == nil {
 		return ""
@@ -308,6 +323,7 @@ func numaText(d *doctor.Device) string {
 	return fmt.Sprintf("NUMA node %d", *d.NUMANode)
 }
 
+// linkText describes a link: as it is trained, as it could be, and the slowest link above it.
 func linkText(l *doctor.Link) string {
 	if l == nil {
 		return "link unknown: the host does not show it"
@@ -330,6 +346,8 @@ func linkText(l *doctor.Link) string {
 	return text
 }
 
+// roundTrips writes how many bytes were verified and what did not match. Detailed adds a row for each
+// path, each mismatch and each failure.
 func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	wrong := units.Things(v.MismatchCount, "mismatch", "mismatches")
 	trips := units.Things(v.Cases, "round trip", "round trips")
@@ -367,6 +385,7 @@ func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	}
 }
 
+// staleText describes what a read found that did not wait for its copy.
 func staleText(s *verify.StaleResult) string {
 	if !s.Shown() {
 		return fmt.Sprintf("reading before synchronising: no old byte seen this time, %s wrong afterwards", units.Count(s.BadAfter))
@@ -375,6 +394,7 @@ func staleText(s *verify.StaleResult) string {
 		s.StaleBefore, s.SampledBytes, units.Count(s.BadAfter), units.Bytes(s.SizeBytes))
 }
 
+// bandwidth writes the rates of pinned copies, as shares of the link if its rate is known.
 func (p *page) bandwidth(d *doctor.Device) {
 	rate := d.Link.PathRate()
 	for _, s := range d.Bandwidth.Series {
@@ -403,6 +423,7 @@ func (p *page) together(b *result.Bench) {
 	}
 }
 
+// directionText returns the direction of a series in words: "host to device".
 func directionText(s *result.Series) string {
 	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
 }
@@ -410,6 +431,7 @@ func directionText(s *result.Series) string {
 // severityColors are the labels' colors.
 var severityColors = map[doctor.Severity]ansiColor{doctor.Problem: red, doctor.Warning: yellow, doctor.Note: dim}
 
+// findings writes each finding: what is wrong, then what was seen, the cause, the cost and the remedy.
 func (p *page) findings(all []doctor.Finding) {
 	for _, f := range all {
 		p.gap()
@@ -450,6 +472,7 @@ func (p *page) passed(names []string) {
 	}
 }
 
+// verdict writes the verdict and its reason.
 func (p *page) verdict(r *Result) {
 	label, text, c := verdictText(r)
 	if label != "" {
@@ -491,6 +514,7 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 	return label, text, c
 }
 
+// problemsText counts problems, warnings and errors, and names the GPUs that they are about.
 func problemsText(r *Result) string {
 	var parts []string
 	if n := r.count(doctor.Problem); n > 0 {
