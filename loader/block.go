@@ -78,10 +78,10 @@ func (d *driver) newBlock(e *epoch) *block {
 			break
 		}
 		if err := s.failed(e); err != nil {
-			e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.start.Epoch, err))
+			e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.number, err))
 			break
 		}
-		s.begin(e.start.Epoch, e.next, d.l.sizeOf(e.next))
+		s.begin(e.number, e.next, d.l.sizeOf(e.next))
 		b.slots = append(b.slots, s)
 		e.next++
 	}

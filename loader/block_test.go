@@ -125,9 +125,9 @@ func (f *driven) ahead() (slots, numbers []int) {
 }
 
 // newOpening has 16 slots and blocks of 4 batches, of 4 samples each.
-func newOpening(t *testing.T, samples int, start Position) *driven {
+func newOpening(t *testing.T, samples int, done batchSet) *driven {
 	t.Helper()
-	f := newDriven(t, numbered(samples, 8), Options{BatchSize: 4, Workers: 2, Prefetch: 15}, start)
+	f := newDriven(t, numbered(samples, 8), Options{BatchSize: 4, Workers: 2, Prefetch: 15}, done)
 	require.Equal(t, 4, f.l.layout.block)
 	return f
 }
@@ -136,7 +136,7 @@ func newOpening(t *testing.T, samples int, start Position) *driven {
 // got, on slots that are neighbours.
 func TestBlocks(t *testing.T) {
 	t.Parallel()
-	f := newOpening(t, 47, Position{Batch: 1, Done: []int{2, 4, 5}})
+	f := newOpening(t, 47, batchSet{{0, 1}, {2, 3}, {4, 6}})
 	for i, want := range []struct{ slots, numbers []int }{
 		{[]int{0, 1, 2, 3}, []int{1, 3, 6, 7}},
 		{[]int{4, 5, 6, 7}, []int{8, 9, 10, 11}}, // the last one is short
@@ -169,7 +169,7 @@ func TestBlocksAreOpenedAhead(t *testing.T) {
 		{5, 1, []int{4, 4}},
 		{1, 1, []int{2, 2}},
 	} {
-		f := newDriven(t, numbered(4000, 8), Options{BatchSize: 4, Workers: test.workers, Prefetch: test.prefetch}, Position{})
+		f := newDriven(t, numbered(4000, 8), Options{BatchSize: 4, Workers: test.workers, Prefetch: test.prefetch}, nil)
 		f.d.open(f.e, f.p)
 		w := f.worker()
 		ok, first := w.next(t.Context())
@@ -192,7 +192,7 @@ func TestBlocksAreOpenedAhead(t *testing.T) {
 // not done with them, and waits for none.
 func TestABlockEndsAtMemoryInUse(t *testing.T) {
 	t.Parallel()
-	f := newOpening(t, 400, Position{})
+	f := newOpening(t, 400, nil)
 	all := f.takeAll()
 	slots, _ := f.ahead()
 	require.Nil(t, slots, "none is free")
@@ -228,7 +228,7 @@ func TestABlockEndsAtMemoryInUse(t *testing.T) {
 func TestAnErrorOfOpeningAhead(t *testing.T) {
 	t.Parallel()
 	for bad := range 4 {
-		f := newOpening(t, 400, Position{Done: []int{1}})
+		f := newOpening(t, 400, batchSet{{1, 2}})
 		s := f.l.slots[bad]
 		s.begin(0, 7, 4)
 		f.sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown})
@@ -252,7 +252,7 @@ func TestWaitingForABlock(t *testing.T) {
 	t.Parallel()
 	const workers = 7
 	for _, ending := range []string{"all opened", "failed", "stopped"} {
-		f := newOpening(t, 32, Position{}) // two blocks
+		f := newOpening(t, 32, nil) // two blocks
 		all := f.takeAll()
 		f.d.requests.Store(1) // drive in the test
 		got := make(chan claim, workers)

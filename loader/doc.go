@@ -22,22 +22,24 @@
 //
 // # Loops and epochs
 //
-// A loop that is left, by break or return, leaves the rest of its epoch to the next one,
-// with the batches that are filled ahead. So a program can do something else in between,
-// without a second loader:
+// A loop that ends by break or return keeps its epoch: the next loop goes on with the next
+// batch, and batches that are filled already stay. So a program can do something else in
+// between, without a second loader:
 //
-//	for steps := 0; steps < 1_000_000; validate() {
+//	for epoch := range l.Epochs(10) {
 //		for batch, err := range l.Batches(ctx) {
 //			…
 //			if steps++; steps%1000 == 0 {
 //				break // the next loop goes on with the next batch
 //			}
 //		}
+//		validate()
 //	}
 //
-// A loop that gets to the end of its epoch leaves the next epoch to the next one; so does a
-// loop that an error or its context ends. [Loader.EndEpoch] leaves out the rest of an epoch.
-// Between loops the source is not called.
+// After the last batch of an epoch the next loop begins the next epoch. So it does after an
+// error, and after the end of the loop's context. [Loader.EndEpoch] skips the rest of an
+// epoch. [Loader.Epochs] has an epoch again until all of it was given. Between loops the source
+// is not called.
 //
 // # Memory lifetime
 //
@@ -76,8 +78,9 @@
 //
 // Batches come in the order of their numbers, unless Options.Unordered is set.
 // With Shuffle each epoch has an order of its own, which depends on the seed
-// and the epoch only. [Batch.Position] is where another process can go on: at the batch
-// with which the next loop goes on, too.
+// and the epoch only. [Batch.Position] is the place after a batch. With it as Options.Start
+// another process goes on with the batch with which the next loop would: after the last one
+// with the next epoch.
 //
 // # Errors
 //

@@ -116,7 +116,7 @@ func (d *driver) after(flag *atomic.Bool, wait func()) {
 func (d *driver) afterCopy(p *loop, copied cudart.Point, batch int) {
 	d.after(&d.awaiting, func() {
 		if err := copied.Wait(p.ctx); err != nil && p.ctx.Err() == nil {
-			p.e.fail(batch, fmt.Errorf("loader: epoch %d: the GPU may be using the memory: %w", p.e.start.Epoch, err))
+			p.e.fail(batch, fmt.Errorf("loader: epoch %d: the GPU may be using the memory: %w", p.e.number, err))
 		}
 	})
 }
@@ -134,7 +134,7 @@ func (d *driver) drain(e *epoch, p *loop) {
 	d.meter.collect()
 	for _, s := range d.l.slots {
 		if err := s.failed(e); err != nil {
-			e.fail(d.l.batches(), fmt.Errorf("loader: end of epoch %d: %w", e.start.Epoch, err))
+			e.fail(d.l.batches(), fmt.Errorf("loader: end of epoch %d: %w", e.number, err))
 		}
 	}
 	e.fail(d.l.batches(), errDrained)
@@ -237,7 +237,7 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 		if len(slots) > 1 {
 			what = fmt.Sprintf("batches %d to %d", first, slots[len(slots)-1].number)
 		}
-		e.fail(first, fmt.Errorf("loader: copy %s of epoch %d: %w", what, e.start.Epoch, err))
+		e.fail(first, fmt.Errorf("loader: copy %s of epoch %d: %w", what, e.number, err))
 		return true
 	}
 	d.meter.end(t, samples*l.layout.sample(), copied)

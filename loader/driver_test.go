@@ -23,16 +23,16 @@ type driven struct {
 	p   *loop
 }
 
-func newDriven(t *testing.T, src Source, o Options, start Position) *driven {
+func newDriven(t *testing.T, src Source, o Options, done batchSet) *driven {
 	t.Helper()
-	return newDrivenOn(t, cudasim.Link{}, src, o, start)
+	return newDrivenOn(t, cudasim.Link{}, src, o, done)
 }
 
-func newDrivenOn(t *testing.T, link cudasim.Link, src Source, o Options, start Position) *driven {
+func newDrivenOn(t *testing.T, link cudasim.Link, src Source, o Options, done batchSet) *driven {
 	t.Helper()
 	sim, dev := simulated(t, link)
 	l := newLoaderFor(t, dev, src, o)
-	e := newEpoch(l, start)
+	e := newEpoch(l, 0, done)
 	f := &driven{t, sim, l, &l.driver, e, &loop{e: e}}
 	f.p.ctx, f.p.cancel = context.WithCancelCause(t.Context())
 	e.loop.Store(f.p)
@@ -63,7 +63,7 @@ func (f *driven) worker() *worker {
 // room.
 func newSending(t *testing.T, batches, batch int) *driven {
 	t.Helper()
-	f := newDriven(t, numbered(batches*batch, 300), Options{BatchSize: batch, Prefetch: batches - 1}, Position{})
+	f := newDriven(t, numbered(batches*batch, 300), Options{BatchSize: batch, Prefetch: batches - 1}, nil)
 	require.Len(t, f.takeAll(), batches)
 	f.d.maxHold = time.Hour
 	return f
@@ -493,7 +493,7 @@ func (f *driven) release(slots ...int) {
 // was released first; or else the one whose copy was queued first, if that is done.
 func TestTheSlotThatIsFilledNext(t *testing.T) {
 	t.Parallel()
-	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, Position{})
+	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, nil)
 	require.Equal(t, []int{0, 1, 2, 3, 4}, f.take())
 	f.release(3, 1, 4, 0, 2)
 	require.Equal(t, []int{0, 1, 2, 3, 4}, f.take())
@@ -540,7 +540,7 @@ func TestTheSlotThatIsFilledNext(t *testing.T) {
 // The slot after another one in memory is taken if it is free and the GPU is done with it.
 func TestTheSlotAfterAnother(t *testing.T) {
 	t.Parallel()
-	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, Position{})
+	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, nil)
 	after := func(at int) *slot { return f.d.take(f.l.slots[at : at+1]) }
 	require.Same(t, f.l.slots[0], f.d.take(nil))
 	require.Same(t, f.l.slots[1], after(0))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 // consumer has not got.
 type epoch struct {
 	l       *Loader
-	start   Position
+	number  int
+	done    batchSet // before the epoch begins, because of Options.Start
 	order   permutation
 	loop    atomic.Pointer[loop]  // that runs, or the last one
 	blocks  atomic.Pointer[block] // that is claimed from, which leads to those after it
@@ -39,7 +41,7 @@ type epoch struct {
 	next int // batch to be opened
 
 	// Of the loop.
-	position  Position
+	got       batchSet      // all batches that a loop has got, or are done
 	early     map[int]*slot // batches that came before their turn
 	consuming bool          // the phase of the loop: from one batch to the next if that is there
 }
@@ -62,16 +64,16 @@ type loop struct {
 	over    bool              // the epoch ends with the loop
 }
 
-func newEpoch(l *Loader, start Position) *epoch {
+func newEpoch(l *Loader, number int, done batchSet) *epoch {
 	n := len(l.slots)
 	e := &epoch{
-		l: l, start: start, next: start.Batch, position: start, last: new(block), early: make(map[int]*slot),
+		l: l, number: number, done: done, got: slices.Clone(done), last: new(block), early: make(map[int]*slot),
 		filled: make(chan *slot, n), arrived: make(chan *slot, n), failed: make(chan struct{}, 1), handed: make(chan claim, l.o.Workers),
 	}
 	e.opened = e.ends()
 	e.blocks.Store(e.last)
 	if l.o.Shuffle {
-		e.order = newPermutation(l.n, l.o.Seed, start.Epoch)
+		e.order = newPermutation(l.n, l.o.Seed, number)
 	}
 	return e
 }
@@ -88,11 +90,20 @@ func (e *epoch) sample(batch, at int) int {
 // ends sets next to the next batch that is to be opened, and reports whether there is none,
 // or an error comes before it.
 func (e *epoch) ends() bool {
-	for e.start.has(e.next) {
-		e.next++
-	}
+	e.next = e.done.next(e.next)
 	return e.next >= e.l.batches() || e.failedBefore(e.next) != nil
 }
+
+// position returns where to go on: at the end of the epoch with the next one.
+func (e *epoch) position() Position {
+	if e.finished() {
+		return Position{Epoch: e.number + 1, Order: e.l.order}
+	}
+	return Position{Epoch: e.number, Batch: e.got.next(0), Done: e.got.String(), Order: e.l.order}
+}
+
+// finished reports whether loops have got a batch, and all that there are.
+func (e *epoch) finished() bool { return e.got != nil && e.got.next(0) == e.l.batches() }
 
 // ahead returns how many claims are open in blocks from which nothing was claimed yet.
 func (e *epoch) ahead() int {
@@ -141,8 +152,8 @@ func (l *Loader) begin(ctx context.Context) (*loop, error) {
 	l.life.Begin()
 	e, phase := l.epoch.Load(), waiting
 	if e == nil {
-		e, phase = newEpoch(l, l.next), starting
-		l.next = l.next.nextEpoch()
+		e, phase = newEpoch(l, l.next, l.done), starting
+		l.next, l.done = l.next+1, nil
 	}
 	l.watch.enter(phase)
 	p := &loop{e: e}
@@ -202,7 +213,7 @@ func (p *loop) ended() error {
 	if p.allKept() {
 		err = fmt.Errorf("all %d batches are kept, and none was released: %w", len(p.e.l.slots), err)
 	}
-	return fmt.Errorf("loader: epoch %d: %w", p.e.start.Epoch, err)
+	return fmt.Errorf("loader: epoch %d: %w", p.e.number, err)
 }
 
 // allKept reports whether there is no memory left to fill.
@@ -213,7 +224,7 @@ func (p *loop) allKept() bool { return int(p.e.l.counters.kept.Load()) == len(p.
 func (p *loop) get() (*slot, error) {
 	e, l := p.e, p.e.l
 	for {
-		want := e.position.Batch
+		want := e.got.next(0)
 		s := e.early[want]
 		switch {
 		case p.ctx.Err() != nil:
@@ -258,10 +269,10 @@ func (p *loop) get() (*slot, error) {
 // false if the loop was left.
 func (p *loop) give(s *slot, yield func(*Batch, error) bool) (more bool) {
 	e, l := p.e, p.e.l
-	e.position = e.position.after(s.number)
+	e.got = e.got.with(s.number)
 	l.counters.batches.Add(1)
 	s.lent.Store(true)
-	b := &Batch{l: l, s: s, indices: s.indices, epoch: e.start.Epoch, number: s.number, position: e.position}
+	b := &Batch{l: l, s: s, indices: s.indices, epoch: e.number, number: s.number, position: e.position()}
 	if !e.consuming {
 		e.consuming = true
 		l.enter(consuming)

@@ -250,7 +250,7 @@ func TestTheHostWaitsIfTheDeviceCannot(t *testing.T) {
 // is not written.
 func TestUnknownMemoryIsNotWritten(t *testing.T) {
 	t.Parallel()
-	f := newDriven(t, numbered(8, 8), Options{BatchSize: 4, Prefetch: 1}, Position{})
+	f := newDriven(t, numbered(8, 8), Options{BatchSize: 4, Prefetch: 1}, nil)
 	s := f.l.slots[0]
 	s.begin(0, 0, 4)
 	f.sim.Hold()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -57,20 +58,20 @@ func TestALoopThatIsLeftKeepsItsEpoch(t *testing.T) {
 					var seen, numbers []int
 					at := Position{Epoch: epoch, Order: l.order}
 					loops := 0
-					for more := true; more; loops++ {
-						more = false
+					for ; at.Epoch == epoch; loops++ {
 						loop := func() {
 							defer func() { _ = recover() }()
 							n := 0
 							for b, err := range l.Batches(t.Context()) {
 								require.NoError(t, err)
 								require.Equal(t, epoch, b.Epoch())
-								require.Equal(t, at.after(b.Number()), b.Position())
+								if !o.Unordered && b.Number() < 7 {
+									require.Equal(t, Position{Epoch: epoch, Batch: b.Number() + 1, Order: l.order}, b.Position())
+								}
 								at = b.Position()
 								requireBatch(t, b, s, 8)
 								seen, numbers = append(seen, b.Indices()...), append(numbers, b.Number())
 								if n++; n == turns {
-									more = true
 									if panics {
 										panic("left")
 									}
@@ -81,11 +82,11 @@ func TestALoopThatIsLeftKeepsItsEpoch(t *testing.T) {
 						loop()
 						requireIdle(t, l, 0)
 					}
-					require.Equal(t, 8/turns+1, loops, "after the last batch a loop is empty")
+					require.Equal(t, (8+turns-1)/turns, loops, "after the last batch the next epoch follows")
 					require.True(t, o.Unordered || slices.IsSorted(numbers))
 					slices.Sort(seen)
 					require.Equal(t, slices.Collect(count(30)), seen, "%+v", o)
-					require.Equal(t, Position{Epoch: epoch, Batch: 8, Order: l.order}, at)
+					require.Equal(t, Position{Epoch: epoch + 1, Order: l.order}, at)
 				}
 				require.EqualValues(t, 60, reads.Load(), "what was filled is kept")
 			}
@@ -103,6 +104,7 @@ func TestEndEpoch(t *testing.T) {
 		require.NoError(t, l.EndEpoch(), "there is none")
 		for turns := 1; turns <= 8; turns++ {
 			var kept *Batch
+			given := 0
 			for b, err := range l.Batches(t.Context()) {
 				require.NoError(t, err)
 				require.Equal(t, turns-1, b.Epoch())
@@ -112,7 +114,7 @@ func TestEndEpoch(t *testing.T) {
 					kept = b
 					b.Keep()
 				}
-				if given := b.Position(); given.Batch+len(given.Done) == turns {
+				if given++; given == turns {
 					break
 				}
 			}
@@ -134,6 +136,81 @@ func TestEndEpoch(t *testing.T) {
 	require.Equal(t, 4, gaveEpoch(t, l))
 	require.NoError(t, l.Close())
 	require.ErrorIs(t, l.EndEpoch(), ErrClosed)
+}
+
+// Epochs has each epoch once, and one that was left within until all of it was got.
+func TestEpochs(t *testing.T) {
+	dev := testgpu.Device(t)
+	for _, o := range loopOptions {
+		for _, turns := range []int{1, 3, 4, 8, 9} { // of one loop
+			l := newLoaderFor(t, dev, numbered(30, 8), o)
+			var epochs, want []int
+			for epoch := range l.Epochs(3) {
+				epochs = append(epochs, epoch)
+				n := 0
+				for b, err := range l.Batches(t.Context()) {
+					require.NoError(t, err)
+					require.Equal(t, epoch, b.Epoch())
+					if n++; n == turns {
+						break
+					}
+				}
+				require.Positive(t, n)
+			}
+			for epoch := range 3 {
+				want = append(want, slices.Repeat([]int{epoch}, (8+turns-1)/turns)...)
+			}
+			require.Equal(t, want, epochs, "%+v, %d", o, turns)
+			require.Equal(t, 3, gaveEpoch(t, l), "the next one follows")
+		}
+	}
+	o := Options{BatchSize: 4, Start: Position{Epoch: 1, Batch: 7, Order: "30 samples in batches of 4"}}
+	l := newLoaderFor(t, dev, numbered(30, 8), o)
+	var got []Position
+	for range l.Epochs(3) {
+		for b, err := range l.Batches(t.Context()) {
+			require.NoError(t, err)
+			got = append(got, b.Position())
+		}
+	}
+	require.Len(t, got, 1+8)
+	require.Equal(t, Position{Epoch: 2, Order: o.Start.Order}, got[0])
+	for range l.Epochs(1 << 40) {
+		require.NoError(t, l.Close(), "after which there are none")
+	}
+	empty := newLoaderFor(t, dev, numbered(3, 8), Options{BatchSize: 4, DropLast: true})
+	require.Equal(t, []int{0, 1}, slices.Collect(func(yield func(int) bool) {
+		for epoch := range empty.Epochs(2) {
+			for range empty.Batches(t.Context()) {
+				require.Fail(t, "there is no batch")
+			}
+			yield(epoch)
+		}
+	}))
+}
+
+// A copy that fails after the loop was left at the last batch ends the next loop.
+func TestACopyThatFailsAfterTheLastBatch(t *testing.T) {
+	t.Parallel()
+	sim, dev := simulated(t, cudasim.Link{})
+	l := newLoaderFor(t, dev, numbered(30, 8), Options{BatchSize: 4, Workers: 3, Prefetch: 11})
+	sim.Hold()
+	n := 0
+	for _, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		if n++; n == 8 {
+			break
+		}
+	}
+	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+	sim.Release()
+	for b, err := range l.Batches(t.Context()) {
+		require.Nil(t, b)
+		require.ErrorIs(t, err, cudart.ErrUnknown)
+		require.ErrorContains(t, err, "end of epoch 0")
+	}
+	sim.ResetFaults()
+	require.Equal(t, 1, gaveEpoch(t, l))
 }
 
 // A canceled loop ends its epoch, at whichever batch.

@@ -52,7 +52,8 @@ type Loader struct {
 	unrecorded atomic.Pointer[Batch] // that the loop released last: the next Use records its ends
 
 	mu      sync.Mutex // not held during calls into CUDA or to the source
-	next    Position   // where the epoch after that begins
+	next    int        // number of the epoch after that
+	done    batchSet   // of that: by Options.Start
 	running *loop      // nil if none is
 	watch   stopwatch
 }
@@ -135,11 +136,9 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	}
 	l.transform, _ = src.(Transformer)
 	l.order = o.order(l.n)
-	if err := o.Start.check(l.order, l.batches()); err != nil {
+	if l.next, l.done, err = o.Start.resolve(l.order, l.batches()); err != nil {
 		return nil, err
 	}
-	l.next = o.Start.tidy()
-	l.next.Order = l.order
 	l.driver.l, l.driver.maxHold = l, maxHold
 	for i := range l.workers {
 		l.workers[i].init(l)
@@ -257,10 +256,10 @@ func (l *Loader) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Batches returns the batches of an epoch. A loop that is left, by break or return, or
-// by a panic, leaves the rest of its epoch to the next one, with the batches that are
-// filled; a loop that gets to the end leaves the next epoch. [Loader.EndEpoch] leaves out
-// the rest. The first epoch begins at Options.Start. A batch belongs to the loop's body
+// Batches returns the batches of an epoch. A loop that ends by break, return or a panic keeps
+// its epoch, and the batches that are filled: the next loop goes on with the next batch. After
+// the last batch the next loop begins the next epoch. [Loader.EndEpoch] skips the rest of an
+// epoch. The first epoch begins at Options.Start. A batch belongs to the loop's body
 // for one turn, unless it is kept. An error ends the loop and its epoch.
 //
 // The error is that of a sample or of a copy; ctx's, when that ends, with its cause;
@@ -276,32 +275,80 @@ func (l *Loader) release(ctx context.Context) error {
 // all are kept. [Stats].Kept shows how many are.
 func (l *Loader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
-		p, err := l.begin(ctx)
-		if err != nil {
-			yield(nil, failed("batches", err))
-			return
+		for l.loop(ctx, yield) {
 		}
-		defer p.end()
+	}
+}
+
+// loop is a loop over what is left of an epoch. If that is nothing, because the loop before was
+// left at the last batch, it returns true, and the next epoch follows.
+func (l *Loader) loop(ctx context.Context, yield func(*Batch, error) bool) (empty bool) {
+	p, err := l.begin(ctx)
+	if err != nil {
+		yield(nil, failed("batches", err))
+		return false
+	}
+	defer p.end()
+	empty = p.e.finished()
+	for {
+		s, err := p.get()
+		switch {
+		case err != nil:
+			p.over = true
+			yield(nil, err)
+			return false
+		case s == nil:
+			p.over = true
+			return empty
+		case !p.give(s, yield):
+			return false
+		}
+	}
+}
+
+// Epochs returns the numbers of the epochs below n, from that of Options.Start on, each when
+// the loops before have ended the last one. If a loop over Batches was left within an epoch,
+// that follows once more:
+//
+//	for epoch := range l.Epochs(10) {
+//		for batch, err := range l.Batches(ctx) {
+//			…
+//		}
+//	}
+//
+// It does not block, and ends when the loader is closed.
+func (l *Loader) Epochs(n int) iter.Seq[int] {
+	return func(yield func(int) bool) {
 		for {
-			s, err := p.get()
-			switch {
-			case err != nil:
-				p.over = true
-				yield(nil, err)
-				return
-			case s == nil:
-				p.over = true
-				return
-			case !p.give(s, yield):
+			epoch, ok := l.epochAhead()
+			if !ok || epoch >= n || !yield(epoch) {
 				return
 			}
 		}
 	}
 }
 
-// EndEpoch ends the epoch that a loop has left: the next loop begins the next epoch. What
-// was filled for the rest of it is dropped. Between epochs it does nothing. While a loop
-// runs, it returns [ErrRunning].
+// epochAhead returns the number of the epoch of the next loop, or of the one that runs. It
+// returns false if the loader is closed.
+func (l *Loader) epochAhead() (epoch int, ok bool) {
+	if l.check(context.Background()) != nil {
+		return 0, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.epoch.Load()
+	switch {
+	case l.life.Sealed():
+		return 0, false
+	case e == nil || l.running == nil && e.finished():
+		return l.next, true
+	}
+	return e.number, true
+}
+
+// EndEpoch skips the rest of the epoch that a loop has left: the next loop begins the next
+// epoch. Batches that are filled are dropped. Between epochs it does nothing. While a loop
+// runs, it returns [ErrRunning]. It does not block.
 func (l *Loader) EndEpoch() error {
 	err := l.check(context.Background())
 	if err == nil {
@@ -320,8 +367,8 @@ func (l *Loader) endEpoch() error {
 		return ErrRunning
 	case l.epoch.Load() != nil:
 		l.epoch.Store(nil)
-	case l.next.Batch > 0 || l.next.Done != nil: // Options.Start is within an epoch
-		l.next = l.next.nextEpoch()
+	case l.done != nil: // Options.Start is within an epoch
+		l.next, l.done = l.next+1, nil
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -20,7 +21,7 @@ func TestGoingOnAfterEachBatch(t *testing.T) {
 	dev := testgpu.Device(t)
 	const n, size = 47, 5
 	for _, unordered := range []bool{false, true} {
-		for stop := 1; stop <= 10; stop++ {
+		for stop := 1; stop < 10; stop++ {
 			o := Options{BatchSize: size, Workers: 6, Shuffle: true, Seed: 9, Unordered: unordered}
 			first, err := New(t.Context(), dev, numbered(n, 4), o)
 			require.NoError(t, err)
@@ -51,7 +52,7 @@ func TestGoingOnAfterEachBatch(t *testing.T) {
 			slices.Sort(seen)
 			require.Len(t, seen, n, "unordered %t, went on after %d: %s", unordered, stop, text)
 			require.Len(t, slices.Compact(seen), n)
-			require.Equal(t, Position{Batch: 10, Order: "47 samples in batches of 5, shuffled with seed 9"}, at)
+			require.True(t, at == Position{Epoch: 1, Order: "47 samples in batches of 5, shuffled with seed 9"}, "%+v", at)
 			for b, err := range second.Batches(t.Context()) {
 				require.NoError(t, err)
 				require.Equal(t, 1, b.Epoch(), "then comes the next one")
@@ -62,41 +63,73 @@ func TestGoingOnAfterEachBatch(t *testing.T) {
 	}
 }
 
-func TestPositions(t *testing.T) {
+func TestPositionsOfUnorderedBatches(t *testing.T) {
 	t.Parallel()
-	p := Position{Epoch: 2}
+	e := &epoch{l: &Loader{spec: spec{n: 8, o: Options{BatchSize: 1}, order: "8"}}, number: 2}
 	for _, step := range []struct {
 		batch int
 		want  Position
 	}{
-		{3, Position{Epoch: 2, Batch: 0, Done: []int{3}}},
-		{1, Position{Epoch: 2, Batch: 0, Done: []int{1, 3}}},
-		{0, Position{Epoch: 2, Batch: 2, Done: []int{3}}},
-		{5, Position{Epoch: 2, Batch: 2, Done: []int{3, 5}}},
-		{2, Position{Epoch: 2, Batch: 4, Done: []int{5}}},
-		{4, Position{Epoch: 2, Batch: 6}},
+		{3, Position{Epoch: 2, Done: "3", Order: "8"}},
+		{1, Position{Epoch: 2, Done: "1,3", Order: "8"}},
+		{6, Position{Epoch: 2, Done: "1,3,6", Order: "8"}},
+		{0, Position{Epoch: 2, Batch: 2, Done: "3,6", Order: "8"}},
+		{5, Position{Epoch: 2, Batch: 2, Done: "3,5-6", Order: "8"}},
+		{4, Position{Epoch: 2, Batch: 2, Done: "3-6", Order: "8"}},
+		{7, Position{Epoch: 2, Batch: 2, Done: "3-7", Order: "8"}},
+		{2, Position{Epoch: 3, Order: "8"}},
 	} {
-		p = p.after(step.batch)
-		require.Equal(t, step.want.Batch, p.Batch)
-		require.Equal(t, len(step.want.Done), len(p.Done))
-		for i := range p.Done {
-			require.Equal(t, step.want.Done[i], p.Done[i])
+		e.got = e.got.with(step.batch)
+		require.True(t, step.want == e.position(), "%+v", e.position())
+		if e.finished() {
+			break
 		}
+		epoch, done, err := e.position().resolve("8", 8)
+		require.NoError(t, err)
+		require.Equal(t, 2, epoch)
+		require.Equal(t, e.got, done)
 	}
-	for batch, want := range map[int]bool{0: true, 2: true, 3: false, 4: true, 5: false, 6: true} {
-		require.Equal(t, want, Position{Batch: 3, Done: []int{4, 6}}.has(batch), batch)
+	set, err := parseBatches(3, "4,6-7")
+	require.NoError(t, err)
+	for batch, want := range map[int]int{0: 3, 2: 3, 3: 3, 4: 5, 5: 5, 6: 8, 7: 8, 8: 8, 9: 9} {
+		require.Equal(t, want, set.next(batch), batch)
 	}
-	tidy := Position{Epoch: 1, Batch: 2, Done: []int{5, 2, 3, 1, 5}, Order: "some"}.tidy()
-	require.Equal(t, Position{Epoch: 1, Batch: 4, Done: []int{5}, Order: "some"}, tidy)
+	require.True(t, Position{}.IsZero())
+	require.False(t, Position{Order: "8"}.IsZero())
+}
+
+// Any set of batches is the same as a map of them.
+func TestSetsOfBatches(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 50 {
+		var set batchSet
+		n := 1 + r.IntN(30)
+		has := make(map[int]bool)
+		for _, batch := range r.Perm(n) {
+			set, has[batch] = set.with(batch), true
+			for from := range n {
+				want := from
+				for has[want] {
+					want++
+				}
+				require.Equal(t, want, set.next(from))
+			}
+			same, err := parseBatches(set.next(0), set.String())
+			require.NoError(t, err)
+			require.Equal(t, set, same)
+		}
+		require.Equal(t, batchSet{{0, n}}, set)
+	}
 }
 
 // Programs store positions: their JSON stays as it is.
 func TestPositionsAsJSON(t *testing.T) {
 	t.Parallel()
-	p := Position{Epoch: 2, Batch: 3, Done: []int{5, 6}, Order: Options{BatchSize: 32, Shuffle: true, Seed: 1<<64 - 1, DropLast: true}.order(1000)}
+	p := Position{Epoch: 2, Batch: 3, Done: "5-6", Order: Options{BatchSize: 32, Shuffle: true, Seed: 1<<64 - 1, DropLast: true}.order(1000)}
 	text, err := json.Marshal(p)
 	require.NoError(t, err)
-	const want = `{"epoch":2,"batch":3,"done":[5,6],"order":"1000 samples in batches of 32, full ones only, shuffled with seed 18446744073709551615"}`
+	const want = `{"epoch":2,"batch":3,"done":"5-6","order":"1000 samples in batches of 32, full ones only, shuffled with seed 18446744073709551615"}`
 	require.Equal(t, want, string(text))
 	var back Position
 	require.NoError(t, json.Unmarshal([]byte(want), &back))
@@ -140,7 +173,7 @@ func TestPositionsOfAnotherOrderAreRefused(t *testing.T) {
 	o.Start = Position{Epoch: at.Epoch, Batch: at.Batch}
 	_, err := New(t.Context(), dev, numbered(30, 8), o)
 	require.ErrorContains(t, err, "loader: new: Options.Start is within an epoch and has no Order")
-	o.Start = Position{Done: []int{3}}
+	o.Start = Position{Done: "3"}
 	_, err = New(t.Context(), dev, numbered(30, 8), o)
 	require.ErrorContains(t, err, "has no Order")
 

@@ -21,8 +21,8 @@ func TestARunNamesTheSampleThatFails(t *testing.T) {
 	s := stream(t, dev)
 	const n, batch = 24, 12
 	for name, cause := range map[string]func() error{
-		"bad sample":      func() error { return errBad },
-		"panic: gone":     func() error { panic("gone") },
+		"bad sample":     func() error { return errBad },
+		"panic: gone":    func() error { panic("gone") },
 		"runtime.Goexit": func() error { runtime.Goexit(); return nil },
 	} {
 		for _, stage := range []string{"read", "transform"} {
@@ -195,8 +195,8 @@ func TestASampleOfABatchSourceThatFails(t *testing.T) {
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
 	for name, cause := range map[string]func() error{
-		"bad sample":      func() error { return errBad },
-		"panic: gone":     func() error { panic("gone") },
+		"bad sample":     func() error { return errBad },
+		"panic: gone":    func() error { panic("gone") },
 		"runtime.Goexit": func() error { runtime.Goexit(); return nil },
 	} {
 		for bad := range 40 {

@@ -85,7 +85,7 @@ func (s *slot) compact(l *layout) {
 
 // failed returns the error of the last copy, which is done, if that was of the epoch.
 func (s *slot) failed(e *epoch) error {
-	if err := s.copied.Err(); err != nil && s.epoch == e.start.Epoch {
+	if err := s.copied.Err(); err != nil && s.epoch == e.number {
 		return fmt.Errorf("copy of batch %d: %w", s.number, err)
 	}
 	return nil

@@ -247,7 +247,7 @@ func TestCopiesThatStandForOthers(t *testing.T) {
 func TestCopyWaits(t *testing.T) {
 	t.Parallel()
 	const slow, copying = 2 * time.Millisecond, 100 * time.Microsecond
-	f := newDrivenOn(t, cudasim.Link{OnDevice: late(slow), HostToDevice: late(copying)}, numbered(4, 64), Options{BatchSize: 4, Prefetch: 1}, Position{})
+	f := newDrivenOn(t, cudasim.Link{OnDevice: late(slow), HostToDevice: late(copying)}, numbered(4, 64), Options{BatchSize: 4, Prefetch: 1}, nil)
 	l, sim := f.l, f.sim
 	all := newLog(t, stream(t, l.dev), 1, 4*64)
 	slot := l.slots[0]

@@ -239,7 +239,7 @@ func (w *worker) failed(ctx context.Context, err error) {
 		if w.l.o.SkipErrors {
 			c.skipped.Add(1)
 		} else {
-			e.fail(w.s.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", w.s.indices[w.at], w.s.number, e.start.Epoch, err))
+			e.fail(w.s.number, fmt.Errorf("loader: sample %d, batch %d of epoch %d: %w", w.s.indices[w.at], w.s.number, e.number, err))
 		}
 		w.tries, w.spoiled = 0, false
 		w.at++

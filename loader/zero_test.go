@@ -63,7 +63,7 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 		{made(New(ctx, dev, &pointed{}, o)), "loader: new: the source has no samples"},
 		{made(New(ctx, dev, Func(math.MaxInt, []int{8}, src.Read), Options{BatchSize: 4, Workers: 1<<20 + 1})), "loader: new: Options.Workers is 1048577: at most 1048576"},
 		{made(New(ctx, dev, src, Options{BatchSize: 4,
-			Start: Position{Done: []int{math.MaxInt}, Order: "10 samples in batches of 4"}})), "loader: new: Options.Start is after batch 9223372036854775807: an epoch has 3"},
+			Start: Position{Done: "9223372036854775807", Order: "10 samples in batches of 4"}})), "loader: new: Options.Start.Done is \"9223372036854775807\": "},
 		{first(l, none), "loader: batches: the context is nil"},
 		{first(new(Loader), ctx), "loader: batches: the loader is not one of New"},
 		{first(nil, ctx), "loader: batches: the loader is not one of New"},
@@ -106,6 +106,11 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 	for _, f := range []int{-1, 1, math.MaxInt, math.MinInt} {
 		assert.Zero(t, b.Field(f))
 		assert.Nil(t, b.Host(f))
+	}
+	for _, l := range []*Loader{nil, new(Loader)} {
+		for range l.Epochs(1) {
+			assert.Fail(t, "there is none")
+		}
 	}
 	assert.Zero(t, new(Loader).Stats())
 	assert.Zero(t, (*Loader)(nil).Stats())
