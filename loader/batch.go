@@ -17,37 +17,40 @@ import (
 var ErrReleased = sentinel.New("already released", os.ErrClosed)
 
 var (
-	errNoStream = errors.New("the stream is nil")
-	errNotGiven = errors.New("no loader has given it")
+	errNilStream    = errors.New("the stream is nil")
+	errNotDelivered = errors.New("the batch is nil or zero: Loader.Batches delivers batches")
 )
 
-// A Batch is samples on the device, in memory of a [Loader], until it is
-// released. It is for one goroutine at a time.
+// A Batch is some samples on the device. The memory belongs to the [Loader], which uses it
+// again after Release. One goroutine at a time may use a Batch.
 type Batch struct {
-	l        *Loader
-	s        *slot
-	indices  []int
-	epoch    int
-	number   int
-	position Position
-	kept     bool
-	released atomic.Bool
-	ends     []cudart.Point // of the work on it, if the loop has released it
-	room     [2]cudart.Point
+	l          *Loader
+	s          *slot
+	indices    []int
+	epoch      int
+	number     int
+	position   Position
+	retained   bool
+	released   atomic.Bool
+	ends       []cudart.Point // of the streams' work on it, if the loop released it
+	endsBuffer [2]cudart.Point
 }
 
 // Use makes work that is queued on s from now on wait until the batch is on the
-// device (cudaStreamWaitEvent, unless s waits for that already, for another batch of the
-// same copy). The batch's memory is then not written again before s has done what is
-// queued on it until Release. Call it once for each stream that uses the batch; s may be
-// of another device, and may be closed before Release.
+// device (cudaStreamWaitEvent, unless s waits for the same copy already). The loader does not
+// write the batch's memory before s has completed the work that is queued on it until Release.
+// Call it once for each stream that uses the batch; s may be of another device, and may be
+// closed before Release.
 //
-// The error is [ErrReleased], or CUDA's: work that is queued on s then does not
-// wait for the batch, and Wait can be tried instead.
+// It does not wait for the GPU. It takes no context, as the calls of CUDA for which it is made
+// take none: it takes as long as cudaStreamWaitEvent, and cudaEventRecord for the batch before.
+//
+// The error is [ErrReleased], a nil stream, or CUDA's: work that is queued on s then does not
+// wait for the batch, and Wait can be called instead.
 func (b *Batch) Use(s *cudart.Stream) error {
 	err := b.usable()
 	if err == nil && s == nil {
-		err = errNoStream
+		err = errNilStream
 	}
 	if err == nil {
 		if last := b.l.unrecorded.Swap(nil); last != nil {
@@ -59,16 +62,16 @@ func (b *Batch) Use(s *cudart.Stream) error {
 	return b.failed("use", err)
 }
 
-// recordEnds records events for the ends of the work on a batch that the loop has released.
-// It leaves the slot's fence alone, because the slot may be another batch's by now.
+// recordEnds records events at the ends of the streams' work on a batch that the loop released.
+// It does not use the slot's fence, because the slot may belong to another batch by now.
 func (b *Batch) recordEnds() {
 	for _, end := range b.ends {
 		end.Record()
 	}
 }
 
-// Wait waits until the batch is on the device. It returns ctx's error if that
-// ends first, [ErrReleased], or the copy's error if it failed.
+// Wait waits until the batch is on the device (cudaEventQuery). It returns ctx's error and
+// cause if ctx ends first, [ErrReleased], or the error of the copy.
 func (b *Batch) Wait(ctx context.Context) error {
 	err := b.usable()
 	if err == nil {
@@ -84,7 +87,7 @@ func (b *Batch) Wait(ctx context.Context) error {
 func (b *Batch) usable() error {
 	switch {
 	case b == nil || b.l == nil:
-		return errNotGiven
+		return errNotDelivered
 	case b.released.Load():
 		return ErrReleased
 	}
@@ -98,7 +101,7 @@ func (b *Batch) failed(doing string, err error) error {
 	return fmt.Errorf("loader: %s %v: %w", doing, b, err)
 }
 
-// orZero returns a batch of nothing for nil.
+// orZero returns the zero Batch for nil.
 func (b *Batch) orZero() *Batch {
 	if b == nil {
 		return new(Batch)
@@ -106,17 +109,18 @@ func (b *Batch) orZero() *Batch {
 	return b
 }
 
-// Len returns the number of samples: BatchSize, or fewer if samples were skipped
-// and at an epoch's end.
+// Len returns the number of samples: BatchSize, or fewer at the end of an epoch and if
+// samples were skipped.
 func (b *Batch) Len() int { return len(b.orZero().indices) }
 
-// Indices returns which samples these are, in the order of the batch. The slice
-// must not be changed, nor used after Release.
+// Indices returns the numbers of the samples in the source, in the order of the batch. The
+// slice must not be changed, nor used after Release.
 func (b *Batch) Indices() []int { return b.orZero().indices }
 
-// Field returns the device address of field f, counted from 0: that of the
-// samples back to back, aligned to 256 bytes; 0 if there is no such field. It may be used
-// by streams after Use, by the host after Wait, and not after Release.
+// Field returns the device address of field f, counted from 0. The samples' bytes of the field
+// stand there back to back, aligned to 256 bytes. It returns 0 if there is no such field.
+// Streams may use the memory after Use, copies to the host after Wait, and nothing after
+// Release.
 func (b *Batch) Field(f int) cudart.DevPtr {
 	if !b.has(f) {
 		return 0
@@ -124,8 +128,8 @@ func (b *Batch) Field(f int) cudart.DevPtr {
 	return b.s.mem + cudart.DevPtr(b.l.layout.offsets[f])
 }
 
-// Host returns the bytes of field f in pinned memory until the batch is
-// released, and nil afterwards, or if there is no such field. They must not be changed.
+// Host returns the bytes of field f in pinned memory. It returns nil after Release, and if
+// there is no such field. The bytes must not be changed.
 func (b *Batch) Host(f int) []byte {
 	if !b.has(f) || b.released.Load() {
 		return nil
@@ -144,25 +148,25 @@ func (b *Batch) Epoch() int { return b.orZero().epoch }
 // Number returns the number of the batch in its epoch, from 0.
 func (b *Batch) Number() int { return b.orZero().number }
 
-// Position returns where to go on after this batch: see [Options.Start].
+// Position returns the place after this batch, for [Options.Start]. After the last batch of
+// an epoch that is the beginning of the next one.
 func (b *Batch) Position() Position { return b.orZero().position }
 
-// Keep keeps the batch beyond the loop's turn, until Release, which any
-// goroutine may call. Meanwhile the loader has one batch less to fill. If all
-// (Prefetch + 1) batches are kept, the loop waits until one is released.
-func (b *Batch) Keep() {
-	if b.usable() == nil && !b.kept {
-		b.kept = true
-		b.l.counters.kept.Add(1)
+// Retain keeps the batch valid beyond the loop's turn, until Release, which any
+// goroutine may call. Meanwhile the loader has memory for one batch less. If all
+// (Prefetch + 1) batches are retained, the loop waits until one is released. It does not block.
+func (b *Batch) Retain() {
+	if b.usable() == nil && !b.retained {
+		b.retained = true
+		b.l.counters.retained.Add(1)
 	}
 }
 
-// Release ends the use of the batch. Its device memory is written again when
-// the streams that were passed to Use have done what is queued on them now
-// (cudaEventRecord, unless nothing was queued since the last event); Release does not
-// wait for that, and an event that cannot be recorded is recorded later. The loop
-// releases batches that were not kept: then the next Use records the events. A second
-// Release returns [ErrReleased].
+// Release ends the use of the batch. The loader writes its device memory again when the streams
+// of Use have completed the work that is queued on them now. Release records the end of that
+// work (cudaEventRecord, unless nothing was queued since the last event), and does not wait for
+// it. An event that cannot be recorded is recorded later. The loop releases batches that were
+// not retained: then the next Use records the events. A second Release returns [ErrReleased].
 func (b *Batch) Release() error {
 	if err := b.usable(); err != nil || b.released.Swap(true) {
 		return b.failed("release", cmp.Or(err, error(ErrReleased)))
@@ -172,21 +176,21 @@ func (b *Batch) Release() error {
 	return nil
 }
 
-// endTurn releases the batch for the loop, unless the body has. It makes no call into CUDA,
-// as the loop must end with its context.
+// endTurn releases the batch at the end of the loop's turn, unless the body has. It makes no
+// call into CUDA, because the loop must end with its context.
 func (b *Batch) endTurn() {
-	if b.kept || b.released.Swap(true) {
+	if b.retained || b.released.Swap(true) {
 		return
 	}
-	b.s.using.Next() // fixes the ends
-	b.ends = b.s.using.Points(b.room[:0])
+	b.s.using.Next() // fixes the ends of the work
+	b.ends = b.s.using.Points(b.endsBuffer[:0])
 	b.l.unrecorded.Store(b)
 	b.free()
 }
 
 func (b *Batch) free() {
-	if b.kept {
-		b.l.counters.kept.Add(-1)
+	if b.retained {
+		b.l.counters.retained.Add(-1)
 	}
 	b.l.driver.release(b.s)
 }

@@ -12,22 +12,22 @@ import (
 // because one would be claimed before a worker has woken up. Each block is a new object: a
 // late worker may still hold a pointer to an old one.
 type block struct {
-	slots   []*slot // neighbours in memory
-	size    int     // samples of a claim
-	each    int     // claims of a full batch
-	claims  int     // of all batches
-	before  int     // claims of all earlier blocks
-	claimed atomic.Int64
+	slots   []*slot      // one for each batch, neighbours in memory
+	size    int          // samples in a claim
+	each    int          // claims in a full batch
+	claims  int          // claims in all batches
+	before  int          // claims in all earlier blocks
+	claimed atomic.Int64 // claims that workers have taken, or more
 	next    atomic.Pointer[block]
 }
 
-// A claim is samples of one batch that a worker has to fill.
+// A claim is a range of samples of one batch, which one worker fills.
 type claim struct {
 	s        *slot
 	from, to int // positions in the batch
 }
 
-// divide divides the batches into claims. All of them are full but the last.
+// divide divides the batches into claims. All batches but the last are full.
 func (b *block) divide(l *Loader) {
 	pieces := func(n, size int) int { return (n + size - 1) / size }
 	last := len(b.slots) - 1
@@ -42,11 +42,11 @@ func (b *block) at(n int) claim {
 	return claim{s, from, min(from+b.size, len(s.indices))}
 }
 
-// open opens blocks until as many claims as there are workers are open beside the block
-// that they claim from, so that no worker has to wait for the next one. If workers wait and
-// there is no slot, it has a request made when there is.
-func (d *driver) open(e *epoch, p *loop) {
-	for !e.opened && e.ahead() < d.l.o.Workers {
+// publishAhead publishes blocks until those after the current one have a claim for each worker,
+// so that no worker waits for the next block. If workers wait and there is no slot, the release
+// of a slot makes a request.
+func (d *driver) publishAhead(e *epoch, p *loop) {
+	for !e.allPublished && e.ahead() < d.l.o.Workers {
 		d.sort()
 		if b := d.newBlock(e); b != nil || e.ends() {
 			d.publish(e, b)
@@ -67,9 +67,9 @@ func (d *driver) open(e *epoch, p *loop) {
 	}
 }
 
-// newBlock readies the next batches, on a free slot and those that follow it in memory. It
-// returns nil if there is none. If a slot's last copy has failed, the epoch ends before the
-// batch.
+// newBlock prepares the next batches, on a free slot and the slots that follow it in memory. It
+// returns nil if there is no slot or no batch. If a slot's last copy failed, the epoch ends
+// before the batch.
 func (d *driver) newBlock(e *epoch) *block {
 	b := &block{before: e.last.before + e.last.claims}
 	for len(b.slots) < d.l.layout.block && !e.ends() {
@@ -77,7 +77,7 @@ func (d *driver) newBlock(e *epoch) *block {
 		if s == nil {
 			break
 		}
-		if err := s.failed(e); err != nil {
+		if err := s.copyErr(e); err != nil {
 			e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.number, err))
 			break
 		}
@@ -92,8 +92,8 @@ func (d *driver) newBlock(e *epoch) *block {
 	return b
 }
 
-// publish lets workers claim from a block, if it is not nil. Those that wait get their
-// claims with it: they need no lock when they wake up. The others learn of the end.
+// publish lets workers claim from a block, if it is not nil. It sends a claim to each worker
+// that waits, which then needs no lock. After the last block it sends the others an empty claim.
 func (d *driver) publish(e *epoch, b *block) {
 	d.mu.Lock()
 	handed := 0
@@ -102,12 +102,12 @@ func (d *driver) publish(e *epoch, b *block) {
 		b.claimed.Store(int64(handed))
 		e.last.next.Store(b)
 		e.last = b
-		if handed > 0 { // nothing is left of the blocks before
-			e.blocks.Store(b)
+		if handed > 0 { // all earlier claims are taken
+			e.current.Store(b)
 		}
 	}
 	woken := handed
-	if e.opened = e.ends(); e.opened {
+	if e.allPublished = e.ends(); e.allPublished {
 		woken = e.waiting
 	}
 	e.waiting -= woken
@@ -121,12 +121,12 @@ func (d *driver) publish(e *epoch, b *block) {
 	}
 }
 
-// wait waits for a block after b, of which nothing is left, and returns a claim from it;
-// none if the epoch has no other block, or the loop ends. If the block is there, again is
-// true.
+// wait waits for the block after b, of which all claims are taken, and returns a claim of it. The
+// claim is empty if the epoch has no other block, or the loop ends. If the block is published
+// already, again is true.
 func (d *driver) wait(e *epoch, b *block) (c claim, again bool) {
 	d.mu.Lock()
-	if again = b.next.Load() != nil; again || e.stopped || e.opened {
+	if again = b.next.Load() != nil; again || e.stopped || e.allPublished {
 		d.mu.Unlock()
 		return c, again
 	}
@@ -139,7 +139,7 @@ func (d *driver) wait(e *epoch, b *block) (c claim, again bool) {
 	return <-e.handed, false
 }
 
-// setStopped sets whether workers may wait for a block, and wakes those that do.
+// setStopped sets whether workers must not wait for a block, and wakes the workers that do.
 func (d *driver) setStopped(e *epoch, stopped bool) {
 	d.mu.Lock()
 	woken := e.waiting
@@ -150,7 +150,7 @@ func (d *driver) setStopped(e *epoch, stopped bool) {
 	}
 }
 
-// sort moves the slots that were released to their places among those that are free.
+// sort inserts the released slots into the free slots.
 func (d *driver) sort() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -160,18 +160,18 @@ func (d *driver) sort() {
 	d.released = d.released[:0]
 }
 
-// place returns where among the free slots the first one at or after an offset is.
+// place returns the index of the first free slot at or after an offset.
 func (d *driver) place(off int) int {
 	at, _ := slices.BinarySearchFunc(d.free, off, func(s *slot, off int) int { return cmp.Compare(s.off, off) })
 	return at
 }
 
-// take removes the slot that is to be filled next: after the slots of a block the one that
-// follows them, if the GPU is done with it; for a new block the first one in memory with
-// which it is. So only as many slots are used as the pace needs, which stay in the
-// processors' caches, and batches that follow one another are neighbours. If the GPU is done
-// with none, it is the one whose copy was queued first. It returns nil if there is none, or
-// its copy is not done.
+// take removes a free slot to be filled. After the slots of a block that is the slot which
+// follows them in memory, if the GPU is done with it. For a new block it is the first slot in
+// memory with which the GPU is done. So the loader uses only as many slots as its rate needs,
+// which stay in the CPU's caches, and consecutive batches are neighbours. If the GPU is done
+// with no slot, take chooses the slot whose copy was queued first. It returns nil if there is no
+// such slot, or its copy has not completed.
 func (d *driver) take(block []*slot) *slot {
 	if len(d.free) == 0 {
 		return nil
@@ -183,10 +183,10 @@ func (d *driver) take(block []*slot) *slot {
 			return nil
 		}
 	} else {
-		if !d.free[0].knownDone() {
-			d.free[d.oldest()].done() // so that it is known
+		if !d.free[0].completed() {
+			d.free[d.oldest()].done() // queries
 		}
-		if at = slices.IndexFunc(d.free, (*slot).knownDone); at < 0 {
+		if at = slices.IndexFunc(d.free, (*slot).completed); at < 0 {
 			at = d.oldest()
 		}
 	}
@@ -198,12 +198,12 @@ func (d *driver) take(block []*slot) *slot {
 	return s
 }
 
-// oldest returns which free slot the GPU is done with next, of those with which it is not
-// known to be done.
+// oldest returns the index of the free slot with the oldest copy, of the slots that are not
+// known to be completed.
 func (d *driver) oldest() (at int) {
 	first := math.MaxInt
 	for i, s := range d.free {
-		if s.copyNumber < first && !s.knownDone() {
+		if s.copyNumber < first && !s.completed() {
 			at, first = i, s.copyNumber
 		}
 	}

@@ -107,8 +107,8 @@ func TestTheBatchesOfABlock(t *testing.T) {
 func (f *driven) ahead() (slots, numbers []int) {
 	f.Helper()
 	before := f.e.last
-	f.e.blocks.Store(before)
-	f.d.open(f.e, f.p)
+	f.e.current.Store(before)
+	f.d.publishAhead(f.e, f.p)
 	next := before.next.Load()
 	if next == nil {
 		require.Same(f, before, f.e.last)
@@ -145,7 +145,7 @@ func TestBlocks(t *testing.T) {
 		slots, numbers := f.ahead()
 		require.Equal(t, want.slots, slots)
 		require.Equal(t, want.numbers, numbers)
-		require.Equal(t, i > 0, f.e.opened)
+		require.Equal(t, i > 0, f.e.allPublished)
 	}
 	require.Len(t, f.d.free, 8)
 	require.NoError(t, f.e.failedBefore(f.l.batches()))
@@ -170,14 +170,14 @@ func TestBlocksAreOpenedAhead(t *testing.T) {
 		{1, 1, []int{2, 2}},
 	} {
 		f := newDriven(t, numbered(4000, 8), Options{BatchSize: 4, Workers: test.workers, Prefetch: test.prefetch}, nil)
-		f.d.open(f.e, f.p)
+		f.d.publishAhead(f.e, f.p)
 		w := f.worker()
 		ok, first := w.next(t.Context())
 		require.True(t, ok)
 		require.True(t, first, "so the worker has the driver look")
-		f.d.open(f.e, f.p)
+		f.d.publishAhead(f.e, f.p)
 		var blocks []int
-		for b := f.e.blocks.Load(); b != nil; b = b.next.Load() {
+		for b := f.e.current.Load(); b != nil; b = b.next.Load() {
 			blocks = append(blocks, b.claims)
 		}
 		require.Equal(t, test.blocks, blocks, "%+v", test)
@@ -237,7 +237,7 @@ func TestAnErrorOfOpeningAhead(t *testing.T) {
 
 		_, numbers := f.ahead()
 		require.Equal(t, []int{0, 2, 3}[:bad], append([]int{}, numbers...))
-		require.True(t, f.e.opened)
+		require.True(t, f.e.allPublished)
 		next := []int{0, 2, 3, 4}[bad]
 		require.NoError(t, f.e.failedBefore(next-1))
 		err := f.e.failedBefore(next)
@@ -270,7 +270,7 @@ func TestWaitingForABlock(t *testing.T) {
 			defer f.d.mu.Unlock()
 			return f.e.waiting == workers
 		}, time.Minute, time.Millisecond)
-		f.d.open(f.e, f.p)
+		f.d.publishAhead(f.e, f.p)
 		require.True(t, f.d.starving)
 		for _, s := range all {
 			f.d.release(s)
@@ -292,13 +292,13 @@ func TestWaitingForABlock(t *testing.T) {
 		switch ending {
 		case "all opened":
 			f.d.publish(f.e, f.d.newBlock(f.e))
-			require.True(t, f.e.opened)
+			require.True(t, f.e.allPublished)
 			for range workers - 4 {
 				require.NotNil(t, (<-got).s)
 			}
 		case "failed":
 			f.e.fail(1, errBad)
-			f.d.open(f.e, f.p)
+			f.d.publishAhead(f.e, f.p)
 			for range workers - 4 {
 				require.Zero(t, <-got)
 			}

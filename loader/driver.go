@@ -12,54 +12,55 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A driver makes the loader's calls into CUDA: it queues the copies of batches that are
-// filled, queries what the GPU is done with, and opens blocks there. One goroutine drives
-// at a time, mostly a worker. Others leave it their requests and go on. So a call that does
-// not return occupies one thread, and neither workers nor loops wait for it.
+// A driver makes the loader's calls into CUDA: it queues the copies of filled batches, queries
+// which copies and streams have completed, and publishes blocks on the slots. One goroutine
+// drives at a time, mostly a worker. The others count a request, which that goroutine serves, and
+// go on. So a call that does not return occupies one thread, and neither workers nor loops wait
+// for it.
 //
 //	fields                                  | used by                   | under
 //	released, starving; epoch.waiting,      | any goroutine             | mu
-//	stopped, opened; slot.lent set to false |                           |
-//	requests, holding, awaiting             | any goroutine             | –
+//	stopped, allPublished; slot.lent = false|                           |
+//	requests, holding, awaiting             | any goroutine             | atomic
 //	the others; epoch.last, next            | the goroutine that drives | –
 type driver struct {
 	l        *Loader
-	requests atomic.Int32 // that are not done
+	requests atomic.Int32 // requests that are not served
 	holding  atomic.Bool  // a goroutine waits until the held batches are due
 	awaiting atomic.Bool  // a goroutine waits for a copy
 
 	mu       sync.Mutex // not held during calls into CUDA
-	released []*slot    // that are not in free yet
+	released []*slot    // slots that are not in free yet
 	starving bool       // workers wait for a slot: release makes a request
 
 	epoch        *epoch
-	free         []*slot       // in the order of their memory, which the GPU may still use
-	held         []*slot       // filled, in the order of their numbers
-	maxHold      time.Duration // of a batch
-	waited       bool          // the held batches are due when holding ends
+	free         []*slot       // in memory order; the GPU may still use them
+	held         []*slot       // filled, in the order of their batches' numbers
+	maxHold      time.Duration // the longest that a batch is held
+	waited       bool          // the held batches are due when holding is false
 	before, last cudart.Point  // ends of the last two copies
 	copies       int
 	meter        meter
 }
 
-// tryDrive drives, unless another goroutine does.
+// tryDrive drives, unless another goroutine drives.
 func (d *driver) tryDrive() {
 	if d.requests.Add(1) == 1 {
 		d.drive()
 	}
 }
 
-// request has a goroutine drive. It makes no call into CUDA.
+// request lets another goroutine drive. It makes no call into CUDA.
 func (d *driver) request() {
 	if d.requests.Add(1) == 1 {
 		go d.drive()
 	}
 }
 
-// drive does what there is to do, until no request is left. The first one is counted.
+// drive serves requests until there are none. The caller has counted the first one.
 func (d *driver) drive() {
 	if !d.l.life.Begin() {
-		return // closed: nobody drives any more
+		return // closed: no goroutine drives any more
 	}
 	defer d.l.life.End()
 	for more := true; more; {
@@ -68,14 +69,14 @@ func (d *driver) drive() {
 			p := e.loop.Load()
 			d.begin(e)
 			d.send(e, p)
-			d.open(e, p)
+			d.publishAhead(e, p)
 			d.drain(e, p)
 		}
 		more = d.requests.Add(-n) > 0
 	}
 }
 
-// begin begins an epoch: all slots that the consumer has not got are free.
+// begin begins an epoch: all slots that are not lent to the consumer are free.
 func (d *driver) begin(e *epoch) {
 	if d.epoch == e {
 		return
@@ -99,7 +100,8 @@ func (d *driver) release(s *slot) {
 	}
 }
 
-// after drives when wait has returned, which ends with the loop. flag is true meanwhile.
+// after drives when wait has returned. wait must return when the loop ends. flag is true until
+// then.
 func (d *driver) after(flag *atomic.Bool, wait func()) {
 	if flag.Swap(true) {
 		return
@@ -111,8 +113,8 @@ func (d *driver) after(flag *atomic.Bool, wait func()) {
 	}()
 }
 
-// afterCopy drives when a copy is done. The epoch fails before a batch if CUDA cannot report
-// that it is.
+// afterCopy drives when a copy has completed. If CUDA cannot report that, the epoch fails before
+// a batch.
 func (d *driver) afterCopy(p *loop, copied cudart.Point, batch int) {
 	d.after(&d.awaiting, func() {
 		if err := copied.Wait(p.ctx); err != nil && p.ctx.Err() == nil {
@@ -121,8 +123,8 @@ func (d *driver) afterCopy(p *loop, copied cudart.Point, batch int) {
 	})
 }
 
-// drain ends an epoch of which the loop has got all batches, when the last copy is done.
-// The epoch fails if a copy has failed.
+// drain ends an epoch of which all batches are delivered, when the last copy has completed.
+// The epoch fails if a copy failed.
 func (d *driver) drain(e *epoch, p *loop) {
 	switch {
 	case !e.draining.Load():
@@ -133,25 +135,24 @@ func (d *driver) drain(e *epoch, p *loop) {
 	}
 	d.meter.collect()
 	for _, s := range d.l.slots {
-		if err := s.failed(e); err != nil {
+		if err := s.copyErr(e); err != nil {
 			e.fail(d.l.batches(), fmt.Errorf("loader: end of epoch %d: %w", e.number, err))
 		}
 	}
 	e.fail(d.l.batches(), errDrained)
 }
 
-// The start of each copy costs the link as much as some hundred KiB, so that small batches
-// go together: a batch waits for others while two copies are under way. Then the link does
-// not wait for it.
+// The start of a copy costs the link as much time as some hundred KiB. So small batches share a
+// copy: a batch is held while two copies are in flight, because the link is busy then.
 const (
-	// maxCopy is the most bytes of several batches that one copy takes.
+	// maxCopy is the maximum size of a copy of several batches, in bytes.
 	maxCopy = 4 << 20
-	// maxHold is the longest that a batch waits for others: the device may be waiting for
-	// something, too, and that for the loop.
+	// maxHold is the maximum time that a batch is held. The copies in flight may wait for work
+	// of the device that waits for the loop.
 	maxHold = time.Millisecond
 )
 
-// send queues the copies of batches that are filled and do not wait for others.
+// send queues the copies of filled batches, unless they are held.
 func (d *driver) send(e *epoch, p *loop) {
 	for len(e.filled) > 0 {
 		s := <-e.filled
@@ -169,8 +170,8 @@ func (d *driver) send(e *epoch, p *loop) {
 	d.waited = d.waited && !due
 }
 
-// hold reports whether the batches that are held wait for others: until the link has room
-// for another copy.
+// hold reports whether the held batches wait for others: until fewer than two copies are in
+// flight.
 func (d *driver) hold(p *loop) bool {
 	switch {
 	case (len(d.held)+1)*d.l.layout.bytes > maxCopy, d.before.Known():
@@ -182,10 +183,10 @@ func (d *driver) hold(p *loop) bool {
 		d.waited = true
 		before := d.before
 		d.after(&d.holding, func() {
-			room := make(chan struct{}, 1)
-			defer before.Notify(room)()
+			completed := make(chan struct{}, 1)
+			defer before.Notify(completed)()
 			select {
-			case <-room:
+			case <-completed:
 			case <-time.After(d.maxHold):
 			case <-p.ctx.Done():
 			}
@@ -194,9 +195,9 @@ func (d *driver) hold(p *loop) bool {
 	return true
 }
 
-// neighbours returns how many of the batches that are held the next copy takes: those that
-// follow the first one in memory too. They do not follow it if the consumer's streams still
-// use their memory, because the copy would wait for that.
+// neighbours returns the number of held batches in the next copy: the first one and those that
+// follow it in memory. It stops at a batch whose memory the consumer's streams still use, because
+// the copy would wait for them.
 func (d *driver) neighbours() int {
 	n, size := 1, d.l.layout.bytes
 	for ; n < len(d.held) && (n+1)*size <= maxCopy; n++ {
@@ -209,7 +210,7 @@ func (d *driver) neighbours() int {
 }
 
 // copy queues one copy of neighbours. After an error the epoch ends before them. It returns
-// false if it did not because the loop has ended.
+// false if the loop has ended before the copy was queued.
 func (d *driver) copy(p *loop, slots []*slot) bool {
 	e, l := p.e, d.l
 	first, samples := slots[0].number, 0
@@ -217,7 +218,7 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 		samples += len(s.indices)
 	}
 	t := d.meter.begin(l.stream, first)
-	err := d.order(p.ctx, slots)
+	err := d.orderAfterConsumer(p.ctx, slots)
 	if err != nil && p.ctx.Err() != nil {
 		return false
 	}
@@ -248,11 +249,11 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 	return true
 }
 
-// order puts the copy of slots after the consumer's work on what they held before. The
-// device waits for that work, or the host if the device cannot be made to.
-func (d *driver) order(ctx context.Context, slots []*slot) error {
+// orderAfterConsumer orders the copy of slots after the consumer's work on the batches that they
+// had before. The device waits for that work (cudaStreamWaitEvent), or the host after an error.
+func (d *driver) orderAfterConsumer(ctx context.Context, slots []*slot) error {
 	for _, s := range slots {
-		if s.using.Done(context.Background()) { // to wait for what is done costs the stream time
+		if s.using.Done(context.Background()) { // a wait for completed work costs the stream time
 			continue
 		}
 		if s.using.Before(d.l.stream) != nil {
@@ -265,7 +266,7 @@ func (d *driver) order(ctx context.Context, slots []*slot) error {
 }
 
 // queue queues the copy of slots (cudaMemcpyAsync). One slot that is not full takes a copy
-// for each field; of several all bytes are copied.
+// for each field. Of several slots all bytes are copied.
 func (d *driver) queue(slots []*slot) error {
 	s, l := slots[0], d.l
 	n := len(s.indices)

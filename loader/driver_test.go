@@ -343,7 +343,7 @@ func TestEpochsOfBatchesThatGoTogether(t *testing.T) {
 						require.NoError(t, kept[0].Release())
 						kept = kept[1:]
 					}
-					b.Keep()
+					b.Retain()
 					kept = append(kept, b)
 				}
 				if o.SkipErrors {
@@ -393,7 +393,7 @@ func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 		}
 		before, work := calls(), 0
 		for len(s.e.arrived) > 0 {
-			s.p.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+			s.p.deliver(<-s.e.arrived, func(b *Batch, _ error) bool {
 				require.NoError(t, b.Use(user))
 				require.NoError(t, b.Use(user), "again")
 				if test.works {
@@ -415,7 +415,7 @@ func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 		require.NoError(t, slots[5].wait(t.Context()))
 		looks := s.sim.Calls("cudaEventQuery")
 		for _, one := range slots {
-			require.True(t, one.knownDone(), "batch %d", one.number)
+			require.True(t, one.completed(), "batch %d", one.number)
 		}
 		require.Equal(t, looks, s.sim.Calls("cudaEventQuery"))
 	}
@@ -431,7 +431,7 @@ func TestBatchesOfOneCopyAreWaitedFor(t *testing.T) {
 	s.sendTogether(s.fill(0, 0), s.fill(1, 1), s.fill(2, 2))
 	require.Equal(t, 1, s.copies())
 	for len(s.e.arrived) > 0 {
-		s.p.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+		s.p.deliver(<-s.e.arrived, func(b *Batch, _ error) bool {
 			all.add(b)
 			return true
 		})
@@ -451,7 +451,7 @@ func TestEndsThatAreRecordedLate(t *testing.T) {
 	users := []*cudart.Stream{stream(t, s.l.dev), stream(t, s.l.dev)}
 	use := func(number int, then func()) {
 		s.sendTogether(s.fill(0, number))
-		s.p.give(<-s.e.arrived, func(b *Batch, _ error) bool {
+		s.p.deliver(<-s.e.arrived, func(b *Batch, _ error) bool {
 			for _, user := range users {
 				require.NoError(t, b.Use(user))
 				require.NoError(t, user.Memset(b.Field(0), 0, 8))
@@ -531,7 +531,7 @@ func TestTheSlotThatIsFilledNext(t *testing.T) {
 	done := make(chan struct{})
 	require.NoError(t, user.LaunchHostFunc(func() { close(done) }))
 	<-done
-	require.False(t, f.l.slots[2].knownDone())
+	require.False(t, f.l.slots[2].completed())
 	f.release(4, 2)
 	require.Equal(t, []int{2, 4}, f.take())
 	require.NoError(t, dev.Free(mem))

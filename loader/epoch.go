@@ -12,56 +12,56 @@ import (
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// An epoch is one pass over the batches. It ends when the loop has got them all and they are
-// on the device, with an error, or with EndEpoch. The next one may use all slots that the
-// consumer has not got.
+// An epoch is one pass over the batches. It ends with an error, with EndEpoch, or when all
+// batches are delivered and on the device. The next epoch may use all slots that are not lent to
+// the consumer.
 type epoch struct {
 	l       *Loader
 	number  int
-	done    batchSet // before the epoch begins, because of Options.Start
+	done    batchSet // batches before Options.Start, which are not delivered
 	order   permutation
-	loop    atomic.Pointer[loop]  // that runs, or the last one
-	blocks  atomic.Pointer[block] // that is claimed from, which leads to those after it
-	filled  chan *slot            // for the driver
-	arrived chan *slot            // copied, for the loop
+	loop    atomic.Pointer[loop]  // the running loop, or the last one
+	current atomic.Pointer[block] // the block that workers claim from; block.next is the one after it
+	filled  chan *slot            // to the driver, which copies them
+	arrived chan *slot            // to the loop: their copies are queued
 
-	handed chan claim // for workers that wait for a block
+	handed chan claim // to workers that wait for a block
 
 	failure  atomic.Pointer[failure] // errDrained at the end
-	failed   chan struct{}           // has a token if failure has changed
-	draining atomic.Bool             // the loop has got all batches
+	failed   chan struct{}           // has a token after a change of failure
+	draining atomic.Bool             // all batches are delivered
 
 	// Guarded by driver.mu.
-	waiting int  // workers
-	stopped bool // the loop has ended: no worker may wait
-	opened  bool // no block follows: there is no batch, or an error comes before it
+	waiting      int  // number of workers that wait for a block
+	stopped      bool // the loop has ended: no worker may wait
+	allPublished bool // no block follows: there is no other batch, or an error comes before it
 
 	// Of the goroutine that drives.
 	last *block
-	next int // batch to be opened
+	next int // first batch that is in no block
 
 	// Of the loop.
-	got       batchSet      // all batches that a loop has got, or are done
-	early     map[int]*slot // batches that came before their turn
-	consuming bool          // the phase of the loop: from one batch to the next if that is there
+	got       batchSet      // batches that are delivered or done
+	early     map[int]*slot // batches that arrived before their turn
+	consuming bool          // the loop is in phase consuming: also between batches, unless it waits
 }
 
-// A failure is the error that ends an epoch before a batch.
+// A failure is the error that ends an epoch.
 type failure struct {
-	batch int
+	batch int // lowest batch that is not delivered because of it
 	err   error
 }
 
-// errDrained ends an epoch whose batches are all on the device.
+// errDrained is the failure of an epoch whose batches are all on the device.
 var errDrained = errors.New("drained")
 
 // A loop is one range over Batches, over an epoch or a part of it.
 type loop struct {
-	e       *epoch
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
-	workers lifetime.Lifetime // goroutines that use workers
-	over    bool              // the epoch ends with the loop
+	e         *epoch
+	ctx       context.Context
+	cancel    context.CancelCauseFunc
+	workers   lifetime.Lifetime // counts goroutines that use workers
+	endsEpoch bool              // the epoch ends with this loop
 }
 
 func newEpoch(l *Loader, number int, done batchSet) *epoch {
@@ -70,15 +70,15 @@ func newEpoch(l *Loader, number int, done batchSet) *epoch {
 		l: l, number: number, done: done, got: slices.Clone(done), last: new(block), early: make(map[int]*slot),
 		filled: make(chan *slot, n), arrived: make(chan *slot, n), failed: make(chan struct{}, 1), handed: make(chan claim, l.o.Workers),
 	}
-	e.opened = e.ends()
-	e.blocks.Store(e.last)
+	e.allPublished = e.ends()
+	e.current.Store(e.last)
 	if l.o.Shuffle {
 		e.order = newPermutation(l.n, l.o.Seed, number)
 	}
 	return e
 }
 
-// sample returns which sample is at a position of a batch.
+// sample returns the number of the sample at an index of a batch.
 func (e *epoch) sample(batch, at int) int {
 	i := batch*e.l.o.BatchSize + at
 	if e.l.o.Shuffle {
@@ -87,14 +87,15 @@ func (e *epoch) sample(batch, at int) int {
 	return i
 }
 
-// ends sets next to the next batch that is to be opened, and reports whether there is none,
-// or an error comes before it.
+// ends sets next to the next batch that is not done. It reports whether there is none, or an
+// error comes before it.
 func (e *epoch) ends() bool {
 	e.next = e.done.next(e.next)
 	return e.next >= e.l.batches() || e.failedBefore(e.next) != nil
 }
 
-// position returns where to go on: at the end of the epoch with the next one.
+// position returns the place after the batches that are delivered. At the end of the epoch that
+// is the beginning of the next one.
 func (e *epoch) position() Position {
 	if e.finished() {
 		return Position{Epoch: e.number + 1, Order: e.l.order}
@@ -102,16 +103,16 @@ func (e *epoch) position() Position {
 	return Position{Epoch: e.number, Batch: e.got.next(0), Done: e.got.String(), Order: e.l.order}
 }
 
-// finished reports whether loops have got a batch, and all that there are.
+// finished reports whether all batches are delivered. An epoch without batches is not finished.
 func (e *epoch) finished() bool { return e.got != nil && e.got.next(0) == e.l.batches() }
 
-// ahead returns how many claims are open in blocks from which nothing was claimed yet.
+// ahead returns the number of claims in the blocks after the current one.
 func (e *epoch) ahead() int {
-	b := e.blocks.Load()
+	b := e.current.Load()
 	return e.last.before + e.last.claims - b.before - b.claims
 }
 
-// fail ends the epoch with the error of a batch, before that batch.
+// fail ends the epoch before a batch with the batch's error.
 func (e *epoch) fail(batch int, err error) {
 	if e.l.o.Unordered {
 		batch = 0 // it comes before all others
@@ -136,7 +137,7 @@ func (e *epoch) failedBefore(batch int) error {
 	return nil
 }
 
-// begin starts a loop over what is left of an epoch, or over the next one.
+// begin starts a loop over the rest of an epoch, or over the next epoch.
 func (l *Loader) begin(ctx context.Context) (*loop, error) {
 	if err := l.check(ctx); err != nil {
 		return nil, err
@@ -162,7 +163,7 @@ func (l *Loader) begin(ctx context.Context) (*loop, error) {
 	e.loop.Store(p)
 	l.epoch.Store(e)
 	l.driver.setStopped(e, false)
-	since := time.Since(l.born)
+	since := time.Since(l.created)
 	for i := range l.workers {
 		w := &l.workers[i]
 		if w.since = since; w.e != e {
@@ -174,9 +175,9 @@ func (l *Loader) begin(ctx context.Context) (*loop, error) {
 	return p, nil
 }
 
-// tryDrive drives on a worker's goroutine, unless another goroutine drives. The loop does
-// not wait for that goroutine meanwhile. It returns false if the loop has ended: then the
-// goroutine must return.
+// tryDrive drives on a worker's goroutine, unless another goroutine drives. Meanwhile the loop
+// does not wait for the goroutine. It returns false if the loop has ended: then the goroutine
+// must return.
 func (p *loop) tryDrive() (mine bool) {
 	if p.e.l.driver.requests.Add(1) > 1 {
 		return true
@@ -186,7 +187,7 @@ func (p *loop) tryDrive() (mine bool) {
 	return p.workers.Begin()
 }
 
-// end ends the workers' goroutines, and the loop.
+// end ends the loop, after the workers' goroutines.
 func (p *loop) end() {
 	l := p.e.l
 	l.enter(ending)
@@ -196,32 +197,32 @@ func (p *loop) end() {
 	_ = p.workers.Wait(context.Background())
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watch.enter(idle)
+	l.watch.enter(noLoop)
 	l.running = nil
-	if p.over {
+	if p.endsEpoch {
 		l.epoch.Store(nil)
 	}
 	l.life.End()
 }
 
-// ended returns why the loop's context has ended.
+// ended returns the error of the loop's context, which has ended.
 func (p *loop) ended() error {
 	err := context.Cause(p.ctx)
 	if err != ErrClosed {
 		err = bounded.Ended(p.ctx)
 	}
-	if p.allKept() {
-		err = fmt.Errorf("all %d batches are kept, and none was released: %w", len(p.e.l.slots), err)
+	if p.allRetained() {
+		err = fmt.Errorf("all %d batches are retained, and none was released: %w", len(p.e.l.slots), err)
 	}
 	return fmt.Errorf("loader: epoch %d: %w", p.e.number, err)
 }
 
-// allKept reports whether there is no memory left to fill.
-func (p *loop) allKept() bool { return int(p.e.l.counters.kept.Load()) == len(p.e.l.slots) }
+// allRetained reports whether the consumer retains all batches, so that workers have no memory.
+func (p *loop) allRetained() bool { return int(p.e.l.counters.retained.Load()) == len(p.e.l.slots) }
 
-// get returns the next batch for the consumer. When it has got all and they are on the
-// device, it returns nil, or the error of a copy that failed.
-func (p *loop) get() (*slot, error) {
+// nextSlot returns the slot of the next batch. When all batches are delivered, it waits until they
+// are on the device, and returns nil, or the error of a copy.
+func (p *loop) nextSlot() (*slot, error) {
 	e, l := p.e, p.e.l
 	for {
 		want := e.got.next(0)
@@ -246,7 +247,7 @@ func (p *loop) get() (*slot, error) {
 			default:
 				return nil, err
 			}
-			if e.consuming && !p.allKept() && !e.draining.Load() {
+			if e.consuming && !p.allRetained() && !e.draining.Load() {
 				e.consuming = false
 				l.enter(waiting)
 			}
@@ -265,9 +266,9 @@ func (p *loop) get() (*slot, error) {
 	}
 }
 
-// give gives a batch to the loop's body for a turn, or longer if it is kept. It returns
-// false if the loop was left.
-func (p *loop) give(s *slot, yield func(*Batch, error) bool) (more bool) {
+// deliver passes a batch to the loop's body for a turn, or longer if it is retained. It returns
+// false if the body has left the loop.
+func (p *loop) deliver(s *slot, yield func(*Batch, error) bool) (more bool) {
 	e, l := p.e, p.e.l
 	e.got = e.got.with(s.number)
 	l.counters.batches.Add(1)

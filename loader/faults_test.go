@@ -100,7 +100,7 @@ func (w *sweep) consume(ctx context.Context, l *Loader, fields []int) (err error
 		}
 		if kept == nil {
 			kept = b
-			b.Keep()
+			b.Retain()
 		}
 	}
 	return nil

@@ -96,7 +96,7 @@ func hammer(t *testing.T, l *Loader, n int, fields []int) {
 			break
 		}
 		_ = l.Stats().Bottleneck()
-		b.Keep()
+		b.Retain()
 		kept <- b
 	}
 	close(kept)
@@ -189,7 +189,7 @@ func TestHammerEnds(t *testing.T) {
 						panic("loop body")
 					}
 					if len(kept) < 2 {
-						b.Keep()
+						b.Retain()
 						kept = append(kept, b)
 					}
 				}

@@ -88,7 +88,7 @@ func TestALoopThatIsLeftKeepsItsEpoch(t *testing.T) {
 					require.Equal(t, slices.Collect(count(30)), seen, "%+v", o)
 					require.Equal(t, Position{Epoch: epoch + 1, Order: l.order}, at)
 				}
-				require.EqualValues(t, 60, reads.Load(), "what was filled is kept")
+				require.EqualValues(t, 60, reads.Load(), "what was filled is retained")
 			}
 		}
 	}
@@ -112,7 +112,7 @@ func TestEndEpoch(t *testing.T) {
 				require.ErrorIs(t, l.EndEpoch(), ErrRunning)
 				if kept == nil {
 					kept = b
-					b.Keep()
+					b.Retain()
 				}
 				if given++; given == turns {
 					break
@@ -509,7 +509,7 @@ func TestCloseWaitsForTheConsumersStreams(t *testing.T) {
 	var kept *Batch
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
-		b.Keep()
+		b.Retain()
 		if kept == nil {
 			kept = b
 		} else {
@@ -573,7 +573,7 @@ func TestKeptBatches(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, b.Use(s))
 		if b.Number()%3 == 0 && len(kept) < 2 {
-			b.Keep()
+			b.Retain()
 			kept = append(kept, b)
 		}
 	}
@@ -585,19 +585,19 @@ func TestKeptBatches(t *testing.T) {
 		requireBatch(t, b, s, 8) // as they were
 	}
 
-	require.Equal(t, 2, l.Stats().Kept)
-	require.ErrorContains(t, l.Close(), "loader: close: 2 batches are kept: Close again when they are released")
+	require.Equal(t, 2, l.Stats().Retained)
+	require.ErrorContains(t, l.Close(), "loader: close: 2 batches are retained: Close again when they are released")
 	for _, b := range kept {
 		require.NoError(t, b.Release())
 		require.ErrorIs(t, b.Release(), ErrReleased)
 		require.ErrorIs(t, b.Release(), os.ErrClosed)
-		b.Keep() // too late
+		b.Retain() // too late
 		require.ErrorIs(t, b.Use(s), ErrReleased)
 		require.ErrorIs(t, b.Wait(t.Context()), ErrReleased)
 		require.Nil(t, b.Host(0))
 		require.Equal(t, 4, b.Len())
 	}
-	require.Zero(t, l.Stats().Kept)
+	require.Zero(t, l.Stats().Retained)
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())
 }
@@ -617,9 +617,9 @@ func TestAllKeptSaysSo(t *testing.T) {
 				require.Nil(t, b)
 				continue
 			}
-			b.Keep()
+			b.Retain()
 			if all = append(all, b); len(all) == 3 {
-				require.Equal(t, 3, l.Stats().Kept)
+				require.Equal(t, 3, l.Stats().Retained)
 				if closes {
 					require.ErrorIs(t, l.Close(), ErrRunning)
 				} else {
@@ -628,7 +628,7 @@ func TestAllKeptSaysSo(t *testing.T) {
 			}
 		}
 		require.Len(t, all, 3)
-		require.ErrorContains(t, last, "loader: epoch 0: all 3 batches are kept, and none was released: ")
+		require.ErrorContains(t, last, "loader: epoch 0: all 3 batches are retained, and none was released: ")
 		if closes {
 			require.ErrorIs(t, last, ErrClosed)
 		} else {
@@ -648,7 +648,7 @@ func TestAllKeptAtTheEnd(t *testing.T) {
 	var all []*Batch
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
-		b.Keep()
+		b.Retain()
 		all = append(all, b)
 	}
 	require.Len(t, all, 3)
@@ -696,7 +696,7 @@ func TestAllKept(t *testing.T) {
 	}()
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
-		b.Keep()
+		b.Retain()
 		given <- b
 	}
 	close(given)

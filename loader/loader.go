@@ -22,11 +22,11 @@ var (
 	// [os.ErrClosed].
 	ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
-	// ErrRunning is returned by what must wait until a loop over Batches ends.
+	// ErrRunning is returned by methods that cannot be called while a loop over Batches runs.
 	ErrRunning = errors.New("a loop over its batches is running")
 
 	errNilContext = errors.New("the context is nil")
-	errNotNew     = errors.New("the loader is not one of New")
+	errNotNew     = errors.New("the loader is nil or zero: New makes loaders")
 )
 
 // A Loader fills batches with samples and copies them to a device. Its methods
@@ -35,9 +35,10 @@ var (
 //	state    entered by                    | Batches                | EndEpoch       | Close
 //	idle     New, the end of an epoch      | begins the next epoch  | –              | releases
 //	running  Batches                       | ErrRunning             | ErrRunning     | ends the loop, ErrRunning
-//	left     a loop that was left before   | goes on with the epoch | ends the epoch | releases
+//	left     a loop that was left before   | continues the epoch    | ends the epoch | releases
 //	         the end of its epoch          |                        |                |
-//	closed   Close                         | ErrClosed              | ErrClosed      | releases what is left
+//	closed   Close                         | ErrClosed              | ErrClosed      | releases what an error
+//	                                       |                        |                | has left allocated
 type Loader struct {
 	spec
 	resources
@@ -45,32 +46,32 @@ type Loader struct {
 	transforms semaphore
 	driver     driver
 	counters   counters
-	born       time.Time
-	life       lifetime.Lifetime // of the resources: loops and who drives use them
+	created    time.Time
+	life       lifetime.Lifetime // of the resources: loops and the goroutine that drives use them
 
-	epoch      atomic.Pointer[epoch] // that is not over; changed under mu
-	unrecorded atomic.Pointer[Batch] // that the loop released last: the next Use records its ends
+	epoch      atomic.Pointer[epoch] // the epoch that runs or was left; changed under mu
+	unrecorded atomic.Pointer[Batch] // the batch that the loop released last: the next Use records its ends
 
 	mu      sync.Mutex // not held during calls into CUDA or to the source
-	next    int        // number of the epoch after that
-	done    batchSet   // of that: by Options.Start
-	running *loop      // nil if none is
+	next    int        // number of the epoch after epoch
+	done    batchSet   // batches of that epoch before Options.Start
+	running *loop      // or nil
 	watch   stopwatch
 }
 
-// A spec is what New was called with.
+// A spec has the arguments of New.
 type spec struct {
 	dev       *cudart.Device
 	src       Source
-	n         int         // samples
+	n         int         // number of samples
 	batch     BatchSource // src, or nil
 	transform Transformer // src, or nil
 	o         Options
 	layout    layout
-	order     string // of the samples: see Position.Order
+	order     string // see Position.Order
 }
 
-// batches returns how many an epoch has.
+// batches returns the number of batches of an epoch.
 func (sp *spec) batches() int {
 	n := sp.n / sp.o.BatchSize
 	if sp.n%sp.o.BatchSize > 0 && !sp.o.DropLast {
@@ -79,31 +80,31 @@ func (sp *spec) batches() int {
 	return n
 }
 
-// sizeOf returns how many samples a batch has.
+// sizeOf returns the number of samples of a batch.
 func (sp *spec) sizeOf(batch int) int {
 	return min(sp.o.BatchSize, sp.n-batch*sp.o.BatchSize)
 }
 
-// resources are what New allocates.
+// resources are the memory and streams that New allocates.
 type resources struct {
 	buf    *hostmem.Buffer
 	mem    cudart.DevPtr
-	stream *cudart.Stream // of all copies
-	slots  []*slot        // in the order of their memory
+	stream *cudart.Stream // for all copies
+	slots  []*slot        // in memory order
 }
 
-// New returns a loader with all the pinned memory, device memory and streams
-// that it will ever use: (Prefetch + 1) batches of both. The context bounds New
-// only. Errors are those of [hostmem.Alloc] and [cudart.Device.Malloc], or name
-// what is wrong with the source or the options. After an error nothing stays
-// allocated, unless the error says so; if a call into CUDA does not return, all is
-// released when it does.
+// New allocates all memory that the loader uses: pinned memory (cudaHostRegister) and device
+// memory (cudaMalloc) for (Prefetch + 1) batches each, and a stream. The context bounds New
+// only. Errors are those of [hostmem.Alloc] and [cudart.Device.Malloc], or name an argument, an
+// option or a field of the source. After an error nothing stays allocated, unless the error
+// contains that. If ctx ends while a call into CUDA does not return, the memory is
+// released when the call returns.
 func New(ctx context.Context, dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	l, err := newLoader(ctx, dev, src, o)
 	return l, failed("new", err)
 }
 
-// failed names what has failed, if err is not nil.
+// failed adds the name of the operation to an error, if err is not nil.
 func failed(what string, err error) error {
 	if err == nil {
 		return nil
@@ -126,7 +127,7 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	}
 	l := &Loader{
 		spec:    spec{dev: dev, src: src, n: src.Len(), o: o, layout: layout},
-		workers: make([]worker, o.Workers), born: time.Now(),
+		workers: make([]worker, o.Workers), created: time.Now(),
 	}
 	l.transforms.init(o.MaxTransforms, o.Workers)
 	l.batch, _ = src.(BatchSource)
@@ -181,22 +182,22 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 	return nil
 }
 
-// Close waits for the copies and for the consumer's streams, as far as they use
-// batches, and releases all memory. A second Close does nothing. After an error
-// Close may be called again; memory is then still allocated if the GPU may be
-// using it. While a loop over Batches runs, Close ends the loop and returns
-// [ErrRunning]. While batches are kept, it returns an error that says how many.
+// Close is [Loader.CloseContext] without an end.
 func (l *Loader) Close() error { return l.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting when ctx ends. The loader is closed
-// to loops then, and its memory stays allocated.
+// CloseContext waits for the copies, and for work of the consumer's streams that uses batches. Then
+// it releases all memory (cudaFree, cudaHostUnregister, cudaStreamDestroy, cudaEventDestroy). A
+// second call does nothing. After an error, also ctx's, it may be called again; memory that the
+// GPU may be using is still allocated then, and the loader is closed to loops. While a loop over
+// Batches runs, CloseContext ends the loop and returns [ErrRunning]. While batches are retained,
+// it returns an error with their number.
 func (l *Loader) CloseContext(ctx context.Context) error {
 	err := l.check(ctx)
 	if err == nil {
 		err = l.shut()
 	}
 	if err == nil {
-		if err = l.life.Wait(ctx); err != nil { // only for who drives
+		if err = l.life.Wait(ctx); err != nil { // only for the goroutine that drives
 			err = fmt.Errorf("%w: %w", bounded.ErrStuck, err)
 		} else {
 			err = l.life.Close(ctx, l.release)
@@ -205,7 +206,7 @@ func (l *Loader) CloseContext(ctx context.Context) error {
 	return failed("close", err)
 }
 
-// check returns what is wrong with the arguments of a method.
+// check returns an error for a loader or context that is nil or zero.
 func (l *Loader) check(ctx context.Context) error {
 	switch {
 	case l == nil || l.src == nil:
@@ -216,7 +217,7 @@ func (l *Loader) check(ctx context.Context) error {
 	return nil
 }
 
-// shut refuses loops from now on, and returns why the memory is in use.
+// shut refuses loops from now on. It returns an error if a loop or the consumer uses the memory.
 func (l *Loader) shut() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -225,13 +226,13 @@ func (l *Loader) shut() error {
 		l.running.cancel(ErrClosed)
 		return fmt.Errorf("%w: it ends now, Close again when it has", ErrRunning)
 	}
-	if kept := l.counters.kept.Load(); kept > 0 {
-		return fmt.Errorf("%d batches are kept: Close again when they are released", kept)
+	if retained := l.counters.retained.Load(); retained > 0 {
+		return fmt.Errorf("%d batches are retained: Close again when they are released", retained)
 	}
 	return nil
 }
 
-// release undoes allocate, as far as that came. It may be called again.
+// release undoes allocate, which may have failed. It may be called again.
 func (l *Loader) release(ctx context.Context) error {
 	for _, s := range l.slots {
 		if err := s.wait(ctx); err != nil {
@@ -260,19 +261,18 @@ func (l *Loader) release(ctx context.Context) error {
 // its epoch, and the batches that are filled: the next loop goes on with the next batch. After
 // the last batch the next loop begins the next epoch. [Loader.EndEpoch] skips the rest of an
 // epoch. The first epoch begins at Options.Start. A batch belongs to the loop's body
-// for one turn, unless it is kept. An error ends the loop and its epoch.
+// for one turn, unless it is retained. An error ends the loop and its epoch.
 //
-// The error is that of a sample or of a copy; ctx's, when that ends, with its cause;
+// The error is the error of a sample or of a copy; ctx's error and cause when ctx ends;
 // [ErrClosed]; or [ErrRunning], because one loop runs at a time.
 //
-// When the loop ends, however it does, the source is not called any more: it waits until
-// its calls return. The samples that they were to read are read again by the next loop.
-// Copies of batches that the loop did not get may go on then, Close waits for them.
+// The loop ends when all calls of the source have returned, for whatever reason it ends. The next
+// loop reads the samples again that these calls did not complete. Copies of batches that were not
+// delivered may continue: Close waits for them.
 //
-// If all batches are kept when the loop asks for another, it waits, because
-// other goroutines may release one. Nothing can show that none will: the wait
-// ends with ctx, or when another goroutine calls Close, and the error says that
-// all are kept. [Stats].Kept shows how many are.
+// If all batches are retained when the loop needs another, it waits, because
+// other goroutines may release one. The wait ends with ctx, or when another goroutine calls Close,
+// and the error contains that all are retained. [Stats].Retained is their number.
 func (l *Loader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		for l.loop(ctx, yield) {
@@ -280,8 +280,8 @@ func (l *Loader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	}
 }
 
-// loop is a loop over what is left of an epoch. If that is nothing, because the loop before was
-// left at the last batch, it returns true, and the next epoch follows.
+// loop runs a loop over the rest of an epoch. If there is no rest, because the loop before was left
+// at the last batch, it returns true, and the next epoch follows.
 func (l *Loader) loop(ctx context.Context, yield func(*Batch, error) bool) (empty bool) {
 	p, err := l.begin(ctx)
 	if err != nil {
@@ -291,24 +291,23 @@ func (l *Loader) loop(ctx context.Context, yield func(*Batch, error) bool) (empt
 	defer p.end()
 	empty = p.e.finished()
 	for {
-		s, err := p.get()
+		s, err := p.nextSlot()
 		switch {
 		case err != nil:
-			p.over = true
+			p.endsEpoch = true
 			yield(nil, err)
 			return false
 		case s == nil:
-			p.over = true
+			p.endsEpoch = true
 			return empty
-		case !p.give(s, yield):
+		case !p.deliver(s, yield):
 			return false
 		}
 	}
 }
 
-// Epochs returns the numbers of the epochs below n, from that of Options.Start on, each when
-// the loops before have ended the last one. If a loop over Batches was left within an epoch,
-// that follows once more:
+// Epochs returns the numbers of the epochs below n, from Options.Start on. It returns the number of
+// an epoch again as long as loops over Batches have left a rest of the epoch:
 //
 //	for epoch := range l.Epochs(10) {
 //		for batch, err := range l.Batches(ctx) {
@@ -316,7 +315,7 @@ func (l *Loader) loop(ctx context.Context, yield func(*Batch, error) bool) (empt
 //		}
 //	}
 //
-// It does not block, and ends when the loader is closed.
+// It ends when the loader is closed. It does not block.
 func (l *Loader) Epochs(n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for {
@@ -367,7 +366,7 @@ func (l *Loader) endEpoch() error {
 		return ErrRunning
 	case l.epoch.Load() != nil:
 		l.epoch.Store(nil)
-	case l.done != nil: // Options.Start is within an epoch
+	case l.done != nil: // Options.Start is within the epoch, which no loop has begun
 		l.next, l.done = l.next+1, nil
 	}
 	return nil

@@ -9,12 +9,12 @@ import (
 	"github.com/gopinned/pinned/internal/ntcopy"
 )
 
-// Memory returns a [BatchSource] of samples in memory: the bytes of data[f] are field
-// f of all samples, back to back, with fields[f] bytes each. The memory may be a
-// mapped file, and must not change during an epoch.
+// Memory returns a [BatchSource] of samples in memory. data[f] has field f of all samples, back
+// to back, with fields[f] bytes each. The memory may be a mapped file, and must not change
+// during an epoch. Memory does not block.
 //
-// An error says which field is not a whole number of samples, or has another number
-// of them than the first one.
+// An error names a field that is not a whole number of samples, or that has another number of
+// samples than field 0.
 func Memory(fields []int, data ...[]byte) (BatchSource, error) {
 	m := memory{slices.Clone(fields), slices.Clone(data), false}
 	if err := m.check(); err != nil {
@@ -23,17 +23,18 @@ func Memory(fields []int, data ...[]byte) (BatchSource, error) {
 	return m, nil
 }
 
-// memory is a data set in memory. If it is gpuOnly, no Transform reads the samples again, so
-// that they are written with non-temporal stores: the GPU would have to fetch them from the
-// caches.
+// memory is a data set in memory. If gpuOnly is set, there is no Transform: the CPU does not read
+// the batch again, so it is written with non-temporal stores. The GPU would have to fetch the
+// bytes from the CPU's caches otherwise.
 type memory struct {
 	fields  []int
 	data    [][]byte
 	gpuOnly bool
 }
 
-// maxGPUOnly is the largest batch that is written so. From 2 MiB on batches are quicker
-// without: probably they have left the cores' caches when they are copied.
+// maxGPUOnly is the maximum size of a batch, in bytes, that is written with non-temporal stores.
+// Larger batches are faster without: probably they have left the cores' caches when they are
+// copied.
 const maxGPUOnly = 1 << 20
 
 func (m memory) check() error {
@@ -41,7 +42,7 @@ func (m memory) check() error {
 	case len(m.fields) == 0:
 		return errors.New("there are no fields")
 	case len(m.fields) != len(m.data):
-		return fmt.Errorf("%d sizes of fields, and data of %d", len(m.fields), len(m.data))
+		return fmt.Errorf("there are %d sizes of fields, and the data of %d fields", len(m.fields), len(m.data))
 	}
 	for f, size := range m.fields {
 		switch bytes := len(m.data[f]); {
@@ -59,14 +60,14 @@ func (m memory) check() error {
 func (m memory) Len() int      { return len(m.data[0]) / m.fields[0] }
 func (m memory) Fields() []int { return m.fields }
 
-// fits returns why samples cannot be written to places.
-func (m memory) fits(places [][]byte, indices []int) error {
-	if len(places) != len(m.fields) {
-		return fmt.Errorf("loader: memory: room for %d fields, not %d", len(places), len(m.fields))
+// fits checks that the destination has the size of the samples, and that the samples exist.
+func (m memory) fits(to [][]byte, indices []int) error {
+	if len(to) != len(m.fields) {
+		return fmt.Errorf("loader: memory: the destination has %d fields, not %d", len(to), len(m.fields))
 	}
 	for f, size := range m.fields {
-		if n := len(indices) * size; len(places[f]) != n {
-			return fmt.Errorf("loader: memory: field %d: room for %d bytes, not %d", f, len(places[f]), n)
+		if n := len(indices) * size; len(to[f]) != n {
+			return fmt.Errorf("loader: memory: field %d: the destination has %d bytes, not %d", f, len(to[f]), n)
 		}
 	}
 	n := m.Len()
@@ -102,8 +103,7 @@ func (m memory) ReadBatch(_ context.Context, indices []int, samples [][]byte) er
 	return nil
 }
 
-// gather copies the samples of the given numbers to one place, back to back.
-// Neighbours are one copy.
+// gather copies the samples with the given indices back to back. Neighbours take one copy.
 func gather(to, from []byte, size int, indices []int, put func(to, from []byte) int) {
 	for len(indices) > 0 {
 		n := 1

@@ -8,30 +8,30 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A meter measures on the device's clock how long copies take. It is for the statistics
-// only: where events fail, less is measured. Events cost the copy engine a pause, so that
-// not all copies are measured: the first of an epoch, and then one in some. Each stands for
-// those since the one before, by their bytes.
+// A meter measures the time of copies on the device's clock, for the statistics only: if events
+// fail, it measures fewer copies. Events cost the copy engine a pause, so the meter measures the
+// first copies of an epoch, and then one of measuredEvery. The result of a copy is scaled to the
+// bytes of all copies since the measured one before.
 type meter struct {
 	copying, waiting     atomic.Int64 // ns
-	measured, unmeasured atomic.Int64 // bytes that these stand for, and others so far
+	measured, unmeasured atomic.Int64 // bytes to which the times are scaled, and bytes after them
 
-	// Of the goroutine that drives.
-	since   int // copies since the last one that was measured
-	turn    int // of the timings
-	timings [2 * measuredFirst]timing
+	// Used by the goroutine that drives.
+	sinceMeasured int // copies since the last measured one
+	next          int // timing
+	timings       [2 * measuredFirst]timing
 }
 
 const (
-	measuredFirst = 8 // batches of an epoch
-	measuredEvery = 8 // copies
+	measuredFirst = 8 // first batches of an epoch, all of which are measured
+	measuredEvery = 8 // copies, of which one is measured
 )
 
-// A timing holds the events of one copy at a time.
+// A timing has the events around one copy at a time.
 type timing struct {
 	events [3]*cudart.Event // or nil
-	bytes  int              // of the copy; 0 if there is none
-	copied cudart.Point     // its end
+	bytes  int              // size of the copy; 0 if there is none
+	copied cudart.Point     // end of the copy
 }
 
 const (
@@ -40,7 +40,7 @@ const (
 	ended
 )
 
-// create creates the events, as far as that works (cudaEventCreateWithFlags).
+// create creates the events (cudaEventCreateWithFlags), up to the first error.
 func (m *meter) create(dev *cudart.Device) {
 	for i := range 3 * len(m.timings) {
 		e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
@@ -63,21 +63,22 @@ func (m *meter) close() error {
 	return errors.Join(errs...)
 }
 
-// begin is called before a copy waits for the consumer's streams. batch is its first batch.
-// It returns nil if the copy is not measured.
+// begin must be called before a copy waits for the consumer's streams. batch is the first batch
+// of the copy. It returns nil if the copy is not measured.
 func (m *meter) begin(s *cudart.Stream, batch int) *timing {
 	m.collect()
-	m.since++
-	t := &m.timings[m.turn%len(m.timings)]
-	if t.bytes > 0 || batch >= measuredFirst && m.since < measuredEvery {
+	m.sinceMeasured++
+	t := &m.timings[m.next%len(m.timings)]
+	if t.bytes > 0 || batch >= measuredFirst && m.sinceMeasured < measuredEvery {
 		return nil
 	}
-	m.since = 0
-	m.turn++
+	m.sinceMeasured = 0
+	m.next++
 	return t.record(s, queued)
 }
 
-// record returns nil if the copy is not measured, or not any more because it fails.
+// record records an event. It returns nil, after which the copy is not measured, on an error and
+// for a nil t.
 func (t *timing) record(s *cudart.Stream, event int) *timing {
 	if t == nil || s.Record(t.events[event]) != nil {
 		return nil
@@ -85,7 +86,7 @@ func (t *timing) record(s *cudart.Stream, event int) *timing {
 	return t
 }
 
-// end is called when n bytes were queued, with the end of the copy.
+// end must be called when a copy of n bytes was queued, with the end of the copy.
 func (m *meter) end(t *timing, n int, copied cudart.Point) {
 	if t == nil {
 		m.unmeasured.Add(int64(n))
@@ -94,7 +95,7 @@ func (m *meter) end(t *timing, n int, copied cudart.Point) {
 	}
 }
 
-// collect adds the times of the copies that are known to be done.
+// collect adds the times of the copies that have completed.
 func (m *meter) collect() {
 	for i := range m.timings {
 		t := &m.timings[i]
@@ -109,14 +110,14 @@ func (m *meter) collect() {
 			m.unmeasured.Add(n)
 			continue
 		}
-		stands := n + m.unmeasured.Swap(0)
-		m.copying.Add(scale(took, stands, n))
-		m.waiting.Add(scale(waited, stands, n))
-		m.measured.Add(stands)
+		all := n + m.unmeasured.Swap(0)
+		m.copying.Add(scale(took, all, n))
+		m.waiting.Add(scale(waited, all, n))
+		m.measured.Add(all)
 	}
 }
 
-// times returns how long all copies took, and waited for the consumer's streams.
+// times returns the time of all copies, and their time of waiting for the consumer's streams.
 func (m *meter) times() (copying, waiting time.Duration) {
 	measured := m.measured.Load()
 	all := measured + m.unmeasured.Load()
@@ -124,7 +125,7 @@ func (m *meter) times() (copying, waiting time.Duration) {
 		time.Duration(scale(time.Duration(m.waiting.Load()), all, measured))
 }
 
-// scale returns d * n / of in ns, 0 if of is.
+// scale returns d * n / of in ns, and 0 if of is 0.
 func scale(d time.Duration, n, of int64) int64 {
 	if of == 0 {
 		return 0

@@ -10,76 +10,76 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// Options shape a loader. Only BatchSize has to be set.
+// Options configure a loader. Only BatchSize must be set.
 type Options struct {
-	// BatchSize is the number of samples of a batch, 1 at least.
+	// BatchSize is the number of samples of a batch, at least 1.
 	BatchSize int
-	// Workers is how many goroutines read samples. 0 means three quarters of
-	// GOMAXPROCS, and all if that is four or less, which is right for samples in
-	// memory; sources that wait want as many as they can have in flight, hundreds
-	// or thousands.
+	// Workers is the number of goroutines that read samples, at most 2^20. 0 means
+	// GOMAXPROCS, and three quarters of it if it is more than 4: enough for samples in
+	// memory. A source that waits for disks or networks needs a worker for each request in
+	// flight, hundreds or thousands.
 	Workers int
-	// MaxTransforms is how many of the workers are in [Transformer].Transform at
-	// once, at the most. 0 means GOMAXPROCS.
+	// MaxTransforms is the maximum number of workers in [Transformer].Transform at the same
+	// time. 0 means GOMAXPROCS.
 	MaxTransforms int
-	// Prefetch is how many batches are filled or copied ahead of the consumer. 0
-	// means as many as the workers can be at and 64 MiB more, but at least three
-	// and at most 256 more, and no more than an epoch has.
+	// Prefetch is the number of batches that are filled or copied ahead of the consumer.
+	// 0 means the batches that all workers fill at the same time, and 64 MiB more: at least 3
+	// and at most 256 batches more, and not more than an epoch has.
 	Prefetch int
-	// MaxBytes bounds the bytes of pinned memory, and those of device memory:
-	// fewer batches are filled ahead then, but two at least. 0 is no bound.
+	// MaxBytes limits the pinned memory, and the device memory, of the loader, in bytes: it
+	// reduces Prefetch, to no less than 1. 0 means no limit.
 	MaxBytes int
 
-	// Unordered gives batches as they are complete, so that a slow sample delays
-	// its own batch only.
+	// Unordered delivers batches in the order in which they are complete, so that a slow
+	// sample delays only its own batch.
 	Unordered bool
-	// Shuffle gives the samples of each epoch in a random order of its own, which
-	// Seed and the epoch decide, on any machine. The order takes no memory.
+	// Shuffle delivers the samples of each epoch in a random order, which depends on Seed and
+	// the number of the epoch alone, on any machine. The order takes no memory.
 	Shuffle bool
-	// Seed decides the orders of Shuffle.
+	// Seed selects the orders of Shuffle.
 	Seed uint64
-	// DropLast leaves out the last batch of an epoch if it is not full. With
-	// fewer samples than BatchSize an epoch has no batch then.
+	// DropLast drops the last batch of an epoch if it is not full. With fewer samples than
+	// BatchSize an epoch has no batch then.
 	DropLast bool
-	// Start is where to go on: the Position of the last batch that was used, with
-	// the same samples, BatchSize, DropLast, Shuffle and Seed.
+	// Start is the place where the first loop begins: the Position of the last batch that was
+	// used, with the same samples, BatchSize, DropLast, Shuffle and Seed.
 	Start Position
 
-	// Retries is how often a sample that failed is tried again, from reading on.
+	// Retries is the number of times that a failed sample is tried again, from Read on.
 	Retries int
-	// SkipErrors leaves out samples that fail, and counts them; their batches
-	// are shorter. Otherwise the first one ends the epoch.
+	// SkipErrors skips samples that fail, and counts them; their batches are shorter. If it is
+	// not set, the first sample that fails ends the epoch.
 	SkipErrors bool
 
-	// Label names the pinned memory where hostmem lists it.
+	// Label is the label of the pinned memory in the lists of package hostmem. "" means
+	// "loader".
 	Label string
 }
 
-// fieldAlign is what every field of a batch is aligned to on the device, as
-// cudaMalloc aligns.
+// fieldAlign is the alignment of each field of a batch on the device, in bytes, as of cudaMalloc.
 const fieldAlign = 256
 
 const (
-	// aheadBytes keep a link full while a worker wakes up.
-	aheadBytes = 64 << 20
-	// aheadBatches bounds what has to be searched, and the events that are created.
-	aheadBatches = 256
-	// blockBytes take the workers longer to fill than one of them to wake up.
+	// prefetchBytes keep a link busy while a worker wakes up.
+	prefetchBytes = 64 << 20
+	// maxPrefetch limits the slots that are searched, and the events that are created.
+	maxPrefetch = 256
+	// blockBytes take the workers longer to fill than one worker to wake up.
 	blockBytes = 1 << 20
-	// inBlocks is into how many blocks the memory is divided at least: one is filled,
-	// one is open after it, one is being copied, and one is with the consumer.
-	inBlocks = 4
-	// maxWorkers is a million goroutines, which take some GiB.
+	// minBlocks is the minimum number of blocks in memory: one is filled, the next one is
+	// published, one is being copied, and one is lent to the consumer.
+	minBlocks = 4
+	// maxWorkers goroutines take some GiB.
 	maxWorkers = 1 << 20
 )
 
-// A layout is where the fields of a batch lie.
+// A layout has the offsets of the fields in a batch.
 type layout struct {
 	sizes   []int // bytes of each field of a sample
-	offsets []int // of each field of a batch
-	samples int   // that there is room for
-	bytes   int   // of a batch
-	block   int   // batches that are opened at once, at the most
+	offsets []int // offset of each field in a batch, in bytes
+	samples int   // capacity of a batch
+	bytes   int   // size of a batch
+	block   int   // maximum number of batches of a block
 }
 
 func newLayout(sizes []int, samples int) (layout, error) {
@@ -100,7 +100,7 @@ func newLayout(sizes []int, samples int) (layout, error) {
 	return l, nil
 }
 
-// sample is the bytes of a sample.
+// sample returns the bytes of a sample.
 func (l layout) sample() int {
 	n := 0
 	for _, size := range l.sizes {
@@ -109,13 +109,13 @@ func (l layout) sample() int {
 	return n
 }
 
-// claimSize returns the samples that a worker claims at a time in a block of batches: one if
-// there are many workers, and a share of the block if a few would meet all the time.
+// claimSize returns the number of samples of a claim, in a block of batches: 1 if there are many
+// workers, and a share of the block if there are few, which would contend for each sample.
 func (l layout) claimSize(batches, workers int) int {
 	return max(1, min(batches*l.samples/(2*workers), l.samples))
 }
 
-// resolve checks the options and sets those that are 0.
+// resolve checks the options and sets the defaults.
 func (o Options) resolve(src Source) (Options, layout, error) {
 	for _, option := range []struct {
 		name string
@@ -154,7 +154,7 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 	}
 	o.MaxTransforms = min(o.MaxTransforms, o.Workers)
 	if o.Prefetch == 0 {
-		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(aheadBytes/l.bytes, 3), aheadBatches)
+		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(prefetchBytes/l.bytes, 3), maxPrefetch)
 		o.Prefetch = min(ahead, n/l.samples+1)
 	}
 	if o.Prefetch > math.MaxInt/l.bytes-1 {
@@ -167,21 +167,21 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		}
 		o.Prefetch = min(o.Prefetch, fit-1)
 	}
-	l.block = max(1, min(blockBytes/l.bytes, o.slots()/inBlocks))
+	l.block = max(1, min(blockBytes/l.bytes, o.slots()/minBlocks))
 	if o.Label == "" {
 		o.Label = "loader"
 	}
 	return o, l, nil
 }
 
-// shape returns the number of samples of a source, and their fields. A source that is a nil
-// pointer may panic.
+// shape returns the number of samples of a source, and the sizes of their fields. A source that is
+// a nil pointer may panic.
 func shape(src Source) (n int, fields []int, err error) {
 	defer bounded.Recovered(&err)
 	return src.Len(), slices.Clone(src.Fields()), nil
 }
 
-// slots are batches in memory at once: one is the consumer's.
+// slots returns the number of batches in memory. One is lent to the consumer.
 func (o Options) slots() int { return o.Prefetch + 1 }
 
 func defaultWorkers(procs int) int {

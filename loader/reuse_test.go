@@ -83,7 +83,7 @@ func TestDeviceMemoryWaitsForTheConsumersStreams(t *testing.T) {
 				require.NoError(t, err)
 				all.add(b)
 				if kept {
-					b.Keep()
+					b.Retain()
 					if before != nil {
 						require.NoError(t, before.Release())
 					}
@@ -255,7 +255,7 @@ func TestReadingAheadIsBounded(t *testing.T) {
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { return reads.Load() == 4*batch }, time.Minute, time.Millisecond)
 			first = b
-			first.Keep()
+			first.Retain()
 			break
 		}
 		require.EqualValues(t, 4*batch, reads.Load(), "%+v", o)

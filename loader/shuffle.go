@@ -3,22 +3,22 @@ package loader
 import "math/bits"
 
 // A permutation is the order of the samples of one epoch. It is the same on
-// every machine and with every version of Go, since programs store positions in
-// it; a change of it needs another description in order.String.
+// every machine and with every version of Go, because programs store positions in
+// it; a change of it needs another description in Options.order.
 type permutation struct {
-	list []uint16 // of a short one
+	list []uint16 // a permutation of at most maxListed samples
 
-	// A longer one needs no memory: it is a Feistel network over the next power
-	// of two, walked until it is back within n. With few samples that would show
-	// in how often samples are neighbours.
+	// A permutation of more samples takes no memory: it is a Feistel network over the next
+	// power of two, which is applied until the result is below n. With few samples its orders
+	// would differ from random ones in how often samples are neighbours.
 	n           uint64
-	left, right uint // bits of the halves
+	left, right uint // number of bits of the halves
 	keys        [rounds]uint64
 }
 
 const (
 	maxListed = 4096 // samples
-	rounds    = 6    // even, so that the halves are in place again
+	rounds    = 6    // even, so that the halves are not swapped at the end
 )
 
 func newPermutation(n int, seed uint64, epoch int) permutation {
@@ -53,7 +53,7 @@ func (p *permutation) at(i int) int {
 	}
 }
 
-// random is SplitMix64: a sequence of 64-bit numbers that one of them starts.
+// random is the generator SplitMix64.
 type random struct{ state uint64 }
 
 func (r *random) next() uint64 {
@@ -61,8 +61,7 @@ func (r *random) next() uint64 {
 	return mix(r.state)
 }
 
-// below returns a number from 0 to n-1, each as likely as any other (Lemire's
-// method: numbers that would make some more likely are drawn again).
+// below returns a number from 0 to n-1 with equal probability (Lemire's method with rejection).
 func (r *random) below(n uint64) uint64 {
 	for {
 		high, low := bits.Mul64(r.next(), n)
@@ -72,7 +71,7 @@ func (r *random) below(n uint64) uint64 {
 	}
 }
 
-// shuffled returns the numbers from 0 to n-1 in random order (Fisher and Yates).
+// shuffled returns the numbers from 0 to n-1 in random order (Fisher-Yates).
 func (r *random) shuffled(n int) []uint16 {
 	list := make([]uint16, n)
 	for i := range list {

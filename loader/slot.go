@@ -11,33 +11,33 @@ import (
 
 // A slot is memory for one batch, pinned and on the device.
 //
-//	state   entered by                   | owned by
-//	free    New, Release, driver.begin   | the driver
-//	open    driver.open                  | workers: each has the samples that it claimed
-//	filled  worker.handIn                | the driver
-//	copied  driver.copy                  | the loop
-//	lent    loop.give                    | the consumer, until Release
+//	state      entered by                   | owned by
+//	free       New, Release, driver.begin   | the driver
+//	published  driver.publishAhead          | workers: each owns the samples of its claim
+//	filled     worker.finishClaim           | the driver
+//	copied     driver.copy                  | the loop
+//	lent       loop.deliver                 | the consumer, until Release
 //
-// A slot may become free at any time, also after errors: whether its memory may be used
-// again is up to copied and using.
+// A slot may become free at any time, also after errors. Its memory may be used again when
+// copied and using are completed.
 type slot struct {
 	host []byte
-	off  int // of host in the loader's buffer
+	off  int // offset of host in the loader's buffer
 	mem  cudart.DevPtr
 
-	copied     cudart.Point // end of the last copy: host is filled again after it
-	copyNumber int          // of that copy, from 1; 0 if there was none
-	using      fence.Fence  // of the consumer's streams: mem is written again after them
+	copied     cudart.Point // end of the last copy: host may be filled after it
+	copyNumber int          // number of that copy, from 1; 0 if there was none
+	using      fence.Fence  // the consumer's streams: mem may be written after them
 	lent       atomic.Bool
 
-	epoch, number int   // of the batch
-	indices       []int // of the samples, in order
+	epoch, number int   // epoch and number of the batch
+	indices       []int // numbers of the samples in the source
 	skipped       []bool
 	holes         atomic.Int32 // skipped samples
-	missing       atomic.Int32 // samples that are not there yet
+	missing       atomic.Int32 // samples that are not filled yet
 }
 
-// begin readies the slot for a batch of n samples.
+// begin prepares the slot for a batch of n samples.
 func (s *slot) begin(epoch, number, n int) {
 	s.epoch, s.number = epoch, number
 	s.indices, s.skipped = s.indices[:n], s.skipped[:n]
@@ -46,22 +46,22 @@ func (s *slot) begin(epoch, number, n int) {
 	s.missing.Store(int32(n))
 }
 
-// samples sets places to those of the samples from one position of the batch to
-// another.
-func (s *slot) samples(l *layout, from, to int, places [][]byte) {
+// samples sets fields to the bytes of the samples between two indices of the batch, one slice for
+// each field.
+func (s *slot) samples(l *layout, from, to int, fields [][]byte) {
 	for f, n := range l.sizes {
 		start, end := l.offsets[f]+from*n, l.offsets[f]+to*n
-		places[f] = s.host[start:end:end]
+		fields[f] = s.host[start:end:end]
 	}
 }
 
-// skip leaves a sample out.
+// skip removes a sample from the batch.
 func (s *slot) skip(at int) {
 	s.skipped[at] = true
 	s.holes.Add(1)
 }
 
-// compact closes the holes that skipped samples left.
+// compact moves the other samples to the front after samples were skipped.
 func (s *slot) compact(l *layout) {
 	if s.holes.Load() == 0 {
 		return
@@ -83,8 +83,8 @@ func (s *slot) compact(l *layout) {
 	s.indices = s.indices[:to]
 }
 
-// failed returns the error of the last copy, which is done, if that was of the epoch.
-func (s *slot) failed(e *epoch) error {
+// copyErr returns the error of the last copy, which has completed, if it was a copy of the epoch.
+func (s *slot) copyErr(e *epoch) error {
 	if err := s.copied.Err(); err != nil && s.epoch == e.number {
 		return fmt.Errorf("copy of batch %d: %w", s.number, err)
 	}
@@ -98,8 +98,9 @@ func (s *slot) done() bool {
 	return s.copied.Done(background) && s.using.Done(background)
 }
 
-// knownDone is done without a query.
-func (s *slot) knownDone() bool { return s.copied.Known() && s.using.Known() }
+// completed reports whether the GPU is known to be done with all of the slot's memory. It makes no
+// call.
+func (s *slot) completed() bool { return s.copied.Known() && s.using.Known() }
 
 // wait waits until the GPU is done with all of the slot's memory.
 func (s *slot) wait(ctx context.Context) error {

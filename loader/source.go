@@ -5,45 +5,44 @@ import (
 	"errors"
 )
 
-// A Source has the samples of a data set. Its methods are called from many
-// goroutines.
+// A Source reads the samples of a data set. Many goroutines call its methods at the same time.
 type Source interface {
-	// Len returns how many samples there are. It must not change.
+	// Len returns the number of samples. New calls it.
 	Len() int
 
-	// Fields returns the bytes of each field of a sample, such as an image and
-	// its label. A field of a batch is that of its samples back to back.
+	// Fields returns the size of each field of a sample in bytes, such as of an image and
+	// its label. A batch has the field of all its samples back to back. New calls it.
 	Fields() []int
 
-	// Read writes sample i, counted from 0, into its place in pinned memory: one
-	// slice for each field, as long as the field, valid until Read returns. The
-	// slices hold bytes of an earlier sample. Read should return when ctx ends: the
-	// loop has ended and waits for Read. The next loop may read the sample again.
+	// Read writes sample i, counted from 0, into pinned memory: sample has one slice for
+	// each field, with the size of the field, valid until Read returns. The slices contain
+	// bytes of an earlier sample. Read should return when ctx ends: the loop has ended and
+	// waits for Read. The next loop may read the sample again.
 	Read(ctx context.Context, i int, sample [][]byte) error
 }
 
-// A BatchSource is a Source that reads many samples in one call, which saves a call
-// for each sample, and is how requests can be sent together.
+// A BatchSource is a Source that reads many samples in one call. That saves a call for each
+// sample, and lets a source send requests together.
 type BatchSource interface {
 	Source
 
-	// ReadBatch writes the samples of the given numbers into their places in pinned
-	// memory. It is called in place of Read, with the samples that a worker claims at
-	// a time, all of one batch: BatchSize / (2 * Workers) or fewer, of batches below
-	// 1 MiB, several of which are filled together, up to BatchSize; and one at least.
-	// samples has one slice for each field, with the samples of the call back to back, in
-	// the order of indices: len(indices) times the size of the field. Neither slice may
-	// be used after ReadBatch returns. The contexts are those of Read.
+	// ReadBatch writes the samples with the given numbers into pinned memory. The loader calls
+	// it in place of Read. The samples of a call belong to one batch. A call has BatchSize /
+	// (2 * Workers) samples or fewer, and at least one; in batches below 1 MiB, of which
+	// workers fill several at the same time, it may have up to BatchSize. samples has one slice
+	// for each field, with the samples of the call back to back, in the order of indices:
+	// len(indices) times the size of the field. Neither slice may be used after ReadBatch
+	// returns. ctx is as in Read.
 	//
-	// If ReadBatch returns an error, panics or ends its goroutine, its samples are
-	// read again one at a time, by Read: then an error is that of a sample, and the
-	// others are not affected. [Stats].Retried counts them.
+	// If ReadBatch returns an error, panics or ends its goroutine, Read reads its samples again
+	// one at a time, so that an error belongs to one sample and does not affect the others.
+	// [Stats].Retried counts the samples.
 	ReadBatch(ctx context.Context, indices []int, samples [][]byte) error
 }
 
-// A Transformer is a Source whose samples need computing. Waiting belongs in
-// Read, of which Options.Workers run at once, and computing in Transform, of
-// which Options.MaxTransforms do.
+// A Transformer is a Source whose samples need computing. Waiting belongs in Read, which
+// Options.Workers goroutines call at the same time, and computing in Transform, which at most
+// Options.MaxTransforms of them do.
 type Transformer interface {
 	Source
 
@@ -51,8 +50,8 @@ type Transformer interface {
 	Transform(ctx context.Context, i int, sample [][]byte) error
 }
 
-// Func returns a Source of n samples with the given fields, which calls read
-// for each sample.
+// Func returns a Source of n samples with the given sizes of fields, which calls read
+// for each sample: see [Source]. It does not block. If read is nil, all samples fail.
 func Func(n int, fields []int, read func(ctx context.Context, i int, sample [][]byte) error) Source {
 	if read == nil {
 		read = func(context.Context, int, [][]byte) error { return errNoFunction }
@@ -60,7 +59,7 @@ func Func(n int, fields []int, read func(ctx context.Context, i int, sample [][]
 	return funcSource{n, fields, read}
 }
 
-var errNoFunction = errors.New("loader: Func without a function")
+var errNoFunction = errors.New("loader: Func: the function is nil")
 
 type funcSource struct {
 	n      int

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Stage is a part of the way of a batch.
+// A Stage is a step of the work on a batch.
 type Stage string
 
 const (
@@ -20,77 +20,79 @@ const (
 	StageConsumer Stage = "consumer"
 )
 
-// Stats are what a loader did so far, and where its time went. Times of workers
-// are sums over all of them, of samples that they have done.
+// Stats are counts and times of a loader since New. Times of workers are sums over all workers,
+// up to the last claim that each of them completed.
 type Stats struct {
-	// Samples and Bytes were queued to be copied to the device.
+	// Samples is the number of samples whose copies to the device were queued, and Bytes
+	// their size.
 	Samples, Bytes int
-	// Batches were given to the loop. Kept of them are kept just now.
-	Batches, Kept int
-	// Skipped are samples that failed and were left out, Retried the attempts
-	// after the first.
+	// Batches is the number of batches that were delivered, and Retained the number of
+	// batches that are retained now.
+	Batches, Retained int
+	// Skipped is the number of samples that failed and were skipped, and Retried the number of
+	// attempts after the first one.
 	Skipped, Retried int
 
 	// Elapsed is the time in loops over Batches, up to now.
 	Elapsed time.Duration
 	// BatchWaits is the part of Elapsed in which the loop waited for a batch, and
-	// FirstWaits the part of that for the first batch of an epoch.
+	// FirstWaits the part of BatchWaits for the first batch of an epoch.
 	BatchWaits, FirstWaits time.Duration
 	// Consuming is the part of Elapsed in the loop's body. While all batches are
 	// kept, waiting for one counts as Consuming too.
 	Consuming time.Duration
 
-	// Reading is the time of workers in Read, and Transforming that in Transform.
+	// Reading is the time of workers in Read, and Transforming their time in Transform.
 	Reading, Transforming time.Duration
 	// TransformWaits is the time of workers that waited because MaxTransforms
 	// others were in Transform.
 	TransformWaits time.Duration
-	// SlotWaits is the time of workers that waited for memory to fill: for a batch
-	// to be released, or for its last copy.
+	// SlotWaits is the time of workers that waited for memory: for the release of a batch, or
+	// for its last copy.
 	SlotWaits time.Duration
 
-	// Copying is the time that copies took, and CopyWaits how long they waited
-	// for the consumer's streams, which still used the memory. Both are from
-	// events (cudaEventElapsedTime) around some of the copies; without events
-	// they are 0.
+	// Copying is the time of copies, and CopyWaits the time in which copies waited for the
+	// consumer's streams, which still used the memory. Both are measured with events
+	// (cudaEventElapsedTime) around some of the copies, and scaled to all bytes. Without
+	// events they are 0.
 	Copying, CopyWaits time.Duration
 
-	// PinnedBytes is the pinned memory of the loader.
+	// PinnedBytes is the size of the loader's pinned memory.
 	PinnedBytes int
 
 	maxTransforms int
 }
 
-// Bottleneck returns the stage that the others wait for.
+// Bottleneck returns the stage for which the others wait.
 //
-// What the loop waits for before the first batch of an epoch is left out, unless
-// it is most of the time. The copy is the bottleneck if copies are under way
-// nearly all the time and do not wait for the consumer. The consumer is, if the
-// loop hardly waits for batches, or copies wait for its streams. Otherwise it is
-// the transform, if samples spend more time there than in the source, or if
-// nearly all of MaxTransforms are at work; and else the source.
+// It does not count the wait for the first batch of an epoch, unless that is most of the time.
+// The copy is the bottleneck if copies run at least 90 % of the time and wait for the consumer
+// for at most 10 %. The consumer is the bottleneck if the loop waits for batches at most 10 % of
+// the time, or copies wait for the consumer's streams more than 10 %. Otherwise the transform is
+// the bottleneck if samples spend more time there than in the source, or if transforms run at
+// least 90 % of the time of MaxTransforms. Otherwise it is the source.
 func (s Stats) Bottleneck() Stage {
-	const hardly, nearly = 0.1, 0.9
+	const idle, busy = 0.1, 0.9
 	steady := s.Elapsed - s.FirstWaits
 	exceeds := func(d time.Duration, share float64) bool { return float64(d) > share*float64(steady) }
-	waits := exceeds(s.BatchWaits-s.FirstWaits, hardly)
-	late := exceeds(s.CopyWaits, hardly)
+	waits := exceeds(s.BatchWaits-s.FirstWaits, idle)
+	late := exceeds(s.CopyWaits, idle)
 	switch {
-	case exceeds(s.Copying, nearly) && s.Copying > s.FirstWaits && !late:
+	case exceeds(s.Copying, busy) && s.Copying > s.FirstWaits && !late:
 		return StageCopy
 	case !waits && s.Consuming > s.FirstWaits, waits && late:
 		return StageConsumer
 	case s.TransformWaits+s.Transforming > s.Reading,
-		float64(s.Transforming) > nearly*float64(s.Elapsed)*float64(s.maxTransforms) && s.Transforming > 0:
+		float64(s.Transforming) > busy*float64(s.Elapsed)*float64(s.maxTransforms) && s.Transforming > 0:
 		return StageTransform
 	}
 	return StageSource
 }
 
-// counters of the loader as a whole.
-type counters struct{ batches, samples, skipped, retried, kept atomic.Int64 }
+// counters count what Stats returns.
+type counters struct{ batches, samples, skipped, retried, retained atomic.Int64 }
 
-// Stats returns what was done so far. It may be called at any time.
+// Stats returns the counts and times so far. It does not block.
 func (l *Loader) Stats() Stats {
 	if l.check(context.Background()) != nil {
 		return Stats{}
@@ -101,7 +103,7 @@ func (l *Loader) Stats() Stats {
 	c := &l.counters
 	samples := int(c.samples.Load())
 	s := Stats{
-		Samples: samples, Bytes: samples * l.layout.sample(), Batches: int(c.batches.Load()), Kept: int(c.kept.Load()),
+		Samples: samples, Bytes: samples * l.layout.sample(), Batches: int(c.batches.Load()), Retained: int(c.retained.Load()),
 		Skipped: int(c.skipped.Load()), Retried: int(c.retried.Load()),
 		Elapsed:    spent[starting] + spent[waiting] + spent[consuming] + spent[ending],
 		BatchWaits: spent[starting] + spent[waiting], FirstWaits: spent[starting], Consuming: spent[consuming],
@@ -118,23 +120,23 @@ func (l *Loader) Stats() Stats {
 	return s
 }
 
-// A stopwatch divides the time of loops into phases. That of a Loader is guarded by Loader.mu.
+// A stopwatch divides the time of loops into phases. Loader.mu guards the stopwatch of a Loader.
 type stopwatch struct {
-	clock func() time.Time // or nil for the real one
+	clock func() time.Time // or nil for time.Now
 	phase phase
 	since time.Time
-	spent [phases]time.Duration // before since
+	spent [phases]time.Duration // time in each phase before since
 }
 
-// A phase is what a loop does.
+// A phase is a state of a loop.
 type phase int
 
 const (
-	idle      phase = iota // there is none
-	starting               // waits for its first batch
-	waiting                // waits for another
-	consuming              // is in its body
-	ending
+	noLoop    phase = iota
+	starting        // the loop waits for the first batch of an epoch
+	waiting         // the loop waits for another batch
+	consuming       // the loop is in its body
+	ending          // the loop waits for its goroutines and copies
 	phases
 )
 
@@ -152,7 +154,7 @@ func (w *stopwatch) enter(p phase) {
 	w.phase, w.since = p, now
 }
 
-// read returns the time in each phase up to now.
+// read returns the time in each phase, up to now.
 func (w *stopwatch) read() [phases]time.Duration {
 	spent := w.spent
 	spent[w.phase] += w.now().Sub(w.since)

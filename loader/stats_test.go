@@ -31,11 +31,11 @@ func TestStopwatch(t *testing.T) {
 	for _, step := range []struct {
 		in   phase
 		took time.Duration
-	}{{idle, 7}, {starting, 1}, {consuming, 2}, {waiting, 3}, {consuming, 4}, {ending, 5}, {idle, 100}, {starting, 10}} {
+	}{{noLoop, 7}, {starting, 1}, {consuming, 2}, {waiting, 3}, {consuming, 4}, {ending, 5}, {noLoop, 100}, {starting, 10}} {
 		w.enter(step.in)
 		clock.advance(step.took)
 	}
-	want := [phases]time.Duration{idle: 107, starting: 11, waiting: 3, consuming: 6, ending: 5}
+	want := [phases]time.Duration{noLoop: 107, starting: 11, waiting: 3, consuming: 6, ending: 5}
 	require.Equal(t, want, w.read(), "also of the phase that it is in")
 	require.Equal(t, want, w.read())
 }
@@ -99,7 +99,7 @@ func TestElapsedIsTheLoopsTime(t *testing.T) {
 	require.Equal(t, st.Elapsed, l.Stats().Elapsed)
 }
 
-// Waiting although all batches are kept is the consumer's time.
+// Waiting although all batches are retained is the consumer's time.
 func TestKeepingIsConsuming(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
@@ -111,7 +111,7 @@ func TestKeepingIsConsuming(t *testing.T) {
 		if len(kept) == 2 {
 			break
 		}
-		b.Keep()
+		b.Retain()
 		if kept = append(kept, b); len(kept) == 2 {
 			go func() {
 				clock.advance(time.Minute)
@@ -187,7 +187,7 @@ func TestCopiesThatStandForOthers(t *testing.T) {
 	m.collect()
 	copying, waiting := m.copying.Swap(0), m.waiting.Swap(0) // of one copy
 	require.Positive(t, waiting, "events take time, too")
-	m.since = 0
+	m.sinceMeasured = 0
 	m.measured.Store(0)
 	for batch := range 20 {
 		require.Equal(t, batch < 8 || batch == 15, measures(batch), "batch %d", batch)

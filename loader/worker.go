@@ -10,14 +10,14 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A worker fills claims, one after another. It is kept apart from its goroutine: if the
-// source ends that (runtime.Goexit), or the loop ends, the worker goes on from where it is
-// on another one. A goroutine that makes calls into CUDA is not waited for:
+// A worker fills claims, one after another. It is a type of its own beside its goroutine: if the
+// source ends the goroutine (runtime.Goexit), or the loop ends, the worker continues on another
+// one. The loop does not wait for a goroutine that makes calls into CUDA:
 //
 //	goroutine    entered by                    | uses the worker | in loop.workers
 //	working      begin, work, tryDrive's end   | yes             | yes
 //	driving      tryDrive                      | no              | no
-//	left behind  tryDrive's end, if the loop   | no: it returns  | no
+//	abandoned    tryDrive's end, if the loop   | no: it returns  | no
 //	             has ended meanwhile           |                 |
 type worker struct {
 	l *Loader
@@ -25,42 +25,42 @@ type worker struct {
 
 	claim
 	stage   stage
-	at      int  // position in the batch
-	tries   int  // that failed, of the sample at this position
-	spoiled bool // by a Transform that failed: the sample has to be read again
-	calling bool // the source
+	at      int  // index of the sample in the batch
+	tries   int  // failed attempts of this sample
+	spoiled bool // a Transform failed: the sample must be read again
+	calling bool // the source is being called
 
-	places [][]byte
-	list   []int // of indices, for ReadBatch
+	fields [][]byte // arguments of the source
+	list   []int    // argument of ReadBatch
 
-	since time.Duration                                                           // when its time was counted last, after Loader.born
+	since time.Duration                                                           // the last update of times, after Loader.created
 	times struct{ reading, transforming, transformWaits, slotWaits atomic.Int64 } // in ns
 
 	_ [128]byte // two workers share no cache line
 }
 
-// A stage is what a worker does with the samples of its claim.
+// A stage is a step of the work on a claim.
 type stage int
 
 const (
-	readingAll   stage = iota // in one call of ReadBatch
-	reading                   // one at a time
-	transforming              // one at a time
+	readingAll   stage = iota // one call of ReadBatch for all samples
+	reading                   // Read for each sample
+	transforming              // Transform for each sample
 )
 
 func (w *worker) init(l *Loader) {
-	fields := len(l.layout.sizes)
+	n := len(l.layout.sizes)
 	w.l = l
-	w.places = make([][]byte, fields, fields+5) // a cache line longer
+	w.fields = make([][]byte, n, n+5) // a cache line longer
 	if l.batch != nil {
 		w.list = make([]int, l.layout.claimSize(l.layout.block, l.o.Workers))
 	}
 }
 
-// work works until there is nothing left to claim, or the loop ends.
+// work fills claims until there are none, or the loop ends.
 func (w *worker) work(p *loop) {
-	// A source that reads a mapped file which was cut short then panics, where
-	// the process would end otherwise. This is the goroutine's setting.
+	// A source that reads a mapped file which was truncated panics with this setting of
+	// the goroutine. Without it the process would end.
 	debug.SetPanicOnFault(true)
 	mine := true
 	defer func() {
@@ -68,7 +68,7 @@ func (w *worker) work(p *loop) {
 		case !mine:
 		case w.calling: // the source is ending the goroutine
 			w.calling = false
-			w.failed(p.ctx, bounded.ErrExited)
+			w.handleError(p.ctx, bounded.ErrExited)
 			go w.work(p)
 		default:
 			p.workers.End()
@@ -88,23 +88,23 @@ func (w *worker) work(p *loop) {
 		if !w.fill(p.ctx) {
 			break
 		}
-		if w.handIn() {
+		if w.finishClaim() {
 			mine = p.tryDrive()
 		}
 	}
 }
 
-// next claims samples. It returns false if there are none left, or the loop ends. first is
-// true if they are the first ones of a block.
+// next takes a claim. It returns false if there is none, or the loop ends. first reports whether it
+// is the first claim of a block.
 func (w *worker) next(ctx context.Context) (ok, first bool) {
 	e := w.e
 	for ctx.Err() == nil {
-		b := e.blocks.Load()
+		b := e.current.Load()
 		var c claim
 		if n := int(b.claimed.Add(1)) - 1; n < b.claims {
 			c, first = b.at(n), n == 0
 		} else if next := b.next.Load(); next != nil {
-			e.blocks.CompareAndSwap(b, next)
+			e.current.CompareAndSwap(b, next)
 			continue
 		} else {
 			var again bool
@@ -123,7 +123,7 @@ func (w *worker) next(ctx context.Context) (ok, first bool) {
 	return false, false
 }
 
-// begin readies the worker for the samples of a claim.
+// begin prepares the worker for a claim.
 func (w *worker) begin(c claim) {
 	w.claim, w.at, w.stage = c, c.from, reading
 	if w.l.batch != nil {
@@ -134,8 +134,8 @@ func (w *worker) begin(c claim) {
 	}
 }
 
-// fill reads and transforms the samples of the claim, from where the worker is. It returns
-// false if the loop has ended before.
+// fill reads and transforms the samples of the claim, from w.at on. It returns false if the loop
+// ends before.
 func (w *worker) fill(ctx context.Context) bool {
 	l := w.l
 	if w.stage != transforming {
@@ -156,25 +156,25 @@ func (w *worker) fill(ctx context.Context) bool {
 
 // spent adds the time since the last call to a total.
 func (w *worker) spent(total *atomic.Int64) {
-	now := time.Since(w.l.born)
+	now := time.Since(w.l.created)
 	total.Add(int64(now - w.since))
 	w.since = now
 }
 
-// samples reads, or transforms, the samples from where the worker is.
+// samples reads or transforms the samples from w.at on.
 func (w *worker) samples(ctx context.Context) {
 	for w.at < w.to && ctx.Err() == nil {
 		w.calling = true
 		err := w.guarded(ctx)
 		w.calling = false
 		if err != nil {
-			w.failed(ctx, err)
+			w.handleError(ctx, err)
 		}
 	}
 }
 
-// guarded calls the source until it fails: a panic is an error too. Guarding each
-// sample by itself would cost more than reading a small one.
+// guarded calls the source until it fails or panics. A recover for each sample would cost more
+// than reading a small sample.
 func (w *worker) guarded(ctx context.Context) (err error) {
 	defer bounded.Recovered(&err)
 	if w.stage == readingAll {
@@ -189,47 +189,46 @@ func (w *worker) guarded(ctx context.Context) (err error) {
 	return nil
 }
 
-// readAll reads the samples of the claim in one call. The source gets a copy of their
-// indices, because it may change that.
+// readAll reads the samples of the claim in one call, with a copy of their indices, because the
+// source may change it.
 func (w *worker) readAll(ctx context.Context) error {
 	n := copy(w.list, w.s.indices[w.from:w.to])
-	w.s.samples(&w.l.layout, w.from, w.to, w.places)
-	if err := w.l.batch.ReadBatch(ctx, w.list[:n], w.places); err != nil {
+	w.s.samples(&w.l.layout, w.from, w.to, w.fields)
+	if err := w.l.batch.ReadBatch(ctx, w.list[:n], w.fields); err != nil {
 		return err
 	}
 	w.at = w.to
 	return nil
 }
 
-// try reads, or transforms, the sample that the worker is at. Before a Transform is
-// repeated, the sample is read again, because the one that failed may have changed
-// some of it.
+// try reads or transforms the sample at w.at. Before it repeats a Transform, it reads the sample
+// again, because the Transform that failed may have changed some of it.
 func (w *worker) try(ctx context.Context) error {
 	l, s := w.l, w.s
 	if w.stage == transforming && s.skipped[w.at] {
 		return nil
 	}
 	i := s.indices[w.at]
-	s.samples(&l.layout, w.at, w.at+1, w.places)
+	s.samples(&l.layout, w.at, w.at+1, w.fields)
 	if w.stage == reading || w.spoiled {
-		if err := l.src.Read(ctx, i, w.places); err != nil {
+		if err := l.src.Read(ctx, i, w.fields); err != nil {
 			return err
 		}
 	}
 	if w.stage == transforming {
-		return l.transform.Transform(ctx, i, w.places)
+		return l.transform.Transform(ctx, i, w.fields)
 	}
 	return nil
 }
 
-// failed takes an error of the source, and decides what the worker goes on with.
-func (w *worker) failed(ctx context.Context, err error) {
+// handleError handles an error of the source: it repeats the sample, skips it, or ends the epoch.
+func (w *worker) handleError(ctx context.Context, err error) {
 	e, c := w.e, &w.l.counters
 	w.spoiled = true
 	switch {
-	case ctx.Err() != nil: // which may be why it failed: the next loop tries again
+	case ctx.Err() != nil: // which may be the cause: the next loop tries again
 	case w.stage == readingAll:
-		w.stage = reading // which finds the sample that fails
+		w.stage = reading // to find the sample that fails
 		c.retried.Add(int64(w.to - w.from))
 	case w.tries < w.l.o.Retries:
 		w.tries++
@@ -246,9 +245,8 @@ func (w *worker) failed(ctx context.Context, err error) {
 	}
 }
 
-// handIn ends the claim. It returns true if the batch is filled, so that the driver has to
-// copy it.
-func (w *worker) handIn() (filled bool) {
+// finishClaim ends the claim. It returns true if the batch is filled, and the driver must copy it.
+func (w *worker) finishClaim() (filled bool) {
 	c := w.claim
 	w.claim = claim{}
 	if c.s.missing.Add(-int32(c.to-c.from)) > 0 {
@@ -259,11 +257,11 @@ func (w *worker) handIn() (filled bool) {
 	return true
 }
 
-// A semaphore admits a number of goroutines at a time. While they are no more, it is but a
-// counter.
+// A semaphore limits a number of goroutines. Below the limit it is only a counter, which is cheaper
+// than a channel for thousands of workers.
 type semaphore struct {
-	free  atomic.Int64  // places, less the goroutines that wait
-	freed chan struct{} // has a token for each goroutine that may go on
+	free  atomic.Int64  // the limit, less the goroutines inside and waiting
+	freed chan struct{} // has a token for each waiting goroutine that may continue
 }
 
 func (s *semaphore) init(n, goroutines int) {

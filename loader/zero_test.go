@@ -29,7 +29,7 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 	var b, released *Batch
 	for one, err := range l.Batches(ctx) {
 		require.NoError(t, err)
-		one.Keep()
+		one.Retain()
 		if released == nil {
 			released = one
 			continue
@@ -65,30 +65,30 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 		{made(New(ctx, dev, src, Options{BatchSize: 4,
 			Start: Position{Done: "9223372036854775807", Order: "10 samples in batches of 4"}})), "loader: new: Options.Start.Done is \"9223372036854775807\": "},
 		{first(l, none), "loader: batches: the context is nil"},
-		{first(new(Loader), ctx), "loader: batches: the loader is not one of New"},
-		{first(nil, ctx), "loader: batches: the loader is not one of New"},
+		{first(new(Loader), ctx), "loader: batches: the loader is nil or zero"},
+		{first(nil, ctx), "loader: batches: the loader is nil or zero"},
 		{l.CloseContext(none), "loader: close: the context is nil"},
-		{new(Loader).Close(), "loader: close: the loader is not one of New"},
-		{(*Loader)(nil).CloseContext(ctx), "loader: close: the loader is not one of New"},
-		{new(Loader).EndEpoch(), "loader: end epoch: the loader is not one of New"},
-		{(*Loader)(nil).EndEpoch(), "loader: end epoch: the loader is not one of New"},
+		{new(Loader).Close(), "loader: close: the loader is nil or zero"},
+		{(*Loader)(nil).CloseContext(ctx), "loader: close: the loader is nil or zero"},
+		{new(Loader).EndEpoch(), "loader: end epoch: the loader is nil or zero"},
+		{(*Loader)(nil).EndEpoch(), "loader: end epoch: the loader is nil or zero"},
 		{b.Use(nil), "loader: use batch 1 of epoch 0: the stream is nil"},
 		{released.Use(s), "loader: use batch 0 of epoch 0: already released"},
-		{new(Batch).Use(s), "loader: use batch 0 of epoch 0: no loader has given it"},
-		{(*Batch)(nil).Use(s), "loader: use batch 0 of epoch 0: no loader has given it"},
+		{new(Batch).Use(s), "loader: use batch 0 of epoch 0: the batch is nil or zero"},
+		{(*Batch)(nil).Use(s), "loader: use batch 0 of epoch 0: the batch is nil or zero"},
 		{b.Wait(none), "loader: wait for batch 1 of epoch 0: "},
 		{released.Wait(ctx), "loader: wait for batch 0 of epoch 0: already released"},
-		{new(Batch).Wait(ctx), "loader: wait for batch 0 of epoch 0: no loader"},
-		{(*Batch)(nil).Wait(ctx), "loader: wait for batch 0 of epoch 0: no loader has"},
+		{new(Batch).Wait(ctx), "loader: wait for batch 0 of epoch 0: the batch is nil or zero"},
+		{(*Batch)(nil).Wait(ctx), "loader: wait for batch 0 of epoch 0: the batch is nil or zero"},
 		{released.Release(), "loader: release batch 0 of epoch 0: already released"},
-		{new(Batch).Release(), "loader: release batch 0 of epoch 0: no loader"},
-		{(*Batch)(nil).Release(), "loader: release batch 0 of epoch 0: no loader has given"},
+		{new(Batch).Release(), "loader: release batch 0 of epoch 0: the batch is nil or zero"},
+		{(*Batch)(nil).Release(), "loader: release batch 0 of epoch 0: the batch is nil or zero"},
 		{memory.Read(ctx, 5, sample), "loader: memory: sample 5 of 5"},
 		{memory.Read(ctx, -1, sample), "loader: memory: sample -1 of 5"},
-		{memory.Read(ctx, 0, nil), "loader: memory: room for 0 fields, not 2"},
+		{memory.Read(ctx, 0, nil), "loader: memory: the destination has 0 fields, not 2"},
 		{memory.ReadBatch(ctx, []int{0, 7}, two), "loader: memory: sample 7 of 5"},
-		{memory.ReadBatch(ctx, []int{0, 1}, sample), "loader: memory: field 0: room for 3 bytes, not 6"},
-		{Func(1, []int{8}, nil).Read(ctx, 0, sample), "loader: Func without a function"},
+		{memory.ReadBatch(ctx, []int{0, 1}, sample), "loader: memory: field 0: the destination has 3 bytes, not 6"},
+		{Func(1, []int{8}, nil).Read(ctx, 0, sample), "loader: Func: the function is nil"},
 	} {
 		assert.ErrorContains(t, test.err, test.want)
 	}
@@ -101,7 +101,7 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 		assert.Zero(t, zero.Number())
 		assert.Zero(t, zero.Position())
 		assert.Equal(t, "batch 0 of epoch 0", zero.String())
-		zero.Keep()
+		zero.Retain()
 	}
 	for _, f := range []int{-1, 1, math.MaxInt, math.MinInt} {
 		assert.Zero(t, b.Field(f))
