@@ -14,10 +14,10 @@
 //	}
 //	err = l.Close()
 //
-// A [Source] writes a sample straight into its place in a batch. Waiting for
-// disks and networks belongs in its Read, of which thousands may run at once;
-// computing belongs in Transform, of which as many run as there are cores. A
-// [BatchSource] reads many samples in one call; [Memory] is one, of samples in memory
+// A [Source] writes a sample straight into a batch. Waiting for
+// disks and networks belongs in its Read, which thousands of goroutines may call at once;
+// computing belongs in Transform, which one goroutine for each core calls. A
+// [BatchSource] reads many samples in one call; [Memory] returns one, of samples in memory
 // or in a mapped file.
 //
 // # Loops and epochs
@@ -36,43 +36,62 @@
 //		validate()
 //	}
 //
-// After the last batch of an epoch the next loop begins the next epoch. So it does after an
+// After the last batch of an epoch the next loop begins the next epoch; also after an
 // error, and after the end of the loop's context. [Loader.EndEpoch] skips the rest of an
-// epoch. [Loader.Epochs] has an epoch again until all of it was given. Between loops the source
-// is not called.
+// epoch. [Loader.Epochs] returns an epoch again until all of it was delivered. Between loops the
+// source is not called.
+//
+// # Parts of a data set
+//
+// A loader reads samples 0 to Len()-1 of its source, each once an epoch. A source that maps
+// these numbers to others makes other epochs of the same data: see the examples.
+//
+//   - A shard: the process with this rank, of world processes, reads sample i*world+rank of the
+//     data as its sample i. Len is n/world, so that all ranks have as many batches. Give each
+//     rank the same Seed: its position then resumes it as those of the others.
+//   - A subset, such as one for validation: sample list[i] as sample i.
+//   - Weighted sampling: sample i is a random draw with the weights. Len is the number of draws of
+//     an epoch. Draw with a generator that i and the epoch seed, so that a repeated Read gets the
+//     same sample. The source may change between loops: set its epoch in the loop over
+//     [Loader.Epochs]. It is how shards of a common random order are made, too.
+//   - Samples of variable length: the fields are as long as the longest sample, and one more
+//     field has the length. Sort the samples by length before if most are shorter: a source for
+//     each group of similar lengths, and a loader for each, copy fewer bytes.
+//
+// [Batch.Indices] are numbers of the loader's source: map them as well.
 //
 // # Memory lifetime
 //
 // [New] allocates all memory: (Prefetch + 1) batches, pinned and on the device.
 // A batch belongs to the loop's body for one turn, or until Release if the body
-// calls Keep. After that the loader uses its memory again:
+// calls [Batch.Retain]. After that the loader uses its memory again:
 //
-//   - pinned memory is filled again when the batch's copy is done;
-//   - device memory is written again when the streams that were passed to Use
-//     have done what was queued on them until the release. The device waits for
-//     that (cudaStreamWaitEvent), the host does not.
+//   - it fills the pinned memory when the batch's copy has completed;
+//   - it writes the device memory when the streams of Use have completed the work that was
+//     queued on them until the release. The device waits for that (cudaStreamWaitEvent), the
+//     host does not.
 //
-// What the GPU is done with is filled again from the first batch in memory on, so that
-// no more memory is in use at a time than the pace needs.
+// Memory that the GPU no longer uses is filled again from the lowest address on, so that the
+// loader uses no more memory than its rate needs.
 //
-// Memory of which CUDA cannot say that it is unused is not used again: the
-// epoch ends with the error, and Close returns it, until CUDA can.
+// If CUDA cannot report that memory is unused, the loader does not use it again: the
+// epoch ends with the error, and Close returns the error, until CUDA can.
 //
 // # Copies
 //
-// A batch is copied as soon as its last sample is there, in one copy. While two copies
-// are on their way, batches of 2 MiB or less wait for the next ones, so that
-// neighbours in memory go in one copy of 4 MiB or less: until the link has room for
-// another copy, and no longer than a millisecond.
+// A batch is copied when its last sample is filled, in one copy. While two copies
+// are in flight, batches of 2 MiB or less wait for the next ones, so that
+// neighbours in memory share a copy of 4 MiB or less: until one of the two copies has
+// completed, and at most a millisecond.
 //
 // Batches of one copy share the calls for it: the consumer's stream waits once for all of
-// them (cudaStreamWaitEvent). For the end of the work on a batch an event is recorded
-// (cudaEventRecord) only if the stream has got work since the last one: by Release, or for a
+// them (cudaStreamWaitEvent). An event at the end of the work on a batch is recorded
+// (cudaEventRecord) only if the stream has got work since its last event: by Release, or for a
 // batch that the loop releases by the next Use.
 //
-// One goroutine at a time makes the loader's calls into CUDA, a worker mostly. If one does
+// One goroutine at a time makes the loader's calls into CUDA, mostly a worker. If a call does
 // not return, New, Batches and Close end with their contexts all the same. The memory stays
-// allocated until it returns.
+// allocated until the call returns.
 //
 // # Order
 //
@@ -85,14 +104,13 @@
 // # Errors
 //
 // A sample that fails ends the epoch, after the batches before its own; or it is
-// tried again (Options.Retries), or left out (Options.SkipErrors). These fail as
-// well: a source that panics, one that ends its goroutine (runtime.Goexit, which
-// testing.T.FailNow calls), and one that reads a mapped file which was cut short
-// (SIGBUS). If that happens to a BatchSource in a call for many samples, they are read
-// one at a time, which shows which of them it was.
+// tried again (Options.Retries), or skipped (Options.SkipErrors). A sample fails, too, if the
+// source panics, ends its goroutine (runtime.Goexit, which testing.T.FailNow calls), or reads a
+// mapped file that was truncated (SIGBUS). If a BatchSource fails in a call for many samples,
+// they are read one at a time, which finds the sample that fails.
 //
-// # What is slow
+// # Slow stages
 //
-// [Loader.Stats] says where the time went, and [Stats.Bottleneck] which stage
-// the others wait for.
+// [Loader.Stats] returns the time of each stage, and [Stats.Bottleneck] the stage for which
+// the others wait.
 package loader

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"log"
 	"strconv"
+	"time"
+	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
@@ -107,6 +109,122 @@ func ExampleMemory() {
 	// batch 3 of epoch 0 181888 bytes of pixels 232 of labels
 }
 
+// A program that validates after every second batch, and after each epoch.
+func ExampleLoader_Epochs() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	l, err := loader.New(ctx, dev, squares, loader.Options{BatchSize: 4})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	steps := 0
+	for epoch := range l.Epochs(2) {
+		for batch, err := range l.Batches(ctx) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(batch)
+			if steps++; steps%2 == 0 {
+				break
+			}
+		}
+		fmt.Println("validate in epoch", epoch)
+	}
+
+	// Output:
+	// batch 0 of epoch 0
+	// batch 1 of epoch 0
+	// validate in epoch 0
+	// batch 2 of epoch 0
+	// validate in epoch 0
+	// batch 0 of epoch 1
+	// validate in epoch 1
+	// batch 1 of epoch 1
+	// batch 2 of epoch 1
+	// validate in epoch 1
+}
+
+// A batch that is retained is valid after its turn: here until the next one, for a comparison of
+// the two.
+func ExampleBatch_Retain() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	l, err := loader.New(ctx, dev, squares, loader.Options{BatchSize: 5, Prefetch: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	var last *loader.Batch
+	for batch, err := range l.Batches(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		batch.Retain()
+		if last != nil {
+			fmt.Println(numbersOf(last), numbersOf(batch), l.Stats().Retained, "retained")
+			if err := last.Release(); err != nil {
+				log.Fatal(err)
+			}
+		}
+		last = batch
+	}
+	if err := last.Release(); err != nil {
+		log.Fatal(err)
+	}
+
+	// Output:
+	// [0 1 4 9 16] [25 36 49 64 81] 2 retained
+}
+
+// The host waits for the copy of a batch and reads it back.
+func ExampleBatch_Wait() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	l, err := loader.New(ctx, dev, squares, loader.Options{BatchSize: 5})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	for batch, err := range l.Batches(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := batch.Wait(ctx); err != nil {
+			log.Fatal(err)
+		}
+		list := make([]uint64, batch.Len())
+		if err := dev.CopyToHost(unsafe.Pointer(&list[0]), batch.Field(0), 8*len(list)); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(list)
+	}
+
+	// Output:
+	// [0 1 4 9 16]
+	// [25 36 49 64 81]
+}
+
+// In a second of which copies took 950 ms, the copy is the bottleneck.
+func ExampleStats_Bottleneck() {
+	stats := loader.Stats{
+		Elapsed:    time.Second,
+		BatchWaits: 900 * time.Millisecond,
+		Consuming:  100 * time.Millisecond,
+		Reading:    3 * time.Second, // of all workers
+		Copying:    950 * time.Millisecond,
+	}
+	fmt.Println(stats.Bottleneck())
+
+	// Output: copy
+}
+
 // A loop that is left leaves the rest of the epoch to the next one.
 func ExampleLoader_Batches() {
 	dev, _, done := openGPU()
@@ -118,7 +236,7 @@ func ExampleLoader_Batches() {
 		log.Fatal(err)
 	}
 	defer l.Close()
-	for steps := 0; steps < 6; fmt.Println("validate after", steps) {
+	for steps := 0; steps < 6; fmt.Println("left after", steps) {
 		for batch, err := range l.Batches(ctx) {
 			if err != nil {
 				log.Fatal(err)
@@ -134,12 +252,12 @@ func ExampleLoader_Batches() {
 	// batch 0 of epoch 0 [0 1 2]
 	// batch 1 of epoch 0 [3 4 5]
 	// batch 2 of epoch 0 [6 7 8]
-	// validate after 3
+	// left after 3
 	// batch 3 of epoch 0 [9]
-	// validate after 4
+	// left after 4
 	// batch 0 of epoch 1 [0 1 2]
 	// batch 1 of epoch 1 [3 4 5]
-	// validate after 6
+	// left after 6
 }
 
 // An epoch that is left out after its first batch.

@@ -42,7 +42,7 @@ func (m memory) check() error {
 	case len(m.fields) == 0:
 		return errors.New("there are no fields")
 	case len(m.fields) != len(m.data):
-		return fmt.Errorf("there are %d sizes of fields, and the data of %d fields", len(m.fields), len(m.data))
+		return fmt.Errorf("fields has %d sizes, and data %d fields", len(m.fields), len(m.data))
 	}
 	for f, size := range m.fields {
 		switch bytes := len(m.data[f]); {

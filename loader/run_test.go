@@ -366,8 +366,8 @@ func TestMemoryThatIsNotSamples(t *testing.T) {
 		data   [][]byte
 	}{
 		"there are no fields":                                           {nil, nil},
-		"2 sizes of fields, and data of 1":                              {[]int{1, 2}, [][]byte{{1}}},
-		"1 sizes of fields, and data of 2":                              {[]int{1}, [][]byte{{1}, {2}}},
+		"fields has 2 sizes, and data 1 fields":                         {[]int{1, 2}, [][]byte{{1}}},
+		"fields has 1 sizes, and data 2 fields":                         {[]int{1}, [][]byte{{1}, {2}}},
 		"field 1 has 0 bytes: must be positive":                         {[]int{1, 0}, [][]byte{{1}, {1}}},
 		"field 0 has -1 bytes: must be positive":                        {[]int{-1}, [][]byte{{1}}},
 		"field 0: 5 bytes are not a whole number of samples of 2 bytes": {[]int{2}, [][]byte{make([]byte, 5)}},

@@ -78,7 +78,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 			err = closing
 		}
 	}()
-	for epoch := range o.epochs {
+	for epoch := range l.Epochs(o.epochs) {
 		start, batches, samples := time.Now(), 0, 0
 		for batch, err := range l.Batches(ctx) {
 			if err != nil {
