@@ -124,8 +124,8 @@ func (f *driven) ahead() (slots, numbers []int) {
 	return slots, numbers
 }
 
-// newOpening has 16 slots and blocks of 4 batches, of 4 samples each.
-func newOpening(t *testing.T, samples int, done batchSet) *driven {
+// newBlocks has 16 slots and blocks of 4 batches, of 4 samples each.
+func newBlocks(t *testing.T, samples int, done batchSet) *driven {
 	t.Helper()
 	f := newDriven(t, numbered(samples, 8), Options{BatchSize: 4, Workers: 2, Prefetch: 15}, done)
 	require.Equal(t, 4, f.l.layout.block)
@@ -136,7 +136,7 @@ func newOpening(t *testing.T, samples int, done batchSet) *driven {
 // got, on slots that are neighbours.
 func TestBlocks(t *testing.T) {
 	t.Parallel()
-	f := newOpening(t, 47, batchSet{{0, 1}, {2, 3}, {4, 6}})
+	f := newBlocks(t, 47, batchSet{{0, 1}, {2, 3}, {4, 6}})
 	for i, want := range []struct{ slots, numbers []int }{
 		{[]int{0, 1, 2, 3}, []int{1, 3, 6, 7}},
 		{[]int{4, 5, 6, 7}, []int{8, 9, 10, 11}}, // the last one is short
@@ -156,7 +156,7 @@ func TestBlocks(t *testing.T) {
 
 // Before a worker has to wait, there is a claim for each in a block after the one that is
 // claimed from, or there is no slot.
-func TestBlocksAreOpenedAhead(t *testing.T) {
+func TestBlocksArePublishedAhead(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		workers, prefetch int
@@ -192,7 +192,7 @@ func TestBlocksAreOpenedAhead(t *testing.T) {
 // not done with them, and waits for none.
 func TestABlockEndsAtMemoryInUse(t *testing.T) {
 	t.Parallel()
-	f := newOpening(t, 400, nil)
+	f := newBlocks(t, 400, nil)
 	all := f.takeAll()
 	slots, _ := f.ahead()
 	require.Nil(t, slots, "none is free")
@@ -225,10 +225,10 @@ func TestABlockEndsAtMemoryInUse(t *testing.T) {
 }
 
 // An error of a slot's copy ends the blocks before it. The batches before it come.
-func TestAnErrorOfOpeningAhead(t *testing.T) {
+func TestAnErrorOfPublishingAhead(t *testing.T) {
 	t.Parallel()
 	for bad := range 4 {
-		f := newOpening(t, 400, batchSet{{1, 2}})
+		f := newBlocks(t, 400, batchSet{{1, 2}})
 		s := f.l.slots[bad]
 		s.begin(0, 7, 4)
 		f.sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrUnknown})
@@ -252,7 +252,7 @@ func TestWaitingForABlock(t *testing.T) {
 	t.Parallel()
 	const workers = 7
 	for _, ending := range []string{"all opened", "failed", "stopped"} {
-		f := newOpening(t, 32, nil) // two blocks
+		f := newBlocks(t, 32, nil) // two blocks
 		all := f.takeAll()
 		f.d.requests.Store(1) // drive in the test
 		got := make(chan claim, workers)
@@ -388,7 +388,7 @@ func TestManyWorkersAndFewSlots(t *testing.T) {
 
 // Where few batches suffice, few are used: those of the block that is being filled and of the
 // one that is open after it, and two that are on their way.
-func TestMemoryThatIsNotNeededIsNotUsed(t *testing.T) {
+func TestTheLoaderUsesOnlyTheSlotsThatItNeeds(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Link{})
 	const batch = 4

@@ -150,7 +150,7 @@ func TestNeighboursAreOneCopy(t *testing.T) {
 
 // A batch that is not full is a copy of what it has, alone, and goes with its
 // neighbours as it is.
-func TestShortNeighbours(t *testing.T) {
+func TestAShortBatchSharesACopy(t *testing.T) {
 	t.Parallel()
 	s := newSending(t, 4, 4)
 	short := func(slot int) *slot {
@@ -228,7 +228,7 @@ func TestBatchesWaitWhileTheLinkIsBusy(t *testing.T) {
 }
 
 // Batches that are enough for a copy do not wait.
-func TestEnoughForACopyDoesNotWait(t *testing.T) {
+func TestBatchesThatFillACopyDoNotWait(t *testing.T) {
 	t.Parallel()
 	const batch = maxCopy / 3 / 300
 	s := newSending(t, 6, batch)
@@ -316,7 +316,7 @@ func TestACopyOfSeveralBatchesThatFails(t *testing.T) {
 
 // An epoch in which all goes together is as any other, also where the loop keeps
 // batches and samples are skipped.
-func TestEpochsOfBatchesThatGoTogether(t *testing.T) {
+func TestEpochsOfBatchesThatShareCopies(t *testing.T) {
 	t.Parallel()
 	for _, o := range []Options{
 		{BatchSize: 4, Workers: 3, Prefetch: 9, Shuffle: true},
@@ -445,7 +445,7 @@ func TestBatchesOfOneCopyAreWaitedFor(t *testing.T) {
 
 // Events for the ends of a batch's work may be recorded when its memory is another batch's.
 // Work on that is waited for all the same.
-func TestEndsThatAreRecordedLate(t *testing.T) {
+func TestTheNextUseRecordsTheEndsOfABatch(t *testing.T) {
 	t.Parallel()
 	s := newSending(t, 2, 4)
 	users := []*cudart.Stream{stream(t, s.l.dev), stream(t, s.l.dev)}
@@ -491,7 +491,7 @@ func (f *driven) release(slots ...int) {
 
 // The slot that is filled next is the first one that the GPU is done with, whichever
 // was released first; or else the one whose copy was queued first, if that is done.
-func TestTheSlotThatIsFilledNext(t *testing.T) {
+func TestTakeChoosesTheFirstCompletedSlot(t *testing.T) {
 	t.Parallel()
 	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, nil)
 	require.Equal(t, []int{0, 1, 2, 3, 4}, f.take())
@@ -538,7 +538,7 @@ func TestTheSlotThatIsFilledNext(t *testing.T) {
 }
 
 // The slot after another one in memory is taken if it is free and the GPU is done with it.
-func TestTheSlotAfterAnother(t *testing.T) {
+func TestTakeChoosesTheNextSlotOfABlock(t *testing.T) {
 	t.Parallel()
 	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, nil)
 	after := func(at int) *slot { return f.d.take(f.l.slots[at : at+1]) }

@@ -424,7 +424,7 @@ func TestRetryAfterAnEndedGoroutine(t *testing.T) {
 	require.Equal(t, 3*20, l.Stats().Retried)
 }
 
-func TestBadOptions(t *testing.T) {
+func TestNewRefusesInvalidOptions(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	huge := math.MaxInt / 4

@@ -248,7 +248,7 @@ func TestTheHostWaitsIfTheDeviceCannot(t *testing.T) {
 
 // Memory of which it cannot be known whether the consumer's streams still use it
 // is not written.
-func TestUnknownMemoryIsNotWritten(t *testing.T) {
+func TestMemoryInUnknownStateIsNotWritten(t *testing.T) {
 	t.Parallel()
 	f := newDriven(t, numbered(8, 8), Options{BatchSize: 4, Prefetch: 1}, nil)
 	s := f.l.slots[0]
@@ -305,7 +305,7 @@ func TestMemoryOfABatchThatFailed(t *testing.T) {
 
 // What CUDA reports while a copy is waited for may be the copy's: the epoch ends
 // with it, although the copy is done.
-func TestACopyThatMayHaveFailed(t *testing.T) {
+func TestACopyWithAnUnknownResult(t *testing.T) {
 	t.Parallel()
 	sim, dev := simulated(t, cudasim.Link{})
 	s := stream(t, dev)
@@ -360,7 +360,7 @@ func TestTheLastCopyOfAnEpochThatFails(t *testing.T) {
 
 // As long as CUDA cannot say what it is done with, epochs end with the error and
 // Close returns it. When it can, all goes on.
-func TestCUDACannotSay(t *testing.T) {
+func TestMemoryWithAFailingQueryIsNotReused(t *testing.T) {
 	t.Parallel()
 	sim, dev := simulated(t, cudasim.Link{})
 	s := stream(t, dev)

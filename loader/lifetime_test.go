@@ -563,7 +563,7 @@ func TestTheEndOfAnEpochWaitsForCopies(t *testing.T) {
 	requireIdle(t, l, 0)
 }
 
-func TestKeptBatches(t *testing.T) {
+func TestRetainedBatches(t *testing.T) {
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
 	l, err := New(t.Context(), dev, numbered(40, 8), Options{BatchSize: 4, Prefetch: 3, Shuffle: true})
@@ -604,7 +604,7 @@ func TestKeptBatches(t *testing.T) {
 
 // A loop that keeps all batches and asks for another waits, and says why when its
 // context ends, or when another goroutine closes the loader.
-func TestAllKeptSaysSo(t *testing.T) {
+func TestErrorsContainThatAllBatchesAreRetained(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		l, err := New(t.Context(), testgpu.Device(t), numbered(40, 8), Options{BatchSize: 4, Prefetch: 2})
 		require.NoError(t, err)
@@ -643,7 +643,7 @@ func TestAllKeptSaysSo(t *testing.T) {
 }
 
 // An epoch whose batches are all kept ends all the same.
-func TestAllKeptAtTheEnd(t *testing.T) {
+func TestAllBatchesRetainedAtTheEnd(t *testing.T) {
 	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4, Prefetch: 2, Workers: 5})
 	var all []*Batch
 	for b, err := range l.Batches(t.Context()) {
@@ -659,7 +659,7 @@ func TestAllKeptAtTheEnd(t *testing.T) {
 }
 
 // A loop that has kept all the memory goes on when some comes back.
-func TestAllKept(t *testing.T) {
+func TestAllBatchesRetained(t *testing.T) {
 	l := newLoaderFor(t, testgpu.Device(t), numbered(40, 8), Options{BatchSize: 4, Prefetch: 2})
 	given := make(chan *Batch, 10)
 	released := make(chan error)
@@ -721,7 +721,7 @@ func TestReleaseWithinTheLoop(t *testing.T) {
 	requireIdle(t, l, 0)
 }
 
-func TestBatchesWithinBatches(t *testing.T) {
+func TestALoopWithinALoopIsErrRunning(t *testing.T) {
 	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4})
 	outer := 0
 	for b, err := range l.Batches(t.Context()) {

@@ -17,7 +17,7 @@ import (
 
 // Samples in a mapped file that is cut short have no memory: reading them fails,
 // where a copy loop would have ended the process.
-func TestAMappedDataSetThatIsCutShort(t *testing.T) {
+func TestATruncatedMappedDataSet(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation does not report the address of a bus error")

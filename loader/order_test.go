@@ -16,7 +16,7 @@ import (
 )
 
 // Going on after any batch gives just what was left, in either mode.
-func TestGoingOnAfterEachBatch(t *testing.T) {
+func TestALoaderResumesAfterEachBatch(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	const n, size = 47, 5

@@ -213,7 +213,7 @@ func TestStreamClosedBeforeRelease(t *testing.T) {
 }
 
 // All is allocated at the begin: later epochs pin, allocate and make nothing.
-func TestNothingIsAllocatedAfterwards(t *testing.T) {
+func TestNoCUDAMemoryIsAllocatedAfterNew(t *testing.T) {
 	t.Parallel()
 	sim, dev := simulated(t, cudasim.Link{})
 	s := stream(t, dev)

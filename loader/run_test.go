@@ -15,7 +15,7 @@ import (
 
 // A worker that fills many samples under one guard names the one that failed, reads
 // each of the others once, and goes on behind it.
-func TestARunNamesTheSampleThatFails(t *testing.T) {
+func TestErrorsOfABatchSourceNameTheSample(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
@@ -190,7 +190,7 @@ func TestABatchSourceThatFails(t *testing.T) {
 }
 
 // If a sample fails in Read as well, it is the one that is named, or skipped.
-func TestASampleOfABatchSourceThatFails(t *testing.T) {
+func TestABatchSourceWithOneFailingSample(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
@@ -337,7 +337,7 @@ func (transformed) Transform(context.Context, int, [][]byte) error { return nil 
 
 // Samples are written past the caches if nothing reads them there, and the batches are
 // small.
-func TestMemoryPastTheCaches(t *testing.T) {
+func TestMemoryWithNonTemporalStores(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	const size = maxGPUOnly / 256
@@ -359,7 +359,7 @@ func TestMemoryPastTheCaches(t *testing.T) {
 	}
 }
 
-func TestMemoryThatIsNotSamples(t *testing.T) {
+func TestMemoryRefusesPartialSamples(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]struct {
 		fields []int

@@ -100,7 +100,7 @@ func TestElapsedIsTheLoopsTime(t *testing.T) {
 }
 
 // Waiting although all batches are retained is the consumer's time.
-func TestKeepingIsConsuming(t *testing.T) {
+func TestTimeWithAllBatchesRetainedIsConsuming(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
 	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4, Workers: 1, Prefetch: 1})
@@ -128,7 +128,7 @@ func TestKeepingIsConsuming(t *testing.T) {
 // The device's clock of the simulated GPU knows the link only, so that it is
 // known what all copies take: in short epochs and in long ones, full batches and
 // short ones.
-func TestCopyingIsWhatTheCopiesTake(t *testing.T) {
+func TestCopyingIsTheTimeOfTheCopies(t *testing.T) {
 	t.Parallel()
 	const latency = 50 * time.Microsecond
 	_, dev := simulated(t, cudasim.Link{HostToDevice: cudasim.Way{Rate: 1, Latency: latency}})
@@ -168,7 +168,7 @@ func TestCopyingIsWhatTheCopiesTake(t *testing.T) {
 
 // Of the first copies none stands for more than itself, and a later one for those since the
 // one before.
-func TestCopiesThatStandForOthers(t *testing.T) {
+func TestMeasuredCopiesAreScaledToAll(t *testing.T) {
 	t.Parallel()
 	sim, dev := simulated(t, cudasim.Link{})
 	var m meter

@@ -19,15 +19,15 @@ var (
 	// errors.Is reports that it is [os.ErrClosed].
 	ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
-	// ErrOversubscribed is returned for memory that could not be on the card all at once.
-	ErrOversubscribed = errors.New("more managed memory than the card has room for")
+	// ErrOversubscribed is returned for memory that exceeds the capacity of the device memory.
+	ErrOversubscribed = errors.New("more managed memory than the device memory has capacity for")
 
-	// ErrReserve is returned if managed memory cannot be kept out of Options.Reserve.
-	ErrReserve = errors.New("the reserve of device memory cannot be kept")
+	// ErrReserve is returned if managed memory would take Options.Reserve, or cannot free it.
+	ErrReserve = errors.New("the reserve of device memory is not free")
 
 	// ErrNotConcurrent is returned where the device cannot access managed memory while
 	// the CPU does. errors.Is reports that it is [errors.ErrUnsupported].
-	ErrNotConcurrent = sentinel.New("the device cannot access managed memory while the CPU does (its attribute ConcurrentManagedAccess is 0, as on Windows and in WSL, vGPU and gVisor): the process crashes if the CPU touches managed memory while work is pending, and there is no prefetch, no advice, and no more memory than the card has", errors.ErrUnsupported)
+	ErrNotConcurrent = sentinel.New("the device cannot access managed memory while the CPU does (its attribute ConcurrentManagedAccess is 0, as on Windows and in WSL, vGPU and gVisor): the process crashes if the CPU touches managed memory while work is pending, and there is no prefetch, no advice, and no more memory than the device memory holds", errors.ErrUnsupported)
 
 	// ErrInUse is returned by Close of an Allocator whose memory is not closed.
 	ErrInUse = errors.New("memory is in use")
@@ -40,15 +40,16 @@ var (
 	errNotMade    = errors.New("the Allocator, Memory or Plan is nil or zero: New, Alloc and NewPlan make them")
 )
 
-// DefaultLogAbove is the Options.LogAbove of allocators that set none.
+// DefaultLogAbove is the default of Options.LogAbove, in bytes.
 const DefaultLogAbove = 100_000_000
 
-// Options shape an Allocator. The zero value is what most programs want.
+// Options configure an Allocator. The zero value suits most programs.
 type Options struct {
-	// Reserve is the device memory that is kept free of managed memory, in bytes.
+	// Reserve is the device memory that managed memory must not take, in bytes.
 	Reserve int
-	// Oversubscribe allows more memory than the card has. The memory beyond that stays on
-	// the host, advised with PreferredLocation(Host()) and AccessedBy(dev.Location()).
+	// Oversubscribe allows more memory than the capacity of the device memory. Memory beyond
+	// the capacity stays on the host, advised with PreferredLocation(Host()) and
+	// AccessedBy(dev.Location()).
 	Oversubscribe bool
 	// AllowExclusive allows a device that cannot access managed memory while the CPU
 	// does: see "Coherence" in the package's documentation.
@@ -71,22 +72,23 @@ type Allocator struct {
 	dev        *cudart.Device
 	o          Options
 	concurrent bool
-	card       *card
+	mem        *deviceMemory
 	life       lifetime.Lifetime
 
 	// Guarded by ledger.mu.
-	streams []*cudart.Stream // for moves, idle
+	streams []*cudart.Stream // idle streams for moves
 	live    map[*Memory]bool // not closed
 	total   Counts
 	labels  map[string]*Counts
-	onHost  int // bytes of memory beyond the card
-	failed  int // allocations
+	onHost  int // bytes of memory beyond the capacity
+	failed  int // number of failed allocations
 }
 
-// New makes an allocator. It allocates nothing yet. Close it. Errors are of a nil device,
-// of one whose Runtime was closed ([cudart.ErrClosed]), of invalid options; for a
-// device without managed memory one that wraps [errors.ErrUnsupported],
-// [ErrNotConcurrent], and ctx's if that ends first.
+// New makes an allocator, which must be closed. It queries the device's attributes
+// (cudaDeviceGetAttribute) and allocates no memory of CUDA. Errors are a nil device, a closed
+// Runtime ([cudart.ErrClosed]), invalid options, [ErrNotConcurrent], ctx's error and cause if ctx
+// ends first, and for a device without managed memory an error that wraps
+// [errors.ErrUnsupported].
 func New(ctx context.Context, dev *cudart.Device, o Options) (*Allocator, error) {
 	a, err := newAllocator(ctx, dev, o)
 	if err != nil {
@@ -97,8 +99,6 @@ func New(ctx context.Context, dev *cudart.Device, o Options) (*Allocator, error)
 
 func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocator, error) {
 	switch {
-	case ctx == nil:
-		return nil, errNilContext
 	case dev == nil || dev.Runtime() == nil:
 		return nil, errNilDevice
 	case dev.Runtime().Closed():
@@ -110,7 +110,7 @@ func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocato
 	}
 	o.LogAbove = cmp.Or(o.LogAbove, DefaultLogAbove)
 	var has, concurrent int
-	err := leaving(ctx, func() (err error) {
+	err := runBounded(ctx, func() (err error) {
 		if has, err = dev.Attribute(cudart.AttrManagedMemory); err == nil {
 			concurrent, err = dev.Attribute(cudart.AttrConcurrentManagedAccess)
 		}
@@ -127,7 +127,7 @@ func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocato
 		return nil, fmt.Errorf("Options.Oversubscribe: %v: %w", dev, ErrNotConcurrent)
 	}
 	return &Allocator{
-		dev: dev, o: o, concurrent: concurrent != 0, card: openCard(dev),
+		dev: dev, o: o, concurrent: concurrent != 0, mem: openDeviceMemory(dev),
 		live: make(map[*Memory]bool), labels: make(map[string]*Counts),
 	}, nil
 }
@@ -135,7 +135,7 @@ func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocato
 // forceVariable is an environment variable of the CUDA driver.
 const forceVariable = "CUDA_MANAGED_FORCE_DEVICE_ALLOC"
 
-// notesOf returns the peculiarities of this device.
+// notesOf returns the notes for a device and the value of forceVariable.
 func notesOf(dev *cudart.Device, concurrent bool, o Options, force string) []string {
 	var notes []string
 	if !concurrent {
@@ -144,9 +144,9 @@ func notesOf(dev *cudart.Device, concurrent bool, o Options, force string) []str
 	if force == "" || force == "0" {
 		return notes
 	}
-	note := fmt.Sprintf("%s=%s: the driver places managed memory in device memory when it is made, not where it is touched first; GPUs that cannot access each other's memory fail with cudaErrorInvalidDevice", forceVariable, force)
+	note := fmt.Sprintf("%s=%s: the driver allocates pages of managed memory on the device, and not where they are touched first; GPUs that cannot access each other's memory fail with cudaErrorInvalidDevice", forceVariable, force)
 	if o.Oversubscribe || o.Reserve > 0 {
-		note += "; it limits how much more than the card can be used, and memory that is to stay on the host may begin on the card: unset it where Options.Oversubscribe or Options.Reserve matter"
+		note += "; it limits the memory beyond the device memory, and memory that should stay on the host may begin on the device: unset it where Options.Oversubscribe or Options.Reserve matter"
 	}
 	return append(notes, note)
 }
@@ -155,11 +155,11 @@ func notesOf(dev *cudart.Device, concurrent bool, o Options, force string) []str
 func (a *Allocator) made() bool { return a != nil && a.dev != nil }
 
 // Concurrent reports whether CPU and GPU may access managed memory at the same time: see
-// "Coherence" in the package's documentation.
+// "Coherence" in the package's documentation. It does not block.
 func (a *Allocator) Concurrent() bool { return a.made() && a.concurrent }
 
-// Notes returns the peculiarities of managed memory here, in sentences: a device without
-// concurrent access, or CUDA_MANAGED_FORCE_DEVICE_ALLOC. It returns nil if there are none.
+// Notes returns sentences about a device without concurrent access, and about the environment
+// variable CUDA_MANAGED_FORCE_DEVICE_ALLOC, or nil. It does not block.
 func (a *Allocator) Notes() []string {
 	if !a.made() {
 		return nil
@@ -180,16 +180,12 @@ func (a *Allocator) Alloc(ctx context.Context, n int) (*Memory, error) {
 
 // AllocLabel is Alloc that counts the bytes under a label, too: see [Stats].
 func (a *Allocator) AllocLabel(ctx context.Context, label string, n int) (*Memory, error) {
-	var m *Memory
-	var err error
-	switch {
-	case !a.made():
+	if !a.made() {
 		return nil, fmt.Errorf("managed: allocate %d bytes (%q): %w", n, label, errNotMade)
-	case ctx == nil:
-		err = errNilContext
-	case ctx.Err() != nil:
-		err = bounded.Ended(ctx)
-	default:
+	}
+	var m *Memory
+	err := checkContext(ctx)
+	if err == nil {
 		m, err = bounded.Do(ctx, bounded.Call[*Memory]{
 			Run: func() (*Memory, error) { return a.alloc(ctx, label, n) },
 			Late: func(m *Memory, err error) {
@@ -220,32 +216,32 @@ func (a *Allocator) alloc(ctx context.Context, label string, n int) (m *Memory, 
 			a.life.End()
 		}
 	}()
-	beyond, err := a.card.admit(ctx, n, a.o.Reserve, a.o.Oversubscribe)
+	beyond, err := a.mem.admit(ctx, n, a.o.Reserve, a.o.Oversubscribe)
 	if err != nil {
 		return nil, err
 	}
 	m = &Memory{a: a, n: n, label: label, onHost: beyond}
-	err = a.card.call(ctx, func() (err error) {
+	err = a.mem.call(ctx, func() (err error) {
 		m.p, err = a.dev.MallocManaged(n, cudart.ManagedGlobal)
 		return err
 	})
 	if err == nil && beyond {
-		if err = a.card.stayOnHost(ctx, m.All()); err != nil {
+		if err = a.mem.stayOnHost(ctx, m.All()); err != nil {
 			if freeing := lifetime.Undo(ctx, m.free); freeing != nil {
 				return nil, errors.Join(err, fmt.Errorf("the %d bytes at %#x stay allocated: %w", n, m.ptr(), freeing))
 			}
 		}
 	}
 	if err != nil {
-		a.card.release(n)
+		a.mem.release(n)
 		return nil, err
 	}
-	a.opened(m)
+	a.add(m)
 	return m, nil
 }
 
-// opened counts new memory, and logs it.
-func (a *Allocator) opened(m *Memory) {
+// add counts new memory, and logs it.
+func (a *Allocator) add(m *Memory) {
 	ledger.mu.Lock()
 	if m.counts = a.labels[m.label]; m.counts == nil {
 		m.counts = new(Counts)
@@ -268,10 +264,10 @@ func (a *Allocator) opened(m *Memory) {
 	}
 }
 
-// freed uncounts memory.
-func (a *Allocator) freed(m *Memory) {
+// remove uncounts memory that was freed.
+func (a *Allocator) remove(m *Memory) {
 	ledger.mu.Lock()
-	a.card.allocated.used -= m.n
+	a.mem.allocated.used -= m.n
 	m.counts.free(m.n)
 	a.total.free(m.n)
 	if m.onHost {
@@ -306,7 +302,7 @@ func (a *Allocator) CloseContext(ctx context.Context) error {
 		if err := a.closeStreams(); err != nil {
 			return err
 		}
-		a.card.close()
+		a.mem.close()
 		return nil
 	})
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-func TestNewRefusesWhatCannotBe(t *testing.T) {
+func TestNewRefusesInvalidArguments(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
@@ -54,7 +54,7 @@ func TestNewRefusesADeviceWithoutManagedMemory(t *testing.T) {
 // anything crashes, and what is allowed works.
 func TestDeviceWithoutConcurrentAccess(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, exclusive(), Options{})
+	g := newSimFixture(t, exclusive(), Options{})
 	_, err := New(t.Context(), g.dev, Options{})
 	require.ErrorIs(t, err, ErrNotConcurrent)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
@@ -81,13 +81,13 @@ func TestDeviceWithoutConcurrentAccess(t *testing.T) {
 	assert.Empty(t, g.sim.Misuses())
 	assert.Equal(t, bytes.Repeat([]byte{7}, mib), b)
 
-	moved, err := g.a.KeepReserve(t.Context(), g.s, 1<<50)
+	moved, err := g.a.Reclaim(t.Context(), g.s, 1<<50)
 	require.ErrorIs(t, err, ErrNotConcurrent)
 	assert.Zero(t, moved)
 }
 
 // The simulated GPU shows what the real one punishes with a crash.
-func TestTouchOfBusyMemoryIsAMisuseWithoutConcurrentAccess(t *testing.T) {
+func TestTheSimulatorReportsTouchesOfBusyMemoryWithoutConcurrentAccess(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(exclusive())
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -115,7 +115,7 @@ func TestTouchOfBusyMemoryIsAMisuseWithoutConcurrentAccess(t *testing.T) {
 }
 
 func TestForceDeviceAllocIsReported(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	for value, want := range map[string]bool{"": false, "0": false, "1": true} {
 		t.Setenv("CUDA_MANAGED_FORCE_DEVICE_ALLOC", value)
 		a, err := New(t.Context(), g.dev, Options{Reserve: 1})
@@ -129,7 +129,7 @@ func TestForceDeviceAllocIsReported(t *testing.T) {
 
 func TestAllocAndClose(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	for _, n := range []int{0, -1} {
 		_, err := g.a.Alloc(t.Context(), n)
 		require.ErrorContains(t, err, "the size must be positive")
@@ -167,7 +167,7 @@ func TestAllocAndClose(t *testing.T) {
 
 func TestStatsCountByLabel(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	a, err := g.a.AllocLabel(t.Context(), "x", 100)
 	require.NoError(t, err)
 	b, err := g.a.AllocLabel(t.Context(), "y", 50)
@@ -186,7 +186,7 @@ func TestStatsCountByLabel(t *testing.T) {
 // hold together, and what is left at the end is nothing.
 func TestStatsAreExactUnderConcurrency(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	const workers, rounds, n = 8, 20, 4096
 	var wg, held sync.WaitGroup
 	held.Add(workers)
@@ -215,7 +215,7 @@ func TestStatsAreExactUnderConcurrency(t *testing.T) {
 func TestLargeAllocationsAreLogged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	g := newRig(t, Options{Logger: slog.New(slog.NewJSONHandler(&out, nil)), LogAbove: 1000})
+	g := newFixture(t, Options{Logger: slog.New(slog.NewJSONHandler(&out, nil)), LogAbove: 1000})
 	g.alloc(999)
 	assert.Empty(t, out.String())
 	m, err := g.a.AllocLabel(t.Context(), "big", 1000)
@@ -228,21 +228,21 @@ func TestLargeAllocationsAreLogged(t *testing.T) {
 		"on_host": false, "allocated": 1999.0, "peak": 1999.0, "allocs": 2.0, "device": 0.0}, record)
 }
 
-// More than the card has is refused before CUDA is asked for it, with the figures.
+// Memory beyond the capacity is refused before a call of CUDA, with the figures.
 func TestOversubscriptionIsRefused(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{Reserve: 16 * mib})
+	g := newSimFixture(t, small(64*mib), Options{Reserve: 16 * mib})
 	m := g.alloc(40 * mib)
 	_, err := g.a.Alloc(t.Context(), 8*mib+1)
 	require.ErrorIs(t, err, ErrOversubscribed)
-	for _, figure := range []string{"asked for 8 MiB + 1 B", "40 MiB of managed memory are allocated",
-		"16 MiB reserved", "of 64 MiB that it could have", "64 MiB free of 64 MiB", "Options.Oversubscribe"} {
+	for _, figure := range []string{"requested 8 MiB + 1 B", "40 MiB of managed memory are allocated",
+		"16 MiB reserved", "of a capacity of 64 MiB", "64 MiB free of 64 MiB", "Options.Oversubscribe"} {
 		assert.ErrorContains(t, err, figure)
 	}
 	assert.Equal(t, 1, g.sim.Calls("cudaMallocManaged"))
 	g.alloc(8 * mib)
 
-	// What is on the card is not counted twice.
+	// What is on the device is not counted twice.
 	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
 	_, err = g.a.Alloc(t.Context(), 1)
@@ -254,9 +254,9 @@ func TestOversubscriptionIsRefused(t *testing.T) {
 
 // Memory of another allocator of the same device counts, and device memory that was
 // allocated by other means since.
-func TestOversubscriptionCountsAllOfTheCard(t *testing.T) {
+func TestOversubscriptionCountsMemoryOfAllAllocators(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{})
+	g := newSimFixture(t, small(64*mib), Options{})
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
 	m, err := other.Alloc(t.Context(), 30*mib)
@@ -278,7 +278,7 @@ func TestOversubscriptionCountsAllOfTheCard(t *testing.T) {
 // A request that is refused, or fails, leaves no trace in what may be allocated.
 func TestFailedAllocationIsNotCounted(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{})
+	g := newSimFixture(t, small(64*mib), Options{})
 	g.sim.Fail("cudaMallocManaged", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err := g.a.Alloc(t.Context(), 40*mib)
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
@@ -286,14 +286,14 @@ func TestFailedAllocationIsNotCounted(t *testing.T) {
 	g.alloc(64 * mib)
 }
 
-// With the option, memory beyond the card stays on the host, so that the reserve is kept
+// With the option, memory beyond the capacity stays on the host, so that the reserve is kept
 // although the GPU accesses the memory.
-func TestMemoryBeyondTheCardStaysOnTheHost(t *testing.T) {
+func TestMemoryBeyondTheCapacityStaysOnTheHost(t *testing.T) {
 	t.Parallel()
 	for _, v := range versions {
 		cfg := small(64 * mib)
 		cfg.Version = v
-		g := newSimRig(t, cfg, Options{Oversubscribe: true, Reserve: 16 * mib})
+		g := newSimFixture(t, cfg, Options{Oversubscribe: true, Reserve: 16 * mib})
 		in, beyond := g.alloc(40*mib), g.alloc(100*mib)
 		assert.False(t, in.OnHost())
 		assert.True(t, beyond.OnHost())
@@ -319,9 +319,9 @@ func TestMemoryBeyondTheCardStaysOnTheHost(t *testing.T) {
 	}
 }
 
-func TestKeepReserveMovesTheColdestMemoryFirst(t *testing.T) {
+func TestReclaimMovesTheLeastRecentlyUsedMemoryFirst(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{})
+	g := newSimFixture(t, small(64*mib), Options{})
 	a, b, c := g.alloc(16*mib), g.alloc(16*mib), g.alloc(16*mib)
 	for _, m := range []*Memory{b, a, c} {
 		require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
@@ -329,7 +329,7 @@ func TestKeepReserveMovesTheColdestMemoryFirst(t *testing.T) {
 	g.sync()
 	_, err := g.dev.Malloc(32 * mib) // as cuBLAS does
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-	moved, err := g.a.KeepReserve(t.Context(), g.s, 40*mib)
+	moved, err := g.a.Reclaim(t.Context(), g.s, 40*mib)
 	require.NoError(t, err)
 	assert.Equal(t, 32*mib, moved)
 	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(b.All()))
@@ -338,25 +338,25 @@ func TestKeepReserveMovesTheColdestMemoryFirst(t *testing.T) {
 	p, err := g.dev.Malloc(32 * mib)
 	require.NoError(t, err)
 
-	_, err = g.a.KeepReserve(t.Context(), g.s, 60*mib)
+	_, err = g.a.Reclaim(t.Context(), g.s, 60*mib)
 	require.ErrorIs(t, err, ErrReserve)
-	assert.ErrorContains(t, err, "other memory fills the card")
-	moved, err = g.a.KeepReserve(t.Context(), g.s, 0)
+	assert.ErrorContains(t, err, "other memory occupies the device")
+	moved, err = g.a.Reclaim(t.Context(), g.s, 0)
 	require.NoError(t, err)
 	assert.Zero(t, moved)
 	require.NoError(t, g.dev.Free(p))
 }
 
-// Prefetching to the host leaves copies of memory that is read mostly on the card.
-func TestKeepReserveDropsCopiesOfMemoryThatIsReadMostly(t *testing.T) {
+// Prefetching to the host leaves copies of memory that is read mostly on the device.
+func TestReclaimDropsCopiesOfReadMostlyMemory(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{})
+	g := newSimFixture(t, small(64*mib), Options{})
 	m := g.alloc(32 * mib)
 	g.fillByCPU(m)
 	require.NoError(t, m.All().Advise(t.Context(), ReadMostly()))
 	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
-	moved, err := g.a.KeepReserve(t.Context(), g.s, 64*mib)
+	moved, err := g.a.Reclaim(t.Context(), g.s, 64*mib)
 	require.NoError(t, err)
 	assert.Equal(t, 32*mib, moved)
 	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.All()))
@@ -365,17 +365,17 @@ func TestKeepReserveDropsCopiesOfMemoryThatIsReadMostly(t *testing.T) {
 	assert.True(t, at.ReadMostly, "advised as before")
 }
 
-func TestKeepReserveRefusesWhatCannotBe(t *testing.T) {
+func TestReclaimRefusesInvalidArguments(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
-	_, err := g.a.KeepReserve(noContext, g.s, 1)
+	g := newFixture(t, Options{})
+	_, err := g.a.Reclaim(noContext, g.s, 1)
 	require.ErrorIs(t, err, errNilContext)
-	_, err = g.a.KeepReserve(t.Context(), nil, 1)
+	_, err = g.a.Reclaim(t.Context(), nil, 1)
 	require.ErrorIs(t, err, errNilStream)
-	_, err = g.a.KeepReserve(t.Context(), g.s, -1)
+	_, err = g.a.Reclaim(t.Context(), g.s, -1)
 	require.ErrorContains(t, err, "must not be negative")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = g.a.KeepReserve(ctx, g.s, 1)
-	require.NoError(t, err, "nothing had to move")
+	_, err = g.a.Reclaim(ctx, g.s, 1)
+	require.ErrorIs(t, err, context.Canceled)
 }

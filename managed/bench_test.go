@@ -79,7 +79,7 @@ func touch(m *Memory) {
 	wg.Wait()
 }
 
-// Prefetches of memory that the CPU has touched, to the card and back: all at once on one
+// Prefetches of memory that the CPU has touched, to the device and back: all at once on one
 // stream, and in parts by several goroutines with a stream each.
 func BenchmarkPrefetch(b *testing.B) {
 	dev, a := benchRig(b)
@@ -146,11 +146,11 @@ func BenchmarkPrefetch(b *testing.B) {
 
 // A sequential pass over eight times a budget. The work reads each chunk once, and writes
 // it once where the name says so. "explicit" copies the same bytes from pinned memory to
-// two buffers on the card in turn, and back where they are written: what a program does by
+// two buffers on the device in turn, and back where they are written: what a program does by
 // hand. "faults" has no plan: the work itself brings each chunk, and a prefetch takes it away.
 // "in-place" has none either: the memory stays on the host, and the work goes over the link;
 // "plan/in-place" is the same as uses of a plan, with its advice, and "in-place,copy" writes by copies
-// from the card.
+// from the device.
 func BenchmarkPlanSequential(b *testing.B) {
 	dev, a := benchRig(b)
 	ctx := context.Background()
@@ -326,12 +326,12 @@ func BenchmarkCounting(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		a.life.Begin()
-		if _, err := a.card.admit(b.Context(), 1<<20, 0, false); err != nil {
+		if _, err := a.mem.admit(b.Context(), 1<<20, 0, false); err != nil {
 			b.Fatal(err)
 		}
 		one := &Memory{a: a, p: m.p, n: 1 << 20, label: m.label}
-		a.opened(one)
-		a.freed(one)
+		a.add(one)
+		a.remove(one)
 	}
 	b.StopTimer()
 	if err := m.Close(); err != nil {

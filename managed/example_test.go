@@ -77,7 +77,7 @@ func Example() {
 	// refused: true
 }
 
-// 128 MiB go through 16 MiB of the card.
+// 128 MiB go through 16 MiB of the device memory.
 func ExamplePlan() {
 	ctx := context.Background()
 	dev, done := openDevice()

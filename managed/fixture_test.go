@@ -19,8 +19,8 @@ const (
 	gib = 1 << 30
 )
 
-// A rig is an allocator on a device, with a stream.
-type rig struct {
+// A fixture is an allocator on a device, with a stream.
+type fixture struct {
 	*testing.T
 	sim *cudasim.Sim // nil for a real GPU
 	dev *cudart.Device
@@ -28,24 +28,24 @@ type rig struct {
 	a   *Allocator
 }
 
-// newRig has the GPU that PINNED_TEST_GPU requests.
-func newRig(t *testing.T, o Options) *rig {
+// newFixture has the GPU that PINNED_TEST_GPU requests.
+func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
 	if !testgpu.Real() {
-		return newSimRig(t, cudasim.Config{}, o)
+		return newSimFixture(t, cudasim.Config{}, o)
 	}
-	return (&rig{T: t}).on(testgpu.Device(t), o)
+	return (&fixture{T: t}).on(testgpu.Device(t), o)
 }
 
-func newSimRig(t *testing.T, cfg cudasim.Config, o Options) *rig {
+func newSimFixture(t *testing.T, cfg cudasim.Config, o Options) *fixture {
 	t.Helper()
 	sim, rt := testgpu.Sim(t, cfg)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	return (&rig{T: t, sim: sim}).on(dev, o)
+	return (&fixture{T: t, sim: sim}).on(dev, o)
 }
 
-func (g *rig) on(dev *cudart.Device, o Options) *rig {
+func (g *fixture) on(dev *cudart.Device, o Options) *fixture {
 	g.Helper()
 	concurrent, err := dev.Attribute(cudart.AttrConcurrentManagedAccess)
 	require.NoError(g, err)
@@ -66,37 +66,44 @@ func (g *rig) on(dev *cudart.Device, o Options) *rig {
 }
 
 // needConcurrent skips a test that a GPU without concurrent access cannot run.
-func (g *rig) needConcurrent() {
+func (g *fixture) needConcurrent() {
 	if !g.a.Concurrent() {
 		g.Skipf("%v has no concurrent managed access", g.dev)
 	}
 }
 
 // alloc allocates memory that is closed at the end.
-func (g *rig) alloc(n int) *Memory {
+func (g *fixture) alloc(n int) *Memory {
 	g.Helper()
-	m, err := g.a.Alloc(g.Context(), n)
-	require.NoError(g, err)
+	m := g.mustAlloc(n)
 	g.Cleanup(func() { assert.NoError(g, m.Close()) })
 	return m
 }
 
-func (g *rig) sync() {
+// mustAlloc allocates memory that the test closes.
+func (g *fixture) mustAlloc(n int) *Memory {
+	g.Helper()
+	m, err := g.a.Alloc(g.Context(), n)
+	require.NoError(g, err)
+	return m
+}
+
+func (g *fixture) sync() {
 	g.Helper()
 	require.NoError(g, g.s.Synchronize(g.Context()))
 }
 
 // attributes are the advice for a part of memory, and the location of its last prefetch.
-func (g *rig) attributes(m *Memory, off, n int) (cudart.RangeAttributes, error) {
+func (g *fixture) attributes(m *Memory, off, n int) (cudart.RangeAttributes, error) {
 	return g.dev.RangeAttributes(m.Range(off, n).ptr(), n)
 }
 
 // at is where the bytes of a range lie, on the simulated GPU.
-func (g *rig) at(r Range) map[int]int {
+func (g *fixture) at(r Range) map[int]int {
 	return g.sim.ManagedResidence(uintptr(r.ptr()), r.Len)
 }
 
-// small is a simulated card of so many bytes.
+// small is a simulated device with that many bytes of memory.
 func small(bytes int) cudasim.Config {
 	return cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: bytes}}}
 }

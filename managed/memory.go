@@ -6,29 +6,28 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// Memory is managed memory of an [Allocator], exactly as long as requested. Its methods may
-// be called from any goroutine; the callers order what they do to its bytes.
+// Memory is managed memory of an [Allocator], with the requested size. Any goroutine may call its
+// methods. The callers must order accesses to its bytes.
 type Memory struct {
 	a      *Allocator
 	p      unsafe.Pointer
 	n      int
 	label  string
-	onHost bool // beyond the card: see Options.Oversubscribe
+	onHost bool // beyond the capacity of the device memory: see Options.Oversubscribe
 	life   lifetime.Lifetime
 
 	// Guarded by ledger.mu.
 	counts *Counts
-	used   uint64 // ledger.uses at the last Alloc or prefetch to a device
+	used   uint64 // ledger.uses at its Alloc, or its last prefetch to a device
 }
 
 // made reports whether an Allocator has made the memory.
 func (m *Memory) made() bool { return m != nil && m.a != nil }
 
-// Len returns the bytes requested.
+// Len returns the size in bytes.
 func (m *Memory) Len() int {
 	if !m.made() {
 		return 0
@@ -36,12 +35,12 @@ func (m *Memory) Len() int {
 	return m.n
 }
 
-// OnHost reports that the card had no capacity for the memory when it was allocated, so
+// OnHost reports whether the device memory had no capacity for the memory when it was allocated, so
 // that it stays on the host until it is prefetched: see Options.Oversubscribe.
 func (m *Memory) OnHost() bool { return m.made() && m.onHost }
 
-// Bytes returns the CPU's view, nil after Close. When the CPU may access it says
-// "Coherence" in the package's documentation. The slice must not be used after Close: the
+// Bytes returns the bytes for the CPU, and nil after Close. "Coherence" in the package's
+// documentation defines when the CPU may access them. The slice must not be used after Close: the
 // process crashes.
 func (m *Memory) Bytes() []byte {
 	if !m.made() || m.life.Sealed() {
@@ -50,11 +49,11 @@ func (m *Memory) Bytes() []byte {
 	return unsafe.Slice((*byte)(m.p), m.n)
 }
 
-// HostBytes returns the CPU's view when the CPU may access it: at once where CPU and GPU
-// may do so at the same time, else when all work of the device is done
-// ([cudart.Device.Synchronize]); nothing may be queued there until the access is over. It
-// waits for no results: synchronise the stream that writes the memory. Errors are
-// [ErrClosed], ctx's, if that ends first, and those of CUDA.
+// HostBytes returns the bytes when the CPU may access them: at once if CPU and GPU may do so at the
+// same time, otherwise when all work of the device is complete ([cudart.Device.Synchronize]). In
+// that case no work may be queued on the device until the access is over. It does not wait for
+// results: synchronise the stream that writes the memory. Errors are [ErrClosed], ctx's error and
+// cause if ctx ends first, and those of CUDA.
 func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 	err := m.with(ctx, "host view", func() error {
 		if m.a.concurrent {
@@ -68,8 +67,8 @@ func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 	return unsafe.Slice((*byte)(m.p), m.n), nil
 }
 
-// DevPtr returns the address of the first byte for devices, 0 after Close. It is the same
-// as the CPU's.
+// DevPtr returns the device address of the first byte, which is its address on the CPU, too. It
+// returns 0 after Close.
 func (m *Memory) DevPtr() cudart.DevPtr {
 	if !m.made() || m.life.Sealed() {
 		return 0
@@ -90,18 +89,12 @@ func (m *Memory) String() string {
 // with makes a call that uses the memory, which is not freed before the call returns: with may
 // return earlier, some time after the end of ctx. what names the call.
 func (m *Memory) with(ctx context.Context, what string, call func() error) error {
-	var err error
-	switch {
-	case !m.made():
-		err = errNotMade
-	case ctx == nil:
-		err = errNilContext
-	case ctx.Err() != nil:
-		err = bounded.Ended(ctx)
-	case !m.life.Begin():
-		err = ErrClosed
-	default:
-		err = leaving(ctx, func() error {
+	err := errNotMade
+	if m.made() {
+		err = runBounded(ctx, func() error {
+			if !m.life.Begin() {
+				return ErrClosed
+			}
 			defer m.life.End()
 			return call()
 		})
@@ -131,7 +124,7 @@ func (m *Memory) CloseContext(ctx context.Context) error {
 		err = m.life.Close(ctx, func(ctx context.Context) error {
 			err := m.free(ctx)
 			if err == nil {
-				m.a.freed(m)
+				m.a.remove(m)
 			}
 			return err
 		})
@@ -143,5 +136,5 @@ func (m *Memory) CloseContext(ctx context.Context) error {
 }
 
 func (m *Memory) free(ctx context.Context) error {
-	return m.a.card.call(ctx, func() error { return m.a.dev.Free(m.ptr()) })
+	return m.a.mem.call(ctx, func() error { return m.a.dev.Free(m.ptr()) })
 }

@@ -20,7 +20,7 @@ import (
 // in between.
 func TestCPUAndGPUWriteInTurn(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	const n = 8*mib + 13
 	m := g.alloc(n)
 	back := make([]byte, n)
@@ -52,7 +52,7 @@ func TestCPUAndGPUWriteInTurn(t *testing.T) {
 
 func TestSliceOfMemory(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	m := g.alloc(4*5 + 3)
 	x := hostmem.Slice[float32](m)
 	require.Len(t, x, 5)
@@ -63,7 +63,7 @@ func TestSliceOfMemory(t *testing.T) {
 func TestPrefetchMovesRangesAndAttributesSayWhere(t *testing.T) {
 	t.Parallel()
 	for _, v := range versions {
-		g := newSimRig(t, cudasim.Config{Version: v}, Options{})
+		g := newSimFixture(t, cudasim.Config{Version: v}, Options{})
 		m := g.alloc(4 * mib)
 		require.Equal(t, map[int]int{nowhere: 4 * mib}, g.at(m.All()))
 		require.NoError(t, m.Range(mib, mib).Prefetch(t.Context(), g.s, g.dev.Location()))
@@ -83,7 +83,7 @@ func TestPrefetchMovesRangesAndAttributesSayWhere(t *testing.T) {
 // Move has moved everything when it returns, also the parts at both ends.
 func TestMove(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	g.needConcurrent()
 	const n = 130*mib + 777
 	m := g.alloc(n)
@@ -110,9 +110,9 @@ func TestMove(t *testing.T) {
 	require.ErrorContains(t, g.a.Move(t.Context(), Host(), m.Range(0, n+1)), "managed: move 1 ranges to the host")
 }
 
-func TestRangesThatAreNotWithinAreRefused(t *testing.T) {
+func TestRangesOutsideTheMemoryAreRefused(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	g.needConcurrent()
 	m := g.alloc(4096)
 	for _, r := range []Range{{m, -1, 1}, {m, 0, 0}, {m, 0, -1}, {m, 0, 4097}, {m, 4096, 1}, {m, 1 << 62, 1 << 62}} {
@@ -139,7 +139,7 @@ func TestRangesThatAreNotWithinAreRefused(t *testing.T) {
 
 func TestAdviceAndItsUndoing(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	g.needConcurrent()
 	const n = 8 * mib // rounds to no page
 	m := g.alloc(n)
@@ -172,11 +172,11 @@ func TestAdviceAndItsUndoing(t *testing.T) {
 	assert.Equal(t, here, at.LastPrefetch)
 }
 
-// Memory that is read mostly has a copy on the card beside that on the host; when it is not
+// Memory that is read mostly has a copy on the device beside that on the host; when it is not
 // any more, the host's stays. On a real GPU the pages that the CPU has mapped show it.
 func TestReadMostlyCopies(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	g.needConcurrent()
 	const n = 16 * mib
 	m := g.alloc(n)
@@ -198,13 +198,13 @@ func TestReadMostlyCopies(t *testing.T) {
 	if g.sim != nil {
 		assert.Equal(t, map[int]int{0: n, onHost: n}, g.at(m.All()))
 	} else {
-		t.Logf("with a copy on the card the CPU has %d of %d bytes mapped", mapped(), n)
+		t.Logf("with a copy on the device the CPU has %d of %d bytes mapped", mapped(), n)
 	}
 	require.NoError(t, m.All().Unadvise(t.Context(), ReadMostly()))
 	if g.sim != nil {
 		assert.Equal(t, map[int]int{onHost: n}, g.at(m.All()))
 	} else {
-		t.Logf("after the copy on the card was dropped it has %d", mapped())
+		t.Logf("after the copy on the device was dropped it has %d", mapped())
 	}
 	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
@@ -222,7 +222,7 @@ func TestReadMostlyCopies(t *testing.T) {
 
 func TestDiscard(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	g.needConcurrent()
 	m := g.alloc(4 * mib)
 	m.Bytes()[0] = 1
@@ -242,7 +242,7 @@ func TestDiscard(t *testing.T) {
 // rounds up: neither by Discard nor by a plan.
 func TestDiscardKeepsPagesThatHaveOtherBytes(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
+	g := newSimFixture(t, cudasim.Config{Version: 13000}, Options{})
 	m := g.alloc(8 * mib)
 	page := os.Getpagesize()
 	off := page - int(m.DevPtr())&(page-1) + 100 // in a page
@@ -267,7 +267,7 @@ func TestDiscardKeepsPagesThatHaveOtherBytes(t *testing.T) {
 
 func TestDiscardNeedsCUDA13(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Version: 12080}, Options{})
+	g := newSimFixture(t, cudasim.Config{Version: 12080}, Options{})
 	m := g.alloc(mib)
 	require.ErrorIs(t, m.Range(0, mib).Discard(t.Context(), g.s), cudart.ErrUnsupported)
 }
@@ -275,7 +275,7 @@ func TestDiscardNeedsCUDA13(t *testing.T) {
 // Close waits for a call on the memory, so that CUDA never gets an address that was freed.
 func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, err := g.a.Alloc(t.Context(), mib)
 	require.NoError(t, err)
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{})
@@ -297,7 +297,7 @@ func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 
 func TestCloseCanBeRetried(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, err := g.a.Alloc(t.Context(), mib)
 	require.NoError(t, err)
 	g.sim.Fail("cudaFree", cudasim.Fault{Code: cudart.ErrInvalidValue})
@@ -312,7 +312,7 @@ func TestCloseCanBeRetried(t *testing.T) {
 
 func TestHostBytesEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, exclusive(), Options{})
+	g := newSimFixture(t, exclusive(), Options{})
 	m := g.alloc(mib)
 	g.sim.Hold()
 	defer g.sim.Release()

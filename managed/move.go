@@ -12,22 +12,17 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// Move moves ranges to a location and waits until they are there. It prefetches them in
-// chunks from several goroutines, DefaultIn or DefaultOut of them, each of which occupies an
-// OS thread: the driver allocates the host's pages on the calling thread, and one Prefetch
-// to the host reaches a part of the link's speed only. It is in no order with streams:
-// synchronise those whose work uses the ranges before. To copy the bytes elsewhere rather
-// than move them, download them with a transfer.Copier.
+// Move moves ranges to a location and waits until they are there. The ranges may belong to several
+// allocators. It prefetches them in chunks (cudaMemPrefetchAsync) from DefaultIn or DefaultOut
+// goroutines, each of which occupies an OS thread: the driver allocates the host's pages on the
+// calling thread, so one Prefetch to the host reaches only a part of the link's speed. Move is not
+// ordered with streams: synchronise streams whose work uses the ranges before. To copy the bytes
+// elsewhere instead, download them with a transfer.Copier.
 //
-// Errors are those of [Range.Prefetch], and ctx's, if that ends first. After an error some
-// of the bytes may have moved. If ctx ends, Move waits up to a second for the moves in
-// flight.
+// Errors are those of [Range.Prefetch]. After an error some of the bytes may have moved. If ctx
+// ends, Move waits up to a second for the moves in flight.
 func (a *Allocator) Move(ctx context.Context, to cudart.Location, ranges ...Range) error {
-	err := errNilContext
-	if ctx != nil {
-		err = leaving(ctx, func() error { return a.move(ctx, to, ranges) })
-	}
-	if err != nil {
+	if err := runBounded(ctx, func() error { return a.move(ctx, to, ranges) }); err != nil {
 		return fmt.Errorf("managed: move %d ranges to %v: %w", len(ranges), to, err)
 	}
 	return nil
@@ -71,18 +66,18 @@ func (a *Allocator) move(ctx context.Context, to cudart.Location, ranges []Range
 }
 
 // movers are goroutines that move memory, each on a stream of its own that has no other
-// work: CUDA then makes a prefetch on the calling thread, and not in a queue behind others.
+// work: CUDA executes a prefetch on the calling thread then, and does not queue it behind others.
 type movers struct {
 	of   *Allocator
-	ctx  context.Context // ends with the caller's, or with the first error: its cause
+	ctx  context.Context // ends with the caller's context, or with the first error as its cause
 	fail context.CancelCauseFunc
 	rest context.Context // does not end: for calls that must be made although ctx has ended
 	stop func() bool     // no longer ends ctx with the caller's
 	wg   sync.WaitGroup
-	used map[*Memory]bool // memory that is not freed until end
+	used map[*Memory]bool // memory that is not freed before end
 }
 
-// newMovers counts a call of the Allocator, until end.
+// newMovers counts a call of the Allocator until end.
 func (a *Allocator) newMovers(ctx context.Context) (*movers, error) {
 	switch {
 	case ctx.Err() != nil:
@@ -96,7 +91,7 @@ func (a *Allocator) newMovers(ctx context.Context) (*movers, error) {
 	return m, nil
 }
 
-// use keeps memory from being freed until end.
+// use counts a call of the memory until end, so that it is not freed before.
 func (m *movers) use(memory *Memory) error {
 	if !m.used[memory] {
 		if !memory.life.Begin() {
@@ -107,7 +102,8 @@ func (m *movers) use(memory *Memory) error {
 	return nil
 }
 
-// start starts n goroutines that work, each on a stream. They return soon after the end of ctx.
+// start starts n goroutines that call work, each with a stream. work must return soon after the end
+// of ctx.
 func (m *movers) start(n int, work func(s *cudart.Stream) error) {
 	for range n {
 		m.wg.Go(func() {
@@ -131,7 +127,7 @@ func (m *movers) wait() error {
 	return context.Cause(m.ctx)
 }
 
-// end ends what newMovers and use began.
+// end ends the calls that newMovers and use have counted.
 func (m *movers) end() {
 	for memory := range m.used {
 		memory.life.End()
@@ -148,7 +144,7 @@ func (m *movers) stream() (s *cudart.Stream, err error) {
 	}
 	ledger.mu.Unlock()
 	if s == nil {
-		err = m.of.card.call(m.ctx, func() (err error) {
+		err = m.of.mem.call(m.ctx, func() (err error) {
 			s, err = m.of.dev.NewStream(cudart.StreamOptions{})
 			return err
 		})
@@ -156,9 +152,9 @@ func (m *movers) stream() (s *cudart.Stream, err error) {
 	return s, err
 }
 
-// prefetch queues a prefetch, and returns the Point of its end.
+// prefetch queues a prefetch and returns its end.
 func (m *movers) prefetch(s *cudart.Stream, p cudart.DevPtr, n int, to cudart.Location) (end cudart.Point, err error) {
-	err = m.of.card.call(m.ctx, func() error {
+	err = m.of.mem.call(m.ctx, func() error {
 		if err := s.Prefetch(p, n, to); err != nil {
 			return err
 		}
@@ -168,13 +164,13 @@ func (m *movers) prefetch(s *cudart.Stream, p cudart.DevPtr, n int, to cudart.Lo
 	return end, err
 }
 
-// arrive waits for a prefetch, and returns its error. It does so also when ctx has ended, so
-// that nothing is in flight after the movers' end.
+// arrive waits for a prefetch, and returns its error. It waits also after the end of ctx, so
+// that no move is in flight after the movers' end.
 func (m *movers) arrive(end cudart.Point) error {
 	return errors.Join(end.Wait(m.rest), end.Err())
 }
 
-// closeStreams destroys the streams, which nothing uses any more. After an error it may be
+// closeStreams destroys the streams, which no goroutine uses any more. After an error it may be
 // called again.
 func (a *Allocator) closeStreams() error {
 	var errs []error

@@ -9,24 +9,23 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Host returns the host's memory as a location. That of a device is
-// [cudart.Device.Location].
+// Host returns the host as a location. [cudart.Device.Location] returns a device as a location.
 func Host() cudart.Location { return cudart.Location{Kind: cudart.LocationHost} }
 
-// A Range is a part of memory.
+// A Range is a part of a Memory. Its methods check that its bytes are within the memory.
 type Range struct {
 	Memory   *Memory
 	Off, Len int // bytes
 }
 
-// All returns the range that is all of the memory.
+// All returns the range of all bytes of the memory.
 func (m *Memory) All() Range { return m.Range(0, m.Len()) }
 
-// Range returns n bytes at offset off as a range. It checks nothing: a method that uses the
+// Range returns the range of n bytes at offset off. It checks nothing: a method that uses the
 // range returns an error if n is not positive, or if the bytes are not all within the memory.
 func (m *Memory) Range(off, n int) Range { return Range{Memory: m, Off: off, Len: n} }
 
-// ptr returns the address. The range has to be checked before.
+// ptr returns the address. check must have returned nil.
 func (r Range) ptr() cudart.DevPtr { return r.Memory.ptr() + cudart.DevPtr(r.Off) }
 
 func (r Range) check() error {
@@ -44,13 +43,14 @@ func noStream(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 
 // Prefetch queues the move of the range to a location (cudaMemPrefetchAsync): a device, the
 // host, or with CUDA 12.2 and later a NUMA node. CUDA moves the pages that have bytes of the
-// range. What is there already is not moved. Work that is queued on the stream later finds the
-// bytes there. CUDA 11 and 12 may block the call for a part of the move.
+// range, except those that are there already. Work that is queued on the stream later runs after
+// the move. CUDA 11 and 12 may block the call for a part of the move.
 //
-// Errors are [ErrClosed], a range that is empty or not within its memory, a nil stream,
-// [ErrNotConcurrent], [ErrReserve] if memory that stays on the host ([Memory.OnHost]) would
-// not leave Options.Reserve free on the card, ctx's if that ends first, and those of CUDA. If
-// ctx ends while a call of CUDA does not return, the call goes on.
+// Errors are [ErrClosed]; a range that is empty or not within its memory; a nil stream;
+// [ErrNotConcurrent]; [ErrReserve] if memory that stays on the host ([Memory.OnHost]) would
+// not leave Options.Reserve of the device memory free; ctx's error and cause if ctx ends first;
+// and those of CUDA. If a call of CUDA does not return, it continues after Prefetch, and the
+// memory is in use until it returns.
 func (r Range) Prefetch(ctx context.Context, s *cudart.Stream, to cudart.Location) error {
 	return r.with(ctx, "prefetch", func() error {
 		if noStream(s) {
@@ -60,12 +60,12 @@ func (r Range) Prefetch(ctx context.Context, s *cudart.Stream, to cudart.Locatio
 		if err := a.mayPrefetch(ctx, to, r); err != nil {
 			return err
 		}
-		return a.card.call(ctx, func() error { return s.Prefetch(r.ptr(), r.Len, to) })
+		return a.mem.call(ctx, func() error { return s.Prefetch(r.ptr(), r.Len, to) })
 	})
 }
 
-// mayPrefetch checks a move before it is queued. The ranges may be of memory of several
-// Allocators, on the location of each of which its own reserve counts.
+// mayPrefetch checks a move before it is queued. The ranges may belong to several Allocators; the
+// reserve of each counts on its device.
 func (a *Allocator) mayPrefetch(ctx context.Context, to cudart.Location, ranges ...Range) error {
 	switch {
 	case !a.made():
@@ -73,18 +73,18 @@ func (a *Allocator) mayPrefetch(ctx context.Context, to cudart.Location, ranges 
 	case !a.concurrent:
 		return ErrNotConcurrent
 	}
-	var card *card
+	var mem *deviceMemory
 	beyond, reserve := 0, 0
 	for _, r := range ranges {
 		if err := r.check(); err != nil {
 			return err
 		}
 		if of := r.Memory.a; r.Memory.onHost && to == of.dev.Location() {
-			card, beyond, reserve = of.card, beyond+r.Len, max(reserve, of.o.Reserve)
+			mem, beyond, reserve = of.mem, beyond+r.Len, max(reserve, of.o.Reserve)
 		}
 	}
 	if beyond > 0 {
-		if err := card.checkReserve(ctx, beyond, reserve); err != nil {
+		if err := mem.checkReserve(ctx, beyond, reserve); err != nil {
 			return err
 		}
 	}
@@ -99,10 +99,10 @@ func (a *Allocator) mayPrefetch(ctx context.Context, to cudart.Location, ranges 
 	return nil
 }
 
-// Discard declares that the bytes of the range do not matter any more, once the stream gets
-// there (cudaMemDiscardBatchAsync, of CUDA 13.0 and later): moves do not copy them. Until they
-// are written again, reads return anything. Pages that have other bytes too are not discarded.
-// Errors are those of Prefetch, but for ErrReserve, and [cudart.ErrUnsupported].
+// Discard discards the bytes of the range in the order of the stream (cudaMemDiscardBatchAsync, of
+// CUDA 13.0 and later): moves do not copy them. Until they are written again, their values are
+// undefined. Pages that have other bytes, too, are not discarded. Errors are those of Prefetch
+// except ErrReserve, and [cudart.ErrUnsupported].
 func (r Range) Discard(ctx context.Context, s *cudart.Stream) error {
 	return r.with(ctx, "discard", func() error {
 		switch {
@@ -111,12 +111,12 @@ func (r Range) Discard(ctx context.Context, s *cudart.Stream) error {
 		case !r.Memory.a.concurrent:
 			return ErrNotConcurrent
 		}
-		return r.Memory.a.card.call(ctx, func() error { return discard(s, r) })
+		return r.Memory.a.mem.call(ctx, func() error { return discard(s, r) })
 	})
 }
 
-// discard discards the whole pages of a range. CUDA does not document what becomes of the
-// other bytes of a page, and rounds what it prefetches and advises up to pages.
+// discard discards the whole pages of a range. CUDA rounds the ranges of prefetches and advice up
+// to pages, and does not document the effect of a discard on the other bytes of a page.
 func discard(s *cudart.Stream, r Range) error {
 	page := cudart.DevPtr(os.Getpagesize())
 	first, end := (r.ptr()+page-1)/page*page, (r.ptr()+cudart.DevPtr(r.Len))/page*page
@@ -126,15 +126,14 @@ func discard(s *cudart.Stream, r Range) error {
 	return s.Discard(first, int(end-first))
 }
 
-// Advice is a hint to the driver about how memory will be used. It changes speed, never
-// results.
+// Advice is a hint to the driver about the accesses to memory. It changes speed, never results.
 type Advice struct {
 	kind cudart.Advice
 	at   cudart.Location
 }
 
 // ReadMostly advises that the memory is mostly read: each location that reads it gets a
-// copy, and a write drops the others' copies (cudaMemAdviseSetReadMostly).
+// copy, and a write drops the other locations' copies (cudaMemAdviseSetReadMostly).
 func ReadMostly() Advice { return Advice{cudart.AdviseReadMostly, Host()} }
 
 // PreferredLocation advises that the memory stays at a location: accesses from elsewhere go
@@ -148,7 +147,7 @@ func PreferredLocation(at cudart.Location) Advice {
 // pages are, and causes no page faults (cudaMemAdviseSetAccessedBy).
 func AccessedBy(at cudart.Location) Advice { return Advice{cudart.AdviseAccessedBy, at} }
 
-// unset returns the advice that undoes it: cudaMemoryAdvise numbers each after its own.
+// unset returns the advice that undoes a. In cudaMemoryAdvise it has the next number.
 func (a Advice) unset() Advice {
 	if a.kind == 0 {
 		return a
@@ -175,8 +174,8 @@ func (a Advice) String() string {
 // (cudaMemAdvise). The zero Advice is an error; others are those of [Range.Discard].
 func (r Range) Advise(ctx context.Context, a Advice) error { return r.advise(ctx, "advise", a) }
 
-// Unadvise undoes Advise. Of memory that is not read mostly any more one copy stays: that at its
-// preferred location, else that on the host.
+// Unadvise undoes Advise. Of memory that was advised ReadMostly one copy stays: the copy at its
+// preferred location, or else on the host.
 func (r Range) Unadvise(ctx context.Context, a Advice) error {
 	return r.advise(ctx, "unadvise", a.unset())
 }
@@ -189,7 +188,7 @@ func (r Range) advise(ctx context.Context, what string, a Advice) error {
 		case !r.Memory.a.concurrent:
 			return ErrNotConcurrent
 		}
-		if err := r.Memory.a.card.advise(ctx, r, a); err != nil {
+		if err := r.Memory.a.mem.advise(ctx, r, a); err != nil {
 			return fmt.Errorf("%v: %w", a, err)
 		}
 		return nil
@@ -197,11 +196,11 @@ func (r Range) advise(ctx context.Context, what string, a Advice) error {
 }
 
 // MappedByHost returns the number of bytes of the range that the CPU has mapped, in whole
-// pages (/proc/self/pagemap): pages on the host, or copies there of memory that is read
-// mostly. Other pages are on a device, or were never touched. The system reports nothing else
-// about the location of pages; the simulated GPU does not move pages so. Errors are
-// [ErrClosed], and those of the file, which wrap fs.ErrNotExist where there is none. It does
-// not block.
+// pages (/proc/self/pagemap): pages on the host, or copies on the host of memory that is advised
+// ReadMostly. Other pages are on a device, or were never touched. The system reports nothing else
+// about the location of pages. The simulated GPU does not unmap pages. Errors are
+// [ErrClosed], and those of the file, which wrap fs.ErrNotExist if it does not exist. MappedByHost
+// does not block.
 func (r Range) MappedByHost() (mapped int, err error) {
 	err = r.with(context.Background(), "pages mapped by the host", func() (err error) {
 		mapped, err = linux.CountPages(os.DirFS("/"), linux.PagesMapped, r.Len, uintptr(r.ptr()))

@@ -5,55 +5,56 @@ import (
 	"fmt"
 )
 
-// Mode is how a step accesses a range.
+// A Mode is a kind of access of a step to a range.
 type Mode int
 
-// The modes.
 const (
-	ReadWrite Mode = iota // it may write there: the bytes are copied back when they leave the card
-	ReadOnly              // it only reads there: the host keeps its copy, and nothing is copied back
-	// Overwrite: it writes all of the range, and reads nothing there before. What was there
-	// is moved nowhere, with CUDA 13.0 and later, as far as whole chunks are overwritten;
-	// otherwise it is as ReadWrite.
+	// ReadWrite: the step may read and write the range. Its bytes move back to the host.
+	ReadWrite Mode = iota
+	// ReadOnly: the step only reads the range. The host keeps its copy, and nothing moves back.
+	ReadOnly
+	// Overwrite: the step writes all of the range, and reads nothing there before. Whole chunks
+	// that are overwritten are not moved to the device, with CUDA 13.0 and later; otherwise it
+	// is as ReadWrite.
 	Overwrite
-	// InPlace: it reads or writes there over the link, while the memory stays on the host.
-	// Nothing is moved, and nothing counts for the budget, but for pages that have bytes of
-	// memory that moves as well. That is the quickest for what a step reads or writes once, in
-	// order; each further access of the same bytes goes over the link again, and atomic or
-	// scattered ones are slow. All steps must use such memory so.
+	// InPlace: the step reads or writes the range over the link, and the memory stays on the
+	// host. The range does not move, and does not count for the budget, except for its pages
+	// that have bytes of memory that moves. This is the fastest mode for bytes that a step reads
+	// or writes once, in order. Each further access of the same bytes goes over the link again,
+	// and atomic or scattered accesses are slow. All steps must use such memory in place.
 	InPlace
 )
 
-// A Use is a range that a step accesses, and how.
+// A Use is a range with the mode in which a step accesses it.
 type Use struct {
 	Range
 	Mode Mode
 }
 
-// Read is the use of a range that is only read.
-func (r Range) Read() Use { return Use{Range: r, Mode: ReadOnly} }
-
-// Write is the use of a range that is written, and may be read.
-func (r Range) Write() Use { return Use{Range: r, Mode: ReadWrite} }
-
-// A Step is what one piece of work accesses: a kernel, or several.
+// A Step has the accesses of a unit of work: of a kernel, or of several.
 type Step []Use
 
-// Overwrite is the use of a range of which all is written, and nothing read before.
+// Read returns the use of a range that is only read.
+func (r Range) Read() Use { return Use{Range: r, Mode: ReadOnly} }
+
+// Write returns the use of a range that is written, and may be read.
+func (r Range) Write() Use { return Use{Range: r, Mode: ReadWrite} }
+
+// Overwrite returns the use of a range that is written completely, and not read before.
 func (r Range) Overwrite() Use { return Use{Range: r, Mode: Overwrite} }
 
-// PlanOptions shape a Plan.
+// PlanOptions configure a Plan.
 type PlanOptions struct {
-	// Budget is the number of bytes of the card that the plan's memory may have at a time.
-	// It must hold what any two steps in a row access, to move the one's memory while the
-	// other works: more is better. It must be positive.
+	// Budget is the maximum number of bytes of device memory that the plan's memory occupies.
+	// It must be positive. For moves while steps work it must hold the memory of any two
+	// consecutive steps; a larger budget moves fewer bytes.
 	Budget int
-	// Chunk is the number of bytes that move at once, a multiple of 2 MiB; 0 means
+	// Chunk is the number of bytes that move at once, a multiple of 2 MiB. 0 means
 	// DefaultChunk.
 	Chunk int
-	// In and Out are the numbers of moves to the card and to the host that are in flight at
-	// a time, at most 64; 0 means DefaultIn and DefaultOut. Each occupies an OS thread while
-	// CUDA works on it; at most 16 do so at a time.
+	// In and Out are the maximum numbers of moves in flight to the device and to the host, at
+	// most 64. 0 means DefaultIn and DefaultOut. Each move occupies an OS thread while it is
+	// inside CUDA; at most 16 are inside at a time.
 	In, Out int
 }
 
@@ -64,18 +65,18 @@ const (
 	DefaultIn    = 2
 	DefaultOut   = 4
 
-	blockSize = 2 << 20 // in which the driver moves and maps memory
+	blockSize = 2 << 20 // bytes; the unit in which the driver moves and maps memory
 	maxMoves  = 64
 )
 
-// A Plan moves managed memory through the card for work whose accesses are known before:
-// while the device works on one step, the plan prefetches what the next ones access, and
-// takes away what is needed last. So work over more data than the card has, or than a
-// budget, waits for copies, and not for page faults.
+// A Plan moves managed memory to the device and back for work whose accesses are known before.
+// While the device works on one step, the plan prefetches the memory of the next steps, and moves
+// the memory whose next use is the latest to the host. So work on more data than the device
+// memory, or a budget, holds waits for copies, and not for page faults.
 //
-// Memory that is only read while it is on the card keeps its copy on the host, and is
-// dropped (advice ReadMostly); the rest is prefetched back. Memory that steps use in place
-// ([InPlace]) stays on the host (advice PreferredLocation and AccessedBy).
+// Memory that is only read while it is on the device keeps its copy on the host, and the copy on
+// the device is dropped (advice ReadMostly). Other memory is prefetched back. Memory that steps
+// use in place ([InPlace]) stays on the host (advice PreferredLocation and AccessedBy).
 type Plan struct {
 	a       *Allocator
 	o       PlanOptions
@@ -84,15 +85,16 @@ type Plan struct {
 	schedule
 
 	running chan struct{} // a value while one Run is in progress
-	held    bool          // inPlace was moved to the host and advised; guarded by running
+	advised bool          // inPlace was moved to the host and advised; guarded by running
 }
 
-// NewPlan plans the steps, which run in this order. It moves nothing yet. The memory must
-// be of the allocator, and open until the last Run has returned.
+// NewPlan makes a plan for the steps, which run in this order. It does not block, and moves nothing.
+// The memory must belong to the allocator, and must not be closed before the last Run has
+// returned.
 //
-// Errors are [ErrNotConcurrent], invalid options and ranges, and for a step that
-// accesses more than the budget one that wraps [ErrOversubscribed]. Memory that one step
-// uses in place and another one moves is an error, too.
+// Errors are [ErrNotConcurrent]; invalid options and ranges; an error that wraps
+// [ErrOversubscribed] for a step that accesses more than the budget; and memory that one step
+// uses in place and another one moves.
 func (a *Allocator) NewPlan(steps []Step, o PlanOptions) (*Plan, error) {
 	p, err := a.newPlan(steps, o)
 	switch {
@@ -133,28 +135,28 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 			}
 		}
 	}
-	held, accessed, err := findInPlace(steps)
+	inPlace, accessed, err := findInPlace(steps)
 	if err != nil {
 		return nil, err
 	}
-	s, err := newSchedule(steps, o, held, a.dev.Runtime().CanDiscard())
+	s, err := newSchedule(steps, o, inPlace, a.dev.Runtime().CanDiscard())
 	if err != nil {
 		return nil, err
 	}
 	s.traffic.InPlace = accessed
-	return &Plan{a: a, o: o, steps: len(steps), inPlace: held, schedule: s, running: make(chan struct{}, 1)}, nil
+	return &Plan{a: a, o: o, steps: len(steps), inPlace: inPlace, schedule: s, running: make(chan struct{}, 1)}, nil
 }
 
-// Traffic is what one Run moves, and what its steps access in place, in bytes.
+// Traffic has the bytes that one Run moves, and that its steps access in place.
 type Traffic struct {
-	In      int // to the card
-	Back    int // to the host: copied back
-	Dropped int // dropped on the card, as the host has a copy
-	Spared  int // not copied to the card or back, as it is overwritten
-	InPlace int // not moved: accessed on the host, each byte once in each step that uses it
+	In      int // moved to the device
+	Back    int // moved to the host
+	Dropped int // dropped on the device, because the host has a copy
+	Spared  int // moved neither to the device nor back, because a step overwrites them
+	InPlace int // accessed on the host, each byte once for each step that uses it
 }
 
-// Traffic returns what one Run moves and accesses in place.
+// Traffic returns the bytes that one Run moves and accesses in place. It does not block.
 func (p *Plan) Traffic() Traffic {
 	if !p.made() {
 		return Traffic{}

@@ -13,27 +13,28 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Run runs the steps: for each it waits until what the step accesses is in flight to the
-// card, makes s wait for it, and calls queue, which queues the step's work on s. Meanwhile
-// it prefetches what later steps access, and takes away what is not needed soon. When it
-// returns nil, all work is done, and the plan's memory is on the host: CPU and GPU may use
-// it as they like. It may run again; one Run of a plan runs at a time.
+// Run runs the steps. For each step it waits until the moves of the step's memory to the device
+// are queued, makes s wait for them (cudaStreamWaitEvent), and calls queue, which queues the
+// step's work on s. Meanwhile it prefetches the memory of later steps (cudaMemPrefetchAsync), and
+// moves memory that is not needed soon to the host. When Run returns nil, all work is
+// complete, and the plan's memory is on the host. Run may be called again; one Run of a plan runs
+// at a time.
 //
-// The memory should be on the host, or untouched, before: what else of it is on the card
-// does not count for the budget. While Run runs, no more may access it, and it is advised
-// ReadMostly in part: advice of that kind does not outlast it. What is used in place is moved
-// to the host and advised PreferredLocation and AccessedBy by the first Run, which takes as
-// long as moving it, and keeps that advice, also after an error: see [Range.Unadvise].
+// The memory should be on the host, or untouched, before: memory that is on the device already
+// does not count for the budget. While Run runs, only the steps may access the memory. Run advises
+// ReadMostly for parts of it, and undoes this advice at its end. The first Run moves memory that
+// is used in place to the host and advises PreferredLocation and AccessedBy, which takes as long
+// as the move. This advice stays, also after an error: see [Range.Unadvise].
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
-// if the card has not as much free as Options.Reserve and the budgets of all plans of the process
-// that run on it, and [ErrClosed] if memory is closed. Work that was queued may still be
-// running then, memory is where it was, and what a later step would have overwritten may have
-// lost its bytes. So it is if queue panics.
+// if the device has less free memory than Options.Reserve and the budgets of all plans of the
+// process that run on it, or [ErrClosed] if memory is closed. Work that was queued may still be
+// running then, memory stays where it is, and bytes that a later step would have overwritten may
+// be lost. A panic of queue has the same effects.
 //
 // If queue or a call of CUDA has not returned a second after the end of ctx, Run returns;
-// the call goes on, and the plan and its memory are in use until it returns. queue is called
-// on another goroutine than Run's if ctx can end. It must not call Run of the same plan, nor
+// the call continues, and the plan and its memory are in use until it returns. If ctx can end,
+// queue is called on another goroutine than Run's. queue must not call Run of the same plan, nor
 // close its memory: both would wait for this Run.
 func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) error) error {
 	if !p.made() {
@@ -47,20 +48,18 @@ func (p *Plan) Run(ctx context.Context, s *cudart.Stream, queue func(step int) e
 
 func (p *Plan) run(ctx context.Context, s *cudart.Stream, queue func(int) error) error {
 	switch {
-	case ctx == nil:
-		return errNilContext
 	case noStream(s):
 		return errNilStream
 	case queue == nil:
 		return errNilQueue
 	}
-	select {
-	case p.running <- struct{}{}:
-	case <-ctx.Done():
-		return bounded.Ended(ctx)
-	}
 	var queueing atomic.Int64 // number of the step whose function is called, from 1 on
-	err := leaving(ctx, func() error {
+	err := runBounded(ctx, func() error {
+		select {
+		case p.running <- struct{}{}:
+		case <-ctx.Done():
+			return bounded.Ended(ctx)
+		}
 		defer func() { <-p.running }()
 		return p.runSteps(ctx, s, func(step int) error {
 			queueing.Store(int64(step + 1))
@@ -85,34 +84,33 @@ func (p *Plan) runSteps(ctx context.Context, s *cudart.Stream, queue func(int) e
 			return err
 		}
 	}
-	end, err := p.a.card.begin(ctx, p.o.Budget, p.a.o.Reserve)
+	end, err := p.a.mem.begin(ctx, p.o.Budget, p.a.o.Reserve)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if err := p.hold(ctx); err != nil {
+	if err := p.adviseInPlace(ctx); err != nil {
 		return err
 	}
 	r := &planRun{
 		Plan: p, movers: m, s: s, queue: queue,
 		fetched: newSignals(len(p.fetches)), evicted: newSignals(len(p.evicts)), queued: newSignals(p.steps),
 		arriving: make([]cudart.Point, len(p.fetches)), ends: make([]cudart.Point, p.steps),
-		copied: make([]bool, len(p.chunks)), home: make([]bool, len(p.chunks)),
+		copied: make([]bool, len(p.chunks)), hostHas: make([]bool, len(p.chunks)),
 	}
 	return r.do()
 }
 
-// A planRun is one run of a plan. Its movers wait here, not in their streams, for what must
-// be over before a move:
+// A planRun is one run of a plan. Its movers wait here, not in their streams, for the conditions of
+// a move:
 //
-//	a         | is begun by      | when                             | is over when
-//	fetch     | a mover of In    | its first evicts are over        | its prefetch is queued (fetched)
-//	step      | the run, in      | its fetches and those of earlier | its work is queued (queued)
-//	          | order            | steps are over                   |
-//	evict     | a mover of Out   | its step's work is done          | the chunk has left (evicted)
+//	operation | begun by           | when                               | signals when
+//	fetch     | a goroutine of In  | fetch.after evicts have signaled   | its prefetch is queued (fetched)
+//	step      | the run, in order  | its fetches have signaled          | its work is queued (queued)
+//	evict     | a goroutine of Out | the work of its step has completed | the chunk is on the host (evicted)
 //
-// What one of them writes below it writes before its signal, and others read it after that.
-// Nothing is begun after the first error, which ends movers.ctx.
+// An operation writes its elements of the slices below before its signal, and others read them
+// after the signal. No operation begins after the first error, which ends movers.ctx.
 type planRun struct {
 	*Plan
 	*movers
@@ -120,14 +118,14 @@ type planRun struct {
 	queue func(int) error
 
 	fetched, evicted, queued signals
-	fetching, evicting       atomic.Int64   // begun
-	arriving                 []cudart.Point // by fetch: its end
-	ends                     []cudart.Point // by step: of its work
-	copied                   []bool         // by chunk: it is advised ReadMostly
-	home                     []bool         // by chunk: the host has its bytes, or had them when it was fetched
+	fetching, evicting       atomic.Int64   // number of fetches and evicts that have begun
+	arriving                 []cudart.Point // by fetch: end of its prefetch
+	ends                     []cudart.Point // by step: end of its work
+	copied                   []bool         // by chunk: ReadMostly is advised
+	hostHas                  []bool         // by chunk: the host has its bytes, or had them before the fetch
 }
 
-// signals has a channel for each move, or step, which is closed when that is over.
+// signals has a channel for each fetch, evict or step, which closes it as its signal.
 type signals []chan struct{}
 
 func newSignals(n int) signals {
@@ -138,11 +136,11 @@ func newSignals(n int) signals {
 	return s
 }
 
-// await waits for signals. It returns false after an error.
+// await waits for all signals. It returns false after an error.
 func (r *planRun) await(s signals) bool {
-	for _, over := range s {
+	for _, signal := range s {
 		select {
-		case <-over:
+		case <-signal:
 		case <-r.ctx.Done():
 			return false
 		}
@@ -160,7 +158,7 @@ func (r *planRun) do() error {
 	if err := r.queueSteps(); err != nil {
 		return err
 	}
-	// The last step may access nothing that left after it.
+	// No evict waits for the last step if it accesses no chunk.
 	if r.steps == 0 {
 		return nil
 	}
@@ -173,9 +171,8 @@ func (r *planRun) do() error {
 
 var errNotReturned = errors.New("the function did not return")
 
-// queueSteps queues the work of all steps, and waits for the moves. So it does if queue
-// panics or ends its goroutine, as a test that fails does: the caller may close the memory
-// then.
+// queueSteps queues the work of all steps, and waits for the moves. It waits also if queue
+// panics or ends its goroutine, as a failed test does: the caller may close the memory then.
 func (r *planRun) queueSteps() (err error) {
 	failed := errNotReturned
 	defer func() {
@@ -201,8 +198,8 @@ func (r *planRun) queueSteps() (err error) {
 	return nil
 }
 
-// adviseFirst advises ReadMostly for all chunks that come to the card as copies at first,
-// with one call for chunks side by side: a call has to wait for the prefetches in flight.
+// adviseFirst advises ReadMostly for all chunks whose first fetch is a copy, with one call for
+// adjacent chunks: a call during the run would wait for the prefetches in flight.
 func (r *planRun) adviseFirst() error {
 	var first []Range
 	seen := make([]bool, len(r.chunks))
@@ -214,19 +211,19 @@ func (r *planRun) adviseFirst() error {
 		seen[f.chunk] = true
 	}
 	for _, c := range merge(first) {
-		if err := r.a.card.advise(r.ctx, c, ReadMostly()); err != nil {
+		if err := r.a.mem.advise(r.ctx, c, ReadMostly()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// step queues the work of one step, after its fetches, the first up to end.
+// step queues the work of one step, after its fetches, which are those from first to end-1.
 func (r *planRun) step(i, first, end int) error {
 	if !r.await(r.fetched[first:end]) {
 		return context.Cause(r.ctx)
 	}
-	err := r.a.card.call(r.ctx, func() error {
+	err := r.a.mem.call(r.ctx, func() error {
 		for _, arriving := range r.arriving[first:end] {
 			if err := r.s.WaitPoint(arriving); err != nil {
 				return err
@@ -238,7 +235,7 @@ func (r *planRun) step(i, first, end int) error {
 		err = r.queue(i)
 	}
 	if err == nil {
-		err = r.a.card.call(r.ctx, func() error { r.ends[i] = r.s.Point(); return nil })
+		err = r.a.mem.call(r.ctx, func() error { r.ends[i] = r.s.Point(); return nil })
 	}
 	if err != nil {
 		return fmt.Errorf("step %d: %w", i, err)
@@ -247,7 +244,7 @@ func (r *planRun) step(i, first, end int) error {
 	return nil
 }
 
-// fetchAll brings chunks to the card, until there are no more.
+// fetchAll moves chunks to the device, until there are no more.
 func (r *planRun) fetchAll(s *cudart.Stream) error {
 	for evicted := 0; ; {
 		k := int(r.fetching.Add(1)) - 1
@@ -261,20 +258,20 @@ func (r *planRun) fetchAll(s *cudart.Stream) error {
 	}
 }
 
-// fetch brings a chunk to the card.
+// fetch moves a chunk to the device. It returns when the chunk is there.
 func (r *planRun) fetch(s *cudart.Stream, k int) error {
 	f := r.fetches[k]
 	c := r.chunks[f.chunk]
 	if f.copy {
-		r.home[f.chunk] = r.home[f.chunk] || c.onHost()
+		r.hostHas[f.chunk] = r.hostHas[f.chunk] || c.onHost()
 		if !r.copied[f.chunk] {
-			if err := r.a.card.advise(r.ctx, c, ReadMostly()); err != nil {
+			if err := r.a.mem.advise(r.ctx, c, ReadMostly()); err != nil {
 				return err
 			}
 			r.copied[f.chunk] = true
 		}
 	}
-	end, err := r.move(s, c, f.fresh, r.a.dev.Location())
+	end, err := r.move(s, c, f.discard, r.a.dev.Location())
 	if err != nil {
 		return err
 	}
@@ -283,19 +280,19 @@ func (r *planRun) fetch(s *cudart.Stream, k int) error {
 	return r.arrive(end)
 }
 
-// move queues the move of a chunk, whose bytes may be discarded.
+// move queues the move of a chunk, whose bytes may be discarded before.
 func (r *planRun) move(s *cudart.Stream, c Range, discarded bool, to cudart.Location) (end cudart.Point, err error) {
 	if discarded {
-		if err := r.a.card.call(r.ctx, func() error { return discard(s, c) }); err != nil {
+		if err := r.a.mem.call(r.ctx, func() error { return discard(s, c) }); err != nil {
 			return end, err
 		}
 	}
 	return r.prefetch(s, c.ptr(), c.Len, to)
 }
 
-// onHost reports whether the host seems to have all of a chunk. It checks a page of each
-// block, because all of them take as long as the move. A page that is on the card all the
-// same stays there when the copy is dropped, and has the right bytes there, too.
+// onHost reports whether the host seems to have all of a chunk. It checks one page of each block
+// of 2 MiB, because a check of all pages takes as long as the move. If another page of the block is
+// on the device, it stays there when the copy is dropped, with the right bytes.
 func (c Range) onHost() bool {
 	var pages []uintptr
 	for at := uintptr(c.ptr()); at < uintptr(c.ptr())+uintptr(c.Len); at += blockSize {
@@ -303,10 +300,10 @@ func (c Range) onHost() bool {
 	}
 	pages = append(pages, uintptr(c.ptr())+uintptr(c.Len)-1)
 	mapped, err := linux.CountPages(os.DirFS("/"), linux.PagesMapped, 1, pages...)
-	return err == nil && mapped == len(pages) // without the file it is moved back when it leaves
+	return err == nil && mapped == len(pages) // without the file the chunk is moved to the host, not dropped
 }
 
-// evictAll takes chunks away, each after the work of its last step, until there are no more.
+// evictAll moves chunks to the host, each after the work of its last step, until there are no more.
 func (r *planRun) evictAll(s *cudart.Stream) error {
 	for {
 		k := int(r.evicting.Add(1)) - 1
@@ -317,40 +314,40 @@ func (r *planRun) evictAll(s *cudart.Stream) error {
 		if err := r.ends[e.step].Wait(r.ctx); err != nil {
 			return err
 		}
-		if err := r.takeAway(s, e); err != nil {
+		if err := r.evict(s, e); err != nil {
 			return err
 		}
 		close(r.evicted[k])
 	}
 }
 
-// takeAway drops a copy, or moves a chunk to the host. A copy of what the host never had,
-// such as memory that was not touched before, is moved as well.
-func (r *planRun) takeAway(s *cudart.Stream, e evict) error {
+// evict drops a copy, or moves a chunk to the host. It also moves a copy of bytes that the host
+// did not have, as of memory that was not touched before.
+func (r *planRun) evict(s *cudart.Stream, e evict) error {
 	c := r.chunks[e.chunk]
 	if e.drop {
-		if err := r.a.card.advise(r.ctx, c, ReadMostly().unset()); err != nil {
+		if err := r.a.mem.advise(r.ctx, c, ReadMostly().unset()); err != nil {
 			return err
 		}
 		r.copied[e.chunk] = false
-		if r.home[e.chunk] {
+		if r.hostHas[e.chunk] {
 			return nil
 		}
 	}
-	end, err := r.move(s, c, e.waste, Host())
+	end, err := r.move(s, c, e.discard, Host())
 	if err = errors.Join(err, r.arrive(end)); err != nil {
 		return err
 	}
-	r.home[e.chunk] = true
+	r.hostHas[e.chunk] = true
 	return nil
 }
 
-// unadvise undoes the advice of chunks that are on the card after an error.
+// unadvise undoes the advice ReadMostly of chunks that are on the device after an error.
 func (r *planRun) unadvise() error {
 	var errs []error
 	for id, copied := range r.copied {
 		if c := r.chunks[id]; copied {
-			errs = append(errs, r.a.card.advise(r.rest, c, ReadMostly().unset()))
+			errs = append(errs, r.a.mem.advise(r.rest, c, ReadMostly().unset()))
 		}
 	}
 	return errors.Join(errs...)

@@ -15,7 +15,7 @@ import (
 )
 
 // fillByCPU writes bytes that tell where they are, as the CPU.
-func (g *rig) fillByCPU(m *Memory) []byte {
+func (g *fixture) fillByCPU(m *Memory) []byte {
 	g.Helper()
 	b, err := m.HostBytes(g.Context())
 	require.NoError(g, err)
@@ -28,8 +28,8 @@ func (g *rig) fillByCPU(m *Memory) []byte {
 	return append([]byte(nil), b...)
 }
 
-// onCard is how many bytes of memory are on the simulated card.
-func (g *rig) onCard(ms ...*Memory) int {
+// onDevice is how many bytes of memory are on the simulated card.
+func (g *fixture) onCard(ms ...*Memory) int {
 	n := 0
 	for _, m := range ms {
 		n += g.at(m.All())[0]
@@ -38,10 +38,10 @@ func (g *rig) onCard(ms ...*Memory) int {
 }
 
 // Work over eight times its budget reads what the CPU wrote, and the CPU reads what it
-// wrote: without a page fault on the card, and never more than the budget there.
+// wrote: without a page fault on the device, and never more than the budget there.
 func TestPlanRunsOverMoreThanItsBudget(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	g.needConcurrent()
 	chunk, n := 2*mib, 64*mib
 	if g.sim == nil {
@@ -87,9 +87,9 @@ func TestPlanRunsOverMoreThanItsBudget(t *testing.T) {
 
 // The CPU's copy is what stays of memory that is only read, so nothing is copied back. Memory
 // that was never on the host is, once.
-func TestPlanDropsWhatIsOnlyRead(t *testing.T) {
+func TestPlanDropsMemoryThatIsOnlyRead(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	in, fresh := g.alloc(16*mib), g.alloc(4*mib)
 	g.fillByCPU(in)
 	steps := append(sequential(in.All(), 2*mib, 2, Range.Read), sequential(fresh.All(), 2*mib, 1, Range.Read)...)
@@ -111,7 +111,7 @@ func TestPlanDropsWhatIsOnlyRead(t *testing.T) {
 
 func TestPlanWithNothingToDo(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	p, err := g.a.NewPlan([]Step{{}, {}}, PlanOptions{Budget: 1})
 	require.NoError(t, err)
 	ran := 0
@@ -130,7 +130,7 @@ func TestPlanWithNothingToDo(t *testing.T) {
 // Run ends with the first error, whatever it is doing then, and leaves no advice.
 func TestPlanEndsWithTheFirstError(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(32 * mib)
 	want := g.fillByCPU(m)
 	p, err := g.a.NewPlan(sequential(m.All(), 2*mib, 1, Range.Read), PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
@@ -160,9 +160,9 @@ func TestPlanEndsWithTheFirstError(t *testing.T) {
 	assert.Equal(t, want, m.Bytes())
 }
 
-func TestPlanNeedsItsBudgetOnTheCard(t *testing.T) {
+func TestPlanNeedsItsBudgetOfDeviceMemory(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{Reserve: 8 * mib})
+	g := newSimFixture(t, small(64*mib), Options{Reserve: 8 * mib})
 	m, err := g.a.Alloc(t.Context(), 32*mib)
 	require.NoError(t, err)
 	p, err := g.a.NewPlan([]Step{{m.Range(0, 2*mib).Read()}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
@@ -181,9 +181,9 @@ func TestPlanNeedsItsBudgetOnTheCard(t *testing.T) {
 }
 
 // A budget and a reserve whose sum is no int are too much, too.
-func TestARoomThatOverflowsIsTooMuch(t *testing.T) {
+func TestABudgetThatOverflowsIsRefused(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{Reserve: math.MaxInt})
+	g := newSimFixture(t, small(64*mib), Options{Reserve: math.MaxInt})
 	_, err := g.a.Alloc(t.Context(), mib)
 	require.ErrorIs(t, err, ErrOversubscribed)
 	p, err := g.a.NewPlan([]Step{{}}, PlanOptions{Budget: 1 << 40})
@@ -192,10 +192,10 @@ func TestARoomThatOverflowsIsTooMuch(t *testing.T) {
 	assert.Zero(t, g.a.Stats().Allocated)
 }
 
-// Memory that is larger than the card goes through it, next to the reserve.
-func TestPlanMovesMemoryBeyondTheCard(t *testing.T) {
+// Memory that is larger than the device memory goes through it, next to the reserve.
+func TestPlanMovesMemoryBeyondTheCapacity(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(32*mib), Options{Reserve: 8 * mib, Oversubscribe: true})
+	g := newSimFixture(t, small(32*mib), Options{Reserve: 8 * mib, Oversubscribe: true})
 	m := g.alloc(128 * mib)
 	require.True(t, m.OnHost())
 	g.fillByCPU(m)
@@ -214,10 +214,10 @@ func TestPlanMovesMemoryBeyondTheCard(t *testing.T) {
 	assert.Zero(t, g.sim.ManagedTraffic().Evictions)
 }
 
-// Plans that run at once share the card, and not each has all of it.
-func TestPlansThatRunAtOnceShareTheCard(t *testing.T) {
+// Plans that run at once share the device memory, and not each has all of it.
+func TestConcurrentPlansShareTheDeviceMemory(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 100 * mib}}}, Options{Reserve: 4 * mib})
+	g := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Memory: 100 * mib}}}, Options{Reserve: 4 * mib})
 	free, _, err := g.dev.MemInfo()
 	require.NoError(t, err)
 	plan := func(budget int) *Plan {
@@ -232,7 +232,7 @@ func TestPlansThatRunAtOnceShareTheCard(t *testing.T) {
 	half, rest, more := plan(free/2), plan(free-free/2-4*mib), plan(free-free/2-4*mib+1)
 	for range 2 { // the first one is over
 		require.NoError(t, half.Run(t.Context(), g.s, func(int) error {
-			require.NoError(t, g.s.Synchronize(t.Context()), "now it has memory on the card")
+			require.NoError(t, g.s.Synchronize(t.Context()), "now it has memory on the device")
 			require.ErrorIs(t, more.Run(t.Context(), g.s, nothing), ErrOversubscribed)
 			return rest.Run(t.Context(), g.s, nothing)
 		}))
@@ -244,7 +244,7 @@ func TestPlansThatRunAtOnceShareTheCard(t *testing.T) {
 // A Run that waits for another one of the same plan ends with its context.
 func TestARunWaitsForAnother(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, err := g.a.Alloc(t.Context(), 4*mib)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, m.Close()) })

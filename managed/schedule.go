@@ -4,73 +4,74 @@ import (
 	"cmp"
 	"container/heap"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// A schedule is which chunks come to the card and leave it, in which order. It is made
-// before anything moves, so that moves need no decisions.
+// A schedule is the order in which chunks move to the device and back. It is made before anything
+// moves, so that a move needs no decision.
 type schedule struct {
-	chunks  []Range // parts of memory that move as a whole
+	chunks  []Range // ranges that move as a whole
 	fetches []fetch // in the order of the steps that need them
-	evicts  []evict // in the order in which they make room
+	evicts  []evict // in the order in which they free capacity
 	traffic Traffic
 }
 
-// A fetch brings a chunk to the card.
+// A fetch moves a chunk to the device.
 type fetch struct {
-	chunk int
-	step  int  // the first that needs it
-	after int  // evicts that must be over: the first so many
-	copy  bool // the host keeps its bytes: nothing writes the chunk until it leaves
-	fresh bool // its bytes do not matter: the step overwrites them
+	chunk   int
+	step    int  // first step that uses the chunk
+	after   int  // number of evicts that must have completed before
+	copy    bool // the host keeps its bytes: nothing writes the chunk until its evict
+	discard bool // the bytes are not moved: the step overwrites them
 }
 
-// An evict takes a chunk away.
+// An evict moves a chunk to the host.
 type evict struct {
-	chunk int
-	step  int  // the last that used it
-	drop  bool // the fetch was a copy
-	waste bool // its bytes do not matter: the next step that uses it overwrites them
+	chunk   int
+	step    int  // last step that used the chunk
+	drop    bool // the fetch was a copy, which is dropped
+	discard bool // the bytes are not moved: the next step that uses the chunk overwrites them
 }
 
-// An access is a chunk that a step uses.
+// An access is the use of a chunk by a step.
 type access struct {
-	chunk    int
-	write    bool
-	from, to int  // all uses of it overwrite these bytes of its memory; none if to is less
-	fresh    bool // all of it is overwritten
+	chunk      int
+	write      bool
+	from, to   int  // all uses of the chunk overwrite these bytes of its memory; none if to is less
+	overwrites bool // all of the chunk is overwritten
 }
 
-// newSchedule makes a schedule. held is what stays on the host; discards is whether bytes
-// that do not matter can be discarded.
-func newSchedule(steps []Step, o PlanOptions, held []Range, discards bool) (schedule, error) {
-	p, err := newPlanner(steps, o, held, discards)
+// newSchedule makes a schedule. inPlace is the memory that stays on the host. discards reports
+// whether CUDA can discard bytes.
+func newSchedule(steps []Step, o PlanOptions, inPlace []Range, discards bool) (schedule, error) {
+	p, err := newPlanner(steps, o, inPlace, discards)
 	if err != nil {
 		return schedule{}, err
 	}
 	for i := range p.uses {
-		p.bring(i)
-		p.use(i)
+		p.fetchAhead(i)
+		p.runStep(i)
 	}
 	p.finish()
 	return *p.schedule, nil
 }
 
-func newPlanner(steps []Step, o PlanOptions, held []Range, discards bool) (*planner, error) {
+func newPlanner(steps []Step, o PlanOptions, inPlace []Range, discards bool) (*planner, error) {
 	var s schedule
-	uses := s.cut(steps, o.Chunk, held)
-	p := &planner{schedule: &s, uses: uses, budget: o.Budget, next: make([][]turn, len(s.chunks)), card: make(map[int]*onCard)}
+	uses := s.cut(steps, o.Chunk, inPlace)
+	p := &planner{schedule: &s, uses: uses, budget: o.Budget, future: make([][]futureUse, len(s.chunks)), resident: make(map[int]*residentChunk)}
 	for i, step := range uses {
 		total := 0
 		for k := range step {
 			u := &step[k]
 			c := s.chunks[u.chunk]
-			u.fresh = discards && u.from <= c.Off && c.Off+c.Len <= u.to // other parts must not be lost
+			u.overwrites = discards && u.from <= c.Off && c.Off+c.Len <= u.to // other parts must not be lost
 			total += c.Len
-			p.next[u.chunk] = append(p.next[u.chunk], turn{i, u.fresh})
+			p.future[u.chunk] = append(p.future[u.chunk], futureUse{i, u.overwrites})
 		}
 		if total > o.Budget {
 			return nil, fmt.Errorf("step %d accesses %s in chunks of %s, and PlanOptions.Budget is %s: %w (cut the step into smaller ones, make the chunks smaller, or raise the budget)",
@@ -81,40 +82,40 @@ func newPlanner(steps []Step, o PlanOptions, held []Range, discards bool) (*plan
 	return p, nil
 }
 
-// cut makes the chunks, on a grid of addresses. A chunk is as long as the parts of it that
-// are used by any step, and has nothing of what is held on the host. It returns what each
-// step moves, each chunk once.
-func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
+// cut makes the chunks, on a grid of addresses. A chunk has the parts of its cell of the grid that
+// any step uses, and no memory that is used in place. cut returns the chunks that each step
+// moves, each chunk once.
+func (s *schedule) cut(steps []Step, grid int, inPlace []Range) [][]access {
 	type cell struct {
 		memory *Memory
-		index  int
-		before int // ranges that are held and lie before it
+		row    int // number of the cell
+		before int // number of ranges in place at lower addresses
 	}
-	of := make(map[cell]int)
+	ids := make(map[cell]int)
 	uses := make([][]access, len(steps))
 	for i, step := range steps {
-		in := make(map[int]int) // chunk to its place in uses[i]
+		index := make(map[int]int) // of chunks in uses[i]
 		for _, u := range step {
 			if u.Mode == InPlace {
 				continue
 			}
-			base, before := int(u.Memory.ptr()), firstPast(held, u.ptr())
+			base, before := int(u.Memory.ptr()), firstPast(inPlace, u.ptr())
 			for at := u.Off; at < u.Off+u.Len; {
-				index := (base + at) / grid
-				end := min((index+1)*grid-base, u.Off+u.Len)
-				place := cell{u.Memory, index, before}
-				id, ok := of[place]
+				row := (base + at) / grid
+				end := min((row+1)*grid-base, u.Off+u.Len)
+				place := cell{u.Memory, row, before}
+				id, ok := ids[place]
 				if !ok {
 					id = len(s.chunks)
-					of[place] = id
+					ids[place] = id
 					s.chunks = append(s.chunks, u.Memory.Range(at, end-at))
 				}
 				c := &s.chunks[id]
 				c.Off, c.Len = min(c.Off, at), max(c.Off+c.Len, end)-min(c.Off, at)
-				k, ok := in[id]
+				k, ok := index[id]
 				if !ok {
 					k = len(uses[i])
-					in[id] = k
+					index[id] = k
 					uses[i] = append(uses[i], access{chunk: id, to: math.MaxInt})
 				}
 				a := &uses[i][k]
@@ -129,134 +130,138 @@ func (s *schedule) cut(steps []Step, grid int, held []Range) [][]access {
 	return uses
 }
 
-// A planner makes a schedule by playing the steps. Before each it brings what later steps
-// use, in their order: as long as there is room, and then in place of what is needed last
-// and later than that. So as little as possible moves, and each fetch waits for work that is
-// as old as possible.
+// A planner makes a schedule by simulating the steps. Before each step it fetches the chunks of
+// later steps, in their order: as long as there is capacity, and then in place of the chunk whose
+// next use is the latest, if that is later than the fetched chunk's. So as few bytes as possible
+// move, and each fetch waits for work of the earliest possible step.
 type planner struct {
 	*schedule
 	uses   [][]access
-	next   [][]turn // by chunk: the steps that use it, from the current one on
-	budget int
-	window int // how many bytes may be ahead in place of others that are not the best to leave
+	future [][]futureUse // by chunk: the steps that use it, from the current one on
+	budget int           // bytes
+	window int           // bytes that may be ahead in place of chunks that are not the best to evict
 
-	card  map[int]*onCard // chunks that are there
-	used  int             // bytes of them
-	ahead int             // bytes of those that no step has used yet
-	step  int             // the first whose chunks may not all be on the card
-	nth   int             // the first of its accesses of which that holds
+	resident map[int]*residentChunk // by chunk
+	used     int                    // bytes of resident chunks
+	ahead    int                    // bytes of resident chunks that no step has used yet
+	step     int                    // first step whose chunks may not all be resident
+	nth      int                    // first such access of that step
 
-	// Chunks on the card by when they are needed next, which saves a search among all of
-	// them: after their last use, and, of those that will be used before step, from step on.
-	// One that was used again is there with an earlier step, too, below all that may leave.
-	leave, stay nexts
+	// Resident chunks by their next use, which saves a search among all of them: evictable has
+	// each chunk after its last use; upcoming has each chunk that a step before p.step will use,
+	// with its next use from p.step on. An older entry of a chunk that was used again stays in
+	// evictable, below all that may be evicted.
+	evictable, upcoming nexts
 }
 
-// A turn is a step that uses a chunk.
-type turn struct {
-	step  int
-	fresh bool // it overwrites all of it
+// A futureUse is a step that uses a chunk.
+type futureUse struct {
+	step       int
+	overwrites bool // it overwrites all of the chunk
 }
 
-// from returns the first of a chunk's turns in a step or a later one, math.MaxInt for none.
-func from(turns []turn, step int) int {
-	k, _ := slices.BinarySearchFunc(turns, step, func(t turn, step int) int { return cmp.Compare(t.step, step) })
-	if k == len(turns) {
+// from returns the first step from a given one on that uses a chunk, math.MaxInt for none.
+func from(uses []futureUse, step int) int {
+	k, _ := slices.BinarySearchFunc(uses, step, func(u futureUse, step int) int { return cmp.Compare(u.step, step) })
+	if k == len(uses) {
 		return math.MaxInt
 	}
-	return turns[k].step
+	return uses[k].step
 }
 
-// farther is how many times as far away as the step for which there must be room a chunk is
-// needed at least, to leave before a better one may.
-const farther = 4
+// minDistance is how many times as far away as the fetched chunk's step the next use of a chunk
+// must be, for its eviction before a better one can be evicted.
+const minDistance = 4
 
-// onCard is a chunk that is on the card.
-type onCard struct {
-	fetch int // that brought it
-	last  int // step that used it, or -1
+// A residentChunk is a chunk on the device.
+type residentChunk struct {
+	fetch int // number of its fetch
+	last  int // last step that used it, or -1
 	dirty bool
 }
 
-// bring brings what step i uses, which runs next, and then what later steps use.
-func (p *planner) bring(i int) {
+// fetchAhead fetches the chunks of step i, which runs next, and then the chunks of later steps.
+func (p *planner) fetchAhead(i int) {
 	for ; p.step < len(p.uses); p.step, p.nth = p.step+1, 0 {
 		for ; p.nth < len(p.uses[p.step]); p.nth++ {
 			u := p.uses[p.step][p.nth]
-			if p.card[u.chunk] != nil {
+			if p.resident[u.chunk] != nil {
 				continue
 			}
 			n := p.chunks[u.chunk].Len
 			for p.used+n > p.budget {
-				id, next, best := p.victim()
-				// To wait for a better one may be worth it, but not for the step that runs next:
-				// its chunks fit.
-				wait := p.step > i && !best && (p.ahead+n > p.window || (next-i)/farther < p.step-i)
+				id, next, best := p.nextEvict()
+				// It may pay to wait for a better chunk to evict, but not for the step that runs
+				// next: its chunks fit.
+				wait := p.step > i && !best && (p.ahead+n > p.window || (next-i)/minDistance < p.step-i)
 				if id < 0 || wait {
 					return
 				}
-				heap.Pop(&p.leave)
+				heap.Pop(&p.evictable)
 				p.evict(id)
 			}
-			p.card[u.chunk] = &onCard{fetch: len(p.fetches), last: -1}
+			p.resident[u.chunk] = &residentChunk{fetch: len(p.fetches), last: -1}
 			p.used += n
 			p.ahead += n
-			p.fetches = append(p.fetches, fetch{chunk: u.chunk, step: p.step, after: len(p.evicts), copy: true, fresh: u.fresh})
-			if u.fresh {
+			p.fetches = append(p.fetches, fetch{chunk: u.chunk, step: p.step, after: len(p.evicts), copy: true, discard: u.overwrites})
+			if u.overwrites {
 				p.traffic.Spared += n
 			} else {
 				p.traffic.In += n
 			}
 		}
 		for _, u := range p.uses[p.step] {
-			heap.Push(&p.stay, needed{chunk: u.chunk, next: from(p.next[u.chunk], p.step+1)})
+			heap.Push(&p.upcoming, needed{chunk: u.chunk, next: from(p.future[u.chunk], p.step+1)})
 		}
 	}
 }
 
-// use makes step i use its chunks.
-func (p *planner) use(i int) {
+// runStep simulates step i.
+func (p *planner) runStep(i int) {
 	for _, u := range p.uses[i] {
-		c := p.card[u.chunk]
+		c := p.resident[u.chunk]
 		if c.last < 0 {
 			p.ahead -= p.chunks[u.chunk].Len
 		}
 		c.last = i
 		c.dirty = c.dirty || u.write
-		p.next[u.chunk] = p.next[u.chunk][1:]
-		heap.Push(&p.leave, needed{chunk: u.chunk, next: from(p.next[u.chunk], 0), last: i})
+		p.future[u.chunk] = p.future[u.chunk][1:]
+		heap.Push(&p.evictable, needed{chunk: u.chunk, next: from(p.future[u.chunk], 0), last: i})
 	}
 }
 
-// victim is the chunk that is needed last, if that is later than the step for which there
-// must be room, or -1. Of several it is the one that was used longest ago. best reports that
-// there will be no better one: what is used until then is needed sooner afterwards.
-func (p *planner) victim() (victim, last int, best bool) {
-	if len(p.leave) == 0 || p.leave[0].next <= p.step {
+// nextEvict returns the chunk whose next use is the latest, with the step of that use, or -1 if no
+// chunk is used later than the step to be fetched. Of several chunks it is the one that was used
+// longest ago. best reports that no better chunk can follow: the chunks that are used until then
+// are used again sooner.
+func (p *planner) nextEvict() (chunk, next int, best bool) {
+	if len(p.evictable) == 0 || p.evictable[0].next <= p.step {
 		return -1, 0, false
 	}
-	for len(p.stay) > 0 && from(p.next[p.stay[0].chunk], 0) >= p.step {
-		heap.Pop(&p.stay) // it was used
+	for len(p.upcoming) > 0 && from(p.future[p.upcoming[0].chunk], 0) >= p.step {
+		heap.Pop(&p.upcoming) // it was used
 	}
-	v := p.leave[0]
-	return v.chunk, v.next, len(p.stay) == 0 || v.next >= p.stay[0].next
+	v := p.evictable[0]
+	return v.chunk, v.next, len(p.upcoming) == 0 || v.next >= p.upcoming[0].next
 }
 
-// wasted reports whether the next step that uses a chunk overwrites it.
-func (p *planner) wasted(id int) bool { return len(p.next[id]) > 0 && p.next[id][0].fresh }
+// overwrittenNext reports whether the next step that uses a chunk overwrites all of it.
+func (p *planner) overwrittenNext(id int) bool {
+	return len(p.future[id]) > 0 && p.future[id][0].overwrites
+}
 
-// evict takes a chunk away.
+// evict moves a chunk to the host.
 func (p *planner) evict(id int) {
-	c := p.card[id]
-	delete(p.card, id)
+	c := p.resident[id]
+	delete(p.resident, id)
 	n := p.chunks[id].Len
 	p.used -= n
 	p.fetches[c.fetch].copy = !c.dirty
-	e := evict{chunk: id, step: c.last, drop: !c.dirty, waste: c.dirty && p.wasted(id)}
+	e := evict{chunk: id, step: c.last, drop: !c.dirty, discard: c.dirty && p.overwrittenNext(id)}
 	switch {
 	case e.drop:
 		p.traffic.Dropped += n
-	case e.waste:
+	case e.discard:
 		p.traffic.Spared += n
 	default:
 		p.traffic.Back += n
@@ -264,27 +269,25 @@ func (p *planner) evict(id int) {
 	p.evicts = append(p.evicts, e)
 }
 
-// finish takes all chunks away, that used longest ago first.
+// finish evicts all chunks, the least recently used first.
 func (p *planner) finish() {
-	var left []int
-	for id := range p.card {
-		left = append(left, id)
+	byUse := func(x, y int) int {
+		return cmp.Or(cmp.Compare(p.resident[x].last, p.resident[y].last), cmp.Compare(x, y))
 	}
-	slices.SortFunc(left, func(x, y int) int { return cmp.Or(cmp.Compare(p.card[x].last, p.card[y].last), cmp.Compare(x, y)) })
-	for _, id := range left {
+	for _, id := range slices.SortedFunc(maps.Keys(p.resident), byUse) {
 		p.evict(id)
 	}
 }
 
-// A needed chunk is one with the step that uses it next, and the one that used it last.
+// A needed is a chunk with the step that uses it next, and the step that used it last.
 type needed struct{ chunk, next, last int }
 
-// before reports whether x leaves before y.
+// before reports whether x is evicted before y.
 func (x needed) before(y needed) bool {
 	return cmp.Or(cmp.Compare(y.next, x.next), cmp.Compare(x.last, y.last), cmp.Compare(x.chunk, y.chunk)) < 0
 }
 
-// nexts is a heap ([container/heap]): the first one leaves before all others.
+// nexts is a heap ([container/heap]) whose first chunk is evicted first.
 type nexts []needed
 
 func (h nexts) Len() int           { return len(h) }

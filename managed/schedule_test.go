@@ -37,7 +37,7 @@ func overwritten(t *testing.T, s schedule, steps []Step, uses [][]access, id, fr
 	return false
 }
 
-// replay plays a schedule: all that a step accesses is on the card when it runs, never more
+// replay plays a schedule: all that a step accesses is on the device when it runs, never more
 // than the budget is there, nothing leaves before its last use, nothing stays, and what is
 // used in place never moves.
 func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
@@ -52,27 +52,27 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 			require.True(t, c.Memory != r.Memory || c.Off+c.Len <= r.Off || r.Off+r.Len <= c.Off, "%v and %v", c, r)
 		}
 	}
-	card := make(map[int]bool)
+	resident := make(map[int]bool)
 	dirty := make(map[int]bool)
-	used, most, evicts, k := 0, 0, 0, 0
+	used, peak, evicts, k := 0, 0, 0, 0
 	traffic := Traffic{InPlace: accessed}
 	leave := func(upTo, before int) {
 		for ; evicts < upTo; evicts++ {
 			e := s.evicts[evicts]
-			require.True(t, card[e.chunk], "evict %d", evicts)
+			require.True(t, resident[e.chunk], "evict %d", evicts)
 			require.Less(t, e.step, before, "evict %d waits for a step that waits for it", evicts)
 			require.Equal(t, !dirty[e.chunk], e.drop, "evict %d", evicts)
 			switch {
 			case e.drop:
-				require.False(t, e.waste)
+				require.False(t, e.discard)
 				traffic.Dropped += s.chunks[e.chunk].Len
-			case e.waste:
+			case e.discard:
 				require.True(t, overwritten(t, s, steps, uses, e.chunk, before), "evict %d", evicts)
 				traffic.Spared += s.chunks[e.chunk].Len
 			default:
 				traffic.Back += s.chunks[e.chunk].Len
 			}
-			delete(card, e.chunk)
+			delete(resident, e.chunk)
 			delete(dirty, e.chunk)
 			used -= s.chunks[e.chunk].Len
 		}
@@ -82,12 +82,12 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 		for ; k < len(s.fetches) && s.fetches[k].step == i; k++ {
 			f := s.fetches[k]
 			leave(f.after, i)
-			require.False(t, card[f.chunk])
-			card[f.chunk] = true
+			require.False(t, resident[f.chunk])
+			resident[f.chunk] = true
 			copies[f.chunk] = f.copy
 			used += s.chunks[f.chunk].Len
-			most = max(most, used)
-			if f.fresh {
+			peak = max(peak, used)
+			if f.discard {
 				require.True(t, overwritten(t, s, steps, uses, f.chunk, i), "step %d", i)
 				traffic.Spared += s.chunks[f.chunk].Len
 			} else {
@@ -95,21 +95,21 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 			}
 		}
 		for _, u := range uses[i] {
-			require.True(t, card[u.chunk], "step %d", i)
+			require.True(t, resident[u.chunk], "step %d", i)
 			require.False(t, u.write && copies[u.chunk], "step %d writes a copy", i)
 			dirty[u.chunk] = dirty[u.chunk] || u.write
 		}
 	}
 	require.Len(t, s.fetches, k)
 	leave(len(s.evicts), len(uses))
-	assert.Empty(t, card)
-	assert.LessOrEqual(t, most, o.Budget)
+	assert.Empty(t, resident)
+	assert.LessOrEqual(t, peak, o.Budget)
 	assert.Equal(t, s.traffic, traffic)
 }
 
 func TestScheduleOfRandomSteps(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	memories := []*Memory{g.alloc(64 * mib), g.alloc(17*mib + 5), g.alloc(3000)}
 	mixed := g.alloc(20 * mib)
 	for round := range 200 {
@@ -152,7 +152,7 @@ func sequential(r Range, chunk, passes int, use func(Range) Use) []Step {
 
 // aligned allocates memory with n bytes at a multiple of 2 MiB, as that of a real GPU is,
 // so that they are whole chunks.
-func (g *rig) aligned(n int) Range {
+func (g *fixture) aligned(n int) Range {
 	m := g.alloc(n + blockSize)
 	return m.Range(-int(m.DevPtr())&(blockSize-1), n)
 }
@@ -161,7 +161,7 @@ func (g *rig) aligned(n int) Range {
 // never waits for the step before it.
 func TestScheduleMovesAheadOfSequentialWork(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.aligned(64 * mib)
 	for _, passes := range []int{1, 3} {
 		p, err := g.a.NewPlan(sequential(m, 2*mib, passes, Range.Read), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib, In: 2})
@@ -174,11 +174,11 @@ func TestScheduleMovesAheadOfSequentialWork(t *testing.T) {
 	}
 }
 
-// Work that goes over the same memory again finds a part of it on the card, which least
+// Work that goes over the same memory again finds a part of it on the device, which least
 // recently used would not give.
-func TestScheduleKeepsAPartForTheNextPass(t *testing.T) {
+func TestScheduleLeavesAPartOnTheDeviceForTheNextPass(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.aligned(64 * mib)
 	p, err := g.a.NewPlan(sequential(m, 2*mib, 4, Range.Read), PlanOptions{Budget: 48 * mib, Chunk: 2 * mib, In: 2})
 	require.NoError(t, err)
@@ -191,9 +191,9 @@ func TestScheduleKeepsAPartForTheNextPass(t *testing.T) {
 // Steps go over one panel after another, and all of them over the same other memory, with room
 // for three quarters of the next panel: these come while the steps of the panel before run. The
 // other memory stays, though each of its parts is needed later than the next panel.
-func TestScheduleBringsTheNextPanelWhileThisOneIsUsed(t *testing.T) {
+func TestScheduleFetchesTheNextPanelWhileThisOneIsUsed(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	const panels, parts, passes, panel = 6, 4, 3, 8 * mib
 	x, edges, sum := g.aligned(panels*panel), g.aligned(parts*2*mib), g.aligned(4*mib)
 	var steps []Step
@@ -232,7 +232,7 @@ func TestScheduleBringsTheNextPanelWhileThisOneIsUsed(t *testing.T) {
 
 func TestScheduleCutsOnAGridOfAddresses(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(9 * mib)
 	p, err := g.a.NewPlan([]Step{{m.Range(mib, 100).Read()}, {m.Range(mib+50, 6*mib).Write()}, {m.Range(7*mib, mib).Read()}},
 		PlanOptions{Budget: 64 * mib, Chunk: 2 * mib})
@@ -246,9 +246,9 @@ func TestScheduleCutsOnAGridOfAddresses(t *testing.T) {
 	assert.Equal(t, 7*mib, covered, "what no step uses is not moved")
 }
 
-func TestPlanRefusesWhatCannotBe(t *testing.T) {
+func TestPlanRefusesInvalidSteps(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(8 * mib)
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
@@ -271,7 +271,7 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 		{[]Step{{theirs.All().Read()}}, ok, "is of another allocator"},
 		{[]Step{{Use{m.All(), 4}}}, ok, "the mode 4 is unknown"},
 		{[]Step{{m.Range(0, 100).InPlace()}, {m.Range(90, 100).Read()}}, ok, "step 1 moves 100 bytes at offset 90 of"},
-		{[]Step{{m.Range(mib, 100).InPlace(), m.All().Write()}}, ok, "of these 100 at offset 1048576 are used in place"},
+		{[]Step{{m.Range(mib, 100).InPlace(), m.All().Write()}}, ok, "a step uses 100 bytes at offset 1048576 of the same memory in place"},
 		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8 MiB in chunks of"},
 	} {
 		_, err := g.a.NewPlan(tt.steps, tt.o)
@@ -282,16 +282,16 @@ func TestPlanRefusesWhatCannotBe(t *testing.T) {
 	require.ErrorIs(t, err, ErrOversubscribed)
 	require.NoError(t, theirs.Close())
 	require.NoError(t, other.Close())
-	e := newSimRig(t, exclusive(), Options{})
+	e := newSimFixture(t, exclusive(), Options{})
 	_, err = e.a.NewPlan(nil, ok)
 	require.ErrorIs(t, err, ErrNotConcurrent)
 }
 
 // What is overwritten is moved nowhere before, where CUDA can discard it.
-func TestScheduleSparesWhatIsOverwritten(t *testing.T) {
+func TestScheduleDoesNotMoveOverwrittenChunks(t *testing.T) {
 	t.Parallel()
 	for version, spared := range map[cudart.Version]bool{12080: false, 13000: true} {
-		g := newSimRig(t, cudasim.Config{Version: version}, Options{})
+		g := newSimFixture(t, cudasim.Config{Version: version}, Options{})
 		m := g.aligned(16 * mib)
 		p, err := g.a.NewPlan(sequential(m, 2*mib, 3, Range.Overwrite), PlanOptions{Budget: 8 * mib, Chunk: 16 * mib / 8})
 		require.NoError(t, err)
@@ -313,31 +313,31 @@ func TestScheduleSparesWhatIsOverwritten(t *testing.T) {
 	}
 }
 
-// searched is the victim by a search among all chunks on the card.
-func searched(p *planner) (victim, last int, best bool) {
+// searchEvict returns what nextEvict should return, by a search among all resident chunks.
+func searchEvict(p *planner) (victim, last int, best bool) {
 	victim, other := -1, 0
-	for id, c := range p.card {
+	for id, c := range p.resident {
 		now, next := false, math.MaxInt
-		for _, t := range slices.Backward(p.next[id]) {
+		for _, t := range slices.Backward(p.future[id]) {
 			if t.step >= p.step {
 				now, next = t.step == p.step, t.step
 			}
 		}
 		switch {
 		case now:
-		case len(p.next[id]) > 0 && p.next[id][0].step < p.step:
+		case len(p.future[id]) > 0 && p.future[id][0].step < p.step:
 			other = max(other, next)
-		case victim < 0 || cmp.Or(cmp.Compare(next, last), cmp.Compare(p.card[victim].last, c.last), cmp.Compare(victim, id)) > 0:
+		case victim < 0 || cmp.Or(cmp.Compare(next, last), cmp.Compare(p.resident[victim].last, c.last), cmp.Compare(victim, id)) > 0:
 			victim, last = id, next
 		}
 	}
 	return victim, last, victim >= 0 && last >= other
 }
 
-// What leaves is found without a search among all that is on the card, and is the same.
-func TestTheChunkThatLeavesIsNeededLast(t *testing.T) {
+// What leaves is found without a search among all that is on the device, and is the same.
+func TestTheEvictedChunkHasTheLatestNextUse(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(64 * mib)
 	found, better := 0, 0
 	for seed := range uint64(200) {
@@ -354,9 +354,9 @@ func TestTheChunkThatLeavesIsNeededLast(t *testing.T) {
 			continue
 		}
 		for i := range steps {
-			p.bring(i)
-			victim, last, best := p.victim()
-			want, wantLast, wantBest := searched(p)
+			p.fetchAhead(i)
+			victim, last, best := p.nextEvict()
+			want, wantLast, wantBest := searchEvict(p)
 			require.Equal(t, []any{want, wantLast, wantBest}, []any{victim, last, best}, "seed %d, step %d", seed, i)
 			if victim >= 0 {
 				found++
@@ -364,14 +364,14 @@ func TestTheChunkThatLeavesIsNeededLast(t *testing.T) {
 					better++
 				}
 			}
-			p.use(i)
+			p.runStep(i)
 		}
 	}
 	assert.Greater(t, found, 1000)
 	assert.Greater(t, better, 100)
 }
 
-// A plan of many steps over many chunks takes no time for each chunk on the card at each
+// A plan of many steps over many chunks takes no time for each chunk on the device at each
 // step: that would be minutes here.
 func TestAScheduleOfManySteps(t *testing.T) {
 	t.Parallel()

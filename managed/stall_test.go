@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -24,29 +25,70 @@ import (
 type waiting struct {
 	cfg     cudasim.DeviceConfig
 	o       Options
-	prepare func(g *rig) (m *Memory, do func(ctx context.Context) error)
+	prepare func(g *fixture) (m *Memory, do func(ctx context.Context) error)
 }
 
+// closeOperation is the one that succeeds if its context has ended and CUDA returns.
+const closeOperation = "close"
+
 var waitingOperations = map[string]waiting{
-	"host bytes": {exclusive().Devices[0], Options{}, func(g *rig) (*Memory, func(context.Context) error) {
+	"host bytes": {exclusive().Devices[0], Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m, err := g.a.Alloc(g.Context(), mib)
 		require.NoError(g, err)
 		return m, func(ctx context.Context) error { _, err := m.HostBytes(ctx); return err }
 	}},
-	"move": {small(8 * mib).Devices[0], Options{Oversubscribe: true}, func(g *rig) (*Memory, func(context.Context) error) {
+	"alloc": {small(64 * mib).Devices[0], Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
+		return g.mustAlloc(mib), func(ctx context.Context) error {
+			m, err := g.a.Alloc(ctx, 48*mib)
+			if err == nil {
+				err = m.CloseContext(ctx)
+			}
+			return err
+		}
+	}},
+	"alloc beyond the capacity": {small(8 * mib).Devices[0], Options{Oversubscribe: true}, func(g *fixture) (*Memory, func(context.Context) error) {
+		return g.mustAlloc(mib), func(ctx context.Context) error {
+			m, err := g.a.Alloc(ctx, 48*mib)
+			if err == nil {
+				err = m.CloseContext(ctx)
+			}
+			return err
+		}
+	}},
+	"prefetch": {small(8 * mib).Devices[0], Options{Oversubscribe: true}, func(g *fixture) (*Memory, func(context.Context) error) {
+		m := g.mustAlloc(16 * mib)
+		return m, func(ctx context.Context) error { return m.Range(0, 4*mib).Prefetch(ctx, g.s, g.dev.Location()) }
+	}},
+	"discard": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
+		m := g.mustAlloc(mib)
+		return m, func(ctx context.Context) error { return m.All().Discard(ctx, g.s) }
+	}},
+	"advise": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
+		m := g.mustAlloc(mib)
+		return m, func(ctx context.Context) error { return m.All().Advise(ctx, ReadMostly()) }
+	}},
+	"unadvise": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
+		m := g.mustAlloc(mib)
+		return m, func(ctx context.Context) error { return m.All().Unadvise(ctx, ReadMostly()) }
+	}},
+	closeOperation: {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
+		m := g.mustAlloc(mib)
+		return m, m.CloseContext
+	}},
+	"move": {small(8 * mib).Devices[0], Options{Oversubscribe: true}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m, err := g.a.Alloc(g.Context(), 16*mib)
 		require.NoError(g, err)
 		return m, func(ctx context.Context) error { return g.a.Move(ctx, g.dev.Location(), m.Range(0, 4*mib)) }
 	}},
-	"keep reserve": {small(64 * mib).Devices[0], Options{}, func(g *rig) (*Memory, func(context.Context) error) {
+	"reclaim": {small(64 * mib).Devices[0], Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m, err := g.a.Alloc(g.Context(), mib)
 		require.NoError(g, err)
 		require.NoError(g, m.All().Advise(g.Context(), ReadMostly()))
 		require.NoError(g, m.All().Prefetch(g.Context(), g.s, g.dev.Location()))
 		g.sync()
-		return m, func(ctx context.Context) error { _, err := g.a.KeepReserve(ctx, g.s, 64*mib); return err }
+		return m, func(ctx context.Context) error { _, err := g.a.Reclaim(ctx, g.s, 64*mib); return err }
 	}},
-	"plan": {cudasim.DeviceConfig{}, Options{}, func(g *rig) (*Memory, func(context.Context) error) {
+	"plan": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m, err := g.a.Alloc(g.Context(), 12*mib)
 		require.NoError(g, err)
 		p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
@@ -59,7 +101,7 @@ var waitingOperations = map[string]waiting{
 
 // functions returns those that an operation calls, with the device current.
 func (w waiting) functions(t *testing.T) []string {
-	g := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{w.cfg}}, w.o)
+	g := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{w.cfg}}, w.o)
 	m, do := w.prepare(g)
 	called := make(map[string]bool)
 	var mu sync.Mutex
@@ -93,7 +135,7 @@ func TestNoCallHoldsUpTheEndOfAContext(t *testing.T) {
 	}
 	var checks []func()
 	for _, start := range []func(*testing.T, context.Context, func(error, string)) (check func()){
-		startEveryOperation, startManyMoves, startPlanWhoseFunctionBlocks,
+		startEveryOperation, startManyMoves, startPlanWhoseFunctionBlocks, startNew,
 	} {
 		checks = append(checks, start(t, ctx, ended))
 	}
@@ -110,6 +152,7 @@ func startEveryOperation(t *testing.T, ctx context.Context, ended func(error, st
 		waiting
 		name    string
 		fn      string
+		a       *Allocator
 		m       *Memory
 		unblock func()
 		over    chan error
@@ -125,9 +168,10 @@ func startEveryOperation(t *testing.T, ctx context.Context, ended func(error, st
 	}
 	sim, rt := testgpu.Sim(t, cfg)
 	for i, st := range all { // each on a device of its own
-		g := (&rig{T: t, sim: sim}).on(rt.Devices()[i], st.o)
+		g := (&fixture{T: t, sim: sim}).on(rt.Devices()[i], st.o)
 		var do func(context.Context) error
 		st.m, do = st.prepare(g)
+		st.a = g.a
 		before := sim.Blocked()[st.fn]
 		st.unblock = sim.Block(st.fn, cudasim.Fault{Devices: []int{i}, Times: -1})
 		t.Cleanup(st.unblock)
@@ -149,17 +193,20 @@ func startEveryOperation(t *testing.T, ctx context.Context, ended func(error, st
 			blocked++
 			ended(err, st.name)
 		}
-		assert.Greater(t, blocked, 15)
+		assert.Greater(t, blocked, 35)
 		for _, st := range all {
 			st.unblock()
 			require.NoError(t, st.m.Close(), "%s: waits for the call", st.name)
+			for st.a.life.Calls() > 0 {
+				runtime.Gosched() // memory that a caller did not get is freed
+			}
 		}
 	}
 }
 
 // startManyMoves starts moves that do not return, which occupy a bounded number of threads.
 func startManyMoves(t *testing.T, ctx context.Context, ended func(error, string)) (check func()) {
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, err := g.a.Alloc(g.Context(), 200*mib)
 	require.NoError(t, err)
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{Times: -1})
@@ -180,10 +227,27 @@ func startManyMoves(t *testing.T, ctx context.Context, ended func(error, string)
 	}
 }
 
+// startNew starts a New whose query of an attribute does not return.
+func startNew(t *testing.T, ctx context.Context, ended func(error, string)) (check func()) {
+	g := newSimFixture(t, cudasim.Config{}, Options{})
+	unblock := g.sim.Block("cudaDeviceGetAttribute", cudasim.Fault{})
+	t.Cleanup(unblock)
+	made := make(chan error, 1)
+	go func() {
+		_, err := New(ctx, g.dev, Options{})
+		made <- err
+	}()
+	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaDeviceGetAttribute", 1))
+	return func() {
+		ended(<-made, "new")
+		unblock()
+	}
+}
+
 // startPlanWhoseFunctionBlocks starts a plan whose function does not return. It runs again
 // when the function has returned.
 func startPlanWhoseFunctionBlocks(t *testing.T, ctx context.Context, ended func(error, string)) (check func()) {
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(4 * mib)
 	p, err := g.a.NewPlan([]Step{{m.All().Read()}, {m.All().Write()}}, PlanOptions{Budget: 64 * mib})
 	require.NoError(t, err)
@@ -216,8 +280,14 @@ func TestErrorsOfEndedContexts(t *testing.T) {
 	cause := errors.New("the cause")
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
+	_, err := New(ended, newSimFixture(t, cudasim.Config{}, Options{}).dev, Options{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, cause)
 	for name, w := range waitingOperations {
-		g := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{w.cfg}}, w.o)
+		if name == closeOperation {
+			continue
+		}
+		g := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{w.cfg}}, w.o)
 		m, do := w.prepare(g)
 		err := do(ended)
 		require.ErrorIs(t, err, context.Canceled, name)

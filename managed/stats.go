@@ -1,19 +1,19 @@
 package managed
 
-// Counts are figures of allocations.
+// Counts count allocations.
 type Counts struct {
 	Allocated int // bytes that are allocated now
 	Peak      int // maximum of Allocated since New or ResetPeaks
-	Allocs    int // allocations so far
-	Frees     int // memory closed so far
+	Allocs    int // number of allocations since New
+	Frees     int // number of closed allocations since New
 }
 
-// Stats are the figures of an Allocator. They are of one moment.
+// Stats are the counts of an Allocator at one moment.
 type Stats struct {
 	Counts
-	Labels   map[string]Counts // by label; their peaks may be of different moments
+	Labels   map[string]Counts // by label; the peaks may belong to different moments
 	OnHost   int               // bytes that are allocated now and stay on the host: see Options.Oversubscribe
-	Failures int               // of Alloc and AllocLabel, so far
+	Failures int               // number of failed Alloc and AllocLabel
 }
 
 func (c *Counts) alloc(n int) {
@@ -27,7 +27,7 @@ func (c *Counts) free(n int) {
 	c.Allocated -= n
 }
 
-// Stats returns the figures.
+// Stats returns the counts. It does not block.
 func (a *Allocator) Stats() Stats {
 	if !a.made() {
 		return Stats{}
@@ -41,7 +41,7 @@ func (a *Allocator) Stats() Stats {
 	return s
 }
 
-// ResetPeaks sets all peaks to the bytes that are allocated now.
+// ResetPeaks sets all peaks to the bytes that are allocated now. It does not block.
 func (a *Allocator) ResetPeaks() {
 	if !a.made() {
 		return

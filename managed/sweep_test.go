@@ -26,41 +26,41 @@ func soak() bool { return os.Getenv("PINNED_SOAK") != "" }
 func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	type operation struct {
 		name string
-		do   func(t *testing.T, g *rig, m *Memory) error
+		do   func(t *testing.T, g *fixture, m *Memory) error
 	}
 	operations := []operation{
-		{"new", func(t *testing.T, g *rig, _ *Memory) error {
+		{"new", func(t *testing.T, g *fixture, _ *Memory) error {
 			a, err := New(t.Context(), g.dev, Options{Reserve: mib})
 			if err == nil {
 				err = a.Close()
 			}
 			return err
 		}},
-		{"alloc", func(t *testing.T, g *rig, _ *Memory) error {
+		{"alloc", func(t *testing.T, g *fixture, _ *Memory) error {
 			m, err := g.a.Alloc(t.Context(), mib)
 			if err != nil {
 				return err
 			}
 			return closing(t, g, m.Close)
 		}},
-		{"alloc beyond the card", func(t *testing.T, g *rig, _ *Memory) error {
+		{"alloc beyond the capacity", func(t *testing.T, g *fixture, _ *Memory) error {
 			m, err := g.a.Alloc(t.Context(), 100*mib)
 			if err != nil {
 				return err
 			}
 			return errors.Join(m.Range(0, mib).Prefetch(t.Context(), g.s, g.dev.Location()), closing(t, g, m.Close))
 		}},
-		{"prefetch", func(t *testing.T, g *rig, m *Memory) error {
+		{"prefetch", func(t *testing.T, g *fixture, m *Memory) error {
 			return m.All().Prefetch(t.Context(), g.s, g.dev.Location())
 		}},
-		{"move of two ranges", func(t *testing.T, g *rig, m *Memory) error {
+		{"move of two ranges", func(t *testing.T, g *fixture, m *Memory) error {
 			return g.a.Move(t.Context(), g.dev.Location(), m.Range(0, 100), m.Range(mib, mib))
 		}},
-		{"move", func(t *testing.T, g *rig, m *Memory) error {
+		{"move", func(t *testing.T, g *fixture, m *Memory) error {
 			return g.a.Move(t.Context(), g.dev.Location(), m.All())
 		}},
-		{"discard", func(t *testing.T, g *rig, m *Memory) error { return m.Range(0, mib).Discard(t.Context(), g.s) }},
-		{"advise", func(t *testing.T, g *rig, m *Memory) error {
+		{"discard", func(t *testing.T, g *fixture, m *Memory) error { return m.Range(0, mib).Discard(t.Context(), g.s) }},
+		{"advise", func(t *testing.T, g *fixture, m *Memory) error {
 			for _, a := range []Advice{ReadMostly(), PreferredLocation(Host()), AccessedBy(g.dev.Location())} {
 				if err := m.All().Advise(t.Context(), a); err != nil {
 					return err
@@ -68,14 +68,14 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			}
 			return nil
 		}},
-		{"keep reserve", func(t *testing.T, g *rig, m *Memory) error {
+		{"reclaim", func(t *testing.T, g *fixture, m *Memory) error {
 			if err := m.All().Prefetch(t.Context(), g.s, g.dev.Location()); err != nil {
 				return err
 			}
-			_, err := g.a.KeepReserve(t.Context(), g.s, 64*mib)
+			_, err := g.a.Reclaim(t.Context(), g.s, 64*mib)
 			return err
 		}},
-		{"plan", func(t *testing.T, g *rig, m *Memory) error {
+		{"plan", func(t *testing.T, g *fixture, m *Memory) error {
 			var steps []Step
 			for i := range 4 {
 				steps = append(steps, Step{m.Range(i*2*mib, 2*mib).Read()}, Step{m.Range((3-i)*2*mib, mib).Write()})
@@ -87,7 +87,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			err = p.Run(t.Context(), g.s, func(int) error { return nil })
 			return err
 		}},
-		{"plan in place", func(t *testing.T, g *rig, m *Memory) error {
+		{"plan in place", func(t *testing.T, g *fixture, m *Memory) error {
 			steps := []Step{{m.Range(0, 2*mib).InPlace(), m.Range(2*mib, 2*mib).Write()}, {m.Range(4*mib, 2*mib).InPlace()}}
 			p, err := g.a.NewPlan(steps, PlanOptions{Budget: 4 * mib, Chunk: 2 * mib, In: 1, Out: 1})
 			if err != nil {
@@ -105,8 +105,8 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 				continue
 			}
 			t.Run(version.String()+"/"+op.name, func(t *testing.T) {
-				prepared := func(t *testing.T) (*rig, *Memory) {
-					g := newSimRig(t, cfg, Options{Oversubscribe: true})
+				prepared := func(t *testing.T) (*fixture, *Memory) {
+					g := newSimFixture(t, cfg, Options{Oversubscribe: true})
 					m := g.alloc(8 * mib)
 					require.True(t, g.sim.TouchManaged(uintptr(m.DevPtr()), m.Len(), true))
 					return g, m
@@ -159,7 +159,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 
 // callsOf numbers the calls that f makes, from 1 on, but of those that ask again and again
 // only the first few.
-func (g *rig) callsOf(f func()) (numbers []int) {
+func (g *fixture) callsOf(f func()) (numbers []int) {
 	var mu sync.Mutex
 	n, of := 0, make(map[string]int)
 	g.sim.OnCall(func(fn string, _ int) {
@@ -181,7 +181,7 @@ func (g *rig) callsOf(f func()) (numbers []int) {
 }
 
 // closing closes something, and if that fails once more without faults, which must work.
-func closing(t *testing.T, g *rig, close func() error) error {
+func closing(t *testing.T, g *fixture, close func() error) error {
 	err := close()
 	if err != nil {
 		g.sim.ResetFaults()

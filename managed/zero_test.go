@@ -16,7 +16,7 @@ import (
 // sizes and offsets out of range. All are errors, and none panics.
 func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
+	g := newSimFixture(t, cudasim.Config{Version: 13000}, Options{})
 	good := g.alloc(4096)
 	ctx, nothing := t.Context(), func(int) error { return nil }
 	plan, err := g.a.NewPlan([]Step{{good.All().Read()}}, PlanOptions{Budget: mib * 2})
@@ -28,12 +28,12 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		assert.Nil(t, a.Notes())
 		assert.False(t, a.Concurrent())
 		return calls{
-			"Alloc":       func() error { _, err := a.Alloc(ctx, 1); return err },
-			"AllocLabel":  func() error { _, err := a.AllocLabel(ctx, "label", 1); return err },
-			"Move":        func() error { return a.Move(ctx, Host(), good.All()) },
-			"KeepReserve": func() error { _, err := a.KeepReserve(ctx, g.s, 1); return err },
-			"NewPlan":     func() error { _, err := a.NewPlan(nil, PlanOptions{Budget: 1}); return err },
-			"Close":       a.Close,
+			"Alloc":      func() error { _, err := a.Alloc(ctx, 1); return err },
+			"AllocLabel": func() error { _, err := a.AllocLabel(ctx, "label", 1); return err },
+			"Move":       func() error { return a.Move(ctx, Host(), good.All()) },
+			"Reclaim":    func() error { _, err := a.Reclaim(ctx, g.s, 1); return err },
+			"NewPlan":    func() error { _, err := a.NewPlan(nil, PlanOptions{Budget: 1}); return err },
+			"Close":      a.Close,
 		}
 	}
 	ofMemory := func(m *Memory, off, n int) calls {
@@ -63,10 +63,10 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	}
 	ofStream := func(s *cudart.Stream) calls {
 		return calls{
-			"Prefetch":    func() error { return good.All().Prefetch(ctx, s, Host()) },
-			"Discard":     func() error { return good.All().Discard(ctx, s) },
-			"KeepReserve": func() error { _, err := g.a.KeepReserve(ctx, s, 1); return err },
-			"Run":         func() error { return plan.Run(ctx, s, nothing) },
+			"Prefetch": func() error { return good.All().Prefetch(ctx, s, Host()) },
+			"Discard":  func() error { return good.All().Discard(ctx, s) },
+			"Reclaim":  func() error { _, err := g.a.Reclaim(ctx, s, 1); return err },
+			"Run":      func() error { return plan.Run(ctx, s, nothing) },
 		}
 	}
 	ofPlan := func(p *Plan) calls {
@@ -81,10 +81,10 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		"nil stream": ofStream(nil), "zero stream": ofStream(new(cudart.Stream)),
 		"nil Plan": ofPlan(nil), "zero Plan": ofPlan(new(Plan)),
 		"no context": {
-			"HostBytes":   func() error { _, err := good.HostBytes(noContext); return err },
-			"Move":        func() error { return g.a.Move(noContext, Host(), good.All()) },
-			"KeepReserve": func() error { _, err := g.a.KeepReserve(noContext, g.s, 1); return err },
-			"Run":         func() error { return plan.Run(noContext, g.s, nothing) },
+			"HostBytes": func() error { _, err := good.HostBytes(noContext); return err },
+			"Move":      func() error { return g.a.Move(noContext, Host(), good.All()) },
+			"Reclaim":   func() error { _, err := g.a.Reclaim(noContext, g.s, 1); return err },
+			"Run":       func() error { return plan.Run(noContext, g.s, nothing) },
 		},
 		"others": {
 			"New":              func() error { _, err := New(ctx, nil, Options{}); return err },
@@ -92,8 +92,8 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"New, options":     func() error { _, err := New(ctx, g.dev, Options{Reserve: math.MinInt}); return err },
 			"Alloc":            func() error { _, err := g.a.Alloc(ctx, math.MinInt); return err },
 			"Alloc of all":     func() error { _, err := g.a.Alloc(ctx, math.MaxInt); return err },
-			"KeepReserve":      func() error { _, err := g.a.KeepReserve(ctx, g.s, math.MinInt); return err },
-			"of all":           func() error { _, err := g.a.KeepReserve(ctx, g.s, math.MaxInt); return err },
+			"Reclaim":          func() error { _, err := g.a.Reclaim(ctx, g.s, math.MinInt); return err },
+			"of all":           func() error { _, err := g.a.Reclaim(ctx, g.s, math.MaxInt); return err },
 			"zero Range":       func() error { return g.a.Move(ctx, Host(), Range{}) },
 			"zero Use":         func() error { _, err := g.a.NewPlan([]Step{{Use{}}}, PlanOptions{Budget: 1}); return err },
 			"zero PlanOptions": func() error { _, err := g.a.NewPlan(nil, PlanOptions{}); return err },

@@ -28,7 +28,7 @@ func mixed(m *Memory) (steps []Step) {
 
 // unheld requires that nothing is left of runs of a plan: no advice but that for what is
 // used in place, no goroutine that moves, and no call that holds up Close.
-func (g *rig) unheld(m *Memory) {
+func (g *fixture) unheld(m *Memory) {
 	g.Helper()
 	for off := 0; off < m.Len(); off += 2 * mib {
 		at, err := g.attributes(m, off, 2*mib)
@@ -43,14 +43,16 @@ func (g *rig) unheld(m *Memory) {
 }
 
 // moves counts the calls that a plan makes to move memory.
-func (g *rig) moves() int { return g.sim.Calls("cudaMemPrefetchAsync") + g.sim.Calls("cudaMemAdvise") }
+func (g *fixture) moves() int {
+	return g.sim.Calls("cudaMemPrefetchAsync") + g.sim.Calls("cudaMemAdvise")
+}
 
 // However a step's function ends, also by a panic or by ending its goroutine, the moves end
 // before Run does, the advice is undone, and the plan may run again. So it is with a context
 // that can end, with which the function is called on another goroutine.
 func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
+	g := newSimFixture(t, cudasim.Config{Version: 13000}, Options{})
 	m, err := g.a.Alloc(t.Context(), 12*mib)
 	require.NoError(t, err)
 	g.fillByCPU(m)
@@ -91,7 +93,7 @@ func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 // A context that ends at any call of a run ends it, and leaves nothing behind.
 func TestAPlanWhoseContextEndsAtAnyCall(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
+	g := newSimFixture(t, cudasim.Config{Version: 13000}, Options{})
 	m := g.alloc(12 * mib)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 	require.NoError(t, err)
@@ -125,7 +127,7 @@ func TestAPlanWhoseContextEndsAtAnyCall(t *testing.T) {
 // A run that fails at any call leaves no advice.
 func TestAPlanThatFailsAtAnyCallLeavesNoAdvice(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Version: 13000}, Options{})
+	g := newSimFixture(t, cudasim.Config{Version: 13000}, Options{})
 	m := g.alloc(12 * mib)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 	require.NoError(t, err)

@@ -12,7 +12,7 @@ import (
 )
 
 // other allocates device memory as another program does, and returns a function that frees it.
-func (g *rig) other(n int) (free func()) {
+func (g *fixture) other(n int) (free func()) {
 	g.Helper()
 	p, err := g.dev.Malloc(n)
 	require.NoError(g, err)
@@ -23,16 +23,16 @@ func (g *rig) other(n int) (free func()) {
 }
 
 // Device memory that others free after the first allocation can be allocated, whether what
-// was allocated is on the card or not.
+// was allocated is on the device or not.
 func TestMemoryThatOthersFreeCanBeAllocated(t *testing.T) {
 	t.Parallel()
-	for _, onCard := range []bool{false, true} {
-		g := newSimRig(t, small(64*mib), Options{})
+	for _, onDevice := range []bool{false, true} {
+		g := newSimFixture(t, small(64*mib), Options{})
 		free := g.other(56 * mib)
 		m := g.alloc(4 * mib)
 		_, err := g.a.Alloc(t.Context(), 8*mib)
 		require.ErrorIs(t, err, ErrOversubscribed)
-		if onCard {
+		if onDevice {
 			require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
 			g.sync()
 		}
@@ -49,7 +49,7 @@ func TestMemoryThatOthersFreeCanBeAllocated(t *testing.T) {
 // have freed since that one began.
 func TestMemoryThatOthersFreeCanBeBudgeted(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{Oversubscribe: true})
+	g := newSimFixture(t, small(64*mib), Options{Oversubscribe: true})
 	free := g.other(48 * mib)
 	plan := func(budget int) *Plan {
 		p, err := g.a.NewPlan([]Step{{g.alloc(2 * mib).All().Read()}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
@@ -65,11 +65,11 @@ func TestMemoryThatOthersFreeCanBeBudgeted(t *testing.T) {
 	}))
 }
 
-// The guard queries the card again as allocations add up: others may have allocated
+// The guard queries the device memory again as allocations add up: others may have allocated
 // device memory meanwhile.
 func TestManySmallAllocationsAreRefusedAsOneLargeIs(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{})
+	g := newSimFixture(t, small(64*mib), Options{})
 	g.alloc(mib)
 	defer g.other(48 * mib)()
 	allocated := 1
@@ -89,25 +89,25 @@ func TestManySmallAllocationsAreRefusedAsOneLargeIs(t *testing.T) {
 
 // A share's estimate is exact if nothing of it has been allocated, always lies between none
 // and all of it being on the device, and does not change while that may be right.
-func TestShareOfTheCard(t *testing.T) {
+func TestCapacityEstimate(t *testing.T) {
 	t.Parallel()
 	const total = 1000
 	random := rand.New(rand.NewPCG(1, 2))
 	var s share
-	others, onCard := 0, 0
+	others, onDevice := 0, 0
 	for range 10_000 {
 		switch random.IntN(5) {
 		case 0: // others allocate or free
-			others = random.IntN(total - onCard + 1)
+			others = random.IntN(total - onDevice + 1)
 		case 1: // pages move
-			onCard = random.IntN(min(s.used, total-others) + 1)
+			onDevice = random.IntN(min(s.used, total-others) + 1)
 		case 2:
 			s.used += random.IntN(100)
 		case 3:
 			s.used = random.IntN(s.used + 1)
-			onCard = min(onCard, s.used)
+			onDevice = min(onDevice, s.used)
 		default:
-			free, before := total-others-onCard, s.available
+			free, before := total-others-onDevice, s.available
 			s.update(free, total)
 			require.GreaterOrEqual(t, s.available, free)
 			require.LessOrEqual(t, s.available, min(free+s.used, total))
@@ -118,26 +118,26 @@ func TestShareOfTheCard(t *testing.T) {
 				require.Equal(t, before, s.available)
 			}
 			alone := s
-			alone.update(total-onCard, total) // others have freed everything
-			require.GreaterOrEqual(t, alone.available, total-onCard)
+			alone.update(total-onDevice, total) // others have freed everything
+			require.GreaterOrEqual(t, alone.available, total-onDevice)
 		}
 	}
 }
 
 // What is known of a device is forgotten with its last Allocator, so that the device can be
 // collected.
-func TestCardIsForgottenWithItsLastAllocator(t *testing.T) {
+func TestCapacityIsForgottenWithTheLastAllocator(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	known := func() bool {
 		ledger.mu.Lock()
 		defer ledger.mu.Unlock()
-		return ledger.cards[g.dev] != nil
+		return ledger.devices[g.dev] != nil
 	}
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
 	require.NoError(t, other.Close())
-	require.True(t, known(), "the rig's allocator is open")
+	require.True(t, known(), "the fixture's allocator is open")
 	require.NoError(t, g.a.Close())
 	require.NoError(t, g.a.Close())
 	require.False(t, known())
@@ -148,7 +148,7 @@ func TestCardIsForgottenWithItsLastAllocator(t *testing.T) {
 // accesses.)
 func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{})
+	g := newSimFixture(t, small(64*mib), Options{})
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
 	m, err := other.Alloc(t.Context(), 4*mib)
@@ -175,7 +175,7 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 		s, err := g.dev.NewStream(cudart.StreamOptions{})
 		for i := 0; i < rounds && err == nil; i++ {
 			if err = m.All().Prefetch(t.Context(), s, g.dev.Location()); err == nil {
-				_, err = other.KeepReserve(t.Context(), s, 1)
+				_, err = other.Reclaim(t.Context(), s, 1)
 			}
 		}
 		if err == nil {
@@ -191,7 +191,7 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 	s := g.s
 	require.NoError(t, recent.All().Prefetch(t.Context(), s, g.dev.Location()))
 	g.sync()
-	moved, err := other.KeepReserve(t.Context(), s, 58*mib)
+	moved, err := other.Reclaim(t.Context(), s, 58*mib)
 	require.NoError(t, err)
 	assert.Equal(t, 4*mib, moved)
 	assert.Equal(t, map[int]int{0: 4 * mib}, g.at(recent.All()))
@@ -203,9 +203,9 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 
 // The reserve that counts for memory which stays on the host is that of its own allocator,
 // whichever allocator moves it.
-func TestReserveIsThatOfTheMemorysAllocator(t *testing.T) {
+func TestMovesLeaveTheReserveOfTheMemorysAllocator(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(64*mib), Options{})
+	g := newSimFixture(t, small(64*mib), Options{})
 	other, err := New(t.Context(), g.dev, Options{Reserve: 32 * mib, Oversubscribe: true})
 	require.NoError(t, err)
 	m, err := other.Alloc(t.Context(), 128*mib)
@@ -227,7 +227,7 @@ func TestReserveIsThatOfTheMemorysAllocator(t *testing.T) {
 // they would never be destroyed.
 func TestMoveOfOtherMemoryByAClosedAllocator(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(4 * mib)
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)

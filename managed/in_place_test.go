@@ -15,7 +15,7 @@ import (
 // the host, where the first run moved it.
 func TestPlanLeavesMemoryInPlace(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, Options{})
+	g := newFixture(t, Options{})
 	g.needConcurrent()
 	const chunk, n = 2 * mib, 32 * mib
 	in, out, moved := g.alloc(n), g.alloc(n), g.alloc(chunk)
@@ -64,7 +64,7 @@ func TestPlanLeavesMemoryInPlace(t *testing.T) {
 // move.
 func TestRangesInPlaceAreMerged(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, other := g.alloc(8*mib), g.alloc(mib)
 	steps := []Step{
 		{m.Range(mib, mib).InPlace(), other.All().InPlace()},
@@ -96,7 +96,7 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 // does so itself when it runs again.
 func TestAPlanThatFailsLeavesAdvice(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{}, Options{})
+	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, other := g.alloc(4*mib), g.alloc(mib)
 	work := func(int) error { return g.s.Memset(m.DevPtr(), 7, m.Len()) }
 	plan := func(ranges ...Range) *Plan {
@@ -127,10 +127,10 @@ func TestAPlanThatFailsLeavesAdvice(t *testing.T) {
 	}
 }
 
-// Memory beyond the card is used in place with the advice that it has anyway, and keeps it.
-func TestInPlaceBeyondTheCardKeepsItsAdvice(t *testing.T) {
+// Memory beyond the capacity is used in place with the advice that it has anyway, and keeps it.
+func TestInPlaceBeyondTheCapacityKeepsItsAdvice(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, small(32*mib), Options{Oversubscribe: true})
+	g := newSimFixture(t, small(32*mib), Options{Oversubscribe: true})
 	m := g.alloc(64 * mib)
 	require.True(t, m.OnHost())
 	p, err := g.a.NewPlan([]Step{{m.All().InPlace()}}, PlanOptions{Budget: mib})

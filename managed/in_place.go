@@ -9,13 +9,13 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// InPlace is the use of a range that stays on the host, where the device accesses it.
+// InPlace returns the use of a range that stays on the host, where the device accesses it.
 func (r Range) InPlace() Use { return Use{Range: r, Mode: InPlace} }
 
 // findInPlace returns the memory that the steps use in place, each byte once, in the order of
-// addresses, and the number of bytes that they access there, each once in each step. Memory
-// that one step uses in place and another one moves is an error: the location of the moved
-// bytes would depend on the order of the moves.
+// addresses. accessed is the number of bytes that the steps access there, each byte once in each
+// step. Memory that one step uses in place and another one moves is an error: its location would
+// depend on the order of the moves.
 func findInPlace(steps []Step) (merged []Range, accessed int, err error) {
 	for _, step := range steps {
 		var uses []Range
@@ -35,7 +35,7 @@ func findInPlace(steps []Step) (merged []Range, accessed int, err error) {
 		for _, u := range step {
 			k := firstPast(merged, u.ptr())
 			if u.Mode != InPlace && k < len(merged) && merged[k].ptr() < u.ptr()+cudart.DevPtr(u.Len) {
-				return nil, 0, fmt.Errorf("step %d moves %d bytes at offset %d of %v, and of these %d at offset %d are used in place, by it or by another step (use them in place everywhere, or nowhere)",
+				return nil, 0, fmt.Errorf("step %d moves %d bytes at offset %d of %v, and a step uses %d bytes at offset %d of the same memory in place (use them in place in all steps, or in none)",
 					i, u.Len, u.Off, u.Memory, merged[k].Len, merged[k].Off)
 			}
 		}
@@ -43,7 +43,7 @@ func findInPlace(steps []Step) (merged []Range, accessed int, err error) {
 	return merged, accessed, nil
 }
 
-// merge sorts ranges by their addresses, and joins those that overlap or touch.
+// merge sorts ranges by their addresses, and joins ranges that overlap or touch.
 func merge(ranges []Range) []Range {
 	slices.SortFunc(ranges, func(x, y Range) int { return cmp.Compare(x.ptr(), y.ptr()) })
 	merged := ranges[:0]
@@ -57,7 +57,7 @@ func merge(ranges []Range) []Range {
 	return merged
 }
 
-// firstPast returns the first of sorted ranges that ends past an address.
+// firstPast returns the index of the first of sorted ranges that ends after an address.
 func firstPast(ranges []Range, at cudart.DevPtr) int {
 	k, _ := slices.BinarySearchFunc(ranges, at+1, func(r Range, at cudart.DevPtr) int {
 		return cmp.Compare(r.ptr()+cudart.DevPtr(r.Len), at)
@@ -65,14 +65,13 @@ func firstPast(ranges []Range, at cudart.DevPtr) int {
 	return k
 }
 
-// hold moves the memory that is used in place to the host, which also populates pages that
-// were never touched, and advises the driver to leave it there and to map it for the device:
-// so the device's accesses cause no page faults. That takes as long as moving the memory, so
-// it is done once, by the first Run; the advice stays, also after an error, because it may be
-// that of another plan. Memory beyond the card has that advice as long as it is open. One Run
-// runs at a time.
-func (p *Plan) hold(ctx context.Context) error {
-	if p.held || len(p.inPlace) == 0 {
+// adviseInPlace moves the memory that is used in place to the host, which also populates untouched
+// pages. It advises the driver to leave the memory there (PreferredLocation) and to map it for the
+// device (AccessedBy), so that the device's accesses cause no page faults. That takes as long as a
+// move, so only the first Run does it. The advice stays, also after an error, because another plan
+// may need it. Memory beyond the capacity has this advice from Alloc on. p.running guards the call.
+func (p *Plan) adviseInPlace(ctx context.Context) error {
+	if p.advised || len(p.inPlace) == 0 {
 		return nil
 	}
 	if err := p.a.move(ctx, Host(), p.inPlace); err != nil {
@@ -82,10 +81,10 @@ func (p *Plan) hold(ctx context.Context) error {
 		if r.Memory.onHost {
 			continue
 		}
-		if err := p.a.card.stayOnHost(ctx, r); err != nil {
+		if err := p.a.mem.stayOnHost(ctx, r); err != nil {
 			return err
 		}
 	}
-	p.held = true
+	p.advised = true
 	return nil
 }
