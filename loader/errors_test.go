@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -110,23 +109,20 @@ func TestErrorsEndTheEpoch(t *testing.T) {
 func TestTheEarliestErrorCounts(t *testing.T) {
 	t.Parallel()
 	src := newFailing(40, 8)
-	failed := make(chan struct{})
+	var l *Loader
 	src.read = func(ctx context.Context, i int) error {
 		switch i {
 		case 9: // of batch 2
-			select {
-			case <-failed:
-			case <-ctx.Done():
-				return ctx.Err()
+			for l.epoch.Load().failedBefore(3) == nil && ctx.Err() == nil {
+				runtime.Gosched()
 			}
 			return errBad
 		case 14: // of batch 3
-			time.AfterFunc(5*time.Millisecond, func() { close(failed) })
 			return errors.New("another one")
 		}
 		return nil
 	}
-	l := newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 20})
+	l = newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 20})
 	n := 0
 	for _, err := range l.Batches(t.Context()) {
 		if err != nil {
@@ -385,16 +381,22 @@ func TestTheLoopWaitsAfterAnEndedGoroutine(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var returned atomic.Bool
+	var l *Loader
 	src := Func(4, []int{8}, func(_ context.Context, i int, _ [][]byte) error {
 		if i == 0 {
 			runtime.Goexit()
 		}
 		cancel()
-		time.Sleep(10 * time.Millisecond) // in which a loop that does not wait ends
+		for !l.epoch.Load().loop.Load().workers.Sealed() {
+			runtime.Gosched()
+		}
+		for range 1000 { // in which a loop that does not wait ends
+			runtime.Gosched()
+		}
 		returned.Store(true)
 		return nil
 	})
-	l := newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 1, SkipErrors: true})
+	l = newLoaderFor(t, testgpu.Device(t), src, Options{BatchSize: 4, Workers: 1, SkipErrors: true})
 	for _, err := range l.Batches(ctx) {
 		require.ErrorIs(t, err, context.Canceled)
 	}
