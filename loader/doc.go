@@ -47,16 +47,16 @@
 // these numbers to others makes other epochs of the same data: see the examples.
 //
 //   - A shard: the process with this rank, of world processes, reads sample i*world+rank of the
-//     data as its sample i. Len is n/world, so that all ranks have as many batches. Give each
-//     rank the same Seed: its position then resumes it as those of the others.
+//     data as its sample i. Len is n/world, so that all ranks have the same number of batches.
+//     Give all ranks the same Seed: the position of one rank then resumes all of them.
 //   - A subset, such as one for validation: sample list[i] as sample i.
 //   - Weighted sampling: sample i is a random draw with the weights. Len is the number of draws of
-//     an epoch. Draw with a generator that i and the epoch seed, so that a repeated Read gets the
-//     same sample. The source may change between loops: set its epoch in the loop over
-//     [Loader.Epochs]. It is how shards of a common random order are made, too.
-//   - Samples of variable length: the fields are as long as the longest sample, and one more
-//     field has the length. Sort the samples by length before if most are shorter: a source for
-//     each group of similar lengths, and a loader for each, copy fewer bytes.
+//     an epoch. Seed the generator of a draw with i and the epoch, so that a repeated Read gets
+//     the same sample. The source may change between loops: set its epoch in the loop over
+//     [Loader.Epochs]. In the same way ranks share a random order of the whole data set.
+//   - Samples of variable length: the fields have the length of the longest sample, and one more
+//     field has the length of the sample. If most samples are much shorter, use a source and a
+//     loader for each group of similar lengths, which copy fewer bytes.
 //
 // [Batch.Indices] are numbers of the loader's source: map them as well.
 //

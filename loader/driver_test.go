@@ -332,26 +332,26 @@ func TestEpochsOfBatchesThatShareCopies(t *testing.T) {
 				src.read = only(7, 8, 9, 10, 11, 100, 200)
 			}
 			l := newLoaderFor(t, dev, src, o)
-			var kept []*Batch
+			var retained []*Batch
 			for range 3 {
 				seen := 0
 				for b, err := range l.Batches(t.Context()) {
 					require.NoError(t, err)
 					seen += b.Len()
-					if len(kept) > 2 {
-						requireBatch(t, kept[0], s, 5, 300)
-						require.NoError(t, kept[0].Release())
-						kept = kept[1:]
+					if len(retained) > 2 {
+						requireBatch(t, retained[0], s, 5, 300)
+						require.NoError(t, retained[0].Release())
+						retained = retained[1:]
 					}
 					b.Retain()
-					kept = append(kept, b)
+					retained = append(retained, b)
 				}
 				if o.SkipErrors {
 					seen += 7
 				}
 				require.Equal(t, 201, seen)
 			}
-			for _, b := range kept {
+			for _, b := range retained {
 				requireBatch(t, b, s, 5, 300)
 				require.NoError(t, b.Release())
 			}

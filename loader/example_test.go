@@ -296,7 +296,7 @@ func ExamplePosition() {
 	ctx := context.Background()
 	options := loader.Options{BatchSize: 3, Shuffle: true, Seed: 42}
 
-	run := func(most int) (at loader.Position) {
+	run := func(maxBatches int) (at loader.Position) {
 		l, err := loader.New(ctx, dev, squares, options)
 		if err != nil {
 			log.Fatal(err)
@@ -308,7 +308,7 @@ func ExamplePosition() {
 			}
 			fmt.Println(batch, batch.Indices())
 			at = batch.Position()
-			if most--; most == 0 {
+			if maxBatches--; maxBatches == 0 {
 				break
 			}
 		}

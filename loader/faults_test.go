@@ -69,10 +69,10 @@ func (w *sweep) live(shape func(*Options)) (err error) {
 }
 
 func (w *sweep) consume(ctx context.Context, l *Loader, fields []int) (err error) {
-	var kept *Batch
+	var retained *Batch
 	defer func() {
-		if kept != nil {
-			if release := kept.Release(); err == nil {
+		if retained != nil {
+			if release := retained.Release(); err == nil {
 				err = release
 			}
 		}
@@ -98,8 +98,8 @@ func (w *sweep) consume(ctx context.Context, l *Loader, fields []int) (err error
 				require.Equal(w, want, got[at*size:(at+1)*size], "%v: sample %d, place %d, field %d", b, i, at, f)
 			}
 		}
-		if kept == nil {
-			kept = b
+		if retained == nil {
+			retained = b
 			b.Retain()
 		}
 	}

@@ -69,7 +69,7 @@ func TestHammer(t *testing.T) {
 
 // hammer gives the batches of an epoch to goroutines, which use them later.
 func hammer(t *testing.T, l *Loader, n int, fields []int) {
-	kept := make(chan *Batch)
+	retained := make(chan *Batch)
 	var users sync.WaitGroup
 	var mu sync.Mutex
 	var seen []int
@@ -79,7 +79,7 @@ func hammer(t *testing.T, l *Loader, n int, fields []int) {
 			if !assert.NoError(t, err) {
 				return
 			}
-			for b := range kept {
+			for b := range retained {
 				runtime.Gosched()
 				mu.Lock()
 				seen = append(seen, b.Indices()...)
@@ -97,9 +97,9 @@ func hammer(t *testing.T, l *Loader, n int, fields []int) {
 		}
 		_ = l.Stats().Bottleneck()
 		b.Retain()
-		kept <- b
+		retained <- b
 	}
-	close(kept)
+	close(retained)
 	users.Wait()
 	slices.Sort(seen)
 	if l.o.DropLast {
@@ -170,7 +170,7 @@ func TestHammerEnds(t *testing.T) {
 					cancel()
 				}
 			}(time.Duration(random.IntN(3000)) * time.Microsecond)
-			var kept []*Batch
+			var retained []*Batch
 			func() {
 				defer func() {
 					if p := recover(); p != nil {
@@ -188,13 +188,13 @@ func TestHammerEnds(t *testing.T) {
 					if stop == 10 {
 						panic("loop body")
 					}
-					if len(kept) < 2 {
+					if len(retained) < 2 {
 						b.Retain()
-						kept = append(kept, b)
+						retained = append(retained, b)
 					}
 				}
 			}()
-			for _, b := range kept {
+			for _, b := range retained {
 				require.NoError(t, b.Release())
 			}
 			cancel()

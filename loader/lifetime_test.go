@@ -21,14 +21,14 @@ import (
 
 // requireIdle requires that no goroutine of a loader is left, and that the consumer has so
 // many batches.
-func requireIdle(t *testing.T, l *Loader, kept int) {
+func requireIdle(t *testing.T, l *Loader, retained int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		stacks := make([]byte, 1<<20)
 		s := string(stacks[:runtime.Stack(stacks, true)])
 		return !strings.Contains(s, "loader.(*worker).work") && !strings.Contains(s, "loader.(*driver).")
 	}, time.Minute, time.Millisecond, "goroutines are left")
-	require.Equal(t, kept, lent(l))
+	require.Equal(t, retained, lent(l))
 }
 
 // loopOptions are loops of all kinds, over 30 samples.
@@ -95,7 +95,7 @@ func TestALoopThatIsLeftKeepsItsEpoch(t *testing.T) {
 }
 
 // EndEpoch leaves out the rest of an epoch: not that of the next one, nor batches that are
-// kept.
+// retained.
 func TestEndEpoch(t *testing.T) {
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
@@ -103,15 +103,15 @@ func TestEndEpoch(t *testing.T) {
 		l := newLoaderFor(t, dev, numbered(30, 8), o)
 		require.NoError(t, l.EndEpoch(), "there is none")
 		for turns := 1; turns <= 8; turns++ {
-			var kept *Batch
+			var retained *Batch
 			given := 0
 			for b, err := range l.Batches(t.Context()) {
 				require.NoError(t, err)
 				require.Equal(t, turns-1, b.Epoch())
 				require.EqualError(t, l.EndEpoch(), "loader: end epoch: a loop over its batches is running")
 				require.ErrorIs(t, l.EndEpoch(), ErrRunning)
-				if kept == nil {
-					kept = b
+				if retained == nil {
+					retained = b
 					b.Retain()
 				}
 				if given++; given == turns {
@@ -120,8 +120,8 @@ func TestEndEpoch(t *testing.T) {
 			}
 			require.NoError(t, l.EndEpoch())
 			require.NoError(t, l.EndEpoch(), "there is none any more")
-			requireBatch(t, kept, s, 8)
-			require.NoError(t, kept.Release())
+			requireBatch(t, retained, s, 8)
+			require.NoError(t, retained.Release())
 		}
 		require.Len(t, epochOf(t, l, s, 8), 8, "the next epoch is whole")
 		require.NoError(t, l.EndEpoch())
@@ -506,19 +506,19 @@ func TestCloseWaitsForTheConsumersStreams(t *testing.T) {
 	l, err := New(t.Context(), dev, numbered(8, 8), Options{BatchSize: 4, Prefetch: 2})
 	require.NoError(t, err)
 	all := newLog(t, stream(t, dev), 1, 32)
-	var kept *Batch
+	var retained *Batch
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
 		b.Retain()
-		if kept == nil {
-			kept = b
+		if retained == nil {
+			retained = b
 		} else {
 			require.NoError(t, b.Release())
 		}
 	}
 	sim.Hold() // all copies are done
-	all.add(kept)
-	require.NoError(t, kept.Release())
+	all.add(retained)
+	require.NoError(t, retained.Release())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, l.CloseContext(ctx), context.DeadlineExceeded)
@@ -568,26 +568,26 @@ func TestRetainedBatches(t *testing.T) {
 	s := stream(t, dev)
 	l, err := New(t.Context(), dev, numbered(40, 8), Options{BatchSize: 4, Prefetch: 3, Shuffle: true})
 	require.NoError(t, err)
-	var kept []*Batch
+	var retained []*Batch
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
 		require.NoError(t, b.Use(s))
-		if b.Number()%3 == 0 && len(kept) < 2 {
+		if b.Number()%3 == 0 && len(retained) < 2 {
 			b.Retain()
-			kept = append(kept, b)
+			retained = append(retained, b)
 		}
 	}
-	require.Len(t, kept, 2)
+	require.Len(t, retained, 2)
 	requireIdle(t, l, 2)
 	require.Len(t, epochOf(t, l, s, 8), 10, "an epoch with the memory that is left")
-	for _, b := range kept {
+	for _, b := range retained {
 		require.Zero(t, b.Epoch())
 		requireBatch(t, b, s, 8) // as they were
 	}
 
 	require.Equal(t, 2, l.Stats().Retained)
 	require.ErrorContains(t, l.Close(), "loader: close: 2 batches are retained: Close again when they are released")
-	for _, b := range kept {
+	for _, b := range retained {
 		require.NoError(t, b.Release())
 		require.ErrorIs(t, b.Release(), ErrReleased)
 		require.ErrorIs(t, b.Release(), os.ErrClosed)
@@ -642,7 +642,7 @@ func TestErrorsContainThatAllBatchesAreRetained(t *testing.T) {
 	}
 }
 
-// An epoch whose batches are all kept ends all the same.
+// An epoch whose batches are all retained ends all the same.
 func TestAllBatchesRetainedAtTheEnd(t *testing.T) {
 	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4, Prefetch: 2, Workers: 5})
 	var all []*Batch
@@ -658,7 +658,7 @@ func TestAllBatchesRetainedAtTheEnd(t *testing.T) {
 	}
 }
 
-// A loop that has kept all the memory goes on when some comes back.
+// A loop that has retained all the memory goes on when some comes back.
 func TestAllBatchesRetained(t *testing.T) {
 	l := newLoaderFor(t, testgpu.Device(t), numbered(40, 8), Options{BatchSize: 4, Prefetch: 2})
 	given := make(chan *Batch, 10)

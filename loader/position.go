@@ -11,8 +11,8 @@ import (
 )
 
 // A Position is a place between two batches: see [Batch.Position] and [Options.Start]. The zero
-// Position is the begin of the first epoch.
-// Positions can be compared with ==. As JSON one is, without what is empty,
+// Position is the beginning of the first epoch. Positions can be compared with ==. The JSON of a
+// Position omits an empty done and order:
 //
 //	{"epoch":2,"batch":3,"done":"5-7,9","order":"1000 samples in batches of 32, shuffled with seed 7"}
 //
@@ -20,21 +20,22 @@ import (
 type Position struct {
 	// Epoch is the number of the epoch, from 0.
 	Epoch int `json:"epoch"`
-	// Batch is the number of the first batch that the loop has not got.
+	// Batch is the number of the first batch that was not delivered, from 0 to the number of
+	// batches of an epoch.
 	Batch int `json:"batch"`
-	// Done has the numbers of the batches after it that the loop has got, if batches are
-	// unordered: "5-7,9".
+	// Done has the numbers of delivered batches after Batch, in ascending order: "5-7,9". It is
+	// empty if batches are ordered.
 	Done string `json:"done,omitempty"`
-	// Order describes what the numbers stand for: the number of samples, the
-	// BatchSize, DropLast, Shuffle and the Seed. A loader refuses a Position of
-	// another order, which would skip samples or give some twice.
+	// Order describes the order of the samples: their number, BatchSize, DropLast, Shuffle
+	// and Seed. A loader refuses a Position of another order, with which it would skip or
+	// repeat samples.
 	Order string `json:"order,omitempty"`
 }
 
 // IsZero reports whether p is the zero Position, as encoding/json asks for omitzero.
 func (p Position) IsZero() bool { return p == Position{} }
 
-// order describes the order of samples that n of them have with these options.
+// order describes the order of n samples with these options.
 func (o Options) order(n int) string {
 	text := fmt.Sprintf("%d samples in batches of %d", n, o.BatchSize)
 	if o.DropLast {
@@ -46,9 +47,9 @@ func (o Options) order(n int) string {
 	return text
 }
 
-// resolve returns the epoch with which a loader of the given order, with so many batches an
-// epoch, starts at p, and the batches of it that are done, or why it cannot. At the end of an
-// epoch that is the next one.
+// resolve returns the epoch of p and its batches that are done, for a loader of the given order and
+// number of batches. If all batches are done, it returns the next epoch. It returns an error for
+// a position that is not in the order, or not within an epoch.
 func (p Position) resolve(order string, batches int) (epoch int, done batchSet, err error) {
 	switch {
 	case p.Epoch < 0:
@@ -72,13 +73,13 @@ func (p Position) resolve(order string, batches int) (epoch int, done batchSet, 
 	return p.Epoch, done, nil
 }
 
-// A batchSet has numbers of batches: ranges in their order, none of which touches another one.
+// A batchSet is a set of batch numbers: ranges in ascending order that do not touch each other.
 type batchSet []batchRange
 
-// A batchRange is the batches from one number on, up to another, without that.
+// A batchRange has the numbers from from to to-1.
 type batchRange struct{ from, to int }
 
-// parseBatches returns all batches before first, and those of a list such as "5-7,9".
+// parseBatches returns the batches before first, and the batches of a list such as "5-7,9".
 func parseBatches(first int, list string) (batchSet, error) {
 	var b batchSet
 	if first > 0 {
@@ -102,7 +103,7 @@ func parseBatches(first int, list string) (batchSet, error) {
 	return b, nil
 }
 
-// String returns the set without the batches before the first one that it lacks: "5-7,9".
+// String returns the set without its first range if that begins at 0: "5-7,9".
 func (b batchSet) String() string {
 	var items []string
 	for _, r := range b {
@@ -117,7 +118,7 @@ func (b batchSet) String() string {
 	return strings.Join(items, ",")
 }
 
-// end returns the number after the last one.
+// end returns the number after the last batch.
 func (b batchSet) end() int {
 	if len(b) == 0 {
 		return 0
@@ -125,7 +126,7 @@ func (b batchSet) end() int {
 	return b[len(b)-1].to
 }
 
-// next returns the first batch that the set lacks, from n on.
+// next returns the first batch from n on that is not in the set.
 func (b batchSet) next(n int) int {
 	if i := b.after(n); i > 0 {
 		return max(n, b[i-1].to)
@@ -133,13 +134,13 @@ func (b batchSet) next(n int) int {
 	return n
 }
 
-// after returns which range is the first one that begins after n.
+// after returns the index of the first range that begins after n.
 func (b batchSet) after(n int) int {
 	i, _ := slices.BinarySearchFunc(b, n+1, func(r batchRange, n int) int { return cmp.Compare(r.from, n) })
 	return i
 }
 
-// with returns the set with a batch that it lacks. It may change b.
+// with returns the set with a batch n that is not in it. It may change b.
 func (b batchSet) with(n int) batchSet {
 	i := b.after(n)
 	touchesLast, touchesNext := i > 0 && b[i-1].to == n, i < len(b) && b[i].from == n+1

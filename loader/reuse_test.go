@@ -72,7 +72,7 @@ func (l *log) requireAll() {
 // overwritten before it has.
 func TestDeviceMemoryWaitsForTheConsumersStreams(t *testing.T) {
 	t.Parallel()
-	for _, kept := range []bool{false, true} {
+	for _, retained := range []bool{false, true} {
 		_, dev := simulated(t, cudasim.Link{OnDevice: late(2 * time.Millisecond)})
 		const batch, width = 4, 64
 		l := newLoaderFor(t, dev, numbered(12*batch, width), Options{BatchSize: batch, Workers: 2, Prefetch: 2, Shuffle: true})
@@ -82,7 +82,7 @@ func TestDeviceMemoryWaitsForTheConsumersStreams(t *testing.T) {
 			for b, err := range l.Batches(t.Context()) {
 				require.NoError(t, err)
 				all.add(b)
-				if kept {
+				if retained {
 					b.Retain()
 					if before != nil {
 						require.NoError(t, before.Release())

@@ -313,11 +313,11 @@ func TestMemory(t *testing.T) {
 	}
 	// The caller's slices may change.
 	sizes, data := []int{4}, [][]byte{make([]byte, 8)}
-	kept, err := Memory(sizes, data...)
+	retained, err := Memory(sizes, data...)
 	require.NoError(t, err)
 	sizes[0], data[0] = 0, nil
-	require.Equal(t, 2, kept.Len())
-	require.Equal(t, []int{4}, kept.Fields())
+	require.Equal(t, 2, retained.Len())
+	require.Equal(t, []int{4}, retained.Fields())
 	// Samples one at a time.
 	src := memoryOf(t, 5, 3, 8)
 	sample, want := [][]byte{make([]byte, 3), make([]byte, 8)}, make([]byte, 8)

@@ -105,17 +105,17 @@ func TestTimeWithAllBatchesRetainedIsConsuming(t *testing.T) {
 	var clock fakeClock
 	l := newLoaderFor(t, testgpu.Device(t), numbered(12, 8), Options{BatchSize: 4, Workers: 1, Prefetch: 1})
 	l.watch = stopwatch{clock: clock.now, since: clock.now()}
-	var kept []*Batch
+	var retained []*Batch
 	for b, err := range l.Batches(t.Context()) {
 		require.NoError(t, err)
-		if len(kept) == 2 {
+		if len(retained) == 2 {
 			break
 		}
 		b.Retain()
-		if kept = append(kept, b); len(kept) == 2 {
+		if retained = append(retained, b); len(retained) == 2 {
 			go func() {
 				clock.advance(time.Minute)
-				for _, b := range kept {
+				for _, b := range retained {
 					assert.NoError(t, b.Release())
 				}
 			}()

@@ -171,9 +171,9 @@ func (a *Allocator) Notes() []string {
 // or prefetched. n must be positive.
 //
 // Errors are [ErrOversubscribed], with the figures, if the device has no capacity for the
-// memory; [ErrClosed]; ctx's if that ends first; and those of CUDA. After an error nothing is
-// allocated, unless the error says so; if a call of CUDA does not return, the memory is freed
-// when it does.
+// memory; [ErrClosed]; ctx's error and cause if ctx ends first; and those of CUDA. After an error
+// no memory is allocated, unless the error contains its address. If a call of CUDA does not return,
+// the memory is freed when it returns.
 func (a *Allocator) Alloc(ctx context.Context, n int) (*Memory, error) {
 	return a.AllocLabel(ctx, "", n)
 }
