@@ -193,7 +193,7 @@ func startEveryOperation(t *testing.T, ctx context.Context, ended func(error, st
 			blocked++
 			ended(err, st.name)
 		}
-		assert.Greater(t, blocked, 35)
+		assert.Greater(t, blocked, 25) // copies may complete without a query
 		for _, st := range all {
 			st.unblock()
 			require.NoError(t, st.m.Close(), "%s: waits for the call", st.name)
