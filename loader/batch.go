@@ -17,7 +17,7 @@ import (
 var ErrReleased = sentinel.New("already released", os.ErrClosed)
 
 var (
-	errNilStream    = errors.New("the stream is nil")
+	errNilStream    = errors.New("the stream is nil or zero")
 	errNotDelivered = errors.New("the batch is nil or zero: Loader.Batches delivers batches")
 )
 
@@ -45,11 +45,11 @@ type Batch struct {
 // It does not wait for the GPU. It takes no context, as the calls of CUDA for which it is made
 // take none: it takes as long as cudaStreamWaitEvent, and cudaEventRecord for the batch before.
 //
-// The error is [ErrReleased], a nil stream, or CUDA's: work that is queued on s then does not
+// The error is [ErrReleased], a nil or zero stream, or CUDA's: work that is queued on s then does not
 // wait for the batch, and Wait can be called instead.
 func (b *Batch) Use(s *cudart.Stream) error {
 	err := b.usable()
-	if err == nil && s == nil {
+	if err == nil && (s == nil || s.Device() == nil) {
 		err = errNilStream
 	}
 	if err == nil {
@@ -165,8 +165,9 @@ func (b *Batch) Retain() {
 // Release ends the use of the batch. The loader writes its device memory again when the streams
 // of Use have completed the work that is queued on them now. Release records the end of that
 // work (cudaEventRecord, unless nothing was queued since the last event), and does not wait for
-// it. An event that cannot be recorded is recorded later. The loop releases batches that were
-// not retained: then the next Use records the events. A second Release returns [ErrReleased].
+// it. It takes no context, as Use. An event that cannot be recorded is recorded later. The loop
+// releases batches that were not retained: then the next Use records the events. A second Release
+// returns [ErrReleased].
 func (b *Batch) Release() error {
 	if err := b.usable(); err != nil || b.released.Swap(true) {
 		return b.failed("release", cmp.Or(err, error(ErrReleased)))

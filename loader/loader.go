@@ -116,8 +116,8 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	switch {
 	case ctx == nil:
 		return nil, errNilContext
-	case dev == nil:
-		return nil, errors.New("the device is nil")
+	case dev == nil || dev.Runtime() == nil:
+		return nil, errors.New("the device is nil or zero")
 	case src == nil:
 		return nil, errors.New("the source is nil")
 	}
@@ -350,24 +350,20 @@ func (l *Loader) epochAhead() (epoch int, ok bool) {
 // runs, it returns [ErrRunning]. It does not block.
 func (l *Loader) EndEpoch() error {
 	err := l.check(context.Background())
-	if err == nil {
-		err = l.endEpoch()
+	if err != nil {
+		return failed("end epoch", err)
 	}
-	return failed("end epoch", err)
-}
-
-func (l *Loader) endEpoch() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.life.Sealed():
-		return ErrClosed
+		err = ErrClosed
 	case l.running != nil:
-		return ErrRunning
+		err = ErrRunning
 	case l.epoch.Load() != nil:
 		l.epoch.Store(nil)
 	case l.done != nil: // Options.Start is within the epoch, which no loop has begun
 		l.next, l.done = l.next+1, nil
 	}
-	return nil
+	return failed("end epoch", err)
 }

@@ -143,17 +143,14 @@ func (b batchSet) after(n int) int {
 // with returns the set with a batch n that is not in it. It may change b.
 func (b batchSet) with(n int) batchSet {
 	i := b.after(n)
-	touchesLast, touchesNext := i > 0 && b[i-1].to == n, i < len(b) && b[i].from == n+1
-	switch {
-	case touchesLast && touchesNext:
+	b = slices.Insert(b, i, batchRange{n, n + 1})
+	if i+1 < len(b) && b[i+1].from == n+1 {
+		b[i].to = b[i+1].to
+		b = slices.Delete(b, i+1, i+2)
+	}
+	if i > 0 && b[i-1].to == n {
 		b[i-1].to = b[i].to
-		return slices.Delete(b, i, i+1)
-	case touchesLast:
-		b[i-1].to = n + 1
-	case touchesNext:
-		b[i].from = n
-	default:
-		b = slices.Insert(b, i, batchRange{n, n + 1})
+		b = slices.Delete(b, i, i+1)
 	}
 	return b
 }

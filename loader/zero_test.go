@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -57,7 +58,7 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 		want string
 	}{
 		{made(New(none, dev, src, o)), "loader: new: the context is nil"},
-		{made(New(ctx, nil, src, o)), "loader: new: the device is nil"},
+		{made(New(ctx, nil, src, o)), "loader: new: the device is nil or zero"},
 		{made(New(ctx, dev, nil, o)), "loader: new: the source is nil"},
 		{made(New(ctx, dev, (*pointed)(nil), o)), "loader: new: Len or Fields of the source: panic: "},
 		{made(New(ctx, dev, &pointed{}, o)), "loader: new: the source has no samples"},
@@ -72,7 +73,9 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 		{(*Loader)(nil).CloseContext(ctx), "loader: close: the loader is nil or zero"},
 		{new(Loader).EndEpoch(), "loader: end epoch: the loader is nil or zero"},
 		{(*Loader)(nil).EndEpoch(), "loader: end epoch: the loader is nil or zero"},
-		{b.Use(nil), "loader: use batch 1 of epoch 0: the stream is nil"},
+		{b.Use(nil), "loader: use batch 1 of epoch 0: the stream is nil or zero"},
+		{b.Use(new(cudart.Stream)), "loader: use batch 1 of epoch 0: the stream is nil or zero"},
+		{made(New(ctx, new(cudart.Device), src, o)), "loader: new: the device is nil or zero"},
 		{released.Use(s), "loader: use batch 0 of epoch 0: already released"},
 		{new(Batch).Use(s), "loader: use batch 0 of epoch 0: the batch is nil or zero"},
 		{(*Batch)(nil).Use(s), "loader: use batch 0 of epoch 0: the batch is nil or zero"},
