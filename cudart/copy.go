@@ -125,6 +125,6 @@ func (d *Device) memset(s *Stream, p DevPtr, v byte, n int) error {
 	}
 	f := d.begin(s)
 	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(v), uintptr(n), s.arg()
-	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%d bytes at %#x on %v", n, uintptr(p), d) })
+	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%d bytes at %v on %v", n, p, d) })
 	return err
 }

@@ -63,7 +63,7 @@ func (d *Device) locationArg(fn function, p DevPtr, n int, l Location) (uintptr,
 	case l.Kind == LocationHost:
 		return ^uintptr(0), nil
 	}
-	return 0, fmt.Errorf("%s: %d bytes at %#x: a NUMA node as the location needs CUDA 12.2 or later: %w", fn.name(), n, uintptr(p), ErrUnsupported)
+	return 0, fmt.Errorf("%s: %d bytes at %v: a NUMA node as the location needs CUDA 12.2 or later: %w", fn.name(), n, p, ErrUnsupported)
 }
 
 // An Advice is a cudaMemoryAdvise.
@@ -113,7 +113,7 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	if s.dev.rt.abi[fnMemPrefetch] == abiLocation {
 		f.args[3], f.args[4] = 0, s.arg()
 	}
-	_, err = s.dev.do(fnMemPrefetch, f, func() string { return fmt.Sprintf("%d bytes at %#x to %v", n, uintptr(p), to) })
+	_, err = s.dev.do(fnMemPrefetch, f, func() string { return fmt.Sprintf("%d bytes at %v to %v", n, p, to) })
 	return err
 }
 
@@ -130,7 +130,7 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 	f := d.rt.begin()
 	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(n), uintptr(advice), where
 	_, err = d.do(fnMemAdvise, f, func() string {
-		return fmt.Sprintf("%d bytes at %#x, advice %d, location %v", n, uintptr(p), advice, at)
+		return fmt.Sprintf("%d bytes at %v, advice %d, location %v", n, p, advice, at)
 	})
 	return err
 }
@@ -185,7 +185,7 @@ func (d *Device) RangeAttributes(p DevPtr, n int) (RangeAttributes, error) {
 			f := d.rt.begin()
 			f.host = unsafe.Pointer(&ints[0])
 			f.args = [maxCallArgs]uintptr{uintptr(f.host), uintptr(4 * count), uintptr(attribute), uintptr(p), uintptr(n)}
-			_, err = d.do(fnMemRangeGetAttribute, f, func() string { return fmt.Sprintf("attribute %d of %d bytes at %#x", attribute, n, uintptr(p)) })
+			_, err = d.do(fnMemRangeGetAttribute, f, func() string { return fmt.Sprintf("attribute %d of %d bytes at %v", attribute, n, p) })
 		}
 		return ints
 	}
@@ -229,7 +229,7 @@ type cLocation struct{ kind, id int32 }
 // returns an error.
 func (b *PrefetchBatch) Add(p DevPtr, n int, to Location) {
 	if n <= 0 && b.err == nil {
-		b.err = invalid(fnMemPrefetchBatch, "range %d, at %#x: size %d: must be positive", len(b.ptrs), uintptr(p), n)
+		b.err = invalid(fnMemPrefetchBatch, "range %d, at %v: size %d: must be positive", len(b.ptrs), p, n)
 	}
 	b.indexes = append(b.indexes, uintptr(len(b.ptrs)))
 	b.ptrs, b.sizes = append(b.ptrs, uintptr(p)), append(b.sizes, n)
@@ -303,6 +303,6 @@ func (s *Stream) Discard(p DevPtr, n int) error {
 	f := s.dev.begin(s)
 	f.out[0], f.out[1] = uint64(p), uint64(n)
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4] = f.outPtr(0), f.outPtr(1), 1, 0, s.arg()
-	_, err := s.dev.do(fnMemDiscardBatch, f, func() string { return fmt.Sprintf("%d bytes at %#x", n, uintptr(p)) })
+	_, err := s.dev.do(fnMemDiscardBatch, f, func() string { return fmt.Sprintf("%d bytes at %v", n, p) })
 	return err
 }

@@ -2,12 +2,27 @@ package cudart
 
 import (
 	"fmt"
+	"io"
 	"unsafe"
 )
 
 // A DevPtr is an address that a device can access, mostly in its own memory. It is
 // an integer to Go: it keeps nothing from being freed, and cannot be dereferenced.
+// %v and %s print it in hexadecimal, 0x7f2a04000000; other verbs print a number.
 type DevPtr uintptr
+
+// String returns the address in hexadecimal.
+func (p DevPtr) String() string { return fmt.Sprintf("%#x", uintptr(p)) }
+
+// Format implements [fmt.Formatter], because %x of a value with String alone would print the
+// text's bytes.
+func (p DevPtr) Format(f fmt.State, verb rune) {
+	if verb == 'v' || verb == 's' {
+		_, _ = io.WriteString(f, p.String())
+		return
+	}
+	fmt.Fprintf(f, fmt.FormatString(f, verb), uintptr(p))
+}
 
 // Malloc allocates n bytes of device memory, aligned to 256 bytes at least
 // (cudaMalloc). Release it with [Device.Free]. The error wraps [ErrInvalidValue] if
@@ -50,7 +65,7 @@ func (d *Device) free(s *Stream, p DevPtr) error {
 	fn := s.either(fnFree, fnFreeAsync)
 	f := d.begin(s)
 	f.args[0], f.args[1] = uintptr(p), s.arg()
-	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%#x on %v", uintptr(p), d) })
+	_, err := d.do(fn, f, func() string { return fmt.Sprintf("%v on %v", p, d) })
 	return err
 }
 

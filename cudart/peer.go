@@ -154,7 +154,7 @@ func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n in
 	f := s.dev.begin(s)
 	f.args = [maxCallArgs]uintptr{uintptr(dst), uintptr(to.ordinal), uintptr(src), uintptr(from.ordinal), uintptr(n), s.arg()}
 	_, err := s.dev.do(fnMemcpyPeerAsync, f, func() string {
-		return fmt.Sprintf("%d bytes from %#x on %v to %#x on %v", n, uintptr(src), from, uintptr(dst), to)
+		return fmt.Sprintf("%d bytes from %v on %v to %v on %v", n, src, from, dst, to)
 	})
 	return err
 }

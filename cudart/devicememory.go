@@ -1,0 +1,154 @@
+package cudart
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"github.com/gopinned/pinned/internal/elements"
+	"github.com/gopinned/pinned/internal/lifetime"
+)
+
+// A DeviceMemory is memory of a device, with its owner and its size, which a [DevPtr] does
+// not have. The garbage collector does not free it, because it cannot know whether the GPU
+// still uses it: Close it. Methods may be called from any goroutine. Those of a nil
+// DeviceMemory return zero values or errors.
+type DeviceMemory struct {
+	dev  *Device
+	ptr  DevPtr
+	n    int               // bytes
+	life lifetime.Lifetime // no calls are counted
+}
+
+// Alloc allocates n bytes of device memory, aligned to 256 bytes at least (cudaMalloc). The
+// bytes are not set. The errors are those of [Device.Malloc]; a nil device is an error.
+func (d *Device) Alloc(n int) (*DeviceMemory, error) {
+	if d == nil {
+		return nil, fmt.Errorf("cudaMalloc: %w", errNilDevice)
+	}
+	p, err := d.Malloc(n)
+	if err != nil {
+		return nil, err
+	}
+	return &DeviceMemory{dev: d, ptr: p, n: n}, nil
+}
+
+// made reports whether Alloc has made the memory, and whether it is open.
+func (m *DeviceMemory) made() bool { return m != nil && m.ptr != 0 }
+
+func (m *DeviceMemory) open() bool { return m.made() && !m.life.Sealed() }
+
+// Device returns the device whose memory it is, nil for a nil DeviceMemory.
+func (m *DeviceMemory) Device() *Device {
+	if m == nil {
+		return nil
+	}
+	return m.dev
+}
+
+// Len returns the number of bytes, also after Close.
+func (m *DeviceMemory) Len() int {
+	if m == nil {
+		return 0
+	}
+	return m.n
+}
+
+// Ptr returns the address of the first byte, 0 after Close.
+func (m *DeviceMemory) Ptr() DevPtr {
+	if !m.open() {
+		return 0
+	}
+	return m.ptr
+}
+
+// String returns the size, the address and the device, for messages.
+func (m *DeviceMemory) String() string {
+	if !m.made() {
+		return "no device memory"
+	}
+	return fmt.Sprintf("%d bytes at %v of %v", m.n, m.ptr, m.dev)
+}
+
+// Range returns the address of byte off, from which on n bytes are to be used. The error
+// wraps [ErrInvalidValue] unless 0 <= off, 0 <= n and off+n <= Len, and [ErrClosed] after
+// Close.
+func (m *DeviceMemory) Range(off, n int) (DevPtr, error) {
+	switch {
+	case !m.made():
+		return 0, fmt.Errorf("range of %v: %w", m, ErrInvalidValue)
+	case !m.open():
+		return 0, fmt.Errorf("range of %v: %w", m, ErrClosed)
+	case off < 0 || n < 0 || off > m.n || n > m.n-off:
+		return 0, fmt.Errorf("%d bytes from byte %d on are not within %v: %w", n, off, m, ErrInvalidValue)
+	}
+	return m.ptr + DevPtr(off), nil
+}
+
+// Close waits for the device's work and frees the memory (cudaFree). After an error the
+// memory may be in use still: Close may be called again. After nil it does nothing. It works
+// after [Runtime.Close], and returns nil for a nil DeviceMemory.
+func (m *DeviceMemory) Close() error {
+	if !m.made() {
+		return nil
+	}
+	return m.life.Close(context.Background(), func(context.Context) error { return m.dev.Free(m.ptr) })
+}
+
+// A DeviceSlice is device memory as elements of type T: what a []T is for the memory of the
+// host. It keeps no memory from being freed. The zero value is empty.
+type DeviceSlice[T any] struct {
+	m      *DeviceMemory
+	off, n int // elements
+}
+
+// ViewOf returns the memory as elements of type T: numbers, or arrays and structs of them,
+// with Go's layout, which is that of C. It does not block. The error wraps [ErrInvalidValue]
+// if T holds pointers or has no bytes, if the size of m is not a multiple of T's, or if m is
+// nil, and [ErrClosed] after m's Close.
+func ViewOf[T any](m *DeviceMemory) (DeviceSlice[T], error) {
+	var element T
+	size := int(unsafe.Sizeof(element))
+	if err := elements.Check[T](); err != nil {
+		return DeviceSlice[T]{}, fmt.Errorf("view of %v: %w: %w", m, err, ErrInvalidValue)
+	}
+	if m.Len()%size != 0 {
+		return DeviceSlice[T]{}, fmt.Errorf("view of %v: not a multiple of the %d bytes of %T: %w", m, size, element, ErrInvalidValue)
+	}
+	if _, err := m.Range(0, 0); err != nil {
+		return DeviceSlice[T]{}, err
+	}
+	return DeviceSlice[T]{m: m, n: m.Len() / size}, nil
+}
+
+// Len returns the number of elements.
+func (s DeviceSlice[T]) Len() int { return s.n }
+
+// Bytes returns the size of all elements in bytes.
+func (s DeviceSlice[T]) Bytes() int { return s.n * s.size() }
+
+func (s DeviceSlice[T]) size() int {
+	var element T
+	return int(unsafe.Sizeof(element))
+}
+
+// Memory returns the memory that s is part of, nil for the zero value.
+func (s DeviceSlice[T]) Memory() *DeviceMemory { return s.m }
+
+// Ptr returns the address of the first element. It is 0 for the zero value, and after the
+// memory was closed.
+func (s DeviceSlice[T]) Ptr() DevPtr {
+	if p := s.m.Ptr(); p != 0 {
+		return p + DevPtr(s.off*s.size())
+	}
+	return 0
+}
+
+// Slice returns elements i to j-1, as s[i:j] does for a slice. The error wraps
+// [ErrInvalidValue] unless 0 <= i <= j <= Len.
+func (s DeviceSlice[T]) Slice(i, j int) (DeviceSlice[T], error) {
+	if i < 0 || j < i || j > s.n {
+		return DeviceSlice[T]{}, fmt.Errorf("elements %d to %d of %d on the device: %w", i, j, s.n, ErrInvalidValue)
+	}
+	return DeviceSlice[T]{m: s.m, off: s.off + i, n: j - i}, nil
+}
