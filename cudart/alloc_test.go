@@ -30,7 +30,7 @@ func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	require.NotZero(tb, rt.entry[fnMemcpyBatch])
 	d := &Device{rt: rt}
 	d.waits.init(rt)
-	return &Stream{dev: d, line: newTimeline(d, 0)}, d.eventOf(d.cEventOf(0), false)
+	return &Stream{dev: d, timeline: newTimeline(d, 0)}, d.eventOf(d.cEventOf(0), false)
 }
 
 func stubCalls(tb testing.TB, s *Stream, e *Event) map[string]func() error {

@@ -88,7 +88,7 @@ func (d *Device) begin(s *Stream) *frame {
 	if s == nil {
 		return d.rt.begin()
 	}
-	f := s.line.begin()
+	f := s.timeline.begin()
 	f.entries = 1
 	return f
 }
@@ -101,7 +101,7 @@ func (b *binding) end(f *frame) {
 		b.frames.Put(f)
 	}
 	if handle != nil {
-		handle.leave(entries)
+		handle.endUse(entries)
 	}
 }
 
@@ -121,8 +121,8 @@ func (b *binding) call(fn function, c *cCall) Code {
 // later call returns it.
 func (b *binding) clear(f *frame) { b.call(fnGetLastError, &f.own) }
 
-// ask makes a call that does not depend on the current device.
-func (rt *Runtime) ask(fn function, f *frame) Code {
+// callAnyDevice makes a call that does not depend on the current device.
+func (rt *Runtime) callAnyDevice(fn function, f *frame) Code {
 	f.device = noDevice
 	// The last error belongs to the thread.
 	runtime.LockOSThread()

@@ -14,9 +14,9 @@ type cEvent struct {
 	handle
 	waitQueue // guarded by waits.mu
 
-	queries  atomic.Uint64 // that were begun for waits
-	answered atomic.Uint64 // the newest of them that found the work done
-	querying atomic.Bool   // a goroutine is inside cudaEventQuery for waits
+	queries   atomic.Uint64 // that were begun for waits
+	completed atomic.Uint64 // the newest of them that found the work done
+	querying  atomic.Bool   // a goroutine is inside cudaEventQuery for waits
 
 	waits     atomic.Int32 // goroutines that wait
 	stale     atomic.Bool  // its Event has another one
@@ -50,7 +50,7 @@ func (c *cEvent) String() string { return fmt.Sprintf("event %#x of %v", c.value
 
 // use is enter for [Stream.with].
 func (c *cEvent) use() (*cEvent, bool) {
-	_, ok := c.enter()
+	_, ok := c.beginUse()
 	return c, ok
 }
 
@@ -63,23 +63,23 @@ func (c *cEvent) queryBy(f *frame) (done bool, err error) {
 	f.args[0] = c.value
 	code := c.dev.guard(fnEventQuery, f)
 	c.dev.rt.end(f)
-	return c.dev.answer(fnEventQuery, code, c)
+	return c.dev.queryResult(fnEventQuery, code, c)
 }
 
 // reached reports whether the work that was recorded before query n began is done. It
 // does not wait for a goroutine that is inside the library.
 func (c *cEvent) reached(n uint64) (done bool, err error) {
-	if c.answered.Load() < n && c.querying.CompareAndSwap(false, true) {
+	if c.completed.Load() < n && c.querying.CompareAndSwap(false, true) {
 		query := c.queries.Add(1)
 		if done, err = c.query(); done {
-			c.answered.Store(query)
+			c.completed.Store(query)
 		}
 		c.querying.Store(false)
 	}
-	return c.answered.Load() >= n, err
+	return c.completed.Load() >= n, err
 }
 
-func (c *cEvent) reachedUpTo() uint64 { return c.answered.Load() }
+func (c *cEvent) reachedUpTo() uint64 { return c.completed.Load() }
 
 // addWait counts a goroutine that waits, unless the Event has another cudaEvent_t.
 func (c *cEvent) addWait(e *Event) bool {

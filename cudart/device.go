@@ -76,7 +76,7 @@ func (rt *Runtime) newDevice(i int) (*Device, error) {
 	properties := make([]byte, propertiesSize)
 	f.host = unsafe.Pointer(&properties[0])
 	f.args[0], f.args[1] = uintptr(f.host), uintptr(i)
-	if code := rt.ask(fnGetDeviceProperties, f); code != Success {
+	if code := rt.callAnyDevice(fnGetDeviceProperties, f); code != Success {
 		return nil, rt.errorf(fnGetDeviceProperties, code, "device %d", i)
 	}
 	d.name = cString(properties[:nameSize])
@@ -86,7 +86,7 @@ func (rt *Runtime) newDevice(i int) (*Device, error) {
 	id := make([]byte, 32)
 	f.host = unsafe.Pointer(&id[0])
 	f.args[0], f.args[1], f.args[2] = uintptr(f.host), uintptr(len(id)), uintptr(i)
-	if code := rt.ask(fnDeviceGetPCIBusID, f); code != Success {
+	if code := rt.callAnyDevice(fnDeviceGetPCIBusID, f); code != Success {
 		return nil, rt.errorf(fnDeviceGetPCIBusID, code, "device %d", i)
 	}
 	d.pciBusID = cString(id)
@@ -124,7 +124,7 @@ func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordina
 func (d *Device) Attribute(a Attr) (int, error) {
 	f := d.rt.begin()
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(a), uintptr(d.ordinal)
-	out, err := d.rt.finish(fnDeviceGetAttribute, f, d.rt.ask(fnDeviceGetAttribute, f), func() string { return fmt.Sprintf("attribute %d of %v", a, d) })
+	out, err := d.rt.finish(fnDeviceGetAttribute, f, d.rt.callAnyDevice(fnDeviceGetAttribute, f), func() string { return fmt.Sprintf("attribute %d of %v", a, d) })
 	return out.int(0), err
 }
 

@@ -19,7 +19,7 @@ type drainer struct {
 
 // A drainRequest is for a timeline, for a caller that waits, or for both.
 type drainRequest struct {
-	line      *Timeline
+	timeline  *Timeline
 	n, queued uint64
 	done      chan error
 }
@@ -56,14 +56,14 @@ func (d *Device) takeDrains() map[*drainRequest]struct{} {
 func (d *Device) drain() {
 	for requests := d.takeDrains(); len(requests) > 0; requests = d.takeDrains() {
 		for r := range requests {
-			if r.line != nil {
-				r.n, r.queued = r.line.beginAnswer()
+			if r.timeline != nil {
+				r.n, r.queued = r.timeline.beginQuery()
 			}
 		}
 		err := d.synchronize()
 		for r := range requests {
-			if r.line != nil {
-				r.line.drained(r.n, r.queued, err)
+			if r.timeline != nil {
+				r.timeline.drained(r.n, r.queued, err)
 			}
 			if r.done != nil {
 				r.done <- err
@@ -75,9 +75,9 @@ func (d *Device) drain() {
 // waitClosed waits for all of a stream's work when the runtime was closed, and with it
 // the events: the device as a whole is asked, for a moment.
 func (t *Timeline) waitClosed(ctx context.Context) error {
-	r := &drainRequest{line: t, done: make(chan error, 1)}
+	r := &drainRequest{timeline: t, done: make(chan error, 1)}
 	t.dev.addDrain(r)
-	timer := time.NewTimer(bounded.Look)
+	timer := time.NewTimer(bounded.QueryTimeout)
 	defer timer.Stop()
 	select {
 	case err := <-r.done:

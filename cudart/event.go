@@ -124,7 +124,7 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	if begin, ok := start.enter(); ok {
 		f.args[0], f.args[1], f.args[2] = f.outPtr(0), begin.value, end.value
 		code = e.dev.guard(fnEventElapsedTime, f)
-		begin.leave(0)
+		begin.endUse(0)
 	}
 	out, err := e.dev.rt.finish(fnEventElapsedTime, f, code, func() string { return fmt.Sprintf("from %v to %v", start, e) })
 	return time.Duration(float64(math.Float32frombits(uint32(out[0]))) * float64(time.Millisecond)), err

@@ -33,7 +33,7 @@ func (e *Event) WaitInC() error {
 }
 
 // CloseEvent destroys the event that stands for the Point.
-func (p Point) CloseEvent() error { return p.line.eventFor(p.n).event.close() }
+func (p Point) CloseEvent() error { return p.timeline.eventFor(p.n).event.close() }
 
 // PendingError is the calling thread's cudaGetLastError.
 func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin().cCall) }
@@ -71,7 +71,7 @@ var Verdict = verdict
 func (rt *Runtime) Polling() bool {
 	for _, d := range rt.Devices() {
 		d.waits.mu.Lock()
-		polling := d.waits.bell != nil
+		polling := d.waits.sleeper != nil
 		d.waits.mu.Unlock()
 		if polling {
 			return true

@@ -67,19 +67,19 @@ func (d *Device) StreamFromHandle(h StreamHandle) (*Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Stream{dev: d, line: t}, nil
+	return &Stream{dev: d, timeline: t}, nil
 }
 
 // isDefault reports whether the stream is the legacy default stream.
 func (s *Stream) isDefault() bool {
-	return s.line.foreign != nil && s.arg() <= uintptr(legacyStream)
+	return s.timeline.foreign != nil && s.arg() <= uintptr(legacyStream)
 }
 
 // identify reads the unique number of the stream, if the library has such numbers.
 func (t *Timeline) identify() error {
 	f := t.begin()
 	defer t.dev.rt.end(f)
-	switch code := t.askID(f); code {
+	switch code := t.readID(f); code {
 	case Success:
 		t.foreign.id = f.out[0]
 	case codeMissing, ErrCallRequiresNewerDriver:
@@ -89,7 +89,7 @@ func (t *Timeline) identify() error {
 	return nil
 }
 
-func (t *Timeline) askID(f *frame) Code {
+func (t *Timeline) readID(f *frame) Code {
 	f.args[0], f.args[1] = t.value, f.outPtr(0)
 	return t.dev.guard(fnStreamGetID, f)
 }
@@ -101,7 +101,7 @@ func (t *Timeline) sameStream(f *frame) Code {
 	if t.foreign == nil || t.foreign.id == 0 {
 		return Success
 	}
-	code := t.askID(f)
+	code := t.readID(f)
 	if code == Success && f.out[0] != t.foreign.id {
 		code = ErrInvalidResourceHandle
 	}

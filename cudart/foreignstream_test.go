@@ -300,7 +300,7 @@ func TestPointsOfAForeignStreamThatItsOwnerDestroyed(t *testing.T) {
 						require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
 						require.ErrorIs(t, s.Synchronize(soon(t)), context.DeadlineExceeded, "the work is not done")
 					}
-					require.False(t, p.Known())
+					require.False(t, p.Completed())
 					open()
 					require.NoError(t, p.Wait(t.Context()))
 					if when != "before Close" {

@@ -35,10 +35,10 @@ const (
 	handleQueued     = 1 << 19 // one entry that was queued
 )
 
-// enter starts a call that uses the handle. ok is false if the handle is closed. alone
+// beginUse starts a call that uses the handle. ok is false if the handle is closed. alone
 // reports that no other call is in progress: the handle's frame is then the caller's
-// until leave.
-func (h *handle) enter() (alone, ok bool) {
+// until endUse.
+func (h *handle) beginUse() (alone, ok bool) {
 	for {
 		s := h.state.Load()
 		switch {
@@ -54,7 +54,7 @@ func (h *handle) enter() (alone, ok bool) {
 
 // begin starts a call that uses the handle and queues no work.
 func (h *handle) begin() *frame {
-	alone, ok := h.enter()
+	alone, ok := h.beginUse()
 	f := h.frame
 	if !alone {
 		f = h.dev.rt.begin()
@@ -65,12 +65,12 @@ func (h *handle) begin() *frame {
 	return f
 }
 
-// leave ends a call, which may have queued so many entries, and destroys the handle if it
+// endUse ends a call, which may have queued so many entries, and destroys the handle if it
 // was closed during the call.
-func (h *handle) leave(entries int) {
+func (h *handle) endUse(entries int) {
 	s := h.state.Add(uint64(entries)*handleQueued - 1)
 	if s&handleClosed != 0 && h.claim() && h.owner.finish() != nil {
-		h.dev.rt.undone(h.close)
+		h.dev.rt.retryAtClose(h.close)
 	}
 }
 

@@ -265,7 +265,7 @@ func TestRecordDoesNotBlockOnAFullStream(t *testing.T) {
 		recorded <- nil
 	}()
 	ended(t, "Record", recorded, nil)
-	assert.False(t, p.Known())
+	assert.False(t, p.Completed())
 	assert.LessOrEqual(t, sim.Calls("cudaEventRecord"), 1, "one goroutine is inside")
 	open()
 	require.NoError(t, p.Wait(t.Context()))
@@ -301,7 +301,7 @@ func TestPeerAccessIsDisabledByACallThatReportsAnEarlierError(t *testing.T) {
 		sim.Fail("cudaDeviceDisablePeerAccess", cudasim.Fault{Code: cudart.ErrUnknown, Late: true})
 		require.ErrorIs(t, a.DisablePeerAccess(b), cudart.ErrUnknown)
 		require.NoError(t, a.DisablePeerAccess(b))
-		require.ErrorIs(t, a.DisablePeerAccess(b), cudart.ErrPeerAccessNotEnabled, "all are undone")
+		require.ErrorIs(t, a.DisablePeerAccess(b), cudart.ErrPeerAccessNotEnabled, "all are retryAtClose")
 	}
 }
 

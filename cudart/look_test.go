@@ -104,10 +104,10 @@ func TestWaitingForAPointAfterTheRuntimeWasClosed(t *testing.T) {
 			err = p.Wait(t.Context())
 			if tc.want == nil {
 				require.NoError(t, err)
-				assert.True(t, p.Known())
+				assert.True(t, p.Completed())
 			} else {
 				require.ErrorIs(t, err, tc.want)
-				assert.False(t, p.Known())
+				assert.False(t, p.Completed())
 			}
 			ended, cancel := context.WithCancel(t.Context())
 			cancel()

@@ -9,7 +9,7 @@ import (
 // Timeline.mu. The atomic fields are written under it, and read without too.
 //
 //	number | is that of the newest recording that | set by
-//	begun  | was begun, or answer without an event | record, beginAnswer
+//	begun  | was begun, or answer without an event | record, beginQuery
 //	latest | can be queried, or is done            | record, answered, discard
 //
 // One goroutine at a time is inside cudaEventRecord (recording), and one inside
@@ -25,12 +25,12 @@ type marks struct {
 	latest   uint64
 	latestAt uint64        // handle.queued before the recording
 	doneAt   atomic.Uint64 // handle.queued before Timeline.done
-	events   *lineEvents
+	events   *timelineEvents
 }
 
-// lineEvents are the events of a Timeline. They are apart from it so that a cleanup can
+// timelineEvents are the events of a Timeline. They are apart from it so that a cleanup can
 // reuse them when the Timeline is garbage.
-type lineEvents struct {
+type timelineEvents struct {
 	dev     *Device
 	pending []pendingEvent // in the order of their recording
 	unused  []*cEvent
@@ -113,10 +113,10 @@ func (t *Timeline) recordOne(c *cEvent, end bool) (*cEvent, error) {
 	code := t.sameStream(f)
 	if code == Success {
 		code = codeClosed
-		if _, ok := c.enter(); ok { // Runtime.Close destroys events that are in use, too
+		if _, ok := c.beginUse(); ok { // Runtime.Close destroys events that are in use, too
 			f.args[0], f.args[1] = c.value, t.value
 			code = t.dev.guard(fnEventRecord, f)
-			c.leave(0)
+			c.endUse(0)
 		}
 	}
 	t.dev.rt.end(f)
@@ -148,7 +148,7 @@ func (t *Timeline) isPending(p pendingEvent) bool {
 }
 
 // take removes an unused event. It returns nil if there is none.
-func (es *lineEvents) take() (c *cEvent) {
+func (es *timelineEvents) take() (c *cEvent) {
 	if n := len(es.unused); n > 0 {
 		c, es.unused = es.unused[n-1], es.unused[:n-1]
 	}
@@ -157,7 +157,7 @@ func (es *lineEvents) take() (c *cEvent) {
 
 // add appends an event. If there are too many, it drops every second one: the one after
 // it stands for its Points too.
-func (es *lineEvents) add(p pendingEvent) {
+func (es *timelineEvents) add(p pendingEvent) {
 	if len(es.pending) == maxPending {
 		rest := es.pending[:0]
 		for i, p := range es.pending {
@@ -174,7 +174,7 @@ func (es *lineEvents) add(p pendingEvent) {
 }
 
 // done removes the first n events, which are done.
-func (es *lineEvents) done(n int) {
+func (es *timelineEvents) done(n int) {
 	for _, p := range es.pending[:n] {
 		es.unused = append(es.unused, p.event)
 	}
@@ -187,12 +187,12 @@ func (es *lineEvents) done(n int) {
 }
 
 // standsFor returns the index of the first event that stands for Point n, or -1.
-func (es *lineEvents) standsFor(n uint64) int {
+func (es *timelineEvents) standsFor(n uint64) int {
 	return slices.IndexFunc(es.pending, func(p pendingEvent) bool { return p.n >= n })
 }
 
 // release makes the events available to other streams.
-func (es *lineEvents) release() {
+func (es *timelineEvents) release() {
 	for _, p := range es.pending {
 		es.dev.putEvent(p.event)
 	}

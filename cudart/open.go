@@ -79,7 +79,7 @@ type opening struct {
 	// How far it is, for canceled.
 	mu       sync.Mutex
 	driver   DriverFacts
-	looked   []string
+	searched []string
 	attempts []Attempt
 	calls    *binding // of the last attempt
 }
@@ -97,7 +97,7 @@ func (op *opening) run(ctx context.Context) (*Runtime, error) {
 	if ctx.Err() != nil {
 		return nil, op.canceled(ctx)
 	}
-	return nil, &OpenError{Err: verdict(op.attempts), Attempts: op.attempts, Looked: op.looked, Driver: op.driver, source: op.o.Source != nil}
+	return nil, &OpenError{Err: verdict(op.attempts), Attempts: op.attempts, Searched: op.searched, Driver: op.driver, source: op.o.Source != nil}
 }
 
 // search returns the libraries to try, in order.
@@ -106,9 +106,9 @@ func (op *opening) search() []Attempt {
 		return []Attempt{{Path: op.o.Source.String(), Found: "Options.Source"}}
 	}
 	driver := DriverFacts(op.host.Driver())
-	candidates, looked := op.o.candidates(op.host)
+	candidates, searched := op.o.candidates(op.host)
 	op.mu.Lock()
-	op.driver, op.looked = driver, looked
+	op.driver, op.searched = driver, searched
 	op.mu.Unlock()
 	attempts := make([]Attempt, len(candidates))
 	for i, c := range candidates {
@@ -119,7 +119,7 @@ func (op *opening) search() []Attempt {
 
 // candidates returns the libraries of the host to try, in order, and the places
 // that were searched for them. A library that is named is the only one.
-func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, looked []string) {
+func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, searched []string) {
 	named, by := o.Library, "Options.Library"
 	if named == "" {
 		named, by = findlib.Getenv(LibraryEnv), LibraryEnv
@@ -127,12 +127,12 @@ func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, looked
 	if named != "" {
 		return []findlib.Candidate{{Path: named, Found: by, Version: host.Version(libcudart, named)}}, nil
 	}
-	list, looked = host.Find(libcudart)
+	list, searched = host.Find(libcudart)
 	// The newest first; equal ones stay in the order of the search.
 	slices.SortStableFunc(list, func(a, b findlib.Candidate) int {
 		return cmp.Compare(versionInName(b.Version), versionInName(a.Version))
 	})
-	return list, looked
+	return list, searched
 }
 
 // versionInName returns the version of a libcudart as far as its file name contains
@@ -205,7 +205,7 @@ func (op *opening) canceled(ctx context.Context) error {
 		}
 		a.Err = err
 	}
-	return &OpenError{Err: err, Attempts: attempts, Looked: op.looked, Driver: op.driver, Stuck: stuck, source: op.o.Source != nil}
+	return &OpenError{Err: err, Attempts: attempts, Searched: op.searched, Driver: op.driver, Stuck: stuck, source: op.o.Source != nil}
 }
 
 // errNotReturned is the cause of an opening whose context ended during a call.
@@ -300,7 +300,7 @@ func (rt *Runtime) addDevices(ctx context.Context) error {
 func (rt *Runtime) version(fn function) (Version, error) {
 	f := rt.begin()
 	f.out[0], f.args[0] = 0, f.outPtr(0)
-	out, err := rt.finish(fn, f, rt.ask(fn, f), func() string { return rt.lib.Path })
+	out, err := rt.finish(fn, f, rt.callAnyDevice(fn, f), func() string { return rt.lib.Path })
 	return Version(out.int(0)), err
 }
 
@@ -308,7 +308,7 @@ func (rt *Runtime) version(fn function) (Version, error) {
 func (rt *Runtime) count() (int, error) {
 	f := rt.begin()
 	f.out[0], f.args[0] = 0, f.outPtr(0)
-	code := rt.ask(fnGetDeviceCount, f)
+	code := rt.callAnyDevice(fnGetDeviceCount, f)
 	out, err := rt.finish(fnGetDeviceCount, f, code, func() string {
 		return fmt.Sprintf("runtime %s, driver for up to %s", rt.lib.Runtime, rt.lib.Driver)
 	})

@@ -14,7 +14,7 @@ import (
 type OpenError struct {
 	Err      error
 	Attempts []Attempt   // libraries that were tried
-	Looked   []string    // places that were searched, none if a library was named
+	Searched []string    // places that were searched, none if a library was named
 	Driver   DriverFacts // parts of the driver on this host, none for an Options.Source
 	// Stuck is the call that had not returned when OpenContext's context ended, such as
 	// "cudaGetDeviceCount". Empty if there was none.
@@ -48,8 +48,8 @@ func (e *OpenError) Error() string {
 	for _, a := range e.Attempts {
 		fmt.Fprintf(&b, "\n\ttried %s (%s): %v", a.Path, a.Found, a.Err)
 	}
-	if errors.Is(e.Err, ErrNoLibrary) && len(e.Looked) > 0 {
-		fmt.Fprintf(&b, "\n\tlooked in %s", strings.Join(e.Looked, ", "))
+	if errors.Is(e.Err, ErrNoLibrary) && len(e.Searched) > 0 {
+		fmt.Fprintf(&b, "\n\tlooked in %s", strings.Join(e.Searched, ", "))
 	}
 	if !e.source {
 		fmt.Fprintf(&b, "\n\tdriver: %v", e.Driver)

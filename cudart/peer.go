@@ -74,7 +74,7 @@ func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
 	}
 	f := d.rt.begin()
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(d.ordinal), uintptr(peer.ordinal)
-	out, err := d.rt.finish(fnDeviceCanAccessPeer, f, d.rt.ask(fnDeviceCanAccessPeer, f), func() string { return fmt.Sprintf("%v to %v", d, peer) })
+	out, err := d.rt.finish(fnDeviceCanAccessPeer, f, d.rt.callAnyDevice(fnDeviceCanAccessPeer, f), func() string { return fmt.Sprintf("%v to %v", d, peer) })
 	return out.int(0) != 0, err
 }
 

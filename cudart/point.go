@@ -29,16 +29,16 @@ import (
 //	Runtime closed              | reached if that is known, or cudaDeviceSynchronize
 //	                            | succeeds at once; else Wait returns ErrClosed
 type Point struct {
-	line *Timeline
-	n    uint64
+	timeline *Timeline
+	n        uint64
 }
 
 // Point returns the place after all work that is queued on the stream so far, and
 // records an event there: see [Timeline.Point].
 func (s *Stream) Point() Point { return s.Timeline().Point() }
 
-// Known reports whether the Point is known to be reached. It does not call the library.
-func (p Point) Known() bool { return p.line == nil || p.n <= p.line.done.Load() }
+// Completed reports whether the Point is known to be reached. It does not call the library.
+func (p Point) Completed() bool { return p.timeline == nil || p.n <= p.timeline.done.Load() }
 
 // Done reports whether the Point is reached (cudaEventQuery). It returns false if ctx
 // is nil, or ends first. If ctx can end, the library is called on another goroutine, so
@@ -46,21 +46,21 @@ func (p Point) Known() bool { return p.line == nil || p.n <= p.line.done.Load() 
 // and for other callers that ask for the stream meanwhile at once.
 func (p Point) Done(ctx context.Context) bool {
 	switch {
-	case p.Known():
+	case p.Completed():
 		return true
 	case ctx == nil || ctx.Err() != nil:
 		return false
 	case ctx.Done() == nil:
-		reached, _ := p.line.reached(p.n) // no error
+		reached, _ := p.timeline.reached(p.n) // no error
 		return reached
 	}
-	w := &p.line.dev.waits
-	if !w.looks.TryEnter() { // so many calls are inside the library
+	w := &p.timeline.dev.waits
+	if !w.queries.TryBegin() { // so many calls are inside the library
 		return false
 	}
 	me := w.get(p.place())
-	go me.look()
-	me.timer.Reset(bounded.Look)
+	go me.queryOnce()
+	me.timer.Reset(bounded.QueryTimeout)
 	defer me.timer.Stop()
 	select {
 	case err := <-me.done:
@@ -71,10 +71,10 @@ func (p Point) Done(ctx context.Context) bool {
 	case <-me.timer.C:
 	}
 	// The goroutine that looks holds the wait.
-	return p.Known()
+	return p.Completed()
 }
 
-func (p Point) place() place { return place{p.line, p.n} }
+func (p Point) place() place { return place{p.timeline, p.n} }
 
 // Wait waits until the Point is reached. It then returns nil, also if the work failed:
 // see Err. If ctx ends first, Wait returns ctx's error, and the GPU's work goes on. Any
@@ -84,26 +84,26 @@ func (p Point) Wait(ctx context.Context) error {
 	switch {
 	case ctx == nil:
 		return fmt.Errorf("wait for a Point: %w", errNilContext)
-	case p.Known():
+	case p.Completed():
 		return nil
-	case p.line.dev.rt.Closed() && ctx.Err() == nil:
-		return p.line.waitClosed(ctx)
+	case p.timeline.dev.rt.Closed() && ctx.Err() == nil:
+		return p.timeline.waitClosed(ctx)
 	}
-	return p.line.dev.waits.await(ctx, p.line.dev.waits.get(p.place()))
+	return p.timeline.dev.waits.await(ctx, p.timeline.dev.waits.get(p.place()))
 }
 
 // Notify sends to c when the Point is reached, or when CUDA cannot report that it is:
-// Known returns which. It never blocks: if c has no room, nothing is sent. stop
+// Completed returns which. It never blocks: if c has no room, nothing is sent. stop
 // withdraws the request.
 func (p Point) Notify(c chan<- struct{}) (stop func()) {
-	if p.Known() {
+	if p.Completed() {
 		select {
 		case c <- struct{}{}:
 		default:
 		}
 		return func() {}
 	}
-	w := &p.line.dev.waits
+	w := &p.timeline.dev.waits
 	me := &wait{place: p.place(), notify: c}
 	w.enqueue(me)
 	return func() { w.abandon(me) }
@@ -113,10 +113,10 @@ func (p Point) Notify(c chan<- struct{}) (stop func()) {
 // reached: bytes that were copied before the Point may be wrong. Call it after Done or
 // Wait. A stream keeps its last 16 errors.
 func (p Point) Err() error {
-	if p.line == nil {
+	if p.timeline == nil {
 		return nil
 	}
-	return p.line.err(p.n)
+	return p.timeline.err(p.n)
 }
 
 // Record records an event for a Point of [Timeline.End], unless there is one
@@ -124,9 +124,9 @@ func (p Point) Err() error {
 // block: on a stream that may be full, and on one that other code uses, the call is made
 // on another goroutine, and work that is queued meanwhile may be waited for as well.
 func (p Point) Record() {
-	t := p.line
+	t := p.timeline
 	switch {
-	case p.Known():
+	case p.Completed():
 	case t.mayBlock():
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -146,33 +146,33 @@ func (p Point) Record() {
 // have gone into a graph that other code was capturing. If no event can be recorded for the
 // Point, nothing is queued, and the error is that of cudaEventRecord.
 func (s *Stream) WaitPoint(p Point) error {
-	if p.Known() || p.line == s.line || s.follows(p) {
+	if p.Completed() || p.timeline == s.timeline || s.follows(p) {
 		return nil
 	}
-	if e := p.line.eventFor(p.n); e.event != nil {
+	if e := p.timeline.eventFor(p.n); e.event != nil {
 		err := s.with(fnStreamWaitEvent, e.event, e.event.use)
 		switch {
 		case err != nil && !e.event.closed():
 			return err
-		case err == nil && p.line.isPending(e):
-			s.line.mu.Lock()
-			defer s.line.mu.Unlock()
-			s.followed = pointID{p.line.id, e.n}
+		case err == nil && p.timeline.isPending(e):
+			s.timeline.mu.Lock()
+			defer s.timeline.mu.Unlock()
+			s.followed = pointID{p.timeline.id, e.n}
 			return nil
 		}
 		// During the call another goroutine found that it is done, or has destroyed it,
 		// because it could not be queried, or recorded it again, perhaps on another stream.
-		if p.Known() {
+		if p.Completed() {
 			return nil
 		}
 	}
 	// One that is recorded now stands for the Point too. It is not the timeline's, because
 	// another goroutine may be recording there. So it has no number to be remembered by.
-	c, err := p.line.recordOne(nil, false)
+	c, err := p.timeline.recordOne(nil, false)
 	if c == nil {
 		return err
 	}
-	defer p.line.dev.putEvent(c)
+	defer p.timeline.dev.putEvent(c)
 	if err != nil {
 		return err
 	}
@@ -180,21 +180,21 @@ func (s *Stream) WaitPoint(p Point) error {
 }
 
 // A pointID is a Point that does not keep its Timeline from being collected.
-type pointID struct{ line, n uint64 }
+type pointID struct{ timeline, n uint64 }
 
 // follows reports whether the stream waits for the Point already. If it is closed, the call
 // is to return the error.
 func (s *Stream) follows(p Point) bool {
-	if s.line.exposed.Load() || s.line.closed() || s.dev.rt.Closed() {
+	if s.timeline.exposed.Load() || s.timeline.closed() || s.dev.rt.Closed() {
 		return false
 	}
-	s.line.mu.Lock()
-	defer s.line.mu.Unlock()
-	return s.followed.line == p.line.id && s.followed.n >= p.n
+	s.timeline.mu.Lock()
+	defer s.timeline.mu.Unlock()
+	return s.followed.timeline == p.timeline.id && s.followed.n >= p.n
 }
 
-// Line returns the Point's timeline, nil for the zero Point.
-func (p Point) Line() *Timeline { return p.line }
+// Timeline returns the Point's timeline, nil for the zero Point.
+func (p Point) Timeline() *Timeline { return p.timeline }
 
 // After reports whether the Point is no earlier than another one of the same timeline.
-func (p Point) After(other Point) bool { return p.line == other.line && p.n >= other.n }
+func (p Point) After(other Point) bool { return p.timeline == other.timeline && p.n >= other.n }

@@ -14,15 +14,15 @@ const idleFor = time.Second
 // A round is one round of queries by the poller.
 type round struct {
 	*waits
-	inquiries []inquiry
-	began     time.Time
+	firstWaits []firstWait
+	began      time.Time
 
 	ended    bool          // waits have ended
 	youngest time.Duration // the age of the youngest wait that has not
 }
 
-// An inquiry is about the first wait of a queue.
-type inquiry struct {
+// A firstWait is the first wait of a queue.
+type firstWait struct {
 	queue *waitQueue
 	place
 	since time.Time
@@ -32,23 +32,23 @@ type inquiry struct {
 // precision of sleeps belongs to the thread.
 func (w *waits) poll(u *bounded.Runner) {
 	runtime.LockOSThread()
-	b := newBell()
+	b := newSleeper()
 	b.precise()
 	defer b.close()
 	w.mu.Lock()
-	w.bell = b
+	w.sleeper = b
 	w.mu.Unlock()
 	r := &round{waits: w}
 	query := r.query
 	for {
-		if r.list(); len(r.inquiries) == 0 {
+		if r.list(); len(r.firstWaits) == 0 {
 			if !b.wait(idleFor) && u.Stop(w.idle) {
 				return
 			}
 			continue
 		}
 		mine := u.Call(query)
-		clear(r.inquiries) // keeps no stream from being collected
+		clear(r.firstWaits) // keeps no stream from being collected
 		if !mine {
 			w.handOver(b)
 			return
@@ -66,32 +66,32 @@ func (w *waits) idle() bool {
 	if len(w.queues) > 0 {
 		return false
 	}
-	w.bell = nil
+	w.sleeper = nil
 	return true
 }
 
 // handOver wakes the poller that has taken over, for the queue that it has left out. A
 // poller that has not begun yet will look at all.
-func (w *waits) handOver(b *bell) {
+func (w *waits) handOver(b *sleeper) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.bell == b {
-		w.bell = nil
-	} else if w.bell != nil {
-		w.bell.ring()
+	if w.sleeper == b {
+		w.sleeper = nil
+	} else if w.sleeper != nil {
+		w.sleeper.wake()
 	}
 }
 
 // list lists the queues that have waits.
 func (r *round) list() {
-	r.inquiries = r.inquiries[:0]
+	r.firstWaits = r.firstWaits[:0]
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rest := r.queues[:0]
 	for _, q := range r.queues {
 		if q.listed = q.first != nil; q.listed {
 			rest = append(rest, q)
-			r.inquiries = append(r.inquiries, inquiry{q, q.first.place, q.first.since})
+			r.firstWaits = append(r.firstWaits, firstWait{q, q.first.place, q.first.since})
 		}
 	}
 	clear(r.queues[len(rest):])
@@ -101,7 +101,7 @@ func (r *round) list() {
 // query queries for each queue, except for those for which another goroutine does.
 func (r *round) query() {
 	r.began, r.ended, r.youngest = time.Now(), false, maxSleep*16
-	for _, i := range r.inquiries {
+	for _, i := range r.firstWaits {
 		over, err := i.reached()
 		if !over && err == nil {
 			r.youngest = min(r.youngest, r.began.Sub(i.since))

@@ -9,32 +9,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A bell is a sleep of microseconds that ring ends. Go's timers wake an idle program
+// A sleeper is a sleep of microseconds that wake ends. Go's timers wake an idle program
 // with a precision of a millisecond.
-type bell struct {
-	fd   int           // an eventfd, or -1 if there is none (no file descriptor is left):
-	rung chan struct{} // then this, with Go's timers
+type sleeper struct {
+	fd    int           // an eventfd, or -1 if there is none (no file descriptor is left):
+	woken chan struct{} // then this, with Go's timers
 }
 
-func newBell() *bell {
+func newSleeper() *sleeper {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
-		return &bell{fd: -1, rung: make(chan struct{}, 1)}
+		return &sleeper{fd: -1, woken: make(chan struct{}, 1)}
 	}
-	return &bell{fd: fd}
+	return &sleeper{fd: fd}
 }
 
 // precise makes sleeps of the calling thread end within a microsecond instead of 50
 // (PR_SET_TIMERSLACK). If the kernel refuses, sleeps are longer.
-func (b *bell) precise() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) }
+func (b *sleeper) precise() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) }
 
-// wait sleeps for d or until ring, and reports whether ring ended it.
-func (b *bell) wait(d time.Duration) (rung bool) {
+// wait sleeps for d or until wake, and reports whether wake ended it.
+func (b *sleeper) wait(d time.Duration) (woken bool) {
 	if b.fd < 0 {
 		t := time.NewTimer(d)
 		defer t.Stop()
 		select {
-		case <-b.rung:
+		case <-b.woken:
 			return true
 		case <-t.C:
 			return false
@@ -51,11 +51,11 @@ func (b *bell) wait(d time.Duration) (rung bool) {
 	return true
 }
 
-// ring ends the sleep in progress, or else the next one.
-func (b *bell) ring() {
+// wake ends the sleep in progress, or else the next one.
+func (b *sleeper) wake() {
 	if b.fd < 0 {
 		select {
-		case b.rung <- struct{}{}:
+		case b.woken <- struct{}{}:
 		default:
 		}
 		return
@@ -65,7 +65,7 @@ func (b *bell) ring() {
 	_, _ = unix.Write(b.fd, one[:])
 }
 
-func (b *bell) close() {
+func (b *sleeper) close() {
 	if b.fd >= 0 {
 		_ = unix.Close(b.fd)
 	}

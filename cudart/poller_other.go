@@ -4,11 +4,11 @@ package cudart
 
 import "time"
 
-type bell struct{}
+type sleeper struct{}
 
-func newBell() *bell { return new(bell) }
+func newSleeper() *sleeper { return new(sleeper) }
 
-func (b *bell) precise()                {}
-func (b *bell) wait(time.Duration) bool { return false }
-func (b *bell) ring()                   {}
-func (b *bell) close()                  {}
+func (b *sleeper) precise()                {}
+func (b *sleeper) wait(time.Duration) bool { return false }
+func (b *sleeper) wake()                   {}
+func (b *sleeper) close()                  {}

@@ -61,16 +61,16 @@ func (v Version) String() string {
 // and those of everything made from it, may be called from any goroutine.
 type Runtime struct {
 	*binding
-	source  Source
-	driver  driverBinding
-	lib     Library
-	devices []*Device     // nil for one that CUDA cannot describe
-	failed  map[int]error // the reasons for those
-	several bool          // more than one device: a call must select its own
-	debug   bool
-	life    lifetime.Lifetime // no calls are counted
-	closing chan struct{}     // closed by Close
-	left    []func() error    // see undone; guarded by binding.mu
+	source         Source
+	driver         driverBinding
+	lib            Library
+	devices        []*Device     // nil for one that CUDA cannot describe
+	failed         map[int]error // the reasons for those
+	several        bool          // more than one device: a call must select its own
+	debug          bool
+	life           lifetime.Lifetime // no calls are counted
+	closing        chan struct{}     // closed by Close
+	failedCleanups []func() error    // see retryAtClose; guarded by binding.mu
 }
 
 // Library describes the library in use.
@@ -127,12 +127,12 @@ func (rt *Runtime) Close() error {
 			errs = append(errs, d.closeEvents())
 		}
 		rt.binding.mu.Lock()
-		left := rt.left
-		rt.left = nil
+		failed := rt.failedCleanups
+		rt.failedCleanups = nil
 		rt.binding.mu.Unlock()
-		for _, retry := range left {
+		for _, retry := range failed {
 			if err := retry(); err != nil {
-				rt.undone(retry)
+				rt.retryAtClose(retry)
 				errs = append(errs, err)
 			}
 		}
@@ -156,9 +156,9 @@ func (rt *Runtime) endWaits() {
 // Closed reports whether Close was called.
 func (rt *Runtime) Closed() bool { return rt.life.Sealed() }
 
-// undone keeps what failed without a caller to report to: Close tries again.
-func (rt *Runtime) undone(retry func() error) {
+// retryAtClose keeps what failed without a caller to report to: Close tries again.
+func (rt *Runtime) retryAtClose(retry func() error) {
 	rt.binding.mu.Lock()
 	defer rt.binding.mu.Unlock()
-	rt.left = append(rt.left, retry)
+	rt.failedCleanups = append(rt.failedCleanups, retry)
 }

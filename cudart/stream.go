@@ -29,11 +29,11 @@ type StreamOptions struct {
 // A method that queues work returns before the work is done. It blocks while the
 // stream is full, which is at about a thousand entries.
 type Stream struct {
-	dev     *Device
-	line    *Timeline
-	cleanup runtime.Cleanup
+	dev      *Device
+	timeline *Timeline
+	cleanup  runtime.Cleanup
 
-	followed pointID // what WaitPoint made the stream wait for last; guarded by line.mu
+	followed pointID // what WaitPoint made the stream wait for last; guarded by timeline.mu
 }
 
 // NewStream creates a stream (cudaStreamCreateWithPriority). Close it; the garbage
@@ -51,9 +51,9 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Stream{dev: d, line: newTimeline(d, uintptr(out[0]))}
+	s := &Stream{dev: d, timeline: newTimeline(d, uintptr(out[0]))}
 	// On a goroutine of its own, because the calls may block.
-	s.cleanup = runtime.AddCleanup(s, func(t *Timeline) { go t.collect() }, s.line)
+	s.cleanup = runtime.AddCleanup(s, func(t *Timeline) { go t.collect() }, s.timeline)
 	return s, nil
 }
 
@@ -62,7 +62,7 @@ func (s *Stream) arg() uintptr {
 	if s == nil {
 		return 0
 	}
-	return s.line.value
+	return s.timeline.value
 }
 
 // either returns async for a call on a stream, and sync for no stream.
@@ -80,19 +80,19 @@ func (s *Stream) Device() *Device { return s.dev }
 // Close. After the first call of Handle every [Point] of the stream records an event,
 // because other code may have queued work.
 func (s *Stream) Handle() StreamHandle {
-	s.line.exposed.Store(true)
+	s.timeline.exposed.Store(true)
 	return StreamHandle(s.arg())
 }
 
 // String returns the handle and the device, for messages.
-func (s *Stream) String() string { return s.line.String() }
+func (s *Stream) String() string { return s.timeline.String() }
 
 // Query reports whether all work queued so far is done (cudaStreamQuery). The error
 // is one of the stream's work: done is false then, although no work may be left.
 func (s *Stream) Query() (done bool, err error) {
-	done, err = s.line.ask(fnStreamQuery)
+	done, err = s.timeline.query(fnStreamQuery)
 	if err == nil {
-		err = s.line.report()
+		err = s.timeline.report()
 	}
 	return done && err == nil, err
 }
@@ -103,16 +103,16 @@ func (s *Stream) Query() (done bool, err error) {
 // less time than Synchronize, which has to query. The error is one of the stream's work,
 // or wraps [ErrClosed] if the stream is closed.
 func (s *Stream) SynchronizeBlocking() error {
-	_, err := s.line.ask(fnStreamSynchronize)
-	return errors.Join(err, s.line.report())
+	_, err := s.timeline.query(fnStreamSynchronize)
+	return errors.Join(err, s.timeline.report())
 }
 
-// ask calls a function that answers for all work so far.
-func (t *Timeline) ask(fn function) (done bool, err error) {
-	asked := t.asked.Load()
+// query calls a function that reports for all work so far.
+func (t *Timeline) query(fn function) (done bool, err error) {
+	pointed := t.pointed.Load()
 	var n, queued uint64
-	if asked {
-		n, queued = t.beginAnswer()
+	if pointed {
+		n, queued = t.beginQuery()
 	}
 	f := t.begin()
 	code := t.sameStream(f)
@@ -120,16 +120,16 @@ func (t *Timeline) ask(fn function) (done bool, err error) {
 		f.args[0] = t.value
 		code = t.dev.guard(fn, f)
 	}
-	if asked && code == Success {
-		t.answered(n, queued)
+	if pointed && code == Success {
+		t.completed(n, queued)
 	}
 	t.dev.rt.end(f)
-	return t.dev.answer(fn, code, t)
+	return t.dev.queryResult(fn, code, t)
 }
 
-// answer interprets the code of cudaStreamQuery or cudaEventQuery, of which
+// queryResult interprets the code of cudaStreamQuery or cudaEventQuery, of which
 // cudaErrorNotReady is not an error.
-func (d *Device) answer(fn function, code Code, what fmt.Stringer) (done bool, err error) {
+func (d *Device) queryResult(fn function, code Code, what fmt.Stringer) (done bool, err error) {
 	switch code {
 	case Success:
 		return true, nil
@@ -149,7 +149,7 @@ func (s *Stream) with(fn function, event fmt.Stringer, enter func() (*cEvent, bo
 			f.args[0], f.args[1] = c.value, s.arg()
 		}
 		code = s.dev.guard(fn, f)
-		c.leave(0)
+		c.endUse(0)
 	}
 	_, err := s.dev.rt.finish(fn, f, code, func() string { return fmt.Sprintf("%v and %v", s, event) })
 	return err
@@ -184,10 +184,10 @@ func (s *Stream) LaunchHostFunc(fn func()) error {
 // an error Close may be called again. A stream of [Device.StreamFromHandle] is not
 // destroyed: see there.
 func (s *Stream) Close() error {
-	if err := s.line.close(); err != nil {
+	if err := s.timeline.close(); err != nil {
 		return err
 	}
-	if f := s.line.foreign; f != nil {
+	if f := s.timeline.foreign; f != nil {
 		<-f.unused
 	}
 	s.cleanup.Stop()

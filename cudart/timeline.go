@@ -20,7 +20,7 @@ type Timeline struct {
 	handle
 	id      uint64        // no other Timeline of the process has it
 	exposed atomic.Bool   // Stream.Handle was called: work may be queued unseen
-	asked   atomic.Bool   // Stream.Timeline was called: there may be Points
+	pointed atomic.Bool   // Stream.Timeline was called: there may be Points
 	done    atomic.Uint64 // Points up to this number are reached
 	foreign *foreign      // the stream is not this package's; nil if it is
 
@@ -36,18 +36,18 @@ var timelines atomic.Uint64
 
 func newTimeline(d *Device, stream uintptr) *Timeline {
 	t := &Timeline{id: timelines.Add(1), handle: handle{dev: d, value: stream, frame: d.rt.newFrame()}}
-	t.marks.events = &lineEvents{dev: d}
+	t.marks.events = &timelineEvents{dev: d}
 	t.owner, t.of = t, t
-	runtime.AddCleanup(t, (*lineEvents).release, t.marks.events)
+	runtime.AddCleanup(t, (*timelineEvents).release, t.marks.events)
 	return t
 }
 
 // Timeline returns the order of the stream's work, which outlives the stream.
 func (s *Stream) Timeline() *Timeline {
-	if !s.line.asked.Load() {
-		s.line.asked.Store(true)
+	if !s.timeline.pointed.Load() {
+		s.timeline.pointed.Store(true)
 	}
-	return s.line
+	return s.timeline
 }
 
 // Point returns the place after all work that is queued so far, and records an event
@@ -70,9 +70,9 @@ func (t *Timeline) End() Point {
 	return p
 }
 
-// Quiet returns the latest Point, and true if no work was queued since, so that a look
+// Idle returns the latest Point, and true if no work was queued since, so that a look
 // at it queues nothing. That is so for streams that were closed, too.
-func (t *Timeline) Quiet() (Point, bool) {
+func (t *Timeline) Idle() (Point, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return Point{t, t.marks.latest}, t.current()
@@ -177,22 +177,22 @@ func (t *Timeline) reach(n, queued uint64) {
 func (t *Timeline) drain() {
 	if !t.marks.draining {
 		t.marks.draining = true
-		t.dev.addDrain(&drainRequest{line: t})
+		t.dev.addDrain(&drainRequest{timeline: t})
 	}
 }
 
-// beginAnswer returns the number of an answer that is about all work so far and needs no
+// beginQuery returns the number of an answer that is about all work so far and needs no
 // event: of cudaStreamQuery or cudaDeviceSynchronize. queued is the value of
 // handle.queued before it.
-func (t *Timeline) beginAnswer() (n, queued uint64) {
+func (t *Timeline) beginQuery() (n, queued uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.marks.begun++
 	return t.marks.begun, t.queued()
 }
 
-// answered records the answer that all work before Point n is done.
-func (t *Timeline) answered(n, queued uint64) {
+// completed records the result that all work before Point n is done.
+func (t *Timeline) completed(n, queued uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := &t.marks
@@ -211,7 +211,7 @@ func (t *Timeline) answered(n, queued uint64) {
 // drained records the outcome of cudaDeviceSynchronize.
 func (t *Timeline) drained(n, queued uint64, err error) {
 	if err == nil {
-		t.answered(n, queued)
+		t.completed(n, queued)
 	}
 	t.mu.Lock()
 	t.marks.draining = false
@@ -225,7 +225,7 @@ func (t *Timeline) drained(n, queued uint64, err error) {
 // finish destroys the stream (cudaStreamDestroy), unless other code owns it. If there
 // may be Points, it records an event for the end of the stream's work first.
 func (t *Timeline) finish() error {
-	if t.asked.Load() {
+	if t.pointed.Load() {
 		t.mu.Lock()
 		if !t.current() {
 			t.marks.wanted = t.marks.begun + 1

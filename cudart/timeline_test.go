@@ -48,7 +48,7 @@ func (b *bench) done(p cudart.Point) {
 func TestPointsShareAnEventUntilWorkIsQueued(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	require.True(t, b.s.Point().Known(), "nothing was ever queued")
+	require.True(t, b.s.Point().Completed(), "nothing was ever queued")
 	require.Zero(t, b.sim.Calls("cudaEventRecord"))
 	open := gate(t, b.s)
 	first := b.s.Point()
@@ -66,7 +66,7 @@ func TestPointsShareAnEventUntilWorkIsQueued(t *testing.T) {
 	open()
 	require.NoError(t, second.Wait(t.Context()))
 	queries := b.sim.Calls("cudaEventQuery")
-	assert.True(t, first.Known(), "a later point is reached later")
+	assert.True(t, first.Completed(), "a later point is reached later")
 	assert.Equal(t, queries, b.sim.Calls("cudaEventQuery"))
 	assert.Equal(t, second, b.s.Point())
 	assert.Equal(t, 1, b.sim.Calls("cudaEventCreateWithFlags")-1, "two events at a time")
@@ -119,12 +119,12 @@ func TestPointsSurviveFailedCalls(t *testing.T) {
 					require.NoError(t, p.Wait(t.Context()))
 				case "Notify":
 					c := make(chan struct{}, 1)
-					for !p.Known() {
+					for !p.Completed() {
 						p.Notify(c)
 						<-c
 					}
 				}
-				require.True(t, p.Known())
+				require.True(t, p.Completed())
 				if !tt.device {
 					assert.Zero(t, b.sim.Calls("cudaDeviceSynchronize"))
 				}
@@ -197,7 +197,7 @@ func TestPointsOfClosedAndLostStreams(t *testing.T) {
 			close(hold)
 			require.NoError(t, p.Wait(t.Context()))
 			require.Equal(t, p, line.End(), "nothing can be queued any more")
-			if quiet, ok := line.Quiet(); assert.True(t, ok) {
+			if quiet, ok := line.Idle(); assert.True(t, ok) {
 				assert.Equal(t, p, quiet)
 			}
 			if !tt.fail {
@@ -299,7 +299,7 @@ func TestManyPendingPointsShareEvents(t *testing.T) {
 	for i := range points {
 		b.done(points[i])
 		for _, earlier := range points[:i] {
-			require.True(t, earlier.Known())
+			require.True(t, earlier.Completed())
 		}
 	}
 }
@@ -497,7 +497,7 @@ func TestSynchronizeBlocking(t *testing.T) {
 	require.False(t, p.Done(t.Context()))
 	open()
 	require.NoError(t, <-done)
-	require.True(t, p.Known())
+	require.True(t, p.Completed())
 
 	sim.Fail("cudaStreamSynchronize", cudasim.Fault{Code: cudart.ErrLaunchFailure})
 	require.ErrorIs(t, s.SynchronizeBlocking(), cudart.ErrLaunchFailure)
@@ -543,7 +543,7 @@ func TestAnAnswerOfAnEventThatAnotherStreamHasIsIgnored(t *testing.T) {
 	require.NoError(t, b.s.Synchronize(t.Context()))
 	unblock()
 	assert.False(t, <-looked)
-	assert.False(t, p.Known(), "the stream has not done it")
+	assert.False(t, p.Completed(), "the stream has not done it")
 	open()
 	require.NoError(t, p.Wait(t.Context()))
 }

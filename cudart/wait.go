@@ -47,13 +47,13 @@ type waits struct {
 	pool     sync.Pool     // of *wait
 	spinning atomic.Int32  // waits that query
 	spinners int32         // so many may
-	looks    bounded.Group // of Point.Done
+	queries  bounded.Group // of Point.Done
 	poller   *bounded.Relay
 
-	mu     sync.Mutex // never held during calls into the library
-	queues []*waitQueue
-	closed bool
-	bell   *bell // wakes the poller; nil if it does not run
+	mu      sync.Mutex // never held during calls into the library
+	queues  []*waitQueue
+	closed  bool
+	sleeper *sleeper // wakes the poller; nil if it does not run
 }
 
 // An awaited is what is waited for: the work of a Timeline, or a cEvent.
@@ -92,7 +92,7 @@ type wait struct {
 	notify chan<- struct{} // in place of done
 
 	// Created once, so that starting a goroutine allocates nothing.
-	begin, look      func()
+	begin, queryOnce func()
 	reached, streams func() (bool, error) // for query
 	timer            *time.Timer          // of Point.Done
 
@@ -112,7 +112,7 @@ func (w *waits) init(rt *Runtime) {
 	w.pool.New = func() any {
 		me := &wait{done: make(chan error, 1)}
 		me.begin = func() { w.begin(me) }
-		me.look = func() { w.look(me) }
+		me.queryOnce = func() { w.queryOnce(me) }
 		me.reached = func() (bool, error) { return me.place.reached() }
 		me.streams = func() (bool, error) { return me.of.(*Timeline).queryStream() }
 		me.timer = time.NewTimer(time.Hour)
@@ -145,7 +145,7 @@ func waitCanceled(what fmt.Stringer, ctx context.Context) error {
 // or the stream is closed, the error wraps [ErrClosed]; a nil ctx is an error. A wait
 // occupies no thread.
 func (s *Stream) Synchronize(ctx context.Context) error {
-	t := s.line
+	t := s.timeline
 	switch {
 	case ctx == nil:
 		return fmt.Errorf("synchronize %v: %w", s, errNilContext)
@@ -164,7 +164,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 // queryStream reports whether all work so far is done, without an event. What it cannot
 // know, an event or the device as a whole will answer: see Timeline.reached.
 func (t *Timeline) queryStream() (done bool, err error) {
-	done, err = t.ask(fnStreamQuery)
+	done, err = t.query(fnStreamQuery)
 	if err != nil {
 		t.mu.Lock()
 		t.fail(err)
@@ -278,13 +278,13 @@ func spin(query func() (done bool, err error)) (over bool, _ error) {
 	}
 }
 
-// look is the wait of Point.Done: it queries once.
-func (w *waits) look(me *wait) {
+// queryOnce is the wait of Point.Done: it queries once.
+func (w *waits) queryOnce(me *wait) {
 	reached, err := me.reached()
 	if !reached {
 		err = errNotReached
 	}
-	w.looks.Leave()
+	w.queries.End()
 	me.done <- err
 }
 
@@ -307,8 +307,8 @@ func (w *waits) enqueue(me *wait) {
 		q.listed = true
 		w.queues = append(w.queues, q)
 	}
-	if w.bell != nil {
-		w.bell.ring()
+	if w.sleeper != nil {
+		w.sleeper.wake()
 	}
 	w.mu.Unlock()
 	w.poller.Start()
@@ -381,8 +381,8 @@ func (w *waits) close() {
 	w.closed = true
 	queues := w.queues
 	w.queues = nil
-	if w.bell != nil {
-		w.bell.ring()
+	if w.sleeper != nil {
+		w.sleeper.wake()
 	}
 	w.mu.Unlock()
 	for _, q := range queues {

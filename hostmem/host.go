@@ -51,10 +51,10 @@ func hostOf(dev *cudart.Device) *host {
 
 // inside makes a call into CUDA that may never return, when there is a place for it.
 func inside(ctx context.Context, places *bounded.Group, call func() error) error {
-	if err := places.Enter(ctx); err != nil {
+	if err := places.Begin(ctx); err != nil {
 		return err
 	}
-	defer places.Leave()
+	defer places.End()
 	return call()
 }
 

@@ -137,11 +137,11 @@ func (m *Memory) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr,
 	case noStream(s):
 		return Found{}, fmt.Errorf("kernel: compare: %w", errNilStream)
 	}
-	if err := m.inside.Enter(ctx); err != nil {
+	if err := m.inside.Begin(ctx); err != nil {
 		return Found{}, fmt.Errorf("kernel: compare: %w", err)
 	}
 	return bounded.Do(ctx, bounded.Call[Found]{Run: func() (Found, error) {
-		defer m.inside.Leave()
+		defer m.inside.End()
 		return m.compare(ctx, s, p, n, c, at)
 	}})
 }

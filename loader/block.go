@@ -191,7 +191,7 @@ func (d *driver) take(block []*slot) *slot {
 		}
 	}
 	s := d.free[at]
-	if !s.copied.Known() {
+	if !s.copied.Completed() {
 		return nil
 	}
 	d.free = slices.Delete(d.free, at, at+1)

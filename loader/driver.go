@@ -174,7 +174,7 @@ func (d *driver) send(e *epoch, p *loop) {
 // flight.
 func (d *driver) hold(p *loop) bool {
 	switch {
-	case (len(d.held)+1)*d.l.layout.bytes > maxCopy, d.before.Known():
+	case (len(d.held)+1)*d.l.layout.bytes > maxCopy, d.before.Completed():
 		return false
 	case !d.holding.Load():
 		if d.before.Done(context.Background()) {

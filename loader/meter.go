@@ -99,7 +99,7 @@ func (m *meter) end(t *timing, n int, copied cudart.Point) {
 func (m *meter) collect() {
 	for i := range m.timings {
 		t := &m.timings[i]
-		if t.bytes == 0 || !t.copied.Known() {
+		if t.bytes == 0 || !t.copied.Completed() {
 			continue
 		}
 		n := int64(t.bytes)

@@ -154,7 +154,7 @@ func TestUseWaitsForTheCopy(t *testing.T) {
 		if n++; n == 3 {
 			sim.Release()
 			require.NoError(t, b.Wait(t.Context()))
-			require.True(t, b.s.copied.Known())
+			require.True(t, b.s.copied.Completed())
 		}
 	}
 	all.requireAll()

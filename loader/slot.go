@@ -100,7 +100,7 @@ func (s *slot) done() bool {
 
 // completed reports whether the GPU is known to be done with all of the slot's memory. It makes no
 // call.
-func (s *slot) completed() bool { return s.copied.Known() && s.using.Known() }
+func (s *slot) completed() bool { return s.copied.Completed() && s.using.Completed() }
 
 // wait waits until the GPU is done with all of the slot's memory.
 func (s *slot) wait(ctx context.Context) error {

@@ -70,10 +70,10 @@ func (d *deviceMemory) close() {
 // call makes a call into the library, which the caller may abandon when ctx ends. It waits while
 // bounded.MaxInside such calls are in progress.
 func (d *deviceMemory) call(ctx context.Context, f func() error) error {
-	if err := d.inside.Enter(ctx); err != nil {
+	if err := d.inside.Begin(ctx); err != nil {
 		return err
 	}
-	defer d.inside.Leave()
+	defer d.inside.End()
 	return f()
 }
 

@@ -23,7 +23,7 @@ const (
 
 	// A copy that does not end in this time after a cancellation or an error is
 	// taken to hang, and the memory that it uses stays allocated. After that the
-	// time is bounded.Look.
+	// time is bounded.QueryTimeout.
 	drainTimeout = 20 * time.Second
 )
 
@@ -235,7 +235,7 @@ func (t *trip) drain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.grace)
 	defer cancel()
 	if err := t.fence.Wait(ctx); err != nil {
-		t.grace = min(t.grace, bounded.Look)
+		t.grace = min(t.grace, bounded.QueryTimeout)
 		return fmt.Errorf("%w: %w", errBusy, err)
 	}
 	return nil

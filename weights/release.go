@@ -26,7 +26,7 @@ var unreleased = struct {
 func release(caller context.Context, f *transfer.Fanout) error {
 	timeout := releaseTimeout
 	if caller.Err() != nil {
-		timeout = bounded.Search
+		timeout = bounded.SearchTimeout
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(caller), timeout)
 	defer cancel()

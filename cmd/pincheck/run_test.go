@@ -277,9 +277,9 @@ func TestNoSuchDevice(t *testing.T) {
 
 func noLibrary(d cudart.DriverFacts) error {
 	return &cudart.OpenError{
-		Err:    cudart.ErrNoLibrary,
-		Driver: d,
-		Looked: []string{"$CUDA_PATH (not set)", "/usr/local/cuda/{lib64,lib,targets/*/lib}"},
+		Err:      cudart.ErrNoLibrary,
+		Driver:   d,
+		Searched: []string{"$CUDA_PATH (not set)", "/usr/local/cuda/{lib64,lib,targets/*/lib}"},
 		Attempts: []cudart.Attempt{{
 			Path: "libcudart.so.13", Found: "loader path", Runtime: 13000,
 			Err: errors.New("dlopen: libcudart.so.13: cannot open shared object file: No such file or directory"),

@@ -32,7 +32,7 @@ type memory struct {
 // returning, after which the caller goes on without. With a context that ends none of them
 // can keep it.
 func searching(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, bounded.Search)
+	return context.WithTimeout(ctx, bounded.SearchTimeout)
 }
 
 // Trim unmaps idle memory, the longest unused first, until at most keep bytes
@@ -71,7 +71,7 @@ func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(fre
 }
 
 // trimEach is trim in the background. A call into CUDA that does not return keeps it from
-// the other memory for no longer than bounded.Search. The caller is counted by life.
+// the other memory for no longer than bounded.SearchTimeout. The caller is counted by life.
 func (p *core) trimEach(pick func(*block) bool) {
 	chosen, _ := p.plan(pick, never)
 	for one := range slices.Chunk(chosen, 1) {

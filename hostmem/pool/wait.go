@@ -229,10 +229,10 @@ func (w *waiter) unrecoverable(ctx context.Context) (err error) {
 		return nil
 	}
 	for _, at := range w.pending.Oldest() {
-		if at.Known() || at.Err() == nil {
+		if at.Completed() || at.Err() == nil {
 			return nil
 		}
-		soon, cancel := context.WithTimeout(ctx, bounded.Look)
+		soon, cancel := context.WithTimeout(ctx, bounded.QueryTimeout)
 		err = at.Wait(soon)
 		late := soon.Err() != nil
 		cancel()

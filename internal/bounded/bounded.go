@@ -25,11 +25,11 @@ const (
 	CallbackGrace = 10 * time.Millisecond
 	// NoGrace is for callers that have nothing to gain by the outcome.
 	NoGrace = -1
-	// Look is how long a caller waits for the answer to one query of the GPU.
-	Look = 200 * time.Millisecond
-	// Search is how long a caller waits for queries and releases of memory, as many
+	// QueryTimeout is how long a caller waits for the answer to one query of the GPU.
+	QueryTimeout = 200 * time.Millisecond
+	// SearchTimeout is how long a caller waits for queries and releases of memory, as many
 	// as it needs, before it goes on without.
-	Search = 500 * time.Millisecond
+	SearchTimeout = 500 * time.Millisecond
 )
 
 // ErrStuck is in the errors of callers that have left a call behind.

@@ -154,22 +154,22 @@ func TestGroupAdmitsSoMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Group
 		for range MaxInside {
-			require.NoError(t, g.Enter(context.Background()))
+			require.NoError(t, g.Begin(context.Background()))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
-		err := g.Enter(ctx)
+		err := g.Begin(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, ErrStuck)
 		assert.Equal(t, time.Minute, time.Since(start))
 		entered := make(chan error)
-		go func() { entered <- g.Enter(t.Context()) }()
+		go func() { entered <- g.Begin(t.Context()) }()
 		synctest.Wait()
-		g.Leave()
+		g.End()
 		require.NoError(t, <-entered)
 		for range MaxInside {
-			g.Leave()
+			g.End()
 		}
 	})
 }
@@ -180,8 +180,8 @@ func TestGroupEntersAFreePlaceAlthoughCtxHasEnded(t *testing.T) {
 	cancel()
 	var g Group
 	for range 100 {
-		require.NoError(t, g.Enter(ctx))
-		g.Leave()
+		require.NoError(t, g.Begin(ctx))
+		g.End()
 	}
 }
 

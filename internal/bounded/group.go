@@ -14,31 +14,31 @@ const MaxInside = 16
 // their contexts end. No place may be held while its goroutine waits for anything else
 // than CUDA. The zero Group is ready.
 type Group struct {
-	once   sync.Once
-	places chan struct{}
+	once  sync.Once
+	slots chan struct{}
 }
 
-// Enter takes a place. Leave returns it. The error wraps ctx's, and [ErrStuck].
-func (g *Group) Enter(ctx context.Context) error {
-	if g.TryEnter() {
+// Begin takes a slot, which End returns. The error wraps ctx's, and [ErrStuck].
+func (g *Group) Begin(ctx context.Context) error {
+	if g.TryBegin() {
 		return nil
 	}
 	select {
-	case g.places <- struct{}{}:
+	case g.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("%d goroutines wait for such calls: %w: %w", MaxInside, ErrStuck, Ended(ctx))
 	}
 }
 
-// Leave returns a place.
-func (g *Group) Leave() { <-g.places }
+// End returns a slot.
+func (g *Group) End() { <-g.slots }
 
-// TryEnter takes a place if there is one.
-func (g *Group) TryEnter() bool {
-	g.once.Do(func() { g.places = make(chan struct{}, MaxInside) })
+// TryBegin takes a slot if there is one.
+func (g *Group) TryBegin() bool {
+	g.once.Do(func() { g.slots = make(chan struct{}, MaxInside) })
 	select {
-	case g.places <- struct{}{}:
+	case g.slots <- struct{}{}:
 		return true
 	default:
 		return false

@@ -45,27 +45,27 @@ type Fence struct {
 
 // A use is a stream and the end of its work on the memory.
 type use struct {
-	line  *cudart.Timeline
-	point cudart.Point // unless open
-	open  bool
+	timeline *cudart.Timeline
+	point    cudart.Point // unless open
+	open     bool
 }
 
 // Add remembers that s uses the memory. It is to be called after work was
 // queued there, even if that failed, because some of it may have been queued.
 func (f *Fence) Add(s *cudart.Stream) {
-	line := s.Timeline()
-	if f.last.Load() == line {
+	timeline := s.Timeline()
+	if f.last.Load() == timeline {
 		return
 	}
 	f.mu.Lock()
-	i := slices.IndexFunc(f.uses, func(u use) bool { return u.line == line })
+	i := slices.IndexFunc(f.uses, func(u use) bool { return u.timeline == timeline })
 	if i < 0 {
 		i = len(f.uses)
-		f.uses = append(f.uses, use{line: line})
+		f.uses = append(f.uses, use{timeline: timeline})
 		f.count.Add(1)
 	}
 	f.uses[i].open = true
-	f.last.Store(line)
+	f.last.Store(timeline)
 	prune := len(f.uses) > max(f.pruneAt, minPrune)
 	f.mu.Unlock()
 	if prune {
@@ -108,7 +108,7 @@ func (f *Fence) fix() {
 	f.last.Store(nil)
 	for i := range f.uses {
 		if u := &f.uses[i]; u.open {
-			u.point, u.open = u.line.End(), false
+			u.point, u.open = u.timeline.End(), false
 		}
 	}
 }
@@ -123,7 +123,7 @@ func (f *Fence) Next() (p cudart.Point, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fix()
-	f.drop(func(u use) bool { return u.point.Known() })
+	f.drop(func(u use) bool { return u.point.Completed() })
 	if len(f.uses) == 0 {
 		return p, false
 	}
@@ -202,7 +202,7 @@ func (f *Fence) prune() {
 	f.mu.Lock()
 	var idle []cudart.Point
 	for _, u := range f.uses {
-		if p, ok := u.line.Quiet(); ok {
+		if p, ok := u.timeline.Idle(); ok {
 			idle = append(idle, p)
 		}
 	}
@@ -214,8 +214,8 @@ func (f *Fence) prune() {
 	}
 	f.forget(func(u use) bool {
 		// Nothing was queued since its last point: that is the end, open or not.
-		p, ok := u.line.Quiet()
-		return ok && p.Known()
+		p, ok := u.timeline.Idle()
+		return ok && p.Completed()
 	})
 }
 
@@ -230,15 +230,15 @@ func (f *Fence) forget(idle func(use) bool) {
 	f.pruneAt = 2 * len(f.uses)
 }
 
-// Known reports whether the device is known to be done with the memory, without
+// Completed reports whether the device is known to be done with the memory, without
 // a call into the library.
-func (f *Fence) Known() bool {
+func (f *Fence) Completed() bool {
 	if f.Empty() {
 		return true
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.drop(func(u use) bool { return !u.open && u.point.Known() })
+	f.drop(func(u use) bool { return !u.open && u.point.Completed() })
 	return len(f.uses) == 0
 }
 
@@ -250,7 +250,7 @@ func (f *Fence) Only() *cudart.Timeline {
 	if len(f.uses) != 1 {
 		return nil
 	}
-	return f.uses[0].line
+	return f.uses[0].timeline
 }
 
 // Points appends the recorded ends of the work on the memory to list.
@@ -267,15 +267,15 @@ func (f *Fence) Points(list []cudart.Point) []cudart.Point {
 
 // AddPoint adds a recorded end of work on the memory.
 func (f *Fence) AddPoint(p cudart.Point) {
-	line := p.Line()
-	if line == nil {
+	timeline := p.Timeline()
+	if timeline == nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(f.uses, func(u use) bool { return u.line == line })
+	i := slices.IndexFunc(f.uses, func(u use) bool { return u.timeline == timeline })
 	if i < 0 {
-		f.uses = append(f.uses, use{line: line, point: p})
+		f.uses = append(f.uses, use{timeline: timeline, point: p})
 		f.count.Add(1)
 	} else if u := &f.uses[i]; !u.open && p.After(u.point) {
 		// Of errors that are found later, the later Point has those of both.

@@ -74,7 +74,7 @@ func TestFenceOfUnusedMemory(t *testing.T) {
 	t.Parallel()
 	var f fence.Fence
 	assert.True(t, f.Empty())
-	assert.True(t, f.Known())
+	assert.True(t, f.Completed())
 	f.Record()
 	assert.True(t, f.Done(t.Context()))
 	ended, cancel := context.WithCancel(t.Context())
@@ -100,7 +100,7 @@ func TestFenceOfSeveralStreams(t *testing.T) {
 	assert.Empty(t, f.Points(nil), "none is fixed")
 	f.Record()
 	assert.Len(t, f.Points(nil), 2)
-	assert.False(t, f.Known())
+	assert.False(t, f.Completed())
 	assert.False(t, f.Done(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
@@ -108,7 +108,7 @@ func TestFenceOfSeveralStreams(t *testing.T) {
 	b.sim.Release()
 	require.NoError(t, f.Wait(t.Context()))
 	assert.True(t, f.Empty())
-	assert.True(t, f.Known())
+	assert.True(t, f.Completed())
 }
 
 // Next goes from stream to stream, makes no calls, and fixes the end of the work.
@@ -129,7 +129,7 @@ func TestFenceNext(t *testing.T) {
 	require.NoError(t, p.Wait(t.Context()))
 	q, ok := f.Next()
 	assert.True(t, ok)
-	assert.NotEqual(t, p.Line(), q.Line())
+	assert.NotEqual(t, p.Timeline(), q.Timeline())
 	require.NoError(t, q.Wait(t.Context()))
 	_, ok = f.Next()
 	assert.False(t, ok)
@@ -196,10 +196,10 @@ func TestFenceForgetsShortLivedStreams(t *testing.T) {
 		s, err := b.dev.NewStream(cudart.StreamOptions{})
 		require.NoError(t, err)
 		b.use(&f, s)
-		line := s.Timeline()
+		timeline := s.Timeline()
 		require.NoError(t, s.Close())
 		if i%10 == 0 { // else the simulated device may lag behind
-			require.NoError(t, line.Point().Wait(t.Context()))
+			require.NoError(t, timeline.Point().Wait(t.Context()))
 		}
 		f.Record() // so that Points shows them
 		most = max(most, len(f.Points(nil)))

@@ -158,7 +158,7 @@ func (m *model) step() {
 	case k < 75:
 		m.bounded("Wait", func(ctx context.Context) { m.check(b, b.Wait(ctx) == nil, "Wait") })
 	case k < 80:
-		m.check(b, b.Known(), "Known")
+		m.check(b, b.Completed(), "Known")
 	case k < 84: // the stream stops for a while
 		if s.gate == nil && !m.blocked() {
 			gate := make(chan struct{})
@@ -205,7 +205,7 @@ func (s *modelStream) open() {
 // use queues a copy of a new number into the block. Only one may be queued at a
 // time: the block's owner waits for the GPU before it uses the memory anew.
 func (m *model) use(b *modelBlock, s *modelStream) {
-	if m.blocked() || !b.Known() {
+	if m.blocked() || !b.Completed() {
 		return
 	}
 	// The model itself must not be kept by a full queue.
@@ -280,7 +280,7 @@ func (m *model) end() {
 			err = b.Wait(ctx)
 			assert.NoError(m, err, "block %d is never done", b.index)
 		}
-		m.check(b, b.Known(), "the end")
+		m.check(b, b.Completed(), "the end")
 		assert.True(m, b.Empty(), "block %d", b.index)
 	}
 	for _, s := range m.streams {

@@ -99,7 +99,7 @@ func TestPruneKeepsStreamsWithWork(t *testing.T) {
 	f.prune()
 	var left []*cudart.Timeline
 	for _, u := range f.uses {
-		left = append(left, u.line)
+		left = append(left, u.timeline)
 	}
 	for _, s := range idle {
 		assert.NotContains(t, left, s.Timeline())

@@ -37,7 +37,7 @@ type Candidate struct {
 	Version Version
 }
 
-// A Host is a machine on which libraries are looked for, as this process sees
+// A Host is a machine on which libraries are searched for, as this process sees
 // it, or a copy of one in a directory. Paths are those of that machine.
 type Host struct {
 	root string              // put before every path; "" for this machine
@@ -73,9 +73,9 @@ func Getenv(name string) string {
 
 // Find returns the files that may be the library, in the order of the search,
 // each file once, under the place that was searched first. The library's
-// sonames, for the dynamic loader, are always among them. looked lists every
+// sonames, for the dynamic loader, are always among them. searched lists every
 // place that was searched and what was wrong with it.
-func (h Host) Find(lib Library) (found []Candidate, looked []string) {
+func (h Host) Find(lib Library) (found []Candidate, searched []string) {
 	s := h.search(lib)
 	seen := map[string]bool{}
 	add := func(c Candidate, real string) {
@@ -86,7 +86,7 @@ func (h Host) Find(lib Library) (found []Candidate, looked []string) {
 	}
 
 	mapped, note := h.mapped(s.file.MatchString)
-	looked = append(looked, "libraries loaded already (/proc/self/maps)"+note)
+	searched = append(searched, "libraries loaded already (/proc/self/maps)"+note)
 	for _, m := range mapped {
 		if !m.Deleted {
 			real := h.resolve(m.Path)
@@ -118,11 +118,11 @@ func (h Host) Find(lib Library) (found []Candidate, looked []string) {
 			add(Candidate{soname, p.found, s.versionInName(soname)}, soname)
 		}
 		if len(notes) > 0 {
-			p.looked += " (" + strings.Join(notes, "; ") + ")"
+			p.searched += " (" + strings.Join(notes, "; ") + ")"
 		}
-		looked = append(looked, p.looked)
+		searched = append(searched, p.searched)
 	}
-	return found, looked
+	return found, searched
 }
 
 // A search is for one library on one host.

@@ -64,15 +64,15 @@ func TestFind(t *testing.T) {
 	t.Parallel()
 	type env = map[string]string
 	for name, tt := range map[string]struct {
-		tree   []string
-		env    env
-		maps   string
-		before []Candidate // ahead of the loader's
-		after  []Candidate
-		looked []string // must be among the places looked at
+		tree     []string
+		env      env
+		maps     string
+		before   []Candidate // ahead of the loader's
+		after    []Candidate
+		searched []string // must be among the places searched at
 	}{
 		"nothing at all": {
-			looked: []string{
+			searched: []string{
 				"libraries loaded already (/proc/self/maps)",
 				"$VIRTUAL_ENV (not set)",
 				"$CONDA_PREFIX (not set)",
@@ -97,9 +97,9 @@ func TestFind(t *testing.T) {
 				"/app/venv/lib/python3.12/site-packages/nvidia_cuda_runtime-13.0.96.dist-info/",
 				"/app/venv/lib64 -> lib",
 			},
-			env:    env{"VIRTUAL_ENV": "/app/venv/"},
-			before: []Candidate{{"/app/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $VIRTUAL_ENV", Version{13, 0}}},
-			looked: []string{"$VIRTUAL_ENV = /app/venv/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib"},
+			env:      env{"VIRTUAL_ENV": "/app/venv/"},
+			before:   []Candidate{{"/app/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13", "wheel in $VIRTUAL_ENV", Version{13, 0}}},
+			searched: []string{"$VIRTUAL_ENV = /app/venv/lib/python3*/{site,dist}-packages/{nvidia/cu*,torch}/lib"},
 		},
 		"cuda_runtime wheel, its minor version from the wheel's description": {
 			tree: []string{
@@ -140,7 +140,7 @@ func TestFind(t *testing.T) {
 				{"/opt/py/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "wheel of /srv/env/bin/python3", Version{12, 0}},
 				{"/opt/copied/lib/python3.12/site-packages/nvidia/cuda_runtime/lib/libcudart.so.11.0", "wheel of /srv/env/bin/python3", Version{11, 0}},
 			},
-			looked: []string{"wheels of /srv/env/bin/python3 (/srv/env, /opt/py, /opt/copied)"},
+			searched: []string{"wheels of /srv/env/bin/python3 (/srv/env, /opt/py, /opt/copied)"},
 		},
 		"conda: one file behind links in two directories, and a wheel": {
 			tree: []string{
@@ -176,7 +176,7 @@ func TestFind(t *testing.T) {
 				{"/usr/local/cuda-13.0/lib64/libcudart.so.13.0.96", "/usr/local/cuda-13.0", Version{13, 0}},
 				{"/opt/cuda/lib64/libcudart.so.13.1.80", "/opt/cuda", Version{13, 1}},
 			},
-			looked: []string{"/usr/local/cuda-12.4/{lib64,lib,targets/*/lib}"},
+			searched: []string{"/usr/local/cuda-12.4/{lib64,lib,targets/*/lib}"},
 		},
 		"CUDA_PATH before CUDA_HOME, and characters that mean something to a glob": {
 			tree: []string{
@@ -188,7 +188,7 @@ func TestFind(t *testing.T) {
 				{"/opt/[a]*/lib64/libcudart.so.12", "$CUDA_PATH", Version{12, 0}},
 				{"/opt/home/lib/libcudart.so.11.0", "$CUDA_HOME", Version{11, 0}},
 			},
-			looked: []string{"$CONDA_PREFIX (not an absolute path: envs/x)"},
+			searched: []string{"$CONDA_PREFIX (not an absolute path: envs/x)"},
 		},
 		"LD_LIBRARY_PATH with empty and relative entries, twice the same": {
 			tree: []string{
@@ -202,7 +202,7 @@ func TestFind(t *testing.T) {
 				{"/a/libcudart.so.12.2.140", "$LD_LIBRARY_PATH", Version{12, 2}},
 				{"/b/libcudart.so.13", "$LD_LIBRARY_PATH", Version{13, 0}},
 			},
-			looked: []string{"$LD_LIBRARY_PATH = /a:/link:/b"},
+			searched: []string{"$LD_LIBRARY_PATH = /a:/link:/b"},
 		},
 		"Debian's two versions side by side, WSL": {
 			tree: []string{
@@ -227,7 +227,7 @@ func TestFind(t *testing.T) {
 				"/opt/cuda/lib64 -> lib64",
 				"/opt/cuda/lib",
 			},
-			looked: []string{
+			searched: []string{
 				"/usr/local/cuda/{lib64,lib,targets/*/lib} (/usr/local/cuda/lib64/libcudart.so.13: not a file; /usr/local/cuda/lib64/libcudart.so: broken link)",
 				"/opt/cuda/{lib64,lib,targets/*/lib} (/opt/cuda/lib64: too many levels of symbolic links)",
 			},
@@ -251,7 +251,7 @@ func TestFind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			list, looked := fakeHost(makeTree(t, tt.tree...), tt.env, tt.maps).Find(libcudart)
+			list, searched := fakeHost(makeTree(t, tt.tree...), tt.env, tt.maps).Find(libcudart)
 			want := append([]Candidate{}, tt.before...)
 			for _, c := range fromLoader {
 				if len(tt.before) == 0 || tt.before[0].Path != c.Path {
@@ -259,10 +259,10 @@ func TestFind(t *testing.T) {
 				}
 			}
 			assert.Equal(t, append(want, tt.after...), list)
-			for _, l := range tt.looked {
-				assert.Contains(t, looked, l)
+			for _, l := range tt.searched {
+				assert.Contains(t, searched, l)
 			}
-			assert.Len(t, slices.Compact(slices.Sorted(slices.Values(looked))), len(looked), "no place twice")
+			assert.Len(t, slices.Compact(slices.Sorted(slices.Values(searched))), len(searched), "no place twice")
 		})
 	}
 }
@@ -301,16 +301,16 @@ func TestFindOtherLibraries(t *testing.T) {
 		"/usr/local/nvidia/lib64/libnvidia-ml.so.1",
 	), map[string]string{"VIRTUAL_ENV": "/app/venv"}, "")
 
-	list, looked := h.Find(libcublas)
+	list, searched := h.Find(libcublas)
 	assert.Equal(t, []Candidate{
 		{"/app/venv/lib/python3.12/site-packages/nvidia/cublas/lib/libcublas.so.12", "wheel in $VIRTUAL_ENV", Version{12, 4}},
 		{"libcublas.so.13", "loader path", Version{13, 0}},
 		{"libcublas.so.12", "loader path", Version{12, 0}},
 		{"/usr/local/cuda/lib64/libcublas.so.13.0.0.19", "/usr/local/cuda", Version{13, 0}},
 	}, list)
-	assert.Contains(t, looked, "$VIRTUAL_ENV = /app/venv/lib/python3*/{site,dist}-packages/{nvidia/cu*}/lib")
+	assert.Contains(t, searched, "$VIRTUAL_ENV = /app/venv/lib/python3*/{site,dist}-packages/{nvidia/cu*}/lib")
 
-	list, looked = h.Find(nvml)
+	list, searched = h.Find(nvml)
 	assert.Equal(t, []Candidate{
 		{"libnvidia-ml.so.1", "loader path", Version{1, 0}},
 		{"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04", "/usr/lib/x86_64-linux-gnu", Version{580, 159}},
@@ -322,7 +322,7 @@ func TestFindOtherLibraries(t *testing.T) {
 		"the loader's own path, for libnvidia-ml.so.1",
 		"/usr/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib", "/usr/lib64", "/usr/lib",
 		"/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/.singularity.d/libs", "/run/opengl-driver/lib",
-	}, looked, "a library of the driver is in no wheel and no toolkit")
+	}, searched, "a library of the driver is in no wheel and no toolkit")
 }
 
 func TestVersionOfOneFile(t *testing.T) {
@@ -354,14 +354,14 @@ func TestUnreadablePlacesAreReported(t *testing.T) {
 	f.maps = func() ([]linux.Mapping, error) {
 		return nil, &fs.PathError{Op: "open", Path: "/proc/self/maps", Err: fs.ErrPermission}
 	}
-	list, looked := f.Find(libcudart)
-	assert.Contains(t, looked, "libraries loaded already (/proc/self/maps) (permission denied)")
+	list, searched := f.Find(libcudart)
+	assert.Contains(t, searched, "libraries loaded already (/proc/self/maps) (permission denied)")
 	if os.Geteuid() == 0 { // root reads it all the same
 		assert.Contains(t, list, Candidate{"/opt/cuda/lib64/libcudart.so.12", "/opt/cuda", Version{12, 0}})
 		return
 	}
 	assert.Equal(t, fromLoader, list)
-	assert.Contains(t, looked, "/opt/cuda/{lib64,lib,targets/*/lib} (/opt/cuda/lib64: permission denied)")
+	assert.Contains(t, searched, "/opt/cuda/{lib64,lib,targets/*/lib} (/opt/cuda/lib64: permission denied)")
 }
 
 // A user without a home, as in many containers, is no reason to look in /.local.
@@ -369,15 +369,15 @@ func TestNoHomeMeansNoUserPackages(t *testing.T) {
 	t.Parallel()
 	f := fakeHost(makeTree(t, "/.local/lib/python3.12/site-packages/nvidia/cu13/lib/libcudart.so.13"), nil, "")
 	f.home = ""
-	list, looked := f.Find(libcudart)
+	list, searched := f.Find(libcudart)
 	assert.Equal(t, fromLoader, list)
-	assert.NotContains(t, strings.Join(looked, "\n"), "/.local")
+	assert.NotContains(t, strings.Join(searched, "\n"), "/.local")
 }
 
 func TestFindOnThisHost(t *testing.T) {
 	t.Parallel()
-	list, looked := This().Find(libcudart)
-	assert.NotEmpty(t, looked)
+	list, searched := This().Find(libcudart)
+	assert.NotEmpty(t, searched)
 	seen := map[string]bool{}
 	for _, c := range list {
 		assert.NotEmpty(t, c.Found, c.Path)

@@ -9,10 +9,10 @@ import (
 
 // A place is somewhere to look for a library.
 type place struct {
-	found   string   // says of a library how it was found
-	looked  string   // describes the place
-	dirs    []string // directories that may hold the library
-	sonames []string // names for the dynamic loader, whose turn comes after the directories
+	found    string   // says of a library how it was found
+	searched string   // describes the place
+	dirs     []string // directories that may hold the library
+	sonames  []string // names for the dynamic loader, whose turn comes after the directories
 }
 
 const toolkitBelow = "/{lib64,lib,targets/*/lib}"
@@ -21,11 +21,11 @@ const toolkitBelow = "/{lib64,lib,targets/*/lib}"
 // chose most deliberately come first.
 func (s search) places() []place {
 	var list []place
-	add := func(found, looked string, dirs []string) {
-		if dirs == nil && slices.ContainsFunc(list, func(p place) bool { return p.looked == looked }) {
+	add := func(found, searched string, dirs []string) {
+		if dirs == nil && slices.ContainsFunc(list, func(p place) bool { return p.searched == searched }) {
 			return // such as a variable that is not set
 		}
-		list = append(list, place{found: found, looked: looked, dirs: dirs})
+		list = append(list, place{found: found, searched: searched, dirs: dirs})
 	}
 	addEnv := func(found, name, below string, dirs func(prefix string) []string) {
 		switch prefix := s.env(name); {
@@ -70,10 +70,10 @@ func (s search) places() []place {
 		add("", "$LD_LIBRARY_PATH (no absolute directory in it)", nil)
 	}
 	list = append(list, place{
-		found:   "loader path",
-		looked:  "the loader's own path, for " + strings.Join(s.lib.Sonames, ", "),
-		dirs:    s.loaderConfigDirs(),
-		sonames: s.lib.Sonames,
+		found:    "loader path",
+		searched: "the loader's own path, for " + strings.Join(s.lib.Sonames, ", "),
+		dirs:     s.loaderConfigDirs(),
+		sonames:  s.lib.Sonames,
 	})
 
 	if s.lib.Toolkit {

@@ -77,14 +77,14 @@ func (q *Queue[T]) Add(b *Block[T], at cudart.Point) {
 
 // insert puts a block into the FIFO of a stream, behind blocks of earlier work.
 func (q *Queue[T]) insert(b *Block[T], at cudart.Point) {
-	f := q.fifos[at.Line()]
+	f := q.fifos[at.Timeline()]
 	if f == nil {
 		if f = q.unused; f == nil {
 			f = new(fifo[T])
 		} else {
 			q.unused = f.next
 		}
-		*f = fifo[T]{stream: at.Line()}
+		*f = fifo[T]{stream: at.Timeline()}
 		q.fifos[f.stream] = f
 		f.link(&q.order)
 	}
@@ -190,7 +190,7 @@ func (q *Queue[T]) take(of *cudart.Timeline) (b *Block[T], at cudart.Point, ok b
 		return nil, at, false
 	}
 	b = f.first
-	if !b.at.Known() {
+	if !b.at.Completed() {
 		return nil, b.at, true
 	}
 	f.unlink()
@@ -232,14 +232,14 @@ func (q *Queue[T]) Reclaim(ctx context.Context) int {
 
 // search takes blocks that are done from the FIFOs of streams, and of streams to which
 // blocks move, until it finds one that fits; none does if size is 0. It queries for no longer
-// than bounded.Search, if each call returns soon.
+// than bounded.SearchTimeout, if each call returns soon.
 func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class, size int) (found *T, idle int) {
 	var start time.Time
 	for i := 0; i < len(streams); i++ {
 		switch {
 		case i == 1: // with one stream, reading the clock would take as long as the rest
 			start = time.Now()
-		case i > 1 && time.Since(start) > bounded.Search:
+		case i > 1 && time.Since(start) > bounded.SearchTimeout:
 			return nil, idle
 		}
 		of, more := streams[i], true
@@ -253,10 +253,10 @@ func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class
 				idle++
 			case !ok:
 				more = false
-			case at.Line() == of:
+			case at.Timeline() == of:
 				more = at.Done(ctx)
 			case at.Done(ctx):
-				streams = append(streams, at.Line())
+				streams = append(streams, at.Timeline())
 			}
 		}
 	}
@@ -275,8 +275,8 @@ func (q *Queue[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
 			q.idle(b.Of)
 		case !ok:
 			streams = streams[1:]
-		case at.Line() != streams[0]:
-			streams = append(streams, at.Line())
+		case at.Timeline() != streams[0]:
+			streams = append(streams, at.Timeline())
 		default:
 			if failed := at.Wait(ctx); failed != nil {
 				err = cmp.Or(err, failed)

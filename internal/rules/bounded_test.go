@@ -27,7 +27,7 @@ var started = map[string][]string{
 		"cudart.Point.Done",
 		"cudart.Runtime.Stuck",
 		"cudart.Timeline.waitClosed",
-		"cudart.bell.wait",
+		"cudart.sleeper.wait",
 		"cudart.waits.await",
 		"cudart.waits.init",
 	},

@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// few is how many bytes above a round size are written as such: 1 GiB + 1 B.
-const few = 64
+// maxRemainder is how many bytes above a round size are written as such: 1 GiB + 1 B.
+const maxRemainder = 64
 
 // Bytes formats an amount of memory, or the size of a file, in multiples of 1024: 64 KiB,
 // 1.5 GiB, 1 GiB + 1 B. Where that is not the exact number it is rounded to three digits,
@@ -47,7 +47,7 @@ func ExactBytes(n int) string {
 // memory is the text of Bytes, and whether it is exact.
 func memory(n int) (text string, exact bool) {
 	text, exact = binary.format(n)
-	if rest := n % few; !exact && rest > 0 {
+	if rest := n % maxRemainder; !exact && rest > 0 {
 		if round, ok := binary.format(n - rest); ok {
 			return fmt.Sprintf("%s + %d B", round, rest), true
 		}
@@ -123,7 +123,7 @@ type multiples struct {
 }
 
 var (
-	// A half is 0.5 and a quarter 0.25; no other part of 1024 has so few digits.
+	// A half is 0.5 and a quarter 0.25; no other part of 1024 has so maxRemainder digits.
 	binary  = multiples{1 << 10, []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}, [3]uint64{1, 2, 4}}
 	decimal = multiples{1e3, []string{"B", "kB", "MB", "GB", "TB", "PB", "EB"}, [3]uint64{1, 10, 100}}
 )

@@ -104,11 +104,11 @@ var opening bounded.Group
 
 // open makes a handle of the first library that works.
 func open(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, load func(path string) (functions, error)) (*Handle, error) {
-	err := opening.Enter(ctx)
+	err := opening.Begin(ctx)
 	var h *Handle
 	if err == nil {
 		h, err = bounded.Do(ctx, bounded.Call[*Handle]{Run: func() (*Handle, error) {
-			defer opening.Leave()
+			defer opening.End()
 			return openFirst(ctx, s, list, load)
 		}, Late: func(h *Handle, err error) {
 			if err == nil {

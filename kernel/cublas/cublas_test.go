@@ -233,8 +233,8 @@ func TestBLASThatBlocksEndsWithItsContext(t *testing.T) {
 	}
 	assert.NotErrorIs(t, err, errors.ErrUnsupported)
 	close(f.block["create"])
-	require.NoError(t, opening.Enter(t.Context()), "a place is free again")
-	opening.Leave()
+	require.NoError(t, opening.Begin(t.Context()), "a place is free again")
+	opening.End()
 	for destroyed := false; !destroyed; {
 		f.mu.Lock()
 		destroyed = f.destroyed == 1

@@ -61,7 +61,7 @@ func (d *Direct) await(off int, ends []cudart.Point) {
 		if err := end.Wait(background); err != nil {
 			d.abandon(errUnknown(end, err))
 		} else if err := end.Err(); err != nil {
-			d.fail(off, fmt.Errorf("%v: %w", end.Line(), err))
+			d.fail(off, fmt.Errorf("%v: %w", end.Timeline(), err))
 		}
 	}
 	if d.failed.Load() {

@@ -426,9 +426,9 @@ func (j *Job) pause() {
 		switch err := unknown(p); {
 		case err == nil:
 		case i < arriving:
-			j.abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Line(), err))
+			j.abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Timeline(), err))
 		default: // there may be other memory
-			ring.quarantine(p.Line(), errUnknown(p, err))
+			ring.quarantine(p.Timeline(), errUnknown(p, err))
 		}
 	}
 }
@@ -472,10 +472,10 @@ func (j *Job) sleep(points []cudart.Point) {
 // unknown returns why CUDA cannot report whether a Point is reached. It asks only if
 // CUDA has returned an error for it.
 func unknown(p cudart.Point) error {
-	if p.Known() || p.Err() == nil {
+	if p.Completed() || p.Err() == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(background, bounded.Look)
+	ctx, cancel := context.WithTimeout(background, bounded.QueryTimeout)
 	defer cancel()
 	if err := p.Wait(ctx); ctx.Err() == nil {
 		return err
@@ -542,14 +542,14 @@ func (j *Job) waitForEnds() {
 			err = errUnknown(p, err)
 			j.abandon(err)
 			for _, s := range j.Stages {
-				s.ring.quarantine(p.Line(), err)
-				s.smallRing.quarantine(p.Line(), err)
+				s.ring.quarantine(p.Timeline(), err)
+				s.smallRing.quarantine(p.Timeline(), err)
 			}
 		}
 	}
 	// Those of all chunks: a later one's Point does not have an error that was found before
 	// it. What failed to come from a device was not passed on.
-	j.ends.Known()
+	j.ends.Completed()
 	if err := j.ends.Err(); err != nil && j.dir == toDevice {
 		j.abort(0, err)
 	}

@@ -172,7 +172,7 @@ var errStuck = fmt.Errorf("%w: %w", ErrUnderWay, bounded.ErrStuck)
 // errUnknown returns the error of copies whose end is not known, as CUDA has returned err
 // for p.
 func errUnknown(p cudart.Point, err error) error {
-	return fmt.Errorf("%w on %v: %w", ErrUnderWay, p.Line(), err)
+	return fmt.Errorf("%w on %v: %w", ErrUnderWay, p.Timeline(), err)
 }
 
 // Abandoned returns the error of a copy that [bounded.Do] has returned: one that it has left

@@ -346,7 +346,7 @@ func (r *ring) quarantine(stream *cudart.Timeline, why error) {
 	var room [4]cudart.Point
 	r.inFlight = slices.DeleteFunc(r.inFlight, func(x *extent) bool {
 		points := x.fence.Points(room[:0])
-		if !slices.ContainsFunc(points, func(p cudart.Point) bool { return p.Line() == stream }) {
+		if !slices.ContainsFunc(points, func(p cudart.Point) bool { return p.Timeline() == stream }) {
 			return false
 		}
 		r.quarantined = append(r.quarantined, x)
@@ -367,7 +367,7 @@ func (r *ring) quarantine(stream *cudart.Timeline, why error) {
 // no calls.
 func (r *ring) restore() (some bool) {
 	r.quarantined = slices.DeleteFunc(r.quarantined, func(x *extent) bool {
-		if !x.fence.Known() {
+		if !x.fence.Completed() {
 			return false
 		}
 		r.count(x, 1)
@@ -389,7 +389,7 @@ func (r *ring) check() error {
 	}
 	list := slices.Clone(r.quarantined)
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(background, bounded.Look)
+	ctx, cancel := context.WithTimeout(background, bounded.QueryTimeout)
 	for _, x := range list {
 		_ = x.fence.Wait(ctx)
 	}

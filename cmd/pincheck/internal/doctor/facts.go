@@ -140,7 +140,7 @@ type WeightFile struct {
 // Search is a search for a library that found none.
 type Search struct {
 	Attempts []Attempt `json:"attempts"`
-	Looked   []string  `json:"looked"` // locations that were searched
+	Searched []string  `json:"looked"` // locations that were searched
 }
 
 // Library is the CUDA runtime library in use. Versions are "13.0".
@@ -293,7 +293,7 @@ func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
 		Host:         host,
 		Opening:      newOpening(failed),
 		Requirements: Require(host, failed),
-		Search:       &Search{Attempts: attempts(failed.Attempts), Looked: append([]string{}, failed.Looked...)},
+		Search:       &Search{Attempts: attempts(failed.Attempts), Searched: append([]string{}, failed.Searched...)},
 		Devices:      []Device{},
 	}
 }

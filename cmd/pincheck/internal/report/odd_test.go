@@ -90,7 +90,7 @@ func (o oddities) result() *Result {
 		if o.IntN(2) == 0 {
 			r.Host = &hostinfo.Host{Distro: hostinfo.Distro{Name: o.text()}, CPU: hostinfo.CPU{Model: o.text(), Threads: o.IntN(3)}}
 			r.Library = &doctor.Library{Path: o.text(), Found: o.text()}
-			r.Search = &doctor.Search{Attempts: []doctor.Attempt{{Path: o.text(), Error: o.text()}}, Looked: []string{o.text()}}
+			r.Search = &doctor.Search{Attempts: []doctor.Attempt{{Path: o.text(), Error: o.text()}}, Searched: []string{o.text()}}
 			r.Requirements = []doctor.Requirement{{Name: o.text(), State: doctor.Missing, Detail: o.text()}}
 		}
 		o.list(3, func() {

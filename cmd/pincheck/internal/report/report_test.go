@@ -149,7 +149,7 @@ func results(t *testing.T) map[string]*Result {
 		Host: host(t, "container-cgroup-v1"),
 		Search: &doctor.Search{
 			Attempts: []doctor.Attempt{{Path: "libcudart.so.13", Found: "loader path", RuntimeVersion: "13.0", Error: "dlopen: libcudart.so.13: cannot open shared object file"}},
-			Looked:   []string{"$CUDA_PATH (not set)", "/usr/local/cuda/lib64"},
+			Searched: []string{"$CUDA_PATH (not set)", "/usr/local/cuda/lib64"},
 		},
 		Requirements: doctor.Require(host(t, "container-cgroup-v1"), errors.New("not an OpenError")),
 		Devices:      []doctor.Device{},

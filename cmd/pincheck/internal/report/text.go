@@ -168,14 +168,14 @@ func (p *page) attempts(all []doctor.Attempt) {
 
 // search writes how a library was searched for, and none was found.
 func (p *page) search(s *doctor.Search) {
-	if s == nil || len(s.Attempts) == 0 && len(s.Looked) == 0 {
+	if s == nil || len(s.Attempts) == 0 && len(s.Searched) == 0 {
 		return
 	}
 	p.gap()
 	p.row("Search", "libraries that were tried, and where they were looked for")
 	p.attempts(s.Attempts)
-	if len(s.Looked) > 0 {
-		p.note("", "looked in: %s", strings.Join(s.Looked, "; "))
+	if len(s.Searched) > 0 {
+		p.note("", "looked in: %s", strings.Join(s.Searched, "; "))
 	}
 }
 
