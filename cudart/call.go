@@ -85,7 +85,10 @@ func (b *binding) begin() *frame { return b.frames.Get().(*frame) }
 // begin starts a call that queues work on a stream. With a nil stream it starts one
 // that uses none: functions with and without a stream share their code.
 func (d *Device) begin(s *Stream) *frame {
-	if s == nil {
+	switch {
+	case !d.made():
+		return new(frame) // do makes no call
+	case s == nil:
 		return d.rt.begin()
 	}
 	f := s.timeline.begin()
@@ -179,6 +182,9 @@ func (r *results) int(i int) int { return int(int32(r[i])) }
 // do makes a call by guard, and ends the frame. detail describes the call's arguments for
 // its error. After an error the results are 0. It allocates nothing unless the call fails.
 func (d *Device) do(fn function, f *frame, detail func() string) (results, error) {
+	if !d.made() {
+		return results{}, notMade(fn)
+	}
 	return d.rt.finish(fn, f, d.guard(fn, f), detail)
 }
 

@@ -30,7 +30,7 @@ func (d *Device) newCEvent(timing bool) (*cEvent, error) {
 	if timing {
 		flags = 0
 	}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1] = f.outPtr(0), flags
 	out, err := d.do(fnEventCreate, f, func() string { return fmt.Sprintf("flags %#x, on %v", flags, d) })
 	if err != nil {

@@ -44,10 +44,10 @@ func (d *Device) CopyToHost(dst unsafe.Pointer, src DevPtr, n int) error {
 // The error wraps [ErrInvalidValue] if n < 0, or if either range runs past its
 // allocation or registration, even into the next one.
 func (s *Stream) CopyToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
-	if err := s.dev.checkPinned(fnMemcpyAsync, uintptr(src), n); err != nil {
+	if err := s.Device().checkPinned(fnMemcpyAsync, uintptr(src), n); err != nil {
 		return err
 	}
-	return s.dev.copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
+	return s.Device().copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
 }
 
 // CopyPageableToDevice copies n bytes from any host memory to device memory, in order
@@ -57,7 +57,7 @@ func (s *Stream) CopyToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
 // ([AttrPageableMemoryAccessUsesHostPageTables]), src must stay unchanged until the
 // stream has passed the copy. The errors are those of [Device.CopyToDevice].
 func (s *Stream) CopyPageableToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
-	return s.dev.copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
+	return s.Device().copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
 }
 
 // CopyToHost queues a copy of n bytes from device memory to pinned host memory
@@ -65,17 +65,17 @@ func (s *Stream) CopyPageableToDevice(dst DevPtr, src unsafe.Pointer, n int) err
 // the copy, dst holds old bytes, or some old and some new ones. The requirements of
 // [Stream.CopyToDevice] on src apply to dst, and its errors.
 func (s *Stream) CopyToHost(dst unsafe.Pointer, src DevPtr, n int) error {
-	if err := s.dev.checkPinned(fnMemcpyAsync, uintptr(dst), n); err != nil {
+	if err := s.Device().checkPinned(fnMemcpyAsync, uintptr(dst), n); err != nil {
 		return err
 	}
-	return s.dev.copy(s, uintptr(dst), uintptr(src), dst, n, deviceToHost)
+	return s.Device().copy(s, uintptr(dst), uintptr(src), dst, n, deviceToHost)
 }
 
 // CopyOnDevice queues a copy of n bytes between two addresses that the device can
 // access (cudaMemcpyAsync). They must not overlap. The error wraps [ErrInvalidValue]
 // if n < 0, or if either range runs past its allocation.
 func (s *Stream) CopyOnDevice(dst, src DevPtr, n int) error {
-	return s.dev.copy(s, uintptr(dst), uintptr(src), nil, n, deviceToDevice)
+	return s.Device().copy(s, uintptr(dst), uintptr(src), nil, n, deviceToDevice)
 }
 
 // copy queues a copy on s, or copies synchronously if s is nil.
@@ -94,7 +94,7 @@ func (d *Device) copy(s *Stream, dst, src uintptr, host unsafe.Pointer, n int, k
 // checkPinned refuses, in debug mode, host memory for an asynchronous copy that is
 // not pinned at its first or at its last byte (cudaPointerGetAttributes).
 func (d *Device) checkPinned(fn function, host uintptr, n int) error {
-	if !d.rt.debug || host == 0 || n <= 0 {
+	if !d.made() || !d.rt.debug || host == 0 || n <= 0 {
 		return nil
 	}
 	for _, at := range [2]uintptr{0, uintptr(n - 1)} {
@@ -116,7 +116,7 @@ func (d *Device) Memset(p DevPtr, v byte, n int) error { return d.memset(nil, p,
 
 // Memset queues setting n bytes to v (cudaMemsetAsync). The errors are those of
 // [Device.Memset].
-func (s *Stream) Memset(p DevPtr, v byte, n int) error { return s.dev.memset(s, p, v, n) }
+func (s *Stream) Memset(p DevPtr, v byte, n int) error { return s.Device().memset(s, p, v, n) }
 
 func (d *Device) memset(s *Stream, p DevPtr, v byte, n int) error {
 	fn := s.either(fnMemset, fnMemsetAsync)

@@ -47,7 +47,7 @@ func (b *CopyBatch) ToHost(dst unsafe.Pointer, src DevPtr, n int) {
 // add ignores copies of 0 bytes, because CUDA refuses them in batches.
 func (b *CopyBatch) add(dst, src uintptr, n int) {
 	switch {
-	case n == 0:
+	case n == 0 || b == nil: // queueing a nil batch is an error
 		return
 	case n < 0 && b.err == nil:
 		b.err = invalid(fnMemcpyBatch, "copy %d, from %#x to %#x: size %d: must not be negative", len(b.sizes), src, dst, n)
@@ -56,10 +56,18 @@ func (b *CopyBatch) add(dst, src uintptr, n int) {
 }
 
 // Len returns the number of copies.
-func (b *CopyBatch) Len() int { return len(b.sizes) }
+func (b *CopyBatch) Len() int {
+	if b == nil {
+		return 0
+	}
+	return len(b.sizes)
+}
 
 // Reset makes the list empty, and keeps its memory for the next copies.
 func (b *CopyBatch) Reset() {
+	if b == nil {
+		return
+	}
 	b.dsts, b.srcs, b.sizes, b.err = b.dsts[:0], b.srcs[:0], b.sizes[:0], nil
 }
 
@@ -71,7 +79,7 @@ func (b *CopyBatch) copy(i int) string {
 // CanCopyBatch reports whether [Stream.CopyBatch] works: both library and driver must
 // be of CUDA 12.8 or later.
 func (rt *Runtime) CanCopyBatch() bool {
-	return rt.entry[fnMemcpyBatch] != 0 && rt.lib.Driver >= batchSince
+	return rt.made() && rt.entry[fnMemcpyBatch] != 0 && rt.lib.Driver >= batchSince
 }
 
 // CopyBatch queues all copies of a list with one call (cudaMemcpyBatchAsync, of CUDA
@@ -87,8 +95,9 @@ func (rt *Runtime) CanCopyBatch() bool {
 // before 13.0 say which copy it is. After an error some copies may have been queued.
 func (s *Stream) CopyBatch(b *CopyBatch) error {
 	const streamOrder = 1
-	rt := s.dev.rt
 	switch {
+	case !s.made():
+		return notMade(fnMemcpyBatch)
 	case b == nil:
 		return fmt.Errorf("cudaMemcpyBatchAsync: %v: the batch is nil", s)
 	case b.err != nil:
@@ -107,7 +116,7 @@ func (s *Stream) CopyBatch(b *CopyBatch) error {
 		}
 		return nil
 	}
-	f := s.dev.begin(s)
+	rt, f := s.dev.rt, s.dev.begin(s)
 	f.entries = b.Len()
 	b.attributes.order = streamOrder
 	f.host = unsafe.Pointer(b)

@@ -98,30 +98,51 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// Runtime returns the Runtime of the device.
-func (d *Device) Runtime() *Runtime { return d.rt }
+// zeroDevice stands for nil.
+var zeroDevice = &Device{ordinal: -1}
 
-// Ordinal returns the device's number in this process, from 0.
-func (d *Device) Ordinal() int { return d.ordinal }
+func (d *Device) made() bool { return d != nil && d.rt != nil }
+
+// orNone returns d, or zeroDevice for nil and for a zero value.
+func (d *Device) orNone() *Device {
+	if d.made() {
+		return d
+	}
+	return zeroDevice
+}
+
+// Runtime returns the Runtime of the device, nil for a nil device.
+func (d *Device) Runtime() *Runtime { return d.orNone().rt }
+
+// Ordinal returns the device's number in this process, from 0, and -1 for a nil device.
+func (d *Device) Ordinal() int { return d.orNone().ordinal }
 
 // Name returns the product name, such as "NVIDIA H200".
-func (d *Device) Name() string { return d.name }
+func (d *Device) Name() string { return d.orNone().name }
 
 // UUID returns the UUID of the GPU, as nvidia-smi -L prints it:
 // "GPU-5d4c8b1e-…".
-func (d *Device) UUID() string { return d.uuid }
+func (d *Device) UUID() string { return d.orNone().uuid }
 
 // PCIBusID returns the PCI address as domain:bus:device.function, such as
 // "0000:00:06.0". Unlike the ordinal it does not depend on CUDA_VISIBLE_DEVICES.
-func (d *Device) PCIBusID() string { return d.pciBusID }
+func (d *Device) PCIBusID() string { return d.orNone().pciBusID }
 
 // String returns the ordinal and the name, for messages: "device 0 (NVIDIA H200)".
-func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordinal, d.name) }
+func (d *Device) String() string {
+	if !d.made() {
+		return "no device"
+	}
+	return fmt.Sprintf("device %d (%s)", d.ordinal, d.name)
+}
 
 // Attribute returns a property of the device (cudaDeviceGetAttribute). The error
 // wraps [ErrInvalidValue] if the library does not have the attribute. The call makes
 // no context.
 func (d *Device) Attribute(a Attr) (int, error) {
+	if !d.made() {
+		return 0, notMade(fnDeviceGetAttribute)
+	}
 	f := d.rt.begin()
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(a), uintptr(d.ordinal)
 	out, err := d.rt.finish(fnDeviceGetAttribute, f, d.rt.callAnyDevice(fnDeviceGetAttribute, f), func() string { return fmt.Sprintf("attribute %d of %v", a, d) })
@@ -132,7 +153,7 @@ func (d *Device) Attribute(a Attr) (int, error) {
 // all that the device has (cudaMemGetInfo). The call makes a context, which itself
 // takes some hundred MiB.
 func (d *Device) MemInfo() (free, total int, err error) {
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
 	out, err := d.do(fnMemGetInfo, f, func() string { return fmt.Sprintf("memory of %v", d) })
 	return int(out[0]), int(out[1]), err
@@ -142,7 +163,7 @@ func (d *Device) MemInfo() (free, total int, err error) {
 // device (cudaDeviceGetStreamPriorityRange). A higher priority is a smaller number:
 // 0 and -5, for example. Both are 0 if the device has no priorities.
 func (d *Device) StreamPriorities() (lowest, highest int, err error) {
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
 	out, err := d.do(fnDeviceGetStreamPriorityRange, f, d.String)
 	return out.int(0), out.int(1), err

@@ -23,9 +23,6 @@ type DeviceMemory struct {
 // Alloc allocates n bytes of device memory, aligned to 256 bytes at least (cudaMalloc). The
 // bytes are not set. The errors are those of [Device.Malloc]; a nil device is an error.
 func (d *Device) Alloc(n int) (*DeviceMemory, error) {
-	if d == nil {
-		return nil, fmt.Errorf("cudaMalloc: %w", errNilDevice)
-	}
 	p, err := d.Malloc(n)
 	if err != nil {
 		return nil, err

@@ -156,7 +156,7 @@ func TestNoDeviceMemory(t *testing.T) {
 	assert.ErrorIs(t, err, cudart.ErrInvalidValue)
 	var dev *cudart.Device
 	_, err = dev.Alloc(1)
-	assert.ErrorContains(t, err, "the device is nil")
+	assert.ErrorContains(t, err, "nil, or a zero value")
 }
 
 func TestDeviceAddressesPrintInHex(t *testing.T) {

@@ -91,7 +91,7 @@ func (t *Timeline) waitClosed(ctx context.Context) error {
 }
 
 func (d *Device) synchronize() error {
-	f := d.rt.begin()
+	f := d.begin(nil)
 	_, err := d.do(fnDeviceSynchronize, f, d.String)
 	return err
 }
@@ -103,6 +103,8 @@ func (d *Device) synchronize() error {
 // and mostly one core: prefer [Stream.Synchronize].
 func (d *Device) Synchronize(ctx context.Context) error {
 	switch {
+	case !d.made():
+		return notMade(fnDeviceSynchronize)
 	case ctx == nil:
 		return fmt.Errorf("cudaDeviceSynchronize: %v: %w", d, errNilContext)
 	case d.rt.Closed():

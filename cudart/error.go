@@ -27,9 +27,10 @@ var (
 	// driver that it can use.
 	ErrNoDriver = errors.New("no NVIDIA driver")
 
+	errNotMade    = errors.New("nil, or a zero value, which no method of this package has returned")
 	errNilContext = errors.New("the context is nil")
-	errNilDevice  = errors.New("the device is nil")
-	errNilEvent   = errors.New("the event is nil")
+	errNilDevice  = errors.New("the device is nil, or a zero value")
+	errNilEvent   = errors.New("the event is nil, or a zero value")
 )
 
 // An Error is a CUDA call that failed. Most callers should inspect it with
@@ -157,6 +158,9 @@ func (rt *Runtime) missing(fn function) error {
 	return fmt.Errorf("%s: not exported by %s (runtime %s), needs %s: %w",
 		name, rt.lib.Path, rt.lib.Runtime, need, ErrUnsupported)
 }
+
+// notMade makes the error of a method of nil, or of a zero value.
+func notMade(fn function) error { return fmt.Errorf("%s: %w", fn.name(), errNotMade) }
 
 // invalid makes the error of arguments that were refused before any call.
 func invalid(fn function, format string, args ...any) error {

@@ -49,17 +49,32 @@ func (d *Device) eventOf(c *cEvent, timing bool) *Event {
 	return e
 }
 
-// Device returns the event's device.
-func (e *Event) Device() *Device { return e.dev }
+func (e *Event) made() bool { return e != nil && e.current != nil }
+
+// Device returns the event's device, nil for a nil Event.
+func (e *Event) Device() *Device {
+	if e == nil {
+		return nil
+	}
+	return e.dev
+}
 
 // Handle returns the cudaEvent_t. It is valid until Close.
 func (e *Event) Handle() EventHandle {
+	if !e.made() {
+		return 0
+	}
 	e.exposed.Store(true)
 	return EventHandle(e.current.Load().value)
 }
 
 // String returns the handle and the device, for messages.
-func (e *Event) String() string { return e.current.Load().String() }
+func (e *Event) String() string {
+	if !e.made() {
+		return "no event"
+	}
+	return e.current.Load().String()
+}
 
 // begin starts a call that uses the event. The cudaEvent_t may be replaced meanwhile.
 func (e *Event) begin() (*cEvent, *frame) {
@@ -86,6 +101,9 @@ func (e *Event) enter() (c *cEvent, ok bool) {
 // Query reports whether the work that the event recorded is done (cudaEventQuery). An
 // event that was never recorded is done.
 func (e *Event) Query() (done bool, err error) {
+	if !e.made() {
+		return false, notMade(fnEventQuery)
+	}
 	c, f := e.begin()
 	return c.queryBy(f)
 }
@@ -96,7 +114,10 @@ func (e *Event) Query() (done bool, err error) {
 // called: then it ends when the later work is done. The errors are those of
 // [Stream.Synchronize].
 func (e *Event) Synchronize(ctx context.Context) error {
-	if ctx == nil {
+	switch {
+	case !e.made():
+		return notMade(fnEventQuery)
+	case ctx == nil:
 		return fmt.Errorf("synchronize %v: %w", e, errNilContext)
 	}
 	c := e.current.Load()
@@ -113,7 +134,10 @@ func (e *Event) Synchronize(ctx context.Context) error {
 // recorded on the same device, [ErrNotReady] until both are done, and [ErrClosed] if
 // either is closed; a nil event is an error.
 func (e *Event) Since(start *Event) (time.Duration, error) {
-	if start == nil {
+	if !e.made() {
+		return 0, notMade(fnEventElapsedTime)
+	}
+	if !start.made() {
 		return 0, fmt.Errorf("cudaEventElapsedTime: to %v: %w", e, errNilEvent)
 	}
 	if !e.timing || !start.timing {
@@ -134,10 +158,10 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 // of what it recorded before. The error wraps [ErrInvalidResourceHandle] if e is of
 // another device, and [ErrClosed] if either is closed; a nil event is an error.
 func (s *Stream) Record(e *Event) error {
-	if e == nil {
+	if !e.made() {
 		return fmt.Errorf("cudaEventRecord: %v: %w", s, errNilEvent)
 	}
-	if c := e.current.Load(); c.waits.Load() > 0 && !e.exposed.Load() {
+	if c := e.current.Load(); s.made() && c.waits.Load() > 0 && !e.exposed.Load() {
 		return s.recordAnew(e, c)
 	}
 	return s.with(fnEventRecord, e, e.enter)
@@ -166,7 +190,7 @@ func (s *Stream) recordAnew(e *Event, c *cEvent) error {
 // was never recorded is not waited for. The error wraps [ErrClosed] if the event or
 // the stream is closed; a nil event is an error.
 func (s *Stream) WaitEvent(e *Event) error {
-	if e == nil {
+	if !e.made() {
 		return fmt.Errorf("cudaStreamWaitEvent: %v: %w", s, errNilEvent)
 	}
 	return s.with(fnStreamWaitEvent, e, e.enter)
@@ -177,6 +201,9 @@ func (s *Stream) WaitEvent(e *Event) error {
 // Close does not wait for that. A second Close does nothing; after an error Close may
 // be called again.
 func (e *Event) Close() error {
+	if !e.made() {
+		return nil
+	}
 	e.closed.Store(true)
 	if err := e.current.Load().close(); err != nil {
 		return err

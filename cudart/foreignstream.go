@@ -49,6 +49,9 @@ type foreign struct {
 // captured into a graph cannot be used, neither here nor later: its copies run when the
 // graph does, which no Point can see.
 func (d *Device) StreamFromHandle(h StreamHandle) (*Stream, error) {
+	if !d.made() {
+		return nil, notMade(fnEventRecord)
+	}
 	if h == perThreadStream {
 		return nil, invalid(fnEventRecord, "stream %#x of %v: it is another stream on each OS thread, and goroutines move between threads: create a stream, or use 0, the legacy default stream", uintptr(h), d)
 	}

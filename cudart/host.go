@@ -32,7 +32,7 @@ func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) 
 	if n <= 0 {
 		return nil, invalid(fnHostAlloc, "size %d: must be positive", n)
 	}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
 	out, err := d.do(fnHostAlloc, f, func() string { return fmt.Sprintf("%d bytes, flags %#x, for %v", n, uint32(flags), d) })
 	return *(*unsafe.Pointer)(unsafe.Pointer(&out[0])), err
@@ -45,7 +45,7 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 	if p == nil {
 		return nil
 	}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0] = uintptr(p)
 	_, err := d.do(fnFreeHost, f, func() string { return fmt.Sprintf("%p", p) })
 	return err
@@ -65,7 +65,7 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 	if n <= 0 {
 		return invalid(fnHostRegister, "size %d: must be positive", n)
 	}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1], f.args[2] = uintptr(p), uintptr(n), uintptr(flags)
 	_, err := d.do(fnHostRegister, f, func() string { return fmt.Sprintf("%d bytes at %p, flags %#x, for %v", n, p, uint32(flags), d) })
 	return err
@@ -77,7 +77,7 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 // it lies within a registration. After an error the memory may still be pinned: do
 // not unmap it.
 func (d *Device) HostUnregister(p unsafe.Pointer) error {
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0] = uintptr(p)
 	_, err := d.do(fnHostUnregister, f, func() string { return fmt.Sprintf("%p", p) })
 	return err
@@ -87,7 +87,7 @@ func (d *Device) HostUnregister(p unsafe.Pointer) error {
 // memory (cudaHostGetDevicePointer). The error wraps [ErrInvalidValue] if p is not
 // pinned.
 func (d *Device) HostDevicePointer(p unsafe.Pointer) (DevPtr, error) {
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(p), 0
 	out, err := d.do(fnHostGetDevicePointer, f, func() string { return fmt.Sprintf("%p", p) })
 	return DevPtr(out[0]), err

@@ -33,7 +33,7 @@ type Location struct {
 }
 
 // Location returns the device's memory as a place for managed memory.
-func (d *Device) Location() Location { return Location{Kind: LocationDevice, ID: d.ordinal} }
+func (d *Device) Location() Location { return Location{Kind: LocationDevice, ID: d.Ordinal()} }
 
 // String names the location in messages: "device 0", "the host", "NUMA node 1".
 func (l Location) String() string {
@@ -56,6 +56,8 @@ func (l Location) String() string {
 // in one register), before an ordinal, -1 for the host.
 func (d *Device) locationArg(fn function, p DevPtr, n int, l Location) (uintptr, error) {
 	switch {
+	case !d.made():
+		return 0, notMade(fn)
 	case d.rt.abi[fn] == abiLocation:
 		return uintptr(uint64(uint32(l.Kind)) | uint64(uint32(l.ID))<<32), nil
 	case l.Kind == LocationDevice:
@@ -89,7 +91,7 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 	if n <= 0 {
 		return nil, invalid(fnMallocManaged, "size %d: must be positive", n)
 	}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
 	out, err := d.do(fnMallocManaged, f, func() string { return fmt.Sprintf("%d bytes on %v", n, d) })
 	return *(*unsafe.Pointer)(unsafe.Pointer(&out[0])), err
@@ -104,16 +106,16 @@ func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	if n <= 0 {
 		return invalid(fnMemPrefetch, "size %d: must be positive", n)
 	}
-	where, err := s.dev.locationArg(fnMemPrefetch, p, n, to)
+	where, err := s.Device().locationArg(fnMemPrefetch, p, n, to)
 	if err != nil {
 		return err
 	}
-	f := s.dev.begin(s)
+	f := s.Device().begin(s)
 	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(n), where, s.arg()
 	if s.dev.rt.abi[fnMemPrefetch] == abiLocation {
 		f.args[3], f.args[4] = 0, s.arg()
 	}
-	_, err = s.dev.do(fnMemPrefetch, f, func() string { return fmt.Sprintf("%d bytes at %v to %v", n, p, to) })
+	_, err = s.Device().do(fnMemPrefetch, f, func() string { return fmt.Sprintf("%d bytes at %v to %v", n, p, to) })
 	return err
 }
 
@@ -127,7 +129,7 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 	if err != nil {
 		return err
 	}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1], f.args[2], f.args[3] = uintptr(p), uintptr(n), uintptr(advice), where
 	_, err = d.do(fnMemAdvise, f, func() string {
 		return fmt.Sprintf("%d bytes at %v, advice %d, location %v", n, p, advice, at)
@@ -182,7 +184,7 @@ func (d *Device) RangeAttributes(p DevPtr, n int) (RangeAttributes, error) {
 	get := func(attribute, count int) []int32 {
 		ints := make([]int32, count) // C writes to it
 		if err == nil {
-			f := d.rt.begin()
+			f := d.begin(nil)
 			f.host = unsafe.Pointer(&ints[0])
 			f.args = [maxCallArgs]uintptr{uintptr(f.host), uintptr(4 * count), uintptr(attribute), uintptr(p), uintptr(n)}
 			_, err = d.do(fnMemRangeGetAttribute, f, func() string { return fmt.Sprintf("attribute %d of %d bytes at %v", attribute, n, p) })
@@ -194,7 +196,7 @@ func (d *Device) RangeAttributes(p DevPtr, n int) (RangeAttributes, error) {
 		Preferred:    locationOf(get(rangePreferred, 1)[0]),
 		LastPrefetch: locationOf(get(rangeLastPrefetch, 1)[0]),
 	}
-	for _, ordinal := range get(rangeAccessedBy, d.rt.DeviceCount()+1) { // all devices and the host
+	for _, ordinal := range get(rangeAccessedBy, d.Runtime().DeviceCount()+1) { // all devices and the host
 		if ordinal != ordinalNone {
 			a.AccessedBy = append(a.AccessedBy, locationOf(ordinal))
 		}
@@ -228,6 +230,9 @@ type cLocation struct{ kind, id int32 }
 // Add adds the move of n bytes at p to a location. If n <= 0, [Stream.PrefetchBatch]
 // returns an error.
 func (b *PrefetchBatch) Add(p DevPtr, n int, to Location) {
+	if b == nil { // queueing it is an error
+		return
+	}
 	if n <= 0 && b.err == nil {
 		b.err = invalid(fnMemPrefetchBatch, "range %d, at %v: size %d: must be positive", len(b.ptrs), p, n)
 	}
@@ -237,17 +242,25 @@ func (b *PrefetchBatch) Add(p DevPtr, n int, to Location) {
 }
 
 // Len returns the number of ranges.
-func (b *PrefetchBatch) Len() int { return len(b.ptrs) }
+func (b *PrefetchBatch) Len() int {
+	if b == nil {
+		return 0
+	}
+	return len(b.ptrs)
+}
 
 // Reset makes the list empty, and keeps its memory for the next ranges.
 func (b *PrefetchBatch) Reset() {
+	if b == nil {
+		return
+	}
 	b.ptrs, b.sizes, b.locations, b.indexes, b.err = b.ptrs[:0], b.sizes[:0], b.locations[:0], b.indexes[:0], nil
 }
 
 // CanPrefetchBatch reports whether [Stream.PrefetchBatch] makes one call of a list: both
 // library and driver must be of CUDA 13.0 or later.
 func (rt *Runtime) CanPrefetchBatch() bool {
-	return rt.entry[fnMemPrefetchBatch] != 0 && rt.lib.Driver >= prefetchBatchSince
+	return rt.made() && rt.entry[fnMemPrefetchBatch] != 0 && rt.lib.Driver >= prefetchBatchSince
 }
 
 // PrefetchBatch queues the moves of a list: with one call (cudaMemPrefetchBatchAsync)
@@ -257,8 +270,9 @@ func (rt *Runtime) CanPrefetchBatch() bool {
 // [Stream.Prefetch]; a nil batch is an error. After an error some moves may have been
 // queued.
 func (s *Stream) PrefetchBatch(b *PrefetchBatch) error {
-	rt := s.dev.rt
 	switch {
+	case !s.made():
+		return notMade(fnMemPrefetchBatch)
 	case b == nil:
 		return fmt.Errorf("cudaMemPrefetchBatchAsync: %v: the batch is nil", s)
 	case b.err != nil:
@@ -266,7 +280,7 @@ func (s *Stream) PrefetchBatch(b *PrefetchBatch) error {
 	case b.Len() == 0:
 		return nil
 	}
-	if s.isDefault() || !rt.CanPrefetchBatch() {
+	if s.isDefault() || !s.dev.rt.CanPrefetchBatch() {
 		for i, p := range b.ptrs {
 			to := Location{Kind: LocationKind(b.locations[i].kind), ID: int(b.locations[i].id)}
 			if err := s.Prefetch(DevPtr(p), b.sizes[i], to); err != nil {
@@ -275,20 +289,20 @@ func (s *Stream) PrefetchBatch(b *PrefetchBatch) error {
 		}
 		return nil
 	}
-	f := s.dev.begin(s)
+	f := s.Device().begin(s)
 	f.host = unsafe.Pointer(b)
 	f.args = [maxCallArgs]uintptr{
 		uintptr(unsafe.Pointer(&b.ptrs[0])), uintptr(unsafe.Pointer(&b.sizes[0])), uintptr(b.Len()),
 		uintptr(unsafe.Pointer(&b.locations[0])), uintptr(unsafe.Pointer(&b.indexes[0])), uintptr(b.Len()), 0, s.arg(),
 	}
-	_, err := s.dev.do(fnMemPrefetchBatch, f, func() string { return fmt.Sprintf("%d ranges on %v", b.Len(), s.dev) })
+	_, err := s.Device().do(fnMemPrefetchBatch, f, func() string { return fmt.Sprintf("%d ranges on %v", b.Len(), s.dev) })
 	return err
 }
 
 // CanDiscard reports whether [Stream.Discard] works: both library and driver must be of
 // CUDA 13.0 or later.
 func (rt *Runtime) CanDiscard() bool {
-	return rt.entry[fnMemDiscardBatch] != 0 && rt.lib.Driver >= prefetchBatchSince
+	return rt.made() && rt.entry[fnMemDiscardBatch] != 0 && rt.lib.Driver >= prefetchBatchSince
 }
 
 // Discard declares that the contents of n bytes of managed memory at p do not matter any
@@ -300,9 +314,9 @@ func (s *Stream) Discard(p DevPtr, n int) error {
 	if n <= 0 {
 		return invalid(fnMemDiscardBatch, "size %d: must be positive", n)
 	}
-	f := s.dev.begin(s)
+	f := s.Device().begin(s)
 	f.out[0], f.out[1] = uint64(p), uint64(n)
 	f.args[0], f.args[1], f.args[2], f.args[3], f.args[4] = f.outPtr(0), f.outPtr(1), 1, 0, s.arg()
-	_, err := s.dev.do(fnMemDiscardBatch, f, func() string { return fmt.Sprintf("%d bytes at %v", n, p) })
+	_, err := s.Device().do(fnMemDiscardBatch, f, func() string { return fmt.Sprintf("%d bytes at %v", n, p) })
 	return err
 }

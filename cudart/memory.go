@@ -40,12 +40,12 @@ func (d *Device) Free(p DevPtr) error { return d.free(nil, p) }
 // them with [Stream.Free] or [Device.Free]. The error wraps [ErrInvalidValue] if
 // n <= 0, [ErrMemoryAllocation] if the device has no room, and [ErrNotSupported] if
 // [AttrMemoryPoolsSupported] is 0.
-func (s *Stream) Malloc(n int) (DevPtr, error) { return s.dev.malloc(s, n) }
+func (s *Stream) Malloc(n int) (DevPtr, error) { return s.Device().malloc(s, n) }
 
 // Free frees memory when the work that is queued on the stream so far is done
 // (cudaFreeAsync, of CUDA 11.2 or later). Zero is ignored. The error wraps
 // [ErrInvalidValue] if p is not the start of memory from Malloc.
-func (s *Stream) Free(p DevPtr) error { return s.dev.free(s, p) }
+func (s *Stream) Free(p DevPtr) error { return s.Device().free(s, p) }
 
 func (d *Device) malloc(s *Stream, n int) (DevPtr, error) {
 	fn := s.either(fnMalloc, fnMallocAsync)
@@ -111,7 +111,7 @@ type cPointerAttributes struct {
 // not an error.
 func (d *Device) PointerAttributes(address uintptr) (PointerAttributes, error) {
 	var c cPointerAttributes
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.host = unsafe.Pointer(&c)
 	f.args[0], f.args[1] = uintptr(f.host), address
 	if _, err := d.do(fnPointerGetAttributes, f, func() string { return fmt.Sprintf("address %#x", address) }); err != nil {

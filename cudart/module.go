@@ -78,9 +78,9 @@ type JITError struct {
 // Error returns the call's error and the log.
 func (e *JITError) Error() string {
 	if e.Log == "" {
-		return e.Err.Error()
+		return fmt.Sprint(e.Err)
 	}
-	return e.Err.Error() + "\n" + e.Log
+	return fmt.Sprint(e.Err, "\n", e.Log)
 }
 
 // Unwrap returns the call's error.
@@ -98,6 +98,9 @@ func (l *jitLog) failed(err error) error {
 // driver, [ErrNoKernelImageForDevice] if the code is for other devices, and
 // [ErrUnsupported] if the library is a simulated one, which runs no kernels.
 func (d *Device) LoadModule(image []byte) (*Module, error) {
+	if !d.made() {
+		return nil, notMade(fnModuleLoad)
+	}
 	if len(image) == 0 {
 		return nil, fmt.Errorf("cuModuleLoadDataEx: on %v: the code is empty", d)
 	}
@@ -106,7 +109,7 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	}
 	image = append(bytes.Clone(image), 0) // PTX ends with a zero byte
 	m := &Module{dev: d, jit: newJITLog()}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.host = unsafe.Pointer(&image[0])
 	f.args = [maxCallArgs]uintptr{
 		f.outPtr(0), uintptr(f.host), uintptr(len(m.jit.options)),
@@ -121,12 +124,20 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 }
 
 // Device returns the device on which the code is loaded.
-func (m *Module) Device() *Device { return m.dev }
+func (m *Module) Device() *Device {
+	if m == nil {
+		return nil
+	}
+	return m.dev
+}
 
 // Unload unloads the code (cuModuleUnload). No kernel of the module may run, and none of
 // its Functions may be used any more.
 func (m *Module) Unload() error {
-	f := m.dev.rt.begin()
+	if !m.Device().made() {
+		return notMade(fnModuleUnload)
+	}
+	f := m.dev.begin(nil)
 	f.args[0] = m.handle
 	_, err := m.dev.do(fnModuleUnload, f, func() string { return fmt.Sprintf("module %#x on %v", m.handle, m.dev) })
 	runtime.KeepAlive(m.jit)
@@ -156,8 +167,11 @@ type FunctionLimits struct {
 // error wraps [ErrSymbolNotFound] if the module has none of that name. CUDA may compile the
 // code only now: the error of code that cannot be used is a [*JITError].
 func (m *Module) Function(name string) (*Function, error) {
+	if !m.Device().made() {
+		return nil, notMade(fnModuleGetFunction)
+	}
 	cName := append([]byte(name), 0)
-	f := m.dev.rt.begin()
+	f := m.dev.begin(nil)
 	f.host = unsafe.Pointer(&cName[0])
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), m.handle, uintptr(f.host)
 	out, err := m.dev.do(fnModuleGetFunction, f, func() string { return fmt.Sprintf("kernel %q on %v", name, m.dev) })
@@ -170,7 +184,7 @@ func (m *Module) Function(name string) (*Function, error) {
 		number uintptr // CUfunction_attribute
 		to     *int
 	}{{0, &l.BlockThreads}, {1, &l.StaticShared}, {3, &l.LocalBytes}, {4, &l.Registers}, {8, &l.DynamicShared}} {
-		f := m.dev.rt.begin()
+		f := m.dev.begin(nil)
 		f.args[0], f.args[1], f.args[2] = f.outPtr(0), a.number, fn.handle
 		if out, err = m.dev.do(fnFuncGetAttribute, f, fn.String); err != nil {
 			return nil, m.jit.failed(err)
@@ -181,19 +195,32 @@ func (m *Module) Function(name string) (*Function, error) {
 }
 
 // Name returns the name of the kernel.
-func (fn *Function) Name() string { return fn.name }
+func (fn *Function) Name() string {
+	if fn == nil {
+		return ""
+	}
+	return fn.name
+}
 
 // Device returns the device on which the kernel is loaded.
-func (fn *Function) Device() *Device { return fn.module.dev }
+func (fn *Function) Device() *Device {
+	if fn == nil {
+		return nil
+	}
+	return fn.module.Device()
+}
 
 // String returns the name and the device, for messages.
-func (fn *Function) String() string { return fmt.Sprintf("kernel %s on %v", fn.name, fn.module.dev) }
+func (fn *Function) String() string { return fmt.Sprintf("kernel %s on %v", fn.Name(), fn.Device()) }
 
 // AllowShared lets launches use n bytes of dynamic shared memory a block, which without it
 // is 48 KiB less the static part (cuFuncSetAttribute). The error wraps [ErrInvalidValue] if
 // the device has less. Not to be called during launches of fn.
 func (fn *Function) AllowShared(n int) error {
 	const maxDynamicSharedMemorySize = 8
+	if !fn.Device().made() {
+		return notMade(fnFuncSetAttribute)
+	}
 	if n < 0 {
 		return invalid(fnFuncSetAttribute, "%d bytes of shared memory: must not be negative", n)
 	}
@@ -241,10 +268,10 @@ func newLaunch() *launch {
 // later calls, and some make the context unusable: see [Error].
 func (s *Stream) Launch(fn *Function, c LaunchConfig, args []uint64) error {
 	switch {
-	case s == nil:
-		return errors.New("cuLaunchKernel: the stream is nil")
-	case fn == nil:
-		return fmt.Errorf("cuLaunchKernel: %v: the function is nil", s)
+	case !s.made():
+		return errors.New("cuLaunchKernel: the stream is nil, or a zero value")
+	case !fn.Device().made():
+		return fmt.Errorf("cuLaunchKernel: %v: the function is nil, or a zero value", s)
 	case fn.module.dev != s.dev:
 		return invalid(fnLaunchKernel, "%v cannot be launched on %v", fn, s)
 	case len(args) > MaxKernelArgs:
@@ -280,7 +307,10 @@ func (d Dim) Size() int { return d.X * max(d.Y, 1) * max(d.Z, 1) }
 // as cuBLAS. f must not call methods of other devices. It works after [Runtime.Close]. After
 // an error f was not called.
 func (d *Device) Do(f func()) error {
-	if f == nil {
+	switch {
+	case !d.made():
+		return notMade(fnSetDevice)
+	case f == nil:
 		return fmt.Errorf("cudaSetDevice: %v: the function is nil", d)
 	}
 	fr := d.rt.begin()

@@ -144,16 +144,16 @@ func (d *Device) DisablePeerAccess(peer *Device) error {
 // its allocation; a nil device is an error.
 func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n int) error {
 	switch {
-	case to == nil || from == nil:
+	case !to.made() || !from.made():
 		return fmt.Errorf("cudaMemcpyPeerAsync: %v: %w", s, errNilDevice)
 	case n < 0:
 		return invalid(fnMemcpyPeerAsync, "size %d: must not be negative", n)
 	case n == 0:
 		return nil
 	}
-	f := s.dev.begin(s)
+	f := s.Device().begin(s)
 	f.args = [maxCallArgs]uintptr{uintptr(dst), uintptr(to.ordinal), uintptr(src), uintptr(from.ordinal), uintptr(n), s.arg()}
-	_, err := s.dev.do(fnMemcpyPeerAsync, f, func() string {
+	_, err := s.Device().do(fnMemcpyPeerAsync, f, func() string {
 		return fmt.Sprintf("%d bytes from %v on %v to %v on %v", n, src, from, dst, to)
 	})
 	return err
@@ -162,7 +162,9 @@ func (s *Stream) CopyPeer(dst DevPtr, to *Device, src DevPtr, from *Device, n in
 // checkPeer refuses a peer that is nil, or a device of another library.
 func (d *Device) checkPeer(peer *Device, fn function) error {
 	switch {
-	case peer == nil:
+	case !d.made():
+		return notMade(fn)
+	case !peer.made():
 		return fmt.Errorf("%s: %v: %w", fn.name(), d, errNilDevice)
 	case peer.rt != d.rt:
 		return invalid(fn, "%v and %v are of different libraries", d, peer)

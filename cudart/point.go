@@ -146,6 +146,9 @@ func (p Point) Record() {
 // have gone into a graph that other code was capturing. If no event can be recorded for the
 // Point, nothing is queued, and the error is that of cudaEventRecord.
 func (s *Stream) WaitPoint(p Point) error {
+	if !s.made() {
+		return notMade(fnStreamWaitEvent)
+	}
 	if p.Completed() || p.timeline == s.timeline || s.follows(p) {
 		return nil
 	}

@@ -73,16 +73,26 @@ type Runtime struct {
 	failedCleanups []func() error    // see retryAtClose; guarded by binding.mu
 }
 
+func (rt *Runtime) made() bool { return rt != nil && rt.binding != nil }
+
 // Library describes the library in use.
-func (rt *Runtime) Library() Library { return rt.lib }
+func (rt *Runtime) Library() Library {
+	if !rt.made() {
+		return Library{}
+	}
+	return rt.lib
+}
 
 // Debug reports whether Options.Debug or PINNED_DEBUG=1 was set at Open.
-func (rt *Runtime) Debug() bool { return rt.debug }
+func (rt *Runtime) Debug() bool { return rt.made() && rt.debug }
 
 // Device returns device i, counted from 0 in CUDA's order. The error wraps
 // [ErrInvalidDevice] if there is no device i, and [ErrClosed]. A device that CUDA could
 // not describe at Open has the error of that call.
 func (rt *Runtime) Device(i int) (*Device, error) {
+	if !rt.made() {
+		return nil, notMade(fnSetDevice)
+	}
 	if rt.Closed() {
 		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
 	}
@@ -101,11 +111,19 @@ func (rt *Runtime) Device(i int) (*Device, error) {
 
 // DeviceCount returns the number of devices that CUDA showed this process at Open
 // (cudaGetDeviceCount). CUDA_VISIBLE_DEVICES may limit and reorder them.
-func (rt *Runtime) DeviceCount() int { return len(rt.devices) }
+func (rt *Runtime) DeviceCount() int {
+	if !rt.made() {
+		return 0
+	}
+	return len(rt.devices)
+}
 
 // Devices returns all devices, in CUDA's order, but those that CUDA could not describe at
 // Open: [Runtime.Device] returns why.
 func (rt *Runtime) Devices() []*Device {
+	if !rt.made() {
+		return nil
+	}
 	return slices.DeleteFunc(slices.Clone(rt.devices), func(d *Device) bool { return d == nil })
 }
 
@@ -120,6 +138,9 @@ func (rt *Runtime) Devices() []*Device {
 // [Runtime.Stuck]. Its error joins those of cudaEventDestroy; another Close tries again.
 // After nil a second Close does nothing.
 func (rt *Runtime) Close() error {
+	if !rt.made() {
+		return nil
+	}
 	return rt.life.Close(context.Background(), func(context.Context) error {
 		rt.endWaits()
 		var errs []error
@@ -154,7 +175,7 @@ func (rt *Runtime) endWaits() {
 }
 
 // Closed reports whether Close was called.
-func (rt *Runtime) Closed() bool { return rt.life.Sealed() }
+func (rt *Runtime) Closed() bool { return !rt.made() || rt.life.Sealed() }
 
 // retryAtClose keeps what failed without a caller to report to: Close tries again.
 func (rt *Runtime) retryAtClose(retry func() error) {

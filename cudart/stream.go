@@ -45,7 +45,7 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	if o.Blocking {
 		flags = 0
 	}
-	f := d.rt.begin()
+	f := d.begin(nil)
 	f.args[0], f.args[1], f.args[2] = f.outPtr(0), flags, uintptr(o.Priority)
 	out, err := d.do(fnStreamCreate, f, func() string { return fmt.Sprintf("%+v on %v", o, d) })
 	if err != nil {
@@ -57,9 +57,11 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	return s, nil
 }
 
+func (s *Stream) made() bool { return s != nil && s.timeline != nil }
+
 // arg is the stream as an argument of a call, 0 for no stream.
 func (s *Stream) arg() uintptr {
-	if s == nil {
+	if !s.made() {
 		return 0
 	}
 	return s.timeline.value
@@ -73,23 +75,38 @@ func (s *Stream) either(sync, async function) function {
 	return async
 }
 
-// Device returns the stream's device.
-func (s *Stream) Device() *Device { return s.dev }
+// Device returns the stream's device, nil for a nil Stream.
+func (s *Stream) Device() *Device {
+	if s == nil {
+		return nil
+	}
+	return s.dev
+}
 
 // Handle returns the cudaStream_t, to queue work by other means. It is valid until
 // Close. After the first call of Handle every [Point] of the stream records an event,
 // because other code may have queued work.
 func (s *Stream) Handle() StreamHandle {
-	s.timeline.exposed.Store(true)
+	if s.made() {
+		s.timeline.exposed.Store(true)
+	}
 	return StreamHandle(s.arg())
 }
 
 // String returns the handle and the device, for messages.
-func (s *Stream) String() string { return s.timeline.String() }
+func (s *Stream) String() string {
+	if !s.made() {
+		return "no stream"
+	}
+	return s.timeline.String()
+}
 
 // Query reports whether all work queued so far is done (cudaStreamQuery). The error
 // is one of the stream's work: done is false then, although no work may be left.
 func (s *Stream) Query() (done bool, err error) {
+	if !s.made() {
+		return false, notMade(fnStreamQuery)
+	}
 	done, err = s.timeline.query(fnStreamQuery)
 	if err == nil {
 		err = s.timeline.report()
@@ -103,6 +120,9 @@ func (s *Stream) Query() (done bool, err error) {
 // less time than Synchronize, which has to query. The error is one of the stream's work,
 // or wraps [ErrClosed] if the stream is closed.
 func (s *Stream) SynchronizeBlocking() error {
+	if !s.made() {
+		return notMade(fnStreamSynchronize)
+	}
 	_, err := s.timeline.query(fnStreamSynchronize)
 	return errors.Join(err, s.timeline.report())
 }
@@ -141,7 +161,7 @@ func (d *Device) queryResult(fn function, code Code, what fmt.Stringer) (done bo
 
 // with makes a call that takes the stream and the cudaEvent_t that enter has entered.
 func (s *Stream) with(fn function, event fmt.Stringer, enter func() (*cEvent, bool)) error {
-	f := s.dev.begin(s)
+	f := s.Device().begin(s)
 	code := codeClosed
 	if c, ok := enter(); ok {
 		f.args[0], f.args[1], f.args[2] = s.arg(), c.value, 0
@@ -163,14 +183,17 @@ func (s *Stream) with(fn function, event fmt.Stringer, enter func() (*cEvent, bo
 // the stream fails, CUDA does not call fn, reports nothing, and fn stays referenced. A nil
 // fn is an error.
 func (s *Stream) LaunchHostFunc(fn func()) error {
-	if fn == nil {
+	switch {
+	case !s.made():
+		return notMade(fnLaunchHostFunc)
+	case fn == nil:
 		return fmt.Errorf("cudaLaunchHostFunc: %v: the function is nil", s)
 	}
 	id := lastHostFunc.Add(1)
 	hostFuncs.Store(id, fn)
-	f := s.dev.begin(s)
+	f := s.Device().begin(s)
 	f.args[0], f.args[1], f.args[2] = s.arg(), hostFuncEntry(), id
-	_, err := s.dev.do(fnLaunchHostFunc, f, s.String)
+	_, err := s.Device().do(fnLaunchHostFunc, f, s.String)
 	if err != nil {
 		hostFuncs.Delete(id)
 	}
@@ -184,6 +207,9 @@ func (s *Stream) LaunchHostFunc(fn func()) error {
 // an error Close may be called again. A stream of [Device.StreamFromHandle] is not
 // destroyed: see there.
 func (s *Stream) Close() error {
+	if !s.made() {
+		return nil
+	}
 	if err := s.timeline.close(); err != nil {
 		return err
 	}

@@ -51,6 +51,9 @@ func (c StuckCall) String() string {
 // is inside the library it returns at once. Long calls are listed as well as those that
 // never return: choose d accordingly. A nil ctx is one that does not end.
 func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
+	if !rt.made() {
+		return nil
+	}
 	if ctx == nil {
 		ctx = context.Background()
 	}

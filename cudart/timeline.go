@@ -44,6 +44,9 @@ func newTimeline(d *Device, stream uintptr) *Timeline {
 
 // Timeline returns the order of the stream's work, which outlives the stream.
 func (s *Stream) Timeline() *Timeline {
+	if !s.made() {
+		return nil
+	}
 	if !s.timeline.pointed.Load() {
 		s.timeline.pointed.Store(true)
 	}
@@ -73,6 +76,9 @@ func (t *Timeline) End() Point {
 // Idle returns the latest Point, and true if no work was queued since, so that a look
 // at it queues nothing. That is so for streams that were closed, too.
 func (t *Timeline) Idle() (Point, bool) {
+	if t == nil || t.dev == nil {
+		return Point{}, true
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return Point{t, t.marks.latest}, t.current()
@@ -81,6 +87,9 @@ func (t *Timeline) Idle() (Point, bool) {
 // next returns the Point after all work that is queued so far. If fresh is true, an
 // event must be recorded for it.
 func (t *Timeline) next() (p Point, fresh bool) {
+	if t == nil || t.dev == nil {
+		return Point{}, false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.current() {
@@ -252,4 +261,9 @@ func (t *Timeline) finish() error {
 }
 
 // String returns the handle and the device of the stream, for messages.
-func (t *Timeline) String() string { return fmt.Sprintf("stream %#x of %v", t.value, t.dev) }
+func (t *Timeline) String() string {
+	if t == nil {
+		return "no stream"
+	}
+	return fmt.Sprintf("stream %#x of %v", t.value, t.dev)
+}

@@ -145,6 +145,9 @@ func waitCanceled(what fmt.Stringer, ctx context.Context) error {
 // or the stream is closed, the error wraps [ErrClosed]; a nil ctx is an error. A wait
 // occupies no thread.
 func (s *Stream) Synchronize(ctx context.Context) error {
+	if !s.made() {
+		return notMade(fnStreamQuery)
+	}
 	t := s.timeline
 	switch {
 	case ctx == nil:
