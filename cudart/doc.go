@@ -78,10 +78,16 @@
 // The garbage collector destroys streams and events that are lost. It does not free
 // memory, because it cannot know whether the GPU still uses it.
 //
+// # Device memory
+//
+// [Device.Alloc] returns device memory with its size: [DeviceMemory.Range] checks the
+// bounds of what is to be used, and [ViewOf] counts elements of a type in place of bytes.
+// [Device.Malloc] returns the bare address.
+//
 // # Sizes
 //
-// Sizes are bytes. Copies and memsets take 0 bytes or more, and do nothing for 0. Allocations, registrations, prefetches and advice take 1
-// byte or more. Any other size is [ErrInvalidValue], and the library is not called.
+// Sizes are bytes. Copies and memsets take 0 bytes or more, and do nothing for 0.
+// Allocations, registrations, prefetches and advice take 1 byte or more. Any other size is [ErrInvalidValue], and the library is not called.
 //
 // # Errors
 //

@@ -50,7 +50,7 @@
 // mapped, so the CPU faults on them. Copies are checked against allocations and registrations:
 // a copy that spans two of them fails. cudaHostRegister follows the driver's rules
 // for overlap, protection and limits, but pins nothing. Managed memory is host
-// memory. Its pages, of 64 KiB, lie on devices, on the host, or on several of them if they
+// memory. Its pages, of 64 KiB, reside on devices, on the host, or on several of them if they
 // are read mostly: prefetches move them, and so do memsets and copies that access them as
 // device memory, at Link.FaultToDevice. [Sim.TouchManaged] stands for an access by the
 // CPU. Pages take device memory: a device that is full evicts those that came first.
