@@ -9,8 +9,8 @@ import (
 )
 
 // A cCall is a call of a C function: its address, up to eleven arguments that are
-// integers or pointers, and its result. Arguments beyond those that the function takes
-// are ignored.
+// integers or pointers, and its result. The function ignores arguments that it does not
+// take.
 type cCall struct {
 	entry  uintptr
 	args   [maxCallArgs]uintptr
@@ -173,7 +173,7 @@ func (d *Device) guard(fn function, f *frame) Code {
 	return code
 }
 
-// results are what C wrote to a frame.
+// results are the values that C wrote to a frame.
 type results [4]uint64
 
 // int returns result i, a C int.

@@ -8,8 +8,8 @@ import (
 )
 
 // A cEvent is a cudaEvent_t. [Event.Synchronize] waits for one by queries, which are
-// numbered: only a query that began after the wait answers it, because the event may have
-// been recorded again since an earlier one began.
+// numbered: only a query that began after the wait ends it, because the event may have been
+// recorded again since an earlier query began.
 type cEvent struct {
 	handle
 	waitQueue // guarded by waits.mu

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// The codes that callers of this package may look for: Err + the C name without cudaError,
+// The codes that callers of this package may test for: Err + the C name without cudaError,
 // and Success, which no method returns as an error. Any other code can be compared as a
 // number, such as Code(900), and has its name and text as well.
 const (
@@ -74,7 +74,7 @@ const (
 //go:embed codes.txt
 var codesText string
 
-// codeInfo is what cudaGetErrorName and cudaGetErrorString return for a code.
+// A codeInfo holds the results of cudaGetErrorName and cudaGetErrorString for a code.
 type codeInfo struct{ name, text string }
 
 // codeTable returns the codes of codesText.

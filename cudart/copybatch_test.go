@@ -24,14 +24,14 @@ type scatter struct {
 
 type piece struct{ host, mem, n int }
 
-// newScatter places pieces of 1 to most bytes, in different orders on both sides.
-func newScatter(t *testing.T, dev *cudart.Device, pieces, most int) *scatter {
-	slot := most + 3
+// newScatter places pieces of 1 to maximum bytes, in different orders on both sides.
+func newScatter(t *testing.T, dev *cudart.Device, pieces, maximum int) *scatter {
+	slot := maximum + 3
 	s := &scatter{host: pinned(t, dev, pieces*slot), mem: device(t, dev, pieces*slot)}
 	random := rand.New(rand.NewPCG(1, 2))
 	to := random.Perm(pieces)
 	for i, from := range random.Perm(pieces) {
-		s.at = append(s.at, piece{host: from*slot + i%3, mem: to[i]*slot + i%2, n: 1 + random.IntN(most)})
+		s.at = append(s.at, piece{host: from*slot + i%3, mem: to[i]*slot + i%2, n: 1 + random.IntN(maximum)})
 	}
 	return s
 }
@@ -41,10 +41,10 @@ func (s *scatter) pointer(p piece) unsafe.Pointer { return unsafe.Pointer(&s.hos
 func TestCopyBatch(t *testing.T) {
 	t.Parallel()
 	forEachLibrary(t, func(t *testing.T, dev *cudart.Device) {
-		const pieces, most = 500, 300
+		const pieces, maximum = 500, 300
 		ctx := context.Background()
 		s := stream(t, dev)
-		sc := newScatter(t, dev, pieces, most)
+		sc := newScatter(t, dev, pieces, maximum)
 		size := len(sc.host)
 		var b cudart.CopyBatch
 		require.NoError(t, s.CopyBatch(&b), "an empty list is ignored")
@@ -159,8 +159,8 @@ func TestCopyBatchFromManyGoroutines(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	const goroutines, pieces, most = 8, 40, 100
-	sc := newScatter(t, dev, goroutines*pieces, most)
+	const goroutines, pieces, maximum = 8, 40, 100
+	sc := newScatter(t, dev, goroutines*pieces, maximum)
 	fill(sc.host, 8)
 	streams := []*cudart.Stream{stream(t, dev), stream(t, dev), stream(t, dev)}
 	var wg sync.WaitGroup

@@ -56,7 +56,7 @@ func TestCrowdOfWaits(t *testing.T) {
 	for i := range goroutines {
 		wg.Go(func() { assert.NoError(t, all[i%streams].Synchronize(context.Background())) })
 	}
-	most := before
+	maximum := before
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 	for waiting := true; waiting; {
@@ -64,14 +64,14 @@ func TestCrowdOfWaits(t *testing.T) {
 		case <-done:
 			waiting = false
 		case <-time.After(5 * time.Millisecond):
-			most = max(most, threads())
+			maximum = max(maximum, threads())
 		}
 	}
 	took := time.Since(begin)
 	cores := (cpuTime(t) - cpu).Seconds() / took.Seconds()
-	t.Logf("%d goroutines waited %v for %d streams: %d threads more, %.2f cores", goroutines, took, streams, most-before, cores)
+	t.Logf("%d goroutines waited %v for %d streams: %d threads more, %.2f cores", goroutines, took, streams, maximum-before, cores)
 	if testgpu.Real() { // the simulated library uses threads and cores of this process itself
-		assert.LessOrEqual(t, most-before, max(20, runtime.GOMAXPROCS(0)), "threads beyond those that were there")
+		assert.LessOrEqual(t, maximum-before, max(20, runtime.GOMAXPROCS(0)), "threads beyond those that were there")
 		assert.Less(t, cores, 1.0)
 	}
 }

@@ -28,8 +28,8 @@ type Device struct {
 type Attr int
 
 // The attributes that decide how host memory and copies behave. Their names are
-// those of CUDA without cudaDevAttr. Those that do not say what they are are 1 for
-// yes and 0 for no.
+// those of CUDA without cudaDevAttr. Attributes without a comment are 1 for yes and
+// 0 for no.
 const (
 	AttrMultiProcessorCount                    Attr = 16 // number of multiprocessors
 	AttrIntegrated                             Attr = 18 // the device shares memory with the host

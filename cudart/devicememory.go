@@ -100,7 +100,7 @@ type DeviceSlice[T any] struct {
 }
 
 // ViewOf returns the memory as elements of type T: numbers, or arrays and structs of them,
-// with Go's layout, which is that of C. It does not block. The error wraps [ErrInvalidValue]
+// with Go's layout, which C shares. It does not block. The error wraps [ErrInvalidValue]
 // if T holds pointers or has no bytes, if the size of m is not a multiple of T's, or if m is
 // nil, and [ErrClosed] after m's Close.
 func ViewOf[T any](m *DeviceMemory) (DeviceSlice[T], error) {

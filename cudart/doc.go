@@ -81,7 +81,7 @@
 // # Device memory
 //
 // [Device.Alloc] returns device memory with its size: [DeviceMemory.Range] checks the
-// bounds of what is to be used, and [ViewOf] counts elements of a type in place of bytes.
+// bounds of a part of it, and [ViewOf] counts elements of a type in place of bytes.
 // [Device.Malloc] returns the bare address.
 //
 // # Sizes

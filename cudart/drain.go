@@ -37,7 +37,7 @@ func (d *Device) addDrain(r *drainRequest) {
 	}
 }
 
-// remove withdraws a request whose caller has gone.
+// removeDrain withdraws a request whose caller has returned.
 func (d *Device) removeDrain(r *drainRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -73,7 +73,7 @@ func (d *Device) drain() {
 }
 
 // waitClosed waits for all of a stream's work when the runtime was closed, and with it
-// the events: the device as a whole is asked, for a moment.
+// the events: it queries the device as a whole, for bounded.QueryTimeout at most.
 func (t *Timeline) waitClosed(ctx context.Context) error {
 	r := &drainRequest{timeline: t, done: make(chan error, 1)}
 	t.dev.addDrain(r)

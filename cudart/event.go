@@ -171,16 +171,16 @@ func (s *Stream) Record(e *Event) error {
 // forgets what an event recorded before.
 func (s *Stream) recordAnew(e *Event, c *cEvent) error {
 	e.dev.destroyBroken()
-	fresh, err := e.dev.newCEvent(e.timing)
+	replacement, err := e.dev.newCEvent(e.timing)
 	if err != nil {
 		return err
 	}
-	if err := s.with(fnEventRecord, fresh, fresh.use); err != nil {
-		return errors.Join(err, fresh.close())
+	if err := s.with(fnEventRecord, replacement, replacement.use); err != nil {
+		return errors.Join(err, replacement.close())
 	}
-	e.current.Swap(fresh).replace()
+	e.current.Swap(replacement).replace()
 	if e.closed.Load() {
-		return errors.Join(e.dev.rt.errorf(fnEventRecord, codeClosed, "%v and %v", s, e), fresh.close())
+		return errors.Join(e.dev.rt.errorf(fnEventRecord, codeClosed, "%v and %v", s, e), replacement.close())
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // The faults of a Timeline are the errors of calls that recorded or queried its events,
-// each of which may be one of the stream's work. They are guarded by Timeline.mu.
+// any of which may be an error of the stream's work. They are guarded by Timeline.mu.
 type faults struct {
 	inRow  int         // since the last call that succeeded
 	some   atomic.Bool // ranges is not empty
@@ -24,7 +24,7 @@ const (
 	// maxFaults is the number of ranges of failed Points that are remembered.
 	maxFaults = 16
 	// drainAfter is the number of failures in a row after which the device as a
-	// whole is asked.
+	// whole is queried.
 	drainAfter = 2
 )
 
@@ -56,7 +56,7 @@ func (t *Timeline) err(n uint64) error {
 	return nil
 }
 
-// report returns, once, an error of the stream's work that a look at a Point has found.
+// report returns, once, an error of the stream's work that a query of a Point has found.
 func (t *Timeline) report() error {
 	if t.faults.unseen.Load() == nil {
 		return nil

@@ -3,11 +3,11 @@ package cudart
 // Handles of streams that exist without being created.
 const (
 	nullStream      StreamHandle = 0
-	legacyStream    StreamHandle = 1 // cudaStreamLegacy, which is what 0 means as well
+	legacyStream    StreamHandle = 1 // cudaStreamLegacy; 0 means the same
 	perThreadStream StreamHandle = 2 // cudaStreamPerThread
 )
 
-// A foreign is what a Timeline has of a stream that other code owns.
+// A foreign is the part of a Timeline that only streams of other code have.
 type foreign struct {
 	// id is the stream's unique number (cudaStreamGetId), 0 if the library has none.
 	// A handle is not unique: CUDA mostly gives a new stream the handle of the one
@@ -58,7 +58,7 @@ func (d *Device) StreamFromHandle(h StreamHandle) (*Stream, error) {
 	t := newTimeline(d, uintptr(h))
 	t.foreign = &foreign{unused: make(chan struct{})}
 	t.exposed.Store(true)
-	if h != nullStream && h != legacyStream { // those are not destroyed
+	if h != nullStream && h != legacyStream { // nobody destroys the default streams
 		if err := t.identify(); err != nil {
 			return nil, err
 		}
@@ -97,9 +97,9 @@ func (t *Timeline) readID(f *frame) Code {
 	return t.dev.guard(fnStreamGetID, f)
 }
 
-// sameStream returns an error if the handle is not the stream's any more: an answer
-// would be about another stream's work. Streams of this package are destroyed by it
-// alone, so only others are asked.
+// sameStream returns an error if the handle is not the stream's any more: the result
+// would be for another stream's work. Only this package destroys its own streams, so only
+// foreign ones are checked.
 func (t *Timeline) sameStream(f *frame) Code {
 	if t.foreign == nil || t.foreign.id == 0 {
 		return Success

@@ -65,7 +65,7 @@ func (h *handle) begin() *frame {
 	return f
 }
 
-// endUse ends a call, which may have queued so many entries, and destroys the handle if it
+// endUse ends a call, which may have queued entries, and destroys the handle if it
 // was closed during the call.
 func (h *handle) endUse(entries int) {
 	s := h.state.Add(uint64(entries)*handleQueued - 1)

@@ -74,7 +74,7 @@ func (d *Device) HostRegister(p unsafe.Pointer, n int, flags HostRegisterFlags) 
 // HostUnregister unpins memory of [Device.HostRegister] (cudaHostUnregister). p is
 // the address that was registered. No copy may use the memory any more. The error
 // wraps [ErrHostMemoryNotRegistered] if p is not registered, and [ErrInvalidValue] if
-// it lies within a registration. After an error the memory may still be pinned: do
+// it is inside a registration. After an error the memory may still be pinned: do
 // not unmap it.
 func (d *Device) HostUnregister(p unsafe.Pointer) error {
 	f := d.begin(nil)

@@ -8,9 +8,9 @@ import (
 // The marks of a Timeline are the events that stand for its Points. They are guarded by
 // Timeline.mu. The atomic fields are written under it, and read without too.
 //
-//	number | is that of the newest recording that | set by
-//	begun  | was begun, or answer without an event | record, beginQuery
-//	latest | can be queried, or is done            | record, answered, discard
+//	number | newest recording that                | set by
+//	begun  | was begun, or query without an event  | record, beginQuery
+//	latest | can be queried, or is done            | record, completed, discard
 //
 // One goroutine at a time is inside cudaEventRecord (recording), and one inside
 // cudaEventQuery (querying). Others do not wait for them.
@@ -19,7 +19,7 @@ type marks struct {
 	wanted    uint64 // newest Point
 	recording bool
 	querying  atomic.Bool
-	draining  bool // cudaDeviceSynchronize is to answer
+	draining  bool // cudaDeviceSynchronize was requested
 	ended     bool // the stream is destroyed
 
 	latest   uint64
@@ -43,7 +43,7 @@ type pendingEvent struct {
 }
 
 const (
-	// maxPending is the number of events that a stream has pending at the most.
+	// maxPending is the maximum number of pending events of a stream.
 	// Beyond it Points share events, and are found to be reached a little later.
 	maxPending = 128
 	// maxUnused is the number of unused events that a stream keeps for itself,

@@ -54,7 +54,7 @@ type Module struct {
 	jit    *jitLog // CUDA may compile when a function is looked up
 }
 
-// jitLog is where CUDA writes what its compiler reports: the options of a load, and their
+// A jitLog receives the report of CUDA's compiler: it holds the options of a load, and their
 // values.
 type jitLog struct {
 	options [2]uint32
@@ -150,15 +150,15 @@ type Function struct {
 	name   string
 	handle uintptr // CUfunction
 
-	// Limits is what CUDA reported when the Function was looked up.
+	// Limits are as CUDA reported them when Module.Function returned.
 	Limits FunctionLimits
 }
 
 // FunctionLimits are properties of a kernel on its device.
 type FunctionLimits struct {
-	BlockThreads  int // the most threads of a block
+	BlockThreads  int // maximum threads of a block
 	StaticShared  int // bytes of shared memory of a block that the code itself declares
-	DynamicShared int // the most bytes of dynamic shared memory, see Function.AllowShared
+	DynamicShared int // maximum bytes of dynamic shared memory, see Function.AllowShared
 	Registers     int // of a thread
 	LocalBytes    int // of a thread, in device memory
 }
@@ -295,8 +295,8 @@ func (s *Stream) Launch(fn *Function, c LaunchConfig, args []uint64) error {
 }
 
 func (d Dim) valid() bool {
-	const most = 1<<31 - 1
-	return d.X > 0 && d.Y >= 0 && d.Z >= 0 && d.X <= most && d.Y <= most && d.Z <= most
+	const limit = 1<<31 - 1
+	return d.X > 0 && d.Y >= 0 && d.Z >= 0 && d.X <= limit && d.Y <= limit && d.Z <= limit
 }
 
 // Size returns the number of blocks or threads.

@@ -33,7 +33,7 @@ type Options struct {
 	Debug bool
 }
 
-// Open finds a CUDA runtime library, loads it and asks it for its version and its
+// Open finds a CUDA runtime library, loads it and reads its version and its
 // devices. It makes no context on any device. The package's documentation lists
 // under Loading where it searches. A host without devices is not an error: the
 // Runtime then has none.
@@ -145,8 +145,8 @@ func versionInName(v findlib.Version) Version {
 	return Version(1000*v.Major + 10*v.Minor)
 }
 
-// try loads and binds a library and asks it for the devices. It returns nil if any
-// of that failed.
+// try loads and binds a library and reads its devices. It returns nil if any of that
+// failed.
 func (op *opening) try(ctx context.Context, a Attempt) *Runtime {
 	rt := &Runtime{binding: newBinding(), lib: Library{Path: a.Path, Found: a.Found, Simulated: op.o.Source != nil}, debug: op.o.Debug, closing: make(chan struct{})}
 	op.mu.Lock()
@@ -231,7 +231,7 @@ func verdict(attempts []Attempt) error {
 	return ErrNoLibrary
 }
 
-// bind asks for the versions (cudaDriverGetVersion, cudaRuntimeGetVersion) and
+// bind reads the versions (cudaDriverGetVersion, cudaRuntimeGetVersion) and
 // looks up the functions of the library's version.
 func (rt *Runtime) bind(ctx context.Context) (err error) {
 	resolve := func(rows []symbol) error {
@@ -272,7 +272,7 @@ func (rt *Runtime) bind(ctx context.Context) (err error) {
 	return resolve(symbols[versionRows:])
 }
 
-// addDevices asks how many devices there are and adds each to the runtime. A device that
+// addDevices reads the number of devices and adds each to the runtime. A device that
 // CUDA cannot describe does not hide the others, unless all are like that.
 func (rt *Runtime) addDevices(ctx context.Context) error {
 	count, err := rt.count()

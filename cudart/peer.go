@@ -80,7 +80,7 @@ func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
 
 // EnablePeerAccess lets the device access the memory of another one directly
 // (cudaDeviceEnablePeerAccess): kernels and copies of d may then use addresses of peer.
-// Calls are counted, those of all Runtimes of the process together: access ends with the
+// Calls of all Runtimes of the process are counted together: access ends with the
 // last [Device.DisablePeerAccess]. Access that other code of the process has enabled is
 // used, and left enabled.
 //

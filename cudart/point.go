@@ -13,19 +13,19 @@ import (
 //
 // A Point is reached if all work before it is done, or has failed: in both cases that
 // work uses no memory any more. Err returns the error of failed work. The device
-// answers through events that are recorded on the stream, and a later event stands for
+// reports through events that are recorded on the stream, and a later event stands for
 // earlier Points too. If calls fail or block:
 //
 //	case                        | the Point is
-//	cudaEventRecord fails       | not reached; each look records again
-//	cudaEventQuery fails        | not reached; the next look records and queries again
+//	cudaEventRecord fails       | not reached; each query records again
+//	cudaEventQuery fails        | not reached; the next query records first
 //	two failures in a row       | reached if cudaDeviceSynchronize succeeds, which is
 //	                            | called once for all Points of the device
 //	that fails as well          | not reached: Wait returns the error, because the
-//	                            | memory may be in use; the next look asks again
-//	stream closed or lost       | asked through an event that is recorded before the
+//	                            | memory may be in use; the next query tries again
+//	stream closed or lost       | queried by an event that is recorded before the
 //	                            | stream is destroyed
-//	a call blocks               | not reached; other looks do not wait for the call
+//	a call blocks               | not reached; other queries do not wait for the call
 //	Runtime closed              | reached if that is known, or cudaDeviceSynchronize
 //	                            | succeeds at once; else Wait returns ErrClosed
 type Point struct {
@@ -42,8 +42,8 @@ func (p Point) Completed() bool { return p.timeline == nil || p.n <= p.timeline.
 
 // Done reports whether the Point is reached (cudaEventQuery). It returns false if ctx
 // is nil, or ends first. If ctx can end, the library is called on another goroutine, so
-// that a call that blocks holds up the caller for 200 ms at most: Done returns false then,
-// and for other callers that ask for the stream meanwhile at once.
+// that a call that blocks holds up the caller for 200 ms at most: Done returns false then.
+// Meanwhile it returns false at once to other callers that query the stream.
 func (p Point) Done(ctx context.Context) bool {
 	switch {
 	case p.Completed():
@@ -55,7 +55,7 @@ func (p Point) Done(ctx context.Context) bool {
 		return reached
 	}
 	w := &p.timeline.dev.waits
-	if !w.queries.TryBegin() { // so many calls are inside the library
+	if !w.queries.TryBegin() { // bounded.MaxInside calls are inside the library
 		return false
 	}
 	me := w.get(p.place())
@@ -70,7 +70,7 @@ func (p Point) Done(ctx context.Context) bool {
 	case <-ctx.Done():
 	case <-me.timer.C:
 	}
-	// The goroutine that looks holds the wait.
+	// The goroutine of the query holds the wait.
 	return p.Completed()
 }
 
@@ -120,7 +120,7 @@ func (p Point) Err() error {
 }
 
 // Record records an event for a Point of [Timeline.End], unless there is one
-// (cudaEventRecord). If that fails, later looks at the Point try again. Record does not
+// (cudaEventRecord). If that fails, later queries of the Point try again. Record does not
 // block: on a stream that may be full, and on one that other code uses, the call is made
 // on another goroutine, and work that is queued meanwhile may be waited for as well.
 func (p Point) Record() {
@@ -144,7 +144,7 @@ func (p Point) Record() {
 // for it or for a later one of its stream. After [Stream.Handle], and on a stream of
 // [Device.StreamFromHandle], only a Point that is reached needs no call: the last wait may
 // have gone into a graph that other code was capturing. If no event can be recorded for the
-// Point, nothing is queued, and the error is that of cudaEventRecord.
+// Point, nothing is queued, and the error is of cudaEventRecord.
 func (s *Stream) WaitPoint(p Point) error {
 	if !s.made() {
 		return notMade(fnStreamWaitEvent)

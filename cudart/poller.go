@@ -7,7 +7,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// idleFor is how long a poller runs without waits: a device without waits occupies
+// idleFor is the time that a poller runs without waits: a device without waits occupies
 // nothing.
 const idleFor = time.Second
 
@@ -47,9 +47,9 @@ func (w *waits) poll(u *bounded.Runner) {
 			}
 			continue
 		}
-		mine := u.Call(query)
+		isRunner := u.Call(query)
 		clear(r.firstWaits) // keeps no stream from being collected
-		if !mine {
+		if !isRunner {
 			w.handOver(b)
 			return
 		}
@@ -71,7 +71,7 @@ func (w *waits) idle() bool {
 }
 
 // handOver wakes the poller that has taken over, for the queue that it has left out. A
-// poller that has not begun yet will look at all.
+// poller that has not begun yet will query all queues.
 func (w *waits) handOver(b *sleeper) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,7 +98,7 @@ func (r *round) list() {
 	r.queues = rest
 }
 
-// query queries for each queue, except for those for which another goroutine does.
+// query queries for each queue, unless another goroutine is inside a query for it.
 func (r *round) query() {
 	r.began, r.ended, r.youngest = time.Now(), false, maxSleep*16
 	for _, i := range r.firstWaits {

@@ -15,13 +15,13 @@ type Source interface {
 	// Symbol returns the address of the C function called name, or 0 if the
 	// library does not export it.
 	Symbol(name string) uintptr
-	// String returns the library's path, or what is simulated.
+	// String returns the library's path, or the name of a simulated one.
 	String() string
 }
 
 // A Library describes the CUDA runtime library in use.
 type Library struct {
-	Path      string    // its file, or what is simulated
+	Path      string    // its file, or the name of a simulated one
 	Found     string    // how it was found: "$CUDA_PATH", "loaded already", …
 	Simulated bool      // it is Options.Source
 	Runtime   Version   // of the library (cudaRuntimeGetVersion)
@@ -65,7 +65,7 @@ type Runtime struct {
 	driver         driverBinding
 	lib            Library
 	devices        []*Device     // nil for one that CUDA cannot describe
-	failed         map[int]error // the reasons for those
+	failed         map[int]error // the error of each device that CUDA cannot describe
 	several        bool          // more than one device: a call must select its own
 	debug          bool
 	life           lifetime.Lifetime // no calls are counted
@@ -118,8 +118,8 @@ func (rt *Runtime) DeviceCount() int {
 	return len(rt.devices)
 }
 
-// Devices returns all devices, in CUDA's order, but those that CUDA could not describe at
-// Open: [Runtime.Device] returns why.
+// Devices returns the devices in CUDA's order, without any that CUDA could not describe at
+// Open: [Runtime.Device] returns the reason.
 func (rt *Runtime) Devices() []*Device {
 	if !rt.made() {
 		return nil

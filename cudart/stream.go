@@ -11,7 +11,7 @@ import (
 // A StreamHandle is a cudaStream_t, for other libraries that take one.
 type StreamHandle uintptr
 
-// StreamOptions shape a stream. The zero value is what most programs want.
+// StreamOptions shape a stream. The zero value suits most programs.
 type StreamOptions struct {
 	// Blocking orders the stream with CUDA's default stream: each waits for the
 	// work of the other. The zero value is a stream that does not
@@ -147,8 +147,8 @@ func (t *Timeline) query(fn function) (done bool, err error) {
 	return t.dev.queryResult(fn, code, t)
 }
 
-// queryResult interprets the code of cudaStreamQuery or cudaEventQuery, of which
-// cudaErrorNotReady is not an error.
+// queryResult interprets the code of cudaStreamQuery or cudaEventQuery: cudaErrorNotReady
+// is not an error.
 func (d *Device) queryResult(fn function, code Code, what fmt.Stringer) (done bool, err error) {
 	switch code {
 	case Success:

@@ -47,9 +47,9 @@ func (c StuckCall) String() string {
 }
 
 // Stuck waits for d, and returns the calls that were inside the library all that time.
-// If ctx ends first, it returns those that were inside since it was called. If no call
-// is inside the library it returns at once. Long calls are listed as well as those that
-// never return: choose d accordingly. A nil ctx is one that does not end.
+// If ctx ends first, it returns the calls that were inside since Stuck was called. If no call
+// is inside the library it returns at once. Long calls are listed as well: choose d
+// accordingly. A nil ctx is one that does not end.
 func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
 	if !rt.made() {
 		return nil

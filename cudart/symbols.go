@@ -7,7 +7,7 @@ type function uint8
 // maxFunctions is more than there are.
 const maxFunctions = 64
 
-// An abi is how a function takes its arguments, if that changed between versions.
+// An abi is a form of a function's arguments that differs between versions.
 type abi uint8
 
 const (
@@ -28,8 +28,8 @@ type symbol struct {
 	since    Version // first version in which it is used
 	until    Version // first version in which it is not used any more, 0 for none
 	abi      abi
-	// afterClose marks functions that a closed Runtime still calls: those that release
-	// memory, streams and events, and those that report whether the GPU still uses them.
+	// afterClose marks functions that a closed Runtime still calls: they release memory,
+	// streams and events, or report whether the GPU still uses them.
 	afterClose bool
 }
 

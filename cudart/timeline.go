@@ -15,7 +15,7 @@ import (
 // The Points of a Timeline are numbered. A recording of an event gets the next number
 // when it begins, and stands for all Points up to that number. So a later event stands
 // for earlier Points too: if one could not be recorded, or cannot be queried, the next
-// one answers for it.
+// one takes its place.
 type Timeline struct {
 	handle
 	id      uint64        // no other Timeline of the process has it
@@ -56,25 +56,25 @@ func (s *Stream) Timeline() *Timeline {
 // Point returns the place after all work that is queued so far, and records an event
 // there (cudaEventRecord). If no work was queued since the last Point it returns that
 // one and makes no call. If the event cannot be recorded, the Point is valid all the
-// same: later looks at it try again.
+// same: later queries of it try again.
 func (t *Timeline) Point() Point {
-	p, fresh := t.next()
-	if fresh {
+	p, needsEvent := t.next()
+	if needsEvent {
 		t.record(false)
 	}
 	return p
 }
 
 // End returns the place after all work that is queued so far. It makes no call: the
-// first look at the Point records the event, or [Point.Record]. Until then, work that is
+// first query of the Point records the event, or [Point.Record]. Until then, work that is
 // queued later may be waited for as well.
 func (t *Timeline) End() Point {
 	p, _ := t.next()
 	return p
 }
 
-// Idle returns the latest Point, and true if no work was queued since, so that a look
-// at it queues nothing. That is so for streams that were closed, too.
+// Idle returns the latest Point, and true if no work was queued since, so that a query
+// of it queues nothing. Closed streams are included.
 func (t *Timeline) Idle() (Point, bool) {
 	if t == nil || t.dev == nil {
 		return Point{}, true
@@ -84,9 +84,9 @@ func (t *Timeline) Idle() (Point, bool) {
 	return Point{t, t.marks.latest}, t.current()
 }
 
-// next returns the Point after all work that is queued so far. If fresh is true, an
+// next returns the Point after all work that is queued so far. If needsEvent is true, an
 // event must be recorded for it.
-func (t *Timeline) next() (p Point, fresh bool) {
+func (t *Timeline) next() (p Point, needsEvent bool) {
 	if t == nil || t.dev == nil {
 		return Point{}, false
 	}
@@ -105,7 +105,7 @@ func (t *Timeline) current() bool {
 	return m.latest >= m.wanted && m.latestAt == t.queued() && (!t.exposed.Load() || m.ended)
 }
 
-// reached looks whether Point n is reached. It does not wait for goroutines that are
+// reached queries whether Point n is reached. It does not wait for goroutines that are
 // inside the library. The error is nil.
 func (t *Timeline) reached(n uint64) (bool, error) {
 	if n <= t.done.Load() {
@@ -174,7 +174,7 @@ func (t *Timeline) discard(c *cEvent) {
 	}
 }
 
-// reach makes known that the stream has done Point n, which is after so many entries.
+// reach records that the stream has done Point n, which was made after queued entries.
 func (t *Timeline) reach(n, queued uint64) {
 	if n > t.done.Load() {
 		t.done.Store(n)
@@ -182,7 +182,7 @@ func (t *Timeline) reach(n, queued uint64) {
 	}
 }
 
-// drain lets cudaDeviceSynchronize answer for the Points so far. It needs t.mu.
+// drain requests a cudaDeviceSynchronize for the Points so far. It needs t.mu.
 func (t *Timeline) drain() {
 	if !t.marks.draining {
 		t.marks.draining = true
@@ -190,9 +190,8 @@ func (t *Timeline) drain() {
 	}
 }
 
-// beginQuery returns the number of an answer that is about all work so far and needs no
-// event: of cudaStreamQuery or cudaDeviceSynchronize. queued is the value of
-// handle.queued before it.
+// beginQuery returns the number of a query for all work so far that needs no event:
+// cudaStreamQuery or cudaDeviceSynchronize. queued is the value of handle.queued before it.
 func (t *Timeline) beginQuery() (n, queued uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -200,7 +199,7 @@ func (t *Timeline) beginQuery() (n, queued uint64) {
 	return t.marks.begun, t.queued()
 }
 
-// completed records the result that all work before Point n is done.
+// completed records that all work before Point n is done.
 func (t *Timeline) completed(n, queued uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -26,9 +26,9 @@ import (
 //
 // Any call into the library can block: a stream blocks its caller when about a thousand
 // entries are queued, and drivers have locks and defects. So a wait whose context can
-// end makes no call on the caller's goroutine, which costs half a microsecond. Few waits
-// query at a time; the others leave that to the poller, of which another takes over when
-// it is stuck inside the library. So a device that hangs occupies a bounded number of
+// end makes no call on the caller's goroutine, which costs half a microsecond. A bounded
+// number of waits query at a time; the poller queries for the others. When the poller is
+// stuck inside the library, another goroutine takes over. So a device that hangs occupies a bounded number of
 // threads, and holds up no wait for another device.
 const (
 	spinFor  = 25 * time.Microsecond
@@ -39,14 +39,14 @@ const (
 // waits are the waits for the work of one device.
 //
 //	a wait is | entered by                  | left by
-//	querying  | wait, if few waits do       | its outcome, or queued
+//	querying  | wait, up to waits.spinners  | its outcome, or queued
 //	queued    | enqueue                     | its outcome (end), abandon
 //	abandoned | its context, Runtime.Close  | – (another goroutine may hold it)
 type waits struct {
 	rt       *Runtime
 	pool     sync.Pool     // of *wait
 	spinning atomic.Int32  // waits that query
-	spinners int32         // so many may
+	spinners int32         // how many waits may query
 	queries  bounded.Group // of Point.Done
 	poller   *bounded.Relay
 
@@ -56,7 +56,7 @@ type waits struct {
 	sleeper *sleeper // wakes the poller; nil if it does not run
 }
 
-// An awaited is what is waited for: the work of a Timeline, or a cEvent.
+// An awaited is a Timeline or a cEvent that goroutines wait for.
 type awaited interface {
 	fmt.Stringer
 	// reached queries whether place n is reached. An error ends the wait.
@@ -165,7 +165,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 }
 
 // queryStream reports whether all work so far is done, without an event. What it cannot
-// know, an event or the device as a whole will answer: see Timeline.reached.
+// find out, an event or the device as a whole will report: see Timeline.reached.
 func (t *Timeline) queryStream() (done bool, err error) {
 	done, err = t.query(fnStreamQuery)
 	if err != nil {
@@ -212,7 +212,7 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 	}
 }
 
-// abandon ends a wait whose caller has gone. It is not reused, because another goroutine
+// abandon ends a wait whose caller has returned. It is not reused, because another goroutine
 // may hold it.
 func (w *waits) abandon(me *wait) {
 	w.mu.Lock()
@@ -238,8 +238,8 @@ func (w *waits) begin(me *wait) {
 	}
 }
 
-// spin queries for a few microseconds, until the place is reached. It returns what
-// takeSpinner has taken. Then an event marks the place, so that work which is queued later
+// spin queries for a few microseconds, until the place is reached. It returns the slot
+// of takeSpinner. Then an event marks the place, so that work which is queued later
 // is not waited for.
 func (w *waits) spin(me *wait) (over bool, err error) {
 	over, err = spin(me.query)
@@ -317,7 +317,7 @@ func (w *waits) enqueue(me *wait) {
 	w.poller.Start()
 }
 
-// insert puts a wait after those for earlier places.
+// insert puts a wait behind all waits for earlier places.
 func (q *waitQueue) insert(me *wait) {
 	before := q.last
 	for before != nil && before.n > me.n {

@@ -20,9 +20,9 @@ import (
 // and how many cores were used meanwhile. RATIONALE.md has its figures.
 func BenchmarkWait(b *testing.B) {
 	dev := testgpu.Device(b)
-	const most = 256 << 20
+	const maximum = 256 << 20
 	s, notify := stream(b, dev), stream(b, dev)
-	mem, host := device(b, dev, most), pointer(pinned(b, dev, most))
+	mem, host := device(b, dev, maximum), pointer(pinned(b, dev, maximum))
 	start, end := event(b, dev, cudart.EventOptions{Timing: true}), event(b, dev, cudart.EventOptions{Timing: true})
 	plain := event(b, dev, cudart.EventOptions{})
 	blocking, err := dev.NewBlockingEvent()
@@ -65,7 +65,7 @@ func BenchmarkWait(b *testing.B) {
 			return nil
 		}},
 	} {
-		for _, n := range []int{64, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, most} {
+		for _, n := range []int{64, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, maximum} {
 			b.Run(fmt.Sprintf("%s/%d", way.name, n), func(b *testing.B) {
 				var late []float64
 				cpu, begin := cpuTime(b), time.Now()

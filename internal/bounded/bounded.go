@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// Grace is how long a caller waits, once its context has ended, for a call that
-	// heeds the context: its own error says more than that of the context.
+	// Grace is the time that a caller waits, once its context has ended, for a call that
+	// heeds the context: its own error says more than the context's.
 	Grace = time.Second
 	// CallbackGrace is the same for a callback of a user, which need not heed it.
 	CallbackGrace = 10 * time.Millisecond
 	// NoGrace is for callers that have nothing to gain by the outcome.
 	NoGrace = -1
-	// QueryTimeout is how long a caller waits for the answer to one query of the GPU.
+	// QueryTimeout is the time that a caller waits for the result of one query of the GPU.
 	QueryTimeout = 200 * time.Millisecond
-	// SearchTimeout is how long a caller waits for queries and releases of memory, as many
+	// SearchTimeout is the time that a caller waits for queries and releases of memory, as many
 	// as it needs, before it goes on without.
 	SearchTimeout = 500 * time.Millisecond
 )
@@ -68,7 +68,7 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 		returned bool
 		panicked any
 	}
-	done, left := make(chan outcome), make(chan struct{})
+	done, abandoned := make(chan outcome), make(chan struct{})
 	go func() {
 		var o outcome
 		defer func() {
@@ -77,7 +77,7 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 			}
 			select {
 			case done <- o:
-			case <-left:
+			case <-abandoned:
 				switch {
 				case o.panicked != nil:
 					panic(o.panicked)
@@ -124,7 +124,7 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 		return receive(o)
 	default:
 	}
-	close(left)
+	close(abandoned)
 	var none T
 	return none, fmt.Errorf("%w: %w", ErrStuck, Ended(ctx))
 }

@@ -25,7 +25,7 @@ func NewCallers(max int, next func() (call func() error, done func(error))) *Cal
 	return &Callers{max: max, next: next, idle: make(chan struct{})}
 }
 
-// Start makes known that next may have n more calls.
+// Start reports that next may have n more calls.
 func (c *Callers) Start(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -50,8 +50,8 @@ func (c *calls) add(list ...func() error) {
 func TestCallersMakeCallsAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const most, n = 3, 10
-		c := newCalls(most)
+		const maximum, n = 3, 10
+		c := newCalls(maximum)
 		var inside, highest atomic.Int32
 		release := make(chan struct{})
 		for range n {
@@ -63,12 +63,12 @@ func TestCallersMakeCallsAtOnce(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		assert.EqualValues(t, most, inside.Load())
+		assert.EqualValues(t, maximum, inside.Load())
 		close(release)
 		synctest.Wait()
 		assert.Len(t, c.outcomes, n)
 		assert.NotContains(t, c.outcomes, nil)
-		assert.EqualValues(t, most, highest.Load())
+		assert.EqualValues(t, maximum, highest.Load())
 		c.Stop()
 		c.Wait(context.Background())
 	})

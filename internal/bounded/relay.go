@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Takeover is how long one call keeps a Relay before another goroutine takes over.
+// Takeover is the time that one call keeps a Relay before another goroutine takes over.
 const Takeover = 5 * time.Millisecond
 
 // A Relay runs a loop of calls on one goroutine at a time. When a call does not return,

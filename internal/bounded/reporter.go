@@ -34,7 +34,7 @@ func NewReporter(total int, f func(done, total int), fail func(at int, err error
 	return r
 }
 
-// Set makes known that done bytes are done. It never blocks, and has no effect if as many
+// Set reports that done bytes are done. It never blocks, and has no effect if as many
 // bytes were done before, or after Finish. Any goroutine may call it.
 func (r *Reporter) Set(done int) {
 	if r == nil {

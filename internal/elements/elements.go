@@ -13,7 +13,7 @@ var checked sync.Map // of result, by reflect.Type
 // Check returns an error unless values of T can be copied as bytes: numbers, and arrays and
 // structs of them, of one byte at least. Pointers mean nothing to another processor, and the
 // garbage collector must not find bytes of a device in their place. A bool is refused
-// because only the bytes 0 and 1 are one. Each type is looked at once; then Check allocates
+// because only the bytes 0 and 1 are one. Each type is reflected on once; then Check allocates
 // nothing.
 func Check[T any]() error {
 	t := reflect.TypeFor[T]()

@@ -1,5 +1,5 @@
-// Package fence answers one question, for everything in this module that has
-// memory which a GPU uses: is the GPU done with it?
+// Package fence reports whether GPUs are done with memory, for every package of this module
+// that has memory which a GPU uses.
 package fence
 
 import (
@@ -21,15 +21,14 @@ import (
 //
 //	state     entered by              | Done, Wait
 //	open      Add                     | as after Record
-//	recorded  Record, Done or Wait    | ask the device: see cudart.Point, which
-//	                                  | says what happens when calls fail, block
-//	                                  | or never return, the stream is closed or
-//	                                  | lost, or the device is lost
+//	recorded  Record, Done or Wait    | query the device: cudart.Point describes
+//	                                  | calls that fail, block or never return,
+//	                                  | streams that are closed or lost, and
+//	                                  | devices that are lost
 //	removed   the point was reached   | true, nil
 //
-// A stream that is added again is open again. An answer that cannot be had
-// leaves the stream where it is, and the next question is asked anew: a Fence
-// forgets nothing. Calls into the library that may block are made on the caller's
+// A stream that is added again is open again. A query that fails leaves the stream in its
+// state, and the next call queries again: a Fence forgets nothing. Calls into the library that may block are made on the caller's
 // goroutine by Before, and by Done and Wait with a context that cannot end.
 //
 // Methods may be called from any goroutine.
@@ -76,7 +75,7 @@ func (f *Fence) Add(s *cudart.Stream) {
 // Empty reports whether the memory is known to be unused. It makes no calls.
 func (f *Fence) Empty() bool { return f.count.Load() == 0 }
 
-// Record fixes the end of the work on the memory: what is queued on the streams
+// Record fixes the end of the work on the memory: work that is queued on the streams
 // later is not waited for. It records an event on each stream that has queued
 // work since its last one (cudaEventRecord), and does not block: see cudart.Point.Record.
 func (f *Fence) Record() {
@@ -143,9 +142,9 @@ func (f *Fence) drop(reached func(use) bool) {
 	f.count.Store(int32(len(f.uses)))
 }
 
-// Done reports whether the device is done with the memory. It asks each stream
-// once at most (cudaEventQuery). A call that blocks, or an answer that cannot be
-// had, counts as false; ctx bounds the call, not the work.
+// Done reports whether the device is done with the memory. It queries each stream
+// once at most (cudaEventQuery). A call that blocks or fails counts as false; ctx bounds
+// the call, not the work.
 func (f *Fence) Done(ctx context.Context) bool {
 	for {
 		if p, ok := f.Next(); !ok || !p.Done(ctx) {
@@ -154,9 +153,9 @@ func (f *Fence) Done(ctx context.Context) bool {
 	}
 }
 
-// Wait waits until the device is done with the memory, also with what streams
-// that are added meanwhile do to it. An error says that the memory may be in
-// use: ctx's, when that ends first, or why it cannot be known.
+// Wait waits until the device is done with the memory, and with the work of streams that
+// are added meanwhile. After an error the memory may be in use: the error is ctx's, when
+// that ends first, or the reason why CUDA cannot report.
 func (f *Fence) Wait(ctx context.Context) error {
 	for p, ok := f.Next(); ok; p, ok = f.Next() {
 		if err := p.Wait(ctx); err != nil {
@@ -219,8 +218,8 @@ func (f *Fence) prune() {
 	})
 }
 
-// forget drops streams, also open ones, of which idle reports that they have no work on
-// the memory. An Add during idle may be of work that idle has not seen: so last is cleared
+// forget drops streams, also open ones, if idle reports that they have no work on the
+// memory. An Add during idle may be of work that idle has not seen: so last is cleared
 // before, for Add to wait for the lock and add the stream again.
 func (f *Fence) forget(idle func(use) bool) {
 	f.mu.Lock()
@@ -278,7 +277,7 @@ func (f *Fence) AddPoint(p cudart.Point) {
 		f.uses = append(f.uses, use{timeline: timeline, point: p})
 		f.count.Add(1)
 	} else if u := &f.uses[i]; !u.open && p.After(u.point) {
-		// Of errors that are found later, the later Point has those of both.
+		// The later Point also reports errors of the earlier one that are found later.
 		if f.err == nil {
 			f.err = u.point.Err()
 		}

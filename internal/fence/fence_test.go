@@ -191,7 +191,7 @@ func TestFenceForgetsShortLivedStreams(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, cudasim.Config{})
 	var f fence.Fence
-	most := 0
+	maximum := 0
 	for i := range 2000 {
 		s, err := b.dev.NewStream(cudart.StreamOptions{})
 		require.NoError(t, err)
@@ -202,9 +202,9 @@ func TestFenceForgetsShortLivedStreams(t *testing.T) {
 			require.NoError(t, timeline.Point().Wait(t.Context()))
 		}
 		f.Record() // so that Points shows them
-		most = max(most, len(f.Points(nil)))
+		maximum = max(maximum, len(f.Points(nil)))
 	}
-	assert.Less(t, most, 100)
+	assert.Less(t, maximum, 100)
 	require.NoError(t, f.Wait(t.Context()))
 	assert.Zero(t, b.sim.Calls("cudaDeviceSynchronize"))
 }

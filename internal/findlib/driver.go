@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Driver is what a host shows of NVIDIA's driver.
+// A Driver lists the parts of NVIDIA's driver on a host.
 type Driver struct {
 	LibPath             string   // libcuda.so.1, "" if it was not found
 	KernelModuleVersion string   // "580.159.04", "" if no module is loaded
@@ -16,12 +16,12 @@ type Driver struct {
 }
 
 // driverDirs are the directories in which container runtimes and NixOS put the
-// driver's libraries, besides those of the dynamic loader.
+// driver's libraries, besides the dynamic loader's.
 var driverDirs = []string{"/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/.singularity.d/libs", "/run/opengl-driver/lib"}
 
 var devicePattern = regexp.MustCompile(`^(nvidiactl|nvidia-uvm|nvidia\d+|dxg)$`)
 
-// Driver looks for the parts of NVIDIA's driver.
+// Driver searches for the parts of NVIDIA's driver.
 func (h Host) Driver() Driver {
 	d := Driver{LibPath: h.libcuda()}
 	// Absent without the module, and on WSL, where the driver is Windows' own.

@@ -1,5 +1,5 @@
-// Package findlib finds NVIDIA's libraries on a host: which files may be a
-// library, of which version each is, and whether the file is whole. It loads
+// Package findlib finds NVIDIA's libraries on a host: the files that may be a library, the
+// version of each, and whether the file is whole. It loads
 // and runs nothing.
 package findlib
 
@@ -38,7 +38,7 @@ type Candidate struct {
 }
 
 // A Host is a machine on which libraries are searched for, as this process sees
-// it, or a copy of one in a directory. Paths are those of that machine.
+// it, or a copy of one in a directory. Paths are of that machine.
 type Host struct {
 	root string              // put before every path; "" for this machine
 	arch string              // as GOARCH
@@ -133,7 +133,7 @@ type search struct {
 	wheel *regexp.Regexp // names of the directory that describes its wheel, likewise
 }
 
-// A Version is what file names contain of a library's version. A part that the
+// A Version is a library's version as far as file names contain it. A part that the
 // name does not contain is 0.
 type Version struct{ Major, Minor int }
 

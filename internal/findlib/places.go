@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A place is somewhere to look for a library.
+// A place is a part of the host that may hold a library.
 type place struct {
-	found    string   // says of a library how it was found
+	found    string   // Candidate.Found of the libraries there
 	searched string   // describes the place
 	dirs     []string // directories that may hold the library
 	sonames  []string // names for the dynamic loader, whose turn comes after the directories

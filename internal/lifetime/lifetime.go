@@ -25,8 +25,8 @@ import (
 // that panics counts as one that fails. One that does not return keeps no Close longer than
 // its context: see [Lifetime.Close].
 //
-// A Close that is called within a counted call, or within a release, waits until its
-// context ends.
+// Close called from within a counted call, or from release, deadlocks until its context
+// ends.
 //
 // Methods may be called from any goroutine.
 type Lifetime struct {
@@ -86,7 +86,7 @@ func (l *Lifetime) Wait(ctx context.Context) error {
 }
 
 // Close seals, waits until no call is in progress, and calls release, unless one has
-// returned nil. The error is that of release.
+// returned nil. The error is release's.
 //
 // ctx bounds the waits and the release; ended before, it does not keep Close from
 // releasing what nothing uses. If it ends while calls or another release are in progress,
@@ -147,7 +147,7 @@ func waitFor(c *chan struct{}) chan struct{} {
 	return *c
 }
 
-// wake wakes those who wait.
+// wake wakes all who wait.
 func wake(c *chan struct{}) {
 	if *c != nil {
 		close(*c)

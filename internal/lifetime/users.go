@@ -14,7 +14,7 @@ import (
 //	                     |              | call is counted  |
 //	retired  Retire      | false        | false            | true for the last call
 //
-// Begin and Retire of an earlier generation are those of a retired one. The zero Users is
+// Begin and Retire of an earlier generation behave as in a retired one. The zero Users is
 // open, in generation 0. Methods may be called from any goroutine.
 type Users struct{ state atomic.Uint64 } // from the low bits up: calls, retired, generation
 

@@ -1,5 +1,5 @@
 // Package sentinel makes the packages' exported errors: values to compare with,
-// which also answer errors.Is for the standard library's error of the same
+// which errors.Is also finds equal to the standard library's error of the same
 // meaning, without taking over its text.
 package sentinel
 

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// none is the text of what is not a number, or infinite.
+// none is the text of NaN and of infinity.
 const none = "–"
 
-// AllDigits asks Number for as many digits as a value has.
+// AllDigits lets Number write all digits of a value.
 const AllDigits = 0
 
-// Number formats a value with so many digits, or with all before the point where these are
-// more: 55.4, 0.466, 393, 27,336,821. Below 0.0001 and from 1e15 on it has an exponent:
+// Number formats a value with the given number of digits, and at least with all before the
+// point: 55.4, 0.466, 393, 27,336,821. Below 0.0001 and from 1e15 on it has an exponent:
 // 1.23e-07.
 func Number(v float64, digits int) string {
 	switch a := math.Abs(v); {
@@ -72,8 +72,8 @@ var (
 	Memory = Scale{{1, "B"}, {1 << 10, "KiB"}, {1 << 20, "MiB"}, {1 << 30, "GiB"}, {1 << 40, "TiB"}, {1 << 50, "PiB"}, {1 << 60, "EiB"}}
 )
 
-// Unit returns the largest unit of which v, rounded to so many digits, is at least 1. 0 is
-// written in the one of factor 1, and what is less than the smallest in the smallest.
+// Unit returns the largest unit of which v, rounded to digits, is at least 1. For 0 it is
+// the unit of factor 1, and for values below the smallest unit the smallest.
 func (s Scale) Unit(v float64, digits int) Unit {
 	for i := len(s) - 1; i >= 0; i-- {
 		if a := math.Abs(v) / s[i].Factor; a >= 1 || a > 0.1 && exponent(a, digits) >= 0 || v == 0 && s[i].Factor == 1 {

@@ -1,5 +1,5 @@
-// Package units puts numbers into words for errors, reports and answers, with one rule for
-// each kind of number:
+// Package units formats numbers for errors, reports and messages, with one rule for each
+// kind of number:
 //
 //	Bytes       memory and files, of 1024    139.8 GiB, 64 KiB, 1 GiB + 1 B
 //	ExactBytes  the same for errors          64 KiB, 150123454464 B (139.8 GiB)
@@ -11,8 +11,8 @@
 //	Count       a number of things           27,336,821
 //
 // The words are plain text. A space stands between a number and its unit, a comma between
-// groups of three digits (bytes are in units instead), and a dash (–) for what is not a
-// number or infinite.
+// groups of three digits (bytes are in units instead), and a dash (–) for NaN and
+// infinity.
 package units
 
 import (
@@ -22,7 +22,8 @@ import (
 	"time"
 )
 
-// maxRemainder is how many bytes above a round size are written as such: 1 GiB + 1 B.
+// maxRemainder is the number of bytes below which a remainder above a round size is written
+// out: 1 GiB + 1 B.
 const maxRemainder = 64
 
 // Bytes formats an amount of memory, or the size of a file, in multiples of 1024: 64 KiB,
@@ -56,7 +57,7 @@ func memory(n int) (text string, exact bool) {
 }
 
 // Data formats an amount of data that was copied or compared, in multiples of 1000:
-// 31.2 GB. It is rounded like that of Bytes.
+// 31.2 GB. It is rounded as by Bytes.
 func Data(n int) string {
 	text, _ := decimal.format(n)
 	return text
