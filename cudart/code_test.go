@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCodeSaysWhatCUDASays(t *testing.T) {
+func TestCodesHaveCUDAsNamesAndTexts(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		code                Code

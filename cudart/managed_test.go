@@ -66,7 +66,7 @@ func TestManagedRangesOfEachLibrary(t *testing.T) {
 	})
 }
 
-func TestManagedRangesThatCannotBe(t *testing.T) {
+func TestInvalidManagedRanges(t *testing.T) {
 	t.Parallel()
 	forEachLibrary(t, func(t *testing.T, dev *cudart.Device) {
 		s := stream(t, dev)

@@ -79,7 +79,7 @@ func TestRemedyOfAnyError(t *testing.T) {
 
 // A missing driver outweighs everything else; then comes the error of a library that was
 // called, then a library that is too new, then files that are not a library.
-func TestTheReasonThatMattersMost(t *testing.T) {
+func TestOpenReportsTheMostRelevantReason(t *testing.T) {
 	t.Parallel()
 	called := func(code cudart.Code) error { return &cudart.Error{Op: "cudaGetDeviceCount", Code: code} }
 	driver := fmt.Errorf("%w that x can use", cudart.ErrNoDriver)

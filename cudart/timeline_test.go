@@ -140,7 +140,7 @@ func TestPointsSurviveFailedCalls(t *testing.T) {
 }
 
 // One wait for the device serves all streams that need it.
-func TestDeviceIsAskedOnceForAllStreams(t *testing.T) {
+func TestDeviceIsSynchronizedOnceForAllStreams(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	const n = 50
@@ -255,7 +255,7 @@ func TestPointsOfALostDevice(t *testing.T) {
 
 // An error of asynchronous work is that of the points which were not reached
 // when it was found, and of no others.
-func TestErrorsOfWorkArePointsErrors(t *testing.T) {
+func TestPointsReportErrorsOfTheirWork(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.queue(b.s)
@@ -517,7 +517,7 @@ func TestSynchronizeBlocking(t *testing.T) {
 
 // The answer of an event's query is about no Point if the event was recorded on another
 // stream during the query.
-func TestAnAnswerOfAnEventThatAnotherStreamHasIsIgnored(t *testing.T) {
+func TestQueryOfAnEventOfAnotherStreamIsIgnored(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s, err := b.dev.NewStream(cudart.StreamOptions{})
@@ -549,7 +549,7 @@ func TestAnAnswerOfAnEventThatAnotherStreamHasIsIgnored(t *testing.T) {
 }
 
 // An answer without an event is older than events that were recorded during the call.
-func TestAnAnswerLeavesLaterEventsInPlace(t *testing.T) {
+func TestQueryLeavesLaterEventsInPlace(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	_ = b.s.Timeline()

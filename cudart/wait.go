@@ -28,8 +28,8 @@ import (
 // entries are queued, and drivers have locks and defects. So a wait whose context can
 // end makes no call on the caller's goroutine, which costs half a microsecond. A bounded
 // number of waits query at a time; the poller queries for the others. When the poller is
-// stuck inside the library, another goroutine takes over. So a device that hangs occupies a bounded number of
-// threads, and holds up no wait for another device.
+// stuck inside the library, another goroutine takes over. So a device that hangs occupies a
+// bounded number of threads, and holds up no wait for another device.
 const (
 	spinFor  = 25 * time.Microsecond
 	minSleep = 5 * time.Microsecond
@@ -38,15 +38,17 @@ const (
 
 // waits are the waits for the work of one device.
 //
-//	a wait is | entered by                  | left by
-//	querying  | wait, up to waits.spinners  | its outcome, or queued
-//	queued    | enqueue                     | its outcome (end), abandon
-//	abandoned | its context, Runtime.Close  | – (another goroutine may hold it)
+//	a wait is | entered by                       | left by
+//	querying  | await, up to waits.spinners      | its outcome, or queued
+//	queued    | enqueue                          | its outcome (end), abandon
+//	abandoned | its context, Runtime.Close       | – (another goroutine may hold it)
+//
+// A wait's fields are its caller's until it is queued, and guarded by waits.mu from then on.
 type waits struct {
 	rt       *Runtime
 	pool     sync.Pool     // of *wait
 	spinning atomic.Int32  // waits that query
-	spinners int32         // how many waits may query
+	spinners int32         // maximum of spinning
 	queries  bounded.Group // of Point.Done
 	poller   *bounded.Relay
 

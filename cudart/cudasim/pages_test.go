@@ -116,7 +116,7 @@ func TestManagedPagesOnADeviceThatIsFull(t *testing.T) {
 }
 
 // Memory that stays on the host is accessed there.
-func TestManagedMemoryThatIsAccessedWhereItLies(t *testing.T) {
+func TestManagedMemoryIsAccessedWhereItResides(t *testing.T) {
 	t.Parallel()
 	l, s, p := managedRig(t, mib)
 	l.ok("cudaMemAdvise", p, mib, 3, toHost)

@@ -47,7 +47,7 @@ func TestDoRunsOnTheCallersGoroutineIfCtxCannotEnd(t *testing.T) {
 	assert.False(t, <-returned)
 }
 
-func TestDoLeavesACallThatDoesNotReturn(t *testing.T) {
+func TestDoAbandonsACallThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ grace, want time.Duration }{
 		"default":  {0, Grace},
@@ -98,7 +98,7 @@ func TestDoWaitsForACallThatHeedsItsContext(t *testing.T) {
 	})
 }
 
-func TestDoLeavesWhenItMay(t *testing.T) {
+func TestDoAbandonsOnlyWhenAllowed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -149,7 +149,7 @@ func TestEnded(t *testing.T) {
 	require.Equal(t, context.Canceled, Ended(plain))
 }
 
-func TestGroupAdmitsSoMany(t *testing.T) {
+func TestGroupBoundsItsCalls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var g Group
@@ -174,7 +174,7 @@ func TestGroupAdmitsSoMany(t *testing.T) {
 	})
 }
 
-func TestGroupEntersAFreePlaceAlthoughCtxHasEnded(t *testing.T) {
+func TestGroupBeginsInAFreeSlotAlthoughCtxHasEnded(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -25,7 +25,7 @@ func TestCallbackReturnsTheOutcome(t *testing.T) {
 	}
 }
 
-func TestCallbackLeavesACallThatBlocks(t *testing.T) {
+func TestCallbackAbandonsACallThatBlocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		cause := errors.New("cause")

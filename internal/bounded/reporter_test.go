@@ -76,7 +76,7 @@ func TestReporterTakesTheLargestNumber(t *testing.T) {
 
 // Finish waits for a callback without a bound, unless the work has ended: then for
 // CallbackGrace. No call begins any more.
-func TestReporterLeavesACallbackThatBlocks(t *testing.T) {
+func TestReporterAbandonsACallbackThatBlocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		block, stopped := make(chan struct{}), make(chan struct{})

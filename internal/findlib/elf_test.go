@@ -141,7 +141,7 @@ func TestCheckELFOfEveryLength(t *testing.T) {
 	require.NoError(t, check(append(whole, "signature"...)), "more than the segments")
 }
 
-func TestCheckSaysWhatAnotherFileIs(t *testing.T) {
+func TestCheckNamesOtherKindsOfFiles(t *testing.T) {
 	t.Parallel()
 	assert.EqualError(t, check([]byte("/* GNU ld script */\nINPUT(libcudart.so.12)\n")), `not an ELF file (a linker script?): it starts with "/* GNU ld script"`)
 	assert.EqualError(t, check([]byte("\x1f\x8b\x08\x00")), `not an ELF file: it starts with "\x1f\x8b\b\x00"`)

@@ -102,7 +102,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 }
 
 // Wait waits also for what is counted after calls are refused.
-func TestWaitWaitsForWhatIsHeld(t *testing.T) {
+func TestWaitCoversHolds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var l Lifetime

@@ -111,7 +111,7 @@ func TestADeviceThatHangsHoldsUpNoOther(t *testing.T) {
 }
 
 // Waits that were given up while a query blocks leave neither goroutines nor threads.
-func TestWaitsThatWereGivenUpLeaveNothing(t *testing.T) {
+func TestAbandonedWaitsLeaveNothing(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
@@ -143,7 +143,7 @@ func TestWaitsThatWereGivenUpLeaveNothing(t *testing.T) {
 }
 
 // A wait whose caller leaves while it queries is not left to the poller.
-func TestAWaitThatWasGivenUpIsNotQueued(t *testing.T) {
+func TestAbandonedWaitIsNotQueued(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
@@ -164,7 +164,7 @@ func TestAWaitThatWasGivenUpIsNotQueued(t *testing.T) {
 
 // The answer of a query is about what the event had recorded when it began, and ends no
 // wait for what it records later.
-func TestAnAnswerEndsNoWaitForALaterRecording(t *testing.T) {
+func TestQueryEndsNoWaitForALaterRecording(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	e := event(t, b.dev, cudart.EventOptions{})

@@ -17,7 +17,7 @@ import (
 
 // A look at a point whose call blocks ends after a while, however long its context
 // goes on. Other looks at the stream end at once, and other streams are not concerned.
-func TestALookWhoseCallBlocks(t *testing.T) {
+func TestDoneReturnsWhileItsQueryBlocks(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)

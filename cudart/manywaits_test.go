@@ -28,7 +28,7 @@ func cpuTime(tb testing.TB) time.Duration {
 }
 
 // Many waiting goroutines must occupy neither threads nor a core.
-func TestCrowdOfWaits(t *testing.T) {
+func TestManyWaitsShareThreads(t *testing.T) {
 	const streams, goroutines = 100, 1000
 	dev := testgpu.Device(t)
 	var all []*cudart.Stream
