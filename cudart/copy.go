@@ -23,8 +23,8 @@ func (k copyKind) String() string {
 // When it returns, src may be changed. From memory that is not pinned it reaches
 // about a sixth of the link's speed, and it returns before all bytes are on the
 // device: a [Stream] that is not blocking does not wait for them, so use
-// [Stream.CopyPageableToDevice] there, or [Device.Synchronize]. The error wraps [ErrInvalidValue] if n < 0, or
-// if dst to dst+n is not one allocation.
+// [Stream.CopyPageableToDevice] there, or [Device.Synchronize]. The error wraps
+// [ErrInvalidValue] if n < 0, or if dst to dst+n is not one allocation.
 func (d *Device) CopyToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
 	return d.copy(nil, uintptr(dst), uintptr(src), src, n, hostToDevice)
 }

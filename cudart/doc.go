@@ -87,7 +87,8 @@
 // # Sizes
 //
 // Sizes are bytes. Copies and memsets take 0 bytes or more, and do nothing for 0.
-// Allocations, registrations, prefetches and advice take 1 byte or more. Any other size is [ErrInvalidValue], and the library is not called.
+// Allocations, registrations, prefetches and advice take 1 byte or more. Any other size is
+// [ErrInvalidValue], and the library is not called.
 //
 // # Errors
 //

@@ -33,7 +33,7 @@ type Event struct {
 
 // NewEvent creates an event (cudaEventCreateWithFlags). Close it; the garbage
 // collector destroys an event that is lost. The error wraps [ErrMemoryAllocation] if
-// there is no room.
+// there is not enough memory.
 func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	c, err := d.newCEvent(o.Timing)
 	if err != nil {

@@ -25,9 +25,9 @@ const (
 )
 
 // HostAlloc allocates n bytes of pinned host memory (cudaHostAlloc), which CUDA does not
-// promise to be zero. Release it with [Device.FreeHost]. Package hostmem pins several times as fast, and allocates no
-// more than n rounded up to a page. The error wraps [ErrInvalidValue] if n <= 0, and
-// [ErrMemoryAllocation] if the host has no room.
+// promise to be zero. Release it with [Device.FreeHost]. Package hostmem pins several times
+// as fast, and allocates no more than n rounded up to a page. The error wraps
+// [ErrInvalidValue] if n <= 0, and [ErrMemoryAllocation] if the host has not enough memory.
 func (d *Device) HostAlloc(n int, flags HostAllocFlags) (unsafe.Pointer, error) {
 	if n <= 0 {
 		return nil, invalid(fnHostAlloc, "size %d: must be positive", n)

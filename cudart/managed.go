@@ -28,8 +28,8 @@ const (
 
 // A Location is a place for managed memory.
 type Location struct {
-	Kind LocationKind
-	ID   int // device ordinal for LocationDevice, node for LocationHostNUMA
+	Kind LocationKind // which of the processors
+	ID   int          // device ordinal for LocationDevice, node for LocationHostNUMA
 }
 
 // Location returns the device's memory as a place for managed memory.
@@ -85,7 +85,7 @@ const (
 // address, and that the driver moves between them (cudaMallocManaged). The address
 // for copies is DevPtr(uintptr(p)). Release it with [Device.Free]. The error wraps
 // [ErrInvalidValue] if n <= 0 or if flags are not one of ManagedGlobal and
-// ManagedHost, [ErrMemoryAllocation] if there is no room, and [ErrNotSupported] if
+// ManagedHost, [ErrMemoryAllocation] if there is not enough memory, and [ErrNotSupported] if
 // [AttrManagedMemory] is 0.
 func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error) {
 	if n <= 0 {

@@ -26,7 +26,7 @@ func (p DevPtr) Format(f fmt.State, verb rune) {
 
 // Malloc allocates n bytes of device memory, aligned to 256 bytes at least
 // (cudaMalloc). Release it with [Device.Free]. The error wraps [ErrInvalidValue] if
-// n <= 0, and [ErrMemoryAllocation] if the device has no room.
+// n <= 0, and [ErrMemoryAllocation] if the device has not enough memory.
 func (d *Device) Malloc(n int) (DevPtr, error) { return d.malloc(nil, n) }
 
 // Free waits for the device's work and frees memory of [Device.Malloc] or
@@ -38,7 +38,7 @@ func (d *Device) Free(p DevPtr) error { return d.free(nil, p) }
 // Malloc allocates n bytes of device memory in the order of the stream: work that is
 // queued there later can use them (cudaMallocAsync, of CUDA 11.2 or later). Release
 // them with [Stream.Free] or [Device.Free]. The error wraps [ErrInvalidValue] if
-// n <= 0, [ErrMemoryAllocation] if the device has no room, and [ErrNotSupported] if
+// n <= 0, [ErrMemoryAllocation] if the device has not enough memory, and [ErrNotSupported] if
 // [AttrMemoryPoolsSupported] is 0.
 func (s *Stream) Malloc(n int) (DevPtr, error) { return s.Device().malloc(s, n) }
 

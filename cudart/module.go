@@ -72,7 +72,7 @@ func newJITLog() *jitLog {
 // A JITError is code that CUDA could not load. Unwrap returns the [*Error] of the call.
 type JITError struct {
 	Log string // of the compiler (ptxas), with line numbers of the PTX; may be empty
-	Err error
+	Err error  // the failed call, an *Error
 }
 
 // Error returns the call's error and the log.

@@ -12,7 +12,7 @@ import (
 // furthest, so that errors.Is finds its [Code], or to the error of OpenContext's
 // context.
 type OpenError struct {
-	Err      error
+	Err      error       // the reason that matters most among Attempts
 	Attempts []Attempt   // libraries that were tried
 	Searched []string    // places that were searched, none if a library was named
 	Driver   DriverFacts // parts of the driver on this host, none for an Options.Source

@@ -93,7 +93,7 @@ func (p Point) Wait(ctx context.Context) error {
 }
 
 // Notify sends to c when the Point is reached, or when CUDA cannot report that it is:
-// Completed returns which. It never blocks: if c has no room, nothing is sent. stop
+// Completed returns which. It never blocks: if c is full, nothing is sent. stop
 // withdraws the request.
 func (p Point) Notify(c chan<- struct{}) (stop func()) {
 	if p.Completed() {

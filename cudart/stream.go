@@ -38,7 +38,7 @@ type Stream struct {
 
 // NewStream creates a stream (cudaStreamCreateWithPriority). Close it; the garbage
 // collector destroys a stream that is lost. The error wraps [ErrMemoryAllocation] if
-// there is no room.
+// there is not enough memory.
 func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	const nonBlocking = 1
 	var flags uintptr = nonBlocking

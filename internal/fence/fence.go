@@ -28,8 +28,9 @@ import (
 //	removed   the point was reached   | true, nil
 //
 // A stream that is added again is open again. A query that fails leaves the stream in its
-// state, and the next call queries again: a Fence forgets nothing. Calls into the library that may block are made on the caller's
-// goroutine by Before, and by Done and Wait with a context that cannot end.
+// state, and the next call queries again: a Fence forgets nothing. Before makes calls into
+// the library that may block on the caller's goroutine, and so do Done and Wait with a
+// context that cannot end.
 //
 // Methods may be called from any goroutine.
 type Fence struct {
