@@ -48,7 +48,7 @@ func (d *Device) cEventOf(value uintptr) *cEvent {
 // String returns the handle and the device, for messages.
 func (c *cEvent) String() string { return fmt.Sprintf("event %#x of %v", c.value, c.dev) }
 
-// use is enter for [Stream.with].
+// use is beginUse for [Stream.with].
 func (c *cEvent) use() (*cEvent, bool) {
 	_, ok := c.beginUse()
 	return c, ok

@@ -88,8 +88,8 @@ func (e *Event) begin() (*cEvent, *frame) {
 	}
 }
 
-// enter is begin for a call that has a frame already. After ok, call cEvent.leave.
-func (e *Event) enter() (c *cEvent, ok bool) {
+// use is begin for a call that has a frame already. After ok, call cEvent.endUse.
+func (e *Event) use() (c *cEvent, ok bool) {
 	for {
 		c = e.current.Load()
 		if c, ok = c.use(); ok || c == e.current.Load() {
@@ -145,7 +145,7 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	}
 	end, f := e.begin()
 	code := codeClosed
-	if begin, ok := start.enter(); ok {
+	if begin, ok := start.use(); ok {
 		f.args[0], f.args[1], f.args[2] = f.outPtr(0), begin.value, end.value
 		code = e.dev.guard(fnEventElapsedTime, f)
 		begin.endUse(0)
@@ -164,7 +164,7 @@ func (s *Stream) Record(e *Event) error {
 	if c := e.current.Load(); s.made() && c.waits.Load() > 0 && !e.exposed.Load() {
 		return s.recordAnew(e, c)
 	}
-	return s.with(fnEventRecord, e, e.enter)
+	return s.with(fnEventRecord, e, e.use)
 }
 
 // recordAnew records a new cudaEvent_t in place of c, which goroutines wait for: CUDA
@@ -193,7 +193,7 @@ func (s *Stream) WaitEvent(e *Event) error {
 	if !e.made() {
 		return fmt.Errorf("cudaStreamWaitEvent: %v: %w", s, errNilEvent)
 	}
-	return s.with(fnStreamWaitEvent, e, e.enter)
+	return s.with(fnStreamWaitEvent, e, e.use)
 }
 
 // Close destroys the event (cudaEventDestroy). Streams that wait for it still do. If

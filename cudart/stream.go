@@ -159,11 +159,11 @@ func (d *Device) queryResult(fn function, code Code, what fmt.Stringer) (done bo
 	return false, d.rt.errorf(fn, code, "%v", what)
 }
 
-// with makes a call that takes the stream and the cudaEvent_t that enter has entered.
-func (s *Stream) with(fn function, event fmt.Stringer, enter func() (*cEvent, bool)) error {
+// with makes a call that takes the stream and the cudaEvent_t that use returns.
+func (s *Stream) with(fn function, event fmt.Stringer, use func() (*cEvent, bool)) error {
 	f := s.Device().begin(s)
 	code := codeClosed
-	if c, ok := enter(); ok {
+	if c, ok := use(); ok {
 		f.args[0], f.args[1], f.args[2] = s.arg(), c.value, 0
 		if fn == fnEventRecord {
 			f.args[0], f.args[1] = c.value, s.arg()

@@ -32,7 +32,7 @@ const (
 	SearchTimeout = 500 * time.Millisecond
 )
 
-// ErrStuck is in the errors of callers that have left a call behind.
+// ErrStuck is in the errors of callers that have abandoned a call.
 var ErrStuck = errors.New("a call into the CUDA library has not returned")
 
 // A Call is work that may never return.
@@ -42,11 +42,11 @@ type Call[T any] struct {
 	// Stop is called when the context has ended, with its cause, so that Run returns
 	// soon. It may be nil.
 	Stop func(cause error)
-	// Abandon reports whether the caller may leave, which it then does: Run must not
-	// use the caller's memory any more. It is called again every millisecond while it
+	// Abandon reports whether the caller may abandon the call, which it then does: Run must
+	// not use the caller's memory any more. It is called again every millisecond while it
 	// returns false. Nil stands for a function that returns true.
 	Abandon func() bool
-	// Late takes the outcome of a Run whose caller has left. It may be nil.
+	// Late takes the outcome of a Run that its caller has abandoned. It may be nil.
 	Late func(T, error)
 	// Grace is the time between Stop and Abandon: 0 stands for the constant Grace, a
 	// negative one for none.
@@ -56,7 +56,7 @@ type Call[T any] struct {
 // Do calls Run and returns its outcome. If ctx can end, Run runs on another goroutine,
 // and Do returns some time after the end of ctx, at the latest, with an error that wraps
 // ctx's, its cause and [ErrStuck]: see Call. Run is called although ctx has ended before.
-// If Run panics or ends its goroutine, Do does so too; a panic whose caller has left ends
+// If Run panics or ends its goroutine, Do does so too; a panic in an abandoned Run ends
 // the process.
 func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	if ctx.Done() == nil {

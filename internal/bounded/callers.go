@@ -61,7 +61,7 @@ func (c *Callers) run() {
 		switch {
 		case call != nil:
 			done(Foreign(call, done))
-		case c.leave():
+		case c.end():
 			ended = true
 			return
 		}
@@ -80,8 +80,8 @@ func (c *Callers) take() (call func() error, done func(error)) {
 	return c.next()
 }
 
-// leave counts a goroutine that ends, or returns false if there may be calls to make.
-func (c *Callers) leave() bool {
+// end counts a goroutine that ends, or returns false if there may be calls to make.
+func (c *Callers) end() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.starts > 0 && !c.stopped {
