@@ -45,7 +45,7 @@ func TestNilInput(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	_, err := NewCopier(t.Context(), nil, Options{})
-	require.ErrorContains(t, err, "transfer: new copier on <nil>: the device is nil")
+	require.ErrorContains(t, err, "transfer: new copier on no device: the device is nil")
 	var none context.Context
 	_, err = NewCopier(none, dev, Options{})
 	require.ErrorContains(t, err, "the context is nil")
