@@ -38,11 +38,11 @@ func ExampleUploadSlice() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := transfer.UploadSlice(ctx, &c.View, mem, weights); err != nil {
+	if err := transfer.UploadSlice(ctx, c, mem, weights); err != nil {
 		log.Fatal(err)
 	}
 	back := make([]float32, len(weights))
-	if err := transfer.DownloadSlice(ctx, &c.View, back, mem); err != nil {
+	if err := transfer.DownloadSlice(ctx, c, back, mem); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(back)

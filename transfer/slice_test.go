@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer"
 )
@@ -19,7 +20,7 @@ import (
 type celsius float32
 
 // roundTrip copies a slice to a device and back, and compares every bit.
-func roundTrip[T transfer.Plain](t *testing.T, c *transfer.Copier, size int, value func(i int) T) {
+func roundTrip[T comparable](t *testing.T, c *transfer.Copier, size int, value func(i int) T) {
 	t.Helper()
 	for _, n := range []int{0, 1, 3, 1000, 100_003} {
 		src, dst := make([]T, n), make([]T, n+1)
@@ -29,8 +30,8 @@ func roundTrip[T transfer.Plain](t *testing.T, c *transfer.Copier, size int, val
 		before := dst[n]
 		mem, err := c.Device().Malloc(max(1, n*size))
 		require.NoError(t, err)
-		require.NoError(t, transfer.UploadSlice(t.Context(), &c.View, mem, src))
-		require.NoError(t, transfer.DownloadSlice(t.Context(), &c.View, dst[:n], mem))
+		require.NoError(t, transfer.UploadSlice(t.Context(), c, mem, src))
+		require.NoError(t, transfer.DownloadSlice(t.Context(), c, dst[:n], mem))
 		require.NoError(t, c.Device().Free(mem))
 		for i := range src {
 			if src[i] != dst[i] {
@@ -69,6 +70,50 @@ func TestSlicesOfEveryPlainType(t *testing.T) {
 	roundTrip(t, c, 4, func(i int) celsius { return celsius(i) - 273.15 })
 }
 
+type vertex struct {
+	Position [3]float32
+	Color    [4]uint8
+	Visible  bool
+	Weight   float64 // behind padding
+}
+
+func TestSlicesOfStructsAndArrays(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	roundTrip(t, c, 12, func(i int) [3]float32 { return [3]float32{float32(i), -1, float32(i) / 3} })
+	roundTrip(t, c, 32, func(i int) vertex {
+		return vertex{Position: [3]float32{float32(i)}, Color: [4]uint8{byte(i), 2, 3, 255}, Visible: i%3 == 0, Weight: 1 / float64(i+1)}
+	})
+}
+
+// A slice goes to every device of a Fanout, and back from each by a Copier.
+func TestASliceOntoSeveralDevices(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	f, err := transfer.NewFanout(t.Context(), rt.Devices(), transfer.Options{})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, f.Close()) }()
+	src := []vertex{{Color: [4]uint8{1, 2, 3, 4}}, {Weight: 5}}
+	var dsts []cudart.DevPtr
+	for _, dev := range rt.Devices() {
+		mem, err := dev.Malloc(64)
+		require.NoError(t, err)
+		defer func() { assert.NoError(t, dev.Free(mem)) }()
+		dsts = append(dsts, mem)
+	}
+	require.NoError(t, transfer.UploadSlice(t.Context(), f, dsts, src))
+	require.NoError(t, transfer.UploadSlice(t.Context(), f.With(transfer.Call{}), dsts, src))
+	for i, dev := range rt.Devices() {
+		c, err := transfer.NewCopier(t.Context(), dev, transfer.Options{})
+		require.NoError(t, err)
+		dst := make([]vertex, len(src))
+		require.NoError(t, transfer.DownloadSlice(t.Context(), c, dst, dsts[i]))
+		assert.Equal(t, src, dst)
+		require.NoError(t, c.Close())
+	}
+	assert.ErrorContains(t, transfer.UploadSlice(t.Context(), f, []cudart.DevPtr{dsts[0], dsts[1] + 1}, src), "is not a multiple of 8")
+}
+
 // A NaN keeps its bits.
 func TestSliceKeepsTheBitsOfNaN(t *testing.T) {
 	t.Parallel()
@@ -78,8 +123,8 @@ func TestSliceKeepsTheBitsOfNaN(t *testing.T) {
 	defer c.Device().Free(mem)
 	const bits = 0x7ff4_0000_dead_beef // a signaling one
 	src, dst := []float64{math.Float64frombits(bits)}, []float64{0}
-	require.NoError(t, transfer.UploadSlice(t.Context(), &c.View, mem, src))
-	require.NoError(t, transfer.DownloadSlice(t.Context(), &c.View, dst, mem))
+	require.NoError(t, transfer.UploadSlice(t.Context(), c, mem, src))
+	require.NoError(t, transfer.DownloadSlice(t.Context(), c, dst, mem))
 	assert.Equal(t, uint64(bits), math.Float64bits(dst[0]))
 }
 
@@ -96,22 +141,25 @@ func TestSlicesThatAreRefused(t *testing.T) {
 		assert.EqualError(t, transfer.UploadSlice(ctx, v, at, two), "transfer: upload a []float32 of 2 elements: "+want)
 		assert.EqualError(t, transfer.DownloadSlice(ctx, v, two, at), "transfer: download a []float32 of 2 elements: "+want)
 	}
-	both(nil, mem, "the View is nil")
 	both(&c.View, 0x1002, "device address 0x1002 is not a multiple of 4, the alignment of float32")
 	both(&c.View, ^cudart.DevPtr(3), "8 bytes at device address 0xfffffffffffffffc end past the last address")
 
-	assert.NoError(t, transfer.UploadSlice(ctx, &c.View, mem+4, make([]complex64, 1)), "aligned to its parts")
-	assert.NoError(t, transfer.UploadSlice(ctx, &c.View, mem+1, make([]int8, 3)))
+	assert.EqualError(t, transfer.UploadSlice(ctx, c, mem, []string{"host"}),
+		"transfer: upload a []string of 1 elements: string is a string, which holds a pointer to host memory")
+	assert.ErrorContains(t, transfer.DownloadSlice(ctx, c, []struct{ Next *int }{{}}, mem), "Next is a ptr, which holds a pointer to host memory")
+
+	assert.NoError(t, transfer.UploadSlice(ctx, c, mem+4, make([]complex64, 1)), "aligned to its parts")
+	assert.NoError(t, transfer.UploadSlice(ctx, c, mem+1, make([]int8, 3)))
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	assert.ErrorIs(t, transfer.UploadSlice(ended, &c.View, mem, two), context.Canceled)
+	assert.ErrorIs(t, transfer.UploadSlice(ended, c, mem, two), context.Canceled)
 	closed, err := transfer.NewCopier(ctx, c.Device(), transfer.Options{})
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())
-	assert.ErrorIs(t, transfer.UploadSlice(ctx, &closed.View, mem, two), os.ErrClosed)
-	assert.ErrorIs(t, transfer.DownloadSlice(ctx, &closed.View, two, mem), os.ErrClosed)
+	assert.ErrorIs(t, transfer.UploadSlice(ctx, closed, mem, two), os.ErrClosed)
+	assert.ErrorIs(t, transfer.DownloadSlice(ctx, closed, two, mem), os.ErrClosed)
 	var none context.Context
-	assert.ErrorContains(t, transfer.DownloadSlice(none, &c.View, two, mem), "the context is nil")
+	assert.ErrorContains(t, transfer.DownloadSlice(none, c, two, mem), "the context is nil")
 }
 
 // A View's stream orders slices too, also one that another library owns. It is not parallel:
