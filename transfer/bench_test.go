@@ -75,7 +75,7 @@ func touched(n int) []byte {
 }
 
 func BenchmarkUpload(b *testing.B) {
-	r := newRig(b, Options{})
+	r := newFixture(b, Options{})
 	n := benchSize(2 << 30)
 	dst, src := r.device(n), touched(n)
 	b.Run("pageable/"+benchName(n), func(b *testing.B) {
@@ -90,7 +90,7 @@ func BenchmarkUpload(b *testing.B) {
 }
 
 func BenchmarkDownload(b *testing.B) {
-	r := newRig(b, Options{})
+	r := newFixture(b, Options{})
 	n := benchSize(2 << 30)
 	src, dst := r.device(n), touched(n)
 	b.Run("pageable/"+benchName(n), func(b *testing.B) {
@@ -123,7 +123,7 @@ func BenchmarkDownload(b *testing.B) {
 // uploads of pageable memory may return before the device has the bytes, as "queued" ones
 // do, on a stream; "synced" are those with a wait for that, which is what Upload promises.
 func BenchmarkSizes(b *testing.B) {
-	r := newRig(b, Options{})
+	r := newFixture(b, Options{})
 	total := benchSize(1 << 30)
 	mem, host := r.device(total), touched(total)
 	pointer := func(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
@@ -144,7 +144,7 @@ func BenchmarkSizes(b *testing.B) {
 			return host[off : off+n]
 		}
 		ctx := context.Background()
-		for _, way := range []struct {
+		for _, variant := range []struct {
 			name string
 			one  func() error
 		}{
@@ -157,8 +157,8 @@ func BenchmarkSizes(b *testing.B) {
 			{"down/transfer", func() error { return r.c.Download(ctx, next(), mem) }},
 			{"down/cudaMemcpy", func() error { return r.dev.CopyToHost(pointer(next()), mem, n) }},
 		} {
-			b.Run(fmt.Sprintf("%dB/%s", n, way.name), func(b *testing.B) {
-				rate(b, n, func() { require.NoError(b, way.one()) })
+			b.Run(fmt.Sprintf("%dB/%s", n, variant.name), func(b *testing.B) {
+				rate(b, n, func() { require.NoError(b, variant.one()) })
 			})
 		}
 	}
@@ -167,7 +167,7 @@ func BenchmarkSizes(b *testing.B) {
 // BenchmarkMany is 16 goroutines that upload 1 MiB each, again and again.
 func BenchmarkMany(b *testing.B) {
 	const goroutines, n = 16, mib
-	r := newRig(b, Options{})
+	r := newFixture(b, Options{})
 	mem, host := r.device(goroutines*n), touched(benchSize(1<<30))
 	took := make([][]time.Duration, goroutines)
 	var rounds atomic.Int64
@@ -198,7 +198,7 @@ func BenchmarkMany(b *testing.B) {
 }
 
 func BenchmarkFile(b *testing.B) {
-	r := newRig(b, Options{})
+	r := newFixture(b, Options{})
 	n := benchSize(4 << 30)
 	mem := r.device(n)
 	for _, dir := range []string{"/dev/shm", os.TempDir()} {
@@ -253,7 +253,7 @@ func BenchmarkFile(b *testing.B) {
 
 // BenchmarkBothWays is an upload and a download at once, and the sum of both.
 func BenchmarkBothWays(b *testing.B) {
-	r := newRig(b, Options{})
+	r := newFixture(b, Options{})
 	n := benchSize(2 << 30)
 	there, back := r.device(n), r.device(n)
 	both := func(b *testing.B, src, dst []byte) {
@@ -280,7 +280,7 @@ func BenchmarkBothWays(b *testing.B) {
 // BenchmarkScattered is 10,000 copies of 4 KiB, scattered on both sides.
 func BenchmarkScattered(b *testing.B) {
 	const count, n = 10_000, 4096
-	r := newRig(b, Options{})
+	r := newFixture(b, Options{})
 	mem, host := r.device(2*count*n), touched(2*count*n)
 	order := rand.New(rand.NewPCG(1, 2)).Perm(count)
 	parts := make([]Part, count)

@@ -27,10 +27,10 @@ type buffers struct {
 
 // A piece is memory between a reader or writer and the ring.
 type piece struct {
-	mem   *scratch
-	off   int
-	bytes []byte // of mem
-	left  int    // bytes that are not copied from or to the ring
+	mem     *scratch
+	off     int
+	bytes   []byte // of mem
+	pending int    // bytes that are not copied from or to the ring
 }
 
 // Stop makes it so that no further call begins.
@@ -113,7 +113,7 @@ func (r *readAhead) next() (call func() error, done func(error)) {
 			skip, got, err = r.read(*p.mem, off, n)
 			return err
 		}, func(err error) {
-			p.bytes, p.left = (*p.mem)[skip:skip+got], got
+			p.bytes, p.pending = (*p.mem)[skip:skip+got], got
 			r.put(p)
 			if err != nil {
 				r.job.Cut(off+got, err)
@@ -123,7 +123,7 @@ func (r *readAhead) next() (call func() error, done func(error)) {
 
 func (r *readAhead) put(p *piece) {
 	r.mu.Lock()
-	wanted := !r.stopped && p.left > 0
+	wanted := !r.stopped && p.pending > 0
 	if wanted {
 		r.pieces = append(r.pieces, p)
 	}
@@ -165,8 +165,8 @@ func (r *readAhead) Take(_, n int) stage.Part {
 // copied counts bytes of a piece that are in the ring.
 func (r *readAhead) copied(p *piece, n int) {
 	r.mu.Lock()
-	p.left -= n
-	over := p.left == 0
+	p.pending -= n
+	over := p.pending == 0
 	r.mu.Unlock()
 	if over {
 		r.reuse(p)
@@ -204,7 +204,7 @@ func (w *writeBehind) Ready() int {
 }
 
 func (w *writeBehind) Take(off, n int) stage.Part {
-	p := &piece{mem: newScratch(), off: off, left: n}
+	p := &piece{mem: newScratch(), off: off, pending: n}
 	p.bytes = (*p.mem)[:n]
 	w.mu.Lock()
 	w.free--
@@ -228,7 +228,7 @@ func (w *writeBehind) drained(p *piece, ok bool) {
 		return
 	}
 	w.mu.Lock()
-	p.left = 0
+	p.pending = 0
 	w.mu.Unlock()
 	w.Callers.Start(1)
 }
@@ -239,9 +239,9 @@ func (w *writeBehind) next() (call func() error, done func(error)) {
 	defer w.mu.Unlock()
 	for i, p := range w.pieces {
 		switch {
-		case w.stopped || w.job.PastEnd(p.off) || p.left > 0 && w.inOrder:
+		case w.stopped || w.job.PastEnd(p.off) || p.pending > 0 && w.inOrder:
 			return nil, nil
-		case p.left > 0:
+		case p.pending > 0:
 			continue
 		}
 		w.pieces = append(w.pieces[:i], w.pieces[i+1:]...)

@@ -32,15 +32,15 @@ func (l liar) WriteAt(p []byte, _ int64) (int, error) { return l.count(len(p)), 
 
 // A count that cannot be is an error, and no byte outside of the target is
 // written.
-func TestCountsThatCannotBe(t *testing.T) {
+func TestImpossibleCountsAreErrors(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	for _, n := range []int{13, 700 * kib} {
-		const room = 128 * kib
-		mem := r.device(n + room)
+		const capacity = 128 * kib
+		mem := r.device(n + capacity)
 		for name, lie := range map[string]func(n int) int{
 			"one more": func(n int) int { return n + 1 },
-			"much":     func(n int) int { return n + room },
+			"much":     func(n int) int { return n + capacity },
 			"most":     func(int) int { return math.MaxInt },
 			"negative": func(int) int { return -904 },
 			"least":    func(int) int { return math.MinInt },
@@ -53,11 +53,11 @@ func TestCountsThatCannotBe(t *testing.T) {
 				"WriteAt": func() (int, error) { return r.c.DownloadTo(t.Context(), l, 0, mem, n) },
 			} {
 				what := fmt.Sprintf("%s: %s of %d", method, name, n)
-				r.fill(mem, make([]byte, n+room))
+				r.fill(mem, make([]byte, n+capacity))
 				done, err := call()
 				require.ErrorContains(t, err, fmt.Sprintf("transfer.liar.%s returned the count ", method), what)
 				require.Zero(t, done, what)
-				require.True(t, bytes.Equal(make([]byte, n+room), r.onDevice(mem, n+room)), what)
+				require.True(t, bytes.Equal(make([]byte, n+capacity), r.onDevice(mem, n+capacity)), what)
 			}
 		}
 	}
@@ -65,9 +65,9 @@ func TestCountsThatCannotBe(t *testing.T) {
 
 // A short read puts its bytes on the device, and none of those that the ring
 // holds from copies before.
-func TestShortReadsBringTheirBytesOnly(t *testing.T) {
+func TestShortReadsCopyTheirBytesOnly(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n = 3 * mib
 	mem, want := r.device(n), bytesOf(5, n)
 	for _, has := range []int{0, 1, 512*kib + 1, n - 1} {
@@ -95,36 +95,36 @@ func TestCallbacksThatDoNotReturn(t *testing.T) {
 	t.Parallel()
 	const n = 6 * mib
 	want := bytesOf(1, n)
-	type operation func(ctx context.Context, r *rig, end func()) error
+	type operation func(ctx context.Context, r *fixture, end func()) error
 	progress := func(end func()) Call { return Call{Progress: func(int, int) { end() }} }
 	for name, operation := range map[string]operation{
-		"readerAt": func(ctx context.Context, r *rig, end func()) error {
+		"readerAt": func(ctx context.Context, r *fixture, end func()) error {
 			_, err := r.c.UploadFrom(ctx, r.device(n), hooked{want, end}, 0, n)
 			return err
 		},
-		"writerAt": func(ctx context.Context, r *rig, end func()) error {
+		"writerAt": func(ctx context.Context, r *fixture, end func()) error {
 			_, err := r.c.DownloadTo(ctx, hooked{make([]byte, n), end}, 0, r.device(n), n)
 			return err
 		},
-		"reader": func(ctx context.Context, r *rig, end func()) error {
+		"reader": func(ctx context.Context, r *fixture, end func()) error {
 			_, err := r.c.UploadReader(ctx, r.device(n), &hookedStream{hooked{want, end}, 0}, n)
 			return err
 		},
-		"writer": func(ctx context.Context, r *rig, end func()) error {
+		"writer": func(ctx context.Context, r *fixture, end func()) error {
 			_, err := r.c.DownloadWriter(ctx, &hookedStream{hooked{make([]byte, n), end}, 0}, r.device(n), n)
 			return err
 		},
-		"progress of an upload": func(ctx context.Context, r *rig, end func()) error {
+		"progress of an upload": func(ctx context.Context, r *fixture, end func()) error {
 			return r.c.With(progress(end)).Upload(ctx, r.device(n), want)
 		},
-		"progress of a download": func(ctx context.Context, r *rig, end func()) error {
+		"progress of a download": func(ctx context.Context, r *fixture, end func()) error {
 			_, err := r.c.With(progress(end)).DownloadTo(ctx, hooked{make([]byte, n), func() {}}, 0, r.device(n), n)
 			return err
 		},
-		"progress of a small copy": func(ctx context.Context, r *rig, end func()) error {
+		"progress of a small copy": func(ctx context.Context, r *fixture, end func()) error {
 			return r.c.With(progress(end)).Download(ctx, make([]byte, 100), r.device(100))
 		},
-		"progress of pinned memory": func(ctx context.Context, r *rig, end func()) error {
+		"progress of pinned memory": func(ctx context.Context, r *fixture, end func()) error {
 			buf, err := hostmem.Alloc(ctx, r.dev, n, hostmem.Options{})
 			if err != nil {
 				return err
@@ -132,11 +132,11 @@ func TestCallbacksThatDoNotReturn(t *testing.T) {
 			defer func() { assert.NoError(r, buf.Close()) }()
 			return r.c.With(progress(end)).Upload(ctx, r.device(n), buf.Bytes())
 		},
-		"progress of new memory": func(ctx context.Context, r *rig, end func()) error {
+		"progress of new memory": func(ctx context.Context, r *fixture, end func()) error {
 			_, err := r.c.With(progress(end)).DownloadNew(ctx, r.device(100), 100)
 			return err
 		},
-		"progress of parts": func(ctx context.Context, r *rig, end func()) error {
+		"progress of parts": func(ctx context.Context, r *fixture, end func()) error {
 			return r.c.With(progress(end)).UploadAll(ctx, cutUp(want, r.device(n), 0, 5000))
 		},
 	} {
@@ -146,7 +146,7 @@ func TestCallbacksThatDoNotReturn(t *testing.T) {
 				sim, rt := testgpu.Sim(t, cudasim.Config{})
 				dev, err := rt.Device(0)
 				require.NoError(t, err)
-				r := rigOn(t, dev, Options{Workers: 2})
+				r := fixtureOn(t, dev, Options{Workers: 2})
 				for range 3 {
 					failed := operation(t.Context(), r, end)
 					if how == "panics" {
@@ -203,7 +203,7 @@ func (h *hookedStream) Write(p []byte) (int, error) {
 
 func TestReadersAreNotCalledAfterCancellation(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n, before = 700 * kib, 5
 	mem, want := r.device(n), bytesOf(1, n)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -241,7 +241,7 @@ func (h *hesitant) Read(p []byte) (int, error) {
 
 func TestReadersThatReturnNothing(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 1})
+	r := newFixture(t, Options{Workers: 1})
 	mem, want := r.device(50), bytesOf(1, 50)
 	never := &hesitant{times: math.MaxInt}
 	done, err := r.c.UploadReader(t.Context(), mem, never, 50)
@@ -258,21 +258,21 @@ func TestReadersThatReturnNothing(t *testing.T) {
 // full takes so many bytes, and then ends a write in one of several ways.
 type full struct {
 	bytes.Buffer
-	room   int
-	err    error
-	all    bool // the write that fills it returns an error too
-	writes int  // after the one that failed
-	failed bool
+	capacity int
+	err      error
+	all      bool // the write that fills it returns an error too
+	writes   int  // after the one that failed
+	failed   bool
 }
 
 func (f *full) Write(p []byte) (int, error) {
 	if f.failed {
 		f.writes++
 	}
-	n := min(len(p), f.room)
-	f.room -= n
+	n := min(len(p), f.capacity)
+	f.capacity -= n
 	f.Buffer.Write(p[:n])
-	if n < len(p) || f.all && f.room == 0 {
+	if n < len(p) || f.all && f.capacity == 0 {
 		f.failed = true
 		return n, f.err
 	}
@@ -280,29 +280,29 @@ func (f *full) Write(p []byte) (int, error) {
 }
 
 // The count is what the writer took, so that a copy can be continued there. After a failure it is not written to again.
-func TestTheCountIsWhatTheWriterTook(t *testing.T) {
+func TestDownloadCountsWhatTheWriterReported(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n = 6 * mib
 	mem, want := r.device(n), bytesOf(1, n)
 	r.fill(mem, want)
-	for _, room := range []int{0, 1, 512 * kib, 512*kib + 1, 3*mib + 777, 5 * mib, n - 1} {
+	for _, capacity := range []int{0, 1, 512 * kib, 512*kib + 1, 3*mib + 777, 5 * mib, n - 1} {
 		for name, w := range map[string]*full{
-			"short":    {room: room},
-			"error":    {room: room, err: errFlaky},
-			"at once":  {room: room, err: errFlaky, all: true},
-			"with EOF": {room: room, err: io.EOF},
+			"short":    {capacity: capacity},
+			"error":    {capacity: capacity, err: errFlaky},
+			"at once":  {capacity: capacity, err: errFlaky, all: true},
+			"with EOF": {capacity: capacity, err: io.EOF},
 		} {
-			what := fmt.Sprintf("%s: %d", name, room)
+			what := fmt.Sprintf("%s: %d", name, capacity)
 			done, err := r.c.DownloadWriter(t.Context(), w, mem, n)
 			is := w.err
 			if is == nil {
 				is = io.ErrShortWrite
 			}
 			require.ErrorIs(t, err, is, what)
-			require.ErrorContains(t, err, fmt.Sprintf("at byte %d of %d", room, n), what)
-			require.Equal(t, room, done, what)
-			require.True(t, bytes.Equal(want[:room], w.Bytes()), what)
+			require.ErrorContains(t, err, fmt.Sprintf("at byte %d of %d", capacity, n), what)
+			require.Equal(t, capacity, done, what)
+			require.True(t, bytes.Equal(want[:capacity], w.Bytes()), what)
 			require.Zero(t, w.writes, what)
 		}
 	}

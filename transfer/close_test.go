@@ -26,7 +26,7 @@ func TestACopierThatWasClosed(t *testing.T) {
 	dev := testgpu.Device(t)
 	c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
 	require.NoError(t, err)
-	r := &rig{TB: t, dev: dev, c: c}
+	r := &fixture{TB: t, dev: dev, c: c}
 	mem, host := r.device(100), make([]byte, 100)
 	view := c.With(Call{})
 	var group sync.WaitGroup
@@ -68,9 +68,9 @@ func (s *stuck) Read(p []byte) (int, error) {
 
 // Readers that do not return keep nothing else from copying, and no context from
 // ending the call.
-func TestCopiesBesideReadersThatAreStuck(t *testing.T) {
+func TestBlockedReadersDoNotBlockOtherCopies(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 1})
+	r := newFixture(t, Options{Workers: 1})
 	const n, readers = mib, 40
 	mem := r.device(n)
 	s := newStuck()
@@ -110,22 +110,22 @@ func TestCloseInACallback(t *testing.T) {
 	t.Parallel()
 	const n = 3 * mib
 	want := bytesOf(1, n)
-	for name, call := range map[string]func(r *rig, hook func()) error{
-		"progress": func(r *rig, hook func()) error {
+	for name, call := range map[string]func(r *fixture, hook func()) error{
+		"progress": func(r *fixture, hook func()) error {
 			return r.c.With(Call{Progress: func(int, int) { hook() }}).Upload(t.Context(), r.device(n), want)
 		},
-		"reader": func(r *rig, hook func()) error {
+		"reader": func(r *fixture, hook func()) error {
 			_, err := r.c.UploadReader(t.Context(), r.device(n), &hookedStream{hooked{want, hook}, 0}, n)
 			return err
 		},
-		"writerAt": func(r *rig, hook func()) error {
+		"writerAt": func(r *fixture, hook func()) error {
 			_, err := r.c.DownloadTo(t.Context(), hooked{make([]byte, n), hook}, 0, r.device(n), n)
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, Options{Workers: 2})
+			r := newFixture(t, Options{Workers: 2})
 			mem := r.device(1)
 			var calls sync.Once
 			require.NoError(t, call(r, func() {
@@ -142,7 +142,7 @@ func TestCloseInACallback(t *testing.T) {
 
 func TestCloseContextWaitsForCopies(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n = 4 * mib
 	mem, want := r.device(n), bytesOf(1, n)
 	var once sync.Once
@@ -159,7 +159,7 @@ func TestCloseContextWaitsForCopies(t *testing.T) {
 func TestCloseWaitsForStreamsOfCallers(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{100, mib} {
-		r := newSimRig(t, Options{Workers: 2})
+		r := newSimFixture(t, Options{Workers: 2})
 		s := r.stream()
 		mem, want := r.device(n), bytesOf(1, n)
 		open := blocked(t, s)
@@ -182,7 +182,7 @@ func TestCloseWithACallThatDoesNotReturn(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 2})
+	r := fixtureOn(t, dev, Options{Workers: 2})
 	unblock := sim.Block("cudaHostUnregister", cudasim.Fault{})
 	defer unblock()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -206,7 +206,7 @@ func TestCloseWithACallThatDoesNotReturn(t *testing.T) {
 
 // What was made before opening failed is released, also if CUDA refuses that once: nobody
 // else can.
-func TestOpeningThatFailsLeavesNothing(t *testing.T) {
+func TestFailedConstructorsReleaseEverything(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	first, err := rt.Device(0)

@@ -23,15 +23,15 @@ import (
 // Many copies of all kinds at once share few slots, and every byte is right.
 func TestCopiesAtOnce(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
-	const goroutines, rounds, most = 8, 8, 3*mib + 3
+	r := newFixture(t, Options{Workers: 2})
+	const goroutines, rounds, maxN = 8, 8, 3*mib + 3
 	var group sync.WaitGroup
 	for g := range goroutines {
-		mem := r.device(most)
+		mem := r.device(maxN)
 		s := r.stream()
 		group.Go(func() {
 			for i := range rounds {
-				n := []int{100, stage.MaxSmall, 700 * kib, most}[(g+i)%4]
+				n := []int{100, stage.MaxSmall, 700 * kib, maxN}[(g+i)%4]
 				want, got := bytesOf(uint64(g*100+i), n), make([]byte, n)
 				c := &r.c.View
 				if i%2 == 1 {
@@ -74,7 +74,7 @@ func TestCopiesAtOnce(t *testing.T) {
 // A warm copier makes little garbage, and keeps what it has.
 func TestCopiesStayWithinBounds(t *testing.T) {
 	dev, before := testgpu.Device(t), hostmem.ReadStats().ReservedBytes
-	r := rigOn(t, dev, Options{Workers: 2})
+	r := fixtureOn(t, dev, Options{Workers: 2})
 	mem, host := r.device(mib), make([]byte, mib)
 	pinned := hostmem.ReadStats().ReservedBytes
 	for _, n := range []int{4096, mib} {
@@ -101,9 +101,9 @@ func TestCopiesStayWithinBounds(t *testing.T) {
 
 // A pipe from a download to an upload works on one core, though each blocks the other
 // again and again. Not parallel: it sets GOMAXPROCS.
-func TestAPipeFromCopyToCopy(t *testing.T) {
+func TestDownloadAndUploadConnectedByAPipe(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	r := newRig(t, Options{Workers: 1})
+	r := newFixture(t, Options{Workers: 1})
 	const n, pipes = 5*mib + 3, 6
 	var group sync.WaitGroup
 	for i := range pipes {
@@ -128,20 +128,20 @@ func TestAPipeFromCopyToCopy(t *testing.T) {
 // context that can end.
 func TestSmallCopiesAtOnce(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const goroutines, copies = 100, 10
-	const room = 4 * stage.MaxSmall
-	mem := r.device(goroutines * room)
+	const capacity = 4 * stage.MaxSmall
+	mem := r.device(goroutines * capacity)
 	var group sync.WaitGroup
 	for g := range goroutines {
 		group.Go(func() {
-			at := mem + cudart.DevPtr(g*room)
+			at := mem + cudart.DevPtr(g*capacity)
 			for i := range copies {
 				ctx := t.Context()
 				if i%2 == 0 {
 					ctx = context.Background()
 				}
-				n := 1 + (g*7919+i*104729)%room
+				n := 1 + (g*7919+i*104729)%capacity
 				want, got := bytesOf(uint64(g*copies+i), n), make([]byte, n)
 				assert.NoError(t, r.c.Upload(ctx, at, want))
 				assert.NoError(t, r.c.Download(ctx, got, at))
@@ -192,7 +192,7 @@ func TestCloseWhileCopiesRun(t *testing.T) {
 	for range 5 {
 		c, err := NewCopier(t.Context(), dev, Options{Workers: 2})
 		require.NoError(t, err)
-		r := &rig{TB: t, dev: dev, c: c}
+		r := &fixture{TB: t, dev: dev, c: c}
 		var group sync.WaitGroup
 		var begun sync.WaitGroup
 		begun.Add(goroutines)

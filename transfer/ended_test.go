@@ -22,16 +22,16 @@ func TestContextsThatHaveEnded(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	devs := rt.Devices()
-	r := rigOn(t, devs[0], Options{})
+	r := fixtureOn(t, devs[0], Options{})
 	f, err := NewFanout(t.Context(), devs, Options{})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, f.Close()) }()
 	const n = mib
 	mem, host, s := r.device(n), make([]byte, n), r.stream()
-	dsts := []cudart.DevPtr{mem, (&rig{TB: t, dev: devs[1]}).device(n)}
+	dsts := []cudart.DevPtr{mem, (&fixture{TB: t, dev: devs[1]}).device(n)}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(assert.AnError)
-	other := rigOn(t, devs[0], Options{})
+	other := fixtureOn(t, devs[0], Options{})
 	require.NoError(t, blockedQueue(t, other, s))
 	count := func(_ int, err error) error { return err }
 	for name, call := range map[string]func() error{
@@ -67,7 +67,7 @@ func TestContextsThatHaveEnded(t *testing.T) {
 }
 
 // blockedQueue queues a copy of r on a stream that goes on when the test ends.
-func blockedQueue(t *testing.T, r *rig, s *cudart.Stream) error {
+func blockedQueue(t *testing.T, r *fixture, s *cudart.Stream) error {
 	mem := r.device(1)
 	blocked(t, s)
 	return r.c.With(Call{Stream: s}).Upload(t.Context(), mem, []byte{1})
@@ -77,7 +77,7 @@ func blockedQueue(t *testing.T, r *rig, s *cudart.Stream) error {
 // error and its cause.
 func TestContextsThatEndMeanwhile(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{})
+	r := newSimFixture(t, Options{})
 	const n = 5 * mib
 	mem, host, s := r.device(n), make([]byte, n), r.stream()
 	open := blocked(t, s)

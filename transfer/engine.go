@@ -199,14 +199,14 @@ func (e *engine) connect(i int, group []int) (bool, error) {
 // disconnect disables access that connect has enabled, but for the first pairs.
 func (e *engine) disconnect(first int) error {
 	var errs []error
-	kept := e.peers[:first]
+	enabled := e.peers[:first]
 	for _, p := range e.peers[first:] {
 		if err := e.members[p.from].dev.DisablePeerAccess(e.members[p.to].dev); err != nil {
 			errs = append(errs, err)
-			kept = append(kept, p)
+			enabled = append(enabled, p)
 		}
 	}
-	e.peers = kept
+	e.peers = enabled
 	return errors.Join(errs...)
 }
 
@@ -338,7 +338,7 @@ func (p place) doWith(ctx context.Context, rw any, off int64, n int, copies func
 		return 0, err
 	}
 	return p.do(ctx, n, func() (int, error) {
-		if err := p.call.turn(ctx); err != nil {
+		if err := p.call.waitForStream(ctx); err != nil {
 			return 0, err
 		}
 		return copies()

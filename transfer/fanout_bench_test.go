@@ -38,7 +38,7 @@ func BenchmarkFanout(b *testing.B) {
 	file := pageCached(b, src)
 	for count := 1; count <= len(all); count *= 2 {
 		b.Run(fmt.Sprintf("%d", count), func(b *testing.B) {
-			r := newFanRig(b, all[:count], Options{})
+			r := newFanFixture(b, all[:count], Options{})
 			mems := r.devices(n)
 			for _, bench := range []struct {
 				name string
@@ -52,7 +52,7 @@ func BenchmarkFanout(b *testing.B) {
 					rate(b, n, func() { require.NoError(b, bench.one()) })
 					b.StopTimer()
 					for i, dev := range r.devs {
-						got := (&rig{TB: b, dev: dev}).onDevice(mems[i], n)
+						got := (&fixture{TB: b, dev: dev}).onDevice(mems[i], n)
 						require.True(b, bytes.Equal(src, got), "%v", dev)
 					}
 				})
@@ -69,11 +69,11 @@ func BenchmarkTwoDevices(b *testing.B) {
 		b.Skip("needs two GPUs")
 	}
 	n := benchSize(2 << 30)
-	var rigs [2]*rig
+	var rigs [2]*fixture
 	var mems [2]cudart.DevPtr
 	var srcs [2][]byte
 	for i, dev := range devs {
-		rigs[i] = rigOn(b, dev, Options{})
+		rigs[i] = fixtureOn(b, dev, Options{})
 		mems[i], srcs[i] = rigs[i].device(n), bytesOf(uint64(i), n)
 	}
 	b.Run("pageable/"+benchName(n), func(b *testing.B) {

@@ -108,18 +108,18 @@ func (b *fanTrial) n(operation string) int {
 	return len(b.want)
 }
 
-func (b *fanTrial) rig() *fanRig { return &fanRig{TB: b.TB, devs: b.f.Devices(), f: b.f} }
+func (b *fanTrial) fixture() *fanFixture { return &fanFixture{TB: b.TB, devs: b.f.Devices(), f: b.f} }
 
 // requireWorks runs an operation that is to succeed.
 func (b *fanTrial) requireWorks(name, what string) {
 	b.Helper()
-	b.rig().forget(b.mems, b.n(name))
+	b.fixture().forget(b.mems, b.n(name))
 	err := fanOperations[name](b.Context(), b)
 	if errors.Is(err, cudart.ErrInvalidResourceHandle) { // of a call that was in progress
 		err = fanOperations[name](b.Context(), b)
 	}
 	require.NoError(b, err, what)
-	b.rig().requireOn(b.mems, b.want[:b.n(name)], what)
+	b.fixture().requireOn(b.mems, b.want[:b.n(name)], what)
 }
 
 // close releases all, and requires that nothing is left.
@@ -210,7 +210,7 @@ func TestEveryCallOfAFanoutCanFail(t *testing.T) {
 
 // fails runs an operation with calls that fail, and reports whether it has failed.
 func (b *fanTrial) fails(name, fn string, nth, times int) bool {
-	b.rig().forget(b.mems, b.n(name))
+	b.fixture().forget(b.mems, b.n(name))
 	b.sim.Fail(fn, cudasim.Fault{Nth: nth, Times: times, Code: cudart.ErrInvalidResourceHandle})
 	err := fanOperations[name](b.Context(), b)
 	if !errors.Is(err, ErrUnderWay) {
@@ -223,7 +223,7 @@ func (b *fanTrial) fails(name, fn string, nth, times int) bool {
 		require.Regexp(b, namesDevice, err.Error())
 		require.Regexp(b, `at byte \d+ of \d+`, err.Error())
 	} else {
-		b.rig().requireOn(b.mems, b.want[:b.n(name)], name)
+		b.fixture().requireOn(b.mems, b.want[:b.n(name)], name)
 	}
 	b.requireWorks(name, fn)
 	b.close(name)
@@ -265,7 +265,7 @@ func TestCallsOfAFanoutThatDoNotReturn(t *testing.T) {
 					if err != nil {
 						require.ErrorIs(t, err, context.Canceled)
 					} else {
-						b.rig().requireOn(b.mems, want[:b.n(name)], fn)
+						b.fixture().requireOn(b.mems, want[:b.n(name)], fn)
 					}
 					for b.sim.Outstanding().PendingOps > 0 { // what was left
 						time.Sleep(time.Millisecond)
@@ -332,7 +332,7 @@ func TestADeviceOfAFanoutThatIsLost(t *testing.T) {
 					mem, err := dev.Malloc(more)
 					require.NoError(t, err)
 					require.NoError(t, c.Upload(t.Context(), mem, bytesOf(7, more)))
-					require.True(t, bytes.Equal(bytesOf(7, more), (&rig{TB: t, dev: dev}).onDevice(mem, more)))
+					require.True(t, bytes.Equal(bytesOf(7, more), (&fixture{TB: t, dev: dev}).onDevice(mem, more)))
 					require.NoError(t, dev.Free(mem))
 					require.ErrorContains(t, b.f.Close(), fmt.Sprintf("device %d (", lost))
 					require.ErrorIs(t, b.f.Upload(t.Context(), b.mems, want), ErrClosed)
@@ -374,12 +374,12 @@ func TestSourcesOfAFanoutThatFail(t *testing.T) {
 				require.ErrorIs(t, err, end, what)
 				require.Equal(t, at, done, what)
 			}
-			b.rig().forget(b.mems, n)
+			b.fixture().forget(b.mems, n)
 			done, err := b.f.UploadReader(t.Context(), b.mems, io.MultiReader(bytes.NewReader(source), failing{end}), n)
 			require.ErrorIs(t, err, end, what)
 			require.ErrorContains(t, err, fmt.Sprintf("at byte %d of %d", at, n), what)
 			require.Equal(t, at, done, what)
-			b.rig().requireOn(b.mems, want[:done], what)
+			b.fixture().requireOn(b.mems, want[:done], what)
 			require.Zero(t, b.sim.PendingCopies(), what)
 		}
 	}
@@ -407,10 +407,10 @@ func TestFanoutsThatAreCanceled(t *testing.T) {
 			for i := range 8 { // at calls from the first to the last
 				ctx, cancel := context.WithCancelCause(t.Context())
 				stop := errors.New("stop")
-				left := atomic.Int64{}
-				left.Store(int64(1 + calls*i/8))
+				remaining := atomic.Int64{}
+				remaining.Store(int64(1 + calls*i/8))
 				b.sim.OnCall(func(string, int) {
-					if left.Add(-1) == 0 {
+					if remaining.Add(-1) == 0 {
 						cancel(stop)
 					}
 				})
@@ -512,7 +512,7 @@ func TestMakingAndClosingAFanoutCanFail(t *testing.T) {
 }
 
 // Where a device has no more room for peers, chunks go to all devices.
-func TestFanoutWithoutRoomForPeers(t *testing.T) {
+func TestFanoutWorksWhenPeerAccessIsExhausted(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	require.NoError(t, err)

@@ -22,8 +22,8 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// A fanRig is a Fanout on several devices.
-type fanRig struct {
+// A fanFixture is a Fanout on several devices.
+type fanFixture struct {
 	testing.TB
 	devs []*cudart.Device
 	f    *Fanout
@@ -40,25 +40,25 @@ func devicesOf(t testing.TB, n int) []*cudart.Device {
 	return rt.Devices()
 }
 
-func newFanRig(t testing.TB, devs []*cudart.Device, o Options) *fanRig {
+func newFanFixture(t testing.TB, devs []*cudart.Device, o Options) *fanFixture {
 	t.Helper()
 	f, err := NewFanout(t.Context(), devs, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	return &fanRig{TB: t, devs: devs, f: f}
+	return &fanFixture{TB: t, devs: devs, f: f}
 }
 
 // devices allocates n bytes on each device until the test ends.
-func (r *fanRig) devices(n int) (list []cudart.DevPtr) {
+func (r *fanFixture) devices(n int) (list []cudart.DevPtr) {
 	r.Helper()
 	for _, dev := range r.devs {
-		list = append(list, (&rig{TB: r.TB, dev: dev}).device(n))
+		list = append(list, (&fixture{TB: r.TB, dev: dev}).device(n))
 	}
 	return list
 }
 
 // forget makes it so that no device has bytes of an earlier copy.
-func (r *fanRig) forget(mems []cudart.DevPtr, n int) {
+func (r *fanFixture) forget(mems []cudart.DevPtr, n int) {
 	r.Helper()
 	for i, dev := range r.devs {
 		require.NoError(r, dev.Memset(mems[i], 0xEE, n))
@@ -67,10 +67,10 @@ func (r *fanRig) forget(mems []cudart.DevPtr, n int) {
 }
 
 // requireOn requires that all devices have these bytes.
-func (r *fanRig) requireOn(mems []cudart.DevPtr, want []byte, what string) {
+func (r *fanFixture) requireOn(mems []cudart.DevPtr, want []byte, what string) {
 	r.Helper()
 	for i, dev := range r.devs {
-		got := (&rig{TB: r.TB, dev: dev}).onDevice(mems[i], len(want))
+		got := (&fixture{TB: r.TB, dev: dev}).onDevice(mems[i], len(want))
 		require.True(r, bytes.Equal(want, got), "%s: %v", what, dev)
 	}
 }
@@ -82,7 +82,7 @@ type onlyReaderAt struct{ io.ReaderAt }
 var fanSizes = []int{1, 64 * kib, 64*kib + 1, mib + 3, 5*mib + 1}
 
 // more is more than the ring of each device holds.
-func (r *fanRig) more() int { return r.f.Stats().RingBytes/len(r.devs) + mib + 12345 }
+func (r *fanFixture) more() int { return r.f.Stats().RingBytes/len(r.devs) + mib + 12345 }
 
 func TestFanoutBringsEveryByteToEveryDevice(t *testing.T) {
 	t.Parallel()
@@ -96,7 +96,7 @@ func TestFanoutBringsEveryByteToEveryDevice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, rt := testgpu.Sim(t, cfg)
-			r := newFanRig(t, rt.Devices(), Options{})
+			r := newFanFixture(t, rt.Devices(), Options{})
 			everyWayIn(t, r, append(slices.Clone(fanSizes), r.more()))
 			peers := r.f.Stats().PeerBytes
 			if name == "no peers" || name == "one" {
@@ -109,8 +109,8 @@ func TestFanoutBringsEveryByteToEveryDevice(t *testing.T) {
 }
 
 // The same on the GPUs of the machine, with PINNED_TEST_GPU=1.
-func TestFanoutOntoTheDevicesThereAre(t *testing.T) {
-	r := newFanRig(t, devicesOf(t, 2), Options{})
+func TestFanoutOntoAllDevicesOfTheMachine(t *testing.T) {
+	r := newFanFixture(t, devicesOf(t, 2), Options{})
 	sizes := fanSizes[:3] // of simulated ones there are other tests
 	if testgpu.Real() {
 		sizes = append(slices.Clone(fanSizes), r.more(), 300*mib+35)
@@ -119,21 +119,21 @@ func TestFanoutOntoTheDevicesThereAre(t *testing.T) {
 }
 
 // everyWayIn copies by every method.
-func everyWayIn(t *testing.T, r *fanRig, sizes []int) {
+func everyWayIn(t *testing.T, r *fanFixture, sizes []int) {
 	t.Helper()
 	const skip = 77
-	most := sizes[len(sizes)-1]
-	mems := r.devices(most)
-	all := bytesOf(1, skip+most)
+	maxN := sizes[len(sizes)-1]
+	mems := r.devices(maxN)
+	all := bytesOf(1, skip+maxN)
 	file, err := os.Create(filepath.Join(t.TempDir(), "source"))
 	require.NoError(t, err)
 	defer file.Close()
 	_, err = file.Write(all)
 	require.NoError(t, err)
-	pinned, err := hostmem.Alloc(t.Context(), r.devs[0], most, hostmem.Options{})
+	pinned, err := hostmem.Alloc(t.Context(), r.devs[0], maxN, hostmem.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, pinned.Close()) }()
-	theirs, err := r.devs[0].HostAlloc(most, cudart.HostAllocDefault)
+	theirs, err := r.devs[0].HostAlloc(maxN, cudart.HostAllocDefault)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, r.devs[0].FreeHost(theirs)) }()
 	stream, err := r.devs[len(r.devs)-1].NewStream(cudart.StreamOptions{})
@@ -143,7 +143,7 @@ func everyWayIn(t *testing.T, r *fanRig, sizes []int) {
 	for _, n := range sizes {
 		want := all[skip:][:n]
 		copy(pinned.Bytes(), want)
-		copied := unsafe.Slice((*byte)(theirs), most)
+		copied := unsafe.Slice((*byte)(theirs), maxN)
 		copy(copied, want)
 		for what, one := range map[string]func() (int, error){
 			"bytes":        func() (int, error) { return n, r.f.Upload(ctx, mems, want) },
@@ -183,7 +183,7 @@ func TestFanoutWaitsForTheSlowestDevice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sim, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{}, {Link: slow}}, NoPeerAccess: no})
-			r := newFanRig(t, rt.Devices(), Options{})
+			r := newFanFixture(t, rt.Devices(), Options{})
 			mems, want := r.devices(n), bytesOf(2, n)
 			require.NoError(t, r.f.Upload(t.Context(), mems, want))
 			require.Zero(t, sim.PendingCopies(), "also from device to device")
@@ -198,7 +198,7 @@ func TestFanoutSharesTheLinks(t *testing.T) {
 	t.Parallel()
 	for name, no := range map[string][][2]int{"peers": nil, "no peers": {{0, 1}}} {
 		sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), NoPeerAccess: no})
-		r := newFanRig(t, rt.Devices(), Options{})
+		r := newFanFixture(t, rt.Devices(), Options{})
 		const n = 64 * mib
 		mems := r.devices(n)
 		before := sim.Calls("cudaMemcpyAsync")
@@ -215,7 +215,7 @@ func TestFanoutSharesTheLinks(t *testing.T) {
 	}
 }
 
-func TestFanoutRefuses(t *testing.T) {
+func TestFanoutRefusesInvalidInput(t *testing.T) {
 	var noContext context.Context
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
@@ -241,18 +241,18 @@ func TestFanoutRefuses(t *testing.T) {
 		require.ErrorContains(t, err, tt.want)
 	}
 
-	r := newFanRig(t, devs, Options{})
+	r := newFanFixture(t, devs, Options{})
 	mems := r.devices(mib)
 	src := make([]byte, mib)
 	ctx := t.Context()
 	s, err := other.Devices()[0].NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
 	defer s.Close()
-	near := []cudart.DevPtr{mems[0], mems[1], mems[0] + mib - 1}
+	overlapping := []cudart.DevPtr{mems[0], mems[1], mems[0] + mib - 1}
 	for want, err := range map[string]error{
 		"2 destinations for 3 devices":                                      r.f.Upload(ctx, mems[:2], src),
 		"0 destinations for 3 devices":                                      r.f.Upload(ctx, nil, nil),
-		"the destinations of byte 0 on device 0 (Simulated GPU) (":          r.f.Upload(ctx, near, src),
+		"the destinations of byte 0 on device 0 (Simulated GPU) (":          r.f.Upload(ctx, overlapping, src),
 		"transfer: upload 1048576 bytes onto 3 devices: the context is nil": r.f.Upload(noContext, mems, src),
 		"Call.Stream: stream":                                               r.f.With(Call{Stream: s}).Upload(ctx, mems, src),
 		"context canceled":                                                  r.f.Upload(ended, mems, src),
@@ -271,7 +271,7 @@ func TestFanoutRefuses(t *testing.T) {
 		require.Zero(t, done)
 	}
 	// Of nothing, also where the places are one.
-	require.NoError(t, r.f.Upload(ctx, near, nil))
+	require.NoError(t, r.f.Upload(ctx, overlapping, nil))
 	done, err := r.f.UploadFrom(ctx, mems, bytes.NewReader(nil), 5, 0)
 	require.NoError(t, err)
 	require.Zero(t, done)
@@ -303,7 +303,7 @@ func TestAFanoutThatWasClosed(t *testing.T) {
 // Close during a copy is refused, and CloseContext waits.
 func TestAFanoutIsClosedByItsReader(t *testing.T) {
 	t.Parallel()
-	r := newFanRig(t, devicesOf(t, 2), Options{})
+	r := newFanFixture(t, devicesOf(t, 2), Options{})
 	mems := r.devices(mib)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -324,7 +324,7 @@ func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestFanoutReportsProgress(t *testing.T) {
 	t.Parallel()
-	r := newFanRig(t, devicesOf(t, 2), Options{})
+	r := newFanFixture(t, devicesOf(t, 2), Options{})
 	const n = 20*mib + 1
 	mems, src := r.devices(n), bytesOf(5, n)
 	last := 0

@@ -92,7 +92,7 @@ func (b *bench) close(what string) {
 	require.NoError(t, b.c.Download(t.Context(), after, b.mem), what)
 	require.True(t, bytes.Equal(b.bytes, after), what)
 	require.NoError(t, b.strm.Close())
-	(&rig{TB: t, c: b.c}).closeSoon()
+	(&fixture{TB: t, c: b.c}).closeSoon()
 	require.NoError(t, b.buf.Close())
 	require.NoError(t, b.dev.Free(b.mem))
 	require.NoError(t, b.rt.Close())
@@ -375,7 +375,7 @@ func TestReadersAndWritersThatFail(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 3})
+	r := fixtureOn(t, dev, Options{Workers: 3})
 	const n = 4*mib + 9
 	want := bytesOf(8, n)
 	mem := r.device(n)
@@ -421,9 +421,9 @@ func TestFilesThatShrink(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 2})
+	r := fixtureOn(t, dev, Options{Workers: 2})
 	ring := r.c.Stats().RingBytes
-	n, left := ring+8*mib, ring+3*mib+1
+	n, remaining := ring+8*mib, ring+3*mib+1
 	want := bytesOf(5, n)
 	mem := r.device(n)
 	for where, dir := range directories(t) {
@@ -439,11 +439,11 @@ func TestFilesThatShrink(t *testing.T) {
 		for sim.Calls("cudaMemcpyAsync") == before {
 			runtime.Gosched()
 		}
-		assert.NoError(t, f.Truncate(int64(left)))
+		assert.NoError(t, f.Truncate(int64(remaining)))
 		sim.Release()
 		group.Wait()
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF, where)
-		require.Equal(t, left, done, where)
+		require.Equal(t, remaining, done, where)
 		require.True(t, bytes.Equal(want[:done], r.onDevice(mem, done)), where)
 
 		// It grows again: only what was asked for is read.

@@ -75,7 +75,7 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 
 // What a writer takes counts, also after the copy was abandoned: the GPU does not
 // answer any more, while a Write runs.
-func TestAWriteOutlastsTheCopy(t *testing.T) {
+func TestAWriteCountsAfterTheCopyWasAbandoned(t *testing.T) {
 	t.Parallel()
 	const n = 4 * mib
 	sim, err := cudasim.New(cudasim.Config{Version: 12040})
@@ -122,7 +122,7 @@ func TestErrorsThatAreReportedOnce(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1})
+	r := fixtureOn(t, dev, Options{Workers: 1})
 	const large = 13 * stage.MaxSmall
 	mem, want := r.device(large), bytesOf(1, large)
 	r.fill(mem, want)
@@ -152,12 +152,12 @@ func TestErrorsThatAreReportedOnce(t *testing.T) {
 
 // When queueing fails half way, the half that was queued is waited for: nothing
 // is in flight when the copy returns, and no slot is used again before.
-func TestCopiesThatAreQueuedInPart(t *testing.T) {
+func TestPartlyQueuedCopiesAreWaitedFor(t *testing.T) {
 	t.Parallel()
 	const parts = 1500 // in one chunk: two batches, of a thousand and the rest
-	type operation func(v *View, r *rig, mem cudart.DevPtr) error
+	type operation func(v *View, r *fixture, mem cudart.DevPtr) error
 	all := func(upload bool) operation {
-		return func(v *View, r *rig, mem cudart.DevPtr) error {
+		return func(v *View, r *fixture, mem cudart.DevPtr) error {
 			if upload {
 				return v.UploadAll(r.Context(), cutUp(make([]byte, parts*64), mem, 64, 64))
 			}
@@ -165,7 +165,7 @@ func TestCopiesThatAreQueuedInPart(t *testing.T) {
 		}
 	}
 	pinned := func(upload bool) operation {
-		return func(v *View, r *rig, mem cudart.DevPtr) error {
+		return func(v *View, r *fixture, mem cudart.DevPtr) error {
 			// Registered in pieces, each of which is copied by itself.
 			buf, err := hostmem.Alloc(r.Context(), r.dev, 4*mib, hostmem.Options{Chunk: 2 * mib})
 			require.NoError(r, err)
@@ -196,7 +196,7 @@ func TestCopiesThatAreQueuedInPart(t *testing.T) {
 				sim, rt := testgpu.Sim(t, cudasim.Config{Version: tt.version})
 				dev, err := rt.Device(0)
 				require.NoError(t, err)
-				r := rigOn(t, dev, Options{Workers: 1})
+				r := fixtureOn(t, dev, Options{Workers: 1})
 				mem := r.device(4 * mib)
 				// The GPU begins when the failure is known, and CUDA is asked.
 				sim.Hold()

@@ -38,7 +38,7 @@ func TestAMappedFileThatIsCutShort(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation does not report the address of a bus error")
 	}
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n = 4 * mib
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	require.NoError(t, err)
@@ -63,7 +63,7 @@ func TestAMappedFileThatIsCutShort(t *testing.T) {
 // is asked what is there (mincore).
 func TestFilesOutsideThePageCache(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const n, off = 20*mib + 5, 777
 	want := bytesOf(3, off+n)
 	mem := r.device(n)
@@ -121,7 +121,7 @@ func requireUnmapped(t *testing.T) {
 
 func TestFilesInMemory(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n = 3*mib + 5
 	want := bytesOf(6, n)
 	mem := r.device(n)
@@ -174,7 +174,7 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 2})
+	r := fixtureOn(t, dev, Options{Workers: 2})
 	const n = 8 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
@@ -233,7 +233,7 @@ func TestAFileInMemoryThatIsTruncated(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1})
+	r := fixtureOn(t, dev, Options{Workers: 1})
 	const n = 3 * mib
 	want := bytesOf(2, n)
 	mem := r.device(n)
@@ -265,11 +265,11 @@ func TestAFileInMemoryThatIsTruncated(t *testing.T) {
 // A full tmpfs is ENOSPC, with what it had room for in the file. The test runs
 // itself in a mount namespace, with a tmpfs of its own.
 func TestAFullFileSystemInMemory(t *testing.T) {
-	const dir, room = "PINNED_TEST_TMPFS", 5 * mib
+	const dir, capacity = "PINNED_TEST_TMPFS", 5 * mib
 	if at := os.Getenv(dir); at != "" {
-		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%d", room)))
-		r := newRig(t, Options{Workers: 2})
-		const n = 2 * room
+		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%d", capacity)))
+		r := newFixture(t, Options{Workers: 2})
+		const n = 2 * capacity
 		want := bytesOf(2, n)
 		mem := r.device(n)
 		r.fill(mem, want)
@@ -278,7 +278,7 @@ func TestAFullFileSystemInMemory(t *testing.T) {
 		defer f.Close()
 		done, err := r.c.DownloadTo(t.Context(), f, 0, mem, n)
 		require.ErrorIs(t, err, unix.ENOSPC)
-		require.LessOrEqual(t, done, room)
+		require.LessOrEqual(t, done, capacity)
 		got, err := os.ReadFile(f.Name())
 		require.NoError(t, err)
 		require.Len(t, got, done)
@@ -308,7 +308,7 @@ func TestAFullFileSystemInMemory(t *testing.T) {
 // Device nodes are not files in memory, though their file system is.
 func TestADeviceNodeIsWritten(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	f, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
@@ -323,7 +323,7 @@ func TestADeviceNodeIsWritten(t *testing.T) {
 // DownloadNew unmaps what it allocated when it fails. Not parallel: it looks at
 // the address space of the process.
 func TestNewMemoryAfterAFailure(t *testing.T) {
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n, rounds = 64 * mib, 64
 	mem := r.device(n)
 	size := func() (bytes int) {
@@ -376,7 +376,7 @@ func TestDirectIO(t *testing.T) {
 		t.Skipf("no O_DIRECT in %s: %v", t.TempDir(), err)
 	}
 	require.NoError(t, probe.Close())
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	const n = 3*mib + 5
 	want := bytesOf(7, n)
 	mem := r.device(n)
@@ -447,7 +447,7 @@ func TestDirectIO(t *testing.T) {
 // DirectIO does with a file what can be done with it as it is open.
 func TestDirectIOKeepsToTheFlags(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	c := r.c.With(Call{DirectIO: true})
 	const n = 64 * kib
 	want := bytesOf(7, n)
@@ -491,7 +491,7 @@ func TestDirectIOKeepsToTheFlags(t *testing.T) {
 // To open a FIFO once more would wait for its other end.
 func TestDirectIOOfAPipe(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	c := r.c.With(Call{DirectIO: true})
 	path := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, unix.Mkfifo(path, 0o600))
@@ -540,7 +540,7 @@ func TestShortReadsPastThePageCache(t *testing.T) {
 	t.Parallel()
 	const size = 10*block + 100
 	data := bytesOf(1, size)
-	for name, most := range map[string]int{"nothing": 0, "one byte": 1, "half a block": block / 2, "a block": block, "two blocks and a bit": 2*block + 7, "all": size} {
+	for name, maxN := range map[string]int{"nothing": 0, "one byte": 1, "half a block": block / 2, "a block": block, "two blocks and a bit": 2*block + 7, "all": size} {
 		for _, base := range []int{0, block, 777} {
 			for _, n := range []int{1, block, 3*block + 9, size - base, size - base + 1} {
 				what := fmt.Sprintf("%s, %d from %d", name, n, base)
@@ -548,11 +548,11 @@ func TestShortReadsPastThePageCache(t *testing.T) {
 				read := readBlocks(func(p []byte, off int64) (int, error) {
 					require.Zero(t, off%block, what)
 					require.Zero(t, len(p)%block, what)
-					if !first && most < block {
+					if !first && maxN < block {
 						return 0, unix.EINVAL
 					}
 					first = false
-					return copy(p[:min(len(p), most)], data[min(int(off), size):]), nil
+					return copy(p[:min(len(p), maxN)], data[min(int(off), size):]), nil
 				}, int64(base), readAt(bytes.NewReader(data), int64(base)))
 				to := make([]byte, size+3*block)
 				skip, got, err := read(to, 0, n)

@@ -26,7 +26,7 @@ func directories(t *testing.T) map[string]string {
 
 func TestFilesArrive(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3})
+	r := newFixture(t, Options{Workers: 3})
 	for where, dir := range directories(t) {
 		for _, direct := range []bool{false, true} {
 			for _, n := range sizes {
@@ -69,7 +69,7 @@ func TestFilesArrive(t *testing.T) {
 
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3})
+	r := newFixture(t, Options{Workers: 3})
 	for _, n := range sizes {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			want := bytesOf(uint64(n), n+10)
@@ -91,7 +91,7 @@ func TestReadersAndWriters(t *testing.T) {
 
 func TestReadersThatEndEarly(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3})
+	r := newFixture(t, Options{Workers: 3})
 	const n = 5*mib + 3
 	want := bytesOf(1, n)
 	for _, has := range []int{0, 1, mib - 1, mib, 3*mib + 5, n - 1} {
@@ -114,7 +114,7 @@ func TestReadersThatEndEarly(t *testing.T) {
 // all arrives.
 func TestFilesThatAreCachedInPart(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const n = 40*mib + 777
 	want := bytesOf(1, n)
 	mem := r.device(n)
@@ -147,7 +147,7 @@ func TestFilesThatAreCachedInPart(t *testing.T) {
 // that is read last.
 func TestReadersThatFailBehindOthers(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const n, at = 12 * mib, 5*mib + 3
 	want := bytesOf(1, n)
 	mem := r.device(n)

@@ -21,7 +21,7 @@ func TestCopiesOnEveryHost(t *testing.T) {
 			sim, rt := testgpu.Sim(t, h.Config)
 			dev, err := rt.Device(0)
 			require.NoError(t, err)
-			r := rigOn(t, dev, Options{})
+			r := fixtureOn(t, dev, Options{})
 			const n = 5<<20 + 3
 			want, p := bytesOf(1, n), r.device(n)
 			require.NoError(t, r.c.Upload(t.Context(), p, want))

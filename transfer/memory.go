@@ -38,7 +38,7 @@ func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) erro
 
 // copyMemory copies between mem and one place on the device, in the order of Call.Stream.
 func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (int, error) {
-	if err := v.call.turn(ctx); err != nil {
+	if err := v.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
 	send, known, err := pinned(ctx, v.dev(), mem, down)
@@ -74,9 +74,9 @@ func (v view) counted(n int, err error) (int, error) {
 	return n, nil
 }
 
-// turn waits until the caller's stream is done with what was queued there: a copy
+// waitForStream waits until the caller's stream is done with what was queued there: a copy
 // uses the ring, which all share, only when nothing of the caller's can delay it.
-func (c Call) turn(ctx context.Context) error {
+func (c Call) waitForStream(ctx context.Context) error {
 	if c.Stream == nil {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*hostmem.Pageable, error) {
 	mem := new(hostmem.Pageable)
 	_, err := v.get().do(ctx, n, func() (done int, err error) {
-		if err = v.call.turn(ctx); err != nil {
+		if err = v.call.waitForStream(ctx); err != nil {
 			return 0, err
 		}
 		if mem, err = hostmem.AllocPageable(n); err != nil {

@@ -25,7 +25,7 @@ func TestBadInput(t *testing.T) {
 			require.ErrorContains(t, err, "Options."+option, "%+v", o)
 		}
 	}
-	r := rigOn(t, dev, Options{Workers: 1})
+	r := fixtureOn(t, dev, Options{Workers: 1})
 	mem := r.device(1)
 	_, err := r.c.UploadFrom(t.Context(), mem, strings.NewReader(""), 0, -1)
 	require.ErrorContains(t, err, "transfer: upload -1 bytes from offset 0 of *strings.Reader: -1 bytes: must not be negative")
@@ -50,7 +50,7 @@ func TestNilInput(t *testing.T) {
 	_, err = NewCopier(none, dev, Options{})
 	require.ErrorContains(t, err, "the context is nil")
 
-	r := rigOn(t, dev, Options{Workers: 1})
+	r := fixtureOn(t, dev, Options{Workers: 1})
 	mem := r.device(1)
 	one, parts := []byte{1}, []Part{{mem, []byte{1}}}
 	for name, call := range map[string]func(ctx context.Context) error{
@@ -88,7 +88,7 @@ func TestNilInput(t *testing.T) {
 // Copies of nothing succeed, and make no calls.
 func TestNothingToDo(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 1})
+	r := newFixture(t, Options{Workers: 1})
 	mem := r.device(1)
 	require.NoError(t, r.c.Upload(t.Context(), mem, nil))
 	require.NoError(t, r.c.Download(t.Context(), nil, mem))

@@ -17,7 +17,7 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-func (r *rig) stream() *cudart.Stream {
+func (r *fixture) stream() *cudart.Stream {
 	r.Helper()
 	s, err := r.dev.NewStream(cudart.StreamOptions{})
 	require.NoError(r, err)
@@ -25,21 +25,21 @@ func (r *rig) stream() *cudart.Stream {
 	return s
 }
 
-// newSimRig is for tests that block streams by host functions: with a real GPU
+// newSimFixture is for tests that block streams by host functions: with a real GPU
 // the calls of other tests that wait for the device would wait for them.
-func newSimRig(t testing.TB, o Options) *rig {
+func newSimFixture(t testing.TB, o Options) *fixture {
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	return rigOn(t, dev, o)
+	return fixtureOn(t, dev, o)
 }
 
 // blocked makes a stream wait until open is called, or the test ends.
 func blocked(t testing.TB, s *cudart.Stream) (open func()) {
-	gate := make(chan struct{})
-	open = sync.OnceFunc(func() { close(gate) })
+	blocked := make(chan struct{})
+	open = sync.OnceFunc(func() { close(blocked) })
 	t.Cleanup(open)
-	require.NoError(t, s.LaunchHostFunc(func() { <-gate }))
+	require.NoError(t, s.LaunchHostFunc(func() { <-blocked }))
 	return open
 }
 
@@ -47,7 +47,7 @@ func blocked(t testing.TB, s *cudart.Stream) (open func()) {
 // what was queued before, and before what is queued then.
 func TestUploadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{Workers: 4})
+	r := newSimFixture(t, Options{Workers: 4})
 	s := r.stream()
 	for _, n := range []int{1000, stage.MaxSmall, maxQueued} {
 		dst, other := r.device(n), r.device(n)
@@ -71,7 +71,7 @@ func TestUploadsInTheOrderOfAStream(t *testing.T) {
 // no memory: they come after it all the same.
 func TestUploadsThatWaitForAStream(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{Workers: 4})
+	r := newSimFixture(t, Options{Workers: 4})
 	s := r.stream()
 	open := blocked(t, s)
 	for range queuedBytes / maxQueued {
@@ -103,7 +103,7 @@ func TestAStreamWhoseQueueIsFull(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{QueueDepth: 4})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{})
+	r := fixtureOn(t, dev, Options{})
 	s := r.stream()
 	mem, src := r.device(100), bytesOf(1, 100)
 	open := blocked(t, s)
@@ -126,7 +126,7 @@ func TestAStreamWhoseQueueIsFull(t *testing.T) {
 
 func TestDownloadsInTheOrderOfAStream(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{Workers: 2})
+	r := newSimFixture(t, Options{Workers: 2})
 	s := r.stream()
 	buf, err := hostmem.Alloc(t.Context(), r.dev, 9*mib, hostmem.Options{})
 	require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestDownloadsInTheOrderOfAStream(t *testing.T) {
 
 func TestAPinnedSourceMayBeChangedToo(t *testing.T) {
 	t.Parallel()
-	r := newSimRig(t, Options{Workers: 2})
+	r := newSimFixture(t, Options{Workers: 2})
 	s := r.stream()
 	const n = 2 * mib
 	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
@@ -169,7 +169,7 @@ func TestStreamsOfOtherDevicesAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	other, err := rt.Device(1)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1})
+	r := fixtureOn(t, dev, Options{Workers: 1})
 	s, err := other.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
@@ -178,7 +178,7 @@ func TestStreamsOfOtherDevicesAreRefused(t *testing.T) {
 
 func TestProgressEndsAtTheTotal(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 3})
+	r := newFixture(t, Options{Workers: 3})
 	const n = 5*mib + 7
 	mem := r.device(n)
 	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
@@ -221,7 +221,7 @@ func TestCancelledCopies(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 2})
+	r := fixtureOn(t, dev, Options{Workers: 2})
 	const n = 9 * mib
 	mem, host := r.device(n), bytesOf(1, n)
 	cause := assert.AnError

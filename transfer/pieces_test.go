@@ -20,7 +20,7 @@ import (
 
 // piecesAtRandom are pieces of n bytes with gaps between them, at places in another
 // order on each device. It returns what is to be there.
-func piecesAtRandom(seed uint64, mems []cudart.DevPtr, source []byte, room int) (list []Piece, want [][]byte) {
+func piecesAtRandom(seed uint64, mems []cudart.DevPtr, source []byte, capacity int) (list []Piece, want [][]byte) {
 	rnd := rand.New(rand.NewPCG(seed, 3))
 	for off := 0; off < len(source); {
 		n := min([]int{0, 1, 777, 70_000, 600_000, 3 * mib}[rnd.IntN(6)], len(source)-off)
@@ -34,7 +34,7 @@ func piecesAtRandom(seed uint64, mems []cudart.DevPtr, source []byte, room int) 
 		}
 	}
 	for d, mem := range mems {
-		want = append(want, bytes.Repeat([]byte{0xEE}, room))
+		want = append(want, bytes.Repeat([]byte{0xEE}, capacity))
 		at := 0
 		for _, i := range rnd.Perm(len(list)) {
 			p := &list[i]
@@ -52,11 +52,11 @@ func TestPiecesComeToTheirPlaces(t *testing.T) {
 	_, apart := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), NoPeerAccess: [][2]int{{0, 1}}})
 	for name, devs := range map[string][]*cudart.Device{"peers": devicesOf(t, 2), "no peers": apart.Devices(), "one": devicesOf(t, 1)} {
 		t.Run(name, func(t *testing.T) {
-			r := newFanRig(t, devs, Options{})
+			r := newFanFixture(t, devs, Options{})
 			const skip, n = 99, 20*mib + 77
-			const room = n + mib
+			const capacity = n + mib
 			all := bytesOf(9, skip+n)
-			mems := r.devices(room)
+			mems := r.devices(capacity)
 			file, err := os.Create(filepath.Join(t.TempDir(), "source"))
 			require.NoError(t, err)
 			defer file.Close()
@@ -70,8 +70,8 @@ func TestPiecesComeToTheirPlaces(t *testing.T) {
 				"file": file, "reader": onlyReaderAt{bytes.NewReader(all)}, "bytes": bytes.NewReader(all), "pinned": bytes.NewReader(pinned.Bytes()),
 			} {
 				for seed := range uint64(2) {
-					pieces, want := piecesAtRandom(seed, mems, all[skip:], room)
-					r.forget(mems, room)
+					pieces, want := piecesAtRandom(seed, mems, all[skip:], capacity)
+					r.forget(mems, capacity)
 					last := 0
 					v := r.f.With(Call{DirectIO: seed == 1, Progress: func(done, total int) { last = done; require.Equal(t, n, total) }})
 					done, err := v.UploadPieces(t.Context(), from, skip, n, pieces)
@@ -79,14 +79,14 @@ func TestPiecesComeToTheirPlaces(t *testing.T) {
 					require.Equal(t, n, done, what)
 					require.Equal(t, n, last, what)
 					for i, dev := range devs {
-						got := (&rig{TB: t, dev: dev}).onDevice(mems[i], room)
+						got := (&fixture{TB: t, dev: dev}).onDevice(mems[i], capacity)
 						require.True(t, bytes.Equal(want[i], got), "%s, %d, %v", what, seed, dev)
 					}
 				}
 			}
 			// Of a source that ends, the pieces before are there.
-			pieces, want := piecesAtRandom(7, mems, all[skip:], room)
-			r.forget(mems, room)
+			pieces, want := piecesAtRandom(7, mems, all[skip:], capacity)
+			r.forget(mems, capacity)
 			const end = 9*mib + 5
 			done, err := r.f.UploadPieces(t.Context(), bytes.NewReader(all[:skip+end]), skip, n, pieces)
 			require.ErrorIs(t, err, io.ErrUnexpectedEOF)
@@ -96,7 +96,7 @@ func TestPiecesComeToTheirPlaces(t *testing.T) {
 					continue
 				}
 				for i, dev := range devs {
-					got := (&rig{TB: t, dev: dev}).onDevice(p.Dsts[i], p.N)
+					got := (&fixture{TB: t, dev: dev}).onDevice(p.Dsts[i], p.N)
 					require.True(t, bytes.Equal(want[i][p.Dsts[i]-mems[i]:][:p.N], got), "piece at %d", p.Off)
 				}
 			}
@@ -107,7 +107,7 @@ func TestPiecesComeToTheirPlaces(t *testing.T) {
 func TestPiecesThatAreRefused(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	r := newFanRig(t, rt.Devices(), Options{})
+	r := newFanFixture(t, rt.Devices(), Options{})
 	mems := r.devices(100)
 	at := func(off, n int, dst cudart.DevPtr) Piece {
 		return Piece{off, n, []cudart.DevPtr{mems[0] + dst, mems[1] + dst}}

@@ -22,7 +22,7 @@ import (
 
 // requireWay copies mem there and back, and requires that it went by the way
 // named, right.
-func (r *rig) requireWay(direct bool, mem []byte, what string) {
+func (r *fixture) requireWay(direct bool, mem []byte, what string) {
 	r.Helper()
 	n := len(mem)
 	dev := r.device(n)
@@ -46,7 +46,7 @@ func (r *rig) requireWay(direct bool, mem []byte, what string) {
 
 func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	ctx := t.Context()
 	for name, o := range map[string]hostmem.Options{"buffer": {}, "chunks": {Chunk: 2 * mib}} {
 		buf, err := hostmem.Alloc(ctx, r.dev, 7*mib+5, o)
@@ -93,7 +93,7 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 // Long copies are queued in pieces, each from and to its own place.
 func TestPinnedMemoryOfSeveralPieces(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 1})
+	r := newFixture(t, Options{Workers: 1})
 	const n = directPiece + 5*mib + 3
 	dev := r.device(n)
 	buf, err := hostmem.Alloc(t.Context(), r.dev, n, hostmem.Options{})
@@ -131,7 +131,7 @@ func TestMemoryThatIsPinnedInPart(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	gpu, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, gpu, Options{Workers: 1})
+	r := fixtureOn(t, gpu, Options{Workers: 1})
 	const n = 4 * mib
 	dev := r.device(n)
 	pageable, err := hostmem.AllocPageable(n)
@@ -156,7 +156,7 @@ func TestMemoryThatIsPinnedInPart(t *testing.T) {
 
 func TestAMappedFileIsASource(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Workers: 2})
+	r := newFixture(t, Options{Workers: 2})
 	want := bytesOf(4, 3*mib)
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, want, 0o600))

@@ -51,7 +51,7 @@ func (p place) memory(ctx context.Context, src []byte) (int, error) {
 	if len(p.members) == 1 && len(p.pieces) == 1 && p.pieces[0].Off == 0 && p.pieces[0].N >= len(src) {
 		return p.copyMemory(ctx, p.pieces[0].Dsts[0], src, false)
 	}
-	if err := p.call.turn(ctx); err != nil {
+	if err := p.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
 	send, known, err := pinned(ctx, p.dev(), src, false)
@@ -129,14 +129,14 @@ func (p place) forward(from, off, n int, after cudart.Point) (ends []cudart.Poin
 // copyPinned copies n bytes of pinned memory, which send queues, without the ring. With
 // several devices each of a group gets every so many pieces.
 func (p place) copyPinned(ctx context.Context, n int, send sender, down bool) (int, error) {
-	turn, stream := 0, 0
+	round, stream := 0, 0
 	if down {
 		stream = 1
 	}
 	queue := func(off, n int) (ends []cudart.Point, err error) {
-		defer func() { turn++ }()
+		defer func() { round++ }()
 		for _, group := range p.groups {
-			to := group[turn%len(group)]
+			to := group[round%len(group)]
 			on := p.members[to].direct[stream]
 			err := p.each(off, n, func(piece *Piece, skip, n int) error {
 				return send(on, piece.Dsts[to]+cudart.DevPtr(skip), piece.Off+skip, n)

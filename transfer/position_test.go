@@ -56,7 +56,7 @@ type foreign struct{ *bytes.Reader }
 // UploadReader takes from a reader what io.CopyN takes, and leaves the rest of it.
 func TestReadersAreReadAsByCopy(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const size = 3*mib + 11
 	data := bytesOf(1, size)
 	mem := r.device(2 * size)
@@ -94,7 +94,7 @@ func TestPositionsAfterAnError(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{})
+	r := fixtureOn(t, dev, Options{})
 	const n, start = 5 * mib, 1000
 	data := bytesOf(1, start+n)
 	mem := r.device(n)
@@ -135,7 +135,7 @@ func TestPositionsAfterASmallCopyFailed(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{})
+	r := fixtureOn(t, dev, Options{})
 	mem := r.device(100)
 	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamSynchronize"} {
 		b, from := bytes.NewBufferString(strings.Repeat("x", 100)), strings.NewReader("some bytes")
@@ -161,9 +161,9 @@ func TestPositionsAfterASmallCopyFailed(t *testing.T) {
 }
 
 // A position behind which there are no more offsets is an error.
-func TestPositionsThatCannotBe(t *testing.T) {
+func TestImpossiblePositionsAreErrors(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	mem := r.device(100)
 	from := strings.NewReader("text")
 	_, err := from.Seek(math.MaxInt64, io.SeekStart)
@@ -209,7 +209,7 @@ func (u upperBuffer) Write(p []byte) (int, error) { return u.Buffer.Write(bytes.
 // A reader or writer that embeds another one is used through its own methods.
 func TestReadersAndWritersThatEmbedOthers(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const n = mib
 	text := bytes.Repeat([]byte("a file in lower case; "), n)[:n]
 	want := bytes.ToUpper(text)
@@ -257,7 +257,7 @@ func TestReadersAndWritersThatEmbedOthers(t *testing.T) {
 }
 
 // io.Copy hides a file in a type of package os. It is read as the file itself.
-func TestFilesThatCopyHides(t *testing.T) {
+func TestFilesHiddenByIOCopyAreReadAtTheirPosition(t *testing.T) {
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	require.NoError(t, err)
@@ -285,7 +285,7 @@ func (f readFromFunc) ReadFrom(r io.Reader) (int64, error) { return f(r) }
 // writers are written to in order.
 func TestWritersAreWrittenAsByCopy(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const size = 3*mib + 11
 	data := bytesOf(2, size)
 	mem := r.device(size)
@@ -322,12 +322,12 @@ func TestWritersAreWrittenAsByCopy(t *testing.T) {
 }
 
 // What a writer took while the copy failed for another reason is counted.
-func TestTheCountOfAWriteThatRuns(t *testing.T) {
+func TestAWriteDuringAFailureIsCounted(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 2})
+	r := fixtureOn(t, dev, Options{Workers: 2})
 	const n = 16 * mib
 	mem, data := r.device(n), bytesOf(1, n)
 	r.fill(mem, data)
@@ -384,7 +384,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // The files of readers and writers at the ends of a pipe.
 func TestFilesWithoutAPosition(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const n = 300 * kib // more than a pipe holds
 	mem, other, data := r.device(n), r.device(n), bytesOf(1, n)
 	r.fill(mem, data)

@@ -35,7 +35,7 @@ func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
 func (v *View) all(ctx context.Context, what string, parts []Part, down bool) error {
 	p := newPartList(parts, down)
 	_, err := v.get().do(ctx, p.n(), func() (int, error) {
-		if err := v.call.turn(ctx); err != nil {
+		if err := v.call.waitForStream(ctx); err != nil {
 			return 0, err
 		}
 		p.batches = v.dev().Runtime().CanCopyBatch()

@@ -38,22 +38,22 @@ func TestScatteredParts(t *testing.T) {
 				dev, err = rt.Device(0)
 				require.NoError(t, err)
 			}
-			r := rigOn(t, dev, Options{Workers: 3})
+			r := fixtureOn(t, dev, Options{Workers: 3})
 			for _, gap := range []int{0, 3} {
 				for _, cut := range [][]int{{4096}, {1, 0, 100, 65536}, {3 * mib}, {mib, 7}} {
 					t.Run(fmt.Sprintf("gap %d, %v", gap, cut), func(t *testing.T) {
 						const n = 5*mib + 5
 						want := bytesOf(9, n)
-						room := 2*n + 1000 // for the gaps
+						capacity := 2*n + 1000 // for the gaps
 						if gap > 0 && cut[0] == 1 {
-							room = n + 4*gap*(n/65536+4)
+							capacity = n + 4*gap*(n/65536+4)
 						}
-						mem := r.device(room)
-						r.fill(mem, make([]byte, room))
+						mem := r.device(capacity)
+						r.fill(mem, make([]byte, capacity))
 						parts := cutUp(want, mem, gap, cut...)
 						rand.New(rand.NewPCG(1, 2)).Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 						require.NoError(t, r.c.UploadAll(t.Context(), parts))
-						there := r.onDevice(mem, room)
+						there := r.onDevice(mem, capacity)
 						back := make([]Part, len(parts))
 						for i, p := range parts {
 							at := int(p.Device - mem)
@@ -63,7 +63,7 @@ func TestScatteredParts(t *testing.T) {
 							clear(there[at : at+len(p.Host)])
 							back[i] = Part{Device: p.Device, Host: make([]byte, len(p.Host))}
 						}
-						require.True(t, bytes.Equal(make([]byte, room), there), "nothing between the parts is touched")
+						require.True(t, bytes.Equal(make([]byte, capacity), there), "nothing between the parts is touched")
 						require.NoError(t, r.c.DownloadAll(t.Context(), back))
 						for i, p := range parts {
 							if !bytes.Equal(p.Host, back[i].Host) {
@@ -82,7 +82,7 @@ func TestNeighboursBecomeOneCopy(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{Version: 12040}) // which copies them one by one
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := rigOn(t, dev, Options{Workers: 1})
+	r := fixtureOn(t, dev, Options{Workers: 1})
 	mem := r.device(mib)
 	for gap, want := range map[int]int{0: 1, 1: 100} {
 		before := sim.Calls("cudaMemcpyAsync")

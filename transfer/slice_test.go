@@ -176,10 +176,10 @@ func TestSlicesInTheOrderOfAForeignStream(t *testing.T) {
 	mem, err := dev.Malloc(n * 4)
 	require.NoError(t, err)
 	got := make([]uint32, n)
-	gate := make(chan struct{})
-	goOn := sync.OnceFunc(func() { close(gate) })
+	blocked := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(blocked) })
 	t.Cleanup(goOn) // before the copier is closed, which waits
-	require.NoError(t, owner.LaunchHostFunc(func() { <-gate }))
+	require.NoError(t, owner.LaunchHostFunc(func() { <-blocked }))
 	require.NoError(t, owner.Memset(mem, 0x42, n*4)) // the owner's kernel
 	copied := make(chan error, 1)
 	go func() {

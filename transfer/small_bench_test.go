@@ -26,14 +26,14 @@ import (
 // every 64. Beside is uploads beside a large one. BothWays is large copies in both directions,
 // and the memory that is pinned before and with the ring's extension.
 func BenchmarkSmallUploads(b *testing.B) {
-	for _, way := range []string{"transfer", "cuda"} {
-		b.Run(way, func(b *testing.B) {
-			r := newRig(b, Options{})
+	for _, variant := range []string{"transfer", "cuda"} {
+		b.Run(variant, func(b *testing.B) {
+			r := newFixture(b, Options{})
 			for _, goroutines := range []int{1, 16} {
 				for _, n := range []int{64, 4 * kib, 32 * kib, 128 * kib, 256 * kib, mib} {
 					for _, direction := range []string{"up", "down", "stream"} {
 						b.Run(fmt.Sprintf("%s/goroutines=%d/%dB", direction, goroutines, n), func(b *testing.B) {
-							benchmarkSmall(b, r, direction, way == "cuda", goroutines, n)
+							benchmarkSmall(b, r, direction, variant == "cuda", goroutines, n)
 						})
 					}
 				}
@@ -41,7 +41,7 @@ func BenchmarkSmallUploads(b *testing.B) {
 		})
 	}
 	b.Run("Beside", func(b *testing.B) {
-		r := newRig(b, Options{})
+		r := newFixture(b, Options{})
 		n := benchSize(256 << 20)
 		large, src := r.device(n), touched(n)
 		ctx, cancel := context.WithCancel(b.Context())
@@ -62,7 +62,7 @@ func BenchmarkSmallUploads(b *testing.B) {
 		group.Wait()
 	})
 	b.Run("BothWays", func(b *testing.B) {
-		r := newRig(b, Options{})
+		r := newFixture(b, Options{})
 		n := benchSize(2 << 30)
 		there, back, src, dst := r.device(n), r.device(n), touched(n), touched(n)
 		idle := r.c.Stats().RingBytes
@@ -78,7 +78,7 @@ func BenchmarkSmallUploads(b *testing.B) {
 }
 
 // benchmarkSmall is b.N copies of n bytes by so many goroutines together.
-func benchmarkSmall(b *testing.B, r *rig, direction string, cuda bool, goroutines, n int) {
+func benchmarkSmall(b *testing.B, r *fixture, direction string, cuda bool, goroutines, n int) {
 	const places = 8 // of each goroutine, so that the caches do not hold the source
 	mem, host := r.device(goroutines*n), touched(max(goroutines*places*n, 4096))
 	ctx := context.Background()

@@ -33,27 +33,27 @@ type memory struct {
 	ctx  context.Context
 	addr cudart.DevPtr
 	n    int           // bytes
-	turn chan struct{} // has room for the one method that copies
+	lock chan struct{} // a mutex: it holds the method that copies
 	at   atomic.Int64  // bytes that were copied
 }
 
 // NewReader returns a Reader of n bytes of device memory. ctx ends its copies. A nil
 // ctx and a negative n are errors of the first use.
 func (v *View) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
-	return &Reader{v: v, ctx: ctx, addr: src, n: n, turn: make(chan struct{}, 1)}
+	return &Reader{v: v, ctx: ctx, addr: src, n: n, lock: make(chan struct{}, 1)}
 }
 
 // NewWriter returns a Writer of n bytes of device memory. ctx ends its copies. A nil
 // ctx and a negative n are errors of the first use.
 func (v *View) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
-	return &Writer{v: v, ctx: ctx, addr: dst, n: n, turn: make(chan struct{}, 1)}
+	return &Writer{v: v, ctx: ctx, addr: dst, n: n, lock: make(chan struct{}, 1)}
 }
 
 var errNoMemory = errors.New("the Reader or Writer is nil, or was not made by a View")
 
 func (m *memory) check(off int64) error {
 	switch {
-	case m == nil || m.turn == nil:
+	case m == nil || m.lock == nil:
 		return errNoMemory
 	case m.ctx == nil:
 		return errNilContext
@@ -63,15 +63,15 @@ func (m *memory) check(off int64) error {
 	return checkOffset(off, 0)
 }
 
-// next calls copies with the place and the size of what is left, and counts what it
+// next calls copies with the place and the size of the rest, and counts what it
 // returns as copied.
-func (m *memory) next(what string, copies func(at cudart.DevPtr, left int) (int, error)) (int, error) {
+func (m *memory) next(what string, copies func(at cudart.DevPtr, remaining int) (int, error)) (int, error) {
 	err := m.check(0)
 	if err == nil {
 		select {
-		case m.turn <- struct{}{}:
-			defer func() { <-m.turn }()
-			n, err := copies(m.addr+cudart.DevPtr(m.at.Load()), m.left())
+		case m.lock <- struct{}{}:
+			defer func() { <-m.lock }()
+			n, err := copies(m.addr+cudart.DevPtr(m.at.Load()), m.remaining())
 			m.at.Add(int64(n))
 			return n, err
 		case <-m.ctx.Done():
@@ -81,8 +81,8 @@ func (m *memory) next(what string, copies func(at cudart.DevPtr, left int) (int,
 	return 0, fmt.Errorf("transfer: %s device memory: %w", what, err)
 }
 
-// left does not wait for a copy, which may be calling it.
-func (m *memory) left() int {
+// remaining does not wait for a copy, which may be calling it.
+func (m *memory) remaining() int {
 	if m == nil {
 		return 0
 	}
@@ -92,8 +92,8 @@ func (m *memory) left() int {
 // Read copies what comes next into p, as much as that holds, or returns io.EOF at the
 // end. Errors are those of [View.Download], and nothing is read then.
 func (r *Reader) Read(p []byte) (int, error) {
-	return (*memory)(r).next("read", func(at cudart.DevPtr, left int) (int, error) {
-		n := min(len(p), left)
+	return (*memory)(r).next("read", func(at cudart.DevPtr, remaining int) (int, error) {
+		n := min(len(p), remaining)
 		if n == 0 && len(p) > 0 {
 			return 0, io.EOF
 		}
@@ -122,21 +122,21 @@ func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 
 // WriteTo copies the rest to w. Count and errors are those of [View.DownloadWriter].
 func (r *Reader) WriteTo(w io.Writer) (int64, error) {
-	n, err := (*memory)(r).next("read", func(at cudart.DevPtr, left int) (int, error) {
-		return r.v.DownloadWriter(r.ctx, w, at, left)
+	n, err := (*memory)(r).next("read", func(at cudart.DevPtr, remaining int) (int, error) {
+		return r.v.DownloadWriter(r.ctx, w, at, remaining)
 	})
 	return int64(n), err
 }
 
-// Len returns how many bytes are left to Read. A copy that runs does not count yet.
-func (r *Reader) Len() int { return (*memory)(r).left() }
+// Len returns how many bytes can still be read. A copy that runs does not count yet.
+func (r *Reader) Len() int { return (*memory)(r).remaining() }
 
 // Write copies p to the device, after what was written before. If p is longer than
-// what is left, it copies what there is room for and returns io.ErrShortWrite. After
+// the rest, it copies what fits and returns io.ErrShortWrite. After
 // an error of [View.Upload] nothing was written.
 func (w *Writer) Write(p []byte) (int, error) {
-	return (*memory)(w).next("write", func(at cudart.DevPtr, left int) (int, error) {
-		n := min(len(p), left)
+	return (*memory)(w).next("write", func(at cudart.DevPtr, remaining int) (int, error) {
+		n := min(len(p), remaining)
 		if err := w.v.Upload(w.ctx, at, p[:n]); err != nil {
 			return 0, err
 		}
@@ -148,19 +148,19 @@ func (w *Writer) Write(p []byte) (int, error) {
 }
 
 // ReadFrom copies r to the device until it ends, and returns how many bytes are there.
-// A reader that has more than there is room for is io.ErrShortWrite: one byte more
+// A reader that has more than fits is io.ErrShortWrite: one byte more
 // was read from it. Other errors are those of [View.UploadReader].
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
-	n, err := (*memory)(w).next("write", func(at cudart.DevPtr, left int) (int, error) {
-		p := w.v.get().at(left, at)
-		done, err := p.doWith(w.ctx, r, 0, left, func() (int, error) { return p.uploadNext(w.ctx, r, left) })
+	n, err := (*memory)(w).next("write", func(at cudart.DevPtr, remaining int) (int, error) {
+		p := w.v.get().at(remaining, at)
+		done, err := p.doWith(w.ctx, r, 0, remaining, func() (int, error) { return p.uploadNext(w.ctx, r, remaining) })
 		switch {
 		case err == nil:
 			err = w.ended(p, r)
 		case errors.Unwrap(err) == errSourceEnded: // "at byte …" of r itself, not of what r copies from
 			err = nil
 		default:
-			err = p.errUploadReader(r, left, err)
+			err = p.errUploadReader(r, remaining, err)
 		}
 		return done, err
 	})
@@ -172,7 +172,7 @@ func (w *Writer) ended(p place, r io.Reader) error {
 	n, err := bounded.Callback(w.ctx, func() (int, error) { return readFull(w.ctx, r, make([]byte, 1)) })
 	switch {
 	case n > 0:
-		return fmt.Errorf("transfer: %s has more than the %d bytes that there is room for: %w", nameOf(r), w.n, io.ErrShortWrite)
+		return fmt.Errorf("transfer: %s has more than the %d bytes that fit: %w", nameOf(r), w.n, io.ErrShortWrite)
 	case err == errSourceEnded:
 		return nil
 	}
@@ -180,4 +180,4 @@ func (w *Writer) ended(p place, r io.Reader) error {
 }
 
 // Len returns how many bytes may still be written. A copy that runs does not count yet.
-func (w *Writer) Len() int { return (*memory)(w).left() }
+func (w *Writer) Len() int { return (*memory)(w).remaining() }

@@ -30,9 +30,9 @@ var (
 )
 
 // What iotest expects of any reader holds for device memory.
-func TestReaderIsAReader(t *testing.T) {
+func TestReaderPassesIOTest(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	want := bytesOf(1, 1000)
 	mem := r.device(len(want))
 	r.fill(mem, want)
@@ -44,14 +44,14 @@ func TestReaderIsAReader(t *testing.T) {
 // would.
 func TestStreamsOfDeviceMemory(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
-	const most = 3*mib + 17
-	data := bytesOf(2, most)
-	mem, back := r.device(most), r.device(most)
+	r := newFixture(t, Options{})
+	const maxN = 3*mib + 17
+	data := bytesOf(2, maxN)
+	mem, back := r.device(maxN), r.device(maxN)
 	r.fill(mem, data)
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 30 {
-		n := random.IntN(most + 1)
+		n := random.IntN(maxN + 1)
 		first := random.IntN(n + 1)
 		in := r.c.NewReader(t.Context(), mem, n)
 		head := make([]byte, first)
@@ -85,7 +85,7 @@ type onlyReader struct{ io.Reader }
 // A file on disk comes onto the device and back through io.Copy.
 func TestStreamsOfFiles(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	data := bytesOf(3, 2*mib+5)
 	name := filepath.Join(t.TempDir(), "in")
 	require.NoError(t, os.WriteFile(name, data, 0o600))
@@ -109,9 +109,9 @@ func TestStreamsOfFiles(t *testing.T) {
 	require.True(t, bytes.Equal(data, got))
 }
 
-func TestStreamsThatAreTooLong(t *testing.T) {
+func TestSourcesLongerThanTheWriterAreErrors(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	mem := r.device(10)
 	for name, source := range map[string]io.Reader{
 		"a reader with a position": strings.NewReader("0123456789x"),
@@ -136,7 +136,7 @@ func TestStreamsThatAreTooLong(t *testing.T) {
 // A source that ends before its time is an error: only io.EOF is an end.
 func TestWriterReadFromReportsTruncatedSources(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const n = 3 * mib
 	data := bytesOf(4, n)
 	mem, other := r.device(8*n), r.device(n)
@@ -178,22 +178,22 @@ func TestWriterReadFromReportsTruncatedSources(t *testing.T) {
 		sources[fmt.Sprintf("body cut after %d bytes", has)] = func() io.Reader { return failsAfter(has, io.ErrUnexpectedEOF) }
 	}
 	for name, source := range sources {
-		for _, room := range []int{n, n + 1, 8 * n} {
-			w := r.c.NewWriter(t.Context(), mem, room)
+		for _, capacity := range []int{n, n + 1, 8 * n} {
+			w := r.c.NewWriter(t.Context(), mem, capacity)
 			n64, err := io.Copy(w, source())
 			require.Error(t, err, name)
 			if name != "end that is wrapped" {
 				require.ErrorIs(t, err, io.ErrUnexpectedEOF, name)
 			}
-			require.EqualValues(t, room-w.Len(), n64, name)
+			require.EqualValues(t, capacity-w.Len(), n64, name)
 			require.True(t, bytes.Equal(data[:n64], r.onDevice(mem, int(n64))), name)
 		}
 	}
 }
 
-func TestStreamsThatFail(t *testing.T) {
+func TestReaderAndWriterReportErrors(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	mem := r.device(100)
 	var none context.Context
 	own := errors.New("own")
@@ -247,7 +247,7 @@ func TestStreamsThatFail(t *testing.T) {
 // Len does not wait for the copy that calls it, through its reader, its writer or Progress.
 func TestStreamsWhoseLenIsCalledByTheirCopy(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	const n = mib
 	mem := r.device(n)
 	var in *Reader
@@ -273,7 +273,7 @@ func TestStreamsWhoseLenIsCalledByTheirCopy(t *testing.T) {
 // A copy that a stream's own copy begins waits for that: until the context ends.
 func TestStreamsThatCopyWithinTheirCopy(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{})
+	r := newFixture(t, Options{})
 	mem := r.device(100)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	out := r.c.NewWriter(ctx, mem, 100)

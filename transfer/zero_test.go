@@ -23,12 +23,12 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, twoDevices)
 	devs := rt.Devices()
-	r := rigOn(t, devs[0], Options{})
+	r := fixtureOn(t, devs[0], Options{})
 	f, err := NewFanout(t.Context(), devs, Options{})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, f.Close()) }()
 	mem, host, ctx := r.device(16), make([]byte, 16), t.Context()
-	dsts := []cudart.DevPtr{mem, (&rig{TB: t, dev: devs[1]}).device(16)}
+	dsts := []cudart.DevPtr{mem, (&fixture{TB: t, dev: devs[1]}).device(16)}
 	var none context.Context
 
 	type calls map[string]func() error

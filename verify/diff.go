@@ -40,9 +40,9 @@ type origin struct {
 }
 
 const (
-	shownBytes  = 16      // expected and found bytes shown
-	keptRegions = 1024    // regions looked at again when a shift is searched
-	nearShift   = 4 << 10 // shifts up to this are tried one by one if the bytes do not show it
+	shownBytes   = 16      // expected and found bytes shown
+	maxRegions   = 1024    // regions looked at again when a shift is searched
+	maxByteShift = 4 << 10 // shifts up to this are tried one by one if the bytes do not show it
 )
 
 var pageSizes = [...]int{2 << 20, 64 << 10, 4 << 10} // the largest that fits is reported
@@ -87,7 +87,7 @@ type scan struct {
 	region      span // stretch in progress, small gaps included
 	runs        strides
 	regions     strides
-	kept        []span
+	shown       []span // the first regions
 	pages       []paging
 }
 
@@ -164,8 +164,8 @@ func (s *scan) endRegion() {
 	if r.to <= r.from {
 		return
 	}
-	if len(s.kept) < keptRegions {
-		s.kept = append(s.kept, r)
+	if len(s.shown) < maxRegions {
+		s.shown = append(s.shown, r)
 	}
 	// Words hide that a wrong byte at an edge may be right by chance.
 	s.regions.add(span{r.from &^ (wordBytes - 1), min((r.to+wordBytes-1)&^(wordBytes-1), s.size)})
@@ -249,7 +249,7 @@ func (s *scan) conclude(found []byte, want content) Difference {
 	}
 	if at := s.staleAt(); at != "" {
 		d.Cause, d.At = CauseStale, at
-	} else if k := shift(found, want, s.kept); k != 0 {
+	} else if k := shift(found, want, s.shown); k != 0 {
 		d.Cause, d.ShiftBytes = CauseShifted, k
 	} else if !s.varies && s.bad >= shownBytes {
 		d.Cause = CauseConstant
@@ -286,7 +286,7 @@ func shift(found []byte, want content, regions []span) int {
 		if want.pattern == Counter {
 			return counterShift(found, want, r.from, regions)
 		}
-		return nearbyShift(found, want, r.from, regions)
+		return searchShift(found, want, r.from, regions)
 	}
 	return 0
 }
@@ -306,8 +306,8 @@ func counterShift(found []byte, want content, off int, regions []span) int {
 	return 0
 }
 
-// nearbyShift tries shifts of up to nearShift bytes, then powers of two.
-func nearbyShift(found []byte, want content, off int, regions []span) int {
+// searchShift tries shifts of up to maxByteShift bytes, then powers of two.
+func searchShift(found []byte, want content, off int, regions []span) int {
 	try := func(k int) bool {
 		return startsShifted(found, want, k, off) && shifted(found, want, k, regions)
 	}
@@ -318,7 +318,7 @@ func nearbyShift(found []byte, want content, off int, regions []span) int {
 		if try(-k) {
 			return -k
 		}
-		if k >= nearShift {
+		if k >= maxByteShift {
 			step = k
 		}
 	}

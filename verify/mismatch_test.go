@@ -24,7 +24,7 @@ func stale(b []byte, c content, at string, from, to int) {
 	c.poisonAt(at).fill(b[from:to], from)
 }
 
-func TestDiffTellsWhatIsWrong(t *testing.T) {
+func TestDiffClassifiesMismatch(t *testing.T) {
 	t.Parallel()
 	zero := func(b []byte, from, to int) { clear(b[from:to]) }
 	flip := func(b []byte, from, to int) {
@@ -250,7 +250,7 @@ func TestShiftIsFound(t *testing.T) {
 	}
 }
 
-func TestPageOfAnotherPlace(t *testing.T) {
+func TestPageEdgesAreThoseOfOneAddress(t *testing.T) {
 	t.Parallel()
 	b, c := corrupt(Counter, 64*kib, func(b []byte, c content) { c.fill(b[7*4096:8*4096], 2*4096) })
 	d, ok := diff(b, c, []origin{{PageOfDevice, 0x4000}})

@@ -57,7 +57,7 @@ func TestOnlyTheDevicesThatAreNamedGetAContext(t *testing.T) {
 	}
 }
 
-func TestPeersThatAreNone(t *testing.T) {
+func TestInvalidPeersAreRefused(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	_, foreign := simulated(t, cudasim.Config{})

@@ -31,7 +31,7 @@ const (
 	PathMapped Path = "mapped"
 	// PathManaged is memory of cudaMallocManaged, which the CPU writes and reads.
 	PathManaged Path = "managed"
-	// PathManagedMoved is managed memory that CPU and device write in turn: the
+	// PathManagedMoved is managed memory that CPU and device write in next: the
 	// device copies what the CPU wrote from the card, where it was prefetched, and
 	// writes what the CPU then reads on the host, where it is prefetched back.
 	PathManagedMoved Path = "managed_moved"
@@ -375,7 +375,7 @@ func (p Plan) cases(path Path) []Case {
 		streams = p.Streams
 	}
 	var cases []Case
-	turn := 0
+	next := 0
 	for _, s := range streams {
 		for _, size := range p.sizes(path) {
 			if s > size {
@@ -386,10 +386,10 @@ func (p Plan) cases(path Path) []Case {
 				patterns = positional
 			}
 			for range p.variants(path, size, len(patterns)*len(p.Offsets)) {
-				i := turn % len(patterns)
-				o := (turn/len(patterns) + i) % len(p.Offsets)
+				i := next % len(patterns)
+				o := (next/len(patterns) + i) % len(p.Offsets)
 				cases = append(cases, Case{Path: path, Pattern: patterns[i], SizeBytes: size, Offset: p.Offsets[o], Streams: s})
-				turn++
+				next++
 			}
 		}
 	}

@@ -77,7 +77,7 @@ func TestLargeCasesShowPlaces(t *testing.T) {
 	assert.NotEmpty(t, plan.cases(PathPinned), "a plan of zeros alone keeps its large sizes")
 }
 
-func TestCasesOfAPlanOfOnesOwn(t *testing.T) {
+func TestCasesOfACustomPlan(t *testing.T) {
 	t.Parallel()
 	plan, err := Plan{
 		Paths: []Path{PathPinned}, Sizes: []int{9, 3, 3, 5000}, Streams: []int{2}, MaxBytes: 4096,
@@ -97,7 +97,7 @@ func TestCasesOfAPlanOfOnesOwn(t *testing.T) {
 	assert.Equal(t, want, cases)
 }
 
-func TestWrongPlans(t *testing.T) {
+func TestInvalidPlansAreErrors(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	for name, plan := range map[string]Plan{
@@ -134,7 +134,7 @@ func TestPartsOfTheWayBack(t *testing.T) {
 	assert.Equal(t, []int{0, 100, 300, 500, 800}, []int{backPart(800, 0, 4), backPart(800, 1, 4), backPart(800, 2, 4), backPart(800, 3, 4), backPart(800, 4, 4)})
 }
 
-func TestOverrunTellsSideAndPlace(t *testing.T) {
+func TestOverrunReportsSideAndOffset(t *testing.T) {
 	t.Parallel()
 	guard := slices.Repeat([]byte{guardByte}, guardBytes)
 	_, ok := overrun(AtDevice, guard, guard, 100)

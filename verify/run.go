@@ -245,24 +245,24 @@ func (p *pathRun) affordable(cases []Case) []Case {
 
 // keep returns the cases for which reason returns nothing, and skips the others.
 func (p *pathRun) keep(cases []Case, reason func(Case) string) []Case {
-	var kept []Case
+	var accepted []Case
 	var reasons []string // in the order met
-	left := make(map[string][]Case)
+	skipped := make(map[string][]Case)
 	for _, c := range cases {
 		why := reason(c)
 		if why == "" {
-			kept = append(kept, c)
+			accepted = append(accepted, c)
 			continue
 		}
-		if left[why] == nil {
+		if skipped[why] == nil {
 			reasons = append(reasons, why)
 		}
-		left[why] = append(left[why], c)
+		skipped[why] = append(skipped[why], c)
 	}
 	for _, why := range reasons {
-		p.skip(left[why], why)
+		p.skip(skipped[why], why)
 	}
-	return kept
+	return accepted
 }
 
 // allocate gets memory for the largest case, or as large a one as can be had.

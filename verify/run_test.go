@@ -210,7 +210,7 @@ func TestCorruptionOnTheWayIsFound(t *testing.T) {
 	}
 }
 
-func TestPageOfTheReturningMemoryIsTold(t *testing.T) {
+func TestPageOfTheReturningMemoryIsReported(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	plan := Plan{Paths: []Path{PathPinned}, Sizes: []int{65537}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{1}, NoStale: true}
@@ -239,7 +239,7 @@ func TestMismatchesAreCountedByCase(t *testing.T) {
 }
 
 // A round trip takes at most half of the memory that the host has to spare.
-func TestHostMemoryIsSpared(t *testing.T) {
+func TestCasesBeyondFreeHostMemoryAreSkipped(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	const n = 4096
@@ -618,7 +618,7 @@ func TestEveryCallCanFail(t *testing.T) {
 }
 
 // What CUDA refuses twice to release is reported, and the rest is released.
-func TestWhatCannotBeReleased(t *testing.T) {
+func TestMemoryThatCannotBeReleasedIsReported(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		path  Path
@@ -755,12 +755,12 @@ func TestCopierPathsUseTheCallersStream(t *testing.T) {
 		s := tr.streams[0]
 		// after runs a copy, and only then lets the stream fill the device's bytes.
 		after := func(value byte, copies func() error) {
-			gate := make(chan struct{})
-			require.NoError(t, s.LaunchHostFunc(func() { <-gate }))
+			blocked := make(chan struct{})
+			require.NoError(t, s.LaunchHostFunc(func() { <-blocked }))
 			require.NoError(t, s.Memset(tr.targets[0].p, value, n))
 			copied := make(chan error, 1)
 			go func() { copied <- copies() }()
-			time.AfterFunc(5*time.Millisecond, func() { close(gate) })
+			time.AfterFunc(5*time.Millisecond, func() { close(blocked) })
 			require.NoError(t, <-copied, "%s", path)
 			require.NoError(t, s.Synchronize(t.Context()))
 		}
@@ -807,7 +807,7 @@ func TestProgressThatPanics(t *testing.T) {
 	}
 }
 
-func TestNil(t *testing.T) {
+func TestNilArgumentsAreErrors(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	var none context.Context
@@ -849,7 +849,7 @@ func TestReportOfNothingIsNotOK(t *testing.T) {
 
 // The CPU writes, the device reads and writes, and the CPU reads, and the memory lies on
 // the side that accesses it, case after case of the same memory.
-func TestManagedMemoryMovesToAndFro(t *testing.T) {
+func TestManagedMemoryIsPrefetchedBothWays(t *testing.T) {
 	t.Parallel()
 	for _, streams := range []int{1, 4} {
 		sim, dev := simulated(t, cudasim.Config{})

@@ -21,14 +21,14 @@ import (
 // A chunk that is not copied, after an error, is dropped: by the goroutine that has it.
 type chunk struct {
 	Part
-	job  *Job
-	x    *extent
-	turn int // of the groups
+	job   *Job
+	x     *extent
+	round int // of the groups: each has its next stage in each round
 
 	piece   int          // bytes
 	pieces  int32        // in all
 	next    atomic.Int32 // to claim
-	left    atomic.Int32 // not done
+	pending atomic.Int32 // pieces that are not done
 	refused atomic.Bool  // by Copy, which is not ready
 	sends   atomic.Int32 // copies that are not queued
 	arrives atomic.Bool  // its copy from the device is queued; set under job.mu
@@ -60,7 +60,7 @@ func (j *Job) publish(c *chunk) {
 		c.piece = pieceSize(c.N)
 	}
 	c.pieces = int32((c.N + c.piece - 1) / c.piece)
-	c.left.Store(c.pieces)
+	c.pending.Store(c.pieces)
 	j.mu.Lock()
 	j.chunks.published++
 	only := j.work.first.Load() == nil
@@ -123,9 +123,9 @@ func (j *Job) dropPieces() {
 	var dropped []*chunk
 	j.mu.Lock()
 	for c := j.work.first.Load(); c != nil; c = j.work.first.Load() {
-		left := c.pieces - min(c.next.Swap(c.pieces), c.pieces)
-		j.work.pieces.Add(-left)
-		if left > 0 && c.left.Add(-left) == 0 {
+		unclaimed := c.pieces - min(c.next.Swap(c.pieces), c.pieces)
+		j.work.pieces.Add(-unclaimed)
+		if unclaimed > 0 && c.pending.Add(-unclaimed) == 0 {
 			dropped = append(dropped, c)
 		}
 		j.work.shift()
@@ -157,7 +157,7 @@ func (c *chunk) copyPiece(i int) {
 			c.job.Cut(c.Off+from, err)
 		}
 	}
-	if c.left.Add(-1) == 0 {
+	if c.pending.Add(-1) == 0 {
 		c.copied()
 	}
 }
@@ -204,7 +204,7 @@ func (c *chunk) copied() {
 func (c *chunk) submit(group int) {
 	j := c.job
 	g := j.Groups[group]
-	device := g[c.turn%len(g)]
+	device := g[c.round%len(g)]
 	j.Stages[device].link(j.dir, j.small).submit(c, device)
 }
 

@@ -27,11 +27,11 @@ func coresOf(dev *cudart.Device) (node int, c cores) {
 	if err != nil || unix.SchedGetaffinity(0, &allowed) != nil {
 		return node, cores{}
 	}
-	return node, cores{set: near(cpus, allowed)}
+	return node, cores{set: allowedCPUs(cpus, allowed)}
 }
 
-// near returns those of a node's CPUs that are allowed, nil if there are none.
-func near(cpus []int, allowed unix.CPUSet) *unix.CPUSet {
+// allowedCPUs returns those of a node's CPUs that are allowed, nil if there are none.
+func allowedCPUs(cpus []int, allowed unix.CPUSet) *unix.CPUSet {
 	var set unix.CPUSet
 	for _, cpu := range cpus {
 		if allowed.IsSet(cpu) {
@@ -52,8 +52,8 @@ func (c cores) count() int {
 	return c.set.Count()
 }
 
-// enter keeps the calling goroutine on these CPUs until leave.
-func (c cores) enter() (leave func()) {
+// enter keeps the calling goroutine on these CPUs until restore is called.
+func (c cores) enter() (restore func()) {
 	var before unix.CPUSet
 	if c.set == nil {
 		return func() {}

@@ -10,7 +10,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-func TestNearCores(t *testing.T) {
+func TestAllowedCPUsAreOfTheNode(t *testing.T) {
 	t.Parallel()
 	var allowed unix.CPUSet
 	for _, cpu := range []int{0, 1, 2, 3, 16, 17} {
@@ -19,7 +19,7 @@ func TestNearCores(t *testing.T) {
 	for text, want := range map[string]int{"0-1": 2, "0-7,16-23": 6, "3": 1, "4-15": 0, "": 0, "2,17": 2} {
 		list, err := linux.ParseCPUList(text)
 		require.NoError(t, err)
-		set := near(list, allowed)
+		set := allowedCPUs(list, allowed)
 		if want == 0 {
 			assert.Nil(t, set, "%q", text)
 			continue
@@ -31,7 +31,7 @@ func TestNearCores(t *testing.T) {
 }
 
 // Cores that were chosen are left again.
-func TestCoresAreLeft(t *testing.T) {
+func TestAffinityIsRestored(t *testing.T) {
 	t.Parallel()
 	var before, during, after unix.CPUSet
 	require.NoError(t, unix.SchedGetaffinity(0, &before))

@@ -76,7 +76,7 @@ func uploadTo(t *testing.T, s *Stage, mem cudart.DevPtr, src []byte, fill func(o
 
 // Two devices' copies go on side by side without any helpers: each waits for the
 // other one at every MiB.
-func TestTwoDevicesWithoutHelpers(t *testing.T) {
+func TestTwoDevicesCopyWithoutWorkers(t *testing.T) {
 	t.Parallel()
 	list, mems := twoDevices(t, 1, 1)
 	const n = 20 * mib
@@ -112,14 +112,14 @@ func TestTwoDevicesShareWorkers(t *testing.T) {
 			t.Parallel()
 			const procs, jobs, n = 3, 2, 20 * mib
 			list, mems := twoDevices(t, procs, nodes)
-			var copying, most atomic.Int32
+			var copying, maxN atomic.Int32
 			enough := make(chan struct{}) // closed when a helper has come
 			var once sync.Once
 			fill := func(int) {
 				now := copying.Add(1)
 				defer copying.Add(-1)
-				for before := most.Load(); now > before && !most.CompareAndSwap(before, now); {
-					before = most.Load()
+				for before := maxN.Load(); now > before && !maxN.CompareAndSwap(before, now); {
+					before = maxN.Load()
 				}
 				if now == procs {
 					once.Do(func() { close(enough) })
@@ -131,7 +131,7 @@ func TestTwoDevicesShareWorkers(t *testing.T) {
 				all.Go(func() { uploadTo(t, s, mems[i], random(n, uint64(i)), fill) })
 			}
 			all.Wait()
-			require.LessOrEqual(t, most.Load(), int32(procs+jobs))
+			require.LessOrEqual(t, maxN.Load(), int32(procs+jobs))
 			for _, s := range list {
 				require.LessOrEqual(t, s.workers.begun(), int32(procs))
 				for s.workers.copying.Load() > 0 { // a worker is about to look for more
@@ -147,7 +147,7 @@ func TestConcurrencyIsLimited(t *testing.T) {
 	t.Parallel()
 	s := newConcurrency(4)
 	var all sync.WaitGroup
-	var got, most atomic.Int32
+	var got, maxN atomic.Int32
 	for range 8 {
 		all.Go(func() {
 			for range 2000 {
@@ -155,8 +155,8 @@ func TestConcurrencyIsLimited(t *testing.T) {
 					continue
 				}
 				now := got.Add(1)
-				for before := most.Load(); now > before && !most.CompareAndSwap(before, now); {
-					before = most.Load()
+				for before := maxN.Load(); now > before && !maxN.CompareAndSwap(before, now); {
+					before = maxN.Load()
 				}
 				got.Add(-1)
 				s.Add(-1)
@@ -164,12 +164,12 @@ func TestConcurrencyIsLimited(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.LessOrEqual(t, most.Load(), int32(4))
+	require.LessOrEqual(t, maxN.Load(), int32(4))
 	require.EqualValues(t, 4, s.free())
 	for range 4 {
-		require.False(t, (&workerPool{copying: s}).crowded())
+		require.False(t, (&workerPool{copying: s}).saturated())
 		require.True(t, s.tryAdd())
 	}
 	require.False(t, s.tryAdd())
-	require.True(t, (&workerPool{copying: s}).crowded())
+	require.True(t, (&workerPool{copying: s}).saturated())
 }

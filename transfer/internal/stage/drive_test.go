@@ -93,11 +93,11 @@ func TestWorkersDriveConcurrently(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
 	s.workers = newWorkerPool(4, cores{}, newConcurrency(4)) // of its own: others copy too
-	const most = 24 * mib
-	mem := device(t, s.dev, most)
+	const maxN = 24 * mib
+	mem := device(t, s.dev, maxN)
 	r := rand.New(rand.NewPCG(5, 6))
 	for round := range 60 {
-		n := MaxSmall + 1 + r.IntN(most-MaxSmall)
+		n := MaxSmall + 1 + r.IntN(maxN-MaxSmall)
 		want, back := random(n, uint64(round)), make([]byte, n)
 		at := n // of an error
 		if r.IntN(3) == 0 {

@@ -48,7 +48,7 @@ func TestExtensionIsForBothDirections(t *testing.T) {
 	ups := b.taken(1, toDevice)
 	require.Len(t, ups, 8)
 	w := r.wait(wake, request{n: benchUnit, dir: toDevice})
-	require.Nil(t, w.leave())
+	require.Nil(t, w.stop())
 	require.False(t, b.extended(), "one direction")
 	for _, x := range ups[4:] {
 		x.release()
@@ -58,7 +58,7 @@ func TestExtensionIsForBothDirections(t *testing.T) {
 	w = r.wait(wake, request{n: benchUnit, dir: toHost})
 	b.eventually("the extension is mapped", b.extended)
 	b.eventually("who waits gets it", w.poll)
-	downs = append(downs, w.leave())
+	downs = append(downs, w.stop())
 	downs = append(downs, b.taken(1, toHost)...)
 	require.Len(t, downs, 6, "half of all")
 	ups = append(ups[:4], b.taken(1, toDevice)...)
@@ -89,7 +89,7 @@ func TestExtensionIsForBothDirections(t *testing.T) {
 }
 
 // While another asks what the GPU is done with there may be memory, and no extension is needed.
-func TestNoExtensionBeforeTheGPUIsAsked(t *testing.T) {
+func TestNoExtensionBeforeTheGPUIsPolled(t *testing.T) {
 	t.Parallel()
 	b := newExtended(t)
 	r := b.ring
@@ -104,14 +104,14 @@ func TestNoExtensionBeforeTheGPUIsAsked(t *testing.T) {
 	r.polling = false
 	r.mu.Unlock()
 	b.eventually("it is mapped when that was in vain", func() bool { return w.poll() && b.extended() })
-	for _, x := range append(ups, w.leave()) {
+	for _, x := range append(ups, w.stop()) {
 		x.release()
 	}
 	require.NoError(t, r.close(t.Context()))
 }
 
 // An extension that is not needed is unmapped, and one that cannot be had is done without.
-func TestExtensionComesAndGoes(t *testing.T) {
+func TestExtensionIsMappedAndUnmapped(t *testing.T) {
 	defer func(a, b, c time.Duration) { extensionIdle, extensionRetry, extensionTimeout = a, b, c }(extensionIdle, extensionRetry, extensionTimeout)
 	extensionIdle, extensionRetry, extensionTimeout = 10*time.Millisecond, 10*time.Millisecond, time.Minute
 	b := newExtended(t)
@@ -124,7 +124,7 @@ func TestExtensionComesAndGoes(t *testing.T) {
 		require.NotNil(t, down)
 		w := r.wait(wake, request{n: 4 * benchUnit, dir: toDevice})
 		return func() {
-			if x := w.leave(); x != nil {
+			if x := w.stop(); x != nil {
 				x.release()
 			}
 			up.release()
@@ -169,7 +169,7 @@ func TestCloseWhileTheExtensionIsMapped(t *testing.T) {
 	up, down := r.try(request{n: 4 * benchUnit, dir: toDevice}), r.try(request{n: 4 * benchUnit, dir: toHost})
 	w := r.wait(make(chan struct{}, 1), request{n: 4 * benchUnit, dir: toDevice})
 	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaHostRegister", 1))
-	require.Nil(t, w.leave())
+	require.Nil(t, w.stop())
 	up.release()
 	down.release()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -183,7 +183,7 @@ func TestCloseWhileTheExtensionIsMapped(t *testing.T) {
 
 // A limit of the process is for the memory that is needed: the extension waits for it for a
 // moment only, and copies go on.
-func TestExtensionGivesWayToLimits(t *testing.T) {
+func TestCopiesGoOnWithoutMemoryForTheExtension(t *testing.T) {
 	b := newExtended(t)
 	defer func() { assert.NoError(t, b.ring.close(context.Background())) }()
 	require.NoError(t, hostmem.SetLimits(hostmem.Limits{MaxBytes: hostmem.ReadStats().PinnedBytes + 3*benchUnit}))
@@ -199,7 +199,7 @@ func TestExtensionGivesWayToLimits(t *testing.T) {
 	other, err := hostmem.Alloc(t.Context(), b.dev, benchUnit, hostmem.Options{})
 	require.NoError(t, err)
 	require.NoError(t, other.Close())
-	require.Nil(t, w.leave())
+	require.Nil(t, w.stop())
 	up.release()
 	down.release()
 	require.False(t, b.extended())

@@ -62,7 +62,7 @@ type driver struct {
 	mu       sync.Mutex
 	ended    bool     // nothing is left to be driven
 	active   bool     // see setActive
-	turn     int      // of the groups, for the next chunk
+	round    int      // of the groups, for the next chunk
 	arriving []*chunk // whose copy from the device was submitted, in order
 	waiter   *waiter  // for memory of a ring
 
@@ -102,7 +102,7 @@ func (s *Stage) newJob(c Copy) *Job {
 // Wake makes the job check for work. It never blocks.
 func (j *Job) Wake() { wake(j.wake) }
 
-// wake wakes the goroutine that receives from c, which has room for one.
+// wake wakes the goroutine that receives from c, which has a buffer of one.
 func wake(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -241,7 +241,7 @@ func (j *Job) advance() {
 
 // progress returns the bytes assigned to chunks, and the bytes not yet assigned. After an
 // error that was met at a byte those of an upload may come in any order still: see openNext.
-func (j *Job) progress() (opened, left int) {
+func (j *Job) progress() (opened, remaining int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	opened = j.chunks.opened
@@ -256,23 +256,23 @@ func (j *Job) progress() (opened, left int) {
 
 // openNext opens a chunk, if there is something to copy, and memory for it.
 func (j *Job) openNext() bool {
-	opened, left := j.progress()
+	opened, remaining := j.progress()
 	ready := 0
-	if left > 0 {
+	if remaining > 0 {
 		ready = j.Host.Ready()
 	}
 	if ready == 0 {
-		j.setActive(left == 0 && j.driver.active)
-		j.leaveRing() // others may use what it waits for
+		j.setActive(remaining == 0 && j.driver.active)
+		j.stopWaiting() // others may use what it waits for
 		return false
 	}
 	j.setActive(!j.small)
-	x := j.extent(opened, min(ready, left))
+	x := j.extent(opened, min(ready, remaining))
 	if x == nil {
 		return false
 	}
-	c := &chunk{job: j, x: x, turn: j.driver.turn, Part: j.Host.Take(opened, min(len(x.mem), ready, left))}
-	j.driver.turn++
+	c := &chunk{job: j, x: x, round: j.driver.round, Part: j.Host.Take(opened, min(len(x.mem), ready, remaining))}
+	j.driver.round++
 	j.mu.Lock()
 	j.chunks.opened += c.N
 	past := c.Off >= j.end
@@ -298,17 +298,17 @@ func (j *Job) openNext() bool {
 const minChunk = 512 * kib
 
 func (j *Job) chunkSize(r *ring, opened, ready int) int {
-	least := minChunk
+	minSize := minChunk
 	if j.Stages[0].active[j.dir].Load() >= manyCopies {
-		least *= 2 // the others keep the link and the workers busy
+		minSize *= 2 // the others keep the link and the workers busy
 	}
-	size := min(opened+least, (j.N-opened)/2)
-	size = max(size/least*least, least)
-	most := r.chunk(j.dir)
+	size := min(opened+minSize, (j.N-opened)/2)
+	size = max(size/minSize*minSize, minSize)
+	maxSize := r.chunk(j.dir)
 	if j.MaxChunk > 0 {
-		most = min(most, j.MaxChunk)
+		maxSize = min(maxSize, j.MaxChunk)
 	}
-	return min(size, ready, most)
+	return min(size, ready, maxSize)
 }
 
 // extent takes memory for the next chunk, of which so many bytes are ready, nil if
@@ -322,9 +322,9 @@ func (j *Job) extent(opened, ready int) *extent {
 			if x := r.try(j.request(r, opened, ready)); x != nil {
 				return x
 			}
-			d.turn++
+			d.round++
 		}
-		d.turn -= len(j.Groups[0])
+		d.round -= len(j.Groups[0])
 		r := j.ring()
 		d.waiter = r.wait(j.wake, j.request(r, opened, ready))
 	}
@@ -338,7 +338,7 @@ func (j *Job) extent(opened, ready int) *extent {
 	}
 	w := d.waiter
 	d.waiter = nil
-	return w.leave()
+	return w.stop()
 }
 
 func (j *Job) request(r *ring, opened, ready int) request {
@@ -348,20 +348,20 @@ func (j *Job) request(r *ring, opened, ready int) request {
 // ring is the ring whose turn it is.
 func (j *Job) ring() *ring {
 	group := j.Groups[0]
-	s := j.Stages[group[j.driver.turn%len(group)]]
+	s := j.Stages[group[j.driver.round%len(group)]]
 	if j.small {
 		return s.smallRing
 	}
 	return s.ring
 }
 
-// leaveRing ends a wait for memory.
-func (j *Job) leaveRing() {
+// stopWaiting ends a wait for memory.
+func (j *Job) stopWaiting() {
 	w := j.driver.waiter
 	if w == nil {
 		return
 	}
-	if x := w.leave(); x != nil {
+	if x := w.stop(); x != nil {
 		x.release()
 	}
 	j.driver.waiter = nil
@@ -485,7 +485,7 @@ func unknown(p cudart.Point) error {
 
 // finish waits for the copies that were queued.
 func (j *Job) finish() {
-	j.leaveRing()
+	j.stopWaiting()
 	for _, c := range j.driver.arriving {
 		j.mu.Lock()
 		c.orphan = !c.arrives.Load()
@@ -521,8 +521,8 @@ const endSpin = 100 * time.Microsecond
 // After an error it waits for all devices at once, until the grace ends: one that does not
 // answer leaves the others their time.
 func (j *Job) waitForEnds() {
-	var room [4]cudart.Point
-	ends := j.ends.Points(room[:0])
+	var buf [4]cudart.Point
+	ends := j.ends.Points(buf[:0])
 	ctx := background
 	if j.failed.Load() {
 		j.driver.beginGrace()
@@ -531,7 +531,7 @@ func (j *Job) waitForEnds() {
 			defer p.Notify(make(chan struct{}, 1))() // so that it is known when its turn comes
 		}
 	} else {
-		for begin := time.Now(); !j.pools[0].crowded() && time.Since(begin) < endSpin && !j.ends.Done(background); {
+		for begin := time.Now(); !j.pools[0].saturated() && time.Since(begin) < endSpin && !j.ends.Done(background); {
 			for range 64 {
 				relax()
 			}

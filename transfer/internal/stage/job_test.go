@@ -37,7 +37,7 @@ var errTest = errors.New("the disk is on fire")
 
 // Of several errors the one with the least offset is reported, and the first of those.
 // What is before it is copied still.
-func TestTheErrorWithTheLeastOffset(t *testing.T) {
+func TestTheErrorWithTheLowestOffsetIsReported(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
 	j := s.newJob(Copy{N: 100})
@@ -69,8 +69,8 @@ func TestDefaultWorkers(t *testing.T) {
 	for procs, want := range map[int]int{1: 1, 2: 2, 4: 4, 5: 4, 8: 7, 16: 14, 22: 19, 64: 56} {
 		assert.Equal(t, want, defaultWorkers(procs), "%d cores", procs)
 	}
-	for workers, most := range map[int32]int{2: 8 * mib, 48: 38 * mib} {
-		assert.LessOrEqual(t, sizeOf(workers).ring, most)
+	for workers, maxN := range map[int32]int{2: 8 * mib, 48: 38 * mib} {
+		assert.LessOrEqual(t, sizeOf(workers).ring, maxN)
 	}
 }
 
@@ -185,7 +185,7 @@ func TestChunksCoverEverything(t *testing.T) {
 
 // A failure at a byte ends the copy there, though what is behind may have been read
 // before what is in front.
-func TestAFailureBeforeAllIsRead(t *testing.T) {
+func TestBytesBeforeAFailureAreCopied(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
 	r := rand.New(rand.NewPCG(3, 4))
@@ -211,7 +211,7 @@ func TestAFailureBeforeAllIsRead(t *testing.T) {
 }
 
 // An error of Part.Copy leaves out what is behind its piece, and nothing before.
-func TestCopyingsThatFail(t *testing.T) {
+func TestFailedPiecesEndTheCopyThere(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
 	const n = 12*mib + 5
@@ -293,7 +293,7 @@ func (r *ring) inUse() (units int) {
 
 // Copies that wait for what they are to copy have no memory of the ring, and are no
 // workers.
-func TestFeedsThatAreStuck(t *testing.T) {
+func TestHostsThatAreNotReadyHoldNoResources(t *testing.T) {
 	t.Parallel()
 	s, _ := simulated(t, cudasim.Config{})
 	s.workers = newWorkerPool(8, cores{}, newConcurrency(8)) // of its own: others copy too
@@ -551,7 +551,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 		}})
 		outcome <- err
 	}()
-	flying := func() int {
+	inFlight := func() int {
 		s.ring.mu.Lock()
 		defer s.ring.mu.Unlock()
 		n := 0
@@ -560,7 +560,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 		}
 		return n
 	}
-	require.Eventually(t, func() bool { return flying() == n/2 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return inFlight() == n/2 }, 20*time.Second, time.Millisecond)
 	sim.Fail("cudaEventQuery", cudasim.Fault{Code: cudart.ErrLaunchFailure})
 	calls := sim.Calls("cudaEventQuery")
 	require.Eventually(t, func() bool {
@@ -570,7 +570,7 @@ func TestAnErrorOfAnEarlyChunk(t *testing.T) {
 		return sim.Calls("cudaEventQuery") > calls
 	}, 20*time.Second, time.Millisecond)
 	feed.more()
-	require.Eventually(t, func() bool { return flying() == n }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return inFlight() == n }, 20*time.Second, time.Millisecond)
 	sim.Release()
 	require.ErrorIs(t, <-outcome, cudart.ErrLaunchFailure)
 }

@@ -18,7 +18,7 @@ import (
 
 // Memory of a ring that another device may be reading holds up no copies but
 // those that need it, which fail, until that device is done.
-func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
+func TestARingHeldByALostDeviceDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	var over []*Stage
@@ -37,10 +37,10 @@ func TestARingThatAnotherDeviceDoesNotReturn(t *testing.T) {
 			}})
 		return err
 	}
-	gate := make(chan struct{})
-	goOn := sync.OnceFunc(func() { close(gate) })
+	blocked := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(blocked) })
 	t.Cleanup(goOn)
-	require.NoError(t, over[1].link(toDevice, false).stream.LaunchHostFunc(func() { <-gate }))
+	require.NoError(t, over[1].link(toDevice, false).stream.LaunchHostFunc(func() { <-blocked }))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { // ends it when all of the ring is taken, after which nothing is queued

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestPut(t *testing.T) {
+func TestPutCopiesExactly(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{0, 1, minNonTemporal - 1, minNonTemporal, minNonTemporal + 1, 3*minNonTemporal + 7} {
 		to, from := make([]byte, n+2), random(n, uint64(n))

@@ -160,21 +160,21 @@ func (r *ring) chunkUnits(d direction) int { return min(r.maxChunk, max(r.share(
 // serve gives waiters what there is, in the order in which they began to wait.
 func (r *ring) serve() {
 	var full struct{ fast, slow [directions]bool }
-	kept := r.waiters[:0]
+	waiting := r.waiters[:0]
 	for _, w := range r.waiters {
 		if !full.fast[w.dir] && !(w.slow && full.slow[w.dir]) {
 			if w.x = r.fit(w.request); w.x != nil {
 				wake(w.wake)
 				continue
 			}
-			// A slow copy may be kept by its own limit, others by the memory.
+			// A slow copy may wait for its own limit, others wait for memory.
 			full.slow[w.dir] = true
 			full.fast[w.dir] = !w.slow
 		}
-		kept = append(kept, w)
+		waiting = append(waiting, w)
 	}
-	clear(r.waiters[len(kept):])
-	r.waiters = kept
+	clear(r.waiters[len(waiting):])
+	r.waiters = waiting
 }
 
 // take takes the first free units in a row.
@@ -229,8 +229,8 @@ func (r *ring) poll() (some bool) {
 	}
 	r.polling = true
 	some = r.restore()
-	var room [4]*cudart.Timeline
-	busy := room[:0]
+	var buf [4]*cudart.Timeline
+	busy := buf[:0]
 	for i := 0; i < len(r.inFlight); {
 		x := r.inFlight[i]
 		if !slices.Contains(busy, x.stream) {
@@ -310,14 +310,14 @@ func (r *ring) wait(wake chan<- struct{}, q request) *waiter {
 	return w
 }
 
-// leave ends a wait, and returns the extent that came of it.
-func (w *waiter) leave() *extent {
+// stop ends a wait, and returns the extent that came of it.
+func (w *waiter) stop() *extent {
 	r := w.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if i := slices.Index(r.waiters, w); i >= 0 {
 		r.waiters = slices.Delete(r.waiters, i, i+1)
-		r.serve() // what it wanted may have kept others
+		r.serve() // its request may have blocked others
 	}
 	return w.x
 }
@@ -343,9 +343,9 @@ func (r *ring) quarantine(stream *cudart.Timeline, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lostWhy = why
-	var room [4]cudart.Point
+	var buf [4]cudart.Point
 	r.inFlight = slices.DeleteFunc(r.inFlight, func(x *extent) bool {
-		points := x.fence.Points(room[:0])
+		points := x.fence.Points(buf[:0])
 		if !slices.ContainsFunc(points, func(p cudart.Point) bool { return p.Timeline() == stream }) {
 			return false
 		}

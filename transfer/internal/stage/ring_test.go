@@ -50,10 +50,10 @@ func (b *bench) stream() *cudart.Stream {
 // blocked makes a stream wait until open is called, or the test ends.
 func (b *bench) blocked(s *cudart.Stream) (open func()) {
 	b.Helper()
-	gate := make(chan struct{})
-	open = sync.OnceFunc(func() { close(gate) })
+	blocked := make(chan struct{})
+	open = sync.OnceFunc(func() { close(blocked) })
 	b.Cleanup(open)
-	require.NoError(b, s.LaunchHostFunc(func() { <-gate }))
+	require.NoError(b, s.LaunchHostFunc(func() { <-blocked }))
 	return open
 }
 
@@ -120,7 +120,7 @@ func TestSharesOfTheRing(t *testing.T) {
 		x.release()
 	}
 	require.True(t, w.poll())
-	x := w.leave()
+	x := w.stop()
 	require.NotNil(t, x)
 	require.Nil(t, b.ring.try(request{n: benchUnit, dir: toDevice}))
 	x.release()
@@ -159,7 +159,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 	}
 	for i, w := range waiters {
 		require.Len(t, wakes[i], 1)
-		w.leave().release()
+		w.stop().release()
 	}
 }
 
@@ -183,11 +183,11 @@ func TestWaitersAreServedByOthers(t *testing.T) {
 	require.Len(t, wake, 1)
 	require.NotNil(t, down.x)
 	x.release()
-	down.leave().release()
+	down.stop().release()
 }
 
 // A job that waits is woken when there is something to ask the GPU about.
-func TestWaitersAreWokenToAsk(t *testing.T) {
+func TestWaitersAreWokenToPoll(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s := b.stream()
@@ -207,7 +207,7 @@ func TestWaitersAreWokenToAsk(t *testing.T) {
 	open()
 	<-wake
 	require.True(t, w.poll())
-	w.leave().release()
+	w.stop().release()
 	for _, x := range all[2:] {
 		x.release()
 	}
@@ -245,7 +245,7 @@ func TestMemoryThatTheGPUUses(t *testing.T) {
 
 // A copy that failed has its error although another job has found it, which was about to
 // use the memory; and that one has not.
-func TestAnErrorIsTheCopysOwn(t *testing.T) {
+func TestExtentsReportTheirOwnErrors(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s := b.stream()
@@ -325,7 +325,7 @@ func TestARingWithOneUnitLeft(t *testing.T) {
 }
 
 // A wait for more memory than is left, when some does not come back, becomes one for less.
-func TestAWaitForMoreThanIsLeft(t *testing.T) {
+func TestWaitersForMoreThanTheRingGetLess(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s := b.stream()
@@ -340,7 +340,7 @@ func TestAWaitForMoreThanIsLeft(t *testing.T) {
 	require.False(t, w.poll())
 	all[6].release()
 	require.True(t, w.poll())
-	x := w.leave()
+	x := w.stop()
 	require.Len(t, x.mem, benchUnit)
 	x.release()
 	all[7].release()

@@ -32,7 +32,7 @@ func (s *sharing) job(device int, c Copy) *Job {
 	return j
 }
 
-func TestShares(t *testing.T) {
+func TestWorkersAreDividedAmongActiveJobs(t *testing.T) {
 	t.Parallel()
 	s := newSharing(3)
 	limits := func(jobs ...*Job) (list []int32) {
@@ -88,7 +88,7 @@ func TestShares(t *testing.T) {
 }
 
 // A worker leaves its job for one that has work and fewer workers, and not otherwise.
-func TestWorkersAreWanted(t *testing.T) {
+func TestWorkersMoveToJobsWithFewer(t *testing.T) {
 	t.Parallel()
 	s := newSharing(2)
 	j, other := s.job(0, Copy{}), s.job(1, Copy{Down: true})

@@ -18,11 +18,11 @@ import (
 // copies alone, for whom workers would come too late. Those who find it taken share an
 // event with others: see link.
 type smallSlot struct {
-	stream *cudart.Stream
-	buf    *hostmem.Buffer
-	taken  atomic.Bool
-	left   cudart.Point // the end of a copy that failed or was not waited for; guarded by taken
-	state  atomic.Int32 // of the copy
+	stream     *cudart.Stream
+	buf        *hostmem.Buffer
+	taken      atomic.Bool
+	unfinished cudart.Point // the end of a copy that failed or was not waited for; guarded by taken
+	state      atomic.Int32 // of the copy
 }
 
 // The states of a copy through a slot. It may be abandoned while it waits for CUDA.
@@ -63,7 +63,7 @@ func (l *smallSlot) close(ctx context.Context) error {
 	if l.taken.Load() {
 		return fmt.Errorf("%v: %w", l.buf, ErrHeld)
 	}
-	if err := l.left.Wait(ctx); err != nil {
+	if err := l.unfinished.Wait(ctx); err != nil {
 		return fmt.Errorf("%v may be in use: %w", l.buf, err)
 	}
 	return l.buf.CloseContext(ctx)
@@ -99,7 +99,7 @@ func (l *smallSlot) take(ctx context.Context) bool {
 	if !l.taken.CompareAndSwap(false, true) {
 		return false
 	}
-	if l.left == (cudart.Point{}) || l.left.Done(ctx) {
+	if l.unfinished == (cudart.Point{}) || l.unfinished.Done(ctx) {
 		return true
 	}
 	l.taken.Store(false)
@@ -107,9 +107,9 @@ func (l *smallSlot) take(ctx context.Context) bool {
 }
 
 func (l *smallSlot) copy(dev cudart.DevPtr, mem []byte, down bool) error {
-	if l.left != (cudart.Point{}) {
+	if l.unfinished != (cudart.Point{}) {
 		_, _ = l.stream.Query() // what that copy failed with, which its caller has
-		l.left = cudart.Point{}
+		l.unfinished = cudart.Point{}
 	}
 	slot := l.buf.Bytes()
 	if !down {
@@ -151,11 +151,11 @@ func (l *smallSlot) wait(err error) error {
 		}
 	}
 	// Some of it may be queued.
-	l.left = l.stream.Point()
-	if unknown := l.left.Wait(background); unknown != nil {
-		return errors.Join(err, errUnknown(l.left, unknown))
+	l.unfinished = l.stream.Point()
+	if unknown := l.unfinished.Wait(background); unknown != nil {
+		return errors.Join(err, errUnknown(l.unfinished, unknown))
 	}
-	failed := l.left.Err()
+	failed := l.unfinished.Err()
 	if _, again := l.stream.Query(); failed == nil { // else the next copy would find it
 		failed = again
 	}

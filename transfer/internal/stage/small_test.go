@@ -12,7 +12,7 @@ import (
 )
 
 // A caller may leave between two pieces of an upload: its memory is not read after that.
-func TestACallerLeavesBetweenPieces(t *testing.T) {
+func TestACallerMayAbandonASmallUploadBetweenPieces(t *testing.T) {
 	t.Parallel()
 	s, sim := simulated(t, cudasim.Config{})
 	mem, src := device(t, s.dev, maxSlotUp), random(maxSlotUp, 1)
@@ -21,14 +21,14 @@ func TestACallerLeavesBetweenPieces(t *testing.T) {
 	unblock := sim.Block("cudaMemcpyAsync", cudasim.Fault{Nth: 2, Late: true})
 	defer unblock()
 	ctx, cancel := context.WithCancel(t.Context())
-	left := make(chan error, 1)
+	remaining := make(chan error, 1)
 	go func() {
 		_, err := s.CopySmall(ctx, mem, src, false)
-		left <- err
+		remaining <- err
 	}()
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemcpyAsync", 1))
 	cancel()
-	require.ErrorIs(t, <-left, ErrUnderWay)
+	require.ErrorIs(t, <-remaining, ErrUnderWay)
 	clear(src) // it is the caller's again
 	ok, err := s.CopySmall(t.Context(), mem, before[:100], false)
 	require.NoError(t, err)
@@ -47,7 +47,7 @@ func TestACallerLeavesBetweenPieces(t *testing.T) {
 
 // A slot whose copy the library could not report as done is used again when the library
 // answers.
-func TestALoneSlotIsUsedAgain(t *testing.T) {
+func TestASmallSlotIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	s, sim := simulated(t, cudasim.Config{})
 	mem, src := device(t, s.dev, maxSlotUp), random(maxSlotUp, 1)

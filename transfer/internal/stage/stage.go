@@ -69,9 +69,9 @@ var process = struct {
 
 // A shared stage is opened by the first of its users, and closed by the last.
 type shared struct {
-	users int           // guarded by process.mu; also those that wait for opening
-	turn  chan struct{} // has room for the goroutine that opens the stage
-	stage *Stage        // guarded by turn, until the last user has left; nil if not open
+	users   int           // guarded by process.mu; also those that wait for opening
+	opening chan struct{} // a mutex: it holds the goroutine that opens the stage
+	stage   *Stage        // guarded by opening, until there is no user; nil if not open
 }
 
 // Acquire returns the device's stage, which it opens if this is the first use.
@@ -80,15 +80,15 @@ func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	process.mu.Lock()
 	of := process.stages[dev]
 	if of == nil {
-		of = &shared{turn: make(chan struct{}, 1)}
+		of = &shared{opening: make(chan struct{}, 1)}
 		process.stages[dev] = of
 	}
 	of.users++
 	process.mu.Unlock()
 	err := of.open(ctx, dev)
 	if err != nil {
-		// Others may have opened it meanwhile, and left.
-		if of.leave(dev) && of.stage != nil {
+		// Others may have opened it meanwhile, and released it.
+		if of.removeUser(dev) && of.stage != nil {
 			err = errors.Join(err, lifetime.Undo(ctx, of.stage.close))
 		}
 		return nil, err
@@ -99,8 +99,8 @@ func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 // open opens the stage, unless it is open. After an error the next user tries.
 func (of *shared) open(ctx context.Context, dev *cudart.Device) error {
 	select {
-	case of.turn <- struct{}{}:
-		defer func() { <-of.turn }()
+	case of.opening <- struct{}{}:
+		defer func() { <-of.opening }()
 	case <-ctx.Done():
 		return bounded.Ended(ctx)
 	}
@@ -116,8 +116,8 @@ func (of *shared) open(ctx context.Context, dev *cudart.Device) error {
 	return nil
 }
 
-// leave ends one use, and returns whether there is none any more.
-func (of *shared) leave(dev *cudart.Device) (last bool) {
+// removeUser returns whether it has removed the last user.
+func (of *shared) removeUser(dev *cudart.Device) (last bool) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	of.users = max(of.users-1, 0)
@@ -130,7 +130,7 @@ func (of *shared) leave(dev *cudart.Device) (last bool) {
 // Release ends a use. The last one waits until the GPU is done with the rings,
 // and unmaps them. After an error, ctx's included, it may be called again.
 func (s *Stage) Release(ctx context.Context) error {
-	if s.shared.leave(s.dev) {
+	if s.shared.removeUser(s.dev) {
 		return s.close(ctx)
 	}
 	return nil

@@ -94,10 +94,10 @@ func download(ctx context.Context, s *Stage, dst []byte, src cudart.DevPtr) (int
 
 func TestThereAndBack(t *testing.T) {
 	s, dev := acquire(t)
-	const most = 100*mib + 12345
-	mem := device(t, dev, most)
-	src := random(most, 1)
-	for _, n := range []int{1, 4095, MaxSmall, MaxSmall + 1, 300_000, mib, 5*mib + 1, 33 * mib, most} {
+	const maxN = 100*mib + 12345
+	mem := device(t, dev, maxN)
+	src := random(maxN, 1)
+	for _, n := range []int{1, 4095, MaxSmall, MaxSmall + 1, 300_000, mib, 5*mib + 1, 33 * mib, maxN} {
 		done, err := upload(t.Context(), s, mem, src[:n])
 		require.NoError(t, err)
 		require.Equal(t, n, done)

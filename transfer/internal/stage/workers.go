@@ -19,7 +19,7 @@ type workerPool struct {
 
 	jobs      atomic.Pointer[[]*Job]   // never changed in place
 	published atomic.Uint64            // changes when a job has more to do
-	spinning  atomic.Int32             // workers that look for a job
+	spinning  atomic.Int32             // workers that poll for a job
 	waiting   atomic.Int32             // workers that wait for more of their job
 	slow      atomic.Int32             // workers at slow jobs
 	active    [directions]atomic.Int32 // devices with an active job: see setActive
@@ -31,8 +31,8 @@ type workerPool struct {
 
 // A worker is a goroutine of a pool.
 type worker struct {
-	wake chan struct{}
-	turn int // where it looks for a job first
+	wake  chan struct{}
+	first int // index of the job at which it begins to search
 }
 
 // A concurrency limits how many goroutines copy at once, whatever the node. The jobs' own
@@ -167,7 +167,7 @@ func (p *workerPool) publish(j *Job) {
 			n++
 		} else if p.count < p.max {
 			p.count++
-			go p.run(&worker{wake: make(chan struct{}, 1), turn: int(p.count)})
+			go p.run(&worker{wake: make(chan struct{}, 1), first: int(p.count)})
 		}
 	}
 	p.mu.Unlock()
@@ -197,16 +197,16 @@ func (p *workerPool) find(w *worker) *Job {
 		return nil
 	}
 	var best *Job
-	fewest := int32(math.MaxInt32)
+	minWorkers := int32(math.MaxInt32)
 	jobs := *p.jobs.Load()
 	for i := range jobs {
-		if j := jobs[(w.turn+i)%len(jobs)]; p.lacks(j, fewest) {
-			best, fewest = j, j.work.workers.Load()
+		if j := jobs[(w.first+i)%len(jobs)]; p.lacks(j, minWorkers) {
+			best, minWorkers = j, j.work.workers.Load()
 		}
 	}
 	if best != nil {
 		if best.work.workers.Add(1) <= p.workersOf(best) {
-			w.turn++
+			w.first++
 			return best
 		}
 		best.work.workers.Add(-1)
@@ -280,14 +280,14 @@ func (p *workerPool) awaitPiece(j *Job) bool {
 
 // yield lets other goroutines run where there are few cores to spin on.
 func (p *workerPool) yield() {
-	if p.max <= 2 || p.crowded() {
+	if p.max <= 2 || p.saturated() {
 		runtime.Gosched()
 	}
 }
 
-// crowded reports whether as many goroutines copy as should: those that only wait
+// saturated reports whether as many goroutines copy as should: those that only wait
 // should leave them the cores.
-func (p *workerPool) crowded() bool { return p.copying.free() <= 0 }
+func (p *workerPool) saturated() bool { return p.copying.free() <= 0 }
 
 // spin polls for work, for a while.
 func (p *workerPool) spin(seen uint64) bool {

@@ -19,25 +19,25 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// A rig is a copier on a device, with memory there.
-type rig struct {
+// A fixture is a copier on a device, with memory there.
+type fixture struct {
 	testing.TB
 	dev *cudart.Device
 	c   *Copier
 }
 
-func newRig(t testing.TB, o Options) *rig { return rigOn(t, testgpu.Device(t), o) }
+func newFixture(t testing.TB, o Options) *fixture { return fixtureOn(t, testgpu.Device(t), o) }
 
-func rigOn(t testing.TB, dev *cudart.Device, o Options) *rig {
+func fixtureOn(t testing.TB, dev *cudart.Device, o Options) *fixture {
 	t.Helper()
 	c, err := NewCopier(t.Context(), dev, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	return &rig{TB: t, dev: dev, c: c}
+	return &fixture{TB: t, dev: dev, c: c}
 }
 
 // closeSoon closes the copier when calls have returned that copies were abandoned for.
-func (r *rig) closeSoon() {
+func (r *fixture) closeSoon() {
 	r.Helper()
 	for err := r.c.Close(); err != nil; err = r.c.Close() {
 		require.ErrorIs(r, err, stage.ErrHeld)
@@ -46,7 +46,7 @@ func (r *rig) closeSoon() {
 }
 
 // device allocates n bytes on the device until the test ends.
-func (r *rig) device(n int) cudart.DevPtr {
+func (r *fixture) device(n int) cudart.DevPtr {
 	r.Helper()
 	p, err := r.dev.Malloc(max(n, 1))
 	require.NoError(r, err)
@@ -107,7 +107,7 @@ func bytesOf(seed uint64, n int) []byte {
 }
 
 // onDevice reads n bytes of the device by CUDA's own means.
-func (r *rig) onDevice(p cudart.DevPtr, n int) []byte {
+func (r *fixture) onDevice(p cudart.DevPtr, n int) []byte {
 	r.Helper()
 	b := make([]byte, n)
 	if n > 0 {
@@ -117,7 +117,7 @@ func (r *rig) onDevice(p cudart.DevPtr, n int) []byte {
 }
 
 // fill writes bytes to the device by CUDA's own means.
-func (r *rig) fill(p cudart.DevPtr, b []byte) {
+func (r *fixture) fill(p cudart.DevPtr, b []byte) {
 	r.Helper()
 	if len(b) > 0 {
 		require.NoError(r, r.dev.CopyToDevice(p, unsafe.Pointer(&b[0]), len(b)))
