@@ -8,8 +8,8 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// buffers are between a job, whose workers must not block, and a reader or writer, which
-// may: goroutines of their own call that, with ordinary memory.
+// buffers are ordinary memory between a job, whose workers must not block, and a reader or
+// writer, which may. Goroutines of their own call the reader or writer.
 //
 //	piece of an upload  | piece of a download | in
 //	is read             | is filled           | call; pieces
@@ -20,8 +20,8 @@ type buffers struct {
 	job *stage.Job
 
 	mu      sync.Mutex
-	free    int      // pieces that may be made
-	pieces  []*piece // that wait, in order; also those that are being filled
+	free    int      // pieces that may still be made
+	pieces  []*piece // waiting or being filled, in order
 	stopped bool
 }
 
@@ -33,7 +33,7 @@ type piece struct {
 	pending int    // bytes that are not copied from or to the ring
 }
 
-// Stop makes it so that no further call begins.
+// Stop begins no further calls.
 func (b *buffers) Stop() {
 	b.mu.Lock()
 	b.stopped = true
@@ -53,13 +53,13 @@ func (b *buffers) reuse(p *piece) {
 	b.mu.Unlock()
 }
 
-// A readAhead is a [stage.Host] of what a reader brings.
+// A readAhead is a [stage.Host] of bytes from a reader.
 type readAhead struct {
 	buffers
 	readers int
 	read    readFunc
-	// claim returns what to read next, of at most so many bytes; none if there is
-	// nothing for now. It needs mu.
+	// claim returns the next bytes to read, maxBytes at most; n is 0 if there are none for
+	// now. It needs mu.
 	claim func(maxBytes int) (off, n int)
 }
 
@@ -67,8 +67,8 @@ type readAhead struct {
 // they are (got); got < n only with an error.
 type readFunc func(to []byte, off, n int) (skip, got int, err error)
 
-// Of each reader's pieces one is read, and one copied; of each writer's one is written, and
-// two are filled.
+// A reader has one piece that is read and one that is copied; a writer has one that is
+// written and two that are filled.
 const piecesPerReader, piecesPerWriter = 2, 3
 
 func newReadAhead(readers int, read readFunc, claim func(maxBytes int) (off, n int)) *readAhead {
@@ -80,7 +80,7 @@ func newReadAhead(readers int, read readFunc, claim func(maxBytes int) (off, n i
 // inOrder claims n bytes from the first one to the last one.
 func inOrder(n, parts int) func(maxBytes int) (off, n int) {
 	next := 0
-	// Some pieces overlap reading and copying also if there is little to read.
+	// Several pieces let reading and copying overlap even if there are few bytes.
 	size := max((n/parts+block-1)/block*block, block)
 	return func(maxBytes int) (int, int) {
 		off := next
@@ -162,7 +162,7 @@ func (r *readAhead) Take(_, n int) stage.Part {
 	}
 }
 
-// copied counts bytes of a piece that are in the ring.
+// copied counts bytes of a piece as copied into the ring.
 func (r *readAhead) copied(p *piece, n int) {
 	r.mu.Lock()
 	p.pending -= n
@@ -174,18 +174,19 @@ func (r *readAhead) copied(p *piece, n int) {
 	}
 }
 
-// A writeBehind is a [stage.Host] of what a writer takes.
+// A writeBehind is a [stage.Host] of bytes for a writer.
 type writeBehind struct {
 	buffers
 	inOrder bool
 	write   writeFunc
 }
 
-// A writeFunc writes what is at off. It returns how many bytes it took: fewer than all
-// only with an error.
+// A writeFunc writes bytes at off. It returns the number of bytes that were written: fewer
+// than all only with an error.
 type writeFunc func(from []byte, off int) (took int, err error)
 
-// newWriteBehind returns a writeBehind for so many writers at once; one writes in order.
+// newWriteBehind returns a writeBehind with that number of concurrent writes; one writer
+// writes in order.
 func newWriteBehind(writers int, write writeFunc) *writeBehind {
 	w := &writeBehind{buffers: buffers{free: piecesPerWriter * writers}, inOrder: writers == 1, write: write}
 	w.Callers = bounded.NewCallers(writers, w.next)
@@ -261,16 +262,16 @@ func (w *writeBehind) next() (call func() error, done func(error)) {
 }
 
 const (
-	// block is what O_DIRECT wants offsets, lengths and memory to be multiples of.
-	// Devices ask for 512 or 4096.
+	// block is the size that offsets, lengths and addresses of O_DIRECT must be multiples
+	// of. Devices require 512 or 4096.
 	block = 4 * kib
-	// scratchBytes is how much readers and writers are given at a time. One block
-	// more at both ends is for reading whole blocks.
+	// scratchBytes is the size of a reader's or writer's memory. One block more at each
+	// end is for reading whole blocks.
 	scratchBytes = mib
 )
 
-// A scratch is ordinary memory of a copy that may block: readers and writers have
-// no memory of the ring.
+// A scratch is ordinary memory for calls that may block, which must not hold memory of the
+// ring.
 type scratch []byte // from a block's start, scratchBytes and two blocks
 
 var scratches = sync.Pool{New: func() any {

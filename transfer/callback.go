@@ -10,7 +10,7 @@ import (
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
-// maxEmptyReads is how many reads in a row may return neither bytes nor an
+// maxEmptyReads is the number of reads in a row that may return neither bytes nor an
 // error, as in package bufio.
 const maxEmptyReads = 100
 
@@ -39,7 +39,7 @@ func readFull(ctx context.Context, r io.Reader, to []byte) (got int, err error) 
 	return got, nil
 }
 
-// readAt reads what r has from base on.
+// readAt reads from r, from base on.
 func readAt(r io.ReaderAt, base int64) readFunc {
 	return func(to []byte, off, n int) (skip, got int, err error) {
 		got, err = r.ReadAt(to[:n], base+int64(off))
@@ -60,7 +60,7 @@ func readAt(r io.ReaderAt, base int64) readFunc {
 // io.ErrUnexpectedEOF itself: then it has failed, and has no end here.
 var errSourceEnded = sentinel.New(io.ErrUnexpectedEOF.Error(), io.ErrUnexpectedEOF)
 
-// early returns the error of a reader that had fewer bytes than were asked for.
+// early returns the error of a reader that returned fewer bytes than requested.
 func early(err error) error {
 	if err == io.EOF { // as readers return it: see io.EOF
 		return errSourceEnded
@@ -84,7 +84,7 @@ func write(w io.Writer) writeFunc {
 	}
 }
 
-// wrote is the outcome of a write of so many bytes that returned n and err.
+// wrote returns the count and the error of a write of `of` bytes that returned n and err.
 func wrote(w any, method string, n, of int, err error) (int, error) {
 	if err := checkCount(w, method, n, of); err != nil {
 		return 0, err
@@ -104,7 +104,7 @@ func checkCount(rw any, method string, n, of int) error {
 	return nil
 }
 
-// nameOf is a file's name, and the type of other readers and writers.
+// nameOf returns a file's name, and the type of other readers and writers.
 func nameOf(rw any) string {
 	if f, ok := rw.(*os.File); ok && !isNil(f) {
 		return f.Name()

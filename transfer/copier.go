@@ -23,14 +23,13 @@ var (
 	errNotMade       = errors.New("the Copier or Fanout is nil or zero: make it with NewCopier or NewFanout")
 )
 
-// ErrClosed is returned by methods of a Copier or a Fanout that was closed, and of
-// its views. errors.Is reports that it is [os.ErrClosed].
+// ErrClosed is returned by methods of a closed Copier or Fanout, and of its views. It answers
+// errors.Is for [os.ErrClosed].
 var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 // ErrUnderWay is in the errors of copies that were abandoned while the GPU may still
-// be copying. What they copy to has bytes of any kind until it is done. Pinned memory
-// that they copy from or to must stay until then, and memory outside of Go's heap that
-// was uploaded must stay mapped.
+// be copying. Until the GPU is done, the destination has unknown bytes, pinned memory must
+// stay allocated, and uploaded memory outside of Go's heap must stay mapped.
 var ErrUnderWay = stage.ErrUnderWay
 
 // A Copier copies between one device and any host memory, file, reader or
@@ -73,14 +72,14 @@ func (c *Copier) opened() *engine {
 	return c.engine
 }
 
-// Stats are what a Copier and its views did so far, and in which way.
+// Stats count the copies of a Copier or Fanout and its views.
 type Stats struct {
-	Copies   int // calls of methods that copy, and had something to
-	Failures int // of them
-	// Bytes that went through the ring, that were pinned and needed none, and
-	// that were parts of UploadAll and DownloadAll.
+	Copies   int // calls of methods that copied at least one byte, or failed to
+	Failures int // calls that returned an error after a copy was begun
+	// StagedBytes went through the ring. DirectBytes were pinned, and did not.
+	// BatchedBytes are those of UploadAll and DownloadAll, which went through the ring.
 	StagedBytes, DirectBytes, BatchedBytes int
-	// PeerBytes went from device to device: see [Fanout].
+	// PeerBytes were copied from device to device: see [Fanout].
 	PeerBytes int
 	// RingBytes are pinned for all copiers of the device together, until the last
 	// one is closed.
@@ -110,11 +109,11 @@ func (e *engine) readStats() Stats {
 	return s
 }
 
-// Options shape a Copier. The zero value is what most programs want.
+// Options configure a Copier or a Fanout. The zero value fits most programs.
 type Options struct {
-	// Workers is how many goroutines a copy keeps busy at the most, the caller's
-	// included, up to 1024. 0 stands for as many as fill the link, which copies at once
-	// on a device share: see "Cores" in the package's documentation. All copies of the
+	// Workers is the maximum number of goroutines that one copy keeps busy, from 1 to
+	// 1024, the caller's included. With 0 copies on a device share as many goroutines as
+	// fill its link: see "Cores" in the package's documentation. All copies of the
 	// process together have no more than seven eighths of GOMAXPROCS, or all where that
 	// is up to four.
 	Workers int
@@ -135,33 +134,34 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// A Call shapes single copies: see [View.With]. The zero value changes nothing.
+// A Call configures single copies: see [View.With]. The zero value changes nothing.
 type Call struct {
 	// Stream orders the copy with the work of this stream, which is of the copier's
 	// device: see Ordering in the package's documentation.
 	Stream *cudart.Stream
-	// Progress is called now and then with the bytes done of all, which grow: one
-	// call at a time, on a goroutine of its own. If the copy succeeds the last call
-	// has all of them, and returns before the copy does. It may call methods of the
+	// Progress is called now and then with the number of bytes that were copied, which
+	// grows, and with that of all bytes: one call at a time, on a goroutine of its own.
+	// If the copy succeeds, the last call has done == total, and returns before the copy
+	// does. It may call methods of the
 	// Copier, but see [Copier.CloseContext].
 	Progress func(done, total int)
-	// DirectIO reads and writes files past the page cache (O_DIRECT), where
-	// the file system can: what is read once, and is larger than memory, then
-	// leaves the cache to others. It is for regular files, not in memory
-	// (tmpfs); for other readers and writers it is ignored, and for files that
-	// are open for appending.
+	// DirectIO reads and writes files with O_DIRECT, without the page cache, where the
+	// file system supports it. Files that are larger than memory then do not evict the
+	// cached pages of others. It applies to regular files on disks; it is ignored for files
+	// in memory (tmpfs), for files that are open for appending, and for other readers and
+	// writers.
 	DirectIO bool
 }
 
 // A View has the methods of a [Copier] that copy. All views of a Copier share
 // its ring, its streams and its Stats, and end with its Close.
 //
-// For all these methods: ctx must not be nil, nor a reader or writer, and sizes
-// are bytes, 0 or more. Copies of nothing succeed at once. The other errors are
-// those of ctx, of the reader or writer, of CUDA, and [ErrClosed].
+// For all methods that copy: ctx, a reader and a writer must not be nil, and sizes are
+// bytes, 0 or more. A copy of no bytes succeeds at once. Errors are those of ctx (its error
+// and its cause), of the reader or writer, of CUDA, and [ErrClosed].
 type View struct{ view }
 
-// A view is an engine with the shape of its copies.
+// A view is an engine with the configuration of its copies.
 type view struct {
 	*engine // nil for a zero View
 	call    Call
@@ -174,10 +174,10 @@ func (v *View) get() view {
 	return v.view
 }
 
-// With returns a view whose copies are shaped by call.
+// With returns a view whose copies are configured by call. It does not block.
 func (v *View) With(call Call) *View { return &View{view{v.get().engine, call}} }
 
-// Device returns the device that is copied to and from.
+// Device returns the device that is copied to and from, nil for a zero View.
 func (v *View) Device() *cudart.Device {
 	if e := v.get().engine; e != nil {
 		return e.members[0].dev
@@ -185,7 +185,7 @@ func (v *View) Device() *cudart.Device {
 	return nil
 }
 
-// Stats returns what was done so far by the Copier and all its views.
+// Stats returns the counts of the Copier and all its views so far. It does not block.
 func (v *View) Stats() Stats { return v.get().readStats() }
 
 func (v view) dev() *cudart.Device { return v.members[0].dev }
@@ -198,8 +198,8 @@ func checkOffset(off int64, n int) error {
 	return nil
 }
 
-// isNil reports whether a reader or writer is nil, of a type that is known to need more. A
-// nil pointer of another type may have methods that work.
+// isNil reports whether a reader or writer is nil or a nil pointer of a type whose methods
+// need more. A nil pointer of another type may have methods that work.
 func isNil(rw any) bool {
 	switch rw := rw.(type) {
 	case nil:

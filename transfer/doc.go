@@ -1,5 +1,5 @@
 // Package transfer copies anything between host and GPU at the speed of the
-// link: Go slices, files, readers and writers, most of which are not pinned.
+// link: Go slices, files, readers and writers, pinned or not.
 //
 //	c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
 //	err = c.Upload(ctx, dst, anyGoBytes)
@@ -14,14 +14,14 @@
 // pinned already is recognised, and copied directly. All copiers of a device share
 // its ring, which the last Close unmaps.
 //
-// A [Fanout] brings one source onto several devices, or pieces of it, each to places of
-// its own.
+// A [Fanout] copies one source onto several devices, or pieces of it, each to addresses of
+// its own. [UploadSlice] and [DownloadSlice] copy slices of numbers, arrays and structs.
 //
 // # Ordering
 //
 // A copy is complete when its method returns, and is in no order with other
-// work of the GPU. With [Call].Stream it comes after what is queued on that stream,
-// for which the call waits, and before what is queued there later. An upload of up
+// work of the GPU. With [Call].Stream it comes after the work that is queued on that
+// stream, for which the call waits, and before work that is queued there later. An upload of up
 // to 1 MiB, and without Progress, does not wait: it is queued on the stream as long
 // as no more than 16 MiB are, and the call returns as soon as its source may be
 // changed. If CUDA reports an error for it later, the stream's Synchronize returns
@@ -29,15 +29,15 @@
 //
 // # Errors and cancellation
 //
-// When ctx ends, or something fails, a copy begins nothing more, waits for what the
-// GPU is copying, and returns the error with the lowest offset. The bytes before the
-// count that is returned, or before the offset in the error, are copied; those after
-// may be.
+// When ctx ends, or something fails, a copy begins nothing more, waits for copies that the
+// GPU has begun, and returns the error with the lowest offset. The bytes before the
+// returned count, or before the offset in the error, are copied; later bytes may be. Errors
+// of a context that has ended answer errors.Is for its error and for its cause.
 //
-// The GPU uses no memory for the copy any more then, unless the error wraps
-// [ErrUnderWay]: if a call into CUDA does not return within two seconds of the end of
-// ctx, or CUDA cannot report that the GPU is done. It may then still write to the
-// device and, if the caller's memory is pinned, use that.
+// When the method has returned, the GPU uses no memory for the copy any more, unless the
+// error wraps [ErrUnderWay]: then a call into CUDA has not returned within two seconds of the
+// end of ctx, or CUDA cannot report that the GPU is done. The GPU may still write to the
+// device and, if the caller's memory is pinned, use that memory.
 //
 // # Callbacks
 //
@@ -50,12 +50,13 @@
 //
 // # Cores
 //
-// An upload keeps up to eight cores busy, that of a file ten, and a download five, and an
-// upload twelve for each device while several devices have one. Copies at once on a device
-// share these, unless Options.Workers says otherwise. All copies of the process together
-// keep seven eighths of GOMAXPROCS busy, or all where that is no more than four. Those that
-// wait for a chunk spin for up to 150 µs, on half of GOMAXPROCS at the most, and after a copy
-// on a quarter. On hosts with several NUMA nodes workers run on the cores of the GPU's own.
+// An upload keeps up to eight cores busy, an upload of a file ten, a download five. While
+// several devices have uploads, each upload has up to twelve cores for each of its devices.
+// Copies at once on a device share these cores, unless Options.Workers sets another number.
+// All copies of the process together keep seven eighths of GOMAXPROCS busy, or all of it up
+// to four. Goroutines that wait for a chunk spin for up to 150 µs, on half of GOMAXPROCS at
+// most, and after a copy on a quarter. On hosts with several NUMA nodes workers run on the
+// cores of the GPU's node.
 //
 // # Concurrency
 //

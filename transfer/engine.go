@@ -15,14 +15,14 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// An engine is what a Copier or a Fanout shares with its views.
+// An engine has what a Copier or a Fanout shares with its views.
 type engine struct {
 	what    string // in messages
 	o       Options
 	members []*member      // by device
 	stages  []*stage.Stage // of the members
-	// groups are members that can access each other's memory. Each chunk goes over the
-	// link of one of each group.
+	// groups have the indexes of members that can access each other's memory. Each chunk
+	// is copied over the link of one member of each group.
 	groups [][]int
 	peers  []peer // ordered pairs of a group
 	// forwarding counts the goroutines that queue copies between members. A call into CUDA
@@ -31,7 +31,7 @@ type engine struct {
 	queued     *pool.Pool // memory for copies on callers' streams; nil for several devices
 	stats      counters
 	life       lifetime.Lifetime
-	opened     []func(context.Context) error // release what open made
+	opened     []func(context.Context) error // release functions, in the order of opening
 }
 
 // A member is a device of an engine.
@@ -46,9 +46,9 @@ type peer struct {
 	stream   *cudart.Stream // of from, for copies to the other one
 }
 
-// newEngine opens an engine. When ctx has ended it leaves calls that do not return: what
-// they make is released. After another error nothing is left, unless it could not be
-// released.
+// newEngine opens an engine. When ctx ends it abandons calls that do not return, and releases
+// what these make later. After another error nothing stays open, unless the error says that
+// it could not be released.
 func newEngine(ctx context.Context, what string, devs []*cudart.Device, o Options) (*engine, error) {
 	e := &engine{what: what, o: o}
 	err := e.check(ctx, devs)
@@ -171,7 +171,8 @@ func (e *engine) join(i int) error {
 	return nil
 }
 
-// connect enables access between a member and all of a group, both ways, or none.
+// connect enables access between a member and all members of a group, in both directions, or
+// none.
 func (e *engine) connect(i int, group []int) (bool, error) {
 	var pairs []peer
 	for _, j := range group {
@@ -196,7 +197,7 @@ func (e *engine) connect(i int, group []int) (bool, error) {
 	return true, nil
 }
 
-// disconnect disables access that connect has enabled, but for the first pairs.
+// disconnect disables the access that connect has enabled, from pair first on.
 func (e *engine) disconnect(first int) error {
 	var errs []error
 	enabled := e.peers[:first]
@@ -210,8 +211,8 @@ func (e *engine) disconnect(first int) error {
 	return errors.Join(errs...)
 }
 
-// release releases what open made, the last first. What cannot be released keeps nothing
-// else from it.
+// release releases what open has opened, the last first. It goes on after an error; a later
+// call tries again what failed.
 func (e *engine) release(ctx context.Context) error {
 	var errs []error
 	slices.Reverse(e.opened)
@@ -233,7 +234,7 @@ func (e *engine) releaseQueued(ctx context.Context) error {
 	return err
 }
 
-// releasePeers ends the copies between members.
+// releasePeers waits for the copies between members, and disables peer access.
 func (e *engine) releasePeers(ctx context.Context) error {
 	if e.forwarding.Seal() > 0 {
 		return fmt.Errorf("copies between devices: %w: %w", ErrUnderWay, bounded.ErrStuck)
@@ -260,7 +261,7 @@ func (e *engine) releasePeers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// close is the Close of a Copier or Fanout.
+// close implements Close of Copier and Fanout.
 func (e *engine) close() error {
 	if e != nil {
 		if n := e.life.Seal(); n > 0 {
@@ -289,7 +290,7 @@ func (e *engine) closeContext(ctx context.Context) error {
 	return nil
 }
 
-// do runs one copy of n bytes that has no places to be checked.
+// do runs one copy of n bytes, without addresses to be checked.
 func (v view) do(ctx context.Context, n int, copies func() (int, error)) (int, error) {
 	return place{view: v}.do(ctx, n, copies)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gopinned/pinned/transfer"
 )
 
-// Numbers go to the GPU and come back without package unsafe.
+// Numbers and structs go to the GPU and come back without package unsafe.
 func ExampleUploadSlice() {
 	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
 	if err != nil {
@@ -47,9 +47,24 @@ func ExampleUploadSlice() {
 	}
 	fmt.Println(back)
 
-	if err := errors.Join(c.Close(), dev.Free(mem), rt.Close(), sim.Check(), sim.Close()); err != nil {
+	type vertex struct {
+		Position [3]float32
+		Color    [4]uint8
+	}
+	vertices, err := dev.Malloc(16)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := transfer.UploadSlice(ctx, c, vertices, []vertex{{Color: [4]uint8{255, 128, 0, 255}}}); err != nil {
+		log.Fatal(err)
+	}
+	err = transfer.UploadSlice(ctx, c, vertices, []struct{ Name string }{{"a host pointer"}})
+	fmt.Println(err)
+
+	if err := errors.Join(c.Close(), dev.Free(mem), dev.Free(vertices), rt.Close(), sim.Check(), sim.Close()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:
 	// [0.5 -1.25 3]
+	// transfer: upload a []struct { Name string } of 1 elements: struct { Name string }.Name is a string, which holds a pointer to host memory
 }

@@ -22,14 +22,14 @@ type Fanout struct{ FanoutView }
 // A FanoutView has the methods of a [Fanout] that copy. All views of a Fanout share
 // its devices and its Stats, and end with its Close.
 //
-// For all these methods: dsts are addresses, one for each device in the order of
+// For all methods that copy: dsts are addresses, one for each device in the order of
 // NewFanout, with room for all the bytes. They must not overlap. A copy is complete
 // when its method returns: all bytes are on all devices. After an error the bytes
 // before the count that is returned are there; those after may be on some of them.
 // The error names the device that failed, and no device copies any more, unless the
-// error wraps [ErrUnderWay]. ctx must not be nil, nor a reader, and
-// sizes are bytes, 0 or more. Copies of nothing succeed at once. The other errors
-// are those of ctx, of the reader, of CUDA, and [ErrClosed].
+// error wraps [ErrUnderWay]. ctx and a reader must not be nil, and sizes are bytes, 0 or
+// more. A copy of no bytes succeeds at once. Other errors are those of ctx (its error and
+// its cause), of the reader, of CUDA, and [ErrClosed].
 type FanoutView struct{ view }
 
 // NewFanout returns a Fanout for devices of one CUDA library, each of them once. It
@@ -85,15 +85,15 @@ func (f *FanoutView) Devices() (devs []*cudart.Device) {
 	return devs
 }
 
-// With returns a view whose copies are shaped by call. Call.Stream may be of any of
+// With returns a view whose copies are configured by call. It does not block. Call.Stream may be of any of
 // the devices: a copy begins when what was queued there is done. Where other devices
 // have work that must be done before, make that stream wait for it
 // ([cudart.Stream.WaitPoint]).
 func (f *FanoutView) With(call Call) *FanoutView { return &FanoutView{view{f.get().engine, call}} }
 
-// Stats returns what was done so far by the Fanout and all its views: each byte of
-// a source counts once, and in PeerBytes once for each device that got it from
-// another one. RingBytes are those of all the devices.
+// Stats returns the counts of the Fanout and all its views so far. Each byte of a source
+// counts once, and in PeerBytes once for each device that got it from another device.
+// RingBytes are those of all devices. It does not block.
 func (f *FanoutView) Stats() Stats { return f.get().readStats() }
 
 // Upload copies src, which may be any memory, to all devices.

@@ -9,7 +9,7 @@ import (
 )
 
 // readBlocks reads whole blocks from base on by pread, which may return less. What cannot be
-// read so, such as the end of a file, is left to cached.
+// read so, such as the end of a file, is read by cached.
 func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached readFunc) readFunc {
 	return func(to []byte, off, n int) (skip, got int, err error) {
 		pos := base + int64(off)
@@ -23,8 +23,8 @@ func readBlocks(pread func(p []byte, off int64) (int, error), base int64, cached
 	}
 }
 
-// writeDirect writes whole blocks to f, from base on, past the page cache through
-// d. What cannot be written so is left to the cache.
+// writeDirect writes whole blocks from base on with O_DIRECT, by d. The rest is written by
+// f.
 func writeDirect(f, d *os.File, base int64) writeFunc {
 	cached := writeAt(f, base)
 	return func(from []byte, off int) (took int, err error) {
@@ -60,21 +60,21 @@ func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (do
 	return done, true, err
 }
 
-// A fileFeed is a [stage.Host] that reads a file. Workers read what is in the page cache
-// straight into the ring. Goroutines of the readAhead read the rest.
+// A fileFeed is a [stage.Host] that reads a file. Workers read bytes that are in the page
+// cache straight into the ring. Goroutines of the readAhead read the rest.
 type fileFeed struct {
 	*readAhead
-	// readNow reads what is in the page cache, and returns stage.ErrNotReady if not
-	// all is.
+	// readNow reads from the page cache. It returns stage.ErrNotReady if some of the bytes
+	// are not there.
 	readNow func(to []byte, off int) (got int, err error)
 	n       int
 
-	next int // the byte to be tried next; the job's
+	next int // offset to be tried next; only the job uses it
 
 	// Guarded by readAhead.mu.
 	missed []span // not in the cache
-	run    int    // bytes that are not tried after the next miss
-	skip   int    // bytes that are not to be tried
+	run    int    // bytes that the next miss adds to skip
+	skip   int    // bytes to be read by the readers, untried
 }
 
 // A span is n bytes at off.
@@ -101,8 +101,7 @@ func (f *fileFeed) Ready() int {
 	return f.n - f.next
 }
 
-// skipMissed leaves what follows on something that was not in the page cache to the
-// readers, untried.
+// skipMissed has the readers read the bytes that follow a miss, without trying the cache.
 func (f *fileFeed) skipMissed() {
 	f.mu.Lock()
 	n := min(f.skip, f.n-f.next)
@@ -126,7 +125,7 @@ func (f *fileFeed) Take(_, n int) stage.Part {
 	return stage.Part{Off: off, N: n, Copy: f.fill, End: func(filled bool) { f.tried(off, n, filled) }}
 }
 
-// fill reads what is in the page cache.
+// fill reads from the page cache.
 func (f *fileFeed) fill(to []byte, off int) error {
 	got, err := f.readNow(to, off)
 	if err == nil && got < len(to) { // the file was truncated meanwhile
@@ -135,7 +134,7 @@ func (f *fileFeed) fill(to []byte, off int) error {
 	return err
 }
 
-// tried leaves what was not in the page cache to the readers.
+// tried has the readers read bytes that were not in the page cache.
 func (f *fileFeed) tried(off, n int, filled bool) {
 	f.mu.Lock()
 	if filled {
@@ -151,7 +150,7 @@ func (f *fileFeed) tried(off, n int, filled bool) {
 	}
 }
 
-// claim takes something that was missed. It needs mu.
+// claim takes bytes that were missed. It needs mu.
 func (f *fileFeed) claim(maxBytes int) (off, n int) {
 	if len(f.missed) == 0 {
 		return 0, 0

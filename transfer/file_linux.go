@@ -50,19 +50,19 @@ func mapFile(fd int, off int64, n, prot int) (mapping []byte, skip int, err erro
 	return mapping, skip, os.NewSyscallError("mmap", err)
 }
 
-// A cachedFile is a part of a regular file that may be in the page cache.
+// A cachedFile is a range of a regular file that may be in the page cache.
 type cachedFile struct {
 	file  *os.File
 	base  int64
-	flags int // of reading: unless it is a file in memory, what is in the page cache only
+	flags int // of preadv2: RWF_NOWAIT, but for a file in memory or a mapping
 
-	// Of a file system that cannot report what it would have to wait for: then mincore does.
+	// Set if the file system does not support RWF_NOWAIT: then mincore reports what is cached.
 	mapping []byte
 	skip    int // bytes of the mapping before base
 }
 
-// openCached returns n bytes at off of a file, ok if it is regular, as long as
-// that, and it can be found out what is in the page cache.
+// openCached returns n bytes at off of a file. ok is false if the file is not regular or too
+// short, or if the kernel does not report what is in the page cache.
 func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 	c = &cachedFile{file: f, base: off, flags: unix.RWF_NOWAIT}
 	err := control(f, func(fd int) (err error) {
@@ -83,7 +83,7 @@ func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 		case nil, unix.EAGAIN, unix.EINTR:
 			return nil
 		}
-		// Since Linux 5.2 the kernel answers mincore only for who may write.
+		// Since Linux 5.2 mincore requires the right to write the file.
 		if int(s.Uid) != os.Geteuid() && os.Geteuid() != 0 {
 			return errors.ErrUnsupported
 		}
@@ -100,9 +100,9 @@ func (c *cachedFile) close() {
 	}
 }
 
-// readNow reads at off, which counts from base, what is in the page cache. It
-// returns [stage.ErrNotReady] if not all is, and less than asked for at the end of
-// the file.
+// readNow reads from the page cache at off, which counts from base. It returns
+// [stage.ErrNotReady] if some of the bytes are not there, and fewer bytes at the end of the
+// file.
 func (c *cachedFile) readNow(to []byte, off int) (got int, err error) {
 	if c.mapping != nil {
 		if cached, err := areResident(c.mapping[c.skip+off:][:len(to)]); !cached || err != nil {
@@ -137,7 +137,7 @@ func (c *cachedFile) pread(fd int, to []byte, at int64) (int, error) {
 	return unix.Preadv2(fd, [][]byte{to}, at, c.flags)
 }
 
-// A sharedFile is a part of a file, mapped.
+// A sharedFile is a mapped range of a file.
 type sharedFile struct {
 	file     *os.File
 	mem      []byte
@@ -145,13 +145,12 @@ type sharedFile struct {
 	before   int64 // the file's size, before it was extended to end
 	slow     bool  // writing may wait for a disk
 	put      func(to, from []byte)
-	mapping  []byte // which mem is in
+	mapping  []byte // contains mem
 }
 
-// mapShared maps n bytes at off of a file in memory, which it extends to hold
-// them, or of one that is in the page cache, if cached allows that. It returns
-// errors.ErrUnsupported for other files, and for those that cannot be mapped for
-// writing.
+// mapShared maps n bytes at off of a file in memory, which it extends to hold them. If
+// cached is set it also maps a file on disk whose pages are in the page cache. It returns
+// errors.ErrUnsupported for other files, and for files that cannot be mapped for writing.
 func mapShared(f *os.File, off int64, n int, cached bool) (*sharedFile, error) {
 	m := &sharedFile{file: f, off: off, end: off + int64(n)}
 	if err := control(f, func(fd int) error { return m.open(fd, cached) }); err != nil {
@@ -160,7 +159,7 @@ func mapShared(f *os.File, off int64, n int, cached bool) (*sharedFile, error) {
 	return m, nil
 }
 
-// onDisk are file systems whose files are mapped for writing: local ones.
+// onDisk are the local file systems whose files are mapped for writing.
 var onDisk = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC}
 
 func (m *sharedFile) open(fd int, cached bool) error {
@@ -190,8 +189,8 @@ func (m *sharedFile) mmap(fd int) error {
 	return err
 }
 
-// mapCached maps a file that is in the page cache. A write to a page that is not
-// would read the page first.
+// mapCached maps a file if its pages are in the page cache: a write to another page would
+// read that page from disk first.
 func (m *sharedFile) mapCached(fd int) error {
 	if err := m.mmap(fd); err != nil {
 		return err
@@ -319,8 +318,8 @@ func writesAtOffset(f *os.File) (ok bool) {
 	return ok
 }
 
-// resident reports whether the first whole page of mem is in memory. It is true for memory
-// without whole pages, and if the kernel does not tell.
+// resident reports whether the first whole page of mem is in memory. It returns true for
+// memory without a whole page, and after an error.
 func resident(mem []byte) bool {
 	pages := innerPages(mem)
 	if len(pages) == 0 {
@@ -367,7 +366,7 @@ func forget(mem []byte) {
 	}
 }
 
-// innerPages is the part of mem that is whole pages.
+// innerPages returns the whole pages in mem.
 func innerPages(mem []byte) []byte {
 	page := os.Getpagesize()
 	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) & (page - 1)

@@ -74,8 +74,8 @@ func (v view) counted(n int, err error) (int, error) {
 	return n, nil
 }
 
-// waitForStream waits until the caller's stream is done with what was queued there: a copy
-// uses the ring, which all share, only when nothing of the caller's can delay it.
+// waitForStream waits until the work on the caller's stream is done. Otherwise a copy would
+// hold memory of the ring, which all copies share, while it waits for the caller's work.
 func (c Call) waitForStream(ctx context.Context) error {
 	if c.Stream == nil {
 		return nil
@@ -91,7 +91,7 @@ const (
 	// Uploads of up to maxQueued bytes are queued on the caller's stream, from leased
 	// memory.
 	maxQueued = mib
-	// queuedBytes is how much memory such uploads have together.
+	// queuedBytes is the memory that such uploads have together.
 	queuedBytes = 16 * mib
 )
 
@@ -118,10 +118,10 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 	return true, stage.Abandoned(err)
 }
 
-// DownloadNew copies n bytes from the device into memory that it allocates:
-// ordinary memory, but in huge pages, which takes less time than a new Go slice
-// does. Close it. Most of that time the kernel clears pages, so that all cores
-// are used. The memory of no bytes is empty.
+// DownloadNew copies n bytes from the device into memory that it allocates. The memory is
+// ordinary, not pinned, but in huge pages, which the kernel clears faster than the pages of
+// a new Go slice. All cores are used, because clearing takes most of the time. Close the
+// memory. For n of 0 it is empty.
 func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*hostmem.Pageable, error) {
 	mem := new(hostmem.Pageable)
 	_, err := v.get().do(ctx, n, func() (done int, err error) {
@@ -152,15 +152,15 @@ func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*host
 	return mem, nil
 }
 
-// hugePage is what the kernel clears at a time, on amd64 and most of arm64.
+// hugePage is the size of a huge page on amd64 and most of arm64.
 const hugePage = 2 * mib
 
 // maxNonTemporal is the size of the largest upload whose chunks are filled with non-temporal
-// stores. What a larger one has in the caches is overwritten there, again and again, and need
-// not go to memory.
+// stores. The chunks of a larger upload are overwritten in the caches again and again, and
+// mostly do not reach memory.
 const maxNonTemporal = 32 * mib
 
-// fromMemory is the upload of the caller's memory.
+// fromMemory describes an upload of the caller's memory.
 func fromMemory(src []byte) stage.Copy {
 	nonTemporal := len(src) <= maxNonTemporal
 	return stage.Copy{N: len(src), NonTemporal: nonTemporal, Host: stage.Memory(func(mem []byte, off int) error {
@@ -173,8 +173,8 @@ func fromMemory(src []byte) stage.Copy {
 	})}
 }
 
-// copyIn copies into the caller's memory, which may be resident or not. What is
-// resident is written with non-temporal stores: the ring should stay in the caches.
+// copyIn copies into the caller's memory, which may be resident or not. It writes resident
+// memory with non-temporal stores, so that the ring stays in the caches.
 func copyIn(to, from []byte) {
 	if resident(to) {
 		ntcopy.Copy(to, from)
@@ -183,9 +183,9 @@ func copyIn(to, from []byte) {
 	}
 }
 
-// copyFresh copies into memory that is not resident. It is populated a piece
-// ahead: one call for many pages is faster than a fault each, and they are still
-// in the cache when they are written.
+// copyFresh copies into memory that is not resident. It populates a piece before it writes
+// it: one call for many pages is faster than a fault for each, and the pages are still in
+// the caches when they are written.
 func copyFresh(to, from []byte) {
 	const piece = 256 * kib
 	for n := 0; n < len(from); n += piece {

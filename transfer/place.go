@@ -18,8 +18,8 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// A place is where an upload goes: pieces of its bytes, each to an address on every
-// device of the engine.
+// A place has the device addresses of a copy: pieces of its bytes, each with an address on
+// every device of the engine.
 type place struct {
 	view
 	pieces   []Piece
@@ -31,7 +31,7 @@ func (v view) at(n int, dsts ...cudart.DevPtr) place {
 	return place{view: v, pieces: []Piece{{N: n, Dsts: dsts}}}
 }
 
-// what names n bytes in errors, and onto where they go.
+// what names n bytes in errors; onto names the devices of a Fanout.
 func (p place) what(n int) string {
 	if p.numbered {
 		return fmt.Sprintf("%d pieces of %d bytes", len(p.pieces), n)
@@ -174,7 +174,7 @@ type Piece struct {
 }
 
 // UploadPieces reads n bytes from offset off of r, once, and copies pieces of them to
-// all devices, each piece to places of its own. What is between pieces is read and
+// all devices, each piece to addresses of its own. Bytes between pieces are read and
 // dropped. Pieces are in the order of their Off and do not overlap, neither in what is
 // read nor on a device. It returns how many of the n bytes, from the first on, are
 // done with: pieces that end before are on all devices. r is read as
@@ -232,15 +232,15 @@ func (p place) checkPiece(piece Piece, end, n int) error {
 	return nil
 }
 
-// A devicePlace is that of a piece on one device.
+// A devicePlace is the address range of a piece on one device.
 type devicePlace struct {
 	device int
 	dst    cudart.DevPtr
 	off, n int // of the piece
 }
 
-// each calls do for all that the n bytes at off have of pieces: n bytes of a piece
-// after the first skip of it.
+// each calls do for each piece that has some of the n bytes at off, with the range of the
+// piece that they have: n bytes after the first skip bytes.
 func (p place) each(off, n int, do func(p *Piece, skip, n int) error) error {
 	first := sort.Search(len(p.pieces), func(i int) bool { return p.pieces[i].Off+p.pieces[i].N > off })
 	for i := first; i < len(p.pieces) && p.pieces[i].Off < off+n; i++ {
@@ -259,8 +259,9 @@ func (p place) each(off, n int, do func(p *Piece, skip, n int) error) error {
 // A sender queues a copy of n bytes at off of pinned memory, to or from the device.
 type sender func(s *cudart.Stream, at cudart.DevPtr, off, n int) error
 
-// pinned returns the sender for mem, nil if that is not pinned. If hostmem does not know the
-// memory, a copy may fail: see atSeam. The error is of a call that does not return.
+// pinned returns a sender for mem, nil if mem is not pinned. known reports whether mem is
+// hostmem's; else a copy may fail: see atSeam. An error is that of a call that does not
+// return.
 func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (send sender, known bool, err error) {
 	p, start, isKnown := hostmem.Find(mem)
 	if !isKnown {
@@ -281,8 +282,8 @@ func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (sen
 	}, isKnown, nil
 }
 
-// isPinned asks CUDA about memory that is not hostmem's, at its ends
-// (cudaPointerGetAttributes). The error is of a call that does not return.
+// isPinned queries CUDA for both ends of memory that is not hostmem's
+// (cudaPointerGetAttributes). An error is that of a call that does not return.
 func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error) {
 	if len(mem) <= stage.MaxSmall {
 		return false, nil // a query takes longer than staging
@@ -307,8 +308,8 @@ func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error)
 func atSeam(err error) bool { return errors.Is(err, cudart.ErrInvalidValue) }
 
 const (
-	// directPiece is how much of a copy of pinned memory is queued at a time: a
-	// few pieces keep the link full, and a copy that is canceled ends after them.
+	// directPiece is the size of the pieces in which pinned memory is queued. A few pieces
+	// keep the link full, and a canceled copy ends after them.
 	directPiece  = 64 * mib
 	directPieces = 4
 	// The same for several devices, for each of them.

@@ -15,8 +15,8 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// UploadFrom copies n bytes from offset off of r to the device, and returns how
-// many are there. r is read by several goroutines at once, as io.ReaderAt
+// UploadFrom copies n bytes from offset off of r to the device. It returns the number of
+// bytes, from the first on, that arrived. r is read by several goroutines at once, as io.ReaderAt
 // allows; a file is read with pread. A reader that ends early is
 // io.ErrUnexpectedEOF, with what it had on the device. When ctx ends, no further
 // ReadAt begins, and one that runs may outlast the call.
@@ -54,10 +54,10 @@ func (p place) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (i
 	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers))})
 }
 
-// readers is how many goroutines read at once: mostly they wait.
+// readers is the number of goroutines that read at once: they wait most of the time.
 const readers = 8
 
-// uploadMemory copies what a reader of n bytes has in memory.
+// uploadMemory copies the memory of a reader that should have n bytes.
 func (p place) uploadMemory(ctx context.Context, mem []byte, n int) (done int, err error) {
 	if len(mem) > 0 {
 		done, err = p.memory(ctx, mem)
@@ -107,16 +107,16 @@ func (c *capture) WriteString(s string) (int, error) {
 	return len(s), nil
 }
 
-// UploadReader copies the next n bytes of r to the device, and returns how many
-// are there. A reader that ends early is io.ErrUnexpectedEOF, with what it
-// had on the device; one that returns nothing 100 times in a row
-// io.ErrNoProgress. After another error more may have been read from r than
-// that. Reading is one goroutine's work, and overlaps with the copies; when ctx
+// UploadReader copies the next n bytes of r to the device. It returns the number of bytes,
+// from the first on, that arrived. If r ends early, the error is io.ErrUnexpectedEOF, and
+// its bytes are on the device; if r returns neither bytes nor an error 100 times in a row,
+// it is io.ErrNoProgress. After another error more bytes may have been read from r than
+// arrived. Reading is one goroutine's work, and overlaps with the copies; when ctx
 // ends, no further Read begins, and one that runs may outlast the call.
 //
 // Several goroutines read a regular file, [io.SectionReader], [bytes.Reader] or
-// [strings.Reader], from its position on, which then moves by what is on the device: as
-// Read would, if each count on the device were read. Other types are read by their Read
+// [strings.Reader] from its position on. The position then moves by the number of bytes
+// that arrived. Other types are read by their Read
 // alone, also those that embed one of these; pass what can be read at any offset to
 // [View.UploadFrom].
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
@@ -159,10 +159,9 @@ type readSeekerAt interface {
 	io.Seeker
 }
 
-// positioned returns a reader whose Read is ReadAt at its position, so that several
-// goroutines can read it. Only these types are known to be so: another one that has
-// ReadAt and Seek may have them from a file that it embeds, and a Read of its own. Pipes
-// and devices, which are files too, have no position.
+// positioned returns r if its Read is ReadAt at its position, so that several goroutines can
+// read it. That is known of these types only: another type may embed a file, and so have
+// its ReadAt and Seek, but a Read of its own. Pipes and devices are files without a position.
 func positioned(r io.Reader) (readSeekerAt, bool) {
 	if f, ok := fileOf(r); ok {
 		info, err := f.Stat()
@@ -197,7 +196,8 @@ func fileOf(r io.Reader) (*os.File, bool) {
 	return f, ok
 }
 
-// atPosition calls copies with the position of s, and moves it by what they return.
+// atPosition calls copies with the position of s, and moves the position by the count that
+// copies returns.
 func atPosition(s io.Seeker, n int, copies func(off int64) (int, error)) (int, error) {
 	off, err := s.Seek(0, io.SeekCurrent)
 	if err == nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// A Part is one of many copies: Host's bytes, and as many on the device.
+// A Part is one of many copies: the bytes of Host, and as many at Device.
 type Part struct {
 	Device cudart.DevPtr
 	Host   []byte
@@ -52,7 +52,7 @@ func (v *View) all(ctx context.Context, what string, parts []Part, down bool) er
 	return nil
 }
 
-// A partList is parts as one run of bytes, of which chunks can be cut.
+// A partList presents parts as one sequence of bytes, from which chunks are cut.
 type partList struct {
 	parts  []Part
 	starts []int // of each, and the end
@@ -70,20 +70,20 @@ func newPartList(parts []Part, down bool) *partList {
 	return p
 }
 
-// chunk is how many bytes at a time make as many copies as a batch should have.
+// chunk returns the size of a chunk with about maxBatch parts.
 func (p *partList) chunk() int {
 	return max(p.n()/len(p.parts)*maxBatch/(64*kib)*(64*kib), 512*kib)
 }
 
 func (p *partList) n() int { return p.starts[len(p.parts)] }
 
-// find is the part that the byte at off is in.
+// find returns the index of the part with the byte at off.
 func (p *partList) find(off int) int {
 	return sort.Search(len(p.parts), func(i int) bool { return p.starts[i+1] > off })
 }
 
-// each calls f for the pieces of parts that the n bytes from off on are made of,
-// with where in these bytes they start.
+// each calls f for the ranges of parts that the n bytes from off on consist of, each with
+// its offset in these bytes.
 func (p *partList) each(off, n int, f func(piece Part, at int) error) error {
 	for i, at := p.find(off), 0; at < n; i++ {
 		skip := off + at - p.starts[i]
@@ -100,7 +100,7 @@ func (p *partList) each(off, n int, f func(piece Part, at int) error) error {
 	return nil
 }
 
-// copy copies between parts and mem, where they are back to back.
+// copy copies between parts and mem, where the parts are contiguous.
 func (p *partList) copy(mem []byte, off int) error {
 	return p.each(off, len(mem), func(piece Part, at int) error {
 		if p.down {
@@ -112,13 +112,13 @@ func (p *partList) copy(mem []byte, off int) error {
 	})
 }
 
-// maxBatch is how many copies one call queues: the call takes 0.4 µs a copy
-// then, and twice that with ten times as many.
+// maxBatch is the number of copies that one call queues. With ten times as many the call
+// takes more than twice as long for each copy: see RATIONALE.md.
 const maxBatch = 1000
 
-// queue queues the copies of a chunk between its memory and the device, as
-// batches where there are any. What follows on each other on the device does so
-// in the memory too, and is one run.
+// queue queues the copies of a chunk between its memory and the device, in batches if CUDA
+// has them. Parts that are contiguous on the device are contiguous in the memory too, and
+// are one copy.
 func (p *partList) queue(on *cudart.Stream, _ int, mem []byte, off int) error {
 	var run Part
 	err := p.each(off, len(mem), func(piece Part, at int) error {

@@ -27,7 +27,7 @@ type Reader memory
 // called by the other, through its reader or Progress, waits until the context ends.
 type Writer memory
 
-// memory is device memory that is read or written from its start to its end.
+// memory is device memory that is read or written from start to end.
 type memory struct {
 	v    *View
 	ctx  context.Context
@@ -37,14 +37,14 @@ type memory struct {
 	at   atomic.Int64  // bytes that were copied
 }
 
-// NewReader returns a Reader of n bytes of device memory. ctx ends its copies. A nil
-// ctx and a negative n are errors of the first use.
+// NewReader returns a Reader of n bytes of device memory. It does not block. ctx ends the
+// Reader's copies. A nil ctx and a negative n are errors of the first use.
 func (v *View) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
 	return &Reader{v: v, ctx: ctx, addr: src, n: n, lock: make(chan struct{}, 1)}
 }
 
-// NewWriter returns a Writer of n bytes of device memory. ctx ends its copies. A nil
-// ctx and a negative n are errors of the first use.
+// NewWriter returns a Writer of n bytes of device memory. It does not block. ctx ends the
+// Writer's copies. A nil ctx and a negative n are errors of the first use.
 func (v *View) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
 	return &Writer{v: v, ctx: ctx, addr: dst, n: n, lock: make(chan struct{}, 1)}
 }
@@ -63,8 +63,8 @@ func (m *memory) check(off int64) error {
 	return checkOffset(off, 0)
 }
 
-// next calls copies with the place and the size of the rest, and counts what it
-// returns as copied.
+// next calls copies with the address and the size of the remaining memory, and counts the
+// bytes that copies returns.
 func (m *memory) next(what string, copies func(at cudart.DevPtr, remaining int) (int, error)) (int, error) {
 	err := m.check(0)
 	if err == nil {
@@ -81,7 +81,8 @@ func (m *memory) next(what string, copies func(at cudart.DevPtr, remaining int) 
 	return 0, fmt.Errorf("transfer: %s device memory: %w", what, err)
 }
 
-// remaining does not wait for a copy, which may be calling it.
+// remaining returns the number of bytes that are not copied. It does not wait for a copy,
+// which may be calling it.
 func (m *memory) remaining() int {
 	if m == nil {
 		return 0
@@ -89,8 +90,8 @@ func (m *memory) remaining() int {
 	return max(m.n-int(m.at.Load()), 0)
 }
 
-// Read copies what comes next into p, as much as that holds, or returns io.EOF at the
-// end. Errors are those of [View.Download], and nothing is read then.
+// Read copies the next bytes into p, as many as fit, or returns io.EOF at the end. Errors
+// are those of [View.Download]; no byte counts as read then.
 func (r *Reader) Read(p []byte) (int, error) {
 	return (*memory)(r).next("read", func(at cudart.DevPtr, remaining int) (int, error) {
 		n := min(len(p), remaining)
@@ -104,8 +105,8 @@ func (r *Reader) Read(p []byte) (int, error) {
 	})
 }
 
-// ReadAt copies what is at an offset into p. It returns io.EOF if there is less, and
-// else errors of [View.Download], with nothing read.
+// ReadAt copies bytes at an offset into p. It returns io.EOF if there are fewer than p
+// holds. Other errors are those of [View.Download], with a count of 0.
 func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 	if err := (*memory)(r).check(off); err != nil {
 		return 0, fmt.Errorf("transfer: read device memory: %w", err)

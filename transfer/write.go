@@ -12,17 +12,15 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// DownloadTo copies n bytes from the device to offset off of w, and returns how
-// many, from the first on, were written. w is written by several goroutines at
-// once, as io.WriterAt allows; after an error some bytes beyond those may have
-// been written too. When ctx ends, no further WriteAt begins, and one that runs
+// DownloadTo copies n bytes from the device to offset off of w. It returns the number of
+// bytes, from the first on, that were written. Several goroutines write at once, as
+// io.WriterAt allows; after an error, bytes behind the count may have been written too. When ctx ends, no further WriteAt begins, and one that runs
 // may outlast the call.
 //
-// A file that is open for reading and writing is mapped instead of written, where
-// it is in memory: a file in the page cache that is as long already, or one of
-// tmpfs (such as /dev/shm) and memfd, which is extended. The kernel lets only
-// one thread at a time write to a file. After an error it is no longer than
-// before, or than what was written.
+// The kernel lets only one thread at a time write to a file. So a file that is open for
+// reading and writing is mapped if it is in memory: one of tmpfs (such as /dev/shm) or a
+// memfd, which is extended, or one that has all n bytes in the page cache. After an error
+// the file is extended only by bytes that were written.
 func (v *View) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
 	p := v.get().at(n, src)
 	done, err := p.doWith(ctx, w, off, n, func() (int, error) { return p.downloadAt(ctx, w, off, n) })
@@ -33,10 +31,10 @@ func (v *View) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cud
 }
 
 const (
-	// maxWriters is how many goroutines write at once: mostly they wait.
+	// maxWriters is the number of goroutines that write at once: they wait most of the time.
 	maxWriters = 8
-	// fileWriters is the same for a file in the page cache: the kernel lets one at
-	// a time go on.
+	// fileWriters is that number for a file in the page cache: the kernel lets one at a
+	// time write.
 	fileWriters = 1
 )
 
@@ -56,14 +54,13 @@ func (p place) downloadAt(ctx context.Context, w io.WriterAt, off int64, n int) 
 	return p.stage(ctx, stage.Copy{N: n, Down: true, Host: newWriteBehind(writers, write)})
 }
 
-// DownloadWriter copies n bytes from the device to w, and returns how many w
-// took, as its Write methods reported: 0 for one that panics, or reports a count
-// that cannot be. Writing is one goroutine's work, and overlaps with the copies.
+// DownloadWriter copies n bytes from the device to w. It returns the number of bytes that
+// w's Write has reported; a Write that panics or reports an impossible count adds 0. Writing is one goroutine's work, and overlaps with the copies.
 // After an error Write is not called again; when ctx ends, one that runs may
 // outlast the call.
 //
-// A file is written as DownloadTo does, from its offset on, which then moves by
-// what was written.
+// A file is written as DownloadTo does, from its offset on. The offset then moves by the
+// number of bytes that were written.
 func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
 	p := v.get().at(n, src)
 	done, err := p.doWith(ctx, w, 0, n, func() (int, error) {

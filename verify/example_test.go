@@ -10,23 +10,25 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// On a machine with a GPU leave Options empty.
-func ExampleRun() {
+// device returns a simulated device. On a machine with a GPU use cudart.Open(cudart.Options{}).
+func device() (sim *cudasim.Sim, dev *cudart.Device, closeAll func()) {
 	sim, err := cudasim.New(cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer sim.Close()
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer rt.Close()
-	dev, err := rt.Device(0)
-	if err != nil {
+	if dev, err = rt.Device(0); err != nil {
 		log.Fatal(err)
 	}
+	return sim, dev, func() { rt.Close(); sim.Close() }
+}
 
+func ExampleRun() {
+	_, dev, closeAll := device()
+	defer closeAll()
 	report, err := verify.Run(context.Background(), dev, verify.Plan{
 		Paths: []verify.Path{verify.PathPinned, verify.PathPageable},
 		Sizes: []int{1, 4097, 2<<20 + 1},
@@ -35,8 +37,72 @@ func ExampleRun() {
 		log.Fatal(err) // cancelled, or a plan that makes no sense
 	}
 	if err := report.Err(); err != nil {
-		log.Fatal(err) // bytes came back wrong, or a call failed
+		log.Fatal(err) // a mismatch, or a call failed
 	}
 	fmt.Println(report.Cases, "round trips,", report.MismatchCount, "mismatches")
 	// Output: 21 round trips, 0 mismatches
+}
+
+// A pattern that shows the place of each byte, at offsets that are not aligned.
+func ExamplePlan() {
+	_, dev, closeAll := device()
+	defer closeAll()
+	report, err := verify.Run(context.Background(), dev, verify.Plan{
+		Paths:    []verify.Path{verify.PathPinned},
+		Sizes:    []int{65537},
+		Streams:  []int{4}, // which share each copy
+		Patterns: []verify.Pattern{verify.Counter},
+		Offsets:  []verify.Offset{{Source: 1, Device: 3, Return: 5}},
+		Variants: 1,
+		NoStale:  true,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(report.Cases, "round trip of", report.VerifiedBytes, "bytes:", report.Err())
+	// Output: 1 round trip of 65537 bytes: <nil>
+}
+
+// A mismatch says where it is and what the bytes are.
+func ExampleMismatch() {
+	m := verify.Mismatch{
+		Case: verify.Case{Path: verify.PathPinned, Pattern: verify.Counter, SizeBytes: 8192, Streams: 1},
+		Difference: verify.Difference{
+			FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8191, BadBytes: 4096, BadBits: 16384, Regions: 1,
+			Expected: verify.Hex{0, 0x10}, Found: verify.Hex{0x93, 0x83},
+			PageBytes: 4096, PageOf: verify.PageOfDevice, Cause: verify.CauseStale, At: verify.AtDevice,
+		},
+	}
+	fmt.Println(m)
+	// Output: pinned counter 8 KiB: 4096 of 8192 bytes wrong, the first at offset 4096: expected 00 10, found 93 83; follows 4 KiB pages of the device address; stale: the upload did not arrive
+}
+
+// Run releases what it allocates.
+func Example_memoryLifetime() {
+	sim, dev, closeAll := device()
+	defer closeAll()
+	plan := verify.Plan{Paths: []verify.Path{verify.PathRegistered, verify.PathCopier}, Sizes: []int{1000}}
+	if _, err := verify.Run(context.Background(), dev, plan); err != nil {
+		log.Fatal(err)
+	}
+	if err := dev.Runtime().Close(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("not released:", sim.Check())
+	// Output: not released: <nil>
+}
+
+// Bytes are complete only after the stream was synchronized.
+func ExampleStaleRead() {
+	_, dev, closeAll := device()
+	defer closeAll()
+	r, err := verify.StaleRead(context.Background(), dev)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if r.Shown() { // nearly always, unless the host is busy
+		log.Printf("before synchronizing %d of %d bytes were old", r.StaleBefore, r.SampledBytes)
+	}
+	fmt.Println("mismatches after synchronizing:", r.BadAfter)
+	// Output: mismatches after synchronizing: 0
 }

@@ -18,7 +18,7 @@ import (
 //	–          published  | the driver             | who claims its pieces
 //	over       over       | queued; the last piece | its ring, which waits for the fence
 //
-// A chunk that is not copied, after an error, is dropped: by the goroutine that has it.
+// After an error the goroutine that has a chunk drops it.
 type chunk struct {
 	Part
 	job   *Job
@@ -29,10 +29,10 @@ type chunk struct {
 	pieces  int32        // in all
 	next    atomic.Int32 // to claim
 	pending atomic.Int32 // pieces that are not done
-	refused atomic.Bool  // by Copy, which is not ready
-	sends   atomic.Int32 // copies that are not queued
+	refused atomic.Bool  // Copy has returned ErrNotReady
+	sends   atomic.Int32 // copies that are not queued yet
 	arrives atomic.Bool  // its copy from the device is queued; set under job.mu
-	orphan  bool         // to be dropped when it is queued; guarded by job.mu
+	orphan  bool         // the job has ended: whoever queues it drops it; guarded by job.mu
 }
 
 const (
@@ -40,21 +40,21 @@ const (
 	maxPiece = 512 * kib
 )
 
-// pieceSize is the size of the pieces of a chunk of n bytes.
+// pieceSize returns the size of the pieces of a chunk of n bytes.
 func pieceSize(n int) int {
 	piece := (n/8 + minPiece - 1) / minPiece * minPiece
 	return min(max(piece, minPiece), maxPiece)
 }
 
-// A workQueue is the pieces of a job that any goroutine may claim.
+// A workQueue holds the pieces of a job that any goroutine may claim.
 type workQueue struct {
-	workers atomic.Int32          // of the pools that are at the job
+	workers atomic.Int32          // of the pools that work on the job
 	pieces  atomic.Int32          // that can be claimed
-	first   atomic.Pointer[chunk] // that has some; set under job.mu
+	first   atomic.Pointer[chunk] // with pieces to claim; set under job.mu
 	more    []*chunk              // behind first; guarded by job.mu
 }
 
-// publish makes a chunk's pieces available to all.
+// publish makes a chunk's pieces available to all goroutines.
 func (j *Job) publish(c *chunk) {
 	if c.piece = j.Piece; c.piece == 0 {
 		c.piece = pieceSize(c.N)
@@ -78,7 +78,7 @@ func (j *Job) publish(c *chunk) {
 	}
 }
 
-// copyPiece fills or drains a piece, if there is one.
+// copyPiece claims a piece and fills or drains it. It reports whether there was one.
 func (j *Job) copyPiece() bool {
 	c, i := j.claim()
 	if c == nil {
@@ -137,8 +137,8 @@ func (j *Job) dropPieces() {
 	}
 }
 
-// finished counts a published chunk as finished, of which n bytes come again. Its memory
-// was released before: the ring may be closed when the job has ended.
+// finished counts a published chunk as finished; n of its bytes come again. The chunk's
+// memory was released before, because the ring may be closed when the job has ended.
 func (j *Job) finished(n int) {
 	j.mu.Lock()
 	j.chunks.published--
@@ -162,7 +162,7 @@ func (c *chunk) copyPiece(i int) {
 	}
 }
 
-// copied passes on a chunk all of whose pieces are done.
+// copied passes on a chunk after its last piece.
 func (c *chunk) copied() {
 	j := c.job
 	if j.failed.Load() || c.refused.Load() {
@@ -200,7 +200,7 @@ func (c *chunk) copied() {
 	}
 }
 
-// submit has the chunk's copy queued on the link of one stage of a group.
+// submit submits the chunk's copy to the link of one stage of a group.
 func (c *chunk) submit(group int) {
 	j := c.job
 	g := j.Groups[group]
@@ -216,7 +216,7 @@ func (c *chunk) drop() {
 	c.x.release()
 }
 
-// queued is called when a copy of the chunk was queued, up to a Point, or that
+// queued is called after a copy of the chunk was queued, up to a Point, or after queueing
 // has failed.
 func (c *chunk) queued(device int, p cudart.Point, err error) {
 	j := c.job

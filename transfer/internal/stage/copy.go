@@ -14,54 +14,53 @@ type Copy struct {
 	Down bool // from the device
 	Host Host
 
-	// Queue queues the copy between mem, which is pinned, and the device's part
-	// of the bytes from off on, on a stream of Stages[device].
+	// Queue queues the copy between mem, which is pinned, and the bytes from off on
+	// of Stages[device], on a stream of that device.
 	Queue func(on *cudart.Stream, device int, mem []byte, off int) error
 
-	// Stages are those of an upload to several devices, and Groups which of
-	// them share the work: each chunk is queued on the links of one stage of each
-	// group, by turns, from the ring of the first group's. None stands for the
-	// stage that runs the copy.
+	// Stages has the stages of an upload to several devices. The stages of a group share
+	// the work: each chunk is queued on the link of one stage of each group, round robin,
+	// from the ring of the first group's stage. Empty Stages stand for the stage that
+	// runs the copy.
 	Stages []*Stage
 	Groups [][]int
-	// Forward is called when the n bytes at off were queued on the link of
-	// Stages[from], up to a Point. It queues the copies from there to the others of
-	// the group, and returns their ends, also after an error. It may be nil.
+	// Forward is called after the n bytes at off were queued on the link of Stages[from],
+	// up to a Point. It queues the copies from that device to the other devices of the
+	// group, and returns their ends, also after an error. It may be nil.
 	Forward func(from, off, n int, after cudart.Point) ([]cudart.Point, error)
 
-	// Progress is called by one goroutine, which is not the caller's, with the
-	// bytes that are done of all.
+	// Progress is called with the bytes that were copied, by a goroutine of its own.
 	Progress func(done, total int)
 
-	Workers     int  // at most, the caller included; 0 stands for a default
+	Workers     int  // maximum, the caller included; 0 stands for a default
 	MaxChunk    int  // bytes; 0 stands for a default
 	Piece       int  // bytes that a worker does at a time; 0 stands for a default
 	Slow        bool // Part.Copy may wait for a disk
-	Kernel      bool // Part.Copy is mostly the kernel's work, which takes more workers
-	NonTemporal bool // Part.Copy of an upload uses non-temporal stores, as those of most downloads do, which takes fewer
+	Kernel      bool // Part.Copy spends its time in the kernel: more workers fill the link
+	NonTemporal bool // Part.Copy uses non-temporal stores: fewer workers fill the link. Downloads always count as such
 }
 
-// A Host is the host's side of a copy: what an upload reads, or a download writes. Its
-// methods are called by one goroutine at a time, and do not block.
+// A Host is the host's side of a copy: the source of an upload or the target of a download.
+// One goroutine at a time calls its methods, which do not block.
 type Host interface {
-	// Start begins to read ahead. From then on methods of the Job may be called.
+	// Start starts reading ahead. From now on the Host may call methods of the Job.
 	Start(j *Job)
-	// Ready returns how many bytes Take could return. When that was 0, Job.Wake
-	// must be called when there are some.
+	// Ready returns the number of bytes that Take could return. After it has returned 0,
+	// the Host calls Job.Wake as soon as there are some.
 	Ready() int
-	// Take returns up to n bytes; n is no more than Ready returned. Of a download they
-	// are the n bytes at off, which follow on those of the last call; of an upload they
-	// may be any.
+	// Take returns up to n bytes; n is no more than Ready returned. For a download they
+	// are the n bytes at off, where the last call's end. For an upload the Host chooses
+	// them.
 	Take(off, n int) Part
-	// Stop ends reading ahead and writing behind.
+	// Stop stops reading ahead and writing behind.
 	Stop()
-	// Wait waits for readers and writers that still run, before the bytes are counted:
-	// when ctx ends, for a moment only.
+	// Wait waits for calls of readers and writers that still run, before the bytes are
+	// counted. Once ctx has ended it waits for bounded.CallbackGrace at most.
 	Wait(ctx context.Context)
 }
 
-// Memory is a Host of bytes that are always ready: memory of the caller's, or a mapped file.
-// It copies those from off on into memory of the ring, or out of it.
+// Memory is a Host of bytes that are always ready: the caller's memory, or a mapped file.
+// The function is Part.Copy.
 type Memory func(mem []byte, off int) error
 
 func (Memory) Start(*Job)             {}
@@ -70,23 +69,22 @@ func (Memory) Wait(context.Context)   {}
 func (Memory) Ready() int             { return math.MaxInt }
 func (m Memory) Take(off, n int) Part { return Part{Off: off, N: n, Copy: m} }
 
-// A Part is bytes of a Host that are ready to be copied.
+// A Part describes bytes of a Host that are ready to be copied.
 type Part struct {
 	Off, N int
-	// Copy copies the bytes from off on into memory of the ring, or out of it. It is
-	// called by several goroutines at once. After [ErrNotReady], of an upload, the whole
-	// Part is taken back.
+	// Copy copies the bytes from off on into memory of the ring, or out of it. Several
+	// goroutines call it at once. If it returns [ErrNotReady] for an upload, none of the
+	// Part is copied, and the Host offers the bytes again later.
 	Copy func(mem []byte, off int) error
-	// End is called when Copy was called for the last time; copied is false if
-	// the bytes were not copied, and must come again unless the copy has failed.
-	// It may be nil.
+	// End is called after the last call of Copy. copied is false if the bytes were not
+	// copied: the Host then returns them again, unless the copy has failed. End may be nil.
 	End func(copied bool)
 	// If Later is set, the bytes of a download count as done only when the Host calls
 	// Job.Pass; otherwise when Copy has returned.
 	Later bool
 }
 
-// ErrNotReady is returned by Part.Copy if it would have to wait.
+// ErrNotReady is the error of a Part.Copy that would have to wait.
 var ErrNotReady = errors.New("the bytes are not ready")
 
 func directionOf(down bool) direction {

@@ -12,11 +12,10 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// cores are the CPUs of a NUMA node, none where there is nothing to choose.
+// cores are the CPUs of a NUMA node; none if the node is not known.
 type cores struct{ set *unix.CPUSet }
 
-// coresOf returns the CPUs near the device that this process may use, and their
-// node.
+// coresOf returns the device's NUMA node, and the CPUs of the node that this process may use.
 func coresOf(dev *cudart.Device) (node int, c cores) {
 	node, ok := hostmem.NodeOf(dev)
 	if !ok {
@@ -44,7 +43,7 @@ func allowedCPUs(cpus []int, allowed unix.CPUSet) *unix.CPUSet {
 	return &set
 }
 
-// count is how many there are, at the most.
+// count returns the number of CPUs, or a maximum if the set is empty.
 func (c cores) count() int {
 	if c.set == nil {
 		return math.MaxInt32

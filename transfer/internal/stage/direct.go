@@ -8,10 +8,10 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A Direct is a copy of N bytes of pinned memory, which needs no ring.
+// A Direct copies N bytes of pinned memory, without the ring.
 type Direct struct {
 	N, Piece int // bytes
-	Pieces   int // that are queued at once
+	Pieces   int // maximum that is queued at once
 	Down     bool
 	// Queue queues a piece, and returns the ends of what it has queued, also after an
 	// error.
@@ -22,8 +22,8 @@ type Direct struct {
 	reporter *bounded.Reporter
 }
 
-// Run copies, and returns how many bytes, from the first on, were copied, when the GPU is
-// done with the memory, also after an error. It is called once.
+// Run copies, and returns how many bytes, from the first on, were copied. It returns when the
+// GPU is done with the memory, also after an error. It is called once.
 func (d *Direct) Run(ctx context.Context) (int, error) {
 	d.init(d.N, d.Down)
 	d.reporter = bounded.NewReporter(d.N, d.Progress, d.fail, d.stopped)
@@ -33,7 +33,7 @@ func (d *Direct) Run(ctx context.Context) (int, error) {
 
 func (d *Direct) abort(at int, err error) { d.fail(at, err) }
 
-// released is true: the GPU may use the memory longer than the call, see [ErrUnderWay].
+// released returns true: an abandoned copy may go on using pinned memory, see [ErrUnderWay].
 func (d *Direct) released() bool { return true }
 
 func (d *Direct) run() {

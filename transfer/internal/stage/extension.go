@@ -10,9 +10,9 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// An extension is memory that a ring has only while copies of both directions wait for it:
-// each direction then has as much as one has alone. A goroutine maps it beside the copies,
-// and unmaps it when none has waited beside the other direction for a while.
+// An extension is memory that a ring has only while copies of both directions wait for
+// memory. With it each direction has as much as one direction has alone. A goroutine maps it
+// while copies run, and unmaps it after extensionIdle without such a wait.
 //
 //	state    entered by                | buf             | open
 //	none     the goroutine, at its end | nil             | false
@@ -39,17 +39,17 @@ type extension struct {
 }
 
 var (
-	// extensionTimeout is how long mapping may take, as it may wait for a limit: others
-	// wait behind it.
+	// extensionTimeout bounds mapping, which may wait for a limit while other allocations
+	// queue behind it.
 	extensionTimeout = 250 * time.Millisecond
-	// extensionIdle is how long the extension stays when it is not needed.
+	// extensionIdle is the time after which an unused extension is unmapped.
 	extensionIdle = time.Second
-	// extensionRetry is after what time it is tried again to map it.
+	// extensionRetry is the time between attempts to map it.
 	extensionRetry = 10 * time.Second
 )
 
-// wantExtension is called when there is no memory for a copy. While another goroutine polls
-// there may be some.
+// wantExtension is called when there is no memory for a copy. It does nothing while another
+// goroutine polls, which may find some.
 func (r *ring) wantExtension(d direction) {
 	e := &r.extension
 	if r.polling || e.units == 0 || e.closed || r.used[d.opposite()] == 0 {
@@ -63,8 +63,8 @@ func (r *ring) wantExtension(d direction) {
 	go r.extend(e.over, e.closing)
 }
 
-// extend maps the extension, and unmaps it when it is not needed. That there is no memory
-// for it is no error: copies go on with what there is.
+// extend maps the extension, and unmaps it when it is not needed. If mapping fails, copies
+// go on without it.
 func (r *ring) extend(over chan<- struct{}, closing <-chan struct{}) {
 	e := &r.extension
 	defer close(over)
@@ -105,7 +105,7 @@ func (r *ring) extend(over chan<- struct{}, closing <-chan struct{}) {
 	}
 }
 
-// drainExtension makes it so that no extent is taken from the extension, which is free.
+// drainExtension takes the extension's units, all of them free, out of use.
 func (r *ring) drainExtension() {
 	if r.extension.open {
 		r.extension.open = false
@@ -126,8 +126,8 @@ func (e *extension) unmap(ctx context.Context) error {
 	return nil
 }
 
-// extensionAt is its first unit: one that is never free is before it, so that no extent
-// reaches from one buffer into the other.
+// extensionAt returns the extension's first unit. The unit before it is never free, so that
+// no extent reaches from one buffer into the other.
 func (r *ring) extensionAt() int { return r.units + 1 }
 
 // closeExtension unmaps the extension; no extent of it is in use any more.

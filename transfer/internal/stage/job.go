@@ -18,37 +18,37 @@ import (
 // time drives the job, under the driver lock: it opens chunks and queries the GPU. That is
 // the job's own goroutine, or a worker without a piece while the former copies one.
 type Job struct {
-	Copy // does not change, nor does plan
+	Copy // constant, as is plan
 	plan
-	outcome // mu guards what says so below, too
+	outcome // with mu, which guards some of the fields below
 
 	driver driver
 	chunks chunkCounts // guarded by mu
 	work   workQueue
-	ends   fence.Fence // all copies to devices, and those from there that are dropped
+	ends   fence.Fence // ends of all copies to devices, and of dropped copies from devices
 	wake   chan struct{}
 
 	reporter *bounded.Reporter
 }
 
-// A plan is what follows from a Copy.
+// A plan has the limits that follow from a Copy.
 type plan struct {
 	small      bool
-	pools      []*workerPool // of Stages, the first one's first
+	pools      []*workerPool // of Stages, in their order, each once
 	onePool    [1]*workerPool
 	maxWorkers int32 // for each device: see workerPool.workersOf
-	devices    int32 // that the workers serve
+	devices    int32 // in the smallest group: the workers fill the links of so many
 }
 
-// chunkCounts are numbers of a job.
+// chunkCounts count a job's bytes and chunks.
 type chunkCounts struct {
 	opened    int // bytes that were assigned to chunks
-	published int // chunks whose pieces are filled or drained
-	submitted int // chunks that were submitted to a link and are not queued
+	published int // chunks with pieces to be filled or drained
+	submitted int // chunks that were submitted to a link and are not queued yet
 }
 
-// A driver is the state of who drives a job. All of it is guarded by mu until ended is set;
-// then it is the job's goroutine's.
+// A driver is the state of the goroutine that drives a job. mu guards all of it until ended
+// is set; afterwards only the job's goroutine uses it.
 //
 //	state   entered by                       | who drives next
 //	driven  who takes mu: lockDriver of the  | nobody
@@ -60,7 +60,7 @@ type chunkCounts struct {
 //	        all is copied, or has failed     |
 type driver struct {
 	mu       sync.Mutex
-	ended    bool     // nothing is left to be driven
+	ended    bool     // the job needs no driver any more
 	active   bool     // see setActive
 	round    int      // of the groups, for the next chunk
 	arriving []*chunk // whose copy from the device was submitted, in order
@@ -110,7 +110,7 @@ func wake(c chan<- struct{}) {
 	}
 }
 
-// abort ends the job because of an error that was met at a byte: nothing more is begun.
+// abort ends the job because of an error at a byte: no chunk or piece is begun any more.
 func (j *Job) abort(at int, err error) {
 	j.fail(at, err)
 	j.Wake()
@@ -122,7 +122,7 @@ func (j *Job) Cut(at int, err error) {
 	j.Wake()
 }
 
-// Pass counts n bytes at off as done. It is for Hosts whose Part is to be done Later.
+// Pass counts n bytes at off as done. Hosts call it for Parts with Later.
 func (j *Job) Pass(off, n int) {
 	j.mu.Lock()
 	j.pass(off, n)
@@ -168,7 +168,7 @@ func (j *Job) run() {
 	j.finish()
 }
 
-// drive does what the driver is to do now, and reports whether the job is over.
+// drive drives the job once, and reports whether the job is over.
 func (j *Job) drive() (over bool) {
 	j.lockDriver()
 	defer j.driver.mu.Unlock()
@@ -211,11 +211,11 @@ func (j *Job) tryDrive() bool {
 	return j.waits()
 }
 
-// waits reports whether the job waits for the GPU, due whether that is done.
+// waits reports whether the job waits for the GPU; due reports whether that wait is over.
 func (j *Job) waits() bool { return len(j.driver.arriving) > 0 || j.driver.waiter != nil }
 func (j *Job) due() bool   { return j.arrived() || j.driver.waiter != nil && j.driver.waiter.poll() }
 
-// arrived reports whether the next chunk has come from the device.
+// arrived reports whether the next chunk has arrived from the device.
 func (j *Job) arrived() bool {
 	list := j.driver.arriving
 	return len(list) > 0 && list[0].arrives.Load() && list[0].x.fence.Done(background)
@@ -239,8 +239,8 @@ func (j *Job) advance() {
 	}
 }
 
-// progress returns the bytes assigned to chunks, and the bytes not yet assigned. After an
-// error that was met at a byte those of an upload may come in any order still: see openNext.
+// progress returns the bytes assigned to chunks, and the bytes not yet assigned. After Cut
+// an upload goes on, because the bytes before the error may come after others.
 func (j *Job) progress() (opened, remaining int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -254,7 +254,7 @@ func (j *Job) progress() (opened, remaining int) {
 	return opened, j.N - opened
 }
 
-// openNext opens a chunk, if there is something to copy, and memory for it.
+// openNext opens a chunk, if bytes are ready and there is memory for them.
 func (j *Job) openNext() bool {
 	opened, remaining := j.progress()
 	ready := 0
@@ -292,9 +292,9 @@ func (j *Job) openNext() bool {
 	return true
 }
 
-// minChunk is the size of the first and the last chunks: chunks are small at both ends of a
-// copy, where the link has nothing to do until the first is in the ring, and the workers
-// nothing while the last is on its way.
+// minChunk is the size of the first and the last chunks. Chunks are small at both ends of a
+// copy, because the link is idle until the first is in the ring, and the workers are idle
+// while the last is in flight.
 const minChunk = 512 * kib
 
 func (j *Job) chunkSize(r *ring, opened, ready int) int {
@@ -311,9 +311,9 @@ func (j *Job) chunkSize(r *ring, opened, ready int) int {
 	return min(size, ready, maxSize)
 }
 
-// extent takes memory for the next chunk, of which so many bytes are ready, nil if
-// there is none yet. If the ring whose turn it is has none, others of the group may:
-// their links are faster, or have less to do.
+// extent takes memory for the next chunk, for up to ready bytes. It returns nil if there is
+// none yet. If the next ring has none, another ring of the group may: its link is faster, or
+// less busy.
 func (j *Job) extent(opened, ready int) *extent {
 	d := &j.driver
 	if d.waiter == nil {
@@ -345,7 +345,7 @@ func (j *Job) request(r *ring, opened, ready int) request {
 	return request{n: j.chunkSize(r, opened, ready), dir: j.dir, slow: j.Slow}
 }
 
-// ring is the ring whose turn it is.
+// ring returns the ring of the next stage of the first group.
 func (j *Job) ring() *ring {
 	group := j.Groups[0]
 	s := j.Stages[group[j.driver.round%len(group)]]
@@ -367,9 +367,9 @@ func (j *Job) stopWaiting() {
 	j.driver.waiter = nil
 }
 
-// over reports whether all is copied, or, after an error, nothing is in hand any
-// more. Memory of the caller's is always waited for; a call into the library that
-// does not return, until the grace ends.
+// over reports whether all is copied, or, after an error, no chunk is published or
+// submitted any more. It waits for a call into the library until the grace ends, and for
+// workers that use the caller's memory without a limit.
 func (j *Job) over() bool {
 	failed := j.failed.Load()
 	if failed {
@@ -397,7 +397,7 @@ func (d *driver) beginGrace() {
 // minSpin is how long a job's own goroutine polls for anything but the GPU before it sleeps.
 const minSpin = 30 * time.Microsecond
 
-// pause waits until there may be more to do.
+// pause waits until the job may have work to do.
 func (j *Job) pause() {
 	spin := maxSpin
 	for begin := time.Now(); time.Since(begin) < spin; {
@@ -433,8 +433,8 @@ func (j *Job) pause() {
 	}
 }
 
-// awaited returns what the job waits for: the Points at which the next chunk arrives, and
-// after these the Points at which a ring has memory for another.
+// awaited returns the Points that the job waits for: first those at which the next chunk
+// arrives, arriving in number, then those at which a ring has memory for another chunk.
 func (j *Job) awaited() (points []cudart.Point, arriving int, r *ring) {
 	j.driver.mu.Lock()
 	defer j.driver.mu.Unlock()
@@ -469,8 +469,8 @@ func (j *Job) sleep(points []cudart.Point) {
 	}
 }
 
-// unknown returns why CUDA cannot report whether a Point is reached. It asks only if
-// CUDA has returned an error for it.
+// unknown returns why CUDA cannot report whether a Point is reached. It queries CUDA only
+// if there was an error on the Point's stream.
 func unknown(p cudart.Point) error {
 	if p.Completed() || p.Err() == nil {
 		return nil
@@ -517,9 +517,9 @@ func (j *Job) finish() {
 // cores: they would wait for it longer.
 const endSpin = 100 * time.Microsecond
 
-// waitForEnds waits until the copies are done that were queued, and takes their errors.
-// After an error it waits for all devices at once, until the grace ends: one that does not
-// answer leaves the others their time.
+// waitForEnds waits for the copies that were queued, and takes their errors. After an error
+// it waits for all devices at once until the grace ends, so that a device that does not
+// respond takes no time from the others.
 func (j *Job) waitForEnds() {
 	var buf [4]cudart.Point
 	ends := j.ends.Points(buf[:0])
@@ -528,7 +528,7 @@ func (j *Job) waitForEnds() {
 		j.driver.beginGrace()
 		ctx = j.driver.grace
 		for _, p := range ends {
-			defer p.Notify(make(chan struct{}, 1))() // so that it is known when its turn comes
+			defer p.Notify(make(chan struct{}, 1))() // so that it is known when the loop below waits for it
 		}
 	} else {
 		for begin := time.Now(); !j.pools[0].saturated() && time.Since(begin) < endSpin && !j.ends.Done(background); {
@@ -547,8 +547,8 @@ func (j *Job) waitForEnds() {
 			}
 		}
 	}
-	// Those of all chunks: a later one's Point does not have an error that was found before
-	// it. What failed to come from a device was not passed on.
+	// The fence has the errors of all chunks; the Point of a later chunk has no error that was
+	// reported before it. Bytes that failed to come from a device were not passed on.
 	j.ends.Completed()
 	if err := j.ends.Err(); err != nil && j.dir == toDevice {
 		j.abort(0, err)

@@ -9,15 +9,15 @@ import (
 // A link is one direction of a device: the stream on which chunks follow each
 // other, without the gap that a change of streams makes.
 //
-// Calls of CUDA on one device take turns inside the driver, and goroutines that
-// wait for a turn there are slow to wake. So one goroutine at a time queues
+// Calls of CUDA on one device serialize inside the driver, and goroutines that
+// wait there are slow to wake. So one goroutine at a time queues
 // copies, those of others too, and records one event for all that it finds.
 type link struct {
 	stream *cudart.Stream
 
 	mu         sync.Mutex
 	submitted  []submission
-	submitting bool // a goroutine queues copies
+	submitting bool // a goroutine queues copies; it takes over what others submit
 }
 
 // A submission is one copy of a chunk: to or from a device of its job.
@@ -27,8 +27,8 @@ type submission struct {
 	err    error
 }
 
-// submit queues a chunk's copy, or leaves that to the goroutine that is queueing
-// others. chunk.queued is called either way.
+// submit queues a chunk's copy, or adds it to the list of the goroutine that is queueing
+// copies. chunk.queued is called either way.
 func (l *link) submit(c *chunk, device int) {
 	l.mu.Lock()
 	l.submitted = append(l.submitted, submission{chunk: c, device: device})

@@ -12,13 +12,13 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// An outcome is how far a copy of n bytes has come, and why it ends before.
+// An outcome has how far a copy of n bytes has come, and the error that ends it earlier.
 //
-//	state    entered by      | is copied still         | what result counts
-//	running                  | all                     | n
-//	cut      Cut, at a byte  | what is before the byte | the same
-//	failed   fail, abandon   | nothing                 | up to the error, as far as it is
-//	                         |                         | copied without a gap
+//	state    entered by      | is copied still         | bytes that result counts
+//	running                  | all bytes               | n
+//	cut      Cut, at a byte  | bytes before that byte  | bytes before that byte
+//	failed   fail, abandon   | nothing                 | up to the error, as far as they
+//	                         |                         | are copied without a gap
 //
 // Of several errors the one with the lowest offset is reported, and the first of those.
 type outcome struct {
@@ -33,14 +33,14 @@ type outcome struct {
 	done   ranges // that are copied
 	err    error
 	at     int   // the offset of err
-	open   error // why copies may be under way
+	open   error // of copies that may be under way
 }
 
 func (o *outcome) init(n int, down bool) {
 	o.n, o.end, o.at, o.dir, o.stopped = n, n, math.MaxInt, directionOf(down), make(chan struct{})
 }
 
-// A running copy is a Job or a directCopy.
+// A running copy is a Job or a Direct.
 type running interface {
 	run()
 	abort(at int, err error) // ends it
@@ -77,7 +77,7 @@ func (o *outcome) cut(at int, err error) {
 	o.end = min(o.end, at)
 }
 
-// fail ends the copy because of an error that was met at a byte: nothing more is begun.
+// fail ends the copy because of an error at a byte: nothing more is begun.
 func (o *outcome) fail(at int, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -85,9 +85,9 @@ func (o *outcome) fail(at int, err error) {
 	o.stop()
 }
 
-// abandon ends the copy although the GPU may still copy, and why: that is reported beside
-// any other error. Of an upload it cannot be known what has arrived; what has come from
-// a device and was passed on has.
+// abandon ends the copy although the GPU may still copy. why is reported beside any other
+// error. It is not known which bytes of an upload have arrived. Bytes of a download that were
+// passed on have.
 func (o *outcome) abandon(why error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -105,14 +105,14 @@ func (o *outcome) keep(at int, err error) {
 	}
 }
 
-// stop needs mu.
+// stop ends the copy. It needs mu.
 func (o *outcome) stop() {
 	if !o.failed.Swap(true) {
 		close(o.stopped)
 	}
 }
 
-// PastEnd reports whether nothing more is to be copied at a byte.
+// PastEnd reports whether the copy has ended before the byte at off.
 func (o *outcome) PastEnd(off int) bool {
 	if o.failed.Load() {
 		return true
@@ -139,10 +139,10 @@ func (o *outcome) result() (int, error) {
 	return done, fmt.Errorf("at byte %d of %d: %w", done, o.n, err)
 }
 
-// ranges are parts of a copy that are done. What is at the start is joined.
+// ranges are the parts of a copy that are done. The parts at the start are joined.
 type ranges struct {
-	prefix int         // all before it is done
-	after  map[int]int // sizes of other parts, by offset
+	prefix int         // bytes from the start that are done
+	after  map[int]int // bytes of the other parts, by offset
 }
 
 func (r *ranges) add(off, n int) {
@@ -159,24 +159,23 @@ func (r *ranges) add(off, n int) {
 	}
 }
 
-// ErrUnderWay is in the errors of copies that are abandoned while the GPU may still
-// use memory.
+// ErrUnderWay is in the errors of copies that were abandoned while the GPU may still use
+// memory.
 var ErrUnderWay = errors.New("copies may be under way")
 
-// ErrHeld is the error of closing what an abandoned copy uses: see Stage.Run.
+// ErrHeld is the error of closing memory that an abandoned copy uses: see Stage.Run.
 var ErrHeld = errors.New("in use by a copy that waits for a call into the CUDA library")
 
-// errStuck is the reason that is known before CUDA reports anything.
+// errStuck is the error of a copy that waits for a call into CUDA.
 var errStuck = fmt.Errorf("%w: %w", ErrUnderWay, bounded.ErrStuck)
 
-// errUnknown returns the error of copies whose end is not known, as CUDA has returned err
-// for p.
+// errUnknown returns the error of copies up to p. It is not known whether they have ended,
+// because CUDA has returned err.
 func errUnknown(p cudart.Point, err error) error {
 	return fmt.Errorf("%w on %v: %w", ErrUnderWay, p.Timeline(), err)
 }
 
-// Abandoned returns the error of a copy that [bounded.Do] has returned: one that it has left
-// may be under way.
+// Abandoned adds ErrUnderWay to an error of [bounded.Do] if that has abandoned the copy.
 func Abandoned(err error) error {
 	if errors.Is(err, bounded.ErrStuck) {
 		return fmt.Errorf("%w: %w", ErrUnderWay, err)

@@ -14,9 +14,8 @@ import (
 	"github.com/gopinned/pinned/internal/fence"
 )
 
-// A ring is pinned memory that copies of one device pass through. It is cut into
-// extents of whole units, the first that are free, so that what is reused first
-// is what is in the caches still.
+// A ring is pinned memory that copies of one device pass through. An extent of it is the
+// first free units in a row, so that memory which is still in the caches is reused first.
 //
 //	extent       entered by                   | counts as used | next
 //	free                                      | –              | try, or a waiter
@@ -24,7 +23,7 @@ import (
 //	in flight    release                      | yes            | polled, the oldest of each
 //	             with a fence                 |                | stream first: free
 //	quarantined  quarantine, for a stream     | lost           | its fence is known to have
-//	             that does not answer         |                | completed: free
+//	             that does not respond        |                | completed: free
 //
 // All changes of state need mu. Jobs that need memory poll; nobody polls for them.
 type ring struct {
@@ -42,7 +41,7 @@ type ring struct {
 	inFlight    []*extent       // in the order of release
 	quarantined []*extent
 	lost        int       // units of the quarantined extents
-	lostWhy     error     // of the last one
+	lostWhy     error     // of the extent that was quarantined last
 	polling     bool      // a goroutine polls extents in flight
 	waiters     []*waiter // in the order in which they began to wait
 }
@@ -54,10 +53,10 @@ type ringSize struct{ unit, ring, extension, maxChunk int }
 type request struct {
 	n    int // bytes
 	dir  direction
-	slow bool // the copy may wait for a disk while it has the memory
+	slow bool // the copy may wait for a disk while it holds the memory
 }
 
-// An extent is memory that one chunk passes through.
+// An extent is the part of a ring that one chunk passes through.
 type extent struct {
 	request
 	ring   *ring
@@ -65,7 +64,7 @@ type extent struct {
 	units  int
 	mem    []byte
 	fence  fence.Fence      // the GPU's use
-	stream *cudart.Timeline // that uses it, when in flight; nil for several
+	stream *cudart.Timeline // the one that uses it, in flight; nil for several
 }
 
 // A waiter is a job that found no extent. It is served as soon as there is memory
@@ -74,7 +73,7 @@ type waiter struct {
 	request
 	ring *ring
 	wake chan<- struct{}
-	x    *extent // that it was given
+	x    *extent // nil until it is served
 }
 
 func newRing(ctx context.Context, dev *cudart.Device, size ringSize) (*ring, error) {
@@ -92,8 +91,8 @@ func newRing(ctx context.Context, dev *cudart.Device, size ringSize) (*ring, err
 	return r, nil
 }
 
-// allocPiece allocates memory that is one registration: copies must not cross from one to
-// the next.
+// allocPiece allocates memory that is one registration, because no copy may cross from one
+// registration to the next.
 func allocPiece(ctx context.Context, dev *cudart.Device, n int) (*hostmem.Buffer, error) {
 	buf, err := hostmem.Alloc(ctx, dev, n, hostmem.Options{Label: ringLabel})
 	if err == nil && len(buf.Spans()) > 1 {
@@ -103,7 +102,7 @@ func allocPiece(ctx context.Context, dev *cudart.Device, n int) (*hostmem.Buffer
 	return buf, err
 }
 
-// try takes an extent, nil if there is none, or others wait for one.
+// try takes an extent. It returns nil if there is none, or if waiters go first.
 func (r *ring) try(q request) *extent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,14 +117,14 @@ func (r *ring) try(q request) *extent {
 	return nil
 }
 
-// precedes reports whether a waiter goes before a request: slow ones wait for others of their
-// direction, others only for each other.
+// precedes reports whether a waiter goes before a request. A slow request goes behind all
+// waiters of its direction, a fast one behind the fast waiters.
 func (r *ring) precedes(q request) bool {
 	return slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.dir == q.dir && (q.slow || !w.slow) })
 }
 
-// fit takes an extent if its direction may have so much, and so much is free. Slow copies
-// have half of the ring at most.
+// fit takes an extent if its direction may have that much, and that much is free. Slow copies
+// together have half of the ring at most.
 func (r *ring) fit(q request) *extent {
 	units := (q.n + r.unit - 1) / r.unit
 	if r.used[q.dir]+units > r.share(q.dir) || q.slow && r.usedSlow+units > r.units/2 {
@@ -134,8 +133,8 @@ func (r *ring) fit(q request) *extent {
 	return r.take(units, q)
 }
 
-// share is how many units a direction may have: all but the extension, and if the other
-// direction wants some, half of all.
+// share returns the number of units that a direction may have: all without the extension, or
+// half of all while the other direction uses or wants some.
 func (r *ring) share(d direction) int {
 	units, other := r.units-r.lost, d.opposite()
 	if r.used[other] == 0 && !slices.ContainsFunc(r.waiters, func(w *waiter) bool { return w.dir == other }) {
@@ -157,7 +156,7 @@ func (r *ring) chunk(d direction) int {
 
 func (r *ring) chunkUnits(d direction) int { return min(r.maxChunk, max(r.share(d)/4, 1)) }
 
-// serve gives waiters what there is, in the order in which they began to wait.
+// serve gives memory to waiters, in the order in which they began to wait.
 func (r *ring) serve() {
 	var full struct{ fast, slow [directions]bool }
 	waiting := r.waiters[:0]
@@ -200,7 +199,7 @@ func (r *ring) take(units int, q request) *extent {
 	return nil
 }
 
-// count counts an extent's units as used, or no more with -1.
+// count adds an extent's units to the used ones, or subtracts them with sign -1.
 func (r *ring) count(x *extent, sign int) {
 	r.used[x.dir] += sign * x.units
 	if x.slow {
@@ -220,9 +219,8 @@ func (r *ring) setFree(first, units int, free bool) {
 	}
 }
 
-// poll queries the GPU for the extents that are in flight: of those of each stream the
-// oldest first. It serves waiters, and returns whether an extent became free. It releases mu
-// meanwhile.
+// poll queries the GPU for the oldest extents in flight of each stream. It serves waiters,
+// and reports whether an extent became free. It releases mu during queries.
 func (r *ring) poll() (some bool) {
 	if r.polling {
 		return false
@@ -257,7 +255,7 @@ func (r *ring) poll() (some bool) {
 	return some
 }
 
-// oldestPoints appends the Points that the next extents depend on: the oldest of each stream.
+// oldestPoints appends the Points of the oldest extent of each stream.
 func (r *ring) oldestPoints(points []cudart.Point) []cudart.Point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -290,15 +288,15 @@ func (x *extent) release() {
 	}
 }
 
-// notifyAll makes the jobs that wait poll.
+// notifyAll wakes the waiting jobs, which then poll.
 func (r *ring) notifyAll() {
 	for _, w := range r.waiters {
 		wake(w.wake)
 	}
 }
 
-// wait begins to wait for an extent: wake is sent to when there is one. The caller polls,
-// and before it sleeps asks to be notified when one of the oldest points is reached.
+// wait begins to wait for an extent. The waiter sends to wake when it has one. The caller
+// polls; before it sleeps, it requests a notification at the oldest Points.
 func (r *ring) wait(wake chan<- struct{}, q request) *waiter {
 	w := &waiter{ring: r, request: q, wake: wake}
 	r.mu.Lock()
@@ -310,7 +308,7 @@ func (r *ring) wait(wake chan<- struct{}, q request) *waiter {
 	return w
 }
 
-// stop ends a wait, and returns the extent that came of it.
+// stop ends a wait, and returns the waiter's extent, if any.
 func (w *waiter) stop() *extent {
 	r := w.ring
 	r.mu.Lock()
@@ -322,7 +320,7 @@ func (w *waiter) stop() *extent {
 	return w.x
 }
 
-// poll polls the ring, and reports whether the waiter has got memory.
+// poll polls the ring, and reports whether the waiter has memory.
 func (w *waiter) poll() bool {
 	r := w.ring
 	r.mu.Lock()
@@ -336,9 +334,9 @@ func (w *waiter) poll() bool {
 	return w.x != nil
 }
 
-// quarantine takes the extents of a stream that does not answer out of circulation, so that
+// quarantine takes the extents of a stream that does not respond out of circulation, so that
 // they do not block extents of other streams. The shares become smaller, and so do the
-// chunks that jobs wait for.
+// requests of waiters.
 func (r *ring) quarantine(stream *cudart.Timeline, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -353,7 +351,7 @@ func (r *ring) quarantine(stream *cudart.Timeline, why error) {
 		r.count(x, -1)
 		r.lost += x.units
 		for _, p := range points {
-			p.Notify(make(chan struct{}, 1)) // so that it will be known
+			p.Notify(make(chan struct{}, 1)) // so that restore finds it known
 		}
 		return true
 	})
@@ -379,8 +377,8 @@ func (r *ring) restore() (some bool) {
 	return some
 }
 
-// check returns an error if there will be no more memory, as far as is known: it queries
-// the GPU for quarantined extents.
+// check returns an error if too much memory is quarantined for any copy. It queries the GPU
+// for the quarantined extents first.
 func (r *ring) check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -402,12 +400,11 @@ func (r *ring) check() error {
 	return fmt.Errorf("%v: %w: %w", r.buf, errLost, r.lostWhy)
 }
 
-// isLost reports whether no unit is left for one of the directions, as both need one.
+// isLost reports whether one of the directions has no unit: both need one.
 func (r *ring) isLost() bool { return r.lost >= r.units-1 }
 
-// close waits until the GPU is done with all extents, and unmaps the memory. No
-// copy uses the ring any more, but for those whose calls into the library have not
-// returned: then close fails, and may be tried again.
+// close waits until the GPU is done with all extents, and unmaps the memory. It fails while
+// an abandoned copy is inside a call into the library, and may be called again.
 func (r *ring) close(ctx context.Context) error {
 	r.mu.Lock()
 	list := slices.Concat(r.inFlight, r.quarantined)

@@ -14,9 +14,9 @@ import (
 )
 
 // A smallSlot is a pinned buffer and a stream for one small copy at a time, in one
-// direction. It synchronizes its stream, so it records no event. It is for a caller who
-// copies alone, for whom workers would come too late. Those who find it taken share an
-// event with others: see link.
+// direction. It synchronizes its stream, so it records no event. It serves a caller who
+// copies alone: workers would wake too late. If the slot is taken, a small copy goes
+// through the small ring, where it shares events with other copies: see link.
 type smallSlot struct {
 	stream     *cudart.Stream
 	buf        *hostmem.Buffer
@@ -25,7 +25,7 @@ type smallSlot struct {
 	state      atomic.Int32 // of the copy
 }
 
-// The states of a copy through a slot. It may be abandoned while it waits for CUDA.
+// The states of a copy through a slot. The caller may abandon it while it waits for CUDA.
 //
 //	slotCopies    begins, goes on           | uses the caller's memory
 //	slotWaits     a piece was copied        | waits for CUDA
@@ -36,12 +36,12 @@ const (
 	slotAbandoned
 )
 
-// How many bytes are copied so: until workers would be quicker, at several times the
-// cores.
+// The sizes of the largest copies through a slot, in bytes. Workers copy larger ones faster,
+// on several times the cores.
 const (
 	maxSlotUp   = 12 * MaxSmall
 	maxSlotDown = 4 * MaxSmall
-	// slotPiece is how much is on its way while the goroutine copies the next piece.
+	// slotPiece is the number of bytes in flight while the goroutine copies the next piece.
 	slotPiece = 2 * MaxSmall
 )
 
@@ -69,8 +69,8 @@ func (l *smallSlot) close(ctx context.Context) error {
 	return l.buf.CloseContext(ctx)
 }
 
-// CopySmall copies mem, if that is small and no other goroutine does so in this direction;
-// else ok is false.
+// CopySmall copies mem through the slot of its direction. ok is false if mem is too large, or
+// the slot is taken.
 func (s *Stage) CopySmall(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
 	l := &s.slots[directionOf(down)]
 	if len(mem) > len(l.buf.Bytes()) || !l.take(ctx) {
@@ -93,8 +93,8 @@ func (s *Stage) CopySmall(ctx context.Context, dev cudart.DevPtr, mem []byte, do
 	return true, Abandoned(err)
 }
 
-// take takes the slot, if neither a goroutine nor the GPU uses it. After a copy that was not
-// waited for it queries the GPU.
+// take takes the slot if neither a goroutine nor the GPU uses it. After an unfinished copy it
+// queries the GPU.
 func (l *smallSlot) take(ctx context.Context) bool {
 	if !l.taken.CompareAndSwap(false, true) {
 		return false
@@ -108,7 +108,7 @@ func (l *smallSlot) take(ctx context.Context) bool {
 
 func (l *smallSlot) copy(dev cudart.DevPtr, mem []byte, down bool) error {
 	if l.unfinished != (cudart.Point{}) {
-		_, _ = l.stream.Query() // what that copy failed with, which its caller has
+		_, _ = l.stream.Query() // takes the error of that copy, which its caller has
 		l.unfinished = cudart.Point{}
 	}
 	slot := l.buf.Bytes()
@@ -142,8 +142,8 @@ func (l *smallSlot) upload(dev cudart.DevPtr, mem, slot []byte) error {
 	return nil
 }
 
-// wait waits until the stream is done, for a copy that was queued or has failed. The
-// work is short, and inside of CUDA a thread sees its end first.
+// wait waits until the stream is done, after a copy was queued or err has ended queueing.
+// The work is short, and a thread inside CUDA notices its end first.
 func (l *smallSlot) wait(err error) error {
 	if err == nil {
 		if err = l.stream.SynchronizeBlocking(); err == nil {
@@ -162,12 +162,12 @@ func (l *smallSlot) wait(err error) error {
 	return errors.Join(err, failed)
 }
 
-// minNonTemporal is the size of the smallest copies with non-temporal stores. Smaller ones
-// take longer so: it seems that the driver reads them itself, and waits for memory.
+// minNonTemporal is the size of the smallest copies with non-temporal stores. Smaller copies
+// take longer with them, presumably because the driver's CPU thread reads the bytes itself.
 const minNonTemporal = 32 * kib
 
-// Put copies into pinned memory that is on its way to a device: with non-temporal stores,
-// as the device would have to fetch it from the caches.
+// Put copies into pinned memory that is copied to a device next. It uses non-temporal stores,
+// because the device would have to fetch the bytes from the CPU's caches.
 func Put(to, from []byte) {
 	if len(from) < minNonTemporal {
 		copy(to, from)

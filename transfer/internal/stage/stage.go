@@ -12,8 +12,7 @@ import (
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// A Stage is what all copies of a device share: its rings, its streams and the
-// workers.
+// A Stage has what all copies of a device share: rings, streams and workers.
 type Stage struct {
 	dev       *cudart.Device
 	shared    *shared
@@ -25,13 +24,13 @@ type Stage struct {
 	// By direction. Small copies have links of their own, for the same reason.
 	links  [directions]struct{ large, small link }
 	slots  [directions]smallSlot
-	active [directions]atomic.Int32 // copies that have something to copy: see setActive
+	active [directions]atomic.Int32 // copies that have bytes to copy: see setActive
 
 	pinned atomic.Int64                  // bytes
-	opened []func(context.Context) error // close what open made, in order
+	opened []func(context.Context) error // close functions, in the order of their calls
 }
 
-// A direction is that of a copy.
+// A direction is that of a copy's bytes.
 type direction int
 
 const (
@@ -46,8 +45,8 @@ const (
 	kib = 1 << 10
 	mib = 1 << 20
 
-	// MaxSmall is the size of the largest copies that one goroutine copies alone: it is
-	// done before workers come.
+	// MaxSmall is the size of the largest copies that never wake a worker: one goroutine is
+	// done before a worker is awake.
 	MaxSmall = 64 * kib
 
 	ringUnit       = 512 * kib
@@ -59,7 +58,7 @@ const (
 	maxExtension = 28 * mib
 )
 
-// process is what copies of all devices share.
+// process has what copies of all devices share.
 var process = struct {
 	mu      sync.Mutex
 	stages  map[*cudart.Device]*shared
@@ -69,7 +68,7 @@ var process = struct {
 
 // A shared stage is opened by the first of its users, and closed by the last.
 type shared struct {
-	users   int           // guarded by process.mu; also those that wait for opening
+	users   int           // guarded by process.mu; goroutines that wait for opening count
 	opening chan struct{} // a mutex: it holds the goroutine that opens the stage
 	stage   *Stage        // guarded by opening, until there is no user; nil if not open
 }
@@ -127,8 +126,8 @@ func (of *shared) removeUser(dev *cudart.Device) (last bool) {
 	return of.users == 0
 }
 
-// Release ends a use. The last one waits until the GPU is done with the rings,
-// and unmaps them. After an error, ctx's included, it may be called again.
+// Release ends a use. The last Release waits until the GPU is done with the rings, and
+// unmaps them. After an error, ctx's included, it may be called again.
 func (s *Stage) Release(ctx context.Context) error {
 	if s.shared.removeUser(s.dev) {
 		return s.close(ctx)
@@ -184,7 +183,7 @@ func sizeOf(workers int32) ringSize {
 	return ringSize{unit: ringUnit, ring: maxRing, extension: maxExtension, maxChunk: maxChunk}
 }
 
-// close releases what open made, as far as it came.
+// close closes what open has made. After an error it may be called again.
 func (s *Stage) close(ctx context.Context) error {
 	for ; len(s.opened) > 0; s.opened = s.opened[1:] {
 		if err := s.opened[0](ctx); err != nil {
@@ -195,10 +194,10 @@ func (s *Stage) close(ctx context.Context) error {
 	return nil
 }
 
-// Bytes returns how much memory is pinned for the stage, until the last Release.
+// Bytes returns the number of bytes that are pinned for the stage; 0 after the last Release.
 func (s *Stage) Bytes() int { return int(s.pinned.Load()) }
 
-// workersFor returns the workers for devices of the NUMA node that a device is on.
+// workersFor returns the worker pool of the NUMA node that a device is on.
 func workersFor(dev *cudart.Device) *workerPool {
 	node, cores := coresOf(dev)
 	process.mu.Lock()
@@ -215,7 +214,7 @@ func workersFor(dev *cudart.Device) *workerPool {
 	return p
 }
 
-// oneGroup is of copies through one stage.
+// oneGroup is Copy.Groups of copies through one stage.
 var oneGroup = [][]int{{0}}
 
 func (s *Stage) link(d direction, small bool) *link {

@@ -9,24 +9,23 @@ import (
 	"time"
 )
 
-// A workerPool is the goroutines that copy for jobs on devices of one NUMA node, beside the
-// goroutines of the jobs. They begin when there is work for them and end when there was
-// none for a while.
+// A workerPool starts goroutines that copy for jobs on devices of one NUMA node, beside the
+// goroutines of the jobs. A worker ends after idleTime without work.
 type workerPool struct {
 	max     int32 // workers
 	cores   cores
 	copying *concurrency // of all pools
 
 	jobs      atomic.Pointer[[]*Job]   // never changed in place
-	published atomic.Uint64            // changes when a job has more to do
+	published atomic.Uint64            // incremented when a job has more pieces
 	spinning  atomic.Int32             // workers that poll for a job
-	waiting   atomic.Int32             // workers that wait for more of their job
-	slow      atomic.Int32             // workers at slow jobs
+	waiting   atomic.Int32             // workers that wait for the next piece of their job
+	slow      atomic.Int32             // workers that work on slow jobs
 	active    [directions]atomic.Int32 // devices with an active job: see setActive
 
 	mu    sync.Mutex
 	count int32     // workers
-	idle  []*worker // that sleep
+	idle  []*worker // asleep, in the order in which they fell asleep
 }
 
 // A worker is a goroutine of a pool.
@@ -35,8 +34,8 @@ type worker struct {
 	first int // index of the job at which it begins to search
 }
 
-// A concurrency limits how many goroutines copy at once, whatever the node. The jobs' own
-// count as well, without a limit.
+// A concurrency limits the workers that copy at once, on all NUMA nodes together. Goroutines
+// of jobs count as well, and are never refused.
 type concurrency struct {
 	atomic.Int32
 	max int32
@@ -44,7 +43,7 @@ type concurrency struct {
 
 func newConcurrency(procs int) *concurrency { return &concurrency{max: int32(defaultWorkers(procs))} }
 
-// tryAdd counts one more goroutine, if there may be one.
+// tryAdd counts one more goroutine, unless the limit is reached.
 func (c *concurrency) tryAdd() bool {
 	if c.Add(1) <= c.max {
 		return true
@@ -55,7 +54,8 @@ func (c *concurrency) tryAdd() bool {
 
 func (c *concurrency) free() int32 { return c.max - c.Load() }
 
-// defaultWorkers leaves an eighth of more than four cores to others, and at least one.
+// defaultWorkers returns the number of workers: of more than four cores an eighth, at least
+// one core, stays free.
 func defaultWorkers(procs int) int {
 	if procs <= 4 {
 		return procs
@@ -63,25 +63,26 @@ func defaultWorkers(procs int) int {
 	return procs - (procs+7)/8
 }
 
-// How many workers a copy keeps busy, besides its own goroutine, for each device:
-// copying into the ring takes twice the cores of copying with non-temporal stores, which is
-// done out of it and, by a small upload, into it; and reading or faulting in the page cache
-// three times. Uploads to several devices at once take more for each, because a worker gets
-// less of the memory's bandwidth then.
+// The workers that a copy keeps busy, besides its own goroutine, for each device. Copying
+// into the ring takes twice the cores of copying with non-temporal stores, which downloads
+// and smaller uploads use. Reading from the page cache, or faulting its pages in, takes three
+// times as many. While several devices have uploads, each upload takes more workers, because
+// a worker gets less of the memory's bandwidth.
 const uploadWorkers, nonTemporalWorkers, kernelWorkers, severalWorkers = 7, 4, 9, 11
 
 const (
-	// manyCopies is how many copies at once on a device keep its link busy by themselves.
+	// manyCopies is the number of copies at once that keep a device's link busy without
+	// workers.
 	manyCopies = 4
-	// maxSpin is how long a goroutine polls for the GPU, or for work, before it sleeps: as
-	// long as a chunk is on its way, since waking takes some tens of microseconds.
+	// maxSpin is the time for which a goroutine polls for the GPU, or for work, before it
+	// sleeps. A chunk is in flight for about as long, and waking takes tens of microseconds.
 	maxSpin = 150 * time.Microsecond
-	// maxWake is how many workers are woken at once.
+	// maxWake is the number of workers that one goroutine wakes at once.
 	maxWake = 3
 )
 
 var (
-	// idleTime is after what time a worker that sleeps ends.
+	// idleTime is the time after which a sleeping worker ends.
 	idleTime = time.Second
 	// rebalanceEvery is the number of pieces after which a worker may move to a job with
 	// fewer workers.
@@ -94,7 +95,8 @@ func newWorkerPool(procs int, c cores, copying *concurrency) *workerPool {
 	return p
 }
 
-// register makes a job known to the workers of its devices. Its own goroutine copies too.
+// register makes a job known to the workers of its devices, and counts its own goroutine as
+// one that copies.
 func (j *Job) register() {
 	j.pools[0].copying.Add(1)
 	for _, p := range j.pools {
@@ -118,8 +120,8 @@ func (p *workerPool) changeJobs(change func([]*Job) []*Job) {
 	p.jobs.Store(&jobs)
 }
 
-// setActive makes known whether a job has something to copy. Workers are divided among the
-// active jobs of their devices: one whose reader or writer is slow is not active meanwhile.
+// setActive counts the job as active on its devices while it has bytes to copy. Workers are
+// divided among active jobs only: a job that waits for its reader or writer is not active.
 // It needs the driver lock.
 func (j *Job) setActive(active bool) {
 	if active == j.driver.active {
@@ -136,8 +138,9 @@ func (j *Job) setActive(active bool) {
 	}
 }
 
-// workersOf returns how many workers a job may have: what its devices take, divided by the
-// active jobs. Many jobs at once need none, as their own goroutines are enough.
+// workersOf returns the maximum number of workers of a job: the workers that its devices
+// take, divided by the number of active jobs. Many jobs at once need none, because their own
+// goroutines are enough.
 func (p *workerPool) workersOf(j *Job) int32 {
 	if j.Workers > 0 {
 		return int32(j.Workers) - 1
@@ -150,8 +153,8 @@ func (p *workerPool) workersOf(j *Job) int32 {
 	return min(limit, (limit+j.devices)/max(j.Stages[0].active[j.dir].Load(), 1))
 }
 
-// publish makes known that a job has work for others. Waking a worker takes the caller a
-// microsecond, so a few are woken, which wake others.
+// publish makes known that a job has pieces for workers. Waking a worker takes the caller a
+// microsecond, so it wakes maxWake workers at most, which wake others.
 func (p *workerPool) publish(j *Job) {
 	p.published.Add(1)
 	wake := min(p.workersOf(j)-j.work.workers.Load(), p.copying.free(), j.work.pieces.Load(), maxWake) - p.spinning.Load()
@@ -215,7 +218,7 @@ func (p *workerPool) find(w *worker) *Job {
 	return nil
 }
 
-// work copies pieces of a job that find has assigned.
+// work copies pieces of the job that find has assigned.
 func (p *workerPool) work(j *Job) {
 	if j.Slow {
 		p.slow.Add(1)
@@ -233,8 +236,8 @@ func (p *workerPool) work(j *Job) {
 	j.work.workers.Add(-1)
 }
 
-// wanted reports whether a worker of j should leave it: for another job that has fewer, or
-// none, so that jobs take turns with one; or because j may have fewer by now.
+// wanted reports whether a worker of j should move on: because another job has fewer workers,
+// or none, or because j's limit has fallen.
 func (p *workerPool) wanted(j *Job) bool {
 	others := j.work.workers.Load() - 1
 	return others >= p.workersOf(j) || slices.ContainsFunc(*p.jobs.Load(), func(x *Job) bool {
@@ -242,7 +245,7 @@ func (p *workerPool) wanted(j *Job) bool {
 	})
 }
 
-// lacks reports whether a job has work for one more worker, and fewer than so many.
+// lacks reports whether a job has work for one more worker, and fewer than many workers.
 func (p *workerPool) lacks(j *Job, many int32) bool {
 	if j.work.pieces.Load() <= 0 || j.Slow && p.slow.Load() >= p.max/2 {
 		return false
@@ -250,8 +253,8 @@ func (p *workerPool) lacks(j *Job, many int32) bool {
 	return j.work.workers.Load() < min(many, p.workersOf(j))
 }
 
-// awaitPiece waits a while for a job's next piece, and drives the job meanwhile. A worker
-// that left would be woken again for the next chunk, which holds up the link.
+// awaitPiece polls for a job's next piece for maxSpin, and drives the job meanwhile. A worker
+// that slept instead would have to be woken for the next chunk, while the link is idle.
 func (p *workerPool) awaitPiece(j *Job) bool {
 	defer p.waiting.Add(-1)
 	if procs := int32(runtime.GOMAXPROCS(0)); p.waiting.Add(1) > procs/2 {
@@ -285,11 +288,11 @@ func (p *workerPool) yield() {
 	}
 }
 
-// saturated reports whether as many goroutines copy as should: those that only wait
-// should leave them the cores.
+// saturated reports whether as many goroutines copy as there may be: a goroutine that only
+// waits should yield its core to them.
 func (p *workerPool) saturated() bool { return p.copying.free() <= 0 }
 
-// spin polls for work, for a while.
+// spin polls for work for maxSpin, and reports whether there may be some.
 func (p *workerPool) spin(seen uint64) bool {
 	defer p.spinning.Add(-1)
 	if procs := int32(runtime.GOMAXPROCS(0)); p.spinning.Add(1) > procs/4 {
@@ -306,7 +309,7 @@ func (p *workerPool) spin(seen uint64) bool {
 	return false
 }
 
-// sleep waits until there is work, and is false when the worker is to end.
+// sleep waits until the worker is woken. It returns false when the worker is to end.
 func (p *workerPool) sleep(w *worker, seen uint64) bool {
 	p.mu.Lock()
 	if p.published.Load() != seen {
