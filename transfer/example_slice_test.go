@@ -51,20 +51,24 @@ func ExampleUploadSlice() {
 		Position [3]float32
 		Color    [4]uint8
 	}
-	vertices, err := dev.Malloc(16)
+	owned, err := dev.Alloc(3 * 16) // with its size
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := transfer.UploadSlice(ctx, c, vertices, []vertex{{Color: [4]uint8{255, 128, 0, 255}}}); err != nil {
+	vertices, err := cudart.ViewOf[vertex](owned)
+	if err != nil {
 		log.Fatal(err)
 	}
-	err = transfer.UploadSlice(ctx, c, vertices, []struct{ Name string }{{"a host pointer"}})
-	fmt.Println(err)
+	orange := []vertex{{Color: [4]uint8{255, 128, 0, 255}}}
+	if err := transfer.UploadElements(ctx, c, vertices, orange); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(transfer.DownloadElements(ctx, c, make([]vertex, 4), vertices)) // of three
 
-	if err := errors.Join(c.Close(), dev.Free(mem), dev.Free(vertices), rt.Close(), sim.Check(), sim.Close()); err != nil {
+	if err := errors.Join(c.Close(), dev.Free(mem), owned.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:
 	// [0.5 -1.25 3]
-	// transfer: upload a []struct { Name string } of 1 elements: struct { Name string }.Name is a string, which holds a pointer to host memory
+	// transfer: download a []transfer_test.vertex of 4 elements: 3 elements on the device for 4: cudaErrorInvalidValue (1): invalid argument
 }

@@ -205,8 +205,8 @@ func (p place) check(n int) error {
 	slices.SortFunc(places, func(a, b devicePlace) int { return cmp.Compare(a.dst, b.dst) })
 	for i := 1; i < len(places); i++ {
 		if a, b := places[i-1], places[i]; b.dst < a.dst+cudart.DevPtr(a.n) {
-			return fmt.Errorf("the destinations of byte %d on %v (%#x) and of byte %d on %v (%#x) overlap",
-				a.off, p.members[a.device].dev, uintptr(a.dst), b.off, p.members[b.device].dev, uintptr(b.dst))
+			return fmt.Errorf("the destinations of byte %d on %v (%v) and of byte %d on %v (%v) overlap",
+				a.off, p.members[a.device].dev, a.dst, b.off, p.members[b.device].dev, b.dst)
 		}
 	}
 	return nil
@@ -226,7 +226,7 @@ func (p place) checkPiece(piece Piece, end, n int) error {
 	}
 	for d, dst := range piece.Dsts {
 		if uint64(dst) > math.MaxUint64-uint64(piece.N) {
-			return fmt.Errorf("%d bytes at %#x of %v: no memory has such addresses", piece.N, uintptr(dst), p.members[d].dev)
+			return fmt.Errorf("%d bytes at %v of %v: no memory has such addresses", piece.N, dst, p.members[d].dev)
 		}
 	}
 	return nil

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/plain"
+	"github.com/gopinned/pinned/internal/elements"
 )
 
 // An Uploader is a [Copier] or [View], or a [Fanout] or [FanoutView], whose destination is an
@@ -29,8 +29,8 @@ var errNilCopier = errors.New("the Copier, Fanout or View is nil")
 // of the CPU, which GPUs share, int and uint of 8 bytes, and structs as Go lays them out, with
 // padding as C has it. src may be empty.
 //
-// T is a number, bool, or an array or struct of these: the errors are those of Upload, one
-// that names the field if T holds a pointer, and one if dst is not a multiple of T's
+// T is a number, or an array or struct of numbers. The errors are those of Upload, one that
+// names the field if T holds a pointer or a bool, and one if dst is not a multiple of T's
 // alignment, where no kernel could read it. A nil c is an error.
 func UploadSlice[T any, D cudart.DevPtr | []cudart.DevPtr](ctx context.Context, c Uploader[D], dst D, src []T) error {
 	err := checkSlice(c, src)
@@ -49,13 +49,57 @@ func UploadSlice[T any, D cudart.DevPtr | []cudart.DevPtr](ctx context.Context, 
 }
 
 // DownloadSlice copies from the device into dst, which may be any memory, as
-// [View.Download] does. The requirements and the errors of [UploadSlice] apply. Where T has a
-// bool, the device must have 0 or 1: Go defines no other.
+// [View.Download] does. The requirements and the errors of [UploadSlice] apply.
 func DownloadSlice[T any](ctx context.Context, c Downloader, dst []T, src cudart.DevPtr) error {
 	if err := cmp.Or(checkSlice(c, dst), checkAddress(src, dst)); err != nil {
 		return fmt.Errorf("transfer: download a %T of %d elements: %w", dst, len(dst), err)
 	}
 	return c.Download(ctx, asBytes(dst), src)
+}
+
+// A DeviceCopier is a [Copier] or [View].
+type DeviceCopier interface {
+	Uploader[cudart.DevPtr]
+	Downloader
+	Device() *cudart.Device
+}
+
+// UploadElements copies src, which may be any memory, to the first elements of dst, as
+// [View.Upload] does. Apart from the errors of Upload it returns one if src is longer than
+// dst, if dst is of another device than c, or was closed, and if c is nil. The memory of dst
+// must not be closed during the copy.
+func UploadElements[T any](ctx context.Context, c DeviceCopier, dst cudart.DeviceSlice[T], src []T) error {
+	if err := checkElements(c, dst, src); err != nil {
+		return fmt.Errorf("transfer: upload a %T of %d elements: %w", src, len(src), err)
+	}
+	return c.Upload(ctx, dst.Ptr(), asBytes(src))
+}
+
+// DownloadElements copies the first elements of src into dst, which may be any memory, as
+// [View.Download] does. The requirements and the errors of [UploadElements] apply.
+func DownloadElements[T any](ctx context.Context, c DeviceCopier, dst []T, src cudart.DeviceSlice[T]) error {
+	if err := checkElements(c, src, dst); err != nil {
+		return fmt.Errorf("transfer: download a %T of %d elements: %w", dst, len(dst), err)
+	}
+	return c.Download(ctx, asBytes(dst), src.Ptr())
+}
+
+// checkElements checks that there are elements on the device for all of a slice.
+func checkElements[T any](c DeviceCopier, on cudart.DeviceSlice[T], s []T) error {
+	if err := checkSlice(c, s); err != nil {
+		return err
+	}
+	m := on.Memory()
+	if _, err := m.Range(0, 0); err != nil {
+		return err
+	}
+	switch {
+	case m.Device() != c.Device() && c.Device() != nil: // Upload and Download refuse a zero View
+		return fmt.Errorf("%v is not of %v", m, c.Device())
+	case len(s) > on.Len():
+		return fmt.Errorf("%d elements on the device for %d: %w", on.Len(), len(s), cudart.ErrInvalidValue)
+	}
+	return nil
 }
 
 // checkSlice checks what Upload and Download do not.
@@ -72,7 +116,7 @@ func checkSlice[T any](c any, _ []T) error {
 			return errNilCopier
 		}
 	}
-	return plain.Check[T]()
+	return elements.Check[T]()
 }
 
 // checkAddress checks that a slice can be on the device at an address.
@@ -81,9 +125,9 @@ func checkAddress[T any](at cudart.DevPtr, s []T) error {
 	align, n := unsafe.Alignof(zero), unsafe.Sizeof(zero)*uintptr(len(s))
 	switch {
 	case uintptr(at)%align != 0:
-		return fmt.Errorf("device address %#x is not a multiple of %d, the alignment of %T", uintptr(at), align, zero)
+		return fmt.Errorf("device address %v is not a multiple of %d, the alignment of %T", at, align, zero)
 	case uintptr(at) > ^uintptr(0)-n:
-		return fmt.Errorf("%d bytes at device address %#x end past the last address", n, uintptr(at))
+		return fmt.Errorf("%d bytes at device address %v end past the last address", n, at)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func TestSlicesOfEveryPlainType(t *testing.T) {
 type vertex struct {
 	Position [3]float32
 	Color    [4]uint8
-	Visible  bool
+	Visible  uint8
 	Weight   float64 // behind padding
 }
 
@@ -82,7 +82,7 @@ func TestSlicesOfStructsAndArrays(t *testing.T) {
 	c := newCopier(t)
 	roundTrip(t, c, 12, func(i int) [3]float32 { return [3]float32{float32(i), -1, float32(i) / 3} })
 	roundTrip(t, c, 32, func(i int) vertex {
-		return vertex{Position: [3]float32{float32(i)}, Color: [4]uint8{byte(i), 2, 3, 255}, Visible: i%3 == 0, Weight: 1 / float64(i+1)}
+		return vertex{Position: [3]float32{float32(i)}, Color: [4]uint8{byte(i), 2, 3, 255}, Visible: byte(i % 2), Weight: 1 / float64(i+1)}
 	})
 }
 
@@ -112,6 +112,41 @@ func TestASliceOntoSeveralDevices(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 	assert.ErrorContains(t, transfer.UploadSlice(t.Context(), f, []cudart.DevPtr{dsts[0], dsts[1] + 1}, src), "is not a multiple of 8")
+}
+
+// Elements go to typed views of device memory, as far as the view reaches.
+func TestElementsOfDeviceMemory(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	c, err := transfer.NewCopier(t.Context(), rt.Devices()[0], transfer.Options{})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, c.Close()) }()
+	m, err := c.Device().Alloc(320)
+	require.NoError(t, err)
+	all, err := cudart.ViewOf[vertex](m)
+	require.NoError(t, err)
+	end, err := all.Slice(8, 10)
+	require.NoError(t, err)
+	ctx := t.Context()
+	src := []vertex{{Color: [4]uint8{1, 2, 3, 4}}, {Weight: 5}}
+	require.NoError(t, transfer.UploadElements(ctx, c, end, src))
+	dst := make([]vertex, 10)
+	require.NoError(t, transfer.DownloadElements(ctx, c.With(transfer.Call{}), dst, all))
+	assert.Equal(t, src, dst[8:])
+	require.NoError(t, transfer.DownloadElements(ctx, c, dst[:1], end), "the first one")
+	assert.Equal(t, src[0], dst[0])
+
+	err = transfer.UploadElements(ctx, c, end, dst[:3])
+	assert.ErrorIs(t, err, cudart.ErrInvalidValue)
+	assert.EqualError(t, transfer.DownloadElements(ctx, c, dst[:3], end),
+		"transfer: download a []transfer_test.vertex of 3 elements: 2 elements on the device for 3: "+cudart.ErrInvalidValue.Error())
+	other, err := transfer.NewCopier(ctx, rt.Devices()[1], transfer.Options{})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, other.Close()) }()
+	assert.ErrorContains(t, transfer.UploadElements(ctx, other, end, src), "is not of "+rt.Devices()[1].String())
+	assert.ErrorIs(t, transfer.UploadElements(ctx, c, cudart.DeviceSlice[vertex]{}, src), cudart.ErrInvalidValue)
+	require.NoError(t, m.Close())
+	assert.ErrorIs(t, transfer.UploadElements(ctx, c, end, src), os.ErrClosed)
 }
 
 // A NaN keeps its bits.
@@ -145,8 +180,8 @@ func TestSlicesThatAreRefused(t *testing.T) {
 	both(&c.View, ^cudart.DevPtr(3), "8 bytes at device address 0xfffffffffffffffc end past the last address")
 
 	assert.EqualError(t, transfer.UploadSlice(ctx, c, mem, []string{"host"}),
-		"transfer: upload a []string of 1 elements: string is a string, which holds a pointer to host memory")
-	assert.ErrorContains(t, transfer.DownloadSlice(ctx, c, []struct{ Next *int }{{}}, mem), "Next is a ptr, which holds a pointer to host memory")
+		"transfer: upload a []string of 1 elements: elements of type string: a string holds pointers")
+	assert.ErrorContains(t, transfer.DownloadSlice(ctx, c, []struct{ Next *int }{{}}, mem), "field Next: a *int holds pointers")
 
 	assert.NoError(t, transfer.UploadSlice(ctx, c, mem+4, make([]complex64, 1)), "aligned to its parts")
 	assert.NoError(t, transfer.UploadSlice(ctx, c, mem+1, make([]int8, 3)))

@@ -31,6 +31,13 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	dsts := []cudart.DevPtr{mem, (&fixture{TB: t, dev: devs[1]}).device(16)}
 	var none context.Context
 
+	owned, err := devs[0].Alloc(64)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, owned.Close()) }()
+	view, err := cudart.ViewOf[int32](owned)
+	require.NoError(t, err)
+	numbers := []int32{1}
+
 	type calls map[string]func() error
 	count := func(_ int, err error) error { return err }
 	count64 := func(_ int64, err error) error { return err }
@@ -157,6 +164,16 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"UploadSlice of pointers":      func() error { return UploadSlice(ctx, r.c, mem, []*int{nil}) },
 			"UploadSlice of no bytes":      func() error { return UploadSlice(ctx, r.c, mem, []struct{}{{}}) },
 			"UploadSlice past the end":     func() error { return UploadSlice(ctx, r.c, cudart.DevPtr(math.MaxUint64-3), []int32{1}) },
+			"UploadElements, nil":          func() error { return UploadElements(ctx, nil, view, numbers) },
+			"UploadElements, nil Copier":   func() error { return UploadElements(ctx, noCopier, view, numbers) },
+			"UploadElements, nil View":     func() error { return UploadElements(ctx, (*View)(nil), view, numbers) },
+			"UploadElements, zero Copier":  func() error { return UploadElements(ctx, &zeroCopier, view, numbers) },
+			"UploadElements, zero memory":  func() error { return UploadElements(ctx, r.c, cudart.DeviceSlice[int32]{}, numbers) },
+			"UploadElements, no context":   func() error { return UploadElements(none, r.c, view, numbers) },
+			"DownloadElements, nil":        func() error { return DownloadElements(ctx, nil, numbers, view) },
+			"DownloadElements, nil Copier": func() error { return DownloadElements(ctx, noCopier, numbers, view) },
+			"DownloadElements, nil View":   func() error { return DownloadElements(ctx, (*View)(nil), numbers, view) },
+			"DownloadElements, no memory":  func() error { return DownloadElements(ctx, r.c, numbers, cudart.DeviceSlice[int32]{}) },
 			"DownloadSlice, nil":           func() error { return DownloadSlice(ctx, nil, []int32{1}, mem) },
 			"DownloadSlice, nil Copier":    func() error { return DownloadSlice(ctx, noCopier, []int32{1}, mem) },
 			"Options":                      Options{Workers: -1}.Validate,
