@@ -12,8 +12,8 @@ import (
 	"github.com/gopinned/pinned/transfer"
 )
 
-// copied returns what allocates Go heap memory at an end of a path through a transfer.Copier.
-// The paths differ in the methods by which it comes to the device and back.
+// copied returns the open function of a path through a transfer.Copier, whose ends are Go
+// heap memory. The paths differ in the Copier's methods for upload and download.
 func copied(up func(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []byte) error,
 	down func(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error) func(context.Context, *trip) (*end, error) {
 	return func(ctx context.Context, t *trip) (*end, error) {
@@ -28,12 +28,12 @@ func copied(up func(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b 
 	}
 }
 
-// on is the copier that works in the order of s, or on its own streams.
+// on returns the copier in the order of s, or on its own streams if s is nil.
 func (t *trip) on(s *cudart.Stream) *transfer.View { return t.copier.With(transfer.Call{Stream: s}) }
 
 var newCopied = copied((*transfer.View).Upload, (*transfer.View).Download)
 
-// downloadNew is DownloadNew, into memory that no poison can be put into.
+// downloadNew downloads by DownloadNew. Its new memory has no poison.
 func downloadNew(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error {
 	p, err := v.DownloadNew(ctx, src, len(b))
 	if err != nil {
@@ -45,7 +45,7 @@ func downloadNew(v *transfer.View, ctx context.Context, b []byte, src cudart.Dev
 	return errors.Join(err, p.Close())
 }
 
-// maxRead is what the reader gives at a time, so that a chunk is several reads.
+// maxRead is the size of the reader's reads, so that a chunk takes several.
 const maxRead = 100_003
 
 func uploadReader(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []byte) error {
@@ -69,12 +69,12 @@ func downloadParts(v *transfer.View, ctx context.Context, b []byte, src cudart.D
 	return v.DownloadAll(ctx, parts(src, b))
 }
 
-// partSizes are those of parts, in turn: of every kind of alignment, and larger
-// than the slots for small copies.
+// partSizes are the sizes of successive parts: with every kind of alignment, and also larger
+// than transfer's small copies.
 var partSizes = [...]int{1, 3, 64, 1000, 4097, 31, 65537, 8192}
 
-// parts splits memory into parts: first those that follow on each other by
-// twos, then the others, so that some can be merged and some cannot.
+// parts splits memory into parts. Of each four neighbours it lists two first and the other
+// two at the end, so that some neighbours can be copied as one, and some cannot.
 func parts(dev cudart.DevPtr, b []byte) []transfer.Part {
 	var lists [2][]transfer.Part
 	for i, at := 0, 0; at < len(b); i++ {
@@ -85,7 +85,7 @@ func parts(dev cudart.DevPtr, b []byte) []transfer.Part {
 	return append(lists[1], lists[0]...)
 }
 
-// newCopiedFile is UploadFrom and DownloadTo, from and to a file in memory.
+// newCopiedFile allocates a file in memory, copied by UploadFrom and DownloadTo.
 func newCopiedFile(ctx context.Context, t *trip) (*end, error) {
 	f, err := memoryFile(t.bytes)
 	if err != nil {
@@ -100,7 +100,7 @@ func newCopiedFile(ctx context.Context, t *trip) (*end, error) {
 		return all(n)(t.on(s).UploadFrom(ctx, dst, f, int64(off), n))
 	}
 	e.download = func(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-		// The poison and the guards are in the file.
+		// The file needs the poison and the guards.
 		guarded, start := e.mem[off-guardBytes:off+n+guardBytes], int64(off-guardBytes)
 		if _, err := f.WriteAt(guarded, start); err != nil {
 			return err
@@ -124,7 +124,7 @@ func all(n int) func(int, error) error {
 	}
 }
 
-// newFanned goes to both devices by a Fanout.
+// newFanned allocates Go heap memory that a Fanout uploads to both devices.
 func newFanned(ctx context.Context, t *trip) (*end, error) {
 	e, err := newCopied(ctx, t)
 	e.upload = func(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// poison is what is in a target before its copy.
+// A poison is the content of a target before its copy.
 type poison struct {
 	at   string
 	mask byte
-	copy string // that was to overwrite it
+	copy string // name of the copy that overwrites it
 }
 
 // poisonAt returns the poison of a target.
@@ -23,9 +23,9 @@ func (c content) poisonAt(at string) content {
 	return c
 }
 
-// poisons differ from the expected byte and from each other at every place, so
-// a stale byte shows which copy it did not get. No mask makes one pattern's
-// bytes into another's, as the complement would.
+// poisons differ from the expected byte and from each other at every offset, so that a
+// stale byte shows which copy did not arrive. No mask turns the bytes of one pattern into
+// those of another, as the complement would.
 var poisons = [...]poison{
 	{AtDevice, 0x93, "the upload"},
 	{AtHop, 0x36, "the copy on the device"},
@@ -33,7 +33,7 @@ var poisons = [...]poison{
 	{AtReturn, 0xC9, "the download"},
 }
 
-// origin is an address that offset 0 of the copy had.
+// An origin is an address of offset 0 of the copy.
 type origin struct {
 	of   string
 	addr uintptr
@@ -41,14 +41,14 @@ type origin struct {
 
 const (
 	shownBytes   = 16      // expected and found bytes shown
-	maxRegions   = 1024    // regions looked at again when a shift is searched
-	maxByteShift = 4 << 10 // shifts up to this are tried one by one if the bytes do not show it
+	maxRegions   = 1024    // that are compared again to find a shift
+	maxByteShift = 4 << 10 // up to here every shift is tried, then powers of two
 )
 
 var pageSizes = [...]int{2 << 20, 64 << 10, 4 << 10} // the largest that fits is reported
 
-// diff compares found with want's bytes from offset 0 and returns how they
-// differ; ok is true when they do not.
+// diff compares found with want's bytes from offset 0 on. It returns how they differ; ok is
+// true if they are equal.
 func diff(found []byte, want content, origins []origin) (d Difference, ok bool) {
 	s := scan{size: len(found)}
 	s.pages = make([]paging, 0, len(pageSizes)*len(origins))
@@ -72,19 +72,19 @@ func diff(found []byte, want content, origins []origin) (d Difference, ok bool) 
 	return s.conclude(found, want), false
 }
 
-// span is [from, to) in offsets of the copy.
+// A span is [from, to) in offsets of the copy.
 type span struct{ from, to int }
 
-// scan gathers what the wrong bytes show in one pass.
+// A scan collects properties of the mismatched bytes in one pass.
 type scan struct {
 	size        int
 	bad, bits   int
 	first, last int
 	stale       [len(poisons)]int
 	constant    byte
-	varies      bool // the wrong bytes are not all the same
-	run         span // exact stretch in progress
-	region      span // stretch in progress, small gaps included
+	varies      bool // the mismatched bytes are not all the same
+	run         span // exact range in progress
+	region      span // range in progress, small gaps included
 	runs        strides
 	regions     strides
 	shown       []span // the first regions
@@ -107,7 +107,7 @@ func (s *scan) block(found, want []byte, off int) {
 	}
 }
 
-// word takes 8 bytes at off of which some are wrong: x is found ^ expected.
+// word adds 8 bytes at off, some of them mismatched: x is found ^ expected.
 func (s *scan) word(x uint64, found []byte, off int) {
 	if s.bad == 0 {
 		s.first = off + bits.TrailingZeros64(x)/8
@@ -167,14 +167,14 @@ func (s *scan) endRegion() {
 	if len(s.shown) < maxRegions {
 		s.shown = append(s.shown, r)
 	}
-	// Words hide that a wrong byte at an edge may be right by chance.
+	// Rounding to words ignores edge bytes that match by chance.
 	s.regions.add(span{r.from &^ (wordBytes - 1), min((r.to+wordBytes-1)&^(wordBytes-1), s.size)})
 	for i := range s.pages {
 		s.pages[i].add(r, s.size)
 	}
 }
 
-// strides finds out whether spans have one distance and one length.
+// strides determines whether spans have one distance and one length.
 type strides struct {
 	n            int
 	start        int // of the last one
@@ -198,16 +198,16 @@ func (s *strides) add(r span) {
 
 func (s *strides) found() bool { return s.n >= 3 && !s.uneven }
 
-// paging finds out whether spans start and end at the edges of pages.
+// paging determines whether spans start and end at the edges of pages.
 type paging struct {
 	size   int
 	origin origin
-	inner  bool // an edge that is not the copy's own was seen
+	inner  bool // there was an edge within the copy
 	fits   bool
 }
 
-// add takes a wrong span of a copy of n bytes. Its edges may be up to a word
-// inside the page's: a byte or two there may be right by chance.
+// add adds a mismatched span of a copy of n bytes. Its edges may be up to a word inside the
+// page's, because bytes there may match by chance.
 func (p *paging) add(r span, n int) {
 	if r.from > 0 {
 		p.inner = true
@@ -257,7 +257,7 @@ func (s *scan) conclude(found []byte, want content) Difference {
 	return d
 }
 
-// staleAt names the poisons when every wrong byte is one of theirs.
+// staleAt names the poisons if every mismatched byte is one of theirs.
 func (s *scan) staleAt() string {
 	var at []string
 	sum := 0
@@ -273,8 +273,8 @@ func (s *scan) staleAt() string {
 	return strings.Join(at, ", ")
 }
 
-// shift returns k when every wrong region holds the expected bytes of k bytes
-// before, 0 when there is no such k or the pattern repeats too soon to show it.
+// shift returns k if every mismatched region has the expected bytes of k bytes before. It
+// returns 0 if there is no such k, or if the pattern repeats too soon.
 func shift(found []byte, want content, regions []span) int {
 	if !want.pattern.positional() {
 		return 0
@@ -291,7 +291,7 @@ func shift(found []byte, want content, regions []span) int {
 	return 0
 }
 
-// counterShift reads from the bytes at off where they belong.
+// counterShift finds the shift from the offsets that the bytes at off contain.
 func counterShift(found []byte, want content, off int, regions []span) int {
 	for i := off; i < off+wordBytes && i+2*wordBytes <= len(found); i++ {
 		v := binary.LittleEndian.Uint64(found[i:])
@@ -325,16 +325,16 @@ func searchShift(found []byte, want content, off int, regions []span) int {
 	return 0
 }
 
-// startsShifted compares a few bytes around off, before all are compared. The bytes just
-// after off may belong before the copy's start: it compares those that follow.
+// startsShifted compares some bytes from off on, before all are compared. It skips bytes
+// whose place would be before the copy's start.
 func startsShifted(found []byte, want content, k, off int) bool {
 	from := max(off, k)
 	to := min(from+shownBytes, len(found), len(found)+k)
 	return to-from == shownBytes && shifted(found, want, k, []span{{from, to}})
 }
 
-// shifted reports whether the regions hold the expected bytes of k before, as
-// far as those are in the copy; at least a few must be.
+// shifted reports whether the regions have the expected bytes of k bytes before, as far as
+// these are in the copy; shownBytes at least must be.
 func shifted(found []byte, want content, k int, regions []span) bool {
 	compared := 0
 	for _, r := range regions {

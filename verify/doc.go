@@ -1,4 +1,4 @@
-// Package verify proves that bytes survive the way to the GPU and back.
+// Package verify proves that copies to the GPU and back keep every byte.
 //
 // [Run] sends patterns through every kind of host memory that programs use:
 // hostmem's pinned buffers, registered memory, cudaHostAlloc, Go heap memory,
@@ -14,29 +14,28 @@
 //
 // # What makes it a proof
 //
-// The bytes expected are computed from the pattern at each offset, not taken
-// from a copy of what was sent. Before each round trip the memory on the device
-// and the memory that receives are filled with bytes which are wrong at every
-// place, with a different value for each, so that a copy that did nothing is
-// detected, and which one it was. Guards around every target show bytes written
-// outside.
+// The expected bytes are computed from the pattern at each offset, not taken
+// from a copy of the sent bytes. Before each round trip every target is filled with
+// poison: bytes that differ from the expected ones at every offset, and between
+// targets. So a copy that did nothing is detected and named. Guards around every
+// target show bytes written outside.
 //
 // # What a mismatch shows
 //
-// A [Mismatch] has the place of the first wrong byte, how many are wrong,
-// whether they start and end at pages of one of the addresses or have one
-// distance, and what they are: the old bytes of a target that a copy did
-// not reach, the right bytes of another place, or one value.
+// A [Mismatch] has the offset of the first mismatched byte, their number, whether they
+// start and end at pages of one of the addresses or at one distance, and a [Cause]: the
+// poison of a target that a copy did not reach, the expected bytes of another offset, or
+// one value.
 //
 // # Memory lifetime
 //
-// Run and StaleRead release what they allocate before they return or panic.
-// Memory that the GPU may still be using, because a copy does not end or because
-// CUDA does not return whether it has, stays allocated, and so does what CUDA refuses
-// twice to release. The error has how much stays.
+// Run and StaleRead release what they allocate before they return or panic. Memory stays
+// allocated if the GPU may still use it, because a copy does not end or CUDA does not
+// report that it has, and if CUDA refuses twice to release it. The error has the number of
+// bytes.
 //
 // # Synchronising
 //
-// [StaleRead] shows what reading the target of an asynchronous copy before
-// synchronising gives: old bytes, without an error from any call.
+// [StaleRead] reads the target of an asynchronous copy before it synchronizes: it gets old
+// bytes, and no call returns an error.
 package verify

@@ -10,14 +10,15 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// An end is host memory at one end of a path.
+// An end is host memory at one end of a path, with its copies.
 type end struct {
 	mem  []byte        // must not be touched while copies that use it are under way
-	view cudart.DevPtr // the device's address of it, where that is known
+	view cudart.DevPtr // its address on the device, if the device maps it
 	// upload copies to the device, download to mem. Around the bytes of a copy there is
 	// space for guards.
 	upload, download copyFunc
-	// release may be called again after an error. No copy uses the memory.
+	// release releases the memory, which no copy uses. It may be called again after an
+	// error.
 	release func(context.Context) error
 }
 
@@ -43,7 +44,7 @@ func newPinned(ctx context.Context, t *trip) (*end, error) {
 	}, nil
 }
 
-// direct is memory that streams copy from and to by its host address.
+// direct returns memory that streams copy from and to by its host address.
 func direct(mem []byte, free func() error) *end {
 	return &end{
 		mem: mem,
@@ -67,7 +68,7 @@ func hostAlloc(flags cudart.HostAllocFlags) func(context.Context, *trip) (*end, 
 	}
 }
 
-// newRegistered maps memory, as a caller does who brings memory, and registers it.
+// newRegistered maps memory and registers it, as a program does with memory of its own.
 func newRegistered(_ context.Context, t *trip) (*end, error) {
 	mem, unmap, err := mapMemory(t.bytes)
 	if err != nil {

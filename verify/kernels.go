@@ -9,17 +9,17 @@ import (
 	"github.com/gopinned/pinned/kernel"
 )
 
-// gpu compares bytes on the device: kernel.Memory, or what stands in for it in tests, where no
-// kernels run. Addresses are the device's.
+// gpu fills and compares memory on the device: kernel.Memory, or a fake in tests without a
+// GPU. Addresses are device addresses.
 type gpu interface {
-	// Fill queues that n bytes at p become those of a content from offset at on.
+	// Fill queues a kernel that writes n bytes of a content, from offset at on, to p.
 	Fill(s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) error
-	// Compare waits for what it finds to be wrong.
+	// Compare compares n bytes at p with a content, and waits for the result.
 	Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error)
 	CloseContext(ctx context.Context) error
 }
 
-// loadKernels is a runner's load.
+// loadKernels loads the module's kernels; it is the load of a runner.
 func loadKernels(dev *cudart.Device) (gpu, error) {
 	m, err := kernel.NewMemory(dev)
 	if err != nil {
@@ -28,7 +28,7 @@ func loadKernels(dev *cudart.Device) (gpu, error) {
 	return m, nil
 }
 
-// onGPU returns the same content for kernels.
+// onGPU returns the content as kernels take it.
 func (c content) onGPU() kernel.Content {
 	k := kernel.Content{Seed: c.seed, Mask: uint64(c.mask) * lowBytes}
 	switch c.pattern {
@@ -79,8 +79,8 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Dif
 	return append(wrong, overruns...), err
 }
 
-// checkOnGPU has the device compare the case's bytes at an address. If some are wrong, it
-// describes them by copying them to the host.
+// checkOnGPU has the device compare the case's bytes at an address. On a mismatch it copies
+// the bytes to the host to describe it.
 func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, p cudart.DevPtr) ([]Difference, error) {
 	found, err := t.find(ctx, c, at, p, want.onGPU())
 	if err != nil || found.Wrong == 0 {
@@ -111,7 +111,8 @@ func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k k
 	return found, err
 }
 
-// foundDifference describes bytes that a kernel found wrong, of which it returns the first.
+// foundDifference describes a mismatch that a kernel found: a kernel returns the first
+// offset and the number of bytes.
 func foundDifference(c Case, at string, found kernel.Found, k kernel.Content) Difference {
 	d := Difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Wrong, Regions: 1}
 	d.Expected = make(Hex, min(shownBytes, c.SizeBytes-found.First))
@@ -138,7 +139,7 @@ func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (wrong 
 	if err != nil {
 		return nil, err
 	}
-	if found.Wrong > 0 { // copies of the first few show what they are
+	if found.Wrong > 0 { // copies of the first bytes show their values
 		d := foundDifference(c, AtDevice, found, k)
 		d.Found = make(Hex, len(d.Expected))
 		if err := t.dev.CopyToHost(unsafe.Pointer(&d.Found[0]), p+cudart.DevPtr(found.First), len(d.Found)); err != nil {

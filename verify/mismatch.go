@@ -9,10 +9,10 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// ErrMismatch is what [Report.Err] wraps when bytes came back wrong.
-var ErrMismatch = errors.New("bytes came back wrong")
+// ErrMismatch is wrapped by the error of [Report.Err] if bytes differ from the expected ones.
+var ErrMismatch = errors.New("mismatch")
 
-// Mismatch is a case whose bytes came back wrong, with all that they show.
+// A Mismatch is a case with bytes that differ from the expected ones.
 type Mismatch struct {
 	// Case is the round trip.
 	Case
@@ -25,39 +25,39 @@ func (m Mismatch) String() string {
 	return m.Case.String() + ": " + m.Difference.describe(m.SizeBytes)
 }
 
-// Cause is a kind of wrong bytes. Unknown is the empty string.
+// A Cause classifies a mismatch by its bytes. Empty stands for an unknown one.
 type Cause string
 
 const (
-	// CauseStale is the poison laid before the copy: the copy did not arrive.
+	// CauseStale: the bytes are the poison written before the copy. The copy did not arrive.
 	CauseStale Cause = "stale"
-	// CauseShifted is the right bytes of another offset.
+	// CauseShifted: the bytes are the expected ones of another offset.
 	CauseShifted Cause = "shifted"
-	// CauseConstant is one value everywhere.
+	// CauseConstant: all mismatched bytes have one value.
 	CauseConstant Cause = "constant"
-	// CauseOverrun is bytes outside the target that were written.
+	// CauseOverrun: bytes outside the target were written.
 	CauseOverrun Cause = "overrun"
-	// CauseRead is bytes that a kernel on the device read wrong, and that are right when they
-	// are copied to the host. Found is empty.
+	// CauseRead: a kernel on the device read other bytes than the expected ones, which a copy
+	// to the host shows to be there. Found is empty.
 	CauseRead Cause = "read"
 )
 
-// Difference is how found bytes differ from expected ones.
+// A Difference describes how found bytes differ from expected ones.
 type Difference struct {
-	// FirstBadOffsetBytes is that of the first wrong byte in the copy. In an
-	// overrun it is negative before the target, and the size or more after it.
+	// FirstBadOffsetBytes is the offset of the first mismatched byte in the copy. For an
+	// overrun it is negative before the target, and the size or more behind it.
 	FirstBadOffsetBytes int `json:"first_bad_offset_bytes"`
-	// LastBadOffsetBytes is that of the last wrong byte.
+	// LastBadOffsetBytes is the offset of the last mismatched byte.
 	LastBadOffsetBytes int `json:"last_bad_offset_bytes"`
-	// Expected is what up to 16 bytes from the first wrong one should be.
+	// Expected has up to 16 expected bytes, from the first mismatched one on.
 	Expected Hex `json:"expected_hex"`
-	// Found is what they are.
+	// Found has the bytes found there.
 	Found Hex `json:"found_hex"`
-	// BadBytes counts the wrong bytes.
+	// BadBytes is the number of mismatched bytes.
 	BadBytes int `json:"bad_bytes"`
-	// BadBits counts the wrong bits.
+	// BadBits is the number of mismatched bits.
 	BadBits int `json:"bad_bits"`
-	// Regions counts the wrong stretches; stretches less than 8 bytes apart are one.
+	// Regions is the number of mismatched ranges; ranges less than 8 bytes apart are one.
 	Regions int `json:"bad_regions"`
 	// PageBytes is the page size at whose edges every region starts and ends
 	// (4 KiB, 64 KiB or 2 MiB), 0 when there is none.
@@ -65,19 +65,18 @@ type Difference struct {
 	// PageOf is the address that PageBytes counts from: PageOfSource,
 	// PageOfDevice or PageOfReturn.
 	PageOf string `json:"page_of,omitempty"`
-	// StrideBytes is the distance between the starts of wrong stretches that have one
-	// distance and one length; 0 when they do not.
+	// StrideBytes is the distance between the starts of mismatched ranges, if all have the
+	// same distance and length; else 0.
 	StrideBytes int `json:"stride_bytes,omitempty"`
-	// StrideRunBytes is that length.
+	// StrideRunBytes is the length of those ranges.
 	StrideRunBytes int `json:"stride_run_bytes,omitempty"`
-	// Cause is the kind of the wrong bytes.
+	// Cause classifies the mismatched bytes.
 	Cause Cause `json:"cause,omitempty"`
-	// At names the target that kept its stale bytes, was overrun or read wrong: AtDevice (by
-	// an upload), AtHop (by a copy on the device), AtPeer (by one to another
-	// device) or AtReturn (by a download);
-	// stale bytes of several are joined by commas.
+	// At names the target that has stale bytes, was overrun or was read incorrectly: AtDevice
+	// (the target of an upload), AtHop (of a copy on the device), AtPeer (of a copy to
+	// another device) or AtReturn (of a download). Several are joined by commas.
 	At string `json:"at,omitempty"`
-	// ShiftBytes is how much later than it belongs every wrong byte is:
+	// ShiftBytes is the distance by which every mismatched byte is behind its place:
 	// found[i] = expected[i-ShiftBytes].
 	ShiftBytes int `json:"shift_bytes,omitempty"`
 }
@@ -115,6 +114,9 @@ func (h Hex) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h), ni
 
 // UnmarshalText reads hexadecimal digits.
 func (h *Hex) UnmarshalText(text []byte) (err error) {
+	if h == nil {
+		return errors.New("verify: unmarshal into a nil Hex")
+	}
 	*h, err = hex.AppendDecode(nil, text)
 	return err
 }
@@ -143,16 +145,16 @@ func (d Difference) describe(size int) string {
 	if d.PageBytes > 0 {
 		fmt.Fprintf(&b, "; follows %s pages of the %s", units.ExactBytes(d.PageBytes), d.PageOf)
 	}
-	switch d.Cause {
-	case CauseStale:
+	switch {
+	case d.Cause == CauseStale:
 		fmt.Fprintf(&b, "; stale: %s did not arrive", staleText(d.At))
-	case CauseShifted:
-		way, k := "later", d.ShiftBytes
+	case d.Cause == CauseShifted:
+		side, k := "later", d.ShiftBytes
 		if k < 0 {
-			way, k = "earlier", -k
+			side, k = "earlier", -k
 		}
-		fmt.Fprintf(&b, "; the right bytes, but %s %s than they belong", units.ExactBytes(k), way)
-	case CauseConstant:
+		fmt.Fprintf(&b, "; the right bytes, but %s %s than they belong", units.ExactBytes(k), side)
+	case d.Cause == CauseConstant && len(d.Found) > 0:
 		fmt.Fprintf(&b, "; every wrong byte is 0x%02x", d.Found[0])
 	}
 	return b.String()

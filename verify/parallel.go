@@ -10,13 +10,12 @@ import (
 )
 
 const (
-	segmentBytes = 4 << 20 // one goroutine's portion of a large buffer
+	segmentBytes = 4 << 20 // that one goroutine claims at a time
 	maxWorkers   = 8       // more do not raise a host's memory bandwidth
 )
 
-// inSegments calls work for every segment of [0, n), from several goroutines
-// when n is large, and stops early when ctx is done or work returns false.
-// Its error is that of a ctx that ended.
+// inSegments calls work for every segment of [0, n), from several goroutines if n is large.
+// It stops when work returns false, or ctx ends: the error is ctx's.
 func inSegments(ctx context.Context, n int, work func(lo, hi int) bool) error {
 	segments := (n + segmentBytes - 1) / segmentBytes
 	var next atomic.Int64

@@ -6,9 +6,9 @@ import (
 	"math/bits"
 )
 
-// Pattern names the bytes that a round trip carries. Every pattern gives the
-// byte at any offset by arithmetic alone, so what comes back is compared with
-// the pattern itself and never with a second copy of what was sent.
+// A Pattern generates the bytes of a round trip. The byte at any offset is computed, so that
+// bytes which come back are compared with the pattern itself, and never with a second copy
+// of the sent bytes.
 type Pattern string
 
 const (
@@ -20,8 +20,8 @@ const (
 	Alternating Pattern = "alternating"
 	// WalkingBit is one bit of each 8-byte word, moving up.
 	WalkingBit Pattern = "walking_bit"
-	// Counter has its own byte offset in each 8-byte word, so that a misplaced
-	// one shows where it belongs.
+	// Counter has its own byte offset in each 8-byte word, so that a misplaced word shows
+	// its place.
 	Counter Pattern = "counter"
 	// Random is seeded, and different in every case.
 	Random Pattern = "random"
@@ -39,12 +39,12 @@ func Patterns() []Pattern {
 	return []Pattern{Zeros, Ones, Alternating, WalkingBit, Counter, Random}
 }
 
-// positional reports whether a run of the pattern's bytes shows where it belongs.
+// positional reports whether some of the pattern's bytes show their offset.
 func (p Pattern) positional() bool { return p == Counter || p == Random }
 
-// content is a pattern with its seed: a function from offset to byte. mask is
-// exclusive-ored into every byte; a mask other than 0 gives bytes which differ
-// from the pattern's at every place, which is what poison is made of.
+// A content is a pattern with its seed: a function from offset to byte. mask is
+// exclusive-ored into every byte: with a mask other than 0 the bytes differ from the
+// pattern's at every offset, as poison must.
 type content struct {
 	pattern Pattern
 	seed    uint64

@@ -12,7 +12,7 @@ import (
 	"github.com/gopinned/pinned/transfer"
 )
 
-// Path is a way for bytes to travel to the device and back.
+// A Path is a kind of host memory, with the calls that copy from and to it.
 type Path string
 
 const (
@@ -32,8 +32,8 @@ const (
 	// PathManaged is memory of cudaMallocManaged, which the CPU writes and reads.
 	PathManaged Path = "managed"
 	// PathManagedMoved is managed memory that CPU and device write in next: the
-	// device copies what the CPU wrote from the card, where it was prefetched, and
-	// writes what the CPU then reads on the host, where it is prefetched back.
+	// device copies the CPU's bytes from device memory, where they were prefetched, and
+	// writes bytes that the CPU reads on the host, where they are prefetched back.
 	PathManagedMoved Path = "managed_moved"
 	// PathHop is PathPinned with a copy to a second device buffer on the way.
 	PathHop Path = "device_hop"
@@ -59,20 +59,20 @@ const (
 	// of which it comes back by a Copier's Download.
 	PathFanout Path = "fanout"
 	// PathKernel is mapped pinned memory, with asynchronous copies to the device, where a
-	// kernel checks what arrived, without the way back. Then the kernel reads the host memory
-	// itself. It needs a device that runs kernels.
+	// kernel checks the bytes that arrived, without a copy back. Then the kernel reads the host
+	// memory itself. It needs a device that runs kernels.
 	PathKernel Path = "kernel"
 	// PathDeviceMemory is memory of the device that kernels write and check, at its own speed.
 	// Random is kernel.Hash there. It needs a device that runs kernels.
 	PathDeviceMemory Path = "device_memory"
 )
 
-// A pathInfo has what a path needs, and how it differs from others.
+// A pathInfo has the requirements and properties of a path.
 type pathInfo struct {
 	path Path
 	// open allocates an end, nil for none.
 	open func(context.Context, *trip) (*end, error)
-	// attr is that of devices which can do the path, 0 for all; lacks is what others lack.
+	// attr is an attribute that the path requires, 0 for none; lacks names its feature.
 	attr  cudart.Attr
 	lacks string
 
@@ -81,7 +81,7 @@ type pathInfo struct {
 	managed bool // memory
 	peer    bool // by Plan.Peer
 	hop     bool // by a second buffer on the device
-	// hostCopies is how many times the bytes are in host memory.
+	// hostCopies is the number of times that the bytes are in host memory.
 	hostCopies int
 	streams    []int // of the cases, in place of Plan.Streams
 }
@@ -108,7 +108,7 @@ var pathInfos = []pathInfo{
 	{path: PathDeviceMemory, kernels: true, streams: []int{1}},
 }
 
-// info returns what is known of a path, which is zero for an unknown one.
+// info returns the path's pathInfo, a zero one for an unknown path.
 func (p Path) info() pathInfo {
 	for _, info := range pathInfos {
 		if info.path == p {
@@ -128,23 +128,23 @@ func Paths() (all []Path) {
 
 // Offset is the distance of the ends of a copy from a page boundary, in bytes.
 type Offset struct {
-	// Source is of the host memory that is sent.
+	// Source is the offset of the host memory that is sent.
 	Source int `json:"source_offset_bytes"`
-	// Device is of the memory on the device.
+	// Device is the offset of the memory on the device.
 	Device int `json:"device_offset_bytes"`
-	// Return is of the host memory that receives.
+	// Return is the offset of the host memory that receives.
 	Return int `json:"return_offset_bytes"`
 }
 
 // Case is one round trip.
 type Case struct {
-	// Path is the way of the bytes.
+	// Path has the memory and the calls.
 	Path Path `json:"path"`
-	// Pattern is what the bytes are.
+	// Pattern generates the bytes.
 	Pattern Pattern `json:"pattern"`
-	// SizeBytes is how many there are.
+	// SizeBytes is the number of bytes.
 	SizeBytes int `json:"size_bytes"`
-	// Offset is where they begin.
+	// Offset has the distances from page boundaries.
 	Offset
 	// Streams is the number of streams that share the copies, and 0 if the path
 	// uses none. Through a Copier it is 0 for the copier's own streams, and 1 for
@@ -172,60 +172,60 @@ func (c Case) String() string {
 	return b.String()
 }
 
-// Plan is what [Run] does. The zero value is a quick plan that takes about a
+// A Plan has the round trips of [Run]. The zero value is a quick plan that takes about a
 // second. A field that is set replaces the preset's.
 type Plan struct {
 	// Full makes the plan thorough: up to 4 GiB a copy, and 64 MiB through a
 	// Copier.
 	Full bool
-	// Paths are the ways to try: by default all, without those by another device if
-	// there is no Peer, and without kernels on a simulated device, which runs none.
-	// Each is combined with all Sizes and Streams.
+	// Paths are combined with all Sizes and Streams. The default is all paths, but those
+	// by another device if Peer is nil, and those with kernels on a simulated device, which
+	// runs none.
 	Paths []Path
 	// Peer is the other device of PathPeer and PathFanout, of the same Runtime. Nil
 	// leaves them out: no device is used but this one and the one that [Run] gets.
 	Peer *cudart.Device
-	// Sizes are the bytes of copies, each at least 1.
+	// Sizes are the sizes of copies in bytes, each at least 1.
 	Sizes []int
 	// Streams are numbers of streams, from 1 to 64, that share a copy; a copy has
 	// no more than bytes. PathPageable uses none, PathDeviceMemory one; paths through a Copier are tried
 	// on its own streams and on one of the caller.
 	Streams []int
-	// Patterns are what the bytes are. They are combined with Offsets as far as
-	// Variants allows.
+	// Patterns generate the bytes. They are combined with Offsets as far as Variants
+	// allows.
 	Patterns []Pattern
-	// Offsets are where the bytes begin, each from 0 to 1 MiB.
+	// Offsets are distances from page boundaries, each from 0 to 1 MiB.
 	Offsets []Offset
-	// Variants is how many combinations of Patterns and Offsets each size gets on
-	// each path. The next size goes on with the next ones. 0 is the preset: many
-	// for small sizes, few for large ones. More than there are is all.
+	// Variants is the maximum number of combinations of Patterns and Offsets for each size
+	// on each path. The next size continues with the next combinations. 0 is the preset:
+	// many for small sizes, few for large ones.
 	Variants int
-	// MaxBytes leaves out larger sizes. 0 is no limit.
+	// MaxBytes omits larger sizes. 0 is no limit.
 	MaxBytes int
 	// Seed makes the random pattern. The same seed gives the same bytes.
 	Seed uint64
-	// MaxDetails is how many mismatches, and how many failures, the report lists.
-	// It counts all. 0 is 16.
+	// MaxDetails is the maximum number of mismatches, and of failures, that the report
+	// lists. It counts all of them. 0 is 16.
 	MaxDetails int
-	// NoStale leaves [StaleRead] out.
+	// NoStale omits [StaleRead].
 	NoStale bool
 	// Progress is called before the first case and after each.
 	Progress func(Progress)
 }
 
-// Progress is how far a run is.
+// Progress has how far a run is.
 type Progress struct {
-	// CasesDone were run, of CasesTotal.
+	// CasesDone is the number of cases that were run.
 	CasesDone int `json:"cases_done"`
-	// CasesTotal are those of the plan, without those that were skipped until now.
+	// CasesTotal is the number of cases of the plan, without those that were skipped so far.
 	CasesTotal int `json:"cases_total"`
-	// BytesDone are those of the cases that were run.
+	// BytesDone is the number of bytes of the cases that were run.
 	BytesDone int `json:"bytes_done"`
-	// BytesTotal are those of CasesTotal.
+	// BytesTotal is the number of bytes of CasesTotal.
 	BytesTotal int `json:"bytes_total"`
-	// Case is the last one done, and zero at the start.
+	// Case is the case that was run last, zero at the start.
 	Case Case `json:"case"`
-	// Report is what was found until now. It does not change after the call.
+	// Report is the report so far. It does not change after the call.
 	Report *Report `json:"-"`
 }
 
@@ -295,7 +295,7 @@ func (p Plan) normal() (Plan, error) {
 	return p, errors.Join(errs...)
 }
 
-// known returns an error for a value of a field of Plan that is none of all.
+// known returns an error unless all has the value of a field of Plan.
 func known[T ~string](field, what string, v T, all []T) error {
 	if slices.Contains(all, v) {
 		return nil
@@ -348,7 +348,7 @@ func (p Plan) variants(path Path, size, all int) int {
 	return min(n, all)
 }
 
-// patterns returns those for a path.
+// patterns returns the patterns for a path.
 func (p Plan) patterns(path Path) []Pattern {
 	if path != PathCopierNew {
 		return p.Patterns

@@ -6,71 +6,73 @@ import (
 	"time"
 )
 
-// Report is what [Run] found.
+// A Report has the results of [Run].
 type Report struct {
 	// Full is Plan.Full.
 	Full bool `json:"full"`
-	// CasesPlanned are the round trips of the plan.
+	// CasesPlanned is the number of round trips of the plan.
 	CasesPlanned int `json:"cases_planned"`
-	// Cases were run to their end, right or wrong.
+	// Cases is the number of round trips that were run to their end, with or without a
+	// mismatch.
 	Cases int `json:"cases"`
-	// VerifiedBytes are the bytes of these.
+	// VerifiedBytes is the number of bytes of Cases.
 	VerifiedBytes int `json:"verified_bytes"`
-	// MismatchCount counts the cases whose bytes came back wrong.
+	// MismatchCount is the number of Cases with a mismatch.
 	MismatchCount int `json:"mismatch_count"`
-	// FailureCount counts what failed on the way.
+	// FailureCount is the number of calls that failed.
 	FailureCount int `json:"failure_count"`
-	// SkippedCases were not run, for a reason in Skipped.
+	// SkippedCases is the number of round trips that were not run; Skipped has the reasons.
 	SkippedCases int `json:"skipped_cases"`
-	// Duration is how long the run took.
+	// Duration is the time of the run.
 	Duration time.Duration `json:"duration_ns"`
 	// VerifiedGBPerS is VerifiedBytes by Duration, which is the time of filling,
 	// copying and comparing: it does not measure the link.
 	VerifiedGBPerS float64 `json:"verified_gb_per_s"`
-	// Paths are the sums of each path.
+	// Paths has the sums of each path.
 	Paths []PathReport `json:"paths"`
-	// Mismatches are the first ones, up to Plan.MaxDetails.
+	// Mismatches has the first mismatches, up to Plan.MaxDetails.
 	Mismatches []Mismatch `json:"mismatches,omitempty"`
-	// Failures are the first ones, up to Plan.MaxDetails.
+	// Failures has the first failures, up to Plan.MaxDetails.
 	Failures []Failure `json:"failures,omitempty"`
-	// Skipped are the parts of the plan that were left out.
+	// Skipped has the parts of the plan that were not run.
 	Skipped []Skip `json:"skipped,omitempty"`
 	// Stale is the result of StaleRead, nil if that was not done.
 	Stale *StaleResult `json:"stale,omitempty"`
 }
 
-// took sets how long the run took, or has taken until now.
+// took sets the time of the run, so far or in all.
 func (r *Report) took(d time.Duration) {
 	r.Duration = d
 	r.VerifiedGBPerS = float64(r.VerifiedBytes) / 1e9 / max(d, 1).Seconds()
 }
 
-// PathReport sums up the cases of one path.
+// A PathReport has the sums of one path.
 type PathReport struct {
-	// Path is the way of the bytes.
+	// Path is the path of the cases.
 	Path Path `json:"path"`
-	// CasesPlanned are the round trips of the plan.
+	// CasesPlanned is the number of round trips of the plan.
 	CasesPlanned int `json:"cases_planned"`
-	// Cases were run to their end, right or wrong.
+	// Cases is the number of round trips that were run to their end, with or without a
+	// mismatch.
 	Cases int `json:"cases"`
-	// LargestBytes is the size of the largest of these.
+	// LargestBytes is the size of the largest of Cases.
 	LargestBytes int `json:"largest_bytes"`
-	// VerifiedBytes are the bytes of all of them.
+	// VerifiedBytes is the number of bytes of Cases.
 	VerifiedBytes int `json:"verified_bytes"`
-	// MismatchCount counts those whose bytes came back wrong.
+	// MismatchCount is the number of Cases with a mismatch.
 	MismatchCount int `json:"mismatch_count"`
-	// FailureCount counts what failed on the way.
+	// FailureCount is the number of calls that failed.
 	FailureCount int `json:"failure_count"`
-	// SkippedCases were not run.
+	// SkippedCases is the number of round trips that were not run.
 	SkippedCases int `json:"skipped_cases"`
-	// Duration is how long the path took.
+	// Duration is the time of the path.
 	Duration time.Duration `json:"duration_ns"`
 }
 
-// Failure is a CUDA call, or something else on the way, that failed.
+// A Failure is a CUDA call, or another call of a round trip, that failed.
 type Failure struct {
-	// Case is the one that it happened in. Only its Path is set if it happened
-	// before the path's first case or after its last.
+	// Case is the round trip of the call. Only its Path is set if the call was before the
+	// path's first case or after its last.
 	Case
 	// Error is the text of Err.
 	Error string `json:"error"`
@@ -81,13 +83,21 @@ type Failure struct {
 // String returns the failure in one line.
 func (f Failure) String() string { return f.Case.String() + ": " + f.Error }
 
-// Skip is a part of the plan that was left out.
+// join adds the failure to an error. In a report that was read from JSON it is only a text.
+func (f Failure) join(err error) error {
+	if f.Err == nil {
+		return fmt.Errorf("%w, first: %v", err, f)
+	}
+	return fmt.Errorf("%w, first: %v: %w", err, f.Case, f.Err)
+}
+
+// A Skip is a part of the plan that was not run.
 type Skip struct {
-	// Path is the one that the cases are of.
+	// Path is the path of the cases.
 	Path Path `json:"path"`
-	// Cases is how many were left out.
+	// Cases is the number of round trips that were not run.
 	Cases int `json:"cases"`
-	// Reason is why.
+	// Reason says why.
 	Reason string `json:"reason"`
 }
 
@@ -96,19 +106,30 @@ func (s Skip) String() string {
 	return fmt.Sprintf("%s: %d cases skipped: %s", s.Path, s.Cases, s.Reason)
 }
 
-// Err returns nil if bytes were verified and nothing was wrong; parts may have been
+// Err returns nil if bytes were verified without a mismatch or failure; parts may have been
 // skipped. Otherwise its error has the first mismatch, wrapping [ErrMismatch], and the
-// first failure, wrapping its error.
+// first failure, wrapping its error. A nil Report is an error.
 func (r *Report) Err() error {
+	if r == nil {
+		return errors.New("verify: the report is nil")
+	}
 	var errs []error
 	if r.MismatchCount > 0 {
-		errs = append(errs, fmt.Errorf("verify: %w in %d of %d cases, first: %v", ErrMismatch, r.MismatchCount, r.Cases, r.Mismatches[0]))
+		err := fmt.Errorf("verify: %w in %d of %d cases", ErrMismatch, r.MismatchCount, r.Cases)
+		if len(r.Mismatches) > 0 {
+			err = fmt.Errorf("%w, first: %v", err, r.Mismatches[0])
+		}
+		errs = append(errs, err)
 	}
 	if r.Stale != nil && r.Stale.BadAfter > 0 {
-		errs = append(errs, fmt.Errorf("verify: %w: %d of %d bytes after synchronising", ErrMismatch, r.Stale.BadAfter, r.Stale.SizeBytes))
+		errs = append(errs, fmt.Errorf("verify: %w: %d of %d bytes after synchronizing", ErrMismatch, r.Stale.BadAfter, r.Stale.SizeBytes))
 	}
 	if r.FailureCount > 0 {
-		errs = append(errs, fmt.Errorf("verify: %d failures, first: %v: %w", r.FailureCount, r.Failures[0].Case, r.Failures[0].Err))
+		err := fmt.Errorf("verify: %d failures", r.FailureCount)
+		if len(r.Failures) > 0 {
+			err = r.Failures[0].join(err)
+		}
+		errs = append(errs, err)
 	}
 	if r.Cases == 0 {
 		errs = append(errs, errors.New("verify: no case was run"))

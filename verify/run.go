@@ -17,13 +17,13 @@ import (
 // pathFailures in a row end a path.
 const pathFailures = 3
 
-// Run does the plan's round trips on dev and reports what came back wrong,
-// what failed and what was skipped. None of that is an error of Run's: it
-// returns one if an argument is nil or the plan makes no sense, or when ctx
-// ends, with the report so far. [Report.Err] is the verdict of the report.
+// Run does the plan's round trips on dev, and reports mismatches, failures and skipped cases.
+// These are no errors of Run: [Report.Err] returns them. Run returns an error if an argument
+// is nil or zero, or the plan is invalid; and, with the report so far, when ctx ends: it
+// answers errors.Is for ctx's error and its cause.
 //
 // Everything is released before Run returns, also when Plan.Progress panics. A
-// failure in the report names what could not be.
+// failure in the report names memory that could not be released.
 func Run(ctx context.Context, dev *cudart.Device, plan Plan) (*Report, error) {
 	r, err := newRunner(ctx, dev, plan)
 	if err != nil {
@@ -41,7 +41,7 @@ func newRunner(ctx context.Context, dev *cudart.Device, plan Plan) (*runner, err
 	switch {
 	case ctx == nil:
 		return nil, errNilContext
-	case dev == nil:
+	case dev == nil || dev.Runtime() == nil:
 		return nil, errNilDevice
 	}
 	chosen := len(plan.Paths) > 0
@@ -67,7 +67,7 @@ func defaultRunner(dev *cudart.Device) *runner {
 	return &runner{dev: dev, grace: drainTimeout, load: loadKernels, hostFree: hostmem.Available}
 }
 
-// runner does the cases of all paths.
+// A runner does the cases of all paths.
 type runner struct {
 	dev      *cudart.Device
 	plan     Plan
@@ -77,8 +77,8 @@ type runner struct {
 	grace    time.Duration // for copies that do not end
 	hostFree func() (int, bool)
 	load     func(*cudart.Device) (gpu, error)
-	tamper   func(Case, []byte) // of tests, see trip
-	found    func(Case, string, kernel.Found) kernel.Found
+	tamper   func(Case, []byte)                            // of tests, see trip
+	found    func(Case, string, kernel.Found) kernel.Found // of tests
 }
 
 func (r *runner) run(ctx context.Context) error {
@@ -138,8 +138,8 @@ func (r *runner) fail(c Case, err error) {
 	}
 }
 
-// showProgress calls Plan.Progress with the report so far, and that of a path that runs: it
-// is the last one, should a call not return.
+// showProgress calls Plan.Progress with the report so far, including the path in progress,
+// because a later call may not return.
 func (r *runner) showProgress(running ...PathReport) {
 	if r.plan.Progress == nil {
 		return
@@ -159,7 +159,7 @@ func canceled(ctx context.Context) error {
 	return fmt.Errorf("verify: run: %w", bounded.Ended(ctx))
 }
 
-// pathRun does the cases of one path.
+// A pathRun does the cases of one path.
 type pathRun struct {
 	*runner
 	PathReport
@@ -173,8 +173,7 @@ func (p *pathRun) show() {
 	p.showProgress(running)
 }
 
-// run does the cases, or as many of them as memory and failures allow, until ctx
-// ends.
+// run does the cases that memory allows, until ctx ends or the path fails too often.
 func (p *pathRun) run(ctx context.Context, cases []Case) {
 	if reason := p.unsupported(); reason != "" {
 		p.skip(cases, reason)
@@ -208,8 +207,7 @@ func (p *pathRun) unsupported() string {
 	return ""
 }
 
-// affordable skips the cases whose memory would be more than a fair share of
-// what is free.
+// affordable skips the cases that would take too much of the free memory.
 func (p *pathRun) affordable(cases []Case) []Case {
 	const maxManaged = 256 * mib
 	free, _, err := p.dev.MemInfo()
@@ -246,7 +244,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 // keep returns the cases for which reason returns nothing, and skips the others.
 func (p *pathRun) keep(cases []Case, reason func(Case) string) []Case {
 	var accepted []Case
-	var reasons []string // in the order met
+	var reasons []string // in the order of the cases
 	skipped := make(map[string][]Case)
 	for _, c := range cases {
 		why := reason(c)
@@ -265,8 +263,8 @@ func (p *pathRun) keep(cases []Case, reason func(Case) string) []Case {
 	return accepted
 }
 
-// allocate gets memory for the largest case, or as large a one as can be had.
-// It returns nil when there is nothing to run.
+// allocate allocates memory for the largest case, or for a smaller one if there is no more.
+// It returns nil if there is no case to run.
 func (p *pathRun) allocate(ctx context.Context, cases []Case) (*trip, []Case) {
 	for len(cases) > 0 && ctx.Err() == nil {
 		size, offset, streams := 0, 0, 1

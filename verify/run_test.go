@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -807,18 +808,53 @@ func TestProgressThatPanics(t *testing.T) {
 	}
 }
 
-func TestNilArgumentsAreErrors(t *testing.T) {
+// The exported functions and methods, with values that nobody should pass: zero ones, nil,
+// typed nil, and sizes and offsets out of range. None panics.
+func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	var none context.Context
-	_, err := Run(none, dev, Plan{})
-	require.EqualError(t, err, "verify: run: the context is nil")
-	_, err = Run(t.Context(), nil, Plan{})
-	require.EqualError(t, err, "verify: run: the device is nil")
-	_, err = StaleRead(none, dev)
-	require.EqualError(t, err, "verify: stale read: the context is nil")
-	_, err = StaleRead(t.Context(), nil)
-	require.EqualError(t, err, "verify: stale read: the device is nil")
+	ctx := t.Context()
+	run := func(ctx context.Context, dev *cudart.Device, plan Plan) func() error {
+		return func() error { _, err := Run(ctx, dev, plan); return err }
+	}
+	stale := func(ctx context.Context, dev *cudart.Device) func() error {
+		return func() error { _, err := StaleRead(ctx, dev); return err }
+	}
+	var noReport *Report
+	var noHex *Hex
+	for what, call := range map[string]struct {
+		f    func() error
+		want string
+	}{
+		"Run, nil context":       {run(none, dev, Plan{}), "verify: run: the context is nil"},
+		"Run, nil device":        {run(ctx, nil, Plan{}), "verify: run: the device is nil"},
+		"Run, zero device":       {run(ctx, new(cudart.Device), Plan{}), "verify: run: the device is nil"},
+		"Run, zero peer":         {run(ctx, dev, Plan{Peer: new(cudart.Device)}), "Plan.Peer is"},
+		"Run, the peer itself":   {run(ctx, dev, Plan{Peer: dev}), "Plan.Peer is"},
+		"Run, path":              {run(ctx, dev, Plan{Paths: []Path{""}}), "unknown path"},
+		"Run, pattern":           {run(ctx, dev, Plan{Patterns: []Pattern{""}}), "unknown pattern"},
+		"Run, size":              {run(ctx, dev, Plan{Sizes: []int{0}}), "must be positive"},
+		"Run, streams":           {run(ctx, dev, Plan{Streams: []int{math.MaxInt}}), "must be 1 to"},
+		"Run, offset":            {run(ctx, dev, Plan{Offsets: []Offset{{Source: math.MinInt}}}), "must be 0 to"},
+		"StaleRead, nil context": {stale(none, dev), "verify: stale read: the context is nil"},
+		"StaleRead, nil device":  {stale(ctx, nil), "verify: stale read: the device is nil"},
+		"StaleRead, zero device": {stale(ctx, new(cudart.Device)), "verify: stale read: the device is nil"},
+		"Report, nil":            {noReport.Err, "the report is nil"},
+		"Report, zero":           {new(Report).Err, "verify: "},
+		"Report without a list":  {(&Report{MismatchCount: 1, FailureCount: 1}).Err, "verify: mismatch"},
+		"Hex, nil":               {func() error { return noHex.UnmarshalText([]byte("00")) }, "nil"},
+		"Hex, no digits":         {func() error { return new(Hex).UnmarshalText([]byte("zz")) }, "invalid byte"},
+	} {
+		assert.NotPanics(t, func() { assert.ErrorContains(t, call.f(), call.want, what) }, what)
+	}
+	assert.NotPanics(t, func() {
+		_ = Case{}.String() + Failure{}.String() + Skip{}.String() + Mismatch{}.String() + Hex(nil).String() + StaleResult{}.String()
+		_, err := Hex(nil).MarshalText()
+		assert.NoError(t, err)
+		assert.False(t, StaleResult{}.Shown())
+	})
+	assert.NotPanics(t, func() { _ = Mismatch{Difference: Difference{Cause: CauseConstant}}.String() })
 }
 
 func TestReportAsJSON(t *testing.T) {

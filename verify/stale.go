@@ -9,21 +9,23 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// StaleResult shows the classic mistake with asynchronous copies: reading the
-// target before synchronising.
+// A StaleResult has the bytes that a program gets which reads the target of an asynchronous
+// copy before it synchronizes.
 type StaleResult struct {
 	// SizeBytes is the size of the copy.
 	SizeBytes int `json:"size_bytes"`
-	// SampledBytes were read before synchronising, spread over the copy.
+	// SampledBytes is the number of bytes that were read before synchronizing, spread over
+	// the copy.
 	SampledBytes int `json:"sampled_bytes"`
-	// StaleBefore is how many of those were still the old ones.
+	// StaleBefore is the number of sampled bytes that were old.
 	StaleBefore int `json:"stale_before_bytes"`
-	// BadAfter is how many of all were wrong after synchronising. It must be 0.
+	// BadAfter is the number of bytes of the copy that were mismatched after synchronizing.
+	// It must be 0.
 	BadAfter int `json:"bad_after_bytes"`
 }
 
-// Shown reports whether old bytes were seen. They may not be, on a busy host
-// that runs the reader late.
+// Shown reports whether old bytes were read. On a busy host, which runs the reader late,
+// there may be none.
 func (r StaleResult) Shown() bool { return r.StaleBefore > 0 }
 
 // String returns the result in one line.
@@ -38,15 +40,15 @@ const (
 	staleSamples    = 256
 )
 
-// StaleRead queues a large copy from the device into pinned memory, reads some
-// of it at once, synchronises, and compares all of it. If no old byte is
-// seen it tries again with a larger buffer, up to 256 MiB. An error is ctx's, or
-// CUDA's, or that of a nil argument.
+// StaleRead queues a large copy from the device into pinned memory (cudaMemcpyAsync), reads
+// some of its bytes at once, synchronizes (cudaStreamSynchronize), and compares all bytes. If
+// it reads no old byte, it tries again with a larger buffer, up to 256 MiB. Errors are those
+// of ctx (its error and its cause), of CUDA, and of a nil or zero argument.
 func StaleRead(ctx context.Context, dev *cudart.Device) (r StaleResult, err error) {
 	switch {
 	case ctx == nil:
 		return r, fmt.Errorf("verify: stale read: %w", errNilContext)
-	case dev == nil:
+	case dev == nil || dev.Runtime() == nil:
 		return r, fmt.Errorf("verify: stale read: %w", errNilDevice)
 	}
 	for n := staleFirstBytes; n <= staleLastBytes; n *= 2 {

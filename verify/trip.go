@@ -18,20 +18,20 @@ import (
 
 const (
 	leadBytes  = 4096 // before a target with offset 0, which so starts a page
-	guardBytes = 64   // watched on both sides of a target
+	guardBytes = 64   // compared on both sides of a target
 	guardByte  = 0xD6
 
-	// A copy that does not end in this time after a cancellation or an error is
-	// taken to hang, and the memory that it uses stays allocated. After that the
-	// time is bounded.QueryTimeout.
+	// drainTimeout is the time after a cancellation or an error within which copies must
+	// end. Else they hang, and their memory stays allocated. From then on the time is
+	// bounded.QueryTimeout.
 	drainTimeout = 20 * time.Second
 )
 
-// errBusy is the error while the GPU may be using memory, which must not be touched then.
+// errBusy is the error while the GPU may use the memory, which must not be touched then.
 var errBusy = errors.New("copies may be under way")
 
-// trip holds what the cases of one path use: both ends, the memory on the
-// devices between them, and streams.
+// A trip has the resources of the cases of one path: both ends, the memory on the devices
+// between them, and streams.
 type trip struct {
 	*runner
 	path    Path
@@ -48,11 +48,11 @@ type trip struct {
 
 	fence   fence.Fence   // of all the memory
 	grace   time.Duration // for copies that do not end
-	closers []releaseStep // of what may itself have copies under way
+	closers []releaseStep // of copiers and kernels, which may have work under way
 	steps   []releaseStep
 }
 
-// target is memory on a device that a copy writes to.
+// A target is memory on a device that a copy writes to.
 type target struct {
 	at  string
 	dev *cudart.Device
@@ -143,7 +143,7 @@ func (t *trip) newCopier(ctx context.Context, dev *cudart.Device) (*transfer.Cop
 	return c, err
 }
 
-// connect allocates what paths with another device have there.
+// connect allocates the resources of paths with another device.
 func (t *trip) connect(ctx context.Context) (err error) {
 	peer := t.plan.Peer
 	if err := t.malloc(AtPeer, peer); err != nil {
@@ -172,7 +172,7 @@ func (t *trip) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// A releaseStep releases something. do may be called again after an error.
+// A releaseStep releases one resource. do may be called again after an error.
 type releaseStep struct {
 	what string
 	do   func(context.Context) error
@@ -182,7 +182,7 @@ func (t *trip) onRelease(what string, do func() error) {
 	t.steps = append(t.steps, releaseStep{what, func(context.Context) error { return do() }})
 }
 
-// run tries twice. What cannot be released then stays.
+// run calls do, and once more after an error: CUDA reports each error of other work once.
 func (s releaseStep) run(ctx context.Context) error {
 	if s.do(ctx) == nil {
 		return nil
@@ -194,8 +194,8 @@ func (s releaseStep) run(ctx context.Context) error {
 }
 
 // release waits for copies under way, and then releases everything, the last first. It
-// goes on after an error of CUDA. If copies may still be under way, also those of the
-// copier, everything stays that they may be using.
+// goes on after an error of CUDA. While copies may be under way, also of the copier, it
+// releases none of the memory.
 func (t *trip) release(ctx context.Context) error {
 	if err := t.drain(ctx); err != nil {
 		return fmt.Errorf("release: %s stay allocated: %w", t.memory(), err)
@@ -217,7 +217,7 @@ func (t *trip) release(ctx context.Context) error {
 	return nil
 }
 
-// memory names what release would release.
+// memory returns the sizes of the memory for messages.
 func (t *trip) memory() string {
 	host := 0
 	for _, e := range []*end{t.back, t.source} {
@@ -228,9 +228,9 @@ func (t *trip) memory() string {
 	return fmt.Sprintf("%s of host memory and %s of device memory", units.ExactBytes(host), units.ExactBytes(t.bytes*len(t.targets)))
 }
 
-// drain waits until no copy uses the memory, even when ctx has ended. What the
-// copies report does not matter here: one that failed has ended too. After an
-// error, errBusy among others, the memory must not be touched.
+// drain waits until no copy uses the memory, even after the end of ctx. Errors of the copies
+// are ignored: a copy that failed has ended too. After an error of drain, which wraps
+// errBusy, the memory must not be touched.
 func (t *trip) drain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.grace)
 	defer cancel()
@@ -249,8 +249,8 @@ func (t *trip) stream(c Case, i int) *cudart.Stream {
 	return t.streams[i]
 }
 
-// upload and download are those of the ends. Also a call that failed may have
-// queued something.
+// upload and download call the ends' functions, and record the use of the stream: a call
+// that failed may have queued a copy, too.
 func (t *trip) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	defer t.uses(s)
 	return t.source.upload(ctx, s, dst, off, n)
@@ -267,9 +267,9 @@ func (t *trip) uses(s *cudart.Stream) {
 	}
 }
 
-// run does the case and returns what is wrong, which is at most one difference
-// in the bytes themselves and one overrun a target. After an error it has waited for
-// the copies under way, which memory depends on, also if ctx has ended.
+// run does the case and returns its mismatches: one in the bytes at most, and one overrun
+// for each target. After an error it has waited for the copies under way, also if ctx has
+// ended.
 func (t *trip) run(ctx context.Context, c Case, want content) (wrong []Difference, err error) {
 	switch t.path {
 	case PathKernel:
@@ -285,7 +285,7 @@ func (t *trip) run(ctx context.Context, c Case, want content) (wrong []Differenc
 	return wrong, err
 }
 
-// thereAndBack does a case whose bytes come back.
+// thereAndBack does a case whose bytes are copied back.
 func (t *trip) thereAndBack(ctx context.Context, c Case, want content) ([]Difference, error) {
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
@@ -313,8 +313,8 @@ func (t *trip) thereAndBack(ctx context.Context, c Case, want content) ([]Differ
 	return t.arrived(ctx, c, want, there)
 }
 
-// arrived returns what is wrong with the bytes that came back from a device, and around all
-// targets.
+// arrived returns the mismatches of the bytes that came back from a device, and of the guards
+// around all targets.
 func (t *trip) arrived(ctx context.Context, c Case, want content, from target) ([]Difference, error) {
 	wrong, err := t.compare(ctx, c, want, from)
 	if err != nil {
@@ -324,7 +324,7 @@ func (t *trip) arrived(ctx context.Context, c Case, want content, from target) (
 	return append(wrong, overruns...), err
 }
 
-// compare returns what is wrong with the bytes that came back from a device.
+// compare returns the mismatch of the bytes that came back from a device.
 func (t *trip) compare(ctx context.Context, c Case, want content, from target) ([]Difference, error) {
 	sent, came := t.sent(c)[guardBytes:], t.returned(c)[guardBytes:][:c.SizeBytes]
 	ok, err := equalAll(ctx, want, came)
@@ -342,10 +342,10 @@ func (t *trip) compare(ctx context.Context, c Case, want content, from target) (
 func sourceAt(c Case) int { return leadBytes + c.Source }
 func backAt(c Case) int   { return leadBytes + c.Return }
 
-// of is where the case's bytes are.
+// of returns the address of the case's bytes.
 func (m target) of(c Case) cudart.DevPtr { return m.p + leadBytes + cudart.DevPtr(c.Device) }
 
-// sent and returned are the case's host memory with its guards.
+// sent and returned return the case's host memory with its guards.
 func (t *trip) sent(c Case) []byte     { return guarded(t.source, sourceAt(c), c) }
 func (t *trip) returned(c Case) []byte { return guarded(t.back, backAt(c), c) }
 
@@ -353,8 +353,8 @@ func guarded(e *end, at int, c Case) []byte {
 	return e.mem[at-guardBytes:][:c.SizeBytes+2*guardBytes]
 }
 
-// poison fills every target with bytes that are nowhere the expected ones, with
-// guards around, and the source with the expected ones.
+// poison fills every target with its poison and with guards around it, and the source with
+// the expected bytes.
 func (t *trip) poison(ctx context.Context, c Case, want content) error {
 	sent := t.sent(c)
 	for _, m := range t.targets {
@@ -390,9 +390,8 @@ func fillGuarded(ctx context.Context, c content, b []byte) error {
 	return fillAll(ctx, c, b[guardBytes:len(b)-guardBytes])
 }
 
-// copies queues the way to the device and back. With several streams each
-// takes a part, and the parts of the way back differ from those of the way
-// there, so that events have to keep the order.
+// copies queues the copies to the device and back. Several streams have a part each; the
+// parts of uploads and downloads differ, so that events have to keep the order.
 func (t *trip) copies(ctx context.Context, c Case) error {
 	n, k := c.SizeBytes, max(c.Streams, 1)
 	if err := t.uploads(ctx, c); err != nil {
@@ -433,7 +432,7 @@ func (t *trip) copies(ctx context.Context, c Case) error {
 	return nil
 }
 
-// uploads queues the way to the device, a part on each stream.
+// uploads queues the uploads, a part on each stream.
 func (t *trip) uploads(ctx context.Context, c Case) error {
 	n, k := c.SizeBytes, max(c.Streams, 1)
 	for i := range k {
@@ -445,8 +444,8 @@ func (t *trip) uploads(ctx context.Context, c Case) error {
 	return nil
 }
 
-// backPart is where part i of k of the way back starts: the first part is half
-// as long as the others, the last one and a half times.
+// backPart returns the start of download i of k: the first part is half as long as the
+// others, the last one and a half times.
 func backPart(n, i, k int) int {
 	switch i {
 	case 0:
@@ -458,8 +457,7 @@ func backPart(n, i, k int) int {
 	}
 }
 
-// allBefore makes what is queued on waiting later wait for all that the first
-// k streams have queued so far.
+// allBefore makes later work on the waiting streams wait for all work on the first k streams.
 func (t *trip) allBefore(waiting []*cudart.Stream, k int) error {
 	if k == 1 {
 		return nil
