@@ -38,14 +38,14 @@ func TestImpossibleCountsAreErrors(t *testing.T) {
 	for _, n := range []int{13, 700 * kib} {
 		const capacity = 128 * kib
 		mem := r.device(n + capacity)
-		for name, lie := range map[string]func(n int) int{
+		for name, count := range map[string]func(n int) int{
 			"one more": func(n int) int { return n + 1 },
 			"much":     func(n int) int { return n + capacity },
 			"most":     func(int) int { return math.MaxInt },
 			"negative": func(int) int { return -904 },
 			"least":    func(int) int { return math.MinInt },
 		} {
-			l := liar{lie}
+			l := liar{count}
 			for method, call := range map[string]func() (int, error){
 				"Read":    func() (int, error) { return r.c.UploadReader(t.Context(), mem, l, n) },
 				"ReadAt":  func() (int, error) { return r.c.UploadFrom(t.Context(), mem, l, 0, n) },

@@ -97,7 +97,7 @@ func TestFanoutBringsEveryByteToEveryDevice(t *testing.T) {
 			t.Parallel()
 			_, rt := testgpu.Sim(t, cfg)
 			r := newFanFixture(t, rt.Devices(), Options{})
-			everyWayIn(t, r, append(slices.Clone(fanSizes), r.more()))
+			everySource(t, r, append(slices.Clone(fanSizes), r.more()))
 			peers := r.f.Stats().PeerBytes
 			if name == "no peers" || name == "one" {
 				require.Zero(t, peers)
@@ -115,11 +115,11 @@ func TestFanoutOntoAllDevicesOfTheMachine(t *testing.T) {
 	if testgpu.Real() {
 		sizes = append(slices.Clone(fanSizes), r.more(), 300*mib+35)
 	}
-	everyWayIn(t, r, sizes)
+	everySource(t, r, sizes)
 }
 
-// everyWayIn copies by every method.
-func everyWayIn(t *testing.T, r *fanFixture, sizes []int) {
+// everySource copies by every method.
+func everySource(t *testing.T, r *fanFixture, sizes []int) {
 	t.Helper()
 	const skip = 77
 	maxN := sizes[len(sizes)-1]

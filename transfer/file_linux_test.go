@@ -33,7 +33,7 @@ import (
 
 // A slice of a mapped file whose file is cut short has no bytes past its end:
 // an error, where a copy loop would have ended the process.
-func TestAMappedFileThatIsCutShort(t *testing.T) {
+func TestAMappedFileThatIsTruncated(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("user-mode emulation does not report the address of a bus error")
@@ -74,12 +74,12 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 	defer f.Close()
 	require.NoError(t, f.Sync())
 	for _, drop := range [][2]int64{{0, 0}, {0, mib}, {5 * mib, 7 * mib}, {off + n - 100, 100}, {0, 1}} { // the whole file first
-		for _, asks := range []bool{false, true} {
+		for _, mincore := range []bool{false, true} {
 			require.NoError(t, unix.Fadvise(int(f.Fd()), drop[0], drop[1], unix.FADV_DONTNEED))
 			r.fill(mem, make([]byte, n))
 			c, ok := openCached(f, off, n)
 			require.True(t, ok)
-			if asks && c.mapping == nil {
+			if mincore && c.mapping == nil {
 				c.mapping, c.skip, err = mapFile(int(f.Fd()), off, n, unix.PROT_READ)
 				require.NoError(t, err)
 			}

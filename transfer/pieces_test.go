@@ -49,8 +49,8 @@ func piecesAtRandom(seed uint64, mems []cudart.DevPtr, source []byte, capacity i
 
 func TestPiecesComeToTheirPlaces(t *testing.T) {
 	t.Parallel()
-	_, apart := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), NoPeerAccess: [][2]int{{0, 1}}})
-	for name, devs := range map[string][]*cudart.Device{"peers": devicesOf(t, 2), "no peers": apart.Devices(), "one": devicesOf(t, 1)} {
+	_, noPeers := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), NoPeerAccess: [][2]int{{0, 1}}})
+	for name, devs := range map[string][]*cudart.Device{"peers": devicesOf(t, 2), "no peers": noPeers.Devices(), "one": devicesOf(t, 1)} {
 		t.Run(name, func(t *testing.T) {
 			r := newFanFixture(t, devs, Options{})
 			const skip, n = 99, 20*mib + 77

@@ -20,9 +20,9 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// requireWay copies mem there and back, and requires that it went by the way
+// requireCounts copies mem there and back, and requires that it went by the way
 // named, right.
-func (r *fixture) requireWay(direct bool, mem []byte, what string) {
+func (r *fixture) requireCounts(direct bool, mem []byte, what string) {
 	r.Helper()
 	n := len(mem)
 	dev := r.device(n)
@@ -51,9 +51,9 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 	for name, o := range map[string]hostmem.Options{"buffer": {}, "chunks": {Chunk: 2 * mib}} {
 		buf, err := hostmem.Alloc(ctx, r.dev, 7*mib+5, o)
 		require.NoError(t, err)
-		r.requireWay(true, buf.Bytes(), name)
-		r.requireWay(true, buf.Bytes()[mib+1:5*mib], name+", a part")
-		r.requireWay(true, buf.Bytes()[2*mib-1:2*mib+1], name+", two bytes at a seam")
+		r.requireCounts(true, buf.Bytes(), name)
+		r.requireCounts(true, buf.Bytes()[mib+1:5*mib], name+", a part")
+		r.requireCounts(true, buf.Bytes()[2*mib-1:2*mib+1], name+", two bytes at a seam")
 		require.NoError(t, buf.Close())
 	}
 	leases, err := pool.New(r.dev, pool.Options{})
@@ -61,7 +61,7 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 	for _, n := range []int{100, 5 * mib} {
 		l, err := leases.Get(ctx, n)
 		require.NoError(t, err)
-		r.requireWay(true, l.Bytes(), "lease")
+		r.requireCounts(true, l.Bytes(), "lease")
 		require.NoError(t, l.Release())
 	}
 	require.NoError(t, leases.Close())
@@ -70,13 +70,13 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 	const n = 3 * mib
 	p, err := r.dev.HostAlloc(n, cudart.HostAllocDefault)
 	require.NoError(t, err)
-	r.requireWay(true, unsafe.Slice((*byte)(p), n), "cudaHostAlloc")
+	r.requireCounts(true, unsafe.Slice((*byte)(p), n), "cudaHostAlloc")
 	require.NoError(t, r.dev.FreeHost(p))
 
-	r.requireWay(false, make([]byte, n), "the Go heap")
+	r.requireCounts(false, make([]byte, n), "the Go heap")
 	mem, err := hostmem.AllocPageable(n)
 	require.NoError(t, err)
-	r.requireWay(false, mem.Bytes(), "pageable")
+	r.requireCounts(false, mem.Bytes(), "pageable")
 
 	// Two registrations side by side, which one copy cannot cross.
 	both := mem.Bytes()
@@ -86,8 +86,8 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 		require.NoError(t, r.dev.HostRegister(at, len(half), cudart.HostRegisterDefault))
 		defer func() { require.NoError(t, r.dev.HostUnregister(at)) }()
 	}
-	r.requireWay(true, both[:2*mib], "one registration")
-	r.requireWay(false, both, "two registrations")
+	r.requireCounts(true, both[:2*mib], "one registration")
+	r.requireCounts(false, both, "two registrations")
 }
 
 // Long copies are queued in pieces, each from and to its own place.

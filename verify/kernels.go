@@ -86,7 +86,7 @@ func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, 
 	if err != nil || found.Wrong == 0 {
 		return nil, err
 	}
-	if err := t.download(ctx, t.streams[0], backAt(c), p, c.SizeBytes); err != nil {
+	if err := t.download(ctx, t.streams[0], returnAt(c), p, c.SizeBytes); err != nil {
 		return nil, err
 	}
 	if err := t.synchronize(ctx); err != nil {

@@ -94,7 +94,7 @@ func TestTripsByAnotherDeviceOfTheMachine(t *testing.T) {
 	requireClean(t, r)
 }
 
-func TestPathsThatNeedAnotherDevice(t *testing.T) {
+func TestPathsThatRequireAnotherDevice(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	r, err := newRunner(t.Context(), dev, Plan{})

@@ -118,20 +118,20 @@ func TestInvalidPlansAreErrors(t *testing.T) {
 	}
 }
 
-func TestPartsOfTheWayBack(t *testing.T) {
+func TestPartsOfDownloads(t *testing.T) {
 	t.Parallel()
 	for k := 1; k <= 8; k++ {
 		for n := k; n < 200; n++ {
-			assert.Zero(t, backPart(n, 0, k))
-			assert.Equal(t, n, backPart(n, k, k))
+			assert.Zero(t, returnPart(n, 0, k))
+			assert.Equal(t, n, returnPart(n, k, k))
 			var starts []int
 			for i := range k + 1 {
-				starts = append(starts, backPart(n, i, k))
+				starts = append(starts, returnPart(n, i, k))
 			}
 			assert.True(t, slices.IsSorted(starts), "%d bytes in %d parts: %v", n, k, starts)
 		}
 	}
-	assert.Equal(t, []int{0, 100, 300, 500, 800}, []int{backPart(800, 0, 4), backPart(800, 1, 4), backPart(800, 2, 4), backPart(800, 3, 4), backPart(800, 4, 4)})
+	assert.Equal(t, []int{0, 100, 300, 500, 800}, []int{returnPart(800, 0, 4), returnPart(800, 1, 4), returnPart(800, 2, 4), returnPart(800, 3, 4), returnPart(800, 4, 4)})
 }
 
 func TestOverrunReportsSideAndOffset(t *testing.T) {

@@ -147,7 +147,7 @@ func TestSecondDevice(t *testing.T) {
 	requireClean(t, r)
 }
 
-func TestCorruptionOnTheWayIsFound(t *testing.T) {
+func TestCorruptionIsFound(t *testing.T) {
 	t.Parallel()
 	const n = 65537
 	tests := []struct {
@@ -302,7 +302,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 	} {
 		for _, pattern := range Patterns() {
 			tr := newTrip(t, dev, nil, path, n+8, 2)
-			source, back := tr.source, tr.back
+			source, back := tr.source, tr.sink
 			c := Case{Path: path, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}, Streams: 1}
 			want := content{pattern: pattern, seed: 11}
 			poisonings := len(tr.targets)
@@ -313,13 +313,13 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 				{poisonings, 1, AtDevice},
 				{poisonings + 1, 0, AtReturn},
 			} {
-				tr.source, tr.back = lazy(source, tt.uploads, 0), lazy(back, 0, tt.downloads)
+				tr.source, tr.sink = lazy(source, tt.uploads, 0), lazy(back, 0, tt.downloads)
 				wrong, err := tr.run(t.Context(), c, want)
 				require.NoError(t, err)
 				require.Len(t, wrong, 1, "%s %s: no %s", path, pattern, tt.at)
 				assert.Equal(t, []any{n, CauseStale, tt.at}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, "%s %s", path, pattern)
 			}
-			tr.source, tr.back = source, back
+			tr.source, tr.sink = source, back
 			wrong, err := tr.run(t.Context(), c, want)
 			require.NoError(t, err)
 			assert.Empty(t, wrong)
@@ -423,7 +423,7 @@ func TestCancelBetweenCases(t *testing.T) {
 	assert.Zero(t, r.FailureCount, "a cancellation is no failure")
 }
 
-func TestCancelWaitsForCopiesUnderWay(t *testing.T) {
+func TestCancelWaitsForCopiesInFlight(t *testing.T) {
 	t.Parallel()
 	sim, dev := simulated(t, cudasim.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -775,7 +775,7 @@ func TestCopierPathsUseTheCallersStream(t *testing.T) {
 		require.NoError(t, dev.CopyToHost(unsafe.Pointer(&there[0]), device, n))
 		require.Equal(t, sent, there, "%s", path)
 		after(9, func() error { return tr.download(t.Context(), s, leadBytes, device, n) })
-		require.Equal(t, bytes.Repeat([]byte{9}, n), tr.back.mem[leadBytes:][:n], "%s", path)
+		require.Equal(t, bytes.Repeat([]byte{9}, n), tr.sink.mem[leadBytes:][:n], "%s", path)
 		require.NoError(t, tr.release(t.Context()))
 	}
 }

@@ -93,7 +93,7 @@ func (t *trip) staleRead(ctx context.Context, n int) (r StaleResult, err error) 
 		want.poisonAt(AtReturn).fill(old[i:i+1], at(i))
 	}
 	came := t.returned(c)[guardBytes:][:n]
-	if err := t.download(ctx, t.streams[0], backAt(c), device, n); err != nil {
+	if err := t.download(ctx, t.streams[0], returnAt(c), device, n); err != nil {
 		return r, err
 	}
 	r = StaleResult{SizeBytes: n, SampledBytes: staleSamples}

@@ -56,7 +56,7 @@ func TestStaleReadCountsWhatIsWrongAfterwards(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	tr := newTrip(t, dev, nil, PathPinned, mib, 1)
-	tr.back = lazy(tr.back, 0, 0) // the download does nothing
+	tr.sink = lazy(tr.sink, 0, 0) // the download does nothing
 	r, err := tr.staleRead(t.Context(), mib)
 	require.NoError(t, err)
 	assert.Equal(t, StaleResult{SizeBytes: mib, SampledBytes: staleSamples, StaleBefore: staleSamples, BadAfter: mib}, r)

@@ -41,7 +41,7 @@ type trip struct {
 	there   *transfer.Copier // of the other device
 	gpu     gpu              // of paths with kernels
 	source  *end
-	back    *end
+	sink    *end
 	targets []target // the first is what uploads write
 	streams []*cudart.Stream
 	events  []*cudart.Event
@@ -108,7 +108,7 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 		}
 		t.closers = append(t.closers, releaseStep{"the code of kernels", t.gpu.CloseContext})
 	}
-	for _, e := range []**end{&t.source, &t.back} {
+	for _, e := range []**end{&t.source, &t.sink} {
 		if t.path.info().open == nil {
 			break
 		}
@@ -220,7 +220,7 @@ func (t *trip) release(ctx context.Context) error {
 // memory returns the sizes of the memory for messages.
 func (t *trip) memory() string {
 	host := 0
-	for _, e := range []*end{t.back, t.source} {
+	for _, e := range []*end{t.sink, t.source} {
 		if e != nil {
 			host += t.bytes
 		}
@@ -258,7 +258,7 @@ func (t *trip) upload(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, 
 
 func (t *trip) download(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
 	defer t.uses(s)
-	return t.back.download(ctx, s, src, off, n)
+	return t.sink.download(ctx, s, src, off, n)
 }
 
 func (t *trip) uses(s *cudart.Stream) {
@@ -277,7 +277,7 @@ func (t *trip) run(ctx context.Context, c Case, want content) (wrong []Differenc
 	case PathDeviceMemory:
 		wrong, err = t.filledByKernel(ctx, c, want)
 	default:
-		wrong, err = t.thereAndBack(ctx, c, want)
+		wrong, err = t.roundTrip(ctx, c, want)
 	}
 	if err != nil {
 		err = errors.Join(err, t.drain(ctx))
@@ -285,8 +285,8 @@ func (t *trip) run(ctx context.Context, c Case, want content) (wrong []Differenc
 	return wrong, err
 }
 
-// thereAndBack does a case whose bytes are copied back.
-func (t *trip) thereAndBack(ctx context.Context, c Case, want content) ([]Difference, error) {
+// roundTrip does a case whose bytes are copied back.
+func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]Difference, error) {
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
@@ -340,14 +340,14 @@ func (t *trip) compare(ctx context.Context, c Case, want content, from target) (
 }
 
 func sourceAt(c Case) int { return leadBytes + c.Source }
-func backAt(c Case) int   { return leadBytes + c.Return }
+func returnAt(c Case) int { return leadBytes + c.Return }
 
 // of returns the address of the case's bytes.
 func (m target) of(c Case) cudart.DevPtr { return m.p + leadBytes + cudart.DevPtr(c.Device) }
 
 // sent and returned return the case's host memory with its guards.
 func (t *trip) sent(c Case) []byte     { return guarded(t.source, sourceAt(c), c) }
-func (t *trip) returned(c Case) []byte { return guarded(t.back, backAt(c), c) }
+func (t *trip) returned(c Case) []byte { return guarded(t.sink, returnAt(c), c) }
 
 func guarded(e *end, at int, c Case) []byte {
 	return e.mem[at-guardBytes:][:c.SizeBytes+2*guardBytes]
@@ -420,12 +420,12 @@ func (t *trip) copies(ctx context.Context, c Case) error {
 		return err
 	}
 	for i := range k {
-		from, to := backPart(n, i, k), backPart(n, i+1, k)
+		from, to := returnPart(n, i, k), returnPart(n, i+1, k)
 		if from == to {
 			continue
 		}
 		s := t.stream(c, (i+1)%k)
-		if err := t.download(ctx, s, backAt(c)+from, last.of(c)+cudart.DevPtr(from), to-from); err != nil {
+		if err := t.download(ctx, s, returnAt(c)+from, last.of(c)+cudart.DevPtr(from), to-from); err != nil {
 			return err
 		}
 	}
@@ -444,9 +444,9 @@ func (t *trip) uploads(ctx context.Context, c Case) error {
 	return nil
 }
 
-// backPart returns the start of download i of k: the first part is half as long as the
+// returnPart returns the start of download i of k: the first part is half as long as the
 // others, the last one and a half times.
-func backPart(n, i, k int) int {
+func returnPart(n, i, k int) int {
 	switch i {
 	case 0:
 		return 0
@@ -497,7 +497,7 @@ func (t *trip) overruns(c Case) (wrong []Difference, err error) {
 			wrong = append(wrong, d)
 		}
 	}
-	if t.back != nil {
+	if t.sink != nil {
 		back := t.returned(c)
 		compare(AtReturn, back[:guardBytes], back[len(back)-guardBytes:])
 	}

@@ -51,8 +51,8 @@ func (c cores) count() int {
 	return c.set.Count()
 }
 
-// enter keeps the calling goroutine on these CPUs until restore is called.
-func (c cores) enter() (restore func()) {
+// bind keeps the calling goroutine on these CPUs until restore is called.
+func (c cores) bind() (restore func()) {
 	var before unix.CPUSet
 	if c.set == nil {
 		return func() {}

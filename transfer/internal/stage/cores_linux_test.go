@@ -47,9 +47,9 @@ func TestAffinityIsRestored(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		leave := cores{set: &one}.enter()
+		restore := cores{set: &one}.bind()
 		assert.NoError(t, unix.SchedGetaffinity(0, &during))
-		leave()
+		restore()
 		assert.NoError(t, unix.SchedGetaffinity(0, &after))
 	}()
 	<-done

@@ -14,4 +14,4 @@ func coresOf(*cudart.Device) (int, cores) { return 0, cores{} }
 
 func (cores) count() int { return math.MaxInt32 }
 
-func (cores) enter() func() { return func() {} }
+func (cores) bind() func() { return func() {} }

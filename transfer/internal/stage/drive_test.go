@@ -41,7 +41,7 @@ func TestAWorkerDrivesForTheJob(t *testing.T) {
 	})
 }
 
-func drainBesideTheJob(t *testing.T, look func(s *Stage, j *Job)) {
+func drainBesideTheJob(t *testing.T, drive func(s *Stage, j *Job)) {
 	// The last piece of a chunk is done before the next chunk lands: who did it finds nothing.
 	slow := cudasim.Way{Rate: 1}
 	s, _ := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{DeviceToHost: slow}}}})
@@ -73,7 +73,7 @@ func drainBesideTheJob(t *testing.T, look func(s *Stage, j *Job)) {
 	<-busy
 	first := int64(pieceSize(minChunk))
 	for begin := time.Now(); drained.Load() < n-first; runtime.Gosched() {
-		look(s, j)
+		drive(s, j)
 		j.copyPiece()
 		if !assert.Less(t, time.Since(begin), time.Minute, "%d bytes drained", drained.Load()) {
 			break

@@ -201,9 +201,9 @@ func TestWaitersAreWokenToPoll(t *testing.T) {
 	<-wake
 	b.use(all[1], s)
 	require.Empty(t, wake, "the first one comes before")
-	heads := b.ring.oldestPoints(nil)
-	require.Len(t, heads, 1)
-	defer heads[0].Notify(wake)()
+	oldest := b.ring.oldestPoints(nil)
+	require.Len(t, oldest, 1)
+	defer oldest[0].Notify(wake)()
 	open()
 	<-wake
 	require.True(t, w.poll())
@@ -302,7 +302,7 @@ func TestQuarantinedMemoryIsUsedAgain(t *testing.T) {
 }
 
 // A ring of which only one unit is left has none for a copy, as both directions need one.
-func TestARingWithOneUnitLeft(t *testing.T) {
+func TestARingWithOneUsableUnit(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s := b.stream()

@@ -68,9 +68,9 @@ var process = struct {
 
 // A shared stage is opened by the first of its users, and closed by the last.
 type shared struct {
-	users   int           // guarded by process.mu; goroutines that wait for opening count
-	opening chan struct{} // a mutex: it holds the goroutine that opens the stage
-	stage   *Stage        // guarded by opening, until there is no user; nil if not open
+	users    int           // guarded by process.mu; goroutines that wait for opening count
+	openLock chan struct{} // a mutex: it holds the goroutine that opens the stage
+	stage    *Stage        // guarded by openLock, until there is no user; nil if not open
 }
 
 // Acquire returns the device's stage, which it opens if this is the first use.
@@ -79,7 +79,7 @@ func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 	process.mu.Lock()
 	of := process.stages[dev]
 	if of == nil {
-		of = &shared{opening: make(chan struct{}, 1)}
+		of = &shared{openLock: make(chan struct{}, 1)}
 		process.stages[dev] = of
 	}
 	of.users++
@@ -98,8 +98,8 @@ func Acquire(ctx context.Context, dev *cudart.Device) (*Stage, error) {
 // open opens the stage, unless it is open. After an error the next user tries.
 func (of *shared) open(ctx context.Context, dev *cudart.Device) error {
 	select {
-	case of.opening <- struct{}{}:
-		defer func() { <-of.opening }()
+	case of.openLock <- struct{}{}:
+		defer func() { <-of.openLock }()
 	case <-ctx.Done():
 		return bounded.Ended(ctx)
 	}

@@ -180,7 +180,7 @@ func (p *workerPool) publish(j *Job) {
 }
 
 func (p *workerPool) run(w *worker) {
-	defer p.cores.enter()()
+	defer p.cores.bind()()
 	for {
 		seen := p.published.Load()
 		if j := p.find(w); j != nil {
