@@ -63,8 +63,8 @@ type readAhead struct {
 	claim func(maxBytes int) (off, n int)
 }
 
-// A readFunc reads n bytes at off. It returns where in to they begin (skip) and how many
-// they are (got); got < n only with an error.
+// A readFunc reads n bytes at off. It returns the index in to at which they begin (skip),
+// and their number (got); got < n only with an error.
 type readFunc func(to []byte, off, n int) (skip, got int, err error)
 
 // A reader has one piece that is read and one that is copied; a writer has one that is

@@ -36,13 +36,13 @@ var ErrUnderWay = stage.ErrUnderWay
 // writer. Its copies are the methods of [View].
 type Copier struct{ View }
 
-// NewCopier returns a copier for a device. Close it. The first one of a device
+// NewCopier returns a copier for a device. Close it. The first copier of a device
 // allocates the ring of pinned memory, 11 MiB on up to four cores and 39 MiB on more,
 // and the streams that all copiers of the device share. On more than four cores the ring
-// has 28 MiB more while copies of both directions wait for memory. When ctx ends before,
-// the error is ctx's; others are of invalid Options, and those of [hostmem.Alloc]. After
-// an error nothing is left, unless the error says that it could not be released, and
-// NewCopier may be called again.
+// has 28 MiB more while copies of both directions wait for memory. Errors are those of ctx
+// (its error and its cause), of invalid Options, of a nil or zero device, of
+// [hostmem.Alloc] and of cudaStreamCreateWithPriority. After an error nothing stays allocated,
+// unless the error says that it could not be released, and NewCopier may be called again.
 func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	e, err := newEngine(ctx, fmt.Sprintf("copier on %v", dev), []*cudart.Device{dev}, o)
 	if err != nil {

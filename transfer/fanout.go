@@ -11,8 +11,8 @@ import (
 // A Fanout copies one source onto several devices, and reads it once. Its copies
 // are the methods of [FanoutView].
 //
-// Devices that can access each other's memory share the work: each of them gets
-// every so many chunks over its own link, and passes them on to the others
+// Devices that can access each other's memory share the work: each of n devices gets
+// every n-th chunk over its own link, and passes it on to the other devices
 // (cudaMemcpyPeerAsync, over NVLink or PCI Express). So two devices get the whole
 // source in half the time that one takes. Where there is no peer access, each
 // chunk goes to all devices from the same pinned memory, each over its own link,
@@ -25,7 +25,7 @@ type Fanout struct{ FanoutView }
 // For all methods that copy: dsts are addresses, one for each device in the order of
 // NewFanout, with room for all the bytes. They must not overlap. A copy is complete
 // when its method returns: all bytes are on all devices. After an error the bytes
-// before the count that is returned are there; those after may be on some of them.
+// before the returned count have arrived; later bytes may have arrived on some devices.
 // The error names the device that failed, and no device copies any more, unless the
 // error wraps [ErrUnderWay]. ctx and a reader must not be nil, and sizes are bytes, 0 or
 // more. A copy of no bytes succeeds at once. Other errors are those of ctx (its error and
@@ -36,9 +36,10 @@ type FanoutView struct{ view }
 // uses the rings that the Copiers of these devices share, and allocates those that
 // are missing, 39 MiB a device at most. It enables peer access in both directions
 // between those that can have it (cudaDeviceEnablePeerAccess); access that other
-// code of the process has enabled is used, and left enabled. When ctx ends before,
-// the error is ctx's. After an error nothing is left, unless the error says that it
-// could not be released.
+// code of the process has enabled is used, and stays enabled. Errors are those of
+// [NewCopier], of CUDA's calls for peer access, and of devices that are there twice or belong
+// to different libraries. After an error nothing stays allocated, unless the error says that
+// it could not be released.
 //
 // Options.Workers is for all devices together.
 func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, error) {
@@ -106,14 +107,14 @@ func (f *FanoutView) Upload(ctx context.Context, dsts []cudart.DevPtr, src []byt
 	return nil
 }
 
-// UploadFrom copies n bytes from offset off of r to all devices, and returns how
-// many, from the first on, are on all of them. r is read as [View.UploadFrom] does.
+// UploadFrom copies n bytes from offset off of r to all devices. It returns the number of
+// bytes, from the first on, that arrived on all devices. r is read as [View.UploadFrom] does.
 func (f *FanoutView) UploadFrom(ctx context.Context, dsts []cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
 	return f.get().at(n, dsts...).uploadFrom(ctx, r, off, n)
 }
 
-// UploadReader copies the next n bytes of r to all devices, and returns how many,
-// from the first on, are on all of them. r is read as [View.UploadReader] does.
+// UploadReader copies the next n bytes of r to all devices. It returns the number of bytes,
+// from the first on, that arrived on all devices. r is read as [View.UploadReader] does.
 func (f *FanoutView) UploadReader(ctx context.Context, dsts []cudart.DevPtr, r io.Reader, n int) (int, error) {
 	return f.get().at(n, dsts...).uploadReader(ctx, r, n)
 }

@@ -232,8 +232,8 @@ func (m *sharedFile) extend(fd int) error {
 	return nil
 }
 
-// close unmaps the file, of which done bytes were written. What it was extended
-// by beyond them is cut off.
+// close unmaps the file after done bytes were written, and truncates what extend has added
+// behind them.
 func (m *sharedFile) close(done int) error {
 	err := os.NewSyscallError("munmap", unix.Munmap(m.mapping))
 	size := m.before
@@ -254,8 +254,8 @@ func (m *sharedFile) shrink(fd int, size int64) error {
 	return os.NewSyscallError("ftruncate", unix.Ftruncate(fd, size))
 }
 
-// freshWorkers is how many workers copy into a file whose pages are allocated meanwhile:
-// ten are no quicker, at twice the cost.
+// freshWorkers is the number of workers that copy into a file whose pages are allocated
+// meanwhile: ten are no faster, at twice the cost.
 const freshWorkers = 4
 
 // downloadMapped copies into a file that it maps; ok is false if that cannot be done.

@@ -50,7 +50,7 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 		if known || !atSeam(err) {
 			return done, err
 		}
-	case v.call.Progress == nil: // what is small is copied by the caller's goroutine
+	case v.call.Progress == nil: // the caller's goroutine copies small memory itself
 		if ok, err := v.stages[0].CopySmall(ctx, at, mem, down); ok {
 			return v.counted(len(mem), err)
 		}

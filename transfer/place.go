@@ -127,7 +127,7 @@ func (p place) forward(from, off, n int, after cudart.Point) (ends []cudart.Poin
 }
 
 // copyPinned copies n bytes of pinned memory, which send queues, without the ring. With
-// several devices each of a group gets every so many pieces.
+// several devices the members of a group get the pieces round robin.
 func (p place) copyPinned(ctx context.Context, n int, send sender, down bool) (int, error) {
 	round, stream := 0, 0
 	if down {
@@ -175,10 +175,10 @@ type Piece struct {
 
 // UploadPieces reads n bytes from offset off of r, once, and copies pieces of them to
 // all devices, each piece to addresses of its own. Bytes between pieces are read and
-// dropped. Pieces are in the order of their Off and do not overlap, neither in what is
-// read nor on a device. It returns how many of the n bytes, from the first on, are
-// done with: pieces that end before are on all devices. r is read as
-// [View.UploadFrom] does, and Call.Progress counts what is read.
+// dropped. Pieces are in the order of their Off and overlap neither in the bytes that are
+// read nor on a device. It returns the number of bytes, from the first on, that were
+// processed: pieces that end before have arrived on all devices. r is read as
+// [View.UploadFrom] does, and Call.Progress counts the bytes that are read.
 func (f *FanoutView) UploadPieces(ctx context.Context, r io.ReaderAt, off int64, n int, pieces []Piece) (int, error) {
 	return place{f.get(), pieces, true}.uploadFrom(ctx, r, off, n)
 }

@@ -117,7 +117,7 @@ func (c *capture) WriteString(s string) (int, error) {
 // Several goroutines read a regular file, [io.SectionReader], [bytes.Reader] or
 // [strings.Reader] from its position on. The position then moves by the number of bytes
 // that arrived. Other types are read by their Read
-// alone, also those that embed one of these; pass what can be read at any offset to
+// alone, also those that embed one of these; pass a reader that can read at any offset to
 // [View.UploadFrom].
 func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
 	return v.get().at(n, dst).uploadReader(ctx, r, n)

@@ -129,7 +129,8 @@ func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// Len returns how many bytes can still be read. A copy that runs does not count yet.
+// Len returns the number of bytes that can still be read. A copy that runs does not count
+// yet. It does not block.
 func (r *Reader) Len() int { return (*memory)(r).remaining() }
 
 // Write copies p to the device, after what was written before. If p is longer than
@@ -148,7 +149,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	})
 }
 
-// ReadFrom copies r to the device until it ends, and returns how many bytes are there.
+// ReadFrom copies r to the device until it ends. It returns the number of bytes that arrived.
 // A reader that has more than fits is io.ErrShortWrite: one byte more
 // was read from it. Other errors are those of [View.UploadReader].
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
@@ -180,5 +181,6 @@ func (w *Writer) ended(p place, r io.Reader) error {
 	return p.errUploadReader(r, 1, err)
 }
 
-// Len returns how many bytes may still be written. A copy that runs does not count yet.
+// Len returns the number of bytes that can still be written. A copy that runs does not count
+// yet. It does not block.
 func (w *Writer) Len() int { return (*memory)(w).remaining() }

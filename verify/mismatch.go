@@ -68,7 +68,7 @@ type Difference struct {
 	// StrideBytes is the distance between the starts of mismatched ranges, if all have the
 	// same distance and length; else 0.
 	StrideBytes int `json:"stride_bytes,omitempty"`
-	// StrideRunBytes is the length of those ranges.
+	// StrideRunBytes is the length of these ranges.
 	StrideRunBytes int `json:"stride_run_bytes,omitempty"`
 	// Cause classifies the mismatched bytes.
 	Cause Cause `json:"cause,omitempty"`

@@ -55,8 +55,8 @@ const (
 	// DownloadNew. As nothing wrong can be put into new memory, which is zero, this
 	// path carries Ones in place of Zeros.
 	PathCopierNew Path = "copier_new"
-	// PathFanout is Go heap memory by a transfer.Fanout onto two devices, from both
-	// of which it comes back by a Copier's Download.
+	// PathFanout is Go heap memory by a transfer.Fanout onto two devices. A Copier's
+	// Download copies it back from each.
 	PathFanout Path = "fanout"
 	// PathKernel is mapped pinned memory, with asynchronous copies to the device, where a
 	// kernel checks the bytes that arrived, without a copy back. Then the kernel reads the host

@@ -97,7 +97,7 @@ type Skip struct {
 	Path Path `json:"path"`
 	// Cases is the number of round trips that were not run.
 	Cases int `json:"cases"`
-	// Reason says why.
+	// Reason is the reason, as a text.
 	Reason string `json:"reason"`
 }
 

@@ -42,7 +42,7 @@ type trip struct {
 	gpu     gpu              // of paths with kernels
 	source  *end
 	sink    *end
-	targets []target // the first is what uploads write
+	targets []target // uploads write the first
 	streams []*cudart.Stream
 	events  []*cudart.Event
 

@@ -244,7 +244,7 @@ func (c *chunk) queued(device int, p cudart.Point, err error) {
 		if err != nil {
 			j.abort(c.Off, err)
 		}
-		// The ring's memory bounds what is queued between devices, too.
+		// The chunk keeps its memory meanwhile, which bounds the copies between devices, too.
 		for _, p := range ends {
 			c.x.fence.AddPoint(p)
 			j.ends.AddPoint(p)

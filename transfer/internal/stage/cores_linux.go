@@ -29,7 +29,7 @@ func coresOf(dev *cudart.Device) (node int, c cores) {
 	return node, cores{set: allowedCPUs(cpus, allowed)}
 }
 
-// allowedCPUs returns those of a node's CPUs that are allowed, nil if there are none.
+// allowedCPUs returns the CPUs of a node that are allowed, nil if there are none.
 func allowedCPUs(cpus []int, allowed unix.CPUSet) *unix.CPUSet {
 	var set unix.CPUSet
 	for _, cpu := range cpus {

@@ -22,7 +22,7 @@ type Direct struct {
 	reporter *bounded.Reporter
 }
 
-// Run copies, and returns how many bytes, from the first on, were copied. It returns when the
+// Run copies. It returns the number of bytes, from the first on, that were copied, when the
 // GPU is done with the memory, also after an error. It is called once.
 func (d *Direct) Run(ctx context.Context) (int, error) {
 	d.init(d.N, d.Down)

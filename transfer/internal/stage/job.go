@@ -37,7 +37,7 @@ type plan struct {
 	pools      []*workerPool // of Stages, in their order, each once
 	onePool    [1]*workerPool
 	maxWorkers int32 // for each device: see workerPool.workersOf
-	devices    int32 // in the smallest group: the workers fill the links of so many
+	devices    int32 // of the smallest group, whose links the workers fill
 }
 
 // chunkCounts count a job's bytes and chunks.
@@ -130,7 +130,7 @@ func (j *Job) Pass(off, n int) {
 	j.Wake()
 }
 
-// Run copies, and returns how many bytes, from the first on, were copied. When
+// Run copies. It returns the number of bytes, from the first on, that were copied. When
 // ctx ends it stops with the pieces that are worked on, and waits for the copies
 // that are under way.
 func (s *Stage) Run(ctx context.Context, c Copy) (int, error) {
@@ -221,7 +221,7 @@ func (j *Job) arrived() bool {
 	return len(list) > 0 && list[0].arrives.Load() && list[0].x.fence.Done(background)
 }
 
-// advance opens chunks, and publishes those that have arrived.
+// advance publishes the chunks that have arrived, and opens new ones.
 func (j *Job) advance() {
 	for j.arrived() {
 		c := j.driver.arriving[0]
@@ -394,7 +394,8 @@ func (d *driver) beginGrace() {
 	}
 }
 
-// minSpin is how long a job's own goroutine polls for anything but the GPU before it sleeps.
+// minSpin is the time for which a job's own goroutine polls, if it does not wait for the GPU,
+// before it sleeps.
 const minSpin = 30 * time.Microsecond
 
 // pause waits until the job may have work to do.
@@ -512,9 +513,9 @@ func (j *Job) finish() {
 	j.reporter.Finish()
 }
 
-// endSpin is how long a goroutine polls for the end of its copy: the last chunk takes that
-// long, and a goroutine that sleeps wakes some 50 µs late. It sleeps if others copy on all
-// cores: they would wait for it longer.
+// endSpin is the time for which a goroutine polls for the end of its copy: the last chunk
+// takes as long, and a goroutine that sleeps wakes some 50 µs late. It sleeps at once if other
+// copies use all cores.
 const endSpin = 100 * time.Microsecond
 
 // waitForEnds waits for the copies that were queued, and takes their errors. After an error

@@ -11,7 +11,7 @@ import (
 //
 // Calls of CUDA on one device serialize inside the driver, and goroutines that
 // wait there are slow to wake. So one goroutine at a time queues
-// copies, those of others too, and records one event for all that it finds.
+// copies, for other goroutines too, and records one event for all copies that it finds.
 type link struct {
 	stream *cudart.Stream
 

@@ -20,7 +20,8 @@ import (
 //	failed   fail, abandon   | nothing                 | up to the error, as far as they
 //	                         |                         | are copied without a gap
 //
-// Of several errors the one with the lowest offset is reported, and the first of those.
+// Of several errors it reports the one with the lowest offset; of several at one offset the
+// first.
 type outcome struct {
 	n       int // bytes
 	dir     direction
@@ -122,7 +123,7 @@ func (o *outcome) PastEnd(off int) bool {
 	return off >= o.end
 }
 
-// result returns how many bytes, from the first on, were copied.
+// result returns the number of bytes, from the first on, that were copied.
 func (o *outcome) result() (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -187,6 +188,6 @@ func Abandoned(err error) error {
 // on another goroutine: see [bounded.Do].
 var background = context.Background()
 
-// grace is how long the caller of a copy waits for it once its context has ended: the
-// copy itself waits bounded.Grace for the GPU.
+// grace is the time for which the caller of a copy waits for it after its context has ended:
+// the copy itself waits bounded.Grace for the GPU.
 const grace = 2 * bounded.Grace

@@ -30,7 +30,7 @@ type Stage struct {
 	opened []func(context.Context) error // close functions, in the order of their calls
 }
 
-// A direction is that of a copy's bytes.
+// A direction is the direction of a copy.
 type direction int
 
 const (
@@ -173,7 +173,7 @@ func (s *Stage) openStream() (*cudart.Stream, error) {
 	return stream, err
 }
 
-// sizeOf returns the size of a ring that so many workers fill. Four chunks of 8 MiB keep a
+// sizeOf returns the size of a ring for a number of workers. Four chunks of 8 MiB keep a
 // link busy in one direction, and stay in the caches. A few workers cannot fill the link,
 // and gain by what stays in their own caches.
 func sizeOf(workers int32) ringSize {
