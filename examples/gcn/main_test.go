@@ -274,7 +274,7 @@ func planOf(t *testing.T, o options) managed.Traffic {
 	total := 0
 	var all []*managed.Memory
 	large := func(n int) *memory {
-		p, err := a.Alloc(t.Context(), 4*n + 2<<20)
+		p, err := a.Alloc(t.Context(), 4*n+2<<20)
 		require.NoError(t, err)
 		all = append(all, p)
 		total += 4 * n
