@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -72,13 +73,16 @@ func (b *Buffer) mapAndRegister(ctx context.Context, n int, o Options) error {
 }
 
 // Slice returns memory as a slice of T, as many as fit whole: a buffer's, a
-// lease's, a registration's or a file's. It is nil after Close, where none fits, and
-// for a T of size 0. T must not hold Go pointers, because the garbage collector does
-// not look here. The memory must be aligned for T, as that of buffers and leases is.
+// lease's, a registration's or a file's. It is nil after Close, where none fits, for a
+// T of size 0, and for a nil m. T must not hold Go pointers, because the garbage collector
+// does not see them here. The memory must be aligned for T, as that of buffers and leases is.
 func Slice[T any](m interface{ Bytes() []byte }) []T {
 	size := int(unsafe.Sizeof(*(*T)(nil)))
+	if v := reflect.ValueOf(m); size == 0 || m == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil
+	}
 	mem := m.Bytes()
-	if size == 0 || len(mem) < size {
+	if len(mem) < size {
 		return nil
 	}
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/size)
@@ -87,4 +91,4 @@ func Slice[T any](m interface{ Bytes() []byte }) []T {
 // Reserved returns the bytes that the buffer has mapped, resident and pinned: Len
 // rounded up to a page, and with [HostAllocated] up to Options.Align more if CUDA's
 // address was not aligned. It stays the same after Close.
-func (b *Buffer) Reserved() int { return b.region.Mapped() }
+func (b *Buffer) Reserved() int { return b.mapped().Mapped() }

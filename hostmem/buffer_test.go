@@ -121,7 +121,7 @@ func TestCloseTwiceAndUseAfterClose(t *testing.T) {
 	err := b.CopyToDevice(g.Stream, p, 0, 4096)
 	require.ErrorIs(t, err, ErrClosed)
 	assert.ErrorContains(t, err, `copy to device: buffer "weights" of 4096 bytes`)
-	require.ErrorIs(t, b.CopyToHost(g.Stream, 0, p, 4096), ErrClosed)
+	require.ErrorIs(t, b.CopyFromDevice(g.Stream, p, 0, 4096), ErrClosed)
 	if g.Sim != nil {
 		assert.Equal(t, 1, g.Sim.Calls("cudaHostUnregister"))
 		assert.Equal(t, 1, g.Sim.Calls("cudaMemcpyAsync"))
@@ -150,7 +150,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 					fill(b.Bytes(), 4)
 					require.NoError(t, b.CopyToDevice(other, p, 0, n))
 				} else {
-					require.NoError(t, b.CopyToHost(other, 0, p, n))
+					require.NoError(t, b.CopyFromDevice(other, p, 0, n))
 				}
 
 				err := b.CloseContext(hostmemtest.Ended())
@@ -542,7 +542,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 				assert.NoError(t, shared.CopyToDevice(s, mine+8*mib-4096, random.IntN(3*mib-4096), 4096))
 				assert.NoError(t, s.Synchronize(context.Background()))
 				clear(b.Bytes())
-				assert.NoError(t, b.CopyToHost(s, 0, mine, n))
+				assert.NoError(t, b.CopyFromDevice(s, mine, 0, n))
 				// Several close it and look at it at once. One of them does the work.
 				var closers sync.WaitGroup
 				for range 3 {
@@ -552,7 +552,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 						b.Spans()
 						b.Notes()
 						ReadStats()
-						if err := b.CopyToHost(s, 0, mine, n); err != nil {
+						if err := b.CopyFromDevice(s, mine, 0, n); err != nil {
 							assert.ErrorIs(t, err, ErrClosed)
 						}
 						assert.NoError(t, b.Close())

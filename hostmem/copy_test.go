@@ -34,8 +34,8 @@ func TestCopiesStayWithinTheBuffer(t *testing.T) {
 	} {
 		err := b.CopyToDevice(g.Stream, p, tc.off, tc.n)
 		require.EqualError(t, err, fmt.Sprintf("hostmem: copy to device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
-		err = b.CopyToHost(g.Stream, tc.off, p, tc.n)
-		require.EqualError(t, err, fmt.Sprintf("hostmem: copy to host: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
+		err = b.CopyFromDevice(g.Stream, p, tc.off, tc.n)
+		require.EqualError(t, err, fmt.Sprintf("hostmem: copy from device: %d bytes at offset %d are not all within buffer of 10000 bytes", tc.n, tc.off))
 	}
 	if g.Sim != nil {
 		assert.Zero(t, g.Sim.Calls("cudaMemcpyAsync"))
@@ -53,7 +53,7 @@ func TestCopiesNeedAStream(t *testing.T) {
 	p := g.Device(1)
 	b := g.alloc(1, Options{})
 	require.ErrorContains(t, b.CopyToDevice(nil, p, 0, 1), "copy to device: buffer of 1 bytes: the stream is nil")
-	require.ErrorContains(t, b.CopyToHost(nil, 0, p, 1), "copy to host: buffer of 1 bytes: the stream is nil")
+	require.ErrorContains(t, b.CopyFromDevice(nil, p, 0, 1), "copy from device: buffer of 1 bytes: the stream is nil")
 }
 
 // A copy may start and end anywhere near the ends of registrations. CUDA itself refuses one that
@@ -89,7 +89,7 @@ func TestCopiesAcrossSeams(t *testing.T) {
 				from := cudart.DevPtr(i % (n - size + 1))
 				want := up.Bytes()[from : int(from)+size]
 				clear(down.Bytes()[max(0, off-64):min(n, off+size+64)])
-				require.NoError(t, down.CopyToHost(g.Stream, off, p+from, size))
+				require.NoError(t, down.CopyFromDevice(g.Stream, p+from, off, size))
 				g.Synchronize()
 				require.True(t, bytes.Equal(want, down.Bytes()[off:off+size]), "from the device")
 				require.Equal(t, make([]byte, off-max(0, off-64)), down.Bytes()[max(0, off-64):off], "before")
@@ -198,7 +198,7 @@ func TestCopiesFromManyGoroutines(t *testing.T) {
 			assert.NoError(t, b.CopyToDevice(s, p+cudart.DevPtr(off), off, each))
 			assert.NoError(t, s.Synchronize(context.Background()))
 			clear(b.Bytes()[off : off+each])
-			assert.NoError(t, b.CopyToHost(s, off, p+cudart.DevPtr(off), each))
+			assert.NoError(t, b.CopyFromDevice(s, p+cudart.DevPtr(off), off, each))
 		})
 	}
 	wg.Wait()

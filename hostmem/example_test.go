@@ -68,7 +68,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	clear(numbers)
-	if err := buf.CopyToHost(s, 0, place, buf.Len()); err != nil {
+	if err := buf.CopyFromDevice(s, place, 0, buf.Len()); err != nil {
 		log.Fatal(err)
 	}
 	if err := s.Synchronize(ctx); err != nil {
@@ -148,12 +148,12 @@ func ExampleMapFile() {
 	if err := file.CopyToDevice(s, place, 0, file.Len()); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(file.CopyToHost(s, 0, place, 1))
+	fmt.Println(file.CopyFromDevice(s, place, 0, 1))
 	if err := file.Close(); err != nil { // waits for the copy
 		log.Fatal(err)
 	}
 	// Output:
-	// hostmem: copy to host: file "weights" of 1000 bytes: registered read-only
+	// hostmem: copy from device: file "weights" of 1000 bytes: registered read-only
 }
 
 // What a program has pinned.

@@ -10,7 +10,7 @@ import (
 // Pinned is what a [Buffer], a [Registration] and a [File] have in common.
 type Pinned interface {
 	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
-	CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+	CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error
 	Len() int
 	Spans() []Span
 }

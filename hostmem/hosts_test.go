@@ -288,7 +288,7 @@ func TestCloseWaitsForCopiesOnEveryHost(t *testing.T) {
 			src := g.Device(mib)
 			g.Upload(src, filled(mib, 9))
 			open := g.Stall(g.Stream)
-			require.NoError(t, b.CopyToHost(g.Stream, 0, src, mib))
+			require.NoError(t, b.CopyFromDevice(g.Stream, src, 0, mib))
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 			defer cancel()
 			require.ErrorIs(t, b.CloseContext(ctx), context.DeadlineExceeded)
@@ -582,7 +582,7 @@ func TestSharedPageTables(t *testing.T) {
 	frozen := g.register(mapped(t, fd, mib, unix.PROT_READ, shared), RegisterOptions{})
 	require.Equal(t, SharedPageTables, frozen.Method())
 	require.True(t, frozen.ReadOnly())
-	require.ErrorIs(t, frozen.CopyToHost(g.Stream, 0, 0, 1), ErrReadOnly)
+	require.ErrorIs(t, frozen.CopyFromDevice(g.Stream, 0, 0, 1), ErrReadOnly)
 
 	path, _ := diskFile(t, 10_000)
 	f := g.mapFile(path, MapFileOptions{})
@@ -592,7 +592,7 @@ func TestSharedPageTables(t *testing.T) {
 	require.NoError(t, f.CopyToDevice(g.Stream, dst, 0, 10_000))
 	g.Synchronize()
 	require.Equal(t, filled(10_000, 7), g.Download(dst, 10_000))
-	require.ErrorIs(t, f.CopyToHost(g.Stream, 0, dst, 1), ErrReadOnly)
+	require.ErrorIs(t, f.CopyFromDevice(g.Stream, dst, 0, 1), ErrReadOnly)
 
 	// What cannot be pinned for other reasons is refused all the same.
 	_, err = Register(t.Context(), g.Dev, make([]byte, 4096), RegisterOptions{})

@@ -57,7 +57,7 @@ func (m *pinnedMem) Method() Method {
 	switch {
 	case m.allocated != nil:
 		return HostAllocated
-	case m.host.shared():
+	case m.host != nil && m.host.shared():
 		return SharedPageTables
 	case len(m.spans) > 1:
 		return RegisteredInSpans

@@ -46,13 +46,13 @@ func (n Node) choose(ctx context.Context, dev *cudart.Device, system *pages.Syst
 
 // NodeOf returns the NUMA node on which memory for the device resides by default,
 // as in /sys/devices/system/node (the PCI device's numa_node, or the attribute
-// HostNumaId); ok is false for a nil device, where there is one node only, and where
-// the system does not report it.
-func NodeOf(dev *cudart.Device) (node int, ok bool) {
-	if dev == nil {
+// HostNumaId by cudaDeviceGetAttribute); ok is false for a nil context or device, where
+// there is one node only, and where the system does not report it.
+func NodeOf(ctx context.Context, dev *cudart.Device) (node int, ok bool) {
+	if ctx == nil || dev == nil {
 		return 0, false
 	}
-	node, ok, _ = DeviceNode.choose(context.Background(), dev, pages.Host())
+	node, ok, _ = DeviceNode.choose(ctx, dev, pages.SystemOf(ctx))
 	return node, ok
 }
 

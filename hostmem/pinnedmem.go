@@ -31,6 +31,7 @@ var (
 	errNilContext = errors.New("the context is nil")
 	errNilDevice  = errors.New("the device is nil")
 	errNilStream  = errors.New("the stream is nil")
+	errZero       = errors.New("the zero value (open it with Alloc, Register or MapFile)")
 )
 
 // checkArguments checks what every function that pins memory needs.
@@ -207,41 +208,43 @@ func explain(err error) error {
 	return err
 }
 
-// Len returns the bytes requested.
+// mapped returns the region, for the zero value an empty one.
+func (m *pinnedMem) mapped() *pages.Region {
+	if m.region == nil {
+		return new(pages.Region)
+	}
+	return m.region
+}
+
+// Len returns the size in bytes as requested. It stays the same after Close.
 func (m *pinnedMem) Len() int { return m.n }
 
-// Bytes returns the memory, exactly as long as requested, and nil once Close was called.
-// The slice must not be used after Close.
+// Bytes returns the memory, Len bytes, and nil once Close was called. The slice must not be
+// used after Close.
 func (m *pinnedMem) Bytes() []byte {
 	if m.life.Sealed() {
 		return nil
 	}
-	return m.region.Bytes()
+	return m.mapped().Bytes()
 }
 
 // Pointer returns the address of the first byte, nil once Close was called.
-func (m *pinnedMem) Pointer() unsafe.Pointer {
-	if m.life.Sealed() {
-		return nil
-	}
-	return m.base
-}
+func (m *pinnedMem) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(m.Bytes())) }
 
-// Spans returns the registrations in order. There is one, unless the memory is
-// larger than what can be registered at once or the Chunk of the options asked
-// for more. CopyToDevice and CopyToHost split copies at their ends. Memory that is not
-// registered (see [Method]) is one span.
+// Spans returns the registrations in order, in bytes from the start of the memory. There is
+// one, unless the memory is larger than one registration can be, or Options.Chunk has
+// requested more. CopyToDevice and CopyFromDevice split copies at their ends. Memory that is
+// not registered (see [Method]) is one span.
 func (m *pinnedMem) Spans() []Span { return slices.Clone(m.pieces) }
 
-// Notes returns, in words, what the host refused and costs speed, such as huge
-// pages or registering, options that do not apply, and what the device does
-// differently.
-func (m *pinnedMem) Notes() []string { return slices.Concat(m.notes, m.region.Notes()) }
+// Notes returns, in words, what the host refused and costs speed, such as huge pages or
+// registering, options that do not apply, and what the device does differently.
+func (m *pinnedMem) Notes() []string { return slices.Concat(m.notes, m.mapped().Notes()) }
 
 // Misplaced returns, in words, why pages may reside on another NUMA node than Options.Node chose:
-// the host refused to bind them (mbind), or they were found elsewhere. It is nil if nothing
-// of that kind was seen. Notes has the same, beside others.
-func (m *pinnedMem) Misplaced() []string { return m.region.Misplaced() }
+// the host refused to bind them (mbind), or they were found elsewhere (move_pages). It is nil
+// if nothing of that kind was seen. Notes has the same, beside others.
+func (m *pinnedMem) Misplaced() []string { return m.mapped().Misplaced() }
 
 // String names the memory in messages.
 func (m *pinnedMem) String() string {
@@ -251,7 +254,7 @@ func (m *pinnedMem) String() string {
 	return fmt.Sprintf("%s of %d bytes", m.kind, m.n)
 }
 
-// CopyToDevice queues a copy of n bytes at offset off to the device
+// CopyToDevice queues a copy of n bytes at offset off to dst in device memory
 // (cudaMemcpyAsync, once for each span that it touches). The bytes must not change
 // before the stream has passed the copy. n may be 0.
 //
@@ -264,42 +267,42 @@ func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int
 	})
 }
 
-// CopyToHost queues a copy of n bytes from the device to offset off
+// CopyFromDevice queues a copy of n bytes at src in device memory to offset off
 // (cudaMemcpyAsync, once for each span that it touches). Until the stream has
 // passed the copy the memory holds old bytes, or some of each: synchronise before
 // reading. Errors are those of CopyToDevice, and [ErrReadOnly] for memory that was
 // registered read-only.
-func (m *pinnedMem) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
 	if m.readOnly {
-		return fmt.Errorf("hostmem: copy to host: %v: %w", m, ErrReadOnly)
+		return fmt.Errorf("hostmem: copy from device: %v: %w", m, ErrReadOnly)
 	}
-	return m.copy(s, "to host", off, n, func(at unsafe.Pointer, skip, n int) error {
+	return m.copy(s, "from device", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
 	})
 }
 
+// copy has one called with each part of [off, off+n) that is within one span, while Close
+// waits, and remembers the stream.
 func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
-	if off < 0 || n < 0 || off > m.n-n {
+	var err error
+	switch {
+	case m.region == nil:
+		return fmt.Errorf("hostmem: copy %s: %w", what, errZero)
+	case off < 0 || n < 0 || off > m.n-n:
 		return fmt.Errorf("hostmem: copy %s: %d bytes at offset %d are not all within %v", what, n, off, m)
+	case s == nil:
+		err = errNilStream
+	case !m.life.Begin():
+		err = ErrClosed
+	default:
+		err = Pieces(m.pieces, off, n, func(at, n int) error { return one(unsafe.Add(m.base, at), at-off, n) })
+		m.fence.Add(s) // after an error of CUDA, too: a part may be queued
+		m.life.End()
 	}
-	if err := m.queue(s, off, n, one); err != nil {
+	if err != nil {
 		return fmt.Errorf("hostmem: copy %s: %v: %w", what, m, err)
 	}
 	return nil
-}
-
-func (m *pinnedMem) queue(s *cudart.Stream, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
-	if s == nil {
-		return errNilStream
-	}
-	if !m.life.Begin() {
-		return ErrClosed
-	}
-	defer m.life.End()
-	defer m.fence.Add(s) // when they are queued, the part of them that could be
-	return Pieces(m.pieces, off, n, func(at, n int) error {
-		return one(unsafe.Add(m.base, at), at-off, n)
-	})
 }
 
 // Close waits for the copies that were queued by the methods here, unregisters the
@@ -316,6 +319,9 @@ func (m *pinnedMem) Close() error { return m.CloseContext(context.Background()) 
 // does counts when it returns, and other Closes wait for it.
 func (m *pinnedMem) CloseContext(ctx context.Context) error {
 	err := errNilContext
+	if m.region == nil {
+		return fmt.Errorf("hostmem: close: %w", errZero)
+	}
 	if ctx != nil {
 		m.life.Seal()
 		process.closing(m.entry)

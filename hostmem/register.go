@@ -40,7 +40,7 @@ type Registration struct{ pinnedMem }
 // which makes forks slow: advise MADV_DONTFORK where that matters.
 //
 // Memory that cannot be written is registered read-only if it is mapped
-// shared: CopyToHost then returns [ErrReadOnly].
+// shared: CopyFromDevice then returns [ErrReadOnly].
 //
 // Errors, before CUDA sees the memory, are of memory of the Go heap ([ErrGoMemory]);
 // of a range that is not mapped as a whole, or cannot be read; of private mappings

@@ -65,12 +65,12 @@ func (g *rig) requireCopies(m *pinnedMem) {
 	g.Synchronize()
 	require.Equal(g, want, g.Download(dst, n))
 	if m.readOnly {
-		require.ErrorIs(g, m.CopyToHost(g.Stream, 0, dst, n), ErrReadOnly)
+		require.ErrorIs(g, m.CopyFromDevice(g.Stream, dst, 0, n), ErrReadOnly)
 		return
 	}
 	back := filled(n, 99)
 	require.NoError(g, g.Dev.CopyToDevice(dst, unsafe.Pointer(&back[0]), n))
-	require.NoError(g, m.CopyToHost(g.Stream, 0, dst, n))
+	require.NoError(g, m.CopyFromDevice(g.Stream, dst, 0, n))
 	g.Synchronize()
 	require.Equal(g, back, m.Bytes())
 }
@@ -265,7 +265,7 @@ func TestRegistrationBoundsAndClose(t *testing.T) {
 	dst := g.Device(8 * kib)
 	for _, bounds := range [][2]int{{-1, 1}, {0, 5001}, {5000, 1}, {1, -1}, {5001, 0}, {1, int(^uint(0) >> 1)}} {
 		require.ErrorContains(t, r.CopyToDevice(g.Stream, dst, bounds[0], bounds[1]), "not all within registration of 5000 bytes")
-		require.ErrorContains(t, r.CopyToHost(g.Stream, bounds[0], dst, bounds[1]), "not all within")
+		require.ErrorContains(t, r.CopyFromDevice(g.Stream, dst, bounds[0], bounds[1]), "not all within")
 	}
 	assert.Equal(t, mem[10:5010], r.Bytes())
 	require.NoError(t, r.Close())
@@ -274,7 +274,7 @@ func TestRegistrationBoundsAndClose(t *testing.T) {
 	assert.Nil(t, r.Bytes())
 	assert.Nil(t, r.Pointer())
 	require.ErrorIs(t, r.CopyToDevice(g.Stream, dst, 0, 1), ErrClosed)
-	require.ErrorIs(t, r.CopyToHost(g.Stream, 0, dst, 1), ErrClosed)
+	require.ErrorIs(t, r.CopyFromDevice(g.Stream, dst, 0, 1), ErrClosed)
 	mem[10] = 1 // still mapped
 	g.register(mem[10:5010], RegisterOptions{})
 }
@@ -288,7 +288,7 @@ func TestCloseOfARegistrationWaitsForCopies(t *testing.T) {
 	want := filled(mib, 8)
 	require.NoError(t, g.Dev.CopyToDevice(src, unsafe.Pointer(&want[0]), mib))
 	g.Hold()
-	require.NoError(t, r.CopyToHost(g.Stream, 0, src, mib))
+	require.NoError(t, r.CopyFromDevice(g.Stream, src, 0, mib))
 
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()

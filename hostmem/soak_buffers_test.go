@@ -66,7 +66,7 @@ func TestSoakBuffers(t *testing.T) {
 			return
 		}
 		s := streams[random.IntN(len(streams))]
-		insist(func() error { return b.CopyToHost(s, 0, place, n) })
+		insist(func() error { return b.CopyFromDevice(s, place, 0, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		assert.Zero(t, b.Bytes()[n-1], "what was left there")
 		seed := byte(1 + random.IntN(255))
@@ -76,7 +76,7 @@ func TestSoakBuffers(t *testing.T) {
 		insist(func() error { return b.CopyToDevice(s, place, 0, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		clear(b.Bytes())
-		insist(func() error { return b.CopyToHost(s, 0, place, n) })
+		insist(func() error { return b.CopyFromDevice(s, place, 0, n) })
 		insist(func() error { return s.Synchronize(context.Background()) })
 		for i, v := range b.Bytes() {
 			if v != byte(i)^seed {

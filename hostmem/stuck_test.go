@@ -537,7 +537,7 @@ func TestArgumentsThatAreNil(t *testing.T) {
 	require.ErrorContains(t, second(Register(t.Context(), nil, mem, RegisterOptions{})), "the device is nil")
 	b := g.alloc(4096, Options{})
 	require.EqualError(t, b.CloseContext(none), "hostmem: close buffer of 4096 bytes: the context is nil")
-	_, ok := NodeOf(nil)
+	_, ok := NodeOf(t.Context(), nil)
 	assert.False(t, ok)
 }
 

@@ -69,7 +69,7 @@ func TestEveryCallFailsAtEveryPositionOnHostsThatRefuse(t *testing.T) {
 			require.NoError(s, b.CopyToDevice(s.Stream, s.Mem, seam-100, 300))
 		}),
 		copyingToDevice("copy to device", chunks),
-		copyingFromDevice("copy to host", chunks),
+		copyingFromDevice("copy from device", chunks),
 	}, theLedger, 80, 100)
 	hostmemtest.Sweep(t, "hostmem: ", hosts[len(hosts)-1:], foreignOperations(), theLedger, 15, 10)
 }
@@ -100,7 +100,7 @@ func operations() []hostmemtest.Operation {
 				require.NoError(s, stream.Close())
 			}),
 			copyingToDevice("copy to device "+name, o),
-			copyingFromDevice("copy to host "+name, o),
+			copyingFromDevice("copy from device "+name, o),
 		)
 	}
 	return slices.Concat(ops, foreignOperations())
@@ -189,13 +189,13 @@ func copyingToDevice(name string, o Options) hostmemtest.Operation {
 func copyingFromDevice(name string, o Options) hostmemtest.Operation {
 	const off, n = seam - 100, 300
 	return hostmemtest.Operation{
-		Name: name, Tried: "copy to host: buffer of 5242881 bytes",
+		Name: name, Tried: "copy from device: buffer of 5242881 bytes",
 		Start: func(s *hostmemtest.Stage) hostmemtest.Act {
 			b := mustAlloc(s, 5*mib+1, o)
 			content := filled(n, 12)
 			s.Upload(s.Mem, content)
 			return hostmemtest.Act{
-				Do: func() error { return b.CopyToHost(s.Stream, off, s.Mem, n) },
+				Do: func() error { return b.CopyFromDevice(s.Stream, s.Mem, off, n) },
 				Check: func() {
 					s.Synchronize()
 					require.Equal(s, content, b.Bytes()[off:off+n])

@@ -292,7 +292,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 					err := host.CopyToDevice(s, at, off, size)
 					if err == nil && write {
 						if err = s.Memset(at, 1, size); err == nil {
-							err = host.CopyToHost(s, off, at, size)
+							err = host.CopyFromDevice(s, at, off, size)
 						}
 					} else if err == nil {
 						err = s.CopyOnDevice(at+cudart.DevPtr(chunk), at, size)

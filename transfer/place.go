@@ -272,7 +272,7 @@ func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (sen
 	return func(s *cudart.Stream, at cudart.DevPtr, off, n int) error {
 		switch {
 		case isKnown && down:
-			return p.CopyToHost(s, start+off, at, n)
+			return p.CopyFromDevice(s, at, start+off, n)
 		case isKnown:
 			return p.CopyToDevice(s, at, start+off, n)
 		case down:

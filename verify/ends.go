@@ -38,7 +38,7 @@ func newPinned(ctx context.Context, t *trip) (*end, error) {
 			return buf.CopyToDevice(s, dst, off, n)
 		},
 		download: func(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-			return buf.CopyToHost(s, off, src, n)
+			return buf.CopyFromDevice(s, src, off, n)
 		},
 		release: buf.CloseContext,
 	}, nil

@@ -41,6 +41,9 @@ type Options struct {
 // (PINNED_DEBUG=1) only. [Allocator.Stats] counts it, and
 // [Allocator.Err] returns the reason. If the Go heap cannot grow either, the process ends,
 // as any Go program does.
+//
+// The zero Allocator and nil have no pool: the zero one allocates in the Go heap, and nil
+// allocates nothing.
 type Allocator struct {
 	pool *pool.Pool
 	o    Options
@@ -68,7 +71,9 @@ func (b *block) bytes() []byte {
 	return b.lease.Bytes()
 }
 
-// New makes an allocator of a pool's memory. It has nothing to close: the pool's Close
+var errNil = errors.New("arrowmem: the allocator is nil")
+
+// New makes an allocator of a pool's memory. It does not block. It has nothing to close: the pool's Close
 // reports memory that was not freed, and leaves it in use until Free. A nil pool or stream
 // is an error, and so is a negative Wait.
 func New(p *pool.Pool, o Options) (*Allocator, error) {
@@ -83,7 +88,7 @@ func New(p *pool.Pool, o Options) (*Allocator, error) {
 		o.Wait = DefaultWait
 	}
 	o.Streams = slices.Clone(o.Streams)
-	return &Allocator{pool: p, o: o, blocks: make(map[*byte]block)}, nil
+	return &Allocator{pool: p, o: o}, nil
 }
 
 const (
@@ -101,6 +106,8 @@ const (
 // nil, which Arrow cannot slice and panics.
 func (a *Allocator) Allocate(size int) []byte {
 	switch {
+	case a == nil:
+		return nil
 	case size == 0:
 		return []byte{}
 	case size < 0 || size > maxSize:
@@ -128,6 +135,9 @@ func (a *Allocator) Allocate(size int) []byte {
 		}
 	case size >= a.short:
 		a.short = 0
+	}
+	if a.blocks == nil {
+		a.blocks = make(map[*byte]block)
 	}
 	a.blocks[unsafe.SliceData(mem)] = b
 	a.count(&b, 1, size)
@@ -161,7 +171,10 @@ func allocateHeap(size int) []byte {
 // to size. The memory stays where it is if it is large enough, and at most twice as large
 // as needed.
 func (a *Allocator) Reallocate(size int, mem []byte) []byte {
-	if size == 0 {
+	switch {
+	case a == nil:
+		return nil
+	case size == 0:
 		a.Free(mem)
 		return []byte{}
 	}
@@ -200,7 +213,7 @@ func (a *Allocator) resize(size int, mem []byte) []byte {
 // Other memory is ignored and counted in Stats.Unknown, and so is memory that was freed
 // before, unless another allocation has it already.
 func (a *Allocator) Free(mem []byte) {
-	if cap(mem) == 0 {
+	if a == nil || cap(mem) == 0 {
 		return
 	}
 	b, ok := a.forget(mem)
@@ -247,6 +260,9 @@ type Stats struct {
 // Stats returns the present numbers. The bytes that are pinned for them are in the pool's
 // Stats.
 func (a *Allocator) Stats() Stats {
+	if a == nil {
+		return Stats{}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.stats
@@ -268,6 +284,9 @@ func (a *Allocator) count(b *block, allocations, bytes int) {
 // such as [pool.ErrClosed], [pool.ErrTooLarge], or [context.DeadlineExceeded] for a limit,
 // which it wraps, or a call that was ignored.
 func (a *Allocator) Err() error {
+	if a == nil {
+		return errNil
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.err

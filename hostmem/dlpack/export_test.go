@@ -358,7 +358,7 @@ func TestLeaseIsReusedWhenConsumerAndGPUAreDone(t *testing.T) {
 	require.False(t, isReused(), "the copy has not run")
 	open()
 	require.NoError(t, theirs.Synchronize(t.Context()))
-	_, err = p.Trim(0) // what is idle
+	_, err = p.Trim(t.Context(), 0) // what is idle
 	require.NoError(t, err)
 	require.Zero(t, p.Stats().PendingBytes)
 	require.NoError(t, dev.Free(mem))

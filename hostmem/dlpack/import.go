@@ -113,17 +113,18 @@ func ints(address uintptr, n int32) []int {
 
 // Bytes returns the memory of all elements, in row-major order, and nil after Close.
 func (i *Imported) Bytes() []byte {
-	if i.closed.Load() {
+	if i == nil || i.closed.Load() {
 		return nil
 	}
 	return i.mem
 }
 
 // Close calls the tensor's deleter, after which the other library may reuse the memory:
-// copies that use it must be done. Close blocks as long as the deleter does, and always
-// returns nil. A second Close does nothing.
+// copies that use it must be done. Close takes as long as the deleter, which no context can
+// end, and always returns nil. A second Close does nothing, nor does Close of the zero
+// Imported.
 func (i *Imported) Close() error {
-	if i.deleter != nil && i.closed.CompareAndSwap(false, true) {
+	if i != nil && i.deleter != nil && i.closed.CompareAndSwap(false, true) {
 		i.deleter()
 	}
 	return nil

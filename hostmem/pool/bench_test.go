@@ -120,7 +120,7 @@ func BenchmarkPoolCutFragmented(b *testing.B) {
 					require.NoError(b, l.Release())
 				}
 			}
-			_, err = p.Trim(0) // the free blocks become free runs
+			_, err = p.Trim(context.Background(), 0) // the free blocks become free runs
 			require.NoError(b, err)
 			class, short := classOf(longer), classOf(n)
 			b.ReportAllocs()

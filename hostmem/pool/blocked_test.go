@@ -123,7 +123,7 @@ func TestAskingThatDoesNotReturn(t *testing.T) {
 				}
 			})
 			within(t, "Trim", func() {
-				_, err := p.Trim(0)
+				_, err := p.Trim(context.Background(), 0)
 				assert.NoError(t, err)
 			})
 			within(t, "the idle timer", p.core.tick)
@@ -202,7 +202,7 @@ func TestUnregisteringThatDoesNotReturn(t *testing.T) {
 	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
 	defer unblock()
 	trimmed := make(chan error)
-	go func() { _, err := p.Trim(0); trimmed <- err }()
+	go func() { _, err := p.Trim(context.Background(), 0); trimmed <- err }()
 	g.AwaitBlocked("cudaHostUnregister", 1)
 	within(t, "others", func() {
 		require.NoError(t, cached.Release())
@@ -263,7 +263,7 @@ func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	within(t, "the relief of other pools", func() { assert.Zero(t, p.core.reclaim(context.Background(), 1<<30)) })
 	assert.Equal(t, 12*mib, p.Stats().ReservedBytes)
 	assert.Equal(t, 12*mib, p.Stats().SlackBytes)
-	freed, err := p.Trim(0)
+	freed, err := p.Trim(context.Background(), 0)
 	require.NoError(t, err)
 	assert.Equal(t, p.Stats().ReservedBytes, 12*mib-freed)
 	assert.Equal(t, 1, g.Registrations(), "the one whose call does not return")

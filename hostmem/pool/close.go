@@ -38,11 +38,16 @@ func (p *Pool) Close() error { return p.CloseContext(context.Background()) }
 // CloseContext is Close that stops waiting when ctx ends. The pool is
 // closed all the same, and Close may be called again for the rest.
 func (p *Pool) CloseContext(ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("pool: close %v: %w", p, errNilContext)
+	var err error
+	switch c := p.impl(); {
+	case c == nil:
+		err = errNoPool
+	case ctx == nil:
+		err = errNilContext
+	default:
+		p.cleanup.Stop()
+		err = c.close(ctx)
 	}
-	p.cleanup.Stop()
-	err := p.core.close(ctx)
 	runtime.KeepAlive(p)
 	if err != nil {
 		return fmt.Errorf("pool: close %v: %w", p, err)

@@ -59,10 +59,10 @@ func TestCloseBesideGets(t *testing.T) {
 					leased.Add(1)
 					assert.False(t, after, "a lease of a pool whose Close has returned nil")
 					if k%2 == 0 {
-						assert.NoError(t, l.CopyToHost(g.Stream, 0, dst, 64))
+						assert.NoError(t, l.CopyFromDevice(g.Stream, dst, 0, 64))
 					}
 					if k%5 == 0 {
-						_, err := p.Trim(0)
+						_, err := p.Trim(context.Background(), 0)
 						assert.NoError(t, err)
 					}
 					leased.Add(-1)
@@ -233,7 +233,7 @@ func TestMemoryThatCouldNotBeUnregisteredIsTriedAgain(t *testing.T) {
 		require.NoError(t, small.Release())
 		require.NoError(t, large.Release())
 		g.Sim.Fail("cudaHostUnregister", cudasim.Fault{Times: 2, Code: cudart.ErrUnknown, Late: late})
-		freed, err := p.Trim(0)
+		freed, err := p.Trim(context.Background(), 0)
 		require.ErrorIs(t, err, cudart.ErrUnknown)
 		assert.Zero(t, freed)
 		st := p.Stats()
@@ -241,7 +241,7 @@ func TestMemoryThatCouldNotBeUnregisteredIsTriedAgain(t *testing.T) {
 		assert.Equal(t, 6*mib, st.SlackBytes)
 		assert.Equal(t, 2, st.Failures)
 		balanced(t, p)
-		freed, err = p.Trim(0)
+		freed, err = p.Trim(context.Background(), 0)
 		require.NoError(t, err)
 		assert.Equal(t, 6*mib, freed)
 		requireEmpty(t, p)
@@ -263,7 +263,7 @@ func TestFailuresAreThePools(t *testing.T) {
 	require.ErrorIs(t, err, ErrTooLarge)
 	assert.Zero(t, p.Stats().Failures)
 	require.NoError(t, held.Release())
-	_, err = p.Trim(0)
+	_, err = p.Trim(context.Background(), 0)
 	require.NoError(t, err)
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Times: 2, Code: cudart.ErrInvalidValue})
 	_, err = p.Get(t.Context(), 3*mib)

@@ -60,7 +60,7 @@ func (l Lease) Pointer() unsafe.Pointer {
 
 func (l Lease) open() bool { return l.b != nil && l.b.users.Open(l.generation) }
 
-// CopyToDevice queues a copy of n bytes at offset off to the device
+// CopyToDevice queues a copy of n bytes at offset off to dst in device memory
 // (cudaMemcpyAsync). The bytes must not change before the stream has passed
 // the copy. The lease may be released at once. n may be 0.
 //
@@ -72,12 +72,12 @@ func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) err
 	})
 }
 
-// CopyToHost queues a copy of n bytes from the device to offset off
+// CopyFromDevice queues a copy of n bytes at src in device memory to offset off
 // (cudaMemcpyAsync). Until the stream has passed the copy the memory holds old
 // bytes, or some of each: synchronise before reading. Errors are those of
 // CopyToDevice.
-func (l Lease) CopyToHost(s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return l.copy("to host", s, off, n, func(at unsafe.Pointer, skip, n int) error {
+func (l Lease) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+	return l.copy("from device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
 	})
 }

@@ -26,7 +26,7 @@ func TestReleasedLeasesReachNothing(t *testing.T) {
 		assert.Nil(t, l.Bytes())
 		assert.Nil(t, l.Pointer())
 		assert.ErrorIs(t, l.CopyToDevice(g.Stream, dst, 0, 1), ErrReleased)
-		assert.ErrorIs(t, l.CopyToHost(g.Stream, 0, dst, 1), ErrReleased)
+		assert.ErrorIs(t, l.CopyFromDevice(g.Stream, dst, 0, 1), ErrReleased)
 		err := l.Release()
 		assert.ErrorIs(t, err, ErrReleased)
 		assert.ErrorContains(t, err, "pool: release: lease of 1048576 bytes from \"pool\" of device 0")
@@ -51,7 +51,7 @@ func TestLeaseChecksItsCopies(t *testing.T) {
 	l := get(t, p, 1000) // of a block of 1024
 	for _, c := range []struct{ off, n int }{{-1, 1}, {0, 1001}, {1000, 1}, {1, -1}, {1 << 62, 1 << 62}} {
 		assert.Error(t, l.CopyToDevice(g.Stream, dst, c.off, c.n), "%+v", c)
-		assert.Error(t, l.CopyToHost(g.Stream, c.off, dst, c.n), "%+v", c)
+		assert.Error(t, l.CopyFromDevice(g.Stream, dst, c.off, c.n), "%+v", c)
 	}
 	assert.ErrorIs(t, l.CopyToDevice(nil, dst, 0, 1), errNilStream)
 	assert.ErrorIs(t, l.Release(g.Stream, nil), errNilStream)
@@ -59,7 +59,7 @@ func TestLeaseChecksItsCopies(t *testing.T) {
 	assert.NotNil(t, l.Bytes(), "a Release that was refused leaves the lease as it is")
 	fill(l.Bytes(), 1)
 	require.NoError(t, l.CopyToDevice(g.Stream, dst, 100, 900))
-	require.NoError(t, l.CopyToHost(g.Stream, 0, dst, 100))
+	require.NoError(t, l.CopyFromDevice(g.Stream, dst, 0, 100))
 	g.Synchronize()
 	assert.Equal(t, l.Bytes()[100:200], l.Bytes()[:100])
 	require.NoError(t, l.Release())

@@ -240,7 +240,7 @@ func TestWaitsForTheProcessLimitKeepNothingOfIt(t *testing.T) {
 					assert.ErrorIs(t, err, context.Canceled)
 				} else {
 					assert.LessOrEqual(t, hostmem.ReadStats().PinnedBytes, before+10*mib)
-					assert.NoError(t, l.CopyToHost(s, 0, dst, 1))
+					assert.NoError(t, l.CopyFromDevice(s, dst, 0, 1))
 					assert.NoError(t, l.Release())
 				}
 				cancel()
@@ -296,7 +296,7 @@ func TestReservedHugePagesCountWhole(t *testing.T) {
 	}
 	assert.LessOrEqual(t, p.Stats().PeakReservedBytes, 21*mib)
 	balanced(t, p)
-	_, err = p.Trim(0)
+	_, err = p.Trim(context.Background(), 0)
 	require.NoError(t, err)
 
 	fallback = true

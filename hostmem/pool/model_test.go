@@ -228,7 +228,7 @@ func (w *worker) step() bool {
 		case 1:
 			w.p.core.reclaim(context.Background(), w.random.IntN(4*mib))
 		default:
-			if _, err := w.p.Trim(w.random.IntN(4 * mib)); err != nil {
+			if _, err := w.p.Trim(context.Background(), w.random.IntN(4*mib)); err != nil {
 				return w.expected(err)
 			}
 		}
@@ -386,7 +386,7 @@ func (w *worker) download() bool {
 	}
 	s := w.stream()
 	n := min(h.n, w.known)
-	if err := h.l.CopyToHost(s, 0, w.area, n); err != nil {
+	if err := h.l.CopyFromDevice(s, w.area, 0, n); err != nil {
 		return w.finish(h) && w.expected(err)
 	}
 	w.counts[countDownloads].Add(1)

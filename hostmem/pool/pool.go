@@ -30,6 +30,7 @@ var (
 	errBlockSize  = errors.New("size must be positive and fit the address space")
 	errNilDevice  = errors.New("the device is nil")
 	errNilContext = errors.New("the context is nil")
+	errNoPool     = errors.New("the zero Pool (make one with New)")
 )
 
 // DefaultIdleTime is the Options.IdleTime of pools that set none.
@@ -99,7 +100,15 @@ type counts struct {
 	trimmed, waits, failures, lost atomic.Int64
 }
 
-// New makes a pool. It pins nothing yet. Close it. Errors are of invalid options,
+// impl returns the pool, nil for a nil handle and for the zero Pool.
+func (p *Pool) impl() *core {
+	if p == nil {
+		return nil
+	}
+	return p.core
+}
+
+// New makes a pool. It pins nothing yet, and does not block. Close it. Errors are of invalid options,
 // of a nil device, and of one whose Runtime was closed ([cudart.ErrClosed]).
 func New(dev *cudart.Device, o Options) (*Pool, error) {
 	c, err := newCore(dev, o)
@@ -171,7 +180,7 @@ func (p *Pool) Get(ctx context.Context, n int) (Lease, error) { return p.get(ctx
 func (p *Pool) TryGet(ctx context.Context, n int) (Lease, error) { return p.get(ctx, n, false) }
 
 func (p *Pool) get(ctx context.Context, n int, wait bool) (Lease, error) {
-	l, err := p.core.get(ctx, n, wait)
+	l, err := p.impl().get(ctx, n, wait)
 	runtime.KeepAlive(p)
 	if err != nil {
 		err = fmt.Errorf("pool: get %d bytes from %v: %w", n, p, err)
@@ -181,6 +190,8 @@ func (p *Pool) get(ctx context.Context, n int, wait bool) (Lease, error) {
 
 func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 	switch {
+	case p == nil:
+		return Lease{}, errNoPool
 	case n <= 0 || n > maxBlock:
 		return Lease{}, errBlockSize
 	case ctx == nil:
@@ -284,7 +295,11 @@ func (p *core) returned() {
 }
 
 // String names the pool in messages.
-func (p *core) String() string { return fmt.Sprintf("%q of %v", p.o.Buffer.Label, p.dev) }
+func (p *Pool) String() string { return p.impl().String() }
 
-// String names the pool in messages.
-func (p *Pool) String() string { return p.core.String() }
+func (p *core) String() string {
+	if p == nil {
+		return "no pool"
+	}
+	return fmt.Sprintf("%q of %v", p.o.Buffer.Label, p.dev)
+}

@@ -231,7 +231,7 @@ func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 				require.NoError(t, l.Release())
 				value := byte(i%255 + 1)
 				require.NoError(t, s.Memset(dst, value, 4))
-				require.NoError(t, host.CopyToHost(s, 0, dst, 4))
+				require.NoError(t, host.CopyFromDevice(s, dst, 0, 4))
 				for atomic.LoadUint32(seen) != 0x01010101*uint32(value) {
 					if time.Since(began) > 20*time.Second {
 						open() // else nothing ends

@@ -110,5 +110,5 @@ func balanced(tb testing.TB, p *Pool) {
 // read at once, to the lease.
 func queueCopy(tb testing.TB, l Lease, s *cudart.Stream, src cudart.DevPtr, n int) {
 	tb.Helper()
-	require.NoError(tb, l.CopyToHost(s, 0, src, n))
+	require.NoError(tb, l.CopyFromDevice(s, src, 0, n))
 }

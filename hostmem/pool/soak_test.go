@@ -179,7 +179,7 @@ func soakCopy(t *testing.T, p *Pool, s *cudart.Stream, area cudart.DevPtr, n int
 			err = released
 		}
 	}()
-	if err := down.CopyToHost(s, 0, area, n); err != nil {
+	if err := down.CopyFromDevice(s, area, 0, n); err != nil {
 		return err
 	}
 	if err := s.Synchronize(context.Background()); err != nil {

@@ -31,9 +31,12 @@ type Stats struct {
 
 // Stats returns the present figures. They are read one after the other while others
 // work on.
-func (p *Pool) Stats() Stats { return p.core.stats() }
+func (p *Pool) Stats() Stats { return p.impl().stats() }
 
 func (p *core) stats() Stats {
+	if p == nil {
+		return Stats{}
+	}
 	p.mu.Lock()
 	reserved, peak := p.reserved, p.peakReserved
 	p.mu.Unlock()
@@ -67,9 +70,12 @@ func (p *core) stats() Stats {
 // be in use and is never reused. In debug mode (PINNED_DEBUG=1, or
 // cudart.Options.Debug) the list has the time and the stack of each Get, and which are
 // lost.
-func (p *Pool) Outstanding() []hostmem.Holding { return p.core.outstanding() }
+func (p *Pool) Outstanding() []hostmem.Holding { return p.impl().outstanding() }
 
 func (p *core) outstanding() []hostmem.Holding {
+	if p == nil {
+		return nil
+	}
 	var out []hostmem.Holding
 	add := func(b *block) {
 		if b.requested == 0 {

@@ -63,7 +63,7 @@ func TestBlocksAreNotReusedWhileCopied(t *testing.T) {
 					fill(l.Bytes(), byte(2+i))
 					others = append(others, l)
 				}
-				freed, err := p.Trim(0)
+				freed, err := p.Trim(context.Background(), 0)
 				require.NoError(t, err)
 				assert.Zero(t, freed, "unmapped while a copy reads it")
 				g.Sim.Release()
@@ -113,7 +113,7 @@ func TestReleaseWaitsForAllStreams(t *testing.T) {
 		assert.Equal(t, at, again.Pointer())
 		require.NoError(t, l.Release())
 		require.NoError(t, again.Release())
-		_, err := p.Trim(0)
+		_, err := p.Trim(context.Background(), 0)
 		require.NoError(t, err)
 	}
 	assert.Empty(t, g.Sim.Misuses())
@@ -357,7 +357,7 @@ func hammer(ctx context.Context, p *Pool, streams []*cudart.Stream, dst cudart.D
 		if err != nil {
 			return err
 		}
-		if err := down.CopyToHost(s, 0, dst, n); err != nil {
+		if err := down.CopyFromDevice(s, dst, 0, n); err != nil {
 			return err
 		}
 		if err := s.Synchronize(ctx); err != nil {

@@ -128,7 +128,7 @@ func operations() []hostmemtest.Operation {
 		do   func(*Pool) error
 	}{
 		{"trim", func(p *Pool) error {
-			_, err := p.Trim(0)
+			_, err := p.Trim(context.Background(), 0)
 			return err
 		}},
 		{"close", (*Pool).Close},
@@ -166,7 +166,7 @@ func unmapping(s *hostmemtest.Stage, p *Pool, do func(*Pool) error) hostmemtest.
 		Do: func() error { return do(p) },
 		Check: func() {
 			s.Synchronize()
-			_, err := p.Trim(0) // what the GPU was not done with
+			_, err := p.Trim(context.Background(), 0) // what the GPU was not done with
 			require.NoError(s, err)
 			require.Zero(s, p.Stats().ReservedBytes)
 		},
@@ -211,7 +211,7 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 			require.Error(s, err)
 		}},
 		{"trim", func(s *hostmemtest.Stage, p *Pool, _ context.Context) {
-			freed, err := p.Trim(0)
+			freed, err := p.Trim(context.Background(), 0)
 			require.NoError(s, err)
 			require.Zero(s, freed)
 		}},

@@ -39,22 +39,34 @@ func searching(ctx context.Context) (context.Context, context.CancelFunc) {
 // of it are left, and returns how many bytes it has unmapped. A negative keep counts as
 // 0. Trim does not wait for the GPU: memory that may be in use stays. An arena of small
 // blocks is unmapped when none of them is leased. An error says that memory could not
-// be unregistered or unmapped: it counts as reserved, and the next Trim tries again.
-func (p *Pool) Trim(keep int) (int, error) {
-	c := p.core
-	c.life.Hold()
-	defer c.life.End()
-	ctx, cancel := searching(context.Background())
-	defer cancel()
-	c.pending.Reclaim(ctx)
-	st := c.stats()
-	goal := st.ReservedBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
-	freed, err := c.trim(context.Background(), everything, func(freed int) bool { return freed >= goal })
+// be unregistered or unmapped (cudaHostUnregister, munmap), or is ctx's: the memory counts
+// as reserved, and the next Trim tries again.
+func (p *Pool) Trim(ctx context.Context, keep int) (freed int, err error) {
+	c := p.impl()
+	switch {
+	case c == nil:
+		err = errNoPool
+	case ctx == nil:
+		err = errNilContext
+	default:
+		freed, err = c.trimTo(ctx, keep)
+	}
 	runtime.KeepAlive(p)
 	if err != nil {
 		err = fmt.Errorf("pool: trim %v: %w", c, err)
 	}
 	return freed, err
+}
+
+func (p *core) trimTo(ctx context.Context, keep int) (freed int, err error) {
+	p.life.Hold()
+	defer p.life.End()
+	querying, cancel := searching(ctx)
+	defer cancel()
+	p.pending.Reclaim(querying)
+	st := p.stats()
+	goal := st.ReservedBytes - st.InUseBytes - st.PendingBytes - max(keep, 0)
+	return p.trim(ctx, everything, func(freed int) bool { return freed >= goal })
 }
 
 func everything(*block) bool { return true }

@@ -330,7 +330,7 @@ func TestPoolFaultSweep(t *testing.T) {
 			note(l.CopyToDevice(g.Stream, dst, 0, n))
 			note(l.Release())
 		}
-		_, err := p.Trim(0)
+		_, err := p.Trim(context.Background(), 0)
 		note(err)
 		note(p.Close())
 		return errors.Join(errs...)

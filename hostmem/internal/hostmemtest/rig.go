@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -198,6 +200,29 @@ func OneOf[T any](all []T, i int) []T {
 		return all
 	}
 	return all[i%len(all):][:1]
+}
+
+// ZeroArguments calls each method of a value with zero arguments. None may panic, and those
+// that return an error return one, but for methods that are named.
+func ZeroArguments(tb testing.TB, value any, succeed ...string) {
+	tb.Helper()
+	v := reflect.ValueOf(value)
+	for i := range v.NumMethod() {
+		name, method := v.Type().Method(i).Name, v.Method(i)
+		var args []reflect.Value
+		for j := range method.Type().NumIn() {
+			if !method.Type().IsVariadic() || j < method.Type().NumIn()-1 {
+				args = append(args, reflect.Zero(method.Type().In(j)))
+			}
+		}
+		assert.NotPanics(tb, func() {
+			for _, result := range method.Call(args) {
+				if result.Type() == reflect.TypeFor[error]() {
+					assert.Equal(tb, slices.Contains(succeed, name), result.IsNil(), "%T.%s: %v", value, name, result)
+				}
+			}
+		}, "%T.%s", value, name)
+	}
 }
 
 // Eventually polls for what another goroutine is about to do.

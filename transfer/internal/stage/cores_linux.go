@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"context"
 	"math"
 	"os"
 	"runtime"
@@ -17,7 +18,7 @@ type cores struct{ set *unix.CPUSet }
 
 // coresOf returns the device's NUMA node, and the CPUs of the node that this process may use.
 func coresOf(dev *cudart.Device) (node int, c cores) {
-	node, ok := hostmem.NodeOf(dev)
+	node, ok := hostmem.NodeOf(context.Background(), dev)
 	if !ok {
 		return 0, cores{}
 	}

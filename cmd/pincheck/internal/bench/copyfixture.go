@@ -170,7 +170,7 @@ func (r *copyFixture) verify(ctx context.Context, direction string, n int) error
 func (r *copyFixture) compare(ctx context.Context, n int, want pattern) error {
 	for off := 0; off < n; off += r.check.Len() {
 		m := min(n-off, r.check.Len())
-		if err := r.check.CopyToHost(r.up, 0, r.in+cudart.DevPtr(off), m); err != nil {
+		if err := r.check.CopyFromDevice(r.up, r.in+cudart.DevPtr(off), 0, m); err != nil {
 			return err
 		}
 		if err := r.up.Synchronize(ctx); err != nil {
@@ -189,7 +189,7 @@ func (r *copyFixture) copy(ctx context.Context, direction string, n int) error {
 	case result.HostToDevice:
 		return r.source.CopyToDevice(ctx, r.up, r.in, 0, n)
 	case result.DeviceToHost:
-		return r.target.CopyToHost(ctx, r.down, 0, r.out, n)
+		return r.target.CopyFromDevice(ctx, r.down, r.out, 0, n)
 	}
 	return r.up.CopyOnDevice(r.in, r.out, n)
 }
@@ -282,7 +282,7 @@ func (r *copyFixture) moveBack(ctx context.Context, direction string, n int) err
 	for _, w := range directionsOf(direction) {
 		var err error
 		if w == result.HostToDevice {
-			err = r.source.CopyToHost(ctx, r.up, 0, 0, n)
+			err = r.source.CopyFromDevice(ctx, r.up, 0, 0, n)
 		} else {
 			err = r.target.CopyToDevice(ctx, r.up, 0, 0, n)
 		}

@@ -298,7 +298,7 @@ func (t *trip) anew(ctx context.Context) (err error) {
 func (t *trip) overlapped(ctx context.Context) error {
 	half := t.n / 2
 	send := func(off, n int) error { return t.source.CopyToDevice(ctx, t.up, t.mem+cudart.DevPtr(off), off, n) }
-	fetch := func(off, n int) error { return t.back.CopyToHost(ctx, t.down, off, t.mem+cudart.DevPtr(off), n) }
+	fetch := func(off, n int) error { return t.back.CopyFromDevice(ctx, t.down, t.mem+cudart.DevPtr(off), off, n) }
 	var sent, fetched cudart.Point
 	for _, queue := range []func() error{
 		func() error { return fetch(half, t.n-half) },

@@ -29,7 +29,7 @@ type hostKind struct {
 type hostMemory interface {
 	Bytes() []byte
 	CopyToDevice(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error
-	CopyToHost(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error
+	CopyFromDevice(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error
 }
 
 // copyMemory copies in a direction, between n bytes of m from off on and device memory.
@@ -37,7 +37,7 @@ func copyMemory(ctx context.Context, direction string, m hostMemory, s *cudart.S
 	if direction == result.HostToDevice {
 		return m.CopyToDevice(ctx, s, dev, off, n)
 	}
-	return m.CopyToHost(ctx, s, off, dev, n)
+	return m.CopyFromDevice(ctx, s, dev, off, n)
 }
 
 // The names of the kinds.
@@ -86,8 +86,8 @@ func (m bufferMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cuda
 	return m.Buffer.CopyToDevice(s, dst, off, n)
 }
 
-func (m bufferMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return m.Buffer.CopyToHost(s, off, src, n)
+func (m bufferMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+	return m.Buffer.CopyFromDevice(s, src, off, n)
 }
 
 // asyncMemory is memory that cudaMemcpyAsync copies by its address. Where it is pageable, CUDA
@@ -114,7 +114,7 @@ func (m asyncMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudar
 	return s.CopyToDevice(dst, m.pointer(off, n), n)
 }
 
-func (m asyncMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (m asyncMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
 	return s.CopyToHost(m.pointer(off, n), src, n)
 }
 
@@ -135,7 +135,7 @@ func (m syncMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart
 	return s.CopyPageableToDevice(dst, m.pointer(off, n), n)
 }
 
-func (m syncMemory) CopyToHost(_ context.Context, _ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (m syncMemory) CopyFromDevice(_ context.Context, _ *cudart.Stream, src cudart.DevPtr, off, n int) error {
 	return m.dev.CopyToHost(m.pointer(off, n), src, n)
 }
 
@@ -162,7 +162,7 @@ func (m stagedMemory) CopyToDevice(ctx context.Context, _ *cudart.Stream, dst cu
 	return m.copier.Upload(ctx, dst, m.asyncMemory[off:][:n])
 }
 
-func (m stagedMemory) CopyToHost(ctx context.Context, _ *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+func (m stagedMemory) CopyFromDevice(ctx context.Context, _ *cudart.Stream, src cudart.DevPtr, off, n int) error {
 	return m.copier.Download(ctx, m.asyncMemory[off:][:n], src)
 }
 
@@ -204,6 +204,6 @@ func (m prefetchedMemory) CopyToDevice(_ context.Context, s *cudart.Stream, _ cu
 	return m.prefetch(s, off, n, m.dev.Location())
 }
 
-func (m prefetchedMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, _ cudart.DevPtr, n int) error {
+func (m prefetchedMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, _ cudart.DevPtr, off, n int) error {
 	return m.prefetch(s, off, n, cudart.Location{Kind: cudart.LocationHost})
 }

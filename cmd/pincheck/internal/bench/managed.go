@@ -526,7 +526,7 @@ func (r *managedFixture) explicit(ctx context.Context, _, chunk int, write bool)
 		if err := s.Memset(at, 1, n); err != nil {
 			return 0, err
 		}
-		if err := r.host.CopyToHost(s, off, at, n); err != nil {
+		if err := r.host.CopyFromDevice(s, at, off, n); err != nil {
 			return 0, err
 		}
 	}

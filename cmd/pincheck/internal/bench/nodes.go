@@ -154,7 +154,7 @@ func pagesByNode(fsys fs.FS, memory ...[]byte) (map[linux.NUMANode]int, error) {
 // whereLies returns the NUMA node that most pages of host memory for a device lie on, if the
 // host has several and the kernel says so.
 func whereLies(dev *cudart.Device, memory ...[]byte) (int, bool) {
-	if _, several := hostmem.NodeOf(dev); !several {
+	if _, several := hostmem.NodeOf(context.Background(), dev); !several {
 		return 0, false
 	}
 	return nodeOfPages(os.DirFS("/"), memory...)
