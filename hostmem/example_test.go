@@ -9,6 +9,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -100,7 +101,7 @@ func ExampleBuffer_Spans() {
 	// 1048576 bytes at 4194304
 }
 
-// Close waits for the buffer's copies. A context bounds the wait.
+// Memory lifetime: Close waits for the buffer's copies. A context bounds the wait.
 func ExampleBuffer_CloseContext() {
 	dev, s, done := openGPU()
 	defer done()
@@ -154,6 +155,128 @@ func ExampleMapFile() {
 	}
 	// Output:
 	// hostmem: copy from device: file "weights" of 1000 bytes: registered read-only
+}
+
+// Any goroutine may allocate, copy and close. A context that ends ends every wait.
+func Example_threads() {
+	dev, s, done := openGPU()
+	defer done()
+	mem, err := dev.Malloc(4 << 20)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Free(mem)
+	errs := make(chan error)
+	for i := range 4 {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			buf, err := hostmem.Alloc(ctx, dev, 1<<20, hostmem.Options{})
+			if err == nil {
+				err = errors.Join(buf.CopyToDevice(s, mem+cudart.DevPtr(i<<20), 0, 1<<20), buf.CloseContext(ctx))
+			}
+			errs <- err
+		}()
+	}
+	fmt.Println(errors.Join(<-errs, <-errs, <-errs, <-errs))
+	// Output: <nil>
+}
+
+// Reserved huge pages are taken where the administrator has reserved enough. Otherwise a
+// note says so, and the buffer is made of other pages.
+func Example_hugePages() {
+	dev, _, done := openGPU()
+	defer done()
+	for _, pages := range []hostmem.HugePages{hostmem.HugePagesNever, hostmem.HugeTLB} {
+		buf, err := hostmem.Alloc(context.Background(), dev, 3<<20, hostmem.Options{HugePages: pages})
+		if err != nil {
+			log.Fatal(err)
+		}
+		took := buf.Reserved() == 4<<20
+		fmt.Println(buf.Len(), took == (pages == hostmem.HugeTLB) || len(buf.Notes()) > 0)
+		if err := buf.Close(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// 3145728 true
+	// 3145728 true
+}
+
+// A limit of the process refuses what can never be pinned, and has other requests wait.
+func Example_limits() {
+	dev, _, done := openGPU()
+	defer done()
+	limit := hostmem.ReadStats().PinnedBytes + 1<<20
+	if err := hostmem.SetLimits(hostmem.Limits{MaxBytes: limit}); err != nil {
+		log.Fatal(err)
+	}
+	defer hostmem.SetLimits(hostmem.Limits{})
+	_, err := hostmem.Alloc(context.Background(), dev, limit+1, hostmem.Options{})
+	fmt.Println(errors.Is(err, hostmem.ErrLimit), errors.Is(err, hostmem.ErrTooLarge))
+
+	buf, err := hostmem.Alloc(context.Background(), dev, 1<<20, hostmem.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	_, err = hostmem.Alloc(ctx, dev, 1, hostmem.Options{}) // waits for the buffer
+	fmt.Println(errors.Is(err, hostmem.ErrLimit), errors.Is(err, context.DeadlineExceeded))
+	fmt.Println(buf.Close())
+	// Output:
+	// true true
+	// true true
+	// <nil>
+}
+
+// Memory that other code has mapped is pinned where it is, and found by its address.
+func ExampleRegister() {
+	dev, _, done := openGPU()
+	defer done()
+	mapped, err := hostmem.AllocPageable(100_000) // in place of memory of a C library
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := hostmem.Register(context.Background(), dev, mapped.Bytes(), hostmem.RegisterOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, off, ok := hostmem.Find(mapped.Bytes()[4096:])
+	fmt.Println(r, off, ok)
+	fmt.Println(errors.Join(r.Close(), mapped.Close())) // in this order
+	// Output:
+	// registration of 100000 bytes 4096 true
+	// <nil>
+}
+
+// In debug mode what a program has pinned is listed with the stack of the call that did it.
+func Example_debugging() {
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true}) // or PINNED_DEBUG=1
+	if err != nil {
+		log.Fatal(err)
+	}
+	dev, err := rt.Device(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	buf, err := hostmem.Alloc(context.Background(), dev, 10_000, hostmem.Options{Label: "forgotten"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, h := range hostmem.Outstanding() {
+		if h.Label == "forgotten" {
+			fmt.Println(h.Kind, h.Bytes, strings.Contains(h.Stack, "Example_debugging"))
+		}
+	}
+	if err := errors.Join(buf.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+		log.Fatal(err)
+	}
+	// Output: buffer 12288 true
 }
 
 // What a program has pinned.

@@ -84,3 +84,51 @@ func buildColumn(a arrowAllocator, n int) []byte {
 	}
 	return a.Reallocate(4*n, mem)
 }
+
+// Memory that was freed is not reused while a stream of Options.Streams may use it. If the pool
+// has none, memory is of the Go heap: Err returns why.
+func Example_memoryLifetime() {
+	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	dev, err := rt.Device(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	stream, err := dev.NewStream(cudart.StreamOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	p, err := pool.New(dev, pool.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	a, err := arrowmem.New(p, arrowmem.Options{Streams: []*cudart.Stream{stream}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	mem := a.Allocate(1000)
+	gpu := make(chan struct{})
+	if err := stream.LaunchHostFunc(func() { <-gpu }); err != nil { // in place of a kernel
+		log.Fatal(err)
+	}
+	a.Free(mem)
+	fmt.Println("in use by the GPU:", p.Stats().PendingBytes > 0)
+	close(gpu)
+	if err := p.Close(); err != nil { // waits for the GPU
+		log.Fatal(err)
+	}
+	a.Free(a.Allocate(1000))
+	fmt.Println("closed:", errors.Is(a.Err(), pool.ErrClosed))
+	if err := errors.Join(stream.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// in use by the GPU: true
+	// closed: true
+}

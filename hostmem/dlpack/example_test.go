@@ -85,3 +85,40 @@ func consume(tensor dlpack.Versioned) {
 		log.Fatal(err)
 	}
 }
+
+// A tensor that no consumer takes is deleted. Its memory is released on a goroutine, which may
+// wait for the GPU.
+func Example_memoryLifetime() {
+	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	dev, err := rt.Device(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	buf, err := hostmem.Alloc(ctx, dev, 1000, hostmem.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	released := make(chan error)
+	tensor, err := dlpack.Export(buf.Bytes(), dlpack.Tensor{
+		Type:     dlpack.DataType{Code: dlpack.Uint, Bits: 8},
+		Shape:    []int{1000},
+		ReadOnly: true,
+	}, func() { released <- errors.Join(dev.Synchronize(ctx), buf.Close()) })
+	if err != nil {
+		log.Fatal(err)
+	}
+	tensor.Delete()
+	fmt.Println(<-released, buf.Bytes() == nil)
+	if err := errors.Join(rt.Close(), sim.Check(), sim.Close()); err != nil {
+		log.Fatal(err)
+	}
+	// Output: <nil> true
+}

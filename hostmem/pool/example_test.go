@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 )
 
@@ -81,7 +83,7 @@ func Example() {
 	// 0 reserved
 }
 
-// Work that was queued by other means than the lease's own copies is waited for if Release is
+// Memory lifetime: work that was queued by other means than the lease's own copies is waited for if Release is
 // given its stream.
 func ExampleLease_Release() {
 	dev, s, done := openGPU()
@@ -136,5 +138,98 @@ func ExamplePool_Close() {
 	// Output:
 	// true
 	// true
+	// <nil>
+}
+
+// Small blocks are cut from shared registrations, and take up to an eighth more than requested.
+func Example_sizes() {
+	dev, _, done := openGPU()
+	defer done()
+	p, err := pool.New(dev, pool.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer p.Close() // after the leases were released
+	for _, n := range []int{1, 1000, 10_000, 3 << 20} {
+		before := p.Stats().InUseBytes
+		lease, err := p.Get(context.Background(), n)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(n, "bytes in a block of", p.Stats().InUseBytes-before)
+		defer lease.Release()
+	}
+	fmt.Println(p.Stats().ReservedBytes, "reserved")
+	// Output:
+	// 1 bytes in a block of 64
+	// 1000 bytes in a block of 1024
+	// 10000 bytes in a block of 10240
+	// 3145728 bytes in a block of 3145728
+	// 5242880 reserved
+}
+
+// At its limit a pool has Get wait, and TryGet return an error.
+func Example_limits() {
+	dev, _, done := openGPU()
+	defer done()
+	p, err := pool.New(dev, pool.Options{MaxBytes: 4 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lease, err := p.Get(context.Background(), 4<<20)
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = p.TryGet(context.Background(), 1)
+	fmt.Println(errors.Is(err, hostmem.ErrLimit))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	_, err = p.Get(ctx, 1)
+	fmt.Println(errors.Is(err, context.DeadlineExceeded))
+	_, err = p.Get(context.Background(), 5<<20)
+	fmt.Println(errors.Is(err, pool.ErrTooLarge))
+
+	if err := lease.Release(); err != nil {
+		log.Fatal(err)
+	}
+	freed, err := p.Trim(context.Background(), 0)
+	fmt.Println(freed, "unmapped,", err)
+	fmt.Println(p.Close())
+	// Output:
+	// true
+	// true
+	// true
+	// 4194304 unmapped, <nil>
+	// <nil>
+}
+
+// Goroutines share a pool. A block that one of them releases serves another.
+func Example_threads() {
+	dev, _, done := openGPU()
+	defer done()
+	p, err := pool.New(dev, pool.Options{MaxBytes: 2 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	errs := make(chan error)
+	for range 100 {
+		go func() {
+			lease, err := p.Get(context.Background(), 2<<20) // one at a time
+			if err == nil {
+				lease.Bytes()[0]++
+				err = lease.Release()
+			}
+			errs <- err
+		}()
+	}
+	for range 100 {
+		if err := <-errs; err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println(p.Stats().PeakReservedBytes, "reserved at most,", p.Stats().Misses, "pinned")
+	fmt.Println(p.Close())
+	// Output:
+	// 2097152 reserved at most, 1 pinned
 	// <nil>
 }
