@@ -28,7 +28,7 @@ import (
 
 func TestABufferIsTheMemoryAskedFor(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	for _, n := range []int{1, 7, 4096, 4097, 64 * kib, mib + 3, 2 * mib, 5*mib + 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			b, err := Alloc(t.Context(), g.Dev, n, Options{Label: "a test's"})
@@ -57,7 +57,7 @@ func TestABufferIsTheMemoryAskedFor(t *testing.T) {
 
 func TestSlice(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	b := g.alloc(4099, Options{})
 	for i := range b.Bytes() {
 		b.Bytes()[i] = byte(i)
@@ -83,7 +83,7 @@ func TestSlice(t *testing.T) {
 
 func TestAllocRefuses(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := g.watch()
 	for _, tc := range []struct {
 		name string
@@ -111,7 +111,7 @@ func TestAllocRefuses(t *testing.T) {
 
 func TestCloseTwiceAndUseAfterClose(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	p := g.Device(4096)
 	b := g.alloc(4096, Options{Label: "weights"})
 	require.NoError(t, b.CopyToDevice(g.Stream, p, 0, 4096))
@@ -137,7 +137,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 			t.Run(fmt.Sprintf("%s chunk=%d", way, o.Chunk), func(t *testing.T) {
 				t.Parallel()
 				const n = 5*mib + 1
-				g := newSimRig(t, cudasim.Config{})
+				g := newSimFixture(t, cudasim.Config{})
 				other := g.NewStream()
 				p := g.Device(n)
 				content := filled(n, 3)
@@ -184,7 +184,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 // Others must not wait longer than they want to, just because one does.
 func TestClosesAndCopiesDoNotWaitForAWaitingClose(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.Device(4096)
 	b := g.alloc(4096, Options{})
 	g.Hold()
@@ -210,7 +210,7 @@ func TestClosesAndCopiesDoNotWaitForAWaitingClose(t *testing.T) {
 
 func TestCloseAfterTheStreamWasClosed(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.Device(mib)
 	b := g.alloc(mib, Options{})
 	fill(b.Bytes(), 5)
@@ -238,7 +238,7 @@ func TestCloseKeepsMemoryWhenItCannotWait(t *testing.T) {
 	for _, fn := range []string{"cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery"} {
 		t.Run(fn, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			p := g.Device(4096)
 			b := g.alloc(4096, Options{})
 			fill(b.Bytes(), 6)
@@ -265,7 +265,7 @@ func TestAFailedUnregisterKeepsTheMapping(t *testing.T) {
 	for _, o := range []Options{{}, {Chunk: 2 * mib}} {
 		t.Run(fmt.Sprintf("chunk=%d", o.Chunk), func(t *testing.T) {
 			const n = 5 * mib
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			sys := g.watch()
 			before := ReadStats()
 			b := g.alloc(n, o)
@@ -291,13 +291,13 @@ func TestAFailedUnregisterKeepsTheMapping(t *testing.T) {
 			require.NoError(t, b.Close(), "the next try")
 			assert.Zero(t, g.Registrations())
 			assert.Zero(t, sys.Mapped.Load())
-			requireSettled(t, before)
+			requireIdle(t, before)
 		})
 	}
 }
 
 func TestAFailedUnmapMayBeTriedAgain(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := g.watch()
 	var refuse atomic.Bool
 	sys.Calls = sys.Calls.Before(func(call string) error {
@@ -316,12 +316,12 @@ func TestAFailedUnmapMayBeTriedAgain(t *testing.T) {
 	refuse.Store(false)
 	require.NoError(t, b.Close())
 	assert.Zero(t, sys.Mapped.Load())
-	requireSettled(t, before)
+	requireIdle(t, before)
 }
 
-// requireSettled requires that the process pins what it did before. Objects that other tests lost
+// requireIdle requires that the process pins what it did before. Objects that other tests lost
 // on purpose may be found at any time.
-func requireSettled(t testing.TB, before Stats) {
+func requireIdle(t testing.TB, before Stats) {
 	t.Helper()
 	now := ReadStats()
 	require.Equal(t, before.RequestedBytes, now.RequestedBytes, "bytes requested")
@@ -333,7 +333,7 @@ func requireSettled(t testing.TB, before Stats) {
 // What a device that fell off the bus was doing cannot be known, so the memory stays.
 func TestCloseOnABrokenDevice(t *testing.T) {
 	t.Parallel()
-	g := &rig{Rig: hostmemtest.Loose(t, cudasim.Config{})}
+	g := &fixture{Fixture: hostmemtest.Loose(t, cudasim.Config{})}
 	p, err := g.Dev.Malloc(4096)
 	require.NoError(t, err)
 	b, err := Alloc(t.Context(), g.Dev, 4096, Options{})
@@ -355,7 +355,7 @@ func TestCloseOnABrokenDevice(t *testing.T) {
 // The same where registering was refused, and cudaHostAlloc would be next.
 func TestARefusedRegistrationThatCannotBeRolledBackIsLeaked(t *testing.T) {
 	const n = 200 * mib
-	g := &rig{Rig: hostmemtest.Loose(t, cudasim.Config{})}
+	g := &fixture{Fixture: hostmemtest.Loose(t, cudasim.Config{})}
 	sys := g.watch()
 	sys.Unpopulated()
 	before := ReadStats()
@@ -375,7 +375,7 @@ func TestARefusedRegistrationThatCannotBeRolledBackIsLeaked(t *testing.T) {
 // When even rolling back fails, the memory is leaked on purpose: it is counted and stays
 // mapped, and counts for the limits.
 func TestAnAllocationThatCannotBeRolledBackIsLeaked(t *testing.T) {
-	g := &rig{Rig: hostmemtest.Loose(t, cudasim.Config{})}
+	g := &fixture{Fixture: hostmemtest.Loose(t, cudasim.Config{})}
 	sys := g.watch()
 	var base unsafe.Pointer
 	watched := sys.Calls.Map
@@ -407,7 +407,7 @@ func TestAnAllocationThatCannotBeRolledBackIsLeaked(t *testing.T) {
 // A buffer that was garbage collected is counted, and stays registered and mapped: slices of it
 // may be in use.
 func TestALostBufferIsCountedAndStays(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	before := ReadStats()
 	mem := lose(t, g)
 	require.Eventually(t, func() bool {
@@ -426,7 +426,7 @@ func TestALostBufferIsCountedAndStays(t *testing.T) {
 }
 
 //go:noinline
-func lose(t *testing.T, g *rig) []byte {
+func lose(t *testing.T, g *fixture) []byte {
 	b, err := Alloc(t.Context(), g.Dev, 2*os.Getpagesize()+1, Options{Label: "lost on purpose"})
 	require.NoError(t, err)
 	fill(b.Bytes(), 8)
@@ -437,7 +437,7 @@ func TestAllocEndsWithItsContext(t *testing.T) {
 	cause := errors.New("the request is over")
 	for _, o := range []Options{{Workers: 1}, {Workers: 2}, {Chunk: 2 * mib, Workers: 2}, {HugePages: HugePagesNever, Workers: 1}} {
 		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			before := ReadStats()
 			for nth := range int64(12) { // 0: before anything happens
 				ctx, cancel := context.WithCancelCause(t.Context())
@@ -465,7 +465,7 @@ func TestAllocEndsWithItsContext(t *testing.T) {
 				}
 				assert.Zero(t, sys.Mapped.Load(), "call %d", nth)
 				assert.Zero(t, g.Registrations())
-				requireSettled(t, before)
+				requireIdle(t, before)
 			}
 		})
 	}
@@ -473,7 +473,7 @@ func TestAllocEndsWithItsContext(t *testing.T) {
 
 // Chunks are registered while others are populated: those that were are undone.
 func TestAllocUndoesTheChunksThatWereRegistered(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Nth: 3, After: cancel})
 	sys := g.watch()
@@ -485,7 +485,7 @@ func TestAllocUndoesTheChunksThatWereRegistered(t *testing.T) {
 }
 
 func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := g.watch()
 	// Pages need not be there for this, so that sizes can be above all peaks so far.
 	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return nil }
@@ -512,12 +512,12 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	assert.Equal(t, before.Closed+4, after.Closed)
 	assert.Greater(t, after.UnpinTime, before.UnpinTime)
 	assert.Equal(t, before.Failures, after.Failures)
-	requireSettled(t, before)
+	requireIdle(t, before)
 }
 
 // Not parallel, so that the statistics at the end are its own.
 func TestBuffersServeManyGoroutines(t *testing.T) {
-	g := newRig(t)
+	g := newFixture(t)
 	before := ReadStats()
 	p := g.Device(64 * mib)
 	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()}
@@ -565,5 +565,5 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 	}
 	wg.Wait()
 	require.NoError(t, shared.Close())
-	requireSettled(t, before)
+	requireIdle(t, before)
 }

@@ -23,7 +23,7 @@ import (
 func TestCopiesStayWithinTheBuffer(t *testing.T) {
 	t.Parallel()
 	const n = 10_000
-	g := newRig(t)
+	g := newFixture(t)
 	p := g.Device(n)
 	b := g.alloc(n, Options{})
 	fill(b.Bytes(), 1)
@@ -49,7 +49,7 @@ func TestCopiesStayWithinTheBuffer(t *testing.T) {
 
 func TestCopiesNeedAStream(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	p := g.Device(1)
 	b := g.alloc(1, Options{})
 	require.ErrorContains(t, b.CopyToDevice(nil, p, 0, 1), "copy to device: buffer of 1 bytes: the stream is nil")
@@ -61,7 +61,7 @@ func TestCopiesNeedAStream(t *testing.T) {
 func TestCopiesAcrossSeams(t *testing.T) {
 	t.Parallel()
 	const chunk, n = 2 * mib, 3*2*mib + 12_345
-	g := newRig(t)
+	g := newFixture(t)
 	up, down := g.alloc(n, Options{Chunk: chunk}), g.alloc(n, Options{Chunk: chunk})
 	require.Equal(t, []Span{{0, chunk}, {chunk, chunk}, {2 * chunk, chunk}, {3 * chunk, n - 3*chunk}}, up.Spans())
 	p := g.Device(n)
@@ -116,7 +116,7 @@ func TestCopiesAcrossSeams(t *testing.T) {
 // CUDA refuses what Buffer's copies split: were it otherwise, splitting would be of no use.
 func TestCUDARefusesACopyAcrossASeam(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	b := g.alloc(4*mib, Options{Chunk: 2 * mib})
 	p := g.Device(4 * mib)
 	assert.ErrorIs(t, g.Stream.CopyToDevice(p, b.Pointer(), 4*mib), cudart.ErrInvalidValue)
@@ -127,7 +127,7 @@ func TestCUDARefusesACopyAcrossASeam(t *testing.T) {
 // A registration that is refused for its size is made of smaller ones, and copies hide it.
 func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 	const n = 200*mib + 1
-	g := newSimRig(t, cudasim.Config{MaxRegister: 64 * mib})
+	g := newSimFixture(t, cudasim.Config{MaxRegister: 64 * mib})
 	b := g.alloc(n, Options{})
 	spans := b.Spans()
 	require.Greater(t, len(spans), 3)
@@ -146,7 +146,7 @@ func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 	assert.True(t, bytes.Equal(b.Bytes()[at:at+3*mib], g.Download(p, 3*mib)))
 
 	// When even small ones are, and cudaHostAlloc too, the error lists them all.
-	small := newSimRig(t, cudasim.Config{MaxRegister: mib})
+	small := newSimFixture(t, cudasim.Config{MaxRegister: mib})
 	small.Sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err := Alloc(t.Context(), small.Dev, n, Options{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
@@ -158,7 +158,7 @@ func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 // A buffer is every device's, and Close waits for the streams of all of them.
 func TestABufferServesAllDevices(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
+	g := newSimFixture(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 	b := g.alloc(mib, Options{})
 	fill(b.Bytes(), 4)
 	var places []cudart.DevPtr
@@ -184,7 +184,7 @@ func TestABufferServesAllDevices(t *testing.T) {
 func TestCopiesFromManyGoroutines(t *testing.T) {
 	t.Parallel()
 	const each, chunk = 300_000, 2 * mib
-	g := newRig(t)
+	g := newFixture(t)
 	const n = 16 * each
 	b := g.alloc(n, Options{Chunk: chunk})
 	p := g.Device(n)
@@ -287,7 +287,7 @@ func BenchmarkPieces(b *testing.B) {
 
 // A slice of a type of many bytes costs no more than one of bytes.
 func TestSliceAllocatesNothing(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	b := g.alloc(4*mib, Options{})
 	type large [2 * mib]byte
 	assert.Zero(t, testing.AllocsPerRun(10, func() {

@@ -30,7 +30,7 @@ func requireAccount(t testing.TB) {
 // like all tests that read it.
 func TestABufferTakesAtMostAPageMoreThanRequested(t *testing.T) {
 	requireAccount(t)
-	g := newRig(t)
+	g := newFixture(t)
 	type wanted struct {
 		n, align int
 		huge     HugePages
@@ -94,7 +94,7 @@ func TestABufferTakesAtMostAPageMoreThanRequested(t *testing.T) {
 // Chunks are registrations, not mappings: they take nothing more.
 func TestChunksTakeNothingMore(t *testing.T) {
 	requireAccount(t)
-	g := newRig(t)
+	g := newFixture(t)
 	b := g.alloc(9*mib+1, Options{Chunk: 2 * mib})
 	assert.Len(t, b.Spans(), 5)
 	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
@@ -107,7 +107,7 @@ func TestChunksTakeNothingMore(t *testing.T) {
 // A reserve that has no pages is a note, and costs nothing but speed.
 func TestHugeTLBKeepsItsPagesOrFallsBack(t *testing.T) {
 	requireAccount(t)
-	g := newRig(t)
+	g := newFixture(t)
 	for _, huge := range []HugePages{HugeTLB, HugeTLB1G} {
 		b := g.alloc(3*mib+1, Options{HugePages: huge})
 		u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
@@ -128,7 +128,7 @@ func TestHugeTLBKeepsItsPagesOrFallsBack(t *testing.T) {
 // Forks of the process are slow, and its core dumps large, if they include pinned memory.
 func TestForksAndDumpsHaveTheMemoryOnRequest(t *testing.T) {
 	requireAccount(t)
-	g := newRig(t)
+	g := newFixture(t)
 	p := g.Device(3 * mib)
 	for _, tc := range []struct {
 		o                  Options

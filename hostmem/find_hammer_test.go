@@ -17,7 +17,7 @@ import (
 func TestFindWhileOthersComeAndGo(t *testing.T) {
 	t.Parallel()
 	const goroutines, rounds, page = 8, 60, 4096
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	plain := mapped(t, -1, 16*page, readWrite, private)
 	var wg sync.WaitGroup
 	for i := range goroutines {

@@ -51,7 +51,7 @@ func fork(addr uintptr) (status int, err error) {
 
 func TestForkedChildrenHaveTheMemoryOnRequest(t *testing.T) {
 	requireAccount(t)
-	g := newRig(t)
+	g := newFixture(t)
 	for _, tc := range []struct {
 		o    Options
 		want int

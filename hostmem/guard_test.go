@@ -33,7 +33,7 @@ func TestResidentMemoryIsNotRefusedForWantOfRoom(t *testing.T) {
 	if emulated(t) {
 		t.Skip("/proc/self/pagemap is another process's here (user-mode emulation?)")
 	}
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	touched := func(mem []byte) []byte {
 		for i := 0; i < len(mem); i += os.Getpagesize() {
 			mem[i] = 1
@@ -99,7 +99,7 @@ func TestResidentMemoryIsNotRefusedForWantOfRoom(t *testing.T) {
 
 // However much more than the host has is requested, the limit refuses it, and not mmap.
 func TestMoreThanTheHostHasIsRefusedByTheLimit(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := g.watch()
 	available, ok := Available()
 	require.True(t, ok)
@@ -238,7 +238,7 @@ func TestTheGuardKeepsAProcessAlive(t *testing.T) {
 // pinAtOnce asks for 4 x 500 MiB from four goroutines: one after the other three would
 // be refused.
 func pinAtOnce(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	var group sync.WaitGroup
 	results := make(chan error, 4)
 	others := make(chan struct{}, 4) // those that were refused
@@ -274,7 +274,7 @@ func pinAtOnce(t *testing.T) {
 
 // pinUntilRefused fills the group with small buffers, and then needs memory for itself.
 func pinUntilRefused(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	random := rand.New(rand.NewPCG(5, 6))
 	pinned := 0
 	var all []*Buffer

@@ -50,11 +50,11 @@ func hostOf(dev *cudart.Device) *host {
 }
 
 // inside makes a call into CUDA that may never return, when there is a place for it.
-func inside(ctx context.Context, places *bounded.Group, call func() error) error {
-	if err := places.Begin(ctx); err != nil {
+func inside(ctx context.Context, group *bounded.Group, call func() error) error {
+	if err := group.Begin(ctx); err != nil {
 		return err
 	}
-	defer places.End()
+	defer group.End()
 	return call()
 }
 

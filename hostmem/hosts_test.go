@@ -27,15 +27,15 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// kernel lets the rig's host report a release.
-func (g *rig) kernel(major, minor int) *hostmemtest.System {
+// kernel lets the fixture's host report a release.
+func (g *fixture) kernel(major, minor int) *hostmemtest.System {
 	sys := g.watch()
 	sys.Kernel = linux.Release{Major: major, Minor: minor}
 	return sys
 }
 
 // tried returns how often memory was to be registered and allocated.
-func (g *rig) tried() [2]int {
+func (g *fixture) tried() [2]int {
 	return [2]int{g.Sim.Calls("cudaHostRegister"), g.Sim.Calls("cudaHostAlloc")}
 }
 
@@ -54,7 +54,7 @@ func TestAllocOnEveryHost(t *testing.T) {
 	for _, h := range cudasim.Hosts() {
 		t.Run(h.Name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, h.Config)
+			g := newSimFixture(t, h.Config)
 			sys := g.watch()
 			for _, n := range []int{1, 4096, 5*mib + 1} {
 				b, err := Alloc(g.Context(), g.Dev, n, Options{Label: h.Name})
@@ -105,7 +105,7 @@ func TestMethodsHaveNames(t *testing.T) {
 // nothing is mapped from then on. When cudaHostAlloc fails it is forgotten.
 func TestConfidentialComputing(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	sys := g.watch()
 	first := g.alloc(3*mib, Options{})
 	require.Equal(t, [2]int{1, 1}, g.tried())
@@ -152,7 +152,7 @@ func TestConfidentialComputing(t *testing.T) {
 // An attribute says that the device cannot register: it is not tried.
 func TestDevicesWithoutRegistering(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.NoHostRegister())
+	g := newSimFixture(t, cudasim.NoHostRegister())
 	b := g.alloc(5000, Options{})
 	require.Equal(t, HostAllocated, b.Method())
 	require.Contains(t, b.Notes()[0], "attribute 99 is 0")
@@ -168,7 +168,7 @@ func TestWhatWorksIsOfADevice(t *testing.T) {
 	t.Parallel()
 	cfg := cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}
 	cfg.Devices[1].Attributes = map[cudart.Attr]int{cudart.AttrHostRegisterSupported: 0}
-	g := newSimRig(t, cfg)
+	g := newSimFixture(t, cfg)
 	second, err := g.Dev.Runtime().Device(1)
 	require.NoError(t, err)
 	require.Equal(t, HostAllocated, g.on(second).alloc(kib, Options{}).Method())
@@ -178,7 +178,7 @@ func TestWhatWorksIsOfADevice(t *testing.T) {
 // An attribute that cannot be read is an error, and is asked for again.
 func TestAttributesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	for nth := 1; nth <= 2; nth++ {
 		g.Sim.Fail("cudaDeviceGetAttribute", cudasim.Fault{Nth: nth, Code: cudart.ErrUnknown})
 		_, err := Alloc(t.Context(), g.Dev, kib, Options{})
@@ -190,7 +190,7 @@ func TestAttributesThatCannotBeRead(t *testing.T) {
 // An alignment that cudaHostAlloc does not give has its price, which Reserved, the
 // ledger and the limits have in them.
 func TestAlignmentOfHostAllocatedMemory(t *testing.T) {
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	before := ReadStats()
 	const n, align = 5*mib + 1, 64 * mib
 	b, err := Alloc(t.Context(), g.Dev, n, Options{Align: align})
@@ -237,7 +237,7 @@ func TestAlignmentOfHostAllocatedMemory(t *testing.T) {
 
 // The process's limit holds for cudaHostAlloc as for memory that is mapped.
 func TestHostAllocatedMemoryCountsForTheLimits(t *testing.T) {
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	held := ReadStats().PinnedBytes
 	require.NoError(t, SetLimits(Limits{MaxBytes: held + mib}))
 	defer func() { require.NoError(t, SetLimits(Limits{})) }()
@@ -262,7 +262,7 @@ func TestHostAllocatedMemoryCountsForTheLimits(t *testing.T) {
 // Hugetlb pages do not count for the guard; what cudaHostAlloc takes in their place
 // does.
 func TestTheGuardIsAskedForWhatIsAllocatedInPlaceOfReservedPages(t *testing.T) {
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	sys := g.watch()
 	sys.Plenty()
 	require.NoError(t, SetLimits(Limits{MaxShare: 1e-12}))
@@ -281,7 +281,7 @@ func TestCloseWaitsForCopiesOnEveryHost(t *testing.T) {
 	for _, h := range cudasim.Hosts() {
 		t.Run(h.Name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, h.Config)
+			g := newSimFixture(t, h.Config)
 			b, err := Alloc(t.Context(), g.Dev, mib, Options{})
 			require.NoError(t, err)
 			mem := b.Bytes()
@@ -305,7 +305,7 @@ func TestCloseWaitsForCopiesOnEveryHost(t *testing.T) {
 // After an error of cudaFreeHost the memory stays, and Close can be called again. If
 // the call has freed it all the same, it is not freed twice.
 func TestCloseOfHostAllocatedMemoryFails(t *testing.T) {
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	before := ReadStats()
 	b, err := Alloc(t.Context(), g.Dev, mib, Options{})
 	require.NoError(t, err)
@@ -330,7 +330,7 @@ func TestCloseOfHostAllocatedMemoryFails(t *testing.T) {
 // When ctx ends while the memory is cleared, it is freed.
 func TestHostAllocatedMemoryIsFreedWhenTheContextEnds(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	g.Sim.Fail("cudaHostAlloc", cudasim.Fault{After: cancel})
@@ -346,7 +346,7 @@ func TestTheSizeThatWorksIsRemembered(t *testing.T) {
 	const n = 300 * mib
 	host := cudasim.Driver580()
 	host.MaxRegister = 160 * mib
-	g := newSimRig(t, host)
+	g := newSimFixture(t, host)
 	sys := g.watch()
 	sys.Unpopulated()
 	first := g.alloc(n, Options{})
@@ -379,7 +379,7 @@ func TestTheNumberOfRegistrationsIsLimited(t *testing.T) {
 	t.Parallel()
 	host := cudasim.MaxMapCount()
 	host.MaxRegistrations = 1
-	g := newSimRig(t, host)
+	g := newSimFixture(t, host)
 	first, err := Alloc(t.Context(), g.Dev, kib, Options{})
 	require.NoError(t, err)
 	require.Equal(t, Registered, first.Method())
@@ -403,17 +403,17 @@ func TestChunksThatAreTooMany(t *testing.T) {
 	t.Parallel()
 	host := cudasim.MaxMapCount()
 	host.MaxRegistrations = 2
-	g := newSimRig(t, host)
+	g := newSimFixture(t, host)
 	b := g.alloc(8*mib, Options{Chunk: 2 * mib})
 	require.Equal(t, Registered, b.Method())
 	require.Equal(t, 1, g.Registrations())
 	require.Contains(t, strings.Join(b.Notes(), "\n"), "registering chunks of 2 MiB was refused")
 	fill(b.Bytes(), 4)
 	g.requireCopies(&b.pinnedMem)
-	require.Equal(t, RegisteredInSpans, newSimRig(t, cudasim.Config{}).alloc(8*mib, Options{Chunk: 2 * mib}).Method())
+	require.Equal(t, RegisteredInSpans, newSimFixture(t, cudasim.Config{}).alloc(8*mib, Options{Chunk: 2 * mib}).Method())
 
 	// Chunks that were registered and cannot be unregistered stay, with the memory.
-	loose := &rig{Rig: hostmemtest.Loose(t, host)}
+	loose := &fixture{Fixture: hostmemtest.Loose(t, host)}
 	loose.Sim.Fail("cudaHostUnregister", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
 	_, err := Alloc(t.Context(), loose.Dev, 8*mib, Options{Chunk: 2 * mib, Workers: 1})
 	require.ErrorIs(t, err, cudart.ErrUnknown)
@@ -427,7 +427,7 @@ func TestWSL(t *testing.T) {
 	t.Parallel()
 	host := cudasim.WSL()
 	host.MaxPinned = 8 * mib
-	g := newSimRig(t, host)
+	g := newSimFixture(t, host)
 	first, err := Alloc(t.Context(), g.Dev, 6*mib, Options{})
 	require.NoError(t, err)
 	require.Equal(t, Registered, first.Method())
@@ -445,7 +445,7 @@ func TestWSL(t *testing.T) {
 // A host that is short of memory gets an error with the figures, and no more attempts.
 func TestAHostThatIsShortOfMemory(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{HostMemory: mib})
+	g := newSimFixture(t, cudasim.Config{HostMemory: mib})
 	for range 2 {
 		_, err := Alloc(t.Context(), g.Dev, 2*mib, Options{})
 		require.ErrorIs(t, err, cudart.ErrInvalidValue)
@@ -468,7 +468,7 @@ func TestAShortageIsNoLimit(t *testing.T) {
 	limits.Set(0, 2) // no guard
 	for name, o := range map[string]Options{"whole": {}, "chunks": {Chunk: 64 * mib}} {
 		t.Run(name, func(t *testing.T) {
-			g := newSimRig(t, cudasim.Config{MaxRegister: mib})
+			g := newSimFixture(t, cudasim.Config{MaxRegister: mib})
 			g.watch().Unpopulated()
 			_, err := Alloc(g.Context(), g.Dev, 200*mib, o)
 			require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
@@ -478,7 +478,7 @@ func TestAShortageIsNoLimit(t *testing.T) {
 		})
 	}
 	limits = budget.New(func(int) (linux.Headroom, error) { return linux.Headroom{}, fs.ErrNotExist })
-	g := newSimRig(t, cudasim.Config{MaxRegister: mib})
+	g := newSimFixture(t, cudasim.Config{MaxRegister: mib})
 	b, err := Alloc(t.Context(), g.Dev, 2*mib, Options{})
 	require.NoError(t, err, "nothing is known of a shortage")
 	require.Equal(t, HostAllocated, b.Method())
@@ -502,7 +502,7 @@ func TestLinux611LeaksNothing(t *testing.T) {
 		for name, o := range map[string]Options{"whole": {}, "chunks": {Chunk: 64 * mib}, "large chunks": {Chunk: 4 * gib}} {
 			for host, cfg := range map[string]cudasim.Config{"no limit": cudasim.Linux611(), "limited": limited} {
 				t.Run(fmt.Sprintf("6.%d, %s, %s", minor, name, host), func(t *testing.T) {
-					g := newSimRig(t, cfg)
+					g := newSimFixture(t, cfg)
 					g.kernel(6, minor).Unpopulated()
 					b, err := Alloc(g.Context(), g.Dev, n, o)
 					require.NoError(t, err)
@@ -521,7 +521,7 @@ func TestLinux611LeaksNothing(t *testing.T) {
 			}
 		}
 		t.Run(fmt.Sprintf("6.%d, cudaHostAlloc", minor), func(t *testing.T) {
-			g := newSimRig(t, confidential)
+			g := newSimFixture(t, confidential)
 			g.kernel(6, minor).Unpopulated()
 			for range 2 {
 				_, err := Alloc(g.Context(), g.Dev, n, Options{})
@@ -537,7 +537,7 @@ func TestLinux611LeaksNothing(t *testing.T) {
 	}
 	// A kernel that has the defect under another release leaks once: no smaller
 	// registrations are tried, and no cudaHostAlloc.
-	g := newSimRig(t, cudasim.Linux611())
+	g := newSimFixture(t, cudasim.Linux611())
 	g.kernel(6, 14).Unpopulated()
 	_, err := Alloc(g.Context(), g.Dev, n, Options{})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
@@ -552,7 +552,7 @@ func TestSharedPageTables(t *testing.T) {
 	host := cudasim.SharedPageTables()
 	host.Devices[0].Attributes[cudart.AttrHostRegisterSupported] = 0
 	host.Devices[0].Attributes[cudart.AttrHostRegisterReadOnlySupported] = 0
-	g := newSimRig(t, host)
+	g := newSimFixture(t, host)
 	sys := g.watch()
 	b := g.alloc(5*mib+1, Options{Chunk: 2 * mib})
 	require.Equal(t, SharedPageTables, b.Method())
@@ -605,7 +605,7 @@ func TestSharedPageTables(t *testing.T) {
 func TestRegisterAndMapFileOnHostsThatRefuse(t *testing.T) {
 	t.Parallel()
 	for _, h := range []cudasim.Config{cudasim.ConfidentialComputing(), cudasim.NoHostRegister()} {
-		g := newSimRig(t, h)
+		g := newSimFixture(t, h)
 		sys := g.watch()
 		mem := mapped(t, -1, mib, readWrite, private)
 		path, _ := diskFile(t, 10_000)
@@ -640,7 +640,7 @@ func TestConcurrentAllocsOnEveryHost(t *testing.T) {
 		t.Run(h.Name, func(t *testing.T) {
 			t.Parallel()
 			h.Config.MaxRegistrations = 3
-			g := newSimRig(t, h.Config)
+			g := newSimFixture(t, h.Config)
 			var group sync.WaitGroup
 			for i := range 8 {
 				group.Go(func() {
@@ -664,7 +664,7 @@ func TestConcurrentAllocsOnEveryHost(t *testing.T) {
 // A system has a page larger than CUDA's alignment: the memory is aligned all the same.
 func TestPagesLargerThanCUDAsAlignment(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	g.alloc(kib, Options{})
 	sys := g.watch()
 	sys.System = &pages.System{Page: mib, Calls: sys.Calls}

@@ -15,7 +15,7 @@ import (
 
 // The process's own limit makes Alloc wait, in turn, until enough is released.
 func TestTheProcessLimitWaits(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	held := ReadStats().PinnedBytes // by what other tests lost on purpose
 	const n = 1 << 20
 	require.NoError(t, SetLimits(Limits{MaxBytes: held + n}))
@@ -54,7 +54,7 @@ func endsWaiting(t *testing.T) context.Context {
 // Limits that cannot be are refused and change nothing. A share that is not a number
 // would refuse every request from then on.
 func TestLimitsThatCannotBe(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	for want, l := range map[string]Limits{
 		"hostmem: set limits: Limits.MaxBytes of -1: must not be negative": {MaxBytes: -1},
 		"hostmem: set limits: Limits.MaxShare of NaN: must be 0 or more":   {MaxShare: math.NaN()},

@@ -21,7 +21,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-func (g *rig) mapFile(path string, o MapFileOptions) *File {
+func (g *fixture) mapFile(path string, o MapFileOptions) *File {
 	g.Helper()
 	f, err := MapFile(g.Context(), g.Dev, path, o)
 	require.NoError(g, err)
@@ -49,7 +49,7 @@ func TestMapFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := newRig(t)
+			g := newFixture(t)
 			f := g.mapFile(path, tc.o)
 			assert.Equal(t, tc.to-tc.from, f.Len())
 			assert.Len(t, f.Spans(), tc.spans)
@@ -68,7 +68,7 @@ func TestMapFile(t *testing.T) {
 
 func TestAMappedFileShowsWhatIsWritten(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	path, fd := diskFile(t, 10_000)
 	f := g.mapFile(path, MapFileOptions{Label: "weights"})
 	assert.Equal(t, `file "weights" of 10000 bytes`, f.String())
@@ -110,7 +110,7 @@ func TestMapFileRefusesWithoutAskingCUDA(t *testing.T) {
 		{name: "a wrong chunk", path: path, o: MapFileOptions{Chunk: 1}, want: "Options.Chunk of 1 bytes: must be a multiple of 2 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			sys := g.watch()
 			_, err := MapFile(g.Context(), g.Dev, tc.path, tc.o)
 			require.ErrorContains(t, err, "hostmem: map file "+tc.path+": ")
@@ -144,7 +144,7 @@ func TestMapFileOnFileSystemsThatRefuse(t *testing.T) {
 	t.Parallel()
 	path, _ := diskFile(t, 10_000)
 	for errno, unsupported := range map[unix.Errno]bool{unix.ENODEV: true, unix.EOPNOTSUPP: true, unix.ENOMEM: false, unix.EPERM: false} {
-		g := newSimRig(t, cudasim.Config{})
+		g := newSimFixture(t, cudasim.Config{})
 		sys := g.watch()
 		sys.Calls = sys.Calls.Before(func(call string) error {
 			if call == "MapFile" {
@@ -157,7 +157,7 @@ func TestMapFileOnFileSystemsThatRefuse(t *testing.T) {
 		assert.Equal(t, unsupported, errors.Is(err, errors.ErrUnsupported), "%v", err)
 	}
 	// What the driver refuses can still be copied.
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrInvalidValue})
 	_, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
@@ -167,7 +167,7 @@ func TestMapFileOnFileSystemsThatRefuse(t *testing.T) {
 // A kernel before 5.14 does not have MADV_POPULATE_READ.
 func TestMapFileOnAnOldKernel(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	path, _ := diskFile(t, 5*mib)
 	sys := g.watch()
 	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return unix.EINVAL }
@@ -182,7 +182,7 @@ func TestMapFileOnAnOldKernel(t *testing.T) {
 func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
 	t.Parallel()
 	t.Run("before its pages are read", func(t *testing.T) {
-		g := newSimRig(t, cudasim.Config{})
+		g := newSimFixture(t, cudasim.Config{})
 		path, _ := diskFile(t, 64*kib)
 		sys := g.watch()
 		mapFile := sys.Calls.MapFile
@@ -197,7 +197,7 @@ func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
 		assert.Zero(t, g.Registrations())
 	})
 	t.Run("while it is registered", func(t *testing.T) {
-		g := newSimRig(t, cudasim.Config{})
+		g := newSimFixture(t, cudasim.Config{})
 		path, _ := diskFile(t, 64*kib)
 		sys := g.watch()
 		g.Sim.OnCall(func(fn string, _ int) {
@@ -219,7 +219,7 @@ func TestEveryCUDACallOfAFileFails(t *testing.T) {
 		"one": {Offset: 3}, "chunks": {Chunk: 2 * mib, Workers: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sweep(t, func(g *rig) error {
+			sweep(t, func(g *fixture) error {
 				sys := g.watch()
 				defer func() { require.Zero(t, sys.Mapped.Load()) }()
 				f, err := MapFile(g.Context(), g.Dev, path, o)
@@ -234,7 +234,7 @@ func TestEveryCUDACallOfAFileFails(t *testing.T) {
 
 func TestEverySystemCallOfAFileFails(t *testing.T) {
 	path, _ := diskFile(t, 2*mib+8*kib)
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	for _, errno := range []unix.Errno{unix.ENOMEM, unix.EFAULT, unix.EINVAL} {
 		for nth := int32(1); ; nth++ {
 			sys := g.watch()
@@ -269,7 +269,7 @@ func TestEverySystemCallOfAFileFails(t *testing.T) {
 }
 
 func TestALostFileIsCountedAndStays(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	path, _ := diskFile(t, 10_000)
 	before := ReadStats()
 	base := loseFile(t, g, path)
@@ -280,7 +280,7 @@ func TestALostFileIsCountedAndStays(t *testing.T) {
 }
 
 //go:noinline
-func loseFile(t *testing.T, g *rig, path string) unsafe.Pointer {
+func loseFile(t *testing.T, g *fixture, path string) unsafe.Pointer {
 	f, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{Label: "lost file"})
 	require.NoError(t, err)
 	return f.Pointer()
@@ -289,7 +289,7 @@ func loseFile(t *testing.T, g *rig, path string) unsafe.Pointer {
 func TestMapFileEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	path, _ := diskFile(t, 10_000)
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := g.watch()
 	_, err := MapFile(sys.With(hostmemtest.Ended()), g.Dev, path, MapFileOptions{})
 	require.ErrorIs(t, err, context.Canceled)

@@ -45,10 +45,10 @@ func tooLarge(err error) bool {
 	return errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, cudart.ErrOperatingSystem) || errors.Is(err, cudart.ErrUnknown)
 }
 
-// shortage returns the error of a call that failed because the host is short of memory,
+// lowMemory returns the error of a call that failed because the host is short of memory,
 // and nil if it is not.
-func shortage(n int, err error) error {
-	if !limits.Short(n) {
+func lowMemory(n int, err error) error {
+	if !limits.LowMemory(n) {
 		return nil
 	}
 	return fmt.Errorf("memory is short (%s): %w", headroom(), err)

@@ -46,7 +46,7 @@ func diskFile(tb testing.TB, n int) (path string, fd int) {
 }
 
 // register registers memory until the end.
-func (g *rig) register(mem []byte, o RegisterOptions) *Registration {
+func (g *fixture) register(mem []byte, o RegisterOptions) *Registration {
 	g.Helper()
 	r, err := Register(g.Context(), g.Dev, mem, o)
 	require.NoError(g, err)
@@ -56,7 +56,7 @@ func (g *rig) register(mem []byte, o RegisterOptions) *Registration {
 
 // requireCopies proves that all bytes go to the device and, where they may,
 // come back.
-func (g *rig) requireCopies(m *pinnedMem) {
+func (g *fixture) requireCopies(m *pinnedMem) {
 	g.Helper()
 	n := m.Len()
 	dst := g.Device(n)
@@ -113,7 +113,7 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := newRig(t)
+			g := newFixture(t)
 			mem := tc.memory(t)
 			if !tc.readOnly {
 				copy(mem, filled(len(mem), 5))
@@ -144,7 +144,7 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 
 func TestRegistrationsMayShareAPage(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	mem := mapped(t, memfd(t, 16*kib), 16*kib, readWrite, shared)
 	copy(mem, filled(len(mem), 1))
 	ends := []int{0, 5000, 5001, 8192, 16 * kib}
@@ -157,7 +157,7 @@ func TestRegistrationsMayShareAPage(t *testing.T) {
 func TestRegisterInChunks(t *testing.T) {
 	t.Parallel()
 	const n = 7*mib + 1234
-	g := newRig(t)
+	g := newFixture(t)
 	mem := mapped(t, memfd(t, n+17), n+17, readWrite, shared)[17:]
 	copy(mem, filled(n, 2))
 	r := g.register(mem, RegisterOptions{Chunk: 2 * mib})
@@ -174,7 +174,7 @@ func TestRegisterInChunks(t *testing.T) {
 
 func TestRegisterOverlap(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	mem := mapped(t, memfd(t, 64*kib), 64*kib, readWrite, shared)
 	g.register(mem[100:5000], RegisterOptions{})
 	buf := g.alloc(64*kib, Options{})
@@ -215,7 +215,7 @@ func TestRegisterRefusesWithoutAskingCUDA(t *testing.T) {
 		{name: "a wrong chunk", mem: twoPages[:1], o: RegisterOptions{Chunk: 1000}, want: "Options.Chunk of 1000 bytes: must be a multiple of 2 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			_, err := Register(t.Context(), g.Dev, tc.mem, tc.o)
 			require.ErrorContains(t, err, fmt.Sprintf("hostmem: register %d bytes", len(tc.mem)))
 			require.ErrorContains(t, err, tc.want)
@@ -245,7 +245,7 @@ func TestRegisterOnDevicesThatCannot(t *testing.T) {
 	require.ErrorContains(t, err, "attribute 99")
 	assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
 
-	g = newSimRig(t, cudasim.Config{})
+	g = newSimFixture(t, cudasim.Config{})
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrNotSupported})
 	_, err = Register(t.Context(), g.Dev, mem, RegisterOptions{})
 	require.ErrorIs(t, err, errors.ErrUnsupported)
@@ -259,7 +259,7 @@ func TestRegisterOnDevicesThatCannot(t *testing.T) {
 
 func TestRegistrationBoundsAndClose(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
+	g := newFixture(t)
 	mem := mapped(t, memfd(t, 8*kib), 8*kib, readWrite, shared)
 	r := g.register(mem[10:5010], RegisterOptions{})
 	dst := g.Device(8 * kib)
@@ -281,7 +281,7 @@ func TestRegistrationBoundsAndClose(t *testing.T) {
 
 func TestCloseOfARegistrationWaitsForCopies(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
 	r := g.register(mem, RegisterOptions{})
 	src := g.Device(mib)
@@ -307,7 +307,7 @@ func TestCloseOfARegistrationWaitsForCopies(t *testing.T) {
 func TestManyGoroutinesRegister(t *testing.T) {
 	t.Parallel()
 	const each, goroutines, rounds = 10_000, 8, 20
-	g := newRig(t)
+	g := newFixture(t)
 	mem := mapped(t, memfd(t, goroutines*each), goroutines*each, readWrite, shared)
 	copy(mem, filled(len(mem), 4))
 	dst := g.Device(len(mem))
@@ -335,10 +335,10 @@ func TestManyGoroutinesRegister(t *testing.T) {
 
 // sweep makes every CUDA call of an operation fail, one at a time. The
 // operation pins, copies and closes.
-func sweep(t *testing.T, operate func(g *rig) error) {
+func sweep(t *testing.T, operate func(g *fixture) error) {
 	t.Helper()
-	count := func(g *rig) int { return g.Sim.TotalCalls() }
-	g := newSimRig(t, cudasim.Config{})
+	count := func(g *fixture) int { return g.Sim.TotalCalls() }
+	g := newSimFixture(t, cudasim.Config{})
 	before := count(g)
 	require.NoError(t, operate(g))
 	calls := count(g) - before
@@ -352,7 +352,7 @@ func sweep(t *testing.T, operate func(g *rig) error) {
 			if err != nil {
 				require.ErrorIs(t, err, code, "call %d", k)
 			}
-			requireSettled(t, begin)
+			requireIdle(t, begin)
 			requireNoForeign(t, begin)
 			require.Zero(t, g.Registrations(), "call %d: %v", k, err)
 			require.NoError(t, operate(g), "after call %d: %v", k, err)
@@ -380,7 +380,7 @@ func TestEveryCUDACallOfARegistrationFails(t *testing.T) {
 		"one": {mem: mem}, "chunks": {mem, RegisterOptions{Chunk: 2 * mib, Workers: 1}}, "read-only": {mem: frozen},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sweep(t, func(g *rig) error {
+			sweep(t, func(g *fixture) error {
 				r, err := Register(t.Context(), g.Dev, tc.mem, tc.o)
 				if err != nil {
 					return err
@@ -392,7 +392,7 @@ func TestEveryCUDACallOfARegistrationFails(t *testing.T) {
 }
 
 // use copies and closes, and closes again if that failed.
-func use(g *rig, f *pinnedMem) error {
+func use(g *fixture, f *pinnedMem) error {
 	g.Helper()
 	dst, err := g.Dev.Malloc(f.Len())
 	if err == nil {
@@ -411,7 +411,7 @@ func use(g *rig, f *pinnedMem) error {
 }
 
 func TestALostRegistrationIsCountedAndStays(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	mem := mapped(t, memfd(t, 8*kib), 8*kib, readWrite, shared)
 	before := ReadStats()
 	_, err := Register(t.Context(), g.Dev, mem[1:], RegisterOptions{Label: "lost registration"})
@@ -440,7 +440,7 @@ func requireLost(t *testing.T, before Stats, want Holding) {
 }
 
 func TestStatisticsOfRegistrations(t *testing.T) {
-	g := newRig(t)
+	g := newFixture(t)
 	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
 	before := ReadStats()
 	r, err := Register(t.Context(), g.Dev, mem[1:], RegisterOptions{})
@@ -461,7 +461,7 @@ func TestStatisticsOfRegistrations(t *testing.T) {
 
 func TestRegisterEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	mem := mapped(t, memfd(t, mib), mib, readWrite, shared)
 	_, err := Register(hostmemtest.Ended(), g.Dev, mem, RegisterOptions{})
 	require.ErrorIs(t, err, context.Canceled)
@@ -472,7 +472,7 @@ func TestRegisterEndsWithItsContext(t *testing.T) {
 // it than InvalidValue.
 func TestRegisteringWhatWritesThroughToAFileIsExplained(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Times: 2, Code: cudart.ErrInvalidValue})
 	_, fd := diskFile(t, 4096)
 	_, err := Register(t.Context(), g.Dev, mapped(t, fd, 4096, readWrite, shared), RegisterOptions{})
@@ -490,7 +490,7 @@ func TestRegisteringWhatWritesThroughToAFileIsExplained(t *testing.T) {
 func BenchmarkRegisterAmongMappings(b *testing.B) {
 	for _, n := range []int{0, 40_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			g := newSimRig(b, cudasim.Config{})
+			g := newSimFixture(b, cudasim.Config{})
 			others := mapped(b, -1, (n+1)*4*kib, unix.PROT_READ, private|unix.MAP_NORESERVE)
 			for i := 0; i < n; i += 2 {
 				if err := unix.Mprotect(others[i*4*kib:][:4*kib], unix.PROT_NONE); err != nil {

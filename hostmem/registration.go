@@ -143,8 +143,8 @@ func (p *registrations) registerAll(ctx context.Context, n int) error {
 		if !tooLarge(err) {
 			return err
 		}
-		if short := shortage(s.Len, err); short != nil {
-			return short
+		if low := lowMemory(s.Len, err); low != nil {
+			return low
 		}
 		if s.Len <= minSpan {
 			return &refusal{tried, err}

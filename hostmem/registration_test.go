@@ -31,7 +31,7 @@ func TestSpanLimit(t *testing.T) {
 func TestRefusedRegistrationsAreMadeSmaller(t *testing.T) {
 	t.Parallel()
 	const n = 200<<20 + 1
-	g := newSimRig(t, cudasim.Config{MaxRegister: 100 << 20})
+	g := newSimFixture(t, cudasim.Config{MaxRegister: 100 << 20})
 	b := g.alloc(n, Options{})
 	require.Greater(t, len(b.Spans()), 1)
 	end := 0
@@ -76,7 +76,7 @@ func TestNodes(t *testing.T) {
 		require.Error(t, err, id)
 	}
 
-	g := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: 1}}}})
+	g := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: 1}}}})
 	several, single := &pages.System{Nodes: []int{0, 1}}, &pages.System{Nodes: []int{0}}
 	for _, tc := range []struct {
 		node Node
@@ -92,7 +92,7 @@ func TestNodes(t *testing.T) {
 		assert.Equal(t, tc.want, node, "%+v", tc)
 		assert.Empty(t, note)
 	}
-	unknown := newSimRig(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: -1}}}})
+	unknown := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: -1}}}})
 	_, ok, note := DeviceNode.choose(t.Context(), unknown.Dev, several)
 	assert.False(t, ok)
 	assert.Contains(t, note, "node of device 0")

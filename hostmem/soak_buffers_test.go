@@ -28,7 +28,7 @@ import (
 // every error must be one that was made, and resident memory stays flat.
 func TestSoakBuffers(t *testing.T) {
 	total := hostmemtest.SoakTime(time.Second)
-	g := newRig(t)
+	g := newFixture(t)
 	before := ReadStats()
 	sys := g.watch()
 	var faults, met, cycles atomic.Int64
@@ -120,7 +120,7 @@ func TestSoakBuffers(t *testing.T) {
 	}
 	t.Logf("%d buffers, %d faults, %d errors; resident %d MiB when warm, %d MiB at the end",
 		cycles.Load(), faults.Load(), met.Load(), warm>>20, atEnd>>20)
-	requireSettled(t, before)
+	requireIdle(t, before)
 	assert.Zero(t, sys.Mapped.Load(), "bytes mapped")
 	if !emulated(t) { // an emulator's own memory grows as it translates
 		assert.Less(t, atEnd, warm+16*mib, "resident memory grew")

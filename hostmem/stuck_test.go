@@ -39,7 +39,7 @@ func within(t *testing.T, what string, f func()) {
 // context, and no copy from other memory.
 func TestACopyThatBlocksKeepsNoOther(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{QueueDepth: 4})
+	g := newSimFixture(t, cudasim.Config{QueueDepth: 4})
 	b, other := g.alloc(4096, Options{}), g.alloc(4096, Options{})
 	dst := g.Device(4096)
 	full, idle := g.NewStream(), g.NewStream()
@@ -77,7 +77,7 @@ func TestACopyThatBlocksKeepsNoOther(t *testing.T) {
 // still be waited for.
 func TestCloseWaitsForACopyThatIsBeingQueued(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	b := g.alloc(4096, Options{})
 	dst := g.Device(4096)
 	unblock := g.Sim.Block("cudaMemcpyAsync", cudasim.Fault{})
@@ -100,23 +100,23 @@ func TestCloseWaitsForACopyThatIsBeingQueued(t *testing.T) {
 func TestCallsThatDoNotReturn(t *testing.T) {
 	t.Parallel()
 	path, _ := diskFile(t, 10_000)
-	for name, pin := range map[string]func(g *rig, ctx context.Context) error{
-		"alloc": func(g *rig, ctx context.Context) error {
+	for name, pin := range map[string]func(g *fixture, ctx context.Context) error{
+		"alloc": func(g *fixture, ctx context.Context) error {
 			_, err := Alloc(ctx, g.Dev, 3*mib, Options{})
 			return err
 		},
-		"register": func(g *rig, ctx context.Context) error {
+		"register": func(g *fixture, ctx context.Context) error {
 			_, err := Register(ctx, g.Dev, mapped(g, -1, 4096, readWrite, private), RegisterOptions{})
 			return err
 		},
-		"map file": func(g *rig, ctx context.Context) error {
+		"map file": func(g *fixture, ctx context.Context) error {
 			_, err := MapFile(ctx, g.Dev, path, MapFileOptions{})
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			sys := g.watch()
 			unblock := g.Sim.Block("cudaHostRegister", cudasim.Fault{})
 			ctx, cancel := context.WithCancel(g.Context())
@@ -142,7 +142,7 @@ func TestCallsThatDoNotReturn(t *testing.T) {
 // The same where cudaHostAlloc does not return.
 func TestHostAllocThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	unblock := g.Sim.Block("cudaHostAlloc", cudasim.Fault{Late: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
@@ -168,9 +168,9 @@ func threads(t *testing.T) int {
 }
 
 // twoDevices returns two devices of one simulated library.
-func twoDevices(t *testing.T) (first, second *rig) {
+func twoDevices(t *testing.T) (first, second *fixture) {
 	t.Helper()
-	first = newSimRig(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	first = newSimFixture(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	dev, err := first.Dev.Runtime().Device(1)
 	require.NoError(t, err)
 	return first, first.on(dev)
@@ -266,7 +266,7 @@ func TestClosesThatNeverReturnTakeFewThreads(t *testing.T) {
 // A query of the device that does not return keeps no Alloc longer than its context.
 func TestQueriesThatDoNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	unblock := g.Sim.Block("cudaDeviceGetAttribute", cudasim.Fault{Times: -1})
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
@@ -294,19 +294,19 @@ func TestCloseContextEndsAlthoughACallDoesNotReturn(t *testing.T) {
 	for _, tc := range []struct {
 		name, fn string
 		cfg      cudasim.Config
-		open     func(g *rig) (closer, error)
+		open     func(g *fixture) (closer, error)
 	}{
-		{"buffer", "cudaHostUnregister", cudasim.Config{}, func(g *rig) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
-		{"buffer of cudaHostAlloc", "cudaFreeHost", cudasim.ConfidentialComputing(), func(g *rig) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
-		{"registration", "cudaHostUnregister", cudasim.Config{}, func(g *rig) (closer, error) {
+		{"buffer", "cudaHostUnregister", cudasim.Config{}, func(g *fixture) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
+		{"buffer of cudaHostAlloc", "cudaFreeHost", cudasim.ConfidentialComputing(), func(g *fixture) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
+		{"registration", "cudaHostUnregister", cudasim.Config{}, func(g *fixture) (closer, error) {
 			return Register(g.Context(), g.Dev, mapped(g, -1, 4096, readWrite, private), RegisterOptions{})
 		}},
-		{"file", "cudaHostUnregister", cudasim.Config{}, func(g *rig) (closer, error) { return MapFile(g.Context(), g.Dev, path, MapFileOptions{}) }},
-		{"buffer that munmap blocks", "", cudasim.Config{}, func(g *rig) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
+		{"file", "cudaHostUnregister", cudasim.Config{}, func(g *fixture) (closer, error) { return MapFile(g.Context(), g.Dev, path, MapFileOptions{}) }},
+		{"buffer that munmap blocks", "", cudasim.Config{}, func(g *fixture) (closer, error) { return Alloc(g.Context(), g.Dev, 4096, Options{}) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, tc.cfg)
+			g := newSimFixture(t, tc.cfg)
 			sys := g.watch()
 			opened := ReadStats().Closed
 			blocked, block := make(chan struct{}), make(chan struct{})
@@ -366,7 +366,7 @@ func TestCloseContextEndsAlthoughACallDoesNotReturn(t *testing.T) {
 // goroutines copy.
 func TestCloseEndsAlthoughOthersCopy(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	b := g.alloc(4096, Options{})
 	dst := g.Device(8 * 4096)
 	var group sync.WaitGroup
@@ -396,7 +396,7 @@ func TestAClosedBufferStaysClosedAfterAnError(t *testing.T) {
 	for _, fail := range []string{"the copies are not done", "cudaHostUnregister fails"} {
 		t.Run(fail, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			sys := g.watch()
 			b := g.alloc(4096, Options{})
 			dst := g.Device(4096)
@@ -429,7 +429,7 @@ func TestAClosedBufferStaysClosedAfterAnError(t *testing.T) {
 func TestUnregisteringThatWorkedAndReturnedAnError(t *testing.T) {
 	for name, o := range map[string]Options{"one": {}, "chunks": {Chunk: 2 * mib, Workers: 1}} {
 		t.Run(name, func(t *testing.T) {
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			sys := g.watch()
 			before := ReadStats()
 			b := g.alloc(4*mib, o)
@@ -439,21 +439,21 @@ func TestUnregisteringThatWorkedAndReturnedAnError(t *testing.T) {
 			assert.Equal(t, int64(4*mib), sys.Mapped.Load(), "it is not known yet")
 			require.NoError(t, b.Close())
 			assert.Zero(t, sys.Mapped.Load())
-			requireSettled(t, before)
+			requireIdle(t, before)
 
 			// Memory that another has unregistered is an error once.
 			b = g.alloc(4096, Options{})
 			require.NoError(t, g.Dev.HostUnregister(b.Pointer()))
 			require.ErrorIs(t, b.Close(), cudart.ErrHostMemoryNotRegistered)
 			require.NoError(t, b.Close())
-			requireSettled(t, before)
+			requireIdle(t, before)
 		})
 	}
 }
 
 // When Alloc undoes its work there is no next try by the caller.
 func TestRollingBackWhenUnregisteringReturnsAnErrorLate(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := g.watch()
 	before := ReadStats()
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Nth: 2, Code: cudart.ErrInvalidValue})
@@ -462,14 +462,14 @@ func TestRollingBackWhenUnregisteringReturnsAnErrorLate(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.NotErrorIs(t, err, cudart.ErrIllegalAddress, "it was unregistered all the same")
 	assert.Zero(t, sys.Mapped.Load())
-	requireSettled(t, before)
+	requireIdle(t, before)
 	assert.Equal(t, before.PinnedBytes, ReadStats().PinnedBytes)
 }
 
 // A panic in a worker of Alloc leaves nothing behind: it is an error.
 func TestAPanicWhilePopulating(t *testing.T) {
 	for _, workers := range []int{1, 3} {
-		g := newSimRig(t, cudasim.Config{})
+		g := newSimFixture(t, cudasim.Config{})
 		sys := g.watch()
 		before := ReadStats()
 		var touches atomic.Int32
@@ -484,7 +484,7 @@ func TestAPanicWhilePopulating(t *testing.T) {
 		_, err := Alloc(g.Context(), g.Dev, 12*mib, Options{Workers: workers})
 		require.ErrorContains(t, err, "panic: in a worker")
 		assert.Zero(t, sys.Mapped.Load())
-		requireSettled(t, before)
+		requireIdle(t, before)
 		assert.Equal(t, before.PinnedBytes, ReadStats().PinnedBytes)
 	}
 }
@@ -493,7 +493,7 @@ func TestAPanicWhilePopulating(t *testing.T) {
 // can be closed.
 func TestAfterTheRuntimeWasClosed(t *testing.T) {
 	t.Parallel()
-	g := &rig{Rig: hostmemtest.Loose(t, cudasim.Config{})}
+	g := &fixture{Fixture: hostmemtest.Loose(t, cudasim.Config{})}
 	idle, err := Alloc(t.Context(), g.Dev, 4096, Options{})
 	require.NoError(t, err)
 	used, err := Alloc(t.Context(), g.Dev, 4096, Options{})
@@ -522,7 +522,7 @@ func TestAfterTheRuntimeWasClosed(t *testing.T) {
 
 func TestArgumentsThatAreNil(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	mem := mapped(t, -1, 4096, readWrite, private)
 	var none context.Context
 	for want, err := range map[string]error{

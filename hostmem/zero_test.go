@@ -31,7 +31,7 @@ func TestZeroAndNilAreErrors(t *testing.T) {
 	}
 	require.NoError(t, SetLimits(Limits{}))
 
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	buf, err := Alloc(t.Context(), g.Dev, 1, Options{})
 	require.NoError(t, err)
 	hostmemtest.ZeroArguments(t, buf, "Close")

@@ -48,11 +48,11 @@ type Allocator struct {
 	pool *pool.Pool
 	o    Options
 
-	mu     sync.Mutex
-	blocks map[*byte]block // by the first byte
-	short  int             // the least size that has waited in vain, 0 for none
-	stats  Stats
-	err    error
+	mu          sync.Mutex
+	blocks      map[*byte]block // by the first byte
+	minTimedOut int             // smallest size in bytes that has waited in vain, 0 for none
+	stats       Stats
+	err         error
 }
 
 // A block is memory that was allocated and not freed.
@@ -96,9 +96,9 @@ const (
 	alignment = 64
 	// maxSize is a pool's largest request. make would panic for sizes a little larger.
 	maxSize = 1 << 46
-	// shortWait is the wait after another allocation has waited in vain. It is enough
+	// retryWait is the wait after another allocation has waited in vain. It is enough
 	// to find memory that is idle.
-	shortWait = time.Millisecond
+	retryWait = time.Millisecond
 )
 
 // Allocate returns size bytes, all 0, at an address that is a multiple of 64. For 0 bytes
@@ -130,11 +130,11 @@ func (a *Allocator) Allocate(size int) []byte {
 	case err != nil:
 		a.err = fmt.Errorf("arrowmem: allocate %d bytes, which now are of the Go heap: %w", size, err)
 		a.stats.Fallbacks++
-		if ctx.Err() != nil && (a.short == 0 || size < a.short) {
-			a.short = size
+		if ctx.Err() != nil && (a.minTimedOut == 0 || size < a.minTimedOut) {
+			a.minTimedOut = size
 		}
-	case size >= a.short:
-		a.short = 0
+	case size >= a.minTimedOut:
+		a.minTimedOut = 0
 	}
 	if a.blocks == nil {
 		a.blocks = make(map[*byte]block)
@@ -150,8 +150,8 @@ func (a *Allocator) timeout(size int) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	wait := a.o.Wait
-	if a.short > 0 && size >= a.short {
-		wait = min(wait, shortWait)
+	if a.minTimedOut > 0 && size >= a.minTimedOut {
+		wait = min(wait, retryWait)
 	}
 	pinning := time.Duration(size) * time.Nanosecond // a second per GB
 	return min(wait, math.MaxInt64-pinning) + pinning

@@ -251,7 +251,7 @@ func TestAllocationsDoNotAllWaitAtALimit(t *testing.T) {
 		defer a.Free(mem)
 		return isPinned(mem)
 	}, 20*time.Second, time.Millisecond)
-	assert.Zero(t, a.short, "and others as large wait again")
+	assert.Zero(t, a.minTimedOut, "and others as large wait again")
 }
 
 // The time for pinning is added, and a wait that is as long as can be does not overflow.
@@ -260,7 +260,7 @@ func TestPatience(t *testing.T) {
 	a := newAllocator(t, newPool(t, testgpu.Device(t), pool.Options{}), Options{})
 	assert.Equal(t, DefaultWait+4096, a.timeout(4096))
 	assert.Equal(t, DefaultWait+100*time.Second, a.timeout(100e9))
-	a.short = 100
+	a.minTimedOut = 100
 	assert.Equal(t, DefaultWait+99, a.timeout(99))
 	assert.Equal(t, time.Millisecond+100, a.timeout(100))
 	a.o.Wait = 1

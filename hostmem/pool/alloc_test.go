@@ -15,7 +15,7 @@ import (
 
 // Not parallel: AllocsPerRun counts what others allocate, too.
 func TestPoolHitDoesNotAllocate(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	for _, n := range poolSizes {
 		cycle := func() {
@@ -30,9 +30,9 @@ func TestPoolHitDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// leastAllocs is how often f allocates when nothing else does just then: the
+// minAllocs is how often f allocates when nothing else does just then: the
 // simulated GPU works on goroutines of its own.
-func leastAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
+func minAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
 	least := ^uint64(0)
 	for range 200 {
 		require.NoError(t, s.Synchronize(t.Context()))
@@ -48,12 +48,12 @@ func leastAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
 
 // The simulated calls allocate; what the pool makes of them must not.
 func TestStreamReleaseDoesNotAllocate(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1})
 	e, err := g.Dev.NewEvent(cudart.EventOptions{})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, e.Close()) }()
-	calls := leastAllocs(t, g.Stream, func() error {
+	calls := minAllocs(t, g.Stream, func() error {
 		_, err := e.Query()
 		if err == nil {
 			err = g.Stream.Record(e)
@@ -61,7 +61,7 @@ func TestStreamReleaseDoesNotAllocate(t *testing.T) {
 		return err
 	})
 	require.NoError(t, get(t, p, mib).Release(g.Stream))
-	assert.LessOrEqual(t, leastAllocs(t, g.Stream, func() error {
+	assert.LessOrEqual(t, minAllocs(t, g.Stream, func() error {
 		l, err := p.Get(t.Context(), mib)
 		if err == nil {
 			err = l.Release(g.Stream)

@@ -57,7 +57,7 @@ func TestAskingThatDoesNotReturn(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s, always=%v", sc.fn, sc.always), func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			p := g.pool(Options{IdleTime: -1})
 			limited := g.pool(Options{IdleTime: -1, MaxBytes: 4 * mib})
 			dst := g.Device(1)
@@ -155,7 +155,7 @@ func TestRegisteringThatDoesNotReturn(t *testing.T) {
 	for _, n := range []int{100, 4 * mib} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			p := g.pool(Options{IdleTime: -1, MaxBytes: 20 * mib})
 			cached, held := get(t, p, 3*mib), get(t, p, n)
 			require.NoError(t, cached.Release())
@@ -195,7 +195,7 @@ func TestRegisteringThatDoesNotReturn(t *testing.T) {
 // that can be served otherwise, Releases, the timer and other pools' requests go on.
 func TestUnregisteringThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 16 * mib})
 	idle, kept, cached := get(t, p, 4*mib), get(t, p, 5*mib), get(t, p, 3*mib)
 	require.NoError(t, idle.Release())
@@ -230,7 +230,7 @@ func TestUnregisteringThatDoesNotReturn(t *testing.T) {
 // threads are stuck, and what is left is unmapped later.
 func TestUnregisteringThatNeverReturnsTakesFewThreads(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1})
 	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{Times: -1})
 	defer unblock()
@@ -254,7 +254,7 @@ func TestUnregisteringThatNeverReturnsTakesFewThreads(t *testing.T) {
 // is unmapped with the next; what the call does counts when it returns.
 func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1})
 	for _, l := range []Lease{get(t, p, 3*mib), get(t, p, 4*mib), get(t, p, 5*mib)} {
 		require.NoError(t, l.Release())
@@ -275,7 +275,7 @@ func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 // The same for a Get that waits for room.
 func TestRoomBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 12 * mib})
 	for _, l := range []Lease{get(t, p, 4*mib), get(t, p, 3*mib), get(t, p, 5*mib)} {
 		require.NoError(t, l.Release())
@@ -289,7 +289,7 @@ func TestRoomBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 // Idle time unmaps the memory behind one, too.
 func TestIdleTimeBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	for _, l := range []Lease{get(t, p, 4*mib), get(t, p, 3*mib), get(t, p, 5*mib)} {
 		require.NoError(t, l.Release())
@@ -305,7 +305,7 @@ func TestIdleTimeBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 // The same for leases that are released after Close: with no other call.
 func TestLeasesReleasedAfterCloseBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1})
 	dst := g.Device(1)
 	leases := []Lease{get(t, p, 3*mib), get(t, p, 4*mib), get(t, p, 5*mib), get(t, p, 6*mib)}
@@ -327,7 +327,7 @@ func TestLeasesReleasedAfterCloseBehindAnUnregisterThatDoesNotReturn(t *testing.
 // Leases that are released while a goroutine unmaps others are unmapped after them.
 func TestLeasesReleasedAfterCloseWhileOthersAreUnmapped(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1})
 	first, second := get(t, p, 3*mib), get(t, p, 4*mib)
 	require.ErrorIs(t, p.Close(), ErrLeased)
@@ -344,7 +344,7 @@ func TestLeasesReleasedAfterCloseWhileOthersAreUnmapped(t *testing.T) {
 // returns at once; the block returns to the pool when the copy does.
 func TestReleaseDuringACopyThatBlocks(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{QueueDepth: 4})
+	g := newSimFixture(t, cudasim.Config{QueueDepth: 4})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 4 * mib})
 	dst := g.Device(4096)
 	l := get(t, p, 4*mib)
@@ -379,7 +379,7 @@ func TestReleaseDuringACopyThatBlocks(t *testing.T) {
 // one Get waits, one thread asks.
 func TestReleasesStartNoThreads(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 64 * mib})
 	dst := g.Device(1)
 	var streams []*cudart.Stream
@@ -412,7 +412,7 @@ func TestReleasesStartNoThreads(t *testing.T) {
 // 25 GB. Not parallel, because that is the process's.
 func TestReleasesAreCheapWhileAGetWaits(t *testing.T) {
 	const releases = 80_000
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
 	var leases []Lease
 	for range releases {

@@ -32,7 +32,7 @@ func TestCloseBesideGets(t *testing.T) {
 	if testgpu.Race || hostmemtest.Emulated(t) {
 		rounds = 60
 	}
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	dst := g.Device(64)
 	sys := hostmemtest.NewSystem()
 	sys.Unpopulated()
@@ -87,7 +87,7 @@ func TestCloseBesideGets(t *testing.T) {
 // Several Closes at once: all return nil, when all is unmapped.
 func TestClosesAtOnce(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	open := g.Stall(g.Stream)
 	for range 5 {
@@ -114,7 +114,7 @@ func TestCloseAfterTheRuntime(t *testing.T) {
 	for _, done := range []bool{true, false} {
 		t.Run(fmt.Sprintf("the copies are done: %v", done), func(t *testing.T) {
 			t.Parallel()
-			g := &rig{hostmemtest.Loose(t, cudasim.Config{})}
+			g := &fixture{hostmemtest.Loose(t, cudasim.Config{})}
 			p, err := New(g.Dev, Options{})
 			require.NoError(t, err)
 			dst, err := g.Dev.Malloc(1)
@@ -168,7 +168,7 @@ func TestWithoutFileDescriptors(t *testing.T) {
 		require.Contains(t, string(out), "--- PASS: TestWithoutFileDescriptors")
 		return
 	}
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1})
 	dst := g.Device(1)
 	idle, used := get(t, p, 3*mib), get(t, p, 4*mib)
@@ -197,7 +197,7 @@ func TestWithoutFileDescriptors(t *testing.T) {
 // Outstanding lists leases, not what is idle or pending, the largest first.
 func TestOutstandingListsLeasesOnly(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{Buffer: hostmem.Options{Label: "batches"}})
 	var leases []Lease
 	for range 1000 {
@@ -227,7 +227,7 @@ func TestOutstandingListsLeasesOnly(t *testing.T) {
 func TestMemoryThatCouldNotBeUnregisteredIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	for _, late := range []bool{false, true} {
-		g := newSimRig(t, cudasim.Config{})
+		g := newSimFixture(t, cudasim.Config{})
 		p := g.pool(Options{IdleTime: -1})
 		small, large := get(t, p, 100), get(t, p, 4*mib)
 		require.NoError(t, small.Release())
@@ -252,7 +252,7 @@ func TestMemoryThatCouldNotBeUnregisteredIsTriedAgain(t *testing.T) {
 // nor one of a closed pool.
 func TestFailuresAreThePools(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 8 * mib})
 	held := get(t, p, 8*mib)
 	_, err := p.Get(timeout(t, time.Millisecond), mib)

@@ -15,7 +15,7 @@ import (
 // errFull says that a limit does not allow more memory now.
 var errFull = fmt.Errorf("%w reached", hostmem.ErrLimit)
 
-// miss is a Get that the nearest shard could not serve.
+// miss is a Get that the local shard could not serve.
 func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error) {
 	if size := p.minSize(class, n); p.o.MaxBytes > 0 && size > p.o.MaxBytes {
 		return nil, fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, size, p.o.MaxBytes)
@@ -58,7 +58,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, err
 		if err == nil && b == nil {
 			b, err = p.make(ctx, class, p.minSize(class, n), r)
 		}
-		if err == nil || !shortOfMemory(err) || ctx.Err() != nil {
+		if err == nil || !isLowMemory(err) || ctx.Err() != nil {
 			return b, err
 		}
 		// The host may have memory once what is idle here is unmapped, or once the GPU
@@ -161,12 +161,12 @@ func (p *core) grow(ctx context.Context, class, n int) (*block, *budget.Reservat
 	}
 	// One goroutine makes an arena, and others take their blocks from it. One that
 	// is stuck inside CUDA does not keep them.
-	turn, cancel := searching(ctx)
+	soon, cancel := searching(ctx)
 	defer cancel()
 	select {
 	case p.making <- struct{}{}:
 		defer func() { <-p.making }()
-	case <-turn.Done():
+	case <-soon.Done():
 		if ctx.Err() != nil {
 			return nil, nil, bounded.Ended(ctx)
 		}
@@ -214,7 +214,7 @@ func (p *core) addArena(ctx context.Context, class int) (*block, error) {
 				return b, nil
 			}
 		}
-		if size == minSize || !errors.Is(err, errFull) && !shortOfMemory(err) && !errors.Is(err, ErrTooLarge) {
+		if size == minSize || !errors.Is(err, errFull) && !isLowMemory(err) && !errors.Is(err, ErrTooLarge) {
 			return nil, err
 		}
 		if size = p.roundUp(size / 2 / minArena * minArena); size < max(minSize, minArena) {
@@ -248,8 +248,8 @@ func (p *core) make(ctx context.Context, class, size int, r *budget.Reservation)
 	return b, nil
 }
 
-// shortOfMemory reports whether a failure may be cured by unmapping memory.
-func shortOfMemory(err error) bool {
+// isLowMemory reports whether a failure may be cured by unmapping memory.
+func isLowMemory(err error) bool {
 	return (errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, hostmem.ErrLimit)) &&
 		!errors.Is(err, ErrTooLarge)
 }

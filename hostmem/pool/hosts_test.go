@@ -21,7 +21,7 @@ func TestPoolsOnEveryHost(t *testing.T) {
 	for _, h := range cudasim.Hosts() {
 		t.Run(h.Name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, h.Config)
+			g := newSimFixture(t, h.Config)
 			p := g.pool(Options{IdleTime: -1})
 			for round := range 3 {
 				var leases []Lease
@@ -56,7 +56,7 @@ func TestPoolsOnEveryHost(t *testing.T) {
 // reserved.
 func TestPoolOfAlignedHostAllocatedMemory(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.ConfidentialComputing())
+	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	p := g.pool(Options{IdleTime: -1, Buffer: hostmem.Options{Align: 32 * mib}})
 	var leases []Lease
 	for range 3 {
@@ -77,7 +77,7 @@ func TestAPoolOnWSLUnmapsWhatIsIdle(t *testing.T) {
 	t.Parallel()
 	host := cudasim.WSL()
 	host.MaxPinned = 8 * mib
-	g := newSimRig(t, host)
+	g := newSimFixture(t, host)
 	p := g.pool(Options{IdleTime: -1})
 	require.NoError(t, get(t, p, 6*mib).Release())
 	l := get(t, p, 7*mib)

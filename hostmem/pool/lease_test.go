@@ -15,7 +15,7 @@ import (
 
 func TestReleasedLeasesReachNothing(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	dst := g.Device(mib)
 	old := get(t, p, mib)
@@ -45,7 +45,7 @@ func TestReleasedLeasesReachNothing(t *testing.T) {
 
 func TestLeaseChecksItsCopies(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	dst := g.Device(mib)
 	l := get(t, p, 1000) // of a block of 1024
@@ -69,7 +69,7 @@ func TestLeaseChecksItsCopies(t *testing.T) {
 // either refused or waited for.
 func TestReleaseCountsOnce(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	dst := g.Device(kib)
 	for range 50 {

@@ -55,23 +55,23 @@ func waiting(t *testing.T, p *Pool, ctx context.Context, n int) <-chan got {
 // A Get that the process's limit makes wait is served by all that returns memory to its
 // pool or to the process.
 func TestGetsThatTheProcessLimitMakesWait(t *testing.T) {
-	for name, wake := range map[string]func(t *testing.T, g *rig, p *Pool, held Lease, buf *hostmem.Buffer) (hit bool){
-		"a release to its own pool": func(t *testing.T, _ *rig, _ *Pool, held Lease, _ *hostmem.Buffer) bool {
+	for name, wake := range map[string]func(t *testing.T, g *fixture, p *Pool, held Lease, buf *hostmem.Buffer) (hit bool){
+		"a release to its own pool": func(t *testing.T, _ *fixture, _ *Pool, held Lease, _ *hostmem.Buffer) bool {
 			require.NoError(t, held.Release())
 			return true
 		},
-		"the GPU is done with a block of its own pool": func(t *testing.T, g *rig, _ *Pool, held Lease, _ *hostmem.Buffer) bool {
+		"the GPU is done with a block of its own pool": func(t *testing.T, g *fixture, _ *Pool, held Lease, _ *hostmem.Buffer) bool {
 			open := g.Stall(g.Stream)
 			queueCopy(t, held, g.Stream, g.Device(1), 1)
 			require.NoError(t, held.Release())
 			open()
 			return true
 		},
-		"a buffer is closed": func(t *testing.T, _ *rig, _ *Pool, _ Lease, buf *hostmem.Buffer) bool {
+		"a buffer is closed": func(t *testing.T, _ *fixture, _ *Pool, _ Lease, buf *hostmem.Buffer) bool {
 			require.NoError(t, buf.Close())
 			return false
 		},
-		"the limit is raised": func(t *testing.T, _ *rig, _ *Pool, _ Lease, _ *hostmem.Buffer) bool {
+		"the limit is raised": func(t *testing.T, _ *fixture, _ *Pool, _ Lease, _ *hostmem.Buffer) bool {
 			require.NoError(t, hostmem.SetLimits(hostmem.Limits{}))
 			return false
 		},
@@ -79,7 +79,7 @@ func TestGetsThatTheProcessLimitMakesWait(t *testing.T) {
 		for pools, most := range map[string]int{"no limit of its own": 0, "a larger limit of its own": 1 << 30} {
 			t.Run(name+", "+pools, func(t *testing.T) {
 				pinned := hostmem.ReadStats().PinnedBytes
-				g := newSimRig(t, cudasim.Config{})
+				g := newSimFixture(t, cudasim.Config{})
 				p := g.pool(Options{IdleTime: -1, MaxBytes: most})
 				limitProcess(t, 8*mib)
 				held := get(t, p, 4*mib)
@@ -102,7 +102,7 @@ func TestGetsThatTheProcessLimitMakesWait(t *testing.T) {
 }
 
 func TestCloseEndsAGetThatTheProcessLimitMakesWait(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p, q := g.pool(Options{IdleTime: -1}), g.pool(Options{IdleTime: -1})
 	limitProcess(t, 4*mib)
 	held := get(t, q, 4*mib)
@@ -114,7 +114,7 @@ func TestCloseEndsAGetThatTheProcessLimitMakesWait(t *testing.T) {
 
 // One pool's idle memory serves another, however long it would stay idle by itself.
 func TestIdleMemoryOfOnePoolServesAnother(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p, q := g.pool(Options{IdleTime: -1}), g.pool(Options{IdleTime: -1})
 	limitProcess(t, 8*mib)
 	idle, busy := get(t, q, 4*mib), get(t, q, 3*mib)
@@ -138,7 +138,7 @@ func TestIdleMemoryOfOnePoolServesAnother(t *testing.T) {
 // A pool keeps no idle memory from others under the process's limit, although a Get waits
 // in it that the idle memory does not serve.
 func TestIdleMemoryOfAPoolWhoseGetWaitsServesAnother(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p, q := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib}), g.pool(Options{IdleTime: -1})
 	limitProcess(t, 10*mib)
 	held, idle := get(t, p, 4*mib), get(t, p, 3*mib)
@@ -158,7 +158,7 @@ func TestIdleMemoryOfAPoolWhoseGetWaitsServesAnother(t *testing.T) {
 // The limit of a pool holds also when the process's limit, for which a Get has waited, has
 // room again.
 func TestThePoolsLimitHoldsWhenTheProcessHasRoom(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
 	limitProcess(t, 4*mib)
 	before := hostmem.ReadStats().PinnedBytes
@@ -182,7 +182,7 @@ func TestThePoolsLimitHoldsWhenTheProcessHasRoom(t *testing.T) {
 // What a Get that fails had reserved wakes the next one.
 func TestAGetThatFailsWakesTheNext(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
 	unblock := g.Sim.Block("cudaHostRegister", cudasim.Fault{Code: cudart.ErrInvalidValue})
 	failed := make(chan error)
@@ -201,7 +201,7 @@ func TestAGetThatFailsWakesTheNext(t *testing.T) {
 
 // The guard refuses a Get only when nothing idle is left in any pool.
 func TestTheGuardRefusesWhenNothingIdleIsLeft(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p, q := g.pool(Options{IdleTime: -1}), g.pool(Options{IdleTime: -1})
 	for _, pool := range []*Pool{p, q} {
 		l := get(t, pool, 5*mib)
@@ -219,7 +219,7 @@ func TestTheGuardRefusesWhenNothingIdleIsLeft(t *testing.T) {
 // Requests that wait for the process's limit and are served otherwise, or canceled,
 // keep nothing of it.
 func TestWaitsForTheProcessLimitKeepNothingOfIt(t *testing.T) {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	before := hostmem.ReadStats().PinnedBytes
 	pools := []*Pool{g.pool(Options{}), g.pool(Options{MaxBytes: 6 * mib}), g.pool(Options{IdleTime: 1000})}
 	limitProcess(t, 10*mib)
@@ -259,7 +259,7 @@ func TestWaitsForTheProcessLimitKeepNothingOfIt(t *testing.T) {
 // holds for that.
 func TestReservedHugePagesCountWhole(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := hostmemtest.NewSystem()
 	sys.Unpopulated()
 	sys.Plenty()
@@ -312,7 +312,7 @@ var errTest = cudart.ErrUnknown
 // more, nor overtake those that do.
 func TestTryGet(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 4 * mib})
 	first, err := p.TryGet(t.Context(), 2*mib)
 	require.NoError(t, err, "it may map memory")

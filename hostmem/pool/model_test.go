@@ -69,7 +69,7 @@ func TestPoolModel(t *testing.T) {
 const modelArea = 4 * kib // device memory of a worker, and the bytes of a lease that are checked
 
 type model struct {
-	*rig
+	*fixture
 	ctx     context.Context
 	p       *Pool
 	streams [6]atomic.Pointer[cudart.Stream]
@@ -94,13 +94,13 @@ const (
 )
 
 func newModel(t *testing.T, o Options) *model {
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	sys := hostmemtest.NewSystem()
 	sys.Unpopulated()
 	o.Buffer = hostmem.Options{Workers: 1}
 	p, err := New(g.Dev, o)
 	require.NoError(t, err)
-	m := &model{rig: g, ctx: sys.Context(t), p: p, leased: make(map[unsafe.Pointer]bool)}
+	m := &model{fixture: g, ctx: sys.Context(t), p: p, leased: make(map[unsafe.Pointer]bool)}
 	for i := range m.streams {
 		m.streams[i].Store(m.newStream())
 	}

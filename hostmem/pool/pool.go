@@ -144,7 +144,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 		dev: dev, o: o, debug: dev.Runtime().Debug(), unit: max(os.Getpagesize(), o.Buffer.HugePages.PageSize()),
 		budget:  budget.Process(),
 		cache:   cache{shards: make([]shard, runtime.GOMAXPROCS(0))},
-		queue:   queue{turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), retry: retryAfter},
+		queue:   queue{admission: make(chan struct{}, 1), wake: make(chan struct{}, 1), retry: retryAfter},
 		memory:  memory{large: make(map[*block]struct{}), making: make(chan struct{}, 1)},
 		closing: closing{began: make(chan struct{}), flushing: make(map[*cudart.Timeline]bool)},
 	}
@@ -204,7 +204,7 @@ func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 	class := classOf(n)
 	var b *block
 	if p.waiting.Load() == 0 {
-		b = p.near(class, n)
+		b = p.takeLocal(class, n)
 	}
 	if b == nil {
 		var err error
@@ -223,8 +223,8 @@ func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 	return l, nil
 }
 
-// near takes an idle block of the nearest shard.
-func (p *core) near(class, n int) *block {
+// takeLocal takes an idle block of the local shard.
+func (p *core) takeLocal(class, n int) *block {
 	s := p.shard()
 	s.mu.Lock()
 	b := s.popFree(class, n)

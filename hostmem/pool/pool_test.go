@@ -27,7 +27,7 @@ func TestPoolReusesWhatWasReleased(t *testing.T) {
 	for _, n := range []int{1, 64, 65, 4096, 100_000, mib, 2*mib - 1, 2 * mib, 3*mib + 1, 16 * mib} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			p := g.pool(Options{})
 			l := get(t, p, n)
 			fill(l.Bytes(), 1)
@@ -65,7 +65,7 @@ func (g *gauge) add(n int) {
 // most.
 func TestPoolPeakIsTrue(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	var sure, possible gauge
 	var group sync.WaitGroup
@@ -97,7 +97,7 @@ func TestPoolPeakIsTrue(t *testing.T) {
 // The waste that the documentation states, by the pool's own figures.
 func TestPoolWastesLittle(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
@@ -127,7 +127,7 @@ func TestPoolWastesLittle(t *testing.T) {
 
 func TestSmallBlocksShareRegistrations(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	var leases []Lease
 	random := rand.New(rand.NewPCG(5, 6))
@@ -175,7 +175,7 @@ func TestSmallBlocksShareRegistrations(t *testing.T) {
 
 func TestPoolRefusesOptionsAndSizes(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	for want, o := range map[string]Options{
 		"pool: new: Options.MaxBytes of -1: must not be negative":                                   {MaxBytes: -1},
 		"pool: new: Options.Buffer.Chunk: must be 0, as a block is one registration":                {Buffer: hostmem.Options{Chunk: 2 * mib}},
@@ -209,7 +209,7 @@ func TestPoolRefusesOptionsAndSizes(t *testing.T) {
 // Sizes of one class that grow must replace the smaller ones.
 func TestGrowingSizesReplaceSmallerBlocks(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	for n := 16*mib + 1; n < 17*mib; n += 100_000 {
 		l := get(t, p, n)
@@ -221,7 +221,7 @@ func TestGrowingSizesReplaceSmallerBlocks(t *testing.T) {
 
 func TestPoolLimitMakesRoomOfOtherSizes(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 8 * mib})
 	for _, n := range []int{3 * mib, 5 * mib, 8 * mib, 1, 4 * mib, 100_000, 4 * mib, 8 * mib, mib} {
 		l := get(t, p, n)
@@ -249,7 +249,7 @@ func TestPoolLimitMakesRoomOfOtherSizes(t *testing.T) {
 
 func TestPoolWorksUnderATinyLimit(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 64 * kib})
 	var leases []Lease
 	for range 100 {
@@ -266,7 +266,7 @@ func TestPoolWorksUnderATinyLimit(t *testing.T) {
 
 func TestPoolTrim(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	var leases []Lease
 	for range 4 {
@@ -298,7 +298,7 @@ func TestPoolTrim(t *testing.T) {
 
 func TestIdleMemoryIsUnmappedInTime(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{}) // ticks are made here
 	hot, cold := get(t, p, 4*mib), get(t, p, 6*mib)
 	small := get(t, p, 100)
@@ -322,7 +322,7 @@ func TestIdleMemoryIsUnmappedInTime(t *testing.T) {
 
 func TestIdleTimeRunsByItself(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: 1000})
 	for range 3 {
 		l := get(t, p, 4*mib)
@@ -335,7 +335,7 @@ func TestIdleTimeRunsByItself(t *testing.T) {
 
 func TestPoolCloseWithLeases(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{Buffer: hostmem.Options{Label: "batches"}})
 	cached, large, small := get(t, p, 3*mib), get(t, p, 5*mib), get(t, p, 10)
 	require.NoError(t, cached.Release())
@@ -369,7 +369,7 @@ func TestPoolCloseWithLeases(t *testing.T) {
 // neighbours are leased, and no goroutine is left at work.
 func TestLeasesReleasedAfterCloseAreUnmapped(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	small, neighbour, large := get(t, p, 100), get(t, p, 100), get(t, p, 3*mib)
 	require.ErrorIs(t, p.Close(), ErrLeased)
@@ -387,7 +387,7 @@ func TestLeasesReleasedAfterCloseAreUnmapped(t *testing.T) {
 
 func TestPoolCloseGivesUpWithItsContext(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	busy, done := get(t, p, 4*mib), get(t, p, 3*mib)
 	other := g.NewStream()
@@ -411,7 +411,7 @@ func TestPoolCloseGivesUpWithItsContext(t *testing.T) {
 
 func TestLostPoolUnmapsItsMemory(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	out := func() Lease {
 		p, err := New(g.Dev, Options{})
 		require.NoError(t, err)
@@ -426,7 +426,7 @@ func TestLostPoolUnmapsItsMemory(t *testing.T) {
 
 func TestLostLeasesAreListed(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	rt, err := cudart.Open(cudart.Options{Source: g.Sim, Debug: true})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, rt.Close()) }()

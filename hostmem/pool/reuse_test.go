@@ -29,11 +29,11 @@ type reuse struct {
 	// arm prepares a fault, if any.
 	arm func(sim *cudasim.Sim)
 	// round copies from the lease, releases it, and waits until the copy is done.
-	round func(r *reuseRig, l Lease)
+	round func(r *reuseFixture, l Lease)
 }
 
-type reuseRig struct {
-	*rig
+type reuseFixture struct {
+	*fixture
 	fast          *cudart.Stream
 	dst           cudart.DevPtr
 	idle, streams int // operations that are pending when the fast streams have none; streams beside these
@@ -42,15 +42,15 @@ type reuseRig struct {
 
 // onOneStream copies on the same stream each time. The wait makes no call that asks
 // for the pool's events.
-func onOneStream(r *reuseRig, l Lease) {
+func onOneStream(r *reuseFixture, l Lease) {
 	queueCopy(r, l, r.fast, r.dst, 64)
 	require.NoError(r, l.Release())
 	require.NoError(r, r.fast.LaunchHostFunc(func() { r.ended <- struct{}{} }))
 	<-r.ended
 }
 
-func onANewStream(end func(r *reuseRig, l Lease, s *cudart.Stream)) func(r *reuseRig, l Lease) {
-	return func(r *reuseRig, l Lease) {
+func onANewStream(end func(r *reuseFixture, l Lease, s *cudart.Stream)) func(r *reuseFixture, l Lease) {
+	return func(r *reuseFixture, l Lease) {
 		s, err := r.Dev.NewStream(cudart.StreamOptions{})
 		require.NoError(r, err)
 		queueCopy(r, l, s, r.dst, 64)
@@ -80,22 +80,22 @@ func TestOneLeaseAtATimeNeedsAHandfulOfBlocks(t *testing.T) {
 		}
 	}
 	loops = append(loops,
-		reuse{name: "stream closed before the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+		reuse{name: "stream closed before the release", round: onANewStream(func(r *reuseFixture, l Lease, s *cudart.Stream) {
 			require.NoError(r, s.Close())
 			require.NoError(r, l.Release())
 		})},
-		reuse{name: "stream closed after the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+		reuse{name: "stream closed after the release", round: onANewStream(func(r *reuseFixture, l Lease, s *cudart.Stream) {
 			require.NoError(r, l.Release())
 			require.NoError(r, s.Close())
 		})},
-		reuse{name: "stream lost before the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+		reuse{name: "stream lost before the release", round: onANewStream(func(r *reuseFixture, l Lease, s *cudart.Stream) {
 			runtime.KeepAlive(s)
 			s = nil
 			runtime.GC()
 			require.NoError(r, l.Release())
 			eventually(r, "the stream is collected", func() bool { runtime.GC(); return r.Sim.Outstanding().Streams == r.streams })
 		})},
-		reuse{name: "stream lost after the release", round: onANewStream(func(r *reuseRig, l Lease, s *cudart.Stream) {
+		reuse{name: "stream lost after the release", round: onANewStream(func(r *reuseFixture, l Lease, s *cudart.Stream) {
 			require.NoError(r, l.Release())
 		})},
 	)
@@ -131,7 +131,7 @@ func TestOneLeaseAtATimeNeedsAHandfulOfBlocks(t *testing.T) {
 func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
 	t.Run("", func(t *testing.T) {
 		const n = 4 * mib
-		r := &reuseRig{rig: newSimRig(t, cudasim.Config{}), ended: make(chan struct{})}
+		r := &reuseFixture{fixture: newSimFixture(t, cudasim.Config{}), ended: make(chan struct{})}
 		r.fast, r.dst = r.Stream, r.Device(64)
 		sys := hostmemtest.NewSystem()
 		sys.Unpopulated()
@@ -192,7 +192,7 @@ func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 	}
 	const rounds, n = 2000, 4 * mib
 	ctx := t.Context()
-	r := newRig(t)
+	r := newFixture(t)
 	dst := r.Device(64)
 	host, err := hostmem.Alloc(ctx, r.Dev, 4096, hostmem.Options{})
 	require.NoError(t, err)

@@ -9,7 +9,7 @@ import (
 // cache has the idle blocks, and counts the leases.
 type cache struct {
 	shards []shard
-	local  sync.Pool // of *shard, only as a way to find the near one
+	local  sync.Pool // of *shard, finds the local shard: that of this processor, mostly
 	next   atomic.Uint32
 
 	peakInUse int // guarded by the locks of all shards, to read by any
@@ -108,29 +108,29 @@ func (p *cache) shard() *shard {
 	return s
 }
 
-// maxSteal is the number of small blocks that move to the near shard at once, so that
+// maxSteal is the number of small blocks that move to the local shard at once, so that
 // goroutines which only get blocks do not search all shards each time.
 const maxSteal = 8
 
 // steal takes an idle block from any shard.
 func (p *cache) steal(class, n int) *block {
-	near := p.shard()
+	local := p.shard()
 	for i := range p.shards {
 		s := &p.shards[i]
 		s.mu.Lock()
 		b := s.popFree(class, n)
 		var buf [maxSteal - 1]*block
 		more := buf[:0]
-		for b != nil && s != near && isSmall(class) && len(more) < len(buf) && len(s.free[class]) > 0 {
+		for b != nil && s != local && isSmall(class) && len(more) < len(buf) && len(s.free[class]) > 0 {
 			more = append(more, s.popFree(class, n))
 		}
 		s.mu.Unlock()
 		if len(more) > 0 {
-			near.mu.Lock()
+			local.mu.Lock()
 			for _, m := range slices.Backward(more) {
-				near.pushFree(m)
+				local.pushFree(m)
 			}
-			near.mu.Unlock()
+			local.mu.Unlock()
 		}
 		if b != nil {
 			return b

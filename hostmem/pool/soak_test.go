@@ -34,7 +34,7 @@ func TestSoak(t *testing.T) {
 		soakOperations = 50_000
 	}
 	long := hostmemtest.SoakTime(0)
-	g := newRig(t)
+	g := newFixture(t)
 	limit := 256 * mib
 	if testgpu.Real() {
 		limit = 2 << 30

@@ -47,7 +47,7 @@ func TestBlocksAreNotReusedWhileCopied(t *testing.T) {
 		for _, n := range []int{500, 100_000, 3 * mib} {
 			t.Run(fmt.Sprint(name, n), func(t *testing.T) {
 				t.Parallel()
-				g := newSimRig(t, cudasim.Config{})
+				g := newSimFixture(t, cudasim.Config{})
 				p := g.pool(Options{})
 				dst := g.Device(n)
 				first := get(t, p, n)
@@ -82,7 +82,7 @@ func TestBlocksAreNotReusedWhileCopied(t *testing.T) {
 
 func TestReleaseWaitsForAllStreams(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	g := newSimFixture(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	other, err := g.Dev.Runtime().Device(1)
 	require.NoError(t, err)
 	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.On(other).Stream}
@@ -125,7 +125,7 @@ func TestBusyStreamHidesNoOther(t *testing.T) {
 	for _, limit := range []int{0, 4 * 3 * mib} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			p := g.pool(Options{MaxBytes: limit})
 			slow, fast := g.NewStream(), g.NewStream()
 			open := g.Stall(slow)
@@ -150,7 +150,7 @@ func TestBusyStreamHidesNoOther(t *testing.T) {
 // recorded when nothing was.
 func TestCallsOfAStreamRelease(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	dst := g.Device(mib)
 	functions := []string{"cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery", "cudaStreamQuery", "cudaDeviceSynchronize"}
@@ -205,7 +205,7 @@ func TestCallsOfAStreamRelease(t *testing.T) {
 // is released.
 func TestStreamClosedBeforeRelease(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 4 * mib})
 	dst := g.Device(4 * mib)
 	s, err := g.Dev.NewStream(cudart.StreamOptions{})
@@ -243,7 +243,7 @@ func TestStreamClosedBeforeRelease(t *testing.T) {
 // An error does not show that the memory is not in use any more.
 func TestFailedQueryKeepsTheBlock(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	dst := g.Device(4 * mib)
 	l := get(t, p, 4*mib)
@@ -266,7 +266,7 @@ func TestFailedQueryKeepsTheBlock(t *testing.T) {
 // What a device that fell off the bus was doing cannot be known.
 func TestBrokenDeviceKeepsItsMemory(t *testing.T) {
 	t.Parallel()
-	g := &rig{hostmemtest.Loose(t, cudasim.Config{})}
+	g := &fixture{hostmemtest.Loose(t, cudasim.Config{})}
 	p, err := New(g.Dev, Options{MaxBytes: 4 * mib})
 	require.NoError(t, err)
 	g.Hold()
@@ -294,7 +294,7 @@ func TestPoolHammer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			p := g.pool(o)
 			streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream(), g.NewStream()}
 			const goroutines, rounds, most = 8, 120, 3 * mib

@@ -20,11 +20,11 @@ import (
 //	          or bytes of the limit     |
 //	waiter    the Get that has the turn | by it alone; class and n never change
 type queue struct {
-	waiting atomic.Int64 // the Gets that wait, and Close: others queue behind them
-	turn    chan struct{}
-	wake    chan struct{}
-	first   atomic.Pointer[waiter] // the Get that has the turn
-	retry   time.Duration          // between searches that nothing causes; 0 is never
+	waiting   atomic.Int64 // the Gets that wait, and Close: others queue behind them
+	admission chan struct{}
+	wake      chan struct{}
+	first     atomic.Pointer[waiter] // the Get that has the turn
+	retry     time.Duration          // between searches that nothing causes; 0 is never
 }
 
 // retryAfter is when a Get searches again although nothing has changed.
@@ -49,13 +49,13 @@ func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block
 	p.waiting.Add(1)
 	defer p.waiting.Add(-1)
 	select {
-	case p.turn <- struct{}{}:
+	case p.admission <- struct{}{}:
 	case <-ctx.Done():
 		return nil, r, p.canceled(ctx)
 	case <-p.began:
 		return nil, r, ErrClosed
 	}
-	defer func() { <-p.turn }()
+	defer func() { <-p.admission }()
 	// Calls into CUDA that block must not keep the turn: see cudart.Point.Done.
 	querying, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -206,9 +206,9 @@ func (w *waiter) sleep(ctx context.Context) {
 		retry, cancel = context.WithTimeout(ctx, after)
 		defer cancel()
 	}
-	var granted <-chan struct{}
+	var decided <-chan struct{}
 	if w.request != nil {
-		granted = w.request.Done()
+		decided = w.request.Done()
 	}
 	select {
 	case <-w.wake:
@@ -216,7 +216,7 @@ func (w *waiter) sleep(ctx context.Context) {
 		w.queried, w.notified = false, true
 	case <-retry.Done():
 		w.queried, w.pause = false, 0
-	case <-granted:
+	case <-decided:
 	case <-w.began:
 	}
 }

@@ -35,7 +35,7 @@ func asleep(p *Pool) int {
 
 func TestPoolServesInOrder(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 8 * mib})
 	held := []Lease{get(t, p, 4*mib), get(t, p, 4*mib)}
 	sizes := []int{8 * mib, 5 * mib, 8 * mib, 1, 8 * mib, 5 * mib}
@@ -69,7 +69,7 @@ func TestPoolWaitsForTheGPU(t *testing.T) {
 	for first := range 3 {
 		t.Run(fmt.Sprint(first), func(t *testing.T) {
 			t.Parallel()
-			g := newSimRig(t, cudasim.Config{})
+			g := newSimFixture(t, cudasim.Config{})
 			p := g.pool(Options{MaxBytes: 12 * mib})
 			var open []func()
 			var streams []*cudart.Stream
@@ -107,7 +107,7 @@ func TestPoolWaitsForTheGPU(t *testing.T) {
 // Small blocks of one size that the GPU is done with make room for another.
 func TestPoolWaitsForTheGPUToMakeRoom(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 2 * mib})
 	open := g.Stall(g.Stream)
 	for range 32 {
@@ -128,7 +128,7 @@ func TestPoolWaitsForTheGPUToMakeRoom(t *testing.T) {
 
 func TestPoolGivesUpWithItsContext(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 8 * mib})
 	busy, held := get(t, p, 4*mib), get(t, p, 4*mib-8*kib)
 	open := g.Stall(g.Stream)
@@ -168,7 +168,7 @@ func TestPoolGivesUpWithItsContext(t *testing.T) {
 // vain, is made up for.
 func TestASearchThatWasSkippedIsMadeUpFor(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
 	var leases []Lease
 	for range 8 * mib / kib {
@@ -197,7 +197,7 @@ func TestASearchThatWasSkippedIsMadeUpFor(t *testing.T) {
 // Queries that failed are made again, although nothing else happens.
 func TestQueriesThatFailedAreMadeAgain(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 4 * mib})
 	dst := g.Device(1)
 	held, pending := get(t, p, 2*mib), get(t, p, 2*mib)
@@ -222,7 +222,7 @@ func TestQueriesThatFailedAreMadeAgain(t *testing.T) {
 // While memory is pinned a context can end, too.
 func TestPoolGivesUpPinningWithItsContext(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	p.core.making <- struct{}{} // another makes an arena
 	ctx, cancel := context.WithCancel(t.Context())
@@ -248,7 +248,7 @@ func TestPoolGivesUpPinningWithItsContext(t *testing.T) {
 
 func TestCloseEndsWaits(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 4 * mib})
 	l := get(t, p, 4*mib)
 	failed := make(chan error)
@@ -265,7 +265,7 @@ func TestCloseEndsWaits(t *testing.T) {
 }
 
 // short makes a number of attempts to pin memory fail.
-func (g *rig) short(times int) {
+func (g *fixture) short(times int) {
 	for _, fn := range []string{"cudaHostRegister", "cudaHostAlloc"} {
 		g.Sim.Fail(fn, cudasim.Fault{Code: cudart.ErrMemoryAllocation, Times: times})
 	}
@@ -274,7 +274,7 @@ func (g *rig) short(times int) {
 // A Get that the host has no memory for has idle memory unmapped, and tries once more.
 func TestPoolFlushesWhenTheSystemIsShort(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	var leases []Lease
 	for range 3 {
@@ -297,7 +297,7 @@ func TestPoolFlushesWhenTheSystemIsShort(t *testing.T) {
 // An arena is smaller where there is no memory for a large one.
 func TestArenasShrinkWhenTheSystemIsShort(t *testing.T) {
 	t.Parallel()
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	var leases []Lease
 	for range 8 * mib / minArena * 2 { // two blocks of an arena that small
@@ -318,7 +318,7 @@ func TestArenasShrinkWhenTheSystemIsShort(t *testing.T) {
 // works, and Close unmaps everything.
 func TestPoolFaultSweep(t *testing.T) {
 	t.Parallel()
-	scenario := func(g *rig, p *Pool, dst cudart.DevPtr) error {
+	scenario := func(g *fixture, p *Pool, dst cudart.DevPtr) error {
 		var errs []error
 		note := func(err error) { errs = append(errs, err) }
 		for _, n := range []int{100, 2 * mib, 64 * kib, 3 * mib, 2*mib + 100_000, 3 * mib} {
@@ -340,7 +340,7 @@ func TestPoolFaultSweep(t *testing.T) {
 		"cudaEventRecord", "cudaEventQuery", "cudaEventDestroy", "cudaDeviceSynchronize",
 	}
 	run := func(t *testing.T, fn string, fault cudasim.Fault) (calls map[string]int) {
-		g := newSimRig(t, cudasim.Config{})
+		g := newSimFixture(t, cudasim.Config{})
 		dst := g.Device(3 * mib)
 		p, err := New(g.Dev, Options{MaxBytes: 5 * mib})
 		require.NoError(t, err)

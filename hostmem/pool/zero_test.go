@@ -20,7 +20,7 @@ func TestZeroAndNilAreErrors(t *testing.T) {
 	}
 	_, err := New(nil, Options{})
 	require.ErrorIs(t, err, errNilDevice)
-	g := newSimRig(t, cudasim.Config{})
+	g := newSimFixture(t, cudasim.Config{})
 	p, err := New(g.Dev, Options{})
 	require.NoError(t, err)
 	l := get(t, p, 1)

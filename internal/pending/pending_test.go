@@ -25,8 +25,8 @@ type block struct {
 	name string
 }
 
-// A rig is a pool on a simulated device.
-type rig struct {
+// A fixture is a pool on a simulated device.
+type fixture struct {
 	*testing.T
 	sim   *cudasim.Sim
 	dev   *cudart.Device
@@ -38,12 +38,12 @@ type rig struct {
 	idle []string
 }
 
-func newRig(t *testing.T) *rig {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	r := &rig{T: t, sim: sim, dev: dev}
+	r := &fixture{T: t, sim: sim, dev: dev}
 	r.mem, err = dev.Malloc(64)
 	require.NoError(t, err)
 	r.host, err = dev.HostAlloc(64, 0)
@@ -60,7 +60,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) stream() *cudart.Stream {
+func (r *fixture) stream() *cudart.Stream {
 	r.Helper()
 	s, err := r.dev.NewStream(cudart.StreamOptions{})
 	require.NoError(r, err)
@@ -69,7 +69,7 @@ func (r *rig) stream() *cudart.Stream {
 }
 
 // stall makes a stream busy until open is called, or the test ends.
-func (r *rig) stall(s *cudart.Stream) (open func()) {
+func (r *fixture) stall(s *cudart.Stream) (open func()) {
 	r.Helper()
 	gate := make(chan struct{})
 	require.NoError(r, s.LaunchHostFunc(func() { <-gate }))
@@ -79,7 +79,7 @@ func (r *rig) stall(s *cudart.Stream) (open func()) {
 }
 
 // release releases a block of a class and 10 bytes, in use by work on all these streams.
-func (r *rig) release(name string, class int, streams ...*cudart.Stream) *block {
+func (r *fixture) release(name string, class int, streams ...*cudart.Stream) *block {
 	r.Helper()
 	b := &block{name: name}
 	b.Of, b.Class, b.Size = b, class, 10
@@ -92,7 +92,7 @@ func (r *rig) release(name string, class int, streams ...*cudart.Stream) *block 
 }
 
 // end returns the Point that a block is to be added with.
-func (r *rig) end(b *block) cudart.Point {
+func (r *fixture) end(b *block) cudart.Point {
 	b.Fence.Record()
 	at, ok := b.Fence.Next()
 	require.True(r, ok)
@@ -100,7 +100,7 @@ func (r *rig) end(b *block) cudart.Point {
 }
 
 // quiet waits for streams without asking for the blocks' Points.
-func (r *rig) quiet(streams ...*cudart.Stream) {
+func (r *fixture) quiet(streams ...*cudart.Stream) {
 	r.Helper()
 	for _, s := range streams {
 		done := make(chan struct{})
@@ -111,19 +111,19 @@ func (r *rig) quiet(streams ...*cudart.Stream) {
 
 // recovers waits for a stream that can be asked again. A call that had failed before may
 // still report that once.
-func (r *rig) recovers(s *cudart.Stream) {
+func (r *fixture) recovers(s *cudart.Stream) {
 	r.Helper()
 	require.Eventually(r, func() bool { return r.queue.Wait(r.Context(), s.Timeline()) == nil }, 20*time.Second, time.Millisecond)
 }
 
-func (r *rig) takeIdle() (names []string) {
+func (r *fixture) takeIdle() (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	names, r.idle = r.idle, nil
 	return names
 }
 
-func (r *rig) find(class, size int) string {
+func (r *fixture) find(class, size int) string {
 	if b := r.queue.Find(r.Context(), class, size, noOther); b != nil {
 		return b.name
 	}
@@ -136,7 +136,7 @@ func noOther() *block { return nil }
 // stays, and so does what is busy.
 func TestFind(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	s, busy := r.stream(), r.stream()
 	for _, name := range []string{"first", "second", "third"} {
 		r.release(name, len(name), s)
@@ -170,7 +170,7 @@ func TestFind(t *testing.T) {
 // Every stream is asked, each once, however many are busy and however much they have.
 func TestOneQuestionAStream(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	const streams, each = 40, 5
 	for range streams {
 		s := r.stream()
@@ -196,22 +196,22 @@ func TestOneQuestionAStream(t *testing.T) {
 // then, and hides nothing before.
 func TestBlocksOfSeveralStreams(t *testing.T) {
 	t.Parallel()
-	for name, find := range map[string]func(r *rig, of *cudart.Timeline) string{
-		"Find": func(r *rig, _ *cudart.Timeline) string { return r.find(1, 10) },
-		"Reclaim": func(r *rig, _ *cudart.Timeline) string {
+	for name, find := range map[string]func(r *fixture, of *cudart.Timeline) string{
+		"Find": func(r *fixture, _ *cudart.Timeline) string { return r.find(1, 10) },
+		"Reclaim": func(r *fixture, _ *cudart.Timeline) string {
 			if r.queue.Reclaim(r.Context()) == 1 {
 				return r.takeIdle()[0]
 			}
 			return ""
 		},
-		"Wait": func(r *rig, of *cudart.Timeline) string {
+		"Wait": func(r *fixture, of *cudart.Timeline) string {
 			require.NoError(r, r.queue.Wait(r.Context(), of))
 			return r.takeIdle()[0]
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t)
+			r := newFixture(t)
 			a, b, c := r.stream(), r.stream(), r.stream()
 			open := []func(){r.stall(a), r.stall(b), r.stall(c)}
 			r.release("several", 1, a, b, c)
@@ -247,7 +247,7 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 // that it is found though that is not done.
 func TestABlockMovesToItsPlace(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	a, b := r.stream(), r.stream()
 	openA, openB := r.stall(a), r.stall(b)
 	r.release("several", 1, a, b)
@@ -270,7 +270,7 @@ func TestABlockMovesToItsPlace(t *testing.T) {
 // Changes changes whenever another block is the oldest of a stream.
 func TestChangesCountsOldestBlocks(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	s := r.stream()
 	open := r.stall(s)
 	changes := r.queue.Changes()
@@ -304,7 +304,7 @@ func TestChangesCountsOldestBlocks(t *testing.T) {
 // its context.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	then := make(chan struct{}, 10)
 	called := func() error { then <- struct{}{}; return nil }
 	waited, err := r.queue.Drain(t.Context(), called)
@@ -344,7 +344,7 @@ func TestDrain(t *testing.T) {
 // block that was on both, and later answers are found.
 func TestAStreamThatCannotBeAsked(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	s, broken := r.stream(), r.stream()
 	r.release("broken", 1, broken)
 	r.release("done", 1, s)
@@ -366,7 +366,7 @@ func TestAStreamThatCannotBeAsked(t *testing.T) {
 // A block that moves to another stream is waited for there though the first one fails.
 func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	s, broken := r.stream(), r.stream()
 	several := r.release("several", 1, s, broken)
 	require.Equal(t, []*cudart.Timeline{broken.Timeline()}, r.queue.Streams())
@@ -387,7 +387,7 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 // Of a stream that was closed nothing is kept once its blocks are found.
 func TestNoStreamIsKept(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newFixture(t)
 	s, err := r.dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
 	b := r.release("block", 1, s)
@@ -402,7 +402,7 @@ func TestNoStreamIsKept(t *testing.T) {
 
 // Not parallel: AllocsPerRun counts what others allocate, too.
 func TestPendingDoesNotAllocate(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	s := r.stream()
 	b := r.release("block", 1, s)
 	at := r.queue.Oldest()[0]

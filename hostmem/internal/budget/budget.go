@@ -249,9 +249,9 @@ func (r *Reservation) resize(n int) {
 func (r *Reservation) Change(ctx context.Context, request Request) error {
 	b := r.b
 	b.mu.Lock()
-	if more := request.Bytes - r.n; b.max > 0 && more > max(0, b.room()) {
+	if more := request.Bytes - r.n; b.max > 0 && more > max(0, b.remaining()) {
 		defer b.mu.Unlock()
-		return fmt.Errorf("%w of the process: %d more bytes, of which %d are left", ErrLimit, more, b.room())
+		return fmt.Errorf("%w of the process: %d more bytes, of which %d are left", ErrLimit, more, b.remaining())
 	}
 	b.guard.remove(r)
 	r.guarded = guarded{}
@@ -294,13 +294,13 @@ func (b *Budget) never(n int) error {
 	return fmt.Errorf("%w of the process: %w: %d bytes, of %d in all", ErrLimit, ErrTooLarge, n, b.max)
 }
 
-// room returns the bytes that are left.
-func (b *Budget) room() int { return b.max - b.used }
+// remaining returns the bytes that the limit still allows.
+func (b *Budget) remaining() int { return b.max - b.used }
 
 // serve grants requests in order, as far as there is room: a large one is not overtaken
 // by small ones for ever. It needs b.mu.
 func (b *Budget) serve() {
-	for len(b.queue) > 0 && (b.max == 0 || b.queue[0].n <= b.room()) {
+	for len(b.queue) > 0 && (b.max == 0 || b.queue[0].n <= b.remaining()) {
 		r := b.queue[0]
 		b.queue = slices.Delete(b.queue, 0, 1)
 		b.used += r.n
@@ -363,7 +363,7 @@ func (b *Budget) reclaimWaiting() {
 			if len(b.queue) == 0 {
 				return 0
 			}
-			return b.queue[0].n - b.room()
+			return b.queue[0].n - b.remaining()
 		})
 		select {
 		case <-b.more:

@@ -11,14 +11,14 @@ import (
 
 // A grant changes its size in place: what it returns serves others, and it grows only
 // as far as the limit has room.
-func TestAGrantChanges(t *testing.T) {
+func TestAReservationChanges(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	g := b.grant(t, 8)
+	g := b.mustReserve(t, 8)
 	waits := b.Reserve(5)
-	require.False(t, granted(waits))
+	require.False(t, decided(waits))
 	require.NoError(t, g.Change(t.Context(), Request{Bytes: 5}))
-	require.True(t, granted(waits))
+	require.True(t, decided(waits))
 	require.Equal(t, 10, b.Used())
 
 	err := g.Change(t.Context(), Request{Bytes: 6})
@@ -38,7 +38,7 @@ func TestAGrantChanges(t *testing.T) {
 }
 
 // The guard is asked for the new memory, and forgets the old.
-func TestTheGuardIsAskedWhenAGrantChanges(t *testing.T) {
+func TestTheGuardAdmitsWhatAReservationChangesTo(t *testing.T) {
 	t.Parallel()
 	b := guardOf(hostWith(64, 10))
 	g, err := b.Acquire(t.Context(), Request{Bytes: 20 * gib, Reserved: true})
@@ -57,15 +57,15 @@ func TestTheGuardIsAskedWhenAGrantChanges(t *testing.T) {
 
 // Memory is short where less is available than the process keeps for itself and than
 // lists of the pages take.
-func TestShort(t *testing.T) {
+func TestLowMemory(t *testing.T) {
 	t.Parallel()
 	h := linux.Headroom{Total: 64 * gib, Source: "here"}
 	b := New(func(int) (linux.Headroom, error) { return h, nil })
 	for available, want := range map[int]bool{0: true, 68*mib - 1: true, 68 * mib: false, gib: false} {
 		h.Available = available
-		require.Equal(t, want, b.Short(gib), "%d bytes", available)
+		require.Equal(t, want, b.LowMemory(gib), "%d bytes", available)
 	}
 	h = linux.Headroom{Available: 20 * mib, Total: 128 * mib}
-	require.False(t, b.Short(gib), "a small cgroup keeps an eighth")
-	require.False(t, withLimit(0).Short(1), "unknown")
+	require.False(t, b.LowMemory(gib), "a small cgroup keeps an eighth")
+	require.False(t, withLimit(0).LowMemory(1), "unknown")
 }

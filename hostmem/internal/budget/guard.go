@@ -162,11 +162,11 @@ func (b *Budget) Headroom() (linux.Headroom, error) {
 	return b.read(files)
 }
 
-// Short reports whether so little memory is available that pinning n bytes, which are
+// LowMemory reports whether so little memory is available that pinning n bytes, which are
 // resident, may fail for it: less than what is left to the process, and what the
 // driver and the kernel need to list the pages. It is false where the system does not
 // report what is available.
-func (b *Budget) Short(n int) bool {
+func (b *Budget) LowMemory(n int) bool {
 	h, err := b.Headroom()
 	return err == nil && h.Available < min(minReserve, h.Total/8)+n/pagesPerList
 }

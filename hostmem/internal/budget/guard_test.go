@@ -50,7 +50,7 @@ func TestTheGuardLeavesTheHostAShare(t *testing.T) {
 	t.Parallel()
 	files := hostWith(64, 10)
 	b := guardOf(files)
-	first := b.grant(t, 9*gib-1)
+	first := b.mustReserve(t, 9*gib-1)
 	err := take(b, gib)
 	require.ErrorIs(t, err, ErrLimit, "nine tenths of 10 GiB are granted, although the kernel shows none of it yet")
 	require.ErrorContains(t, err, "limit on pinned memory: 1 GiB: available are 10 GiB of 64 GiB (/proc/meminfo MemAvailable)")
@@ -109,11 +109,11 @@ func TestTheGuardDoesNotTrustAnOldReading(t *testing.T) {
 		h := &fakeHost{total: 10 * gib}
 		readings := 0
 		b := withoutHeap(New(func(files int) (linux.Headroom, error) { readings++; return h.read(files) }))
-		b.grant(t, 32*mib)
-		b.grant(t, 32*mib)
+		b.mustReserve(t, 32*mib)
+		b.mustReserve(t, 32*mib)
 		time.Sleep(time.Second)
-		b.grant(t, 0)
-		b.grant(t, 32*mib)
+		b.mustReserve(t, 0)
+		b.mustReserve(t, 32*mib)
 		require.Equal(t, 2, readings, "after 64 MiB, of which the first reading knew nothing")
 		time.Sleep(time.Second + 1)
 		h.use(10 * gib)
@@ -330,7 +330,7 @@ func TestPinnedPageCacheIsNotAvailable(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 400*mib, left.Available)
 	require.ErrorIs(t, take(b, 301*mib), ErrLimit, "nine tenths of all")
-	rest := b.grant(t, 299*mib)
+	rest := b.mustReserve(t, 299*mib)
 	rest.Release()
 	file.Release()
 	left, err = b.Headroom()
@@ -372,7 +372,7 @@ func TestTheGuardHasUnusedMemoryUnmappedBeforeItRefuses(t *testing.T) {
 	t.Parallel()
 	h := &fakeHost{total: 1000 * mib}
 	b := withoutHeap(New(h.read))
-	idle := b.grant(t, 800*mib)
+	idle := b.mustReserve(t, 800*mib)
 	h.use(800 * mib)
 	idle.Resident()
 	calls := 0
@@ -383,7 +383,7 @@ func TestTheGuardHasUnusedMemoryUnmappedBeforeItRefuses(t *testing.T) {
 		idle.Release()
 		return 800 * mib
 	})
-	g := b.grant(t, 500*mib)
+	g := b.mustReserve(t, 500*mib)
 	assert.Equal(t, 1, calls)
 	g.Release()
 	stop()

@@ -30,7 +30,7 @@ func (b *Budget) waiting() (n int) {
 }
 
 // grant acquires n bytes that are to be had at once.
-func (b *Budget) grant(tb testing.TB, n int) *Reservation {
+func (b *Budget) mustReserve(tb testing.TB, n int) *Reservation {
 	tb.Helper()
 	g, err := b.Acquire(tb.Context(), Request{Bytes: n})
 	require.NoError(tb, err)
@@ -47,7 +47,7 @@ func eventually(tb testing.TB, what string, is func() bool) {
 	}
 }
 
-func granted(g *Reservation) bool {
+func decided(g *Reservation) bool {
 	select {
 	case <-g.Done():
 		return g.Err() == nil
@@ -59,7 +59,7 @@ func granted(g *Reservation) bool {
 func TestRequestsAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	held := []*Reservation{b.grant(t, 4), b.grant(t, 6)}
+	held := []*Reservation{b.mustReserve(t, 4), b.mustReserve(t, 6)}
 	var all []*Reservation
 	// Small requests after a large one must not overtake it.
 	for i, n := range []int{10, 1, 7, 2, 10, 3} {
@@ -67,7 +67,7 @@ func TestRequestsAreServedInOrder(t *testing.T) {
 		assert.Equal(t, i+1, b.waiting())
 	}
 	nothing := b.Reserve(0)
-	assert.False(t, granted(nothing), "not even nothing is granted before those that wait")
+	assert.False(t, decided(nothing), "not even nothing is granted before those that wait")
 	nothing.Release()
 	held[0].Release()
 	assert.Equal(t, 6, b.waiting(), "4 bytes are not enough for the first")
@@ -77,7 +77,7 @@ func TestRequestsAreServedInOrder(t *testing.T) {
 		{true, true, true, true, false, false}, // 1, 7 and 2 fit together
 	} {
 		for j, g := range all {
-			assert.Equal(t, want[j], granted(g), "request %d, step %d", j, i)
+			assert.Equal(t, want[j], decided(g), "request %d, step %d", j, i)
 		}
 		if i == 0 {
 			all[0].Release()
@@ -94,7 +94,7 @@ func TestRequestsAreServedInOrder(t *testing.T) {
 func TestAWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
-	held := b.grant(t, 8)
+	held := b.mustReserve(t, 8)
 	cause := errors.New("cause")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	first, second := make(chan error, 1), make(chan error, 1)
@@ -129,16 +129,16 @@ func TestWhatNeverFitsIsRefused(t *testing.T) {
 	_, err := b.Acquire(t.Context(), Request{Bytes: 11})
 	require.ErrorIs(t, err, ErrTooLarge)
 	require.ErrorIs(t, err, ErrLimit)
-	held := b.grant(t, 10)
+	held := b.mustReserve(t, 10)
 	waits := b.Reserve(9)
-	assert.False(t, granted(waits))
+	assert.False(t, decided(waits))
 	b.Set(8, DefaultShare)
 	<-waits.Done()
 	require.ErrorIs(t, waits.Err(), ErrTooLarge, "a limit that shrinks ends the waits that it makes futile")
 	more := b.Reserve(1)
-	assert.False(t, granted(more), "10 of 8 are used")
+	assert.False(t, decided(more), "10 of 8 are used")
 	b.Set(0, DefaultShare)
-	assert.True(t, granted(more), "0 is no limit")
+	assert.True(t, decided(more), "0 is no limit")
 	more.Release()
 	held.Release()
 	assert.Zero(t, b.Used())
@@ -193,11 +193,11 @@ func TestALimitUnderManyGoroutines(t *testing.T) {
 
 // A grant that was waited for is used in place of a new one, once, and the rest of it
 // returns.
-func TestAGrantOfTheContext(t *testing.T) {
+func TestAReservationOfTheContext(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
 	g := b.Reserve(10)
-	require.True(t, granted(g))
+	require.True(t, decided(g))
 	got, err := b.Acquire(g.With(t.Context()), Request{Bytes: 7})
 	require.NoError(t, err)
 	assert.Same(t, g, got)
@@ -225,12 +225,12 @@ func TestAGrantOfTheContext(t *testing.T) {
 
 // Requests that wait have unused memory unmapped, of one owner after the other, and
 // no more than they need.
-func TestReliefForRequestsThatWait(t *testing.T) {
+func TestReclaimForRequestsThatWait(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
 	var calls atomic.Int32
 	for range 3 {
-		idle := b.grant(t, 3)
+		idle := b.mustReserve(t, 3)
 		var once sync.Once
 		stop := b.Reclaim(func(_ context.Context, need int) (freed int) {
 			once.Do(func() {
@@ -251,26 +251,26 @@ func TestReliefForRequestsThatWait(t *testing.T) {
 }
 
 // What a request that waits has not needed of its grant serves the next one at once.
-func TestWhatAClaimReturnsServesThoseThatWait(t *testing.T) {
+func TestTheRestOfAReservationServesThoseThatWait(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
 	g := b.Reserve(10)
 	waits := b.Reserve(3)
-	require.False(t, granted(waits))
+	require.False(t, decided(waits))
 	got, err := b.Acquire(g.With(t.Context()), Request{Bytes: 7})
 	require.NoError(t, err)
-	require.True(t, granted(waits))
+	require.True(t, decided(waits))
 	waits.Release()
 	got.Release()
 	assert.Zero(t, b.Used())
 }
 
 // Memory that becomes idle while a request waits is reclaimed for it, when it tries again.
-func TestReliefTriesAgain(t *testing.T) {
+func TestReclaimTriesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := withLimit(10)
-		held := b.grant(t, 10)
+		held := b.mustReserve(t, 10)
 		idle := time.Now().Add(time.Second)
 		defer b.Reclaim(func(context.Context, int) int {
 			if time.Now().Before(idle) {
@@ -279,13 +279,13 @@ func TestReliefTriesAgain(t *testing.T) {
 			held.Release()
 			return 10
 		})()
-		b.grant(t, 1).Release()
+		b.mustReserve(t, 1).Release()
 		assert.Equal(t, idle, time.Now())
 		time.Sleep(reclaimEvery) // when its goroutine ends
 	})
 }
 
-func TestReliefEndsWithTheWaits(t *testing.T) {
+func TestReclaimEndsWithTheWaits(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
 	defer b.Reclaim(func(context.Context, int) int { return 0 })()
@@ -294,11 +294,11 @@ func TestReliefEndsWithTheWaits(t *testing.T) {
 		defer b.mu.Unlock()
 		return b.running
 	}
-	held := b.grant(t, 10)
+	held := b.mustReserve(t, 10)
 	waits := b.Reserve(1)
 	assert.True(t, running())
 	held.Release()
-	assert.True(t, granted(waits))
+	assert.True(t, decided(waits))
 	eventually(t, "no goroutine stays", func() bool { return !running() })
 	waits.Release()
 }

@@ -46,7 +46,7 @@ type Act struct {
 // A Stage is where operations act: a simulated GPU, this host's system calls, and
 // faults in both.
 type Stage struct {
-	*Rig
+	*Fixture
 	Sys *System
 	Mem cudart.DevPtr // of StageMem bytes
 
@@ -77,7 +77,7 @@ func NewStage(t *testing.T, cfg cudasim.Config, l Ledger) *Stage {
 		require.NoError(t, err)
 		g = g.On(dev)
 	}
-	s := &Stage{Rig: g, Sys: NewSystem(), ledger: l, owed: make(map[int]string)}
+	s := &Stage{Fixture: g, Sys: NewSystem(), ledger: l, owed: make(map[int]string)}
 	s.Mem = s.Device(StageMem)
 	s.Sys.THP, s.Sys.HugePage = "madvise", 2<<20 // on every host
 	s.Sys.Unpopulated()                          // a sweep makes thousands of buffers
@@ -246,8 +246,8 @@ func (s *Stage) suffer(op Operation, prefix string, f *fault, o *outcome) {
 	require.Empty(s, s.Sim.Misuses())
 }
 
-// maxQuestions bounds how many of the calls that ask again and again fail.
-const maxQuestions = 3
+// maxQueries bounds how many of the calls that ask again and again fail.
+const maxQueries = 3
 
 var (
 	sweepCodes  = []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrInvalidValue, cudart.ErrNotSupported}
@@ -276,7 +276,7 @@ func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l
 				counts := make(map[string]int)
 				for i, fn := range calls {
 					counts[fn]++
-					if counts[fn] > maxQuestions && strings.HasSuffix(fn, "Query") {
+					if counts[fn] > maxQueries && strings.HasSuffix(fn, "Query") {
 						continue
 					}
 					for _, code := range OneOf(sweepCodes, i) {

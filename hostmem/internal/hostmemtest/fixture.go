@@ -23,8 +23,8 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// A Rig is a device and a stream to test with.
-type Rig struct {
+// A Fixture is a device and a stream to test with.
+type Fixture struct {
 	testing.TB
 	Sim    *cudasim.Sim // nil for a real GPU
 	Dev    *cudart.Device
@@ -32,26 +32,26 @@ type Rig struct {
 }
 
 // New has the GPU that PINNED_TEST_GPU requests, NewSim always a simulated one.
-func New(tb testing.TB) *Rig {
+func New(tb testing.TB) *Fixture {
 	tb.Helper()
 	if !testgpu.Real() {
 		return NewSim(tb, cudasim.Config{})
 	}
-	return (&Rig{TB: tb}).On(testgpu.Device(tb))
+	return (&Fixture{TB: tb}).On(testgpu.Device(tb))
 }
 
 // NewSim has a simulated GPU.
-func NewSim(tb testing.TB, cfg cudasim.Config) *Rig {
+func NewSim(tb testing.TB, cfg cudasim.Config) *Fixture {
 	tb.Helper()
 	sim, rt := testgpu.Sim(tb, cfg)
 	dev, err := rt.Device(0)
 	require.NoError(tb, err)
-	return (&Rig{TB: tb, Sim: sim}).On(dev)
+	return (&Fixture{TB: tb, Sim: sim}).On(dev)
 }
 
 // Loose has a simulated GPU that nothing is checked of at the end: for tests after
 // which something stays, such as those that lose the device.
-func Loose(tb testing.TB, cfg cudasim.Config) *Rig {
+func Loose(tb testing.TB, cfg cudasim.Config) *Fixture {
 	tb.Helper()
 	sim, err := cudasim.New(cfg)
 	require.NoError(tb, err)
@@ -66,19 +66,19 @@ func Loose(tb testing.TB, cfg cudasim.Config) *Rig {
 		_ = rt.Close()
 		_ = sim.Close() // an error of what stays
 	})
-	return &Rig{TB: tb, Sim: sim, Dev: dev, Stream: s}
+	return &Fixture{TB: tb, Sim: sim, Dev: dev, Stream: s}
 }
 
-// On is a rig with another device and a stream of its own.
-func (g *Rig) On(dev *cudart.Device) *Rig {
+// On is a fixture with another device and a stream of its own.
+func (g *Fixture) On(dev *cudart.Device) *Fixture {
 	g.Helper()
-	other := &Rig{TB: g.TB, Sim: g.Sim, Dev: dev}
+	other := &Fixture{TB: g.TB, Sim: g.Sim, Dev: dev}
 	other.Stream = other.NewStream()
 	return other
 }
 
 // NewStream makes a stream that is closed at the end.
-func (g *Rig) NewStream() *cudart.Stream {
+func (g *Fixture) NewStream() *cudart.Stream {
 	g.Helper()
 	s, err := g.Dev.NewStream(cudart.StreamOptions{})
 	require.NoError(g, err)
@@ -92,7 +92,7 @@ func (g *Rig) NewStream() *cudart.Stream {
 }
 
 // Device makes device memory that is freed at the end.
-func (g *Rig) Device(n int) cudart.DevPtr {
+func (g *Fixture) Device(n int) cudart.DevPtr {
 	g.Helper()
 	p, err := g.Dev.Malloc(n)
 	require.NoError(g, err)
@@ -101,7 +101,7 @@ func (g *Rig) Device(n int) cudart.DevPtr {
 }
 
 // Download reads device memory by other means than a buffer's.
-func (g *Rig) Download(p cudart.DevPtr, n int) []byte {
+func (g *Fixture) Download(p cudart.DevPtr, n int) []byte {
 	g.Helper()
 	mem := make([]byte, n)
 	require.NoError(g, g.Dev.CopyToHost(unsafe.Pointer(unsafe.SliceData(mem)), p, n))
@@ -109,27 +109,27 @@ func (g *Rig) Download(p cudart.DevPtr, n int) []byte {
 }
 
 // Upload writes device memory by other means than a buffer's.
-func (g *Rig) Upload(p cudart.DevPtr, mem []byte) {
+func (g *Fixture) Upload(p cudart.DevPtr, mem []byte) {
 	g.Helper()
 	require.NoError(g, g.Dev.CopyToDevice(p, unsafe.Pointer(unsafe.SliceData(mem)), len(mem)))
 	require.NoError(g, g.Dev.Synchronize(context.Background())) // it returns before they are there
 }
 
-// Synchronize waits for the rig's stream.
-func (g *Rig) Synchronize() {
+// Synchronize waits for the fixture's stream.
+func (g *Fixture) Synchronize() {
 	g.Helper()
 	require.NoError(g, g.Stream.Synchronize(context.Background()))
 }
 
 // Hold stops the simulated GPU, at the latest until the end of the test.
-func (g *Rig) Hold() {
+func (g *Fixture) Hold() {
 	g.Sim.Hold()
 	g.Cleanup(g.Sim.Release)
 }
 
 // Stall makes a stream wait until the returned function is called, at the latest
 // until the end of the test.
-func (g *Rig) Stall(s *cudart.Stream) (open func()) {
+func (g *Fixture) Stall(s *cudart.Stream) (open func()) {
 	g.Helper()
 	gate := make(chan struct{})
 	opened := false
@@ -145,7 +145,7 @@ func (g *Rig) Stall(s *cudart.Stream) (open func()) {
 }
 
 // AwaitBlocked waits until n calls of a C function, "" for any, are blocked.
-func (g *Rig) AwaitBlocked(fn string, n int) {
+func (g *Fixture) AwaitBlocked(fn string, n int) {
 	g.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -153,10 +153,10 @@ func (g *Rig) AwaitBlocked(fn string, n int) {
 }
 
 // Registrations returns how many there are, on a simulated GPU.
-func (g *Rig) Registrations() int { return g.Sim.Outstanding().Registrations }
+func (g *Fixture) Registrations() int { return g.Sim.Outstanding().Registrations }
 
 // Copies returns how many copies CUDA was given, on a simulated GPU.
-func (g *Rig) Copies() int {
+func (g *Fixture) Copies() int {
 	if g.Sim == nil {
 		return 0
 	}

@@ -25,23 +25,23 @@ var (
 	residentBytes = hostmemtest.ResidentBytes
 )
 
-// A rig is a device and a stream to test pools with.
-type rig struct{ *hostmemtest.Rig }
+// A fixture is a device and a stream to test pools with.
+type fixture struct{ *hostmemtest.Fixture }
 
-// newRig has the GPU that PINNED_TEST_GPU requests, newSimRig always a simulated one.
-func newRig(tb testing.TB) *rig {
+// newFixture has the GPU that PINNED_TEST_GPU requests, newSimFixture always a simulated one.
+func newFixture(tb testing.TB) *fixture {
 	tb.Helper()
-	return &rig{hostmemtest.New(tb)}
+	return &fixture{hostmemtest.New(tb)}
 }
 
-func newSimRig(tb testing.TB, cfg cudasim.Config) *rig {
+func newSimFixture(tb testing.TB, cfg cudasim.Config) *fixture {
 	tb.Helper()
-	return &rig{hostmemtest.NewSim(tb, cfg)}
+	return &fixture{hostmemtest.NewSim(tb, cfg)}
 }
 
 // pool makes a pool that is closed at the end, and then must hold nothing. Its Gets do not
 // search again without a reason, which would hide that something does not wake them.
-func (g *rig) pool(o Options) *Pool {
+func (g *fixture) pool(o Options) *Pool {
 	g.Helper()
 	p, err := New(g.Dev, o)
 	require.NoError(g, err)

@@ -28,34 +28,34 @@ var (
 	emulated      = hostmemtest.Emulated
 )
 
-// A rig is a device and a stream to test buffers with.
-type rig struct {
-	*hostmemtest.Rig
+// A fixture is a device and a stream to test buffers with.
+type fixture struct {
+	*hostmemtest.Fixture
 	sys *hostmemtest.System // the host's calls, once they are watched
 }
 
-// newRig has the GPU that PINNED_TEST_GPU requests, newSimRig always a simulated one.
-func newRig(tb testing.TB) *rig {
+// newFixture has the GPU that PINNED_TEST_GPU requests, newSimFixture always a simulated one.
+func newFixture(tb testing.TB) *fixture {
 	tb.Helper()
-	return &rig{Rig: hostmemtest.New(tb)}
+	return &fixture{Fixture: hostmemtest.New(tb)}
 }
 
-func newSimRig(tb testing.TB, cfg cudasim.Config) *rig {
+func newSimFixture(tb testing.TB, cfg cudasim.Config) *fixture {
 	tb.Helper()
-	return &rig{Rig: hostmemtest.NewSim(tb, cfg)}
+	return &fixture{Fixture: hostmemtest.NewSim(tb, cfg)}
 }
 
-// on is a rig with another device.
-func (g *rig) on(dev *cudart.Device) *rig { return &rig{Rig: g.Rig.On(dev)} }
+// on is a fixture with another device.
+func (g *fixture) on(dev *cudart.Device) *fixture { return &fixture{Fixture: g.Fixture.On(dev)} }
 
-// watch lets the rig use system calls that are counted and can be replaced.
-func (g *rig) watch() *hostmemtest.System {
+// watch lets the fixture use system calls that are counted and can be replaced.
+func (g *fixture) watch() *hostmemtest.System {
 	g.sys = hostmemtest.NewSystem()
 	return g.sys
 }
 
 // Context is the test's, with the system calls that are watched.
-func (g *rig) Context() context.Context {
+func (g *fixture) Context() context.Context {
 	if g.sys == nil {
 		return g.TB.Context()
 	}
@@ -63,7 +63,7 @@ func (g *rig) Context() context.Context {
 }
 
 // alloc makes a buffer that is closed at the end.
-func (g *rig) alloc(n int, o Options) *Buffer {
+func (g *fixture) alloc(n int, o Options) *Buffer {
 	g.Helper()
 	b, err := Alloc(g.Context(), g.Dev, n, o)
 	require.NoError(g, err)
@@ -72,6 +72,6 @@ func (g *rig) alloc(n int, o Options) *Buffer {
 }
 
 // withAttribute has a device with one attribute changed.
-func withAttribute(tb testing.TB, a cudart.Attr, value int) *rig {
-	return newSimRig(tb, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{a: value}}}})
+func withAttribute(tb testing.TB, a cudart.Attr, value int) *fixture {
+	return newSimFixture(tb, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{a: value}}}})
 }
