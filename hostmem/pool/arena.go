@@ -8,10 +8,9 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 )
 
-// Small blocks are cut from runs of pages, a run for blocks of one class, and
-// runs from arenas, each one registration. So a small block costs neither a
-// registration nor a huge page, and none crosses from one registration to the
-// next. All of this is guarded by memory.mu.
+// Small blocks are cut from runs of pages, a run for blocks of one class. Runs are cut from
+// arenas, each one registration. So a small block costs neither a registration nor a huge
+// page, and none crosses from one registration to the next. memory.mu guards all of it.
 const (
 	smallLimit = 2 << 20 // blocks of less are cut from arenas
 	minArena   = 2 << 20 // a huge page
@@ -24,8 +23,8 @@ const (
 // isSmall reports whether blocks of the class are cut from arenas.
 func isSmall(class int) bool { return classSize(class) < smallLimit }
 
-// runSize returns the bytes that blocks of a small class are cut from: all of
-// them but a thirty-second at most become blocks.
+// runSize returns the size in bytes of a run for blocks of a small class. At most a
+// thirty-second of it does not become blocks.
 func runSize(class int) int {
 	size := classSize(class)
 	if size >= singleRun {
@@ -94,7 +93,7 @@ func (a *arena) join(s *slab) {
 	a.fits = len(a.used)
 }
 
-// cut makes a new block of a small class; nil if no arena has room.
+// cut makes a new block of a small class; nil if no arena has a free run for it.
 func (p *core) cut(class int) *block {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,13 +120,13 @@ func (p *core) cutLocked(class int) *block {
 	return b
 }
 
-// hasRun reports whether an arena has room for blocks of a class. It needs mu.
+// hasRun reports whether an arena has a free run for blocks of a class. It needs mu.
 func (p *memory) hasRun(class int) bool {
 	return slices.ContainsFunc(p.arenas, func(a *arena) bool { return a.find(runSize(class)/runUnit) >= 0 })
 }
 
-// dissolve makes a run free whose blocks are all idle; false if the caller does not
-// have all of them. It needs mu.
+// dissolve frees a run if the caller has all of its blocks, which are idle, and reports
+// whether it has. It needs mu.
 func (p *memory) dissolve(s *slab, idle []*block) bool {
 	if len(idle) < len(s.blocks) {
 		return false

@@ -11,21 +11,21 @@ import (
 
 // A block is a piece of a pool's memory. See core for its states.
 type block struct {
-	pending.Block[block] // its fence is of the lease's work
+	pending.Block[block] // with the fence of the lease's work
 	pool                 *core
 	base                 unsafe.Pointer
-	slab                 *slab           // that it was cut from, or
-	buf                  *hostmem.Buffer // that it is all of
-	spans                []hostmem.Span  // of buf, where it has several
+	slab                 *slab           // nil for a large block
+	buf                  *hostmem.Buffer // of a large block, whole
+	spans                []hostmem.Span  // of buf, if it has several
 
 	users lifetime.Users // each generation is one lease, and the calls that use it
 	trace atomic.Pointer[leaseTrace]
 
-	// What follows belongs to the one goroutine that has the block; home and
-	// requested are written under home's lock.
-	home      *shard // that counts the lease, and to which the block returns; nil before the first
-	requested int    // bytes, of the lease, 0 for none
-	epoch     uint32 // when it became idle
+	// These fields belong to the goroutine that has the block; home and requested are
+	// written under home's lock.
+	home      *shard // counts the lease, and takes the block back; nil before the first lease
+	requested int    // bytes of the lease, 0 for none
+	epoch     uint32 // tick in which it became idle
 }
 
 func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {

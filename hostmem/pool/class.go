@@ -2,12 +2,12 @@ package pool
 
 import "math/bits"
 
-// Classes group sizes so that a block which comes back serves another request:
+// Classes group sizes, so that a released block serves another request:
 // multiples of 64 bytes up to 512, then eight steps to each doubling. A request
 // is rounded up by less than 64 bytes, or by less than an eighth of itself.
 const (
-	granule  = 64 // the least block, and its alignment: what a CPU caches at once
-	steps    = 8  // to a doubling
+	granule  = 64 // smallest block and its alignment in bytes: a cache line
+	steps    = 8  // of size to a doubling
 	minShift = 9  // steps of granule up to 1 << minShift
 	maxShift = 46 // 64 TiB: more than an address space has
 	classes  = steps * (maxShift - minShift + 1)
@@ -23,7 +23,7 @@ func classOf(n int) int {
 	return (shift-minShift+4)*steps + (n-1)>>shift&(steps-1)
 }
 
-// classSize returns the most bytes that are of a class.
+// classSize returns the largest size in bytes of a class.
 func classSize(class int) int {
 	if class < steps {
 		return (class + 1) * granule

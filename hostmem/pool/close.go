@@ -11,17 +11,17 @@ import (
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// closing is the end of a pool.
+// closing is the state of a pool's Close.
 type closing struct {
-	// life counts the goroutines that may have blocks or memory which is neither leased
-	// nor in a list: those that search for memory, or unmap it. Close waits for them.
+	// life counts the goroutines that search for memory or unmap it. They may have blocks
+	// that are neither leased nor in a list, so Close waits for them.
 	life       lifetime.Lifetime
 	once       sync.Once
 	began      chan struct{} // closed by Close
 	unregister func()        // ends the calls of reclaim
 
-	// flushing has the streams whose blocks a goroutine of flushLater unmaps, with true if
-	// others were released meanwhile. It is guarded by memory.mu.
+	// flushing has the streams whose blocks a goroutine of flushLater unmaps; the value is
+	// true if other blocks were released since. It is guarded by memory.mu.
 	flushing map[*cudart.Timeline]bool
 }
 
@@ -30,13 +30,13 @@ func (p *closing) closed() bool { return p.life.Sealed() }
 // Close waits for the work on released blocks and unmaps all idle memory. From
 // then on Get returns [ErrClosed], also where it waits. While there are leases,
 // Close returns an error that counts them and wraps [ErrLeased]: they stay
-// valid, and their memory is unmapped when they are released. Any other error
-// says that memory may be in use, or could not be unregistered, and stays
-// pinned. Close may be called again; when all is unmapped it returns nil.
+// valid, and their memory is unmapped when they are released. After any other error
+// memory stays pinned, because the GPU may use it, or because it could not be unregistered
+// (cudaHostUnregister). Close may be called again; when all is unmapped it returns nil.
 func (p *Pool) Close() error { return p.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting when ctx ends. The pool is
-// closed all the same, and Close may be called again for the rest.
+// CloseContext is Close that stops waiting when ctx ends, with an error that wraps ctx's. The
+// pool is closed all the same, and Close may be called again for the rest.
 func (p *Pool) CloseContext(ctx context.Context) error {
 	var err error
 	switch c := p.impl(); {
@@ -81,9 +81,9 @@ func (p *core) close(ctx context.Context) error {
 	}
 }
 
-// flush waits for the work on released blocks and unmaps what is idle. more says that
-// there was something. An error says that it cannot be known whether work is done, or that
-// ctx ended: blocks stay pending then, but those of other streams do not.
+// flush waits for the work on released blocks and unmaps idle memory. more reports that there
+// was any. The error is that CUDA cannot report whether work is done, or that ctx has ended:
+// blocks of that stream stay pending, those of other streams do not.
 func (p *core) flush(ctx context.Context) (more bool, err error) {
 	more, err = p.pending.Drain(ctx, func() error {
 		_, err := p.trim(ctx, everything, never)
@@ -93,9 +93,9 @@ func (p *core) flush(ctx context.Context) (more bool, err error) {
 	return more || freed > 0, errors.Join(err, trimErr)
 }
 
-// flushLater unmaps what leases that were released after Close have left, once the
-// work on it is done. However many they are, there is one goroutine for each stream that
-// may work on them, and one, with a nil stream, for memory that is idle already.
+// flushLater unmaps memory of leases that were released after Close, once the work on it is
+// done. It has one goroutine for each stream with such work, and one, with a nil stream, for
+// memory that is idle already.
 func (p *core) flushLater() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,10 +14,9 @@
 //
 // [Pool.Get] returns a [Lease], which has its memory until [Lease.Release].
 // Release may be called while the GPU still works on the memory: the pool
-// records where that work ends, and reuses the memory, or unmaps it, only when
-// the GPU has passed that place. Copies by the lease's own methods are recorded
-// without further ado; streams on which other work on the memory was queued are
-// given to Release.
+// records where that work ends in each stream, and reuses the memory, or unmaps it, only when
+// the GPU has passed that point. It knows the streams of the lease's own copies; streams on
+// which other work on the memory was queued are given to Release.
 //
 // # Sizes
 //
@@ -28,10 +27,10 @@
 //
 // # Limits
 //
-// Options.MaxBytes bounds what the pool has pinned, and hostmem.SetLimits what
-// the process has. Get waits where memory may come back, until its context
-// ends. Idle memory is unmapped after Options.IdleTime, by [Pool.Trim], and when
-// other requests of the process wait for its limit.
+// Options.MaxBytes bounds the pinned memory of the pool, and hostmem.SetLimits that of the
+// process. At a limit Get waits until memory is released, or its context ends, and
+// [Pool.TryGet] returns an error. Idle memory is unmapped after Options.IdleTime, by
+// [Pool.Trim], and when other requests of the process wait for its limit.
 //
 // # Threads
 //

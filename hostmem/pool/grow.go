@@ -12,7 +12,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// errFull says that a limit does not allow more memory now.
+// errFull is the error of requests that a limit does not allow now.
 var errFull = fmt.Errorf("%w reached", hostmem.ErrLimit)
 
 // miss is a Get that the local shard could not serve.
@@ -36,8 +36,8 @@ func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error
 	return b, err
 }
 
-// find finds a block, makes one, or waits until one of both can be done. Without wait
-// the error is errFull instead.
+// find returns an idle block or makes one, and waits until it can. Without wait it returns
+// errFull instead of waiting.
 func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, err error) {
 	var r *budget.Reservation
 	err = errFull
@@ -61,8 +61,8 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, err
 		if err == nil || !isLowMemory(err) || ctx.Err() != nil {
 			return b, err
 		}
-		// The host may have memory once what is idle here is unmapped, or once the GPU
-		// is done with more.
+		// The host may have memory once idle memory of the pool is unmapped, or once the
+		// GPU is done with more.
 		querying, cancel := searching(ctx)
 		p.pending.Reclaim(querying)
 		cancel()
@@ -80,7 +80,7 @@ func (p *core) find(ctx context.Context, class, n int, wait bool) (b *block, err
 	}
 }
 
-// minSize returns the least bytes of a new registration for a request.
+// minSize returns the size in bytes of the smallest registration for a request.
 func (p *core) minSize(class, n int) int {
 	if isSmall(class) {
 		n = runSize(class)
@@ -127,7 +127,7 @@ func (p *core) tryRequest(size int) (*budget.Reservation, error) {
 	return r, err
 }
 
-// reserve takes bytes of the pool's limit.
+// reserve counts bytes for the pool's limit, and reports whether it allows them.
 func (p *core) reserve(size int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,7 +139,7 @@ func (p *core) reserve(size int) bool {
 	return true
 }
 
-// unreserve returns them.
+// unreserve undoes reserve.
 func (p *core) unreserve(size int) {
 	p.mu.Lock()
 	p.reserved -= size
@@ -159,8 +159,8 @@ func (p *core) grow(ctx context.Context, class, n int) (*block, *budget.Reservat
 	if b := p.cut(class); b != nil {
 		return b, nil, nil
 	}
-	// One goroutine makes an arena, and others take their blocks from it. One that
-	// is stuck inside CUDA does not keep them.
+	// One goroutine makes an arena, and others take their blocks from it. They do not
+	// wait for one that is stuck inside CUDA.
 	soon, cancel := searching(ctx)
 	defer cancel()
 	select {
@@ -180,9 +180,8 @@ func (p *core) grow(ctx context.Context, class, n int) (*block, *budget.Reservat
 	return b, nil, err
 }
 
-// replace returns a cached block of a large class, if there is one of n bytes by now. A
-// smaller cached block is unmapped, so that the class never has more blocks than were in
-// use at once.
+// replace returns an idle block of a large class that holds n bytes. A smaller one it
+// unmaps, so that the class never has more blocks than were in use at once.
 func (p *core) replace(ctx context.Context, class, n int) *block {
 	b := p.steal(class, 1)
 	if b == nil || b.Size >= n {
@@ -195,8 +194,8 @@ func (p *core) replace(ctx context.Context, class, n int) *block {
 	return nil
 }
 
-// addArena pins as much for small blocks as all arenas have, so that there are few,
-// or less where the limits or the host do not allow that.
+// addArena pins an arena as large as all others together, so that there are few of them, or
+// a smaller one where the limits or the host do not allow that. It returns a block of it.
 func (p *core) addArena(ctx context.Context, class int) (*block, error) {
 	minSize := p.minSize(class, 0)
 	size := 0
@@ -248,7 +247,7 @@ func (p *core) make(ctx context.Context, class, size int, r *budget.Reservation)
 	return b, nil
 }
 
-// isLowMemory reports whether a failure may be cured by unmapping memory.
+// isLowMemory reports whether unmapping memory may help after an error.
 func isLowMemory(err error) bool {
 	return (errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, hostmem.ErrLimit)) &&
 		!errors.Is(err, ErrTooLarge)

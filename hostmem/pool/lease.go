@@ -23,11 +23,12 @@ var (
 	errNilStream = errors.New("the stream is nil")
 )
 
-// A Lease is pinned memory of a [Pool], in use until Release. It is a handle:
-// copies of it are the same lease, and none of them reaches the memory once one
-// was released. The memory holds at first what earlier leases have left.
+// A Lease is pinned memory of a [Pool], in use until Release. The memory has the bytes of
+// earlier leases at first. Blocks are aligned to 64 bytes, those of 32 KiB and more to 4 KiB.
 //
-// Blocks are aligned to 64 bytes, those of 32 KiB and more to 4 KiB.
+// A Lease is a value and no pointer, because a Get that finds a block does not allocate.
+// Copies of it are the same lease: when one is released, all are. The zero Lease has no
+// memory, and its methods return errors.
 //
 // Its methods may be called from any goroutine.
 type Lease struct {
@@ -37,7 +38,7 @@ type Lease struct {
 	token      *leaseToken // in debug mode
 }
 
-// Len returns the bytes requested.
+// Len returns the size in bytes as requested. It stays the same after Release.
 func (l Lease) Len() int { return l.n }
 
 // Bytes returns the memory, exactly as long as requested, and nil after
@@ -112,16 +113,15 @@ func (l Lease) end() {
 	}
 }
 
-// Release returns the memory to its pool. It is reused when the GPU has done
-// the work of the lease's own copies, and all that was queued so far on the
-// streams given (cudaEventRecord on each). So streams need to be given only for
+// Release returns the memory to its pool. It does not block. The pool reuses the memory when
+// the GPU has done the work of the lease's own copies, and all work that was queued so far
+// on the given streams (cudaEventRecord on each). So streams need to be given only for
 // work that was queued by other means. They may be of any device.
 //
 // A second Release returns [ErrReleased]. A nil stream is an error that leaves
-// the lease as it is: release it again. Release does not wait for work: a copy that
-// another goroutine is queueing just now, or that blocks in CUDA, returns the memory
-// when it ends. Of a pool that was closed the memory is unmapped later; an error of
-// that is returned by another Close.
+// the lease as it is: release it again. If another goroutine is queueing a copy of the lease,
+// or its call blocks in CUDA, the memory returns to the pool when the call ends. Memory of a
+// closed pool is unmapped later; another Close returns an error of that.
 func (l Lease) Release(streams ...*cudart.Stream) error {
 	err := l.release(streams)
 	if err != nil {

@@ -38,17 +38,16 @@ const DefaultIdleTime = time.Minute
 
 // Options shape a pool. The zero value has no limit.
 type Options struct {
-	// MaxBytes is the most that the pool has pinned, in bytes; 0 means no limit.
-	// Get waits when it is reached.
+	// MaxBytes is the maximum of pinned memory in bytes; 0 means no limit. Get waits
+	// when it is reached.
 	MaxBytes int
-	// IdleTime after which idle memory is unmapped, a little later at most by
-	// half. 0 means DefaultIdleTime, less means never.
+	// IdleTime after which idle memory is unmapped, at most half of it later. 0 means
+	// DefaultIdleTime, less than 0 never.
 	IdleTime time.Duration
 	// Buffer shapes the memory itself. Its Label names the pool, "pool" if
-	// empty. Its Chunk must be 0. With reserved huge pages all that the pool pins comes
-	// in whole ones: at least 1 GiB for anything with HugeTLB1G. All memory of a pool is
-	// of one NUMA node, that of its device unless Buffer.Node says otherwise: use one
-	// pool a node.
+	// empty. Its Chunk must be 0. With reserved huge pages the pool pins whole ones: at
+	// least 1 GiB with HugeTLB1G. All memory of a pool is of one NUMA node, that of its
+	// device unless Buffer.Node is set: use one pool a node.
 	Buffer hostmem.Options
 }
 
@@ -70,13 +69,14 @@ type Pool struct {
 //	leased   Get                      | its Users: the lease and calls that use it
 //	pending  put by the last of them, | pending
 //	         if the GPU may use it    |
-//	idle     put, if it does not, or  | a shard
-//	         by who finds out later   |
-//	taken    who removes it from a    | that goroutine, which core.life counts
-//	         list, or makes it        |
+//	idle     put, if the GPU does not | a shard
+//	         use it; a query later    |
+//	taken    the goroutine that       | that goroutine, which core.life counts
+//	         takes it from a list, or |
+//	         makes it                 |
 //
-// Memory without blocks is an arena's, or unwanted. Locks are taken in the order
-// memory.mu, shard.mu, and that of pending; none is held during calls into CUDA.
+// Memory without blocks belongs to an arena, or is unwanted. Locks are taken in the order
+// memory.mu, shard.mu, pending's; none is held during calls into CUDA.
 type core struct {
 	dev    *cudart.Device
 	o      Options
@@ -87,7 +87,7 @@ type core struct {
 	idleTime
 	queue
 
-	_ [64]byte // what is above is read by every Get and Release, and rarely written
+	_ [64]byte // Get and Release read the fields above, which are rarely written
 
 	pending *pending.Queue[block]
 	memory
@@ -156,27 +156,26 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 	return c, nil
 }
 
-// Get returns n bytes. It waits when a limit is reached, in the order of the
-// calls, until leases are released or the GPU is done with memory, or ctx ends;
-// the error then says what is in use, and wraps ctx's. n must be positive and at most
-// 64 TiB.
+// Get returns n bytes. When a limit is reached it waits, in the order of the calls, until
+// leases are released or the GPU is done with memory, or ctx ends: then the error has the
+// bytes in use, and wraps ctx's. n must be positive and at most 64 TiB. New memory is pinned
+// as by [hostmem.Alloc] (cudaHostRegister).
 //
 // A request that is larger than a limit returns [ErrTooLarge]. When the host has no
-// memory left, Get unmaps what the pool has idle and tries once more; the error then
+// memory left, Get unmaps the pool's idle memory and tries once more; the error then
 // wraps [hostmem.ErrLimit], the system's or CUDA's. Other errors are [ErrClosed], and
 // those of [hostmem.Alloc].
 //
-// While a Get waits, all others queue behind it: a large request is not
-// overtaken by small ones for ever. So a goroutine that has one lease and
-// requests another can wait for itself: use ctx.
+// While a Get waits, all others queue behind it: small requests do not overtake a large one.
+// So a goroutine that has one lease and requests another can wait for itself: use ctx.
 //
-// A call into CUDA that does not return keeps a Get for a second or so, past the end of
-// its context or before it goes on otherwise, and no other Get. That is so for contexts
-// that can end: with one that cannot, calls are made on the caller's goroutine.
+// A call into CUDA that does not return delays its Get by a second at most, and no other Get.
+// With a context that cannot end, calls are made on the caller's goroutine, and delay it for
+// as long as they take.
 func (p *Pool) Get(ctx context.Context, n int) (Lease, error) { return p.get(ctx, n, true) }
 
 // TryGet is Get that does not wait: if a limit is reached, or another Get waits, the
-// error wraps [hostmem.ErrLimit]. It may pin memory, as Get does.
+// error wraps [hostmem.ErrLimit]. It may pin memory, as Get does, so it takes a context.
 func (p *Pool) TryGet(ctx context.Context, n int) (Lease, error) { return p.get(ctx, n, false) }
 
 func (p *Pool) get(ctx context.Context, n int, wait bool) (Lease, error) {
@@ -236,7 +235,7 @@ func (p *core) takeLocal(class, n int) *block {
 	return b
 }
 
-// leased makes a shard, which is locked, a block's home, counts the lease, and unlocks it.
+// leased counts a lease in a shard, which is locked, makes it the block's home and unlocks it.
 func (p *core) leased(s *shard, b *block, n int) {
 	if b.home != nil {
 		s.hits++
@@ -250,8 +249,8 @@ func (p *core) leased(s *shard, b *block, n int) {
 	}
 }
 
-// put takes a block whose lease is over, from the last of its users. The block returns to
-// the shard that it came from, where the same goroutine makes its next request.
+// put returns a block from the last of its users to the shard that it came from, where the
+// same goroutine makes its next request.
 func (p *core) put(b *block) {
 	b.epoch = p.epoch.Load()
 	b.Fence.Record()
@@ -269,8 +268,8 @@ func (p *core) put(b *block) {
 	p.returned()
 }
 
-// putIdle takes a block whose work is done. A goroutine that searches for such blocks of a
-// pool that was closed unmaps them, too.
+// putIdle returns a block that the GPU is done with. In a closed pool the goroutine that
+// searched for it unmaps it.
 func (p *core) putIdle(b *block) {
 	b.home.put(b)
 	if !p.closed() {
@@ -278,9 +277,9 @@ func (p *core) putIdle(b *block) {
 	}
 }
 
-// returned is called after blocks were put into a list. A Get that waits, or
-// Close, counted itself before it searched the lists: either it sees the block
-// there, or it is seen here.
+// returned is called after blocks were put into a list. A waiting Get, or Close, has counted
+// itself before it searches the lists: either it finds the block there, or waiting is not 0
+// here.
 func (p *core) returned() {
 	if !p.ticking.Load() {
 		p.startTicking()

@@ -6,25 +6,24 @@ import (
 	"sync/atomic"
 )
 
-// cache has the idle blocks, and counts the leases.
+// cache holds the idle blocks, and counts the leases.
 type cache struct {
 	shards []shard
 	local  sync.Pool // of *shard, finds the local shard: that of this processor, mostly
 	next   atomic.Uint32
 
-	peakInUse int // guarded by the locks of all shards, to read by any
+	peakInUse int // bytes; written under the locks of all shards, read under any
 }
 
-// A shard keeps idle blocks. There is one for each processor that Go uses, and
-// goroutines mostly use the one of the processor they run on, so that its
-// lock is free and its memory in that processor's cache. Blocks move to where
-// they are requested.
+// A shard holds idle blocks. There is one for each processor that Go uses. Goroutines mostly
+// use the one of their processor, so that its lock is free and its memory in that processor's
+// cache. A block moves to the shard where it is requested.
 type shard struct {
 	mu   sync.Mutex
-	free [classes][]*block // the last released is last, the others grow old
+	free [classes][]*block // by class, in the order of release
 
-	leases, requested int // of leases that were made here and are not over
-	inUse, slack      int // bytes of their blocks; of the peak, see cache.raisePeak
+	leases, requested int // number of leases made here, and their bytes
+	inUse, slack      int // bytes of their blocks; bytes of the peak: see raisePeak
 	cached            int // bytes in free
 	hits, misses      int
 
@@ -84,9 +83,9 @@ func (s *shard) release(b *block) {
 // shards though each counts alone: one counter for all would cost more, when every
 // processor writes to it, than the rest of Get and Release.
 //
-// What was in use at the peak and is not now is slack, which the shards hold
-// in parts. A lease uses slack of its own shard, or of others. Only if all of
-// them together have too little, this is a new peak.
+// Slack is the bytes that were in use at the peak and are not now. Each shard holds a part of
+// it. A lease uses slack of its own shard first, then of others. If all of them together have
+// too little, there is a new peak.
 func (p *cache) raisePeak(bytes int) {
 	for i := range p.shards { // the locks are kept, as slack may come to a shard that was passed
 		s := &p.shards[i]
@@ -101,7 +100,7 @@ func (p *cache) raisePeak(bytes int) {
 	p.peakInUse += bytes
 }
 
-// shard returns one that probably no other goroutine uses just now.
+// shard returns a shard that probably no other goroutine uses just now.
 func (p *cache) shard() *shard {
 	s := p.local.Get().(*shard)
 	p.local.Put(s)

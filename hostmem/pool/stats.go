@@ -11,26 +11,26 @@ import (
 // Stats are figures of a pool's memory. ReservedBytes is the sum of InUseBytes,
 // PendingBytes, CachedBytes and SlackBytes.
 type Stats struct {
-	Leases            int // not released
-	RequestedBytes    int // by these leases
-	InUseBytes        int // of their blocks
-	PeakInUseBytes    int // most that InUseBytes ever was
-	PendingBytes      int // released, and not known to be unused by the GPU
-	CachedBytes       int // idle
-	SlackBytes        int // of arenas and not cut into blocks, or being pinned or unmapped
-	ReservedBytes     int // pinned
-	PeakReservedBytes int // most that ReservedBytes ever was
+	Leases            int // leases that are not released
+	RequestedBytes    int // bytes of these leases
+	InUseBytes        int // bytes of their blocks
+	PeakInUseBytes    int // maximum of InUseBytes
+	PendingBytes      int // bytes of released blocks that the GPU may use
+	CachedBytes       int // bytes of idle blocks
+	SlackBytes        int // bytes of arenas without blocks, and of memory being pinned or unmapped
+	ReservedBytes     int // pinned bytes
+	PeakReservedBytes int // maximum of ReservedBytes
 	MaxBytes          int // Options.MaxBytes
 	Hits, Misses      int // leases that found a block, and that needed a new one
-	Waits             int // Gets that met a limit
-	Waiting           int // of these, those that wait now
-	TrimmedBytes      int // unmapped so far
-	Failures          int // of pinning and unmapping
+	Waits             int // Gets that reached a limit
+	Waiting           int // Gets that wait now
+	TrimmedBytes      int // bytes unmapped since New
+	Failures          int // calls that failed to pin or unmap
 	Lost              int // leases whose handles were garbage collected without Release, in debug mode
 }
 
-// Stats returns the present figures. They are read one after the other while others
-// work on.
+// Stats returns the present figures. It does not block. It reads them one after the other
+// while other goroutines change them.
 func (p *Pool) Stats() Stats { return p.impl().stats() }
 
 func (p *core) stats() Stats {
@@ -66,10 +66,9 @@ func (p *core) stats() Stats {
 }
 
 // Outstanding lists the leases that are not released, the largest first, by the
-// bytes of their blocks. A lease that was lost stays in the list: its memory may
-// be in use and is never reused. In debug mode (PINNED_DEBUG=1, or
-// cudart.Options.Debug) the list has the time and the stack of each Get, and which are
-// lost.
+// bytes of their blocks. A lost lease stays in the list: its memory may be in use and is
+// never reused. In debug mode (PINNED_DEBUG=1, or cudart.Options.Debug) the list has the time
+// and the stack of each Get, and reports which leases are lost.
 func (p *Pool) Outstanding() []hostmem.Holding { return p.impl().outstanding() }
 
 func (p *core) outstanding() []hostmem.Holding {

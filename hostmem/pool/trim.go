@@ -15,22 +15,21 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// memory is what the pool has pinned, guarded by mu.
+// memory is the pinned memory of the pool, guarded by mu.
 type memory struct {
-	making chan struct{} // holds the turn of the Get that makes an arena; without mu
+	making chan struct{} // sent to by the Get that makes an arena; without mu
 
 	mu       sync.Mutex
 	arenas   []*arena
-	partial  [classes]*slab // that has blocks left to cut
+	partial  [classes]*slab // slab of each class that is not full
 	large    map[*block]struct{}
-	unwanted []*hostmem.Buffer // to be unmapped with the next: could not be, or in time
+	unwanted []*hostmem.Buffer // to be unmapped at the next occasion
 
-	reserved, peakReserved int // bytes that count for Options.MaxBytes
+	reserved, peakReserved int // bytes, counted for Options.MaxBytes
 }
 
-// searching returns a context for queries and releases of memory that CUDA may keep from
-// returning, after which the caller goes on without. With a context that ends none of them
-// can keep it.
+// searching returns a context for queries and unmapping, which may not return from CUDA:
+// when it ends, the caller goes on without their results.
 func searching(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, bounded.SearchTimeout)
 }
@@ -73,8 +72,8 @@ func everything(*block) bool { return true }
 
 func never(int) bool { return false }
 
-// trim unmaps idle blocks that pick chooses until enough returns true, and waits for
-// that, or until ctx ends. An error is that of unmapping, or ctx's.
+// trim unmaps idle blocks that pick chooses, until enough returns true, and waits for the
+// calls, or until ctx ends. An error is that of unmapping, or ctx's.
 func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(freed int) bool) (freed int, err error) {
 	p.life.Hold()
 	defer p.life.End()
@@ -82,8 +81,8 @@ func (p *core) trim(ctx context.Context, pick func(*block) bool, enough func(fre
 	return p.unmap(ctx, chosen)
 }
 
-// trimEach is trim in the background. A call into CUDA that does not return keeps it from
-// the other memory for no longer than bounded.SearchTimeout. The caller is counted by life.
+// trimEach is trim in the background. A call into CUDA that does not return delays the other
+// memory by bounded.SearchTimeout at most. The caller is counted by life.
 func (p *core) trimEach(pick func(*block) bool) {
 	chosen, _ := p.plan(pick, never)
 	for one := range slices.Chunk(chosen, 1) {
@@ -91,9 +90,9 @@ func (p *core) trimEach(pick func(*block) bool) {
 	}
 }
 
-// reclaim unmaps idle memory because other requests of the process need as much. It leaves
-// a Get that waits here the blocks that serve it.
-func (p *core) reclaim(ctx context.Context, need int) (freed int) {
+// reclaim unmaps idle memory for other requests of the process, at least so many bytes if it
+// can. Blocks that serve a waiting Get of this pool stay.
+func (p *core) reclaim(ctx context.Context, bytes int) (freed int) {
 	p.life.Hold()
 	defer p.life.End()
 	ctx, cancel := searching(ctx)
@@ -103,13 +102,13 @@ func (p *core) reclaim(ctx context.Context, need int) (freed int) {
 	if w := p.first.Load(); w != nil {
 		pick = w.cannotUse
 	}
-	freed, _ = p.trim(ctx, pick, func(freed int) bool { return freed >= need }) // Trim and Close try again, and report
+	freed, _ = p.trim(ctx, pick, func(freed int) bool { return freed >= bytes }) // Trim and Close try again, and report
 	return freed
 }
 
-// plan takes memory out of the lists that is to be unmapped: what is unwanted,
-// arenas that nothing is cut from, and idle blocks that pick chooses until enough
-// returns true. left is the number of these blocks that stay.
+// plan takes memory to be unmapped out of the lists: unwanted buffers, arenas without slabs,
+// and idle blocks that pick chooses, until enough returns true. left is the number of chosen
+// blocks that stay.
 func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen []*hostmem.Buffer, left int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,8 +159,8 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 	return chosen, len(back)
 }
 
-// gather takes the idle blocks that pick chooses out of the lists, the longest
-// unused and the largest first.
+// gather takes the idle blocks that pick chooses out of the lists. It returns the longest
+// unused first, and of these the largest.
 func (p *core) gather(pick func(*block) bool) []*block {
 	var found []*block
 	for i := range p.shards {
@@ -186,7 +185,7 @@ func (p *core) gather(pick func(*block) bool) []*block {
 	return found
 }
 
-// emptyArenas takes the arenas that nothing is cut from. It needs mu.
+// emptyArenas takes the arenas without slabs. It needs mu.
 func (p *memory) emptyArenas() (empty []*hostmem.Buffer) {
 	p.arenas = slices.DeleteFunc(p.arenas, func(a *arena) bool {
 		if len(a.slabs) > 0 {
@@ -198,16 +197,16 @@ func (p *memory) emptyArenas() (empty []*hostmem.Buffer) {
 	return empty
 }
 
-// discard leaves memory to be unmapped with the next.
+// discard keeps memory to be unmapped at the next occasion.
 func (p *memory) discard(buffers ...*hostmem.Buffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.unwanted = append(p.unwanted, buffers...)
 }
 
-// unmap unmaps memory that is in no list, and waits for that, or until ctx ends. What
-// has not been begun then is left for the next time. What CUDA has not returned from counts
-// when it does, and wakes the Get that waits.
+// unmap unmaps memory that is in no list, and waits for the calls, or until ctx ends. Buffers
+// that it has not begun then are discarded. A call that returns later counts then, and wakes
+// the waiting Get.
 func (p *core) unmap(ctx context.Context, buffers []*hostmem.Buffer) (freed int, err error) {
 	var errs []error
 	for i, buf := range buffers {
@@ -249,11 +248,10 @@ func (p *core) unmapSoon(ctx context.Context, buffers []*hostmem.Buffer) (freed 
 	return freed, err
 }
 
-// idleTime counts how long blocks are idle, in ticks, because reading a clock at each
-// Release would take as long as all the rest of it. The timer runs while there is idle
-// memory.
+// idleTime counts how long blocks are idle, in ticks, because reading a clock would double
+// the time of Release. The timer runs while there is idle memory.
 type idleTime struct {
-	epoch   atomic.Uint32 // ticks so far
+	epoch   atomic.Uint32 // number of ticks
 	ticking atomic.Bool
 	timer   *time.Timer
 }
@@ -268,7 +266,7 @@ func (p *core) startTicking() {
 	}
 }
 
-// tick unmaps what was idle for IdleTime.
+// tick unmaps blocks that were idle for IdleTime.
 func (p *core) tick() {
 	p.life.Hold()
 	defer p.life.End()

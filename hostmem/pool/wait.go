@@ -11,26 +11,26 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A queue is of the Gets that wait for memory.
+// A queue holds the state of the Gets that wait for memory.
 //
 //	state     entered by                | may be changed by
 //	waiting   a Get at a limit, Close   | atomic
-//	turn      the first of them         | it holds the channel's place
-//	wake      whoever returns blocks,   | received by the one that has the turn
+//	admission the first waiting Get     | it has sent to the channel, and receives at the end
+//	wake      whoever returns blocks,   | the admitted Get receives it
 //	          or bytes of the limit     |
-//	waiter    the Get that has the turn | by it alone; class and n never change
+//	waiter    the admitted Get          | by it alone; class and n never change
 type queue struct {
-	waiting   atomic.Int64 // the Gets that wait, and Close: others queue behind them
+	waiting   atomic.Int64 // waiting Gets, and 1 for Close; other Gets queue behind them
 	admission chan struct{}
 	wake      chan struct{}
-	first     atomic.Pointer[waiter] // the Get that has the turn
-	retry     time.Duration          // between searches that nothing causes; 0 is never
+	first     atomic.Pointer[waiter] // of the admitted Get
+	retry     time.Duration          // interval of searches without a cause; 0 for none
 }
 
-// retryAfter is when a Get searches again although nothing has changed.
+// retryAfter is the time after which a Get searches again although nothing has changed.
 const retryAfter = 100 * time.Millisecond
 
-// wakeUp wakes the Get that has the turn, if there is one.
+// wakeUp wakes the admitted Get, if there is one.
 func (q *queue) wakeUp() {
 	select {
 	case q.wake <- struct{}{}:
@@ -41,9 +41,9 @@ func (q *queue) wakeUp() {
 // wait blocks until a block or a reservation for one is available. Waiters queue; the
 // first one searches, in this order: blocks that the GPU is done with, idle blocks,
 // arenas, idle blocks of other classes that can be unmapped. Then it sleeps until a block
-// is released, the GPU is done with one, a limit has room, or the pool is closed.
-// lowMemory says that the host had no memory for a reservation: then the Get waits until
-// the GPU is done with something that can be unmapped.
+// is released, the GPU is done with one, a limit allows more, or the pool is closed.
+// lowMemory reports that the host had no memory for a reservation: then the Get waits until
+// the GPU is done with a block that can be unmapped.
 func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block, r *budget.Reservation, err error) {
 	p.waits.Add(1)
 	p.waiting.Add(1)
@@ -56,7 +56,7 @@ func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block
 		return nil, r, ErrClosed
 	}
 	defer func() { <-p.admission }()
-	// Calls into CUDA that block must not keep the turn: see cudart.Point.Done.
+	// Calls into CUDA that block must not delay the next Get: see cudart.Point.Done.
 	querying, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := &waiter{core: p, class: class, n: n, size: p.minSize(class, n), lowMemory: lowMemory, notify: make(chan struct{}, 1)}
@@ -78,28 +78,28 @@ func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block
 	}
 }
 
-// A waiter is the state of the Get that has the turn.
+// A waiter is the state of the admitted Get.
 type waiter struct {
 	*core
 	class, n  int
 	size      int // bytes of a new registration
 	lowMemory bool
 
-	request *budget.Reservation // one that waits for the process's limit
+	request *budget.Reservation // waits for the process's limit, nil if none does
 
-	queried  bool          // the pending blocks were, since the last change
+	queried  bool          // pending blocks were queried since the last change
 	notified bool          // a watched Point was reached, or cannot be known
-	unknown  bool          // nothing was done then: it has to be queried again
-	notify   chan struct{} // sent to then
+	unknown  bool          // no block was done then: query again
+	notify   chan struct{} // receives when a watched Point is reached
 	changes  uint64        // pending.Changes when the Points were watched
-	watching []func()      // stop that
+	watching []func()      // functions that end the watching
 
 	pause   int  // searches without makeRoom
-	skipped bool // the last one was such
+	skipped bool // the last search was without makeRoom
 }
 
-// search searches for memory of any kind, and makes room for more. The error is errFull
-// if it has found neither.
+// search searches for a block or a reservation, and unmaps idle memory to get one. The error
+// is errFull if it has found neither.
 func (w *waiter) search(ctx context.Context) (b *block, r *budget.Reservation, err error) {
 	if !w.queried {
 		w.queried = true
@@ -123,7 +123,7 @@ func (w *waiter) search(ctx context.Context) (b *block, r *budget.Reservation, e
 	if r, err = w.reserve(); !errors.Is(err, errFull) {
 		return nil, r, err
 	}
-	// Other idle memory may make room.
+	// Unmapping other idle memory may allow it.
 	if err := w.makeRoom(ctx); err != nil {
 		return nil, r, err
 	}
@@ -154,9 +154,8 @@ func (w *waiter) take() *block {
 }
 
 // makeRoom unmaps idle memory until the limit of the pool, or of the process, allows the
-// request, if it can. Going through all lists in vain takes time for each idle block:
-// after it a part of as many have to be released before the next time, or some time has
-// to pass.
+// request. A search of all lists takes time for each idle block. After one in vain it pauses
+// until an eighth as many blocks were released, or retryAfter has passed.
 func (w *waiter) makeRoom(ctx context.Context) error {
 	w.skipped = w.pause > 0
 	st := w.stats()
@@ -221,9 +220,9 @@ func (w *waiter) sleep(ctx context.Context) {
 	}
 }
 
-// unrecoverable returns an error if nothing is leased, and of no pending block it can be
-// known whether the GPU is done with it: no memory returns to the pool then. It queries
-// only streams that have returned errors, and waits for each result for a moment.
+// unrecoverable returns an error if nothing is leased and CUDA reports of no pending block
+// whether the GPU is done with it: no memory returns to the pool then. It queries only
+// streams that have returned errors, and waits at most bounded.Look for each result.
 func (w *waiter) unrecoverable(ctx context.Context) (err error) {
 	if w.stats().Leases > 0 {
 		return nil
@@ -243,8 +242,8 @@ func (w *waiter) unrecoverable(ctx context.Context) (err error) {
 	return err
 }
 
-// watch has notify sent to when the oldest block of any stream is done, or cannot be known
-// to be.
+// watch has notify sent to when the oldest block of any stream is done, or CUDA cannot report
+// whether it is.
 func (w *waiter) watch() {
 	changes := w.pending.Changes()
 	if changes == w.changes {
