@@ -19,15 +19,15 @@ type Buffer struct{ pinnedMem }
 // Alloc maps n bytes, makes them resident and registers them for all devices
 // (cudaHostRegister, on dev). Where registering is refused it makes smaller
 // registrations, or has cudaHostAlloc allocate the memory; where the GPU uses the
-// host's page tables it registers nothing: [Method] says when, Buffer.Method what was
+// host's page tables it registers nothing: see [Method]. Buffer.Method reports which was
 // done, and Buffer.Notes why. The memory is zero. It reserves n bytes rounded up to a
 // page. n must be positive.
 //
-// Errors are of invalid arguments, naming the option; [ErrLimit] for what the
-// host has no room for or [SetLimits] forbids; [cudart.ErrClosed] for a Runtime that
+// Errors are of invalid arguments, naming the option; [ErrLimit] for memory that the host
+// does not have or [SetLimits] forbids; [cudart.ErrClosed] for a Runtime that
 // was closed; those of the system and of CUDA. An error of CUDA names every attempt, and
-// if the host is short of memory, what is available. After an error nothing is mapped or
-// registered, unless unregistering failed as well: the error says so then, and the
+// if the host is low on memory, the available bytes. After an error nothing is mapped or
+// registered, unless unregistering failed as well: then the error reports it, and the
 // memory stays (Stats.LeakedBytes).
 //
 // When ctx ends while Alloc waits for a limit or makes pages resident, it undoes its
@@ -60,7 +60,7 @@ func (b *Buffer) alloc(ctx context.Context, n int, o Options) error {
 
 func (b *Buffer) mapAndRegister(ctx context.Context, n int, o Options) error {
 	how, note := o.pages(ctx, b.dev)
-	// The limits say more than the kernel of what is too large for the host.
+	// The error of a limit explains more than the kernel's ENOMEM.
 	how.Admit = func(bytes int) error { return b.acquire(ctx, budget.Request{Bytes: bytes}) }
 	r, err := pages.Map(ctx, n, how)
 	if err != nil {

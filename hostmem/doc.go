@@ -22,7 +22,7 @@
 // addresses are no longer mapped.
 //
 // Registered memory is never unmapped. If unregistering fails, or it cannot be known
-// whether a copy is done, the memory stays, the error says so, and Close may be called
+// whether a copy is done, the memory stays, the error reports it, and Close may be called
 // again. Objects that are garbage collected without Close are counted and listed
 // ([ReadStats], [Outstanding]). Their memory stays too, because slices of it may be in
 // use.
@@ -41,18 +41,19 @@
 //
 // Buffers of 2 MiB and more use transparent huge pages, which pin twice as fast;
 // smaller ones do not. Options.HugePages chooses the reserved ones of hugetlb, or
-// none. What the host refused is listed by Notes, and costs speed only.
+// none. Notes lists requests that the host refused, which cost speed only.
 //
 // # Limits
 //
 // Pinned memory cannot be swapped, and a host without any left kills processes. So a
 // guard refuses what would leave too little of what the host, or the process's cgroup,
 // has available: see [Limits]. [SetLimits] also bounds what the process has pinned. A
-// pool has a limit of its own. What a limit forbids is [ErrLimit] or, where memory may
-// be released, a wait that ends with its context.
+// pool has a limit of its own. A request beyond a limit waits until memory is released, or
+// its context ends; one that no release can help is [ErrLimit].
 //
 // # Debugging
 //
-// PINNED_DEBUG=1, or cudart.Options.Debug, records the stack of the call that opened
-// what [Outstanding] lists, and of each lease of a pool.
+// [Outstanding] lists the memory that is pinned. With PINNED_DEBUG=1, or
+// cudart.Options.Debug, it has the stacks of the calls that pinned it, and so has a pool's
+// Outstanding for its leases.
 package hostmem

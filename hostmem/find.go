@@ -7,7 +7,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// Pinned is what a [Buffer], a [Registration] and a [File] have in common.
+// Pinned is the interface of a [Buffer], a [Registration] and a [File].
 type Pinned interface {
 	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
 	CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error
@@ -18,7 +18,7 @@ type Pinned interface {
 // Find returns the pinned memory that contains all of mem, and the offset of mem in it, so
 // that a function which is given some bytes can copy them directly. ok is false for
 // no bytes, and for memory that was not pinned through this package or was closed.
-// Find takes some tens of nanoseconds and makes no call into CUDA.
+// Find does not block, and makes no call into CUDA.
 func Find(mem []byte) (p Pinned, off int, ok bool) {
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
 	m, base := process.find(start, start+uintptr(len(mem)))

@@ -19,7 +19,7 @@ var ErrGoMemory = errors.New("memory of the Go heap cannot be registered (use Al
 //
 // The heap is private anonymous memory, so a file's pages and shared memory
 // never belong to it. For the rest there is no documented call, and addresses have no
-// fixed place (Go 1.26 chooses them at random). There are three signs, any of which
+// fixed range (Go 1.26 chooses them at random). There are three signs, any of which
 // suffices:
 //
 //   - The runtime names its mappings, "[anon: Go: heap]", where the kernel can
@@ -73,7 +73,7 @@ func pinnable(p unsafe.Pointer) (heap bool) {
 	return refs.Kind() == reflect.Slice && refs.Len() > 0
 }
 
-// sameRow reports whether both addresses lie in one row: in private anonymous
+// sameRow reports whether both addresses are in one row: in private anonymous
 // mappings that follow on each other without a gap.
 func sameRow(maps *linux.Maps, a, b uintptr) (bool, error) {
 	at, last := min(a, b), max(a, b)

@@ -14,8 +14,8 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// A host is what is known of how memory can be pinned for one device, and bounds the
-// threads that do so. Its values are replaced as a whole.
+// A host records how memory can be pinned for one device, and bounds the threads in such
+// calls. Its values are replaced as a whole.
 type host struct {
 	pinning    bounded.Group // calls that register or allocate, or query the device
 	unpinning  bounded.Group // calls that unregister or free
@@ -23,21 +23,21 @@ type host struct {
 	learned    atomic.Pointer[learned]
 }
 
-// attributes are those of the device, queried once.
+// attributes of the device, queried once.
 type attributes struct {
 	shared bool  // the device uses the host's page tables
 	cannot error // why the device cannot register memory
 }
 
-// learned is what worked after something else was refused.
+// learned records what worked after another attempt was refused.
 type learned struct {
-	span    int   // the largest registration, 0 if none was too large
-	refusal error // a *refusal, since cudaHostAlloc worked in place of registering
+	span    int   // bytes of the largest registration, 0 if none was too large
+	refusal error // a *refusal if cudaHostAlloc worked in place of registering, else nil
 }
 
 var hosts sync.Map // of *host, by weak.Pointer[cudart.Device]
 
-// hostOf returns what is known for a device.
+// hostOf returns the host of a device.
 func hostOf(dev *cudart.Device) *host {
 	key := weak.Make(dev)
 	h, ok := hosts.Load(key)
@@ -49,7 +49,7 @@ func hostOf(dev *cudart.Device) *host {
 	return h.(*host)
 }
 
-// inside makes a call into CUDA that may never return, when there is a place for it.
+// inside makes a call into CUDA that may never return, once the group admits it.
 func inside(ctx context.Context, group *bounded.Group, call func() error) error {
 	if err := group.Begin(ctx); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (h *host) refused() error {
 	return nil
 }
 
-// unregistered records that memory was unregistered: there may be room for
+// unregistered records that memory was unregistered, so that the driver may allow
 // registrations again.
 func (h *host) unregistered() {
 	if l := h.learned.Load(); l != nil && !errors.Is(l.refusal, errors.ErrUnsupported) {
@@ -129,11 +129,10 @@ func cannotRegister(dev *cudart.Device, a cudart.Attr, what string) error {
 	return fmt.Errorf("%v cannot register %s (attribute %d is 0): %w", dev, what, a, errors.ErrUnsupported)
 }
 
-// How much one registration can hold. Copies by other means need few of them, so it
-// is as much as possible:
+// Sizes of one registration in bytes. It is as large as possible, because copies by other
+// means than a Buffer's need few spans, within these bounds:
 //
-//   - the GPU stands still while a call pins: 94 GB in one call stopped one for
-//     11.6 s, the same in calls of 1 GB for 2.0 s in all;
+//   - the GPU stands still while a call pins: see RATIONALE.md;
 //   - drivers from 580 on refuse 512 GiB and more, for want of one piece of
 //     kernel memory;
 //   - Linux 6.11 to 6.13 refuse more than 2 GiB, and leak what they refuse. There

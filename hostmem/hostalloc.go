@@ -11,8 +11,8 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// hostAlloc allocates the memory by cudaHostAlloc where registering was refused, as the
-// error says, and clears it. The reservation may be one for memory that is unmapped by now.
+// hostAlloc allocates the memory by cudaHostAlloc, after registering was refused, and clears
+// it. The reservation may be for memory that was unmapped.
 func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error) error {
 	system := pages.SystemOf(ctx)
 	size, align, err := system.Sizes(n, o.Align)
@@ -39,8 +39,8 @@ func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error)
 	return nil
 }
 
-// allocateAligned allocates size bytes, and, if CUDA's address is not aligned, as
-// many more as the alignment needs.
+// allocateAligned allocates size bytes, and, if CUDA's address is not aligned, align bytes
+// more.
 func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, n, size, align int, refused error) error {
 	for _, extra := range []int{0, align} {
 		if n := size + extra; n > maxAllocLinux6 && leaksRefused(system.Kernel) {

@@ -12,8 +12,8 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// inspect finds mem among the mappings of the process. It returns those that contain
-// mem and what they report of it, or why CUDA cannot register it.
+// inspect finds mem among the mappings of the process. It returns the mappings that contain
+// mem and describes its pages, or returns why CUDA cannot register it.
 func inspect(mem []byte, system *pages.System) (covered []linux.Mapping, m pages.Memory, err error) {
 	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
 	end := start + uintptr(len(mem))
@@ -48,8 +48,8 @@ func mappings(mem []byte, start, end uintptr) (covered []linux.Mapping, heap boo
 	return covered, heap, err
 }
 
-// backing returns which pages the memory of the mappings consists of: page cache, if
-// any of it does. shared says that all of it is mapped shared.
+// backing returns the kind of pages of the mappings: page cache, if any of them is. shared
+// reports that all of them are mapped shared.
 func backing(maps []linux.Mapping, system *pages.System) (b pages.Backing, shared bool) {
 	shared = true
 	for i, m := range maps {
@@ -76,8 +76,8 @@ func backingOf(m linux.Mapping, system *pages.System) pages.Backing {
 	return on.Backing()
 }
 
-// inMemory reports whether the mapping is of shared memory that only looks like a
-// file.
+// inMemory reports whether a mapping of a file is shared memory: a memfd, /dev/zero, /dev/shm
+// or System V.
 func inMemory(m linux.Mapping) bool {
 	for _, prefix := range []string{"/memfd:", "/dev/", "/SYSV"} {
 		if strings.HasPrefix(m.Name, prefix) {
@@ -90,12 +90,12 @@ func inMemory(m linux.Mapping) bool {
 // access returns how [start, end) can be registered: for reading only or for
 // both, or why it cannot. maps are the mappings that overlap it.
 //
-// The rules are what the driver does (R580, CUDA 13.0). Holes and memory that
-// cannot be read are invalid to it. Memory that cannot be written has to be
-// registered read-only, and that works where the mapping is shared. Of a
-// private one the driver would want pages of its own to write to. With a
-// file's private mapping it was seen to hang and not to return, so every range
-// of which one is a part is refused.
+// The rules are those of the driver (R580, CUDA 13.0). It refuses holes and memory that
+// cannot be read. Memory that cannot be written has to be
+// registered read-only, and that works where the mapping is shared. For a
+// private mapping the driver requests pages that it can write to; with a
+// file's private mapping it hangs and does not return. So a range that contains a private
+// mapping without write permission is refused.
 func access(maps []linux.Mapping, start, end uintptr) (readOnly bool, err error) {
 	at := start
 	var private *linux.Mapping
@@ -121,8 +121,8 @@ func access(maps []linux.Mapping, start, end uintptr) (readOnly bool, err error)
 	return readOnly, nil
 }
 
-// writesThrough returns one of the mappings that is shared, writable and a
-// file's on a disk, if there is one.
+// writesThrough returns a mapping that is shared, writable and of a file on a disk, if there
+// is one.
 func writesThrough(maps []linux.Mapping) (linux.Mapping, bool) {
 	for _, m := range maps {
 		if m.Shared && m.Write && m.File && !inMemory(m) {

@@ -11,7 +11,7 @@ var (
 	ErrLimit = budget.ErrLimit
 
 	// ErrTooLarge is returned when a request is larger than its limit, so that
-	// waiting would not help. What returns it wraps ErrLimit, too, if the limit is that
+	// waiting would not help. The error wraps ErrLimit, too, if the limit is that
 	// of the process.
 	ErrTooLarge = budget.ErrTooLarge
 )
@@ -19,25 +19,25 @@ var (
 // Limits bound how much memory this process pins through this package. The
 // zero value is what a process starts with.
 type Limits struct {
-	// MaxBytes is the most that may be pinned at a time, in bytes. Requests for more
+	// MaxBytes is the maximum of pinned memory in bytes. Requests for more
 	// wait until enough was released, in the order of the calls, or until their
 	// context ends. 0 is no limit.
 	MaxBytes int
-	// MaxShare is the share that all memory pinned through this package may
-	// have of the memory that is pinned so or available, on the host and in the
-	// process's cgroup: pinned memory cannot be swapped out, and a host without
-	// any left kills processes. 0 means 0.9; more than 1 switches the guard off.
+	// MaxShare is the maximum share of memory pinned through this package: of this
+	// memory and the available memory together, on the host and in the
+	// process's cgroup. Pinned memory cannot be swapped out, and a host without
+	// available memory kills processes. 0 means 0.9; more than 1 switches the guard off.
 	//
-	// Besides, what the Go heap may grow by until the next garbage collection,
-	// and 64 MiB (an eighth of the limit, where that is less), stays available.
+	// Besides, the growth of the Go heap until the next garbage collection,
+	// and 64 MiB (an eighth of the limit, where that is less), stay available.
 	//
-	// Memory that was resident before it was registered, and hugetlb pages, are not
-	// counted here: they were not available to others before.
+	// Memory that was resident before it was registered, and hugetlb pages, do not
+	// count here: they were not available to others before.
 	MaxShare float64
 }
 
-// SetLimits sets the limits of the process. Memory that is pinned already stays
-// so. A negative limit, or a share that is not a number, is an error, and changes
+// SetLimits sets the limits of the process. It does not block. Memory that is pinned already
+// stays pinned. A negative limit, or a share that is not a number, is an error, and changes
 // nothing.
 func SetLimits(l Limits) error {
 	if l.MaxBytes < 0 {

@@ -13,18 +13,18 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// MapFileOptions say which part of a file is mapped, and how. The zero value
-// maps all of it.
+// MapFileOptions choose the part of a file to map, and how. The zero value
+// maps the whole file.
 type MapFileOptions struct {
 	// Offset of the first byte in the file, which need not be the start of a page.
 	Offset int64
-	// Length in bytes; 0 is all that follows Offset.
+	// Length in bytes; 0 maps all bytes from Offset on.
 	Length int
 	// Label is shown by Outstanding and in messages; empty, it is the path.
 	Label string
 	// Chunk is as Options.Chunk.
 	Chunk int
-	// Workers is how many goroutines read the file, 1024 at most; 0 adapts to
+	// Workers is the number of goroutines that read the file, 1024 at most; 0 adapts to
 	// the host.
 	Workers int
 }
@@ -34,14 +34,14 @@ type MapFileOptions struct {
 // may be called from any goroutine.
 type File struct{ pinnedMem }
 
-// insteadOfMapping is what to do where a file cannot be registered.
+// insteadOfMapping is the advice where a file cannot be registered.
 const insteadOfMapping = "copy it through pinned memory instead, by package transfer (Copier.UploadFrom)"
 
 // MapFile maps a file shared and for reading only (mmap), reads it into the page
 // cache, and registers that read-only for all devices (cudaHostRegister with
 // cudaHostRegisterReadOnly, on dev). Where the GPU uses the host's page tables, nothing
-// is registered: see [Method]. What other processes write to the file
-// shows in the File's bytes, and in copies.
+// is registered: see [Method]. Writes of other processes to the file
+// change the File's bytes, and copies.
 //
 // The file must not lose bytes while it is mapped: reading the lost ones
 // through Bytes ends the process (SIGBUS), and the GPU goes on reading the old
@@ -51,8 +51,8 @@ const insteadOfMapping = "copy it through pinned memory instead, by package tran
 // register memory, a device that does not support the flag (attribute 113), and file
 // systems that do not map their files, return an error that wraps
 // [errors.ErrUnsupported]. A range that is not within the
-// file is an error. Otherwise errors, and what they leave, are those of [Alloc], and
-// so is what happens when ctx ends.
+// file is an error. Other errors are those of [Alloc]. When ctx ends, MapFile does what Alloc
+// does.
 func MapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
 	f := &File{}
 	pin := Options{Label: cmp.Or(o.Label, path), Chunk: o.Chunk, Workers: o.Workers}
@@ -91,7 +91,7 @@ func (f *File) mapFile(ctx context.Context, path string, o MapFileOptions, pin O
 	if err != nil {
 		return instead(err)
 	}
-	// A byte that went missing until now is found here; later nothing checks.
+	// A file that has lost bytes until now is an error; later nothing checks.
 	if _, err := o.length(file); err != nil {
 		return fmt.Errorf("it shrank meanwhile: %w", err)
 	}
@@ -133,8 +133,7 @@ func (o MapFileOptions) length(file *os.File) (int, error) {
 	return o.Length, nil
 }
 
-// instead adds what to do about a refusal by the device, the driver or the
-// file system.
+// instead adds advice to a refusal by the device, the driver or the file system.
 func instead(err error) error {
 	var refused *cudart.Error
 	if errors.Is(err, errors.ErrUnsupported) || errors.As(err, &refused) {

@@ -31,7 +31,7 @@ package hostmem
 // other addresses: what cudaHostAlloc would be needed for is an error.
 type Method int
 
-// The methods. What the options did not ask for has a note: see Buffer.Notes.
+// The methods. One that the options do not request has a note: see Buffer.Notes.
 const (
 	Registered        Method = iota // by one call of cudaHostRegister
 	RegisteredInSpans               // by several: see Buffer.Spans

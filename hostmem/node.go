@@ -11,8 +11,8 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// A Node says on which NUMA node memory should reside. Memory on the GPU's own
-// node is worth 30 % to 200 % of a copy's speed on hosts with several.
+// A Node is the NUMA node on which memory should reside. On hosts with several nodes copies
+// are faster with memory on the GPU's own node.
 type Node int
 
 const (

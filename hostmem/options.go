@@ -8,7 +8,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// HugePages says which pages a buffer is made of.
+// HugePages is the kind of pages that a buffer is made of.
 type HugePages int
 
 const (
@@ -20,15 +20,15 @@ const (
 	HugePagesNever
 	// HugeTLB takes 2 MiB pages that the administrator reserved, HugeTLB1G
 	// those of 1 GiB. Where the reserve has too few, pages are chosen as with
-	// HugePagesAuto, and Buffer.Notes says so. Such a buffer reserves its size
+	// HugePagesAuto, with a note in Buffer.Notes. Such a buffer reserves its size
 	// rounded up to the larger page.
 	HugeTLB
 	HugeTLB1G
 )
 
-// Options shape a buffer. The zero value is what most programs want. For a buffer that
-// cudaHostAlloc allocates (see [Method]) only Align, Label and Workers apply: what else
-// is set has a note.
+// Options shape a buffer. The zero value suits programs that copy by the methods of Buffer.
+// For a buffer that cudaHostAlloc allocates (see [Method]) only Align, Label and Workers
+// apply: other options that are set have a note.
 type Options struct {
 	// Align of the first byte in bytes, a power of two of any size. 0 means a page,
 	// or 2 MiB for buffers of that size or more that are not [HostAllocated].
@@ -36,22 +36,21 @@ type Options struct {
 	// HugePages chooses the pages.
 	HugePages HugePages
 	// Chunk makes every registration at most that many bytes, a multiple of
-	// 2 MiB, each registered as soon as its pages are resident. Where so many are
-	// refused, there are fewer and larger ones, and a note. Registering many
-	// chunks at once is faster than one large registration (64 MiB chunks: 31 to 35
-	// against 26 to 28 GB/s on an H200 host), but a copy by other means than
-	// Buffer's must then not cross from one span to the next. 0 means one
-	// registration where that is possible.
+	// 2 MiB, each registered as soon as its pages are resident. Where the driver refuses
+	// so many, there are fewer and larger ones, and a note. Registering chunks of 64 MiB
+	// side by side is a fifth faster than one large registration (RATIONALE.md), but a
+	// copy by other means than Buffer's must then not cross from one span to the next.
+	// 0 means one registration where that is possible.
 	Chunk int
 	// Node chooses the NUMA node. The zero value is the device's own.
 	Node Node
 	// Label is shown by Outstanding and in messages.
 	Label string
-	// Workers is how many goroutines make pages resident, or clear them, 1024 at
+	// Workers is the number of goroutines that make pages resident, or clear them, 1024 at
 	// most; 0 adapts to the host.
 	Workers int
 	// Fork lets forked children have the memory too (no MADV_DONTFORK). It makes every
-	// fork of the process slower by half a second a GiB.
+	// fork of the process slower.
 	Fork bool
 	// Dump includes the memory in core dumps (no MADV_DONTDUMP).
 	Dump bool

@@ -47,8 +47,7 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 	return nil
 }
 
-// pinnedMem is what a buffer, a registration and a mapped file have in common:
-// pinned memory that copies use until it is closed.
+// pinnedMem is the pinned memory of a buffer, a registration or a mapped file.
 //
 //	state   entered by       | who has the memory       | Bytes, copies
 //	opening open             | its goroutine            | –
@@ -60,8 +59,8 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 type pinnedMem struct {
 	registrations
 	region   *pages.Region
-	pieces   []Span // that copies are split into, sorted
-	n        int    // bytes that copies may touch
+	pieces   []Span // spans within which copies must be, sorted
+	n        int    // size in bytes as requested
 	kind     string // "buffer", in messages
 	label    string
 	readOnly bool
@@ -70,8 +69,8 @@ type pinnedMem struct {
 	entry       *holding // in the ledger
 	cleanup     runtime.Cleanup
 
-	life  lifetime.Lifetime // used by copies that are being queued
-	fence fence.Fence       // of the copies that were queued here
+	life  lifetime.Lifetime // counts copies that are being queued
+	fence fence.Fence       // has the streams of these copies
 }
 
 // open opens memory: pin maps and pins it. After an error nothing is registered or
@@ -113,8 +112,8 @@ func (m *pinnedMem) open(ctx context.Context, dev *cudart.Device, kind string, o
 	return err
 }
 
-// acquire waits for the limits. It can be called again for other memory, in place of that
-// for which it was called before.
+// acquire waits for the limits. A second call is for other memory, which takes the place of
+// the first.
 func (m *pinnedMem) acquire(ctx context.Context, request budget.Request) (err error) {
 	if m.reservation != nil {
 		return m.reservation.Change(ctx, request)
@@ -139,8 +138,8 @@ func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostR
 	return m.populate(ctx, r, o)
 }
 
-// opened completes memory that is resident and pinned, since start, and adds it to the
-// ledger. stack is the caller's, in debug mode.
+// opened completes memory that is resident and pinned, and adds it to the ledger. start is
+// when opening began; stack is the caller's, in debug mode.
 func (m *pinnedMem) opened(start time.Time, stack string) {
 	m.reservation.Resident()
 	m.n = m.region.Len()
@@ -158,7 +157,7 @@ func (m *pinnedMem) opened(start time.Time, stack string) {
 	m.cleanup = runtime.AddCleanup(m, process.lose, m.entry)
 }
 
-// abort undoes what opening has done until then.
+// abort undoes the steps of opening.
 func (m *pinnedMem) abort(ctx context.Context, cause error) error {
 	if err := m.undo(ctx); err != nil {
 		return errors.Join(cause, err)
@@ -169,7 +168,7 @@ func (m *pinnedMem) abort(ctx context.Context, cause error) error {
 	return cause
 }
 
-// undo unregisters and unmaps. What stays registered stays mapped, because the
+// undo unregisters and unmaps. Memory that stays registered stays mapped, because the
 // GPU can still access it, and counts as pinned.
 func (m *pinnedMem) undo(ctx context.Context) error {
 	r := m.region
@@ -195,7 +194,7 @@ func (m *pinnedMem) unpin(ctx context.Context, r *pages.Region) error {
 	return r.Unmap()
 }
 
-// explain adds what a refusal of cudaHostRegister means here.
+// explain adds the meaning of an error of cudaHostRegister here.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, cudart.ErrHostMemoryAlreadyRegistered):

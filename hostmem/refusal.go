@@ -11,10 +11,10 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// A refusal is the error of registering memory in every way that could help.
+// A refusal is the error of memory that could not be registered in any size.
 type refusal struct {
 	tried []int // sizes in bytes
-	err   error // of the last
+	err   error // of the last attempt
 }
 
 func (r *refusal) Error() string {
@@ -27,7 +27,7 @@ func (r *refusal) Error() string {
 
 func (r *refusal) Unwrap() error { return r.err }
 
-// sizes lists registrations that were tried: "registrations of 200 MiB, 100 MiB".
+// sizes lists registrations that were tried: "registrations of 200 MiB, 100 MiB were".
 func sizes(tried []int) string {
 	list := make([]string, len(tried))
 	for i, n := range tried {
@@ -45,8 +45,8 @@ func tooLarge(err error) bool {
 	return errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, cudart.ErrOperatingSystem) || errors.Is(err, cudart.ErrUnknown)
 }
 
-// lowMemory returns the error of a call that failed because the host is short of memory,
-// and nil if it is not.
+// lowMemory returns the error of a call that failed because the host is low on memory, nil if
+// it is not.
 func lowMemory(n int, err error) error {
 	if !limits.LowMemory(n) {
 		return nil
@@ -54,7 +54,7 @@ func lowMemory(n int, err error) error {
 	return fmt.Errorf("memory is short (%s): %w", headroom(), err)
 }
 
-// headroom says how much memory there is to pin, for messages.
+// headroom describes the memory that is available for pinning, for messages.
 func headroom() string {
 	lock := "RLIMIT_MEMLOCK is unknown"
 	if n, ok := pages.MemlockLimit(); ok {

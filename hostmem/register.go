@@ -10,8 +10,8 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// RegisterOptions shape a registration. The zero value is what most programs
-// want.
+// RegisterOptions shape a registration. The zero value suits programs that copy by the
+// methods of Registration.
 type RegisterOptions struct {
 	// Label is shown by Outstanding and in messages.
 	Label string
@@ -49,7 +49,7 @@ type Registration struct{ pinnedMem }
 // Register move the memory elsewhere, as Alloc can. Memory that is registered
 // already, all or some of it, as a [Buffer] is, returns
 // [cudart.ErrHostMemoryAlreadyRegistered]. Otherwise errors, and what they leave, are
-// those of [Alloc]. Memory that is resident is never refused for want of room.
+// those of [Alloc]. The guard of the host's memory never refuses resident memory.
 //
 // When ctx ends, Register does what Alloc does. If a call into CUDA has not returned then,
 // the memory must stay mapped until it has.
@@ -88,7 +88,7 @@ func (r *Registration) register(ctx context.Context, mem []byte, o Options) erro
 // ReadOnly reports whether the GPU may only read the memory.
 func (r *Registration) ReadOnly() bool { return r.readOnly }
 
-// copyInstead adds what to do where memory cannot be registered at its addresses.
+// copyInstead adds advice where memory cannot be registered at its addresses.
 func copyInstead(err error) error {
 	var final *refusal
 	if !errors.As(err, &final) && !errors.Is(err, errors.ErrUnsupported) {

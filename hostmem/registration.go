@@ -14,13 +14,13 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// A Span is one registration of a buffer: CUDA takes a copy only if it lies
-// within one.
+// A Span is one registration of a buffer. A copy by other means than a Buffer's own must be
+// within one span.
 type Span struct {
 	Off, Len int // bytes
 }
 
-// Pieces calls do for each part of [off, off+n) that lies within one span, in
+// Pieces calls do for each part of [off, off+n) that is within one span, in
 // order, until do returns an error: for copies by other means than a Buffer's
 // own. Offsets and lengths are in bytes; the spans are sorted and do not overlap.
 func Pieces(spans []Span, off, n int, do func(off, n int) error) error {
@@ -43,15 +43,15 @@ func Pieces(spans []Span, off, n int, do func(off, n int) error) error {
 // registerFlags makes memory pinned for every device of the process.
 const registerFlags = cudart.HostRegisterPortable
 
-// registrations are those of one piece of memory, if it has any. They belong to the
-// goroutine that opens the memory, and then to the one that closes it.
+// registrations are the registrations of one piece of memory, or its allocation. They belong
+// to the goroutine that opens the memory, and then to the one that closes it.
 type registrations struct {
 	dev       *cudart.Device
 	host      *host
 	base      unsafe.Pointer
 	flags     cudart.HostRegisterFlags // besides registerFlags
-	limit     int                      // the largest registration
-	allocated unsafe.Pointer           // of cudaHostAlloc, in place of registrations
+	limit     int                      // bytes of the largest registration
+	allocated unsafe.Pointer           // address from cudaHostAlloc, nil for registrations
 	notes     []string
 	spans     []registered // sorted
 }
@@ -69,9 +69,9 @@ func (p *registrations) register(ctx context.Context, s Span) error {
 	})
 }
 
-// release unregisters everything (cudaHostUnregister), the last first, or frees what
-// cudaHostAlloc has allocated (cudaFreeHost). What could not be unregistered stays:
-// release can be called again, and the memory must not be unmapped.
+// release unregisters all spans (cudaHostUnregister), the last first, or frees memory of
+// cudaHostAlloc (cudaFreeHost). After an error the memory must not be unmapped: spans that
+// could not be unregistered stay, and release can be called again.
 //
 // CUDA's calls may return an error of earlier asynchronous work although they have
 // done their own. So "not registered" after an error means that the memory was
@@ -96,7 +96,7 @@ func (p *registrations) release(ctx context.Context) error {
 			p.spans = slices.Delete(p.spans, i, i+1)
 			p.host.unregistered()
 			continue
-		case errors.Is(err, bounded.ErrStuck): // so would be the others
+		case errors.Is(err, bounded.ErrStuck): // the other calls would be stuck, too
 			i = 0
 		}
 		errs = append(errs, err)
@@ -168,8 +168,8 @@ func (p *registrations) note(format string, args ...any) {
 // populate makes a region resident and registers it, unless the device uses the
 // host's page tables.
 //
-// Pages are resident before they are registered: registering memory that is not
-// makes the driver fault it in on one thread, at 4 to 7 GB/s.
+// Pages are resident before they are registered: otherwise the driver faults them in on one
+// thread (see RATIONALE.md).
 func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options) error {
 	shared := p.host.shared()
 	if o.Chunk > 0 && !shared {
@@ -180,7 +180,7 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 		case !tooLarge(err):
 			return err
 		}
-		// There may be too many of them.
+		// There may be too many registrations.
 		if left := p.release(ctx); left != nil {
 			return errors.Join(err, left)
 		}

@@ -18,42 +18,40 @@ import (
 //
 //	expvar.Publish("hostmem", expvar.Func(func() any { return hostmem.ReadStats() }))
 type Stats struct {
-	RequestedBytes    int // of buffers that are open
-	ReservedBytes     int // that these have mapped, resident and pinned
-	PeakReservedBytes int // most that ReservedBytes ever was
-	Buffers           int // that are open
+	RequestedBytes    int // bytes requested of open buffers
+	ReservedBytes     int // bytes that open buffers have mapped, resident and pinned
+	PeakReservedBytes int // maximum of ReservedBytes
+	Buffers           int // open buffers
 
-	RegisteredBytes     int // of memory mapped by others, through Register, that is registered now
-	PeakRegisteredBytes int
-	Registrations       int
-	FileBytes           int // of files, through MapFile, that are registered now
-	PeakFileBytes       int
-	Files               int
+	RegisteredBytes     int // bytes of open registrations, of memory mapped by others
+	PeakRegisteredBytes int // maximum of RegisteredBytes
+	Registrations       int // open registrations
+	FileBytes           int // bytes of open files
+	PeakFileBytes       int // maximum of FileBytes
+	Files               int // open files
 
-	PinnedBytes    int           // that count for Limits.MaxBytes: what is open, lost, leaked or being opened
-	Opened, Closed int           // buffers, registrations and files so far
-	Failures       int           // of opening and closing
+	PinnedBytes    int           // bytes that count for Limits.MaxBytes: open, lost, leaked or being opened
+	Opened, Closed int           // number of buffers, registrations and files that were opened and closed
+	Failures       int           // number of failures to open or close
 	PinTime        time.Duration // spent opening, by all goroutines
 	UnpinTime      time.Duration // spent closing, by all goroutines
 	LostObjects    int           // garbage collected without Close: their memory stays pinned
-	LostBytes      int
-	// LeakedBytes are leaked on purpose: opening failed and its memory could not be
-	// unregistered, so that it has to stay mapped, and stays pinned.
-	LeakedBytes int
+	LostBytes      int           // bytes of these
+	LeakedBytes    int           // bytes that stay mapped and pinned: opening failed, and unregistering them, too
 }
 
-// A Holding is memory that is pinned at the moment.
+// A Holding is memory that is pinned now.
 type Holding struct {
-	ID    uint64    // in the order of pinning
+	ID    uint64    // counts up in the order of pinning
 	Kind  string    // "buffer", "registration", "file"
-	Label string    // of the options
-	Bytes int       // reserved by a buffer, registered of a registration or file
-	Since time.Time // of pinning
+	Label string    // Label of the options
+	Bytes int       // reserved bytes of a buffer, registered bytes of a registration or file
+	Since time.Time // time of pinning
 	Lost  bool      // garbage collected without Close: it stays pinned
-	Stack string    // of the call that pinned it, in debug mode
+	Stack string    // stack of the call that pinned it, in debug mode
 }
 
-// String describes it in one line.
+// String describes the memory in one line.
 func (h Holding) String() string {
 	s := fmt.Sprintf("%s #%d of %d bytes", h.Kind, h.ID, h.Bytes)
 	if h.Label != "" {
@@ -65,7 +63,7 @@ func (h Holding) String() string {
 	return s
 }
 
-// ReadStats returns the present figures.
+// ReadStats returns the present figures. It does not block.
 func ReadStats() Stats {
 	process.mu.RLock()
 	defer process.mu.RUnlock()
@@ -74,9 +72,9 @@ func ReadStats() Stats {
 	return s
 }
 
-// Outstanding lists what is pinned through this package at the moment, the oldest
-// first: at the end of a program, what it should have closed. In debug mode
-// (PINNED_DEBUG=1, or cudart.Options.Debug) it has the stacks.
+// Outstanding lists the memory that is pinned through this package now, the oldest first: at
+// the end of a program, what it should have closed. In debug mode (PINNED_DEBUG=1, or
+// cudart.Options.Debug) the list has the stacks.
 func Outstanding() []Holding {
 	process.mu.RLock()
 	defer process.mu.RUnlock()
@@ -91,11 +89,11 @@ func Outstanding() []Holding {
 // process is the ledger of this process.
 var process ledger
 
-// A ledger records what is pinned. It does not refer to the memory's owner, which
-// could not be garbage collected otherwise.
+// A ledger records all pinned memory. It refers weakly to the owners of the memory, so that
+// they can be garbage collected.
 type ledger struct {
 	mu    sync.RWMutex
-	stats Stats      // but for PinnedBytes
+	stats Stats      // without PinnedBytes
 	index []*holding // by address
 }
 
@@ -108,7 +106,7 @@ type holding struct {
 	hidden    bool // Find does not find it
 }
 
-// count adds objects of a kind, which have some bytes.
+// count adds objects of a kind, and their bytes.
 func (s *Stats) count(kind string, objects, requested, bytes int) {
 	n, now, peak := &s.Files, &s.FileBytes, &s.PeakFileBytes
 	switch kind {
@@ -123,15 +121,15 @@ func (s *Stats) count(kind string, objects, requested, bytes int) {
 	*peak = max(*peak, *now)
 }
 
-// change changes the figures.
+// change has f change the figures.
 func (l *ledger) change(f func(s *Stats)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f(&l.stats)
 }
 
-// add records what was pinned just now, which has taken some time. Find finds it from
-// then on.
+// add records memory that was pinned just now, and how long that took. From now on Find
+// finds it.
 func (l *ledger) add(m *pinnedMem, h Holding, took time.Duration) *holding {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,9 +155,9 @@ func (l *ledger) remove(e *holding, took time.Duration) {
 	l.index = slices.DeleteFunc(l.index, func(h *holding) bool { return h == e })
 }
 
-// lose counts an object that was garbage collected without Close. Its memory stays as it
-// is, because slices of it may be in use, and copies may use it. Other memory may get its
-// addresses, if it was mapped by others.
+// lose counts an object that was garbage collected without Close. Its memory stays pinned,
+// because slices and copies may use it. Memory of others may be mapped at its addresses
+// later.
 func (l *ledger) lose(e *holding) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,29 +1,28 @@
 // Package budget decides how much memory the process may pin: by a limit, for
-// which requests wait in order, and by a guard, which refuses what the host or the
-// process's cgroup has no room for.
+// which requests wait in order, and by a guard, which refuses requests for memory that the
+// host or the process's cgroup does not have.
 //
 // # The guard
 //
-// Pinned memory cannot be swapped out or reclaimed, and a host or cgroup without
-// any left kills processes. The kernel's figures lag behind: memory that was
-// granted and is being made resident is not in them yet. So what was granted
-// counts as taken from what is available, until a reading of the figures that was
-// made after its pages were resident. In any order, and however many ask at
-// once, a reservation of n bytes needs
+// Pinned memory cannot be swapped out or reclaimed, and a host or cgroup without available
+// memory kills processes. The kernel's figures lag behind: memory that was reserved and is
+// being made resident is not in them yet. So reserved bytes count as taken from the available
+// ones, until a reading of the figures that was made after the pages were resident. In any
+// order, and however many requests there are at once, a reservation of n bytes requires
 //
 //	taken + n <= share x (taken + available)   and   n <= available - reserve
 //
-// where taken is what all reservations have taken, and available what the kernel reports
-// less what it does not show yet. The share applies to all that is pinned together:
-// many small requests end where one large one would. What is left has to serve the
-// rest of the process too, whose Go heap grows until the garbage collector runs:
-// that growth is the larger part of the reserve.
+// where taken is the bytes that all reservations have taken, and available the bytes that the
+// kernel reports, less the taken ones that it does not show yet. The share applies to all
+// pinned memory together: many small requests end where one large one would. The rest serves
+// the process, too, whose Go heap grows until the garbage collector runs: that growth is the
+// larger part of the reserve.
 //
-// A reservation takes only what the kernel still reports as available. Anonymous and
-// shared memory that is resident before it is pinned is not among that: pinning it
-// takes nothing, and is never refused for want of room. The page cache of a file is,
-// resident or not, and stays among it when it is pinned, so that readings have to be
-// corrected for it. Hugetlb pages come out of a reserve of their own.
+// A reservation takes only bytes that the kernel still reports as available. Anonymous and
+// shared memory that is resident before it is pinned is not available: pinning it takes
+// nothing, and the guard never refuses it. The page cache of a file is reported as available,
+// resident or not, and also when it is pinned, so that readings have to be corrected for it.
+// Hugetlb pages come out of a reserve of their own.
 package budget
 
 import (
@@ -42,12 +41,12 @@ var (
 	// ErrLimit is the error of requests that a limit forbids.
 	ErrLimit = errors.New("limit on pinned memory")
 
-	// ErrTooLarge is the error of requests that can never be granted, so that
+	// ErrTooLarge is the error of requests that exceed the limit, so that
 	// waiting would not help.
 	ErrTooLarge = errors.New("larger than the limit")
 )
 
-// A Budget is what one process may pin.
+// A Budget is the memory that one process may pin.
 type Budget struct {
 	read func(pinnedFiles int) (linux.Headroom, error)
 	heap func() int // bytes that the Go heap may still grow by
@@ -55,7 +54,7 @@ type Budget struct {
 	mu    sync.Mutex
 	max   int            // bytes, 0 for no limit
 	used  int            // bytes of reservations
-	queue []*Reservation // requests that wait, in the order of asking
+	queue []*Reservation // waiting requests, in the order of arrival
 	guard guard
 	reclaiming
 }
@@ -71,8 +70,8 @@ func New(read func(pinnedFiles int) (linux.Headroom, error)) *Budget {
 }
 
 // Set changes the limits: max is in bytes, 0 for none, and a share of more than 1
-// switches the guard off. What is granted stays so; requests that wait and can never
-// be granted any more fail.
+// switches the guard off. Reservations stay; waiting requests that exceed the new limit
+// fail.
 func (b *Budget) Set(max int, share float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -87,7 +86,7 @@ func (b *Budget) Set(max int, share float64) {
 	b.serve()
 }
 
-// Used returns the bytes that count for the limit.
+// Used returns the bytes of reservations, which count for the limit.
 func (b *Budget) Used() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -97,28 +96,27 @@ func (b *Budget) Used() int {
 // A Request is for memory that is to be pinned.
 type Request struct {
 	Bytes int
-	// File says that the bytes are page cache of a file on a disk or the network:
-	// not of shared memory, as the files of a tmpfs are.
+	// File is set for page cache of a file on a disk or the network, not for shared
+	// memory, as the files of a tmpfs are.
 	File bool
-	// Reserved says that they come out of a reserve of hugetlb pages.
+	// Reserved is set for hugetlb pages.
 	Reserved bool
 	// InUse returns how many of the bytes the kernel does not report as available any
-	// more, because they are resident. It is called only before a request is refused.
+	// more, because they are resident. It is called before a request is refused.
 	// Nil stands for none. Page cache is always available.
 	InUse func() int
 }
 
-// A Reservation is a request for memory, and then the right to it. Release it, granted or
-// not.
+// A Reservation is a request for memory, and then the right to it. Release it in any case.
 //
 //	state    entered by                  | counts for the limit | next
 //	waiting  Reserve                     | no                   | held, over
-//	held     room for it, in the order   | yes                  | claimed, over
-//	         of asking                   |                      |
+//	held     the limit allows it, in the | yes                  | claimed, over
+//	         order of arrival            |                      |
 //	claimed  Acquire, for its memory     | yes                  | over
 //	over     Release; Withdraw unless    | no                   |
-//	         claimed; Set, if it can     |                      |
-//	         never be granted            |                      |
+//	         claimed; Set, if it exceeds |                      |
+//	         the limit                   |                      |
 //
 // Changes need Budget.mu.
 type Reservation struct {
@@ -142,7 +140,7 @@ const (
 )
 
 // Reserve requests n bytes under the limit. The request waits in order while the limit
-// is reached: see Done. The guard is asked by Acquire.
+// is reached: see Done. Acquire checks the guard.
 func (b *Budget) Reserve(n int) *Reservation {
 	r := &Reservation{b: b, n: n, done: make(chan struct{})}
 	b.mu.Lock()
@@ -162,7 +160,7 @@ func (b *Budget) Reserve(n int) *Reservation {
 // Done returns a channel that is closed when the request is decided.
 func (r *Reservation) Done() <-chan struct{} { return r.done }
 
-// Err returns why the request was refused, nil if it was granted. Call it when Done
+// Err returns why the request was refused, nil if it is held. Call it when Done
 // is closed.
 func (r *Reservation) Err() error { return r.err }
 
@@ -171,9 +169,9 @@ func (r *Reservation) decide(s state, err error) {
 	close(r.done)
 }
 
-// Acquire requests memory, waits until the limit allows it, and asks the guard. An
-// error wraps ErrLimit, and ctx's if that has ended. A reservation that ctx has ([Reservation.With])
-// is used in place of a new one.
+// Acquire requests memory, waits until the limit allows it, and checks the guard. An
+// error wraps ErrLimit, and ctx's if that has ended. If ctx has a reservation
+// ([Reservation.With]), Acquire claims it and makes no new one.
 func (b *Budget) Acquire(ctx context.Context, request Request) (*Reservation, error) {
 	r, ok := ctx.Value(reservationKey{}).(*Reservation)
 	if !ok || r.b != b {
@@ -214,14 +212,13 @@ func (r *Reservation) wait(ctx context.Context) error {
 
 type reservationKey struct{}
 
-// With returns a context with which Acquire uses this reservation, which is decided: the
-// caller has waited for it. If no Acquire does, the caller has to release it: see
-// Withdraw.
+// With returns a context with which Acquire claims this reservation, for which the caller
+// has waited. If no Acquire has claimed it, the caller has to withdraw it.
 func (r *Reservation) With(ctx context.Context) context.Context {
 	return context.WithValue(ctx, reservationKey{}, r)
 }
 
-// claim makes a reservation one for n bytes of memory.
+// claim uses a reservation for n bytes of memory, and releases the rest of it.
 func (r *Reservation) claim(n int) error {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
@@ -243,9 +240,9 @@ func (r *Reservation) resize(n int) {
 	r.b.serve()
 }
 
-// Change makes a reservation that was acquired one for other memory, whose pages are not
-// resident yet: the old memory is unmapped. It does not wait: more than the limit has
-// room for is refused. After an error the reservation is still to be released.
+// Change makes an acquired reservation serve other memory, whose pages are not resident yet:
+// the old memory was unmapped. It does not wait: more bytes than the limit allows now are an
+// error. After an error the reservation is still to be released.
 func (r *Reservation) Change(ctx context.Context, request Request) error {
 	b := r.b
 	b.mu.Lock()
@@ -260,14 +257,14 @@ func (r *Reservation) Change(ctx context.Context, request Request) error {
 	return b.admit(ctx, r, request)
 }
 
-// Withdraw releases a reservation that no Acquire has used.
+// Withdraw releases a reservation that no Acquire has claimed.
 func (r *Reservation) Withdraw() { r.end(claimed) }
 
-// Release returns the bytes, or withdraws a request that waits. A second Release
+// Release returns the bytes, or withdraws a waiting request. A second Release
 // does nothing.
 func (r *Reservation) Release() { r.end(over) }
 
-// end ends a reservation whose state comes before one.
+// end ends a reservation whose state comes before the given one.
 func (r *Reservation) end(before state) {
 	b := r.b
 	b.mu.Lock()
@@ -286,7 +283,7 @@ func (r *Reservation) end(before state) {
 	b.serve()
 }
 
-// never returns the error of a request that cannot be granted under the limit.
+// never returns the error of a request that exceeds the limit.
 func (b *Budget) never(n int) error {
 	if b.max == 0 || n <= b.max {
 		return nil
@@ -297,8 +294,8 @@ func (b *Budget) never(n int) error {
 // remaining returns the bytes that the limit still allows.
 func (b *Budget) remaining() int { return b.max - b.used }
 
-// serve grants requests in order, as far as there is room: a large one is not overtaken
-// by small ones for ever. It needs b.mu.
+// serve reserves for waiting requests in order, as far as the limit allows: small requests do
+// not overtake a large one. It needs b.mu.
 func (b *Budget) serve() {
 	for len(b.queue) > 0 && (b.max == 0 || b.queue[0].n <= b.remaining()) {
 		r := b.queue[0]
@@ -308,22 +305,22 @@ func (b *Budget) serve() {
 	}
 }
 
-// reclaiming is how memory that nothing uses is reclaimed for requests. It is guarded by
-// Budget.mu.
+// reclaiming is the state of reclaiming unused memory for requests, as the kernel's shrinkers
+// do. Budget.mu guards it.
 type reclaiming struct {
-	callbacks []*func(ctx context.Context, need int) (freed int)
-	running   bool          // a goroutine reclaims for requests that wait
-	more      chan struct{} // sent to when another request waits
+	callbacks []*func(ctx context.Context, bytes int) (freed int)
+	running   bool          // a goroutine reclaims for waiting requests
+	more      chan struct{} // receives when another request waits
 }
 
-// reclaimEvery is when requests that wait try again: memory that was in use may be idle.
+// reclaimEvery is the interval of reclaiming for waiting requests: memory may have become idle.
 const reclaimEvery = 100 * time.Millisecond
 
-// Reclaim registers a function that unmaps unused memory: at least need bytes, if it
-// has them, and as fast as it can. It is called without any lock, now and then while
+// Reclaim registers a callback that unmaps unused memory: at least so many bytes, if it
+// has them. It is called without any lock, every reclaimEvery while
 // requests wait for the limit, and before the guard refuses one. It must return soon,
-// although calls into CUDA do not. stop ends that.
-func (b *Budget) Reclaim(reclaim func(ctx context.Context, need int) (freed int)) (stop func()) {
+// although calls into CUDA do not. stop removes the callback.
+func (b *Budget) Reclaim(reclaim func(ctx context.Context, bytes int) (freed int)) (stop func()) {
 	r := &reclaim
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -335,7 +332,7 @@ func (b *Budget) Reclaim(reclaim func(ctx context.Context, need int) (freed int)
 	}
 }
 
-// startReclaiming has a goroutine reclaim memory for requests that wait. It needs b.mu.
+// startReclaiming has a goroutine reclaim memory for waiting requests. It needs b.mu.
 func (b *Budget) startReclaiming() {
 	switch {
 	case b.running:
@@ -372,13 +369,13 @@ func (b *Budget) reclaimWaiting() {
 	}
 }
 
-// reclaimFor calls one callback after the other until need returns 0 or less, and
-// returns the bytes that they have unmapped. need is called with b.mu.
-func (b *Budget) reclaimFor(ctx context.Context, need func(freed int) int) (freed int) {
+// reclaimFor calls one callback after the other until missing returns 0 or less, and
+// returns the bytes that they have unmapped. missing is called with b.mu.
+func (b *Budget) reclaimFor(ctx context.Context, missing func(freed int) int) (freed int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range slices.Clone(b.callbacks) {
-		n := need(freed)
+		n := missing(freed)
 		if n <= 0 || ctx.Err() != nil {
 			break
 		}

@@ -11,34 +11,34 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// DefaultShare is the share that pinned memory may have.
+// DefaultShare is the maximum share of pinned memory where Set was not called.
 const DefaultShare = 0.9
 
-// A guard is what the guard of a Budget remembers. It is guarded by Budget.mu.
+// A guard is the state of a Budget's guard. Budget.mu guards it.
 type guard struct {
 	share float64 // more than 1 switches it off
 
-	taken    int // bytes, by all reservations
-	files    int // of these, resident page cache, which the kernel reports as available
-	arriving int // of these, not yet resident
-	unseen   int // of these, resident since the last reading
+	taken    int // bytes of all reservations
+	files    int // bytes of resident page cache among these, which the kernel reports as available
+	arriving int // bytes among these that are not yet resident
+	unseen   int // bytes among these that became resident after the last reading
 
 	reading  linux.Headroom
-	readings uint64    // number of the last one, 0 for none
-	readAt   time.Time // its time
-	since    int       // bytes granted since then
-	reserve  int       // by the last reading
+	readings uint64    // number of readings
+	readAt   time.Time // time of the last one
+	since    int       // bytes taken after it
+	reserve  int       // bytes by the last reading
 }
 
-// A reading serves for so long, and so many bytes: making one takes as long as
+// A reading is used for at most this time and number of bytes: making one takes as long as
 // pinning 64 KiB.
 const (
 	freshFor   = time.Second
 	freshBytes = 64 << 20
 )
 
-// admit asks the guard. Before it refuses, it counts what is in use already, and has
-// unused memory unmapped.
+// admit checks the guard. Before it refuses, it counts the bytes that are in use already, and
+// reclaims unused memory.
 func (b *Budget) admit(ctx context.Context, r *Reservation, request Request) error {
 	take := request.Bytes
 	if request.Reserved {
@@ -56,7 +56,7 @@ func (b *Budget) admit(ctx context.Context, r *Reservation, request Request) err
 	return err
 }
 
-// tryAdmit gives a reservation n bytes of what is available, if there is room.
+// tryAdmit takes n of the available bytes for a reservation, if there are as many.
 func (b *Budget) tryAdmit(r *Reservation, n int, file bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -72,15 +72,15 @@ func (b *Budget) tryAdmit(r *Reservation, n int, file bool) error {
 	return nil
 }
 
-// guarded is what the guard has admitted for a reservation.
+// guarded is the guard's part of a reservation.
 type guarded struct {
 	taken    int  // bytes
-	file     bool // of page cache
+	file     bool // page cache
 	resident bool
-	reading  uint64 // the number of the last one when it became resident
+	reading  uint64 // guard.readings when it became resident
 }
 
-// check returns an error if the host or the cgroup has no room for n bytes. It
+// check returns an error if the host or the cgroup does not have n available bytes. It
 // needs b.mu.
 func (b *Budget) check(n int) error {
 	q := &b.guard
@@ -111,11 +111,11 @@ func (b *Budget) refresh() bool {
 	return true
 }
 
-// minReserve is left to the process besides the growth of its heap: stacks,
-// what C libraries allocate, page tables.
+// minReserve is the reserve in bytes besides the growth of the heap: for stacks, memory of C
+// libraries, page tables.
 const minReserve = 64 << 20
 
-// allowed returns the most bytes that may be taken now. It needs b.mu.
+// allowed returns the maximum of bytes that may be taken now. It needs b.mu.
 func (b *Budget) allowed() int {
 	q := &b.guard
 	available := max(0, q.reading.Available-q.arriving-q.unseen)
@@ -154,7 +154,7 @@ func (q *guard) remove(r *Reservation) {
 }
 
 // Headroom returns what the host, or the cgroup that binds tighter, has available
-// now, less page cache that is pinned here.
+// now, less page cache that is pinned through this budget.
 func (b *Budget) Headroom() (linux.Headroom, error) {
 	b.mu.Lock()
 	files := b.guard.files
@@ -163,19 +163,19 @@ func (b *Budget) Headroom() (linux.Headroom, error) {
 }
 
 // LowMemory reports whether so little memory is available that pinning n bytes, which are
-// resident, may fail for it: less than what is left to the process, and what the
-// driver and the kernel need to list the pages. It is false where the system does not
-// report what is available.
+// resident, may fail for it: less than the process keeps as its reserve, and the driver and
+// the kernel need to list the pages. It is false where the system does not
+// report the available bytes.
 func (b *Budget) LowMemory(n int) bool {
 	h, err := b.Headroom()
 	return err == nil && h.Available < min(minReserve, h.Total/8)+n/pagesPerList
 }
 
-// pagesPerList is how many bytes need a byte in lists of pages: 16 bytes for each page
-// of 4 KiB.
+// pagesPerList is the number of bytes for which lists of pages take a byte: they have 16 bytes
+// for each page of 4 KiB.
 const pagesPerList = 4096 / 16
 
-// heapGrowth returns how much memory the Go heap may take from the kernel until the
+// heapGrowth returns the bytes that the Go heap may take from the kernel until the
 // next garbage collection ends.
 func heapGrowth() int {
 	samples := []metrics.Sample{

@@ -9,15 +9,14 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Process returns the budget of this process. Pinned memory is the host's, so
-// all that this module pins shares one.
+// Process returns the budget of this process. All packages of the module share it, because
+// pinned memory is the host's.
 var Process = sync.OnceValue(func() *Budget {
 	return New(func(pinnedFiles int) (linux.Headroom, error) { return ReadHost(os.DirFS("/"), pinnedFiles) })
 })
 
 // ReadHost returns what the host, or the control group that binds tighter, has
-// available. A control group that cannot be read counts as no limit: there is
-// nothing to compare with.
+// available. A control group that cannot be read counts as no limit.
 func ReadHost(files fs.FS, pinnedFiles int) (linux.Headroom, error) {
 	info, err := linux.ReadMeminfo(files)
 	if err != nil {

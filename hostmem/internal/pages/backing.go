@@ -2,8 +2,7 @@ package pages
 
 import "unsafe"
 
-// Backing says which pages a region consists of, and so which of the kernel's
-// figures its memory comes out of.
+// Backing is the kind of pages of a region. Each kind counts in other figures of the kernel.
 type Backing int
 
 const (
@@ -11,21 +10,21 @@ const (
 	// of a tmpfs are too. While they are resident the kernel does not report them as
 	// available.
 	Ordinary Backing = iota
-	// PageCache is a file's, on a disk or the network. The kernel reports it as
-	// available, resident or not, and also when it is pinned.
+	// PageCache pages belong to a file on a disk or the network. The kernel reports them as
+	// available, resident or not, and also when they are pinned.
 	PageCache
-	// Reserved pages are the administrator's reserve of hugetlb pages, which is never
-	// among what the kernel reports as available.
+	// Reserved pages are hugetlb pages, which the administrator has reserved. The kernel
+	// never reports them as available.
 	Reserved
 )
 
-// FileSystem is what statfs reports of a file.
+// FileSystem describes the file system of a file, by statfs.
 type FileSystem struct {
 	Page   int  // bytes of hugetlbfs's pages, 0 for all other file systems
 	Memory bool // it keeps its files in memory only, as tmpfs does
 }
 
-// Backing returns which pages a shared mapping of the file has.
+// Backing returns the kind of pages of a shared mapping of the file.
 func (f FileSystem) Backing() Backing {
 	switch {
 	case f.Page > 0:
@@ -36,7 +35,7 @@ func (f FileSystem) Backing() Backing {
 	return PageCache
 }
 
-// Backing returns which pages the region consists of.
+// Backing returns the kind of pages of the region.
 func (r *Region) Backing() Backing { return r.backing }
 
 // samples is the number of pages that are examined in place of all.
@@ -54,10 +53,10 @@ func (r *Region) sample(n int) []unsafe.Pointer {
 	return list
 }
 
-// InUse estimates how many bytes of the region are in use already, so that the
+// InUse estimates the bytes of the region that are in use already, so that the
 // kernel does not report them as available any more: pages of ordinary memory that
-// are resident. It examines some pages only (/proc/self/pagemap, mincore). What
-// cannot be found out counts as not in use.
+// are resident. It examines some pages only (/proc/self/pagemap, mincore). Pages that cannot
+// be examined count as not in use.
 func (r *Region) InUse() int {
 	if !r.life.Begin() {
 		return 0

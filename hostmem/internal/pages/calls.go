@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// Advice is what Calls.Advise can ask of the kernel.
+// Advice is an advice of madvise.
 type Advice int
 
 const (
@@ -44,7 +44,7 @@ type Calls struct {
 	Private func(pages []unsafe.Pointer) (n int, err error)
 	// FileSystem is statfs.
 	FileSystem func(path string) (FileSystem, error)
-	// Touch writes to one word in every step bytes and leaves its value alone. A
+	// Touch writes to one word in every step bytes, and does not change its value. A
 	// page that the kernel does not have is an error.
 	Touch func(p unsafe.Pointer, n, step int) error
 }

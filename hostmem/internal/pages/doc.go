@@ -18,8 +18,7 @@
 //
 // # Populating
 //
-// [Region.Populate] makes pages resident. The comment in workers.go says with how
-// many threads, and why.
+// [Region.Populate] makes pages resident with several threads: see maxThreads.
 //
-// Errors carry no prefix: the caller's has the package that its user called.
+// Errors have no package name: the caller adds the package that its user called.
 package pages

@@ -27,8 +27,8 @@ func Borrow(s *System, m Memory) (*Region, error) {
 	return s.external(m, s.Page), nil
 }
 
-// Allocated makes a region of n bytes at base, with size bytes reserved, that other
-// code allocated, is resident, and frees: Unmap does nothing to it.
+// Allocated makes a region of n bytes at base, with size bytes reserved. Other code has
+// allocated it, resident, and frees it: Unmap leaves it as it is.
 func Allocated(s *System, base unsafe.Pointer, n, size int) *Region {
 	r := s.external(Memory{Bytes: unsafe.Slice((*byte)(base), n)}, s.Page)
 	r.mapped = size
@@ -39,7 +39,7 @@ func Allocated(s *System, base unsafe.Pointer, n, size int) *Region {
 // shared and for reading only. The region keeps the file's pages in the mapping, not
 // the file: f may be closed. Reading bytes that the file loses later is a SIGBUS.
 func MapFile(s *System, f *os.File, off int64, n int) (*Region, error) {
-	on, _ := s.Calls.FileSystem(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // else it is taken for a plain one
+	on, _ := s.Calls.FileSystem(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // after an error a plain one is assumed
 	page := max(s.Page, on.Page)
 	skip := int(off & int64(page-1))
 	size := roundUp(skip+n, page)
@@ -101,7 +101,7 @@ func (r *Region) Clear(ctx context.Context, threads int) error {
 	})
 }
 
-// Sizes returns the bytes that n bytes take in base pages, and their alignment.
+// Sizes returns the size of n bytes rounded up to base pages, and their alignment, in bytes.
 func (s *System) Sizes(n, align int) (size, aligned int, err error) {
 	p, err := newPlan(n, s.Page, align, 0)
 	return p.mapped, p.align, err

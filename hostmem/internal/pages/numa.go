@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// bind requests the region's pages from one node (mbind). Only a host with several
-// nodes has a choice; a refusal is a note.
+// bind requests the region's pages from one node (mbind), on a host with several nodes. A
+// refusal is a note.
 func (r *Region) bind(o Options) {
 	if !o.NodeSet || len(r.sys.Nodes) < 2 {
 		return

@@ -35,12 +35,12 @@ type Options struct {
 	System *System
 }
 
-// Populate says how a region is made resident. The zero value adapts to the host.
+// Populate has the options of making a region resident. The zero value adapts to the host.
 type Populate struct {
-	// Threads at work: 0 means one for each core that the process may use, 16 at
-	// the most.
+	// Threads is their number: 0 means one for each core that the process may use, at most
+	// 16.
 	Threads int
-	// Item is the size in bytes that a thread takes at a time, rounded up to
+	// Item is the number of bytes that a thread takes at a time, rounded up to
 	// whole huge pages: 0 means up to 4 MiB.
 	Item int
 	// Done, if set, is called by the thread that made [off, off+n) resident,
@@ -50,10 +50,10 @@ type Populate struct {
 	Done func(off, n int) error
 }
 
-// plan is what Options come to for n bytes with one kind of page.
+// A plan has the sizes of a region of n bytes with one kind of page.
 type plan struct {
-	n, mapped int // bytes requested, bytes to reserve
-	page      int // the unit of mapped
+	n, mapped int // bytes requested, bytes reserved
+	page      int // page size in bytes, of which mapped is a multiple
 	align     int
 	hugetlb   bool
 	thp       bool // advise huge pages

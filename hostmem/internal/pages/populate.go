@@ -13,7 +13,7 @@ import (
 )
 
 // Populate makes the region resident and leaves its bytes alone. Where the kernel has no
-// huge page, base pages take its place, so nothing is left out. When ctx ends, Populate
+// huge page, base pages take its place. When ctx ends, Populate
 // stops within a page or so and returns its error and cause; what is resident stays so.
 func (r *Region) Populate(ctx context.Context, p Populate) error {
 	if !r.life.Begin() {
@@ -46,12 +46,12 @@ func (r *Region) Populate(ctx context.Context, p Populate) error {
 // equally fast, and with small ones all threads end together.
 const maxItem = 4 << 20
 
-// block returns the bytes that are made resident between two checks of the context: a
-// huge page's worth.
+// block returns the number of bytes that are made resident between two checks of the context:
+// a huge page.
 func (r *Region) block() int { return max(r.page, r.sys.HugePage, 2<<20) }
 
-// errFault is a page that the kernel could not supply: no hugetlb page left on the
-// node that the memory is bound to, or broken memory.
+// errFault is the error of a page that the kernel could not supply: the node that the memory
+// is bound to has no hugetlb page left, or memory is broken.
 var errFault = errors.New("the kernel has no page for it (SIGBUS)")
 
 // fill makes [off, off+n) resident.
@@ -102,15 +102,15 @@ const (
 	slowLimit = 16 // four slow ones in a row
 )
 
-// stalls is the state of watch, guarded by Region.mu.
+// stalls is the state of watch. Region.mu guards it.
 type stalls struct {
 	score   int
 	seen    bool // a slow page
-	count   int  // the kernel's stalls when the first slow page was seen
+	count   int  // compaction stalls of the host at the first slow page
 	stopped bool // no huge pages are requested any more
 }
 
-// watch records how long a huge page took, and requests no others if they take too long.
+// watch records the time of a huge page, and stops requesting huge pages if they take too long.
 func (r *Region) watch(n int, took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -34,8 +34,8 @@ type Region struct {
 	stalls stalls
 }
 
-// Map maps n bytes, as o wants them. After an error, ctx's included, nothing
-// stays mapped, unless the error says that unmapping failed.
+// Map maps n bytes with these options. After an error, ctx's included, nothing
+// stays mapped, unless the error reports that unmapping failed.
 func Map(ctx context.Context, n int, o Options) (*Region, error) {
 	sys := o.System
 	if sys == nil {
@@ -75,7 +75,7 @@ func Map(ctx context.Context, n int, o Options) (*Region, error) {
 func (s *System) mapHugetlb(p plan, o Options, notes []string) (*Region, error) {
 	want := p.mapped / p.page
 	// The kernel promises pages by the host's count, and a page that the node does
-	// not have fails only when it is touched: check the node first.
+	// not have fails when it is touched: check the node first.
 	if o.NodeSet && len(s.Nodes) > 1 {
 		if free := s.freeHuge(p.page, o.Node); free < want {
 			return nil, fmt.Errorf("%d of %d pages of %s free on node %d", free, want, units.ExactBytes(p.page), o.Node)
@@ -88,8 +88,8 @@ func (s *System) mapHugetlb(p plan, o Options, notes []string) (*Region, error) 
 	return r, nil
 }
 
-// mapPlan maps enough for p's alignment anywhere, unmaps what is before and after, and
-// advises and binds the rest.
+// mapPlan maps enough for p's alignment anywhere, unmaps the bytes before and after, and
+// advises and binds the region.
 func (s *System) mapPlan(p plan, o Options, notes []string) (*Region, error) {
 	whole, hugetlb, backing := p.mapped+p.align-p.page, 0, Ordinary
 	if p.hugetlb {
@@ -118,7 +118,7 @@ func (s *System) mapPlan(p plan, o Options, notes []string) (*Region, error) {
 	return r, nil
 }
 
-// undo unmaps what a failed step leaves, and says so if even that fails.
+// undo unmaps memory after a failed step. The error reports memory that stays mapped.
 func (s *System) undo(base unsafe.Pointer, n int, cause error) error {
 	if err := s.Calls.Unmap(base, n); err != nil {
 		return errors.Join(cause, fmt.Errorf("%d bytes at %p stay mapped: %w", n, base, err))
@@ -136,7 +136,7 @@ func (r *Region) advise(o Options) {
 		}
 		return err == nil
 	}
-	// Not every kernel has names, and they are for readers of /proc/self/maps only.
+	// Not every kernel has names; they are for readers of /proc/self/maps.
 	_ = r.sys.Calls.Name(r.base, r.mapped, "pinned")
 	if !o.Fork {
 		take(AdviseDontFork, "forks of this process are slow while the region is pinned")
@@ -164,11 +164,11 @@ func (r *Region) note(format string, args ...any) {
 	r.notes = append(r.notes, fmt.Sprintf(format, args...))
 }
 
-// numaNote begins the notes why pages may reside on another NUMA node than they were to.
+// numaNote begins the notes on pages that may reside on another NUMA node than was requested.
 const numaNote = "numa: "
 
-// Misplaced returns why pages may reside on another NUMA node than they were to, in words;
-// nil if nothing is known to be wrong.
+// Misplaced returns, in words, why pages may reside on another NUMA node than was requested;
+// nil if nothing of that kind was seen.
 func (r *Region) Misplaced() (why []string) {
 	for _, note := range r.Notes() {
 		if text, ok := strings.CutPrefix(note, numaNote); ok {
@@ -178,7 +178,7 @@ func (r *Region) Misplaced() (why []string) {
 	return why
 }
 
-// Notes returns what the host refused, in words and in order.
+// Notes returns the requests that the host refused, in words and in order.
 func (r *Region) Notes() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,10 +194,10 @@ func (r *Region) Bytes() []byte {
 	return unsafe.Slice((*byte)(r.base), r.n)
 }
 
-// Len returns the bytes requested.
+// Len returns the size in bytes as requested.
 func (r *Region) Len() int { return r.n }
 
-// Mapped returns the bytes reserved: Len rounded up to a page.
+// Mapped returns the reserved bytes: Len rounded up to a page.
 func (r *Region) Mapped() int { return r.mapped }
 
 // Unmap unmaps the memory once populating has ended (munmap). A second call does

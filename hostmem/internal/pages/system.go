@@ -9,8 +9,8 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// System is a host as far as mapping needs it: facts that NewSystem read once, and
-// the system calls. It does not change and serves any number of goroutines.
+// System has the facts about a host that mapping needs, which NewSystem has read once, and
+// the system calls. It does not change, and serves any number of goroutines.
 type System struct {
 	// Page is the size of a base page in bytes.
 	Page int
@@ -34,8 +34,8 @@ var Host = sync.OnceValue(func() *System { return NewSystem(os.DirFS("/")) })
 
 type systemKey struct{}
 
-// With returns a context for tests, with which hostmem maps memory by s in place of
-// this host.
+// With returns a context for tests, with which hostmem maps memory by s and not by this
+// host.
 func (s *System) With(ctx context.Context) context.Context {
 	return context.WithValue(ctx, systemKey{}, s)
 }
@@ -49,7 +49,7 @@ func SystemOf(ctx context.Context) *System {
 }
 
 // NewSystem reads a host's /sys below files, which is os.DirFS("/") outside
-// tests. What is not there leaves its field empty.
+// tests. A file that is missing leaves its field empty.
 func NewSystem(files fs.FS) *System {
 	// What cannot be read is unknown, and stays the zero value.
 	thp, err := linux.ReadTransparentHugePages(files)
