@@ -17,16 +17,16 @@ import (
 // DefaultWait is the Options.Wait of allocators that set none.
 const DefaultWait = time.Second
 
-// Options shape an allocator. The zero value is what most programs want.
+// Options shape an allocator. The zero value suits programs that copy with package transfer.
 type Options struct {
-	// Streams are those on which copies of the memory are queued by other means than
-	// package transfer. Memory that was freed is reused when they have passed all that
-	// was queued until then. They may be of any device, and may be closed.
+	// Streams are the streams on which copies of the memory are queued by other means than
+	// package transfer. Freed memory is reused when they have passed all work that
+	// was queued until Free. They may be of any device, and may be closed.
 	Streams []*cudart.Stream
-	// Wait is how long an allocation waits for memory when the pool has reached a
-	// limit, in addition to a second per GB for pinning. 0 means DefaultWait. If it
-	// waits in vain, allocations of that size and larger ones wait a millisecond in
-	// its place, until the pool has memory for one of them.
+	// Wait is the time for which an allocation waits for memory when the pool has reached a
+	// limit, in addition to a second per GB for pinning. 0 means DefaultWait. After a
+	// wait in vain, allocations of that size and larger ones wait a millisecond
+	// only, until the pool has memory for one of them.
 	Wait time.Duration
 }
 
@@ -49,7 +49,7 @@ type Allocator struct {
 	o    Options
 
 	mu          sync.Mutex
-	blocks      map[*byte]block // by the first byte
+	blocks      map[*byte]block // by the address of the first byte
 	minTimedOut int             // smallest size in bytes that has waited in vain, 0 for none
 	stats       Stats
 	err         error
@@ -59,10 +59,10 @@ type Allocator struct {
 type block struct {
 	lease pool.Lease // unless heap is set
 	heap  []byte     // of the Go heap
-	n     int        // bytes that are in use
+	n     int        // size in bytes as requested
 }
 
-// bytes returns all of the memory, which is more than n bytes if Reallocate was called for
+// bytes returns the whole memory. It has more than n bytes after a Reallocate for
 // fewer.
 func (b *block) bytes() []byte {
 	if b.heap != nil {
@@ -92,7 +92,7 @@ func New(p *pool.Pool, o Options) (*Allocator, error) {
 }
 
 const (
-	// alignment is what Arrow recommends, and what a pool has.
+	// alignment in bytes is recommended by Arrow. A pool's blocks have it.
 	alignment = 64
 	// maxSize is a pool's largest request. make would panic for sizes a little larger.
 	maxSize = 1 << 46
@@ -144,8 +144,7 @@ func (a *Allocator) Allocate(size int) []byte {
 	return mem
 }
 
-// timeout returns how long an allocation may take: what is slow, with a limit reached, is
-// to wait, and else to pin memory, at 3 to 30 GB/s.
+// timeout returns the time for an allocation: to wait at a limit, and to pin memory.
 func (a *Allocator) timeout(size int) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -246,19 +245,18 @@ func (a *Allocator) failed(err error) {
 	a.err = err
 }
 
-// Stats are what an allocator has allocated and not freed, and counts since New.
+// Stats are the figures of memory that was allocated and not freed, and counts since New.
 type Stats struct {
-	Allocations     int // not freed
-	Bytes           int // of these, as requested
-	PeakBytes       int // the largest value of Bytes
-	HeapAllocations int // those of Allocations that are in the Go heap
-	HeapBytes       int // of these
+	Allocations     int // allocations that were not freed
+	Bytes           int // bytes of Allocations, as requested
+	PeakBytes       int // maximum of Bytes
+	HeapAllocations int // allocations among these in the Go heap
+	HeapBytes       int // bytes of HeapAllocations
 	Fallbacks       int // allocations in the Go heap since New
 	Unknown         int // ignored calls of Free since New
 }
 
-// Stats returns the present numbers. The bytes that are pinned for them are in the pool's
-// Stats.
+// Stats returns the present numbers. The pinned bytes are in the pool's Stats.
 func (a *Allocator) Stats() Stats {
 	if a == nil {
 		return Stats{}

@@ -20,8 +20,8 @@ type Unversioned uintptr
 // The memory must be neither closed nor released until release is called.
 //
 // release is called once, after the deleter, on a goroutine of its own, so that it may
-// block: it releases the memory. The GPU may still work on copies that the consumer has
-// queued. Name the streams of these copies, or wait for the device, which covers all:
+// block: it releases the memory. The GPU may still run copies that the consumer has
+// queued. Name the streams of these copies, or wait for the device, which covers all streams:
 //
 //	func() { lease.Release(stream) } // see cudart.Device.StreamFromHandle
 //	func() { dev.Synchronize(ctx); buf.Close() }
@@ -36,8 +36,8 @@ type Unversioned uintptr
 //
 // Export returns an error, and does not call release, if t cannot be (see [Tensor]), if
 // mem is not pinned memory of package hostmem, is shorter than t or not aligned to its
-// elements, and if t would lie in several registrations (hostmem's Options.Chunk), because
-// no copy may cross from one to the next. The error wraps [errors.ErrUnsupported] on
+// elements, and if t would extend over several registrations (hostmem's Options.Chunk),
+// because no copy may cross from one to the next. The error wraps [errors.ErrUnsupported] on
 // platforms other than Linux on amd64 and arm64.
 func Export(mem []byte, t Tensor, release func()) (Versioned, error) {
 	address, err := export(mem, t, release, true)

@@ -20,8 +20,8 @@ type Imported struct {
 // Import takes a DLManagedTensorVersioned of another library. The memory stays that
 // library's, and stays valid until Close, which calls the deleter; an Imported that is
 // lost without Close is leaked. It is ordinary or pinned memory, at any address:
-// alignment is not checked. Work that writes there, on the CPU or with a GPU, must be
-// done. The memory of a ReadOnly tensor must not be written.
+// alignment is not checked. Work that writes the memory, on the CPU or with a GPU, must be
+// done. The memory of a ReadOnly tensor must not be written. Import does not block.
 //
 // The error wraps [errors.ErrUnsupported] for memory of a GPU or another device, for
 // elements that are not of whole bytes, for arrays with gaps or in another order than

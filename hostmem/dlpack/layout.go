@@ -44,18 +44,18 @@ const majorVersion = 1
 // flagReadOnly is DLPACK_FLAG_BITMASK_READ_ONLY.
 const flagReadOnly = 1 << 0
 
-// A cell is what C gets of an exported tensor: one of the structs, and the arrays that it
-// refers to.
+// A cell has the structs that C reads of an exported tensor, and the arrays that they refer
+// to.
 type cell struct {
 	unversioned    cUnversioned
 	versioned      cVersioned
 	shape, strides [maxDims]int64
 }
 
-// exports are the tensors whose deleters were not called, by the address that C has, and
-// the cells, which have memory outside Go's heap. It is never unmapped and never cleared,
+// exports has the tensors whose deleters were not called, by the address that C has, and
+// the cells, in memory outside Go's heap. That memory is never unmapped and never cleared,
 // and the cell that was freed last is used again last. So a consumer that calls a deleter
-// twice finds the deleter there, and almost never another tensor.
+// twice calls a function that is still there, and almost never deletes another tensor.
 var exports = struct {
 	mu   sync.Mutex
 	live map[uintptr]exported

@@ -16,8 +16,8 @@ const (
 	CUDAHost DeviceType = 3 // pinned
 )
 
-// A TypeCode is a DLDataTypeCode: what the bits of an element are. Any code of DLPack may
-// be used, also those without a constant here.
+// A TypeCode is a DLDataTypeCode: the kind of number of an element. Any code of DLPack may
+// be used, also codes without a constant here.
 type TypeCode uint8
 
 // The common codes.

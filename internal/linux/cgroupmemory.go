@@ -155,7 +155,7 @@ func (m CgroupMemory) Headroom(pinnedFile int) Headroom {
 	}
 }
 
-// Tightest returns the group with the least headroom, which is the one that binds;
+// Tightest returns the group with the smallest headroom, which binds;
 // the first of several, and the first of all where none has a limit. ok is false
 // for no groups.
 func Tightest(groups []CgroupMemory, pinnedFile int) (tightest CgroupMemory, ok bool) {

@@ -43,7 +43,7 @@ const mapsName = "proc/thread-self/maps"
 func ReadMaps(fsys fs.FS) ([]Mapping, error) { return read(fsys, mapsName, ParseMaps) }
 
 // ReadProcessMaps reads the mappings of a process, which needs the permission to trace it.
-// It is cheap beside ReadProcessSMaps, which looks at every page.
+// It is cheap beside ReadProcessSMaps, for which the kernel visits every page.
 func ReadProcessMaps(fsys fs.FS, pid int) ([]Mapping, error) {
 	return read(fsys, fmt.Sprintf("proc/%d/maps", pid), ParseMaps)
 }

@@ -21,12 +21,12 @@ type Maps struct {
 	file  fs.File
 	query func(addr uintptr) (m Mapping, ok bool, err error) // nil without PROCMAP_QUERY
 
-	// Of the file being read: no mapping before last ends above asked.
-	lines *bufio.Scanner // nil before the first lookup
-	line  int            // number of the line that was read last
-	asked uintptr
-	last  Mapping // the zero Mapping before the first line
-	end   bool    // no line follows last
+	// Of the file being read: no mapping before last ends above queried.
+	lines   *bufio.Scanner // nil before the first lookup
+	line    int            // number of the line that was read last
+	queried uintptr
+	last    Mapping // the zero Mapping before the first line
+	end     bool    // no line follows last
 }
 
 // OpenMaps opens the maps of this process. Close it. Where /proc has no maps the
@@ -55,12 +55,12 @@ func (m *Maps) Find(addr uintptr) (found Mapping, ok bool, err error) {
 		}
 		m.query = nil // the file itself answers everything
 	}
-	if m.lines == nil || addr < m.asked {
+	if m.lines == nil || addr < m.queried {
 		if err := m.rewind(); err != nil {
 			return Mapping{}, false, err
 		}
 	}
-	m.asked = addr
+	m.queried = addr
 	for m.last.End <= addr && !m.end {
 		if err := m.next(addr); err != nil {
 			return Mapping{}, false, inFile(mapsName, err)

@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// A PageKind is a kind of pages that /proc/self/pagemap tells apart.
+// A PageKind is a kind of pages in /proc/self/pagemap.
 type PageKind struct{ mask, want uint64 }
 
 // The bits of an entry.

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A PCIAddress is the place of a device on the PCI buses. Addresses compare with ==,
+// A PCIAddress is the location of a device on the PCI buses. Addresses compare with ==,
 // however they were written.
 type PCIAddress struct {
 	// Domain has up to 32 bits: those of Intel VMD and of some arm64 and cloud
@@ -62,7 +62,7 @@ func (a PCIAddress) NUMANode(fsys fs.FS) (NUMANode, error) {
 	return NUMANode(n), err
 }
 
-// LocalCPUs reads the CPUs that are near the device.
+// LocalCPUs reads the CPUs of the device's NUMA node.
 func (a PCIAddress) LocalCPUs(fsys fs.FS) (CPUList, error) {
 	return ReadCPUList(fsys, path.Join(a.Dir(), "local_cpulist"))
 }

@@ -30,7 +30,7 @@ func blocksSSE2(dst, src []byte)
 // gathers reports whether gather may be called.
 func gathers() bool { return avx2 }
 
-// gather copies rows of size bytes, back to back, with non-temporal stores. size is a
+// gather copies rows of size bytes, one after the other, with non-temporal stores. size is a
 // positive multiple of line, dst is aligned to line and as long as all rows.
 func gather(dst []byte, rows []unsafe.Pointer, size int) { gatherAVX2(dst, rows, size) }
 

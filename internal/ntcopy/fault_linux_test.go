@@ -40,11 +40,11 @@ func fault(f func()) (recovered any, stack string) {
 
 func TestNoAccessOutsideTheSlices(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		const most = piece + minCopy
+		const most = maxPiece + minCopy
 		src, dst := guarded(t, most), guarded(t, most)
 		randomize(src, 7)
 		require.NoError(t, unix.Mprotect(src, unix.PROT_READ))
-		lengths := []int{1, 63, 64, 1000, minCopy - 1, minCopy, minCopy + 1, minCopy + block - 1, piece, piece + 1, piece + block + line}
+		lengths := []int{1, 63, 64, 1000, minCopy - 1, minCopy, minCopy + 1, minCopy + block - 1, maxPiece, maxPiece + 1, maxPiece + block + line}
 		for _, n := range lengths {
 			for by := range 130 {
 				if by+n > most {
@@ -97,9 +97,9 @@ func protected(t *testing.T, size, at int) []byte {
 // of a mapped file, SIGSEGV in protected memory.
 func TestFaultsArePanics(t *testing.T) {
 	page := os.Getpagesize()
-	const size = 2 * piece
+	const size = 2 * maxPiece
 	memory := map[string]func(t *testing.T, size, at int) []byte{"truncated file": truncated, "protected memory": protected}
-	places := map[string]int{"first byte": 0, "first piece": max(page, 3<<12&^(page-1)), "second piece": piece + page, "last page": size - page}
+	places := map[string]int{"first byte": 0, "first piece": max(page, 3<<12&^(page-1)), "second piece": maxPiece + page, "last page": size - page}
 	withEach(t, func(t *testing.T) {
 		for kind, mapping := range memory {
 			for place, at := range places {

@@ -35,17 +35,17 @@ const (
 	// block is the number of bytes that one pass of the loops in assembly copies.
 	block = 128
 
-	// piece is the most bytes that one call of assembly copies. The Go runtime
+	// maxPiece is the maximum of bytes that one call of assembly copies. The Go runtime
 	// cannot preempt assembly, so a stop of the world, as for a garbage collection,
 	// waits for the end of the piece: about 30 us at 10 GB/s. Smaller pieces cost
 	// speed, because each ends in a fence: 64 KiB up to 13 %, 256 KiB up to 3 %.
-	piece = 256 << 10
+	maxPiece = 256 << 10
 
-	// Rows of minRow bytes to maxRow are copied many at a time. The smaller ones are
-	// not worth their addresses, the larger ones not the trouble.
+	// Rows of minRow to maxRow bytes are copied together. Smaller ones take as long for
+	// their addresses as for their bytes, larger ones are as fast with Copy.
 	minRow, maxRow = 512, 8 << 10
-	// maxRows is how many at a time: no more than a piece.
-	maxRows = piece / maxRow
+	// maxRows is the number of rows that are copied together.
+	maxRows = maxPiece / maxRow
 )
 
 // Copy copies min(len(dst), len(src)) bytes from src to dst and returns that
@@ -77,7 +77,7 @@ func Copy(dst, src []byte) int {
 	copy(dst[:head], src)
 	dst, src = dst[head:], src[head:]
 	for len(dst) >= block {
-		size := min(len(dst)/block*block, piece)
+		size := min(len(dst)/block*block, maxPiece)
 		blocks(dst[:size], src)
 		dst, src = dst[size:], src[size:]
 	}
@@ -91,12 +91,12 @@ func Together(dst []byte, size int) bool {
 	return gathers() && size >= minRow && size <= maxRow && size%line == 0 && len(dst) > 0 && uintptr(unsafe.Pointer(&dst[0]))%line == 0
 }
 
-// Rows copies rows of size bytes of src into dst, back to back, and returns how many bytes
-// that was: row r of src is at r*size. The rows may be in any order, and come more than
-// once. Rows panics if src has no such row, or dst no room for all.
+// Rows copies rows of size bytes of src into dst, one after the other, and returns the number
+// of bytes. Row r of src is at r*size. The rows may be in any order, and repeat. Rows panics
+// if src has no such row, or dst is too small.
 //
-// It is as Copy is, but for rows that are too small for that: one fence is for many, and
-// while one row is copied the next is fetched.
+// Rows has the properties of Copy, for rows that are too small for Copy: there is one fence
+// for many rows, and while one row is copied the next is fetched.
 func Rows(dst, src []byte, size int, rows []int) int {
 	if size == 0 {
 		return 0

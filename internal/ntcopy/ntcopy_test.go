@@ -120,12 +120,12 @@ func TestEveryLength(t *testing.T) {
 
 func TestLengthsAroundThePieces(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		a := newArena(3*piece + 2*block)
+		a := newArena(3*maxPiece + 2*block)
 		for _, pieces := range []int{1, 2, 3} {
 			for _, by := range []int{-block - 1, -block, -line - 1, -line, -1, 0, 1, line - 1, line, line + 1, block - 1, block, block + 1} {
 				for _, at := range []struct{ dst, src int }{{0, 0}, {1, 0}, {63, 0}, {64, 5}, {17, 127}} {
-					a.check(t, at.dst, at.src, pieces*piece+by)
-					a.check(t, at.dst, at.src, pieces*piece+by+(-at.dst&(line-1))) // the pieces and no tail
+					a.check(t, at.dst, at.src, pieces*maxPiece+by)
+					a.check(t, at.dst, at.src, pieces*maxPiece+by+(-at.dst&(line-1))) // the pieces and no tail
 				}
 			}
 		}
@@ -145,7 +145,7 @@ func TestRandomLengths(t *testing.T) {
 
 func TestTheShorterSliceCounts(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		for _, n := range []int{0, 1, 100, minCopy - 1, minCopy, minCopy + 1, piece + 5} {
+		for _, n := range []int{0, 1, 100, minCopy - 1, minCopy, minCopy + 1, maxPiece + 5} {
 			long := make([]byte, n+300)
 			randomize(long, 3)
 
@@ -167,7 +167,7 @@ func TestTheShorterSliceCounts(t *testing.T) {
 
 func TestSliceOntoItself(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		for _, n := range []int{100, minCopy + 1, piece + block + 1} {
+		for _, n := range []int{100, minCopy + 1, maxPiece + block + 1} {
 			b := make([]byte, n)
 			randomize(b, 4)
 			want := bytes.Clone(b)
@@ -181,7 +181,7 @@ func TestSliceOntoItself(t *testing.T) {
 // plain atomic says that a part is complete.
 func TestGoroutinesCopyAtTheSameTime(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		const part, parts, rounds = piece + minCopy + 37, 8, 20
+		const part, parts, rounds = maxPiece + minCopy + 37, 8, 20
 		src, dst := make([]byte, part), make([]byte, parts*part)
 		randomize(src, 5)
 		for range rounds {
@@ -249,8 +249,8 @@ func growStack(depth int) byte {
 
 func TestCopyAllocatesNothing(t *testing.T) {
 	withEach(t, func(t *testing.T) {
-		dst, src := make([]byte, piece+minCopy), make([]byte, piece+minCopy)
-		for _, n := range []int{100, minCopy, piece + minCopy} {
+		dst, src := make([]byte, maxPiece+minCopy), make([]byte, maxPiece+minCopy)
+		for _, n := range []int{100, minCopy, maxPiece + minCopy} {
 			assert.Zero(t, testing.AllocsPerRun(10, func() { Copy(dst, src[:n]) }), "%d bytes", n)
 		}
 	})
@@ -258,10 +258,10 @@ func TestCopyAllocatesNothing(t *testing.T) {
 
 func FuzzCopy(f *testing.F) {
 	f.Add([]byte("pinned"), uint8(0), uint8(0), uint32(minCopy), uint32(minCopy))
-	f.Add([]byte{0, 1, 2}, uint8(63), uint8(1), uint32(piece+100), uint32(piece+block))
+	f.Add([]byte{0, 1, 2}, uint8(63), uint8(1), uint32(maxPiece+100), uint32(maxPiece+block))
 	f.Add([]byte{}, uint8(0), uint8(0), uint32(0), uint32(1))
 	f.Fuzz(func(t *testing.T, content []byte, dstAt, srcAt uint8, dstLen, srcLen uint32) {
-		const most = 2*piece + minCopy
+		const most = 2*maxPiece + minCopy
 		src := make([]byte, int(srcAt)+int(srcLen%most))
 		for i := range src {
 			src[i] = byte(i >> 8)

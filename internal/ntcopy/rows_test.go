@@ -32,7 +32,7 @@ func someRows(n, of int, seed uint64) []int {
 func TestRows(t *testing.T) {
 	withEach(t, func(t *testing.T) {
 		const of = 50
-		for _, size := range []int{1, 63, line, 100, minRow - line, minRow, minRow + 1, minRow + line, 4096, 4096 + 3*line, maxRow - 1, maxRow, maxRow + line, piece + line} {
+		for _, size := range []int{1, 63, line, 100, minRow - line, minRow, minRow + 1, minRow + line, 4096, 4096 + 3*line, maxRow - 1, maxRow, maxRow + line, maxPiece + line} {
 			src := aligned(of*size + 17)
 			randomize(src, uint64(size))
 			for _, n := range []int{0, 1, 2, maxRows - 1, maxRows, maxRows + 1, 3 * maxRows} {

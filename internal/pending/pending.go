@@ -17,13 +17,13 @@ import (
 
 // A Queue holds the released blocks of a pool that a GPU may still use: one FIFO for each
 // stream. A stream works in order, so its oldest block is done first. A block that several
-// streams use is in the FIFO of one of them, and moves to another's when that one is done
-// with it.
+// streams use is in the FIFO of one of them. When that stream is done with it, it moves to
+// the FIFO of another.
 //
-// No goroutine watches the FIFOs: a caller that needs memory queries the streams, outside
-// of all locks, and queries all of them before new memory is allocated: a busy stream hides
-// no other. Blocks stay in their FIFO during a query, so that any caller finds what its
-// result shows to be done.
+// No goroutine watches the FIFOs. A caller that requests memory queries the streams, outside
+// of all locks, and queries all of them before it allocates new memory: a busy stream hides
+// no other. Blocks stay in their FIFO during a query, so that any caller finds the blocks
+// that the result shows to be done.
 //
 // Methods may be called from any goroutine. Calls into the library are those of
 // [cudart.Point], whose documentation covers calls that fail, block or never return.
@@ -38,13 +38,13 @@ type Queue[T any] struct {
 	changes uint64   // of the blocks that are the oldest of a stream
 }
 
-// A Block is the part of a pool's block that a Queue needs: embed it.
+// A Block is the Queue's part of a pool's block: embed it.
 type Block[T any] struct {
 	Of          *T // the block that embeds this
 	Size, Class int
-	Fence       fence.Fence // of the work on the block
+	Fence       fence.Fence // has the work on the block
 
-	at         cudart.Point // where the FIFO's stream is done with the block
+	at         cudart.Point // the FIFO's stream is done with the block here
 	prev, next *Block[T]    // in the FIFO
 }
 
@@ -52,19 +52,19 @@ type Block[T any] struct {
 type fifo[T any] struct {
 	stream      *cudart.Timeline
 	first, last *Block[T]
-	classes     uint64   // bits of the classes of blocks that are or were in it
+	classes     uint64   // bits of the classes of blocks that are or were in the FIFO
 	prev, next  *fifo[T] // in the ring
 }
 
-// New makes a Queue. Its methods pass each block that they find done to idle, unless they
-// return it. No lock is held then.
+// New makes a Queue. Its methods call idle, without a lock, for each block that the device is
+// done with and that they do not return.
 func New[T any](idle func(*T)) *Queue[T] {
 	q := &Queue[T]{idle: idle, fifos: make(map[*cudart.Timeline]*fifo[T])}
 	q.order.prev, q.order.next = &q.order, &q.order
 	return q
 }
 
-// bit is that of a class in fifo.classes. Classes may share one.
+// bit returns the bit of a class in fifo.classes. Classes may share a bit.
 func bit(class int) uint64 { return 1 << (uint64(class) * 0x9e3779b97f4a7c15 >> 58) }
 
 // Add adds a block that was released. at is what Fence.Next has returned.
@@ -150,7 +150,7 @@ func (q *Queue[T]) Oldest() (points []cudart.Point) {
 	return points
 }
 
-// Changes returns a number that changes with the result of Oldest.
+// Changes returns a number that changes when the result of Oldest does.
 func (q *Queue[T]) Changes() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -224,20 +224,20 @@ func (q *Queue[T]) Find(ctx context.Context, class, size int, other func() *T) *
 	return b
 }
 
-// Reclaim makes all blocks idle that the device is done with, and returns how many.
+// Reclaim makes all blocks idle that the device is done with, and returns their number.
 func (q *Queue[T]) Reclaim(ctx context.Context) int {
 	_, idle := q.search(ctx, q.Streams(), 0, 0)
 	return idle
 }
 
-// search takes blocks that are done from the FIFOs of streams, and of streams to which
-// blocks move, until it finds one that fits; none does if size is 0. It queries for no longer
-// than bounded.SearchTimeout, if each call returns soon.
+// search takes blocks that the device is done with from the FIFOs of streams, and of streams
+// to which blocks move, until one fits; with a size of 0 none does. It ends after
+// bounded.SearchTimeout, if each call returns soon.
 func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class, size int) (found *T, idle int) {
 	var start time.Time
 	for i := 0; i < len(streams); i++ {
 		switch {
-		case i == 1: // with one stream, reading the clock would take as long as the rest
+		case i == 1: // with one stream, reading the clock would double the time
 			start = time.Now()
 		case i > 1 && time.Since(start) > bounded.SearchTimeout:
 			return nil, idle

@@ -49,8 +49,8 @@ func NewSim(tb testing.TB, cfg cudasim.Config) *Fixture {
 	return (&Fixture{TB: tb, Sim: sim}).On(dev)
 }
 
-// Loose has a simulated GPU that nothing is checked of at the end: for tests after
-// which something stays, such as those that lose the device.
+// Loose has a simulated GPU without checks at the end: for tests after which memory stays
+// registered, such as tests that lose the device.
 func Loose(tb testing.TB, cfg cudasim.Config) *Fixture {
 	tb.Helper()
 	sim, err := cudasim.New(cfg)
@@ -152,10 +152,10 @@ func (g *Fixture) AwaitBlocked(fn string, n int) {
 	require.NoError(g, g.Sim.AwaitBlocked(ctx, fn, n))
 }
 
-// Registrations returns how many there are, on a simulated GPU.
+// Registrations returns the number of registrations, on a simulated GPU.
 func (g *Fixture) Registrations() int { return g.Sim.Outstanding().Registrations }
 
-// Copies returns how many copies CUDA was given, on a simulated GPU.
+// Copies returns the number of copies that were queued, on a simulated GPU.
 func (g *Fixture) Copies() int {
 	if g.Sim == nil {
 		return 0
@@ -182,7 +182,7 @@ func Ended() context.Context {
 	return ctx
 }
 
-// Soak reports whether sweeps run in full, and tests as long as [SoakTime] says.
+// Soak reports whether sweeps run in full, and tests for [SoakTime].
 func Soak() bool { return os.Getenv("PINNED_SOAK") != "" }
 
 // SoakTime returns the time for which a test runs that has no end.
@@ -225,7 +225,7 @@ func ZeroArguments(tb testing.TB, value any, succeed ...string) {
 	}
 }
 
-// Eventually polls for what another goroutine is about to do.
+// Eventually polls until a condition holds that another goroutine brings about.
 func Eventually(tb testing.TB, what string, is func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(100 * time.Microsecond) {
@@ -235,7 +235,7 @@ func Eventually(tb testing.TB, what string, is func() bool) {
 	}
 }
 
-// ResidentBytes returns VmRSS, where pinned pages show.
+// ResidentBytes returns VmRSS, which includes pinned pages.
 func ResidentBytes(tb testing.TB) int {
 	tb.Helper()
 	status, err := os.ReadFile("/proc/self/status")

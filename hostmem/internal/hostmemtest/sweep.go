@@ -21,25 +21,25 @@ import (
 // An Operation is something that can fail halfway.
 type Operation struct {
 	Name   string
-	Tried  string // part of its errors
+	Tried  string // text that its errors contain
 	Start  func(s *Stage) Act
 	Leaves Leaves
-	Once   bool // what failed cannot be tried again
+	Once   bool // it cannot be repeated after it failed
 }
 
-// Leaves is what an operation that failed leaves.
+// Leaves is the state after an operation that failed.
 type Leaves int
 
 const (
-	Everything Leaves = iota // as it was
-	InLedger                 // as it was, but memory in the ledger may be registered no more
-	Less                     // less than there was, but what is mapped is in the ledger
+	Everything Leaves = iota // as before
+	InLedger                 // as before, but memory in the ledger may not be registered any more
+	Less                     // less than before, but all mapped memory is in the ledger
 )
 
 // An Act is an operation prepared.
 type Act struct {
-	Do    func() error // what is to fail
-	Check func()       // that it did all it should, after it succeeded
+	Do    func() error // the operation
+	Check func()       // checks its effects, after it succeeded
 	End   func()       // releases everything
 }
 
@@ -56,16 +56,16 @@ type Stage struct {
 	fault    *fault
 	calls    []string       // of CUDA
 	sysCalls []string       // of the system
-	owed     map[int]string // threads with an error pending, and whose it is
-	left     []string       // errors that were left pending
+	owed     map[int]string // functions whose errors are pending, by thread
+	left     []string       // errors that stayed pending
 }
 
 // StageMem is the device memory of a stage in bytes.
 const StageMem = 64 << 10
 
-// A Ledger reads what hostmem records. Reserved is the bytes that buffers have.
+// A Ledger reads the figures of hostmem. Reserved returns the bytes of buffers.
 type Ledger struct {
-	Figures  func() any // all that must be as it was
+	Figures  func() any // all figures that must be as before
 	Reserved func() int
 }
 
@@ -184,25 +184,25 @@ func (s *Stage) Synchronize() {
 	}
 }
 
-// A Holding is everything that is held and counted.
+// A Holding has the figures of everything that is open.
 type Holding struct {
 	CUDA    cudasim.Outstanding
 	Mapped  int64
 	Figures any
 }
 
-// Holding returns what is held now.
+// Holding returns the present figures.
 func (s *Stage) Holding() Holding {
 	h := Holding{CUDA: s.Sim.Outstanding(), Mapped: s.Sys.Mapped.Load(), Figures: s.ledger.Figures()}
 	h.CUDA.PendingOps, h.CUDA.Events = 0, 0 // a runtime keeps events for the next wait
 	return h
 }
 
-// outcome counts what became of faults.
+// outcome counts the outcomes of faults.
 type outcome struct{ met, failed, absorbed int }
 
-// suffer makes an act under one fault.
-func (s *Stage) suffer(op Operation, prefix string, f *fault, o *outcome) {
+// runWithFault makes an act under one fault.
+func (s *Stage) runWithFault(op Operation, prefix string, f *fault, o *outcome) {
 	s.Helper()
 	start := s.Holding()
 	reserved := s.ledger.Reserved()
@@ -246,7 +246,7 @@ func (s *Stage) suffer(op Operation, prefix string, f *fault, o *outcome) {
 	require.Empty(s, s.Sim.Misuses())
 }
 
-// maxQueries bounds how many of the calls that ask again and again fail.
+// maxQueries is the number of calls of a query that fail, of all that repeat it.
 const maxQueries = 3
 
 var (
@@ -254,7 +254,7 @@ var (
 	sweepErrnos = []unix.Errno{unix.ENOMEM, unix.EAGAIN, unix.EINVAL, unix.ENOSYS}
 )
 
-// GPUs are hosts that pin without ado: with one GPU, and with two.
+// GPUs are hosts that refuse nothing: with one GPU, and with two.
 var GPUs = []cudasim.Host{
 	{Name: "one GPU"},
 	{Name: "two GPUs", Config: cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}},
@@ -281,7 +281,7 @@ func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l
 					}
 					for _, code := range OneOf(sweepCodes, i) {
 						f := &fault{name: fmt.Sprintf("%s #%d: %s", fn, counts[fn], code.Name()), fn: fn, nth: counts[fn], want: code}
-						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).suffer(op, prefix, f, &cuda) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).runWithFault(op, prefix, f, &cuda) }) {
 							return
 						}
 					}
@@ -292,7 +292,7 @@ func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l
 				for i, call := range sysCalls {
 					for _, errno := range OneOf(sweepErrnos, i) {
 						f := &fault{name: fmt.Sprintf("system call %d, %s: %s", i+1, call, unix.ErrnoName(errno)), nth: i + 1, want: errno}
-						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).suffer(op, prefix, f, &system) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).runWithFault(op, prefix, f, &system) }) {
 							return
 						}
 					}
