@@ -105,7 +105,7 @@ func TestChunksTakeNothingMore(t *testing.T) {
 }
 
 // A reserve that has no pages is a note, and costs nothing but speed.
-func TestHugeTLBKeepsItsPagesOrFallsBack(t *testing.T) {
+func TestHugeTLBUsesItsPagesOrFallsBack(t *testing.T) {
 	requireAccount(t)
 	g := newFixture(t)
 	for _, huge := range []HugePages{HugeTLB, HugeTLB1G} {

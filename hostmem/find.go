@@ -9,9 +9,13 @@ import (
 
 // Pinned is the interface of a [Buffer], a [Registration] and a [File].
 type Pinned interface {
+	// CopyToDevice queues a copy of n bytes at offset off to dst in device memory.
 	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
+	// CopyFromDevice queues a copy of n bytes at src in device memory to offset off.
 	CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error
+	// Len returns the size in bytes.
 	Len() int
+	// Spans returns the registrations in order.
 	Spans() []Span
 }
 

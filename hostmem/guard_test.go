@@ -29,7 +29,7 @@ import (
 
 // Memory that is resident already is not refused for want of room: pinning it takes
 // nothing of what is available. Page cache is available until it is pinned.
-func TestResidentMemoryIsNotRefusedForWantOfRoom(t *testing.T) {
+func TestResidentMemoryIsNeverRefusedByTheGuard(t *testing.T) {
 	if emulated(t) {
 		t.Skip("/proc/self/pagemap is another process's here (user-mode emulation?)")
 	}

@@ -261,7 +261,7 @@ func TestHostAllocatedMemoryCountsForTheLimits(t *testing.T) {
 
 // Hugetlb pages do not count for the guard; what cudaHostAlloc takes in their place
 // does.
-func TestTheGuardIsAskedForWhatIsAllocatedInPlaceOfReservedPages(t *testing.T) {
+func TestTheGuardChecksPagesInPlaceOfReservedOnes(t *testing.T) {
 	g := newSimFixture(t, cudasim.ConfidentialComputing())
 	sys := g.watch()
 	sys.Plenty()

@@ -83,7 +83,7 @@ func TestAMappedFileShowsWhatIsWritten(t *testing.T) {
 	g.requireCopies(&f.pinnedMem)
 }
 
-func TestMapFileRefusesWithoutAskingCUDA(t *testing.T) {
+func TestMapFileRefusesWithoutCallingCUDA(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	empty, pipe := filepath.Join(dir, "empty"), filepath.Join(dir, "pipe")

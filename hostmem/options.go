@@ -18,11 +18,11 @@ const (
 	// HugePagesNever keeps to base pages, for hosts whose kernel stalls while
 	// it makes huge ones.
 	HugePagesNever
-	// HugeTLB takes 2 MiB pages that the administrator reserved, HugeTLB1G
-	// those of 1 GiB. Where the reserve has too few, pages are chosen as with
-	// HugePagesAuto, with a note in Buffer.Notes. Such a buffer reserves its size
-	// rounded up to the larger page.
+	// HugeTLB takes pages of 2 MiB that the administrator reserved. Where the reserve has
+	// too few, pages are chosen as with HugePagesAuto, with a note in Buffer.Notes. Such a
+	// buffer reserves its size rounded up to the larger page.
 	HugeTLB
+	// HugeTLB1G takes reserved pages of 1 GiB, where there are too few as HugeTLB does.
 	HugeTLB1G
 )
 

@@ -189,7 +189,7 @@ func TestRegisterOverlap(t *testing.T) {
 	g.requireCopies(&r.pinnedMem)
 }
 
-func TestRegisterRefusesWithoutAskingCUDA(t *testing.T) {
+func TestRegisterRefusesWithoutCallingCUDA(t *testing.T) {
 	t.Parallel()
 	_, fd := diskFile(t, 64*kib)
 	twoPages := mapped(t, -1, 8*kib, readWrite, private)

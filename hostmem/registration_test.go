@@ -98,7 +98,7 @@ func TestNodes(t *testing.T) {
 	assert.Contains(t, note, "node of device 0")
 }
 
-func TestOutstandingTellsWhatIsOpen(t *testing.T) {
+func TestOutstandingListsOpenMemory(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(cudasim.Config{})
 	require.NoError(t, err)
@@ -121,7 +121,7 @@ func TestOutstandingTellsWhatIsOpen(t *testing.T) {
 	require.Len(t, open, 1)
 	assert.Equal(t, "buffer", open[0].Kind)
 	assert.Equal(t, b.Reserved(), open[0].Bytes)
-	assert.Contains(t, open[0].Stack, "TestOutstandingTellsWhatIsOpen", "in debug mode")
+	assert.Contains(t, open[0].Stack, "TestOutstandingListsOpenMemory", "in debug mode")
 	assert.Contains(t, open[0].String(), `"TestOutstanding"`)
 	require.NoError(t, b.Close())
 	assert.Empty(t, find())

@@ -255,7 +255,7 @@ func TestAllocationsDoNotAllWaitAtALimit(t *testing.T) {
 }
 
 // The time for pinning is added, and a wait that is as long as can be does not overflow.
-func TestPatience(t *testing.T) {
+func TestTimeoutOfAllocations(t *testing.T) {
 	t.Parallel()
 	a := newAllocator(t, newPool(t, testgpu.Device(t), pool.Options{}), Options{})
 	assert.Equal(t, DefaultWait+4096, a.timeout(4096))

@@ -32,9 +32,9 @@ const (
 
 // A DataType is a DLDataType: the type of an element, in the byte order of the host.
 type DataType struct {
-	Code  TypeCode
-	Bits  uint8  // of a lane, a multiple of 8
-	Lanes uint16 // numbers in an element, for vector types; 0 is 1
+	Code  TypeCode // kind of number
+	Bits  uint8    // of a lane, a multiple of 8
+	Lanes uint16   // numbers in an element, for vector types; 0 is 1
 }
 
 // String returns "float32", "float32x4" or "code 8, 8 bits".
@@ -68,7 +68,8 @@ type Tensor struct {
 	// Device is CUDAHost if it is 0. CPU is for consumers that refuse CUDAHost, such
 	// as PyTorch: the CPU accesses both in the same way.
 	Device DeviceType
-	Type   DataType
+	// Type is the type of an element, of whole bytes.
+	Type DataType
 	// Shape is the number of elements in each dimension, 0 or more.
 	Shape []int
 	// Strides is, for each dimension, the distance of neighbors in elements, 0 or

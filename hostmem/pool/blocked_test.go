@@ -273,7 +273,7 @@ func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 }
 
 // The same for a Get that waits for room.
-func TestRoomBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
+func TestGetBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 12 * mib})

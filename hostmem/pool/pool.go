@@ -293,7 +293,7 @@ func (p *core) returned() {
 	}
 }
 
-// String names the pool in messages.
+// String names the pool in messages: its label and device.
 func (p *Pool) String() string { return p.impl().String() }
 
 func (p *core) String() string {

@@ -219,7 +219,7 @@ func TestGrowingSizesReplaceSmallerBlocks(t *testing.T) {
 	assert.LessOrEqual(t, p.Stats().ReservedBytes, 17*mib+p.core.unit)
 }
 
-func TestPoolLimitMakesRoomOfOtherSizes(t *testing.T) {
+func TestPoolUnmapsIdleBlocksOfOtherSizesAtItsLimit(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 8 * mib})

@@ -62,7 +62,7 @@ func onANewStream(end func(r *reuseFixture, l Lease, s *cudart.Stream)) func(r *
 // However many streams are busy, whichever call fails, and also if the stream is
 // closed or lost, one lease at a time needs a handful of blocks: those that are done are found.
 // Not parallel, because it sets GOMAXPROCS.
-func TestOneLeaseAtATimeNeedsAHandfulOfBlocks(t *testing.T) {
+func TestOneLeaseAtATimeUsesFewBlocks(t *testing.T) {
 	rounds, processors, busy := 60, []int{2, 1, 8, 16}, []int{8, 0, 1, 32, 64}
 	if hostmemtest.Soak() {
 		rounds = 200
@@ -188,7 +188,7 @@ func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
 // stream that waits holds up the others of its queue, so there are few busy ones.
 func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {
 	if !testgpu.Real() {
-		t.Skip("needs PINNED_TEST_GPU=1: the simulated form is TestOneLeaseAtATimeNeedsAHandfulOfBlocks")
+		t.Skip("needs PINNED_TEST_GPU=1: the simulated form is TestOneLeaseAtATimeUsesFewBlocks")
 	}
 	const rounds, n = 2000, 4 * mib
 	ctx := t.Context()

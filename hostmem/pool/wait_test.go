@@ -105,7 +105,7 @@ func TestPoolWaitsForTheGPU(t *testing.T) {
 }
 
 // Small blocks of one size that the GPU is done with make room for another.
-func TestPoolWaitsForTheGPUToMakeRoom(t *testing.T) {
+func TestPoolWaitsForTheGPUAtItsLimit(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{MaxBytes: 2 * mib})
@@ -272,7 +272,7 @@ func (g *fixture) short(times int) {
 }
 
 // A Get that the host has no memory for has idle memory unmapped, and tries once more.
-func TestPoolFlushesWhenTheSystemIsShort(t *testing.T) {
+func TestPoolUnmapsIdleMemoryWhenTheSystemIsLowOnMemory(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})

@@ -155,7 +155,7 @@ func (f countedFile) Read(p []byte) (int, error) {
 }
 
 // What lies above the address is not read, and nothing is read twice on the way up.
-func TestLookupsReadNoFurtherThanTheyMust(t *testing.T) {
+func TestLookupsReadUpToTheAddress(t *testing.T) {
 	t.Parallel()
 	const n = 40_000
 	text := manyMappings(n)
@@ -182,7 +182,7 @@ func TestLookupsReadNoFurtherThanTheyMust(t *testing.T) {
 	assert.Less(t, bytes, len(text)*52/100, "from the start again")
 }
 
-func TestMappingsThatWereNotAskedForAreNotAllocated(t *testing.T) {
+func TestSkippedMappingsAreNotAllocated(t *testing.T) {
 	text := manyMappings(10_000)
 	fsys := host(map[string]string{mapsFile: text})
 	skipped := testing.AllocsPerRun(5, func() {

@@ -168,7 +168,7 @@ func TestFind(t *testing.T) {
 }
 
 // Every stream is asked, each once, however many are busy and however much they have.
-func TestOneQuestionAStream(t *testing.T) {
+func TestEachStreamIsQueriedOnce(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t)
 	const streams, each = 40, 5
@@ -385,7 +385,7 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 }
 
 // Of a stream that was closed nothing is kept once its blocks are found.
-func TestNoStreamIsKept(t *testing.T) {
+func TestStreamsAreNotRetained(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t)
 	s, err := r.dev.NewStream(cudart.StreamOptions{})

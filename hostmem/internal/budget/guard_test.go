@@ -342,7 +342,7 @@ func TestPinnedPageCacheIsNotAvailable(t *testing.T) {
 }
 
 // Memory that is resident already is not available any more: pinning it takes nothing.
-func TestWhatIsInUseIsNotRefusedForWantOfRoom(t *testing.T) {
+func TestMemoryInUseIsNeverRefusedByTheGuard(t *testing.T) {
 	t.Parallel()
 	h := &fakeHost{total: 1000 * mib, used: 980 * mib}
 	b := withoutHeap(New(h.read))

@@ -123,7 +123,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 	g.Release()
 }
 
-func TestWhatNeverFitsIsRefused(t *testing.T) {
+func TestRequestsBeyondTheLimitFail(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
 	_, err := b.Acquire(t.Context(), Request{Bytes: 11})

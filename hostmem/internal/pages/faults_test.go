@@ -145,7 +145,7 @@ func TestACallThatNeverWorks(t *testing.T) {
 }
 
 // Rolling back can fail too: then the error says what stays mapped.
-func TestAnUnmapThatFailsTwiceIsSaid(t *testing.T) {
+func TestErrorsNameMemoryThatStaysMapped(t *testing.T) {
 	sys := hostSystem()
 	l := newLedger(sys)
 	refuse := true

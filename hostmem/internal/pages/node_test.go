@@ -38,7 +38,7 @@ func TestBindingToARealNode(t *testing.T) {
 	assert.ErrorIs(t, sys.Calls.Bind(r.base, r.mapped, 1000), unix.EINVAL)
 }
 
-func TestPlacement(t *testing.T) {
+func TestPagesResideOnTheNode(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string

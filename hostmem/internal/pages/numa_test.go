@@ -40,7 +40,7 @@ func TestNewSystemReadsAHost(t *testing.T) {
 	assert.Zero(t, s.freeHuge(1<<30, 2))
 }
 
-func TestNewSystemOnAHostThatTellsNothing(t *testing.T) {
+func TestNewSystemWithoutFiles(t *testing.T) {
 	t.Parallel()
 	s := NewSystem(fstest.MapFS{"sys/kernel/mm/transparent_hugepage/enabled": file("nonsense")})
 	assert.Empty(t, s.THP)

@@ -142,7 +142,7 @@ func TestPopulatingEndsWithItsContextWithinAnItem(t *testing.T) {
 }
 
 // Huge pages that take 40 ms each, in a bubble's time.
-func TestHugePagesThatComeTooSlowlyAreGivenUp(t *testing.T) {
+func TestSlowHugePagesAreReplacedByBasePages(t *testing.T) {
 	t.Parallel()
 	const pages = 128
 	for _, tc := range []struct {

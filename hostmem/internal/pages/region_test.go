@@ -24,7 +24,7 @@ const (
 
 // The kernel's own account: a region keeps its bytes rounded up to a page, and is
 // resident to the last of them.
-func TestARegionKeepsWhatWasAskedRoundedUpToAPage(t *testing.T) {
+func TestRegionsReserveTheirSizeRoundedUpToAPage(t *testing.T) {
 	requireAccount(t)
 	sys := hostSystem()
 	type wanted struct {
