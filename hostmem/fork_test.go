@@ -22,7 +22,7 @@ const (
 )
 
 // fork makes a child by a real fork, which copies page tables, and returns its exit status. The
-// child asks the kernel for the page at addr and ends; it must do nothing else, for none of Go's
+// child queries the kernel for the page at addr and ends; it must do nothing else, for none of Go's
 // other threads are in it. Go's own exec shares the memory with the child instead.
 func fork(addr uintptr) (status int, err error) {
 	vec := make([]byte, 1)

@@ -35,7 +35,7 @@ const (
 	shared    = unix.MAP_SHARED
 )
 
-// isGoMemory asks the kernel and goMemory.
+// isGoMemory queries the kernel and goMemory.
 func isGoMemory(tb testing.TB, mem []byte) bool {
 	tb.Helper()
 	maps, err := linux.OpenMaps(os.DirFS("/"))

@@ -27,7 +27,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// Memory that is resident already is not refused for want of room: pinning it takes
+// The guard does not refuse resident memory: pinning it takes
 // nothing of what is available. Page cache is available until it is pinned.
 func TestResidentMemoryIsNeverRefusedByTheGuard(t *testing.T) {
 	if emulated(t) {
@@ -235,7 +235,7 @@ func TestTheGuardKeepsAProcessAlive(t *testing.T) {
 	}
 }
 
-// pinAtOnce asks for 4 x 500 MiB from four goroutines: one after the other three would
+// pinAtOnce requests 4 x 500 MiB from four goroutines: one after the other three would
 // be refused.
 func pinAtOnce(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{})
@@ -250,7 +250,7 @@ func pinAtOnce(t *testing.T) {
 				others <- struct{}{}
 				return
 			}
-			for range 3 { // keeps it until all have asked
+			for range 3 { // holds it until all have requested theirs
 				select {
 				case <-others:
 				case <-time.After(20 * time.Second):

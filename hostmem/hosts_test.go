@@ -175,7 +175,7 @@ func TestWhatWorksIsOfADevice(t *testing.T) {
 	require.Equal(t, Registered, g.alloc(kib, Options{}).Method())
 }
 
-// An attribute that cannot be read is an error, and is asked for again.
+// An attribute that cannot be read is an error, and is queried again.
 func TestAttributesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})

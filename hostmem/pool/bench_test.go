@@ -67,7 +67,7 @@ func BenchmarkPoolHitParallel(b *testing.B) {
 }
 
 // Get and Release with a stream. With nothing queued in between no call into CUDA is
-// made. With a copy of 64 bytes in each round an event is recorded, and one is asked
+// made. With a copy of 64 bytes in each round an event is recorded, and one is queried
 // for: the C program testdata/baseline/calls.c has the same by hand, for a few buffers.
 func BenchmarkPoolStreamRelease(b *testing.B) {
 	for _, name := range []string{"nothing_queued", "copy64_reuse"} {
@@ -127,7 +127,7 @@ func BenchmarkPoolCutFragmented(b *testing.B) {
 			for b.Loop() {
 				c.mu.Lock()
 				for _, a := range c.arenas {
-					if s := a.cut(class); s != nil { // the last arena has room
+					if s := a.cut(class); s != nil { // the last arena has a free run
 						a.join(s)
 						break
 					}

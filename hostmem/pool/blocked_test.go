@@ -41,7 +41,7 @@ func timeout(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// A call that asks for a block's work does not return, on one stream or on all. The
+// A query of a block's work does not return, on one stream or on all. The
 // pool's methods honour their contexts, other goroutines go on, what other streams are
 // done with is found, and each stream costs one thread at most.
 func TestAskingThatDoesNotReturn(t *testing.T) {
@@ -115,7 +115,7 @@ func TestAskingThatDoesNotReturn(t *testing.T) {
 			}
 			within(t, "Get at its limit", func() {
 				l, err := limited.Get(timeout(t, 20*time.Millisecond), 4*mib)
-				if sc.fn == "cudaStreamQuery" { // the pool asks for events
+				if sc.fn == "cudaStreamQuery" { // the pool queries events
 					assert.NoError(t, err)
 					assert.NoError(t, l.Release())
 				} else {
@@ -272,7 +272,7 @@ func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	requireEmpty(t, p)
 }
 
-// The same for a Get that waits for room.
+// The same for a Get that waits at a limit.
 func TestGetBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})
@@ -375,8 +375,8 @@ func TestReleaseDuringACopyThatBlocks(t *testing.T) {
 	eventually(t, "the block is unmapped", func() bool { return g.Registrations() == 0 })
 }
 
-// However many leases are released while the device as a whole has to be asked, and
-// one Get waits, one thread asks.
+// However many leases are released while the device as a whole has to be queried, and
+// one Get waits, one thread queries it.
 func TestReleasesStartNoThreads(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})

@@ -72,7 +72,7 @@ func TestPoolOfAlignedHostAllocatedMemory(t *testing.T) {
 	require.Zero(t, g.Sim.Outstanding().HostAllocs)
 }
 
-// Where a host bounds all that is pinned, as WSL does, idle memory makes room.
+// Where a host bounds all pinned memory, as WSL does, idle memory is unmapped.
 func TestAPoolOnWSLUnmapsWhatIsIdle(t *testing.T) {
 	t.Parallel()
 	host := cudasim.WSL()

@@ -156,7 +156,7 @@ func TestIdleMemoryOfAPoolWhoseGetWaitsServesAnother(t *testing.T) {
 }
 
 // The limit of a pool holds also when the process's limit, for which a Get has waited, has
-// room again.
+// it again.
 func TestThePoolsLimitHoldsWhenTheProcessHasMore(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})

@@ -123,7 +123,7 @@ func (m *model) end() {
 		m.wait(s)
 		assert.NoError(m, s.Close())
 	}
-	if err := m.p.Close(); err != nil { // an answer that was asked for while calls failed
+	if err := m.p.Close(); err != nil { // a result of a query that failed
 		require.NoError(m, m.p.Close(), "after %v", err)
 	}
 	requireEmpty(m, m.p)

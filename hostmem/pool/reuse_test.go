@@ -40,7 +40,7 @@ type reuseFixture struct {
 	ended         chan struct{}
 }
 
-// onOneStream copies on the same stream each time. The wait makes no call that asks
+// onOneStream copies on the same stream each time. The wait makes no call that queries
 // for the pool's events.
 func onOneStream(r *reuseFixture, l Lease) {
 	queueCopy(r, l, r.fast, r.dst, 64)
@@ -135,7 +135,7 @@ func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
 		r.fast, r.dst = r.Stream, r.Device(64)
 		sys := hostmemtest.NewSystem()
 		sys.Unpopulated()
-		// It cannot end, so the pool asks on this goroutine: on a machine with more to do, an
+		// It cannot end, so the pool queries on this goroutine: on a machine with more to do, an
 		// answer of another one can take longer than the pool waits for it.
 		ctx := context.WithoutCancel(sys.Context(t))
 		p, err := New(r.Dev, Options{IdleTime: -1, Buffer: hostmem.Options{HugePages: hostmem.HugePagesNever}})
@@ -183,7 +183,7 @@ func blocksMade(t *testing.T, loop reuse, rounds, busy int) (made int) {
 }
 
 // The same on a real GPU. The loop sees that a copy is done by what a later one writes
-// into host memory, so that no call finds the pool's events done before it asks. CUDA
+// into host memory, so that no call finds the pool's events done before it queries them. CUDA
 // maps streams onto 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, and a
 // stream that waits holds up the others of its queue, so there are few busy ones.
 func TestOneLeaseAtATimeOnARealGPU(t *testing.T) {

@@ -160,7 +160,7 @@ func TestCallsOfAStreamRelease(t *testing.T) {
 		}
 		return n
 	}
-	ctx := context.Background() // with which nothing is asked twice
+	ctx := context.Background() // with which nothing is queried twice
 	copied := make(chan struct{})
 	round := func(leases int, queue bool) (made [5]int) {
 		var all []Lease

@@ -65,7 +65,7 @@ func operations() []hostmemtest.Operation {
 				Start: func(s *hostmemtest.Stage) hostmemtest.Act { return getting(s, newPool(s, 0)) },
 			},
 			hostmemtest.Operation{
-				// The limit has room for one block, which the GPU may be using.
+				// The limit allows one block, which the GPU may be using.
 				Name: fmt.Sprintf("get %d at the limit", n), Tried: tried,
 				Start: func(s *hostmemtest.Stage) hostmemtest.Act {
 					p := newPool(s, max(2*mib, (n+s.Sys.Page-1)/s.Sys.Page*s.Sys.Page))
@@ -252,7 +252,7 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 						}
 						s.Sim.ResetFaults()
 						s.Sim.Release()
-						if err := p.Close(); err != nil { // an answer that was asked for before
+						if err := p.Close(); err != nil { // a result of an earlier query
 							require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 							require.NoError(t, p.Close())
 						}

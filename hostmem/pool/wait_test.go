@@ -104,7 +104,7 @@ func TestPoolWaitsForTheGPU(t *testing.T) {
 	}
 }
 
-// Small blocks of one size that the GPU is done with make room for another.
+// Small blocks of one size that the GPU is done with are unmapped for another.
 func TestPoolWaitsForTheGPUAtItsLimit(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})

@@ -364,7 +364,7 @@ func (m *model) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for len(m.queue.Streams()) > 0 && ctx.Err() == nil {
-		// An answer that was lost to a fault is asked for anew.
+		// A result that was lost to a fault is queried again.
 		_, _ = m.queue.Drain(ctx, func() error { return nil })
 	}
 	assert.NoError(m, ctx.Err())

@@ -109,7 +109,7 @@ func (r *fixture) quiet(streams ...*cudart.Stream) {
 	}
 }
 
-// recovers waits for a stream that can be asked again. A call that had failed before may
+// recovers waits for a stream that can be queried again. A call that had failed before may
 // still report that once.
 func (r *fixture) recovers(s *cudart.Stream) {
 	r.Helper()
@@ -167,7 +167,7 @@ func TestFind(t *testing.T) {
 	assert.Len(t, r.queue.Streams(), 2)
 }
 
-// Every stream is asked, each once, however many are busy and however much they have.
+// Every stream is queried, each once, however many are busy and however many blocks they have.
 func TestEachStreamIsQueriedOnce(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t)
@@ -234,7 +234,7 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 			}
 			assert.Zero(t, r.queue.Bytes())
 
-			// All are done, and none was asked.
+			// All are done, and none was queried.
 			r.release("several", 1, a, b, c)
 			r.quiet(a, b, c)
 			assert.Equal(t, "several", find(r, r.queue.Streams()[0]))
@@ -340,7 +340,7 @@ func TestDrain(t *testing.T) {
 	assert.Zero(t, r.queue.Bytes())
 }
 
-// Of a stream that cannot be asked nothing is taken, what others have done is, also of a
+// Of a stream that cannot be queried nothing is taken, what others have done is, also of a
 // block that was on both, and later answers are found.
 func TestAStreamThatCannotBeAsked(t *testing.T) {
 	t.Parallel()

@@ -9,8 +9,8 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// A grant changes its size in place: what it returns serves others, and it grows only
-// as far as the limit has room.
+// A reservation changes its size in place: the bytes that it returns serve others, and it
+// grows only as far as the limit allows.
 func TestAReservationChanges(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)
@@ -37,7 +37,7 @@ func TestAReservationChanges(t *testing.T) {
 	assert.Zero(t, b.Used())
 }
 
-// The guard is asked for the new memory, and forgets the old.
+// The guard checks the new memory, and forgets the old.
 func TestTheGuardAdmitsWhatAReservationChangesTo(t *testing.T) {
 	t.Parallel()
 	b := guardOf(hostWith(64, 10))

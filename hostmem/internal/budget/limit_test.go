@@ -29,7 +29,7 @@ func (b *Budget) waiting() (n int) {
 	return len(b.queue)
 }
 
-// grant acquires n bytes that are to be had at once.
+// mustReserve acquires n bytes, which the limit allows at once.
 func (b *Budget) mustReserve(tb testing.TB, n int) *Reservation {
 	tb.Helper()
 	g, err := b.Acquire(tb.Context(), Request{Bytes: n})
@@ -191,7 +191,7 @@ func TestALimitUnderManyGoroutines(t *testing.T) {
 	assert.Zero(t, b.waiting())
 }
 
-// A grant that was waited for is used in place of a new one, once, and the rest of it
+// A reservation that was waited for is claimed in place of a new one, once, and the rest of it
 // returns.
 func TestAReservationOfTheContext(t *testing.T) {
 	t.Parallel()
@@ -203,7 +203,7 @@ func TestAReservationOfTheContext(t *testing.T) {
 	assert.Same(t, g, got)
 	assert.Equal(t, 7, b.Used())
 	_, err = b.Acquire(g.With(t.Context()), Request{Bytes: 7})
-	require.ErrorIs(t, err, ErrLimit, "one grant is for one piece of memory")
+	require.ErrorIs(t, err, ErrLimit, "one reservation is for one piece of memory")
 	g.Withdraw()
 	assert.Equal(t, 7, b.Used(), "it was used")
 	g.Release()
@@ -219,7 +219,7 @@ func TestAReservationOfTheContext(t *testing.T) {
 	g = other.Reserve(10)
 	fresh, err := b.Acquire(g.With(t.Context()), Request{Bytes: 3})
 	require.NoError(t, err)
-	assert.Equal(t, []int{3, 10}, []int{b.Used(), other.Used()}, "another budget's grant")
+	assert.Equal(t, []int{3, 10}, []int{b.Used(), other.Used()}, "another budget's reservation")
 	fresh.Release()
 }
 
@@ -250,7 +250,7 @@ func TestReclaimForRequestsThatWait(t *testing.T) {
 	g.Release()
 }
 
-// What a request that waits has not needed of its grant serves the next one at once.
+// The rest of a claimed reservation serves the next request at once.
 func TestTheRestOfAReservationServesThoseThatWait(t *testing.T) {
 	t.Parallel()
 	b := withLimit(10)

@@ -89,7 +89,7 @@ func (l *ledger) requireNothingLeft(t *testing.T) {
 	require.Zero(t, l.bytes(), "bytes still mapped")
 }
 
-// requireKernelAgrees asks /proc/self/smaps too. Only for tests that do not run
+// requireKernelAgrees reads /proc/self/smaps too. Only for tests that do not run
 // in parallel, for others may have been given the same addresses since. So may the
 // Go runtime, but its memory is not kept out of core dumps.
 func (l *ledger) requireKernelAgrees(t *testing.T) {
@@ -113,7 +113,7 @@ func twoNodes() *System {
 	return s
 }
 
-// requireAccount skips where the kernel's account cannot be asked: user-mode
+// requireAccount skips where the kernel's account is not about this process: user-mode
 // emulation takes advice without following it, and reports other memory.
 func requireAccount(t testing.TB) {
 	t.Helper()
