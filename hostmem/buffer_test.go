@@ -491,12 +491,12 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return nil }
 	page := os.Getpagesize()
 	before := ReadStats()
-	room := before.PeakReservedBytes - before.ReservedBytes
-	first := g.alloc(room+1, Options{HugePages: HugePagesNever})
+	slack := before.PeakReservedBytes - before.ReservedBytes
+	first := g.alloc(slack+1, Options{HugePages: HugePagesNever})
 	second := g.alloc(10*page, Options{})
 	now := ReadStats()
 	reserved := first.Reserved() + 10*page
-	assert.Equal(t, before.RequestedBytes+room+1+10*page, now.RequestedBytes)
+	assert.Equal(t, before.RequestedBytes+slack+1+10*page, now.RequestedBytes)
 	assert.Equal(t, before.ReservedBytes+reserved, now.ReservedBytes)
 	assert.Equal(t, now.ReservedBytes, now.PeakReservedBytes)
 	assert.Equal(t, before.Buffers+2, now.Buffers)

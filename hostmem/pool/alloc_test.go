@@ -33,7 +33,7 @@ func TestPoolHitDoesNotAllocate(t *testing.T) {
 // minAllocs is how often f allocates when nothing else does just then: the
 // simulated GPU works on goroutines of its own.
 func minAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
-	least := ^uint64(0)
+	minimum := ^uint64(0)
 	for range 200 {
 		require.NoError(t, s.Synchronize(t.Context()))
 		var before, after runtime.MemStats
@@ -41,9 +41,9 @@ func minAllocs(t *testing.T, s *cudart.Stream, f func() error) uint64 {
 		err := f()
 		runtime.ReadMemStats(&after)
 		require.NoError(t, err)
-		least = min(least, after.Mallocs-before.Mallocs)
+		minimum = min(minimum, after.Mallocs-before.Mallocs)
 	}
-	return least
+	return minimum
 }
 
 // The simulated calls allocate; what the pool makes of them must not.

@@ -127,7 +127,7 @@ func TestAskingThatDoesNotReturn(t *testing.T) {
 				assert.NoError(t, err)
 			})
 			within(t, "the idle timer", p.core.tick)
-			within(t, "the relief of other pools", func() { p.core.reclaim(context.Background(), mib) })
+			within(t, "reclaiming for other pools", func() { p.core.reclaim(context.Background(), mib) })
 			within(t, "Close with a context", func() {
 				err := p.CloseContext(timeout(t, 20*time.Millisecond))
 				if err != nil {
@@ -197,7 +197,7 @@ func TestUnregisteringThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 16 * mib})
-	idle, kept, cached := get(t, p, 4*mib), get(t, p, 5*mib), get(t, p, 3*mib)
+	idle, held, cached := get(t, p, 4*mib), get(t, p, 5*mib), get(t, p, 3*mib)
 	require.NoError(t, idle.Release())
 	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
 	defer unblock()
@@ -214,7 +214,7 @@ func TestUnregisteringThatDoesNotReturn(t *testing.T) {
 		_, err := p.Get(timeout(t, 20*time.Millisecond), 15*mib)
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		result := waiting(t, p, timeout(t, 20*time.Second), 10*mib)
-		require.NoError(t, kept.Release())
+		require.NoError(t, held.Release())
 		served := <-result
 		require.NoError(t, served.err)
 		require.NoError(t, served.l.Release())
@@ -242,7 +242,7 @@ func TestUnregisteringThatNeverReturnsTakesFewThreads(t *testing.T) {
 		eventually(t, "it is being unmapped", func() bool { return p.Stats().CachedBytes == 0 })
 		g.AwaitBlocked("cudaHostUnregister", min(i+1, bounded.MaxInside))
 	}
-	within(t, "the relief of other pools", reclaims.Wait)
+	within(t, "reclaiming for other pools", reclaims.Wait)
 	assert.Equal(t, bounded.MaxInside, g.Sim.Blocked()["cudaHostUnregister"])
 	require.NoError(t, get(t, p, 2*mib).Release())
 	unblock()
@@ -260,7 +260,7 @@ func TestMemoryBehindAnUnregisterThatDoesNotReturn(t *testing.T) {
 		require.NoError(t, l.Release())
 	}
 	unblock := g.Sim.Block("cudaHostUnregister", cudasim.Fault{})
-	within(t, "the relief of other pools", func() { assert.Zero(t, p.core.reclaim(context.Background(), 1<<30)) })
+	within(t, "reclaiming for other pools", func() { assert.Zero(t, p.core.reclaim(context.Background(), 1<<30)) })
 	assert.Equal(t, 12*mib, p.Stats().ReservedBytes)
 	assert.Equal(t, 12*mib, p.Stats().SlackBytes)
 	freed, err := p.Trim(context.Background(), 0)

@@ -76,11 +76,11 @@ func TestGetsThatTheProcessLimitMakesWait(t *testing.T) {
 			return false
 		},
 	} {
-		for pools, most := range map[string]int{"no limit of its own": 0, "a larger limit of its own": 1 << 30} {
+		for pools, maxBytes := range map[string]int{"no limit of its own": 0, "a larger limit of its own": 1 << 30} {
 			t.Run(name+", "+pools, func(t *testing.T) {
 				pinned := hostmem.ReadStats().PinnedBytes
 				g := newSimFixture(t, cudasim.Config{})
-				p := g.pool(Options{IdleTime: -1, MaxBytes: most})
+				p := g.pool(Options{IdleTime: -1, MaxBytes: maxBytes})
 				limitProcess(t, 8*mib)
 				held := get(t, p, 4*mib)
 				buf, err := hostmem.Alloc(t.Context(), g.Dev, 4*mib, hostmem.Options{})
@@ -155,8 +155,7 @@ func TestIdleMemoryOfAPoolWhoseGetWaitsServesAnother(t *testing.T) {
 	require.NoError(t, r.l.Release())
 }
 
-// The limit of a pool holds also when the process's limit, for which a Get has waited, has
-// it again.
+// The limit of a pool holds also after a Get has waited for the process's limit.
 func TestThePoolsLimitHoldsWhenTheProcessHasMore(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{IdleTime: -1, MaxBytes: 8 * mib})
@@ -165,11 +164,11 @@ func TestThePoolsLimitHoldsWhenTheProcessHasMore(t *testing.T) {
 	full, err := hostmem.Alloc(t.Context(), g.Dev, 4*mib, hostmem.Options{})
 	require.NoError(t, err)
 	waits := waiting(t, p, t.Context(), 4*mib)
-	eventually(t, "the Get waits for the process", func() bool { return asleep(p) == 1 })
+	eventually(t, "the Get waits for the process", func() bool { return sleepingGets(p) == 1 })
 	require.True(t, p.core.reserve(6*mib), "by a Get that did not have to wait")
 	require.NoError(t, full.Close())
 	eventually(t, "the Get does not keep its share of the process's limit", func() bool {
-		return hostmem.ReadStats().PinnedBytes == before && asleep(p) == 1
+		return hostmem.ReadStats().PinnedBytes == before && sleepingGets(p) == 1
 	})
 	require.Empty(t, waits)
 	p.core.unreserve(6 * mib)
@@ -189,7 +188,7 @@ func TestAGetThatFailsWakesTheNext(t *testing.T) {
 	go func() { _, err := p.Get(t.Context(), 8*mib); failed <- err }()
 	g.AwaitBlocked("cudaHostRegister", 1)
 	waits := waiting(t, p, t.Context(), 8*mib)
-	eventually(t, "the next Get sleeps", func() bool { return asleep(p) == 1 })
+	eventually(t, "the next Get sleeps", func() bool { return sleepingGets(p) == 1 })
 	unblock()
 	require.ErrorIs(t, <-failed, cudart.ErrInvalidValue)
 	within(t, "the next Get", func() {

@@ -297,12 +297,12 @@ func TestPoolHammer(t *testing.T) {
 			g := newSimFixture(t, cudasim.Config{})
 			p := g.pool(o)
 			streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream(), g.NewStream()}
-			const goroutines, rounds, most = 8, 120, 3 * mib
+			const goroutines, rounds, maxSize = 8, 120, 3 * mib
 			var group sync.WaitGroup
 			for i := range goroutines {
-				dst := g.Device(most)
+				dst := g.Device(maxSize)
 				group.Go(func() {
-					if err := hammer(t.Context(), p, streams, dst, most, rounds, uint64(i)); err != nil {
+					if err := hammer(t.Context(), p, streams, dst, maxSize, rounds, uint64(i)); err != nil {
 						t.Errorf("goroutine %d: %v", i, err)
 					}
 				})
@@ -326,11 +326,11 @@ func TestPoolHammer(t *testing.T) {
 
 // hammer sends bytes to the device and fetches them again, and synchronises
 // only before it compares.
-func hammer(ctx context.Context, p *Pool, streams []*cudart.Stream, dst cudart.DevPtr, most, rounds int, seed uint64) error {
+func hammer(ctx context.Context, p *Pool, streams []*cudart.Stream, dst cudart.DevPtr, maxSize, rounds int, seed uint64) error {
 	random := rand.New(rand.NewPCG(11, seed))
-	want := make([]byte, most)
+	want := make([]byte, maxSize)
 	for range rounds {
-		n := 1 + random.IntN(1<<random.IntN(22))%most
+		n := 1 + random.IntN(1<<random.IntN(22))%maxSize
 		s := streams[random.IntN(len(streams))]
 		up, err := p.Get(ctx, n)
 		if err != nil {

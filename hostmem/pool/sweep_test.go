@@ -175,9 +175,9 @@ func unmapping(s *hostmemtest.Stage, p *Pool, do func(*Pool) error) hostmemtest.
 }
 
 // newPool makes a pool that the act closes.
-func newPool(s *hostmemtest.Stage, most int) *Pool {
+func newPool(s *hostmemtest.Stage, maxBytes int) *Pool {
 	s.Helper()
-	p, err := New(s.Dev, Options{MaxBytes: most, IdleTime: -1, Buffer: hostmem.Options{Workers: 1}})
+	p, err := New(s.Dev, Options{MaxBytes: maxBytes, IdleTime: -1, Buffer: hostmem.Options{Workers: 1}})
 	require.NoError(s, err)
 	return p
 }
@@ -221,7 +221,7 @@ func TestNoFaultTakesMemoryFromUnderACopy(t *testing.T) {
 			}
 			require.Zero(s, p.Stats().TrimmedBytes)
 		}},
-		{"relief", func(s *hostmemtest.Stage, p *Pool, _ context.Context) {
+		{"reclaim", func(s *hostmemtest.Stage, p *Pool, _ context.Context) {
 			require.Zero(s, p.core.reclaim(context.Background(), mib))
 		}},
 		{"close", func(s *hostmemtest.Stage, p *Pool, ctx context.Context) {

@@ -18,9 +18,9 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
-// asleep returns how many Gets are blocked in the queue, or wait for their turn to search
+// sleepingGets returns how many Gets are blocked in the queue, or wait for their turn to search
 // to be woken.
-func asleep(p *Pool) int {
+func sleepingGets(p *Pool) int {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	n := 0
@@ -51,7 +51,7 @@ func TestPoolServesInOrder(t *testing.T) {
 			assert.NoError(t, l.Release())
 		})
 		// The first has the turn, the others queue for it.
-		eventually(t, "the request queues", func() bool { return asleep(p) == i+1 })
+		eventually(t, "the request queues", func() bool { return sleepingGets(p) == i+1 })
 	}
 	require.NoError(t, held[0].Release())
 	assert.Equal(t, len(sizes), p.Stats().Waiting, "the first needs all of it, and is not overtaken")
@@ -174,17 +174,17 @@ func TestASearchThatWasSkippedIsMadeUpFor(t *testing.T) {
 	for range 8 * mib / kib {
 		leases = append(leases, get(t, p, kib))
 	}
-	kept := make(map[*arena]Lease) // one block of each arena
+	held := make(map[*arena]Lease) // one block of each arena
 	for _, l := range leases {
-		if _, ok := kept[l.b.slab.arena]; ok {
+		if _, ok := held[l.b.slab.arena]; ok {
 			require.NoError(t, l.Release())
 		} else {
-			kept[l.b.slab.arena] = l
+			held[l.b.slab.arena] = l
 		}
 	}
 	waits := waiting(t, p, t.Context(), minArena)
-	eventually(t, "the Get has searched in vain", func() bool { return asleep(p) == 1 })
-	for _, l := range kept {
+	eventually(t, "the Get has searched in vain", func() bool { return sleepingGets(p) == 1 })
+	for _, l := range held {
 		require.NoError(t, l.Release())
 	}
 	within(t, "the Get", func() {
@@ -303,11 +303,11 @@ func TestArenasShrinkWhenTheSystemIsShort(t *testing.T) {
 	for range 8 * mib / minArena * 2 { // two blocks of an arena that small
 		leases = append(leases, get(t, p, mib))
 	}
-	kept := p.Stats().ReservedBytes
-	require.Equal(t, 8*mib, kept)
+	held := p.Stats().ReservedBytes
+	require.Equal(t, 8*mib, held)
 	g.short(2)
 	leases = append(leases, get(t, p, mib))
-	assert.Equal(t, kept+minArena, p.Stats().ReservedBytes, "8 and 4 MiB were refused")
+	assert.Equal(t, held+minArena, p.Stats().ReservedBytes, "8 and 4 MiB were refused")
 	for _, l := range leases {
 		require.NoError(t, l.Release())
 	}

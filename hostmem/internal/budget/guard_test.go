@@ -346,24 +346,24 @@ func TestMemoryInUseIsNeverRefusedByTheGuard(t *testing.T) {
 	t.Parallel()
 	h := &fakeHost{total: 1000 * mib, used: 980 * mib}
 	b := withoutHeap(New(h.read))
-	looked := 0
-	need := func(n, inUse int) Request {
-		return Request{Bytes: n, InUse: func() int { looked++; return inUse }}
+	examined := 0
+	request := func(n, inUse int) Request {
+		return Request{Bytes: n, InUse: func() int { examined++; return inUse }}
 	}
-	g, err := b.Acquire(t.Context(), need(900*mib, 900*mib))
+	g, err := b.Acquire(t.Context(), request(900*mib, 900*mib))
 	require.NoError(t, err)
 	assert.Equal(t, 900*mib, b.Used(), "it counts for the limit")
 	g.Resident()
 	assert.Zero(t, b.guard.taken)
-	_, err = b.Acquire(t.Context(), need(60*mib, 50*mib))
+	_, err = b.Acquire(t.Context(), request(60*mib, 50*mib))
 	require.ErrorIs(t, err, ErrLimit, "10 MiB have to come from somewhere")
 	assert.Equal(t, 900*mib, b.Used(), "what was refused is not counted")
 	g.Release()
 
-	h.used, looked = 0, 0
-	g, err = b.Acquire(t.Context(), need(10*mib, 10*mib))
+	h.used, examined = 0, 0
+	g, err = b.Acquire(t.Context(), request(10*mib, 10*mib))
 	require.NoError(t, err)
-	assert.Zero(t, looked, "not asked while there is room")
+	assert.Zero(t, examined, "not asked while there is room")
 	g.Release()
 }
 
