@@ -56,7 +56,7 @@ func SetLimits(l Limits) error {
 // Available returns the bytes of host memory that are available without swapping,
 // and without exceeding a limit of the process's cgroup (/proc/meminfo, memory.max).
 // Page cache that is pinned through this package is not among them. ok is false where
-// the system does not report it. Each call reads the host's state anew.
+// the system does not report it. Each call reads the host's state anew. It does not block.
 func Available() (bytes int, ok bool) {
 	reading, err := limits.Headroom()
 	return reading.Available, err == nil

@@ -74,7 +74,7 @@ func ReadStats() Stats {
 
 // Outstanding lists the memory that is pinned through this package now, the oldest first: at
 // the end of a program, what it should have closed. In debug mode (PINNED_DEBUG=1, or
-// cudart.Options.Debug) the list has the stacks.
+// cudart.Options.Debug) the list has the stacks. It does not block.
 func Outstanding() []Holding {
 	process.mu.RLock()
 	defer process.mu.RUnlock()

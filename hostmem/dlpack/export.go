@@ -15,7 +15,7 @@ type Versioned uintptr
 type Unversioned uintptr
 
 // Export makes a DLManagedTensorVersioned of pinned memory for another library. That
-// library owns it from then on, and calls its deleter once. mem is memory of a
+// library owns it from then on, and calls its deleter once. Export does not block. mem is memory of a
 // hostmem.Buffer, Registration or File, or of a pool's lease, from the first element on.
 // The memory must be neither closed nor released until release is called.
 //

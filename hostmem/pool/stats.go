@@ -68,7 +68,7 @@ func (p *core) stats() Stats {
 // Outstanding lists the leases that are not released, the largest first, by the
 // bytes of their blocks. A lost lease stays in the list: its memory may be in use and is
 // never reused. In debug mode (PINNED_DEBUG=1, or cudart.Options.Debug) the list has the time
-// and the stack of each Get, and reports which leases are lost.
+// and the stack of each Get, and reports which leases are lost. It does not block.
 func (p *Pool) Outstanding() []hostmem.Holding { return p.impl().outstanding() }
 
 func (p *core) outstanding() []hostmem.Holding {
