@@ -31,9 +31,10 @@ func Device(tb testing.TB) *cudart.Device {
 }
 
 // Sim opens a simulated library, also with [Real]. The end of the test closes it, and
-// fails the test if anything was not released, or misused.
+// fails the test if anything was not released, or misused. One test has two at the most.
 func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	tb.Helper()
+	enter(tb)
 	sim, err := cudasim.New(cfg)
 	if errors.Is(err, errors.ErrUnsupported) {
 		tb.Skipf("no simulated GPU on this platform: %v", err)
