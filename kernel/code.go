@@ -27,7 +27,7 @@ var (
 const fatbinMagic = "\x50\xed\x55\xba"
 
 // checkCode returns an error for code that is not PTX, a cubin or a fat binary, or not
-// whole: CUDA believes the lengths in it, and looks at it only when a kernel is looked up. For
+// whole: CUDA trusts the lengths in it, and reads it only when a kernel is looked up. For
 // PTX it returns the kernels and their parameters.
 func checkCode(code []byte) (kernels map[string]parameters, err error) {
 	text := bytes.TrimRight(code, "\x00") // PTX may have the zero byte that ends it
@@ -51,7 +51,7 @@ func checkCode(code []byte) (kernels map[string]parameters, err error) {
 	return nil, err
 }
 
-// within checks that n bytes from offset off on are there.
+// within returns an error unless the code has n bytes from offset off on.
 func within(code []byte, what string, off, n uint64) error {
 	if size := uint64(len(code)); off > size || n > size-off {
 		return fmt.Errorf("%s has %d bytes or more at offset %d, and there are %d: it is damaged, or a part is missing", what, n, off, size)

@@ -28,9 +28,8 @@ func (k ContentKind) String() string {
 	return fmt.Sprintf("content kind %d", uint32(k))
 }
 
-// A Content gives the byte at any position by arithmetic alone, on the GPU as in Go, so that
-// memory can be filled on one side and checked on the other. The zero Content is Hash with
-// seed 0.
+// A Content computes the byte at any position, on the GPU as in Go, so that memory can be filled on
+// one side and checked on the other. The zero Content is Hash with seed 0.
 type Content struct {
 	Kind ContentKind
 	Seed uint64
@@ -63,7 +62,7 @@ func hash32(i, seed, high uint32) uint32 {
 	return x*0x85EBCA77 ^ high
 }
 
-// Fill writes the bytes at positions [at, at+len(dst)) to memory of the host.
+// Fill writes the bytes at positions [at, at+len(dst)) to host memory. It does not block.
 func (c Content) Fill(dst []byte, at uint64) {
 	var word [8]byte
 	if skip := at % 8; skip != 0 {

@@ -1,28 +1,32 @@
+//go:build linux && !android && (amd64 || arm64)
+
 package kernel_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/kernel"
 )
 
-// Code from a compiler, on a stream.
+// Code from a compiler is loaded, launched on a stream, and unloaded.
 func Example() {
 	scale := func(ctx context.Context, s *cudart.Stream, file string, x cudart.DevPtr, n int) (err error) {
 		ptx, err := os.ReadFile(file) // nvcc --ptx
 		if err != nil {
 			return err
 		}
-		m, err := kernel.Load(s.Device(), ptx)
+		m, err := kernel.Load(ctx, s.Device(), ptx)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, m.Close()) }() // waits for the kernel
-		k, err := m.Kernel("scale")
+		k, err := m.Kernel(ctx, "scale")
 		if err != nil {
 			return err
 		}
@@ -34,7 +38,47 @@ func Example() {
 	_ = scale
 }
 
-// What the GPU has is compared there, at the speed of its memory.
+// A simulated device runs no kernels: programs tell that from other errors.
+func ExampleLoad() {
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sim.Close()
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rt.Close()
+
+	ctx, dev := context.Background(), rt.Devices()[0]
+	_, err = kernel.Load(ctx, dev, []byte(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry f() { ret; }\n"))
+	fmt.Println("no kernels run here:", errors.Is(err, errors.ErrUnsupported))
+	_, err = kernel.Load(ctx, dev, []byte("no code"))
+	fmt.Println(err)
+	// Output:
+	// no kernels run here: true
+	// kernel: load: 7 bytes that begin with "no code" are neither PTX, nor a cubin, nor a fat binary: cudaErrorInvalidKernelImage (200): device kernel image is invalid
+}
+
+// The shape of a launch: a million threads in blocks of 256.
+func ExampleThreads() {
+	c := kernel.Threads(1_000_000, 256)
+	fmt.Println(c.Grid.X, "blocks of", c.Block.X)
+	// Output: 3907 blocks of 256
+}
+
+// A content is the same on the GPU and in Go: memory is filled on one side, and checked on the
+// other.
+func ExampleContent() {
+	c := kernel.Content{Kind: kernel.Counter}
+	memory := make([]byte, 16)
+	c.Fill(memory, 256)
+	fmt.Println(memory)
+	// Output: [0 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0]
+}
+
+// Device memory is compared on the GPU, at the speed of its memory.
 func ExampleMemory_Compare() {
 	check := func(ctx context.Context, m *kernel.Memory, s *cudart.Stream, p cudart.DevPtr, n int) error {
 		content := kernel.Content{Seed: 42}
@@ -48,4 +92,20 @@ func ExampleMemory_Compare() {
 		return err
 	}
 	_ = check
+}
+
+// Memory that a kernel uses is freed when the stream has passed the launch.
+func ExampleKernel_Launch() {
+	once := func(ctx context.Context, k *kernel.Kernel, s *cudart.Stream, n int) (err error) {
+		p, err := s.Device().Malloc(4 * n)
+		if err != nil {
+			return err
+		}
+		err = k.Launch(s, kernel.Threads(n, 256), kernel.Ptr(p), kernel.Int(n))
+		if end := s.Point().Wait(ctx); end != nil {
+			return errors.Join(err, end) // the kernel may still use the memory
+		}
+		return errors.Join(err, s.Device().Free(p))
+	}
+	_ = once
 }

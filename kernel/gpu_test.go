@@ -73,7 +73,7 @@ func from[T any](tb testing.TB, s *cudart.Stream, p cudart.DevPtr, n int) []T {
 
 func newMemory(tb testing.TB, dev *cudart.Device) *kernel.Memory {
 	tb.Helper()
-	m, err := kernel.NewMemory(dev)
+	m, err := kernel.NewMemory(tb.Context(), dev)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, m.Close()) })
 	return m
@@ -83,11 +83,11 @@ func TestGPURunsPTX(t *testing.T) {
 	dev, s := realGPU(t)
 	code, err := os.ReadFile("testdata/user.ptx")
 	require.NoError(t, err)
-	m, err := kernel.Load(dev, code)
+	m, err := kernel.Load(t.Context(), dev, code)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
 
-	saxpy, err := m.Kernel("saxpy")
+	saxpy, err := m.Kernel(t.Context(), "saxpy")
 	require.NoError(t, err)
 	assert.Positive(t, saxpy.Limits().BlockThreads)
 	assert.Positive(t, saxpy.Limits().Registers)
@@ -96,7 +96,7 @@ func TestGPURunsPTX(t *testing.T) {
 	require.NoError(t, saxpy.Launch(s, kernel.Threads(4, 2), kernel.Ptr(py), kernel.Ptr(px), kernel.Float32(-2), kernel.Uint32(4)))
 	assert.Equal(t, []float32{8, 16, 24, 32, 50}, from[float32](t, s, py, 5))
 
-	all, err := m.Kernel("store_all")
+	all, err := m.Kernel(t.Context(), "store_all")
 	require.NoError(t, err)
 	out := memoryOf(t, dev, 64)
 	require.NoError(t, s.Memset(out, 0, 64))
@@ -104,7 +104,7 @@ func TestGPURunsPTX(t *testing.T) {
 		kernel.Uint64(1<<63), kernel.Float32(1.5), kernel.Float64(math.Pi)))
 	assert.Equal(t, []uint64{200, 65000, 1 << 31, 1 << 63, uint64(math.Float32bits(1.5)), math.Float64bits(math.Pi)}, from[uint64](t, s, out, 6))
 
-	shared, err := m.Kernel("shared_size")
+	shared, err := m.Kernel(t.Context(), "shared_size")
 	require.NoError(t, err)
 	require.NoError(t, shared.Launch(s, kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}, SharedBytes: 48 << 10}, kernel.Ptr(out)))
 	assert.EqualValues(t, 48<<10, from[uint32](t, s, out, 1)[0])
@@ -115,7 +115,7 @@ func TestGPURunsPTX(t *testing.T) {
 	assert.EqualValues(t, 60<<10, from[uint32](t, s, out, 1)[0])
 	assert.ErrorIs(t, shared.AllowShared(16<<20), cudart.ErrInvalidValue)
 
-	_, err = m.Kernel("none")
+	_, err = m.Kernel(t.Context(), "none")
 	assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
 }
 
@@ -124,9 +124,9 @@ func TestGPURunsAFatBinary(t *testing.T) {
 	dev, s := realGPU(t)
 	code, err := os.ReadFile("testdata/user.fatbin")
 	require.NoError(t, err)
-	m, err := kernel.Load(dev, code)
+	m, err := kernel.Load(t.Context(), dev, code)
 	require.NoError(t, err)
-	saxpy, err := m.Kernel("saxpy")
+	saxpy, err := m.Kernel(t.Context(), "saxpy")
 	require.NoError(t, err)
 	px, py := to(t, dev, []float32{1, 2, 3, 4}), to(t, dev, []float32{10, 20, 30, 40})
 	require.NoError(t, saxpy.Launch(s, kernel.Threads(4, 2), kernel.Ptr(py), kernel.Ptr(px), kernel.Float32(-2), kernel.Uint32(4)))
@@ -139,9 +139,9 @@ func TestGPURunsPTXOnManyGoroutines(t *testing.T) {
 	dev, _ := realGPU(t)
 	code, err := os.ReadFile("testdata/user.ptx")
 	require.NoError(t, err)
-	m, err := kernel.Load(dev, code)
+	m, err := kernel.Load(t.Context(), dev, code)
 	require.NoError(t, err)
-	saxpy, err := m.Kernel("saxpy")
+	saxpy, err := m.Kernel(t.Context(), "saxpy")
 	require.NoError(t, err)
 	ones := make([]float32, 1000)
 	for i := range ones {
@@ -181,9 +181,9 @@ func TestGPURunsPTXOnManyGoroutines(t *testing.T) {
 func TestGPUReportsWhatDoesNotCompile(t *testing.T) {
 	dev, _ := realGPU(t)
 	broken := "\n.version 7.0\n.target sm_75\n.address_size 64\n.visible .entry f()\n{\n\tadd.s32 %nothing, 1, 2;\n\tret;\n}\n"
-	m, err := kernel.Load(dev, []byte(broken))
+	m, err := kernel.Load(t.Context(), dev, []byte(broken))
 	if err == nil { // compiled only now
-		_, err = m.Kernel("f")
+		_, err = m.Kernel(t.Context(), "f")
 		defer m.Close()
 	}
 	require.ErrorIs(t, err, cudart.ErrInvalidPtx)
@@ -191,17 +191,17 @@ func TestGPUReportsWhatDoesNotCompile(t *testing.T) {
 	require.ErrorAs(t, err, &jit)
 	assert.Contains(t, jit.Log, "nothing", "the compiler names what it does not know")
 
-	m, err = kernel.Load(dev, []byte("no code at all"))
+	m, err = kernel.Load(t.Context(), dev, []byte("no code at all"))
 	if err == nil {
-		_, err = m.Kernel("f")
+		_, err = m.Kernel(t.Context(), "f")
 		defer m.Close()
 	}
 	assert.Error(t, err)
 
 	newer := ".version 99.0\n.target sm_75\n.address_size 64\n.visible .entry f() { ret; }\n"
-	m, err = kernel.Load(dev, []byte(newer))
+	m, err = kernel.Load(t.Context(), dev, []byte(newer))
 	if err == nil {
-		_, err = m.Kernel("f")
+		_, err = m.Kernel(t.Context(), "f")
 		defer m.Close()
 	}
 	assert.ErrorIs(t, err, cudart.ErrUnsupportedPtxVersion)
@@ -378,7 +378,7 @@ func TestGPUIsBusyForATime(t *testing.T) {
 // Close waits for kernels that run.
 func TestGPUCloseWaitsForKernels(t *testing.T) {
 	dev, s := realGPU(t)
-	m, err := kernel.NewMemory(dev)
+	m, err := kernel.NewMemory(t.Context(), dev)
 	require.NoError(t, err)
 	require.NoError(t, m.Busy(s, 300*time.Millisecond))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
@@ -412,10 +412,10 @@ func BenchmarkLaunch(b *testing.B) {
 	p := memoryOf(b, dev, 64)
 	code, err := os.ReadFile("testdata/user.ptx")
 	require.NoError(b, err)
-	user, err := kernel.Load(dev, code)
+	user, err := kernel.Load(b.Context(), dev, code)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, user.Close()) })
-	saxpy, err := user.Kernel("saxpy")
+	saxpy, err := user.Kernel(b.Context(), "saxpy")
 	require.NoError(b, err)
 	// The stream must not fill, or the launch waits for the GPU. The median is of such
 	// rounds, as in C++.
@@ -498,7 +498,7 @@ func BenchmarkMemory(b *testing.B) {
 	run("copy on device, read and written", 2*n, func() error { return m.Copy(s, q, p, n, 0) })
 	run("copy to device", linked, func() error { return m.Copy(s, p, mapped, linked, 0) })
 	run("copy to host", linked, func() error { return m.Copy(s, mapped, p, linked, 0) })
-	found, err := m.ReadResult(result)
+	found, err := m.ReadResult(ctx, result)
 	require.NoError(b, err)
 	assert.Zero(b, found.Wrong)
 }

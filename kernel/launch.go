@@ -11,8 +11,8 @@ import (
 type Kernel struct {
 	module   *Module
 	function *cudart.Function
-	known    bool // params are
-	params   parameters
+	known    bool       // if params are: CUDA has no query for them, and only PTX is parsed
+	params   parameters // sizes in bytes
 }
 
 // MaxArgs is the number of arguments that a launch can have.
@@ -25,8 +25,9 @@ type Dim = cudart.Dim
 // memory of a block.
 type Config = cudart.LaunchConfig
 
-// Threads returns the shape of a launch with n threads or more, in blocks of block threads
-// each. If n or block is not positive, it returns the zero Config, which Launch refuses.
+// Threads returns the shape of a launch with at least n threads, in blocks of block threads
+// each. If n or block is not positive, it returns the zero Config, which Launch refuses. It does
+// not block.
 func Threads(n, block int) Config {
 	if n <= 0 || block <= 0 {
 		return Config{}
@@ -40,7 +41,7 @@ type Arg struct {
 	size uint8
 }
 
-// Ptr is a pointer parameter. Host memory has a [cudart.DevPtr], too, if it is mapped.
+// Ptr is a pointer parameter. Mapped host memory has a [cudart.DevPtr], too.
 func Ptr(p cudart.DevPtr) Arg { return Arg{uint64(p), 8} }
 
 // Int is a parameter of 64 bits, such as size_t or long long.
@@ -70,8 +71,8 @@ func Float64(v float64) Arg { return Arg{math.Float64bits(v), 8} }
 // made reports whether Module.Kernel has made the Kernel.
 func (k *Kernel) made() bool { return k != nil && k.module != nil }
 
-// Limits returns the maximum threads of a block, its shared memory and more
-// (cuFuncGetAttribute).
+// Limits returns the maximum number of threads of a block, its shared memory in bytes, and more
+// (cuFuncGetAttribute, called by Module.Kernel). It does not block.
 func (k *Kernel) Limits() cudart.FunctionLimits {
 	if !k.made() {
 		return cudart.FunctionLimits{}
@@ -79,14 +80,14 @@ func (k *Kernel) Limits() cudart.FunctionLimits {
 	return k.function.Limits
 }
 
-// AllowShared lets launches use n bytes of dynamic shared memory a block, which without it
-// is 48 KiB less what the code itself declares (cuFuncSetAttribute). The
-// error wraps [cudart.ErrInvalidValue] if n is negative or more than the device has, and
-// [ErrClosed]. Not to be called during launches of k.
+// AllowShared lets launches use n bytes of dynamic shared memory for each block
+// (cuFuncSetAttribute). Without it the limit is 48 KiB less the shared memory
+// that the code declares. The error wraps [cudart.ErrInvalidValue] if n is negative or more than
+// the device has, or [ErrClosed]. Not to be called during launches of k.
 func (k *Kernel) AllowShared(n int) error {
 	switch {
 	case !k.made():
-		return k.errorf("%w", errNotMade)
+		return k.errorf("%w", errZero)
 	case !k.module.life.Begin():
 		return k.errorf("the module is %w", ErrClosed)
 	}
@@ -101,16 +102,15 @@ func (k *Kernel) AllowShared(n int) error {
 // at most [MaxArgs] arguments. It allocates nothing. Parameters that are structs by value are
 // not supported.
 //
-// The error wraps [cudart.ErrInvalidValue] if there are no blocks or threads, too many
-// threads or too much shared memory for the kernel, or if the arguments are not those of
-// the kernel as far as that is known, which it is of PTX. It wraps [ErrClosed] if the module
-// or the stream is closed. Errors of the run appear at later calls that use the stream or the
-// device.
+// The error wraps [cudart.ErrInvalidValue] if there are no blocks or threads, if the kernel
+// allows fewer threads or less shared memory, or if the arguments do not match the kernel's
+// parameters, which are known of PTX. It wraps [ErrClosed] if the module or the stream is closed.
+// Errors of the kernel appear at later calls that use the stream or the device.
 func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
 	switch {
 	case !k.made():
-		return k.errorf("%w", errNotMade)
-	case noStream(s):
+		return k.errorf("%w", errZero)
+	case isZero(s):
 		return k.errorf("%w", errNilStream)
 	}
 	m := k.module

@@ -45,7 +45,7 @@ func newRig(t *testing.T, v cudart.Version, code string) *rig {
 	t.Helper()
 	k, dev := testgpu.NewKernels(t, cudasim.Config{Version: v})
 	k.Names = names
-	m, err := kernel.Load(dev, []byte(code))
+	m, err := kernel.Load(t.Context(), dev, []byte(code))
 	require.NoError(t, err)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func newRig(t *testing.T, v cudart.Version, code string) *rig {
 
 func (r *rig) kernel(t *testing.T, name string) *kernel.Kernel {
 	t.Helper()
-	k, err := r.module.Kernel(name)
+	k, err := r.module.Kernel(t.Context(), name)
 	require.NoError(t, err)
 	return k
 }
@@ -102,9 +102,9 @@ func TestLaunchDoesNotAllocate(t *testing.T) {
 		defer rt.Close()
 		dev, err := rt.Device(0)
 		require.NoError(t, err)
-		m, err := kernel.Load(dev, []byte(ptx))
+		m, err := kernel.Load(t.Context(), dev, []byte(ptx))
 		require.NoError(t, err)
-		mixed, err := m.Kernel("mixed")
+		mixed, err := m.Kernel(t.Context(), "mixed")
 		require.NoError(t, err)
 		s, err := dev.NewStream(cudart.StreamOptions{})
 		require.NoError(t, err)
@@ -188,14 +188,14 @@ func TestOtherCodeIsNotChecked(t *testing.T) {
 		require.NoError(t, err)
 		r := newRig(t, v, string(fatbin))
 		require.NoError(t, r.kernel(t, "mixed").Launch(r.stream, kernel.Threads(1, 1), make([]kernel.Arg, 6)...))
-		_, err = r.module.Kernel("other")
+		_, err = r.module.Kernel(t.Context(), "other")
 		assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
 	})
 }
 
 func TestUnknownKernelIsNamedWithThoseThatAre(t *testing.T) {
 	r := newRig(t, 13000, ptx)
-	_, err := r.module.Kernel("mixd")
+	_, err := r.module.Kernel(t.Context(), "mixd")
 	assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
 	assert.ErrorContains(t, err, `kernel: look up "mixd": the code has the kernels empty, mixed, wide: `)
 }
@@ -209,10 +209,10 @@ func TestFailedCompilationHasItsLog(t *testing.T) {
 		for _, fn := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncGetAttribute"} {
 			clear(k.Codes)
 			k.Codes[fn] = cudart.ErrInvalidPtx
-			m, err := kernel.Load(dev, []byte(ptx))
+			m, err := kernel.Load(t.Context(), dev, []byte(ptx))
 			if fn != "cuModuleLoadDataEx" {
 				require.NoError(t, err)
-				_, err = m.Kernel("mixed")
+				_, err = m.Kernel(t.Context(), "mixed")
 				defer m.Close()
 			}
 			require.ErrorIs(t, err, cudart.ErrInvalidPtx)
@@ -242,7 +242,7 @@ func TestCloseWaitsForKernels(t *testing.T) {
 		_, unloaded := r.Loaded()
 		assert.Zero(t, unloaded)
 
-		for _, err := range []error{empty.Launch(r.stream, kernel.Threads(1, 1)), empty.AllowShared(1), func() error { _, err := r.module.Kernel("empty"); return err }()} {
+		for _, err := range []error{empty.Launch(r.stream, kernel.Threads(1, 1)), empty.AllowShared(1), func() error { _, err := r.module.Kernel(t.Context(), "empty"); return err }()} {
 			assert.ErrorIs(t, err, os.ErrClosed)
 			assert.ErrorIs(t, err, kernel.ErrClosed)
 		}
@@ -323,9 +323,9 @@ func TestCloseAfterTheRuntime(t *testing.T) {
 func TestLaunchOnAnotherDeviceIsRefused(t *testing.T) {
 	k, dev := testgpu.NewKernels(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	k.Names = names
-	m, err := kernel.Load(dev, []byte(ptx))
+	m, err := kernel.Load(t.Context(), dev, []byte(ptx))
 	require.NoError(t, err)
-	empty, err := m.Kernel("empty")
+	empty, err := m.Kernel(t.Context(), "empty")
 	require.NoError(t, err)
 	other, err := dev.Runtime().Device(1)
 	require.NoError(t, err)
@@ -346,8 +346,8 @@ func TestSimulatedDevicesRunNoKernels(t *testing.T) {
 		require.NoError(t, err)
 		assert.Empty(t, rt.Library().Missing)
 		for what, call := range map[string]func() error{
-			"load":   func() error { _, err := kernel.Load(dev, []byte(ptx)); return err },
-			"memory": func() error { _, err := kernel.NewMemory(dev); return err },
+			"load":   func() error { _, err := kernel.Load(t.Context(), dev, []byte(ptx)); return err },
+			"memory": func() error { _, err := kernel.NewMemory(t.Context(), dev); return err },
 		} {
 			assert.ErrorIs(t, call(), errors.ErrUnsupported, "%s %v", what, v)
 		}
@@ -366,9 +366,9 @@ func BenchmarkLaunchOwnCost(b *testing.B) {
 			defer rt.Close()
 			dev, err := rt.Device(0)
 			require.NoError(b, err)
-			m, err := kernel.Load(dev, []byte(ptx))
+			m, err := kernel.Load(b.Context(), dev, []byte(ptx))
 			require.NoError(b, err)
-			mixed, err := m.Kernel("mixed")
+			mixed, err := m.Kernel(b.Context(), "mixed")
 			require.NoError(b, err)
 			s, err := dev.NewStream(cudart.StreamOptions{})
 			require.NoError(b, err)

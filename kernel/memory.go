@@ -15,21 +15,20 @@ import (
 //go:embed src/memory.ptx
 var memoryPTX []byte
 
-// Memory is the kernels that fill, check, copy and time memory, loaded on a device. All
-// methods but Compare queue work on a stream and return. Addresses are of memory that the
-// device can access: device memory, managed memory, and host memory that is mapped. Sizes are
-// bytes; methods do nothing for 0, and return [cudart.ErrInvalidValue] for less. Other errors
-// are those of [Kernel.Launch].
+// A Memory has the kernels that fill, check, copy and time memory, loaded on a device. Fill,
+// Check, Copy, Chase, Busy and ResetResult queue work on a stream and return: they take as long
+// as one call of CUDA. Addresses are of memory that the device can access: device memory, managed
+// memory, and mapped host memory. Sizes are bytes; methods do nothing for 0, and return
+// [cudart.ErrInvalidValue] for less. Other errors are those of [Kernel.Launch].
 type Memory struct {
 	*Module
 	fill, check, copying, chase, busy *Kernel
-	processors                        int
-	inside                            bounded.Group // calls of Compare
+	processors                        int // multiprocessors of the device
 }
 
-// NewMemory loads the kernels. Close them. The errors are those of [Load].
-func NewMemory(dev *cudart.Device) (*Memory, error) {
-	module, err := Load(dev, memoryPTX)
+// NewMemory loads the kernels. Close them. The errors are those of [Load] and [Module.Kernel].
+func NewMemory(ctx context.Context, dev *cudart.Device) (*Memory, error) {
+	module, err := Load(ctx, dev, memoryPTX)
 	if err != nil {
 		return nil, err
 	}
@@ -38,19 +37,23 @@ func NewMemory(dev *cudart.Device) (*Memory, error) {
 		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
 	} {
 		if err == nil {
-			*k, err = m.Kernel(name)
+			*k, err = m.Kernel(ctx, name)
 		}
 	}
 	if err == nil {
-		m.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
+		_, err = m.bounded(ctx, "load", func() (Found, error) {
+			n, err := dev.Attribute(cudart.AttrMultiProcessorCount)
+			m.processors = n
+			return Found{}, err
+		})
 	}
 	if err != nil {
-		return nil, errors.Join(err, m.Close())
+		return nil, errors.Join(err, m.CloseContext(ctx))
 	}
 	return m, nil
 }
 
-// Threads of a block, as in src/memory.cu, and what a multiprocessor holds.
+// Threads of a block, as in src/memory.cu, and of a multiprocessor.
 const (
 	blockThreads     = 256
 	copyThreads      = 512
@@ -60,14 +63,14 @@ const (
 // spread returns the shape for n items, each handled by any thread: no more threads than the
 // device runs at once.
 func spread(n, block, processors int) Config {
-	most := max(processors, 1) * processorThreads
-	return Threads(min(max(n, 1), most), block)
+	return Threads(min(max(n, 1), max(processors, 1)*processorThreads), block)
 }
 
-func (m *Memory) sized(what string, p cudart.DevPtr, n int) error {
+// checkSize returns an error for a nil Memory and for a negative size.
+func (m *Memory) checkSize(what string, p cudart.DevPtr, n int) error {
 	switch {
 	case m == nil:
-		return fmt.Errorf("kernel: %s: %w", what, errNotMade)
+		return fmt.Errorf("kernel: %s: %w", what, errZero)
 	case n < 0:
 		return fmt.Errorf("kernel: %s: %d bytes at %#x: %w", what, n, uintptr(p), cudart.ErrInvalidValue)
 	}
@@ -76,16 +79,16 @@ func (m *Memory) sized(what string, p cudart.DevPtr, n int) error {
 
 // Fill writes n bytes of a content, from position at on, to p.
 func (m *Memory) Fill(s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) error {
-	if err := m.sized("fill", p, n); err != nil || n == 0 {
+	if err := m.checkSize("fill", p, n); err != nil || n == 0 {
 		return err
 	}
 	return m.fill.Launch(s, spread(n/16, blockThreads, m.processors), Ptr(p), Int(n), Uint64(at), Uint32(uint32(c.Kind)), Uint64(c.Seed), Uint64(c.Mask))
 }
 
-// Check compares n bytes at p with those of a content from position at on. result is device
-// memory of [ResultBytes] bytes, to be set by ResetResult before: Check adds to what is there.
+// Check compares n bytes at p with the bytes of a content from position at on. result is device
+// memory of [ResultBytes] bytes, which ResetResult prepares: Check adds to it.
 func (m *Memory) Check(s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64, result cudart.DevPtr) error {
-	if err := m.sized("check", p, n); err != nil || n == 0 {
+	if err := m.checkSize("check", p, n); err != nil || n == 0 {
 		return err
 	}
 	return m.check.Launch(s, spread(n/64, blockThreads, m.processors), Ptr(p), Int(n), Uint64(at), Uint32(uint32(c.Kind)), Uint64(c.Seed), Uint64(c.Mask), Ptr(result))
@@ -96,13 +99,13 @@ const ResultBytes = 16
 
 // A Found is the result of a check.
 type Found struct {
-	Wrong int // bytes that differ
-	First int // offset of the first of them, -1 for none
+	Wrong int // number of bytes that differ
+	First int // offset of the first byte that differs, -1 for none
 }
 
-// ResetResult makes a result that found nothing yet (cudaMemsetAsync).
+// ResetResult queues that a result has found nothing yet (cudaMemsetAsync).
 func (m *Memory) ResetResult(s *cudart.Stream, result cudart.DevPtr) error {
-	if noStream(s) {
+	if isZero(s) {
 		return fmt.Errorf("kernel: reset result: %w", errNilStream)
 	}
 	if err := s.Memset(result, 0, ResultBytes/2); err != nil {
@@ -111,11 +114,13 @@ func (m *Memory) ResetResult(s *cudart.Stream, result cudart.DevPtr) error {
 	return s.Memset(result+ResultBytes/2, 0xFF, ResultBytes/2)
 }
 
-// ReadResult returns a result (cudaMemcpy). The checks must be done.
-func (m *Memory) ReadResult(result cudart.DevPtr) (Found, error) {
-	if m == nil || !m.made() {
-		return Found{}, fmt.Errorf("kernel: read result: %w", errNotMade)
-	}
+// ReadResult returns a result (cudaMemcpy). The checks must be complete. If ctx ends first, the
+// error is ctx's. A nil context is an error.
+func (m *Memory) ReadResult(ctx context.Context, result cudart.DevPtr) (Found, error) {
+	return m.bounded(ctx, "read result", func() (Found, error) { return m.readResult(result) })
+}
+
+func (m *Memory) readResult(result cudart.DevPtr) (Found, error) {
 	var words [2]uint64
 	if err := m.dev.CopyToHost(unsafe.Pointer(&words), result, ResultBytes); err != nil {
 		return Found{}, err
@@ -126,32 +131,42 @@ func (m *Memory) ReadResult(result cudart.DevPtr) (Found, error) {
 	return Found{Wrong: int(words[0]), First: int(words[1])}, nil
 }
 
-// Compare is Check with a result of its own, for which it waits. If ctx ends first, the kernel
-// may be running on; the memory of its result, 16 bytes, stays allocated then.
-func (m *Memory) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) (Found, error) {
+// bounded makes calls of CUDA that may not return.
+func (m *Memory) bounded(ctx context.Context, what string, call func() (Found, error)) (Found, error) {
+	var err error
 	switch {
 	case m == nil || !m.made():
-		return Found{}, fmt.Errorf("kernel: compare: %w", errNotMade)
+		err = errZero
 	case ctx == nil:
-		return Found{}, fmt.Errorf("kernel: compare: %w", errNilContext)
-	case noStream(s):
-		return Found{}, fmt.Errorf("kernel: compare: %w", errNilStream)
+		err = errNilContext
+	default:
+		err = m.inside.Begin(ctx)
 	}
-	if err := m.inside.Begin(ctx); err != nil {
-		return Found{}, fmt.Errorf("kernel: compare: %w", err)
+	if err != nil {
+		return Found{}, fmt.Errorf("kernel: %s: %w", what, err)
 	}
 	return bounded.Do(ctx, bounded.Call[Found]{Run: func() (Found, error) {
 		defer m.inside.End()
-		return m.compare(ctx, s, p, n, c, at)
+		return call()
 	}})
 }
 
+// Compare is Check with a result of its own, for which it waits. If ctx ends first, the error is
+// ctx's and the kernel may still run; the memory of its result, 16 bytes, stays allocated then.
+// A nil context is an error.
+func (m *Memory) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) (Found, error) {
+	return m.bounded(ctx, "compare", func() (Found, error) { return m.compare(ctx, s, p, n, c, at) })
+}
+
 func (m *Memory) compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) (found Found, err error) {
+	if isZero(s) {
+		return found, fmt.Errorf("kernel: compare: %w", errNilStream)
+	}
 	result, err := m.dev.Malloc(ResultBytes)
 	if err != nil {
 		return found, err
 	}
-	if ctx.Err() != nil { // meanwhile
+	if ctx.Err() != nil {
 		return found, errors.Join(bounded.Ended(ctx), m.dev.Free(result))
 	}
 	err = m.ResetResult(s, result)
@@ -165,16 +180,17 @@ func (m *Memory) compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr,
 		err = s.Synchronize(ctx) // for an error of the kernel
 	}
 	if err == nil {
-		found, err = m.ReadResult(result)
+		found, err = m.readResult(result)
 	}
 	return found, errors.Join(err, m.dev.Free(result))
 }
 
-// Copy copies n bytes by loads and stores of the multiprocessors, not by a copy engine, with
-// so many blocks a multiprocessor; 0 is as many as it runs at once. The ranges must not
-// overlap. Where the addresses differ in their last 4 bits it copies byte by byte, slowly.
+// Copy copies n bytes by loads and stores of the multiprocessors, not by a copy engine. blocks
+// is the number of blocks for each multiprocessor; 0 stands for as many as it runs at once.
+// The ranges must not overlap. If the addresses differ in their last 4 bits, Copy copies byte by
+// byte, which is slow.
 func (m *Memory) Copy(s *cudart.Stream, dst, src cudart.DevPtr, n, blocks int) error {
-	if err := m.sized("copy", dst, n); err != nil || n == 0 {
+	if err := m.checkSize("copy", dst, n); err != nil || n == 0 {
 		return err
 	}
 	shape := spread(n/16, copyThreads, m.processors)
@@ -185,13 +201,13 @@ func (m *Memory) Copy(s *cudart.Stream, dst, src cudart.DevPtr, n, blocks int) e
 }
 
 // Chase follows a chain of indices with one thread: next = chain[next], steps times from
-// start on, where chain is an array of uint64. result is device memory of [ResultBytes]
-// bytes: the index at the end, and the clock cycles of the multiprocessor that it took. An index
-// outside of the array makes the context unusable.
+// start on. chain is an array of uint64. result is device memory of [ResultBytes] bytes for two
+// uint64: the last index, and the time of all steps in clock cycles of the multiprocessor. An
+// index outside of the array makes the context unusable.
 func (m *Memory) Chase(s *cudart.Stream, chain cudart.DevPtr, start, steps int, result cudart.DevPtr) error {
 	switch {
 	case m == nil:
-		return fmt.Errorf("kernel: chase: %w", errNotMade)
+		return fmt.Errorf("kernel: chase: %w", errZero)
 	case start < 0 || steps < 0:
 		return fmt.Errorf("kernel: chase: start %d, %d steps: %w", start, steps, cudart.ErrInvalidValue)
 	}
@@ -201,13 +217,13 @@ func (m *Memory) Chase(s *cudart.Stream, chain cudart.DevPtr, start, steps int, 
 // MaxBusy is the longest time of [Memory.Busy].
 const MaxBusy = time.Minute
 
-// Busy queues work that runs for d by the device's timer and occupies one multiprocessor. It
-// also ends after 4 clock cycles for each nanosecond of d, should the timer fail. The error wraps
+// Busy queues work that runs for d by the device's timer and occupies one multiprocessor. If the
+// timer fails, the work ends after 4 clock cycles for each nanosecond of d. The error wraps
 // [cudart.ErrInvalidValue] if d is negative or more than [MaxBusy].
 func (m *Memory) Busy(s *cudart.Stream, d time.Duration) error {
 	switch {
 	case m == nil:
-		return fmt.Errorf("kernel: busy: %w", errNotMade)
+		return fmt.Errorf("kernel: busy: %w", errZero)
 	case d < 0 || d > MaxBusy:
 		return fmt.Errorf("kernel: busy: %v: from 0 to %v: %w", d, MaxBusy, cudart.ErrInvalidValue)
 	}

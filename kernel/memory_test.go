@@ -22,15 +22,15 @@ func TestReadResult(t *testing.T) {
 	require.NoError(t, err)
 	p, err := dev.Malloc(ResultBytes)
 	require.NoError(t, err)
-	m := &Memory{Module: &Module{dev: dev, module: new(cudart.Module)}}
+	m := &Memory{Module: &Module{dev: dev, module: new(cudart.Module), inside: groupOf(dev)}}
 	require.NoError(t, m.ResetResult(s, p))
 	require.NoError(t, s.Synchronize(t.Context()))
-	found, err := m.ReadResult(p)
+	found, err := m.ReadResult(t.Context(), p)
 	require.NoError(t, err)
 	assert.Equal(t, Found{Wrong: 0, First: -1}, found)
 	words := [2]uint64{3, 12345678901}
 	require.NoError(t, dev.CopyToDevice(p, unsafe.Pointer(&words), ResultBytes))
-	found, err = m.ReadResult(p)
+	found, err = m.ReadResult(t.Context(), p)
 	require.NoError(t, err)
 	assert.Equal(t, Found{Wrong: 3, First: 12345678901}, found)
 	require.NoError(t, dev.Free(p))

@@ -1,15 +1,20 @@
 package kernel
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"weak"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
@@ -23,76 +28,138 @@ var (
 	errNilContext = errors.New("the context is nil")
 	errNilDevice  = errors.New("the device is nil or zero")
 	errNilStream  = errors.New("the stream is nil or zero")
-	errNotMade    = errors.New("what the method is called on is nil or zero: Load, Module.Kernel and the functions that begin with New make it")
+	errZero       = errors.New("the receiver is nil or zero (Load, NewMemory and Module.Kernel return usable values)")
 )
 
-// noStream reports whether a stream is nil or zero.
-func noStream(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
+// isZero reports whether a stream is nil or zero.
+func isZero(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 
 // A Module is code that is loaded on a device. Close it: the garbage collector unloads none.
 type Module struct {
 	dev     *cudart.Device
 	module  *cudart.Module
-	kernels map[string]parameters // nil if unknown
+	kernels map[string]parameters // nil if the code is not PTX
+	inside  *bounded.Group
 	life    lifetime.Lifetime
-	fence   fence.Fence // of the kernels' runs
+	fence   fence.Fence // of the kernels that were launched
+}
+
+// groups bound, for each device, the threads in calls of CUDA that may not return.
+var groups sync.Map // of *bounded.Group, by weak.Pointer[cudart.Device]
+
+func groupOf(dev *cudart.Device) *bounded.Group {
+	key := weak.Make(dev)
+	g, ok := groups.Load(key)
+	if !ok {
+		if g, ok = groups.LoadOrStore(key, &bounded.Group{}); !ok {
+			runtime.AddCleanup(dev, func(key weak.Pointer[cudart.Device]) { groups.Delete(key) }, key)
+		}
+	}
+	return g.(*bounded.Group)
 }
 
 // Load loads PTX, a cubin or a fat binary on a device (cuModuleLoadDataEx). The driver compiles PTX, which takes a fraction of a
-// second unless its cache has it. code may be changed afterwards. A nil device and empty code
-// are errors. The error wraps [cudart.ErrInvalidKernelImage] if the code is nothing of that
-// kind, or not whole; see [cudart.Device.LoadModule] for the others.
-func Load(dev *cudart.Device, code []byte) (*Module, error) {
-	if dev == nil || dev.Runtime() == nil {
-		return nil, fmt.Errorf("kernel: load: %w", errNilDevice)
-	}
-	kernels, err := checkCode(code)
-	var loaded *cudart.Module
-	if err == nil {
-		loaded, err = dev.LoadModule(code)
-	}
+// second unless the driver's cache on disk has the result. code may be changed afterwards.
+//
+// The error wraps [cudart.ErrInvalidKernelImage] if the code has none of these formats or is
+// not whole; [cudart.Device.LoadModule] lists the errors of CUDA. If ctx ends first, the error
+// is ctx's, and the code is unloaded once CUDA returns. A nil context, a nil device and empty
+// code are errors.
+func Load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error) {
+	m, err := load(ctx, dev, bytes.Clone(code))
 	if err != nil {
 		return nil, fmt.Errorf("kernel: load: %w", err)
 	}
-	return &Module{dev: dev, module: loaded, kernels: kernels}, nil
+	return m, nil
+}
+
+func load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error) {
+	switch {
+	case ctx == nil:
+		return nil, errNilContext
+	case dev == nil || dev.Runtime() == nil:
+		return nil, errNilDevice
+	}
+	kernels, err := checkCode(code)
+	if err != nil {
+		return nil, err
+	}
+	inside := groupOf(dev)
+	if err := inside.Begin(ctx); err != nil {
+		return nil, err
+	}
+	module, err := bounded.Do(ctx, bounded.Call[*cudart.Module]{Run: func() (*cudart.Module, error) {
+		defer inside.End()
+		if ctx.Err() != nil {
+			return nil, bounded.Ended(ctx)
+		}
+		return dev.LoadModule(code)
+	}, Late: func(m *cudart.Module, err error) {
+		if err == nil {
+			_ = lifetime.Undo(ctx, func(context.Context) error { return m.Unload() })
+		}
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return &Module{dev: dev, module: module, kernels: kernels, inside: inside}, nil
 }
 
 // made reports whether Load has made the Module.
 func (m *Module) made() bool { return m != nil && m.module != nil }
 
 // Kernel looks up a kernel by its name, which is that of a function with extern "C"
-// (cuModuleGetFunction). The error wraps [cudart.ErrSymbolNotFound] if
-// the code has none of that name, and [ErrClosed].
-func (m *Module) Kernel(name string) (*Kernel, error) {
+// (cuModuleGetFunction). CUDA may compile the code only now.
+//
+// The error wraps [cudart.ErrSymbolNotFound] if the code has no kernel of that name,
+// [ErrClosed], or ctx's error if ctx ends first. A nil context is an error.
+func (m *Module) Kernel(ctx context.Context, name string) (*Kernel, error) {
+	k, err := m.kernel(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: look up %q: %w", name, err)
+	}
+	return k, nil
+}
+
+func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	switch {
 	case !m.made():
-		return nil, fmt.Errorf("kernel: look up %s: %w", name, errNotMade)
-	case !m.life.Begin():
-		return nil, fmt.Errorf("kernel: look up %s: the module is %w", name, ErrClosed)
+		return nil, errZero
+	case ctx == nil:
+		return nil, errNilContext
 	}
-	defer m.life.End()
 	params, known := m.kernels[name]
 	if m.kernels != nil && !known {
 		names := strings.Join(slices.Sorted(maps.Keys(m.kernels)), ", ")
-		return nil, fmt.Errorf("kernel: look up %q: the code has the kernels %s: %w", name, names, cudart.ErrSymbolNotFound)
+		return nil, fmt.Errorf("the code has the kernels %s: %w", names, cudart.ErrSymbolNotFound)
 	}
-	f, err := m.module.Function(name)
+	if err := m.inside.Begin(ctx); err != nil {
+		return nil, err
+	}
+	if !m.life.Begin() {
+		m.inside.End()
+		return nil, fmt.Errorf("the module is %w", ErrClosed)
+	}
+	f, err := bounded.Do(ctx, bounded.Call[*cudart.Function]{Run: func() (*cudart.Function, error) {
+		defer m.inside.End()
+		defer m.life.End()
+		return m.module.Function(name)
+	}})
 	if err != nil {
-		return nil, fmt.Errorf("kernel: look up %q: %w", name, err)
+		return nil, err
 	}
 	return &Kernel{module: m, function: f, known: known, params: params}, nil
 }
 
-// Close waits for the kernels that were launched, and unloads the code
-// (cuModuleUnload). From its start on, launches return [ErrClosed]. After an error the code
+// Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). From its call on, launches return [ErrClosed]. After an error the code
 // stays loaded, and Close may be called again; once it has returned nil it does nothing.
 func (m *Module) Close() error { return m.CloseContext(context.Background()) }
 
-// CloseContext is Close that ends with ctx, with its error. A nil ctx is an error.
+// CloseContext is Close that returns ctx's error if ctx ends first. A nil context is an error.
 func (m *Module) CloseContext(ctx context.Context) error {
 	switch {
 	case !m.made():
-		return fmt.Errorf("kernel: close the module: %w", errNotMade)
+		return fmt.Errorf("kernel: close the module: %w", errZero)
 	case ctx == nil:
 		return fmt.Errorf("kernel: close the module: %w", errNilContext)
 	}

@@ -4,6 +4,7 @@ package kernel_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"testing"
 
@@ -28,7 +29,7 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	type calls map[string]func() error
 	ofModule := func(m *kernel.Module) calls {
 		return calls{
-			"Kernel":                   func() error { _, err := m.Kernel("f"); return err },
+			"Kernel":                   func() error { _, err := m.Kernel(t.Context(), "f"); return err },
 			"Close":                    m.Close,
 			"CloseContext":             func() error { return m.CloseContext(ctx) },
 			"CloseContext without ctx": func() error { return m.CloseContext(none) },
@@ -43,15 +44,17 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	}
 	ofMemory := func(m *kernel.Memory, n int) calls {
 		return calls{
-			"Fill":        func() error { return m.Fill(r.stream, 1, n, kernel.Content{}, 0) },
-			"Check":       func() error { return m.Check(r.stream, 1, n, kernel.Content{}, 0, 1) },
-			"Copy":        func() error { return m.Copy(r.stream, 1, 1, n, math.MaxInt) },
-			"Chase":       func() error { return m.Chase(r.stream, 1, n, n, 1) },
-			"Busy":        func() error { return m.Busy(r.stream, 1) },
-			"Busy long":   func() error { return m.Busy(r.stream, math.MaxInt64) },
-			"ReadResult":  func() error { _, err := m.ReadResult(1); return err },
-			"ResetResult": func() error { return m.ResetResult(new(cudart.Stream), 1) },
-			"Compare":     func() error { _, err := m.Compare(ctx, r.stream, 1, n, kernel.Content{}, 0); return err },
+			"Fill":                   func() error { return m.Fill(r.stream, 1, n, kernel.Content{}, 0) },
+			"Check":                  func() error { return m.Check(r.stream, 1, n, kernel.Content{}, 0, 1) },
+			"Copy":                   func() error { return m.Copy(r.stream, 1, 1, n, math.MaxInt) },
+			"Chase":                  func() error { return m.Chase(r.stream, 1, n, n, 1) },
+			"Busy":                   func() error { return m.Busy(r.stream, 1) },
+			"Busy long":              func() error { return m.Busy(r.stream, math.MaxInt64) },
+			"ReadResult":             func() error { _, err := m.ReadResult(ctx, 1); return err },
+			"ResetResult":            func() error { return m.ResetResult(new(cudart.Stream), 1) },
+			"Compare without ctx":    func() error { _, err := m.Compare(none, r.stream, 1, n, kernel.Content{}, 0); return err },
+			"ReadResult without ctx": func() error { _, err := m.ReadResult(none, 1); return err },
+			"Compare":                func() error { _, err := m.Compare(ctx, r.stream, 1, n, kernel.Content{}, 0); return err },
 		}
 	}
 	for name, list := range map[string]calls{
@@ -59,10 +62,13 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		"nil Kernel": ofKernel(nil), "zero Kernel": ofKernel(new(kernel.Kernel)),
 		"nil Memory": ofMemory(nil, 1), "zero Memory": ofMemory(new(kernel.Memory), 1), "less than nothing": ofMemory(new(kernel.Memory), math.MinInt),
 		"functions": {
-			"Load":                     func() error { _, err := kernel.Load(nil, []byte(ptx)); return err },
-			"Load on a zero device":    func() error { _, err := kernel.Load(new(cudart.Device), []byte(ptx)); return err },
-			"Load of nothing":          func() error { _, err := kernel.Load(r.dev, nil); return err },
-			"NewMemory":                func() error { _, err := kernel.NewMemory(nil); return err },
+			"Load":                     func() error { _, err := kernel.Load(t.Context(), nil, []byte(ptx)); return err },
+			"Load on a zero device":    func() error { _, err := kernel.Load(t.Context(), new(cudart.Device), []byte(ptx)); return err },
+			"Load without ctx":         func() error { _, err := kernel.Load(none, r.dev, []byte(ptx)); return err },
+			"NewMemory without ctx":    func() error { _, err := kernel.NewMemory(none, r.dev); return err },
+			"Kernel without ctx":       func() error { _, err := r.module.Kernel(none, "empty"); return err },
+			"Load of nothing":          func() error { _, err := kernel.Load(t.Context(), r.dev, nil); return err },
+			"NewMemory":                func() error { _, err := kernel.NewMemory(t.Context(), nil); return err },
 			"Launch on no stream":      func() error { return empty.Launch(nil, one) },
 			"Launch on a zero stream":  func() error { return empty.Launch(new(cudart.Stream), one) },
 			"Launch of nothing":        func() error { return empty.Launch(r.stream, kernel.Config{}) },
@@ -92,7 +98,7 @@ func TestCompareEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	k, dev := testgpu.NewKernels(t, cudasim.Config{})
 	k.Names = map[string]int{"pinned_fill": 6, "pinned_check": 7, "pinned_copy": 3, "pinned_chase": 4, "pinned_busy": 2}
-	m, err := kernel.NewMemory(dev)
+	m, err := kernel.NewMemory(t.Context(), dev)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	functions := []string{"cudaMalloc", "cudaMemcpy", "cudaFree"}
@@ -119,4 +125,33 @@ func TestCompareEndsWithItsContext(t *testing.T) {
 		f()
 	}
 	require.NoError(t, m.Close())
+}
+
+// A load that never returns holds up no caller past its context. Code that is loaded after all
+// is unloaded.
+func TestLoadEndsWithItsContext(t *testing.T) {
+	k, dev := testgpu.NewKernels(t, cudasim.Config{})
+	loading, unblock := make(chan struct{}), make(chan struct{})
+	k.Loading = func() { close(loading); <-unblock }
+	cause := errors.New("the cause")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	over := make(chan error)
+	go func() {
+		_, err := kernel.Load(ctx, dev, []byte(ptx))
+		over <- err
+	}()
+	<-loading
+	cancel(cause)
+	err := <-over
+	for _, want := range []error{context.Canceled, cause, bounded.ErrStuck} {
+		require.ErrorIs(t, err, want)
+	}
+	close(unblock)
+	for unloaded := 0; unloaded == 0; {
+		_, unloaded = k.Loaded()
+	}
+	_, err = kernel.Load(ctx, dev, []byte(ptx))
+	require.ErrorIs(t, err, cause)
+	codes, _ := k.Loaded()
+	require.Len(t, codes, 1)
 }

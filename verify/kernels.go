@@ -19,9 +19,9 @@ type gpu interface {
 	CloseContext(ctx context.Context) error
 }
 
-// loadKernels loads the module's kernels; it is the load of a runner.
-func loadKernels(dev *cudart.Device) (gpu, error) {
-	m, err := kernel.NewMemory(dev)
+// loadKernels is a runner's load.
+func loadKernels(ctx context.Context, dev *cudart.Device) (gpu, error) {
+	m, err := kernel.NewMemory(ctx, dev)
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ func kernelRun(t *testing.T, plan Plan, change func(r *runner, sim *cudasim.Sim)
 	r, err := newRunner(t.Context(), dev, plan)
 	require.NoError(t, err)
 	var loaded, closed atomic.Int32
-	r.load = func(dev *cudart.Device) (gpu, error) {
+	r.load = func(_ context.Context, dev *cudart.Device) (gpu, error) {
 		loaded.Add(1)
 		return byCopies{dev, &closed}, nil
 	}
@@ -114,8 +114,8 @@ func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 	const n = 10_000
 	r := kernelRun(t, Plan{Sizes: []int{n}, Patterns: []Pattern{Counter}, Offsets: []Offset{{3, 5, 7}}, Streams: []int{1}}, func(r *runner, sim *cudasim.Sim) {
 		load := r.load
-		r.load = func(dev *cudart.Device) (gpu, error) {
-			g, err := load(dev)
+		r.load = func(ctx context.Context, dev *cudart.Device) (gpu, error) {
+			g, err := load(ctx, dev)
 			return spoiling{g.(byCopies)}, err
 		}
 	})
@@ -175,8 +175,8 @@ func TestKernelPathsFindOverruns(t *testing.T) {
 	t.Parallel()
 	r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
 		load := r.load
-		r.load = func(dev *cudart.Device) (gpu, error) {
-			g, err := load(dev)
+		r.load = func(ctx context.Context, dev *cudart.Device) (gpu, error) {
+			g, err := load(ctx, dev)
 			return overrunning{g.(byCopies)}, err
 		}
 	})
@@ -219,7 +219,7 @@ func TestSimulatedDevicesSkipKernelPaths(t *testing.T) {
 func TestKernelsThatDoNotLoad(t *testing.T) {
 	t.Parallel()
 	r := kernelRun(t, small(), func(r *runner, _ *cudasim.Sim) {
-		r.load = func(*cudart.Device) (gpu, error) { return nil, errors.New("does not compile") }
+		r.load = func(context.Context, *cudart.Device) (gpu, error) { return nil, errors.New("does not compile") }
 	})
 	assert.Equal(t, 2, r.FailureCount)
 	assert.ErrorContains(t, r.Err(), "does not compile")

@@ -76,9 +76,9 @@ type runner struct {
 	began    time.Time
 	grace    time.Duration // for copies that do not end
 	hostFree func() (int, bool)
-	load     func(*cudart.Device) (gpu, error)
-	tamper   func(Case, []byte)                            // of tests, see trip
-	found    func(Case, string, kernel.Found) kernel.Found // of tests
+	load     func(context.Context, *cudart.Device) (gpu, error)
+	tamper   func(Case, []byte) // of tests, see trip
+	found    func(Case, string, kernel.Found) kernel.Found
 }
 
 func (r *runner) run(ctx context.Context) error {

@@ -103,7 +103,7 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 		}
 	}
 	if t.path.info().kernels {
-		if t.gpu, err = t.load(t.dev); err != nil {
+		if t.gpu, err = t.load(ctx, t.dev); err != nil {
 			return err
 		}
 		t.closers = append(t.closers, releaseStep{"the code of kernels", t.gpu.CloseContext})

@@ -67,7 +67,7 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 	if b.s, err = b.dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return b, err
 	}
-	if b.network, err = newNetwork(b.dev); err != nil {
+	if b.network, err = newNetwork(ctx, b.dev); err != nil {
 		return b, err
 	}
 	if o.blas {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	_ "embed"
 	"errors"
 
@@ -25,8 +26,8 @@ type network struct {
 	processors int
 }
 
-func newNetwork(dev *cudart.Device) (*network, error) {
-	m, err := kernel.Load(dev, networkPTX)
+func newNetwork(ctx context.Context, dev *cudart.Device) (*network, error) {
+	m, err := kernel.Load(ctx, dev, networkPTX)
 	if err != nil {
 		return nil, err
 	}
@@ -38,14 +39,14 @@ func newNetwork(dev *cudart.Device) (*network, error) {
 		"pinned_multiply_tn": &n.product[1][0], "pinned_multiply_tt": &n.product[1][1],
 	} {
 		if err == nil {
-			*k, err = m.Kernel(name)
+			*k, err = m.Kernel(ctx, name)
 		}
 	}
 	if err == nil {
 		n.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
 	}
 	if err != nil {
-		return nil, errors.Join(err, m.Close())
+		return nil, errors.Join(err, m.CloseContext(ctx))
 	}
 	return n, nil
 }

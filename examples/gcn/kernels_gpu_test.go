@@ -69,7 +69,7 @@ func from[T any](tb testing.TB, s *cudart.Stream, p cudart.DevPtr, n int) []T {
 
 func openNetwork(tb testing.TB, dev *cudart.Device) *network {
 	tb.Helper()
-	n, err := newNetwork(dev)
+	n, err := newNetwork(context.Background(), dev)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, n.Close()) })
 	return n

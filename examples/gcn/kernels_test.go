@@ -29,7 +29,7 @@ var kernelParameters = map[string]int{
 func TestKernelsGetTheirParameters(t *testing.T) {
 	k, dev := testgpu.NewKernels(t, cudasim.Config{})
 	k.Names = kernelParameters
-	n, err := newNetwork(dev)
+	n, err := newNetwork(t.Context(), dev)
 	require.NoError(t, err)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
@@ -69,7 +69,7 @@ func TestProductThatIsShared(t *testing.T) {
 	for name, params := range kernelParameters {
 		k.Names[name] = params
 	}
-	n, err := newNetwork(dev)
+	n, err := newNetwork(t.Context(), dev)
 	require.NoError(t, err)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)

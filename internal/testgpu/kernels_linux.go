@@ -21,10 +21,11 @@ type Kernels struct {
 	*cudasim.Sim
 
 	// What the calls are to do. Not to be changed during calls.
-	Names map[string]int         // kernels of any code, and their numbers of 8-byte parameters
-	Codes map[string]cudart.Code // results of functions, by their C names, if not success
-	Log   string                 // of the compiler
-	Quick bool                   // launches go to a C function that does nothing
+	Loading func()                 // called while code is loaded, unless it is nil
+	Names   map[string]int         // kernels of any code, and their numbers of 8-byte parameters
+	Codes   map[string]cudart.Code // results of functions, by their C names, if not success
+	Log     string                 // of the compiler
+	Quick   bool                   // launches go to a C function that does nothing
 
 	mu       sync.Mutex
 	loaded   []string // code
@@ -154,6 +155,9 @@ func cString(address uintptr) string {
 const moduleHandle = 0x4d0d
 
 func (k *Kernels) load(fn string, out, code, n, options, values uintptr) uintptr {
+	if k.Loading != nil {
+		k.Loading()
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for i := range n {

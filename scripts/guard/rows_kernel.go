@@ -58,7 +58,7 @@ func kernelRow(make func(*fixture, kernels) *task) func(*fixture) (*task, error)
 		if err != nil {
 			return nil, err
 		}
-		m, err := kernel.NewMemory(dev)
+		m, err := kernel.NewMemory(f.ctx, dev)
 		if err != nil {
 			return nil, err
 		}

@@ -47,8 +47,8 @@ type kernels struct {
 	result cudart.DevPtr
 }
 
-func (k *kernels) open(context.Context) (err error) {
-	if k.memory, err = kernel.NewMemory(k.dev); err != nil {
+func (k *kernels) open(ctx context.Context) (err error) {
+	if k.memory, err = kernel.NewMemory(ctx, k.dev); err != nil {
 		return err
 	}
 	k.undo = append(k.undo, k.memory.CloseContext)

@@ -44,7 +44,7 @@ func TestSimulatedGPUsHaveNoKernelGroups(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	w := &resources{dev: dev, now: wall()}
-	l, err := w.newLoad(1 << 20)
+	l, err := w.newLoad(t.Context(), 1<<20)
 	require.NoError(t, err)
 	assert.Nil(t, l.busy)
 	assert.False(t, l.fitted())
@@ -83,7 +83,7 @@ func TestGPUKernelGroups(t *testing.T) {
 	}
 
 	w := &resources{dev: dev, now: wall()}
-	l, err := w.newLoad(1 << 20)
+	l, err := w.newLoad(t.Context(), 1<<20)
 	require.NoError(t, err)
 	require.NotNil(t, l.busy)
 	span, err := w.span()

@@ -198,7 +198,7 @@ func (l *loop) fit(ctx context.Context) error {
 		return err
 	}
 	n := l.batch * oneSample
-	if l.load, err = l.newLoad(loadFactor * n); err != nil {
+	if l.load, err = l.newLoad(ctx, loadFactor*n); err != nil {
 		return err
 	}
 	target, err := l.device(n)

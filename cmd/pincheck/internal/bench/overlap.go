@@ -177,7 +177,7 @@ func (h *hiding) open(ctx context.Context) (err error) {
 	if h.work, err = h.resources.stream(); err != nil {
 		return err
 	}
-	h.load, err = h.newLoad(loadFactor * h.n)
+	h.load, err = h.newLoad(ctx, loadFactor*h.n)
 	return err
 }
 

@@ -160,8 +160,8 @@ const (
 )
 
 // newLoad loads the kernel, or allocates what to set, up to loadBytes.
-func (w *resources) newLoad(n int) (l load, err error) {
-	l.busy, err = kernel.NewMemory(w.dev)
+func (w *resources) newLoad(ctx context.Context, n int) (l load, err error) {
+	l.busy, err = kernel.NewMemory(ctx, w.dev)
 	switch {
 	case err == nil:
 		w.undo = append(w.undo, l.busy.CloseContext)

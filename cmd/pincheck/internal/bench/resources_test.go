@@ -86,7 +86,7 @@ func TestLoadsTakeAboutAsLongAsIsWanted(t *testing.T) {
 	require.NoError(t, err)
 	span, err := w.span()
 	require.NoError(t, err)
-	l, err := w.newLoad(200_000) // a microsecond
+	l, err := w.newLoad(t.Context(), 200_000) // a microsecond
 	require.NoError(t, err)
 	for want, sets := range map[time.Duration]int{100 * time.Microsecond: 100, 2 * time.Microsecond: minSets} {
 		require.NoError(t, l.fit(t.Context(), span, s, want))
