@@ -72,7 +72,7 @@ func (m *Memory) checkSize(what string, p cudart.DevPtr, n int) error {
 	case m == nil:
 		return fmt.Errorf("kernel: %s: %w", what, errZero)
 	case n < 0:
-		return fmt.Errorf("kernel: %s: %d bytes at %#x: %w", what, n, uintptr(p), cudart.ErrInvalidValue)
+		return fmt.Errorf("kernel: %s: %d bytes at %v: %w", what, n, p, cudart.ErrInvalidValue)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func TestReadResult(t *testing.T) {
 	require.NoError(t, err)
 	p, err := dev.Malloc(ResultBytes)
 	require.NoError(t, err)
-	m := &Memory{Module: &Module{dev: dev, module: new(cudart.Module), inside: groupOf(dev)}}
+	m := &Memory{Module: &Module{dev: dev, module: new(cudart.Module), inside: groups.Of(dev)}}
 	require.NoError(t, m.ResetResult(s, p))
 	require.NoError(t, s.Synchronize(t.Context()))
 	found, err := m.ReadResult(t.Context(), p)

@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"weak"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
@@ -45,21 +42,11 @@ type Module struct {
 }
 
 // groups bound, for each device, the threads in calls of CUDA that may not return.
-var groups sync.Map // of *bounded.Group, by weak.Pointer[cudart.Device]
+var groups bounded.Groups[cudart.Device]
 
-func groupOf(dev *cudart.Device) *bounded.Group {
-	key := weak.Make(dev)
-	g, ok := groups.Load(key)
-	if !ok {
-		if g, ok = groups.LoadOrStore(key, &bounded.Group{}); !ok {
-			runtime.AddCleanup(dev, func(key weak.Pointer[cudart.Device]) { groups.Delete(key) }, key)
-		}
-	}
-	return g.(*bounded.Group)
-}
-
-// Load loads PTX, a cubin or a fat binary on a device (cuModuleLoadDataEx). The driver compiles PTX, which takes a fraction of a
-// second unless the driver's cache on disk has the result. code may be changed afterwards.
+// Load loads PTX, a cubin or a fat binary on a device (cuModuleLoadDataEx). The driver compiles
+// PTX, which takes a fraction of a second unless the driver's cache on disk has the result. code
+// may be changed afterwards.
 //
 // The error wraps [cudart.ErrInvalidKernelImage] if the code has none of these formats or is
 // not whole; [cudart.Device.LoadModule] lists the errors of CUDA. If ctx ends first, the error
@@ -84,7 +71,7 @@ func load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error)
 	if err != nil {
 		return nil, err
 	}
-	inside := groupOf(dev)
+	inside := groups.Of(dev)
 	if err := inside.Begin(ctx); err != nil {
 		return nil, err
 	}

@@ -84,7 +84,7 @@ type call struct {
 // The error wraps [cudart.ErrUnsupported] if no libcublas works, or if the device is a
 // simulated one. It does not if the device has too little free memory ([AllocFailed]), if
 // CUDA reports an error, or if ctx ends first: then the error is ctx's, and a call that does
-// not return is left behind. A nil context or stream is an error.
+// not return is abandoned. A nil context or stream is an error.
 func New(ctx context.Context, s *cudart.Stream) (*Handle, error) {
 	switch {
 	case ctx == nil:
@@ -99,16 +99,17 @@ func New(ctx context.Context, s *cudart.Stream) (*Handle, error) {
 	return open(ctx, s, candidates(lib.Runtime.Major(), lib.Driver.Major()), load)
 }
 
-// opening bounds the threads of calls of open that were left behind.
-var opening bounded.Group
+// groups bound, for each device, the threads in calls of open that were abandoned.
+var groups bounded.Groups[cudart.Device]
 
 // open makes a handle of the first library that works.
 func open(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, load func(path string) (functions, error)) (*Handle, error) {
-	err := opening.Begin(ctx)
+	inside := groups.Of(s.Device())
+	err := inside.Begin(ctx)
 	var h *Handle
 	if err == nil {
 		h, err = bounded.Do(ctx, bounded.Call[*Handle]{Run: func() (*Handle, error) {
-			defer opening.End()
+			defer inside.End()
 			return openFirst(ctx, s, list, load)
 		}, Late: func(h *Handle, err error) {
 			if err == nil {

@@ -233,8 +233,9 @@ func TestBLASThatBlocksEndsWithItsContext(t *testing.T) {
 	}
 	assert.NotErrorIs(t, err, errors.ErrUnsupported)
 	close(f.block["create"])
-	require.NoError(t, opening.Begin(t.Context()), "a place is free again")
-	opening.End()
+	inside := groups.Of(s.Device())
+	require.NoError(t, inside.Begin(t.Context()), "a place is free again")
+	inside.End()
 	for destroyed := false; !destroyed; {
 		f.mu.Lock()
 		destroyed = f.destroyed == 1
