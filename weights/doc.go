@@ -2,18 +2,17 @@
 // speed of their links. It reads safetensors and GGUF files, alone, with an index, or
 // split into parts.
 //
-//	m, err := weights.OpenModel("/models/llama") // a directory, an index or a file
-//	for t := range m.Tensors() {
-//		fmt.Println(t.Name, t.DType, t.Shape, t.File.Name(), t.Offset, t.Size)
-//	}
-//	plan, err := weights.NewPlan(m.Tensors(), nil, weights.PlanOptions{})
-//	p, err := dev.Malloc(plan.Devices[0].Bytes)
-//	memory := map[int]weights.Memory{0: {Device: dev, Ptr: p, Bytes: plan.Devices[0].Bytes}}
-//	err = plan.Load(ctx, memory, weights.LoadOptions{})
-//	err = m.Close()
+//	l, err := weights.LoadModel(ctx, dev, "/models/llama", weights.LoadOptions{}) // a directory, an index or a file
+//	p, err := l.Ptr("model.embed_tokens.weight")                                  // a cudart.DevPtr
+//	err = l.Close()
 //
-// Opening reads headers only. [File.Reader] reads the tensors' bytes, at
-// [Tensor].Offset, for other uses.
+// Its steps can be taken alone: [OpenModel] reads headers, [NewPlan] places tensors, and
+// [Plan.LoadNew] or [Plan.Load] copies them.
+//
+// # Files
+//
+// [OpenModel], [OpenFile] and [Parse] read headers only. A [Tensor] has its name, its type, its shape,
+// and its place in a file. [File.Reader] reads the tensors' bytes for other uses.
 //
 // # Untrusted files
 //
@@ -44,17 +43,21 @@
 //
 // # Plans
 //
-// [NewPlan] places chosen tensors in the memory of devices, aligned, in the
-// order of the files, and merges what lies together: neighbours are one read of
-// the file, and one copy where they are neighbours on the device too. [PlanShares]
-// is for tensors that several devices get, whole or by rows. Both are pure
-// functions; a [Plan] holds offsets and no addresses.
+// [NewPlan] places chosen tensors in the memory of devices, aligned and in the order of the
+// files. [PlanShares] is for tensors that several devices get, whole or by rows.
+// [Plan.Reads] merges neighbours: they are one read of the file, and one copy where they are
+// neighbours on the device too. These are pure functions: a [Plan] holds offsets and no addresses.
 //
 // # Loads
 //
-// [Plan.Load] reads and copies what a plan says, to memory that the caller has
-// allocated. All devices are copied to at once through rings of pinned memory, by
-// package transfer; what several devices get is read once. [Place] does the same for
-// addresses of the caller's choice. When either fails, a [LoadError] names the tensor,
-// the file and the offset, and lists the tensors that are complete.
+// [Plan.LoadNew] allocates device memory for a plan and returns it as a [Loaded], which gives
+// addresses by name. [Plan.Load] copies to memory that the caller has allocated, and [Place] to
+// addresses of the caller's choice. All devices are copied to at once through rings of pinned memory, by
+// package transfer; bytes that several devices get are read once. When a load fails, a
+// [LoadError] names the tensor, the file and the offset, and lists the tensors that are complete.
+//
+// # Contexts
+//
+// Loads take a context, and return when it ends although a call of CUDA does not return. Functions
+// that open files take none: they take as long as the file system does.
 package weights

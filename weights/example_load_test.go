@@ -14,6 +14,41 @@ import (
 	"github.com/gopinned/pinned/weights"
 )
 
+func ExampleLoadModel() {
+	// A simulated GPU; without Options it is the machine's.
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sim.Close()
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rt.Close()
+	dir := tinyModel()
+	defer os.RemoveAll(dir)
+
+	l, err := weights.LoadModel(context.Background(), rt.Devices()[0], dir, weights.LoadOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	p, err := l.Ptr("norm")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("norm has an address:", p != 0)
+	for part := range l.All() {
+		fmt.Println(part.Tensor.Name, part.Tensor.DType, part.Tensor.Shape, "at byte", part.Offset)
+	}
+	// Output:
+	// norm has an address: true
+	// embed BF16 [8 4] at byte 0
+	// layers.0.up F8_E4M3 [4 4] at byte 256
+	// norm F32 [4] at byte 512
+}
+
 func ExamplePlan_Load() {
 	// A simulated GPU; without Options it is the machine's.
 	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})

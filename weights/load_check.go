@@ -26,7 +26,7 @@ func (m Memory) check(n int) error {
 	case n > 0 && m.Ptr == 0:
 		return fmt.Errorf("memory at address 0 on %v", m.Device)
 	case uint64(m.Ptr) > uint64(math.MaxInt-m.Bytes):
-		return fmt.Errorf("memory of %d bytes at %#x on %v: no memory has such addresses", m.Bytes, uintptr(m.Ptr), m.Device)
+		return fmt.Errorf("memory of %d bytes at %v on %v: no memory has such addresses", m.Bytes, m.Ptr, m.Device)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +28,7 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		noModel  *weights.Model
 		noTensor *weights.Tensor
 		noPlan   *weights.Plan
+		noLoaded *weights.Loaded
 		noCtx    context.Context
 		ctx      = t.Context()
 		lone     = &weights.Tensor{Name: "lone", DType: weights.U8, Shape: []int{4}, Size: 4}
@@ -36,6 +38,8 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	memory := memoryOf(t, rt.Devices()[0], 100)
 	on := map[int]weights.Memory{0: memory}
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	require.NoError(t, os.WriteFile(path, makeSafetensors(t, nil, u8("a", 4)), 0o600))
 	good, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)
 	// changed is the plan with another device.
@@ -124,9 +128,25 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 			_, err := (&weights.Plan{Devices: []weights.DevicePlan{{Tensors: []weights.Placed{{Part: lone.Whole()}}}}}).Reads()
 			return err
 		}, "not from a File's"},
-		"Load of a zero tensor":      {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0] = weights.Placed{} }), "nil tensor"},
-		"Load of a lone tensor":      {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Tensor = lone }), "not from a File's"},
-		"Load of negative bytes":     {changed(func(p *weights.Plan) { p.Devices[0].Bytes = -1; p.Devices[0].Device = 7 }), "no memory for device 7"},
+		"Load of a zero tensor":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0] = weights.Placed{} }), "nil tensor"},
+		"Load of a lone tensor":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Tensor = lone }), "not from a File's"},
+		"Load of negative bytes":    {changed(func(p *weights.Plan) { p.Devices[0].Bytes = -1; p.Devices[0].Device = 7 }), "no memory for device 7"},
+		"LoadNew of nil":            {func() error { _, err := noPlan.LoadNew(ctx, rt.Devices(), weights.LoadOptions{}); return err }, "nil plan"},
+		"LoadNew without a context": {func() error { _, err := good.LoadNew(noCtx, rt.Devices(), weights.LoadOptions{}); return err }, "the context is nil"},
+		"LoadNew without devices":   {func() error { _, err := good.LoadNew(ctx, nil, weights.LoadOptions{}); return err }, "device 0, of 0 devices"},
+		"LoadNew onto nil":          {func() error { _, err := good.LoadNew(ctx, []*cudart.Device{nil}, weights.LoadOptions{}); return err }, "nil or zero"},
+		"LoadNew onto zero":         {func() error { _, err := good.LoadNew(ctx, []*cudart.Device{{}}, weights.LoadOptions{}); return err }, "nil or zero"},
+		"LoadModel of nothing":      {func() error { _, err := weights.LoadModel(ctx, rt.Devices()[0], "", weights.LoadOptions{}); return err }, "no such file"},
+		"LoadModel onto nil":        {func() error { _, err := weights.LoadModel(ctx, nil, path, weights.LoadOptions{}); return err }, "nil or zero"},
+		"LoadModel without ctx": {func() error {
+			_, err := weights.LoadModel(noCtx, rt.Devices()[0], path, weights.LoadOptions{})
+			return err
+		}, "the context is nil"},
+		"Loaded.Ptr of nil":          {func() error { _, err := noLoaded.Ptr("a"); return err }, "nothing of this name"},
+		"Loaded.Ptr of zero":         {func() error { _, err := new(weights.Loaded).Ptr("a"); return err }, "nothing of this name"},
+		"Loaded.Close of nil":        {noLoaded.Close, "nil Loaded"},
+		"Loaded.Close without ctx":   {func() error { return new(weights.Loaded).CloseContext(noCtx) }, "the context is nil"},
+		"LoadedPart.Ptr of zero":     {func() error { _, err := weights.LoadedPart{}.Ptr(); return err }, "weights: address"},
 		"Place without a context":    {func() error { return weights.Place(noCtx, nil, weights.LoadOptions{}) }, "the context is nil"},
 		"Place of zero":              {place(weights.Placement{}), "nil tensor"},
 		"Place of a lone tensor":     {place(weights.Placement{Part: lone.Whole(), To: memory}), "not from a File's"},
@@ -176,6 +196,13 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		assert.False(t, ok)
 	}
 	assert.NoError(t, new(weights.Model).Close())
+	for _, l := range []*weights.Loaded{nil, {}} {
+		assert.Empty(t, l.Parts(""))
+		assert.Empty(t, slices.Collect(l.All()))
+	}
+	assert.NoError(t, new(weights.Loaded).Close())
+	_, err = new(weights.Plan).LoadNew(ctx, nil, weights.LoadOptions{})
+	assert.NoError(t, err)
 	m, err := weights.NewModel(new(weights.File))
 	require.NoError(t, err)
 	assert.NoError(t, m.Close())

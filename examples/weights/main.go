@@ -1,5 +1,5 @@
-// Weights loads models onto GPUs at the speed of the link, and says how long it
-// took. A model is a safetensors or GGUF file, an index of several, or a directory.
+// Weights loads models onto GPUs at the speed of the link, and prints how long that took, with
+// the allocation of device memory. A model is a safetensors or GGUF file, an index of several, or a directory.
 // Its tensors are split evenly over the devices.
 //
 //	go run ./examples/weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,24 +113,17 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 		if err != nil {
 			return err
 		}
-		memory := map[int]weights.Memory{}
-		for _, d := range plan.Devices {
-			p, err := devices[d.Device].Malloc(max(d.Bytes, 1))
-			if err != nil {
-				return err
-			}
-			defer devices[d.Device].Free(p)
-			memory[d.Device] = weights.Memory{Device: devices[d.Device], Ptr: p, Bytes: d.Bytes}
-		}
 		start := time.Now()
-		if err := plan.Load(ctx, memory, o.load); err != nil {
+		loaded, err := plan.LoadNew(ctx, devices, o.load)
+		if err != nil {
 			return err
 		}
+		defer loaded.Close()
 		d := time.Since(start)
 		total, took = total+n, took+d
 		fmt.Fprintf(out, "%s: %d bytes onto %d devices in %v, %.1f GB/s\n", path, n, len(plan.Devices), d.Round(time.Microsecond), float64(n)/d.Seconds()/1e9)
 		if o.verify {
-			tensors, err := verify(ctx, plan, memory, copiers)
+			tensors, err := verify(ctx, loaded, copiers)
 			if err != nil {
 				return err
 			}
@@ -194,30 +188,30 @@ func planEvenly(m *weights.Model, devices int) (plan *weights.Plan, n int, err e
 
 // verify compares the checksums of all tensors, in their files and on the devices, and
 // returns how many it compared.
-func verify(ctx context.Context, plan *weights.Plan, memory map[int]weights.Memory, copiers []*transfer.Copier) (tensors int, err error) {
-	for _, d := range plan.Devices {
-		errs := make([]error, len(d.Tensors))
-		var running sync.WaitGroup
-		cores := make(chan struct{}, runtime.GOMAXPROCS(0))
-		for i, p := range d.Tensors {
-			cores <- struct{}{}
-			running.Go(func() {
-				defer func() { <-cores }()
-				errs[i] = same(ctx, p, memory[d.Device].Ptr+cudart.DevPtr(p.Offset), copiers[d.Device])
-			})
-		}
-		running.Wait()
-		if err := errors.Join(errs...); err != nil {
-			return 0, err
-		}
-		tensors += len(d.Tensors)
+func verify(ctx context.Context, loaded *weights.Loaded, copiers []*transfer.Copier) (tensors int, err error) {
+	parts := slices.Collect(loaded.All())
+	errs := make([]error, len(parts))
+	var running sync.WaitGroup
+	cores := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i, p := range parts {
+		cores <- struct{}{}
+		running.Go(func() {
+			defer func() { <-cores }()
+			at := slices.IndexFunc(copiers, func(c *transfer.Copier) bool { return c.Device() == p.Memory.Device() })
+			errs[i] = same(ctx, p, copiers[at])
+		})
 	}
-	return tensors, nil
+	running.Wait()
+	return len(parts), errors.Join(errs...)
 }
 
 // same returns an error unless a tensor's bytes on a device are those of its file.
-func same(ctx context.Context, p weights.Placed, at cudart.DevPtr, c *transfer.Copier) error {
+func same(ctx context.Context, p weights.LoadedPart, c *transfer.Copier) error {
 	t := p.Tensor
+	at, err := p.Ptr()
+	if err != nil {
+		return err
+	}
 	want, got := sha256.New(), sha256.New()
 	if _, err := io.Copy(want, io.NewSectionReader(t.File.Reader(), t.Offset, int64(t.Size))); err != nil {
 		return err

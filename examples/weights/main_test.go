@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
@@ -62,20 +63,20 @@ func TestVerifyFindsOtherBytes(t *testing.T) {
 	dev := testgpu.Device(t)
 	plan, n, err := planEvenly(m, 1)
 	require.NoError(t, err)
-	p, err := dev.Malloc(n)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, dev.Free(p)) }()
-	require.NoError(t, dev.Memset(p, 0, n))
 	c, err := transfer.NewCopier(t.Context(), dev, transfer.Options{})
 	require.NoError(t, err)
 	defer c.Close()
-	memory := map[int]weights.Memory{0: {Device: dev, Ptr: p, Bytes: n}}
-	_, err = verify(t.Context(), plan, memory, []*transfer.Copier{c})
-	require.ErrorContains(t, err, `tensor "layers.0": the bytes on device 0`)
-	require.NoError(t, plan.Load(t.Context(), memory, weights.LoadOptions{}))
-	tensors, err := verify(t.Context(), plan, memory, []*transfer.Copier{c})
+	loaded, err := plan.LoadNew(t.Context(), []*cudart.Device{dev}, weights.LoadOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, loaded.Close()) }()
+	tensors, err := verify(t.Context(), loaded, []*transfer.Copier{c})
 	require.NoError(t, err)
 	require.Equal(t, 1, tensors)
+	p, err := loaded.Ptr("layers.0")
+	require.NoError(t, err)
+	require.NoError(t, dev.Memset(p, 0, n))
+	_, err = verify(t.Context(), loaded, []*transfer.Copier{c})
+	require.ErrorContains(t, err, `tensor "layers.0": the bytes on device 0`)
 }
 
 // The help names the arguments, and not where the program lies.

@@ -1,0 +1,196 @@
+package weights
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/transfer"
+)
+
+// A Loaded has the tensors of a plan in device memory that it owns. Close it: the garbage
+// collector frees no device memory. Its methods may be called from any goroutine.
+type Loaded struct {
+	memory []*cudart.DeviceMemory // in the order of Plan.Devices
+	parts  []LoadedPart
+	byName map[string][]LoadedPart
+	life   lifetime.Lifetime
+}
+
+// A LoadedPart is a part of a tensor in device memory: Size bytes at Offset.
+type LoadedPart struct {
+	Part
+	Memory *cudart.DeviceMemory
+	Offset int // in bytes, from the start of Memory
+}
+
+// Ptr returns the part's address. The error wraps [cudart.ErrClosed] after the memory was closed,
+// and [cudart.ErrInvalidValue] for a zero LoadedPart. It does not block.
+func (p LoadedPart) Ptr() (cudart.DevPtr, error) {
+	at, err := p.Memory.Range(p.Offset, p.Size)
+	if err != nil {
+		return 0, fmt.Errorf("weights: address: %w", err)
+	}
+	return at, nil
+}
+
+// LoadModel opens the model at a path as [OpenModel] does, allocates device memory for all of its
+// tensors (cudaMalloc), loads them as [Plan.Load] does, and closes the files.
+//
+//	l, err := weights.LoadModel(ctx, dev, "/models/llama", weights.LoadOptions{})
+//	p, err := l.Ptr("model.embed_tokens.weight")
+//	err = l.Close()
+//
+// The errors are those of OpenModel and [Plan.LoadNew].
+func LoadModel(ctx context.Context, dev *cudart.Device, path string, o LoadOptions) (*Loaded, error) {
+	m, err := OpenModel(path)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close() // which was only read
+	plan, err := NewPlan(m.Tensors(), nil, PlanOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return plan.LoadNew(ctx, []*cudart.Device{dev}, o)
+}
+
+// allocations bound, for each device, the threads in calls of cudaMalloc.
+var allocations bounded.Groups[cudart.Device]
+
+// LoadNew allocates device memory for the plan's tensors (cudaMalloc) and loads them as
+// [Plan.Load] does. Device i of the plan is devices[i]; devices without a tensor are not used.
+//
+// The errors are those of [cudart.Device.Alloc] and Plan.Load. After an error the memory is
+// freed, unless the error wraps [transfer.ErrUnderWay]: then a copy may still write to it, and it
+// stays allocated.
+func (p *Plan) LoadNew(ctx context.Context, devices []*cudart.Device, o LoadOptions) (*Loaded, error) {
+	l := &Loaded{byName: map[string][]LoadedPart{}}
+	err := l.allocate(ctx, p, devices)
+	if err != nil {
+		err = fmt.Errorf("weights: load: %w", err)
+	} else {
+		memory := map[int]Memory{}
+		for i, m := range l.memory {
+			memory[p.Devices[i].Device] = Memory{Device: m.Device(), Ptr: m.Ptr(), Bytes: m.Len()}
+		}
+		err = p.Load(ctx, memory, o)
+	}
+	switch {
+	case err == nil:
+		return l, nil
+	case errors.Is(err, transfer.ErrUnderWay) || ctx == nil:
+		return nil, err
+	}
+	return nil, errors.Join(err, l.CloseContext(ctx))
+}
+
+func (l *Loaded) allocate(ctx context.Context, p *Plan, devices []*cudart.Device) error {
+	switch {
+	case p == nil:
+		return errors.New("nil plan")
+	case ctx == nil:
+		return errors.New("the context is nil")
+	}
+	for _, d := range p.Devices {
+		if d.Device < 0 || d.Device >= len(devices) {
+			return fmt.Errorf("the plan has device %d, of %d devices", d.Device, len(devices))
+		}
+		dev := devices[d.Device]
+		if dev == nil || dev.Runtime() == nil {
+			return fmt.Errorf("device %d of the plan is nil or zero", d.Device)
+		}
+		m, err := allocate(ctx, dev, max(d.Bytes, 1))
+		if err != nil {
+			return err
+		}
+		l.memory = append(l.memory, m)
+		for _, t := range d.Tensors {
+			if err := t.check(); err != nil {
+				return err
+			}
+			part := LoadedPart{t.Part, m, t.Offset}
+			l.parts = append(l.parts, part)
+			l.byName[t.Tensor.Name] = append(l.byName[t.Tensor.Name], part)
+		}
+	}
+	return nil
+}
+
+// allocate allocates device memory, or abandons the call when ctx ends.
+func allocate(ctx context.Context, dev *cudart.Device, n int) (*cudart.DeviceMemory, error) {
+	inside := allocations.Of(dev)
+	if err := inside.Enter(ctx); err != nil {
+		return nil, err
+	}
+	return bounded.Do(ctx, bounded.Call[*cudart.DeviceMemory]{Run: func() (*cudart.DeviceMemory, error) {
+		defer inside.Leave()
+		return dev.Alloc(n)
+	}, Late: func(m *cudart.DeviceMemory, err error) {
+		if err == nil {
+			_ = m.Close()
+		}
+	}})
+}
+
+// Ptr returns the address of a tensor that is on one device as a whole. The error wraps
+// [cudart.ErrInvalidValue] if there is none of this name, or if several devices have it or a part of
+// it ([Loaded.Parts] has all), and [cudart.ErrClosed] after Close. It does not block.
+func (l *Loaded) Ptr(name string) (cudart.DevPtr, error) {
+	parts := l.Parts(name)
+	switch {
+	case len(parts) == 0:
+		return 0, fmt.Errorf("weights: address of tensor %s: nothing of this name was loaded: %w", quote(name), cudart.ErrInvalidValue)
+	case len(parts) > 1 || parts[0].Size != parts[0].Tensor.Size:
+		return 0, fmt.Errorf("weights: address of tensor %s: %d parts were loaded: %w", quote(name), len(parts), cudart.ErrInvalidValue)
+	}
+	return parts[0].Ptr()
+}
+
+// Parts returns the parts of the tensor of that name, in the order of the plan's devices. It does
+// not block.
+func (l *Loaded) Parts(name string) []LoadedPart {
+	if l == nil {
+		return nil
+	}
+	return slices.Clone(l.byName[name])
+}
+
+// All iterates over all parts, in the order of the plan's devices, and of the places on each. It
+// does not block.
+func (l *Loaded) All() iter.Seq[LoadedPart] {
+	if l == nil {
+		l = &Loaded{}
+	}
+	return slices.Values(l.parts)
+}
+
+// Close waits for the work of the devices and frees the memory (cudaFree). After an error it may
+// be called again; once it has returned nil it does nothing.
+func (l *Loaded) Close() error { return l.CloseContext(context.Background()) }
+
+// CloseContext is Close that returns ctx's error if ctx ends first. A nil context is an error.
+func (l *Loaded) CloseContext(ctx context.Context) error {
+	switch {
+	case l == nil:
+		return errors.New("weights: close: nil Loaded")
+	case ctx == nil:
+		return errors.New("weights: close: the context is nil")
+	}
+	err := l.life.Close(ctx, func(context.Context) error {
+		var errs []error
+		for _, m := range l.memory {
+			errs = append(errs, m.Close())
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		return fmt.Errorf("weights: close: %w", err)
+	}
+	return nil
+}
