@@ -68,7 +68,7 @@ func TestJunkIsRefused(t *testing.T) {
 		copy(code[off:], b)
 		return code
 	}
-	most := bytes.Repeat([]byte{0xFF}, 8)
+	ones := bytes.Repeat([]byte{0xFF}, 8)
 	for name, tt := range map[string]struct {
 		code []byte
 		want string
@@ -83,20 +83,20 @@ func TestJunkIsRefused(t *testing.T) {
 		"PTX with a zero byte":    {append(append(bytes.Clone(ptx), 0), ptx...), "the PTX has a zero byte at offset"},
 		"the fat binary's magic":  {[]byte(fatbinMagic), "the fat binary's header has 16 bytes or more at offset 0, and there are 4"},
 		"a fat binary of 4 GiB":   {changed(fatbin[:16], 8, 0, 0, 0, 0, 1, 0, 0, 0), "the fat binary has 4294967296 bytes or more at offset 16, and there are 16"},
-		"a fat binary of all":     {changed(fatbin, 8, most...), "the fat binary has 18446744073709551615"},
+		"a fat binary of all":     {changed(fatbin, 8, ones...), "the fat binary has 18446744073709551615"},
 		"a fat binary of nothing": {changed(fatbin, 8, make([]byte, 8)...), "its entries 0: it is damaged"},
 		"half a fat binary":       {fatbin[:len(fatbin)/2], "a part is missing"},
-		"an entry's header":       {changed(fatbin, 20, most[:4]...), "code in the fat binary"},
-		"an entry's size":         {changed(fatbin, 24, most...), "code in the fat binary has 18446744073709551615"},
+		"an entry's header":       {changed(fatbin, 20, ones[:4]...), "code in the fat binary"},
+		"an entry's size":         {changed(fatbin, 24, ones...), "code in the fat binary has 18446744073709551615"},
 		"the magic of ELF":        {cubin[:4], "the cubin's header has 64 bytes"},
 		"a program for this host": {changed(cubin, 18, byte(elf.EM_X86_64), 0), "for EM_X86_64 is not a cubin"},
 		"of 32 bits":              {changed(cubin, 4, 1), "an ELF file of ELFCLASS32"},
 		"half a cubin":            {cubin[:len(cubin)/2], "the cubin's table of sections has"},
 		"a cubin less its end":    {cubin[:len(cubin)-1], "the cubin's table of segments has"},
-		"a table far away":        {changed(cubin, 40, most...), "the cubin's table of sections has 1280 bytes or more at offset 18446744073709551615"},
+		"a table far away":        {changed(cubin, 40, ones...), "the cubin's table of sections has 1280 bytes or more at offset 18446744073709551615"},
 		"sizes of headers":        {changed(cubin, 58, 1, 0), "section headers have 1 bytes"},
-		"a section far away":      {changed(cubin, int(binary.LittleEndian.Uint64(cubin[40:]))+64+24, most...), "the cubin's section 1 has"},
-		"a segment far away":      {changed(cubin, int(binary.LittleEndian.Uint64(cubin[32:]))+56+32, most...), "the cubin's segment 1 has"},
+		"a section far away":      {changed(cubin, int(binary.LittleEndian.Uint64(cubin[40:]))+64+24, ones...), "the cubin's section 1 has"},
+		"a segment far away":      {changed(cubin, int(binary.LittleEndian.Uint64(cubin[32:]))+56+32, ones...), "the cubin's segment 1 has"},
 	} {
 		_, err := checkCode(tt.code)
 		assert.ErrorIs(t, err, cudart.ErrInvalidKernelImage, name)

@@ -213,14 +213,14 @@ func TestGPUFillsAndChecks(t *testing.T) {
 	dev, s := realGPU(t)
 	ctx := context.Background()
 	m := newMemory(t, dev)
-	const guard, most = 64, 3<<20 + 5
-	p := memoryOf(t, dev, most+2*guard+16)
+	const guard, size = 64, 3<<20 + 5
+	p := memoryOf(t, dev, size+2*guard+16)
 	contents := []kernel.Content{
 		{Seed: 0x123456789abcdef1}, {Kind: kernel.Constant, Seed: 0xAA55AA55AA55AA55}, {Kind: kernel.WalkingBit},
 		{Kind: kernel.Counter, Mask: 0x9393939393939393}, {Kind: kernel.Random, Seed: 42},
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	for _, n := range []int{1, 2, 7, 15, 16, 17, 31, 63, 64, 65, 255, 4097, 65536, most} {
+	for _, n := range []int{1, 2, 7, 15, 16, 17, 31, 63, 64, 65, 255, 4097, 65536, size} {
 		for align := range 16 {
 			if n > 5000 && align%5 != 0 {
 				continue
@@ -229,7 +229,7 @@ func TestGPUFillsAndChecks(t *testing.T) {
 				c := contents[(n+align+i)%len(contents)]
 				name := fmt.Sprintf("%+v, %d bytes at %d, position %d", c, n, align, at)
 				start := p + guard + cudart.DevPtr(align)
-				require.NoError(t, s.Memset(p, 0xD6, most+2*guard+16))
+				require.NoError(t, s.Memset(p, 0xD6, size+2*guard+16))
 				require.NoError(t, m.Fill(s, start, n, c, at))
 				got := from[byte](t, s, p, n+align+2*guard)
 				want := bytes.Repeat([]byte{0xD6}, len(got))
@@ -259,10 +259,10 @@ func TestGPUFillsAndChecks(t *testing.T) {
 		}
 	}
 	// All wrong: another seed.
-	require.NoError(t, m.Fill(s, p, most, kernel.Content{Kind: kernel.Constant}, 0))
-	found, err := m.Compare(ctx, s, p, most, kernel.Content{Kind: kernel.Constant, Mask: math.MaxUint64}, 0)
+	require.NoError(t, m.Fill(s, p, size, kernel.Content{Kind: kernel.Constant}, 0))
+	found, err := m.Compare(ctx, s, p, size, kernel.Content{Kind: kernel.Constant, Mask: math.MaxUint64}, 0)
 	require.NoError(t, err)
-	assert.Equal(t, kernel.Found{Wrong: most, First: 0}, found)
+	assert.Equal(t, kernel.Found{Wrong: size, First: 0}, found)
 	require.NoError(t, m.Fill(s, 0, 0, kernel.Content{}, 0))
 	assert.ErrorIs(t, m.Fill(s, p, -1, kernel.Content{}, 0), cudart.ErrInvalidValue)
 }
@@ -296,34 +296,34 @@ func TestGPUCopies(t *testing.T) {
 	dev, s := realGPU(t)
 	ctx := context.Background()
 	m := newMemory(t, dev)
-	const most = 1<<20 + 77
-	host, err := dev.HostAlloc(2*most, cudart.HostAllocMapped)
+	const size = 1<<20 + 77
+	host, err := dev.HostAlloc(2*size, cudart.HostAllocMapped)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, dev.FreeHost(host)) }()
 	mapped, err := dev.HostDevicePointer(host)
 	require.NoError(t, err)
-	memory := unsafe.Slice((*byte)(host), 2*most)
-	a, b := memoryOf(t, dev, most+64), memoryOf(t, dev, most+64)
-	for i, n := range []int{1, 15, 16, 100, 4096, most} {
+	memory := unsafe.Slice((*byte)(host), 2*size)
+	a, b := memoryOf(t, dev, size+64), memoryOf(t, dev, size+64)
+	for i, n := range []int{1, 15, 16, 100, 4096, size} {
 		for _, off := range [][2]int{{0, 0}, {5, 5}, {0, 16}, {1, 2}} {
 			for _, blocks := range []int{0, 1} {
 				c := kernel.Content{Seed: uint64(i)}
 				c.Fill(memory[:n], 9)
 				to, from := cudart.DevPtr(off[0]), cudart.DevPtr(off[1])
-				require.NoError(t, s.Memset(a, 0, most+64))
+				require.NoError(t, s.Memset(a, 0, size+64))
 				require.NoError(t, m.Copy(s, a+to, mapped, n, blocks))
 				require.NoError(t, m.Copy(s, b+from, a+to, n, blocks))
-				require.NoError(t, m.Copy(s, mapped+most, b+from, n, blocks))
+				require.NoError(t, m.Copy(s, mapped+size, b+from, n, blocks))
 				found, err := m.Compare(ctx, s, a+to, n, c, 9)
 				require.NoError(t, err)
 				require.Equal(t, kernel.Found{First: -1}, found, "up: %d bytes, %v", n, off)
-				require.True(t, bytes.Equal(memory[:n], memory[most:][:n]), "back: %d bytes, %v", n, off)
+				require.True(t, bytes.Equal(memory[:n], memory[size:][:n]), "back: %d bytes, %v", n, off)
 			}
 		}
 	}
 	// What the GPU reads over the link is what the host wrote.
-	kernel.Content{Seed: 99}.Fill(memory[:most], 0)
-	found, err := m.Compare(ctx, s, mapped, most, kernel.Content{Seed: 99}, 0)
+	kernel.Content{Seed: 99}.Fill(memory[:size], 0)
+	found, err := m.Compare(ctx, s, mapped, size, kernel.Content{Seed: 99}, 0)
 	require.NoError(t, err)
 	assert.Equal(t, kernel.Found{First: -1}, found)
 }

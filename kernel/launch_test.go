@@ -34,14 +34,14 @@ var names = map[string]int{"mixed": 6, "empty": 0, "wide": 0}
 // versions are of a library whose runtime loads code, and of one where the driver does.
 var versions = []cudart.Version{13000, 11080}
 
-type rig struct {
+type fixture struct {
 	*testgpu.Kernels
 	dev    *cudart.Device
 	module *kernel.Module
 	stream *cudart.Stream
 }
 
-func newRig(t *testing.T, v cudart.Version, code string) *rig {
+func newFixture(t *testing.T, v cudart.Version, code string) *fixture {
 	t.Helper()
 	k, dev := testgpu.NewKernels(t, cudasim.Config{Version: v})
 	k.Names = names
@@ -55,10 +55,10 @@ func newRig(t *testing.T, v cudart.Version, code string) *rig {
 		_, unloaded := k.Loaded()
 		assert.Equal(t, 1, unloaded)
 	})
-	return &rig{k, dev, m, s}
+	return &fixture{k, dev, m, s}
 }
 
-func (r *rig) kernel(t *testing.T, name string) *kernel.Kernel {
+func (r *fixture) kernel(t *testing.T, name string) *kernel.Kernel {
 	t.Helper()
 	k, err := r.module.Kernel(t.Context(), name)
 	require.NoError(t, err)
@@ -73,7 +73,7 @@ func each(t *testing.T, f func(t *testing.T, v cudart.Version)) {
 
 func TestLaunchPassesShapeAndArguments(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
-		r := newRig(t, v, ptx)
+		r := newFixture(t, v, ptx)
 		k := r.kernel(t, "mixed")
 		assert.Equal(t, cudart.FunctionLimits{BlockThreads: testgpu.KernelThreads, StaticShared: testgpu.KernelStatic,
 			DynamicShared: testgpu.KernelDynamic, Registers: testgpu.KernelRegisters, LocalBytes: 16}, k.Limits())
@@ -126,7 +126,7 @@ func TestLaunchDoesNotAllocate(t *testing.T) {
 
 func TestWrongLaunchesAreRefused(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
-		r := newRig(t, v, ptx)
+		r := newFixture(t, v, ptx)
 		mixed, empty := r.kernel(t, "mixed"), r.kernel(t, "empty")
 		one := kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}}
 		right := []kernel.Arg{kernel.Int(1), kernel.Float32(1), kernel.Uint8(1), kernel.Uint16(1), kernel.Float64(1), kernel.Uint32(1)}
@@ -186,7 +186,7 @@ func TestOtherCodeIsNotChecked(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
 		fatbin, err := os.ReadFile("testdata/user.fatbin")
 		require.NoError(t, err)
-		r := newRig(t, v, string(fatbin))
+		r := newFixture(t, v, string(fatbin))
 		require.NoError(t, r.kernel(t, "mixed").Launch(r.stream, kernel.Threads(1, 1), make([]kernel.Arg, 6)...))
 		_, err = r.module.Kernel(t.Context(), "other")
 		assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
@@ -194,7 +194,7 @@ func TestOtherCodeIsNotChecked(t *testing.T) {
 }
 
 func TestUnknownKernelIsNamedWithThoseThatAre(t *testing.T) {
-	r := newRig(t, 13000, ptx)
+	r := newFixture(t, 13000, ptx)
 	_, err := r.module.Kernel(t.Context(), "mixd")
 	assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
 	assert.ErrorContains(t, err, `kernel: look up "mixd": the code has the kernels empty, mixed, wide: `)
@@ -227,7 +227,7 @@ func TestFailedCompilationHasItsLog(t *testing.T) {
 // Close waits for kernels under way and unloads once. An interrupted one can be called again.
 func TestCloseWaitsForKernels(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
-		r := newRig(t, v, ptx)
+		r := newFixture(t, v, ptx)
 		empty := r.kernel(t, "empty")
 		p, err := r.dev.Malloc(1)
 		require.NoError(t, err)
@@ -259,7 +259,7 @@ func TestCloseWaitsForKernels(t *testing.T) {
 // is unloaded after them, once.
 func TestCloseDuringLaunches(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
-		r := newRig(t, v, ptx)
+		r := newFixture(t, v, ptx)
 		empty := r.kernel(t, "empty")
 		const goroutines = 8
 		launched, errs := make(chan struct{}, goroutines), make(chan error, goroutines)
@@ -301,7 +301,7 @@ func TestCloseDuringLaunches(t *testing.T) {
 
 func TestCloseAfterAFailureTriesAgain(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
-		r := newRig(t, v, ptx)
+		r := newFixture(t, v, ptx)
 		r.Codes["cuModuleUnload"] = cudart.ErrUnknown
 		assert.ErrorIs(t, r.module.Close(), cudart.ErrUnknown)
 		clear(r.Codes)
@@ -312,7 +312,7 @@ func TestCloseAfterAFailureTriesAgain(t *testing.T) {
 // After Runtime.Close a module can still be released, so deferred calls may come in any order.
 func TestCloseAfterTheRuntime(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
-		r := newRig(t, v, ptx)
+		r := newFixture(t, v, ptx)
 		empty := r.kernel(t, "empty")
 		require.NoError(t, r.dev.Runtime().Close())
 		assert.ErrorIs(t, empty.Launch(r.stream, kernel.Threads(1, 1)), os.ErrClosed)

@@ -22,7 +22,7 @@ import (
 // sizes out of range. All are errors, and none panics. (A method that a nil *Memory
 // has from its embedded Module panics in the caller.)
 func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
-	r := newRig(t, 13000, ptx)
+	r := newFixture(t, 13000, ptx)
 	empty := r.kernel(t, "empty")
 	ctx, one := t.Context(), kernel.Threads(1, 1)
 	var none context.Context

@@ -17,9 +17,9 @@
 // # Untrusted files
 //
 // A file from the internet may have been made by an attacker, or have been cut
-// off. Before any tensor is returned, all that the header says is compared with
+// off. Before any tensor is returned, the whole header is compared with
 // the rules of the format and the size of the file: lengths and counts, types,
-// products of shapes, and that the tensors lie within the file, do not overlap
+// products of shapes, and that the tensors are within the file, do not overlap
 // and leave no bytes between them. A file that breaks a rule is refused as a
 // whole, with a [FormatError] that names the file, the tensor, what was found
 // and what was expected. Memory and time grow in proportion to what was read of

@@ -27,8 +27,8 @@ const (
 	GGUF        Format = "GGUF"
 )
 
-// A Tensor says which bytes of a file hold a tensor. It belongs to its File and
-// must not be changed.
+// A Tensor describes a tensor and its bytes in a file. It belongs to its File and must not be
+// changed.
 type Tensor struct {
 	Name  string
 	DType DType
@@ -38,9 +38,9 @@ type Tensor struct {
 	Shape []int
 	// File is the file that holds the tensor's bytes.
 	File *File
-	// Offset is where they start in it, counted in bytes from the file's start.
+	// Offset is the position of the first byte in the file.
 	Offset int64
-	// Size is their number. It is 0 where a dimension is 0.
+	// Size is the number of bytes. It is 0 if a dimension is 0.
 	Size int
 }
 
@@ -57,19 +57,19 @@ func (t *Tensor) compare(u *Tensor) int {
 type File struct {
 	source
 	format   Format
-	padding  int64 // tensors start at multiples of it, counted from the first
+	padding  int64 // alignment of tensors in bytes, counted from the start of their data
 	tensors  []*Tensor
 	byName   map[string]*Tensor
 	metadata map[string]any
-	owned    io.Closer // what OpenFile opened
+	owned    io.Closer // the file that OpenFile opened
 }
 
 // OpenFile opens a safetensors or GGUF file and reads its header. It does not
-// follow the other files of a model; OpenModel does. The file stays open until
-// Close.
+// open the other files of a model; OpenModel does. The file stays open until
+// Close. OpenFile takes as long as the file system does.
 //
-// It returns an error that wraps the operating system's where the file cannot
-// be opened or read, and a *FormatError where it is refused.
+// The error wraps the operating system's if the file cannot be opened or read, and is
+// a *FormatError if the file is refused.
 func OpenFile(path string) (*File, error) {
 	opened, size, err := openRegular(path)
 	if err != nil {
@@ -83,8 +83,8 @@ func OpenFile(path string) (*File, error) {
 	return f, nil
 }
 
-// openRegular opens a file for reading. It refuses all but regular files before
-// it opens them: opening a pipe would wait for a writer.
+// openRegular opens a regular file for reading, and returns its size. It refuses other files before
+// it opens them, because opening a pipe waits for a writer.
 func openRegular(path string) (*os.File, int64, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -178,7 +178,7 @@ func (f *File) Size() int64 { return f.orEmpty().size }
 // Format returns the file's format.
 func (f *File) Format() Format { return f.orEmpty().format }
 
-// Reader returns what reads the file's bytes: the *os.File that OpenFile
+// Reader returns the reader of the file's bytes: the *os.File that OpenFile
 // opened, or the reader given to Parse.
 func (f *File) Reader() io.ReaderAt { return f.orEmpty().r }
 
@@ -207,8 +207,8 @@ func (f *File) Metadata(key string) (any, bool) {
 // MetadataKeys returns all keys of the metadata, sorted.
 func (f *File) MetadataKeys() []string { return slices.Sorted(maps.Keys(f.orEmpty().metadata)) }
 
-// add adds a tensor, whose name must be the only one, and one that a library can ask for. Its
-// place is checked by arrange.
+// add adds a tensor. It refuses a second tensor of one name, and names that libraries cannot look
+// up. arrange checks the place.
 func (f *File) add(t *Tensor) error {
 	switch {
 	case t.Name == "":
@@ -226,16 +226,16 @@ func (f *File) add(t *Tensor) error {
 	return nil
 }
 
-// arrange sorts the tensors by their place in the file, whose data begins at start, and makes their
-// offsets, which count from there, those in the file. It refuses a file in which they end past the
-// file, overlap, or leave bytes between them that belong to none: each starts where the one before it
-// ends, or at the next multiple of the padding. It returns where the last one ends.
+// arrange sorts the tensors by offset, and adds start, the offset of their data in the file. It
+// refuses tensors that end beyond the file, that overlap, or that leave bytes between them: each
+// starts where the one before it ends, or at the next multiple of the padding. It returns the end of
+// the last tensor.
 func (f *File) arrange(start int64) (int64, error) {
 	slices.SortFunc(f.tensors, (*Tensor).compare)
 	end := start
 	for i, t := range f.tensors {
 		if data := f.size - start; int64(t.Size) > data-t.Offset {
-			return 0, f.refuse(t.Name, "its %d bytes at offset %d of the data end past the file, which has %d bytes of data", t.Size, t.Offset, max(data, 0))
+			return 0, f.refuse(t.Name, "its %d bytes at offset %d of the data end beyond the file, which has %d bytes of data", t.Size, t.Offset, max(data, 0))
 		}
 		t.Offset += start
 		gap, padding, before := t.Offset-end, -end&(f.padding-1), "the header"
@@ -246,7 +246,7 @@ func (f *File) arrange(start int64) (int64, error) {
 		case gap < 0:
 			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
 		case gap > padding:
-			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes past the end of %s, want offset %d: bytes between tensors belong to none", t.Offset, gap, before, end+padding)
+			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes after the end of %s, want offset %d: bytes between tensors belong to none", t.Offset, gap, before, end+padding)
 		}
 		end = t.Offset + int64(t.Size)
 	}

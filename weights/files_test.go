@@ -255,18 +255,18 @@ func checkFile(t testing.TB, f *weights.File) {
 	}
 }
 
-// A lie is a file that must be refused.
-type lie struct {
+// A malformed file must be refused.
+type malformed struct {
 	name   string
 	file   string
 	tensor string // of the FormatError
 	reason string // of the FormatError: the whole of it, or its start if that ends in "..."
 }
 
-// checkLies asserts that each file is refused for its own reason.
-func checkLies(t *testing.T, lies []lie) {
+// checkRefused asserts that each file is refused for its own reason.
+func checkRefused(t *testing.T, files []malformed) {
 	reasons := map[string]string{}
-	for _, l := range lies {
+	for _, l := range files {
 		t.Run(l.name, func(t *testing.T) {
 			f, err := parse([]byte(l.file))
 			assert.Nil(t, f)
@@ -316,9 +316,9 @@ func long() bool { return os.Getenv("PINNED_SOAK") != "" }
 // cells iterates over indices of the dimensions of a sweep, which have so many values each:
 // over all combinations in a long run, else over as few as have each value once.
 func cells(dims ...int) iter.Seq[[]int] {
-	all, most := 1, 0
+	all, limit := 1, 0
 	for _, n := range dims {
-		all, most = all*n, max(most, n)
+		all, limit = all*n, max(limit, n)
 	}
 	return func(yield func([]int) bool) {
 		for i := range all {
@@ -330,7 +330,7 @@ func cells(dims ...int) iter.Seq[[]int] {
 					rest /= n
 				}
 			}
-			if !long() && i == most || !yield(at) {
+			if !long() && i == limit || !yield(at) {
 				return
 			}
 		}

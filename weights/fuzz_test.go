@@ -14,15 +14,15 @@ import (
 	"github.com/gopinned/pinned/weights"
 )
 
-// mostSeed keeps long seeds away from the fuzzers: they would spend their time
+// maxSeed keeps long seeds away from the fuzzers: they would spend their time
 // on making them shorter.
-const mostSeed = 2048
+const maxSeed = 2048
 
 // FuzzSafetensors reads a header with its right size before it, and so many
 // bytes of data behind it; and the same bytes as a whole file.
 func FuzzSafetensors(f *testing.F) {
 	add := func(file []byte) {
-		if len(file) > mostSeed {
+		if len(file) > maxSeed {
 			return
 		}
 		f.Add(file, uint16(0))
@@ -32,7 +32,7 @@ func FuzzSafetensors(f *testing.F) {
 			}
 		}
 	}
-	for _, l := range safetensorsLies() {
+	for _, l := range malformedSafetensors() {
 		add([]byte(l.file))
 	}
 	for _, b := range badHeaders {
@@ -98,8 +98,8 @@ func TestHeadersAreReadInLittleMemory(t *testing.T) {
 }
 
 func FuzzGGUF(f *testing.F) {
-	for _, l := range ggufLies() {
-		if len(l.file) <= mostSeed {
+	for _, l := range malformedGGUF() {
+		if len(l.file) <= maxSeed {
 			f.Add([]byte(l.file))
 		}
 	}
@@ -124,8 +124,8 @@ func fuzz(t *testing.T, file []byte) {
 	var parsed *weights.File
 	var err error
 	got, _ := allocated(func() { parsed, err = parse(file) })
-	if most := len(file)*24 + 64<<10; got > most {
-		t.Errorf("%d bytes were allocated for a file of %d, want at most %d", got, len(file), most)
+	if limit := len(file)*24 + 64<<10; got > limit {
+		t.Errorf("%d bytes were allocated for a file of %d, want at most %d", got, len(file), limit)
 	}
 	if err != nil {
 		var refused *weights.FormatError

@@ -19,8 +19,8 @@ const (
 	ggufBuffer       = 64 << 10
 )
 
-// parseGGUF reads the header: the version, two counts, key-value pairs, and
-// what ggml calls tensor infos. The tensors' data follows, aligned.
+// parseGGUF reads the header: the version, two counts, key-value pairs, and the tensors' entries
+// (ggml's tensor infos). The tensors' data follows, aligned.
 func (f *File) parseGGUF() error {
 	f.format = GGUF
 	c := newCursor(f.source, int64(len(ggufMagic)))
@@ -134,9 +134,9 @@ func (c *cursor) tensorInfo(f *File) {
 	}
 }
 
-// A cursor reads a GGUF header from front to back, through a buffer. So what is allocated for a
-// header grows with what was read of it, and not with what it declares. After a failure all
-// reads return zero.
+// A cursor reads a GGUF header from front to back, through a buffer. Memory grows with the bytes
+// that were read, and not with the counts that they declare. After a failure all reads return
+// zero.
 type cursor struct {
 	source
 	pos   int64  // offset of the next byte
@@ -146,8 +146,8 @@ type cursor struct {
 	err   error  // the first failure: nothing is read after it
 	wide  int    // bytes of a count or a length: 8, of version 1 4
 
-	// What is being read, for errors: one of the count things of a kind, with
-	// its name once that is known.
+	// The item that is read, for errors: its kind, its index, the number of items of the kind,
+	// and its name once that is known.
 	kind         string
 	index, count uint64
 	key, tensor  string
@@ -158,7 +158,7 @@ func newCursor(s source, pos int64) *cursor {
 	return &cursor{source: s, pos: pos, limit: limit, wide: 8, buf: make([]byte, min(ggufBuffer, limit-pos))}
 }
 
-// at says what is read next: thing number index, from 0, of count.
+// at sets what is read next, for errors: item number index, from 0, of count.
 func (c *cursor) at(kind string, index, count uint64) {
 	c.kind, c.index, c.count, c.key, c.tensor = kind, index, count, "", ""
 }
@@ -186,7 +186,7 @@ func (c *cursor) stop(err error) {
 // left returns the largest number of bytes that the rest of the header has.
 func (c *cursor) left() int64 { return c.limit - c.pos }
 
-// fits checks a count of things that take so many bytes each.
+// fits returns false, and fails, if the header cannot hold n items of each bytes.
 func (c *cursor) fits(what string, n uint64, each int) bool {
 	if limit := uint64(c.left()) / uint64(each); c.err == nil && n > limit {
 		c.fail("%d %s are declared, the %d bytes after that hold at most %d", n, what, c.left(), limit)
@@ -215,7 +215,7 @@ func (c *cursor) take(n int) []byte {
 	return taken
 }
 
-// uint reads a number of so many bytes.
+// uint reads a number of size bytes.
 func (c *cursor) uint(size int) uint64 {
 	var b [8]byte
 	copy(b[:], c.take(size))
@@ -319,7 +319,8 @@ func texts(c *cursor, n int, array bool) any {
 	return values[0]
 }
 
-// grow makes room for more values, of n in all: four times those that were read, and not n.
+// grow returns values with a capacity for more of them, of n in all. It allocates at most four
+// times the size of the values that were read, because n is only declared.
 func grow[T any](values []T, n, more int) []T {
 	if len(values)+more <= cap(values) {
 		return values

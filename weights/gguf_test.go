@@ -151,7 +151,7 @@ func TestGGUFThatIsFine(t *testing.T) {
 	}
 }
 
-func ggufLies() []lie {
+func malformedGGUF() []malformed {
 	// one has a tensor a, and enough data behind it.
 	one := func(kind uint32, offset uint64, dims ...uint64) string {
 		return newGGUF(3, 1, 0).tensor("a", kind, offset, dims...).align(32).zeros(4096).string()
@@ -164,7 +164,7 @@ func ggufLies() []lie {
 	const f32, q4_0, q4_K = 0, 2, 12
 	const huge = math.MaxUint64
 	long := strings.Repeat("n", 65536)
-	return []lie{
+	return []malformed{
 		// The header's first bytes.
 		{"magic and no more", "GGUF\x03\x00\x00\x00\x00", "", "8 bytes are wanted at offset 8, the header ends at 9 at the latest"},
 		{"cut off in a count", "GGUF\x03\x00\x00\x00\x00\x00", "", "8 bytes are wanted at offset 8, the header ends at 10 at the latest"},
@@ -211,7 +211,7 @@ func ggufLies() []lie {
 		{"alignment a string", newGGUF(3, 0, 1).pair("general.alignment", ggufString).str("32").string(), "", "general.alignment is of type string, want uint32"},
 		{"alignment of 0", aligned(0).zeros(30).string(), "", "general.alignment is 0, want a power of two"},
 		{"alignment of 48", aligned(48).zeros(30).string(), "", "general.alignment is 48, want a power of two"},
-		{"alignment past the file", aligned(1<<31).tensor("a", f32, 0, 2).zeros(64).string(), "a", "its 8 bytes at offset 0 of the data end past the file, which has 0 bytes of data"},
+		{"alignment past the file", aligned(1<<31).tensor("a", f32, 0, 2).zeros(64).string(), "a", "its 8 bytes at offset 0 of the data end beyond the file, which has 0 bytes of data"},
 
 		// Tensors.
 		{"empty name", newGGUF(3, 1, 0).tensor("", f32, 0, 1).zeros(64).string(), "", "tensor 1 has an empty name"},
@@ -242,21 +242,21 @@ func ggufLies() []lie {
 		{"offset of 2^64-32", one(f32, huge-31, 1), "a", "its data is at offset 18446744073709551584, the file has 4160 bytes"},
 		{"offset not aligned", one(f32, 4, 1), "a", "its data is at offset 4, want a multiple of 32, the alignment"},
 		{"offset aligned to less", aligned(64).tensor("a", f32, 32, 1).align(64).zeros(64).string(), "a", "its data is at offset 32, want a multiple of 64, the alignment"},
-		{"tensor past the file", one(f32, 0, 1025), "a", "its 4100 bytes at offset 0 of the data end past the file, which has 4096 bytes of data"},
-		{"tensor past the file by its offset", one(f32, 4096, 1), "a", "its 4 bytes at offset 4096 of the data end past the file, which has 4096 bytes of data"},
-		{"tensor past the file by far", one(f32, 0, maxInt/4), "a", fmt.Sprintf("its %d bytes at offset 0 of the data end past the file, which has 4096 bytes of data", maxInt/4*4)},
-		{"no data", newGGUF(3, 1, 0).tensor("a", f32, 0, 1).string(), "a", "its 4 bytes at offset 0 of the data end past the file, which has 0 bytes of data"},
-		{"data cut off", newGGUF(3, 1, 0).tensor("a", f32, 0, 1).align(32).zeros(3).string(), "a", "its 4 bytes at offset 0 of the data end past the file, which has 3 bytes of data"},
+		{"tensor past the file", one(f32, 0, 1025), "a", "its 4100 bytes at offset 0 of the data end beyond the file, which has 4096 bytes of data"},
+		{"tensor past the file by its offset", one(f32, 4096, 1), "a", "its 4 bytes at offset 4096 of the data end beyond the file, which has 4096 bytes of data"},
+		{"tensor past the file by far", one(f32, 0, maxInt/4), "a", fmt.Sprintf("its %d bytes at offset 0 of the data end beyond the file, which has 4096 bytes of data", maxInt/4*4)},
+		{"no data", newGGUF(3, 1, 0).tensor("a", f32, 0, 1).string(), "a", "its 4 bytes at offset 0 of the data end beyond the file, which has 0 bytes of data"},
+		{"data cut off", newGGUF(3, 1, 0).tensor("a", f32, 0, 1).align(32).zeros(3).string(), "a", "its 4 bytes at offset 0 of the data end beyond the file, which has 3 bytes of data"},
 		{"overlap", newGGUF(3, 2, 0).tensor("a", f32, 0, 9).tensor("b", f32, 32, 1).align(32).zeros(100).string(), "b", `starts at offset 128, 4 bytes before the end of tensor "a": they overlap`},
 		{"two at one place", newGGUF(3, 2, 0).tensor("b", f32, 0, 1).tensor("a", f32, 0, 1).align(32).zeros(100).string(), "b", `starts at offset 96, 4 bytes before the end of tensor "a": they overlap`},
-		{"hole at the start", one(f32, 32, 1), "a", "starts at offset 96, 32 bytes past the end of the header, want offset 64: bytes between tensors belong to none"},
-		{"hole between", newGGUF(3, 2, 0).tensor("a", f32, 0, 1).tensor("b", f32, 64, 1).align(32).zeros(100).string(), "b", `starts at offset 160, 60 bytes past the end of tensor "a", want offset 128: bytes between tensors belong to none`},
+		{"hole at the start", one(f32, 32, 1), "a", "starts at offset 96, 32 bytes after the end of the header, want offset 64: bytes between tensors belong to none"},
+		{"hole between", newGGUF(3, 2, 0).tensor("a", f32, 0, 1).tensor("b", f32, 64, 1).align(32).zeros(100).string(), "b", `starts at offset 160, 60 bytes after the end of tensor "a", want offset 128: bytes between tensors belong to none`},
 	}
 }
 
-func TestGGUFLies(t *testing.T) {
+func TestMalformedGGUFFilesAreRefused(t *testing.T) {
 	t.Parallel()
-	checkLies(t, ggufLies())
+	checkRefused(t, malformedGGUF())
 }
 
 // TestEveryTruncation cuts good files off at every byte.
@@ -362,7 +362,7 @@ func TestReadersThatFail(t *testing.T) {
 				assert.ErrorIs(t, err, tt.is, "%s: %s", format, name)
 			}
 			var refused *weights.FormatError
-			assert.False(t, errors.As(err, &refused), "%s: %s is no lie of the file", format, name)
+			assert.False(t, errors.As(err, &refused), "%s: %s is no malformed of the file", format, name)
 		}
 		_, err := weights.Parse(readerAt(func(p []byte, off int64) (int, error) {
 			n, err := good.ReadAt(p, off)

@@ -121,7 +121,7 @@ func TestModelWithAnIndex(t *testing.T) {
 	}
 }
 
-func TestIndexLies(t *testing.T) {
+func TestMalformedIndexesAreRefused(t *testing.T) {
 	t.Parallel()
 	file := makeSafetensors(t, nil, three...)
 	for name, tt := range map[string]struct{ index, tensor, reason string }{

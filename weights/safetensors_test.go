@@ -56,7 +56,7 @@ func TestSafetensorsOfEveryType(t *testing.T) {
 	assert.Equal(t, "unaligned after 11 bytes", order[len(order)-1])
 }
 
-func TestSafetensorsThatAreFine(t *testing.T) {
+func TestValidSafetensorsAreRead(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		header string
@@ -99,11 +99,11 @@ func TestSafetensorsThatAreFine(t *testing.T) {
 // entry is the header of a file with one tensor.
 func entry(fields string) string { return `{"a":{` + fields + `}}` }
 
-func safetensorsLies() []lie {
+func malformedSafetensors() []malformed {
 	file := func(header string, data int) string { return string(st(header, data)) }
 	one := func(fields string, data int) string { return file(entry(fields), data) }
 	const atLimit = "\x01\xe1\xf5\x05\x00\x00\x00\x00" // 100,000,001
-	return []lie{
+	return []malformed{
 		// The first 8 bytes.
 		{"nothing", "", "", "the file has 0 bytes, every safetensors or GGUF file has more than 8"},
 		{"seven bytes", "\x02\x00\x00\x00\x00\x00\x00", "", "the file has 7 bytes, every safetensors or GGUF file has more than 8"},
@@ -183,23 +183,23 @@ func safetensorsLies() []lie {
 		{"negative offset", one(`"dtype":"U8","shape":[1],"data_offsets":[-1,0]`, 1), "a", fmt.Sprintf("data_offsets has the number -1, want whole numbers from 0 to %d", maxInt)},
 		{"offset of 2^64", one(`"dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551616]`, 1), "a", fmt.Sprintf("data_offsets has the number 18446744073709551616, want whole numbers from 0 to %d", maxInt)},
 		{"offsets backwards", one(`"dtype":"U8","shape":[1],"data_offsets":[1,0]`, 1), "a", "data_offsets start at 1 and end at 0, before it"},
-		{"end past the file", one(`"dtype":"U8","shape":[2],"data_offsets":[0,2]`, 1), "a", "its 2 bytes at offset 0 of the data end past the file, which has 1 bytes of data"},
-		{"end past the file by far", one(fmt.Sprintf(`"dtype":"U8","shape":[%d],"data_offsets":[0,%d]`, maxInt, maxInt), 1), "a", fmt.Sprintf("its %d bytes at offset 0 of the data end past the file, which has 1 bytes of data", maxInt)},
+		{"end past the file", one(`"dtype":"U8","shape":[2],"data_offsets":[0,2]`, 1), "a", "its 2 bytes at offset 0 of the data end beyond the file, which has 1 bytes of data"},
+		{"end past the file by far", one(fmt.Sprintf(`"dtype":"U8","shape":[%d],"data_offsets":[0,%d]`, maxInt, maxInt), 1), "a", fmt.Sprintf("its %d bytes at offset 0 of the data end beyond the file, which has 1 bytes of data", maxInt)},
 		{"too few bytes", one(`"dtype":"F32","shape":[3],"data_offsets":[0,8]`, 8), "a", "data_offsets 0 to 8 are 8 bytes, F32 of shape [3] takes 12"},
 		{"too many bytes", one(`"dtype":"F32","shape":[],"data_offsets":[0,8]`, 8), "a", "data_offsets 0 to 8 are 8 bytes, F32 of shape [] takes 4"},
 		{"overlap", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}`, 7), "b", `starts at offset 116, 1 bytes before the end of tensor "a": they overlap`},
 		{"two at one place", file(`{"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}}`, 4), "b", `starts at offset 113, 4 bytes before the end of tensor "a": they overlap`},
 		{"one within another", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}}`, 4), "b", `starts at offset 115, 2 bytes before the end of tensor "a": they overlap`},
-		{"hole at the start", one(`"dtype":"U8","shape":[4],"data_offsets":[4,8]`, 8), "a", "starts at offset 65, 4 bytes past the end of the header, want offset 61: bytes between tensors belong to none"},
-		{"hole between", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[3],"data_offsets":[5,8]}}`, 8), "b", `starts at offset 118, 1 bytes past the end of tensor "a", want offset 117: bytes between tensors belong to none`},
+		{"hole at the start", one(`"dtype":"U8","shape":[4],"data_offsets":[4,8]`, 8), "a", "starts at offset 65, 4 bytes after the end of the header, want offset 61: bytes between tensors belong to none"},
+		{"hole between", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[3],"data_offsets":[5,8]}}`, 8), "b", `starts at offset 118, 1 bytes after the end of tensor "a", want offset 117: bytes between tensors belong to none`},
 		{"bytes at the end", one(`"dtype":"U8","shape":[4],"data_offsets":[0,4]`, 9), "", "its tensors end at offset 65, the file has 70 bytes: the last 5 belong to no tensor"},
 		{"bytes and no tensor", file(`{}`, 1), "", "its tensors end at offset 10, the file has 11 bytes: the last 1 belong to no tensor"},
 	}
 }
 
-func TestSafetensorsLies(t *testing.T) {
+func TestMalformedSafetensorsAreRefused(t *testing.T) {
 	t.Parallel()
-	checkLies(t, safetensorsLies())
+	checkRefused(t, malformedSafetensors())
 }
 
 func TestSafetensorsHeaderAloneIsRead(t *testing.T) {

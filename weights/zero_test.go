@@ -21,7 +21,7 @@ import (
 )
 
 // Zero values, nil, typed nil, and values out of range make errors, and no panics.
-func TestArgumentsThatMakeNoSense(t *testing.T) {
+func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	t.Parallel()
 	var (
 		noFile   *weights.File

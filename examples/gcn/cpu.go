@@ -110,17 +110,17 @@ func (c *cpu) crossEntropy(logits matrix, labels *memory, scale float32) error {
 	all := values(logits)
 	for i, label := range labels.indices {
 		row := all[i*logits.cols:][:logits.cols]
-		most := math.Inf(-1)
+		largest := math.Inf(-1)
 		for _, v := range row {
-			most = max(most, v)
+			largest = max(largest, v)
 		}
 		total := 0.0
 		for _, v := range row {
-			total += math.Exp(v - most)
+			total += math.Exp(v - largest)
 		}
-		c.losses[len(c.losses)-1] += float64(scale) * (math.Log(total) + most - row[label])
+		c.losses[len(c.losses)-1] += float64(scale) * (math.Log(total) + largest - row[label])
 		for j, v := range row {
-			row[j] = math.Exp(v-most) / total * float64(scale)
+			row[j] = math.Exp(v-largest) / total * float64(scale)
 		}
 		row[label] -= float64(scale)
 	}

@@ -196,18 +196,18 @@ func TestGPUCrossEntropy(t *testing.T) {
 			if i == 7 {
 				continue
 			}
-			most, total := math.Inf(-1), 0.0
+			largest, total := math.Inf(-1), 0.0
 			for _, v := range x[i*classes:][:classes] {
-				most = max(most, float64(v))
+				largest = max(largest, float64(v))
 			}
 			for _, v := range x[i*classes:][:classes] {
-				total += math.Exp(float64(v) - most)
+				total += math.Exp(float64(v) - largest)
 			}
 			for c, v := range x[i*classes:][:classes] {
-				p := math.Exp(float64(v)-most) / total
+				p := math.Exp(float64(v)-largest) / total
 				if c == int(label[i]) {
 					p--
-					loss += scale * (math.Log(total) + most - float64(v))
+					loss += scale * (math.Log(total) + largest - float64(v))
 				}
 				want[i*classes+c] = scale * p
 			}

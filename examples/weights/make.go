@@ -40,18 +40,18 @@ const layerBytes = 64 << 20
 // what is left.
 func headerFor(n int64) (string, error) {
 	const perLayer = 100                     // bytes of an entry, at most
-	room := (n/layerBytes+1)*perLayer&^7 + 8 // and of the header
+	headerSize := (n/layerBytes+1)*perLayer&^7 + 8 // and of the header
 	var entries []string
-	data := n - 8 - room
+	data := n - 8 - headerSize
 	for off := int64(0); off < data; off += layerBytes {
 		end := min(off+layerBytes, data)
 		entries = append(entries, fmt.Sprintf(`"layers.%d":{"dtype":"U8","shape":[%d],"data_offsets":[%d,%d]}`, len(entries), end-off, off, end))
 	}
 	header := "{" + strings.Join(entries, ",") + "}"
-	if data < 1 || int64(len(header)) > room {
+	if data < 1 || int64(len(header)) > headerSize {
 		return "", fmt.Errorf("a file of %d bytes is too small: want 1 KB or more", n)
 	}
-	return header + strings.Repeat(" ", int(room)-len(header)), nil
+	return header + strings.Repeat(" ", int(headerSize)-len(header)), nil
 }
 
 // parseSize reads a size such as 1000, 64MiB or 8GB.
