@@ -78,7 +78,7 @@ var ggmlTypes = map[uint32]DType{
 
 // Block returns the number of elements that are stored together and the bytes
 // that they take: 1 and 2 for BF16, 32 and 18 for Q4_0. Both are 0 for a type
-// that this package does not have.
+// that this package does not know. It does not block.
 func (d DType) Block() (elements, bytes int) {
 	b, ok := safetensorsTypes[d]
 	if !ok {
@@ -87,7 +87,7 @@ func (d DType) Block() (elements, bytes int) {
 	return b.elements, b.bytes
 }
 
-// size returns the bytes of a tensor, or why there can be no such tensor.
+// size returns the size of a tensor in bytes, or an error for a shape that the type cannot have.
 func (d DType) size(shape []int) (int, error) {
 	perBlock, blockBytes := d.Block()
 	if perBlock == 0 {

@@ -6,8 +6,8 @@ import (
 )
 
 // A FormatError reports a file that was refused: its header contradicts itself,
-// the format's rules, or the size of the file. Failures to read are errors of
-// the reader and no FormatErrors.
+// the format's rules, or the size of the file. A failure to read is an error of
+// the reader and no FormatError.
 type FormatError struct {
 	File   string // as named to OpenFile, OpenModel or Parse
 	Tensor string // the tensor at fault, "" where it is none
@@ -25,7 +25,7 @@ func (e *FormatError) Error() string {
 	return fmt.Sprintf("weights: read %s: tensor %s: %s", e.File, quote(e.Tensor), e.Reason)
 }
 
-// quote makes a string out of a file fit for an error: it may have any length,
+// quote shortens and quotes a string of a file for an error: the string may have any length,
 // and control characters.
 func quote(s string) string {
 	if len(s) > maxQuoted {

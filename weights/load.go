@@ -23,8 +23,7 @@ type Memory struct {
 	Bytes  int
 }
 
-// A Placement is a part and the memory that it is to be copied to, which may be
-// larger.
+// A Placement is a part and the memory for it, which may be larger.
 type Placement struct {
 	Part
 	To Memory
@@ -32,40 +31,39 @@ type Placement struct {
 
 // LoadOptions shape a load. The zero value suits files that are read more than once.
 type LoadOptions struct {
-	// Progress is called now and then with the bytes that are read of all that are to
-	// be: one call at a time, on a goroutine of its own. Bytes that go to several
-	// devices count once. A call that blocks delays no copy, but the return of a load
-	// that succeeds. After an error no call begins, and one that runs may outlast the
-	// load. A panic, and the end of the goroutine (runtime.Goexit), are errors of the
-	// load.
+	// Progress is called from time to time with the number of bytes that were read, and
+	// the number of all. There is one call at a time, on a goroutine of its own. Bytes for
+	// several devices count once. A call that blocks delays no copy, but the return of a
+	// load that succeeds. After an error no call begins, and a call in progress may
+	// outlast the load. A panic, and the end of the goroutine (runtime.Goexit), are
+	// errors of the load.
 	Progress func(done, total int)
-	// DirectIO reads past the page cache: see [transfer.Call]. Without it, what is
-	// in the page cache is copied from there, and what is not is read into it.
+	// DirectIO reads without the page cache (O_DIRECT): see [transfer.Call]. Without it,
+	// cached pages are copied from the page cache, and others are read into it.
 	DirectIO bool
-	// DropCache removes what was read from the page cache (posix_fadvise with
-	// POSIX_FADV_DONTNEED), each read when it has ended. Only files in the file
-	// system of a disk or network have pages that can be removed, only on Linux, and
-	// only pages that no process has mapped. That it could not be done is no error.
+	// DropCache removes the pages of each read from the page cache when the read has
+	// ended (posix_fadvise with POSIX_FADV_DONTNEED). Linux removes pages of file systems
+	// on disks and networks that no process has mapped; other systems remove none. A page
+	// that stays is no error.
 	DropCache bool
 }
 
-// Load copies the plan's tensors from their files to the memory of devices: memory
-// has one for each index of Plan.Devices, with at least DevicePlan.Bytes bytes. All
-// devices are copied to at once, each over its own link, and what several of them
-// get is read once: see [transfer.Fanout]. When Load returns nil everything is there.
+// Load copies the plan's tensors from their files to the memory of devices. memory has an
+// element for each index of Plan.Devices, with at least DevicePlan.Bytes bytes. Load copies to
+// all devices at once, each over its own link, and reads bytes for several devices once: see
+// [transfer.Fanout]. When Load returns nil, all bytes are in device memory.
 //
-// The memory may be used by no other work meanwhile, which includes work queued on
-// streams. Load uses the rings of pinned memory that Copiers of the devices share, and
-// makes those that are missing: a [transfer.Copier] of each device, or for tensors that
-// several get a [transfer.Fanout] of them, that stays open saves that time.
+// No other work may use the memory during Load, including work queued on streams. Load uses the
+// rings of pinned memory that Copiers of the devices share, and allocates missing ones. An open
+// [transfer.Copier] of each device saves that time; for tensors that several devices get, an
+// open [transfer.Fanout] of these devices does.
 //
-// Errors are reported before anything is copied for devices that are nil, or of
-// different CUDA libraries, or the same under two indexes; for memory that is missing
-// or too small; for a plan that is nil or was changed so that it does not fit its tensors
-// or the memory; and for files that are closed, or shorter than they were when opened.
-// An error that comes later ends all copies, and is a *LoadError. When ctx ends, its
-// Err wraps ctx's error and cause. Memory and files are not used any more then, unless
-// the error wraps [transfer.ErrUnderWay].
+// Before anything is copied, Load returns an error for devices that are nil, of different CUDA
+// libraries, or the same under two indexes; for memory that is missing or too small; for a plan
+// that is nil, or does not match its tensors or the memory; and for files that are closed, or
+// shorter than when they were opened. A later error ends all copies, and is a *LoadError. When
+// ctx ends, its Err wraps ctx's error and cause. Memory and files are unused then, unless the
+// error wraps [transfer.ErrUnderWay].
 func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) error {
 	placements, err := p.placements(memory)
 	if err != nil {
@@ -74,11 +72,11 @@ func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) e
 	return place(ctx, p.files, placements, o)
 }
 
-// Place copies parts of tensors from their files to given places, as if by one Plan:
-// in the order of the files, each byte read once, and neighbours in a file that are
-// neighbours on their device as one copy. The requirements and the errors are those
-// of [Plan.Load]. It also returns an error, before anything is copied, for a Part of
-// what is no File's tensor or beyond it, and for parts that overlap on a device.
+// Place copies parts of tensors from their files to addresses, as if by one Plan: in the order
+// of the files, with one read for each byte, and with one copy for neighbours in a file that
+// are neighbours on their device. The requirements and the errors are those of [Plan.Load].
+// Before anything is copied, it also returns an error for a Part that is not within a File's
+// tensor, and for parts that overlap on a device.
 func Place(ctx context.Context, placements []Placement, o LoadOptions) error {
 	return place(ctx, nil, placements, o)
 }
@@ -101,15 +99,15 @@ func place(ctx context.Context, files []*File, placements []Placement, o LoadOpt
 	return l.load()
 }
 
-// A loading is one call of Load or Place. Its lanes share it:
+// A loading is one call of Load or Place. Its workers share it, without a lock:
 //
-//	field        set by                      | read by
-//	failures[i]  the lane that took read i   | err, when the lanes have ended
-//	queue.err    the goroutine of the queue  | err, likewise
-//	done         Progress of the copies      | likewise, to add to it
-//	ctx          ended by the first failure, | lanes, copies, the reporter
-//	             which is its cause, or by   |
-//	             the caller's context        |
+//	field        set by                       | read by
+//	failures[i]  the worker that took read i  | err, when the workers have ended
+//	queue.err    the goroutine of the queue   | err, when the goroutine has ended
+//	done         Progress of the copies       | Progress of the copies, which adds to it
+//	ctx          ended by the first failure,  | workers, copies, the reporter
+//	             which is its cause, or by    |
+//	             the caller's context         |
 type loading struct {
 	o       LoadOptions
 	tensors []*Tensor        // in the order of the files
@@ -120,22 +118,22 @@ type loading struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	failures []*failure // of reads, nil for those that have not failed
+	failures []*failure // by read, nil without a failure
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 }
 
-// A queue is the reads for one set of devices.
+// A queue has the reads for one set of devices.
 type queue struct {
 	set     []int // indices of the devices
 	devices []*cudart.Device
-	reads   chan int // indices of those that no lane has taken
+	reads   chan int // indices of reads that no worker has taken
 	err     error    // of the release
 }
 
-// lanes is how many reads of a queue are copied at once: when one ends, the links
-// have the next one's bytes.
-const lanes = 2
+// queueWorkers is the number of reads of a queue that are copied at once. With two, the links
+// stay busy when a read ends.
+const queueWorkers = 2
 
 // load runs the reads.
 func (l *loading) load() error {
@@ -193,12 +191,12 @@ func (l *loading) run(q *queue) {
 	fanout, err := transfer.NewFanout(l.ctx, q.devices, transfer.Options{})
 	if err != nil {
 		l.fail(<-q.reads, 0, cause(err))
-		l.lane(q, nil) // which fails the others
+		l.copyReads(q, nil) // fails the other reads
 		return
 	}
 	var running sync.WaitGroup
-	for range min(lanes, len(q.reads)) {
-		running.Go(func() { l.lane(q, fanout) })
+	for range min(queueWorkers, len(q.reads)) {
+		running.Go(func() { l.copyReads(q, fanout) })
 	}
 	running.Wait()
 	if err := release(l.caller, fanout); err != nil {
@@ -206,13 +204,13 @@ func (l *loading) run(q *queue) {
 	}
 }
 
-// cause is an error without the operation of package transfer, in whose place this
-// package names its own.
+// cause returns an error without the operation of package transfer: this package's operation
+// takes its place.
 func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 
-// lane copies reads of a queue, one after the other. When one has failed, of whichever
-// queue, the others do.
-func (l *loading) lane(q *queue, fanout *transfer.Fanout) {
+// copyReads copies reads of a queue, one after the other. After the failure of any read, of this
+// queue or another, the following reads fail too.
+func (l *loading) copyReads(q *queue, fanout *transfer.Fanout) {
 	for i := range q.reads {
 		done, err := 0, error(nil)
 		if l.ctx.Err() != nil {
@@ -226,8 +224,7 @@ func (l *loading) lane(q *queue, fanout *transfer.Fanout) {
 	}
 }
 
-// read copies one read, and returns how many of its bytes, from the first on, are
-// done with.
+// read copies one read, and returns the number of bytes, from the first on, that were copied.
 func (l *loading) read(fanout *transfer.Fanout, r *Read) (int, error) {
 	pieces := make([]transfer.Piece, len(r.Pieces))
 	for i, p := range r.Pieces {
@@ -254,7 +251,7 @@ func (l *loading) read(fanout *transfer.Fanout, r *Read) (int, error) {
 	return done, nil
 }
 
-// fail keeps the error of a read, and ends the other ones.
+// fail records the error of a read, and ends the other reads.
 func (l *loading) fail(read, done int, err error) {
 	f := &failure{&l.reads[read], done, err}
 	l.failures[read] = f

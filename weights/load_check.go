@@ -12,7 +12,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// check returns an error for what is no memory, and for less than n bytes of it.
+// check returns an error unless the memory is valid and has at least n bytes.
 func (m Memory) check(n int) error {
 	switch {
 	case m.Device == nil:
@@ -31,7 +31,7 @@ func (m Memory) check(n int) error {
 	return nil
 }
 
-// placements returns the places in memory of the plan's tensors.
+// placements returns the plan's tensors with their memory.
 func (p *Plan) placements(memory map[int]Memory) (list []Placement, err error) {
 	if p == nil {
 		return nil, errors.New("nil plan")
@@ -59,7 +59,8 @@ func (p *Plan) placements(memory map[int]Memory) (list []Placement, err error) {
 	return list, nil
 }
 
-// plan makes reads for placements. Addresses are counted from 0 on each device.
+// plan sets the tensors, the devices and the reads of placements. The places of the reads are
+// addresses.
 func (l *loading) plan(files []*File, placements []Placement) error {
 	targets := make([]target, 0, len(placements))
 	for i, p := range placements {
@@ -79,7 +80,7 @@ func (l *loading) plan(files []*File, placements []Placement) error {
 		}
 		targets = append(targets, target{p.Part, device, int(p.To.Ptr)})
 	}
-	if err := checkApart(targets, l.devices); err != nil {
+	if err := checkOverlap(targets, l.devices); err != nil {
 		return err
 	}
 	l.reads = planReads(files, targets)
@@ -91,8 +92,8 @@ func (l *loading) plan(files []*File, placements []Placement) error {
 	return nil
 }
 
-// checkApart returns an error if two parts overlap on a device.
-func checkApart(targets []target, devices []*cudart.Device) error {
+// checkOverlap returns an error if two parts overlap on a device.
+func checkOverlap(targets []target, devices []*cudart.Device) error {
 	sorted := slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
 	slices.SortFunc(sorted, func(t, u target) int { return cmp.Or(cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to)) })
 	for i := 1; i < len(sorted); i++ {

@@ -13,16 +13,17 @@ import (
 	"github.com/gopinned/pinned/transfer"
 )
 
-// A LoadError reports which tensor could not be brought to its place, and why.
+// A LoadError reports the tensor at which a load failed, and the reason.
 type LoadError struct {
-	// Tensor is nil where all are complete, and something else has failed:
-	// LoadOptions.Progress, or the release of pinned memory.
+	// Tensor is nil if all tensors are complete, and LoadOptions.Progress or the
+	// release of pinned memory has failed.
 	Tensor  *Tensor
-	Devices []*cudart.Device // that it was to be copied to
-	// Offset is of the first byte in the tensor's file that is not on all of them.
+	Devices []*cudart.Device // destinations of the tensor
+	// Offset is the position in the tensor's file of the first byte that is not on all of
+	// Devices.
 	Offset int64
-	// Complete are the tensors all of whose parts are on their devices, in the
-	// order of the files. The others' memory has bytes of any kind.
+	// Complete has the tensors of which all parts are on their devices, in the order of
+	// the files. The contents of the other tensors' memory are undefined.
 	Complete []*Tensor
 	// Err is the reason: an error of the file or of CUDA, or the context's.
 	Err error
@@ -47,11 +48,10 @@ func (e *LoadError) Unwrap() error {
 	return e.Err
 }
 
-// A failure is a read of which only the first bytes are done, or one of
-// LoadOptions.Progress.
+// A failure is a read that failed, or a failure of LoadOptions.Progress.
 type failure struct {
-	*Read // nil for Progress
-	done  int
+	*Read     // nil for Progress
+	done  int // bytes that were copied, from the first on
 	err   error
 }
 
@@ -59,8 +59,9 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// err is the error of the load: what ended it, with the errors of reads that are not consequences
-// of that. It names the read that ended it, or else the first one that is incomplete.
+// err returns the error of the load: the failure that ended it, joined with the errors of other
+// reads, except for those that the failure caused. The LoadError names the read that failed first, or
+// else the first incomplete one.
 func (l *loading) err(queues []*queue, reported bool) error {
 	var errs []error
 	reason := context.Cause(l.ctx)
@@ -79,7 +80,7 @@ func (l *loading) err(queues []*queue, reported bool) error {
 		if f == nil {
 			continue
 		}
-		for t := range f.left() {
+		for t := range f.incomplete() {
 			incomplete[t] = true
 		}
 		if f != at && (len(errs) == 0 || !errors.Is(f.err, reason) || errors.Is(f.err, transfer.ErrUnderWay)) {
@@ -101,7 +102,7 @@ func (l *loading) err(queues []*queue, reported bool) error {
 	}
 	if at != nil {
 		e.Offset = at.Offset + int64(min(at.done, at.Size-1))
-		for t := range at.left() {
+		for t := range at.incomplete() {
 			e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
 			break
 		}
@@ -113,9 +114,9 @@ func (l *loading) err(queues []*queue, reported bool) error {
 	return e
 }
 
-// left iterates over the tensors of which bytes were not done, in order. Nothing but padding is
-// read along with them.
-func (r *failure) left() iter.Seq[*Tensor] {
+// incomplete iterates over the tensors with bytes that were not copied, in order of their offsets.
+// A read has no other tensors, only padding between them.
+func (r *failure) incomplete() iter.Seq[*Tensor] {
 	from := r.Offset + int64(min(r.done, r.Size-1)) // all bytes may be there although the read failed
 	tensors := r.File.tensors
 	at, _ := slices.BinarySearchFunc(tensors, from, func(t *Tensor, from int64) int {

@@ -20,9 +20,9 @@ type Model struct {
 	byName map[string]*Tensor
 }
 
-// NewModel makes a model of files, with all of their tensors. The model's Close
-// closes them. It returns an error for a nil file, and a *FormatError where two
-// tensors have one name; the files are the caller's to close then.
+// NewModel returns a model of files, with all of their tensors. The model's Close
+// closes them. It returns an error for a nil file, and a *FormatError if two
+// tensors have one name; then the caller closes the files. It does not block.
 func NewModel(files ...*File) (*Model, error) {
 	m := &Model{files: slices.Clone(files), byName: map[string]*Tensor{}}
 	for _, f := range files {
@@ -47,14 +47,14 @@ const indexSuffix = ".safetensors.index.json"
 //     that exists, else model.safetensors, else the only index, file or split
 //     model that is there.
 //
-// An index decides where a tensor is: tensors of a file that the index does not take
-// from it are not of the model, and [File.Tensors] has them. The sizes in an index are
-// ignored; those in use are often wrong.
+// The index names the file of each tensor. Other tensors of these files do not belong to the
+// model; [File.Tensors] has them. The sizes in an index are ignored, because they are often
+// wrong.
 //
-// It returns an error that wraps the operating system's where a file cannot be
-// opened or read (fs.ErrNotExist where one is missing), an error that lists the
-// choices where a directory has several models, and a *FormatError where a file
-// is refused or does not fit the others.
+// The error wraps the operating system's if a file cannot be opened or read
+// ([io/fs.ErrNotExist] if one is missing), lists the models if a directory has several, and
+// is a *FormatError if a file is refused or does not match the others. OpenModel takes as long as
+// the file system does.
 func OpenModel(path string) (*Model, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -204,7 +204,7 @@ func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
 	}
 	dir := filepath.Dir(index.name)
 	path := filepath.Join(dir, name)
-	if leaves(dir, filepath.Dir(path)) {
+	if outside(dir, filepath.Dir(path)) {
 		return nil, index.refuse(tensor, "its file is %s, whose folder is a link out of the index's directory", quote(name))
 	}
 	f, err := m.open(path)
@@ -214,10 +214,10 @@ func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
 	return f, nil
 }
 
-// leaves reports whether symbolic links lead from a directory to a folder outside of it.
+// outside reports whether symbolic links lead from a directory to a folder outside of it.
 // A link to a file may: Hugging Face's cache has its files elsewhere. What does not exist
 // is reported when the file is opened.
-func leaves(dir, folder string) bool {
+func outside(dir, folder string) bool {
 	var real [2]string
 	for i, path := range []string{dir, folder} {
 		path, err := filepath.Abs(path)

@@ -25,10 +25,9 @@ func (t *Tensor) Whole() Part {
 	return Part{Tensor: t, Size: t.Size}
 }
 
-// Rows returns the part of a tensor whose first index is from or more and less than
-// to, of which there may be none. It returns an error for a tensor without
-// dimensions, for a range that is not within the first one, and where a row does not
-// take a whole number of bytes, or of a quantized type's blocks.
+// Rows returns the part of a tensor whose first index is in [from, to), which may be empty. It
+// returns an error for a tensor without dimensions, for a range outside of the first dimension,
+// and for rows that are not a whole number of bytes, or of a quantized type's blocks.
 func (t *Tensor) Rows(from, to int) (Part, error) {
 	switch {
 	case t == nil:
@@ -48,8 +47,7 @@ func (t *Tensor) Rows(from, to int) (Part, error) {
 	return Part{Tensor: t, From: from * row, Size: (to - from) * row}, nil
 }
 
-// check returns an error for a part of what is no tensor, and for one beyond its
-// tensor.
+// check returns an error unless the part is within a tensor of a File.
 func (p Part) check() error {
 	t := p.Tensor
 	switch {
@@ -63,25 +61,25 @@ func (p Part) check() error {
 	return nil
 }
 
-// compare orders parts of one file by their place in it.
+// compare orders parts of one file by offset.
 func (p Part) compare(q Part) int {
 	return cmp.Or(p.Tensor.compare(q.Tensor), cmp.Compare(p.From, q.From), cmp.Compare(p.Size, q.Size))
 }
 
-// A Share is a part that a device is to get, under the device's index.
+// A Share assigns a part to a device, by the device's index.
 type Share struct {
 	Part
 	Device int
 }
 
-// Skip is what a placement returns for a tensor that is not to be copied.
+// Skip is returned by NewPlan's place function for a tensor that is not copied.
 const Skip = -1
 
 // PlanOptions shape a plan. The zero value suits cudaMalloc and large files.
 type PlanOptions struct {
-	// Align is what every tensor's place on its device is a multiple of: a
-	// power of two in bytes. 0 means 256, the alignment of cudaMalloc's memory,
-	// which all of CUDA's libraries accept.
+	// Align is the alignment of tensors in device memory, in bytes: a power of
+	// two. 0 means 256, the alignment of cudaMalloc, which all of CUDA's libraries
+	// accept.
 	Align int
 }
 
@@ -95,26 +93,26 @@ type Plan struct {
 	files []*File // in the order in which they are read
 }
 
-// A DevicePlan is what a Plan has for one device.
+// A DevicePlan is the part of a Plan for one device.
 type DevicePlan struct {
-	// Device is the index that the placement returned.
+	// Device is the index of the device.
 	Device int
-	// Bytes is the size of the memory that the tensors are placed in.
+	// Bytes is the size of the memory for the tensors.
 	Bytes int
-	// Tensors are in the order of their places, which is that of their files
-	// and their offsets in them.
+	// Tensors are in the order of Placed.Offset, which is the order of their files and
+	// of their offsets in these.
 	Tensors []Placed
 }
 
-// A Placed is a tensor, or a part of it, with its place: it starts Offset bytes
-// into the device's memory, and has Size bytes there.
+// A Placed is a part of a tensor with its place in the memory of a device: Size bytes from byte
+// Offset on.
 type Placed struct {
 	Part
 	Offset int
 }
 
-// A Read is a range of a file, and what to copy of it: Size bytes from Offset
-// on, of which Pieces, by ascending From, go to all of Devices.
+// A Read is a range of a file: Size bytes from Offset on. Its Pieces, by ascending From, are
+// copied to each of Devices.
 type Read struct {
 	File    *File
 	Offset  int64
@@ -123,27 +121,24 @@ type Read struct {
 	Pieces  []Piece
 }
 
-// A Piece is a copy: Size bytes that are From bytes into a read, to the place
-// To[i] bytes into the memory of the read's Devices[i]. It is one or several
-// tensors, or parts.
+// A Piece is a copy of Size bytes, from byte From of a read to byte To[i] of the memory of the
+// read's Devices[i]. It has one tensor or several neighbours.
 type Piece struct {
 	From, Size int
 	To         []int
 }
 
-// NewPlan plans the copy of tensors to devices: File.Tensors, Model.Tensors or
-// slices.Values of chosen ones. Each goes to the device whose index place
-// returns, or to none where that is Skip; where place is nil, all go to device
-// 0. The same arguments make the same plan. PlanShares is for tensors that several
-// devices get, whole or in parts.
+// NewPlan plans the copy of tensors to devices. tensors is File.Tensors, Model.Tensors or a
+// slices.Values of some of them. place returns the index of a tensor's device, or Skip for none; if
+// place is nil, all tensors go to device 0. The same arguments make the same plan. PlanShares
+// is for tensors that several devices get. NewPlan does not block.
 //
-// Tensors get their places in the order in which their files hold them, those
-// of a file used first before those of the next, so that neighbours in a file
-// stay neighbours where the alignment allows it, and are one Piece.
+// Tensors are placed in the order of their files, and in each file in the order of their offsets. So
+// neighbours in a file stay neighbours if the alignment allows it, and are one Piece.
 //
-// It returns an error for a tensor that appears twice or that no open File has,
-// for an index below Skip, for options out of range, and for a device that
-// would get more bytes than an int can count.
+// It returns an error for a tensor that appears twice, for one that belongs to no File, for an index
+// below Skip, for an alignment that is no power of two, and for a device with more than
+// [math.MaxInt] bytes.
 func NewPlan(tensors iter.Seq[*Tensor], place func(*Tensor) int, o PlanOptions) (*Plan, error) {
 	if tensors == nil {
 		return nil, errors.New("weights: plan: no tensors: the sequence is nil")
@@ -170,11 +165,11 @@ func NewPlan(tensors iter.Seq[*Tensor], place func(*Tensor) int, o PlanOptions) 
 }
 
 // PlanShares plans like NewPlan. A tensor may be in several shares: for each device
-// that is to get a copy of it, and with [Tensor.Rows] for each that is to get a part.
-// What several devices get is read once, and copied to all of them.
+// that gets a copy of it, and with [Tensor.Rows] for each device that gets a part.
+// Bytes for several devices are read once, and copied to all of them.
 //
 // It returns an error for a Part beyond its tensor, for Parts of a tensor that
-// overlap on one device, and otherwise those of NewPlan.
+// overlap on one device, and the errors of NewPlan. It does not block.
 func PlanShares(shares []Share, o PlanOptions) (p *Plan, err error) {
 	if p, err = planShares(shares, cmp.Or(o.Align, 256)); err != nil {
 		return nil, fmt.Errorf("weights: plan: %w", err)
@@ -229,8 +224,8 @@ func planShares(shares []Share, align int) (*Plan, error) {
 }
 
 // Reads returns the reads that fetch the plan's tensors, in the order of the files and of their
-// offsets. No byte of a tensor is in the Pieces of two of them. It returns an error if
-// the plan was changed to have a Part beyond its tensor.
+// offsets. Each byte of a tensor is in one Piece. It returns an error for a Part beyond its
+// tensor. It does not block.
 func (p *Plan) Reads() ([]Read, error) {
 	if p == nil {
 		return nil, errors.New("weights: reads: nil plan")
@@ -247,10 +242,10 @@ func (p *Plan) Reads() ([]Read, error) {
 	return planReads(p.files, targets), nil
 }
 
-// A fileOrder is the order in which files were used first.
+// A fileOrder numbers files in the order of their first use.
 type fileOrder map[*File]int
 
-// add reports whether the file was not used before.
+// add reports whether the file is new.
 func (o fileOrder) add(f *File) bool {
 	if _, used := o[f]; used {
 		return false
@@ -259,7 +254,7 @@ func (o fileOrder) add(f *File) bool {
 	return true
 }
 
-// compare orders parts by their files, and by their places in these.
+// compare orders parts by file and offset.
 func (o fileOrder) compare(p, q Part) int {
 	return cmp.Or(cmp.Compare(o[p.Tensor.File], o[q.Tensor.File]), p.compare(q))
 }

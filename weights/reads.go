@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// A target is a place that a part goes to.
+// A target is a part and its place on a device: an offset in bytes, or an address.
 type target struct {
 	Part
 	device, to int
 }
 
-// planReads sorts targets, and returns the reads that bring parts to them: in the order of
-// files, and behind these of the files that the targets use first.
+// planReads sorts targets, and returns the reads for them. The reads are in the order of files, and
+// after these in the order in which the targets use other files.
 func planReads(files []*File, targets []target) []Read {
 	order := fileOrder{}
 	for _, f := range files {
@@ -38,7 +38,7 @@ func planReads(files []*File, targets []target) []Read {
 	return p.reads
 }
 
-// A readPlanner makes reads of what is added to it in the order of the files.
+// A readPlanner merges segments, which are added in the order of the files, into reads.
 type readPlanner struct {
 	reads []Read
 	last  map[string]int // read for each set of devices
@@ -83,8 +83,8 @@ func (p *readPlanner) tensor(targets []target) {
 	}
 }
 
-// add adds a segment, behind all that were added before, unless it was added for
-// other devices.
+// add adds a segment. For one device or for several, each segment is at a higher offset than the
+// segments before it.
 func (p *readPlanner) add(s Part, devices, to []int) {
 	p.key = p.key[:0]
 	for _, d := range devices {
@@ -100,8 +100,8 @@ func (p *readPlanner) add(s Part, devices, to []int) {
 	p.reads = append(p.reads, Read{File: f, Offset: offset, Size: s.Size, Devices: devices, Pieces: []Piece{{Size: s.Size, To: to}}})
 }
 
-// extend makes r reach to the end of size bytes at an offset of the file, and reports whether
-// nothing but padding, which is read along, is between them.
+// extend appends size bytes at an offset of the file to r, and reports whether only padding, which is
+// read too, is between them.
 func (r *Read) extend(offset int64, size int, to []int) bool {
 	from := offset - r.Offset
 	if from < int64(r.Size) || from-int64(r.Size) >= r.File.padding || from > int64(math.MaxInt-size) {
@@ -117,7 +117,7 @@ func (r *Read) extend(offset int64, size int, to []int) bool {
 	return true
 }
 
-// endsAt reports whether a piece ends at these places of all devices.
+// endsAt reports whether a piece ends at the place to[i] of each device i.
 func (p *Piece) endsAt(to []int) bool {
 	return slices.EqualFunc(p.To, to, func(at, to int) bool { return at+p.Size == to })
 }

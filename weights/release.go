@@ -9,20 +9,20 @@ import (
 	"github.com/gopinned/pinned/transfer"
 )
 
-// releaseTimeout bounds the wait for copies that CUDA does not end, for a caller whose
-// context has not ended.
+// releaseTimeout bounds the wait for copies that do not end, for a caller whose context has not
+// ended.
 const releaseTimeout = 2 * bounded.Grace
 
-// unreleased are Fanouts of loads that have returned. Their rings could not be
-// released, mostly because a call into CUDA had not returned. The runtime's next load
-// tries again, as no caller can.
+// unreleased holds Fanouts of loads that have returned without releasing their rings, for example
+// because a call of CUDA had not returned. Callers have no handle to try again, so the runtime's
+// next load does.
 var unreleased = struct {
 	sync.Mutex
 	of map[*cudart.Runtime][]*transfer.Fanout
 }{of: map[*cudart.Runtime][]*transfer.Fanout{}}
 
-// release closes a Fanout of a load with a context, or leaves that to the runtime's next
-// load.
+// release closes the Fanout of a load whose caller has the context caller. If that fails, the
+// runtime's next load tries again.
 func release(caller context.Context, f *transfer.Fanout) error {
 	timeout := releaseTimeout
 	if caller.Err() != nil {

@@ -47,7 +47,7 @@ func (f *File) parseSafetensors(start []byte) error {
 	return err
 }
 
-// notWeights names what a file is instead, by its first bytes.
+// notWeights guesses the format of another file by its first bytes.
 func notWeights(start []byte) string {
 	for _, known := range []struct{ prefix, is string }{
 		{"version ", "a Git LFS pointer in place of the file (run git lfs pull)"},

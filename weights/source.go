@@ -7,14 +7,14 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A source is what a header is read from.
+// A source is the reader of a header, with the size and the name of the file.
 type source struct {
 	r    io.ReaderAt
 	size int64
 	name string
 }
 
-// read fills p with the bytes at off.
+// read fills p with the bytes at offset off.
 func (s source) read(p []byte, off int64) error {
 	var n int
 	err := bounded.Guard(func() (err error) {
@@ -32,7 +32,7 @@ func (s source) read(p []byte, off int64) error {
 	return fmt.Errorf("weights: read %s: %w", s.name, err)
 }
 
-// refuse makes the error for a file that is not as it should be.
+// refuse returns the error for a file that breaks a rule of its format.
 func (s source) refuse(tensor, reason string, args ...any) error {
 	return &FormatError{File: s.name, Tensor: tensor, Reason: fmt.Sprintf(reason, args...)}
 }
