@@ -4,6 +4,7 @@ package weights_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -47,6 +48,29 @@ func ExampleLoadModel() {
 	// embed BF16 [8 4] at byte 0
 	// layers.0.up F8_E4M3 [4 4] at byte 256
 	// norm F32 [4] at byte 512
+}
+
+// A load ends with its context.
+func ExampleLoadModel_canceled() {
+	sim, err := cudasim.New(cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sim.Close()
+	rt, err := cudart.Open(cudart.Options{Source: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rt.Close()
+	dir := tinyModel()
+	defer os.RemoveAll(dir)
+
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cause := errors.New("the server stops")
+	cancel(cause)
+	_, err = weights.LoadModel(ctx, rt.Devices()[0], dir, weights.LoadOptions{})
+	fmt.Println(errors.Is(err, context.Canceled), errors.Is(err, cause))
+	// Output: true true
 }
 
 func ExamplePlan_Load() {
@@ -99,7 +123,7 @@ func ExamplePlan_Load() {
 		memory[d.Device] = weights.Memory{Device: dev, Ptr: p, Bytes: d.Bytes}
 	}
 	if err := plan.Load(context.Background(), memory, weights.LoadOptions{}); err != nil {
-		log.Fatal(err) // a *weights.LoadError says which tensors are complete
+		log.Fatal(err) // a *weights.LoadError lists the complete tensors
 	}
 	for _, p := range plan.Devices[1].Tensors {
 		got := make([]byte, p.Size)

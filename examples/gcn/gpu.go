@@ -205,7 +205,7 @@ func (b *gpu) loss(ctx context.Context, epoch int) (loss float64, err error) {
 	return loss, err
 }
 
-// runner chooses how the memory of the steps comes to the card.
+// runner returns the runner that moves the memory of the steps to the device.
 func (b *gpu) runner(ctx context.Context, m *model, epochs int) (runner, error) {
 	var err error
 	if b.losses, err = b.alloc(ctx, "losses", 2*epochs, true); err != nil {
@@ -246,7 +246,7 @@ func (b *gpu) stats(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "memory: %s memory allocated %.3f GB, peak %.3f GB, %d allocations, %d frees; %.2f GB of the card's %.2f are free\n",
+	_, err = fmt.Fprintf(out, "memory: %s memory allocated %.3f GB, peak %.3f GB, %d allocations, %d frees; %.2f GB of %.2f GB of device memory are free\n",
 		name, float64(c.Allocated)/1e9, float64(c.Peak)/1e9, c.Allocs, c.Frees, float64(free)/1e9, float64(total)/1e9)
 	return err
 }

@@ -1,5 +1,5 @@
 // Gcn trains a graph network of two layers on a random graph, in full batches, and prints
-// the loss, the time of each epoch, and what memory it took.
+// the loss, the time of each epoch, and the memory that it took.
 //
 //	go run ./examples/gcn -nodes 2000000 -epochs 3
 //	go run ./examples/gcn -nodes 2000000 -managed
@@ -8,11 +8,11 @@
 //	go run ./examples/gcn -nodes 10000 -cpu
 //
 // With -managed all large memory is unified memory (cudaMallocManaged). With -budget no more
-// than that share of it may be on the card at a time: a plan moves it through the card ahead
-// of the work (managed.Plan), or without a plan page faults bring what the work accesses. With
-// a plan the features' means stay on the host, where the device reads and writes them over the
-// link (managed.InPlace); with -in_place=false they move, too. So a graph can be trained that is
-// larger than the card.
+// than that share of it may be in device memory at a time: a plan moves it to the device ahead
+// of the work (managed.Plan). Without a plan, page faults move the pages that the work accesses. With
+// a plan the features' means stay on the host, and the device reads and writes them over the
+// link (managed.InPlace); with -in_place=false they move, too. So a graph may be larger than
+// device memory.
 //
 // -write stores the graph and the first weights in a file, with which gcn.py beside this file
 // trains the same network in PyTorch, and compares the losses:
@@ -67,7 +67,7 @@ func main() {
 	flag.IntVar(&o.device, "device", 0, "CUDA's number of the device")
 	flag.BoolVar(&o.blas, "blas", true, "multiply matrices with cuBLAS if it is installed")
 	flag.BoolVar(&o.managed, "managed", false, "use unified memory")
-	flag.Float64Var(&o.budget, "budget", 0, "share of the graph's memory that unified memory may have of the card at a time, such as 0.25; 0 is no limit")
+	flag.Float64Var(&o.budget, "budget", 0, "share of the graph's memory that may be in device memory at a time, such as 0.25; 0 is no limit")
 	flag.BoolVar(&o.plan, "plan", true, "with a budget, move memory ahead of the work")
 	flag.BoolVar(&o.inPlace, "in_place", true, "with a plan, leave the means on the host, which are written once and read twice; else they move, too")
 	flag.IntVar(&o.chunk, "chunk", 0, "MiB that a plan moves at a time; 0 chooses")

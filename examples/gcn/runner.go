@@ -50,7 +50,7 @@ func runEpochs(ctx context.Context, m *model, epochs int, rate float32, epoch fu
 	return nil
 }
 
-// planned moves the memory of all epochs through the card by one plan.
+// planned moves the memory of all epochs to and from the device by one plan.
 type planned struct {
 	b      *gpu
 	epochs int
@@ -140,7 +140,7 @@ func (r *planned) run(ctx context.Context, m *model, rate float32, epoch func(in
 	return nil
 }
 
-// byFaults lets page faults bring memory to the card, and moves away what was used longest
+// byFaults lets page faults move memory to the device, and moves back the memory that was used longest
 // ago, so that the budget holds.
 type byFaults struct {
 	s      *cudart.Stream

@@ -231,11 +231,11 @@ static __device__ __forceinline__ u64 nanoseconds() {
 	return t;
 }
 
-// pinned_busy runs for a number of nanoseconds by the device's timer, and ends after most
+// pinned_busy runs for a number of nanoseconds by the device's timer, and ends after max_cycles
 // clock cycles of a multiprocessor in any case.
-extern "C" __global__ void pinned_busy(u64 ns, u64 most) {
+extern "C" __global__ void pinned_busy(u64 ns, u64 max_cycles) {
 	u64 began = nanoseconds();
 	long long cycles = clock64();
-	while (nanoseconds() - began < ns && (u64)(clock64() - cycles) < most)
+	while (nanoseconds() - began < ns && (u64)(clock64() - cycles) < max_cycles)
 		__nanosleep(100);
 }

@@ -47,24 +47,24 @@ extern "C" __global__ void __launch_bounds__(256)
 	for (u64 r = this_thread() / 32; r < rows; r += all_threads() / 32) {
 		const float *x = logits + r * classes;
 		u32 want = label[r];
-		float most = __int_as_float(0xff800000);
+		float largest = __int_as_float(0xff800000);
 		for (u32 c = lane; c < classes; c += 32)
-			most = fmaxf(most, x[c]);
+			largest = fmaxf(largest, x[c]);
 		for (int d = 16; d; d /= 2)
-			most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+			largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
 		float total = 0;
 		for (u32 c = lane; c < classes; c += 32)
-			total += expf(x[c] - most);
+			total += expf(x[c] - largest);
 		for (int d = 16; d; d /= 2)
 			total += __shfl_xor_sync(~0u, total, d);
 		float mine = want < classes ? x[want] : 0;
 		__syncwarp(); // x may be gradient
 		for (u32 c = lane; gradient && c < classes; c += 32) {
-			float p = expf(x[c] - most) / total;
+			float p = expf(x[c] - largest) / total;
 			gradient[r * classes + c] = want < classes ? (p - (c == want ? 1.0f : 0.0f)) * scale : 0.0f;
 		}
 		if (want < classes)
-			sum += (double)logf(total) + most - mine;
+			sum += (double)logf(total) + largest - mine;
 	}
 	if (lane == 0 && sum != 0)
 		atomicAdd(loss, sum * scale);
