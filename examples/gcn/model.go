@@ -20,9 +20,9 @@ import (
 // as large as the nodes times the hidden width, and nothing as the edges times a width, of which
 // PyTorch's index_add needs both.
 //
-// A model that is staged leaves the mean on the host. Each panel of it is summed up in one on the
-// card, and then written over the link; rows are read over the link when they are needed. That is
-// quicker than to move memory there and back, as each byte is written once and read twice.
+// A model that is staged leaves the mean on the host. Each panel of it is summed in device
+// memory, and then written over the link; rows are read over the link when they are needed. That is
+// faster than moving memory there and back, because each byte is written once and read twice.
 
 // A matrix is float32 in a backend's memory, row by row.
 type matrix struct {

@@ -39,7 +39,7 @@ const layerBytes = 64 << 20
 // headerFor returns the header of a file of n bytes: layers of 64 MiB, and a last one of
 // what is left.
 func headerFor(n int64) (string, error) {
-	const perLayer = 100                     // bytes of an entry, at most
+	const perLayer = 100                           // bytes of an entry, at most
 	headerSize := (n/layerBytes+1)*perLayer&^7 + 8 // and of the header
 	var entries []string
 	data := n - 8 - headerSize
