@@ -17,7 +17,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-func TestParametersOfPTX(t *testing.T) {
+func TestPTXParametersHaveSizes(t *testing.T) {
 	t.Parallel()
 	kernels, err := checkCode([]byte(`//
 .version 7.8
@@ -46,7 +46,7 @@ func TestParametersOfPTX(t *testing.T) {
 
 // Code that CUDA would take and fail on later, or read beyond, is refused, and the error says
 // what it is. What compilers make is taken.
-func TestJunkIsRefused(t *testing.T) {
+func TestOtherAndTruncatedCodeIsRefused(t *testing.T) {
 	t.Parallel()
 	fatbin, err := os.ReadFile("testdata/user.fatbin") // a cubin and compressed PTX, from CUDA 11.8
 	require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestJunkIsRefused(t *testing.T) {
 // it. scripts/ptx.sh compiles, and alone writes the hashes. scripts/ptx.sh check compiles with
 // CUDA 11.8 and compares. What the kernels compute only a GPU shows, as nothing here runs PTX:
 // the tests TestGPU... here and in examples/gcn compare it with what Go computes.
-func TestPTXIsOfItsSources(t *testing.T) {
+func TestPTXMatchesItsSources(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"src", "../examples/gcn/src"} {
 		files, err := filepath.Glob(dir + "/*.[cp]*")
@@ -145,7 +145,7 @@ func TestPTXIsOfItsSources(t *testing.T) {
 
 // The kernels that the package launches are in its PTX, with the parameters that it gives them:
 // without a GPU nothing else compares the two.
-func TestOwnKernelsHaveTheParametersThatAreGiven(t *testing.T) {
+func TestOwnKernelsHaveTheLaunchedParameters(t *testing.T) {
 	t.Parallel()
 	memory := parsePTX(memoryPTX)
 	assert.Equal(t, map[string]parameters{

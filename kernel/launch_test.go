@@ -182,7 +182,7 @@ func TestWrongLaunchesAreRefused(t *testing.T) {
 }
 
 // Of code that is not PTX the parameters are unknown: CUDA finds what is wrong, or not.
-func TestOtherCodeIsNotChecked(t *testing.T) {
+func TestArgumentsAreCheckedForPTXOnly(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
 		fatbin, err := os.ReadFile("testdata/user.fatbin")
 		require.NoError(t, err)
@@ -193,7 +193,7 @@ func TestOtherCodeIsNotChecked(t *testing.T) {
 	})
 }
 
-func TestUnknownKernelIsNamedWithThoseThatAre(t *testing.T) {
+func TestUnknownKernelErrorListsKernels(t *testing.T) {
 	r := newFixture(t, 13000, ptx)
 	_, err := r.module.Kernel(t.Context(), "mixd")
 	assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)

@@ -15,7 +15,7 @@ import (
 )
 
 // A device that runs no kernels has the results of checks all the same.
-func TestReadResult(t *testing.T) {
+func TestReadResultDecodesCounters(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]
 	s, err := dev.NewStream(cudart.StreamOptions{})
@@ -38,7 +38,7 @@ func TestReadResult(t *testing.T) {
 }
 
 // No more threads are launched than a device runs at once, and never none.
-func TestSpread(t *testing.T) {
+func TestSpreadIsBoundedByTheDevice(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ n, block, processors, blocks int }{
 		{0, 256, 132, 1}, {1, 256, 132, 1}, {257, 256, 132, 2}, {1 << 40, 256, 132, 132 * 8}, {1 << 40, 512, 132, 132 * 4}, {1 << 40, 256, 0, 8},

@@ -60,7 +60,7 @@ func allocated(f func()) (bytes, objects int) {
 }
 
 // Memory grows with what is read of a header, and not with what it declares.
-func TestHeadersAreReadInLittleMemory(t *testing.T) {
+func TestMemoryGrowsWithTheBytesRead(t *testing.T) {
 	const n = 20_000
 	specs := make([]spec, n)
 	for i := range specs {

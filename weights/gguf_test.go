@@ -17,7 +17,7 @@ import (
 	"github.com/gopinned/pinned/weights"
 )
 
-func TestGGUFOfEveryType(t *testing.T) {
+func TestGGUFTensorsOfEveryTypeAreRead(t *testing.T) {
 	t.Parallel()
 	var specs []spec
 	for i, d := range slices.Sorted(maps.Keys(ggmlIDs)) {
@@ -46,7 +46,7 @@ func TestGGUFOfEveryType(t *testing.T) {
 	}
 }
 
-func TestGGUFMetadata(t *testing.T) {
+func TestGGUFMetadataHasDeclaredTypes(t *testing.T) {
 	t.Parallel()
 	for version := uint32(1); version <= 3; version++ {
 		g := newGGUF(version, 0, 27)
@@ -98,7 +98,7 @@ func TestGGUFMetadata(t *testing.T) {
 	}
 }
 
-func TestGGUFStringsLongerThanTheBuffer(t *testing.T) {
+func TestGGUFStringsMayExceedTheBuffer(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("0123456789", 20_000)
 	words := make([]string, 3000) // more than a buffer in all, so that one crosses its end
@@ -122,7 +122,7 @@ func TestGGUFStringsLongerThanTheBuffer(t *testing.T) {
 	}
 }
 
-func TestGGUFThatIsFine(t *testing.T) {
+func TestValidGGUFFilesAreRead(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		file []byte
@@ -259,8 +259,8 @@ func TestMalformedGGUFFilesAreRefused(t *testing.T) {
 	checkRefused(t, malformedGGUF())
 }
 
-// TestEveryTruncation cuts good files off at every byte.
-func TestEveryTruncation(t *testing.T) {
+// TestTruncatedFilesAreRefused cuts good files off at every byte.
+func TestTruncatedFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	specs := []spec{{"a", weights.F32, []int{2, 3}}, {"b", weights.BF16, []int{5}}, {"c", weights.U8, []int{0}}}
 	long := makeSafetensors(t, map[string]string{"k": "v"}, specs...)
@@ -320,7 +320,7 @@ type readerAt func(p []byte, off int64) (int, error)
 
 func (r readerAt) ReadAt(p []byte, off int64) (int, error) { return r(p, off) }
 
-func TestReadersThatFail(t *testing.T) {
+func TestReaderErrorsAreReturned(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
 	for format, file := range map[string][]byte{

@@ -57,7 +57,7 @@ var badHeaders = []struct{ header, reason string }{
 	{`{"a":{"dtype":"U8","Shape":[1],"data_offsets":[0,1]}}`, "its entry has no shape"},
 }
 
-func TestHeadersThatAreRefused(t *testing.T) {
+func TestInvalidJSONIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, tt := range badHeaders {
 		f, err := parse(st(tt.header, 1))
@@ -110,7 +110,7 @@ var jsonSeeds = []string{
 	`{"a":1,}`, `{,}`, `{"a"}`, `{"a":}`, `{1:2}`, `{a:1}`, `{"a":1 "b":2}`, `{"a":{"b":[{"c":null}]}}`, " \t\r\n1 \t\r\n", "\v1", "\u00a01", `//`, ``, `"a":1`, `1,"b":2`, `1}`, `{]`,
 }
 
-func TestJSONIsThatOfEncodingJSON(t *testing.T) {
+func TestJSONIsDecodedAsByEncodingJSON(t *testing.T) {
 	t.Parallel()
 	for _, text := range jsonSeeds {
 		if text != `1,"b":2` { // which is a value and a member
@@ -120,7 +120,7 @@ func TestJSONIsThatOfEncodingJSON(t *testing.T) {
 }
 
 // What is read does not depend on where one read of the file ends and the next begins.
-func TestHeadersLongerThanTheBuffer(t *testing.T) {
+func TestLongHeadersAreRead(t *testing.T) {
 	t.Parallel()
 	const entry = `"\u00e9\ud83d\ude00 é😀":{ "dtype" : "U8", "x":[true, null,-1.5e3 ,"\n"], "shape":[1], "data_offsets":[0,1]}}`
 	for at := 0; at <= len(entry)+1; at++ {

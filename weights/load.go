@@ -20,7 +20,7 @@ import (
 type Memory struct {
 	Device *cudart.Device
 	Ptr    cudart.DevPtr
-	Bytes  int
+	Bytes  int // size
 }
 
 // A Placement is a part and the memory for it, which may be larger.

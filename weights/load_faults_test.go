@@ -128,11 +128,11 @@ func smallBench(t testing.TB) *bench {
 
 var trialConfigs = map[string]cudasim.Config{"peers": {}, "no peers": {NoPeerAccess: [][2]int{{0, 1}}, Version: 12040}}
 
-// TestEveryCallOfALoadCanFail makes each CUDA call of a load fail in turn, once and
+// TestFailureOfEachCallIsReported makes each CUDA call of a load fail in turn, once and
 // from then on. The load fails with an error that names the call, or has brought all
 // bytes; what it calls complete is, nothing is in flight, the next one works, and all
 // is released.
-func TestEveryCallOfALoadCanFail(t *testing.T) {
+func TestFailureOfEachCallIsReported(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
 	configs, times := []string{"peers", "no peers"}, []int{1, -1} // once, from then on
@@ -198,7 +198,7 @@ func sweepOfFaults(t *testing.T, tr *trial, more int) {
 }
 
 // A device that falls off the bus: the error names it.
-func TestLoadOntoADeviceThatIsLost(t *testing.T) {
+func TestLoadOntoLostDeviceFails(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
 	for config, cfg := range trialConfigs {
@@ -240,7 +240,7 @@ func TestLoadAfterADeviceWasLost(t *testing.T) {
 
 // Loads that are canceled at any call end with the context's error; what they call
 // complete is there, and no device copies any more.
-func TestLoadsThatAreCanceled(t *testing.T) {
+func TestCanceledLoadsReturn(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
 	for config, cfg := range trialConfigs {
@@ -287,7 +287,7 @@ func TestLoadsThatAreCanceled(t *testing.T) {
 }
 
 // Several loads at once, with faults at random.
-func TestLoadsWithFaultsAtRandom(t *testing.T) {
+func TestRandomFaultsAreReported(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
 	configs := []string{"peers", "no peers"}
@@ -322,7 +322,7 @@ func TestLoadsWithFaultsAtRandom(t *testing.T) {
 }
 
 // Two files that fail at once make one error, of one of them.
-func TestLoadOfTwoFilesThatFailAtOnce(t *testing.T) {
+func TestErrorsOfTwoFilesAreJoined(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
 	tr := newTrial(t, cudasim.Config{}, b)
@@ -358,7 +358,7 @@ func TestLoadOfTwoFilesThatFailAtOnce(t *testing.T) {
 }
 
 // A call into CUDA that does not return holds up no load whose context ends.
-func TestLoadWithACallThatDoesNotReturn(t *testing.T) {
+func TestLoadEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
 	for _, fn := range []string{"cudaMemcpyAsync", "cudaStreamCreateWithPriority", "cudaHostRegister"} {
@@ -383,7 +383,7 @@ func TestLoadWithACallThatDoesNotReturn(t *testing.T) {
 
 // That the GPU may still be copying is said also when another copy failed first. What
 // could not be released then is by the next loads.
-func TestLoadThatLeavesACopyUnderWay(t *testing.T) {
+func TestAbandonedCopyIsUnderWay(t *testing.T) {
 	t.Parallel()
 	tr := newTrial(t, cudasim.Config{NoPeerAccess: [][2]int{{0, 1}}, Version: 12040}, smallBench(t))
 	unblock := tr.sim.Block("cudaMemcpyAsync", cudasim.Fault{Nth: 1, Times: 1})
@@ -401,7 +401,7 @@ func TestLoadThatLeavesACopyUnderWay(t *testing.T) {
 }
 
 // A file that is removed while it is open can be read still.
-func TestLoadOfAFileThatIsRemoved(t *testing.T) {
+func TestRemovedFileIsLoaded(t *testing.T) {
 	t.Parallel()
 	b := smallBench(t)
 	tr := newTrial(t, cudasim.Config{}, b)

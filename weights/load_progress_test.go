@@ -31,7 +31,7 @@ func planOnto(t testing.TB, b *bench) (*planned, *cudasim.Sim) {
 
 // A Progress that never returns holds up no load whose context ends, whether bytes are
 // missing or not.
-func TestLoadLeavesAProgressThatBlocks(t *testing.T) {
+func TestCanceledLoadAbandonsProgress(t *testing.T) {
 	t.Parallel()
 	for name, blocks := range map[string]func(done, total int) bool{
 		"at first": func(int, int) bool { return true },
@@ -74,7 +74,7 @@ func TestLoadLeavesAProgressThatBlocks(t *testing.T) {
 }
 
 // Nor does it hold up a load that fails.
-func TestLoadThatFailsLeavesAProgressThatBlocks(t *testing.T) {
+func TestFailedLoadAbandonsProgress(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("the disk is on fire")
 	data := makeSafetensors(t, nil, u8("a", 4*mib), u8("b", 4*mib))
@@ -106,7 +106,7 @@ func TestLoadThatFailsLeavesAProgressThatBlocks(t *testing.T) {
 }
 
 // A Progress that panics or ends its goroutine is an error of the load.
-func TestLoadWhoseProgressFails(t *testing.T) {
+func TestProgressFailureEndsTheLoad(t *testing.T) {
 	t.Parallel()
 	p, _ := planOnto(t, smallBench(t))
 	for want, end := range map[string]func(){
@@ -129,7 +129,7 @@ func TestLoadWhoseProgressFails(t *testing.T) {
 }
 
 // All errors of an ended context answer for its Err and for its cause, whenever it ends.
-func TestErrorsOfAnEndedContext(t *testing.T) {
+func TestEndedContextErrorsHaveErrAndCause(t *testing.T) {
 	t.Parallel()
 	data := makeSafetensors(t, nil, u8("a", 4*mib))
 	_, rt := testgpu.Sim(t, cudasim.Config{})
@@ -189,7 +189,7 @@ func (c *endingContext) Err() error {
 }
 
 // All devices are copied to at once: each one's read waits for the other one's.
-func TestDevicesAreLoadedAtOnce(t *testing.T) {
+func TestDevicesAreLoadedConcurrently(t *testing.T) {
 	t.Parallel()
 	data := makeSafetensors(t, nil, u8("a", mib), u8("b", mib))
 	var first, second sync.WaitGroup

@@ -203,7 +203,7 @@ func TestLoadBringsEveryTensorToItsPlace(t *testing.T) {
 }
 
 // Tensors that several devices get whole, that they share by rows, and both.
-func TestSharesOfSeveralDevices(t *testing.T) {
+func TestSharesReachTheirDevices(t *testing.T) {
 	t.Parallel()
 	for name, no := range map[string][][2]int{"peers": nil, "no peers": {{0, 1}}} {
 		devs := devicesOf(t, 3)
@@ -300,7 +300,7 @@ func TestEveryByteIsReadOnce(t *testing.T) {
 
 // Places of the caller's choice, in any order, some tensors on several devices, at
 // several places of one, or in parts.
-func TestPlaceAtGivenAddresses(t *testing.T) {
+func TestPlaceCopiesToAddresses(t *testing.T) {
 	t.Parallel()
 	devs := devicesOf(t, 2)
 	b := newBench(t)
@@ -348,7 +348,7 @@ func TestPlaceAtGivenAddresses(t *testing.T) {
 	require.NoError(t, weights.Place(t.Context(), nil, weights.LoadOptions{}), "of nothing")
 }
 
-func TestRowsOfTensors(t *testing.T) {
+func TestRowsAreRangesOfBytes(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, makeGGUF(3, 32, spec{"q", "Q4_0", []int{6, 2, 64}}, spec{"v", "Q4_0", []int{64}}, spec{"s", weights.F32, nil}, spec{"e", weights.F32, []int{0, 3}}), "f")
 	get := func(name string) *weights.Tensor {
@@ -381,7 +381,7 @@ func TestRowsOfTensors(t *testing.T) {
 	}
 }
 
-func TestSharesThatAreRefused(t *testing.T) {
+func TestInvalidSharesAreRefused(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, makeSafetensors(t, nil, u8("a", 300)), "the file")
 	a, _ := f.Tensor("a")
@@ -408,7 +408,7 @@ func TestSharesThatAreRefused(t *testing.T) {
 	assert.Len(t, reads[0].Pieces, 1, "neighbours are one copy")
 }
 
-func TestLoadRefuses(t *testing.T) {
+func TestLoadRefusesInvalidArguments(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	_, other := testgpu.Sim(t, cudasim.Config{})
@@ -517,7 +517,7 @@ func (p *planned) requireComplete(t testing.TB, failed *weights.LoadError) {
 
 // A load that ends half-way names the tensor and what is complete, for errors of the
 // reader and of the context.
-func TestLoadThatEndsHalfWay(t *testing.T) {
+func TestLoadErrorListsCompleteTensors(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	devs := rt.Devices()
@@ -591,7 +591,7 @@ func TestLoadThatEndsHalfWay(t *testing.T) {
 }
 
 // A file that another process cuts off while it is read.
-func TestLoadOfAFileThatShrinks(t *testing.T) {
+func TestShrunkFileFails(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]

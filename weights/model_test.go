@@ -60,7 +60,7 @@ var three = []spec{
 	{"a", weights.I8, []int{5}},
 }
 
-func TestOpenFile(t *testing.T) {
+func TestOpenFileReadsRegularFilesOnly(t *testing.T) {
 	t.Parallel()
 	dir := put(t, map[string][]byte{"x": makeSafetensors(t, nil, three...), "bad": []byte("no weights")})
 	f, err := weights.OpenFile(filepath.Join(dir, "x"))
@@ -90,7 +90,7 @@ func TestOpenFile(t *testing.T) {
 	assert.Equal(t, filepath.Join(dir, "bad"), refused.File)
 }
 
-func TestModelWithAnIndex(t *testing.T) {
+func TestIndexNamesTheFilesOfTensors(t *testing.T) {
 	t.Parallel()
 	files := map[string][]byte{
 		"model-00001-of-00002.safetensors": makeSafetensors(t, nil, three[0], spec{"old", weights.U8, []int{2}}, spec{"a", weights.U8, []int{9}}),
@@ -159,7 +159,7 @@ func TestMalformedIndexesAreRefused(t *testing.T) {
 
 // A file may be a link to anywhere, as in Hugging Face's cache. A folder may be one within
 // the model's directory.
-func TestLinksInAModel(t *testing.T) {
+func TestLinksOutOfTheModelAreRefused(t *testing.T) {
 	t.Parallel()
 	file := makeSafetensors(t, nil, three...)
 	dir := put(t, map[string][]byte{
@@ -221,7 +221,7 @@ func TestLinksInAModel(t *testing.T) {
 	}
 }
 
-func TestIndexAndFilesThatDisagree(t *testing.T) {
+func TestIndexWithoutMatchingFilesIsRefused(t *testing.T) {
 	t.Parallel()
 	const index = "model.safetensors.index.json"
 	dir := put(t, map[string][]byte{
@@ -283,7 +283,7 @@ func splitFiles(version uint32) map[string][]byte {
 	return files
 }
 
-func TestSplitModel(t *testing.T) {
+func TestSplitModelHasAllParts(t *testing.T) {
 	t.Parallel()
 	dir := put(t, splitFiles(3))
 	for _, path := range []string{"", "m-00001-of-00003.gguf", "m-00003-of-00003.gguf"} {
@@ -305,7 +305,7 @@ func TestSplitModel(t *testing.T) {
 	require.NoError(t, f.Close())
 }
 
-func TestModelsThatAreNotSplit(t *testing.T) {
+func TestFileOfOnePartIsAModel(t *testing.T) {
 	t.Parallel()
 	for name, file := range map[string][]byte{
 		"no parts":    writeGGUF(newGGUF(3, 3, 2).pair("split.count", ggufU16).u16(0), 32, three...),
@@ -317,7 +317,7 @@ func TestModelsThatAreNotSplit(t *testing.T) {
 	}
 }
 
-func TestSplitModelsThatAreRefused(t *testing.T) {
+func TestInvalidSplitModelsAreRefused(t *testing.T) {
 	t.Parallel()
 	part := func(no, count, tensors uint32, specs ...spec) []byte {
 		g := newGGUF(3, uint64(len(specs)), 4)
@@ -373,7 +373,7 @@ func TestSplitModelsThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestModelInADirectory(t *testing.T) {
+func TestDirectoryWithOneModelIsOpened(t *testing.T) {
 	t.Parallel()
 	one := makeSafetensors(t, nil, three...)
 	index := []byte(`{"weight_map":{"a":"shard.safetensors"}}`)
@@ -414,7 +414,7 @@ func TestModelInADirectory(t *testing.T) {
 	assert.ErrorAs(t, err, &refused)
 }
 
-func TestNewModel(t *testing.T) {
+func TestNewModelRefusesTwoTensorsOfOneName(t *testing.T) {
 	t.Parallel()
 	x, err := weights.Parse(strings.NewReader(string(makeSafetensors(t, nil, three[0]))), int64(len(makeSafetensors(t, nil, three[0]))), "x")
 	require.NoError(t, err)

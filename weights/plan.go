@@ -14,7 +14,7 @@ import (
 // into it. [Tensor.Whole] and [Tensor.Rows] make Parts.
 type Part struct {
 	Tensor     *Tensor
-	From, Size int
+	From, Size int // in bytes
 }
 
 // Whole returns all of a tensor.
@@ -69,7 +69,7 @@ func (p Part) compare(q Part) int {
 // A Share assigns a part to a device, by the device's index.
 type Share struct {
 	Part
-	Device int
+	Device int // index of the device in the plan, 0 or more
 }
 
 // Skip is returned by NewPlan's place function for a tensor that is not copied.
@@ -108,24 +108,24 @@ type DevicePlan struct {
 // Offset on.
 type Placed struct {
 	Part
-	Offset int
+	Offset int // in bytes
 }
 
 // A Read is a range of a file: Size bytes from Offset on. Its Pieces, by ascending From, are
 // copied to each of Devices.
 type Read struct {
 	File    *File
-	Offset  int64
-	Size    int
-	Devices []int // by ascending index
+	Offset  int64 // in bytes, from the start of File
+	Size    int   // in bytes
+	Devices []int // indices, ascending
 	Pieces  []Piece
 }
 
 // A Piece is a copy of Size bytes, from byte From of a read to byte To[i] of the memory of the
 // read's Devices[i]. It has one tensor or several neighbours.
 type Piece struct {
-	From, Size int
-	To         []int
+	From, Size int   // in bytes
+	To         []int // in bytes
 }
 
 // NewPlan plans the copy of tensors to devices. tensors is File.Tensors, Model.Tensors or a

@@ -54,7 +54,7 @@ func readsOf(p *weights.Plan, device int) (list []deviceRead) {
 // u8 is a tensor of n bytes.
 func u8(name string, n int) spec { return spec{name, weights.I8, []int{n}} }
 
-func TestPlanOfNeighbours(t *testing.T) {
+func TestNeighboursAreOneRead(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, makeSafetensors(t, nil, u8("a", 256), u8("b", 512), u8("c", 100), u8("d", 28), u8("e", 256), u8("f", 0)), "f")
 	start := f.Size() - 256 - 512 - 100 - 28 - 256
@@ -84,7 +84,7 @@ func TestPlanOfNeighbours(t *testing.T) {
 	assert.Equal(t, []deviceRead{{f, start, 1152, []devicePiece{{0, 0, 1152}}}}, readsOf(p, 0), "one copy")
 }
 
-func TestPlanOfDevices(t *testing.T) {
+func TestPlanHasOffsetsForEachDevice(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, makeSafetensors(t, nil, u8("a", 300), u8("b", 300), u8("c", 300), u8("d", 300), u8("e", 300)), "f")
 	start := f.Size() - 1500
@@ -129,7 +129,7 @@ func TestPlanReadsPaddingOfGGUF(t *testing.T) {
 	assert.Len(t, readsOf(p, 0), 2, "c between them is no padding")
 }
 
-func TestPlanRefuses(t *testing.T) {
+func TestPlanRefusesInvalidArguments(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, makeSafetensors(t, nil, u8("a", 3), u8("b", 4)), "the file")
 	a, _ := f.Tensor("a")
@@ -182,9 +182,9 @@ func TestPlanRefuses(t *testing.T) {
 	assert.Len(t, p.Devices, 2)
 }
 
-// TestPlansOfRandomModels checks plans by their properties, and by doing what
+// TestPlansOfRandomModelsCopyEachByteOnce checks plans by their properties, and by doing what
 // they say.
-func TestPlansOfRandomModels(t *testing.T) {
+func TestPlansOfRandomModelsCopyEachByteOnce(t *testing.T) {
 	t.Parallel()
 	rounds := 100
 	if long() {

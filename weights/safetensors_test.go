@@ -20,7 +20,7 @@ var safetensorsTypes = []weights.DType{
 	weights.C64, weights.F64, weights.I64, weights.U64,
 }
 
-func TestSafetensorsOfEveryType(t *testing.T) {
+func TestSafetensorsOfEveryTypeAreRead(t *testing.T) {
 	t.Parallel()
 	var specs []spec
 	for i, d := range safetensorsTypes {
@@ -220,7 +220,7 @@ func TestSafetensorsHeaderAloneIsRead(t *testing.T) {
 	assert.EqualValues(t, 9, r.read)
 }
 
-func TestTypesOfSafetensorsAndGGUFAreAll(t *testing.T) {
+func TestEveryTypeHasABlock(t *testing.T) {
 	t.Parallel()
 	all := slices.Sorted(maps.Keys(bitsPerElement))
 	var both []weights.DType

@@ -53,7 +53,7 @@ func TestKernelsGetTheirParameters(t *testing.T) {
 	for _, l := range k.Launches() {
 		launched[l.Kernel] = true
 	}
-	launched["pinned_scale"] = true // by TestProductThatIsShared
+	launched["pinned_scale"] = true // by TestBlocksShareLongProducts
 	assert.Equal(t, slices.Sorted(maps.Keys(kernelParameters)), slices.Sorted(maps.Keys(launched)))
 	require.NoError(t, n.relu(s, 1, 2, 0), "nothing is launched for no elements")
 	require.NoError(t, s.Close())
@@ -62,7 +62,7 @@ func TestKernelsGetTheirParameters(t *testing.T) {
 
 // network.multiply has several blocks share the inner dimension where c has few tiles. They
 // add, so that c is made beta * c before.
-func TestProductThatIsShared(t *testing.T) {
+func TestBlocksShareLongProducts(t *testing.T) {
 	const processors = 108 // of the simulated device: see below
 	k, dev := testgpu.NewKernels(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrMultiProcessorCount: processors}}}})
 	k.Names = make(map[string]int)

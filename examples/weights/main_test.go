@@ -17,7 +17,7 @@ import (
 	"github.com/gopinned/pinned/weights"
 )
 
-func TestWeights(t *testing.T) {
+func TestModelsAreLoadedAndVerified(t *testing.T) {
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "first.safetensors"), filepath.Join(dir, "second.safetensors")
 	require.NoError(t, write("80MiB", first))
@@ -54,7 +54,7 @@ func TestWeights(t *testing.T) {
 }
 
 // The check is one: it fails where nothing was loaded.
-func TestVerifyFindsOtherBytes(t *testing.T) {
+func TestVerifyFindsWrongBytes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "w.safetensors")
 	require.NoError(t, write("100kB", path))
 	m, err := weights.OpenModel(path)
@@ -92,7 +92,7 @@ func TestHelpNamesTheArguments(t *testing.T) {
 	f.VisitAll(func(f *flag.Flag) { require.Contains(t, help.String(), "  -"+f.Name) })
 }
 
-func TestSizes(t *testing.T) {
+func TestSizesAreParsed(t *testing.T) {
 	for s, want := range map[string]int64{"0": 0, "1000": 1000, "64MiB": 64 << 20, "8GB": 8e9, "3kB": 3000, "2GiB": 2 << 30} {
 		n, err := parseSize(s)
 		require.NoError(t, err)

@@ -120,7 +120,7 @@ func libraries(paths ...string) (list []findlib.Candidate) {
 }
 
 // Products of all shapes and transposes are those of matrices stored row by row.
-func TestBLASMultipliesMatricesStoredByRows(t *testing.T) {
+func TestMultiplyTakesMatricesByRows(t *testing.T) {
 	f, _, s := newFakeBLAS(t)
 	b, err := open(t.Context(), s, libraries("broken", "good"), f.load)
 	require.NoError(t, err)
@@ -175,7 +175,7 @@ func TestBLASMultipliesMatricesStoredByRows(t *testing.T) {
 
 // A device without memory, and a GPU that fails, are not a machine without cuBLAS: another
 // library would not help.
-func TestBLASWithoutMemoryIsNotUnsupported(t *testing.T) {
+func TestAllocationFailureIsNotUnsupported(t *testing.T) {
 	f, sim, s := newFakeBLAS(t)
 	f.status["create"] = AllocFailed
 	_, err := open(t.Context(), s, libraries("first", "second"), f.load)
@@ -210,7 +210,7 @@ func TestBLASWithoutMemoryIsNotUnsupported(t *testing.T) {
 
 // A call of cuBLAS that never returns holds up no New past its context. When it returns
 // after all, the handle is destroyed.
-func TestBLASThatBlocksEndsWithItsContext(t *testing.T) {
+func TestNewEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	f, _, s := newFakeBLAS(t)
 	f.block["create"] = make(chan struct{})

@@ -9,7 +9,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-func TestShapesOfProducts(t *testing.T) {
+func TestShapesOfProductsAreChecked(t *testing.T) {
 	t.Parallel()
 	shape := func(rows, cols int) Matrix { return Matrix{Rows: rows, Cols: cols} }
 	for _, tt := range []struct {
@@ -39,7 +39,7 @@ func TestShapesOfProducts(t *testing.T) {
 		"cublas: multiply 2x3 transposed by 3x4 into 1x1: "+cudart.ErrInvalidValue.Error())
 }
 
-func TestStatusOfCuBLAS(t *testing.T) {
+func TestStatusHasNameAndMeaning(t *testing.T) {
 	t.Parallel()
 	assert.EqualError(t, AllocFailed, "CUBLAS_STATUS_ALLOC_FAILED (3)")
 	assert.EqualError(t, Status(99), "unrecognized cublasStatus_t (99)")
