@@ -161,7 +161,9 @@ func startEveryOperation(t *testing.T, ctx context.Context, ended func(error, st
 	var all []*stalled
 	var cfg cudasim.Config
 	for name, w := range waitingOperations {
-		for _, fn := range w.functions(t) {
+		var functions []string
+		t.Run(name, func(t *testing.T) { functions = w.functions(t) }) // which closes its simulated GPU
+		for _, fn := range functions {
 			all = append(all, &stalled{waiting: w, name: name + ", " + fn, fn: fn, over: make(chan error, 1)})
 			cfg.Devices = append(cfg.Devices, w.cfg)
 		}
