@@ -289,11 +289,13 @@ func TestErrorsOfEndedContexts(t *testing.T) {
 		if name == closeOperation {
 			continue
 		}
-		g := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{w.cfg}}, w.o)
-		m, do := w.prepare(g)
-		err := do(ended)
-		require.ErrorIs(t, err, context.Canceled, name)
-		require.ErrorIs(t, err, cause, name)
-		require.NoError(t, m.Close())
+		t.Run(name, func(t *testing.T) {
+			g := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{w.cfg}}, w.o)
+			m, do := w.prepare(g)
+			err := do(ended)
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, err, cause)
+			require.NoError(t, m.Close())
+		})
 	}
 }
