@@ -156,6 +156,9 @@ func (d *Device) MemInfo() (free, total int, err error) {
 	f := d.begin(nil)
 	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
 	out, err := d.do(fnMemGetInfo, f, func() string { return fmt.Sprintf("memory of %v", d) })
+	if err == nil && out[0] > out[1] {
+		return 0, 0, fmt.Errorf("cudaMemGetInfo: memory of %v: %d bytes are free of %d", d, out[0], out[1])
+	}
 	return int(out[0]), int(out[1]), err
 }
 

@@ -66,6 +66,15 @@ type Config struct {
 	// cudaErrorMemoryAllocation, as in WSL, whatever memory the host has.
 	MaxPinned int
 
+	// StagedUploads lets copies from host memory that is not pinned return when CUDA has
+	// read their source, in the order of the stream, and the bytes arrive later, as
+	// CUDA's do. Without it such copies return when they are complete.
+	StagedUploads bool
+
+	// EventResolution is the step of cudaEventElapsedTime, 0 for none: times are multiples
+	// of it, rounded down.
+	EventResolution time.Duration
+
 	// LeakAbove imitates Linux 6.11 to 6.13, where it would be 2 GiB: a
 	// registration or cudaHostAlloc of more bytes fails with cudaErrorInvalidValue,
 	// and its memory stays pinned (see [Sim.LeakedBytes]). 0 is a kernel without that

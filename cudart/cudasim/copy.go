@@ -96,7 +96,10 @@ func (s span) fits(onDevice bool) bool {
 }
 
 // A copying is one copy to make.
-type copying struct{ dst, src span }
+type copying struct {
+	dst, src span
+	staged   []byte // a copy of the source, see [Config.StagedUploads]; nil for none
+}
 
 // copying checks the arguments of a copy by a device. It is nil for a copy of no bytes.
 func (c *call) copying(by *device, dst, src uintptr, n, kind int) (*copying, cudart.Code) {
@@ -179,7 +182,13 @@ func (c *call) operation(m *copying) *operation {
 // move copies the bytes. A copy of pinned memory that the process has unmapped
 // succeeds and moves nothing: a real GPU still has its pages.
 func (s *Sim) move(m *copying) cudart.Code {
-	if guarded(func() { copy(m.dst.bytes(), m.src.bytes()) }) {
+	from := m.staged
+	if guarded(func() {
+		if from == nil {
+			from = m.src.bytes()
+		}
+		copy(m.dst.bytes(), from)
+	}) {
 		return cudart.Success
 	}
 	s.mu.Lock()
@@ -225,10 +234,23 @@ func (c *call) copy(dst, src uintptr, n, kind int, stream uintptr, async bool) c
 		c.elsewhere(m.dst, m.src)
 	}
 	o := c.operation(m)
+	if c.Sim.cfg.StagedUploads && m.pageable() && m.dst.device() != nil && c.Sim.stage(m) {
+		return c.enqueue(st, o)
+	}
 	if async && !m.pageable() {
 		return c.enqueue(st, o)
 	}
 	return c.do(st, o)
+}
+
+// stage reads the source of a copy before it is made, and reports whether it could.
+func (s *Sim) stage(m *copying) bool {
+	staged := make([]byte, m.src.n)
+	if !guarded(func() { copy(staged, m.src.bytes()) }) {
+		return false
+	}
+	m.staged = staged
+	return true
 }
 
 func (c *call) memcpy() cudart.Code {

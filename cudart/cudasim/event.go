@@ -125,7 +125,8 @@ func (c *call) eventElapsedTime() cudart.Code {
 	case !begin.record.done || !end.record.done:
 		return cudart.ErrNotReady
 	}
-	return put(c, 0, float32(float64(end.record.at-begin.record.at)/float64(time.Millisecond)))
+	took := (end.record.at - begin.record.at).Truncate(c.Sim.cfg.EventResolution)
+	return put(c, 0, float32(float64(took)/float64(time.Millisecond)))
 }
 
 // streamWaitEvent accepts events of any device.
