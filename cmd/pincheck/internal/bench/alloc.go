@@ -84,11 +84,14 @@ func planAlloc(env measure.Env) ([]measure.Group, error) {
 			}
 			g.Cases = append(g.Cases, p.sized(n))
 			g.Need.Pinned = max(g.Need.Pinned, takes(m.allocator(), n))
+			g.Need.Device = max(g.Need.Device, min(n, piece))
+			g.Setup += secondsAt(n, slowPin) // to compare
 		}
 		if len(g.Cases) > 0 {
 			groups = append(groups, g)
 		}
 	}
+	groups[0].Notes = both(onFirst(env, "pinning is the host's work"), groups[0].Notes)
 	if dev.Runtime().Library().Simulated {
 		groups[0].Notes = both(simulatedTimes, groups[0].Notes)
 	}
@@ -99,10 +102,10 @@ func planAlloc(env measure.Env) ([]measure.Group, error) {
 type pinMethod struct {
 	name string
 	// prepare does what is not counted, for memory of n bytes: once, or always before a
-	// sample. pin pins it and returns what unpins it; both are timed.
+	// sample. pin pins it, and returns it with what unpins it; both are timed.
 	prepare func(p *pinner, n int) error
 	always  bool
-	pin     func(ctx context.Context, p *pinner, n int) (unpin func() error, err error)
+	pin     func(ctx context.Context, p *pinner, n int) (memory hostMemory, unpin func() error, err error)
 	// pooled memory is unpinned later, by the pool, so that this is not counted.
 	pooled bool
 	// times is how often a sample pins and unpins, to be longer than the clock is coarse.
@@ -148,7 +151,7 @@ type pinner struct {
 const warmUpBytes = 4 << 20
 
 func (p *pinner) open(ctx context.Context) error {
-	_, _, err := p.once(ctx, warmUpBytes)
+	_, err := p.once(ctx, warmUpBytes, p.measure)
 	return err
 }
 
@@ -194,62 +197,86 @@ func (p *pinner) prepare(n int) error {
 	return p.method.prepare(p, n)
 }
 
-// once pins and unpins n bytes, and returns how long each took. It returns when ctx ends:
-// what is pinned by then is unpinned later.
-func (p *pinner) once(ctx context.Context, n int) (pin, unpin time.Duration, err error) {
+// pinning is what pinning and unpinning took.
+type pinning struct{ pin, unpin, cpu time.Duration } // cpu is of pinning
+
+// once calls do, and returns when it has, or when ctx ends: what is pinned by then is unpinned
+// later.
+func (p *pinner) once(ctx context.Context, n int, do func(context.Context, int) (pinning, error)) (pinning, error) {
 	if err := bounded.Ended(ctx); err != nil {
-		return 0, 0, err
+		return pinning{}, err
 	}
 	type taken struct {
-		pin, unpin time.Duration
-		err        error
+		pinning
+		err error
 	}
 	done := make(chan taken, 1)
 	p.running.Go(func() {
-		var t taken
-		t.pin, t.unpin, t.err = p.measure(ctx, n)
-		done <- t
+		took, err := do(ctx, n)
+		done <- taken{took, err}
 	})
 	select {
 	case t := <-done:
-		return t.pin, t.unpin, t.err
+		return t.pinning, t.err
 	case <-ctx.Done():
 		p.left = true
-		return 0, 0, bounded.Ended(ctx)
+		return pinning{}, bounded.Ended(ctx)
 	}
 }
 
-func (p *pinner) measure(ctx context.Context, n int) (pin, unpin time.Duration, err error) {
+// measure pins and unpins n bytes.
+func (p *pinner) measure(ctx context.Context, n int) (all pinning, err error) {
 	if err := p.prepare(n); err != nil {
-		return 0, 0, err
+		return pinning{}, err
 	}
 	times := max(p.method.times, 1)
+	var pin, unpin measure.Stopwatch
 	for range times {
-		start := time.Now()
-		release, err := p.method.pin(ctx, p, n)
-		pinned := time.Now()
+		pin.Start()
+		_, release, err := p.method.pin(ctx, p, n)
+		all.pin += pin.Stop()
 		if err != nil {
-			return 0, 0, err
+			return pinning{}, err
 		}
-		if err := release(); err != nil {
-			return 0, 0, err
+		unpin.Start()
+		err = release()
+		all.unpin += unpin.Stop()
+		if err != nil {
+			return pinning{}, err
 		}
-		pin += pinned.Sub(start)
-		unpin += time.Since(pinned)
 	}
-	return pin / time.Duration(times), unpin / time.Duration(times), nil
+	return pinning{all.pin / time.Duration(times), all.unpin / time.Duration(times), pin.CPU()}, nil
+}
+
+// prove shows that copies of memory that is pinned by this method arrive.
+func (p *pinner) prove(ctx context.Context, n int) (_ pinning, err error) {
+	if err := p.prepare(n); err != nil {
+		return pinning{}, err
+	}
+	memory, release, err := p.method.pin(ctx, p, n)
+	if err != nil {
+		return pinning{}, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	return pinning{}, prove(ctx, p.dev, memory, n)
 }
 
 // sized is the case of one size, whose samples measure all its series.
 func (p *pinner) sized(n int) measure.Case {
 	labels := result.Labels{{Key: result.Method, Value: p.method.name}, {Key: result.Size, Value: strconv.Itoa(n)}}
-	var pin, unpin time.Duration // of the last sample
+	var pin, unpin, cpu time.Duration // of the last sample; of all
 	c := measure.Case{
 		Series: result.Series{Name: pinTime, Labels: labels, Unit: result.Seconds, Better: result.Lower, BytesPerSample: n * max(p.method.times, 1)},
 		Budget: max(200*time.Millisecond, 3*secondsAt(n, slowPin)),
-		Sample: func(ctx context.Context) (_ float64, err error) {
-			pin, unpin, err = p.once(ctx, n)
+		Sample: func(ctx context.Context) (float64, error) {
+			took, err := p.once(ctx, n, p.measure)
+			pin, unpin, cpu = took.pin, took.unpin, cpu+took.cpu
 			return pin.Seconds(), err
+		},
+		CPU: func() time.Duration { return cpu },
+		Verify: func(ctx context.Context) error {
+			_, err := p.once(ctx, n, p.prove)
+			return err
 		},
 	}
 	also := func(name string, of *time.Duration, asRate bool) {
@@ -274,39 +301,39 @@ func (p *pinner) sized(n int) measure.Case {
 	return c
 }
 
-func pinOurs(ctx context.Context, p *pinner, n int) (func() error, error) {
+func pinOurs(ctx context.Context, p *pinner, n int) (hostMemory, func() error, error) {
 	b, err := hostmem.Alloc(ctx, p.dev, n, hostmem.Options{Label: "bench"})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, note := range b.Notes() {
 		if note = p.method.name + ": " + note; !slices.Contains(p.notes, note) {
 			p.notes = append(p.notes, note)
 		}
 	}
-	return b.Close, nil
+	return bufferMemory{b}, b.Close, nil
 }
 
 // pinByCUDA is cudaHostAlloc, of the rounded size where the method rounds.
-func pinByCUDA(_ context.Context, p *pinner, n int) (func() error, error) {
+func pinByCUDA(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
 	memory, err := p.dev.HostAlloc(takes(p.method.allocator(), n), cudart.HostAllocDefault)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return func() error { return p.dev.FreeHost(memory) }, nil
+	return asyncMemory(unsafe.Slice((*byte)(memory), n)), func() error { return p.dev.FreeHost(memory) }, nil
 }
 
 // pinPlain maps memory and registers it before any of it is resident.
-func pinPlain(_ context.Context, p *pinner, n int) (func() error, error) {
+func pinPlain(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
 	b, unmap, err := mapPlain(n)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	at := unsafe.Pointer(&b[0])
 	if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
-		return nil, errors.Join(err, unmap())
+		return nil, nil, errors.Join(err, unmap())
 	}
-	return func() error {
+	return asyncMemory(b), func() error {
 		if err := p.dev.HostUnregister(at); err != nil {
 			return err // it may be pinned still, and stays mapped
 		}
@@ -327,12 +354,12 @@ func populated(p *pinner, n int) error {
 }
 
 // register registers what is populated.
-func register(_ context.Context, p *pinner, n int) (func() error, error) {
+func register(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
 	at := unsafe.Pointer(&p.memory[0])
 	if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return func() error { return p.dev.HostUnregister(at) }, nil
+	return asyncMemory(p.memory), func() error { return p.dev.HostUnregister(at) }, nil
 }
 
 // freshPool makes a pool that has nothing pinned.
@@ -358,12 +385,12 @@ func filledPool(p *pinner, n int) error {
 	return l.Release()
 }
 
-func pinFromPool(ctx context.Context, p *pinner, n int) (func() error, error) {
+func pinFromPool(ctx context.Context, p *pinner, n int) (hostMemory, func() error, error) {
 	l, err := p.pool.Get(ctx, n)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return func() error { return l.Release() }, nil
+	return leaseMemory{l}, func() error { return l.Release() }, nil
 }
 
 func explainAlloc(_ measure.Env, b *result.Bench) []string {

@@ -33,6 +33,7 @@ func TestAllocMeasuresEachMethod(t *testing.T) {
 			}
 			seconds := find(t, b, pinTime, m.name, n)
 			assert.Equal(t, result.Seconds, seconds.Unit)
+			assert.True(t, seconds.Verified, m.name)
 			if m.name == poolReuse {
 				assert.Nil(t, b.Find(pinRate, seconds.Labels...), "it pins nothing")
 				continue

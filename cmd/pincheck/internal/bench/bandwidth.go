@@ -195,13 +195,45 @@ func (r *copyFixture) group(name string, cases []measure.Case) measure.Group {
 }
 
 // A copy that is expected to take longer than tooLong is not made, unless it is small.
-// Samples of copies that are not small have as many as take no longer than longestSample:
-// who interrupts a run waits for those that are queued.
+// Samples of copies that are not small have as many as take no longer than maxSample:
+// who interrupts a run waits for those that are queued. Samples that take less than minSample,
+// or less than manySteps steps of the device's clock, have up to maxCopies. The times of
+// cudaEventElapsedTime have steps of about half a microsecond.
 const (
-	tooLong       = 2 * time.Second
-	small         = 64 << 20
-	longestSample = 250 * time.Millisecond
+	tooLong   = 2 * time.Second
+	small     = 64 << 20
+	maxSample = 250 * time.Millisecond
+	minSample = 20 * time.Microsecond
+	manySteps = 64
 )
+
+// fit returns how many copies of n bytes a sample has so that it is neither too long nor too
+// short, from count on.
+func (r *copyFixture) fit(ctx context.Context, direction string, n, count int) (int, error) {
+	if r.kind.moves { // once
+		return count, nil
+	}
+	if n >= small {
+		one, err := r.take(ctx, direction, n, 1)
+		if err != nil {
+			return 0, err
+		}
+		return min(count, max(1, int(maxSample/one))), nil
+	}
+	enough := 0
+	for ; count < maxCopies; count = min(2*count, maxCopies) {
+		took, err := r.take(ctx, direction, n, count)
+		switch {
+		case errors.Is(err, measure.ErrNoTime): // a step of this clock is longer than that
+			enough = manySteps * count
+		case err != nil:
+			return 0, err
+		case took >= minSample && count >= enough:
+			return count, nil
+		}
+	}
+	return count, nil
+}
 
 // bandwidth is the case of count copies of n bytes a sample.
 func (r *copyFixture) bandwidth(series, direction string, n, count int) measure.Case {
@@ -224,12 +256,9 @@ func (r *copyFixture) bandwidth(series, direction string, n, count int) measure.
 					return 0, err
 				}
 				prepared = true
-				if count > 1 && n >= small {
-					one, err := r.take(ctx, direction, n, 1)
-					if err != nil {
-						return 0, err
-					}
-					count = min(count, max(1, int(longestSample/one)))
+				var err error
+				if count, err = r.fit(ctx, direction, n, count); err != nil {
+					return 0, err
 				}
 			}
 			took, err := r.take(ctx, direction, n, count)
@@ -296,34 +325,62 @@ func each(fixtures []*copyFixture, do func(*copyFixture) error) error {
 // allAtOnce returns the case of the sum of all devices, whose samples measure those of the
 // devices as well.
 func allAtOnce(fixtures []*copyFixture, direction string, n, count int) measure.Case {
-	var last []time.Duration
-	round := func(ctx context.Context) ([]time.Duration, error) {
+	var last []time.Duration // of each device, by its own clock
+	others := fixtures[1:]
+	// round copies on all devices, and returns the time from before the first copy of any until
+	// the last of all has ended, by the clock of the first device: it begins when all
+	// streams are idle, and the streams of the others begin after it and end before it.
+	round := func(ctx context.Context) (time.Duration, error) {
+		first := fixtures[0].main(direction)
+		for _, r := range others {
+			if err := first.WaitPoint(r.main(direction).Point()); err != nil {
+				return 0, err
+			}
+		}
+		if err := fixtures[0].all.Begin(first); err != nil {
+			return 0, err
+		}
+		began := first.Point()
+		for _, r := range others {
+			if err := r.main(direction).WaitPoint(began); err != nil {
+				return 0, err
+			}
+		}
 		for _, r := range fixtures {
 			if err := r.begin(direction); err != nil {
-				return nil, err
+				return 0, err
 			}
 		}
 		for range count {
 			for _, r := range fixtures {
 				if err := r.queue(ctx, direction, n, 1); err != nil {
-					return nil, err
+					return 0, err
 				}
 			}
 		}
 		for _, r := range fixtures {
 			if err := r.end(direction); err != nil {
-				return nil, err
+				return 0, err
 			}
 		}
-		var times []time.Duration
+		for _, r := range others {
+			if err := first.WaitPoint(r.main(direction).Point()); err != nil {
+				return 0, err
+			}
+		}
+		took, err := fixtures[0].all.End(ctx, first)
+		if err != nil {
+			return 0, err
+		}
+		last = last[:0]
 		for _, r := range fixtures {
 			took, err := r.took(ctx, direction)
 			if err != nil {
-				return nil, err
+				return 0, err
 			}
-			times = append(times, took)
+			last = append(last, took)
 		}
-		return times, nil
+		return took, nil
 	}
 
 	var devices []measure.Also
@@ -350,11 +407,8 @@ func allAtOnce(fixtures []*copyFixture, direction string, n, count int) measure.
 			}
 			prepared = true
 		}
-		var err error
-		if last, err = round(ctx); err != nil {
-			return 0, err
-		}
-		return float64(sum) / float64(slices.Max(last).Nanoseconds()), nil
+		took, err := round(ctx)
+		return float64(sum) / float64(took.Nanoseconds()), err
 	}
 	all.Verify = func(ctx context.Context) error {
 		return each(fixtures, func(r *copyFixture) error { return r.verify(ctx, direction, n) })

@@ -101,6 +101,9 @@ type call struct {
 	name string
 	do   func() error
 	slow bool // some microseconds or more
+	// writes is where the call writes callBytes: a direction of a copy, onDevice for a
+	// memset, or empty for none.
+	writes string
 }
 
 // calls returns what is measured. Of cudaSetDevice and cudaGetDevice every call has its
@@ -127,11 +130,11 @@ func (r *callFixture) calls() []call {
 			}
 			return e.Close()
 		}},
-		{name: copyCall, do: func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }},
-		{name: "cudaMemcpyAsync to host, 64 B", do: func() error { return r.stream.CopyToHost(r.host, r.device, callBytes) }},
-		{name: "cudaMemcpy to device, 64 B", slow: true, do: func() error { return r.dev.CopyToDevice(r.device, r.host, callBytes) }},
-		{name: "cudaMemcpy to host, 64 B", slow: true, do: func() error { return r.dev.CopyToHost(r.host, r.device, callBytes) }},
-		{name: "cudaMemsetAsync, 64 B", do: func() error { return r.stream.Memset(r.device, 0, callBytes) }},
+		{name: copyCall, writes: result.HostToDevice, do: func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }},
+		{name: "cudaMemcpyAsync to host, 64 B", writes: result.DeviceToHost, do: func() error { return r.stream.CopyToHost(r.host, r.device, callBytes) }},
+		{name: "cudaMemcpy to device, 64 B", slow: true, writes: result.HostToDevice, do: func() error { return r.dev.CopyToDevice(r.device, r.host, callBytes) }},
+		{name: "cudaMemcpy to host, 64 B", slow: true, writes: result.DeviceToHost, do: func() error { return r.dev.CopyToHost(r.host, r.device, callBytes) }},
+		{name: "cudaMemsetAsync, 64 B", writes: onDevice, do: func() error { return r.stream.Memset(r.device, 0, callBytes) }},
 		{name: "cudaMalloc + cudaFree, 4 KiB", slow: true, do: func() error {
 			p, err := r.dev.Malloc(pageBytes)
 			if err != nil {
@@ -195,6 +198,19 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 				WarmUp: 2, Budget: callBudget, Samples: 50,
 				Sample: func(ctx context.Context) (float64, error) { return r.timeOf(ctx, c, times) },
 			}
+			if c.writes != "" {
+				prepared := false
+				timed.Sample = func(ctx context.Context) (float64, error) {
+					if !prepared {
+						if err := r.prepare(ctx, c); err != nil {
+							return 0, err
+						}
+						prepared = true
+					}
+					return r.timeOf(ctx, c, times)
+				}
+				timed.Verify = func(ctx context.Context) error { return r.verify(ctx, c) }
+			}
 			if env.Quick {
 				timed.Budget = quickCalls
 			}
@@ -208,6 +224,45 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 		groups = append(groups, g)
 	}
 	return groups, nil
+}
+
+// onHost returns the pinned memory that calls copy.
+func (r *callFixture) onHost() []byte { return unsafe.Slice((*byte)(r.host), callBytes) }
+
+// prepare writes the pattern to where a call copies from, and other bytes to where it writes.
+func (r *callFixture) prepare(ctx context.Context, c call) error {
+	if err := uploaded.fill(ctx, r.onHost()); err != nil {
+		return err
+	}
+	if c.writes == result.DeviceToHost {
+		if err := r.stream.CopyToDevice(r.device, r.host, callBytes); err != nil {
+			return err
+		}
+	} else if err := r.stream.Memset(r.device, poison, callBytes); err != nil {
+		return err
+	}
+	if err := r.stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	if c.writes == result.DeviceToHost {
+		clear(r.onHost())
+	}
+	return nil
+}
+
+// verify compares what a call wrote last.
+func (r *callFixture) verify(ctx context.Context, c call) error {
+	if c.writes == result.DeviceToHost {
+		return uploaded.compare(ctx, r.onHost(), 0)
+	}
+	got := make([]byte, callBytes)
+	if err := r.dev.CopyToHost(unsafe.Pointer(&got[0]), r.device, callBytes); err != nil {
+		return err
+	}
+	if c.writes == onDevice {
+		return firstDifference(got, make([]byte, callBytes), 0)
+	}
+	return uploaded.compare(ctx, got, 0)
 }
 
 // timeOf returns the seconds that a call takes. What it queued is waited for afterwards.

@@ -100,10 +100,11 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 		f := &fileFixture{devices: env.Devices, n: n, dir: dir, inMemory: inMemory}
 		groups = append(groups, f.group())
 	}
+	groups[0].Notes = onFirst(env, "but for transfer.Fanout, which brings a file to all")
 	if env.Devices[0].Runtime().Library().Simulated {
-		groups[0].Notes = func() []string {
+		groups[0].Notes = both(groups[0].Notes, func() []string {
 			return []string{"copies to the simulated GPU take the time of this host's memory: but for those from pinned memory, which the simulated link times, these rates are none of a link"}
-		}
+		})
 	}
 	return groups, nil
 }
@@ -140,10 +141,12 @@ func (f *fileFixture) group() measure.Group {
 		g.Need.Pageable, g.Need.Disk = f.n, 0
 	}
 	add := func(device, cache, method string, bring fileWay) {
+		var cpu time.Duration
 		c := measure.Case{
+			CPU: func() time.Duration { return cpu },
 			Series: result.Series{Name: fileRate, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: f.n, Labels: result.Labels{
 				{Key: result.Device, Value: device}, {Key: result.Method, Value: method}, {Key: cacheLabel, Value: cache}, {Key: result.Size, Value: strconv.Itoa(f.n)}}},
-			Sample: func(ctx context.Context) (float64, error) { return f.sample(ctx, cache, method, device, bring) },
+			Sample: func(ctx context.Context) (float64, error) { return f.sample(ctx, cache, method, device, bring, &cpu) },
 			Verify: func(ctx context.Context) error { return f.verify(ctx, device) },
 		}
 		if cache == inCache {
@@ -279,20 +282,24 @@ func clocked(do func(context.Context) error) fileWay {
 	return func(ctx context.Context) (time.Duration, error) { return 0, do(ctx) }
 }
 
-// sample brings the file to the device once, and returns GB/s.
-func (f *fileFixture) sample(ctx context.Context, cache, method, device string, bring fileWay) (float64, error) {
+// fileTime is what it took to bring a file to a device.
+type fileTime struct{ time, cpu time.Duration }
+
+// sample brings the file to the device once, and returns GB/s. It adds the CPU time of that to cpu.
+func (f *fileFixture) sample(ctx context.Context, cache, method, device string, bring fileWay, cpu *time.Duration) (float64, error) {
 	switch {
 	case cache == outOfCache && f.inMemory:
 		return 0, fmt.Errorf("the files of %s are in memory (name a directory on a disk by TMPDIR): %w", f.dir, errors.ErrUnsupported)
 	case method == fileDirect && !f.direct:
 		return 0, fmt.Errorf("the file system of %s has no O_DIRECT: %w", f.dir, errors.ErrUnsupported)
 	}
-	var took time.Duration
+	var took fileTime
 	done := make(chan error, 1)
 	f.running.Go(func() { done <- f.time(ctx, cache, device, bring, &took) })
 	select {
 	case err := <-done:
-		return float64(f.n) / float64(took.Nanoseconds()), err
+		*cpu += took.cpu
+		return float64(f.n) / float64(took.time.Nanoseconds()), err
 	case <-ctx.Done():
 		f.left = true
 		return 0, bounded.Ended(ctx)
@@ -301,7 +308,7 @@ func (f *fileFixture) sample(ctx context.Context, cache, method, device string, 
 
 // time is one sample. What the devices had before is overwritten, so that bytes which do
 // not arrive show.
-func (f *fileFixture) time(ctx context.Context, cache, device string, bring fileWay, took *time.Duration) error {
+func (f *fileFixture) time(ctx context.Context, cache, device string, bring fileWay, took *fileTime) error {
 	for i, d := range f.devices {
 		if device == allDevices || i == 0 {
 			if err := errors.Join(d.Memset(f.at[i], 0x5a, f.n), d.Synchronize(ctx)); err != nil {
@@ -318,9 +325,11 @@ func (f *fileFixture) time(ctx context.Context, cache, device string, bring file
 			return fmt.Errorf("%s of the file stay in the page cache: %w", units.Share(left), errors.ErrUnsupported)
 		}
 	}
-	start := time.Now()
+	var watch measure.Stopwatch
+	watch.Start()
 	onDevice, err := bring(ctx)
-	*took = max(cmp.Or(onDevice, time.Since(start)), 1)
+	took.time = max(cmp.Or(onDevice, watch.Stop()), 1)
+	took.cpu = watch.CPU()
 	return err
 }
 
@@ -394,7 +403,7 @@ func (f *fileFixture) verify(ctx context.Context, device string) error {
 				return err
 			}
 			if !bytes.Equal(arrived[:n], want[:n]) {
-				return fmt.Errorf("%v has other bytes than the file, between %d and %d", d, off, off+n)
+				return fmt.Errorf("%w: %v has other bytes than the file, between %d and %d", measure.ErrWrongBytes, d, off, off+n)
 			}
 			return nil
 		})

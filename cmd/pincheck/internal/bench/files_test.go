@@ -81,10 +81,10 @@ func TestFilesThatDoNotArrive(t *testing.T) {
 	f := &fileFixture{devices: devices, n: 1 << 20, dir: os.TempDir()}
 	require.NoError(t, f.open(t.Context()))
 	defer func() { require.NoError(t, f.close()) }()
-	_, err := f.sample(t.Context(), inCache, fileStaged, "0", clocked(func(context.Context) error { return nil }))
+	_, err := f.sample(t.Context(), inCache, fileStaged, "0", clocked(func(context.Context) error { return nil }), new(time.Duration))
 	require.NoError(t, err)
 	require.ErrorContains(t, f.verify(t.Context(), "0"), "has other bytes than the file, between 0 and 1048576")
-	_, err = f.sample(t.Context(), inCache, fileStaged, "0", clocked(f.byStaging))
+	_, err = f.sample(t.Context(), inCache, fileStaged, "0", clocked(f.byStaging), new(time.Duration))
 	require.NoError(t, err)
 	require.NoError(t, f.verify(t.Context(), "0"))
 }

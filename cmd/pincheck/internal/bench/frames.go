@@ -385,8 +385,12 @@ func batchText(n int) string {
 	return units.Bytes(n)
 }
 
-// explainFrames explains each gain, for the largest batch of the first device.
-func explainFrames(_ measure.Env, b *result.Bench) (out []string) {
+// explainFrames explains each gain, for the largest batch of each device.
+func explainFrames(_ measure.Env, b *result.Bench) []string {
+	return eachDevice(b, roundTrip, explainGains)
+}
+
+func explainGains(b *result.Bench) (out []string) {
 	one := largestOf(b, roundTrip)
 	if one == nil {
 		return nil

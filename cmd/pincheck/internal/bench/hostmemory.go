@@ -9,6 +9,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -24,8 +25,8 @@ type hostKind struct {
 	open func(ctx context.Context, w *resources, n int) (hostMemory, error)
 }
 
-// hostMemory is memory of a kind. Copies of kinds with wall are complete when they return,
-// the others are queued.
+// hostMemory is memory of a kind. Copies are complete when the stream is synchronized: a call
+// may return when they are queued, or staged, or complete.
 type hostMemory interface {
 	Bytes() []byte
 	CopyToDevice(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error
@@ -90,6 +91,17 @@ func (m bufferMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, src cu
 	return m.Buffer.CopyFromDevice(s, src, off, n)
 }
 
+// leaseMemory is memory of a pool.
+type leaseMemory struct{ pool.Lease }
+
+func (m leaseMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+	return m.Lease.CopyToDevice(s, dst, off, n)
+}
+
+func (m leaseMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
+	return m.Lease.CopyToHost(s, off, src, n)
+}
+
 // asyncMemory is memory that cudaMemcpyAsync copies by its address. Where it is pageable, CUDA
 // stages it, and the call blocks.
 type asyncMemory []byte
@@ -129,8 +141,8 @@ func openUnpinned(_ context.Context, w *resources, n int) (hostMemory, error) {
 	return syncMemory{m, w.dev}, err
 }
 
-// CopyToDevice synchronizes the stream of cudaMemcpy: streams that do not block do not wait for
-// the end of a cudaMemcpy to the device.
+// CopyToDevice copies on the stream: streams that do not block do not wait for the end of a
+// cudaMemcpy to the device, which returns before.
 func (m syncMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return s.CopyPageableToDevice(dst, m.pointer(off, n), n)
 }

@@ -176,13 +176,16 @@ func checkedMemory(dev *cudart.Device) measure.Group {
 	for _, method := range []string{byFill, byCheck} {
 		labels := append(labelsOf(dev), result.Labels{{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
 		var content kernel.Content
+		var watch measure.Stopwatch
 		cases = append(cases, measure.Case{
 			Series: result.Series{Name: seriesChecked, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n * count, Labels: labels},
-			WarmUp: 1,
+			WarmUp: 1, CPU: watch.CPU,
 			Sample: func(ctx context.Context) (float64, error) {
-				if err := errors.Join(k.memory.ResetResult(k.s, k.result), k.memory.Fill(k.s, k.p, n, content, 0)); err != nil {
+				if err := errors.Join(k.memory.ResetResult(k.s, k.result), k.memory.Fill(k.s, k.p, n, content, 0), k.s.Synchronize(ctx)); err != nil {
 					return 0, err
 				}
+				watch.Start()
+				defer watch.Stop()
 				took, err := k.span.Time(ctx, k.s, func() error {
 					for range count {
 						var err error

@@ -108,6 +108,12 @@ func (r *copyFixture) latency(direction, method string, n int) measure.Case {
 					return 0, err
 				}
 				prepared = true
+				if method == byDevice {
+					var err error
+					if copies, err = r.fit(ctx, direction, n, copies); err != nil {
+						return 0, err
+					}
+				}
 			}
 			if method == byDevice {
 				took, err := r.take(ctx, direction, n, copies)

@@ -107,8 +107,9 @@ func loading(full, quick grid) measure.Experiment {
 			}
 			var groups []measure.Group
 			for _, source := range g.sources {
-				groups = append(groups, g.group(env.Devices[0], source)) // others are no different
+				groups = append(groups, g.group(env.Devices[0], source))
 			}
+			groups[0].Notes = onFirst(env, "a loader feeds one GPU, and others are no different")
 			return groups, nil
 		},
 		Explain: explainLoading,

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,12 +9,12 @@ import (
 	"slices"
 	"strconv"
 	"time"
+	"unsafe"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/managed"
 )
@@ -135,10 +136,17 @@ type managedFixture struct {
 	s    *cudart.Stream
 	m    *managed.Memory
 	sink cudart.DevPtr // of sinkBytes: the target of the GPU's reads
-	host *hostmem.Buffer
-	two  [2]*cudart.Stream // of explicit copies
 	size int
 
+	// Of explicit copies.
+	host *hostmem.Buffer
+	two  [2]struct {
+		s  *cudart.Stream
+		at cudart.DevPtr
+	}
+
+	fresh *managed.Memory   // of the last sample that allocated some
+	clean bool              // the memory holds the pattern, as no case has begun since it was compared
 	watch measure.Stopwatch // of what is timed, without the way to where it begins
 }
 
@@ -146,7 +154,7 @@ const sinkBytes = 2 * managed.DefaultChunk
 
 func (r *managedFixture) group(name string, need measure.Need, n int, cases []measure.Case) measure.Group {
 	need.Device += sinkBytes
-	return measure.Group{Name: fmt.Sprintf("%s on GPU %d", name, r.dev.Ordinal()), Need: need, Setup: time.Duration(float64(n) / 2),
+	return measure.Group{Name: fmt.Sprintf("%s on GPU %d", name, r.dev.Ordinal()), Need: need, Setup: secondsAt(n, 2) + time.Duration(len(cases))*secondsAt(n, 3), // to fill, and to compare
 		Open: func(ctx context.Context) error { return r.open(ctx, n) }, Close: r.shut, Cases: cases, Notes: r.notes}
 }
 
@@ -166,20 +174,126 @@ func (r *managedFixture) open(ctx context.Context, n int) (err error) {
 		return err
 	}
 	r.onClose(r.m.Close)
-	for at := 0; at < n; at += piece {
-		if err := bounded.Ended(ctx); err != nil {
-			return err
-		}
-		touch(r.m.Bytes()[at:min(at+piece, n)])
+	r.onClose(r.closeFresh)
+	r.size, r.watch.Now = n, r.time
+	return r.begin(ctx)
+}
+
+// begin makes the memory hold the pattern, on the host, unless it does.
+func (r *managedFixture) begin(ctx context.Context) error {
+	if r.clean {
+		return nil
 	}
-	r.size = n
-	return nil
+	err := r.moved(ctx, managed.Host())
+	if err == nil {
+		err = uploaded.fill(ctx, r.m.Bytes())
+	}
+	r.clean = err == nil
+	return err
+}
+
+// fromPattern is a case whose first sample begins with the pattern in memory. It is compared by
+// verify afterwards.
+func (r *managedFixture) fromPattern(c measure.Case, verify func(context.Context) error) measure.Case {
+	begun, sample := false, c.Sample
+	c.Sample = func(ctx context.Context) (float64, error) {
+		if !begun {
+			if err := r.begin(ctx); err != nil {
+				return 0, err
+			}
+			begun, r.clean = true, false
+		}
+		return sample(ctx)
+	}
+	c.Verify = verify
+	return c
 }
 
 func (r *managedFixture) shut() error {
 	err := r.close()
-	*r = managedFixture{resources: resources{dev: r.dev}}
+	*r = managedFixture{resources: resources{dev: r.dev, now: r.now}}
 	return err
+}
+
+// closeFresh frees the memory of the last sample that allocated some.
+func (r *managedFixture) closeFresh() error {
+	if r.fresh == nil {
+		return nil
+	}
+	err := r.fresh.Close()
+	if err == nil {
+		r.fresh = nil
+	}
+	return err
+}
+
+// The memory of a group holds the pattern uploaded, except where work of the GPU or the CPU wrote
+// written. What a case did to it is compared after its samples, and undone.
+const written = 1
+
+// writes are what a case writes: the first bytes of each unit.
+type writes struct{ unit, bytes int }
+
+var (
+	nothing    = writes{1, 0}
+	everything = writes{1, 1}
+	eachPage   = writes{hostPage, 1} // as touch does
+)
+
+// in returns what memory holds that had these bytes, from off on, before the writes.
+func (w writes) in(before []byte, off int) []byte {
+	switch w {
+	case nothing:
+		return before
+	case everything:
+		return bytes.Repeat([]byte{written}, len(before))
+	}
+	b := bytes.Clone(before)
+	for at := off / w.unit * w.unit; at < off+len(b); at += w.unit {
+		for i := max(at, off); i < min(at+w.bytes, off+len(b)); i++ {
+			b[i-off] = written
+		}
+	}
+	return b
+}
+
+// verify compares the memory with the pattern and the writes, and writes the pattern again.
+// Before, the memory is moved to the host.
+func (r *managedFixture) verify(ctx context.Context, w writes) error {
+	if err := r.moved(ctx, managed.Host()); err != nil {
+		return err
+	}
+	err := uploaded.each(ctx, r.m.Bytes(), 0, func(b, want []byte, off int) error {
+		err := firstDifference(b, w.in(want, off), off)
+		copy(b, want)
+		return err
+	})
+	r.clean = err == nil
+	return err
+}
+
+// verifyFresh compares what was written to memory that a sample allocated, after it was on the
+// device, and frees it.
+func (r *managedFixture) verifyFresh(ctx context.Context, w writes) error {
+	for _, to := range []cudart.Location{r.dev.Location(), managed.Host()} {
+		if err := errors.Join(r.fresh.All().Prefetch(ctx, r.s, to), r.s.Synchronize(ctx)); err != nil {
+			return err
+		}
+	}
+	err := uploaded.each(ctx, r.fresh.Bytes(), 0, func(b, _ []byte, off int) error { return firstDifference(b, w.in(b, off), off) })
+	return errors.Join(err, r.closeFresh())
+}
+
+// verifyRead compares what the GPU's last read of the memory, of a unit of bytes at most, brought
+// to the sink from a byte of it on.
+func (r *managedFixture) verifyRead(ctx context.Context, unit, at int) error {
+	off := (r.size - 1) / unit * unit
+	n := r.size - off
+	got := make([]byte, n)
+	if err := r.dev.CopyToHost(unsafe.Pointer(&got[0]), r.sink+cudart.DevPtr(at), n); err != nil {
+		return err
+	}
+	return uploaded.compare(ctx, got, off)
 }
 
 // notes returns the statistics of the allocator, and what is special here.
@@ -209,16 +323,18 @@ func (r *managedFixture) rate(n int) float64 { return float64(n) / float64(r.wat
 // bySize are the cases of n bytes.
 func (r *managedFixture) bySize(n int) []measure.Case {
 	here := r.dev.Location()
-	fresh := func(touch func(m *managed.Memory) error) func(context.Context) (float64, error) {
+	fresh := func(write func(m *managed.Memory) error) func(context.Context) (float64, error) {
 		return func(ctx context.Context) (float64, error) {
-			m, err := r.a.Alloc(ctx, n)
+			err := r.closeFresh()
+			if err == nil {
+				r.fresh, err = r.a.Alloc(ctx, n)
+			}
 			if err != nil {
 				return 0, err
 			}
 			r.watch.Start()
-			err = touch(m)
-			rate := r.rate(n)
-			return rate, errors.Join(err, m.Close())
+			err = write(r.fresh)
+			return r.rate(n), err
 		}
 	}
 	from := func(start cudart.Location, do func(ctx context.Context) error) func(context.Context) (float64, error) {
@@ -232,30 +348,36 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 		}
 	}
 	set := func(ctx context.Context, p cudart.DevPtr) error {
-		if err := r.s.Memset(p, 1, n); err != nil {
+		if err := r.s.Memset(p, written, n); err != nil {
 			return err
 		}
 		return r.s.Synchronize(ctx)
 	}
 	var cases []measure.Case
-	add := func(method, advice string, sample func(context.Context) (float64, error)) {
-		cases = append(cases, measure.Case{
-			Series: result.Series{Name: seriesManaged, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n,
+	add := func(method, advice string, bytes int, sample func(context.Context) (float64, error), verify func(context.Context) error) {
+		cases = append(cases, r.fromPattern(measure.Case{
+			Series: result.Series{Name: seriesManaged, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: bytes,
 				Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: adviceLabel, Value: advice},
 					result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
 			WarmUp: 1, Samples: 7, Sample: sample, CPU: r.watch.CPU,
-		})
+		}, verify))
 	}
-	add(cpuFirstTouch, noAdvice, fresh(func(m *managed.Memory) error { touch(m.Bytes()); return nil }))
-	add(gpuFirstTouch, noAdvice, fresh(func(m *managed.Memory) error { return set(context.Background(), m.DevPtr()) }))
-	add(prefetchToDevice, noAdvice, from(managed.Host(), func(ctx context.Context) error { return r.moved(ctx, here) }))
-	add(prefetchToHost, noAdvice, from(here, func(ctx context.Context) error { return r.moved(ctx, managed.Host()) }))
-	add(moveToDevice, noAdvice, from(managed.Host(), func(ctx context.Context) error { return r.a.Move(ctx, here, r.m.All()) }))
-	add(moveToHost, noAdvice, from(here, func(ctx context.Context) error { return r.a.Move(ctx, managed.Host(), r.m.All()) }))
-	add(gpuFaults, noAdvice, from(managed.Host(), func(ctx context.Context) error { return set(ctx, r.m.DevPtr()) }))
-	add(cpuFaults, noAdvice, from(here, func(context.Context) error { touch(r.m.Bytes()); return nil }))
+	holds := func(w writes) func(context.Context) error {
+		return func(ctx context.Context) error { return r.verify(ctx, w) }
+	}
+	freshHolds := func(w writes) func(context.Context) error {
+		return func(ctx context.Context) error { return r.verifyFresh(ctx, w) }
+	}
+	add(cpuFirstTouch, noAdvice, n, fresh(func(m *managed.Memory) error { touch(m.Bytes()); return nil }), freshHolds(eachPage))
+	add(gpuFirstTouch, noAdvice, n, fresh(func(m *managed.Memory) error { return set(context.Background(), m.DevPtr()) }), freshHolds(everything))
+	add(prefetchToDevice, noAdvice, n, from(managed.Host(), func(ctx context.Context) error { return r.moved(ctx, here) }), holds(nothing))
+	add(prefetchToHost, noAdvice, n, from(here, func(ctx context.Context) error { return r.moved(ctx, managed.Host()) }), holds(nothing))
+	add(moveToDevice, noAdvice, n, from(managed.Host(), func(ctx context.Context) error { return r.a.Move(ctx, here, r.m.All()) }), holds(nothing))
+	add(moveToHost, noAdvice, n, from(here, func(ctx context.Context) error { return r.a.Move(ctx, managed.Host(), r.m.All()) }), holds(nothing))
+	add(gpuFaults, noAdvice, n, from(managed.Host(), func(ctx context.Context) error { return set(ctx, r.m.DevPtr()) }), holds(everything))
+	add(cpuFaults, noAdvice, n, from(here, func(context.Context) error { touch(r.m.Bytes()); return nil }), holds(eachPage))
 	for _, advice := range []string{noAdvice, adviseRead, adviseFromAfar} {
-		add(gpuReads, advice, func(ctx context.Context) (float64, error) {
+		add(gpuReads, advice, 2*n, func(ctx context.Context) (float64, error) {
 			if err := r.moved(ctx, managed.Host()); err != nil {
 				return 0, err
 			}
@@ -272,6 +394,8 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 				return err
 			})
 			return rate, err
+		}, func(ctx context.Context) error {
+			return errors.Join(r.verifyRead(ctx, sinkBytes, 0), r.verify(ctx, nothing))
 		})
 	}
 	return cases
@@ -314,15 +438,15 @@ func (r *managedFixture) advised(ctx context.Context, advice string, f func() er
 // byPage are the cases of single pages of the n bytes.
 func (r *managedFixture) byPage(n int) []measure.Case {
 	var cases []measure.Case
-	add := func(series, method, key, value string, sample func(context.Context) (float64, error)) {
+	add := func(series, method, key, value string, sample func(context.Context) (float64, error), w writes) {
 		labels := labelsOf(r.dev)
 		if method != "" {
 			labels = append(labels, result.Label{Key: result.Method, Value: method})
 		}
-		cases = append(cases, measure.Case{
+		cases = append(cases, r.fromPattern(measure.Case{
 			Series: result.Series{Name: series, Unit: result.Seconds, Better: result.Lower, Labels: append(labels, result.Label{Key: key, Value: value})},
 			WarmUp: 1, Samples: 9, Sample: sample,
-		})
+		}, func(ctx context.Context) error { return r.verify(ctx, w) }))
 	}
 	for _, order := range []string{sequentialPages, randomPages} {
 		pages := make([]int, n/gpuPage)
@@ -338,13 +462,13 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 			}
 			r.watch.Start()
 			for _, at := range pages {
-				if err := r.s.Memset(r.m.DevPtr()+cudart.DevPtr(at), 1, hostPage); err != nil {
+				if err := r.s.Memset(r.m.DevPtr()+cudart.DevPtr(at), written, hostPage); err != nil {
 					return 0, err
 				}
 			}
 			err := r.s.Synchronize(ctx)
 			return r.watch.Stop().Seconds() / float64(len(pages)), err
-		})
+		}, writes{gpuPage, hostPage})
 		add(seriesManagedPages, cpuFaults, orderLabel, order, func(ctx context.Context) (float64, error) {
 			if err := r.moved(ctx, r.dev.Location()); err != nil {
 				return 0, err
@@ -352,10 +476,10 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 			b := r.m.Bytes()
 			r.watch.Start()
 			for _, at := range pages {
-				b[at]++
+				b[at] = written
 			}
 			return r.watch.Stop().Seconds() / float64(len(pages)), nil
-		})
+		}, writes{gpuPage, 1})
 	}
 	for _, advice := range []string{noAdvice, adviseFromAfar} {
 		add(seriesManagedPingPong, "", adviceLabel, advice, func(ctx context.Context) (float64, error) {
@@ -367,22 +491,23 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 				}
 				r.watch.Start()
 				for i := range turns {
-					r.m.Bytes()[0] = byte(i)
-					if err := r.s.Memset(r.m.DevPtr(), byte(i+1), hostPage); err != nil {
+					wrote := byte(turns - i) // the last one is written
+					r.m.Bytes()[0] = 0
+					if err := r.s.Memset(r.m.DevPtr(), wrote, hostPage); err != nil {
 						return err
 					}
 					if err := r.s.Synchronize(ctx); err != nil {
 						return err
 					}
-					if got := r.m.Bytes()[hostPage-1]; got != byte(i+1) {
-						return fmt.Errorf("the CPU reads %#x where the GPU wrote %#x: %w", got, byte(i+1), measure.ErrWrongBytes)
+					if got := r.m.Bytes()[0]; got != wrote {
+						return fmt.Errorf("the CPU reads %#x where the GPU wrote %#x: %w", got, wrote, measure.ErrWrongBytes)
 					}
 				}
 				took = r.watch.Stop()
 				return nil
 			})
 			return took.Seconds() / turns, err
-		})
+		}, writes{n, hostPage})
 	}
 	return cases
 }
@@ -398,7 +523,7 @@ func (r *managedFixture) budgeted(n int) []measure.Case {
 			access = "write"
 		}
 		for _, method := range []string{byExplicit, byPlan, byInPlace, byFaults} {
-			cases = append(cases, measure.Case{
+			c := measure.Case{
 				Series: result.Series{Name: seriesManagedBudget, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n,
 					Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: accessLabel, Value: access},
 						result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
@@ -408,19 +533,44 @@ func (r *managedFixture) budgeted(n int) []measure.Case {
 					took, err := run(ctx, budget, chunk, write)
 					return float64(n) / float64(took), err
 				},
-			})
+			}
+			w := nothing
+			if write {
+				w = everything
+			}
+			cases = append(cases, r.fromPattern(c, func(ctx context.Context) (err error) {
+				switch {
+				case write:
+				case method == byExplicit:
+					err = r.verifyRead(ctx, chunk, sinkOf((n-1)/chunk))
+				default:
+					err = r.verifyRead(ctx, chunk, 0)
+				}
+				if method != byExplicit {
+					return errors.Join(err, r.verify(ctx, w))
+				}
+				return errors.Join(err, uploaded.each(ctx, r.host.Bytes(), 0, func(b, want []byte, off int) error {
+					err := firstDifference(b, w.in(want, off), off)
+					copy(b, want)
+					return err
+				}))
+			}))
 		}
 	}
 	return cases
 }
 
-// work queues what a step does with n bytes at an address of the card.
-func (r *managedFixture) work(s *cudart.Stream, at cudart.DevPtr, n int, write bool) error {
+// work queues what a step does with n bytes at an address of the card: it writes them, or reads
+// them to a place in the sink.
+func (r *managedFixture) work(s *cudart.Stream, at cudart.DevPtr, n int, write bool, sink int) error {
 	if write {
-		return s.Memset(at, 1, n)
+		return s.Memset(at, written, n)
 	}
-	return s.CopyOnDevice(r.sink, at, n)
+	return s.CopyOnDevice(r.sink+cudart.DevPtr(sink), at, n)
 }
+
+// sinkOf returns where in the sink an explicit copy's chunk is read to. Two are read at once.
+func sinkOf(chunk int) int { return chunk % 2 * (sinkBytes / 2) }
 
 // home moves the memory to the host, where each run begins, and starts the watch.
 func (r *managedFixture) home(ctx context.Context) error {
@@ -443,7 +593,7 @@ func (r *managedFixture) plan(budget, chunk int, use func(managed.Range) managed
 func (r *managedFixture) runPlan(ctx context.Context, p *managed.Plan, chunk int, write bool) error {
 	return p.Run(ctx, r.s, func(i int) error {
 		off := i * chunk
-		return r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), min(chunk, r.size-off), write)
+		return r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), min(chunk, r.size-off), write, 0)
 	})
 }
 
@@ -490,7 +640,7 @@ func (r *managedFixture) faulting(ctx context.Context, _, chunk int, write bool)
 	err := r.home(ctx)
 	for off := 0; off < r.size && err == nil; off += chunk {
 		n := min(chunk, r.size-off)
-		if err = r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), n, write); err == nil {
+		if err = r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), n, write, 0); err == nil {
 			err = r.m.Range(off, n).Prefetch(ctx, r.s, managed.Host())
 		}
 	}
@@ -501,37 +651,44 @@ func (r *managedFixture) faulting(ctx context.Context, _, chunk int, write bool)
 	return r.watch.Stop(), err
 }
 
-// explicit copies the same bytes from pinned memory to two buffers on the card in turn.
+// explicit does the work by copies of pinned memory to two buffers on the card in turn. It reads
+// and writes what runs by a plan read and write, and ends with the bytes on the host, as they do.
 func (r *managedFixture) explicit(ctx context.Context, _, chunk int, write bool) (took time.Duration, err error) {
 	if r.host == nil {
 		if r.host, err = r.pinned(ctx, r.size); err != nil {
 			return 0, err
 		}
+		if err := uploaded.fill(ctx, r.host.Bytes()); err != nil {
+			return 0, err
+		}
 		for i := range r.two {
-			if r.two[i], err = r.stream(); err != nil {
+			if r.two[i].s, err = r.stream(); err != nil {
+				return 0, err
+			}
+			if r.two[i].at, err = r.device(chunk); err != nil {
 				return 0, err
 			}
 		}
 	}
 	r.watch.Start()
 	for i := 0; i*chunk < r.size; i++ {
-		off, s, at := i*chunk, r.two[i%2], r.sink+cudart.DevPtr(i%2*(sinkBytes/2))
+		off, s, at := i*chunk, r.two[i%2].s, r.two[i%2].at
 		n := min(chunk, r.size-off)
 		if err := r.host.CopyToDevice(s, at, off, n); err != nil {
 			return 0, err
 		}
-		if !write {
-			continue // the copy is the read that there is to be
-		}
-		if err := s.Memset(at, 1, n); err != nil {
+		if err := r.work(s, at, n, write, sinkOf(i)); err != nil {
 			return 0, err
+		}
+		if !write {
+			continue
 		}
 		if err := r.host.CopyFromDevice(s, at, off, n); err != nil {
 			return 0, err
 		}
 	}
-	for _, s := range r.two {
-		if err := s.Synchronize(ctx); err != nil {
+	for _, b := range r.two {
+		if err := b.s.Synchronize(ctx); err != nil {
 			return 0, err
 		}
 	}

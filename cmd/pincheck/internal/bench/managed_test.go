@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -33,6 +34,7 @@ func TestManaged(t *testing.T) {
 			s := b.Find(seriesManaged, label(result.Device, device), label(result.Method, method))
 			require.NotNil(t, s, method)
 			assert.Positive(t, s.Median, method)
+			assert.True(t, s.Verified, method)
 		}
 		for _, method := range []string{byPlan, byInPlace, byFaults, byExplicit} {
 			for _, access := range []string{"read", "write"} {
@@ -42,6 +44,9 @@ func TestManaged(t *testing.T) {
 		for _, advice := range []string{noAdvice, adviseFromAfar} {
 			require.NotNil(t, b.Find(seriesManagedPingPong, label(result.Device, device), label(adviceLabel, advice)))
 		}
+	}
+	for _, s := range b.Series {
+		assert.True(t, s.Verified, "%s %v", s.Name, s.Labels)
 	}
 	text := strings.Join(b.Answers, "\n")
 	assert.Contains(t, text, "GPU 1: 1 MiB of managed memory move to the card at ")
@@ -190,4 +195,87 @@ func TestManagedWithoutConcurrentAccessIsLeftOut(t *testing.T) {
 	assert.Empty(t, b.Errors)
 	assert.Empty(t, b.Series)
 	assert.Contains(t, strings.Join(b.Notes, "\n"), "ConcurrentManagedAccess is 0")
+}
+
+// managedCases opens a rig on a device with the test's clock, and returns all of its cases.
+func managedCases(t *testing.T, dev *cudart.Device, n int) (*managedFixture, []measure.Case) {
+	t.Helper()
+	r := &managedFixture{resources: resources{dev: dev, now: simClock(t, dev)}}
+	require.NoError(t, r.open(t.Context(), n))
+	t.Cleanup(func() { assert.NoError(t, r.shut()) })
+	return r, slices.Concat(r.bySize(n), r.byPage(n), r.budgeted(n))
+}
+
+// Each case of managed memory compares what it moved and wrote: bytes that are wrong afterwards are
+// found, and the next case begins with right ones.
+func TestWrongBytesOfManagedMemoryAreFound(t *testing.T) {
+	t.Parallel()
+	const n = 64 << 20
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	r, cases := managedCases(t, rt.Devices()[0], n)
+	for _, c := range cases {
+		name := c.Name + " " + c.Labels.Get(result.Method) + " " + c.Labels.Get(adviceLabel) + " " + c.Labels.Get(accessLabel) + " " + c.Labels.Get(orderLabel)
+		require.NotNil(t, c.Verify, name)
+		for range 2 {
+			_, err := c.Sample(t.Context())
+			require.NoError(t, err, name)
+		}
+		memory := r.m.Bytes()
+		switch {
+		case r.fresh != nil:
+			memory = r.fresh.Bytes()
+		case c.Labels.Get(result.Method) == byExplicit:
+			memory = r.host.Bytes()
+		}
+		at := n/2 + hostPage // where each case writes
+		memory[at/gpuPage*gpuPage] ^= 0x80
+		require.ErrorIs(t, c.Verify(t.Context()), measure.ErrWrongBytes, name)
+		_, err := c.Sample(t.Context())
+		require.NoError(t, err, name)
+		require.NoError(t, c.Verify(t.Context()), name)
+		if c.Labels.Get(accessLabel) == "read" || c.Labels.Get(result.Method) == gpuReads {
+			_, err := c.Sample(t.Context())
+			require.NoError(t, err, name)
+			require.NoError(t, errors.Join(r.dev.Memset(r.sink, poison, sinkBytes), r.dev.Synchronize(t.Context())))
+			require.ErrorIs(t, c.Verify(t.Context()), measure.ErrWrongBytes, "%s: what was read", name)
+		}
+	}
+}
+
+// Work that reads takes as long by explicit copies as by a plan where the card's memory decides:
+// both read all of it there.
+func TestExplicitCopiesDoTheWorkOfPlans(t *testing.T) {
+	t.Parallel()
+	const n, slow = 64 << 20, 2.0
+	link := cudasim.Link{OnDevice: cudasim.Way{Rate: slow}, PrefetchToDevice: cudasim.Way{Rate: 50}, PrefetchToHost: cudasim.Way{Rate: 50},
+		HostToDevice: cudasim.Way{Rate: 50}, DeviceToHost: cudasim.Way{Rate: 50}, FaultToDevice: cudasim.Way{Rate: 50}}
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
+	_, cases := managedCases(t, rt.Devices()[0], n)
+	for _, access := range []string{"read", "write"} {
+		for _, method := range []string{byExplicit, byPlan} {
+			i := slices.IndexFunc(cases, func(c measure.Case) bool {
+				return c.Labels.Get(accessLabel) == access && c.Labels.Get(result.Method) == method
+			})
+			got, err := cases[i].Sample(t.Context())
+			require.NoError(t, err)
+			assert.InEpsilon(t, slow, got, 0.15, "%s %s", access, method)
+		}
+	}
+}
+
+// Work of the GPU that begins late counts until its end.
+func TestLateWorkOnManagedMemoryIsTimed(t *testing.T) {
+	t.Parallel()
+	const n, late = 1 << 20, 5 * time.Millisecond
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{OnDevice: cudasim.Way{Rate: 100, Latency: late}}}}})
+	_, cases := managedCases(t, rt.Devices()[0], n)
+	for method, works := range map[string]int{gpuFirstTouch: 1, gpuFaults: 1, gpuReads: 2} {
+		i := slices.IndexFunc(cases, func(c measure.Case) bool { return c.Name == seriesManaged && c.Labels.Get(result.Method) == method })
+		got, err := cases[i].Sample(t.Context())
+		require.NoError(t, err)
+		longest := float64(works*n) / float64(time.Duration(works)*late)
+		assert.Less(t, got, longest, method)
+		assert.Greater(t, got, longest/1.5, method)
+		assert.Equal(t, works*n, cases[i].BytesPerSample, "%s: what the rate is of", method)
+	}
 }

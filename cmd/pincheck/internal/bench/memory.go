@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,10 +104,11 @@ func planMemory(env measure.Env) ([]measure.Group, error) {
 		for _, n := range sizes {
 			g.Cases = append(g.Cases, k.retained(n, env.Quick))
 			g.Need.Pinned = max(g.Need.Pinned, blocksOf(n)*takes(allocator, n))
+			g.Need.Device = max(g.Need.Device, min(n, piece))
 		}
 		groups = append(groups, g)
 	}
-	groups[0].Notes = both(unseen, groups[0].Notes)
+	groups[0].Notes = both(both(unseen, onFirst(env, "what is kept is host memory")), groups[0].Notes)
 	if dev.Runtime().Library().Simulated {
 		groups[0].Notes = both(simulatedTables, groups[0].Notes)
 	}
@@ -161,6 +163,7 @@ func (k *keeper) retained(n int, quick bool) measure.Case {
 	}
 	count := blocksOf(n)
 	pinned := count * takes(k.allocator, n)
+	wrong := ""
 	return measure.Case{
 		Series: result.Series{Name: keptName, Unit: result.Ratio, Better: result.Lower,
 			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
@@ -178,7 +181,14 @@ func (k *keeper) retained(n int, quick bool) measure.Case {
 					k.notes = append(k.notes, note)
 				}
 			}
+			wrong = cmp.Or(wrong, answer.Wrong)
 			return float64(answer.Retained) / (float64(n) * float64(count)), nil
+		},
+		Verify: func(context.Context) error { // the process has compared
+			if wrong == "" {
+				return nil
+			}
+			return fmt.Errorf("%w: %s", measure.ErrWrongBytes, wrong)
 		},
 	}
 }
@@ -201,6 +211,9 @@ type keepRequest struct {
 type keepAnswer struct {
 	Retained int // bytes
 	Notes    []string
+	// Wrong is how the bytes of the first or the last block did not come back from the device; empty
+	// for right ones.
+	Wrong string
 }
 
 // keep allocates pinned memory, and returns what the process has become larger by. It is
@@ -238,12 +251,14 @@ func keep(ctx context.Context, r keepRequest) (answer keepAnswer, err error) {
 	if err != nil {
 		return answer, err
 	}
-	for range r.Count {
-		release, err := a.alloc(ctx)
+	var blocks [2]hostMemory // the first and the last
+	for i := range r.Count {
+		block, release, err := a.alloc(ctx)
 		if err != nil {
 			return answer, err
 		}
 		opened = append(opened, release)
+		blocks[min(i, 1)] = block
 	}
 	after, err := resident()
 	if err != nil {
@@ -252,7 +267,16 @@ func keep(ctx context.Context, r keepRequest) (answer keepAnswer, err error) {
 	if r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo) {
 		a.notes = append(a.notes, "the simulated cudaHostAlloc leaves its memory unpopulated, so it was written to here")
 	}
-	return keepAnswer{Retained: after - before, Notes: a.notes}, nil
+	answer = keepAnswer{Retained: after - before, Notes: a.notes}
+	for _, block := range blocks[:min(r.Count, 2)] {
+		switch err := prove(ctx, dev, block, r.Size); {
+		case errors.Is(err, measure.ErrWrongBytes):
+			answer.Wrong = err.Error()
+		case err != nil:
+			return answer, err
+		}
+	}
+	return answer, nil
 }
 
 // An allocation is of memory by one of the allocators.
@@ -265,46 +289,47 @@ type allocation struct {
 }
 
 // alloc allocates a block. Its pages are resident.
-func (a *allocation) alloc(ctx context.Context) (release func() error, err error) {
+func (a *allocation) alloc(ctx context.Context) (block hostMemory, release func() error, err error) {
 	switch a.allocator {
 	case ours:
 		b, err := hostmem.Alloc(ctx, a.dev, a.size, hostmem.Options{Label: "bench"})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if len(a.notes) == 0 {
 			a.notes = b.Notes()
 		}
-		return b.Close, nil
+		return bufferMemory{b}, b.Close, nil
 	case pooled:
 		made := a.pool == nil
 		if made {
 			if a.pool, err = pool.New(a.dev, pool.Options{}); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		l, err := a.pool.Get(ctx, a.size)
 		switch {
 		case err != nil && made:
-			return nil, errors.Join(err, a.pool.Close())
+			return nil, nil, errors.Join(err, a.pool.Close())
 		case err != nil:
-			return nil, err
+			return nil, nil, err
 		case made: // released last
-			return func() error { return errors.Join(l.Release(), a.pool.Close()) }, nil
+			return leaseMemory{l}, func() error { return errors.Join(l.Release(), a.pool.Close()) }, nil
 		}
-		return func() error { return l.Release() }, nil
+		return leaseMemory{l}, func() error { return l.Release() }, nil
 	case cudas, powerOfTwo:
 		n := takes(a.allocator, a.size)
 		p, err := a.dev.HostAlloc(n, cudart.HostAllocDefault)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
+		b := unsafe.Slice((*byte)(p), n)
 		if a.dev.Runtime().Library().Simulated {
-			touch(unsafe.Slice((*byte)(p), n))
+			touch(b)
 		}
-		return func() error { return a.dev.FreeHost(p) }, nil
+		return asyncMemory(b), func() error { return a.dev.FreeHost(p) }, nil
 	}
-	return nil, fmt.Errorf("there is no allocator %q", a.allocator)
+	return nil, nil, fmt.Errorf("there is no allocator %q", a.allocator)
 }
 
 // touch writes to each page.

@@ -63,6 +63,7 @@ func TestMemoryKept(t *testing.T) {
 			s := find(t, b, keptName, method, n)
 			assert.InDelta(t, want, s.Median, within, "%s of %d", method, n)
 			assert.Equal(t, result.Ratio, s.Unit)
+			assert.True(t, s.Verified, method)
 		}
 	}
 	text := strings.Join(b.Answers, "\n")

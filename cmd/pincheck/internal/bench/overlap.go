@@ -232,12 +232,16 @@ func hiddenGroups(env measure.Env, dev *cudart.Device, now clock) (groups []meas
 // hidden is the case of a copy beside work, of which order is queued first.
 func (h *hiding) hidden(c *copyCase, order string) measure.Case {
 	var alone, work, both time.Duration
-	var fitted load // for a copy of this kind
+	var fitted load             // for a copy of this kind
+	var watch measure.Stopwatch // of the copy alone
 	sample := func(ctx context.Context) (share float64, err error) {
 		if err = c.prepare(ctx); err != nil {
 			return 0, err
 		}
-		if alone, err = h.span.Time(ctx, h.main(c.direction), func() error { return c.queue(ctx) }); err != nil {
+		watch.Start()
+		alone, err = h.span.Time(ctx, h.main(c.direction), func() error { return c.queue(ctx) })
+		watch.Stop()
+		if err != nil {
 			return 0, err
 		}
 		if !fitted.fitted() {
@@ -257,7 +261,7 @@ func (h *hiding) hidden(c *copyCase, order string) measure.Case {
 	}
 	return c.caseOf(measure.Case{
 		Series: result.Series{Name: hiddenShare, Labels: c.labels().With(first, order), Unit: result.Ratio, Better: result.Higher},
-		Budget: 100 * time.Millisecond, Sample: sample, Also: []measure.Also{last(copyAlone, &alone), last(workAlone, &work), last(togetherTime, &both)},
+		Budget: 100 * time.Millisecond, Sample: sample, CPU: watch.CPU, Also: []measure.Also{last(copyAlone, &alone), last(workAlone, &work), last(togetherTime, &both)},
 	})
 }
 
@@ -278,7 +282,7 @@ func staleGroup(dev *cudart.Device) measure.Group {
 				case err != nil:
 					return 0, err
 				case r.BadAfter > 0:
-					return 0, fmt.Errorf("%d of %d bytes were wrong after synchronising", r.BadAfter, r.SizeBytes)
+					return 0, fmt.Errorf("%w: %d of %d after synchronising", measure.ErrWrongBytes, r.BadAfter, r.SizeBytes)
 				}
 				return float64(r.StaleBefore) / float64(r.SampledBytes), nil
 			},
@@ -412,6 +416,10 @@ func orderGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 
 // explainOverlap answers from the largest sizes that were measured.
 func explainOverlap(_ measure.Env, b *result.Bench) []string {
+	return eachDevice(b, "", explainAsynchrony)
+}
+
+func explainAsynchrony(b *result.Bench) []string {
 	var out []string
 	for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
 		for _, f := range []func(*result.Bench, string) string{explainBlocked, explainHidden} {

@@ -62,14 +62,18 @@ func (p pattern) fill(ctx context.Context, b []byte) error {
 // compare returns an error that names the first byte which is not the pattern's. b is from
 // byte off of it on.
 func (p pattern) compare(ctx context.Context, b []byte, off int) error {
-	return p.each(ctx, b, off, func(b, want []byte, off int) error {
-		if bytes.Equal(b, want) {
-			return nil
-		}
-		i := 0
-		for b[i] == want[i] {
-			i++
-		}
-		return fmt.Errorf("%w: byte %d is %#02x, and %#02x was copied", measure.ErrWrongBytes, off+i, b[i], want[i])
-	})
+	return p.each(ctx, b, off, firstDifference)
+}
+
+// firstDifference returns an error that names the first byte of b, from byte off of memory on, that
+// is not what it should be; nil for none.
+func firstDifference(b, want []byte, off int) error {
+	if bytes.Equal(b, want) {
+		return nil
+	}
+	i := 0
+	for b[i] == want[i] {
+		i++
+	}
+	return fmt.Errorf("%w: byte %d is %#02x, and %#02x was copied", measure.ErrWrongBytes, off+i, b[i], want[i])
 }

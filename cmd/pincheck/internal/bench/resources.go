@@ -26,12 +26,23 @@ func wall() clock {
 	return func() time.Duration { return time.Since(start) }
 }
 
+// processClock is the host's clock since the start of the process.
+var processClock = wall()
+
 // resources are the memory and the streams of a group of cases. close releases them.
 type resources struct {
 	dev     *cudart.Device
-	now     clock
+	now     clock // nil is processClock
 	streams []*cudart.Stream
 	undo    []func(context.Context) error // releases what was made, in the order of making
+}
+
+// time returns the time by the clock.
+func (w *resources) time() time.Duration {
+	if w.now == nil {
+		return processClock()
+	}
+	return w.now()
 }
 
 // drainTime is how long close waits for work that is under way.
@@ -139,6 +150,40 @@ func pieces(ctx context.Context, n int, f func(off, n int) error) error {
 
 // poison is what device memory holds before something is copied there.
 const poison = 0xee
+
+// prove copies n bytes of pinned memory to the device and back, and compares them.
+func prove(ctx context.Context, dev *cudart.Device, m hostMemory, n int) (err error) {
+	w := resources{dev: dev}
+	defer func() { err = errors.Join(err, w.close()) }()
+	s, err := w.stream()
+	if err != nil {
+		return err
+	}
+	p, err := w.device(min(n, piece))
+	if err != nil {
+		return err
+	}
+	if err := uploaded.fill(ctx, m.Bytes()[:n]); err != nil {
+		return err
+	}
+	return pieces(ctx, n, func(off, n int) error {
+		if err := m.CopyToDevice(ctx, s, p, off, n); err != nil {
+			return err
+		}
+		if err := s.Synchronize(ctx); err != nil {
+			return err
+		}
+		back := m.Bytes()[off : off+n]
+		clear(back)
+		if err := m.CopyToHost(ctx, s, off, p, n); err != nil {
+			return err
+		}
+		if err := s.Synchronize(ctx); err != nil {
+			return err
+		}
+		return uploaded.compare(ctx, back, off)
+	})
+}
 
 // A load is work for the GPU: a kernel that does nothing for a time, or where there are no
 // kernels a number of memsets (cudaMemsetAsync). These are few, so that to queue them takes no

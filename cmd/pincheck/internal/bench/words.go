@@ -2,10 +2,12 @@ package bench
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -69,13 +71,47 @@ func sameSize(sets ...[]*result.Series) ([]*result.Series, bool) {
 	return found, found != nil
 }
 
-// devicesOf returns the values of the label device among series of a name, in their order.
+// devicesOf returns the values of the label device among series of a name, or of any if it is empty, in
+// their order.
 func devicesOf(b *result.Bench, name string) []string {
 	var all []string
-	for _, s := range b.Select(result.View{Series: name}) {
+	for i := range b.Series {
+		s := &b.Series[i]
+		if name != "" && s.Name != name {
+			continue
+		}
 		if d := s.Labels.Get(result.Device); !slices.Contains(all, d) {
 			all = append(all, d)
 		}
 	}
 	return all
+}
+
+// eachDevice explains a series of each device in turn, with the device's name if there are several.
+func eachDevice(b *result.Bench, name string, explain func(*result.Bench) []string) (out []string) {
+	devices := devicesOf(b, name)
+	for _, device := range devices {
+		one := *b
+		one.Series = slices.DeleteFunc(slices.Clone(b.Series), func(s result.Series) bool {
+			d := s.Labels.Get(result.Device)
+			return d != "" && d != device
+		})
+		for _, text := range explain(&one) {
+			if len(devices) > 1 {
+				text = "GPU " + device + ": " + text
+			}
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+// onFirst is said of what was measured on the first of several devices alone.
+func onFirst(env measure.Env, why string) func() []string {
+	return func() []string {
+		if len(env.Devices) < 2 {
+			return nil
+		}
+		return []string{fmt.Sprintf("measured on GPU %d alone: %s", env.Devices[0].Ordinal(), why)}
+	}
 }

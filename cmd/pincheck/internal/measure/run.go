@@ -102,11 +102,12 @@ func newPlan(e Experiment, env Env) (*plan, error) {
 		for _, g := range p.groups {
 			for j := range g.Cases {
 				c := &g.Cases[j]
+				least := c.least()
 				c.Budget = max(time.Duration(float64(c.Budget)*scale), minimumBudget)
 				if scale > 1 {
 					c.Samples = int(float64(c.Samples) * scale)
 				}
-				budget += c.Budget
+				budget += max(c.Budget, least)
 			}
 		}
 	}
@@ -115,6 +116,13 @@ func newPlan(e Experiment, env Env) (*plan, error) {
 		return fail(err)
 	}
 	return p, nil
+}
+
+// least is about how long a case takes whatever its budget is: it has a warm-up and the fewest
+// samples, and is compared.
+func (c *Case) least() time.Duration {
+	const rate = 5.0 // GB/s
+	return min(c.Budget, time.Duration(float64((c.WarmUp+c.MinSamples)*c.BytesPerSample)/rate))
 }
 
 func (n Need) or(m Need) Need {

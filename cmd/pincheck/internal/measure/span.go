@@ -15,6 +15,9 @@ type Span struct {
 	start, end *cudart.Event
 }
 
+// ErrNoTime is wrapped by the error for work that took less than a step of the device's clock.
+var ErrNoTime = errors.New("too short for the device's clock")
+
 // NewSpan makes the events. Close it.
 func NewSpan(dev *cudart.Device) (*Span, error) {
 	s := &Span{}
@@ -52,7 +55,7 @@ func (s *Span) Took(ctx context.Context, on *cudart.Stream) (time.Duration, erro
 	}
 	took, err := s.end.Since(s.start)
 	if err == nil && took <= 0 {
-		err = fmt.Errorf("the device measured %v", took)
+		err = fmt.Errorf("the device measured %v: %w", took, ErrNoTime)
 	}
 	return took, err
 }
