@@ -18,22 +18,23 @@ func newCompare(o *options, sys system) *cobra.Command {
 	threshold, all := 3.0, false
 	cmd := &cobra.Command{
 		Use:   "compare A.json B.json ...",
-		Short: "Say what differs for sure between runs or hosts",
+		Short: "Say what differs between runs or hosts by more than chance",
 		Long: `compare reads what pincheck bench --format json wrote, and what nvbandwidth -j
 wrote (0.8 or later). A file may hold several documents, one after the other,
 such as JSON lines of a fleet. - is the standard input.
 
 Of two runs, the first is the measure for the second. A series is worse or
-better if its medians differ by more than --threshold, and a rank test of the
-samples (Mann-Whitney U, adjusted for the number of series by Holm's method)
-gives less than 5 % for that being an accident.
+better if its medians differ by more than --threshold, and by more than runs of
+one machine do: by the scatter of the samples, and by what such runs were seen
+to differ. Of a hundred comparisons of one machine with itself, over all series
+together, at most one finds a difference. Several runs of one side in a file are
+surer than one.
 
 Of three or more runs, one a host, those hosts are named that are out of line
-with the others: by more than --threshold, and by more than 3.5 times the
-scatter of the hosts (their median absolute deviation, scaled).
+with the others, by the same measure and by the scatter of the hosts.
 
 Exit codes:
-  0  nothing is worse for sure, and no host is out of line for the worse
+  0  nothing is worse, and no host is out of line for the worse
   1  a series of the second run is worse, or a host is out of line for the worse
 Others are those of wrong usage, of which a file that cannot be read is a case,
 and of output that cannot be written: see pincheck --help.`,
@@ -52,13 +53,19 @@ and of output that cannot be written: see pincheck --help.`,
 			if format != report.Text && format != report.JSON {
 				return usagef("compare writes text or json, not %s", format)
 			}
-			files, err := readFiles(args, cmd.InOrStdin())
+			c, err := until(o, cmd, func() (*compare.Comparison, error) {
+				files, err := readFiles(args, cmd.InOrStdin())
+				if err != nil {
+					return nil, usageError{err}
+				}
+				c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: threshold / 100})
+				if err != nil {
+					return nil, usagef("compare: %w", err)
+				}
+				return c, nil
+			})
 			if err != nil {
-				return usageError{err}
-			}
-			c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: threshold / 100})
-			if err != nil {
-				return usagef("compare: %w", err)
+				return err
 			}
 			if err := o.emit(cmd, sys, func(w io.Writer, style report.Style) error {
 				return report.WriteComparison(w, c, tool(), format, style, all)

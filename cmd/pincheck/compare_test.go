@@ -24,7 +24,7 @@ func benchJSON(host string, rate float64) string {
 		samples = append(samples, fmt.Sprint(rate+0.01*float64(i)))
 	}
 	return fmt.Sprintf(`{"schema_version": %d, "command": "bench", "host_name": %q, "complete": true, "benches": [{"bench": "bandwidth", "complete": true, "series": [`+
-		`{"name": "bandwidth", "labels": {"device": "0", "direction": "host_to_device"}, "unit": "gb_per_s", "better": "higher", "samples": [%s]}]}]}`+"\n",
+		`{"name": "bandwidth", "labels": {"device": "0", "direction": "host_to_device", "memory": "registered", "size_bytes": "67108864"}, "unit": "gb_per_s", "better": "higher", "samples": [%s]}]}]}`+"\n",
 		report.SchemaVersion, host, strings.Join(samples, ","))
 }
 

@@ -15,11 +15,10 @@ type Options struct {
 	Threshold float64
 }
 
-// alpha is the chance that two equal runs are taken for different in any series.
-const alpha = 0.05
+// alpha is the chance that runs of one machine are taken for different in any series.
+const alpha = 0.01
 
-// minSamples is the fewest a side with which a test can be sure: of two times three
-// samples the most uneven ranks have a chance of 0.1.
+// minSamples is the fewest of a run that show how much its samples scatter.
 const minSamples = 4
 
 // A Verdict is what a comparison comes to.
@@ -32,8 +31,8 @@ const (
 	Worse     Verdict = "worse"
 	Better    Verdict = "better"
 	Different Verdict = "different"
-	// Unclear: the medians differ by more than the threshold, but the samples scatter
-	// so much that it may be an accident.
+	// Unclear: the medians differ by more than the threshold, but by no more than runs of
+	// one machine may.
 	Unclear Verdict = "unclear"
 	// Untested: the medians differ by more than the threshold, and there are too few
 	// samples for any test.
@@ -66,9 +65,10 @@ type Row struct {
 	Better  result.Better `json:"better,omitempty"`
 	Values  []*Value      `json:"values"` // one a run, nil where it has no such series
 	Verdict Verdict       `json:"verdict"`
-	// Ratio is the second median over the first, nil if that is 0. P is the p-value of
-	// the Mann-Whitney U test, adjusted by Holm's method for the number of series; nil
-	// if there was none. Both are of two runs.
+	// Ratio is the second median over the first, nil if that is 0. P is how likely two runs
+	// of one machine differ as much, by the scatter of the samples and by what such runs
+	// differ anyway, adjusted by Holm's method for the number of series; nil
+	// if there are too few samples. Both are of two runs.
 	Ratio *float64 `json:"ratio,omitempty"`
 	P     *float64 `json:"p,omitempty"`
 	// Center and Deviation are the median of the hosts and their median absolute
@@ -84,6 +84,7 @@ type Value struct {
 	// Verdict is that of a host in a fleet, empty if it is in line with the others.
 	Verdict Verdict `json:"verdict,omitempty"`
 	samples []float64
+	drift   variance // of the run, which its samples do not show
 }
 
 // Compare compares two runs, the first of which is the measure for the second, or the
@@ -139,25 +140,27 @@ func rows(runs []Run) []Row {
 				at[key] = k
 				out = append(out, Row{Bench: s.bench, Name: s.Name, Labels: s.Labels, Unit: s.Unit, Better: s.Better, Values: make([]*Value, len(runs))})
 			}
-			out[k].Values[i] = &Value{Median: s.Median, Samples: len(s.Samples), samples: s.Samples}
+			d := drift(s.bench, &s.Series)
+			out[k].Values[i] = &Value{Median: s.Median, Samples: len(s.Samples), samples: s.Samples, drift: variance{d * d / float64(s.runs), driftFreedom}}
 		}
 	}
 	return out
 }
 
-// pair judges the second run by the first.
+// pair compares the second run with the first.
 func (c *Comparison) pair(common []*Row) {
 	var tested []*Row
 	var p []float64
 	for _, r := range common {
 		a, b := r.Values[0], r.Values[1]
-		if a.Median != 0 {
-			ratio := b.Median / a.Median
+		if ratio := b.Median / a.Median; !math.IsInf(ratio, 0) && !math.IsNaN(ratio) {
 			r.Ratio = &ratio
 		}
 		if min(a.Samples, b.Samples) >= minSamples {
 			tested = append(tested, r)
-			p = append(p, rankTest(a.samples, b.samples))
+			scale := scaleOf(r.Unit, r.Values)
+			x, y := estimated(scale.of(a.samples)), estimated(scale.of(b.samples))
+			p = append(p, probability(y.center-x.center, sum(x.variance, y.variance, a.drift, b.drift)))
 		}
 	}
 	for i, adjusted := range holm(p) {
@@ -166,7 +169,7 @@ func (c *Comparison) pair(common []*Row) {
 	for _, r := range common {
 		a, b := r.Values[0].Median, r.Values[1].Median
 		switch {
-		case math.Abs(b-a) <= c.Threshold*math.Abs(a):
+		case math.Abs(b-a) <= c.relevant(r, a):
 			r.Verdict = Same
 		case r.P == nil:
 			r.Verdict = Untested
@@ -179,6 +182,16 @@ func (c *Comparison) pair(common []*Row) {
 			c.Verdict = Worse
 		}
 	}
+}
+
+// relevant returns the least difference from a value that counts. Ratios below 1 are shares of
+// something: they differ by parts of 1.
+func (c *Comparison) relevant(r *Row, value float64) float64 {
+	value = math.Abs(value)
+	if r.Unit == result.Ratio {
+		value = max(value, 1)
+	}
+	return c.Threshold * value
 }
 
 // direction returns what it means that a value is higher, or lower.

@@ -2,6 +2,7 @@ package compare
 
 import (
 	"math"
+	"slices"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
@@ -20,13 +21,81 @@ type Host struct {
 	Farthest *int `json:"farthest_series,omitempty"`
 }
 
-// outOfLine is how many times the deviation of its fleet, scaled to be the standard
-// deviation of normal values, a host must be away from the middle to be out of line
-// (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).
 const (
-	outOfLine      = 3.5
+	// normalDeviance times the median absolute deviation is the standard deviation of normal values.
 	normalDeviance = 1.4826
+	// outOfLine is how many times that deviation a host of a divided fleet must be away from the middle
+	// (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).
+	outOfLine = 3.5
 )
+
+// A place is a host's in a series.
+type place struct {
+	row  *Row
+	host int
+}
+
+// probabilities returns how likely each host is as far from the middle of the others as it is by
+// chance, adjusted for the number of series and hosts.
+func (c *Comparison) probabilities(common []*Row) map[place]float64 {
+	var places []place
+	var p []float64
+	for _, r := range common {
+		scale := scaleOf(r.Unit, r.Values)
+		var hosts []int
+		var all []estimate
+		for i, v := range r.Values {
+			if v != nil {
+				e := estimated(scale.of(v.samples))
+				e.variance = sum(e.variance, v.drift)
+				hosts, all = append(hosts, i), append(all, e)
+			}
+		}
+		for i, e := range all {
+			others := all
+			if len(all) <= manyHosts {
+				others = slices.Delete(slices.Clone(all), i, i+1)
+			}
+			middle, own, between := middleOf(others)
+			switch { // few samples that are equal by accident do not make a host sure
+			case between.value > max(e.value, own.value):
+				e.variance = between
+			case own.value > e.value:
+				e.variance = own
+			}
+			// The middle is a median: of normal values its variance is that.
+			ofMiddle := variance{math.Pi / 2 / float64(len(others)) * max(between.value, own.value), driftFreedom}
+			places = append(places, place{r, hosts[i]})
+			p = append(p, probability(e.center-middle, sum(e.variance, ofMiddle)))
+		}
+	}
+	out := make(map[place]float64, len(p))
+	for i, adjusted := range holm(p) {
+		out[places[i]] = adjusted
+	}
+	return out
+}
+
+// manyHosts is from how many hosts on one of them does not move the middle.
+const manyHosts = 16
+
+// middleOf returns the median of hosts, the variance that each has of its own, and the variance
+// between them, if that is more than equal hosts may show.
+func middleOf(hosts []estimate) (middle float64, own, between variance) {
+	var centers, owns, away []float64
+	for _, e := range hosts {
+		centers, owns = append(centers, e.center), append(owns, e.value)
+	}
+	middle, own = result.Summarize(centers).Median, variance{result.Summarize(owns).Median, driftFreedom}
+	for _, center := range centers {
+		away = append(away, math.Abs(center-middle))
+	}
+	deviation := normalDeviance * result.Summarize(away).Median
+	if few := 1 + 6/math.Sqrt(float64(len(hosts))); deviation*deviation > few*own.value {
+		between = variance{deviation * deviation, driftFreedom}
+	}
+	return middle, own, between
+}
 
 // fleet names the hosts that are out of line with the others. The middle and the scatter
 // of the hosts are medians, which a minority of odd hosts does not move.
@@ -47,6 +116,7 @@ func (c *Comparison) fleet(common []*Row) {
 	for i := range c.Rows {
 		index[&c.Rows[i]] = i
 	}
+	likely := c.probabilities(common)
 	for _, r := range common {
 		var medians []float64
 		for _, v := range r.Values {
@@ -59,10 +129,11 @@ func (c *Comparison) fleet(common []*Row) {
 		for i, m := range medians {
 			away[i] = math.Abs(m - center)
 		}
-		deviation := result.Summarize(away).Median
+		deviation := min(result.Summarize(away).Median, math.MaxFloat64)
 		r.Center, r.Deviation, r.Verdict = &center, &deviation, Same
-		relevant := c.Threshold * math.Abs(center)
-		if normalDeviance*deviation > relevant {
+		relevant := c.relevant(r, center)
+		divided := normalDeviance*deviation > relevant
+		if divided {
 			r.Verdict = Divided
 		}
 		for i, v := range r.Values {
@@ -72,7 +143,7 @@ func (c *Comparison) fleet(common []*Row) {
 			h := &c.Hosts[i]
 			h.Series++
 			distance := math.Abs(v.Median - center)
-			if distance <= relevant || distance <= outOfLine*normalDeviance*deviation {
+			if distance <= relevant || likely[place{r, i}] > alpha || divided && distance <= outOfLine*normalDeviance*deviation {
 				continue
 			}
 			v.Verdict = direction(r.Better, v.Median > center)
@@ -85,9 +156,9 @@ func (c *Comparison) fleet(common []*Row) {
 			}
 			c.Verdict = Worse
 			h.Worse++
-			share := math.Inf(1)
+			share := math.MaxFloat64
 			if center != 0 {
-				share = distance / math.Abs(center)
+				share = min(distance/math.Abs(center), math.MaxFloat64)
 			}
 			if share > farthest[i] {
 				farthest[i] = share

@@ -28,6 +28,7 @@ type Run struct {
 // series is one of the series of a run.
 type series struct {
 	bench string
+	runs  int // that the samples are of
 	result.Series
 }
 
@@ -88,11 +89,12 @@ func (r *Run) add(d Document) {
 			if len(s.Samples) == 0 {
 				continue
 			}
-			added := series{b.Name, s}
+			added := series{b.Name, 1, s}
 			key := added.key()
 			if at, ok := r.index[key]; ok {
 				old := &r.series[at]
 				old.Samples = slices.Concat(old.Samples, s.Samples)
+				old.runs++
 				old.Stats = result.Summarize(old.Samples)
 				continue
 			}

@@ -270,11 +270,11 @@ func (t *comparison) conclude(common int) {
 		say(compare.Worse, "%d worse in b")
 		say(compare.Better, "%d better in b")
 		say(compare.Different, "%d different")
-		say(compare.Unclear, "%d unclear (the medians differ, and the samples scatter too much to be sure)")
+		say(compare.Unclear, "%d unclear (the medians differ by no more than runs of one machine may)")
 		say(compare.Untested, "%d untested (the medians differ, and there are too few samples to be sure)")
 		say(compare.Same, "%d the same within "+strings.ReplaceAll(limit, "%", "%%"))
 		t.wrapped("", fmt.Sprintf("Of %s: %s.", units.Things(common, "series", "series"), strings.Join(said, ", ")))
-		t.wrapped("", "What is worse or better differs for sure between these two runs. Runs of one machine may differ too: repeat a run before you blame the machine.")
+		t.wrapped("", "What is worse or better differs by more than runs of one machine do: of a hundred comparisons of such runs one says so. What is unclear may become clear with more runs of each side, one after the other in a file.")
 		return
 	}
 	say(compare.Worse, "%d with a host out of line for the worse")

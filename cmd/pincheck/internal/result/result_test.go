@@ -22,6 +22,10 @@ func TestSummarize(t *testing.T) {
 	assert.InDelta(t, 3.97, s.P99, 1e-12)
 	assert.InDelta(t, 3/2.5, s.Spread, 1e-12)
 	assert.InDelta(t, math.Sqrt(5.0/3)/2.5, s.CV, 1e-12)
+	for _, extreme := range [][]float64{{-math.MaxFloat64, math.MaxFloat64}, {5e-324, 1e308}, {0, math.MaxFloat64, math.MaxFloat64}, {-1e308, 1e-308, 1e308}} {
+		text, err := json.Marshal(Summarize(extreme))
+		require.NoError(t, err, "%v %s", extreme, text)
+	}
 }
 
 func TestLabelsKeepTheirOrder(t *testing.T) {

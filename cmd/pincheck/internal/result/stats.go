@@ -22,7 +22,7 @@ type Stats struct {
 
 // Summarize returns the statistics of samples, zeros if there are none. Samples that are
 // no numbers, or infinite, do not count.
-func Summarize(samples []float64) Stats {
+func Summarize(samples []float64) (s Stats) {
 	var sorted []float64
 	for _, v := range samples {
 		if !math.IsNaN(v) && !math.IsInf(v, 0) {
@@ -34,7 +34,14 @@ func Summarize(samples []float64) Stats {
 	}
 	slices.Sort(sorted)
 	n := float64(len(sorted))
-	s := Stats{Min: sorted[0], Max: sorted[len(sorted)-1], Median: quantile(sorted, 0.5), P10: quantile(sorted, 0.1), P90: quantile(sorted, 0.9), P99: quantile(sorted, 0.99)}
+	defer func() { // of values whose differences are no numbers any more
+		for _, v := range []*float64{&s.CV, &s.Spread} {
+			if math.IsInf(*v, 0) || math.IsNaN(*v) {
+				*v = math.MaxFloat64
+			}
+		}
+	}()
+	s = Stats{Min: sorted[0], Max: sorted[len(sorted)-1], Median: quantile(sorted, 0.5), P10: quantile(sorted, 0.1), P90: quantile(sorted, 0.9), P99: quantile(sorted, 0.99)}
 	for _, v := range sorted {
 		s.Mean += v / n
 	}
@@ -58,5 +65,9 @@ func quantile(sorted []float64, q float64) float64 {
 	if low == len(sorted)-1 {
 		return sorted[low]
 	}
-	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
+	part := at - float64(low)
+	if step := sorted[low+1] - sorted[low]; !math.IsInf(step, 0) {
+		return sorted[low] + part*step
+	}
+	return (1-part)*sorted[low] + part*sorted[low+1]
 }
