@@ -20,6 +20,10 @@
 // targets. So a copy that did nothing is detected and named. Guards around every
 // target show bytes written outside.
 //
+// What fills the memory on the device is copied there, too, and overwritten by the copy that is
+// verified: a byte that is flipped in such a fill is wrong before and after, and shows only if it is
+// one of a guard. Of the bytes that cross the link two thirds are compared.
+//
 // # What a mismatch shows
 //
 // A [Mismatch] has the offset of the first mismatched byte, their number, whether they
