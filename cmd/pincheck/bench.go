@@ -74,9 +74,13 @@ that there is the memory.
 // memoryExperiment is the experiment that reads a process, for --pid.
 const memoryExperiment = "memory"
 
+// shortestDuration is what an experiment takes with the fewest samples of few cases: it may take
+// longer, as the estimate says.
+const shortestDuration = 100 * time.Millisecond
+
 func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (measure.Options, error) {
-	if cmd.Flags().Changed("duration") && f.duration <= 0 {
-		return measure.Options{}, usagef("--duration %v: must be more than 0", f.duration)
+	if cmd.Flags().Changed("duration") && f.duration < shortestDuration {
+		return measure.Options{}, usagef("--duration %v: must be at least %v", f.duration, shortestDuration)
 	}
 	if cmd.Flags().Changed("pid") {
 		switch {

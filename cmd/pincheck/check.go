@@ -56,8 +56,13 @@ func (s *session) change(do func(r *report.Result)) {
 	}
 }
 
-// releaseGrace is how long a command may take to release its resources after its context ended.
-const releaseGrace = 5 * time.Second
+// releaseGrace is how long a command may take after its context has ended, to release what it
+// holds. callGrace is how long calls may take that are under way then, and is less: a run that is
+// ended ends within a second.
+const (
+	releaseGrace = 900 * time.Millisecond
+	callGrace    = 600 * time.Millisecond
+)
 
 // runBounded runs do, and returns its error. If do is still inside a driver call when the grace
 // period after ctx's end is over, runBounded seals the result, records the stuck calls, and
@@ -100,8 +105,54 @@ func (o *options) produce(cmd *cobra.Command, sys system, name string, evaluate 
 	return s.write()
 }
 
-// fill runs a command until ctx ends, and returns its session with the result. It returns an
-// error for wrong usage only.
+// withTimeout returns a context that --timeout ends.
+func (o *options) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done after %v (--timeout)", o.timeout))
+}
+
+// endedError is why a command ended that has no result to write.
+type endedError struct {
+	err         error
+	interrupted bool
+}
+
+func (e endedError) Error() string { return e.err.Error() }
+
+// until calls do, which writes nothing, until the command is interrupted or --timeout ends it: do may
+// read a pipe, or compute for long, and knows no context.
+func until[T any](o *options, cmd *cobra.Command, do func() (T, error)) (T, error) {
+	ctx, cancel := o.withTimeout(cmd.Context())
+	defer cancel()
+	got, failed, err := untilEnd(ctx, do)
+	if err == nil {
+		return got, failed
+	}
+	if cmd.Context().Err() != nil {
+		err = errors.New("interrupted")
+	}
+	return got, endedError{fmt.Errorf("%s: %w, nothing is written", cmd.Name(), err), cmd.Context().Err() != nil}
+}
+
+func untilEnd[T any](ctx context.Context, do func() (T, error)) (got T, failed, ended error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	a, ended := bounded.Do(ctx, bounded.Call[answer]{Grace: bounded.NoGrace, Run: func() (answer, error) {
+		value, err := do()
+		return answer{value, err}, nil
+	}})
+	if ended != nil {
+		ended = context.Cause(ctx)
+	}
+	return a.value, a.err, ended
+}
+
+// fill runs a command until ctx ends, and returns its session with the result. The error
+// is that of a wrong call.
 func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(context.Context, *session) error) (*session, error) {
 	format, err := o.validate()
 	if err != nil {
@@ -111,12 +162,8 @@ func (o *options) fill(cmd *cobra.Command, sys system, name string, do func(cont
 	if !o.noHostName && sys.hostname != nil {
 		r.HostName, _ = sys.hostname() // a host without a name has none in its reports
 	}
-	ctx := cmd.Context()
-	if o.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done after %v (--timeout)", o.timeout))
-		defer cancel()
-	}
+	ctx, cancel := o.withTimeout(cmd.Context())
+	defer cancel()
 	s := &session{options: o, cmd: cmd, sys: sys, format: format, result: r}
 	if err = bounded.Ended(ctx); err == nil {
 		err = s.runBounded(ctx, do)
@@ -290,7 +337,7 @@ func (s *session) closing(close func() error) {
 
 // prober returns the examiner of this machine. It uses child processes, except in tests.
 func (s *session) prober() probe.Prober {
-	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.open, Grace: s.sys.callGrace, Tick: s.sys.tick}
+	local := probe.Local{ReadHost: s.readHost, Adjust: s.sys.adjust, OpenLibrary: s.sys.open, Grace: cmp.Or(s.sys.callGrace, callGrace), Tick: s.sys.tick}
 	return probe.Prober{Local: local, Isolated: s.sys.isolated}
 }
 

@@ -3,11 +3,15 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
@@ -108,12 +112,38 @@ func newRoot(o *options, sys system) *cobra.Command {
 		RunE:          check,
 	}
 	o.register(root)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.AddCommand(
 		&cobra.Command{Use: "check", Aliases: []string{"doctor"}, Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
 		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newLicenses(o), newVersion(o),
 	)
 	return root
+}
+
+// flagError is the error of a flag, in words of the command in place of those of package strconv.
+func flagError(err error) error {
+	invalid, number := (*pflag.InvalidValueError)(nil), (*strconv.NumError)(nil)
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	name := invalid.GetFlag().Name
+	cause := errors.Unwrap(invalid)
+	want := ""
+	switch {
+	case errors.As(cause, &number) && errors.Is(cause, strconv.ErrRange):
+		want = "the number is too large"
+	case errors.As(cause, &number) && number.Func == "ParseFloat":
+		want = "want a number, such as 2.5"
+	case errors.As(cause, &number) && number.Func == "ParseBool":
+		want = "want true or false"
+	case errors.As(cause, &number):
+		want = "want a whole number"
+	case strings.HasPrefix(cause.Error(), "time: "):
+		want = "want a time with its unit, such as 500ms, 30s or 2m"
+	default:
+		return fmt.Errorf("--%s: %w", name, cause)
+	}
+	return fmt.Errorf("--%s %q: %s", name, invalid.GetValue(), want)
 }
 
 // strict makes unknown topics of help and shells of completion wrong usage, which cobra's
@@ -130,6 +160,15 @@ func strict(root *cobra.Command) {
 			c.Args = noArgs
 			c.RunE = func(*cobra.Command, []string) error {
 				return usagef("completion needs the name of a shell: bash, zsh, fish or powershell")
+			}
+			for _, shell := range c.Commands() {
+				write := shell.RunE
+				shell.RunE = func(cmd *cobra.Command, args []string) error {
+					if err := write(cmd, args); err != nil {
+						return outputError{err}
+					}
+					return nil
+				}
 			}
 		}
 	}
@@ -196,7 +235,7 @@ func (o *options) writeVersion(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	s := &session{options: o, cmd: cmd, format: format, result: &report.Result{Command: "version", Tool: tool(), Complete: true}}
+	s := &session{options: o, cmd: cmd, format: format, result: &report.Result{Command: "version", Tool: tool(), Started: time.Now().UTC(), Complete: true}}
 	return s.write()
 }
 

@@ -83,6 +83,7 @@ func exitCode(err error, stderr io.Writer) int {
 		output  outputError
 		usage   usageError
 		npd     npdStatus
+		ended   endedError
 	)
 	switch {
 	case err == nil:
@@ -91,6 +92,12 @@ func exitCode(err error, stderr io.Writer) int {
 		return int(npd)
 	case errors.As(err, &verdict):
 		return verdict.code()
+	case errors.As(err, &ended):
+		fmt.Fprintf(stderr, "pincheck: %v\n", err)
+		if ended.interrupted {
+			return exitInterrupted
+		}
+		return exitIncomplete
 	case errors.As(err, &output):
 		fmt.Fprintf(stderr, "pincheck: %v\n", err)
 		return exitOutput

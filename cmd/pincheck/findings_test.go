@@ -321,7 +321,7 @@ func TestWatch(t *testing.T) {
 		"--interval 1ms":  "must be at least 1s",
 		"--format csv":    "text or jsonl",
 		"--sim":           "has no --sim",
-		"--interval soon": "invalid argument",
+		"--interval soon": "want a time",
 		"extra":           "takes no argument",
 	} {
 		got := call(t, on(t, "h200-vm"), append([]string{"watch"}, strings.Fields(args)...)...)

@@ -22,7 +22,11 @@ import (
 
 func main() {
 	child.Serve(children(probe.Local{ReadHost: thisHost})) // returns, unless a probe or an experiment has started this process
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup does
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	// A closed pipe is an error of writing, which is reported, and not the end of the
 	// process in the middle of a run.
 	signal.Ignore(syscall.SIGPIPE)

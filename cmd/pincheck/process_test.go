@@ -121,6 +121,7 @@ func TestADriverThatNeverReturns(t *testing.T) {
 		{"timeout", "cudaMemGetInfo", "2s", nil, exitIncomplete, doctor.Incomplete},
 		{"SIGINT", "cudaMemcpy", "", os.Interrupt, exitInterrupted, doctor.Incomplete},
 		{"SIGTERM", "cudaGetDeviceCount", "", syscall.SIGTERM, exitInterrupted, doctor.Incomplete},
+		{"SIGHUP", "cudaGetDeviceCount", "", syscall.SIGHUP, exitInterrupted, doctor.Incomplete},
 	} {
 		waiting.Go(func() {
 			t.Run(c.name, func(t *testing.T) {
@@ -145,6 +146,10 @@ func TestADriverThatNeverReturns(t *testing.T) {
 				r, err := report.Read(stdout.Bytes())
 				require.NoError(t, err, stderr.String())
 				assert.Equal(t, c.verdict, r.Verdict)
+				if c.fn == "cudaGetDeviceCount" { // also of a run that was ended meanwhile
+					require.NotEmpty(t, r.Probes, stdout.String())
+					assert.Contains(t, r.Probes[0].Call, c.fn)
+				}
 				if c.signal == nil && c.timeout == "" {
 					// A finding too, unless the machine of the test has no GPU, which comes first.
 					require.NotEmpty(t, r.Probes)

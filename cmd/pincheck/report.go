@@ -88,19 +88,25 @@ func (o *options) showFiles(cmd *cobra.Command, names []string) error {
 	if format != report.HTML {
 		return usagef("--format %s: what is in files is shown as html only", format)
 	}
-	var all []*report.Result
-	for _, name := range names {
-		results, err := readFile(name, cmd.InOrStdin(), report.ReadAll)
-		if err != nil {
-			return usagef("%s: %w", name, err)
+	page, err := until(o, cmd, func() ([]byte, error) {
+		var all []*report.Result
+		for _, name := range names {
+			results, err := readFile(name, cmd.InOrStdin(), report.ReadAll)
+			if err != nil {
+				return nil, usagef("%s: %w", name, err)
+			}
+			all = append(all, results...)
 		}
-		all = append(all, results...)
+		var b bytes.Buffer
+		if err := report.WriteHTML(&b, all...); err != nil {
+			return nil, outputError{err}
+		}
+		return b.Bytes(), nil
+	})
+	if err != nil {
+		return err
 	}
-	var b bytes.Buffer
-	if err := report.WriteHTML(&b, all...); err != nil {
-		return outputError{err}
-	}
-	if err := report.WriteFile(o.output, b.Bytes()); err != nil {
+	if err := report.WriteFile(o.output, page); err != nil {
 		return outputError{fmt.Errorf("--output: %w", err)}
 	}
 	return nil

@@ -219,6 +219,42 @@ func TestVersion(t *testing.T) {
 	assert.Equal(t, report.SchemaVersion, r.SchemaVersion)
 	assert.Equal(t, runtime.Version(), r.Tool.Go)
 	assert.Nil(t, r.Facts)
+	assert.False(t, r.Started.IsZero())
+}
+
+// devices and version have something to say in every format.
+func TestDevicesAndVersionInAllFormats(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, format := range report.Formats() {
+		got := call(t, on(t, "h200-vm"), "devices", "--sim", "--format", string(format))
+		assert.Equal(t, exitOK, got.code, format)
+		assert.Contains(t, got.stdout, "Simulated", format)
+		got = call(t, system{}, "version", "--format", string(format))
+		assert.Equal(t, exitOK, got.code, format)
+		assert.Contains(t, got.stdout, tool().Version, format)
+	}
+}
+
+// Errors of flags are in words of the command.
+func TestFlagErrors(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--expect-gpus x":                    `--expect-gpus "x": want a whole number`,
+		"--expect-gpus 99999999999999999999": `--expect-gpus "99999999999999999999": the number is too large`,
+		"--expect-bandwidth x":               `--expect-bandwidth "x": want a number, such as 2.5`,
+		"--timeout 5":                        `--timeout "5": want a time with its unit, such as 500ms, 30s or 2m`,
+		"--sim=maybe":                        `--sim "maybe": want true or false`,
+		"bench bandwidth --sizes x":          `--sizes: "x" is no size`,
+	} {
+		got := call(t, system{}, strings.Fields(args)...)
+		assert.Equal(t, exitUsage, got.code, args)
+		assert.Contains(t, got.stderr, "pincheck: "+want, args)
+		assert.NotContains(t, got.stderr, "strconv", args)
+	}
+	var stderr strings.Builder
+	assert.Equal(t, exitOutput, run(t.Context(), []string{"completion", "bash"}, fullDisk{}, &stderr, system{}))
+	assert.Contains(t, stderr.String(), "no space left on device")
 }
 
 func TestWrongUsage(t *testing.T) {
@@ -248,7 +284,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--device", ""}, `"" is no GPU`},
 		{[]string{"--device", "99999999999999999999"}, `"99999999999999999999" is no GPU`},
 		{[]string{"--timeout", "-1s"}, "--timeout -1s: must not be negative"},
-		{[]string{"--timeout", "soon"}, "invalid argument"},
+		{[]string{"--timeout", "soon"}, "--timeout \"soon\": want a time"},
 		{[]string{"--library", "/nonexistent"}, "--library: stat /nonexistent"},
 		{[]string{"--library", directory}, "is a directory, not a library"},
 		{[]string{"--library", "libcudart.so.13", "--sim"}, "--library and --sim exclude each other"},

@@ -279,6 +279,12 @@ func (p *core) canceled(ctx context.Context) error {
 	if p.o.MaxBytes == 0 {
 		limit = "limit of the process or the host"
 	}
-	return fmt.Errorf("%s reached: %d in use by %d leases, %d released but waiting for the GPU, %d cached, %d requests waiting: %w",
-		limit, st.InUseBytes, st.Leases, st.PendingBytes, st.CachedBytes, st.Waiting, bounded.Ended(ctx))
+	count := func(n int, one string) string {
+		if n == 1 {
+			return "1 " + one
+		}
+		return fmt.Sprintf("%d %ss", n, one)
+	}
+	return fmt.Errorf("%s reached: %d in use by %s, %d released but waiting for the GPU, %d cached, %s waiting: %w",
+		limit, st.InUseBytes, count(st.Leases, "lease"), st.PendingBytes, st.CachedBytes, count(st.Waiting, "request"), bounded.Ended(ctx))
 }

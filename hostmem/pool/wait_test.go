@@ -156,7 +156,7 @@ func TestPoolGivesUpWithItsContext(t *testing.T) {
 		assert.Equal(t, i, r.who)
 		assert.ErrorIs(t, r.err, context.Canceled)
 		assert.ErrorIs(t, r.err, cause)
-		assert.ErrorContains(t, r.err, "limit of 8388608 bytes reached: 4186112 in use by 1 leases, 4194304 released but waiting for the GPU, 0 cached")
+		assert.ErrorContains(t, r.err, "limit of 8388608 bytes reached: 4186112 in use by 1 lease, 4194304 released but waiting for the GPU, 0 cached")
 	}
 	assert.Zero(t, p.Stats().Waiting)
 	open()

@@ -23,9 +23,10 @@ import (
 
 // Request names what to examine and the steps to do.
 type Request struct {
-	Library  string `json:"library,omitempty"` // libcudart; empty to find one
-	Simulate bool   `json:"simulate,omitempty"`
-	Device   int    `json:"device"` // for Device: its ordinal
+	Grace    time.Duration `json:"grace_ns,omitempty"` // Local.Grace of a child process that opens the library
+	Library  string        `json:"library,omitempty"`  // libcudart; empty to find one
+	Simulate bool          `json:"simulate,omitempty"`
+	Device   int           `json:"device"` // for Device: its ordinal
 	// Peers are the ordinals of other devices that Device may use. Round trips go through the
 	// first one with peer access, else through the first one. If there is none, no other
 	// device gets a context.
@@ -107,13 +108,15 @@ type Local struct {
 	// may send nothing, though it does so each Tick. 0 means the constants above.
 	Limit, Silence time.Duration
 	// Grace is how long what is under way at the end of a context may take to return. Only
-	// what takes longer is reported as unreturned. 0 means bounded.Grace.
+	// what takes longer is reported as unreturned. 0 means defaultGrace.
 	Grace time.Duration
 }
 
-func (l Local) limit(normal time.Duration) time.Duration { return cmp.Or(l.Limit, normal) }
+const defaultGrace = 600 * time.Millisecond
 
-func (l Local) grace() time.Duration { return cmp.Or(l.Grace, bounded.Grace) }
+func (l Local) limit(usual time.Duration) time.Duration { return cmp.Or(l.Limit, usual) }
+
+func (l Local) grace() time.Duration { return cmp.Or(l.Grace, defaultGrace) }
 
 // openInTime is openLibrary within its time limit. A call that is about to return at the end of
 // ctx does so.

@@ -33,7 +33,11 @@ const (
 // Children returns the functions of child processes that a Prober starts.
 func Children(l Local) map[string]child.Func {
 	return map[string]child.Func{
-		openChild: child.Handle(l.Open),
+		openChild: child.HandleTurn(func(ctx context.Context, r Request, end <-chan struct{}, _ func(Opened)) (Opened, error) {
+			l := l
+			l.Grace = r.Grace
+			return l.Open(endContext{ctx, end}, r)
+		}),
 		deviceChild: child.HandleTurn(func(ctx context.Context, r Request, turn <-chan struct{}, send func(Device)) (Device, error) {
 			if r.InTurn {
 				r.Turn = turn
@@ -41,6 +45,23 @@ func Children(l Local) map[string]child.Func {
 			return l.Device(ctx, r, send)
 		}),
 		nvmlChild: child.HandleStream(l.NVML),
+	}
+}
+
+// endContext is a context that ends when a channel is closed.
+type endContext struct {
+	context.Context
+	end <-chan struct{}
+}
+
+func (c endContext) Done() <-chan struct{} { return c.end }
+
+func (c endContext) Err() error {
+	select {
+	case <-c.end:
+		return context.Canceled
+	default:
+		return nil
 	}
 }
 
@@ -59,9 +80,18 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 	limit := p.limit(openLimit)
 	extended, stop := bounded.Extend(ctx, p.grace())
 	defer stop()
-	out, err := child.Run[Opened](extended, limit+bounded.Grace, openChild, r)
+	r.Grace = p.grace() * 3 / 4 // the answer takes a while, too
+	// The process learns of ctx's end by its turn, and names the call that it is in.
+	out, err := child.StreamTurn(extended, limit+bounded.Grace, openChild, r, ctx.Done(), func(Opened) {})
 	probe, err := outcome(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
 	if probe.State == "" && err == nil {
+		if out.Facts != nil && ctx.Err() != nil {
+			for i := range out.Facts.Probes { // the process does not know why
+				if p := &out.Facts.Probes[i]; p.State == doctor.ProbeUnfinished {
+					p.Detail = unreturned(ctx, p.Call, time.Since(began), limit).Detail
+				}
+			}
+		}
 		return out, nil
 	}
 	if probe.State == "" {

@@ -147,13 +147,14 @@ type grid struct {
 // newGrid sorts series into rows and columns, in the order in which their values occur.
 func newGrid(series []*result.Series, v result.View) grid {
 	g := grid{cells: map[[2]int]*result.Series{}}
-	index := func(list *[]string, name string) int {
-		at := slices.Index(*list, name)
-		if at < 0 {
-			at = len(*list)
-			*list = append(*list, name)
+	at := [2]map[string]int{{}, {}} // of rows and columns
+	index := func(known map[string]int, list *[]string, name string) int {
+		i, ok := known[name]
+		if !ok {
+			i = len(*list)
+			known[name], *list = i, append(*list, name)
 		}
-		return at
+		return i
 	}
 	for _, s := range series {
 		var parts []string
@@ -161,11 +162,11 @@ func newGrid(series []*result.Series, v result.View) grid {
 			parts = append(parts, labelText(result.Label{Key: key, Value: s.Labels.Get(key)}))
 		}
 		x := result.Label{Key: v.X, Value: s.Labels.Get(v.X)}
-		row := index(&g.rows, labelText(x))
+		row := index(at[0], &g.rows, labelText(x))
 		if row == len(g.row) {
 			g.row = append(g.row, x)
 		}
-		if at := [2]int{row, index(&g.columns, joinedWith(" ", parts...))}; g.cells[at] == nil {
+		if at := [2]int{row, index(at[1], &g.columns, joinedWith(" ", parts...))}; g.cells[at] == nil {
 			g.cells[at] = s
 		}
 	}

@@ -21,9 +21,14 @@ var csvColumns = []string{
 	"expected", "expected_source", "bytes_per_sample", "cpu_s_per_gb", "verified", "numa_node", "sample_values",
 }
 
-// writeCSV writes a row a series.
+// writeCSV writes a row a series, or what the commands show that have none: a row a GPU, or the
+// program.
 func writeCSV(b *bytes.Buffer, r *Result) error {
 	w := csv.NewWriter(b)
+	if r.Command == "devices" || r.Command == "version" {
+		w.WriteAll(inventory(r)) // errors stay in w
+		return w.Error()
+	}
 	w.Write(csvColumns) // errors stay in w
 	simulated := r.Facts != nil && r.Simulated
 	for _, s := range r.series() {
@@ -33,7 +38,41 @@ func writeCSV(b *bytes.Buffer, r *Result) error {
 	return w.Error()
 }
 
-// csvRow returns the cells of a series, in the order of the header.
+// inventory returns the rows of devices and of version, below the names of their columns.
+func inventory(r *Result) [][]string {
+	if r.Command == "version" {
+		t := r.Tool
+		return [][]string{{"name", "version", "revision", "go", "platform"}, {t.Name, t.Version, t.Revision, t.Go, t.Platform}}
+	}
+	rows := [][]string{{"host_name", "started", "simulated", result.Device, "name", "uuid", "pci_bus_id", "compute_capability",
+		"memory_total_bytes", "memory_free_bytes", "numa_node", "link_gt_per_s", "link_width", "link_gb_per_s"}}
+	if r.Facts == nil {
+		return rows
+	}
+	known := func(n int) string {
+		if n == 0 {
+			return ""
+		}
+		return strconv.Itoa(n)
+	}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		row := []string{r.HostName, r.Started.UTC().Format(time.RFC3339), strconv.FormatBool(r.Simulated), strconv.Itoa(d.Ordinal), d.Name, d.UUID, d.PCIBusID,
+			d.ComputeCapability, known(d.MemoryTotal), known(d.MemoryFree), "", "", "", ""}
+		if d.NUMANode != nil {
+			row[10] = strconv.Itoa(*d.NUMANode)
+		}
+		if l := d.Link; l != nil {
+			row[11], row[12], row[13] = strconv.FormatFloat(l.Speed, 'g', -1, 64), known(l.Width), strconv.FormatFloat(l.Rate, 'g', -1, 64)
+		}
+		for j := range row {
+			row[j] = plain(row[j])
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
 func csvRow(r *Result, s listed, simulated bool) []string {
 	number := func(v float64) string {
 		if !isFinite(v) {

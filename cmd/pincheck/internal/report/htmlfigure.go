@@ -244,11 +244,7 @@ func newLayout(v result.View, all []*result.Series) *layout {
 			p.parts = append(p.parts, part{[]string{condition(key, value)}, result.Labels{{Key: key, Value: value}}})
 		}
 	}
-	for _, s := range all {
-		if name := p.lineName(s); !slices.Contains(p.names, name) {
-			p.names = append(p.names, name)
-		}
-	}
+	p.names = distinct(all, p.lineName)
 	p.axes(all)
 	return p
 }
@@ -336,10 +332,16 @@ func varying(keys []string, all []*result.Series) []string {
 
 // valuesOf returns the values of a key, each once, in the order of the series.
 func valuesOf(key string, all []*result.Series) []string {
-	var out []string
+	return distinct(all, func(s *result.Series) string { return s.Labels.Get(key) })
+}
+
+// distinct returns the texts of series, each once, in their order.
+func distinct(all []*result.Series, text func(*result.Series) string) (out []string) {
+	known := make(map[string]bool, len(all))
 	for _, s := range all {
-		if v := s.Labels.Get(key); !slices.Contains(out, v) {
-			out = append(out, v)
+		if t := text(s); !known[t] {
+			known[t] = true
+			out = append(out, t)
 		}
 	}
 	return out

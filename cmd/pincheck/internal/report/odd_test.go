@@ -172,6 +172,10 @@ func checkRendered(t *testing.T, r *Result) {
 	checkPrometheus(t, render(t, r, Prometheus, Style{}))
 	rows, err := csv.NewReader(strings.NewReader(render(t, r, CSV, Style{}))).ReadAll()
 	require.NoError(t, err) // all rows have as many cells
+	if r.Command == "devices" || r.Command == "version" {
+		require.NotEmpty(t, rows)
+		return
+	}
 	require.Len(t, rows, 1+len(r.series()))
 }
 

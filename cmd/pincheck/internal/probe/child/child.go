@@ -93,7 +93,7 @@ func Serve(funcs map[string]Func) {
 	os.Unsetenv(variable) // the processes that this one starts are others
 	// An interrupt of the terminal reaches this process too, and so does the signal of a service
 	// manager, or of timeout(1), that ends all of a group. The parent decides.
-	signal.Ignore(os.Interrupt, syscall.SIGTERM)
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	// Where memory runs out the kernel should kill this process, not its parent. Where
 	// that cannot be asked for, nothing is lost.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
