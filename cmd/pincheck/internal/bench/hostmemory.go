@@ -98,8 +98,8 @@ func (m leaseMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudar
 	return m.Lease.CopyToDevice(s, dst, off, n)
 }
 
-func (m leaseMemory) CopyToHost(_ context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	return m.Lease.CopyToHost(s, off, src, n)
+func (m leaseMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+	return m.Lease.CopyFromDevice(s, src, off, n)
 }
 
 // asyncMemory is memory that cudaMemcpyAsync copies by its address. Where it is pageable, CUDA

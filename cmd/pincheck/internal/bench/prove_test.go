@@ -23,8 +23,8 @@ type flipped struct {
 	at int
 }
 
-func (f flipped) CopyToHost(ctx context.Context, s *cudart.Stream, off int, src cudart.DevPtr, n int) error {
-	if err := f.hostMemory.CopyToHost(ctx, s, off, src, n); err != nil {
+func (f flipped) CopyFromDevice(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+	if err := f.hostMemory.CopyFromDevice(ctx, s, src, off, n); err != nil {
 		return err
 	}
 	if err := s.Synchronize(ctx); err != nil {

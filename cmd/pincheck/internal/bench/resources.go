@@ -175,7 +175,7 @@ func prove(ctx context.Context, dev *cudart.Device, m hostMemory, n int) (err er
 		}
 		back := m.Bytes()[off : off+n]
 		clear(back)
-		if err := m.CopyToHost(ctx, s, off, p, n); err != nil {
+		if err := m.CopyFromDevice(ctx, s, p, off, n); err != nil {
 			return err
 		}
 		if err := s.Synchronize(ctx); err != nil {
